@@ -1,0 +1,95 @@
+package store
+
+import (
+	"fmt"
+	"time"
+)
+
+// Tier is the kind of memory that a block is held in. The order is that of
+// speed: of two tiers the lower number is the faster one.
+type Tier uint8
+
+// The tiers.
+const (
+	GPU Tier = iota
+	CPU
+	Disk
+	Shared
+	// NumTiers is the number of tiers.
+	NumTiers = iota
+	// AllTiers stands for every tier where an operation allows it.
+	AllTiers Tier = 0xff
+)
+
+var tierNames = [NumTiers]string{"gpu", "cpu", "disk", "shared"}
+
+// String returns the tier's name: gpu, cpu, disk or shared.
+func (t Tier) String() string {
+	if int(t) < NumTiers {
+		return tierNames[t]
+	}
+	if t == AllTiers {
+		return "all"
+	}
+	return fmt.Sprintf("tier(%d)", uint8(t))
+}
+
+// ParseTier reads a tier's name.
+func ParseTier(s string) (Tier, error) {
+	for i, n := range tierNames {
+		if s == n {
+			return Tier(i), nil
+		}
+	}
+	return 0, fmt.Errorf("%w: tier %q is none of gpu, cpu, disk, shared", ErrInvalid, s)
+}
+
+// Pod is the registration of an engine replica that serves requests. Its JSON
+// form is both the body of POST /v1/pods and the value in kva:pods.
+type Pod struct {
+	// Name names the pod, by default its address host:port. 1 to 253 bytes
+	// without control characters.
+	Name string `json:"name"`
+	// Model is the name of the model that the pod serves.
+	Model string `json:"model"`
+	// Address is where the engine serves requests, when Name is not that.
+	Address string `json:"address,omitempty"`
+	// Role is what the pod is for in a disaggregated fleet: "", "prefill",
+	// "decode" or "both".
+	Role string `json:"role,omitempty"`
+	// Ranks is the number of data-parallel ranks; 0 means 1.
+	Ranks int `json:"ranks,omitempty"`
+	// Engine is the engine's kind: vllm, sglang, trtllm or another word.
+	Engine string `json:"engine,omitempty"`
+	// Events and Replay are the ZMQ endpoints of rank 0's event stream and of
+	// its replay socket.
+	Events string `json:"events,omitempty"`
+	Replay string `json:"replay,omitempty"`
+	// BlockSize is the engine's own block size in tokens; 0 means not known.
+	BlockSize int `json:"block_size,omitempty"`
+	// Labels are free words to choose pods by.
+	Labels map[string]string `json:"labels,omitempty"`
+	// Lease is how long the registration lives without renewal; 0 means until
+	// it is deleted. In JSON it is lease_s, in seconds.
+	Lease Seconds `json:"lease_s,omitempty"`
+}
+
+// Seconds is a duration whose JSON form is a number of seconds.
+type Seconds time.Duration
+
+// ModelInfo says how a model is indexed. It is fixed once written.
+type ModelInfo struct {
+	// Name is the model's name as requests give it.
+	Name string `json:"name"`
+	// BlockSize is the index block size in tokens.
+	BlockSize int `json:"block_size"`
+	// Scheme is the scheme of the block keys: "native".
+	Scheme string `json:"scheme"`
+}
+
+// DefaultBlockSize is the index block size of a model that nobody has set:
+// tokens per block in the index, independent of the engine's own.
+const DefaultBlockSize = 64
+
+// SchemeNative is the default scheme of block keys.
+const SchemeNative = "native"

@@ -1,0 +1,124 @@
+package store
+
+import (
+	"cmp"
+	"slices"
+	"sort"
+	"time"
+)
+
+// Slot is one (pod, rank) of a registry. Slots are dense small integers, so
+// that a fold keeps its state in arrays and names come in only at the end.
+type Slot struct {
+	// Pod is the pod's index in Registry.Pods.
+	Pod int
+	// Rank is the data-parallel rank.
+	Rank int
+}
+
+// Holder is a live (pod, rank, tier) and its id.
+type Holder struct {
+	ID   HolderID
+	Pod  string
+	Rank int
+	Tier Tier
+}
+
+// Registry is an immutable picture of the pods, holders and models of an index
+// at one moment. It is safe for concurrent use.
+//
+// Liveness is part of it: a pod whose lease has run out is not in a registry
+// that is loaded afterwards, and ValidUntil says when the first lease of this
+// one runs out.
+type Registry struct {
+	// Epoch is the value of the epoch counter that it was loaded at.
+	Epoch uint64
+	// Pods are the live pods, ascending by name.
+	Pods []Pod
+	// Slots are the (pod, rank) pairs that hold or may hold blocks, ascending
+	// by pod and rank.
+	Slots []Slot
+	// Models are the models by name.
+	Models map[string]ModelInfo
+	// ValidUntil is the local time at which the first lease runs out unless it
+	// is renewed; zero when no pod has a lease.
+	ValidUntil time.Time
+
+	// pages finds a holder by id: page id/pageSize, entry id%pageSize. Ids are
+	// never reused, so most of a long history is absent pages.
+	pages map[HolderID]*holderPage
+}
+
+const pageSize = 256
+
+// holderPage has slot+1 in the upper bits and the tier in the lower 8 of each
+// entry; 0 is no live holder.
+type holderPage [pageSize]uint32
+
+// NewRegistry builds a registry. Holders of pods that are not in pods are left
+// out. It takes ownership of its arguments.
+func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]ModelInfo, validUntil time.Time) *Registry {
+	slices.SortFunc(pods, func(a, b Pod) int { return cmp.Compare(a.Name, b.Name) })
+	if models == nil {
+		models = map[string]ModelInfo{}
+	}
+	r := &Registry{Epoch: epoch, Pods: pods, Models: models, ValidUntil: validUntil, pages: map[HolderID]*holderPage{}}
+	slices.SortFunc(holders, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.ID, b.ID))
+	})
+	for _, h := range holders {
+		p, ok := r.PodIndex(h.Pod)
+		if !ok {
+			continue
+		}
+		s := Slot{Pod: p, Rank: h.Rank}
+		if n := len(r.Slots); n == 0 || r.Slots[n-1] != s {
+			r.Slots = append(r.Slots, s)
+		}
+		page := r.pages[h.ID/pageSize]
+		if page == nil {
+			page = new(holderPage)
+			r.pages[h.ID/pageSize] = page
+		}
+		page[h.ID%pageSize] = uint32(len(r.Slots))<<8 | uint32(h.Tier)
+	}
+	return r
+}
+
+// Holder returns the slot and the tier of a holder. live is false when the id
+// belongs to an ended life.
+func (r *Registry) Holder(id HolderID) (slot int, tier Tier, live bool) {
+	page := r.pages[id/pageSize]
+	if page == nil {
+		return 0, 0, false
+	}
+	e := page[id%pageSize]
+	if e == 0 {
+		return 0, 0, false
+	}
+	return int(e>>8) - 1, Tier(e & 0xff), true
+}
+
+// PodIndex finds a pod by name.
+func (r *Registry) PodIndex(name string) (int, bool) {
+	i := sort.Search(len(r.Pods), func(i int) bool { return r.Pods[i].Name >= name })
+	return i, i < len(r.Pods) && r.Pods[i].Name == name
+}
+
+// Holders returns the live holders, ascending by pod, rank and tier.
+func (r *Registry) Holders() []Holder {
+	var out []Holder
+	for page, entries := range r.pages {
+		for i, e := range entries {
+			if e == 0 {
+				continue
+			}
+			s := r.Slots[e>>8-1]
+			out = append(out, Holder{ID: page*pageSize + HolderID(i), Pod: r.Pods[s.Pod].Name, Rank: s.Rank, Tier: Tier(e & 0xff)})
+		}
+	}
+	slices.SortFunc(out, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.ID, b.ID))
+	})
+	return out
+}

@@ -1,0 +1,162 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+)
+
+// Errors that callers tell apart with errors.Is.
+var (
+	// ErrUnavailable says that the index cannot be reached. The caller answers
+	// degraded and tries again at its next request.
+	ErrUnavailable = errors.New("store: index unavailable")
+	// ErrModelConflict says that a model is already written with another index
+	// block size or scheme, which are fixed once written.
+	ErrModelConflict = errors.New("store: model is already indexed with other settings")
+	// ErrClosed says that the index has been closed.
+	ErrClosed = errors.New("store: index closed")
+	// ErrInvalid says that an argument cannot be right; the message says which.
+	ErrInvalid = errors.New("store: invalid argument")
+)
+
+// HolderID names one holder: a (pod, rank, tier) in one life. Ids are given in
+// ascending order, begin at 1 and are never reused, so that a block which still
+// names a holder of an ended life credits nobody.
+type HolderID uint32
+
+// Query asks who holds the blocks of one chain.
+type Query struct {
+	// Model is the mask of the model whose chain it is.
+	Model blockkey.Model
+	// Keys is the chain: the block keys of one prompt in order.
+	Keys []blockkey.Key
+	// Fold receives what is found.
+	Fold Folder
+}
+
+// Folder consumes the answer to one Query, block after block, and says when
+// it has seen enough. It is called from the goroutine that called Lookup.
+type Folder interface {
+	// Begin is called once, before the first Run, with the registry that gives
+	// the holders of this lookup their names. It is the same for all queries of
+	// one Lookup.
+	Begin(*Registry)
+	// Run tells that the next n blocks of the chain (n >= 1) are held by
+	// exactly these holders: ascending, without duplicates, valid only during
+	// the call, empty where nobody holds the block. Ids that the registry does
+	// not know belong to ended lives and count for nothing. Neighbouring runs
+	// may have equal holders: where a run ends is the index's business alone.
+	// Run returns false when no later block can change its result; the index
+	// then reads no further for this query.
+	Run(n int, holders []HolderID) (more bool)
+}
+
+// Index is the block index: block key -> holders, and the registry of pods and
+// models. Memory and Redis implement it with one contract, held together by
+// the suite in storetest. All methods are safe for concurrent use.
+type Index interface {
+	// Lookup answers all queries, sharing round trips between them. An error
+	// means that the answer is cut short; what the folders have seen until
+	// then is right. Begin has always been called when Lookup returns, with
+	// the last known registry (possibly empty) if need be.
+	Lookup(ctx context.Context, queries ...*Query) error
+
+	// Apply makes the changes of the batches, each batch in order. A batch of
+	// a pod that is not registered registers it, without lease, for the
+	// batch's model. A batch is applied whole or, when an error is returned,
+	// possibly in part; applying it again is harmless.
+	Apply(ctx context.Context, batches ...Batch) error
+
+	// Register registers a pod or renews it: it replaces what is known of the
+	// pod and begins a new lease. Blocks that the pod holds are kept. created
+	// is false for a renewal. A pod whose lease had run out has lost its
+	// blocks and is created anew.
+	Register(ctx context.Context, p Pod) (created bool, err error)
+
+	// Retire removes a pod and ends the lives of all its holders, in O(1): its
+	// blocks are not credited any more from the next lookup on, and are swept
+	// later. known is false when there was no such pod.
+	Retire(ctx context.Context, pod string) (known bool, err error)
+
+	// EnsureModel returns the settings under which the model is indexed. The
+	// first call fixes them to want; later calls return ErrModelConflict
+	// together with the settings in force when want differs from them.
+	EnsureModel(ctx context.Context, want ModelInfo) (ModelInfo, error)
+
+	// Registry returns the registry as it stands now.
+	Registry(ctx context.Context) (*Registry, error)
+
+	// Cached returns the last registry that this process has seen, without any
+	// I/O. It is never nil, and may be empty or outdated: Lookup brings it up
+	// to date.
+	Cached() *Registry
+
+	// Stats returns figures about the index as this process sees it.
+	Stats() Stats
+
+	// Close releases what the index holds. Calls after it return ErrClosed.
+	Close() error
+}
+
+// Batch is a list of changes to what one rank of one pod holds.
+type Batch struct {
+	// Pod and Rank say whose blocks they are.
+	Pod  string
+	Rank int
+	// Model is the name of the model whose blocks they are.
+	Model string
+	// Ops are applied in order.
+	Ops []Op
+}
+
+// OpKind is what an Op does.
+type OpKind uint8
+
+// The kinds of Op.
+const (
+	// Add makes the rank a holder of the blocks in the tier.
+	Add OpKind = iota + 1
+	// Remove ends that for the blocks, in the tier or, with AllTiers, in all.
+	Remove
+	// Clear ends it for all blocks of the rank in the tier or, with AllTiers,
+	// in all tiers, and with AllRanks for all ranks of the pod; of all models.
+	// It takes no keys and costs O(1): the holders' lives end.
+	Clear
+)
+
+// Op is one change.
+type Op struct {
+	Kind OpKind
+	// Tier is the tier that is meant. AllTiers is for Remove and Clear only.
+	Tier Tier
+	// AllRanks makes a Clear one of the whole pod.
+	AllRanks bool
+	// Keys are the blocks, at most a few thousand; in any order.
+	Keys []blockkey.Key
+}
+
+// Stats are figures for metrics. Counters run since the process began.
+type Stats struct {
+	// Blocks is the number of blocks held in this process; -1 when they are
+	// elsewhere.
+	Blocks int64
+	// Bytes is the memory of those blocks; -1 when they are elsewhere.
+	Bytes int64
+	// Evicted counts blocks dropped because the index was full.
+	Evicted uint64
+	// Garbled counts values that could not be read and so counted as
+	// "nobody holds it".
+	Garbled uint64
+	// RoundTrips counts round trips to the server.
+	RoundTrips uint64
+	// KeysRead counts block keys that were looked up.
+	KeysRead uint64
+	// RegistryLoads counts reloads of the registry.
+	RegistryLoads uint64
+}
+
+// Clock tells the time; tests put their own in.
+type Clock func() time.Time

@@ -1,0 +1,87 @@
+package tokenpool
+
+import (
+	"errors"
+	"time"
+)
+
+// Errors that callers tell apart with errors.Is.
+var (
+	// ErrUnknownModel says that no tokenizer is to be had for the model.
+	ErrUnknownModel = errors.New("tokenpool: no tokenizer for model")
+	// ErrBusy says that the queue is full; try again later.
+	ErrBusy = errors.New("tokenpool: queue is full")
+	// ErrTooLong says that the text is longer than the configured limit.
+	ErrTooLong = errors.New("tokenpool: text is too long")
+	// ErrInvalidText says that the text cannot be tokenized as it stands: it
+	// holds a NUL byte or is not valid UTF-8.
+	ErrInvalidText = errors.New("tokenpool: invalid text")
+	// ErrTokenizer says that the tokenizer failed on the text.
+	ErrTokenizer = errors.New("tokenpool: tokenizer failed")
+	// ErrClosed says that the pool has been closed.
+	ErrClosed = errors.New("tokenpool: pool closed")
+)
+
+// Mode says how long Tokens waits for the tokenizer.
+type Mode uint8
+
+// The modes of DESIGN section 8.
+const (
+	// Wait answers from the prefix store when it knows the whole text; else it
+	// waits for the tokenizer up to the budget, then answers with the known
+	// prefix and says so. The tokenization goes on behind.
+	Wait Mode = iota
+	// Async answers at once with what the prefix store knows, and tokenizes
+	// behind what it does not.
+	Async
+	// Sync waits for the tokenizer as long as the context allows.
+	Sync
+)
+
+// Request asks for the tokens of one text.
+type Request struct {
+	// Model chooses the tokenizer.
+	Model string
+	// Text is the prompt. It must be valid UTF-8 without NUL.
+	Text string
+	// NoSpecialTokens leaves out the special tokens that the tokenizer puts
+	// around a text (a chat template has put its own). Special tokens written
+	// in the text are recognised in both cases, as engines do.
+	NoSpecialTokens bool
+	// Mode says how long to wait, Budget how long Wait does; 0 is the pool's
+	// default.
+	Mode   Mode
+	Budget time.Duration
+}
+
+// Source says where the tokens of a Result come from.
+type Source string
+
+// The sources, as the API gives them in tokens.source.
+const (
+	// FromTokenizer: the tokenizer ran over the whole text for this request
+	// or for an equal one at the same time.
+	FromTokenizer Source = "tokenizer"
+	// FromPrefixStore: the prefix store knew the text, or the part that is
+	// given.
+	FromPrefixStore Source = "prefix_store"
+	// FromNowhere: nothing is known yet.
+	FromNowhere Source = "none"
+)
+
+// Result is the answer to a Request.
+type Result struct {
+	// Tokens are the token ids, shared with other callers: read only.
+	Tokens []uint32
+	// Source says where they come from.
+	Source Source
+	// Exact is true when they are the tokens of the whole text, and false when
+	// they are those of a prefix of it.
+	Exact bool
+	// Bytes is how much of the text they cover.
+	Bytes int
+	// Behind says why Exact is false: "budget" (the budget ran out), "async"
+	// (the caller did not want to wait) or "busy" (the queue is full). Empty
+	// when Exact.
+	Behind string
+}
