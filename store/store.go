@@ -20,6 +20,9 @@ var (
 	ErrClosed = errors.New("store: index closed")
 	// ErrInvalid says that an argument cannot be right; the message says which.
 	ErrInvalid = errors.New("store: invalid argument")
+	// ErrFull says that a limit of the index on pods, holders or models is
+	// reached. Blocks have no such error: they make room by eviction.
+	ErrFull = errors.New("store: index full")
 )
 
 // HolderID names one holder: a (pod, rank, tier) in one life. Ids are given in
@@ -61,13 +64,15 @@ type Index interface {
 	// Lookup answers all queries, sharing round trips between them. An error
 	// means that the answer is cut short; what the folders have seen until
 	// then is right. Begin has always been called when Lookup returns, with
-	// the last known registry (possibly empty) if need be.
+	// the last known registry (possibly empty) if need be; only a query that
+	// is nil or has no Fold is refused, with ErrInvalid, before any Begin.
 	Lookup(ctx context.Context, queries ...*Query) error
 
 	// Apply makes the changes of the batches, each batch in order. A batch of
 	// a pod that is not registered registers it, without lease, for the
 	// batch's model. A batch is applied whole or, when an error is returned,
-	// possibly in part; applying it again is harmless.
+	// possibly in part; applying it again is harmless. All batches are
+	// validated first: on ErrInvalid nothing has been applied.
 	Apply(ctx context.Context, batches ...Batch) error
 
 	// Register registers a pod or renews it: it replaces what is known of the
