@@ -80,8 +80,19 @@ type Result struct {
 	Exact bool
 	// Bytes is how much of the text they cover.
 	Bytes int
-	// Behind says why Exact is false: "budget" (the budget ran out), "async"
-	// (the caller did not want to wait) or "busy" (the queue is full). Empty
-	// when Exact.
-	Behind string
+	// Behind says why Exact is false; empty when Exact.
+	Behind Behind
 }
+
+// Behind says why a Result covers only a part of the text.
+type Behind string
+
+// The reasons.
+const (
+	// BehindBudget: the budget of Wait ran out.
+	BehindBudget Behind = "budget"
+	// BehindAsync: the caller did not want to wait.
+	BehindAsync Behind = "async"
+	// BehindBusy: the queue is full.
+	BehindBusy Behind = "busy"
+)

@@ -1,0 +1,20 @@
+// Package scorer ranks pods by how much of a prompt's KV cache they hold.
+//
+// A Scorer runs one pipeline: prompt -> tokens -> block keys -> index lookup
+// -> fold -> ranking. The index and the tokenizer are given to it, so that it
+// works in any process, with no HTTP and no Redis of its own: a scheduler can
+// embed it (see the example). The fold and the ranking are pure functions of
+// what the index answers; time is passed in.
+//
+//	s, err := scorer.New(scorer.Config{Index: index, Tokenizer: pool})
+//	...
+//	resp, err := s.Score(ctx, scorer.Request{Model: "m", Input: scorer.Prompt("Hello")})
+//	fmt.Println(resp.Best)
+//
+// An answer is always given within the budgets of the configuration. What a
+// fault or a budget cut off is missing credit, never false credit, and
+// Response.Degraded says so.
+//
+// A Scorer is safe for concurrent use. Its methods allocate per pod and per
+// request, never per block.
+package scorer

@@ -1,0 +1,172 @@
+package scorer
+
+import (
+	"slices"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// fold turns the runs of one lookup into block counts per (pod, rank). It
+// works on slots, the registry's dense integers; names come in only when the
+// ranking is written. A fold is used again for the next request: reset keeps
+// its arrays.
+type fold struct {
+	strategy  Strategy
+	earlyExit bool
+	explain   bool
+	place     [store.NumTiers]uint8 // tiers by falling weight
+	only      []string              // pods asked for; nil is all
+	model     string
+	blockSize int // the size that the keys were made with
+
+	reg      *store.Registry
+	resized  bool      // the registry knows the model by another block size
+	accepted []bool    // by slot: a pod asked for
+	counts   []blocks  // by slot: blocks counted, by their best tier
+	last     []int32   // by slot: 1-based index of the highest block held
+	seen     []uint32  // by slot: number of the run that last held it
+	best     []uint8   // by slot: best tier in that run
+	touched  []int32   // slots that the present run holds
+	alive    []int32   // slots that have held every block so far
+	run      uint32    // number of the present run, from 1
+	pos      int32     // blocks read so far
+	reach    int32     // leading blocks that some candidate holds
+	gap      bool      // a block that no candidate holds has been read
+	done     bool      // the counts are final; only an explanation reads on
+	trace    []heldRun // what was read, for an explanation
+}
+
+type blocks = [store.NumTiers]int32
+
+// heldRun is a run as the index gave it, kept for an explanation.
+type heldRun struct {
+	n       int
+	holders []store.HolderID
+}
+
+var _ store.Folder = (*fold)(nil)
+
+// Begin implements store.Folder.
+func (f *fold) Begin(reg *store.Registry) {
+	n := len(reg.Slots)
+	f.reg = reg
+	f.counts = cleared(f.counts, n)
+	f.last = cleared(f.last, n)
+	f.seen = cleared(f.seen, n)
+	f.best = cleared(f.best, n)
+	f.touched, f.alive = f.touched[:0], f.alive[:0]
+	f.run, f.pos, f.reach, f.gap, f.done = 0, 0, 0, false, false
+	f.trace = f.trace[:0]
+	info, known := reg.Models[f.model]
+	f.resized = known && info.BlockSize != f.blockSize
+	f.accepted = f.accepted[:0]
+	if f.only != nil {
+		f.accepted = cleared(f.accepted, n)
+		for s, slot := range reg.Slots {
+			f.accepted[s] = slices.Contains(f.only, reg.Pods[slot.Pod].Name)
+		}
+	}
+}
+
+// Run implements store.Folder.
+func (f *fold) Run(n int, holders []store.HolderID) (more bool) {
+	if f.resized {
+		return false
+	}
+	if f.explain {
+		f.trace = append(f.trace, heldRun{n: n, holders: slices.Clone(holders)})
+	}
+	if !f.done {
+		f.done = !f.count(int32(n), holders)
+	}
+	return !f.done || f.explain
+}
+
+// count takes one run into the counts and says whether a later block can
+// change them.
+func (f *fold) count(n int32, holders []store.HolderID) (more bool) {
+	f.touch(holders)
+	if len(f.touched) == 0 {
+		f.gap = true
+	}
+	if f.strategy == LongestPrefix {
+		return f.countPrefix(n)
+	}
+	for _, s := range f.touched {
+		f.counts[s][f.best[s]] += n
+		f.last[s] = f.pos + n
+	}
+	f.advance(n)
+	return true
+}
+
+// countPrefix keeps the slots whose chain goes on through the present run.
+func (f *fold) countPrefix(n int32) (more bool) {
+	if f.run == 1 {
+		f.alive = append(f.alive, f.touched...)
+	} else {
+		f.alive = slices.DeleteFunc(f.alive, func(s int32) bool { return f.seen[s] != f.run })
+	}
+	switch {
+	case len(f.alive) == 0:
+		return false
+	case f.earlyExit && len(f.alive) == 1:
+		// The ranking is decided by the first block at which one candidate is
+		// left. Counting just that one makes the answer independent of where
+		// the index cuts its runs.
+		n = 1
+		more = false
+	default:
+		more = true
+	}
+	for _, s := range f.alive {
+		f.counts[s][f.best[s]] += n
+		f.last[s] = f.pos + n
+	}
+	f.advance(n)
+	return more
+}
+
+func (f *fold) advance(n int32) {
+	f.pos += n
+	if !f.gap {
+		f.reach = f.pos
+	}
+}
+
+// touch notes which accepted slots hold the run, and in which best tier.
+func (f *fold) touch(holders []store.HolderID) {
+	f.run++
+	f.touched = f.touched[:0]
+	for _, id := range holders {
+		slot, tier, live := f.reg.Holder(id)
+		if !live || (len(f.accepted) > 0 && !f.accepted[slot]) {
+			continue
+		}
+		switch {
+		case f.seen[slot] != f.run:
+			f.seen[slot] = f.run
+			f.best[slot] = uint8(tier)
+			f.touched = append(f.touched, int32(slot))
+		case f.place[tier] < f.place[f.best[slot]]:
+			f.best[slot] = uint8(tier)
+		}
+	}
+}
+
+// cleared returns a slice of n zero values that reuses s where it can.
+func cleared[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	s = s[:n]
+	clear(s)
+	return s
+}
+
+// chain is the block keys of one request and the fold over them.
+type chain struct {
+	keys []blockkey.Key
+	fold fold
+}

@@ -1,0 +1,200 @@
+package scorer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/tokenpool"
+)
+
+// Errors that callers tell apart with errors.Is. Errors of the tokenizer are
+// those of package tokenpool, wrapped.
+var (
+	// ErrRequest says that the request cannot be answered as it stands; the
+	// message says what is wrong with it.
+	ErrRequest = errors.New("scorer: bad request")
+	// ErrNoTokenizer says that a text was given to a Scorer without tokenizer.
+	ErrNoTokenizer = errors.New("scorer: no tokenizer configured")
+)
+
+// Input is the prompt of a request in one of its forms. The zero Input is an
+// empty list of tokens.
+type Input struct {
+	kind   inputKind
+	text   string
+	tokens []uint32
+	keys   []blockkey.Key
+}
+
+type inputKind uint8
+
+const (
+	inputTokens inputKind = iota
+	inputText
+	inputKeys
+)
+
+// Prompt is a text, to be tokenized by the model's tokenizer.
+func Prompt(text string) Input { return Input{kind: inputText, text: text} }
+
+// Tokens are the token ids of the whole prompt. The slice is not kept.
+func Tokens(ids []uint32) Input { return Input{kind: inputTokens, tokens: ids} }
+
+// BlockKeys is the chain of block keys itself, made with the model's index
+// block size. The slice is not kept.
+func BlockKeys(keys []blockkey.Key) Input { return Input{kind: inputKeys, keys: keys} }
+
+// Request asks for the ranking of pods for one prompt.
+type Request struct {
+	// Model is the model's name. It chooses tokenizer, index block size and
+	// the blocks that can match.
+	Model string
+	// Input is the prompt.
+	Input Input
+	// Pods limits the answer to these pods, and has each of them in it even
+	// when it holds nothing. nil means every pod that holds something.
+	Pods []string
+	// Strategy is how blocks become scores; empty is the Scorer's default.
+	Strategy Strategy
+	// LoRA and Salt are the adapter's name and the cache salt; they are part
+	// of the block keys, so block keys exclude them.
+	LoRA, Salt string
+	// Mode and Wait say how long tokenization may take; Wait 0 is the default
+	// budget of the tokenizer.
+	Mode tokenpool.Mode
+	Wait time.Duration
+	// NoSpecialTokens leaves out the special tokens that the tokenizer puts
+	// around a text.
+	NoSpecialTokens bool
+	// EarlyExit stops a longest_prefix walk at the first block at which one
+	// candidate is left: the best pod is known, its score is a lower bound.
+	EarlyExit bool
+	// Explain asks for Response.Explanation. All blocks are then read.
+	Explain bool
+}
+
+// validate checks what does not need the index, and returns the strategy.
+func (r *Request) validate(def Strategy) (Strategy, error) {
+	if r.Model == "" {
+		return "", fmt.Errorf("%w: model is empty", ErrRequest)
+	}
+	if r.Input.kind == inputKeys && (r.LoRA != "" || r.Salt != "") {
+		return "", fmt.Errorf("%w: block keys already contain LoRA and salt, give either", ErrRequest)
+	}
+	st := r.Strategy
+	if st == "" {
+		st = def
+	}
+	if _, err := ParseStrategy(string(st)); err != nil {
+		return "", err
+	}
+	if r.EarlyExit && st != LongestPrefix {
+		return "", fmt.Errorf("%w: early exit is for longest_prefix, not for %s", ErrRequest, st)
+	}
+	if slices.Contains(r.Pods, "") {
+		return "", fmt.Errorf("%w: a pod's name is empty", ErrRequest)
+	}
+	return st, nil
+}
+
+// Degradation says why an answer shows less than the index may hold. A score
+// is then a lower bound.
+type Degradation string
+
+// The reasons, as the API gives them in degraded.reason.
+const (
+	// IndexUnavailable: the index could not be reached.
+	IndexUnavailable Degradation = "index_unavailable"
+	// IndexTimeout: the index did not answer within its budget.
+	IndexTimeout Degradation = "index_timeout"
+	// TokenizationBudget: the tokenizer was not done within its budget.
+	TokenizationBudget Degradation = "tokenization_budget"
+	// TokenizationBusy: the tokenizer's queue is full.
+	TokenizationBusy Degradation = "tokenization_busy"
+)
+
+// Response is the ranking.
+type Response struct {
+	// Pods are the candidates: highest score first, equal ones by name.
+	Pods []PodScore
+	// Best is the first pod's name, empty when no pod scores above 0.
+	Best string
+	// Blocks is the number of full index blocks of the prompt (of as much of
+	// it as is tokenized), BlockSize the tokens in each.
+	Blocks, BlockSize int
+	// Tokens is the number of tokens that the blocks were cut from, Source
+	// where they come from, Exact whether they are those of the whole prompt.
+	Tokens int
+	Source string
+	Exact  bool
+	// Frequencies has for each leading block that a candidate holds how often
+	// it was asked for before, within the configured window; nil when that is
+	// not counted.
+	Frequencies []int
+	// Degraded is empty when nothing was cut off.
+	Degraded Degradation
+	// Explanation is set when asked for.
+	Explanation *Explanation
+}
+
+// The sources of tokens that are not the tokenizer's (tokenpool.Source).
+const (
+	SourceTokens    = "tokens"
+	SourceBlockKeys = "block_keys"
+)
+
+// PodScore is one pod's place in the ranking.
+type PodScore struct {
+	Pod string
+	// Score is by the strategy, of the pod's best rank.
+	Score float64
+	// Blocks and Tokens are what the best rank holds of what the strategy
+	// counts.
+	Blocks, Tokens int
+	// Tiers are the best rank's blocks by the best tier that holds each.
+	Tiers []TierBlocks
+	// Ranks are the blocks of each rank that holds any, by rank.
+	Ranks []RankBlocks
+}
+
+// TierBlocks counts blocks in a tier.
+type TierBlocks struct {
+	Tier   string
+	Blocks int
+}
+
+// RankBlocks counts blocks of a rank.
+type RankBlocks struct {
+	Rank, Blocks int
+}
+
+// Explanation shows the inside of one request.
+type Explanation struct {
+	// Blocks are the blocks in order, each with all its live holders.
+	Blocks []BlockHolders
+	// Stages are the times of the pipeline's stages, in order.
+	Stages []Stage
+}
+
+// BlockHolders is one block and who holds it.
+type BlockHolders struct {
+	Key     blockkey.Key
+	Holders []BlockHolder
+}
+
+// BlockHolder is one holder of a block.
+type BlockHolder struct {
+	Pod  string
+	Rank int
+	Tier string
+}
+
+// Stage is the time that one stage took. Several prompts scored together share
+// their stages.
+type Stage struct {
+	Name string
+	Took time.Duration
+}

@@ -1,0 +1,350 @@
+package scorer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/tokenpool"
+)
+
+// Tokenizer turns a text into tokens. *tokenpool.Pool is one; an orchestrator
+// that tokenizes by itself can put in its own.
+type Tokenizer interface {
+	Tokens(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error)
+}
+
+// TokenizerFunc makes a Tokenizer of a func.
+type TokenizerFunc func(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error)
+
+// Tokens implements Tokenizer.
+func (f TokenizerFunc) Tokens(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error) {
+	return f(ctx, r)
+}
+
+// Looker is the part of store.Index that scoring needs.
+type Looker interface {
+	Lookup(ctx context.Context, queries ...*store.Query) error
+	Cached() *store.Registry
+}
+
+// Config is what a Scorer is made of.
+type Config struct {
+	// Index is the block index. Required.
+	Index Looker
+	// Tokenizer turns prompts into tokens; nil refuses prompts and takes tokens
+	// and block keys only.
+	Tokenizer Tokenizer
+	// Strategy is used where a request names none; default longest_prefix.
+	Strategy Strategy
+	// Weights are the tier weights; nil is DefaultWeights.
+	Weights *Weights
+	// BlockSize is the index block size, in tokens, of models that the index
+	// does not know yet; default 64, at most 65,536.
+	BlockSize int
+	// Budget is how long the index may take before the answer is given
+	// without the rest; default 50 ms.
+	Budget time.Duration
+	// Usage counts recent uses of blocks; nil does not count.
+	Usage *Usage
+	// Now is the clock; default time.Now.
+	Now store.Clock
+	// Observer is told of each scored request.
+	Observer Observer
+}
+
+// Observer is told what a Scorer does. Nil funcs are skipped; they are called
+// on the request's goroutine and must be quick.
+type Observer struct {
+	// Scored is called once for each answered prompt.
+	Scored func(model string, r *Response)
+	// Stage is called with the time of each stage of each call.
+	Stage func(name string, took time.Duration)
+	// IndexFailed is called with the error behind a degraded answer.
+	IndexFailed func(err error)
+}
+
+func (c *Config) validate() error {
+	if c.Index == nil {
+		return errors.New("scorer: Config.Index is required")
+	}
+	if c.Strategy == "" {
+		c.Strategy = LongestPrefix
+	}
+	if _, err := ParseStrategy(string(c.Strategy)); err != nil {
+		return err
+	}
+	if c.Weights == nil {
+		w := DefaultWeights()
+		c.Weights = &w
+	}
+	if err := c.Weights.validate(); err != nil {
+		return err
+	}
+	if c.BlockSize == 0 {
+		c.BlockSize = store.DefaultBlockSize
+	}
+	if c.BlockSize < 1 || c.BlockSize > store.MaxBlockSize {
+		return fmt.Errorf("scorer: Config.BlockSize is %d, it must be within 1 and %d", c.BlockSize, store.MaxBlockSize)
+	}
+	if c.Budget == 0 {
+		c.Budget = 50 * time.Millisecond
+	}
+	if c.Budget < 0 {
+		return fmt.Errorf("scorer: Config.Budget is %v, it must be positive", c.Budget)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	return nil
+}
+
+// Scorer ranks pods. It is safe for concurrent use.
+type Scorer struct {
+	cfg   Config
+	place [store.NumTiers]uint8
+	folds sync.Pool // of *chain
+}
+
+// New returns a Scorer.
+func New(cfg Config) (*Scorer, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	s := &Scorer{cfg: cfg, place: cfg.Weights.order()}
+	s.folds.New = func() any { return new(chain) }
+	return s, nil
+}
+
+// Score ranks the pods for one prompt.
+//
+// An unknown model scores nothing; with a text it is an error that wraps
+// tokenpool.ErrUnknownModel. Faults of the index are not errors: the answer is
+// degraded.
+func (s *Scorer) Score(ctx context.Context, r Request) (*Response, error) {
+	rs, err := s.ScoreAll(ctx, []Request{r})
+	if err != nil {
+		var in *InputError
+		if errors.As(err, &in) {
+			return nil, in.Err
+		}
+		return nil, err
+	}
+	return rs[0], nil
+}
+
+// InputError says which of several requests was refused.
+type InputError struct {
+	// Index is the request's place, from 0.
+	Index int
+	Err   error
+}
+
+// Error implements error.
+func (e *InputError) Error() string { return fmt.Sprintf("request %d: %v", e.Index, e.Err) }
+
+// Unwrap gives the reason.
+func (e *InputError) Unwrap() error { return e.Err }
+
+// tokenizeParallel bounds how many prompts of one call wait for the tokenizer
+// at once; the tokenizer's own queue bounds all calls together.
+const tokenizeParallel = 64
+
+// ScoreAll ranks the pods for several prompts, which share the index's round
+// trips. The first refused request fails all, as an *InputError.
+func (s *Scorer) ScoreAll(ctx context.Context, rs []Request) ([]*Response, error) {
+	jobs := make([]job, len(rs))
+	watch := stopwatch{now: s.cfg.Now, last: s.cfg.Now(), observe: s.cfg.Observer.Stage}
+	for i := range rs {
+		st, err := rs[i].validate(s.cfg.Strategy)
+		if err != nil {
+			return nil, &InputError{Index: i, Err: err}
+		}
+		jobs[i] = job{req: &rs[i], resp: &Response{Exact: true}, strategy: st}
+		watch.keep = watch.keep || rs[i].Explain
+	}
+	if err := s.tokenize(ctx, jobs); err != nil {
+		return nil, err
+	}
+	watch.lap("tokenize")
+
+	for i := range jobs {
+		jobs[i].chain = s.folds.Get().(*chain)
+		defer s.folds.Put(jobs[i].chain)
+	}
+	s.hash(jobs, s.cfg.Index.Cached())
+	watch.lap("hash")
+
+	err := s.lookup(ctx, jobs)
+	if err == nil && s.resized(jobs) {
+		// The model's block size was not the one that the keys were made with:
+		// this process had not seen the model yet. Once more with the right one.
+		s.hash(jobs, jobs[0].chain.fold.reg)
+		err = s.lookup(ctx, jobs)
+	}
+	watch.lap("lookup")
+
+	out := make([]*Response, len(jobs))
+	for i := range jobs {
+		s.finish(&jobs[i], err)
+		out[i] = jobs[i].resp
+	}
+	watch.lap("rank")
+	for i := range jobs {
+		if ex := out[i].Explanation; ex != nil {
+			ex.Stages = watch.stages
+		}
+		if s.cfg.Observer.Scored != nil {
+			s.cfg.Observer.Scored(rs[i].Model, out[i])
+		}
+	}
+	return out, nil
+}
+
+// job is one request on its way.
+type job struct {
+	req      *Request
+	resp     *Response
+	strategy Strategy
+	tokens   []uint32
+	chain    *chain
+}
+
+// tokenize fills in the tokens of all jobs.
+func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
+	var g *errgroup.Group
+	for i := range jobs {
+		j := &jobs[i]
+		switch in := &j.req.Input; in.kind {
+		case inputTokens:
+			j.tokens, j.resp.Source = in.tokens, SourceTokens
+		case inputKeys:
+			j.resp.Source = SourceBlockKeys
+		case inputText:
+			if s.cfg.Tokenizer == nil {
+				return &InputError{Index: i, Err: ErrNoTokenizer}
+			}
+			if len(jobs) == 1 {
+				return wrapInput(0, s.tokenizeText(ctx, j))
+			}
+			if g == nil {
+				g, ctx = errgroup.WithContext(ctx)
+				g.SetLimit(tokenizeParallel)
+			}
+			g.Go(func() error { return wrapInput(i, s.tokenizeText(ctx, j)) })
+		}
+	}
+	if g == nil {
+		return nil
+	}
+	return g.Wait()
+}
+
+func wrapInput(i int, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &InputError{Index: i, Err: err}
+}
+
+func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
+	res, err := s.cfg.Tokenizer.Tokens(ctx, tokenpool.Request{
+		Model:           j.req.Model,
+		Text:            j.req.Input.text,
+		NoSpecialTokens: j.req.NoSpecialTokens,
+		Mode:            j.req.Mode,
+		Budget:          j.req.Wait,
+	})
+	if err != nil {
+		return err
+	}
+	j.tokens = res.Tokens
+	j.resp.Source, j.resp.Exact = string(res.Source), res.Exact
+	switch res.Behind {
+	case tokenpool.BehindBudget:
+		j.resp.Degraded = TokenizationBudget
+	case tokenpool.BehindBusy:
+		j.resp.Degraded = TokenizationBusy
+	}
+	return nil
+}
+
+// hash makes the block keys of all jobs with the block sizes of reg.
+func (s *Scorer) hash(jobs []job, reg *store.Registry) {
+	for i := range jobs {
+		j := &jobs[i]
+		size := s.cfg.BlockSize
+		if info, ok := reg.Models[j.req.Model]; ok {
+			size = info.BlockSize
+		}
+		c := j.chain
+		if j.req.Input.kind == inputKeys {
+			c.keys = append(c.keys[:0], j.req.Input.keys...)
+			j.resp.Tokens = len(c.keys) * size
+		} else {
+			c.keys = blockkey.AppendNative(c.keys[:0], j.tokens, size, blockkey.NativeSeed(j.req.LoRA, j.req.Salt))
+			j.resp.Tokens = len(j.tokens)
+		}
+		j.resp.Blocks, j.resp.BlockSize = len(c.keys), size
+		f := &c.fold
+		f.strategy, f.earlyExit, f.explain = j.strategy, j.req.EarlyExit, j.req.Explain
+		f.place, f.only, f.model, f.blockSize = s.place, j.req.Pods, j.req.Model, size
+	}
+}
+
+// lookup asks the index for all jobs at once, within the budget.
+func (s *Scorer) lookup(ctx context.Context, jobs []job) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Budget)
+	defer cancel()
+	queries := make([]store.Query, len(jobs))
+	ptrs := make([]*store.Query, len(jobs))
+	for i := range jobs {
+		queries[i] = store.Query{
+			Model: blockkey.ModelOf(jobs[i].req.Model),
+			Keys:  jobs[i].chain.keys,
+			Fold:  &jobs[i].chain.fold,
+		}
+		ptrs[i] = &queries[i]
+	}
+	err := s.cfg.Index.Lookup(ctx, ptrs...)
+	if err != nil && s.cfg.Observer.IndexFailed != nil {
+		s.cfg.Observer.IndexFailed(err)
+	}
+	return err
+}
+
+func (s *Scorer) resized(jobs []job) bool {
+	for i := range jobs {
+		if jobs[i].chain.fold.resized {
+			return true
+		}
+	}
+	return false
+}
+
+// stopwatch times the stages of one call.
+type stopwatch struct {
+	now     store.Clock
+	last    time.Time
+	keep    bool
+	stages  []Stage
+	observe func(string, time.Duration)
+}
+
+func (w *stopwatch) lap(name string) {
+	t := w.now()
+	took := t.Sub(w.last)
+	w.last = t
+	if w.keep {
+		w.stages = append(w.stages, Stage{Name: name, Took: took})
+	}
+	if w.observe != nil {
+		w.observe(name, took)
+	}
+}
