@@ -20,21 +20,21 @@ type fold struct {
 	model     string
 	blockSize int // the size that the keys were made with
 
-	reg      *store.Registry
-	resized  bool      // the registry knows the model by another block size
-	accepted []bool    // by slot: a pod asked for
-	counts   []blocks  // by slot: blocks counted, by their best tier
-	last     []int32   // by slot: 1-based index of the highest block held
-	seen     []uint32  // by slot: number of the run that last held it
-	best     []uint8   // by slot: best tier in that run
-	touched  []int32   // slots that the present run holds
-	alive    []int32   // slots that have held every block so far
-	run      uint32    // number of the present run, from 1
-	pos      int32     // blocks read so far
-	reach    int32     // leading blocks that some candidate holds
-	gap      bool      // a block that no candidate holds has been read
-	done     bool      // the counts are final; only an explanation reads on
-	trace    []heldRun // what was read, for an explanation
+	reg     *store.Registry
+	resized bool      // the registry knows the model by another block size
+	wanted  []bool    // by pod: asked for; empty when only is nil
+	counts  []blocks  // by slot: blocks counted, by their best tier
+	last    []int32   // by slot: 1-based index of the highest block held
+	seen    []uint32  // by slot: number of the run that last held it
+	best    []uint8   // by slot: best tier in that run
+	touched []int32   // slots that the present run holds
+	alive   []int32   // slots that have held every block so far
+	run     uint32    // number of the present run, from 1
+	pos     int32     // blocks read so far
+	reach   int32     // leading blocks that some candidate holds
+	gap     bool      // a block that no candidate holds has been read
+	done    bool      // the counts are final; only an explanation reads on
+	trace   []heldRun // what was read, for an explanation
 }
 
 type blocks = [store.NumTiers]int32
@@ -60,11 +60,13 @@ func (f *fold) Begin(reg *store.Registry) {
 	f.trace = f.trace[:0]
 	info, known := reg.Models[f.model]
 	f.resized = known && info.BlockSize != f.blockSize
-	f.accepted = f.accepted[:0]
+	f.wanted = f.wanted[:0]
 	if f.only != nil {
-		f.accepted = cleared(f.accepted, n)
-		for s, slot := range reg.Slots {
-			f.accepted[s] = slices.Contains(f.only, reg.Pods[slot.Pod].Name)
+		f.wanted = cleared(f.wanted, len(reg.Pods))
+		for _, name := range f.only {
+			if p, known := reg.PodIndex(name); known {
+				f.wanted[p] = true
+			}
 		}
 	}
 }
@@ -135,13 +137,13 @@ func (f *fold) advance(n int32) {
 	}
 }
 
-// touch notes which accepted slots hold the run, and in which best tier.
+// touch notes which wanted slots hold the run, and in which best tier.
 func (f *fold) touch(holders []store.HolderID) {
 	f.run++
 	f.touched = f.touched[:0]
 	for _, id := range holders {
 		slot, tier, live := f.reg.Holder(id)
-		if !live || (len(f.accepted) > 0 && !f.accepted[slot]) {
+		if !live || (f.only != nil && !f.wanted[f.reg.Slots[slot].Pod]) {
 			continue
 		}
 		switch {

@@ -126,7 +126,8 @@ func New(cfg Config) (*Scorer, error) {
 //
 // An unknown model scores nothing; with a text it is an error that wraps
 // tokenpool.ErrUnknownModel. Faults of the index are not errors: the answer is
-// degraded.
+// degraded. A canceled context is an error, a deadline that passes while the
+// index is asked is not.
 func (s *Scorer) Score(ctx context.Context, r Request) (*Response, error) {
 	rs, err := s.ScoreAll(ctx, []Request{r})
 	if err != nil {
@@ -181,12 +182,18 @@ func (s *Scorer) ScoreAll(ctx context.Context, rs []Request) ([]*Response, error
 	s.hash(jobs, s.cfg.Index.Cached())
 	watch.lap("hash")
 
-	err := s.lookup(ctx, jobs)
+	// One budget for all that is asked of the index.
+	bound, cancel := context.WithTimeout(ctx, s.cfg.Budget)
+	defer cancel()
+	err := s.lookup(bound, jobs)
 	if err == nil && s.resized(jobs) {
 		// The model's block size was not the one that the keys were made with:
 		// this process had not seen the model yet. Once more with the right one.
 		s.hash(jobs, jobs[0].chain.fold.reg)
-		err = s.lookup(ctx, jobs)
+		err = s.lookup(bound, jobs)
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return nil, ctx.Err() // nobody waits for an answer
 	}
 	watch.lap("lookup")
 
@@ -298,10 +305,8 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 	}
 }
 
-// lookup asks the index for all jobs at once, within the budget.
+// lookup asks the index for all jobs at once.
 func (s *Scorer) lookup(ctx context.Context, jobs []job) error {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Budget)
-	defer cancel()
 	queries := make([]store.Query, len(jobs))
 	ptrs := make([]*store.Query, len(jobs))
 	for i := range jobs {
