@@ -1,0 +1,257 @@
+package redistest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// startTimeout is how long a server may take to answer its first PING. It is
+// long because test machines are shared and slow.
+const startTimeout = 30 * time.Second
+
+// Server is one redis-server process. Its methods are for the goroutine of the
+// test.
+type Server struct {
+	// Addr is the TCP address, host:port.
+	Addr string
+	// Socket is the path of the unix socket.
+	Socket string
+
+	tb   testing.TB
+	bin  string
+	args []string
+	dir  string
+	cmd  *exec.Cmd
+	log  *logTail
+	done chan struct{} // closed when the process has ended
+}
+
+// Prepare prepares a redis-server without persistence that Run starts. Further
+// args are given to it as they are, e.g. "--maxmemory", "10mb".
+func Prepare(tb testing.TB, args ...string) *Server {
+	tb.Helper()
+	return prepare(tb, "", args...)
+}
+
+// Start prepares a server and runs it.
+func Start(tb testing.TB, args ...string) *Server {
+	tb.Helper()
+	s := Prepare(tb, args...)
+	s.Run()
+	return s
+}
+
+func prepare(tb testing.TB, mode string, args ...string) *Server {
+	tb.Helper()
+	bin, err := exec.LookPath("redis-server")
+	if err != nil {
+		tb.Fatalf("redistest: there is no redis-server on PATH: `make test` installs it (on Debian: apt-get install redis-server): %v", err)
+	}
+	s := &Server{tb: tb, bin: bin, dir: shortDir(tb)}
+	port := freePort(tb)
+	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	s.Socket = filepath.Join(s.dir, "s")
+	if mode == "sentinel" {
+		s.args = append(s.args, filepath.Join(s.dir, "sentinel.conf"), "--sentinel")
+	}
+	s.args = append(s.args, "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--unixsocket", s.Socket, "--dir", s.dir)
+	if mode != "sentinel" {
+		s.args = append(s.args, "--save", "", "--appendonly", "no", "--enable-debug-command", "yes", "--latency-tracking", "no")
+	}
+	s.args = append(s.args, args...)
+	tb.Cleanup(s.Kill)
+	return s
+}
+
+// shortDir is a temporary directory with a path short enough for a unix
+// socket, which tb.TempDir is not under a long test name.
+func shortDir(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "rt")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// FreePort returns a TCP port of the loopback interface that nobody listens on.
+func FreePort(tb testing.TB) int {
+	tb.Helper()
+	return freePort(tb)
+}
+
+// ports are those handed out by this process: the kernel may offer one again
+// before its server has bound it.
+var ports struct {
+	sync.Mutex
+	given map[int]bool
+}
+
+func freePort(tb testing.TB) int {
+	tb.Helper()
+	for range 100 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			tb.Fatal(err)
+		}
+		p := l.Addr().(*net.TCPAddr).Port
+		_ = l.Close()
+		// A cluster node listens at port+10000 too.
+		if p > 50000 {
+			p -= 20000
+			l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p)))
+			if err != nil {
+				continue
+			}
+			_ = l.Close()
+		}
+		ports.Lock()
+		taken := ports.given[p]
+		if ports.given == nil {
+			ports.given = map[int]bool{}
+		}
+		ports.given[p] = true
+		ports.Unlock()
+		if !taken {
+			return p
+		}
+	}
+	tb.Fatal("redistest: no free port found")
+	return 0
+}
+
+// URL is the server's redis:// URL.
+func (s *Server) URL() string { return "redis://" + s.Addr }
+
+// UnixURL is the server's unix:// URL.
+func (s *Server) UnixURL() string { return "unix://" + s.Socket }
+
+// Client returns a plain client of the server, for the test to look behind the
+// curtain. It is closed when the test ends.
+func (s *Server) Client() *redis.Client {
+	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket, Protocol: 2, DisableIdentity: true})
+	s.tb.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Run starts the process, which must not be running, and waits until it
+// answers. What it held in memory before is gone unless args made it persist.
+func (s *Server) Run() {
+	s.tb.Helper()
+	s.log = &logTail{}
+	s.done = make(chan struct{})
+	started := make(chan error, 1)
+	go func() {
+		// Pdeathsig is sent when the thread that started the child ends, so
+		// this goroutine keeps its thread until the child is gone.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		cmd := exec.Command(s.bin, s.args...)
+		cmd.Stdout, cmd.Stderr = s.log, s.log
+		cmd.SysProcAttr = dieWithParent()
+		s.cmd = cmd
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+		}
+		close(s.done)
+	}()
+	if err := <-started; err != nil {
+		s.tb.Fatalf("redistest: starting redis-server: %v", err)
+	}
+	s.wait()
+}
+
+func (s *Server) wait() {
+	s.tb.Helper()
+	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket, Protocol: 2, DisableIdentity: true, MaxRetries: -1, DialerRetries: 1})
+	defer func() { _ = c.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	for {
+		err := c.Ping(ctx).Err()
+		if err == nil {
+			return
+		}
+		select {
+		case <-s.done:
+			s.tb.Fatalf("redistest: redis-server ended at once:\n%s", s.log)
+		case <-ctx.Done():
+			s.tb.Fatalf("redistest: redis-server does not answer: %v\n%s", err, s.log)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// Kill ends the process with SIGKILL, as a crash does, and waits for its end.
+// It may be called when the process is not running.
+func (s *Server) Kill() { s.end(syscall.SIGKILL) }
+
+// Stop ends the process with SIGTERM and waits for its end.
+func (s *Server) Stop() { s.end(syscall.SIGTERM) }
+
+func (s *Server) end(sig syscall.Signal) {
+	if s.done == nil {
+		return
+	}
+	s.signal(sig)
+	select {
+	case <-s.done:
+	case <-time.After(startTimeout):
+		s.signal(syscall.SIGKILL)
+		<-s.done
+	}
+}
+
+// Freeze stops the process without ending it: connections stay open and
+// nothing answers.
+func (s *Server) Freeze() { s.signal(syscall.SIGSTOP) }
+
+// Thaw lets a frozen process go on.
+func (s *Server) Thaw() { s.signal(syscall.SIGCONT) }
+
+func (s *Server) signal(sig syscall.Signal) {
+	if err := s.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		s.tb.Errorf("redistest: signal %v: %v", sig, err)
+	}
+}
+
+// logTail keeps the last part of what a server prints.
+type logTail struct {
+	mu  sync.Mutex // protects buf
+	buf []byte
+}
+
+const logTailBytes = 4096
+
+func (l *logTail) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.buf = append(l.buf, p...)
+	if n := len(l.buf) - logTailBytes; n > 0 {
+		l.buf = append(l.buf[:0], l.buf[n:]...)
+	}
+	return len(p), nil
+}
+
+func (l *logTail) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return fmt.Sprintf("last words of the server:\n%s", bytes.TrimSpace(l.buf))
+}
