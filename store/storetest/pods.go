@@ -1,0 +1,364 @@
+package storetest
+
+import (
+	"errors"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+var podCases = []testCase{
+	{"a registration is read back as it was given", func(b *bench) {
+		want := []store.Pod{
+			{Name: "10.0.0.1:8000", Model: model, Address: "10.0.0.1:8001", Role: "prefill", Ranks: 4, Engine: "vllm",
+				Events: "tcp://10.0.0.1:5557", Replay: "tcp://10.0.0.1:5558", BlockSize: 16, Labels: map[string]string{"zone": "a", "gpu": "h100"}},
+			{Name: "10.0.0.2:8000", Model: "other"},
+		}
+		for i := range want {
+			// Names come back ascending, in whatever order they went in.
+			if !b.register(want[len(want)-1-i]) {
+				b.Fatal("created is false for a new pod")
+			}
+		}
+		r := b.registry()
+		if !reflect.DeepEqual(r.Pods, want) {
+			b.Fatalf("got\n%+v, want\n%+v", r.Pods, want)
+		}
+		if !r.ValidUntil.IsZero() {
+			b.Fatalf("valid until %v although no pod has a lease", r.ValidUntil)
+		}
+	}},
+	{"the index keeps its own copy of a registration", func(b *bench) {
+		p := store.Pod{Name: "a", Model: model, Labels: map[string]string{"zone": "a"}}
+		b.register(p)
+		p.Labels["zone"] = "b"
+		if got := b.registry().Pods[0].Labels["zone"]; got != "a" {
+			b.Fatalf("the label became %q when the caller's map changed", got)
+		}
+	}},
+	{"a renewal replaces what is known and keeps the blocks", func(b *bench) {
+		k := chain(1, 2)
+		b.register(store.Pod{Name: "a", Labels: map[string]string{"zone": "a"}})
+		b.add("a", 0, store.GPU, k...)
+		if b.register(store.Pod{Name: "a", Model: "other", Role: "decode"}) {
+			b.Fatal("created is true for a renewal")
+		}
+		b.want(b.find(k...), times(2, on("a", store.GPU))...)
+		want := []store.Pod{{Name: "a", Model: "other", Role: "decode"}}
+		if got := b.registry().Pods; !reflect.DeepEqual(got, want) {
+			b.Fatalf("got %+v, want %+v", got, want)
+		}
+	}},
+	{"a batch registers a pod that is not known", func(b *bench) {
+		b.apply(store.Batch{Pod: "a", Model: "other", Rank: 2, Ops: []store.Op{adds(store.Disk, chain(1, 1)...)}})
+		r := b.registry()
+		if want := []store.Pod{{Name: "a", Model: "other"}}; !reflect.DeepEqual(r.Pods, want) {
+			b.Fatalf("got %+v, want %+v", r.Pods, want)
+		}
+		h := r.Holders()
+		if len(h) != 1 || h[0].Pod != "a" || h[0].Rank != 2 || h[0].Tier != store.Disk {
+			b.Fatalf("holders %+v, want a/2/disk", h)
+		}
+		if b.register(store.Pod{Name: "a"}) {
+			b.Fatal("created is true for a pod that a batch has registered")
+		}
+	}},
+	{"a batch without ops registers too", func(b *bench) {
+		b.apply(batch("a", 0))
+		if _, ok := b.registry().PodIndex("a"); !ok {
+			b.Fatal("the pod is not known")
+		}
+	}},
+	{"a batch of a registered pod changes nothing in its registration", func(b *bench) {
+		p := store.Pod{Name: "a", Model: model, Role: "both"}
+		b.register(p)
+		b.apply(store.Batch{Pod: "a", Model: "adapter", Ops: []store.Op{adds(store.GPU, chain(1, 1)...)}})
+		if got := b.registry().Pods; !reflect.DeepEqual(got, []store.Pod{p}) {
+			b.Fatalf("got %+v, want %+v", got, p)
+		}
+	}},
+	{"a retired pod's blocks are gone at the next lookup", func(b *bench) {
+		k := chain(1, 100)
+		b.add("a", 0, store.GPU, k...)
+		b.add("a", 3, store.CPU, k...)
+		b.add("b", 0, store.GPU, k[:50]...)
+		b.want(b.find(k[:1]...), by(on("a", store.GPU), At{"a", 3, store.CPU}, on("b", store.GPU)))
+		if !b.retire("a") {
+			b.Fatal("known is false")
+		}
+		b.want(b.find(k...), append(times(50, on("b", store.GPU)), times(50)...)...)
+		r := b.registry()
+		if _, ok := r.PodIndex("a"); ok || len(r.Holders()) != 1 {
+			b.Fatalf("the registry still has the pod: %+v %+v", r.Pods, r.Holders())
+		}
+	}},
+	{"retiring what is not known says so", func(b *bench) {
+		if b.retire("a") {
+			b.Fatal("known is true for a pod that never was")
+		}
+		b.register(store.Pod{Name: "a"})
+		if !b.retire("a") || b.retire("a") {
+			b.Fatal("want known once and then no more")
+		}
+	}},
+	{"a pod that comes back under its name inherits nothing", func(b *bench) {
+		k := chain(1, 4)
+		b.add("a", 0, store.GPU, k...)
+		old := b.ids(k...)
+		b.retire("a")
+		if !b.register(store.Pod{Name: "a"}) {
+			b.Fatal("created is false for a pod that comes back")
+		}
+		b.want(b.find(k...), times(4)...)
+		b.add("a", 0, store.GPU, k[3])
+		b.want(b.find(k...), nil, nil, nil, by(on("a", store.GPU)))
+		if ids := b.ids(k...); len(ids) != 1 || ids[0] <= old[0] {
+			b.Fatalf("holder ids %v after %v", ids, old)
+		}
+		// Removing in the new life touches the old life's entries, if they are
+		// still there, in no visible way.
+		b.remove("a", 0, store.AllTiers, k...)
+		b.want(b.find(k...), times(4)...)
+	}},
+	{"many lives of many pods end without a trace", func(b *bench) {
+		k := chain(1, 64)
+		names := []string{"a", "b", "c", "d", "e"}
+		for life := range 20 {
+			for i, name := range names {
+				b.add(name, life%3, store.GPU, k[:10*(i+1)]...)
+			}
+			for i, name := range names {
+				if (life+i)%2 == 0 {
+					b.retire(name)
+				} else {
+					b.clear(name, life%3, store.GPU)
+				}
+			}
+			b.want(b.find(k...), times(64)...)
+		}
+	}},
+	{"the epoch moves when who is who changes", func(b *bench) {
+		last := b.registry().Epoch
+		moved := func(what string) {
+			b.Helper()
+			if e := b.registry().Epoch; e <= last {
+				b.Fatalf("%s: epoch %d after %d", what, e, last)
+			} else {
+				last = e
+			}
+		}
+		b.register(store.Pod{Name: "a"})
+		moved("register")
+		b.add("a", 0, store.GPU, chain(1, 1)...)
+		moved("a new holder")
+		b.clear("a", 0, store.GPU)
+		moved("clear")
+		b.retire("a")
+		moved("retire")
+	}},
+}
+
+var leaseCases = []testCase{
+	{"a pod without renewal is gone when its lease has run out", func(b *bench) {
+		k := chain(1, 3)
+		b.add("b", 0, store.GPU, k[0])
+		begin := time.Now()
+		b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
+		b.add("a", 0, store.GPU, k...)
+		got := b.findBy(b.Index, mask, k...)
+		valid := b.registry().ValidUntil
+		if b.inTime(begin) {
+			b.want(got, by(on("a", store.GPU), on("b", store.GPU)), by(on("a", store.GPU)), by(on("a", store.GPU)))
+			if valid.IsZero() {
+				b.Fatal("the registry says that it is valid for ever")
+			}
+		}
+		b.pass(b.Lease + b.Lease/5)
+		b.want(b.find(k...), by(on("b", store.GPU)), nil, nil)
+		r := b.registry()
+		if _, ok := r.PodIndex("a"); ok || !r.ValidUntil.IsZero() {
+			b.Fatalf("the registry still has the pod, or is valid until %v only", r.ValidUntil)
+		}
+		if b.retire("a") {
+			b.Fatal("known is true for a pod that is gone")
+		}
+		if !b.register(store.Pod{Name: "a"}) {
+			b.Fatal("created is false for a pod that was gone")
+		}
+		b.want(b.find(k...), by(on("b", store.GPU)), nil, nil)
+	}},
+	{"a pod that returns too late is created anew, without its blocks", func(b *bench) {
+		k := chain(1, 3)
+		b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
+		b.add("a", 0, store.GPU, k...)
+		b.pass(b.Lease + b.Lease/5)
+		// Nobody has looked in between.
+		if !b.register(store.Pod{Name: "a"}) {
+			b.Fatal("created is false for a pod whose lease had run out")
+		}
+		b.want(b.find(k...), times(3)...)
+	}},
+	{"a batch of a pod whose lease has run out registers it anew", func(b *bench) {
+		k := chain(1, 3)
+		b.register(store.Pod{Name: "a", Role: "prefill", Lease: store.Seconds(b.Lease)})
+		b.add("a", 0, store.GPU, k...)
+		b.pass(b.Lease + b.Lease/5)
+		b.add("a", 0, store.GPU, k[1])
+		b.want(b.find(k...), nil, by(on("a", store.GPU)), nil)
+		if got, want := b.registry().Pods, []store.Pod{{Name: "a", Model: model}}; !reflect.DeepEqual(got, want) {
+			b.Fatalf("got %+v, want %+v", got, want)
+		}
+	}},
+	{"retire of a pod whose lease has run out does not know it", func(b *bench) {
+		b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
+		b.pass(b.Lease + b.Lease/5)
+		if b.retire("a") {
+			b.Fatal("known is true")
+		}
+	}},
+	{"a renewal in time keeps pod and blocks", func(b *bench) {
+		k := chain(1, 3)
+		begin := time.Now()
+		b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
+		b.add("a", 0, store.GPU, k...)
+		for range 3 {
+			b.pass(b.Lease * 6 / 10)
+			created := b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
+			if !b.inTime(begin) {
+				b.Skip("too slow a machine to renew in time")
+			}
+			begin = time.Now()
+			if created {
+				b.Fatal("created is true for a renewal in time")
+			}
+		}
+		got := b.findBy(b.Index, mask, k...)
+		if b.inTime(begin) {
+			b.want(got, times(3, on("a", store.GPU))...)
+		}
+		b.pass(b.Lease + b.Lease/5)
+		b.want(b.find(k...), times(3)...)
+	}},
+	{"a renewal without lease lives until it is deleted", func(b *bench) {
+		k := chain(1, 3)
+		begin := time.Now()
+		b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
+		b.add("a", 0, store.GPU, k...)
+		b.register(store.Pod{Name: "a"})
+		if !b.inTime(begin) {
+			b.Skip("too slow a machine to renew in time")
+		}
+		b.pass(b.Lease + b.Lease/5)
+		b.want(b.find(k...), times(3, on("a", store.GPU))...)
+		if r := b.registry(); !r.ValidUntil.IsZero() {
+			b.Fatalf("valid until %v although no pod has a lease", r.ValidUntil)
+		}
+	}},
+	{"the first lease to run out takes only its own pod", func(b *bench) {
+		k := chain(1, 1)
+		begin := time.Now()
+		b.register(store.Pod{Name: "long", Lease: store.Seconds(100 * b.Lease)})
+		b.register(store.Pod{Name: "short", Lease: store.Seconds(b.Lease)})
+		b.add("long", 0, store.GPU, k...)
+		b.add("short", 0, store.GPU, k...)
+		got := b.findBy(b.Index, mask, k...)
+		if b.inTime(begin) {
+			b.want(got, by(on("long", store.GPU), on("short", store.GPU)))
+		}
+		b.pass(b.Lease + b.Lease/5)
+		b.want(b.find(k...), by(on("long", store.GPU)))
+	}},
+}
+
+// inTime tells whether a lease that began at begin cannot have run out yet. It
+// always is so where the test moves the clock.
+func (b *bench) inTime(begin time.Time) bool {
+	return b.Advance != nil || time.Since(begin) < b.Lease*9/10
+}
+
+var modelCases = []testCase{
+	{"the first settings of a model are kept", func(b *bench) {
+		want := store.ModelInfo{Name: model, BlockSize: 64, Scheme: store.SchemeNative}
+		for _, x := range []store.Index{b.Index, b.peer(), b.Index} {
+			got, err := x.EnsureModel(b.ctx, want)
+			if err != nil || got != want {
+				b.Fatalf("got %+v, %v", got, err)
+			}
+		}
+		for _, other := range []store.ModelInfo{
+			{Name: model, BlockSize: 16, Scheme: store.SchemeNative},
+			{Name: model, BlockSize: 64, Scheme: "vllm"},
+		} {
+			got, err := b.peer().EnsureModel(b.ctx, other)
+			if !errors.Is(err, store.ErrModelConflict) || got != want {
+				b.Fatalf("got %+v, %v; want the first settings with ErrModelConflict", got, err)
+			}
+		}
+		second := store.ModelInfo{Name: "other", BlockSize: 16, Scheme: "vllm"}
+		if got, err := b.Index.EnsureModel(b.ctx, second); err != nil || got != second {
+			b.Fatalf("got %+v, %v", got, err)
+		}
+		all := map[string]store.ModelInfo{model: want, "other": second}
+		if got := b.registry().Models; !reflect.DeepEqual(got, all) {
+			b.Fatalf("got %+v, want %+v", got, all)
+		}
+	}},
+	{"of many that come first one wins", func(b *bench) {
+		got := make([]store.ModelInfo, 8)
+		errs := make([]error, len(got))
+		var wg sync.WaitGroup
+		for i := range got {
+			wg.Go(func() {
+				x := b.Index
+				if i%2 == 1 {
+					x = b.peer()
+				}
+				got[i], errs[i] = x.EnsureModel(b.ctx, store.ModelInfo{Name: model, BlockSize: 1 + i, Scheme: store.SchemeNative})
+			})
+		}
+		wg.Wait()
+		won := 0
+		for i := range got {
+			if got[i] != got[0] {
+				b.Fatalf("two settings in force: %+v", got)
+			}
+			if errs[i] == nil {
+				won++
+			} else if !errors.Is(errs[i], store.ErrModelConflict) {
+				b.Fatal(errs[i])
+			}
+		}
+		if won != 1 {
+			b.Fatalf("%d calls won: %v", won, errs)
+		}
+	}},
+	{"models outlive their pods", func(b *bench) {
+		want := store.ModelInfo{Name: model, BlockSize: 64, Scheme: store.SchemeNative}
+		if _, err := b.Index.EnsureModel(b.ctx, want); err != nil {
+			b.Fatal(err)
+		}
+		b.register(store.Pod{Name: "a"})
+		b.retire("a")
+		if got := b.registry().Models[model]; got != want {
+			b.Fatalf("got %+v", got)
+		}
+	}},
+	{"settings that cannot be right are refused", func(b *bench) {
+		for _, bad := range []store.ModelInfo{
+			{BlockSize: 64, Scheme: store.SchemeNative},
+			{Name: model, Scheme: store.SchemeNative},
+			{Name: model, BlockSize: -1, Scheme: store.SchemeNative},
+			{Name: model, BlockSize: 64},
+			{Name: string(make([]byte, store.MaxModelName+1)), BlockSize: 64, Scheme: store.SchemeNative},
+		} {
+			if _, err := b.Index.EnsureModel(b.ctx, bad); !errors.Is(err, store.ErrInvalid) {
+				b.Fatalf("%+v: got %v, want ErrInvalid", bad, err)
+			}
+		}
+		if n := len(b.registry().Models); n != 0 {
+			b.Fatalf("%d models, want none", n)
+		}
+	}},
+}

@@ -1,0 +1,305 @@
+package storetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// plain is a store.Index made of Model and a mutex: the suite must pass on the
+// plainest index there is, and it must notice when that index is broken.
+type plain struct {
+	mu     sync.Mutex // protects all below
+	m      *Model
+	now    time.Time
+	closed bool
+	epoch  uint64
+	nextID store.HolderID
+	ids    map[At]store.HolderID
+	infos  map[string]store.ModelInfo
+	read   uint64
+	cached *store.Registry
+	fault  string
+}
+
+func newPlain(fault string) *plain {
+	return &plain{
+		m: NewModel(), now: time.Unix(1000, 0), ids: map[At]store.HolderID{}, infos: map[string]store.ModelInfo{},
+		cached: store.NewRegistry(0, nil, nil, nil, time.Time{}), fault: fault,
+	}
+}
+
+func (x *plain) advance(d time.Duration) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.now = x.now.Add(d)
+	if x.fault == "leases never end" {
+		return
+	}
+	x.m.Advance(d)
+	for at := range x.ids {
+		if x.m.pods[at.Pod] == nil {
+			x.end(at)
+		}
+	}
+}
+
+// end ends the life of a holder.
+func (x *plain) end(at At) {
+	delete(x.ids, at)
+	x.epoch++
+}
+
+func (x *plain) enter(ctx context.Context) error {
+	if x.closed {
+		return store.ErrClosed
+	}
+	return ctx.Err()
+}
+
+func (x *plain) registry() *store.Registry {
+	var holders []store.Holder
+	for at, id := range x.ids {
+		holders = append(holders, store.Holder{ID: id, Pod: at.Pod, Rank: at.Rank, Tier: at.Tier})
+	}
+	var until time.Time
+	for _, p := range x.m.pods {
+		if end := x.now.Add(p.until - x.m.now); p.until != 0 && (until.IsZero() || end.Before(until)) {
+			until = end
+		}
+	}
+	infos := map[string]store.ModelInfo{}
+	for k, v := range x.infos {
+		infos[k] = v
+	}
+	x.cached = store.NewRegistry(x.epoch, x.m.Pods(), holders, infos, until)
+	return x.cached
+}
+
+func (x *plain) Lookup(ctx context.Context, queries ...*store.Query) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for i, q := range queries {
+		if q == nil || q.Fold == nil {
+			return fmt.Errorf("%w: query %d has no folder", store.ErrInvalid, i)
+		}
+	}
+	r := x.registry()
+	for i, q := range queries {
+		q.Fold.Begin(r)
+		if x.fault == "a registry for each query" && i == 0 {
+			r = x.registry()
+		}
+	}
+	if err := x.enter(ctx); err != nil {
+		return err
+	}
+	for _, q := range queries {
+		x.read += uint64(len(q.Keys))
+		for i, at := range x.m.Lookup(q.Model, q.Keys) {
+			var ids []store.HolderID
+			for _, a := range at {
+				ids = append(ids, x.ids[a])
+			}
+			slices.Sort(ids)
+			switch {
+			case x.fault == "holders descend":
+				slices.Reverse(ids)
+			case x.fault == "holders repeat" && len(ids) > 0:
+				ids = append(ids, ids[len(ids)-1])
+			case x.fault == "a gap ends the answer" && len(ids) == 0:
+				return nil
+			case x.fault == "one block too few" && i == len(q.Keys)-1:
+				return nil
+			}
+			if !q.Fold.Run(1, ids) && x.fault != "stop is not heard" {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+func (x *plain) Apply(ctx context.Context, batches ...store.Batch) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := x.enter(ctx); err != nil {
+		return err
+	}
+	for i := range batches {
+		if err := batches[i].Validate(); err != nil {
+			return err
+		}
+		if x.fault == "validates too late" {
+			x.apply(batches[i])
+		}
+	}
+	if x.fault != "validates too late" {
+		for _, b := range batches {
+			x.apply(b)
+		}
+	}
+	return nil
+}
+
+func (x *plain) apply(b store.Batch) {
+	for i, op := range b.Ops {
+		switch {
+		case x.fault == "clear forgets other tiers" && op.Kind == store.Clear && op.Tier == store.AllTiers,
+			x.fault == "remove forgets other tiers" && op.Kind == store.Remove && op.Tier == store.AllTiers:
+			b.Ops = slices.Clone(b.Ops)
+			b.Ops[i].Tier = store.GPU
+		case x.fault == "key 0 is lost":
+			b.Ops = slices.Clone(b.Ops)
+			b.Ops[i].Keys = slices.DeleteFunc(slices.Clone(op.Keys), func(k blockkey.Key) bool { return k.In(store.Mask(b.Model)) == 0 })
+		case x.fault == "models are mixed":
+			b.Model = model
+		}
+	}
+	x.m.Apply(b)
+	for _, op := range b.Ops {
+		for at := range x.ids {
+			if op.Kind == store.Clear && at.Pod == b.Pod && (at.Rank == b.Rank || op.AllRanks) &&
+				(at.Tier == op.Tier || op.Tier == store.AllTiers) && x.fault != "clear keeps ids" {
+				x.end(at)
+			}
+		}
+		at := At{b.Pod, b.Rank, op.Tier}
+		if op.Kind == store.Add && x.ids[at] == 0 {
+			x.nextID++
+			x.ids[at] = x.nextID
+			x.epoch++
+		}
+	}
+}
+
+func (x *plain) Register(ctx context.Context, p store.Pod) (bool, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := x.enter(ctx); err != nil {
+		return false, err
+	}
+	if err := p.Validate(); err != nil {
+		return false, err
+	}
+	if len(p.Labels) > 0 {
+		labels := map[string]string{}
+		for k, v := range p.Labels {
+			labels[k] = v
+		}
+		p.Labels = labels
+	}
+	x.epoch++
+	return x.m.Register(p), nil
+}
+
+func (x *plain) Retire(ctx context.Context, pod string) (bool, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := x.enter(ctx); err != nil {
+		return false, err
+	}
+	if err := store.CheckPodName(pod); err != nil {
+		return false, err
+	}
+	if x.fault == "the dead inherit" {
+		_, known := x.m.pods[pod]
+		return known, nil
+	}
+	for at := range x.ids {
+		if at.Pod == pod {
+			x.end(at)
+		}
+	}
+	x.epoch++
+	return x.m.Retire(pod), nil
+}
+
+func (x *plain) EnsureModel(ctx context.Context, want store.ModelInfo) (store.ModelInfo, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := x.enter(ctx); err != nil {
+		return store.ModelInfo{}, err
+	}
+	if err := want.Validate(); err != nil {
+		return store.ModelInfo{}, err
+	}
+	have, ok := x.infos[want.Name]
+	if !ok || x.fault == "the last model wins" {
+		x.infos[want.Name] = want
+		return want, nil
+	}
+	if have != want {
+		return have, store.ErrModelConflict
+	}
+	return have, nil
+}
+
+func (x *plain) Registry(ctx context.Context) (*store.Registry, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.registry(), x.enter(ctx)
+}
+
+func (x *plain) Cached() *store.Registry {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.cached
+}
+
+func (x *plain) Stats() store.Stats {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return store.Stats{KeysRead: x.read}
+}
+
+func (x *plain) Close() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.closed = x.fault != "Close is not heard"
+	return nil
+}
+
+func openPlain(fault string) Open {
+	return func(*testing.T) Subject {
+		x := newPlain(fault)
+		return Subject{Index: x, Advance: x.advance}
+	}
+}
+
+// faultEnv names the fault of the index in the process that
+// TestSuiteNoticesFaults starts.
+const faultEnv = "KVATLAS_STORETEST_FAULT"
+
+func TestPlainIndexPasses(t *testing.T) { Run(t, openPlain(os.Getenv(faultEnv))) }
+
+func TestSuiteNoticesFaults(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a process for each fault")
+	}
+	for _, fault := range []string{
+		"leases never end", "a registry for each query", "holders descend", "holders repeat",
+		"a gap ends the answer", "one block too few", "stop is not heard", "validates too late",
+		"clear forgets other tiers", "remove forgets other tiers", "key 0 is lost", "models are mixed",
+		"clear keeps ids", "the dead inherit", "the last model wins", "Close is not heard",
+	} {
+		t.Run(fault, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPlainIndexPasses$", "-test.failfast", "-rapid.nofailfile")
+			cmd.Env = append(os.Environ(), faultEnv+"="+fault)
+			out, err := cmd.CombinedOutput()
+			if exit := new(exec.ExitError); !errors.As(err, &exit) || !bytes.Contains(out, []byte("--- FAIL: TestPlainIndexPasses")) {
+				t.Fatalf("the suite passed: %v\n%s", err, out)
+			}
+		})
+	}
+}
