@@ -56,7 +56,16 @@ def import_tokenizers():
 
 # --- what the texts are made of -------------------------------------------------------------------------------
 
-ENGLISH = ["the", "of", "and", "a", "to", "in", "is", "it", "you", "that", "he", "was", "for", "on", "are", "with", "as", "I", "his", "they", "be", "at", "one", "have", "this", "from", "or", "had", "by", "not", "but", "what", "some", "we", "can", "out", "other", "were", "all", "there", "when", "up", "use", "your", "how", "said", "an", "each", "she", "which", "do", "their", "time", "if", "will", "way", "about", "many", "then", "them", "write", "would", "like", "so", "these", "her", "long", "make", "thing", "see", "him", "two", "has", "look", "more", "day", "could", "go", "come", "did", "number", "sound", "no", "most", "people", "my", "over", "know", "water", "than", "call", "first", "who", "may", "down", "side", "been", "now", "find", "any", "new", "work", "part", "take", "get", "place", "scheduler", "latency", "throughput", "prefix", "cache", "eviction", "replica", "tokenizer", "inference", "distributed", "concurrency", "asynchronous", "unbelievably", "antidisestablishmentarianism", "co-operate", "state-of-the-art", "don't", "can't", "we'll", "they've", "I'd", "it's", "naïve", "café", "résumé", "Dr.", "e.g.", "i.e.", "U.S.A.", "iPhone", "GPUs", "HTTP/2", "IPv6", "C++", "C#", ".NET", "node.js", "README.md"]
+ENGLISH = """
+the of and a to in is it you that he was for on are with as I his they be at one have this from or had by not
+but what some we can out other were all there when up use your how said an each she which do their time if will
+way about many then them write would like so these her long make thing see him two has look more day could go
+come did number sound no most people my over know water than call first who may down side been now find any new
+work part take get place scheduler latency throughput prefix cache eviction replica tokenizer inference
+distributed concurrency asynchronous unbelievably antidisestablishmentarianism co-operate state-of-the-art don't
+can't we'll they've I'd it's naïve café résumé Dr. e.g. i.e. U.S.A. iPhone GPUs HTTP/2 IPv6 C++ C# .NET node.js
+README.md
+""".split()
 SCRIPTS = {
     "chinese": (
         "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出就分对成会可主发年动同工也能下过子说产种面而方后多定行学法所"
@@ -89,36 +98,10 @@ SCRIPTS = {
     "georgian": ("აბგდევზთიკლმნოპჟრსტუფქღყშჩცძწჭხჯჰ", " ", ".,"),
     "ethiopic": ("ሀለሐመሠረሰሸቀበተቸኀነኘአከኸወዐዘዠየደጀገጠጨጰጸፀፈፐ", " ", "።፣"),
 }
-EMOJI = [
-    "👍",
-    "😀",
-    "😃",
-    "🎉",
-    "🚀",
-    "❤️",
-    "☃️",
-    "☃",
-    "👨‍👩‍👧‍👦",
-    "👩🏽‍💻",
-    "🏳️‍🌈",
-    "🏴‍☠️",
-    "🇩🇪",
-    "🇯🇵🇺🇸",
-    "👋🏿",
-    "1️⃣",
-    "#️⃣",
-    "🏴󠁧󠁢󠁥󠁮󠁧󠁿",
-    "🧑‍🚀",
-    "🫠",
-    "🤷🏼‍♀️",
-    "✅",
-    "⌛︎",
-    "©️",
-    "™",
-    "🀄",
-    "🧑🏻‍🤝‍🧑🏿",
-    "👁️‍🗨️",
-]
+EMOJI = """
+👍 😀 😃 🎉 🚀 ❤️ ☃️ ☃ 👨‍👩‍👧‍👦 👩🏽‍💻 🏳️‍🌈 🏴‍☠️ 🇩🇪 🇯🇵🇺🇸 👋🏿 1️⃣ #️⃣ 🏴󠁧󠁢󠁥󠁮󠁧󠁿 🧑‍🚀 🫠 🤷🏼‍♀️ ✅ ⌛︎ ©️ ™
+🀄 🧑🏻‍🤝‍🧑🏿 👁️‍🗨️
+""".split()
 MARKS = [
     chr(c)
     for c in itertools.chain(
@@ -181,39 +164,14 @@ CONTROLS = [
     "\U0010ffff",
     "\ue000",
 ]
-SPECIALS = [
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|reserved_special_token_0|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|vision_start|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<think>",
-    "</think>",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "[PAD]",
-    "[UNK]",
-    "<s>",
-    "</s>",
-    "<unk>",
-    "<pad>",
-    "<bos>",
-    "<|eot_id",
-    "|im_start|>",
-    "<|im_end|",
-    "[CLS",
-    "[mask]",
-    "<|IM_START|>",
-    "< |im_end|>",
-]
+SPECIALS = (
+    """
+<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|reserved_special_token_0|>
+<|im_start|> <|im_end|> <|endoftext|> <|vision_start|> <tool_call> </tool_call> <think> </think> [CLS] [SEP]
+[MASK] [PAD] [UNK] <s> </s> <unk> <pad> <bos> <|eot_id |im_start|> <|im_end| [CLS [mask] <|IM_START|>
+""".split()
+    + ["< |im_end|>"]
+)
 CODE = [
     'def {a}({b}, *args, **kwargs):\n    """{c}"""\n    return [{b} ** 2 for {b} in range({n}) if {b} % 2 == 0]\n',
     'package main\n\nimport "fmt"\n\nfunc main() {{\n\tfor {a} := range {n} {{\n\t\tfmt.Println("{b}", {a})\n\t}}\n}}\n',
