@@ -18,6 +18,9 @@ var (
 	ErrInvalidText = errors.New("tokenpool: invalid text")
 	// ErrTokenizer says that the tokenizer failed on the text.
 	ErrTokenizer = errors.New("tokenpool: tokenizer failed")
+	// ErrLoad says that there is a tokenizer for the model, as far as known, but
+	// that it could not be fetched or read; try again later.
+	ErrLoad = errors.New("tokenpool: tokenizer cannot be loaded")
 	// ErrClosed says that the pool has been closed.
 	ErrClosed = errors.New("tokenpool: pool closed")
 )
@@ -49,7 +52,8 @@ type Request struct {
 	// in the text are recognised in both cases, as engines do.
 	NoSpecialTokens bool
 	// Mode says how long to wait, Budget how long Wait does; 0 is the pool's
-	// default.
+	// default, and less than 0 is not at all. The time in which a tokenizer is
+	// loaded counts.
 	Mode   Mode
 	Budget time.Duration
 }

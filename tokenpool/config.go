@@ -1,0 +1,134 @@
+package tokenpool
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/kvatlas/kvatlas/prefixcache"
+)
+
+// MaxTextLimit is the largest Config.MaxTextBytes. Beyond it tokenizers stop
+// working: the regular expression engine under most of them gives up on about
+// ten million equal characters, and a text of 10 MB takes over a gigabyte.
+const MaxTextLimit = 8 << 20
+
+// Config configures a Pool. Zero fields take the default; New refuses values
+// outside the limits.
+type Config struct {
+	// Origin is where tokenizers come from. Required.
+	Origin Origin
+	// Store remembers tokens of texts. Optional; without one every text is
+	// tokenized, and Async never comes to an exact answer.
+	Store prefixcache.Store
+	// Workers is how many texts are tokenized at a time, each on a thread of
+	// its own and with about 150 bytes of memory a byte of text. Default
+	// GOMAXPROCS, limit 1024.
+	Workers int
+	// Queue is how many texts may wait for a worker, and as many again for a
+	// tokenizer that is being loaded. Default 1024, limit 1,000,000.
+	Queue int
+	// QueueBytes bounds the sum of the texts that wait or are worked on, in
+	// bytes. Default 64 MiB or MaxTextBytes, whichever is more; not less than
+	// MaxTextBytes.
+	QueueBytes int64
+	// MaxTextBytes is the longest text taken, in bytes. A mebibyte is about
+	// 250,000 tokens of English and takes 0.5 to 0.9 s. Default 1 MiB, limit
+	// MaxTextLimit.
+	MaxTextBytes int
+	// Budget is how long Wait waits when the request says nothing. Default
+	// 50 ms, limit 1 minute.
+	Budget time.Duration
+	// MaxTokenizers is how many tokenizers are in memory at most, those being
+	// loaded and those still finishing work included. One takes 13 MB (BERT)
+	// to 300 MB (Gemma 3). Default 8, limit 1024.
+	MaxTokenizers int
+	// LoadTimeout bounds one load, download included. Default 10 minutes,
+	// limit 1 hour.
+	LoadTimeout time.Duration
+	// FailureTTL is how long a failed load is remembered and given as the
+	// answer, unless the origin has another version by then. Default 5 s,
+	// limit 5 minutes.
+	FailureTTL time.Duration
+	// Recheck is how often the origin is asked whether a loaded tokenizer has
+	// been replaced or removed. Default 10 s, limit 1 hour.
+	Recheck time.Duration
+	// Observer is told what happens. All of its funcs may be nil.
+	Observer Observer
+}
+
+// validate fills the defaults of c and checks its limits.
+func (c *Config) validate() error {
+	if c.Origin == nil {
+		return errors.New("tokenpool: config: Origin is missing")
+	}
+	set(&c.Workers, runtime.GOMAXPROCS(0))
+	set(&c.Queue, 1024)
+	set(&c.MaxTextBytes, 1<<20)
+	set(&c.QueueBytes, max(64<<20, int64(c.MaxTextBytes)))
+	set(&c.Budget, 50*time.Millisecond)
+	set(&c.MaxTokenizers, 8)
+	set(&c.LoadTimeout, 10*time.Minute)
+	set(&c.FailureTTL, 5*time.Second)
+	set(&c.Recheck, 10*time.Second)
+	return errors.Join(
+		within("Workers", c.Workers, 1, 1024),
+		within("Queue", c.Queue, 1, 1_000_000),
+		within("MaxTextBytes", c.MaxTextBytes, 1, MaxTextLimit),
+		within("QueueBytes", c.QueueBytes, int64(c.MaxTextBytes), 1<<40),
+		within("Budget", c.Budget, time.Microsecond, time.Minute),
+		within("MaxTokenizers", c.MaxTokenizers, 1, 1024),
+		within("LoadTimeout", c.LoadTimeout, time.Millisecond, time.Hour),
+		within("FailureTTL", c.FailureTTL, time.Millisecond, 5*time.Minute),
+		within("Recheck", c.Recheck, time.Millisecond, time.Hour),
+	)
+}
+
+// number is what a config field may be.
+type number interface {
+	~int | ~int64
+}
+
+// set gives v the default d if it is zero.
+func set[T number](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}
+
+// within says what is wrong when v is not in [lo, hi].
+func within[T number](field string, v, lo, hi T) error {
+	if v < lo || v > hi {
+		return fmt.Errorf("tokenpool: config: %s is %v, must be in [%v, %v]", field, v, lo, hi)
+	}
+	return nil
+}
+
+// Observer is told what a Pool does. Its funcs are called without a lock held,
+// by many goroutines at once; they should return quickly, since they hold up
+// the worker or load that calls them. None is given any prompt text.
+type Observer struct {
+	// Tokenized is called when the tokenizer has run over a text.
+	Tokenized func(TokenizedEvent)
+	// Loaded is called when a load has ended, in a tokenizer or in err.
+	Loaded func(m Model, err error)
+	// Dropped is called when a tokenizer leaves the pool, for lack of room or
+	// because the origin has another version.
+	Dropped func(m Model, reason string)
+	// StoreRefused is called when the prefix store would not keep a text.
+	StoreRefused func(model string, err error)
+}
+
+// TokenizedEvent tells of one run of a tokenizer.
+type TokenizedEvent struct {
+	// Model is the model asked for.
+	Model string
+	// Bytes is the length of the text, Tokens how many came of it.
+	Bytes, Tokens int
+	// Queued is the time from the request to the run, the load of the
+	// tokenizer included; Took is the run itself.
+	Queued, Took time.Duration
+	// Err is nil, or wraps ErrTokenizer.
+	Err error
+}

@@ -1,0 +1,131 @@
+package tokenpool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Directory is an Origin over a folder that holds
+// <root>/<org>/<model>/tokenizer.json. Symbolic links are followed, since they
+// are the operator's; names that would lead out of the folder are refused.
+type Directory struct{ root string }
+
+// NewDirectory returns the Directory at root, which must exist.
+func NewDirectory(root string) (*Directory, error) {
+	abs, err := filepath.Abs(root)
+	if err != nil {
+		return nil, fmt.Errorf("tokenpool: tokenizer directory %q: %w", root, err)
+	}
+	fi, err := os.Stat(abs)
+	if err != nil {
+		return nil, fmt.Errorf("tokenpool: tokenizer directory: %w", err)
+	}
+	if !fi.IsDir() {
+		return nil, fmt.Errorf("tokenpool: tokenizer directory: %s is not a directory", abs)
+	}
+	return &Directory{abs}, nil
+}
+
+// Stat implements Origin with one stat of the file.
+func (d *Directory) Stat(model string) (string, error) {
+	if err := checkModel(model); err != nil {
+		return "", err
+	}
+	fi, err := os.Stat(d.path(model, tokenizerFile))
+	if err != nil {
+		return "", d.failed(model, err)
+	}
+	if !fi.Mode().IsRegular() {
+		return "", unknown(model, "its tokenizer.json is not a regular file")
+	}
+	return version(fi), nil
+}
+
+// Fetch implements Origin.
+func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
+	// Stat first: opening a named pipe would hang.
+	if _, err := d.Stat(model); err != nil {
+		return Files{}, err
+	}
+	data, v, err := readFile(d.path(model, tokenizerFile), maxTokenizerFile)
+	if err != nil {
+		return Files{}, d.failed(model, err)
+	}
+	config, err := readConfig(d.path(model, configFile))
+	if err != nil {
+		return Files{}, d.failed(model, err)
+	}
+	return Files{Tokenizer: data, Config: config, From: "directory", Version: v}, nil
+}
+
+func (d *Directory) path(model, file string) string {
+	return filepath.Join(d.root, filepath.FromSlash(model), file)
+}
+
+// failed tells a file that is not there from one that cannot be read. The
+// root's path stays out of it: clients see errors of this kind.
+func (d *Directory) failed(model string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ENAMETOOLONG) {
+		return unknown(model, "the tokenizer directory has no %s/tokenizer.json", model)
+	}
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		err = pe.Err
+	}
+	return fmt.Errorf("%w: model %s: read from the tokenizer directory: %w", ErrLoad, quoteModel(model), err)
+}
+
+// version identifies the content of a file by what changes with it.
+func version(fi fs.FileInfo) string {
+	var inode uint64
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		inode = uint64(st.Ino) //nolint:unconvert // narrower on some systems
+	}
+	return fmt.Sprintf("%d-%d-%d", fi.Size(), fi.ModTime().UnixNano(), inode)
+}
+
+// readFile reads a file of at most limit bytes, and says which version of it
+// was read.
+func readFile(path string, limit int64) ([]byte, string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() { _ = f.Close() }()
+	fi, err := f.Stat()
+	if err != nil {
+		return nil, "", err
+	}
+	if fi.Size() > limit {
+		return nil, "", fmt.Errorf("%s is %d bytes, the limit is %d", filepath.Base(path), fi.Size(), limit)
+	}
+	data := make([]byte, fi.Size())
+	// A file that shrinks meanwhile ends in an error, one that grows has
+	// another version at the next Stat.
+	if _, err := io.ReadFull(f, data); err != nil {
+		return nil, "", fmt.Errorf("%s changed while it was read: %w", filepath.Base(path), err)
+	}
+	return data, version(fi), nil
+}
+
+// readConfig reads a tokenizer_config.json that need not be there.
+func readConfig(path string) ([]byte, error) {
+	fi, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !fi.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", configFile)
+	}
+	data, _, err := readFile(path, maxConfigFile)
+	return data, err
+}

@@ -1,0 +1,130 @@
+package tokenpool
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/daulet/tokenizers"
+
+	// libtokenizers.a is linked from the project's own folder.
+	_ "github.com/kvatlas/kvatlas/tokenpool/internal/link"
+)
+
+// encoder is a tokenizer in memory. The tests of queueing and loading use one
+// that they can hold up; the other one is library.
+type encoder interface {
+	// encode returns the tokens of text and the byte offset at which each
+	// ends. It returns none when it fails: see tokenize.
+	encode(text string, special bool) (ids []uint32, ends []int)
+	// vocabulary is the number of different tokens.
+	vocabulary() int
+	// close gives the memory back. No call may follow, or run.
+	close()
+}
+
+// library is the encoder of github.com/daulet/tokenizers.
+type library struct{ t *tokenizers.Tokenizer }
+
+// newLibrary reads the bytes of a tokenizer.json.
+func newLibrary(data []byte) (encoder, error) {
+	data, err := plain(data)
+	if err != nil {
+		return nil, err
+	}
+	t, err := tokenizers.FromBytes(data)
+	if err != nil {
+		return nil, err
+	}
+	return library{t}, nil
+}
+
+func (l library) encode(text string, special bool) ([]uint32, []int) {
+	e := l.t.EncodeWithOptions(text, special, tokenizers.WithReturnOffsets())
+	if len(e.Offsets) != len(e.IDs) {
+		return nil, nil
+	}
+	ends := make([]int, len(e.Offsets))
+	for i, o := range e.Offsets {
+		ends[i] = int(o[1])
+	}
+	return e.IDs, ends
+}
+
+func (l library) vocabulary() int { return int(l.t.VocabSize()) }
+
+func (l library) close() { _ = l.t.Close() } // always nil
+
+// tokenize runs e over text. The library swallows errors and panics of the
+// tokenizer and returns no tokens, which is also the right answer to some texts
+// that are not empty: BERT's normalizer strips white space and control
+// characters, a vocabulary may know none of the characters.
+//
+// Both can be told apart, since a failure leaves nothing of the whole text: if
+// the same text gets special tokens around it, or gives tokens for a letter put
+// behind it, the tokenizer did not fail on it.
+func tokenize(e encoder, text string, special bool) ([]uint32, []int, error) {
+	ids, ends := e.encode(text, special)
+	if len(ids) > 0 || text == "" {
+		return ids, ends, nil
+	}
+	if probe, _ := e.encode(text, true); len(probe) > 0 {
+		return nil, nil, nil
+	}
+	if probe, _ := e.encode(text+" a", false); len(probe) > 0 {
+		return nil, nil, nil
+	}
+	return nil, nil, fmt.Errorf("%w: it gave no tokens for a text of %d bytes", ErrTokenizer, len(text))
+}
+
+// limits says whether a tokenizer.json has truncation or padding set, judged by
+// the words alone: a quick look that may say yes for a word in the vocabulary.
+func limits(data []byte) bool {
+	for _, key := range []string{`"truncation"`, `"padding"`} {
+		for rest := data; ; {
+			i := bytes.Index(rest, []byte(key))
+			if i < 0 {
+				break
+			}
+			rest = bytes.TrimLeft(rest[i+len(key):], " \t\r\n")
+			if value, ok := bytes.CutPrefix(rest, []byte(":")); ok && !bytes.HasPrefix(bytes.TrimLeft(value, " \t\r\n"), []byte("null")) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// plain returns a tokenizer.json without its truncation and padding. Files of
+// embedding models carry both, and the library would cut every text at, say,
+// 256 tokens without a word; transformers, and with it the engines, switches
+// both off.
+func plain(data []byte) ([]byte, error) {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
+		return nil, errors.New("tokenizer.json is not a JSON object")
+	}
+	if !limits(data) {
+		return data, nil
+	}
+	out := make([]byte, 0, len(data))
+	from := int64(0)
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return nil, fmt.Errorf("tokenizer.json: %w", err)
+		}
+		var value json.RawMessage
+		if err := dec.Decode(&value); err != nil {
+			return nil, fmt.Errorf("tokenizer.json: %w", err)
+		}
+		if key == "truncation" || key == "padding" {
+			end := dec.InputOffset()
+			out = append(out, data[from:end-int64(len(value))]...)
+			out = append(out, "null"...)
+			from = end
+		}
+	}
+	return append(out, data[from:]...), nil
+}

@@ -1,0 +1,305 @@
+package tokenpool
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// HubConfig configures a Hub. Zero fields take the default.
+type HubConfig struct {
+	// Endpoint is the hub's URL. Default https://huggingface.co.
+	Endpoint string
+	// Token is the access token, sent to the endpoint's host only. Default
+	// none.
+	Token string
+	// Revision is the branch, tag or commit to take. Default "main". A branch
+	// is looked at whenever a tokenizer is loaded, a full commit hash never
+	// again once it is in the cache.
+	Revision string
+	// Revisions are the revisions of single models, by name.
+	Revisions map[string]string
+	// CacheDir is where files are kept, for other processes too. Default
+	// kvatlas/tokenizers in the user's cache directory. Nothing in it is ever
+	// deleted by the Hub but unfinished downloads.
+	CacheDir string
+	// Offline makes the Hub use the cache alone.
+	Offline bool
+	// MaxDownloads is how many models are fetched at a time. Default 4,
+	// limit 64.
+	MaxDownloads int
+	// MaxFileBytes is the largest tokenizer.json taken. Default 256 MiB, which
+	// is the limit as well.
+	MaxFileBytes int64
+	// Attempts is how often a download is tried before it fails; what has
+	// arrived is kept from one to the next, and from one Fetch to the next.
+	// Default 5, limit 100.
+	Attempts int
+	// ResponseTimeout bounds the wait for a connection, for response headers,
+	// and for each part of a body to come. Default 15 s, limit 10 minutes. A
+	// file that is in the cache is looked at with a third of it.
+	ResponseTimeout time.Duration
+	// Backoff is the pause before the second attempt; it doubles for each
+	// further one, up to 30 s. Default 500 ms, limit 30 s.
+	Backoff time.Duration
+	// Progress, if set, is called as a file arrives: how many bytes are there,
+	// and how many there will be (-1 when the server does not say). It is
+	// called by one goroutine a file, at most once a megabyte and at the end.
+	Progress func(model, file string, done, total int64)
+}
+
+// HubConfigFromEnv returns the HubConfig that Hugging Face's own variables
+// describe: HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE (1, true, yes or on).
+func HubConfigFromEnv() HubConfig {
+	c := HubConfig{Endpoint: os.Getenv("HF_ENDPOINT"), Token: os.Getenv("HF_TOKEN")}
+	switch strings.ToLower(os.Getenv("HF_HUB_OFFLINE")) {
+	case "1", "true", "yes", "on":
+		c.Offline = true
+	}
+	return c
+}
+
+// validate fills the defaults of c and checks its limits.
+func (c *HubConfig) validate() error {
+	c.Endpoint = strings.TrimRight(cmp.Or(c.Endpoint, "https://huggingface.co"), "/")
+	u, err := url.Parse(c.Endpoint)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return fmt.Errorf("tokenpool: hub config: Endpoint %q is not a URL of the form https://host/path", redact(c.Endpoint))
+	}
+	if strings.ContainsFunc(c.Token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return errors.New("tokenpool: hub config: Token has a character that no token has")
+	}
+	c.Revision = cmp.Or(c.Revision, "main")
+	if err := checkRevision(c.Revision); err != nil {
+		return fmt.Errorf("tokenpool: hub config: Revision: %w", err)
+	}
+	c.Revisions = maps.Clone(c.Revisions)
+	for model, revision := range c.Revisions {
+		if err := checkRevision(revision); err != nil {
+			return fmt.Errorf("tokenpool: hub config: Revisions of %q: %w", model, err)
+		}
+	}
+	if c.CacheDir == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			return fmt.Errorf("tokenpool: hub config: CacheDir is not set, and there is no default: %w", err)
+		}
+		c.CacheDir = filepath.Join(user, "kvatlas", "tokenizers")
+	}
+	set(&c.MaxDownloads, 4)
+	set(&c.MaxFileBytes, maxTokenizerFile)
+	set(&c.Attempts, 5)
+	set(&c.ResponseTimeout, 15*time.Second)
+	set(&c.Backoff, 500*time.Millisecond)
+	return errors.Join(
+		within("MaxDownloads", c.MaxDownloads, 1, 64),
+		within("MaxFileBytes", c.MaxFileBytes, 1, maxTokenizerFile),
+		within("Attempts", c.Attempts, 1, 100),
+		within("ResponseTimeout", c.ResponseTimeout, time.Millisecond, 10*time.Minute),
+		within("Backoff", c.Backoff, time.Millisecond, maxBackoff),
+	)
+}
+
+// redact leaves out what may be a password in a URL.
+func redact(endpoint string) string {
+	if i := strings.LastIndexByte(endpoint, '@'); i >= 0 {
+		return "...@" + endpoint[i+1:]
+	}
+	return endpoint
+}
+
+// Names on the hub: letters, digits, '-', '_', '.'; revisions also '/', as in
+// refs/pr/1.
+var (
+	hubName     = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?$`)
+	hubRevision = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}$`)
+	hubCommit   = regexp.MustCompile(`^[0-9a-f]{40}$`)
+)
+
+func checkRevision(revision string) error {
+	if !hubRevision.MatchString(revision) || strings.Contains(revision, "..") {
+		return fmt.Errorf("%q is not the name of a branch or tag, nor a commit", revision)
+	}
+	return nil
+}
+
+// Hub is an Origin over the Hugging Face hub or a mirror of it
+// (<endpoint>/<model>/resolve/<revision>/tokenizer.json), with a cache on disk:
+//
+//	<cache>/<model>/@<revision>/tokenizer.json        whole, put there by rename
+//	<cache>/<model>/@<revision>/tokenizer.json.meta   its ETag and commit
+//	<cache>/<model>/@<revision>/tokenizer.json.part   unfinished, with .part.meta
+//
+// A download that breaks off is taken up where it ended, if the server still
+// has the same file. When the hub cannot be reached, refuses, or has the model
+// no more, what is in the cache is used.
+type Hub struct {
+	cfg       HubConfig
+	client    *http.Client
+	downloads *semaphore.Weighted
+}
+
+// NewHub returns a Hub. It creates the cache directory, and asks nothing of the
+// network yet.
+func NewHub(cfg HubConfig) (*Hub, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(cfg.CacheDir, 0o755); err != nil {
+		return nil, fmt.Errorf("tokenpool: hub cache: %w", err)
+	}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.ResponseHeaderTimeout = cfg.ResponseTimeout
+	transport.TLSHandshakeTimeout = cfg.ResponseTimeout
+	transport.MaxIdleConnsPerHost = 2
+	transport.IdleConnTimeout = 10 * time.Second // models are fetched rarely
+	return &Hub{
+		cfg:       cfg,
+		client:    &http.Client{Transport: transport, CheckRedirect: checkRedirect},
+		downloads: semaphore.NewWeighted(int64(cfg.MaxDownloads)),
+	}, nil
+}
+
+// Close ends idle connections. The Hub can still be used.
+func (h *Hub) Close() { h.client.CloseIdleConnections() }
+
+// Stat implements Origin with one stat of the file in the cache.
+func (h *Hub) Stat(model string) (string, error) {
+	if err := checkHubModel(model); err != nil {
+		return "", err
+	}
+	fi, err := os.Stat(filepath.Join(h.dir(model), tokenizerFile))
+	switch {
+	case err == nil && fi.Mode().IsRegular():
+		return version(fi), nil
+	case err == nil:
+		return "", fmt.Errorf("%w: model %s: its file in the hub's cache is not a regular one", ErrLoad, quoteModel(model))
+	case !errors.Is(err, fs.ErrNotExist):
+		return "", fmt.Errorf("%w: model %s: hub cache: %w", ErrLoad, quoteModel(model), err)
+	case h.cfg.Offline:
+		return "", unknown(model, "the hub is not asked (offline), and its cache does not have revision %s", h.revision(model))
+	}
+	return "", nil
+}
+
+// Fetch implements Origin.
+func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
+	if _, err := h.Stat(model); err != nil {
+		return Files{}, err
+	}
+	if err := h.downloads.Acquire(ctx, 1); err != nil {
+		return Files{}, fmt.Errorf("%w: model %s: wait for another download: %w", ErrLoad, quoteModel(model), err)
+	}
+	defer h.downloads.Release(1)
+
+	dir := h.dir(model)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return Files{}, fmt.Errorf("%w: hub cache: %w", ErrLoad, err)
+	}
+	unlock, err := lockDir(ctx, dir)
+	if err != nil {
+		return Files{}, fmt.Errorf("%w: model %s: hub cache: %w", ErrLoad, quoteModel(model), err)
+	}
+	defer unlock()
+
+	d := download{
+		hub: h, model: model, revision: h.revision(model), file: tokenizerFile, dir: dir,
+		limit: h.cfg.MaxFileBytes, attempts: h.cfg.Attempts,
+	}
+	meta, err := d.fetch(ctx)
+	if err != nil {
+		return Files{}, err
+	}
+	data, v, err := readFile(d.path(""), h.cfg.MaxFileBytes)
+	if err != nil {
+		return Files{}, fmt.Errorf("%w: model %s: hub cache: %w", ErrLoad, quoteModel(model), err)
+	}
+	files := Files{
+		Tokenizer: data,
+		From:      "hub",
+		Revision:  cmp.Or(meta.Commit, d.revision),
+		Version:   v,
+	}
+	// The tokens do not depend on the other file, so neither does the load.
+	d.file, d.limit, d.attempts, d.quick = configFile, maxConfigFile, 1, true
+	if !d.stale { // else there is no use in asking
+		_, err := d.fetch(ctx)
+		if errors.Is(err, ErrUnknownModel) && !h.cfg.Offline {
+			_ = writeMeta(d.path(".meta"), fileMeta{Commit: meta.Commit, Size: absent})
+		}
+	}
+	files.Config, _ = readConfig(d.path(""))
+	return files, nil
+}
+
+// dir is the cache's folder of a model. Names on the hub have no '@', so no
+// model lies within another one's folder.
+func (h *Hub) dir(model string) string {
+	return filepath.Join(h.cfg.CacheDir, filepath.FromSlash(model), "@"+url.PathEscape(h.revision(model)))
+}
+
+func (h *Hub) revision(model string) string {
+	return cmp.Or(h.cfg.Revisions[model], h.cfg.Revision)
+}
+
+func checkHubModel(model string) error {
+	if err := checkModel(model); err != nil {
+		return err
+	}
+	if !hubName.MatchString(model) {
+		return unknown(model, "not the name of a model on the hub")
+	}
+	return nil
+}
+
+// checkRedirect follows the hub to its file servers, and sees to it that the
+// token does not follow.
+func checkRedirect(req *http.Request, via []*http.Request) error {
+	if len(via) >= 10 {
+		return errors.New("more than 10 redirects")
+	}
+	if via[0].URL.Scheme == "https" && req.URL.Scheme != "https" {
+		return errors.New("redirect from https to http refused")
+	}
+	if req.URL.Host != via[0].URL.Host {
+		req.Header.Del("Authorization")
+	}
+	return nil
+}
+
+// lockDir keeps other processes that share the cache out of dir, until unlock.
+func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil // closing unlocks
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			_ = f.Close()
+			return nil, fmt.Errorf("lock: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, fmt.Errorf("another process holds the lock: %w", ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}

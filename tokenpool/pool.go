@@ -1,0 +1,279 @@
+package tokenpool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/kvatlas/kvatlas/prefixcache"
+)
+
+// Pool tokenizes texts. New makes one. All methods are safe for concurrent
+// use.
+type Pool struct {
+	cfg  Config
+	read func([]byte) (encoder, error) // newLibrary, but in tests
+
+	ctx    context.Context // of loads; ends with Close
+	cancel context.CancelFunc
+	done   chan struct{} // closed by Close
+	once   sync.Once     // of Close
+	wg     sync.WaitGroup
+
+	run    chan *flight        // flights that wait for a worker
+	bytes  *semaphore.Weighted // QueueBytes, held by flights to their end
+	places *semaphore.Weighted // Queue, held by flights that wait for a load
+	remote *semaphore.Weighted // half of Queue, by those whose model may not exist
+	slots  *semaphore.Weighted // MaxTokenizers, held by tokenizers to their close
+
+	seed maphash.Seed
+	n    counters
+
+	mu      sync.Mutex // protects all below; no call out of the package is made under it
+	closed  bool
+	flights map[flightKey]*flight
+	loads   map[string]*load
+	loaded  *simplelru.LRU[string, *tokenizer]
+	idents  *simplelru.LRU[string, ident] // of models loaded before
+	failed  *simplelru.LRU[string, failure]
+	recent  [recentFlights]uint64 // hashes of the texts that were done last
+	ended   uint64                // flights done; recent[(ended-1)%len] is the last
+}
+
+// Bounds of what is remembered about models that are not loaded, and about
+// flights that have ended.
+const (
+	maxIdents     = 4096
+	maxFailures   = 1024
+	recentFlights = 512
+)
+
+// ident is what tells whether the prefix store's entries of a model still
+// hold, when its tokenizer is not in memory.
+type ident struct{ version, fingerprint string }
+
+// failure is a load that failed.
+type failure struct {
+	version string
+	until   time.Time
+	err     error
+}
+
+// New returns a Pool and starts its workers. Close ends them.
+func New(cfg Config) (*Pool, error) { return newPool(cfg, newLibrary) }
+
+func newPool(cfg Config, read func([]byte) (encoder, error)) (*Pool, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	p := &Pool{
+		cfg:     cfg,
+		read:    read,
+		done:    make(chan struct{}),
+		run:     make(chan *flight, cfg.Queue),
+		bytes:   semaphore.NewWeighted(cfg.QueueBytes),
+		places:  semaphore.NewWeighted(int64(cfg.Queue)),
+		remote:  semaphore.NewWeighted(int64(cfg.Queue+1) / 2),
+		slots:   semaphore.NewWeighted(int64(cfg.MaxTokenizers)),
+		seed:    maphash.MakeSeed(),
+		flights: make(map[flightKey]*flight),
+		loads:   make(map[string]*load),
+	}
+	// NewLRU fails for a size below 1 only, and none is.
+	p.loaded, _ = simplelru.NewLRU[string, *tokenizer](cfg.MaxTokenizers, nil)
+	p.idents, _ = simplelru.NewLRU[string, ident](maxIdents, nil)
+	p.failed, _ = simplelru.NewLRU[string, failure](maxFailures, nil)
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	for range cfg.Workers {
+		p.wg.Go(p.work)
+	}
+	return p, nil
+}
+
+// Tokens answers req. In short:
+//
+//   - Wait and Async give an error only if the request is at fault
+//     (ErrTooLong, ErrInvalidText, ErrUnknownModel), if the tokenizer is
+//     (ErrTokenizer, ErrLoad), if the caller has gone, or after Close
+//     (ErrClosed). In all other cases they answer with what is known, and
+//     Result.Exact says whether that is all. A deadline of ctx is a shorter
+//     budget to Wait.
+//   - Sync waits for a place in a full queue too, and its answer is always
+//     exact. When ctx ends first the error wraps ctx's, and ErrBusy as well if
+//     the text did not even get into the queue.
+//
+// What Wait and Async do not wait for goes on behind, and into the prefix
+// store.
+func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
+	if req.Mode > Sync {
+		return Result{}, fmt.Errorf("tokenpool: unknown mode %d", req.Mode)
+	}
+	if err := checkText(req.Text, p.cfg.MaxTextBytes); err != nil {
+		p.n.refused.Add(1)
+		return Result{}, err
+	}
+	if err := ctx.Err(); err != nil && (req.Mode == Sync || !errors.Is(err, context.DeadlineExceeded)) {
+		return Result{}, fmt.Errorf("tokenpool: %w", err)
+	}
+	var expire <-chan time.Time
+	if req.Mode == Wait {
+		budget := req.Budget
+		if budget == 0 {
+			budget = p.cfg.Budget
+		}
+		timer := time.NewTimer(max(budget, 0))
+		defer timer.Stop()
+		expire = timer.C
+	}
+	for {
+		res, err := p.ask(ctx, req, expire)
+		// An abandoned flight: its owner went away before it was in the queue.
+		if !errors.Is(err, errAbandoned) {
+			return p.count(res, err)
+		}
+	}
+}
+
+// ask is one try of Tokens.
+func (p *Pool) ask(ctx context.Context, req Request, expire <-chan time.Time) (Result, error) {
+	seen, err := p.look(req.Model, !req.NoSpecialTokens)
+	if err != nil {
+		return Result{}, err
+	}
+	known := p.find(seen.scope, req.Text)
+	if known.Whole {
+		return exact(known.Tokens, req.Text, FromPrefixStore), nil
+	}
+	f, err := p.submit(ctx, req, seen)
+	switch {
+	case errors.Is(err, errDoneMeanwhile):
+		return p.ask(ctx, req, expire)
+	case errors.Is(err, ErrBusy) && req.Mode != Sync:
+		return partial(known, BehindBusy), nil
+	case err != nil:
+		return Result{}, err
+	}
+
+	var gone <-chan struct{}
+	behind := BehindBudget
+	switch req.Mode {
+	case Wait, Sync:
+		gone = ctx.Done()
+	case Async:
+		behind = BehindAsync
+		select {
+		case <-f.done:
+			return f.result()
+		default:
+			return partial(known, behind), nil
+		}
+	}
+	select {
+	case <-f.done:
+		return f.result()
+	case <-expire:
+	case <-gone:
+		if err := ctx.Err(); req.Mode == Sync || !errors.Is(err, context.DeadlineExceeded) {
+			return Result{}, fmt.Errorf("tokenpool: %w", err)
+		}
+	case <-p.done:
+		return Result{}, ErrClosed
+	}
+	select {
+	case <-f.done: // at the same moment
+		return f.result()
+	default:
+	}
+	if seen.scope == "" {
+		// The tokenizer was not loaded when the store was to be asked.
+		if again, err := p.look(req.Model, !req.NoSpecialTokens); err == nil {
+			if known = p.find(again.scope, req.Text); known.Whole {
+				return exact(known.Tokens, req.Text, FromPrefixStore), nil
+			}
+		}
+	}
+	return partial(known, behind), nil
+}
+
+// find asks the prefix store, if there is one and the scope is known.
+func (p *Pool) find(scope, text string) prefixcache.Match {
+	if p.cfg.Store == nil || scope == "" || text == "" {
+		return prefixcache.Match{}
+	}
+	return p.cfg.Store.Find(nil, scope, text)
+}
+
+func exact(tokens []uint32, text string, from Source) Result {
+	return Result{Tokens: tokens, Source: from, Exact: true, Bytes: len(text)}
+}
+
+func partial(known prefixcache.Match, behind Behind) Result {
+	if len(known.Tokens) == 0 {
+		return Result{Source: FromNowhere, Behind: behind}
+	}
+	return Result{Tokens: known.Tokens, Source: FromPrefixStore, Bytes: known.Bytes, Behind: behind}
+}
+
+// Close ends the pool: requests that wait get ErrClosed, loads are cancelled,
+// the texts in work are finished, and all tokenizers are closed. It returns
+// when all goroutines have ended, which takes as long as the texts in work do;
+// a second call waits likewise.
+func (p *Pool) Close() error {
+	p.once.Do(func() {
+		p.mu.Lock()
+		p.closed = true
+		p.mu.Unlock()
+		close(p.done)
+		p.cancel()
+		p.wg.Wait()
+		p.drain()
+
+		p.mu.Lock()
+		var idle []*tokenizer
+		for _, t := range p.loaded.Values() {
+			idle = append(idle, p.drop(t)...)
+		}
+		p.mu.Unlock()
+		p.free(idle)
+	})
+	return nil
+}
+
+// counters count since New.
+type counters struct {
+	fromStore, fromTokenizer, partial, none atomic.Uint64
+	busy, budget, refused, failed           atomic.Uint64
+	tokenized, joined, textBytes, tokens    atomic.Uint64
+	loads, loadErrors, dropped, refusedPuts atomic.Uint64
+	running, waiting, held                  atomic.Int64
+}
+
+// count counts an answer and passes it on.
+func (p *Pool) count(res Result, err error) (Result, error) {
+	switch {
+	case err != nil:
+		p.n.failed.Add(1)
+	case res.Exact && res.Source == FromPrefixStore:
+		p.n.fromStore.Add(1)
+	case res.Exact:
+		p.n.fromTokenizer.Add(1)
+	case res.Source == FromPrefixStore:
+		p.n.partial.Add(1)
+	default:
+		p.n.none.Add(1)
+	}
+	switch res.Behind {
+	case BehindBusy:
+		p.n.busy.Add(1)
+	case BehindBudget:
+		p.n.budget.Add(1)
+	}
+	return res, err
+}

@@ -1,0 +1,133 @@
+package tokenpool
+
+import (
+	"bytes"
+	"cmp"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// Model tells of a loaded tokenizer.
+type Model struct {
+	// Name is the model's name, as in requests.
+	Name string
+	// From is "directory" or "hub"; Revision is the hub's commit, or branch.
+	From, Revision string
+	// Fingerprint is the first 8 bytes of the SHA-256 of tokenizer.json, hex.
+	Fingerprint string
+	// FileBytes is the size of tokenizer.json.
+	FileBytes int64
+	// ResidentBytes is by how much the process's resident memory grew while
+	// the tokenizer was read: the library does not tell its own. It is rough,
+	// since other work goes on at the same time and memory that was given back
+	// is used again, and 0 where the system has no /proc.
+	ResidentBytes int64
+	// Vocabulary is the number of different tokens, added ones included.
+	Vocabulary int
+	// LoadTook is how long fetching and reading took, LoadedAt when it ended.
+	LoadTook time.Duration
+	LoadedAt time.Time
+	// Texts is how many texts were given to it.
+	Texts uint64
+}
+
+// Models returns the tokenizers in memory, by name.
+func (p *Pool) Models() []Model {
+	p.mu.Lock()
+	all := make([]Model, 0, p.loaded.Len())
+	for _, t := range p.loaded.Values() {
+		m := t.info
+		m.Texts = t.requests
+		all = append(all, m)
+	}
+	p.mu.Unlock()
+	slices.SortFunc(all, func(a, b Model) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// Stats are figures about a Pool. Counters run since New.
+type Stats struct {
+	// Whole, Tokenized, Partial and None count answers: exact from the prefix
+	// store, exact from the tokenizer, a known prefix, nothing known.
+	Whole, Tokenized, Partial, None uint64
+	// Busy and Budget count those of them that are not exact because the queue
+	// was full, or the budget over.
+	Busy, Budget uint64
+	// Failed counts requests that ended in an error; Refused those of texts
+	// that cannot be tokenized, which Failed does not count.
+	Failed, Refused uint64
+	// Runs counts texts that the tokenizer ran over, TextBytes and Tokens what
+	// went in and came out. Joined counts requests that waited for a run that
+	// another had begun.
+	Runs, TextBytes, Tokens, Joined uint64
+	// StoreRefused counts texts that the prefix store would not keep.
+	StoreRefused uint64
+	// Loads, LoadErrors and Dropped count tokenizers loaded, not loaded, and
+	// dropped.
+	Loads, LoadErrors, Dropped uint64
+
+	// Queued is the number of texts that wait for a worker, of Queue at most;
+	// Running those in work, of Workers; Waiting those that wait for a
+	// tokenizer, of Queue.
+	Queued, Queue, Running, Workers, Waiting int
+	// HeldBytes is the size of all these texts, of QueueBytes at most.
+	HeldBytes, QueueBytes int64
+	// Tokenizers is the number of tokenizers in memory, of MaxTokenizers;
+	// Loading that of loads under way.
+	Tokenizers, MaxTokenizers, Loading int
+}
+
+// Stats returns figures for metrics.
+func (p *Pool) Stats() Stats {
+	p.mu.Lock()
+	loaded, loading := p.loaded.Len(), len(p.loads)
+	p.mu.Unlock()
+	return Stats{
+		Whole:         p.n.fromStore.Load(),
+		Tokenized:     p.n.fromTokenizer.Load(),
+		Partial:       p.n.partial.Load(),
+		None:          p.n.none.Load(),
+		Busy:          p.n.busy.Load(),
+		Budget:        p.n.budget.Load(),
+		Failed:        p.n.failed.Load(),
+		Refused:       p.n.refused.Load(),
+		Runs:          p.n.tokenized.Load(),
+		TextBytes:     p.n.textBytes.Load(),
+		Tokens:        p.n.tokens.Load(),
+		Joined:        p.n.joined.Load(),
+		StoreRefused:  p.n.refusedPuts.Load(),
+		Loads:         p.n.loads.Load(),
+		LoadErrors:    p.n.loadErrors.Load(),
+		Dropped:       p.n.dropped.Load(),
+		Queued:        len(p.run),
+		Queue:         p.cfg.Queue,
+		Running:       int(p.n.running.Load()),
+		Workers:       p.cfg.Workers,
+		Waiting:       int(p.n.waiting.Load()),
+		HeldBytes:     p.n.held.Load(),
+		QueueBytes:    p.cfg.QueueBytes,
+		Tokenizers:    loaded,
+		MaxTokenizers: p.cfg.MaxTokenizers,
+		Loading:       loading,
+	}
+}
+
+// residentBytes is the resident memory of the process, 0 where it cannot be
+// read.
+func residentBytes() int64 {
+	data, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	fields := bytes.Fields(data)
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, err := strconv.ParseInt(string(fields[1]), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return pages * int64(os.Getpagesize())
+}
