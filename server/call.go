@@ -1,0 +1,275 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// call is one request on its way, with its buffers. Calls are pooled: nothing
+// of one may be kept by what it calls. A call belongs to its request's
+// goroutine.
+type call struct {
+	s     *Server
+	w     http.ResponseWriter
+	r     *http.Request
+	ctx   context.Context // ends at the deadline or when the client goes away
+	route *route
+	id    string // the request id
+
+	// For the log line.
+	model, degraded string
+	refusal         *apiError
+	status, sent    int
+
+	body []byte // the request's body
+	held int64  // how much of inFlightBytes is this call's
+	out  []byte // the response's body
+	scan scanner
+	req  scoreRequest
+}
+
+// keepBytes is the largest buffer that waits for the next request.
+const keepBytes = 4 << 20
+
+// serve makes the http.Handler of a route: everything that is common to all.
+func (s *Server) serve(e route) http.HandlerFunc {
+	seen := s.metrics.route(&e)
+	return func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		c := s.calls.Get().(*call)
+		c.w, c.r, c.ctx, c.route, c.id = w, r, r.Context(), &e, requestID(r)
+		defer func() {
+			abort := c.recovered(recover())
+			took := time.Since(start)
+			seen.observe(c.status, took)
+			c.logLine(took)
+			c.release()
+			if abort {
+				panic(http.ErrAbortHandler)
+			}
+		}()
+		if e.api {
+			defer s.inFlight.Add(-1)
+			if s.inFlight.Add(1) > int64(s.cfg.Limits.MaxInFlight) {
+				c.refuse(s.overloaded("requests"))
+				return
+			}
+			var cancel context.CancelFunc
+			c.ctx, cancel = context.WithTimeout(c.ctx, s.cfg.Limits.RequestTimeout)
+			defer cancel()
+		}
+		if err := e.handle(c); err != nil {
+			c.refuse(err)
+		}
+	}
+}
+
+func (s *Server) overloaded(of string) *apiError {
+	s.metrics.overloaded.Inc()
+	return &apiError{
+		status: http.StatusServiceUnavailable, code: codeOverloaded, retry: time.Second,
+		message: "the server has as many " + of + " as it takes at once, try again later",
+	}
+}
+
+// requestID is the client's X-Request-Id if it can stand in a log line and a
+// header as it is, else a new one.
+func requestID(r *http.Request) string {
+	if id := r.Header.Get("X-Request-Id"); saneID(id) {
+		return id
+	}
+	var b [16]byte
+	return string(strconv.AppendUint(b[:0], rand.Uint64()|1<<63, 16))
+}
+
+func saneID(id string) bool {
+	if id == "" || len(id) > 128 {
+		return false
+	}
+	for i := range len(id) {
+		if c := id[i]; c <= ' ' || c > '~' || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
+}
+
+// recovered answers a panic with 500. What a panic says can hold anything,
+// prompts included, so only runtime errors, which hold none, are logged in
+// full. abort says that the answer is already begun and must be cut off.
+func (c *call) recovered(v any) (abort bool) {
+	if v == nil {
+		return false
+	}
+	if v == http.ErrAbortHandler { //nolint:errorlint // net/http compares it the same way
+		return true
+	}
+	c.s.metrics.panics.Inc()
+	what := fmt.Sprintf("a %T", v)
+	if e, ok := v.(runtime.Error); ok {
+		what = e.Error()
+	}
+	c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).
+		Str("panic", what).Bytes("stack", debug.Stack()).Msg("panic")
+	abort = c.status != 0
+	if !abort {
+		c.refuse(errors.New("panic"))
+	}
+	c.body, c.out, c.req = nil, nil, scoreRequest{} // whoever panicked may still look at them
+	return abort
+}
+
+// refuse answers with an error.
+func (c *call) refuse(err error) {
+	e := asAPIError(err)
+	if e.status == http.StatusGatewayTimeout && c.r.Context().Err() != nil {
+		e = asAPIError(context.Canceled)
+	}
+	c.refusal = e
+	if e.status >= 500 && e.code != codeOverloaded {
+		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", e.code).Err(err).Msg("request failed")
+	}
+	if e.retry > 0 {
+		c.w.Header().Set("Retry-After", strconv.Itoa(int((e.retry+time.Second-1)/time.Second)))
+	}
+	c.out = e.appendJSON(c.out[:0])
+	c.reply(e.status, c.out)
+}
+
+// reply writes the whole response.
+func (c *call) reply(status int, body []byte) {
+	h := c.w.Header()
+	h["Content-Type"] = jsonType
+	h["X-Request-Id"] = []string{c.id}
+	h["Content-Length"] = []string{strconv.Itoa(len(body))}
+	c.status = status
+	c.w.WriteHeader(status)
+	// A failed write means that the client has gone; there is nobody to tell.
+	n, _ := c.w.Write(body)
+	c.sent += n
+}
+
+var jsonType = []string{"application/json"}
+
+// logLine writes the request's line. Probes are for debugging only.
+func (c *call) logLine(took time.Duration) {
+	level := zerolog.InfoLevel
+	if !c.route.api && c.status < 400 {
+		level = zerolog.DebugLevel
+	}
+	e := c.s.cfg.Log.WithLevel(level)
+	if !c.enabled(level) || e == nil {
+		return
+	}
+	e.Str("request_id", c.id).Str("method", clip(c.r.Method, 16)).Str("route", c.route.pattern).
+		Int("status", c.status).Int("bytes", c.sent).Dur("took", took)
+	if c.model != "" {
+		e.Str("model", c.model)
+	}
+	if c.degraded != "" {
+		e.Str("degraded", c.degraded)
+	}
+	if c.refusal != nil {
+		e.Str("code", c.refusal.code)
+	}
+	e.Msg("request")
+}
+
+// enabled says whether the logger takes lines of a level; WithLevel alone
+// does not look at it.
+func (c *call) enabled(l zerolog.Level) bool {
+	return l >= c.s.cfg.Log.GetLevel() && l >= zerolog.GlobalLevel()
+}
+
+func clip(s string, n int) string {
+	if len(s) > n {
+		return s[:n]
+	}
+	return s
+}
+
+// release gives the call back for the next request.
+func (c *call) release() {
+	c.s.inFlightBytes.Add(-c.held)
+	body, out, req := c.body, c.out, c.req
+	if cap(body) > keepBytes {
+		body = nil
+	}
+	if cap(out) > keepBytes {
+		out = nil
+	}
+	req.reset()
+	*c = call{s: c.s, body: body[:0], out: out[:0], req: req}
+	c.s.calls.Put(c)
+}
+
+// uncounted is how much of a body needs no leave: MaxInFlight bounds the sum.
+const uncounted = 64 << 10
+
+// readBody reads the whole body into the call's buffer.
+func (c *call) readBody() ([]byte, error) {
+	limit := c.s.cfg.Limits.MaxBodyBytes
+	for _, enc := range c.r.Header["Content-Encoding"] {
+		if enc != "identity" {
+			return nil, &apiError{status: http.StatusUnsupportedMediaType, code: "unsupported_encoding", message: "the body must be sent without Content-Encoding"}
+		}
+	}
+	size := c.r.ContentLength
+	if size > limit {
+		return nil, tooLarge("", "the body has %d bytes, the limit is %d", size, limit)
+	}
+	// A writer that lingers is cut off at the request's deadline. Recorders in
+	// tests have no deadlines, which is all that the error can say.
+	rc := http.NewResponseController(c.w)
+	if deadline, ok := c.ctx.Deadline(); ok {
+		_ = rc.SetReadDeadline(deadline)
+		defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
+	}
+	// The declared length is believed up to a megabyte; after that room is made
+	// as bytes arrive.
+	buf := c.body[:0]
+	if want := int(min(size, 1<<20)) + 1; cap(buf) < want {
+		buf = make([]byte, 0, max(want, 4096))
+	}
+	for {
+		if len(buf) == cap(buf) {
+			next := make([]byte, len(buf), min(2*cap(buf), int(limit)+1))
+			copy(next, buf)
+			buf = next
+		}
+		n, err := c.r.Body.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		c.body = buf
+		if int64(len(buf)) > limit {
+			return nil, tooLarge("", "the body has more than %d bytes, the limit", limit)
+		}
+		if more := int64(len(buf)) - uncounted - c.held; more > 0 {
+			c.held += more
+			if c.s.inFlightBytes.Add(more) > c.s.cfg.Limits.MaxInFlightBytes {
+				return nil, c.s.overloaded("bytes of requests")
+			}
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF):
+			return buf, nil
+		case c.r.Context().Err() != nil:
+			return nil, context.Canceled
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil, &apiError{status: http.StatusRequestTimeout, code: "body_timeout", message: "the body did not arrive in time"}
+		default:
+			return nil, &apiError{status: http.StatusBadRequest, code: "invalid_body", message: "the body ended early or its transfer encoding is broken"}
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/tokenpool"
+)
+
+// apiError is a refusal as the client sees it.
+type apiError struct {
+	status  int
+	code    string // a word that programs compare
+	message string // a sentence that people read
+	param   string // the field that is to blame; empty is null
+	retry   time.Duration
+}
+
+// Error implements error.
+func (e *apiError) Error() string { return e.message }
+
+// appendJSON appends the one shape that errors have.
+func (e *apiError) appendJSON(b []byte) []byte {
+	b = append(b, `{"error":{"code":`...)
+	b = appendString(b, e.code)
+	b = append(b, `,"message":`...)
+	b = appendString(b, e.message)
+	b = append(b, `,"param":`...)
+	if e.param == "" {
+		b = append(b, "null"...)
+	} else {
+		b = appendString(b, e.param)
+	}
+	return append(b, "}}\n"...)
+}
+
+// Codes of refusals that this package makes itself.
+const (
+	codeInvalidJSON    = "invalid_json"
+	codeInvalidRequest = "invalid_request"
+	codeUnknownField   = "unknown_field"
+	codeTooLarge       = "too_large"
+	codeNotImplemented = "not_implemented"
+	codeOverloaded     = "overloaded"
+)
+
+// invalid is a 400 for one field.
+func invalid(param, format string, args ...any) *apiError {
+	return &apiError{status: http.StatusBadRequest, code: codeInvalidRequest, message: fmt.Sprintf(format, args...), param: param}
+}
+
+// tooLarge is a 413 for one field, or for the body when param is empty.
+func tooLarge(param, format string, args ...any) *apiError {
+	return &apiError{status: http.StatusRequestEntityTooLarge, code: codeTooLarge, message: fmt.Sprintf(format, args...), param: param}
+}
+
+// statusClientGone is what the log and the metrics show when the client went
+// away before its answer; nobody receives it. The number is nginx's.
+const statusClientGone = 499
+
+// mapping says how an error of the packages below is told to a client. An
+// empty message tells the error's own; a fixed one keeps what is inside
+// (addresses, paths) inside, and the error goes to the log.
+var mapping = []struct {
+	is      error
+	status  int
+	code    string
+	param   string
+	message string
+	retry   time.Duration
+}{
+	{is: scorer.ErrRequest, status: 400, code: codeInvalidRequest},
+	{is: scorer.ErrNoTokenizer, status: 501, code: "no_tokenizer", param: "prompt", message: "this server has no tokenizers: send tokens, tokens_b64 or block_keys"},
+	{is: tokenpool.ErrUnknownModel, status: 404, code: "unknown_model", param: "model", message: "there is no tokenizer for this model: send tokens, or make its tokenizer.json known to the server"},
+	{is: tokenpool.ErrInvalidText, status: 400, code: "invalid_text", param: "prompt"},
+	{is: tokenpool.ErrTooLong, status: 413, code: codeTooLarge, param: "prompt"},
+	{is: tokenpool.ErrBusy, status: 503, code: "tokenizer_busy", message: "the tokenizer's queue is full, try again later", retry: time.Second},
+	{is: tokenpool.ErrTokenizer, status: 500, code: "tokenizer_failed", param: "prompt", message: "the tokenizer failed on this text"},
+	{is: tokenpool.ErrClosed, status: 503, code: "closing", message: "the server is shutting down", retry: time.Second},
+	{is: store.ErrInvalid, status: 400, code: codeInvalidRequest},
+	{is: store.ErrModelConflict, status: 409, code: "model_conflict", param: "model"},
+	{is: store.ErrFull, status: 507, code: "index_full", message: "the index has no room for another pod or model"},
+	{is: store.ErrUnavailable, status: 503, code: "index_unavailable", message: "the index cannot be reached, try again later", retry: time.Second},
+	{is: store.ErrClosed, status: 503, code: "closing", message: "the server is shutting down", retry: time.Second},
+	{is: context.DeadlineExceeded, status: 504, code: "timeout", message: "the request took longer than the server allows"},
+	{is: context.Canceled, status: statusClientGone, code: "client_gone", message: "the client closed the connection"},
+}
+
+// asAPIError turns any error into what the client sees.
+func asAPIError(err error) *apiError {
+	if e, ok := errors.AsType[*apiError](err); ok {
+		return e
+	}
+	for i := range mapping {
+		m := &mapping[i]
+		if !errors.Is(err, m.is) {
+			continue
+		}
+		e := &apiError{status: m.status, code: m.code, message: m.message, param: m.param, retry: m.retry}
+		if e.message == "" {
+			e.message = plain(err, m.is)
+		}
+		if in, ok := errors.AsType[*scorer.InputError](err); ok && e.param == "prompt" {
+			e.param = "prompts[" + strconv.Itoa(in.Index) + "]"
+		}
+		return e
+	}
+	return &apiError{status: http.StatusInternalServerError, code: "internal", message: "an internal error; the server's log has it under this request's id"}
+}
+
+// plain is the error's text without the sentinel's, which the code stands for.
+func plain(err, sentinel error) string {
+	text := strings.Replace(err.Error(), sentinel.Error()+": ", "", 1)
+	if text == sentinel.Error() {
+		_, text, _ = strings.Cut(text, ": ")
+	}
+	return text
+}

@@ -1,0 +1,109 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+)
+
+// healthz is 200 as long as the process serves.
+func (c *call) healthz() error {
+	b := append(c.out[:0], `{"status":"ok","version":`...)
+	b = appendString(b, c.s.cfg.Version)
+	b = append(b, `,"backend":`...)
+	b = appendString(b, c.s.cfg.Backend)
+	c.out = append(b, "}\n"...)
+	c.reply(http.StatusOK, c.out)
+	return nil
+}
+
+// readyProbe is how long a strict /readyz waits for the index.
+const readyProbe = time.Second
+
+// readyz is 200 when load balancers should send requests here.
+func (c *call) readyz() error {
+	if err := c.s.ready(c.ctx); err != "" {
+		return &apiError{status: http.StatusServiceUnavailable, code: "not_ready", message: err}
+	}
+	c.out = append(c.out[:0], `{"status":"ready"}`+"\n"...)
+	c.reply(http.StatusOK, c.out)
+	return nil
+}
+
+// ready says why the server is not ready, or nothing.
+func (s *Server) ready(ctx context.Context) string {
+	if s.draining.Load() {
+		return "draining"
+	}
+	if reason := s.notReady.Load(); reason != nil {
+		return (*reason).Error()
+	}
+	if s.cfg.StrictReady {
+		ctx, cancel := context.WithTimeout(ctx, readyProbe)
+		defer cancel()
+		if _, err := s.cfg.Index.Registry(ctx); err != nil {
+			return "the index cannot be reached"
+		}
+	}
+	return ""
+}
+
+// metrics serves Prometheus.
+func (c *call) metrics() error {
+	c.w.Header().Set("X-Request-Id", c.id)
+	c.s.metrics.exporter.ServeHTTP((*counted)(c), c.r)
+	return nil
+}
+
+// counted is a call as a http.ResponseWriter that counts for its log line.
+type counted call
+
+// Header implements http.ResponseWriter.
+func (c *counted) Header() http.Header { return c.w.Header() }
+
+// WriteHeader implements http.ResponseWriter.
+func (c *counted) WriteHeader(status int) {
+	if c.status == 0 {
+		c.status = status
+	}
+	c.w.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (c *counted) Write(b []byte) (int, error) {
+	if c.status == 0 {
+		c.status = http.StatusOK
+	}
+	n, err := c.w.Write(b)
+	c.sent += n
+	return n, err
+}
+
+func notFound(*call) error {
+	return &apiError{status: http.StatusNotFound, code: "not_found", message: "there is no such path; GET /openapi.json lists them"}
+}
+
+// methodNotAllowed is a 405 with the methods that the path has.
+func methodNotAllowed(c *call, r chi.Routes) error {
+	path := c.r.URL.Path
+	if c.r.URL.RawPath != "" {
+		path = c.r.URL.RawPath
+	}
+	var allow []string
+	for _, m := range []string{http.MethodDelete, http.MethodGet, http.MethodHead, http.MethodPost} {
+		if r.Match(chi.NewRouteContext(), m, path) {
+			allow = append(allow, m)
+		}
+	}
+	if len(allow) == 0 {
+		return notFound(c)
+	}
+	slices.Sort(allow)
+	list := strings.Join(allow, ", ")
+	c.w.Header().Set("Allow", list)
+	return &apiError{status: http.StatusMethodNotAllowed, code: "method_not_allowed", message: "this path takes " + list}
+}

@@ -1,0 +1,82 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Limits bound what one request, and all requests together, may cost. A zero
+// field takes its default.
+type Limits struct {
+	// MaxBodyBytes is the longest request body in bytes. Default 16 MiB,
+	// limit 1 GiB.
+	MaxBodyBytes int64
+	// MaxTokens is the most tokens that one request may carry. Default
+	// 1,048,576, limit 2^28.
+	MaxTokens int
+	// MaxBlockKeys is the most block keys that one request may carry. Default
+	// 131,072, limit 2^26.
+	MaxBlockKeys int
+	// MaxPrompts is the most prompts of one request. Default 64, limit 4,096.
+	MaxPrompts int
+	// MaxPods is the most pods that one request may name. Default 1,024, limit
+	// 65,536.
+	MaxPods int
+	// MaxInFlight is how many requests to /v1 are worked on at once; more are
+	// refused with 503 and code overloaded. Default 1,024, limit 1,000,000.
+	MaxInFlight int
+	// MaxInFlightBytes bounds the memory that the bodies of all requests take
+	// at once; what would go beyond is refused like MaxInFlight. Default 256
+	// MiB or twice MaxBodyBytes, whichever is more; not less than MaxBodyBytes.
+	MaxInFlightBytes int64
+	// RequestTimeout is how long a request to /v1 may take, reading its body
+	// included. Default 10 s, limit 10 minutes.
+	RequestTimeout time.Duration
+}
+
+// DefaultLimits are the limits that a zero Limits stands for.
+func DefaultLimits() Limits {
+	var l Limits
+	if err := l.validate(); err != nil {
+		panic(err) // the defaults are within the limits: tested
+	}
+	return l
+}
+
+// validate fills in the defaults and checks every limit.
+func (l *Limits) validate() error {
+	set(&l.MaxBodyBytes, 16<<20)
+	set(&l.MaxTokens, 1<<20)
+	set(&l.MaxBlockKeys, 1<<17)
+	set(&l.MaxPrompts, 64)
+	set(&l.MaxPods, 1024)
+	set(&l.MaxInFlight, 1024)
+	set(&l.MaxInFlightBytes, max(256<<20, 2*l.MaxBodyBytes))
+	set(&l.RequestTimeout, 10*time.Second)
+	return errors.Join(
+		within("MaxBodyBytes", l.MaxBodyBytes, 1, 1<<30),
+		within("MaxTokens", l.MaxTokens, 1, 1<<28),
+		within("MaxBlockKeys", l.MaxBlockKeys, 1, 1<<26),
+		within("MaxPrompts", l.MaxPrompts, 1, 4096),
+		within("MaxPods", l.MaxPods, 1, 1<<16),
+		within("MaxInFlight", l.MaxInFlight, 1, 1_000_000),
+		within("MaxInFlightBytes", l.MaxInFlightBytes, l.MaxBodyBytes, 1<<40),
+		within("RequestTimeout", l.RequestTimeout, time.Millisecond, 10*time.Minute),
+	)
+}
+
+type number interface{ ~int | ~int64 }
+
+func set[T number](field *T, def T) {
+	if *field == 0 {
+		*field = def
+	}
+}
+
+func within[T number](name string, v, low, high T) error {
+	if v < low || v > high {
+		return fmt.Errorf("server: Limits.%s is %v, it must be within %v and %v", name, v, low, high)
+	}
+	return nil
+}

@@ -1,0 +1,222 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// podRequest is the body of POST /v1/pods: store.Pod, field by field.
+type podRequest struct{ store.Pod }
+
+func podText(name string, at func(*podRequest) *string) field[podRequest] {
+	return field[podRequest]{name, func(s *scanner, q *podRequest) error { return s.text(at(q)) }}
+}
+
+func podCount(name string, limit uint64, at func(*podRequest) *int) field[podRequest] {
+	return field[podRequest]{name, func(s *scanner, q *podRequest) error {
+		n, err := s.uint(limit, name)
+		*at(q) = int(n)
+		return err
+	}}
+}
+
+var podFields = fields[podRequest]{
+	podText("name", func(q *podRequest) *string { return &q.Name }),
+	podText("model", func(q *podRequest) *string { return &q.Model }),
+	podText("address", func(q *podRequest) *string { return &q.Address }),
+	podText("role", func(q *podRequest) *string { return &q.Role }),
+	podCount("ranks", store.MaxRanks, func(q *podRequest) *int { return &q.Ranks }),
+	podText("engine", func(q *podRequest) *string { return &q.Engine }),
+	podText("events", func(q *podRequest) *string { return &q.Events }),
+	podText("replay", func(q *podRequest) *string { return &q.Replay }),
+	podCount("block_size", store.MaxBlockSize, func(q *podRequest) *int { return &q.BlockSize }),
+	{"labels", func(s *scanner, q *podRequest) (err error) {
+		q.Labels, err = s.stringMap(store.MaxLabels)
+		return err
+	}},
+	{"lease_s", func(s *scanner, q *podRequest) error {
+		if !s.at('-') && (s.pos == len(s.data) || s.data[s.pos] < '0' || s.data[s.pos] > '9') {
+			return s.unexpected("a number of seconds")
+		}
+		raw, err := s.raw("a number of seconds")
+		if err != nil {
+			return err
+		}
+		if err := q.Lease.UnmarshalJSON(raw); err != nil {
+			return s.wrong("is not a number of seconds that a lease can have")
+		}
+		return nil
+	}},
+}
+
+var podNames = namesOf(podFields)
+
+// stringMap reads an object of strings.
+func (s *scanner) stringMap(limit int) (map[string]string, error) {
+	if !s.take('{') {
+		return nil, s.unexpected("an object of strings")
+	}
+	m := map[string]string{}
+	s.space()
+	if s.take('}') {
+		return m, nil
+	}
+	base := len(s.path)
+	for {
+		if len(m) == limit {
+			return nil, s.tooMany(limit)
+		}
+		s.space()
+		b, err := s.string("a name")
+		if err != nil {
+			return nil, err
+		}
+		name := string(b)
+		s.path = append(append(s.path[:base], '.'), name...)
+		if _, twice := m[name]; twice {
+			return nil, s.wrong("is given twice")
+		}
+		s.space()
+		if !s.take(':') {
+			return nil, s.syntax("':'")
+		}
+		s.space()
+		if b, err = s.string("a string"); err != nil {
+			return nil, err
+		}
+		m[name] = string(b)
+		s.path = s.path[:base]
+		s.space()
+		if s.take('}') {
+			return m, nil
+		}
+		if !s.take(',') {
+			return nil, s.syntax("',' or '}'")
+		}
+	}
+}
+
+// registerPod is POST /v1/pods.
+func (c *call) registerPod() error {
+	var q podRequest
+	f, err := read(c, podFields, podNames, &q)
+	if err != nil {
+		return err
+	}
+	if err := f.need("name", "model"); err != nil {
+		return err
+	}
+	if err := q.Validate(); err != nil {
+		return err
+	}
+	c.model = q.Model
+	created, err := c.s.cfg.Index.Register(c.ctx, q.Pod)
+	if err != nil {
+		return err
+	}
+	status := http.StatusOK
+	if created {
+		status = http.StatusCreated
+	}
+	return c.replyJSON(status, q.Pod)
+}
+
+// listPods is GET /v1/pods.
+func (c *call) listPods() error {
+	reg, err := c.s.cfg.Index.Registry(c.ctx)
+	if err != nil {
+		return err
+	}
+	pods := reg.Pods
+	if pods == nil {
+		pods = []store.Pod{}
+	}
+	return c.replyJSON(http.StatusOK, map[string][]store.Pod{"pods": pods})
+}
+
+// getPod is GET /v1/pods/{name}.
+func (c *call) getPod() error {
+	name, err := c.pathName()
+	if err != nil {
+		return err
+	}
+	reg, err := c.s.cfg.Index.Registry(c.ctx)
+	if err != nil {
+		return err
+	}
+	i, known := reg.PodIndex(name)
+	if !known {
+		return unknownPod(name)
+	}
+	return c.replyJSON(http.StatusOK, reg.Pods[i])
+}
+
+// deletePod is DELETE /v1/pods/{name}.
+func (c *call) deletePod() error {
+	name, err := c.pathName()
+	if err != nil {
+		return err
+	}
+	known, err := c.s.cfg.Index.Retire(c.ctx, name)
+	if err != nil {
+		return err
+	}
+	if !known {
+		return unknownPod(name)
+	}
+	return c.replyJSON(http.StatusOK, map[string]string{"deleted": name})
+}
+
+func unknownPod(name string) error {
+	return &apiError{status: http.StatusNotFound, code: "unknown_pod", param: "name", message: "no pod is registered as " + clipText(name)}
+}
+
+// pathName is the {name} of the path, decoded.
+func (c *call) pathName() (string, error) {
+	name := chi.URLParam(c.r, "name")
+	if c.r.URL.RawPath != "" {
+		// The router matched the path as it was sent.
+		var err error
+		if name, err = url.PathUnescape(name); err != nil {
+			return "", invalid("name", "the name in the path is not percent-encoded right")
+		}
+	}
+	if err := store.CheckPodName(name); err != nil {
+		return "", invalid("name", "the name in the path cannot name a pod: %s", plain(err, store.ErrInvalid))
+	}
+	return name, nil
+}
+
+// listModels is GET /v1/models.
+func (c *call) listModels() error {
+	reg, err := c.s.cfg.Index.Registry(c.ctx)
+	if err != nil {
+		return err
+	}
+	models := []store.ModelInfo{}
+	for _, name := range slices.Sorted(maps.Keys(reg.Models)) {
+		models = append(models, reg.Models[name])
+	}
+	return c.replyJSON(http.StatusOK, map[string][]store.ModelInfo{"models": models})
+}
+
+// replyJSON is for the answers that are not on the path of every request.
+func (c *call) replyJSON(status int, v any) error {
+	buf := bytes.NewBuffer(c.out[:0])
+	enc := json.NewEncoder(buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	c.out = buf.Bytes()
+	c.reply(status, c.out)
+	return nil
+}

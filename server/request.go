@@ -1,0 +1,276 @@
+package server
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/tokenpool"
+)
+
+// input is the prompt of a request in one of its forms, and what belongs to
+// it. /v1/score, /v1/blocks and /v1/tokenize share it.
+type input struct {
+	limits *Limits
+
+	model           string
+	prompt          string
+	prompts         []string
+	tokens          []uint32 // of tokens or tokens_b64
+	keys            []blockkey.Key
+	lora, salt      string
+	noSpecialTokens bool
+	unpacked        []byte // room for tokens_b64
+}
+
+// reset empties the input and keeps its room.
+func (in *input) reset() {
+	*in = input{tokens: room(in.tokens), keys: room(in.keys), unpacked: room(in.unpacked)}
+}
+
+// room is the empty slice in the memory of s, unless that is too large to wait
+// for the next request.
+func room[T any](s []T) []T {
+	if cap(s) > keepBytes/4 {
+		return nil
+	}
+	return s[:0]
+}
+
+// inputOf reads one field of an input inside of a T.
+func inputOf[T any](name string, at func(*T) *input, read func(*scanner, *input) error) field[T] {
+	return field[T]{name, func(s *scanner, t *T) error { return read(s, at(t)) }}
+}
+
+func readModel(s *scanner, in *input) error {
+	if err := s.text(&in.model); err != nil {
+		return err
+	}
+	info := store.ModelInfo{Name: in.model, BlockSize: 1, Scheme: store.SchemeNative}
+	if err := info.Validate(); err != nil {
+		return s.wrong("cannot name a model: " + plain(err, store.ErrInvalid))
+	}
+	return nil
+}
+
+func readPrompt(s *scanner, in *input) error { return s.text(&in.prompt) }
+
+func readPrompts(s *scanner, in *input) error {
+	return s.array("an array of strings", in.limits.MaxPrompts, func() error {
+		in.prompts = append(in.prompts, "")
+		return s.text(&in.prompts[len(in.prompts)-1])
+	})
+}
+
+// readMessages checks that it is JSON; see errMessages.
+func readMessages(s *scanner, _ *input) error {
+	if !s.at('[') {
+		return s.unexpected("an array of messages")
+	}
+	_, err := s.raw("an array of messages")
+	return err
+}
+
+func readTokens(s *scanner, in *input) (err error) {
+	in.tokens, err = s.tokens(in.tokens[:0], in.limits.MaxTokens)
+	return err
+}
+
+func readKeys(s *scanner, in *input) (err error) {
+	in.keys, err = s.blockKeys(in.keys[:0], in.limits.MaxBlockKeys)
+	return err
+}
+
+func readLoRA(s *scanner, in *input) error { return s.text(&in.lora) }
+func readSalt(s *scanner, in *input) error { return s.text(&in.salt) }
+
+func readAddSpecialTokens(s *scanner, in *input) error {
+	var add bool
+	err := s.bool(&add)
+	in.noSpecialTokens = !add
+	return err
+}
+
+// readPacked reads tokens_b64: u32 little-endian in base64 (RFC 4648, section
+// 4), with padding or without.
+func readPacked(s *scanner, in *input) error {
+	b, err := s.string("a string of base64")
+	if err != nil {
+		return err
+	}
+	enc := base64.RawStdEncoding
+	if len(b)%4 == 0 {
+		enc = base64.StdEncoding
+	}
+	if most := in.limits.MaxTokens; len(b)/4*3 > 4*most+2 {
+		return s.tooMany(most)
+	}
+	in.unpacked = slices.Grow(in.unpacked[:0], enc.DecodedLen(len(b)))
+	raw := in.unpacked[:enc.DecodedLen(len(b))]
+	n, err := enc.Strict().Decode(raw, b)
+	if err != nil || slices.ContainsFunc(b, isSpace) { // the decoder skips line ends
+		return s.wrong("is not base64 (standard alphabet, padded or not)")
+	}
+	if n%4 != 0 {
+		return s.wrong("does not hold whole tokens: they have 4 bytes each, little-endian")
+	}
+	in.tokens = slices.Grow(in.tokens[:0], n/4)[:n/4]
+	for i := range in.tokens {
+		in.tokens[i] = binary.LittleEndian.Uint32(raw[4*i:])
+	}
+	return nil
+}
+
+// form is the set of fields that were given, for rules between fields.
+type form struct {
+	names []string
+	seen  uint64
+}
+
+// namesOf lists the names of fs, in order.
+func namesOf[T any](fs fields[T]) []string {
+	names := make([]string, len(fs))
+	for i := range fs {
+		names[i] = fs[i].name
+	}
+	return names
+}
+
+func (f form) has(name string) bool { return f.seen&(1<<slices.Index(f.names, name)) != 0 }
+
+// need refuses a form without these fields.
+func (f form) need(names ...string) error {
+	for _, n := range names {
+		if !f.has(n) {
+			return invalid(n, "%s is missing", n)
+		}
+	}
+	return nil
+}
+
+// one refuses a form that has not exactly one of the fields, and returns it.
+func (f form) one(names ...string) (string, error) {
+	var got string
+	for _, n := range names {
+		switch {
+		case !f.has(n):
+		case got != "":
+			return "", invalid(n, "%s and %s are both given, give one of %s", got, n, strings.Join(names, ", "))
+		default:
+			got = n
+		}
+	}
+	if got == "" {
+		return "", invalid(names[0], "one of %s is needed", strings.Join(names, ", "))
+	}
+	return got, nil
+}
+
+// exclude refuses a form that has one of the fields.
+func (f form) exclude(because string, names ...string) error {
+	for _, n := range names {
+		if f.has(n) {
+			return invalid(n, "%s cannot be given: %s", n, because)
+		}
+	}
+	return nil
+}
+
+const keysAreSeeded = "block_keys already contain LoRA and salt"
+
+// errMessages refuses chats until they can be rendered as the model does.
+func errMessages() error {
+	return &apiError{
+		status: 501, code: codeNotImplemented, param: "messages",
+		message: "chat templates are not supported yet: render the chat with the model's template and send prompt with add_special_tokens false, or tokens",
+	}
+}
+
+// scoreRequest is the body of POST /v1/score.
+type scoreRequest struct {
+	input
+
+	pods      []string
+	strategy  scorer.Strategy
+	explain   bool
+	earlyExit bool
+	mode      tokenpool.Mode
+	wait      time.Duration
+}
+
+func (q *scoreRequest) reset() {
+	in := q.input
+	in.reset()
+	*q = scoreRequest{input: in}
+}
+
+func scoreInput(q *scoreRequest) *input { return &q.input }
+
+var scoreFields = fields[scoreRequest]{
+	inputOf("model", scoreInput, readModel),
+	inputOf("prompt", scoreInput, readPrompt),
+	inputOf("prompts", scoreInput, readPrompts),
+	inputOf("messages", scoreInput, readMessages),
+	inputOf("tokens", scoreInput, readTokens),
+	inputOf("tokens_b64", scoreInput, readPacked),
+	inputOf("block_keys", scoreInput, readKeys),
+	{"pods", func(s *scanner, q *scoreRequest) error {
+		q.pods = []string{}
+		return s.array("an array of pod names", q.limits.MaxPods, func() error {
+			var name string
+			if err := s.podName(&name); err != nil {
+				return err
+			}
+			q.pods = append(q.pods, name)
+			return nil
+		})
+	}},
+	{"strategy", func(s *scanner, q *scoreRequest) error {
+		b, err := s.string("a string")
+		if err != nil {
+			return err
+		}
+		for _, st := range scorer.Strategies() {
+			if string(b) == string(st) {
+				q.strategy = st
+				return nil
+			}
+		}
+		return s.wrong("is none of longest_prefix, highest_block, coverage")
+	}},
+	inputOf("lora", scoreInput, readLoRA),
+	inputOf("cache_salt", scoreInput, readSalt),
+	{"explain", func(s *scanner, q *scoreRequest) error { return s.bool(&q.explain) }},
+	{"wait_ms", func(s *scanner, q *scoreRequest) error {
+		ms, err := s.uint(uint64(q.limits.RequestTimeout.Milliseconds()), "wait_ms")
+		// To the tokenizer a wait of 0 is its default; here it is none.
+		q.wait = max(time.Duration(ms)*time.Millisecond, 1)
+		return err
+	}},
+	{"mode", func(s *scanner, q *scoreRequest) error {
+		b, err := s.string("a string")
+		if err != nil {
+			return err
+		}
+		switch string(b) {
+		case "wait":
+			q.mode = tokenpool.Wait
+		case "async":
+			q.mode = tokenpool.Async
+		case "sync":
+			q.mode = tokenpool.Sync
+		default:
+			return s.wrong("is none of wait, async, sync")
+		}
+		return nil
+	}},
+	{"early_exit", func(s *scanner, q *scoreRequest) error { return s.bool(&q.earlyExit) }},
+	inputOf("add_special_tokens", scoreInput, readAddSpecialTokens),
+}
+
+var scoreNames = namesOf(scoreFields)

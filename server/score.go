@@ -1,0 +1,134 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/kvatlas/kvatlas/scorer"
+)
+
+// score is POST /v1/score.
+func (c *call) score() error {
+	q := &c.req
+	q.limits = &c.s.cfg.Limits
+	f, err := read(c, scoreFields, scoreNames, q)
+	if err != nil {
+		return err
+	}
+	if err := f.need("model"); err != nil {
+		return err
+	}
+	c.model = q.model
+	kind, err := f.one("prompt", "prompts", "messages", "tokens", "tokens_b64", "block_keys")
+	if err != nil {
+		return err
+	}
+	if err := q.check(f, kind); err != nil {
+		return err
+	}
+	if kind == "prompts" {
+		return c.scorePrompts(q)
+	}
+	rs, err := c.s.cfg.Scorer.Score(c.ctx, q.with(q.only(kind)))
+	if err != nil {
+		return err
+	}
+	if err := c.gone(); err != nil {
+		return err
+	}
+	c.degraded = string(rs.Degraded)
+	c.out = append(appendScore(c.out[:0], rs), '\n')
+	c.reply(http.StatusOK, c.out)
+	return nil
+}
+
+// read reads the body into dst and returns which fields were there.
+func read[T any](c *call, fs fields[T], names []string, dst *T) (form, error) {
+	body, err := c.readBody()
+	if err != nil {
+		return form{}, err
+	}
+	c.scan.start(body)
+	seen, err := decode(&c.scan, fs, dst)
+	return form{names, seen}, err
+}
+
+// check holds the rules between fields.
+func (q *scoreRequest) check(f form, kind string) error {
+	switch kind {
+	case "messages":
+		return errMessages()
+	case "block_keys":
+		if err := f.exclude(keysAreSeeded, "lora", "cache_salt"); err != nil {
+			return err
+		}
+	}
+	if f.has("wait_ms") && f.has("mode") && q.mode != 0 {
+		return invalid("wait_ms", "wait_ms is for mode wait only")
+	}
+	if q.earlyExit && q.strategy != "" && q.strategy != scorer.LongestPrefix {
+		return invalid("early_exit", "early_exit is for strategy longest_prefix only")
+	}
+	return nil
+}
+
+// only is the prompt of a request that has one.
+func (q *scoreRequest) only(kind string) scorer.Input {
+	switch kind {
+	case "prompt":
+		return scorer.Prompt(q.prompt)
+	case "block_keys":
+		return scorer.BlockKeys(q.keys)
+	default:
+		return scorer.Tokens(q.tokens)
+	}
+}
+
+// with is the scorer's request for one prompt.
+func (q *scoreRequest) with(in scorer.Input) scorer.Request {
+	return scorer.Request{
+		Model: q.model, Input: in, Pods: q.pods, Strategy: q.strategy,
+		LoRA: q.lora, Salt: q.salt, Mode: q.mode, Wait: q.wait,
+		NoSpecialTokens: q.noSpecialTokens, EarlyExit: q.earlyExit, Explain: q.explain,
+	}
+}
+
+// scorePrompts answers a request with a list of prompts.
+func (c *call) scorePrompts(q *scoreRequest) error {
+	b := append(c.out[:0], `{"results":[`...)
+	if len(q.prompts) > 0 {
+		all := make([]scorer.Request, len(q.prompts))
+		for i, p := range q.prompts {
+			all[i] = q.with(scorer.Prompt(p))
+		}
+		rs, err := c.s.cfg.Scorer.ScoreAll(c.ctx, all)
+		if err != nil {
+			return err
+		}
+		for i, r := range rs {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendScore(b, r)
+			if r.Degraded != "" {
+				c.degraded = string(r.Degraded)
+			}
+		}
+	}
+	if err := c.gone(); err != nil {
+		return err
+	}
+	c.out = append(b, "]}\n"...)
+	c.reply(http.StatusOK, c.out)
+	return nil
+}
+
+// gone is an error when the client has left: a scorer whose context ends gives
+// what it has, as for a slow index, but there is nobody to give it to.
+func (c *call) gone() error {
+	if errors.Is(c.ctx.Err(), context.Canceled) {
+		return context.Canceled
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/rs/zerolog"
+
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Config is what a Server is made of.
+type Config struct {
+	// Scorer answers /v1/score. Required.
+	Scorer *scorer.Scorer
+	// Index is the block index behind the scorer. Required.
+	Index store.Index
+	// Tokenizer answers /v1/tokenize, and is the scorer's own; nil refuses
+	// texts there.
+	Tokenizer scorer.Tokenizer
+	// BlockSize is the index block size, in tokens, that the first add of a
+	// model fixes for it. It should be that of scorer.Config. Default
+	// store.DefaultBlockSize.
+	BlockSize int
+	// Log takes a line for each request. The zero Logger drops them.
+	Log zerolog.Logger
+	// Metrics counts; nil makes one.
+	Metrics *Metrics
+	// Limits bound requests; zero fields take their defaults.
+	Limits Limits
+	// StrictReady makes /readyz fail while the index cannot be reached. By
+	// default it does not, since degraded answers are still given.
+	StrictReady bool
+	// Version is the program's version, Backend the index's kind ("memory" or
+	// "redis"); both are shown by /healthz and in the metrics.
+	Version, Backend string
+}
+
+func (c *Config) validate() error {
+	if c.Scorer == nil {
+		return errors.New("server: Config.Scorer is required")
+	}
+	if c.Index == nil {
+		return errors.New("server: Config.Index is required")
+	}
+	set(&c.BlockSize, store.DefaultBlockSize)
+	if c.BlockSize < 1 || c.BlockSize > store.MaxBlockSize {
+		return fmt.Errorf("server: Config.BlockSize is %d, it must be within 1 and %d", c.BlockSize, store.MaxBlockSize)
+	}
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics()
+	}
+	return c.Limits.validate()
+}
+
+// Server is the HTTP API. It starts no goroutine and holds nothing that needs
+// closing.
+type Server struct {
+	cfg     Config
+	metrics *Metrics
+	handler http.Handler
+	calls   sync.Pool // of *call
+
+	inFlight      atomic.Int64 // requests to /v1 being worked on
+	inFlightBytes atomic.Int64 // memory of their bodies
+	draining      atomic.Bool
+	notReady      atomic.Pointer[error] // nil is ready
+}
+
+// errStarting is what /readyz says before the first SetReady.
+var errStarting = errors.New("starting")
+
+// New returns a Server. /readyz fails until SetReady(nil).
+func New(cfg Config) (*Server, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, metrics: cfg.Metrics}
+	s.calls.New = func() any { return &call{s: s} }
+	s.SetReady(errStarting)
+	if err := s.metrics.watch(&cfg, &s.inFlight, &s.inFlightBytes); err != nil {
+		return nil, err
+	}
+	s.handler = s.routes()
+	return s, nil
+}
+
+// Handler is the whole API.
+func (s *Server) Handler() http.Handler { return s.handler }
+
+// Drain turns /readyz to 503 "draining", so that load balancers look
+// elsewhere. Requests go on being answered.
+func (s *Server) Drain() { s.draining.Store(true) }
+
+// SetReady makes /readyz say why the server is not ready, or, with nil, that
+// it is.
+func (s *Server) SetReady(reason error) {
+	if reason == nil {
+		s.notReady.Store(nil)
+		return
+	}
+	s.notReady.Store(&reason)
+}
+
+// route is one entry of the API. The table of routes is what the OpenAPI
+// document is held against.
+type route struct {
+	method, pattern string
+	handle          func(*call) error
+	// api marks work: it counts against MaxInFlight and has a deadline.
+	// The rest answers probes, which must work under load.
+	api bool
+}
+
+func (s *Server) routeTable() []route {
+	return []route{
+		{http.MethodGet, "/healthz", (*call).healthz, false},
+		{http.MethodGet, "/readyz", (*call).readyz, false},
+		{http.MethodGet, "/metrics", (*call).metrics, false},
+		{http.MethodGet, "/openapi.json", (*call).openAPI, false},
+		{http.MethodPost, "/v1/score", (*call).score, true},
+		{http.MethodPost, "/v1/tokenize", (*call).tokenize, true},
+		{http.MethodPost, "/v1/blocks", (*call).blocks, true},
+		{http.MethodGet, "/v1/pods", (*call).listPods, true},
+		{http.MethodPost, "/v1/pods", (*call).registerPod, true},
+		{http.MethodGet, "/v1/pods/{name}", (*call).getPod, true},
+		{http.MethodDelete, "/v1/pods/{name}", (*call).deletePod, true},
+		{http.MethodGet, "/v1/models", (*call).listModels, true},
+	}
+}
+
+func (s *Server) routes() http.Handler {
+	r := chi.NewRouter()
+	table := s.routeTable()
+	for _, e := range table {
+		h := s.serve(e)
+		r.Method(e.method, e.pattern, h)
+		if e.method == http.MethodGet {
+			r.Method(http.MethodHead, e.pattern, h)
+		}
+	}
+	r.NotFound(s.serve(route{pattern: "unknown", handle: notFound}))
+	r.MethodNotAllowed(s.serve(route{pattern: "unknown", handle: func(c *call) error {
+		return methodNotAllowed(c, r)
+	}}))
+	return r
+}
