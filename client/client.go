@@ -1,0 +1,173 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Errors that callers tell apart with errors.Is.
+var (
+	// ErrResponseTooLarge says that a response is longer than
+	// Config.MaxResponseBytes.
+	ErrResponseTooLarge = errors.New("client: response is too large")
+	// ErrBadResponse says that a response is not what the API answers;
+	// something else may be listening at the URL.
+	ErrBadResponse = errors.New("client: not an answer of kvatlas")
+)
+
+// Config configures a Client. Zero fields take their defaults.
+type Config struct {
+	// URL is where the server is: scheme, host and perhaps a path in front of
+	// /v1. Required.
+	URL string
+	// Timeout bounds one call, from the first byte to the last. Default 30 s;
+	// negative leaves it to the context alone.
+	Timeout time.Duration
+	// MaxResponseBytes is the longest response read. Default 64 MiB.
+	MaxResponseBytes int64
+	// HTTP sends the requests; it decides about proxies, TLS and connections.
+	// Default: a transport of the Client's own that keeps up to 64 idle
+	// connections and follows no redirect.
+	HTTP *http.Client
+	// UserAgent is sent with each request. Default "kvatlas-client".
+	UserAgent string
+}
+
+func (c *Config) validate() (*url.URL, error) {
+	u, err := url.Parse(c.URL)
+	if err != nil {
+		return nil, fmt.Errorf("client: Config.URL: %w", err)
+	}
+	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		return nil, fmt.Errorf("client: Config.URL %q is no URL such as http://127.0.0.1:8080", c.URL)
+	}
+	if u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("client: Config.URL %q must end before ? and #", c.URL)
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 30 * time.Second
+	}
+	if c.MaxResponseBytes == 0 {
+		c.MaxResponseBytes = 64 << 20
+	}
+	if c.MaxResponseBytes < 0 {
+		return nil, fmt.Errorf("client: Config.MaxResponseBytes is %d, it must be positive", c.MaxResponseBytes)
+	}
+	if c.UserAgent == "" {
+		c.UserAgent = "kvatlas-client"
+	}
+	return u, nil
+}
+
+// Client calls one server. It is safe for concurrent use.
+type Client struct {
+	cfg  Config
+	base string
+	http *http.Client
+}
+
+// New returns a Client. It does not connect.
+func New(cfg Config) (*Client, error) {
+	u, err := cfg.validate()
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{cfg: cfg, base: strings.TrimSuffix(u.String(), "/"), http: cfg.HTTP}
+	if c.http == nil {
+		t := http.DefaultTransport.(*http.Transport).Clone()
+		t.MaxIdleConns, t.MaxIdleConnsPerHost = 64, 64
+		c.http = &http.Client{
+			Transport: t,
+			// The API never redirects; whoever does is not the API.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		}
+	}
+	return c, nil
+}
+
+// Close closes idle connections. The Client can still be used.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Call sends in as JSON (no body when nil) to path, which begins with a slash
+// and has its names percent-encoded, and decodes the answer into out (ignored
+// when nil). An out of type *json.RawMessage receives the answer as it is. The
+// other methods are this one with types; it is there for what they lack.
+func (c *Client) Call(ctx context.Context, method, path string, in, out any) error {
+	if c.cfg.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, c.cfg.Timeout, fmt.Errorf("client: no answer within %v: %w", c.cfg.Timeout, context.DeadlineExceeded))
+		defer cancel()
+	}
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return fmt.Errorf("client: %s %s: %w", method, path, err)
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	req.Header.Set("Accept", "application/json")
+	req.Header.Set("User-Agent", c.cfg.UserAgent)
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return fmt.Errorf("client: %w", withCause(ctx, err))
+	}
+	defer resp.Body.Close()
+	text, err := c.read(resp)
+	if err != nil {
+		return fmt.Errorf("client: %s %s: %w", method, path, withCause(ctx, err))
+	}
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		return errorOf(resp, text)
+	}
+	if out == nil || len(text) == 0 && resp.StatusCode == http.StatusNoContent {
+		return nil
+	}
+	if t, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); t != "application/json" {
+		return fmt.Errorf("%w: %s %s answers with content type %q", ErrBadResponse, method, path, resp.Header.Get("Content-Type"))
+	}
+	if err := json.Unmarshal(text, out); err != nil {
+		return fmt.Errorf("%w: %s %s: %w", ErrBadResponse, method, path, err)
+	}
+	return nil
+}
+
+// read reads the whole body or fails. What is left of a body over the limit is
+// not read: the connection is dropped instead.
+func (c *Client) read(resp *http.Response) ([]byte, error) {
+	if resp.ContentLength > c.cfg.MaxResponseBytes {
+		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", ErrResponseTooLarge, resp.ContentLength, c.cfg.MaxResponseBytes)
+	}
+	b, err := io.ReadAll(io.LimitReader(resp.Body, c.cfg.MaxResponseBytes+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(b)) > c.cfg.MaxResponseBytes {
+		return nil, fmt.Errorf("%w: more than %d bytes", ErrResponseTooLarge, c.cfg.MaxResponseBytes)
+	}
+	return b, nil
+}
+
+// withCause replaces the bare end of a context by its reason.
+func withCause(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.DeadlineExceeded) {
+		return cause
+	}
+	return err
+}

@@ -1,0 +1,26 @@
+package client
+
+// Explanation shows how a score came about.
+type Explanation struct {
+	// Blocks are the blocks in order.
+	Blocks []BlockHolders `json:"blocks"`
+	// BlockKeys are the keys of Blocks, 16 hex digits each.
+	BlockKeys []string `json:"block_keys"`
+	// StagesUS are the times of the server's stages (tokenize, hash, lookup,
+	// rank) in microseconds.
+	StagesUS map[string]float64 `json:"stages_us"`
+}
+
+// BlockHolders is one block and who holds it.
+type BlockHolders struct {
+	// Key is the block key, 16 hex digits.
+	Key     string   `json:"key"`
+	Holders []Holder `json:"holders"`
+}
+
+// Holder is one holder of a block.
+type Holder struct {
+	Pod  string `json:"pod"`
+	Rank int    `json:"rank"`
+	Tier string `json:"tier"`
+}
