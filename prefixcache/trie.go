@@ -1,0 +1,416 @@
+package prefixcache
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// Trie is a Store that keeps the texts in radix trees over their bytes, one a
+// scope. See the package comment for what it promises.
+//
+// Reads take no lock for the walk: a node never changes what it gives, and
+// what points to it is replaced atomically. One writer at a time changes the
+// trees. It holds its lock for about a thousandth of the time that the
+// tokenizer took for the same text, so that it is no limit before hundreds of
+// CPUs do nothing but tokenize.
+//
+// Lock order: mu before scopesMu; readers take scopesMu alone.
+type Trie struct {
+	maxBytes int64
+
+	mu     sync.Mutex // held by the one that changes a tree; protects leaves
+	leaves leaves
+	bytes  atomic.Int64 // written under mu
+	nodes  atomic.Int64 // written under mu
+
+	scopesMu sync.RWMutex // protects scopes
+	scopes   map[string]*node
+
+	counters counters
+}
+
+// maxLabel is the longest label of a node, in bytes. A longer text becomes a
+// row of nodes: a split or a merge copies no more than this, and a long text
+// is dropped from its end, a piece at a time.
+const maxLabel = 4096
+
+// NewTrie makes a Trie.
+func NewTrie(cfg Config) (*Trie, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	t := &Trie{maxBytes: cfg.MaxBytes, scopes: make(map[string]*node)}
+	t.leaves.init()
+	return t, nil
+}
+
+// Find implements Store. It allocates nothing but the growth of dst.
+func (t *Trie) Find(dst []uint32, scope, text string) Match {
+	m := Match{Tokens: dst}
+	for n := t.scope(scope); n != nil; {
+		n.mark()
+		rest := text[m.Bytes:]
+		if rest == "" {
+			if w := n.term.Load(); w != nil {
+				m.Tokens = append(m.Tokens[:len(m.Tokens)-int(w.drop)], w.tokens...)
+				m.Whole = true
+			}
+			break
+		}
+		n = n.kid(rest[0])
+		if n == nil {
+			break
+		}
+		matched, tokens := len(n.edge()), n.tokens
+		if !strings.HasPrefix(rest, n.edge()) {
+			matched = sharedBytes(rest, n.edge())
+			tokens = tokens[:n.upTo(matched)]
+		}
+		m.Tokens = append(m.Tokens[:len(m.Tokens)-int(n.drop)], tokens...)
+		m.Bytes += matched
+		if matched < len(n.edge()) {
+			n.mark()
+			break
+		}
+	}
+	t.counters.found(m, len(m.Tokens)-len(dst))
+	return m
+}
+
+// sharedBytes returns the length of the common prefix of a and b.
+func sharedBytes(a, b string) int {
+	const step = 32
+	n, i := min(len(a), len(b)), 0
+	for i+step <= n && a[i:i+step] == b[i:i+step] {
+		i += step
+	}
+	for i < n && a[i] == b[i] {
+		i++
+	}
+	return i
+}
+
+// scope returns the root of a scope's tree, or nil.
+func (t *Trie) scope(name string) *node {
+	t.scopesMu.RLock()
+	defer t.scopesMu.RUnlock()
+	return t.scopes[name]
+}
+
+// Put implements Store. What is there already of the text is kept as it is.
+func (t *Trie) Put(scope, text string, tokens []uint32, ends []int) error {
+	ends, body, err := check(text, tokens, ends)
+	if err == nil {
+		if need := growth(len(text), len(tokens), len(scope)); need > t.maxBytes {
+			err = fmt.Errorf("%w: needs about %d bytes of %d", ErrTooLarge, need, t.maxBytes)
+		}
+	}
+	if err != nil {
+		t.counters.refused.Add(1)
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.walk(scope, text, tokens, ends, body)
+	for !p.known() {
+		// All that the text shares with others may go while room is made, so
+		// look again until nothing had to go.
+		need := growth(len(text)-p.at, len(tokens)-p.common, len(scope)) + p.splitGrowth()
+		if t.bytes.Load()+need <= t.maxBytes {
+			t.insert(&p)
+			return nil
+		}
+		for t.bytes.Load()+need > t.maxBytes && t.evict() {
+		}
+		p = t.walk(scope, text, tokens, ends, body)
+	}
+	return nil
+}
+
+// growth bounds from above by how much the store grows for n bytes of text
+// with that many tokens: a row of nodes, a split where they begin, one more
+// child there, a terminal, and a root with the scope's name. Ends take a byte
+// a token, one more for every 128 bytes between two of them, and up to ten for
+// the first.
+func growth(n, tokens, scope int) int64 {
+	const (
+		eachNode = nodeSize + headerSize + kidSize + 10 + 3*allocSlack
+		once     = 3*eachNode + terminalSize + 2*allocSlack + scopeSize
+	)
+	nodes := int64(n/maxLabel) + 1
+	fill := int64(n) + int64(n)/128 + 5*int64(tokens) + int64(scope)
+	// One child more may need the next size of a list of up to 256.
+	return nodes*eachNode + padded(fill) + once + 256*kidSize/4
+}
+
+// splitGrowth bounds from above what a split of the place's node takes beside
+// the second node: each of its parts may be rounded up anew.
+func (p *place) splitGrowth() int64 {
+	if !p.inside() {
+		return 0
+	}
+	return (int64(p.node.size) + int64(cap(p.node.tokens))*4) / 4
+}
+
+// scopeSize is what a scope takes beside its root node: its share of the map.
+const scopeSize = 64
+
+// place is where in a tree a text leaves what is there already.
+type place struct {
+	scope, text string
+	tokens      []uint32
+	ends        []int
+	body        int
+
+	node   *node // the last node entered; nil if the scope has no tree yet
+	off    int   // how much of its label is matched
+	count  int   // how many of its tokens end there
+	at     int   // how much of the text is matched
+	have   int   // how many tokens the nodes give so far
+	common int   // how many of these, from the first, are the text's own, with the same ends
+}
+
+// walk finds the place of a text and marks the way to it as read.
+func (t *Trie) walk(scope, text string, tokens []uint32, ends []int, body int) place {
+	p := place{scope: scope, text: text, tokens: tokens, ends: ends, body: body}
+	p.node = t.scope(scope)
+	if p.node == nil {
+		return p
+	}
+	for p.node.mark(); p.at < len(text); {
+		n := p.node.kid(text[p.at])
+		if n == nil {
+			break
+		}
+		n.mark()
+		p.node, p.off, p.count = n, len(n.edge()), len(n.tokens)
+		if !strings.HasPrefix(text[p.at:], n.edge()) {
+			p.off = sharedBytes(text[p.at:], n.edge())
+			p.count = n.upTo(p.off)
+		}
+		p.have -= int(n.drop)
+		if p.common >= p.have {
+			p.common = p.have
+			p.common += n.shared(p.at, p.count, tokens[p.common:body], ends[p.common:body])
+		}
+		p.have += p.count
+		p.at += p.off
+		if p.off < len(n.edge()) {
+			break
+		}
+	}
+	return p
+}
+
+// inside says that the place is within the label of its node.
+func (p *place) inside() bool { return p.node != nil && p.off < len(p.node.edge()) }
+
+// known says that the whole text with exactly its tokens is there already.
+func (p *place) known() bool {
+	if p.node == nil || p.inside() || p.at < len(p.text) {
+		return false
+	}
+	w := p.node.term.Load()
+	if w == nil {
+		return false
+	}
+	from := p.have - int(w.drop)
+	return from <= p.common && len(p.tokens)-from == len(w.tokens) &&
+		sharedTokens(w.tokens, p.tokens[from:]) == len(w.tokens)
+}
+
+// insert puts the text in at its place. The caller has made room.
+func (t *Trie) insert(p *place) {
+	n := p.node
+	switch {
+	case n == nil:
+		n = t.newRoot(p.scope)
+	case p.inside():
+		n = t.split(n, p.at-p.off, p.off, p.count)
+	}
+	before := n.cost()
+	at, common, drop := p.at, p.common, p.have-p.common
+	var first, last *node // of the row of new nodes
+	var grown int64
+	for at < len(p.text) {
+		to := min(at+maxLabel, len(p.text))
+		upto := common
+		for upto < p.body && p.ends[upto] <= to {
+			upto++
+		}
+		v := newNode(p.text[at:to], at, drop, p.tokens[common:upto], p.ends[common:upto])
+		if last == nil {
+			first = v
+		} else {
+			last.setKid(v)
+			grown += last.cost()
+		}
+		t.nodes.Add(1)
+		last, at, common, drop = v, to, upto, 0
+	}
+	end := n
+	if last != nil {
+		end = last
+	}
+	if rest := p.tokens[common:]; drop == 0 && len(rest) == 0 {
+		end.term.Store(sameTokens)
+	} else {
+		end.term.Store(&terminal{drop: uint32(drop), tokens: append([]uint32(nil), rest...)})
+	}
+	if last != nil {
+		grown += last.cost()
+		// From here on readers see the row, complete as it is.
+		n.setKid(first)
+		t.leaves.remove(n)
+		t.leaves.pushNewest(last)
+	}
+	t.bytes.Add(grown + n.cost() - before)
+}
+
+// newRoot makes the tree of a scope.
+func (t *Trie) newRoot(scope string) *node {
+	n := newNode(scope, 0, 0, nil, nil)
+	n.label = 0
+	t.scopesMu.Lock()
+	t.scopes[n.data] = n
+	t.scopesMu.Unlock()
+	t.bytes.Add(n.cost() + scopeSize)
+	t.nodes.Add(1)
+	t.leaves.pushNewest(n)
+	return n
+}
+
+// split cuts n, whose label begins at start in a text, in two after off bytes
+// of it, within which the first count of its tokens end. It returns the upper
+// part; the lower one takes over all that hangs on n.
+func (t *Trie) split(n *node, start, off, count int) *node {
+	all := make([]int, len(n.tokens))
+	e := n.endsFrom(start)
+	for i := range all {
+		all[i] = e.next()
+	}
+	label := n.edge()
+	upper := newNode(label[:off], start, int(n.drop), n.tokens[:count], all[:count])
+	lower := newNode(label[off:], start+off, 0, n.tokens[count:], all[count:])
+	lower.adopt(n)
+	upper.ref.Store(n.ref.Load())
+	upper.setKid(lower)
+	t.replace(n, lower)
+	n.parent.setKid(upper)
+	t.bytes.Add(upper.cost() + lower.cost() - n.cost())
+	t.nodes.Add(1)
+	return upper
+}
+
+// replace puts v at the place of n in the list of leaves, if n is there.
+func (t *Trie) replace(n, v *node) {
+	if n.next != nil {
+		t.leaves.insert(v, n)
+		t.leaves.remove(n)
+	}
+}
+
+// evict drops the leaf that was placed longest ago and not read since. It
+// returns false when there is none at all. Leaves read since are placed anew;
+// readers cannot keep it going for ever, since after as many of these as there
+// are leaves it drops the next one, read or not.
+func (t *Trie) evict() bool {
+	for range t.leaves.n {
+		v := t.leaves.oldest()
+		if !v.ref.Swap(false) {
+			break
+		}
+		t.leaves.remove(v)
+		t.leaves.pushNewest(v)
+	}
+	v := t.leaves.oldest()
+	if v == nil {
+		return false
+	}
+	t.leaves.remove(v)
+	t.bytes.Add(-v.cost())
+	t.nodes.Add(-1)
+	t.counters.evicted.Add(1)
+	p := v.parent
+	if p == nil {
+		t.dropRoot(v)
+		return true
+	}
+	before := p.cost()
+	p.removeKid(v)
+	t.bytes.Add(p.cost() - before)
+	if kids := p.kids.Load(); kids == nil {
+		// What is left of a text is as old as what has just gone.
+		t.leaves.pushOldest(p)
+	} else if len(*kids) == 1 {
+		t.merge(p, (*kids)[0].node)
+	}
+	return true
+}
+
+// dropRoot forgets the scope whose tree is the lone root n.
+func (t *Trie) dropRoot(n *node) {
+	t.scopesMu.Lock()
+	delete(t.scopes, n.data)
+	t.scopesMu.Unlock()
+	t.bytes.Add(-scopeSize)
+}
+
+// merge makes one node of p and its only child c, if no text ends between them
+// and the one is no larger than the two.
+func (t *Trie) merge(p, c *node) {
+	if p.parent == nil || p.term.Load() != nil || len(p.edge())+len(c.edge()) > maxLabel {
+		return
+	}
+	// Ends count from where p begins: only differences are kept.
+	keep, drop := len(p.tokens)-int(c.drop), int(p.drop)
+	if keep < 0 {
+		keep, drop = 0, drop-keep
+	}
+	tokens := make([]uint32, 0, keep+len(c.tokens))
+	all := make([]int, 0, cap(tokens))
+	tokens = append(append(tokens, p.tokens[:keep]...), c.tokens...)
+	e := p.endsFrom(0)
+	for range keep {
+		all = append(all, e.next())
+	}
+	e = c.endsFrom(len(p.edge()))
+	for range c.tokens {
+		all = append(all, e.next())
+	}
+	m := newNode(p.edge()+c.edge(), 0, drop, tokens, all)
+	m.adopt(c)
+	change := m.cost() - p.cost() - c.cost()
+	if change > 0 {
+		c.adopt(m)
+		return
+	}
+	if p.ref.Load() {
+		m.ref.Store(true)
+	}
+	t.replace(c, m)
+	p.parent.setKid(m)
+	t.bytes.Add(change)
+	t.nodes.Add(-1)
+}
+
+// Stats implements Store.
+func (t *Trie) Stats() Stats {
+	st := Stats{Entries: t.nodes.Load(), Bytes: t.bytes.Load(), MaxBytes: t.maxBytes}
+	t.counters.fill(&st)
+	return st
+}
+
+// Purge implements Store.
+func (t *Trie) Purge() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.scopesMu.Lock()
+	t.scopes = make(map[string]*node)
+	t.scopesMu.Unlock()
+	t.leaves.init()
+	t.bytes.Store(0)
+	t.nodes.Store(0)
+}
