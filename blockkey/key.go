@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strconv"
+
+	"github.com/zeebo/xxh3"
 )
 
 // Key is the block key of one block: the chained hash that names the block
@@ -68,6 +70,13 @@ func (k StoreKey) Bytes() [8]byte {
 // Model is the mask that mixes a model name into a block key. The zero Model
 // mixes nothing in.
 type Model uint64
+
+// ModelOf returns the mask of a model: XXH3-64 of its name under seed 1337.
+// The name is taken as it is; "" has a mask like any other.
+func ModelOf(name string) Model { return Model(nameMask(name)) }
+
+// nameMask is what a model's or a scheme's name XORs into a key.
+func nameMask(name string) uint64 { return xxh3.HashStringSeed(name, baseSeed) }
 
 // In returns the store key of k under the model m.
 func (k Key) In(m Model) StoreKey { return StoreKey(uint64(k) ^ uint64(m)) }
