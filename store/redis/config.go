@@ -1,0 +1,153 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config says where the index is and how it is used. The zero value of every
+// field but URL means its default.
+type Config struct {
+	// URL is where Redis is; see CheckURL for its forms. It may hold a
+	// password and is never printed as a whole.
+	URL string
+	// Prefix begins the names of all keys; "kva" by default, 1 to 32 letters,
+	// digits and the characters _ . : -. Several indexes may share a server under
+	// different prefixes. Longer ones than 3 bytes cost memory in each block.
+	Prefix string
+
+	// PoolSize is the number of connections to a server at most; 32 by default.
+	PoolSize int
+	// DialTimeout bounds the making of a connection; 1 s by default.
+	DialTimeout time.Duration
+	// Timeout bounds each wait for a server whose caller has no nearer deadline;
+	// 2 s by default.
+	Timeout time.Duration
+	// Protocol is the version of RESP, 2 or 3; 3 by default.
+	Protocol int
+
+	// Windows are the numbers of blocks that a lookup reads of a chain in its
+	// first, second, ... round trip; the last one is that of all further ones.
+	// {64, 256, 1024, 4096} by default. Small first windows make misses cheap,
+	// large later ones save round trips.
+	Windows []int
+
+	// MaxPods, MaxHolders and MaxModels bound what may be registered; beyond
+	// them writes get store.ErrFull. 16384, 131072 and 1024 by default.
+	MaxPods, MaxHolders, MaxModels int
+
+	// NoSweep leaves the sweeping of ended holders to other processes. Without it
+	// this process sweeps when no other does.
+	NoSweep bool
+	// SweepDuty is the part of one connection's time that sweeping may take, 0 to
+	// 1; 0.1 by default. Between two steps the sweeper rests.
+	SweepDuty float64
+	// SweepInterval is how often to see whether there is something to sweep; 10 s
+	// by default.
+	SweepInterval time.Duration
+
+	// Observer is told what happens.
+	Observer Observer
+}
+
+// Observer receives reports. Any func may be nil. They are called from the
+// goroutine where it happens and must return soon.
+type Observer struct {
+	// Log is told what an operator may want to read, the Redis client's own
+	// messages among it. It never holds a password.
+	Log func(msg string)
+	// RegistryLoaded is told of each reload of the registry.
+	RegistryLoaded func(took time.Duration, pods, holders int, err error)
+	// Swept is told of the progress of a sweep, after each step.
+	Swept func(SweepProgress)
+}
+
+// SweepProgress is how far the sweep of ended holders is.
+type SweepProgress struct {
+	// Ended is the number of holders whose lives have ended since the last
+	// complete sweep began.
+	Ended uint64
+	// Scanned is the number of keys that this sweep has seen; Keys an estimate of
+	// how many there are.
+	Scanned, Keys uint64
+	// Cleaned is the number of blocks that ended holders were removed from.
+	Cleaned uint64
+	// Foreign is the number of keys that look like blocks but are no strings.
+	Foreign uint64
+	// Done is true in the last report of a sweep that has seen all keys.
+	Done bool
+}
+
+// ErrSchema says that the prefix is in use with another data model. The remedy
+// is another prefix, or a version of kvatlas that knows that model.
+var ErrSchema = errors.New("redis: the prefix is in use with another schema")
+
+// The limits of Config.
+const (
+	maxPrefix   = 32
+	maxWindow   = 1 << 14
+	maxPoolSize = 4096
+)
+
+// withDefaults returns the config with defaults in, or says what is wrong.
+func (c Config) withDefaults() (Config, error) {
+	def(&c.Prefix, "kva")
+	def(&c.PoolSize, 32)
+	def(&c.DialTimeout, time.Second)
+	def(&c.Timeout, 2*time.Second)
+	def(&c.Protocol, 3)
+	def(&c.MaxPods, 1<<14)
+	def(&c.MaxHolders, 1<<17)
+	def(&c.MaxModels, 1<<10)
+	def(&c.SweepDuty, 0.1)
+	def(&c.SweepInterval, 10*time.Second)
+	if len(c.Windows) == 0 {
+		c.Windows = []int{64, 256, 1024, 4096}
+	}
+
+	if err := checkPrefix(c.Prefix); err != nil {
+		return c, err
+	}
+	for _, w := range c.Windows {
+		if w < 1 || w > maxWindow {
+			return c, fmt.Errorf("redis: a window of %d blocks; it can be 1 to %d", w, maxWindow)
+		}
+	}
+	switch {
+	case c.PoolSize < 1 || c.PoolSize > maxPoolSize:
+		return c, fmt.Errorf("redis: pool size %d; it can be 1 to %d", c.PoolSize, maxPoolSize)
+	case c.DialTimeout < 0 || c.Timeout < 0 || c.SweepInterval < 0:
+		return c, errors.New("redis: a timeout or interval is negative")
+	case c.Protocol != 2 && c.Protocol != 3:
+		return c, fmt.Errorf("redis: protocol %d; it can be 2 or 3", c.Protocol)
+	case c.MaxPods < 1 || c.MaxHolders < 1 || c.MaxModels < 1:
+		return c, errors.New("redis: a limit on pods, holders or models is below 1")
+	case c.SweepDuty < 0 || c.SweepDuty > 1:
+		return c, fmt.Errorf("redis: sweep duty %v; it can be 0 to 1", c.SweepDuty)
+	}
+	return c, nil
+}
+
+func def[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// checkPrefix keeps out what would mean something in a key name (a hash tag) or
+// in a pattern of SCAN or of an ACL.
+func checkPrefix(p string) error {
+	if len(p) > maxPrefix {
+		return fmt.Errorf("redis: the prefix has %d bytes, the limit is %d", len(p), maxPrefix)
+	}
+	for _, r := range p {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '_', r == '.', r == ':', r == '-':
+		default:
+			return fmt.Errorf("redis: the prefix %q has the character %q; it can have letters, digits and _ . : -", p, r)
+		}
+	}
+	return nil
+}

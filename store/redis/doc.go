@@ -1,0 +1,17 @@
+// Package redis is the block index in Redis: the implementation of
+// [store.Index] that any number of processes share.
+//
+// Truth lives in Redis alone. An Index keeps only what it can read again: the
+// registry of pods and holders, which is brought up to date by an epoch that
+// each lookup reads along with its blocks, and the holder ids that it writes
+// under, which the server checks in the call that writes them. So a pod that
+// dies, restarts or is cleared anywhere is gone from the next lookup
+// everywhere, at a cost that does not depend on how many blocks it held.
+//
+// What the keys and values are, and how any program may read and write them,
+// is docs/redis-schema.md.
+//
+// All methods of Index are safe for concurrent use. Open does not need the
+// server to be up: calls fail with [store.ErrUnavailable] until it is, and
+// recover by themselves. Every call ends with its context.
+package redis

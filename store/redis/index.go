@@ -1,0 +1,110 @@
+package redis
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Index is a block index in Redis. It implements store.Index and is safe for
+// concurrent use.
+type Index struct {
+	config  Config
+	target  *target
+	client  redis.UniversalClient
+	cluster bool
+	names   *names
+
+	registry registryCache
+	holders  holderCache
+
+	garbled, roundTrips, keysRead, registryLoads atomic.Uint64
+
+	// life ends at Close; what runs in the background heeds it.
+	life    context.Context
+	end     context.CancelFunc
+	running sync.WaitGroup
+	mu      sync.Mutex // protects closed, and running from growing after it
+	closed  bool
+}
+
+var _ store.Index = (*Index)(nil)
+
+// Open opens the index at the config's URL. It fails on a config that cannot
+// be right, never because the server cannot be reached: it does no I/O.
+func Open(c Config) (*Index, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	t, err := parseURL(c.URL)
+	if err != nil {
+		return nil, err
+	}
+	x := &Index{config: c, target: t, cluster: t.topology == cluster, names: newNames(c.Prefix)}
+	x.life, x.end = context.WithCancel(context.Background())
+	x.registry.current.Store(&snapshot{registry: store.NewRegistry(0, nil, nil, nil, time.Time{})})
+	logs.add(x, c.Observer.Log)
+	x.client = newClient(t, &x.config)
+	if !c.NoSweep {
+		x.spawn(x.sweepLoop)
+	}
+	return x, nil
+}
+
+// String says where the index is, without the password.
+func (x *Index) String() string { return x.target.String() + " prefix " + x.config.Prefix }
+
+// spawn runs f in the background until Close, unless the index is closed.
+func (x *Index) spawn(f func()) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.closed {
+		return false
+	}
+	x.running.Go(f)
+	return true
+}
+
+// Close implements store.Index. Calls in flight end with an error.
+func (x *Index) Close() error {
+	x.mu.Lock()
+	was := x.closed
+	x.closed = true
+	x.mu.Unlock()
+	if was {
+		return store.ErrClosed
+	}
+	x.end()
+	err := x.client.Close()
+	x.running.Wait()
+	logs.remove(x)
+	return err
+}
+
+// begin refuses what is called too late.
+func (x *Index) begin(ctx context.Context, doing string) error {
+	if x.life.Err() != nil {
+		return store.ErrClosed
+	}
+	return failed(ctx, doing, ctx.Err())
+}
+
+// Stats implements store.Index.
+func (x *Index) Stats() store.Stats {
+	return store.Stats{
+		Blocks: -1, Bytes: -1,
+		Garbled: x.garbled.Load(), RoundTrips: x.roundTrips.Load(), KeysRead: x.keysRead.Load(), RegistryLoads: x.registryLoads.Load(),
+	}
+}
+
+func (x *Index) log(msg string) {
+	if x.config.Observer.Log != nil {
+		x.config.Observer.Log(msg)
+	}
+}

@@ -1,0 +1,43 @@
+package redis
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/storetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// prefixes gives every index of a test a key space of its own on one server.
+var prefixes atomic.Int64
+
+func newPrefix() string { return fmt.Sprintf("t%d", prefixes.Add(1)) }
+
+// open opens an index and closes it when the test ends.
+func open(t testing.TB, c Config) *Index {
+	t.Helper()
+	x, err := Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := x.Close(); err != nil && err != store.ErrClosed {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return x
+}
+
+func TestContract(t *testing.T) {
+	s := redistest.Start(t)
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		c := Config{URL: s.URL(), Prefix: newPrefix()}
+		return storetest.Subject{Index: open(t, c), Peer: open(t, c)}
+	})
+}

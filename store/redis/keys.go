@@ -1,0 +1,80 @@
+package redis
+
+import (
+	"strconv"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Schema is the version of the data model that this package reads and writes.
+const Schema = 1
+
+// tags holds the hash tag of each partition, one byte each. The slot of tag p
+// is in [256p, 256p+255], so that any even split of the slots over masters is
+// an even split of the partitions. One byte is all it can be: with prefix
+// "kva" a key name then fits the 16 bytes of Redis's smallest string that can
+// hold it, and a block takes 56 bytes instead of 64.
+//
+// Of the bytes that qualify, digits come first, then letters, other printable
+// ones, control characters, and the rest.
+//
+// TestTags derives the table again from the rule and proves it even.
+const tags = "\x04\x08\x11\x19&.3;DHQYbjs\x7f\x01\x80\x10\x18#+2:AIPXckrz\x02\x0e\x13\x1b$(19BJS_dhqy\x03\x0b\x12\x1a!)08CKRZaipx"
+
+// registryTag is the hash tag of all keys of the registry: scripts change
+// several of them at once, so on a cluster they share a slot.
+const registryTag = "reg"
+
+// names are the key names of one index.
+type names struct {
+	prefix string
+	// blocks holds prefix + {tag} of each partition.
+	blocks [blockkey.Partitions]string
+
+	meta, count, epoch, pods, live, gen, sweep string
+}
+
+func newNames(prefix string) *names {
+	n := &names{prefix: prefix}
+	for p := range n.blocks {
+		n.blocks[p] = prefix + "{" + tags[p:p+1] + "}"
+	}
+	reg := prefix + "{" + registryTag + "}:"
+	n.meta, n.count, n.epoch = reg+"meta", reg+"count", reg+"epoch"
+	n.pods, n.live, n.gen, n.sweep = reg+"pods", reg+"live", reg+"gen", reg+"sweep"
+	return n
+}
+
+// own is the hash of a pod's holders.
+func (n *names) own(pod string) string { return n.prefix + "{" + registryTag + "}:own:" + pod }
+
+// blockLen is the length of every block key.
+func (n *names) blockLen() int { return len(n.prefix) + 3 + 8 }
+
+// appendBlock appends the key of a block.
+func (n *names) appendBlock(dst []byte, k blockkey.StoreKey) []byte {
+	dst = append(dst, n.blocks[k.Partition()]...)
+	b := k.Bytes()
+	return append(dst, b[:]...)
+}
+
+// parseBlock reads back what appendBlock wrote; ok is false for any other key.
+func (n *names) parseBlock(name string) (k blockkey.StoreKey, ok bool) {
+	if len(name) != n.blockLen() {
+		return 0, false
+	}
+	head, body := name[:len(name)-8], name[len(name)-8:]
+	for i := range 8 {
+		k = k<<8 | blockkey.StoreKey(body[i])
+	}
+	return k, head == n.blocks[k.Partition()]
+}
+
+// appendHolderField appends the name of a holder's field in its pod's hash:
+// rank/tier.
+func appendHolderField(dst []byte, rank int, tier store.Tier) []byte {
+	dst = strconv.AppendInt(dst, int64(rank), 10)
+	dst = append(dst, '/')
+	return append(dst, tier.String()...)
+}

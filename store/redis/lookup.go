@@ -1,0 +1,273 @@
+package redis
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+const (
+	// mgetKeys is how many keys one MGET has at most: longer ones cost the
+	// server more a key, and keep others waiting longer.
+	mgetKeys = 512
+	// tripKeys is how many keys one round trip reads at most, whatever the number
+	// of queries and their windows.
+	tripKeys = 1 << 14
+)
+
+// Lookup implements store.Index.
+//
+// It reads the chains in windows, those of all queries in one round trip. The
+// epoch comes with the first of them; on a single server it is read in the same
+// command as the blocks. So the registry that Begin gets is never older than
+// the blocks, and who has been retired before the call is not in it:
+//
+//	A: reads blocks of holder 17 with epoch 7
+//	B: retires the pod of holder 17: epoch 8
+//	A: folds with the registry of epoch 7: an answer of before B's call
+//	A: the next lookup reads epoch 8, loads the registry, and 17 is nobody
+func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
+	for i, q := range queries {
+		if q == nil || q.Fold == nil {
+			return fmt.Errorf("%w: query %d has no folder", store.ErrInvalid, i)
+		}
+	}
+	if len(queries) == 0 {
+		return x.begin(ctx, "lookup")
+	}
+	l := lookups.Get().(*lookup)
+	defer l.free()
+	l.start(x, queries)
+
+	reg := x.Cached()
+	err := x.begin(ctx, "lookup")
+	if err == nil {
+		var epoch uint64
+		epoch, err = l.read(ctx, true)
+		if err == nil {
+			reg, err = x.registryAt(ctx, epoch, reg)
+		}
+	}
+	for _, q := range queries {
+		q.Fold.Begin(reg)
+	}
+	for err == nil {
+		l.fold()
+		if len(l.open) == 0 {
+			return nil
+		}
+		_, err = l.read(ctx, false)
+	}
+	return failed(ctx, "lookup", err)
+}
+
+// registryAt returns the registry for blocks that were read at an epoch. With
+// an error it returns the last one known.
+func (x *Index) registryAt(ctx context.Context, epoch uint64, known *store.Registry) (*store.Registry, error) {
+	if s := x.registry.current.Load(); s.fresh(epoch) {
+		return s.registry, nil
+	}
+	s, err := x.load(ctx, func(s *snapshot) bool { return s.fresh(epoch) })
+	if err != nil {
+		return known, err
+	}
+	return s.registry, nil
+}
+
+// lookup is the working memory of one call of Lookup.
+type lookup struct {
+	x    *Index
+	open []chain // what is not answered yet
+
+	names []byte   // the key names of a round trip
+	keys  []string // the same one by one
+	args  []any
+	// groups are the partitions of a cluster's round trip.
+	groups [blockkey.Partitions][]int
+	spans  []span // where the values of the replies lie
+	order  []span // those of a cluster's replies, in the order of the keys
+	vals   []span // those of the keys: a part of spans, or order
+	buf    []byte // what they lie in
+	ids    []store.HolderID
+}
+
+// chain is the state of one query.
+type chain struct {
+	q *store.Query
+	// at is the next block to read, n how many of them this round trip reads,
+	// window which window that is.
+	at, n, window int
+}
+
+var lookups = sync.Pool{New: func() any { return new(lookup) }}
+
+// maxIdle is how much memory a lookup may hold on to while it is not used.
+const maxIdle = 1 << 20
+
+func (l *lookup) free() {
+	l.x = nil
+	clear(l.open[:cap(l.open)])
+	clear(l.keys[:cap(l.keys)])
+	clear(l.args[:cap(l.args)])
+	l.buf = nil // it may be the client's
+	if cap(l.names) > maxIdle || cap(l.ids) > maxIdle/4 {
+		*l = lookup{}
+	}
+	lookups.Put(l)
+}
+
+func (l *lookup) start(x *Index, queries []*store.Query) {
+	l.x, l.open = x, l.open[:0]
+	for _, q := range queries {
+		if len(q.Keys) > 0 {
+			l.open = append(l.open, chain{q: q})
+		}
+	}
+}
+
+// plan fixes what the next round trip reads, and writes down the names.
+func (l *lookup) plan() {
+	windows := l.x.config.Windows
+	left := tripKeys
+	l.names = l.names[:0]
+	total := 0
+	for i := range l.open {
+		c := &l.open[i]
+		c.n = min(windows[min(c.window, len(windows)-1)], len(c.q.Keys)-c.at, left)
+		left -= c.n
+		total += c.n
+		for _, k := range c.q.Keys[c.at : c.at+c.n] {
+			l.names = l.x.names.appendBlock(l.names, k.In(c.q.Model))
+		}
+	}
+	l.keys = l.keys[:0]
+	all, n := string(l.names), l.x.names.blockLen()
+	for range total {
+		l.keys = append(l.keys, all[:n])
+		all = all[n:]
+	}
+	l.x.keysRead.Add(uint64(total))
+}
+
+// read makes one round trip. first says whether the epoch is to be read too.
+func (l *lookup) read(ctx context.Context, first bool) (epoch uint64, err error) {
+	l.plan()
+	l.spans, l.buf = l.spans[:0], nil
+	if l.x.cluster {
+		return l.readCluster(ctx, first)
+	}
+	return l.readServer(ctx, first)
+}
+
+// readServer reads from a single server: MGETs of at most mgetKeys keys, the
+// first of which has the epoch in front.
+func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err error) {
+	x := l.x
+	var cmds []*redis.RawCmd
+	l.args = slices.Grow(l.args[:0], len(l.keys)+2+len(l.keys)/mgetKeys)
+	counts := make([]int, 0, 1+len(l.keys)/mgetKeys)
+	for at := 0; at < len(l.keys) || at == 0; at += mgetKeys {
+		begin := len(l.args)
+		l.args = append(l.args, "mget")
+		if first && at == 0 {
+			l.args = append(l.args, &x.names.epoch)
+		}
+		for i := at; i < min(at+mgetKeys, len(l.keys)); i++ {
+			l.args = append(l.args, &l.keys[i])
+		}
+		args := l.args[begin:len(l.args):len(l.args)]
+		cmds = append(cmds, redis.NewRawCmd(ctx, args...))
+		counts = append(counts, len(args)-1)
+	}
+	x.roundTrips.Add(1)
+	if err := x.process(ctx, cmds); err != nil {
+		return 0, err
+	}
+	if len(cmds) == 1 {
+		l.buf = cmds[0].Val()
+	} else {
+		for _, c := range cmds {
+			l.buf = append(l.buf, c.Val()...)
+		}
+	}
+	at := 0
+	for i, c := range cmds {
+		if l.spans, err = readArray(l.spans, l.buf, at, counts[i]); err != nil {
+			return 0, err
+		}
+		at += len(c.Val())
+	}
+	l.vals = l.spans
+	if first {
+		v, _ := l.spans[0].of(l.buf)
+		l.vals = l.spans[1:]
+		return parseEpoch(string(v))
+	}
+	return 0, nil
+}
+
+// process runs commands in one round trip.
+func (x *Index) process(ctx context.Context, cmds []*redis.RawCmd) error {
+	if len(cmds) == 1 {
+		return x.client.Process(ctx, cmds[0])
+	}
+	pipe := x.client.Pipeline()
+	for _, c := range cmds {
+		_ = pipe.Process(ctx, c)
+	}
+	_, err := pipe.Exec(ctx)
+	return err
+}
+
+// fold hands what has been read to the folders, and closes the chains that are
+// answered.
+func (l *lookup) fold() {
+	vals := l.vals
+	left := l.open[:0]
+	for _, c := range l.open {
+		more := l.runs(&c, vals[:c.n])
+		vals = vals[c.n:]
+		c.at += c.n
+		if c.n > 0 {
+			c.window++
+		}
+		if more && c.at < len(c.q.Keys) {
+			left = append(left, c)
+		}
+	}
+	l.open = left
+}
+
+// runs tells a folder of the blocks of one window, equal neighbours at once.
+func (l *lookup) runs(c *chain, vals []span) (more bool) {
+	for i := 0; i < len(vals); {
+		v, held := vals[i].of(l.buf)
+		n := 1
+		for i+n < len(vals) {
+			next, ok := vals[i+n].of(l.buf)
+			if ok != held || !bytes.Equal(next, v) {
+				break
+			}
+			n++
+		}
+		l.ids = l.ids[:0]
+		if held {
+			var ok bool
+			if l.ids, ok = appendHolders(l.ids, v); !ok {
+				l.x.garbled.Add(uint64(n))
+			}
+		}
+		if !c.q.Fold.Run(n, l.ids) {
+			return false
+		}
+		i += n
+	}
+	return true
+}

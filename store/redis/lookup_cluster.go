@@ -1,0 +1,110 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// readCluster reads from a cluster: one MGET a partition, since a command can
+// name keys of one slot only, all in one pipeline, which the client splits by
+// node and sends to all of them at once.
+func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err error) {
+	x := l.x
+	for p := range l.groups {
+		l.groups[p] = l.groups[p][:0]
+	}
+	i := 0
+	for _, c := range l.open {
+		for _, k := range c.q.Keys[c.at : c.at+c.n] {
+			p := k.In(c.q.Model).Partition()
+			l.groups[p] = append(l.groups[p], i)
+			i++
+		}
+	}
+	pipe := x.client.Pipeline()
+	var get *redis.StringCmd
+	if first {
+		get = pipe.Get(ctx, x.names.epoch)
+	}
+	var parts []part
+	for _, g := range l.groups {
+		for len(g) > 0 {
+			n := min(len(g), mgetKeys)
+			p := part{keys: g[:n], cmd: redis.NewRawCmd(ctx, l.mget(g[:n])...)}
+			_ = pipe.Process(ctx, p.cmd)
+			parts = append(parts, p)
+			g = g[n:]
+		}
+	}
+	x.roundTrips.Add(1)
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return 0, err
+	}
+	l.order = slices.Grow(l.order[:0], len(l.keys))[:len(l.keys)]
+	l.vals = l.order
+	for _, p := range parts {
+		if err := l.take(ctx, p); err != nil {
+			return 0, err
+		}
+	}
+	if get == nil {
+		return 0, nil
+	}
+	return parseEpoch(get.Val())
+}
+
+// part is one MGET: the numbers of its keys, and the command.
+type part struct {
+	keys []int
+	cmd  *redis.RawCmd
+}
+
+func (l *lookup) mget(keys []int) []any {
+	args := make([]any, 0, len(keys)+1)
+	args = append(args, "mget")
+	for _, i := range keys {
+		args = append(args, &l.keys[i])
+	}
+	return args
+}
+
+// take puts the values of a part in their places.
+func (l *lookup) take(ctx context.Context, p part) (err error) {
+	at := len(l.buf)
+	l.buf = append(l.buf, p.cmd.Val()...)
+	l.spans, err = readArray(l.spans[:0], l.buf, at, len(p.keys))
+	if reply := errReply(""); errors.As(err, &reply) {
+		// The client does not look into raw replies, so that it has not followed
+		// a redirection, which is what this is while slots move or a master is
+		// new. The plain form of the command follows it, and makes the client
+		// learn the new places.
+		return l.takeAgain(ctx, p.keys)
+	}
+	for j, i := range p.keys[:min(len(p.keys), len(l.spans))] {
+		l.vals[i] = l.spans[j]
+	}
+	return err
+}
+
+// takeAgain reads a part by the slow way.
+func (l *lookup) takeAgain(ctx context.Context, keys []int) error {
+	cmd := redis.NewSliceCmd(ctx, l.mget(keys)...)
+	l.x.roundTrips.Add(1)
+	if err := l.x.client.Process(ctx, cmd); err != nil {
+		return err
+	}
+	if len(cmd.Val()) != len(keys) {
+		return errProtocol
+	}
+	for j, v := range cmd.Val() {
+		l.vals[keys[j]] = span{0, noValue}
+		if s, ok := v.(string); ok {
+			l.vals[keys[j]] = span{int32(len(l.buf)), int32(len(s))}
+			l.buf = append(l.buf, s...)
+		}
+	}
+	return nil
+}

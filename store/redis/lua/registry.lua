@@ -1,0 +1,77 @@
+-- What all scripts of the registry begin with.
+--
+-- KEYS  meta count epoch pods live gen [own]
+-- ARGV  schema partitions ...
+--
+-- Times are this server's. An id or an epoch is never given twice, also when
+-- the server has lost its latest writes or all of them: see moved().
+
+local meta, count, epoch, pods, live, gen, own = unpack(KEYS)
+
+local found = redis.call('HMGET', meta, 'schema', 'partitions')
+if not found[1] and not found[2] then
+  redis.call('HSET', meta, 'schema', ARGV[1], 'partitions', ARGV[2])
+elseif found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then
+  return redis.error_reply('KVASCHEMA ' .. tostring(found[1]) .. ' ' .. tostring(found[2]))
+end
+
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000)
+
+local function text(n) return string.format('%.0f', n) end
+
+-- given is called before ids are taken from the counters. In another process
+-- than the last time, which may have lost the latest ids, they jump ahead.
+local checked = false
+local function given()
+  if checked then return end
+  checked = true
+  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  local last = redis.call('HGET', count, 'run')
+  if last == run then return end
+  if last then
+    redis.call('HINCRBY', count, 'holder', 4096)
+    redis.call('HINCRBY', count, 'generation', 4096)
+    redis.call('INCRBY', epoch, 1048576)
+  end
+  redis.call('HSET', count, 'run', run)
+end
+
+-- moved sets the epoch to the time in ms, or one higher than it was.
+local function moved()
+  given()
+  local last = tonumber(redis.call('GET', epoch) or '0') or 0
+  local e = text(math.max(last + 1, now))
+  redis.call('SET', epoch, e)
+  return e
+end
+
+-- finish ends the lives of holders: fields and ids are lists of one length.
+local function finish(fields, ids)
+  for i = 1, #ids, 1000 do
+    local to = math.min(i + 999, #ids)
+    redis.call('HDEL', own, unpack(fields, i, to))
+    redis.call('HDEL', gen, unpack(ids, i, to))
+  end
+  if #ids > 0 then redis.call('HINCRBY', count, 'ended', #ids) end
+end
+
+-- retire ends the life of the pod that own belongs to.
+local function retire(pod)
+  local all = redis.call('HGETALL', own)
+  local fields, ids = {}, {}
+  for i = 1, #all, 2 do
+    if string.find(all[i], '/', 1, true) then
+      fields[#fields + 1], ids[#ids + 1] = all[i], all[i + 1]
+    end
+  end
+  finish(fields, ids)
+  redis.call('UNLINK', own)
+  redis.call('HDEL', pods, pod)
+  redis.call('ZREM', live, pod)
+end
+
+local function expired(pod)
+  local till = redis.call('ZSCORE', live, pod)
+  return till and tonumber(till) <= now
+end

@@ -1,0 +1,218 @@
+package redis
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// plan is what a call of Apply comes to: clears first, and then for each block
+// its net change. It is a pure function of the batches.
+//
+// That the clears come first is right although they may have come last: what a
+// holder did before its clear is left out, so that nothing is lost but what the
+// clear takes anyway.
+type plan struct {
+	pods    []*podPlan
+	byName  map[string]*podPlan
+	refs    []*holderRef
+	changes []change
+}
+
+// podPlan is the part of a plan that is about one pod.
+type podPlan struct {
+	name   string
+	model  string // of the pod's first batch; what it is registered for if need be
+	clears []clearance
+	refs   map[place]*holderRef
+	order  []*holderRef
+	// resolved is true when the ids of the refs come from the server.
+	resolved bool
+}
+
+// place is a rank and a tier within a pod.
+type place struct {
+	rank int
+	tier store.Tier
+}
+
+// clearance names the places that a clear takes.
+type clearance struct {
+	rank, tier       string // * for all
+	allRanks         bool
+	place            place
+	allTiersOfTheOne bool
+}
+
+func (c *clearance) covers(p place) bool {
+	return (c.allRanks || c.place.rank == p.rank) && (c.allTiersOfTheOne || c.place.tier == p.tier)
+}
+
+// holderRef is a holder that a plan changes blocks of. Its id is found out when
+// the plan is carried out.
+type holderRef struct {
+	place
+	pod *podPlan
+	id  store.HolderID // 0 is none
+	// give is true when the holder must get an id if it has none.
+	give bool
+	// from is the first change that counts; a clear has taken those before.
+	from int
+	n    int // index in plan.refs
+}
+
+// change adds a block to a holder or removes it.
+type change struct {
+	key blockkey.StoreKey
+	ref int
+	add bool
+}
+
+// newPlan folds batches, which are valid.
+func newPlan(batches []store.Batch) *plan {
+	p := &plan{byName: make(map[string]*podPlan, len(batches))}
+	keys := 0
+	for i := range batches {
+		for j := range batches[i].Ops {
+			keys += len(batches[i].Ops[j].Keys)
+		}
+	}
+	p.changes = make([]change, 0, keys)
+	for i := range batches {
+		p.addBatch(&batches[i])
+	}
+	return p
+}
+
+func (p *plan) addBatch(b *store.Batch) {
+	pod := p.byName[b.Pod]
+	if pod == nil {
+		pod = &podPlan{name: b.Pod, model: b.Model, refs: map[place]*holderRef{}}
+		p.byName[b.Pod] = pod
+		p.pods = append(p.pods, pod)
+	}
+	mask := store.Mask(b.Model)
+	for i := range b.Ops {
+		op := &b.Ops[i]
+		switch {
+		case op.Kind == store.Clear:
+			p.clear(pod, b.Rank, op)
+		case op.Kind == store.Add:
+			ref := p.ref(pod, place{b.Rank, op.Tier})
+			ref.give = ref.give || len(op.Keys) > 0
+			p.change(ref, op, mask)
+		case op.Tier == store.AllTiers:
+			for tier := range store.Tier(store.NumTiers) {
+				p.change(p.ref(pod, place{b.Rank, tier}), op, mask)
+			}
+		default:
+			p.change(p.ref(pod, place{b.Rank, op.Tier}), op, mask)
+		}
+	}
+}
+
+func (p *plan) ref(pod *podPlan, at place) *holderRef {
+	r := pod.refs[at]
+	if r == nil {
+		r = &holderRef{place: at, pod: pod, n: len(p.refs)}
+		pod.refs[at] = r
+		pod.order = append(pod.order, r)
+		p.refs = append(p.refs, r)
+	}
+	return r
+}
+
+func (p *plan) change(ref *holderRef, op *store.Op, mask blockkey.Model) {
+	for _, k := range op.Keys {
+		p.changes = append(p.changes, change{key: k.In(mask), ref: ref.n, add: op.Kind == store.Add})
+	}
+}
+
+func (p *plan) clear(pod *podPlan, rank int, op *store.Op) {
+	c := clearance{
+		rank: strconv.Itoa(rank), tier: op.Tier.String(),
+		allRanks: op.AllRanks, allTiersOfTheOne: op.Tier == store.AllTiers, place: place{rank, op.Tier},
+	}
+	if c.allRanks {
+		c.rank = "*"
+	}
+	if c.allTiersOfTheOne {
+		c.tier = "*"
+	}
+	pod.clears = append(pod.clears, c)
+	for _, r := range pod.order {
+		if c.covers(r.place) {
+			r.from, r.give = len(p.changes), false
+		}
+	}
+}
+
+// step is the net change of one holder to one block.
+type step struct {
+	key blockkey.StoreKey
+	id  store.HolderID
+	add bool
+}
+
+// steps returns the net changes, ascending by partition, key and id, under the
+// ids that the refs have by now.
+func (p *plan) steps() []step {
+	out := make([]step, 0, len(p.changes))
+	for i, c := range p.changes {
+		// Who has no id holds nothing that could be removed.
+		if r := p.refs[c.ref]; i >= r.from && r.id != 0 {
+			out = append(out, step{c.key, r.id, c.add})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b step) int {
+		return cmp.Or(cmp.Compare(a.key.Partition(), b.key.Partition()), cmp.Compare(a.key, b.key), cmp.Compare(a.id, b.id))
+	})
+	// Of several changes of one holder to one block the last counts.
+	n := 0
+	for i, s := range out {
+		if i+1 < len(out) && out[i+1].key == s.key && out[i+1].id == s.id {
+			continue
+		}
+		out[n] = s
+		n++
+	}
+	return out[:n]
+}
+
+// edit is a block and its ops in the language of apply.lua.
+type edit struct {
+	key blockkey.StoreKey
+	ops int // index in a list of ops
+}
+
+// edits joins the steps of each block, and returns with them the list of all
+// the ops there are. They are usually few: all blocks of an event change alike.
+func edits(steps []step) (list []edit, ops []string) {
+	list = make([]edit, 0, len(steps))
+	known := map[string]int{}
+	var buf []byte
+	for i := 0; i < len(steps); {
+		buf = buf[:0]
+		j := i
+		for ; j < len(steps) && steps[j].key == steps[i].key; j++ {
+			sign := byte('-')
+			if steps[j].add {
+				sign = '+'
+			}
+			buf = append(buf, sign)
+			buf = strconv.AppendUint(buf, uint64(steps[j].id), 10)
+		}
+		n, ok := known[string(buf)]
+		if !ok {
+			n = len(ops)
+			ops = append(ops, string(buf))
+			known[ops[n]] = n
+		}
+		list = append(list, edit{steps[i].key, n})
+		i = j
+	}
+	return list, ops
+}

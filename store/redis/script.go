@@ -1,0 +1,120 @@
+package redis
+
+import (
+	"context"
+	"crypto/sha1"
+	_ "embed"
+	"encoding/hex"
+
+	"github.com/redis/go-redis/v9"
+)
+
+//go:embed lua/registry.lua
+var registryLua string
+
+//go:embed lua/register.lua
+var registerLua string
+
+//go:embed lua/retire.lua
+var retireLua string
+
+//go:embed lua/holders.lua
+var holdersLua string
+
+//go:embed lua/model.lua
+var modelLua string
+
+//go:embed lua/apply.lua
+var applyLua string
+
+// script is a Lua script and the hash that the server knows it by.
+type script struct{ src, sha string }
+
+func newScript(src ...string) *script {
+	s := &script{}
+	for _, part := range src {
+		s.src += part
+	}
+	sum := sha1.Sum([]byte(s.src))
+	s.sha = hex.EncodeToString(sum[:])
+	return s
+}
+
+var (
+	registerScript = newScript(registryLua, registerLua)
+	retireScript   = newScript(registryLua, retireLua)
+	holdersScript  = newScript(registryLua, holdersLua)
+	modelScript    = newScript(registryLua, modelLua)
+	applyScript    = newScript(applyLua)
+)
+
+// call is one run of a script.
+type call struct {
+	script *script
+	keys   []string
+	args   []string
+}
+
+// command returns the call as an EVALSHA or, with the source, an EVAL. The
+// strings go in by pointer, which takes no allocation each.
+func (c *call) command(ctx context.Context, source bool) *redis.Cmd {
+	args := make([]any, 0, 3+len(c.keys)+len(c.args))
+	if source {
+		args = append(args, "eval", &c.script.src, len(c.keys))
+	} else {
+		args = append(args, "evalsha", &c.script.sha, len(c.keys))
+	}
+	for i := range c.keys {
+		args = append(args, &c.keys[i])
+	}
+	for i := range c.args {
+		args = append(args, &c.args[i])
+	}
+	return redis.NewCmd(ctx, args...)
+}
+
+// run runs the calls in one round trip and returns their replies; the error is
+// the first that any of them met. Calls must be harmless to repeat: one whose
+// script the server does not know, after a restart, a failover or SCRIPT FLUSH,
+// is made again with the source, which teaches it.
+func (x *Index) run(ctx context.Context, calls ...*call) ([]*redis.Cmd, error) {
+	cmds := make([]*redis.Cmd, len(calls))
+	todo := make([]int, len(calls))
+	for i := range todo {
+		todo[i] = i
+	}
+	for source := false; ; source = true {
+		err := x.exec(ctx, calls, cmds, todo, source)
+		if err == nil || source {
+			return cmds, err
+		}
+		var unknown []int
+		for _, i := range todo {
+			switch err := cmds[i].Err(); {
+			case err == nil:
+			case redis.HasErrorPrefix(err, "NOSCRIPT"):
+				unknown = append(unknown, i)
+			default:
+				return cmds, err
+			}
+		}
+		todo = unknown
+	}
+}
+
+// exec sends the calls of todo.
+func (x *Index) exec(ctx context.Context, calls []*call, cmds []*redis.Cmd, todo []int, source bool) error {
+	x.roundTrips.Add(1)
+	for _, i := range todo {
+		cmds[i] = calls[i].command(ctx, source)
+	}
+	if len(todo) == 1 {
+		return x.client.Process(ctx, cmds[todo[0]])
+	}
+	pipe := x.client.Pipeline()
+	for _, i := range todo {
+		_ = pipe.Process(ctx, cmds[i])
+	}
+	_, err := pipe.Exec(ctx)
+	return err
+}

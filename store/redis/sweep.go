@@ -1,0 +1,3 @@
+package redis
+
+func (x *Index) sweepLoop() { <-x.life.Done() }

@@ -1,0 +1,52 @@
+package redis
+
+import (
+	"math"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// appendHolders appends the holder ids of a block's value, ascending and without
+// duplicates. A value that is not written by the rules, which are ids in decimal
+// without leading zeros, joined by single commas, is garbled: ok is false.
+//
+// Ids that do not ascend are put in order: an engine-side writer may have
+// appended without looking.
+func appendHolders(dst []store.HolderID, v []byte) (ids []store.HolderID, ok bool) {
+	begin := len(dst)
+	var n uint64
+	digits := 0
+	sorted := true
+	last := store.HolderID(0)
+	for i := 0; ; i++ {
+		if i < len(v) && v[i]-'0' < 10 {
+			if digits > 0 && n == 0 {
+				return dst[:begin], false
+			}
+			n = n*10 + uint64(v[i]-'0')
+			if n > math.MaxUint32 {
+				return dst[:begin], false
+			}
+			digits++
+			continue
+		}
+		if digits == 0 || n == 0 || (i < len(v) && v[i] != ',') {
+			return dst[:begin], false
+		}
+		id := store.HolderID(n)
+		sorted = sorted && id > last
+		last = id
+		dst = append(dst, id)
+		if i == len(v) {
+			break
+		}
+		n, digits = 0, 0
+	}
+	if !sorted {
+		part := dst[begin:]
+		slices.Sort(part)
+		dst = dst[:begin+len(slices.Compact(part))]
+	}
+	return dst, true
+}
