@@ -1,6 +1,7 @@
 package blockkey
 
 import (
+	"bytes"
 	"encoding/json"
 	"math"
 	"slices"
@@ -90,7 +91,7 @@ func TestObjectsAgainstPlain(t *testing.T) {
 		if byRange != byBlock {
 			t.Fatalf("places %+v and %+v", byRange, byBlock)
 		}
-		if after, _ := json.Marshal(objects); string(after) != string(given) {
+		if after, _ := json.Marshal(objects); !bytes.Equal(after, given) {
 			t.Fatalf("objects were modified: %s, before %s", after, given)
 		}
 	})
