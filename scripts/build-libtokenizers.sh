@@ -54,7 +54,7 @@ input_key() {
     echo "$recipe $version $platform"
     cat "$root/rust/Cargo.toml" "$root/rust/Cargo.lock"
     local f
-    for f in "$root"/rust/*.rs; do [ -e "$f" ] && { echo "$f" | sed 's|.*/||'; cat "$f"; }; done
+    for f in "$root"/rust/*.rs; do [ -e "$f" ] && { basename "$f"; cat "$f"; }; done
   } >"$tmp/inputs"
   sha256 "$tmp/inputs" | cut -c1-20
 }

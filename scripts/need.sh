@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Functions for the scripts beside this file: messages, and tools that may have to be
 # installed first. To be sourced by bash.
 

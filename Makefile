@@ -1,0 +1,58 @@
+# kvatlas: build, try, test. `make` alone lists the targets.
+
+GO      ?= $(shell command -v go || echo /usr/local/go/bin/go)
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# What benchmarks to run and for how long: make bench BENCH=Lookup BENCHTIME=2s PKG=./store/...
+BENCH     ?= .
+BENCHTIME ?= 1s
+PKG       ?= ./...
+# Further flags of the demonstration: make run RUN="--listen 127.0.0.1:9090"
+RUN       ?=
+TOKENIZERS := .cache/tokenizers
+
+.DEFAULT_GOAL := help
+.PHONY: help run build tokenizers models test lint bench goldens clean FORCE
+
+help: ## list these targets
+	@echo "kvatlas $(VERSION)"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run: ## build all that is needed and show a ranking on a real prompt; serves on 127.0.0.1:8080 until Ctrl-C
+	@echo "== run, step 1 of 4: tokenizer library (about 2 minutes the first time)"
+	@scripts/build-libtokenizers.sh
+	@echo "== run, step 2 of 4: bin/kvatlas"
+	@$(MAKE) --no-print-directory bin/kvatlas
+	@echo "== run, step 3 of 4: a real tokenizer"
+	@scripts/fetch-tokenizers.sh --run
+	@echo "== run, step 4 of 4: the server, three pods and a prompt"
+	@exec bin/kvatlas serve --demo --tokenizers $(TOKENIZERS) $(RUN)
+
+build: tokenizers bin/kvatlas ## build bin/kvatlas
+
+# The go command knows best whether there is anything to do.
+bin/kvatlas: FORCE
+	@echo "kvatlas: building bin/kvatlas $(VERSION)"
+	@$(GO) build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./cmd/kvatlas
+
+tokenizers: ## put libtokenizers.a, which the program links with, into lib/
+	@scripts/build-libtokenizers.sh
+
+models: ## prepare the tokenizers that the tests load, in .cache/tokenizers
+	@scripts/fetch-tokenizers.sh
+
+test: ## install what the tests need and run them: gofmt, go vet, go test -race
+	@scripts/test.sh
+
+lint: tokenizers ## check the policy of .golangci.yml
+	@scripts/lint.sh
+
+bench: tokenizers models ## run the Go benchmarks (BENCH=regexp, BENCHTIME=1s, PKG=./...)
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem $(PKG)
+
+goldens: models ## make testdata/tokens anew with the reference library (needs Python)
+	scripts/make-token-goldens.py
+
+clean: ## remove what the build made; libraries cached for other checkouts stay
+	rm -rf bin lib .cache tokenpool/internal/link/zz_stamp.go
+
+FORCE:

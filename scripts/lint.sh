@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Run golangci-lint, at the version that .golangci.yml is written for, over everything or the given
+# packages. It is taken from PATH if it is that version, and otherwise built into .cache/bin.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(dirname "$here")
+cd "$root"
+# shellcheck source=scripts/need.sh
+. "$here/need.sh"
+
+name=lint
+readonly version=2.15.0
+own=$root/.cache/bin/golangci-lint
+start=$SECONDS
+
+# is_right PROGRAM: it is there, at our version.
+is_right() { [ "$("$1" version --short 2>/dev/null | sed 's/^v//')" = "$version" ]; }
+
+need_go "$name"
+printf '\n== lint, step 1 of 2: golangci-lint %s\n' "$version"
+if is_right golangci-lint; then
+  lint=golangci-lint
+elif is_right "$own"; then
+  lint=$own
+else
+  say "$name" "building it into .cache/bin: a few minutes, once"
+  # In a module of its own, so that nothing of it reaches our go.mod; a sign of life every 30 s.
+  GOBIN=$root/.cache/bin GOFLAGS='' go install "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$version" &
+  pid=$!
+  while kill -0 "$pid" 2>/dev/null; do
+    sleep 1
+    [ $(((SECONDS - start) % 30)) != 0 ] || say "$name" "still building, $((SECONDS - start)) s"
+  done
+  wait "$pid"
+  is_right "$own" || die "$name" "$own is not version $version after it was built: $("$own" version 2>&1 | head -n 1)"
+  lint=$own
+fi
+say "$name" "$("$lint" version)"
+
+printf '\n== lint, step 2 of 2 [%ds]: the policy of .golangci.yml\n' $((SECONDS - start))
+[ $# -gt 0 ] || set -- ./...
+"$lint" config verify || die "$name" ".golangci.yml is not valid"
+# Parallel runs are allowed: each checkout has its own, and the cache they share is safe.
+"$lint" run --allow-parallel-runners "$@"

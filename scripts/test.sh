@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Install what the tests need, build the tokenizer library, and run every check that needs no linter.
+#
+#   scripts/test.sh                  everything, as CI does it
+#   scripts/test.sh ./store/...      only the tests of these packages
+#
+# Environment: CI=true makes a skipped test a failure. GOTESTFLAGS adds flags to go test.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(dirname "$here")
+cd "$root"
+# shellcheck source=scripts/need.sh
+. "$here/need.sh"
+
+name="test"
+total=6
+start=$SECONDS
+step() { printf '\n== test, step %s of %s [%ds]: %s\n' "$1" "$total" $((SECONDS - start)) "$2"; }
+
+packages=("$@")
+[ ${#packages[@]} -gt 0 ] || packages=(./...)
+
+step 1 "tools that the tests need"
+need_go "$name"
+need_cxx "$name"
+need_tool "$name" redis-server redis-server "the Redis store is tested against a real server"
+go version
+redis-server --version
+
+step 2 "tokenizer library"
+scripts/build-libtokenizers.sh
+
+step 3 "tokenizers that the tests load"
+scripts/fetch-tokenizers.sh
+
+step 4 "gofmt"
+# What git would commit; all Go files where this is no git checkout.
+if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+  git ls-files -z --cached --others --exclude-standard -- '*.go'
+else
+  find . -name '*.go' -not -path './.cache/*' -print0
+fi | while IFS= read -r -d '' file; do [ ! -f "$file" ] || printf '%s\0' "$file"; done >.cache/gofiles
+unformatted=$(xargs -0 gofmt -l <.cache/gofiles)
+if [ -n "$unformatted" ]; then
+  printf '%s\n' "$unformatted" >&2
+  die "$name" "these files are not gofmt'ed: run gofmt -w on them"
+fi
+echo "$(tr -cd '\0' <.cache/gofiles | wc -c) files, all formatted"
+
+step 5 "go vet"
+go vet "${packages[@]}"
+echo "no complaint"
+
+step 6 "go test -race"
+count=$(go list "${packages[@]}" | wc -l)
+go build -o .cache/bin/testreport ./scripts/testreport
+report=(.cache/bin/testreport -packages "$count")
+[ "${CI:-}" != true ] || report+=(-skips-fail)
+# shellcheck disable=SC2086 # GOTESTFLAGS is a list of words
+go test -race -timeout 10m ${GOTESTFLAGS:-} -json "${packages[@]}" | "${report[@]}"
