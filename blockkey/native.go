@@ -90,6 +90,8 @@ func (c *Chain) Append(dst []Key, tokens []uint32) []Key {
 	switch {
 	case c.BlockSize == 16 && !c.Eagle:
 		h.chain16(out, tokens, c.Parent)
+	case c.BlockSize == 32 && !c.Eagle:
+		h.chain32(out, tokens, c.Parent)
 	case c.BlockSize == 64 && !c.Eagle:
 		h.chain64(out, tokens, c.Parent)
 	default:
@@ -177,6 +179,22 @@ func (h *hasher) chain16(out []Key, tokens []uint32, parent Key) {
 		local := lengthTerm(16) +
 			pair(t[0:4], w[0], w[1]) + pair(t[12:16], w[2], w[3]) +
 			pair(t[4:8], w[4], w[5]) + pair(t[8:12], w[6], w[7])
+		k = sumPair(k, avalanche(local), 16, baseSeed)
+		out[i] = Key(k)
+	}
+}
+
+// chain32 is chain16 for blocks of 32 tokens.
+func (h *hasher) chain32(out []Key, tokens []uint32, parent Key) {
+	w := (*[16]uint64)(h.words[:])
+	k := uint64(parent)
+	for i := range out {
+		t := (*[32]uint32)(tokens[i*32:])
+		local := lengthTerm(32) +
+			pair(t[0:4], w[0], w[1]) + pair(t[28:32], w[2], w[3]) +
+			pair(t[4:8], w[4], w[5]) + pair(t[24:28], w[6], w[7]) +
+			pair(t[8:12], w[8], w[9]) + pair(t[20:24], w[10], w[11]) +
+			pair(t[12:16], w[12], w[13]) + pair(t[16:20], w[14], w[15])
 		k = sumPair(k, avalanche(local), 16, baseSeed)
 		out[i] = Key(k)
 	}

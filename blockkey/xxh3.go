@@ -10,15 +10,14 @@ import (
 
 // This file is XXH3-64 for what block keys are made of: runs of u32 tokens
 // under one seed. It beats a general library at the block sizes that indexes
-// have, because the secret is derived once a seed and not once a block, the
-// usual lengths are unrolled, and a chain is hashed in one loop. It reads
-// tokens as tokens: every read of XXH3 at a multiple of 4 bytes falls on a
-// token boundary, and two adjacent tokens are one little-endian u64, which the
-// compiler turns into one load. So it needs neither a copy nor a byte view and
-// is right on any byte order.
+// have most, because the secret is derived once a seed and not once a block,
+// these sizes are unrolled, and a chain is hashed in one loop. Tokens are read
+// as tokens, without a copy or a view of their bytes: every read of XXH3 falls
+// on a token boundary, and two adjacent tokens are one little-endian u64, which
+// the compiler turns into one load. So it is right on any byte order.
 //
-// Inputs of 61 and more tokens, except for 64, are the library's where it has
-// vector instructions; there it is twice as fast and more.
+// From 33 tokens on, except for 64, the library does it where it has assembly:
+// its vector instructions make up for deriving the secret again.
 //
 // The function is the published one (XXH3_64bits_withSeed, xxHash 0.8). Tests
 // hold every path against github.com/zeebo/xxh3 at every length.
@@ -126,20 +125,20 @@ func (h *hasher) sum(t []uint32) uint64 {
 		return sumTiny(t, h.seed)
 	case n <= maxShort:
 		return h.sumShort(t)
-	case n <= maxMid:
-		return h.sumMid(t)
 	case n == 64:
 		return h.sum64((*[64]uint32)(t))
-	case vectorised:
+	case library:
 		return xxh3.HashSeed(byteView(t), h.seed)
+	case n <= maxMid:
+		return h.sumMid(t)
 	default:
 		return h.sumLong(t)
 	}
 }
 
-// vectorised says that zeebo/xxh3 has assembly for long inputs here. Both
-// architectures are little-endian, which byteView needs.
-const vectorised = runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64"
+// library says that zeebo/xxh3 has assembly here. Both architectures are
+// little-endian, which byteView needs.
+const library = runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64"
 
 // byteView returns the memory of t, which on a little-endian machine is its
 // tokens as u32 little-endian.
@@ -198,14 +197,16 @@ func (h *hasher) sumShort(t []uint32) uint64 {
 func (h *hasher) sumMid(t []uint32) uint64 {
 	n := len(t)
 	acc := lengthTerm(n)
-	for i := 0; i < 32; i += 4 {
-		acc += pair(t[i:i+4], h.words[i/2], h.words[i/2+1])
-	}
+	head, w := (*[maxShort]uint32)(t), (*[16]uint64)(h.words[:])
+	acc += pair(head[0:4], w[0], w[1]) + pair(head[4:8], w[2], w[3]) +
+		pair(head[8:12], w[4], w[5]) + pair(head[12:16], w[6], w[7]) +
+		pair(head[16:20], w[8], w[9]) + pair(head[20:24], w[10], w[11]) +
+		pair(head[24:28], w[12], w[13]) + pair(head[28:32], w[14], w[15])
 	acc = avalanche(acc)
-	for i := 32; i+4 <= n; i += 4 {
-		acc += pair(t[i:i+4], h.mid[i/2-16], h.mid[i/2-15])
+	acc += pair(t[n-4:], h.mid[14], h.mid[15])
+	for m := h.mid[:14]; len(t) >= maxShort+4 && len(m) >= 2; t, m = t[4:], m[2:] {
+		acc += pair(t[maxShort:maxShort+4], m[0], m[1])
 	}
-	acc += pair(t[n-4:n], h.mid[14], h.mid[15])
 	return avalanche(acc)
 }
 

@@ -33,17 +33,22 @@ func TestSumAllLengths(t *testing.T) {
 	}
 }
 
-// TestSumLong holds the portable path of long inputs, which sum takes only
-// where the library has no vector instructions, and the unrolled one of 64
-// tokens.
-func TestSumLong(t *testing.T) {
+// TestSumPortable holds the paths of longer inputs that sum takes only where the
+// library has no assembly, and the unrolled one of 64 tokens beside them.
+func TestSumPortable(t *testing.T) {
 	buf := testTokens(2100, 2)
-	for n := maxMid + 1; n <= len(buf); n++ {
+	for n := maxShort + 1; n <= len(buf); n++ {
 		for _, seed := range []uint64{0, baseSeed, ^uint64(n)} {
 			var h hasher
 			h.initLen(seed, n)
 			want := xxh3.HashSeed(tokenBytes(buf[:n]), seed)
-			if got := h.sumLong(buf[:n]); got != want {
+			got := uint64(0)
+			if n <= maxMid {
+				got = h.sumMid(buf[:n])
+			} else {
+				got = h.sumLong(buf[:n])
+			}
+			if got != want {
 				t.Fatalf("%d tokens, seed %#x: %#x, zeebo/xxh3 has %#x", n, seed, got, want)
 			}
 			if n == 64 {
