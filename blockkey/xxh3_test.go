@@ -42,7 +42,7 @@ func TestSumPortable(t *testing.T) {
 			var h hasher
 			h.initLen(seed, n)
 			want := xxh3.HashSeed(tokenBytes(buf[:n]), seed)
-			got := uint64(0)
+			var got uint64
 			if n <= maxMid {
 				got = h.sumMid(buf[:n])
 			} else {
