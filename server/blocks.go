@@ -40,7 +40,7 @@ var blocksFields = fields[blocksRequest]{
 	inputOf("model", blocksInput, readModel),
 	{"pod", func(s *scanner, q *blocksRequest) error { return s.podName(&q.pod) }},
 	{"rank", func(s *scanner, q *blocksRequest) error {
-		n, err := s.uint(store.MaxRanks-1, "a rank")
+		n, err := s.uint(store.MaxRanks-1, "a whole number")
 		q.rank = int(n)
 		return err
 	}},
@@ -69,7 +69,7 @@ func (s *scanner) podName(dst *string) error {
 		return err
 	}
 	if err := store.CheckPodName(*dst); err != nil {
-		return s.wrong("cannot name a pod: " + plain(err, store.ErrInvalid))
+		return s.refused(err)
 	}
 	return nil
 }

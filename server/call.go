@@ -47,7 +47,7 @@ func (s *Server) serve(e route) http.HandlerFunc {
 	seen := s.metrics.route(&e)
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		c := s.calls.Get().(*call)
+		c, _ := s.calls.Get().(*call)
 		c.w, c.r, c.ctx, c.route, c.id = w, r, r.Context(), &e, requestID(r)
 		defer func() {
 			abort := c.recovered(recover())

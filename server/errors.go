@@ -104,11 +104,14 @@ func asAPIError(err error) *apiError {
 			continue
 		}
 		e := &apiError{status: m.status, code: m.code, message: m.message, param: m.param, retry: m.retry}
+		if in, ok := errors.AsType[*scorer.InputError](err); ok {
+			err = in.Err
+			if e.param == "prompt" {
+				e.param = "prompts[" + strconv.Itoa(in.Index) + "]"
+			}
+		}
 		if e.message == "" {
 			e.message = plain(err, m.is)
-		}
-		if in, ok := errors.AsType[*scorer.InputError](err); ok && e.param == "prompt" {
-			e.param = "prompts[" + strconv.Itoa(in.Index) + "]"
 		}
 		return e
 	}

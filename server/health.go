@@ -12,11 +12,13 @@ import (
 
 // healthz is 200 as long as the process serves.
 func (c *call) healthz() error {
-	b := append(c.out[:0], `{"status":"ok","version":`...)
+	b := c.out[:0]
+	b = append(b, `{"status":"ok","version":`...)
 	b = appendString(b, c.s.cfg.Version)
 	b = append(b, `,"backend":`...)
 	b = appendString(b, c.s.cfg.Backend)
-	c.out = append(b, "}\n"...)
+	b = append(b, "}\n"...)
+	c.out = b
 	c.reply(http.StatusOK, c.out)
 	return nil
 }

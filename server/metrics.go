@@ -1,9 +1,9 @@
 package server
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
@@ -36,9 +37,6 @@ type Metrics struct {
 	tokenizeRun    prometheus.Histogram
 	tokenizeQueued prometheus.Histogram
 	tokenizeFailed prometheus.Counter
-	loaded         *prometheus.CounterVec
-	dropped        prometheus.Counter
-	storeRefused   prometheus.Counter
 }
 
 // latency are the buckets of times, in seconds, from 20 us to 10 s.
@@ -62,8 +60,10 @@ func NewMetrics() *Metrics {
 		m.registry.MustRegister(h)
 		return h
 	}
-	one := func(h *prometheus.HistogramVec) prometheus.Histogram {
-		return h.WithLabelValues().(prometheus.Histogram)
+	one := func(name, help string, buckets []float64) prometheus.Histogram {
+		h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
+		m.registry.MustRegister(h)
+		return h
 	}
 
 	m.requests = counters("kvatlas_http_requests_total", "Requests answered.", "method", "route", "status")
@@ -71,17 +71,14 @@ func NewMetrics() *Metrics {
 	m.panics = counter("kvatlas_http_panics_total", "Panics turned into 500.")
 	m.overloaded = counter("kvatlas_http_overloaded_total", "Requests refused because too many were in flight.")
 	m.scored = counters("kvatlas_scored_prompts_total", "Prompts scored, by what cut the answer short.", "degraded")
-	m.matched = one(histogram("kvatlas_matched_blocks_ratio", "Blocks that the best pod holds, of the blocks of the prompt.",
-		[]float64{0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.999, 1}))
+	m.matched = one("kvatlas_matched_blocks_ratio", "Blocks that the best pod holds, of the blocks of the prompt.",
+		[]float64{0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.999, 1})
 	m.tokens = counters("kvatlas_scored_tokens_total", "Tokens of scored prompts, by where they came from.", "source")
 	m.stages = histogram("kvatlas_score_stage_seconds", "Time of each stage of scoring.", latency, "stage")
 	m.indexFailed = counter("kvatlas_index_failed_lookups_total", "Lookups that the index failed or did not finish in time.")
-	m.tokenizeRun = one(histogram("kvatlas_tokenizer_run_seconds", "Time of one run of a tokenizer.", latency))
-	m.tokenizeQueued = one(histogram("kvatlas_tokenizer_queued_seconds", "Time that a text waited for its run, loading included.", latency))
+	m.tokenizeRun = one("kvatlas_tokenizer_run_seconds", "Time of one run of a tokenizer.", latency)
+	m.tokenizeQueued = one("kvatlas_tokenizer_queued_seconds", "Time that a text waited for its run, loading included.", latency)
 	m.tokenizeFailed = counter("kvatlas_tokenizer_failed_runs_total", "Runs in which the tokenizer failed on the text.")
-	m.loaded = counters("kvatlas_tokenizer_loads_total", "Loads of tokenizers.", "result")
-	m.dropped = counter("kvatlas_tokenizer_dropped_total", "Tokenizers that left memory, for room or for a newer version.")
-	m.storeRefused = counter("kvatlas_prefix_store_refused_total", "Texts that the prefix store would not keep.")
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.exporter = promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
 	return m
@@ -145,47 +142,46 @@ func (m *Metrics) Scorer() scorer.Observer {
 	}
 }
 
-// Tokenizer is the observer for tokenpool.Config.
+// Tokenizer is the observer for tokenpool.Config. It times the runs; the rest
+// is read from the pool's Stats at each scrape.
 func (m *Metrics) Tokenizer() tokenpool.Observer {
-	loaded := series(m.loaded.WithLabelValues, []string{"ok", "failed"})
-	return tokenpool.Observer{
-		Tokenized: func(e tokenpool.TokenizedEvent) {
-			m.tokenizeQueued.Observe(e.Queued.Seconds())
-			m.tokenizeRun.Observe(e.Took.Seconds())
-			if e.Err != nil {
-				m.tokenizeFailed.Inc()
-			}
-		},
-		Loaded: func(_ tokenpool.Model, err error) {
-			if err != nil {
-				loaded("failed").Inc()
-				return
-			}
-			loaded("ok").Inc()
-		},
-		Dropped:      func(tokenpool.Model, string) { m.dropped.Inc() },
-		StoreRefused: func(string, error) { m.storeRefused.Inc() },
-	}
+	return tokenpool.Observer{Tokenized: func(e tokenpool.TokenizedEvent) {
+		m.tokenizeQueued.Observe(e.Queued.Seconds())
+		m.tokenizeRun.Observe(e.Took.Seconds())
+		if e.Err != nil {
+			m.tokenizeFailed.Inc()
+		}
+	}}
+}
+
+// PrefixStore shows the figures of the tokenizer's prefix store; it is called
+// at most once.
+func (m *Metrics) PrefixStore(stats func() prefixcache.Stats) error {
+	return m.registry.Register(prefixFigures(stats))
 }
 
 // watch registers what is read at each scrape. A Metrics watches one server.
 func (m *Metrics) watch(cfg *Config, inFlight, inFlightBytes *atomic.Int64) error {
-	gauge := func(name, help string, f func() float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
-	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "kvatlas_build_info", Help: "Constant 1, with the program's version and the index's kind.",
 		ConstLabels: prometheus.Labels{"version": cfg.Version, "backend": cfg.Backend},
 	})
 	info.Set(1)
-	for _, c := range []prometheus.Collector{
+	all := []prometheus.Collector{
 		info,
-		gauge("kvatlas_http_in_flight", "Requests to /v1 being worked on.", func() float64 { return float64(inFlight.Load()) }),
-		gauge("kvatlas_http_in_flight_bytes", "Bytes of bodies beyond 64 KiB each, being worked on.", func() float64 { return float64(inFlightBytes.Load()) }),
-		&indexCollector{stats: cfg.Index.Stats, registry: cfg.Index.Cached},
-	} {
+		figures[struct{}]{read: func() struct{} { return struct{}{} }, list: []figure[struct{}]{
+			gauge("kvatlas_http_in_flight", "Requests to /v1 being worked on.", func(struct{}) int64 { return inFlight.Load() }),
+			gauge("kvatlas_http_in_flight_bytes", "Bytes of their bodies beyond 64 KiB each.", func(struct{}) int64 { return inFlightBytes.Load() }),
+		}},
+		indexFigures(cfg.Index.Stats),
+		registryFigures(cfg.Index.Cached),
+	}
+	if pool, ok := cfg.Tokenizer.(interface{ Stats() tokenpool.Stats }); ok {
+		all = append(all, tokenizerFigures(pool.Stats))
+	}
+	for _, c := range all {
 		if err := m.registry.Register(c); err != nil {
-			return err
+			return fmt.Errorf("server: Config.Metrics is already another server's: %w", err)
 		}
 	}
 	return nil
@@ -195,7 +191,7 @@ func (m *Metrics) watch(cfg *Config, inFlight, inFlightBytes *atomic.Int64) erro
 type routeMetrics struct {
 	requests *prometheus.CounterVec
 	seconds  prometheus.Observer
-	byStatus sync.Map // int -> prometheus.Counter
+	byStatus [600]atomic.Pointer[prometheus.Counter]
 }
 
 func (m *Metrics) route(e *route) *routeMetrics {
@@ -208,9 +204,11 @@ func (m *Metrics) route(e *route) *routeMetrics {
 
 func (r *routeMetrics) observe(status int, took time.Duration) {
 	r.seconds.Observe(took.Seconds())
-	c, ok := r.byStatus.Load(status)
-	if !ok {
-		c, _ = r.byStatus.LoadOrStore(status, r.requests.WithLabelValues(strconv.Itoa(status)))
+	if c := r.byStatus[status].Load(); c != nil {
+		(*c).Inc()
+		return
 	}
-	c.(prometheus.Counter).Inc()
+	c := r.requests.WithLabelValues(strconv.Itoa(status))
+	r.byStatus[status].Store(&c)
+	c.Inc()
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"maps"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -16,45 +17,62 @@ import (
 // podRequest is the body of POST /v1/pods: store.Pod, field by field.
 type podRequest struct{ store.Pod }
 
-func podText(name string, at func(*podRequest) *string) field[podRequest] {
-	return field[podRequest]{name, func(s *scanner, q *podRequest) error { return s.text(at(q)) }}
-}
-
-func podCount(name string, limit uint64, at func(*podRequest) *int) field[podRequest] {
+// podField reads one field of a pod into what at points to, and lets the index
+// judge it on its own, so that a refusal can name it.
+func podField[V any](name string, read func(*scanner, *V) error, at func(*store.Pod) *V) field[podRequest] {
 	return field[podRequest]{name, func(s *scanner, q *podRequest) error {
-		n, err := s.uint(limit, name)
-		*at(q) = int(n)
-		return err
+		v := at(&q.Pod)
+		if err := read(s, v); err != nil {
+			return err
+		}
+		alone := store.Pod{Name: "p", Model: "m"}
+		*at(&alone) = *v
+		if err := alone.Validate(); err != nil {
+			return s.refused(err)
+		}
+		return nil
 	}}
 }
 
-var podFields = fields[podRequest]{
-	podText("name", func(q *podRequest) *string { return &q.Name }),
-	podText("model", func(q *podRequest) *string { return &q.Model }),
-	podText("address", func(q *podRequest) *string { return &q.Address }),
-	podText("role", func(q *podRequest) *string { return &q.Role }),
-	podCount("ranks", store.MaxRanks, func(q *podRequest) *int { return &q.Ranks }),
-	podText("engine", func(q *podRequest) *string { return &q.Engine }),
-	podText("events", func(q *podRequest) *string { return &q.Events }),
-	podText("replay", func(q *podRequest) *string { return &q.Replay }),
-	podCount("block_size", store.MaxBlockSize, func(q *podRequest) *int { return &q.BlockSize }),
-	{"labels", func(s *scanner, q *podRequest) (err error) {
-		q.Labels, err = s.stringMap(store.MaxLabels)
+// count reads a whole number that a 32-bit int can hold.
+func (s *scanner) count(dst *int) error {
+	n, err := s.uint(math.MaxInt32, "a whole number")
+	*dst = int(n)
+	return err
+}
+
+func (s *scanner) labels(dst *map[string]string) (err error) {
+	*dst, err = s.stringMap(store.MaxLabels)
+	return err
+}
+
+func (s *scanner) seconds(dst *store.Seconds) error {
+	const want = "a number of seconds"
+	if !s.at('-') && (s.pos == len(s.data) || s.data[s.pos] < '0' || s.data[s.pos] > '9') {
+		return s.unexpected(want)
+	}
+	raw, err := s.raw(want)
+	if err != nil {
 		return err
-	}},
-	{"lease_s", func(s *scanner, q *podRequest) error {
-		if !s.at('-') && (s.pos == len(s.data) || s.data[s.pos] < '0' || s.data[s.pos] > '9') {
-			return s.unexpected("a number of seconds")
-		}
-		raw, err := s.raw("a number of seconds")
-		if err != nil {
-			return err
-		}
-		if err := q.Lease.UnmarshalJSON(raw); err != nil {
-			return s.wrong("is not a number of seconds that a lease can have")
-		}
-		return nil
-	}},
+	}
+	if err := dst.UnmarshalJSON(raw); err != nil {
+		return s.refused(err)
+	}
+	return nil
+}
+
+var podFields = fields[podRequest]{
+	podField("name", (*scanner).text, func(p *store.Pod) *string { return &p.Name }),
+	podField("model", (*scanner).text, func(p *store.Pod) *string { return &p.Model }),
+	podField("address", (*scanner).text, func(p *store.Pod) *string { return &p.Address }),
+	podField("role", (*scanner).text, func(p *store.Pod) *string { return &p.Role }),
+	podField("ranks", (*scanner).count, func(p *store.Pod) *int { return &p.Ranks }),
+	podField("engine", (*scanner).text, func(p *store.Pod) *string { return &p.Engine }),
+	podField("events", (*scanner).text, func(p *store.Pod) *string { return &p.Events }),
+	podField("replay", (*scanner).text, func(p *store.Pod) *string { return &p.Replay }),
+	podField("block_size", (*scanner).count, func(p *store.Pod) *int { return &p.BlockSize }),
+	podField("labels", (*scanner).labels, func(p *store.Pod) *map[string]string { return &p.Labels }),
+	podField("lease_s", (*scanner).seconds, func(p *store.Pod) *store.Seconds { return &p.Lease }),
 }
 
 var podNames = namesOf(podFields)
@@ -112,9 +130,6 @@ func (c *call) registerPod() error {
 		return err
 	}
 	if err := f.need("name", "model"); err != nil {
-		return err
-	}
-	if err := q.Validate(); err != nil {
 		return err
 	}
 	c.model = q.Model
@@ -190,7 +205,7 @@ func (c *call) pathName() (string, error) {
 		}
 	}
 	if err := store.CheckPodName(name); err != nil {
-		return "", invalid("name", "the name in the path cannot name a pod: %s", plain(err, store.ErrInvalid))
+		return "", invalid("name", "%s", plain(err, store.ErrInvalid))
 	}
 	return name, nil
 }

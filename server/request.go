@@ -53,7 +53,7 @@ func readModel(s *scanner, in *input) error {
 	}
 	info := store.ModelInfo{Name: in.model, BlockSize: 1, Scheme: store.SchemeNative}
 	if err := info.Validate(); err != nil {
-		return s.wrong("cannot name a model: " + plain(err, store.ErrInvalid))
+		return s.refused(err)
 	}
 	return nil
 }
@@ -247,7 +247,7 @@ var scoreFields = fields[scoreRequest]{
 	inputOf("cache_salt", scoreInput, readSalt),
 	{"explain", func(s *scanner, q *scoreRequest) error { return s.bool(&q.explain) }},
 	{"wait_ms", func(s *scanner, q *scoreRequest) error {
-		ms, err := s.uint(uint64(q.limits.RequestTimeout.Milliseconds()), "wait_ms")
+		ms, err := s.uint(uint64(q.limits.RequestTimeout.Milliseconds()), "a whole number of milliseconds")
 		// To the tokenizer a wait of 0 is its default; here it is none.
 		q.wait = max(time.Duration(ms)*time.Millisecond, 1)
 		return err

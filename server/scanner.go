@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // scanner reads one JSON text (RFC 8259) in one pass, straight into the fields
@@ -201,7 +202,7 @@ func (s *scanner) tokens(dst []uint32, limit int) ([]uint32, error) {
 // badToken says what is wrong with the element at s.pos.
 func (s *scanner) badToken(n int) error {
 	s.element(n)
-	_, err := s.uint(math.MaxUint32, "a token")
+	_, err := s.uint(math.MaxUint32, "a whole number")
 	if err == nil {
 		err = s.syntax("a token")
 	}
@@ -320,7 +321,8 @@ func (s *scanner) string(what string) ([]byte, error) {
 
 // escaped reads on a string whose first escape (or fault) is at s.pos.
 func (s *scanner) escaped(start int, ascii bool) ([]byte, error) {
-	out := append(s.plain[:0], s.data[start:s.pos]...)
+	out := s.plain[:0]
+	out = append(out, s.data[start:s.pos]...)
 	defer func() { s.plain = out }()
 	for {
 		if s.pos == len(s.data) {
@@ -457,7 +459,7 @@ func (s *scanner) bool(dst *bool) error {
 	return nil
 }
 
-// uint reads a whole number from 0 to limit.
+// uint reads a whole number from 0 to limit; what says in words what it is.
 func (s *scanner) uint(limit uint64, what string) (uint64, error) {
 	start := s.pos
 	raw, err := s.raw(what)
@@ -466,11 +468,11 @@ func (s *scanner) uint(limit uint64, what string) (uint64, error) {
 	}
 	if c := raw[0]; c != '-' && (c < '0' || c > '9') {
 		s.pos = start
-		return 0, s.unexpected(what + ", a whole number")
+		return 0, s.unexpected(what)
 	}
 	v, err := strconv.ParseUint(string(raw), 10, 64)
 	if err != nil || v > limit {
-		return 0, s.wrong("is " + clipText(string(raw)) + ", " + what + " is a whole number from 0 to " + strconv.FormatUint(limit, 10))
+		return 0, s.wrong("is " + clipText(string(raw)) + ", it must be a whole number from 0 to " + strconv.FormatUint(limit, 10))
 	}
 	return v, nil
 }
@@ -569,12 +571,15 @@ func (s *scanner) unexpected(want string) *apiError {
 	case bytes.HasPrefix(b, []byte("true")), bytes.HasPrefix(b, []byte("false")):
 		kind = "true or false"
 	case bytes.HasPrefix(b, []byte("null")):
-		kind = "null (leave the field out instead)"
+		kind = "null"
 	default:
 		return s.syntax(want)
 	}
 	if len(s.path) == 0 {
 		return &apiError{status: http.StatusBadRequest, code: codeInvalidJSON, message: "expected " + want + " at byte " + strconv.Itoa(s.pos) + ", found " + kind}
+	}
+	if kind == "null" && s.path[len(s.path)-1] != ']' {
+		kind += " (leave the field out instead)"
 	}
 	return s.wrong("takes " + want + ", not " + kind)
 }
@@ -583,6 +588,11 @@ func (s *scanner) unexpected(want string) *apiError {
 func (s *scanner) wrong(why string) *apiError {
 	p := clipText(string(s.path))
 	return invalid(p, "%s %s", p, why)
+}
+
+// refused is for a value that the index does not take.
+func (s *scanner) refused(err error) *apiError {
+	return invalid(clipText(string(s.path)), "%s", plain(err, store.ErrInvalid))
 }
 
 func (s *scanner) tooMany(limit int) *apiError {

@@ -96,7 +96,8 @@ func (q *scoreRequest) with(in scorer.Input) scorer.Request {
 
 // scorePrompts answers a request with a list of prompts.
 func (c *call) scorePrompts(q *scoreRequest) error {
-	b := append(c.out[:0], `{"results":[`...)
+	b := c.out[:0]
+	b = append(b, `{"results":[`...)
 	if len(q.prompts) > 0 {
 		all := make([]scorer.Request, len(q.prompts))
 		for i, p := range q.prompts {
@@ -119,7 +120,8 @@ func (c *call) scorePrompts(q *scoreRequest) error {
 	if err := c.gone(); err != nil {
 		return err
 	}
-	c.out = append(b, "]}\n"...)
+	b = append(b, "]}\n"...)
+	c.out = b
 	c.reply(http.StatusOK, c.out)
 	return nil
 }

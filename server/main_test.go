@@ -1,0 +1,116 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/server"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/tokenpool"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// textModel is the one model that bytewise knows.
+const textModel = "text-model"
+
+// bytewise is a tokenizer whose tokens are the text's bytes after a 1. A text
+// that begins with "slow" is half done when the budget of a Wait is over, one
+// with "busy" finds the queue full, one with "broken" fails.
+func bytewise(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error) {
+	switch {
+	case r.Model != textModel:
+		return tokenpool.Result{}, fmt.Errorf("%w: %s", tokenpool.ErrUnknownModel, r.Model)
+	case strings.ContainsRune(r.Text, 0) || !utf8.ValidString(r.Text):
+		return tokenpool.Result{}, fmt.Errorf("%w: NUL byte at offset %d", tokenpool.ErrInvalidText, strings.IndexByte(r.Text, 0))
+	case len(r.Text) > 1<<16:
+		return tokenpool.Result{}, fmt.Errorf("%w: %d bytes, the limit is %d", tokenpool.ErrTooLong, len(r.Text), 1<<16)
+	case strings.HasPrefix(r.Text, "broken"):
+		return tokenpool.Result{}, fmt.Errorf("%w: onig", tokenpool.ErrTokenizer)
+	case strings.HasPrefix(r.Text, "busy") && r.Mode == tokenpool.Sync:
+		return tokenpool.Result{}, tokenpool.ErrBusy
+	case strings.HasPrefix(r.Text, "panic"):
+		panic(errors.New(r.Text))
+	case strings.HasPrefix(r.Text, "forever"):
+		<-ctx.Done()
+		return tokenpool.Result{}, ctx.Err()
+	}
+	res := tokenpool.Result{Source: tokenpool.FromTokenizer, Exact: true, Bytes: len(r.Text)}
+	switch {
+	case strings.HasPrefix(r.Text, "busy"):
+		return tokenpool.Result{Source: tokenpool.FromNowhere, Behind: tokenpool.BehindBusy}, nil
+	case strings.HasPrefix(r.Text, "slow") && r.Mode == tokenpool.Wait:
+		res.Bytes, res.Exact, res.Source, res.Behind = len(r.Text)/2, false, tokenpool.FromPrefixStore, tokenpool.BehindBudget
+	case r.Mode == tokenpool.Async:
+		res.Bytes, res.Exact, res.Source, res.Behind = len(r.Text)/2, false, tokenpool.FromPrefixStore, tokenpool.BehindAsync
+	}
+	if !r.NoSpecialTokens {
+		res.Tokens = append(res.Tokens, 1)
+	}
+	for _, b := range []byte(r.Text[:res.Bytes]) {
+		res.Tokens = append(res.Tokens, uint32(b))
+	}
+	return res, nil
+}
+
+// subject is a server under test and what it wrote.
+type subject struct {
+	*server.Server
+	metrics *server.Metrics
+	log     *bytes.Buffer
+}
+
+// newServer makes a ready server over index, with index blocks of 4 tokens.
+func newServer(t testing.TB, index store.Index, edit ...func(*server.Config)) subject {
+	t.Helper()
+	metrics := server.NewMetrics()
+	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 4, Observer: metrics.Scorer()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := new(bytes.Buffer)
+	cfg := server.Config{
+		Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 4,
+		Metrics: metrics, Version: "v1.2.3", Backend: "memory", Log: zerolog.New(zerolog.SyncWriter(log)),
+	}
+	for _, f := range edit {
+		f(&cfg)
+	}
+	s, err := server.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.SetReady(nil)
+	return subject{Server: s, metrics: metrics, log: log}
+}
+
+// do sends one request to the handler.
+func (s subject) do(method, path string, body io.Reader) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, httptest.NewRequest(method, path, body))
+	return w
+}
+
+// post sends a body that must be taken.
+func (s subject) post(t testing.TB, path, body string) string {
+	t.Helper()
+	w := s.do(http.MethodPost, path, strings.NewReader(body))
+	if w.Code >= 300 {
+		t.Fatalf("POST %s: %d %s", path, w.Code, w.Body)
+	}
+	return w.Body.String()
+}
+
+func openIndex(testing.TB) store.Index { return newPlain() }
