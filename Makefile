@@ -1,7 +1,7 @@
 # kvatlas: build, try, test. `make` alone lists the targets.
 
 GO      ?= $(shell command -v go || echo /usr/local/go/bin/go)
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 # What benchmarks to run and for how long: make bench BENCH=Lookup BENCHTIME=2s PKG=./store/...
 BENCH     ?= .
 BENCHTIME ?= 1s
