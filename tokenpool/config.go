@@ -113,8 +113,8 @@ type Observer struct {
 	Tokenized func(TokenizedEvent)
 	// Loaded is called when a load has ended, in a tokenizer or in err.
 	Loaded func(m Model, err error)
-	// Dropped is called when a tokenizer leaves the pool, for lack of room or
-	// because the origin has another version.
+	// Dropped is called when a tokenizer leaves the pool. The reason is "room",
+	// "replaced", "removed" or "closed". It may still finish work after that.
 	Dropped func(m Model, reason string)
 	// StoreRefused is called when the prefix store would not keep a text.
 	StoreRefused func(model string, err error)

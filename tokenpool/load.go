@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -82,14 +83,13 @@ func (p *Pool) look(model string, special bool) (view, error) {
 			p.mu.Unlock()
 			return seen, nil
 		}
-		idle := p.drop(t)
-		info := t.info
+		out := []dropped{p.drop(t)}
 		p.mu.Unlock()
 		reason := "replaced"
 		if gone {
 			reason = "removed"
 		}
-		p.freed(idle, info, reason)
+		p.sendOff(out, reason)
 		p.mu.Lock()
 	}
 	defer p.mu.Unlock()
@@ -130,6 +130,7 @@ func (p *Pool) runLoad(l *load) {
 	cancel()
 
 	info := Model{Name: l.model}
+	var out []dropped
 	p.mu.Lock()
 	delete(p.loads, l.model)
 	waiting := l.waiting
@@ -144,6 +145,7 @@ func (p *Pool) runLoad(l *load) {
 		for _, f := range waiting {
 			f.tok = t
 		}
+		out = p.makeWay()
 	} else {
 		if p.closed {
 			err = ErrClosed
@@ -158,6 +160,7 @@ func (p *Pool) runLoad(l *load) {
 	if o := p.cfg.Observer.Loaded; o != nil {
 		o(info, err)
 	}
+	p.sendOff(out, "room")
 	for _, f := range waiting {
 		if err != nil {
 			p.finish(f, err)
@@ -196,7 +199,9 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	before := residentBytes()
 	enc, err := p.read(files.Tokenizer)
 	if err != nil {
-		p.slots.Release(1)
+		p.mu.Lock()
+		p.vacate()
+		p.mu.Unlock()
 		return nil, fmt.Errorf("%w: model %s: %w", ErrLoad, quoteModel(model), err)
 	}
 	now := time.Now()
@@ -219,35 +224,91 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	}, nil
 }
 
-// makeRoom takes a slot for one more tokenizer. When there is none it drops the
-// tokenizer that was not asked for longest, and waits until some dropped one
-// has finished its work. Those that come for the dropped one meanwhile wait for
-// a load of it, behind this one, so that a busy model cannot keep others out.
+// makeRoom takes room for one more tokenizer. When there is none it drops the
+// tokenizer that was not asked for longest, and waits until a dropped one has
+// finished its work. Those that come for the dropped one meanwhile wait for a
+// load of it, behind this one, so that a busy model cannot keep others out.
 func (p *Pool) makeRoom(ctx context.Context) error {
-	if p.slots.TryAcquire(1) {
+	p.mu.Lock()
+	if p.live < p.cfg.MaxTokenizers && len(p.wanting) == 0 {
+		p.live++
+		p.mu.Unlock()
 		return nil
 	}
-	p.mu.Lock()
-	_, t, ok := p.loaded.GetOldest()
-	if !ok { // all are being loaded, or dropped already
-		p.mu.Unlock()
-		return p.slots.Acquire(ctx, 1)
-	}
-	idle, info := p.drop(t), t.info
+	turn := make(chan struct{})
+	p.wanting = append(p.wanting, turn)
+	out := p.makeWay()
 	p.mu.Unlock()
-	p.freed(idle, info, "room")
-	return p.slots.Acquire(ctx, 1)
+	p.sendOff(out, "room")
+
+	select {
+	case <-turn:
+		return nil
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	if i := slices.Index(p.wanting, turn); i >= 0 {
+		p.wanting = slices.Delete(p.wanting, i, i+1)
+	} else { // it came at the same moment
+		p.vacate()
+	}
+	p.mu.Unlock()
+	return ctx.Err()
 }
 
-// drop takes t out of loaded, and returns it if it is to be freed now, for
-// which the lock must be given up. Callers hold mu.
-func (p *Pool) drop(t *tokenizer) []*tokenizer {
-	t.dropped = true
-	p.loaded.Remove(t.info.Name)
-	if t.refs == 0 {
-		return []*tokenizer{t}
+// makeWay drops tokenizers until as many are about to go as loads want room.
+// The rest comes with loads that end: a tokenizer just loaded has flights that
+// wait for it, so each load is of use even if it is dropped at once. Callers
+// hold mu, and send off what it returns.
+func (p *Pool) makeWay() (out []dropped) {
+	for len(p.wanting) > p.leaving {
+		_, t, ok := p.loaded.GetOldest()
+		if !ok {
+			break
+		}
+		out = append(out, p.drop(t))
 	}
-	return nil
+	return out
+}
+
+// vacate passes on the room of a tokenizer that is closed, or was not loaded.
+// Callers hold mu.
+func (p *Pool) vacate() {
+	if len(p.wanting) == 0 {
+		p.live--
+		return
+	}
+	close(p.wanting[0])
+	p.wanting = p.wanting[1:]
+}
+
+// dropped is a tokenizer that nobody new can get.
+type dropped struct {
+	t    *tokenizer
+	info Model
+	idle bool // no flight holds it, so it is to be closed now
+}
+
+// drop takes t out of loaded. Callers hold mu, and send off what it returns
+// after they have given it up.
+func (p *Pool) drop(t *tokenizer) dropped {
+	t.dropped = true
+	p.leaving++
+	p.loaded.Remove(t.info.Name)
+	return dropped{t, t.info, t.refs == 0}
+}
+
+// sendOff closes what has been dropped and is idle, and tells of it.
+func (p *Pool) sendOff(out []dropped, reason string) {
+	for _, d := range out {
+		if d.idle {
+			p.closeTokenizer(d.t)
+		}
+		p.n.dropped.Add(1)
+		if o := p.cfg.Observer.Dropped; o != nil {
+			o(d.info, reason)
+		}
+	}
 }
 
 // release gives t back after a flight.
@@ -257,23 +318,15 @@ func (p *Pool) release(t *tokenizer) {
 	last := t.dropped && t.refs == 0
 	p.mu.Unlock()
 	if last {
-		p.free([]*tokenizer{t})
+		p.closeTokenizer(t)
 	}
 }
 
-// free closes tokenizers that nobody can reach.
-func (p *Pool) free(idle []*tokenizer) {
-	for _, t := range idle {
-		t.enc.close()
-		p.slots.Release(1)
-	}
-}
-
-// freed frees what a drop returned, and tells of it.
-func (p *Pool) freed(idle []*tokenizer, info Model, reason string) {
-	p.free(idle)
-	p.n.dropped.Add(1)
-	if o := p.cfg.Observer.Dropped; o != nil {
-		o(info, reason)
-	}
+// closeTokenizer closes one that nobody can reach.
+func (p *Pool) closeTokenizer(t *tokenizer) {
+	t.enc.close()
+	p.mu.Lock()
+	p.leaving--
+	p.vacate()
+	p.mu.Unlock()
 }

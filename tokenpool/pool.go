@@ -23,15 +23,14 @@ type Pool struct {
 
 	ctx    context.Context // of loads; ends with Close
 	cancel context.CancelFunc
-	done   chan struct{} // closed by Close
-	once   sync.Once     // of Close
+	done   chan struct{} // closed when Close begins
+	gone   chan struct{} // closed when Close has ended
 	wg     sync.WaitGroup
 
 	run    chan *flight        // flights that wait for a worker
 	bytes  *semaphore.Weighted // QueueBytes, held by flights to their end
 	places *semaphore.Weighted // Queue, held by flights that wait for a load
 	remote *semaphore.Weighted // half of Queue, by those whose model may not exist
-	slots  *semaphore.Weighted // MaxTokenizers, held by tokenizers to their close
 
 	seed maphash.Seed
 	n    counters
@@ -41,6 +40,9 @@ type Pool struct {
 	flights map[flightKey]*flight
 	loads   map[string]*load
 	loaded  *simplelru.LRU[string, *tokenizer]
+	live    int                           // tokenizers in memory and being read, MaxTokenizers at most
+	leaving int                           // those of them that are dropped and not closed yet
+	wanting []chan struct{}               // loads that wait for room, in order
 	idents  *simplelru.LRU[string, ident] // of models loaded before
 	failed  *simplelru.LRU[string, failure]
 	recent  [recentFlights]uint64 // hashes of the texts that were done last
@@ -77,11 +79,11 @@ func newPool(cfg Config, read func([]byte) (encoder, error)) (*Pool, error) {
 		cfg:     cfg,
 		read:    read,
 		done:    make(chan struct{}),
+		gone:    make(chan struct{}),
 		run:     make(chan *flight, cfg.Queue),
 		bytes:   semaphore.NewWeighted(cfg.QueueBytes),
 		places:  semaphore.NewWeighted(int64(cfg.Queue)),
 		remote:  semaphore.NewWeighted(int64(cfg.Queue+1) / 2),
-		slots:   semaphore.NewWeighted(int64(cfg.MaxTokenizers)),
 		seed:    maphash.MakeSeed(),
 		flights: make(map[flightKey]*flight),
 		loads:   make(map[string]*load),
@@ -226,23 +228,27 @@ func partial(known prefixcache.Match, behind Behind) Result {
 // when all goroutines have ended, which takes as long as the texts in work do;
 // a second call waits likewise.
 func (p *Pool) Close() error {
-	p.once.Do(func() {
-		p.mu.Lock()
-		p.closed = true
-		p.mu.Unlock()
-		close(p.done)
-		p.cancel()
-		p.wg.Wait()
-		p.drain()
+	p.mu.Lock()
+	again := p.closed
+	p.closed = true
+	p.mu.Unlock()
+	if again {
+		<-p.gone
+		return nil
+	}
+	close(p.done)
+	p.cancel()
+	p.wg.Wait()
+	p.drain()
 
-		p.mu.Lock()
-		var idle []*tokenizer
-		for _, t := range p.loaded.Values() {
-			idle = append(idle, p.drop(t)...)
-		}
-		p.mu.Unlock()
-		p.free(idle)
-	})
+	p.mu.Lock()
+	var out []dropped
+	for _, t := range p.loaded.Values() {
+		out = append(out, p.drop(t))
+	}
+	p.mu.Unlock()
+	p.sendOff(out, "closed")
+	close(p.gone)
 	return nil
 }
 
