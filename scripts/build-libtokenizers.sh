@@ -155,7 +155,7 @@ from_release() {
 }
 
 # cargo_version: prints it; empty when there is none.
-cargo_version() { cargo --version 2>/dev/null | awk '{ print $2 }'; }
+cargo_version() { { cargo --version 2>/dev/null || true; } | awk '{ print $2 }'; }
 
 # need_cargo: cargo new enough, from PATH, from rustup's folder, or else Debian's.
 need_cargo() {
