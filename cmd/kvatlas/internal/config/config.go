@@ -1,0 +1,238 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+// Config is everything that can be set of kvatlas serve. The comment of a
+// field is also its help text and its row in docs/configuration.md; default
+// and bounds stand in the tags.
+type Config struct {
+	// File is the YAML file to read, of at most 1 MiB. A setting in it is weaker
+	// than a variable and a flag.
+	File string `name:"config" section:"File"`
+
+	// Listen is the address that the API is served on, host:port. Port 0 takes
+	// a free one; an empty host takes all addresses of the machine.
+	Listen string `name:"listen" default:"127.0.0.1:8080" section:"HTTP"`
+	// AdminListen is the address of a listener of its own for /metrics,
+	// /healthz and /readyz; the API's listener then has no /metrics. Empty
+	// serves them all on the API's listener.
+	AdminListen string `name:"admin-listen"`
+	// Roles is the list of parts that this process plays. This version has
+	// one: score.
+	Roles Roles `name:"roles" default:"score"`
+	// StrictReady makes /readyz answer 503 while Redis cannot be reached.
+	// Without it the process stays ready, since it goes on answering
+	// (degraded).
+	StrictReady bool `name:"strict-ready" default:"false"`
+	// ReadHeaderTimeout is how long a client may take to send the header of a
+	// request.
+	ReadHeaderTimeout time.Duration `name:"read-header-timeout" default:"5s" min:"10ms" max:"10m"`
+	// WriteTimeout is how long a client may take to receive its answer, from
+	// the end of the request's header on; so it includes request-timeout.
+	WriteTimeout time.Duration `name:"write-timeout" default:"30s" min:"10ms" max:"1h"`
+	// IdleTimeout is how long an idle connection is kept. Let it be longer
+	// than that of a load balancer in front.
+	IdleTimeout time.Duration `name:"idle-timeout" default:"2m" min:"10ms" max:"24h"`
+	// MaxHeaderBytes is the largest header of a request.
+	MaxHeaderBytes Bytes `name:"max-header-bytes" default:"64KiB" min:"4KiB" max:"16MiB"`
+
+	// RequestTimeout is how long one request may take, reading its body
+	// included; then the answer is 504.
+	RequestTimeout time.Duration `name:"request-timeout" default:"10s" min:"1ms" max:"10m" section:"Limits of requests"`
+	// MaxBodyBytes is the longest body of a request.
+	MaxBodyBytes Bytes `name:"max-body-bytes" default:"16MiB" min:"1KiB" max:"1GiB"`
+	// MaxTokens is the number of tokens that one request may carry.
+	MaxTokens int `name:"max-tokens" default:"1048576" min:"1" max:"268435456"`
+	// MaxBlockKeys is the number of block keys that one request may carry.
+	MaxBlockKeys int `name:"max-block-keys" default:"131072" min:"1" max:"67108864"`
+	// MaxPrompts is the number of prompts that one request may carry.
+	MaxPrompts int `name:"max-prompts" default:"64" min:"1" max:"4096"`
+	// MaxPods is the number of pods that one request may name.
+	MaxPods int `name:"max-pods" default:"1024" min:"1" max:"65536"`
+	// MaxInFlight is the number of requests worked on at a time; more are
+	// refused with 503.
+	MaxInFlight int `name:"max-in-flight" default:"1024" min:"1" max:"1000000"`
+	// MaxInFlightBytes is the memory that the bodies of all requests take at a
+	// time; what would go beyond is refused with 503.
+	MaxInFlightBytes Bytes `name:"max-in-flight-bytes" default:"256MiB" min:"1KiB" max:"1TiB"`
+
+	// DrainDelay is how long the process goes on accepting requests after
+	// SIGTERM, while /readyz answers 503, so that load balancers see it and
+	// turn away. Let it be longer than their probe's period.
+	DrainDelay time.Duration `name:"drain-delay" default:"1s" min:"0s" max:"10m" section:"Shutdown"`
+	// DrainTimeout is how long the requests that are under way may take to
+	// finish after that. Those still running then are cut off, and the process
+	// exits with 1.
+	DrainTimeout time.Duration `name:"drain-timeout" default:"30s" min:"0s" max:"1h"`
+
+	// Redis is the URL of the Redis that holds the index: redis://, unix://,
+	// redis+cluster:// or redis+sentinel://, with rediss for TLS. Empty keeps
+	// the index in the memory of this process.
+	Redis SecretURL `name:"redis" section:"Index"`
+	// RedisPrefix begins the name of every key in Redis: 1 to 32 letters,
+	// digits and the characters _ . : -.
+	RedisPrefix string `name:"redis-prefix" default:"kva"`
+	// RedisPool is the number of connections to each Redis server at most.
+	RedisPool int `name:"redis-pool" default:"32" min:"1" max:"4096"`
+	// RedisTimeout is how long a call to Redis may take whose caller has no
+	// nearer deadline, such as a write.
+	RedisTimeout time.Duration `name:"redis-timeout" default:"2s" min:"1ms" max:"1m"`
+	// IndexMaxBlocks is the number of blocks that the index in memory holds at
+	// most; what comes beyond evicts. It has no effect with redis.
+	IndexMaxBlocks int `name:"index-max-blocks" default:"16777216" min:"4096" max:"68719476736"`
+	// IndexMaxBytes is the memory that these blocks may take, the garbage
+	// collector's overhead not counted. It has no effect with redis.
+	IndexMaxBytes Bytes `name:"index-max-bytes" default:"1GiB" min:"1MiB" max:"4TiB"`
+	// IndexMaxPods is the number of pods that can be registered.
+	IndexMaxPods int `name:"index-max-pods" default:"10000" min:"1" max:"1000000"`
+	// IndexMaxHolders is the number of holders, each a (pod, rank, tier), that
+	// can live at a time.
+	IndexMaxHolders int `name:"index-max-holders" default:"100000" min:"1" max:"10000000"`
+	// IndexMaxModels is the number of models that can be indexed.
+	IndexMaxModels int `name:"index-max-models" default:"1000" min:"1" max:"1000000"`
+	// BlockSize is the number of tokens in an index block of a model that the
+	// index does not know yet. It is fixed once a model is written.
+	BlockSize int `name:"block-size" default:"64" min:"1" max:"65536"`
+
+	// Strategy says how held blocks become a score where a request does not.
+	Strategy string `name:"strategy" default:"longest_prefix" oneof:"longest_prefix,highest_block,coverage" section:"Scoring"`
+	// TierWeights are what a block counts by the best tier that holds it, each
+	// within 0 and 1000, as gpu=1,cpu=0.8; tiers left out keep their default.
+	TierWeights Weights `name:"tier-weights" default:"gpu=1,cpu=0.8,disk=0.5,shared=0.3"`
+	// ScoreBudget is how long the index may take before an answer is given
+	// without the rest, marked as degraded.
+	ScoreBudget time.Duration `name:"score-budget" default:"50ms" min:"1ms" max:"1m"`
+	// UsageWindow is the time over which uses of a block are counted for the
+	// frequencies in an answer. 0 does not count.
+	UsageWindow time.Duration `name:"usage-window" default:"0s" min:"0s" max:"720h"`
+	// UsageBlocks is the number of blocks whose uses are counted, of about 200
+	// bytes each.
+	UsageBlocks int `name:"usage-blocks" default:"100000" min:"16" max:"100000000"`
+
+	// Tokenizers is the directory of tokenizers, <org>/<model>/tokenizer.json
+	// below it. Models that are not there come from the hub.
+	Tokenizers string `name:"tokenizers" section:"Tokenization"`
+	// HubEndpoint is the URL of the hub that tokenizers are fetched from.
+	HubEndpoint string `name:"hub-endpoint" alias:"HF_ENDPOINT" default:"https://huggingface.co"`
+	// HubToken is the access token for the hub. A variable or the file keeps
+	// it out of the list of processes.
+	HubToken Secret `name:"hub-token" alias:"HF_TOKEN"`
+	// HubRevision is the branch, tag or commit of the hub's models.
+	HubRevision string `name:"hub-revision" default:"main"`
+	// HubCache is the directory that keeps what was fetched. Empty is
+	// kvatlas/tokenizers below the user's cache directory.
+	HubCache string `name:"hub-cache"`
+	// HubOffline never asks the hub. What was fetched before is used.
+	HubOffline bool `name:"hub-offline" alias:"HF_HUB_OFFLINE" default:"false"`
+	// TokenizerWorkers is the number of texts tokenized at a time. 0 is one
+	// for each CPU.
+	TokenizerWorkers int `name:"tokenizer-workers" default:"0" min:"0" max:"1024"`
+	// TokenizerQueue is the number of texts that may wait for a worker;
+	// beyond it answers are degraded or 503.
+	TokenizerQueue int `name:"tokenizer-queue" default:"1024" min:"1" max:"1000000"`
+	// TokenizerQueueBytes is the size of all texts that wait or are worked on.
+	TokenizerQueueBytes Bytes `name:"tokenizer-queue-bytes" default:"64MiB" min:"1KiB" max:"1TiB"`
+	// TokenizerBudget is how long a request waits for its tokens where it does
+	// not say; the answer then covers the part that is known.
+	TokenizerBudget time.Duration `name:"tokenizer-budget" default:"50ms" min:"1us" max:"1m"`
+	// TokenizersLoaded is the number of tokenizers in memory at most, of 13 to
+	// 300 MB each.
+	TokenizersLoaded int `name:"tokenizers-loaded" default:"8" min:"1" max:"1024"`
+	// MaxPromptBytes is the longest text that is tokenized. A mebibyte takes
+	// about 0.7 s.
+	MaxPromptBytes Bytes `name:"max-prompt-bytes" default:"1MiB" min:"1KiB" max:"8MiB"`
+	// PrefixCache is the kind of store that remembers the tokens of texts: lru
+	// by chunks, trie by bytes, or none.
+	PrefixCache string `name:"prefix-cache" default:"lru" oneof:"lru,trie,none"`
+	// PrefixCacheBytes is the memory of that store.
+	PrefixCacheBytes Bytes `name:"prefix-cache-bytes" default:"256MiB" min:"1MiB" max:"1TiB"`
+
+	// LogLevel is the least important kind of line that is written.
+	LogLevel string `name:"log-level" default:"info" oneof:"debug,info,warn,error" section:"Log"`
+	// LogFormat is json for machines or console for people.
+	LogFormat string `name:"log-format" default:"json" oneof:"json,console"`
+}
+
+// validate checks the form of texts and the rules between settings. Each
+// setting has passed its own limits when it is called.
+func (c *Config) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+
+	errs = append(errs, checkAddress("listen", c.Listen))
+	if c.AdminListen != "" {
+		errs = append(errs, checkAddress("admin-listen", c.AdminListen))
+		if c.AdminListen == c.Listen && !strings.HasSuffix(c.Listen, ":0") {
+			bad("admin-listen: it is the same address as listen (%s); leave it out to serve both on one", c.Listen)
+		}
+	}
+	if c.Redis != "" {
+		if err := redis.CheckURL(string(c.Redis)); err != nil {
+			bad("redis: %s", strings.TrimPrefix(err.Error(), "redis: "))
+		}
+	}
+	if !redisPrefix.MatchString(c.RedisPrefix) {
+		bad("redis-prefix: %q must be 1 to 32 letters, digits and the characters _ . : -", c.RedisPrefix)
+	}
+	if c.StrictReady && c.Redis == "" {
+		bad("strict-ready: it is about Redis, and redis is not set")
+	}
+	if c.RequestTimeout >= c.WriteTimeout {
+		bad("write-timeout: %v must be longer than request-timeout (%v), which is a part of it", c.WriteTimeout, c.RequestTimeout)
+	}
+	if c.ScoreBudget+c.TokenizerBudget >= c.RequestTimeout {
+		bad("request-timeout: %v leaves no time for tokenizer-budget (%v) and score-budget (%v)", c.RequestTimeout, c.TokenizerBudget, c.ScoreBudget)
+	}
+	if c.MaxInFlightBytes < c.MaxBodyBytes {
+		bad("max-in-flight-bytes: %v is less than max-body-bytes (%v): such a body could never be read", c.MaxInFlightBytes, c.MaxBodyBytes)
+	}
+	if c.MaxPromptBytes > c.MaxBodyBytes {
+		bad("max-prompt-bytes: %v is more than max-body-bytes (%v): such a prompt could never be sent", c.MaxPromptBytes, c.MaxBodyBytes)
+	}
+	if c.UsageWindow != 0 && c.UsageWindow < time.Second {
+		bad("usage-window: %v is too short, give 0 or at least 1s", c.UsageWindow)
+	}
+	errs = append(errs, checkHub(c.HubEndpoint))
+	if c.HubRevision == "" {
+		bad("hub-revision: it is empty; the usual one is main")
+	}
+	if c.TokenizerQueueBytes < c.MaxPromptBytes {
+		bad("tokenizer-queue-bytes: %v is less than max-prompt-bytes (%v): such a prompt could never be tokenized", c.TokenizerQueueBytes, c.MaxPromptBytes)
+	}
+	return errors.Join(errs...)
+}
+
+func checkAddress(setting, address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%s: %q is no address host:port, such as 127.0.0.1:8080 or :8080", setting, address)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return fmt.Errorf("%s: port %q of %q is no number within 0 and 65535", setting, port, address)
+	}
+	return nil
+}
+
+var redisPrefix = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,32}$`)
+
+func checkHub(raw string) error {
+	u, err := url.Parse(raw)
+	switch {
+	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "":
+		return fmt.Errorf("hub-endpoint: %q is no URL, such as https://huggingface.co", SecretURL(raw))
+	case u.User != nil:
+		return errors.New("hub-endpoint: it has a user in it; give the access token as hub-token")
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package config
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+func TestWriteYAML(t *testing.T) {
+	got, err := load(t,
+		[]string{"--config=/etc/k.yaml", "--listen=:9000"},
+		[]string{"KVATLAS_REDIS=rediss://kv:hunter2@redis.example:6380/1", "HF_TOKEN=hf_abcdef"},
+		"block-size: 16\ntier-weights: {disk: 0}\nredis-prefix: 'true'\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := got.WriteYAML(&b); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, filepath.Join("testdata", "print-config.yaml"), b.Bytes())
+}
+
+// What is printed is a file that gives the same configuration.
+func TestWrittenYAMLReadsBack(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.StringMatching(`[ -~]{0,12}`)
+		args := []string{
+			"--tokenizers=" + text.Draw(t, "tokenizers"),
+			"--hub-cache=" + rapid.StringMatching(`[^\p{Cc}]{0,12}`).Draw(t, "cache"),
+			"--listen=" + rapid.StringMatching(`[a-z0-9]{0,3}:[0-9]{1,4}`).Draw(t, "listen"),
+			"--redis-prefix=" + rapid.StringMatching(`[A-Za-z0-9_.:-]{1,8}`).Draw(t, "prefix"),
+			fmt.Sprintf("--score-budget=%v", rapid.Int64Range(1e6, 9e9).Draw(t, "budget")/1e6*1e6) + "ns",
+			fmt.Sprintf("--prefix-cache-bytes=%d", rapid.Int64Range(1<<20, 1<<40).Draw(t, "bytes")),
+			fmt.Sprintf("--strict-ready=%v", false),
+		}
+		want, err := load(t, args, nil, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if err := want.WriteYAML(&b); err != nil {
+			t.Fatal(err)
+		}
+		got, err := load(t, []string{"--config=/etc/k.yaml"}, nil, b.String())
+		if err != nil {
+			t.Fatalf("%v\n%s", err, b.String())
+		}
+		got.File = ""
+		if fmt.Sprintf("%#v", got.Config) != fmt.Sprintf("%#v", want.Config) {
+			t.Fatalf("got  %+v\nwant %+v\n%s", got.Config, want.Config, b.String())
+		}
+	})
+}
+
+// The document's table of settings is that of the struct.
+func TestDocument(t *testing.T) {
+	path := filepath.Join("..", "..", "..", "..", "docs", "configuration.md")
+	const begin, end = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"
+	doc, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, ok1 := strings.Cut(string(doc), begin)
+	_, tail, ok2 := strings.Cut(rest, end)
+	if !ok1 || !ok2 {
+		t.Fatalf("%s lacks the lines %q and %q", path, begin, end)
+	}
+	golden(t, path, []byte(head+begin+settingsTable()+end+tail))
+}
+
+func settingsTable() string {
+	var b strings.Builder
+	section := ""
+	cell := func(s string) string {
+		if s == "" {
+			return ""
+		}
+		return "`" + strings.ReplaceAll(s, "|", `\|`) + "`"
+	}
+	for _, s := range Settings() {
+		if s.Section != section {
+			section = s.Section
+			fmt.Fprintf(&b, "\n### %s\n\n| flag and key | variable | default | values | what it is |\n|---|---|---|---|---|\n", section)
+		}
+		env := cell(s.Env)
+		if s.Alias != "" {
+			env += ", " + cell(s.Alias)
+		}
+		values := s.Placeholder()
+		switch {
+		case s.Min != "" && s.Max != "":
+			values = cell(s.Min) + " to " + cell(s.Max)
+		case s.OneOf != nil:
+			values = cell(strings.Join(s.OneOf, "`, `"))
+		default:
+			values = strings.ReplaceAll(strings.ToLower(values), "|", " or ")
+		}
+		doc := s.Doc()
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", cell(s.Name), env, cell(s.Default), values, strings.ToUpper(doc[:1])+doc[1:])
+	}
+	return b.String() + "\n"
+}
+
+// golden compares with a file, or writes it with -rewrite.
+func golden(t *testing.T, path string, got []byte) {
+	t.Helper()
+	if *rewrite {
+		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, got, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s is out of date: look at the difference and run go test with -rewrite\ngot:\n%s\nwant:\n%s", path, got, want)
+	}
+}
+
+// The sample is one that works.
+func TestExample(t *testing.T) {
+	l := NewLoader(flag.NewFlagSet("", flag.ContinueOnError))
+	l.flags["config"] = filepath.Join("..", "..", "..", "..", "examples", "kvatlas.yaml")
+	got, err := l.Load(nil, os.ReadFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got.Redis) != "redis://redis:6379/0" || got.DrainDelay != 10*time.Second {
+		t.Errorf("got %+v", got.Config)
+	}
+}
