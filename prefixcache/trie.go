@@ -19,6 +19,7 @@ import (
 // Lock order: mu before scopesMu; readers take scopesMu alone.
 type Trie struct {
 	maxBytes int64
+	maxLabel int
 
 	mu     sync.Mutex // held by the one that changes a tree; protects leaves
 	leaves leaves
@@ -31,17 +32,17 @@ type Trie struct {
 	counters counters
 }
 
-// maxLabel is the longest label of a node, in bytes. A longer text becomes a
-// row of nodes: a split or a merge copies no more than this, and a long text
-// is dropped from its end, a piece at a time.
-const maxLabel = 4096
+// defaultMaxLabel is the longest label of a node, in bytes. A longer text
+// becomes a row of nodes: a split or a merge copies no more than this, and a
+// long text is dropped from its end, a piece at a time.
+const defaultMaxLabel = 4096
 
 // NewTrie makes a Trie.
 func NewTrie(cfg Config) (*Trie, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	t := &Trie{maxBytes: cfg.MaxBytes, scopes: make(map[string]*node)}
+	t := &Trie{maxBytes: cfg.MaxBytes, maxLabel: defaultMaxLabel, scopes: make(map[string]*node)}
 	t.leaves.init()
 	return t, nil
 }
@@ -103,7 +104,7 @@ func (t *Trie) scope(name string) *node {
 func (t *Trie) Put(scope, text string, tokens []uint32, ends []int) error {
 	ends, body, err := check(text, tokens, ends)
 	if err == nil {
-		if need := growth(len(text), len(tokens), len(scope)); need > t.maxBytes {
+		if need := t.growth(len(text), len(tokens), len(scope)); need > t.maxBytes {
 			err = fmt.Errorf("%w: needs about %d bytes of %d", ErrTooLarge, need, t.maxBytes)
 		}
 	}
@@ -117,7 +118,7 @@ func (t *Trie) Put(scope, text string, tokens []uint32, ends []int) error {
 	for !p.known() {
 		// All that the text shares with others may go while room is made, so
 		// look again until nothing had to go.
-		need := growth(len(text)-p.at, len(tokens)-p.common, len(scope)) + p.splitGrowth()
+		need := t.growth(len(text)-p.at, len(tokens)-p.common, len(scope)) + p.splitGrowth()
 		if t.bytes.Load()+need <= t.maxBytes {
 			t.insert(&p)
 			return nil
@@ -134,12 +135,12 @@ func (t *Trie) Put(scope, text string, tokens []uint32, ends []int) error {
 // child there, a terminal, and a root with the scope's name. Ends take a byte
 // a token, one more for every 128 bytes between two of them, and up to ten for
 // the first.
-func growth(n, tokens, scope int) int64 {
+func (t *Trie) growth(n, tokens, scope int) int64 {
 	const (
 		eachNode = nodeSize + headerSize + kidSize + 10 + 3*allocSlack
 		once     = 3*eachNode + terminalSize + 2*allocSlack + scopeSize
 	)
-	nodes := int64(n/maxLabel) + 1
+	nodes := int64(n/t.maxLabel) + 1
 	fill := int64(n) + int64(n)/128 + 5*int64(tokens) + int64(scope)
 	// One child more may need the next size of a list of up to 256.
 	return nodes*eachNode + padded(fill) + once + 256*kidSize/4
@@ -235,7 +236,7 @@ func (t *Trie) insert(p *place) {
 	var first, last *node // of the row of new nodes
 	var grown int64
 	for at < len(p.text) {
-		to := min(at+maxLabel, len(p.text))
+		to := min(at+t.maxLabel, len(p.text))
 		upto := common
 		for upto < p.body && p.ends[upto] <= to {
 			upto++
@@ -361,7 +362,7 @@ func (t *Trie) dropRoot(n *node) {
 // merge makes one node of p and its only child c, if no text ends between them
 // and the one is no larger than the two.
 func (t *Trie) merge(p, c *node) {
-	if p.parent == nil || p.term.Load() != nil || len(p.edge())+len(c.edge()) > maxLabel {
+	if p.parent == nil || p.term.Load() != nil || len(p.edge())+len(c.edge()) > t.maxLabel {
 		return
 	}
 	// Ends count from where p begins: only differences are kept.
