@@ -42,6 +42,9 @@ type BlocksRequest struct {
 
 // MarshalJSON writes the body of POST /v1/blocks.
 func (r BlocksRequest) MarshalJSON() ([]byte, error) {
+	if err := checkTexts("model", r.Model, "pod", r.Pod, "lora", r.LoRA, "cache_salt", r.CacheSalt); err != nil {
+		return nil, err
+	}
 	w := struct {
 		Op        string   `json:"op"`
 		Model     string   `json:"model"`

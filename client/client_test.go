@@ -88,6 +88,30 @@ func TestRequestBodies(t *testing.T) {
 	}
 }
 
+// JSON would carry a text that is not UTF-8 changed, and so score another one.
+func TestTextsMustBeUTF8(t *testing.T) {
+	const bad = "ab\xffc"
+	for _, in := range []any{
+		client.ScoreRequest{Model: bad},
+		client.ScoreRequest{Prompt: bad},
+		client.ScoreRequest{LoRA: bad},
+		client.ScoreRequest{CacheSalt: bad},
+		client.ScoreRequest{Pods: []string{"a", bad}},
+		client.BlocksRequest{Model: bad},
+		client.BlocksRequest{Pod: bad},
+		client.TokenizeRequest{Prompt: bad},
+	} {
+		if b, err := json.Marshal(in); !errors.Is(err, client.ErrNotUTF8) || !strings.Contains(err.Error(), "at byte 2") {
+			t.Errorf("%+v: got %s, %v", in, b, err)
+		}
+	}
+	c := serve(t, client.Config{}, answer(500, "text/plain", ""))
+	_, err := c.ScorePrompts(t.Context(), client.ScoreRequest{}, []string{"", bad})
+	if !errors.Is(err, client.ErrNotUTF8) || !strings.Contains(err.Error(), "prompts[1]") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestErrors(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -109,6 +133,7 @@ func TestErrors(t *testing.T) {
 		{"a proxy's", answer(502, "text/html", "<h1>Bad\n   Gateway</h1>"), client.Error{Status: 502, Message: "<h1>Bad Gateway</h1>"}},
 		{"an empty one", answer(504, "text/plain", ""), client.Error{Status: 504, Message: "Gateway Timeout"}},
 		{"a long one", answer(500, "text/plain", strings.Repeat("é", 150)), client.Error{Status: 500, Message: strings.Repeat("é", 100) + "..."}},
+		{"one for a terminal", answer(500, "text/plain", "\x1b[2Jx\xff"), client.Error{Status: 500, Message: "\uFFFD[2Jx\uFFFD"}},
 		{"a redirect", answer(302, "text/plain", "elsewhere"), client.Error{Status: 302, Message: "elsewhere"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

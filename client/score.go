@@ -94,8 +94,18 @@ func (r *ScoreRequest) wire() scoreWire {
 	return w
 }
 
-// MarshalJSON writes the body of POST /v1/score.
-func (r ScoreRequest) MarshalJSON() ([]byte, error) { return json.Marshal(r.wire()) }
+// MarshalJSON writes the body of POST /v1/score. It refuses texts that are not
+// UTF-8, which JSON could only carry changed.
+func (r ScoreRequest) MarshalJSON() ([]byte, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	return json.Marshal(r.wire())
+}
+
+func (r *ScoreRequest) check() error {
+	return checkTexts(append([]string{"model", r.Model, "prompt", r.Prompt, "lora", r.LoRA, "cache_salt", r.CacheSalt}, named("pods", r.Pods)...)...)
+}
 
 // milliseconds rounds up, so that a short wait does not become the default.
 func milliseconds(d time.Duration) int64 {
@@ -194,6 +204,13 @@ func (c *Client) Score(ctx context.Context, r ScoreRequest) (*ScoreResponse, err
 // ScorePrompts ranks the pods for each of several texts in one call. The
 // prompt, tokens and block keys of r are not used.
 func (c *Client) ScorePrompts(ctx context.Context, r ScoreRequest, prompts []string) ([]*ScoreResponse, error) {
+	if err := checkTexts(named("prompts", prompts)...); err != nil {
+		return nil, err
+	}
+	r.Prompt = ""
+	if err := r.check(); err != nil {
+		return nil, err
+	}
 	w := r.wire()
 	w.promptForm = promptForm{Prompts: prompts}
 	var out struct {

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 )
 
@@ -26,6 +27,15 @@ type TokenizeResponse struct {
 	Exact bool `json:"exact"`
 	// Source is tokenizer or prefix_store.
 	Source string `json:"source"`
+}
+
+// MarshalJSON writes the body of POST /v1/tokenize.
+func (r TokenizeRequest) MarshalJSON() ([]byte, error) {
+	if err := checkTexts("model", r.Model, "prompt", r.Prompt); err != nil {
+		return nil, err
+	}
+	type plain TokenizeRequest
+	return json.Marshal(plain(r))
 }
 
 // Tokenize returns the tokens of a text.
