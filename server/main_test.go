@@ -18,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
@@ -113,4 +114,17 @@ func (s subject) post(t testing.TB, path, body string) string {
 	return w.Body.String()
 }
 
-func openIndex(testing.TB) store.Index { return newPlain() }
+// openIndex opens an empty index in memory.
+func openIndex(t testing.TB) store.Index {
+	t.Helper()
+	x, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return x
+}

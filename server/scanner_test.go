@@ -1,0 +1,491 @@
+package server
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/tokenpool"
+)
+
+// decoded are the values of a score request, as scanner and oracle find them.
+type decoded struct {
+	Seen                      []string
+	Model, Prompt, LoRA, Salt string
+	Prompts, Pods             []string
+	Tokens                    []uint32
+	Keys                      []blockkey.Key
+	Strategy                  scorer.Strategy
+	Mode                      tokenpool.Mode
+	Wait                      time.Duration
+	Explain, Early, NoSpecial bool
+}
+
+func testLimits() *Limits {
+	l := DefaultLimits()
+	return &l
+}
+
+// scanned is what the scanner makes of a body.
+func scanned(s *scanner, q *scoreRequest, body []byte) (*decoded, error) {
+	q.reset()
+	q.limits = testLimits()
+	s.start(body)
+	seen, err := decode(s, scoreFields, q)
+	if err != nil {
+		return nil, err
+	}
+	d := &decoded{
+		Model: q.model, Prompt: q.prompt, LoRA: q.lora, Salt: q.salt, Prompts: q.prompts, Pods: q.pods,
+		Tokens: q.tokens, Keys: q.keys, Strategy: q.strategy, Mode: q.mode, Wait: q.wait,
+		Explain: q.explain, Early: q.earlyExit, NoSpecial: q.noSpecialTokens,
+	}
+	for i, n := range scoreNames {
+		if seen&(1<<i) != 0 {
+			d.Seen = append(d.Seen, n)
+		}
+	}
+	return d, nil
+}
+
+// oracle reads a body slowly, with encoding/json and the rules that it lacks.
+func oracle(body []byte) (*decoded, error) {
+	if !json.Valid(body) || !utf8.Valid(body) || loneSurrogate(body) {
+		return nil, fmt.Errorf("not JSON in UTF-8")
+	}
+	dec := json.NewDecoder(bytes.NewReader(body))
+	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
+		return nil, fmt.Errorf("not an object: %v", t)
+	}
+	raw := map[string]json.RawMessage{}
+	for dec.More() {
+		name, err := dec.Token()
+		if err != nil {
+			return nil, err
+		}
+		var v json.RawMessage
+		if err := dec.Decode(&v); err != nil {
+			return nil, err
+		}
+		n, _ := name.(string)
+		if _, twice := raw[n]; twice {
+			return nil, fmt.Errorf("%s twice", n)
+		}
+		if string(v) == "null" {
+			return nil, fmt.Errorf("%s is null", n)
+		}
+		raw[n] = v
+	}
+	d := &decoded{}
+	for _, n := range scoreNames {
+		v, ok := raw[n]
+		if !ok {
+			continue
+		}
+		delete(raw, n)
+		d.Seen = append(d.Seen, n)
+		if err := d.set(n, v); err != nil {
+			return nil, fmt.Errorf("%s: %w", n, err)
+		}
+	}
+	for n := range raw {
+		return nil, fmt.Errorf("unknown field %s", n)
+	}
+	return d, nil
+}
+
+// slowly decodes v; elements of lists that are null are refused.
+func slowly[T any](v []byte) (out T, err error) {
+	err = json.Unmarshal(v, &out)
+	return out, err
+}
+
+func list[T any](v []byte) (out []T, err error) {
+	ptrs, err := slowly[[]*T](v)
+	for _, p := range ptrs {
+		if p == nil {
+			return nil, fmt.Errorf("null")
+		}
+		out = append(out, *p)
+	}
+	return out, err
+}
+
+func (d *decoded) set(name string, v []byte) (err error) {
+	switch name {
+	case "model":
+		if d.Model, err = slowly[string](v); err == nil {
+			info := store.ModelInfo{Name: d.Model, BlockSize: 1, Scheme: "native"}
+			err = info.Validate()
+		}
+	case "prompt":
+		d.Prompt, err = slowly[string](v)
+	case "prompts":
+		d.Prompts, err = list[string](v)
+	case "messages":
+		_, err = slowly[[]json.RawMessage](v)
+	case "tokens":
+		d.Tokens, err = list[uint32](v)
+	case "tokens_b64":
+		var s string
+		if s, err = slowly[string](v); err == nil {
+			var raw []byte
+			raw, err = unpack(s)
+			for ; len(raw) > 0 && err == nil; raw = raw[4:] {
+				d.Tokens = append(d.Tokens, binary.LittleEndian.Uint32(raw))
+			}
+		}
+	case "block_keys":
+		var ss []string
+		ss, err = list[string](v)
+		for _, s := range ss {
+			k, kerr := strconv.ParseUint(s, 16, 64)
+			if kerr != nil || len(s) != 16 {
+				return fmt.Errorf("no key")
+			}
+			d.Keys = append(d.Keys, blockkey.Key(k))
+		}
+	case "pods":
+		d.Pods, err = list[string](v)
+		for _, p := range d.Pods {
+			if e := store.CheckPodName(p); e != nil {
+				return e
+			}
+		}
+	case "strategy":
+		var s string
+		if s, err = slowly[string](v); err == nil {
+			d.Strategy, err = scorer.ParseStrategy(s)
+			if s == "" {
+				err = fmt.Errorf("empty")
+			}
+		}
+	case "lora":
+		d.LoRA, err = slowly[string](v)
+	case "cache_salt":
+		d.Salt, err = slowly[string](v)
+	case "explain":
+		d.Explain, err = slowly[bool](v)
+	case "wait_ms":
+		var ms uint64
+		if ms, err = slowly[uint64](v); err == nil && ms > 10_000 {
+			err = fmt.Errorf("too long")
+		}
+		d.Wait = max(1, time.Duration(ms)*time.Millisecond)
+	case "mode":
+		var s string
+		if s, err = slowly[string](v); err == nil {
+			i := slices.Index([]string{"wait", "async", "sync"}, s)
+			if i < 0 {
+				return fmt.Errorf("no mode")
+			}
+			d.Mode = tokenpool.Mode(i)
+		}
+	case "early_exit":
+		d.Early, err = slowly[bool](v)
+	case "add_special_tokens":
+		var add bool
+		add, err = slowly[bool](v)
+		d.NoSpecial = !add
+	default:
+		err = fmt.Errorf("the oracle does not know %s", name)
+	}
+	return err
+}
+
+// unpack is base64 by the letter of RFC 4648: groups of 4 digits, padding
+// right or absent, unused bits zero.
+func unpack(s string) ([]byte, error) {
+	digits := strings.TrimRight(s, "=")
+	if pad := len(s) - len(digits); pad > 0 && (len(s)%4 != 0 || pad > 2) {
+		return nil, fmt.Errorf("padding")
+	}
+	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+	var out []byte
+	var acc, n uint
+	for _, c := range []byte(digits) {
+		i := strings.IndexByte(alphabet, c)
+		if i < 0 {
+			return nil, fmt.Errorf("digit %q", c)
+		}
+		acc, n = acc<<6|uint(i), n+6
+		if n >= 8 {
+			n -= 8
+			out = append(out, byte(acc>>n))
+			acc &= 1<<n - 1
+		}
+	}
+	if len(digits)%4 == 1 || acc != 0 || len(out)%4 != 0 {
+		return nil, fmt.Errorf("rest")
+	}
+	return out, nil
+}
+
+// loneSurrogate finds half of a surrogate pair in valid JSON.
+func loneSurrogate(b []byte) bool {
+	unit := func(i int) (rune, bool) {
+		if i+6 > len(b) || b[i] != '\\' || b[i+1] != 'u' {
+			return 0, false
+		}
+		v, err := strconv.ParseUint(string(b[i+2:i+6]), 16, 16)
+		return rune(v), err == nil
+	}
+	for i := 0; i < len(b); i++ {
+		if b[i] != '\\' {
+			continue
+		}
+		r, ok := unit(i)
+		if !ok {
+			i++
+			continue
+		}
+		if utf16.IsSurrogate(r) {
+			low, ok := unit(i + 6)
+			if !ok || utf16.DecodeRune(r, low) == utf8.RuneError {
+				return true
+			}
+			i += 6
+		}
+		i += 5
+	}
+	return false
+}
+
+// same holds the scanner against the oracle over one body.
+func same(t interface {
+	Helper()
+	Fatalf(string, ...any)
+}, s *scanner, q *scoreRequest, body []byte) {
+	t.Helper()
+	got, err := scanned(s, q, body)
+	want, wantErr := oracle(body)
+	if (err == nil) != (wantErr == nil) {
+		t.Fatalf("%q: scanner %v, oracle %v", body, err, wantErr)
+	}
+	if err != nil {
+		if e, ok := err.(*apiError); !ok || e.status/100 != 4 || e.message == "" { //nolint:errorlint // it must be that very type
+			t.Fatalf("%q: refused with %#v", body, err)
+		}
+		return
+	}
+	for _, d := range []*decoded{got, want} { // empty lists are lists
+		if len(d.Tokens) == 0 {
+			d.Tokens = nil
+		}
+		if len(d.Keys) == 0 {
+			d.Keys = nil
+		}
+		if len(d.Prompts) == 0 {
+			d.Prompts = nil
+		}
+		if len(d.Pods) == 0 {
+			d.Pods = nil
+		}
+	}
+	// tokens and tokens_b64 share their place; handlers refuse both at once.
+	if slices.Contains(got.Seen, "tokens") && slices.Contains(got.Seen, "tokens_b64") {
+		got.Tokens, want.Tokens = nil, nil
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Fatalf("%q:\nscanner %+v\noracle  %+v", body, got, want)
+	}
+}
+
+// traceBodies are the bodies of the golden traces.
+func traceBodies(t testing.TB) (bodies [][]byte) {
+	t.Helper()
+	files, err := filepath.Glob("testdata/traces/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no traces", err)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range bytes.Lines(text) {
+			if len(line) > 0 && line[0] == '{' {
+				bodies = append(bodies, bytes.TrimSpace(line))
+			}
+		}
+	}
+	return bodies
+}
+
+// odd are bodies at the edges of JSON.
+var odd = []string{
+	"", " ", "{}", " { } ", "{}x", "[]", "\ufeff{}", "{\"model\":\"m\"}\n", "{\"model\" : \"m\" , \"tokens\" : [ 1 , 2 ] }",
+	`{"model":"m",}`, `{,}`, `{"model"}`, `{"model":}`, `{"model":"m" "tokens":[]}`, `{'model':'m'}`, `{"model":"m`, `{"model":"m\`, `{"model":"\u00`,
+	"{\"model\":\"\x01\"}", "{\"model\":\"\xff\"}", "{\"mod\xffel\":\"m\"}", "{\"model\":\"a\xe2\x82\\u0041\"}", "{\"prompt\":\"\x7f\u2028\"}",
+	`{"mod\u0065l":"m"}`, `{"model":"m","mod\u0065l":"m"}`, `{"prompt":"\ud83d\ude00"}`, `{"prompt":"\ude00\ud83d"}`, `{"prompt":"\ud83d\u0041"}`, `{"prompt":"\\ud83d"}`,
+	`{"tokens":[0]}`, `{"tokens":[-0]}`, `{"tokens":[00]}`, `{"tokens":[4294967295,4294967296]}`, `{"tokens":[99999999999]}`, `{"tokens":[1]]}`, `{"tokens":[[1]]}`, `{"tokens":[1,,2]}`, `{"tokens":[1e2]}`, `{"tokens":[1 .5]}`, "{\"tokens\":[1\t,\n2\r]}", `{"tokens":[ ]}`, `{"tokens":[1,2`, `{"tokens":[0123]}`, `{"tokens":[12345678901]}`,
+	`{"tokens_b64":"\u0041QAAAA=="}`, `{"tokens_b64":"AQAAAA\u003d="}`, `{"tokens_b64":"=="}`, `{"tokens_b64":"A"}`, `{"tokens_b64":"AQAAAB=="}`, `{"tokens_b64":"AQAAAA==AQAAAA=="}`, `{"tokens_b64":"AQAAA\n"}`, `{"tokens_b64":"AQAAAAIAAAADAAAA"}`,
+	`{"block_keys":["\u0030123456789abcdef"]}`, `{"block_keys":["0123456789ABCDEF" , "+123456789abcde"]}`, `{"block_keys":["+123456789abcdef"]}`, `{"block_keys":["0_23456789abcdef"]}`, `{"block_keys":[""]}`,
+	`{"explain":truex}`, `{"explain":true}`, `{"explain":"true"}`, `{"wait_ms":10000}`, `{"wait_ms":10001}`, `{"wait_ms":-0}`, `{"wait_ms":1.0}`, `{"wait_ms":01}`, `{"wait_ms":1 }`,
+	`{"messages":[{"a":[}]}`, `{"messages":[{"a":1,"a":2}]}`, `{"messages":[]]}`, `{"messages":[nul]}`, `{"messages":["\ud800"]}`, `{"messages":[1,"]",{"x":"}"}]}`, `{"messages":null}`,
+	`{"strategy":""}`, `{"mode":""}`, `{"pods":[]}`, `{"pods":["a",null]}`, `{"prompts":[null]}`, `{"prompts":["a","b"]}`, `{"lora":"","cache_salt":""}`,
+}
+
+// TestScannerOdd holds the scanner against the oracle where JSON is hard, at
+// every length of each body.
+func TestScannerOdd(t *testing.T) {
+	s, q := new(scanner), new(scoreRequest)
+	bodies := traceBodies(t)
+	for _, b := range odd {
+		bodies = append(bodies, []byte(b))
+	}
+	for _, b := range bodies {
+		for n := range len(b) + 1 {
+			same(t, s, q, b[:n])
+		}
+	}
+}
+
+// TestScannerBroken holds the two against each other over bodies that one
+// change has broken, or not.
+func TestScannerBroken(t *testing.T) {
+	bodies := traceBodies(t)
+	for _, b := range odd {
+		bodies = append(bodies, []byte(b))
+	}
+	s, q := new(scanner), new(scoreRequest)
+	rapid.Check(t, func(t *rapid.T) {
+		b := slices.Clone(rapid.SampledFrom(bodies).Draw(t, "body"))
+		for range rapid.IntRange(1, 3).Draw(t, "changes") {
+			if len(b) == 0 {
+				break
+			}
+			at := rapid.IntRange(0, len(b)-1).Draw(t, "at")
+			with := rapid.SampledFrom([]string{"", "\"", "\\", "{", "}", "[", "]", ",", ":", "0", "9", "-", ".", "e", " ", "\n", "\\u", "d83d", "null", "true", "\xff", "é", "=", "\x00"}).Draw(t, "with")
+			b = slices.Concat(b[:at], []byte(with), b[min(len(b), at+rapid.IntRange(0, 2).Draw(t, "cut")):])
+		}
+		same(t, s, q, b)
+	})
+}
+
+// TestScannerValues reads back what encoding/json writes.
+func TestScannerValues(t *testing.T) {
+	s, q := new(scanner), new(scoreRequest)
+	rapid.Check(t, func(t *rapid.T) {
+		v := map[string]any{}
+		tokens := rapid.SliceOf(rapid.Uint32()).Draw(t, "tokens")
+		if rapid.Bool().Draw(t, "packed") {
+			var raw []byte
+			for _, k := range tokens {
+				raw = binary.LittleEndian.AppendUint32(raw, k)
+			}
+			v["tokens_b64"] = base64.StdEncoding.EncodeToString(raw)
+			if rapid.Bool().Draw(t, "raw") {
+				v["tokens_b64"] = base64.RawStdEncoding.EncodeToString(raw)
+			}
+		} else {
+			v["tokens"] = tokens
+		}
+		v["prompt"] = rapid.String().Draw(t, "prompt")
+		v["lora"] = rapid.StringMatching(`[ -~]{0,40}`).Draw(t, "lora")
+		v["prompts"] = rapid.SliceOfN(rapid.String(), 0, 8).Draw(t, "prompts")
+		v["wait_ms"] = rapid.IntRange(0, 10_000).Draw(t, "wait")
+		v["early_exit"] = rapid.Bool().Draw(t, "early")
+		body, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rapid.Bool().Draw(t, "indented") {
+			var b bytes.Buffer
+			if err := json.Indent(&b, body, "", "\t"); err != nil {
+				t.Fatal(err)
+			}
+			body = b.Bytes()
+		}
+		if _, err := scanned(s, q, body); err != nil {
+			t.Fatalf("%s: %v", body, err)
+		}
+		same(t, s, q, body)
+	})
+}
+
+// FuzzDecode looks for a body over which scanner and oracle differ.
+func FuzzDecode(f *testing.F) {
+	for _, b := range traceBodies(f) {
+		f.Add(b)
+	}
+	for _, b := range odd {
+		f.Add([]byte(b))
+	}
+	s, q := new(scanner), new(scoreRequest)
+	f.Fuzz(func(t *testing.T, body []byte) { same(t, s, q, body) })
+}
+
+// TestLimitsOfFields checks each limit at its edge and one beyond.
+func TestLimitsOfFields(t *testing.T) {
+	limits := Limits{MaxTokens: 3, MaxBlockKeys: 2, MaxPrompts: 2, MaxPods: 2, RequestTimeout: time.Second}
+	if err := limits.validate(); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		body, param string // no param: taken
+	}{
+		{`{"tokens":[1,2,3]}`, ""},
+		{`{"tokens":[1,2,3,4]}`, "tokens"},
+		{`{"tokens_b64":"AQAAAAIAAAADAAAA"}`, ""},
+		{`{"tokens_b64":"AQAAAAIAAAADAAAABAAAAA=="}`, "tokens_b64"},
+		{`{"tokens_b64":"AQAAAAIAAAADAAAABAAAAA"}`, "tokens_b64"},
+		{`{"block_keys":["0000000000000001","0000000000000002"]}`, ""},
+		{`{"block_keys":["0000000000000001","0000000000000002","0000000000000003"]}`, "block_keys"},
+		{`{"prompts":["a","b"]}`, ""},
+		{`{"prompts":["a","b","c"]}`, "prompts"},
+		{`{"pods":["a","b"]}`, ""},
+		{`{"pods":["a","b","c"]}`, "pods"},
+	} {
+		s, q := new(scanner), &scoreRequest{}
+		q.limits = &limits
+		s.start([]byte(tc.body))
+		_, err := decode(s, scoreFields, q)
+		if tc.param == "" {
+			if err != nil {
+				t.Errorf("%s: %v", tc.body, err)
+			}
+			continue
+		}
+		e, _ := err.(*apiError) //nolint:errorlint // it must be that very type
+		if e == nil || e.status != 413 || e.code != codeTooLarge || e.param != tc.param {
+			t.Errorf("%s: %#v", tc.body, err)
+		}
+	}
+}
+
+// TestAppendString holds appendString against encoding/json.
+func TestAppendString(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := rapid.OneOf(rapid.String(), rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) })).Draw(t, "s")
+		b := appendString(nil, s)
+		var got, want string
+		if err := json.Unmarshal(b, &got); err != nil {
+			t.Fatalf("%q became %q: %v", s, b, err)
+		}
+		std, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(std, &want); err != nil || got != want {
+			t.Fatalf("%q became %q, want %q", s, got, want)
+		}
+	})
+}
