@@ -1,0 +1,59 @@
+package memory
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Config bounds an index. The zero Config is valid.
+type Config struct {
+	// MaxBlocks is the number of blocks that the index holds; what comes beyond
+	// evicts. The hash deals blocks out to 256 shards, each of which has an
+	// equal part of the limit, so that the first of them may evict a few percent
+	// below the limit. 0 is 16 Mi blocks, which take about 300 MB; the least is
+	// 4096.
+	MaxBlocks int
+	// MaxBytes bounds the memory of blocks and holder sets. The garbage
+	// collector's overhead comes on top, and the copy of one shard's table while
+	// it is resized. 0 is 1 GiB; the least is 1 MiB.
+	MaxBytes int64
+	// MaxPods, MaxHolders and MaxModels bound the registry: pods, live (pod,
+	// rank, tier) triples, and models. Registrations beyond are refused with
+	// store.ErrFull. 0 is 10,000 pods, 100,000 holders and 10,000 models.
+	MaxPods, MaxHolders, MaxModels int
+	// Clock is what leases are measured by. nil is time.Now.
+	Clock store.Clock
+}
+
+var errConfig = errors.New("memory: invalid config")
+
+// withDefaults fills what is not set and refuses what cannot be.
+func (c Config) withDefaults() (Config, error) {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.MaxBlocks, 16<<20)
+	def(&c.MaxPods, 10_000)
+	def(&c.MaxHolders, 100_000)
+	def(&c.MaxModels, 10_000)
+	if c.MaxBytes == 0 {
+		c.MaxBytes = 1 << 30
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now
+	}
+	switch {
+	case c.MaxBlocks < 4096 || c.MaxBlocks > 1<<36:
+		return c, fmt.Errorf("%w: MaxBlocks is %d, it can be 4096 to 2^36", errConfig, c.MaxBlocks)
+	case c.MaxBytes < 1<<20:
+		return c, fmt.Errorf("%w: MaxBytes is %d, the least is 1 MiB", errConfig, c.MaxBytes)
+	case c.MaxPods < 0 || c.MaxHolders < 0 || c.MaxModels < 0:
+		return c, fmt.Errorf("%w: MaxPods, MaxHolders or MaxModels is negative", errConfig)
+	}
+	return c, nil
+}

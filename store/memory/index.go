@@ -1,0 +1,187 @@
+package memory
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Index is an in-memory [store.Index]. It is made by [New]. All methods are
+// safe for concurrent use.
+type Index struct {
+	// What lookups read. None of it is written by a lookup, but for counters of
+	// their own cache lines.
+	view     atomic.Pointer[view]
+	closed   atomic.Bool
+	touching atomic.Bool   // lookups renew the age of what they find
+	age      atomic.Uint32 // the present age, of which slots keep the lower 6 bits
+	seed     uint64        // keeps others from choosing who shares a bucket
+	factor   uint64        // odd, for the same reason
+	sets     sets
+	registry registry
+
+	_       [64]byte
+	read    counter
+	evicted atomic.Uint64
+	bytes   atomic.Int64
+
+	// gate is held shared by whoever changes slots, for one op at a time, and
+	// alone by whoever frees sets or must know that all changes have arrived.
+	gate   sync.RWMutex
+	viewMu sync.Mutex // protects replacing view
+
+	shardLimit int // blocks in a shard
+	maxBytes   int64
+	shards     [numShards]shard
+
+	sweeper sweeper
+}
+
+var _ store.Index = (*Index)(nil)
+
+// New makes an empty index. It must be closed, to end the goroutine that sweeps
+// up after ended lives.
+func New(cfg Config) (*Index, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	x := &Index{
+		seed: rand.Uint64(), factor: rand.Uint64() | 1,
+		shardLimit: cfg.MaxBlocks / numShards, maxBytes: cfg.MaxBytes,
+	}
+	v := &view{}
+	for i := range x.shards {
+		t := make(table, 1)
+		x.shards[i].t, v.tables[i] = t, t
+	}
+	x.view.Store(v)
+	x.bytes.Store(numShards * bucketBytes)
+	x.sets.init(&x.bytes, cfg.MaxBytes)
+	x.registry.init(cfg, &x.sets)
+	x.sweeper.start(x)
+	return x, nil
+}
+
+// hash mixes a store key, one to one. Keys are hashes already, most of them;
+// but anyone may write any key.
+func (x *Index) hash(k blockkey.StoreKey) uint64 {
+	h := (uint64(k) ^ x.seed) * x.factor
+	h ^= h >> 32
+	return h * 0x9e3779b97f4a7c15
+}
+
+// Register implements [store.Index].
+func (x *Index) Register(ctx context.Context, p store.Pod) (created bool, err error) {
+	if err := x.enter(ctx); err != nil {
+		return false, err
+	}
+	if err := p.Validate(); err != nil {
+		return false, err
+	}
+	created, err = x.registry.register(p)
+	x.sweeper.wake()
+	return created, err
+}
+
+// Retire implements [store.Index].
+func (x *Index) Retire(ctx context.Context, pod string) (known bool, err error) {
+	if err := x.enter(ctx); err != nil {
+		return false, err
+	}
+	if err := store.CheckPodName(pod); err != nil {
+		return false, err
+	}
+	known = x.registry.retire(pod)
+	x.sweeper.wake()
+	return known, nil
+}
+
+// EnsureModel implements [store.Index].
+func (x *Index) EnsureModel(ctx context.Context, want store.ModelInfo) (store.ModelInfo, error) {
+	if err := x.enter(ctx); err != nil {
+		return store.ModelInfo{}, err
+	}
+	if err := want.Validate(); err != nil {
+		return store.ModelInfo{}, err
+	}
+	return x.registry.ensure(want)
+}
+
+// Registry implements [store.Index].
+func (x *Index) Registry(ctx context.Context) (*store.Registry, error) {
+	if err := x.enter(ctx); err != nil {
+		return nil, err
+	}
+	return x.registry.current(), nil
+}
+
+// Cached implements [store.Index].
+func (x *Index) Cached() *store.Registry { return x.registry.snap.Load() }
+
+// Stats implements [store.Index]. Blocks counts those of ended lives until they
+// have been swept.
+func (x *Index) Stats() store.Stats {
+	s := store.Stats{
+		Bytes:         x.bytes.Load(),
+		Evicted:       x.evicted.Load(),
+		KeysRead:      x.read.sum(),
+		RegistryLoads: x.registry.loads.Load(),
+	}
+	for i := range x.shards {
+		sh := &x.shards[i]
+		sh.mu.Lock()
+		s.Blocks += int64(sh.live)
+		sh.mu.Unlock()
+	}
+	return s
+}
+
+// Close implements [store.Index]. It waits for writes that have begun and gives
+// all blocks back.
+func (x *Index) Close() error {
+	x.gate.Lock()
+	first := !x.closed.Swap(true)
+	if first {
+		v := &view{}
+		for i := range x.shards {
+			sh := &x.shards[i]
+			sh.mu.Lock()
+			sh.t, sh.live = make(table, 1), 0
+			v.tables[i] = sh.t
+			sh.mu.Unlock()
+		}
+		x.view.Store(v)
+	}
+	x.gate.Unlock()
+	x.sweeper.stop()
+	return nil
+}
+
+func (x *Index) enter(ctx context.Context) error {
+	if x.closed.Load() {
+		return store.ErrClosed
+	}
+	return ctx.Err()
+}
+
+// counter counts without a line that all cores write to.
+type counter struct {
+	lanes [16]struct {
+		n atomic.Uint64
+		_ [56]byte
+	}
+}
+
+func (c *counter) add(n uint64) { c.lanes[rand.Uint32()%16].n.Add(n) }
+
+func (c *counter) sum() (n uint64) {
+	for i := range c.lanes {
+		n += c.lanes[i].n.Load()
+	}
+	return n
+}

@@ -1,0 +1,49 @@
+package memory
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvatlas/kvatlas/store/storetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// clock is a store.Clock that tests move.
+type clock struct {
+	mu  sync.Mutex // protects now
+	now time.Time
+}
+
+func (c *clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *clock) Advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+}
+
+// open makes an index and holds it to its invariants when the test ends.
+func open(tb testing.TB, cfg Config) *Index {
+	tb.Helper()
+	x, err := New(cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = x.Close() })
+	return x
+}
+
+func TestIndex(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		c := &clock{now: time.Unix(1000, 0)}
+		return storetest.Subject{Index: open(t, Config{Clock: c.Now}), Advance: c.Advance}
+	})
+}

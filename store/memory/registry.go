@@ -1,0 +1,386 @@
+package memory
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// registry knows pods, their holders and the models. Lookups read its last
+// snapshot and take the lock only when something has changed or a lease has run
+// out.
+type registry struct {
+	cfg   Config
+	sets  *sets
+	began time.Time // what times count from, so that a step of the wall clock ends no lease
+
+	snap  atomic.Pointer[store.Registry]
+	dirty atomic.Bool // snap is outdated
+	// nextEnd is when the first lease may run out, in ns since began; 0 is
+	// never. Renewals leave it where it is, so it may be early.
+	nextEnd atomic.Int64
+	loads   atomic.Uint64
+	ended   atomic.Int64 // holders whose blocks have not been swept yet
+
+	mu      sync.Mutex // protects all below, and writing to snap
+	pods    map[string]*pod
+	sorted  []*pod // the same, by name
+	models  map[string]store.ModelInfo
+	epoch   uint64
+	lastID  store.HolderID
+	holders int
+}
+
+// pod is a live pod.
+type pod struct {
+	reg   store.Pod
+	until int64 // end of the lease in ns since began; 0 is none
+	ranks []rank
+}
+
+// rank is what a rank of a pod holds blocks as.
+type rank struct {
+	rank  int
+	tiers [store.NumTiers]holder
+}
+
+// holder is a live holder; id 0 is none.
+type holder struct {
+	id     store.HolderID
+	single uint32 // the set of just this holder, which the holder keeps in use
+}
+
+func (g *registry) init(cfg Config, s *sets) {
+	g.cfg, g.sets, g.began = cfg, s, cfg.Clock()
+	g.pods = map[string]*pod{}
+	g.models = map[string]store.ModelInfo{}
+	g.snap.Store(store.NewRegistry(0, nil, nil, nil, time.Time{}))
+}
+
+func (g *registry) now() int64 { return int64(g.cfg.Clock().Sub(g.began)) }
+
+// current returns a snapshot that is true now.
+func (g *registry) current() *store.Registry {
+	if end := g.nextEnd.Load(); g.dirty.Load() || end != 0 && g.now() >= end {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.expire()
+		return g.snapshot()
+	}
+	return g.snap.Load()
+}
+
+// snapshot brings snap up to date. The caller holds mu.
+func (g *registry) snapshot() *store.Registry {
+	var until time.Time
+	if end := g.nextEnd.Load(); end != 0 {
+		until = g.began.Add(time.Duration(end))
+	}
+	old := g.snap.Load()
+	if !g.dirty.Load() {
+		if !until.Equal(old.ValidUntil) {
+			r := *old
+			r.ValidUntil = until
+			g.snap.Store(&r)
+		}
+		return g.snap.Load()
+	}
+	pods := make([]store.Pod, 0, len(g.sorted))
+	holders := make([]store.Holder, 0, g.holders)
+	for _, p := range g.sorted {
+		pods = append(pods, p.reg)
+		for i := range p.ranks {
+			r := &p.ranks[i]
+			for tier, h := range r.tiers {
+				if h.id != 0 {
+					holders = append(holders, store.Holder{ID: h.id, Pod: p.reg.Name, Rank: r.rank, Tier: store.Tier(tier)})
+				}
+			}
+		}
+	}
+	r := store.NewRegistry(g.epoch, pods, holders, g.models, until)
+	g.snap.Store(r)
+	g.dirty.Store(false)
+	g.loads.Add(1)
+	return r
+}
+
+// changed says that who is who has changed. The caller holds mu.
+func (g *registry) changed() {
+	g.epoch++
+	g.dirty.Store(true)
+}
+
+// expire retires the pods whose leases have run out. The caller holds mu.
+func (g *registry) expire() {
+	end := g.nextEnd.Load()
+	if end == 0 {
+		return
+	}
+	now := g.now()
+	if now < end {
+		return
+	}
+	var gone []*pod
+	var next int64
+	for _, p := range g.sorted {
+		switch {
+		case p.until == 0:
+		case p.until <= now:
+			gone = append(gone, p)
+		case next == 0 || p.until < next:
+			next = p.until
+		}
+	}
+	for _, p := range gone {
+		g.drop(p)
+	}
+	g.nextEnd.Store(next)
+}
+
+// drop removes a pod. The caller holds mu.
+func (g *registry) drop(p *pod) {
+	for i := range p.ranks {
+		for tier := range p.ranks[i].tiers {
+			g.end(&p.ranks[i].tiers[tier])
+		}
+	}
+	delete(g.pods, p.reg.Name)
+	if i, ok := g.place(p.reg.Name); ok {
+		g.sorted = slices.Delete(g.sorted, i, i+1)
+	}
+	g.changed()
+}
+
+// end ends the life of a holder, if it is one. The caller holds mu.
+func (g *registry) end(h *holder) {
+	if h.id == 0 {
+		return
+	}
+	g.sets.count(h.single, -1)
+	*h = holder{}
+	g.holders--
+	g.ended.Add(1)
+	g.changed()
+}
+
+// place returns where a name is or belongs in sorted.
+func (g *registry) place(name string) (int, bool) {
+	return slices.BinarySearchFunc(g.sorted, name, func(p *pod, name string) int { return strings.Compare(p.reg.Name, name) })
+}
+
+// register registers or renews a pod.
+func (g *registry) register(reg store.Pod) (created bool, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.expire()
+	p := g.pods[reg.Name]
+	if created = p == nil; created {
+		if p, err = g.add(clonePod(reg)); err != nil {
+			return false, err
+		}
+	} else if !samePod(p.reg, reg) {
+		p.reg = clonePod(reg)
+		g.changed()
+	}
+	p.until = 0
+	if reg.Lease > 0 {
+		p.until = g.now() + int64(reg.Lease)
+	}
+	g.lease(p.until)
+	return created, nil
+}
+
+// lease takes note of a lease's new end. The caller holds mu.
+//
+// nextEnd only ever comes nearer here; expire moves it away. But when no lease
+// is left, it goes at once.
+func (g *registry) lease(until int64) {
+	next := g.nextEnd.Load()
+	switch {
+	case until != 0 && (next == 0 || until < next):
+		g.nextEnd.Store(until)
+	case until == 0 && next != 0 && !slices.ContainsFunc(g.sorted, func(p *pod) bool { return p.until != 0 }):
+		g.nextEnd.Store(0)
+	default:
+		return
+	}
+	if !g.dirty.Load() {
+		g.snapshot() // just its ValidUntil
+	}
+}
+
+// add adds a pod that is not there. The caller holds mu.
+func (g *registry) add(reg store.Pod) (*pod, error) {
+	if len(g.pods) >= g.cfg.MaxPods {
+		return nil, fmt.Errorf("%w: %d pods, no room for %s", store.ErrFull, len(g.pods), reg.Name)
+	}
+	p := &pod{reg: reg}
+	g.pods[reg.Name] = p
+	i, _ := g.place(reg.Name)
+	g.sorted = slices.Insert(g.sorted, i, p)
+	g.changed()
+	return p, nil
+}
+
+// retire removes a pod.
+func (g *registry) retire(name string) (known bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.expire()
+	p := g.pods[name]
+	if p == nil {
+		return false
+	}
+	g.drop(p)
+	g.lease(0)
+	return true
+}
+
+// ensure returns the settings of a model, want's if there are none.
+func (g *registry) ensure(want store.ModelInfo) (store.ModelInfo, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	have, ok := g.models[want.Name]
+	switch {
+	case ok && have == want:
+		return have, nil
+	case ok:
+		return have, fmt.Errorf("%w: %s has blocks of %d tokens, scheme %s; not %d, %s",
+			store.ErrModelConflict, have.Name, have.BlockSize, have.Scheme, want.BlockSize, want.Scheme)
+	case len(g.models) >= g.cfg.MaxModels:
+		return store.ModelInfo{}, fmt.Errorf("%w: %d models, no room for %s", store.ErrFull, len(g.models), want.Name)
+	}
+	// The old map belongs to snapshots.
+	g.models = maps.Clone(g.models)
+	want.Name, want.Scheme = strings.Clone(want.Name), strings.Clone(want.Scheme)
+	g.models[want.Name] = want
+	g.changed()
+	return want, nil
+}
+
+// meant are the holders that an op is about.
+type meant struct {
+	n  int
+	of [store.NumTiers]holder
+}
+
+// enter makes sure that the pod of a batch is registered.
+func (g *registry) enter(b *store.Batch) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_, err := g.podOf(b)
+	return err
+}
+
+// podOf returns the pod of a batch. The caller holds mu.
+func (g *registry) podOf(b *store.Batch) (*pod, error) {
+	g.expire()
+	if p := g.pods[b.Pod]; p != nil {
+		return p, nil
+	}
+	return g.add(store.Pod{Name: strings.Clone(b.Pod), Model: strings.Clone(b.Model)})
+}
+
+// resolve returns the holders that an op of a batch is about; those of an Add
+// are created. A Clear is done with that.
+func (g *registry) resolve(b *store.Batch, op *store.Op) (m meant, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	p, err := g.podOf(b)
+	if err != nil {
+		return m, err
+	}
+	if op.Kind == store.Clear {
+		for i := range p.ranks {
+			r := &p.ranks[i]
+			if !op.AllRanks && r.rank != b.Rank {
+				continue
+			}
+			for tier := range r.tiers {
+				if op.Tier == store.AllTiers || int(op.Tier) == tier {
+					g.end(&r.tiers[tier])
+				}
+			}
+		}
+		return m, nil
+	}
+	r := p.rank(b.Rank, op.Kind == store.Add)
+	switch {
+	case r == nil:
+	case op.Kind == store.Add:
+		h := &r.tiers[op.Tier]
+		if h.id == 0 {
+			if err := g.begin(h); err != nil {
+				return m, fmt.Errorf("pod %s rank %d: %w", b.Pod, b.Rank, err)
+			}
+		}
+		m.of[0], m.n = *h, 1
+	default:
+		for tier, h := range r.tiers {
+			if h.id != 0 && (op.Tier == store.AllTiers || int(op.Tier) == tier) {
+				m.of[m.n] = h
+				m.n++
+			}
+		}
+	}
+	return m, nil
+}
+
+// begin begins the life of a holder. The caller holds mu.
+func (g *registry) begin(h *holder) error {
+	if g.holders >= g.cfg.MaxHolders || g.lastID == math.MaxUint32 {
+		return fmt.Errorf("%w: %d holders, ids up to %d", store.ErrFull, g.holders, g.lastID)
+	}
+	single, ok := g.sets.single(g.lastID + 1)
+	if !ok {
+		return fmt.Errorf("%w: no memory for a holder", store.ErrFull)
+	}
+	g.lastID++
+	*h = holder{id: g.lastID, single: single}
+	g.holders++
+	g.changed()
+	return nil
+}
+
+// rank returns a rank of the pod, nil when it is not there and not made.
+func (p *pod) rank(n int, create bool) *rank {
+	i, ok := slices.BinarySearchFunc(p.ranks, n, func(r rank, n int) int { return r.rank - n })
+	if !ok {
+		if !create {
+			return nil
+		}
+		p.ranks = slices.Insert(p.ranks, i, rank{rank: n})
+	}
+	return &p.ranks[i]
+}
+
+func clonePod(p store.Pod) store.Pod {
+	for _, s := range []*string{&p.Name, &p.Model, &p.Address, &p.Role, &p.Engine, &p.Events, &p.Replay} {
+		*s = strings.Clone(*s)
+	}
+	if p.Labels != nil {
+		labels := make(map[string]string, len(p.Labels))
+		for k, v := range p.Labels {
+			labels[strings.Clone(k)] = strings.Clone(v)
+		}
+		p.Labels = labels
+	}
+	return p
+}
+
+// samePod tells whether two registrations say the same.
+func samePod(a, b store.Pod) bool {
+	if !maps.Equal(a.Labels, b.Labels) || (a.Labels == nil) != (b.Labels == nil) {
+		return false
+	}
+	return a.Name == b.Name && a.Model == b.Model && a.Address == b.Address && a.Role == b.Role && a.Ranks == b.Ranks &&
+		a.Engine == b.Engine && a.Events == b.Events && a.Replay == b.Replay && a.BlockSize == b.BlockSize && a.Lease == b.Lease
+}
