@@ -26,7 +26,8 @@ type node struct {
 	term atomic.Pointer[terminal] // set when a text ends at the end of the label
 	ref  atomic.Bool              // read since the writer last looked
 
-	size       uint32 // of data as allocated; guarded by Trie.mu, as all below
+	size       uint32 // of data as allocated; fixed
+	gone       bool   // no longer in the tree; guarded by Trie.mu, as all below
 	parent     *node
 	prev, next *node // in the list of leaves; nil in inner nodes
 }
@@ -62,18 +63,26 @@ const (
 // where in the text the label begins.
 func newNode(label string, start int, drop int, tokens []uint32, ends []int) *node {
 	// The ends are written as the distance of the first one from start, which
-	// may be negative, and of each from the one before.
+	// is negative where tokens of the nodes above are corrected, and then of
+	// each from the one before.
+	var stack [2 * defaultMaxLabel]byte
+	buf := append(stack[:0], label...)
+	if len(ends) > 0 {
+		buf = binary.AppendVarint(buf, int64(ends[0]-start))
+		last := ends[0]
+		for _, end := range ends {
+			if d := end - last; d < 0x80 {
+				buf = append(buf, byte(d))
+			} else {
+				buf = binary.AppendUvarint(buf, uint64(d))
+			}
+			last = end
+		}
+	}
+	// A Builder says how much was allocated.
 	var b strings.Builder
-	var buf [binary.MaxVarintLen64]byte
-	n := 0
-	for i := range ends {
-		n += len(putEnd(buf[:0], ends, i, start))
-	}
-	b.Grow(len(label) + n)
-	b.WriteString(label)
-	for i := range ends {
-		b.Write(putEnd(buf[:0], ends, i, start))
-	}
+	b.Grow(len(buf))
+	b.Write(buf)
 	return &node{
 		data:   b.String(),
 		label:  uint32(len(label)),
@@ -83,46 +92,43 @@ func newNode(label string, start int, drop int, tokens []uint32, ends []int) *no
 	}
 }
 
-// putEnd appends the i-th of ends to b.
-func putEnd(b []byte, ends []int, i, start int) []byte {
-	if i == 0 {
-		return binary.AppendVarint(b, int64(ends[0]-start))
-	}
-	return binary.AppendUvarint(b, uint64(ends[i]-ends[i-1]))
-}
-
 // endReader decodes the ends of a node's tokens one after the other.
 type endReader struct {
-	data  string
-	end   int // of the token before; for the first, where the label begins
-	begun bool
+	data string
+	end  int // of the token before
 }
 
 // endsFrom starts decoding. start is where in the text the label begins.
 func (n *node) endsFrom(start int) endReader {
-	return endReader{data: n.data[n.label:], end: start}
+	e := endReader{data: n.data[n.label:], end: start}
+	if len(n.tokens) > 0 {
+		v := e.uvarint()
+		e.end += int(int64(v>>1) ^ -int64(v&1)) // zigzag
+	}
+	return e
 }
 
 // next returns the next token's end in the text.
 func (e *endReader) next() int {
-	var v uint64
-	var shift uint
-	for i := 0; i < len(e.data); i++ {
+	if c := e.data[0]; c < 0x80 {
+		e.data = e.data[1:]
+		e.end += int(c)
+		return e.end
+	}
+	e.end += int(e.uvarint())
+	return e.end
+}
+
+// uvarint reads what binary.AppendUvarint wrote.
+func (e *endReader) uvarint() (v uint64) {
+	for i, shift := 0, 0; ; i, shift = i+1, shift+7 {
 		c := e.data[i]
 		v |= uint64(c&0x7f) << shift
 		if c < 0x80 {
 			e.data = e.data[i+1:]
-			break
+			return v
 		}
-		shift += 7
 	}
-	if !e.begun { // the first is signed: zigzag
-		e.begun = true
-		e.end += int(int64(v>>1) ^ -int64(v&1))
-		return e.end
-	}
-	e.end += int(v)
-	return e.end
 }
 
 // edge returns the label.
@@ -239,10 +245,18 @@ func (n *node) cost() int64 {
 	if kids := n.kids.Load(); kids != nil {
 		c += headerSize + int64(cap(*kids))*kidSize
 	}
-	if t := n.term.Load(); t != nil && t != sameTokens {
-		c += terminalSize + int64(cap(t.tokens))*4
+	if t := n.term.Load(); t != nil {
+		c += t.cost()
 	}
 	return c
+}
+
+// cost is what the terminal takes, in bytes.
+func (t *terminal) cost() int64 {
+	if t == sameTokens {
+		return 0
+	}
+	return terminalSize + int64(cap(t.tokens))*4
 }
 
 // leaves is the list of the nodes without children, the one that was placed

@@ -2,6 +2,7 @@ package prefixcache
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,10 +12,17 @@ import (
 // scope. See the package comment for what it promises.
 //
 // Reads take no lock for the walk: a node never changes what it gives, and
-// what points to it is replaced atomically. One writer at a time changes the
-// trees. It holds its lock for about a thousandth of the time that the
-// tokenizer took for the same text, so that it is no limit before hundreds of
-// CPUs do nothing but tokenize.
+// what points to it is replaced atomically. Writers find the place of a text
+// and build all that is new without a lock as well. They take turns only to put
+// it in and to make room for it:
+//
+//  1. note the number of purges; walk; build the new nodes
+//  2. lock; if there was a purge, or the node at the place has left the tree or
+//     got a child where the text goes on, unlock and begin again
+//  3. make room; if that took the node away, unlock and begin again
+//  4. split the node if the text leaves it in the middle; put the new nodes in
+//
+// After a few vain attempts a writer keeps the lock throughout.
 //
 // Lock order: mu before scopesMu; readers take scopesMu alone.
 type Trie struct {
@@ -23,8 +31,9 @@ type Trie struct {
 
 	mu     sync.Mutex // held by the one that changes a tree; protects leaves
 	leaves leaves
-	bytes  atomic.Int64 // written under mu
-	nodes  atomic.Int64 // written under mu
+	bytes  atomic.Int64  // written under mu
+	nodes  atomic.Int64  // written under mu
+	purges atomic.Uint64 // written under mu
 
 	scopesMu sync.RWMutex // protects scopes
 	scopes   map[string]*node
@@ -104,7 +113,7 @@ func (t *Trie) scope(name string) *node {
 func (t *Trie) Put(scope, text string, tokens []uint32, ends []int) error {
 	ends, body, err := check(text, tokens, ends)
 	if err == nil {
-		if need := t.growth(len(text), len(tokens), len(scope)); need > t.maxBytes {
+		if need := t.estimate(len(text), len(tokens), len(scope)); need > t.maxBytes {
 			err = fmt.Errorf("%w: needs about %d bytes of %d", ErrTooLarge, need, t.maxBytes)
 		}
 	}
@@ -112,47 +121,48 @@ func (t *Trie) Put(scope, text string, tokens []uint32, ends []int) error {
 		t.counters.refused.Add(1)
 		return err
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	p := t.walk(scope, text, tokens, ends, body)
-	for !p.known() {
-		// All that the text shares with others may go while room is made, so
-		// look again until nothing had to go.
-		need := t.growth(len(text)-p.at, len(tokens)-p.common, len(scope)) + p.splitGrowth()
-		if t.bytes.Load()+need <= t.maxBytes {
-			t.insert(&p)
+	for range maxTries {
+		if t.try(scope, text, tokens, ends, body, false) {
 			return nil
 		}
-		for t.bytes.Load()+need > t.maxBytes && t.evict() {
-		}
-		p = t.walk(scope, text, tokens, ends, body)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for !t.try(scope, text, tokens, ends, body, true) { // making room can still move the place
 	}
 	return nil
 }
 
-// growth bounds from above by how much the store grows for n bytes of text
-// with that many tokens: a row of nodes, a split where they begin, one more
-// child there, a terminal, and a root with the scope's name. Ends take a byte
-// a token, one more for every 128 bytes between two of them, and up to ten for
-// the first.
-func (t *Trie) growth(n, tokens, scope int) int64 {
-	const (
-		eachNode = nodeSize + headerSize + kidSize + 10 + 3*allocSlack
-		once     = 3*eachNode + terminalSize + 2*allocSlack + scopeSize
-	)
-	nodes := int64(n/t.maxLabel) + 1
-	fill := int64(n) + int64(n)/128 + 5*int64(tokens) + int64(scope)
-	// One child more may need the next size of a list of up to 256.
-	return nodes*eachNode + padded(fill) + once + 256*kidSize/4
+// maxTries is how often a writer looks for the place of a text without holding
+// the lock.
+const maxTries = 3
+
+// try puts a text in, unless it is there already. It returns false if the tree
+// has changed at the text's place since it was looked for. held says that the
+// caller holds mu; then what changes it is only the making of room, which
+// comes to an end when all is empty.
+func (t *Trie) try(scope, text string, tokens []uint32, ends []int, body int, held bool) bool {
+	p := t.walk(scope, text, tokens, ends, body)
+	if p.known() {
+		return true
+	}
+	r := t.build(&p)
+	if !held {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+	}
+	return t.insert(&p, &r)
 }
 
-// splitGrowth bounds from above what a split of the place's node takes beside
-// the second node: each of its parts may be rounded up anew.
-func (p *place) splitGrowth() int64 {
-	if !p.inside() {
-		return 0
-	}
-	return (int64(p.node.size) + int64(cap(p.node.tokens))*4) / 4
+// estimate bounds from above what a text takes that shares nothing: a row of
+// nodes, a terminal, and a root with the scope's name. Ends take a byte a
+// token, one more for every 128 bytes between two of them, and up to eleven for
+// the first.
+func (t *Trie) estimate(text, tokens, scope int) int64 {
+	const eachNode = nodeSize + headerSize + kidSize + 11 + 3*allocSlack
+	nodes := int64(text/t.maxLabel) + 2
+	fill := int64(text) + int64(text)/128 + 5*int64(tokens) + int64(scope)
+	return nodes*eachNode + padded(fill) + terminalSize + allocSlack + scopeSize
 }
 
 // scopeSize is what a scope takes beside its root node: its share of the map.
@@ -164,6 +174,7 @@ type place struct {
 	tokens      []uint32
 	ends        []int
 	body        int
+	purges      uint64 // before the walk
 
 	node   *node // the last node entered; nil if the scope has no tree yet
 	off    int   // how much of its label is matched
@@ -176,6 +187,7 @@ type place struct {
 // walk finds the place of a text and marks the way to it as read.
 func (t *Trie) walk(scope, text string, tokens []uint32, ends []int, body int) place {
 	p := place{scope: scope, text: text, tokens: tokens, ends: ends, body: body}
+	p.purges = t.purges.Load()
 	p.node = t.scope(scope)
 	if p.node == nil {
 		return p
@@ -222,9 +234,80 @@ func (p *place) known() bool {
 		sharedTokens(w.tokens, p.tokens[from:]) == len(w.tokens)
 }
 
-// insert puts the text in at its place. The caller has made room.
-func (t *Trie) insert(p *place) {
+// row is what is new of a text: nodes one below the other, and what to say
+// where the text ends. The nodes are complete, but not in the tree yet.
+type row struct {
+	first, last *node // nil if the text ends where its place is
+	nodes       int64
+	term        *terminal
+	cost        int64 // of all this, in bytes
+}
+
+// build makes the row of a text from its place on.
+func (t *Trie) build(p *place) (r row) {
+	at, common, drop := p.at, p.common, p.have-p.common
+	for at < len(p.text) {
+		to := min(at+t.maxLabel, len(p.text))
+		upto := common
+		for upto < p.body && p.ends[upto] <= to {
+			upto++
+		}
+		n := newNode(p.text[at:to], at, drop, p.tokens[common:upto], p.ends[common:upto])
+		if r.last == nil {
+			r.first = n
+		} else {
+			r.last.setKid(n)
+			r.cost += r.last.cost()
+		}
+		r.nodes++
+		r.last, at, common, drop = n, to, upto, 0
+	}
+	r.term = sameTokens
+	if drop > 0 || common < len(p.tokens) {
+		r.term = &terminal{drop: uint32(drop), tokens: slices.Clone(p.tokens[common:])}
+	}
+	if r.last != nil {
+		r.last.term.Store(r.term)
+		r.cost += r.last.cost()
+	} else {
+		r.cost = r.term.cost()
+	}
+	return r
+}
+
+// growth bounds from above by how much the store grows when the row is put in.
+func (p *place) growth(r *row) int64 {
+	// One child more may need the next size of a list of up to 256.
+	g := r.cost + headerSize + kidSize + allocSlack + 256*kidSize/4
+	switch {
+	case p.node == nil:
+		g += nodeSize + scopeSize + padded(int64(len(p.scope))) + allocSlack
+	case p.inside():
+		// A split makes a second node, and may round each part up anew.
+		g += nodeSize + headerSize + kidSize + 11 + 5*allocSlack + (int64(p.node.size)+int64(cap(p.node.tokens))*4)/4
+	}
+	return g
+}
+
+// insert puts a row in at its place. It returns false if the tree has changed
+// there since the walk. The caller holds mu.
+func (t *Trie) insert(p *place, r *row) bool {
 	n := p.node
+	switch {
+	case p.purges != t.purges.Load():
+		return false
+	case n == nil:
+		if t.scope(p.scope) != nil {
+			return false
+		}
+	case n.gone, r.first != nil && !p.inside() && n.kid(p.text[p.at]) != nil:
+		return false
+	}
+	for need := p.growth(r); t.bytes.Load()+need > t.maxBytes && t.evict(); {
+	}
+	if n != nil && n.gone {
+		return false
+	}
 	switch {
 	case n == nil:
 		n = t.newRoot(p.scope)
@@ -232,42 +315,18 @@ func (t *Trie) insert(p *place) {
 		n = t.split(n, p.at-p.off, p.off, p.count)
 	}
 	before := n.cost()
-	at, common, drop := p.at, p.common, p.have-p.common
-	var first, last *node // of the row of new nodes
-	var grown int64
-	for at < len(p.text) {
-		to := min(at+t.maxLabel, len(p.text))
-		upto := common
-		for upto < p.body && p.ends[upto] <= to {
-			upto++
-		}
-		v := newNode(p.text[at:to], at, drop, p.tokens[common:upto], p.ends[common:upto])
-		if last == nil {
-			first = v
-		} else {
-			last.setKid(v)
-			grown += last.cost()
-		}
-		t.nodes.Add(1)
-		last, at, common, drop = v, to, upto, 0
-	}
-	end := n
-	if last != nil {
-		end = last
-	}
-	if rest := p.tokens[common:]; drop == 0 && len(rest) == 0 {
-		end.term.Store(sameTokens)
+	grown := int64(0)
+	if r.first == nil {
+		n.term.Store(r.term)
 	} else {
-		end.term.Store(&terminal{drop: uint32(drop), tokens: append([]uint32(nil), rest...)})
-	}
-	if last != nil {
-		grown += last.cost()
-		// From here on readers see the row, complete as it is.
-		n.setKid(first)
+		n.setKid(r.first)
+		grown = r.cost
+		t.nodes.Add(r.nodes)
 		t.leaves.remove(n)
-		t.leaves.pushNewest(last)
+		t.leaves.pushNewest(r.last)
 	}
 	t.bytes.Add(grown + n.cost() - before)
+	return true
 }
 
 // newRoot makes the tree of a scope.
@@ -299,6 +358,7 @@ func (t *Trie) split(n *node, start, off, count int) *node {
 	upper.ref.Store(n.ref.Load())
 	upper.setKid(lower)
 	t.replace(n, lower)
+	n.gone = true
 	n.parent.setKid(upper)
 	t.bytes.Add(upper.cost() + lower.cost() - n.cost())
 	t.nodes.Add(1)
@@ -331,6 +391,7 @@ func (t *Trie) evict() bool {
 		return false
 	}
 	t.leaves.remove(v)
+	v.gone = true
 	t.bytes.Add(-v.cost())
 	t.nodes.Add(-1)
 	t.counters.evicted.Add(1)
@@ -392,6 +453,7 @@ func (t *Trie) merge(p, c *node) {
 		m.ref.Store(true)
 	}
 	t.replace(c, m)
+	p.gone, c.gone = true, true
 	p.parent.setKid(m)
 	t.bytes.Add(change)
 	t.nodes.Add(-1)
@@ -411,6 +473,7 @@ func (t *Trie) Purge() {
 	t.scopesMu.Lock()
 	t.scopes = make(map[string]*node)
 	t.scopesMu.Unlock()
+	t.purges.Add(1)
 	t.leaves.init()
 	t.bytes.Store(0)
 	t.nodes.Store(0)
