@@ -118,9 +118,7 @@ func (d *download) cached() (fileMeta, bool) {
 func (d *download) attempt(ctx context.Context, have fileMeta, cached bool) (fileMeta, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	// The watch ends the request when nothing comes for too long. The client
-	// has limits of its own for connecting and headers, but those do not cover
-	// a chain of redirects, nor a body.
+	// The watch ends the request when nothing comes for too long.
 	patience := d.hub.cfg.ResponseTimeout
 	if d.quick {
 		patience = max(patience/3, time.Millisecond)

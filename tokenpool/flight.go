@@ -335,7 +335,8 @@ func (p *Pool) fly(f *flight) {
 	p.n.tokenized.Add(1)
 	p.n.textBytes.Add(uint64(len(f.text)))
 	p.n.tokens.Add(uint64(len(ids)))
-	if p.cfg.Store != nil && err == nil && f.text != "" {
+	// A text without tokens is not stored: stores take that for a failure.
+	if p.cfg.Store != nil && err == nil && (len(ids) > 0 || f.text == "") {
 		if err := p.cfg.Store.Put(f.tok.scope(f.key.special), f.text, ids, ends); err != nil {
 			p.n.refusedPuts.Add(1)
 			if o := p.cfg.Observer.StoreRefused; o != nil {

@@ -48,9 +48,10 @@ type HubConfig struct {
 	// arrived is kept from one to the next, and from one Fetch to the next.
 	// Default 5, limit 100.
 	Attempts int
-	// ResponseTimeout bounds the wait for a connection, for response headers,
-	// and for each part of a body to come. Default 15 s, limit 10 minutes. A
-	// file that is in the cache is looked at with a third of it.
+	// ResponseTimeout bounds the wait for response headers, the connection and
+	// redirects included, and for each part of a body to come. Default 15 s,
+	// limit 10 minutes. A file that is in the cache is looked at with a third
+	// of it.
 	ResponseTimeout time.Duration
 	// Backoff is the pause before the second attempt; it doubles for each
 	// further one, up to 30 s. Default 500 ms, limit 30 s.
@@ -162,8 +163,6 @@ func NewHub(cfg HubConfig) (*Hub, error) {
 		return nil, fmt.Errorf("tokenpool: hub cache: %w", err)
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.ResponseHeaderTimeout = cfg.ResponseTimeout
-	transport.TLSHandshakeTimeout = cfg.ResponseTimeout
 	transport.MaxIdleConnsPerHost = 2
 	transport.IdleConnTimeout = 10 * time.Second // models are fetched rarely
 	return &Hub{

@@ -206,7 +206,7 @@ func (p *Pool) ask(ctx context.Context, req Request, expire <-chan time.Time) (R
 
 // find asks the prefix store, if there is one and the scope is known.
 func (p *Pool) find(scope, text string) prefixcache.Match {
-	if p.cfg.Store == nil || scope == "" || text == "" {
+	if p.cfg.Store == nil || scope == "" {
 		return prefixcache.Match{}
 	}
 	return p.cfg.Store.Find(nil, scope, text)
