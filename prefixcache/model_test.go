@@ -270,6 +270,9 @@ func TestModelWithEviction(t *testing.T) {
 		var evicted, hits uint64
 		rapid.Check(t, func(t *rapid.T) {
 			s, m := small(t, kind, int64(rapid.IntRange(3000, 30000).Draw(t, "max")))
+			if s, ok := s.(*Trie); ok {
+				s.tries = rapid.SampledFrom([]int{0, defaultTries}).Draw(t, "tries")
+			}
 			var earlier []string
 			t.Repeat(map[string]func(*rapid.T){
 				"put": func(t *rapid.T) {

@@ -408,9 +408,13 @@ func TestConcurrent(t *testing.T) {
 		for _, c := range []struct {
 			name     string
 			maxBytes int64
-		}{{"roomy", 32 << 20}, {"tight", 40_000}} {
+			tries    int // of a Trie
+		}{{"roomy", 32 << 20, 1}, {"tight", 40_000, defaultTries}} {
 			t.Run(c.name, func(t *testing.T) {
 				s, m := small(t, kind, c.maxBytes)
+				if s, ok := s.(*Trie); ok {
+					s.tries = c.tries
+				}
 				base := words(1200, 1)
 				for i := range 40 {
 					r := rand.New(rand.NewPCG(uint64(i), 2))

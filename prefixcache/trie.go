@@ -28,6 +28,7 @@ import (
 type Trie struct {
 	maxBytes int64
 	maxLabel int
+	tries    int
 
 	mu     sync.Mutex // held by the one that changes a tree; protects leaves
 	leaves leaves
@@ -51,7 +52,7 @@ func NewTrie(cfg Config) (*Trie, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	t := &Trie{maxBytes: cfg.MaxBytes, maxLabel: defaultMaxLabel, scopes: make(map[string]*node)}
+	t := &Trie{maxBytes: cfg.MaxBytes, maxLabel: defaultMaxLabel, tries: defaultTries, scopes: make(map[string]*node)}
 	t.leaves.init()
 	return t, nil
 }
@@ -121,7 +122,7 @@ func (t *Trie) Put(scope, text string, tokens []uint32, ends []int) error {
 		t.counters.refused.Add(1)
 		return err
 	}
-	for range maxTries {
+	for range t.tries {
 		if t.try(scope, text, tokens, ends, body, false) {
 			return nil
 		}
@@ -133,9 +134,9 @@ func (t *Trie) Put(scope, text string, tokens []uint32, ends []int) error {
 	return nil
 }
 
-// maxTries is how often a writer looks for the place of a text without holding
-// the lock.
-const maxTries = 3
+// defaultTries is how often a writer looks for the place of a text without
+// holding the lock.
+const defaultTries = 3
 
 // try puts a text in, unless it is there already. It returns false if the tree
 // has changed at the text's place since it was looked for. held says that the
