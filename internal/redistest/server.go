@@ -1,8 +1,8 @@
 package redistest
 
 import (
+	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -178,25 +179,40 @@ func (s *Server) Run() {
 	s.wait()
 }
 
+// wait returns when the server answers a PING, whatever it answers but that it
+// is still loading.
 func (s *Server) wait() {
 	s.tb.Helper()
-	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket, Protocol: 2, DisableIdentity: true, MaxRetries: -1, DialerRetries: 1})
-	defer func() { _ = c.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-	defer cancel()
+	end := time.Now().Add(startTimeout)
 	for {
-		err := c.Ping(ctx).Err()
-		if err == nil {
+		answer, err := ping(s.Socket)
+		if err == nil && !strings.HasPrefix(answer, "-LOADING") {
 			return
 		}
 		select {
 		case <-s.done:
 			s.tb.Fatalf("redistest: redis-server ended at once:\n%s", s.log)
-		case <-ctx.Done():
-			s.tb.Fatalf("redistest: redis-server does not answer: %v\n%s", err, s.log)
 		case <-time.After(10 * time.Millisecond):
+			if time.Now().After(end) {
+				s.tb.Fatalf("redistest: redis-server does not answer: %q, %v\n%s", answer, err, s.log)
+			}
 		}
 	}
+}
+
+func ping(socket string) (string, error) {
+	c, err := net.DialTimeout("unix", socket, time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = c.Close() }()
+	if err := c.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return "", err
+	}
+	if _, err := c.Write([]byte("PING\r\n")); err != nil {
+		return "", err
+	}
+	return bufio.NewReader(c).ReadString('\n')
 }
 
 // Kill ends the process with SIGKILL, as a crash does, and waits for its end.

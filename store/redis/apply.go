@@ -179,17 +179,25 @@ func (x *Index) holdersCall(pod *podPlan) (*call, error) {
 	return x.registryCall(holdersScript, x.names.own(pod.name), args...), nil
 }
 
+// unchecked is what a run of apply.lua has for a check when it has none.
+var unchecked = &call{script: applyScript, args: []string{"0"}}
+
 // applyCalls makes the runs of apply.lua that a plan takes. On a single server
 // each of them checks the holders; on a cluster, where blocks lie in other slots
 // than the registry, a run of its own does.
 func (x *Index) applyCalls(p *plan, steps []step) []*call {
 	list, ops := edits(steps)
 	check := x.checkCall(p)
-	var calls []*call
 	if x.cluster || len(list) == 0 {
-		calls = append(calls, check)
-		check = &call{script: applyScript, args: []string{"0"}}
+		return append([]*call{check}, x.editCalls(list, ops, unchecked)...)
 	}
+	return x.editCalls(list, ops, check)
+}
+
+// editCalls makes runs of apply.lua that begin with the check. The list ascends
+// by partition.
+func (x *Index) editCalls(list []edit, ops []string, check *call) []*call {
+	var calls []*call
 	cut := parts(list, x.cluster)
 	for _, part := range cut {
 		// Blocks that change alike stand together.
@@ -276,15 +284,15 @@ func (h *holderCache) fill(pod *podPlan) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	known := h.pods[pod.name]
-	any := false
+	some := false
 	for _, r := range pod.order {
 		r.id = known[r.place]
 		if r.id == 0 && r.give {
 			return false
 		}
-		any = any || r.id != 0
+		some = some || r.id != 0
 	}
-	return any
+	return some
 }
 
 // learn remembers what the server has told about the refs of a pod, and forgets

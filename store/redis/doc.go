@@ -13,5 +13,7 @@
 //
 // All methods of Index are safe for concurrent use. Open does not need the
 // server to be up: calls fail with [store.ErrUnavailable] until it is, and
-// recover by themselves. Every call ends with its context.
+// recover by themselves. Every call ends at its context's deadline, whatever the
+// server does; that a context is cancelled is noticed between round trips, of
+// which each is bounded by Config.Timeout too.
 package redis

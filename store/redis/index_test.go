@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -20,15 +21,15 @@ var prefixes atomic.Int64
 func newPrefix() string { return fmt.Sprintf("t%d", prefixes.Add(1)) }
 
 // open opens an index and closes it when the test ends.
-func open(t testing.TB, c Config) *Index {
-	t.Helper()
+func open(tb testing.TB, c Config) *Index {
+	tb.Helper()
 	x, err := Open(c)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := x.Close(); err != nil && err != store.ErrClosed {
-			t.Errorf("close: %v", err)
+	tb.Cleanup(func() {
+		if err := x.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
+			tb.Errorf("close: %v", err)
 		}
 	})
 	return x

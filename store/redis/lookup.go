@@ -42,14 +42,19 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 	if len(queries) == 0 {
 		return x.begin(ctx, "lookup")
 	}
-	l := lookups.Get().(*lookup)
+	l := newLookup(x)
 	defer l.free()
-	l.start(x, queries)
+	for _, q := range queries {
+		if len(q.Keys) > 0 {
+			l.open = append(l.open, chain{q: q})
+		}
+	}
 
 	reg := x.Cached()
 	err := x.begin(ctx, "lookup")
 	if err == nil {
 		var epoch uint64
+		l.plan()
 		epoch, err = l.read(ctx, true)
 		if err == nil {
 			reg, err = x.registryAt(ctx, epoch, reg)
@@ -63,6 +68,7 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 		if len(l.open) == 0 {
 			return nil
 		}
+		l.plan()
 		_, err = l.read(ctx, false)
 	}
 	return failed(ctx, "lookup", err)
@@ -94,7 +100,8 @@ type lookup struct {
 	spans  []span // where the values of the replies lie
 	order  []span // those of a cluster's replies, in the order of the keys
 	vals   []span // those of the keys: a part of spans, or order
-	buf    []byte // what they lie in
+	buf    []byte // what they lie in: the reply itself or, of several, joined
+	joined []byte
 	ids    []store.HolderID
 }
 
@@ -106,7 +113,17 @@ type chain struct {
 	at, n, window int
 }
 
-var lookups = sync.Pool{New: func() any { return new(lookup) }}
+// lookups are those that wait for their next use.
+var lookups sync.Pool
+
+func newLookup(x *Index) *lookup {
+	l, ok := lookups.Get().(*lookup)
+	if !ok {
+		l = new(lookup)
+	}
+	l.x, l.open = x, l.open[:0]
+	return l
+}
 
 // maxIdle is how much memory a lookup may hold on to while it is not used.
 const maxIdle = 1 << 20
@@ -114,22 +131,13 @@ const maxIdle = 1 << 20
 func (l *lookup) free() {
 	l.x = nil
 	clear(l.open[:cap(l.open)])
-	clear(l.keys[:cap(l.keys)])
-	clear(l.args[:cap(l.args)])
-	l.buf = nil // it may be the client's
-	if cap(l.names) > maxIdle || cap(l.ids) > maxIdle/4 {
+	clear(l.keys)
+	clear(l.args)
+	l.buf = nil
+	if cap(l.names) > maxIdle || cap(l.joined) > maxIdle || cap(l.ids) > maxIdle/4 {
 		*l = lookup{}
 	}
 	lookups.Put(l)
-}
-
-func (l *lookup) start(x *Index, queries []*store.Query) {
-	l.x, l.open = x, l.open[:0]
-	for _, q := range queries {
-		if len(q.Keys) > 0 {
-			l.open = append(l.open, chain{q: q})
-		}
-	}
 }
 
 // plan fixes what the next round trip reads, and writes down the names.
@@ -137,29 +145,45 @@ func (l *lookup) plan() {
 	windows := l.x.config.Windows
 	left := tripKeys
 	l.names = l.names[:0]
-	total := 0
 	for i := range l.open {
 		c := &l.open[i]
 		c.n = min(windows[min(c.window, len(windows)-1)], len(c.q.Keys)-c.at, left)
 		left -= c.n
-		total += c.n
 		for _, k := range c.q.Keys[c.at : c.at+c.n] {
 			l.names = l.x.names.appendBlock(l.names, k.In(c.q.Model))
 		}
 	}
-	l.keys = l.keys[:0]
-	all, n := string(l.names), l.x.names.blockLen()
-	for range total {
-		l.keys = append(l.keys, all[:n])
-		all = all[n:]
-	}
-	l.x.keysRead.Add(uint64(total))
+	l.split()
+	l.x.keysRead.Add(uint64(len(l.keys)))
 }
 
-// read makes one round trip. first says whether the epoch is to be read too.
+// split makes the single names of all of them.
+func (l *lookup) split() {
+	clear(l.keys)
+	l.keys = l.keys[:0]
+	n := l.x.names.blockLen()
+	for all := string(l.names); len(all) > 0; all = all[n:] {
+		l.keys = append(l.keys, all[:n])
+	}
+}
+
+// fetch reads blocks without a query. Their values are in the vals of the
+// lookup that it returns, which must be freed also after an error.
+func (x *Index) fetch(ctx context.Context, keys []blockkey.StoreKey) (*lookup, error) {
+	l := newLookup(x)
+	l.names = l.names[:0]
+	for _, k := range keys {
+		l.names = x.names.appendBlock(l.names, k)
+	}
+	l.split()
+	_, err := l.read(ctx, false)
+	return l, err
+}
+
+// read reads the keys in one round trip. first says whether the epoch is to be
+// read too.
 func (l *lookup) read(ctx context.Context, first bool) (epoch uint64, err error) {
-	l.plan()
-	l.spans, l.buf = l.spans[:0], nil
+	l.spans = l.spans[:0]
 	if l.x.cluster {
 		return l.readCluster(ctx, first)
 	}
@@ -171,6 +195,7 @@ func (l *lookup) read(ctx context.Context, first bool) (epoch uint64, err error)
 func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err error) {
 	x := l.x
 	var cmds []*redis.RawCmd
+	clear(l.args)
 	l.args = slices.Grow(l.args[:0], len(l.keys)+2+len(l.keys)/mgetKeys)
 	counts := make([]int, 0, 1+len(l.keys)/mgetKeys)
 	for at := 0; at < len(l.keys) || at == 0; at += mgetKeys {
@@ -190,12 +215,13 @@ func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err 
 	if err := x.process(ctx, cmds); err != nil {
 		return 0, err
 	}
-	if len(cmds) == 1 {
-		l.buf = cmds[0].Val()
-	} else {
+	l.buf = cmds[0].Val()
+	if len(cmds) > 1 {
+		l.joined = l.joined[:0]
 		for _, c := range cmds {
-			l.buf = append(l.buf, c.Val()...)
+			l.joined = append(l.joined, c.Val()...)
 		}
+		l.buf = l.joined
 	}
 	at := 0
 	for i, c := range cmds {

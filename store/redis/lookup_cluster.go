@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/blockkey"
 )
 
 // readCluster reads from a cluster: one MGET a partition, since a command can
@@ -16,13 +18,10 @@ func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err
 	for p := range l.groups {
 		l.groups[p] = l.groups[p][:0]
 	}
-	i := 0
-	for _, c := range l.open {
-		for _, k := range c.q.Keys[c.at : c.at+c.n] {
-			p := k.In(c.q.Model).Partition()
-			l.groups[p] = append(l.groups[p], i)
-			i++
-		}
+	for i, k := range l.keys {
+		// The last byte of a name is the lowest of its key.
+		p := k[len(k)-1] % blockkey.Partitions
+		l.groups[p] = append(l.groups[p], i)
 	}
 	pipe := x.client.Pipeline()
 	var get *redis.StringCmd
@@ -30,7 +29,7 @@ func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err
 		get = pipe.Get(ctx, x.names.epoch)
 	}
 	var parts []part
-	for _, g := range l.groups {
+	for _, g := range &l.groups {
 		for len(g) > 0 {
 			n := min(len(g), mgetKeys)
 			p := part{keys: g[:n], cmd: redis.NewRawCmd(ctx, l.mget(g[:n])...)}
@@ -43,6 +42,7 @@ func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return 0, err
 	}
+	l.joined = l.joined[:0]
 	l.order = slices.Grow(l.order[:0], len(l.keys))[:len(l.keys)]
 	l.vals = l.order
 	for _, p := range parts {
@@ -50,6 +50,7 @@ func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err
 			return 0, err
 		}
 	}
+	l.buf = l.joined
 	if get == nil {
 		return 0, nil
 	}
@@ -73,10 +74,10 @@ func (l *lookup) mget(keys []int) []any {
 
 // take puts the values of a part in their places.
 func (l *lookup) take(ctx context.Context, p part) (err error) {
-	at := len(l.buf)
-	l.buf = append(l.buf, p.cmd.Val()...)
-	l.spans, err = readArray(l.spans[:0], l.buf, at, len(p.keys))
-	if reply := errReply(""); errors.As(err, &reply) {
+	at := len(l.joined)
+	l.joined = append(l.joined, p.cmd.Val()...)
+	l.spans, err = readArray(l.spans[:0], l.joined, at, len(p.keys))
+	if reply := replyError(""); errors.As(err, &reply) {
 		// The client does not look into raw replies, so that it has not followed
 		// a redirection, which is what this is while slots move or a master is
 		// new. The plain form of the command follows it, and makes the client
@@ -102,8 +103,8 @@ func (l *lookup) takeAgain(ctx context.Context, keys []int) error {
 	for j, v := range cmd.Val() {
 		l.vals[keys[j]] = span{0, noValue}
 		if s, ok := v.(string); ok {
-			l.vals[keys[j]] = span{int32(len(l.buf)), int32(len(s))}
-			l.buf = append(l.buf, s...)
+			l.vals[keys[j]] = span{int32(len(l.joined)), int32(len(s))}
+			l.joined = append(l.joined, s...)
 		}
 	}
 	return nil

@@ -168,7 +168,7 @@ func (p *plan) steps() []step {
 		}
 	}
 	slices.SortStableFunc(out, func(a, b step) int {
-		return cmp.Or(cmp.Compare(a.key.Partition(), b.key.Partition()), cmp.Compare(a.key, b.key), cmp.Compare(a.id, b.id))
+		return cmp.Or(byPartition(a.key, b.key), cmp.Compare(a.id, b.id))
 	})
 	// Of several changes of one holder to one block the last counts.
 	n := 0
@@ -180,6 +180,11 @@ func (p *plan) steps() []step {
 		n++
 	}
 	return out[:n]
+}
+
+// byPartition compares keys by partition and then by themselves.
+func byPartition(a, b blockkey.StoreKey) int {
+	return cmp.Or(cmp.Compare(a.Partition(), b.Partition()), cmp.Compare(a, b))
 }
 
 // edit is a block and its ops in the language of apply.lua.

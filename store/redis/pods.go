@@ -100,7 +100,10 @@ func parseModel(name, text string) (store.ModelInfo, error) {
 		return store.ModelInfo{}, err
 	}
 	m := store.ModelInfo{Name: name, BlockSize: s.BlockSize, Scheme: s.Scheme}
-	return m, m.Validate()
+	if err := m.Validate(); err != nil {
+		return store.ModelInfo{}, err
+	}
+	return m, nil
 }
 
 // EnsureModel implements store.Index.

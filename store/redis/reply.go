@@ -8,10 +8,10 @@ import (
 	"strconv"
 )
 
-// errReply is an error that the server answered with, as its text.
-type errReply string
+// replyError is an error that the server answered with, as its text.
+type replyError string
 
-func (e errReply) Error() string { return string(e) }
+func (e replyError) Error() string { return string(e) }
 
 // span is where a value lies in a buffer. A nil, which is what the server has to
 // say of a key that is not there or is no string, has len noValue.
@@ -46,11 +46,11 @@ func readArray(dst []span, buf []byte, at, want int) ([]span, error) {
 	case '*':
 	case '-':
 		line, _, _ := bytes.Cut(b[1:], crlf)
-		return dst, errReply(line)
+		return dst, replyError(line)
 	case '!':
 		_, rest, _ := bytes.Cut(b, crlf)
 		line, _, _ := bytes.Cut(rest, crlf)
-		return dst, errReply(line)
+		return dst, replyError(line)
 	default:
 		return dst, fmt.Errorf("%w: it begins with %q where an array should", errProtocol, b[0])
 	}

@@ -27,6 +27,9 @@ var modelLua string
 //go:embed lua/apply.lua
 var applyLua string
 
+//go:embed lua/sweep.lua
+var sweepLua string
+
 // script is a Lua script and the hash that the server knows it by.
 type script struct{ src, sha string }
 
@@ -46,6 +49,7 @@ var (
 	holdersScript  = newScript(registryLua, holdersLua)
 	modelScript    = newScript(registryLua, modelLua)
 	applyScript    = newScript(applyLua)
+	sweepScript    = newScript(sweepLua)
 )
 
 // call is one run of a script.

@@ -1,3 +1,276 @@
 package redis
 
-func (x *Index) sweepLoop() { <-x.life.Done() }
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+const (
+	// sweepStep is the COUNT of the sweeper's SCAN.
+	sweepStep = 512
+	// sweepLease is how long the right to sweep outlives its owner.
+	sweepLease = 30 * time.Second
+)
+
+// errOtherSweeps says that another process has the right to sweep.
+var errOtherSweeps = errors.New("redis: another process is sweeping")
+
+// sweepLoop sweeps from time to time when holders have ended.
+func (x *Index) sweepLoop() {
+	told := false
+	for {
+		// Processes that began together do not ask together.
+		every := x.config.SweepInterval
+		if sleep(x.life, every/2+mathrand.N(every)) != nil {
+			return
+		}
+		if !x.dueSweep() {
+			continue
+		}
+		_, err := x.Sweep(x.life)
+		switch {
+		case err == nil || errors.Is(err, errOtherSweeps) || x.life.Err() != nil:
+			told = false
+		case !told: // once until it works again: the server may be down for long
+			told = true
+			x.log(fmt.Sprintf("sweeping: %v", err))
+		}
+	}
+}
+
+// dueSweep tells whether there is something to sweep.
+func (x *Index) dueSweep() bool {
+	ctx, cancel := context.WithTimeout(x.life, x.config.Timeout)
+	defer cancel()
+	x.roundTrips.Add(1)
+	vals, err := x.client.HMGet(ctx, x.names.count, "ended", "swept").Result()
+	return err == nil && counter(vals, 0) > counter(vals, 1)
+}
+
+// Sweep removes the ids of ended holders from the values of all blocks, and
+// values that cannot be read. It works in small steps and rests between them, so
+// that it takes no more of a server than Config.SweepDuty; on an index of
+// millions of blocks it takes minutes. Only one process sweeps at a time; to the
+// others it is an error. Nothing depends on it but memory, since ended holders
+// count for nothing, and Open's background sweeper does it unless NoSweep.
+func (x *Index) Sweep(ctx context.Context) (SweepProgress, error) {
+	if err := x.begin(ctx, "sweep"); err != nil {
+		return SweepProgress{}, err
+	}
+	s := &sweeper{x: x, token: rand.Text()}
+	err := s.run(ctx)
+	return s.progress, failed(ctx, "sweep", err)
+}
+
+// sweeper is one sweep.
+type sweeper struct {
+	x        *Index
+	token    string
+	held     time.Time // when the right to sweep was last renewed
+	progress SweepProgress
+
+	// Ids up to last that are not in alive belong to ended lives.
+	last  store.HolderID
+	alive map[store.HolderID]bool
+}
+
+func (s *sweeper) run(ctx context.Context) error {
+	if err := s.hold(ctx, ""); err != nil {
+		return err
+	}
+	if err := s.look(ctx); err != nil {
+		return err
+	}
+	nodes, err := s.nodes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		if err := s.sweepNode(ctx, node); err != nil {
+			return err
+		}
+	}
+	if err := s.hold(ctx, strconv.FormatUint(s.progress.Ended, 10)); err != nil {
+		return err
+	}
+	s.progress.Done = true
+	s.tell()
+	return nil
+}
+
+func (s *sweeper) tell() {
+	if told := s.x.config.Observer.Swept; told != nil {
+		told(s.progress)
+	}
+}
+
+// hold takes, renews or with done ends the right to sweep.
+func (s *sweeper) hold(ctx context.Context, done string) error {
+	n := s.x.names
+	cmds, err := s.x.run(ctx, &call{
+		script: sweepScript, keys: []string{n.sweep, n.count},
+		args: []string{s.token, strconv.FormatInt(sweepLease.Milliseconds(), 10), done},
+	})
+	if err != nil {
+		return err
+	}
+	if !isOne(cmds[0].Val()) {
+		return errOtherSweeps
+	}
+	s.held = time.Now()
+	return nil
+}
+
+// look finds out who is alive. The counters are read before the holders: an id
+// up to the counter that is then not among the holders has ended and will never
+// be given again, while one that is given in between is above it.
+func (s *sweeper) look(ctx context.Context) error {
+	n := s.x.names
+	pipe := s.x.client.Pipeline()
+	count := pipe.HMGet(ctx, n.count, "holder", "ended")
+	gen := pipe.HKeys(ctx, n.gen)
+	s.x.roundTrips.Add(1)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return err
+	}
+	s.last = store.HolderID(min(counter(count.Val(), 0), 1<<32-1))
+	s.progress.Ended = counter(count.Val(), 1)
+	s.alive = make(map[store.HolderID]bool, len(gen.Val()))
+	for _, id := range gen.Val() {
+		if v, err := strconv.ParseUint(id, 10, 32); err == nil {
+			s.alive[store.HolderID(v)] = true
+		}
+	}
+	return nil
+}
+
+func (s *sweeper) ended(id store.HolderID) bool { return id <= s.last && !s.alive[id] }
+
+// nodes are the masters to scan.
+func (s *sweeper) nodes(ctx context.Context) ([]*redis.Client, error) {
+	var nodes []*redis.Client
+	var mu sync.Mutex // protects nodes and s.progress.Keys
+	add := func(ctx context.Context, c *redis.Client) error {
+		keys, err := c.DBSize(ctx).Result()
+		mu.Lock()
+		defer mu.Unlock()
+		nodes = append(nodes, c)
+		s.progress.Keys += uint64(max(keys, 0))
+		return err
+	}
+	switch c := s.x.client.(type) {
+	case *redis.ClusterClient:
+		err := c.ForEachMaster(ctx, add)
+		return nodes, err
+	case *redis.Client:
+		err := add(ctx, c)
+		return nodes, err
+	}
+	return nil, fmt.Errorf("redis: a client of type %T cannot be scanned", s.x.client)
+}
+
+func (s *sweeper) sweepNode(ctx context.Context, node *redis.Client) error {
+	duty := s.x.config.SweepDuty
+	for cursor := uint64(0); ; {
+		if time.Since(s.held) > sweepLease/4 {
+			if err := s.hold(ctx, ""); err != nil {
+				return err
+			}
+		}
+		begin := time.Now()
+		s.x.roundTrips.Add(1)
+		names, next, err := node.Scan(ctx, cursor, s.x.names.prefix+"{*", sweepStep).Result()
+		if err != nil {
+			return err
+		}
+		s.progress.Scanned += uint64(len(names))
+		if err := s.sweepKeys(ctx, names); err != nil {
+			return err
+		}
+		s.tell()
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+		// A step that was slow because the server is busy makes a longer rest.
+		rest := time.Duration(float64(time.Since(begin)) * (1 - duty) / duty)
+		if err := sleep(ctx, rest); err != nil {
+			return err
+		}
+	}
+}
+
+// sweepKeys cleans the blocks among the keys.
+func (s *sweeper) sweepKeys(ctx context.Context, names []string) error {
+	var keys []blockkey.StoreKey
+	for _, name := range names {
+		if k, ok := s.x.names.parseBlock(name); ok {
+			keys = append(keys, k)
+		}
+	}
+	// The same may come twice, and SCAN may return many more than COUNT.
+	slices.SortFunc(keys, byPartition)
+	keys = slices.Compact(keys)
+	for part := range slices.Chunk(keys, sweepStep) {
+		if err := s.sweepBlocks(ctx, part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) error {
+	l, err := s.x.fetch(ctx, keys)
+	defer l.free()
+	if err != nil {
+		return err
+	}
+	var steps []step
+	var garbled []string
+	var where []blockkey.StoreKey
+	for i, k := range keys {
+		v, held := l.vals[i].of(l.buf)
+		if !held {
+			s.progress.Foreign++
+			continue
+		}
+		ids, ok := appendHolders(l.ids[:0], v)
+		if !ok {
+			garbled, where = append(garbled, "="+string(v)), append(where, k)
+			continue
+		}
+		n := len(steps)
+		for _, id := range ids {
+			if s.ended(id) {
+				steps = append(steps, step{key: k, id: id})
+			}
+		}
+		if len(steps) > n {
+			s.progress.Cleaned++
+		}
+		l.ids = ids
+	}
+	list, ops := edits(steps)
+	for i, g := range garbled {
+		list = append(list, edit{where[i], len(ops)})
+		ops = append(ops, g)
+	}
+	slices.SortFunc(list, func(a, b edit) int { return byPartition(a.key, b.key) })
+	if len(list) == 0 {
+		return nil
+	}
+	s.progress.Cleaned += uint64(len(garbled))
+	_, err = s.x.run(ctx, s.x.editCalls(list, ops, unchecked)...)
+	return err
+}

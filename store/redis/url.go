@@ -40,6 +40,7 @@ type target struct {
 func (t *target) String() string {
 	s := strings.Join(t.addrs, ",")
 	switch t.topology {
+	case standalone:
 	case cluster:
 		s = "cluster " + s
 	case sentinel:
@@ -155,7 +156,10 @@ func readURL(s string) (*target, error) {
 	if err := t.parsePath(path); err != nil {
 		return nil, err
 	}
-	return t, t.parseParams(params, secure)
+	if err := t.parseParams(params, secure); err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 func (t *target) parseUser(s string) error {
@@ -285,7 +289,7 @@ func (t *target) loadTLS(files map[string]string, serverName string, insecure bo
 
 // address fills in the port and checks that both are there.
 func address(h, port string) (string, error) {
-	host := h
+	var host string
 	if i := strings.LastIndexByte(h, ':'); i >= 0 && !strings.HasSuffix(h, "]") {
 		var err error
 		if host, port, err = net.SplitHostPort(h); err != nil {

@@ -1,0 +1,207 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// tally is a Folder that counts, as cheaply as a strategy could. It stops when
+// nobody holds a block.
+type tally struct {
+	reg    *store.Registry
+	blocks [64]int
+	told   int
+}
+
+func (f *tally) Begin(r *store.Registry) { *f = tally{reg: r} }
+
+func (f *tally) Run(n int, holders []store.HolderID) bool {
+	f.told += n
+	for _, id := range holders {
+		if slot, _, live := f.reg.Holder(id); live {
+			f.blocks[slot] += n
+		}
+	}
+	return len(holders) > 0
+}
+
+// cpu reports what b.Loop's work cost in CPU time, which a busy machine disturbs
+// less than it does the clock: of this process and of the server.
+func cpu(b *testing.B, plain *redis.Client) (report func()) {
+	b.Helper()
+	client := func() time.Duration {
+		var u syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+			b.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	server := func() time.Duration {
+		var sum float64
+		for line := range strings.Lines(plain.Info(b.Context(), "cpu").Val()) {
+			name, v, _ := strings.Cut(strings.TrimSpace(line), ":")
+			if name == "used_cpu_user_main_thread" || name == "used_cpu_sys_main_thread" {
+				f, err := strconv.ParseFloat(v, 64)
+				if err != nil {
+					b.Fatal(err)
+				}
+				sum += f
+			}
+		}
+		return time.Duration(sum * float64(time.Second))
+	}
+	c, s := client(), server()
+	return func() {
+		n := float64(b.N) * float64(time.Microsecond)
+		b.ReportMetric(float64(client()-c)/n, "client-us/op")
+		b.ReportMetric(float64(server()-s)/n, "server-us/op")
+	}
+}
+
+func benchChain(n int) []blockkey.Key {
+	rng := rand.New(rand.NewPCG(1, 2))
+	keys := make([]blockkey.Key, n)
+	for i := range keys {
+		keys[i] = blockkey.Key(rng.Uint64())
+	}
+	return keys
+}
+
+const benchPods = 10
+
+func benchPod(i int) string { return fmt.Sprintf("10.0.0.%d:8000", i) }
+
+// BenchmarkLookup reads chains that 10 pods hold wholly, or not at all, beside
+// the same read from a HASH a block by pipelined HKEYS, with fields that are
+// short (pod names) or ~105 bytes of JSON.
+func BenchmarkLookup(b *testing.B) {
+	s := redistest.Start(b)
+	ctx := context.Background()
+	plain := s.Client()
+	keys := benchChain(8192)
+	x := open(b, Config{URL: s.URL(), NoSweep: true})
+	for p := range benchPods {
+		err := x.Apply(ctx, store.Batch{Pod: benchPod(p), Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: keys}}})
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	hashes := map[string]func(i int) string{
+		"short": func(i int) string { return benchPod(i) + "@gpu" },
+		"json": func(i int) string {
+			return fmt.Sprintf(`{"podIdentifier":"%s","deviceTier":"gpu","annotation":"","speculative":false,"groupIdx":%d,"groups":[0,1,2]}`, benchPod(i), i)
+		},
+	}
+	for name, field := range hashes {
+		pipe := plain.Pipeline()
+		for i, k := range keys {
+			var fv []any
+			for p := range benchPods {
+				fv = append(fv, field(p), "1")
+			}
+			pipe.HSet(ctx, name+":m@"+k.String(), fv...)
+			if i%512 == 511 {
+				if _, err := pipe.Exec(ctx); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+	}
+	for _, n := range []int{128, 1024, 8192} {
+		hit := keys[:n]
+		miss := make([]blockkey.Key, n)
+		for i := range miss {
+			miss[i] = hit[i] + 1
+		}
+		for what, chain := range map[string][]blockkey.Key{"hit": hit, "miss": miss} {
+			b.Run(fmt.Sprintf("kvatlas/%s/%d", what, n), func(b *testing.B) {
+				b.ReportAllocs()
+				f := &tally{}
+				q := &store.Query{Model: store.Mask("m"), Keys: chain, Fold: f}
+				report := cpu(b, plain)
+				for b.Loop() {
+					if err := x.Lookup(ctx, q); err != nil {
+						b.Fatal(err)
+					}
+				}
+				report()
+				if what == "hit" && f.blocks[3] != n {
+					b.Fatalf("found %d blocks of %d", f.blocks[3], n)
+				}
+			})
+			for name := range hashes {
+				b.Run(fmt.Sprintf("hkeys-%s/%s/%d", name, what, n), func(b *testing.B) {
+					b.ReportAllocs()
+					c := redis.NewClient(&redis.Options{Addr: s.Addr})
+					defer func() { _ = c.Close() }()
+					names := make([]string, n)
+					for i, k := range chain {
+						names[i] = name + ":m@" + k.String()
+					}
+					report := cpu(b, plain)
+					for b.Loop() {
+						found := 0
+						pipe := c.Pipeline()
+						cmds := make([]*redis.StringSliceCmd, n)
+						for i := range names {
+							cmds[i] = pipe.HKeys(ctx, names[i])
+						}
+						if _, err := pipe.Exec(ctx); err != nil {
+							b.Fatal(err)
+						}
+						for _, c := range cmds {
+							found += len(c.Val())
+						}
+						if what == "hit" && found != n*benchPods {
+							b.Fatal(found)
+						}
+					}
+					report()
+				})
+			}
+		}
+	}
+}
+
+// BenchmarkApply applies events of 16 blocks.
+func BenchmarkApply(b *testing.B) {
+	s := redistest.Start(b)
+	ctx := context.Background()
+	plain := s.Client()
+	x := open(b, Config{URL: s.URL(), NoSweep: true})
+	for _, size := range []int{16, 128, 512} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			b.ReportAllocs()
+			rng := rand.New(rand.NewPCG(1, uint64(size)))
+			keys := make([]blockkey.Key, size)
+			report := cpu(b, plain)
+			for b.Loop() {
+				for i := range keys {
+					keys[i] = blockkey.Key(rng.Uint64N(1 << 20))
+				}
+				kind := store.Add
+				if rng.IntN(4) == 0 {
+					kind = store.Remove
+				}
+				err := x.Apply(ctx, store.Batch{Pod: benchPod(rng.IntN(benchPods)), Model: "m", Ops: []store.Op{{Kind: kind, Keys: keys}}})
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+			report()
+			b.ReportMetric(float64(size)*float64(b.N)/b.Elapsed().Seconds(), "blocks/s")
+		})
+	}
+}

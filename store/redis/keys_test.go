@@ -1,0 +1,162 @@
+package redis
+
+import (
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// slot is the cluster slot of a hash tag: CRC16 (XMODEM), 14 bits of it.
+func slot(tag string) int {
+	var crc uint16
+	for i := range len(tag) {
+		crc ^= uint16(tag[i]) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return int(crc & 0x3fff)
+}
+
+const slots = 16384
+
+func TestSlotVector(t *testing.T) {
+	// The check value of CRC16/XMODEM.
+	if got := slot("123456789"); got != 0x31c3 {
+		t.Fatalf("slot is %#x, want 0x31c3", got)
+	}
+}
+
+// TestTags derives the table of tags from its rule.
+func TestTags(t *testing.T) {
+	if len(tags) != blockkey.Partitions {
+		t.Fatalf("%d tags for %d partitions", len(tags), blockkey.Partitions)
+	}
+	order := "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" + "!#$%&'()+,-./:;<=>@^_`|~"
+	for b := 1; b < 256; b++ {
+		// Left out are braces, which would end the tag, quotes and backslash,
+		// space, what patterns use, and the control characters of text lines.
+		if !strings.Contains(order, string([]byte{byte(b)})) && !strings.ContainsRune("{}\"\\ *?[]\t\n\r", rune(b)) {
+			order += string([]byte{byte(b)})
+		}
+	}
+	for p := range tags {
+		for i := range order {
+			if tag := order[i : i+1]; slot(tag)/256 == p {
+				if tags[p:p+1] != tag {
+					t.Errorf("partition %d has the tag %q, the rule gives %q", p, tags[p:p+1], tag)
+				}
+				break
+			}
+		}
+	}
+}
+
+// TestTagsAreEven counts partitions a master when a cluster splits the slots
+// evenly, as redis-cli --cluster create does.
+func TestTagsAreEven(t *testing.T) {
+	for masters := 1; masters <= 64; masters++ {
+		count := make([]int, masters)
+		for p := range tags {
+			for m := range masters {
+				// The bounds that redis-cli computes.
+				first := int(float64(m)*slots/float64(masters) + 0.5)
+				next := int(float64(m+1)*slots/float64(masters) + 0.5)
+				if s := slot(tags[p : p+1]); s >= first && s < next {
+					count[m]++
+				}
+			}
+		}
+		lo, hi := 64, 0
+		for _, n := range count {
+			lo, hi = min(lo, n), max(hi, n)
+		}
+		if masters == 3 || masters == 6 {
+			t.Logf("%d masters: %v", masters, count)
+		}
+		// A bound that cuts through the 256 slots of a tag moves one partition.
+		allowed := 2
+		if masters > 16 {
+			allowed = 3
+		}
+		if hi-lo > allowed {
+			t.Errorf("%d masters have between %d and %d partitions: %v", masters, lo, hi, count)
+		}
+	}
+}
+
+func TestBlockNames(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := newNames(rapid.SampledFrom([]string{"kva", "k", "a:b", "x-1_2"}).Draw(t, "prefix"))
+		k := blockkey.StoreKey(rapid.Uint64().Draw(t, "key"))
+		name := string(n.appendBlock(nil, k))
+		if len(name) != n.blockLen() {
+			t.Fatalf("%q has %d bytes, want %d", name, len(name), n.blockLen())
+		}
+		if got, ok := n.parseBlock(name); !ok || got != k {
+			t.Fatalf("%q reads as %x, %v; want %x", name, got, ok, k)
+		}
+		if want := tags[k%64 : k%64+1]; name[len(n.prefix)+1:len(n.prefix)+2] != want {
+			t.Fatalf("%q does not have the tag %q", name, want)
+		}
+	})
+}
+
+// TestControlKeysAreNoBlocks guards the rule that no control key can be read as
+// a block's name.
+func TestControlKeysAreNoBlocks(t *testing.T) {
+	n := newNames("kva")
+	control := []string{n.meta, n.count, n.epoch, n.pods, n.live, n.gen, n.sweep}
+	for l := range store.MaxPodName + 1 {
+		control = append(control, n.own(strings.Repeat("p", l)))
+	}
+	for p := range n.blocks {
+		control = append(control, n.blocks[p]+":s", n.blocks[p]+":log")
+	}
+	for _, name := range control {
+		if k, ok := n.parseBlock(name); ok {
+			t.Errorf("%q reads as the block %x", name, k)
+		}
+	}
+	for _, name := range []string{"", "kva", "kva{a}", "kva{\x04}1234567", "kva{\x04}123456789", "kva{\x04}1234567\x01", "kvb{\x04}1234567\x40"} {
+		if _, ok := n.parseBlock(name); ok {
+			t.Errorf("%q reads as a block", name)
+		}
+	}
+}
+
+// TestWorkedExample is the example in docs/redis-schema.md, so that the document
+// stays true.
+func TestWorkedExample(t *testing.T) {
+	mask := store.Mask("meta-llama/Llama-3.1-8B")
+	if uint64(mask) != 0x6f47ea9c9dc7b735 {
+		t.Errorf("the mask is %016x", uint64(mask))
+	}
+	for _, c := range []struct {
+		key       blockkey.Key
+		store     string
+		partition int
+		name      string
+	}{
+		{1675479374679433266, "78079501a1855707", 7, "6b76617b3b7d78079501a1855707"},
+		{15138076886435007231, "bd52aa25bb453dca", 10, "6b76617b517dbd52aa25bb453dca"},
+	} {
+		k := c.key.In(mask)
+		if got := fmt.Sprintf("%016x", uint64(k)); got != c.store || k.Partition() != c.partition {
+			t.Errorf("%s: store key %s in partition %d, want %s in %d", c.key, got, k.Partition(), c.store, c.partition)
+		}
+		if got := hex.EncodeToString(newNames("kva").appendBlock(nil, k)); got != c.name {
+			t.Errorf("%s: got the name %s, want %s", c.key, got, c.name)
+		}
+	}
+}

@@ -1,0 +1,301 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/storetest"
+)
+
+// TestPeerSeesDeathAtItsNextLookup counts that a lookup costs one round trip
+// while nothing changes, and one more to learn what has.
+func TestPeerSeesDeathAtItsNextLookup(t *testing.T) {
+	s := redistest.Start(t)
+	x, y := open(t, Config{URL: s.URL(), NoSweep: true}), open(t, Config{URL: s.URL(), NoSweep: true})
+	keys := []blockkey.Key{1, 2}
+	apply(t, x, batchOf("a", store.Add, keys...), batchOf("b", store.Add, 1))
+	trips := func(want uint64, blocks ...string) {
+		t.Helper()
+		before := y.Stats()
+		wantBlocks(t, y, keys, blocks...)
+		if n := y.Stats().RoundTrips - before.RoundTrips; n != want {
+			t.Fatalf("the lookup took %d round trips, want %d", n, want)
+		}
+	}
+	trips(2, "a b", "a")
+	trips(1, "a b", "a")
+	apply(t, x, batchOf("b", store.Add, 2))
+	trips(1, "a b", "a b") // a known holder is no news
+	if _, err := x.Retire(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	trips(2, "b", "b")
+	trips(1, "b", "b")
+	if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	trips(2, "b", "b")
+	for range 3 { // a renewal that changes nothing is none either
+		if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}); err != nil {
+			t.Fatal(err)
+		}
+		trips(1, "b", "b")
+	}
+}
+
+// TestRegistryLoadsOnce has many lookups find out at once that the registry has
+// changed.
+func TestRegistryLoadsOnce(t *testing.T) {
+	s := redistest.Start(t)
+	x, y := open(t, Config{URL: s.URL()}), open(t, Config{URL: s.URL()})
+	apply(t, x, batchOf("a", store.Add, 1))
+	wantBlocks(t, y, []blockkey.Key{1}, "a")
+	for life := range 10 {
+		apply(t, x, batchOf("a", store.Clear), batchOf("a", store.Add, 1))
+		before := y.Stats().RegistryLoads
+		const readers = 50
+		var wg sync.WaitGroup
+		for range readers {
+			wg.Go(func() {
+				c := &storetest.Collector{Keys: 1}
+				err := y.Lookup(t.Context(), &store.Query{Model: store.Mask("m"), Keys: []blockkey.Key{1}, Fold: c})
+				if err := errors.Join(err, c.Err()); err != nil || len(c.IDs) != 1 {
+					t.Errorf("life %d: %v, ids %v", life, err, c.IDs)
+				}
+			})
+		}
+		wg.Wait()
+		if n := y.Stats().RegistryLoads - before; n > readers/2 {
+			t.Errorf("%d loads for %d lookups", n, readers)
+		}
+	}
+}
+
+// TestLeaseRunsOutForAll renews and expires by the server's clock, seen by
+// another process that gets no news of it.
+func TestLeaseRunsOutForAll(t *testing.T) {
+	s := redistest.Start(t)
+	x, y := open(t, Config{URL: s.URL()}), open(t, Config{URL: s.URL()})
+	const lease = 400 * time.Millisecond
+	pod := store.Pod{Name: "a", Model: "m", Lease: store.Seconds(lease)}
+	if _, err := x.Register(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	apply(t, x, batchOf("a", store.Add, 1))
+	begin := time.Now()
+	wantBlocks(t, y, []blockkey.Key{1}, "a")
+	if until := y.Cached().ValidUntil; until.After(time.Now().Add(lease)) {
+		t.Errorf("valid for %v after a lease of %v", time.Until(until), lease)
+	}
+	for time.Since(begin) < 2*lease {
+		if created, err := x.Register(t.Context(), pod); err != nil || created {
+			t.Fatal(created, err)
+		}
+		wantBlocks(t, y, []blockkey.Key{1}, "a")
+		time.Sleep(lease / 8)
+	}
+	// Nobody renews: it is gone within the lease, whoever looks.
+	time.Sleep(lease + lease/4)
+	wantBlocks(t, y, []blockkey.Key{1}, "")
+	// And whoever looked has retired it for good.
+	plain := s.Client()
+	for range 200 {
+		if plain.HLen(t.Context(), x.names.pods).Val() == 0 {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	for _, key := range []string{x.names.pods, x.names.live, x.names.gen, x.names.own("a")} {
+		if plain.Exists(t.Context(), key).Val() != 0 {
+			t.Errorf("%s is left over", key)
+		}
+	}
+}
+
+// TestIdsAfterARewind restarts a server that has lost its latest writes.
+func TestIdsAfterARewind(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	reader := open(t, Config{URL: s.URL(), NoSweep: true})
+	apply(t, x, batchOf("a", store.Add, 1))
+	if err := plain.Save(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		apply(t, x, batchOf("a", store.Clear), batchOf("a", store.Add, 1, 2))
+	}
+	wantBlocks(t, reader, []blockkey.Key{1, 2}, "a", "a")
+	lost := reader.Cached()
+	lostID := lost.Holders()[0].ID
+
+	s.Kill()
+	s.Run()
+	// The server is back in the first life. Whoever knows a later one is told.
+	apply(t, x, batchOf("a", store.Clear), batchOf("a", store.Add, 2))
+	wantBlocks(t, reader, []blockkey.Key{1, 2}, "", "a")
+	now := reader.Cached()
+	if id := now.Holders()[0].ID; id <= lostID {
+		t.Errorf("id %d after %d was given and lost", id, lostID)
+	}
+	if now.Epoch <= lost.Epoch {
+		t.Errorf("epoch %d after %d was reached and lost", now.Epoch, lost.Epoch)
+	}
+}
+
+// TestEpochAfterFlush: an empty server does not repeat epochs either.
+func TestEpochAfterFlush(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	x, y := open(t, Config{URL: s.URL()}), open(t, Config{URL: s.URL()})
+	last := uint64(0)
+	for i := range 5 {
+		pod := fmt.Sprint("pod", i)
+		apply(t, x, batchOf(pod, store.Add, 1))
+		wantBlocks(t, y, []blockkey.Key{1}, pod)
+		if e := y.Cached().Epoch; e <= last {
+			t.Fatalf("epoch %d after %d", e, last)
+		} else {
+			last = e
+		}
+		if err := plain.FlushAll(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantBlocks(t, y, []blockkey.Key{1}, "")
+}
+
+func TestSchemaMismatch(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	for say, meta := range map[string][]any{
+		`schema "2"`:        {"schema", "2", "partitions", "64"},
+		`schema "1" with "`: {"schema", "1", "partitions", "128"},
+		`schema ""`:         {"partitions", "64"},
+	} {
+		x := open(t, Config{URL: s.URL(), Prefix: newPrefix()})
+		if err := plain.HSet(t.Context(), x.names.meta, meta...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		c := &storetest.Collector{Keys: 1}
+		lookup := x.Lookup(t.Context(), &store.Query{Model: store.Mask("m"), Keys: []blockkey.Key{1}, Fold: c})
+		_, register := x.Register(t.Context(), store.Pod{Name: "a", Model: "m"})
+		_, registry := x.Registry(t.Context())
+		for name, err := range map[string]error{"lookup": lookup, "register": register, "registry": registry, "apply": x.Apply(t.Context(), batchOf("a", store.Add, 1))} {
+			if !errors.Is(err, ErrSchema) {
+				t.Errorf("%s: got %v, want ErrSchema", name, err)
+			}
+		}
+		if !strings.Contains(lookup.Error(), say) {
+			t.Errorf("the error %q does not say %s", lookup, say)
+		}
+		if c.Registry == nil {
+			t.Error("Begin was not called")
+		}
+		if keys := plain.Keys(t.Context(), x.config.Prefix+"*").Val(); len(keys) != 1 {
+			t.Errorf("something was written: %q", keys)
+		}
+	}
+}
+
+// TestUnreadableRegistry puts into the registry what cannot be read: it counts
+// as not there, and the rest goes on.
+func TestUnreadableRegistry(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	var mu sync.Mutex
+	var said []string
+	x := open(t, Config{URL: s.URL(), Observer: Observer{Log: func(m string) { mu.Lock(); defer mu.Unlock(); said = append(said, m) }}})
+	apply(t, x, batchOf("a", store.Add, 1))
+	ctx := t.Context()
+	plain.HSet(ctx, x.names.pods, "b", "{", "c", `{"name":"d","model":"m"}`)
+	plain.HSet(ctx, x.names.gen, "x", "gpu 0 1 1 a", "0", "gpu 0 1 1 a", "77", "gpu", "78", "tape 0 1 1 a", "79", "gpu -1 1 1 a", "80", "gpu 1024 1 1 a", "4294967296", "gpu 0 1 1 a")
+	plain.HSet(ctx, x.names.meta, "model:bad", "{}", "model:worse", "")
+	plain.Incr(ctx, x.names.epoch)
+	wantBlocks(t, x, []blockkey.Key{1}, "a")
+	if n := len(x.Cached().Holders()); n != 1 {
+		t.Errorf("%d holders, want 1", n)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(said) < 11 {
+		t.Errorf("%d things said of 11 that cannot be read: %q", len(said), said)
+	}
+	plain.Set(ctx, x.names.epoch, "soon", 0)
+	if err := x.Lookup(ctx, &store.Query{Fold: &storetest.Collector{}}); err == nil || !strings.Contains(err.Error(), `"soon"`) {
+		t.Errorf("an epoch that is no number: got %v", err)
+	}
+}
+
+// TestGenerations looks at how lives are numbered: a clear replaces the ids it
+// clears within the generation of the rank, a retirement ends it.
+func TestGenerations(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	add := func(rank int, tier store.Tier) {
+		t.Helper()
+		apply(t, x, store.Batch{Pod: "a b", Model: "m", Rank: rank, Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: []blockkey.Key{1}}}})
+	}
+	want := func(lives map[string]string) {
+		t.Helper()
+		got := map[string]string{}
+		for id, text := range plain.HGetAll(t.Context(), x.names.gen).Val() {
+			f := strings.SplitN(text, " ", 5)
+			if _, err := strconv.ParseUint(f[3], 10, 64); err != nil || f[4] != "a b" {
+				t.Errorf("holder %s is %q", id, text)
+			}
+			got[id] = f[0] + " " + f[1] + " " + f[2]
+		}
+		if fmt.Sprint(got) != fmt.Sprint(lives) {
+			t.Fatalf("got %v, want %v", got, lives)
+		}
+	}
+	add(0, store.GPU)
+	add(0, store.CPU)
+	add(1, store.GPU)
+	want(map[string]string{"1": "gpu 0 1", "2": "cpu 0 1", "3": "gpu 1 2"})
+	apply(t, x, batchOf("a b", store.Clear))
+	add(0, store.GPU)
+	want(map[string]string{"4": "gpu 0 1", "2": "cpu 0 1", "3": "gpu 1 2"})
+	if _, err := x.Retire(t.Context(), "a b"); err != nil {
+		t.Fatal(err)
+	}
+	want(map[string]string{})
+	add(0, store.GPU)
+	want(map[string]string{"5": "gpu 0 3"})
+	if n := plain.HGet(t.Context(), x.names.count, "ended").Val(); n != "4" {
+		t.Errorf("%s ended lives counted, want 4", n)
+	}
+}
+
+// TestExpiredIsCheckedAgain: a pod that renews after a load has seen it late is
+// not retired.
+func TestExpiredIsCheckedAgain(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	x := open(t, Config{URL: s.URL()})
+	apply(t, x, batchOf("a", store.Add, 1))
+	if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.retireLate(t.Context(), []string{"a", "nobody"}); err != nil {
+		t.Fatal(err)
+	}
+	wantBlocks(t, x, []blockkey.Key{1}, "a")
+	plain.ZAdd(t.Context(), x.names.live, redis.Z{Score: 1, Member: "a"})
+	if err := x.retireLate(t.Context(), []string{"a"}); err != nil {
+		t.Fatal(err)
+	}
+	wantBlocks(t, x, []blockkey.Key{1}, "")
+}
