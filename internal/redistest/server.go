@@ -235,6 +235,19 @@ func (s *Server) end(sig syscall.Signal) {
 	}
 }
 
+// running tells whether the process runs.
+func (s *Server) running() bool {
+	if s.done == nil {
+		return false
+	}
+	select {
+	case <-s.done:
+		return false
+	default:
+		return true
+	}
+}
+
 // Freeze stops the process without ending it: connections stay open and
 // nothing answers.
 func (s *Server) Freeze() { s.signal(syscall.SIGSTOP) }

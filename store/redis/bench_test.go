@@ -101,7 +101,7 @@ func BenchmarkLookup(b *testing.B) {
 	hashes := map[string]func(i int) string{
 		"short": func(i int) string { return benchPod(i) + "@gpu" },
 		"json": func(i int) string {
-			return fmt.Sprintf(`{"podIdentifier":"%s","deviceTier":"gpu","annotation":"","speculative":false,"groupIdx":%d,"groups":[0,1,2]}`, benchPod(i), i)
+			return fmt.Sprintf(`{"podIdentifier":%q,"deviceTier":"gpu","annotation":"","speculative":false,"groupIdx":%d,"groups":[0,1,2]}`, benchPod(i), i)
 		},
 	}
 	for name, field := range hashes {

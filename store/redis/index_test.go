@@ -42,3 +42,11 @@ func TestContract(t *testing.T) {
 		return storetest.Subject{Index: open(t, c), Peer: open(t, c)}
 	})
 }
+
+func TestContractOnCluster(t *testing.T) {
+	c := redistest.StartCluster(t, 3, false)
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		c := Config{URL: c.URL(), Prefix: newPrefix()}
+		return storetest.Subject{Index: open(t, c), Peer: open(t, c)}
+	})
+}

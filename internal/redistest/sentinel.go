@@ -1,0 +1,93 @@
+package redistest
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Sentinels are a master, its replica, and three sentinels that watch them.
+type Sentinels struct {
+	Master, Replica *Server
+	Sentinels       []*Server
+
+	tb testing.TB
+}
+
+// MasterName is the name that the sentinels know the master by.
+const MasterName = "kv"
+
+// StartSentinels starts a master with a replica and three sentinels, which fail
+// over a master that is gone for a second.
+func StartSentinels(tb testing.TB, args ...string) *Sentinels {
+	tb.Helper()
+	s := &Sentinels{tb: tb, Master: Start(tb, args...)}
+	host, port, err := net.SplitHostPort(s.Master.Addr)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s.Replica = Start(tb, append([]string{"--replicaof", host + " " + port, "--repl-diskless-sync-delay", "0"}, args...)...)
+	s.until("the replica follows", func() bool { return s.Replica.has("REPLICATION", "master_link_status:up") })
+	for range 3 {
+		w := prepare(tb, "sentinel")
+		conf := fmt.Sprintf("sentinel monitor %s %s %s 2\nsentinel down-after-milliseconds %s 1000\nsentinel failover-timeout %s 5000\n", MasterName, host, port, MasterName, MasterName)
+		if err := os.WriteFile(filepath.Join(w.dir, "sentinel.conf"), []byte(conf), 0o600); err != nil {
+			tb.Fatal(err)
+		}
+		w.Run()
+		s.Sentinels = append(s.Sentinels, w)
+	}
+	s.until("the sentinels know each other and the replica", func() bool {
+		for _, w := range s.Sentinels {
+			if !w.has("SENTINEL", fmt.Sprintf("master0:name=%s,status=ok,address=%s,slaves=1,sentinels=3", MasterName, s.Master.Addr)) {
+				return false
+			}
+		}
+		return true
+	})
+	return s
+}
+
+func (s *Sentinels) until(what string, ok func() bool) {
+	s.tb.Helper()
+	end := time.Now().Add(startTimeout)
+	for !ok() {
+		if time.Now().After(end) {
+			s.tb.Fatalf("redistest: waiting until %s took too long", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// URL is the redis+sentinel:// URL.
+func (s *Sentinels) URL() string {
+	var addrs []string
+	for _, w := range s.Sentinels {
+		addrs = append(addrs, w.Addr)
+	}
+	return "redis+sentinel://" + strings.Join(addrs, ",") + "/" + MasterName
+}
+
+// Client returns a client of whoever is master. It is closed when the test ends.
+func (s *Sentinels) Client() *redis.Client {
+	var addrs []string
+	for _, w := range s.Sentinels {
+		addrs = append(addrs, w.Addr)
+	}
+	c := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: MasterName, SentinelAddrs: addrs, Protocol: 2, DisableIdentity: true})
+	s.tb.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// FailOver kills the master and waits until the replica has taken its place.
+func (s *Sentinels) FailOver() {
+	s.tb.Helper()
+	s.Master.Kill()
+	s.until("the replica is master", func() bool { return s.Replica.has("REPLICATION", "role:master") })
+}
