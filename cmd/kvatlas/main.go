@@ -1,0 +1,108 @@
+// Kvatlas is a distributed index of KV-cache blocks: it tells a scheduler which
+// engine holds the longest prefix of a prompt.
+//
+//	kvatlas serve     answer over HTTP
+//	kvatlas score     ask a server from the command line
+//	kvatlas version   say which version this is
+//
+// A command ends with status 0, with 1 when it failed, and with 2 when it was
+// not called right.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// The exit statuses.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+func main() {
+	zerolog.TimeFieldFormat = time.RFC3339Nano
+	// The first signal ends the command in an orderly way. stop gives the
+	// signals their usual effect back, so that a second one ends the process at
+	// once.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	p := &program{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, env: os.Environ(), name: os.Args[0]}
+	os.Exit(p.run(ctx, os.Args[1:]))
+}
+
+// program is the command line program with what it reads and writes.
+type program struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	env            []string
+	name           string // as it was called
+}
+
+const usage = `kvatlas is a distributed index of KV-cache blocks: it tells a scheduler which
+engine holds the longest prefix of a prompt.
+
+  kvatlas serve     answer over HTTP
+  kvatlas score     ask a server from the command line
+  kvatlas version   say which version this is
+
+kvatlas COMMAND --help lists the flags of a command.
+`
+
+// run runs one command to its end and returns the exit status. Its orderly end
+// begins when ctx ends.
+func (p *program) run(ctx context.Context, args []string) int {
+	if len(args) == 0 {
+		fmt.Fprint(p.stderr, usage)
+		return exitUsage
+	}
+	switch command, args := args[0], args[1:]; command {
+	case "serve":
+		return p.serve(ctx, args)
+	case "score":
+		return p.score(ctx, args)
+	case "version", "--version", "-version":
+		if len(args) > 0 {
+			return p.misuse("version", fmt.Errorf("%q: it takes no arguments", args[0]))
+		}
+		fmt.Fprintln(p.stdout, "kvatlas "+versionLine())
+		return exitOK
+	case "help", "--help", "-help", "-h":
+		fmt.Fprint(p.stdout, usage)
+		return exitOK
+	default:
+		fmt.Fprintf(p.stderr, "kvatlas: %q is no command\n\n%s", command, usage)
+		return exitUsage
+	}
+}
+
+// misuse says what is wrong with a call of a command.
+func (p *program) misuse(command string, err error) int {
+	fmt.Fprintf(p.stderr, "kvatlas %s: %v\n(kvatlas %s --help lists the flags)\n", command, err, command)
+	return exitUsage
+}
+
+// fail says why a command failed.
+func (p *program) fail(command string, err error) int {
+	fmt.Fprintf(p.stderr, "kvatlas %s: %v\n", command, err)
+	return exitFailed
+}
+
+// getenv returns a variable of the program's environment.
+func (p *program) getenv(name string) string {
+	value := ""
+	for _, kv := range p.env {
+		if n := len(name); len(kv) > n && kv[n] == '=' && kv[:n] == name {
+			value = kv[n+1:]
+		}
+	}
+	return value
+}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+)
+
+// TestMain is the program itself when the test binary is started with this
+// variable, for what only a process of its own can show.
+const runAsProgram = "KVATLAS_TEST_RUN_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(runAsProgram) != "" {
+		main()
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// patience is how long a test waits for what must come. It is no measure.
+const patience = time.Minute
+
+// output is a buffer that can be read while it is written.
+type output struct {
+	mu  sync.Mutex // protects buf
+	buf bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// call runs one command to its end.
+func call(t *testing.T, stdin string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errs output
+	p := &program{stdin: strings.NewReader(stdin), stdout: &out, stderr: &errs, name: "kvatlas"}
+	status = p.run(t.Context(), args)
+	return status, out.String(), errs.String()
+}
+
+// running is kvatlas serve in this process.
+type running struct {
+	t              *testing.T
+	url            string
+	admin          string
+	stdout, stderr *output
+	stop           context.CancelFunc // what a signal does
+	done           chan struct{}
+	status         int // once done
+}
+
+// start starts kvatlas serve on a free port, with an empty environment and
+// without a hub, and waits until it listens.
+func start(t *testing.T, args ...string) *running {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	r := &running{t: t, stdout: &output{}, stderr: &output{}, stop: stop, done: make(chan struct{})}
+	p := &program{stdin: strings.NewReader(""), stdout: r.stdout, stderr: r.stderr, name: "kvatlas"}
+	base := []string{"serve", "--listen=127.0.0.1:0", "--log-format=json", "--log-level=info", "--hub-offline", "--hub-cache=" + t.TempDir(), "--drain-delay=0s"}
+	go func() {
+		defer close(r.done)
+		r.status = p.run(ctx, append(base, args...))
+	}()
+	t.Cleanup(func() { r.end() })
+	line := r.await(func() map[string]any { return r.logged("listening") })
+	r.url = "http://" + line["address"].(string)
+	if a := line["admin_address"].(string); a != "" {
+		r.admin = "http://" + a
+	}
+	return r
+}
+
+// await polls until f gives something other than nil.
+func (r *running) await(f func() map[string]any) map[string]any {
+	r.t.Helper()
+	deadline := time.Now().Add(patience)
+	for time.Now().Before(deadline) {
+		if v := f(); v != nil {
+			return v
+		}
+		select {
+		case <-r.done:
+			if v := f(); v != nil {
+				return v
+			}
+			r.t.Fatalf("kvatlas serve ended with %d\n%s%s", r.status, r.stdout, r.stderr)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	r.t.Fatalf("it did not come\n%s%s", r.stdout, r.stderr)
+	return nil
+}
+
+// logged is the first log line with the message.
+func (r *running) logged(message string) map[string]any {
+	for line := range strings.Lines(r.stderr.String()) {
+		var v map[string]any
+		if json.Unmarshal([]byte(line), &v) == nil && v["message"] == message {
+			return v
+		}
+	}
+	return nil
+}
+
+// awaitOutput waits until the text is on stdout.
+func (r *running) awaitOutput(text string) {
+	r.t.Helper()
+	r.await(func() map[string]any {
+		if strings.Contains(r.stdout.String(), text) {
+			return map[string]any{}
+		}
+		return nil
+	})
+}
+
+// end ends the server as a signal would and returns the exit status.
+func (r *running) end() int {
+	r.t.Helper()
+	r.stop()
+	select {
+	case <-r.done:
+	case <-time.After(patience):
+		r.t.Fatalf("kvatlas serve does not end\n%s", r.stderr)
+	}
+	return r.status
+}
+
+func (r *running) client() *client.Client {
+	r.t.Helper()
+	c, err := client.New(client.Config{URL: r.url})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(c.Close)
+	return c
+}
+
+// get fetches a page with a connection of its own.
+func get(t *testing.T, url string) (status int, body string) {
+	t.Helper()
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := c.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// tokenizers is a directory with the demo's tokenizer, which the module of the
+// tokenizer library carries as test data.
+func tokenizers(t *testing.T) string {
+	t.Helper()
+	module, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/daulet/tokenizers").Output()
+	if err != nil {
+		t.Fatalf("where is the module github.com/daulet/tokenizers: %v", err)
+	}
+	dir := t.TempDir()
+	folder := filepath.Join(dir, filepath.FromSlash(demo.Model))
+	if err := os.MkdirAll(folder, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	from := filepath.Join(strings.TrimSpace(string(module)), "test", "data", "Meta-Llama-3-8B-Instruct.json")
+	if err := os.Symlink(from, filepath.Join(folder, "tokenizer.json")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestCommands(t *testing.T) {
+	for _, tc := range []struct {
+		args   []string
+		status int
+		stdout string
+		stderr string
+	}{
+		{nil, 2, "", "kvatlas serve     answer over HTTP"},
+		{[]string{"help"}, 0, "kvatlas serve     answer over HTTP", ""},
+		{[]string{"--help"}, 0, "kvatlas serve     answer over HTTP", ""},
+		{[]string{"version"}, 0, "kvatlas ", ""},
+		{[]string{"version", "x"}, 2, "", "takes no arguments"},
+		{[]string{"srve"}, 2, "", `"srve" is no command`},
+		{[]string{"serve", "--help"}, 0, "--score-budget DURATION", ""},
+		{[]string{"serve", "--lisen=x"}, 2, "", "--lisen: no such flag (did you mean listen?)"},
+		{[]string{"serve", "now"}, 2, "", `"now": it takes flags only`},
+		{[]string{"serve", "--block-size=0", "--listen=x"}, 2, "", "--block-size: 0 is out of range"},
+		{[]string{"serve", "--tokenizers=/nowhere", "--hub-cache=" + t.TempDir()}, 1, "", "tokenizers (from --tokenizers): tokenpool: tokenizer directory: stat /nowhere"},
+		{[]string{"serve", "--demo", "--redis=redis://h"}, 2, "", "leave redis out"},
+		{[]string{"serve", "--demo", "--tokenizers=" + t.TempDir(), "--hub-cache=" + t.TempDir()}, 1, "", "scripts/fetch-tokenizers.sh prepares"},
+		{[]string{"serve", "--print-config", "--redis=redis://u:secret@h"}, 0, "redis: redis://u:***@h", ""},
+	} {
+		status, stdout, stderr := call(t, "", tc.args...)
+		if status != tc.status || !strings.Contains(stdout, tc.stdout) || !strings.Contains(stderr, tc.stderr) ||
+			(tc.stdout == "") != (stdout == "") || (tc.stderr == "") != (stderr == "") {
+			t.Errorf("%q: status %d, want %d\nstdout %.300s\nwant   %s\nstderr %.300s\nwant   %s", tc.args, status, tc.status, stdout, tc.stdout, stderr, tc.stderr)
+		}
+	}
+}

@@ -1,0 +1,251 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+)
+
+// defaultServer is where kvatlas serve listens unless told otherwise.
+const defaultServer = "http://127.0.0.1:8080"
+
+// maxPromptFile is the longest prompt read from a file or from stdin, in bytes.
+// The server has a limit of its own, which is lower by default.
+const maxPromptFile = 64 << 20
+
+// scoreCall is one call of kvatlas score.
+type scoreCall struct {
+	server  string
+	timeout time.Duration
+	json    bool
+	request client.ScoreRequest
+}
+
+const scoreUsage = `kvatlas score asks a server which pods hold the longest prefix of a prompt.
+
+  kvatlas score --model MODEL "a prompt"
+  kvatlas score --model MODEL --prompt-file FILE     (- is standard input)
+  kvatlas score --model MODEL --tokens 1,2,3
+  kvatlas score --model MODEL --block-keys HEX,HEX
+
+A prompt is sent as it is, a line end at the end of a file included. Flags may
+stand before and behind it; -- ends them.
+
+`
+
+// score is the command.
+func (p *program) score(ctx context.Context, args []string) int {
+	call, err := p.readScoreCall(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return exitOK
+	case err != nil:
+		return p.misuse("score", err)
+	}
+	c, err := client.New(client.Config{URL: call.server, Timeout: call.timeout, UserAgent: "kvatlas-score/" + versionWord()})
+	if err != nil {
+		return p.misuse("score", fmt.Errorf("--server: %s", strings.TrimPrefix(err.Error(), "client: Config.URL: ")))
+	}
+	defer c.Close()
+
+	start := time.Now()
+	var raw json.RawMessage
+	if err := c.Call(ctx, http.MethodPost, "/v1/score", call.request, &raw); err != nil {
+		return p.fail("score", scoreError(call.server, err))
+	}
+	took := time.Since(start)
+	if call.json {
+		fmt.Fprintf(p.stdout, "%s\n", raw)
+		return exitOK
+	}
+	var resp client.ScoreResponse
+	if err := json.Unmarshal(raw, &resp); err != nil {
+		return p.fail("score", fmt.Errorf("the answer of %s cannot be read: %w", call.server, err))
+	}
+	writeScore(p.stdout, call.request.Model, &resp, took)
+	return exitOK
+}
+
+func (p *program) readScoreCall(args []string) (*scoreCall, error) {
+	fs := flag.NewFlagSet("kvatlas score", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	call := &scoreCall{server: cmp.Or(p.getenv("KVATLAS_SERVER"), defaultServer)}
+	r := &call.request
+	fs.StringVar(&call.server, "server", call.server, "the server's `URL` [$KVATLAS_SERVER]")
+	fs.DurationVar(&call.timeout, "timeout", 30*time.Second, "how long to wait for the answer")
+	fs.BoolVar(&call.json, "json", false, "write the server's JSON as it is")
+	fs.StringVar(&r.Model, "model", "", "the `model`'s name (required)")
+	promptFile := fs.String("prompt-file", "", "read the prompt from `FILE`, - is standard input")
+	tokens := fs.String("tokens", "", "the prompt's token ids, a `LIST` with commas")
+	keys := fs.String("block-keys", "", "the prompt's block keys, a `LIST` of 16 hex digits each")
+	pods := fs.String("pods", "", "rank these pods only, a `LIST` with commas")
+	fs.StringVar(&r.Strategy, "strategy", "", "longest_prefix, highest_block or coverage; the server's default when empty")
+	fs.StringVar(&r.LoRA, "lora", "", "`NAME` of the LoRA adapter")
+	fs.StringVar(&r.CacheSalt, "cache-salt", "", "the cache `SALT`")
+	fs.StringVar(&r.Mode, "mode", "", "wait, async or sync: how to wait for the tokens of a text")
+	fs.DurationVar(&r.Wait, "wait", 0, "how long the server may wait for the tokens; 0 is its default")
+	fs.BoolVar(&r.NoSpecialTokens, "no-special-tokens", false, "leave out the tokenizer's special tokens around a text")
+	fs.BoolVar(&r.EarlyExit, "early-exit", false, "stop once the best pod is known")
+	fs.BoolVar(&r.Explain, "explain", false, "show the holders of each block and the time of each stage")
+
+	words, err := parseInterspersed(fs, args)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(p.stdout, scoreUsage)
+		fs.SetOutput(p.stdout)
+		fs.PrintDefaults()
+	}
+	if err != nil {
+		return nil, config.FlagError(fs, err)
+	}
+	if r.Model == "" {
+		return nil, errors.New("--model is missing")
+	}
+	if call.timeout <= 0 {
+		return nil, fmt.Errorf("--timeout is %v, it must be positive", call.timeout)
+	}
+	if r.Wait < 0 {
+		return nil, fmt.Errorf("--wait is %v, it must not be negative", r.Wait)
+	}
+	given := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if given["pods"] {
+		r.Pods = splitList(*pods)
+	}
+	return call, p.readPrompt(r, words, given, *promptFile, *tokens, *keys)
+}
+
+// readPrompt puts the prompt into r, in the one form in which it is given.
+func (p *program) readPrompt(r *client.ScoreRequest, words []string, given map[string]bool, file, tokens, keys string) (err error) {
+	forms := len(words)
+	for _, name := range []string{"prompt-file", "tokens", "block-keys"} {
+		if given[name] {
+			forms++
+		}
+	}
+	switch {
+	case forms == 0:
+		return errors.New("no prompt: give it as an argument, or as --prompt-file, --tokens or --block-keys")
+	case len(words) > 1:
+		return fmt.Errorf("%d arguments: put the prompt in quotes", len(words))
+	case forms > 1:
+		return errors.New("more than one prompt: give an argument, --prompt-file, --tokens or --block-keys")
+	case given["prompt-file"]:
+		r.Prompt, err = p.readPromptFile(file)
+		return err
+	case given["tokens"]:
+		r.Tokens, err = parseTokens(tokens)
+		return err
+	case given["block-keys"]:
+		r.BlockKeys = splitList(keys)
+		return nil
+	}
+	r.Prompt = words[0]
+	return nil
+}
+
+func (p *program) readPromptFile(name string) (string, error) {
+	in := p.stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return "", fmt.Errorf("--prompt-file: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	b, err := io.ReadAll(io.LimitReader(in, maxPromptFile+1))
+	if err != nil {
+		return "", fmt.Errorf("--prompt-file: %w", err)
+	}
+	if len(b) > maxPromptFile {
+		return "", fmt.Errorf("--prompt-file: the prompt is longer than %d bytes", maxPromptFile)
+	}
+	return string(b), nil
+}
+
+func parseTokens(list string) ([]uint32, error) {
+	words := splitList(list)
+	out := make([]uint32, 0, len(words))
+	for i, w := range words {
+		n, err := strconv.ParseUint(w, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("--tokens: number %d, %.40q, is no token id (0 to %d)", i+1, w, uint32(1<<32-1))
+		}
+		out = append(out, uint32(n))
+	}
+	return out, nil
+}
+
+// splitList splits at commas and drops spaces; an empty list has no members.
+func splitList(s string) []string {
+	out := []string{}
+	if strings.TrimSpace(s) == "" {
+		return out
+	}
+	for w := range strings.SplitSeq(s, ",") {
+		out = append(out, strings.TrimSpace(w))
+	}
+	return out
+}
+
+// parseInterspersed is fs.Parse for flags that may stand behind arguments too;
+// it returns the arguments.
+func parseInterspersed(fs *flag.FlagSet, args []string) (words []string, err error) {
+	for {
+		if err := fs.Parse(args); err != nil {
+			return nil, err
+		}
+		rest := fs.Args()
+		if len(rest) == 0 {
+			return words, nil
+		}
+		if i := len(args) - len(rest); i > 0 && args[i-1] == "--" {
+			return append(words, rest...), nil
+		}
+		words = append(words, rest[0])
+		args = rest[1:]
+	}
+}
+
+// scoreError says what to do about an error that has a remedy.
+func scoreError(server string, err error) error {
+	if e, ok := errors.AsType[*client.Error](err); ok {
+		text := fmt.Sprintf("the server at %s answers %d", server, e.Status)
+		if e.Code != "" {
+			text += " " + printable(e.Code)
+		}
+		text += ": " + printable(e.Message)
+		if e.Param != "" {
+			text += " (" + printable(e.Param) + ")"
+		}
+		return errors.New(text)
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		return fmt.Errorf("no server can be reached at %s: %w\nStart one with kvatlas serve, or name another with --server URL", server, op.Err)
+	}
+	return fmt.Errorf("%s: %s", server, strings.TrimPrefix(err.Error(), "client: "))
+}
+
+// printable keeps what another machine says from steering the terminal.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}

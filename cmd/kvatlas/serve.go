@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+)
+
+// demoTokenizers is where scripts/fetch-tokenizers.sh puts tokenizers, seen
+// from the top of the checkout.
+const demoTokenizers = ".cache/tokenizers"
+
+// serve is the command.
+func (p *program) serve(ctx context.Context, args []string) int {
+	fs := flag.NewFlagSet("kvatlas serve", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	loader := config.NewLoader(fs)
+	printConfig := fs.Bool("print-config", false, "write the configuration in force and the origin of each value, then exit")
+	play := fs.Bool("demo", false, "play three engines and a scheduler on the server, show the ranking, then go on serving")
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		writeServeUsage(p.stdout)
+		return exitOK
+	case err != nil:
+		return p.misuse("serve", config.FlagError(fs, err))
+	case fs.NArg() > 0:
+		return p.misuse("serve", fmt.Errorf("%q: it takes flags only", fs.Arg(0)))
+	}
+	if *play {
+		loader.SetDefault("tokenizers", demoTokenizers)
+		loader.SetDefault("hub-offline", "true")
+		loader.SetDefault("log-format", "console")
+		loader.SetDefault("log-level", "warn")
+	}
+	cfg, err := loader.Load(p.env, os.ReadFile)
+	if err != nil {
+		return p.misuse("serve", fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  ")))
+	}
+	if *play && cfg.Redis != "" {
+		return p.misuse("serve", errors.New("--demo adds pods of its own and is for the index in memory: leave redis out"))
+	}
+	if *printConfig {
+		if err := cfg.WriteYAML(p.stdout); err != nil {
+			return p.fail("serve", err)
+		}
+		return exitOK
+	}
+
+	log := newLogger(p.stderr, cfg)
+	svc, err := newService(cfg, log)
+	if err != nil {
+		return p.fail("serve", err)
+	}
+	var after func(context.Context, string) error
+	if *play {
+		if err := svc.hasTokenizer(demo.Model); err != nil {
+			svc.close()
+			return p.fail("serve", err)
+		}
+		after = func(ctx context.Context, url string) error { return p.demo(ctx, url) }
+	}
+	if err := svc.run(ctx, after); err != nil {
+		return p.fail("serve", err)
+	}
+	return exitOK
+}
+
+// demo plays the demo on the running server and stays until ctx ends.
+func (p *program) demo(ctx context.Context, url string) error {
+	c, err := client.New(client.Config{URL: url, UserAgent: "kvatlas-demo/" + versionWord()})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	files, err := demo.Run(ctx, demo.Config{Client: c, URL: url, Program: p.name, Out: p.stdout})
+	if files != "" {
+		defer func() { _ = os.RemoveAll(files) }() // what stays in the temporary folder harms nobody
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil // ended by the user
+	case err != nil:
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func writeServeUsage(w io.Writer) {
+	fmt.Fprint(w, `kvatlas serve answers scoring requests over HTTP.
+
+  kvatlas serve [flags]            the index in memory, or in Redis with --redis
+  kvatlas serve --print-config     the configuration in force, and where it comes from
+  kvatlas serve --demo             three engines and a scheduler, played on this server
+
+Each flag is also an environment variable and a key of the file that --config
+names; docs/configuration.md has the rules.
+`)
+	section := ""
+	for _, s := range config.Settings() {
+		if s.Section != section {
+			section = s.Section
+			fmt.Fprintf(w, "\n%s\n", section)
+		}
+		flag := "--" + s.Name
+		if !s.IsSwitch() {
+			flag += " " + s.Placeholder()
+		}
+		fmt.Fprintf(w, "  %s\n", flag)
+		fmt.Fprint(w, wrap(s.Doc(), "      ", 88))
+		notes := "[$" + s.Env
+		if s.Alias != "" {
+			notes += ", $" + s.Alias
+		}
+		notes += "]"
+		if s.Default != "" {
+			notes = "default " + s.Default + " " + notes
+		}
+		if s.Min != "" {
+			notes = s.Min + " to " + s.Max + ", " + notes
+		}
+		fmt.Fprintf(w, "      %s\n", notes)
+	}
+}
+
+// wrap breaks a text into lines of width bytes at most, indented.
+func wrap(text, indent string, width int) string {
+	var b strings.Builder
+	column := 0
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case column == 0:
+			b.WriteString(indent)
+			column = len(indent)
+		case column+1+len(word) > width:
+			b.WriteString("\n" + indent)
+			column = len(indent)
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	b.WriteByte('\n')
+	return b.String()
+}

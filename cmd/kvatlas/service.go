@@ -1,0 +1,390 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/server"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
+	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/tokenpool"
+)
+
+// service is all that kvatlas serve is made of.
+type service struct {
+	cfg *config.Loaded
+	log zerolog.Logger
+
+	origin tokenpool.Origin
+	pool   *tokenpool.Pool
+	index  store.Index
+	api    *server.Server
+
+	metrics *server.Metrics
+	closers []func() error // in the order in which things were made
+}
+
+// newService makes everything and listens on nothing yet. A Redis that is down
+// is no error: the service starts degraded.
+func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) {
+	s := &service{cfg: cfg, log: log, metrics: server.NewMetrics()}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if err := s.makeTokenizers(); err != nil {
+		return nil, err
+	}
+	backend, err := s.makeIndex()
+	if err != nil {
+		return nil, err
+	}
+	var usage *scorer.Usage
+	if cfg.UsageWindow > 0 {
+		if usage, err = scorer.NewUsage(cfg.UsageWindow, cfg.UsageBlocks); err != nil {
+			return nil, err
+		}
+	}
+	sc, err := scorer.New(scorer.Config{
+		Index:     s.index,
+		Tokenizer: s.pool,
+		Strategy:  scorer.Strategy(cfg.Strategy),
+		Weights:   (*scorer.Weights)(&cfg.TierWeights),
+		BlockSize: cfg.BlockSize,
+		Budget:    cfg.ScoreBudget,
+		Usage:     usage,
+		Observer:  s.metrics.Scorer(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.api, err = server.New(server.Config{
+		Scorer:      sc,
+		Index:       s.index,
+		Tokenizer:   s.pool,
+		BlockSize:   cfg.BlockSize,
+		Log:         log,
+		Metrics:     s.metrics,
+		StrictReady: cfg.StrictReady,
+		Version:     versionWord(),
+		Backend:     backend,
+		Limits: server.Limits{
+			MaxBodyBytes:     int64(cfg.MaxBodyBytes),
+			MaxTokens:        cfg.MaxTokens,
+			MaxBlockKeys:     cfg.MaxBlockKeys,
+			MaxPrompts:       cfg.MaxPrompts,
+			MaxPods:          cfg.MaxPods,
+			MaxInFlight:      cfg.MaxInFlight,
+			MaxInFlightBytes: int64(cfg.MaxInFlightBytes),
+			RequestTimeout:   cfg.RequestTimeout,
+		},
+	})
+	return s, err
+}
+
+// makeTokenizers makes the tokenizer pool, its prefix store and its origins.
+func (s *service) makeTokenizers() error {
+	c := s.cfg
+	var prefixes prefixcache.Store
+	if c.PrefixCache != "none" {
+		var err error
+		if prefixes, err = prefixcache.New(c.PrefixCache, prefixcache.Config{MaxBytes: int64(c.PrefixCacheBytes)}); err != nil {
+			return err
+		}
+	}
+	var origins []tokenpool.Origin
+	if c.Tokenizers != "" {
+		dir, err := tokenpool.NewDirectory(c.Tokenizers)
+		if err != nil {
+			return fmt.Errorf("tokenizers (from %s): %w", c.Origins["tokenizers"], err)
+		}
+		origins = append(origins, dir)
+	}
+	hub, err := s.makeHub()
+	switch {
+	case err == nil:
+		origins = append(origins, hub)
+		s.closers = append(s.closers, func() error { hub.Close(); return nil })
+	case c.HubCache == "" && c.Tokenizers != "":
+		// A read-only container without a home is a fine place for a scorer
+		// that has its tokenizers in a folder.
+		s.log.Warn().Err(err).Msg("no hub: only tokenizers of the directory can be used; set hub-cache to change that")
+	default:
+		return fmt.Errorf("hub-cache: %w", err)
+	}
+	s.origin = tokenpool.Chain(origins...)
+	s.pool, err = tokenpool.New(tokenpool.Config{
+		Origin:        s.origin,
+		Store:         prefixes,
+		Workers:       c.TokenizerWorkers,
+		Queue:         c.TokenizerQueue,
+		QueueBytes:    int64(c.TokenizerQueueBytes),
+		MaxTextBytes:  int(c.MaxPromptBytes),
+		Budget:        c.TokenizerBudget,
+		MaxTokenizers: c.TokenizersLoaded,
+		Observer:      s.watchTokenizers(),
+	})
+	if err != nil {
+		return err
+	}
+	s.closers = append(s.closers, s.pool.Close)
+	if prefixes != nil {
+		return s.metrics.PrefixStore(prefixes.Stats)
+	}
+	return nil
+}
+
+func (s *service) makeHub() (*tokenpool.Hub, error) {
+	return tokenpool.NewHub(tokenpool.HubConfig{
+		Endpoint: s.cfg.HubEndpoint,
+		Token:    string(s.cfg.HubToken),
+		Revision: s.cfg.HubRevision,
+		CacheDir: s.cfg.HubCache,
+		Offline:  s.cfg.HubOffline,
+	})
+}
+
+// watchTokenizers times what the pool does and writes loads to the log.
+func (s *service) watchTokenizers() tokenpool.Observer {
+	o := s.metrics.Tokenizer()
+	o.Loaded = func(m tokenpool.Model, err error) {
+		if err != nil {
+			s.log.Warn().Str("model", m.Name).Err(err).Msg("tokenizer not loaded")
+			return
+		}
+		s.log.Info().Str("model", m.Name).Str("from", m.From).Str("revision", m.Revision).Str("fingerprint", m.Fingerprint).
+			Int("vocabulary", m.Vocabulary).Dur("took", m.LoadTook).Msg("tokenizer loaded")
+	}
+	return o
+}
+
+// makeIndex makes the index and says which kind it is.
+func (s *service) makeIndex() (backend string, err error) {
+	if s.cfg.Redis == "" {
+		s.index, err = memory.New(memory.Config{
+			MaxBlocks:  s.cfg.IndexMaxBlocks,
+			MaxBytes:   int64(s.cfg.IndexMaxBytes),
+			MaxPods:    s.cfg.IndexMaxPods,
+			MaxHolders: s.cfg.IndexMaxHolders,
+			MaxModels:  s.cfg.IndexMaxModels,
+		})
+		backend = "memory"
+	} else {
+		s.index, err = redis.Open(redis.Config{
+			URL:        string(s.cfg.Redis),
+			Prefix:     s.cfg.RedisPrefix,
+			PoolSize:   s.cfg.RedisPool,
+			Timeout:    s.cfg.RedisTimeout,
+			MaxPods:    s.cfg.IndexMaxPods,
+			MaxHolders: s.cfg.IndexMaxHolders,
+			MaxModels:  s.cfg.IndexMaxModels,
+			Observer:   redis.Observer{Log: func(msg string) { s.log.Warn().Msg(msg) }},
+		})
+		backend = "redis"
+	}
+	if err != nil {
+		return "", err
+	}
+	s.closers = append(s.closers, s.index.Close)
+	return backend, nil
+}
+
+// hasTokenizer says what is wrong when the model's tokenizer cannot be had.
+func (s *service) hasTokenizer(model string) error {
+	if _, err := s.origin.Stat(model); err != nil {
+		return fmt.Errorf("%w\nscripts/fetch-tokenizers.sh prepares %s; --tokenizers names another directory", err, demoTokenizers)
+	}
+	return nil
+}
+
+// close ends what was made, the last first.
+func (s *service) close() {
+	for i := len(s.closers) - 1; i >= 0; i-- {
+		if err := s.closers[i](); err != nil {
+			s.log.Warn().Err(err).Msg("closing")
+		}
+	}
+	s.closers = nil
+}
+
+// run serves until ctx ends, then drains: /readyz turns to 503, after the
+// drain delay no connection is accepted any more, and requests under way have
+// the drain timeout to finish. after, when not nil, is called with the API's
+// URL once it is served; its context ends with ctx, and its error ends run.
+func (s *service) run(ctx context.Context, after func(context.Context, string) error) error {
+	defer s.close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	l, err := s.listen(ctx)
+	if err != nil {
+		return err
+	}
+	// Room for all who can fail, so that nobody waits to tell.
+	failed := make(chan error, 3)
+	l.serve(failed)
+	s.api.SetReady(nil)
+	s.log.Info().Str("version", versionWord()).Str("address", l.api.Addr().String()).Str("admin_address", l.adminAddress()).
+		Str("config", s.cfg.File).Msg("listening")
+
+	var playing sync.WaitGroup
+	if after != nil {
+		playing.Go(func() {
+			if err := after(ctx, "http://"+dialable(l.api.Addr())); err != nil {
+				failed <- err
+			}
+		})
+	}
+	select {
+	case <-ctx.Done():
+		s.log.Info().Err(context.Cause(ctx)).Msg("ending")
+	case err = <-failed:
+	}
+	cancel()
+	err = errors.Join(err, l.drain(s))
+	playing.Wait()
+	return err
+}
+
+// dialable is an address to reach a listener at: one that listens on all
+// addresses is reached at the loopback.
+func dialable(a net.Addr) string {
+	t, ok := a.(*net.TCPAddr)
+	if !ok || !t.IP.IsUnspecified() {
+		return a.String()
+	}
+	return net.JoinHostPort("127.0.0.1", fmt.Sprint(t.Port))
+}
+
+// listeners are the API's listener and, perhaps, the admin's.
+type listeners struct {
+	api, admin             net.Listener
+	apiServer, adminServer *http.Server
+}
+
+func (s *service) listen(ctx context.Context) (*listeners, error) {
+	l := &listeners{}
+	var lc net.ListenConfig
+	var err error
+	if l.api, err = lc.Listen(ctx, "tcp", s.cfg.Listen); err != nil {
+		return nil, listenError("listen", s.cfg.Listen, err)
+	}
+	l.apiServer = s.httpServer(s.api.Handler())
+	if s.cfg.AdminListen == "" {
+		return l, nil
+	}
+	if l.admin, err = lc.Listen(ctx, "tcp", s.cfg.AdminListen); err != nil {
+		return nil, errors.Join(listenError("admin-listen", s.cfg.AdminListen, err), l.api.Close())
+	}
+	l.apiServer.Handler = withoutMetrics(s.api.Handler())
+	l.adminServer = s.httpServer(adminHandler(s.api.Handler()))
+	return l, nil
+}
+
+// listenError says what to do about an address that cannot be listened on.
+func listenError(setting, address string, err error) error {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("something else listens on %s already: stop it, or choose another address with --%s, such as 127.0.0.1:8081 (port 0 takes a free one)", address, setting)
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("listening on %s is not permitted: ports below 1024 are for root; choose another with --%s", address, setting)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return fmt.Errorf("this machine has no address %s: choose another with --%s", address, setting)
+	}
+	return fmt.Errorf("--%s: %w", setting, err)
+}
+
+// httpServer bounds what a client can hold without sending a request.
+func (s *service) httpServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: s.cfg.ReadHeaderTimeout,
+		ReadTimeout:       s.cfg.ReadHeaderTimeout + s.cfg.RequestTimeout,
+		WriteTimeout:      s.cfg.WriteTimeout,
+		IdleTimeout:       s.cfg.IdleTimeout,
+		MaxHeaderBytes:    int(s.cfg.MaxHeaderBytes),
+		ErrorLog:          httpLog(s.log),
+	}
+}
+
+// withoutMetrics leaves /metrics to the admin listener. (A http.ServeMux would
+// do so too, and redirect pod names that hold two slashes on the way.)
+func withoutMetrics(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/metrics" {
+			h.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = io.WriteString(w, `{"error":{"code":"not_found","message":"metrics are on the admin listener","param":null}}`+"\n")
+	})
+}
+
+// adminHandler passes on what the admin listener serves.
+func adminHandler(h http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	for _, path := range []string{"/metrics", "/healthz", "/readyz"} {
+		mux.Handle(path, h)
+	}
+	return mux
+}
+
+func (l *listeners) adminAddress() string {
+	if l.admin == nil {
+		return ""
+	}
+	return l.admin.Addr().String()
+}
+
+// serve begins to serve. A listener that breaks reports to failed.
+func (l *listeners) serve(failed chan<- error) {
+	start := func(srv *http.Server, on net.Listener) {
+		go func() {
+			if err := srv.Serve(on); !errors.Is(err, http.ErrServerClosed) {
+				failed <- err
+			}
+		}()
+	}
+	start(l.apiServer, l.api)
+	if l.admin != nil {
+		start(l.adminServer, l.admin)
+	}
+}
+
+// errCutOff says that the drain timeout ended requests.
+var errCutOff = errors.New("requests were still running after drain-timeout and have been cut off")
+
+// drain ends the listeners in an orderly way.
+func (l *listeners) drain(s *service) error {
+	start := time.Now()
+	s.api.Drain()
+	s.log.Info().Dur("delay", s.cfg.DrainDelay).Dur("timeout", s.cfg.DrainTimeout).Msg("draining")
+	time.Sleep(s.cfg.DrainDelay)
+
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
+	defer cancel()
+	err := l.apiServer.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errors.Join(errCutOff, l.apiServer.Close())
+	}
+	if l.adminServer != nil {
+		// Nobody's work is lost with it.
+		err = errors.Join(err, l.adminServer.Close())
+	}
+	s.log.Info().Dur("took", time.Since(start)).Msg("drained")
+	return err
+}
