@@ -59,6 +59,9 @@ func (s *Server) serve(e route) http.HandlerFunc {
 				panic(http.ErrAbortHandler)
 			}
 		}()
+		if r.ContentLength != 0 {
+			c.deadline(start.Add(s.cfg.Limits.RequestTimeout))
+		}
 		if e.api {
 			defer s.inFlight.Add(-1)
 			if s.inFlight.Add(1) > int64(s.cfg.Limits.MaxInFlight) {
@@ -214,6 +217,13 @@ func (c *call) release() {
 	c.s.calls.Put(c)
 }
 
+// deadline cuts off a client that lingers with its body, also after a refusal:
+// net/http reads on for a while before it sends one. Recorders in tests have no
+// deadlines, which is all that the error can say.
+func (c *call) deadline(t time.Time) {
+	_ = http.NewResponseController(c.w).SetReadDeadline(t)
+}
+
 // uncounted is how much of a body needs no leave: MaxInFlight bounds the sum.
 const uncounted = 64 << 10
 
@@ -229,18 +239,11 @@ func (c *call) readBody() ([]byte, error) {
 	if size > limit {
 		return nil, tooLarge("", "the body has %d bytes, the limit is %d", size, limit)
 	}
-	// A writer that lingers is cut off at the request's deadline. Recorders in
-	// tests have no deadlines, which is all that the error can say.
-	rc := http.NewResponseController(c.w)
-	if deadline, ok := c.ctx.Deadline(); ok {
-		_ = rc.SetReadDeadline(deadline)
-		defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
-	}
 	// The declared length is believed up to a megabyte; after that room is made
 	// as bytes arrive.
 	buf := c.body[:0]
-	if want := int(min(size, 1<<20)) + 1; cap(buf) < want {
-		buf = make([]byte, 0, max(want, 4096))
+	if want := int(min(max(size, 4095), 1<<20)) + 1; cap(buf) < want {
+		buf = make([]byte, 0, want)
 	}
 	for {
 		if len(buf) == cap(buf) {
@@ -263,11 +266,12 @@ func (c *call) readBody() ([]byte, error) {
 		switch {
 		case err == nil:
 		case errors.Is(err, io.EOF):
+			c.deadline(time.Time{})
 			return buf, nil
+		case errors.Is(err, os.ErrDeadlineExceeded): // net/http has then ended the context, too
+			return nil, &apiError{status: http.StatusRequestTimeout, code: "body_timeout", message: "the body did not arrive in time"}
 		case c.r.Context().Err() != nil:
 			return nil, context.Canceled
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil, &apiError{status: http.StatusRequestTimeout, code: "body_timeout", message: "the body did not arrive in time"}
 		default:
 			return nil, &apiError{status: http.StatusBadRequest, code: "invalid_body", message: "the body ended early or its transfer encoding is broken"}
 		}

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/rs/zerolog"
@@ -77,7 +78,7 @@ type subject struct {
 func newServer(t testing.TB, index store.Index, edit ...func(*server.Config)) subject {
 	t.Helper()
 	metrics := server.NewMetrics()
-	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 4, Observer: metrics.Scorer()})
+	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 4, Budget: time.Minute, Observer: metrics.Scorer()})
 	if err != nil {
 		t.Fatal(err)
 	}
