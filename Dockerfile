@@ -14,14 +14,14 @@ COPY scripts/build-libtokenizers.sh scripts/need.sh scripts/libtokenizers.sha256
 COPY tokenpool/internal/link ./tokenpool/internal/link
 RUN scripts/build-libtokenizers.sh && rm -rf .cache
 
-# --- The program, with the library linked in statically. What remains dynamic is glibc and libstdc++.
+# --- The program, with the library linked in statically. What remains dynamic is glibc and libgcc_s.
 FROM library AS build
 RUN go mod download
 COPY . .
 ARG VERSION=
 RUN make build VERSION="$VERSION"
 
-# --- What runs: Debian's small image has libstdc++ (apt needs it) and bash, for the health check.
+# --- What runs: Debian's small image has both of them, and bash, for the health check.
 FROM debian:bookworm-slim
 RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates \

@@ -233,7 +233,13 @@ from_source() {
   export CARGO_TARGET_DIR=$work/target CARGO_TERM_COLOR=never CARGO_TERM_PROGRESS_WHEN=never
   cd "$work/src"
   log "fetching the crates that rust/Cargo.lock pins"
-  cargo fetch --locked 2>&1 | awk '/Downloaded/ { n++; next } /Downloading|Updating|Blocking/ { next } { print } END { if (n) printf "%d crates downloaded\n", n }' >&2
+  cargo fetch --locked 2>&1 | while IFS= read -r line; do
+    case $line in
+      *" Downloaded "*) fetched=$((${fetched:-0} + 1)); [ $((fetched % 20)) != 0 ] || log "$fetched crates downloaded" ;;
+      *Downloading* | *Updating* | *Blocking*) ;;
+      *) printf '%s\n' "$line" >&2 ;;
+    esac
+  done
   local total
   total=$(cargo tree --locked --offline --edges normal,build --prefix none --no-dedupe 2>/dev/null | awk '{ print $1, $2 }' | sort -u | grep -c . || true)
   log "building $version from source: $total crates, about 2 minutes on 2 cores"
