@@ -76,7 +76,7 @@ func TestDirectory(t *testing.T) {
 		"/org/model":             "absolute",
 		root + "/plain":          "absolute",
 		`org\model`:              "backslash",
-		`..\other`:               "backslash",
+		`..\model`:               "backslash",
 		"org/mo\ndel":            "control character",
 		"org/model\x00":          "control character",
 		"org/\xff":               "not valid UTF-8",

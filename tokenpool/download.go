@@ -1,6 +1,7 @@
 package tokenpool
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -129,7 +130,7 @@ func (d *download) attempt(ctx context.Context, have fileMeta, cached bool) (fil
 	defer watch.Stop()
 
 	part, offset := d.partial()
-	resp, got, err := d.request(ctx, part, offset)
+	resp, got, err := d.request(ctx, offset)
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
@@ -170,7 +171,7 @@ func (d *download) attempt(ctx context.Context, have fileMeta, cached bool) (fil
 }
 
 // request asks for the file, from offset on if that is not 0.
-func (d *download) request(ctx context.Context, part fileMeta, offset int64) (*http.Response, fileMeta, error) {
+func (d *download) request(ctx context.Context, offset int64) (*http.Response, fileMeta, error) {
 	u := fmt.Sprintf("%s/%s/resolve/%s/%s", d.hub.cfg.Endpoint, d.model, url.PathEscape(d.revision), d.file)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
 	if err != nil {
@@ -352,7 +353,7 @@ func (d *download) install(meta fileMeta) (fileMeta, error) {
 	// Where the identity is the hub's SHA-256, it must be that of the content.
 	if len(meta.ETag) == 2*sha256.Size {
 		if want, err := hex.DecodeString(meta.ETag); err == nil {
-			if sum := sha256.Sum256(data); string(sum[:]) != string(want) {
+			if sum := sha256.Sum256(data); !bytes.Equal(sum[:], want) {
 				d.discard()
 				return fileMeta{}, &temporary{err: errors.New("the content is not what its SHA-256 says")}
 			}

@@ -1,6 +1,7 @@
 package tokenpool
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -218,7 +219,7 @@ func TestHub(t *testing.T) {
 	}
 	// Again: one request, no body taken, nothing changed.
 	again, err := c.Fetch(t.Context(), "org/model")
-	if err != nil || again.Version != v || again.Revision != commit || string(again.Tokenizer) != string(files.Tokenizer) {
+	if err != nil || again.Version != v || again.Revision != commit || !bytes.Equal(again.Tokenizer, files.Tokenizer) {
 		t.Errorf("again: %v", err)
 	}
 	// Another content is noticed at the next load.

@@ -225,6 +225,7 @@ func TestReplacedAndRemoved(t *testing.T) {
 		p := f.pool(Config{Store: store})
 		ask := func(content string, from Source) {
 			t.Helper()
+			synctest.Wait() // or it might find the run before
 			res, err := p.Tokens(t.Context(), Request{Model: "m", Text: "abc", Mode: Sync})
 			ids, _ := fakeTokens("abc", true, content)
 			want(t, res, err, ids, from, true, 3, "")
@@ -304,29 +305,32 @@ func TestLoadTimeout(t *testing.T) {
 }
 
 func TestObserver(t *testing.T) {
-	f := newFakes(t, "m", "bad")
-	f.put("bad", "bad")
-	var mu sync.Mutex
-	var log []string
-	note := func(format string, args ...any) {
-		mu.Lock()
-		defer mu.Unlock()
-		log = append(log, fmt.Sprintf(format, args...))
-	}
-	p := f.pool(Config{Workers: 1, Store: &mapStore{refuse: true}, Observer: Observer{
-		Tokenized: func(e TokenizedEvent) {
-			note("tokenized %s %d %d %v", e.Model, e.Bytes, e.Tokens, errors.Is(e.Err, ErrTokenizer))
-		},
-		Loaded:       func(m Model, err error) { note("loaded %s %v", m.Name, err != nil) },
-		StoreRefused: func(model string, err error) { note("refused %s", model) },
-	}})
-	for _, r := range []Request{{Model: "m", Text: "abc"}, {Model: "m", Text: "fails!"}, {Model: "bad", Text: "x"}} {
-		r.Mode = Sync
-		_, _ = p.Tokens(t.Context(), r)
-	}
-	_ = p.Close()
-	wantLog := "loaded m false, refused m, tokenized m 3 5 false, tokenized m 6 0 true, loaded bad true"
-	if got := strings.Join(log, ", "); got != wantLog {
-		t.Errorf("log  %s\nwant %s", got, wantLog)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes(t, "m", "bad")
+		f.put("bad", "bad")
+		var mu sync.Mutex
+		var log []string
+		note := func(format string, args ...any) {
+			mu.Lock()
+			defer mu.Unlock()
+			log = append(log, fmt.Sprintf(format, args...))
+		}
+		p := f.pool(Config{Workers: 1, Store: &mapStore{refuse: true}, Observer: Observer{
+			Tokenized: func(e TokenizedEvent) {
+				note("tokenized %s %d %d %v", e.Model, e.Bytes, e.Tokens, errors.Is(e.Err, ErrTokenizer))
+			},
+			Loaded:       func(m Model, err error) { note("loaded %s %v", m.Name, err != nil) },
+			StoreRefused: func(model string, err error) { note("refused %s", model) },
+		}})
+		for _, r := range []Request{{Model: "m", Text: "abc"}, {Model: "m", Text: "fails!"}, {Model: "bad", Text: "x"}} {
+			r.Mode = Sync
+			_, _ = p.Tokens(t.Context(), r)
+			synctest.Wait()
+		}
+		_ = p.Close()
+		wantLog := "loaded m false, refused m, tokenized m 3 5 false, tokenized m 6 0 true, loaded bad true"
+		if got := strings.Join(log, ", "); got != wantLog {
+			t.Errorf("log  %s\nwant %s", got, wantLog)
+		}
+	})
 }

@@ -190,7 +190,10 @@ func (p *Pool) ask(ctx context.Context, req Request, expire <-chan time.Time) (R
 	}
 	select {
 	case <-f.done: // at the same moment
-		return f.result()
+		// There is no time left to try an abandoned text again.
+		if res, err := f.result(); !errors.Is(err, errAbandoned) {
+			return res, err
+		}
 	default:
 	}
 	if seen.scope == "" {
@@ -209,7 +212,18 @@ func (p *Pool) find(scope, text string) prefixcache.Match {
 	if p.cfg.Store == nil || scope == "" {
 		return prefixcache.Match{}
 	}
-	return p.cfg.Store.Find(nil, scope, text)
+	return p.cfg.Store.Find(make([]uint32, 0, p.guess(len(text))), scope, text)
+}
+
+// guess says how many tokens a text of n bytes may have, going by those seen so
+// far: growing a slice of 100,000 tokens step by step costs as much as finding
+// them.
+func (p *Pool) guess(n int) int {
+	tokens, bytes := p.n.tokens.Load(), p.n.textBytes.Load()
+	if bytes == 0 {
+		tokens, bytes = 1, 4
+	}
+	return min(n, int(float64(n)*float64(tokens)/float64(bytes)*1.125)) + 8
 }
 
 func exact(tokens []uint32, text string, from Source) Result {
@@ -280,6 +294,7 @@ func (p *Pool) count(res Result, err error) (Result, error) {
 		p.n.busy.Add(1)
 	case BehindBudget:
 		p.n.budget.Add(1)
+	case BehindAsync: // as asked for
 	}
 	return res, err
 }

@@ -151,11 +151,13 @@ func TestQueueFull(t *testing.T) {
 		f := newFakes(t, "m", "other")
 		p := f.pool(Config{Workers: 1, Queue: 2, QueueBytes: 100, MaxTextBytes: 50, Store: &mapStore{}})
 		ask := func(model, text string, mode Mode) (Result, error) {
+			synctest.Wait() // until the store has what came before
 			return p.Tokens(t.Context(), Request{Model: model, Text: text, Mode: mode})
 		}
 		res, err := ask("m", "abc", Sync)
 		want(t, res, err, tokensOf("abc"), FromTokenizer, true, 3, "")
-		f.took = time.Hour
+		synctest.Wait()
+		f.took, f.slow = time.Hour, time.Hour
 		for i := range 3 { // one in work, two in the queue
 			res, err := ask("m", fmt.Sprint("abc", i), Async)
 			want(t, res, err, tokensOf("abc")[:4], FromPrefixStore, false, 3, BehindAsync)

@@ -1,0 +1,74 @@
+package tokenpool
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/prefixcache"
+)
+
+// TestRealOrigins takes a real tokenizer from the hub into the cache, another
+// one from a directory that is asked first, and replaces that one.
+func TestRealOrigins(t *testing.T) {
+	bert := string(moduleFile(t, "bert-base-uncased.json"))
+	h := newFakeHub(t)
+	h.files["/bert/resolve/main/tokenizer.json"] = bert
+	h.cut, h.cuts = 300_000, 2
+	root := t.TempDir()
+	dir, err := NewDirectory(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := prefixcache.NewLRU(prefixcache.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := New(Config{Origin: Chain(dir, h.client(HubConfig{})), Store: store, Recheck: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Close() }()
+	ask := func(model string, from Source, tokens ...uint32) {
+		t.Helper()
+		for p.underWay() > 0 { // or it might find the run before
+			time.Sleep(time.Millisecond)
+		}
+		res, err := p.Tokens(t.Context(), Request{Model: model, Text: "Hello, world", Mode: Sync})
+		if err != nil || !res.Exact || res.Source != from || !slices.Equal(res.Tokens, tokens) {
+			t.Errorf("%s: %+v, %v, want %v from %s", model, res, err, tokens, from)
+		}
+	}
+	ask("bert", FromTokenizer, 101, 7592, 1010, 2088, 102)
+	ask("bert", FromPrefixStore, 101, 7592, 1010, 2088, 102)
+	m := p.Models()
+	if len(m) != 1 || m[0].From != "hub" || m[0].Revision != commit || m[0].Vocabulary != 30522 || m[0].FileBytes != int64(len(bert)) ||
+		m[0].Fingerprint != "3140af3f138a2783" || m[0].LoadTook <= 0 {
+		t.Errorf("models %+v", m)
+	}
+	if _, err := p.Tokens(t.Context(), Request{Model: "none", Text: "x", Mode: Sync}); !errors.Is(err, ErrUnknownModel) {
+		t.Errorf("unknown model: %v", err)
+	}
+
+	// The directory comes first as soon as it has the model.
+	words := `{"version":"1.0","added_tokens":[],"pre_tokenizer":{"type":"Whitespace"},
+		"model":{"type":"WordLevel","vocab":{"[UNK]":0,"Hello":1,"world":2},"unk_token":"[UNK]"}}`
+	writeFile(t, words, root, "bert", tokenizerFile)
+	time.Sleep(2 * time.Millisecond)
+	ask("bert", FromTokenizer, 1, 0, 2)
+	writeFile(t, `{"model":`, root, "bert", tokenizerFile)
+	time.Sleep(2 * time.Millisecond)
+	if _, err := p.Tokens(t.Context(), Request{Model: "bert", Text: "Hello, world", Mode: Sync}); !errors.Is(err, ErrLoad) {
+		t.Errorf("half a file: %v", err)
+	}
+	writeFile(t, bert, root, "bert", tokenizerFile)
+	// The same content is the same scope, wherever it lies.
+	if res, err := p.Tokens(t.Context(), Request{Model: "bert", Text: "Hello, world", Mode: Sync}); err != nil || len(res.Tokens) != 5 {
+		t.Errorf("repaired: %+v, %v", res, err)
+	}
+	ask("bert", FromPrefixStore, 101, 7592, 1010, 2088, 102)
+	if got := p.Models(); len(got) != 1 || got[0].From != "directory" {
+		t.Errorf("models %+v", got)
+	}
+}
