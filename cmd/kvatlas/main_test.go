@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is how long a test waits for what must come. It is no measure.
-const patience = time.Minute
+const patience = 5 * time.Minute
 
 // output is a buffer that can be read while it is written.
 type output struct {
@@ -150,7 +150,7 @@ func (r *running) end() int {
 
 func (r *running) client() *client.Client {
 	r.t.Helper()
-	c, err := client.New(client.Config{URL: r.url})
+	c, err := client.New(client.Config{URL: r.url, Timeout: 5 * time.Minute})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -221,5 +221,17 @@ func TestCommands(t *testing.T) {
 			(tc.stdout == "") != (stdout == "") || (tc.stderr == "") != (stderr == "") {
 			t.Errorf("%q: status %d, want %d\nstdout %.300s\nwant   %s\nstderr %.300s\nwant   %s", tc.args, status, tc.status, stdout, tc.stdout, stderr, tc.stderr)
 		}
+	}
+}
+
+func TestEnvironmentIsRead(t *testing.T) {
+	var out, errs output
+	p := &program{stdout: &out, stderr: &errs, env: []string{"KVATLAS_LISTEN=:1", "HF_TOKEN=hf_secret"}}
+	if status := p.run(t.Context(), []string{"serve", "--print-config"}); status != exitOK {
+		t.Fatalf("ends with %d\n%s", status, errs.String())
+	}
+	got := out.String()
+	if !strings.Contains(got, "# KVATLAS_LISTEN\n") || !strings.Contains(got, "# HF_TOKEN\n") || strings.Contains(got, "hf_secret") {
+		t.Errorf("got\n%s", got)
 	}
 }

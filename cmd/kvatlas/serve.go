@@ -37,6 +37,7 @@ func (p *program) serve(ctx context.Context, args []string) int {
 	if *play {
 		loader.SetDefault("tokenizers", demoTokenizers)
 		loader.SetDefault("hub-offline", "true")
+		loader.SetDefault("drain-delay", "0s")
 		loader.SetDefault("log-format", "console")
 		loader.SetDefault("log-level", "warn")
 	}

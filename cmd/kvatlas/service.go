@@ -250,7 +250,7 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 	}
 	select {
 	case <-ctx.Done():
-		s.log.Info().Err(context.Cause(ctx)).Msg("ending")
+		s.log.Info().Str("because", context.Cause(ctx).Error()).Msg("ending")
 	case err = <-failed:
 	}
 	cancel()
