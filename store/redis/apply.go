@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -96,6 +98,9 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error)
 	for len(calls) > 0 {
 		n := min(len(calls), tripCalls)
 		cmds, err := x.run(ctx, calls[:n]...)
+		if x.cluster && redis.HasErrorPrefix(err, "TRYAGAIN") {
+			cmds, err = x.runSingly(ctx, calls[:n])
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -132,6 +137,16 @@ func (x *Index) resolve(ctx context.Context, p *plan) error {
 	for len(calls) > 0 {
 		n := min(len(calls), tripCalls)
 		cmds, err := x.run(ctx, calls[:n]...)
+		// Once is enough, unless others take thousands of ids in between.
+		for range applyTries {
+			next, ok := reserveNeeded(err)
+			if !ok {
+				break
+			}
+			if err = x.reserve(ctx, next); err == nil {
+				cmds, err = x.run(ctx, calls[:n]...)
+			}
+		}
 		if err != nil {
 			return err
 		}
@@ -163,8 +178,12 @@ func (x *Index) holdersCall(pod *podPlan) (*call, error) {
 	if err != nil {
 		return nil, fmt.Errorf("redis: the registration of %s: %w", pod.name, err)
 	}
-	args := make([]string, 0, 6+2*len(pod.clears)+3*len(pod.order))
-	args = append(args, pod.name, string(text), strconv.Itoa(x.config.MaxPods), strconv.Itoa(x.config.MaxHolders), strconv.Itoa(len(pod.clears)))
+	reserved := "0"
+	if x.cluster {
+		reserved = "1"
+	}
+	args := make([]string, 0, 7+2*len(pod.clears)+3*len(pod.order))
+	args = append(args, pod.name, string(text), strconv.Itoa(x.config.MaxPods), strconv.Itoa(x.config.MaxHolders), reserved, strconv.Itoa(len(pod.clears)))
 	for _, c := range pod.clears {
 		args = append(args, c.rank, c.tier)
 	}
@@ -228,6 +247,41 @@ func (x *Index) editCalls(list []edit, ops []string, check *call) []*call {
 		calls = append(calls, c)
 	}
 	return calls
+}
+
+// runSingly makes the runs of a cluster again, each block in a run of its own.
+// While a slot moves from one node to another, a script can only be run where
+// all of its keys are, which for a single key is one node or the other.
+func (x *Index) runSingly(ctx context.Context, calls []*call) ([]*redis.Cmd, error) {
+	var all []*redis.Cmd
+	for _, c := range calls {
+		if c.args[0] != "0" { // the check, which has no blocks
+			cmds, err := x.run(ctx, c)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, cmds...)
+			continue
+		}
+		keys := c.keys
+		var single []*call
+		for i := 1; i < len(c.args); i += 2 {
+			n, err := strconv.Atoi(c.args[i+1])
+			if err != nil {
+				return nil, err
+			}
+			for range n {
+				single = append(single, &call{script: c.script, keys: keys[:1], args: []string{"0", c.args[i], "1"}})
+				keys = keys[1:]
+			}
+		}
+		cmds, err := x.run(ctx, single...)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, cmds...)
+	}
+	return all, nil
 }
 
 // parts cuts a list of edits, which ascends by partition, into those of one run.

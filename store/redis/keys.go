@@ -49,6 +49,9 @@ func newNames(prefix string) *names {
 // own is the hash of a pod's holders.
 func (n *names) own(pod string) string { return n.prefix + "{" + registryTag + "}:own:" + pod }
 
+// high is where a partition remembers up to which id holders may have been given.
+func (n *names) high(partition int) string { return n.blocks[partition] + ":high" }
+
 // blockLen is the length of every block key.
 func (n *names) blockLen() int { return len(n.prefix) + 3 + 8 }
 

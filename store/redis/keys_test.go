@@ -121,7 +121,7 @@ func TestControlKeysAreNoBlocks(t *testing.T) {
 		control = append(control, n.own(strings.Repeat("p", l)))
 	}
 	for p := range n.blocks {
-		control = append(control, n.blocks[p]+":s", n.blocks[p]+":log")
+		control = append(control, n.high(p), n.blocks[p]+":s", n.blocks[p]+":log")
 	}
 	for _, name := range control {
 		if k, ok := n.parseBlock(name); ok {

@@ -80,9 +80,8 @@ func (l *lookup) take(ctx context.Context, p part) (err error) {
 	if reply := replyError(""); errors.As(err, &reply) {
 		// The client does not look into raw replies, so that it has not followed
 		// a redirection, which is what this is while slots move or a master is
-		// new. The plain form of the command follows it, and makes the client
-		// learn the new places.
-		return l.takeAgain(ctx, p.keys)
+		// new. Plain commands follow it, and make the client learn the new places.
+		return l.takeSingly(ctx, p.keys)
 	}
 	for j, i := range p.keys[:min(len(p.keys), len(l.spans))] {
 		l.vals[i] = l.spans[j]
@@ -90,21 +89,27 @@ func (l *lookup) take(ctx context.Context, p part) (err error) {
 	return err
 }
 
-// takeAgain reads a part by the slow way.
-func (l *lookup) takeAgain(ctx context.Context, keys []int) error {
-	cmd := redis.NewSliceCmd(ctx, l.mget(keys)...)
+// takeSingly reads a part key by key, which also works for the keys of a slot
+// that are on two nodes while it moves.
+func (l *lookup) takeSingly(ctx context.Context, keys []int) error {
+	pipe := l.x.client.Pipeline()
+	cmds := make([]*redis.StringCmd, len(keys))
+	for j, i := range keys {
+		cmds[j] = pipe.Get(ctx, l.keys[i])
+	}
 	l.x.roundTrips.Add(1)
-	if err := l.x.client.Process(ctx, cmd); err != nil {
-		return err
-	}
-	if len(cmd.Val()) != len(keys) {
-		return errProtocol
-	}
-	for j, v := range cmd.Val() {
+	// The pipeline's error is that of some command, and each is looked at.
+	_, _ = pipe.Exec(ctx)
+	for j, c := range cmds {
 		l.vals[keys[j]] = span{0, noValue}
-		if s, ok := v.(string); ok {
-			l.vals[keys[j]] = span{int32(len(l.joined)), int32(len(s))}
-			l.joined = append(l.joined, s...)
+		v, err := c.Result()
+		switch {
+		case err == nil:
+			l.vals[keys[j]] = span{int32(len(l.joined)), int32(len(v))}
+			l.joined = append(l.joined, v...)
+		case errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "WRONGTYPE"):
+		default:
+			return err
 		}
 	}
 	return nil

@@ -264,16 +264,16 @@ func TestGenerations(t *testing.T) {
 	add(0, store.GPU)
 	add(0, store.CPU)
 	add(1, store.GPU)
-	want(map[string]string{"1": "gpu 0 1", "2": "cpu 0 1", "3": "gpu 1 2"})
+	want(map[string]string{"1": "gpu 0 1", "2": "cpu 0 1", "3": "gpu 1 3"})
 	apply(t, x, batchOf("a b", store.Clear))
 	add(0, store.GPU)
-	want(map[string]string{"4": "gpu 0 1", "2": "cpu 0 1", "3": "gpu 1 2"})
+	want(map[string]string{"4": "gpu 0 1", "2": "cpu 0 1", "3": "gpu 1 3"})
 	if _, err := x.Retire(t.Context(), "a b"); err != nil {
 		t.Fatal(err)
 	}
 	want(map[string]string{})
 	add(0, store.GPU)
-	want(map[string]string{"5": "gpu 0 3"})
+	want(map[string]string{"5": "gpu 0 5"})
 	if n := plain.HGet(t.Context(), x.names.count, "ended").Val(); n != "4" {
 		t.Errorf("%s ended lives counted, want 4", n)
 	}

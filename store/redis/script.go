@@ -30,6 +30,12 @@ var applyLua string
 //go:embed lua/sweep.lua
 var sweepLua string
 
+//go:embed lua/reserve.lua
+var reserveLua string
+
+//go:embed lua/mark.lua
+var markLua string
+
 // script is a Lua script and the hash that the server knows it by.
 type script struct{ src, sha string }
 
@@ -50,6 +56,8 @@ var (
 	modelScript    = newScript(registryLua, modelLua)
 	applyScript    = newScript(applyLua)
 	sweepScript    = newScript(sweepLua)
+	reserveScript  = newScript(registryLua, reserveLua)
+	markScript     = newScript(markLua)
 )
 
 // call is one run of a script.

@@ -1,9 +1,11 @@
 -- Makes a pod ready to be written under: registers it when it is not, ends the
 -- lives of the holders that a clear names, and gives the ids of holders.
--- ARGV  schema partitions pod json max_pods max_holders
+-- ARGV  schema partitions pod json max_pods max_holders reserved
 --       clears  then so many times: rank tier, either of them * for all
 --       wanted  then so many times: rank tier give, which is 1 to give an id
 --               to a holder that has none
+-- With reserved 1, which is for a cluster, ids are given only up to the limit
+-- that reserve.lua has set.
 -- Returns the ids in the order wanted, 0 for a holder that has none.
 
 local pod, json = ARGV[3], ARGV[4]
@@ -22,8 +24,8 @@ if fresh then
   change = true
 end
 
-local at = 8
-for _ = 1, tonumber(ARGV[7]) do
+local at = 9
+for _ = 1, tonumber(ARGV[8]) do
   local rank, tier = ARGV[at], ARGV[at + 1]
   at = at + 2
   local fields, ids = {}, {}
@@ -44,7 +46,7 @@ for _ = 1, tonumber(ARGV[7]) do
 end
 
 local out = {}
-local full = false
+local problem
 for i = 1, tonumber(ARGV[at]) do
   local rank, tier, give = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   at = at + 3
@@ -52,16 +54,22 @@ for i = 1, tonumber(ARGV[at]) do
   local id = redis.call('HGET', own, field)
   if not id and give == '1' then
     if redis.call('HLEN', gen) >= tonumber(ARGV[6]) then
-      full = true
+      problem = 'KVAFULL holders ' .. ARGV[6]
       break
     end
     given()
-    local life = redis.call('HGET', own, rank)
-    if not life then
-      life = text(redis.call('HINCRBY', count, 'generation', 1))
-      redis.call('HSET', own, rank, life)
+    local next = tonumber(redis.call('HGET', count, 'holder') or '0') + 1
+    if ARGV[7] == '1' and next > tonumber(redis.call('HGET', count, 'reserved') or '0') then
+      problem = 'KVARESERVE ' .. text(next)
+      break
     end
     id = text(redis.call('HINCRBY', count, 'holder', 1))
+    -- A generation has the number of its first holder.
+    local life = redis.call('HGET', own, rank)
+    if not life then
+      life = id
+      redis.call('HSET', own, rank, life)
+    end
     redis.call('HSET', own, field, id)
     redis.call('HSET', gen, id, tier .. ' ' .. rank .. ' ' .. life .. ' ' .. text(now) .. ' ' .. pod)
     change = true
@@ -69,5 +77,5 @@ for i = 1, tonumber(ARGV[at]) do
   out[i] = id or '0'
 end
 if change then moved() end
-if full then return redis.error_reply('KVAFULL holders ' .. ARGV[6]) end
+if problem then return redis.error_reply(problem) end
 return out

@@ -31,7 +31,6 @@ local function given()
   if last == run then return end
   if last then
     redis.call('HINCRBY', count, 'holder', 4096)
-    redis.call('HINCRBY', count, 'generation', 4096)
     redis.call('INCRBY', epoch, 1048576)
   end
   redis.call('HSET', count, 'run', run)
