@@ -114,68 +114,76 @@ func (q *blocksRequest) check(f form) error {
 
 // change applies a request to the index and returns how many blocks it named.
 func (s *Server) change(ctx context.Context, q *blocksRequest, f form) (int, error) {
-	if q.op != store.Add {
-		known, err := s.knowsPod(ctx, q.pod)
-		if err != nil {
-			return 0, err
+	if q.op == store.Add {
+		return s.add(ctx, q)
+	}
+	reg, err := s.registry(ctx, q.pod, q.model)
+	if err != nil {
+		return 0, err
+	}
+	var chain []blockkey.Key
+	if q.op == store.Remove {
+		size := s.cfg.BlockSize
+		if m, ok := reg.Models[q.model]; ok {
+			size = m.BlockSize
 		}
-		if !known {
-			// A pod that is not there holds nothing, and Apply would register it.
-			return len(q.chain(s.blockSize(q.model))), nil
-		}
+		chain = q.chain(size)
+	}
+	if _, known := reg.PodIndex(q.pod); !known {
+		// A pod that is not there holds nothing, and Apply would register it.
+		return len(chain), nil
 	}
 	tier := q.tier
-	if !f.has("tier") && q.op != store.Add {
+	if !f.has("tier") {
 		tier = store.AllTiers
 	}
 	batch := store.Batch{Pod: q.pod, Rank: q.rank, Model: q.model}
 	if q.op == store.Clear {
 		batch.Ops = []store.Op{{Kind: store.Clear, Tier: tier, AllRanks: !f.has("rank")}}
-		return 0, s.cfg.Index.Apply(ctx, batch)
-	}
-	size := s.blockSize(q.model)
-	if q.op == store.Add {
-		var err error
-		if size, err = s.fixBlockSize(ctx, q.model); err != nil {
-			return 0, err
-		}
-	}
-	chain := q.chain(size)
-	for keys := range slices.Chunk(chain, store.MaxOpKeys) {
-		batch.Ops = append(batch.Ops, store.Op{Kind: q.op, Tier: tier, Keys: keys})
+	} else {
+		batch.Ops = ops(store.Remove, tier, chain)
 	}
 	return len(chain), s.cfg.Index.Apply(ctx, batch)
 }
 
+// add is the change that registers the pod and fixes the model's settings.
+func (s *Server) add(ctx context.Context, q *blocksRequest) (int, error) {
+	size, err := s.fixBlockSize(ctx, q.model)
+	if err != nil {
+		return 0, err
+	}
+	chain := q.chain(size)
+	batch := store.Batch{Pod: q.pod, Rank: q.rank, Model: q.model, Ops: ops(store.Add, q.tier, chain)}
+	return len(chain), s.cfg.Index.Apply(ctx, batch)
+}
+
+// ops deals keys out to as many ops as they need.
+func ops(kind store.OpKind, tier store.Tier, keys []blockkey.Key) (all []store.Op) {
+	for part := range slices.Chunk(keys, store.MaxOpKeys) {
+		all = append(all, store.Op{Kind: kind, Tier: tier, Keys: part})
+	}
+	return all
+}
+
 // chain is the block keys that the request names, under an index block size.
 func (q *blocksRequest) chain(size int) []blockkey.Key {
-	if len(q.keys) > 0 || q.op == store.Clear {
+	if len(q.keys) > 0 {
 		return q.keys
 	}
 	q.keys = blockkey.AppendNative(q.keys[:0], q.tokens, size, blockkey.NativeSeed(q.lora, q.salt))
 	return q.keys
 }
 
-// knowsPod asks the index itself only about a pod that this process has not
-// seen.
-func (s *Server) knowsPod(ctx context.Context, pod string) (bool, error) {
-	if _, ok := s.cfg.Index.Cached().PodIndex(pod); ok {
-		return true, nil
+// registry asks the index itself only when this process has not seen the pod
+// or the model.
+func (s *Server) registry(ctx context.Context, pod, model string) (*store.Registry, error) {
+	reg := s.cfg.Index.Cached()
+	if _, ok := reg.Models[model]; ok {
+		if _, ok := reg.PodIndex(pod); ok {
+			return reg, nil
+		}
 	}
-	reg, err := s.cfg.Index.Registry(ctx)
-	if err != nil {
-		return false, err
-	}
-	_, ok := reg.PodIndex(pod)
-	return ok, nil
-}
-
-// blockSize is the model's index block size as far as this process knows.
-func (s *Server) blockSize(model string) int {
-	if m, ok := s.cfg.Index.Cached().Models[model]; ok {
-		return m.BlockSize
-	}
-	return s.cfg.BlockSize
+	return s.cfg.Index.Registry(ctx)
 }
 
 // fixBlockSize returns the model's index block size, and fixes it to the

@@ -45,7 +45,7 @@ func TestDocumentedExamples(t *testing.T) {
 	ts := httptest.NewServer(s.Handler())
 	defer ts.Close()
 
-	blocks := regexp.MustCompile("(?m)^ *```(sh|json)\n((?s:.*?))^ *```$")
+	blocks := regexp.MustCompile("(?m)^ *```(sh|json)\n((?:.*\n)*?) *```$")
 	lines, answers := 0, 0
 	var last string
 	end := 0

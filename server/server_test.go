@@ -107,7 +107,7 @@ func TestBodies(t *testing.T) {
 			t.Errorf("a body of just the limit: %d %s", w.Code, w.Body)
 		}
 	}
-	r := httptest.NewRequest("POST", "/v1/score", strings.NewReader(exact))
+	r := httptest.NewRequest(http.MethodPost, "/v1/score", strings.NewReader(exact))
 	r.Header.Set("Content-Encoding", "gzip")
 	w := httptest.NewRecorder()
 	s.Handler().ServeHTTP(w, r)
@@ -137,7 +137,7 @@ func TestSlowBody(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != 408 || !strings.Contains(string(text), "body_timeout") {
+	if err != nil || resp.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(text), "body_timeout") {
 		t.Errorf("%d %s %v", resp.StatusCode, text, err)
 	}
 }
@@ -392,11 +392,24 @@ func TestModelSettings(t *testing.T) {
 	if body := s.post(t, "/v1/score", `{"model":"two","tokens":[1,2,3,4,5]}`); !strings.Contains(body, `"scores":{"p":2}`) || !strings.Contains(body, `"blocks":{"total":2,"size":2}`) {
 		t.Errorf("blocks of 2: %s", body)
 	}
+	// A process that has not seen the model or the pod asks before it removes.
+	fresh := newServer(t, unaware{index})
+	if body := fresh.post(t, "/v1/blocks", `{"op":"remove","model":"two","pod":"p","tokens":[1,2,3,4,5]}`); body != "{\"blocks\":2}\n" {
+		t.Errorf("remove: %s", body)
+	}
+	if body := s.post(t, "/v1/score", `{"model":"two","tokens":[1,2,3,4,5]}`); !strings.Contains(body, `"scores":{}`) {
+		t.Errorf("after the remove: %s", body)
+	}
 	w := s.do("POST", "/v1/blocks", strings.NewReader(`{"op":"add","model":"other","pod":"p","tokens":[1,2,3,4]}`))
 	if e := refused(t, w, 409, "model_conflict"); *e.Error.Param != "model" {
 		t.Errorf("%s", w.Body)
 	}
 }
+
+// unaware is the index of a process that has seen nothing of it yet.
+type unaware struct{ store.Index }
+
+func (unaware) Cached() *store.Registry { return store.NewRegistry(0, nil, nil, nil, time.Time{}) }
 
 // TestManyKeys adds and removes more keys than one op can carry.
 func TestManyKeys(t *testing.T) {
@@ -432,7 +445,7 @@ func TestNoTokenizer(t *testing.T) {
 func TestRequestIDs(t *testing.T) {
 	s := newServer(t, openIndex(t))
 	send := func(id string) string {
-		r := httptest.NewRequest("GET", "/healthz", nil)
+		r := httptest.NewRequest(http.MethodGet, "/healthz", nil)
 		r.Header.Set("X-Request-Id", id)
 		w := httptest.NewRecorder()
 		s.Handler().ServeHTTP(w, r)
@@ -470,7 +483,7 @@ func TestLog(t *testing.T) {
 		{"GET", "/v1/pods/p", "", "/v1/pods/{name}", `"code":"unknown_pod"`},
 	} {
 		s.log.Reset()
-		r := httptest.NewRequest("POST", tc.path, strings.NewReader(tc.body))
+		r := httptest.NewRequest(http.MethodPost, tc.path, strings.NewReader(tc.body))
 		r.Method = tc.method
 		w := httptest.NewRecorder()
 		s.Handler().ServeHTTP(w, r)
@@ -497,7 +510,7 @@ func TestLog(t *testing.T) {
 func want(t *testing.T, s subject, lines ...string) {
 	t.Helper()
 	w := httptest.NewRecorder()
-	s.metrics.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	s.metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	for _, l := range lines {
 		if !strings.Contains(w.Body.String(), "\n"+l+"\n") {
 			t.Errorf("no %s in the metrics:\n%s", l, grep(w.Body, l[:strings.IndexAny(l, "{ ")]))
@@ -567,7 +580,7 @@ func TestHead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != 200 {
+	if resp.StatusCode != http.StatusOK {
 		t.Errorf("HEAD /healthz: %d", resp.StatusCode)
 	}
 	ts.Client().CloseIdleConnections()

@@ -8,8 +8,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write what the server answers into testdata/traces")
@@ -62,26 +65,52 @@ func runTrace(t *testing.T, file string, index store.Index) (got, want string) {
 	return strings.TrimSpace(out.String()) + "\n", string(text)
 }
 
-// TestTraces holds the answers against those in testdata, byte for byte.
-func TestTraces(t *testing.T) {
+// eachTrace runs check for each trace file.
+func eachTrace(t *testing.T, check func(t *testing.T, file string)) {
+	t.Helper()
 	files, err := filepath.Glob("testdata/traces/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no traces", err)
 	}
 	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			got, want := runTrace(t, file, openIndex(t))
-			if *rewrite {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil { //nolint:gosec // test data is for all to read
-					t.Fatal(err)
-				}
-				return
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) { check(t, file) })
+	}
+}
+
+// TestTraces holds the answers against those in testdata, byte for byte.
+func TestTraces(t *testing.T) {
+	eachTrace(t, func(t *testing.T, file string) {
+		got, want := runTrace(t, file, openIndex(t))
+		if *rewrite {
+			if err := os.WriteFile(file, []byte(got), 0o644); err != nil { //nolint:gosec // test data is for all to read
+				t.Fatal(err)
 			}
-			if got != want {
-				t.Errorf("answers differ from %s (see -rewrite):\n%s", file, diff(want, got))
+			return
+		}
+		if got != want {
+			t.Errorf("answers differ from %s (see -rewrite):\n%s", file, diff(want, got))
+		}
+	})
+}
+
+// TestTracesRedis holds the answers of a server over Redis against the same
+// files: they must be the bytes that the index in memory gives.
+func TestTracesRedis(t *testing.T) {
+	rs := redistest.Start(t)
+	eachTrace(t, func(t *testing.T, file string) {
+		index, err := redis.Open(redis.Config{URL: rs.URL(), Prefix: strings.TrimSuffix(filepath.Base(file), ".txt"), Timeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := index.Close(); err != nil {
+				t.Error(err)
 			}
 		})
-	}
+		if got, want := runTrace(t, file, index); got != want {
+			t.Errorf("Redis answers otherwise than memory:\n%s", diff(want, got))
+		}
+	})
 }
 
 // diff shows the first line that differs.
