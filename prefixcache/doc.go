@@ -10,6 +10,16 @@
 //   - [Trie] is a radix tree over the bytes of the texts. It finds what two
 //     texts share to the byte, and keeps the texts for that.
 //
+// Trie finds more and is quicker, LRU takes less memory and keeps no prompt's
+// text. CPU time of one core on a loaded 2-core machine, and memory for text of
+// 4.5 bytes a token that shares nothing:
+//
+//	                              LRU       Trie
+//	Find, 8 KB, all known         4 us      0.5 us
+//	Find, 131,072 tokens, 590 KB  0.39 ms   0.05 ms
+//	Put of 590 KB, all new        9 ms      2 ms
+//	memory                        7.5       10.6 bytes a token
+//
 // # What Find promises
 //
 // A token belongs to the prefix of a text that holds the byte at which the

@@ -82,9 +82,10 @@ func TestNoHalfCharacter(t *testing.T) {
 			for pad := range minChunkBytes {
 				s, _ := small(t, kind, 1<<20)
 				text := strings.Repeat("-", pad) + x.text
-				tokens, ends := make([]uint32, pad), make([]int, pad)
-				for i := range ends {
-					ends[i] = i + 1
+				var tokens []uint32
+				var ends []int
+				for i := range pad {
+					tokens, ends = append(tokens, 0), append(ends, i+1)
 				}
 				for i, end := range x.ends {
 					if end > 0 {

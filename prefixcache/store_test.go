@@ -188,6 +188,14 @@ func TestExamples(t *testing.T) {
 			{"0123456789foo bar!", []uint32{1, 2, 4, 5}, []uint32{1, 2, 4, 5}, 18, 18, true, true},
 			{"0123456789foo bax", []uint32{1, 2}, []uint32{1, 2}, 16, 16, false, false},
 		}},
+		{"tokens meet again after one that differs", []put{
+			{c16 + c16 + c16 + "x", []uint32{1, 2, 3, 4}, []int{1, 3, 30, 49}},
+			{c16 + c16 + c16 + "y", []uint32{1, 3, 5}, []int{1, 30, 49}},
+		}, []want{
+			{c16 + c16 + c16 + "x", []uint32{1, 2, 3, 4}, []uint32{1, 2, 3, 4}, 49, 49, true, true},
+			{c16 + c16 + c16 + "y", []uint32{1, 3, 5}, []uint32{1, 3, 5}, 49, 49, true, true},
+			{c16 + c16 + c16 + "z", []uint32{1, 2, 3}, []uint32{1, 2, 3}, 48, 48, false, false},
+		}},
 		{"the tokens of a text change", []put{
 			{c16 + "x", []uint32{1, 2}, []int{16, 17}},
 			{c16 + "x", []uint32{1, 3}, []int{16, 17}},
@@ -283,6 +291,8 @@ func TestEvictsByRecency(t *testing.T) {
 			}
 		}
 		whole := func(i int) bool { return s.Find(nil, "m", words(8000, uint64(i))).Whole }
+		put(0)
+		cost := s.Stats().Bytes
 		const n = 300 // about three times the bound
 		for i := range n {
 			put(i)
@@ -302,10 +312,185 @@ func TestEvictsByRecency(t *testing.T) {
 		if first != n-kept {
 			t.Errorf("%d texts are known, the oldest is number %d of %d: not the latest ones", kept, first, n)
 		}
+		if int64(kept)*cost < s.Stats().MaxBytes*8/10 {
+			t.Errorf("only %d texts of %d bytes are known: the rest is of no use", kept, cost)
+		}
 		if st := s.Stats(); st.Evicted == 0 || st.Bytes > st.MaxBytes || st.Bytes < st.MaxBytes*9/10 {
 			t.Errorf("%+v", st)
 		}
 	})
+}
+
+// TestEvictsFromTheEnd says that what is left of a text that is being dropped
+// is its beginning, since the rest is of no use without it.
+func TestEvictsFromTheEnd(t *testing.T) {
+	each(t, func(t *testing.T, kind string) {
+		s := newStore(t, kind, Config{MaxBytes: 1 << 20})
+		text := words(300_000, 1)
+		tokens, ends := split(text, 1)
+		if err := s.Put("m", text, tokens, ends); err != nil {
+			t.Fatal(err)
+		}
+		piece := map[string]int{KindLRU: defaultChunkBytes, KindTrie: defaultMaxLabel}[kind]
+		for i, left := uint64(2), len(text); left > 0; i++ {
+			other := words(5000, i)
+			tokens, ends := split(other, 1)
+			before := s.Stats().Evicted
+			if err := s.Put("m", other, tokens, ends); err != nil {
+				t.Fatal(err)
+			}
+			dropped := int(s.Stats().Evicted - before)
+			known := s.Find(nil, "m", text).Bytes
+			forgetReads(s)
+			if left-known > (dropped+1)*piece {
+				t.Fatalf("%d entries were dropped, and the known prefix fell from %d to %d bytes", dropped, left, known)
+			}
+			left = known
+		}
+	})
+}
+
+// forgetReads takes back the marks of all reads.
+func forgetReads(s Store) {
+	switch s := s.(type) {
+	case *LRU:
+		for i := range s.shards {
+			for _, c := range s.shards[i].lru.Values() {
+				c.ref.Store(false)
+			}
+		}
+	case *Trie:
+		var visit func(n *node)
+		visit = func(n *node) {
+			n.ref.Store(false)
+			if kids := n.kids.Load(); kids != nil {
+				for _, k := range *kids {
+					visit(k.node)
+				}
+			}
+		}
+		for _, n := range s.scopes {
+			visit(n)
+		}
+	}
+}
+
+// TestTrieMerge has the three ways in which a node and its only child meet when
+// a sibling is dropped.
+func TestTrieMerge(t *testing.T) {
+	const head = "0123456789"
+	type put struct {
+		text   string
+		tokens []uint32
+		ends   []int
+	}
+	ones := func(text string) put { // a token a byte
+		p := put{text: text}
+		for i := range text {
+			p.tokens, p.ends = append(p.tokens, uint32(text[i])), append(p.ends, i+1)
+		}
+		return p
+	}
+	for _, c := range []struct {
+		name  string
+		puts  []put // the first one is dropped
+		nodes int64 // then, with the root
+		query string
+		want  []uint32
+	}{
+		{"the same tokens", []put{ones(head + "abcdef"), ones(head + "Z"), ones(head + "abQ")}, 4, head + "abX", ones(head + "ab").tokens},
+		{"takes back a part", []put{ones(head + "abcdef"), ones(head + "Z"), {head + "abQ", append(ones(head+"a").tokens, 7), append(ones(head+"a").ends, 13)}}, 4, head + "abX", ones(head + "a").tokens},
+		{"takes back more than there is", []put{ones(head + "abcdef"), ones(head + "Z"), {head + "abQ", []uint32{7, 8}, []int{9, 13}}}, 4, head + "aX", []uint32{7}},
+		{"a text ends between", []put{ones(head + "abcdef"), ones(head + "Z"), ones(head + "abQ"), ones(head + "ab")}, 5, head + "abX", ones(head + "ab").tokens},
+	} {
+		s, err := NewTrie(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range c.puts {
+			if err := s.Put("m", p.text, p.tokens, p.ends); err != nil {
+				t.Fatal(err)
+			}
+		}
+		forgetReads(s)
+		s.evict()
+		if err := s.audit(); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if n := s.Stats().Entries; n != c.nodes {
+			t.Errorf("%s: %d nodes, want %d", c.name, n, c.nodes)
+		}
+		if m := s.Find(nil, "m", c.puts[0].text); m.Whole {
+			t.Errorf("%s: the wrong one was dropped", c.name)
+		}
+		for _, p := range c.puts[1:] {
+			if m := s.Find(nil, "m", p.text); !m.Whole || !slices.Equal(m.Tokens, p.tokens) {
+				t.Errorf("%s: Find(%q) = %v, want %v", c.name, p.text, m, p.tokens)
+			}
+		}
+		if m := s.Find(nil, "m", c.query); !slices.Equal(m.Tokens, c.want) {
+			t.Errorf("%s: Find(%q) = %v, want %v", c.name, c.query, m, c.want)
+		}
+	}
+}
+
+// TestTrieInsertRefusesAStalePlace plays through what another writer may do
+// between a writer's walk and its insert.
+func TestTrieInsertRefusesAStalePlace(t *testing.T) {
+	put := func(s *Trie, text string) {
+		tokens, ends := split(text, 1)
+		if err := s.Put("m", text, tokens, ends); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name          string
+		before, text  string
+		between       func(s *Trie)
+		insertedAtAll bool
+	}{
+		{"nothing", "abcdef", "abcxyz", func(*Trie) {}, true},
+		{"elsewhere", "abcdef", "abcxyz", func(s *Trie) { put(s, "xyz"); put(s, "ab") }, false}, // "ab" splits
+		{"another branch", "abcdef", "abcxyz", func(s *Trie) { put(s, "xyz") }, true},
+		{"split at the place", "abcdef", "abcxyz", func(s *Trie) { put(s, "abcq") }, false},
+		{"split below", "abcdef", "abcxyz", func(s *Trie) { put(s, "abcdq") }, false},
+		{"the same child", "abc", "abcxyz", func(s *Trie) { put(s, "abcx") }, false},
+		{"another child", "abc", "abcxyz", func(s *Trie) { put(s, "abcq") }, true},
+		{"the same text", "abc", "abcxyz", func(s *Trie) { put(s, "abcxyz") }, false},
+		{"dropped", "abcdef", "abcxyz", func(s *Trie) { s.evict(); s.evict() }, false},
+		{"dropped and back", "abcdef", "abcxyz", func(s *Trie) {
+			for s.evict() {
+			}
+			put(s, "abcdef")
+		}, false},
+		{"purged", "abcdef", "abcxyz", (*Trie).Purge, false},
+		{"purged and back", "abcdef", "abcxyz", func(s *Trie) { s.Purge(); put(s, "abcdef") }, false},
+		{"the scope's first text", "", "abcxyz", func(s *Trie) { put(s, "xyz") }, false},
+	} {
+		s, err := NewTrie(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.before != "" {
+			put(s, c.before)
+		}
+		tokens, ends := split(c.text, 2)
+		p := s.walk("m", c.text, tokens, ends, len(tokens))
+		r := s.build(&p)
+		c.between(s)
+		if got := s.insert(&p, &r); got != c.insertedAtAll {
+			t.Errorf("%s: inserted: %v", c.name, got)
+		}
+		if err := s.audit(); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if err := s.Put("m", c.text, tokens, ends); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Find(nil, "m", c.text); !got.Whole || !slices.Equal(got.Tokens, tokens) {
+			t.Errorf("%s: %v, want %v", c.name, got, tokens)
+		}
+	}
 }
 
 // TestHeap holds the books against what the garbage collector counts.
