@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -16,9 +17,11 @@ import (
 )
 
 const (
-	// callKeys is how many blocks one run of apply.lua changes at most, so that
-	// it keeps the server from others for less than 2 ms.
-	callKeys = 512
+	// callKeys is how many blocks one run of apply.lua changes at most, and
+	// callBytes how many bytes of values it may meet, so that it keeps the server
+	// from others for less than 2 ms.
+	callKeys  = 512
+	callBytes = 64 << 10
 	// tripCalls is how many runs go in one round trip at most.
 	tripCalls = 64
 	// applyTries is how often Apply begins anew because others have ended the
@@ -26,11 +29,11 @@ const (
 	applyTries = 32
 )
 
-// What apply.lua returns.
+// What apply.lua returns instead of the bytes that it has looked at.
 const (
-	applied int64 = iota
-	outdated
-	leaseRunOut
+	applied     int64 = 0 // or more
+	outdated    int64 = -1
+	leaseRunOut int64 = -2
 )
 
 // Apply implements store.Index.
@@ -95,6 +98,7 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error)
 		return applied, nil
 	}
 	calls := x.applyCalls(p, steps)
+	bytes := int64(0)
 	for len(calls) > 0 {
 		n := min(len(calls), tripCalls)
 		cmds, err := x.run(ctx, calls[:n]...)
@@ -109,12 +113,14 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error)
 			if !ok {
 				return 0, fmt.Errorf("redis: apply.lua returned %v", c.Val())
 			}
-			if status != applied {
+			if status < applied {
 				return status, nil
 			}
+			bytes += status
 		}
 		calls = calls[n:]
 	}
+	x.pace.learn(len(steps), bytes)
 	return applied, nil
 }
 
@@ -217,7 +223,7 @@ func (x *Index) applyCalls(p *plan, steps []step) []*call {
 // by partition.
 func (x *Index) editCalls(list []edit, ops []string, check *call) []*call {
 	var calls []*call
-	cut := parts(list, x.cluster)
+	cut := parts(list, x.pace.keys(), x.cluster)
 	for _, part := range cut {
 		// Blocks that change alike stand together.
 		slices.SortStableFunc(part, func(a, b edit) int { return a.ops - b.ops })
@@ -285,10 +291,10 @@ func (x *Index) runSingly(ctx context.Context, calls []*call) ([]*redis.Cmd, err
 }
 
 // parts cuts a list of edits, which ascends by partition, into those of one run.
-func parts(list []edit, byPartition bool) [][]edit {
+func parts(list []edit, size int, byPartition bool) [][]edit {
 	var out [][]edit
 	for len(list) > 0 {
-		n := min(len(list), callKeys)
+		n := min(len(list), size)
 		if byPartition {
 			p := list[0].key.Partition()
 			for i, e := range list[:n] {
@@ -321,6 +327,31 @@ func (x *Index) checkCall(p *plan) *call {
 		}
 	}
 	return c
+}
+
+// pace is how many blocks one run of apply.lua should change: fewer where many
+// hold each of them.
+type pace struct {
+	// bytes is what the values have been long lately, on average.
+	bytes atomic.Int64
+}
+
+// learn takes in what a call has met.
+func (p *pace) learn(blocks int, bytes int64) {
+	if blocks == 0 {
+		return
+	}
+	// Up at once, down slowly: a run that is too short costs little.
+	now, last := bytes/int64(blocks), p.bytes.Load()
+	if now < last {
+		now = last - (last-now+15)/16
+	}
+	p.bytes.Store(now)
+}
+
+// keys is how many blocks the next run should change.
+func (p *pace) keys() int {
+	return int(min(callKeys, max(8, callBytes/max(1, p.bytes.Load()))))
 }
 
 // holderCache remembers the ids of holders that this process writes under. What

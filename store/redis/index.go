@@ -22,6 +22,7 @@ type Index struct {
 
 	registry registryCache
 	holders  holderCache
+	pace     pace
 
 	garbled, roundTrips, keysRead, registryLoads atomic.Uint64
 

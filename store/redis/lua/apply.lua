@@ -10,8 +10,9 @@
 -- of each block of the group: "+17" adds holder 17, "-17" removes it, "+17-18"
 -- does both; "=text" deletes a value that is exactly this text.
 --
--- Returns 0 when all is done. When nothing is done: 1, the ids are not what the
--- writer believes; 2, the lease of some pod has run out and it has to be
+-- Returns the bytes of the values that have been looked at, so that the writer
+-- can keep its next runs short. When nothing is done: -1, the ids are not what
+-- the writer believes; -2, the lease of some pod has run out and it has to be
 -- retired first.
 
 local at = 2
@@ -26,40 +27,64 @@ if owners > 0 then
     at = at + 1 + 2 * #fields
     local have = #fields > 0 and redis.call('HMGET', KEYS[1 + p], unpack(fields))
     for f = 1, #fields do
-      if (have[f] or '') ~= want[f] then return 1 end
+      if (have[f] or '') ~= want[f] then return -1 end
     end
   end
   local next = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
   if next[2] then
     local now = redis.call('TIME')
-    if tonumber(next[2]) <= now[1] * 1000 + now[2] / 1000 then return 2 end
+    if tonumber(next[2]) <= now[1] * 1000 + now[2] / 1000 then return -2 end
   end
   first = owners + 2
 end
 if first > #KEYS then return 0 end
 
-local find, match = string.find, string.match
+local find, match, sub = string.find, string.match, string.sub
 
 -- wellformed is what a value must look like to be read. That ids ascend is the
--- writers' business and that they fit 32 bits the readers'.
+-- writers' business and that they fit 32 bits the readers'. Of a long value,
+-- which is hardly there by accident, only the ends are looked at.
 local function wellformed(v)
-  return find(v, '^[1-9][%d,]*$') and not find(v, ',[,0]') and not find(v, ',$')
+  if #v > 64 then return find(v, '^[1-9]') and find(v, '^%d', -1) end
+  return find(v, '^[1-9][%d,]*$') and not find(v, ',[,0]') and not find(v, '^,', -1)
+end
+
+-- number returns the id that begins at a place in v, 0 for none.
+local function number(v, at) return tonumber(match(v, '^%d+', at) or '0') end
+
+-- place returns where in v the first id above n begins, nil if there is none.
+local function place(v, n)
+  if number(v, 1) > n then return 1 end
+  -- An id that is not above n begins at from, and the first above n before to.
+  local from, to = 1, #v
+  while to - from > 32 do
+    local half = math.floor((from + to) / 2)
+    local comma = find(v, ',', half, true)
+    if not comma or comma >= to then
+      to = half
+    elseif number(v, comma + 1) > n then
+      to = comma + 1
+    else
+      from = comma + 1
+    end
+  end
+  while true do
+    local comma = find(v, ',', from, true)
+    if not comma then return nil end
+    from = comma + 1
+    if number(v, from) > n then return from end
+  end
 end
 
 -- add returns the value v with the id in it.
 local function add(v, id)
   if not v or not wellformed(v) then return id end
-  if find(',' .. v .. ',', ',' .. id .. ',', 1, true) then return v end
   local n = tonumber(id)
-  if tonumber(match(v, '%d+$')) < n then return v .. ',' .. id end
-  local out, done = {}, false
-  for x in string.gmatch(v, '%d+') do
-    if not done and tonumber(x) > n then
-      out[#out + 1], done = id, true
-    end
-    out[#out + 1] = x
-  end
-  return table.concat(out, ',')
+  if tonumber(match(v, '%d+$', -11)) < n then return v .. ',' .. id end
+  if find(',' .. v .. ',', ',' .. id .. ',', 1, true) then return v end
+  local at = place(v, n)
+  if not at then return id end
+  return sub(v, 1, at - 1) .. id .. ',' .. sub(v, at)
 end
 
 -- remove returns the value v without the id, false when none is left.
@@ -68,12 +93,12 @@ local function remove(v, id)
   local padded = ',' .. v .. ','
   local from = find(padded, ',' .. id .. ',', 1, true)
   if not from then return v end
-  return string.sub(string.sub(padded, 1, from) .. string.sub(padded, from + #id + 2), 2, -2)
+  return sub(sub(padded, 1, from) .. sub(padded, from + #id + 2), 2, -2)
 end
 
 local old = redis.call('MGET', unpack(KEYS, first))
 local set, del = {}, {}
-local block = 0
+local block, bytes = 0, 0
 while ARGV[at] do
   local ops, blocks = ARGV[at], tonumber(ARGV[at + 1])
   at = at + 2
@@ -83,6 +108,7 @@ while ARGV[at] do
     block = block + 1
     local v = old[block]
     local new
+    if v then bytes = bytes + #v end
     if sign == '+' then
       if not v then new = id elseif v == id then new = v else new = add(v, id) end
     elseif sign == '-' then
@@ -108,4 +134,4 @@ while ARGV[at] do
 end
 if #set > 0 then redis.call('MSET', unpack(set)) end
 if #del > 0 then redis.call('UNLINK', unpack(del)) end
-return 0
+return bytes

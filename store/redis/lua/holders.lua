@@ -41,7 +41,10 @@ for _ = 1, tonumber(ARGV[8]) do
       end
     end
   end
-  finish(fields, ids)
+  for i = 1, #fields, 1000 do
+    redis.call('HDEL', own, unpack(fields, i, math.min(i + 999, #fields)))
+  end
+  finish(ids)
   if #ids > 0 then change = true end
 end
 

@@ -45,26 +45,19 @@ local function moved()
   return e
 end
 
--- finish ends the lives of holders: fields and ids are lists of one length.
-local function finish(fields, ids)
+-- finish ends the lives of holders.
+local function finish(ids)
+  local ended = 0
   for i = 1, #ids, 1000 do
-    local to = math.min(i + 999, #ids)
-    redis.call('HDEL', own, unpack(fields, i, to))
-    redis.call('HDEL', gen, unpack(ids, i, to))
+    ended = ended + redis.call('HDEL', gen, unpack(ids, i, math.min(i + 999, #ids)))
   end
-  if #ids > 0 then redis.call('HINCRBY', count, 'ended', #ids) end
+  if ended > 0 then redis.call('HINCRBY', count, 'ended', ended) end
 end
 
--- retire ends the life of the pod that own belongs to.
+-- retire ends the life of the pod that own belongs to. Among the values of own
+-- are the generations of its ranks, which are ids of holders of this life too.
 local function retire(pod)
-  local all = redis.call('HGETALL', own)
-  local fields, ids = {}, {}
-  for i = 1, #all, 2 do
-    if string.find(all[i], '/', 1, true) then
-      fields[#fields + 1], ids[#ids + 1] = all[i], all[i + 1]
-    end
-  end
-  finish(fields, ids)
+  finish(redis.call('HVALS', own))
   redis.call('UNLINK', own)
   redis.call('HDEL', pods, pod)
   redis.call('ZREM', live, pod)

@@ -1,0 +1,106 @@
+package redis
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// slowlog starts to note how long each command keeps the server from others.
+// report gives the shortest, which a busy machine disturbs least, and the median
+// of the scripts' runs.
+func slowlog(b *testing.B, plain *redis.Client) (report func()) {
+	b.Helper()
+	ctx := b.Context()
+	for k, v := range map[string]string{"slowlog-log-slower-than": "0", "slowlog-max-len": "100000"} {
+		if err := plain.ConfigSet(ctx, k, v).Err(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	plain.Do(ctx, "SLOWLOG", "RESET")
+	return func() {
+		var took []float64
+		for _, e := range plain.SlowLogGet(ctx, -1).Val() {
+			if strings.EqualFold(e.Args[0], "evalsha") {
+				took = append(took, float64(e.Duration.Microseconds()))
+			}
+		}
+		slices.Sort(took)
+		b.ReportMetric(took[len(took)/2], "median-us/call")
+		b.ReportMetric(took[0], "min-us/call")
+	}
+}
+
+// BenchmarkApplyScript is the longest that one run of apply.lua takes: 512
+// blocks that so many hold already get one more holder, and lose it.
+func BenchmarkApplyScript(b *testing.B) {
+	s := redistest.Start(b)
+	plain := s.Client()
+	x := open(b, Config{URL: s.URL(), NoSweep: true})
+	keys := manyKeys(callKeys)
+	held := 0
+	for _, holders := range []int{0, 1, 10, 100} {
+		for ; held < holders; held++ {
+			apply(b, x, batchOf(fmt.Sprintf("pod%03d", held), store.Add, keys...))
+		}
+		for name, pod := range map[string]string{"last": "late", "middle": "early"} {
+			if holders == 0 && name == "middle" {
+				continue
+			}
+			if name == "middle" {
+				// An id in the middle of those that hold the blocks.
+				pod = fmt.Sprintf("pod%03d", holders/2)
+			}
+			b.Run(fmt.Sprintf("%d/%s", holders, name), func(b *testing.B) {
+				apply(b, x, batchOf(pod, store.Add, keys...))
+				report := slowlog(b, plain)
+				for b.Loop() {
+					apply(b, x, batchOf(pod, store.Remove, keys...))
+					apply(b, x, batchOf(pod, store.Add, keys...))
+				}
+				report()
+				if name == "last" {
+					apply(b, x, batchOf(pod, store.Remove, keys...))
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkRetire retires a pod that holds many blocks with many ranks: what it
+// takes does not depend on the blocks.
+func BenchmarkRetire(b *testing.B) {
+	s := redistest.Start(b)
+	plain := s.Client()
+	x := open(b, Config{URL: s.URL(), NoSweep: true})
+	for _, c := range []struct{ blocks, ranks int }{{1, 1}, {100000, 1}, {1, 64}, {1, 1024}} {
+		b.Run(fmt.Sprintf("blocks=%d/ranks=%d", c.blocks, c.ranks), func(b *testing.B) {
+			keys := manyKeys(c.blocks)
+			for part := range slices.Chunk(keys, store.MaxOpKeys) {
+				apply(b, x, batchOf("a", store.Add, part...))
+			}
+			report := slowlog(b, plain)
+			for b.Loop() {
+				b.StopTimer()
+				var batches []store.Batch
+				for rank := range c.ranks {
+					batches = append(batches, store.Batch{Pod: "a", Rank: rank, Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: []blockkey.Key{1}}}})
+				}
+				apply(b, x, batches...)
+				plain.Do(b.Context(), "SLOWLOG", "RESET")
+				b.StartTimer()
+				if known, err := x.Retire(b.Context(), "a"); err != nil || !known {
+					b.Fatal(known, err)
+				}
+			}
+			report()
+		})
+	}
+}
