@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +25,9 @@ type Sentinels struct {
 const MasterName = "kv"
 
 // StartSentinels starts a master with a replica and three sentinels, which fail
-// over a master that is gone for a second.
+// over a master that is gone for a second. The args are for master and replica;
+// those of Authority.Args are for the sentinels too, and nothing else may then
+// stand beside them.
 func StartSentinels(tb testing.TB, args ...string) *Sentinels {
 	tb.Helper()
 	s := &Sentinels{tb: tb, Master: Start(tb, args...)}
@@ -35,7 +38,11 @@ func StartSentinels(tb testing.TB, args ...string) *Sentinels {
 	s.Replica = Start(tb, append([]string{"--replicaof", host + " " + port, "--repl-diskless-sync-delay", "0"}, args...)...)
 	s.until("the replica follows", func() bool { return s.Replica.has("REPLICATION", "master_link_status:up") })
 	for range 3 {
-		w := prepare(tb, "sentinel")
+		var tls []string
+		if slices.Contains(args, "--tls-cert-file") {
+			tls = args
+		}
+		w := prepare(tb, "sentinel", tls...)
 		conf := fmt.Sprintf("sentinel monitor %s %s %s 2\nsentinel down-after-milliseconds %s 1000\nsentinel failover-timeout %s 5000\n", MasterName, host, port, MasterName, MasterName)
 		if err := os.WriteFile(filepath.Join(w.dir, "sentinel.conf"), []byte(conf), 0o600); err != nil {
 			tb.Fatal(err)

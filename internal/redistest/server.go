@@ -3,6 +3,7 @@ package redistest
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +21,10 @@ import (
 
 	"github.com/redis/go-redis/v9"
 )
+
+// ProgramVariable is the environment variable that names another program to
+// test with than the redis-server on PATH: another version, or valkey-server.
+const ProgramVariable = "KVATLAS_TEST_REDIS_SERVER"
 
 // startTimeout is how long a server may take to answer its first PING. It is
 // long because test machines are shared and slow.
@@ -42,7 +48,8 @@ type Server struct {
 }
 
 // Prepare prepares a redis-server without persistence that Run starts. Further
-// args are given to it as they are, e.g. "--maxmemory", "10mb".
+// args are given to it as they are, e.g. "--maxmemory", "10mb", or those of
+// Authority.Args.
 func Prepare(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return prepare(tb, "", args...)
@@ -58,24 +65,61 @@ func Start(tb testing.TB, args ...string) *Server {
 
 func prepare(tb testing.TB, mode string, args ...string) *Server {
 	tb.Helper()
-	bin, err := exec.LookPath("redis-server")
-	if err != nil {
-		tb.Fatalf("redistest: there is no redis-server on PATH: `make test` installs it (on Debian: apt-get install redis-server): %v", err)
-	}
-	s := &Server{tb: tb, bin: bin, dir: shortDir(tb)}
-	port := freePort(tb)
-	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	s := &Server{tb: tb, bin: program(tb), dir: shortDir(tb)}
+	port := strconv.Itoa(freePort(tb))
+	s.Addr = net.JoinHostPort("127.0.0.1", port)
 	s.Socket = filepath.Join(s.dir, "s")
 	if mode == "sentinel" {
 		s.args = append(s.args, filepath.Join(s.dir, "sentinel.conf"), "--sentinel")
 	}
-	s.args = append(s.args, "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--unixsocket", s.Socket, "--dir", s.dir)
+	if slices.Contains(args, "--tls-cert-file") {
+		s.args = append(s.args, "--port", "0", "--tls-port", port)
+	} else {
+		s.args = append(s.args, "--port", port)
+	}
+	s.args = append(s.args, "--bind", "127.0.0.1", "--unixsocket", s.Socket, "--dir", s.dir)
 	if mode != "sentinel" {
-		s.args = append(s.args, "--save", "", "--appendonly", "no", "--enable-debug-command", "yes", "--latency-tracking", "no")
+		s.args = append(s.args, "--save", "", "--appendonly", "no")
+		if Version(tb) >= 7 {
+			s.args = append(s.args, "--enable-debug-command", "yes", "--latency-tracking", "no")
+		}
 	}
 	s.args = append(s.args, args...)
 	tb.Cleanup(s.Kill)
 	return s
+}
+
+// program is the server program.
+func program(tb testing.TB) string {
+	tb.Helper()
+	name := cmp.Or(os.Getenv(ProgramVariable), "redis-server")
+	bin, err := exec.LookPath(name)
+	if err != nil {
+		tb.Fatalf("redistest: there is no %s: `make test` installs redis-server (on Debian: apt-get install redis-server): %v", name, err)
+	}
+	return bin
+}
+
+// versions are the major versions of programs, by path.
+var versions sync.Map
+
+// Version is the major version of the server program: 7 for Redis 7.0.15, 8 for
+// Valkey 8.0.1.
+func Version(tb testing.TB) int {
+	tb.Helper()
+	bin := program(tb)
+	if v, ok := versions.Load(bin); ok {
+		return v.(int)
+	}
+	out, err := exec.Command(bin, "--version").Output()
+	_, rest, _ := bytes.Cut(out, []byte(" v="))
+	major, _, _ := bytes.Cut(rest, []byte("."))
+	v, wrong := strconv.Atoi(string(major))
+	if err := errors.Join(err, wrong); err != nil {
+		tb.Fatalf("redistest: the version of %s is %q: %v", bin, out, err)
+	}
+	versions.Store(bin, v)
+	return v
 }
 
 // shortDir is a temporary directory with a path short enough for a unix
