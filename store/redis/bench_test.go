@@ -98,26 +98,8 @@ func BenchmarkLookup(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	hashes := map[string]func(i int) string{
-		"short": func(i int) string { return benchPod(i) + "@gpu" },
-		"json": func(i int) string {
-			return fmt.Sprintf(`{"podIdentifier":%q,"deviceTier":"gpu","annotation":"","speculative":false,"groupIdx":%d,"groups":[0,1,2]}`, benchPod(i), i)
-		},
-	}
-	for name, field := range hashes {
-		pipe := plain.Pipeline()
-		for i, k := range keys {
-			var fv []any
-			for p := range benchPods {
-				fv = append(fv, field(p), "1")
-			}
-			pipe.HSet(ctx, name+":m@"+k.String(), fv...)
-			if i%512 == 511 {
-				if _, err := pipe.Exec(ctx); err != nil {
-					b.Fatal(err)
-				}
-			}
-		}
+	for name, field := range hashFields {
+		fillHashes(b, plain, name, keys, benchPods, field)
 	}
 	for _, n := range []int{128, 1024, 8192} {
 		hit := keys[:n]
@@ -141,14 +123,14 @@ func BenchmarkLookup(b *testing.B) {
 					b.Fatalf("found %d blocks of %d", f.blocks[3], n)
 				}
 			})
-			for name := range hashes {
+			for name := range hashFields {
 				b.Run(fmt.Sprintf("hkeys-%s/%s/%d", name, what, n), func(b *testing.B) {
 					b.ReportAllocs()
 					c := redis.NewClient(&redis.Options{Addr: s.Addr})
 					defer func() { _ = c.Close() }()
 					names := make([]string, n)
 					for i, k := range chain {
-						names[i] = name + ":m@" + k.String()
+						names[i] = name + "@" + k.String()
 					}
 					report := cpu(b, plain)
 					for b.Loop() {
