@@ -47,6 +47,13 @@ func checkText(what, s string, limit int) error {
 	if len(s) > limit {
 		return fmt.Errorf("%w: %s has %d bytes, the limit is %d", ErrInvalid, what, len(s), limit)
 	}
+	plain := true
+	for i := range len(s) {
+		plain = plain && s[i] >= ' ' && s[i] <= '~'
+	}
+	if plain {
+		return nil
+	}
 	if !utf8.ValidString(s) {
 		return fmt.Errorf("%w: %s is not UTF-8", ErrInvalid, what)
 	}

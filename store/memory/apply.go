@@ -42,34 +42,31 @@ func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 }
 
 func (x *Index) applyOp(b *store.Batch, op *store.Op, mask blockkey.Model) error {
-	x.sweeper.keepUp()
-	err := func() error {
-		x.gate.RLock()
-		defer x.gate.RUnlock()
-		if x.closed.Load() {
-			return store.ErrClosed
-		}
-		m, err := x.registry.resolve(b, op)
-		if err != nil {
-			return err
-		}
-		switch {
-		case op.Kind == store.Clear:
-			x.sweeper.wake()
-		case m.n > 0:
-			w := writer{x: x, m: m, add: op.Kind == store.Add, age: x.age.Load() & ageMask}
-			w.write(op.Keys, mask)
-		}
-		return nil
-	}()
+	err := x.applyLocked(b, op, mask)
 	if x.sets.crowded.Load() {
 		x.reap(reapStep)
 	}
+	x.janitor.keepUp()
 	return err
 }
 
-// writer makes one op's changes. It lives while its gate is held, so that set
-// ids stay what they are.
+func (x *Index) applyLocked(b *store.Batch, op *store.Op, mask blockkey.Model) error {
+	x.gate.RLock()
+	defer x.gate.RUnlock()
+	if x.closed.Load() {
+		return store.ErrClosed
+	}
+	m, err := x.registry.resolve(b, op)
+	if err != nil || m.n == 0 || op.Kind == store.Clear {
+		return err
+	}
+	w := writer{x: x, m: m, add: op.Kind == store.Add, age: x.age.Load() & ageMask}
+	w.write(op.Keys, mask)
+	return nil
+}
+
+// writer makes changes to blocks. It lives while its gate is held, so that set
+// ids stay what they are. It counts what it does, and flush enters the counts.
 type writer struct {
 	x   *Index
 	m   meant
@@ -81,94 +78,183 @@ type writer struct {
 		from, to uint32
 		ok       bool
 	}
-	// Slots that went from one set to another and are not yet counted.
-	from, to uint32
+
+	from, to uint32 // moved blocks went from one set to another
 	moved    int64
+	dead     int32 // slots of chunk deadIn died
+	deadIn   place
+	blocks   int64 // how many more blocks there are
 }
 
-// writeWindow is how many blocks are touched before the first is changed.
+// writeWindow is how many blocks are brought near before the first is changed.
 const writeWindow = 64
 
 func (w *writer) write(keys []blockkey.Key, mask blockkey.Model) {
-	var hashes [writeWindow]uint64
+	x := w.x
+	var (
+		hashes [writeWindow]uint64
+		at     [writeWindow]place
+		last   place
+	)
 	for len(keys) > 0 {
 		n := min(len(keys), writeWindow)
-		v := w.x.view.Load()
-		for i, k := range keys[:n] {
-			h := w.x.hash(k.In(mask))
-			t := v.tables[shardOf(h)]
-			atomic.LoadUint32(&t[home(slotKey(h), len(t))].meta)
-			hashes[i] = h
-		}
-		for _, h := range hashes[:n] {
-			s := &w.x.shards[shardOf(h)]
-			s.mu.Lock()
-			if w.add {
-				w.addBlock(s, h)
-			} else {
-				w.removeBlock(s, h)
+		// A removal needs the entry of each block, an add only of those that are
+		// new or do not lie beside the last one: when two of them do not, the
+		// rest will hardly either.
+		near, sought := 0, 0
+		bring := func(to int) {
+			for ; near < to; near++ {
+				x.touch(hashes[near])
 			}
-			s.mu.Unlock()
+		}
+		for i, k := range keys[:n] {
+			hashes[i] = x.hash(k.In(mask))
+		}
+		if !w.add {
+			bring(n)
+		}
+		missing := 0
+		for i, k := range keys[:n] {
+			k := k.In(mask)
+			at[i] = place{}
+			if last.c != nil {
+				at[i] = x.follow(last, k)
+			}
+			if at[i].c == nil {
+				if sought++; sought > 1 {
+					near = max(near, i)
+					bring(n)
+				}
+				if at[i] = x.seek(k, hashes[i]); at[i].c == nil {
+					missing++
+				}
+			}
+			last = at[i]
+		}
+		if w.add {
+			w.addBlocks(keys[:n], mask, hashes[:n], at[:n], missing)
+		} else {
+			for i, k := range keys[:n] {
+				if at[i].c != nil {
+					w.removeBlock(k.In(mask), hashes[i], at[i])
+				}
+			}
 		}
 		keys = keys[n:]
 	}
 	w.flush()
 }
 
-func (w *writer) addBlock(s *shard, h uint64) {
-	key := slotKey(h)
-	if i, slot, ok := s.t.find(key); ok {
-		p := &s.t[i].refs[slot]
-		ref := atomic.LoadUint32(p)
-		to, ok := w.change(ref & setMask)
-		if !ok {
-			w.forget(s)
+func (w *writer) addBlocks(keys []blockkey.Key, mask blockkey.Model, hashes []uint64, at []place, missing int) {
+	var fresh [writeWindow]bool
+	if missing > 0 {
+		w.makeRoom(missing)
+		l := w.lane()
+		l.mu.Lock()
+		for i, k := range keys {
+			if at[i].c == nil {
+				at[i] = l.take(w.x, k.In(mask))
+				fresh[i] = true
+			}
+		}
+		l.show()
+		l.mu.Unlock()
+	}
+	for i, k := range keys {
+		if at[i].c == nil {
+			w.x.evicted.Add(1) // there is no chunk left: the add is forgotten
+			continue
+		}
+		w.addBlock(k.In(mask), hashes[i], at[i], fresh[i])
+	}
+}
+
+func (w *writer) lane() *lane { return &w.x.lanes[w.m.of[0].lane] }
+
+// addBlock makes the holder one of a block's. The block is at p, or was there a
+// moment ago; or it is new, and p is the slot taken for it.
+func (w *writer) addBlock(k blockkey.StoreKey, hash uint64, p place, fresh bool) {
+	x, id, tag := w.x, shardOf(hash), tagOf(hash)
+	s := &x.shards[id]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if fresh || atomic.LoadUint32(p.ref()) == 0 {
+		was := s.find(&x.log, tag, k)
+		if was.c == nil {
+			if !fresh {
+				// It has been removed since it was found.
+				l := w.lane()
+				l.mu.Lock()
+				p = l.take(x, k)
+				l.show()
+				l.mu.Unlock()
+				if p.c == nil {
+					x.evicted.Add(1)
+					return
+				}
+			}
+			single := w.m.of[0].single
+			atomic.StoreUint32(p.ref(), makeRef(single, w.age))
+			x.insert(id, s, tag, p.pos)
+			w.blocks++
+			w.move(0, single)
 			return
 		}
-		if next := makeRef(to, w.age); next != ref {
-			atomic.StoreUint32(p, next)
-			w.move(ref&setMask, to)
+		if fresh {
+			w.die(p) // somebody else was faster, or the op names the block twice
 		}
+		p = was
+	}
+	ref := atomic.LoadUint32(p.ref())
+	to, ok := w.change(ref & setMask)
+	if !ok {
+		x.evicted.Add(1)
 		return
 	}
-	w.makeRoom(s, shardOf(h))
-	s.t.insert(key, makeRef(w.m.of[0].single, w.age))
-	s.live++
-	w.move(0, w.m.of[0].single)
-	if s == &w.x.shards[0] {
-		w.x.grewOld(s)
+	if next := makeRef(to, w.age); next != ref {
+		atomic.StoreUint32(p.ref(), next)
+		w.move(ref&setMask, to)
 	}
 }
 
-func (w *writer) removeBlock(s *shard, h uint64) {
-	i, slot, ok := s.t.find(slotKey(h))
-	if !ok {
-		return
+// removeBlock ends that the holders hold a block. The block is at p, or was
+// there a moment ago.
+func (w *writer) removeBlock(k blockkey.StoreKey, hash uint64, p place) {
+	x := w.x
+	s := &x.shards[shardOf(hash)]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if atomic.LoadUint32(p.ref()) == 0 {
+		if p = s.find(&x.log, tagOf(hash), k); p.c == nil {
+			return
+		}
 	}
-	p := &s.t[i].refs[slot]
-	ref := atomic.LoadUint32(p)
+	ref := atomic.LoadUint32(p.ref())
 	from := ref & setMask
 	to, ok := w.change(from)
-	switch {
-	case !ok:
-		w.x.evicted.Add(1)
-		fallthrough
-	case to == 0:
-		w.drop(s, i, slot, from)
-		if sparse(s.live, len(s.t)) {
-			w.x.resize(s, shardOf(h), smaller(s.live))
-		}
-	case to != from:
-		atomic.StoreUint32(p, ref&^setMask|to)
-		w.move(from, to)
+	if !ok {
+		x.evicted.Add(1)
+		to = 0
 	}
+	w.set(s, hash, p, ref, to)
 }
 
-// drop empties a slot.
-func (w *writer) drop(s *shard, i, slot int, from uint32) {
-	s.t.remove(i, slot)
-	s.live--
-	w.move(from, 0)
+// set gives a block another set, or with 0 removes it. The caller holds the
+// lock of the block's shard.
+func (w *writer) set(s *shard, hash uint64, p place, ref, to uint32) {
+	from := ref & setMask
+	switch to {
+	case from:
+		return
+	case 0:
+		w.x.redirect(shardOf(hash), s, tagOf(hash), p.pos, 0)
+		atomic.StoreUint32(p.ref(), 0)
+		w.blocks--
+		w.die(p)
+	default:
+		atomic.StoreUint32(p.ref(), ref&^setMask|to)
+	}
+	w.move(from, to)
 }
 
 // change returns the set that the op makes of a set.
@@ -195,19 +281,43 @@ func (w *writer) change(from uint32) (to uint32, ok bool) {
 	return to, true
 }
 
-// move counts a slot that went from one set to another.
+// move counts a block that went from one set to another.
 func (w *writer) move(from, to uint32) {
 	if from != w.from || to != w.to {
-		w.flush()
+		w.flushMoves()
 		w.from, w.to = from, to
 	}
 	w.moved++
 }
 
-func (w *writer) flush() {
+func (w *writer) flushMoves() {
 	if w.from != w.to {
 		w.x.sets.count(w.to, w.moved)
 		w.x.sets.count(w.from, -w.moved)
 	}
 	w.moved = 0
+}
+
+// die counts a slot that is not needed any more.
+func (w *writer) die(p place) {
+	if p.c != w.deadIn.c {
+		w.bury()
+		w.deadIn = p
+	}
+	w.dead++
+}
+
+// bury enters the dead of a chunk, and drops it when they are all.
+func (w *writer) bury() {
+	if w.dead > 0 && w.deadIn.c.live.Add(-w.dead) == 0 {
+		w.x.dropChunk(w.deadIn.pos >> offBits)
+	}
+	w.dead = 0
+}
+
+func (w *writer) flush() {
+	w.flushMoves()
+	w.bury()
+	w.x.blocks.Add(w.blocks)
+	w.blocks = 0
 }

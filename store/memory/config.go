@@ -11,14 +11,12 @@ import (
 // Config bounds an index. The zero Config is valid.
 type Config struct {
 	// MaxBlocks is the number of blocks that the index holds; what comes beyond
-	// evicts. The hash deals blocks out to 256 shards, each of which has an
-	// equal part of the limit, so that the first of them may evict a few percent
-	// below the limit. 0 is 16 Mi blocks, which take about 300 MB; the least is
-	// 4096.
+	// evicts. 0 is 16 Mi blocks, which take about 420 MB; the least is 4096.
 	MaxBlocks int
-	// MaxBytes bounds the memory of blocks and holder sets. The garbage
-	// collector's overhead comes on top, and the copy of one shard's table while
-	// it is resized. 0 is 1 GiB; the least is 1 MiB.
+	// MaxBytes bounds the memory of blocks and holder sets; sets can take half
+	// of it. Writes that run at the same time may together go some kilobytes
+	// beyond. The garbage collector's overhead comes on top. 0 is 1 GiB; the
+	// least is 1 MiB.
 	MaxBytes int64
 	// MaxPods, MaxHolders and MaxModels bound the registry: pods, live (pod,
 	// rank, tier) triples, and models. Registrations beyond are refused with

@@ -1,18 +1,20 @@
 package memory
 
-import "sync/atomic"
+import (
+	"math/rand/v2"
+	"sync/atomic"
+)
 
 // Eviction is by age. Every slot keeps the age of the index at which its block
-// was last added or looked up; a victim is the oldest of some twenty slots that
-// a hand passes.
+// was last added or looked up. Victims are the oldest blocks of the chunk that
+// has the oldest among a few chosen at random; of equals the last one goes first.
 //
-// What else could be evicted? Behind an evicted block a chain is unreachable,
-// however many blocks are left of it. So victims should be tails, or whole
-// chains. The age does that without knowing any chain: a lookup walks a chain
+// Behind an evicted block a chain is unreachable, however many blocks are left
+// of it. So victims should be tails, or whole chains. A lookup walks a chain
 // from its head, and so renews the head whenever it renews a block behind it; a
-// chain that nobody asks for grows old as a whole, and goes as a whole. Random
-// or least-frequently-used eviction takes heads as often as tails and leaves
-// most of the survivors unreachable.
+// chain that nobody asks for grows old as a whole and lies together, and goes
+// as a whole, tail first. Random or least-frequently-used eviction takes heads
+// as often as tails and leaves most of the survivors unreachable.
 //
 // The age moves by one with each eighth of the index that is filled anew, so a
 // block that nobody asks for is gone after about eight ages, and 64 are enough
@@ -20,78 +22,114 @@ import "sync/atomic"
 const (
 	// agesOfALife is the number of ages in which the whole index is filled anew.
 	agesOfALife = 8
-	// sample is how many buckets are searched for the oldest block.
-	sample = 4
+	// sample is how many chunks are searched for the oldest blocks; up to
+	// maxSample while all of them are young.
+	sample, maxSample = 6, 32
 )
 
-// grewOld counts an insertion into the first shard. As any shard is a fair
-// sample of all, it keeps the age for all. The caller holds the shard's lock.
-func (x *Index) grewOld(s *shard) {
-	if s.news++; s.news >= max(1, x.shardLimit/agesOfALife) {
-		s.news = 0
+// growOlder counts a new chunk, by which the age goes.
+func (x *Index) growOlder() {
+	l := &x.log
+	l.mu.Lock()
+	l.news += chunkSlots
+	older := l.news >= max(chunkSlots, int(x.maxBlocks/agesOfALife))
+	if older {
+		l.news = 0
+	}
+	l.mu.Unlock()
+	if older {
 		x.age.Add(1)
 	}
 	// While there is plenty of room, lookups need not write ages.
-	if near := s.live*4 >= x.shardLimit*3 || x.bytes.Load() >= x.maxBytes/4*3; near != x.touching.Load() {
+	if near := x.blocks.Load() >= x.maxBlocks/4*3 || x.bytes.Load() >= x.maxBytes/4*3; near != x.touching.Load() {
 		x.touching.Store(near)
 	}
 }
 
-// makeRoom sees to it that a block can be inserted: by a larger table, or by
-// evicting one.
-func (w *writer) makeRoom(s *shard, id uint8) {
+// makeRoom evicts until n more blocks fit.
+func (w *writer) makeRoom(n int) {
 	x := w.x
-	for s.live >= x.shardLimit && w.evict(s) {
-	}
-	if s.live < fill*len(s.t) {
+	over := func() int64 { return x.blocks.Load() + w.blocks + int64(n) - x.maxBlocks }
+	full := func() bool { return x.bytes.Load()+x.sets.size.Load()+2*chunkBytes > x.maxBytes }
+	if over() <= 0 && !full() {
 		return
 	}
-	n := min(larger(len(s.t)), x.shardLimit/fill+1)
-	if grown := int64(n-len(s.t)) * bucketBytes; x.bytes.Load()+grown <= x.maxBytes || s.live < minShard {
-		x.resize(s, id, n)
-		return
+	for over() > 0 && w.evict(int(over())) {
 	}
-	w.evict(s)
-}
-
-// minShard is how many blocks a shard may have whatever MaxBytes says: all of
-// them together are a small part of the least MaxBytes.
-const minShard = 8
-
-// forget makes room for holder sets by evicting a few old blocks, after one
-// block's change had no room for a new set.
-func (w *writer) forget(s *shard) {
-	w.x.evicted.Add(1)
-	for range sample {
-		w.evict(s)
+	// Bytes come back in whole chunks, and from sets and tables later: a few
+	// chunks at a time will do, since whoever writes next looks again.
+	for i := 0; i < 4 && full() && w.evict(chunkSlots); i++ {
+		w.flush()
 	}
 }
 
-// evict drops the oldest block of a few buckets. It returns false when the
-// shard is empty. The caller holds the shard's lock.
-func (w *writer) evict(s *shard) bool {
+// evict drops up to n blocks of one chunk. It returns false when there is none.
+// The caller holds no shard.
+func (w *writer) evict(n int) bool {
+	x := w.x
+	var victim place
 	var oldest uint32
-	victim, at, found := 0, 0, false
-	for n := 0; n < len(s.t) && (n < sample || !found); n++ {
-		if s.hand >= len(s.t) {
-			s.hand = 0
-		}
-		b := &s.t[s.hand]
-		for slot := range b.keys {
-			if b.keys[slot] == 0 {
-				continue
-			}
-			age := (w.age - atomic.LoadUint32(&b.refs[slot])>>setBits) & ageMask
-			if !found || age > oldest {
-				victim, at, oldest, found = s.hand, slot, age, true
-			}
-		}
-		s.hand++
-	}
-	if !found {
+	last := x.log.last()
+	if last == 0 {
 		return false
 	}
-	w.drop(s, victim, at, atomic.LoadUint32(&s.t[victim].refs[at])&setMask)
+	for seen, tried := 0, uint32(0); tried < last+maxSample; tried++ {
+		if seen >= maxSample || seen >= sample && oldest > 1 {
+			break
+		}
+		id := 1 + rand.Uint32N(last)
+		if tried >= maxSample*4 { // few ids are in use: look at them in turn
+			id = 1 + tried%last
+		}
+		c := x.log.chunk(id)
+		if c == nil {
+			continue
+		}
+		age, ok := w.oldest(c)
+		if !ok {
+			continue
+		}
+		if seen++; victim.c == nil || age > oldest {
+			victim, oldest = place{c, makePos(id, 0)}, age
+		}
+	}
+	if victim.c == nil {
+		return false
+	}
+	for off := victim.c.n.Load(); off > 0 && n > 0; off-- {
+		p := place{victim.c, victim.pos + off - 1}
+		if ref := atomic.LoadUint32(p.ref()); ref == 0 || n < chunkSlots && w.ageOf(ref) != oldest {
+			continue
+		}
+		if w.evictBlock(p) {
+			n--
+		}
+	}
+	return true
+}
+
+func (w *writer) ageOf(ref uint32) uint32 { return (w.age - ref>>setBits) & ageMask }
+
+// oldest returns the age of the oldest block in a chunk.
+func (w *writer) oldest(c *chunk) (age uint32, ok bool) {
+	for i := range c.refs[:c.n.Load()] {
+		if ref := atomic.LoadUint32(&c.refs[i]); ref != 0 {
+			age, ok = max(age, w.ageOf(ref)), true
+		}
+	}
+	return age, ok
+}
+
+func (w *writer) evictBlock(p place) bool {
+	hash := w.x.hash(p.key())
+	s := &w.x.shards[shardOf(hash)]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ref := atomic.LoadUint32(p.ref())
+	if ref == 0 {
+		return false
+	}
+	w.set(s, hash, p, ref, 0)
 	w.x.evicted.Add(1)
 	return true
 }

@@ -15,7 +15,8 @@ import (
 type Index struct {
 	// What lookups read. None of it is written by a lookup, but for counters of
 	// their own cache lines.
-	view     atomic.Pointer[view]
+	tables   [numShards]atomic.Pointer[table]
+	log      blockLog
 	closed   atomic.Bool
 	touching atomic.Bool   // lookups renew the age of what they find
 	age      atomic.Uint32 // the present age, of which slots keep the lower 6 bits
@@ -27,24 +28,24 @@ type Index struct {
 	_       [64]byte
 	read    counter
 	evicted atomic.Uint64
-	bytes   atomic.Int64
+	blocks  atomic.Int64
+	bytes   atomic.Int64 // of chunks and tables
 
 	// gate is held shared by whoever changes slots, for one op at a time, and
 	// alone by whoever frees sets or must know that all changes have arrived.
-	gate   sync.RWMutex
-	viewMu sync.Mutex // protects replacing view
+	gate sync.RWMutex
 
-	shardLimit int // blocks in a shard
-	maxBytes   int64
-	shards     [numShards]shard
+	maxBlocks, maxBytes int64
+	shards              [numShards]shard
+	lanes               [lanes]lane
 
-	sweeper sweeper
+	janitor janitor
 }
 
 var _ store.Index = (*Index)(nil)
 
-// New makes an empty index. It must be closed, to end the goroutine that sweeps
-// up after ended lives.
+// New makes an empty index. It must be closed, to end the goroutine that
+// gives memory back.
 func New(cfg Config) (*Index, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -52,19 +53,27 @@ func New(cfg Config) (*Index, error) {
 	}
 	x := &Index{
 		seed: rand.Uint64(), factor: rand.Uint64() | 1,
-		shardLimit: cfg.MaxBlocks / numShards, maxBytes: cfg.MaxBytes,
+		maxBlocks: int64(cfg.MaxBlocks), maxBytes: cfg.MaxBytes,
 	}
-	v := &view{}
-	for i := range x.shards {
-		t := make(table, 1)
-		x.shards[i].t, v.tables[i] = t, t
-	}
-	x.view.Store(v)
+	x.empty()
 	x.bytes.Store(numShards * bucketBytes)
-	x.sets.init(&x.bytes, cfg.MaxBytes)
+	x.log.init(cfg.MaxBytes)
+	x.sets.init(cfg.MaxBytes / 2)
 	x.registry.init(cfg, &x.sets)
-	x.sweeper.start(x)
+	x.janitor.start(x)
 	return x, nil
+}
+
+// empty gives every shard an empty table.
+func (x *Index) empty() {
+	for i := range x.shards {
+		s := &x.shards[i]
+		s.mu.Lock()
+		t := make(table, 1)
+		s.t, s.live = t, 0
+		x.tables[i].Store(&t)
+		s.mu.Unlock()
+	}
 }
 
 // hash mixes a store key, one to one. Keys are hashes already, most of them;
@@ -84,7 +93,7 @@ func (x *Index) Register(ctx context.Context, p store.Pod) (created bool, err er
 		return false, err
 	}
 	created, err = x.registry.register(p)
-	x.sweeper.wake()
+	x.janitor.wake()
 	return created, err
 }
 
@@ -97,7 +106,7 @@ func (x *Index) Retire(ctx context.Context, pod string) (known bool, err error) 
 		return false, err
 	}
 	known = x.registry.retire(pod)
-	x.sweeper.wake()
+	x.janitor.wake()
 	return known, nil
 }
 
@@ -126,39 +135,30 @@ func (x *Index) Cached() *store.Registry { return x.registry.snap.Load() }
 // Stats implements [store.Index]. Blocks counts those of ended lives until they
 // have been swept.
 func (x *Index) Stats() store.Stats {
-	s := store.Stats{
-		Bytes:         x.bytes.Load(),
+	return store.Stats{
+		Blocks:        x.blocks.Load(),
+		Bytes:         x.bytes.Load() + x.sets.size.Load(),
 		Evicted:       x.evicted.Load(),
 		KeysRead:      x.read.sum(),
 		RegistryLoads: x.registry.loads.Load(),
 	}
-	for i := range x.shards {
-		sh := &x.shards[i]
-		sh.mu.Lock()
-		s.Blocks += int64(sh.live)
-		sh.mu.Unlock()
-	}
-	return s
 }
 
 // Close implements [store.Index]. It waits for writes that have begun and gives
 // all blocks back.
 func (x *Index) Close() error {
 	x.gate.Lock()
-	first := !x.closed.Swap(true)
-	if first {
-		v := &view{}
-		for i := range x.shards {
-			sh := &x.shards[i]
-			sh.mu.Lock()
-			sh.t, sh.live = make(table, 1), 0
-			v.tables[i] = sh.t
-			sh.mu.Unlock()
+	if !x.closed.Swap(true) {
+		x.empty()
+		for i := range x.log.root {
+			x.log.root[i].Store(nil)
 		}
-		x.view.Store(v)
+		for i := range x.lanes {
+			x.lanes[i].c = nil
+		}
 	}
 	x.gate.Unlock()
-	x.sweeper.stop()
+	x.janitor.stop()
 	return nil
 }
 

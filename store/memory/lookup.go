@@ -5,16 +5,14 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
 )
 
 const (
-	// firstWindow is how many blocks are read before the folder is asked for the
-	// first time: most chains that nobody holds end there.
-	firstWindow = 32
-	// window is how many are read at once from then on. More would overlap no
-	// more cache misses.
-	window = 128
+	// maxAhead is how many blocks are looked for at once when they do not lie
+	// beside each other. More would overlap no more cache misses.
+	maxAhead = 32
 	// checkEvery is after how many blocks a lookup looks at its context.
 	checkEvery = 1024
 )
@@ -46,82 +44,147 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 	return err
 }
 
-// walk answers one query. It returns the number of blocks that were read.
+// walk answers one query and returns how many blocks were read.
 //
-// A window is read by one view in four steps:
-//
-//  1. touch the home bucket of each block; the loads do not wait for each other;
-//  2. read each block's set from its bucket;
-//  3. for each run of equal sets, fetch the set's holders;
-//  4. look whether the view still stands. If it does, no set id has been given
-//     to another set since step 2, so these are the holders; tell the folder.
-//     If not, go back to step 1 with the blocks that have not been told.
+// It goes along the log for as long as the chain does, and otherwise seeks the
+// next block. Each stretch of blocks with one set is a run. Between reading the
+// refs of a run and telling the folder, walk looks whether sets have been freed
+// (see sets.reap): the set's id may have another meaning by now, and the run is
+// read again.
 func (x *Index) walk(ctx context.Context, q *store.Query) (read int, err error) {
 	var (
-		hashes [window]uint64
-		homes  [window]*bucket
-		size   = firstWindow
-		check  = checkEvery
+		keys     = q.Keys
+		mask     = q.Model
+		touching = x.touching.Load()
+		check    = checkEvery
+		at       place // of keys[i]; nowhere when it must be sought
+		ahead    seeker
 	)
-	for keys := q.Keys; len(keys) > 0; {
-		if read >= check {
+	for i := 0; i < len(keys); {
+		if i >= check {
 			if err := x.enter(ctx); err != nil {
-				return read, err
+				return i, err
 			}
-			check = read + checkEvery
+			check = i + checkEvery
 		}
-		n := min(len(keys), size)
-		size = window
-		v := x.view.Load()
-		for i, k := range keys[:n] {
-			h := x.hash(k.In(q.Model))
-			t := v.tables[shardOf(h)]
-			b := &t[home(slotKey(h), len(t))]
-			atomic.LoadUint32(&b.meta)
-			hashes[i], homes[i] = h, b
+		freed := x.sets.freed.Load()
+		if at.c == nil {
+			at = ahead.seek(x, keys, i, mask)
 		}
-		x.readSets(v, hashes[:n], homes[:n])
-		read += n
-		told := 0
-		for told < n {
-			set, end := hashes[told], told+1
-			for end < n && hashes[end] == set {
-				end++
+		// The run is keys[i:end].
+		end := i + 1
+		if at.c == nil {
+			for end < len(keys) {
+				if at = ahead.seek(x, keys, end, mask); at.c != nil {
+					break
+				}
+				if end++; end-i == maxAhead {
+					break
+				}
 			}
-			ids := x.sets.ids(uint32(set))
-			if x.view.Load() != v {
+			if !q.Fold.Run(end-i, nil) {
+				return end, nil
+			}
+			i = end
+			continue
+		}
+		ref := atomic.LoadUint32(at.ref())
+		set := ref & setMask
+		if set == 0 { // removed or moved since
+			at = place{}
+			continue
+		}
+		if touching {
+			x.renew(at.ref(), ref)
+		}
+		c, off := at.c, int(at.pos&offMask)
+		n := min(int(c.n.Load())-off, len(keys)-i)
+		ahead := keys[i:][:n]
+		ks, refs := c.keys[off:][:n], c.refs[off:][:n]
+		j := 1
+		for ; j < n; j++ {
+			if ks[j] != ahead[j].In(mask) {
 				break
 			}
-			if !q.Fold.Run(end-told, ids) {
-				return read, nil
+			ref := atomic.LoadUint32(&refs[j])
+			if ref&setMask != set {
+				break
 			}
-			told = end
+			if touching {
+				x.renew(&refs[j], ref)
+			}
 		}
-		keys = keys[told:]
+		end = i + j
+		ids := x.sets.ids(set)
+		if x.sets.freed.Load() != freed {
+			continue
+		}
+		if !q.Fold.Run(j, ids) {
+			return end, nil
+		}
+		if i = end; i < len(keys) {
+			at = x.follow(place{c, at.pos + uint32(j-1)}, keys[i].In(mask))
+		}
 	}
-	return read, nil
+	return len(keys), nil
 }
 
-// readSets puts the set of each block in the place of its hash.
-func (x *Index) readSets(v *view, hashes []uint64, homes []*bucket) {
-	touching := x.touching.Load()
-	for i, h := range hashes {
-		b := homes[i]
-		ref, slot, more := b.read(slotKey(h))
-		if more {
-			ref, b, slot = v.tables[shardOf(h)].readOn(slotKey(h))
+// seeker seeks blocks one after the other. When they turn out not to lie beside
+// each other, it brings the places of the next few near at once, so that their
+// cache misses overlap.
+type seeker struct {
+	near  int // keys up to here have been brought near
+	width int
+}
+
+func (s *seeker) seek(x *Index, keys []blockkey.Key, i int, mask blockkey.Model) place {
+	if i >= s.near {
+		// All of the last lot were sought one by one: bring twice as many.
+		if i == s.near {
+			s.width = min(2*s.width+1, maxAhead)
+		} else {
+			s.width = 1
 		}
-		if touching && ref != 0 {
-			x.touch(b, slot, ref)
+		s.near = min(i+s.width, len(keys))
+		if s.width > 1 {
+			x.bringNear(keys[i:s.near], mask)
 		}
-		hashes[i] = uint64(ref & setMask)
+	}
+	k := keys[i].In(mask)
+	return x.seek(k, x.hash(k))
+}
+
+// bringNear loads what seek will read of these blocks: first all buckets, then
+// all slots. No load waits for another block's.
+func (x *Index) bringNear(keys []blockkey.Key, mask blockkey.Model) {
+	var hashes [maxAhead]uint64
+	for i, k := range keys {
+		hashes[i] = x.hash(k.In(mask))
+		x.touch(hashes[i])
+	}
+	for _, h := range hashes[:len(keys)] {
+		t := *x.tables[shardOf(h)].Load()
+		b := &t[t.home(tagOf(h))]
+		tag := tagOf(h)
+		var pos uint64
+		for slot := range b.entries {
+			if e := atomic.LoadUint64(&b.entries[slot]); entryTag(e) == tag {
+				pos = e
+			}
+		}
+		if c := x.log.chunk(uint32(pos) >> offBits); c != nil {
+			off := uint32(pos) & offMask % chunkSlots
+			atomic.LoadUint32(&c.refs[off])
+			c.n.Load()
+		}
 	}
 }
 
-// touch renews the age of a block, once an age. When the slot has changed in
-// the meantime nothing happens, or at worst another block looks younger.
-func (x *Index) touch(b *bucket, slot int, ref uint32) {
-	if age := x.age.Load() & ageMask; ref>>setBits != age {
-		atomic.CompareAndSwapUint32(&b.refs[slot], ref, makeRef(ref&setMask, age))
+// renew makes a block as young as the index, once an age. When the slot has
+// changed in the meantime nothing happens, or at worst another change of the
+// same block looks older.
+func (x *Index) renew(p *uint32, ref uint32) {
+	if age := x.age.Load() & ageMask; ref>>setBits != age && ref != 0 {
+		atomic.CompareAndSwapUint32(p, ref, makeRef(ref&setMask, age))
 	}
 }

@@ -30,7 +30,7 @@ func (c *clock) Advance(d time.Duration) {
 	c.now = c.now.Add(d)
 }
 
-// open makes an index and holds it to its invariants when the test ends.
+// open makes an index that is closed when the test ends.
 func open(tb testing.TB, cfg Config) *Index {
 	tb.Helper()
 	x, err := New(cfg)
@@ -44,6 +44,6 @@ func open(tb testing.TB, cfg Config) *Index {
 func TestIndex(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		c := &clock{now: time.Unix(1000, 0)}
-		return storetest.Subject{Index: open(t, Config{Clock: c.Now}), Advance: c.Advance}
+		return storetest.Subject{Index: checked{open(t, Config{Clock: c.Now}), t}, Advance: c.Advance}
 	})
 }

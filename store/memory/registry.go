@@ -2,6 +2,7 @@ package memory
 
 import (
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"math"
 	"slices"
@@ -19,6 +20,7 @@ import (
 type registry struct {
 	cfg   Config
 	sets  *sets
+	seed  maphash.Seed
 	began time.Time // what times count from, so that a step of the wall clock ends no lease
 
 	snap  atomic.Pointer[store.Registry]
@@ -55,10 +57,11 @@ type rank struct {
 type holder struct {
 	id     store.HolderID
 	single uint32 // the set of just this holder, which the holder keeps in use
+	lane   uint8  // where its new blocks go; the same in all lives
 }
 
 func (g *registry) init(cfg Config, s *sets) {
-	g.cfg, g.sets, g.began = cfg, s, cfg.Clock()
+	g.cfg, g.sets, g.began, g.seed = cfg, s, cfg.Clock(), maphash.MakeSeed()
 	g.pods = map[string]*pod{}
 	g.models = map[string]store.ModelInfo{}
 	g.snap.Store(store.NewRegistry(0, nil, nil, nil, time.Time{}))
@@ -318,7 +321,7 @@ func (g *registry) resolve(b *store.Batch, op *store.Op) (m meant, err error) {
 	case op.Kind == store.Add:
 		h := &r.tiers[op.Tier]
 		if h.id == 0 {
-			if err := g.begin(h); err != nil {
+			if err := g.begin(h, b.Pod, b.Rank, op.Tier); err != nil {
 				return m, fmt.Errorf("pod %s rank %d: %w", b.Pod, b.Rank, err)
 			}
 		}
@@ -335,7 +338,7 @@ func (g *registry) resolve(b *store.Batch, op *store.Op) (m meant, err error) {
 }
 
 // begin begins the life of a holder. The caller holds mu.
-func (g *registry) begin(h *holder) error {
+func (g *registry) begin(h *holder, pod string, rank int, tier store.Tier) error {
 	if g.holders >= g.cfg.MaxHolders || g.lastID == math.MaxUint32 {
 		return fmt.Errorf("%w: %d holders, ids up to %d", store.ErrFull, g.holders, g.lastID)
 	}
@@ -344,7 +347,8 @@ func (g *registry) begin(h *holder) error {
 		return fmt.Errorf("%w: no memory for a holder", store.ErrFull)
 	}
 	g.lastID++
-	*h = holder{id: g.lastID, single: single}
+	lane := maphash.String(g.seed, pod) + uint64(rank*store.NumTiers) + uint64(tier)
+	*h = holder{id: g.lastID, single: single, lane: uint8(lane % lanes)}
 	g.holders++
 	g.changed()
 	return nil

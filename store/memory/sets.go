@@ -18,7 +18,8 @@ import (
 type sets struct {
 	root [1 << rootBits]atomic.Pointer[setDir] // readers go through it
 
-	crowded atomic.Bool // many of zeros wait for reap
+	crowded atomic.Bool   // many of zeros wait for reap
+	freed   atomic.Uint64 // how often sets have been freed
 
 	mu     sync.Mutex // protects all below, and writing to what root leads to
 	byHash map[uint64]uint32
@@ -29,7 +30,7 @@ type sets struct {
 	steps  [numSteps]step
 	merged []store.HolderID // scratch
 
-	bytes *atomic.Int64 // of the whole index
+	size  atomic.Int64 // bytes of all sets
 	limit int64
 }
 
@@ -79,14 +80,14 @@ type step struct {
 	add      bool
 }
 
-func (s *sets) init(bytes *atomic.Int64, limit int64) {
-	s.bytes, s.limit = bytes, limit
+func (s *sets) init(limit int64) {
+	s.limit = limit
 	s.byHash = map[uint64]uint32{}
 }
 
 // ids returns the holders of a set. A reader may ask for a set that has been
-// freed since, and must then find out by the view; what it gets is then nil or
-// of another set.
+// freed since, and must then find out by freed; what it gets is then nil or of
+// another set.
 func (s *sets) ids(id uint32) []store.HolderID {
 	if p := s.get(id); p != nil {
 		return p.ids
@@ -234,7 +235,7 @@ func (s *sets) intern(ids []store.HolderID) (uint32, bool) {
 		id = page.next[i]
 	}
 	p := &set{ids: append(make([]store.HolderID, 0, len(ids)), ids...), hash: hash}
-	if s.bytes.Load()+p.bytes() > s.limit {
+	if s.size.Load()+p.bytes() > s.limit {
 		return 0, false
 	}
 	id, ok := s.allot()
@@ -246,7 +247,7 @@ func (s *sets) intern(ids []store.HolderID) (uint32, bool) {
 	page.next[i] = first
 	s.byHash[hash] = id
 	s.peak = max(s.peak, len(s.byHash))
-	s.bytes.Add(p.bytes())
+	s.size.Add(p.bytes())
 	// Nobody refers to it yet, and perhaps nobody ever will.
 	s.queue(id, page)
 	return id, true
@@ -257,7 +258,7 @@ func (s *sets) allot() (uint32, bool) {
 	for n := s.lowest; n < maxPages; n++ {
 		page := s.page(uint32(n))
 		if page == nil {
-			if s.bytes.Load()+pageBytes > s.limit {
+			if s.size.Load()+pageBytes > s.limit {
 				return 0, false
 			}
 			page = s.addPage(n)
@@ -288,18 +289,18 @@ func (s *sets) addPage(n int) *setPage {
 		page.used = 1 // id 0 is the empty set
 	}
 	dir[n%(1<<dirBits)].Store(page)
-	s.bytes.Add(pageBytes)
+	s.size.Add(pageBytes)
 	return page
 }
 
 // reap looks at up to limit sets that may be unused and frees those that are.
 // It returns whether there are others to look at. The caller holds the gate.
 //
-// Before the first set is freed it calls announce, after which no reader may
-// trust a set id that it has read earlier: a freed id is not yet gone when the
-// readers are told, and is in no slot any more, so that no reader who comes
-// after finds it.
-func (s *sets) reap(limit int, announce func()) (more bool) {
+// It moves freed before it frees the first set. By then no slot refers to any of
+// them, so that a reader who reads refs after it meets none; and a reader who
+// has read refs before it, and finds freed as it was after fetching the sets,
+// has fetched them before they went.
+func (s *sets) reap(limit int) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rest := max(0, len(s.zeros)-limit)
@@ -313,7 +314,7 @@ func (s *sets) reap(limit int, announce func()) (more bool) {
 	}
 	s.zeros = s.zeros[:rest]
 	if len(unused) > 0 {
-		announce()
+		s.freed.Add(1)
 		for _, id := range unused {
 			s.free(id)
 		}
@@ -353,12 +354,12 @@ func (s *sets) free(id uint32) {
 	page.next[i] = 0
 	page.used--
 	s.live--
-	s.bytes.Add(-p.bytes())
+	s.size.Add(-p.bytes())
 	n := int(id >> pageBits)
 	s.lowest = min(s.lowest, n)
 	if page.used == 0 {
 		s.root[n>>dirBits].Load()[n%(1<<dirBits)].Store(nil)
-		s.bytes.Add(-pageBytes)
+		s.size.Add(-pageBytes)
 	}
 }
 

@@ -4,269 +4,268 @@ import (
 	"math/bits"
 	"sync"
 	"sync/atomic"
+
+	"github.com/kvatlas/kvatlas/blockkey"
 )
 
 const (
-	// slots is the number of blocks in a bucket: what fits in a cache line of
-	// 64 bytes.
-	slots = 5
-	// fill is how many blocks a bucket has on average when its table grows:
-	// 80 % of the slots. One in ten blocks then lies beyond its home.
-	fill = 4
+	// slots is the number of entries in a bucket: what fits in a cache line.
+	slots = 7
 
 	shardBits = 8
 	numShards = 1 << shardBits
 )
 
-// bucket is one cache line. Readers read it with atomic loads and no lock;
-// writers hold the shard's lock and use atomic stores, but for a table that is
-// not yet published.
-//
-// An insertion writes the reference first and the key last. A removal clears
-// the key first and then moves the version; only then can the slot be filled
-// again. A reader loads the version, the keys, the reference and the version
-// again. Had the slot changed hands between key and reference, then
-//
-//  1. the removal cleared the key after the reader had seen it,
-//  2. the version moved,
-//  3. the next owner wrote its reference,
-//  4. the reader loaded that reference, and then loads the moved version.
+// bucket is one cache line of a table. Readers read it with atomic loads and no
+// lock; writers hold the shard's lock.
 type bucket struct {
-	// meta has the version in the upper 24 bits and, in the lower 8, the number
-	// of blocks that passed this bucket because it was full. The count sticks
-	// at 255 until the table is resized. A reader who does not find its key
-	// goes on to the next bucket only where it is not 0.
-	meta uint32
-	// refs are ages and set ids; see ref.
-	refs [slots]uint32
-	// keys are slot keys; 0 is an empty slot.
-	keys [slots]uint64
+	// passed counts the entries that did not fit here and lie further on. A
+	// reader who does not find its key goes on only where it is not 0.
+	passed uint32
+	// built is how many entries resize has put here; nothing else reads it.
+	built uint32
+	// entries are the tag of a block in the upper half, its position in the log
+	// in the lower; 0 is empty. They are read and written as one word.
+	entries [slots]uint64
 }
 
-const (
-	bucketBytes = 64
-	passedMask  = 0xff
-	versionStep = 1 << 8
-)
+const bucketBytes = 64
 
-// A ref is what a slot says about its block: the age in the upper 6 bits, the
-// set of holders below.
-const (
-	setBits = 26
-	setMask = 1<<setBits - 1
-	ageMask = 1<<(32-setBits) - 1
-)
-
-func makeRef(set, age uint32) uint32 { return age<<setBits | set }
-
-// The hash of a block chooses its shard by the upper 8 bits and its home bucket
-// by the rest.
-//
-// slotKey is what a slot keeps of a hash: the bits that are not the shard's,
-// and a one that tells it from an empty slot. Within a shard no two hashes have
-// the same.
-func slotKey(hash uint64) uint64 { return hash<<shardBits | 1 }
-
+// The hash of a block chooses its shard by the upper 8 bits. The next 32 are
+// its tag, which chooses its home bucket and is kept in the entry, so that a
+// resize need not look at keys.
 func shardOf(hash uint64) uint8 { return uint8(hash >> (64 - shardBits)) }
 
-// home returns the home of a slot key in a table of n buckets. It ascends with
-// the key, so that a resize reads and writes in order, whatever the sizes.
-func home(key uint64, n int) int {
-	hi, _ := bits.Mul64(key&^passedMask, uint64(n))
-	return int(hi)
+func tagOf(hash uint64) uint32 { return uint32(hash >> (32 - shardBits)) }
+
+func makeEntry(tag, pos uint32) uint64 { return uint64(tag)<<32 | uint64(pos) }
+
+func entryTag(e uint64) uint32 { return uint32(e >> 32) }
+
+// table is the buckets of one shard. It has one at least.
+type table []bucket
+
+// home returns the home bucket of a tag. It ascends with the tag, so that a
+// resize reads and writes in order, whatever the sizes.
+func (t table) home(tag uint32) int { return int(uint64(tag) * uint64(len(t)) >> 32) }
+
+func (t table) after(i int) int {
+	if i++; i < len(t) {
+		return i
+	}
+	return 0
 }
 
 // equal is 1 when a and b are equal. It compiles to no branch: where in its
 // bucket a block lies is nothing that a branch predictor could learn.
-func equal(a, b uint64) (r uint) {
+func equal(a, b uint32) (r uint) {
 	if a == b {
 		r = 1
 	}
 	return r
 }
 
-// match returns a bit for each slot that has the key.
-func (b *bucket) match(key uint64) uint {
-	return equal(atomic.LoadUint64(&b.keys[0]), key) |
-		equal(atomic.LoadUint64(&b.keys[1]), key)<<1 |
-		equal(atomic.LoadUint64(&b.keys[2]), key)<<2 |
-		equal(atomic.LoadUint64(&b.keys[3]), key)<<3 |
-		equal(atomic.LoadUint64(&b.keys[4]), key)<<4
+func (b *bucket) tag(slot int) uint32 { return entryTag(atomic.LoadUint64(&b.entries[slot])) }
+
+// match returns a bit for each entry that has the tag. Empty entries have tag 0.
+func (b *bucket) match(tag uint32) uint {
+	return equal(b.tag(0), tag) | equal(b.tag(1), tag)<<1 | equal(b.tag(2), tag)<<2 | equal(b.tag(3), tag)<<3 |
+		equal(b.tag(4), tag)<<4 | equal(b.tag(5), tag)<<5 | equal(b.tag(6), tag)<<6
 }
 
-// read returns the reference of the key in this bucket, 0 when it is not here;
-// more says that it may have passed on to the next bucket.
-func (b *bucket) read(key uint64) (ref uint32, slot int, more bool) {
-	for {
-		meta := atomic.LoadUint32(&b.meta)
-		m := b.match(key)
-		if m == 0 {
-			return 0, 0, meta&passedMask != 0
-		}
-		slot = bits.TrailingZeros(m)
-		ref = atomic.LoadUint32(&b.refs[slot])
-		if atomic.LoadUint32(&b.meta) == meta {
-			return ref, slot, false
-		}
+// free returns a bit for each entry that is empty.
+func (b *bucket) free() (m uint) {
+	for i := range b.entries {
+		e := atomic.LoadUint64(&b.entries[i])
+		// The sign of -e|e is that of "not 0".
+		m |= uint(^(-e|e)>>63) << i
 	}
-}
-
-// table is the buckets of one shard. It is never empty.
-type table []bucket
-
-// find returns where the key is; ok is false when it is nowhere. The caller
-// holds the shard's lock.
-func (t table) find(key uint64) (i, slot int, ok bool) {
-	i = home(key, len(t))
-	for range t {
-		b := &t[i]
-		if m := b.match(key); m != 0 {
-			return i, bits.TrailingZeros(m), true
-		}
-		if atomic.LoadUint32(&b.meta)&passedMask == 0 {
-			break
-		}
-		if i++; i == len(t) {
-			i = 0
-		}
-	}
-	return 0, 0, false
-}
-
-// readOn goes on where bucket.read in the home bucket said more.
-func (t table) readOn(key uint64) (ref uint32, b *bucket, slot int) {
-	i := home(key, len(t))
-	for range len(t) - 1 {
-		if i++; i == len(t) {
-			i = 0
-		}
-		b = &t[i]
-		ref, slot, more := b.read(key)
-		if !more {
-			return ref, b, slot
-		}
-	}
-	return 0, b, 0
-}
-
-// insert puts a key that is not there into the first free slot from its home
-// on. There must be one. The caller holds the shard's lock.
-func (t table) insert(key uint64, ref uint32) {
-	i := home(key, len(t))
-	for {
-		b := &t[i]
-		if free := b.match(0); free != 0 {
-			slot := bits.TrailingZeros(free)
-			atomic.StoreUint32(&b.refs[slot], ref)
-			atomic.StoreUint64(&b.keys[slot], key)
-			return
-		}
-		if b.meta&passedMask != passedMask {
-			atomic.StoreUint32(&b.meta, b.meta+1)
-		}
-		if i++; i == len(t) {
-			i = 0
-		}
-	}
-}
-
-// fill is insert into a table that nobody else can see.
-func (t table) fill(key uint64, ref uint32) {
-	i := home(key, len(t))
-	for {
-		b := &t[i]
-		for slot := range b.keys {
-			if b.keys[slot] == 0 {
-				b.keys[slot], b.refs[slot] = key, ref
-				return
-			}
-		}
-		if b.meta&passedMask != passedMask {
-			b.meta++
-		}
-		if i++; i == len(t) {
-			i = 0
-		}
-	}
-}
-
-// remove empties a slot. The caller holds the shard's lock.
-func (t table) remove(i, slot int) {
-	b := &t[i]
-	key := b.keys[slot]
-	atomic.StoreUint64(&b.keys[slot], 0)
-	atomic.StoreUint32(&b.meta, b.meta+versionStep)
-	for at := home(key, len(t)); at != i; {
-		if p := &t[at]; p.meta&passedMask != passedMask {
-			atomic.StoreUint32(&p.meta, p.meta-1)
-		}
-		if at++; at == len(t) {
-			at = 0
-		}
-	}
-}
-
-// view is where readers find the tables. It is immutable. A new one is
-// published whenever a table has been replaced or set ids have been freed:
-// what a reader has read by the old one then has no meaning any more.
-type view struct {
-	tables [numShards]table
+	return m
 }
 
 // shard is the writers' side of a table. The padding keeps neighbours off each
 // other's cache lines.
 type shard struct {
-	mu sync.Mutex // protects all below, and writing to the table
-
+	mu   sync.Mutex // protects all below, writing to the table, and the refs of the shard's blocks
 	t    table
-	live int // blocks in t
-	hand int // where the next eviction looks
-	news int // insertions since the age last moved; shard 0 only
-	// swept is the table that the sweeper is in the middle of.
-	swept *bucket
-
-	_ [64]byte
+	live int // entries in t
+	_    [64]byte
 }
 
-// resize moves the shard into a table of n buckets and publishes it. The caller
-// holds the shard's lock. Readers go on in the old table until then.
-func (x *Index) resize(s *shard, id uint8, n int) {
+// find returns where a block is, nowhere if it is not. The caller holds the
+// shard's lock.
+func (s *shard) find(l *blockLog, tag uint32, k blockkey.StoreKey) place {
+	t := s.t
+	i := t.home(tag)
+	for range t {
+		b := &t[i]
+		for m := b.match(tag); m != 0; m &= m - 1 {
+			e := atomic.LoadUint64(&b.entries[bits.TrailingZeros(m)])
+			if e == 0 {
+				continue
+			}
+			if p, ok := l.at(uint32(e), k); ok {
+				return p
+			}
+		}
+		if atomic.LoadUint32(&b.passed) == 0 {
+			break
+		}
+		i = t.after(i)
+	}
+	return place{}
+}
+
+// insert puts an entry that is not there into the first free slot from its home
+// on. The caller holds the shard's lock.
+func (x *Index) insert(id uint8, s *shard, tag, pos uint32) {
+	if n := len(s.t); s.live*10 >= n*slots*8 {
+		x.resize(id, s, larger(n))
+	}
+	t := s.t
+	for i := t.home(tag); ; i = t.after(i) {
+		b := &t[i]
+		if m := b.free(); m != 0 {
+			atomic.StoreUint64(&b.entries[bits.TrailingZeros(m)], makeEntry(tag, pos))
+			s.live++
+			return
+		}
+		atomic.AddUint32(&b.passed, 1)
+	}
+}
+
+// redirect replaces the position of an entry, or with to 0 removes it. The
+// caller holds the shard's lock.
+func (x *Index) redirect(id uint8, s *shard, tag, pos, to uint32) {
+	t := s.t
+	home := t.home(tag)
+	e := makeEntry(tag, pos)
+	i, slot := home, 0
+	for tries := 0; !t[i].holds(e, &slot); tries++ {
+		if tries == len(t) {
+			panic("memory: a block that lives has no entry") // else it would hang
+		}
+		i = t.after(i)
+	}
+	if to != 0 {
+		atomic.StoreUint64(&t[i].entries[slot], makeEntry(tag, to))
+		return
+	}
+	atomic.StoreUint64(&t[i].entries[slot], 0)
+	for at := home; at != i; at = t.after(at) {
+		atomic.AddUint32(&t[at].passed, ^uint32(0))
+	}
+	s.live--
+	if n := len(s.t); n > 4 && s.live*2 < n*slots {
+		x.resize(id, s, s.live/5+1)
+	}
+}
+
+func (b *bucket) holds(e uint64, slot *int) bool {
+	for i := range b.entries {
+		if atomic.LoadUint64(&b.entries[i]) == e {
+			*slot = i
+			return true
+		}
+	}
+	return false
+}
+
+// larger returns the size of the table to grow to: then it is a good half full.
+func larger(n int) int { return n + n/2 + 1 }
+
+// resize moves the shard's entries into a table of n buckets. Readers may go on
+// in the old one: it still says where blocks were, and each block's slot says
+// whether it is there. The caller holds the shard's lock.
+func (x *Index) resize(id uint8, s *shard, n int) {
 	old := s.t
 	t := make(table, n)
 	for i := range old {
-		b := &old[i]
-		for slot := range b.keys {
-			if key := b.keys[slot]; key != 0 {
-				t.fill(key, atomic.LoadUint32(&b.refs[slot]))
+		for slot := range old[i].entries {
+			e := atomic.LoadUint64(&old[i].entries[slot])
+			if e != 0 {
+				t.put(e)
 			}
 		}
 	}
 	s.t = t
-	s.hand = 0
+	x.tables[id].Store(&t)
 	x.bytes.Add(int64(n-len(old)) * bucketBytes)
-	x.publish(func(v *view) { v.tables[id] = t })
 }
 
-// publish replaces the view by an edited copy.
-func (x *Index) publish(edit func(*view)) {
-	x.viewMu.Lock()
-	defer x.viewMu.Unlock()
-	v := *x.view.Load()
-	edit(&v)
-	x.view.Store(&v)
-}
-
-// larger and smaller return the size of the table to move to.
-func larger(n int) int {
-	if n < 16 {
-		return 2 * n
+// put is insert into a table that nobody else can see.
+func (t table) put(e uint64) {
+	for i := t.home(entryTag(e)); ; i = t.after(i) {
+		b := &t[i]
+		if b.built < slots {
+			b.entries[b.built] = e
+			b.built++
+			return
+		}
+		b.passed++
 	}
-	// Small steps: a table is two thirds full at least, and copying in order is
-	// cheap.
-	return n + n/4
 }
 
-func smaller(live int) int { return live/3 + 1 }
+// seek returns where a block is, without a lock; nowhere if it is not.
+//
+// The slot is the truth, the table only leads there. Writers keep to this order:
+// a new block gets its ref and then its entry; a removed one loses its entry and
+// then its ref; a moved one gets its new slot, its entry is exchanged, and then
+// the old slot loses its ref. So a slot that has the key and no ref tells that
+// the entry which led there is outdated, and another look finds the new one.
+func (x *Index) seek(k blockkey.StoreKey, hash uint64) place {
+	tag := tagOf(hash)
+again:
+	current := x.tables[shardOf(hash)].Load()
+	t := *current
+	i := t.home(tag)
+	for range t {
+		b := &t[i]
+		for m := b.match(tag); m != 0; m &= m - 1 {
+			entry := &b.entries[bits.TrailingZeros(m)]
+			e := atomic.LoadUint64(entry)
+			if e == 0 {
+				continue
+			}
+			if p, ok := x.log.at(uint32(e), k); ok {
+				if atomic.LoadUint32(p.ref()) != 0 {
+					return p
+				}
+				goto again
+			}
+			// Another block has the same tag. Or the block has been moved since the
+			// entry was read, or since the table was replaced, and its old chunk is
+			// gone.
+			if atomic.LoadUint64(entry) != e || x.tables[shardOf(hash)].Load() != current {
+				goto again
+			}
+		}
+		if atomic.LoadUint32(&b.passed) == 0 {
+			break
+		}
+		i = t.after(i)
+	}
+	return place{}
+}
 
-// sparse tells that a table should shrink.
-func sparse(live, n int) bool { return n > 4 && live < 2*n }
+// touch brings the home of a block near without waiting for it.
+func (x *Index) touch(hash uint64) {
+	t := *x.tables[shardOf(hash)].Load()
+	atomic.LoadUint32(&t[t.home(tagOf(hash))].passed)
+}
+
+// follow returns the block after p in its chain, if that is k and lives.
+func (x *Index) follow(p place, k blockkey.StoreKey) place {
+	c, pos := p.c, p.pos+1
+	if pos&offMask == chunkSlots {
+		id := c.next.Load()
+		c, pos = x.log.chunk(id), makePos(id, 0)
+		if c == nil {
+			return place{}
+		}
+	}
+	if off := pos & offMask; off < c.n.Load() && c.keys[off] == k && atomic.LoadUint32(&c.refs[off]) != 0 {
+		return place{c, pos}
+	}
+	return place{}
+}
