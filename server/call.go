@@ -140,7 +140,7 @@ func (c *call) refuse(err error) {
 		e = asAPIError(context.Canceled)
 	}
 	c.refusal = e
-	if e.status >= 500 && e.code != codeOverloaded {
+	if below := !errors.Is(err, e); below && e.status >= 500 { // it says more than its code
 		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", e.code).Err(err).Msg("request failed")
 	}
 	if e.retry > 0 {

@@ -15,7 +15,7 @@ func appendScore(b []byte, r *scorer.Response) []byte {
 	b = append(b, `{"scores":{`...)
 	for i := range r.Pods {
 		b = appendName(b, i, r.Pods[i].Pod)
-		b = strconv.AppendFloat(b, r.Pods[i].Score, 'f', -1, 64)
+		b = appendNumber(b, r.Pods[i].Score)
 	}
 	b = append(b, `},"best":`...)
 	if r.Best == "" {
@@ -57,6 +57,14 @@ func appendScore(b []byte, r *scorer.Response) []byte {
 		b = appendExplanation(append(b, `,"explain":`...), r.Explanation)
 	}
 	return append(b, '}')
+}
+
+// appendNumber appends a score; most are whole.
+func appendNumber(b []byte, score float64) []byte {
+	if n := int64(score); float64(n) == score {
+		return strconv.AppendInt(b, n, 10)
+	}
+	return strconv.AppendFloat(b, score, 'f', -1, 64)
 }
 
 // appendMatch appends what one pod holds.

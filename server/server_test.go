@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/tokenpool"
@@ -585,4 +586,27 @@ func TestHead(t *testing.T) {
 	}
 	ts.Client().CloseIdleConnections()
 	http.DefaultClient.CloseIdleConnections()
+}
+
+// TestFrequencies checks that uses are told when they are counted.
+func TestFrequencies(t *testing.T) {
+	index := openIndex(t)
+	usage, err := scorer.NewUsage(time.Hour, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sc, err := scorer.New(scorer.Config{Index: index, BlockSize: 4, Usage: usage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newServer(t, index, func(c *server.Config) { c.Scorer = sc })
+	s.post(t, "/v1/blocks", `{"op":"add","model":"m","pod":"a","tokens":[1,2,3,4,5,6,7,8]}`)
+	for _, tc := range []struct{ tokens, want string }{
+		{"1,2,3,4", "[]"}, {"1,2,3,4,5,6,7,8", "[1]"}, {"1,2,3,4,5,6,7,8", "[2,1]"},
+	} {
+		body := s.post(t, "/v1/score", `{"model":"m","tokens":[`+tc.tokens+`]}`)
+		if !strings.HasSuffix(body, `"exact":true},"frequencies":`+tc.want+"}\n") {
+			t.Errorf("%s: %s, want %s", tc.tokens, body, tc.want)
+		}
+	}
 }

@@ -1,0 +1,144 @@
+package server
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// string reads a string. The bytes are valid until the next one is read.
+func (s *scanner) string(what string) ([]byte, error) {
+	if !s.take('"') {
+		return nil, s.unexpected(what)
+	}
+	start := s.pos
+	ascii := s.run()
+	if s.pos < len(s.data) && s.data[s.pos] == '"' {
+		b := s.data[start:s.pos]
+		s.pos++
+		if !ascii && !utf8.Valid(b) {
+			return nil, s.notUTF8(start)
+		}
+		return b, nil
+	}
+	return s.escaped(start, ascii)
+}
+
+// escaped reads on a string whose first escape (or fault) is at s.pos.
+func (s *scanner) escaped(start int, ascii bool) ([]byte, error) {
+	out := s.plain[:0]
+	out = append(out, s.data[start:s.pos]...)
+	defer func() { s.plain = out }()
+	for {
+		if s.pos == len(s.data) {
+			return nil, s.syntax("the end of a string")
+		}
+		switch c := s.data[s.pos]; {
+		case c == '"':
+			if !ascii && !utf8.Valid(out) {
+				return nil, s.notUTF8(start)
+			}
+			s.pos++
+			return out, nil
+		case c != '\\':
+			return nil, s.syntax("no control character in a string (write it as an escape)")
+		}
+		s.pos++
+		if s.pos == len(s.data) {
+			return nil, s.syntax("the rest of an escape")
+		}
+		switch c := s.data[s.pos]; c {
+		case '"', '\\', '/':
+			out = append(out, c)
+		case 'b':
+			out = append(out, '\b')
+		case 'f':
+			out = append(out, '\f')
+		case 'n':
+			out = append(out, '\n')
+		case 'r':
+			out = append(out, '\r')
+		case 't':
+			out = append(out, '\t')
+		case 'u':
+			r, err := s.unicode()
+			if err != nil {
+				return nil, err
+			}
+			out = utf8.AppendRune(out, r)
+		default:
+			return nil, s.syntax("one of \"\\/bfnrtu after a backslash")
+		}
+		s.pos++
+		from := s.pos
+		ascii = s.run() && ascii
+		out = append(out, s.data[from:s.pos]...)
+	}
+}
+
+// unicode reads the digits of a \u escape, both halves of a pair, and leaves
+// s.pos at the last digit.
+func (s *scanner) unicode() (rune, error) {
+	r, err := s.hex4()
+	if err != nil || !utf16.IsSurrogate(r) {
+		return r, err
+	}
+	if b := s.data[s.pos:]; len(b) > 2 && b[1] == '\\' && b[2] == 'u' {
+		s.pos += 2
+		low, err := s.hex4()
+		if err != nil {
+			return 0, err
+		}
+		if r = utf16.DecodeRune(r, low); r != utf8.RuneError {
+			return r, nil
+		}
+	}
+	return 0, s.wrong("has half of a surrogate pair, which is no character")
+}
+
+func (s *scanner) hex4() (rune, error) {
+	b := s.data[s.pos+1:]
+	var r rune
+	for i := range 4 {
+		if i == len(b) || hexDigit[b[i]] > 15 {
+			s.pos += 1 + i
+			return 0, s.syntax("4 hex digits after \\u")
+		}
+		r = r<<4 | rune(hexDigit[b[i]])
+	}
+	s.pos += 4
+	return r, nil
+}
+
+// run moves s.pos over the bytes that stand for themselves in a string, and
+// says whether all of them were ASCII. It looks at 8 bytes at once.
+func (s *scanner) run() (ascii bool) {
+	const ones, tops = 0x0101010101010101, 0x8080808080808080
+	data, i := s.data, s.pos
+	var high uint64
+	for len(data)-i >= 8 {
+		w := binary.LittleEndian.Uint64(data[i:])
+		quote, back := w^ones*'"', w^ones*'\\'
+		// The top bit of each byte that is below 0x20, a quote or a backslash;
+		// the lowest bit set is always right, those above it may not be.
+		stop := ((w - ones*0x20) &^ w) | ((quote - ones) &^ quote) | ((back - ones) &^ back)
+		if stop &= tops; stop != 0 {
+			n := bits.TrailingZeros64(stop) / 8
+			high |= w & (1<<(8*n) - 1)
+			s.pos = i + n
+			return high&tops == 0
+		}
+		high |= w
+		i += 8
+	}
+	for ; i < len(data); i++ {
+		c := data[i]
+		if c < 0x20 || c == '"' || c == '\\' {
+			break
+		}
+		high |= uint64(c)
+	}
+	s.pos = i
+	return high&tops == 0
+}
