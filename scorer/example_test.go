@@ -16,15 +16,24 @@ import (
 // scorer where a prompt should go. With a tokenpool.Pool in Config.Tokenizer
 // it would give texts instead of tokens.
 func Example() {
-	ctx := context.Background()
+	if err := embed(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// 10.0.0.1:8000 4 256 [{gpu 4}]
+	// 10.0.0.2:8000 2.8 192 [{gpu 2} {cpu 1}]
+	// best: 10.0.0.1:8000
+}
+
+func embed(ctx context.Context) error {
 	index, err := memory.New(memory.Config{})
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	defer index.Close()
 	s, err := scorer.New(scorer.Config{Index: index})
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 
 	// A prompt of 300 tokens: four full blocks of 64.
@@ -34,7 +43,7 @@ func Example() {
 	}
 	model, err := index.EnsureModel(ctx, store.ModelInfo{Name: "llama", BlockSize: 64, Scheme: store.SchemeNative})
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	keys := blockkey.AppendNative(nil, prompt, model.BlockSize, blockkey.NativeSeed("", ""))
 
@@ -49,19 +58,16 @@ func Example() {
 			{Kind: store.Add, Tier: store.CPU, Keys: keys[2:3]},
 		}})
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 
 	r, err := s.Score(ctx, scorer.Request{Model: "llama", Input: scorer.Tokens(prompt)})
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	for _, p := range r.Pods {
 		fmt.Println(p.Pod, p.Score, p.Tokens, p.Tiers)
 	}
 	fmt.Println("best:", r.Best)
-	// Output:
-	// 10.0.0.1:8000 4 256 [{gpu 4}]
-	// 10.0.0.2:8000 2.8 192 [{gpu 2} {cpu 1}]
-	// best: 10.0.0.1:8000
+	return nil
 }

@@ -1,7 +1,6 @@
 package scorer_test
 
 import (
-	"cmp"
 	"context"
 	"math/rand/v2"
 	"slices"
@@ -131,7 +130,7 @@ func (x *plainIndex) at(q *store.Query, i int) []store.HolderID {
 	for id := range x.blocks[q.Keys[i].In(q.Model)] {
 		ids = append(ids, id)
 	}
-	slices.SortFunc(ids, func(a, b store.HolderID) int { return cmp.Compare(a, b) })
+	slices.Sort(ids)
 	return ids
 }
 

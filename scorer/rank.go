@@ -36,21 +36,42 @@ func (s *Scorer) finish(j *job, err error) {
 	}
 }
 
-// rank gives a PodScore to each pod that holds a counted block, by name.
+// rank gives a PodScore to each pod that holds a counted block, by name. All
+// their lists share two arrays, made once.
 func (f *fold) rank(w *Weights, blockSize int) []PodScore {
-	var out []PodScore
 	if f.reg == nil {
 		return nil
 	}
+	slots := f.reg.Slots
+	pods, held := 0, 0
+	for s, before := 0, -1; s < len(slots); s++ {
+		if total(f.counts[s]) == 0 {
+			continue
+		}
+		held++
+		if slots[s].Pod != before {
+			pods++
+			before = slots[s].Pod
+		}
+	}
+	if held == 0 {
+		return nil
+	}
+	out := make([]PodScore, 0, pods)
+	ranks := make([]RankBlocks, 0, held)
+	tiers := make([]TierBlocks, 0, pods*store.NumTiers)
 	// Slots ascend by pod, so a pod's ranks are neighbours.
-	for first := 0; first < len(f.reg.Slots); {
-		pod := f.reg.Slots[first].Pod
-		end := first + 1
-		for end < len(f.reg.Slots) && f.reg.Slots[end].Pod == pod {
+	for first := 0; first < len(slots); {
+		pod, end := slots[first].Pod, first+1
+		for end < len(slots) && slots[end].Pod == pod {
 			end++
 		}
-		if p, held := f.rankPod(w, blockSize, first, end); held {
-			p.Pod = f.reg.Pods[pod].Name
+		best := f.bestOf(w, first, end)
+		if best >= 0 {
+			p := PodScore{Pod: f.reg.Pods[pod].Name, Score: f.score(w, best), Blocks: total(f.counts[best])}
+			p.Tokens = p.Blocks * blockSize
+			p.Ranks, ranks = part(ranks, f.appendRanks(ranks, first, end))
+			p.Tiers, tiers = part(tiers, appendTiers(tiers, f.counts[best]))
 			out = append(out, p)
 		}
 		first = end
@@ -58,33 +79,54 @@ func (f *fold) rank(w *Weights, blockSize int) []PodScore {
 	return out
 }
 
-// rankPod makes the PodScore of the pod whose ranks are the slots [first,end).
-func (f *fold) rankPod(w *Weights, blockSize, first, end int) (p PodScore, held bool) {
-	best := -1
+// part returns what was appended to list, in a slice that cannot grow into
+// what comes after, and the longer list.
+func part[T any](list, longer []T) (added, all []T) {
+	return longer[len(list):len(longer):len(longer)], longer
+}
+
+// bestOf returns the best of the slots [first,end) of one pod: the highest
+// score, of equal ones the most blocks, then the lowest rank. -1 is none.
+func (f *fold) bestOf(w *Weights, first, end int) int {
+	best, score, blocks := -1, 0.0, 0
 	for s := first; s < end; s++ {
 		n := total(f.counts[s])
 		if n == 0 {
 			continue
 		}
-		p.Ranks = append(p.Ranks, RankBlocks{Rank: f.reg.Slots[s].Rank, Blocks: n})
-		score := w.score(f.counts[s])
-		if f.strategy == HighestBlock {
-			score = float64(f.last[s])
-		}
-		if best < 0 || score > p.Score || (score == p.Score && n > p.Blocks) {
-			best, p.Score, p.Blocks = s, score, n
+		if sc := f.score(w, s); best < 0 || sc > score || (sc == score && n > blocks) {
+			best, score, blocks = s, sc, n
 		}
 	}
-	if best < 0 {
-		return p, false
+	return best
+}
+
+// score is the score of one slot by the strategy.
+func (f *fold) score(w *Weights, slot int) float64 {
+	if f.strategy == HighestBlock {
+		return float64(f.last[slot])
 	}
-	p.Tokens = p.Blocks * blockSize
-	for t, n := range f.counts[best] {
+	return w.score(f.counts[slot])
+}
+
+// appendRanks appends the blocks of each rank that holds any.
+func (f *fold) appendRanks(dst []RankBlocks, first, end int) []RankBlocks {
+	for s := first; s < end; s++ {
+		if n := total(f.counts[s]); n > 0 {
+			dst = append(dst, RankBlocks{Rank: f.reg.Slots[s].Rank, Blocks: n})
+		}
+	}
+	return dst
+}
+
+// appendTiers appends the tiers that have blocks.
+func appendTiers(dst []TierBlocks, b blocks) []TierBlocks {
+	for t, n := range b {
 		if n > 0 {
-			p.Tiers = append(p.Tiers, TierBlocks{Tier: store.Tier(t).String(), Blocks: int(n)})
+			dst = append(dst, TierBlocks{Tier: store.Tier(t).String(), Blocks: int(n)})
 		}
 	}
-	return p, true
+	return dst
 }
 
 func total(b blocks) (n int) {

@@ -177,8 +177,8 @@ func (s *Scorer) ScoreAll(ctx context.Context, rs []Request) ([]*Response, error
 
 	for i := range jobs {
 		jobs[i].chain = s.folds.Get().(*chain)
-		defer s.folds.Put(jobs[i].chain)
 	}
+	defer s.release(jobs)
 	s.hash(jobs, s.cfg.Index.Cached())
 	watch.lap("hash")
 
@@ -278,6 +278,7 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 		j.resp.Degraded = TokenizationBudget
 	case tokenpool.BehindBusy:
 		j.resp.Degraded = TokenizationBusy
+	case tokenpool.BehindAsync: // as the caller wanted
 	}
 	return nil
 }
@@ -307,7 +308,7 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 
 // lookup asks the index for all jobs at once.
 func (s *Scorer) lookup(ctx context.Context, jobs []job) error {
-	queries := make([]store.Query, len(jobs))
+	queries := make([]store.Query, len(jobs)) // one allocation for all
 	ptrs := make([]*store.Query, len(jobs))
 	for i := range jobs {
 		queries[i] = store.Query{
@@ -322,6 +323,13 @@ func (s *Scorer) lookup(ctx context.Context, jobs []job) error {
 		s.cfg.Observer.IndexFailed(err)
 	}
 	return err
+}
+
+// release gives the working memory of the jobs back.
+func (s *Scorer) release(jobs []job) {
+	for i := range jobs {
+		s.folds.Put(jobs[i].chain)
+	}
 }
 
 func (s *Scorer) resized(jobs []job) bool {
