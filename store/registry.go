@@ -47,7 +47,14 @@ type Registry struct {
 	// pages finds a holder by id: page id/pageSize, entry id%pageSize. Ids are
 	// never reused, so most of a long history is absent pages.
 	pages map[HolderID]*holderPage
+	// dense is the same as an array that begins with page first, for ids that
+	// are not too far apart: a fold asks for each holder of each run.
+	dense []*holderPage
+	first HolderID
 }
+
+// maxDense is the most pages that dense has, absent ones included.
+const maxDense = 4096
 
 const pageSize = 256
 
@@ -82,13 +89,38 @@ func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]M
 		}
 		page[h.ID%pageSize] = uint32(len(r.Slots))<<8 | uint32(h.Tier)
 	}
+	r.densify()
 	return r
+}
+
+// densify fills dense, if it does not become too long.
+func (r *Registry) densify() {
+	if len(r.pages) == 0 {
+		return
+	}
+	first, last := ^HolderID(0), HolderID(0)
+	for n := range r.pages {
+		first, last = min(first, n), max(last, n)
+	}
+	if last-first >= maxDense {
+		return
+	}
+	r.first = first
+	r.dense = make([]*holderPage, last-first+1)
+	for n, page := range r.pages {
+		r.dense[n-first] = page
+	}
 }
 
 // Holder returns the slot and the tier of a holder. live is false when the id
 // belongs to an ended life.
 func (r *Registry) Holder(id HolderID) (slot int, tier Tier, live bool) {
-	page := r.pages[id/pageSize]
+	var page *holderPage
+	if n := id/pageSize - r.first; n < HolderID(len(r.dense)) {
+		page = r.dense[n]
+	} else if r.dense == nil {
+		page = r.pages[id/pageSize]
+	}
 	if page == nil {
 		return 0, 0, false
 	}
