@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -27,7 +28,7 @@ func main() {
 	skipsFail := flag.Bool("skips-fail", false, "a skipped test is a failure")
 	flag.Parse()
 	r := newReport(os.Stdout, *packages)
-	if err := r.read(os.Stdin); err != nil {
+	if err := r.read(os.Stdin, time.Tick(30*time.Second)); err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 		os.Exit(1)
 	}
@@ -53,6 +54,7 @@ type report struct {
 	start    time.Time // of the report, for elapsed times
 
 	outputs map[string]*strings.Builder // by package and test, of tests that are not done
+	running []string                    // packages, in the order in which they began
 	ok      int                         // packages
 	empty   int                         // packages without tests
 	failed  []string                    // tests and packages
@@ -65,32 +67,59 @@ func newReport(out io.Writer, packages int) *report {
 }
 
 // read takes events until the end of in. Lines that are no events, such as what the go
-// command says while it downloads, are passed through.
-func (r *report) read(in io.Reader) error {
-	br := bufio.NewReader(in)
-	for {
-		line, err := br.ReadString('\n')
-		if line != "" {
-			var e event
-			if line[0] != '{' || json.Unmarshal([]byte(line), &e) != nil || e.Action == "" {
-				fmt.Fprint(r.out, line)
-			} else {
-				r.add(e)
+// command says while it downloads, are passed through. At each tick it says how far the
+// run is, since a package may take minutes.
+func (r *report) read(in io.Reader, tick <-chan time.Time) error {
+	lines, failed := make(chan string), make(chan error, 1)
+	go func() {
+		defer close(lines)
+		br := bufio.NewReader(in)
+		for {
+			line, err := br.ReadString('\n')
+			if line != "" {
+				lines <- line
+			}
+			if err != nil {
+				if !errors.Is(err, io.EOF) {
+					failed <- fmt.Errorf("reading events: %w", err)
+				}
+				return
 			}
 		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("reading events: %w", err)
+	}()
+	for {
+		select {
+		case line, more := <-lines:
+			if !more {
+				select {
+				case err := <-failed:
+					return err
+				default:
+					return nil
+				}
+			}
+			r.line(line)
+		case <-tick:
+			r.progress()
 		}
 	}
+}
+
+func (r *report) line(line string) {
+	var e event
+	if line[0] != '{' || json.Unmarshal([]byte(line), &e) != nil || e.Action == "" {
+		fmt.Fprint(r.out, line)
+		return
+	}
+	r.add(e)
 }
 
 // add folds one event.
 func (r *report) add(e event) {
 	key := e.Package + "\x00" + e.Test
 	switch e.Action {
+	case "start":
+		r.running = append(r.running, e.Package)
 	case "build-output":
 		fmt.Fprint(r.out, e.Output)
 	case "build-fail":
@@ -145,6 +174,7 @@ func (r *report) testDone(e event, output *strings.Builder) {
 
 // packageDone counts a package, and says after each how far the run is.
 func (r *report) packageDone(e event) {
+	r.running = slices.DeleteFunc(r.running, func(p string) bool { return p == e.Package })
 	switch e.Action {
 	case "pass":
 		r.ok++
@@ -160,11 +190,23 @@ func (r *report) packageDone(e event) {
 			}
 		}
 	}
-	of := ""
+	r.progress()
+}
+
+// progress says how far the run is, and what it is at.
+func (r *report) progress() {
+	of, at := "", "compiling"
 	if r.packages > 0 {
 		of = fmt.Sprintf(" of %d", r.packages)
 	}
-	fmt.Fprintf(r.out, "test: [%3.0fs] %d%s packages done\n", time.Since(r.start).Seconds(), r.ok+r.empty+r.failedPackages(), of)
+	done := r.ok + r.empty + r.failedPackages()
+	switch {
+	case len(r.running) > 0:
+		at = "testing " + strings.Join(r.running, ", ")
+	case done == r.packages:
+		at = "all done"
+	}
+	fmt.Fprintf(r.out, "test: [%3.0fs] %d%s packages done, %s\n", time.Since(r.start).Seconds(), done, of, at)
 }
 
 // failedPackages counts the packages, not the tests, that have failed.

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"errors"
+	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // Recorded from go test -json (Go 1.26), with the times left out.
@@ -53,7 +57,7 @@ func TestReport(t *testing.T) {
 		hasNot    []string
 	}{
 		{"pass", okPackage + noTests, true, true,
-			[]string{"ok  \tx/a\t0.002s\n", "1 of 2 packages done", "1 packages ok, 1 without tests, 0 failed; 1 tests passed, 0 skipped"},
+			[]string{"ok  \tx/a\t0.002s\n", "1 of 2 packages done, compiling\n", "2 of 2 packages done, all done\n", "1 packages ok, 1 without tests, 0 failed; 1 tests passed, 0 skipped"},
 			[]string{"noise", "PASS"}},
 		{"a skip is shown with its reason", okPackage + skippedTest, false, true,
 			[]string{"skipped: x/b TestB: b_test.go:9: no redis-server\n", "1 skipped"}, nil},
@@ -74,7 +78,7 @@ func TestReport(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var out strings.Builder
 			r := newReport(&out, 2)
-			if err := r.read(strings.NewReader(tt.in)); err != nil {
+			if err := r.read(strings.NewReader(tt.in), nil); err != nil {
 				t.Fatal(err)
 			}
 			if got := r.finish(tt.skipsFail); got != tt.ok {
@@ -91,5 +95,45 @@ func TestReport(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestReportProgress checks that a run that goes on for long says what it is at.
+func TestReportProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out strings.Builder
+		r := newReport(&out, 3)
+		in, events := io.Pipe()
+		done := make(chan error, 1)
+		go func() { done <- r.read(in, time.Tick(30*time.Second)) }()
+		if _, err := io.WriteString(events, okPackage+`{"Action":"start","Package":"x/slow"}`+"\n"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(61 * time.Second)
+		synctest.Wait()
+		if err := events.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{
+			"test: [ 30s] 1 of 3 packages done, testing x/slow\n",
+			"test: [ 60s] 1 of 3 packages done, testing x/slow\n",
+		} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("output lacks %q:\n%s", want, out.String())
+			}
+		}
+	})
+}
+
+// TestReportReadError checks that a broken pipe is not taken for the end of the run.
+func TestReportReadError(t *testing.T) {
+	r := newReport(io.Discard, 1)
+	in, events := io.Pipe()
+	go events.CloseWithError(io.ErrClosedPipe)
+	if err := r.read(in, nil); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("read = %v, want %v", err, io.ErrClosedPipe)
 	}
 }
