@@ -233,7 +233,8 @@ func TestApplyScript(t *testing.T) {
 			return strings.Join(n, ",")
 		}),
 		rapid.Custom(func(t *rapid.T) string { // of many holders
-			n := rapid.SliceOfNDistinct(rapid.IntRange(1, 999), 10, 200, rapid.ID).Draw(t, "many")
+			id := rapid.OneOf(rapid.IntRange(1, 999), rapid.IntRange(1, 1<<32-1))
+			n := rapid.SliceOfNDistinct(id, 10, 200, rapid.ID).Draw(t, "many")
 			slices.Sort(n)
 			text := make([]string, len(n))
 			for i, id := range n {

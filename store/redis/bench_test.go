@@ -98,8 +98,8 @@ func BenchmarkLookup(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	for name, field := range hashFields {
-		fillHashes(b, plain, name, keys, benchPods, field)
+	for _, l := range layouts {
+		l.fill(b, plain, keys, benchPods)
 	}
 	for _, n := range []int{128, 1024, 8192} {
 		hit := keys[:n]
@@ -123,48 +123,40 @@ func BenchmarkLookup(b *testing.B) {
 					b.Fatalf("found %d blocks of %d", f.blocks[3], n)
 				}
 			})
-			for name := range hashFields {
-				b.Run(fmt.Sprintf("hkeys-%s/%s/%d", name, what, n), func(b *testing.B) {
+			for _, l := range layouts {
+				b.Run(fmt.Sprintf("hkeys-%s/%s/%d", l.name, what, n), func(b *testing.B) {
 					b.ReportAllocs()
 					c := redis.NewClient(&redis.Options{Addr: s.Addr})
 					defer func() { _ = c.Close() }()
 					names := make([]string, n)
 					for i, k := range chain {
-						names[i] = name + "@" + k.String()
+						names[i] = l.key(k)
 					}
 					report := cpu(b, plain)
+					var blocks map[string]int
 					for b.Loop() {
-						found := 0
-						pipe := c.Pipeline()
-						cmds := make([]*redis.StringSliceCmd, n)
-						for i := range names {
-							cmds[i] = pipe.HKeys(ctx, names[i])
-						}
-						if _, err := pipe.Exec(ctx); err != nil {
-							b.Fatal(err)
-						}
-						for _, c := range cmds {
-							found += len(c.Val())
-						}
-						if what == "hit" && found != n*benchPods {
-							b.Fatal(found)
-						}
+						blocks = l.lookup(b, c, names)
 					}
 					report()
+					if what == "hit" && blocks[benchPod(3)] != n {
+						b.Fatalf("found %d blocks of %d", blocks[benchPod(3)], n)
+					}
 				})
 			}
 		}
 	}
 }
 
-// BenchmarkApply applies events of 16 blocks.
+// BenchmarkApply applies events of so many blocks, three adds to a removal,
+// beside the same in a HASH a block, pipelined.
 func BenchmarkApply(b *testing.B) {
 	s := redistest.Start(b)
-	ctx := context.Background()
 	plain := s.Client()
 	x := open(b, Config{URL: s.URL(), NoSweep: true})
-	for _, size := range []int{16, 128, 512} {
-		b.Run(fmt.Sprint(size), func(b *testing.B) {
+	c := redis.NewClient(&redis.Options{Addr: s.Addr})
+	defer func() { _ = c.Close() }()
+	run := func(name string, size int, one func(keys []blockkey.Key, pod int, add bool)) {
+		b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) {
 			b.ReportAllocs()
 			rng := rand.New(rand.NewPCG(1, uint64(size)))
 			keys := make([]blockkey.Key, size)
@@ -173,17 +165,22 @@ func BenchmarkApply(b *testing.B) {
 				for i := range keys {
 					keys[i] = blockkey.Key(rng.Uint64N(1 << 20))
 				}
-				kind := store.Add
-				if rng.IntN(4) == 0 {
-					kind = store.Remove
-				}
-				err := x.Apply(ctx, store.Batch{Pod: benchPod(rng.IntN(benchPods)), Model: "m", Ops: []store.Op{{Kind: kind, Keys: keys}}})
-				if err != nil {
-					b.Fatal(err)
-				}
+				one(keys, rng.IntN(benchPods), rng.IntN(4) > 0)
 			}
 			report()
-			b.ReportMetric(float64(size)*float64(b.N)/b.Elapsed().Seconds(), "blocks/s")
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
 		})
+	}
+	for _, size := range []int{16, 128, 512} {
+		run("kvatlas", size, func(keys []blockkey.Key, pod int, add bool) {
+			kind := store.Remove
+			if add {
+				kind = store.Add
+			}
+			apply(b, x, batchOf(benchPod(pod), kind, keys...))
+		})
+		for _, l := range layouts {
+			run("hash-"+l.name, size, func(keys []blockkey.Key, pod int, add bool) { l.apply(b, c, keys, pod, add) })
+		}
 	}
 }

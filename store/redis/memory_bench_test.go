@@ -8,7 +8,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -29,25 +28,16 @@ func usedMemory(b *testing.B, c *redis.Client) float64 {
 	return 0
 }
 
-// hashFields are the fields of a HASH a block, the layout that BenchmarkLookup
-// and BenchmarkMemory compare with.
-var hashFields = map[string]func(i int) string{
-	"short": func(i int) string { return benchPod(i) + "@gpu" },
-	"json": func(i int) string {
-		return fmt.Sprintf(`{"podIdentifier":%q,"deviceTier":"gpu","annotation":"","speculative":false,"groupIdx":%d,"groups":[0,1,2]}`, benchPod(i), i)
-	},
-}
-
 // BenchmarkMemory reports what a block takes of a server's memory with 1 and
 // with 10 holders, beside a HASH a block.
 func BenchmarkMemory(b *testing.B) {
 	const blocks = 100000
 	keys := benchChain(blocks)
-	measure := func(b *testing.B, args []string, fill func(c *redis.Client, url string)) {
+	measure := func(b *testing.B, fill func(c *redis.Client, url string)) {
 		b.Helper()
 		for b.Loop() {
 			b.StopTimer()
-			s := redistest.Start(b, args...)
+			s := redistest.Start(b)
 			c := s.Client()
 			before := usedMemory(b, c)
 			b.StartTimer()
@@ -58,7 +48,7 @@ func BenchmarkMemory(b *testing.B) {
 	}
 	for _, pods := range []int{1, 2, 10} {
 		b.Run(fmt.Sprintf("kvatlas/pods=%d", pods), func(b *testing.B) {
-			measure(b, nil, func(_ *redis.Client, url string) {
+			measure(b, func(_ *redis.Client, url string) {
 				x := open(b, Config{URL: url, NoSweep: true})
 				for p := range pods {
 					for i := 0; i < len(keys); i += 5000 {
@@ -68,28 +58,10 @@ func BenchmarkMemory(b *testing.B) {
 				_ = x.Close()
 			})
 		})
-		for name, field := range hashFields {
-			b.Run(fmt.Sprintf("hash-%s/pods=%d", name, pods), func(b *testing.B) {
-				measure(b, nil, func(c *redis.Client, _ string) { fillHashes(b, c, "m", keys, pods, field) })
+		for _, l := range layouts {
+			b.Run(fmt.Sprintf("hash-%s/pods=%d", l.name, pods), func(b *testing.B) {
+				measure(b, func(c *redis.Client, _ string) { l.fill(b, c, keys, pods) })
 			})
-		}
-	}
-}
-
-// fillHashes writes a HASH a block with a field for each pod.
-func fillHashes(b *testing.B, c *redis.Client, model string, keys []blockkey.Key, pods int, field func(i int) string) {
-	b.Helper()
-	pipe := c.Pipeline()
-	for i, k := range keys {
-		var fv []any
-		for p := range pods {
-			fv = append(fv, field(p), "1")
-		}
-		pipe.HSet(b.Context(), model+"@"+k.String(), fv...)
-		if i%512 == 511 || i == len(keys)-1 {
-			if _, err := pipe.Exec(b.Context()); err != nil {
-				b.Fatal(err)
-			}
 		}
 	}
 }

@@ -55,12 +55,13 @@ local function number(v, at) return tonumber(match(v, '^%d+', at) or '0') end
 -- place returns where in v the first id above n begins, nil if there is none.
 local function place(v, n)
   if number(v, 1) > n then return 1 end
-  -- An id that is not above n begins at from, and the first above n before to.
+  -- An id that is not above n begins at from. Each step brings from and to
+  -- nearer to each other; what is left is searched from from on.
   local from, to = 1, #v
   while to - from > 32 do
     local half = math.floor((from + to) / 2)
     local comma = find(v, ',', half, true)
-    if not comma or comma >= to then
+    if not comma or comma + 1 >= to then
       to = half
     elseif number(v, comma + 1) > n then
       to = comma + 1
@@ -96,41 +97,48 @@ local function remove(v, id)
   return sub(sub(padded, 1, from) .. sub(padded, from + #id + 2), 2, -2)
 end
 
+-- folder returns the function that makes a block's new value of its old one,
+-- false being none in both.
+local function folder(ops)
+  local sign, id = match(ops, '^([+-])(%d+)$')
+  if sign == '+' then return function(v) return add(v, id) end end
+  if sign == '-' then return function(v) return remove(v, id) end end
+  local exact = match(ops, '^=(.*)$')
+  if exact then return function(v) return v ~= exact and v end end
+  return function(v)
+    for s, i in string.gmatch(ops, '([+-])(%d+)') do
+      if s == '+' then v = add(v, i) else v = remove(v, i) end
+    end
+    return v
+  end
+end
+
 local old = redis.call('MGET', unpack(KEYS, first))
 local set, del = {}, {}
 local block, bytes = 0, 0
 while ARGV[at] do
-  local ops, blocks = ARGV[at], tonumber(ARGV[at + 1])
+  local fold, blocks = folder(ARGV[at]), tonumber(ARGV[at + 1])
   at = at + 2
-  local sign, id = match(ops, '^([+-])(%d+)$')
-  local exact = not sign and match(ops, '^=(.*)$')
-  for _ = 1, blocks do
-    block = block + 1
-    local v = old[block]
-    local new
-    if v then bytes = bytes + #v end
-    if sign == '+' then
-      if not v then new = id elseif v == id then new = v else new = add(v, id) end
-    elseif sign == '-' then
-      new = remove(v, id)
-    elseif exact then
-      new = v ~= exact and v
-    else
-      new = v
-      for s, i in string.gmatch(ops, '([+-])(%d+)') do
-        if s == '+' then new = add(new, i) else new = remove(new, i) end
-      end
+  -- Blocks of one chain are held by the same holders, so that few values differ.
+  local folded = {}
+  for i = block + 1, block + blocks do
+    local v = old[i]
+    local new = folded[v]
+    if new == nil then
+      new = fold(v)
+      folded[v] = new
     end
+    if v then bytes = bytes + #v end
     if new ~= v then
-      local key = KEYS[first + block - 1]
       if new then
-        set[#set + 1] = key
+        set[#set + 1] = KEYS[first + i - 1]
         set[#set + 1] = new
       else
-        del[#del + 1] = key
+        del[#del + 1] = KEYS[first + i - 1]
       end
     end
   end
+  block = block + blocks
 end
 if #set > 0 then redis.call('MSET', unpack(set)) end
 if #del > 0 then redis.call('UNLINK', unpack(del)) end
