@@ -1,0 +1,202 @@
+package snapshot_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
+	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/snapshot"
+	"github.com/kvatlas/kvatlas/store/storetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// tester is what testing.TB and rapid.T have in common.
+type tester interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// opener makes an empty index that is closed when the test ends.
+type opener func(tb testing.TB) snapshot.Backend
+
+func openMemory(tb testing.TB) snapshot.Backend {
+	tb.Helper()
+	x, err := memory.New(memory.Config{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = x.Close() })
+	return x
+}
+
+var prefixes atomic.Int64
+
+func openRedis(url string) opener {
+	return func(tb testing.TB) snapshot.Backend {
+		tb.Helper()
+		x, err := redis.Open(redis.Config{URL: url, Prefix: fmt.Sprintf("t%d", prefixes.Add(1)), NoSweep: true, Timeout: time.Minute})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() {
+			if err := x.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
+				tb.Error(err)
+			}
+		})
+		return x
+	}
+}
+
+// backends are the two kinds of index.
+func backends(t *testing.T) map[string]opener {
+	t.Helper()
+	return map[string]opener{"memory": openMemory, "redis": openRedis(redistest.Start(t).URL())}
+}
+
+// chain returns n keys that look like hashes, the same for the same name.
+func chain(name uint64, n int) []blockkey.Key {
+	keys := make([]blockkey.Key, n)
+	rng := rand.New(rand.NewPCG(name, 1))
+	for i := range keys {
+		keys[i] = blockkey.Key(rng.Uint64())
+	}
+	return keys
+}
+
+var (
+	models = []string{"m1", "m2"}
+	keys   = append(chain(5, 60), 0, ^blockkey.Key(0), blockkey.Key(store.Mask("m1")))
+
+	genOp = rapid.Custom(func(t *rapid.T) store.Op {
+		op := store.Op{
+			Kind: rapid.SampledFrom([]store.OpKind{store.Add, store.Add, store.Add, store.Add, store.Remove, store.Clear}).Draw(t, "kind"),
+			Tier: rapid.SampledFrom([]store.Tier{store.GPU, store.CPU, store.Shared}).Draw(t, "tier"),
+		}
+		if op.Kind != store.Clear {
+			op.Keys = rapid.SliceOfN(rapid.SampledFrom(keys), 0, 30).Draw(t, "keys")
+		}
+		return op
+	})
+	genBatch = rapid.Custom(func(t *rapid.T) store.Batch {
+		return store.Batch{
+			Pod:   rapid.SampledFrom([]string{"a", "b", "c/d", "é\"\\<"}).Draw(t, "pod"),
+			Rank:  rapid.IntRange(0, 2).Draw(t, "rank"),
+			Model: rapid.SampledFrom(models).Draw(t, "model"),
+			Ops:   rapid.SliceOfN(genOp, 0, 4).Draw(t, "ops"),
+		}
+	})
+)
+
+// play plays a random history to an index and to a model of it.
+func play(t *rapid.T, ctx context.Context, x store.Index, m *storetest.Model) {
+	for range rapid.IntRange(0, 8).Draw(t, "steps") {
+		switch rapid.IntRange(0, 5).Draw(t, "what") {
+		case 0:
+			p := store.Pod{
+				Name: rapid.SampledFrom([]string{"a", "b", "e"}).Draw(t, "pod"), Model: rapid.SampledFrom(models).Draw(t, "model"),
+				Address: "http://x", Role: "both", Ranks: 2, Engine: "vllm", Events: "tcp://a:1", Replay: "tcp://a:2", BlockSize: 16,
+				Labels: map[string]string{"zone": "<z>"}, Lease: store.Seconds(time.Hour),
+			}
+			if _, err := x.Register(ctx, p); err != nil {
+				t.Fatalf("%v", err)
+			}
+			m.Register(p)
+		case 1:
+			pod := rapid.SampledFrom([]string{"a", "b", "c/d"}).Draw(t, "pod")
+			if _, err := x.Retire(ctx, pod); err != nil {
+				t.Fatalf("%v", err)
+			}
+			m.Retire(pod)
+		default:
+			b := genBatch.Draw(t, "batch")
+			if err := x.Apply(ctx, b); err != nil {
+				t.Fatalf("%v", err)
+			}
+			m.Apply(b)
+		}
+	}
+}
+
+// found returns who holds what of the keys, for each model.
+func found(t tester, ctx context.Context, x store.Index, ks []blockkey.Key) map[string]storetest.Answer {
+	t.Helper()
+	out := map[string]storetest.Answer{}
+	for _, name := range models {
+		c := &storetest.Collector{Keys: len(ks)}
+		if err := x.Lookup(ctx, &store.Query{Model: store.Mask(name), Keys: ks, Fold: c}); err != nil {
+			t.Fatalf("Lookup: %v", err)
+		}
+		if err := c.Err(); err != nil {
+			t.Fatalf("%v", err)
+		}
+		out[name] = c.Answer
+	}
+	return out
+}
+
+// same fails the test when the index is not what the model is.
+func same(t tester, ctx context.Context, x store.Index, m *storetest.Model) {
+	t.Helper()
+	for name, got := range found(t, ctx, x, keys) {
+		if want := m.Lookup(store.Mask(name), keys); !got.Equal(want) {
+			t.Fatalf("of %s found\n%v, want\n%v", name, got, want)
+		}
+	}
+	reg, err := x.Registry(ctx)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	if want := m.Pods(); len(reg.Pods)+len(want) > 0 && !reflect.DeepEqual(reg.Pods, want) {
+		t.Fatalf("pods\n%+v, want\n%+v", reg.Pods, want)
+	}
+}
+
+// dump dumps an index.
+func dump(t tester, ctx context.Context, x snapshot.Source, o snapshot.Options) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	s, err := snapshot.Dump(ctx, &out, x, o)
+	if err != nil {
+		t.Fatalf("Dump: %v", err)
+	}
+	if s.Bytes != int64(out.Len()) {
+		t.Fatalf("Dump says %d bytes, it wrote %d", s.Bytes, out.Len())
+	}
+	return out.Bytes()
+}
+
+func restore(t tester, ctx context.Context, x store.Index, text []byte, mode snapshot.Mode) snapshot.Report {
+	t.Helper()
+	r, err := snapshot.Restore(ctx, bytes.NewReader(text), x, mode)
+	if err != nil {
+		t.Fatalf("Restore: %v\n%s", err, text)
+	}
+	return r
+}
+
+// add makes a pod the holder of blocks.
+func add(tb testing.TB, x store.Index, pod, model string, tier store.Tier, ks ...blockkey.Key) {
+	tb.Helper()
+	for len(ks) > 0 {
+		n := min(len(ks), store.MaxOpKeys)
+		if err := x.Apply(tb.Context(), store.Batch{Pod: pod, Model: model, Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: ks[:n]}}}); err != nil {
+			tb.Fatal(err)
+		}
+		ks = ks[n:]
+	}
+}
