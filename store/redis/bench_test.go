@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -179,6 +180,22 @@ func BenchmarkApply(b *testing.B) {
 			}
 			apply(b, x, batchOf(benchPod(pod), kind, keys...))
 		})
+		if size == 16 {
+			// An ingester has the events of several ranks at a time.
+			const events = 8
+			batches := make([]store.Batch, 0, events)
+			run("kvatlas-8-events-a-call", size, func(keys []blockkey.Key, pod int, add bool) {
+				kind := store.Remove
+				if add {
+					kind = store.Add
+				}
+				batches = append(batches, batchOf(benchPod(pod), kind, slices.Clone(keys)...))
+				if len(batches) == events {
+					apply(b, x, batches...)
+					batches = batches[:0]
+				}
+			})
+		}
 		for _, l := range layouts {
 			run("hash-"+l.name, size, func(keys []blockkey.Key, pod int, add bool) { l.apply(b, c, keys, pod, add) })
 		}

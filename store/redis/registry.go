@@ -17,14 +17,11 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// snapshot is a registry and what else its load has told.
+// snapshot is a registry, and whether it has been read.
 type snapshot struct {
 	registry *store.Registry
 	// loaded is false for the empty registry that an Index begins with.
 	loaded bool
-	// ended and swept count holders whose lives have ended: all of them, and
-	// those that the last complete sweep knew.
-	ended, swept uint64
 }
 
 // fresh tells whether the snapshot is right for an index at this epoch.
@@ -148,8 +145,12 @@ func (x *Index) fly(f *flight) {
 	}
 }
 
-// read reads the registry in one round trip. late are the pods whose leases
-// have run out.
+// pageSize is how many entries of the registry one command reads at most, so
+// that none keeps the server from others for long.
+const pageSize = 500
+
+// read reads the registry, small ones in one round trip. late are the pods whose
+// leases have run out.
 //
 // The commands are separate, so that none blocks the server for long, and the
 // epoch is the first of them: when something changes between two of them, the
@@ -161,19 +162,32 @@ func (x *Index) read(ctx context.Context) (snap *snapshot, late []string, err er
 	// TIME has no key, and a cluster's client would ask any node.
 	clock := pipe.Eval(ctx, "return redis.call('TIME')", []string{n.epoch})
 	meta := pipe.HGetAll(ctx, n.meta)
-	count := pipe.HMGet(ctx, n.count, "ended", "swept")
-	pods := pipe.HGetAll(ctx, n.pods)
-	live := pipe.ZRangeWithScores(ctx, n.live, 0, -1)
-	gen := pipe.HGetAll(ctx, n.gen)
+	livePage := pipe.ZScan(ctx, n.live, 0, "", pageSize)
+	podPage := pipe.HScan(ctx, n.pods, 0, "", pageSize)
+	genPage := pipe.HScan(ctx, n.gen, 0, "", pageSize)
 	x.roundTrips.Add(1)
 	sent := time.Now()
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return nil, nil, err
 	}
-	for _, c := range []redis.Cmder{epoch, clock, meta, count, pods, live, gen} {
-		if err := c.Err(); err != nil && !errors.Is(err, redis.Nil) {
+	// Exec's error is that of the first that failed, which an epoch that is not
+	// there yet is.
+	for _, c := range []redis.Cmder{clock, meta} {
+		if err := c.Err(); err != nil {
 			return nil, nil, err
 		}
+	}
+	live, err := x.rest(ctx, x.client.ZScan, n.live, livePage)
+	if err != nil {
+		return nil, nil, err
+	}
+	pods, err := x.rest(ctx, x.client.HScan, n.pods, podPage)
+	if err != nil {
+		return nil, nil, err
+	}
+	gen, err := x.rest(ctx, x.client.HScan, n.gen, genPage)
+	if err != nil {
+		return nil, nil, err
 	}
 
 	snap = &snapshot{loaded: true}
@@ -185,7 +199,6 @@ func (x *Index) read(ctx context.Context) (snap *snapshot, late []string, err er
 	if err != nil {
 		return nil, nil, err
 	}
-	snap.ended, snap.swept = counter(count.Val(), 0), counter(count.Val(), 1)
 
 	now, err := clock.Slice()
 	if err != nil || len(now) != 2 {
@@ -195,9 +208,12 @@ func (x *Index) read(ctx context.Context) (snap *snapshot, late []string, err er
 	ms := sec*1000 + usec/1000
 	var until time.Time
 	gone := map[string]bool{}
-	for _, z := range live.Val() {
-		pod, _ := z.Member.(string)
-		left := time.Duration(z.Score-ms) * time.Millisecond
+	for pod, end := range live {
+		till, err := strconv.ParseFloat(end, 64)
+		if err != nil {
+			return nil, nil, fmt.Errorf("redis: the lease of pod %q ends at %q", pod, clip(end))
+		}
+		left := time.Duration(till-ms) * time.Millisecond
 		if left <= 0 {
 			gone[pod] = true
 			late = append(late, pod)
@@ -210,7 +226,7 @@ func (x *Index) read(ctx context.Context) (snap *snapshot, late []string, err er
 	}
 
 	var list []store.Pod
-	for name, text := range pods.Val() {
+	for name, text := range pods {
 		if gone[name] {
 			continue
 		}
@@ -222,8 +238,8 @@ func (x *Index) read(ctx context.Context) (snap *snapshot, late []string, err er
 		}
 		list = append(list, p)
 	}
-	holders := make([]store.Holder, 0, len(gen.Val()))
-	for id, text := range gen.Val() {
+	holders := make([]store.Holder, 0, len(gen))
+	for id, text := range gen {
 		h, err := parseHolder(id, text)
 		if err != nil {
 			x.garbled.Add(1)
@@ -234,6 +250,30 @@ func (x *Index) read(ctx context.Context) (snap *snapshot, late []string, err er
 	}
 	snap.registry = store.NewRegistry(e, list, holders, models, until)
 	return snap, late, nil
+}
+
+// scan is HScan or ZScan.
+type scan func(ctx context.Context, key string, cursor uint64, match string, count int64) *redis.ScanCmd
+
+// rest reads what is left of a hash or a sorted set after its first page. What is
+// there all the while is in it, in the state of some moment of it; that is why
+// leases, which are renewed meanwhile, are not read by rank.
+func (x *Index) rest(ctx context.Context, next scan, key string, page *redis.ScanCmd) (map[string]string, error) {
+	list, cursor, err := page.Result()
+	out := make(map[string]string, len(list)/2)
+	for {
+		if err != nil {
+			return nil, err
+		}
+		for i := 0; i+1 < len(list); i += 2 {
+			out[list[i]] = list[i+1]
+		}
+		if cursor == 0 {
+			return out, nil
+		}
+		x.roundTrips.Add(1)
+		list, cursor, err = next(ctx, key, cursor, "", pageSize).Result()
+	}
 }
 
 // readMeta checks the schema and returns the models. An index that nobody has

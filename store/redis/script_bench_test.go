@@ -15,8 +15,8 @@ import (
 
 // slowlog starts to note how long each command keeps the server from others.
 // report gives the shortest, which a busy machine disturbs least, and the median
-// of the scripts' runs.
-func slowlog(b *testing.B, plain *redis.Client) (report func()) {
+// of those commands' runs.
+func slowlog(b *testing.B, plain *redis.Client, commands ...string) (report func()) {
 	b.Helper()
 	ctx := b.Context()
 	for k, v := range map[string]string{"slowlog-log-slower-than": "0", "slowlog-max-len": "100000"} {
@@ -28,13 +28,14 @@ func slowlog(b *testing.B, plain *redis.Client) (report func()) {
 	return func() {
 		var took []float64
 		for _, e := range plain.SlowLogGet(ctx, -1).Val() {
-			if strings.EqualFold(e.Args[0], "evalsha") {
+			if slices.Contains(commands, strings.ToLower(e.Args[0])) {
 				took = append(took, float64(e.Duration.Microseconds()))
 			}
 		}
 		slices.Sort(took)
 		b.ReportMetric(took[len(took)/2], "median-us/call")
 		b.ReportMetric(took[0], "min-us/call")
+		b.ReportMetric(took[len(took)*95/100], "p95-us/call")
 	}
 }
 
@@ -60,7 +61,7 @@ func BenchmarkApplyScript(b *testing.B) {
 			}
 			b.Run(fmt.Sprintf("%d/%s", holders, name), func(b *testing.B) {
 				apply(b, x, batchOf(pod, store.Add, keys...))
-				report := slowlog(b, plain)
+				report := slowlog(b, plain, "evalsha")
 				for b.Loop() {
 					apply(b, x, batchOf(pod, store.Remove, keys...))
 					apply(b, x, batchOf(pod, store.Add, keys...))
@@ -86,7 +87,7 @@ func BenchmarkRetire(b *testing.B) {
 			for part := range slices.Chunk(keys, store.MaxOpKeys) {
 				apply(b, x, batchOf("a", store.Add, part...))
 			}
-			report := slowlog(b, plain)
+			report := slowlog(b, plain, "evalsha")
 			for b.Loop() {
 				b.StopTimer()
 				var batches []store.Batch
@@ -98,6 +99,38 @@ func BenchmarkRetire(b *testing.B) {
 				b.StartTimer()
 				if known, err := x.Retire(b.Context(), "a"); err != nil || !known {
 					b.Fatal(known, err)
+				}
+			}
+			report()
+		})
+	}
+}
+
+// BenchmarkRegistryLoad loads registries of several sizes, and reports how long
+// the longest of the commands keeps the server from others.
+func BenchmarkRegistryLoad(b *testing.B) {
+	for _, pods := range []int{10, 100, 1000, 4000} {
+		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
+			s := redistest.Start(b)
+			plain := s.Client()
+			x := open(b, Config{URL: s.URL(), NoSweep: true})
+			const ranks = 8
+			for p := range pods {
+				pod := store.Pod{Name: fmt.Sprintf("10.0.%d.%d:8000", p/256, p%256), Model: "meta-llama/Llama-3.1-8B", Ranks: ranks, Engine: "vllm", Lease: store.Seconds(3600e9)}
+				if _, err := x.Register(b.Context(), pod); err != nil {
+					b.Fatal(err)
+				}
+				var batches []store.Batch
+				for rank := range ranks {
+					batches = append(batches, store.Batch{Pod: pod.Name, Rank: rank, Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: []blockkey.Key{1}}}})
+				}
+				apply(b, x, batches...)
+			}
+			report := slowlog(b, plain, "hgetall", "hscan")
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := x.Registry(b.Context()); err != nil {
+					b.Fatal(err)
 				}
 			}
 			report()
