@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -34,6 +35,8 @@ const (
 	applied     int64 = 0 // or more
 	outdated    int64 = -1
 	leaseRunOut int64 = -2
+	// incomplete is for the guards that parts are missing of.
+	incomplete int64 = -3
 )
 
 // Apply implements store.Index.
@@ -56,10 +59,42 @@ func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 			return fmt.Errorf("batch %d: %w", i, err)
 		}
 	}
-	p := newPlan(batches)
-	if len(p.pods) == 0 {
-		return nil
+	var refused store.RefusedError
+	for _, round := range rounds(batches) {
+		if err := x.applyRound(ctx, round, &refused); err != nil {
+			if refused.Generations != nil {
+				err = errors.Join(err, &refused)
+			}
+			return err
+		}
 	}
+	if refused.Generations != nil {
+		return &refused
+	}
+	return nil
+}
+
+// applyRound applies batches that can be applied at once. Those whose guards
+// refuse go to refused.
+func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *store.RefusedError) error {
+	p := newPlan(batches)
+	for _, g := range p.guards {
+		// What came before it in this call was refused.
+		g.err = refused.Generations[g.Generation]
+	}
+	defer func() {
+		for _, g := range p.guards {
+			if g.dup {
+				x.duplicates.Add(g.batches)
+			}
+			if g.err != nil {
+				if refused.Generations == nil {
+					refused.Generations = map[store.Generation]error{}
+				}
+				refused.Generations[g.Generation] = g.err
+			}
+		}
+	}()
 	for try := range applyTries {
 		status, err := x.carryOut(ctx, p)
 		if err != nil {
@@ -68,7 +103,9 @@ func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 		if status == applied {
 			return nil
 		}
-		x.holders.drop(p.pods)
+		for _, pod := range p.pods {
+			x.holders.drop(pod.name)
+		}
 		if status == leaseRunOut {
 			_, late, err := x.read(ctx)
 			if err == nil {
@@ -85,7 +122,7 @@ func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 			}
 		}
 	}
-	return fmt.Errorf("%w: apply: the holders of pod %s ended %d times while their blocks were being written", store.ErrUnavailable, p.pods[0].name, applyTries)
+	return fmt.Errorf("%w: apply: the holders of pod %s ended %d times while their blocks were being written, or its blocks are moving between nodes", store.ErrUnavailable, p.pods[0].name, applyTries)
 }
 
 // carryOut makes one try at a plan.
@@ -94,89 +131,206 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error)
 		return 0, err
 	}
 	steps := p.steps()
-	if len(steps) == 0 && !slices.ContainsFunc(p.pods, func(pod *podPlan) bool { return !pod.resolved }) {
+	guards := openGuards(p.guards)
+	switch {
+	case len(guards) > 0:
+	case len(p.guards) > 0:
+		return applied, nil
+	case len(steps) == 0 && !slices.ContainsFunc(p.pods, func(pod *podPlan) bool { return !pod.resolved }):
 		return applied, nil
 	}
-	calls := x.applyCalls(p, steps)
+	calls := x.applyCalls(p, guards, steps)
+	for _, g := range guards {
+		g.tried = true
+	}
 	bytes := int64(0)
+	status = applied
 	for len(calls) > 0 {
 		n := min(len(calls), tripCalls)
 		cmds, err := x.run(ctx, calls[:n]...)
 		if x.cluster && redis.HasErrorPrefix(err, "TRYAGAIN") {
+			if len(guards) > 0 {
+				// The record and the blocks are on different nodes for a moment.
+				return incomplete, nil
+			}
 			cmds, err = x.runSingly(ctx, calls[:n])
 		}
 		if err != nil {
 			return 0, err
 		}
-		for _, c := range cmds {
-			status, ok := c.Val().(int64)
-			if !ok {
-				return 0, fmt.Errorf("redis: apply.lua returned %v", c.Val())
+		for i, c := range cmds {
+			s, met, err := x.heard(calls, i, c)
+			if err != nil {
+				return 0, err
 			}
-			if status < applied {
-				return status, nil
-			}
-			bytes += status
+			status, bytes = min(status, s), bytes+met
+		}
+		if status < applied && len(guards) == 0 {
+			return status, nil
 		}
 		calls = calls[n:]
 	}
 	x.pace.learn(len(steps), bytes)
-	return applied, nil
+	if status < applied || len(guards) == 0 {
+		return status, nil
+	}
+	return applied, x.commit(ctx, p)
+}
+
+// heard takes in the reply to calls[i]; the reply to a call that has been made
+// block by block has none.
+func (x *Index) heard(calls []*call, i int, c *redis.Cmd) (status, bytes int64, err error) {
+	switch v := c.Val().(type) {
+	case int64:
+		return min(v, applied), max(v, 0), nil
+	case []any:
+		parts := calls[i].parts
+		if len(v) != 1+len(parts) {
+			break
+		}
+		bytes, _ = v[0].(int64)
+		for j, p := range parts {
+			verdict, _ := v[1+j].(int64)
+			switch {
+			case verdict == verdictGap:
+				status = incomplete
+			case verdict == verdictApplied:
+				if last := p.parts > 0 && p.n == p.parts-1; last {
+					x.acks.learn(p.guard, calls[i].place, x.config.MaxHolders)
+					p.guard.done = p.guard.done || calls[i].place == atRegistry
+				}
+			case verdict == verdictDuplicate && calls[i].place != atRegistry:
+				// This partition has it from an earlier try.
+			case !p.guard.done:
+				p.guard.hear(verdict)
+			}
+		}
+		return status, bytes, nil
+	}
+	return 0, 0, fmt.Errorf("redis: apply.lua returned %v", c.Val())
+}
+
+// commit writes the watermarks on a cluster. On a single server they are written
+// with the blocks.
+func (x *Index) commit(ctx context.Context, p *plan) error {
+	guards := openGuards(p.guards)
+	if len(guards) == 0 {
+		return nil
+	}
+	c := x.guardCall(&call{args: []string{"0"}}, atRegistry, guards, 1)
+	cmds, err := x.run(ctx, c)
+	if err == nil {
+		_, _, err = x.heard([]*call{c}, 0, cmds[0])
+	}
+	return err
 }
 
 // resolve gives the refs of the plan their ids: from the cache where it knows
 // the pod, else from the server, which makes the clears as well.
 func (x *Index) resolve(ctx context.Context, p *plan) error {
-	var calls []*call
 	var asked []*podPlan
 	for _, pod := range p.pods {
 		pod.resolved = false
-		if len(pod.clears) == 0 && x.holders.fill(pod) {
+		if len(pod.guards) > 0 && len(openGuards(pod.guards)) == 0 {
 			continue
 		}
-		c, err := x.holdersCall(pod)
-		if err != nil {
-			return err
+		if len(pod.clears) > 0 || !x.holders.fill(pod) {
+			asked = append(asked, pod)
 		}
-		calls, asked = append(calls, c), append(asked, pod)
 	}
-	for len(calls) > 0 {
-		n := min(len(calls), tripCalls)
-		cmds, err := x.run(ctx, calls[:n]...)
-		// Once is enough, unless others take thousands of ids in between.
-		for range applyTries {
-			next, ok := reserveNeeded(err)
-			if !ok {
-				break
-			}
-			if err = x.reserve(ctx, next); err == nil {
-				cmds, err = x.run(ctx, calls[:n]...)
+	for len(asked) > 0 {
+		n := min(len(asked), tripCalls)
+		calls := make([]*call, n)
+		for i, pod := range asked[:n] {
+			var err error
+			if calls[i], err = x.holdersCall(pod); err != nil {
+				return err
 			}
 		}
+		cmds, err := x.runReserving(ctx, calls...)
 		if err != nil {
 			return err
 		}
+		var again []*podPlan
 		for i, pod := range asked[:n] {
-			ids, err := cmds[i].StringSlice()
+			refused, err := x.resolved(pod, cmds[i])
 			if err != nil {
-				return fmt.Errorf("redis: holders.lua: %w", err)
+				return err
 			}
-			if len(ids) != len(pod.order) {
-				return fmt.Errorf("redis: holders.lua returned %d ids for %d holders", len(ids), len(pod.order))
+			if refused && len(openGuards(pod.guards)) > 0 {
+				again = append(again, pod)
 			}
-			for j, r := range pod.order {
-				id, err := strconv.ParseUint(ids[j], 10, 32)
-				if err != nil {
-					return fmt.Errorf("redis: holders.lua returned the id %q: %w", clip(ids[j]), err)
-				}
-				r.id = store.HolderID(id)
-			}
-			x.holders.learn(pod, x.config.MaxPods)
-			pod.resolved, pod.clears = true, nil
 		}
-		calls, asked = calls[n:], asked[n:]
+		asked = append(again, asked[n:]...)
 	}
 	return nil
+}
+
+// resolved reads the reply of holders.lua. refused is true when guards refuse,
+// and then nothing has been done.
+func (x *Index) resolved(pod *podPlan, c *redis.Cmd) (refused bool, err error) {
+	reply, err := c.Slice()
+	if err != nil {
+		return false, fmt.Errorf("redis: holders.lua: %w", err)
+	}
+	guards, refs := openGuards(pod.guards), pod.open()
+	if len(reply) < len(guards) {
+		return false, fmt.Errorf("redis: holders.lua returned %d values for %d guards", len(reply), len(guards))
+	}
+	for i, g := range guards {
+		verdict, _ := reply[i].(int64)
+		if verdict != verdictApplied {
+			g.hear(verdict)
+			refused = true
+		}
+	}
+	if refused {
+		return true, nil
+	}
+	ids := reply[len(guards):]
+	if len(ids) != len(refs) {
+		return false, fmt.Errorf("redis: holders.lua returned %d ids for %d holders", len(ids), len(refs))
+	}
+	for j, r := range refs {
+		text, _ := ids[j].(string)
+		id, err := strconv.ParseUint(text, 10, 32)
+		if err != nil {
+			return false, fmt.Errorf("redis: holders.lua returned the id %q: %w", clip(text), err)
+		}
+		r.id = store.HolderID(id)
+	}
+	x.holders.learn(pod, x.config.MaxPods)
+	pod.resolved, pod.clears = true, nil
+	return false, nil
+}
+
+// open are the refs of a pod that are to be written.
+func (pod *podPlan) open() []*holderRef {
+	return slices.DeleteFunc(slices.Clone(pod.order), (*holderRef).dropped)
+}
+
+// runReserving is run for calls that may need more ids than are reserved.
+func (x *Index) runReserving(ctx context.Context, calls ...*call) ([]*redis.Cmd, error) {
+	cmds, err := x.run(ctx, calls...)
+	// Once is enough, unless others take thousands of ids in between.
+	for range applyTries {
+		next, ok := reserveNeeded(err)
+		if !ok {
+			break
+		}
+		if err = x.reserve(ctx, next); err == nil {
+			cmds, err = x.run(ctx, calls...)
+		}
+	}
+	return cmds, err
+}
+
+// reserved is what scripts take to know whether ids are given up to a limit.
+func (x *Index) reserved() string {
+	if x.cluster {
+		return "1"
+	}
+	return "0"
 }
 
 func (x *Index) holdersCall(pod *podPlan) (*call, error) {
@@ -184,73 +338,153 @@ func (x *Index) holdersCall(pod *podPlan) (*call, error) {
 	if err != nil {
 		return nil, fmt.Errorf("redis: the registration of %s: %w", pod.name, err)
 	}
-	reserved := "0"
-	if x.cluster {
-		reserved = "1"
-	}
-	args := make([]string, 0, 7+2*len(pod.clears)+3*len(pod.order))
-	args = append(args, pod.name, string(text), strconv.Itoa(x.config.MaxPods), strconv.Itoa(x.config.MaxHolders), reserved, strconv.Itoa(len(pod.clears)))
+	guards, refs := openGuards(pod.guards), pod.open()
+	var clears []clearance
 	for _, c := range pod.clears {
+		if c.guard == nil || !c.guard.over() {
+			clears = append(clears, c)
+		}
+	}
+	args := make([]string, 0, 8+6*len(guards)+2*len(clears)+3*len(refs))
+	args = append(args, pod.name, string(text), strconv.Itoa(x.config.MaxPods), strconv.Itoa(x.config.MaxHolders), x.reserved(), strconv.Itoa(len(guards)))
+	for _, g := range guards {
+		args = append(args, strconv.Itoa(g.rank))
+		for _, v := range []uint64{uint64(g.Generation), g.Fence, g.Seq, x.acks.after(g, atRegistry)} {
+			args = append(args, strconv.FormatUint(v, 10))
+		}
+		args = append(args, flag(slices.ContainsFunc(clears, func(c clearance) bool { return c.guard == g })))
+	}
+	args = append(args, strconv.Itoa(len(clears)))
+	for _, c := range clears {
 		args = append(args, c.rank, c.tier)
 	}
-	args = append(args, strconv.Itoa(len(pod.order)))
-	for _, r := range pod.order {
-		give := "0"
-		if r.give {
-			give = "1"
-		}
-		args = append(args, strconv.Itoa(r.rank), r.tier.String(), give)
+	args = append(args, strconv.Itoa(len(refs)))
+	for _, r := range refs {
+		args = append(args, strconv.Itoa(r.rank), r.tier.String(), flag(r.give))
 	}
 	return x.registryCall(holdersScript, x.names.own(pod.name), args...), nil
 }
 
+// flag is how scripts take a bool.
+func flag(b bool) string {
+	if b {
+		return "1"
+	}
+	return "0"
+}
+
 // unchecked is what a run of apply.lua has for a check when it has none.
-var unchecked = &call{script: applyScript, args: []string{"0"}}
+var unchecked = &call{args: []string{"0"}}
 
 // applyCalls makes the runs of apply.lua that a plan takes. On a single server
 // each of them checks the holders; on a cluster, where blocks lie in other slots
 // than the registry, a run of its own does.
-func (x *Index) applyCalls(p *plan, steps []step) []*call {
-	list, ops := edits(steps)
+func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) []*call {
+	list, all := edits(steps, len(guards) > 1)
 	check := x.checkCall(p)
-	if x.cluster || len(list) == 0 {
-		return append([]*call{check}, x.editCalls(list, ops, unchecked)...)
+	if x.cluster {
+		return append([]*call{x.guardCall(check, atRegistry, guards, 0)}, x.editCalls(list, all, unchecked)...)
 	}
-	return x.editCalls(list, ops, check)
+	if len(list) == 0 {
+		return []*call{x.guardCall(check, atRegistry, guards, 1)}
+	}
+	calls := x.editCalls(list, all, check)
+	// Guards without blocks go with the others.
+	idle := slices.DeleteFunc(slices.Clone(guards), func(g *guardPlan) bool {
+		return slices.ContainsFunc(calls, func(c *call) bool {
+			return slices.ContainsFunc(c.parts, func(p guardPart) bool { return p.guard == g })
+		})
+	})
+	if len(idle) > 0 {
+		calls = append(calls, x.guardCall(check, atRegistry, idle, 1))
+	}
+	return calls
+}
+
+// guardCall is a run of apply.lua without blocks, which begins with the check.
+func (x *Index) guardCall(check *call, place int, guards []*guardPlan, parts int) *call {
+	c := &call{place: place}
+	for _, g := range guards {
+		c.parts = append(c.parts, guardPart{guard: g, parts: parts})
+	}
+	x.head(c, check)
+	return c
+}
+
+// head begins a run of apply.lua with the check and with the guards of c.
+func (x *Index) head(c, check *call) {
+	c.script = applyScript
+	c.keys = append(make([]string, 0, len(check.keys)+1+c.blocks), check.keys...)
+	c.args = append(make([]string, 0, len(check.args)+1+8*len(c.parts)+2), check.args[0], strconv.Itoa(len(c.parts)))
+	c.args = append(c.args, check.args[1:]...)
+	if len(c.parts) == 0 {
+		return
+	}
+	records := x.names.records
+	if c.place != atRegistry {
+		records = x.names.guards(c.place)
+	}
+	c.keys = append(c.keys, records)
+	c.args = x.guardArgs(c.args, c.place, c.attempt, c.parts)
 }
 
 // editCalls makes runs of apply.lua that begin with the check. The list ascends
 // by partition.
-func (x *Index) editCalls(list []edit, ops []string, check *call) []*call {
-	var calls []*call
+func (x *Index) editCalls(list []edit, all []ops, check *call) []*call {
 	cut := parts(list, x.pace.keys(), x.cluster)
-	for _, part := range cut {
+	calls := make([]*call, len(cut))
+	attempt := x.attempts.Add(1)
+	type where struct {
+		guard *guardPlan
+		place int
+	}
+	counts := map[where]int{}
+	for i, edits := range cut {
 		// Blocks that change alike stand together.
-		slices.SortStableFunc(part, func(a, b edit) int { return a.ops - b.ops })
+		slices.SortStableFunc(edits, func(a, b edit) int { return a.ops - b.ops })
+		c := &call{place: atRegistry, attempt: attempt, blocks: len(edits)}
+		if x.cluster {
+			c.place = edits[0].key.Partition()
+		}
+		last := -1
+		for _, e := range edits {
+			if e.ops == last {
+				continue
+			}
+			last = e.ops
+			for _, g := range all[e.ops].guards {
+				if !slices.ContainsFunc(c.parts, func(p guardPart) bool { return p.guard == g }) {
+					c.parts = append(c.parts, guardPart{guard: g, n: counts[where{g, c.place}]})
+					counts[where{g, c.place}]++
+				}
+			}
+		}
+		calls[i] = c
 	}
 	// All names of blocks are parts of one string.
 	names := make([]byte, 0, len(list)*x.names.blockLen())
 	for _, e := range list {
 		names = x.names.appendBlock(names, e.key)
 	}
-	all := string(names)
-	for _, part := range cut {
-		c := &call{script: applyScript}
-		c.keys = append(make([]string, 0, len(check.keys)+len(part)), check.keys...)
-		c.args = append(make([]string, 0, len(check.args)+2), check.args...)
-		for range part {
-			c.keys = append(c.keys, all[:x.names.blockLen()])
-			all = all[x.names.blockLen():]
+	text := string(names)
+	for i, edits := range cut {
+		c := calls[i]
+		for j := range c.parts {
+			c.parts[j].parts = counts[where{c.parts[j].guard, c.place}]
 		}
-		for i := 0; i < len(part); {
+		x.head(c, check)
+		for range edits {
+			c.keys = append(c.keys, text[:x.names.blockLen()])
+			text = text[x.names.blockLen():]
+		}
+		for i := 0; i < len(edits); {
 			j := i
-			for j < len(part) && part[j].ops == part[i].ops {
+			for j < len(edits) && edits[j].ops == edits[i].ops {
 				j++
 			}
-			c.args = append(c.args, ops[part[i].ops], strconv.Itoa(j-i))
+			c.args = append(c.args, all[edits[i].ops].text, strconv.Itoa(j-i))
 			i = j
 		}
-		calls = append(calls, c)
 	}
 	return calls
 }
@@ -271,13 +505,13 @@ func (x *Index) runSingly(ctx context.Context, calls []*call) ([]*redis.Cmd, err
 		}
 		keys := c.keys
 		var single []*call
-		for i := 1; i < len(c.args); i += 2 {
+		for i := 2; i < len(c.args); i += 2 {
 			n, err := strconv.Atoi(c.args[i+1])
 			if err != nil {
 				return nil, err
 			}
 			for range n {
-				single = append(single, &call{script: c.script, keys: keys[:1], args: []string{"0", c.args[i], "1"}})
+				single = append(single, &call{script: c.script, keys: keys[:1], args: []string{"0", "0", c.args[i], "1"}})
 				keys = keys[1:]
 			}
 		}
@@ -310,14 +544,21 @@ func parts(list []edit, size int, byPartition bool) [][]edit {
 	return out
 }
 
-// checkCall is a run of apply.lua that only checks the holders of the plan.
+// checkCall is the check that runs of apply.lua begin with: the first of its args
+// is the number of pods, then comes what is believed of them.
 func (x *Index) checkCall(p *plan) *call {
-	c := &call{script: applyScript, keys: []string{x.names.live}, args: []string{strconv.Itoa(len(p.pods))}}
+	c := &call{keys: []string{x.names.live}, args: []string{""}}
 	var buf []byte
+	pods := 0
 	for _, pod := range p.pods {
+		guards, refs := openGuards(pod.guards), pod.open()
+		if len(pod.guards) > 0 && len(guards) == 0 {
+			continue
+		}
+		pods++
 		c.keys = append(c.keys, x.names.own(pod.name))
-		c.args = append(c.args, strconv.Itoa(len(pod.order)))
-		for _, r := range pod.order {
+		c.args = append(c.args, strconv.Itoa(len(refs)+len(guards)))
+		for _, r := range refs {
 			buf = appendHolderField(buf[:0], r.rank, r.tier)
 			id := ""
 			if r.id != 0 {
@@ -325,7 +566,11 @@ func (x *Index) checkCall(p *plan) *call {
 			}
 			c.args = append(c.args, string(buf), id)
 		}
+		for _, g := range guards {
+			c.args = append(c.args, strconv.Itoa(g.rank), strconv.FormatUint(uint64(g.Generation), 10))
+		}
 	}
+	c.args[0] = strconv.Itoa(pods)
 	return c
 }
 
@@ -372,7 +617,7 @@ func (h *holderCache) fill(pod *podPlan) bool {
 	some := false
 	for _, r := range pod.order {
 		r.id = known[r.place]
-		if r.id == 0 && r.give {
+		if r.id == 0 && r.give && !r.dropped() {
 			return false
 		}
 		some = some || r.id != 0
@@ -401,6 +646,9 @@ func (h *holderCache) learn(pod *podPlan, limit int) {
 		}
 	}
 	for _, r := range pod.order {
+		if r.dropped() {
+			continue
+		}
 		if r.id != 0 {
 			known[r.place] = r.id
 		} else {
@@ -409,13 +657,11 @@ func (h *holderCache) learn(pod *podPlan, limit int) {
 	}
 }
 
-// drop forgets pods.
-func (h *holderCache) drop(pods []*podPlan) {
+// drop forgets a pod.
+func (h *holderCache) drop(pod string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, p := range pods {
-		delete(h.pods, p.name)
-	}
+	delete(h.pods, pod)
 }
 
 // sleep waits for d or the context's end, which is then its error.

@@ -153,6 +153,30 @@ func TestIdsAfterARewind(t *testing.T) {
 	}
 }
 
+// TestRegistryIsDeleted takes the registry away and leaves the blocks, as an
+// eviction or a careless hand does: nobody may inherit them.
+func TestRegistryIsDeleted(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	x, y := open(t, Config{URL: s.URL(), NoSweep: true, SweepDuty: 1}), open(t, Config{URL: s.URL(), NoSweep: true})
+	keys := manyKeys(100)
+	apply(t, x, batchOf("a", store.Add, keys...))
+	wantBlocks(t, y, keys[:1], "a")
+	if err := plain.Del(t.Context(), plain.Keys(t.Context(), "kva{reg}:*").Val()...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	apply(t, y, batchOf("b", store.Add, 1))
+	for _, i := range []*Index{x, y} {
+		wantBlocks(t, i, []blockkey.Key{1, keys[0], keys[99]}, "b", "", "")
+	}
+	if _, err := x.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(blockValues(t, x, plain)); n != 1 {
+		t.Errorf("%d blocks are left after a sweep, want 1", n)
+	}
+}
+
 // TestEpochAfterFlush: an empty server does not repeat epochs either.
 func TestEpochAfterFlush(t *testing.T) {
 	s := redistest.Start(t)

@@ -13,11 +13,11 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 )
 
-// On a cluster the registry can be lost while blocks live on: its node restarts
-// empty, the others do not. Were ids then given from 1 again, the old blocks
-// would credit new holders. So ids are given up to a limit only, and before the
-// limit is raised each partition remembers the new one. A registry that has lost
-// its counters begins above what any partition remembers.
+// The registry can be lost while blocks live on: a cluster's node restarts empty,
+// a policy evicts the counters, somebody deletes them. Were ids then given from 1
+// again, the old blocks would credit new holders. So ids are given up to a limit
+// only, and before the limit is raised each partition remembers the new one. A
+// registry that has lost its counters begins above what any partition remembers.
 
 // reserveStep is by how much the limit is raised.
 const reserveStep = 4096

@@ -1,4 +1,4 @@
--- Raises the limit up to which ids may be given, on a cluster.
+-- Raises the limit up to which ids may be given.
 -- ARGV  schema partitions marked limit
 -- marked is the highest limit that any partition remembers, limit the new one,
 -- which all of them remember by now. A registry that has no limit is new, or has
