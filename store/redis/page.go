@@ -200,7 +200,7 @@ func (p *pager) choose(ctx context.Context) (err error) {
 		if p.node, err = p.master(ctx, left); err != nil {
 			return err
 		}
-		owned, run, err := p.ask(ctx)
+		owned, _, run, err := p.ask(ctx)
 		if err != nil {
 			return err
 		}
@@ -220,9 +220,9 @@ func (p *pager) choose(ctx context.Context) (err error) {
 	}
 }
 
-// ask asks the node which partitions it owns, as a master and with none of their
-// slots on the move, and for its run id.
-func (p *pager) ask(ctx context.Context) (owned uint64, run [20]byte, err error) {
+// ask asks the node which partitions it owns as a master, which of them have no
+// slot on the move, and for its run id.
+func (p *pager) ask(ctx context.Context) (owned, still uint64, run [20]byte, err error) {
 	pipe := p.node.Pipeline()
 	info := pipe.Info(ctx, "server")
 	var nodes *redis.StringCmd
@@ -231,12 +231,13 @@ func (p *pager) ask(ctx context.Context) (owned uint64, run [20]byte, err error)
 	}
 	p.x.roundTrips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil {
-		return 0, run, err
+		return 0, 0, run, err
 	}
 	if run, err = parseRun(info.Val()); err != nil || nodes == nil {
-		return allPartitions, run, err
+		return allPartitions, allPartitions, run, err
 	}
-	return ownPartitions(nodes.Val()), run, nil
+	owned, still = ownPartitions(nodes.Val())
+	return owned, still, run, nil
 }
 
 func parseRun(info string) (run [20]byte, err error) {
@@ -253,8 +254,8 @@ func parseRun(info string) (run [20]byte, err error) {
 //
 //	id address flags master ping pong epoch link slot slot-slot [slot->-id] [slot-<-id]
 //
-// The last two are a slot that goes and one that comes.
-func ownPartitions(nodes string) (owned uint64) {
+// The last two are a slot that goes and one that comes; still leaves them out.
+func ownPartitions(nodes string) (owned, still uint64) {
 	for line := range strings.Lines(nodes) {
 		f := strings.Fields(line)
 		if len(f) < 8 || !strings.Contains(f[2], "myself") || !strings.Contains(f[2], "master") {
@@ -283,12 +284,16 @@ func ownPartitions(nodes string) (owned uint64) {
 			}
 		}
 		for part := range blockkey.Partitions {
-			if n := slotOf(part); own[n] && !moving[n] {
+			n := slotOf(part)
+			if own[n] {
 				owned |= 1 << part
+			}
+			if own[n] && !moving[n] {
+				still |= 1 << part
 			}
 		}
 	}
-	return owned
+	return owned, still
 }
 
 // slotOf returns the slot of a partition: CRC-16/XMODEM of its tag, as in the
@@ -379,15 +384,15 @@ func (p *pager) fetch(ctx context.Context, keys []blockkey.StoreKey) (err error)
 // finish ends the SCAN of a master. more is false when nothing is done with it,
 // since slots are on the move.
 func (p *pager) finish(ctx context.Context) (more bool, err error) {
-	owned, run, err := p.ask(ctx)
+	_, still, run, err := p.ask(ctx)
 	if err != nil {
 		return false, err
 	}
 	if run != p.at.run {
-		owned = 0
+		still = 0
 	}
-	more = p.at.mask&owned != 0
-	p.at = pageCursor{done: p.at.done | p.at.mask&owned}
+	more = p.at.mask&still != 0
+	p.at = pageCursor{done: p.at.done | p.at.mask&still}
 	p.node = nil
 	if !more {
 		err = sleep(ctx, pageRest)

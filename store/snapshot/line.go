@@ -308,7 +308,7 @@ func parseHex(b []byte) (k blockkey.StoreKey, ok bool) {
 		switch {
 		case d < 10:
 		case c|0x20 >= 'a' && c|0x20 <= 'f':
-			d = c|0x20 - 'a' + 10
+			d = c | 0x20 - 'a' + 10
 		default:
 			return 0, false
 		}

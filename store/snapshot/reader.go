@@ -31,11 +31,11 @@ type Reader struct {
 	bytes  int64 // the same
 	header Header
 	sum    *xxh3.Hasher
-	open   bool  // within a segment
-	count  End   // what the segment has had so far
-	page   int   // blocks of the page so far
-	keys   int   // memory of the page so far
-	hold   int   // the same
+	open   bool // within a segment
+	count  End  // what the segment has had so far
+	page   int  // blocks of the page so far
+	keys   int  // memory of the page so far
+	hold   int  // the same
 	next   string
 	whole  bool  // the last segment said that there is no more
 	good   int64 // bytes up to the last whole page

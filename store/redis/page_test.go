@@ -1,0 +1,366 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// walkPages walks through all pages and returns how often each block was given.
+// between is called between two pages; an error is tried again for some time.
+func walkPages(tb testing.TB, x *Index, limit int, between func(page int)) map[blockkey.StoreKey]int {
+	tb.Helper()
+	seen := map[blockkey.StoreKey]int{}
+	cursor := ""
+	end := time.Now().Add(time.Minute)
+	for n := 0; n == 0 || cursor != ""; n++ {
+		p, err := x.Page(tb.Context(), cursor, limit)
+		for errors.Is(err, store.ErrUnavailable) && time.Now().Before(end) {
+			time.Sleep(50 * time.Millisecond)
+			p, err = x.Page(tb.Context(), cursor, limit)
+		}
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for _, b := range p.Blocks {
+			seen[b.Key]++
+			if len(b.Holders) == 0 || !slices.IsSorted(b.Holders) {
+				tb.Fatalf("block %v has the holders %v", b.Key, b.Holders)
+			}
+			for _, id := range b.Holders {
+				if _, _, live := p.Registry.Holder(id); !live {
+					tb.Fatalf("block %v has the holder %d, which is not live", b.Key, id)
+				}
+			}
+		}
+		cursor = p.Next
+		if between != nil && cursor != "" {
+			between(n)
+		}
+	}
+	return seen
+}
+
+func pageKeys(seed uint64, n int) []blockkey.Key {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	keys := make([]blockkey.Key, n)
+	for i := range keys {
+		keys[i] = blockkey.Key(rng.Uint64())
+	}
+	return keys
+}
+
+func wantAll(tb testing.TB, seen map[blockkey.StoreKey]int, keys []blockkey.Key) {
+	tb.Helper()
+	missing := 0
+	for _, k := range keys {
+		if seen[k.In(store.Mask("m"))] == 0 {
+			missing++
+		}
+	}
+	if missing > 0 {
+		tb.Fatalf("%d of %d blocks are not given", missing, len(keys))
+	}
+}
+
+func applyMany(tb testing.TB, x *Index, pod string, kind store.OpKind, keys []blockkey.Key) {
+	tb.Helper()
+	for part := range slices.Chunk(keys, store.MaxOpKeys) {
+		if err := x.Apply(tb.Context(), store.Batch{Pod: pod, Model: "m", Ops: []store.Op{{Kind: kind, Keys: part}}}); err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
+
+func TestPage(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	x := open(t, Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true})
+	other := open(t, Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true})
+
+	if seen := walkPages(t, x, 0, nil); len(seen) != 0 {
+		t.Errorf("an empty index has %d blocks", len(seen))
+	}
+	keys, ended := pageKeys(1, 5000), pageKeys(2, 500)
+	applyMany(t, x, "a", store.Add, keys)
+	applyMany(t, x, "gone", store.Add, append(ended, keys[:10]...))
+	applyMany(t, other, "other", store.Add, pageKeys(3, 100))
+	if _, err := x.Retire(t.Context(), "gone"); err != nil {
+		t.Fatal(err)
+	}
+	// What looks like blocks and is none.
+	name := func(k blockkey.StoreKey) string { return string(x.names.appendBlock(nil, k)) }
+	for _, err := range []error{
+		plain.LPush(t.Context(), name(1), "1").Err(),
+		plain.Set(t.Context(), name(2), "1,,2", 0).Err(),
+		plain.Set(t.Context(), name(3), "4000000000", 0).Err(),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, limit := range []int{1, 1000, 0} {
+		seen := walkPages(t, x, limit, nil)
+		if wantAll(t, seen, keys); len(seen) != len(keys) {
+			t.Errorf("limit %d: %d blocks, want %d", limit, len(seen), len(keys))
+		}
+	}
+	if x.Stats().Garbled == 0 {
+		t.Error("the garbled value is not counted")
+	}
+	// The server's table grows and shrinks while the walk goes on.
+	more := pageKeys(4, 60_000)
+	seen := walkPages(t, x, 500, func(page int) {
+		kind := store.Add
+		if page%2 == 1 {
+			kind = store.Remove
+		}
+		applyMany(t, x, "b", kind, more[page/2*10_000%len(more):][:10_000])
+	})
+	wantAll(t, seen, keys)
+}
+
+func TestPageRefuses(t *testing.T) {
+	s := redistest.Start(t)
+	x := open(t, Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true})
+	y := open(t, Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true})
+	applyMany(t, x, "a", store.Add, pageKeys(1, 5000))
+	p, err := x.Page(t.Context(), "", 10)
+	if err != nil || p.Next == "" {
+		t.Fatal(p.Next, err)
+	}
+	for i := range p.Next {
+		bad := []byte(p.Next)
+		bad[i] ^= 1
+		if _, err := x.Page(t.Context(), string(bad), 10); !errors.Is(err, store.ErrCursor) {
+			t.Errorf("byte %d of the cursor is changed: %v", i, err)
+		}
+	}
+	for _, cursor := range []string{"x", p.Next[1:], p.Next + "A", strings.Repeat("A", len(p.Next))} {
+		if _, err := x.Page(t.Context(), cursor, 10); !errors.Is(err, store.ErrCursor) {
+			t.Errorf("cursor %q: %v", cursor, err)
+		}
+	}
+	if _, err := y.Page(t.Context(), p.Next, 10); !errors.Is(err, store.ErrCursor) {
+		t.Errorf("an index with another prefix takes the cursor: %v", err)
+	}
+	// Another process with the same prefix takes it.
+	z := open(t, Config{URL: s.URL(), Prefix: x.config.Prefix, NoSweep: true})
+	if _, err := z.Page(t.Context(), p.Next, 10); err != nil {
+		t.Error(err)
+	}
+	for _, limit := range []int{-1, store.MaxPage + 1} {
+		if _, err := x.Page(t.Context(), "", limit); !errors.Is(err, store.ErrInvalid) {
+			t.Errorf("limit %d: %v", limit, err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := z.Page(t.Context(), "", 0); !errors.Is(err, store.ErrClosed) {
+		t.Errorf("got %v", err)
+	}
+	s.Kill()
+	if _, err := x.Page(t.Context(), "", 0); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A server that starts again, with its data on disk, has its keys in another
+// order: the walk begins anew there.
+func TestPageAfterARestart(t *testing.T) {
+	s := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	x := open(t, Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true})
+	keys := pageKeys(1, 8000)
+	applyMany(t, x, "a", store.Add, keys)
+	seen := walkPages(t, x, 1000, func(page int) {
+		if page == 3 {
+			s.Stop()
+			s.Run()
+		}
+	})
+	wantAll(t, seen, keys)
+	if twice := slices.Max(mapValues(seen)); twice < 2 {
+		t.Error("the walk has not begun anew")
+	}
+}
+
+func mapValues(m map[blockkey.StoreKey]int) (all []int) {
+	for _, n := range m {
+		all = append(all, n)
+	}
+	return all
+}
+
+// A replica that has taken a master's place is scanned from its beginning, and
+// the partitions that are done are not scanned again.
+func TestPageAfterAFailover(t *testing.T) {
+	c := redistest.StartCluster(t, 3, true)
+	x := open(t, Config{URL: c.URL(), Prefix: newPrefix(), NoSweep: true})
+	keys := pageKeys(1, 6000)
+	applyMany(t, x, "a", store.Add, keys)
+	for i := range c.Masters {
+		// Replication is not synchronous.
+		if err := c.Masters[i].Client().Wait(t.Context(), 1, 10*time.Second).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(200 * time.Millisecond)
+	failed := false
+	seen := walkPages(t, x, 500, func(page int) {
+		if page == 1 {
+			c.FailOver(0)
+			failed = true
+		}
+	})
+	if wantAll(t, seen, keys); !failed {
+		t.Error("the walk was over before the failover")
+	}
+}
+
+// While a slot moves from a master that has not been scanned to one that has, no
+// block of it is missed.
+func TestPageWhileASlotMoves(t *testing.T) {
+	c := redistest.StartCluster(t, 3, false)
+	x := open(t, Config{URL: c.URL(), Prefix: newPrefix(), NoSweep: true})
+	keys := pageKeys(1, 6000)
+	applyMany(t, x, "a", store.Add, keys)
+
+	// Partition 63 is the last master's; it moves to the first, one page at a time.
+	from, to := c.Masters[2].Client(), c.Masters[0].Client()
+	slot := slotOf(63)
+	do := func(c *redis.Client, args ...any) {
+		t.Helper()
+		if err := c.Do(t.Context(), args...).Err(); err != nil {
+			t.Fatal(args, err)
+		}
+	}
+	id := func(c *redis.Client) string {
+		v, err := c.Do(t.Context(), "CLUSTER", "MYID").Text()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	host, port, _ := strings.Cut(c.Masters[0].Addr, ":")
+	begun, over := false, false
+	move := func(n int) (left bool) {
+		names, err := from.ClusterGetKeysInSlot(t.Context(), slot, n).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, k := range names {
+			do(from, "MIGRATE", host, port, k, 0, 5000)
+		}
+		return len(names) > 0
+	}
+	seen := walkPages(t, x, 500, func(page int) {
+		switch {
+		case page == 1:
+			do(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", id(from))
+			do(from, "CLUSTER", "SETSLOT", slot, "MIGRATING", id(to))
+			begun = true
+		case begun && !over && !move(10):
+			for _, s := range []*redis.Client{to, from, c.Masters[1].Client()} {
+				do(s, "CLUSTER", "SETSLOT", slot, "NODE", id(to))
+			}
+			over = true
+		}
+	})
+	wantAll(t, seen, keys)
+	if !over {
+		t.Error("the slot has not moved")
+	}
+}
+
+func TestOwnPartitions(t *testing.T) {
+	const other = "b1 127.0.0.1:2@3 master - 0 0 1 connected 5461-16383\n"
+	mask := func(from, to int) (m uint64) {
+		for p := from; p <= to; p++ {
+			m |= 1 << p
+		}
+		return m
+	}
+	for _, c := range []struct {
+		line string
+		want uint64
+	}{
+		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-16383", allPartitions},
+		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-8191", mask(0, 31)},
+		{"a0 127.0.0.1:1@2,host myself,master - 0 0 1 connected 0-255 512-1023 " + fmt.Sprint(slotOf(40)), mask(0, 0) | mask(2, 3) | mask(40, 40)},
+		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-8191 [" + fmt.Sprint(slotOf(3)) + "->-b1] [" + fmt.Sprint(slotOf(4)) + "-<-b1]", mask(0, 2) | mask(5, 31)},
+		{"a0 127.0.0.1:1@2 myself,slave b1 0 0 1 connected", 0},
+		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected", 0},
+		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-99999 x [y", 0},
+		{"", 0},
+	} {
+		for _, text := range []string{c.line + "\n" + other, other + c.line + "\n"} {
+			owned, got := ownPartitions(text)
+			if got != c.want {
+				t.Errorf("%s\ngot  %064b\nwant %064b", c.line, got, c.want)
+			}
+			if moving := strings.Contains(c.line, ">"); moving != (owned != got) || moving && owned != mask(0, 31) {
+				t.Errorf("%s\nowned %064b", c.line, owned)
+			}
+		}
+	}
+	for p := range len(tags) {
+		if got, want := slotOf(p), slot(tags[p:p+1]); got != want {
+			t.Errorf("partition %d: slot %d, want %d", p, got, want)
+		}
+	}
+}
+
+func TestForget(t *testing.T) {
+	s := redistest.Start(t)
+	c := Config{URL: s.URL(), Prefix: newPrefix()}
+	x, peer := open(t, c), open(t, c)
+	m := store.ModelInfo{Name: "m", BlockSize: 16, Scheme: store.SchemeNative}
+	if _, err := x.EnsureModel(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []bool{true, false} {
+		if known, err := x.Forget(t.Context(), "m"); known != want || err != nil {
+			t.Errorf("got %v, %v", known, err)
+		}
+	}
+	m.BlockSize = 32
+	if _, err := peer.EnsureModel(t.Context(), m); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := x.Forget(ctx, "m"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func BenchmarkPage(b *testing.B) {
+	s := redistest.Start(b)
+	x := open(b, Config{URL: s.URL(), NoSweep: true})
+	const blocks = 200_000
+	applyMany(b, x, "a", store.Add, pageKeys(1, blocks))
+	b.ReportAllocs()
+	for b.Loop() {
+		cursor := ""
+		for n := 0; n == 0 || cursor != ""; n++ {
+			p, err := x.Page(b.Context(), cursor, 0)
+			if err != nil {
+				b.Fatal(err)
+			}
+			cursor = p.Next
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/blocks, "ns/block")
+}
