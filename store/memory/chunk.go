@@ -24,7 +24,7 @@ const (
 // not there yet, and again when it has been removed or moved. It is never filled
 // anew: the chunk goes as a whole when nothing in it lives.
 type chunk struct {
-	n    atomic.Uint32 // slots whose keys are written; the keys need no atomics after it
+	n    atomic.Uint32 // slots whose keys are written; those keys can be read without atomics
 	live atomic.Int32  // slots taken whose blocks live or are coming, and one while open
 	next atomic.Uint32 // the chunk in which the lane went on
 	open atomic.Bool   // belongs to a lane
@@ -89,8 +89,9 @@ func (l *blockLog) chunk(id uint32) *chunk {
 
 // at returns the slot at a position, if it is one and has this key.
 func (l *blockLog) at(pos uint32, k blockkey.StoreKey) (place, bool) {
-	c, off := l.chunk(pos>>offBits), pos&offMask
-	if c == nil || off >= c.n.Load() || c.keys[off] != k {
+	c := l.chunk(pos >> offBits)
+	// The chunk may be another by now, whose slot is just being taken.
+	if c == nil || atomic.LoadUint64((*uint64)(&c.keys[pos&offMask%chunkSlots])) != uint64(k) {
 		return place{}, false
 	}
 	return place{c, pos}, true
@@ -172,7 +173,7 @@ func (l *lane) take(x *Index, k blockkey.StoreKey) place {
 		}
 		l.c, l.id, l.n = c, id, 0
 	}
-	l.c.keys[l.n] = k
+	atomic.StoreUint64((*uint64)(&l.c.keys[l.n]), uint64(k))
 	l.c.live.Add(1)
 	p := place{l.c, makePos(l.id, l.n)}
 	l.n++

@@ -175,7 +175,7 @@ func (x *Index) bringNear(keys []blockkey.Key, mask blockkey.Model) {
 		if c := x.log.chunk(uint32(pos) >> offBits); c != nil {
 			off := uint32(pos) & offMask % chunkSlots
 			atomic.LoadUint32(&c.refs[off])
-			c.n.Load()
+			atomic.LoadUint64((*uint64)(&c.keys[off]))
 		}
 	}
 }
