@@ -3,6 +3,7 @@
 //
 //	kvatlas serve     answer over HTTP
 //	kvatlas score     ask a server from the command line
+//	kvatlas bench     measure the indexes beside those of others
 //	kvatlas version   say which version this is
 //
 // A command ends with status 0, with 1 when it failed, and with 2 when it was
@@ -52,6 +53,7 @@ engine holds the longest prefix of a prompt.
 
   kvatlas serve     answer over HTTP
   kvatlas score     ask a server from the command line
+  kvatlas bench     measure the indexes beside those of others
   kvatlas version   say which version this is
 
 kvatlas COMMAND --help lists the flags of a command.
@@ -69,6 +71,8 @@ func (p *program) run(ctx context.Context, args []string) int {
 		return p.serve(ctx, args)
 	case "score":
 		return p.score(ctx, args)
+	case "bench":
+		return p.bench(ctx, args)
 	case "version", "--version", "-version":
 		if len(args) > 0 {
 			return p.misuse("version", fmt.Errorf("%q: it takes no arguments", args[0]))

@@ -1,0 +1,31 @@
+package bench
+
+import (
+	"os"
+	"strings"
+)
+
+// cpuModel names the processor where Linux tells it.
+func cpuModel() string {
+	text, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return " (" + strings.TrimSpace(v) + ")"
+		}
+	}
+	return ""
+}
+
+// loadAverage are the load averages of 1, 5 and 15 minutes where Linux tells
+// them.
+func loadAverage() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return ""
+	}
+	f := strings.Fields(string(text))
+	return strings.Join(f[:min(3, len(f))], " ")
+}

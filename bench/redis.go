@@ -1,0 +1,434 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// RedisConfig says what Redis measures. The zero value of a field means its
+// default.
+type RedisConfig struct {
+	// URL is where Redis is, in the form of store/redis; required. The database
+	// must be empty.
+	URL string
+	// Parts are the measurements to make; all by default.
+	Parts []string
+	// Pods is the number of pods that hold each block; 10 by default, 2 to 100.
+	Pods int
+	// Keys is the number of blocks in the index while it is measured; 1,000,000
+	// by default, at most 100 million.
+	Keys int
+	// MemoryKeys is the number of blocks that memory is measured with; 250,000 by
+	// default.
+	MemoryKeys int
+	// Sizes are the numbers of blocks of a lookup; 128, 1,024 and 8,192 by
+	// default.
+	Sizes []int
+	// Hits are the parts of a lookup's chain that all pods hold, in percent; 0,
+	// 50 and 100 by default.
+	Hits []int
+	// Rounds is how often each side has its turn; 20 by default.
+	Rounds int
+	// EventBlocks is the number of blocks of an engine's event; 16 by default.
+	EventBlocks int
+	// SlowLog lets the retirement of a pod read the server's slow log, for which
+	// it changes the server's configuration until it ends.
+	SlowLog bool
+	// Progress is told what is going on; nil for nobody.
+	Progress func(string)
+
+	// settle is how far apart the memory is looked at until it stays as it is, idle
+	// how long an idle server is probed. Tests shorten them.
+	settle, idle time.Duration
+}
+
+// The parts of Redis.
+const (
+	PartMemory = "memory"
+	PartLookup = "lookup"
+	PartIngest = "ingest"
+	PartRetire = "retire"
+)
+
+// RedisParts are all of them, in the order in which they are made.
+var RedisParts = []string{PartMemory, PartLookup, PartIngest, PartRetire}
+
+func (c RedisConfig) withDefaults() (RedisConfig, error) {
+	def(&c.Pods, 10)
+	def(&c.Keys, 1_000_000)
+	def(&c.MemoryKeys, 250_000)
+	def(&c.Rounds, 20)
+	def(&c.EventBlocks, 16)
+	def(&c.settle, 250*time.Millisecond)
+	def(&c.idle, 5*time.Second)
+	if len(c.Parts) == 0 {
+		c.Parts = RedisParts
+	}
+	if len(c.Sizes) == 0 {
+		c.Sizes = []int{128, 1024, 8192}
+	}
+	if len(c.Hits) == 0 {
+		c.Hits = []int{0, 50, 100}
+	}
+	if c.Progress == nil {
+		c.Progress = func(string) {}
+	}
+	for _, p := range c.Parts {
+		if !slices.Contains(RedisParts, p) {
+			return c, fmt.Errorf("bench: part %q is none of %s", p, strings.Join(RedisParts, ", "))
+		}
+	}
+	check := func(what string, v, low, high int) error {
+		if v < low || v > high {
+			return fmt.Errorf("bench: %s is %d, it can be %d to %d", what, v, low, high)
+		}
+		return nil
+	}
+	errs := []error{
+		check("the number of pods", c.Pods, 2, 100), check("the number of keys", c.Keys, 1, 100_000_000),
+		check("the number of keys for memory", c.MemoryKeys, 1, 100_000_000), check("the number of rounds", c.Rounds, 1, 10_000),
+		check("the number of blocks of an event", c.EventBlocks, 1, 1024),
+	}
+	for _, s := range c.Sizes {
+		errs = append(errs, check("a lookup's number of blocks", s, 1, 1<<16))
+	}
+	for _, h := range c.Hits {
+		errs = append(errs, check("a hit", h, 0, 100))
+	}
+	if c.URL == "" {
+		errs = append(errs, errors.New("bench: the URL is missing"))
+	}
+	return c, errors.Join(errs...)
+}
+
+func def[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// RedisReport is what Redis has measured. What was not measured is nil.
+type RedisReport struct {
+	// Server and Machine describe where.
+	Server  string `json:"server"`
+	Machine string `json:"machine"`
+	// Began and Took say when and how long.
+	Began time.Time     `json:"began"`
+	Took  time.Duration `json:"took_ns"`
+	// Load are the load averages of the machine at the beginning and at the end,
+	// "" where they are not known.
+	LoadBefore string `json:"load_before"`
+	LoadAfter  string `json:"load_after"`
+	// Pods and Keys are those of the index that was read and written.
+	Pods int `json:"pods"`
+	Keys int `json:"keys"`
+
+	Memory []MemoryRow `json:"memory,omitempty"`
+	Lookup []LookupRow `json:"lookup,omitempty"`
+	Ingest []EventRow  `json:"ingest,omitempty"`
+	Evict  []EventRow  `json:"evict,omitempty"`
+	Retire *Retirement `json:"retire,omitempty"`
+}
+
+// LookupRow is a lookup of so many blocks whose first percent all pods hold.
+type LookupRow struct {
+	Blocks int    `json:"blocks"`
+	Hit    int    `json:"hit_percent"`
+	Sides  []Side `json:"sides"`
+}
+
+// EventRow is the writing of engines' events. Its times are of an event, so that
+// with several writers they tell how many there are in a second, not how long
+// one takes.
+type EventRow struct {
+	Blocks  int    `json:"blocks"`
+	Writers int    `json:"writers"`
+	Sides   []Side `json:"sides"`
+}
+
+// Redis compares the index of store/redis with the peer's layouts on a server.
+// What it writes it removes, whatever happens.
+func Redis(ctx context.Context, c RedisConfig) (_ *RedisReport, err error) {
+	c, err = c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	o, err := openOurs(c.URL)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, o.x.Close()) }()
+	s, err := connect(ctx, c.URL)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if err := s.mustBeEmpty(ctx); err != nil {
+		return nil, err
+	}
+	r := &redisRun{c: c, s: s, ours: o, report: &RedisReport{
+		Machine: machine(), Began: time.Now(), LoadBefore: loadAverage(), Pods: c.Pods,
+	}}
+	if r.report.Server, err = s.about(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.cleanUp(ctx)) }()
+	if err := r.all(ctx); err != nil {
+		return nil, err
+	}
+	r.report.Took, r.report.LoadAfter = time.Since(r.report.Began), loadAverage()
+	return r.report, nil
+}
+
+// redisRun is one call of Redis.
+type redisRun struct {
+	c      RedisConfig
+	s      *server
+	ours   *ours
+	report *RedisReport
+	// undo are what removes what has been written, by the names of things.
+	undo map[string]func(context.Context) error
+}
+
+func (r *redisRun) all(ctx context.Context) error {
+	if r.wants(PartMemory) {
+		if err := r.memory(ctx); err != nil {
+			return fmt.Errorf("memory: %w", err)
+		}
+	}
+	if !r.wants(PartLookup) && !r.wants(PartIngest) && !r.wants(PartRetire) {
+		return nil
+	}
+	main := newCorpus(1, r.c.Keys, max(slices.Max(r.c.Sizes), 1024))
+	r.report.Keys = main.keys()
+	pods := podNames(r.c.Pods)
+	peers := []*peer{newPeer(r.s, false, true), newPeer(r.s, true, true)}
+	layouts := []layout{r.ours}
+	if r.wants(PartLookup) || r.wants(PartIngest) {
+		layouts = append(layouts, peers[0], peers[1])
+	}
+	for _, l := range layouts {
+		r.c.Progress(fmt.Sprintf("writing %d blocks of %d pods: %s", main.keys(), r.c.Pods, l.name()))
+		r.willForget(l, "main", main)
+		if err := fillAll(ctx, l, main, pods); err != nil {
+			return fmt.Errorf("%s: %w", l.name(), err)
+		}
+	}
+	if err := agree(ctx, layouts, main, r.c); err != nil {
+		return err
+	}
+	if r.wants(PartLookup) {
+		if err := r.lookup(ctx, main, peers); err != nil {
+			return fmt.Errorf("lookup: %w", err)
+		}
+	}
+	if r.wants(PartIngest) {
+		if err := r.events(ctx, pods, layouts); err != nil {
+			return fmt.Errorf("ingest: %w", err)
+		}
+	}
+	for _, l := range layouts[1:] {
+		r.c.Progress("removing: " + l.name())
+		if err := r.forgetNow(ctx, l, "main"); err != nil {
+			return err
+		}
+	}
+	if r.wants(PartRetire) {
+		if err := r.retire(ctx, main, pods); err != nil {
+			return fmt.Errorf("retire: %w", err)
+		}
+	}
+	return nil
+}
+
+func (r *redisRun) wants(part string) bool { return slices.Contains(r.c.Parts, part) }
+
+// willForget notes what a peer's layout is about to get. Ours is removed as a
+// whole.
+func (r *redisRun) willForget(l layout, what string, c corpus) {
+	if _, own := l.(*ours); own {
+		return
+	}
+	if r.undo == nil {
+		r.undo = map[string]func(context.Context) error{}
+	}
+	r.undo[l.name()+" "+what] = func(ctx context.Context) error { return forgetAll(ctx, l, c) }
+}
+
+func (r *redisRun) forgetNow(ctx context.Context, l layout, what string) error {
+	undo := r.undo[l.name()+" "+what]
+	if undo == nil {
+		return r.s.unlinkPrefix(ctx, prefix)
+	}
+	if err := undo(ctx); err != nil {
+		return err
+	}
+	delete(r.undo, l.name()+" "+what)
+	return nil
+}
+
+// cleanTimeout is how long it may take to remove what a run has written.
+const cleanTimeout = 10 * time.Minute
+
+// cleanUp leaves the database as it was. It goes on when ctx has ended.
+func (r *redisRun) cleanUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+	defer cancel()
+	r.c.Progress("cleaning up")
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(r.undo)) {
+		errs = append(errs, r.undo[name](ctx))
+	}
+	errs = append(errs, r.s.unlinkPrefix(ctx, prefix))
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("bench: what was written could not all be removed: %w", err)
+	}
+	return nil
+}
+
+// agree fails unless all layouts give one answer, and the right one.
+func agree(ctx context.Context, layouts []layout, main corpus, c RedisConfig) error {
+	for _, n := range c.Sizes {
+		for _, hit := range c.Hits {
+			keys := main.prompt(0, n, hit)
+			want := n * hit / 100
+			for _, l := range layouts {
+				got, err := l.lookup(ctx, keys)
+				if err != nil {
+					return fmt.Errorf("%s: %w", l.name(), err)
+				}
+				for i := range c.Pods {
+					if got[podName(i)] != want {
+						return fmt.Errorf("bench: %s finds %d blocks of %s, not %d of %d", l.name(), got[podName(i)], podName(i), want, n)
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// lookup compares lookups.
+func (r *redisRun) lookup(ctx context.Context, main corpus, peers []*peer) error {
+	for _, n := range r.c.Sizes {
+		for _, hit := range r.c.Hits {
+			r.c.Progress(fmt.Sprintf("lookup of %d blocks, %d %% held", n, hit))
+			prompts := make([][]blockkey.Key, min(main.chains, 64))
+			for i := range prompts {
+				// Chains far from each other in the order of their writing.
+				prompts[i] = main.prompt(i*main.chains/len(prompts), n, hit)
+			}
+			prompt := func(seq int) []blockkey.Key { return prompts[seq%len(prompts)] }
+			list := []contender{{name: "kvatlas", trips: r.ours.trips, run: func(ctx context.Context, seq int) error {
+				_, err := r.ours.lookup(ctx, prompt(seq))
+				return err
+			}}}
+			for _, p := range peers {
+				form := "short fields"
+				if p.json {
+					form = "JSON fields"
+				}
+				list = append(list, contender{name: form + ", replies", trips: p.trips, run: func(ctx context.Context, seq int) error {
+					_, err := p.read(ctx, prompt(seq))
+					return err
+				}}, contender{name: form + ", decoded", trips: p.trips, run: func(ctx context.Context, seq int) error {
+					_, err := p.entries(ctx, prompt(seq))
+					return err
+				}})
+			}
+			sides, err := compare(ctx, r.s, turns{rounds: r.c.Rounds}, list)
+			if err != nil {
+				return err
+			}
+			r.report.Lookup = append(r.report.Lookup, LookupRow{Blocks: n, Hit: hit, Sides: sides})
+		}
+	}
+	return nil
+}
+
+const (
+	// eventBurst is how many events make a sample; the first of them find cold
+	// caches, as the first after a pause do.
+	eventBurst = 192
+	// perCall is how many events a coalescing writer puts into one call.
+	perCall = 16
+)
+
+// eventWriters are the numbers of writers at the same time. The peer has four by
+// default, ours as many as there are ranks.
+var eventWriters = []int{1, 4}
+
+// events compares the writing of engines' events, and then their removal.
+func (r *redisRun) events(ctx context.Context, pods []string, layouts []layout) error {
+	n := r.c.EventBlocks
+	sample := 2 + r.c.Rounds*eventBurst // two before the first sample
+	count := sample * len(eventWriters)
+	events := newCorpus(2, (count/2+1)*n, n)
+	// What is coalesced has blocks of its own: two calls before the first sample.
+	calls := newCorpus(8, (2*perCall*len(eventWriters)+count)/2*n+n, n)
+	list := append(slices.Clone(layouts), newPeer(r.s, true, false))
+	for _, l := range list {
+		r.willForget(l, "events", events)
+	}
+	for _, kind := range []store.OpKind{store.Add, store.Remove} {
+		for i, writers := range eventWriters {
+			var sides []contender
+			for _, l := range list {
+				do := l.store
+				if kind == store.Remove {
+					do = l.remove
+				}
+				sides = append(sides, contender{name: l.name(), trips: l.trips, ops: 1, run: func(ctx context.Context, seq int) error {
+					pod, keys := events.event(i*sample+seq, n, pods)
+					return do(ctx, pod, keys)
+				}})
+			}
+			coalesced := contender{name: fmt.Sprintf("kvatlas, %d events a call", perCall), trips: r.ours.trips, ops: perCall}
+			coalesced.run = func(ctx context.Context, seq int) error {
+				batches := make([]store.Batch, perCall)
+				for j := range batches {
+					pod, keys := calls.event((i*(sample/perCall+2)+seq)*perCall+j, n, pods)
+					batches[j] = r.ours.batch(pod, kind, keys)
+				}
+				return r.ours.x.Apply(ctx, batches...)
+			}
+			sides = slices.Insert(sides, 1, coalesced)
+			r.c.Progress(fmt.Sprintf("%d events of %d blocks, %d writers at a time, kind %d", sample, n, writers, kind))
+			got, err := compare(ctx, r.s, turns{rounds: r.c.Rounds, burst: eventBurst, workers: writers}, sides)
+			if err != nil {
+				return err
+			}
+			row := EventRow{Blocks: n, Writers: writers, Sides: got}
+			if kind == store.Add {
+				r.report.Ingest = append(r.report.Ingest, row)
+			} else {
+				r.report.Evict = append(r.report.Evict, row)
+			}
+		}
+	}
+	for _, l := range list[1:] {
+		if err := r.forgetNow(ctx, l, "events"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// machine describes this one.
+func machine() string {
+	return fmt.Sprintf("%s/%s, %d CPUs%s, %s", runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), cpuModel(), runtime.Version())
+}
+
+// Write writes the report as Markdown.
+func (r *RedisReport) Write(w io.Writer) error { return writeRedis(w, r) }

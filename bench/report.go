@@ -1,0 +1,215 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+)
+
+// table is a table of Markdown whose columns are aligned, to be read as it is.
+type table struct {
+	rows [][]string
+}
+
+func newTable(columns ...string) *table { return &table{rows: [][]string{columns}} }
+
+func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+
+func (t *table) String() string {
+	width := make([]int, len(t.rows[0]))
+	for _, r := range t.rows {
+		for i, c := range r {
+			width[i] = max(width[i], utf8.RuneCountInString(c))
+		}
+	}
+	var sb strings.Builder
+	for n, r := range t.rows {
+		for i, c := range r {
+			pad := strings.Repeat(" ", width[i]-utf8.RuneCountInString(c))
+			if i == 0 {
+				sb.WriteString("| " + c + pad + " |")
+			} else {
+				sb.WriteString(" " + pad + c + " |")
+			}
+		}
+		sb.WriteByte('\n')
+		if n > 0 {
+			continue
+		}
+		for i := range r {
+			if i == 0 {
+				sb.WriteString("|" + strings.Repeat("-", width[i]+2) + "|")
+			} else {
+				sb.WriteString(strings.Repeat("-", width[i]+1) + ":|")
+			}
+		}
+		sb.WriteByte('\n')
+	}
+	return sb.String()
+}
+
+// short writes a figure with three digits that count.
+func short(v float64) string {
+	switch {
+	case v == 0:
+		return "0"
+	case v >= 99.95:
+		return group(int64(v + 0.5))
+	case v >= 9.995:
+		return fmt.Sprintf("%.1f", v)
+	case v >= 0.0995:
+		return fmt.Sprintf("%.2f", v)
+	default:
+		return fmt.Sprintf("%.3f", v)
+	}
+}
+
+// group writes a number with commas.
+func group(n int64) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// String writes the median and the quartiles.
+func (s Spread) String() string {
+	return fmt.Sprintf("%s (%s-%s)", short(s.Median), short(s.Low), short(s.High))
+}
+
+func times(s Spread) string {
+	return fmt.Sprintf("%sx (%s-%s)", short(s.Median), short(s.Low), short(s.High))
+}
+
+func writeRedis(w io.Writer, r *RedisReport) error {
+	var sb strings.Builder
+	fmt.Fprintf(&sb, "%s; %s.\nLoad %s at the beginning, %s at the end; %.0f s in all.\n", r.Server, r.Machine, r.LoadBefore, r.LoadAfter, r.Took.Seconds())
+	if r.Keys > 0 {
+		fmt.Fprintf(&sb, "The index has %s blocks, each held by %d pods. Figures are medians, with quartiles in brackets;\nratios are of samples taken next to each other.\n", group(int64(r.Keys)), r.Pods)
+	}
+	if len(r.Memory) > 0 {
+		sb.WriteString("\n### Memory\n\n" + memoryTable(r.Memory))
+		sb.WriteString("\nBytes are the growth of used_memory a block, the table of keys included; ratios are to the JSON fields.\nThe map of kvatlas is written in the designed form by this program, not yet by store/redis.\n")
+	}
+	if len(r.Lookup) > 0 {
+		sb.WriteString("\n### Lookup\n\n" + lookupTable(r.Lookup))
+	}
+	if len(r.Ingest) > 0 {
+		sb.WriteString("\n### Ingest\n\n" + eventTable(r.Ingest))
+	}
+	if len(r.Evict) > 0 {
+		sb.WriteString("\n### Evict\n\n" + eventTable(r.Evict))
+	}
+	if r.Retire != nil {
+		sb.WriteString("\n### Retire\n\n" + retireTable(r.Retire))
+	}
+	_, err := io.WriteString(w, sb.String())
+	return err
+}
+
+func memoryTable(rows []MemoryRow) string {
+	t := newTable("layout", "pods a block", "bytes a block", "ratio", "MEMORY USAGE", "map", "with maps", "ratio")
+	for _, r := range rows {
+		t.add(r.Layout, fmt.Sprint(r.Holders), short(r.Bytes), short(r.Ratio), short(r.Usage), short(r.Maps), short(r.WithMaps), short(r.RatioWithMaps))
+	}
+	return t.String()
+}
+
+func lookupTable(rows []LookupRow) string {
+	t := newTable("lookup", "ms", "times kvatlas", "server us", "client us", "CPU", "bytes sent", "received", "trips")
+	for _, r := range rows {
+		for i, s := range r.Sides {
+			ratio, cpu := "", ""
+			if i > 0 {
+				ratio, cpu = times(s.Ratio), cpuRatio(r.Sides, i)
+			}
+			t.add(fmt.Sprintf("%s blocks, %d %% held: %s", group(int64(r.Blocks)), r.Hit, s.Name), s.Millis.String(), ratio,
+				short(s.ServerMicros), short(s.ClientMicros), cpu, short(s.Sent), short(s.Received), short(s.RoundTrips))
+		}
+	}
+	return t.String()
+}
+
+func eventTable(rows []EventRow) string {
+	t := newTable("event", "events/s", "ms", "times the first", "server us", "client us", "CPU", "bytes sent", "received", "trips")
+	for _, r := range rows {
+		for i, s := range r.Sides {
+			ratio, cpu := "", ""
+			if i > 0 {
+				ratio, cpu = times(s.Ratio), cpuRatio(r.Sides, i)
+			}
+			t.add(fmt.Sprintf("%d blocks, %d at a time: %s", r.Blocks, r.Writers, s.Name), short(1e3/s.Millis.Median), s.Millis.String(), ratio,
+				short(s.ServerMicros), short(s.ClientMicros), cpu, short(s.Sent), short(s.Received), short(s.RoundTrips))
+		}
+	}
+	return t.String()
+}
+
+// cpuRatio is the CPU time of both ends as a multiple of the first side's.
+func cpuRatio(sides []Side, i int) string {
+	return short((sides[i].ServerMicros+sides[i].ClientMicros)/max(1e-9, sides[0].ServerMicros+sides[0].ClientMicros)) + "x"
+}
+
+func retireTable(r *Retirement) string {
+	var sb strings.Builder
+	fmt.Fprintf(&sb, "A pod with %s blocks, %d times: the call takes %s ms, another client's lookup is back without the pod after %s ms, at worst %s.\n\n",
+		group(int64(r.Blocks)), r.Times, r.Call, r.Visible, short(r.Worst))
+	t := newTable("sweep", "s", "blocks cleaned", "steps", "CPU ms a step", "PINGs", "median ms", "99.9 % ms", "longest ms", "over 2 ms", "slow log: over 1 ms", "over 2 ms", "longest ms")
+	row := func(name string, run SweepRun) {
+		slow := []string{"", "", ""}
+		if s := run.Slow; s != nil {
+			slow = []string{fmt.Sprint(s.Commands), fmt.Sprint(s.Over), strings.TrimSpace(short(s.Longest) + " " + s.Which)}
+		}
+		st := run.Stalls
+		t.add(append([]string{name, short(run.Seconds), group(int64(run.Cleaned)), fmt.Sprint(run.Steps), short(run.StepCPU), group(int64(st.Pings)), short(st.Median), short(st.P999), short(st.Longest), fmt.Sprint(st.Over)}, slow...)...)
+	}
+	row("none: an idle server", SweepRun{Seconds: r.IdleSeconds, Stalls: r.Idle})
+	row("after one pod", r.One)
+	row("after all pods", r.All)
+	sb.WriteString(t.String())
+	if p := r.Peer; p.Blocks > 0 {
+		fmt.Fprintf(&sb, "\nThe peer clears a pod of %s blocks, alone in the database, in %s s and %s round trips.\n", group(int64(p.Blocks)), short(p.Seconds), group(int64(p.RoundTrips)))
+	}
+	return sb.String()
+}
+
+func writeMemory(w io.Writer, r *MemoryReport) error {
+	var sb strings.Builder
+	fmt.Fprintf(&sb, "store/memory; %s.\nLoad %s at the beginning, %s at the end; %.0f s in all. CPU time of one thread; medians, with quartiles\nin brackets. Dynamo's figures are those it was measured with on another run of a like machine, for orientation.\n",
+		r.Machine, r.LoadBefore, r.LoadAfter, r.Took.Seconds())
+	fmt.Fprintf(&sb, "\n### Find, of %s blocks\n\n", group(int64(r.Blocks)))
+	t := newTable("chain", "holders", "shape", "cold us", "ns/block", "hot us", "ns/block", "Dynamo cold us", "hot us")
+	for _, f := range r.Find {
+		cold, hot := "", ""
+		if f.Blocks == 128 && f.Holders == 1 && f.Shape == shapeWhole {
+			cold, hot = "1.8-2.0", "0.3"
+		}
+		n := float64(f.Blocks)
+		t.add(group(int64(f.Blocks))+" blocks", fmt.Sprint(f.Holders), f.Shape, f.Cold.String(), short(f.Cold.Median*1e3/n), f.Hot.String(), short(f.Hot.Median*1e3/n), cold, hot)
+	}
+	sb.WriteString(t.String())
+	sb.WriteString("\n### Apply, million blocks/s/core\n\n")
+	t = newTable("event", "new", "again", "remove", "Dynamo new: with channel", "bare")
+	for _, a := range r.Apply {
+		with, bare := "", ""
+		if a.Blocks == 16 {
+			with, bare = "5.8", "9.4"
+		}
+		t.add(fmt.Sprintf("%d blocks", a.Blocks), a.New.String(), a.Again.String(), a.Remove.String(), with, bare)
+	}
+	sb.WriteString(t.String())
+	sb.WriteString("\n### Memory\n\n")
+	t = newTable("index", "blocks", "bytes a block, counted", "heap", "Dynamo")
+	for i, s := range r.Size {
+		d := ""
+		if i == 0 {
+			d = "74"
+		}
+		t.add(s.What, group(s.Blocks), short(s.Counted), short(s.Heap), d)
+	}
+	sb.WriteString(t.String())
+	_, err := io.WriteString(w, sb.String())
+	return err
+}
