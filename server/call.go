@@ -62,7 +62,16 @@ func (s *Server) serve(e route) http.HandlerFunc {
 		if r.ContentLength != 0 {
 			c.deadline(start.Add(s.cfg.Limits.RequestTimeout))
 		}
-		if e.api {
+		switch e.duty {
+		case probe:
+		case stream:
+			leave, err := c.stream()
+			if err != nil {
+				c.refuse(err)
+				return
+			}
+			defer leave()
+		case work:
 			defer s.inFlight.Add(-1)
 			if s.inFlight.Add(1) > int64(s.cfg.Limits.MaxInFlight) {
 				c.refuse(s.overloaded("requests"))
@@ -168,7 +177,7 @@ var jsonType = []string{"application/json"}
 // logLine writes the request's line. Probes are for debugging only.
 func (c *call) logLine(took time.Duration) {
 	level := zerolog.InfoLevel
-	if !c.route.api && c.status < 400 {
+	if c.route.duty == probe && c.status < 400 {
 		level = zerolog.DebugLevel
 	}
 	e := c.s.cfg.Log.WithLevel(level)
@@ -224,16 +233,24 @@ func (c *call) deadline(t time.Time) {
 	_ = http.NewResponseController(c.w).SetReadDeadline(t)
 }
 
+// plainBody refuses a body that would have to be decoded.
+func (c *call) plainBody() error {
+	for _, enc := range c.r.Header["Content-Encoding"] {
+		if enc != "identity" {
+			return &apiError{status: http.StatusUnsupportedMediaType, code: "unsupported_encoding", message: "the body must be sent without Content-Encoding"}
+		}
+	}
+	return nil
+}
+
 // uncounted is how much of a body needs no leave: MaxInFlight bounds the sum.
 const uncounted = 64 << 10
 
 // readBody reads the whole body into the call's buffer.
 func (c *call) readBody() ([]byte, error) {
 	limit := c.s.cfg.Limits.MaxBodyBytes
-	for _, enc := range c.r.Header["Content-Encoding"] {
-		if enc != "identity" {
-			return nil, &apiError{status: http.StatusUnsupportedMediaType, code: "unsupported_encoding", message: "the body must be sent without Content-Encoding"}
-		}
+	if err := c.plainBody(); err != nil {
+		return nil, err
 	}
 	size := c.r.ContentLength
 	if size > limit {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/snapshot"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
@@ -49,6 +50,7 @@ const (
 	codeTooLarge       = "too_large"
 	codeNotImplemented = "not_implemented"
 	codeOverloaded     = "overloaded"
+	codeInvalidDump    = "invalid_dump"
 )
 
 // invalid is a 400 for one field.
@@ -84,7 +86,11 @@ var mapping = []struct {
 	{is: tokenpool.ErrBusy, status: 503, code: "tokenizer_busy", message: "the tokenizer's queue is full, try again later", retry: time.Second},
 	{is: tokenpool.ErrTokenizer, status: 500, code: "tokenizer_failed", param: "prompt", message: "the tokenizer failed on this text"},
 	{is: tokenpool.ErrClosed, status: 503, code: "closing", message: "the server is shutting down", retry: time.Second},
+	{is: snapshot.ErrCorrupt, status: 400, code: codeInvalidDump},
+	{is: snapshot.ErrCut, status: 400, code: codeInvalidDump},
+	{is: snapshot.ErrVersion, status: 400, code: codeInvalidDump},
 	{is: store.ErrInvalid, status: 400, code: codeInvalidRequest},
+	{is: store.ErrCursor, status: 400, code: "invalid_cursor", param: "cursor"},
 	{is: store.ErrModelConflict, status: 409, code: "model_conflict", param: "model"},
 	{is: store.ErrFull, status: 507, code: "index_full", message: "the index has no room for another pod or model"},
 	{is: store.ErrUnavailable, status: 503, code: "index_unavailable", message: "the index cannot be reached, try again later", retry: time.Second},

@@ -33,6 +33,12 @@ type Limits struct {
 	// RequestTimeout is how long a request to /v1 may take, reading its body
 	// included. Default 10 s, limit 10 minutes.
 	RequestTimeout time.Duration
+	// MaxStreams is how many dumps, restores and resets are worked on at once;
+	// more are refused with 503 and code overloaded. Default 2, limit 1,024.
+	MaxStreams int
+	// StreamStall is how long a dump waits for its client to take a page, and a
+	// restore for its client to send more. Default 30 s, limit 10 minutes.
+	StreamStall time.Duration
 }
 
 // DefaultLimits are the limits that a zero Limits stands for.
@@ -54,6 +60,8 @@ func (l *Limits) validate() error {
 	set(&l.MaxInFlight, 1024)
 	set(&l.MaxInFlightBytes, max(256<<20, 2*l.MaxBodyBytes))
 	set(&l.RequestTimeout, 10*time.Second)
+	set(&l.MaxStreams, 2)
+	set(&l.StreamStall, 30*time.Second)
 	return errors.Join(
 		within("MaxBodyBytes", l.MaxBodyBytes, 1, 1<<30),
 		within("MaxTokens", l.MaxTokens, 1, 1<<28),
@@ -63,6 +71,8 @@ func (l *Limits) validate() error {
 		within("MaxInFlight", l.MaxInFlight, 1, 1_000_000),
 		within("MaxInFlightBytes", l.MaxInFlightBytes, l.MaxBodyBytes, 1<<40),
 		within("RequestTimeout", l.RequestTimeout, time.Millisecond, 10*time.Minute),
+		within("MaxStreams", l.MaxStreams, 1, 1024),
+		within("StreamStall", l.StreamStall, time.Millisecond, 10*time.Minute),
 	)
 }
 

@@ -161,7 +161,7 @@ func (m *Metrics) PrefixStore(stats func() prefixcache.Stats) error {
 }
 
 // watch registers what is read at each scrape. A Metrics watches one server.
-func (m *Metrics) watch(cfg *Config, inFlight, inFlightBytes *atomic.Int64) error {
+func (m *Metrics) watch(cfg *Config, inFlight, inFlightBytes, streams *atomic.Int64) error {
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "kvatlas_build_info", Help: "Constant 1, with the program's version and the index's kind.",
 		ConstLabels: prometheus.Labels{"version": cfg.Version, "backend": cfg.Backend},
@@ -172,6 +172,7 @@ func (m *Metrics) watch(cfg *Config, inFlight, inFlightBytes *atomic.Int64) erro
 		figures[struct{}]{read: func() struct{} { return struct{}{} }, list: []figure[struct{}]{
 			gauge("kvatlas_http_in_flight", "Requests to /v1 being worked on.", func(struct{}) int64 { return inFlight.Load() }),
 			gauge("kvatlas_http_in_flight_bytes", "Bytes of their bodies beyond 64 KiB each.", func(struct{}) int64 { return inFlightBytes.Load() }),
+			gauge("kvatlas_http_streams", "Dumps, restores and resets being worked on.", func(struct{}) int64 { return streams.Load() }),
 		}},
 		indexFigures(cfg.Index.Stats),
 		registryFigures(cfg.Index.Cached),

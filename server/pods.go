@@ -169,7 +169,7 @@ func (c *call) getPod() error {
 	}
 	i, known := reg.PodIndex(name)
 	if !known {
-		return unknownPod(name)
+		return unknownPod("name", name)
 	}
 	return c.replyJSON(http.StatusOK, reg.Pods[i])
 }
@@ -185,13 +185,13 @@ func (c *call) deletePod() error {
 		return err
 	}
 	if !known {
-		return unknownPod(name)
+		return unknownPod("name", name)
 	}
 	return c.replyJSON(http.StatusOK, map[string]string{"deleted": name})
 }
 
-func unknownPod(name string) error {
-	return &apiError{status: http.StatusNotFound, code: "unknown_pod", param: "name", message: "no pod is registered as " + clipText(name)}
+func unknownPod(param, name string) error {
+	return &apiError{status: http.StatusNotFound, code: "unknown_pod", param: param, message: "no pod is registered as " + clipText(name)}
 }
 
 // pathName is the {name} of the path, decoded.

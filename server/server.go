@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -68,7 +69,10 @@ type Server struct {
 
 	inFlight      atomic.Int64 // requests to /v1 being worked on
 	inFlightBytes atomic.Int64 // memory of their bodies
+	streams       atomic.Int64 // dumps, restores and resets being worked on
 	draining      atomic.Bool
+	life          context.Context // of streams; ends when draining begins
+	endStreams    context.CancelFunc
 	notReady      atomic.Pointer[error] // nil is ready
 }
 
@@ -81,9 +85,10 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{cfg: cfg, metrics: cfg.Metrics}
+	s.life, s.endStreams = context.WithCancel(context.Background())
 	s.calls.New = func() any { return &call{s: s} }
 	s.SetReady(errStarting)
-	if err := s.metrics.watch(&cfg, &s.inFlight, &s.inFlightBytes); err != nil {
+	if err := s.metrics.watch(&cfg, &s.inFlight, &s.inFlightBytes, &s.streams); err != nil {
 		return nil, err
 	}
 	s.handler = s.routes()
@@ -94,8 +99,12 @@ func New(cfg Config) (*Server, error) {
 func (s *Server) Handler() http.Handler { return s.handler }
 
 // Drain turns /readyz to 503 "draining", so that load balancers look
-// elsewhere. Requests go on being answered.
-func (s *Server) Drain() { s.draining.Store(true) }
+// elsewhere. Requests go on being answered; dumps, restores and resets end, since
+// nobody knows for how long they would go on.
+func (s *Server) Drain() {
+	s.draining.Store(true)
+	s.endStreams()
+}
 
 // SetReady makes /readyz say why the server is not ready, or, with nil, that
 // it is.
@@ -112,25 +121,38 @@ func (s *Server) SetReady(reason error) {
 type route struct {
 	method, pattern string
 	handle          func(*call) error
-	// api marks work: it counts against MaxInFlight and has a deadline.
-	// The rest answers probes, which must work under load.
-	api bool
+	duty            duty
 }
+
+// duty says what bounds the work for a route.
+type duty uint8
+
+const (
+	// probe is answered under any load.
+	probe duty = iota
+	// work counts against MaxInFlight and has a deadline.
+	work
+	// stream counts against MaxStreams, and may take as long as it goes on.
+	stream
+)
 
 func (s *Server) routeTable() []route {
 	return []route{
-		{http.MethodGet, "/healthz", (*call).healthz, false},
-		{http.MethodGet, "/readyz", (*call).readyz, false},
-		{http.MethodGet, "/metrics", (*call).metrics, false},
-		{http.MethodGet, "/openapi.json", (*call).openAPI, false},
-		{http.MethodPost, "/v1/score", (*call).score, true},
-		{http.MethodPost, "/v1/tokenize", (*call).tokenize, true},
-		{http.MethodPost, "/v1/blocks", (*call).blocks, true},
-		{http.MethodGet, "/v1/pods", (*call).listPods, true},
-		{http.MethodPost, "/v1/pods", (*call).registerPod, true},
-		{http.MethodGet, "/v1/pods/{name}", (*call).getPod, true},
-		{http.MethodDelete, "/v1/pods/{name}", (*call).deletePod, true},
-		{http.MethodGet, "/v1/models", (*call).listModels, true},
+		{http.MethodGet, "/healthz", (*call).healthz, probe},
+		{http.MethodGet, "/readyz", (*call).readyz, probe},
+		{http.MethodGet, "/metrics", (*call).metrics, probe},
+		{http.MethodGet, "/openapi.json", (*call).openAPI, probe},
+		{http.MethodPost, "/v1/score", (*call).score, work},
+		{http.MethodPost, "/v1/tokenize", (*call).tokenize, work},
+		{http.MethodPost, "/v1/blocks", (*call).blocks, work},
+		{http.MethodGet, "/v1/pods", (*call).listPods, work},
+		{http.MethodPost, "/v1/pods", (*call).registerPod, work},
+		{http.MethodGet, "/v1/pods/{name}", (*call).getPod, work},
+		{http.MethodDelete, "/v1/pods/{name}", (*call).deletePod, work},
+		{http.MethodGet, "/v1/models", (*call).listModels, work},
+		{http.MethodGet, "/v1/dump", (*call).dump, stream},
+		{http.MethodPost, "/v1/restore", (*call).restore, stream},
+		{http.MethodPost, "/v1/reset", (*call).reset, stream},
 	}
 }
 

@@ -71,7 +71,8 @@ type Summary struct {
 	TrueAt TrueAt
 }
 
-// Dump writes a segment: one page a call of w. It returns with the first error of
+// Dump writes a segment: one page a call of w, the first after all that can be
+// wrong with the options has been found. It returns with the first error of
 // w, of the index or of ctx; then the dump has no end, and can be gone on with
 // behind its last whole page.
 func Dump(ctx context.Context, w io.Writer, from Source, o Options) (Summary, error) {
@@ -130,9 +131,8 @@ func (d *dumper) run(ctx context.Context, from Source, reg *store.Registry, head
 		}
 	}
 	d.names(reg)
-	if err := d.flush(); err != nil {
-		return err
-	}
+	// All that is wrong with the request shows by the first page: nothing is
+	// written before.
 	cursor, limit := d.o.After, d.o.PageBlocks
 	for {
 		began := time.Now()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -233,13 +234,13 @@ func (l *Line) parse(raw []byte) error {
 		return fmt.Errorf("it is none of the lines of a dump: %s", clip(text))
 	case w.Model != nil:
 		l.Model = *w.Model
-		return l.Model.Validate()
+		return plainly(l.Model.Validate())
 	case w.Pod != nil:
 		l.Pod = *w.Pod
-		return l.Pod.Validate()
+		return plainly(l.Pod.Validate())
 	case w.Holder != nil:
 		l.Holder = *w.Holder
-		return l.Holder.validate()
+		return plainly(l.Holder.validate())
 	case w.Error != nil:
 		l.failed = true
 		return fmt.Errorf("the server could not go on: %s: %s", printable(w.Error.Code), printable(w.Error.Message))
@@ -253,6 +254,14 @@ func (l *Line) parse(raw []byte) error {
 	}
 	l.Holders = append(l.Holders, w.H...)
 	return nil
+}
+
+// plainly leaves out of an error what every error of this kind begins with.
+func plainly(err error) error {
+	if err == nil {
+		return nil
+	}
+	return errors.New(strings.TrimPrefix(err.Error(), store.ErrInvalid.Error()+": "))
 }
 
 // parseBlocks reads a line of blocks in the form in which they are written. It

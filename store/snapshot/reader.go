@@ -73,7 +73,11 @@ func (r *Reader) Next() (*Line, error) {
 	r.lines++
 	r.bytes += int64(len(raw))
 	l := &r.line
-	if err := l.parse(raw); err != nil {
+	err = l.parse(raw)
+	if err != nil && raw[0] == '{' && raw[len(raw)-1] != '\n' && raw[len(raw)-1] != '}' {
+		return nil, fmt.Errorf("%w: in the middle of line %d", ErrCut, r.lines)
+	}
+	if err != nil {
 		if l.failed {
 			return nil, fmt.Errorf("%w: line %d: %w", ErrCut, r.lines, err)
 		}
@@ -97,7 +101,7 @@ func (r *Reader) bad(format string, args ...any) error {
 	return fmt.Errorf("%w: line %d: "+format, append([]any{ErrCorrupt, r.lines}, args...)...)
 }
 
-// readLine returns a line with its end. A last line without end is cut off.
+// readLine returns a line with its end, which only the last one can lack.
 func (r *Reader) readLine() ([]byte, error) {
 	r.long = r.long[:0]
 	for {
@@ -115,8 +119,7 @@ func (r *Reader) readLine() ([]byte, error) {
 			return r.long, nil
 		case errors.Is(err, bufio.ErrBufferFull):
 		case errors.Is(err, io.EOF) && len(r.long) > 0:
-			r.lines++
-			return nil, fmt.Errorf("%w: in the middle of line %d", ErrCut, r.lines)
+			return r.long, nil
 		case errors.Is(err, io.EOF):
 			return nil, io.EOF
 		case errors.Is(err, io.ErrUnexpectedEOF): // of gzip

@@ -161,7 +161,7 @@ func TestBadLines(t *testing.T) {
 		{strings.Replace(head, `64`, `32`, 1), snapshot.ErrVersion, "32 partitions"},
 		{head, snapshot.ErrCut, "behind line 1"},
 		{head + head, snapshot.ErrCorrupt, "line 2: another part"},
-		{head + `{"pod":{"name":"","model":"m"}}` + "\n", snapshot.ErrCorrupt, "line 2: store: invalid argument: pod name is empty"},
+		{head + `{"pod":{"name":"","model":"m"}}` + "\n", snapshot.ErrCorrupt, "line 2: pod name is empty"},
 		{head + `{"pod":{"name":"a","model":"m","x":1}}` + "\n", snapshot.ErrCorrupt, `unknown field "x"`},
 		{head + `{"pod":{"name":"a","model":"m"},"k":["0000000000000001"]}` + "\n", snapshot.ErrCorrupt, "none of the lines"},
 		{head + `{"model":{"name":"m","block_size":0,"scheme":"native"}}` + "\n", snapshot.ErrCorrupt, "block size of model is 0"},

@@ -1,0 +1,304 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/snapshot"
+)
+
+// errDraining ends streams when the server drains.
+var errDraining = errors.New("the server is shutting down")
+
+// stream begins a dump, a restore or a reset: it may take as long as it goes on,
+// until the client leaves or the server drains.
+func (c *call) stream() (leave func(), err error) {
+	s := c.s
+	if s.streams.Add(1) > int64(s.cfg.Limits.MaxStreams) {
+		s.streams.Add(-1)
+		return nil, s.overloaded("dumps, restores and resets")
+	}
+	ctx, cancel := context.WithCancelCause(c.ctx)
+	stop := context.AfterFunc(s.life, func() { cancel(errDraining) })
+	c.ctx = ctx
+	return func() {
+		stop()
+		cancel(nil)
+		s.streams.Add(-1)
+	}, nil
+}
+
+// ended puts the reason in the place of the bare end of a context.
+func (c *call) ended(err error) error {
+	if errors.Is(err, context.Canceled) && errors.Is(context.Cause(c.ctx), errDraining) {
+		return &apiError{status: http.StatusServiceUnavailable, code: "closing", message: errDraining.Error() + ", try another", retry: time.Second}
+	}
+	return err
+}
+
+// allow gives the client time to take what is written next. net/http watches for
+// the client's leave by a read, whose deadline would end the call: it has none.
+func (c *call) allow() {
+	r := http.NewResponseController(c.w)
+	// Recorders in tests have no deadlines, which is all that the errors can say.
+	_ = r.SetReadDeadline(time.Time{})
+	_ = r.SetWriteDeadline(c.patience())
+}
+
+func (c *call) patience() time.Time { return time.Now().Add(c.s.cfg.Limits.StreamStall) }
+
+// parameters reads the query: each of the names once at most, and no other.
+func (c *call) parameters(names ...string) (url.Values, error) {
+	q, err := url.ParseQuery(c.r.URL.RawQuery)
+	if err != nil {
+		return nil, invalid("", "the query cannot be read: a %% or ; is not percent-encoded right")
+	}
+	for name, values := range q {
+		switch {
+		case !slices.Contains(names, name):
+			return nil, &apiError{status: http.StatusBadRequest, code: codeUnknownField, param: clipText(name), message: "there is no such parameter"}
+		case len(values) > 1:
+			return nil, invalid(name, "%s is given twice", name)
+		case values[0] == "":
+			return nil, invalid(name, "%s is empty", name)
+		}
+	}
+	return q, nil
+}
+
+// ndjson is the type of a dump.
+const ndjson = "application/x-ndjson"
+
+// dump is GET /v1/dump.
+func (c *call) dump() error {
+	from, ok := c.s.cfg.Index.(snapshot.Source)
+	if !ok {
+		return cannot("be dumped")
+	}
+	q, err := c.parameters("model", "pod", "cursor", "limit")
+	if err != nil {
+		return err
+	}
+	o := snapshot.Options{Model: q.Get("model"), Pod: q.Get("pod"), After: q.Get("cursor"), Patience: c.s.cfg.Limits.StreamStall / 2}
+	if limit := q.Get("limit"); limit != "" {
+		n, err := strconv.ParseUint(limit, 10, 31)
+		if err != nil || n == 0 {
+			return invalid("limit", "limit is %s, it must be a whole number of pages from 1 to %d", clipText(limit), 1<<31-1)
+		}
+		o.Pages = int(n)
+	}
+	if err := c.known(o.Model, o.Pod); err != nil {
+		return err
+	}
+	if c.r.Method == http.MethodHead {
+		c.beginDump()
+		return nil
+	}
+	w := &dumpWriter{c: c}
+	_, err = snapshot.Dump(c.ctx, w, from, o)
+	if err == nil {
+		return nil
+	}
+	err = c.ended(err)
+	if c.status == 0 {
+		return err
+	}
+	if w.failed != nil { // there is nobody to tell
+		c.refusal = asAPIError(context.Canceled)
+		return nil
+	}
+	// The status has gone out: the last line says why there is no more.
+	c.refusal = asAPIError(err)
+	c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", c.refusal.code).Err(err).Msg("dump ended early")
+	_, _ = w.Write(c.refusal.appendJSON(c.out[:0]))
+	return nil
+}
+
+// cannot refuses what the index behind the server is not made for.
+func cannot(what string) error {
+	return &apiError{status: http.StatusNotImplemented, code: codeNotImplemented, message: "the index of this server cannot " + what}
+}
+
+// known refuses a model that is neither indexed nor served, and a pod that is not
+// registered.
+func (c *call) known(model, pod string) error {
+	if model == "" && pod == "" {
+		return nil
+	}
+	reg, err := c.s.cfg.Index.Registry(c.ctx)
+	if err != nil {
+		return c.ended(err)
+	}
+	if pod != "" {
+		if _, known := reg.PodIndex(pod); !known {
+			return unknownPod("pod", pod)
+		}
+	}
+	if _, known := reg.Models[model]; model == "" || known {
+		return nil
+	}
+	if slices.ContainsFunc(reg.Pods, func(p store.Pod) bool { return p.Model == model }) {
+		return nil
+	}
+	return &apiError{status: http.StatusNotFound, code: "unknown_model", param: "model", message: "nothing is indexed of " + clipText(model)}
+}
+
+func (c *call) beginDump() {
+	h := c.w.Header()
+	h.Set("Content-Type", ndjson)
+	h.Set("X-Request-Id", c.id)
+	h.Set("Cache-Control", "no-store")
+	c.status = http.StatusOK
+	c.w.WriteHeader(c.status)
+}
+
+// dumpWriter sends pages. The status goes out with the first.
+type dumpWriter struct {
+	c      *call
+	failed error // the client takes no more
+}
+
+// Write implements io.Writer.
+func (w *dumpWriter) Write(b []byte) (int, error) {
+	c := w.c
+	c.allow()
+	if c.status == 0 {
+		c.beginDump()
+	}
+	n, err := c.w.Write(b)
+	c.sent += n
+	if err == nil {
+		err = http.NewResponseController(c.w).Flush()
+		if errors.Is(err, http.ErrNotSupported) {
+			err = nil
+		}
+	}
+	w.failed = err
+	return n, err
+}
+
+// restore is POST /v1/restore.
+func (c *call) restore() error {
+	q, err := c.parameters("mode")
+	if err != nil {
+		return err
+	}
+	mode := snapshot.Merge
+	if text := q.Get("mode"); text != "" {
+		if mode, err = snapshot.ParseMode(text); err != nil {
+			return invalid("mode", "mode is none of merge, replace")
+		}
+	}
+	if _, ok := c.s.cfg.Index.(store.Forgetter); mode == snapshot.Replace && !ok {
+		return cannot("be replaced")
+	}
+	if err := c.plainBody(); err != nil {
+		return err
+	}
+	body := &restoreBody{c: c}
+	report, err := snapshot.Restore(c.ctx, body, c.s.cfg.Index, mode)
+	c.allow()
+	if err == nil {
+		return c.replyJSON(http.StatusOK, report)
+	}
+	if body.failed != nil {
+		err = body.failed
+	}
+	e := *asAPIError(c.ended(err))
+	if report.Blocks > 0 {
+		e.message += fmt.Sprintf(" (%d blocks of the pages before stay loaded)", report.Blocks)
+	}
+	if e.status >= 500 {
+		return fmt.Errorf("%w: %w", &e, err) // the log has the rest
+	}
+	return &e
+}
+
+// restoreBody is a body that has no limit but the client's patience.
+type restoreBody struct {
+	c      *call
+	failed error
+}
+
+// Read implements io.Reader.
+func (r *restoreBody) Read(b []byte) (int, error) {
+	c := r.c
+	if err := c.ctx.Err(); err != nil {
+		r.failed = c.ended(err)
+		return 0, err
+	}
+	c.deadline(c.patience())
+	n, err := c.r.Body.Read(b)
+	if err != nil && !errors.Is(err, io.EOF) {
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			r.failed = &apiError{status: http.StatusRequestTimeout, code: "body_timeout", message: "the next part of the body did not arrive in time"}
+		case c.r.Context().Err() != nil:
+			r.failed = context.Canceled
+		default:
+			r.failed = &apiError{status: http.StatusBadRequest, code: "invalid_body", message: "the body ended early or its transfer encoding is broken"}
+		}
+	}
+	return n, err
+}
+
+// resetRequest is the body of POST /v1/reset.
+type resetRequest struct {
+	model, pod string
+	all        bool
+}
+
+var resetFields = fields[resetRequest]{
+	{"model", func(s *scanner, q *resetRequest) error {
+		var in input
+		err := readModel(s, &in)
+		q.model = in.model
+		return err
+	}},
+	{"pod", func(s *scanner, q *resetRequest) error { return s.podName(&q.pod) }},
+	{"all", func(s *scanner, q *resetRequest) error {
+		if err := s.bool(&q.all); err != nil {
+			return err
+		}
+		if !q.all {
+			return s.wrong("is false, leave it out")
+		}
+		return nil
+	}},
+}
+
+var resetNames = namesOf(resetFields)
+
+// reset is POST /v1/reset.
+func (c *call) reset() error {
+	var q resetRequest
+	f, err := read(c, resetFields, resetNames, &q)
+	if err != nil {
+		return err
+	}
+	if _, err := f.one("model", "pod", "all"); err != nil {
+		return err
+	}
+	if _, ok := c.s.cfg.Index.(store.Forgetter); q.pod == "" && !ok {
+		return cannot("forget models")
+	}
+	c.model = q.model
+	if err := c.known(q.model, q.pod); err != nil {
+		return err
+	}
+	done, err := snapshot.Reset(c.ctx, c.s.cfg.Index, snapshot.Target{Model: q.model, Pod: q.pod, All: q.all})
+	if err != nil {
+		return c.ended(err)
+	}
+	c.allow()
+	return c.replyJSON(http.StatusOK, done)
+}
