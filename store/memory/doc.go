@@ -4,40 +4,54 @@
 // # What it guarantees
 //
 // Lookups take no lock, write no shared line and allocate nothing: they scale
-// over cores and never wait for a writer. A write that has returned is seen by
-// every lookup that begins after it. Writers of different shards do not meet.
+// over cores and never wait for a writer. (Nearly full, they note the age of
+// what they find, each block once an age.) A write that has returned is seen by
+// every lookup that begins after it. Writers of different blocks hardly meet.
 // Retiring a pod and clearing a tier cost the same for one block and for a
 // hundred million. Blocks, bytes, pods, holders and models have limits that
 // [Config] sets; a full index evicts what nobody has added or looked up for the
-// longest time.
+// longest time. Memory follows what lives: what is dead goes within moments,
+// also when nobody writes any more.
 //
 // # How it is laid out
 //
-//	view ─► 256 shards ─► []bucket, 64 bytes each: one cache line, 5 blocks
+//	256 shards ─► table: buckets of 64 bytes, 7 entries each: tag u32 │ position u32
+//	                                                                       │
+//	log of chunks, 126 blocks each  ◄──────────────────────────────────────┘
+//	  keys  u64 │ u64 │ u64 │ ...     in the order in which they were added
+//	  refs  u32 │ u32 │ u32 │ ...     age·6 set·26
+//	                     │
+//	  sets: id ─► holder ids, ascending
 //
-//	bucket: meta u32 │ 5 refs u32: age·6 set·26 │ 5 keys u64
-//	                              │
-//	                              └─► sets: id ─► holder ids, ascending
+// The blocks of a chain come together, in one event or in one after the other,
+// and so lie together in the log. A lookup seeks the first block by the table,
+// and then reads on in the log for as long as the chain does: two streams that
+// the hardware fetches ahead, where a table of blocks would cost a cache miss a
+// block. Where the chain goes on elsewhere, it seeks anew; and when that happens
+// at every block, it looks for up to 32 of them at once, so that their misses
+// overlap.
 //
-// A block is 12 bytes: its key and a reference to the set of its holders. Sets
-// are interned: all blocks that are held by the same holders share one, so that
-// a lookup compares neighbours by one integer and hands a whole stretch of the
-// chain to the folder at once. A lookup touches one cache line a block, and
-// touches many of them before it reads the first, which overlaps the misses.
+// Sets of holders are interned: all blocks that are held by the same holders
+// share one, so that a lookup compares neighbours by one integer and hands a
+// whole stretch of the chain to the folder at once.
+//
+// A block takes 12 bytes in the log and 11 to 18 in its table.
 //
 // # How readers stay right without locks
 //
-// Writers lock the shard. A block never moves within a table, a removal moves
-// the bucket's version, and a slot is filled key last: so a reader who finds the
-// key, reads the reference and finds the version as it was has the block's own
-// reference (see table.go). Whatever would give old words a new meaning, a
-// resized table or a freed set id, publishes a new view first; a reader who
-// finds that the view has changed reads the blocks again that it has not yet
-// told the folder (see lookup.go). Old tables and sets are the garbage
+// Whoever changes a block holds the lock of its shard. The log is the truth and
+// the tables only lead there: a slot is filled once, its key never changes, and
+// a ref of 0 says that the block is not, or not any more, there. Writers keep to
+// an order (see Index.seek) in which a reader who is led to a dead slot finds the
+// right place when it looks again. So tables can be resized, blocks moved and
+// chunk ids used again while lookups go on. Only a set's id could come to mean
+// other holders; frees of sets are rare, and a lookup that meets one reads its
+// run again (see Index.walk). Old tables, chunks and sets are the garbage
 // collector's.
 //
 // # Lock order
 //
-// gate, then registry.mu or shard.mu, then sets.mu; viewMu is taken last. Nobody
-// holds two shards.
+// janitor.mu, then gate, then registry.mu or lane.mu or shard.mu; shard.mu before
+// lane.mu where both are needed, but for the janitor, whose lane is its own; then
+// sets.mu or blockLog.mu. Nobody holds two shards.
 package memory

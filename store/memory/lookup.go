@@ -3,6 +3,7 @@ package memory
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -130,50 +131,66 @@ func (x *Index) walk(ctx context.Context, q *store.Query) (read int, err error) 
 }
 
 // seeker seeks blocks one after the other. When they turn out not to lie beside
-// each other, it brings the places of the next few near at once, so that their
-// cache misses overlap.
+// each other, it looks for the next few at once, so that their cache misses
+// overlap.
 type seeker struct {
-	near  int // keys up to here have been brought near
-	width int
+	from, to int // keys that have been looked for
+	hashes   [maxAhead]uint64
+	hints    [maxAhead]uint32 // positions where they may be; 0 is none, absent is nowhere
 }
+
+// absent is no position, since its offset is beyond a chunk's end.
+const absent = ^uint32(0)
 
 func (s *seeker) seek(x *Index, keys []blockkey.Key, i int, mask blockkey.Model) place {
-	if i >= s.near {
-		// All of the last lot were sought one by one: bring twice as many.
-		if i == s.near {
-			s.width = min(2*s.width+1, maxAhead)
-		} else {
-			s.width = 1
+	k := keys[i].In(mask)
+	if i >= s.to {
+		width := 1
+		if i == s.to { // all of the last lot were sought one by one: twice as many
+			width = min(2*(s.to-s.from)+1, maxAhead)
 		}
-		s.near = min(i+s.width, len(keys))
-		if s.width > 1 {
-			x.bringNear(keys[i:s.near], mask)
+		s.from, s.to = i, min(i+width, len(keys))
+		s.lookAhead(x, keys[s.from:s.to], mask)
+	}
+	j := i - s.from
+	switch pos := s.hints[j]; pos {
+	case 0:
+	case absent:
+		return place{}
+	default:
+		if p, ok := x.log.at(pos, k); ok && atomic.LoadUint32(p.ref()) != 0 {
+			return p
 		}
 	}
-	k := keys[i].In(mask)
-	return x.seek(k, x.hash(k))
+	return x.seek(k, s.hashes[j])
 }
 
-// bringNear loads what seek will read of these blocks: first all buckets, then
+// lookAhead loads what seek will read of these blocks: first all buckets, then
 // all slots. No load waits for another block's.
-func (x *Index) bringNear(keys []blockkey.Key, mask blockkey.Model) {
-	var hashes [maxAhead]uint64
+func (s *seeker) lookAhead(x *Index, keys []blockkey.Key, mask blockkey.Model) {
 	for i, k := range keys {
-		hashes[i] = x.hash(k.In(mask))
-		x.touch(hashes[i])
+		s.hashes[i], s.hints[i] = x.hash(k.In(mask)), 0
 	}
-	for _, h := range hashes[:len(keys)] {
+	if len(keys) == 1 {
+		return
+	}
+	for _, h := range s.hashes[:len(keys)] {
+		x.touch(h)
+	}
+	for i, h := range s.hashes[:len(keys)] {
 		t := *x.tables[shardOf(h)].Load()
 		b := &t[t.home(tagOf(h))]
-		tag := tagOf(h)
-		var pos uint64
-		for slot := range b.entries {
-			if e := atomic.LoadUint64(&b.entries[slot]); entryTag(e) == tag {
-				pos = e
+		m := b.match(tagOf(h))
+		if m == 0 {
+			if atomic.LoadUint32(&b.passed) == 0 {
+				s.hints[i] = absent
 			}
+			continue
 		}
-		if c := x.log.chunk(uint32(pos) >> offBits); c != nil {
-			off := uint32(pos) & offMask % chunkSlots
+		pos := uint32(atomic.LoadUint64(&b.entries[bits.TrailingZeros(m)]))
+		s.hints[i] = pos
+		if c := x.log.chunk(pos >> offBits); c != nil {
+			off := pos & offMask % chunkSlots
 			atomic.LoadUint32(&c.refs[off])
 			atomic.LoadUint64((*uint64)(&c.keys[off]))
 		}

@@ -108,7 +108,7 @@ func TestLookupsDuringUpheaval(t *testing.T) {
 			}
 		})
 	}
-	rounds := 60
+	rounds := upheavals
 	if testing.Short() {
 		rounds = 10
 	}
