@@ -72,7 +72,8 @@ type Index interface {
 	// a pod that is not registered registers it, without lease, for the
 	// batch's model. A batch is applied whole or, when an error is returned,
 	// possibly in part; applying it again is harmless. All batches are
-	// validated first: on ErrInvalid nothing has been applied.
+	// validated first: on ErrInvalid nothing has been applied. When guards
+	// refuse batches the error is a *RefusedError.
 	Apply(ctx context.Context, batches ...Batch) error
 
 	// Register registers a pod or renews it: it replaces what is known of the
@@ -85,6 +86,22 @@ type Index interface {
 	// blocks are not credited any more from the next lookup on, and are swept
 	// later. known is false when there was no such pod.
 	Retire(ctx context.Context, pod string) (known bool, err error)
+
+	// Begin ends all holders of a rank, in O(1), and begins a new generation of
+	// it, owned under the fence. The pod must be registered, else ErrUnknownPod.
+	// A fence older than the present generation's is ErrFenced.
+	Begin(ctx context.Context, pod string, rank int, fence uint64) (Generation, error)
+
+	// TakeOver makes the fence that of the generation, so that no writer with an
+	// older one changes anything any more once it has returned, and returns the
+	// watermark: all batches up to that sequence have been applied wholly. Of
+	// later ones any part may have been; the new owner applies them again. A
+	// fence older than the generation's is ErrFenced, a generation that is over
+	// is ErrEnded. Taking over under the same fence is allowed.
+	TakeOver(ctx context.Context, gen Generation, fence uint64) (watermark uint64, err error)
+
+	// Life returns what there is of the rank's present generation.
+	Life(ctx context.Context, pod string, rank int) (Life, error)
 
 	// EnsureModel returns the settings under which the model is indexed. The
 	// first call fixes them to want; later calls return ErrModelConflict
@@ -115,6 +132,9 @@ type Batch struct {
 	Model string
 	// Ops are applied in order.
 	Ops []Op
+	// Guard makes the batch one of a series that a single writer owns; nil is
+	// a write that anybody may make at any time.
+	Guard *Guard
 }
 
 // OpKind is what an Op does.
@@ -159,6 +179,9 @@ type Stats struct {
 	RoundTrips uint64
 	// KeysRead counts block keys that were looked up.
 	KeysRead uint64
+	// Duplicates counts guarded batches that were skipped because they had been
+	// applied before.
+	Duplicates uint64
 	// RegistryLoads counts reloads of the registry.
 	RegistryLoads uint64
 }

@@ -134,13 +134,29 @@ func (b *Batch) Validate() error {
 	if err := checkName("model of the batch", b.Model, MaxModelName); err != nil {
 		return err
 	}
-	if b.Rank < 0 || b.Rank >= MaxRanks {
-		return fmt.Errorf("%w: rank is %d, it can be 0 to %d", ErrInvalid, b.Rank, MaxRanks-1)
+	if err := CheckRank(b.Rank); err != nil {
+		return err
+	}
+	if b.Guard != nil {
+		if err := b.Guard.validate(); err != nil {
+			return err
+		}
 	}
 	for i := range b.Ops {
 		if err := b.Ops[i].validate(); err != nil {
 			return fmt.Errorf("op %d: %w", i, err)
 		}
+		if b.Guard != nil && b.Ops[i].AllRanks {
+			return fmt.Errorf("op %d: %w: a guarded clear is of its own rank only", i, ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// CheckRank returns ErrInvalid when no pod can have this rank.
+func CheckRank(rank int) error {
+	if rank < 0 || rank >= MaxRanks {
+		return fmt.Errorf("%w: rank is %d, it can be 0 to %d", ErrInvalid, rank, MaxRanks-1)
 	}
 	return nil
 }

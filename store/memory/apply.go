@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -21,21 +22,61 @@ func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 			return fmt.Errorf("batch %d: %w", i, err)
 		}
 	}
+	var refused store.RefusedError
+	for _, round := range store.Rounds(batches) {
+		if err := x.applyRound(ctx, round, &refused); err != nil {
+			if refused.Generations != nil {
+				err = errors.Join(err, &refused)
+			}
+			return err
+		}
+	}
+	if refused.Generations != nil {
+		return &refused
+	}
+	return nil
+}
+
+// applyRound applies batches that have guards, or have none. Those whose guards
+// refuse go to refused.
+func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *store.RefusedError) error {
+	var held guarded
+	if len(batches) > 0 && batches[0].Guard != nil {
+		held = x.registry.guard(batches, refused)
+		defer held.release()
+	}
 	for i := range batches {
 		b := &batches[i]
-		mask := store.Mask(b.Model)
-		if len(b.Ops) == 0 {
-			if err := x.registry.enter(b); err != nil {
-				return err
+		if b.Guard != nil && held.skips(b) {
+			if refused.Generations[b.Guard.Generation] == nil {
+				x.duplicates.Add(1)
 			}
+			continue
 		}
-		for j := range b.Ops {
-			if err := x.enter(ctx); err != nil {
-				return err
-			}
-			if err := x.applyOp(b, &b.Ops[j], mask); err != nil {
-				return err
-			}
+		err := x.applyBatch(ctx, b)
+		if b.Guard != nil && errors.Is(err, store.ErrEnded) {
+			held.end(b, refused)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	held.commit()
+	return nil
+}
+
+func (x *Index) applyBatch(ctx context.Context, b *store.Batch) error {
+	mask := store.Mask(b.Model)
+	if len(b.Ops) == 0 {
+		return x.registry.enter(b)
+	}
+	for j := range b.Ops {
+		if err := x.enter(ctx); err != nil {
+			return err
+		}
+		if err := x.applyOp(b, &b.Ops[j], mask); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -28,8 +28,10 @@ type Index struct {
 	_       [64]byte
 	read    counter
 	evicted atomic.Uint64
-	blocks  atomic.Int64
-	bytes   atomic.Int64 // of chunks and tables
+	// duplicates counts guarded batches that were skipped.
+	duplicates atomic.Uint64
+	blocks     atomic.Int64
+	bytes      atomic.Int64 // of chunks and tables
 
 	// gate is held shared by whoever changes slots, for one op at a time, and
 	// alone by whoever frees sets or must know that all changes have arrived.
@@ -139,6 +141,7 @@ func (x *Index) Stats() store.Stats {
 		Blocks:        x.blocks.Load(),
 		Bytes:         x.bytes.Load() + x.sets.size.Load(),
 		Evicted:       x.evicted.Load(),
+		Duplicates:    x.duplicates.Load(),
 		KeysRead:      x.read.sum(),
 		RegistryLoads: x.registry.loads.Load(),
 	}

@@ -35,6 +35,7 @@ type registry struct {
 	pods    map[string]*pod
 	sorted  []*pod // the same, by name
 	models  map[string]store.ModelInfo
+	lives   map[store.Generation]*life
 	epoch   uint64
 	lastID  store.HolderID
 	holders int
@@ -51,6 +52,7 @@ type pod struct {
 type rank struct {
 	rank  int
 	tiers [store.NumTiers]holder
+	life  *life // nil is none that Begin has begun
 }
 
 // holder is a live holder; id 0 is none.
@@ -63,6 +65,7 @@ type holder struct {
 func (g *registry) init(cfg Config, s *sets) {
 	g.cfg, g.sets, g.began, g.seed = cfg, s, cfg.Clock(), maphash.MakeSeed()
 	g.pods = map[string]*pod{}
+	g.lives = map[store.Generation]*life{}
 	g.models = map[string]store.ModelInfo{}
 	g.snap.Store(store.NewRegistry(0, nil, nil, nil, time.Time{}))
 }
@@ -154,6 +157,7 @@ func (g *registry) drop(p *pod) {
 		for tier := range p.ranks[i].tiers {
 			g.end(&p.ranks[i].tiers[tier])
 		}
+		g.endLife(&p.ranks[i])
 	}
 	delete(g.pods, p.reg.Name)
 	if i, ok := g.place(p.reg.Name); ok {
@@ -286,7 +290,16 @@ func (g *registry) enter(b *store.Batch) error {
 // podOf returns the pod of a batch. The caller holds mu.
 func (g *registry) podOf(b *store.Batch) (*pod, error) {
 	g.expire()
-	if p := g.pods[b.Pod]; p != nil {
+	p := g.pods[b.Pod]
+	if b.Guard != nil {
+		if p != nil {
+			if r := p.rank(b.Rank, false); r != nil && r.life != nil && r.life.id == b.Guard.Generation {
+				return p, nil
+			}
+		}
+		return nil, store.ErrEnded
+	}
+	if p != nil {
 		return p, nil
 	}
 	return g.add(store.Pod{Name: strings.Clone(b.Pod), Model: strings.Clone(b.Model)})

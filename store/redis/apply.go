@@ -60,7 +60,7 @@ func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 		}
 	}
 	var refused store.RefusedError
-	for _, round := range rounds(batches) {
+	for _, round := range store.Rounds(batches) {
 		if err := x.applyRound(ctx, round, &refused); err != nil {
 			if refused.Generations != nil {
 				err = errors.Join(err, &refused)
@@ -107,11 +107,7 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 			x.holders.drop(pod.name)
 		}
 		if status == leaseRunOut {
-			_, late, err := x.read(ctx)
-			if err == nil {
-				err = x.retireLate(ctx, late)
-			}
-			if err != nil {
+			if err := x.retireAllLate(ctx); err != nil {
 				return failed(ctx, "apply", err)
 			}
 		}
@@ -123,6 +119,15 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 		}
 	}
 	return fmt.Errorf("%w: apply: the holders of pod %s ended %d times while their blocks were being written, or its blocks are moving between nodes", store.ErrUnavailable, p.pods[0].name, applyTries)
+}
+
+// retireAllLate retires the pods whose leases have run out.
+func (x *Index) retireAllLate(ctx context.Context) error {
+	_, late, err := x.read(ctx)
+	if err == nil {
+		err = x.retireLate(ctx, late)
+	}
+	return err
 }
 
 // carryOut makes one try at a plan.
@@ -217,7 +222,7 @@ func (x *Index) commit(ctx context.Context, p *plan) error {
 	if len(guards) == 0 {
 		return nil
 	}
-	c := x.guardCall(&call{args: []string{"0"}}, atRegistry, guards, 1)
+	c := x.guardCall(unchecked, guards, 1)
 	cmds, err := x.run(ctx, c)
 	if err == nil {
 		_, _, err = x.heard([]*call{c}, 0, cmds[0])
@@ -325,14 +330,6 @@ func (x *Index) runReserving(ctx context.Context, calls ...*call) ([]*redis.Cmd,
 	return cmds, err
 }
 
-// reserved is what scripts take to know whether ids are given up to a limit.
-func (x *Index) reserved() string {
-	if x.cluster {
-		return "1"
-	}
-	return "0"
-}
-
 func (x *Index) holdersCall(pod *podPlan) (*call, error) {
 	text, err := json.Marshal(store.Pod{Name: pod.name, Model: pod.model})
 	if err != nil {
@@ -345,8 +342,8 @@ func (x *Index) holdersCall(pod *podPlan) (*call, error) {
 			clears = append(clears, c)
 		}
 	}
-	args := make([]string, 0, 8+6*len(guards)+2*len(clears)+3*len(refs))
-	args = append(args, pod.name, string(text), strconv.Itoa(x.config.MaxPods), strconv.Itoa(x.config.MaxHolders), x.reserved(), strconv.Itoa(len(guards)))
+	args := make([]string, 0, 7+6*len(guards)+2*len(clears)+3*len(refs))
+	args = append(args, pod.name, string(text), strconv.Itoa(x.config.MaxPods), strconv.Itoa(x.config.MaxHolders), strconv.Itoa(len(guards)))
 	for _, g := range guards {
 		args = append(args, strconv.Itoa(g.rank))
 		for _, v := range []uint64{uint64(g.Generation), g.Fence, g.Seq, x.acks.after(g, atRegistry)} {
@@ -383,10 +380,10 @@ func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) []*call {
 	list, all := edits(steps, len(guards) > 1)
 	check := x.checkCall(p)
 	if x.cluster {
-		return append([]*call{x.guardCall(check, atRegistry, guards, 0)}, x.editCalls(list, all, unchecked)...)
+		return append([]*call{x.guardCall(check, guards, 0)}, x.editCalls(list, all, unchecked)...)
 	}
 	if len(list) == 0 {
-		return []*call{x.guardCall(check, atRegistry, guards, 1)}
+		return []*call{x.guardCall(check, guards, 1)}
 	}
 	calls := x.editCalls(list, all, check)
 	// Guards without blocks go with the others.
@@ -396,14 +393,14 @@ func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) []*call {
 		})
 	})
 	if len(idle) > 0 {
-		calls = append(calls, x.guardCall(check, atRegistry, idle, 1))
+		calls = append(calls, x.guardCall(check, idle, 1))
 	}
 	return calls
 }
 
-// guardCall is a run of apply.lua without blocks, which begins with the check.
-func (x *Index) guardCall(check *call, place int, guards []*guardPlan, parts int) *call {
-	c := &call{place: place}
+// guardCall is a run of apply.lua at the registry without blocks.
+func (x *Index) guardCall(check *call, guards []*guardPlan, parts int) *call {
+	c := &call{place: atRegistry}
 	for _, g := range guards {
 		c.parts = append(c.parts, guardPart{guard: g, parts: parts})
 	}

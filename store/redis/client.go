@@ -102,7 +102,7 @@ func failed(ctx context.Context, doing string, err error) error {
 	if err == nil {
 		return nil
 	}
-	for _, mine := range []error{store.ErrClosed, store.ErrFull, store.ErrInvalid, store.ErrUnavailable, ErrSchema} {
+	for _, mine := range []error{store.ErrClosed, store.ErrFull, store.ErrInvalid, store.ErrUnavailable, store.ErrFenced, store.ErrEnded, ErrSchema} {
 		if errors.Is(err, mine) {
 			return err
 		}

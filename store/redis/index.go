@@ -23,8 +23,10 @@ type Index struct {
 	registry registryCache
 	holders  holderCache
 	pace     pace
+	acks     ackCache
+	attempts atomic.Uint64 // numbers the tries at writing in parts
 
-	garbled, roundTrips, keysRead, registryLoads atomic.Uint64
+	garbled, roundTrips, keysRead, registryLoads, duplicates atomic.Uint64
 
 	// life ends at Close; what runs in the background heeds it.
 	life    context.Context
@@ -100,7 +102,7 @@ func (x *Index) begin(ctx context.Context, doing string) error {
 func (x *Index) Stats() store.Stats {
 	return store.Stats{
 		Blocks: -1, Bytes: -1,
-		Garbled: x.garbled.Load(), RoundTrips: x.roundTrips.Load(), KeysRead: x.keysRead.Load(), RegistryLoads: x.registryLoads.Load(),
+		Garbled: x.garbled.Load(), RoundTrips: x.roundTrips.Load(), KeysRead: x.keysRead.Load(), RegistryLoads: x.registryLoads.Load(), Duplicates: x.duplicates.Load(),
 	}
 }
 

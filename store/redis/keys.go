@@ -33,6 +33,8 @@ type names struct {
 	blocks [blockkey.Partitions]string
 
 	meta, count, epoch, pods, live, gen, sweep string
+	// records are the guards' records at the registry.
+	records string
 }
 
 func newNames(prefix string) *names {
@@ -43,8 +45,12 @@ func newNames(prefix string) *names {
 	reg := prefix + "{" + registryTag + "}:"
 	n.meta, n.count, n.epoch = reg+"meta", reg+"count", reg+"epoch"
 	n.pods, n.live, n.gen, n.sweep = reg+"pods", reg+"live", reg+"gen", reg+"sweep"
+	n.records = reg + "s"
 	return n
 }
+
+// guards is the hash of the guards' records in a partition of a cluster.
+func (n *names) guards(partition int) string { return n.blocks[partition] + ":s" }
 
 // own is the hash of a pod's holders.
 func (n *names) own(pod string) string { return n.prefix + "{" + registryTag + "}:own:" + pod }

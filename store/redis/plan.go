@@ -17,6 +17,7 @@ import (
 // clear takes anyway.
 type plan struct {
 	pods    []*podPlan
+	guards  []*guardPlan // all batches have guards, or none has
 	byName  map[string]*podPlan
 	refs    []*holderRef
 	changes []change
@@ -29,6 +30,7 @@ type podPlan struct {
 	clears []clearance
 	refs   map[place]*holderRef
 	order  []*holderRef
+	guards []*guardPlan
 	// resolved is true when the ids of the refs come from the server.
 	resolved bool
 }
@@ -45,6 +47,7 @@ type clearance struct {
 	allRanks         bool
 	place            place
 	allTiersOfTheOne bool
+	guard            *guardPlan
 }
 
 func (c *clearance) covers(p place) bool {
@@ -62,7 +65,12 @@ type holderRef struct {
 	// from is the first change that counts; a clear has taken those before.
 	from int
 	n    int // index in plan.refs
+	// guard is that of the batches that the holder is in, nil for none.
+	guard *guardPlan
 }
+
+// dropped tells whether the guard keeps the holder from being written.
+func (r *holderRef) dropped() bool { return r.guard != nil && r.guard.over() }
 
 // change adds a block to a holder or removes it.
 type change struct {
@@ -94,30 +102,31 @@ func (p *plan) addBatch(b *store.Batch) {
 		p.byName[b.Pod] = pod
 		p.pods = append(p.pods, pod)
 	}
+	guard := p.guard(pod, b)
 	mask := store.Mask(b.Model)
 	for i := range b.Ops {
 		op := &b.Ops[i]
 		switch {
 		case op.Kind == store.Clear:
-			p.clear(pod, b.Rank, op)
+			p.clear(pod, b.Rank, op, guard)
 		case op.Kind == store.Add:
-			ref := p.ref(pod, place{b.Rank, op.Tier})
+			ref := p.ref(pod, place{b.Rank, op.Tier}, guard)
 			ref.give = ref.give || len(op.Keys) > 0
 			p.change(ref, op, mask)
 		case op.Tier == store.AllTiers:
 			for tier := range store.Tier(store.NumTiers) {
-				p.change(p.ref(pod, place{b.Rank, tier}), op, mask)
+				p.change(p.ref(pod, place{b.Rank, tier}, guard), op, mask)
 			}
 		default:
-			p.change(p.ref(pod, place{b.Rank, op.Tier}), op, mask)
+			p.change(p.ref(pod, place{b.Rank, op.Tier}, guard), op, mask)
 		}
 	}
 }
 
-func (p *plan) ref(pod *podPlan, at place) *holderRef {
+func (p *plan) ref(pod *podPlan, at place, guard *guardPlan) *holderRef {
 	r := pod.refs[at]
 	if r == nil {
-		r = &holderRef{place: at, pod: pod, n: len(p.refs)}
+		r = &holderRef{place: at, pod: pod, n: len(p.refs), guard: guard}
 		pod.refs[at] = r
 		pod.order = append(pod.order, r)
 		p.refs = append(p.refs, r)
@@ -131,10 +140,10 @@ func (p *plan) change(ref *holderRef, op *store.Op, mask blockkey.Model) {
 	}
 }
 
-func (p *plan) clear(pod *podPlan, rank int, op *store.Op) {
+func (p *plan) clear(pod *podPlan, rank int, op *store.Op, guard *guardPlan) {
 	c := clearance{
 		rank: strconv.Itoa(rank), tier: op.Tier.String(),
-		allRanks: op.AllRanks, allTiersOfTheOne: op.Tier == store.AllTiers, place: place{rank, op.Tier},
+		allRanks: op.AllRanks, allTiersOfTheOne: op.Tier == store.AllTiers, place: place{rank, op.Tier}, guard: guard,
 	}
 	if c.allRanks {
 		c.rank = "*"
@@ -155,6 +164,8 @@ type step struct {
 	key blockkey.StoreKey
 	id  store.HolderID
 	add bool
+	// guard is what it is written under, nil for none.
+	guard *guardPlan
 }
 
 // steps returns the net changes, ascending by partition, key and id, under the
@@ -163,8 +174,8 @@ func (p *plan) steps() []step {
 	out := make([]step, 0, len(p.changes))
 	for i, c := range p.changes {
 		// Who has no id holds nothing that could be removed.
-		if r := p.refs[c.ref]; i >= r.from && r.id != 0 {
-			out = append(out, step{c.key, r.id, c.add})
+		if r := p.refs[c.ref]; i >= r.from && r.id != 0 && !r.dropped() {
+			out = append(out, step{c.key, r.id, c.add, r.guard})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b step) int {
@@ -187,15 +198,23 @@ func byPartition(a, b blockkey.StoreKey) int {
 	return cmp.Or(cmp.Compare(a.Partition(), b.Partition()), cmp.Compare(a, b))
 }
 
-// edit is a block and its ops in the language of apply.lua.
+// edit is a block and its ops.
 type edit struct {
 	key blockkey.StoreKey
 	ops int // index in a list of ops
 }
 
+// ops is what is to be done to a block, in the language of apply.lua, and the
+// guards that it is under.
+type ops struct {
+	text   string
+	guards []*guardPlan
+}
+
 // edits joins the steps of each block, and returns with them the list of all
 // the ops there are. They are usually few: all blocks of an event change alike.
-func edits(steps []step) (list []edit, ops []string) {
+// tagged is for steps of more than one guard.
+func edits(steps []step, tagged bool) (list []edit, all []ops) {
 	list = make([]edit, 0, len(steps))
 	known := map[string]int{}
 	var buf []byte
@@ -203,6 +222,10 @@ func edits(steps []step) (list []edit, ops []string) {
 		buf = buf[:0]
 		j := i
 		for ; j < len(steps) && steps[j].key == steps[i].key; j++ {
+			if g := steps[j].guard; tagged && (j == i || g != steps[j-1].guard) {
+				buf = append(buf, '@')
+				buf = strconv.AppendUint(buf, uint64(g.Generation), 10)
+			}
 			sign := byte('-')
 			if steps[j].add {
 				sign = '+'
@@ -212,12 +235,18 @@ func edits(steps []step) (list []edit, ops []string) {
 		}
 		n, ok := known[string(buf)]
 		if !ok {
-			n = len(ops)
-			ops = append(ops, string(buf))
-			known[ops[n]] = n
+			n = len(all)
+			o := ops{text: string(buf)}
+			for _, s := range steps[i:j] {
+				if s.guard != nil && !slices.Contains(o.guards, s.guard) {
+					o.guards = append(o.guards, s.guard)
+				}
+			}
+			all = append(all, o)
+			known[o.text] = n
 		}
 		list = append(list, edit{steps[i].key, n})
 		i = j
 	}
-	return list, ops
+	return list, all
 }

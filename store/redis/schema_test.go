@@ -74,7 +74,7 @@ func TestStrangersScript(t *testing.T) {
 		return string(b)
 	}
 	const pod, model = "10.0.0.1:8000", "meta-llama/Llama-3.1-8B"
-	reg := []string{"kva{reg}:meta", "kva{reg}:count", "kva{reg}:epoch", "kva{reg}:pods", "kva{reg}:live", "kva{reg}:gen", "kva{reg}:own:" + pod}
+	reg := []string{"kva{reg}:meta", "kva{reg}:count", "kva{reg}:epoch", "kva{reg}:pods", "kva{reg}:live", "kva{reg}:gen", "kva{reg}:s", "kva{reg}:own:" + pod}
 	text := `{"name":"` + pod + `","model":"` + model + `"}`
 	eval := func(want any, script string, keys []string, args ...string) {
 		t.Helper()
@@ -91,9 +91,9 @@ func TestStrangersScript(t *testing.T) {
 		eval(1, read("mark.lua"), []string{"kva{" + tags[p:p+1] + "}:high"}, "4096")
 	}
 	eval(1, read("registry.lua")+read("reserve.lua"), reg, "1", "64", "0", "4096")
-	eval([]any{"1"}, read("registry.lua")+read("holders.lua"), reg, "1", "64", pod, text, "16384", "131072", "1", "0", "1", "0", "gpu", "1")
+	eval([]any{"1"}, read("registry.lua")+read("guard.lua")+read("holders.lua"), reg, "1", "64", pod, text, "16384", "131072", "0", "0", "1", "0", "gpu", "1")
 	blocks := []string{"kva{;}\x78\x07\x95\x01\xa1\x85\x57\x07", "kva{Q}\xbd\x52\xaa\x25\xbb\x45\x3d\xca"}
-	eval(0, read("apply.lua"), append([]string{"kva{reg}:live", "kva{reg}:own:" + pod}, blocks...), "1", "1", "0/gpu", "1", "+1", "2")
+	eval(0, read("guard.lua")+read("apply.lua"), append([]string{"kva{reg}:live", "kva{reg}:own:" + pod}, blocks...), "1", "0", "1", "0/gpu", "1", "+1", "2")
 	if got := plain.MGet(ctx, blocks...).Val(); !slices.Equal(got, []any{"1", "1"}) {
 		t.Fatalf("the blocks are %v", got)
 	}

@@ -36,6 +36,18 @@ var reserveLua string
 //go:embed lua/mark.lua
 var markLua string
 
+//go:embed lua/guard.lua
+var guardLua string
+
+//go:embed lua/begin.lua
+var beginLua string
+
+//go:embed lua/fence.lua
+var fenceLua string
+
+//go:embed lua/life.lua
+var lifeLua string
+
 // script is a Lua script and the hash that the server knows it by.
 type script struct{ src, sha string }
 
@@ -52,12 +64,15 @@ func newScript(src ...string) *script {
 var (
 	registerScript = newScript(registryLua, registerLua)
 	retireScript   = newScript(registryLua, retireLua)
-	holdersScript  = newScript(registryLua, holdersLua)
+	holdersScript  = newScript(registryLua, guardLua, holdersLua)
 	modelScript    = newScript(registryLua, modelLua)
-	applyScript    = newScript(applyLua)
+	applyScript    = newScript(guardLua, applyLua)
 	sweepScript    = newScript(sweepLua)
 	reserveScript  = newScript(registryLua, reserveLua)
 	markScript     = newScript(markLua)
+	beginScript    = newScript(registryLua, beginLua)
+	fenceScript    = newScript(fenceLua)
+	lifeScript     = newScript(lifeLua)
 )
 
 // call is one run of a script.
@@ -65,6 +80,13 @@ type call struct {
 	script *script
 	keys   []string
 	args   []string
+
+	// Of a run of apply.lua: how many blocks it changes, where its records are and
+	// which parts of which guards it is.
+	blocks  int
+	place   int
+	attempt uint64
+	parts   []guardPart
 }
 
 // command returns the call as an EVALSHA or, with the source, an EVAL. The

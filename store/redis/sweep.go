@@ -261,16 +261,16 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 		}
 		l.ids = ids
 	}
-	list, ops := edits(steps)
+	list, all := edits(steps, false)
 	for i, g := range garbled {
-		list = append(list, edit{where[i], len(ops)})
-		ops = append(ops, g)
+		list = append(list, edit{where[i], len(all)})
+		all = append(all, ops{text: g})
 	}
 	slices.SortFunc(list, func(a, b edit) int { return byPartition(a.key, b.key) })
 	if len(list) == 0 {
 		return nil
 	}
 	s.progress.Cleaned += uint64(len(garbled))
-	_, err = s.x.run(ctx, s.x.editCalls(list, ops, unchecked)...)
+	_, err = s.x.run(ctx, s.x.editCalls(list, all, unchecked)...)
 	return err
 }

@@ -15,12 +15,17 @@ import (
 type Model struct {
 	now  time.Duration // since the model began
 	pods map[string]*modelPod
+	// Duplicates counts batches that were skipped.
+	Duplicates uint64
+
+	applied func(store.Batch) // told of each batch that was not skipped, if not nil
 }
 
 type modelPod struct {
 	reg    store.Pod
 	until  time.Duration // end of the lease; 0 is none
 	blocks map[blockkey.StoreKey]map[place]bool
+	lives  map[int]*store.Life // by rank
 }
 
 type place struct {
@@ -42,7 +47,7 @@ func (m *Model) Advance(d time.Duration) {
 func (m *Model) Register(p store.Pod) (created bool) {
 	old := m.pods[p.Name]
 	if old == nil {
-		old = &modelPod{blocks: map[blockkey.StoreKey]map[place]bool{}}
+		old = &modelPod{blocks: map[blockkey.StoreKey]map[place]bool{}, lives: map[int]*store.Life{}}
 		m.pods[p.Name] = old
 	}
 	created = old.reg.Name == ""
@@ -60,34 +65,136 @@ func (m *Model) Retire(pod string) (known bool) {
 	return known
 }
 
-// Apply makes the changes of the batches.
-func (m *Model) Apply(batches ...store.Batch) {
-	for _, b := range batches {
-		if m.pods[b.Pod] == nil {
-			m.Register(store.Pod{Name: b.Pod, Model: b.Model})
-		}
-		p := m.pods[b.Pod]
-		for _, op := range b.Ops {
-			hit := func(x place, _ bool) bool {
-				return (op.AllRanks || x.rank == b.Rank) && (op.Tier == store.AllTiers || x.tier == op.Tier)
+// Begin begins a generation. Which number it gets is the index's business: the
+// model is told.
+func (m *Model) Begin(pod string, rank int, fence uint64, gen store.Generation) error {
+	if err := m.MayBegin(pod, rank, fence); err != nil {
+		return err
+	}
+	p := m.pods[pod]
+	p.clear(rank, store.Op{Kind: store.Clear, Tier: store.AllTiers})
+	p.lives[rank] = &store.Life{Generation: gen, Fence: fence}
+	return nil
+}
+
+// MayBegin tells what Begin would return.
+func (m *Model) MayBegin(pod string, rank int, fence uint64) error {
+	p := m.pods[pod]
+	if p == nil {
+		return store.ErrUnknownPod
+	}
+	if l := p.lives[rank]; l != nil && l.Fence > fence {
+		return store.ErrFenced
+	}
+	return nil
+}
+
+// life finds a generation that has not ended; nil when there is none.
+func (m *Model) life(gen store.Generation) *store.Life {
+	for _, p := range m.pods {
+		for _, l := range p.lives {
+			if l.Generation == gen {
+				return l
 			}
-			for _, k := range op.Keys {
-				sk := k.In(store.Mask(b.Model))
+		}
+	}
+	return nil
+}
+
+// TakeOver raises the fence of a generation.
+func (m *Model) TakeOver(gen store.Generation, fence uint64) (watermark uint64, err error) {
+	l := m.life(gen)
+	if l == nil {
+		return 0, store.ErrEnded
+	}
+	if l.Fence > fence {
+		return 0, store.ErrFenced
+	}
+	l.Fence = fence
+	return l.Seq, nil
+}
+
+// Life returns the present generation of a rank.
+func (m *Model) Life(pod string, rank int) store.Life {
+	if p := m.pods[pod]; p != nil && p.lives[rank] != nil {
+		return *p.lives[rank]
+	}
+	return store.Life{}
+}
+
+// Apply makes the changes of the batches. What guards refuse is left out, and is
+// a *store.RefusedError.
+func (m *Model) Apply(batches ...store.Batch) error {
+	refused := map[store.Generation]error{}
+	for _, round := range store.Rounds(batches) {
+		begun := map[store.Generation]bool{}
+		for _, b := range round {
+			if g := b.Guard; g != nil {
+				var l *store.Life
+				if p := m.pods[b.Pod]; p != nil {
+					l = p.lives[b.Rank]
+				}
 				switch {
-				case op.Kind == store.Remove:
-					maps.DeleteFunc(p.blocks[sk], hit)
-				case p.blocks[sk] == nil:
-					p.blocks[sk] = map[place]bool{{b.Rank, op.Tier}: true}
-				default:
-					p.blocks[sk][place{b.Rank, op.Tier}] = true
+				case refused[g.Generation] != nil:
+					continue
+				case l == nil || l.Generation != g.Generation:
+					refused[g.Generation] = store.ErrEnded
+					continue
+				case l.Fence > g.Fence:
+					refused[g.Generation] = store.ErrFenced
+					continue
+				case l.Seq >= g.Seq && !begun[g.Generation]:
+					m.Duplicates++
+					continue
 				}
+				begun[g.Generation] = true
+				l.Fence, l.Seq = g.Fence, g.Seq
 			}
-			if op.Kind == store.Clear {
-				for _, at := range p.blocks {
-					maps.DeleteFunc(at, hit)
-				}
+			m.apply(b)
+			if m.applied != nil {
+				m.applied(b)
 			}
 		}
+	}
+	if len(refused) > 0 {
+		return &store.RefusedError{Generations: refused}
+	}
+	return nil
+}
+
+func (m *Model) apply(b store.Batch) {
+	if m.pods[b.Pod] == nil {
+		m.Register(store.Pod{Name: b.Pod, Model: b.Model})
+	}
+	p := m.pods[b.Pod]
+	for _, op := range b.Ops {
+		for _, k := range op.Keys {
+			sk := k.In(store.Mask(b.Model))
+			switch {
+			case op.Kind == store.Remove:
+				maps.DeleteFunc(p.blocks[sk], hits(b.Rank, op))
+			case p.blocks[sk] == nil:
+				p.blocks[sk] = map[place]bool{{b.Rank, op.Tier}: true}
+			default:
+				p.blocks[sk][place{b.Rank, op.Tier}] = true
+			}
+		}
+		if op.Kind == store.Clear {
+			p.clear(b.Rank, op)
+		}
+	}
+}
+
+// hits tells which places an op that takes away is about.
+func hits(rank int, op store.Op) func(place, bool) bool {
+	return func(x place, _ bool) bool {
+		return (op.AllRanks || x.rank == rank) && (op.Tier == store.AllTiers || x.tier == op.Tier)
+	}
+}
+
+func (p *modelPod) clear(rank int, op store.Op) {
+	for _, at := range p.blocks {
+		maps.DeleteFunc(at, hits(rank, op))
 	}
 }
 

@@ -33,10 +33,12 @@ type plain struct {
 }
 
 func newPlain(fault string) *plain {
-	return &plain{
+	x := &plain{
 		m: NewModel(), now: time.Unix(1000, 0), ids: map[At]store.HolderID{}, infos: map[string]store.ModelInfo{},
 		cached: store.NewRegistry(0, nil, nil, nil, time.Time{}), fault: fault,
 	}
+	x.m.applied = x.applied
+	return x
 }
 
 func (x *plain) advance(d time.Duration) {
@@ -141,18 +143,30 @@ func (x *plain) Apply(ctx context.Context, batches ...store.Batch) error {
 			return err
 		}
 		if x.fault == "validates too late" {
-			x.apply(batches[i])
+			_ = x.m.Apply(batches[i])
 		}
 	}
-	if x.fault != "validates too late" {
-		for _, b := range batches {
-			x.apply(b)
-		}
+	if x.fault == "validates too late" {
+		return nil
 	}
-	return nil
+	batches = slices.Clone(batches)
+	for i := range batches {
+		x.spoil(&batches[i])
+	}
+	return x.m.Apply(batches...)
 }
 
-func (x *plain) apply(b store.Batch) {
+// spoil makes of a batch what the fault makes of it.
+func (x *plain) spoil(b *store.Batch) {
+	if g := b.Guard; g != nil {
+		l := x.m.Life(b.Pod, b.Rank)
+		switch {
+		case x.fault == "an old fence writes" && g.Generation == l.Generation && g.Fence < l.Fence,
+			x.fault == "duplicates are applied" && g.Generation == l.Generation && g.Seq <= l.Seq,
+			x.fault == "the ended write" && g.Generation != l.Generation:
+			b.Guard = nil
+		}
+	}
 	for i, op := range b.Ops {
 		switch {
 		case x.fault == "clear forgets other tiers" && op.Kind == store.Clear && op.Tier == store.AllTiers,
@@ -166,7 +180,10 @@ func (x *plain) apply(b store.Batch) {
 			b.Model = model
 		}
 	}
-	x.m.Apply(b)
+}
+
+// applied gives and ends the ids of holders as the ops of a batch say.
+func (x *plain) applied(b store.Batch) {
 	for _, op := range b.Ops {
 		for at := range x.ids {
 			if op.Kind == store.Clear && at.Pod == b.Pod && (at.Rank == b.Rank || op.AllRanks) &&
@@ -201,6 +218,63 @@ func (x *plain) Register(ctx context.Context, p store.Pod) (bool, error) {
 	}
 	x.epoch++
 	return x.m.Register(p), nil
+}
+
+func (x *plain) Begin(ctx context.Context, pod string, rank int, fence uint64) (store.Generation, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := x.enter(ctx); err != nil {
+		return 0, err
+	}
+	if err := errors.Join(store.CheckPodName(pod), store.CheckRank(rank), store.CheckFence(fence)); err != nil {
+		return 0, err
+	}
+	if err := x.m.MayBegin(pod, rank, fence); err != nil {
+		return 0, err
+	}
+	x.nextID++
+	gen := store.Generation(x.nextID)
+	if x.fault == "a new generation inherits" {
+		x.m.pods[pod].lives[rank] = &store.Life{Generation: gen, Fence: fence}
+		return gen, nil
+	}
+	for at := range x.ids {
+		if at.Pod == pod && at.Rank == rank {
+			x.end(at)
+		}
+	}
+	return gen, x.m.Begin(pod, rank, fence, gen)
+}
+
+func (x *plain) TakeOver(ctx context.Context, gen store.Generation, fence uint64) (uint64, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := x.enter(ctx); err != nil {
+		return 0, err
+	}
+	if gen == 0 {
+		return 0, store.ErrInvalid
+	}
+	if err := store.CheckFence(fence); err != nil {
+		return 0, err
+	}
+	seq, err := x.m.TakeOver(gen, fence)
+	if x.fault == "the watermark is low" && seq > 0 {
+		seq--
+	}
+	return seq, err
+}
+
+func (x *plain) Life(ctx context.Context, pod string, rank int) (store.Life, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := x.enter(ctx); err != nil {
+		return store.Life{}, err
+	}
+	if err := errors.Join(store.CheckPodName(pod), store.CheckRank(rank)); err != nil {
+		return store.Life{}, err
+	}
+	return x.m.Life(pod, rank), nil
 }
 
 func (x *plain) Retire(ctx context.Context, pod string) (bool, error) {
@@ -260,7 +334,7 @@ func (x *plain) Cached() *store.Registry {
 func (x *plain) Stats() store.Stats {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return store.Stats{KeysRead: x.read}
+	return store.Stats{KeysRead: x.read, Duplicates: x.m.Duplicates}
 }
 
 func (x *plain) Close() error {
@@ -291,6 +365,7 @@ func TestSuiteNoticesFaults(t *testing.T) {
 		"leases never end", "a registry for each query", "holders descend", "holders repeat",
 		"a gap ends the answer", "one block too few", "stop is not heard", "validates too late",
 		"clear forgets other tiers", "remove forgets other tiers", "key 0 is lost", "models are mixed",
+		"an old fence writes", "duplicates are applied", "the ended write", "a new generation inherits", "the watermark is low",
 		"clear keeps ids", "the dead inherit", "the last model wins", "Close is not heard",
 	} {
 		t.Run(fault, func(t *testing.T) {

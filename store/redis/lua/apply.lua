@@ -1,21 +1,33 @@
 -- Changes the holders of blocks.
 --
--- KEYS  [live own...] block...
--- ARGV  pods, then for each pod: fields, then so many times: field id
+-- KEYS  [live own...] [records] block...
+-- ARGV  pods guards
+--       then for each pod: fields, then so many times: field id
+--       then for each guard: generation fence seq after again attempt part parts
 --       then for each group of blocks: ops blocks
 --
 -- The first part says what the writer believes: these fields of the pods' own
 -- hashes have these ids, "" for none. With 0 pods there is nothing to check and
--- KEYS has blocks only. The groups take the blocks in order; the ops are those
--- of each block of the group: "+17" adds holder 17, "-17" removes it, "+17-18"
--- does both; "=text" deletes a value that is exactly this text.
+-- no key of theirs.
+--
+-- The second part is under which guards the blocks are written: see judge. A
+-- sequence that takes several runs goes in parts, numbered from 0; each is taken
+-- only after the one before it of the same attempt. With 0 parts the guard is
+-- looked at and nothing written down. With 0 guards there is no key of records.
+--
+-- The groups take the blocks in order; the ops are those of each block of the
+-- group: "+17" adds holder 17, "-17" removes it, "+17-18" does both; "=text"
+-- deletes a value that is exactly this text. With more than one guard each stands
+-- before its ops: "@5+17@9-18" adds 17 under the guard of generation 5.
 --
 -- Returns the bytes of the values that have been looked at, so that the writer
--- can keep its next runs short. When nothing is done: -1, the ids are not what
--- the writer believes; -2, the lease of some pod has run out and it has to be
--- retired first.
+-- can keep its next runs short. With guards it is an array of that and what judge
+-- says to each, or -4 where a part before this one is missing; nothing is done
+-- under a guard unless it is 1. When nothing at all is done: -1, the ids are not
+-- what the writer believes; -2, the lease of some pod has run out and it has to
+-- be retired first.
 
-local at = 2
+local at = 3
 local first = 1
 local owners = tonumber(ARGV[1])
 if owners > 0 then
@@ -37,7 +49,38 @@ if owners > 0 then
   end
   first = owners + 2
 end
-if first > #KEYS then return 0 end
+
+local guards = tonumber(ARGV[2])
+local records
+local verdicts, written, skip = {0}, {}, {}
+local idle = guards > 0
+if guards > 0 then
+  records = KEYS[first]
+  first = first + 1
+  local lives = {}
+  for g = 1, guards do lives[g] = ARGV[at + 8 * (g - 1)] end
+  local have = redis.call('HMGET', records, unpack(lives))
+  for g = 1, guards do
+    local life, fence, seq, after, again, attempt, part, parts = unpack(ARGV, at, at + 7)
+    at = at + 8
+    local verdict, s, next, tried, count = judge(have[g], fence, seq, after, again)
+    if verdict == 1 and parts ~= '0' then
+      local n = tonumber(part) + 1
+      if n > 1 and (next ~= seq or tried ~= attempt or count ~= part) then
+        verdict = -4
+      else
+        written[#written + 1] = life
+        written[#written + 1] = fence .. ',' .. (n == tonumber(parts) and seq or table.concat({s, seq, attempt, n}, ','))
+      end
+    end
+    verdicts[1 + g] = verdict
+    if verdict == 1 then idle = false else skip[life] = true end
+  end
+end
+if idle or first > #KEYS then
+  if #written > 0 then redis.call('HSET', records, unpack(written)) end
+  return guards > 0 and verdicts or 0
+end
 
 local find, match, sub = string.find, string.match, string.sub
 
@@ -113,11 +156,19 @@ local function folder(ops)
   end
 end
 
+-- under returns the ops without those of guards that refuse.
+local function under(ops)
+  if not find(ops, '^@') then return ops end
+  return (string.gsub(ops, '@(%d+)([^@]*)', function(life, those) return skip[life] and '' or those end))
+end
+
 local old = redis.call('MGET', unpack(KEYS, first))
 local set, del = {}, {}
 local block, bytes = 0, 0
 while ARGV[at] do
-  local fold, blocks = folder(ARGV[at]), tonumber(ARGV[at + 1])
+  local ops = ARGV[at]
+  if guards > 1 then ops = under(ops) end
+  local fold, blocks = folder(ops), tonumber(ARGV[at + 1])
   at = at + 2
   -- Blocks of one chain are held by the same holders, so that few values differ.
   local folded = {}
@@ -142,4 +193,7 @@ while ARGV[at] do
 end
 if #set > 0 then redis.call('MSET', unpack(set)) end
 if #del > 0 then redis.call('UNLINK', unpack(del)) end
-return bytes
+if guards == 0 then return bytes end
+if #written > 0 then redis.call('HSET', records, unpack(written)) end
+verdicts[1] = bytes
+return verdicts

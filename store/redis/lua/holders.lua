@@ -1,12 +1,15 @@
 -- Makes a pod ready to be written under: registers it when it is not, ends the
 -- lives of the holders that a clear names, and gives the ids of holders.
--- ARGV  schema partitions pod json max_pods max_holders reserved
+-- ARGV  schema partitions pod json max_pods max_holders
+--       guards  then so many times: rank generation fence seq after clears,
+--               which is 1 when clears of the sequence are among those below
 --       clears  then so many times: rank tier, either of them * for all
 --       wanted  then so many times: rank tier give, which is 1 to give an id
 --               to a holder that has none
--- With reserved 1, which is for a cluster, ids are given only up to the limit
--- that reserve.lua has set.
--- Returns the ids in the order wanted, 0 for a holder that has none.
+-- Ids are given up to the limit that reserve.lua has set.
+-- Returns what judge says to each guard, and if it is 1 to all of them the ids in
+-- the order wanted, 0 for a holder that has none; else nothing is done. Clears
+-- under a guard are made once a sequence, and say so in the record.
 
 local pod, json = ARGV[3], ARGV[4]
 local change = false
@@ -14,6 +17,35 @@ if expired(pod) then
   retire(pod)
   change = true
 end
+
+local out = {}
+local at = 8
+local refused, begun, done = false, {}, {}
+for i = 1, tonumber(ARGV[7]) do
+  local rank, life, fence, seq, after, clears = unpack(ARGV, at, at + 5)
+  at = at + 6
+  local s, next
+  if redis.call('HGET', own, rank) == life then
+    out[i], s, next = judge(redis.call('HGET', records, life), fence, seq, after)
+  else
+    out[i] = -2
+  end
+  if out[i] ~= 1 then
+    refused = true
+  elseif clears == '1' then
+    done[rank] = next == seq
+    if next ~= seq then
+      begun[#begun + 1] = life
+      begun[#begun + 1] = table.concat({fence, s, seq, '0', '0'}, ',')
+    end
+  end
+end
+if refused then
+  if change then moved() end
+  return out
+end
+local guards = #out
+
 local fresh = redis.call('HEXISTS', pods, pod) == 0
 if fresh and redis.call('HLEN', pods) >= tonumber(ARGV[5]) then
   if change then moved() end
@@ -24,12 +56,15 @@ if fresh then
   change = true
 end
 
-local at = 9
-for _ = 1, tonumber(ARGV[8]) do
+local clears = tonumber(ARGV[at])
+at = at + 1
+for _ = 1, clears do
   local rank, tier = ARGV[at], ARGV[at + 1]
   at = at + 2
   local fields, ids = {}, {}
-  if rank ~= '*' and tier ~= '*' then
+  if done[rank] then
+    -- An earlier try at this sequence has cleared it.
+  elseif rank ~= '*' and tier ~= '*' then
     local id = redis.call('HGET', own, rank .. '/' .. tier)
     if id then fields[1], ids[1] = rank .. '/' .. tier, id end
   else
@@ -48,7 +83,8 @@ for _ = 1, tonumber(ARGV[8]) do
   if #ids > 0 then change = true end
 end
 
-local out = {}
+if #begun > 0 then redis.call('HSET', records, unpack(begun)) end
+
 local problem
 for i = 1, tonumber(ARGV[at]) do
   local rank, tier, give = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
@@ -61,11 +97,8 @@ for i = 1, tonumber(ARGV[at]) do
       break
     end
     given()
-    local next = tonumber(redis.call('HGET', count, 'holder') or '0') + 1
-    if ARGV[7] == '1' and next > tonumber(redis.call('HGET', count, 'reserved') or '0') then
-      problem = 'KVARESERVE ' .. text(next)
-      break
-    end
+    problem = full()
+    if problem then break end
     id = text(redis.call('HINCRBY', count, 'holder', 1))
     -- A generation has the number of its first holder.
     local life = redis.call('HGET', own, rank)
@@ -77,7 +110,7 @@ for i = 1, tonumber(ARGV[at]) do
     redis.call('HSET', gen, id, tier .. ' ' .. rank .. ' ' .. life .. ' ' .. text(now) .. ' ' .. pod)
     change = true
   end
-  out[i] = id or '0'
+  out[guards + i] = id or '0'
 end
 if change then moved() end
 if problem then return redis.error_reply(problem) end

@@ -1,12 +1,12 @@
 -- What all scripts of the registry begin with.
 --
--- KEYS  meta count epoch pods live gen [own]
+-- KEYS  meta count epoch pods live gen s own
 -- ARGV  schema partitions ...
 --
 -- Times are this server's. An id or an epoch is never given twice, also when
 -- the server has lost its latest writes or all of them: see moved().
 
-local meta, count, epoch, pods, live, gen, own = unpack(KEYS)
+local meta, count, epoch, pods, live, gen, records, own = unpack(KEYS)
 
 local found = redis.call('HMGET', meta, 'schema', 'partitions')
 if not found[1] and not found[2] then
@@ -54,10 +54,28 @@ local function finish(ids)
   if ended > 0 then redis.call('HINCRBY', count, 'ended', ended) end
 end
 
+-- forget removes the records of generations, which ends them.
+local function forget(lives)
+  local ended = 0
+  for i = 1, #lives, 1000 do
+    ended = ended + redis.call('HDEL', records, unpack(lives, i, math.min(i + 999, #lives)))
+  end
+  if ended > 0 then redis.call('HINCRBY', count, 'ended', ended) end
+end
+
+-- full says that the limit of ids has to be raised before the next one is given;
+-- it is nil when not.
+local function full()
+  local next = tonumber(redis.call('HGET', count, 'holder') or '0') + 1
+  if next > tonumber(redis.call('HGET', count, 'reserved') or '0') then return 'KVARESERVE ' .. text(next) end
+end
+
 -- retire ends the life of the pod that own belongs to. Among the values of own
 -- are the generations of its ranks, which are ids of holders of this life too.
 local function retire(pod)
-  finish(redis.call('HVALS', own))
+  local ids = redis.call('HVALS', own)
+  finish(ids)
+  forget(ids)
   redis.call('UNLINK', own)
   redis.call('HDEL', pods, pod)
   redis.call('ZREM', live, pod)

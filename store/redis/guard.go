@@ -1,0 +1,336 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Guards, and the order of things that makes them hold.
+//
+// The record of a generation says who may write for it and how far it has been
+// written. On a single server there is one, at the registry, and each run of
+// apply.lua reads and writes it along with the blocks. On a cluster each
+// partition has one too, in the slot of the blocks that it guards, and the one at
+// the registry is the watermark:
+//
+//	1. holders.lua makes the clears of the sequence, if it has some, and notes that
+//	2. apply.lua in each partition: blocks and the partition's record
+//	3. apply.lua at the registry: the watermark, when all of 2 are acknowledged
+//
+// A writer who dies anywhere leaves the watermark where it was. The next one
+// raises the fence at the registry, then in all partitions, where it sets the
+// records back to the watermark as well: what it applies from there on may be cut
+// otherwise than it was, and ids that it gets may be others.
+
+// What judge and apply.lua say to a guard.
+const (
+	verdictApplied   int64 = 1
+	verdictDuplicate int64 = 0
+	verdictFenced    int64 = -1
+	verdictEnded     int64 = -2
+	verdictLost      int64 = -3
+	verdictGap       int64 = -4
+)
+
+// guardPlan is a guard of a plan and what has become of it.
+type guardPlan struct {
+	store.Guard
+	rank    int
+	batches uint64
+	done    bool  // wholly applied
+	err     error // refused
+	dup     bool  // a duplicate
+	// tried is true when blocks may have been written by an earlier try.
+	tried bool
+}
+
+// over tells whether there is nothing more to be done under the guard.
+func (g *guardPlan) over() bool { return g.done || g.dup || g.err != nil }
+
+// hear takes in a verdict.
+func (g *guardPlan) hear(verdict int64) {
+	switch verdict {
+	case verdictDuplicate:
+		g.dup = true
+	case verdictFenced:
+		g.err = store.ErrFenced
+	case verdictEnded:
+		g.err = store.ErrEnded
+	case verdictLost:
+		g.err = fmt.Errorf("%w: the server has lost writes", store.ErrEnded)
+	}
+}
+
+// guard returns the guard of a batch, nil if it has none.
+func (p *plan) guard(pod *podPlan, b *store.Batch) *guardPlan {
+	if b.Guard == nil {
+		return nil
+	}
+	for _, g := range pod.guards {
+		if g.Guard == *b.Guard && g.rank == b.Rank {
+			g.batches++
+			return g
+		}
+	}
+	g := &guardPlan{Guard: *b.Guard, rank: b.Rank, batches: 1}
+	pod.guards = append(pod.guards, g)
+	p.guards = append(p.guards, g)
+	return g
+}
+
+// openGuards are the guards under which there is still something to do.
+func openGuards(guards []*guardPlan) []*guardPlan {
+	return slices.DeleteFunc(slices.Clone(guards), (*guardPlan).over)
+}
+
+// atRegistry is the place of the registry's record beside those of the partitions.
+const atRegistry = blockkey.Partitions
+
+// ack is what this process knows to be written of a generation.
+type ack struct {
+	fence uint64
+	seq   [blockkey.Partitions + 1]uint64
+}
+
+// ackCache remembers acks. A record that says less than the writer knows to be
+// written is one of a server that has lost writes.
+type ackCache struct {
+	mu   sync.Mutex // protects acks
+	acks map[store.Generation]*ack
+}
+
+// after is up to which sequence a place is known to have been written.
+func (c *ackCache) after(g *guardPlan, place int) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if a := c.acks[g.Generation]; a != nil && a.fence == g.Fence {
+		return a.seq[place]
+	}
+	return 0
+}
+
+// learn notes that a place has been written, as long as the fence is the one
+// that this process knows.
+func (c *ackCache) learn(g *guardPlan, place, limit int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a := c.acks[g.Generation]
+	switch {
+	case a == nil:
+		if c.acks == nil || len(c.acks) >= limit {
+			c.acks = map[store.Generation]*ack{}
+		}
+		a = &ack{fence: g.Fence}
+		c.acks[g.Generation] = a
+	case a.fence != g.Fence:
+		return
+	}
+	a.seq[place] = max(a.seq[place], g.Seq)
+}
+
+// set notes that all places have been written up to seq under a new fence.
+func (c *ackCache) set(gen store.Generation, fence, seq uint64, limit int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.acks == nil || len(c.acks) >= limit {
+		c.acks = map[store.Generation]*ack{}
+	}
+	a := &ack{fence: fence}
+	for i := range a.seq {
+		a.seq[i] = seq
+	}
+	c.acks[gen] = a
+}
+
+// guardPart is one of the runs that a sequence of a guard takes in one place.
+type guardPart struct {
+	guard    *guardPlan
+	n, parts int // parts is 0 to look at the guard only
+}
+
+// guardArgs appends what apply.lua takes for guards.
+func (x *Index) guardArgs(args []string, place int, attempt uint64, parts []guardPart) []string {
+	for _, p := range parts {
+		again := "0"
+		if p.guard.tried && place != atRegistry {
+			again = "1"
+		}
+		for _, v := range []uint64{uint64(p.guard.Generation), p.guard.Fence, p.guard.Seq, x.acks.after(p.guard, place)} {
+			args = append(args, strconv.FormatUint(v, 10))
+		}
+		args = append(args, again, strconv.FormatUint(attempt, 10), strconv.Itoa(p.n), strconv.Itoa(p.parts))
+	}
+	return args
+}
+
+// Begin implements store.Index.
+func (x *Index) Begin(ctx context.Context, pod string, rank int, fence uint64) (store.Generation, error) {
+	if err := x.begin(ctx, "begin"); err != nil {
+		return 0, err
+	}
+	if err := errors.Join(store.CheckPodName(pod), store.CheckRank(rank), store.CheckFence(fence)); err != nil {
+		return 0, err
+	}
+	c := x.registryCall(beginScript, x.names.own(pod), pod, strconv.Itoa(rank), strconv.FormatUint(fence, 10))
+	cmds, err := x.runReserving(ctx, c)
+	if err != nil {
+		return 0, failed(ctx, "begin", err)
+	}
+	text, err := cmds[0].Text()
+	if err != nil {
+		return 0, failed(ctx, "begin", err)
+	}
+	switch text {
+	case "0":
+		return 0, fmt.Errorf("%w: %s", store.ErrUnknownPod, pod)
+	case "-1":
+		return 0, fmt.Errorf("%w: pod %s rank %d", store.ErrFenced, pod, rank)
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("%w: begin.lua returned %q", store.ErrUnavailable, clip(text))
+	}
+	gen := store.Generation(n)
+	x.holders.drop(pod)
+	// Until all partitions have it, the generation can be taken over.
+	if err := x.fence(ctx, gen, fence, 0, true); err != nil {
+		return 0, failed(ctx, "begin", err)
+	}
+	return gen, nil
+}
+
+// TakeOver implements store.Index.
+func (x *Index) TakeOver(ctx context.Context, gen store.Generation, fence uint64) (watermark uint64, err error) {
+	if err := x.begin(ctx, "take over"); err != nil {
+		return 0, err
+	}
+	if gen == 0 {
+		return 0, fmt.Errorf("%w: no generation", store.ErrInvalid)
+	}
+	if err := store.CheckFence(fence); err != nil {
+		return 0, err
+	}
+	c := fenceCall(x.names.records, gen, fence, "", false)
+	c.keys = append(c.keys, x.names.live)
+	for range applyTries {
+		var cmds []*redis.Cmd
+		if cmds, err = x.run(ctx, c); err == nil {
+			watermark, err = fenced(cmds[0])
+		}
+		if !errors.Is(err, errLate) {
+			break
+		}
+		if err := x.retireAllLate(ctx); err != nil {
+			return 0, failed(ctx, "take over", err)
+		}
+	}
+	if err == nil {
+		// A partition without a record is one that Begin had no time for, or that
+		// has been lost.
+		err = x.fence(ctx, gen, fence, watermark, watermark == 0)
+	}
+	if err != nil {
+		return 0, failed(ctx, "take over", err)
+	}
+	return watermark, nil
+}
+
+// fence writes the records of a generation in all partitions of a cluster.
+func (x *Index) fence(ctx context.Context, gen store.Generation, fence, seq uint64, create bool) error {
+	if x.cluster {
+		calls := make([]*call, blockkey.Partitions)
+		for p := range calls {
+			calls[p] = fenceCall(x.names.guards(p), gen, fence, strconv.FormatUint(seq, 10), create)
+		}
+		cmds, err := x.run(ctx, calls...)
+		if err != nil {
+			return err
+		}
+		for _, c := range cmds {
+			if _, err := fenced(c); err != nil {
+				return err
+			}
+		}
+	}
+	x.acks.set(gen, fence, seq, x.config.MaxHolders)
+	return nil
+}
+
+func fenceCall(records string, gen store.Generation, fence uint64, seq string, create bool) *call {
+	c := "0"
+	if create {
+		c = "1"
+	}
+	return &call{script: fenceScript, keys: []string{records}, args: []string{
+		strconv.FormatUint(uint64(gen), 10), strconv.FormatUint(fence, 10), seq, c,
+	}}
+}
+
+// errLate says that the lease of some pod has run out.
+var errLate = errors.New("redis: a lease has run out")
+
+// fenced reads the reply of fence.lua.
+func fenced(c *redis.Cmd) (seq uint64, err error) {
+	v, _ := c.Slice()
+	if len(v) == 2 {
+		verdict, _ := v[0].(int64)
+		text, _ := v[1].(string)
+		switch verdict {
+		case verdictApplied:
+			return strconv.ParseUint(text, 10, 64)
+		case verdictFenced:
+			return 0, store.ErrFenced
+		case verdictEnded:
+			return 0, store.ErrEnded
+		case -3:
+			return 0, errLate
+		}
+	}
+	return 0, fmt.Errorf("redis: fence.lua returned %v", c.Val())
+}
+
+// Life implements store.Index.
+func (x *Index) Life(ctx context.Context, pod string, rank int) (store.Life, error) {
+	if err := x.begin(ctx, "life"); err != nil {
+		return store.Life{}, err
+	}
+	if err := errors.Join(store.CheckPodName(pod), store.CheckRank(rank)); err != nil {
+		return store.Life{}, err
+	}
+	cmds, err := x.run(ctx, &call{script: lifeScript, keys: []string{x.names.live, x.names.own(pod), x.names.records}, args: []string{pod, strconv.Itoa(rank)}})
+	if err != nil {
+		return store.Life{}, failed(ctx, "life", err)
+	}
+	v, err := cmds[0].StringSlice()
+	switch {
+	case err != nil:
+		return store.Life{}, failed(ctx, "life", err)
+	case len(v) != 2:
+		return store.Life{}, nil
+	}
+	return parseLife(v[0], v[1])
+}
+
+// parseLife reads a record of the registry.
+func parseLife(gen, record string) (store.Life, error) {
+	f := strings.SplitN(record, ",", 3)
+	if len(f) >= 2 {
+		g, err1 := strconv.ParseUint(gen, 10, 32)
+		fence, err2 := strconv.ParseUint(f[0], 10, 64)
+		seq, err3 := strconv.ParseUint(f[1], 10, 64)
+		if errors.Join(err1, err2, err3) == nil {
+			return store.Life{Generation: store.Generation(g), Fence: fence, Seq: seq}, nil
+		}
+	}
+	return store.Life{}, fmt.Errorf("%w: the record of generation %q is %q", store.ErrUnavailable, clip(gen), clip(record))
+}

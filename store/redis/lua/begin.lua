@@ -1,0 +1,36 @@
+-- Ends the holders of a rank and begins a new generation of it.
+-- ARGV  schema partitions pod rank fence
+-- Returns the generation; 0 when the pod is not registered, -1 when the present
+-- generation has a higher fence.
+
+local pod, rank, fence = ARGV[3], ARGV[4], ARGV[5]
+if expired(pod) then
+  retire(pod)
+  moved()
+end
+if redis.call('HEXISTS', pods, pod) == 0 then return '0' end
+local last = redis.call('HGET', own, rank)
+if last then
+  local record = redis.call('HGET', records, last)
+  if record and tonumber(string.match(record, '^%d+')) > tonumber(fence) then return '-1' end
+end
+given()
+local problem = full()
+if problem then return redis.error_reply(problem) end
+local fields, ids = {}, {}
+for _, tier in ipairs({'gpu', 'cpu', 'disk', 'shared'}) do
+  fields[#fields + 1] = rank .. '/' .. tier
+end
+for _, id in ipairs(redis.call('HMGET', own, unpack(fields))) do
+  if id then ids[#ids + 1] = id end
+end
+if #ids > 0 then
+  redis.call('HDEL', own, unpack(fields))
+  finish(ids)
+  moved()
+end
+if last then forget({last}) end
+local life = text(redis.call('HINCRBY', count, 'holder', 1))
+redis.call('HSET', own, rank, life)
+redis.call('HSET', records, life, fence .. ',0')
+return life

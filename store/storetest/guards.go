@@ -1,0 +1,309 @@
+package storetest
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+var guardCases = []testCase{
+	{"a generation begins with nothing and ends what was held", func(b *bench) {
+		k := chain(1, 2)
+		b.add("a", 0, store.GPU, k...)
+		b.add("a", 0, store.Disk, k...)
+		b.add("a", 1, store.GPU, k...)
+		before := b.ids(k...)
+		gen := b.begin("a", 0, 1)
+		b.want(b.find(k...), times(2, At{"a", 1, store.GPU})...)
+		b.guarded(gen, "a", 0, 1, 1, adds(store.GPU, k[0]))
+		b.want(b.find(k...), by(on("a", store.GPU), At{"a", 1, store.GPU}), by(At{"a", 1, store.GPU}))
+		for _, id := range before {
+			if store.Generation(id) == gen {
+				b.Fatalf("the number %d is given twice", gen)
+			}
+		}
+		if next := b.begin("a", 0, 1); next <= gen {
+			b.Fatalf("generation %d after %d", next, gen)
+		}
+		b.want(b.find(k...), times(2, At{"a", 1, store.GPU})...)
+	}},
+	{"a generation needs a pod", func(b *bench) {
+		if _, err := b.Index.Begin(b.ctx, "nobody", 0, 1); !errors.Is(err, store.ErrUnknownPod) {
+			b.Fatalf("got %v, want ErrUnknownPod", err)
+		}
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 1)
+		b.retire("a")
+		b.refused(gen, store.ErrEnded, b.tryGuarded(gen, "a", 0, 1, 1, adds(store.GPU, chain(1, 1)...)))
+		b.want(b.find(chain(1, 1)...), nil)
+		if _, ok := b.registry().PodIndex("a"); ok {
+			b.Fatal("a guarded batch has registered a pod")
+		}
+	}},
+	{"an older sequence is skipped", func(b *bench) {
+		k := chain(1, 3)
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 1)
+		b.guarded(gen, "a", 0, 1, 5, adds(store.GPU, k[0]))
+		b.guarded(gen, "a", 0, 1, 7, removes(store.GPU, k[0]), adds(store.GPU, k[1]))
+		n := b.duplicates()
+		b.guarded(gen, "a", 0, 1, 5, adds(store.GPU, k[0]))
+		b.guarded(gen, "a", 0, 1, 7, removes(store.GPU, k[0]), adds(store.GPU, k[1]))
+		b.guarded(gen, "a", 0, 1, 6, store.Op{Kind: store.Clear, Tier: store.AllTiers})
+		b.want(b.find(k...), nil, by(on("a", store.GPU)), nil)
+		if n = b.duplicates() - n; n != 3 {
+			b.Fatalf("%d duplicates counted, want 3", n)
+		}
+	}},
+	{"an older fence is refused, whatever its sequence", func(b *bench) {
+		k := chain(1, 2)
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 3)
+		b.guarded(gen, "a", 0, 3, 5, adds(store.GPU, k[0]))
+		if w, err := b.peer().TakeOver(b.ctx, gen, 4); err != nil || w != 5 {
+			b.Fatalf("TakeOver: got %d, %v; want 5", w, err)
+		}
+		for _, seq := range []uint64{4, 5, 6, 100} {
+			b.refused(gen, store.ErrFenced, b.tryGuarded(gen, "a", 0, 3, seq, adds(store.GPU, k[1])))
+			b.refused(gen, store.ErrFenced, b.tryGuarded(gen, "a", 0, 3, seq, store.Op{Kind: store.Clear, Tier: store.GPU}))
+			b.refused(gen, store.ErrFenced, b.tryGuarded(gen, "a", 0, 3, seq))
+		}
+		b.want(b.find(k...), by(on("a", store.GPU)), nil)
+		b.guarded(gen, "a", 0, 4, 6, adds(store.GPU, k[1]))
+		b.want(b.find(k...), times(2, on("a", store.GPU))...)
+		if _, err := b.Index.TakeOver(b.ctx, gen, 3); !errors.Is(err, store.ErrFenced) {
+			b.Fatalf("TakeOver under an older fence: got %v, want ErrFenced", err)
+		}
+		if _, err := b.Index.Begin(b.ctx, "a", 0, 3); !errors.Is(err, store.ErrFenced) {
+			b.Fatalf("Begin under an older fence: got %v, want ErrFenced", err)
+		}
+		b.want(b.find(k...), times(2, on("a", store.GPU))...)
+	}},
+	{"an ended generation is refused", func(b *bench) {
+		k := chain(1, 2)
+		b.register(store.Pod{Name: "a"})
+		b.register(store.Pod{Name: "b"})
+		gen := b.begin("a", 0, 1)
+		b.guarded(gen, "a", 0, 1, 1, adds(store.GPU, k...))
+		next := b.begin("a", 0, 1)
+		b.refused(gen, store.ErrEnded, b.tryGuarded(gen, "a", 0, 1, 2, adds(store.GPU, k...)))
+		b.refused(gen, store.ErrEnded, b.tryGuarded(gen, "a", 0, 9, 2, store.Op{Kind: store.Clear, Tier: store.AllTiers}))
+		b.refused(next, store.ErrEnded, b.tryGuarded(next, "a", 1, 1, 1, adds(store.GPU, k...)))
+		b.refused(next, store.ErrEnded, b.tryGuarded(next, "b", 0, 1, 1, adds(store.GPU, k...)))
+		b.refused(next+1000, store.ErrEnded, b.tryGuarded(next+1000, "a", 0, 1, 1, adds(store.GPU, k...)))
+		b.want(b.find(k...), nil, nil)
+		for _, g := range []store.Generation{gen, next + 1000} {
+			if _, err := b.Index.TakeOver(b.ctx, g, 9); !errors.Is(err, store.ErrEnded) {
+				b.Fatalf("TakeOver of generation %d: got %v, want ErrEnded", g, err)
+			}
+		}
+	}},
+	{"what is refused keeps nothing else from being applied", func(b *bench) {
+		k := chain(1, 4)
+		var gens []store.Generation
+		for _, pod := range []string{"a", "b", "c"} {
+			b.register(store.Pod{Name: pod})
+			gens = append(gens, b.begin(pod, 0, 2))
+		}
+		b.guarded(gens[2], "c", 0, 2, 1, adds(store.GPU, k[3]))
+		guard := func(i int, fence, seq uint64) *store.Guard {
+			return &store.Guard{Generation: gens[i], Fence: fence, Seq: seq}
+		}
+		err := b.Index.Apply(b.ctx,
+			store.Batch{Pod: "a", Model: model, Guard: guard(0, 1, 1), Ops: []store.Op{adds(store.GPU, k...)}},
+			store.Batch{Pod: "b", Model: model, Guard: guard(1, 2, 1), Ops: []store.Op{adds(store.GPU, k...)}},
+			store.Batch{Pod: "c", Model: model, Guard: guard(2, 2, 1), Ops: []store.Op{adds(store.GPU, k[3])}},
+			store.Batch{Pod: "b", Model: model, Guard: guard(1, 2, 2), Ops: []store.Op{removes(store.AllTiers, k[0])}},
+			store.Batch{Pod: "d", Model: model, Ops: []store.Op{adds(store.GPU, k[0])}},
+		)
+		b.refused(gens[0], store.ErrFenced, err)
+		b.want(b.find(k...), by(on("d", store.GPU)), by(on("b", store.GPU)), by(on("b", store.GPU)), by(on("b", store.GPU), on("c", store.GPU)))
+	}},
+	{"batches of one sequence are one", func(b *bench) {
+		k := chain(1, 2)
+		b.register(store.Pod{Name: "a"})
+		g := &store.Guard{Generation: b.begin("a", 0, 1), Fence: 1, Seq: 1}
+		b.apply(
+			store.Batch{Pod: "a", Model: model, Guard: g, Ops: []store.Op{adds(store.GPU, k[0])}},
+			store.Batch{Pod: "a", Model: "other", Guard: g, Ops: []store.Op{adds(store.GPU, k[1])}},
+		)
+		b.want(b.find(k...), by(on("a", store.GPU)), nil)
+		b.want(b.findIn(store.Mask("other"), k...), nil, by(on("a", store.GPU)))
+	}},
+	{"a guarded clear is made once and keeps the generation", func(b *bench) {
+		k := chain(1, 3)
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 1)
+		b.guarded(gen, "a", 0, 1, 1, adds(store.GPU, k[0]), adds(store.CPU, k[0]))
+		b.guarded(gen, "a", 0, 1, 2, adds(store.GPU, k[1]), store.Op{Kind: store.Clear, Tier: store.GPU}, adds(store.GPU, k[2]))
+		b.want(b.find(k...), by(on("a", store.CPU)), nil, by(on("a", store.GPU)))
+		b.guarded(gen, "a", 0, 1, 2, adds(store.GPU, k[1]), store.Op{Kind: store.Clear, Tier: store.GPU}, adds(store.GPU, k[2]))
+		b.want(b.find(k...), by(on("a", store.CPU)), nil, by(on("a", store.GPU)))
+		if l := b.life("a", 0); l != (store.Life{Generation: gen, Fence: 1, Seq: 2}) {
+			b.Fatalf("the life is %+v", l)
+		}
+	}},
+	{"an unguarded write and a guarded one share their holders", func(b *bench) {
+		k := chain(1, 3)
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 1)
+		b.guarded(gen, "a", 0, 1, 1, adds(store.GPU, k[0]))
+		b.add("a", 0, store.GPU, k[1])
+		if ids := b.ids(k...); len(ids) != 1 {
+			b.Fatalf("the holders are %v", ids)
+		}
+		b.clear("a", 0, store.GPU)
+		b.guarded(gen, "a", 0, 1, 2, adds(store.GPU, k[2]))
+		b.want(b.find(k...), nil, nil, by(on("a", store.GPU)))
+	}},
+	{"batches without ops move the sequence", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 3, 1)
+		b.guarded(gen, "a", 3, 1, 4)
+		b.guarded(gen, "a", 3, 1, 5, adds(store.GPU))
+		b.guarded(gen, "a", 3, 1, 9, removes(store.AllTiers, chain(1, 1)...))
+		if l := b.life("a", 3); l != (store.Life{Generation: gen, Fence: 1, Seq: 9}) {
+			b.Fatalf("the life is %+v", l)
+		}
+	}},
+	{"a life that nobody began is none", func(b *bench) {
+		b.add("a", 0, store.GPU, chain(1, 1)...)
+		for _, at := range []At{{Pod: "a"}, {Pod: "a", Rank: 1}, {Pod: "b"}} {
+			if l := b.life(at.Pod, at.Rank); l != (store.Life{}) {
+				b.Fatalf("%v has the life %+v", at, l)
+			}
+		}
+	}},
+	{"a batch of thousands of blocks and many models is one sequence", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 1)
+		k := chain(1, 5000)
+		b.guarded(gen, "a", 0, 1, 1, adds(store.GPU, k...))
+		b.want(b.find(k...), times(5000, on("a", store.GPU))...)
+		b.guarded(gen, "a", 0, 1, 2, removes(store.GPU, k[:4000]...), adds(store.CPU, k[2000:]...))
+		want := append(times(2000), times(2000, on("a", store.CPU))...)
+		b.want(b.find(k...), append(want, times(1000, on("a", store.GPU), on("a", store.CPU))...)...)
+		if l := b.life("a", 0); l.Seq != 2 {
+			b.Fatalf("the life is %+v", l)
+		}
+	}},
+	{"guards that cannot be right", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 1)
+		for what, batch := range map[string]store.Batch{
+			"no generation":  {Guard: &store.Guard{Fence: 1, Seq: 1}},
+			"no fence":       {Guard: &store.Guard{Generation: gen, Seq: 1}},
+			"no sequence":    {Guard: &store.Guard{Generation: gen, Fence: 1}},
+			"a high seq":     {Guard: &store.Guard{Generation: gen, Fence: 1, Seq: store.MaxSequence + 1}},
+			"a high fence":   {Guard: &store.Guard{Generation: gen, Fence: store.MaxSequence + 1, Seq: 1}},
+			"of other ranks": {Guard: &store.Guard{Generation: gen, Fence: 1, Seq: 1}, Ops: []store.Op{{Kind: store.Clear, Tier: store.GPU, AllRanks: true}}},
+		} {
+			batch.Pod, batch.Model = "a", model
+			if err := b.Index.Apply(b.ctx, batch); !errors.Is(err, store.ErrInvalid) {
+				b.Errorf("%s: got %v, want ErrInvalid", what, err)
+			}
+		}
+		for what, f := range map[string]func() error{
+			"begin without a fence":   func() error { _, err := b.Index.Begin(b.ctx, "a", 0, 0); return err },
+			"begin without a name":    func() error { _, err := b.Index.Begin(b.ctx, "", 0, 1); return err },
+			"begin of no rank":        func() error { _, err := b.Index.Begin(b.ctx, "a", -1, 1); return err },
+			"take over without one":   func() error { _, err := b.Index.TakeOver(b.ctx, 0, 1); return err },
+			"take over with no one":   func() error { _, err := b.Index.TakeOver(b.ctx, gen, 0); return err },
+			"the life of no rank":     func() error { _, err := b.Index.Life(b.ctx, "a", store.MaxRanks); return err },
+			"the life of nobody":      func() error { _, err := b.Index.Life(b.ctx, "", 0); return err },
+			"take over by a huge one": func() error { _, err := b.Index.TakeOver(b.ctx, gen, 1<<63); return err },
+		} {
+			if err := f(); !errors.Is(err, store.ErrInvalid) {
+				b.Errorf("%s: got %v, want ErrInvalid", what, err)
+			}
+		}
+		// The largest there are.
+		b.guarded(gen, "a", 0, store.MaxSequence, store.MaxSequence-1, adds(store.GPU, chain(1, 1)...))
+		b.guarded(gen, "a", 0, store.MaxSequence, store.MaxSequence, adds(store.GPU, chain(2, 1)...))
+		b.guarded(gen, "a", 0, store.MaxSequence, store.MaxSequence-1, removes(store.GPU, chain(2, 1)...))
+		b.want(b.find(append(chain(1, 1), chain(2, 1)...)...), times(2, on("a", store.GPU))...)
+	}},
+	{"a writer that is taken over at any moment writes nothing afterwards", func(b *bench) {
+		// The old writer adds a new block with each batch; what it wrote after
+		// the takeover would be seen beyond what was there when it returned.
+		b.register(store.Pod{Name: "a"})
+		k := chain(1, 400)
+		for round := range uint64(4) {
+			gen := b.begin("a", 0, round+1)
+			var writer sync.WaitGroup
+			started := make(chan struct{})
+			writer.Go(func() {
+				for i := range uint64(len(k)) {
+					g := &store.Guard{Generation: gen, Fence: round + 1, Seq: i + 1}
+					err := b.Index.Apply(b.ctx, store.Batch{Pod: "a", Model: model, Guard: g, Ops: []store.Op{adds(store.GPU, k[i])}})
+					if errors.Is(err, store.ErrFenced) {
+						return
+					}
+					if err != nil {
+						b.Errorf("Apply: %v", err)
+						return
+					}
+					if i == 3 {
+						close(started)
+					}
+				}
+			})
+			<-started
+			w, err := b.peer().TakeOver(b.ctx, gen, round+2)
+			if err != nil {
+				b.Fatalf("TakeOver: %v", err)
+			}
+			then := b.find(k...)
+			for i := range w {
+				if len(then[i]) != 1 {
+					b.Fatalf("round %d: block %d is missing, the watermark is %d", round, i, w)
+				}
+			}
+			writer.Wait()
+			if later := b.find(k...); !later.Equal(then) {
+				b.Fatalf("round %d: the old writer has written after the takeover:\n%v then\n%v", round, then, later)
+			}
+		}
+	}},
+}
+
+func (b *bench) begin(pod string, rank int, fence uint64) store.Generation {
+	b.Helper()
+	gen, err := b.Index.Begin(b.ctx, pod, rank, fence)
+	if err != nil || gen == 0 {
+		b.Fatalf("Begin(%s, %d, %d): got %d, %v", pod, rank, fence, gen, err)
+	}
+	return gen
+}
+
+func (b *bench) tryGuarded(gen store.Generation, pod string, rank int, fence, seq uint64, ops ...store.Op) error {
+	return b.Index.Apply(b.ctx, store.Batch{Pod: pod, Rank: rank, Model: model, Ops: ops, Guard: &store.Guard{Generation: gen, Fence: fence, Seq: seq}})
+}
+
+func (b *bench) guarded(gen store.Generation, pod string, rank int, fence, seq uint64, ops ...store.Op) {
+	b.Helper()
+	if err := b.tryGuarded(gen, pod, rank, fence, seq, ops...); err != nil {
+		b.Fatalf("Apply of sequence %d: %v", seq, err)
+	}
+}
+
+// refused fails the test when err is not the refusal of just this generation.
+func (b *bench) refused(gen store.Generation, want, err error) {
+	b.Helper()
+	var r *store.RefusedError
+	if !errors.As(err, &r) || len(r.Generations) != 1 || !errors.Is(r.Generations[gen], want) || !errors.Is(err, want) {
+		b.Fatalf("got %v, want %v of generation %d", err, want, gen)
+	}
+}
+
+func (b *bench) life(pod string, rank int) store.Life {
+	b.Helper()
+	l, err := b.peer().Life(b.ctx, pod, rank)
+	if err != nil {
+		b.Fatalf("Life: %v", err)
+	}
+	return l
+}
+
+func (b *bench) duplicates() uint64 { return b.Index.Stats().Duplicates }
