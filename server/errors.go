@@ -84,6 +84,7 @@ var mapping = []struct {
 	{is: tokenpool.ErrInvalidText, status: 400, code: "invalid_text", param: "prompt"},
 	{is: tokenpool.ErrTooLong, status: 413, code: codeTooLarge, param: "prompt"},
 	{is: tokenpool.ErrBusy, status: 503, code: "tokenizer_busy", message: "the tokenizer's queue is full, try again later", retry: time.Second},
+	{is: tokenpool.ErrLoad, status: 502, code: "tokenizer_unavailable", param: "model", message: "the tokenizer of this model could not be fetched or read now; the server's log says why", retry: 5 * time.Second},
 	{is: tokenpool.ErrTokenizer, status: 500, code: "tokenizer_failed", param: "prompt", message: "the tokenizer failed on this text"},
 	{is: tokenpool.ErrClosed, status: 503, code: "closing", message: "the server is shutting down", retry: time.Second},
 	{is: snapshot.ErrCorrupt, status: 400, code: codeInvalidDump},

@@ -208,7 +208,7 @@ func TestCommands(t *testing.T) {
 		{[]string{"version", "x"}, 2, "", "takes no arguments"},
 		{[]string{"srve"}, 2, "", `"srve" is no command`},
 		{[]string{"serve", "--help"}, 0, "--score-budget DURATION", ""},
-		{[]string{"serve", "--lisen=x"}, 2, "", "--lisen: no such flag (did you mean listen?)"},
+		{[]string{"serve", "--lisen=x"}, 2, "", "--lisen: no such flag (did you mean --listen?)"},
 		{[]string{"serve", "now"}, 2, "", `"now": it takes flags only`},
 		{[]string{"serve", "--block-size=0", "--listen=x"}, 2, "", "--block-size: 0 is out of range"},
 		{[]string{"serve", "--tokenizers=/nowhere", "--hub-cache=" + t.TempDir()}, 1, "", "tokenizers (from --tokenizers): tokenpool: tokenizer directory: stat /nowhere"},

@@ -15,9 +15,10 @@ import (
 
 // writeScore writes a ranking for people.
 func writeScore(out io.Writer, model string, r *client.ScoreResponse, took time.Duration) {
-	if len(r.Scores) == 0 {
-		fmt.Fprintln(out, "no pod holds a block of this prompt")
-	} else {
+	for _, line := range verdicts(r) {
+		fmt.Fprintln(out, line)
+	}
+	if len(r.Scores) > 0 {
 		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(w, "POD\tSCORE\tBLOCKS\tTOKENS\tTIERS")
 		for _, pod := range r.Ranking() {
@@ -26,20 +27,56 @@ func writeScore(out io.Writer, model string, r *client.ScoreResponse, took time.
 		}
 		_ = w.Flush() // out's errors are those of a closed terminal
 	}
-	fmt.Fprintf(out, "\n%s: %d tokens (%s), %d blocks of %d, %s\n",
-		printable(model), r.Tokens.Total, printable(r.Tokens.Source), r.Blocks.Total, r.Blocks.Size, formatTime(took))
-	if r.Blocks.Total == 0 {
-		fmt.Fprintf(out, "the prompt is shorter than a block, so there is nothing to match\n")
-	}
-	if !r.Tokens.Exact {
-		fmt.Fprintln(out, "these are the tokens of a part of the prompt, the scores are lower bounds")
-	}
-	if r.Degraded != nil {
-		fmt.Fprintf(out, "degraded: %s, the scores are lower bounds\n", printable(r.Degraded.Reason))
-	}
-	if r.Explain != nil {
+	fmt.Fprintf(out, "\n%s: %s (%s), %s of %d, %s\n", printable(model),
+		count(r.Tokens.Total, "token"), printable(r.Tokens.Source), count(r.Blocks.Total, "block"), r.Blocks.Size, formatTime(took))
+	if r.Explain != nil && len(r.Explain.Blocks) > 0 {
 		writeExplanation(out, r.Explain)
 	}
+}
+
+// verdicts say in words what the numbers do not, the most important first: an
+// empty ranking means four different things.
+func verdicts(r *client.ScoreResponse) (lines []string) {
+	if r.Degraded != nil {
+		reason, known := degradations[r.Degraded.Reason]
+		if !known {
+			reason = printable(r.Degraded.Reason)
+		}
+		lines = append(lines, "this answer is incomplete, its scores are lower bounds: "+reason)
+	} else if !r.Tokens.Exact {
+		lines = append(lines, "only a part of the prompt is tokenized yet, the scores are lower bounds: ask again, or with --mode sync")
+	}
+	if len(r.Scores) > 0 || indexFailed(r) {
+		return lines
+	}
+	switch {
+	case r.Blocks.Total > 0:
+		lines = append(lines, "no pod holds the first block of what was asked for (is the model's name the one that the blocks were written under?)")
+	case r.Tokens.Exact:
+		lines = append(lines, fmt.Sprintf("the prompt is shorter than a block of %d tokens, so there is nothing to match", r.Blocks.Size))
+	}
+	return lines
+}
+
+// degradations are the reasons of incomplete answers, and what to do.
+var degradations = map[string]string{
+	"tokenization_budget": "the tokenizer was not done in time, a new one takes seconds to load: ask again, or with --mode sync (serve --preload loads it at the start)",
+	"tokenization_busy":   "the tokenizer's queue is full: ask again",
+	"index_unavailable":   "the server cannot reach its index; this says nothing about the pods",
+	"index_timeout":       "the index did not answer in time",
+}
+
+// indexFailed tells whether the index could not be asked at all.
+func indexFailed(r *client.ScoreResponse) bool {
+	return r.Degraded != nil && (r.Degraded.Reason == "index_unavailable" || r.Degraded.Reason == "index_timeout")
+}
+
+// count writes a number of things.
+func count(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }
 
 // stages are the server's stages in their order.

@@ -77,6 +77,9 @@ func (p *program) score(ctx context.Context, args []string) int {
 		return p.fail("score", fmt.Errorf("the answer of %s cannot be read: %w", call.server, err))
 	}
 	writeScore(p.stdout, call.request.Model, &resp, took)
+	if indexFailed(&resp) {
+		return exitFailed // a script must not take this for "nobody"
+	}
 	return exitOK
 }
 
@@ -110,6 +113,9 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	}
 	if err != nil {
 		return nil, config.FlagError(fs, err)
+	}
+	if !strings.Contains(call.server, "://") {
+		call.server = "http://" + call.server
 	}
 	if r.Model == "" {
 		return nil, errors.New("--model is missing")

@@ -73,7 +73,7 @@ func TestScoreCommand(t *testing.T) {
 	if got := score("", "--pods=b:1,c:1", prompt); !strings.Contains(got, "b:1  1.6 ") || !strings.Contains(got, "c:1  0 ") || strings.Contains(got, "a:1") {
 		t.Errorf("with pods:\n%s", got)
 	}
-	if got := score("", "--cache-salt=x", prompt); !strings.HasPrefix(got, "no pod holds a block") {
+	if got := score("", "--cache-salt=x", prompt); !strings.HasPrefix(got, "no pod holds the first block") {
 		t.Errorf("with a salt:\n%s", got)
 	}
 	if got := score("", "Hello"); !strings.Contains(got, "shorter than a block") {
@@ -131,10 +131,10 @@ func TestScoreErrors(t *testing.T) {
 		{"token", []string{"--model=m", "--tokens=1,-2"}, 2, `--tokens: number 2, "-2", is no token id`},
 		{"large token", []string{"--model=m", "--tokens=4294967296"}, 2, "is no token id"},
 		{"no file", []string{"--model=m", "--prompt-file=/nowhere"}, 2, "--prompt-file: open /nowhere"},
-		{"unknown flag", []string{"--promt-file=m"}, 2, "--promt-file: no such flag (did you mean prompt-file?)"},
+		{"unknown flag", []string{"--promt-file=m"}, 2, "--promt-file: no such flag (did you mean --prompt-file?)"},
 		{"timeout", []string{"--model=m", "--timeout=0s", "x"}, 2, "--timeout is 0s"},
 		{"wait", []string{"--model=m", "--wait=-1s", "x"}, 2, "--wait is -1s"},
-		{"server", []string{"--model=m", "--server=nowhere", "x"}, 2, `--server: `},
+		{"server", []string{"--model=m", "--server=ftp://nowhere", "x"}, 2, `--server: `},
 		{"nobody listens", []string{"--model=m", "--server=http://127.0.0.1:1", "x"}, 1, "no server can be reached at http://127.0.0.1:1: connect: connection refused\nStart one with kvatlas serve"},
 		{"a stranger", []string{"--model=m", "--server=" + strange.URL, "x"}, 1, "not an answer of kvatlas"},
 		{"refused", []string{"--model=m", "--server=" + strange.URL + "/error", "x"}, 1, "answers 404 unknown_model: no ?[31m such model (model)"},

@@ -203,7 +203,7 @@ func TestRedisIsDown(t *testing.T) {
 		t.Errorf("not ready: %v", err)
 	}
 	status, stdout, stderr := call(t, "", "score", "--server", r.url, "--model=m", "--tokens=1,2")
-	if status != 0 || !strings.Contains(stdout, "degraded: index_") {
+	if status != exitFailed || !strings.Contains(stdout, "incomplete") || !strings.Contains(stdout, "index") {
 		t.Errorf("status %d\n%s%s", status, stdout, stderr)
 	}
 	strict := start(t, url, "--strict-ready")

@@ -179,7 +179,11 @@ func FlagError(fs *flag.FlagSet, err error) error {
 	}
 	var known []string
 	fs.VisitAll(func(f *flag.Flag) { known = append(known, f.Name) })
-	return fmt.Errorf("--%s: no such flag%s", name, didYouMean(name, known))
+	for i := range known {
+		known[i] = "--" + known[i]
+	}
+	name = "--" + strings.TrimLeft(name, "-")
+	return fmt.Errorf("%s: no such flag%s", name, didYouMean(name, known))
 }
 
 func mapKeys[V any](m map[string]V) []string {

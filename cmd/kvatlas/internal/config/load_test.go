@@ -142,7 +142,7 @@ func TestErrors(t *testing.T) {
 		file string
 		want []string
 	}{
-		{name: "unknown flag", args: []string{"--lisen=x"}, want: []string{"--lisen: no such flag (did you mean listen?)"}},
+		{name: "unknown flag", args: []string{"--lisen=x"}, want: []string{"--lisen: no such flag (did you mean --listen?)"}},
 		{name: "far flag", args: []string{"--xyzzyxyzzy"}, want: []string{"--xyzzyxyzzy: no such flag"}},
 		{name: "flag without value", args: []string{"--listen"}, want: []string{"flag needs an argument: -listen"}},
 		{name: "unknown variable", env: []string{"KVATLAS_SCORE_BUGDET=1s"}, want: []string{"KVATLAS_SCORE_BUGDET: no such setting (did you mean KVATLAS_SCORE_BUDGET?)"}},

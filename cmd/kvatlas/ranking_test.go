@@ -1,0 +1,51 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/client"
+)
+
+// An empty ranking means different things, and says which.
+func TestVerdicts(t *testing.T) {
+	answer := func(blocks int, exact bool, reason string) *client.ScoreResponse {
+		r := &client.ScoreResponse{}
+		r.Blocks.Total, r.Blocks.Size, r.Tokens.Exact = blocks, 64, exact
+		if reason != "" {
+			r.Degraded = &client.Degraded{Reason: reason}
+		}
+		return r
+	}
+	held := answer(3, true, "")
+	held.Scores = map[string]float64{"p": 3}
+	for name, tc := range map[string]struct {
+		r       *client.ScoreResponse
+		want    []string // parts of the text, in order
+		without string   // a part that it must not have
+	}{
+		"held":           {held, []string{"POD", "p", "3"}, "no pod"},
+		"nobody":         {answer(3, true, ""), []string{"no pod holds the first block"}, "incomplete"},
+		"short":          {answer(0, true, ""), []string{"shorter than a block of 64 tokens"}, "no pod"},
+		"loading":        {answer(0, false, "tokenization_budget"), []string{"incomplete", "--mode sync"}, "shorter"},
+		"async":          {answer(0, false, ""), []string{"only a part of the prompt"}, "shorter"},
+		"index gone":     {answer(3, true, "index_unavailable"), []string{"incomplete", "cannot reach its index"}, "no pod holds"},
+		"index late":     {answer(3, true, "index_timeout"), []string{"incomplete", "in time"}, "no pod holds"},
+		"unknown reason": {answer(3, true, "sun_spots\x1b"), []string{"incomplete", "sun_spots?"}, "\x1b"},
+	} {
+		var b strings.Builder
+		writeScore(&b, "m", tc.r, time.Millisecond)
+		rest := b.String()
+		for _, part := range tc.want {
+			_, after, found := strings.Cut(rest, part)
+			if !found {
+				t.Errorf("%s: %q is missing, or not in order, in\n%s", name, part, b.String())
+			}
+			rest = after
+		}
+		if strings.Contains(b.String(), tc.without) {
+			t.Errorf("%s: %q is in\n%s", name, tc.without, b.String())
+		}
+	}
+}
