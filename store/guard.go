@@ -33,7 +33,8 @@ type Generation uint64
 //   - A batch whose sequence is not newer than the last that was applied is
 //     skipped, which is no error; Stats.Duplicates counts it.
 //   - A batch of an ended generation, or of one that is not of the batch's
-//     (pod, rank), is refused with ErrEnded.
+//     (pod, rank), is refused with ErrEnded; under an old fence perhaps with
+//     ErrFenced.
 //
 // A writer sends the batches of a generation one after the other, each when the
 // last has returned. (generation, fence, sequence) stands for one content for

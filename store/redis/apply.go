@@ -600,21 +600,40 @@ func (p *pace) keys() int {
 // it knows may be outdated; the server checks it.
 type holderCache struct {
 	mu   sync.Mutex // protects pods
-	pods map[string]map[place]store.HolderID
+	pods map[string]map[place]held
+}
+
+// held is a holder's id and the generation under whose guard it was given, 0 for
+// none. On a cluster, where the check goes beside the blocks, it keeps a writer
+// whose generation has ended from writing for the next one:
+//
+//	A: owns generation 3, which ends; its records in the partitions are still there
+//	B: writes for the rank without a guard: its holder is 18 now
+//	A: must not take 18 for one of generation 3
+type held struct {
+	id   store.HolderID
+	life store.Generation
 }
 
 // fill gives the refs of a pod the ids that are known. It is false when the
 // server must be asked: for a pod that is not known, for a holder that needs an
-// id, and when no holder has one, since nothing then shows that the pod is
-// still registered.
+// id, for one that is not known to be of the guard's generation, and when no
+// holder has one, since nothing then shows that the pod is still registered.
 func (h *holderCache) fill(pod *podPlan) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	known := h.pods[pod.name]
 	some := false
 	for _, r := range pod.order {
-		r.id = known[r.place]
-		if r.id == 0 && r.give && !r.dropped() {
+		if r.dropped() {
+			continue
+		}
+		at := known[r.place]
+		if r.guard != nil && at.id != 0 && at.life != r.guard.Generation {
+			return false
+		}
+		r.id = at.id
+		if r.id == 0 && r.give {
 			return false
 		}
 		some = some || r.id != 0
@@ -630,9 +649,9 @@ func (h *holderCache) learn(pod *podPlan, limit int) {
 	known := h.pods[pod.name]
 	if known == nil {
 		if h.pods == nil || len(h.pods) >= limit {
-			h.pods = map[string]map[place]store.HolderID{}
+			h.pods = map[string]map[place]held{}
 		}
-		known = map[place]store.HolderID{}
+		known = map[place]held{}
 		h.pods[pod.name] = known
 	}
 	for at := range known {
@@ -643,13 +662,15 @@ func (h *holderCache) learn(pod *podPlan, limit int) {
 		}
 	}
 	for _, r := range pod.order {
-		if r.dropped() {
-			continue
-		}
-		if r.id != 0 {
-			known[r.place] = r.id
-		} else {
+		switch now := (held{id: r.id}); {
+		case r.dropped():
+		case r.id == 0:
 			delete(known, r.place)
+		case r.guard != nil:
+			now.life = r.guard.Generation
+			known[r.place] = now
+		case known[r.place].id != r.id:
+			known[r.place] = now
 		}
 	}
 }

@@ -38,15 +38,19 @@ func open(tb testing.TB, c Config) *Index {
 func TestContract(t *testing.T) {
 	s := redistest.Start(t)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
-		c := Config{URL: s.URL(), Prefix: newPrefix()}
-		return storetest.Subject{Index: open(t, c), Peer: open(t, c)}
+		return subject(t, Config{URL: s.URL(), Prefix: newPrefix()})
 	})
 }
 
 func TestContractOnCluster(t *testing.T) {
 	c := redistest.StartCluster(t, 3, false)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
-		c := Config{URL: c.URL(), Prefix: newPrefix()}
-		return storetest.Subject{Index: open(t, c), Peer: open(t, c)}
+		return subject(t, Config{URL: c.URL(), Prefix: newPrefix()})
 	})
+}
+
+// subject is two handles of one index, of which the first can be killed.
+func subject(t *testing.T, c Config) storetest.Subject {
+	x, line := mortal(t, c)
+	return storetest.Subject{Index: x, Peer: open(t, c), Limit: func(n int) { line.limit(n, n%2 == 1) }}
 }

@@ -99,6 +99,16 @@ var guardCases = []testCase{
 			}
 		}
 	}},
+	{"an ended generation does not write for who came after", func(b *bench) {
+		k := chain(1, 3)
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 1)
+		b.guarded(gen, "a", 0, 1, 1, adds(store.GPU, k[0]))
+		b.retire("a")
+		b.add("a", 0, store.GPU, k[1])
+		b.refused(gen, store.ErrEnded, b.tryGuarded(gen, "a", 0, 1, 2, adds(store.GPU, k[2]), removes(store.GPU, k[1])))
+		b.want(b.find(k...), nil, by(on("a", store.GPU)), nil)
+	}},
 	{"what is refused keeps nothing else from being applied", func(b *bench) {
 		k := chain(1, 4)
 		var gens []store.Generation

@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"errors"
 	"reflect"
 	"testing"
 	"time"
@@ -12,9 +13,11 @@ import (
 )
 
 // Histories plays random histories of registrations, leases, retirements, adds,
-// removes and clears over few pods, ranks, tiers and keys, so that they meet
-// often, to an index and to [Model], and compares the two after every step.
-// Leases take part only where the test moves the clock. rapid's flags say how
+// removes and clears, generations and their takeovers, over few pods, ranks, tiers
+// and keys, so that they meet often, to an index and to [Model], and compares the
+// two after every step. Writers send batches twice, late, and under fences that
+// are over; where Subject has a Limit they die in the middle of a call, and
+// another takes over. Leases take part only where the test moves the clock. rapid's flags say how
 // many histories and how long.
 func Histories(t *testing.T, open Open) {
 	rapid.Check(t, func(rt *rapid.T) {
@@ -27,6 +30,10 @@ func Histories(t *testing.T, open Open) {
 			"register": h.register,
 			"retire":   h.retire,
 			"lookup":   h.lookup,
+			"begin":    h.begin,
+			"takeover": h.takeOver,
+			"write":    h.write,
+			"zombie":   h.zombie,
 		}
 		if s.Advance != nil {
 			actions["advance"] = h.advance
@@ -39,6 +46,16 @@ type history struct {
 	Subject
 	t *testing.T
 	m *Model
+	// gens are the generations that ever were, and what was sent under each.
+	gens []*generation
+}
+
+// generation is a life that a history has begun.
+type generation struct {
+	id   store.Generation
+	pod  string
+	rank int
+	sent []store.Batch // that were applied, ascending
 }
 
 // What histories are made of. Keys are few, so that all blocks can be compared
@@ -46,6 +63,7 @@ type history struct {
 var (
 	historyPods   = []string{"a", "b", "c"}
 	historyModels = []string{"m1", "m2"}
+	historyFences = uint64(6)
 	historyKeys   = append(chain(77, 20), 0, ^blockkey.Key(0), blockkey.Key(store.Mask("m1")), blockkey.Key(store.Mask("m2")))
 
 	genKeys = rapid.SliceOfN(rapid.SampledFrom(historyKeys), 0, 8)
@@ -89,10 +107,14 @@ func (h *history) apply(t *rapid.T) {
 	x := h.handle(t)
 	// A batch that is applied again, as after a lost reply, changes nothing.
 	for range rapid.IntRange(1, 2).Draw(t, "times") {
-		if err := x.Apply(h.t.Context(), batches...); err != nil {
+		err := h.dying(t, x, func() error { return x.Apply(h.t.Context(), batches...) })
+		if errors.Is(err, store.ErrUnavailable) {
+			err = x.Apply(h.t.Context(), batches...)
+		}
+		if err != nil {
 			t.Fatalf("Apply: %v", err)
 		}
-		h.m.Apply(batches...)
+		_ = h.m.Apply(batches...)
 	}
 }
 

@@ -32,6 +32,10 @@ type Subject struct {
 	// Peer is another handle to the same data, as another process would have
 	// it; nil when there is no such thing. The suite closes it.
 	Peer store.Index
+	// Limit lets Index, not Peer, send so many more commands to where its data is,
+	// and fail with store.ErrUnavailable from then on; below 0 any number. It is
+	// nil when there is nothing to send.
+	Limit func(commands int)
 	// Advance lets time pass for the leases of this index. When it is nil the
 	// suite sleeps, and the cases about leases take some seconds.
 	Advance func(time.Duration)
