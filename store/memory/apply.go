@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -21,6 +22,15 @@ func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 		if err := batches[i].Validate(); err != nil {
 			return fmt.Errorf("batch %d: %w", i, err)
 		}
+	}
+	if !slices.ContainsFunc(batches, func(b store.Batch) bool { return b.Guard != nil }) {
+		// Nothing can be refused: no bookkeeping, no allocation.
+		for i := range batches {
+			if err := x.applyBatch(ctx, &batches[i]); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	var refused store.RefusedError
 	for _, round := range store.Rounds(batches) {
@@ -120,6 +130,7 @@ type writer struct {
 		ok       bool
 	}
 
+	last     place  // of the last block; dead perhaps
 	from, to uint32 // moved blocks went from one set to another
 	moved    int64
 	dead     int32 // slots of chunk deadIn died
@@ -127,157 +138,140 @@ type writer struct {
 	blocks   int64 // how many more blocks there are
 }
 
-// writeWindow is how many blocks are brought near before the first is changed.
+// writeWindow is how many blocks are brought near at once, and added under one
+// lock of a lane.
 const writeWindow = 64
 
 func (w *writer) write(keys []blockkey.Key, mask blockkey.Model) {
-	x := w.x
-	var (
-		hashes [writeWindow]uint64
-		at     [writeWindow]place
-		last   place
-	)
 	for len(keys) > 0 {
 		n := min(len(keys), writeWindow)
-		// A removal needs the entry of each block, an add only of those that are
-		// new or do not lie beside the last one: when two of them do not, the
-		// rest will hardly either.
-		near, sought := 0, 0
-		bring := func(to int) {
-			for ; near < to; near++ {
-				x.touch(hashes[near])
-			}
-		}
-		for i, k := range keys[:n] {
-			hashes[i] = x.hash(k.In(mask))
-		}
-		if !w.add {
-			bring(n)
-		}
-		missing := 0
-		for i, k := range keys[:n] {
-			k := k.In(mask)
-			at[i] = place{}
-			if last.c != nil {
-				at[i] = x.follow(last, k)
-			}
-			if at[i].c == nil {
-				if sought++; sought > 1 {
-					near = max(near, i)
-					bring(n)
-				}
-				if at[i] = x.seek(k, hashes[i]); at[i].c == nil {
-					missing++
-				}
-			}
-			last = at[i]
-		}
 		if w.add {
-			w.addBlocks(keys[:n], mask, hashes[:n], at[:n], missing)
+			w.addBlocks(keys[:n], mask)
+			w.makeRoom()
 		} else {
-			for i, k := range keys[:n] {
-				if at[i].c != nil {
-					w.removeBlock(k.In(mask), hashes[i], at[i])
-				}
-			}
+			w.removeBlocks(keys[:n], mask)
 		}
 		keys = keys[n:]
 	}
 	w.flush()
 }
 
-func (w *writer) addBlocks(keys []blockkey.Key, mask blockkey.Model, hashes []uint64, at []place, missing int) {
-	var fresh [writeWindow]bool
-	if missing > 0 {
-		w.makeRoom(missing)
-		l := w.lane()
-		l.mu.Lock()
-		for i, k := range keys {
-			if at[i].c == nil {
-				at[i] = l.take(w.x, k.In(mask))
-				fresh[i] = true
+func (w *writer) addBlocks(keys []blockkey.Key, mask blockkey.Model) {
+	var (
+		hashes [writeWindow]uint64
+		x      = w.x
+		l      = &x.lanes[w.m.of[0].lane]
+		locked bool // l
+		near   bool
+	)
+	for i, k := range keys {
+		hashes[i] = x.hash(k.In(mask))
+	}
+	for i, k := range keys {
+		k, p := k.In(mask), place{}
+		if w.last.c != nil {
+			p = x.follow(w.last, k)
+		}
+		// A lane is locked before a shard.
+		if p.c == nil && !locked {
+			l.mu.Lock()
+			locked = true
+		}
+		blocks := w.blocks
+		p, ok := w.addBlock(k, hashes[i], p, l, locked)
+		if !ok { // it was there a moment ago
+			l.mu.Lock()
+			locked = true
+			p, _ = w.addBlock(k, hashes[i], p, l, locked)
+		}
+		if w.last = p; w.blocks > blocks && !near {
+			// One is new: so will be those behind it.
+			near = true
+			for _, h := range hashes[i+1 : len(keys)] {
+				x.touch(h)
 			}
 		}
+	}
+	if locked {
 		l.show()
 		l.mu.Unlock()
 	}
-	for i, k := range keys {
-		if at[i].c == nil {
-			w.x.evicted.Add(1) // there is no chunk left: the add is forgotten
-			continue
-		}
-		w.addBlock(k.In(mask), hashes[i], at[i], fresh[i])
-	}
 }
 
-func (w *writer) lane() *lane { return &w.x.lanes[w.m.of[0].lane] }
-
-// addBlock makes the holder one of a block's. The block is at p, or was there a
-// moment ago; or it is new, and p is the slot taken for it.
-func (w *writer) addBlock(k blockkey.StoreKey, hash uint64, p place, fresh bool) {
+// addBlock makes the holder one of a block's, and returns where the block is.
+// p is where it was a moment ago, or nowhere. A new block needs the lock of the
+// lane; ok is false when that is not held.
+func (w *writer) addBlock(k blockkey.StoreKey, hash uint64, p place, l *lane, locked bool) (_ place, ok bool) {
 	x, id, tag := w.x, shardOf(hash), tagOf(hash)
 	s := &x.shards[id]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if fresh || atomic.LoadUint32(p.ref()) == 0 {
-		was := s.find(&x.log, tag, k)
-		if was.c == nil {
-			if !fresh {
-				// It has been removed since it was found.
-				l := w.lane()
-				l.mu.Lock()
-				p = l.take(x, k)
-				l.show()
-				l.mu.Unlock()
-				if p.c == nil {
-					x.evicted.Add(1)
-					return
-				}
+	if p.c == nil || atomic.LoadUint32(p.ref()) == 0 {
+		if p = s.find(&x.log, tag, k); p.c == nil {
+			if !locked {
+				return place{}, false
+			}
+			if p = l.take(x, k); p.c == nil {
+				x.evicted.Add(1) // there is no chunk left: the add is forgotten
+				return p, true
 			}
 			single := w.m.of[0].single
 			atomic.StoreUint32(p.ref(), makeRef(single, w.age))
 			x.insert(id, s, tag, p.pos)
 			w.blocks++
 			w.move(0, single)
-			return
+			return p, true
 		}
-		if fresh {
-			w.die(p) // somebody else was faster, or the op names the block twice
-		}
-		p = was
 	}
 	ref := atomic.LoadUint32(p.ref())
 	to, ok := w.change(ref & setMask)
 	if !ok {
 		x.evicted.Add(1)
-		return
+		return p, true
 	}
 	if next := makeRef(to, w.age); next != ref {
 		atomic.StoreUint32(p.ref(), next)
 		w.move(ref&setMask, to)
 	}
+	return p, true
 }
 
-// removeBlock ends that the holders hold a block. The block is at p, or was
-// there a moment ago.
-func (w *writer) removeBlock(k blockkey.StoreKey, hash uint64, p place) {
+func (w *writer) removeBlocks(keys []blockkey.Key, mask blockkey.Model) {
+	var hashes [writeWindow]uint64
+	x := w.x
+	for i, k := range keys {
+		hashes[i] = x.hash(k.In(mask))
+		x.touch(hashes[i])
+	}
+	for i, k := range keys {
+		k, p := k.In(mask), place{}
+		if w.last.c != nil {
+			p = x.follow(w.last, k)
+		}
+		w.last = w.removeBlock(k, hashes[i], p)
+	}
+}
+
+// removeBlock ends that the holders hold a block, and returns where the block
+// is or was. p is where it was a moment ago, or nowhere.
+func (w *writer) removeBlock(k blockkey.StoreKey, hash uint64, p place) place {
 	x := w.x
 	s := &x.shards[shardOf(hash)]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if atomic.LoadUint32(p.ref()) == 0 {
+	if p.c == nil || atomic.LoadUint32(p.ref()) == 0 {
 		if p = s.find(&x.log, tagOf(hash), k); p.c == nil {
-			return
+			return p
 		}
 	}
 	ref := atomic.LoadUint32(p.ref())
-	from := ref & setMask
-	to, ok := w.change(from)
+	to, ok := w.change(ref & setMask)
 	if !ok {
 		x.evicted.Add(1)
 		to = 0
 	}
 	w.set(s, hash, p, ref, to)
+	return p
 }
 
 // set gives a block another set, or with 0 removes it. The caller holds the

@@ -51,7 +51,6 @@
 //
 // # Lock order
 //
-// janitor.mu, then gate, then registry.mu or lane.mu or shard.mu; shard.mu before
-// lane.mu where both are needed, but for the janitor, whose lane is its own; then
-// sets.mu or blockLog.mu. Nobody holds two shards.
+// janitor.mu, then gate, then registry.mu or lane.mu, then shard.mu, then sets.mu
+// or blockLog.mu. Nobody holds two shards or two lanes.
 package memory

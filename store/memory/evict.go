@@ -46,10 +46,10 @@ func (x *Index) growOlder() {
 	}
 }
 
-// makeRoom evicts until n more blocks fit.
-func (w *writer) makeRoom(n int) {
+// makeRoom evicts what there is too much.
+func (w *writer) makeRoom() {
 	x := w.x
-	over := func() int64 { return x.blocks.Load() + w.blocks + int64(n) - x.maxBlocks }
+	over := func() int64 { return x.blocks.Load() + w.blocks - x.maxBlocks }
 	full := func() bool { return x.bytes.Load()+x.sets.size.Load()+2*chunkBytes > x.maxBytes }
 	if over() <= 0 && !full() {
 		return

@@ -95,39 +95,46 @@ func (x *Index) walk(ctx context.Context, q *store.Query) (read int, err error) 
 			at = place{}
 			continue
 		}
+		n, last := x.run(at, keys[i:], mask, set)
 		if touching {
-			x.renew(at.ref(), ref)
+			x.renew(at, n, set)
 		}
-		c, off := at.c, int(at.pos&offMask)
-		n := min(int(c.n.Load())-off, len(keys)-i)
-		ahead := keys[i:][:n]
-		ks, refs := c.keys[off:][:n], c.refs[off:][:n]
-		j := 1
-		for ; j < n; j++ {
-			if ks[j] != ahead[j].In(mask) {
-				break
-			}
-			ref := atomic.LoadUint32(&refs[j])
-			if ref&setMask != set {
-				break
-			}
-			if touching {
-				x.renew(&refs[j], ref)
-			}
-		}
-		end = i + j
 		ids := x.sets.ids(set)
 		if x.sets.freed.Load() != freed {
 			continue
 		}
-		if !q.Fold.Run(j, ids) {
-			return end, nil
+		i += n
+		if !q.Fold.Run(n, ids) {
+			return i, nil
 		}
-		if i = end; i < len(keys) {
-			at = x.follow(place{c, at.pos + uint32(j-1)}, keys[i].In(mask))
+		if i < len(keys) {
+			at = x.follow(last, keys[i].In(mask))
 		}
 	}
 	return len(keys), nil
+}
+
+// run returns how many of the keys lie one after the other and have the set.
+// The first is at p and has it; last is where the last one is.
+func (x *Index) run(p place, keys []blockkey.Key, mask blockkey.Model, set uint32) (n int, last place) {
+	for {
+		c, off := p.c, int(p.pos&offMask)
+		m := max(1, min(int(c.n.Load())-off, len(keys)-n))
+		ahead, ks, refs := keys[n:][:m], c.keys[off:][:m], c.refs[off:][:m]
+		j := 1
+		for j < m && ks[j] == ahead[j].In(mask) && atomic.LoadUint32(&refs[j])&setMask == set {
+			j++
+		}
+		n += j
+		last = place{c, p.pos + uint32(j-1)}
+		if off+j < chunkSlots || n == len(keys) || n >= checkEvery {
+			return n, last
+		}
+		p = x.follow(last, keys[n].In(mask))
+		if p.c == nil || atomic.LoadUint32(p.ref())&setMask != set {
+			return n, last
+		}
+	}
 }
 
 // seeker seeks blocks one after the other. When they turn out not to lie beside
@@ -197,11 +204,21 @@ func (s *seeker) lookAhead(x *Index, keys []blockkey.Key, mask blockkey.Model) {
 	}
 }
 
-// renew makes a block as young as the index, once an age. When the slot has
-// changed in the meantime nothing happens, or at worst another change of the
-// same block looks older.
-func (x *Index) renew(p *uint32, ref uint32) {
-	if age := x.age.Load() & ageMask; ref>>setBits != age && ref != 0 {
-		atomic.CompareAndSwapUint32(p, ref, makeRef(ref&setMask, age))
+// renew makes the n blocks of a run from p on as young as the index, each once
+// an age. When a slot has changed in the meantime nothing happens, or at worst
+// another block of the same set looks younger.
+func (x *Index) renew(p place, n int, set uint32) {
+	age := x.age.Load() & ageMask
+	for range n {
+		if p.pos&offMask == chunkSlots {
+			id := p.c.next.Load()
+			if p = (place{x.log.chunk(id), makePos(id, 0)}); p.c == nil {
+				return
+			}
+		}
+		if ref := atomic.LoadUint32(p.ref()); ref&setMask == set && ref>>setBits != age {
+			atomic.CompareAndSwapUint32(p.ref(), ref, makeRef(set, age))
+		}
+		p.pos++
 	}
 }
