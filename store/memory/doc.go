@@ -51,6 +51,6 @@
 //
 // # Lock order
 //
-// janitor.mu, then gate, then registry.mu or lane.mu, then shard.mu, then sets.mu
+// life.mu or janitor.mu, then gate, then registry.mu or lane.mu, then shard.mu, then sets.mu
 // or blockLog.mu. Nobody holds two shards or two lanes.
 package memory
