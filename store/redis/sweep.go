@@ -93,6 +93,11 @@ func (s *sweeper) run(ctx context.Context) error {
 	if err := s.look(ctx); err != nil {
 		return err
 	}
+	if s.x.cluster {
+		if err := s.sweepRecords(ctx); err != nil {
+			return err
+		}
+	}
 	nodes, err := s.nodes(ctx)
 	if err != nil {
 		return err
@@ -151,6 +156,48 @@ func (s *sweeper) look(ctx context.Context) error {
 	for _, id := range gen.Val() {
 		if v, err := strconv.ParseUint(id, 10, 32); err == nil {
 			s.alive[store.HolderID(v)] = true
+		}
+	}
+	return nil
+}
+
+// sweepRecords removes the records of ended generations from the partitions of a
+// cluster. Those of the registry go when the lives end; which of them are there is
+// read after the counter, as with the holders.
+func (s *sweeper) sweepRecords(ctx context.Context) error {
+	s.x.roundTrips.Add(1)
+	lives, err := s.x.client.HKeys(ctx, s.x.names.records).Result()
+	if err != nil {
+		return err
+	}
+	alive := make(map[string]bool, len(lives))
+	for _, gen := range lives {
+		alive[gen] = true
+	}
+	for p := range blockkey.Partitions {
+		name := s.x.names.guards(p)
+		for cursor := uint64(0); ; {
+			s.x.roundTrips.Add(1)
+			fields, next, err := s.x.client.HScan(ctx, name, cursor, "*", sweepStep).Result()
+			if err != nil {
+				return err
+			}
+			var gone []string
+			for i := 0; i < len(fields); i += 2 {
+				gen, err := strconv.ParseUint(fields[i], 10, 32)
+				if !alive[fields[i]] && (err != nil || store.HolderID(gen) <= s.last) {
+					gone = append(gone, fields[i])
+				}
+			}
+			if len(gone) > 0 {
+				s.x.roundTrips.Add(1)
+				if err := s.x.client.HDel(ctx, name, gone...).Err(); err != nil {
+					return err
+				}
+			}
+			if cursor = next; cursor == 0 {
+				break
+			}
 		}
 	}
 	return nil

@@ -12,7 +12,7 @@ if redis.call('HEXISTS', pods, pod) == 0 then return '0' end
 local last = redis.call('HGET', own, rank)
 if last then
   local record = redis.call('HGET', records, last)
-  if record and tonumber(string.match(record, '^%d+')) > tonumber(fence) then return '-1' end
+  if record and tonumber(string.match(record, '^%d+') or '0') > tonumber(fence) then return '-1' end
 end
 given()
 local problem = full()
