@@ -19,8 +19,9 @@ import (
 // Source is an index that can be dumped.
 type Source interface {
 	store.Pager
-	// Registry is store.Index's.
+	// Registry and Life are store.Index's.
 	Registry(ctx context.Context) (*store.Registry, error)
+	Life(ctx context.Context, pod string, rank int) (store.Life, error)
 }
 
 // Options say what to dump. The zero value dumps all that the index has.
@@ -131,6 +132,9 @@ func (d *dumper) run(ctx context.Context, from Source, reg *store.Registry, head
 		}
 	}
 	d.names(reg)
+	if err := d.sequences(ctx, from, reg); err != nil {
+		return err
+	}
 	// All that is wrong with the request shows by the first page: nothing is
 	// written before.
 	cursor, limit := d.o.After, d.o.PageBlocks
@@ -209,6 +213,25 @@ func (d *dumper) names(reg *store.Registry) {
 			d.end.Holders++
 		}
 	}
+}
+
+// sequences writes up to where the events of each rank have been applied. It
+// comes before the first page is read: what came before is in the dump.
+func (d *dumper) sequences(ctx context.Context, from Source, reg *store.Registry) error {
+	for _, slot := range reg.Slots {
+		pod := reg.Pods[slot.Pod].Name
+		if !d.pods[pod] {
+			continue
+		}
+		life, err := from.Life(ctx, pod, slot.Rank)
+		if err != nil {
+			return err
+		}
+		if life.Generation != 0 {
+			d.object("seq", Seq{Pod: pod, Rank: slot.Rank, Generation: life.Generation, Seq: life.Seq})
+		}
+	}
+	return nil
 }
 
 // writePage writes a page and says how large the next one should be.

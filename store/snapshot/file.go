@@ -140,3 +140,99 @@ func Replaces(f *os.File, name string) error {
 	}
 	return nil
 }
+
+// Resume prepares a file that a dump was written into, and that was cut off, for
+// the rest: it cuts it behind the last whole page, where the rest is to be
+// written, and returns the header of its last segment and the cursor of the
+// rest. With the cursor "" there is no whole page, and the file is empty now. A
+// dump that is whole is io.EOF.
+func Resume(f *os.File) (h Header, cursor string, err error) {
+	in := &countingReader{r: bufio.NewReaderSize(f, 64<<10)}
+	var ends *members
+	var text io.Reader = in
+	if head, _ := in.r.Peek(2); string(head) == "\x1f\x8b" {
+		ends = &members{in: in, at: map[int64]int64{}}
+		text = ends
+	}
+	r := NewReader(text)
+	for err == nil {
+		_, err = r.Next()
+	}
+	switch {
+	case errors.Is(err, io.EOF):
+		return r.Header(), "", io.EOF
+	case errors.Is(err, ErrVersion):
+		return h, "", err
+	}
+	good, cursor := r.Resume()
+	if ends != nil {
+		good = ends.at[good] // 0 where a page does not end a member
+	}
+	if good == 0 || cursor == "" {
+		good, cursor = 0, ""
+	}
+	if err := f.Truncate(good); err != nil {
+		return h, "", fmt.Errorf("snapshot: %w", err)
+	}
+	if _, err := f.Seek(good, io.SeekStart); err != nil {
+		return h, "", fmt.Errorf("snapshot: %w", err)
+	}
+	return r.Header(), cursor, nil
+}
+
+// countingReader counts what is read, to the byte: gzip takes no more than it
+// needs of a reader that gives single bytes.
+type countingReader struct {
+	r *bufio.Reader
+	n int64
+}
+
+// Read implements io.Reader.
+func (c *countingReader) Read(b []byte) (int, error) {
+	n, err := c.r.Read(b)
+	c.n += int64(n)
+	return n, err
+}
+
+// ReadByte implements io.ByteReader.
+func (c *countingReader) ReadByte() (byte, error) {
+	b, err := c.r.ReadByte()
+	if err == nil {
+		c.n++
+	}
+	return b, err
+}
+
+// members reads the members of a gzip file as one, and notes where they end.
+type members struct {
+	in *countingReader
+	z  *gzip.Reader
+	n  int64           // bytes read
+	at map[int64]int64 // the end of a member in the file, by the end of what it has
+}
+
+// Read implements io.Reader.
+func (m *members) Read(b []byte) (n int, err error) {
+	if m.z == nil {
+		m.z, err = gzip.NewReader(m.in)
+		if err != nil {
+			return 0, err
+		}
+		m.z.Multistream(false)
+	}
+	for {
+		n, err = m.z.Read(b)
+		m.n += int64(n)
+		if !errors.Is(err, io.EOF) {
+			return n, err
+		}
+		m.at[m.n] = m.in.n
+		if err := m.z.Reset(m.in); err != nil {
+			return n, err
+		}
+		m.z.Multistream(false)
+		if n > 0 {
+			return n, nil
+		}
+	}
+}

@@ -300,6 +300,24 @@ func (k *Keeper) Retire(ctx context.Context, pod string) (known bool, err error)
 	return known, err
 }
 
+// Begin implements store.Index.
+func (k *Keeper) Begin(ctx context.Context, pod string, rank int, fence uint64) (store.Generation, error) {
+	if err := k.begin(); err != nil {
+		return 0, err
+	}
+	gen, err := k.Backend.Begin(ctx, pod, rank, fence)
+	k.changed(0, err == nil)
+	return gen, err
+}
+
+// TakeOver implements store.Index.
+func (k *Keeper) TakeOver(ctx context.Context, gen store.Generation, fence uint64) (watermark uint64, err error) {
+	if err := k.begin(); err != nil {
+		return 0, err
+	}
+	return k.Backend.TakeOver(ctx, gen, fence)
+}
+
 // EnsureModel implements store.Index.
 func (k *Keeper) EnsureModel(ctx context.Context, want store.ModelInfo) (store.ModelInfo, error) {
 	if err := k.begin(); err != nil {

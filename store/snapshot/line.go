@@ -50,6 +50,8 @@ const (
 	KindPod
 	// KindHolder says whose an id is.
 	KindHolder
+	// KindSeq says up to where a rank's events had been applied.
+	KindSeq
 	// KindBlocks gives blocks that are held by the same holders.
 	KindBlocks
 	// KindPage ends a page.
@@ -95,6 +97,16 @@ type Holder struct {
 	Pod  string         `json:"pod"`
 	Rank int            `json:"rank"`
 	Tier string         `json:"tier"`
+}
+
+// Seq is up to where the events of a rank had been applied when the dump began.
+type Seq struct {
+	Pod  string `json:"pod"`
+	Rank int    `json:"rank"`
+	// Generation is the rank's life, by the index that was dumped; Seq is the
+	// sequence up to which all of its batches had been applied wholly.
+	Generation store.Generation `json:"generation"`
+	Seq        uint64           `json:"seq"`
 }
 
 // PageEnd is the last line of a page.
@@ -156,6 +168,7 @@ type Line struct {
 	Model  store.ModelInfo
 	Pod    store.Pod
 	Holder Holder
+	Seq    Seq
 	// Keys are the blocks and Holders their holders.
 	Keys    []blockkey.StoreKey
 	Holders []store.HolderID
@@ -170,6 +183,7 @@ type wire struct {
 	Model  *store.ModelInfo `json:"model"`
 	Pod    *store.Pod       `json:"pod"`
 	Holder *Holder          `json:"holder"`
+	Seq    *Seq             `json:"seq"`
 	Error  *failure         `json:"error"`
 	K      []string         `json:"k"`
 	H      []store.HolderID `json:"h"`
@@ -221,7 +235,7 @@ func (l *Line) parse(raw []byte) error {
 		is   bool
 		kind Kind
 	}{
-		{w.Model != nil, KindModel}, {w.Pod != nil, KindPod}, {w.Holder != nil, KindHolder},
+		{w.Model != nil, KindModel}, {w.Pod != nil, KindPod}, {w.Holder != nil, KindHolder}, {w.Seq != nil, KindSeq},
 		{w.K != nil || w.H != nil, KindBlocks}, {w.Error != nil, 0},
 	} {
 		if k.is {
@@ -241,6 +255,9 @@ func (l *Line) parse(raw []byte) error {
 	case w.Holder != nil:
 		l.Holder = *w.Holder
 		return plainly(l.Holder.validate())
+	case w.Seq != nil:
+		l.Seq = *w.Seq
+		return plainly(l.Seq.validate())
 	case w.Error != nil:
 		l.failed = true
 		return fmt.Errorf("the server could not go on: %s: %s", printable(w.Error.Code), printable(w.Error.Message))
@@ -352,6 +369,21 @@ func (h *Holder) validate() error {
 	}
 	if h.ID == 0 {
 		return fmt.Errorf("the id of a holder is 0, ids begin at 1")
+	}
+	return nil
+}
+
+func (q *Seq) validate() error {
+	if err := store.CheckPodName(q.Pod); err != nil {
+		return err
+	}
+	switch {
+	case q.Rank < 0 || q.Rank >= store.MaxRanks:
+		return fmt.Errorf("rank is %d, it can be 0 to %d", q.Rank, store.MaxRanks-1)
+	case q.Generation == 0:
+		return errors.New("the generation is 0, which is none")
+	case q.Seq > store.MaxSequence:
+		return fmt.Errorf("seq is %d, it can be 0 to %d", q.Seq, uint64(store.MaxSequence))
 	}
 	return nil
 }

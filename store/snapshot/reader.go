@@ -153,7 +153,7 @@ func (r *Reader) begin(l *Line) error {
 func (r *Reader) check(l *Line) error {
 	sum := Sum(r.sum.Sum64())
 	switch l.Kind {
-	case KindHeader:
+	case KindHeader, KindSeq:
 	case KindModel:
 		r.count.Models++
 	case KindPod:

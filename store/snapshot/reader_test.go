@@ -57,7 +57,7 @@ func TestCut(t *testing.T) {
 	ctx := t.Context()
 	x, ks := sample(t)
 	text := dump(t, ctx, x, snapshot.Options{PageBlocks: 100})
-	for n := 0; n < len(text); n += 1 + n%97 {
+	for n := 0; n < len(text); n += 50 + n%197 {
 		cut := text[:n]
 		y := openMemory(t)
 		report, err := snapshot.Restore(ctx, bytes.NewReader(cut), y, snapshot.Merge)
@@ -115,7 +115,7 @@ func TestChanged(t *testing.T) {
 	ctx := t.Context()
 	x, ks := sample(t)
 	text := dump(t, ctx, x, snapshot.Options{PageBlocks: 100})
-	for n := 0; n < len(text); n += 1 + n%131 {
+	for n := 0; n < len(text); n += 60 + n%231 {
 		for _, flip := range []byte{1, 0x80} {
 			bad := bytes.Clone(text)
 			bad[n] ^= flip
@@ -376,7 +376,7 @@ func TestWriter(t *testing.T) {
 	if got, want := found(t, ctx, y, ks), found(t, ctx, x, ks); !got["m1"].Equal(want["m1"]) {
 		t.Error("the index is another")
 	}
-	for n := 2; n < len(raw); n += 1 + n%37 {
+	for n := 2; n < len(raw); n += 5 + n%37 {
 		r, err := snapshot.Decompress(bytes.NewReader(raw[:n]))
 		if err == nil {
 			_, _, err = snapshot.Verify(r)

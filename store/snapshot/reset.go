@@ -18,6 +18,17 @@ type Target struct {
 	All bool
 }
 
+// String names the target: "pod a", "model m" or "all".
+func (t Target) String() string {
+	switch {
+	case t.Pod != "":
+		return "pod " + clip([]byte(t.Pod))
+	case t.Model != "":
+		return "model " + clip([]byte(t.Model))
+	}
+	return "all"
+}
+
 // Resets is what a reset has done.
 type Resets struct {
 	// Pods is how many pods were cleared or retired, Models how many models were

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -90,6 +91,7 @@ type restorer struct {
 	known   *store.Registry // as of the segment's beginning
 	pods    map[string]*restoredPod
 	holders map[store.HolderID]restoredHolder // of the present segment
+	paged   bool                              // a page has been loaded
 
 	// The page that is being read: its keys and holders joined, and where its
 	// lines are in them.
@@ -105,6 +107,8 @@ type restoredPod struct {
 	mask blockkey.Model
 	ours bool      // it was registered by this restore
 	at   time.Time // when
+	// lives are the generations that this restore has begun, by rank.
+	lives map[int]store.Guard
 }
 
 type restoredHolder struct {
@@ -153,6 +157,8 @@ func (d *restorer) line(ctx context.Context, l *Line) error {
 			return d.in.bad("%w", err)
 		}
 		d.holders[h.ID] = restoredHolder{pod, h.Rank, tier}
+	case KindSeq:
+		return d.beginRank(ctx, &l.Seq)
 	case KindBlocks:
 		for _, id := range l.Holders {
 			if _, known := d.holders[id]; !known {
@@ -163,8 +169,68 @@ func (d *restorer) line(ctx context.Context, l *Line) error {
 		d.ids = append(d.ids, l.Holders...)
 		d.lines = append(d.lines, lineSpan{len(d.keys), len(d.ids)})
 	case KindPage:
+		d.paged = true
 		return d.load(ctx)
 	case KindEnd:
+		if l.End.Next == "" {
+			return d.sequence(ctx)
+		}
+	}
+	return nil
+}
+
+// restoreFence is the fence under which a restore owns the generations that it
+// begins: the lowest, so that anybody can take them over.
+const restoreFence = 1
+
+// beginRank begins a generation for a rank whose events were numbered, so that
+// who reads them can take it over and go on where the dump is true at:
+//
+//	dump:    all batches up to 4711 are in it
+//	restore: begins generation 9, loads, and numbers it 4711
+//	reader:  takes generation 9 over, is told 4711, and replays from there
+//
+// It does so for pods that it has registered, and before their first block.
+func (d *restorer) beginRank(ctx context.Context, q *Seq) error {
+	p := d.pods[q.Pod]
+	if p == nil {
+		return d.in.bad("the sequence is of pod %s, which no line before it has", clip([]byte(q.Pod)))
+	}
+	if !p.ours || d.paged {
+		return nil
+	}
+	if p.lives == nil {
+		p.lives = map[int]store.Guard{}
+	}
+	if _, twice := p.lives[q.Rank]; twice {
+		return d.in.bad("the sequence of pod %s rank %d is given twice", clip([]byte(q.Pod)), q.Rank)
+	}
+	gen, err := d.into.Begin(ctx, q.Pod, q.Rank, restoreFence)
+	switch {
+	case errors.Is(err, store.ErrUnknownPod) || errors.Is(err, store.ErrFenced): // it has ended, or has another owner
+		return nil
+	case err != nil:
+		return d.failed(err)
+	}
+	p.lives[q.Rank] = store.Guard{Generation: gen, Fence: restoreFence, Seq: q.Seq}
+	return nil
+}
+
+// sequence numbers the generations, now that all of the dump is loaded.
+func (d *restorer) sequence(ctx context.Context) error {
+	var batches []store.Batch
+	for _, p := range d.pods {
+		for rank, g := range p.lives {
+			if g.Seq > 0 {
+				batches = append(batches, store.Batch{Pod: p.reg.Name, Model: p.reg.Model, Rank: rank, Guard: &g})
+			}
+		}
+	}
+	for part := range slices.Chunk(batches, clearsAtOnce) {
+		// Who has been taken over meanwhile, or has ended, needs no number.
+		if err := d.into.Apply(ctx, part...); err != nil && !errors.Is(err, store.ErrFenced) && !errors.Is(err, store.ErrEnded) {
+			return d.failed(err)
+		}
 	}
 	return nil
 }

@@ -224,6 +224,77 @@ func TestConcurrentWriters(t *testing.T) {
 	}
 }
 
+// Who reads an engine's events goes on with a restored index where the dump is
+// true at.
+func TestSequences(t *testing.T) {
+	for name, open := range backends(t) {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			x, y := open(t), open(t)
+			ks := chain(1, 100)
+			for _, pod := range []string{"a", "b", "kept"} {
+				if _, err := x.Register(ctx, store.Pod{Name: pod, Model: "m1", Ranks: 2}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for pod, seq := range map[string]uint64{"a": 4711, "kept": 8} {
+				gen, err := x.Begin(ctx, pod, 1, 7)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := x.Apply(ctx, store.Batch{
+					Pod: pod, Rank: 1, Model: "m1", Ops: []store.Op{{Kind: store.Add, Keys: ks}},
+					Guard: &store.Guard{Generation: gen, Fence: 7, Seq: seq},
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			add(t, x, "b", "m1", store.GPU, ks...)
+			// A pod that is there has an owner of its own.
+			if _, err := y.Register(ctx, store.Pod{Name: "kept", Model: "m1"}); err != nil {
+				t.Fatal(err)
+			}
+			own, err := y.Begin(ctx, "kept", 1, 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			text := dump(t, ctx, x, snapshot.Options{PageBlocks: 10})
+			if n := bytes.Count(text, []byte(`{"seq":{`)); n != 2 {
+				t.Errorf("%d sequences\n%.1000s", n, text)
+			}
+			restore(t, ctx, y, text, snapshot.Merge)
+			life, err := y.Life(ctx, "a", 1)
+			if err != nil || life.Generation == 0 || life.Seq != 4711 {
+				t.Fatalf("got %+v, %v", life, err)
+			}
+			if seq, err := y.TakeOver(ctx, life.Generation, 2); seq != 4711 || err != nil {
+				t.Errorf("got %d, %v", seq, err)
+			}
+			if err := y.Apply(ctx, store.Batch{
+				Pod: "a", Rank: 1, Model: "m1", Ops: []store.Op{{Kind: store.Remove, Keys: ks[50:]}},
+				Guard: &store.Guard{Generation: life.Generation, Fence: 2, Seq: 4712},
+			}); err != nil {
+				t.Error(err)
+			}
+			at := storetest.At{Pod: "a", Rank: 1}
+			b, kept := storetest.At{Pod: "b"}, storetest.At{Pod: "kept", Rank: 1}
+			for i, got := range found(t, ctx, y, ks)["m1"] {
+				want := [][]storetest.At{{at, b, kept}}
+				if i >= 50 {
+					want = [][]storetest.At{{b, kept}}
+				}
+				if !(storetest.Answer{got}).Equal(want) {
+					t.Fatalf("block %d is held by %v, want %v", i, got, want)
+				}
+			}
+			if life, err := y.Life(ctx, "kept", 1); err != nil || life.Generation != own || life.Seq != 0 {
+				t.Errorf("got %+v, %v", life, err)
+			}
+		})
+	}
+}
+
 func TestCluster(t *testing.T) {
 	c := redistest.StartCluster(t, 3, false)
 	x, y := openRedis(c.URL())(t), openRedis(c.URL())(t)
@@ -251,6 +322,9 @@ func TestPodEndsDuringRestore(t *testing.T) {
 	r, w := io.Pipe()
 	go func() {
 		_, _ = w.Write(text[:cut])
+		for y.Stats().Blocks < 1000 { // its two pages are read, but not loaded yet
+			time.Sleep(time.Millisecond)
+		}
 		if known, err := y.Retire(ctx, "a"); !known || err != nil {
 			t.Errorf("got %v, %v", known, err)
 		}

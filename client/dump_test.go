@@ -1,0 +1,119 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/client"
+)
+
+func TestDumpAndRestore(t *testing.T) {
+	ctx := t.Context()
+	c := dial(t)
+	for _, pod := range []string{"a", "b"} {
+		if _, err := c.Blocks(ctx, client.BlocksRequest{Op: client.OpAdd, Model: "letters", Pod: pod, Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dump := func(r client.DumpRequest) string {
+		t.Helper()
+		body, err := c.Dump(ctx, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(body)
+		if err := errors.Join(err, body.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	whole := dump(client.DumpRequest{})
+	if !strings.Contains(whole, `"kvatlas":"end"`) || strings.Count(whole, `{"pod":`) != 2 {
+		t.Errorf("got %s", whole)
+	}
+	if part := dump(client.DumpRequest{Model: "letters", Pod: "b", Pages: 1}); strings.Count(part, `{"pod":`) != 1 {
+		t.Errorf("got %s", part)
+	}
+	var e *client.Error
+	for _, r := range []client.DumpRequest{{Pod: "c&d"}, {Model: "x"}, {Cursor: "x"}} {
+		if _, err := c.Dump(ctx, r); !errors.As(err, &e) || e.Status < 400 || e.Code == "" {
+			t.Errorf("%+v: %v", r, err)
+		}
+	}
+
+	if r, err := c.Reset(ctx, client.ResetRequest{Pod: "a"}); err != nil || *r != (client.ResetReport{Pods: 1}) {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	if r, err := c.Reset(ctx, client.ResetRequest{All: true}); err != nil || *r != (client.ResetReport{Pods: 1, Models: 1}) {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	if _, err := c.Reset(ctx, client.ResetRequest{Model: "letters"}); !errors.As(err, &e) || e.Status != 404 {
+		t.Errorf("got %v", err)
+	}
+	if _, err := c.Reset(ctx, client.ResetRequest{Pod: "\xff"}); !errors.Is(err, client.ErrNotUTF8) {
+		t.Errorf("got %v", err)
+	}
+	for _, mode := range []string{"", client.RestoreMerge, client.RestoreReplace} {
+		r, err := c.Restore(ctx, strings.NewReader(whole), mode)
+		if err != nil || r.Blocks != 2 || r.Credits != 4 || r.Models != 1 || r.TrueAt.Time.IsZero() {
+			t.Errorf("got %+v, %v", r, err)
+		}
+	}
+	if again := dump(client.DumpRequest{}); strings.Count(again, `{"pod":`) != 2 {
+		t.Errorf("got %s", again)
+	}
+	if _, err := c.Restore(ctx, strings.NewReader(whole[:len(whole)-30]), ""); !errors.As(err, &e) || e.Code != "invalid_dump" {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A stream may be long, but must move.
+func TestStreamsTimeOut(t *testing.T) {
+	hang := make(chan struct{})
+	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method == http.MethodPost:
+			_, _ = io.Copy(io.Discard, r.Body)
+		default:
+			for range 5 {
+				_, _ = io.WriteString(w, "line\n")
+				w.(http.Flusher).Flush()
+				time.Sleep(60 * time.Millisecond)
+			}
+		}
+		select {
+		case <-hang:
+		case <-r.Context().Done():
+		}
+	}))
+	defer ts.Close()
+	defer close(hang)
+	c, err := client.New(client.Config{URL: ts.URL, Timeout: 150 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	body, err := c.Dump(t.Context(), client.DumpRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(body)
+	if string(text) != strings.Repeat("line\n", 5) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nothing moved for 150ms") {
+		t.Errorf("got %q, %v", text, err)
+	}
+	_ = body.Close()
+	if _, err := c.Restore(t.Context(), strings.NewReader("x"), ""); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.Dump(ctx, client.DumpRequest{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}

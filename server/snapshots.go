@@ -1,0 +1,38 @@
+package server
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvatlas/kvatlas/store/snapshot"
+)
+
+// Snapshots is the observer for snapshot.KeeperConfig; it is called at most once.
+func (m *Metrics) Snapshots() snapshot.Observer {
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+		m.registry.MustRegister(g)
+		return g
+	}
+	saves := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvatlas_snapshot_saves_total", Help: "Snapshots of the index in memory, saved or failed."}, []string{"result"})
+	m.registry.MustRegister(saves)
+	saved, failed := saves.WithLabelValues("saved"), saves.WithLabelValues("failed")
+	last := gauge("kvatlas_snapshot_last_save_timestamp_seconds", "When the last snapshot was saved, in seconds since 1970; 0 is not since the start.")
+	blocks := gauge("kvatlas_snapshot_blocks", "Blocks in the last snapshot saved.")
+	size := gauge("kvatlas_snapshot_bytes", "Size of the last snapshot saved.")
+	restored := gauge("kvatlas_snapshot_restored_blocks", "Blocks restored at the start.")
+	return snapshot.Observer{
+		Saved: func(s snapshot.Summary, _ time.Duration, err error) {
+			if err != nil {
+				failed.Inc()
+				return
+			}
+			saved.Inc()
+			last.SetToCurrentTime()
+			blocks.Set(float64(s.Blocks))
+			size.Set(float64(s.Bytes))
+		},
+		Restored: func(r snapshot.Report, _ time.Duration, _ error) { restored.Set(float64(r.Blocks)) },
+	}
+}
