@@ -51,7 +51,7 @@ func startURL(tb testing.TB, masters int) string {
 
 func smallConfig(url string) RedisConfig {
 	return RedisConfig{
-		URL: url, Pods: 3, Keys: 2048, MemoryKeys: 2048, Sizes: []int{64, 1024}, Rounds: 2, SlowLog: true,
+		URL: url, Pods: 3, Keys: 2048, MemoryKeys: 2048, Sizes: []int{64, 1024}, Rounds: 2, Track: true,
 		settle: 20 * time.Millisecond, idle: 50 * time.Millisecond,
 	}
 }
@@ -138,6 +138,9 @@ func TestRedis(t *testing.T) {
 	}
 	if r.Retire.Blocks != 2048 || r.Retire.One.Cleaned != 2048 || r.Retire.All.Cleaned < 2048 || r.Retire.Times != 3 {
 		t.Errorf("retirement: %+v", r.Retire)
+	}
+	if n := len(r.Retire.One.Commands); n != 3 {
+		t.Errorf("the times of %d commands, want those of 3", n)
 	}
 	if p := r.Retire.Peer; p.Blocks != 2000 || p.RoundTrips < 6000 {
 		t.Errorf("the peer's clear: %+v", p)

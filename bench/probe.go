@@ -3,7 +3,9 @@ package bench
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -101,63 +103,70 @@ func (s *server) during(ctx context.Context, f func() error) (Stalls, error) {
 	return st, errors.Join(err, <-failed)
 }
 
-// slowLog watches which commands keep a server for longer than a millisecond.
-type slowLog struct {
+// Command is how long a kind of command kept a server, by the server's own clock
+// and in milliseconds: half of the calls at most Median, and so on.
+type Command struct {
+	Name   string  `json:"name"`
+	Median float64 `json:"median_ms"`
+	P99    float64 `json:"p99_ms"`
+	P999   float64 `json:"p999_ms"`
+	Max    float64 `json:"max_ms"`
+}
+
+// commandTimes resets the servers' statistics of commands, and tells them to keep
+// what times needs. What they were told before is for undo.
+type commandTimes struct {
 	s   *server
 	old []map[string]string // of each node
 }
 
-// slowLogAbove is the limit in microseconds.
-const slowLogAbove = "1000"
-
-func (s *server) watchSlow(ctx context.Context) (*slowLog, error) {
-	l := &slowLog{s: s}
+// trackCommands fails on servers before version 7, which keep no such
+// statistics.
+func (s *server) trackCommands(ctx context.Context) (*commandTimes, error) {
+	t := &commandTimes{s: s}
 	for _, n := range s.nodes {
-		old, err := n.ConfigGet(ctx, "slowlog-*").Result()
+		old, err := n.ConfigGet(ctx, "latency-tracking*").Result()
 		if err != nil {
 			return nil, err
 		}
-		l.old = append(l.old, old)
+		t.old = append(t.old, old)
 		pipe := n.Pipeline()
-		pipe.ConfigSet(ctx, "slowlog-log-slower-than", slowLogAbove)
-		pipe.ConfigSet(ctx, "slowlog-max-len", "4096")
-		pipe.Do(ctx, "SLOWLOG", "RESET")
+		pipe.ConfigSet(ctx, "latency-tracking", "yes")
+		pipe.ConfigSet(ctx, "latency-tracking-info-percentiles", "50 99 99.9 100")
+		pipe.ConfigResetStat(ctx)
 		if _, err := pipe.Exec(ctx); err != nil {
 			return nil, err
 		}
 	}
-	return l, nil
+	return t, nil
 }
 
-// Slow is what a server's slow log has of commands over a millisecond, by the
-// server's own clock.
-type Slow struct {
-	Commands int     `json:"commands"`
-	Over     int     `json:"over_2ms"`
-	Longest  float64 `json:"longest_ms"`
-	// Which is the longest one's name.
-	Which string `json:"which"`
-}
-
-// stop reads the log and gives the servers their configuration back.
-func (l *slowLog) stop(ctx context.Context) (Slow, error) {
-	var out Slow
+// stop returns the times of the commands, of several servers the longest, and
+// gives the servers their configuration back.
+func (t *commandTimes) stop(ctx context.Context) ([]Command, error) {
+	all := map[string]Command{}
 	var errs []error
-	for i, n := range l.s.nodes {
-		log, err := n.SlowLogGet(ctx, -1).Result()
+	for i, n := range t.s.nodes {
+		text, err := n.Info(ctx, "latencystats").Result()
 		errs = append(errs, err)
-		for _, e := range log {
-			out.Commands++
-			if e.Duration > stall {
-				out.Over++
+		for name, v := range parseInfo(text) {
+			name, ok := strings.CutPrefix(name, "latency_percentiles_usec_")
+			if !ok {
+				continue
 			}
-			if ms := e.Duration.Seconds() * 1e3; ms > out.Longest && len(e.Args) > 0 {
-				out.Longest, out.Which = ms, e.Args[0]
+			p := map[string]float64{}
+			for f := range strings.SplitSeq(v, ",") {
+				q, us, _ := strings.Cut(f, "=")
+				p[q] = number(us) / 1e3
+			}
+			c := all[name]
+			all[name] = Command{
+				Name: name, Median: max(c.Median, p["p50"]), P99: max(c.P99, p["p99"]), P999: max(c.P999, p["p99.9"]), Max: max(c.Max, p["p100"]),
 			}
 		}
-		for name, v := range l.old[i] {
+		for name, v := range t.old[i] {
 			errs = append(errs, n.ConfigSet(ctx, name, v).Err())
 		}
 	}
-	return out, errors.Join(errs...)
+	return slices.SortedFunc(maps.Values(all), func(a, b Command) int { return strings.Compare(a.Name, b.Name) }), errors.Join(errs...)
 }

@@ -41,9 +41,10 @@ type RedisConfig struct {
 	Rounds int
 	// EventBlocks is the number of blocks of an engine's event; 16 by default.
 	EventBlocks int
-	// SlowLog lets the retirement of a pod read the server's slow log, for which
-	// it changes the server's configuration until it ends.
-	SlowLog bool
+	// Track lets the sweep read how long the server has had for its commands, for
+	// which it resets the server's statistics and changes its configuration until
+	// it ends. It needs a server of version 7.
+	Track bool
 	// Progress is told what is going on; nil for nobody.
 	Progress func(string)
 

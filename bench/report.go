@@ -156,19 +156,29 @@ func retireTable(r *Retirement) string {
 	var sb strings.Builder
 	fmt.Fprintf(&sb, "A pod with %s blocks, %d times: the call takes %s ms, another client's lookup is back without the pod after %s ms, at worst %s.\n\n",
 		group(int64(r.Blocks)), r.Times, r.Call, r.Visible, short(r.Worst))
-	t := newTable("sweep", "s", "blocks cleaned", "steps", "CPU ms a step", "PINGs", "median ms", "99.9 % ms", "longest ms", "over 2 ms", "slow log: over 1 ms", "over 2 ms", "longest ms")
+	t := newTable("sweep", "s", "blocks cleaned", "steps", "CPU ms a step", "PINGs", "median ms", "99.9 % ms", "longest ms", "over 2 ms")
 	row := func(name string, run SweepRun) {
-		slow := []string{"", "", ""}
-		if s := run.Slow; s != nil {
-			slow = []string{fmt.Sprint(s.Commands), fmt.Sprint(s.Over), strings.TrimSpace(short(s.Longest) + " " + s.Which)}
-		}
 		st := run.Stalls
-		t.add(append([]string{name, short(run.Seconds), group(int64(run.Cleaned)), fmt.Sprint(run.Steps), short(run.StepCPU), group(int64(st.Pings)), short(st.Median), short(st.P999), short(st.Longest), fmt.Sprint(st.Over)}, slow...)...)
+		t.add(name, short(run.Seconds), group(int64(run.Cleaned)), fmt.Sprint(run.Steps), short(run.StepCPU),
+			group(int64(st.Pings)), short(st.Median), short(st.P999), short(st.Longest), fmt.Sprint(st.Over))
 	}
 	row("none: an idle server", SweepRun{Seconds: r.IdleSeconds, Stalls: r.Idle})
 	row("after one pod", r.One)
 	row("after all pods", r.All)
 	sb.WriteString(t.String())
+	if len(r.One.Commands) > 0 {
+		sb.WriteString("\nCommands by the server's clock, ms:\n\n")
+		t = newTable("sweep", "command", "median", "99 %", "99.9 %", "longest")
+		for _, run := range []struct {
+			name string
+			SweepRun
+		}{{"after one pod", r.One}, {"after all pods", r.All}} {
+			for _, c := range run.Commands {
+				t.add(run.name, c.Name, short(c.Median), short(c.P99), short(c.P999), short(c.Max))
+			}
+		}
+		sb.WriteString(t.String())
+	}
 	if p := r.Peer; p.Blocks > 0 {
 		fmt.Fprintf(&sb, "\nThe peer clears a pod of %s blocks, alone in the database, in %s s and %s round trips.\n", group(int64(p.Blocks)), short(p.Seconds), group(int64(p.RoundTrips)))
 	}

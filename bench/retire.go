@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,12 +41,15 @@ type SweepRun struct {
 	Cleaned uint64  `json:"cleaned"`
 	// Steps is how many steps it took: a SCAN, an MGET and the scripts. StepCPU is
 	// the mean CPU time in milliseconds that the servers' main threads took for all
-	// of a step: on a busy machine it says more than what others felt by the clock.
+	// of a step, without what an idle server takes for the PINGs: on a busy machine
+	// it says more than what others felt by the clock.
 	Steps   int     `json:"steps"`
 	StepCPU float64 `json:"step_cpu_ms"`
 	Stalls  Stalls  `json:"stalls"`
-	// Slow is nil when the slow log was not to be used.
-	Slow *Slow `json:"slow,omitempty"`
+	// Commands are those of the sweep: by the server's clock, so that on a busy
+	// machine the longest of them are those that lost the processor. Without
+	// RedisConfig.Track there are none.
+	Commands []Command `json:"commands,omitempty"`
 }
 
 // PeerClear is how long the peer takes to clear a pod: it reads every HASH of
@@ -69,10 +73,19 @@ func (r *redisRun) retire(ctx context.Context, main corpus, pods []string) (err 
 	defer func() { err = errors.Join(err, other.x.Close()) }()
 
 	r.c.Progress("an idle server")
+	before, err := r.s.read(ctx)
+	if err != nil {
+		return err
+	}
 	out.Idle, err = r.s.during(ctx, func() error { return sleep(ctx, r.c.idle) })
 	if err != nil {
 		return err
 	}
+	after, err := r.s.read(ctx)
+	if err != nil {
+		return err
+	}
+	perPing := (after.cpu - before.cpu).Seconds() / float64(max(1, out.Idle.Pings))
 	var calls, visible []float64
 	for i, pod := range pods {
 		call, seen, err := retireSeen(ctx, r.ours.x, other, pod, main.prompt(i, 64, 100))
@@ -82,7 +95,7 @@ func (r *redisRun) retire(ctx context.Context, main corpus, pods []string) (err 
 		calls, visible = append(calls, call.Seconds()*1e3), append(visible, seen.Seconds()*1e3)
 		if i == 0 {
 			r.c.Progress(fmt.Sprintf("sweeping %d blocks of one pod", main.keys()))
-			if out.One, err = r.sweep(ctx, main.keys()); err != nil {
+			if out.One, err = r.sweep(ctx, main.keys(), perPing); err != nil {
 				return err
 			}
 		}
@@ -90,7 +103,7 @@ func (r *redisRun) retire(ctx context.Context, main corpus, pods []string) (err 
 	out.Call, out.Visible = spread(calls), spread(visible)
 	out.Worst = visible[len(visible)-1] // sorted by now
 	r.c.Progress(fmt.Sprintf("sweeping %d blocks of all pods", main.keys()))
-	if out.All, err = r.sweep(ctx, main.keys()); err != nil {
+	if out.All, err = r.sweep(ctx, main.keys(), perPing); err != nil {
 		return err
 	}
 	if err := r.forgetNow(ctx, r.ours, ""); err != nil {
@@ -162,11 +175,15 @@ func retireSeen(ctx context.Context, x *redis.Index, other *ours, pod string, ke
 	}
 }
 
-// sweep sweeps as the background does, with the default duty.
-func (r *redisRun) sweep(ctx context.Context, blocks int) (run SweepRun, err error) {
-	var slow *slowLog
-	if r.c.SlowLog {
-		if slow, err = r.s.watchSlow(ctx); err != nil {
+// sweptCommands are what a sweep consists of.
+var sweptCommands = []string{"scan", "mget", "evalsha"}
+
+// sweep sweeps as the background does, with the default duty. perPing is what a
+// PING costs the server, in seconds.
+func (r *redisRun) sweep(ctx context.Context, blocks int, perPing float64) (run SweepRun, err error) {
+	var track *commandTimes
+	if r.c.Track {
+		if track, err = r.s.trackCommands(ctx); err != nil {
 			return run, err
 		}
 	}
@@ -183,12 +200,15 @@ func (r *redisRun) sweep(ctx context.Context, blocks int) (run SweepRun, err err
 	})
 	run.Seconds = time.Since(begin).Seconds()
 	run.Steps = int(r.ours.steps.Load() - steps)
-	if after, err2 := r.s.read(context.WithoutCancel(ctx)); err2 == nil {
-		run.StepCPU = (after.cpu - before.cpu).Seconds() * 1e3 / float64(max(1, run.Steps))
-	}
-	if slow != nil {
-		s, err2 := slow.stop(context.WithoutCancel(ctx))
-		run.Slow, err = &s, errors.Join(err, err2)
+	ctx = context.WithoutCancel(ctx)
+	after, err2 := r.s.read(ctx)
+	own := perPing * float64(run.Stalls.Pings)
+	run.StepCPU = ((after.cpu - before.cpu).Seconds() - own) * 1e3 / float64(max(1, run.Steps))
+	err = errors.Join(err, err2)
+	if track != nil {
+		all, err2 := track.stop(ctx)
+		err = errors.Join(err, err2)
+		run.Commands = slices.DeleteFunc(all, func(c Command) bool { return !slices.Contains(sweptCommands, c.Name) })
 	}
 	if err == nil && run.Cleaned < uint64(blocks) {
 		err = fmt.Errorf("the sweep has cleaned %d blocks of %d", run.Cleaned, blocks)

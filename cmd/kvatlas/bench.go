@@ -102,7 +102,7 @@ func (p *program) benchRedis(ctx context.Context, args []string) int {
 	intList(fs, &c.Sizes, "sizes", "numbers of blocks of a lookup, a `LIST`; 128,1024,8192 by default")
 	intList(fs, &c.Hits, "hits", "how much of the chain is held, a `LIST` in percent; 0,50,100 by default")
 	fs.IntVar(&c.Rounds, "rounds", 20, "how often each side has its turn")
-	fs.BoolVar(&c.SlowLog, "slowlog", false, "watch the sweep in the server's slow log, changing its configuration meanwhile; always with --start")
+	fs.BoolVar(&c.Track, "track", false, "read the server's times of the sweep's commands, resetting its statistics; always with --start")
 	asJSON := fs.Bool("json", false, "write JSON")
 	if status, done := p.parseFlags("bench redis", benchRedisUsage, fs, args); done {
 		return status
@@ -116,7 +116,7 @@ func (p *program) benchRedis(ctx context.Context, args []string) int {
 			return p.fail("bench redis", err)
 		}
 		defer func() { _ = s.Close() }()
-		c.URL, c.SlowLog = s.URL, true
+		c.URL, c.Track = s.URL, true
 	}
 	c.Progress = p.progress
 	report, err := bench.Redis(ctx, c)
