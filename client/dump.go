@@ -44,7 +44,7 @@ func (c *Client) Dump(ctx context.Context, r DumpRequest) (io.ReadCloser, error)
 		path += "?" + q.Encode()
 	}
 	s := c.stream(ctx)
-	resp, err := s.do(http.MethodGet, path, "", nil)
+	resp, err := s.do(http.MethodGet, path, "", nil) //nolint:bodyclose // dumpBody closes it
 	if err != nil {
 		s.end()
 		return nil, err

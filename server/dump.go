@@ -104,23 +104,21 @@ func (c *call) dump() error {
 		return nil
 	}
 	w := &dumpWriter{c: c}
-	_, err = snapshot.Dump(c.ctx, w, from, o)
-	if err == nil {
-		return nil
+	if _, err = snapshot.Dump(c.ctx, w, from, o); err != nil {
+		err = c.ended(err)
 	}
-	err = c.ended(err)
-	if c.status == 0 {
+	if err == nil || c.status == 0 {
 		return err
-	}
-	if w.failed != nil { // there is nobody to tell
-		c.refusal = asAPIError(context.Canceled)
-		return nil
 	}
 	// The status has gone out: the last line says why there is no more.
 	c.refusal = asAPIError(err)
-	c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", c.refusal.code).Err(err).Msg("dump ended early")
-	_, _ = w.Write(c.refusal.appendJSON(c.out[:0]))
-	return nil
+	if w.failed != nil {
+		c.refusal = asAPIError(context.Canceled)
+	} else {
+		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", c.refusal.code).Err(err).Msg("dump ended early")
+		_, _ = w.Write(c.refusal.appendJSON(c.out[:0])) // a failed write means that the client has gone
+	}
+	return nil //nolint:nilerr // it has been told
 }
 
 // cannot refuses what the index behind the server is not made for.

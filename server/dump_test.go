@@ -106,7 +106,7 @@ func TestDumpInParts(t *testing.T) {
 		}
 		text, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
-		if err != nil || resp.StatusCode != 200 {
+		if err != nil || resp.StatusCode != http.StatusOK {
 			t.Fatalf("%d %s %v", resp.StatusCode, text, err)
 		}
 		whole.Write(text)
@@ -156,7 +156,7 @@ func openSlow(t *testing.T) slow {
 // begin begins a dump and returns once its first page has come.
 func begin(t *testing.T, url string) (rest *bufio.Reader, end func()) {
 	t.Helper()
-	resp, err := http.Get(url + "/v1/dump")
+	resp, err := http.Get(url + "/v1/dump") //nolint:bodyclose // end closes it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestRestoreStreams(t *testing.T) {
 		t.Errorf("%d %s", code, body)
 	}
 	w := httptest.NewRecorder()
-	r := httptest.NewRequest("POST", "/v1/restore", bytes.NewReader(b))
+	r := httptest.NewRequest(http.MethodPost, "/v1/restore", bytes.NewReader(b))
 	r.Header.Set("Content-Encoding", "gzip")
 	if s.Handler().ServeHTTP(w, r); w.Code != 415 {
 		t.Errorf("%d %s", w.Code, w.Body)
@@ -305,7 +305,7 @@ func TestRestoreStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != 408 || !strings.Contains(string(body), "body_timeout") {
+	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(body), "body_timeout") {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 }

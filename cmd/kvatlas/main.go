@@ -4,6 +4,9 @@
 //	kvatlas serve     answer over HTTP
 //	kvatlas score     ask a server from the command line
 //	kvatlas bench     measure the indexes beside those of others
+//	kvatlas dump      write all that an index holds
+//	kvatlas restore   load that into an index
+//	kvatlas reset     make an index forget a pod, a model or all
 //	kvatlas version   say which version this is
 //
 // A command ends with status 0, with 1 when it failed, and with 2 when it was
@@ -16,6 +19,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -54,6 +58,9 @@ engine holds the longest prefix of a prompt.
   kvatlas serve     answer over HTTP
   kvatlas score     ask a server from the command line
   kvatlas bench     measure the indexes beside those of others
+  kvatlas dump      write all that an index holds
+  kvatlas restore   load that into an index
+  kvatlas reset     make an index forget a pod, a model or all
   kvatlas version   say which version this is
 
 kvatlas COMMAND --help lists the flags of a command.
@@ -73,6 +80,12 @@ func (p *program) run(ctx context.Context, args []string) int {
 		return p.score(ctx, args)
 	case "bench":
 		return p.bench(ctx, args)
+	case "dump":
+		return p.dump(ctx, args)
+	case "restore":
+		return p.restore(ctx, args)
+	case "reset":
+		return p.reset(ctx, args)
 	case "version", "--version", "-version":
 		if len(args) > 0 {
 			return p.misuse("version", fmt.Errorf("%q: it takes no arguments", args[0]))
@@ -80,9 +93,16 @@ func (p *program) run(ctx context.Context, args []string) int {
 		fmt.Fprintln(p.stdout, "kvatlas "+versionLine())
 		return exitOK
 	case "help", "--help", "-help", "-h":
+		if len(args) == 1 && !strings.HasPrefix(args[0], "-") && args[0] != "help" {
+			return p.run(ctx, []string{args[0], "--help"})
+		}
 		fmt.Fprint(p.stdout, usage)
 		return exitOK
 	default:
+		if strings.HasPrefix(command, "-") {
+			fmt.Fprintf(p.stderr, "kvatlas: %q comes before a command: flags stand behind it, as in kvatlas serve %s\n\n%s", command, command, usage)
+			return exitUsage
+		}
 		fmt.Fprintf(p.stderr, "kvatlas: %q is no command\n\n%s", command, usage)
 		return exitUsage
 	}

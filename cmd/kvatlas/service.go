@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/snapshot"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
@@ -31,7 +33,10 @@ type service struct {
 	origin tokenpool.Origin
 	pool   *tokenpool.Pool
 	index  store.Index
+	keeper *snapshot.Keeper // of the index in memory; nil without a snapshot-file
 	api    *server.Server
+
+	backend string // memory or redis
 
 	metrics *server.Metrics
 	closers []func() error // in the order in which things were made
@@ -49,8 +54,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	if err := s.makeTokenizers(); err != nil {
 		return nil, err
 	}
-	backend, err := s.makeIndex()
-	if err != nil {
+	if s.backend, err = s.makeIndex(); err != nil {
 		return nil, err
 	}
 	var usage *scorer.Usage
@@ -81,7 +85,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 		Metrics:     s.metrics,
 		StrictReady: cfg.StrictReady,
 		Version:     versionWord(),
-		Backend:     backend,
+		Backend:     s.backend,
 		Limits: server.Limits{
 			MaxBodyBytes:     int64(cfg.MaxBodyBytes),
 			MaxTokens:        cfg.MaxTokens,
@@ -91,6 +95,8 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 			MaxInFlight:      cfg.MaxInFlight,
 			MaxInFlightBytes: int64(cfg.MaxInFlightBytes),
 			RequestTimeout:   cfg.RequestTimeout,
+			MaxStreams:       cfg.MaxStreams,
+			StreamStall:      cfg.StreamStall,
 		},
 	})
 	return s, err
@@ -175,13 +181,7 @@ func (s *service) watchTokenizers() tokenpool.Observer {
 // makeIndex makes the index and says which kind it is.
 func (s *service) makeIndex() (backend string, err error) {
 	if s.cfg.Redis == "" {
-		s.index, err = memory.New(memory.Config{
-			MaxBlocks:  s.cfg.IndexMaxBlocks,
-			MaxBytes:   int64(s.cfg.IndexMaxBytes),
-			MaxPods:    s.cfg.IndexMaxPods,
-			MaxHolders: s.cfg.IndexMaxHolders,
-			MaxModels:  s.cfg.IndexMaxModels,
-		})
+		s.index, err = s.makeMemory()
 		backend = "memory"
 	} else {
 		s.index, err = redis.Open(redis.Config{
@@ -203,12 +203,106 @@ func (s *service) makeIndex() (backend string, err error) {
 	return backend, nil
 }
 
+// makeMemory makes the index in memory, with what keeps it over a restart.
+func (s *service) makeMemory() (store.Index, error) {
+	x, err := memory.New(memory.Config{
+		MaxBlocks:  s.cfg.IndexMaxBlocks,
+		MaxBytes:   int64(s.cfg.IndexMaxBytes),
+		MaxPods:    s.cfg.IndexMaxPods,
+		MaxHolders: s.cfg.IndexMaxHolders,
+		MaxModels:  s.cfg.IndexMaxModels,
+	})
+	if err != nil || s.cfg.SnapshotFile == "" {
+		return x, err
+	}
+	s.keeper, err = snapshot.NewKeeper(snapshot.KeeperConfig{
+		Index:    x,
+		File:     s.cfg.SnapshotFile,
+		Changes:  int64(s.cfg.SnapshotChanges),
+		Interval: s.cfg.SnapshotInterval,
+		MaxAge:   s.cfg.SnapshotMaxAge,
+		Observer: s.watchSnapshots(),
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("snapshot-file (from %s): %w", s.cfg.Origins["snapshot-file"], err), x.Close())
+	}
+	return s.keeper, nil
+}
+
+// watchSnapshots counts snapshots and writes them to the log.
+func (s *service) watchSnapshots() snapshot.Observer {
+	o := s.metrics.Snapshots()
+	saved, restored := o.Saved, o.Restored
+	o.Saved = func(sum snapshot.Summary, took time.Duration, err error) {
+		saved(sum, took, err)
+		if err != nil {
+			s.log.Error().Err(err).Str("file", s.cfg.SnapshotFile).Msg("snapshot not saved")
+			return
+		}
+		s.log.Info().Str("file", s.cfg.SnapshotFile).Int64("blocks", sum.Blocks).Int64("bytes", sum.Bytes).Dur("took", took).Msg("snapshot saved")
+	}
+	o.Restored = func(r snapshot.Report, took time.Duration, err error) {
+		restored(r, took, err)
+		if err != nil {
+			s.log.Error().Err(err).Msg("snapshot not restored")
+			return
+		}
+		s.log.Info().Str("file", s.cfg.SnapshotFile).Int64("blocks", r.Blocks).Int("pods", r.Pods).Time("true_at", r.TrueAt.Time).Dur("took", took).Msg("snapshot restored")
+	}
+	return o
+}
+
+// Why /readyz says no at first.
+var (
+	errRestoring = errors.New("restoring the snapshot")
+	errLoading   = errors.New("loading tokenizers")
+)
+
+// warmUp does what must be done before /readyz says yes. An error ends the
+// service.
+func (s *service) warmUp(ctx context.Context) error {
+	var loading sync.WaitGroup
+	loading.Go(func() { s.preload(ctx) })
+	defer loading.Wait()
+	if s.keeper != nil {
+		s.api.SetReady(errRestoring)
+		if err := s.keeper.Restore(ctx); ctx.Err() != nil {
+			return nil // the end came first
+		} else if err != nil {
+			return err
+		}
+	}
+	if len(s.cfg.Preload) > 0 {
+		s.api.SetReady(errLoading)
+	}
+	loading.Wait()
+	if ctx.Err() == nil {
+		s.api.SetReady(nil)
+	}
+	return nil
+}
+
 // hasTokenizer says what is wrong when the model's tokenizer cannot be had.
 func (s *service) hasTokenizer(model string) error {
 	if _, err := s.origin.Stat(model); err != nil {
 		return fmt.Errorf("%w\nscripts/fetch-tokenizers.sh prepares %s; --tokenizers names another directory", err, demoTokenizers)
 	}
 	return nil
+}
+
+// preload loads the tokenizers that were asked for, all at once. One that
+// cannot be loaded is in the log and keeps nobody from the others.
+func (s *service) preload(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, model := range s.cfg.Preload {
+		wg.Go(func() {
+			_, err := s.pool.Tokens(ctx, tokenpool.Request{Model: model, Text: "a", Mode: tokenpool.Sync})
+			if err != nil && ctx.Err() == nil {
+				s.log.Error().Str("model", model).Err(err).Msg("preload: no tokenizer, the server goes on without it")
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // close ends what was made, the last first.
@@ -234,20 +328,28 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 		return err
 	}
 	// Room for all who can fail, so that nobody waits to tell.
-	failed := make(chan error, 3)
+	failed := make(chan error, 4)
 	l.serve(failed)
-	s.api.SetReady(nil)
-	s.log.Info().Str("version", versionWord()).Str("address", l.api.Addr().String()).Str("admin_address", l.adminAddress()).
+	cold := s.keeper != nil || len(s.cfg.Preload) > 0
+	if !cold {
+		s.api.SetReady(nil)
+	}
+	s.log.Info().Str("version", versionWord()).Str("index", s.backend).Str("address", l.api.Addr().String()).Str("admin_address", l.adminAddress()).
 		Str("config", s.cfg.File).Msg("listening")
 
 	var playing sync.WaitGroup
-	if after != nil {
-		playing.Go(func() {
-			if err := after(ctx, "http://"+dialable(l.api.Addr())); err != nil {
-				failed <- err
-			}
-		})
-	}
+	playing.Go(func() {
+		var err error
+		if cold {
+			err = s.warmUp(ctx)
+		}
+		if err == nil && after != nil && ctx.Err() == nil {
+			err = after(ctx, "http://"+dialable(l.api.Addr()))
+		}
+		if err != nil {
+			failed <- err
+		}
+	})
 	select {
 	case <-ctx.Done():
 		s.log.Info().Str("because", context.Cause(ctx).Error()).Msg("ending")
@@ -289,7 +391,7 @@ func (s *service) listen(ctx context.Context) (*listeners, error) {
 	if l.admin, err = lc.Listen(ctx, "tcp", s.cfg.AdminListen); err != nil {
 		return nil, errors.Join(listenError("admin-listen", s.cfg.AdminListen, err), l.api.Close())
 	}
-	l.apiServer.Handler = withoutMetrics(s.api.Handler())
+	l.apiServer.Handler = withoutAdmin(s.api.Handler())
 	l.adminServer = s.httpServer(adminHandler(s.api.Handler()))
 	return l, nil
 }
@@ -320,24 +422,27 @@ func (s *service) httpServer(h http.Handler) *http.Server {
 	}
 }
 
-// withoutMetrics leaves /metrics to the admin listener. (A http.ServeMux would
-// do so too, and redirect pod names that hold two slashes on the way.)
-func withoutMetrics(h http.Handler) http.Handler {
+// adminPaths are what the admin listener has for itself.
+var adminPaths = []string{"/metrics", "/v1/dump", "/v1/restore", "/v1/reset"}
+
+// withoutAdmin leaves to the admin listener what is its own. (A http.ServeMux
+// would do so too, and redirect pod names that hold two slashes on the way.)
+func withoutAdmin(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/metrics" {
+		if !slices.Contains(adminPaths, r.URL.Path) {
 			h.ServeHTTP(w, r)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusNotFound)
-		_, _ = io.WriteString(w, `{"error":{"code":"not_found","message":"metrics are on the admin listener","param":null}}`+"\n")
+		_, _ = io.WriteString(w, `{"error":{"code":"not_found","message":"metrics, dump, restore and reset are on the admin listener","param":null}}`+"\n")
 	})
 }
 
 // adminHandler passes on what the admin listener serves.
 func adminHandler(h http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	for _, path := range []string{"/metrics", "/healthz", "/readyz"} {
+	for _, path := range append([]string{"/healthz", "/readyz"}, adminPaths...) {
 		mux.Handle(path, h)
 	}
 	return mux

@@ -69,7 +69,7 @@ func BenchmarkDump(b *testing.B) {
 
 func BenchmarkRestore(b *testing.B) {
 	eachBench(b, func(b *testing.B, open opener, full snapshot.Backend) {
-		text := dump(b, b.Context(), full, snapshot.Options{})
+		text := dump(b, full, snapshot.Options{})
 		for b.Loop() {
 			b.StopTimer()
 			x := open(b)

@@ -66,7 +66,7 @@ func TestResume(t *testing.T) {
 			if _, err := snapshot.Restore(ctx, r, y, snapshot.Merge); err != nil {
 				t.Fatalf("%s cut at %d: %v", name, n, err)
 			}
-			if got, want := found(t, ctx, y, ks), found(t, ctx, x, ks); !got["m1"].Equal(want["m1"]) || !got["m2"].Equal(want["m2"]) {
+			if got, want := found(t, y, ks), found(t, x, ks); !got["m1"].Equal(want["m1"]) || !got["m2"].Equal(want["m2"]) {
 				t.Fatalf("%s cut at %d: the index is another", name, n)
 			}
 			_ = y.Close()

@@ -149,7 +149,7 @@ func TestKeeperRefusesUntilRestored(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	found(t, ctx, k, chain(1, 3))
+	found(t, k, chain(1, 3))
 	if err := k.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestKeeperRefusesUntilRestored(t *testing.T) {
 func TestKeeperPutsAside(t *testing.T) {
 	ctx := t.Context()
 	x, _ := sample(t)
-	good := dump(t, ctx, x, snapshot.Options{PageBlocks: 100})
+	good := dump(t, x, snapshot.Options{PageBlocks: 100})
 	for what, c := range map[string]struct {
 		text string
 		is   error

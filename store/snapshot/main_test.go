@@ -27,6 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // tester is what testing.TB and rapid.T have in common.
 type tester interface {
+	Context() context.Context
 	Helper()
 	Fatalf(format string, args ...any)
 }
@@ -103,7 +104,7 @@ var (
 )
 
 // play plays a random history to an index and to a model of it.
-func play(t *rapid.T, ctx context.Context, x store.Index, m *storetest.Model) {
+func play(t *rapid.T, x store.Index, m *storetest.Model) {
 	for range rapid.IntRange(0, 8).Draw(t, "steps") {
 		switch rapid.IntRange(0, 5).Draw(t, "what") {
 		case 0:
@@ -112,19 +113,19 @@ func play(t *rapid.T, ctx context.Context, x store.Index, m *storetest.Model) {
 				Address: "http://x", Role: "both", Ranks: 2, Engine: "vllm", Events: "tcp://a:1", Replay: "tcp://a:2", BlockSize: 16,
 				Labels: map[string]string{"zone": "<z>"}, Lease: store.Seconds(time.Hour),
 			}
-			if _, err := x.Register(ctx, p); err != nil {
+			if _, err := x.Register(t.Context(), p); err != nil {
 				t.Fatalf("%v", err)
 			}
 			m.Register(p)
 		case 1:
 			pod := rapid.SampledFrom([]string{"a", "b", "c/d"}).Draw(t, "pod")
-			if _, err := x.Retire(ctx, pod); err != nil {
+			if _, err := x.Retire(t.Context(), pod); err != nil {
 				t.Fatalf("%v", err)
 			}
 			m.Retire(pod)
 		default:
 			b := genBatch.Draw(t, "batch")
-			if err := x.Apply(ctx, b); err != nil {
+			if err := x.Apply(t.Context(), b); err != nil {
 				t.Fatalf("%v", err)
 			}
 			m.Apply(b)
@@ -133,12 +134,12 @@ func play(t *rapid.T, ctx context.Context, x store.Index, m *storetest.Model) {
 }
 
 // found returns who holds what of the keys, for each model.
-func found(t tester, ctx context.Context, x store.Index, ks []blockkey.Key) map[string]storetest.Answer {
+func found(t tester, x store.Index, ks []blockkey.Key) map[string]storetest.Answer {
 	t.Helper()
 	out := map[string]storetest.Answer{}
 	for _, name := range models {
 		c := &storetest.Collector{Keys: len(ks)}
-		if err := x.Lookup(ctx, &store.Query{Model: store.Mask(name), Keys: ks, Fold: c}); err != nil {
+		if err := x.Lookup(t.Context(), &store.Query{Model: store.Mask(name), Keys: ks, Fold: c}); err != nil {
 			t.Fatalf("Lookup: %v", err)
 		}
 		if err := c.Err(); err != nil {
@@ -150,14 +151,14 @@ func found(t tester, ctx context.Context, x store.Index, ks []blockkey.Key) map[
 }
 
 // same fails the test when the index is not what the model is.
-func same(t tester, ctx context.Context, x store.Index, m *storetest.Model) {
+func same(t tester, x store.Index, m *storetest.Model) {
 	t.Helper()
-	for name, got := range found(t, ctx, x, keys) {
+	for name, got := range found(t, x, keys) {
 		if want := m.Lookup(store.Mask(name), keys); !got.Equal(want) {
 			t.Fatalf("of %s found\n%v, want\n%v", name, got, want)
 		}
 	}
-	reg, err := x.Registry(ctx)
+	reg, err := x.Registry(t.Context())
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
@@ -167,10 +168,10 @@ func same(t tester, ctx context.Context, x store.Index, m *storetest.Model) {
 }
 
 // dump dumps an index.
-func dump(t tester, ctx context.Context, x snapshot.Source, o snapshot.Options) []byte {
+func dump(t tester, x snapshot.Source, o snapshot.Options) []byte {
 	t.Helper()
 	var out bytes.Buffer
-	s, err := snapshot.Dump(ctx, &out, x, o)
+	s, err := snapshot.Dump(t.Context(), &out, x, o)
 	if err != nil {
 		t.Fatalf("Dump: %v", err)
 	}
@@ -180,9 +181,9 @@ func dump(t tester, ctx context.Context, x snapshot.Source, o snapshot.Options) 
 	return out.Bytes()
 }
 
-func restore(t tester, ctx context.Context, x store.Index, text []byte, mode snapshot.Mode) snapshot.Report {
+func restore(t tester, x store.Index, text []byte, mode snapshot.Mode) snapshot.Report {
 	t.Helper()
-	r, err := snapshot.Restore(ctx, bytes.NewReader(text), x, mode)
+	r, err := snapshot.Restore(t.Context(), bytes.NewReader(text), x, mode)
 	if err != nil {
 		t.Fatalf("Restore: %v\n%s", err, text)
 	}

@@ -83,11 +83,12 @@ func (r *Reader) Next() (*Line, error) {
 		}
 		return nil, r.bad("%w", err)
 	}
-	if l.Kind == KindHeader {
+	switch {
+	case l.Kind == KindHeader:
 		err = r.begin(l)
-	} else if !r.open {
+	case !r.open:
 		err = r.bad("a dump, or a part of it, begins with {\"kvatlas\":\"dump\",...}; this is %s", clip(raw))
-	} else {
+	default:
 		err = r.check(l)
 	}
 	if err != nil {

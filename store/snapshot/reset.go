@@ -63,7 +63,8 @@ func Reset(ctx context.Context, x store.Index, t Target) (done Resets, err error
 		return done, fmt.Errorf("%w: a reset is of one model, of one pod or of all", store.ErrInvalid)
 	}
 	if t.Pod != "" {
-		return done, retire(ctx, x, t.Pod, &done)
+		err = retire(ctx, x, t.Pod, &done)
+		return done, err
 	}
 	forgetter, ok := x.(store.Forgetter)
 	if !ok {

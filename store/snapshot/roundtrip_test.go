@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -27,17 +28,17 @@ func TestRoundTrips(t *testing.T) {
 			t.Run(from+" to "+to, func(t *testing.T) {
 				rapid.Check(t, func(rt *rapid.T) {
 					x, m := openFrom(t), storetest.NewModel()
-					play(rt, t.Context(), x, m)
-					text := dump(rt, t.Context(), x, snapshot.Options{PageBlocks: rapid.SampledFrom([]int{1, 7, 0}).Draw(rt, "page")})
+					play(rt, x, m)
+					text := dump(rt, x, snapshot.Options{PageBlocks: rapid.SampledFrom([]int{1, 7, 0}).Draw(rt, "page")})
 					end, blocks, err := snapshot.Verify(bytes.NewReader(text))
 					if err != nil || end.Blocks != blocks {
 						rt.Fatalf("%+v, %d blocks, %v", end, blocks, err)
 					}
 					y := openTo(t)
 					for range rapid.IntRange(1, 2).Draw(rt, "times") {
-						restore(rt, t.Context(), y, text, snapshot.Merge)
+						restore(rt, y, text, snapshot.Merge)
 					}
-					same(rt, t.Context(), y, m)
+					same(rt, y, m)
 					_ = x.Close()
 					_ = y.Close()
 				})
@@ -52,25 +53,23 @@ func TestModes(t *testing.T) {
 	for name, open := range backends(t) {
 		t.Run(name, func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
-				ctx := t.Context()
 				x, y, m := open(t), open(t), storetest.NewModel()
-				play(rt, ctx, x, m)
+				play(rt, x, m)
 				other := storetest.NewModel()
-				play(rt, ctx, y, other)
-				want := found(rt, ctx, y, keys)
-				text := dump(rt, ctx, x, snapshot.Options{PageBlocks: 5})
+				play(rt, y, other)
+				want := found(rt, y, keys)
+				text := dump(rt, x, snapshot.Options{PageBlocks: 5})
 				if rapid.Bool().Draw(rt, "replace") {
-					restore(rt, ctx, y, text, snapshot.Replace)
-					same(rt, ctx, y, m)
+					restore(rt, y, text, snapshot.Replace)
+					same(rt, y, m)
 					return
 				}
-				restore(rt, ctx, y, text, snapshot.Merge)
-				got := found(rt, ctx, y, keys)
-				for name, answer := range found(rt, ctx, x, keys) {
+				restore(rt, y, text, snapshot.Merge)
+				got := found(rt, y, keys)
+				for name, answer := range found(rt, x, keys) {
 					for i, at := range answer {
-						union := append(at, want[name][i]...)
 						seen := map[storetest.At]bool{}
-						for _, a := range union {
+						for _, a := range slices.Concat(at, want[name][i]) {
 							seen[a] = true
 						}
 						if len(got[name][i]) != len(seen) {
@@ -110,7 +109,7 @@ func TestModelsAndPods(t *testing.T) {
 			if _, err := y.Register(ctx, store.Pod{Name: "a", Model: "m1", Engine: "sglang"}); err != nil {
 				t.Fatal(err)
 			}
-			report := restore(t, ctx, y, dump(t, ctx, x, snapshot.Options{Model: "m1"}), snapshot.Merge)
+			report := restore(t, y, dump(t, x, snapshot.Options{Model: "m1"}), snapshot.Merge)
 			if report.Models != 1 || report.Pods != 1 || report.Blocks != 2 || report.Credits != 3 || report.Skipped != 0 || report.TrueAt.Time.IsZero() {
 				t.Errorf("got %+v", report)
 			}
@@ -121,14 +120,14 @@ func TestModelsAndPods(t *testing.T) {
 			if fmt.Sprint(reg.Models) != "map[m1:{m1 16 native}]" || len(reg.Pods) != 2 || reg.Pods[0].Engine != "sglang" {
 				t.Errorf("got %v, %+v", reg.Models, reg.Pods)
 			}
-			if got := found(t, ctx, y, ks); fmt.Sprint(got["m1"]) != fmt.Sprint(storetest.Answer{{{Pod: "a"}}, {{Pod: "a"}, {Pod: "b", Tier: store.CPU}}, nil}) ||
+			if got := found(t, y, ks); fmt.Sprint(got["m1"]) != fmt.Sprint(storetest.Answer{{{Pod: "a"}}, {{Pod: "a"}, {Pod: "b", Tier: store.CPU}}, nil}) ||
 				!got["m2"].Equal(make([][]storetest.At, 3)) {
 				t.Errorf("got %v", got)
 			}
 
 			z := open(t)
-			restore(t, ctx, z, dump(t, ctx, x, snapshot.Options{Pod: "b"}), snapshot.Merge)
-			if got := found(t, ctx, z, ks)["m1"]; !got.Equal([][]storetest.At{nil, {{Pod: "b", Tier: store.CPU}}, nil}) {
+			restore(t, z, dump(t, x, snapshot.Options{Pod: "b"}), snapshot.Merge)
+			if got := found(t, z, ks)["m1"]; !got.Equal([][]storetest.At{nil, {{Pod: "b", Tier: store.CPU}}, nil}) {
 				t.Errorf("got %v", got)
 			}
 
@@ -138,12 +137,12 @@ func TestModelsAndPods(t *testing.T) {
 			if _, err := w.EnsureModel(ctx, store.ModelInfo{Name: "m2", BlockSize: 128, Scheme: store.SchemeNative}); err != nil {
 				t.Fatal(err)
 			}
-			text := dump(t, ctx, x, snapshot.Options{})
+			text := dump(t, x, snapshot.Options{})
 			if _, err := snapshot.Restore(ctx, bytes.NewReader(text), w, snapshot.Merge); !errors.Is(err, store.ErrModelConflict) || !strings.Contains(err.Error(), "line 3") {
 				t.Errorf("got %v", err)
 			}
-			restore(t, ctx, w, text, snapshot.Replace)
-			if got := found(t, ctx, w, ks); !got["m2"].Equal([][]storetest.At{{{Pod: "c"}}, {{Pod: "c"}}, {{Pod: "c"}}}) {
+			restore(t, w, text, snapshot.Replace)
+			if got := found(t, w, ks); !got["m2"].Equal([][]storetest.At{{{Pod: "c"}}, {{Pod: "c"}}, {{Pod: "c"}}}) {
 				t.Errorf("got %v", got)
 			}
 		})
@@ -193,14 +192,14 @@ func TestConcurrentWriters(t *testing.T) {
 			}
 			var texts [][]byte
 			for range 5 {
-				texts = append(texts, dump(t, ctx, x, snapshot.Options{PageBlocks: 200}))
+				texts = append(texts, dump(t, x, snapshot.Options{PageBlocks: 200}))
 			}
 			close(stop)
 			writers.Wait()
 			for _, text := range texts {
 				y := openMemory(t)
-				restore(t, ctx, y, text, snapshot.Merge)
-				for i, at := range found(t, ctx, y, stay)["m1"] {
+				restore(t, y, text, snapshot.Merge)
+				for i, at := range found(t, y, stay)["m1"] {
 					seen := false
 					for _, a := range at {
 						seen = seen || a == storetest.At{Pod: "stays", Tier: store.CPU}
@@ -210,7 +209,7 @@ func TestConcurrentWriters(t *testing.T) {
 					}
 				}
 				for i, ks := range [][]blockkey.Key{go1, go2} {
-					for j, at := range found(t, ctx, y, ks)["m1"] {
+					for j, at := range found(t, y, ks)["m1"] {
 						if len(at) > 1 || len(at) == 1 && at[0] != (storetest.At{Pod: fmt.Sprint("w", i)}) {
 							t.Fatalf("block %d of writer %d is held by %v", j, i, at)
 						}
@@ -259,11 +258,11 @@ func TestSequences(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			text := dump(t, ctx, x, snapshot.Options{PageBlocks: 10})
+			text := dump(t, x, snapshot.Options{PageBlocks: 10})
 			if n := bytes.Count(text, []byte(`{"seq":{`)); n != 2 {
 				t.Errorf("%d sequences\n%.1000s", n, text)
 			}
-			restore(t, ctx, y, text, snapshot.Merge)
+			restore(t, y, text, snapshot.Merge)
 			life, err := y.Life(ctx, "a", 1)
 			if err != nil || life.Generation == 0 || life.Seq != 4711 {
 				t.Fatalf("got %+v, %v", life, err)
@@ -279,7 +278,7 @@ func TestSequences(t *testing.T) {
 			}
 			at := storetest.At{Pod: "a", Rank: 1}
 			b, kept := storetest.At{Pod: "b"}, storetest.At{Pod: "kept", Rank: 1}
-			for i, got := range found(t, ctx, y, ks)["m1"] {
+			for i, got := range found(t, y, ks)["m1"] {
 				want := [][]storetest.At{{at, b, kept}}
 				if i >= 50 {
 					want = [][]storetest.At{{b, kept}}
@@ -301,9 +300,9 @@ func TestCluster(t *testing.T) {
 	ks := chain(1, 3000)
 	add(t, x, "a", "m1", store.GPU, ks...)
 	add(t, x, "b", "m1", store.CPU, ks[:1000]...)
-	text := dump(t, t.Context(), x, snapshot.Options{PageBlocks: 100})
-	restore(t, t.Context(), y, text, snapshot.Merge)
-	if got, want := found(t, t.Context(), y, ks), found(t, t.Context(), x, ks); !got["m1"].Equal(want["m1"]) || len(want["m1"][0]) != 2 {
+	text := dump(t, x, snapshot.Options{PageBlocks: 100})
+	restore(t, y, text, snapshot.Merge)
+	if got, want := found(t, y, ks), found(t, x, ks); !got["m1"].Equal(want["m1"]) || len(want["m1"][0]) != 2 {
 		t.Errorf("got\n%v, want\n%v", got, want)
 	}
 }
@@ -315,7 +314,7 @@ func TestPodEndsDuringRestore(t *testing.T) {
 	ks := chain(1, 4000)
 	add(t, x, "a", "m1", store.GPU, ks...)
 	add(t, x, "b", "m1", store.GPU, ks...)
-	text := dump(t, ctx, x, snapshot.Options{PageBlocks: 500})
+	text := dump(t, x, snapshot.Options{PageBlocks: 500})
 
 	y := openMemory(t)
 	cut := bytes.Index(text, []byte(`{"page":3`))
@@ -355,7 +354,7 @@ func TestOptions(t *testing.T) {
 	}
 	// 1000 blocks at 10,000 a second take a tenth of a second at least.
 	began := time.Now()
-	dump(t, ctx, x, snapshot.Options{PageBlocks: 1, Rate: 10_000})
+	dump(t, x, snapshot.Options{PageBlocks: 1, Rate: 10_000})
 	if took := time.Since(began); took < 50*time.Millisecond {
 		t.Errorf("it took %v", took)
 	}

@@ -24,9 +24,9 @@ type Config struct {
 	// Listen is the address that the API is served on, host:port. Port 0 takes
 	// a free one; an empty host takes all addresses of the machine.
 	Listen string `name:"listen" default:"127.0.0.1:8080" section:"HTTP"`
-	// AdminListen is the address of a listener of its own for /metrics,
-	// /healthz and /readyz; the API's listener then has no /metrics. Empty
-	// serves them all on the API's listener.
+	// AdminListen is the address of a listener of its own for /metrics, /v1/dump,
+	// /v1/restore and /v1/reset, which the API's listener then has not, and for
+	// /healthz and /readyz. Empty serves them all on the API's listener.
 	AdminListen string `name:"admin-listen"`
 	// Roles is the list of parts that this process plays. This version has
 	// one: score.
@@ -66,6 +66,12 @@ type Config struct {
 	// MaxInFlightBytes is the memory that the bodies of all requests take at a
 	// time; what would go beyond is refused with 503.
 	MaxInFlightBytes Bytes `name:"max-in-flight-bytes" default:"256MiB" min:"1KiB" max:"1TiB"`
+	// MaxStreams is the number of dumps, restores and resets worked on at a time;
+	// more are refused with 503. They do not count as requests in flight.
+	MaxStreams int `name:"max-streams" default:"2" min:"1" max:"1024"`
+	// StreamStall is how long a dump waits for its client to take a page, and a
+	// restore for its client to send more. They have no other limit of time.
+	StreamStall time.Duration `name:"stream-stall" default:"30s" min:"1ms" max:"10m"`
 
 	// DrainDelay is how long the process goes on accepting requests after
 	// SIGTERM, while /readyz answers 503, so that load balancers see it and
@@ -104,6 +110,20 @@ type Config struct {
 	// BlockSize is the number of tokens in an index block of a model that the
 	// index does not know yet. It is fixed once a model is written.
 	BlockSize int `name:"block-size" default:"64" min:"1" max:"65536"`
+
+	// SnapshotFile is the file that keeps the index in memory over a restart; with
+	// a name that ends with .gz it is compressed. Its folder must be there. Empty
+	// keeps nothing.
+	SnapshotFile string `name:"snapshot-file" section:"Snapshots of the index in memory"`
+	// SnapshotChanges is the number of blocks that must have changed since the last
+	// snapshot before a new one is written. One is written at the end, too, if
+	// anything has changed.
+	SnapshotChanges int `name:"snapshot-changes" default:"10000" min:"1" max:"1000000000"`
+	// SnapshotInterval is how often to look whether that many have.
+	SnapshotInterval time.Duration `name:"snapshot-interval" default:"1m" min:"10ms" max:"24h"`
+	// SnapshotMaxAge is how old a snapshot may be to be loaded; an older one is put
+	// aside. 0 is any age.
+	SnapshotMaxAge time.Duration `name:"snapshot-max-age" default:"0s" min:"0s" max:"8760h"`
 
 	// Strategy says how held blocks become a score where a request does not.
 	Strategy string `name:"strategy" default:"longest_prefix" oneof:"longest_prefix,highest_block,coverage" section:"Scoring"`
@@ -149,6 +169,10 @@ type Config struct {
 	// TokenizersLoaded is the number of tokenizers in memory at most, of 13 to
 	// 300 MB each.
 	TokenizersLoaded int `name:"tokenizers-loaded" default:"8" min:"1" max:"1024"`
+	// Preload is the list of models, with commas, whose tokenizers are loaded
+	// before /readyz says ready. Others are loaded by the first text, which takes
+	// seconds.
+	Preload Names `name:"preload"`
 	// MaxPromptBytes is the longest text that is tokenized. A mebibyte takes
 	// about 0.7 s.
 	MaxPromptBytes Bytes `name:"max-prompt-bytes" default:"1MiB" min:"1KiB" max:"8MiB"`
@@ -187,6 +211,9 @@ func (c *Config) validate() error {
 	}
 	if c.StrictReady && c.Redis == "" {
 		bad("strict-ready: it is about Redis, and redis is not set")
+	}
+	if c.SnapshotFile != "" && c.Redis != "" {
+		bad("snapshot-file: it is for the index in memory, and redis is set: Redis keeps the index itself, and kvatlas dump makes backups")
 	}
 	if c.RequestTimeout >= c.WriteTimeout {
 		bad("write-timeout: %v must be longer than request-timeout (%v), which is a part of it", c.WriteTimeout, c.RequestTimeout)

@@ -228,3 +228,29 @@ func parseBool(s string) (bool, error) {
 		return false, fmt.Errorf("%q is neither true nor false", s)
 	}
 }
+
+// Names is a list of names. The text is comma-separated; spaces around a name
+// are dropped.
+type Names []string
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (n *Names) UnmarshalText(text []byte) error {
+	var names Names
+	if len(strings.TrimSpace(string(text))) > 0 {
+		for name := range strings.SplitSeq(string(text), ",") {
+			name = strings.TrimSpace(name)
+			switch {
+			case name == "":
+				return errors.New("a name in the list is empty")
+			case slices.Contains(names, name):
+				return fmt.Errorf("%s is named twice", name)
+			}
+			names = append(names, name)
+		}
+	}
+	*n = names
+	return nil
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (n Names) MarshalText() ([]byte, error) { return []byte(strings.Join(n, ",")), nil }

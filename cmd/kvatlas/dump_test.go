@@ -1,0 +1,356 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+)
+
+// holds returns the best pod for tokens(n).
+func holds(t *testing.T, c *client.Client, n int) string {
+	t.Helper()
+	resp, err := c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens(n)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.Best
+}
+
+func give(t *testing.T, c *client.Client, pod string, n int) {
+	t.Helper()
+	if _, err := c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: pod, Tokens: tokens(n)}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A dump goes from a server into Redis, from there into another server, with
+// every form of file and of place.
+func TestDumpAndRestore(t *testing.T) {
+	redis := redistest.Start(t)
+	dir := t.TempDir()
+	plain, packed := filepath.Join(dir, "d.ndjson"), filepath.Join(dir, "d.ndjson.gz")
+	must := func(stdin string, args ...string) string {
+		t.Helper()
+		status, stdout, stderr := call(t, stdin, args...)
+		if status != exitOK {
+			t.Fatalf("%v ends with %d\n%s%s", args, status, stdout, stderr)
+		}
+		return stdout + stderr
+	}
+
+	from := start(t)
+	give(t, from.client(), "a", 6400)
+	if out := must("", "dump", "--server", from.url, "-o", packed); !strings.Contains(out, "100 blocks in ") {
+		t.Errorf("got %s", out)
+	}
+	if out := must("", "restore", "--redis", redis.URL(), packed); !strings.Contains(out, "100 blocks, and 1 pods") {
+		t.Errorf("got %s", out)
+	}
+	must("", "dump", "--redis", redis.URL(), "--rate=1000000", "-o", plain)
+	text, err := os.ReadFile(plain)
+	if err != nil || !bytes.HasPrefix(text, []byte(`{"kvatlas":"dump"`)) {
+		t.Fatalf("%.100s, %v", text, err)
+	}
+	piped := must("", "dump", "--redis", redis.URL(), "--model", "m", "--pod", "a")
+	to := start(t)
+	must(piped, "restore", "--server", to.url, "-")
+	if best := holds(t, to.client(), 6400); best != "a" {
+		t.Errorf("the best pod is %q", best)
+	}
+	over := start(t, "--redis="+redis.URL(), "--score-budget=5s")
+	if best := holds(t, over.client(), 6400); best != "a" {
+		t.Errorf("the best pod of Redis is %q", best)
+	}
+
+	// Replace asks.
+	give(t, to.client(), "b", 12800)
+	status, _, stderr := call(t, "no\n", "restore", "--server", to.url, "--mode=replace", plain)
+	if status != exitFailed || !strings.Contains(stderr, "Type all to go on") || !strings.Contains(stderr, "nothing was changed") || holds(t, to.client(), 12800) != "b" {
+		t.Errorf("ends with %d\n%s", status, stderr)
+	}
+	must("all\n", "restore", plain, "--server", to.url, "--mode=replace")
+	if best := holds(t, to.client(), 12800); best != "a" {
+		t.Errorf("the best pod is %q", best)
+	}
+
+	// What is not a dump is refused before anything is sent.
+	bad := filepath.Join(dir, "bad")
+	if err := os.WriteFile(bad, text[:len(text)-50], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, _, stderr = call(t, "", "restore", "--server", to.url, "--mode=replace", "--yes", bad)
+	if status != exitFailed || !strings.Contains(stderr, "cut off") || !strings.Contains(stderr, bad) || holds(t, to.client(), 6400) != "a" {
+		t.Errorf("ends with %d\n%s", status, stderr)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.part"))
+	if err != nil || len(files) > 0 {
+		t.Errorf("left are %v, %v", files, err)
+	}
+}
+
+func TestDumpResumes(t *testing.T) {
+	redis := redistest.Start(t)
+	over := start(t, "--redis="+redis.URL(), "--max-tokens=4000000", "--max-body-bytes=64MiB")
+	// More than a page: blocks of 64 tokens.
+	for i := range 4 {
+		var keys []string
+		for j := range 8192 {
+			keys = append(keys, fmt.Sprintf("%016x", uint64(i*8192+j+1)*0x9e3779b97f4a7c15))
+		}
+		if _, err := over.client().Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "a", BlockKeys: keys}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"d.ndjson", "d.ndjson.gz"} {
+		file := filepath.Join(t.TempDir(), name)
+		if status, _, stderr := call(t, "", "dump", "--server", over.url, "-o", file); status != exitOK {
+			t.Fatalf("ends with %d\n%s", status, stderr)
+		}
+		whole, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []int{0, 10, len(whole) * 3 / 4, len(whole)} {
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file+".part", whole[:n], 0o600); err != nil {
+				t.Fatal(err)
+			}
+			// Another machine goes on, without the server.
+			status, _, stderr := call(t, "", "dump", "--redis", redis.URL(), "-o", file, "--resume")
+			if status != exitOK {
+				t.Fatalf("cut at %d of %d: ends with %d\n%s", n, len(whole), status, stderr)
+			}
+			if again := strings.Contains(stderr, "beginning anew"); again != (n <= 10) {
+				t.Errorf("cut at %d of %d: %s", n, len(whole), stderr)
+			}
+			to := start(t)
+			status, _, stderr = call(t, "", "restore", "--server", to.url, file)
+			if status != exitOK {
+				t.Errorf("cut at %d of %d: ends with %d\n%s", n, len(whole), status, stderr)
+			}
+			if _, metrics := get(t, to.url+"/metrics"); !strings.Contains(metrics, "kvatlas_index_blocks 32768\n") {
+				t.Errorf("cut at %d of %d: the index is another\n%s", n, len(whole), stderr)
+			}
+			to.end()
+		}
+		// What it is limited to cannot change on the way.
+		if err := os.WriteFile(file+".part", whole[:len(whole)*3/4], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		status, _, stderr := call(t, "", "dump", "--redis", redis.URL(), "-o", file, "--resume", "--pod=b")
+		if status != exitFailed || !strings.Contains(stderr, "was begun with --pod") {
+			t.Errorf("ends with %d\n%s", status, stderr)
+		}
+	}
+
+	// The index in memory does not outlive its server.
+	file := filepath.Join(t.TempDir(), "d")
+	to := start(t)
+	give(t, to.client(), "a", 64)
+	status, _, _ := call(t, "", "dump", "--server", over.url, "-o", file)
+	whole, err := os.ReadFile(file)
+	if err != nil || status != exitOK {
+		t.Fatal(status, err)
+	}
+	if err := os.WriteFile(file+".part", whole[:len(whole)*3/4], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, _, stderr := call(t, "", "dump", "--server", to.url, "-o", file, "--resume")
+	if status != exitFailed || !strings.Contains(stderr, "dump anew, without --resume") {
+		t.Errorf("ends with %d\n%s", status, stderr)
+	}
+}
+
+func TestReset(t *testing.T) {
+	redis := redistest.Start(t)
+	r := start(t, "--redis="+redis.URL(), "--score-budget=5s")
+	c := r.client()
+	for _, at := range [][]string{{"--server", r.url}, {"--redis", redis.URL()}} {
+		reset := func(stdin string, args ...string) (int, string) {
+			status, _, stderr := call(t, stdin, append(append([]string{"reset"}, at...), args...)...)
+			return status, stderr
+		}
+		give(t, c, "a", 640)
+		give(t, c, "b", 1280)
+		for _, stdin := range []string{"", "\n", "a\n", "y\n"} {
+			if status, stderr := reset(stdin, "--pod=b"); status != exitFailed || !strings.Contains(stderr, "Type b to go on") || !strings.Contains(stderr, "nothing was changed") {
+				t.Errorf("%q: ends with %d\n%s", stdin, status, stderr)
+			}
+		}
+		if best := holds(t, c, 1280); best != "b" {
+			t.Fatalf("the best pod is %q", best)
+		}
+		if status, stderr := reset("b\n", "--pod=b"); status != exitOK || !strings.Contains(stderr, "1 pods removed") {
+			t.Errorf("ends with %d\n%s", status, stderr)
+		}
+		if best := holds(t, c, 1280); best != "a" {
+			t.Errorf("the best pod is %q", best)
+		}
+		if status, stderr := reset("", "--pod=b", "--yes"); status != exitFailed {
+			t.Errorf("ends with %d\n%s", status, stderr)
+		}
+		if status, stderr := reset("m", "--model=m"); status != exitOK || !strings.Contains(stderr, "1 pods cleared, 1 models forgotten") {
+			t.Errorf("ends with %d\n%s", status, stderr)
+		}
+		if best := holds(t, c, 1280); best != "" {
+			t.Errorf("the best pod is %q", best)
+		}
+		if pods, err := c.Pods(t.Context()); err != nil || len(pods) != 1 {
+			t.Errorf("got %v, %v", pods, err)
+		}
+		if status, stderr := reset("", "--model=m2", "--yes"); status != exitFailed || !strings.Contains(stderr, "m2") {
+			t.Errorf("ends with %d\n%s", status, stderr)
+		}
+		if status, stderr := reset("", "--all", "--yes"); status != exitOK || !strings.Contains(stderr, "1 pods removed") {
+			t.Errorf("ends with %d\n%s", status, stderr)
+		}
+		if pods, err := c.Pods(t.Context()); err != nil || len(pods) != 0 {
+			t.Errorf("got %v, %v", pods, err)
+		}
+	}
+}
+
+func TestDumpMisuse(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"dump x", "it takes flags only"},
+		{"dump --resume", "name it with -o"},
+		{"dump --rate=-1 --redis=redis://x", "must not be negative"},
+		{"dump --rate=1", "--rate is for --redis"},
+		{"dump --server=x", "--server:"},
+		{"dump --redis=x", "--redis: the URL has no scheme"},
+		{"dump --redis=-", "$KVATLAS_REDIS is not set"},
+		{"dump --redis=redis://x --server=http://x", "both given"},
+		{"dump --redis-prefix=x", "is for --redis"},
+		{"dump --timeout=0s", "must be positive"},
+		{"dump --none", "none"},
+		{"restore", "0 arguments"},
+		{"restore a b", "2 arguments"},
+		{"restore --mode=x a", "is none of merge, replace"},
+		{"restore --mode=replace -", "give --yes"},
+		{"reset", "give one of"},
+		{"reset --all --pod=a", "give one of"},
+		{"reset x --all", "flags only"},
+	} {
+		status, _, stderr := call(t, "", strings.Fields(c.args)...)
+		if status != exitUsage || !strings.Contains(stderr, c.want) {
+			t.Errorf("%s: ends with %d\n%s\nwant %s", c.args, status, stderr, c.want)
+		}
+	}
+	for _, command := range []string{"dump", "restore", "reset"} {
+		if status, stdout, _ := call(t, "", command, "--help"); status != exitOK || !strings.Contains(stdout, "kvatlas "+command+" --redis") && command != "reset" || !strings.Contains(stdout, "-redis-prefix") {
+			t.Errorf("%s --help: ends with %d\n%s", command, status, stdout)
+		}
+	}
+	nobody := fmt.Sprintf("127.0.0.1:%d", redistest.FreePort(t))
+	for _, args := range [][]string{
+		{"dump", "--server=http://" + nobody}, {"dump", "--redis=redis://" + nobody, "--timeout=100ms"},
+		{"reset", "--all", "--yes", "--server=http://" + nobody}, {"restore", "nofile"},
+	} {
+		if status, _, stderr := call(t, "", args...); status != exitFailed || stderr == "" {
+			t.Errorf("%v: ends with %d\n%s", args, status, stderr)
+		}
+	}
+}
+
+// The admin listener has dump, restore and reset for itself, and dumps end when
+// the service drains.
+func TestAdminHasDump(t *testing.T) {
+	r := start(t, "--admin-listen=127.0.0.1:0")
+	give(t, r.client(), "a", 640)
+	status, _, stderr := call(t, "", "dump", "--server", r.url)
+	if status != exitFailed || !strings.Contains(stderr, "on the admin listener") {
+		t.Errorf("ends with %d\n%s", status, stderr)
+	}
+	status, stdout, stderr := call(t, "", "dump", "--server", r.admin)
+	if status != exitOK || !strings.Contains(stdout, `"kvatlas":"end"`) {
+		t.Errorf("ends with %d\n%s", status, stderr)
+	}
+	if status, _, stderr := call(t, stdout, "restore", "--server", r.admin, "-"); status != exitOK {
+		t.Errorf("ends with %d\n%s", status, stderr)
+	}
+	if status, _, stderr := call(t, stdout, "reset", "--server", r.admin, "--all", "--yes"); status != exitOK {
+		t.Errorf("ends with %d\n%s", status, stderr)
+	}
+}
+
+// What the index in memory has is there after a restart.
+func TestSnapshotFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "index.gz")
+	flags := []string{"--snapshot-file=" + file, "--snapshot-changes=50", "--snapshot-interval=20ms"}
+	ready := func(r *running) {
+		t.Helper()
+		r.await(func() map[string]any {
+			if r.client().Ready(t.Context()) == nil {
+				return map[string]any{}
+			}
+			return nil
+		})
+	}
+	r := start(t, flags...)
+	ready(r)
+	give(t, r.client(), "a", 6400)
+	r.await(func() map[string]any { return r.logged("snapshot saved") })
+	give(t, r.client(), "b", 640) // less than enough, but there is the end
+	if _, metrics := get(t, r.url+"/metrics"); !strings.Contains(metrics, `kvatlas_snapshot_saves_total{result="saved"} 1`) {
+		t.Error("the metric is another")
+	}
+	if status := r.end(); status != exitOK {
+		t.Fatalf("ends with %d\n%s", status, r.stderr)
+	}
+
+	r = start(t, flags...)
+	ready(r)
+	if line := r.logged("snapshot restored"); line == nil || line["blocks"] != 100.0 || line["pods"] != 2.0 {
+		t.Errorf("logged %v\n%s", line, r.stderr)
+	}
+	if best := holds(t, r.client(), 6400); best != "a" {
+		t.Errorf("the best pod is %q", best)
+	}
+	if pods, err := r.client().Pods(t.Context()); err != nil || len(pods) != 2 {
+		t.Errorf("got %v, %v", pods, err)
+	}
+	if status := r.end(); status != exitOK {
+		t.Fatalf("ends with %d\n%s", status, r.stderr)
+	}
+
+	// A file that is not right is put aside, with a line that says where.
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r = start(t, flags...)
+	ready(r)
+	line := r.logged("snapshot not restored")
+	if line == nil || !strings.Contains(fmt.Sprint(line["error"]), file+".refused-") {
+		t.Errorf("logged %v", line)
+	}
+	if best := holds(t, r.client(), 6400); best != "" {
+		t.Errorf("the best pod is %q", best)
+	}
+	if status := r.end(); status != exitOK {
+		t.Fatalf("ends with %d\n%s", status, r.stderr)
+	}
+
+	// What an operator must look at ends the start.
+	if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(file, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{flags, {"--snapshot-file=" + filepath.Join(file, "none", "s")}, {"--snapshot-file=x", "--redis=redis://x"}} {
+		began := time.Now()
+		status, _, stderr := call(t, "", append([]string{"serve", "--listen=127.0.0.1:0", "--hub-offline", "--drain-delay=0s", "--hub-cache=" + t.TempDir()}, args...)...)
+		if status == exitOK || !strings.Contains(stderr, "snapshot") {
+			t.Errorf("%v: ends with %d after %v\n%s", args, status, time.Since(began), stderr)
+		}
+	}
+}

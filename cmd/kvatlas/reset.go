@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/store/snapshot"
+)
+
+const resetUsage = `kvatlas reset makes an index forget, at a cost that does not depend on its size.
+
+  kvatlas reset --pod POD       remove a pod
+  kvatlas reset --model MODEL   clear all pods that are registered for the model,
+                                and forget its index block size
+  kvatlas reset --all           remove all pods and forget all models
+
+It is the index of the server at --server, or with --redis the one in Redis. The
+command asks for the name, or "all", before it does anything, unless --yes is given.
+
+`
+
+// reset is the command.
+func (p *program) reset(ctx context.Context, args []string) int {
+	fs := flag.NewFlagSet("kvatlas reset", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	at := p.placeFlags(fs)
+	var t snapshot.Target
+	fs.StringVar(&t.Model, "model", "", "the `model` to forget")
+	fs.StringVar(&t.Pod, "pod", "", "the `pod` to remove")
+	fs.BoolVar(&t.All, "all", false, "forget everything")
+	yes := fs.Bool("yes", false, "do not ask")
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(p.stdout, resetUsage)
+		fs.SetOutput(p.stdout)
+		fs.PrintDefaults()
+		return exitOK
+	case err != nil:
+		return p.misuse("reset", config.FlagError(fs, err))
+	case fs.NArg() > 0:
+		return p.misuse("reset", fmt.Errorf("%q: it takes flags only", fs.Arg(0)))
+	}
+	given := 0
+	for _, is := range []bool{t.Model != "", t.Pod != "", t.All} {
+		if is {
+			given++
+		}
+	}
+	if given != 1 {
+		return p.misuse("reset", errors.New("give one of --model, --pod and --all"))
+	}
+	if err := at.open(p, fs, "reset"); err != nil {
+		return p.misuse("reset", err)
+	}
+	defer at.close()
+	if !*yes {
+		about, word := fmt.Sprintf("All pods and models of the index at %s are forgotten.", at), "all"
+		switch {
+		case t.Model != "":
+			about, word = fmt.Sprintf("What the pods hold that are registered for the model %s at %s is forgotten, and its index block size.", printable(t.Model), at), t.Model
+		case t.Pod != "":
+			about, word = fmt.Sprintf("The pod %s is removed from the index at %s.", printable(t.Pod), at), t.Pod
+		}
+		if err := p.confirm(about, word); err != nil {
+			return p.fail("reset", err)
+		}
+	}
+	pods, models, err := at.reset(ctx, t)
+	if err != nil {
+		return p.fail("reset", at.failure(err))
+	}
+	what := "removed"
+	if t.Model != "" {
+		what = "cleared"
+	}
+	fmt.Fprintf(p.stderr, "%d pods %s, %d models forgotten\n", pods, what, models)
+	return exitOK
+}
+
+// reset makes the index forget. What it does not know is an error.
+func (at *place) reset(ctx context.Context, t snapshot.Target) (pods, models int, err error) {
+	if at.client != nil {
+		r, err := at.client.Reset(ctx, client.ResetRequest{Model: t.Model, Pod: t.Pod, All: t.All})
+		if err != nil {
+			return 0, 0, err
+		}
+		return r.Pods, r.Models, nil
+	}
+	r, err := snapshot.Reset(ctx, at.index, t)
+	if err == nil && !t.All && r == (snapshot.Resets{}) {
+		err = fmt.Errorf("there is no %s in the index at %s", t, at)
+	}
+	return r.Pods, r.Models, err
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/store/snapshot"
+)
+
+const restoreUsage = `kvatlas restore loads a dump into an index.
+
+  kvatlas restore FILE               into that of the server at --server
+  kvatlas restore --redis URL FILE   into Redis itself
+
+FILE may be compressed; - is standard input. A file is read through before the
+first of it is loaded.
+
+`
+
+// restore is the command.
+func (p *program) restore(ctx context.Context, args []string) int {
+	fs := flag.NewFlagSet("kvatlas restore", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	at := p.placeFlags(fs)
+	modeName := fs.String("mode", "merge", "merge adds to what is there, replace resets the whole index first: `merge|replace`")
+	yes := fs.Bool("yes", false, "do not ask before a replace")
+	words, err := parseInterspersed(fs, args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(p.stdout, restoreUsage)
+		fs.SetOutput(p.stdout)
+		fs.PrintDefaults()
+		return exitOK
+	case err != nil:
+		return p.misuse("restore", config.FlagError(fs, err))
+	case len(words) != 1:
+		return p.misuse("restore", fmt.Errorf("%d arguments: it takes the file of a dump", len(words)))
+	}
+	mode, err := snapshot.ParseMode(*modeName)
+	if err != nil {
+		return p.misuse("restore", fmt.Errorf("--mode: %q is none of merge, replace", *modeName))
+	}
+	ask := mode == snapshot.Replace && !*yes
+	if ask && words[0] == "-" {
+		return p.misuse("restore", errors.New("--mode replace asks on standard input, which has the dump: give --yes"))
+	}
+	if err := at.open(p, fs, "restore"); err != nil {
+		return p.misuse("restore", err)
+	}
+	defer at.close()
+	in, closeIn, err := p.openDump(words[0])
+	if err != nil {
+		return p.fail("restore", err)
+	}
+	defer closeIn()
+	if ask {
+		if err := p.confirm(fmt.Sprintf("All that the index at %s holds is replaced.", at), "all"); err != nil {
+			return p.fail("restore", err)
+		}
+	}
+	start := time.Now()
+	blocks, pods, skipped, err := at.restore(ctx, in, mode)
+	if err != nil {
+		return p.fail("restore", at.failure(err))
+	}
+	fmt.Fprintf(p.stderr, "%s: %d blocks, and %d pods that were not there, loaded in %v\n", words[0], blocks, pods, time.Since(start).Round(time.Millisecond))
+	if skipped > 0 {
+		fmt.Fprintf(p.stderr, "%d (block, holder) pairs were left out, since their pods ended meanwhile\n", skipped)
+	}
+	return exitOK
+}
+
+// openDump opens a dump, and reads a file through.
+func (p *program) openDump(name string) (in io.Reader, closeIn func(), err error) {
+	if name == "-" {
+		in, err = snapshot.Decompress(p.stdin)
+		return in, func() {}, err
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+			err = fmt.Errorf("%s: %w", name, err)
+		}
+	}()
+	if in, err = snapshot.Decompress(f); err != nil {
+		return nil, nil, err
+	}
+	if _, _, err = snapshot.Verify(in); err != nil {
+		return nil, nil, err
+	}
+	if _, err = f.Seek(0, io.SeekStart); err != nil {
+		return nil, nil, err
+	}
+	in, err = snapshot.Decompress(f)
+	return in, func() { _ = f.Close() }, err
+}
+
+// restore loads a dump.
+func (at *place) restore(ctx context.Context, in io.Reader, mode snapshot.Mode) (blocks int64, pods int, skipped int64, err error) {
+	if at.client != nil {
+		r, err := at.client.Restore(ctx, in, mode.String())
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		return r.Blocks, r.Pods, r.Skipped, nil
+	}
+	r, err := snapshot.Restore(ctx, in, at.index, mode)
+	return r.Blocks, r.Pods, r.Skipped, err
+}
