@@ -30,17 +30,19 @@ const MasterName = "kv"
 // stand beside them.
 func StartSentinels(tb testing.TB, args ...string) *Sentinels {
 	tb.Helper()
+	// A master waits that long for further replicas.
+	args = append([]string{"--repl-diskless-sync-delay", "0"}, args...)
 	s := &Sentinels{tb: tb, Master: Start(tb, args...)}
 	host, port, err := net.SplitHostPort(s.Master.Addr)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s.Replica = Start(tb, append([]string{"--replicaof", host + " " + port, "--repl-diskless-sync-delay", "0"}, args...)...)
+	s.Replica = Start(tb, append([]string{"--replicaof", host, port}, args...)...)
 	s.until("the replica follows", func() bool { return s.Replica.has("REPLICATION", "master_link_status:up") })
 	for range 3 {
 		var tls []string
 		if slices.Contains(args, "--tls-cert-file") {
-			tls = args
+			tls = args[2:]
 		}
 		w := prepare(tb, "sentinel", tls...)
 		conf := fmt.Sprintf("sentinel monitor %s %s %s 2\nsentinel down-after-milliseconds %s 1000\nsentinel failover-timeout %s 5000\n", MasterName, host, port, MasterName, MasterName)
