@@ -18,7 +18,8 @@ import (
 //
 // What differs from go-redis's defaults is what made it fail late or loudly: it
 // heeds contexts, tries a dial once, repeats a command once, and learns of a
-// cluster's failover within a second.
+// cluster's failover within a second. It does not tell the server which library
+// it is: not every version takes that, nor every user's ACL.
 func newClient(t *target, c *Config) redis.UniversalClient {
 	const (
 		name    = "kvatlas"
@@ -31,7 +32,7 @@ func newClient(t *target, c *Config) redis.UniversalClient {
 			Addrs: t.addrs, ClientName: name, Protocol: c.Protocol, Username: t.username, Password: t.password,
 			MaxRedirects: 3, DialTimeout: c.DialTimeout, DialerRetries: 1, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
 			ContextTimeoutEnabled: true, PoolSize: c.PoolSize, MaxActiveConns: c.PoolSize, PoolTimeout: c.Timeout, PipelinePoolSize: -1,
-			TLSConfig: t.tls, MaintNotificationsConfig: off, ClusterStateReloadInterval: time.Second,
+			TLSConfig: t.tls, DisableIdentity: true, MaintNotificationsConfig: off, ClusterStateReloadInterval: time.Second,
 			DisableRoutingPolicies: true,
 		})
 	case sentinel:
@@ -40,14 +41,14 @@ func newClient(t *target, c *Config) redis.UniversalClient {
 			SentinelUsername: t.sentinelUsername, SentinelPassword: t.sentinelPassword, DB: t.db,
 			MaxRetries: retries, DialTimeout: c.DialTimeout, DialerRetries: 1, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
 			ContextTimeoutEnabled: true, PoolSize: c.PoolSize, MaxActiveConns: c.PoolSize, PoolTimeout: c.Timeout, PipelinePoolSize: -1,
-			TLSConfig: t.tls,
+			TLSConfig: t.tls, DisableIdentity: true,
 		})
 	default:
 		return redis.NewClient(&redis.Options{
 			Network: t.network, Addr: t.addrs[0], ClientName: name, Protocol: c.Protocol, Username: t.username, Password: t.password, DB: t.db,
 			MaxRetries: retries, DialTimeout: c.DialTimeout, DialerRetries: 1, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
 			ContextTimeoutEnabled: true, PoolSize: c.PoolSize, MaxActiveConns: c.PoolSize, PoolTimeout: c.Timeout, PipelinePoolSize: -1,
-			TLSConfig: t.tls, MaintNotificationsConfig: off,
+			TLSConfig: t.tls, DisableIdentity: true, MaintNotificationsConfig: off,
 		})
 	}
 }

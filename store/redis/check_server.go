@@ -1,0 +1,518 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/check"
+)
+
+// look is what one server has told, and what is found in it. judge and all that
+// it calls are functions of the fields above findings.
+type look struct {
+	addr   string
+	target *target
+	prefix string
+	budget time.Duration
+
+	// info and config are nil when the user is not allowed to look.
+	info, config map[string]string
+	// trips are the times of some round trips, ascending.
+	trips []time.Duration
+	// skew is by how much the server's clock is ahead of this machine's.
+	skew   time.Duration
+	access access
+	sample sample
+
+	findings []check.Finding
+}
+
+func (l *look) add(f check.Finding) { l.findings = append(l.findings, f) }
+
+// take asks the server. Its error is of the connection; refusals are none.
+func (l *look) take(ctx context.Context, node *redis.Client, n *names) error {
+	text, err := node.Info(ctx).Result()
+	if err == nil {
+		l.info = parseInfo(text)
+	} else if !refused(err) {
+		return err
+	}
+	if l.config, err = node.ConfigGet(ctx, "*").Result(); err != nil {
+		l.config = nil
+		if !refused(err) {
+			return err
+		}
+	}
+	for range checkTrips {
+		begin := time.Now()
+		// On a cluster most servers answer that the key is elsewhere.
+		if err := node.Get(ctx, n.epoch).Err(); err != nil && !refused(err) && !errors.Is(err, redis.Nil) {
+			return err
+		}
+		l.trips = append(l.trips, time.Since(begin))
+	}
+	slices.Sort(l.trips)
+	begin := time.Now()
+	if now, err := node.Time(ctx).Result(); err == nil {
+		l.skew = now.Sub(begin.Add(time.Since(begin) / 2))
+	} else if !refused(err) {
+		return err
+	}
+	if l.access, err = takeAccess(ctx, node, n); err != nil {
+		return err
+	}
+	l.sample, err = takeSample(ctx, node, n)
+	return err
+}
+
+// refused tells a server's refusal from an error of the connection.
+func refused(err error) bool {
+	_, ok := errors.AsType[redis.Error](err)
+	return ok && !errors.Is(err, redis.Nil)
+}
+
+// parseInfo reads the reply of INFO.
+func parseInfo(text string) map[string]string {
+	m := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimRight(line, "\r\n"), ":"); ok && name[0] != '#' {
+			m[name] = value
+		}
+	}
+	return m
+}
+
+// number reads a number of INFO; what is not there is 0.
+func (l *look) number(name string) int64 {
+	n, _ := strconv.ParseInt(l.info[name], 10, 64)
+	return n
+}
+
+// judge finds what there is to find.
+func (l *look) judge() {
+	l.judgeAccess()
+	if l.info != nil {
+		l.judgeVersion()
+		l.judgeMemory()
+		l.judgePersistence()
+		l.judgeReplication()
+		l.judgeClients()
+		l.judgeWork()
+		l.judgeMode()
+	}
+	l.judgeTrips()
+	l.judgeClock()
+	l.judgeBuffers()
+	l.judgeSample()
+	l.judgeSight()
+}
+
+// judgeVersion knows Redis from its likes.
+func (l *look) judgeVersion() {
+	f := check.Finding{What: "version"}
+	kind, version := "Redis", l.info["redis_version"]
+	switch {
+	case l.info["valkey_version"] != "":
+		kind, version = "Valkey", l.info["valkey_version"]
+	case l.info["dragonfly_version"] != "":
+		kind, version = "Dragonfly", l.info["dragonfly_version"]
+	}
+	f.Found = kind + " " + version
+	major, minor := majorMinor(version)
+	switch {
+	case kind == "Dragonfly":
+		f.Level = check.Warn
+		f.Means = "kvatlas is not tested with it: it is written for the way in which Redis and Valkey run scripts and store small values"
+		f.Do = "use Redis or Valkey, or run the tests of store/redis against it"
+	case kind == "Redis" && major < 5:
+		f.Level = check.Fail
+		f.Means = "it refuses scripts that ask for the time and then write, which all of the registry do"
+		f.Do = "use Redis 6.2 or later, or Valkey"
+	case kind == "Redis" && (major < 6 || major == 6 && minor < 2):
+		f.Level = check.Warn
+		f.Means = "kvatlas is tested with Redis 6.2 and later; before 6.0 there are no users and no RESP3"
+		f.Do = "use Redis 6.2 or later, or Valkey"
+	}
+	l.add(f)
+}
+
+func majorMinor(version string) (major, minor int) {
+	a, rest, _ := strings.Cut(version, ".")
+	b, _, _ := strings.Cut(rest, ".")
+	major, _ = strconv.Atoi(a)
+	minor, _ = strconv.Atoi(b)
+	return major, minor
+}
+
+// judgeMemory looks at the limit and at what happens when it is reached.
+func (l *look) judgeMemory() {
+	limit, used, system := l.number("maxmemory"), l.number("used_memory"), l.number("total_system_memory")
+	policy := l.info["maxmemory_policy"]
+	evicts := strings.HasPrefix(policy, "allkeys-")
+
+	f := check.Finding{What: "memory limit", Found: fmt.Sprintf("%s used of %s", size(used), size(limit))}
+	switch {
+	case limit == 0:
+		f.Level = check.Warn
+		f.Found = "none"
+		if system > 0 {
+			f.Found += ", on a machine of " + size(system)
+		}
+		f.Means = "the index may grow until the machine has no memory left and the kernel kills the server"
+		f.Do = "set maxmemory to what the index may take, and leave room beside it for the buffers of clients, and for the copy that a save makes"
+	case used >= limit && !evicts:
+		f.Level = check.Fail
+		f.Means = "the server is full: writes are refused now, also those of the sweeper that would make room"
+		f.Do = "raise maxmemory, now; then see in docs/performance.md what the index needs"
+	case used >= limit-limit/10:
+		f.Level = check.Warn
+		f.Means = "the server is nearly full; see what the eviction policy does then"
+		f.Do = "raise maxmemory, or index less: larger index blocks (block-size) make fewer keys"
+	case system > 0 && limit > system-system/10:
+		f.Level = check.Warn
+		f.Means = fmt.Sprintf("the machine has %s: it runs out of memory before the limit is reached", size(system))
+		f.Do = "set maxmemory to at most three quarters of the machine's memory"
+	}
+	l.add(f)
+	if policy != "" {
+		l.add(evictionPolicy(policy, limit > 0, l.number("evicted_keys")))
+		l.add(blockMemory(policy, limit > 0, l.prefix, l.sample))
+	}
+}
+
+// evictionPolicy says what each policy does to the index.
+//
+// The shares of blocks that cannot be reached are measured on chains of prompts.
+func evictionPolicy(policy string, limited bool, evicted int64) check.Finding {
+	f := check.Finding{What: "eviction policy", Found: policy}
+	if evicted > 0 {
+		f.Found += fmt.Sprintf(", %d keys evicted since the server's start", evicted)
+	}
+	const (
+		remedy    = "CONFIG SET maxmemory-policy noeviction, with memory enough"
+		evictsAll = "when the server is full, it evicts the keys of the registry too: nobody holds anything until each pod has registered and written again, and where only the list of a pod's holders is lost, blocks of its past lives stay credited to it. Of the blocks that are left, so many cannot be reached, because one before them in their chain is gone: "
+	)
+	switch {
+	case policy == "noeviction":
+		f.Means = "when the server is full, writes are refused: new blocks are missing from the index, and lookups go on"
+	case strings.HasPrefix(policy, "volatile-"):
+		f.Level = check.Warn
+		f.Means = "it evicts keys that expire only, and no block does: when the server is full, it first takes the keys of others, and the sweeper's lock, and then writes are refused, as with noeviction"
+		f.Do = remedy
+	case policy == "allkeys-lru":
+		f.Level = check.Fail
+		f.Means = evictsAll + "26 %"
+		f.Do = remedy
+	case policy == "allkeys-lfu", policy == "allkeys-random":
+		f.Level = check.Fail
+		f.Means = evictsAll + "96 %"
+		f.Do = remedy
+	default:
+		f.Level = check.Info
+		f.Means = "kvatlas does not know this policy"
+		f.Do = remedy
+	}
+	if !limited && f.Level > check.OK {
+		// It never acts, until somebody sets a limit.
+		f.Level = min(f.Level, check.Warn)
+		f.Found += ", without a limit"
+		f.Means = "nothing is evicted while there is no memory limit. With one: " + f.Means
+	}
+	return f
+}
+
+// blockMemory says what one block takes.
+func blockMemory(policy string, limited bool, prefix string, s sample) check.Finding {
+	f := check.Finding{What: "memory of a block"}
+	if s.measured > 0 {
+		f.Found = fmt.Sprintf("%d bytes on average of %d blocks; ", s.bytes/int64(s.measured), s.measured)
+	}
+	byUse := strings.HasSuffix(policy, "-lru") || strings.HasSuffix(policy, "-lfu")
+	switch {
+	case byUse && limited:
+		f.Level = check.Info
+		f.Found += "small integers are not shared"
+		f.Means = "a block with one holder takes 72 bytes instead of 56: under an LRU or LFU policy each value needs an object of its own, for the time of its last use"
+		f.Do = "noeviction saves a fifth of the memory"
+	case len(prefix) > 3:
+		f.Level = check.Info
+		f.Found += fmt.Sprintf("a prefix of %d bytes", len(prefix))
+		f.Means = "names of more than 14 bytes take a larger allocation: a block takes at least 8 bytes more than with a prefix of 3 bytes or less"
+		f.Do = "a prefix of at most 3 bytes saves them; it can only be changed together with a new index"
+	default:
+		f.Found += "small integers are shared"
+	}
+	return f
+}
+
+// judgePersistence says what a restart costs.
+func (l *look) judgePersistence() {
+	aof := l.info["aof_enabled"] == "1"
+	save, saveKnown := l.config["save"]
+	sync := l.config["appendfsync"]
+	f := check.Finding{What: "persistence"}
+	const comesBack = "blocks that were removed in that time are credited again, until their pods clear, restart or are retired; ids are not given twice"
+	switch {
+	case l.info["aof_last_write_status"] == "err":
+		f.Level, f.Found = check.Fail, "the last write to the append-only file has failed"
+		f.Means, f.Do = "the server refuses writes until it succeeds", "see the server's log: the disk is full or broken"
+	case l.info["rdb_last_bgsave_status"] == "err" && save != "" && l.config["stop-writes-on-bgsave-error"] != "no":
+		f.Level, f.Found = check.Fail, "the last save has failed"
+		f.Means, f.Do = "the server refuses writes until one succeeds (MISCONF)", "see the server's log: the disk is full, or there is no memory for the copy that a save makes (vm.overcommit_memory)"
+	case aof && sync == "no":
+		f.Level, f.Found = check.Warn, "append-only file, written out when the system likes"
+		f.Means, f.Do = "a crash of the machine loses half a minute and more: "+comesBack, "CONFIG SET appendfsync everysec"
+	case aof && sync == "always":
+		f.Level, f.Found = check.Info, "append-only file, written out with each command"
+		f.Means, f.Do = "nothing is lost, and every write waits for the disk", "everysec is enough for an index of what is in caches: CONFIG SET appendfsync everysec"
+	case aof:
+		f.Found = "append-only file"
+		if sync != "" {
+			f.Found += ", written out " + sync
+		}
+		f.Means = "a restart reads the index again; a crash loses the last second or two: " + comesBack
+	case saveKnown && save != "":
+		f.Level, f.Found = check.Warn, "snapshots only (save "+save+")"
+		f.Means = "after a crash the index is as old as the last snapshot: newer blocks are missing, and " + comesBack
+		f.Do = "appendonly yes loses a second instead of minutes; or no persistence at all (save \"\"): then a crash empties the index, which is never wrong"
+	case !saveKnown:
+		f.Level, f.Found = check.Info, "no append-only file; whether there are snapshots cannot be seen"
+		f.Means = "with snapshots, a crash brings back an index as old as the last one; without, it empties the index"
+	default:
+		f.Level, f.Found = check.Info, "none"
+		f.Means = "a restart empties the index: scores are 0, and none is wrong, until pods register and write again"
+		f.Do = "appendonly yes keeps it, at the price of a disk"
+		if l.number("connected_slaves") > 0 {
+			f.Level = check.Warn
+			f.Means += ". A master that is restarted before it is failed over empties its replicas too"
+			f.Do = "appendonly yes, or no automatic restart of masters"
+		}
+	}
+	l.add(f)
+}
+
+// judgeReplication says what a failover costs.
+func (l *look) judgeReplication() {
+	f := check.Finding{What: "replication"}
+	replicas := l.number("connected_slaves")
+	least, _ := strconv.ParseInt(l.config["min-replicas-to-write"], 10, 64)
+	switch {
+	case l.info["role"] == "slave":
+		f.Level, f.Found = check.Fail, "the server is a replica"
+		f.Means = "it refuses writes, and what is read from it is behind its master"
+		f.Do = "put the master's address into the URL, or those of the sentinels (redis+sentinel://)"
+		if l.info["master_host"] != "" {
+			f.Found += " of " + l.info["master_host"] + ":" + l.info["master_port"]
+		}
+	case replicas == 0 && least > 0:
+		f.Level, f.Found = check.Fail, fmt.Sprintf("no replica, and min-replicas-to-write %d", least)
+		f.Means, f.Do = "the server refuses writes (NOREPLICAS)", "start the replicas, or CONFIG SET min-replicas-to-write 0"
+	case replicas == 0 && l.target.topology == sentinel:
+		f.Level, f.Found = check.Warn, "no replica"
+		f.Means, f.Do = "the sentinels have nothing to fail over to", "start a replica: replicaof HOST PORT"
+	case replicas == 0:
+		f.Level, f.Found = check.Info, "no replica"
+		f.Means = "while the server is down, scores are 0 and marked as degraded"
+		f.Do = "replicas with sentinels or a cluster shorten that to seconds"
+	case least > 0 && l.number("min_slaves_good_slaves") < least:
+		f.Level, f.Found = check.Fail, fmt.Sprintf("%d of the %d replicas that writes need (min-replicas-to-write) are in step", l.number("min_slaves_good_slaves"), least)
+		f.Means, f.Do = "the server refuses writes (NOREPLICAS)", "see what holds the replicas up, or CONFIG SET min-replicas-to-write lower"
+	default:
+		f.Found = count(int(replicas), "replica")
+		f.Means = "replication is asynchronous: a failover loses the last writes, usually milliseconds of them; blocks removed in that time are credited again until their pods clear, restart or are retired. Ids are not given twice"
+		if least == 0 && l.config != nil {
+			f.Level = check.Info
+			f.Means += ". A master that is cut off from its replicas goes on taking writes, which are lost"
+			f.Do = "min-replicas-to-write 1 with min-replicas-max-lag 10 ends that after 10 s"
+		}
+		for i := range replicas {
+			r := l.info[fmt.Sprintf("slave%d", i)]
+			if r != "" && !strings.Contains(r, "state=online") {
+				f.Level, f.Means = check.Warn, "a replica is not in step: a failover to it loses what it has not got. "+f.Means
+				f.Found += ", one of them not in step"
+				f.Do = "see what holds it up: INFO replication on both, and the replica's log"
+				break
+			}
+		}
+	}
+	l.add(f)
+}
+
+// judgeClients looks at connections.
+func (l *look) judgeClients() {
+	f := check.Finding{What: "clients"}
+	now, limit := l.number("connected_clients"), l.number("maxclients")
+	if limit == 0 {
+		limit, _ = strconv.ParseInt(l.config["maxclients"], 10, 64)
+	}
+	f.Found = fmt.Sprintf("%d connected", now)
+	if limit > 0 {
+		f.Found += fmt.Sprintf(", %d allowed", limit)
+	}
+	idle, _ := strconv.Atoi(l.config["timeout"])
+	switch {
+	case limit > 0 && now > limit-limit/5:
+		f.Level = check.Warn
+		f.Means = "soon further connections are refused: whoever starts then is degraded"
+		f.Do = "raise maxclients, or lower redis-pool, of which each process may use so many"
+	case idle > 0 && idle < 60:
+		f.Level = check.Info
+		f.Means = fmt.Sprintf("the server closes connections that are idle for %d s: requests after a pause wait for a new one", idle)
+		f.Do = "CONFIG SET timeout 0"
+	}
+	l.add(f)
+}
+
+// judgeWork looks at what the server does beside its clients' commands.
+func (l *look) judgeWork() {
+	f := check.Finding{What: "background work"}
+	hz := l.number("hz")
+	f.Found = fmt.Sprintf("hz %d", hz)
+	ratio, _ := strconv.ParseFloat(l.info["mem_fragmentation_ratio"], 64)
+	switch {
+	case l.config["activerehashing"] == "no":
+		f.Level = check.Warn
+		f.Found += ", activerehashing no"
+		f.Means = "after it has grown, the table of keys is there twice for as long as its keys are not touched: each lookup looks into both"
+		f.Do = "CONFIG SET activerehashing yes"
+	case hz > 100:
+		f.Level = check.Info
+		f.Means = "the server interrupts itself often; the index gains nothing by more than 10"
+		f.Do = "CONFIG SET hz 10"
+	case ratio > 1.5 && l.number("used_memory") > 256<<20:
+		f.Level = check.Info
+		f.Found += fmt.Sprintf(", memory fragmented by %.1f", ratio)
+		f.Means = fmt.Sprintf("the server takes %s from the machine for %s of data", size(l.number("used_memory_rss")), size(l.number("used_memory")))
+		f.Do = "CONFIG SET activedefrag yes, where the server is built with it"
+	case l.config["lazyfree-lazy-user-flush"] == "no":
+		// Nothing else of lazyfree matters: values are small, and what kvatlas
+		// deletes it unlinks.
+		f.Found += ", FLUSHALL frees at once"
+		f.Means = "FLUSHALL and FLUSHDB of a large index block the server for seconds; say FLUSHALL ASYNC"
+	}
+	l.add(f)
+}
+
+// judgeMode compares what the URL says with what the server is.
+func (l *look) judgeMode() {
+	if l.info["cluster_enabled"] == "1" && l.target.topology != cluster {
+		l.add(check.Finding{
+			Level: check.Fail, What: "cluster", Found: "the server is a node of a cluster, and the URL is that of a single server",
+			Means: "most keys are on other nodes, which are never asked (MOVED, CROSSSLOT)", Do: "begin the URL with redis+cluster://",
+		})
+	}
+}
+
+// tripsOfLookup is how many round trips a lookup of a long prefix takes, with
+// windows of 64, 256 and 1,024 blocks.
+const tripsOfLookup = 3
+
+func (l *look) judgeTrips() {
+	if len(l.trips) == 0 {
+		return
+	}
+	median, longest := l.trips[len(l.trips)/2], l.trips[len(l.trips)-1]
+	f := check.Finding{What: "round trip", Found: fmt.Sprintf("%s in the median of %d, %s at most; a lookup may take %v", short(median), len(l.trips), short(longest), l.budget)}
+	switch {
+	case median > l.budget:
+		f.Level = check.Fail
+		f.Means = "no lookup can end within its budget: every answer is degraded"
+		f.Do = "move Redis nearer to the scorers, or raise score-budget"
+	case tripsOfLookup*median > l.budget/2:
+		f.Level = check.Warn
+		f.Means = fmt.Sprintf("a lookup takes 1 to %d round trips: those of long prefixes will often be cut short", tripsOfLookup)
+		f.Do = "move Redis nearer to the scorers (one zone, a unix socket), or raise score-budget"
+	}
+	l.add(f)
+}
+
+func (l *look) judgeClock() {
+	f := check.Finding{What: "clock", Found: "as here"}
+	if l.skew.Abs() > time.Second {
+		f.Level = check.Info
+		f.Found = fmt.Sprintf("%v ahead of this machine", l.skew.Round(100*time.Millisecond))
+		if l.skew < 0 {
+			f.Found = fmt.Sprintf("%v behind this machine", -l.skew.Round(100*time.Millisecond))
+		}
+		f.Means = "leases and ids do not mind: only the server's clock counts. Times in logs do not match"
+		f.Do = "see to NTP on both"
+	}
+	l.add(f)
+}
+
+// largestReply is what the largest replies take: 16,384 blocks of a lookup with
+// a hundred holders each, or a page of the registry.
+const largestReply = 16 << 20
+
+func (l *look) judgeBuffers() {
+	text, ok := l.config["client-output-buffer-limit"]
+	if !ok {
+		return
+	}
+	f := check.Finding{What: "output buffers", Found: "normal clients have no limit"}
+	words := strings.Fields(text)
+	for i := 0; i+3 < len(words); i += 4 {
+		if words[i] != "normal" {
+			continue
+		}
+		hard, _ := strconv.ParseInt(words[i+1], 10, 64)
+		if hard == 0 {
+			break
+		}
+		f.Found = "normal clients get " + size(hard) + " at most"
+		if hard < largestReply {
+			f.Level = check.Warn
+			f.Means = "the server hangs up in the middle of large replies: long lookups over many pods fail"
+			f.Do = "CONFIG SET client-output-buffer-limit 'normal 0 0 0'"
+		}
+	}
+	l.add(f)
+}
+
+// judgeSight says what could not be looked at.
+func (l *look) judgeSight() {
+	f := check.Finding{Level: check.Info, What: "information"}
+	switch {
+	case l.info == nil:
+		f.Found = "the user may not call INFO"
+		f.Means = "version, memory, persistence and replication have not been looked at"
+		f.Do = "let kvatlas doctor run as a user with +info and +config|get"
+	case l.config == nil:
+		f.Found = "the user may not call CONFIG GET, or the server has no such command"
+		f.Means = "snapshots, fsync, min-replicas-to-write and buffer limits have not been looked at"
+		f.Do = "let kvatlas doctor run as a user with +config|get; where Redis is a service, see its parameter group"
+	default:
+		return
+	}
+	l.add(f)
+}
+
+// size is a number of bytes, in words.
+func size(n int64) string {
+	const units = "KMGT"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	f, u := float64(n)/1024, 0
+	for f >= 1024 && u < len(units)-1 {
+		f, u = f/1024, u+1
+	}
+	return fmt.Sprintf("%.1f %ciB", f, units[u])
+}
+
+// short is a duration with two or three digits that matter.
+func short(d time.Duration) time.Duration {
+	for unit := time.Second; unit >= time.Microsecond; unit /= 10 {
+		if d >= unit {
+			return d.Round(unit / 100)
+		}
+	}
+	return d
+}

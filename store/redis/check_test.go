@@ -1,0 +1,504 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// healthy is what a server without any fault tells.
+func healthy() *look {
+	return &look{
+		addr: "a:6379", target: &target{addrs: []string{"a:6379"}}, prefix: "kva", budget: 50 * time.Millisecond,
+		info: map[string]string{
+			"redis_version": "7.2.4", "maxmemory": "1000000000", "used_memory": "100000000", "total_system_memory": "4000000000",
+			"maxmemory_policy": "noeviction", "aof_enabled": "1", "aof_last_write_status": "ok", "rdb_last_bgsave_status": "ok",
+			"role": "master", "connected_slaves": "1", "slave0": "ip=b,port=6379,state=online,offset=1,lag=0", "min_slaves_good_slaves": "1",
+			"connected_clients": "10", "maxclients": "10000", "hz": "10", "cluster_enabled": "0",
+		},
+		config: map[string]string{
+			"appendfsync": "everysec", "save": "3600 1", "min-replicas-to-write": "1", "timeout": "0", "activerehashing": "yes",
+			"client-output-buffer-limit": "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60",
+		},
+		trips:  []time.Duration{time.Millisecond},
+		sample: sample{blocks: 10, measured: 10, bytes: 560},
+	}
+}
+
+// TestJudgements changes one thing about a healthy server at a time.
+func TestJudgements(t *testing.T) {
+	l := healthy()
+	l.judge()
+	for _, f := range l.findings {
+		if f.Level != check.OK {
+			t.Errorf("a healthy server: %+v", f)
+		}
+	}
+	info := func(pairs ...string) func(*look) {
+		return func(l *look) {
+			for i := 0; i < len(pairs); i += 2 {
+				l.info[pairs[i]] = pairs[i+1]
+			}
+		}
+	}
+	config := func(pairs ...string) func(*look) {
+		return func(l *look) {
+			for i := 0; i < len(pairs); i += 2 {
+				l.config[pairs[i]] = pairs[i+1]
+			}
+		}
+	}
+	both := func(fs ...func(*look)) func(*look) {
+		return func(l *look) {
+			for _, f := range fs {
+				f(l)
+			}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*look)
+		what   string
+		level  check.Level
+		say    string
+	}{
+		{"old", info("redis_version", "4.0.14"), "version", check.Fail, "Redis 4.0.14"},
+		{"not so old", info("redis_version", "6.0.16"), "version", check.Warn, "6.2"},
+		{"old enough", info("redis_version", "6.2.5"), "version", check.OK, "Redis 6.2.5"},
+		{"two digits", info("redis_version", "10.0.1"), "version", check.OK, "Redis 10.0.1"},
+		{"valkey", info("valkey_version", "8.0.1", "server_name", "valkey"), "version", check.OK, "Valkey 8.0.1"},
+		{"dragonfly", info("dragonfly_version", "df-v1.2"), "version", check.Warn, "Dragonfly"},
+		{"no limit", info("maxmemory", "0"), "memory limit", check.Warn, "on a machine of 3.7 GiB"},
+		{"nearly full", info("used_memory", "950000000"), "memory limit", check.Warn, "nearly full"},
+		{"full", info("used_memory", "1000000001"), "memory limit", check.Fail, "refused now"},
+		{"full and evicting", info("used_memory", "1000000001", "maxmemory_policy", "allkeys-lru"), "memory limit", check.Warn, "nearly full"},
+		{"limit above the machine", info("total_system_memory", "1000000000"), "memory limit", check.Warn, "before the limit"},
+		{"lru", info("maxmemory_policy", "allkeys-lru", "evicted_keys", "7"), "eviction policy", check.Fail, "7 keys evicted"},
+		{"lru's share", info("maxmemory_policy", "allkeys-lru"), "eviction policy", check.Fail, "26 %"},
+		{"lfu", info("maxmemory_policy", "allkeys-lfu"), "eviction policy", check.Fail, "96 %"},
+		{"random", info("maxmemory_policy", "allkeys-random"), "eviction policy", check.Fail, "96 %"},
+		{"lru without a limit", info("maxmemory_policy", "allkeys-lru", "maxmemory", "0"), "eviction policy", check.Warn, "while there is no memory limit"},
+		{"volatile", info("maxmemory_policy", "volatile-ttl"), "eviction policy", check.Warn, "no block does"},
+		{"new policy", info("maxmemory_policy", "allkeys-magic"), "eviction policy", check.Info, "does not know"},
+		{"lru's memory", info("maxmemory_policy", "volatile-lru"), "memory of a block", check.Info, "72 bytes instead of 56"},
+		{"long prefix", func(l *look) { l.prefix = "prod" }, "memory of a block", check.Info, "a prefix of 4 bytes"},
+		{"measured", func(*look) {}, "memory of a block", check.OK, "56 bytes on average of 10"},
+		{"aof broken", info("aof_last_write_status", "err"), "persistence", check.Fail, "append-only"},
+		{"save broken", info("rdb_last_bgsave_status", "err"), "persistence", check.Fail, "MISCONF"},
+		{"save broken, not minded", both(info("rdb_last_bgsave_status", "err"), config("stop-writes-on-bgsave-error", "no")), "persistence", check.OK, "everysec"},
+		{"fsync no", config("appendfsync", "no"), "persistence", check.Warn, "half a minute"},
+		{"fsync always", config("appendfsync", "always"), "persistence", check.Info, "waits for the disk"},
+		{"snapshots", info("aof_enabled", "0"), "persistence", check.Warn, "save 3600 1"},
+		{"nothing", both(info("aof_enabled", "0", "connected_slaves", "0"), config("save", "")), "persistence", check.Info, "empties the index"},
+		{"nothing, with replicas", both(info("aof_enabled", "0"), config("save", "")), "persistence", check.Warn, "empties its replicas"},
+		{"perhaps snapshots", both(info("aof_enabled", "0"), func(l *look) { l.config = nil }), "persistence", check.Info, "cannot be seen"},
+		{"replica", info("role", "slave", "master_host", "m", "master_port", "1"), "replication", check.Fail, "a replica of m:1"},
+		{"alone", both(info("connected_slaves", "0"), config("min-replicas-to-write", "0")), "replication", check.Info, "no replica"},
+		{"alone with sentinels", both(info("connected_slaves", "0"), config("min-replicas-to-write", "0"), func(l *look) { l.target.topology = sentinel }), "replication", check.Warn, "fail over"},
+		{"alone and unhappy", info("connected_slaves", "0"), "replication", check.Fail, "NOREPLICAS"},
+		{"lagging", info("min_slaves_good_slaves", "0"), "replication", check.Fail, "NOREPLICAS"},
+		{"cut off", config("min-replicas-to-write", "0"), "replication", check.Info, "min-replicas-max-lag"},
+		{"not in step", info("slave0", "ip=b,port=6379,state=wait_bgsave"), "replication", check.Warn, "not in step"},
+		{"crowded", info("connected_clients", "9000"), "clients", check.Warn, "maxclients"},
+		{"limit of 6.2", both(info("connected_clients", "9000", "maxclients", ""), config("maxclients", "9500")), "clients", check.Warn, "9500 allowed"},
+		{"impatient", config("timeout", "5"), "clients", check.Info, "5 s"},
+		{"no rehashing", config("activerehashing", "no"), "background work", check.Warn, "activerehashing yes"},
+		{"nervous", info("hz", "500"), "background work", check.Info, "hz 10"},
+		{"fragmented", info("mem_fragmentation_ratio", "2.5", "used_memory", "600000000", "used_memory_rss", "1500000000"), "background work", check.Info, "1.4 GiB"},
+		{"flush", config("lazyfree-lazy-user-flush", "no"), "background work", check.OK, "FLUSHALL ASYNC"},
+		{"node of a cluster", info("cluster_enabled", "1"), "cluster", check.Fail, "redis+cluster://"},
+		{"far away", func(l *look) { l.trips = []time.Duration{20 * time.Millisecond} }, "round trip", check.Warn, "cut short"},
+		{"too far away", func(l *look) { l.trips = []time.Duration{time.Millisecond, 60 * time.Millisecond, time.Second} }, "round trip", check.Fail, "every answer is degraded"},
+		{"ahead", func(l *look) { l.skew = 90 * time.Second }, "clock", check.Info, "1m30s ahead"},
+		{"behind", func(l *look) { l.skew = -2 * time.Second }, "clock", check.Info, "2s behind"},
+		{"small buffers", config("client-output-buffer-limit", "normal 1048576 0 0 slave 0 0 0 pubsub 0 0 0"), "output buffers", check.Warn, "1.0 MiB"},
+		{"large buffers", config("client-output-buffer-limit", "normal 1073741824 0 0 slave 0 0 0"), "output buffers", check.OK, "1.0 GiB"},
+		{"foreign", func(l *look) { l.sample.strangers, l.sample.foreign = 1, []string{`"x" is no string`} }, "keys", check.Warn, "1 key of 10 blocks"},
+		{"no scan", func(l *look) { l.sample = sample{refused: true} }, "keys", check.Info, "SCAN"},
+		{"no info", func(l *look) { l.info = nil }, "information", check.Info, "INFO"},
+		{"no config", func(l *look) { l.config = nil }, "information", check.Info, "CONFIG GET"},
+		{"reader lacks", func(l *look) {
+			l.access = access{user: "u", reader: []string{"mget", "eval"}, writer: []string{"mset"}}
+		}, "access", check.Fail, "+mget +eval"},
+		{"reads", func(l *look) {
+			l.access = access{user: "u", writer: []string{"mset", "set"}, sweeper: []string{"scan"}}
+		}, "access", check.Info, "may read"},
+		{"writer lacks", func(l *look) { l.access = access{user: "u", writer: []string{"info"}} }, "access", check.Fail, "ACL SETUSER u ~kva{* +info"},
+		{"cannot sweep", func(l *look) { l.access = access{user: "u", sweeper: []string{"scan"}} }, "access", check.Info, "cannot sweep"},
+		{"who knows", func(l *look) { l.access = access{unknown: true} }, "access", check.Info, "cannot be seen"},
+	} {
+		l := healthy()
+		c.change(l)
+		l.judge()
+		i := slices.IndexFunc(l.findings, func(f check.Finding) bool { return f.What == c.what })
+		if i < 0 {
+			t.Errorf("%s: nothing is said about %s", c.name, c.what)
+			continue
+		}
+		f := l.findings[i]
+		if f.Level != c.level || !strings.Contains(fmt.Sprint(f), c.say) {
+			t.Errorf("%s: got %+v, want %v and %q", c.name, f, c.level, c.say)
+		}
+		if f.Level >= check.Warn && (f.Means == "" || f.Do == "") {
+			t.Errorf("%s: neither cause nor remedy is left out: %+v", c.name, f)
+		}
+		for _, f := range l.findings {
+			if !slices.Contains(checkNames, f.What) {
+				t.Errorf("%s: %q is no name of a finding", c.name, f.What)
+			}
+		}
+	}
+	// A server that tells nothing is no reason to panic, or to fail.
+	l = &look{target: &target{}, budget: time.Second, info: map[string]string{}, config: map[string]string{}}
+	l.judge()
+}
+
+func TestMerge(t *testing.T) {
+	a, b := healthy(), healthy()
+	b.addr = "b:6379"
+	b.info["maxmemory_policy"] = "volatile-lru"
+	a.judge()
+	b.judge()
+	got := merge([]*look{a, b})
+	where := map[string][]string{}
+	for _, f := range got {
+		where[f.What] = append(where[f.What], f.Where)
+	}
+	if w := where["eviction policy"]; !slices.Equal(w, []string{"a:6379", "b:6379"}) {
+		t.Errorf("what differs is said of %q", w)
+	}
+	if w := where["version"]; !slices.Equal(w, []string{""}) {
+		t.Errorf("what is the same is said of %q", w)
+	}
+}
+
+// TestNamesAreDocumented wants a paragraph on each finding, in their order.
+func TestNamesAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text2, ok := strings.Cut(string(text), "\n## What each finding means\n")
+	if !ok {
+		t.Fatal("docs/operations.md has no section on findings")
+	}
+	text2, _, _ = strings.Cut(text2, "\n## ")
+	var got []string
+	for line := range strings.Lines(text2) {
+		if name, ok := strings.CutPrefix(line, "### "); ok {
+			got = append(got, strings.TrimSpace(name))
+		}
+	}
+	if !slices.Equal(got, checkNames) {
+		t.Errorf("documented are\n%q, findings are\n%q", got, checkNames)
+	}
+}
+
+const budget = time.Minute
+
+// find1 returns the finding of a name.
+func find1(t *testing.T, list []check.Finding, what string) check.Finding {
+	t.Helper()
+	i := slices.IndexFunc(list, func(f check.Finding) bool { return f.What == what })
+	if i < 0 {
+		t.Fatalf("nothing is said about %s: %+v", what, list)
+	}
+	return list[i]
+}
+
+func checked(t *testing.T, x *Index) []check.Finding {
+	t.Helper()
+	list, err := x.Check(t.Context(), budget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// wantLevels fails the test when findings of these names have other levels.
+func wantLevels(t *testing.T, list []check.Finding, want map[string]check.Level) {
+	t.Helper()
+	for _, what := range slices.Sorted(maps.Keys(want)) {
+		if f := find1(t, list, what); f.Level != want[what] {
+			t.Errorf("%s: got %+v, want %v", what, f, want[what])
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	s := redistest.Start(t, "--maxmemory", "200mb")
+	plain := s.Client()
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	before := plain.DBSize(t.Context()).Val()
+	list := checked(t, x)
+	wantLevels(t, list, map[string]check.Level{
+		"connection": check.OK, "version": check.OK, "access": check.OK, "memory limit": check.OK, "eviction policy": check.OK,
+		"memory of a block": check.OK, "persistence": check.Info, "replication": check.Info, "round trip": check.OK, "clock": check.OK,
+		"clients": check.OK, "output buffers": check.OK, "background work": check.OK, "keys": check.OK, "data model": check.Info,
+	})
+	if n := plain.DBSize(t.Context()).Val(); n != before {
+		t.Errorf("a check has left %d keys", n)
+	}
+
+	for part := range slices.Chunk(manyKeys(20_000), 5000) {
+		apply(t, x, batchOf("a", store.Add, part...))
+	}
+	wantLevels(t, checked(t, x), map[string]check.Level{"data model": check.OK, "registry": check.OK, "keys": check.OK})
+	// Samples are bounded, whatever the size.
+	var n int
+	if f := find1(t, checked(t, x), "keys"); f.Found == "" {
+		t.Errorf("got %+v", f)
+	} else if _, err := fmt.Sscanf(f.Found, "%d blocks looked at", &n); err != nil || n < 500 || n > 2000 {
+		t.Errorf("got %+v", f)
+	}
+	if f := find1(t, checked(t, x), "memory of a block"); redistest.Version(t) == 7 && !strings.HasPrefix(f.Found, "56 bytes") {
+		t.Errorf("got %+v", f)
+	}
+
+	// Each of these has to show.
+	plain.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
+	y := open(t, Config{URL: s.URL(), Prefix: "other", NoSweep: true, MaxPods: 1})
+	apply(t, y, batchOf("a", store.Add, 1))
+	plain.RPush(t.Context(), nameOf(y, 2), "no string")
+	plain.Set(t.Context(), nameOf(y, 3), "17,,4", 0)
+	list = checked(t, y)
+	wantLevels(t, list, map[string]check.Level{
+		"eviction policy": check.Fail, "memory of a block": check.Info, "keys": check.Warn, "registry": check.Warn,
+	})
+	if f := find1(t, list, "keys"); !strings.Contains(f.Found, "2 keys of 3 blocks") || !strings.Contains(f.Found, "is no string") || !strings.Contains(f.Found, `"17,,4"`) {
+		t.Errorf("got %+v", f)
+	}
+	plain.HSet(t.Context(), y.names.meta, "schema", "99")
+	if list, err := y.Check(t.Context(), budget); err != nil || find1(t, list, "data model").Level != check.Fail {
+		t.Errorf("got %+v, %v", list, err)
+	}
+	plain.Del(t.Context(), y.names.meta)
+	plain.Set(t.Context(), y.names.meta, "x", 0)
+	if f := find1(t, checked(t, y), "data model"); f.Level != check.Fail || !strings.Contains(f.Found, "another type") {
+		t.Errorf("got %+v", f)
+	}
+
+	plain.ConfigSet(t.Context(), "maxmemory-policy", "noeviction")
+	plain.ConfigSet(t.Context(), "maxmemory", "1mb")
+	wantLevels(t, checked(t, x), map[string]check.Level{"memory limit": check.Fail})
+
+	_ = x.Close()
+	if list, err := x.Check(t.Context(), budget); !errors.Is(err, store.ErrClosed) || list != nil {
+		t.Errorf("after Close: %v, %v", list, err)
+	}
+}
+
+// TestCheckAsUser looks through the eyes of several users.
+func TestCheckAsUser(t *testing.T) {
+	s := redistest.Start(t)
+	users(t, s)
+	plain := s.Client()
+	user := func(name string, rules ...any) {
+		t.Helper()
+		if err := plain.Do(t.Context(), append([]any{"ACL", "SETUSER", name, "reset", "on", ">p"}, rules...)...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	user("others-keys", "~other:*", "+@all")
+	user("no-scripts", "~kva{*", "+@all", "-eval", "-evalsha")
+	user("no-transaction", "~kva{*", "+@all", "-eval", "-multi")
+	user("half", "~kva{*", "+@all", "-hset")
+	url := func(user string) string { return "redis://" + user + s.Addr }
+	apply(t, open(t, Config{URL: s.URL(), NoSweep: true}), batchOf("a", store.Add, 1))
+
+	type as struct {
+		url   string
+		level check.Level
+		say   string
+	}
+	all := map[string]as{
+		"all":            {s.URL(), check.OK, "read, write and sweep"},
+		"reader":         {url(asReader), check.Info, "user kvatlas-reader may read"},
+		"writer":         {url(asWriter), check.OK, "read, write and sweep"},
+		"doctor":         {url("kvatlas-doctor:DOCTOR_PASSWORD@"), check.Info, "may read"},
+		"others' keys":   {url("others-keys:p@"), check.Fail, "mget"},
+		"no scripts":     {url("no-scripts:p@"), check.Fail, "may not call eval on"},
+		"no transaction": {url("no-transaction:p@"), check.Info, "cannot be seen"},
+		"half a writer":  {url("half:p@"), check.Fail, "not call hset on"},
+	}
+	if redistest.Version(t) < 7 {
+		// It is found out by a transaction, which these users may not begin.
+		for _, name := range []string{"reader", "writer", "doctor"} {
+			all[name] = as{all[name].url, check.Info, "cannot be seen"}
+		}
+	}
+	for name, c := range all {
+		list, err := open(t, Config{URL: c.url, NoSweep: true}).Check(t.Context(), budget)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if f := find1(t, list, "access"); f.Level != c.level || !strings.Contains(f.Found, c.say) {
+			t.Errorf("%s: got %+v, want %v and %q", name, f, c.level, c.say)
+		}
+		blind := slices.ContainsFunc(list, func(f check.Finding) bool { return f.What == "information" || strings.Contains(f.Found, "SCAN") })
+		if sees := name == "all" || name == "doctor"; sees && blind {
+			t.Errorf("%s: does not see all: %+v", name, list)
+		} else if name == "reader" && !blind {
+			t.Errorf("%s: sees what a reader may not", name)
+		}
+	}
+	if n := plain.Exists(t.Context(), "kva{.}AAAAAAAA").Val(); n != 0 {
+		t.Error("a check has written")
+	}
+}
+
+// TestCheckOnCluster wants what is the same said once, and each fault where it is.
+func TestCheckOnCluster(t *testing.T) {
+	c := redistest.StartCluster(t, 3, false)
+	x := open(t, Config{URL: c.URL(), NoSweep: true})
+	apply(t, x, batchOf("a", store.Add, manyKeys(100)...))
+	list := checked(t, x)
+	wantLevels(t, list, map[string]check.Level{"connection": check.OK, "access": check.OK, "keys": check.OK, "data model": check.OK, "cluster": check.OK})
+	if f := find1(t, list, "version"); f.Where != "" {
+		t.Errorf("got %+v", f)
+	}
+	if f := find1(t, list, "cluster"); !strings.Contains(f.Found, "3 masters of 64 partitions") {
+		t.Errorf("got %+v", f)
+	}
+	c.Masters[1].Client().ConfigSet(t.Context(), "maxmemory-policy", "volatile-lru")
+	list = checked(t, x)
+	if n := slices.IndexFunc(list, func(f check.Finding) bool { return f.What == "eviction policy" && f.Where == c.Masters[1].Addr }); n < 0 {
+		t.Errorf("the one master is not named: %+v", list)
+	}
+
+	// A URL of a single server leads to a node.
+	list, _ = open(t, Config{URL: c.Masters[2].URL(), NoSweep: true}).Check(t.Context(), budget)
+	if f := find1(t, list, "cluster"); f.Level != check.Fail {
+		t.Errorf("got %+v", f)
+	}
+
+	// Uneven slots.
+	ctx := t.Context()
+	id := func(s *redistest.Server) string { return s.Client().Do(ctx, "CLUSTER", "MYID").Val().(string) }
+	from, to := c.Masters[2], c.Masters[0]
+	for i := range 12 {
+		s := slotOf(63 - i)
+		for _, m := range c.Masters {
+			// Without its keys, which the test does not need.
+			m.Client().Do(ctx, "DEBUG", "FLUSHALL")
+			m.Client().FlushAll(ctx)
+		}
+		for _, m := range []*redistest.Server{to, from, c.Masters[1]} {
+			if err := m.Client().Do(ctx, "CLUSTER", "SETSLOT", s, "NODE", id(to)).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	eventually(t, "the check sees the moves", func() error {
+		list, err := x.Check(ctx, budget)
+		if err != nil {
+			return err
+		}
+		if f := find1(t, list, "cluster"); f.Level != check.Warn {
+			return fmt.Errorf("got %+v", f)
+		}
+		return nil
+	})
+
+	c.Masters[1].Kill()
+	eventually(t, "the check misses a master", func() error {
+		list, err := x.Check(ctx, budget)
+		if err == nil {
+			return errors.New("no error")
+		}
+		if !errors.Is(err, store.ErrUnavailable) {
+			return fmt.Errorf("not ErrUnavailable: %w", err)
+		}
+		if f := find1(t, list, "connection"); f.Level != check.Fail {
+			return fmt.Errorf("got %+v", f)
+		}
+		return nil
+	})
+}
+
+// TestCheckReplica looks at a master and at its replica.
+func TestCheckReplica(t *testing.T) {
+	master := redistest.Start(t, "--repl-diskless-sync-delay", "0")
+	host, port, _ := net.SplitHostPort(master.Addr)
+	replica := redistest.Start(t, "--replicaof", host, port)
+	eventually(t, "the replica follows", func() error {
+		if !strings.Contains(master.Client().Info(t.Context(), "replication").Val(), "state=online") {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	list := checked(t, open(t, Config{URL: master.URL(), NoSweep: true}))
+	if f := find1(t, list, "replication"); f.Level != check.Info || !strings.Contains(f.Found, "1 replica") {
+		t.Errorf("got %+v", f)
+	}
+	wantLevels(t, list, map[string]check.Level{"persistence": check.Warn})
+	list = checked(t, open(t, Config{URL: replica.URL(), NoSweep: true}))
+	if f := find1(t, list, "replication"); f.Level != check.Fail || !strings.Contains(f.Found, "a replica of "+master.Addr) {
+		t.Errorf("got %+v", f)
+	}
+}
+
+// TestCheckUnreachable wants a remedy for each way not to be connected.
+func TestCheckUnreachable(t *testing.T) {
+	ca := redistest.NewAuthority(t)
+	s := redistest.Start(t, "--requirepass", "secret")
+	public := redistest.Start(t)
+	secure := redistest.Start(t, ca.Args("yes", "redis.example")...)
+	byIP := redistest.Start(t, ca.Args("no", "127.0.0.1")...)
+	frozen := redistest.Start(t)
+	frozen.Freeze()
+	t.Cleanup(frozen.Thaw)
+	public.Client().Do(t.Context(), "ACL", "SETUSER", "mute", "on", ">p", "~*", "+get")
+	nobody := fmt.Sprintf("127.0.0.1:%d", redistest.FreePort(t))
+
+	for name, c := range map[string]struct{ url, do string }{
+		"wrong password":        {"redis://:no@" + s.Addr, "correct user and password"},
+		"no password":           {s.URL(), "put the user and the password"},
+		"no such database":      {"redis://:secret@" + s.Addr + "/99", "use a database that the server has"},
+		"no such command":       {"redis://mute:p@" + public.Addr, "client|setname"},
+		"no server":             {"redis://" + nobody, "nothing listens there"},
+		"no socket":             {"unix://" + t.TempDir() + "/no", "there is no such socket"},
+		"no host":               {"redis://redis.invalid", "host"},
+		"no cluster":            {"redis+cluster://" + public.Addr, "begin the URL with redis://"},
+		"no sentinel":           {"redis+sentinel://" + nobody + "/kv", "SENTINEL GET-MASTER-ADDR-BY-NAME kv"},
+		"unknown authority":     {"rediss://" + byIP.Addr, "?ca="},
+		"other name":            {query("rediss://"+secure.Addr, "ca", ca.CA), "?server_name="},
+		"no client certificate": {query("rediss://"+secure.Addr, "ca", ca.CA, "server_name", "redis.example"), "?cert="},
+		"TLS to a plain port":   {query("rediss://"+public.Addr, "ca", ca.CA), "begin the URL with redis in place"},
+		"plain to a TLS port":   {secure.URL(), "begin the URL with rediss"},
+		"frozen":                {frozen.URL(), "no answer in time"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := open(t, Config{URL: c.url, NoSweep: true})
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			if name == "frozen" {
+				ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
+				defer cancel()
+			}
+			list, err := x.Check(ctx, budget)
+			if !errors.Is(err, store.ErrUnavailable) || len(list) != 1 {
+				t.Fatalf("got %+v, %v, want one finding and ErrUnavailable", list, err)
+			}
+			f := list[0]
+			if f.Level != check.Fail || f.What != "connection" || !strings.Contains(f.Do, c.do) || f.Do == "" {
+				t.Errorf("got %+v, want the remedy %q", f, c.do)
+			}
+			if strings.Contains(fmt.Sprint(list), "secret") {
+				t.Errorf("the password shows: %+v", list)
+			}
+		})
+	}
+}
