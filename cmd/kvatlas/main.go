@@ -3,6 +3,7 @@
 //
 //	kvatlas serve     answer over HTTP
 //	kvatlas score     ask a server from the command line
+//	kvatlas doctor    look at what a server depends on
 //	kvatlas bench     measure the indexes beside those of others
 //	kvatlas dump      write all that an index holds
 //	kvatlas restore   load that into an index
@@ -57,6 +58,7 @@ engine holds the longest prefix of a prompt.
 
   kvatlas serve     answer over HTTP
   kvatlas score     ask a server from the command line
+  kvatlas doctor    look at what a server depends on
   kvatlas bench     measure the indexes beside those of others
   kvatlas dump      write all that an index holds
   kvatlas restore   load that into an index
@@ -78,6 +80,8 @@ func (p *program) run(ctx context.Context, args []string) int {
 		return p.serve(ctx, args)
 	case "score":
 		return p.score(ctx, args)
+	case "doctor":
+		return p.doctor(ctx, args)
 	case "bench":
 		return p.bench(ctx, args)
 	case "dump":

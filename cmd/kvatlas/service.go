@@ -184,16 +184,9 @@ func (s *service) makeIndex() (backend string, err error) {
 		s.index, err = s.makeMemory()
 		backend = "memory"
 	} else {
-		s.index, err = redis.Open(redis.Config{
-			URL:        string(s.cfg.Redis),
-			Prefix:     s.cfg.RedisPrefix,
-			PoolSize:   s.cfg.RedisPool,
-			Timeout:    s.cfg.RedisTimeout,
-			MaxPods:    s.cfg.IndexMaxPods,
-			MaxHolders: s.cfg.IndexMaxHolders,
-			MaxModels:  s.cfg.IndexMaxModels,
-			Observer:   redis.Observer{Log: func(msg string) { s.log.Warn().Msg(msg) }},
-		})
+		c := redisConfig(s.cfg)
+		c.Observer = redis.Observer{Log: func(msg string) { s.log.Warn().Msg(msg) }}
+		s.index, err = redis.Open(c)
 		backend = "redis"
 	}
 	if err != nil {
@@ -282,6 +275,19 @@ func (s *service) warmUp(ctx context.Context) error {
 	return nil
 }
 
+// redisConfig is what the settings say about the index in Redis.
+func redisConfig(c *config.Loaded) redis.Config {
+	return redis.Config{
+		URL:        string(c.Redis),
+		Prefix:     c.RedisPrefix,
+		PoolSize:   c.RedisPool,
+		Timeout:    c.RedisTimeout,
+		MaxPods:    c.IndexMaxPods,
+		MaxHolders: c.IndexMaxHolders,
+		MaxModels:  c.IndexMaxModels,
+	}
+}
+
 // hasTokenizer says what is wrong when the model's tokenizer cannot be had.
 func (s *service) hasTokenizer(model string) error {
 	if _, err := s.origin.Stat(model); err != nil {
@@ -338,6 +344,7 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 		Str("config", s.cfg.File).Msg("listening")
 
 	var playing sync.WaitGroup
+	playing.Go(func() { s.checkIndex(ctx) })
 	playing.Go(func() {
 		var err error
 		if cold {

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+)
+
+// doctorReport calls kvatlas doctor --json.
+func doctorReport(t *testing.T, args ...string) (status int, worst check.Level, sections map[string][]check.Finding) {
+	t.Helper()
+	status, stdout, stderr := call(t, "", append([]string{"doctor", "--json"}, args...)...)
+	var report struct {
+		Worst    check.Level
+		Sections []section
+	}
+	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
+		t.Fatalf("ends with %d\n%s%s\n%v", status, stdout, stderr, err)
+	}
+	sections = map[string][]check.Finding{}
+	for _, s := range report.Sections {
+		sections[s.Name] = s.Findings
+	}
+	return status, report.Worst, sections
+}
+
+// has returns the finding of a name, about a place where one is given.
+func has(t *testing.T, list []check.Finding, what, where string) check.Finding {
+	t.Helper()
+	i := slices.IndexFunc(list, func(f check.Finding) bool { return f.What == what && f.Where == where })
+	if i < 0 {
+		t.Fatalf("nothing is said about %s %s: %+v", what, where, list)
+	}
+	return list[i]
+}
+
+func TestDoctorOfRedis(t *testing.T) {
+	s := redistest.Start(t, "--requirepass", "secret", "--maxmemory", "100mb")
+	url := "redis://:secret@" + s.Addr
+	status, stdout, stderr := call(t, "", "doctor", "--redis="+url)
+	if status != exitOK || strings.Contains(stdout+stderr, "secret") {
+		t.Errorf("ends with %d\n%s%s", status, stdout, stderr)
+	}
+	for _, want := range []string{"redis  redis://:***@" + s.Addr, "  ok    eviction policy    noeviction", "-> ", "fail: 0, warn: 0, "} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("%q is missing in\n%s", want, stdout)
+		}
+	}
+	for line := range strings.Lines(stdout) {
+		if len(line) > reportWidth+8 {
+			t.Errorf("too long: %s", line)
+		}
+	}
+
+	s.Client().Do(t.Context(), "AUTH", "secret")
+	plain := s.Client()
+	if err := plain.Do(t.Context(), "PING").Err(); err == nil {
+		t.Fatal("the server has no password")
+	}
+	_, worst, sections := doctorReport(t, "--redis="+url, "--redis-prefix=a-long-one")
+	if f := has(t, sections["redis"], "memory of a block", ""); worst != check.Info || f.Level != check.Info {
+		t.Errorf("got %v, %+v", worst, f)
+	}
+	status, worst, sections = doctorReport(t, "--redis=redis://"+s.Addr)
+	if f := has(t, sections["redis"], "connection", ""); status != exitFailed || worst != check.Fail || f.Level != check.Fail || !strings.Contains(f.Do, "password") {
+		t.Errorf("ends with %d, %v, %+v", status, worst, f)
+	}
+}
+
+func TestDoctorOfTokenizers(t *testing.T) {
+	root := t.TempDir()
+	put := func(model, text string) {
+		t.Helper()
+		dir := filepath.Join(root, model)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	status, _, sections := doctorReport(t, "--tokenizers="+root)
+	if f := has(t, sections["tokenizers"], "directory", ""); status != exitOK || f.Level != check.Warn {
+		t.Errorf("empty: ends with %d, %+v", status, f)
+	}
+	status, _, sections = doctorReport(t, "--tokenizers="+root, "--hub-offline")
+	if f := has(t, sections["tokenizers"], "directory", ""); status != exitFailed || f.Level != check.Fail {
+		t.Errorf("empty and offline: ends with %d, %+v", status, f)
+	}
+	good := `{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":[]}}`
+	put("org/good", good)
+	put("single", good)
+	if err := os.Symlink(filepath.Join(root, "org", "good"), filepath.Join(root, "org", "link")); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, sections = doctorReport(t, "--tokenizers="+root); status != exitOK || len(sections["tokenizers"]) != 3 {
+		t.Errorf("ends with %d, %+v", status, sections)
+	}
+	put("org/cut", good[:40])
+	put("org/lfs", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
+	put("org/odd", `{"model":"BPE"}`)
+	put("org/empty", `{"model":{}}`)
+	put(".hidden/no", "no")
+	status, _, sections = doctorReport(t, "--tokenizers="+root)
+	list := sections["tokenizers"]
+	if status != exitFailed || len(list) != 7 {
+		t.Errorf("ends with %d, %d findings: %+v", status, len(list), list)
+	}
+	for model, want := range map[string]string{
+		"org/good": "BPE", "org/link": "BPE", "single": "BPE",
+		"org/cut": "only a part", "org/lfs": "Git LFS", "org/odd": "usual form", "org/empty": "no vocabulary",
+	} {
+		level := check.Fail
+		if want == "BPE" {
+			level = check.OK
+		}
+		if f := has(t, list, "tokenizer", model); f.Level != level || !strings.Contains(f.Found, want) {
+			t.Errorf("%s: got %+v, want %v and %q", model, f, level, want)
+		}
+	}
+	status, _, sections = doctorReport(t, "--tokenizers="+filepath.Join(root, "no"))
+	if f := has(t, sections["tokenizers"], "directory", ""); status != exitFailed || f.Level != check.Fail {
+		t.Errorf("ends with %d, %+v", status, f)
+	}
+}
+
+func TestDoctorOfServer(t *testing.T) {
+	r := start(t)
+	status, worst, sections := doctorReport(t, "--server="+r.url)
+	list := sections["server"]
+	if status != exitOK || worst != check.Info || len(list) != 4 {
+		t.Errorf("ends with %d, %v, %+v", status, worst, list)
+	}
+	if f := has(t, list, "server version", ""); f.Level != check.OK || f.Found != versionWord() {
+		t.Errorf("got %+v", f)
+	}
+	redis := redistest.Start(t, "--maxmemory", "100mb")
+	_, worst, sections = doctorReport(t, "--server="+r.url, "--redis="+redis.URL())
+	if f := has(t, sections["server"], "index", ""); worst != check.Warn || f.Level != check.Warn || len(sections) != 2 {
+		t.Errorf("got %v, %+v", worst, f)
+	}
+	status, _, sections = doctorReport(t, fmt.Sprintf("--server=http://127.0.0.1:%d", redistest.FreePort(t)))
+	if f := has(t, sections["server"], "health", ""); status != exitFailed || f.Level != check.Fail {
+		t.Errorf("ends with %d, %+v", status, f)
+	}
+}
+
+func TestDoctorIsMisused(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"", "nothing to look at"},
+		{"more", "flags only"},
+		{"--timeout=0s", "must be positive"},
+		{"--redis=http://a", "the configuration is wrong"},
+		{"--rediss=x", "redis"},
+	} {
+		status, _, stderr := call(t, "", append([]string{"doctor"}, strings.Fields(c.args)...)...)
+		if status != exitUsage || !strings.Contains(stderr, c.want) {
+			t.Errorf("%q: ends with %d\n%s\nwant %q", c.args, status, stderr, c.want)
+		}
+	}
+	if status, stdout, _ := call(t, "", "doctor", "--help"); status != exitOK || stdout != doctorUsage {
+		t.Errorf("help: ends with %d\n%s", status, stdout)
+	}
+}
+
+// What a server depends on is written into its log, once, also when it comes
+// later than the server.
+func TestServeSaysWhatIsWrong(t *testing.T) {
+	s := redistest.Prepare(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+	r := start(t, "--redis="+s.URL())
+	const down = "redis: connection: "
+	r.await(func() map[string]any { return r.loggedPrefix(down) })
+	s.Run()
+	const policy = "redis: eviction policy: allkeys-lru"
+	line := r.await(func() map[string]any { return r.loggedPrefix(policy) })
+	if line["level"] != "error" || line["do"] == "" || line["check"] != "eviction policy" {
+		t.Errorf("got %v", line)
+	}
+	if status := r.end(); status != exitOK {
+		t.Errorf("ends with %d", status)
+	}
+	for _, what := range []string{down, policy} {
+		if n := strings.Count(r.stderr.String(), `"`+what); n != 1 {
+			t.Errorf("%q is said %d times\n%s", what, n, r.stderr)
+		}
+	}
+	if strings.Contains(r.stderr.String(), "redis: keys") {
+		t.Errorf("what is in order is said too\n%s", r.stderr)
+	}
+}
+
+// loggedPrefix returns the first log line whose message begins so.
+func (r *running) loggedPrefix(prefix string) map[string]any {
+	for line := range strings.Lines(r.stderr.String()) {
+		var m map[string]any
+		if json.Unmarshal([]byte(line), &m) == nil {
+			if msg, _ := m["message"].(string); strings.HasPrefix(msg, prefix) {
+				return m
+			}
+		}
+	}
+	return nil
+}
