@@ -100,6 +100,10 @@ type Index interface {
 	// is ErrEnded. Taking over under the same fence is allowed.
 	TakeOver(ctx context.Context, gen Generation, fence uint64) (watermark uint64, err error)
 
+	// ReadMap returns the values of entries of a generation's map in the order of
+	// the keys, nil where there is none. A generation that is over is ErrEnded.
+	ReadMap(ctx context.Context, gen Generation, keys ...MapKey) ([][]byte, error)
+
 	// Life returns what there is of the rank's present generation.
 	Life(ctx context.Context, pod string, rank int) (Life, error)
 
@@ -135,6 +139,9 @@ type Batch struct {
 	// Guard makes the batch one of a series that a single writer owns; nil is
 	// a write that anybody may make at any time.
 	Guard *Guard
+	// Map are changes of the generation's map, which are made with the ops. They
+	// need a guard. Of several changes of one entry the last counts.
+	Map []MapOp
 }
 
 // OpKind is what an Op does.

@@ -150,7 +150,7 @@ func (b *Batch) Validate() error {
 			return fmt.Errorf("op %d: %w: a guarded clear is of its own rank only", i, ErrInvalid)
 		}
 	}
-	return nil
+	return b.validateMap()
 }
 
 // CheckRank returns ErrInvalid when no pod can have this rank.

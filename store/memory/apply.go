@@ -54,6 +54,9 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 	if len(batches) > 0 && batches[0].Guard != nil {
 		held = x.registry.guard(batches, refused)
 		defer held.release()
+		if err := held.mapRoom(&x.registry, batches); err != nil {
+			return err
+		}
 	}
 	for i := range batches {
 		b := &batches[i]
@@ -70,6 +73,9 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 		}
 		if err != nil {
 			return err
+		}
+		if len(b.Map) > 0 {
+			held.change(&x.registry, b)
 		}
 	}
 	held.commit()

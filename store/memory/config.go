@@ -22,6 +22,10 @@ type Config struct {
 	// rank, tier) triples, and models. Registrations beyond are refused with
 	// store.ErrFull. 0 is 10,000 pods, 100,000 holders and 10,000 models.
 	MaxPods, MaxHolders, MaxModels int
+	// MaxMapEntries bounds the entries of the maps of all generations together,
+	// which take about 100 bytes each beside MaxBytes; beyond it batches that set
+	// some are refused with store.ErrFull. 0 is 4 Mi.
+	MaxMapEntries int
 	// Clock is what leases are measured by. nil is time.Now.
 	Clock store.Clock
 }
@@ -39,6 +43,7 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.MaxPods, 10_000)
 	def(&c.MaxHolders, 100_000)
 	def(&c.MaxModels, 10_000)
+	def(&c.MaxMapEntries, 4<<20)
 	if c.MaxBytes == 0 {
 		c.MaxBytes = 1 << 30
 	}
@@ -50,8 +55,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("%w: MaxBlocks is %d, it can be 4096 to 2^36", errConfig, c.MaxBlocks)
 	case c.MaxBytes < 1<<20:
 		return c, fmt.Errorf("%w: MaxBytes is %d, the least is 1 MiB", errConfig, c.MaxBytes)
-	case c.MaxPods < 0 || c.MaxHolders < 0 || c.MaxModels < 0:
-		return c, fmt.Errorf("%w: MaxPods, MaxHolders or MaxModels is negative", errConfig)
+	case c.MaxPods < 0 || c.MaxHolders < 0 || c.MaxModels < 0 || c.MaxMapEntries < 0:
+		return c, fmt.Errorf("%w: MaxPods, MaxHolders, MaxModels or MaxMapEntries is negative", errConfig)
 	}
 	return c, nil
 }

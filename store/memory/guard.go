@@ -19,8 +19,11 @@ type life struct {
 	pod  string
 	rank int
 
+	counted int // of registry.entries; protected by registry.mu
+
 	mu         sync.Mutex // protects all below
 	fence, seq uint64
+	entries    map[store.MapKey]string
 }
 
 // Begin implements [store.Index].
@@ -81,6 +84,72 @@ func (x *Index) Life(ctx context.Context, pod string, rank int) (store.Life, err
 	return store.Life{Generation: l.id, Fence: l.fence, Seq: l.seq}, nil
 }
 
+// ReadMap implements [store.Index].
+func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store.MapKey) ([][]byte, error) {
+	if err := x.enter(ctx); err != nil {
+		return nil, err
+	}
+	if gen == 0 || len(keys) > store.MaxMapOps {
+		return nil, fmt.Errorf("%w: %d keys of generation %d; there can be %d, of a generation", store.ErrInvalid, len(keys), gen, store.MaxMapOps)
+	}
+	for i, k := range keys {
+		if err := k.Validate(); err != nil {
+			return nil, fmt.Errorf("key %d: %w", i, err)
+		}
+	}
+	l := x.registry.lifeBy(gen)
+	if l == nil {
+		return nil, store.ErrEnded
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([][]byte, len(keys))
+	for i, k := range keys {
+		if v, ok := l.entries[k]; ok {
+			out[i] = []byte(v)
+		}
+	}
+	return out, nil
+}
+
+// mapRoom returns store.ErrFull when the map ops of the open batches may make more
+// entries than there can be. It counts every set as a new entry.
+func (h *guarded) mapRoom(g *registry, batches []store.Batch) error {
+	sets := 0
+	for i := range batches {
+		if h.skips(&batches[i]) {
+			continue
+		}
+		for _, op := range batches[i].Map {
+			if op.Value != nil {
+				sets++
+			}
+		}
+	}
+	if n := g.entries.Load(); n+int64(sets) > int64(g.cfg.MaxMapEntries) {
+		return fmt.Errorf("%w: the maps of all generations have %d entries, no room for %d", store.ErrFull, n, sets)
+	}
+	return nil
+}
+
+// change makes the map ops of a batch.
+func (h *guarded) change(g *registry, b *store.Batch) {
+	i := slices.IndexFunc(h.locked, func(l *life) bool { return l.id == b.Guard.Generation })
+	l := h.locked[i]
+	before := len(l.entries)
+	for _, op := range b.Map {
+		switch {
+		case op.Value == nil:
+			delete(l.entries, op.MapKey)
+		case l.entries == nil:
+			l.entries = map[store.MapKey]string{op.MapKey: string(op.Value)}
+		default:
+			l.entries[op.MapKey] = string(op.Value)
+		}
+	}
+	g.countEntries(l, len(l.entries)-before)
+}
+
 // lifeOf returns the present life of a rank, nil for none.
 func (g *registry) lifeOf(pod string, rank int) *life {
 	g.mu.Lock()
@@ -137,8 +206,20 @@ func (g *registry) beginLife(pod string, rank int, fence uint64, last *life) (ge
 // endLife ends the life of a rank. The caller holds mu.
 func (g *registry) endLife(r *rank) {
 	if r.life != nil {
+		g.entries.Add(-int64(r.life.counted))
+		r.life.counted = 0
 		delete(g.lives, r.life.id)
 		r.life = nil
+	}
+}
+
+// countEntries counts entries of a life, unless it has ended.
+func (g *registry) countEntries(l *life, n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.lives[l.id] == l {
+		l.counted += n
+		g.entries.Add(int64(n))
 	}
 }
 

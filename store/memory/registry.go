@@ -29,6 +29,7 @@ type registry struct {
 	// never. Renewals leave it where it is, so it may be early.
 	nextEnd atomic.Int64
 	loads   atomic.Uint64
+	entries atomic.Int64 // of the maps of all lives
 	ended   atomic.Int64 // holders whose blocks have not been swept yet
 
 	mu      sync.Mutex // protects all below, and writing to snap

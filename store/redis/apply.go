@@ -144,42 +144,50 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error)
 	case len(steps) == 0 && !slices.ContainsFunc(p.pods, func(pod *podPlan) bool { return !pod.resolved }):
 		return applied, nil
 	}
-	calls := x.applyCalls(p, guards, steps)
+	phases := x.applyCalls(p, guards, steps)
 	for _, g := range guards {
 		g.tried = true
 	}
 	bytes := int64(0)
-	status = applied
+	for _, calls := range phases {
+		status, met, err := x.runPhase(ctx, calls, len(guards) > 0)
+		if err != nil || status < applied {
+			return status, err
+		}
+		bytes += met
+	}
+	x.pace.learn(len(steps), bytes)
+	return applied, x.commit(ctx, p)
+}
+
+// runPhase makes runs of apply.lua.
+func (x *Index) runPhase(ctx context.Context, calls []*call, guarded bool) (status, bytes int64, err error) {
 	for len(calls) > 0 {
 		n := min(len(calls), tripCalls)
 		cmds, err := x.run(ctx, calls[:n]...)
 		if x.cluster && redis.HasErrorPrefix(err, "TRYAGAIN") {
-			if len(guards) > 0 {
+			if guarded {
 				// The record and the blocks are on different nodes for a moment.
-				return incomplete, nil
+				return incomplete, 0, nil
 			}
 			cmds, err = x.runSingly(ctx, calls[:n])
 		}
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		for i, c := range cmds {
 			s, met, err := x.heard(calls, i, c)
 			if err != nil {
-				return 0, err
+				return 0, 0, err
 			}
 			status, bytes = min(status, s), bytes+met
 		}
-		if status < applied && len(guards) == 0 {
-			return status, nil
+		if status < applied && !guarded {
+			break
 		}
 		calls = calls[n:]
 	}
-	x.pace.learn(len(steps), bytes)
-	if status < applied || len(guards) == 0 {
-		return status, nil
-	}
-	return applied, x.commit(ctx, p)
+	return status, bytes, nil
 }
 
 // heard takes in the reply to calls[i]; the reply to a call that has been made
@@ -373,32 +381,59 @@ func flag(b bool) string {
 // unchecked is what a run of apply.lua has for a check when it has none.
 var unchecked = &call{args: []string{"0"}}
 
-// applyCalls makes the runs of apply.lua that a plan takes. On a single server
-// each of them checks the holders; on a cluster, where blocks lie in other slots
-// than the registry, a run of its own does.
-func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) []*call {
+// applyCalls makes the runs of apply.lua that a plan takes, in phases of which each
+// must be acknowledged before the next.
+//
+// On a single server there is one, and each run checks the holders. On a cluster,
+// where blocks lie in other slots than the registry, a run of its own does that;
+// and entries of maps are there before the blocks that need them, and go after
+// them.
+func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) (phases [][]*call) {
 	list, all := edits(steps, len(guards) > 1)
 	check := x.checkCall(p)
+	sets, dels := x.mapCalls(guards)
+	blocks := x.blockCalls(list, all)
 	if x.cluster {
-		return append([]*call{x.guardCall(check, guards, 0)}, x.editCalls(list, all, unchecked)...)
+		x.number(sets, blocks, dels)
+		x.finish(unchecked, all, sets, blocks, dels)
+		look := x.guardCall(check, guards, 0)
+		return [][]*call{sets, append([]*call{look}, blocks...), dels}
 	}
-	if len(list) == 0 {
-		return []*call{x.guardCall(check, guards, 1)}
+	calls := slices.Concat(sets, blocks, dels)
+	if len(calls) == 0 {
+		calls = []*call{{place: atRegistry}}
 	}
-	calls := x.editCalls(list, all, check)
-	// Guards without blocks go with the others.
-	idle := slices.DeleteFunc(slices.Clone(guards), func(g *guardPlan) bool {
-		return slices.ContainsFunc(calls, func(c *call) bool {
+	changes := len(list)
+	for _, c := range slices.Concat(sets, dels) {
+		for i := range c.buckets {
+			changes += c.buckets[i].fields()
+		}
+	}
+	if changes <= x.pace.keys() {
+		// All in one.
+		for _, c := range calls[1:] {
+			calls[0].edits = append(calls[0].edits, c.edits...)
+			calls[0].buckets = append(calls[0].buckets, c.buckets...)
+			for _, p := range c.parts {
+				calls[0].under(p.guard)
+			}
+		}
+		calls = calls[:1]
+	}
+	// Guards that change nothing go with the others.
+	for _, g := range guards {
+		if !slices.ContainsFunc(calls, func(c *call) bool {
 			return slices.ContainsFunc(c.parts, func(p guardPart) bool { return p.guard == g })
-		})
-	})
-	if len(idle) > 0 {
-		calls = append(calls, x.guardCall(check, idle, 1))
+		}) {
+			calls[len(calls)-1].under(g)
+		}
 	}
-	return calls
+	x.number(calls)
+	x.finish(check, all, calls)
+	return [][]*call{calls}
 }
 
-// guardCall is a run of apply.lua at the registry without blocks.
+// guardCall is a run of apply.lua at the registry that changes nothing else.
 func (x *Index) guardCall(check *call, guards []*guardPlan, parts int) *call {
 	c := &call{place: atRegistry}
 	for _, g := range guards {
@@ -408,82 +443,132 @@ func (x *Index) guardCall(check *call, guards []*guardPlan, parts int) *call {
 	return c
 }
 
-// head begins a run of apply.lua with the check and with the guards of c.
+// under adds a guard to a call.
+func (c *call) under(g *guardPlan) {
+	if !slices.ContainsFunc(c.parts, func(p guardPart) bool { return p.guard == g }) {
+		c.parts = append(c.parts, guardPart{guard: g})
+	}
+}
+
+// head begins a run of apply.lua: with the check, the guards and the buckets of c.
 func (x *Index) head(c, check *call) {
 	c.script = applyScript
-	c.keys = append(make([]string, 0, len(check.keys)+1+c.blocks), check.keys...)
-	c.args = append(make([]string, 0, len(check.args)+1+8*len(c.parts)+2), check.args[0], strconv.Itoa(len(c.parts)))
+	c.keys = append(make([]string, 0, len(check.keys)+1+len(c.buckets)+len(c.edits)), check.keys...)
+	c.args = append(make([]string, 0, len(check.args)+2+8*len(c.parts)+2), check.args[0], strconv.Itoa(len(c.parts)), strconv.Itoa(len(c.buckets)))
 	c.args = append(c.args, check.args[1:]...)
 	if len(c.parts) == 0 {
 		return
 	}
 	records := x.names.records
-	if c.place != atRegistry {
+	switch c.place {
+	case atRegistry:
+	case atMap:
+		records = x.names.life(c.parts[0].guard.Generation) + "s"
+	default:
 		records = x.names.guards(c.place)
 	}
 	c.keys = append(c.keys, records)
 	c.args = x.guardArgs(c.args, c.place, c.attempt, c.parts)
+	for i := range c.buckets {
+		b := &c.buckets[i]
+		c.keys = append(c.keys, x.names.bucketName(b.gen, b.n))
+		c.args = b.appendArgs(c.args)
+	}
 }
 
-// editCalls makes runs of apply.lua that begin with the check. The list ascends
-// by partition.
-func (x *Index) editCalls(list []edit, all []ops, check *call) []*call {
-	cut := parts(list, x.pace.keys(), x.cluster)
-	calls := make([]*call, len(cut))
-	attempt := x.attempts.Add(1)
+// number numbers the parts of each guard in each place.
+func (x *Index) number(lists ...[]*call) {
 	type where struct {
 		guard *guardPlan
 		place int
 	}
+	attempt := x.attempts.Add(1)
 	counts := map[where]int{}
+	calls := slices.Concat(lists...)
+	for _, c := range calls {
+		c.attempt = attempt
+		for i := range c.parts {
+			p := &c.parts[i]
+			p.n = counts[where{p.guard, c.place}]
+			counts[where{p.guard, c.place}]++
+		}
+	}
+	for _, c := range calls {
+		for i := range c.parts {
+			c.parts[i].parts = counts[where{c.parts[i].guard, c.place}]
+		}
+	}
+}
+
+// editCalls makes runs of apply.lua that have no guards and no check. The list
+// ascends by partition.
+func (x *Index) editCalls(list []edit, all []ops) []*call {
+	calls := x.blockCalls(list, all)
+	x.finish(unchecked, all, calls)
+	return calls
+}
+
+// blockCalls cuts edits, which ascend by partition, into runs of apply.lua that
+// are not numbered and finished yet.
+func (x *Index) blockCalls(list []edit, all []ops) []*call {
+	cut := parts(list, x.pace.keys(), x.cluster)
+	calls := make([]*call, len(cut))
 	for i, edits := range cut {
-		// Blocks that change alike stand together.
-		slices.SortStableFunc(edits, func(a, b edit) int { return a.ops - b.ops })
-		c := &call{place: atRegistry, attempt: attempt, blocks: len(edits)}
+		c := &call{place: atRegistry, edits: edits}
 		if x.cluster {
 			c.place = edits[0].key.Partition()
 		}
+		// Blocks that change alike stand together.
+		slices.SortStableFunc(edits, func(a, b edit) int { return a.ops - b.ops })
 		last := -1
 		for _, e := range edits {
-			if e.ops == last {
-				continue
-			}
-			last = e.ops
-			for _, g := range all[e.ops].guards {
-				if !slices.ContainsFunc(c.parts, func(p guardPart) bool { return p.guard == g }) {
-					c.parts = append(c.parts, guardPart{guard: g, n: counts[where{g, c.place}]})
-					counts[where{g, c.place}]++
+			if e.ops != last {
+				last = e.ops
+				for _, g := range all[e.ops].guards {
+					c.under(g)
 				}
 			}
 		}
 		calls[i] = c
 	}
+	return calls
+}
+
+// finish writes the keys and args of calls.
+func (x *Index) finish(check *call, all []ops, lists ...[]*call) {
+	blocks := 0
+	for _, calls := range lists {
+		for _, c := range calls {
+			blocks += len(c.edits)
+		}
+	}
 	// All names of blocks are parts of one string.
-	names := make([]byte, 0, len(list)*x.names.blockLen())
-	for _, e := range list {
-		names = x.names.appendBlock(names, e.key)
+	names := make([]byte, 0, blocks*x.names.blockLen())
+	for _, calls := range lists {
+		for _, c := range calls {
+			for _, e := range c.edits {
+				names = x.names.appendBlock(names, e.key)
+			}
+		}
 	}
 	text := string(names)
-	for i, edits := range cut {
-		c := calls[i]
-		for j := range c.parts {
-			c.parts[j].parts = counts[where{c.parts[j].guard, c.place}]
-		}
-		x.head(c, check)
-		for range edits {
-			c.keys = append(c.keys, text[:x.names.blockLen()])
-			text = text[x.names.blockLen():]
-		}
-		for i := 0; i < len(edits); {
-			j := i
-			for j < len(edits) && edits[j].ops == edits[i].ops {
-				j++
+	for _, calls := range lists {
+		for _, c := range calls {
+			x.head(c, check)
+			for range c.edits {
+				c.keys = append(c.keys, text[:x.names.blockLen()])
+				text = text[x.names.blockLen():]
 			}
-			c.args = append(c.args, all[edits[i].ops].text, strconv.Itoa(j-i))
-			i = j
+			for i := 0; i < len(c.edits); {
+				j := i
+				for j < len(c.edits) && c.edits[j].ops == c.edits[i].ops {
+					j++
+				}
+				c.args = append(c.args, all[c.edits[i].ops].text, strconv.Itoa(j-i))
+				i = j
+			}
 		}
 	}
-	return calls
 }
 
 // runSingly makes the runs of a cluster again, each block in a run of its own.
@@ -502,13 +587,13 @@ func (x *Index) runSingly(ctx context.Context, calls []*call) ([]*redis.Cmd, err
 		}
 		keys := c.keys
 		var single []*call
-		for i := 2; i < len(c.args); i += 2 {
+		for i := 3; i < len(c.args); i += 2 {
 			n, err := strconv.Atoi(c.args[i+1])
 			if err != nil {
 				return nil, err
 			}
 			for range n {
-				single = append(single, &call{script: c.script, keys: keys[:1], args: []string{"0", "0", c.args[i], "1"}})
+				single = append(single, &call{script: c.script, keys: keys[:1], args: []string{"0", "0", "0", c.args[i], "1"}})
 				keys = keys[1:]
 			}
 		}

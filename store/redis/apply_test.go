@@ -249,7 +249,7 @@ func TestApplyScript(t *testing.T) {
 	})
 	rapid.Check(t, func(t *rapid.T) {
 		values := rapid.SliceOfN(value, 1, 8).Draw(t, "values")
-		c := &call{script: applyScript, args: []string{"0", "0"}}
+		c := &call{script: applyScript, args: []string{"0", "0", "0"}}
 		var want []string
 		for i, v := range values {
 			name := fmt.Sprint("b", i)
@@ -276,7 +276,7 @@ func TestApplyScript(t *testing.T) {
 				got = "<none>"
 			}
 			if got != want[i] {
-				t.Errorf("%q with %s became %q, want %q", values[i], c.args[2+2*i], got, want[i])
+				t.Errorf("%q with %s became %q, want %q", values[i], c.args[3+2*i], got, want[i])
 			}
 		}
 	})
@@ -295,7 +295,7 @@ func TestApplyScriptOnLongGarbage(t *testing.T) {
 		plain.Set(ctx, "b", v, 0)
 		id := strconv.FormatUint(rapid.Uint64Range(1, 1<<32-1).Draw(t, "id"), 10)
 		for _, sign := range []string{"+", "-"} {
-			if _, err := x.run(ctx, &call{script: applyScript, keys: []string{"b"}, args: []string{"0", "0", sign + id, "1"}}); err != nil {
+			if _, err := x.run(ctx, &call{script: applyScript, keys: []string{"b"}, args: []string{"0", "0", "0", sign + id, "1"}}); err != nil {
 				t.Fatalf("%s%s on %q: %v", sign, id, v, err)
 			}
 		}

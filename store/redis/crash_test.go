@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -129,7 +130,46 @@ func (r *rank) batch(fence, first, last uint64) store.Batch {
 	for _, o := range r.told[first-1 : last] {
 		ops = append(ops, o...)
 	}
-	return store.Batch{Pod: r.pod, Rank: r.rank, Model: "m", Ops: ops, Guard: &store.Guard{Generation: r.gen, Fence: fence, Seq: last}}
+	var entries []store.MapOp
+	for seq := first; seq <= last; seq++ {
+		entries = append(entries, r.entries(seq)...)
+	}
+	return store.Batch{Pod: r.pod, Rank: r.rank, Model: "m", Ops: ops, Map: entries, Guard: &store.Guard{Generation: r.gen, Fence: fence, Seq: last}}
+}
+
+// entries are the map ops of a sequence: some come, some of those before change and
+// some go.
+func (r *rank) entries(seq uint64) (ops []store.MapOp) {
+	for i := range uint64(20) {
+		h := seq*10 + i
+		op := store.MapOp{MapKey: store.MapKey{Hash: h % 24 << (h % 3 * 7)}, Value: fmt.Appendf(nil, "%d/%d", seq, i)}
+		if (h+seq)%4 == 0 {
+			op.Value = nil
+		}
+		ops = append(ops, op)
+	}
+	return ops
+}
+
+// wantMap fails the test when the rank's map is not what its whole story says.
+func (r *rank) wantMap(t *testing.T, x *Index) {
+	t.Helper()
+	want := map[store.MapKey]string{}
+	for seq := range uint64(len(r.told)) {
+		for _, op := range r.entries(seq + 1) {
+			want[op.MapKey] = string(op.Value)
+		}
+	}
+	keys := slices.Collect(maps.Keys(want))
+	got, err := x.ReadMap(t.Context(), r.gen, keys...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, k := range keys {
+		if string(got[i]) != want[k] {
+			t.Fatalf("entry %v of %s/%d is %q, want %q", k, r.pod, r.rank, got[i], want[k])
+		}
+	}
 }
 
 // crashKeys returns n keys in few partitions, so that a cluster's pipelines are
@@ -149,7 +189,7 @@ func crashStory() []*rank {
 	k := crashKeys(90)
 	add := func(t store.Tier, k ...blockkey.Key) store.Op { return store.Op{Kind: store.Add, Tier: t, Keys: k} }
 	remove := func(t store.Tier, k ...blockkey.Key) store.Op { return store.Op{Kind: store.Remove, Tier: t, Keys: k} }
-	clear := func(t store.Tier) store.Op { return store.Op{Kind: store.Clear, Tier: t} }
+	forget := func(t store.Tier) store.Op { return store.Op{Kind: store.Clear, Tier: t} }
 	return []*rank{
 		{pod: "a", rank: 0, told: [][]store.Op{
 			{add(store.GPU, k[:40]...)},
@@ -158,8 +198,8 @@ func crashStory() []*rank {
 		}},
 		{pod: "a", rank: 1, told: [][]store.Op{
 			{add(store.GPU, k[20:50]...), add(store.CPU, k[:5]...)},
-			{add(store.GPU, k[50]), clear(store.GPU), add(store.GPU, k[30:45]...)},
-			{clear(store.AllTiers), add(store.Disk, k[:12]...)},
+			{add(store.GPU, k[50]), forget(store.GPU), add(store.GPU, k[30:45]...)},
+			{forget(store.AllTiers), add(store.Disk, k[:12]...)},
 		}},
 		{pod: "b", rank: 0, told: [][]store.Op{
 			{add(store.GPU, k[30:70]...)},
@@ -375,6 +415,7 @@ func dies(t *testing.T, url string, n int, all []*storetest.Model, final storete
 			if l, err := z.Life(ctx, r.pod, r.rank); err != nil || l != (store.Life{Generation: r.gen, Fence: 3, Seq: uint64(len(r.told))}) {
 				t.Fatalf("run %d, %s: the life of %s/%d is %+v, %v", n, when, r.pod, r.rank, l, err)
 			}
+			r.wantMap(t, z)
 		}
 	}
 	check("after the takeover")
@@ -441,6 +482,9 @@ func TestWriterTriesAgain(t *testing.T) {
 				line.limit(-1, false)
 				if got := answer(t, x); !got.Equal(final) {
 					t.Fatalf("failure at %d: found\n%v, want\n%v", n, got, final)
+				}
+				for _, r := range ranks {
+					r.wantMap(t, x)
 				}
 				_ = x.Close()
 				if failures == 0 {

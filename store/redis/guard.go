@@ -47,9 +47,10 @@ type guardPlan struct {
 	store.Guard
 	rank    int
 	batches uint64
-	done    bool  // wholly applied
-	err     error // refused
-	dup     bool  // a duplicate
+	done    bool          // wholly applied
+	err     error         // refused
+	dup     bool          // a duplicate
+	ops     []store.MapOp // changes of its map
 	// tried is true when blocks may have been written by an earlier try.
 	tried bool
 }
@@ -79,10 +80,11 @@ func (p *plan) guard(pod *podPlan, b *store.Batch) *guardPlan {
 	for _, g := range pod.guards {
 		if g.Guard == *b.Guard && g.rank == b.Rank {
 			g.batches++
+			g.ops = append(g.ops, b.Map...)
 			return g
 		}
 	}
-	g := &guardPlan{Guard: *b.Guard, rank: b.Rank, batches: 1}
+	g := &guardPlan{Guard: *b.Guard, rank: b.Rank, batches: 1, ops: slices.Clip(b.Map)}
 	pod.guards = append(pod.guards, g)
 	p.guards = append(p.guards, g)
 	return g
@@ -93,13 +95,17 @@ func openGuards(guards []*guardPlan) []*guardPlan {
 	return slices.DeleteFunc(slices.Clone(guards), (*guardPlan).over)
 }
 
-// atRegistry is the place of the registry's record beside those of the partitions.
-const atRegistry = blockkey.Partitions
+// atRegistry is the place of the registry's record beside those of the partitions;
+// atMap is that of the record that guards a generation's map on a cluster.
+const (
+	atRegistry = blockkey.Partitions
+	atMap      = atRegistry + 1
+)
 
 // ack is what this process knows to be written of a generation.
 type ack struct {
 	fence uint64
-	seq   [blockkey.Partitions + 1]uint64
+	seq   [atMap + 1]uint64
 }
 
 // ackCache remembers acks. A record that says less than the writer knows to be
@@ -248,10 +254,11 @@ func (x *Index) TakeOver(ctx context.Context, gen store.Generation, fence uint64
 // fence writes the records of a generation in all partitions of a cluster.
 func (x *Index) fence(ctx context.Context, gen store.Generation, fence, seq uint64, create bool) error {
 	if x.cluster {
-		calls := make([]*call, blockkey.Partitions)
+		calls := make([]*call, blockkey.Partitions, atMap)
 		for p := range calls {
 			calls[p] = fenceCall(x.names.guards(p), gen, fence, strconv.FormatUint(seq, 10), create)
 		}
+		calls = append(calls, fenceCall(x.names.life(gen)+"s", gen, fence, strconv.FormatUint(seq, 10), create))
 		cmds, err := x.run(ctx, calls...)
 		if err != nil {
 			return err

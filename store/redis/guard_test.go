@@ -1,8 +1,13 @@
 package redis
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -124,6 +129,102 @@ func TestLostWrites(t *testing.T) {
 	}
 }
 
+// TestMapsAreSwept: the maps of ended generations go, those of the living stay.
+func TestMapsAreSwept(t *testing.T) {
+	for name, url := range map[string]string{
+		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			x := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
+			var ops []store.MapOp
+			var keys []store.MapKey
+			for i := range uint64(300) {
+				keys = append(keys, store.MapKey{Hash: i})
+				ops = append(ops, store.MapOp{MapKey: keys[i], Value: []byte("v")})
+			}
+			var last store.Generation
+			for fence := range uint64(3) {
+				last = mustBegin(t, x, "a", fence+1)
+				b := guardedBatch("a", last, fence+1, 1, store.Add, 1)
+				b.Map = ops
+				apply(t, x, b)
+			}
+			names := func() (n int) {
+				count := func(ctx context.Context, c *redis.Client) error {
+					n += len(c.Keys(ctx, "kva{g*").Val())
+					return nil
+				}
+				if c, ok := x.client.(*redis.ClusterClient); ok {
+					var mu sync.Mutex
+					if err := c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+						mu.Lock()
+						defer mu.Unlock()
+						return count(ctx, c)
+					}); err != nil {
+						t.Fatal(err)
+					}
+					return n
+				}
+				_ = count(ctx, x.client.(*redis.Client))
+				return n
+			}
+			before := names()
+			if _, err := x.Sweep(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if n := names(); n*3 != before || n < 300 {
+				t.Errorf("%d keys of maps are left of %d of three generations", n, before)
+			}
+			got, err := x.ReadMap(ctx, last, keys...)
+			if err != nil || string(got[0]) != "v" || string(got[299]) != "v" {
+				t.Errorf("the map that lives has %q, %v", got[0], err)
+			}
+		})
+	}
+}
+
+// BenchmarkMapMemory reports what an entry of a map takes, values being 11 bytes:
+// a block key, a part and copies.
+func BenchmarkMapMemory(b *testing.B) {
+	for _, entries := range []int{1 << 10, 1 << 14, 1 << 16, 1 << 18} {
+		b.Run(fmt.Sprint(entries), func(b *testing.B) {
+			s := redistest.Start(b)
+			plain := s.Client()
+			x := open(b, Config{URL: s.URL(), NoSweep: true})
+			used := func() int64 {
+				for line := range strings.Lines(plain.Info(b.Context(), "memory").Val()) {
+					if v, ok := strings.CutPrefix(strings.TrimSpace(line), "used_memory:"); ok {
+						n, err := strconv.ParseInt(v, 10, 64)
+						if err != nil {
+							b.Fatal(err)
+						}
+						return n
+					}
+				}
+				b.Fatal("no figure")
+				return 0
+			}
+			gen := mustBegin(b, x, "a", 1)
+			seq := uint64(1)
+			apply(b, x, guardedBatch("a", gen, 1, seq, store.Add))
+			hashes := manyKeys(entries)
+			for b.Loop() {
+				before := used()
+				for part := range slices.Chunk(hashes, 4096) {
+					seq++
+					batch := guardedBatch("a", gen, 1, seq, store.Add)
+					for _, h := range part {
+						batch.Map = append(batch.Map, store.MapOp{MapKey: store.MapKey{Hash: uint64(h)}, Value: []byte("12345678\x01\x01\x02")})
+					}
+					apply(b, x, batch)
+				}
+				b.ReportMetric(float64(used()-before)/float64(entries), "B/entry")
+			}
+		})
+	}
+}
+
 // TestMissingPart: a part is taken only after the one before it.
 func TestMissingPart(t *testing.T) {
 	s := redistest.Start(t)
@@ -133,7 +234,7 @@ func TestMissingPart(t *testing.T) {
 	send := func(attempt, part, parts string, want int64) {
 		t.Helper()
 		c := &call{script: applyScript, keys: []string{x.names.records, "b" + part}, args: []string{
-			"0", "1", fmt.Sprint(gen), "1", "5", "0", "0", attempt, part, parts, "+7", "1",
+			"0", "1", "0", fmt.Sprint(gen), "1", "5", "0", "0", attempt, part, parts, "+7", "1",
 		}}
 		cmds, err := x.run(ctx, c)
 		if err != nil {
@@ -224,8 +325,9 @@ func BenchmarkGuard(b *testing.B) {
 		}
 		seq := uint64(0)
 		for _, size := range []int{1, ranks} {
-			for _, guarded := range []bool{false, true} {
-				b.Run(fmt.Sprintf("%s/events=%d/guarded=%v", name, size, guarded), func(b *testing.B) {
+			for _, how := range []string{"plain", "guarded", "mapped"} {
+				guarded := how != "plain"
+				b.Run(fmt.Sprintf("%s/events=%d/%s", name, size, how), func(b *testing.B) {
 					keys := benchChain(16 * ranks)
 					report := cpu(b, first)
 					for b.Loop() {
@@ -239,6 +341,15 @@ func BenchmarkGuard(b *testing.B) {
 							batch := batchOf(benchPod(i), kind, keys[i*16:][:16]...)
 							if guarded {
 								batch.Guard = &store.Guard{Generation: gens[i], Fence: 1, Seq: seq}
+							}
+							if how == "mapped" {
+								for _, k := range keys[i*16:][:16] {
+									op := store.MapOp{MapKey: store.MapKey{Hash: uint64(k)}}
+									if kind == store.Add {
+										op.Value = []byte("12345678\x01\x01\x02")
+									}
+									batch.Map = append(batch.Map, op)
+								}
 							}
 							batches = append(batches, batch)
 						}

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"strconv"
+	"strings"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
@@ -51,6 +52,23 @@ func newNames(prefix string) *names {
 
 // guards is the hash of the guards' records in a partition of a cluster.
 func (n *names) guards(partition int) string { return n.blocks[partition] + ":s" }
+
+// life begins the names of what belongs to a generation alone: its map and, on a
+// cluster, the record that guards it.
+func (n *names) life(gen store.Generation) string {
+	return n.prefix + "{g" + strconv.FormatUint(uint64(gen), 10) + "}:"
+}
+
+// parseLife reads the generation of a name that begins with life.
+func (n *names) parseLife(name string) (gen store.Generation, ok bool) {
+	rest, ok := strings.CutPrefix(name, n.prefix+"{g")
+	if !ok {
+		return 0, false
+	}
+	digits, _, ok := strings.Cut(rest, "}:")
+	v, err := strconv.ParseUint(digits, 10, 32)
+	return store.Generation(v), ok && err == nil
+}
 
 // own is the hash of a pod's holders.
 func (n *names) own(pod string) string { return n.prefix + "{" + registryTag + "}:own:" + pod }

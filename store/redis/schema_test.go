@@ -48,7 +48,7 @@ func TestDocument(t *testing.T) {
 		}
 	}
 	n := newNames("kva")
-	for _, key := range []string{n.meta, n.count, n.epoch, n.pods, n.live, n.gen, n.sweep, n.own(""), n.prefix + "{c}:high"} {
+	for _, key := range []string{n.meta, n.count, n.epoch, n.pods, n.live, n.gen, n.sweep, n.own(""), n.records, n.prefix + "{c}:high", n.prefix + "{c}:s", n.prefix + "{g<generation>}:m:", n.prefix + "{g<generation>}:s"} {
 		if !strings.Contains(doc, "`"+key) {
 			t.Errorf("the key %s is not mentioned", key)
 		}
@@ -93,7 +93,7 @@ func TestStrangersScript(t *testing.T) {
 	eval(1, read("registry.lua")+read("reserve.lua"), reg, "1", "64", "0", "4096")
 	eval([]any{"1"}, read("registry.lua")+read("guard.lua")+read("holders.lua"), reg, "1", "64", pod, text, "16384", "131072", "0", "0", "1", "0", "gpu", "1")
 	blocks := []string{"kva{;}\x78\x07\x95\x01\xa1\x85\x57\x07", "kva{Q}\xbd\x52\xaa\x25\xbb\x45\x3d\xca"}
-	eval(0, read("guard.lua")+read("apply.lua"), append([]string{"kva{reg}:live", "kva{reg}:own:" + pod}, blocks...), "1", "0", "1", "0/gpu", "1", "+1", "2")
+	eval(0, read("guard.lua")+read("apply.lua"), append([]string{"kva{reg}:live", "kva{reg}:own:" + pod}, blocks...), "1", "0", "0", "1", "0/gpu", "1", "+1", "2")
 	if got := plain.MGet(ctx, blocks...).Val(); !slices.Equal(got, []any{"1", "1"}) {
 		t.Fatalf("the blocks are %v", got)
 	}

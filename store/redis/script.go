@@ -81,9 +81,10 @@ type call struct {
 	keys   []string
 	args   []string
 
-	// Of a run of apply.lua: how many blocks it changes, where its records are and
-	// which parts of which guards it is.
-	blocks  int
+	// Of a run of apply.lua: what it changes, where its records are and which parts
+	// of which guards it is.
+	edits   []edit
+	buckets []bucket
 	place   int
 	attempt uint64
 	parts   []guardPart

@@ -84,6 +84,8 @@ type sweeper struct {
 	// Ids up to last that are not in alive belong to ended lives.
 	last  store.HolderID
 	alive map[store.HolderID]bool
+	// lives are the generations that have records at the registry.
+	lives map[store.Generation]bool
 }
 
 func (s *sweeper) run(ctx context.Context) error {
@@ -146,6 +148,7 @@ func (s *sweeper) look(ctx context.Context) error {
 	pipe := s.x.client.Pipeline()
 	count := pipe.HMGet(ctx, n.count, "holder", "ended")
 	gen := pipe.HKeys(ctx, n.gen)
+	records := pipe.HKeys(ctx, n.records)
 	s.x.roundTrips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return err
@@ -158,22 +161,18 @@ func (s *sweeper) look(ctx context.Context) error {
 			s.alive[store.HolderID(v)] = true
 		}
 	}
+	s.lives = make(map[store.Generation]bool, len(records.Val()))
+	for _, gen := range records.Val() {
+		if v, err := strconv.ParseUint(gen, 10, 32); err == nil {
+			s.lives[store.Generation(v)] = true
+		}
+	}
 	return nil
 }
 
 // sweepRecords removes the records of ended generations from the partitions of a
-// cluster. Those of the registry go when the lives end; which of them are there is
-// read after the counter, as with the holders.
+// cluster. Those of the registry go when the lives end.
 func (s *sweeper) sweepRecords(ctx context.Context) error {
-	s.x.roundTrips.Add(1)
-	lives, err := s.x.client.HKeys(ctx, s.x.names.records).Result()
-	if err != nil {
-		return err
-	}
-	alive := make(map[string]bool, len(lives))
-	for _, gen := range lives {
-		alive[gen] = true
-	}
 	for p := range blockkey.Partitions {
 		name := s.x.names.guards(p)
 		for cursor := uint64(0); ; {
@@ -185,7 +184,7 @@ func (s *sweeper) sweepRecords(ctx context.Context) error {
 			var gone []string
 			for i := 0; i < len(fields); i += 2 {
 				gen, err := strconv.ParseUint(fields[i], 10, 32)
-				if !alive[fields[i]] && (err != nil || store.HolderID(gen) <= s.last) {
+				if err != nil || s.over(store.Generation(gen)) {
 					gone = append(gone, fields[i])
 				}
 			}
@@ -201,6 +200,12 @@ func (s *sweeper) sweepRecords(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// over tells whether a generation has ended. As with holders, the counter was read
+// before those that are alive.
+func (s *sweeper) over(gen store.Generation) bool {
+	return store.HolderID(gen) <= s.last && !s.lives[gen]
 }
 
 func (s *sweeper) ended(id store.HolderID) bool { return id <= s.last && !s.alive[id] }
@@ -261,9 +266,18 @@ func (s *sweeper) sweepNode(ctx context.Context, node *redis.Client) error {
 // sweepKeys cleans the blocks among the keys.
 func (s *sweeper) sweepKeys(ctx context.Context, names []string) error {
 	var keys []blockkey.StoreKey
+	pipe := s.x.client.Pipeline()
 	for _, name := range names {
 		if k, ok := s.x.names.parseBlock(name); ok {
 			keys = append(keys, k)
+		} else if gen, ok := s.x.names.parseLife(name); ok && s.over(gen) {
+			pipe.Unlink(ctx, name)
+		}
+	}
+	if pipe.Len() > 0 {
+		s.x.roundTrips.Add(1)
+		if _, err := pipe.Exec(ctx); err != nil {
+			return err
 		}
 	}
 	// The same may come twice, and SCAN may return many more than COUNT.
@@ -318,6 +332,6 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 		return nil
 	}
 	s.progress.Cleaned += uint64(len(garbled))
-	_, err = s.x.run(ctx, s.x.editCalls(list, all, unchecked)...)
+	_, err = s.x.run(ctx, s.x.editCalls(list, all)...)
 	return err
 }

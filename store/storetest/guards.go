@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"bytes"
 	"errors"
 	"sync"
 
@@ -198,6 +199,117 @@ var guardCases = []testCase{
 			b.Fatalf("the life is %+v", l)
 		}
 	}},
+	{"a map changes with its batch", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 1)
+		keys := []store.MapKey{{Hash: 5}, {Hash: 5, Tier: store.CPU}, {Hash: 5, Group: 2}, {Hash: 5 + 1<<32}, {Hash: 0}, {Hash: ^uint64(0), Tier: store.Shared, Group: 255}}
+		var set []store.MapOp
+		for i, k := range keys {
+			set = append(set, store.MapOp{MapKey: k, Value: []byte{byte(i), 0, '\r', '\n'}})
+		}
+		want := func(values ...string) {
+			b.Helper()
+			for _, x := range []store.Index{b.Index, b.peer()} {
+				got, err := x.ReadMap(b.ctx, gen, keys...)
+				if err != nil || len(got) != len(keys) {
+					b.Fatalf("ReadMap: got %d values, %v", len(got), err)
+				}
+				for i, v := range got {
+					if string(v) != values[i] || (v == nil) != (values[i] == "") {
+						b.Fatalf("entry %v is %q, want %q", keys[i], v, values[i])
+					}
+				}
+			}
+		}
+		v := func(i int) string { return string([]byte{byte(i), 0, '\r', '\n'}) }
+		want("", "", "", "", "", "")
+		b.mapped(gen, 1, 1, set...)
+		want(v(0), v(1), v(2), v(3), v(4), v(5))
+		// Of several changes of one entry the last counts; deleting what is not
+		// there is harmless.
+		b.mapped(gen, 1, 2, store.MapOp{MapKey: keys[0]}, store.MapOp{MapKey: keys[1]}, store.MapOp{MapKey: keys[1], Value: []byte("new")},
+			store.MapOp{MapKey: keys[2], Value: []byte("gone")}, store.MapOp{MapKey: keys[2]}, store.MapOp{MapKey: store.MapKey{Hash: 77}})
+		want("", "new", "", v(3), v(4), v(5))
+		b.mapped(gen, 1, 1, set...) // a duplicate
+		want("", "new", "", v(3), v(4), v(5))
+		b.clear("a", 0, store.AllTiers)
+		want("", "new", "", v(3), v(4), v(5))
+		if _, err := b.Index.TakeOver(b.ctx, gen, 2); err != nil {
+			b.Fatal(err)
+		}
+		b.refused(gen, store.ErrFenced, b.tryMapped(gen, 1, 9, set...))
+		want("", "new", "", v(3), v(4), v(5))
+		b.mapped(gen, 2, 3, set...)
+		want(v(0), v(1), v(2), v(3), v(4), v(5))
+		next := b.begin("a", 0, 2)
+		if _, err := b.peer().ReadMap(b.ctx, gen, keys...); !errors.Is(err, store.ErrEnded) {
+			b.Fatalf("the map of an ended generation: got %v, want ErrEnded", err)
+		}
+		gen = next
+		want("", "", "", "", "", "")
+	}},
+	{"a map of thousands of entries", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 1)
+		hashes := chain(3, 5000)
+		keys := make([]store.MapKey, len(hashes))
+		ops := make([]store.MapOp, len(hashes))
+		for i, h := range hashes {
+			keys[i] = store.MapKey{Hash: uint64(h)}
+			if i%2 == 0 {
+				keys[i] = store.MapKey{Hash: uint64(i) << 32} // all in one place
+			}
+			ops[i] = store.MapOp{MapKey: keys[i], Value: []byte{byte(i), byte(i >> 8), 1}}
+		}
+		b.mapped(gen, 1, 1, ops...)
+		for i := range ops {
+			if i%3 == 0 {
+				ops[i].Value = nil
+			}
+		}
+		b.mapped(gen, 1, 2, ops...)
+		got, err := b.Index.ReadMap(b.ctx, gen, keys...)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for i, v := range got {
+			if !bytes.Equal(v, ops[i].Value) {
+				b.Fatalf("entry %d is %q, want %q", i, v, ops[i].Value)
+			}
+		}
+		if l := b.life("a", 0); l.Seq != 2 {
+			b.Fatalf("the life is %+v", l)
+		}
+	}},
+	{"map ops that cannot be right", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 1)
+		g := &store.Guard{Generation: gen, Fence: 1, Seq: 1}
+		for what, batch := range map[string]store.Batch{
+			"no guard":     {Map: []store.MapOp{{Value: []byte("x")}}},
+			"all tiers":    {Guard: g, Map: []store.MapOp{{MapKey: store.MapKey{Tier: store.AllTiers}}}},
+			"empty":        {Guard: g, Map: []store.MapOp{{Value: []byte{}}}},
+			"long":         {Guard: g, Map: []store.MapOp{{Value: make([]byte, store.MaxMapValue+1)}}},
+			"many entries": {Guard: g, Map: make([]store.MapOp, store.MaxMapOps+1)},
+		} {
+			batch.Pod, batch.Model = "a", model
+			if err := b.Index.Apply(b.ctx, batch); !errors.Is(err, store.ErrInvalid) {
+				b.Errorf("%s: got %v, want ErrInvalid", what, err)
+			}
+		}
+		for what, f := range map[string]func() error{
+			"no generation": func() error { _, err := b.Index.ReadMap(b.ctx, 0); return err },
+			"no tier":       func() error { _, err := b.Index.ReadMap(b.ctx, gen, store.MapKey{Tier: store.NumTiers}); return err },
+			"many keys": func() error {
+				_, err := b.Index.ReadMap(b.ctx, gen, make([]store.MapKey, store.MaxMapOps+1)...)
+				return err
+			},
+		} {
+			if err := f(); !errors.Is(err, store.ErrInvalid) {
+				b.Errorf("%s: got %v, want ErrInvalid", what, err)
+			}
+		}
+	}},
 	{"guards that cannot be right", func(b *bench) {
 		b.register(store.Pod{Name: "a"})
 		gen := b.begin("a", 0, 1)
@@ -294,6 +406,18 @@ func (b *bench) tryGuarded(gen store.Generation, pod string, rank int, fence, se
 func (b *bench) guarded(gen store.Generation, pod string, rank int, fence, seq uint64, ops ...store.Op) {
 	b.Helper()
 	if err := b.tryGuarded(gen, pod, rank, fence, seq, ops...); err != nil {
+		b.Fatalf("Apply of sequence %d: %v", seq, err)
+	}
+}
+
+// tryMapped changes the map of a generation of a/0.
+func (b *bench) tryMapped(gen store.Generation, fence, seq uint64, ops ...store.MapOp) error {
+	return b.Index.Apply(b.ctx, store.Batch{Pod: "a", Model: model, Map: ops, Guard: &store.Guard{Generation: gen, Fence: fence, Seq: seq}})
+}
+
+func (b *bench) mapped(gen store.Generation, fence, seq uint64, ops ...store.MapOp) {
+	b.Helper()
+	if err := b.tryMapped(gen, fence, seq, ops...); err != nil {
 		b.Fatalf("Apply of sequence %d: %v", seq, err)
 	}
 }

@@ -34,6 +34,7 @@ func Histories(t *testing.T, open Open) {
 			"takeover": h.takeOver,
 			"write":    h.write,
 			"zombie":   h.zombie,
+			"maps":     h.compareMaps,
 		}
 		if s.Advance != nil {
 			actions["advance"] = h.advance

@@ -26,6 +26,7 @@ type modelPod struct {
 	until  time.Duration // end of the lease; 0 is none
 	blocks map[blockkey.StoreKey]map[place]bool
 	lives  map[int]*store.Life // by rank
+	maps   map[store.Generation]map[store.MapKey]string
 }
 
 type place struct {
@@ -47,7 +48,7 @@ func (m *Model) Advance(d time.Duration) {
 func (m *Model) Register(p store.Pod) (created bool) {
 	old := m.pods[p.Name]
 	if old == nil {
-		old = &modelPod{blocks: map[blockkey.StoreKey]map[place]bool{}, lives: map[int]*store.Life{}}
+		old = &modelPod{blocks: map[blockkey.StoreKey]map[place]bool{}, lives: map[int]*store.Life{}, maps: map[store.Generation]map[store.MapKey]string{}}
 		m.pods[p.Name] = old
 	}
 	created = old.reg.Name == ""
@@ -114,6 +115,23 @@ func (m *Model) TakeOver(gen store.Generation, fence uint64) (watermark uint64, 
 	return l.Seq, nil
 }
 
+// ReadMap returns the values of entries; nil and ErrEnded when the generation is
+// over.
+func (m *Model) ReadMap(gen store.Generation, keys ...store.MapKey) ([][]byte, error) {
+	if m.life(gen) == nil {
+		return nil, store.ErrEnded
+	}
+	out := make([][]byte, len(keys))
+	for _, p := range m.pods {
+		for i, k := range keys {
+			if v, ok := p.maps[gen][k]; ok {
+				out[i] = []byte(v)
+			}
+		}
+	}
+	return out, nil
+}
+
 // Life returns the present generation of a rank.
 func (m *Model) Life(pod string, rank int) store.Life {
 	if p := m.pods[pod]; p != nil && p.lives[rank] != nil {
@@ -167,6 +185,18 @@ func (m *Model) apply(b store.Batch) {
 		m.Register(store.Pod{Name: b.Pod, Model: b.Model})
 	}
 	p := m.pods[b.Pod]
+	for _, op := range b.Map {
+		entries := p.maps[b.Guard.Generation]
+		if entries == nil {
+			entries = map[store.MapKey]string{}
+			p.maps[b.Guard.Generation] = entries
+		}
+		if op.Value == nil {
+			delete(entries, op.MapKey)
+		} else {
+			entries[op.MapKey] = string(op.Value)
+		}
+	}
 	for _, op := range b.Ops {
 		for _, k := range op.Keys {
 			sk := k.In(store.Mask(b.Model))

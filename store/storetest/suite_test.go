@@ -265,6 +265,29 @@ func (x *plain) TakeOver(ctx context.Context, gen store.Generation, fence uint64
 	return seq, err
 }
 
+func (x *plain) ReadMap(ctx context.Context, gen store.Generation, keys ...store.MapKey) ([][]byte, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := x.enter(ctx); err != nil {
+		return nil, err
+	}
+	if gen == 0 || len(keys) > store.MaxMapOps {
+		return nil, store.ErrInvalid
+	}
+	for _, k := range keys {
+		if err := k.Validate(); err != nil {
+			return nil, err
+		}
+	}
+	if x.fault == "maps forget the group" {
+		keys = slices.Clone(keys)
+		for i := range keys {
+			keys[i].Group = 0
+		}
+	}
+	return x.m.ReadMap(gen, keys...)
+}
+
 func (x *plain) Life(ctx context.Context, pod string, rank int) (store.Life, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -365,7 +388,7 @@ func TestSuiteNoticesFaults(t *testing.T) {
 		"leases never end", "a registry for each query", "holders descend", "holders repeat",
 		"a gap ends the answer", "one block too few", "stop is not heard", "validates too late",
 		"clear forgets other tiers", "remove forgets other tiers", "key 0 is lost", "models are mixed",
-		"an old fence writes", "duplicates are applied", "the ended write", "a new generation inherits", "the watermark is low",
+		"an old fence writes", "duplicates are applied", "the ended write", "a new generation inherits", "the watermark is low", "maps forget the group",
 		"clear keeps ids", "the dead inherit", "the last model wins", "Close is not heard",
 	} {
 		t.Run(fault, func(t *testing.T) {

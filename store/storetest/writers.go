@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"bytes"
 	"errors"
 	"maps"
 	"slices"
@@ -9,6 +10,29 @@ import (
 
 	"github.com/kvatlas/kvatlas/store"
 )
+
+// historyEntries are the entries that maps have, two of them in one bucket.
+var (
+	historyEntries = []store.MapKey{{Hash: 1}, {Hash: 1, Tier: store.CPU}, {Hash: 1, Group: 3}, {Hash: 1025}, {Hash: ^uint64(0)}}
+	genMapOp       = rapid.Custom(func(t *rapid.T) store.MapOp {
+		op := store.MapOp{MapKey: rapid.SampledFrom(historyEntries).Draw(t, "entry")}
+		if rapid.IntRange(0, 2).Draw(t, "set") > 0 {
+			op.Value = []byte(rapid.SampledFrom([]string{"x", "y", "\x00\r\n"}).Draw(t, "value"))
+		}
+		return op
+	})
+)
+
+// compareMaps holds the maps of all generations against the model.
+func (h *history) compareMaps(t *rapid.T) {
+	for _, g := range h.gens {
+		got, err := h.handle(t).ReadMap(h.t.Context(), g.id, historyEntries...)
+		want, wantErr := h.m.ReadMap(g.id, historyEntries...)
+		if !errors.Is(err, wantErr) || (err != nil && wantErr == nil) || !slices.EqualFunc(got, want, bytes.Equal) {
+			t.Fatalf("the map of generation %d is %q, %v; want %q, %v", g.id, got, err, want, wantErr)
+		}
+	}
+}
 
 // dying runs f, which calls x, and may let x die in the middle of it. An error is
 // then one that the test has made.
@@ -122,6 +146,7 @@ func (h *history) draw(t *rapid.T, g *generation, fence, seq uint64) store.Batch
 	for i := range b.Ops {
 		b.Ops[i].AllRanks = false
 	}
+	b.Map = rapid.SliceOfN(genMapOp, 0, 4).Draw(t, "map")
 	return b
 }
 
@@ -168,8 +193,8 @@ func (h *history) followUp(t *rapid.T, gens []*generation, batches []store.Batch
 		seq := b.Guard.Seq
 		if rapid.Bool().Draw(t, "more") {
 			next := h.draw(t, g, fence, seq+1)
-			next.Model = b.Model
 			b.Ops = append(b.Ops, next.Ops...)
+			b.Map = append(slices.Clone(b.Map), next.Map...)
 			seq++
 		}
 		b.Guard = &store.Guard{Generation: g.id, Fence: fence, Seq: seq}
@@ -231,7 +256,7 @@ func sameRefusals(a, b error) bool {
 func (m *Model) clone() *Model {
 	c := &Model{now: m.now, pods: map[string]*modelPod{}}
 	for name, p := range m.pods {
-		q := &modelPod{reg: p.reg, until: p.until, lives: map[int]*store.Life{}}
+		q := &modelPod{reg: p.reg, until: p.until, lives: map[int]*store.Life{}, maps: map[store.Generation]map[store.MapKey]string{}}
 		q.blocks = maps.Clone(p.blocks)
 		for k, at := range q.blocks {
 			q.blocks[k] = maps.Clone(at)
@@ -239,6 +264,9 @@ func (m *Model) clone() *Model {
 		for rank, l := range p.lives {
 			life := *l
 			q.lives[rank] = &life
+		}
+		for gen, entries := range p.maps {
+			q.maps[gen] = maps.Clone(entries)
 		}
 		c.pods[name] = q
 	}

@@ -1,9 +1,11 @@
--- Changes the holders of blocks.
+-- Changes the holders of blocks, and entries of the maps of generations.
 --
--- KEYS  [live own...] [records] block...
--- ARGV  pods guards
+-- KEYS  [live own...] [records] bucket... block...
+-- ARGV  pods guards buckets
 --       then for each pod: fields, then so many times: field id
 --       then for each guard: generation fence seq after again attempt part parts
+--       then for each bucket: generation sets dels, and so many times: field value,
+--       and field
 --       then for each group of blocks: ops blocks
 --
 -- The first part says what the writer believes: these fields of the pods' own
@@ -27,7 +29,7 @@
 -- what the writer believes; -2, the lease of some pod has run out and it has to
 -- be retired first.
 
-local at = 3
+local at = 4
 local first = 1
 local owners = tonumber(ARGV[1])
 if owners > 0 then
@@ -77,6 +79,19 @@ if guards > 0 then
     if verdict == 1 then idle = false else skip[life] = true end
   end
 end
+local buckets = {}
+for b = 1, tonumber(ARGV[3]) do
+  local sets, dels = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  if not skip[ARGV[at]] then buckets[#buckets + 1] = {KEYS[first], at + 3, sets, dels} end
+  at = at + 3 + 2 * sets + dels
+  first = first + 1
+end
+for _, b in ipairs(buckets) do
+  local key, from, sets, dels = unpack(b)
+  if sets > 0 then redis.call('HSET', key, unpack(ARGV, from, from + 2 * sets - 1)) end
+  if dels > 0 then redis.call('HDEL', key, unpack(ARGV, from + 2 * sets, from + 2 * sets + dels - 1)) end
+end
+
 if idle or first > #KEYS then
   if #written > 0 then redis.call('HSET', records, unpack(written)) end
   return guards > 0 and verdicts or 0
