@@ -118,7 +118,7 @@ func (c *call) dump() error {
 		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", c.refusal.code).Err(err).Msg("dump ended early")
 		_, _ = w.Write(c.refusal.appendJSON(c.out[:0])) // a failed write means that the client has gone
 	}
-	return nil //nolint:nilerr // it has been told
+	return nil
 }
 
 // cannot refuses what the index behind the server is not made for.

@@ -81,7 +81,7 @@ func chain(name uint64, n int) []blockkey.Key {
 
 var (
 	models = []string{"m1", "m2"}
-	keys   = append(chain(5, 60), 0, ^blockkey.Key(0), blockkey.Key(store.Mask("m1")))
+	keys   = append(chain(5, 60), 0, ^blockkey.Key(0), blockkey.Key(blockkey.ModelOf("m1")))
 
 	genOp = rapid.Custom(func(t *rapid.T) store.Op {
 		op := store.Op{
@@ -139,7 +139,7 @@ func found(t tester, x store.Index, ks []blockkey.Key) map[string]storetest.Answ
 	out := map[string]storetest.Answer{}
 	for _, name := range models {
 		c := &storetest.Collector{Keys: len(ks)}
-		if err := x.Lookup(t.Context(), &store.Query{Model: store.Mask(name), Keys: ks, Fold: c}); err != nil {
+		if err := x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf(name), Keys: ks, Fold: c}); err != nil {
 			t.Fatalf("Lookup: %v", err)
 		}
 		if err := c.Err(); err != nil {
@@ -154,7 +154,7 @@ func found(t tester, x store.Index, ks []blockkey.Key) map[string]storetest.Answ
 func same(t tester, x store.Index, m *storetest.Model) {
 	t.Helper()
 	for name, got := range found(t, x, keys) {
-		if want := m.Lookup(store.Mask(name), keys); !got.Equal(want) {
+		if want := m.Lookup(blockkey.ModelOf(name), keys); !got.Equal(want) {
 			t.Fatalf("of %s found\n%v, want\n%v", name, got, want)
 		}
 	}

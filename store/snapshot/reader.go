@@ -179,7 +179,9 @@ func (r *Reader) check(l *Line) error {
 				p.Page, p.Blocks, uint64(p.Sum), r.count.Pages, r.page, uint64(sum))
 		}
 		r.page, r.keys, r.hold = 0, 0, 0
-		r.good, r.next = r.bytes, l.Page.Next
+		if l.Raw[len(l.Raw)-1] == '\n' { // else what follows would stand behind it
+			r.good, r.next = r.bytes, l.Page.Next
+		}
 	case KindEnd:
 		want := r.count
 		want.Kvatlas, want.Sum, want.Next = kvatlasEnd, sum, l.End.Next
@@ -188,7 +190,12 @@ func (r *Reader) check(l *Line) error {
 		}
 		r.open = false
 		r.whole = l.End.Next == ""
-		r.good, r.next = r.bytes, l.End.Next
+		r.next = l.End.Next
+		if l.Raw[len(l.Raw)-1] == '\n' {
+			r.good = r.bytes
+		} else if r.next != "" {
+			return fmt.Errorf("%w: in the middle of line %d", ErrCut, r.lines)
+		}
 	}
 	r.paged = l.Kind == KindPage || l.Kind == KindEnd
 	return nil

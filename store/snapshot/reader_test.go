@@ -57,7 +57,22 @@ func TestCut(t *testing.T) {
 	ctx := t.Context()
 	x, ks := sample(t)
 	text := dump(t, x, snapshot.Options{PageBlocks: 100})
+	var cuts []int
 	for n := 0; n < len(text); n += 50 + n%197 {
+		cuts = append(cuts, n)
+	}
+	// Just before and behind the ends of pages is where it is easy to be wrong.
+	for n := range text {
+		if bytes.HasPrefix(text[n:], []byte(`{"page"`)) || bytes.HasPrefix(text[n:], []byte(`{"kvatlas":"end"`)) {
+			end := n + bytes.IndexByte(text[n:], '\n')
+			cuts = append(cuts, n, end-1, end)
+			if end+1 < len(text) {
+				cuts = append(cuts, end+1)
+			}
+		}
+	}
+	cuts = cuts[:len(cuts)-1] // without its very last line feed it is whole
+	for _, n := range cuts {
 		cut := text[:n]
 		y := openMemory(t)
 		report, err := snapshot.Restore(ctx, bytes.NewReader(cut), y, snapshot.Merge)
@@ -73,7 +88,7 @@ func TestCut(t *testing.T) {
 			}
 		}
 		good, cursor := r.Resume()
-		if (good == 0) != (report.Blocks == 0) {
+		if good > 0 && report.Blocks == 0 {
 			t.Fatalf("cut at %d: %d bytes are good, %d blocks are loaded", n, good, report.Blocks)
 		}
 		var whole []byte
@@ -201,7 +216,7 @@ func TestForeignWriter(t *testing.T) {
 	if report.Blocks != 3 || report.Credits != 4 {
 		t.Errorf("got %+v", report)
 	}
-	mask := blockkey.Key(store.Mask("m1"))
+	mask := blockkey.Key(blockkey.ModelOf("m1"))
 	got := found(t, x, []blockkey.Key{0xa1 ^ mask, 0xb2 ^ mask, 0xc3 ^ mask})["m1"]
 	if !got.Equal([][]storetest.At{{{Pod: "10.0.0.1:8000"}}, {{Pod: "10.0.0.1:8000"}, {Pod: "10.0.0.1:8000", Rank: 1, Tier: store.CPU}}, {{Pod: "10.0.0.1:8000", Rank: 1, Tier: store.CPU}}}) {
 		t.Errorf("got %v", got)
@@ -220,7 +235,7 @@ func TestGolden(t *testing.T) {
 	if _, err := x.Register(ctx, store.Pod{Name: "10.0.0.1:8000", Model: "m1", Engine: "vllm", Lease: store.Seconds(30e9)}); err != nil {
 		t.Fatal(err)
 	}
-	mask := blockkey.Key(store.Mask("m1"))
+	mask := blockkey.Key(blockkey.ModelOf("m1"))
 	add(t, x, "10.0.0.1:8000", "m1", store.GPU, 0xa1^mask)
 	add(t, x, "10.0.0.1:8000", "m1", store.CPU, 0xa1^mask)
 	got := volatile.ReplaceAllStringFunc(string(dump(t, x, snapshot.Options{})), func(s string) string {

@@ -262,7 +262,7 @@ func (d *restorer) pod(ctx context.Context, l *Line) error {
 	if d.pods[l.Pod.Name] != nil {
 		return nil
 	}
-	p := &restoredPod{reg: l.Pod, mask: store.Mask(l.Pod.Model)}
+	p := &restoredPod{reg: l.Pod, mask: blockkey.ModelOf(l.Pod.Model)}
 	d.pods[l.Pod.Name] = p
 	if _, known := d.known.PodIndex(l.Pod.Name); known {
 		return nil
