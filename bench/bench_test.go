@@ -127,7 +127,7 @@ func TestRedis(t *testing.T) {
 			t.Errorf("row %d has %d writers", i, w)
 		}
 		for name, want := range map[string][2]float64{
-			"kvatlas": {1, 1}, "kvatlas, 16": {1. / 16, 1. / 16}, "short fields + ": {1, 48}, "JSON fields + ": {1, 64},
+			"kvatlas": {1. / 16, 1. / 16}, "short fields + ": {1, 48}, "JSON fields + ": {1, 64},
 		} {
 			in, out := side(t, r.Ingest[i].Sides, name), side(t, r.Evict[i].Sides, name)
 			// A further connection costs a trip.

@@ -25,6 +25,8 @@ type Side struct {
 	Millis Spread `json:"millis"`
 	// Ratio is Millis as a multiple of the first side's, sample by sample.
 	Ratio Spread `json:"ratio"`
+	// RatioToSecond is the same to the second side's, where that is told.
+	RatioToSecond *Spread `json:"ratio_to_second,omitempty"`
 	// ServerMicros and ClientMicros are medians of CPU time in the servers' main
 	// threads and in this process.
 	ServerMicros float64 `json:"server_us"`
@@ -59,13 +61,16 @@ type turns struct {
 	burst int
 	// workers is how many operations run at the same time; 0 is one.
 	workers int
+	// second is a further side that ratios are to be told to, if not 0.
+	second int
 }
 
 // compare lets the contenders take turns.
 func compare(ctx context.Context, s *server, t turns, list []contender) ([]Side, error) {
 	type state struct {
 		seq, burst                       int
-		millis, ratio, server, client    []float64
+		millis, ratio, ratio2            []float64
+		server, client                   []float64
 		sent, received, trips, operation float64
 	}
 	states := make([]state, len(list))
@@ -130,6 +135,7 @@ func compare(ctx context.Context, s *server, t turns, list []contender) ([]Side,
 		}
 		for i := range states {
 			states[i].ratio = append(states[i].ratio, states[i].millis[round]/states[0].millis[round])
+			states[i].ratio2 = append(states[i].ratio2, states[i].millis[round]/states[t.second].millis[round])
 		}
 	}
 	sides := make([]Side, len(list))
@@ -139,6 +145,12 @@ func compare(ctx context.Context, s *server, t turns, list []contender) ([]Side,
 			ServerMicros: spread(st.server).Median, ClientMicros: spread(st.client).Median,
 			Sent: st.sent / st.operation, Received: st.received / st.operation, RoundTrips: st.trips / st.operation,
 			Samples: t.rounds, Burst: st.burst * max(1, list[i].ops),
+		}
+	}
+	for i := range sides {
+		if t.second > 0 {
+			r := spread(states[i].ratio2)
+			sides[i].RatioToSecond = &r
 		}
 	}
 	return sides, nil

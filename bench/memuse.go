@@ -104,9 +104,13 @@ func (r *redisRun) oursMemory(ctx context.Context, blocks corpus, pods []string,
 	if row.Usage, err = r.usage(ctx, prefix+"{?}????????"); err != nil {
 		return row, err
 	}
-	m := newDesignedMap(r.s, blocks.keys())
+	// Begin ends what was held, but what lies there stays until it is swept.
+	g, err := r.ours.withMaps(ctx, pods)
+	if err != nil {
+		return row, err
+	}
 	row.Maps, err = r.growth(ctx, blocks.keys(), func() error {
-		return blocks.each(1024, func(keys []blockkey.Key) error { return m.fill(ctx, len(pods), keys) })
+		return blocks.each(1024, func(keys []blockkey.Key) error { return g.fillMaps(ctx, pods, keys) })
 	})
 	if err != nil {
 		return row, err

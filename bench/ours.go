@@ -2,8 +2,10 @@ package bench
 
 import (
 	"context"
-	"fmt"
-	"strconv"
+	"encoding/binary"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -20,24 +22,68 @@ const (
 
 // ours is the layout of store/redis, by its own code.
 type ours struct {
+	url   string
 	x     *redis.Index
 	steps atomic.Int64 // of sweeps
+	// guarded makes writes those of an ingester: numbered batches of a generation,
+	// with the map from the engine's hashes. Else they are those of anybody.
+	guarded bool
+	lives   map[string]*life
+}
+
+// life is the generation of a pod. Its batches are written one after the other.
+type life struct {
+	mu  sync.Mutex // protects seq, and keeps the order
+	gen store.Generation
+	seq uint64
 }
 
 func openOurs(url string) (*ours, error) {
-	o := &ours{}
-	x, err := redis.Open(redis.Config{
-		URL: url, Prefix: prefix, NoSweep: true,
-		Observer: redis.Observer{Swept: func(redis.SweepProgress) { o.steps.Add(1) }},
-	})
-	if err != nil {
+	o := &ours{url: url}
+	if err := o.open(); err != nil {
 		return nil, err
 	}
-	o.x = x
 	return o, nil
 }
 
-func (o *ours) name() string  { return "kvatlas" }
+func (o *ours) open() (err error) {
+	o.x, err = redis.Open(redis.Config{
+		URL: o.url, Prefix: prefix, NoSweep: true,
+		Observer: redis.Observer{Swept: func(redis.SweepProgress) { o.steps.Add(1) }},
+	})
+	return err
+}
+
+// reopen forgets what the index remembers of a database that has been emptied.
+func (o *ours) reopen() error {
+	if err := o.x.Close(); err != nil {
+		return err
+	}
+	return o.open()
+}
+
+// withMaps is the same index as an ingester writes it, for the pods.
+func (o *ours) withMaps(ctx context.Context, pods []string) (*ours, error) {
+	g := &ours{url: o.url, x: o.x, guarded: true, lives: map[string]*life{}}
+	for _, pod := range pods {
+		if _, err := o.x.Register(ctx, store.Pod{Name: pod, Model: model}); err != nil {
+			return nil, err
+		}
+		gen, err := o.x.Begin(ctx, pod, 0, 1)
+		if err != nil {
+			return nil, err
+		}
+		g.lives[pod] = &life{gen: gen}
+	}
+	return g, nil
+}
+
+func (o *ours) name() string {
+	if o.guarded {
+		return "kvatlas + map"
+	}
+	return "kvatlas"
+}
 func (o *ours) trips() uint64 { return o.x.Stats().RoundTrips }
 
 func (o *ours) batch(pod string, kind store.OpKind, keys []blockkey.Key) store.Batch {
@@ -53,11 +99,72 @@ func (o *ours) fill(ctx context.Context, pods []string, keys []blockkey.Key) err
 }
 
 func (o *ours) store(ctx context.Context, pod string, keys []blockkey.Key) error {
-	return o.x.Apply(ctx, o.batch(pod, store.Add, keys))
+	return o.apply(ctx, o.event(pod, store.Add, keys))
 }
 
 func (o *ours) remove(ctx context.Context, pod string, keys []blockkey.Key) error {
-	return o.x.Apply(ctx, o.batch(pod, store.Remove, keys))
+	return o.apply(ctx, o.event(pod, store.Remove, keys))
+}
+
+// event is an engine's event as a batch.
+func (o *ours) event(pod string, kind store.OpKind, keys []blockkey.Key) store.Batch {
+	b := o.batch(pod, kind, keys)
+	if o.guarded {
+		b.Map = mapOps(kind, keys)
+	}
+	return b
+}
+
+// mapOps are the entries of an engine's hashes: of the value are the block key 8
+// bytes, the part of the block and the copies one each.
+func mapOps(kind store.OpKind, keys []blockkey.Key) []store.MapOp {
+	ops := make([]store.MapOp, len(keys))
+	for i, k := range keys {
+		ops[i].MapKey = store.MapKey{Hash: uint64(k) ^ engineMask, Tier: store.GPU}
+		if kind == store.Add {
+			ops[i].Value = append(binary.BigEndian.AppendUint64(make([]byte, 0, 10), uint64(k)), 0, 1)
+		}
+	}
+	return ops
+}
+
+// apply writes batches, at most one of a pod, under the next numbers of their
+// generations if they are guarded.
+func (o *ours) apply(ctx context.Context, batches ...store.Batch) error {
+	if !o.guarded {
+		return o.x.Apply(ctx, batches...)
+	}
+	// In one order, so that writers do not wait for each other in a ring.
+	slices.SortFunc(batches, func(a, b store.Batch) int { return strings.Compare(a.Pod, b.Pod) })
+	lives := make([]*life, len(batches))
+	for i := range batches {
+		lives[i] = o.lives[batches[i].Pod]
+		lives[i].mu.Lock()
+		lives[i].seq++
+		batches[i].Guard = &store.Guard{Generation: lives[i].gen, Fence: 1, Seq: lives[i].seq}
+	}
+	defer func() {
+		for _, l := range lives {
+			l.mu.Unlock()
+		}
+	}()
+	return o.x.Apply(ctx, batches...)
+}
+
+// coalesce puts the batches of one pod together, as an ingester does with what
+// comes within a few milliseconds.
+func coalesce(batches []store.Batch) []store.Batch {
+	var out []store.Batch
+	for _, b := range batches {
+		i := slices.IndexFunc(out, func(o store.Batch) bool { return o.Pod == b.Pod })
+		if i < 0 {
+			out = append(out, b)
+			continue
+		}
+		out[i].Ops = append(out[i].Ops, b.Ops...)
+		out[i].Map = append(out[i].Map, b.Map...)
+	}
+	return out
 }
 
 func (o *ours) lookup(ctx context.Context, keys []blockkey.Key) (prefixes, error) {
@@ -146,41 +253,13 @@ func (f *prefixFolder) prefixes() prefixes {
 	return out
 }
 
-// designedMap writes the map from engine hashes to index keys in the form of the
-// design: hashes of about 64 fields, a map for each generation.
-//
-//	key    kva:{generation}:m:bucket
-//	field  engine hash 8, tier and group 1
-//	value  index key 8, part 1, copies 1
-type designedMap struct {
-	s *server
-	// buckets is how many buckets a generation has.
-	buckets int
-}
-
-func newDesignedMap(s *server, entries int) designedMap {
-	return designedMap{s: s, buckets: max(1, entries/64)}
-}
-
-// fill writes the entries of blocks for generations 1 to n.
-func (m designedMap) fill(ctx context.Context, generations int, keys []blockkey.Key) error {
-	pipe := m.s.client.Pipeline()
-	for g := range generations {
-		for _, k := range keys {
-			hash := uint64(k) ^ engineMask
-			name := prefix + ":{" + strconv.Itoa(g+1) + "}:m:" + strconv.FormatUint(hash>>1%uint64(m.buckets), 10)
-			field := append(be64(hash), 0)
-			pipe.HSet(ctx, name, field, append(be64(uint64(k)), 0, 1))
-		}
+// fillMaps writes the map entries of blocks for all generations.
+func (o *ours) fillMaps(ctx context.Context, pods []string, keys []blockkey.Key) error {
+	batches := make([]store.Batch, len(pods))
+	for i, p := range pods {
+		batches[i] = store.Batch{Pod: p, Model: model, Map: mapOps(store.Add, keys)}
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return fmt.Errorf("the designed map: %w", err)
-	}
-	return nil
-}
-
-func be64(v uint64) []byte {
-	return []byte{byte(v >> 56), byte(v >> 48), byte(v >> 40), byte(v >> 32), byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)}
+	return o.apply(ctx, batches...)
 }
 
 // engineMask makes engines' own hashes of index keys.

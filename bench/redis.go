@@ -235,7 +235,7 @@ func (r *redisRun) all(ctx context.Context) error {
 		}
 	}
 	if r.wants(PartIngest) {
-		if err := r.events(ctx, pods, layouts); err != nil {
+		if err := r.events(ctx, pods, append(peers, newPeer(r.s, true, false))); err != nil {
 			return fmt.Errorf("ingest: %w", err)
 		}
 	}
@@ -270,7 +270,10 @@ func (r *redisRun) willForget(l layout, what string, c corpus) {
 func (r *redisRun) forgetNow(ctx context.Context, l layout, what string) error {
 	undo := r.undo[l.name()+" "+what]
 	if undo == nil {
-		return r.s.unlinkPrefix(ctx, prefix)
+		if err := r.s.unlinkPrefix(ctx, prefix); err != nil {
+			return err
+		}
+		return r.ours.reopen()
 	}
 	if err := undo(ctx); err != nil {
 		return err
@@ -371,55 +374,70 @@ const (
 var eventWriters = []int{1, 4}
 
 // events compares the writing of engines' events, and then their removal.
-func (r *redisRun) events(ctx context.Context, pods []string, layouts []layout) error {
+func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) error {
 	n := r.c.EventBlocks
-	sample := 2 + r.c.Rounds*eventBurst // two before the first sample
-	count := sample * len(eventWriters)
-	events := newCorpus(2, (count/2+1)*n, n)
-	// What is coalesced has blocks of its own: two calls before the first sample.
-	calls := newCorpus(8, (2*perCall*len(eventWriters)+count)/2*n+n, n)
-	list := append(slices.Clone(layouts), newPeer(r.s, true, false))
-	for _, l := range list {
-		r.willForget(l, "events", events)
+	// A generation begins with nothing, so that those with maps are other pods'.
+	others := make([]string, len(pods))
+	for i := range others {
+		others[i] = podName(len(pods) + i)
+	}
+	guarded, err := r.ours.withMaps(ctx, others)
+	if err != nil {
+		return err
+	}
+	sample := 2*perCall + r.c.Rounds*eventBurst // two calls before the first sample
+	// Each side has blocks of its own.
+	events := func(side int) corpus {
+		return newCorpus(uint64(20+side), (sample*len(eventWriters)/2+1)*n, n)
+	}
+	for i, p := range peers {
+		r.willForget(p, "events", events(i))
+	}
+	single := func(l layout, kind store.OpKind, pods []string, events corpus, first int) contender {
+		do := l.store
+		if kind == store.Remove {
+			do = l.remove
+		}
+		return contender{name: l.name(), trips: l.trips, run: func(ctx context.Context, seq int) error {
+			pod, keys := events.event(first+seq, n, pods)
+			return do(ctx, pod, keys)
+		}}
+	}
+	many := func(o *ours, kind store.OpKind, pods []string, events corpus, first int) contender {
+		name := fmt.Sprintf("%s, %d events a call", o.name(), perCall)
+		return contender{name: name, trips: o.trips, ops: perCall, run: func(ctx context.Context, seq int) error {
+			batches := make([]store.Batch, perCall)
+			for j := range batches {
+				pod, keys := events.event(first+seq*perCall+j, n, pods)
+				batches[j] = o.event(pod, kind, keys)
+			}
+			return o.apply(ctx, coalesce(batches)...)
+		}}
 	}
 	for _, kind := range []store.OpKind{store.Add, store.Remove} {
+		rows := &r.report.Ingest
+		what := "writing"
+		if kind == store.Remove {
+			rows, what = &r.report.Evict, "removing"
+		}
 		for i, writers := range eventWriters {
-			var sides []contender
-			for _, l := range list {
-				do := l.store
-				if kind == store.Remove {
-					do = l.remove
-				}
-				sides = append(sides, contender{name: l.name(), trips: l.trips, ops: 1, run: func(ctx context.Context, seq int) error {
-					pod, keys := events.event(i*sample+seq, n, pods)
-					return do(ctx, pod, keys)
-				}})
+			first := i * sample
+			sides := []contender{
+				many(guarded, kind, others, events(len(peers)+1), first), single(guarded, kind, others, events(len(peers)+2), first), single(r.ours, kind, pods, events(len(peers)), first),
 			}
-			coalesced := contender{name: fmt.Sprintf("kvatlas, %d events a call", perCall), trips: r.ours.trips, ops: perCall}
-			coalesced.run = func(ctx context.Context, seq int) error {
-				batches := make([]store.Batch, perCall)
-				for j := range batches {
-					pod, keys := calls.event((i*(sample/perCall+2)+seq)*perCall+j, n, pods)
-					batches[j] = r.ours.batch(pod, kind, keys)
-				}
-				return r.ours.x.Apply(ctx, batches...)
+			for i, p := range peers {
+				sides = append(sides, single(p, kind, pods, events(i), first))
 			}
-			sides = slices.Insert(sides, 1, coalesced)
-			r.c.Progress(fmt.Sprintf("%d events of %d blocks, %d writers at a time, kind %d", sample, n, writers, kind))
-			got, err := compare(ctx, r.s, turns{rounds: r.c.Rounds, burst: eventBurst, workers: writers}, sides)
+			r.c.Progress(fmt.Sprintf("%s %d events of %d blocks, %d at a time", what, sample, n, writers))
+			got, err := compare(ctx, r.s, turns{rounds: r.c.Rounds, burst: eventBurst, workers: writers, second: 1}, sides)
 			if err != nil {
 				return err
 			}
-			row := EventRow{Blocks: n, Writers: writers, Sides: got}
-			if kind == store.Add {
-				r.report.Ingest = append(r.report.Ingest, row)
-			} else {
-				r.report.Evict = append(r.report.Evict, row)
-			}
+			*rows = append(*rows, EventRow{Blocks: n, Writers: writers, Sides: got})
 		}
 	}
-	for _, l := range list[1:] {
-		if err := r.forgetNow(ctx, l, "events"); err != nil {
+	for _, p := range peers {
+		if err := r.forgetNow(ctx, p, "events"); err != nil {
 			return err
 		}
 	}

@@ -91,7 +91,7 @@ func writeRedis(w io.Writer, r *RedisReport) error {
 	}
 	if len(r.Memory) > 0 {
 		sb.WriteString("\n### Memory\n\n" + memoryTable(r.Memory))
-		sb.WriteString("\nBytes are the growth of used_memory a block, the table of keys included; ratios are to the JSON fields.\nThe map of kvatlas is written in the designed form by this program, not yet by store/redis.\n")
+		sb.WriteString("\nBytes are the growth of used_memory a block, the table of keys included; ratios are to the JSON fields.\nkvatlas has a map for each pod, the peer one for all.\n")
 	}
 	if len(r.Lookup) > 0 {
 		sb.WriteString("\n### Lookup\n\n" + lookupTable(r.Lookup))
@@ -133,14 +133,17 @@ func lookupTable(rows []LookupRow) string {
 }
 
 func eventTable(rows []EventRow) string {
-	t := newTable("event", "events/s", "ms", "times the first", "server us", "client us", "CPU", "bytes sent", "received", "trips")
+	t := newTable("event", "events/s", "ms an event", "times the first", "times the second", "server us", "client us", "CPU", "bytes sent", "received", "trips")
 	for _, r := range rows {
 		for i, s := range r.Sides {
-			ratio, cpu := "", ""
+			ratio, second, cpu := "", "", ""
 			if i > 0 {
 				ratio, cpu = times(s.Ratio), cpuRatio(r.Sides, i)
 			}
-			t.add(fmt.Sprintf("%d blocks, %d at a time: %s", r.Blocks, r.Writers, s.Name), short(1e3/s.Millis.Median), s.Millis.String(), ratio,
+			if i > 1 && s.RatioToSecond != nil {
+				second = times(*s.RatioToSecond)
+			}
+			t.add(fmt.Sprintf("%d blocks, %d at a time: %s", r.Blocks, r.Writers, s.Name), short(1e3/s.Millis.Median), s.Millis.String(), ratio, second,
 				short(s.ServerMicros), short(s.ClientMicros), cpu, short(s.Sent), short(s.Received), short(s.RoundTrips))
 		}
 	}
