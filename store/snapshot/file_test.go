@@ -18,7 +18,7 @@ func TestResume(t *testing.T) {
 	x, ks := sample(t)
 	for _, name := range []string{"d.ndjson", "d.ndjson.gz"} {
 		whole := filepath.Join(t.TempDir(), name)
-		if _, err := snapshot.Save(ctx, whole, x, snapshot.Options{PageBlocks: 100}); err != nil {
+		if _, err := snapshot.Save(ctx, whole, x, snapshot.Options{PageBlocks: 40}); err != nil {
 			t.Fatal(err)
 		}
 		raw, err := os.ReadFile(whole)
@@ -48,7 +48,7 @@ func TestResume(t *testing.T) {
 				kept++
 			}
 			out := snapshot.NewWriter(f, snapshot.Compressed(name))
-			if _, err := snapshot.Dump(ctx, out, x, snapshot.Options{PageBlocks: 100, After: cursor}); err != nil {
+			if _, err := snapshot.Dump(ctx, out, x, snapshot.Options{PageBlocks: 40, After: cursor}); err != nil {
 				t.Fatal(err)
 			}
 			if err := errors.Join(out.EndPage(), f.Close()); err != nil {

@@ -162,7 +162,7 @@ func TestKeeperRefusesUntilRestored(t *testing.T) {
 func TestKeeperPutsAside(t *testing.T) {
 	ctx := t.Context()
 	x, _ := sample(t)
-	good := dump(t, x, snapshot.Options{PageBlocks: 100})
+	good := dump(t, x, snapshot.Options{PageBlocks: 40})
 	for what, c := range map[string]struct {
 		text string
 		is   error
