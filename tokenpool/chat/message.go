@@ -1,0 +1,444 @@
+package chat
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// Engine names the way in which messages are prepared before the template sees
+// them.
+type Engine string
+
+// The engines.
+const (
+	// EngineVLLM prepares messages as vLLM 0.33 does: contents become strings or
+	// lists of parts, whichever the template wants; arguments of tool calls
+	// become objects; developers become systems for templates that know none;
+	// of each message only the fields that vLLM knows are kept.
+	EngineVLLM Engine = "vllm"
+	// EngineTransformers prepares messages as apply_chat_template of
+	// transformers 5.24 does, and no more.
+	EngineTransformers Engine = "transformers"
+)
+
+// preparer prepares the messages of one request.
+type preparer struct {
+	engine  Engine
+	format  Format
+	rebuild bool     // see Options.RebuildTools
+	media   []string // kinds of the parts that are no text
+}
+
+// message prepares message i, all but what depends on other messages.
+func (p *preparer) message(i int, raw json.RawMessage) ([]member, error) {
+	where := fmt.Sprintf("messages[%d]", i)
+	given := members(raw)
+	if first(get(given, "role")) != '"' {
+		return nil, bad(where, "role is missing, or not a string")
+	}
+	if p.engine == EngineTransformers {
+		var out []member
+		for _, m := range given {
+			if !isNull(m.value) {
+				out = append(out, m)
+			}
+		}
+		return aliasReasoning(out), nil
+	}
+
+	role := text(get(given, "role"))
+	content, err := p.content(where, role, get(given, "content"))
+	if err != nil {
+		return nil, err
+	}
+	out := []member{{"role", get(given, "role")}, {"content", content}}
+	copyString := func(key string) {
+		if v := get(given, key); first(v) == '"' {
+			out = append(out, member{key, v})
+		}
+	}
+	switch role {
+	case "assistant":
+		calls, err := p.toolCalls(where, get(given, "tool_calls"))
+		if err != nil {
+			return nil, err
+		}
+		if calls != nil {
+			out = append(out, member{"tool_calls", calls})
+		}
+		// The current name first. "thinking" is not vLLM's, but transformers'.
+		for _, key := range []string{"reasoning", "reasoning_content", "thinking"} {
+			if r := get(given, key); !isNull(r) {
+				out = append(out, member{"reasoning", r}, member{"reasoning_content", r})
+				break
+			}
+		}
+	case "tool":
+		if id := get(given, "tool_call_id"); !isNull(id) {
+			out = append(out, member{"tool_call_id", id})
+		}
+	}
+	copyString("name")
+	copyString("task")
+	if role == "developer" {
+		if tools := get(given, "tools"); !isNull(tools) {
+			out = append(out, member{"tools", tools})
+		}
+	}
+	return aliasReasoning(out), nil
+}
+
+// aliasReasoning copies the reasoning of a message to the other names that it
+// has in templates, as transformers does.
+func aliasReasoning(ms []member) []member {
+	for _, key := range []string{"reasoning_content", "thinking", "reasoning"} {
+		r := get(ms, key)
+		if isNull(r) {
+			continue
+		}
+		out := []member{{"thinking", r}}
+		for _, m := range ms {
+			out = put(out, m.key, m.value)
+		}
+		return put(out, "reasoning_content", r)
+	}
+	return ms
+}
+
+// part is one part of a content: a text, or something else.
+type part struct {
+	text  json.RawMessage // a JSON string; nil if it is no text
+	other json.RawMessage // an object
+}
+
+// content brings a content into the form that the template wants.
+func (p *preparer) content(where, role string, raw json.RawMessage) (json.RawMessage, error) {
+	parts, err := p.parts(where+".content", raw)
+	if err != nil {
+		return nil, err
+	}
+	if role == "system" {
+		parts = dropBilling(parts)
+	}
+	texts := make([]json.RawMessage, 0, len(parts))
+	others := 0
+	for _, q := range parts {
+		if q.text == nil {
+			others++
+			continue
+		}
+		if p.format == FormatOpenAI || len(q.text) > len(`""`) {
+			texts = append(texts, q.text)
+		}
+	}
+	// Templates take the results of tools as strings, whatever else they take.
+	if p.format != FormatOpenAI || role == "tool" && others == 0 {
+		if len(texts) == 1 {
+			return texts[0], nil
+		}
+		return joinTexts(texts, `\n`), nil
+	}
+	list := make([]json.RawMessage, len(parts))
+	for i, q := range parts {
+		list[i] = q.other
+		if q.text != nil {
+			list[i] = encodeObject([]member{{"type", json.RawMessage(`"text"`)}, {"text", q.text}})
+		}
+	}
+	return encodeArray(list), nil
+}
+
+// media are the types of parts that are no text, with the type that a template
+// sees, and the fields by which vLLM knows them without a type.
+var media = []struct{ part, kind string }{
+	{"image_url", "image"},
+	{"input_image", "image"},
+	{"image_embeds", "image"},
+	{"image", "image"},
+	{"audio_url", "audio"},
+	{"input_audio", "audio"},
+	{"audio_embeds", "audio"},
+	{"audio", "audio"},
+	{"video_url", "video"},
+	{"video_embeds", "video"},
+	{"video", "video"},
+}
+
+// texts are the types of parts that are texts, with the field that has it.
+var texts = map[string]string{
+	"text":        "text",
+	"input_text":  "text",
+	"output_text": "text",
+	"refusal":     "refusal",
+	"thinking":    "thinking",
+}
+
+// parts reads a content: a string, an array of parts, or nothing.
+func (p *preparer) parts(where string, raw json.RawMessage) ([]part, error) {
+	switch first(raw) {
+	case 0, 'n':
+		return nil, nil
+	case '"':
+		return []part{{text: raw}}, nil
+	case '[':
+	default:
+		return nil, bad(where, "neither a string nor an array")
+	}
+	var out []part
+	for i, e := range elements(raw) {
+		where := fmt.Sprintf("%s[%d]", where, i)
+		switch first(e) {
+		case '"':
+			out = append(out, part{text: e})
+			continue
+		case '{':
+		default:
+			return nil, bad(where, "neither a string nor an object")
+		}
+		ms := members(e)
+		kind := ""
+		switch t := get(ms, "type"); first(t) {
+		case '"':
+			kind = text(t)
+		case 0, 'n':
+			for _, m := range media {
+				if get(ms, m.part) != nil {
+					kind = m.part
+					break
+				}
+			}
+			if kind == "" {
+				return nil, bad(where, "type is missing")
+			}
+		default:
+			return nil, bad(where, "type is not a string")
+		}
+		q, err := p.part(where, kind, ms)
+		if err != nil {
+			return nil, err
+		}
+		if q.text != nil || q.other != nil {
+			out = append(out, q)
+		}
+	}
+	return out, nil
+}
+
+// part reads a part of a known type. It has nothing when it is left out.
+func (p *preparer) part(where, kind string, ms []member) (part, error) {
+	if field, ok := texts[kind]; ok {
+		switch t := get(ms, field); first(t) {
+		case '"':
+			return part{text: t}, nil
+		case 0, 'n':
+			return part{}, nil
+		}
+		return part{}, bad(where, "%s is not a string", field)
+	}
+	if kind == "tool_reference" {
+		name := get(ms, "name")
+		if first(name) != '"' {
+			return part{}, bad(where, "name is missing, or not a string")
+		}
+		if p.format == FormatString {
+			return part{text: name}, nil
+		}
+		return part{other: encodeObject([]member{{"type", quote(kind)}, {"name", name}})}, nil
+	}
+	for _, m := range media {
+		if m.part == kind {
+			p.media = append(p.media, m.kind)
+			return part{other: encodeObject([]member{{"type", quote(m.kind)}})}, nil
+		}
+	}
+	return part{}, bad(where, "unknown type %.50q", kind)
+}
+
+// billing begins a line that one client puts before its system prompts, with a
+// number that is another one in each request. vLLM drops it, so that prompts
+// have a prefix in common.
+const billing = "x-anthropic-billing-header"
+
+func dropBilling(parts []part) []part {
+	var out []part
+	for _, q := range parts {
+		if q.text == nil || !bytes.HasPrefix(q.text[1:], []byte(billing)) {
+			out = append(out, q)
+			continue
+		}
+		if _, rest, ok := strings.Cut(text(q.text), "\n"); ok && rest != "" {
+			out = append(out, part{text: quote(rest)})
+		}
+	}
+	return out
+}
+
+// toolCalls makes objects of the calls' arguments. It returns nil for none.
+func (p *preparer) toolCalls(where string, raw json.RawMessage) (json.RawMessage, error) {
+	where += ".tool_calls"
+	if isNull(raw) {
+		return nil, nil
+	}
+	if first(raw) != '[' {
+		return nil, bad(where, "not an array")
+	}
+	calls := elements(raw)
+	if len(calls) == 0 {
+		return nil, nil
+	}
+	for i, call := range calls {
+		where := fmt.Sprintf("%s[%d]", where, i)
+		if first(call) != '{' {
+			return nil, bad(where, "not an object")
+		}
+		ms := members(call)
+		if t := get(ms, "type"); t != nil && (first(t) != '"' || text(t) != "function") {
+			return nil, bad(where, "only calls of type function are known")
+		}
+		if first(get(ms, "function")) != '{' {
+			return nil, bad(where, "function is missing, or not an object")
+		}
+		function := members(get(ms, "function"))
+		arguments, err := callArguments(where, get(function, "arguments"))
+		if err != nil {
+			return nil, err
+		}
+		function = put(function, "arguments", arguments)
+		if p.rebuild {
+			function = pick(function, "arguments", "name")
+			ms = pick(put(ms, "function", nil), "id", "function", "type")
+		}
+		ms = put(ms, "function", encodeObject(function))
+		calls[i] = encodeObject(ms)
+	}
+	return encodeArray(calls), nil
+}
+
+// callArguments returns the arguments of a call as an object. Those that are
+// none are taken for an empty one, since they lie in the history of a
+// conversation, which would never go on otherwise.
+func callArguments(where string, raw json.RawMessage) (json.RawMessage, error) {
+	switch first(raw) {
+	case '{':
+		return raw, nil
+	case '"':
+		s := text(raw)
+		if strings.ContainsRune(s, '\uFFFD') && bytes.Contains(bytes.ToLower(raw), []byte(`\ud`)) {
+			return nil, bad(where, "the arguments have half of a surrogate pair")
+		}
+		if json.Valid([]byte(s)) && first(json.RawMessage(s)) == '{' {
+			return json.RawMessage(s), nil
+		}
+	}
+	return json.RawMessage("{}"), nil
+}
+
+// pick returns the members of these keys, in this order.
+func pick(ms []member, keys ...string) []member {
+	var out []member
+	for _, key := range keys {
+		for _, m := range ms {
+			if m.key == key {
+				out = append(out, m)
+			}
+		}
+	}
+	return out
+}
+
+// rebuildTool gives a tool the form that it has after vLLM has read and written
+// it: the fields that it knows, in its order, with null for two that are missing.
+func rebuildTool(raw json.RawMessage) json.RawMessage {
+	given := members(raw)
+	tool := []member{{"type", json.RawMessage(`"function"`)}}
+	if first(get(given, "function")) == '{' {
+		function := members(get(given, "function"))
+		out := pick(function, "name")
+		for _, key := range []string{"description", "parameters"} {
+			v := get(function, key)
+			if isNull(v) {
+				v = json.RawMessage("null")
+			}
+			out = append(out, member{key, v})
+		}
+		for _, key := range []string{"strict", "defer_loading"} {
+			if v := get(function, key); !isNull(v) {
+				out = append(out, member{key, v})
+			}
+		}
+		if v := get(given, "defer_loading"); !isNull(v) && isNull(get(function, "defer_loading")) {
+			out = append(out, member{"defer_loading", v})
+		}
+		tool = append(tool, member{"function", encodeObject(out)})
+	}
+	if v := get(given, "defer_loading"); !isNull(v) {
+		tool = append(tool, member{"defer_loading", v})
+	}
+	return encodeObject(tool)
+}
+
+// developersToSystem makes systems of developers, for a template that does not
+// know these, and then one system message of all, in front. The messages are
+// returned as they are if there is no developer among them.
+func developersToSystem(messages [][]member) [][]member {
+	role := func(ms []member) string { return text(get(ms, "role")) }
+	found := false
+	for i, ms := range messages {
+		if role(ms) != "developer" {
+			continue
+		}
+		found = true
+		var out []member
+		for _, m := range ms {
+			switch m.key {
+			case "role":
+				m.value = json.RawMessage(`"system"`)
+			case "tools":
+				continue
+			}
+			out = append(out, m)
+		}
+		messages[i] = out
+	}
+	if !found {
+		return messages
+	}
+	var systems []json.RawMessage
+	var rest [][]member
+	n, moved := 0, false
+	for i, ms := range messages {
+		if role(ms) != "system" {
+			rest = append(rest, ms)
+			continue
+		}
+		n++
+		moved = moved || i > 0
+		if s := systemText(get(ms, "content")); len(s) > len(`""`) {
+			systems = append(systems, s)
+		}
+	}
+	if n < 2 && !moved {
+		return messages
+	}
+	system := []member{{"role", json.RawMessage(`"system"`)}, {"content", joinTexts(systems, `\n\n`)}}
+	return append([][]member{system}, rest...)
+}
+
+// systemText returns the text of a content.
+func systemText(raw json.RawMessage) json.RawMessage {
+	if first(raw) != '[' {
+		return raw
+	}
+	var texts []json.RawMessage
+	for _, e := range elements(raw) {
+		if first(e) == '{' {
+			e = get(members(e), "text")
+		}
+		if first(e) == '"' {
+			texts = append(texts, e)
+		}
+	}
+	return joinTexts(texts, `\n`)
+}

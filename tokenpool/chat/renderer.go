@@ -1,0 +1,281 @@
+package chat
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+)
+
+// Options are how the chats of a model are rendered. The zero value is vLLM with
+// the model's own templates, or those of requests.
+type Options struct {
+	// Engine says how messages are prepared. Default EngineVLLM.
+	Engine Engine
+	// Format says how contents are given to the template. Default: as the
+	// template wants them (vLLM's "auto").
+	Format Format
+	// DefaultKwargs is a JSON object of variables for templates, which those of
+	// a request go before (vLLM's --default-chat-template-kwargs).
+	DefaultKwargs json.RawMessage
+	// OwnTemplatesOnly refuses requests that bring a template, as vLLM does
+	// without --trust-request-chat-template. Names of the model's are allowed.
+	OwnTemplatesOnly bool
+	// RebuildTools rebuilds tools and tool calls as vLLM's HTTP server does when
+	// it reads them: fields in vLLM's order (in a call: id, function, type; in
+	// its function: arguments, name), unknown ones left out, null for a missing
+	// description or parameters. Needed to be exact with templates that write
+	// out a whole tool or call, if clients do not send it in that form anyway.
+	RebuildTools bool
+	// Limits bound each rendering.
+	Limits Limits
+	// Now is the clock of strftime_now, in the engine's time zone. Default
+	// time.Now, which is in the zone of this process.
+	Now func() time.Time
+}
+
+// requestTemplates is how many templates of requests are kept compiled.
+const requestTemplates = 32
+
+// Renderer renders the chats of one model.
+type Renderer struct {
+	templates *templates
+	kwargs    []member
+	opts      Options
+	given     *lru.Cache[string, *Template] // of requests, by their source
+
+	mu  sync.Mutex // protects own
+	own map[string]compiled
+}
+
+// compiled is one of the model's templates, or why it is none.
+type compiled struct {
+	t   *Template
+	err error
+}
+
+// NewRenderer returns the Renderer of a model with these files. The errors wrap
+// ErrFiles or ErrRequest (of the options); a model without templates is no error
+// before Render.
+func NewRenderer(files Files, opts Options) (*Renderer, error) {
+	opts.Engine = cmp.Or(opts.Engine, EngineVLLM)
+	if opts.Engine != EngineVLLM && opts.Engine != EngineTransformers {
+		return nil, bad("options", "unknown engine %q", opts.Engine)
+	}
+	if opts.Format != "" && opts.Format != FormatString && opts.Format != FormatOpenAI {
+		return nil, bad("options", "unknown content format %q", opts.Format)
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	kwargs, err := object(opts.DefaultKwargs, "options: default kwargs")
+	if err != nil {
+		return nil, err
+	}
+	if err := checkKwargs("options: default kwargs", kwargs); err != nil {
+		return nil, err
+	}
+	t, err := parseFiles(files)
+	if err != nil {
+		return nil, err
+	}
+	given, err := lru.New[string, *Template](requestTemplates)
+	if err != nil {
+		return nil, fmt.Errorf("chat: %w", err) // the size is positive
+	}
+	return &Renderer{templates: t, kwargs: kwargs, opts: opts, given: given, own: map[string]compiled{}}, nil
+}
+
+// Prompt is a rendered chat.
+type Prompt struct {
+	// Text is the prompt. It has all special tokens: none are to be added when
+	// it is tokenized.
+	Text string
+	// Media are the kinds ("image", "audio", "video") of the parts that are no
+	// texts, in their order. If there are any, Text is not the engine's: the
+	// model's processor, which is not here, puts placeholders for them.
+	Media []string
+}
+
+// HasTemplate says whether the model has a template of its own for requests
+// with or without tools.
+func (r *Renderer) HasTemplate(tools bool) bool {
+	_, _, err := r.templates.choose("", tools)
+	return err == nil
+}
+
+// Render renders a request. The errors are those of this package's list.
+func (r *Renderer) Render(req Request) (Prompt, error) {
+	c, err := r.prepare(req)
+	if err != nil {
+		return Prompt{}, err
+	}
+	text, err := c.template.Render(string(c.context), r.opts.Limits, r.opts.Now())
+	if err == nil && req.ContinueFinalMessage {
+		text, err = cut(text, c.final)
+	}
+	if err != nil {
+		return Prompt{}, err
+	}
+	return Prompt{Text: text, Media: c.media}, nil
+}
+
+// Prepare returns the template that Render would render for the request, and
+// the context that it would give to it.
+func (r *Renderer) Prepare(req Request) (*Template, json.RawMessage, error) {
+	c, err := r.prepare(req)
+	return c.template, c.context, err
+}
+
+// prepared is a request ready to be rendered.
+type prepared struct {
+	template *Template
+	context  json.RawMessage
+	final    string // text of the last message, if it is to be continued
+	media    []string
+}
+
+func (r *Renderer) prepare(req Request) (prepared, error) {
+	none := prepared{}
+	messages, err := array(req.Messages, "messages")
+	if err != nil {
+		return none, err
+	}
+	if len(messages) == 0 {
+		return none, bad("messages", "there are none")
+	}
+	tools, err := array(req.Tools, "tools")
+	if err != nil {
+		return none, err
+	}
+	documents, err := array(req.Documents, "documents")
+	if err != nil {
+		return none, err
+	}
+	kwargs, err := object(req.ChatTemplateKwargs, "chat_template_kwargs")
+	if err != nil {
+		return none, err
+	}
+	if err := checkKwargs("chat_template_kwargs", kwargs); err != nil {
+		return none, err
+	}
+	generate := !req.ContinueFinalMessage
+	if req.AddGenerationPrompt != nil {
+		generate = *req.AddGenerationPrompt
+	}
+	if generate && req.ContinueFinalMessage {
+		return none, bad("continue_final_message", "it cannot be combined with add_generation_prompt")
+	}
+
+	t, err := r.template(req.ChatTemplate, !isNull(req.Tools))
+	if err != nil {
+		return none, err
+	}
+	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: r.opts.RebuildTools}
+	conversation := make([][]member, len(messages))
+	for i, m := range messages {
+		if conversation[i], err = p.message(i, m); err != nil {
+			return none, err
+		}
+	}
+	if p.engine == EngineVLLM && !strings.Contains(t.Source(), `"developer"`) && !strings.Contains(t.Source(), `'developer'`) {
+		conversation = developersToSystem(conversation)
+	}
+	out := prepared{template: t, media: p.media}
+	if req.ContinueFinalMessage {
+		last := len(conversation) - 1
+		conversation[last], out.final, err = mark(conversation[last], t.Source())
+		if err != nil {
+			return none, err
+		}
+	}
+	for i, m := range conversation {
+		messages[min(i, len(messages)-1)] = encodeObject(m)
+	}
+	messages = messages[:len(conversation)]
+
+	if r.opts.RebuildTools {
+		for i := range tools {
+			tools[i] = rebuildTool(tools[i])
+		}
+	}
+	vars := []member{{"messages", encodeArray(messages)}, {"tools", json.RawMessage("null")}, {"documents", json.RawMessage("null")}}
+	for _, m := range r.templates.tokens {
+		vars = put(vars, m.key, m.value)
+	}
+	if tools != nil || !isNull(req.Tools) {
+		vars = put(vars, "tools", encodeArray(tools))
+	}
+	for _, m := range r.kwargs {
+		vars = put(vars, m.key, m.value)
+	}
+	for _, m := range kwargs {
+		// vLLM takes these two for "not said".
+		if !isNull(m.value) && string(m.value) != `"auto"` {
+			vars = put(vars, m.key, m.value)
+		}
+	}
+	if documents != nil || !isNull(req.Documents) {
+		vars = put(vars, "documents", encodeArray(documents))
+	}
+	if e := req.ReasoningEffort; e != "" {
+		vars = put(vars, "reasoning_effort", quote(e))
+		if get(kwargs, "enable_thinking") == nil {
+			vars = put(vars, "enable_thinking", boolean(e != "none"))
+		}
+	}
+	vars = put(vars, "add_generation_prompt", boolean(generate))
+	out.context = encodeObject(vars)
+	return out, nil
+}
+
+// checkKwargs refuses variables that are no variables, but what is rendered.
+func checkKwargs(where string, kwargs []member) error {
+	for _, key := range []string{"chat_template", "tokenize", "messages", "conversation"} {
+		if get(kwargs, key) != nil {
+			return bad(where, "%s is not allowed in it", key)
+		}
+	}
+	return nil
+}
+
+func boolean(b bool) json.RawMessage {
+	if b {
+		return json.RawMessage("true")
+	}
+	return json.RawMessage("false")
+}
+
+// template returns the compiled template for a request.
+func (r *Renderer) template(given string, tools bool) (*Template, error) {
+	src, own, err := r.templates.choose(given, tools)
+	if err != nil {
+		return nil, err
+	}
+	if own {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		c, ok := r.own[src]
+		if !ok {
+			c.t, c.err = Compile(src)
+			r.own[src] = c
+		}
+		return c.t, c.err
+	}
+	if r.opts.OwnTemplatesOnly {
+		return nil, bad("chat_template", "requests may not bring templates")
+	}
+	if t, ok := r.given.Get(src); ok {
+		return t, nil
+	}
+	t, err := Compile(src)
+	if err != nil {
+		return nil, err
+	}
+	r.given.Add(src, t)
+	return t, nil
+}

@@ -1,0 +1,68 @@
+package chat
+
+import (
+	"encoding/json"
+)
+
+// Request is what a chat completion says about its prompt. Its fields are those
+// of the same names in OpenAI's and vLLM's requests; the order of keys in the
+// JSON matters and is kept. Missing and null are the same.
+type Request struct {
+	// Messages is an array of one or more messages. Required.
+	Messages json.RawMessage `json:"messages"`
+	// Tools is an array of tools, {"type":"function","function":{...}}. An empty
+	// array is not the same as none.
+	Tools json.RawMessage `json:"tools,omitempty"`
+	// Documents is an array of objects, for templates that know documents.
+	Documents json.RawMessage `json:"documents,omitempty"`
+	// AddGenerationPrompt says whether the text ends with the beginning of an
+	// assistant's message. Default true, and false with ContinueFinalMessage.
+	AddGenerationPrompt *bool `json:"add_generation_prompt,omitempty"`
+	// ContinueFinalMessage leaves the last message open, to be continued.
+	ContinueFinalMessage bool `json:"continue_final_message,omitempty"`
+	// ChatTemplate is a template to use in place of the model's, or the name of
+	// one of the model's.
+	ChatTemplate string `json:"chat_template,omitempty"`
+	// ChatTemplateKwargs is an object of further variables for the template,
+	// for example {"enable_thinking":false}.
+	ChatTemplateKwargs json.RawMessage `json:"chat_template_kwargs,omitempty"`
+	// ReasoningEffort is given to the template as reasoning_effort, and as
+	// enable_thinking (false for "none") if the kwargs say nothing of that.
+	ReasoningEffort string `json:"reasoning_effort,omitempty"`
+}
+
+// array checks that raw is an array of objects, and returns them. It is nil for
+// none.
+func array(raw json.RawMessage, where string) ([]json.RawMessage, error) {
+	if isNull(raw) {
+		return nil, nil
+	}
+	if !json.Valid(raw) {
+		return nil, bad(where, "not valid JSON")
+	}
+	if first(raw) != '[' {
+		return nil, bad(where, "not an array")
+	}
+	out := elements(raw)
+	for i, e := range out {
+		if first(e) != '{' {
+			return nil, bad(where, "element %d is not an object", i)
+		}
+	}
+	return out, nil
+}
+
+// object checks that raw is an object, and returns its members. It is nil for
+// none.
+func object(raw json.RawMessage, where string) ([]member, error) {
+	if isNull(raw) {
+		return nil, nil
+	}
+	if !json.Valid(raw) {
+		return nil, bad(where, "not valid JSON")
+	}
+	if first(raw) != '{' {
+		return nil, bad(where, "not an object")
+	}
+	return members(raw), nil
+}
