@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // MaxTextLimit is the largest Config.MaxTextBytes. Beyond it tokenizers stop
@@ -54,6 +55,9 @@ type Config struct {
 	// Recheck is how often the origin is asked whether a loaded tokenizer has
 	// been replaced or removed. Default 10 s, limit 1 hour.
 	Recheck time.Duration
+	// Chat says how chats are rendered (RenderChat). Its Limits.OutputBytes are
+	// MaxTextBytes by default: what is longer cannot be tokenized.
+	Chat chat.Options
 	// Observer is told what happens. All of its funcs may be nil.
 	Observer Observer
 }
@@ -72,7 +76,15 @@ func (c *Config) validate() error {
 	set(&c.LoadTimeout, 10*time.Minute)
 	set(&c.FailureTTL, 5*time.Second)
 	set(&c.Recheck, 10*time.Second)
+	if c.Chat.Limits.OutputBytes == 0 {
+		c.Chat.Limits.OutputBytes = uint64(max(c.MaxTextBytes, 0))
+	}
+	_, err := chat.NewRenderer(chat.Files{}, c.Chat)
+	if err != nil {
+		err = fmt.Errorf("tokenpool: config: Chat: %w", err)
+	}
 	return errors.Join(
+		err,
 		within("Workers", c.Workers, 1, 1024),
 		within("Queue", c.Queue, 1, 1_000_000),
 		within("MaxTextBytes", c.MaxTextBytes, 1, MaxTextLimit),

@@ -8,7 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
+
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // Directory is an Origin over a folder that holds
@@ -32,7 +35,8 @@ func NewDirectory(root string) (*Directory, error) {
 	return &Directory{abs}, nil
 }
 
-// Stat implements Origin with one stat of the file.
+// Stat implements Origin with a stat of each of the files, so that a new chat
+// template counts like a new tokenizer.
 func (d *Directory) Stat(model string) (string, error) {
 	if err := checkModel(model); err != nil {
 		return "", err
@@ -44,7 +48,7 @@ func (d *Directory) Stat(model string) (string, error) {
 	if !fi.Mode().IsRegular() {
 		return "", unknown(model, "its tokenizer.json is not a regular file")
 	}
-	return version(fi), nil
+	return version(fi) + d.others(model), nil
 }
 
 // Fetch implements Origin.
@@ -53,6 +57,7 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 	if _, err := d.Stat(model); err != nil {
 		return Files{}, err
 	}
+	others := d.others(model)
 	data, v, err := readFile(d.path(model, tokenizerFile), maxTokenizerFile)
 	if err != nil {
 		return Files{}, d.failed(model, err)
@@ -61,7 +66,23 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 	if err != nil {
 		return Files{}, d.failed(model, err)
 	}
-	return Files{Tokenizer: data, Config: config, From: "directory", Version: v}, nil
+	files := Files{Tokenizer: data, Config: config, From: "directory", Version: v + others}
+	if files.Chat, err = chat.ReadFiles(filepath.Dir(d.path(model, tokenizerFile))); err != nil {
+		files.ChatErr = withoutPath(err)
+	}
+	return files, nil
+}
+
+// others identifies the content of the files beside tokenizer.json.
+func (d *Directory) others(model string) string {
+	var b strings.Builder
+	for _, name := range chat.FileNames() {
+		if fi, err := os.Stat(d.path(model, name)); err == nil {
+			b.WriteByte('/')
+			b.WriteString(version(fi))
+		}
+	}
+	return b.String()
 }
 
 func (d *Directory) path(model, file string) string {
@@ -74,11 +95,16 @@ func (d *Directory) failed(model string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ENAMETOOLONG) {
 		return unknown(model, "the tokenizer directory has no %s/tokenizer.json", model)
 	}
+	return fmt.Errorf("%w: model %s: read from the tokenizer directory: %w", ErrLoad, quoteModel(model), withoutPath(err))
+}
+
+// withoutPath leaves out of an error what it says about the place of a file.
+func withoutPath(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
-		err = pe.Err
+		return fmt.Errorf("%s: %w", filepath.Base(pe.Path), pe.Err)
 	}
-	return fmt.Errorf("%w: model %s: read from the tokenizer directory: %w", ErrLoad, quoteModel(model), err)
+	return err
 }
 
 // version identifies the content of a file by what changes with it.
@@ -115,7 +141,10 @@ func readFile(path string, limit int64) ([]byte, string, error) {
 }
 
 // readConfig reads a tokenizer_config.json that need not be there.
-func readConfig(path string) ([]byte, error) {
+func readConfig(path string) ([]byte, error) { return readOptional(path, maxConfigFile) }
+
+// readOptional reads a file of at most limit bytes; nil when there is none.
+func readOptional(path string, limit int64) ([]byte, error) {
 	fi, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -124,8 +153,8 @@ func readConfig(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !fi.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", configFile)
+		return nil, fmt.Errorf("%s is not a regular file", filepath.Base(path))
 	}
-	data, _, err := readFile(path, maxConfigFile)
+	data, _, err := readFile(path, limit)
 	return data, err
 }

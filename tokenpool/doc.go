@@ -19,6 +19,8 @@
 //   - Close ends every goroutine that the pool began. A tokenizer that runs
 //     cannot be interrupted; MaxTextBytes bounds how long that takes.
 //
+// Chats are rendered into texts first, by RenderChat with package chat.
+//
 // Tokenizers come from an Origin: a Directory, the Hub (huggingface.co or a
 // mirror of it), or a Chain of them.
 //

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // maxBackoff is the longest pause between attempts.
@@ -359,10 +360,9 @@ func (d *download) install(meta fileMeta) (fileMeta, error) {
 			}
 		}
 	}
-	// A sign-in page of a proxy comes with 200 as well.
-	if !json.Valid(data) {
+	if err := checkContent(d.file, data); err != nil {
 		d.discard()
-		return fileMeta{}, &temporary{err: errors.New("the content is not JSON")}
+		return fileMeta{}, &temporary{err: err}
 	}
 	// The file can be used without its meta, which only saves a download; so
 	// the old meta goes before the old file does.
@@ -373,6 +373,22 @@ func (d *download) install(meta fileMeta) (fileMeta, error) {
 	_ = os.Remove(d.path(".part.meta"))
 	_ = writeMeta(d.path(".meta"), meta)
 	return meta, nil
+}
+
+// checkContent says whether data can be the file of that name. A sign-in page of
+// a proxy comes with 200 as well.
+func checkContent(name string, data []byte) error {
+	if !strings.HasSuffix(name, ".jinja") {
+		if !json.Valid(data) {
+			return errors.New("the content is not JSON")
+		}
+		return nil
+	}
+	head := bytes.ToLower(bytes.TrimSpace(data[:min(len(data), 200)]))
+	if !utf8.Valid(data) || bytes.HasPrefix(head, []byte("<!doctype")) || bytes.HasPrefix(head, []byte("<html")) {
+		return errors.New("the content is no template")
+	}
+	return nil
 }
 
 func readMeta(path string) (fileMeta, error) {

@@ -1,6 +1,7 @@
 package tokenpool
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -17,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
+
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // HubConfig configures a Hub. Zero fields take the default.
@@ -241,7 +244,42 @@ func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
 		}
 	}
 	files.Config, _ = readConfig(d.path(""))
+	h.fetchChat(ctx, &d, &files)
 	return files, nil
+}
+
+// toolTemplate is the one of the additional templates that is looked for: what
+// others a model has, the hub's files do not say.
+const toolTemplate = "additional_chat_templates/tool_use.jinja"
+
+// fetchChat gets the other files that say how chats are rendered, as far as the
+// model has them. Like the configuration, they do not keep a load.
+func (h *Hub) fetchChat(ctx context.Context, d *download, files *Files) {
+	get := func(name string, limit int64) []byte {
+		d.file, d.limit = name, limit
+		if err := os.MkdirAll(filepath.Dir(d.path("")), 0o755); err != nil {
+			return nil
+		}
+		if !d.stale {
+			meta, err := d.fetch(ctx)
+			if errors.Is(err, ErrUnknownModel) && !h.cfg.Offline {
+				_ = writeMeta(d.path(".meta"), fileMeta{Commit: meta.Commit, Size: absent})
+			}
+		}
+		data, _ := readOptional(d.path(""), limit)
+		return data
+	}
+	files.Chat.Template = get("chat_template.jinja", chat.MaxTemplateBytes)
+	if files.Chat.Template != nil {
+		if named := get(toolTemplate, chat.MaxTemplateBytes); named != nil {
+			files.Chat.Named = map[string][]byte{"tool_use": named}
+		}
+	} else {
+		files.Chat.Processor = get("chat_template.json", maxConfigFile)
+	}
+	if !bytes.Contains(files.Config, []byte(`"added_tokens_decoder"`)) {
+		files.Chat.SpecialTokens = get("special_tokens_map.json", maxConfigFile)
+	}
 }
 
 // dir is the cache's folder of a model. Names on the hub have no '@', so no

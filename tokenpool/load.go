@@ -16,6 +16,7 @@ type tokenizer struct {
 	enc     encoder
 	version string    // of the origin
 	scopes  [2]string // of the prefix store, without and with special tokens
+	chat    chatEntry
 
 	// Protected by Pool.mu.
 	info     Model
@@ -140,6 +141,7 @@ func (p *Pool) runLoad(l *load) {
 		t.requests = uint64(len(waiting))
 		p.loaded.Add(l.model, t)
 		p.idents.Add(l.model, ident{t.version, t.info.Fingerprint})
+		p.chats.Add(l.model, t.chat)
 		p.failed.Remove(l.model)
 		p.n.loads.Add(1)
 		for _, f := range waiting {
@@ -204,10 +206,12 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		p.mu.Unlock()
 		return nil, fmt.Errorf("%w: model %s: %w", ErrLoad, quoteModel(model), err)
 	}
+	rendering := p.newChat(files)
 	now := time.Now()
 	return &tokenizer{
 		enc:     enc,
 		version: files.Version,
+		chat:    rendering,
 		scopes:  scopes(model, fingerprint),
 		checked: now,
 		info: Model{
@@ -218,6 +222,7 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 			FileBytes:     int64(len(files.Tokenizer)),
 			ResidentBytes: max(residentBytes()-before, 0),
 			Vocabulary:    enc.vocabulary(),
+			ChatTemplate:  rendering.err == nil && (rendering.renderer.HasTemplate(false) || rendering.renderer.HasTemplate(true)),
 			LoadTook:      now.Sub(start),
 			LoadedAt:      now,
 		},

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -35,6 +36,8 @@ type fakes struct {
 
 	gate chan struct{} // if not nil, each encode takes one from it
 	took time.Duration // how long an encode takes
+
+	chats func(model, content string) (chat.Files, error) // what Fetch says of chats
 }
 
 func newFakes(t testing.TB, models ...string) *fakes {
@@ -79,7 +82,11 @@ func (f *fakes) Fetch(ctx context.Context, model string) (Files, error) {
 	if !ok {
 		return Files{}, unknown(model, "no fake of it")
 	}
-	return Files{Tokenizer: []byte(content), From: "fake", Version: content}, nil
+	files := Files{Tokenizer: []byte(content), From: "fake", Version: content}
+	if f.chats != nil {
+		files.Chat, files.ChatErr = f.chats(model, content)
+	}
+	return files, nil
 }
 
 func (f *fakes) put(model, content string) {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // Origin is where tokenizers come from. Directory and Hub implement it.
@@ -28,6 +30,11 @@ type Files struct {
 	Tokenizer []byte
 	// Config is the content of tokenizer_config.json, nil when there is none.
 	Config []byte
+	// Chat are the other files that say how chats are rendered; its Config may
+	// be nil. ChatErr says why they could not be read, which does not keep the
+	// tokenizer from being used.
+	Chat    chat.Files
+	ChatErr error
 	// From names the origin for people: "directory" or "hub".
 	From string
 	// Revision is the commit (or branch, where the commit is not known) that

@@ -45,8 +45,9 @@ type Pool struct {
 	wanting []chan struct{}               // loads that wait for room, in order
 	idents  *simplelru.LRU[string, ident] // of models loaded before
 	failed  *simplelru.LRU[string, failure]
-	recent  [recentFlights]uint64 // hashes of the texts that were done last
-	ended   uint64                // flights done; recent[(ended-1)%len] is the last
+	chats   *simplelru.LRU[string, chatEntry] // of models loaded before
+	recent  [recentFlights]uint64             // hashes of the texts that were done last
+	ended   uint64                            // flights done; recent[(ended-1)%len] is the last
 }
 
 // Bounds of what is remembered about models that are not loaded, and about
@@ -92,6 +93,7 @@ func newPool(cfg Config, read func([]byte) (encoder, error)) (*Pool, error) {
 	p.loaded, _ = simplelru.NewLRU[string, *tokenizer](cfg.MaxTokenizers, nil)
 	p.idents, _ = simplelru.NewLRU[string, ident](maxIdents, nil)
 	p.failed, _ = simplelru.NewLRU[string, failure](maxFailures, nil)
+	p.chats, _ = simplelru.NewLRU[string, chatEntry](maxChats, nil)
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	for range cfg.Workers {
 		p.wg.Go(p.work)

@@ -1,0 +1,211 @@
+package tokenpool
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
+)
+
+var hello = chat.Request{Messages: []byte(`[{"role":"user","content":"Hi"}]`)}
+
+// sayVersion is a template that says which tokenizer it came with.
+func sayVersion(_, content string) (chat.Files, error) {
+	return chat.Files{Template: []byte(content + ":{{ messages[0].content }}")}, nil
+}
+
+func TestRenderChat(t *testing.T) {
+	f := newFakes(t, "a", "b", "none", "malformed", "unreadable")
+	f.chats = func(model, content string) (chat.Files, error) {
+		switch model {
+		case "none":
+			return chat.Files{}, nil
+		case "malformed":
+			return chat.Files{Config: []byte("{")}, nil
+		case "unreadable":
+			return chat.Files{}, errors.New("cannot be read")
+		}
+		return sayVersion(model, content)
+	}
+	p := f.pool(Config{MaxTokenizers: 1, Recheck: time.Millisecond})
+	render := func(model string) (string, error) {
+		prompt, err := p.RenderChat(t.Context(), model, hello)
+		return prompt.Text, err
+	}
+	for _, model := range []string{"a", "a", "b", "a", "b"} {
+		if got, err := render(model); err != nil || got != "1:Hi" {
+			t.Errorf("%s: %q, %v", model, got, err)
+		}
+	}
+	// The tokenizer of a has made way for that of b, but not what renders its chats.
+	if n := f.fetches.Load(); n != 2 {
+		t.Errorf("%d loads for two models", n)
+	}
+	if m := p.Models(); len(m) != 1 || !m[0].ChatTemplate {
+		t.Errorf("models %+v", m)
+	}
+	f.put("a", "2")
+	f.put("b", "3")
+	time.Sleep(2 * time.Millisecond)
+	for model, want := range map[string]string{"a": "2:Hi", "b": "3:Hi"} {
+		if got, err := render(model); err != nil || got != want {
+			t.Errorf("%s, replaced: %q, %v, want %q", model, got, err, want)
+		}
+	}
+	for model, want := range map[string]error{"nope": ErrUnknownModel, "none": chat.ErrNoTemplate, "malformed": chat.ErrFiles} {
+		if _, err := render(model); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", model, err, want)
+		}
+	}
+	if _, err := render("unreadable"); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+		t.Errorf("unreadable: %v", err)
+	}
+	if m := p.Models(); len(m) != 1 || m[0].ChatTemplate {
+		t.Errorf("models %+v", m)
+	}
+	// Texts do not need a template.
+	if res, err := p.Tokens(t.Context(), Request{Model: "malformed", Text: "x", Mode: Sync}); err != nil || !res.Exact {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if _, err := p.RenderChat(t.Context(), "a", chat.Request{}); !errors.Is(err, chat.ErrRequest) {
+		t.Errorf("no messages: %v", err)
+	}
+}
+
+func TestRenderChatLoadsOnce(t *testing.T) {
+	f := newFakes(t, "a")
+	f.chats = sayVersion
+	f.slow = 20 * time.Millisecond
+	p := f.pool(Config{Store: &mapStore{}})
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			if prompt, err := p.RenderChat(t.Context(), "a", hello); err != nil || prompt.Text != "1:Hi" {
+				t.Errorf("%q, %v", prompt.Text, err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := f.fetches.Load(); n != 1 {
+		t.Errorf("%d loads", n)
+	}
+}
+
+func TestRenderChatGoesAway(t *testing.T) {
+	f := newFakes(t, "a")
+	f.chats = sayVersion
+	f.slow = time.Hour
+	p := f.pool(Config{})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := p.RenderChat(ctx, "a", hello); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the time is over: %v", err)
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := p.RenderChat(context.Background(), "a", hello) // Close ends it
+		ended <- err
+	}()
+	for p.Stats().Waiting == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	_ = p.Close()
+	if err := <-ended; !errors.Is(err, ErrClosed) {
+		t.Errorf("the pool is closed: %v", err)
+	}
+	if _, err := p.RenderChat(t.Context(), "a", hello); !errors.Is(err, ErrClosed) {
+		t.Errorf("the pool was closed: %v", err)
+	}
+}
+
+func TestChatConfig(t *testing.T) {
+	if _, err := New(Config{Origin: newFakes(t), Chat: chat.Options{Engine: "x"}}); err == nil || !strings.Contains(err.Error(), "Chat") {
+		t.Errorf("an unknown engine: %v", err)
+	}
+	f := newFakes(t, "a")
+	f.chats = func(string, string) (chat.Files, error) {
+		return chat.Files{Template: []byte("{{ 'x' * 101 }}")}, nil
+	}
+	p := f.pool(Config{MaxTextBytes: 100})
+	if _, err := p.RenderChat(t.Context(), "a", hello); !errors.Is(err, chat.ErrLimit) {
+		t.Errorf("a prompt longer than MaxTextBytes: %v", err)
+	}
+}
+
+// TestDirectoryChats says that new files are new versions, and that a broken one
+// does not keep the tokenizer.
+func TestDirectoryChats(t *testing.T) {
+	root := t.TempDir()
+	writeFile(t, "1", root, "m", tokenizerFile)
+	writeFile(t, `{"chat_template":"config"}`, root, "m", configFile)
+	d, err := NewDirectory(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := newPool(Config{Origin: d, Recheck: time.Millisecond}, newFakes(t).read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Close() }()
+	check := func(want string) {
+		t.Helper()
+		time.Sleep(2 * time.Millisecond)
+		if prompt, err := p.RenderChat(t.Context(), "m", hello); err != nil || prompt.Text != want {
+			t.Errorf("%q, %v, want %q", prompt.Text, err, want)
+		}
+	}
+	check("config")
+	writeFile(t, "jinja", root, "m", "chat_template.jinja")
+	check("jinja")
+	writeFile(t, "other", root, "m", "chat_template.jinja")
+	check("other")
+	if err := os.Remove(filepath.Join(root, "m", "chat_template.jinja")); err != nil {
+		t.Fatal(err)
+	}
+	check("config")
+	if err := os.Mkdir(filepath.Join(root, "m", "chat_template.jinja"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Millisecond)
+	_, err = p.RenderChat(t.Context(), "m", hello)
+	if err == nil || !strings.Contains(err.Error(), "chat_template.jinja is not a regular file") || strings.Contains(err.Error(), root) {
+		t.Errorf("a folder for a template: %v", err)
+	}
+	if _, err := p.Tokens(t.Context(), Request{Model: "m", Text: "x", Mode: Sync}); err != nil {
+		t.Errorf("a text: %v", err)
+	}
+}
+
+func TestHubChats(t *testing.T) {
+	h := newFakeHub(t)
+	base := strings.TrimSuffix(hubPath, tokenizerFile)
+	h.files[hubPath] = "1"
+	h.files[base+configFile] = `{"bos_token":"<s>"}`
+	h.files[base+"chat_template.jinja"] = "jinja {{ bos_token }}{{ eos_token }}"
+	h.files[base+toolTemplate] = "tools"
+	h.files[base+"special_tokens_map.json"] = `{"eos_token":"</s>"}`
+	p, err := newPool(Config{Origin: h.client(HubConfig{})}, newFakes(t).read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Close() }()
+	if prompt, err := p.RenderChat(t.Context(), "org/model", hello); err != nil || prompt.Text != "jinja <s></s>" {
+		t.Errorf("%q, %v", prompt.Text, err)
+	}
+	// A page in place of a template is none.
+	h.set(func(h *fakeHub) { h.files[base+"chat_template.jinja"] = "\n<!DOCTYPE html><title>Sign in</title>" })
+	if files, err := h.client(HubConfig{}).Fetch(t.Context(), "org/model"); err != nil || files.Chat.Template != nil {
+		t.Errorf("a page: %q, %v", files.Chat.Template, err)
+	}
+	req := hello
+	req.Tools = []byte("[]")
+	if prompt, err := p.RenderChat(t.Context(), "org/model", req); err != nil || prompt.Text != "tools" {
+		t.Errorf("%q, %v", prompt.Text, err)
+	}
+}
