@@ -36,11 +36,17 @@ const (
 
 func main() {
 	zerolog.TimeFieldFormat = time.RFC3339Nano
-	// The first signal ends the command in an orderly way. stop gives the
-	// signals their usual effect back, so that a second one ends the process at
-	// once.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
+	// The first signal ends the command in an orderly way. A second one ends the
+	// process at once: signals have their usual effect again before anybody learns
+	// of the first.
+	ctx, end := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		first := <-signals
+		signal.Stop(signals)
+		end(fmt.Errorf("%v signal received", first))
+	}()
 	p := &program{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, env: os.Environ(), name: os.Args[0]}
 	os.Exit(p.run(ctx, os.Args[1:]))
 }
