@@ -18,8 +18,11 @@ import (
 )
 
 const (
-	// sweepStep is the COUNT of the sweeper's SCAN.
-	sweepStep = 512
+	// sweepStep is the COUNT of the sweeper's SCAN and the number of blocks that one
+	// of its scripts cleans at most. Blocks that nobody has asked for lately are in
+	// none of the processor's caches: in an index of a million with 10 holders each,
+	// a script for 512 of them keeps the server for 3.6 ms, and a SCAN for 2.7.
+	sweepStep = 128
 	// sweepLease is how long the right to sweep outlives its owner.
 	sweepLease = 30 * time.Second
 )
