@@ -229,7 +229,7 @@ func find(ctx context.Context, c MemoryConfig, shape string, holders, n int) (ro
 	}
 	defer func() { err = errors.Join(err, s.x.Close()) }()
 	fold := &prefixFolder{}
-	q := &store.Query{Model: store.Mask(model), Fold: fold}
+	q := &store.Query{Model: blockkey.ModelOf(model), Fold: fold}
 	chains := make([][]blockkey.Key, s.corpus.chains)
 	for i := range chains {
 		chains[i] = s.corpus.append(nil, i, 0, n)

@@ -169,7 +169,7 @@ func coalesce(batches []store.Batch) []store.Batch {
 
 func (o *ours) lookup(ctx context.Context, keys []blockkey.Key) (prefixes, error) {
 	f := &prefixFolder{}
-	if err := o.x.Lookup(ctx, &store.Query{Model: store.Mask(model), Keys: keys, Fold: f}); err != nil {
+	if err := o.x.Lookup(ctx, &store.Query{Model: blockkey.ModelOf(model), Keys: keys, Fold: f}); err != nil {
 		return nil, err
 	}
 	return f.prefixes(), nil

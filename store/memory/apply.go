@@ -83,7 +83,7 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 }
 
 func (x *Index) applyBatch(ctx context.Context, b *store.Batch) error {
-	mask := store.Mask(b.Model)
+	mask := blockkey.ModelOf(b.Model)
 	if len(b.Ops) == 0 {
 		return x.registry.enter(b)
 	}

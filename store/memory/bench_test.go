@@ -14,7 +14,7 @@ import (
 
 const benchModel = "meta-llama/Llama-3.1-8B"
 
-var benchMask = store.Mask(benchModel)
+var benchMask = blockkey.ModelOf(benchModel)
 
 func randomKeys(rng *rand.Rand, n int) []blockkey.Key {
 	keys := make([]blockkey.Key, n)

@@ -76,7 +76,7 @@ func pageApply(tb testing.TB, x *Index, batches ...store.Batch) {
 
 // What stays is given once, whatever grows, shrinks and moves meanwhile.
 func TestPageWhileTablesChange(t *testing.T) {
-	mask := store.Mask("m")
+	mask := blockkey.ModelOf("m")
 	for _, limit := range []int{1, 0} {
 		x := open(t, Config{})
 		stay, come := pageKeys(1, 10_000), pageKeys(2, 60_000)
@@ -102,7 +102,7 @@ func TestPageWhileTablesChange(t *testing.T) {
 // The walk is right for tables of every size and fill, with what has been pushed
 // over the end of a table to its beginning.
 func TestPageOfAnySize(t *testing.T) {
-	mask := store.Mask("m")
+	mask := blockkey.ModelOf("m")
 	rapid.Check(t, func(rt *rapid.T) {
 		x := open(t, Config{})
 		defer x.Close()
@@ -138,7 +138,7 @@ func TestPageLeavesOutEndedHolders(t *testing.T) {
 // Writers, sweeps and walks at the same time, for the race detector.
 func TestPageBesideWriters(t *testing.T) {
 	x := open(t, Config{})
-	mask := store.Mask("m")
+	mask := blockkey.ModelOf("m")
 	stay := pageKeys(1, 5000)
 	pageApply(t, x, pageBatch("stays", store.Add, stay...))
 	stop := make(chan struct{})

@@ -22,7 +22,7 @@ import (
 func find(tb testing.TB, x *Index, keys ...blockkey.Key) (blocks []string) {
 	tb.Helper()
 	c := &storetest.Collector{Keys: len(keys)}
-	if err := x.Lookup(tb.Context(), &store.Query{Model: store.Mask("m"), Keys: keys, Fold: c}); err != nil {
+	if err := x.Lookup(tb.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: c}); err != nil {
 		tb.Fatalf("Lookup: %v", err)
 	}
 	if err := c.Err(); err != nil {
@@ -58,7 +58,7 @@ func apply(tb testing.TB, x *Index, batches ...store.Batch) {
 
 // nameOf is the name of a block of model m.
 func nameOf(x *Index, k blockkey.Key) string {
-	return string(x.names.appendBlock(nil, k.In(store.Mask("m"))))
+	return string(x.names.appendBlock(nil, k.In(blockkey.ModelOf("m"))))
 }
 
 func TestValues(t *testing.T) {

@@ -112,7 +112,7 @@ func BenchmarkLookup(b *testing.B) {
 			b.Run(fmt.Sprintf("kvatlas/%s/%d", what, n), func(b *testing.B) {
 				b.ReportAllocs()
 				f := &tally{}
-				q := &store.Query{Model: store.Mask("m"), Keys: chain, Fold: f}
+				q := &store.Query{Model: blockkey.ModelOf("m"), Keys: chain, Fold: f}
 				report := cpu(b, plain)
 				for b.Loop() {
 					if err := x.Lookup(ctx, q); err != nil {

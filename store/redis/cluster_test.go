@@ -116,7 +116,7 @@ func TestRegistryIsLost(t *testing.T) {
 func (x *Index) idsOf(tb testing.TB, keys ...blockkey.Key) []store.HolderID {
 	tb.Helper()
 	f := &firsts{}
-	if err := x.Lookup(tb.Context(), &store.Query{Model: store.Mask("m"), Keys: keys, Fold: f}); err != nil {
+	if err := x.Lookup(tb.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: f}); err != nil {
 		tb.Fatal(err)
 	}
 	return f.ids
@@ -183,7 +183,7 @@ func TestSlotMoves(t *testing.T) {
 	const partition = 5
 	var keys []blockkey.Key
 	for i := range blockkey.Key(40) {
-		keys = append(keys, blockkey.Key(uint64(i*64+partition)^uint64(store.Mask("m"))))
+		keys = append(keys, blockkey.Key(uint64(i*64+partition)^uint64(blockkey.ModelOf("m"))))
 	}
 	held, fresh := keys[:30], keys[30:]
 	apply(t, x, batchOf("a", store.Add, held...))
@@ -254,7 +254,7 @@ func TestClusterFailsOver(t *testing.T) {
 		for _, i := range []*Index{x, y} {
 			eventually(t, fmt.Sprintf("lookup after the end of master %d", m), func() error {
 				n := &counting{}
-				if err := i.Lookup(t.Context(), &store.Query{Model: store.Mask("m"), Keys: keys, Fold: n}); err != nil {
+				if err := i.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: n}); err != nil {
 					return err
 				}
 				if n.held.Load() != int64(len(keys)) {
@@ -312,7 +312,7 @@ func TestSentinelsFailOver(t *testing.T) {
 	s.FailOver()
 	for _, i := range []*Index{x, y} {
 		eventually(t, "lookup", func() error {
-			return i.Lookup(t.Context(), &store.Query{Model: store.Mask("m"), Keys: keys, Fold: &firsts{}})
+			return i.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: &firsts{}})
 		})
 		wantBlocks(t, i, keys[:2], "a", "a")
 	}

@@ -178,7 +178,7 @@ func crashKeys(n int) []blockkey.Key {
 	var keys []blockkey.Key
 	for i := range blockkey.Key(n) {
 		k := blockkey.StoreKey(i*0x9e3779b97f4a7c15&^63 | i%5*13)
-		keys = append(keys, blockkey.Key(uint64(k)^uint64(store.Mask("m"))))
+		keys = append(keys, blockkey.Key(uint64(k)^uint64(blockkey.ModelOf("m"))))
 	}
 	return keys
 }
@@ -235,7 +235,7 @@ func answer(tb testing.TB, x *Index) storetest.Answer {
 	tb.Helper()
 	k := crashKeys(90)
 	c := &storetest.Collector{Keys: len(k)}
-	if err := x.Lookup(tb.Context(), &store.Query{Model: store.Mask("m"), Keys: k, Fold: c}); err != nil {
+	if err := x.Lookup(tb.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: k, Fold: c}); err != nil {
 		tb.Fatalf("Lookup: %v", err)
 	}
 	if err := c.Err(); err != nil {
@@ -313,7 +313,7 @@ func takeOver(ctx context.Context, x *Index, fence uint64, ranks []*rank, atOnce
 // noFalseCredit holds a crashed state to what was before and what was to be.
 func noFalseCredit(t *testing.T, got storetest.Answer, before, after *storetest.Model) {
 	t.Helper()
-	was, will := before.Lookup(store.Mask("m"), crashKeys(90)), after.Lookup(store.Mask("m"), crashKeys(90))
+	was, will := before.Lookup(blockkey.ModelOf("m"), crashKeys(90)), after.Lookup(blockkey.ModelOf("m"), crashKeys(90))
 	for i, at := range got {
 		for _, a := range at {
 			if !slices.Contains(was[i], a) && !slices.Contains(will[i], a) {
@@ -340,7 +340,7 @@ func TestWriterDies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			url := start()
 			all := states(t, crashStory())
-			final := all[len(all)-1].Lookup(store.Mask("m"), crashKeys(90))
+			final := all[len(all)-1].Lookup(blockkey.ModelOf("m"), crashKeys(90))
 			runs := 0
 			for n := 0; ; n++ {
 				if dies(t, url, n, all, final) {
@@ -450,7 +450,7 @@ func TestWriterTriesAgain(t *testing.T) {
 			url := start()
 			ctx := t.Context()
 			all := states(t, crashStory())
-			final := all[len(all)-1].Lookup(store.Mask("m"), crashKeys(90))
+			final := all[len(all)-1].Lookup(blockkey.ModelOf("m"), crashKeys(90))
 			for n := 1; ; n++ {
 				ranks := crashStory()
 				x, line := mortal(t, Config{URL: url, Prefix: newPrefix()})

@@ -24,7 +24,7 @@ func calls(x *Index) map[string]func(ctx context.Context) error {
 	return map[string]func(ctx context.Context) error{
 		"lookup": func(ctx context.Context) error {
 			c := &storetest.Collector{Keys: 1}
-			err := x.Lookup(ctx, &store.Query{Model: store.Mask("m"), Keys: []blockkey.Key{1}, Fold: c})
+			err := x.Lookup(ctx, &store.Query{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1}, Fold: c})
 			if c.Registry == nil {
 				return errors.New("Begin was not called")
 			}

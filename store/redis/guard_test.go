@@ -92,7 +92,7 @@ func TestLostWrites(t *testing.T) {
 				if cluster {
 					c := redistest.StartCluster(t, 3, false)
 					x = open(t, Config{URL: c.URL(), NoSweep: true})
-					record = x.names.guards(k[0].In(store.Mask("m")).Partition())
+					record = x.names.guards(k[0].In(blockkey.ModelOf("m")).Partition())
 					set = func(f, v string) error {
 						if v == "" {
 							return c.Client().HDel(ctx, record, f).Err()

@@ -51,6 +51,8 @@ func TestContractOnCluster(t *testing.T) {
 
 // subject is two handles of one index, of which the first can be killed.
 func subject(t *testing.T, c Config) storetest.Subject {
+	// On a busy machine a second may pass before a connection is made.
+	c.DialTimeout, c.Timeout = patience, patience
 	x, line := mortal(t, c)
 	return storetest.Subject{Index: x, Peer: open(t, c), Limit: func(n int) { line.limit(n, n%2 == 1) }}
 }

@@ -138,7 +138,7 @@ func TestControlKeysAreNoBlocks(t *testing.T) {
 // TestWorkedExample is the example in docs/redis-schema.md, so that the document
 // stays true.
 func TestWorkedExample(t *testing.T) {
-	mask := store.Mask("meta-llama/Llama-3.1-8B")
+	mask := blockkey.ModelOf("meta-llama/Llama-3.1-8B")
 	if uint64(mask) != 0x6f47ea9c9dc7b735 {
 		t.Errorf("the mask is %016x", uint64(mask))
 	}

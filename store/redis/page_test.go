@@ -65,7 +65,7 @@ func wantAll(tb testing.TB, seen map[blockkey.StoreKey]int, keys []blockkey.Key)
 	tb.Helper()
 	missing := 0
 	for _, k := range keys {
-		if seen[k.In(store.Mask("m"))] == 0 {
+		if seen[k.In(blockkey.ModelOf("m"))] == 0 {
 			missing++
 		}
 	}

@@ -103,7 +103,7 @@ func (p *plan) addBatch(b *store.Batch) {
 		p.pods = append(p.pods, pod)
 	}
 	guard := p.guard(pod, b)
-	mask := store.Mask(b.Model)
+	mask := blockkey.ModelOf(b.Model)
 	for i := range b.Ops {
 		op := &b.Ops[i]
 		switch {

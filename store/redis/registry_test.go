@@ -68,7 +68,7 @@ func TestRegistryLoadsOnce(t *testing.T) {
 		for range readers {
 			wg.Go(func() {
 				c := &storetest.Collector{Keys: 1}
-				err := y.Lookup(t.Context(), &store.Query{Model: store.Mask("m"), Keys: []blockkey.Key{1}, Fold: c})
+				err := y.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1}, Fold: c})
 				if err := errors.Join(err, c.Err()); err != nil || len(c.IDs) != 1 {
 					t.Errorf("life %d: %v, ids %v", life, err, c.IDs)
 				}
@@ -212,7 +212,7 @@ func TestSchemaMismatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := &storetest.Collector{Keys: 1}
-		lookup := x.Lookup(t.Context(), &store.Query{Model: store.Mask("m"), Keys: []blockkey.Key{1}, Fold: c})
+		lookup := x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1}, Fold: c})
 		_, register := x.Register(t.Context(), store.Pod{Name: "a", Model: "m"})
 		_, registry := x.Registry(t.Context())
 		for name, err := range map[string]error{"lookup": lookup, "register": register, "registry": registry, "apply": x.Apply(t.Context(), batchOf("a", store.Add, 1))} {

@@ -108,7 +108,7 @@ func TestStrangersScript(t *testing.T) {
 		keys = append(keys, blockkey.Key(v))
 	}
 	f := &firsts{}
-	if err := x.Lookup(ctx, &store.Query{Model: store.Mask(model), Keys: keys, Fold: f}); err != nil {
+	if err := x.Lookup(ctx, &store.Query{Model: blockkey.ModelOf(model), Keys: keys, Fold: f}); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(f.ids, []store.HolderID{1, 1}) || f.reg.Pods[0].Name != pod {

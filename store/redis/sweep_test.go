@@ -91,13 +91,13 @@ func TestSweep(t *testing.T) {
 		t.Errorf("told of %d steps only", steps)
 	}
 	values := blockValues(t, x, plain)
-	want := map[blockkey.StoreKey]string{blockkey.Key(12346).In(store.Mask("m")): "<WRONGTYPE Operation against a key holding the wrong kind of value>"}
+	want := map[blockkey.StoreKey]string{blockkey.Key(12346).In(blockkey.ModelOf("m")): "<WRONGTYPE Operation against a key holding the wrong kind of value>"}
 	for i, k := range keys {
 		switch {
 		case i < 5:
-			want[k.In(store.Mask("m"))] = "4"
+			want[k.In(blockkey.ModelOf("m"))] = "4"
 		case i >= 500 && i < 600:
-			want[k.In(store.Mask("m"))] = "3"
+			want[k.In(blockkey.ModelOf("m"))] = "3"
 		}
 	}
 	if fmt.Sprint(values) != fmt.Sprint(want) {

@@ -164,7 +164,7 @@ func TestTLS(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		err := within(t, patience, "lookup", func() error {
-			return x.Lookup(ctx, &store.Query{Model: store.Mask("m"), Keys: []blockkey.Key{1}, Fold: &firsts{}})
+			return x.Lookup(ctx, &store.Query{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1}, Fold: &firsts{}})
 		})
 		if !errors.Is(err, store.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want ErrUnavailable by the deadline", err)
@@ -201,7 +201,7 @@ func TestTLSFailsOver(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	lookups := &outage{f: func(ctx context.Context) error {
-		return y.Lookup(ctx, &store.Query{Model: store.Mask("m"), Keys: []blockkey.Key{1}, Fold: &firsts{}})
+		return y.Lookup(ctx, &store.Query{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1}, Fold: &firsts{}})
 	}}
 	writes := &outage{f: func(ctx context.Context) error { return x.Apply(ctx, batchOf("a", store.Add, 2)) }}
 	for _, o := range []*outage{lookups, writes} {
@@ -466,7 +466,7 @@ func TestUsersOnCluster(t *testing.T) {
 
 	// The slot of the first block is on its way to another master.
 	ctx := t.Context()
-	s := slotOf(keys[0].In(store.Mask("m")).Partition())
+	s := slotOf(keys[0].In(blockkey.ModelOf("m")).Partition())
 	from := s * 3 / 16384
 	to := (from + 1) % 3
 	id := func(i int) string { return c.Masters[i].Client().Do(ctx, "CLUSTER", "MYID").Val().(string) }

@@ -100,7 +100,7 @@ var blockCases = []testCase{
 		b.apply(batch("a", 0, adds(store.GPU, k...)), other)
 		b.clear("a", 0, store.GPU)
 		b.want(b.find(k...), nil, nil)
-		b.want(b.findIn(store.Mask("other"), k...), nil, nil)
+		b.want(b.findIn(blockkey.ModelOf("other"), k...), nil, nil)
 	}},
 	{"what is added after a clear is found alone", func(b *bench) {
 		k := chain(1, 4)
@@ -202,12 +202,12 @@ var blockCases = []testCase{
 			store.Batch{Pod: "a", Model: "m1", Ops: []store.Op{adds(store.GPU, k...)}},
 			store.Batch{Pod: "b", Model: "m2", Ops: []store.Op{adds(store.CPU, k[0])}},
 		)
-		b.want(b.findIn(store.Mask("m1"), k...), times(2, on("a", store.GPU))...)
-		b.want(b.findIn(store.Mask("m2"), k...), by(on("b", store.CPU)), nil)
-		b.want(b.findIn(store.Mask("m3"), k...), nil, nil)
+		b.want(b.findIn(blockkey.ModelOf("m1"), k...), times(2, on("a", store.GPU))...)
+		b.want(b.findIn(blockkey.ModelOf("m2"), k...), by(on("b", store.CPU)), nil)
+		b.want(b.findIn(blockkey.ModelOf("m3"), k...), nil, nil)
 		b.want(b.findIn(0, k...), nil, nil)
 		b.apply(store.Batch{Pod: "a", Model: "m2", Ops: []store.Op{removes(store.AllTiers, k...)}})
-		b.want(b.findIn(store.Mask("m1"), k...), times(2, on("a", store.GPU))...)
+		b.want(b.findIn(blockkey.ModelOf("m1"), k...), times(2, on("a", store.GPU))...)
 	}},
 	{"ops of many keys and chains of many blocks", func(b *bench) {
 		k := chain(9, store.MaxOpKeys)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -140,7 +141,7 @@ var guardCases = []testCase{
 			store.Batch{Pod: "a", Model: "other", Guard: g, Ops: []store.Op{adds(store.GPU, k[1])}},
 		)
 		b.want(b.find(k...), by(on("a", store.GPU)), nil)
-		b.want(b.findIn(store.Mask("other"), k...), nil, by(on("a", store.GPU)))
+		b.want(b.findIn(blockkey.ModelOf("other"), k...), nil, by(on("a", store.GPU)))
 	}},
 	{"a guarded clear is made once and keeps the generation", func(b *bench) {
 		k := chain(1, 3)

@@ -65,7 +65,7 @@ var (
 	historyPods   = []string{"a", "b", "c"}
 	historyModels = []string{"m1", "m2"}
 	historyFences = uint64(6)
-	historyKeys   = append(chain(77, 20), 0, ^blockkey.Key(0), blockkey.Key(store.Mask("m1")), blockkey.Key(store.Mask("m2")))
+	historyKeys   = append(chain(77, 20), 0, ^blockkey.Key(0), blockkey.Key(blockkey.ModelOf("m1")), blockkey.Key(blockkey.ModelOf("m2")))
 
 	genKeys = rapid.SliceOfN(rapid.SampledFrom(historyKeys), 0, 8)
 	genTier = rapid.SampledFrom([]store.Tier{store.GPU, store.CPU, store.Shared})
@@ -157,7 +157,7 @@ func (h *history) lookup(t *rapid.T) {
 		c := &Collector{Keys: len(keys), Stop: rapid.IntRange(0, 10).Draw(t, "stop")}
 		folds = append(folds, c)
 		queries = append(queries, &store.Query{
-			Model: store.Mask(rapid.SampledFrom(historyModels).Draw(t, "model")), Keys: keys, Fold: c,
+			Model: blockkey.ModelOf(rapid.SampledFrom(historyModels).Draw(t, "model")), Keys: keys, Fold: c,
 		})
 	}
 	if err := h.handle(t).Lookup(h.t.Context(), queries...); err != nil {
@@ -183,7 +183,7 @@ func (h *history) compare(t *rapid.T) {
 		}
 		var queries []*store.Query
 		for _, m := range historyModels {
-			queries = append(queries, &store.Query{Model: store.Mask(m), Keys: historyKeys, Fold: &Collector{Keys: len(historyKeys)}})
+			queries = append(queries, &store.Query{Model: blockkey.ModelOf(m), Keys: historyKeys, Fold: &Collector{Keys: len(historyKeys)}})
 		}
 		if err := x.Lookup(h.t.Context(), queries...); err != nil {
 			t.Fatalf("handle %d: Lookup: %v", i, err)

@@ -33,7 +33,7 @@ var lookupCases = []testCase{
 		a, o, none, part := &Collector{Keys: 40}, &Collector{Keys: 40}, &Collector{Keys: 0}, &Collector{Keys: 5}
 		err := b.Index.Lookup(b.ctx,
 			&store.Query{Model: mask, Keys: k, Fold: a},
-			&store.Query{Model: store.Mask("other"), Keys: k, Fold: o},
+			&store.Query{Model: blockkey.ModelOf("other"), Keys: k, Fold: o},
 			&store.Query{Model: mask, Fold: none},
 			&store.Query{Model: mask, Keys: k[18:23], Fold: part},
 		)

@@ -199,7 +199,7 @@ func (m *Model) apply(b store.Batch) {
 	}
 	for _, op := range b.Ops {
 		for _, k := range op.Keys {
-			sk := k.In(store.Mask(b.Model))
+			sk := k.In(blockkey.ModelOf(b.Model))
 			switch {
 			case op.Kind == store.Remove:
 				maps.DeleteFunc(p.blocks[sk], hits(b.Rank, op))

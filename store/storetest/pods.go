@@ -321,6 +321,9 @@ var modelCases = []testCase{
 		wg.Wait()
 		won := 0
 		for i := range got {
+			if errs[i] != nil && !errors.Is(errs[i], store.ErrModelConflict) {
+				b.Fatalf("EnsureModel: %v", errs[i])
+			}
 			if got[i] != got[0] {
 				b.Fatalf("two settings in force: %+v", got)
 			}

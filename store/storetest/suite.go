@@ -96,7 +96,7 @@ type bench struct {
 // The model that cases use when they do not care, and its mask.
 const model = "meta-llama/Llama-3.1-8B"
 
-var mask = store.Mask(model)
+var mask = blockkey.ModelOf(model)
 
 func start(t *testing.T, open Open) *bench {
 	t.Helper()

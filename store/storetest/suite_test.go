@@ -175,7 +175,7 @@ func (x *plain) spoil(b *store.Batch) {
 			b.Ops[i].Tier = store.GPU
 		case x.fault == "key 0 is lost":
 			b.Ops = slices.Clone(b.Ops)
-			b.Ops[i].Keys = slices.DeleteFunc(slices.Clone(op.Keys), func(k blockkey.Key) bool { return k.In(store.Mask(b.Model)) == 0 })
+			b.Ops[i].Keys = slices.DeleteFunc(slices.Clone(op.Keys), func(k blockkey.Key) bool { return k.In(blockkey.ModelOf(b.Model)) == 0 })
 		case x.fault == "models are mixed":
 			b.Model = model
 		}

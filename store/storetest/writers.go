@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -158,7 +159,7 @@ func (h *history) followUp(t *rapid.T, gens []*generation, batches []store.Batch
 	after := h.m.clone()
 	_ = after.Apply(batches...)
 	for _, name := range historyModels {
-		q := &store.Query{Model: store.Mask(name), Keys: historyKeys, Fold: &Collector{Keys: len(historyKeys)}}
+		q := &store.Query{Model: blockkey.ModelOf(name), Keys: historyKeys, Fold: &Collector{Keys: len(historyKeys)}}
 		if err := h.Index.Lookup(h.t.Context(), q); err != nil {
 			t.Fatalf("Lookup: %v", err)
 		}

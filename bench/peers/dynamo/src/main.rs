@@ -126,9 +126,11 @@ fn fill(c: &Corpus, shape: &str, holders: usize, mut apply: impl FnMut(RouterEve
             c.stored(h as u64, chain, held(shape, holders, h, c.depth), 1024, &mut events);
         }
         if shape != "whole" {
-            // A sibling hangs on a block that its pod has, or it would be dropped.
+            // A sibling hangs on a block that its pod has, or it would be dropped. They
+            // come from the end: a split leaves the front part the capacity of the
+            // whole, which from front to back makes 12 GB of a million blocks.
             let h = chain % holders;
-            for at in (FORK_EVERY..held(shape, holders, h, c.depth)).step_by(FORK_EVERY) {
+            for at in (FORK_EVERY..held(shape, holders, h, c.depth)).step_by(FORK_EVERY).rev() {
                 events.push(store(h as u64, Some(c.key(chain, at - 1)), &[c.key(chain, c.depth + at)]));
             }
         }
@@ -164,67 +166,75 @@ fn run_events(tree: &ConcurrentRadixTreeCompressed, events: Vec<RouterEvent>) ->
     thread_cpu() - begin
 }
 
+/// Each index has a process of its own, so that none finds the heap of another.
 fn find(blocks: usize, rounds: usize, holders: &[usize]) {
     println!("### Find: us of CPU, median (quartiles)\n");
     println!("| chain | holders | shape | CRTC cold | CRTC hot | RadixTree cold | RadixTree hot |");
     println!("|---|---:|---:|---:|---:|---:|---:|");
+    let program = std::env::current_exe().unwrap();
     for &h in holders {
         for shape in ["whole", "forks", "stairs"] {
             for n in [128usize, 1024, 8192] {
-                let c = Corpus::new(5, blocks, n);
-                let mut row = format!("| {n} blocks | {h} | {shape} |");
-                let chains: Vec<_> = (0..c.chains).map(|i| c.chain(i)).collect();
-                let per_sample = ((1usize << 20) / n).max(1);
-                let mut random = 88172645463325252u64;
-                let mut next = move |m: usize| {
-                    random ^= random << 13;
-                    random ^= random >> 7;
-                    random ^= random << 17;
-                    (random % m as u64) as usize
-                };
-                {
-                    let pool = filled_pool(&c, shape, h);
-                    let tree = pool.backend();
-                    let got = tree.find_matches_impl(&chains[0], false);
-                    for w in 0..h {
-                        let want = held(shape, h, w, n) as u32;
-                        assert_eq!(got.scores[&WorkerWithDpRank::new(w as u64, 0)], want, "{shape} {h} {n} worker {w}");
-                    }
-                    for among in [chains.len(), 1] {
-                        let samples = (0..rounds)
-                            .map(|_| {
-                                let begin = thread_cpu();
-                                for _ in 0..per_sample {
-                                    std::hint::black_box(tree.find_matches_impl(&chains[next(among)], false));
-                                }
-                                (thread_cpu() - begin).as_secs_f64() * 1e6 / per_sample as f64
-                            })
-                            .collect();
-                        row += &format!(" {} |", spread(samples));
-                    }
-                }
-                {
-                    let mut tree = RadixTree::new();
-                    fill(&c, shape, h, |e| tree.apply_event(e).unwrap());
-                    for among in [chains.len(), 1] {
-                        let samples = (0..rounds)
-                            .map(|_| {
-                                // It takes the chain for its own: the copy is made before.
-                                let own: Vec<_> = (0..per_sample).map(|_| chains[next(among)].clone()).collect();
-                                let begin = thread_cpu();
-                                for chain in own {
-                                    std::hint::black_box(tree.find_matches(chain, false));
-                                }
-                                (thread_cpu() - begin).as_secs_f64() * 1e6 / per_sample as f64
-                            })
-                            .collect();
-                        row += &format!(" {} |", spread(samples));
-                    }
-                }
-                println!("{row}");
+                let args = [blocks, rounds, h, n].map(|v| v.to_string());
+                let status = std::process::Command::new(&program).arg("find").arg(shape).args(args).status().unwrap();
+                assert!(status.success());
             }
         }
     }
+}
+
+fn find_one(shape: &str, blocks: usize, rounds: usize, h: usize, n: usize) {
+    let c = Corpus::new(5, blocks, n);
+    let mut row = format!("| {n} blocks | {h} | {shape} |");
+    let chains: Vec<_> = (0..c.chains).map(|i| c.chain(i)).collect();
+    let per_sample = ((1usize << 20) / n).max(1);
+    let mut random = 88172645463325252u64;
+    let mut next = move |m: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % m as u64) as usize
+    };
+    {
+        let pool = filled_pool(&c, shape, h);
+        let tree = pool.backend();
+        let got = tree.find_matches_impl(&chains[0], false);
+        for w in 0..h {
+            let want = held(shape, h, w, n) as u32;
+            assert_eq!(got.scores[&WorkerWithDpRank::new(w as u64, 0)], want, "{shape} {h} {n} worker {w}");
+        }
+        for among in [chains.len(), 1] {
+            let samples = (0..rounds)
+                .map(|_| {
+                    let begin = thread_cpu();
+                    for _ in 0..per_sample {
+                        std::hint::black_box(tree.find_matches_impl(&chains[next(among)], false));
+                    }
+                    (thread_cpu() - begin).as_secs_f64() * 1e6 / per_sample as f64
+                })
+                .collect();
+            row += &format!(" {} |", spread(samples));
+        }
+    }
+    {
+        let mut tree = RadixTree::new();
+        fill(&c, shape, h, |e| tree.apply_event(e).unwrap());
+        for among in [chains.len(), 1] {
+            let samples = (0..rounds)
+                .map(|_| {
+                    // It takes the chain for its own: the copy is made before.
+                    let own: Vec<_> = (0..per_sample).map(|_| chains[next(among)].clone()).collect();
+                    let begin = thread_cpu();
+                    for chain in own {
+                        std::hint::black_box(tree.find_matches(chain, false));
+                    }
+                    (thread_cpu() - begin).as_secs_f64() * 1e6 / per_sample as f64
+                })
+                .collect();
+            row += &format!(" {} |", spread(samples));
+        }
+    }
+    println!("{row}");
 }
 
 fn apply(blocks: usize, rounds: usize) {
@@ -314,6 +324,12 @@ fn size(blocks: usize, holders: &[usize]) {
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [find, shape, rest @ ..] = args.as_slice() {
+        if find == "find" {
+            let v: Vec<usize> = rest.iter().map(|s| s.parse().expect("a number")).collect();
+            return find_one(shape, v[0], v[1], v[2], v[3]);
+        }
+    }
     let number = |i: usize, default: usize| args.get(i).map_or(default, |s| s.parse().expect("a number"));
     let (blocks, rounds) = (number(0, 1 << 20), number(1, 20));
     let holders: Vec<usize> = args
