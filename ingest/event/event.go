@@ -1,0 +1,85 @@
+// Package event has the KV-cache events of inference engines: what vLLM, SGLang,
+// TensorRT-LLM, LMCache and Mooncake say of the blocks they keep, in one form.
+package event
+
+// Hash names a block as its engine does. It is the 64-bit number on the wire,
+// signed ones as two's complement; of a hash that is sent as bytes it is the last
+// eight, big endian, which is what vLLM itself cuts a digest to.
+type Hash uint64
+
+// Kind is what an event tells.
+type Kind uint8
+
+// The kinds of Event.
+const (
+	// Stored tells that blocks are in the cache from now on.
+	Stored Kind = iota + 1
+	// Removed tells that one copy of each block is gone.
+	Removed
+	// Cleared tells that the cache is empty.
+	Cleared
+)
+
+// Event is one event. Its slices are valid until the Batch that it stands in is
+// decoded into again.
+type Event struct {
+	Kind Kind
+	// Hashes are the blocks, of Stored in order, each the child of the one before.
+	Hashes []Hash
+	// Parent is the block before the first, if HasParent.
+	Parent    Hash
+	HasParent bool
+	// Tokens are the tokens of all blocks of a Stored. They name blocks only when
+	// len(Tokens) is len(Hashes)*BlockSize: engines also announce blocks without
+	// their tokens, and blocks at places that are not told. With Bigram a block's
+	// tokens are pairs, and Tokens has len(Hashes)*BlockSize+1: the first of each
+	// pair and the last of the last.
+	Tokens []uint32
+	Bigram bool
+	// BlockSize is the engine's block size in tokens; 0 where the engine keeps it
+	// to itself.
+	BlockSize int
+	// Medium is where the blocks are in the engine's own word, "" where it has none.
+	Medium string
+	// Group is the engine's cache group, 0 where it has but one.
+	Group int
+	// Spec is the kind of cache of the group ("full_attention", "sliding_window",
+	// ...), "" where the engine does not tell.
+	Spec string
+	// SlidingWindow is the group's window in tokens, 0 if it has none or if the
+	// engine does not tell.
+	SlidingWindow int
+	// LoRA is the name of the adapter, "" for the base model. LoRAID is the number
+	// that old engines send instead, 0 for none.
+	LoRA   string
+	LoRAID int64
+	// Salt is the cache salt, "" for none.
+	Salt string
+	// Extra are what else went into each block's hash; nil, or one for each block.
+	Extra []Extra
+}
+
+// Batch is what an engine sends in one message.
+type Batch struct {
+	// Time is when the engine sent it, in seconds since 1970 by the engine's clock.
+	Time float64
+	// Rank is the data-parallel rank, if HasRank.
+	Rank    int
+	HasRank bool
+	Events  []Event
+	// Skipped counts events that could not be understood and are not in Events.
+	Skipped int
+}
+
+// Extra is what went into one block's hash beside its tokens, as far as the event
+// tells: multimodal objects by their ids, each with the token of the block at which
+// it begins (0 where the engine does not tell).
+type Extra struct {
+	Objects []Object
+}
+
+// Object is one multimodal object in a block.
+type Object struct {
+	ID     string
+	Offset int
+}
