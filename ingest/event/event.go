@@ -39,8 +39,16 @@ type Event struct {
 	// BlockSize is the engine's block size in tokens; 0 where the engine keeps it
 	// to itself.
 	BlockSize int
-	// Medium is where the blocks are in the engine's own word, "" where it has none.
+	// Lookahead are the tokens behind each block that went into its hash beside its
+	// own (EAGLE and MTP with vLLM), as many for each block; empty for none. They
+	// explain a hash and are no part of the block.
+	Lookahead []uint32
+	// Medium is where the blocks are in the engine's own word, "" where it has
+	// none. Media maps it to a tier.
 	Medium string
+	// Locality is "LOCAL" or "REMOTE" where the engine tells which of these its
+	// medium is, else "".
+	Locality string
 	// Group is the engine's cache group, 0 where it has but one.
 	Group int
 	// Spec is the kind of cache of the group ("full_attention", "sliding_window",
@@ -69,6 +77,19 @@ type Batch struct {
 	Events  []Event
 	// Skipped counts events that could not be understood and are not in Events.
 	Skipped int
+	// Skips say for each of them which it was and why.
+	Skips []Skip
+
+	arena arena
+}
+
+// Skip is an event that is left out of its batch.
+type Skip struct {
+	// Index is its place among the events of the message, from 0.
+	Index int
+	// Reason is why, and Field the field at fault where it is one.
+	Reason Reason
+	Field  string
 }
 
 // Extra is what went into one block's hash beside its tokens, as far as the event
@@ -80,6 +101,11 @@ type Extra struct {
 
 // Object is one multimodal object in a block.
 type Object struct {
-	ID     string
+	// ID is the engine's identifier, "" where it sends a number instead.
+	ID string
+	// Hash is what goes into block keys: blockkey.ObjectHash of ID, or the number.
+	Hash uint64
+	// Offset is the token of the block at which the object begins, below 0 when it
+	// began in a block before.
 	Offset int
 }
