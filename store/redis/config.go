@@ -29,7 +29,8 @@ type Config struct {
 
 	// Windows are the numbers of blocks that a lookup reads of a chain in its
 	// first, second, ... round trip; the last one is that of all further ones.
-	// {64, 256, 1024, 4096} by default. Small first windows make misses cheap,
+	// {64, 256, 1024, 4096} by default. A window takes a rest that is no longer
+	// than itself along. Small first windows make misses cheap,
 	// large later ones save round trips.
 	Windows []int
 

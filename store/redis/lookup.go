@@ -140,14 +140,20 @@ func (l *lookup) free() {
 	lookups.Put(l)
 }
 
-// plan fixes what the next round trip reads, and writes down the names.
+// plan fixes what the next round trip reads, and writes down the names. A window
+// also takes a rest that is no longer than itself: a chain of two windows is one
+// round trip, for at most as many keys again where nobody holds it.
 func (l *lookup) plan() {
 	windows := l.x.config.Windows
 	left := tripKeys
 	l.names = l.names[:0]
 	for i := range l.open {
 		c := &l.open[i]
-		c.n = min(windows[min(c.window, len(windows)-1)], len(c.q.Keys)-c.at, left)
+		c.n = windows[min(c.window, len(windows)-1)]
+		if rest := len(c.q.Keys) - c.at; rest <= 2*c.n {
+			c.n = rest
+		}
+		c.n = min(c.n, left)
 		left -= c.n
 		for _, k := range c.q.Keys[c.at : c.at+c.n] {
 			l.names = l.x.names.appendBlock(l.names, k.In(c.q.Model))
