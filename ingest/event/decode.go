@@ -1,0 +1,467 @@
+package event
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+)
+
+// ErrMalformed is wrapped by the errors about messages of which nothing can be
+// used.
+var ErrMalformed = errors.New("event: not a message of events")
+
+// Limits are what a message may have. A field that is 0 has its default, one below
+// 0 allows nothing.
+type Limits struct {
+	// Payload is the length of a message in bytes, 64 MiB by default.
+	Payload int
+	// Events are the events of a message, 65,536 by default. Those beyond are
+	// skipped.
+	Events int
+	// Hashes and Tokens are those of one event, 2,097,152 by default: a prompt of
+	// two million tokens in pages of one token.
+	Hashes, Tokens int
+	// Text is the length in bytes of a name: of an adapter, a salt, an object.
+	// 4,096 by default.
+	Text int
+}
+
+func (l Limits) filled() Limits {
+	or := func(v *int, def int) {
+		if *v == 0 {
+			*v = def
+		}
+	}
+	or(&l.Payload, 64<<20)
+	or(&l.Events, 1<<16)
+	or(&l.Hashes, 1<<21)
+	or(&l.Tokens, 1<<21)
+	or(&l.Text, 4096)
+	return l
+}
+
+// maxRank is the highest rank that is believed.
+const maxRank = 1<<16 - 1
+
+// maxSkips is how many skipped events of a message are told one by one.
+const maxSkips = 64
+
+// Decoder decodes messages. The zero value is ready. It remembers names it has
+// seen, some thousands at most, so that they are not allocated again, and belongs
+// to one goroutine.
+type Decoder struct {
+	// Limits are those of the next message.
+	Limits Limits
+
+	cursor
+	limits Limits
+	batch  *Batch
+	words  words
+
+	// Of Pushes: what is being read, and the rank of each of its events, -1 for none.
+	push  *Push
+	ranks []int
+}
+
+// Decode decodes a message with a Decoder of its own and the default limits. Who
+// has more than one message to decode keeps a Decoder.
+func Decode(payload []byte, into *Batch) error {
+	var d Decoder
+	return d.Decode(payload, into)
+}
+
+// Decode decodes the payload of a message, [time, [event...], rank], into a Batch
+// whose content it replaces and whose memory it uses. The Batch does not refer to
+// payload afterwards. An error wraps ErrMalformed and leaves the Batch empty.
+func (d *Decoder) Decode(payload []byte, into *Batch) error {
+	into.Reset()
+	d.limits = d.Limits.filled()
+	if len(payload) > d.limits.Payload {
+		return fmt.Errorf("%w: %d bytes, the limit is %d", ErrMalformed, len(payload), d.limits.Payload)
+	}
+	d.cursor = cursor{b: payload}
+	d.batch = into
+	err := d.message()
+	d.cursor, d.batch = cursor{}, nil
+	if err != nil {
+		into.Reset()
+	}
+	return err
+}
+
+// Reset empties the batch and keeps its memory.
+func (b *Batch) Reset() {
+	clear(b.Events)
+	arena := b.arena
+	arena.reset()
+	*b = Batch{Events: b.Events[:0], Skips: b.Skips[:0], arena: arena}
+}
+
+// message reads a payload.
+func (d *Decoder) message() error {
+	if isMap(d.peek()) {
+		return d.messageMap()
+	}
+	n, ok := d.array()
+	if !ok {
+		return d.malformed("neither an array nor a map")
+	}
+	if n < 2 {
+		return d.malformed("less than a time and events")
+	}
+	if err := d.time(); err != nil {
+		return err
+	}
+	if err := d.events(); err != nil {
+		return err
+	}
+	for i := 2; i < n; i++ {
+		if i > 2 {
+			d.skip()
+		} else if err := d.rank(); err != nil {
+			return err
+		}
+	}
+	return d.end()
+}
+
+// messageMap reads a payload with the names of what it has.
+func (d *Decoder) messageMap() error {
+	n, _ := d.mapping()
+	seen := false
+	for range n {
+		key, ok := d.text()
+		if !ok {
+			return d.malformed("a map with keys that are no names")
+		}
+		var err error
+		switch string(key) {
+		case "ts", "timestamp":
+			err = d.time()
+		case "events":
+			seen = true
+			err = d.events()
+		case "data_parallel_rank", "attn_dp_rank", "dp_rank":
+			err = d.rank()
+		default:
+			d.skip()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !seen && !d.broken {
+		return d.malformed("a map without events")
+	}
+	return d.end()
+}
+
+// time reads the time of a message: seconds in all engines, milliseconds in
+// Mooncake. No engine of today sends seconds above 10^11, the year 5138.
+func (d *Decoder) time() error {
+	if d.null() {
+		return nil
+	}
+	t, ok := d.number()
+	if !ok || math.IsNaN(t) || math.IsInf(t, 0) {
+		return d.malformed("a time that is no number")
+	}
+	if t > 1e11 {
+		t /= 1000
+	}
+	d.batch.Time = t
+	return nil
+}
+
+func (d *Decoder) rank() error {
+	if d.null() {
+		return nil
+	}
+	rank, ok := d.natural(maxRank)
+	if !ok {
+		return d.malformed("a rank that is none")
+	}
+	d.batch.Rank, d.batch.HasRank = rank, true
+	return nil
+}
+
+// end is behind the last value of a message.
+func (d *Decoder) end() error {
+	switch {
+	case d.broken:
+		return fmt.Errorf("%w: it ends within a value, or has a byte that begins none", ErrMalformed)
+	case d.left() > 0:
+		return d.malformed("more behind its end")
+	}
+	return nil
+}
+
+func (d *Decoder) malformed(what string) error {
+	if d.broken {
+		return d.end()
+	}
+	return fmt.Errorf("%w: %s at byte %d", ErrMalformed, what, d.i)
+}
+
+// events reads the events of a message.
+func (d *Decoder) events() error {
+	n, ok := d.array()
+	if !ok {
+		return d.malformed("events that are no array")
+	}
+	for i := range n {
+		start := d.i
+		if i >= d.limits.Events {
+			d.skip()
+			d.skipped(i, fault{OverLimit, "events"})
+		} else if f := d.one(); f.reason != 0 && !d.broken {
+			d.i = start
+			d.skip()
+			d.skipped(i, f)
+		}
+		if d.broken {
+			return d.end()
+		}
+	}
+	return nil
+}
+
+// skipped records that an event is left out.
+func (d *Decoder) skipped(i int, f fault) {
+	b := d.batch
+	b.Skipped++
+	if len(b.Skips) < maxSkips {
+		b.Skips = append(b.Skips, Skip{Index: i, Reason: f.reason, Field: f.field})
+	}
+}
+
+// fault is why an event is left out; the zero value is none.
+type fault struct {
+	reason Reason
+	field  string
+}
+
+// one reads one event. With a fault the cursor is anywhere and the batch as before.
+func (d *Decoder) one() fault {
+	b := d.batch
+	marks := b.arena.mark()
+	events := len(b.Events)
+	f := d.event()
+	if f.reason != 0 || d.broken {
+		b.arena.release(marks)
+		clear(b.Events[events:])
+		b.Events = b.Events[:events]
+	}
+	return f
+}
+
+// add appends an event to the batch.
+func (d *Decoder) add() *Event {
+	d.batch.Events = append(d.batch.Events, Event{})
+	return &d.batch.Events[len(d.batch.Events)-1]
+}
+
+// name reads a text, or nil as "".
+func (d *Decoder) name(field string) (string, fault) {
+	if d.null() {
+		return "", fault{}
+	}
+	s, ok := d.text()
+	if !ok {
+		return "", fault{BadField, field}
+	}
+	if len(s) > d.limits.Text {
+		return "", fault{OverLimit, field}
+	}
+	return d.words.get(s), fault{}
+}
+
+// hash reads a hash: an integer, the bytes of a digest, or its hex digits.
+func (d *Decoder) hash() (Hash, bool) {
+	t := d.peek()
+	if t == 0xcf && d.left() >= 9 { // what nearly all are
+		v, _ := d.size(8)
+		return Hash(v), true
+	}
+	switch {
+	case isBytes(t):
+		s, ok := d.bytes()
+		if !ok || len(s) == 0 || len(s) > maxDigest {
+			return 0, false
+		}
+		var v uint64
+		for _, c := range s[max(0, len(s)-8):] {
+			v = v<<8 | uint64(c)
+		}
+		return Hash(v), true
+	case isText(t):
+		s, ok := d.text()
+		if !ok || len(s) == 0 || len(s) > 2*maxDigest {
+			return 0, false
+		}
+		return hexHash(s)
+	}
+	v, _, ok := d.integer()
+	return Hash(v), ok
+}
+
+// maxDigest is the length of the longest digest that is taken for a hash.
+const maxDigest = 64
+
+// hexHash returns the last 16 of hex digits as a number.
+func hexHash(s []byte) (Hash, bool) {
+	var v uint64
+	for _, c := range s {
+		switch {
+		case c >= '0' && c <= '9':
+			c -= '0'
+		case c >= 'a' && c <= 'f':
+			c -= 'a' - 10
+		case c >= 'A' && c <= 'F':
+			c -= 'A' - 10
+		default:
+			return 0, false
+		}
+		v = v<<4 | uint64(c)
+	}
+	return Hash(v), true
+}
+
+// hashes reads the hashes of an event.
+func (d *Decoder) hashes(field string) ([]Hash, fault) {
+	n, ok := d.array()
+	if !ok {
+		return nil, fault{BadField, field}
+	}
+	if n > d.limits.Hashes {
+		return nil, fault{OverLimit, field}
+	}
+	out := d.batch.arena.newHashes(n)
+	for i := range out {
+		if out[i], ok = d.hash(); !ok {
+			return nil, fault{BadField, field}
+		}
+	}
+	return out, fault{}
+}
+
+// token reads a token.
+func (d *Decoder) token() (uint32, bool) {
+	v, ok := d.natural(math.MaxUint32)
+	return uint32(v), ok
+}
+
+// tokens reads the tokens of an event: numbers; pairs of them, each with the token
+// that follows; or, where TensorRT-LLM puts an object's digest in place of a
+// token, texts among them, of which no key can be made: then there are none.
+func (d *Decoder) tokens(field string) (tokens []uint32, bigram bool, _ fault) {
+	n, ok := d.array()
+	if !ok {
+		return nil, false, fault{BadField, field}
+	}
+	if n > d.limits.Tokens {
+		return nil, false, fault{OverLimit, field}
+	}
+	if n > 0 && isArray(d.peek()) {
+		tokens, ok = d.pairs(n)
+		if !ok {
+			return nil, false, fault{BadField, field}
+		}
+		return tokens, true, fault{}
+	}
+	opaque := false
+	out := d.batch.arena.newTokens(n)
+	// The loop has its own copy of where it is, in a register: of a message nearly
+	// all bytes are tokens.
+	b, at := d.b, d.i
+	for i := range out {
+		if at < len(b) && b[at] < 0x80 {
+			out[i] = uint32(b[at])
+			at++
+			continue
+		}
+		if at+5 <= len(b) {
+			if b[at] == 0xcd {
+				out[i] = uint32(b[at+1])<<8 | uint32(b[at+2])
+				at += 3
+				continue
+			}
+			if b[at] == 0xce {
+				out[i] = uint32(b[at+1])<<24 | uint32(b[at+2])<<16 | uint32(b[at+3])<<8 | uint32(b[at+4])
+				at += 5
+				continue
+			}
+		}
+		d.i = at
+		if isText(d.peek()) {
+			opaque = true
+			d.skip()
+		} else if out[i], ok = d.token(); !ok {
+			return nil, false, fault{BadField, field}
+		}
+		at = d.i
+	}
+	d.i = at
+	if opaque {
+		return nil, false, fault{}
+	}
+	return out, false, fault{}
+}
+
+// pairs reads n pairs of tokens, of which each begins with what the one before
+// ends with.
+func (d *Decoder) pairs(n int) ([]uint32, bool) {
+	out := d.batch.arena.newTokens(n + 1)
+	for i := range n {
+		if k, ok := d.array(); !ok || k != 2 {
+			return nil, false
+		}
+		first, ok := d.token()
+		if !ok || i > 0 && first != out[i] {
+			return nil, false
+		}
+		out[i] = first
+		if out[i+1], ok = d.token(); !ok {
+			return nil, false
+		}
+	}
+	return out, true
+}
+
+// words are names that were seen.
+type words struct {
+	m map[string]string
+}
+
+// maxWords is how many names are kept before all are forgotten: salts and objects
+// come and go.
+const maxWords = 4096
+
+// get returns b as a string.
+func (w *words) get(b []byte) string {
+	if len(b) == 0 {
+		return ""
+	}
+	if s, ok := w.m[string(b)]; ok {
+		return s
+	}
+	if len(w.m) >= maxWords {
+		clear(w.m)
+	}
+	if w.m == nil {
+		w.m = make(map[string]string)
+	}
+	s := string(b)
+	if len(s) <= 256 {
+		w.m[s] = s
+	}
+	return s
+}
+
+// object returns the object of an identifier. The empty one names none.
+func object(id string, offset int) Object {
+	hash, _ := blockkey.ObjectHash(id)
+	return Object{ID: id, Hash: hash, Offset: offset}
+}

@@ -1,0 +1,350 @@
+package event
+
+import (
+	"bytes"
+
+	"github.com/zeebo/xxh3"
+)
+
+// dynamoSalt is in front of a cache salt that stands among the extra keys of an
+// engine under Dynamo.
+const dynamoSalt = "dynamo-cache-salt:"
+
+// extras reads the extra keys of an event: what else went into each block's hash.
+// vLLM sends them without a tag: the adapter's name, objects as (identifier,
+// offset) or in old versions by their bare identifiers, in the first block of a
+// prompt the cache salt, and the digest of prompt embeddings. Taking an adapter or
+// a salt for an object, or for nothing, would let tenants see each other's
+// blocks, so what cannot be told apart is kept apart: as an object of that name,
+// which no other prompt has.
+func (d *Decoder) extras(f *fields) fault {
+	if f.extraKeys != 0 {
+		d.i = f.extraKeys
+		if bad := d.rows(f, "extra_keys", (*Decoder).extraKeys); bad.reason != 0 {
+			return bad
+		}
+	}
+	if f.objectInfos != 0 {
+		d.i = f.objectInfos
+		if bad := d.rows(f, "block_mm_infos", (*Decoder).objectInfo); bad.reason != 0 {
+			return bad
+		}
+	}
+	if f.objectKeys != 0 {
+		d.i = f.objectKeys
+		if bad := d.rows(f, "mm_keys", (*Decoder).objectKeys); bad.reason != 0 {
+			return bad
+		}
+	}
+	return fault{}
+}
+
+// rows reads a list with one value for each block, each of them by row, which
+// appends the block's objects to the arena. Objects of a list that is read later
+// take the place of those before: they say the same with more care.
+func (d *Decoder) rows(f *fields, field string, row func(d *Decoder, f *fields, block int) bool) fault {
+	if d.null() {
+		return fault{}
+	}
+	n, ok := d.array()
+	if !ok {
+		return fault{BadField, field}
+	}
+	e, a := f.e, &d.batch.arena
+	for block := range n {
+		if d.null() {
+			continue
+		}
+		if block >= len(e.Hashes) {
+			// Of which block it is cannot be known.
+			return fault{BadField, field}
+		}
+		from := len(a.objects)
+		if !row(d, f, block) || d.broken || len(a.objects)-from > d.limits.Tokens {
+			return fault{BadField, field}
+		}
+		if len(a.objects) > from {
+			if e.Extra == nil {
+				e.Extra = a.newExtra(len(e.Hashes))
+			}
+			e.Extra[block].Objects = a.objects[from:len(a.objects):len(a.objects)]
+		}
+	}
+	if n < len(e.Hashes) && e.Extra != nil {
+		return fault{BadField, field}
+	}
+	return fault{}
+}
+
+// extraKeys reads the extra keys of a block.
+func (d *Decoder) extraKeys(f *fields, block int) bool {
+	a := &d.batch.arena
+	n, ok := d.array()
+	if !ok {
+		return false
+	}
+	for i := range n {
+		switch t := d.peek(); {
+		case t == 0xc0:
+			d.i++
+		case isText(t):
+			start := d.i
+			s, ok := d.text()
+			if !ok || len(s) > d.limits.Text {
+				return false
+			}
+			d.bareKey(f, block, i, s, d.b[start:d.i])
+		case isBytes(t):
+			s, ok := d.bytes()
+			if !ok {
+				return false
+			}
+			a.objects = append(a.objects, Object{Hash: xxh3.Hash(s)})
+		case isArray(t):
+			if !d.tagged(f) {
+				return false
+			}
+		case isMap(t):
+			if !d.objectMap() {
+				return false
+			}
+		default:
+			// vLLM up to 0.11.0 hashes an adapter's number.
+			v, _, ok := d.integer()
+			if !ok || f.e.LoRAID == 0 || int64(v) != f.e.LoRAID {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// bareKey takes the i-th extra key of a block, a text without a tag. raw is the
+// text as it stands in the message, and the cursor is behind it.
+func (d *Decoder) bareKey(f *fields, block, i int, s, raw []byte) {
+	e := f.e
+	if i == 0 && e.LoRA != "" && string(s) == e.LoRA {
+		return
+	}
+	if salt, ok := bytes.CutPrefix(s, []byte(dynamoSalt)); ok {
+		if e.Salt == "" {
+			e.Salt = d.words.get(salt)
+		}
+		return
+	}
+	first := block == 0 && !e.HasParent
+	if first && string(s) == e.Salt && e.Salt != "" {
+		return
+	}
+	// A salt stands in the first block of a prompt alone. Of versions that name an
+	// object by its bare identifier, one that reaches into the next block is one.
+	if first && e.Salt == "" && !(f.bare && d.inNextRow(raw)) {
+		e.Salt = d.words.get(s)
+		return
+	}
+	d.batch.arena.objects = append(d.batch.arena.objects, object(d.words.get(s), 0))
+}
+
+// inNextRow tells whether raw is also in the row behind the one that the cursor
+// stands in. It does not move the cursor.
+func (d *Decoder) inNextRow(raw []byte) bool {
+	c := d.cursor
+	for !c.broken && c.left() > 0 && isText(c.peek()) { // the rest of this row
+		c.skip()
+	}
+	if c.broken || c.left() == 0 || !isArray(c.peek()) {
+		return false
+	}
+	from := c.i
+	c.skip()
+	return !c.broken && bytes.Contains(c.b[from:c.i], raw)
+}
+
+// tagged reads an extra key that is a tuple: (identifier, offset) of an object, or
+// what vLLM 0.31 hashes, ("lora", name, path), ("mm", identifier, offset),
+// ("cache_salt", salt).
+func (d *Decoder) tagged(f *fields) bool {
+	e := f.e
+	n, ok := d.array()
+	if !ok || n < 2 || n > 3 {
+		return false
+	}
+	word, ok := d.text()
+	if !ok || len(word) > d.limits.Text {
+		return false
+	}
+	switch {
+	case n == 2 && isText(d.peek()):
+		s, bad := d.name("extra_keys")
+		if string(word) != "cache_salt" || bad.reason != 0 {
+			return false
+		}
+		e.Salt = s
+		return true
+	case n == 3 && string(word) == "lora":
+		s, bad := d.name("extra_keys")
+		if bad.reason != 0 || e.LoRA != "" && e.LoRA != s {
+			return false
+		}
+		e.LoRA = s
+		d.skip()
+		return true
+	case n == 3 && string(word) == "mm":
+		if word, ok = d.text(); !ok || len(word) > d.limits.Text {
+			return false
+		}
+	case n == 3:
+		return false
+	}
+	offset, ok := d.offset()
+	if !ok {
+		return false
+	}
+	d.batch.arena.objects = append(d.batch.arena.objects, object(d.words.get(word), offset))
+	return true
+}
+
+// offset reads the token of a block at which an object begins.
+func (d *Decoder) offset() (int, bool) {
+	v, negative, ok := d.integer()
+	const most = 1 << 31
+	if !ok || !negative && v > most || negative && int64(v) < -most {
+		return 0, false
+	}
+	return int(int64(v)), true
+}
+
+// objectInfo reads what Dynamo's publisher says of a block's objects,
+// {"mm_objects":[{"mm_hash":n,"offsets":[[start,end]]}]}.
+func (d *Decoder) objectInfo(_ *fields, _ int) bool {
+	n, ok := d.mapping()
+	if !ok {
+		return false
+	}
+	for range n {
+		key, ok := d.text()
+		if !ok {
+			return false
+		}
+		if string(key) != "mm_objects" {
+			d.skip()
+			continue
+		}
+		if d.null() {
+			continue
+		}
+		k, ok := d.array()
+		if !ok {
+			return false
+		}
+		for range k {
+			if !d.objectMap() {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// objectKeys reads what TensorRT-LLM says of a block's objects: a list of maps, of
+// (identifier, offset), or of identifiers.
+func (d *Decoder) objectKeys(f *fields, _ int) bool {
+	n, ok := d.array()
+	if !ok {
+		return false
+	}
+	for range n {
+		switch t := d.peek(); {
+		case isMap(t):
+			ok = d.objectMap()
+		case isArray(t):
+			ok = d.tagged(f)
+		default:
+			var s []byte
+			if s, ok = d.text(); ok {
+				d.batch.arena.objects = append(d.batch.arena.objects, object(d.words.get(s), 0))
+			}
+		}
+		if !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// objectMap reads an object: Dynamo's {"mm_hash":n,"offsets":[[start,end]]} or
+// TensorRT-LLM's {"type":"mm_key","hash":"...","start_offset":n}.
+func (d *Decoder) objectMap() bool {
+	n, ok := d.mapping()
+	if !ok {
+		return false
+	}
+	var (
+		o     Object
+		named bool
+	)
+	for range n {
+		key, ok := d.text()
+		if !ok {
+			return false
+		}
+		switch string(key) {
+		case "mm_hash":
+			v, _, ok := d.integer()
+			if !ok {
+				return false
+			}
+			o.Hash, named = v, true
+		case "hash":
+			s, ok := d.text()
+			if !ok || len(s) == 0 || len(s) > d.limits.Text {
+				return false
+			}
+			id := object(d.words.get(s), 0)
+			o.ID, o.Hash, named = id.ID, id.Hash, true
+		case "start_offset":
+			if o.Offset, ok = d.offset(); !ok {
+				return false
+			}
+		case "offsets":
+			if o.Offset, ok = d.firstOffset(); !ok {
+				return false
+			}
+		default:
+			d.skip()
+		}
+	}
+	if named {
+		d.batch.arena.objects = append(d.batch.arena.objects, o)
+	}
+	return named
+}
+
+// firstOffset reads [[start,end]...] and returns the first start, 0 for none.
+func (d *Decoder) firstOffset() (int, bool) {
+	if d.null() {
+		return 0, true
+	}
+	n, ok := d.array()
+	if !ok {
+		return 0, false
+	}
+	first := 0
+	for i := range n {
+		if i > 0 {
+			d.skip()
+			continue
+		}
+		k, ok := d.array()
+		if !ok || k == 0 {
+			return 0, false
+		}
+		if first, ok = d.offset(); !ok {
+			return 0, false
+		}
+		for range k - 1 {
+			d.skip()
+		}
+	}
+	return first, true
+}

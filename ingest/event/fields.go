@@ -1,0 +1,438 @@
+package event
+
+import "math"
+
+// fields are what an event says, before it is known what that means: extras are
+// untagged and depend on fields that come behind them.
+type fields struct {
+	e *Event
+
+	kind      Kind
+	unknown   bool // a kind was told, and it is none of the known
+	hasHashes bool
+	chained   bool // hashes are from seq_hashes, which go before block_hashes
+	eagle     bool
+
+	// Where these values begin in the message, 0 for not there.
+	extraKeys, objectInfos, objectKeys int
+	// bare tells that objects may stand among the extras by their bare names.
+	bare bool
+
+	// TensorRT-LLM's JSON events.
+	data   int // where data begins
+	window int
+	rank   int // -1 for none
+}
+
+// kindOf returns the kind of an engine's word for it.
+func kindOf(word []byte) Kind {
+	switch string(word) {
+	case "BlockStored", "stored":
+		return Stored
+	case "BlockRemoved", "removed":
+		return Removed
+	case "AllBlocksCleared", "cleared":
+		return Cleared
+	}
+	return 0
+}
+
+// event reads an event, in either form.
+func (d *Decoder) event() fault {
+	f := fields{e: d.add(), rank: -1}
+	var bad fault
+	switch t := d.peek(); {
+	case isMap(t):
+		bad = d.eventMap(&f)
+	case isArray(t):
+		bad = d.eventArray(&f)
+	default:
+		bad = fault{BadField, "event"}
+	}
+	if bad.reason != 0 || d.broken {
+		return bad
+	}
+	if f.data != 0 {
+		bad = d.eventTRT(&f)
+	} else {
+		bad = d.finish(&f)
+	}
+	for d.push != nil && bad.reason == 0 && len(d.ranks) < len(d.batch.Events) {
+		d.ranks = append(d.ranks, f.rank)
+	}
+	return bad
+}
+
+// eventMap reads the fields of an event by their names.
+func (d *Decoder) eventMap(f *fields) fault {
+	n, ok := d.mapping()
+	if !ok {
+		return fault{BadField, "event"}
+	}
+	for range n {
+		key, ok := d.text()
+		if !ok { // no engine's, whatever it is
+			d.skip()
+			d.skip()
+			continue
+		}
+		if bad := d.field(f, key); bad.reason != 0 {
+			return bad
+		}
+	}
+	return fault{}
+}
+
+// field reads the value of a field; one that is not known is passed over.
+func (d *Decoder) field(f *fields, key []byte) (bad fault) {
+	e := f.e
+	switch string(key) {
+	case "type", "event_type":
+		// Mooncake sends both, the first for old readers.
+		word, ok := d.text()
+		if !ok {
+			return fault{BadField, "type"}
+		}
+		if kind := kindOf(word); kind != 0 {
+			f.kind = kind
+		} else {
+			f.unknown = true
+		}
+	case "block_hashes":
+		if f.chained || d.null() {
+			if f.chained {
+				d.skip()
+			}
+			return fault{}
+		}
+		e.Hashes, bad = d.hashes("block_hashes")
+		f.hasHashes = true
+	case "seq_hashes":
+		if d.null() {
+			return fault{}
+		}
+		e.Hashes, bad = d.hashes("seq_hashes")
+		f.hasHashes, f.chained = true, true
+	case "parent_block_hash":
+		return d.parent(e)
+	case "token_ids":
+		return d.tokenIDs(e)
+	case "block_size":
+		return d.blockSize(e)
+	case "lora_id":
+		return d.loraID(e)
+	case "lora_name":
+		e.LoRA, bad = d.name("lora_name")
+	case "cache_salt":
+		e.Salt, bad = d.name("cache_salt")
+	case "medium":
+		e.Medium, bad = d.name("medium")
+	case "locality":
+		e.Locality, bad = d.name("locality")
+	case "group_idx":
+		return d.group(e)
+	case "kv_cache_spec_kind":
+		e.Spec, bad = d.name("kv_cache_spec_kind")
+	case "kv_cache_spec_sliding_window":
+		return d.slidingWindow(e)
+	case "lookahead_token_ids":
+		e.Lookahead, bad = d.lookahead()
+	case "is_eagle":
+		if d.null() {
+			return fault{}
+		}
+		var ok bool
+		if f.eagle, ok = d.boolean(); !ok {
+			return fault{BadField, "is_eagle"}
+		}
+	case "extra_keys":
+		f.extraKeys = d.i
+		d.skip()
+	case "block_mm_infos":
+		f.objectInfos = d.i
+		d.skip()
+	case "mm_keys":
+		f.objectKeys = d.i
+		d.skip()
+	case "data":
+		if isMap(d.peek()) {
+			f.data = d.i
+		}
+		d.skip()
+	case "window_size":
+		if d.null() {
+			return fault{}
+		}
+		var ok bool
+		if f.window, ok = d.natural(math.MaxInt32); !ok {
+			return fault{BadField, "window_size"}
+		}
+	case "attention_dp_rank":
+		if d.null() {
+			return fault{}
+		}
+		var ok bool
+		if f.rank, ok = d.natural(maxRank); !ok {
+			return fault{BadField, "attention_dp_rank"}
+		}
+	default:
+		d.skip()
+	}
+	return bad
+}
+
+// eventArray reads the fields of an event by their places, of which each version
+// of vLLM has more than the one before.
+func (d *Decoder) eventArray(f *fields) fault {
+	n, ok := d.array()
+	if !ok || n == 0 {
+		return fault{BadField, "event"}
+	}
+	word, ok := d.text()
+	if !ok {
+		return fault{BadField, "type"}
+	}
+	switch f.kind = kindOf(word); f.kind {
+	case Stored:
+		return d.storedArray(f, n)
+	case Removed:
+		return d.removedArray(f, n)
+	case Cleared:
+		for range n - 1 {
+			d.skip()
+		}
+		return fault{}
+	}
+	return fault{UnknownKind, "type"}
+}
+
+// The fields of a Stored event in an array of vLLM 0.22; before it arrays are
+// shorter.
+const (
+	atHashes = iota + 1
+	atParent
+	atTokens
+	atBlockSize
+	atLoRAID
+	atMedium    // vLLM 0.10.2, SGLang 0.5.9
+	atLoRA      // vLLM 0.14; in SGLang 0.5.17 a map with the fields that vLLM lacks
+	atExtraKeys // vLLM 0.17
+	atGroup     // vLLM 0.20
+	atSpec      // vLLM 0.22
+	atWindow
+	numStored
+)
+
+func (d *Decoder) storedArray(f *fields, n int) (bad fault) {
+	// In vLLM 0.17 to 0.18 an object is a bare name; an array of that length can
+	// also be 0.19's.
+	f.bare = n == atExtraKeys+1
+	e := f.e
+	shift := 0 // Dynamo has block_mm_infos in front of group_idx
+	for i := 1; i < n && bad.reason == 0 && !d.broken; i++ {
+		at := i - shift
+		if at == atGroup && shift == 0 && (isArray(d.peek()) || n > numStored) {
+			f.objectInfos = d.i
+			d.skip()
+			shift = 1
+			continue
+		}
+		switch at {
+		case atHashes:
+			e.Hashes, bad = d.hashes("block_hashes")
+			f.hasHashes = true
+		case atParent:
+			bad = d.parent(e)
+		case atTokens:
+			bad = d.tokenIDs(e)
+		case atBlockSize:
+			bad = d.blockSize(e)
+		case atLoRAID:
+			bad = d.loraID(e)
+		case atMedium:
+			e.Medium, bad = d.name("medium")
+		case atLoRA:
+			if isMap(d.peek()) {
+				bad = d.eventMap(f)
+			} else {
+				e.LoRA, bad = d.name("lora_name")
+			}
+		case atExtraKeys:
+			f.extraKeys = d.i
+			d.skip()
+		case atGroup:
+			bad = d.group(e)
+		case atSpec:
+			e.Spec, bad = d.name("kv_cache_spec_kind")
+		case atWindow:
+			bad = d.slidingWindow(e)
+		default:
+			d.skip()
+		}
+	}
+	return bad
+}
+
+func (d *Decoder) removedArray(f *fields, n int) (bad fault) {
+	e := f.e
+	for i := 1; i < n && bad.reason == 0 && !d.broken; i++ {
+		switch i {
+		case 1:
+			e.Hashes, bad = d.hashes("block_hashes")
+			f.hasHashes = true
+		case 2:
+			e.Medium, bad = d.name("medium")
+		case 3:
+			bad = d.group(e)
+		default:
+			d.skip()
+		}
+	}
+	return bad
+}
+
+func (d *Decoder) parent(e *Event) fault {
+	if d.null() {
+		e.HasParent = false
+		return fault{}
+	}
+	var ok bool
+	if e.Parent, ok = d.hash(); !ok {
+		return fault{BadField, "parent_block_hash"}
+	}
+	e.HasParent = true
+	return fault{}
+}
+
+func (d *Decoder) tokenIDs(e *Event) (bad fault) {
+	if d.null() {
+		return fault{}
+	}
+	e.Tokens, e.Bigram, bad = d.tokens("token_ids")
+	return bad
+}
+
+func (d *Decoder) blockSize(e *Event) fault {
+	if d.null() {
+		return fault{}
+	}
+	var ok bool
+	if e.BlockSize, ok = d.natural(math.MaxInt32); !ok {
+		return fault{BadField, "block_size"}
+	}
+	return fault{}
+}
+
+func (d *Decoder) loraID(e *Event) fault {
+	if d.null() {
+		return fault{}
+	}
+	v, negative, ok := d.integer()
+	if !ok || v > math.MaxInt64 && !negative {
+		return fault{BadField, "lora_id"}
+	}
+	e.LoRAID = int64(v)
+	return fault{}
+}
+
+func (d *Decoder) group(e *Event) fault {
+	if d.null() {
+		return fault{}
+	}
+	var ok bool
+	if e.Group, ok = d.natural(math.MaxInt32); !ok {
+		return fault{BadField, "group_idx"}
+	}
+	return fault{}
+}
+
+func (d *Decoder) slidingWindow(e *Event) fault {
+	if d.null() {
+		return fault{}
+	}
+	var ok bool
+	if e.SlidingWindow, ok = d.natural(math.MaxInt32); !ok {
+		return fault{BadField, "kv_cache_spec_sliding_window"}
+	}
+	return fault{}
+}
+
+// lookahead reads the tokens behind each block. They explain hashes and nothing
+// else, so that what is not as it should be is passed over.
+func (d *Decoder) lookahead() ([]uint32, fault) {
+	start := d.i
+	if out, ok := d.lookaheadRows(); ok {
+		return out, fault{}
+	}
+	if !d.broken {
+		d.i = start
+		d.skip()
+	}
+	return nil, fault{}
+}
+
+func (d *Decoder) lookaheadRows() ([]uint32, bool) {
+	n, ok := d.array()
+	if !ok || n == 0 || n > d.limits.Hashes {
+		return nil, false
+	}
+	a := &d.batch.arena
+	from := a.mark()
+	width := -1
+	for range n {
+		k, ok := d.array()
+		if !ok || width >= 0 && k != width || len(a.tokens)-from.tokens+k > d.limits.Tokens {
+			a.release(from)
+			return nil, false
+		}
+		width = k
+		row := a.newTokens(k)
+		for i := range row {
+			if row[i], ok = d.token(); !ok {
+				a.release(from)
+				return nil, false
+			}
+		}
+	}
+	return a.tokens[from.tokens:len(a.tokens):len(a.tokens)], true
+}
+
+// finish makes of what was read an event, or says why it is none.
+func (d *Decoder) finish(f *fields) fault {
+	e := f.e
+	e.Kind = f.kind
+	switch {
+	case e.Kind == 0 && f.unknown:
+		return fault{UnknownKind, "type"}
+	case e.Kind == 0:
+		return fault{MissingField, "type"}
+	case e.Kind == Cleared:
+		// It has no other field in any engine; what else is there means nothing.
+		*e = Event{Kind: Cleared, Medium: e.Medium}
+		return fault{}
+	case !f.hasHashes:
+		return fault{MissingField, "block_hashes"}
+	case e.Kind == Removed:
+		*e = Event{Kind: Removed, Hashes: e.Hashes, Medium: e.Medium, Locality: e.Locality,
+			Group: e.Group, Spec: e.Spec, SlidingWindow: e.SlidingWindow}
+		return fault{}
+	}
+	size := len(e.Hashes) * e.BlockSize
+	switch {
+	case e.Bigram:
+	case f.eagle && e.BlockSize > 0 && len(e.Tokens) == size+1:
+		e.Bigram = true
+	case e.BlockSize > 1 && len(e.Tokens) == size+1:
+		// LMCache sends 257 tokens with a chunk of 256. Tokens of blocks whose place
+		// is not told, the other event with more tokens than its blocks have, are a
+		// multiple of the block size.
+		e.Tokens = e.Tokens[:size]
+	}
+	if len(e.Lookahead) > 0 && len(e.Lookahead)%max(1, len(e.Hashes)) != 0 {
+		e.Lookahead = nil
+	}
+	end := d.i
+	bad := d.extras(f)
+	d.i = end
+	return bad
+}
