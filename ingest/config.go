@@ -1,0 +1,122 @@
+package ingest
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Config says what an Ingester writes to and what it may use. The zero value of
+// each field but Index is its default.
+type Config struct {
+	// Index is what is kept true.
+	Index store.Index
+	// BlockSize is the index block size of models that have none yet, in tokens; 0
+	// is store.DefaultBlockSize.
+	BlockSize int
+	// QueueMessages and QueueBytes bound what waits of one rank, 4,096 messages and
+	// 16 MiB; TotalBytes what waits of all, 256 MiB.
+	QueueMessages int
+	QueueBytes    int64
+	TotalBytes    int64
+	// WindowMessages bounds the messages of a rank that are written as one batch,
+	// 256. After a crash they are read again together.
+	WindowMessages int
+	// Linger is how long a batch waits for those of other ranks to go with it while
+	// others are being written, 2 ms. Writers is how many calls may be under way, 4.
+	Linger  time.Duration
+	Writers int
+	// ReplayBytes bounds what one question to a replay socket may bring before the
+	// next is asked, 32 MiB; Replays how many ranks ask at a time, 8.
+	ReplayBytes int64
+	Replays     int
+	// ReplayTries is how often in a row a replay may bring nothing of what is
+	// missing before it counts as lost, 5, with growing pauses of together some
+	// seconds.
+	ReplayTries int
+	// Quiet is how long a rank is silent before its replay socket is asked whether
+	// there is more, 2 s; while there is nothing the time doubles up to 1 minute.
+	Quiet time.Duration
+	// RelayMessages and RelayBytes bound what is kept of each rank for
+	// Ingester.Recent: 1,024 messages and 1 MiB. Below 0 is none.
+	RelayMessages int
+	RelayBytes    int64
+	// Pushers bounds the ranks that push over HTTP and of which state is kept here,
+	// 4,096. Whoever is longest silent is forgotten and read from the index again.
+	Pushers int
+	// Wire has limits and times of connections. Endpoint, Bind, Topic and Curve are
+	// the source's.
+	Wire zmq.Config
+	// Observer is told what happens.
+	Observer Observer
+}
+
+var errConfig = errors.New("ingest: invalid config")
+
+// withDefaults fills what is not set and refuses what cannot be.
+func (c Config) withDefaults() (Config, error) {
+	if c.Index == nil {
+		return c, fmt.Errorf("%w: no Index", errConfig)
+	}
+	for _, v := range []struct {
+		name     string
+		p        *int
+		def, max int
+	}{
+		{"BlockSize", &c.BlockSize, store.DefaultBlockSize, store.MaxBlockSize},
+		{"QueueMessages", &c.QueueMessages, 4096, 1 << 20},
+		{"WindowMessages", &c.WindowMessages, 256, 1 << 16},
+		{"Writers", &c.Writers, 4, 256},
+		{"Replays", &c.Replays, 8, 4096},
+		{"ReplayTries", &c.ReplayTries, 5, 1000},
+		{"Pushers", &c.Pushers, 4096, 1 << 20},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < 1 || *v.p > v.max {
+			return c, fmt.Errorf("%w: %s is %d, it can be 1 to %d", errConfig, v.name, *v.p, v.max)
+		}
+	}
+	for _, v := range []struct {
+		name string
+		p    *int64
+		def  int64
+	}{
+		{"QueueBytes", &c.QueueBytes, 16 << 20},
+		{"TotalBytes", &c.TotalBytes, 256 << 20},
+		{"ReplayBytes", &c.ReplayBytes, 32 << 20},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < 1<<16 {
+			return c, fmt.Errorf("%w: %s is %d, the least is 65536", errConfig, v.name, *v.p)
+		}
+	}
+	for _, v := range []struct {
+		name     string
+		p        *time.Duration
+		def, max time.Duration
+	}{
+		{"Linger", &c.Linger, 2 * time.Millisecond, time.Second},
+		{"Quiet", &c.Quiet, 2 * time.Second, time.Hour},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < 0 || *v.p > v.max {
+			return c, fmt.Errorf("%w: %s is %v, it can be up to %v", errConfig, v.name, *v.p, v.max)
+		}
+	}
+	if c.RelayMessages == 0 {
+		c.RelayMessages = 1024
+	}
+	if c.RelayBytes == 0 {
+		c.RelayBytes = 1 << 20
+	}
+	return c, nil
+}

@@ -1,0 +1,81 @@
+package ingest
+
+import (
+	"time"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Observer is told what happens. Any func may be nil. They are called from the
+// goroutines that do the work, outside of locks, and must not block.
+type Observer struct {
+	// Connected and Disconnected tell of the connection to a rank's publisher. err
+	// says why it ended or why it could not be made, which is told for each try.
+	Connected    func(pod string, rank int, peer string)
+	Disconnected func(pod string, rank int, err error)
+	// Began says that a generation begins at this sequence of the engine, and why.
+	// With Reason First there was none before; with any other the blocks of the one
+	// before are gone.
+	Began func(pod string, rank int, gen store.Generation, reason Reason, seq uint64)
+	// TookOver says that a generation goes on where another owner has left it, with
+	// the sequence that comes next.
+	TookOver func(pod string, rank int, gen store.Generation, next uint64)
+	// Gap says that sequences from first to before next are missing.
+	Gap func(pod string, rank int, first, next uint64)
+	// Replayed says that the replay socket was asked, with how many messages were
+	// new to us. err says why it ended early, nil if the engine said that it was
+	// done.
+	Replayed func(pod string, rank int, from uint64, messages int, err error)
+	// Events tells how many events of one kind have been applied.
+	Events func(pod string, rank int, kind event.Kind, n int)
+	// Undecodable says that a message (event.ErrX in err) or n events in one could
+	// not be understood and were left out.
+	Undecodable func(pod string, rank int, seq uint64, n int, err error)
+	// Dropped says that messages found no room in a queue.
+	Dropped func(pod string, rank int, n int)
+	// Lag tells how old the newest event of a batch was, by the engine's clock, when
+	// it had been applied.
+	Lag func(pod string, rank int, lag time.Duration)
+	// OtherRank says that a batch names another data-parallel rank than the source
+	// does. It is indexed under the source's.
+	OtherRank func(pod string, rank, named int)
+	// Failed says that the index did not take a batch; it is tried again after a
+	// pause.
+	Failed func(pod string, rank int, err error)
+}
+
+// Reason is why a generation begins.
+type Reason uint8
+
+// The reasons.
+const (
+	// First: the rank had none.
+	First Reason = iota + 1
+	// NoReplay: after a connection or a loss there is nothing to replay from.
+	NoReplay
+	// Restarted: the engine's stream is another one than before.
+	Restarted
+	// Lost: messages are missing that the replay does not give.
+	Lost
+	// Ended: the generation was ended by somebody else, or the index has lost some
+	// of it.
+	Ended
+)
+
+// String is the reason as one word, fit for the label of a metric.
+func (r Reason) String() string {
+	switch r {
+	case First:
+		return "first"
+	case NoReplay:
+		return "no_replay"
+	case Restarted:
+		return "restarted"
+	case Lost:
+		return "lost"
+	case Ended:
+		return "ended"
+	}
+	return "unknown"
+}

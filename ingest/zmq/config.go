@@ -1,0 +1,160 @@
+package zmq
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Errors.
+var (
+	// ErrEndpoint says that an endpoint cannot be right; the message says why.
+	ErrEndpoint = errors.New("zmq: invalid endpoint")
+	// ErrConfig says that a setting cannot be right.
+	ErrConfig = errors.New("zmq: invalid config")
+	// ErrProtocol says that the peer does not speak ZMTP 3 as it should, that it is
+	// of the wrong kind of socket, or that it went beyond a limit.
+	ErrProtocol = errors.New("zmq: protocol error")
+	// ErrSilent says that the peer did not answer heartbeats.
+	ErrSilent = errors.New("zmq: the peer is silent")
+)
+
+// Config says how to subscribe. The zero value of each field but Endpoint is its
+// default.
+type Config struct {
+	// Endpoint is tcp://host:port or ipc://path. With Bind a host of * is all
+	// addresses of this machine.
+	Endpoint string
+	// Bind listens for the publisher instead of connecting to it. The newest
+	// connection is the one that is read; those before it are closed.
+	Bind bool
+	// Topic is the prefix that topics must have.
+	Topic string
+	// Curve are the keys of a publisher that takes CURVE, nil for none.
+	Curve *Curve
+	// MaxMessage bounds the bytes of a message, 32 MiB. A peer that sends more is
+	// disconnected.
+	MaxMessage int
+	// Heartbeat is how often the peer is pinged, 1 s; when nothing has come for
+	// three times as long the connection is given up. Below 0 is never. Peers of
+	// ZMTP 3.0 have no heartbeats: there TCP's keepalive finds out, after 11 s.
+	Heartbeat time.Duration
+	// ConnectTimeout bounds connection and handshake together, 5 s.
+	ConnectTimeout time.Duration
+	// MinBackoff and MaxBackoff bound the pause before the next try, 50 ms and 2 s.
+	// It doubles; a random half of it is taken off.
+	MinBackoff, MaxBackoff time.Duration
+}
+
+// Curve are the keys for CURVE, 32 bytes each. The engine, or the proxy before it,
+// is CURVE's server.
+type Curve struct {
+	// Server is the server's public key.
+	Server [32]byte
+	// Public and Secret are our own.
+	Public, Secret [32]byte
+}
+
+// Message is one message of an engine.
+type Message struct {
+	// Topic is the engine's.
+	Topic string
+	// Seq is the engine's number of the message.
+	Seq uint64
+	// Payload is the batch of events. It belongs to whoever gets the message.
+	Payload []byte
+}
+
+// Validate returns ErrEndpoint or ErrConfig with the reason when nobody can
+// subscribe like this.
+func (c *Config) Validate() error {
+	_, err := c.withDefaults()
+	return err
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if _, err := parseEndpoint(c.Endpoint, c.Bind); err != nil {
+		return c, err
+	}
+	if c.Bind && c.Curve != nil {
+		return c, fmt.Errorf("%w: CURVE works towards a publisher that listens, not with Bind", ErrConfig)
+	}
+	if len(c.Topic) > 255 {
+		return c, fmt.Errorf("%w: the topic has %d bytes, the limit is 255", ErrConfig, len(c.Topic))
+	}
+	if c.MaxMessage == 0 {
+		c.MaxMessage = 32 << 20
+	}
+	if c.MaxMessage < 1024 || c.MaxMessage > 1<<30 {
+		return c, fmt.Errorf("%w: MaxMessage is %d, it can be 1 KiB to 1 GiB", ErrConfig, c.MaxMessage)
+	}
+	for _, v := range []struct {
+		name     string
+		p        *time.Duration
+		def, max time.Duration
+	}{
+		{"ConnectTimeout", &c.ConnectTimeout, 5 * time.Second, time.Hour},
+		{"MinBackoff", &c.MinBackoff, 50 * time.Millisecond, time.Hour},
+		{"MaxBackoff", &c.MaxBackoff, 2 * time.Second, time.Hour},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < time.Millisecond || *v.p > v.max {
+			return c, fmt.Errorf("%w: %s is %v, it can be 1 ms to %v", ErrConfig, v.name, *v.p, v.max)
+		}
+	}
+	if c.MaxBackoff < c.MinBackoff {
+		return c, fmt.Errorf("%w: MaxBackoff is %v and MinBackoff %v", ErrConfig, c.MaxBackoff, c.MinBackoff)
+	}
+	if c.Heartbeat == 0 {
+		c.Heartbeat = time.Second
+	}
+	if c.Heartbeat > 0 && (c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Hour) {
+		return c, fmt.Errorf("%w: Heartbeat is %v, it can be 10 ms to 1 h, or below 0 for none", ErrConfig, c.Heartbeat)
+	}
+	return c, nil
+}
+
+// ReplayConfig says how to ask a replay socket. The zero value of each field but
+// Endpoint is its default.
+type ReplayConfig struct {
+	// Endpoint is tcp://host:port or ipc://path.
+	Endpoint string
+	// Curve are the keys of an engine that takes CURVE, nil for none.
+	Curve *Curve
+	// MaxMessage bounds the bytes of a message, 32 MiB.
+	MaxMessage int
+	// ConnectTimeout bounds connection and handshake together, 5 s.
+	ConnectTimeout time.Duration
+	// Idle is how long to wait for the next message, 2 s. Engines look at their
+	// replay sockets up to 0.1 s late, and cut a replay without a word.
+	Idle time.Duration
+	// Timeout bounds the whole of it, 1 minute.
+	Timeout time.Duration
+}
+
+// Validate returns ErrEndpoint or ErrConfig with the reason when nobody can ask
+// like this.
+func (c *ReplayConfig) Validate() error {
+	_, err := c.withDefaults()
+	return err
+}
+
+func (c ReplayConfig) withDefaults() (ReplayConfig, error) {
+	wire, err := Config{Endpoint: c.Endpoint, Curve: c.Curve, MaxMessage: c.MaxMessage, ConnectTimeout: c.ConnectTimeout}.withDefaults()
+	if err != nil {
+		return c, err
+	}
+	c.MaxMessage, c.ConnectTimeout = wire.MaxMessage, wire.ConnectTimeout
+	if c.Idle == 0 {
+		c.Idle = 2 * time.Second
+	}
+	if c.Timeout == 0 {
+		c.Timeout = time.Minute
+	}
+	if c.Idle < time.Millisecond || c.Timeout < c.Idle || c.Timeout > time.Hour {
+		return c, fmt.Errorf("%w: Idle is %v and Timeout %v; they ascend and can be 1 ms to 1 h", ErrConfig, c.Idle, c.Timeout)
+	}
+	return c, nil
+}

@@ -1,0 +1,14 @@
+// Package zmq is the part of ZeroMQ that reading engines' events takes: a SUB
+// socket with one publisher, and the question to a replay socket.
+//
+// It speaks ZMTP 3.0 and 3.1 (https://rfc.zeromq.org/spec/23, /37) over TCP and unix
+// sockets, with the mechanisms NULL and CURVE (/25, /26), by itself: libzmq costs
+// three to four times the CPU, tells nobody that a publisher has gone, which is what
+// losing nothing begins with, and must be there on every machine. The tests hold it
+// against libzmq; docs/ingest.md has the comparison.
+//
+// A [Subscriber] connects for ever, with growing pauses, and reports each new
+// connection, since it may be to a new process. It never waits for its reader's
+// reader: what is not taken is the handler's to drop. All sizes that a peer states
+// are checked before memory is spent on them.
+package zmq
