@@ -77,6 +77,16 @@ func TestRequestBodies(t *testing.T) {
 			},
 			`{"model":"m","prompt":"x","pods":[],"strategy":"coverage","lora":"l","cache_salt":"s","explain":true,"mode":"wait","wait_ms":2,"early_exit":true,"add_special_tokens":false}`,
 		},
+		{
+			client.ScoreRequest{Model: "m", Chat: &client.Chat{Messages: []byte(`[{"role": "user", "b": 1.0, "a": "<"}]`), Tools: []byte(`[]`), AddGenerationPrompt: new(bool)}},
+			`{"model":"m","messages":[{"role":"user","b":1.0,"a":"\u003c"}],"tools":[],"add_generation_prompt":false}`,
+		},
+		{client.ScoreRequest{Model: "m", Chat: &client.Chat{}, Tokens: []uint32{}}, `{"model":"m","tokens_b64":""}`},
+		{
+			client.TokenizeRequest{Model: "m", Chat: &client.Chat{Messages: []byte(`[]`), ContinueFinalMessage: true, ChatTemplate: "t", ChatTemplateKwargs: []byte(`{"x":null}`), ReasoningEffort: "low"}},
+			`{"model":"m","messages":[],"continue_final_message":true,"chat_template":"t","chat_template_kwargs":{"x":null},"reasoning_effort":"low"}`,
+		},
+		{client.TokenizeRequest{Model: "m"}, `{"model":"m","prompt":""}`},
 		{client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "p", Tokens: []uint32{7}}, `{"op":"add","model":"m","pod":"p","tokens_b64":"BwAAAA=="}`},
 		{client.BlocksRequest{Op: client.OpClear, Model: "m", Pod: "p", Rank: &zero, Tier: "cpu"}, `{"op":"clear","model":"m","pod":"p","rank":0,"tier":"cpu"}`},
 		{client.BlocksRequest{Op: client.OpRemove, Model: "m", Pod: "p", BlockKeys: []string{"00000000000000ff"}}, `{"op":"remove","model":"m","pod":"p","block_keys":["00000000000000ff"]}`},
@@ -100,6 +110,8 @@ func TestTextsMustBeUTF8(t *testing.T) {
 		client.BlocksRequest{Model: bad},
 		client.BlocksRequest{Pod: bad},
 		client.TokenizeRequest{Prompt: bad},
+		client.TokenizeRequest{Chat: &client.Chat{ReasoningEffort: bad}},
+		client.ScoreRequest{Chat: &client.Chat{ChatTemplate: bad}},
 	} {
 		if b, err := json.Marshal(in); !errors.Is(err, client.ErrNotUTF8) || !strings.Contains(err.Error(), "at byte 2") {
 			t.Errorf("%+v: got %s, %v", in, b, err)

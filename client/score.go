@@ -11,12 +11,15 @@ import (
 )
 
 // ScoreRequest asks for the ranking of pods for one prompt, which is given in
-// one form: BlockKeys when not nil, else Tokens when not nil, else Prompt.
+// one form: BlockKeys when not nil, else Tokens when not nil, else Chat when not
+// nil, else Prompt.
 type ScoreRequest struct {
 	// Model is the model's name. Required.
 	Model string
 	// Prompt is the text. It may be empty.
 	Prompt string
+	// Chat is a chat.
+	Chat *Chat
 	// Tokens are the token ids of the whole prompt.
 	Tokens []uint32
 	// BlockKeys is the chain of block keys itself, 16 hex digits each, made
@@ -48,7 +51,8 @@ type ScoreRequest struct {
 
 // promptForm is the prompt in the form in which it is sent.
 type promptForm struct {
-	Prompt    *string  `json:"prompt,omitempty"`
+	Prompt *string `json:"prompt,omitempty"`
+	*Chat
 	Prompts   []string `json:"prompts,omitempty"`
 	TokensB64 *packed  `json:"tokens_b64,omitempty"`
 	BlockKeys []string `json:"block_keys,omitzero"`
@@ -88,6 +92,8 @@ func (r *ScoreRequest) wire() scoreWire {
 		w.BlockKeys = r.BlockKeys
 	case r.Tokens != nil:
 		w.TokensB64 = (*packed)(&r.Tokens)
+	case r.Chat != nil:
+		w.Chat = r.Chat
 	default:
 		w.Prompt = &r.Prompt
 	}
@@ -104,7 +110,9 @@ func (r ScoreRequest) MarshalJSON() ([]byte, error) {
 }
 
 func (r *ScoreRequest) check() error {
-	return checkTexts(append([]string{"model", r.Model, "prompt", r.Prompt, "lora", r.LoRA, "cache_salt", r.CacheSalt}, named("pods", r.Pods)...)...)
+	texts := []string{"model", r.Model, "prompt", r.Prompt, "lora", r.LoRA, "cache_salt", r.CacheSalt}
+	texts = append(texts, named("pods", r.Pods)...)
+	return checkTexts(append(texts, r.Chat.texts()...)...)
 }
 
 // milliseconds rounds up, so that a short wait does not become the default.
@@ -202,12 +210,12 @@ func (c *Client) Score(ctx context.Context, r ScoreRequest) (*ScoreResponse, err
 }
 
 // ScorePrompts ranks the pods for each of several texts in one call. The
-// prompt, tokens and block keys of r are not used.
+// prompt, chat, tokens and block keys of r are not used.
 func (c *Client) ScorePrompts(ctx context.Context, r ScoreRequest, prompts []string) ([]*ScoreResponse, error) {
 	if err := checkTexts(named("prompts", prompts)...); err != nil {
 		return nil, err
 	}
-	r.Prompt = ""
+	r.Prompt, r.Chat = "", nil
 	if err := r.check(); err != nil {
 		return nil, err
 	}

@@ -6,15 +6,17 @@ import (
 	"net/http"
 )
 
-// TokenizeRequest asks for the tokens of a text.
+// TokenizeRequest asks for the tokens of a text, or of a chat.
 type TokenizeRequest struct {
 	// Model chooses the tokenizer. Required.
-	Model string `json:"model"`
-	// Prompt is the text.
-	Prompt string `json:"prompt"`
+	Model string
+	// Prompt is the text, if Chat is nil.
+	Prompt string
+	// Chat is the chat.
+	Chat *Chat
 	// AddSpecialTokens says whether to put the tokenizer's special tokens
-	// around the text; nil does.
-	AddSpecialTokens *bool `json:"add_special_tokens,omitempty"`
+	// around the text; nil does. A chat has none but those of its template.
+	AddSpecialTokens *bool
 }
 
 // TokenizeResponse are the tokens.
@@ -31,14 +33,21 @@ type TokenizeResponse struct {
 
 // MarshalJSON writes the body of POST /v1/tokenize.
 func (r TokenizeRequest) MarshalJSON() ([]byte, error) {
-	if err := checkTexts("model", r.Model, "prompt", r.Prompt); err != nil {
+	if err := checkTexts(append(r.Chat.texts(), "model", r.Model, "prompt", r.Prompt)...); err != nil {
 		return nil, err
 	}
-	type plain TokenizeRequest
-	return json.Marshal(plain(r))
+	w := struct {
+		Model string `json:"model"`
+		promptForm
+		AddSpecialTokens *bool `json:"add_special_tokens,omitempty"`
+	}{Model: r.Model, AddSpecialTokens: r.AddSpecialTokens}
+	if w.Chat = r.Chat; r.Chat == nil {
+		w.Prompt = &r.Prompt
+	}
+	return json.Marshal(w)
 }
 
-// Tokenize returns the tokens of a text.
+// Tokenize returns the tokens of a text or chat.
 func (c *Client) Tokenize(ctx context.Context, r TokenizeRequest) (*TokenizeResponse, error) {
 	out := new(TokenizeResponse)
 	if err := c.Call(ctx, http.MethodPost, "/v1/tokenize", r, out); err != nil {

@@ -8,10 +8,11 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/tokenpool"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // Errors that callers tell apart with errors.Is. Errors of the tokenizer are
-// those of package tokenpool, wrapped.
+// those of packages tokenpool and chat, wrapped.
 var (
 	// ErrRequest says that the request cannot be answered as it stands; the
 	// message says what is wrong with it.
@@ -25,6 +26,7 @@ var (
 type Input struct {
 	kind   inputKind
 	text   string
+	chat   *chat.Request
 	tokens []uint32
 	keys   []blockkey.Key
 }
@@ -34,11 +36,17 @@ type inputKind uint8
 const (
 	inputTokens inputKind = iota
 	inputText
+	inputChat
 	inputKeys
 )
 
 // Prompt is a text, to be tokenized by the model's tokenizer.
 func Prompt(text string) Input { return Input{kind: inputText, text: text} }
+
+// Chat is a chat, to be rendered with the model's template and then tokenized.
+// Its JSON is not kept after the answer. NoSpecialTokens means nothing for it:
+// the template has put those that there are.
+func Chat(r chat.Request) Input { return Input{kind: inputChat, chat: &r} }
 
 // Tokens are the token ids of the whole prompt. The slice is not kept.
 func Tokens(ids []uint32) Input { return Input{kind: inputTokens, tokens: ids} }
@@ -114,6 +122,9 @@ const (
 	TokenizationBudget Degradation = "tokenization_budget"
 	// TokenizationBusy: the tokenizer's queue is full.
 	TokenizationBusy Degradation = "tokenization_busy"
+	// Multimodal: the chat has images, audio or video, whose tokens only the
+	// model's processor knows; what comes before them is scored.
+	Multimodal Degradation = "multimodal"
 )
 
 // Response is the ranking.

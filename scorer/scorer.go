@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
-// Tokenizer turns a text into tokens. *tokenpool.Pool is one; an orchestrator
+// Tokenizer turns a text or a chat into tokens. *tokenpool.Pool is one; an orchestrator
 // that tokenizes by itself can put in its own.
 type Tokenizer interface {
 	Tokens(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error)
@@ -233,7 +233,7 @@ func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
 			j.tokens, j.resp.Source = in.tokens, SourceTokens
 		case inputKeys:
 			j.resp.Source = SourceBlockKeys
-		case inputText:
+		case inputText, inputChat:
 			if s.cfg.Tokenizer == nil {
 				return &InputError{Index: i, Err: ErrNoTokenizer}
 			}
@@ -264,6 +264,7 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 	res, err := s.cfg.Tokenizer.Tokens(ctx, tokenpool.Request{
 		Model:           j.req.Model,
 		Text:            j.req.Input.text,
+		Chat:            j.req.Input.chat,
 		NoSpecialTokens: j.req.NoSpecialTokens,
 		Mode:            j.req.Mode,
 		Budget:          j.req.Wait,
@@ -278,6 +279,8 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 		j.resp.Degraded = TokenizationBudget
 	case tokenpool.BehindBusy:
 		j.resp.Degraded = TokenizationBusy
+	case tokenpool.BehindMedia:
+		j.resp.Degraded = Multimodal
 	case tokenpool.BehindAsync: // as the caller wanted
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 	"github.com/kvatlas/kvatlas/tokenpool"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // apiError is a refusal as the client sees it.
@@ -86,6 +87,8 @@ var mapping = []struct {
 	{is: tokenpool.ErrBusy, status: 503, code: "tokenizer_busy", message: "the tokenizer's queue is full, try again later", retry: time.Second},
 	{is: tokenpool.ErrLoad, status: 502, code: "tokenizer_unavailable", param: "model", message: "the tokenizer of this model could not be fetched or read now; the server's log says why", retry: 5 * time.Second},
 	{is: tokenpool.ErrTokenizer, status: 500, code: "tokenizer_failed", param: "prompt", message: "the tokenizer failed on this text"},
+	{is: chat.ErrFiles, status: 500, code: "chat_template_invalid", param: "model", message: "the files of this model's chat template are malformed; the server's log says how"},
+	{is: chat.ErrCompile, status: 500, code: "chat_template_invalid", param: "model", message: "this model's chat template does not compile; the server's log says why"},
 	{is: tokenpool.ErrClosed, status: 503, code: "closing", message: "the server is shutting down", retry: time.Second},
 	{is: snapshot.ErrCorrupt, status: 400, code: codeInvalidDump},
 	{is: snapshot.ErrCut, status: 400, code: codeInvalidDump},

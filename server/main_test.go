@@ -21,17 +21,38 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 	"github.com/kvatlas/kvatlas/tokenpool"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// chatTemplate is that of textModel.
+const chatTemplate = `{% for m in messages %}{% if m.role == "nobody" %}{{ raise_exception("nobody is no role") }}{% endif %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson if m.tool_calls }}{% endfor %}` +
+	`{{ tools | tojson if tools }}{{ "<think>" if enable_thinking }}{{ "<assistant>" if add_generation_prompt }}`
+
+var chats = func() *chat.Renderer {
+	r, err := chat.NewRenderer(chat.Files{Template: []byte(chatTemplate)}, chat.Options{Limits: chat.Limits{OutputBytes: 1 << 15}})
+	if err != nil {
+		panic(err)
+	}
+	return r
+}()
+
 // textModel is the one model that bytewise knows.
 const textModel = "text-model"
 
-// bytewise is a tokenizer whose tokens are the text's bytes after a 1. A text
+// bytewise is a tokenizer with a chat template, whose tokens are the text's bytes after a 1. A text
 // that begins with "slow" is half done when the budget of a Wait is over, one
 // with "busy" finds the queue full, one with "broken" fails.
 func bytewise(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error) {
+	media := false
+	if r.Chat != nil {
+		prompt, err := chats.Render(*r.Chat)
+		if err != nil {
+			return tokenpool.Result{}, fmt.Errorf("tokenpool: model %s: %w", r.Model, err)
+		}
+		r.Text, r.NoSpecialTokens, media = prompt.Text[:prompt.Sure], true, len(prompt.Media) > 0
+	}
 	switch {
 	case r.Model != textModel:
 		return tokenpool.Result{}, fmt.Errorf("%w: %s", tokenpool.ErrUnknownModel, r.Model)
@@ -57,6 +78,9 @@ func bytewise(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error
 		res.Bytes, res.Exact, res.Source, res.Behind = len(r.Text)/2, false, tokenpool.FromPrefixStore, tokenpool.BehindBudget
 	case r.Mode == tokenpool.Async:
 		res.Bytes, res.Exact, res.Source, res.Behind = len(r.Text)/2, false, tokenpool.FromPrefixStore, tokenpool.BehindAsync
+	}
+	if media {
+		res.Exact, res.Behind = false, tokenpool.BehindMedia
 	}
 	if !r.NoSpecialTokens {
 		res.Tokens = append(res.Tokens, 1)

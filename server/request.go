@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/tokenpool"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // input is the prompt of a request in one of its forms, and what belongs to
@@ -23,6 +27,7 @@ type input struct {
 	prompt          string
 	prompts         []string
 	tokens          []uint32 // of tokens or tokens_b64
+	chat            chat.Request
 	keys            []blockkey.Key
 	lora, salt      string
 	noSpecialTokens bool
@@ -68,12 +73,85 @@ func readPrompts(s *scanner, in *input) error {
 	})
 }
 
-// readMessages checks that it is JSON; see errMessages.
-func readMessages(s *scanner, _ *input) error {
-	if !s.at('[') {
-		return s.unexpected("an array of messages")
+// chatNames are the fields that belong to messages.
+var chatNames = []string{
+	"tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "reasoning_effort",
+}
+
+// chatFields are messages and what belongs to them, as in a chat completion, whose
+// clients also send null for what they do not use. Their JSON goes on as it is:
+// templates write out keys and numbers as they were sent.
+func chatFields[T any](at func(*T) *input) fields[T] {
+	raw := func(name, what string, begin byte, to func(*chat.Request) *json.RawMessage) field[T] {
+		return inputOf(name, at, func(s *scanner, in *input) error {
+			if !s.at(begin) && !s.at('n') {
+				return s.unexpected(what)
+			}
+			b, err := s.raw(what)
+			*to(&in.chat) = b
+			return err
+		})
 	}
-	_, err := s.raw("an array of messages")
+	return fields[T]{
+		raw("messages", "an array of messages", '[', func(r *chat.Request) *json.RawMessage { return &r.Messages }),
+		raw("tools", "an array of tools", '[', func(r *chat.Request) *json.RawMessage { return &r.Tools }),
+		raw("documents", "an array of documents", '[', func(r *chat.Request) *json.RawMessage { return &r.Documents }),
+		raw("chat_template_kwargs", "an object", '{', func(r *chat.Request) *json.RawMessage { return &r.ChatTemplateKwargs }),
+		inputOf("add_generation_prompt", at, func(s *scanner, in *input) error {
+			in.chat.AddGenerationPrompt = new(bool)
+			return s.bool(in.chat.AddGenerationPrompt)
+		}),
+		inputOf("continue_final_message", at, func(s *scanner, in *input) error { return s.bool(&in.chat.ContinueFinalMessage) }),
+		inputOf("chat_template", at, func(s *scanner, in *input) error { return s.text(&in.chat.ChatTemplate) }),
+		inputOf("reasoning_effort", at, func(s *scanner, in *input) error { return s.text(&in.chat.ReasoningEffort) }),
+	}
+}
+
+// checkChat holds the rules between the fields of a chat and the others.
+func (in *input) checkChat(f form, kind string) error {
+	if kind == "messages" {
+		if f.has("add_special_tokens") && !in.noSpecialTokens {
+			return invalid("add_special_tokens", "add_special_tokens cannot be true: a chat's template has put the special tokens")
+		}
+		return nil
+	}
+	return f.exclude("it belongs to messages", chatNames...)
+}
+
+// chatError blames what a chat was refused for.
+func chatError(f form, err error) error {
+	own := f.has("chat_template")
+	// why is what stands behind the sentinel: what wraps it is not the client's.
+	why := func(sentinel error) string {
+		_, w, _ := strings.Cut(err.Error(), sentinel.Error()+": ")
+		return w
+	}
+	refuse := func(status int, code, param, message string) error {
+		return &apiError{status: status, code: code, param: param, message: message}
+	}
+	template := "messages"
+	if own {
+		template = "chat_template"
+	}
+	switch {
+	case errors.Is(err, chat.ErrRequest):
+		where, what, _ := strings.Cut(why(chat.ErrRequest), ": ")
+		return invalid(where, "%s", what)
+	case errors.Is(err, chat.ErrNoTemplate):
+		return refuse(http.StatusBadRequest, "no_chat_template", "messages", "the model has no chat template, or none of that name: give chat_template, or render the chat and send prompt with add_special_tokens false")
+	case errors.Is(err, chat.ErrCompile) && own:
+		return refuse(http.StatusBadRequest, "chat_template_invalid", "chat_template", why(chat.ErrCompile))
+	case errors.Is(err, chat.ErrRaised):
+		return refuse(http.StatusBadRequest, "chat_refused", "messages", why(chat.ErrRaised))
+	case errors.Is(err, chat.ErrTemplate):
+		return refuse(http.StatusBadRequest, "chat_template_failed", template, why(chat.ErrTemplate))
+	case errors.Is(err, chat.ErrLimit):
+		return refuse(http.StatusRequestEntityTooLarge, codeTooLarge, template, "rendering the chat reached a limit: "+why(chat.ErrLimit))
+	}
+	if e := asAPIError(err); e.param == "prompt" {
+		e.param = "messages"
+		return e
+	}
 	return err
 }
 
@@ -185,14 +263,6 @@ func (f form) exclude(because string, names ...string) error {
 
 const keysAreSeeded = "block_keys already contain LoRA and salt"
 
-// errMessages refuses chats until they can be rendered as the model does.
-func errMessages() error {
-	return &apiError{
-		status: 501, code: codeNotImplemented, param: "messages",
-		message: "chat templates are not supported yet: render the chat with the model's template and send prompt with add_special_tokens false, or tokens",
-	}
-}
-
 // scoreRequest is the body of POST /v1/score.
 type scoreRequest struct {
 	input
@@ -213,11 +283,10 @@ func (q *scoreRequest) reset() {
 
 func scoreInput(q *scoreRequest) *input { return &q.input }
 
-var scoreFields = fields[scoreRequest]{
+var scoreFields = append(chatFields(scoreInput), fields[scoreRequest]{
 	inputOf("model", scoreInput, readModel),
 	inputOf("prompt", scoreInput, readPrompt),
 	inputOf("prompts", scoreInput, readPrompts),
-	inputOf("messages", scoreInput, readMessages),
 	inputOf("tokens", scoreInput, readTokens),
 	inputOf("tokens_b64", scoreInput, readPacked),
 	inputOf("block_keys", scoreInput, readKeys),
@@ -273,6 +342,6 @@ var scoreFields = fields[scoreRequest]{
 	}},
 	{"early_exit", func(s *scanner, q *scoreRequest) error { return s.bool(&q.earlyExit) }},
 	inputOf("add_special_tokens", scoreInput, readAddSpecialTokens),
-}
+}...)
 
 var scoreNames = namesOf(scoreFields)

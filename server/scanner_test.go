@@ -36,6 +36,7 @@ type decoded struct {
 	Mode                      tokenpool.Mode
 	Wait                      time.Duration
 	Explain, Early, NoSpecial bool
+	Chat                      map[string]string // by the field's name: JSON as it stands, or a text
 }
 
 func testLimits() *Limits {
@@ -58,11 +59,37 @@ func scanned(s *scanner, q *scoreRequest, body []byte) (*decoded, error) {
 		Explain: q.explain, Early: q.earlyExit, NoSpecial: q.noSpecialTokens,
 	}
 	for i, n := range scoreNames {
-		if seen&(1<<i) != 0 {
-			d.Seen = append(d.Seen, n)
+		if seen&(1<<i) == 0 {
+			continue
+		}
+		d.Seen = append(d.Seen, n)
+		switch n {
+		case "messages":
+			d.chat(n, string(q.chat.Messages))
+		case "tools":
+			d.chat(n, string(q.chat.Tools))
+		case "documents":
+			d.chat(n, string(q.chat.Documents))
+		case "chat_template_kwargs":
+			d.chat(n, string(q.chat.ChatTemplateKwargs))
+		case "add_generation_prompt":
+			d.chat(n, fmt.Sprint(*q.chat.AddGenerationPrompt))
+		case "continue_final_message":
+			d.chat(n, fmt.Sprint(q.chat.ContinueFinalMessage))
+		case "chat_template":
+			d.chat(n, q.chat.ChatTemplate)
+		case "reasoning_effort":
+			d.chat(n, q.chat.ReasoningEffort)
 		}
 	}
 	return d, nil
+}
+
+func (d *decoded) chat(name, value string) {
+	if d.Chat == nil {
+		d.Chat = map[string]string{}
+	}
+	d.Chat[name] = value
 }
 
 // oracle reads a body slowly, with encoding/json and the rules that it lacks.
@@ -88,7 +115,7 @@ func oracle(body []byte) (*decoded, error) {
 		if _, twice := raw[n]; twice {
 			return nil, fmt.Errorf("%s twice", n)
 		}
-		if string(v) == "null" {
+		if nullable := slices.Contains([]string{"messages", "tools", "documents", "chat_template_kwargs"}, n); string(v) == "null" && !nullable {
 			return nil, fmt.Errorf("%s is null", n)
 		}
 		raw[n] = v
@@ -139,8 +166,20 @@ func (d *decoded) set(name string, v []byte) (err error) {
 		d.Prompt, err = slowly[string](v)
 	case "prompts":
 		d.Prompts, err = list[string](v)
-	case "messages":
+	case "messages", "tools", "documents":
 		_, err = slowly[[]json.RawMessage](v)
+		d.chat(name, string(v))
+	case "chat_template_kwargs":
+		_, err = slowly[map[string]json.RawMessage](v)
+		d.chat(name, string(v))
+	case "add_generation_prompt", "continue_final_message":
+		var b bool
+		b, err = slowly[bool](v)
+		d.chat(name, fmt.Sprint(b))
+	case "chat_template", "reasoning_effort":
+		var text string
+		text, err = slowly[string](v)
+		d.chat(name, text)
 	case "tokens":
 		d.Tokens, err = list[uint32](v)
 	case "tokens_b64":
@@ -339,6 +378,8 @@ var odd = []string{
 	`{"tokens_b64":"\u0041QAAAA=="}`, `{"tokens_b64":"AQAAAA\u003d="}`, `{"tokens_b64":"=="}`, `{"tokens_b64":"A"}`, `{"tokens_b64":"AQAAAB=="}`, `{"tokens_b64":"AQAAAA==AQAAAA=="}`, `{"tokens_b64":"AQAAA\n"}`, `{"tokens_b64":"AQAAAAIAAAADAAAA"}`,
 	`{"block_keys":["\u0030123456789abcdef"]}`, `{"block_keys":["0123456789ABCDEF" , "+123456789abcde"]}`, `{"block_keys":["+123456789abcdef"]}`, `{"block_keys":["0_23456789abcdef"]}`, `{"block_keys":[""]}`,
 	`{"explain":truex}`, `{"explain":true}`, `{"explain":"true"}`, `{"wait_ms":10000}`, `{"wait_ms":10001}`, `{"wait_ms":-0}`, `{"wait_ms":1.0}`, `{"wait_ms":01}`, `{"wait_ms":1 }`,
+	`{"tools":{}}`, `{"tools": null ,"documents":[ ] }`, `{"chat_template_kwargs":[]}`, `{"chat_template_kwargs":{"a":{"b":[1.0,2e5]}}}`, `{"chat_template_kwargs":{"a":}}`,
+	`{"add_generation_prompt":null}`, `{"add_generation_prompt":false,"continue_final_message":true,"chat_template":"\u00e9","reasoning_effort":"low"}`,
 	`{"messages":[{"a":[}]}`, `{"messages":[{"a":1,"a":2}]}`, `{"messages":[]]}`, `{"messages":[nul]}`, `{"messages":["\ud800"]}`, `{"messages":[1,"]",{"x":"}"}]}`, `{"messages":null}`,
 	`{"strategy":""}`, `{"mode":""}`, `{"pods":[]}`, `{"pods":["a",null]}`, `{"prompts":[null]}`, `{"prompts":["a","b"]}`, `{"lora":"","cache_salt":""}`,
 }

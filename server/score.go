@@ -32,6 +32,9 @@ func (c *call) score() error {
 	}
 	rs, err := c.s.cfg.Scorer.Score(c.ctx, q.with(q.only(kind)))
 	if err != nil {
+		if kind == "messages" {
+			return chatError(f, err)
+		}
 		return err
 	}
 	if err := c.gone(); err != nil {
@@ -56,13 +59,13 @@ func read[T any](c *call, fs fields[T], names []string, dst *T) (form, error) {
 
 // check holds the rules between fields.
 func (q *scoreRequest) check(f form, kind string) error {
-	switch kind {
-	case "messages":
-		return errMessages()
-	case "block_keys":
+	if kind == "block_keys" {
 		if err := f.exclude(keysAreSeeded, "lora", "cache_salt"); err != nil {
 			return err
 		}
+	}
+	if err := q.checkChat(f, kind); err != nil {
+		return err
 	}
 	if f.has("wait_ms") && f.has("mode") && q.mode != 0 {
 		return invalid("wait_ms", "wait_ms is for mode wait only")
@@ -78,6 +81,8 @@ func (q *scoreRequest) only(kind string) scorer.Input {
 	switch kind {
 	case "prompt":
 		return scorer.Prompt(q.prompt)
+	case "messages":
+		return scorer.Chat(q.chat)
 	case "block_keys":
 		return scorer.BlockKeys(q.keys)
 	default:

@@ -13,12 +13,11 @@ type tokenizeRequest struct{ input }
 
 func tokenizeInput(q *tokenizeRequest) *input { return &q.input }
 
-var tokenizeFields = fields[tokenizeRequest]{
+var tokenizeFields = append(chatFields(tokenizeInput), fields[tokenizeRequest]{
 	inputOf("model", tokenizeInput, readModel),
 	inputOf("prompt", tokenizeInput, readPrompt),
-	inputOf("messages", tokenizeInput, readMessages),
 	inputOf("add_special_tokens", tokenizeInput, readAddSpecialTokens),
-}
+}...)
 
 var tokenizeNames = namesOf(tokenizeFields)
 
@@ -38,16 +37,21 @@ func (c *call) tokenize() error {
 	if err != nil {
 		return err
 	}
-	if kind == "messages" {
-		return errMessages()
+	if err := q.checkChat(f, kind); err != nil {
+		return err
 	}
 	if c.s.cfg.Tokenizer == nil {
 		return scorer.ErrNoTokenizer
 	}
-	res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, tokenpool.Request{
-		Model: q.model, Text: q.prompt, NoSpecialTokens: q.noSpecialTokens, Mode: tokenpool.Sync,
-	})
+	r := tokenpool.Request{Model: q.model, Text: q.prompt, NoSpecialTokens: q.noSpecialTokens, Mode: tokenpool.Sync}
+	if kind == "messages" {
+		r.Chat = &q.chat
+	}
+	res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, r)
 	if err != nil {
+		if kind == "messages" {
+			return chatError(f, err)
+		}
 		return err
 	}
 	b := appendTokens(append(c.out[:0], `{"tokens":`...), res.Tokens)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
@@ -28,55 +29,75 @@ type chatEntry struct {
 // mode (ErrUnknownModel, ErrLoad, ErrBusy, ErrClosed, ctx's) and those of package
 // chat.
 func (p *Pool) RenderChat(ctx context.Context, model string, req chat.Request) (chat.Prompt, error) {
-	c, err := p.chat(ctx, model)
+	r := Request{Model: model, Chat: &req, Mode: Sync}
+	c, _, err := p.chat(ctx, r, nil)
 	if err != nil {
 		return chat.Prompt{}, err
 	}
-	if c.err != nil {
-		return chat.Prompt{}, fmt.Errorf("tokenpool: model %s: %w", quoteModel(model), c.err)
-	}
-	return c.renderer.Render(req)
+	return p.rendered(c, r)
 }
 
-// chat returns what renders the chats of a model.
-func (p *Pool) chat(ctx context.Context, model string) (chatEntry, error) {
+// rendered renders the chat of req.
+func (p *Pool) rendered(c chatEntry, req Request) (chat.Prompt, error) {
+	if c.err != nil {
+		return chat.Prompt{}, fmt.Errorf("tokenpool: model %s: %w", quoteModel(req.Model), c.err)
+	}
+	out, err := c.renderer.Render(*req.Chat)
+	if err == nil {
+		err = checkText(out.Text, p.cfg.MaxTextBytes)
+	}
+	return out, err
+}
+
+// chat returns what renders the chats of req's model, or why it is not known
+// yet. It waits as the mode says, like ask.
+func (p *Pool) chat(ctx context.Context, req Request, expire <-chan time.Time) (chatEntry, Behind, error) {
 	for {
-		seen, err := p.look(model, false)
+		seen, err := p.look(req.Model, false)
 		if err != nil {
-			return chatEntry{}, err
+			return chatEntry{}, "", err
 		}
 		p.mu.Lock()
-		if t, ok := p.loaded.Get(model); ok {
+		if t, ok := p.loaded.Get(req.Model); ok {
 			p.mu.Unlock()
-			return t.chat, nil
+			return t.chat, "", nil
 		}
-		if c, ok := p.chats.Get(model); ok && seen.version != "" && c.version == seen.version {
+		if c, ok := p.chats.Get(req.Model); ok && seen.version != "" && c.version == seen.version {
 			p.mu.Unlock()
-			return c, nil
+			return c, "", nil
 		}
 		p.mu.Unlock()
 
 		// A flight of no text brings the tokenizer, and the renderer with it.
-		f, err := p.submit(ctx, Request{Model: model, NoSpecialTokens: true, Mode: Sync}, seen)
-		if errors.Is(err, errDoneMeanwhile) {
+		f, err := p.submit(ctx, Request{Model: req.Model, NoSpecialTokens: true, Mode: req.Mode}, seen)
+		switch {
+		case errors.Is(err, errDoneMeanwhile):
 			continue
-		}
-		if err != nil {
-			return chatEntry{}, err
+		case errors.Is(err, ErrBusy) && req.Mode != Sync:
+			return chatEntry{}, BehindBusy, nil
+		case err != nil:
+			return chatEntry{}, "", err
+		case req.Mode == Async:
+			return chatEntry{}, BehindAsync, nil
 		}
 		select {
 		case <-f.done:
+		case <-expire:
+			return chatEntry{}, BehindBudget, nil
 		case <-ctx.Done():
-			return chatEntry{}, fmt.Errorf("tokenpool: %w", ctx.Err())
+			if err := ctx.Err(); req.Mode == Sync || !errors.Is(err, context.DeadlineExceeded) {
+				return chatEntry{}, "", fmt.Errorf("tokenpool: %w", err)
+			}
+			return chatEntry{}, BehindBudget, nil
 		case <-p.done:
-			return chatEntry{}, ErrClosed
+			return chatEntry{}, "", ErrClosed
 		}
 		switch {
 		case f.tok != nil: // whatever has become of the text
-			return f.tok.chat, nil
+			return f.tok.chat, "", nil
 		case errors.Is(f.err, errAbandoned):
 		default:
-			return chatEntry{}, f.err
+			return chatEntry{}, "", f.err
 		}
 	}
 }

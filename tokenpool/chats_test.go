@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -121,6 +122,74 @@ func TestRenderChatGoesAway(t *testing.T) {
 	}
 	if _, err := p.RenderChat(t.Context(), "a", hello); !errors.Is(err, ErrClosed) {
 		t.Errorf("the pool was closed: %v", err)
+	}
+}
+
+// TestChatTokens asks for the tokens of chats in each mode: those of the rendered
+// text without further special tokens.
+func TestChatTokens(t *testing.T) {
+	f := newFakes(t, "a", "late", "never")
+	f.chats = func(string, string) (chat.Files, error) {
+		return chat.Files{Template: []byte("<{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}>")}, nil
+	}
+	p := f.pool(Config{Store: &mapStore{}})
+	want, err := p.Tokens(t.Context(), Request{Model: "a", Text: "<user:Hi>", NoSpecialTokens: true, Mode: Sync})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range []Mode{Sync, Wait, Async} {
+		got, err := p.Tokens(t.Context(), Request{Model: "a", Chat: &hello, Mode: mode, Budget: time.Minute})
+		if err != nil || !got.Exact || !slices.Equal(got.Tokens, want.Tokens) || got.Bytes != len("<user:Hi>") {
+			t.Errorf("mode %d: %+v, %v; want the tokens of %+v", mode, got, err, want)
+		}
+	}
+	media := chat.Request{Messages: []byte(`[{"role":"user","content":"Hi"},{"role":"user","content":[{"type":"image"}]}]`)}
+	before, err := p.Tokens(t.Context(), Request{Model: "a", Text: "<user:Hiuser:", NoSpecialTokens: true, Mode: Sync})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := p.Tokens(t.Context(), Request{Model: "a", Chat: &media, Mode: Sync})
+	if err != nil || got.Exact || got.Behind != BehindMedia || !slices.Equal(got.Tokens, before.Tokens) {
+		t.Errorf("media: %+v, %v; want the tokens of %+v", got, err, before)
+	}
+	if _, err := p.Tokens(t.Context(), Request{Model: "a", Chat: &hello, Text: "x", Mode: Sync}); err == nil {
+		t.Error("a text and a chat: no error")
+	}
+	for _, mode := range []Mode{Sync, Wait, Async} {
+		if _, err := p.Tokens(t.Context(), Request{Model: "a", Chat: &chat.Request{}, Mode: mode}); !errors.Is(err, chat.ErrRequest) {
+			t.Errorf("mode %d, no messages: %v", mode, err)
+		}
+	}
+	nul := chat.Request{Messages: []byte(`[{"role":"user","content":"\u0000"}]`)}
+	if _, err := p.Tokens(t.Context(), Request{Model: "a", Chat: &nul}); !errors.Is(err, ErrInvalidText) {
+		t.Errorf("NUL: %v", err)
+	}
+	if _, err := p.Tokens(t.Context(), Request{Model: "nope", Chat: &hello}); !errors.Is(err, ErrUnknownModel) {
+		t.Errorf("no such model: %v", err)
+	}
+
+	// A model that is not loaded is loaded behind.
+	if got, err := p.Tokens(t.Context(), Request{Model: "late", Chat: &hello, Mode: Async}); err != nil || got.Exact || got.Behind != BehindAsync || got.Source != FromNowhere {
+		t.Errorf("async, not loaded: %+v, %v", got, err)
+	}
+	for {
+		got, err := p.Tokens(t.Context(), Request{Model: "late", Chat: &hello, Mode: Async})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Exact {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	f.slow = time.Hour
+	if got, err := p.Tokens(t.Context(), Request{Model: "never", Chat: &hello, Budget: time.Millisecond}); err != nil || got.Exact || got.Behind != BehindBudget {
+		t.Errorf("wait, not loaded: %+v, %v", got, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if got, err := p.Tokens(ctx, Request{Model: "never", Chat: &hello, Budget: time.Hour}); err != nil || got.Exact || got.Behind != BehindBudget {
+		t.Errorf("wait, a deadline: %+v, %v", got, err)
 	}
 }
 

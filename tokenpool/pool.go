@@ -123,6 +123,9 @@ func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
 		p.n.refused.Add(1)
 		return Result{}, err
 	}
+	if req.Chat != nil && req.Text != "" {
+		return Result{}, errors.New("tokenpool: a request with both a text and a chat")
+	}
 	if err := ctx.Err(); err != nil && (req.Mode == Sync || !errors.Is(err, context.DeadlineExceeded)) {
 		return Result{}, fmt.Errorf("tokenpool: %w", err)
 	}
@@ -136,12 +139,31 @@ func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
 		defer timer.Stop()
 		expire = timer.C
 	}
+	media := false
+	if req.Chat != nil {
+		c, behind, err := p.chat(ctx, req, expire)
+		if err != nil || behind != "" {
+			return p.count(partial(prefixcache.Match{}, behind), err)
+		}
+		prompt, err := p.rendered(c, req)
+		if err != nil {
+			p.n.refused.Add(1)
+			return Result{}, err
+		}
+		media = len(prompt.Media) > 0
+		req.Text, req.NoSpecialTokens = prompt.Text[:prompt.Sure], true
+	}
 	for {
 		res, err := p.ask(ctx, req, expire)
 		// An abandoned flight: its owner went away before it was in the queue.
-		if !errors.Is(err, errAbandoned) {
-			return p.count(res, err)
+		if errors.Is(err, errAbandoned) {
+			continue
 		}
+		res, err = p.count(res, err)
+		if media && res.Exact {
+			res.Exact, res.Behind = false, BehindMedia
+		}
+		return res, err
 	}
 }
 

@@ -3,6 +3,8 @@ package tokenpool
 import (
 	"errors"
 	"time"
+
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // Errors that callers tell apart with errors.Is.
@@ -47,6 +49,10 @@ type Request struct {
 	Model string
 	// Text is the prompt. It must be valid UTF-8 without NUL.
 	Text string
+	// Chat is the prompt as a chat, in place of Text: it is rendered with the
+	// model's template, which has put all special tokens, so that none are added.
+	// The errors of package chat are those of Tokens then.
+	Chat *chat.Request
 	// NoSpecialTokens leaves out the special tokens that the tokenizer puts
 	// around a text (a chat template has put its own). Special tokens written
 	// in the text are recognised in both cases, as engines do.
@@ -82,7 +88,7 @@ type Result struct {
 	// Exact is true when they are the tokens of the whole text, and false when
 	// they are those of a prefix of it.
 	Exact bool
-	// Bytes is how much of the text they cover.
+	// Bytes is how much of the text, or of the rendered chat, they cover.
 	Bytes int
 	// Behind says why Exact is false; empty when Exact.
 	Behind Behind
@@ -99,4 +105,7 @@ const (
 	BehindAsync Behind = "async"
 	// BehindBusy: the queue is full.
 	BehindBusy Behind = "busy"
+	// BehindMedia: a chat has images, audio or video. The tokens are those before
+	// the first message that has any.
+	BehindMedia Behind = "media"
 )

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -39,6 +40,7 @@ const scoreUsage = `kvatlas score asks a server which pods hold the longest pref
 
   kvatlas score --model MODEL "a prompt"
   kvatlas score --model MODEL --prompt-file FILE     (- is standard input)
+  kvatlas score --model MODEL --chat-file FILE       (the JSON of a chat completion)
   kvatlas score --model MODEL --tokens 1,2,3
   kvatlas score --model MODEL --block-keys HEX,HEX
 
@@ -93,6 +95,7 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	fs.BoolVar(&call.json, "json", false, "write the server's JSON as it is")
 	fs.StringVar(&r.Model, "model", "", "the `model`'s name (required)")
 	promptFile := fs.String("prompt-file", "", "read the prompt from `FILE`, - is standard input")
+	chatFile := fs.String("chat-file", "", "read the prompt from `FILE`, the JSON of a chat completion (messages, tools, ...) or its array of messages, - is standard input")
 	tokens := fs.String("tokens", "", "the prompt's token ids, a `LIST` with commas")
 	keys := fs.String("block-keys", "", "the prompt's block keys, a `LIST` of 16 hex digits each")
 	pods := fs.String("pods", "", "rank these pods only, a `LIST` with commas")
@@ -131,26 +134,33 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	if given["pods"] {
 		r.Pods = splitList(*pods)
 	}
-	return call, p.readPrompt(r, words, given, *promptFile, *tokens, *keys)
+	return call, p.readPrompt(r, words, given, *promptFile, *chatFile, *tokens, *keys)
 }
 
 // readPrompt puts the prompt into r, in the one form in which it is given.
-func (p *program) readPrompt(r *client.ScoreRequest, words []string, given map[string]bool, file, tokens, keys string) (err error) {
+func (p *program) readPrompt(r *client.ScoreRequest, words []string, given map[string]bool, file, chatFile, tokens, keys string) (err error) {
 	forms := len(words)
-	for _, name := range []string{"prompt-file", "tokens", "block-keys"} {
+	for _, name := range []string{"prompt-file", "chat-file", "tokens", "block-keys"} {
 		if given[name] {
 			forms++
 		}
 	}
 	switch {
 	case forms == 0:
-		return errors.New("no prompt: give it as an argument, or as --prompt-file, --tokens or --block-keys")
+		return errors.New("no prompt: give it as an argument, or as --prompt-file, --chat-file, --tokens or --block-keys")
 	case len(words) > 1:
 		return fmt.Errorf("%d arguments: put the prompt in quotes", len(words))
 	case forms > 1:
-		return errors.New("more than one prompt: give an argument, --prompt-file, --tokens or --block-keys")
+		return errors.New("more than one prompt: give an argument, --prompt-file, --chat-file, --tokens or --block-keys")
 	case given["prompt-file"]:
-		r.Prompt, err = p.readPromptFile(file)
+		b, err := p.readPromptFile("prompt-file", file)
+		r.Prompt = string(b)
+		return err
+	case given["chat-file"]:
+		b, err := p.readPromptFile("chat-file", chatFile)
+		if err == nil {
+			r.Chat, err = parseChat(b)
+		}
 		return err
 	case given["tokens"]:
 		r.Tokens, err = parseTokens(tokens)
@@ -163,24 +173,43 @@ func (p *program) readPrompt(r *client.ScoreRequest, words []string, given map[s
 	return nil
 }
 
-func (p *program) readPromptFile(name string) (string, error) {
+func (p *program) readPromptFile(setting, name string) ([]byte, error) {
 	in := p.stdin
 	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {
-			return "", fmt.Errorf("--prompt-file: %w", err)
+			return nil, fmt.Errorf("--%s: %w", setting, err)
 		}
 		defer f.Close()
 		in = f
 	}
 	b, err := io.ReadAll(io.LimitReader(in, maxPromptFile+1))
 	if err != nil {
-		return "", fmt.Errorf("--prompt-file: %w", err)
+		return nil, fmt.Errorf("--%s: %w", setting, err)
 	}
 	if len(b) > maxPromptFile {
-		return "", fmt.Errorf("--prompt-file: the prompt is longer than %d bytes", maxPromptFile)
+		return nil, fmt.Errorf("--%s: the prompt is longer than %d bytes", setting, maxPromptFile)
 	}
-	return string(b), nil
+	return b, nil
+}
+
+// parseChat reads the JSON of a chat completion, of which what does not make the
+// prompt is left out, or an array of messages.
+func parseChat(b []byte) (*client.Chat, error) {
+	c := &client.Chat{}
+	var err error
+	if b = bytes.TrimSpace(b); bytes.HasPrefix(b, []byte("[")) {
+		err = json.Unmarshal(b, &c.Messages)
+	} else {
+		err = json.Unmarshal(b, c)
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("--chat-file: it is no JSON of a chat: %w", err)
+	case c.Messages == nil:
+		return nil, errors.New("--chat-file: there are no messages in it")
+	}
+	return c, nil
 }
 
 func parseTokens(list string) ([]uint32, error) {

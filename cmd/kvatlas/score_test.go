@@ -80,6 +80,31 @@ func TestScoreCommand(t *testing.T) {
 		t.Errorf("a short prompt:\n%s", got)
 	}
 
+	// A chat scores as the text that its template makes of it.
+	chat := filepath.Join(t.TempDir(), "chat.json")
+	messages := `[{"role":"system","content":"` + prompt + `"},{"role":"user","content":"Hello"}]`
+	if err := os.WriteFile(chat, []byte(`{"model":"m","temperature":0.1,"messages":`+messages+`}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	rendered := "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n" + strings.TrimSpace(prompt) +
+		"<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+	text, err := c.Tokenize(t.Context(), client.TokenizeRequest{Model: model, Prompt: rendered, AddSpecialTokens: new(bool)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: model, Pod: "chat:1", Tokens: text.Tokens}); err != nil {
+		t.Fatal(err)
+	}
+	for name, got := range map[string]string{
+		"chat":     score("", "--chat-file", chat),
+		"messages": score(messages, "--chat-file=-"),
+		"text":     score("", "--no-special-tokens", rendered),
+	} {
+		if !strings.Contains(got, "chat:1  9      9       576     gpu 9\n") {
+			t.Errorf("%s:\n%s", name, got)
+		}
+	}
+
 	// --json is the server's answer, byte for byte.
 	body := `{"model":"` + model + `","tokens":[` + list + `]}`
 	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(r.url+"/v1/score", "application/json", strings.NewReader(body))
@@ -131,6 +156,7 @@ func TestScoreErrors(t *testing.T) {
 		{"token", []string{"--model=m", "--tokens=1,-2"}, 2, `--tokens: number 2, "-2", is no token id`},
 		{"large token", []string{"--model=m", "--tokens=4294967296"}, 2, "is no token id"},
 		{"no file", []string{"--model=m", "--prompt-file=/nowhere"}, 2, "--prompt-file: open /nowhere"},
+		{"no JSON", []string{"--model=m", "--chat-file=/dev/null"}, 2, "--chat-file: it is no JSON of a chat: unexpected end"},
 		{"unknown flag", []string{"--promt-file=m"}, 2, "--promt-file: no such flag (did you mean --prompt-file?)"},
 		{"timeout", []string{"--model=m", "--timeout=0s", "x"}, 2, "--timeout is 0s"},
 		{"wait", []string{"--model=m", "--wait=-1s", "x"}, 2, "--wait is -1s"},

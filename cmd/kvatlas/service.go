@@ -23,6 +23,7 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 	"github.com/kvatlas/kvatlas/tokenpool"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // service is all that kvatlas serve is made of.
@@ -142,7 +143,11 @@ func (s *service) makeTokenizers() error {
 		MaxTextBytes:  int(c.MaxPromptBytes),
 		Budget:        c.TokenizerBudget,
 		MaxTokenizers: c.TokenizersLoaded,
-		Observer:      s.watchTokenizers(),
+		Chat: chat.Options{
+			Engine: chat.Engine(c.ChatEngine), DefaultKwargs: []byte(c.ChatKwargs),
+			RebuildTools: c.ChatRebuildTools, OwnTemplatesOnly: c.ChatOwnTemplatesOnly,
+		},
+		Observer: s.watchTokenizers(),
 	})
 	if err != nil {
 		return err

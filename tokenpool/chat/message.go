@@ -39,6 +39,7 @@ func (p *preparer) message(i int, raw json.RawMessage) ([]member, error) {
 		return nil, bad(where, "role is missing, or not a string")
 	}
 	if p.engine == EngineTransformers {
+		p.noteMedia(get(given, "content"))
 		var out []member
 		for _, m := range given {
 			if !isNull(m.value) {
@@ -173,6 +174,25 @@ var texts = map[string]string{
 	"output_text": "text",
 	"refusal":     "refusal",
 	"thinking":    "thinking",
+}
+
+// noteMedia writes down what a content has that is no text, as transformers'
+// processors find it: by the type of a part.
+func (p *preparer) noteMedia(content json.RawMessage) {
+	if first(content) != '[' {
+		return
+	}
+	for _, e := range elements(content) {
+		if first(e) != '{' {
+			continue
+		}
+		t := get(members(e), "type")
+		for _, m := range media {
+			if first(t) == '"' && text(t) == m.part {
+				p.media = append(p.media, m.kind)
+			}
+		}
+	}
 }
 
 // parts reads a content: a string, an array of parts, or nothing.

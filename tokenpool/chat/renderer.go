@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 )
@@ -99,6 +100,9 @@ type Prompt struct {
 	// texts, in their order. If there are any, Text is not the engine's: the
 	// model's processor, which is not here, puts placeholders for them.
 	Media []string
+	// Sure is how many bytes of Text are the engine's in any case: all without
+	// media, else those before the content of the first message that has any.
+	Sure int
 }
 
 // HasTemplate says whether the model has a template of its own for requests
@@ -110,18 +114,52 @@ func (r *Renderer) HasTemplate(tools bool) bool {
 
 // Render renders a request. The errors are those of this package's list.
 func (r *Renderer) Render(req Request) (Prompt, error) {
-	c, err := r.prepare(req)
+	now := r.opts.Now()
+	c, text, err := r.render(req, now)
 	if err != nil {
 		return Prompt{}, err
 	}
-	text, err := c.template.Render(string(c.context), r.opts.Limits, r.opts.Now())
+	out := Prompt{Text: text, Media: c.media, Sure: len(text)}
+	if len(c.media) > 0 {
+		out.Sure = r.sure(req, c.mediaAt, text, now)
+	}
+	return out, nil
+}
+
+func (r *Renderer) render(req Request, now time.Time) (prepared, string, error) {
+	c, err := r.prepare(req)
+	if err != nil {
+		return prepared{}, "", err
+	}
+	text, err := c.template.Render(string(c.context), r.opts.Limits, now)
 	if err == nil && req.ContinueFinalMessage {
 		text, err = cut(text, c.final)
 	}
+	return c, text, err
+}
+
+// other is a content that no message begins with.
+const other = "\uf8d7kvatlas"
+
+// sure returns how much of text stands before the content of message i. Only the
+// template knows, and it is asked by rendering the chat once more with another
+// content there. Where that fails nothing is sure.
+func (r *Renderer) sure(req Request, i int, text string, now time.Time) int {
+	messages := elements(req.Messages)
+	messages[i] = encodeObject(put(members(messages[i]), "content", quote(other)))
+	req.Messages = encodeArray(messages)
+	_, with, err := r.render(req, now)
 	if err != nil {
-		return Prompt{}, err
+		return 0
 	}
-	return Prompt{Text: text, Media: c.media}, nil
+	n := 0
+	for n < min(len(text), len(with)) && text[n] == with[n] {
+		n++
+	}
+	for n > 0 && n < len(text) && !utf8.RuneStart(text[n]) {
+		n--
+	}
+	return n
 }
 
 // Prepare returns the template that Render would render for the request, and
@@ -137,6 +175,7 @@ type prepared struct {
 	context  json.RawMessage
 	final    string // text of the last message, if it is to be continued
 	media    []string
+	mediaAt  int // the first message that has any
 }
 
 func (r *Renderer) prepare(req Request) (prepared, error) {
@@ -177,15 +216,19 @@ func (r *Renderer) prepare(req Request) (prepared, error) {
 	}
 	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: r.opts.RebuildTools}
 	conversation := make([][]member, len(messages))
+	mediaAt := 0
 	for i, m := range messages {
 		if conversation[i], err = p.message(i, m); err != nil {
 			return none, err
+		}
+		if len(p.media) == 0 {
+			mediaAt = i + 1
 		}
 	}
 	if p.engine == EngineVLLM && !strings.Contains(t.Source(), `"developer"`) && !strings.Contains(t.Source(), `'developer'`) {
 		conversation = developersToSystem(conversation)
 	}
-	out := prepared{template: t, media: p.media}
+	out := prepared{template: t, media: p.media, mediaAt: mediaAt}
 	if req.ContinueFinalMessage {
 		last := len(conversation) - 1
 		conversation[last], out.final, err = mark(conversation[last], t.Source())

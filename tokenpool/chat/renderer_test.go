@@ -136,6 +136,35 @@ func TestMedia(t *testing.T) {
 	}
 }
 
+// TestSure holds what is told of a chat with media against the texts of the
+// messages before them.
+func TestSure(t *testing.T) {
+	const (
+		parts = `{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content | trim }}{% else %}{% for p in m.content %}{{ "[img]" if p.type == "image" else p.text }}{% endfor %}{% endif %}{% endfor %}<end>`
+		plain = `{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<end>`
+		image = `{"type":"image_url","image_url":{"url":"u"}}`
+	)
+	for _, c := range []struct {
+		name, template, messages, sure string
+		engine                         Engine
+	}{
+		{"no media", parts, `[{"role":"user","content":[{"type":"text","text":"x"}]}]`, "<user>x<end>", EngineVLLM},
+		{"media at once", parts, `[{"role":"user","content":[` + image + `,{"type":"text","text":"x"}]}]`, "<user>", EngineVLLM},
+		{"media later", parts, `[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"x"},` + image + `]},{"role":"user","content":[` + image + `]}]`, "<system>s<user>", EngineVLLM},
+		{"as sent", parts, `[{"role":"user","content":"s"},{"role":"user","content":[{"type":"image"}]}]`, "<user>s<user>", EngineTransformers},
+		// vLLM puts placeholders of its own in front of the text.
+		{"texts only", plain, `[{"role":"user","content":"é"},{"role":"user","content":[{"type":"text","text":"x"},` + image + `]}]`, "<user>é<user>", EngineVLLM},
+		{"the other content is refused", `{% for m in messages %}{% if m.content is string %}{{ raise_exception("no") }}{% endif %}{% for p in m.content %}{{ p.type }}{% endfor %}{% endfor %}`,
+			`[{"role":"user","content":[{"type":"image"}]}]`, "", EngineTransformers},
+		{"a content like the other", plain, `[{"role":"user","content":[{"type":"text","text":"\uf8d6"},` + image + `]}]`, "<user>", EngineVLLM},
+	} {
+		p, err := newRenderer(t, Files{Template: []byte(c.template)}, Options{Engine: c.engine}).Render(Request{Messages: []byte(c.messages)})
+		if err != nil || p.Text[:p.Sure] != c.sure {
+			t.Errorf("%s: %q of %q, %v; want %q", c.name, p.Text[:p.Sure], p.Text, err, c.sure)
+		}
+	}
+}
+
 func TestBadRequests(t *testing.T) {
 	yes := true
 	const one = `[{"role":"user","content":"x"}]`

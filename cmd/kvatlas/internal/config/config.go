@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // Config is everything that can be set of kvatlas serve. The comment of a
@@ -182,6 +183,18 @@ type Config struct {
 	// PrefixCacheBytes is the memory of that store.
 	PrefixCacheBytes Bytes `name:"prefix-cache-bytes" default:"256MiB" min:"1MiB" max:"1TiB"`
 
+	// ChatEngine is the engine whose way of preparing messages for their template
+	// is followed.
+	ChatEngine string `name:"chat-engine" default:"vllm" oneof:"vllm,transformers" section:"Chats"`
+	// ChatRebuildTools gives tools and tool calls the form in which vLLM's server
+	// passes them on, for clients that send another one.
+	ChatRebuildTools bool `name:"chat-rebuild-tools" default:"false"`
+	// ChatKwargs is a JSON object of variables for chat templates, which those of
+	// a request go before (vLLM's --default-chat-template-kwargs).
+	ChatKwargs string `name:"chat-kwargs"`
+	// ChatOwnTemplatesOnly refuses chats that bring a template of their own.
+	ChatOwnTemplatesOnly bool `name:"chat-own-templates-only" default:"false"`
+
 	// LogLevel is the least important kind of line that is written.
 	LogLevel string `name:"log-level" default:"info" oneof:"debug,info,warn,error" section:"Log"`
 	// LogFormat is json for machines or console for people.
@@ -231,6 +244,9 @@ func (c *Config) validate() error {
 		bad("usage-window: %v is too short, give 0 or at least 1s", c.UsageWindow)
 	}
 	errs = append(errs, checkHub(c.HubEndpoint))
+	if _, err := chat.NewRenderer(chat.Files{}, chat.Options{DefaultKwargs: []byte(c.ChatKwargs)}); err != nil {
+		bad("chat-kwargs: %q is no JSON object of variables: %v", c.ChatKwargs, err)
+	}
 	if c.HubRevision == "" {
 		bad("hub-revision: it is empty; the usual one is main")
 	}
