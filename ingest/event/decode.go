@@ -59,6 +59,7 @@ type Decoder struct {
 	limits Limits
 	batch  *Batch
 	words  words
+	fields fields // of the event that is being read
 
 	// Of Pushes: what is being read, and the rank of each of its events, -1 for none.
 	push  *Push
@@ -84,7 +85,7 @@ func (d *Decoder) Decode(payload []byte, into *Batch) error {
 	d.cursor = cursor{b: payload}
 	d.batch = into
 	err := d.message()
-	d.cursor, d.batch = cursor{}, nil
+	d.cursor, d.batch, d.fields = cursor{}, nil, fields{}
 	if err != nil {
 		into.Reset()
 	}

@@ -76,8 +76,9 @@ func (f Form) stored() int {
 		return atLoRA + 1
 	case VLLM10, SGLang59, SGLang517:
 		return atMedium + 1
+	default:
+		return atLoRAID + 1
 	}
-	return atLoRAID + 1
 }
 
 // Append appends the payload of a message as an engine of the form writes it: the

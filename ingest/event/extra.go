@@ -88,12 +88,11 @@ func (d *Decoder) extraKeys(f *fields, block int) bool {
 		case t == 0xc0:
 			d.i++
 		case isText(t):
-			start := d.i
 			s, ok := d.text()
 			if !ok || len(s) > d.limits.Text {
 				return false
 			}
-			d.bareKey(f, block, i, s, d.b[start:d.i])
+			d.bareKey(f, block, i, s)
 		case isBytes(t):
 			s, ok := d.bytes()
 			if !ok {
@@ -119,9 +118,9 @@ func (d *Decoder) extraKeys(f *fields, block int) bool {
 	return true
 }
 
-// bareKey takes the i-th extra key of a block, a text without a tag. raw is the
-// text as it stands in the message, and the cursor is behind it.
-func (d *Decoder) bareKey(f *fields, block, i int, s, raw []byte) {
+// bareKey takes the i-th extra key of a block, a text without a tag, which the
+// cursor is behind.
+func (d *Decoder) bareKey(f *fields, block, i int, s []byte) {
 	e := f.e
 	if i == 0 && e.LoRA != "" && string(s) == e.LoRA {
 		return
@@ -138,26 +137,34 @@ func (d *Decoder) bareKey(f *fields, block, i int, s, raw []byte) {
 	}
 	// A salt stands in the first block of a prompt alone. Of versions that name an
 	// object by its bare identifier, one that reaches into the next block is one.
-	if first && e.Salt == "" && !(f.bare && d.inNextRow(raw)) {
+	if first && e.Salt == "" && (!f.bare || !d.inNextRow(s, e.LoRA)) {
 		e.Salt = d.words.get(s)
 		return
 	}
 	d.batch.arena.objects = append(d.batch.arena.objects, object(d.words.get(s), 0))
 }
 
-// inNextRow tells whether raw is also in the row behind the one that the cursor
-// stands in. It does not move the cursor.
-func (d *Decoder) inNextRow(raw []byte) bool {
+// inNextRow tells whether s is also in the row behind the one that the cursor
+// stands in, other than as the adapter's name in front. The cursor is not moved.
+func (d *Decoder) inNextRow(s []byte, lora string) bool {
 	c := d.cursor
 	for !c.broken && c.left() > 0 && isText(c.peek()) { // the rest of this row
 		c.skip()
 	}
-	if c.broken || c.left() == 0 || !isArray(c.peek()) {
+	if c.left() == 0 || !isArray(c.peek()) {
 		return false
 	}
-	from := c.i
-	c.skip()
-	return !c.broken && bytes.Contains(c.b[from:c.i], raw)
+	n, _ := c.array()
+	for i := range n {
+		t, ok := c.text()
+		if !ok {
+			return false
+		}
+		if bytes.Equal(t, s) && (i > 0 || string(t) != lora) {
+			return true
+		}
+	}
+	return false
 }
 
 // tagged reads an extra key that is a tuple: (identifier, offset) of an object, or

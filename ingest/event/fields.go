@@ -39,13 +39,14 @@ func kindOf(word []byte) Kind {
 
 // event reads an event, in either form.
 func (d *Decoder) event() fault {
-	f := fields{e: d.add(), rank: -1}
+	f := &d.fields // not on the stack: rows calls through a func
+	*f = fields{e: d.add(), rank: -1}
 	var bad fault
 	switch t := d.peek(); {
 	case isMap(t):
-		bad = d.eventMap(&f)
+		bad = d.eventMap(f)
 	case isArray(t):
-		bad = d.eventArray(&f)
+		bad = d.eventArray(f)
 	default:
 		bad = fault{BadField, "event"}
 	}
@@ -53,9 +54,9 @@ func (d *Decoder) event() fault {
 		return bad
 	}
 	if f.data != 0 {
-		bad = d.eventTRT(&f)
+		bad = d.eventTRT(f)
 	} else {
-		bad = d.finish(&f)
+		bad = d.finish(f)
 	}
 	for d.push != nil && bad.reason == 0 && len(d.ranks) < len(d.batch.Events) {
 		d.ranks = append(d.ranks, f.rank)
@@ -136,7 +137,7 @@ func (d *Decoder) field(f *fields, key []byte) (bad fault) {
 	case "kv_cache_spec_sliding_window":
 		return d.slidingWindow(e)
 	case "lookahead_token_ids":
-		e.Lookahead, bad = d.lookahead()
+		e.Lookahead = d.lookahead()
 	case "is_eagle":
 		if d.null() {
 			return fault{}
@@ -359,16 +360,14 @@ func (d *Decoder) slidingWindow(e *Event) fault {
 
 // lookahead reads the tokens behind each block. They explain hashes and nothing
 // else, so that what is not as it should be is passed over.
-func (d *Decoder) lookahead() ([]uint32, fault) {
+func (d *Decoder) lookahead() []uint32 {
 	start := d.i
-	if out, ok := d.lookaheadRows(); ok {
-		return out, fault{}
-	}
-	if !d.broken {
+	out, ok := d.lookaheadRows()
+	if !ok && !d.broken {
 		d.i = start
 		d.skip()
 	}
-	return nil, fault{}
+	return out
 }
 
 func (d *Decoder) lookaheadRows() ([]uint32, bool) {

@@ -62,7 +62,7 @@ func (d *Decoder) Pushes(body []byte, known func(pod string) (blockSize, window 
 		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", ErrMalformed, len(body), d.limits.Payload)
 	}
 	d.cursor = cursor{b: body}
-	defer func() { d.cursor, d.batch, d.push = cursor{}, nil, nil }()
+	defer func() { d.cursor, d.batch, d.push, d.fields = cursor{}, nil, nil, fields{} }()
 
 	if isMap(d.peek()) {
 		var p Push
@@ -147,7 +147,10 @@ func (d *Decoder) onePush(p *Push, prefix string, known func(string) (int, int))
 		case "engine":
 			p.Engine, f = d.name("engine")
 		case "rank":
-			if p.Rank, p.HasRank = d.natural(maxRank); !p.HasRank && !d.null() {
+			if d.null() {
+				continue
+			}
+			if p.Rank, p.HasRank = d.natural(maxRank); !p.HasRank {
 				return bad("rank", "is no rank: a whole number from 0 to 65535")
 			}
 		case "seq":
@@ -160,7 +163,10 @@ func (d *Decoder) onePush(p *Push, prefix string, known func(string) (int, int))
 			}
 			p.Seq, p.HasSeq = v, true
 		case "block_size":
-			if p.BlockSize, ok = d.natural(math.MaxInt32); !ok && !d.null() {
+			if d.null() {
+				continue
+			}
+			if p.BlockSize, ok = d.natural(math.MaxInt32); !ok {
 				return bad("block_size", "is no number of tokens")
 			}
 		case "events":
