@@ -120,7 +120,7 @@ func (o *ours) event(pod string, kind store.OpKind, keys []blockkey.Key) store.B
 func mapOps(kind store.OpKind, keys []blockkey.Key) []store.MapOp {
 	ops := make([]store.MapOp, len(keys))
 	for i, k := range keys {
-		ops[i].MapKey = store.MapKey{Hash: uint64(k) ^ engineMask, Tier: store.GPU}
+		ops[i].MapKey = store.MapKey{Hash: uint64(k) ^ engineMask}
 		if kind == store.Add {
 			ops[i].Value = append(binary.BigEndian.AppendUint64(make([]byte, 0, 10), uint64(k)), 0, 1)
 		}

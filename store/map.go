@@ -11,7 +11,8 @@ const (
 	MaxMapOps = MaxOpKeys
 )
 
-// MapKey names an entry of a generation's map: a block as the engine names it.
+// MapKey names an entry of a generation's map: a part of what is kept of a block
+// as the engine names it.
 //
 // Engines tell of evictions by their own hashes, which do not tell the block key.
 // The map keeps for each what its owner needs to know to follow, so that the next
@@ -20,10 +21,9 @@ const (
 type MapKey struct {
 	// Hash is the engine's hash of the block.
 	Hash uint64
-	// Tier is where the engine has it.
-	Tier Tier
-	// Group is the engine's cache group.
-	Group uint8
+	// Part numbers the entries of one hash, in any way that suits the owner. Part
+	// 0 takes the least memory, those below 256 the next.
+	Part uint16
 }
 
 // MapOp sets an entry of a generation's map, or deletes it.
@@ -32,14 +32,6 @@ type MapOp struct {
 	// Value is an opaque value of 1 to MaxMapValue bytes; nil deletes the entry.
 	// It is what the entry is from then on, never an increment.
 	Value []byte
-}
-
-// Validate returns ErrInvalid when there can be no such entry.
-func (k MapKey) Validate() error {
-	if int(k.Tier) >= NumTiers {
-		return fmt.Errorf("%w: a map entry in tier %d", ErrInvalid, uint8(k.Tier))
-	}
-	return nil
 }
 
 func (b *Batch) validateMap() error {
@@ -53,9 +45,6 @@ func (b *Batch) validateMap() error {
 	}
 	for i := range b.Map {
 		op := &b.Map[i]
-		if err := op.Validate(); err != nil {
-			return fmt.Errorf("map op %d: %w", i, err)
-		}
 		if n := len(op.Value); n > MaxMapValue || (n == 0 && op.Value != nil) {
 			return fmt.Errorf("map op %d: %w: a value of %d bytes, it can have 1 to %d", i, ErrInvalid, n, MaxMapValue)
 		}

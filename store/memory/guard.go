@@ -92,11 +92,6 @@ func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store
 	if gen == 0 || len(keys) > store.MaxMapOps {
 		return nil, fmt.Errorf("%w: %d keys of generation %d; there can be %d, of a generation", store.ErrInvalid, len(keys), gen, store.MaxMapOps)
 	}
-	for i, k := range keys {
-		if err := k.Validate(); err != nil {
-			return nil, fmt.Errorf("key %d: %w", i, err)
-		}
-	}
 	l := x.registry.lifeBy(gen)
 	if l == nil {
 		return nil, store.ErrEnded

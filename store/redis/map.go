@@ -43,15 +43,19 @@ func (n *names) bucketName(gen store.Generation, b uint64) string {
 // bucketOf is the bucket that an entry is in.
 func bucketOf(k store.MapKey) uint64 { return k.Hash % mapBuckets }
 
-// mapField is the field of an entry: the hash, 8 bytes big endian, the tier, and
-// the group unless it is 0.
+// mapField is the field of an entry: the hash, 8 bytes big endian, and the part in
+// as few bytes as it takes: none for part 0.
 func mapField(k store.MapKey) string {
 	var b [10]byte
 	binary.BigEndian.PutUint64(b[:], k.Hash)
-	b[8], b[9] = byte(k.Tier), k.Group
-	if k.Group == 0 {
+	switch {
+	case k.Part == 0:
+		return string(b[:8])
+	case k.Part < 256:
+		b[8] = byte(k.Part)
 		return string(b[:9])
 	}
+	binary.BigEndian.PutUint16(b[8:], k.Part)
 	return string(b[:])
 }
 
@@ -101,10 +105,8 @@ func cmpMapKey(a, b store.MapKey) int {
 			return -1
 		}
 		return 1
-	case a.Tier != b.Tier:
-		return int(a.Tier) - int(b.Tier)
 	}
-	return int(a.Group) - int(b.Group)
+	return int(a.Part) - int(b.Part)
 }
 
 // bucketCalls puts buckets of one guard into runs of a length that keeps the
@@ -146,9 +148,6 @@ func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store
 	}
 	byBucket := map[uint64][]int{}
 	for i, k := range keys {
-		if err := k.Validate(); err != nil {
-			return nil, fmt.Errorf("key %d: %w", i, err)
-		}
 		byBucket[bucketOf(k)] = append(byBucket[bucketOf(k)], i)
 	}
 	pipe := x.client.Pipeline()

@@ -203,7 +203,7 @@ var guardCases = []testCase{
 	{"a map changes with its batch", func(b *bench) {
 		b.register(store.Pod{Name: "a"})
 		gen := b.begin("a", 0, 1)
-		keys := []store.MapKey{{Hash: 5}, {Hash: 5, Tier: store.CPU}, {Hash: 5, Group: 2}, {Hash: 5 + 1<<32}, {Hash: 0}, {Hash: ^uint64(0), Tier: store.Shared, Group: 255}}
+		keys := []store.MapKey{{Hash: 5}, {Hash: 5, Part: 1}, {Hash: 5, Part: 256}, {Hash: 5 + 1<<32}, {Hash: 0}, {Hash: ^uint64(0), Part: ^uint16(0)}}
 		var set []store.MapOp
 		for i, k := range keys {
 			set = append(set, store.MapOp{MapKey: k, Value: []byte{byte(i), 0, '\r', '\n'}})
@@ -288,7 +288,6 @@ var guardCases = []testCase{
 		g := &store.Guard{Generation: gen, Fence: 1, Seq: 1}
 		for what, batch := range map[string]store.Batch{
 			"no guard":     {Map: []store.MapOp{{Value: []byte("x")}}},
-			"all tiers":    {Guard: g, Map: []store.MapOp{{MapKey: store.MapKey{Tier: store.AllTiers}}}},
 			"empty":        {Guard: g, Map: []store.MapOp{{Value: []byte{}}}},
 			"long":         {Guard: g, Map: []store.MapOp{{Value: make([]byte, store.MaxMapValue+1)}}},
 			"many entries": {Guard: g, Map: make([]store.MapOp, store.MaxMapOps+1)},
@@ -300,7 +299,6 @@ var guardCases = []testCase{
 		}
 		for what, f := range map[string]func() error{
 			"no generation": func() error { _, err := b.Index.ReadMap(b.ctx, 0); return err },
-			"no tier":       func() error { _, err := b.Index.ReadMap(b.ctx, gen, store.MapKey{Tier: store.NumTiers}); return err },
 			"many keys": func() error {
 				_, err := b.Index.ReadMap(b.ctx, gen, make([]store.MapKey, store.MaxMapOps+1)...)
 				return err

@@ -274,15 +274,10 @@ func (x *plain) ReadMap(ctx context.Context, gen store.Generation, keys ...store
 	if gen == 0 || len(keys) > store.MaxMapOps {
 		return nil, store.ErrInvalid
 	}
-	for _, k := range keys {
-		if err := k.Validate(); err != nil {
-			return nil, err
-		}
-	}
-	if x.fault == "maps forget the group" {
+	if x.fault == "maps forget the part" {
 		keys = slices.Clone(keys)
 		for i := range keys {
-			keys[i].Group = 0
+			keys[i].Part = 0
 		}
 	}
 	return x.m.ReadMap(gen, keys...)
@@ -388,7 +383,7 @@ func TestSuiteNoticesFaults(t *testing.T) {
 		"leases never end", "a registry for each query", "holders descend", "holders repeat",
 		"a gap ends the answer", "one block too few", "stop is not heard", "validates too late",
 		"clear forgets other tiers", "remove forgets other tiers", "key 0 is lost", "models are mixed",
-		"an old fence writes", "duplicates are applied", "the ended write", "a new generation inherits", "the watermark is low", "maps forget the group",
+		"an old fence writes", "duplicates are applied", "the ended write", "a new generation inherits", "the watermark is low", "maps forget the part",
 		"clear keeps ids", "the dead inherit", "the last model wins", "Close is not heard",
 	} {
 		t.Run(fault, func(t *testing.T) {

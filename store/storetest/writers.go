@@ -14,7 +14,7 @@ import (
 
 // historyEntries are the entries that maps have, two of them in one bucket.
 var (
-	historyEntries = []store.MapKey{{Hash: 1}, {Hash: 1, Tier: store.CPU}, {Hash: 1, Group: 3}, {Hash: 1025}, {Hash: ^uint64(0)}}
+	historyEntries = []store.MapKey{{Hash: 1}, {Hash: 1, Part: 1}, {Hash: 1, Part: 300}, {Hash: 1025}, {Hash: ^uint64(0)}}
 	genMapOp       = rapid.Custom(func(t *rapid.T) store.MapOp {
 		op := store.MapOp{MapKey: rapid.SampledFrom(historyEntries).Draw(t, "entry")}
 		if rapid.IntRange(0, 2).Draw(t, "set") > 0 {
