@@ -126,9 +126,6 @@ func chatError(f form, err error) error {
 		_, w, _ := strings.Cut(err.Error(), sentinel.Error()+": ")
 		return w
 	}
-	refuse := func(status int, code, param, message string) error {
-		return &apiError{status: status, code: code, param: param, message: message}
-	}
 	template := "messages"
 	if own {
 		template = "chat_template"
@@ -138,15 +135,18 @@ func chatError(f form, err error) error {
 		where, what, _ := strings.Cut(why(chat.ErrRequest), ": ")
 		return invalid(where, "%s", what)
 	case errors.Is(err, chat.ErrNoTemplate):
-		return refuse(http.StatusBadRequest, "no_chat_template", "messages", "the model has no chat template, or none of that name: give chat_template, or render the chat and send prompt with add_special_tokens false")
+		return &apiError{
+			status: http.StatusBadRequest, code: "no_chat_template", param: "messages",
+			message: "the model has no chat template, or none of that name: give chat_template, or render the chat and send prompt with add_special_tokens false",
+		}
 	case errors.Is(err, chat.ErrCompile) && own:
-		return refuse(http.StatusBadRequest, "chat_template_invalid", "chat_template", why(chat.ErrCompile))
+		return &apiError{status: http.StatusBadRequest, code: "chat_template_invalid", param: "chat_template", message: why(chat.ErrCompile)}
 	case errors.Is(err, chat.ErrRaised):
-		return refuse(http.StatusBadRequest, "chat_refused", "messages", why(chat.ErrRaised))
+		return &apiError{status: http.StatusBadRequest, code: "chat_refused", param: "messages", message: why(chat.ErrRaised)}
 	case errors.Is(err, chat.ErrTemplate):
-		return refuse(http.StatusBadRequest, "chat_template_failed", template, why(chat.ErrTemplate))
+		return &apiError{status: http.StatusBadRequest, code: "chat_template_failed", param: template, message: why(chat.ErrTemplate)}
 	case errors.Is(err, chat.ErrLimit):
-		return refuse(http.StatusRequestEntityTooLarge, codeTooLarge, template, "rendering the chat reached a limit: "+why(chat.ErrLimit))
+		return tooLarge(template, "rendering the chat reached a limit: %s", why(chat.ErrLimit))
 	}
 	if e := asAPIError(err); e.param == "prompt" {
 		e.param = "messages"

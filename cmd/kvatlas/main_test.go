@@ -187,9 +187,13 @@ func tokenizers(t *testing.T) string {
 	if err := os.MkdirAll(folder, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	from := filepath.Join(strings.TrimSpace(string(module)), "test", "data", "Meta-Llama-3-8B-Instruct.json")
-	if err := os.Symlink(from, filepath.Join(folder, "tokenizer.json")); err != nil {
-		t.Fatal(err)
+	for from, to := range map[string]string{
+		"Meta-Llama-3-8B-Instruct.json":                  "tokenizer.json",
+		"meta-llama-3-8b-instruct/tokenizer_config.json": "tokenizer_config.json",
+	} {
+		if err := os.Symlink(filepath.Join(strings.TrimSpace(string(module)), "test", "data", from), filepath.Join(folder, to)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return dir
 }
