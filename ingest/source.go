@@ -41,11 +41,11 @@ func (s *Source) Validate() error {
 	if s.Model == "" {
 		return fmt.Errorf("%w: the source %s/%d has no model", store.ErrInvalid, s.Pod, s.Rank)
 	}
-	if err := (&zmq.Config{Endpoint: s.Events, Bind: s.Bind, Topic: s.Topic, Curve: s.Curve}).Validate(); err != nil {
+	if err := (zmq.Config{Endpoint: s.Events, Bind: s.Bind, Topic: s.Topic, Curve: s.Curve}).Validate(); err != nil {
 		return fmt.Errorf("events of %s/%d: %w", s.Pod, s.Rank, err)
 	}
 	if s.Replay != "" {
-		if err := (&zmq.ReplayConfig{Endpoint: s.Replay, Curve: s.Curve}).Validate(); err != nil {
+		if err := (zmq.ReplayConfig{Endpoint: s.Replay, Curve: s.Curve}).Validate(); err != nil {
 			return fmt.Errorf("replay of %s/%d: %w", s.Pod, s.Rank, err)
 		}
 	}

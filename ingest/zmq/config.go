@@ -67,7 +67,7 @@ type Message struct {
 
 // Validate returns ErrEndpoint or ErrConfig with the reason when nobody can
 // subscribe like this.
-func (c *Config) Validate() error {
+func (c Config) Validate() error {
 	_, err := c.withDefaults()
 	return err
 }
@@ -136,7 +136,7 @@ type ReplayConfig struct {
 
 // Validate returns ErrEndpoint or ErrConfig with the reason when nobody can ask
 // like this.
-func (c *ReplayConfig) Validate() error {
+func (c ReplayConfig) Validate() error {
 	_, err := c.withDefaults()
 	return err
 }
