@@ -27,6 +27,15 @@
 // entries which LMCache writes itself. [Digest.Fold] makes a Key of a digest,
 // apart from all keys of other schemes by the scheme's name.
 //
+// # vLLM and SGLang
+//
+// A [VLLMChain] recomputes the block hashes of vLLM 0.9 to 0.33 by each of its
+// algorithms, an [SGLangChain] the page hashes of SGLang 0.5.6 to 0.5.23, bit for
+// bit: testdata holds what the engines' own code gave. They say whether an engine
+// hashes as one believes, its seed among it, and make keys of entries that engines
+// write themselves, with [WireKey]. The index does not need them: it keys blocks by
+// their tokens under the native scheme, whatever the engine's hash.
+//
 // # Guarantees
 //
 // Everything is a pure function of its arguments. Functions are safe for

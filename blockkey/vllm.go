@@ -1,0 +1,398 @@
+package blockkey
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+)
+
+// SchemeVLLM is the name of vLLM's own scheme of block hashes.
+const SchemeVLLM = "vllm"
+
+// VLLMDefaultSeed is what vLLM 0.29 and later hash with when PYTHONHASHSEED is not
+// set and the algorithm is one of sha256. Before, and with the xxhash algorithms,
+// it is 32 random bytes then, which nobody outside of the process knows.
+const VLLMDefaultSeed = "vllm-none-hash"
+
+// VLLMAlgorithm is how vLLM hashes a block, its --prefix-caching-hash-algo.
+type VLLMAlgorithm uint8
+
+// The algorithms.
+const (
+	// VLLMSHA256 is "sha256", the default: SHA-256 of Python's pickle.
+	VLLMSHA256 VLLMAlgorithm = iota
+	// VLLMSHA256CBOR is "sha256_cbor": SHA-256 of canonical CBOR.
+	VLLMSHA256CBOR
+	// VLLMXXHash is "xxhash", from 0.13: XXH3-128 of Python's pickle.
+	VLLMXXHash
+	// VLLMXXHashCBOR is "xxhash_cbor", from 0.13: XXH3-128 of canonical CBOR.
+	VLLMXXHashCBOR
+	// VLLMSHA256Int is "sha256" up to 0.10.1, where the hash of a block goes into
+	// the next one's as an integer. Those versions cannot publish it.
+	VLLMSHA256Int
+	// VLLMSHA256CBOR64 is "sha256_cbor_64bit" of 0.10.1: the last 8 bytes of
+	// SHA-256 of canonical CBOR, as an integer.
+	VLLMSHA256CBOR64
+
+	numVLLMAlgorithms
+)
+
+var vllmAlgorithms = [numVLLMAlgorithms]string{"sha256", "sha256_cbor", "xxhash", "xxhash_cbor", "sha256 as integers", "sha256_cbor_64bit"}
+
+// String returns vLLM's name of the algorithm.
+func (a VLLMAlgorithm) String() string {
+	if a < numVLLMAlgorithms {
+		return vllmAlgorithms[a]
+	}
+	return fmt.Sprintf("algorithm(%d)", uint8(a))
+}
+
+func (a VLLMAlgorithm) pickled() bool {
+	return a == VLLMSHA256 || a == VLLMXXHash || a == VLLMSHA256Int
+}
+
+// size is how many bytes of a Digest are the hash: its last.
+func (a VLLMAlgorithm) size() int {
+	switch a {
+	case VLLMXXHash, VLLMXXHashCBOR:
+		return 16
+	case VLLMSHA256CBOR64:
+		return 8
+	default:
+		return sha256.Size
+	}
+}
+
+func (a VLLMAlgorithm) hash(b []byte) (d Digest) {
+	switch a {
+	case VLLMXXHash, VLLMXXHashCBOR:
+		sum := xxh3.Hash128(b).Bytes()
+		copy(d[16:], sum[:])
+	case VLLMSHA256CBOR64:
+		sum := sha256.Sum256(b)
+		copy(d[24:], sum[24:])
+	default:
+		d = sha256.Sum256(b)
+	}
+	return d
+}
+
+// None returns the hash that stands in front of the first block of a prompt,
+// vLLM's NONE_HASH, of the seed in PYTHONHASHSEED.
+func (a VLLMAlgorithm) None(seed string) Digest {
+	var e encoder
+	if a.pickled() {
+		e.pickleOpen()
+		e.pickleText(seed)
+		e.pickleClose()
+	} else {
+		e.cborText(seed)
+	}
+	return a.hash(e.b)
+}
+
+// VLLMKeys is how vLLM writes what else goes into a block's hash, which has changed
+// with its version.
+type VLLMKeys uint8
+
+// The forms of the extra keys.
+const (
+	// VLLMKeys31 is vLLM 0.31 and later: tuples with a tag, ("lora", name, path),
+	// ("mm", identifier, offset), ("cache_salt", salt).
+	VLLMKeys31 VLLMKeys = iota
+	// VLLMKeys19 is vLLM 0.19 to 0.30: name, (identifier, offset), salt.
+	VLLMKeys19
+	// VLLMKeys11 is vLLM 0.11.1 to 0.18: name, identifier, salt.
+	VLLMKeys11
+	// VLLMKeys9 is vLLM up to 0.11.0: number of the adapter, identifier, salt.
+	VLLMKeys9
+
+	numVLLMKeys
+)
+
+var vllmKeys = [numVLLMKeys]string{"0.31 and later", "0.19 to 0.30", "0.11.1 to 0.18", "up to 0.11.0"}
+
+// String returns the versions that have the form.
+func (k VLLMKeys) String() string {
+	if k < numVLLMKeys {
+		return vllmKeys[k]
+	}
+	return fmt.Sprintf("keys(%d)", uint8(k))
+}
+
+// VLLMLoRA is an adapter as vLLM hashes it: up to 0.11.0 by its number, then by its
+// name, from 0.31 by name and path. The zero value is the base model. The path is
+// in no event.
+type VLLMLoRA struct {
+	ID         int64
+	Name, Path string
+}
+
+// VLLMObject is a multimodal object of a prompt: its identifier, the token at which
+// it begins, counted from the prompt's first, and its length in tokens.
+type VLLMObject struct {
+	ID             string
+	Offset, Length int
+}
+
+// VLLMChain is a place in a chain of vLLM's block hashes, from which it goes on:
+//
+//	H((hash of the block before, tokens, extra keys or None))
+//
+// with the hash of the seed before the first block. vLLM sends the last 8 bytes in
+// events, see Digest.VLLMWire. Plain prompts have one hash from 0.10.2 to 0.33; what
+// adapters, salts and objects add depends on the version.
+//
+// Like Chain it is a small value, copied to branch, and not safe for concurrent
+// use. The hash of an algorithm with less than 32 bytes stands at the end of its
+// Digest, behind zeros.
+type VLLMChain struct {
+	Algorithm VLLMAlgorithm
+	Keys      VLLMKeys
+	// BlockSize is the number of tokens in a block; less than 1 has no blocks.
+	// Python splits a pickle of more than 64 KiB, which is not done here: blocks of
+	// more than 13,000 tokens come out wrong.
+	BlockSize int
+	// Lookahead is how many tokens behind a block go into its hash too, for EAGLE
+	// and MTP from 0.33 without a KV connector; the last block is then one that has
+	// them all.
+	Lookahead int
+	LoRA      VLLMLoRA
+	// Salt is the cache salt. It goes into the first block of a prompt.
+	Salt string
+	// Parent is the hash of the block before the place, or the algorithm's None, of
+	// which First tells that it is.
+	Parent Digest
+	First  bool
+	// Position is the number of tokens before the place. Objects count from there.
+	Position int
+}
+
+// NewVLLMChain returns the start of a prompt.
+func NewVLLMChain(a VLLMAlgorithm, seed string, blockSize int) VLLMChain {
+	return VLLMChain{Algorithm: a, BlockSize: blockSize, Parent: a.None(seed), First: true}
+}
+
+// VLLMWire returns the number of the digest in vLLM's events: its last 8 bytes.
+func (d Digest) VLLMWire() uint64 { return binary.BigEndian.Uint64(d[len(d)-8:]) }
+
+// WireKey returns the block key of a hash as an engine sends it, XORed with XXH3-64
+// of the scheme's name under seed 1337 as Digest.Fold does.
+func WireKey(scheme string, wire uint64) Key { return Key(wire ^ nameMask(scheme)) }
+
+// Append appends to dst the hashes of all full blocks of tokens, which begin at c's
+// place, and moves the place behind them. Objects are those of the whole prompt, in
+// their order. It allocates a buffer for a call and nothing for a block.
+func (c *VLLMChain) Append(dst []Digest, tokens []uint32, objects ...VLLMObject) []Digest {
+	if c.BlockSize < 1 || len(tokens) < c.BlockSize+max(0, c.Lookahead) {
+		return dst
+	}
+	n := (len(tokens) - max(0, c.Lookahead)) / c.BlockSize
+	dst, out := grow(dst, n)
+	e := encoder{b: make([]byte, 0, 128+5*c.BlockSize)}
+	for i := range out {
+		from := i * c.BlockSize
+		e.b = e.b[:0]
+		if c.Algorithm.pickled() {
+			c.pickle(&e, tokens[from:], objects)
+		} else {
+			c.cbor(&e, tokens[from:], objects)
+		}
+		out[i] = c.Algorithm.hash(e.b)
+		c.Parent, c.First = out[i], false
+		c.Position += c.BlockSize
+	}
+	return dst
+}
+
+// reaches tells whether the object reaches into the block at the place, and at
+// which token of it it begins.
+func (c *VLLMChain) reaches(o VLLMObject) (offset int, ok bool) {
+	offset = o.Offset - c.Position
+	return offset, offset < c.BlockSize && offset+o.Length > 0
+}
+
+// hasLoRA tells whether an adapter goes into the hash.
+func (c *VLLMChain) hasLoRA() bool {
+	if c.Keys == VLLMKeys9 {
+		return c.LoRA.ID != 0
+	}
+	return c.LoRA.Name != ""
+}
+
+// extras is how many extra keys the block at the place has.
+func (c *VLLMChain) extras(objects []VLLMObject) int {
+	n := 0
+	if c.hasLoRA() {
+		n++
+	}
+	for _, o := range objects {
+		if _, ok := c.reaches(o); ok {
+			n++
+		}
+	}
+	if c.First && c.Salt != "" {
+		n++
+	}
+	return n
+}
+
+// array is CBOR's major type of arrays.
+const array = 4
+
+// cbor writes what is hashed of the block at the place as canonical CBOR.
+func (c *VLLMChain) cbor(e *encoder, tokens []uint32, objects []VLLMObject) {
+	e.cborHead(array, 3)
+	if c.Algorithm == VLLMSHA256CBOR64 {
+		e.cborHead(0, c.Parent.VLLMWire())
+	} else {
+		e.cborBytes(c.Parent[len(c.Parent)-c.Algorithm.size():])
+	}
+	e.cborHead(array, uint64(c.BlockSize))
+	for _, t := range tokens[:c.BlockSize] {
+		e.cborHead(0, uint64(t))
+	}
+	if c.Lookahead > 0 {
+		e.cborHead(array, uint64(1+c.Lookahead))
+	}
+	if n := c.extras(objects); n == 0 {
+		e.cborNull()
+	} else {
+		e.cborHead(array, uint64(n))
+		c.cborExtras(e, objects)
+	}
+	for _, t := range tokens[c.BlockSize:][:max(0, c.Lookahead)] {
+		e.cborHead(0, uint64(t))
+	}
+}
+
+func (c *VLLMChain) cborExtras(e *encoder, objects []VLLMObject) {
+	tagged := c.Keys == VLLMKeys31
+	if c.hasLoRA() {
+		switch {
+		case tagged:
+			e.cborHead(array, 3)
+			e.cborText("lora")
+			e.cborText(c.LoRA.Name)
+			e.cborText(c.LoRA.Path)
+		case c.Keys == VLLMKeys9:
+			e.cborInt(c.LoRA.ID)
+		default:
+			e.cborText(c.LoRA.Name)
+		}
+	}
+	for _, o := range objects {
+		offset, ok := c.reaches(o)
+		if !ok {
+			continue
+		}
+		switch c.Keys {
+		case VLLMKeys31:
+			e.cborHead(array, 3)
+			e.cborText("mm")
+			e.cborText(o.ID)
+			e.cborInt(int64(offset))
+		case VLLMKeys19:
+			e.cborHead(array, 2)
+			e.cborText(o.ID)
+			e.cborInt(int64(offset))
+		default:
+			e.cborText(o.ID)
+		}
+	}
+	if c.First && c.Salt != "" {
+		if tagged {
+			e.cborHead(array, 2)
+			e.cborText("cache_salt")
+		}
+		e.cborText(c.Salt)
+	}
+}
+
+// pickle writes the same as Python's pickle does. Of two objects with one
+// identifier in a block, Python's depends on whether they share the string; here
+// each has its own.
+func (c *VLLMChain) pickle(e *encoder, tokens []uint32, objects []VLLMObject) {
+	e.pickleOpen()
+	if c.Algorithm == VLLMSHA256Int {
+		e.pickleDigest(c.Parent)
+	} else {
+		e.pickleBytes(c.Parent[len(c.Parent)-c.Algorithm.size():])
+	}
+	e.pickleTuple(c.BlockSize)
+	for _, t := range tokens[:c.BlockSize] {
+		e.pickleInt(int64(t))
+	}
+	e.pickleEnd(c.BlockSize)
+	if c.Lookahead > 0 {
+		e.pickleTuple(1 + c.Lookahead)
+	}
+	if n := c.extras(objects); n == 0 {
+		e.pickleNone()
+	} else {
+		e.pickleTuple(n)
+		c.pickleExtras(e, objects)
+		e.pickleEnd(n)
+	}
+	if c.Lookahead > 0 {
+		for _, t := range tokens[c.BlockSize:][:c.Lookahead] {
+			e.pickleInt(int64(t))
+		}
+		e.pickleEnd(1 + c.Lookahead)
+	}
+	e.pickleEnd(3)
+	e.pickleClose()
+}
+
+func (c *VLLMChain) pickleExtras(e *encoder, objects []VLLMObject) {
+	tagged := c.Keys == VLLMKeys31
+	if c.hasLoRA() {
+		switch {
+		case tagged:
+			e.pickleText("lora")
+			e.pickleText(c.LoRA.Name)
+			e.pickleText(c.LoRA.Path)
+			e.pickleEnd(3)
+		case c.Keys == VLLMKeys9:
+			e.pickleInt(c.LoRA.ID)
+		default:
+			e.pickleText(c.LoRA.Name)
+		}
+	}
+	tag := -1 // where the memo has "mm", a constant that is pickled once
+	for _, o := range objects {
+		offset, ok := c.reaches(o)
+		if !ok {
+			continue
+		}
+		switch c.Keys {
+		case VLLMKeys31:
+			if tag < 0 {
+				tag = e.memo
+				e.pickleText("mm")
+			} else {
+				e.pickleAgain(tag)
+			}
+			e.pickleText(o.ID)
+			e.pickleInt(int64(offset))
+			e.pickleEnd(3)
+		case VLLMKeys19:
+			e.pickleText(o.ID)
+			e.pickleInt(int64(offset))
+			e.pickleEnd(2)
+		default:
+			e.pickleText(o.ID)
+		}
+	}
+	if c.First && c.Salt != "" {
+		if tagged {
+			e.pickleText("cache_salt")
+			e.pickleText(c.Salt)
+			e.pickleEnd(2)
+		} else {
+			e.pickleText(c.Salt)
+		}
+	}
+}
