@@ -62,8 +62,10 @@ type Decoder struct {
 	fields fields // of the event that is being read
 
 	// Of Pushes: what is being read, and the rank of each of its events, -1 for none.
-	push  *Push
-	ranks []int
+	push    *Push
+	ranks   []int
+	sized   bool // the push has told its block size
+	created bool // the event before was a "created" of TensorRT-LLM
 }
 
 // Decode decodes a message with a Decoder of its own and the default limits. Who

@@ -3,6 +3,7 @@ package event
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -128,7 +129,7 @@ func explainVLLM(e *Event, n int, seed, loraPath string) (Explanation, bool) {
 			c.Lookahead = lookahead
 			fits := true
 			for i := 0; i < n && fits; i++ {
-				tokens := append(e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize:(i+1)*e.BlockSize], e.Lookahead[i*lookahead:][:lookahead]...)
+				tokens := slices.Concat(e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize], e.Lookahead[i*lookahead:][:lookahead])
 				digest := c.Append(nil, tokens, objects...)
 				fits = Hash(digest[0].VLLMWire()) == e.Hashes[i]
 			}

@@ -25,8 +25,8 @@ type Push struct {
 	// BlockSize is the engine's block size and Window its widest attention window,
 	// in tokens, both only for TensorRT-LLM's events, which leave partial blocks and
 	// narrow windows to the reader. They are the largest seen up to the end of this
-	// push, 0 for none: whoever reads a pod's next push gives them to it, see
-	// Decoder.Pushes.
+	// push since the engine began, 0 for none, or the block_size that the push told:
+	// whoever reads a pod's next push gives them to it, see Decoder.Pushes.
 	BlockSize, Window int
 	// Batches are the events, in order; several where ranks differ.
 	Batches []Batch
@@ -133,6 +133,7 @@ func (d *Decoder) onePush(p *Push, prefix string, known func(string) (int, int))
 		return bad("body", "is no object")
 	}
 	events := 0
+	d.sized, d.created = false, false
 	for range n {
 		key, ok := d.text()
 		if !ok {
@@ -169,6 +170,7 @@ func (d *Decoder) onePush(p *Push, prefix string, known func(string) (int, int))
 			if p.BlockSize, ok = d.natural(math.MaxInt32); !ok {
 				return bad("block_size", "is no number of tokens")
 			}
+			d.sized = p.BlockSize > 0
 		case "events":
 			events = d.i
 			d.skip()
@@ -190,8 +192,10 @@ func (d *Decoder) onePush(p *Push, prefix string, known func(string) (int, int))
 		return bad("events", "is missing")
 	}
 	if known != nil {
-		size, window := known(p.Pod)
-		p.BlockSize, p.Window = max(p.BlockSize, size), window
+		var size int
+		if size, p.Window = known(p.Pod); !d.sized {
+			p.BlockSize = size
+		}
 	}
 	end := d.i
 	d.i = events

@@ -206,6 +206,12 @@ func TestTensorRTKnown(t *testing.T) {
 			t.Errorf("%v: %+v", known, p)
 		}
 	}
+	// An engine that begins anew may have others.
+	created := `{"data":{"type":"created"},"window_size":64},{"data":{"type":"created"},"window_size":32},`
+	p := pushes(t, strings.Replace(body, `[`, `[`+created, 1), func(string) (int, int) { return 4, 256 })[0]
+	if len(p.Batches) != 1 || p.BlockSize != 2 || p.Window != 128 {
+		t.Errorf("%+v", p)
+	}
 	if p := pushes(t, strings.Replace(body, `"model"`, `"block_size":3,"model"`, 1), nil)[0]; p.Skipped != 1 || p.BlockSize != 3 {
 		t.Errorf("%+v", p)
 	}

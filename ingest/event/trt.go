@@ -40,6 +40,7 @@ func (d *Decoder) dataTRT(f *fields) fault {
 	if bad := d.fieldsTRT(&t); bad.reason != 0 {
 		return bad
 	}
+	d.createdTRT(t.kind == "created")
 	if f.window > 0 && d.push != nil {
 		// Only blocks of the widest attention window hold a whole prefix.
 		d.push.Window = max(d.push.Window, f.window)
@@ -80,6 +81,18 @@ func (d *Decoder) dataTRT(f *fields) fault {
 		return fault{UnknownKind, "type"}
 	}
 	return fault{}
+}
+
+// createdTRT forgets what is known of a pod when its engine begins anew, which it
+// says by a "created" for each of its windows.
+func (d *Decoder) createdTRT(created bool) {
+	if d.push != nil && created && !d.created {
+		d.push.Window = 0
+		if !d.sized {
+			d.push.BlockSize = 0
+		}
+	}
+	d.created = created
 }
 
 // levelMedium is the medium of a level of TensorRT-LLM's cache: GPU, and the
@@ -197,7 +210,9 @@ func (d *Decoder) blocksTRT(t *trt) fault {
 		used += len(b.tokens)
 		size := len(b.tokens)
 		if p := d.push; p != nil {
-			p.BlockSize = max(p.BlockSize, size)
+			if !d.sized {
+				p.BlockSize = max(p.BlockSize, size)
+			}
 			if size < p.BlockSize {
 				if i == 0 {
 					return fault{NotIndexed, "tokens"}
