@@ -24,6 +24,7 @@ type Index struct {
 	factor   uint64        // odd, for the same reason
 	sets     sets
 	registry registry
+	leases   leases
 
 	_       [64]byte
 	read    counter

@@ -1,0 +1,186 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/storetest"
+)
+
+func TestLeases(t *testing.T) {
+	for name, url := range map[string]string{
+		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.RunLeases(t, func(t *testing.T) storetest.Subject {
+				s := subject(t, Config{URL: url, Prefix: newPrefix()})
+				s.Lease = 2 * time.Second
+				return s
+			})
+		})
+	}
+}
+
+// leaseOf acquires a rank and returns its fence.
+func leaseOf(t *testing.T, x *Index, name string, ranks ...store.RankRef) uint64 {
+	t.Helper()
+	v, err := x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: name, Ranks: 10}, TTL: time.Minute, Acquire: ranks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l := v.Leases[ranks[0]]; l.Reader != name {
+		t.Fatalf("the lease is %+v", l)
+	}
+	return v.Leases[ranks[0]].Fence
+}
+
+// TestFencesAfterLoss: a server that has lost its latest writes, all of them, or just
+// its counters gives no fence again, and none that is lower.
+func TestFencesAfterLoss(t *testing.T) {
+	s := redistest.Start(t, "--save", "", "--appendonly", "no")
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	plain := s.Client()
+	r := store.RankRef{Pod: "a"}
+	last := uint64(0)
+	grow := func(what string) {
+		t.Helper()
+		f := leaseOf(t, x, "o", r)
+		if f <= last {
+			t.Fatalf("%s: fence %d after %d", what, f, last)
+		}
+		last = f
+	}
+	grow("first")
+	// As if the clock of the last server had been ten minutes ahead of this one's.
+	plain.HSet(t.Context(), x.names.count, "lease", fmt.Sprintf("%d %s", last+600e6, strings.Repeat("0", 40)))
+	before := last + 600e6
+	grow("another server")
+	if last <= before {
+		t.Fatalf("fence %d after a server that had given %d", last, uint64(before))
+	}
+	grow("the same server")
+	plain.Del(t.Context(), x.names.count)
+	grow("no counters")
+	_, leases := x.names.readers()
+	if err := plain.HSet(t.Context(), leases, "x", "y", "0 b", "words", "0 ", "1 z", "1 c", "5").Err(); err != nil {
+		t.Fatal(err)
+	}
+	grow("strange leases")
+	s.Kill()
+	s.Run()
+	eventually(t, "lease", func() error {
+		_, err := x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "o"}, TTL: time.Minute})
+		return err
+	})
+	// All is lost. What is left of the former fences is time, which has gone on by
+	// less than half an hour; so the reader says what it was refused for.
+	v, err := x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "o"}, TTL: time.Minute, Acquire: []store.RankRef{r}, After: last})
+	if err != nil || v.Leases[r].Fence <= last {
+		t.Fatalf("got %+v, %v; want a fence after %d", v, err, last)
+	}
+}
+
+// TestLeaseIsBounded: limits, and a server that is full.
+func TestLeaseIsBounded(t *testing.T) {
+	s := redistest.Start(t)
+	x := open(t, Config{URL: s.URL(), MaxHolders: 2, NoSweep: true})
+	ref := func(n int) (out []store.RankRef) {
+		for i := range n {
+			out = append(out, store.RankRef{Pod: "a", Rank: i})
+		}
+		return out
+	}
+	call := func(name string, ranks []store.RankRef) error {
+		_, err := x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: name}, TTL: time.Minute, Acquire: ranks})
+		return err
+	}
+	if err := call("o", ref(3)); !errors.Is(err, store.ErrFull) {
+		t.Errorf("got %v, want ErrFull", err)
+	}
+	if err := call("o", ref(2)); err != nil {
+		t.Error(err)
+	}
+	plain := s.Client()
+	living, _ := x.names.readers()
+	for i := range store.MaxReaders {
+		plain.ZAdd(t.Context(), living, zOf(fmt.Sprint("r", i, " 5"), time.Now().Add(time.Hour)))
+	}
+	if err := call("p", nil); !errors.Is(err, store.ErrFull) {
+		t.Errorf("the readers are too many: got %v, want ErrFull", err)
+	}
+	if err := call("o", nil); err != nil {
+		t.Errorf("one of them: %v", err)
+	}
+	if err := plain.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := call("o", nil); err != nil {
+		t.Errorf("a full server: %v", err)
+	}
+}
+
+// TestLeaseTrips: whatever a call does is one round trip.
+func TestLeaseTrips(t *testing.T) {
+	x := open(t, Config{URL: redistest.Start(t).URL(), NoSweep: true})
+	leaseOf(t, x, "o", store.RankRef{Pod: "a"})
+	before := x.Stats().RoundTrips
+	var many []store.RankRef
+	for i := range store.MaxLeaseRanks {
+		many = append(many, store.RankRef{Pod: fmt.Sprint("p", i)})
+	}
+	leaseOf(t, x, "o", many...)
+	if n := x.Stats().RoundTrips - before; n != 1 {
+		t.Errorf("%d round trips, want 1", n)
+	}
+}
+
+// TestDeadReadersGo: a reader that is dead for an hour is forgotten.
+func TestDeadReadersGo(t *testing.T) {
+	s := redistest.Start(t)
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	living, _ := x.names.readers()
+	plain := s.Client()
+	plain.ZAdd(t.Context(), living, zOf("old 1", time.Now().Add(-2*time.Hour)), zOf("dead 1", time.Now().Add(-time.Minute)))
+	leaseOf(t, x, "o", store.RankRef{Pod: "a"})
+	if got := plain.ZRange(t.Context(), living, 0, -1).Val(); fmt.Sprint(got) != "[dead 1 o 10]" {
+		t.Errorf("there are %v", got)
+	}
+}
+
+// BenchmarkLease is the call that each replica makes twice a second, and that of a
+// replica that takes over a thousand ranks, with the server's CPU.
+func BenchmarkLease(b *testing.B) {
+	s := redistest.Start(b)
+	x := open(b, Config{URL: s.URL(), NoSweep: true})
+	var many []store.RankRef
+	for i := range 1000 {
+		many = append(many, store.RankRef{Pod: fmt.Sprint("10.0.0.1:", i)})
+	}
+	for _, name := range []string{"renew", "acquire"} {
+		b.Run(name, func(b *testing.B) {
+			c := store.LeaseCall{Reader: store.Reader{Name: "o", Ranks: 5000}, TTL: time.Minute, Acquire: many}
+			report := cpu(b, s.Client())
+			for b.Loop() {
+				v, err := x.Lease(b.Context(), c)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if c.Version = v.Version; name == "renew" {
+					c.Acquire = nil
+				}
+			}
+			report()
+		})
+	}
+}
+
+func zOf(member string, until time.Time) redis.Z {
+	return redis.Z{Score: float64(until.UnixMilli()), Member: member}
+}
