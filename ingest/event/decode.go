@@ -49,7 +49,7 @@ const maxRank = 1<<16 - 1
 const maxSkips = 64
 
 // Decoder decodes messages. The zero value is ready. It remembers names it has
-// seen, some thousands at most, so that they are not allocated again, and belongs
+// seen, a thousand at most, so that they are not allocated again, and belongs
 // to one goroutine.
 type Decoder struct {
 	// Limits are those of the next message.
@@ -440,7 +440,7 @@ type words struct {
 
 // maxWords is how many names are kept before all are forgotten: salts and objects
 // come and go.
-const maxWords = 4096
+const maxWords = 1024
 
 // get returns b as a string.
 func (w *words) get(b []byte) string {
@@ -457,7 +457,7 @@ func (w *words) get(b []byte) string {
 		w.m = make(map[string]string)
 	}
 	s := string(b)
-	if len(s) <= 256 {
+	if len(s) <= 128 {
 		w.m[s] = s
 	}
 	return s

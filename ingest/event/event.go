@@ -18,6 +18,8 @@ const (
 	Removed
 	// Cleared tells that the cache is empty.
 	Cleared
+	// NumKinds is one more than the highest Kind.
+	NumKinds = iota + 1
 )
 
 // Event is one event. Its slices are valid until the Batch that it stands in is
