@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
 )
 
 // call is one request on its way, with its buffers. Calls are pooled: nothing
@@ -37,6 +39,8 @@ type call struct {
 	out  []byte // the response's body
 	scan scanner
 	req  scoreRequest
+
+	decoder event.Decoder
 }
 
 // keepBytes is the largest buffer that waits for the next request.
@@ -222,7 +226,7 @@ func (c *call) release() {
 		out = nil
 	}
 	req.reset()
-	*c = call{s: c.s, body: body[:0], out: out[:0], req: req}
+	*c = call{s: c.s, body: body[:0], out: out[:0], req: req, decoder: c.decoder}
 	c.s.calls.Put(c)
 }
 

@@ -24,6 +24,8 @@ type Config struct {
 	// Tokenizer answers /v1/tokenize, and is the scorer's own; nil refuses
 	// texts there.
 	Tokenizer scorer.Tokenizer
+	// Events applies what comes to /v1/events; nil refuses it there.
+	Events Pusher
 	// BlockSize is the index block size, in tokens, that the first add of a
 	// model fixes for it. It should be that of scorer.Config. Default
 	// store.DefaultBlockSize.
@@ -66,6 +68,7 @@ type Server struct {
 	metrics *Metrics
 	handler http.Handler
 	calls   sync.Pool // of *call
+	shapes  *shapes
 
 	inFlight      atomic.Int64 // requests to /v1 being worked on
 	inFlightBytes atomic.Int64 // memory of their bodies
@@ -85,6 +88,10 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{cfg: cfg, metrics: cfg.Metrics}
+	var err error
+	if s.shapes, err = newShapes(); err != nil {
+		return nil, err
+	}
 	s.life, s.endStreams = context.WithCancel(context.Background())
 	s.calls.New = func() any { return &call{s: s} }
 	s.SetReady(errStarting)
@@ -145,6 +152,7 @@ func (s *Server) routeTable() []route {
 		{http.MethodPost, "/v1/score", (*call).score, work},
 		{http.MethodPost, "/v1/tokenize", (*call).tokenize, work},
 		{http.MethodPost, "/v1/blocks", (*call).blocks, work},
+		{http.MethodPost, "/v1/events", (*call).events, work},
 		{http.MethodGet, "/v1/pods", (*call).listPods, work},
 		{http.MethodPost, "/v1/pods", (*call).registerPod, work},
 		{http.MethodGet, "/v1/pods/{name}", (*call).getPod, work},

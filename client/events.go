@@ -1,0 +1,131 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+)
+
+// The kinds of Event.
+const (
+	// EventStored tells that blocks are in the cache from now on.
+	EventStored = "BlockStored"
+	// EventRemoved tells that one copy of each block is gone.
+	EventRemoved = "BlockRemoved"
+	// EventCleared tells that the cache is empty.
+	EventCleared = "AllBlocksCleared"
+)
+
+// Event is a KV-cache event with vLLM's names.
+type Event struct {
+	// Type is EventStored, EventRemoved or EventCleared.
+	Type string
+	// BlockHashes are the engine's hashes of the blocks, of a store in order.
+	BlockHashes []uint64
+	// ParentBlockHash is the block before the first; nil for the start of a prompt.
+	ParentBlockHash *uint64
+	// TokenIDs are the tokens of all blocks of a store, BlockSize a block.
+	TokenIDs  []uint32
+	BlockSize int
+	// Medium is where the blocks are: "GPU", "CPU", "DISK" or another of the
+	// engines' words; "" is the GPU.
+	Medium string
+	// LoRAName and CacheSalt are the adapter's name and the cache salt.
+	LoRAName, CacheSalt string
+	// Group is the engine's cache group.
+	Group int
+	// Raw, when it is not nil, is sent as it is in the place of all this: an event as
+	// the engine gave it.
+	Raw json.RawMessage
+}
+
+// MarshalJSON writes an entry of events.
+func (e Event) MarshalJSON() ([]byte, error) {
+	if e.Raw != nil {
+		return e.Raw, nil
+	}
+	if err := checkTexts("type", e.Type, "medium", e.Medium, "lora_name", e.LoRAName, "cache_salt", e.CacheSalt); err != nil {
+		return nil, err
+	}
+	return json.Marshal(struct {
+		Type            string   `json:"type"`
+		BlockHashes     []uint64 `json:"block_hashes,omitempty"`
+		ParentBlockHash *uint64  `json:"parent_block_hash,omitempty"`
+		TokenIDs        []uint32 `json:"token_ids,omitempty"`
+		BlockSize       int      `json:"block_size,omitempty"`
+		Medium          string   `json:"medium,omitempty"`
+		LoRAName        string   `json:"lora_name,omitempty"`
+		CacheSalt       string   `json:"cache_salt,omitempty"`
+		Group           int      `json:"group_idx,omitempty"`
+	}{e.Type, e.BlockHashes, e.ParentBlockHash, e.TokenIDs, e.BlockSize, e.Medium, e.LoRAName, e.CacheSalt, e.Group})
+}
+
+// EventsRequest is a push of one rank's events.
+type EventsRequest struct {
+	// Pod and Model say whose events they are. Required. A pod that is not
+	// registered is registered.
+	Pod, Model string
+	// Rank is the data-parallel rank.
+	Rank int
+	// Engine is the engine's kind; may be empty.
+	Engine string
+	// Seq is the number of the push in the rank's stream, from 0. With it each push
+	// is applied once, also when it is sent again after an error, and a hole begins
+	// a new generation. nil applies it as it comes.
+	Seq *uint64
+	// BlockSize is the engine's block size in tokens, for TensorRT-LLM's events in
+	// Raw alone.
+	BlockSize int
+	// Events are the events, in order.
+	Events []Event
+}
+
+// MarshalJSON writes the body of POST /v1/events.
+func (r EventsRequest) MarshalJSON() ([]byte, error) {
+	if err := checkTexts("pod", r.Pod, "model", r.Model, "engine", r.Engine); err != nil {
+		return nil, err
+	}
+	events := r.Events
+	if events == nil {
+		events = []Event{}
+	}
+	return json.Marshal(struct {
+		Pod       string  `json:"pod"`
+		Model     string  `json:"model"`
+		Rank      int     `json:"rank,omitempty"`
+		Engine    string  `json:"engine,omitempty"`
+		Seq       *uint64 `json:"seq,omitempty"`
+		BlockSize int     `json:"block_size,omitempty"`
+		Events    []Event `json:"events"`
+	}{r.Pod, r.Model, r.Rank, r.Engine, r.Seq, r.BlockSize, events})
+}
+
+// EventsReport says what has become of the events of a push.
+type EventsReport struct {
+	// Applied are those that were applied, Skipped those that could not be
+	// understood, are not for an index or had been applied before.
+	Applied int `json:"applied"`
+	Skipped int `json:"skipped"`
+	// Skips tell of the first of those that could not be understood or are not for
+	// an index.
+	Skips []EventSkip `json:"skips"`
+}
+
+// EventSkip is an event that was left out.
+type EventSkip struct {
+	// Event is its place among the events, from 0.
+	Event int `json:"event"`
+	// Reason is a word to compare, such as "bad_field"; Field the field at fault.
+	Reason string `json:"reason"`
+	Field  string `json:"field"`
+}
+
+// PushEvents gives the server events of an engine, and returns when the index has
+// them.
+func (c *Client) PushEvents(ctx context.Context, r EventsRequest) (*EventsReport, error) {
+	out := new(EventsReport)
+	if err := c.Call(ctx, http.MethodPost, "/v1/events", r, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}

@@ -1,0 +1,84 @@
+package client_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http/httptest"
+	"reflect"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/server"
+	"github.com/kvatlas/kvatlas/store/memory"
+)
+
+// taker keeps what was pushed last.
+type taker struct{ last ingest.Pushed }
+
+func (p *taker) Push(_ context.Context, in ingest.Pushed) (ingest.PushResult, error) {
+	p.last = in
+	return ingest.PushResult{Applied: len(in.Events), Skipped: in.Skipped}, nil
+}
+
+func TestPushEvents(t *testing.T) {
+	index, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer index.Close()
+	sc, err := scorer.New(scorer.Config{Index: index})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var took taker
+	api, err := server.New(server.Config{Scorer: sc, Index: index, Events: &took})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(api.Handler())
+	defer srv.Close()
+	c, err := client.New(client.Config{URL: srv.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+
+	parent, seq := uint64(1<<64-1), uint64(1<<53-1)
+	got, err := c.PushEvents(t.Context(), client.EventsRequest{
+		Pod: "p", Model: "m", Rank: 3, Engine: "vllm", Seq: &seq,
+		Events: []client.Event{
+			{Type: client.EventStored, BlockHashes: []uint64{1<<53 + 1, 1 << 63}, ParentBlockHash: &parent, TokenIDs: []uint32{1, 2, 3, 1<<32 - 1},
+				BlockSize: 2, Medium: "CPU", LoRAName: "l", CacheSalt: "s", Group: 1},
+			{Raw: json.RawMessage(`["BlockRemoved",["ff"]]`)},
+			{Type: client.EventCleared},
+			{Type: "BlockMoved"},
+		},
+	})
+	want := client.EventsReport{Applied: 3, Skipped: 1, Skips: []client.EventSkip{{Event: 3, Reason: "unknown_kind", Field: "type"}}}
+	if err != nil || !reflect.DeepEqual(*got, want) {
+		t.Fatalf("%+v %v, want %+v", got, err, want)
+	}
+	events := []event.Event{
+		{Kind: event.Stored, Hashes: []event.Hash{1<<53 + 1, 1 << 63}, Parent: 1<<64 - 1, HasParent: true, Tokens: []uint32{1, 2, 3, 1<<32 - 1},
+			BlockSize: 2, Medium: "CPU", LoRA: "l", Salt: "s", Group: 1},
+		{Kind: event.Removed, Hashes: []event.Hash{255}},
+		{Kind: event.Cleared},
+	}
+	if p := took.last; p.Pod != "p" || p.Model != "m" || p.Rank != 3 || p.Engine != "vllm" || *p.Seq != seq || !reflect.DeepEqual(p.Events, events) {
+		t.Errorf("\n got %+v\nwant %+v", p.Events, events)
+	}
+	if _, err := c.PushEvents(t.Context(), client.EventsRequest{Pod: "p", Model: "m"}); err != nil {
+		t.Error(err)
+	}
+	var refused *client.Error
+	if _, err := c.PushEvents(t.Context(), client.EventsRequest{Model: "m"}); !errors.As(err, &refused) || refused.Param != "pod" {
+		t.Error(err)
+	}
+	if _, err := c.PushEvents(t.Context(), client.EventsRequest{Pod: "\xff", Model: "m"}); err == nil || errors.As(err, new(*client.Error)) {
+		t.Error("text that is no UTF-8 is sent")
+	}
+}

@@ -1,0 +1,170 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/server"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// pusher notes what is pushed and applies all of it.
+type pusher struct {
+	got []string
+	err error
+}
+
+func (p *pusher) Push(_ context.Context, in ingest.Pushed) (ingest.PushResult, error) {
+	seq := "none"
+	if in.Seq != nil {
+		seq = fmt.Sprint(*in.Seq)
+	}
+	var events []string
+	for i := range in.Events {
+		events = append(events, string(event.AppendJSON(nil, &in.Events[i])))
+	}
+	p.got = append(p.got, fmt.Sprintf("%s/%d %s %s seq %s skipped %d: %s", in.Pod, in.Rank, in.Model, in.Engine, seq, in.Skipped, strings.Join(events, " ")))
+	if p.err != nil {
+		return ingest.PushResult{}, p.err
+	}
+	return ingest.PushResult{Applied: len(in.Events), Skipped: in.Skipped}, nil
+}
+
+func (s subject) push(t *testing.T, contentType, query, body string) (int, string) {
+	t.Helper()
+	r := httptest.NewRequest(http.MethodPost, "/v1/events"+query, strings.NewReader(body))
+	r.Header.Set("Content-Type", contentType)
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, r)
+	return w.Code, strings.TrimSpace(w.Body.String())
+}
+
+const removed = `{"type":"BlockRemoved","block_hashes":[18446744073709551615]}`
+
+func TestEvents(t *testing.T) {
+	for _, test := range []struct {
+		name, query, body string
+		packed            bool
+		status            int
+		answer            string
+		pushed            []string
+	}{
+		{"one", "", `{"pod":"p:1","model":"m","rank":2,"engine":"vllm","seq":7,"events":[` + removed + `,{"type":"x"}]}`, false,
+			200, `{"applied":1,"skipped":1,"skips":[{"event":1,"reason":"unknown_kind","field":"type"}]}`,
+			[]string{"p:1/2 m vllm seq 7 skipped 1: " + removed}},
+		{"several", "", `[{"pod":"a","model":"m","events":[` + removed + `]},{"pod":"b","model":"n","seq":0,"events":[5]}]`, false,
+			200, `{"applied":1,"skipped":1,"skips":[{"push":1,"event":0,"reason":"bad_field","field":"event"}]}`,
+			[]string{"a/0 m  seq none skipped 0: " + removed, "b/0 n  seq 0 skipped 1: "}},
+		{"none", "", `[]`, false, 200, `{"applied":0,"skipped":0}`, nil},
+		{"of two ranks", "", `{"pod":"p","model":"m","engine":"trtllm","events":[
+			{"data":{"type":"updated","block_hash":1,"cache_level":{"old_value":0,"new_value":1}},"attention_dp_rank":1},
+			{"data":{"type":"removed","block_hashes":[1]},"attention_dp_rank":0}]}`, false,
+			200, `{"applied":4,"skipped":0}`, []string{
+				`p/1 m trtllm seq none skipped 0: {"type":"BlockStored","block_hashes":[1],"parent_block_hash":null,"token_ids":[],"block_size":0,"medium":"CPU"} {"type":"BlockRemoved","block_hashes":[1],"medium":"GPU"}`,
+				`p/0 m trtllm seq none skipped 0: {"type":"BlockRemoved","block_hashes":[1],"medium":"GPU"} {"type":"BlockRemoved","block_hashes":[1],"medium":"CPU"}`}},
+		{"a message", "?pod=p&model=m&seq=3&engine=sglang", string(event.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, event.SGLang520)), true,
+			200, `{"applied":1,"skipped":0}`, []string{`p/4 m sglang seq 3 skipped 0: {"type":"AllBlocksCleared"}`}},
+		{"a message of another rank", "?pod=p&model=m&rank=5", string(event.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, event.VLLM9)), true,
+			200, `{"applied":1,"skipped":0}`, []string{`p/5 m  seq none skipped 0: {"type":"AllBlocksCleared"}`}},
+		{"no pod", "?model=m", "\x92\x01\x90", true, 400, "pod: a message of an engine needs pod in the query", nil},
+		{"no number", "?pod=p&model=m&seq=x", "\x92\x01\x90", true, 400, "seq: seq is no sequence number: a whole number from 0 to 2^53-1", nil},
+		{"no rank", "?pod=p&model=m&rank=x", "\x92\x01\x90", true, 400, "rank: rank is no number", nil},
+		{"no message", "?pod=p&model=m", "\xc1", true, 400, ": event: not a message of events: neither a map nor an array at byte 0", nil},
+		{"no JSON", "", `{`, false, 400, ": event: not JSON: no name at byte 1", nil},
+		{"an unknown field", "", `{"pod":"p","model":"m","events":[],"sequence":1}`, false, 400, "sequence: sequence is not known", nil},
+		{"a pod that is none", "", `{"pod":"p\n","model":"m","events":[]}`, false, 400, "pod: ", nil},
+		{"a model that is none", "", `{"pod":"p","model":"m\n","events":[]}`, false, 400, "model: ", nil},
+		{"a rank that is none", "", `[{"pod":"p","model":"m","events":[]},{"pod":"p","model":"m","events":[],"rank":1024}]`, false, 400, "[1].rank: ", nil},
+		{"a number that is none", "", `{"pod":"p","model":"m","events":[],"seq":9007199254740992}`, false, 400, "seq: seq is 9007199254740992, the highest is 9007199254740991", nil},
+	} {
+		p := &pusher{}
+		s := newServer(t, openIndex(t), func(c *server.Config) { c.Events = p })
+		kind := "application/json"
+		if test.packed {
+			kind = "application/msgpack"
+		}
+		status, answer := s.push(t, kind, test.query, test.body)
+		if status != 200 {
+			var e struct {
+				Error struct{ Message, Param string }
+			}
+			if err := json.Unmarshal([]byte(answer), &e); err != nil {
+				t.Fatal(err)
+			}
+			answer = e.Error.Param + ": " + e.Error.Message
+		}
+		if status != test.status || answer != test.answer && (status == 200 || !strings.HasPrefix(answer, test.answer)) {
+			t.Errorf("%s: %d %s, want %d %s", test.name, status, answer, test.status, test.answer)
+		}
+		if !slices.Equal(p.got, test.pushed) {
+			t.Errorf("%s pushed\n%s\nwant\n%s", test.name, strings.Join(p.got, "\n"), strings.Join(test.pushed, "\n"))
+		}
+	}
+}
+
+// A pod that nobody has registered is, once.
+func TestEventsRegister(t *testing.T) {
+	index := openIndex(t)
+	s := newServer(t, index, func(c *server.Config) { c.Events = &pusher{} })
+	if _, err := index.Register(t.Context(), store.Pod{Name: "there", Model: "m", Engine: "vllm"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range []string{"there", "new", "new"} {
+		if status, answer := s.push(t, "application/json", "", `{"pod":"`+pod+`","model":"m","events":[`+removed+`]}`); status != 200 {
+			t.Fatal(status, answer)
+		}
+	}
+	reg, err := index.Registry(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, engine := range map[string]string{"there": "vllm", "new": ""} {
+		if i, ok := reg.PodIndex(name); !ok || reg.Pods[i].Model != "m" || reg.Pods[i].Engine != engine {
+			t.Errorf("%s: %v %+v", name, ok, reg.Pods)
+		}
+	}
+}
+
+// A pod's partial blocks are known by the blocks that it pushed before.
+func TestEventsShapes(t *testing.T) {
+	p := &pusher{}
+	s := newServer(t, openIndex(t), func(c *server.Config) { c.Events = p })
+	body := func(pod, tokens string) string {
+		return `{"pod":"` + pod + `","model":"m","events":[{"data":{"type":"stored","blocks":[{"block_hash":1,"tokens":[` + tokens + `]}]}}]}`
+	}
+	for _, test := range []struct{ pod, tokens, want string }{
+		{"a", "1,2,3", `"applied":1`}, {"a", "1,2", `"applied":0`}, {"b", "1,2", `"applied":1`}, {"a", "1,2,3", `"applied":1`},
+	} {
+		if _, answer := s.push(t, "application/json", "", body(test.pod, test.tokens)); !strings.Contains(answer, test.want) {
+			t.Errorf("%s %s: %s, want %s", test.pod, test.tokens, answer, test.want)
+		}
+	}
+}
+
+func TestEventsFail(t *testing.T) {
+	body := `{"pod":"p","model":"m","events":[` + removed + `]}`
+	s := newServer(t, openIndex(t))
+	if status, answer := s.push(t, "application/json", "", body); status != 501 || !strings.Contains(answer, `"no_ingest"`) {
+		t.Error(status, answer)
+	}
+	s = newServer(t, openIndex(t), func(c *server.Config) {
+		c.Events = &pusher{err: errors.Join(store.ErrUnavailable)}
+		c.Limits.MaxBodyBytes = 100
+		c.Limits.MaxTokens = 2
+	})
+	if status, answer := s.push(t, "application/json", "", body); status != 503 || !strings.Contains(answer, `"index_unavailable"`) {
+		t.Error(status, answer)
+	}
+	if status, answer := s.push(t, "application/json", "", strings.Repeat(" ", 101)+body); status != 413 {
+		t.Error(status, answer)
+	}
+}
