@@ -1,0 +1,34 @@
+package rechunk
+
+import (
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Changes are what a series of events changes in the index and in the map of its
+// generation. They belong together and are made as one.
+type Changes struct {
+	// Ops are the net changes of blocks: clears first, then removals and adds, no
+	// key twice in a tier.
+	Ops []store.Op
+	// Map are the net changes of the map, no key twice.
+	Map []store.MapOp
+}
+
+// Empty tells whether nothing changes. The sequence goes on all the same: who
+// keeps count of it in the index writes a batch without ops.
+func (c *Changes) Empty() bool { return len(c.Ops) == 0 && len(c.Map) == 0 }
+
+// AppendBatches appends the changes to dst as batches that the store accepts, all
+// with the pod, rank, model and guard of b: one, or more when there are more map
+// ops than a batch can carry. They are one content and go in one call of Apply.
+// There is always at least one, which carries the guard's sequence on.
+func (c *Changes) AppendBatches(dst []store.Batch, b store.Batch) []store.Batch {
+	b.Ops, b.Map = c.Ops, c.Map
+	for len(b.Map) > store.MaxMapOps {
+		next := b
+		b.Map = b.Map[:store.MaxMapOps]
+		dst = append(dst, b)
+		b, b.Ops, b.Map = next, nil, next.Map[store.MaxMapOps:]
+	}
+	return append(dst, b)
+}

@@ -1,0 +1,503 @@
+package rechunk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Limits of what a Chunker takes.
+const (
+	// MaxIndexBlock is the largest index block in tokens.
+	MaxIndexBlock = 2048
+	// MaxEngineBlock is the largest engine block in tokens. Blocks beyond it are
+	// not indexed.
+	MaxEngineBlock = 8192
+	// MinRecords is the least that Config.MaxRecords can be.
+	MinRecords = 64
+)
+
+// Copies is what a Stored that names a block which is held already means: another
+// copy of it, of whose end the engine will tell as well, or the same again.
+type Copies uint8
+
+// The meanings.
+const (
+	// InferCopies is right for engines as they are. A repeated block is another
+	// copy, except at the head of an event that begins at the root and names two
+	// blocks or more: that is vLLM telling again what a request found in its cache
+	// (kv_cache_report_mode "full", 0.26 and later), once for every request and
+	// never taken back. vLLM looks a prompt up before it computes anything, so what
+	// it announces as computed never begins with what it holds; but a prompt that
+	// it holds whole has its last block computed again, which is a copy, announced
+	// under its parent, or alone when the prompt is one block. What this misses are
+	// copies that were loaded twice at once from another machine; their first
+	// removal takes the credit until the block is announced again. Taking reports
+	// for copies would instead credit what is long gone, for as long as the engine
+	// lives.
+	InferCopies Copies = iota
+	// AllCopies counts each: for engines that never report.
+	AllCopies
+	// NoCopies takes every repetition for a report: for engines that remove a hash
+	// only with its last copy.
+	NoCopies
+)
+
+// Config says how a Chunker works. Only BlockSize has no default.
+type Config struct {
+	// BlockSize is the model's index block size, 1 to MaxIndexBlock tokens.
+	BlockSize int
+	// Media maps media to tiers; nil is event's own words.
+	Media *event.Media
+	// Copies is what repeated blocks mean.
+	Copies Copies
+	// Fresh says that the generation has just begun and its map is empty, so that
+	// nothing has to be read as long as all of it fits in memory.
+	Fresh bool
+	// MaxRecords is how many engine blocks are kept in memory, about 200 bytes each;
+	// the rest is read again when it is needed. It can be exceeded by what one Apply
+	// needs and by what Done has not been called for. 0 is 256 Ki, the least is
+	// MinRecords.
+	MaxRecords int
+}
+
+var errConfig = errors.New("rechunk: invalid config")
+
+// ErrTorn says that a read failed in the middle of Apply. Nothing of the batch has
+// been taken in; it can be given again.
+var ErrTorn = errors.New("rechunk: the map could not be read")
+
+// errAnswer says that a Reader returned not as many values as it was given keys.
+var errAnswer = errors.New("rechunk: the reader answers other than asked")
+
+// withDefaults fills what is not set and refuses what cannot be.
+func (c Config) withDefaults() (Config, error) {
+	if c.MaxRecords == 0 {
+		c.MaxRecords = 256 << 10
+	}
+	switch {
+	case c.BlockSize < 1 || c.BlockSize > MaxIndexBlock:
+		return c, fmt.Errorf("%w: BlockSize is %d, it can be 1 to %d tokens", errConfig, c.BlockSize, MaxIndexBlock)
+	case c.MaxRecords < MinRecords:
+		return c, fmt.Errorf("%w: MaxRecords is %d, the least is %d", errConfig, c.MaxRecords, MinRecords)
+	case c.Copies > NoCopies:
+		return c, fmt.Errorf("%w: Copies is %d", errConfig, c.Copies)
+	}
+	return c, nil
+}
+
+// Reader reads entries of the generation's map, in the order of the keys, nil where
+// there is none: store.Index.ReadMap with the generation filled in. It is given at
+// most store.MaxMapOps keys.
+type Reader func(ctx context.Context, keys ...store.MapKey) ([][]byte, error)
+
+// Chunker follows the blocks of one generation of one (pod, rank). It is not safe
+// for concurrent use.
+//
+// Apply takes messages in, as many as are to be written together. Take gives what
+// they change, Done says that it is written; one Take may be under way. When a
+// write fails for good the Chunker is of no use any more: it knows of changes that
+// the map does not.
+type Chunker struct {
+	config Config
+	size   int
+	blocks map[uint64]*block
+	ring   []*block // all of blocks, for the clock
+	hand   int
+	buried []*block // dead and taken
+	spare  []*block
+
+	complete bool // what is not in blocks is not in the map
+	begun    bool // the meta record has been read
+	meta     meta
+	sweep    int // how much of ring is still to be looked at after a clear
+
+	dirty     []*block
+	taken     uint32 // number of Takes
+	done      uint32 // ... that are written
+	ops       []opRange
+	opKeys    []blockkey.Key
+	givenKeys []blockkey.Key // of the last Take
+	values    []byte
+	mapOps    []store.MapOp
+	storeOps  []store.Op
+	blob      []byte
+	tokens    []uint32
+	keys      []blockkey.Key
+	keyBuf    []blockkey.Key
+	absent    map[uint64]struct{} // looked for and not in the map, during Apply
+	missing   []uint64
+	lastHash  uint64 // of the block that was looked up last
+	lastBlock *block
+	stats     Stats
+}
+
+// opRange is an op whose keys are opKeys[from:to].
+type opRange struct {
+	kind     store.OpKind
+	tier     store.Tier
+	from, to int
+}
+
+// New returns a Chunker for a generation.
+func New(config Config) (*Chunker, error) {
+	config, err := config.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return &Chunker{
+		config: config, size: config.BlockSize, blocks: map[uint64]*block{}, absent: map[uint64]struct{}{},
+		complete: config.Fresh, begun: config.Fresh,
+	}, nil
+}
+
+// Stats returns figures.
+func (c *Chunker) Stats() Stats {
+	s := c.stats
+	s.Records = len(c.blocks)
+	return s
+}
+
+// Apply takes in the events of one message. Their changes come on top of those that
+// Take has not given yet. read is used when something of the map is needed that is
+// not in memory, and not kept; a Chunker that is Fresh and has room does not need
+// it. The error is one of read, wrapped in ErrTorn, and means that nothing has been
+// taken in.
+//
+// Events can say anything without harm. The batch is not kept.
+func (c *Chunker) Apply(ctx context.Context, b *event.Batch, read Reader) error {
+	if !c.complete {
+		if err := c.prefetch(ctx, b, read); err != nil {
+			return fmt.Errorf("%w: %w", ErrTorn, err)
+		}
+	}
+	for i := range b.Events {
+		switch e := &b.Events[i]; e.Kind {
+		case event.Stored:
+			c.store(e)
+		case event.Removed:
+			c.remove(e)
+		case event.Cleared:
+			c.clear(e)
+		}
+	}
+	c.sweepSome()
+	return nil
+}
+
+// get returns what is known of a hash, nil for nothing.
+func (c *Chunker) get(hash uint64) *block {
+	b := c.lastBlock
+	if b == nil || c.lastHash != hash {
+		if b = c.blocks[hash]; b == nil {
+			return nil
+		}
+		c.lastHash, c.lastBlock = hash, b
+	}
+	if b.dead {
+		return nil
+	}
+	b.used = true
+	if b.era != c.meta.era {
+		c.refresh(b)
+		if b.dead {
+			return nil
+		}
+	}
+	return b
+}
+
+// run returns a run, nil for one that is not there.
+func (c *Chunker) run(r ref) *run {
+	b := c.get(r.hash)
+	if b == nil {
+		return nil
+	}
+	if r.branch {
+		return b.branch
+	}
+	return b.tail
+}
+
+// fresh returns a block for a hash of which nothing is known.
+func (c *Chunker) fresh(hash uint64) *block {
+	if b := c.blocks[hash]; b != nil { // dead: the map still has it
+		*b = block{hash: hash, ring: b.ring, stored: b.stored, dirty: b.dirty, era: c.meta.era, used: true, stamp: b.stamp}
+		return b
+	}
+	var b *block
+	if n := len(c.spare); n > 0 {
+		b, c.spare = c.spare[n-1], c.spare[:n-1]
+	} else {
+		slab := make([]block, 64)
+		for i := range slab[1:] {
+			c.spare = append(c.spare, &slab[1+i])
+		}
+		b = &slab[0]
+	}
+	*b = block{hash: hash, era: c.meta.era, used: true}
+	c.insert(b)
+	return b
+}
+
+func (c *Chunker) insert(b *block) {
+	b.ring = int32(len(c.ring))
+	c.ring = append(c.ring, b)
+	c.blocks[b.hash] = b
+	c.lastHash, c.lastBlock = b.hash, b
+}
+
+// forget takes b out of memory.
+func (c *Chunker) forget(b *block) {
+	delete(c.blocks, b.hash)
+	last := len(c.ring) - 1
+	c.ring[b.ring] = c.ring[last]
+	c.ring[b.ring].ring = b.ring
+	c.ring = c.ring[:last]
+	c.lastBlock = nil
+	*b = block{}
+	c.spare = append(c.spare, b)
+}
+
+// touch notes that b has to be written.
+func (c *Chunker) touch(b *block) {
+	if !b.dirty {
+		b.dirty = true
+		c.dirty = append(c.dirty, b)
+	}
+}
+
+// op notes that index blocks are held from now on, or not any more.
+func (c *Chunker) op(add bool, tier int, key blockkey.Key, more []blockkey.Key) {
+	kind, n := store.Remove, 1+len(more)
+	if add {
+		kind = store.Add
+		c.stats.IndexAdded += uint64(n)
+	} else {
+		c.stats.IndexRemoved += uint64(n)
+	}
+	for i := range n {
+		k := key
+		if i > 0 {
+			k = more[i-1]
+		}
+		if m := len(c.ops); m == 0 || c.ops[m-1].kind != kind || c.ops[m-1].tier != store.Tier(tier) || c.ops[m-1].to-c.ops[m-1].from == store.MaxOpKeys {
+			c.ops = append(c.ops, opRange{kind, store.Tier(tier), len(c.opKeys), len(c.opKeys)})
+		}
+		c.opKeys = append(c.opKeys, k)
+		c.ops[len(c.ops)-1].to++
+	}
+}
+
+// prefix tells whether a group of this kind holds prefixes.
+func prefix(e *event.Event) bool {
+	switch e.Spec {
+	case "":
+		// Before 0.22 vLLM does not tell; a model with one group has just group 0.
+		return e.Group == 0
+	case "full_attention", "mla_attention", "full", "mla", "sink_full_attention", "full_attention_sink", "sink":
+		return true
+	}
+	return false
+}
+
+// maxSlots is how many tiers and groups of a block are counted.
+const maxSlots = 32
+
+// store takes in a Stored.
+func (c *Chunker) store(e *event.Event) {
+	n := len(e.Hashes)
+	c.stats.Stored += uint64(n)
+	if !prefix(e) {
+		c.stats.Skipped[NoPrefix] += uint64(n)
+		return
+	}
+	tier, known := c.config.Media.TierOf(e)
+	if !known {
+		c.stats.Skipped[UnknownMedium] += uint64(n)
+		return
+	}
+	if e.BlockSize < 0 || e.BlockSize > MaxEngineBlock || e.Group < 0 || e.Group > 255 {
+		c.stats.Skipped[OverLimit] += uint64(n)
+		return
+	}
+	tokens, ok := tokensOf(e)
+	if !ok {
+		c.stats.Skipped[Masked] += uint64(n)
+		return
+	}
+	var at cursor
+	switch {
+	case tokens == nil:
+		at = lost(NoTokens)
+	case e.HasParent:
+		at = lost(NoParent)
+		if p := c.get(uint64(e.Parent)); p != nil && p.held() {
+			at = c.after(p)
+		}
+	case e.LoRAID != 0 && e.LoRA == "":
+		at = lost(UnnamedLoRA)
+	default:
+		at = cursor{ok: true, seed: c.seed(e.LoRA, e.Salt)}
+	}
+	// What a request found in its cache is told from the root on.
+	report := !e.HasParent && n > 1 && c.config.Copies == InferCopies
+	for i, h := range e.Hashes {
+		var own []uint32
+		if tokens != nil {
+			own = tokens[i*e.BlockSize : (i+1)*e.BlockSize]
+		}
+		var objects []event.Object
+		if i < len(e.Extra) {
+			objects = e.Extra[i].Objects
+		}
+		at, report = c.storeBlock(e, uint64(h), tier, own, objects, at, report)
+	}
+}
+
+// tokensOf returns the tokens of the blocks of a Stored, nil when it has none. It
+// returns false when the tokens are not those of the blocks.
+func tokensOf(e *event.Event) ([]uint32, bool) {
+	n := len(e.Hashes) * e.BlockSize
+	switch {
+	case len(e.Tokens) == 0 || n == 0:
+		return nil, len(e.Tokens) == 0
+	case e.Bigram:
+		// What a block has is the first of each pair; the second of the last belongs
+		// to the next block.
+		return e.Tokens[:min(n, len(e.Tokens))], len(e.Tokens) == n+1
+	case len(e.Hashes) == 1 && len(e.Tokens) == n+1:
+		return e.Tokens[:n], true // LMCache tells one token of the next chunk
+	}
+	return e.Tokens, len(e.Tokens) == n
+}
+
+// seed is the seed of chains of a scope.
+func (c *Chunker) seed(lora, salt string) blockkey.Seed { return blockkey.NativeSeed(lora, salt) }
+
+// storeBlock takes in one block that lies at a cursor, and returns the cursor
+// behind it. report says that the blocks until here may be a report.
+func (c *Chunker) storeBlock(e *event.Event, hash uint64, tier store.Tier, tokens []uint32, objects []event.Object, at cursor, report bool) (cursor, bool) {
+	group := uint8(e.Group)
+	b := c.get(hash)
+	if b != nil && b.held() {
+		s := b.find(tier, group)
+		if at.ok && !b.ambiguous {
+			if p, ok := c.locate(&at, hash, b, tokens, objects); !ok || !b.is(&p) {
+				if s == nil && c.otherGroup(b, group) {
+					c.stats.Skipped[OtherSize]++
+					return lost(OtherSize), false
+				}
+				c.confuse(b)
+			}
+		}
+		if b.ambiguous {
+			c.stats.Skipped[Ambiguous]++
+		}
+		if s != nil && s.copies > 0 && (report || c.config.Copies == NoCopies) {
+			c.stats.Reports++
+			return c.after(b), report
+		}
+		c.addCopy(b, s, tier, group)
+		return c.after(b), false
+	}
+	if !at.ok {
+		c.stats.Skipped[at.why]++
+		return at, false
+	}
+	p, ok := c.locate(&at, hash, b, tokens, objects)
+	if !ok {
+		c.stats.Skipped[Unplaced]++
+		return lost(Unplaced), false
+	}
+	if b == nil {
+		b = c.fresh(hash)
+	}
+	if !c.put(b, &p) {
+		b.ambiguous = true
+		c.stats.Conflicts++
+		c.stats.Skipped[Ambiguous]++
+	}
+	c.addCopy(b, nil, tier, group)
+	return c.after(b), false
+}
+
+// otherGroup tells whether b is held by groups other than this alone.
+func (c *Chunker) otherGroup(b *block, group uint8) bool {
+	if b.slot.group == group {
+		return false
+	}
+	for _, s := range b.slots {
+		if s.group == group {
+			return false
+		}
+	}
+	return true
+}
+
+// confuse makes b ambiguous.
+func (c *Chunker) confuse(b *block) {
+	c.flip(b, b.present(), 0)
+	b.ambiguous = true
+	c.stats.Conflicts++
+	c.leave(b)
+}
+
+// addCopy counts a copy of b in a tier and group, whose slot is s if there is one.
+func (c *Chunker) addCopy(b *block, s *slot, tier store.Tier, group uint8) {
+	old := b.present()
+	switch {
+	case s != nil:
+		if s.copies > 0 {
+			c.stats.Copies++
+		}
+		if s.copies < 1<<31 {
+			s.copies++
+		}
+	case !b.held():
+		b.slot = slot{copies: 1, tier: tier, group: group}
+	case len(b.slots) >= maxSlots:
+		c.stats.Skipped[OverLimit]++
+		return
+	default:
+		b.slots = append(b.slots, slot{copies: 1, tier: tier, group: group})
+	}
+	c.touch(b)
+	c.flip(b, old, b.present())
+}
+
+// remove takes in a Removed.
+func (c *Chunker) remove(e *event.Event) {
+	c.stats.Removed += uint64(len(e.Hashes))
+	tier, known := c.config.Media.TierOf(e)
+	if !known || e.Group < 0 || e.Group > 255 {
+		c.stats.UnknownRemoved += uint64(len(e.Hashes))
+		return
+	}
+	for _, h := range e.Hashes {
+		b := c.get(uint64(h))
+		if b == nil {
+			c.stats.UnknownRemoved++
+			continue
+		}
+		s := b.find(tier, uint8(e.Group))
+		if s == nil || s.copies == 0 {
+			c.stats.UnknownRemoved++
+			continue
+		}
+		old := b.present()
+		s.copies--
+		if s.copies == 0 {
+			b.tidy(0)
+		}
+		c.touch(b)
+		c.flip(b, old, b.present())
+		if !b.held() {
+			c.leave(b)
+		}
+	}
+}

@@ -1,0 +1,508 @@
+package rechunk
+
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Where the entries of a record are among the parts of its hash. Tokens and kids
+// are those of the tail and of the branch.
+const (
+	partRecord = 0
+	partMeta   = 0x01ff
+	partMore   = 0x0200
+	maxMore    = 0x0e00
+	maxTokens  = 0x008f
+	kidsPage   = store.MaxMapValue / 8
+	maxKids    = 0x7000 * kidsPage
+)
+
+var (
+	partTokens = [2]uint16{0x0001, 0x0090}
+	partKids   = [2]uint16{0x1000, 0x8000}
+)
+
+// Bits of a record's first byte, and of the second if hasExtra is set.
+const (
+	isJoined = 1 << iota
+	joinsBranch
+	isKeyed
+	hasTail
+	hasBranch
+	oneCopy // the only slot is one copy, GPU, group 0
+	isLong
+	hasExtra
+)
+
+const (
+	isAmbiguous = 1 << iota
+	hasEra
+	hasSeed
+)
+
+// Bits of a run's first byte.
+const (
+	runPrev = 1 << iota
+	runClosed
+	runChild
+	runUniform // parts end every so many tokens
+	runObjects
+	runPlain // all parts are held on the GPU, placed, and in no other tier
+	runSeed
+	runBranch // parent is a branch
+)
+
+var plainSeed = blockkey.NativeSeed("", "")
+
+// appendRecord appends b's record. tokens are the chunks of tokens of its runs.
+func appendRecord(dst []byte, b *block, size int, tokens [2]int) []byte {
+	begin := len(dst)
+	var flags, extra byte
+	set := func(f *byte, bit byte, on bool) {
+		if on {
+			*f |= bit
+		}
+	}
+	set(&flags, isJoined, b.joined)
+	set(&flags, joinsBranch, b.joined && b.join.branch)
+	set(&flags, isKeyed, b.keyed)
+	set(&flags, hasTail, b.tail != nil)
+	set(&flags, hasBranch, b.branch != nil)
+	set(&flags, oneCopy, len(b.slots) == 0 && b.slot == slot{copies: 1})
+	set(&extra, isAmbiguous, b.ambiguous)
+	set(&extra, hasEra, b.era != 0)
+	set(&extra, hasSeed, b.keyed && b.seed != plainSeed)
+	set(&flags, hasExtra, extra != 0)
+	dst = append(dst, flags)
+	if extra != 0 {
+		dst = append(dst, extra)
+	}
+	if extra&hasEra != 0 {
+		dst = binary.AppendUvarint(dst, uint64(b.era))
+	}
+	if flags&oneCopy == 0 {
+		if !b.held() {
+			dst = append(dst, 0)
+		} else {
+			dst = append(dst, byte(1+len(b.slots)))
+			dst = appendSlot(dst, b.slot)
+			for _, s := range b.slots {
+				dst = appendSlot(dst, s)
+			}
+		}
+	}
+	if b.joined {
+		dst = binary.BigEndian.AppendUint64(dst, b.join.hash)
+		dst = binary.AppendUvarint(dst, uint64(b.part))
+	}
+	if extra&hasSeed != 0 {
+		dst = binary.BigEndian.AppendUint64(dst, uint64(b.seed))
+	}
+	if b.keyed {
+		dst = binary.AppendUvarint(dst, uint64(len(b.more)))
+		dst = binary.BigEndian.AppendUint64(dst, uint64(b.key))
+		for _, k := range b.more {
+			dst = binary.BigEndian.AppendUint64(dst, uint64(k))
+		}
+	}
+	for i, r := range [2]*run{b.tail, b.branch} {
+		if r != nil {
+			dst = appendRun(dst, r, size, tokens[i])
+		}
+	}
+	if len(dst)-begin > store.MaxMapValue {
+		// The number of entries comes behind the first byte.
+		n := (len(dst) - begin + 2 + store.MaxMapValue - 1) / store.MaxMapValue
+		dst = append(dst, 0, 0)
+		copy(dst[begin+3:], dst[begin+1:])
+		dst[begin] |= isLong
+		binary.BigEndian.PutUint16(dst[begin+1:], uint16(n))
+	}
+	return dst
+}
+
+func appendSlot(dst []byte, s slot) []byte {
+	dst = binary.AppendUvarint(dst, uint64(s.group)<<2|uint64(s.tier))
+	return binary.AppendUvarint(dst, uint64(s.copies))
+}
+
+func appendRun(dst []byte, r *run, size, tokens int) []byte {
+	n := len(r.ends)
+	step := 0
+	if n > 1 {
+		step = int(r.ends[1] - r.ends[0])
+	}
+	uniform := true
+	for i, e := range r.ends {
+		uniform = uniform && int(e) == min(int(r.ends[0])+i*step, size)
+	}
+	plain := r.held == 0
+	if r.closed {
+		plain = r.held == 1<<store.GPU
+	}
+	plain = plain && r.present[store.GPU].full(n) && r.placed.full(n)
+	for t := range r.present {
+		plain = plain && (t == int(store.GPU) || r.present[t].empty())
+	}
+	var flags byte
+	for i, on := range [...]bool{r.hasPrev, r.closed, r.child, uniform, len(r.objects) > 0, plain, r.seed != plainSeed, r.parent.branch} {
+		if on {
+			flags |= 1 << i
+		}
+	}
+	dst = append(dst, flags)
+	if flags&runSeed != 0 {
+		dst = binary.BigEndian.AppendUint64(dst, uint64(r.seed))
+	}
+	if r.hasPrev {
+		dst = binary.BigEndian.AppendUint64(dst, uint64(r.prev))
+	}
+	if r.closed {
+		dst = binary.BigEndian.AppendUint64(dst, uint64(r.key))
+	}
+	if r.child {
+		dst = binary.BigEndian.AppendUint64(dst, r.parent.hash)
+		dst = binary.AppendUvarint(dst, uint64(r.fork))
+		dst = binary.AppendUvarint(dst, uint64(r.place))
+		dst = binary.AppendUvarint(dst, uint64(r.start))
+	}
+	dst = binary.AppendUvarint(dst, uint64(n))
+	if uniform {
+		dst = binary.AppendUvarint(dst, uint64(r.ends[0]))
+		if n > 1 {
+			dst = binary.AppendUvarint(dst, uint64(step))
+		}
+	} else {
+		for _, e := range r.ends {
+			dst = binary.AppendUvarint(dst, uint64(e))
+		}
+	}
+	dst = append(dst, byte(tokens))
+	dst = binary.AppendUvarint(dst, uint64(len(r.kids)))
+	if !plain {
+		dst = append(dst, r.held)
+		for t := range r.present {
+			dst = appendBits(dst, &r.present[t], n)
+		}
+		dst = appendBits(dst, &r.placed, n)
+	}
+	if len(r.objects) > 0 {
+		dst = binary.AppendUvarint(dst, uint64(len(r.objects)))
+		for _, o := range r.objects {
+			dst = binary.BigEndian.AppendUint64(dst, o.hash)
+			dst = binary.AppendUvarint(dst, uint64(o.first))
+			dst = binary.AppendUvarint(dst, uint64(o.last))
+		}
+	}
+	return dst
+}
+
+// appendBits appends a set of numbers below n: 0 for none, 1 for all, or 2 and a
+// bit each, the lowest first.
+func appendBits(dst []byte, s *bitset, n int) []byte {
+	switch {
+	case s.empty():
+		return append(dst, 0)
+	case s.full(n):
+		return append(dst, 1)
+	}
+	dst = append(dst, 2)
+	for i := 0; i < n; i += 8 {
+		dst = append(dst, byte(s.word(i>>6)>>(i&63)))
+	}
+	return dst
+}
+
+// decoder reads a record. What it cannot read makes it bad, and then 0.
+type decoder struct {
+	b   []byte
+	bad bool
+}
+
+func (d *decoder) byte() byte {
+	if len(d.b) == 0 {
+		d.bad = true
+		return 0
+	}
+	v := d.b[0]
+	d.b = d.b[1:]
+	return v
+}
+
+func (d *decoder) uint64() uint64 {
+	if len(d.b) < 8 {
+		d.b, d.bad = nil, true
+		return 0
+	}
+	v := binary.BigEndian.Uint64(d.b)
+	d.b = d.b[8:]
+	return v
+}
+
+// upTo reads a number that is at most limit.
+func (d *decoder) upTo(limit int) int {
+	v, n := binary.Uvarint(d.b)
+	if n <= 0 || v > uint64(limit) {
+		d.b, d.bad = nil, true
+		return 0
+	}
+	d.b = d.b[n:]
+	return int(v)
+}
+
+func (d *decoder) bits(n int) (s bitset) {
+	switch d.byte() {
+	case 0:
+	case 1:
+		for i := range n {
+			s.set(i, true)
+		}
+	case 2:
+		for i := 0; i < n; i += 8 {
+			v := d.byte()
+			for j := i; j < min(i+8, n); j++ {
+				if v>>(j-i)&1 != 0 {
+					s.set(j, true)
+				}
+			}
+		}
+	default:
+		d.bad = true
+	}
+	return s
+}
+
+// entries is the number of entries that the record beginning with v has, 0 if that
+// cannot be.
+func entries(v []byte) int {
+	if len(v) == 0 {
+		return 0
+	}
+	if v[0]&isLong == 0 {
+		return 1
+	}
+	if len(v) < 3 {
+		return 0
+	}
+	if n := int(binary.BigEndian.Uint16(v[1:])); n > 1 && n <= maxMore {
+		return n
+	}
+	return 0
+}
+
+// decodeRecord reads the record of a hash into b, without the tokens and kids of
+// its runs: of these it has the number of entries, and runs have places for kids.
+// It returns false when that cannot be a record.
+func decodeRecord(b *block, v []byte, size int) bool {
+	d := decoder{b: v}
+	flags := d.byte()
+	if flags&isLong != 0 {
+		d.byte()
+		d.byte()
+	}
+	var extra byte
+	if flags&hasExtra != 0 {
+		extra = d.byte()
+	}
+	b.ambiguous = extra&isAmbiguous != 0
+	if extra&hasEra != 0 {
+		b.era = uint32(d.upTo(1<<32 - 1))
+	}
+	if flags&oneCopy != 0 {
+		b.slot = slot{copies: 1}
+	} else if n := d.upTo(maxSlots + 1); n > 0 {
+		all := make([]slot, n)
+		for i := range all {
+			where := d.upTo(1<<10 - 1)
+			all[i] = slot{tier: store.Tier(where & 3), group: uint8(where >> 2), copies: uint32(d.upTo(1 << 31))}
+		}
+		b.slot = all[0]
+		if n > 1 {
+			b.slots = all[1:]
+		}
+		b.tidy(0)
+	}
+	if flags&isJoined != 0 {
+		b.joined = true
+		b.join = ref{d.uint64(), flags&joinsBranch != 0}
+		b.part = uint16(d.upTo(size))
+	}
+	b.seed = plainSeed
+	if extra&hasSeed != 0 {
+		b.seed = blockkey.Seed(d.uint64())
+	}
+	if flags&isKeyed != 0 {
+		b.keyed = true
+		n := d.upTo(MaxEngineBlock)
+		b.key = blockkey.Key(d.uint64())
+		if n > 0 && len(d.b) >= 8*n {
+			b.more = make([]blockkey.Key, n)
+			for i := range b.more {
+				b.more[i] = blockkey.Key(d.uint64())
+			}
+		} else if n > 0 {
+			d.bad = true
+		}
+	}
+	if flags&hasTail != 0 {
+		b.tail = d.run(b, 0, size)
+	}
+	if flags&hasBranch != 0 {
+		b.branch = d.run(b, 1, size)
+	}
+	return !d.bad && len(d.b) == 0 && (b.held() || (b.tail != nil || b.branch != nil) && !b.joined && !b.keyed)
+}
+
+// run reads the i-th run of b.
+func (d *decoder) run(b *block, i, size int) *run {
+	r := &run{ref: ref{b.hash, i == 1}, owner: b, seed: plainSeed}
+	flags := d.byte()
+	if flags&runSeed != 0 {
+		r.seed = blockkey.Seed(d.uint64())
+	}
+	if r.hasPrev = flags&runPrev != 0; r.hasPrev {
+		r.prev = blockkey.Key(d.uint64())
+	}
+	if r.closed = flags&runClosed != 0; r.closed {
+		r.key = blockkey.Key(d.uint64())
+	}
+	if r.child = flags&runChild != 0; r.child {
+		r.parent = ref{d.uint64(), flags&runBranch != 0}
+		r.fork = uint16(d.upTo(size))
+		r.place = d.upTo(maxKids)
+		r.start = uint16(d.upTo(size))
+	}
+	if r.child != r.branch || r.child && (r.fork == 0 || r.start < r.fork) {
+		d.bad = true
+	}
+	n := d.upTo(size - int(r.fork))
+	if n == 0 || d.bad {
+		d.bad = true
+		return r
+	}
+	r.ends = make([]uint16, n)
+	if flags&runUniform != 0 {
+		first, step := d.upTo(size), 0
+		if n > 1 {
+			step = d.upTo(size)
+		}
+		for i := range r.ends {
+			r.ends[i] = uint16(min(first+i*step, size))
+		}
+	} else {
+		for i := range r.ends {
+			r.ends[i] = uint16(d.upTo(size))
+		}
+	}
+	last := r.start
+	for _, e := range r.ends {
+		if e <= last {
+			d.bad = true
+		}
+		last = e
+	}
+	if r.closed != (int(last) == size) || r.closed && n == 1 && !r.child {
+		d.bad = true
+	}
+	b.stored.tokens[i] = d.byte()
+	kids := d.upTo(maxKids)
+	b.stored.kids[i] = uint16((kids + kidsPage - 1) / kidsPage)
+	if flags&runPlain != 0 {
+		for i := range n {
+			r.present[store.GPU].set(i, true)
+			r.placed.set(i, true)
+		}
+		if r.closed {
+			r.held = 1 << store.GPU
+		}
+	} else {
+		r.held = d.byte() & (1<<store.NumTiers - 1)
+		for t := range r.present {
+			r.present[t] = d.bits(n)
+		}
+		r.placed = d.bits(n)
+	}
+	if flags&runObjects != 0 {
+		n := d.upTo(len(d.b) / 10)
+		for range n {
+			r.objects = append(r.objects, object{d.uint64(), uint16(d.upTo(size)), uint16(d.upTo(size))})
+		}
+	}
+	if !d.bad {
+		r.kids = make([]uint64, kids)
+	}
+	return r
+}
+
+// Tokens are kept in chunks of one entry each: a byte with the bits of a token, one
+// with their number, and the tokens, the first in the lowest bits. A chunk has as
+// many tokens as it can, so that more tokens change only the last.
+
+// chunkOf returns how many of tokens the first chunk takes and how wide they are.
+func chunkOf(tokens []uint32) (count, width int) {
+	const room = 8 * (store.MaxMapValue - 2)
+	for count < len(tokens) && count < 255 {
+		w := max(width, bits.Len32(tokens[count]))
+		if w*(count+1) > room {
+			break
+		}
+		width = w
+		count++
+	}
+	return count, width
+}
+
+// chunks is how many chunks tokens take.
+func chunks(tokens []uint32) (n int) {
+	for len(tokens) > 0 {
+		count, _ := chunkOf(tokens)
+		tokens = tokens[count:]
+		n++
+	}
+	return n
+}
+
+func appendChunk(dst []byte, tokens []uint32, width int) []byte {
+	dst = append(dst, byte(width), byte(len(tokens)))
+	var acc uint64
+	have := 0
+	for _, t := range tokens {
+		acc |= uint64(t) << have
+		for have += width; have >= 8; have -= 8 {
+			dst = append(dst, byte(acc))
+			acc >>= 8
+		}
+	}
+	if have > 0 {
+		dst = append(dst, byte(acc))
+	}
+	return dst
+}
+
+// decodeChunk appends the tokens of a chunk. It returns false when that is none.
+func decodeChunk(dst []uint32, v []byte) ([]uint32, bool) {
+	if len(v) < 2 || v[0] > 32 || v[1] == 0 {
+		return dst, false
+	}
+	width, count := int(v[0]), int(v[1])
+	v = v[2:]
+	if len(v) != (width*count+7)/8 {
+		return dst, false
+	}
+	var acc uint64
+	have := 0
+	for range count {
+		for have < width {
+			acc |= uint64(v[0]) << have
+			v = v[1:]
+			have += 8
+		}
+		dst = append(dst, uint32(acc&(1<<width-1)))
+		acc >>= width
+		have -= width
+	}
+	return dst, true
+}

@@ -1,0 +1,649 @@
+package rechunk
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// cursor is a place at which a block can begin.
+type cursor struct {
+	ok   bool
+	why  Reason // if not ok
+	seed blockkey.Seed
+	// The end of a part, or, without run, of the index block prev.
+	run     *run
+	part    uint16
+	prev    blockkey.Key
+	hasPrev bool
+}
+
+func lost(why Reason) cursor { return cursor{why: why} }
+
+// after is the place behind a block.
+func (c *Chunker) after(b *block) cursor {
+	switch {
+	case b.ambiguous:
+		return lost(Ambiguous)
+	case b.tail != nil:
+		return cursor{ok: true, seed: b.tail.seed, run: b.tail}
+	case b.keyed:
+		last := b.key
+		if n := len(b.more); n > 0 {
+			last = b.more[n-1]
+		}
+		return cursor{ok: true, seed: b.seed, prev: last, hasPrev: true}
+	case b.joined:
+		r := c.run(b.join)
+		if r == nil || int(b.part) >= r.parts() || b.part < r.fork {
+			return lost(NoParent)
+		}
+		if r.isLast(b.part) {
+			return cursor{ok: true, seed: r.seed, prev: r.key, hasPrev: true}
+		}
+		return cursor{ok: true, seed: r.seed, run: r, part: b.part}
+	}
+	return lost(NoParent)
+}
+
+// how a block goes on with the index block that was begun before it.
+type how uint8
+
+const (
+	notAtAll how = iota // it begins with an index block
+	matches             // it is the part that comes next already
+	extends             // it is the first to go on there
+	forks               // it goes on otherwise than the part that comes next
+	clashes             // its hash begins another run
+)
+
+// place is where a block with certain tokens lies behind a cursor.
+type place struct {
+	how     how
+	run     *run // matches, extends: part of this; forks: from this
+	part    uint16
+	end     uint16 // of the part, in tokens of the index block
+	head    []uint32
+	closes  bool
+	key     blockkey.Key // of the index block, if it closes
+	keys    []blockkey.Key
+	tail    []uint32
+	prev    blockkey.Key // before the tail
+	hasPrev bool
+	seed    blockkey.Seed
+	headObj []event.Object
+	tailObj []event.Object
+}
+
+// locate says where a block lies whose hash and tokens are given, and its objects.
+// It changes nothing. Its keys are valid until the next call.
+func (c *Chunker) locate(cur *cursor, hash uint64, known *block, tokens []uint32, objects []event.Object) (p place, ok bool) {
+	p.seed, p.prev, p.hasPrev = cur.seed, cur.prev, cur.hasPrev
+	rest := tokens
+	begin := 0
+	if cur.run != nil {
+		begin = c.endOf(cur.run, cur.part)
+		p.head = tokens[:min(len(tokens), c.size-begin)]
+		rest = tokens[len(p.head):]
+	}
+	whole := len(rest) / c.size * c.size
+	p.tail = rest[whole:]
+	// Objects are told by where they begin, not by where they end: in a block that
+	// covers several index blocks only one that begins in the last is certain.
+	var wholeObj []event.Object
+	if len(objects) > 0 {
+		last := len(tokens) - len(p.tail)
+		switch {
+		case len(p.tail) > 0:
+			p.tailObj = objects
+		case whole > 0:
+			wholeObj, last = objects, len(tokens)-c.size
+		default:
+			p.headObj, last = objects, 0
+		}
+		for i := range objects {
+			if (last > 0 && objects[i].Offset < last) || objects[i] == (event.Object{}) {
+				return p, false
+			}
+		}
+	}
+	if cur.run != nil {
+		p.end = uint16(begin + len(p.head))
+		p.closes = int(p.end) == c.size
+		c.join(cur, hash, known, &p)
+	}
+	if whole > 0 {
+		chain := blockkey.Chain{BlockSize: c.size, Seed: p.seed, Parent: p.prev, HasParent: p.hasPrev}
+		if wholeObj == nil {
+			c.keys = chain.Append(c.keys[:0], rest[:whole])
+		} else {
+			hashes := make([][]uint64, whole/c.size)
+			for _, o := range wholeObj {
+				hashes[len(hashes)-1] = append(hashes[len(hashes)-1], o.Hash)
+			}
+			c.keys = chain.AppendHashes(c.keys[:0], rest[:whole], hashes)
+		}
+		p.keys = c.keys
+		p.prev, p.hasPrev = chain.Parent, true
+	}
+	return p, true
+}
+
+// endOf is where a part on r's path ends, in tokens of the index block.
+func (c *Chunker) endOf(r *run, part uint16) int {
+	for r != nil && part < r.fork {
+		r = c.up(r)
+	}
+	if r == nil || int(part) >= r.parts() {
+		return c.size - 1 // torn; what follows matches nothing
+	}
+	return r.end(int(part))
+}
+
+// join finds how p goes on behind cur, with its key if it closes.
+func (c *Chunker) join(cur *cursor, hash uint64, known *block, p *place) {
+	r, q := cur.run, cur.part+1
+	if p.closes {
+		p.key = c.close(r, q, p)
+		p.prev, p.hasPrev = p.key, true
+	}
+	p.run, p.part = r, q
+	if int(q) == r.parts() {
+		if known != nil && known.branch != nil {
+			p.how = c.branchHow(known.branch, r, q, p)
+			return
+		}
+		p.how = extends
+		return
+	}
+	// Another hash may have the same content at this place (vLLM mixes the tokens
+	// that follow into it): then each has a run of its own.
+	mine := known != nil && known.joined && known.join == r.ref && known.part == q
+	if c.same(r, q, p) && (mine || !r.placed.has(int(q-r.fork))) && (known == nil || known.branch == nil) {
+		p.how = matches
+		return
+	}
+	if known != nil && known.branch != nil {
+		p.how = c.branchHow(known.branch, r, q, p)
+		return
+	}
+	p.how = forks
+}
+
+// branchHow is how a block goes on that begins a branch already.
+func (c *Chunker) branchHow(b *run, from *run, part uint16, p *place) how {
+	if b.child && b.parent == from.ref && b.fork == part && c.same(b, part, p) {
+		p.run = b
+		return matches
+	}
+	return clashes
+}
+
+// same tells whether an own part of r is what p brings.
+func (c *Chunker) same(r *run, part uint16, p *place) bool {
+	if r.end(int(part)) != int(p.end) {
+		return false
+	}
+	if r.isLast(part) {
+		return p.closes && r.key == p.key
+	}
+	if p.closes || !slices.Equal(r.partTokens(int(part)), p.head) {
+		return false
+	}
+	if len(r.objects) == 0 && len(p.headObj) == 0 {
+		return true
+	}
+	var have, want []partObject
+	for _, o := range r.objects {
+		if o.first <= part && part <= o.last {
+			have = append(have, partObject{o.hash, o.first < part})
+		}
+	}
+	goOn := c.goingOn(r, part)
+	for _, o := range p.headObj {
+		cont := false
+		if o.Offset <= 0 {
+			if i := slices.Index(goOn, o.Hash); i >= 0 {
+				goOn = slices.Delete(goOn, i, i+1)
+				cont = true
+			}
+		}
+		want = append(want, partObject{o.Hash, cont})
+	}
+	order := func(a, b partObject) int {
+		if a.hash != b.hash {
+			return cmp.Compare(a.hash, b.hash)
+		}
+		if a.goesOn == b.goesOn {
+			return 0
+		}
+		if b.goesOn {
+			return -1
+		}
+		return 1
+	}
+	slices.SortFunc(have, order)
+	slices.SortFunc(want, order)
+	return slices.Equal(have, want)
+}
+
+type partObject struct {
+	hash   uint64
+	goesOn bool
+}
+
+// path appends the tokens before part of r's path.
+func (c *Chunker) path(dst []uint32, r *run, part uint16) []uint32 {
+	if r == nil {
+		return dst
+	}
+	if r.child {
+		dst = c.path(dst, c.up(r), min(part, r.fork))
+	}
+	if part > r.fork {
+		dst = append(dst, r.tokens[:min(r.end(int(part)-1)-int(r.start), len(r.tokens))]...)
+	}
+	return dst
+}
+
+// pathObjects appends the objects in the parts before part of r's path, each once.
+func (c *Chunker) pathObjects(dst []object, r *run, part uint16) []object {
+	if r == nil {
+		return dst
+	}
+	if r.child {
+		dst = c.pathObjects(dst, c.up(r), min(part, r.fork))
+	}
+	for _, o := range r.objects {
+		if o.first >= part {
+			continue
+		}
+		if o.first < r.fork { // began in the parent's parts
+			for i := range dst {
+				if dst[i].hash == o.hash && dst[i].last+1 == r.fork {
+					dst[i].last = min(o.last, part-1)
+					break
+				}
+			}
+			continue
+		}
+		o.last = min(o.last, part-1)
+		dst = append(dst, o)
+	}
+	return dst
+}
+
+// goingOn are the objects that reach into the part before part, and so perhaps on.
+func (c *Chunker) goingOn(r *run, part uint16) (hashes []uint64) {
+	for _, o := range c.pathObjects(nil, r, part) {
+		if o.last+1 == part {
+			hashes = append(hashes, o.hash)
+		}
+	}
+	return hashes
+}
+
+// close is the key of the index block that p closes behind r's parts before part.
+func (c *Chunker) close(r *run, part uint16, p *place) blockkey.Key {
+	c.tokens = append(c.path(c.tokens[:0], r, part), p.head...)
+	chain := blockkey.Chain{BlockSize: c.size, Seed: r.seed, Parent: r.prev, HasParent: r.hasPrev}
+	if objects := c.pathObjects(nil, r, part); len(objects) > 0 || len(p.headObj) > 0 {
+		var hashes []uint64
+		var goOn []uint64
+		for _, o := range objects {
+			hashes = append(hashes, o.hash)
+			if o.last+1 == part {
+				goOn = append(goOn, o.hash)
+			}
+		}
+		for _, o := range p.headObj {
+			if i := slices.Index(goOn, o.Hash); i >= 0 && o.Offset <= 0 {
+				goOn = slices.Delete(goOn, i, i+1)
+				continue
+			}
+			hashes = append(hashes, o.Hash)
+		}
+		c.keyBuf = chain.AppendHashes(c.keyBuf[:0], c.tokens, [][]uint64{hashes})
+	} else {
+		c.keyBuf = chain.Append(c.keyBuf[:0], c.tokens)
+	}
+	if len(c.keyBuf) == 0 {
+		return 0 // torn: fewer tokens than the parts say
+	}
+	return c.keyBuf[0]
+}
+
+// is tells whether b lies at p.
+func (b *block) is(p *place) bool {
+	switch {
+	case b.joined != (p.how != notAtAll), b.keyed != (len(p.keys) > 0), (b.tail != nil) != (len(p.tail) > 0):
+		return false
+	case b.joined && (p.how != matches || b.join != p.run.ref || b.part != p.part):
+		return false
+	case b.keyed && (b.key != p.keys[0] || !slices.Equal(b.more, p.keys[1:])):
+		return false
+	}
+	return b.tail == nil || b.begins(p)
+}
+
+// begins tells whether b's tail begins with that of p.
+func (b *block) begins(p *place) bool {
+	t := b.tail
+	return t.seed == p.seed && t.prev == p.prev && t.hasPrev == p.hasPrev && int(t.ends[0]) == len(p.tail) &&
+		(t.isLast(0) || slices.Equal(t.partTokens(0), p.tail)) && sameHead(t, p.tailObj)
+}
+
+// sameHead tells whether the objects of a tail's first part are these.
+func sameHead(t *run, objects []event.Object) bool {
+	if len(t.objects) == 0 && len(objects) == 0 {
+		return true
+	}
+	var have, want []uint64
+	for _, o := range t.objects {
+		if o.first == 0 {
+			have = append(have, o.hash)
+		}
+	}
+	for _, o := range objects {
+		want = append(want, o.Hash)
+	}
+	slices.Sort(have)
+	slices.Sort(want)
+	return slices.Equal(have, want)
+}
+
+// put gives b, which has no place, the place p. It returns false when runs that b
+// has begun before say that it cannot be there.
+func (c *Chunker) put(b *block, p *place) bool {
+	if p.how == clashes || (b.tail != nil && (len(p.tail) == 0 || !b.begins(p))) || (b.branch != nil && (p.how != matches || p.run != b.branch)) {
+		return false
+	}
+	switch p.how {
+	case extends:
+		c.extend(p.run, p)
+		c.touch(p.run.owner)
+	case forks:
+		r := &run{
+			ref: ref{b.hash, true}, owner: b, seed: p.run.seed, prev: p.run.prev, hasPrev: p.run.hasPrev,
+			child: true, parent: p.run.ref, fork: p.part, start: uint16(c.endOf(p.run, p.part-1)),
+		}
+		if !c.adopt(p.run, r) {
+			return false
+		}
+		c.extend(r, p)
+		b.branch = r
+		p.run = r
+	case matches:
+		p.run.placed.set(int(p.part-p.run.fork), true)
+		c.touch(p.run.owner)
+	}
+	b.joined, b.keyed = p.how != notAtAll, len(p.keys) > 0
+	b.seed = p.seed
+	if b.joined {
+		b.join, b.part = p.run.ref, p.part
+	}
+	if b.keyed {
+		b.key, b.more = p.keys[0], nil
+		if len(p.keys) > 1 {
+			b.more = slices.Clone(p.keys[1:])
+		}
+	}
+	if len(p.tail) > 0 {
+		if b.tail == nil {
+			b.tail = &run{
+				ref: ref{b.hash, false}, owner: b, seed: p.seed, prev: p.prev, hasPrev: p.hasPrev,
+				ends: append(make([]uint16, 0, max(1, min(8, c.size/len(p.tail)))), uint16(len(p.tail))), tokensDirty: true,
+				tokens: append(make([]uint32, 0, min(c.size, max(len(p.tail), c.size-len(p.tail)))), p.tail...),
+			}
+			for _, o := range p.tailObj {
+				b.tail.objects = append(b.tail.objects, object{hash: o.Hash})
+			}
+		}
+		b.tail.placed.set(0, true)
+	}
+	c.touch(b)
+	return true
+}
+
+// extend adds to r the part that p brings.
+func (c *Chunker) extend(r *run, p *place) {
+	part := p.part
+	for _, o := range p.headObj {
+		r.addObject(c, o, part)
+	}
+	r.ends = append(r.ends, p.end)
+	if p.closes {
+		r.closed, r.key = true, p.key
+	} else {
+		r.tokens = append(r.tokens, p.head...)
+		r.tokensDirty = true
+	}
+	r.placed.set(int(part-r.fork), true)
+}
+
+// addObject notes that an object reaches into part, which comes next. It goes on
+// from the part before if it has begun there.
+func (r *run) addObject(c *Chunker, o event.Object, part uint16) {
+	if o.Offset <= 0 {
+		for i := range r.objects {
+			if r.objects[i].hash == o.Hash && r.objects[i].last+1 == part {
+				r.objects[i].last = part
+				return
+			}
+		}
+		if r.child && part == r.fork && slices.Contains(c.goingOn(r, part), o.Hash) {
+			r.objects = append(r.objects, object{o.Hash, part - 1, part})
+			return
+		}
+	}
+	r.objects = append(r.objects, object{o.Hash, part, part})
+}
+
+// adopt makes r a kid of from. There are so many places for kids that it returns
+// false only when no engine's memory could hold as many.
+func (c *Chunker) adopt(from, r *run) bool {
+	if r.hash == 0 {
+		return false // stands for none in the list
+	}
+	if n := len(from.free); n > 0 {
+		r.place = from.free[n-1]
+		from.free = from.free[:n-1]
+		from.kids[r.place] = r.hash
+	} else {
+		if len(from.kids) >= maxKids {
+			return false
+		}
+		r.place = len(from.kids)
+		from.kids = append(from.kids, r.hash)
+	}
+	from.count++
+	from.pageChanged(r.place)
+	c.touch(from.owner)
+	return true
+}
+
+func (r *run) pageChanged(place int) {
+	if page := place / kidsPage; !slices.Contains(r.pagesDirty, page) {
+		r.pagesDirty = append(r.pagesDirty, page)
+	}
+}
+
+// flip tells runs and index blocks that the tiers of b have changed from old to
+// new.
+func (c *Chunker) flip(b *block, old, now uint8) {
+	changed := old ^ now
+	if changed == 0 {
+		return
+	}
+	if b.joined {
+		if r := c.run(b.join); r != nil && b.part >= r.fork && int(b.part) < r.parts() {
+			c.turn(r, int(b.part), changed, now)
+		}
+	}
+	if b.keyed {
+		for t := range store.NumTiers {
+			if changed>>t&1 != 0 {
+				c.op(now>>t&1 != 0, t, b.key, b.more)
+			}
+		}
+	}
+	if b.tail != nil {
+		c.turn(b.tail, 0, changed, now)
+	}
+}
+
+// turn sets whether an own part of r is held in the tiers of changed.
+func (c *Chunker) turn(r *run, part int, changed, now uint8) {
+	for t := range store.NumTiers {
+		if changed>>t&1 != 0 {
+			r.present[t].set(part-int(r.fork), now>>t&1 != 0)
+		}
+	}
+	c.touch(r.owner)
+	c.judge(r)
+	if r.count > 0 {
+		c.judgeKids(r, part)
+	}
+}
+
+// judge finds in which tiers the index block of r is held, and says what changes.
+func (c *Chunker) judge(r *run) {
+	if !r.closed {
+		return
+	}
+	var held uint8
+	for t := range store.NumTiers {
+		if c.full(r, r.parts(), t) {
+			held |= 1 << t
+		}
+	}
+	if held == r.held {
+		return
+	}
+	for t := range store.NumTiers {
+		if (held^r.held)>>t&1 != 0 {
+			c.op(held>>t&1 != 0, t, r.key, nil)
+		}
+	}
+	r.held = held
+	c.touch(r.owner)
+}
+
+// full tells whether the first parts of r's path are all held in a tier.
+func (c *Chunker) full(r *run, parts, tier int) bool {
+	for r.child {
+		if !r.present[tier].full(parts - int(r.fork)) {
+			return false
+		}
+		parts = int(r.fork)
+		if r = c.up(r); r == nil {
+			return false
+		}
+	}
+	return r.present[tier].full(parts)
+}
+
+// up is the run that r is a branch of, nil if it is none or if the map is torn.
+func (c *Chunker) up(r *run) *run {
+	if !r.child {
+		return nil
+	}
+	p := c.run(r.parent)
+	if p == nil || p.fork >= r.fork || p.parts() < int(r.fork) {
+		return nil
+	}
+	return p
+}
+
+// judgeKids judges all branches whose path has the part of r.
+func (c *Chunker) judgeKids(r *run, part int) {
+	for _, h := range r.kids {
+		if h == 0 {
+			continue
+		}
+		b := c.get(h)
+		if b == nil || b.branch == nil || b.branch.parent != r.ref {
+			continue
+		}
+		if k := b.branch; int(k.fork) > part && k.fork > r.fork {
+			c.judge(k)
+			if k.count > 0 {
+				c.judgeKids(k, part)
+			}
+		}
+	}
+}
+
+// leave takes b's place from it, once it is in no tier.
+func (c *Chunker) leave(b *block) {
+	if b.joined {
+		b.joined = false
+		if r := c.run(b.join); r != nil && b.part >= r.fork && int(b.part) < r.parts() {
+			r.placed.set(int(b.part-r.fork), false)
+			c.touch(r.owner)
+			c.settle(r)
+		}
+	}
+	b.keyed, b.more = false, nil
+	if t := b.tail; t != nil {
+		t.placed.set(0, false)
+		c.settle(t)
+	}
+	c.touch(b)
+	c.bury(b)
+}
+
+// settle cuts the parts at r's end that nobody has, which come back as they went,
+// and ends r when that is all of it. A run with branches is left as it is.
+func (c *Chunker) settle(r *run) {
+	if r.count > 0 {
+		return
+	}
+	n := r.placed.top()
+	if n == len(r.ends) || n == 0 && r.branch && c.blocks[r.parent.hash] == nil {
+		return // or its parent, which has to know, is not in memory
+	}
+	c.touch(r.owner)
+	if n > 0 {
+		r.closed, r.key, r.held = false, 0, 0
+		r.ends = r.ends[:n]
+		r.tokens = r.tokens[:min(r.kept(), len(r.tokens))]
+		r.tokensDirty = true
+		parts := uint16(r.parts())
+		r.objects = slices.DeleteFunc(r.objects, func(o object) bool { return o.first >= parts })
+		for i := range r.objects {
+			r.objects[i].last = min(r.objects[i].last, parts-1)
+		}
+		return
+	}
+	b := r.owner
+	if !r.branch {
+		b.tail = nil
+		c.bury(b)
+		return
+	}
+	b.branch = nil
+	if p := c.up(r); p != nil && r.place < len(p.kids) && p.kids[r.place] == r.hash {
+		p.kids[r.place] = 0
+		p.free = append(p.free, r.place)
+		p.count--
+		p.pageChanged(r.place)
+		if p.count == 0 {
+			p.kids, p.free = p.kids[:0], p.free[:0]
+		}
+		c.touch(p.owner)
+		c.settle(p)
+	}
+	c.bury(b)
+}
+
+// bury deletes b when there is nothing left to know of it.
+func (c *Chunker) bury(b *block) {
+	if !b.held() && b.tail == nil && b.branch == nil && !b.dead {
+		b.dead, b.ambiguous = true, false
+		c.touch(b)
+	}
+}

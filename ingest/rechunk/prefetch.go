@@ -1,0 +1,273 @@
+package rechunk
+
+import (
+	"context"
+	"encoding/binary"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// prefetch reads all that Apply will need of a batch and that is not in memory. It
+// goes in rounds, since what a record refers to is known when it is there: the
+// blocks and parents of all events, then their runs, then what those branch from,
+// and the branches that a change of a part reaches. Two to four rounds are usual,
+// of a read or two each; more than that takes branches of branches.
+func (c *Chunker) prefetch(ctx context.Context, b *event.Batch, read Reader) error {
+	clear(c.absent)
+	if !c.begun {
+		values, err := c.read(ctx, read, []store.MapKey{metaKey})
+		if err != nil {
+			return err
+		}
+		c.decodeMeta(values[0])
+		c.begun = true
+	}
+	for {
+		c.missing = c.missing[:0]
+		for i := range b.Events {
+			c.want(&b.Events[i])
+		}
+		if len(c.missing) == 0 {
+			return nil
+		}
+		if err := c.load(ctx, read, c.missing); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *Chunker) decodeMeta(v []byte) {
+	if v == nil {
+		return
+	}
+	d := decoder{b: v}
+	m := meta{era: uint32(d.upTo(1<<32 - 1)), stored: true}
+	for t := range m.cleared {
+		m.cleared[t] = uint32(d.upTo(int(m.era)))
+	}
+	if d.bad || len(d.b) > 0 {
+		c.stats.Garbled++
+		return
+	}
+	c.meta = m
+}
+
+// want collects the hashes that an event needs next.
+func (c *Chunker) want(e *event.Event) {
+	tier, known := c.config.Media.TierOf(e)
+	if !known || e.Kind == event.Stored && !prefix(e) {
+		return
+	}
+	if e.Kind == event.Stored && e.HasParent {
+		c.wantBlock(uint64(e.Parent), e.Kind, tier)
+	}
+	for _, h := range e.Hashes {
+		c.wantBlock(uint64(h), e.Kind, tier)
+	}
+}
+
+// lookUp returns the block of a hash. If it is not in memory and may be in the map
+// it is collected.
+func (c *Chunker) lookUp(hash uint64) *block {
+	b := c.blocks[hash]
+	if b == nil {
+		if _, none := c.absent[hash]; !none {
+			c.absent[hash] = struct{}{} // asked for once
+			c.missing = append(c.missing, hash)
+		}
+	}
+	return b
+}
+
+func (c *Chunker) wantBlock(hash uint64, kind event.Kind, tier store.Tier) {
+	b := c.lookUp(hash)
+	if b == nil {
+		return
+	}
+	b.used = true
+	if b.dead {
+		return
+	}
+	if b.joined {
+		c.wantRun(b.join, kind, tier, 0)
+	}
+	if b.tail != nil {
+		c.wantRun(b.tail.ref, kind, tier, 0)
+	}
+	if b.branch != nil {
+		c.wantRun(b.branch.ref, kind, tier, 0)
+	}
+}
+
+// wantRun collects what a change of a run's parts reaches: the runs that it branches
+// from, and its branches, unless a Stored finds all of it held already.
+func (c *Chunker) wantRun(r ref, kind event.Kind, tier store.Tier, depth int) {
+	b := c.lookUp(r.hash)
+	if b == nil || b.dead || depth > c.size {
+		return
+	}
+	b.used = true
+	x := b.tail
+	if r.branch {
+		x = b.branch
+	}
+	if x == nil {
+		return
+	}
+	if x.child {
+		c.wantRun(x.parent, kind, tier, depth+1)
+	}
+	if x.count > 0 && (kind != event.Stored || b.era != c.meta.era || !x.present[tier].full(len(x.ends))) {
+		c.wantKids(x, depth)
+	}
+}
+
+func (c *Chunker) wantKids(x *run, depth int) {
+	if depth > c.size {
+		return
+	}
+	for _, h := range x.kids {
+		if h == 0 {
+			continue
+		}
+		if k := c.lookUp(h); k != nil && k.branch != nil && k.branch.count > 0 && k.branch.fork > x.fork {
+			c.wantKids(k.branch, depth+1)
+		}
+	}
+}
+
+// read reads entries, as many in a call as there can be.
+func (c *Chunker) read(ctx context.Context, read Reader, keys []store.MapKey) ([][]byte, error) {
+	var all [][]byte
+	for len(keys) > 0 {
+		n := min(len(keys), store.MaxMapOps)
+		c.stats.Reads++
+		c.stats.KeysRead += uint64(n)
+		values, err := read(ctx, keys[:n]...)
+		if err != nil {
+			return nil, err
+		}
+		if len(values) != n {
+			return nil, errAnswer
+		}
+		keys = keys[n:]
+		if len(keys) == 0 && all == nil {
+			return values, nil
+		}
+		all = append(all, values...)
+	}
+	return all, nil
+}
+
+// load reads the records of hashes.
+func (c *Chunker) load(ctx context.Context, read Reader, hashes []uint64) error {
+	keys := make([]store.MapKey, len(hashes))
+	for i, h := range hashes {
+		keys[i].Hash = h
+	}
+	first, err := c.read(ctx, read, keys)
+	if err != nil {
+		return err
+	}
+	// Records of more than one entry.
+	keys = keys[:0]
+	for i, v := range first {
+		for j := range max(1, entries(v)) - 1 {
+			keys = append(keys, store.MapKey{Hash: hashes[i], Part: partMore + uint16(j)})
+		}
+	}
+	rest, err := c.read(ctx, read, keys)
+	if err != nil {
+		return err
+	}
+	var blocks []*block
+	var all []byte
+	keys = keys[:0]
+	for i, v := range first {
+		n := entries(v)
+		if n == 0 {
+			if v != nil {
+				c.stats.Garbled++
+			}
+			continue
+		}
+		if n > 1 {
+			all = append(all[:0], v...)
+			for _, more := range rest[:n-1] {
+				all = append(all, more...)
+			}
+			v, rest = all, rest[n-1:]
+		}
+		b := &block{hash: hashes[i], stored: stored{record: uint16(n)}, used: true}
+		if !decodeRecord(b, v, c.size) {
+			c.stats.Garbled++
+			continue
+		}
+		blocks = append(blocks, b)
+		for j, r := range [2]*run{b.tail, b.branch} {
+			if r == nil {
+				continue
+			}
+			for k := range b.stored.tokens[j] {
+				keys = append(keys, store.MapKey{Hash: b.hash, Part: partTokens[j] + uint16(k)})
+			}
+			for k := range b.stored.kids[j] {
+				keys = append(keys, store.MapKey{Hash: b.hash, Part: partKids[j] + k})
+			}
+		}
+	}
+	values, err := c.read(ctx, read, keys)
+	if err != nil {
+		return err
+	}
+	for _, b := range blocks {
+		ok := true
+		for j, r := range [2]*run{b.tail, b.branch} {
+			if r == nil {
+				continue
+			}
+			tokens, kids := int(b.stored.tokens[j]), int(b.stored.kids[j])
+			ok = r.decodeTokens(values[:tokens]) && r.decodeKids(values[tokens:tokens+kids]) && ok
+			values = values[tokens+kids:]
+		}
+		if !ok {
+			c.stats.Garbled++
+			continue
+		}
+		c.insert(b)
+	}
+	return nil
+}
+
+func (r *run) decodeTokens(values [][]byte) bool {
+	for _, v := range values {
+		var ok bool
+		if r.tokens, ok = decodeChunk(r.tokens, v); !ok {
+			return false
+		}
+	}
+	return len(r.tokens) == r.kept()
+}
+
+func (r *run) decodeKids(values [][]byte) bool {
+	kids := r.kids
+	for _, v := range values {
+		n := min(len(kids), kidsPage)
+		if len(v) != 8*n {
+			return false
+		}
+		for i := range n {
+			kids[i] = binary.BigEndian.Uint64(v[8*i:])
+		}
+		kids = kids[n:]
+	}
+	for i, k := range r.kids {
+		if k == 0 {
+			r.free = append(r.free, i)
+		} else {
+			r.count++
+		}
+	}
+	return len(kids) == 0
+}

@@ -1,0 +1,322 @@
+package rechunk
+
+import (
+	"math/bits"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// block is what is known of an engine block: where it lies and who has it. It is
+// one record of the map.
+type block struct {
+	hash uint64
+
+	// The place. An engine block covers, in this order and each perhaps not: the
+	// rest of an index block that was begun before (it is a part of join), whole
+	// index blocks (key and more), the beginning of another (the first part of tail).
+	// A block that nobody holds has no place but its runs.
+	join ref
+	part uint16 // of join, counted over its path
+	key  blockkey.Key
+	more []blockkey.Key
+	seed blockkey.Seed // of the chain; with join it is the run's
+
+	tail   *run // begins with the tokens behind the last whole index block
+	branch *run // begins with this block, where a run that was there goes on otherwise
+
+	slot  slot   // the first; copies 0 and none in more when there are none
+	slots []slot // the others
+
+	joined, keyed, ambiguous bool
+	dead                     bool // deleted, and the map does not know yet
+	dirty                    bool // changed since the last Take
+	used                     bool // since the hand of the clock passed
+
+	era    uint32 // of the last change
+	stamp  uint32 // the Take that wrote it last
+	ring   int32  // its place on the clock
+	stored stored
+}
+
+// stored counts the entries that a record has in the map.
+type stored struct {
+	record uint16
+	tokens [2]uint8
+	kids   [2]uint16
+}
+
+// slot counts the copies in a tier and group. One with 0 copies stands as long as
+// another of its tier has some.
+type slot struct {
+	copies uint32
+	tier   store.Tier
+	group  uint8
+}
+
+// ref names a run by the block that it begins with.
+type ref struct {
+	hash   uint64
+	branch bool
+}
+
+// run is a row of parts of one index block, each the stretch of an engine block in
+// it and the child of the one before. Runs of one index block form a tree: where a
+// row goes on in two ways, the second is a branch of the first.
+type run struct {
+	ref
+	owner   *block // whose record has it
+	seed    blockkey.Seed
+	prev    blockkey.Key // the index block before
+	hasPrev bool
+	key     blockkey.Key // of the index block, when closed
+	closed  bool
+	child   bool // a branch: the first fork parts are parent's
+	parent  ref
+	fork    uint16
+	place   int    // among parent's kids
+	start   uint16 // tokens of the index block before the first own part
+
+	ends    []uint16 // tokens of the index block up to the end of each own part
+	tokens  []uint32 // of the own parts but the one that closes the index block
+	objects []object
+	present [store.NumTiers]bitset // which own parts are held
+	placed  bitset                 // which own parts a block is placed at
+	held    uint8                  // tiers in which the index block is held
+
+	kids  []uint64 // branches by hash, 0 for none
+	free  []int    // places of kids that are 0
+	count int      // kids that are not 0
+
+	tokensDirty bool
+	pagesDirty  []int
+}
+
+// object is a multimodal object that reaches into parts first to last of a run.
+type object struct {
+	hash        uint64
+	first, last uint16
+}
+
+// parts is the number of parts on the run's path.
+func (r *run) parts() int { return int(r.fork) + len(r.ends) }
+
+// isLast tells whether part closes the index block.
+func (r *run) isLast(part uint16) bool { return r.closed && int(part) == r.parts()-1 }
+
+// end is where an own part ends.
+func (r *run) end(part int) int { return int(r.ends[part-int(r.fork)]) }
+
+// begin is where an own part begins.
+func (r *run) begin(part int) int {
+	if part == int(r.fork) {
+		return int(r.start)
+	}
+	return r.end(part - 1)
+}
+
+// partTokens are the tokens of an own part that does not close.
+func (r *run) partTokens(part int) []uint32 {
+	return r.tokens[r.begin(part)-int(r.start) : r.end(part)-int(r.start)]
+}
+
+// kept is how many of the tokens of the own parts are kept.
+func (r *run) kept() int {
+	n := len(r.ends)
+	if r.closed {
+		n--
+	}
+	if n <= 0 {
+		return 0
+	}
+	return int(r.ends[n-1]) - int(r.start)
+}
+
+// held tells whether anybody has a copy.
+func (b *block) held() bool { return b.slot.copies > 0 || len(b.slots) > 0 }
+
+// find returns the slot of a tier and group, nil for none.
+func (b *block) find(tier store.Tier, group uint8) *slot {
+	if !b.held() {
+		return nil
+	}
+	if b.slot.tier == tier && b.slot.group == group {
+		return &b.slot
+	}
+	for i := range b.slots {
+		if s := &b.slots[i]; s.tier == tier && s.group == group {
+			return s
+		}
+	}
+	return nil
+}
+
+// present is the set of tiers in which the block is: there, each group that ever
+// had it since it came has it.
+func (b *block) present() (mask uint8) {
+	if !b.held() || b.ambiguous {
+		return 0
+	}
+	if len(b.slots) == 0 {
+		return 1 << b.slot.tier
+	}
+	missing := uint8(0)
+	count := func(s *slot) {
+		mask |= 1 << s.tier
+		if s.copies == 0 {
+			missing |= 1 << s.tier
+		}
+	}
+	count(&b.slot)
+	for i := range b.slots {
+		count(&b.slots[i])
+	}
+	return mask &^ missing
+}
+
+// tidy drops the slots of tiers in which no copy is left, and those of drop.
+func (b *block) tidy(drop uint8) {
+	if len(b.slots) == 0 {
+		if b.slot.copies > 0 && drop&(1<<b.slot.tier) != 0 {
+			b.slot.copies = 0
+		}
+		return
+	}
+	all := append(b.slots, b.slot)
+	var some uint8
+	for _, s := range all {
+		if s.copies > 0 {
+			some |= 1 << s.tier
+		}
+	}
+	some &^= drop
+	kept := all[:0]
+	for _, s := range all {
+		if some&(1<<s.tier) != 0 {
+			kept = append(kept, s)
+		}
+	}
+	switch len(kept) {
+	case 0:
+		b.slot, b.slots = slot{}, nil
+	case 1:
+		b.slot, b.slots = kept[0], nil
+	default:
+		b.slot, b.slots = kept[len(kept)-1], kept[:len(kept)-1:len(kept)-1]
+	}
+}
+
+// bitset is a set of small numbers.
+type bitset struct {
+	lo uint64
+	hi []uint64
+}
+
+func (s *bitset) has(i int) bool {
+	if i < 64 {
+		return s.lo>>i&1 != 0
+	}
+	i -= 64
+	return i>>6 < len(s.hi) && s.hi[i>>6]>>(i&63)&1 != 0
+}
+
+func (s *bitset) set(i int, on bool) {
+	w := &s.lo
+	if i >= 64 {
+		i -= 64
+		for i>>6 >= len(s.hi) {
+			if !on {
+				return
+			}
+			s.hi = append(s.hi, 0)
+		}
+		w = &s.hi[i>>6]
+		i &= 63
+	}
+	if on {
+		*w |= 1 << i
+	} else {
+		*w &^= 1 << i
+	}
+}
+
+// full tells whether 0 to n-1 are all in s.
+func (s *bitset) full(n int) bool {
+	if n < 64 {
+		return s.lo&(1<<n-1) == 1<<n-1
+	}
+	if s.lo != ^uint64(0) {
+		return false
+	}
+	for i := 0; i < n-64; i += 64 {
+		if i>>6 >= len(s.hi) {
+			return false
+		}
+		want := ^uint64(0)
+		if left := n - 64 - i; left < 64 {
+			want = 1<<left - 1
+		}
+		if s.hi[i>>6]&want != want {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *bitset) empty() bool {
+	if s.lo != 0 {
+		return false
+	}
+	for _, w := range s.hi {
+		if w != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// word is the i-th 64 numbers.
+func (s *bitset) word(i int) uint64 {
+	if i == 0 {
+		return s.lo
+	}
+	if i-1 < len(s.hi) {
+		return s.hi[i-1]
+	}
+	return 0
+}
+
+// top is one more than the highest number in s.
+func (s *bitset) top() int {
+	for i := len(s.hi) - 1; i >= 0; i-- {
+		if s.hi[i] != 0 {
+			return 64*(i+1) + bits.Len64(s.hi[i])
+		}
+	}
+	return bits.Len64(s.lo)
+}
+
+// union is what r's parts are held in any tier.
+func (r *run) union() (u bitset) {
+	for t := range r.present {
+		u.lo |= r.present[t].lo
+		for i, w := range r.present[t].hi {
+			if w != 0 {
+				for i >= len(u.hi) {
+					u.hi = append(u.hi, 0)
+				}
+				u.hi[i] |= w
+			}
+		}
+	}
+	return u
+}
+
+func (s *bitset) equal(o *bitset) bool {
+	for i := range max(len(s.hi), len(o.hi)) + 1 {
+		if s.word(i) != o.word(i) {
+			return false
+		}
+	}
+	return true
+}

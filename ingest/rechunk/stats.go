@@ -1,0 +1,76 @@
+package rechunk
+
+// Reason is why a block was not indexed.
+type Reason uint8
+
+// The reasons.
+const (
+	// NoParent: the parent is held nowhere, or has no place itself.
+	NoParent Reason = iota
+	// NoTokens: the event has no tokens and the hash is not known.
+	NoTokens
+	// Masked: the event's tokens are not those of its blocks, as with blocks at
+	// places that are not told.
+	Masked
+	// NoPrefix: the group is one of a sliding window, of a recurrent state or of a
+	// kind that is not known, which says nothing about a prefix.
+	NoPrefix
+	// UnknownMedium: nobody knows what tier the medium is.
+	UnknownMedium
+	// UnnamedLoRA: the adapter has a number and no name.
+	UnnamedLoRA
+	// Unplaced: an object went into the block of which it cannot be told which index
+	// blocks it reaches into, or that has no identity.
+	Unplaced
+	// Ambiguous: the hash names two places.
+	Ambiguous
+	// OtherSize: a group announces the hash for another stretch of tokens than the
+	// group that was first, whose blocks are the ones that count.
+	OtherSize
+	// OverLimit: the block is larger than MaxEngineBlock, or is in more groups than
+	// can be counted.
+	OverLimit
+	// NumReasons is the number of reasons.
+	NumReasons = iota
+)
+
+var reasonNames = [NumReasons]string{
+	"no_parent", "no_tokens", "masked", "no_prefix", "unknown_medium", "unnamed_lora", "unplaced", "ambiguous", "other_size", "over_limit",
+}
+
+// String returns the reason in words that are joined by underscores, fit for the
+// label of a metric.
+func (r Reason) String() string {
+	if int(r) < len(reasonNames) {
+		return reasonNames[r]
+	}
+	return "unknown"
+}
+
+// Stats are figures of a Chunker since it was made.
+type Stats struct {
+	// Stored and Removed count blocks that Stored and Removed events named, Cleared
+	// the events.
+	Stored, Removed, Cleared uint64
+	// Skipped counts blocks of Stored events that were not indexed, by reason.
+	Skipped [NumReasons]uint64
+	// Copies counts further copies of blocks, Reports blocks that were told again
+	// without being one.
+	Copies, Reports uint64
+	// Conflicts counts hashes that turned Ambiguous. If it grows without end the
+	// engine's hashes are not chained.
+	Conflicts uint64
+	// UnknownRemoved counts removals of blocks of which nothing is held; they have no
+	// effect. Blocks that were Skipped are among them.
+	UnknownRemoved uint64
+	// IndexAdded and IndexRemoved count changes of index blocks before they are
+	// folded, clears aside.
+	IndexAdded, IndexRemoved uint64
+	// Reads counts calls of the Reader, KeysRead the keys.
+	Reads, KeysRead uint64
+	// Garbled counts stored records that could not be read and were taken for
+	// missing.
+	Garbled uint64
+	// Records is the number of engine blocks in memory now.
+	Records int
+}

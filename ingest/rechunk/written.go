@@ -1,0 +1,257 @@
+package rechunk
+
+import (
+	"encoding/binary"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// meta is what there is once for a generation: it makes a clear O(1).
+type meta struct {
+	// era counts the clears. cleared is the era in which a tier was cleared last;
+	// what records of older eras say of the tier is void.
+	era     uint32
+	cleared [store.NumTiers]uint32
+	dirty   bool
+	stored  bool
+}
+
+// metaKey is the entry of meta. A hash of an engine does not get in its way: no
+// record has this part.
+var metaKey = store.MapKey{Hash: 0x6b76612d6d657461, Part: partMeta}
+
+// sweepStep is how many records are looked at after a clear with each message.
+const sweepStep = 512
+
+// clear takes in a Cleared.
+func (c *Chunker) clear(e *event.Event) {
+	c.stats.Cleared++
+	tier, known := c.config.Media.TierOf(e)
+	if !known {
+		return
+	}
+	c.meta.era++
+	c.meta.cleared[tier] = c.meta.era
+	c.meta.dirty = true
+	c.ops = append(c.ops, opRange{store.Clear, tier, len(c.opKeys), len(c.opKeys)})
+	c.sweep = len(c.ring)
+}
+
+// refresh takes from b what clears since its era have ended. The index knows of
+// that already.
+func (c *Chunker) refresh(b *block) {
+	var gone uint8
+	for t, era := range c.meta.cleared {
+		if era > b.era {
+			gone |= 1 << t
+		}
+	}
+	b.era = c.meta.era
+	if gone == 0 {
+		return
+	}
+	held := b.held()
+	b.tidy(gone)
+	c.touch(b)
+	for _, r := range [2]*run{b.tail, b.branch} {
+		if r == nil {
+			continue
+		}
+		// A part is placed without being held when a group lacks it. Which tier that
+		// is in is not told here, so such parts stay.
+		u := r.union()
+		exact := u.equal(&r.placed)
+		for t := range r.present {
+			if gone>>t&1 != 0 {
+				r.present[t] = bitset{}
+			}
+		}
+		r.held &^= gone
+		if exact {
+			r.placed = r.union()
+		}
+	}
+	if held && !b.held() {
+		// The run that it is a part of knows that by itself, and may have another
+		// block in its place by now.
+		b.joined, b.keyed, b.more = false, false, nil
+	}
+	for _, r := range [2]*run{b.tail, b.branch} {
+		if r != nil {
+			c.settle(r)
+		}
+	}
+	c.bury(b)
+}
+
+// sweepSome deletes what clears have left, a step at a time.
+func (c *Chunker) sweepSome() {
+	c.sweep = min(c.sweep, len(c.ring))
+	for range min(sweepStep, c.sweep) {
+		c.sweep--
+		b := c.ring[c.sweep]
+		if !b.dead && b.era != c.meta.era {
+			c.refresh(b)
+		}
+	}
+}
+
+// Take returns what has changed since the last Take. It is valid, and must be kept
+// for another try of a write that failed, until Done.
+func (c *Chunker) Take() Changes {
+	if c.taken != c.done { // the last is not written yet
+		c.values, c.mapOps, c.storeOps, c.givenKeys = nil, nil, nil, nil
+	}
+	c.taken++
+	c.values, c.mapOps, c.storeOps = c.values[:0], c.mapOps[:0], c.storeOps[:0]
+	for _, o := range c.ops {
+		c.storeOps = append(c.storeOps, store.Op{Kind: o.kind, Tier: o.tier, Keys: c.opKeys[o.from:o.to:o.to]})
+	}
+	c.ops, c.opKeys, c.givenKeys = c.ops[:0], c.givenKeys[:0], c.opKeys
+	for _, b := range c.dirty {
+		b.dirty, b.stamp = false, c.taken
+		c.write(b)
+		if b.dead {
+			c.buried = append(c.buried, b)
+		}
+	}
+	c.dirty = c.dirty[:0]
+	if c.meta.dirty {
+		c.meta.dirty, c.meta.stored = false, true
+		from := len(c.values)
+		c.values = binary.AppendUvarint(c.values, uint64(c.meta.era))
+		for _, era := range c.meta.cleared {
+			c.values = binary.AppendUvarint(c.values, uint64(era))
+		}
+		c.put1(metaKey, from)
+	}
+	return Changes{Ops: c.storeOps, Map: c.mapOps}
+}
+
+// Done says that all that Take has given is written.
+func (c *Chunker) Done() {
+	c.done = c.taken
+	buried := c.buried[:0]
+	for _, b := range c.buried {
+		switch {
+		case !b.dead: // back again, or forgotten already
+		case b.dirty || b.stamp > c.done:
+			buried = append(buried, b)
+		case c.blocks[b.hash] == b:
+			c.forget(b)
+		}
+	}
+	clear(c.buried[len(buried):])
+	c.buried = buried
+	// Two rounds of the hand: the first takes the marks of use away.
+	for left := 2 * len(c.ring); len(c.blocks) > c.config.MaxRecords && left > 0; left-- {
+		if c.hand >= len(c.ring) {
+			c.hand = 0
+		}
+		b := c.ring[c.hand]
+		if b.used || b.dirty || b.dead || b.stamp > c.done {
+			b.used = false
+			c.hand++
+			continue
+		}
+		c.complete = false
+		c.forget(b)
+	}
+}
+
+// put1 makes a map op that sets an entry to values[from:].
+func (c *Chunker) put1(k store.MapKey, from int) {
+	c.mapOps = append(c.mapOps, store.MapOp{MapKey: k, Value: c.values[from:len(c.values):len(c.values)]})
+}
+
+// drop makes map ops that delete the entries from to to-1 of b, counted from part.
+func (c *Chunker) drop(b *block, part uint16, from, to int) {
+	for i := from; i < to; i++ {
+		c.mapOps = append(c.mapOps, store.MapOp{MapKey: store.MapKey{Hash: b.hash, Part: part + uint16(i)}})
+	}
+}
+
+// write makes the map ops that bring the map up to date with b.
+func (c *Chunker) write(b *block) {
+	record := 0
+	if !b.dead {
+		record = c.writeRecord(b)
+	}
+	if b.stored.record > 0 && record == 0 {
+		c.drop(b, partRecord, 0, 1)
+	}
+	c.drop(b, partMore, max(record, 1)-1, max(int(b.stored.record), 1)-1)
+	b.stored.record = uint16(record)
+	for i, r := range [2]*run{b.tail, b.branch} {
+		tokens, kids := 0, 0
+		if r != nil {
+			tokens = int(b.stored.tokens[i])
+			if r.tokensDirty {
+				r.tokensDirty = false
+				tokens = c.writeTokens(b, partTokens[i], r, tokens)
+			}
+			kids = (len(r.kids) + kidsPage - 1) / kidsPage
+			for _, page := range r.pagesDirty {
+				if page >= kids {
+					continue
+				}
+				from := len(c.values)
+				for _, k := range r.kids[page*kidsPage : min((page+1)*kidsPage, len(r.kids))] {
+					c.values = binary.BigEndian.AppendUint64(c.values, k)
+				}
+				c.put1(store.MapKey{Hash: b.hash, Part: partKids[i] + uint16(page)}, from)
+			}
+			r.pagesDirty = r.pagesDirty[:0]
+		}
+		c.drop(b, partTokens[i], tokens, int(b.stored.tokens[i]))
+		c.drop(b, partKids[i], kids, int(b.stored.kids[i]))
+		b.stored.tokens[i], b.stored.kids[i] = uint8(tokens), uint16(kids)
+	}
+}
+
+// writeTokens makes the map ops for a run's tokens, of which the first have chunks
+// already that have not changed but perhaps the last. It returns how many there are.
+func (c *Chunker) writeTokens(b *block, part uint16, r *run, have int) int {
+	n := 0
+	for tokens := r.tokens; len(tokens) > 0; n++ {
+		count, width := chunkOf(tokens)
+		if n >= have-1 {
+			from := len(c.values)
+			c.values = appendChunk(c.values, tokens[:count], width)
+			c.put1(store.MapKey{Hash: b.hash, Part: part + uint16(n)}, from)
+		}
+		tokens = tokens[count:]
+	}
+	return n
+}
+
+// writeRecord makes the map ops for b's record and returns how many there are.
+func (c *Chunker) writeRecord(b *block) int {
+	tokens := [2]int{}
+	for i, r := range [2]*run{b.tail, b.branch} {
+		if r == nil {
+			continue
+		}
+		tokens[i] = int(b.stored.tokens[i])
+		if r.tokensDirty {
+			tokens[i] = chunks(r.tokens)
+		}
+	}
+	c.blob = appendRecord(c.blob[:0], b, c.size, tokens)
+	blob := c.blob
+	n := 0
+	for len(blob) > 0 {
+		piece := blob[:min(len(blob), store.MaxMapValue)]
+		blob = blob[len(piece):]
+		from := len(c.values)
+		c.values = append(c.values, piece...)
+		k := store.MapKey{Hash: b.hash}
+		if n > 0 {
+			k.Part = partMore + uint16(n-1)
+		}
+		c.put1(k, from)
+		n++
+	}
+	return n
+}
