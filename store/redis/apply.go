@@ -166,8 +166,9 @@ func (x *Index) runPhase(ctx context.Context, calls []*call, guarded bool) (stat
 		n := min(len(calls), tripCalls)
 		cmds, err := x.run(ctx, calls[:n]...)
 		if x.cluster && redis.HasErrorPrefix(err, "TRYAGAIN") {
-			if guarded {
-				// The record and the blocks are on different nodes for a moment.
+			if guarded || x.logs(ctx, calls[:n]) {
+				// The record, or the log, and the blocks are on different nodes for a
+				// moment.
 				return incomplete, 0, nil
 			}
 			cmds, err = x.runSingly(ctx, calls[:n])
@@ -453,7 +454,7 @@ func (c *call) under(g *guardPlan) {
 // head begins a run of apply.lua: with the check, the guards and the buckets of c.
 func (x *Index) head(c, check *call) {
 	c.script = applyScript
-	c.keys = append(make([]string, 0, len(check.keys)+1+len(c.buckets)+len(c.edits)), check.keys...)
+	c.keys = append(make([]string, 0, len(check.keys)+1+len(c.buckets)+len(c.edits)+2), check.keys...)
 	c.args = append(make([]string, 0, len(check.args)+2+8*len(c.parts)+2), check.args[0], strconv.Itoa(len(c.parts)), strconv.Itoa(len(c.buckets)))
 	c.args = append(c.args, check.args[1:]...)
 	if len(c.parts) == 0 {
@@ -558,6 +559,10 @@ func (x *Index) finish(check *call, all []ops, lists ...[]*call) {
 			for range c.edits {
 				c.keys = append(c.keys, text[:x.names.blockLen()])
 				text = text[x.names.blockLen():]
+			}
+			if len(c.edits) > 0 {
+				l := &x.names.logs[c.place]
+				c.keys = append(c.keys, l.logged, l.log)
 			}
 			for i := 0; i < len(c.edits); {
 				j := i

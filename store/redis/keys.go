@@ -36,7 +36,12 @@ type names struct {
 	meta, count, epoch, pods, live, gen, sweep string
 	// records are the guards' records at the registry.
 	records string
+	// logs are the logs of the partitions and, behind them, that of the registry.
+	logs [blockkey.Partitions + 1]logNames
 }
+
+// logNames are the stream of a log, and the key that says that it is on.
+type logNames struct{ logged, log string }
 
 func newNames(prefix string) *names {
 	n := &names{prefix: prefix}
@@ -47,6 +52,10 @@ func newNames(prefix string) *names {
 	n.meta, n.count, n.epoch = reg+"meta", reg+"count", reg+"epoch"
 	n.pods, n.live, n.gen, n.sweep = reg+"pods", reg+"live", reg+"gen", reg+"sweep"
 	n.records = reg + "s"
+	for p, blocks := range n.blocks {
+		n.logs[p] = logNames{blocks + ":logged", blocks + ":log"}
+	}
+	n.logs[blockkey.Partitions] = logNames{reg + "logged", reg + "log"}
 	return n
 }
 

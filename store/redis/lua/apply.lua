@@ -1,6 +1,6 @@
 -- Changes the holders of blocks, and entries of the maps of generations.
 --
--- KEYS  [live own...] [records] bucket... block...
+-- KEYS  [live own...] [records] bucket... block... [logged log]
 -- ARGV  pods guards buckets
 --       then for each pod: fields, then so many times: field id
 --       then for each guard: generation fence seq after again attempt part parts
@@ -21,6 +21,10 @@
 -- group: "+17" adds holder 17, "-17" removes it, "+17-18" does both; "=text"
 -- deletes a value that is exactly this text. With more than one guard each stands
 -- before its ops: "@5+17@9-18" adds 17 under the guard of generation 5.
+--
+-- The last two keys stand behind blocks only. If the log is on, which logged says by
+-- being there, the new values of blocks that change are added to it: see log.lua.
+-- Who leaves the keys out writes past the replicas.
 --
 -- Returns the bytes of the values that have been looked at, so that the writer
 -- can keep its next runs short. With guards it is an array of that and what judge
@@ -208,6 +212,36 @@ while ARGV[at] do
 end
 if #set > 0 then redis.call('MSET', unpack(set)) end
 if #del > 0 then redis.call('UNLINK', unpack(del)) end
+
+-- What has been done to blocks goes to the log, if that is on.
+local logged, log = KEYS[first + block], KEYS[first + block + 1]
+local limit, n = match(log and old[block + 1] or '', '^(%d+) (%d+)$')
+if limit and #set + #del > 0 then
+  local values, names = {}, {}
+  local function tell(key, v)
+    local list = names[v]
+    if not list then
+      list = {}
+      names[v] = list
+      values[#values + 1] = v
+    end
+    list[#list + 1] = sub(key, -8)
+  end
+  for i = 1, #set, 2 do tell(set[i], set[i + 1]) end
+  for i = 1, #del do tell(del[i], '') end
+  n = string.format('%.0f', n + 1)
+  local entry = {log, 'MAXLEN', '~', limit, '*', 'n', n}
+  for _, v in ipairs(values) do
+    entry[#entry + 1] = '=' .. v
+    entry[#entry + 1] = table.concat(names[v])
+  end
+  local reply = redis.pcall('XADD', unpack(entry))
+  if type(reply) == 'table' and reply.err then
+    redis.call('UNLINK', logged) -- off, as readers see: it is no stream
+  else
+    redis.call('SET', logged, limit .. ' ' .. n)
+  end
+end
 if guards == 0 then return bytes end
 if #written > 0 then redis.call('HSET', records, unpack(written)) end
 verdicts[1] = bytes

@@ -1,6 +1,6 @@
 -- What all scripts of the registry begin with.
 --
--- KEYS  meta count epoch pods live gen s own
+-- KEYS  meta count epoch pods live gen s own [logged log]
 -- ARGV  schema partitions ...
 --
 -- Times are this server's. An id or an epoch is never given twice, also when
@@ -36,12 +36,28 @@ local function given()
   redis.call('HSET', count, 'run', run)
 end
 
+-- tell adds a move of the epoch to the log, if that is on. Who leaves its keys out
+-- makes replicas see it later.
+local function tell(e)
+  local logged, log = KEYS[9], KEYS[10]
+  local limit, n = string.match(log and redis.call('GET', logged) or '', '^(%d+) (%d+)$')
+  if not limit then return end
+  n = text(n + 1)
+  local reply = redis.pcall('XADD', log, 'MAXLEN', '~', limit, '*', 'n', n, 'e', e)
+  if type(reply) == 'table' and reply.err then
+    redis.call('UNLINK', logged) -- off, as readers see: it is no stream
+  else
+    redis.call('SET', logged, limit .. ' ' .. n)
+  end
+end
+
 -- moved sets the epoch to the time in ms, or one higher than it was.
 local function moved()
   given()
   local last = tonumber(redis.call('GET', epoch) or '0') or 0
   local e = text(math.max(last + 1, now))
   redis.call('SET', epoch, e)
+  tell(e)
   return e
 end
 

@@ -1,0 +1,92 @@
+package replica
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+// Config says what is copied and what the copy may cost. The zero value of every
+// field but Index means its default.
+type Config struct {
+	// Index is what is copied. The replica closes it. Required.
+	Index *redis.Index
+	// MaxBytes bounds the memory of blocks and sets of holders; 1 GiB by default, 1
+	// MiB at least. An index that does not fit is read from Redis instead. The
+	// garbage collector's overhead comes on top.
+	MaxBytes int64
+	// MaxLag is how old an answer from memory may be; beyond it lookups ask Redis.
+	// 1 s by default.
+	MaxLag time.Duration
+	// MaxStale is how old it may be while Redis cannot be asked. 30 s by default; it
+	// is MaxLag at least.
+	MaxStale time.Duration
+	// LogEntries is the length of the change log that the replica switches on where
+	// nobody has decided about one; redis.DefaultLogEntries by default, below 0 is
+	// never.
+	LogEntries int
+	// Verify is how often all blocks are read anew; 10 minutes by default, below 0 is
+	// never. See redis.FeedConfig.
+	Verify time.Duration
+	// Retry is how long to wait before an index that did not fit is read again; 1
+	// minute by default.
+	Retry time.Duration
+	// SweepInterval is how often blocks without a live holder are looked for, if any
+	// holder has ended; 10 s by default.
+	SweepInterval time.Duration
+	// Changed, if not nil, is told when lookups begin to be answered otherwise, and
+	// why. It is called from a goroutine of the replica, which waits for it.
+	Changed func(from, to Mode, why error)
+}
+
+// Mode is where lookups are answered from.
+type Mode uint8
+
+// The modes.
+const (
+	// Redis: the copy cannot be used, Redis is asked.
+	Redis Mode = iota
+	// Memory: from the copy, without a round trip.
+	Memory
+	// Stale: from the copy, which is older than MaxLag, since Redis is away.
+	Stale
+	numModes
+)
+
+var modeNames = [numModes]string{"redis", "memory", "stale"}
+
+// String returns the mode's name: redis, memory or stale.
+func (m Mode) String() string {
+	if m < numModes {
+		return modeNames[m]
+	}
+	return fmt.Sprintf("mode(%d)", uint8(m))
+}
+
+func (c Config) withDefaults() (Config, error) {
+	def(&c.MaxBytes, 1<<30)
+	def(&c.MaxLag, time.Second)
+	def(&c.MaxStale, max(30*time.Second, c.MaxLag))
+	def(&c.LogEntries, redis.DefaultLogEntries)
+	def(&c.SweepInterval, 10*time.Second)
+	switch {
+	case c.Index == nil:
+		return c, errors.New("replica: Config.Index is required")
+	case c.MaxBytes < 1<<20:
+		return c, fmt.Errorf("replica: MaxBytes is %d, the least is 1 MiB", c.MaxBytes)
+	case c.MaxLag < 0 || c.Retry < 0 || c.SweepInterval < 0:
+		return c, errors.New("replica: a time is negative")
+	case c.MaxStale < c.MaxLag:
+		return c, fmt.Errorf("replica: MaxStale is %v, less than MaxLag, %v", c.MaxStale, c.MaxLag)
+	}
+	return c, nil
+}
+
+func def[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}

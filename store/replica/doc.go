@@ -1,0 +1,34 @@
+// Package replica is a copy of the index in Redis in the memory of one process: an
+// opt-in [store.Index] whose lookups take no round trip.
+//
+// # What it guarantees
+//
+// The copy is disposable. Truth is in Redis; writes and the registry go there, and
+// what the copy has is a snapshot and all that the change log has told since (see
+// redis.Feed). Whatever goes wrong with that, an answer is one of these:
+//
+//   - from memory, at most Config.MaxLag old. It is what Redis would have answered
+//     at a moment that long ago or later, dead holders included: the registry is
+//     that of Redis, followed by its epoch.
+//   - from Redis, as without a replica: before the first snapshot is complete, while
+//     one has to be read again, while the log is off or the copy lags, and when the
+//     index does not fit into Config.MaxBytes.
+//   - from memory and older, for as long as Redis cannot be reached, up to
+//     Config.MaxStale. Lookup then returns a [store.StaleError], which says how old.
+//
+// Replica.Status says which, and why; all of it recovers by itself.
+//
+// A holder whose life has ended counts for nothing from the moment the registry is
+// known, a few milliseconds after its end. Blocks that nobody else holds leave
+// memory later, in short steps.
+//
+// # How it is laid out
+//
+//	64 shards, one a partition ─► open addressing: key u64 │ set u32 │ round u32
+//	sets: id ─► holder ids, ascending; equal ones are one
+//
+// Lookups take no lock and allocate nothing: a slot's key is written once and
+// before its set, a set is immutable, and a counter tells when a set's number could
+// mean another one. Who writes holds one mutex, a few microseconds for each entry
+// of the log. A block takes 20 to 32 bytes.
+package replica
