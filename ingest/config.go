@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -33,6 +34,9 @@ type Config struct {
 	// next is asked, 32 MiB; Replays how many ranks ask at a time, 8.
 	ReplayBytes int64
 	Replays     int
+	// ReplayIdle is how long a replay socket may say nothing in the middle of an answer,
+	// 2 s.
+	ReplayIdle time.Duration
 	// ReplayTries is how often in a row a replay may bring nothing of what is
 	// missing before it counts as lost, 5, with growing pauses of together some
 	// seconds.
@@ -47,6 +51,8 @@ type Config struct {
 	// Pushers bounds the ranks that push over HTTP and of which state is kept here,
 	// 4,096. Whoever is longest silent is forgotten and read from the index again.
 	Pushers int
+	// Media maps engines' words for where blocks are to tiers; nil is the known words.
+	Media *event.Media
 	// Wire has limits and times of connections. Endpoint, Bind, Topic and Curve are
 	// the source's.
 	Wire zmq.Config
@@ -104,6 +110,7 @@ func (c Config) withDefaults() (Config, error) {
 	}{
 		{"Linger", &c.Linger, 2 * time.Millisecond, time.Second},
 		{"Quiet", &c.Quiet, 2 * time.Second, time.Hour},
+		{"ReplayIdle", &c.ReplayIdle, 2 * time.Second, time.Minute},
 	} {
 		if *v.p == 0 {
 			*v.p = v.def

@@ -3,16 +3,46 @@ package ingest
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
 
-	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/store"
 )
 
-// ErrClosed says that the Ingester has been closed.
-var ErrClosed = errors.New("ingest: closed")
+// Errors of Read and Push.
+var (
+	// ErrClosed says that the Ingester has been closed.
+	ErrClosed = errors.New("ingest: closed")
+	// ErrReading says that this Ingester reads the rank already.
+	ErrReading = errors.New("ingest: the rank is read already")
+)
 
 // Ingester reads streams of events and keeps an index true to them.
 type Ingester struct {
-	config Config
+	config  Config
+	writer  *writer
+	total   atomic.Int64  // bytes in all queues
+	replays chan struct{} // one token for each replay that is under way
+	pushers *pushers
+	matched sync.Map // pod -> *atomic.Int64, nanoseconds since 1970
+
+	ctx    context.Context // done when closed
+	cancel context.CancelFunc
+	writes chan struct{} // closed when the writer has ended
+	active sync.WaitGroup
+
+	mu      sync.Mutex // protects readers, closed
+	readers map[rankKey]*reader
+	closed  bool
+}
+
+// rankKey names a rank.
+type rankKey struct {
+	pod  string
+	rank int
 }
 
 // New returns an Ingester. Close ends it; the index stays open.
@@ -21,56 +51,178 @@ func New(c Config) (*Ingester, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Ingester{config: c}, nil
+	in := &Ingester{config: c, writer: newWriter(&c), replays: make(chan struct{}, c.Replays), readers: map[rankKey]*reader{}, writes: make(chan struct{})}
+	if in.pushers, err = newPushers(c.Pushers); err != nil {
+		return nil, err
+	}
+	in.ctx, in.cancel = context.WithCancel(context.Background())
+	// The writer ends after all who write.
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		defer close(in.writes)
+		in.writer.run(ctx)
+	}()
+	context.AfterFunc(in.ctx, func() {
+		in.active.Wait()
+		cancel()
+	})
+	return in, nil
+}
+
+// enter notes that something is under way that Close waits for.
+func (in *Ingester) enter() error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.closed {
+		return ErrClosed
+	}
+	in.active.Add(1)
+	return nil
+}
+
+// Close ends all reading and pushing, and waits for it. Calls after it return ErrClosed.
+func (in *Ingester) Close() error {
+	in.mu.Lock()
+	again := in.closed
+	in.closed = true
+	in.mu.Unlock()
+	if again {
+		return ErrClosed
+	}
+	in.cancel()
+	<-in.writes
+	return nil
 }
 
 // Read reads the stream of one rank until ctx is done, and writes it to the index
-// under the fence, which must be higher than that of every reader of the rank
-// before. It connects, and connects again, by itself.
+// under the fence, which must not be lower than that of any reader of the rank before.
+// It connects, and connects again, by itself.
 //
 // It returns ctx's error, store.ErrFenced when another reader has taken over,
-// store.ErrUnknownPod when the pod is not registered any more, ErrClosed, or an
-// error of s.Validate; for all else it goes on trying. When it has returned nothing
-// more is written.
+// store.ErrUnknownPod when the pod is not registered any more, store.ErrModelConflict
+// when the model's keys are of a scheme that engines' events do not give, ErrReading,
+// ErrClosed, store.ErrClosed, or an error of s.Validate; for all else it goes on trying.
+// When it has returned nothing more is written.
 func (in *Ingester) Read(ctx context.Context, s Source, fence uint64) error {
 	if err := s.Validate(); err != nil {
 		return err
 	}
-	return errors.Join(ErrClosed, ctx.Err())
+	if err := store.CheckFence(fence); err != nil {
+		return err
+	}
+	if err := in.enter(); err != nil {
+		return err
+	}
+	defer in.active.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(in.ctx, cancel)()
+
+	r := &reader{in: in, s: s, fence: fence, q: newQueue(&in.config, &in.total), ring: newRing(&in.config)}
+	r.f = follower{act: r, tries: in.config.ReplayTries}
+	wire := in.config.Wire
+	wire.Endpoint, wire.Bind, wire.Topic, wire.Curve = s.Events, s.Bind, s.Topic, s.Curve
+	sub, err := zmq.NewSubscriber(wire, inlet{r})
+	if err != nil {
+		return err
+	}
+	if err := in.add(r); err != nil {
+		return err
+	}
+	defer in.remove(r)
+
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = sub.Run(ctx) // it returns ctx's error
+	}()
+	err = r.run(ctx)
+	cancel()
+	<-done
+	r.q.drain()
+	if in.ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return ErrClosed
+	}
+	return err
 }
 
-// Pushed are events that an engine pushes.
-type Pushed struct {
-	Pod, Model, Engine string
-	Rank               int
-	// Seq is the number of the events in the engine's stream, from 0, or nil.
-	Seq    *uint64
-	Events []event.Event
-	// Skipped is how many more there were that could not be understood.
-	Skipped int
+func (in *Ingester) add(r *reader) error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	key := rankKey{r.s.Pod, r.s.Rank}
+	if in.readers[key] != nil {
+		return fmt.Errorf("%w: %s/%d", ErrReading, r.s.Pod, r.s.Rank)
+	}
+	in.readers[key] = r
+	in.matched.LoadOrStore(r.s.Pod, new(atomic.Int64))
+	return nil
 }
 
-// PushResult is what has become of the events of a push.
-type PushResult struct {
-	// Applied are events that have been applied, Skipped those that were understood
-	// by nobody, are not for an index or had been applied before.
-	Applied, Skipped int
-	// Duplicate is true when the sequence had been applied before, Began when a new
-	// generation had to begin.
-	Duplicate, Began bool
+func (in *Ingester) remove(r *reader) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	delete(in.readers, rankKey{r.s.Pod, r.s.Rank})
+	for key := range in.readers {
+		if key.pod == r.s.Pod {
+			return
+		}
+	}
+	in.matched.Delete(r.s.Pod)
 }
 
-// Push applies events that come in by another way than ZMQ and returns when the
-// index has them.
-//
-// With a sequence they are applied in order, each once: one that has been applied
-// is skipped, and as there is nothing to replay from, a hole, or a 0 that is not
-// the one before again, begins a new generation. Without a sequence they are
-// applied as they come, under no guard; what they need of blocks before is known to
-// this process alone then. A rank must not be both read and pushed.
-func (in *Ingester) Push(ctx context.Context, p Pushed) (PushResult, error) {
-	return PushResult{}, ErrClosed
+// reader returns the reader of a rank, nil for none.
+func (in *Ingester) reader(pod string, rank int) *reader {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.readers[rankKey{pod, rank}]
 }
 
-// Close ends all reading and waits for it. Calls after it return ErrClosed.
-func (in *Ingester) Close() error { return nil }
+// Matched notes that a lookup has found blocks of a pod. It is cheap enough for each:
+// without it RankStats cannot tell that events flow and nothing ever matches.
+func (in *Ingester) Matched(pod string) {
+	if v, ok := in.matched.Load(pod); ok {
+		if at, ok := v.(*atomic.Int64); ok {
+			at.Store(time.Now().UnixNano())
+		}
+	}
+}
+
+// model returns how a model is indexed, and fixes it if nobody has.
+func (in *Ingester) model(ctx context.Context, name string) (store.ModelInfo, error) {
+	m, err := in.config.Index.EnsureModel(ctx, store.ModelInfo{Name: name, BlockSize: in.config.BlockSize, Scheme: store.SchemeNative})
+	if errors.Is(err, store.ErrModelConflict) && m.Scheme == store.SchemeNative {
+		return m, nil // of another block size, which is all right
+	}
+	return m, err
+}
+
+// inlet puts what a subscriber receives into the queue of its reader.
+type inlet struct{ r *reader }
+
+func (i inlet) Connected(peer string) {
+	i.r.count.connections.Add(1)
+	i.r.q.connected()
+	if f := i.r.in.config.Observer.Connected; f != nil {
+		f(i.r.s.Pod, i.r.s.Rank, peer)
+	}
+}
+
+func (i inlet) Message(m zmq.Message) {
+	i.r.count.lastMessage.Store(time.Now().UnixNano())
+	if i.r.q.put(m) {
+		return
+	}
+	i.r.count.dropped.Add(1)
+	if f := i.r.in.config.Observer.Dropped; f != nil {
+		f(i.r.s.Pod, i.r.s.Rank, 1)
+	}
+}
+
+func (i inlet) Malformed(err error) { i.r.undecodable(0, 1, err) }
+
+func (i inlet) Disconnected(err error) {
+	i.r.q.disconnected()
+	if f := i.r.in.config.Observer.Disconnected; f != nil {
+		f(i.r.s.Pod, i.r.s.Rank, err)
+	}
+}

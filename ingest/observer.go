@@ -14,10 +14,12 @@ type Observer struct {
 	// says why it ended or why it could not be made, which is told for each try.
 	Connected    func(pod string, rank int, peer string)
 	Disconnected func(pod string, rank int, err error)
-	// Began says that a generation begins at this sequence of the engine, and why.
-	// With Reason First there was none before; with any other the blocks of the one
-	// before are gone.
-	Began func(pod string, rank int, gen store.Generation, reason Reason, seq uint64)
+	// Began says that a generation has begun, and why. With Reason First there was none
+	// before; with any other the blocks of the one before are gone.
+	Began func(pod string, rank int, gen store.Generation, reason Reason)
+	// Started says with which sequence of the engine a generation's events begin: 0 when
+	// all of its life is known.
+	Started func(pod string, rank int, gen store.Generation, seq uint64)
 	// TookOver says that a generation goes on where another owner has left it, with
 	// the sequence that comes next.
 	TookOver func(pod string, rank int, gen store.Generation, next uint64)

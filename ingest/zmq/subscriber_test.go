@@ -146,7 +146,7 @@ func TestSubscriberWithLibzmq(t *testing.T) {
 					*e = fmt.Sprintf(*e, port)
 				}
 			}
-			c.c.Heartbeat = 50 * time.Millisecond
+			c.c.Heartbeat = 250 * time.Millisecond
 			r := run(t, c.c)
 			p := enginetest.Start(t, c.o)
 			tellOne(t, p, r)
@@ -159,7 +159,7 @@ func TestSubscriberWithLibzmq(t *testing.T) {
 			want := p.Flush()
 			r.until(t, "all messages", func() bool { return len(r.seqs) > 0 && r.seqs[len(r.seqs)-1] == want-1 })
 			// Some heartbeats long, in which nothing must happen.
-			time.Sleep(300 * time.Millisecond)
+			time.Sleep(900 * time.Millisecond)
 			p.Publish(1)
 			p.Flush()
 			r.until(t, "one more", func() bool { return r.seqs[len(r.seqs)-1] == want })
@@ -171,7 +171,7 @@ func TestSubscriberWithLibzmq(t *testing.T) {
 				}
 			}
 			if r.topics[0] != c.o.Topic || r.connected != 1 || r.bytes < 1<<20+300*150 || len(r.malformed) > 0 {
-				t.Errorf("topic %q, %d connections, %d bytes, malformed %v", r.topics[0], r.connected, r.bytes, r.malformed)
+				t.Errorf("topic %q, %d connections, %d bytes, malformed %v, ended by %v", r.topics[0], r.connected, r.bytes, r.malformed, r.ended)
 			}
 		})
 	}

@@ -1,0 +1,456 @@
+package ingest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/rechunk"
+	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// windowBytes bounds the payloads that are written as one batch.
+const windowBytes = 4 << 20
+
+// errInvalid says that the index will never take what is in the window.
+var errInvalid = errors.New("ingest: the index refuses the batch")
+
+// reader reads the stream of one rank. What it does in which order:
+//
+//  1. the subscriber's goroutine puts messages into the queue and never waits
+//  2. the reader's goroutine takes them out, the follower brings them into order
+//  3. what is accepted goes through the Chunker into the window
+//  4. the window is written when the queue is empty or the window full, one at a
+//     time; the next is filled meanwhile
+//  5. the answer is awaited before the next one is written
+//
+// The sequence, the fingerprint of the last message and the map stand in the same batch
+// as the blocks.
+type reader struct {
+	in     *Ingester
+	s      Source
+	fence  uint64
+	model  store.ModelInfo
+	f      follower
+	q      *queue
+	ring   *ring
+	count  counters
+	epoch  uint64 // of the connection that is being followed
+	gen    store.Generation
+	chunk  *rechunk.Chunker
+	decode event.Decoder
+	batch  event.Batch
+
+	window  window
+	flying  *flight
+	written last // of the batch before, if wrote
+	wrote   bool
+	buffers [2][]store.Batch // of flying, and of the one before
+}
+
+// window is what has been accepted and not been given to the writer.
+type window struct {
+	messages int
+	bytes    int
+	last     last
+	time     float64
+	kinds    [event.NumKinds]int
+}
+
+// flight is a window that is being written.
+type flight struct {
+	window
+	batches []store.Batch
+	done    chan error
+}
+
+// run reads until ctx is done or the rank is lost to another reader.
+func (r *reader) run(ctx context.Context) error {
+	err := r.resume(ctx)
+	quiet := time.NewTimer(r.in.config.Quiet)
+	defer quiet.Stop()
+	silence := r.in.config.Quiet
+	for {
+		switch {
+		case err == nil, errors.Is(err, errStale):
+		case errors.Is(err, store.ErrEnded):
+			pause(ctx, backoff(1)) // whoever ends generations again and again
+			err = r.f.resync(ctx, Ended)
+			continue
+		case errors.Is(err, errInvalid):
+			err = r.f.giveUp(ctx, Lost, r.f.next)
+			continue
+		default:
+			r.land()
+			return err
+		}
+		if ctx.Err() != nil {
+			r.land()
+			return ctx.Err()
+		}
+		err = r.step(ctx, quiet, &silence)
+	}
+}
+
+// step takes the next thing that is to be done, or waits for one.
+func (r *reader) step(ctx context.Context, quiet *time.Timer, silence *time.Duration) error {
+	if e, ok := r.q.pop(); ok {
+		*silence = r.in.config.Quiet
+		quiet.Reset(*silence)
+		if e.connected {
+			r.epoch, _ = r.q.connection()
+			return r.f.connect(ctx)
+		}
+		return r.f.receive(ctx, e.Message)
+	}
+	if r.window.messages > 0 && r.flying == nil {
+		return r.send(ctx)
+	}
+	if r.flying == nil && r.q.takeDropped() && r.replayable() {
+		return r.f.catchUp(ctx, 0, false)
+	}
+	var done chan error
+	if r.flying != nil {
+		done = r.flying.done
+	}
+	select {
+	case err := <-done:
+		return r.landed(ctx, err)
+	case <-r.q.wake:
+	case <-ctx.Done():
+	case <-quiet.C:
+		*silence = min(2**silence, max(time.Minute, r.in.config.Quiet))
+		quiet.Reset(*silence/2 + rand.N(*silence/2+1))
+		if epoch, online := r.q.connection(); online && epoch == r.epoch {
+			return r.f.probe(ctx)
+		}
+	}
+	return nil
+}
+
+// resume takes the rank over where its last reader has left it.
+func (r *reader) resume(ctx context.Context) error {
+	err := r.retry(ctx, func() (err error) {
+		r.model, err = r.in.model(ctx, r.s.Model)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var life store.Life
+	if err := r.retry(ctx, func() (err error) {
+		life, err = r.in.config.Index.Life(ctx, r.s.Pod, r.s.Rank)
+		return err
+	}); err != nil {
+		return err
+	}
+	if life.Generation == 0 {
+		return r.begin(ctx, First)
+	}
+	var mark uint64
+	known := false
+	next := uint64(0)
+	err = r.retry(ctx, func() error {
+		next, err = r.in.config.Index.TakeOver(ctx, life.Generation, r.fence)
+		if err != nil || next == 0 {
+			return err
+		}
+		values, err := r.in.config.Index.ReadMap(ctx, life.Generation, lastKey)
+		if err == nil {
+			// Sequence n of the engine is n+1 in the index, which begins with 1.
+			mark, known = findLast(values[0], next-1)
+		}
+		return err
+	})
+	switch {
+	case errors.Is(err, store.ErrEnded):
+		return r.begin(ctx, Ended)
+	case err != nil:
+		return err
+	case next == 0:
+		// Nothing has been applied wholly, and parts of something may have been.
+		return r.begin(ctx, First)
+	case !known:
+		return r.begin(ctx, Lost)
+	}
+	if err := r.newChunker(false); err != nil {
+		return err
+	}
+	r.gen, r.wrote, r.written = life.Generation, true, last{next - 1, mark}
+	r.f.known, r.f.next, r.f.mark = true, next, mark
+	r.count.generation(r.gen)
+	if f := r.in.config.Observer.TookOver; f != nil {
+		f(r.s.Pod, r.s.Rank, r.gen, next)
+	}
+	return nil
+}
+
+func (r *reader) newChunker(fresh bool) (err error) {
+	r.chunk, err = rechunk.New(rechunk.Config{BlockSize: r.model.BlockSize, Media: r.in.config.Media, Fresh: fresh})
+	if err != nil {
+		return fmt.Errorf("ingest: model %s: %w", r.model.Name, err)
+	}
+	return nil
+}
+
+// retry tries something until it is done or cannot be: the index is away, or full.
+func (r *reader) retry(ctx context.Context, f func() error) error {
+	for n := 1; ; n++ {
+		err := f()
+		if err == nil || final(err) {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		r.failed(err)
+		pause(ctx, backoff(n))
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// final tells whether trying again does not help.
+func final(err error) bool {
+	for _, e := range []error{store.ErrFenced, store.ErrEnded, store.ErrUnknownPod, store.ErrClosed, store.ErrInvalid, store.ErrModelConflict} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// backoff is the pause before the n-th try again: 50 ms, doubled up to 2 s, of which a
+// random half is taken off.
+func backoff(n int) time.Duration {
+	d := min(50*time.Millisecond<<min(n-1, 8), 2*time.Second)
+	return d/2 + rand.N(d/2+1)
+}
+
+func (r *reader) failed(err error) {
+	r.count.failures.Add(1)
+	if f := r.in.config.Observer.Failed; f != nil {
+		f(r.s.Pod, r.s.Rank, err)
+	}
+}
+
+// replayable implements actions.
+func (r *reader) replayable() bool { return r.s.Replay != "" }
+
+// replay implements actions.
+func (r *reader) replay(ctx context.Context, from uint64) (messages []zmq.Message, err error) {
+	select {
+	case r.in.replays <- struct{}{}:
+		defer func() { <-r.in.replays }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	c := &r.in.config
+	size := int64(0)
+	full := false
+	err = zmq.Replay(ctx, zmq.ReplayConfig{
+		Endpoint: r.s.Replay, Curve: r.s.Curve, MaxMessage: c.Wire.MaxMessage, ConnectTimeout: c.Wire.ConnectTimeout, Idle: c.ReplayIdle,
+	}, from, func(m zmq.Message) error {
+		messages = append(messages, m)
+		if size += sizeOf(&m); size >= c.ReplayBytes && len(messages) > 1 {
+			full = true
+			return zmq.ErrStop
+		}
+		return nil
+	})
+	if full && err == nil {
+		err = zmq.ErrCut // by ourselves: there may be more
+	}
+	r.count.replays.Add(1)
+	if f := c.Observer.Replayed; f != nil {
+		f(r.s.Pod, r.s.Rank, from, len(messages), err)
+	}
+	return messages, err
+}
+
+// gap implements actions.
+func (r *reader) gap(first, next uint64) {
+	r.count.gaps.Add(1)
+	if f := r.in.config.Observer.Gap; f != nil {
+		f(r.s.Pod, r.s.Rank, first, next)
+	}
+}
+
+// pause implements actions.
+func (r *reader) pause(ctx context.Context, n int) error {
+	if r.stale() {
+		return errStale
+	}
+	pause(ctx, backoff(n+1))
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if r.stale() {
+		return errStale
+	}
+	return nil
+}
+
+func (r *reader) stale() bool {
+	epoch, online := r.q.connection()
+	return epoch != r.epoch || !online
+}
+
+// begin implements actions: it ends the generation, with what is in the window and on
+// its way to the index, and begins another one.
+func (r *reader) begin(ctx context.Context, reason Reason) error {
+	if err := r.land(); errors.Is(err, store.ErrFenced) {
+		return err
+	}
+	r.window, r.wrote = window{}, false
+	err := r.retry(ctx, func() (err error) {
+		r.gen, err = r.in.config.Index.Begin(ctx, r.s.Pod, r.s.Rank, r.fence)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	r.count.generation(r.gen)
+	r.count.generations.Add(1)
+	r.ring.reset()
+	if f := r.in.config.Observer.Began; f != nil {
+		f(r.s.Pod, r.s.Rank, r.gen, reason)
+	}
+	return r.newChunker(true)
+}
+
+// accept implements actions.
+func (r *reader) accept(ctx context.Context, m zmq.Message, mark uint64) error {
+	o := &r.in.config.Observer
+	if !r.wrote && r.flying == nil && r.window.messages == 0 && o.Started != nil {
+		o.Started(r.s.Pod, r.s.Rank, r.gen, m.Seq)
+	}
+	r.ring.add(m)
+	r.count.accepted(m.Seq)
+	if err := r.decode.Decode(m.Payload, &r.batch); err != nil {
+		r.undecodable(m.Seq, 1, err)
+	} else {
+		if r.batch.Skipped > 0 {
+			r.undecodable(m.Seq, r.batch.Skipped, skipError(r.batch.Skips))
+		}
+		if r.batch.HasRank && r.batch.Rank != r.s.Rank && o.OtherRank != nil {
+			o.OtherRank(r.s.Pod, r.s.Rank, r.batch.Rank)
+		}
+		if err := r.retry(ctx, func() error { return r.chunk.Apply(ctx, &r.batch, r.readMap) }); err != nil {
+			return err
+		}
+		for i := range r.batch.Events {
+			r.window.kinds[r.batch.Events[i].Kind]++
+		}
+		r.window.time = r.batch.Time
+	}
+	r.window.messages++
+	r.window.bytes += len(m.Payload)
+	r.window.last = last{m.Seq, mark}
+	if r.window.messages < r.in.config.WindowMessages && r.window.bytes < windowBytes {
+		return nil
+	}
+	return r.send(ctx)
+}
+
+func (r *reader) undecodable(seq uint64, n int, err error) {
+	r.count.undecodable.Add(uint64(n))
+	if f := r.in.config.Observer.Undecodable; f != nil {
+		f(r.s.Pod, r.s.Rank, seq, n, err)
+	}
+}
+
+// skipError says in words why the first event of a message was left out.
+func skipError(skips []event.Skip) error {
+	if len(skips) == 0 {
+		return errors.New("ingest: events were left out")
+	}
+	return fmt.Errorf("ingest: event %d: %v %s", skips[0].Index, skips[0].Reason, skips[0].Field)
+}
+
+func (r *reader) readMap(ctx context.Context, keys ...store.MapKey) ([][]byte, error) {
+	return r.in.config.Index.ReadMap(ctx, r.gen, keys...)
+}
+
+// send gives the window to the writer, when the one before it is written.
+func (r *reader) send(ctx context.Context) error {
+	for r.flying != nil {
+		if err := r.landed(ctx, <-r.flying.done); err != nil {
+			return err
+		}
+	}
+	changes := r.chunk.Take()
+	b := store.Batch{
+		Pod: r.s.Pod, Rank: r.s.Rank, Model: r.s.Model,
+		Guard: &store.Guard{Generation: r.gen, Fence: r.fence, Seq: r.window.last.seq + 1},
+	}
+	batches := changes.AppendBatches(r.buffers[0][:0], b)
+	lasts := []last{r.window.last}
+	if r.wrote {
+		lasts = append(lasts, r.written)
+	}
+	b.Map = []store.MapOp{{MapKey: lastKey, Value: appendLasts(nil, lasts...)}}
+	batches = append(batches, b)
+	r.buffers[0], r.buffers[1] = r.buffers[1], batches
+	r.flying = &flight{window: r.window, batches: batches}
+	r.written, r.wrote = r.window.last, true
+	r.window = window{}
+	r.flying.done = r.in.writer.start(batches)
+	return nil
+}
+
+// landed takes in what has become of the window that was being written, and tries again
+// when that may help.
+func (r *reader) landed(ctx context.Context, err error) error {
+	for n := 1; err != nil; n++ {
+		switch {
+		case errors.Is(err, store.ErrInvalid):
+			r.failed(err)
+			r.flying = nil
+			return fmt.Errorf("%w: %w", errInvalid, err)
+		case final(err):
+			r.flying = nil
+			return err
+		}
+		r.failed(err)
+		pause(ctx, backoff(n))
+		if ctx.Err() != nil {
+			r.flying = nil
+			return ctx.Err()
+		}
+		err = <-r.in.writer.start(r.flying.batches)
+	}
+	w := r.flying.window
+	r.flying = nil
+	r.chunk.Done()
+	r.count.applied(&w, r.chunk.Stats())
+	o := &r.in.config.Observer
+	for kind, n := range w.kinds {
+		if n > 0 && o.Events != nil {
+			o.Events(r.s.Pod, r.s.Rank, event.Kind(kind), n)
+		}
+	}
+	if w.time > 0 {
+		lag := max(0, time.Since(time.UnixMicro(int64(w.time*1e6))))
+		r.count.lag.Store(int64(lag))
+		if o.Lag != nil {
+			o.Lag(r.s.Pod, r.s.Rank, lag)
+		}
+	}
+	return nil
+}
+
+// land waits for the window that is being written and forgets it.
+func (r *reader) land() error {
+	if r.flying == nil {
+		return nil
+	}
+	err := <-r.flying.done
+	r.flying = nil
+	return err
+}

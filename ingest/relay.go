@@ -1,0 +1,116 @@
+package ingest
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvatlas/kvatlas/ingest/zmq"
+)
+
+// Errors of Ingester.Recent.
+var (
+	// ErrNotRead says that this process does not read the rank: another replica does,
+	// or nobody.
+	ErrNotRead = errors.New("ingest: the rank is not read here")
+	// ErrTooNew says that a range begins beyond the newest message.
+	ErrTooNew = errors.New("ingest: the range begins beyond the newest message")
+	// ErrTooOld says that a range begins before the oldest message that is kept: who
+	// asks needs a picture of the whole, such as Ingester.Held gives.
+	ErrTooOld = errors.New("ingest: the range begins before the oldest message that is kept")
+	// ErrRange says that a range ends before it begins.
+	ErrRange = errors.New("ingest: invalid range")
+)
+
+// Recent are messages of a rank.
+type Recent struct {
+	// Messages are in order and without a hole, as the engine has sent them; event's
+	// Decoder reads their payloads, which are shared and must not be changed.
+	Messages []zmq.Message
+	// First and Last are the oldest and the newest that are kept.
+	First, Last uint64
+}
+
+// ring keeps the last messages of a generation.
+type ring struct {
+	limit int
+	bytes int64
+
+	mu      sync.Mutex // protects all below
+	entries []zmq.Message
+	head    int // of the oldest, once entries are full
+	size    int64
+}
+
+func newRing(c *Config) *ring { return &ring{limit: c.RelayMessages, bytes: c.RelayBytes} }
+
+// reset forgets all: what comes is of another life.
+func (r *ring) reset() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.entries, r.head, r.size = nil, 0, 0
+}
+
+// add adds the message that follows the newest.
+func (r *ring) add(m zmq.Message) {
+	n := sizeOf(&m)
+	if r.limit <= 0 || n > r.bytes {
+		if r.limit > 0 {
+			r.reset()
+		}
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.head < len(r.entries) && (len(r.entries)-r.head >= r.limit || r.size+n > r.bytes) {
+		r.size -= sizeOf(&r.entries[r.head])
+		r.entries[r.head] = zmq.Message{}
+		r.head++
+	}
+	if r.head > 64 && r.head > len(r.entries)/2 {
+		k := copy(r.entries, r.entries[r.head:])
+		clear(r.entries[k:])
+		r.entries, r.head = r.entries[:k], 0
+	}
+	r.entries = append(r.entries, m)
+	r.size += n
+}
+
+// read returns the messages from one sequence to another, both included, at most limit.
+func (r *ring) read(from, to uint64, limit int) (Recent, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	kept := r.entries[r.head:]
+	if from > to {
+		return Recent{}, fmt.Errorf("%w: from %d to %d", ErrRange, from, to)
+	}
+	if len(kept) == 0 {
+		return Recent{}, fmt.Errorf("%w: there is none", ErrTooNew)
+	}
+	out := Recent{First: kept[0].Seq, Last: kept[len(kept)-1].Seq}
+	switch {
+	case from > out.Last:
+		return out, fmt.Errorf("%w: %d, the newest is %d", ErrTooNew, from, out.Last)
+	case from < out.First:
+		return out, fmt.Errorf("%w: %d, the oldest is %d", ErrTooOld, from, out.First)
+	}
+	kept = kept[from-out.First:]
+	n := min(to-from, out.Last-from) + 1
+	out.Messages = append(out.Messages, kept[:min(n, uint64(limit))]...)
+	return out, nil
+}
+
+// MaxRecent is the most messages that one call of Recent returns.
+const MaxRecent = 1024
+
+// Recent returns messages of a rank that this process reads, from one sequence of the
+// engine to another, both included, at most MaxRecent; ^uint64(0) is up to the newest.
+// The errors are ErrNotRead, ErrTooNew, ErrTooOld and ErrRange; with ErrTooNew and
+// ErrTooOld First and Last are set where there are any.
+func (in *Ingester) Recent(pod string, rank int, from, to uint64) (Recent, error) {
+	r := in.reader(pod, rank)
+	if r == nil {
+		return Recent{}, fmt.Errorf("%w: %s/%d", ErrNotRead, pod, rank)
+	}
+	return r.ring.read(from, to, MaxRecent)
+}

@@ -1,0 +1,149 @@
+package ingest
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/rechunk"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Stats are figures of an Ingester.
+type Stats struct {
+	// Ranks are those that are read, ascending by pod and rank.
+	Ranks []RankStats
+	// QueueBytes is what waits in the queues of all.
+	QueueBytes int64
+	// Pushers is the number of ranks that push and of which state is kept.
+	Pushers int
+}
+
+// RankStats are figures of one rank since Read began.
+type RankStats struct {
+	Pod, Model string
+	Rank       int
+	// Generation is the present one, 0 when there is none yet; Next is the engine's
+	// sequence that comes next.
+	Generation store.Generation
+	Next       uint64
+	// Connected says that the publisher is; Connections counts how often it was.
+	Connected   bool
+	Connections uint64
+	// Messages counts those that were followed, Events those that are in the index, by
+	// kind, Undecodable those that were left out because they could not be understood.
+	Messages    uint64
+	Events      [event.NumKinds]uint64
+	Undecodable uint64
+	// Gaps, Replays, Dropped, Failures and Generations count what Observer is told of.
+	Gaps, Replays, Dropped, Failures, Generations uint64
+	// QueueMessages and QueueBytes are what waits.
+	QueueMessages int
+	QueueBytes    int64
+	// Lag is how old the newest event was when it had been applied.
+	Lag time.Duration
+	// LastMessage is when the last message came, zero for never. A rank that is
+	// connected, whose engine works, and that has sent nothing for long publishes
+	// nothing: its engine is not configured to.
+	LastMessage time.Time
+	// FirstBlock is when the first block was indexed, zero for never.
+	FirstBlock time.Time
+	// LastMatch is when Matched was told of the pod last, zero for never. Where Events
+	// grow and this does not, keys are not computed as they are asked for: see
+	// Unmatched.
+	LastMatch time.Time
+	// Blocks are figures of the blocks that were named.
+	Blocks rechunk.Stats
+}
+
+// Unmatched tells whether blocks have been indexed for at least that long and no lookup
+// has matched one since.
+func (s *RankStats) Unmatched(now time.Time, long time.Duration) bool {
+	return !s.FirstBlock.IsZero() && now.Sub(s.FirstBlock) >= long && s.LastMatch.Before(s.FirstBlock)
+}
+
+// counters are the figures of a rank that is read.
+type counters struct {
+	connections, messages, undecodable            atomic.Uint64
+	gaps, replays, dropped, failures, generations atomic.Uint64
+	lag, lastMessage                              atomic.Int64 // nanoseconds; of 1970
+
+	mu     sync.Mutex // protects all below
+	gen    store.Generation
+	next   uint64
+	events [event.NumKinds]uint64
+	blocks rechunk.Stats
+	first  time.Time // when the first block was indexed
+}
+
+func (c *counters) generation(gen store.Generation) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gen = gen
+}
+
+func (c *counters) accepted(seq uint64) {
+	c.messages.Add(1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.next = seq + 1
+}
+
+func (c *counters) applied(w *window, blocks rechunk.Stats) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, n := range w.kinds {
+		c.events[i] += uint64(n)
+	}
+	c.blocks = blocks
+	if blocks.IndexAdded > 0 && c.first.IsZero() {
+		c.first = time.Now()
+	}
+}
+
+// stats returns the figures of a reader.
+func (r *reader) stats() RankStats {
+	c := &r.count
+	s := RankStats{
+		Pod: r.s.Pod, Model: r.s.Model, Rank: r.s.Rank,
+		Connections: c.connections.Load(), Messages: c.messages.Load(), Undecodable: c.undecodable.Load(),
+		Gaps: c.gaps.Load(), Replays: c.replays.Load(), Dropped: c.dropped.Load(), Failures: c.failures.Load(), Generations: c.generations.Load(),
+		Lag: time.Duration(c.lag.Load()),
+	}
+	if t := c.lastMessage.Load(); t != 0 {
+		s.LastMessage = time.Unix(0, t)
+	}
+	s.QueueMessages, s.QueueBytes = r.q.depth()
+	_, s.Connected = r.q.connection()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.Generation, s.Next, s.Events, s.Blocks, s.FirstBlock = c.gen, c.next, c.events, c.blocks, c.first
+	return s
+}
+
+// Stats returns figures.
+func (in *Ingester) Stats() Stats {
+	in.mu.Lock()
+	readers := make([]*reader, 0, len(in.readers))
+	for _, r := range in.readers {
+		readers = append(readers, r)
+	}
+	in.mu.Unlock()
+	s := Stats{QueueBytes: in.total.Load(), Pushers: in.pushers.len()}
+	for _, r := range readers {
+		rs := r.stats()
+		if t, ok := in.matched.Load(rs.Pod); ok {
+			if at, ok := t.(*atomic.Int64); ok {
+				if n := at.Load(); n != 0 {
+					rs.LastMatch = time.Unix(0, n)
+				}
+			}
+		}
+		s.Ranks = append(s.Ranks, rs)
+	}
+	slices.SortFunc(s.Ranks, func(a, b RankStats) int { return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank)) })
+	return s
+}
