@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"sort"
+	"strings"
 	"time"
 )
 
@@ -71,11 +72,17 @@ func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]M
 	}
 	r := &Registry{Epoch: epoch, Pods: pods, Models: models, ValidUntil: validUntil, pages: map[HolderID]*holderPage{}}
 	slices.SortFunc(holders, func(a, b Holder) int {
-		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.ID, b.ID))
+		if a.Pod != b.Pod {
+			return strings.Compare(a.Pod, b.Pod)
+		}
+		return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.ID, b.ID))
 	})
+	p := 0 // holders ascend by pod, as pods do
 	for _, h := range holders {
-		p, ok := r.PodIndex(h.Pod)
-		if !ok {
+		for p < len(pods) && pods[p].Name < h.Pod {
+			p++
+		}
+		if p == len(pods) || pods[p].Name != h.Pod {
 			continue
 		}
 		s := Slot{Pod: p, Rank: h.Rank}

@@ -123,9 +123,9 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 
 // retireAllLate retires the pods whose leases have run out.
 func (x *Index) retireAllLate(ctx context.Context) error {
-	_, late, err := x.read(ctx)
+	a, err := x.ask(ctx, x.registry.current.Load().roster.epoch)
 	if err == nil {
-		err = x.retireLate(ctx, late)
+		err = x.retireLate(ctx, a.late)
 	}
 	return err
 }
@@ -135,8 +135,19 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error)
 	if err := x.resolve(ctx, p); err != nil {
 		return 0, err
 	}
-	steps := p.steps()
 	guards := openGuards(p.guards)
+	if x.cluster && slices.ContainsFunc(guards, x.acks.doubtful) {
+		// The watermark decides, before any block is written.
+		c := x.guardCall(x.checkCall(p), guards, 0)
+		if status, _, err := x.runPhase(ctx, []*call{c}, true); err != nil || status < applied {
+			return status, err
+		}
+		guards = openGuards(p.guards)
+		for _, g := range guards {
+			g.tried = g.tried || x.acks.doubtful(g)
+		}
+	}
+	steps := p.steps()
 	switch {
 	case len(guards) > 0:
 	case len(p.guards) > 0:
@@ -147,6 +158,7 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error)
 	phases := x.applyCalls(p, guards, steps)
 	for _, g := range guards {
 		g.tried = true
+		x.acks.try(g)
 	}
 	bytes := int64(0)
 	for _, calls := range phases {

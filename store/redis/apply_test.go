@@ -317,17 +317,21 @@ func foldValue(v string, ops []string) string {
 		return v
 	}
 	var ids []string
+	left := "<none>" // a text stays until an id takes its place
 	if _, ok := appendHolders(nil, []byte(v)); ok {
 		ids = strings.Split(v, ",")
+	} else if strings.Trim(v, "0123456789,") != "" {
+		left = v
 	}
 	for _, op := range ops {
 		ids = slices.DeleteFunc(ids, func(id string) bool { return id == op[1:] })
 		if op[0] == '+' {
 			ids = append(ids, op[1:])
+			left = "<none>"
 		}
 	}
 	if len(ids) == 0 {
-		return "<none>"
+		return left
 	}
 	slices.SortFunc(ids, compareNumbers)
 	return strings.Join(ids, ",")

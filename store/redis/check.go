@@ -223,7 +223,7 @@ func unreachable(t *target, err error) check.Finding {
 func (c *checker) dataModel(ctx context.Context) {
 	x := c.x
 	f := check.Finding{What: "data model"}
-	snap, late, err := x.read(ctx)
+	snap, late, err := x.read(ctx, x.registry.current.Load())
 	switch {
 	case errors.Is(err, ErrSchema):
 		f.Level, f.Found = check.Fail, strings.TrimPrefix(err.Error(), "redis: ")

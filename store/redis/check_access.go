@@ -24,14 +24,14 @@ type need struct{ name, call string }
 var (
 	readerNeeds = []need{
 		{"mget", "MGET KEY"}, {"get", "GET REG"}, {"eval", "EVAL 0 1 REG"}, {"time", "TIME"},
-		{"hgetall", "HGETALL REG"}, {"hmget", "HMGET REG 0"}, {"hscan", "HSCAN REG 0"}, {"zscan", "ZSCAN REG 0"},
+		{"hgetall", "HGETALL REG"}, {"hmget", "HMGET REG 0"}, {"hscan", "HSCAN REG 0"}, {"zrange", "ZRANGE REG 0 0"}, {"hlen", "HLEN REG"},
 	}
 	writerNeeds = []need{
 		{"evalsha", "EVALSHA 0 1 KEY"}, {"mset", "MSET KEY 0"}, {"unlink", "UNLINK KEY"},
 		{"set", "SET REG 0"}, {"del", "DEL REG"}, {"incrby", "INCRBY REG 1"},
 		{"hget", "HGET REG 0"}, {"hvals", "HVALS REG"}, {"hset", "HSET REG 0 0"}, {"hdel", "HDEL REG 0"},
-		{"hexists", "HEXISTS REG 0"}, {"hlen", "HLEN REG"}, {"hincrby", "HINCRBY REG 0 1"},
-		{"zadd", "ZADD REG 0 0"}, {"zrange", "ZRANGE REG 0 0"}, {"zrem", "ZREM REG 0"}, {"zscore", "ZSCORE REG 0"},
+		{"hexists", "HEXISTS REG 0"}, {"hincrby", "HINCRBY REG 0 1"},
+		{"zadd", "ZADD REG 0 0"}, {"zrem", "ZREM REG 0"}, {"zscore", "ZSCORE REG 0"},
 		{"info", "INFO server"},
 	}
 	// sweeperNeeds are of a process that sweeps too, beside those of a writer.

@@ -106,6 +106,8 @@ const (
 type ack struct {
 	fence uint64
 	seq   [atMap + 1]uint64
+	// tried is the sequence that was last sent, answered or not.
+	tried uint64
 }
 
 // ackCache remembers acks. A record that says less than the writer knows to be
@@ -142,6 +144,31 @@ func (c *ackCache) learn(g *guardPlan, place, limit int) {
 		return
 	}
 	a.seq[place] = max(a.seq[place], g.Seq)
+}
+
+// doubtful tells whether an earlier call has sent the guard's batch and not learnt
+// what became of it. Some partitions of a cluster may have applied it, under ids
+// that may have ended since:
+//
+//	A: sends 5, which partition 3 applies under holder 17; the connection breaks
+//	B: clears the rank without a guard; its next holder is 18
+//	A: sends 5 again: partition 3 must apply it again, under 18
+//
+// unless the watermark is 5 by now, and B's clear came after it.
+func (c *ackCache) doubtful(g *guardPlan) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a := c.acks[g.Generation]
+	return a != nil && a.fence == g.Fence && a.tried == g.Seq && a.seq[atRegistry] < g.Seq
+}
+
+// try notes that the guard's batch is sent.
+func (c *ackCache) try(g *guardPlan) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if a := c.acks[g.Generation]; a != nil && a.fence == g.Fence {
+		a.tried = g.Seq
+	}
 }
 
 // set notes that all places have been written up to seq under a new fence.

@@ -24,6 +24,7 @@ type Index struct {
 	holders  holderCache
 	pace     pace
 	acks     ackCache
+	readOnly readOnly
 	attempts atomic.Uint64 // numbers the tries at writing in parts
 
 	garbled, roundTrips, keysRead, registryLoads, duplicates atomic.Uint64

@@ -7,6 +7,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 
@@ -18,9 +19,70 @@ import (
 // again, the old blocks would credit new holders. So ids are given up to a limit
 // only, and before the limit is raised each partition remembers the new one. A
 // registry that has lost its counters begins above what any partition remembers.
+//
+// A policy that evicts what is seldom used evicts these memories first. So where
+// no partition remembers anything although there are blocks, ids begin at the
+// time: above all that can have been given, unless they were given faster than
+// timeIDs a second over the years.
 
 // reserveStep is by how much the limit is raised.
 const reserveStep = 4096
+
+const (
+	// timeIDs is how many ids there are for each second since timeZero, 2026.
+	timeIDs, timeZero = 8, 1767225600
+	// newSteps and newStep bound the search for blocks of an index that seems to be
+	// new: so many steps of SCAN on a node, of so many keys.
+	newSteps, newStep = 64, 1000
+)
+
+// isNew tells whether there is certainly no block yet.
+func (x *Index) isNew(ctx context.Context) (bool, error) {
+	var found atomic.Bool
+	look := func(ctx context.Context, c *redis.Client) error {
+		cursor := uint64(0)
+		for range newSteps {
+			x.roundTrips.Add(1)
+			names, next, err := c.Scan(ctx, cursor, x.names.prefix+"{*", newStep).Result()
+			if err != nil {
+				if refused(err) {
+					found.Store(true) // nobody knows
+					return nil
+				}
+				return err
+			}
+			for _, name := range names {
+				if _, ok := x.names.parseBlock(name); ok {
+					found.Store(true)
+				}
+			}
+			if cursor = next; cursor == 0 || found.Load() {
+				return nil
+			}
+		}
+		found.Store(true)
+		return nil
+	}
+	var err error
+	switch c := x.client.(type) {
+	case *redis.ClusterClient:
+		err = c.ForEachMaster(ctx, look)
+	case *redis.Client:
+		err = look(ctx, c)
+	}
+	return err == nil && !found.Load(), err
+}
+
+// timeFloor is the id to begin above when all that was known is lost.
+func (x *Index) timeFloor(ctx context.Context) (uint64, error) {
+	x.roundTrips.Add(1)
+	now, err := x.client.Eval(ctx, "return redis.call('TIME')", []string{x.names.epoch}).StringSlice()
+	if err != nil || len(now) != 2 {
+		return 0, fmt.Errorf("redis: the server's time is %v: %w", now, err)
+	}
+	s, err := strconv.ParseInt(now[0], 10, 64)
+	return uint64(max(s-timeZero, 0)) * timeIDs, err
+}
 
 // reserveNeeded is what holders.lua says when it needs a higher limit; next is
 // the id that it would have given.
@@ -57,6 +119,17 @@ func (x *Index) reserve(ctx context.Context, next uint64) error {
 			return fmt.Errorf("redis: the mark %s is %q, which is no number", x.names.high(p), clip(m.Val()))
 		}
 		marked = max(marked, v)
+	}
+	if marked == 0 && next == 1 {
+		isNew, err := x.isNew(ctx)
+		if err != nil {
+			return err
+		}
+		if !isNew {
+			if marked, err = x.timeFloor(ctx); err != nil {
+				return err
+			}
+		}
 	}
 	limit := max(marked, next) + reserveStep
 	if limit > math.MaxUint32 {

@@ -67,7 +67,7 @@ var (
 	holdersScript  = newScript(registryLua, guardLua, holdersLua)
 	modelScript    = newScript(registryLua, modelLua)
 	applyScript    = newScript(guardLua, applyLua)
-	sweepScript    = newScript(sweepLua)
+	sweepScript    = newScript(registryLua, sweepLua)
 	reserveScript  = newScript(registryLua, reserveLua)
 	markScript     = newScript(markLua)
 	beginScript    = newScript(registryLua, beginLua)

@@ -39,10 +39,10 @@ func (x *Index) sweepLoop() {
 		if sleep(x.life, every/2+mathrand.N(every)) != nil {
 			return
 		}
-		if !x.dueSweep() {
+		if x.readOnly.now() || !x.dueSweep() {
 			continue
 		}
-		_, err := x.Sweep(x.life)
+		err := x.unasked("sweeping", func() error { _, err := x.Sweep(x.life); return err })
 		switch {
 		case err == nil || errors.Is(err, errOtherSweeps) || x.life.Err() != nil:
 			told = false
@@ -128,11 +128,9 @@ func (s *sweeper) tell() {
 
 // hold takes, renews or with done ends the right to sweep.
 func (s *sweeper) hold(ctx context.Context, done string) error {
-	n := s.x.names
-	cmds, err := s.x.run(ctx, &call{
-		script: sweepScript, keys: []string{n.sweep, n.count},
-		args: []string{s.token, strconv.FormatInt(sweepLease.Milliseconds(), 10), done},
-	})
+	c := s.x.registryCall(sweepScript, s.x.names.own(""), s.token, strconv.FormatInt(sweepLease.Milliseconds(), 10), done)
+	c.keys = append(c.keys, s.x.names.sweep)
+	cmds, err := s.x.run(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -335,6 +333,16 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 		return nil
 	}
 	s.progress.Cleaned += uint64(len(garbled))
-	_, err = s.x.run(ctx, s.x.editCalls(list, all)...)
-	return err
+	calls := s.x.editCalls(list, all)
+	for range applyTries {
+		var status int64
+		if status, _, err = s.x.runPhase(ctx, calls, false); err != nil || status == applied {
+			return err
+		}
+		// Slots are on the move.
+		if err := sleep(ctx, pageRest); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("redis: blocks have been moving between nodes all the while")
 }

@@ -31,7 +31,8 @@ import (
 func quick(t *testing.T, url string, options ...func(*Config)) {
 	t.Helper()
 	storetest.RunQuick(t, func(t *testing.T) storetest.Subject {
-		c := Config{URL: url, Prefix: newPrefix(), NoSweep: true}
+		// On a busy machine a second may pass before a connection is made.
+		c := Config{URL: url, Prefix: newPrefix(), NoSweep: true, DialTimeout: patience, Timeout: patience}
 		for _, o := range options {
 			o(&c)
 		}
@@ -374,7 +375,7 @@ func TestUsers(t *testing.T) {
 	plain.ConfigResetStat(t.Context())
 	storetest.RunQuick(t, func(*testing.T) storetest.Subject {
 		fresh()
-		c := Config{URL: as(asWriter), NoSweep: true}
+		c := Config{URL: as(asWriter), NoSweep: true, DialTimeout: patience, Timeout: patience}
 		return storetest.Subject{Index: open(t, c), Peer: open(t, c)}
 	})
 	fresh()
@@ -384,6 +385,9 @@ func TestUsers(t *testing.T) {
 	}
 	apply(t, w, batchOf("a", store.Add, 1, 2), batchOf("b", store.Add, 1), batchOf("c", store.Add, 1))
 	apply(t, w, batchOf("c", store.Clear))
+	for i := range scriptPods { // so many that they are read in pages
+		apply(t, w, batchOf(fmt.Sprint("more", i), store.Add, 99))
+	}
 	// After a restart, ids jump ahead.
 	other := redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket, DB: 1, DisableIdentity: true})
 	t.Cleanup(func() { _ = other.Close() })

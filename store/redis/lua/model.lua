@@ -10,5 +10,5 @@ if redis.call('HLEN', meta) - 2 - redis.call('HEXISTS', meta, 'log') >= tonumber
   return redis.error_reply('KVAFULL models ' .. ARGV[5])
 end
 redis.call('HSET', meta, field, json)
-moved()
+moved('m')
 return json

@@ -5,6 +5,11 @@
 --
 -- Times are this server's. An id or an epoch is never given twice, also when
 -- the server has lost its latest writes or all of them: see moved().
+--
+-- gen has, beside the ids, of each pod the field '@' .. pod: "born" and a copy of
+-- own, "born field id field id ...". born is the number of ended lives when the
+-- pod's present one began. The field '@' is the latest news: a line with an epoch
+-- before which nothing is known, then a line for each change, "epoch what".
 
 local meta, count, epoch, pods, live, gen, records, own = unpack(KEYS)
 
@@ -20,9 +25,14 @@ now = now[1] * 1000 + math.floor(now[2] / 1000)
 
 local function text(n) return string.format('%.0f', n) end
 
+-- freeing goes before what must also be done on a server that is full. Such a
+-- server refuses the first write of a script if it may take memory, and only the
+-- first: one that takes none, and does nothing, opens the way.
+local function freeing() redis.call('HDEL', own, '') end
+
 -- given is called before ids are taken from the counters. In another process
 -- than the last time, which may have lost the latest ids, they jump ahead.
-local checked = false
+local checked, jumped = false, false
 local function given()
   if checked then return end
   checked = true
@@ -32,6 +42,7 @@ local function given()
   if last then
     redis.call('HINCRBY', count, 'holder', 4096)
     redis.call('INCRBY', epoch, 1048576)
+    jumped = true
   end
   redis.call('HSET', count, 'run', run)
 end
@@ -51,12 +62,31 @@ local function tell(e)
   end
 end
 
--- moved sets the epoch to the time in ms, or one higher than it was.
-local function moved()
+-- moved sets the epoch to the time in ms, or one higher than it was, and writes
+-- down what has changed: 'p' .. pod, 'm' the models, 's' how far it is swept, or
+-- 'a' anything. A reader whose registry is not older than the first line of the
+-- news reads only what they name.
+local function moved(what)
   given()
-  local last = tonumber(redis.call('GET', epoch) or '0') or 0
-  local e = text(math.max(last + 1, now))
+  local news = redis.call('HGET', gen, '@')
+  -- The epoch may have been lost, and the time is that of the last one perhaps.
+  local told = news and tonumber(string.match(news, '\n(%d+) [^\n]*\n$')) or 0
+  local last = tonumber(redis.call('GET', epoch) or told) or told
+  local e = text(math.max(last + 1, told + 1, now))
   redis.call('SET', epoch, e)
+  if jumped or not news or last ~= told then
+    -- New, or somebody else has moved the epoch.
+    news = e .. '\n' .. e .. ' a\n'
+  else
+    news = news .. e .. ' ' .. (what or 'a') .. '\n'
+    if #news > 16384 then
+      -- The older half goes; the first line is then the last that went.
+      local cut = string.find(news, '\n', 8192, true)
+      local gone = string.match(string.sub(news, 1, cut), '\n(%d+) [^\n]*\n$')
+      news = gone .. '\n' .. string.sub(news, cut + 1)
+    end
+  end
+  redis.call('HSET', gen, '@', news)
   tell(e)
   return e
 end
@@ -86,15 +116,69 @@ local function full()
   if next > tonumber(redis.call('HGET', count, 'reserved') or '0') then return 'KVARESERVE ' .. text(next) end
 end
 
+-- born is what begins the pod's entry '@' .. pod; ending() is the next one's. It
+-- counts as an ended life what had no holder, too: texts that name the pod.
+local born = '0'
+local function ended() return redis.call('HGET', count, 'ended') or '0' end
+local function ending(before)
+  if ended() == before then redis.call('HINCRBY', count, 'ended', 1) end
+  born = ended()
+end
+
+-- keep writes the pod's entry, after own has changed.
+local function keep(pod)
+  local all = redis.call('HGETALL', own)
+  table.insert(all, 1, born)
+  redis.call('HSET', gen, '@' .. pod, table.concat(all, ' '))
+end
+
 -- retire ends the life of the pod that own belongs to. Among the values of own
 -- are the generations of its ranks, which are ids of holders of this life too.
 local function retire(pod)
-  local ids = redis.call('HVALS', own)
+  freeing()
+  local ids, before = redis.call('HVALS', own), ended()
   finish(ids)
   forget(ids)
+  ending(before)
   redis.call('UNLINK', own)
+  redis.call('HDEL', gen, '@' .. pod)
   redis.call('HDEL', pods, pod)
   redis.call('ZREM', live, pod)
+end
+
+-- heal is called before own is used. Any key may have been evicted, or deleted:
+--
+--   own alone   is made again of its copy, or the ids in it would never end
+--   gen alone   has taken all ids with it: the lives in own are over
+--   pods alone  has ended the pod's life, or its next one would have the ids
+--
+-- It returns true when readers have to know.
+local function heal(pod)
+  local copy = redis.call('HGET', gen, '@' .. pod)
+  local there = redis.call('HLEN', own) > 0
+  if copy then born = string.match(copy, '^%d+') or '0' end
+  if copy and not there then
+    local words = {}
+    for w in string.gmatch(copy, '%S+') do words[#words + 1] = w end
+    for i = 2, #words - 1, 1000 do
+      freeing()
+      redis.call('HSET', own, unpack(words, i, math.min(i + 999, #words)))
+    end
+  end
+  if redis.call('HEXISTS', pods, pod) == 0 then
+    if not copy and not there then return false end
+    retire(pod)
+    return true
+  end
+  if copy then return false end
+  freeing()
+  local ids, before = redis.call('HVALS', own), ended()
+  finish(ids)
+  forget(ids)
+  ending(before)
+  redis.call('UNLINK', own)
+  keep(pod)
+  return true
 end
 
 local function expired(pod)

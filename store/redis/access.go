@@ -1,0 +1,82 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// readOnlyFor is for how long a process whose user may not write leaves to
+// others what it would do unasked, before it tries again: the user's rights may
+// have been changed.
+const readOnlyFor = 10 * time.Minute
+
+// readOnly remembers that this process may not write. What is asked of it is
+// tried all the same; what it does of its own accord, the retiring of late pods
+// and sweeping, is left to others.
+type readOnly struct {
+	mu    sync.Mutex // protects until and told
+	until time.Time
+	told  bool
+}
+
+// now tells whether there is no point in trying.
+func (r *readOnly) now() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return time.Now().Before(r.until)
+}
+
+// notice takes in how an unasked write went. refused is true when the user may
+// not make it, first when that is news.
+func (r *readOnly) notice(err error) (refused, first bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
+		r.until, r.told = time.Time{}, false
+		return false, false
+	}
+	if !mayNot(err) {
+		return false, false
+	}
+	first = !r.told
+	r.until, r.told = time.Now().Add(readOnlyFor), true
+	return true, first
+}
+
+// mayNot tells whether the server has refused a command to the user, or a
+// script's command.
+func mayNot(err error) bool {
+	return redis.HasErrorPrefix(err, "NOPERM") || strings.Contains(err.Error(), "can't run this command") || strings.Contains(err.Error(), "can't access at least one of the keys")
+}
+
+// unasked makes a write that nobody has asked for, and says what came of it.
+func (x *Index) unasked(what string, write func() error) error {
+	if x.readOnly.now() {
+		return nil
+	}
+	err := write()
+	refused, first := x.readOnly.notice(err)
+	switch {
+	case first:
+		x.log(fmt.Sprintf("this process may only read: late pods are dead to it, and their retirement and sweeping are left to processes that may write (%s: %v)", what, err))
+		return nil
+	case refused:
+		return nil
+	}
+	return err
+}
+
+// retireNoticed retires pods whose leases a load has found to have run out.
+func (x *Index) retireNoticed(ctx context.Context, late []string) {
+	if len(late) == 0 {
+		return
+	}
+	if err := x.unasked("retiring pods", func() error { return x.retireLate(ctx, late) }); err != nil {
+		x.log(fmt.Sprintf("retiring %d pods whose leases have run out: %v", len(late), err))
+	}
+}

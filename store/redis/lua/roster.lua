@@ -1,0 +1,80 @@
+-- Tells what a reader has to know of the registry, or what has changed of it. It
+-- writes nothing.
+--
+-- KEYS  epoch live count gen pods meta
+-- ARGV  the epoch of the reader's registry, 0 for none; the most pods to tell of
+--
+-- Returns {epoch, s, us, swept, leases, what, names, texts, copies, meta}: the
+-- epoch; the server's time; how many ended lives are swept; the leases that end
+-- first, pod after end in ms; what follows, which is
+--
+--   same  nothing: the reader's registry is right
+--   news  the pods that have changed, and meta if it has
+--   all   all pods, and meta
+--   many  meta alone: there are more pods than that, and they are to be read
+--         by HSCAN of pods and HMGET of gen
+--
+-- Of each pod there are the name, the registration and the entry in gen, false
+-- for what is not there. The news are lines of gen's field '@': see registry.lua.
+
+local epoch, live, count, gen, pods, meta = unpack(KEYS)
+local from, most = ARGV[1], tonumber(ARGV[2])
+local now = redis.call('TIME')
+local out = {redis.call('GET', epoch) or '0', now[1], now[2]}
+out[4] = redis.call('HMGET', count, 'swept')[1] or '0'
+out[5] = redis.call('ZRANGE', live, 0, 63, 'WITHSCORES')
+
+-- news returns the pods that have changed since an epoch, and whether the models
+-- have; nil when that cannot be told.
+local function news(since, to)
+  local text = redis.call('HMGET', gen, '@')[1]
+  local floor = text and tonumber(string.match(text, '^(%d+)\n'))
+  if not floor or floor > since or since > to then return nil end
+  local names, seen, models, last = {}, {}, false, 0
+  for e, what in string.gmatch(text, '(%d+) ([^\n]*)\n') do
+    e = tonumber(e)
+    if e > since then
+      local kind, pod = string.sub(what, 1, 1), string.sub(what, 2)
+      if kind == 'p' then
+        if not seen[pod] then names[#names + 1] = pod end
+        seen[pod] = true
+        if #names > most then return nil end
+      elseif kind == 'm' then
+        models = true
+      elseif kind ~= 's' then
+        return nil
+      end
+    end
+    last = e
+  end
+  if last ~= to then return nil end
+  return names, models
+end
+
+if from == out[1] and from ~= '0' then
+  out[6] = 'same'
+  return out
+end
+local names, models = news(tonumber(from), tonumber(out[1]))
+out[6], out[7], out[8], out[9], out[10] = 'news', names or {}, {}, {}, {}
+if not names then
+  models = true
+  if redis.call('HLEN', pods) > most then
+    out[6] = 'many'
+  else
+    out[6] = 'all'
+    local all = redis.call('HGETALL', pods)
+    for i = 1, #all, 2 do
+      out[7][#out[7] + 1], out[8][#out[8] + 1] = all[i], all[i + 1]
+    end
+  end
+elseif #names > 0 then
+  out[8] = redis.call('HMGET', pods, unpack(names))
+end
+if #out[7] > 0 then
+  local fields = {}
+  for i, name in ipairs(out[7]) do fields[i] = '@' .. name end
+  out[9] = redis.call('HMGET', gen, unpack(fields))
+end
+if models then out[10] = redis.call('HGETALL', meta) end
+return out

@@ -1,0 +1,396 @@
+package redis
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+const (
+	// pageSize is how many pods one command reads at most, so that none keeps the
+	// server from others for long.
+	pageSize = 500
+	// copiesAtOnce is how many pods' entries of gen one command reads at most. They
+	// are longer.
+	copiesAtOnce = 64
+	// scriptPods is how many pods roster.lua tells of at most.
+	scriptPods = 128
+)
+
+// newsField is the field of gen with the latest news, and what the fields of
+// pods begin with: see registry.lua.
+const newsField = "@"
+
+//go:embed lua/roster.lua
+var rosterLua string
+
+// roster is what a registry is made of. It is immutable, and two of them share
+// the members that have not changed.
+type roster struct {
+	epoch   uint64
+	members []*member // ascending by name
+	models  map[string]store.ModelInfo
+	// swept is the number of ended lives that the last complete sweep knew.
+	swept uint64
+}
+
+// member is a pod of a roster: how it is written, and what that means.
+type member struct {
+	name, text, copy string
+
+	pod     store.Pod
+	holders []store.Holder
+	// born is the number of ended lives when its life began.
+	born uint64
+}
+
+func (r *roster) find(name string) (int, bool) {
+	return slices.BinarySearchFunc(r.members, name, func(m *member, name string) int { return strings.Compare(m.name, name) })
+}
+
+// briefing is what roster.lua tells.
+type briefing struct {
+	epoch, swept uint64
+	// late are the pods whose leases have run out, by the server's time.
+	late []string
+	// until is when the first lease of the others ends; zero when there is none.
+	until time.Time
+	// what is same, news, all or many.
+	what                 string
+	names, texts, copies []string
+	meta                 map[string]string
+}
+
+// ask runs roster.lua for a reader who knows the registry of an epoch, 0 for none.
+// It goes by EVAL, which is all that a reader's user may call.
+func (x *Index) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
+	n := x.names
+	x.roundTrips.Add(1)
+	sent := time.Now()
+	v, err := x.client.Eval(ctx, rosterLua, []string{n.epoch, n.live, n.count, n.gen, n.pods, n.meta}, strconv.FormatUint(epoch, 10), scriptPods).Slice()
+	if err != nil {
+		return a, err
+	}
+	if len(v) < 6 {
+		return a, fmt.Errorf("redis: roster.lua returned %v", v)
+	}
+	if a.epoch, err = parseEpoch(word(v[0])); err != nil {
+		return a, err
+	}
+	if a.swept, err = strconv.ParseUint(word(v[3]), 10, 64); err != nil {
+		return a, fmt.Errorf("redis: the number of swept lives is %q", clip(word(v[3])))
+	}
+	a.what = word(v[5])
+	ms := number(v[1])*1000 + number(v[2])/1000
+	leases, err := x.leases(ctx, words(v[4]), ms)
+	if err != nil {
+		return a, err
+	}
+	for i := 0; i+1 < len(leases); i += 2 {
+		till, err := strconv.ParseFloat(leases[i+1], 64)
+		if err != nil {
+			return a, fmt.Errorf("redis: the lease of pod %q ends at %q", leases[i], clip(leases[i+1]))
+		}
+		if till > ms {
+			// Counted from before the server told its time, so never too late.
+			a.until = sent.Add(time.Duration(till-ms) * time.Millisecond)
+			break
+		}
+		a.late = append(a.late, leases[i])
+	}
+	if len(v) < 10 {
+		return a, nil
+	}
+	a.names, a.texts, a.copies = words(v[6]), words(v[7]), words(v[8])
+	if len(a.texts) != len(a.names) || len(a.copies) != len(a.names) {
+		return a, fmt.Errorf("redis: roster.lua returned %d names, %d texts and %d copies", len(a.names), len(a.texts), len(a.copies))
+	}
+	meta := words(v[9])
+	a.meta = make(map[string]string, len(meta)/2)
+	for i := 0; i+1 < len(meta); i += 2 {
+		a.meta[meta[i]] = meta[i+1]
+	}
+	return a, nil
+}
+
+// leases returns more leases where all of the first have run out.
+func (x *Index) leases(ctx context.Context, first []string, ms float64) ([]string, error) {
+	if len(first) < 2*firstLeases {
+		return first, nil
+	}
+	if till, err := strconv.ParseFloat(first[len(first)-1], 64); err == nil && till > ms {
+		return first, nil
+	}
+	x.roundTrips.Add(1)
+	list, err := x.client.ZRangeWithScores(ctx, x.names.live, 0, -1).Result()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]string, 0, 2*len(list))
+	for _, z := range list {
+		pod, _ := z.Member.(string)
+		all = append(all, pod, strconv.FormatFloat(z.Score, 'f', -1, 64))
+	}
+	return all, nil
+}
+
+// firstLeases is how many leases roster.lua tells.
+const firstLeases = 64
+
+// word is a string of a reply, "" for none.
+func word(v any) string {
+	s, _ := v.(string)
+	return s
+}
+
+// words are the strings of a list in a reply.
+func words(v any) []string {
+	list, _ := v.([]any)
+	out := make([]string, len(list))
+	for i := range list {
+		out[i] = word(list[i])
+	}
+	return out
+}
+
+// read reads the whole registry. late are the pods whose leases have run out.
+// What is written as in base need not be parsed again.
+//
+// Where there are many pods the commands are separate, so that none blocks the
+// server for long, and the epoch is the first of them: when something changes
+// between two of them, the snapshot has an epoch that is over, and the next
+// lookup loads again.
+func (x *Index) read(ctx context.Context, base *snapshot) (snap *snapshot, late []string, err error) {
+	a, err := x.ask(ctx, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	return x.take(ctx, a, base)
+}
+
+// refresh makes a snapshot of an earlier one and what has changed since.
+func (x *Index) refresh(ctx context.Context, base *snapshot) (snap *snapshot, late []string, err error) {
+	known := uint64(0)
+	if base.loaded {
+		known = base.roster.epoch
+	}
+	a, err := x.ask(ctx, known)
+	if err != nil {
+		return nil, nil, err
+	}
+	return x.take(ctx, a, base)
+}
+
+// take makes a snapshot of a briefing and, of what it does not tell, of base.
+func (x *Index) take(ctx context.Context, a briefing, base *snapshot) (snap *snapshot, late []string, err error) {
+	r := base.roster
+	r.epoch, r.swept = a.epoch, a.swept
+	switch a.what {
+	case "same":
+	case "news":
+		r.members = slices.Clone(r.members)
+		for i, name := range a.names {
+			x.renew(&r, name, a.texts[i], a.copies[i], base)
+		}
+		if len(a.meta) == 0 {
+			break
+		}
+		if r.models, err = x.readMeta(a.meta); err != nil {
+			return nil, nil, err
+		}
+	case "all", "many":
+		if r.models, err = x.readMeta(a.meta); err != nil {
+			return nil, nil, err
+		}
+		if a.what == "many" {
+			if err := x.readPods(ctx, &a); err != nil {
+				return nil, nil, err
+			}
+		}
+		r.members = make([]*member, 0, len(a.names))
+		for i, name := range a.names {
+			if m := x.member(name, a.texts[i], a.copies[i], base); m != nil {
+				r.members = append(r.members, m)
+			}
+		}
+		slices.SortFunc(r.members, func(a, b *member) int { return strings.Compare(a.name, b.name) })
+	default:
+		return nil, nil, fmt.Errorf("redis: roster.lua tells of %q", clip(a.what))
+	}
+	return x.made(r, a), a.late, nil
+}
+
+// renew puts what is new of a pod into a roster; without a text it is gone.
+func (x *Index) renew(r *roster, name, text, copied string, base *snapshot) {
+	at, there := r.find(name)
+	var m *member
+	if text != "" {
+		m = x.member(name, text, copied, base)
+	}
+	switch {
+	case m == nil && there:
+		r.members = slices.Delete(r.members, at, at+1)
+	case m != nil && there:
+		r.members[at] = m
+	case m != nil:
+		r.members = slices.Insert(r.members, at, m)
+	}
+}
+
+// readPods reads all pods, in pages. What is there all the while is read, in the
+// state of some moment of it.
+func (x *Index) readPods(ctx context.Context, a *briefing) error {
+	pods := map[string]string{}
+	for cursor := uint64(0); ; {
+		x.roundTrips.Add(1)
+		list, next, err := x.client.HScan(ctx, x.names.pods, cursor, "", pageSize).Result()
+		if err != nil {
+			return err
+		}
+		for i := 0; i+1 < len(list); i += 2 {
+			pods[list[i]] = list[i+1]
+		}
+		if cursor = next; cursor == 0 {
+			break
+		}
+	}
+	a.names = slices.Sorted(maps.Keys(pods))
+	pipe := x.client.Pipeline()
+	var cmds []*redis.SliceCmd
+	for part := range slices.Chunk(a.names, copiesAtOnce) {
+		fields := make([]string, len(part))
+		for i, name := range part {
+			fields[i] = newsField + name
+		}
+		cmds = append(cmds, pipe.HMGet(ctx, x.names.gen, fields...))
+	}
+	x.roundTrips.Add(1)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return err
+	}
+	a.texts, a.copies = make([]string, 0, len(a.names)), make([]string, 0, len(a.names))
+	for _, c := range cmds {
+		a.copies = append(a.copies, words(c.Val())...)
+	}
+	for _, name := range a.names {
+		a.texts = append(a.texts, pods[name])
+	}
+	return nil
+}
+
+// made makes the snapshot of a roster.
+func (x *Index) made(r roster, a briefing) *snapshot {
+	late := make(map[string]bool, len(a.late))
+	for _, name := range a.late {
+		late[name] = true
+	}
+	n := 0
+	for _, m := range r.members {
+		n += len(m.holders) + 1
+	}
+	pods, holders := make([]store.Pod, 0, len(r.members)), make([]store.Holder, 0, n)
+	for _, m := range r.members {
+		if !late[m.name] {
+			pods, holders = append(pods, m.pod), append(holders, m.holders...)
+		}
+	}
+	return &snapshot{loaded: true, roster: r, registry: store.NewRegistry(r.epoch, pods, holders, r.models, a.until)}
+}
+
+// member reads a pod; nil is one that cannot be read. Of base it takes what is
+// written as it was.
+func (x *Index) member(name, text, copied string, base *snapshot) *member {
+	var old *member
+	if at, ok := base.roster.find(name); ok {
+		old = base.roster.members[at]
+		if old.text == text && old.copy == copied {
+			return old
+		}
+	}
+	m := &member{name: name, text: text, copy: copied}
+	if old != nil && old.text == text {
+		m.pod = old.pod
+	} else if err := json.Unmarshal([]byte(text), &m.pod); err != nil || m.pod.Name != name {
+		x.garbled.Add(1)
+		x.log(fmt.Sprintf("the registration of pod %q cannot be read and counts as none: %v", name, err))
+		return nil
+	}
+	var err error
+	if m.born, m.holders, err = parseCopy(name, copied); err != nil {
+		x.garbled.Add(1)
+		x.log(fmt.Sprintf("of the holders of pod %q some cannot be read and count as none: %v", name, err))
+	}
+	return m
+}
+
+// parseCopy reads a pod's entry in gen: "born field id field id ...". With an
+// error it returns what can be read.
+func parseCopy(pod, text string) (born uint64, holders []store.Holder, err error) {
+	if text == "" {
+		return 0, nil, nil
+	}
+	first, rest, _ := strings.Cut(text, " ")
+	if born, err = strconv.ParseUint(first, 10, 64); err != nil {
+		return 0, nil, fmt.Errorf("%q begins with no number", clip(text))
+	}
+	for rest != "" {
+		var field, id string
+		field, rest, _ = strings.Cut(rest, " ")
+		id, rest, _ = strings.Cut(rest, " ")
+		rankText, tierText, isHolder := strings.Cut(field, "/")
+		if !isHolder {
+			continue // the generation of a rank
+		}
+		n, wrong := strconv.ParseUint(id, 10, 32)
+		rank, wrongRank := strconv.Atoi(rankText)
+		tier, wrongTier := store.ParseTier(tierText)
+		if wrong != nil || n == 0 || wrongRank != nil || rank < 0 || rank >= store.MaxRanks || wrongTier != nil {
+			err = fmt.Errorf("%q is no holder with an id of %q", clip(field), clip(id))
+			continue
+		}
+		holders = append(holders, store.Holder{ID: store.HolderID(n), Pod: pod, Rank: rank, Tier: tier})
+	}
+	slices.SortFunc(holders, func(a, b store.Holder) int {
+		if a.Rank != b.Rank {
+			return a.Rank - b.Rank
+		}
+		return int(a.Tier) - int(b.Tier)
+	})
+	return born, holders, err
+}
+
+// readMeta checks the schema and returns the models. An index that nobody has
+// written to yet has neither.
+func (x *Index) readMeta(meta map[string]string) (map[string]store.ModelInfo, error) {
+	models := map[string]store.ModelInfo{}
+	if len(meta) == 0 {
+		return models, nil
+	}
+	if s, p := meta["schema"], meta["partitions"]; s != strconv.Itoa(Schema) || p != strconv.Itoa(len(tags)) {
+		return nil, schemaError(strconv.Quote(clip(s)), strconv.Quote(clip(p)))
+	}
+	for field, text := range meta {
+		name, ok := strings.CutPrefix(field, modelField)
+		if !ok {
+			continue
+		}
+		m, err := parseModel(name, text)
+		if err != nil {
+			x.garbled.Add(1)
+			x.log(fmt.Sprintf("the settings of model %q cannot be read and count as none: %v", name, err))
+			continue
+		}
+		models[name] = m
+	}
+	return models, nil
+}
