@@ -82,7 +82,8 @@ func tokenizerFigures(read func() tokenpool.Stats) prometheus.Collector {
 		counter("kvatlas_tokenizer_runs_total", "Runs of a tokenizer.", func(s s) uint64 { return s.Runs }),
 		counter("kvatlas_tokenizer_joined_total", "Requests that waited for a run that another had begun.", func(s s) uint64 { return s.Joined }),
 		counter("kvatlas_tokenizer_text_bytes_total", "Bytes of text that tokenizers ran over.", func(s s) uint64 { return s.TextBytes }),
-		counter("kvatlas_tokenizer_tokens_total", "Tokens that came of them.", func(s s) uint64 { return s.Tokens }),
+		counter("kvatlas_tokenizer_tokens_total", "Tokens that tokenizers made of them.", func(s s) uint64 { return s.Tokens }),
+		counter("kvatlas_tokenizer_tokens_reused_total", "Tokens that were known from pieces of earlier texts.", func(s s) uint64 { return s.Reused }),
 		counter("kvatlas_tokenizer_loads_total", "Tokenizers loaded.", func(s s) uint64 { return s.Loads }),
 		counter("kvatlas_tokenizer_load_errors_total", "Tokenizers that could not be loaded.", func(s s) uint64 { return s.LoadErrors }),
 		counter("kvatlas_tokenizer_dropped_total", "Tokenizers that left memory, for room or for a newer version.", func(s s) uint64 { return s.Dropped }),
@@ -92,6 +93,8 @@ func tokenizerFigures(read func() tokenpool.Stats) prometheus.Collector {
 		gauge("kvatlas_tokenizer_workers", "Workers.", func(s s) int { return s.Workers }),
 		gauge("kvatlas_tokenizer_waiting", "Texts that wait for a tokenizer to be loaded.", func(s s) int { return s.Waiting }),
 		gauge("kvatlas_tokenizer_held_bytes", "Bytes of texts that wait or are in work.", func(s s) int64 { return s.HeldBytes }),
+		gauge("kvatlas_tokenizer_piece_bytes", "Memory for the tokens of pieces of texts.", func(s s) int64 { return s.PieceBytes }),
+		gauge("kvatlas_tokenizer_piece_limit_bytes", "How much that may be.", func(s s) int64 { return s.MaxPieceBytes }),
 		gauge("kvatlas_tokenizer_loaded", "Tokenizers in memory.", func(s s) int { return s.Tokenizers }),
 	}}
 }

@@ -27,7 +27,7 @@ func benchText(n int) string {
 func BenchmarkTokens(b *testing.B) {
 	model := realModels(b)[0]
 	for _, s := range stores() {
-		p := realPool(b, Config{Store: s.open(b)})
+		p := realPool(b, Config{Store: s.open(b), PieceBytes: -1})
 		for _, size := range []int{8 << 10, 600 << 10} {
 			text := benchText(size)
 			name := fmt.Sprintf("hit/%s/%dKB", s.name, size>>10)

@@ -3,6 +3,7 @@ package tokenpool
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"time"
 
@@ -38,6 +39,10 @@ type Config struct {
 	// 250,000 tokens of English and takes 0.5 to 0.9 s. Default 1 MiB, limit
 	// MaxTextLimit.
 	MaxTextBytes int
+	// PieceBytes bounds the memory for the tokens of pieces of texts, in bytes: with
+	// them a text that goes on where another ended, as that of a chat's next turn,
+	// costs what is new in it. Default 64 MiB; less than 0 keeps none.
+	PieceBytes int64
 	// Budget is how long Wait waits when the request says nothing. Default
 	// 50 ms, limit 1 minute.
 	Budget time.Duration
@@ -71,6 +76,7 @@ func (c *Config) validate() error {
 	set(&c.Queue, 1024)
 	set(&c.MaxTextBytes, 1<<20)
 	set(&c.QueueBytes, max(64<<20, int64(c.MaxTextBytes)))
+	set(&c.PieceBytes, 64<<20)
 	set(&c.Budget, 50*time.Millisecond)
 	set(&c.MaxTokenizers, 8)
 	set(&c.LoadTimeout, 10*time.Minute)
@@ -89,6 +95,7 @@ func (c *Config) validate() error {
 		within("Queue", c.Queue, 1, 1_000_000),
 		within("MaxTextBytes", c.MaxTextBytes, 1, MaxTextLimit),
 		within("QueueBytes", c.QueueBytes, int64(c.MaxTextBytes), 1<<40),
+		within("PieceBytes", c.PieceBytes, math.MinInt64, 1<<40),
 		within("Budget", c.Budget, time.Microsecond, time.Minute),
 		within("MaxTokenizers", c.MaxTokenizers, 1, 1024),
 		within("LoadTimeout", c.LoadTimeout, time.Millisecond, time.Hour),
@@ -136,8 +143,10 @@ type Observer struct {
 type TokenizedEvent struct {
 	// Model is the model asked for.
 	Model string
-	// Bytes is the length of the text, Tokens how many came of it.
-	Bytes, Tokens int
+	// Bytes is the length of the text, Tokens how many came of it; Fresh how many
+	// of these the tokenizer has made, the others being known from pieces of
+	// earlier texts.
+	Bytes, Tokens, Fresh int
 	// Queued is the time from the request to the run, the load of the
 	// tokenizer included; Took is the run itself.
 	Queued, Took time.Duration

@@ -8,6 +8,9 @@
 //     included, with the truncation and padding of the file switched off, as
 //     engines run it. What is not the whole text's tokens says so
 //     (Result.Exact) and why (Result.Behind).
+//   - A text that goes on where another ended, as a chat does turn by turn, costs
+//     what is new in it, and its tokens are exactly those of the whole: it is cut
+//     only where that is certain (cutter).
 //   - A failing tokenizer is an error, never an empty or cut answer: texts that
 //     the library would cut or replace (NUL, invalid UTF-8) are refused, and so
 //     are texts longer than a limit.
@@ -19,7 +22,7 @@
 //   - Close ends every goroutine that the pool began. A tokenizer that runs
 //     cannot be interrupted; MaxTextBytes bounds how long that takes.
 //
-// Chats are rendered into texts first, by RenderChat with package chat.
+// Chats are rendered into texts first, with package chat.
 //
 // Tokenizers come from an Origin: a Directory, the Hub (huggingface.co or a
 // mirror of it), or a Chain of them.

@@ -327,14 +327,15 @@ func (p *Pool) work() {
 // into the store too early and for the flight too late.
 func (p *Pool) fly(f *flight) {
 	start := time.Now()
-	ids, ends, err := tokenize(f.tok.enc, f.text, f.key.special)
+	ids, ends, fresh, err := p.pieces.tokenize(f.tok, f.text, f.key.special)
 	took := time.Since(start)
 	f.tokens, f.err = ids, err
 	close(f.done)
 
 	p.n.tokenized.Add(1)
 	p.n.textBytes.Add(uint64(len(f.text)))
-	p.n.tokens.Add(uint64(len(ids)))
+	p.n.tokens.Add(uint64(fresh))
+	p.n.reused.Add(uint64(max(len(ids)-fresh, 0)))
 	// A text without tokens is not stored: stores take that for a failure.
 	if p.cfg.Store != nil && err == nil && (len(ids) > 0 || f.text == "") {
 		if err := p.cfg.Store.Put(f.tok.scope(f.key.special), f.text, ids, ends); err != nil {
@@ -354,6 +355,7 @@ func (p *Pool) fly(f *flight) {
 			Model:  f.key.model,
 			Bytes:  len(f.text),
 			Tokens: len(ids),
+			Fresh:  fresh,
 			Queued: start.Sub(f.created),
 			Took:   took,
 			Err:    err,

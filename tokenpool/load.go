@@ -3,6 +3,7 @@ package tokenpool
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -17,6 +18,9 @@ type tokenizer struct {
 	version string    // of the origin
 	scopes  [2]string // of the prefix store, without and with special tokens
 	chat    chatEntry
+	sum     uint64 // of tokenizer.json
+	cuts    *cutter
+	frame   frame
 
 	// Protected by Pool.mu.
 	info     Model
@@ -207,11 +211,19 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		return nil, fmt.Errorf("%w: model %s: %w", ErrLoad, quoteModel(model), err)
 	}
 	rendering := p.newChat(files)
+	cuts := newCutter(files.Tokenizer)
+	var around frame
+	if cuts.any() {
+		around = newFrame(enc)
+	}
 	now := time.Now()
 	return &tokenizer{
 		enc:     enc,
 		version: files.Version,
 		chat:    rendering,
+		sum:     binary.LittleEndian.Uint64(sum[:8]),
+		cuts:    cuts,
+		frame:   around,
 		scopes:  scopes(model, fingerprint),
 		checked: now,
 		info: Model{

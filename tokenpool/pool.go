@@ -32,6 +32,8 @@ type Pool struct {
 	places *semaphore.Weighted // Queue, held by flights that wait for a load
 	remote *semaphore.Weighted // half of Queue, by those whose model may not exist
 
+	pieces *pieces // nil keeps none
+
 	seed maphash.Seed
 	n    counters
 
@@ -88,6 +90,9 @@ func newPool(cfg Config, read func([]byte) (encoder, error)) (*Pool, error) {
 		seed:    maphash.MakeSeed(),
 		flights: make(map[flightKey]*flight),
 		loads:   make(map[string]*load),
+	}
+	if cfg.PieceBytes > 0 {
+		p.pieces = newPieces(cfg.PieceBytes)
 	}
 	// NewLRU fails for a size below 1 only, and none is.
 	p.loaded, _ = simplelru.NewLRU[string, *tokenizer](cfg.MaxTokenizers, nil)
@@ -294,7 +299,8 @@ func (p *Pool) Close() error {
 type counters struct {
 	fromStore, fromTokenizer, partial, none atomic.Uint64
 	busy, budget, refused, failed           atomic.Uint64
-	tokenized, joined, textBytes, tokens    atomic.Uint64
+	tokenized, joined, textBytes            atomic.Uint64
+	tokens, reused                          atomic.Uint64
 	loads, loadErrors, dropped, refusedPuts atomic.Uint64
 	running, waiting, held                  atomic.Int64
 }
@@ -318,7 +324,7 @@ func (p *Pool) count(res Result, err error) (Result, error) {
 		p.n.busy.Add(1)
 	case BehindBudget:
 		p.n.budget.Add(1)
-	case BehindAsync: // as asked for
+	case BehindAsync, BehindMedia: // as asked for
 	}
 	return res, err
 }

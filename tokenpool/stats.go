@@ -60,10 +60,13 @@ type Stats struct {
 	// Failed counts requests that ended in an error; Refused those of texts
 	// that cannot be tokenized, which Failed does not count.
 	Failed, Refused uint64
-	// Runs counts texts that the tokenizer ran over, TextBytes and Tokens what
-	// went in and came out. Joined counts requests that waited for a run that
-	// another had begun.
-	Runs, TextBytes, Tokens, Joined uint64
+	// Runs counts texts that were tokenized, TextBytes is their size. Tokens
+	// counts those of their tokens that the tokenizer has made, Reused those known
+	// from pieces of earlier texts. Joined counts requests that waited for a run
+	// that another had begun.
+	Runs, TextBytes, Tokens, Reused, Joined uint64
+	// PieceBytes is what these pieces take, of MaxPieceBytes.
+	PieceBytes, MaxPieceBytes int64
 	// StoreRefused counts texts that the prefix store would not keep.
 	StoreRefused uint64
 	// Loads, LoadErrors and Dropped count tokenizers loaded, not loaded, and
@@ -98,7 +101,10 @@ func (p *Pool) Stats() Stats {
 		Runs:          p.n.tokenized.Load(),
 		TextBytes:     p.n.textBytes.Load(),
 		Tokens:        p.n.tokens.Load(),
+		Reused:        p.n.reused.Load(),
 		Joined:        p.n.joined.Load(),
+		PieceBytes:    p.pieces.size(),
+		MaxPieceBytes: max(p.cfg.PieceBytes, 0),
 		StoreRefused:  p.n.refusedPuts.Load(),
 		Loads:         p.n.loads.Load(),
 		LoadErrors:    p.n.loadErrors.Load(),

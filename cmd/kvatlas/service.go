@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -141,6 +142,7 @@ func (s *service) makeTokenizers() error {
 		Queue:         c.TokenizerQueue,
 		QueueBytes:    int64(c.TokenizerQueueBytes),
 		MaxTextBytes:  int(c.MaxPromptBytes),
+		PieceBytes:    cmp.Or(int64(c.PieceCacheBytes), -1),
 		Budget:        c.TokenizerBudget,
 		MaxTokenizers: c.TokenizersLoaded,
 		Chat: chat.Options{

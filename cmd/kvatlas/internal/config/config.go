@@ -182,6 +182,9 @@ type Config struct {
 	PrefixCache string `name:"prefix-cache" default:"lru" oneof:"lru,trie,none"`
 	// PrefixCacheBytes is the memory of that store.
 	PrefixCacheBytes Bytes `name:"prefix-cache-bytes" default:"256MiB" min:"1MiB" max:"1TiB"`
+	// PieceCacheBytes is the memory for the tokens of pieces of texts. With them a
+	// chat's next turn costs what is new in it. 0 keeps none.
+	PieceCacheBytes Bytes `name:"piece-cache-bytes" default:"64MiB" min:"0" max:"1TiB"`
 
 	// ChatEngine is the engine whose way of preparing messages for their template
 	// is followed.

@@ -1,0 +1,212 @@
+package tokenpool
+
+import (
+	"encoding/json"
+	"index/suffixarray"
+	"slices"
+	"strings"
+)
+
+// cutter knows where a text can be cut so that the tokens of the whole are those
+// of the parts, one after the other. The tokenization of a prefix is in general
+// not a prefix of the tokenization of the whole; at two kinds of places it is.
+//
+// Before an added token. The library first finds the added tokens in the text as
+// it stands, the longest one of those that begin first (leftmost-longest), and
+// then normalizes, splits and tokenizes each of the pieces between them on its
+// own. A cut before an occurrence of such a token changes nothing if the token is
+// found there in any case, and if nothing to its left looks beyond it. That holds
+// for a token which
+//   - is looked for in the text as it stands (normalized is false),
+//   - takes no white space to its left and needs no edge of a word (lstrip and
+//     single_word are false), and begins with a sign: for a token to its left that
+//     needs the edge of a word it is one, as the end of a text is,
+//   - overlaps with no other added token, nor with itself: so no search finds
+//     another one in its place.
+//
+// The dummy prefix that sentencepiece models put before a text (Metaspace with
+// prepend_scheme first) goes by the place of the piece: the piece behind the cut
+// is the added token itself, so that none is put there, as in the whole.
+//
+// Between a line feed and an ASCII letter or digit, for tokenizers that split the
+// text with one of the expressions in lineSplits. None of their alternatives
+// matches a line feed with a letter or a digit behind it, so that a match ends
+// there in any case, and the one that takes line feeds at the end of white space
+// comes before the one that looks ahead, so that the match before the cut is the
+// same without what follows. Byte-level BPE then tokenizes each match on its own.
+// Normalization to NFC keeps its hands off: a line feed composes with nothing.
+type cutter struct {
+	tokens  map[string]bool
+	firsts  string     // the bytes that they begin with
+	lengths [256][]int // of those that begin with a byte, ascending
+	lines   bool
+}
+
+// lineSplits are expressions of which the second kind of cut has been proven: of
+// Llama 3, of Qwen 2 to 3, of gpt-oss (o200k), and of DeepSeek V3.
+var lineSplits = []string{
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+}
+
+// harmlessSplits are further expressions that match no line feed at all. Before
+// one of lineSplits they only cut more.
+var harmlessSplits = []string{`\p{N}{1,3}`, `[一-龥぀-ゟ゠-ヿ]+`}
+
+// addedToken is an element of added_tokens in a tokenizer.json.
+type addedToken struct {
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	Normalized bool   `json:"normalized"`
+}
+
+// stage is a normalizer, or a pre-tokenizer.
+type stage struct {
+	Type          string  `json:"type"`
+	Normalizers   []stage `json:"normalizers"`
+	Pretokenizers []stage `json:"pretokenizers"`
+	Pattern       struct {
+		Regex string
+	} `json:"pattern"`
+	Behavior       string `json:"behavior"`
+	Invert         bool   `json:"invert"`
+	AddPrefixSpace *bool  `json:"add_prefix_space"`
+	UseRegex       *bool  `json:"use_regex"`
+}
+
+// newCutter reads a tokenizer.json. What it does not understand makes no cuts.
+func newCutter(data []byte) *cutter {
+	var file struct {
+		Added        []addedToken `json:"added_tokens"`
+		Normalizer   *stage       `json:"normalizer"`
+		PreTokenizer *stage       `json:"pre_tokenizer"`
+		Model        struct {
+			Type    string   `json:"type"`
+			Dropout *float64 `json:"dropout"`
+		} `json:"model"`
+	}
+	c := &cutter{tokens: map[string]bool{}}
+	if json.Unmarshal(data, &file) != nil || file.Model.Dropout != nil && *file.Model.Dropout > 0 {
+		return c
+	}
+	all := newContents(file.Added)
+	for _, t := range file.Added {
+		if t.Normalized || t.LStrip || t.SingleWord || t.Content == "" || !isSign(t.Content[0]) || strings.TrimSpace(t.Content) != t.Content ||
+			!all.apart(t.Content) || c.tokens[t.Content] {
+			continue
+		}
+		first, n := t.Content[0], len(t.Content)
+		if c.tokens[t.Content] = true; len(c.lengths[first]) == 0 {
+			c.firsts += string(rune(first))
+		}
+		if i, found := slices.BinarySearch(c.lengths[first], n); !found {
+			c.lengths[first] = slices.Insert(c.lengths[first], i, n)
+		}
+	}
+	c.lines = file.Model.Type == "BPE" && keepsLines(file.Normalizer) && splitsLines(file.PreTokenizer) &&
+		!slices.ContainsFunc(file.Added, func(t addedToken) bool {
+			return t.LStrip || strings.Contains(t.Content, "\n")
+		})
+	return c
+}
+
+// any says whether there can be cuts at all.
+func (c *cutter) any() bool { return c.lines || c.firsts != "" }
+
+// contents are the added tokens' own texts, each between two zeros.
+type contents struct{ index *suffixarray.Index }
+
+func newContents(added []addedToken) contents {
+	b := []byte{0}
+	for _, t := range added {
+		b = append(append(b, t.Content...), 0)
+	}
+	return contents{suffixarray.New(b)}
+}
+
+// apart says that no text has one of the contents where it has s but s itself:
+// none contains s, ends with the beginning of s, or begins with its end.
+func (c contents) apart(s string) bool {
+	if len(c.index.Lookup([]byte(s), 2)) > 1 || strings.IndexByte(s, 0) >= 0 {
+		return false
+	}
+	for n := 1; n < len(s); n++ {
+		if c.index.Lookup([]byte(s[:n]+"\x00"), 1) != nil || c.index.Lookup([]byte("\x00"+s[n:]), 1) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func keepsLines(n *stage) bool {
+	if n == nil || n.Type == "NFC" {
+		return true
+	}
+	return n.Type == "Sequence" && !slices.ContainsFunc(n.Normalizers, func(s stage) bool { return !keepsLines(&s) })
+}
+
+func splitsLines(p *stage) bool {
+	if p == nil || p.Type != "Sequence" || len(p.Pretokenizers) < 2 {
+		return false
+	}
+	last := len(p.Pretokenizers) - 1
+	for i, s := range p.Pretokenizers {
+		known := harmlessSplits
+		switch i {
+		case last:
+			if s.Type != "ByteLevel" || s.AddPrefixSpace == nil || *s.AddPrefixSpace || s.UseRegex == nil || *s.UseRegex {
+				return false
+			}
+			continue
+		case last - 1:
+			known = lineSplits
+		}
+		if s.Type != "Split" || s.Invert || s.Behavior != "Isolated" || !slices.Contains(known, s.Pattern.Regex) {
+			return false
+		}
+	}
+	return true
+}
+
+// next returns the first place at from or behind it where text can be cut, or
+// the end of the text. What comes behind the place and what belongs to the cut
+// there makes no difference to it.
+func (c *cutter) next(text string, from int) int {
+	end := len(text)
+	if c.lines {
+		for i := max(from, 1); i < end; {
+			n := strings.IndexByte(text[i-1:end], '\n')
+			if n < 0 {
+				break
+			}
+			if i += n; i < end && (isAlnum(text[i])) {
+				end = i
+				break
+			}
+			i++
+		}
+	}
+	for i := from; i < end; i++ {
+		n := strings.IndexAny(text[i:end], c.firsts)
+		if n < 0 {
+			break
+		}
+		i += n
+		for _, l := range c.lengths[text[i]] {
+			if i > 0 && l <= len(text)-i && c.tokens[text[i:i+l]] {
+				return i
+			}
+		}
+	}
+	return end
+}
+
+// isSign says whether b is ASCII that is neither white space nor part of a word.
+func isSign(b byte) bool { return b > ' ' && b < 0x7f && b != '_' && !isAlnum(b) }
+
+func isAlnum(b byte) bool {
+	return b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9'
+}

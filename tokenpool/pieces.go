@@ -1,0 +1,199 @@
+package tokenpool
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"github.com/zeebo/xxh3"
+)
+
+// pieceBytes is how long a piece of a text is at least, in bytes, but for the
+// last. Shorter ones would cost more to keep than to tokenize.
+const pieceBytes = 512
+
+// pieces remembers the tokens of pieces of texts, so that of a text which goes on
+// only what is new is tokenized. The pieces begin where the cutter of their
+// tokenizer allows it, and end pieceBytes or more behind that at the next such
+// place: what a text begins with is cut in the same way whatever follows.
+//
+// A piece is found by a 128-bit hash of its bytes under seeds that are drawn when
+// the process begins. It is safe for concurrent use.
+type pieces struct {
+	max    int64 // in bytes, of all shards
+	seed   uint64
+	shards [pieceShards]pieceShard
+	bytes  atomic.Int64
+}
+
+const pieceShards = 16
+
+type pieceShard struct {
+	mu    sync.Mutex // protects the rest
+	lru   *simplelru.LRU[xxh3.Uint128, *piece]
+	bytes int64
+}
+
+// piece has the tokens of a piece, and by how many bytes each ends behind the one
+// before it.
+type piece struct {
+	tokens []uint32
+	steps  []uint16
+}
+
+// pieceOverhead is what an entry takes beside its tokens: the piece, its element
+// of the list, its share of the map and of what allocations are rounded up to.
+const pieceOverhead = 48 + 80 + 48 + 32
+
+func (p *piece) cost() int64 { return pieceOverhead + 6*int64(len(p.tokens)) }
+
+// newPieces makes a store of at most so many bytes.
+func newPieces(maxBytes int64) *pieces {
+	s := &pieces{max: maxBytes, seed: rand.Uint64()}
+	for i := range s.shards {
+		l, err := simplelru.NewLRU[xxh3.Uint128, *piece](math.MaxInt, nil)
+		if err != nil {
+			panic(err) // the size is positive
+		}
+		s.shards[i].lru = l
+	}
+	return s
+}
+
+// size is what all pieces take, in bytes. A nil store has none.
+func (s *pieces) size() int64 {
+	if s == nil {
+		return 0
+	}
+	return s.bytes.Load()
+}
+
+func (s *pieces) shard(k xxh3.Uint128) *pieceShard { return &s.shards[k.Hi%pieceShards] }
+
+func (s *pieces) get(k xxh3.Uint128) *piece {
+	sh := s.shard(k)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	p, _ := sh.lru.Get(k)
+	return p
+}
+
+// put keeps a piece, and drops old ones of its shard for it.
+func (s *pieces) put(k xxh3.Uint128, p *piece) {
+	limit := s.max / pieceShards
+	if p.cost() > limit {
+		return
+	}
+	sh := s.shard(k)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.lru.Contains(k) {
+		return
+	}
+	sh.lru.Add(k, p)
+	s.bytes.Add(p.cost())
+	for sh.bytes += p.cost(); sh.bytes > limit; {
+		_, old, _ := sh.lru.RemoveOldest()
+		sh.bytes -= old.cost()
+		s.bytes.Add(-old.cost())
+	}
+}
+
+// tokenize is tokenize of t's encoder, piece by piece, with the tokens of those
+// that are known. fresh is how many tokens the tokenizer has made for it.
+func (s *pieces) tokenize(t *tokenizer, text string, special bool) (ids []uint32, ends []int, fresh int, err error) {
+	first := t.cuts.next(text, min(pieceBytes, len(text)))
+	if s == nil || first == len(text) || special && !t.frame.known {
+		ids, ends, err = tokenize(t.enc, text, special)
+		return ids, ends, len(ids), err
+	}
+	ids = make([]uint32, 0, len(text)/3)
+	ends = make([]int, 0, len(text)/3)
+	if special {
+		ids = append(ids, t.frame.before...)
+		ends = append(ends, make([]int, len(t.frame.before))...)
+	}
+	for from, to := 0, first; from < len(text); from, to = to, t.cuts.next(text, min(to+pieceBytes, len(text))) {
+		var k xxh3.Uint128
+		if to < len(text) {
+			k = xxh3.HashString128Seed(text[from:to], s.seed^t.sum)
+			if p := s.get(k); p != nil {
+				ids = append(ids, p.tokens...)
+				end := from
+				for _, n := range p.steps {
+					end += int(n)
+					ends = append(ends, end)
+				}
+				continue
+			}
+		}
+		pieceIDs, pieceEnds, err := tokenize(t.enc, text[from:to], false)
+		if err != nil {
+			return nil, nil, fresh, err
+		}
+		fresh += len(pieceIDs)
+		ids = append(ids, pieceIDs...)
+		for _, e := range pieceEnds {
+			ends = append(ends, from+e)
+		}
+		// The last piece ends with the text, not at a cut: it is no piece of
+		// any other text.
+		if to < len(text) {
+			if p := pack(pieceIDs, pieceEnds); p != nil {
+				s.put(k, p)
+			}
+		}
+	}
+	if special {
+		ids = append(ids, t.frame.behind...)
+		ends = append(ends, make([]int, len(t.frame.behind))...)
+	}
+	return ids, ends, fresh, nil
+}
+
+// frame is what a tokenizer puts around every text: its special tokens.
+type frame struct {
+	known          bool
+	before, behind []uint32
+}
+
+// newFrame finds out the frame by two texts.
+func newFrame(e encoder) frame {
+	var f frame
+	for i, text := range []string{"a", "Some words, 1 number"} {
+		bare, _ := e.encode(text, false)
+		whole, _ := e.encode(text, true)
+		n := len(whole) - len(bare)
+		at := 0
+		for at < n && !slices.Equal(whole[at:at+len(bare)], bare) {
+			at++
+		}
+		if n < 0 || len(bare) == 0 || !slices.Equal(whole[at:at+len(bare)], bare) {
+			return frame{}
+		}
+		g := frame{known: true, before: whole[:at], behind: whole[at+len(bare):]}
+		if i > 0 && (!slices.Equal(f.before, g.before) || !slices.Equal(f.behind, g.behind)) {
+			return frame{}
+		}
+		f = g
+	}
+	return f
+}
+
+// pack makes what is kept of a piece. It is nil if the ends are not ascending or
+// too far apart for it.
+func pack(ids []uint32, ends []int) *piece {
+	p := &piece{tokens: slices.Clone(ids), steps: make([]uint16, len(ends))}
+	last := 0
+	for i, e := range ends {
+		if e < last || e-last > math.MaxUint16 {
+			return nil
+		}
+		p.steps[i] = uint16(e - last)
+		last = e
+	}
+	return p
+}
