@@ -11,7 +11,7 @@ RUN       ?=
 TOKENIZERS := .cache/tokenizers
 
 .DEFAULT_GOAL := help
-.PHONY: help run build tokenizers models test lint bench goldens clean FORCE
+.PHONY: help run build tokenizers models engines test lint bench goldens clean FORCE
 
 help: ## list these targets
 	@echo "kvatlas $(VERSION)"
@@ -39,6 +39,9 @@ tokenizers: ## put libtokenizers.a, which the program links with, into lib/
 
 models: ## prepare the tokenizers that the tests load, in .cache/tokenizers
 	@scripts/fetch-tokenizers.sh
+
+engines: ## prepare the publishers of vLLM and SGLang that the tests of ingest run, in .cache/engines
+	@scripts/fetch-engines.sh
 
 test: ## install what the tests need and run them: gofmt, go vet, go test -race
 	@scripts/test.sh
