@@ -1,0 +1,435 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
+)
+
+var errCut = errors.New("cut off")
+
+// scene is an index and the replicas that share it, in a bubble of synctest.
+type scene struct {
+	t     *testing.T
+	index *memory.Index
+
+	mu   sync.Mutex // protects all below
+	cut  map[string]bool
+	down bool
+	// reading is who reads each rank, with which fences: more than one while
+	// a replica is cut off.
+	reading map[store.RankRef]map[string]uint64
+	highest map[store.RankRef]uint64
+	starts  int
+	// answer is what Read returns at once, if anything.
+	answer func(s ingest.Source, fence uint64) error
+	wg     sync.WaitGroup
+}
+
+// pass lets time go by, and all come to rest.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func newScene(t *testing.T) *scene {
+	x, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &scene{t: t, index: x, cut: map[string]bool{}, reading: map[store.RankRef]map[string]uint64{}, highest: map[store.RankRef]uint64{}}
+}
+
+// line is a replica's way to the index.
+type line struct {
+	s    *scene
+	name string
+}
+
+func (l line) Lease(ctx context.Context, c store.LeaseCall) (store.LeaseView, error) {
+	l.s.mu.Lock()
+	gone := l.s.cut[l.name] || l.s.down
+	l.s.mu.Unlock()
+	if gone {
+		return store.LeaseView{}, errCut
+	}
+	return l.s.index.Lease(ctx, c)
+}
+
+// replica is one that runs.
+type replica struct {
+	*Fleet
+	stop   context.CancelFunc
+	ended  chan error
+	lapsed int
+	failed int
+	told   []string
+}
+
+func (s *scene) replica(name string, change ...func(*Config)) *replica {
+	s.t.Helper()
+	r := &replica{ended: make(chan error, 1)}
+	c := Config{
+		Index: s.index, Leases: line{s, name}, Name: name,
+		Read: func(ctx context.Context, src ingest.Source, fence uint64) error {
+			ref := store.RankRef{Pod: src.Pod, Rank: src.Rank}
+			s.mu.Lock()
+			if s.reading[ref] == nil {
+				s.reading[ref] = map[string]uint64{}
+			}
+			if fence <= s.highest[ref] {
+				s.t.Errorf("%v is read under the fence %d after %d", ref, fence, s.highest[ref])
+			}
+			s.highest[ref] = fence
+			s.starts++
+			answer := s.answer
+			s.mu.Unlock()
+			if answer != nil {
+				if err := answer(src, fence); err != nil {
+					return err
+				}
+			}
+			s.mu.Lock()
+			s.reading[ref][name] = fence
+			s.mu.Unlock()
+			<-ctx.Done()
+			s.mu.Lock()
+			delete(s.reading[ref], name)
+			s.mu.Unlock()
+			return ctx.Err()
+		},
+		Observer: Observer{
+			Lapsed:     func(time.Duration) { r.lapsed++ },
+			Failed:     func(error) { r.failed++ },
+			Unreadable: func(pod string, err error) { r.told = append(r.told, pod) },
+		},
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	f, err := New(c)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	r.Fleet = f
+	ctx, cancel := context.WithCancel(s.t.Context())
+	r.stop = cancel
+	s.wg.Go(func() { r.ended <- f.Run(ctx) })
+	return r
+}
+
+func (s *scene) pods(n, ranks int) {
+	s.t.Helper()
+	for i := range n {
+		s.register(store.Pod{Name: fmt.Sprintf("10.0.0.%d:8000", i), Model: "m", Events: "tcp://*:5557", Ranks: ranks})
+	}
+}
+
+func (s *scene) register(p store.Pod) {
+	s.t.Helper()
+	if _, err := s.index.Register(s.t.Context(), p); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// loads is how many ranks each replica reads.
+func (s *scene) loads() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[string]int{}
+	for _, by := range s.reading {
+		for name := range by {
+			out[name]++
+		}
+	}
+	return out
+}
+
+// once fails the test unless each of n ranks is read by exactly one replica.
+func (s *scene) once(n int) {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	read := 0
+	for ref, by := range s.reading {
+		if len(by) > 1 {
+			s.t.Errorf("%v is read by %v", ref, by)
+		}
+		read += len(by)
+	}
+	if read != n {
+		s.t.Errorf("%d ranks are read, want %d", read, n)
+	}
+}
+
+func (s *scene) set(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+// end ends all that runs.
+func (s *scene) end(replicas ...*replica) {
+	s.t.Helper()
+	for _, r := range replicas {
+		r.stop()
+	}
+	s.wg.Wait()
+	if err := s.index.Close(); err != nil {
+		s.t.Error(err)
+	}
+}
+
+func TestReplicasShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(15, 2)
+		a := s.replica("a")
+		pass(time.Second)
+		s.once(30)
+		b, c := s.replica("b"), s.replica("c")
+		pass(10 * time.Second)
+		s.once(30)
+		for name, n := range s.loads() {
+			if n < 9 || n > 11 {
+				t.Errorf("%s reads %d of 30", name, n)
+			}
+		}
+		if got := a.Stats(); got.Replicas != 3 || got.Ranks != 30 || got.Unread != 0 || got.Reading != s.loads()["a"] {
+			t.Errorf("got %+v", got)
+		}
+		// At rest nothing moves.
+		before := s.starts
+		pass(time.Minute)
+		if s.starts != before {
+			t.Errorf("%d ranks moved at rest", s.starts-before)
+		}
+
+		// One that ends leaves its ranks to the others at once.
+		b.stop()
+		pass(time.Second)
+		s.once(30)
+		if n := s.loads()["b"]; n != 0 {
+			t.Errorf("b reads %d", n)
+		}
+		s.end(a, c)
+		if err := <-b.ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A replica that cannot be heard of is replaced within 3 s. It reads on, since it
+// cannot know, under fences that are over; and stops when it hears of it.
+func TestDeadReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(30, 1)
+		a, b, c := s.replica("a"), s.replica("b"), s.replica("c")
+		pass(10 * time.Second)
+		s.once(30)
+		had := s.loads()["c"]
+		s.set(func() { s.cut["c"] = true })
+		pass(3 * time.Second)
+		s.mu.Lock()
+		twice := 0
+		for ref, by := range s.reading {
+			if by["c"] == 0 {
+				continue
+			}
+			if len(by) != 2 || by["c"] >= s.highest[ref] {
+				t.Errorf("%v is read by %v", ref, by)
+			}
+			twice++
+		}
+		s.mu.Unlock()
+		if twice != had || had == 0 {
+			t.Errorf("%d of %d ranks have been taken over", twice, had)
+		}
+		s.set(func() { s.cut["c"] = false })
+		pass(10 * time.Second)
+		s.once(30)
+		if n := s.loads()["c"]; n < 9 || n > 11 || c.lapsed != 1 {
+			t.Errorf("c reads %d, and was told %d times that it had lapsed", n, c.lapsed)
+		}
+		s.end(a, b, c)
+	})
+}
+
+// When the index was away for long, all replicas look dead. Each keeps what it had.
+func TestIndexWasAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(30, 1)
+		a, b, c := s.replica("a"), s.replica("b"), s.replica("c")
+		pass(10 * time.Second)
+		before := s.starts
+		s.set(func() { s.down = true })
+		pass(time.Minute)
+		s.set(func() { s.down = false })
+		pass(10 * time.Second)
+		s.once(30)
+		if s.starts != before || a.lapsed+b.lapsed+c.lapsed != 3 || a.failed == 0 {
+			t.Errorf("%d ranks moved; told to have lapsed %d times", s.starts-before, a.lapsed+b.lapsed+c.lapsed)
+		}
+		s.end(a, b, c)
+	})
+}
+
+func TestLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(10, 2)
+		limit := func(n int) func(*Config) { return func(c *Config) { c.MaxRanks = n } }
+		a, b := s.replica("a", limit(5)), s.replica("b", limit(8))
+		pass(10 * time.Second)
+		s.once(13)
+		if l := s.loads(); l["a"] != 5 || l["b"] != 8 || a.Stats().Unread != 7 {
+			t.Errorf("got %v, %+v", l, a.Stats())
+		}
+		c := s.replica("c")
+		pass(10 * time.Second)
+		s.once(20)
+		s.end(a, b, c)
+	})
+}
+
+func TestPodsComeAndGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(4, 1)
+		s.register(store.Pod{Name: "no-events", Model: "m"})
+		s.register(store.Pod{Name: "odd", Model: "m", Events: "tcp://*:1"})
+		a, b := s.replica("a"), s.replica("b")
+		pass(10 * time.Second)
+		s.once(4)
+		if !slices.Equal(a.told, []string{"odd"}) {
+			t.Errorf("told of %v", a.told)
+		}
+		if _, err := s.index.Retire(t.Context(), "10.0.0.2:8000"); err != nil {
+			t.Fatal(err)
+		}
+		pass(2 * time.Second)
+		s.once(3)
+		v, err := s.index.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "test"}, TTL: time.Second})
+		if err != nil || len(v.Leases) != 3 {
+			t.Errorf("the leases are %v, %v", v.Leases, err)
+		}
+		// Other endpoints are read anew, under a new fence.
+		before := s.starts
+		s.register(store.Pod{Name: "10.0.0.1:8000", Model: "m", Events: "tcp://*:7000"})
+		pass(2 * time.Second)
+		s.once(3)
+		if s.starts != before+1 {
+			t.Errorf("%d readings began", s.starts-before)
+		}
+		s.end(a, b)
+	})
+}
+
+// A reading that ends is begun again, with growing pauses; one that is refused gets a
+// fence above the one that refused it.
+func TestReadingFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(1, 1)
+		const pod = "10.0.0.0:8000"
+		if _, err := s.index.Begin(t.Context(), pod, 0, 1<<40); err != nil {
+			t.Fatal(err)
+		}
+		var refused, fence uint64
+		s.answer = func(_ ingest.Source, f uint64) error {
+			if f <= 1<<40 {
+				refused++
+				return store.ErrFenced
+			}
+			fence = f
+			return nil
+		}
+		a := s.replica("a")
+		pass(3 * time.Second)
+		s.once(1)
+		if refused != 1 || fence != 1<<40+1 {
+			t.Errorf("refused %d times, then the fence is %d", refused, fence)
+		}
+		s.end(a)
+
+		s = newScene(t)
+		s.pods(1, 1)
+		s.answer = func(ingest.Source, uint64) error { return errCut }
+		a = s.replica("a")
+		pass(5 * time.Minute)
+		if s.starts < 10 || s.starts > 30 {
+			t.Errorf("tried %d times in 5 minutes", s.starts)
+		}
+		s.set(func() { s.answer = nil })
+		pass(maxPause + time.Second)
+		s.once(1)
+		s.end(a)
+
+		s = newScene(t)
+		s.pods(1, 1)
+		s.answer = func(ingest.Source, uint64) error { return ingest.ErrClosed }
+		a = s.replica("a")
+		if err := <-a.ended; !errors.Is(err, ingest.ErrClosed) {
+			t.Errorf("got %v, want ErrClosed", err)
+		}
+		s.end(a)
+	})
+}
+
+// A reading that does not end keeps nobody waiting for ever.
+func TestStubbornReading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(1, 1)
+		let := make(chan struct{})
+		s.answer = func(ingest.Source, uint64) error { <-let; return errCut }
+		a := s.replica("a")
+		pass(time.Second)
+		a.stop()
+		if err := <-a.ended; err != nil {
+			t.Error(err)
+		}
+		close(let)
+		b := s.replica("b")
+		pass(time.Second)
+		s.end(b)
+	})
+}
+
+func TestConfig(t *testing.T) {
+	x, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	read := func(context.Context, ingest.Source, uint64) error { return nil }
+	for what, c := range map[string]Config{
+		"nothing":      {},
+		"no Read":      {Index: x, Leases: x},
+		"a short TTL":  {Index: x, Leases: x, Read: read, TTL: time.Millisecond},
+		"a slow beat":  {Index: x, Leases: x, Read: read, TTL: time.Second, Beat: time.Second},
+		"no ranks":     {Index: x, Leases: x, Read: read, MaxRanks: -1},
+		"no hand-over": {Index: x, Leases: x, Read: read, HandOver: -1},
+		"a bad name":   {Index: x, Leases: x, Read: read, Name: "a b"},
+		"no stop":      {Index: x, Leases: x, Read: read, Stop: -1},
+	} {
+		if _, err := New(c); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+	f, err := New(Config{Index: x, Leases: x, Read: read})
+	if err != nil || f.Name() == "" {
+		t.Error(f.Name(), err)
+	}
+}

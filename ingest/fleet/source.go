@@ -1,0 +1,121 @@
+package fleet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// ErrEndpoints says that the ranks' endpoints cannot be made of a registration.
+var ErrEndpoints = errors.New("fleet: no endpoints")
+
+// Sources are the event streams of a pod's ranks, in order; none when the pod has no
+// Events. Events and Replay are the endpoints of rank 0, and those of rank n are n
+// ports higher; or they are one endpoint for each rank, with commas between. A host
+// of *, 0.0.0.0 or [::], with which engines bind, stands for that of the pod's
+// Address, or of its Name.
+func Sources(p *store.Pod) ([]ingest.Source, error) {
+	if p.Events == "" {
+		return nil, nil
+	}
+	ranks := max(1, p.Ranks)
+	events, err := endpoints(p, p.Events, ranks)
+	if err != nil {
+		return nil, fmt.Errorf("%w: events of %s: %w", ErrEndpoints, p.Name, err)
+	}
+	replay := make([]string, ranks)
+	if p.Replay != "" {
+		if replay, err = endpoints(p, p.Replay, ranks); err != nil {
+			return nil, fmt.Errorf("%w: replay of %s: %w", ErrEndpoints, p.Name, err)
+		}
+	}
+	out := make([]ingest.Source, ranks)
+	for r := range out {
+		out[r] = ingest.Source{Pod: p.Name, Rank: r, Model: p.Model, Engine: p.Engine, Events: events[r], Replay: replay[r]}
+		if err := out[r].Validate(); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrEndpoints, err)
+		}
+	}
+	return out, nil
+}
+
+// endpoints makes the endpoints of n ranks of a text.
+func endpoints(p *store.Pod, text string, n int) ([]string, error) {
+	list := strings.Split(text, ",")
+	if len(list) != 1 && len(list) != n {
+		return nil, fmt.Errorf("%d endpoints for %d ranks; it can be one, or one for each", len(list), n)
+	}
+	for i, e := range list {
+		var err error
+		if list[i], err = reachable(p, strings.TrimSpace(e)); err != nil {
+			return nil, err
+		}
+	}
+	for r := len(list); r < n; r++ {
+		e, err := offset(list[0], r)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, e)
+	}
+	return list, nil
+}
+
+// reachable puts the pod's host in the place of one that stands for all addresses.
+func reachable(p *store.Pod, endpoint string) (string, error) {
+	rest, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return endpoint, nil
+	}
+	host, port, err := net.SplitHostPort(rest)
+	if err != nil {
+		return "", fmt.Errorf("%q: %w", endpoint, err)
+	}
+	switch host {
+	case "*", "", "0.0.0.0", "::":
+	default:
+		return endpoint, nil
+	}
+	host = hostOf(p)
+	if host == "" {
+		return "", fmt.Errorf("%q names no host, and neither does the pod's address or name", endpoint)
+	}
+	return "tcp://" + net.JoinHostPort(host, port), nil
+}
+
+// hostOf is the host that the pod's address or name has; "" is none.
+func hostOf(p *store.Pod) string {
+	for _, text := range []string{p.Address, p.Name} {
+		_, rest, found := strings.Cut(text, "://")
+		if !found {
+			rest = text
+		}
+		rest, _, _ = strings.Cut(rest, "/")
+		if host, _, err := net.SplitHostPort(rest); err == nil && host != "" {
+			return host
+		}
+	}
+	return ""
+}
+
+// offset is the endpoint of rank r where that of rank 0 is given.
+func offset(endpoint string, r int) (string, error) {
+	rest, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return "", fmt.Errorf("%q: only tcp has ports to count from; give one endpoint for each rank", endpoint)
+	}
+	host, text, err := net.SplitHostPort(rest)
+	if err != nil {
+		return "", fmt.Errorf("%q: %w", endpoint, err)
+	}
+	port, err := strconv.Atoi(text)
+	if err != nil || port < 1 || port+r > 65535 {
+		return "", fmt.Errorf("%q: rank %d would have port %s+%d", endpoint, r, text, r)
+	}
+	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(port+r)), nil
+}
