@@ -54,6 +54,11 @@ type Registry struct {
 	first HolderID
 }
 
+// FirstLocal is the first of the ids that no index gives to holders. They name
+// holders within one Registry only: pods that an index credits by another way than
+// an id. Holder knows them, Holders leaves them out.
+const FirstLocal HolderID = 0xf0000000
+
 // maxDense is the most pages that dense has, absent ones included.
 const maxDense = 4096
 
@@ -107,15 +112,19 @@ func (r *Registry) densify() {
 	}
 	first, last := ^HolderID(0), HolderID(0)
 	for n := range r.pages {
-		first, last = min(first, n), max(last, n)
+		if n < FirstLocal/pageSize {
+			first, last = min(first, n), max(last, n)
+		}
 	}
-	if last-first >= maxDense {
+	if last < first || last-first >= maxDense {
 		return
 	}
 	r.first = first
 	r.dense = make([]*holderPage, last-first+1)
 	for n, page := range r.pages {
-		r.dense[n-first] = page
+		if n < FirstLocal/pageSize {
+			r.dense[n-first] = page
+		}
 	}
 }
 
@@ -125,7 +134,7 @@ func (r *Registry) Holder(id HolderID) (slot int, tier Tier, live bool) {
 	var page *holderPage
 	if n := id/pageSize - r.first; n < HolderID(len(r.dense)) {
 		page = r.dense[n]
-	} else if r.dense == nil {
+	} else if r.dense == nil || id >= FirstLocal {
 		page = r.pages[id/pageSize]
 	}
 	if page == nil {
@@ -148,6 +157,9 @@ func (r *Registry) PodIndex(name string) (int, bool) {
 func (r *Registry) Holders() []Holder {
 	var out []Holder
 	for page, entries := range r.pages {
+		if page >= FirstLocal/pageSize {
+			continue
+		}
 		for i, e := range entries {
 			if e == 0 {
 				continue

@@ -182,6 +182,9 @@ type Stats struct {
 	// Garbled counts values that could not be read and so counted as
 	// "nobody holds it".
 	Garbled uint64
+	// Texts counts values that name pods by text instead of by id, UnknownTexts
+	// those of them that name no pod that counts.
+	Texts, UnknownTexts uint64
 	// RoundTrips counts round trips to the server.
 	RoundTrips uint64
 	// KeysRead counts block keys that were looked up.

@@ -35,7 +35,7 @@ var (
 		{"info", "INFO server"},
 	}
 	// sweeperNeeds are of a process that sweeps too, beside those of a writer.
-	sweeperNeeds = []need{{"scan", "SCAN 0"}, {"dbsize", "DBSIZE"}, {"hkeys", "HKEYS REG"}}
+	sweeperNeeds = []need{{"scan", "SCAN 0"}, {"dbsize", "DBSIZE"}, {"hkeys", "HKEYS REG"}, {"pttl", "PTTL KEY"}, {"pexpire", "PEXPIRE KEY 1"}}
 )
 
 // access is what the user of the check may not do, each by the name of the

@@ -33,6 +33,8 @@ type sample struct {
 	// list of holders; strangers are how many there were.
 	foreign   []string
 	strangers int
+	// texts are how many blocks name pods by text.
+	texts int
 	// bytes is what the measured blocks take together.
 	measured int
 	bytes    int64
@@ -95,6 +97,9 @@ func takeSample(ctx context.Context, node *redis.Client, n *names) (sample, erro
 		switch _, ok := appendHolders(nil, []byte(text)); {
 		case redis.HasErrorPrefix(err, "WRONGTYPE"):
 			why = "is no string"
+		case err == nil && !ok && isText([]byte(text)):
+			s.texts++
+			continue
 		case err == nil && !ok:
 			why = fmt.Sprintf("holds %q", clip(text))
 		default:
@@ -128,6 +133,9 @@ func (l *look) judgeSample() {
 		f.Do = "find out who writes them, or choose another prefix (redis-prefix)"
 	default:
 		f.Found = fmt.Sprintf("%s looked at, all in order", count(s.blocks, "block"))
+		if s.texts > 0 {
+			f.Found += fmt.Sprintf("; %d of them name pods by text, which counts until plain-max-age", s.texts)
+		}
 		if s.all {
 			f.Found += "; there are no more"
 		}

@@ -38,6 +38,11 @@ type Config struct {
 	// them writes get store.ErrFull. 16384, 131072 and 1024 by default.
 	MaxPods, MaxHolders, MaxModels int
 
+	// TextAge is how old a block's value may become that names pods by text instead
+	// of by id, from when it was last written, give or take the time that a sweep
+	// takes; 1 hour by default. Negative takes such values for garbled.
+	TextAge time.Duration
+
 	// NoSweep leaves the sweeping of ended holders to other processes. Without it
 	// this process sweeps when no other does.
 	NoSweep bool
@@ -75,6 +80,8 @@ type SweepProgress struct {
 	Scanned, Keys uint64
 	// Cleaned is the number of blocks that ended holders were removed from.
 	Cleaned uint64
+	// Texts is the number of blocks whose values name pods by text and stay.
+	Texts uint64
 	// Foreign is the number of keys that look like blocks but are no strings.
 	Foreign uint64
 	// Done is true in the last report of a sweep that has seen all keys.
@@ -102,6 +109,7 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.MaxPods, 1<<14)
 	def(&c.MaxHolders, 1<<17)
 	def(&c.MaxModels, 1<<10)
+	def(&c.TextAge, time.Hour)
 	def(&c.SweepDuty, 0.1)
 	def(&c.SweepInterval, 10*time.Second)
 	if len(c.Windows) == 0 {
@@ -123,6 +131,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("redis: a timeout or interval is negative")
 	case c.Protocol != 2 && c.Protocol != 3:
 		return c, fmt.Errorf("redis: protocol %d; it can be 2 or 3", c.Protocol)
+	case c.TextAge > 0 && c.TextAge < time.Second:
+		return c, fmt.Errorf("redis: a text age of %v; it can be 1 s or more, or negative", c.TextAge)
 	case c.MaxPods < 1 || c.MaxHolders < 1 || c.MaxModels < 1:
 		return c, errors.New("redis: a limit on pods, holders or models is below 1")
 	case c.SweepDuty < 0 || c.SweepDuty > 1:

@@ -27,6 +27,10 @@ type Index struct {
 	readOnly readOnly
 	attempts atomic.Uint64 // numbers the tries at writing in parts
 
+	texts, unknownTexts atomic.Uint64
+	// textsThere is true when texts have been met since the last sweep began.
+	textsThere atomic.Bool
+
 	garbled, roundTrips, keysRead, registryLoads, duplicates atomic.Uint64
 
 	// life ends at Close; what runs in the background heeds it.
@@ -103,7 +107,7 @@ func (x *Index) begin(ctx context.Context, doing string) error {
 func (x *Index) Stats() store.Stats {
 	return store.Stats{
 		Blocks: -1, Bytes: -1,
-		Garbled: x.garbled.Load(), RoundTrips: x.roundTrips.Load(), KeysRead: x.keysRead.Load(), RegistryLoads: x.registryLoads.Load(), Duplicates: x.duplicates.Load(),
+		Garbled: x.garbled.Load(), Texts: x.texts.Load(), UnknownTexts: x.unknownTexts.Load(), RoundTrips: x.roundTrips.Load(), KeysRead: x.keysRead.Load(), RegistryLoads: x.registryLoads.Load(), Duplicates: x.duplicates.Load(),
 	}
 }
 

@@ -50,18 +50,18 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 		}
 	}
 
-	reg := x.Cached()
+	l.snap = x.registry.current.Load()
 	err := x.begin(ctx, "lookup")
 	if err == nil {
 		var epoch uint64
 		l.plan()
 		epoch, err = l.read(ctx, true)
 		if err == nil {
-			reg, err = x.registryAt(ctx, epoch, reg)
+			l.snap, err = x.snapshotAt(ctx, epoch, l.snap)
 		}
 	}
 	for _, q := range queries {
-		q.Fold.Begin(reg)
+		q.Fold.Begin(l.snap.registry)
 	}
 	for err == nil {
 		l.fold()
@@ -77,20 +77,30 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 // registryAt returns the registry for blocks that were read at an epoch. With
 // an error it returns the last one known.
 func (x *Index) registryAt(ctx context.Context, epoch uint64, known *store.Registry) (*store.Registry, error) {
-	if s := x.registry.current.Load(); s.fresh(epoch) {
-		return s.registry, nil
-	}
-	s, err := x.load(ctx, func(s *snapshot) bool { return s.fresh(epoch) })
+	s, err := x.snapshotAt(ctx, epoch, nil)
 	if err != nil {
 		return known, err
 	}
 	return s.registry, nil
 }
 
+// snapshotAt is registryAt with what the registry has been made of.
+func (x *Index) snapshotAt(ctx context.Context, epoch uint64, known *snapshot) (*snapshot, error) {
+	if s := x.registry.current.Load(); s.fresh(epoch) {
+		return s, nil
+	}
+	s, err := x.load(ctx, func(s *snapshot) bool { return s.fresh(epoch) })
+	if err != nil {
+		return known, err
+	}
+	return s, nil
+}
+
 // lookup is the working memory of one call of Lookup.
 type lookup struct {
 	x    *Index
 	open []chain // what is not answered yet
+	snap *snapshot
 
 	names []byte   // the key names of a round trip
 	keys  []string // the same one by one
@@ -129,7 +139,7 @@ func newLookup(x *Index) *lookup {
 const maxIdle = 1 << 20
 
 func (l *lookup) free() {
-	l.x = nil
+	l.x, l.snap = nil, nil
 	clear(l.open[:cap(l.open)])
 	clear(l.keys)
 	clear(l.args)
@@ -293,7 +303,7 @@ func (l *lookup) runs(c *chain, vals []span) (more bool) {
 		if held {
 			var ok bool
 			if l.ids, ok = appendHolders(l.ids, v); !ok {
-				l.x.garbled.Add(uint64(n))
+				l.ids = l.x.unread(l.ids, v, l.snap, n)
 			}
 		}
 		if !c.q.Fold.Run(n, l.ids) {

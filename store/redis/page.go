@@ -369,7 +369,8 @@ func (p *pager) fetch(ctx context.Context, keys []blockkey.StoreKey) (err error)
 		ids, known := p.sets[string(v)]
 		if !known {
 			var ok bool
-			if ids, ok = appendHolders(nil, v); !ok {
+			// Texts age and are written again: they are not in pages.
+			if ids, ok = appendHolders(nil, v); !ok && (p.x.config.TextAge < 0 || !isText(v)) {
 				p.x.garbled.Add(1)
 			}
 			p.sets[string(v)] = ids

@@ -18,6 +18,9 @@ type snapshot struct {
 	// loaded is false for the empty registry that an Index begins with.
 	loaded bool
 	roster roster
+	// texts are the texts that name pods, made when the first is met; nil where
+	// there are none.
+	texts func() texts
 }
 
 // fresh tells whether the snapshot is right for an index at this epoch. An epoch

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -12,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // The registry can be lost while blocks live on: a cluster's node restarts empty,
@@ -132,8 +132,8 @@ func (x *Index) reserve(ctx context.Context, next uint64) error {
 		}
 	}
 	limit := max(marked, next) + reserveStep
-	if limit > math.MaxUint32 {
-		return fmt.Errorf("redis: all %d ids have been given; use another prefix", uint32(math.MaxUint32))
+	if limit >= uint64(store.FirstLocal) {
+		return fmt.Errorf("redis: all %d ids have been given; use another prefix", uint32(store.FirstLocal-1))
 	}
 	calls := make([]*call, len(marks))
 	for p := range marks {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -304,7 +305,11 @@ func (x *Index) made(r roster, a briefing) *snapshot {
 			pods, holders = append(pods, m.pod), append(holders, m.holders...)
 		}
 	}
-	return &snapshot{loaded: true, roster: r, registry: store.NewRegistry(r.epoch, pods, holders, r.models, a.until)}
+	ids, extra := x.local(r, late)
+	return &snapshot{
+		loaded: true, roster: r, registry: store.NewRegistry(r.epoch, pods, append(holders, extra...), r.models, a.until),
+		texts: sync.OnceValue(func() texts { return newTexts(r, late, ids) }),
+	}
 }
 
 // member reads a pod; nil is one that cannot be read. Of base it takes what is

@@ -30,6 +30,9 @@ var applyLua string
 //go:embed lua/sweep.lua
 var sweepLua string
 
+//go:embed lua/text.lua
+var textLua string
+
 //go:embed lua/reserve.lua
 var reserveLua string
 
@@ -68,6 +71,7 @@ var (
 	modelScript    = newScript(registryLua, modelLua)
 	applyScript    = newScript(guardLua, applyLua)
 	sweepScript    = newScript(registryLua, sweepLua)
+	textScript     = newScript(textLua)
 	reserveScript  = newScript(registryLua, reserveLua)
 	markScript     = newScript(markLua)
 	beginScript    = newScript(registryLua, beginLua)

@@ -58,8 +58,12 @@ func (x *Index) dueSweep() bool {
 	ctx, cancel := context.WithTimeout(x.life, x.config.Timeout)
 	defer cancel()
 	x.roundTrips.Add(1)
-	vals, err := x.client.HMGet(ctx, x.names.count, "ended", "swept").Result()
-	return err == nil && counter(vals, 0) > counter(vals, 1)
+	pipe := x.client.Pipeline()
+	count := pipe.HMGet(ctx, x.names.count, "ended", "swept", "swept_at")
+	clock := pipe.Eval(ctx, "return redis.call('TIME')[1]", []string{x.names.epoch})
+	_, err := pipe.Exec(ctx)
+	vals := count.Val()
+	return err == nil && (counter(vals, 0) > counter(vals, 1) || x.textsDue(float64(counter(vals, 2)), number(clock.Val())*1000))
 }
 
 // Sweep removes the ids of ended holders from the values of all blocks, and
@@ -89,6 +93,8 @@ type sweeper struct {
 	alive map[store.HolderID]bool
 	// lives are the generations that have records at the registry.
 	lives map[store.Generation]bool
+	// snap has the texts that count.
+	snap *snapshot
 }
 
 func (s *sweeper) run(ctx context.Context) error {
@@ -114,6 +120,9 @@ func (s *sweeper) run(ctx context.Context) error {
 	}
 	if err := s.hold(ctx, strconv.FormatUint(s.progress.Ended, 10)); err != nil {
 		return err
+	}
+	if s.progress.Texts > 0 {
+		s.x.textsThere.Store(true)
 	}
 	s.progress.Done = true
 	s.tell()
@@ -154,6 +163,13 @@ func (s *sweeper) look(ctx context.Context) error {
 	if _, err := pipe.Exec(ctx); err != nil {
 		return err
 	}
+	// The pods are read after the number of lives that have ended: of a pod that is
+	// born since, former texts may be met where the sweep has been already.
+	var err error
+	if s.snap, _, err = s.x.read(ctx, s.x.registry.current.Load()); err != nil {
+		return err
+	}
+	s.x.textsThere.Store(false)
 	s.last = store.HolderID(min(counter(count.Val(), 0), 1<<32-1))
 	s.progress.Ended = counter(count.Val(), 1)
 	s.alive = make(map[store.HolderID]bool, len(gen.Val()))
@@ -300,7 +316,7 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 	}
 	var steps []step
 	var garbled []string
-	var where []blockkey.StoreKey
+	var where, aging []blockkey.StoreKey
 	for i, k := range keys {
 		v, held := l.vals[i].of(l.buf)
 		if !held {
@@ -308,6 +324,13 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 			continue
 		}
 		ids, ok := appendHolders(l.ids[:0], v)
+		if !ok && s.x.config.TextAge >= 0 && isText(v) {
+			if l.ids, ok = s.snap.texts().append(l.ids[:0], v); ok {
+				s.progress.Texts++
+				aging = append(aging, k)
+				continue
+			}
+		}
 		if !ok {
 			garbled, where = append(garbled, "="+string(v)), append(where, k)
 			continue
@@ -322,6 +345,9 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 			s.progress.Cleaned++
 		}
 		l.ids = ids
+	}
+	if err := s.age(ctx, aging); err != nil {
+		return err
 	}
 	list, all := edits(steps, false)
 	for i, g := range garbled {

@@ -394,6 +394,7 @@ func TestUsers(t *testing.T) {
 	other.HSet(t.Context(), w.names.count, "run", strings.Repeat("0", 40))
 	apply(t, w, batchOf("d", store.Add, 3))
 	_ = w.dueSweep()
+	other.Set(t.Context(), nameOf(w, 7), "a", 0)
 	if _, err := w.Sweep(t.Context()); err != nil {
 		t.Errorf("sweep: %v", err)
 	}
@@ -537,7 +538,7 @@ func TestNeeds(t *testing.T) {
 		}
 		for _, m := range regexp.MustCompile(`redis\.p?call\('(\w+)'`).FindAllSubmatch(src, -1) {
 			name := strings.ToLower(string(m[1]))
-			if !slices.ContainsFunc(slices.Concat(readerNeeds, writerNeeds), func(n need) bool { return n.name == name }) {
+			if !slices.ContainsFunc(slices.Concat(readerNeeds, writerNeeds, sweeperNeeds), func(n need) bool { return n.name == name }) {
 				t.Errorf("%s calls %s, which is not among the needs of a writer", f, name)
 			}
 		}

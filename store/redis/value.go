@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"math"
 	"slices"
 
 	"github.com/kvatlas/kvatlas/store"
@@ -25,7 +24,7 @@ func appendHolders(dst []store.HolderID, v []byte) (ids []store.HolderID, ok boo
 				return dst[:begin], false
 			}
 			n = n*10 + uint64(v[i]-'0')
-			if n > math.MaxUint32 {
+			if n >= uint64(store.FirstLocal) {
 				return dst[:begin], false
 			}
 			digits++

@@ -21,5 +21,5 @@ if not owner then return 0 end
 redis.call('DEL', sweep)
 -- Texts that name a pod count when all of its former lives have been swept.
 if tonumber(redis.call('HGET', count, 'swept') or '0') < tonumber(done) then moved('s') end
-redis.call('HSET', count, 'swept', done)
+redis.call('HSET', count, 'swept', done, 'swept_at', text(now))
 return 1

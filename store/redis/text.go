@@ -1,0 +1,236 @@
+package redis
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// An engine that knows nothing of ids may write the address of a pod as a block's
+// value: a text, or several joined by commas. Such a text stands for the pod's rank 0
+// in tier gpu. It has no life of its own, so that two things are done for it:
+//
+//   - It ages. The sweeper gives each value of texts that has no time to live one;
+//     who writes it again takes that away and begins anew.
+//   - It counts only for a pod whose former lives have been swept. A sweep deletes
+//     values with a text that names nobody who counts:
+//
+//     1. retire: 7 lives have ended; the text names nobody
+//     2. register: the pod is born when 7 had ended, and 6 are swept: it does not
+//     count for texts yet
+//     3. a sweep that begins now knows of 7, meets every value of before 2, and
+//     deletes the text
+//     4. it ends, and 7 are swept: what is written from now on counts
+//
+// The fold keeps no order between texts and ids: an id that is added takes the
+// place of texts, and a text takes that of ids, since its writer knows no better than
+// SET.
+
+const (
+	// maxText is the longest value of texts in bytes, maxName the longest of them.
+	maxText, maxName = 4096, 255
+	// agedParts is how a text's age is cut: a quarter may pass until the sweeper
+	// sees it, the others are its time to live.
+	agedParts = 4
+)
+
+// isText tells whether a value is texts, which are printable ASCII without spaces
+// and quotes, each with something that is no digit.
+func isText(v []byte) bool {
+	if len(v) == 0 || len(v) > maxText {
+		return false
+	}
+	begin, digits := 0, true
+	for i := 0; ; i++ {
+		if i == len(v) || v[i] == ',' {
+			if digits || i-begin > maxName {
+				return false
+			}
+			if i == len(v) {
+				return true
+			}
+			begin, digits = i+1, true
+			continue
+		}
+		switch c := v[i]; {
+		case c <= ' ' || c >= 0x7f || c == '"' || c == '\'' || c == '\\':
+			return false
+		case c < '0' || c > '9':
+			digits = false
+		}
+	}
+}
+
+// texts are the texts that name pods, and the holders that they stand for.
+type texts map[string]store.HolderID
+
+// newTexts finds out which texts name the pods that count: a pod's name, its
+// address, and the host of either where no other pod has the same.
+func newTexts(r roster, late map[string]bool, ids map[string]store.HolderID) texts {
+	out := texts{}
+	hosts := map[string]*member{} // nil for a host of several
+	addresses := map[string]*member{}
+	claim := func(to map[string]*member, text string, m *member) {
+		if other, taken := to[text]; taken && other != m {
+			m = nil
+		}
+		to[text] = m
+	}
+	for _, m := range r.members {
+		for _, text := range []string{m.name, endpoint(m.pod.Address)} {
+			if text == "" {
+				continue
+			}
+			claim(addresses, text, m)
+			for _, h := range hostsOf(text) {
+				claim(hosts, h, m)
+			}
+		}
+	}
+	put := func(from map[string]*member) {
+		for text, m := range from {
+			if m == nil {
+				delete(out, text) // a host that is another's address
+				continue
+			}
+			if id, counts := ids[m.name]; counts && !late[m.name] {
+				out[text] = id
+			} else {
+				delete(out, text)
+			}
+		}
+	}
+	put(hosts)
+	put(addresses)
+	for _, m := range r.members { // names are the pods' own, whatever addresses say
+		if id, counts := ids[m.name]; counts {
+			out[m.name] = id
+		} else {
+			delete(out, m.name)
+		}
+	}
+	return out
+}
+
+// endpoint is the host:port of an address, which may be a URL.
+func endpoint(a string) string {
+	if _, rest, ok := strings.Cut(a, "://"); ok {
+		a, _, _ = strings.Cut(rest, "/")
+	}
+	return a
+}
+
+// hostsOf are the ways to write the host of an address without the port.
+func hostsOf(a string) []string {
+	host, _, err := net.SplitHostPort(a)
+	if err != nil {
+		host = strings.TrimSuffix(strings.TrimPrefix(a, "["), "]")
+	}
+	if strings.Contains(host, ":") {
+		return []string{host, "[" + host + "]"}
+	}
+	return []string{host}
+}
+
+// append appends the holders that a value of texts stands for, ascending, and
+// tells whether each text names a pod that counts.
+func (t texts) append(ids []store.HolderID, v []byte) (_ []store.HolderID, all bool) {
+	begin := len(ids)
+	all = true
+	for len(v) > 0 {
+		n := slices.Index(v, ',')
+		text := v
+		if n < 0 {
+			v = nil
+		} else {
+			text, v = v[:n], v[n+1:]
+		}
+		if id, ok := t[string(text)]; ok {
+			ids = append(ids, id)
+		} else {
+			all = false
+		}
+	}
+	part := ids[begin:]
+	slices.Sort(part)
+	return ids[:begin+len(slices.Compact(part))], all
+}
+
+// local returns the holders that texts stand for: by pod, and those of them that
+// the registry has to know beside those with ids.
+func (x *Index) local(r roster, late map[string]bool) (ids map[string]store.HolderID, extra []store.Holder) {
+	if x.config.TextAge < 0 {
+		return nil, nil
+	}
+	ids = make(map[string]store.HolderID, len(r.members))
+	for i, m := range r.members {
+		if late[m.name] || m.born > r.swept {
+			continue
+		}
+		id := store.FirstLocal + store.HolderID(i)
+		if len(m.holders) > 0 && m.holders[0].Rank == 0 && m.holders[0].Tier == store.GPU {
+			id = m.holders[0].ID
+		} else {
+			extra = append(extra, store.Holder{ID: id, Pod: m.name, Rank: 0, Tier: store.GPU})
+		}
+		ids[m.name] = id
+	}
+	return ids, extra
+}
+
+// unread takes in that n blocks of a lookup have a value that is no list of ids.
+func (x *Index) unread(ids []store.HolderID, v []byte, s *snapshot, n int) []store.HolderID {
+	if x.config.TextAge < 0 || !isText(v) {
+		x.garbled.Add(uint64(n))
+		return ids
+	}
+	x.texts.Add(uint64(n))
+	x.textsThere.Store(true)
+	before := len(ids)
+	if s.texts != nil {
+		ids, _ = s.texts().append(ids, v)
+	}
+	if len(ids) == before {
+		x.unknownTexts.Add(uint64(n))
+	}
+	return ids
+}
+
+// textsDue tells whether texts that this process knows of have to be looked
+// after: at is when the last sweep was complete, by the server's time.
+func (x *Index) textsDue(at, now float64) bool {
+	return x.config.TextAge >= 0 && x.textsThere.Load() &&
+		now-at >= float64(x.config.TextAge/agedParts/time.Millisecond)
+}
+
+// age gives values of texts a time to live, unless they have one. The keys ascend
+// by partition.
+func (s *sweeper) age(ctx context.Context, keys []blockkey.StoreKey) error {
+	ttl := s.x.config.TextAge / agedParts * (agedParts - 1)
+	var calls []*call
+	for len(keys) > 0 {
+		n := len(keys)
+		if s.x.cluster {
+			if i := slices.IndexFunc(keys, func(k blockkey.StoreKey) bool { return k.Partition() != keys[0].Partition() }); i > 0 {
+				n = i
+			}
+		}
+		c := &call{script: textScript, args: []string{strconv.FormatInt(max(ttl.Milliseconds(), 1), 10)}}
+		for _, k := range keys[:n] {
+			c.keys = append(c.keys, string(s.x.names.appendBlock(nil, k)))
+		}
+		calls = append(calls, c)
+		keys = keys[n:]
+	}
+	if len(calls) == 0 {
+		return nil
+	}
+	_, err := s.x.run(ctx, calls...)
+	return err
+}
