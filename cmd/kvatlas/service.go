@@ -289,10 +289,19 @@ func redisConfig(c *config.Loaded) redis.Config {
 		Prefix:     c.RedisPrefix,
 		PoolSize:   c.RedisPool,
 		Timeout:    c.RedisTimeout,
+		TextAge:    textAge(c.PlainMaxAge),
 		MaxPods:    c.IndexMaxPods,
 		MaxHolders: c.IndexMaxHolders,
 		MaxModels:  c.IndexMaxModels,
 	}
+}
+
+// textAge is the age of texts as package redis takes it, for which 0 is a default.
+func textAge(setting time.Duration) time.Duration {
+	if setting == 0 {
+		return -1
+	}
+	return setting
 }
 
 // hasTokenizer says what is wrong when the model's tokenizer cannot be had.

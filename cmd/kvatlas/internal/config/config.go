@@ -95,6 +95,9 @@ type Config struct {
 	// RedisTimeout is how long a call to Redis may take whose caller has no
 	// nearer deadline, such as a write.
 	RedisTimeout time.Duration `name:"redis-timeout" default:"2s" min:"1ms" max:"1m"`
+	// PlainMaxAge is how old the value of a block in Redis may become that names
+	// pods by text, as engines write it that know nothing else; 0 lets none count.
+	PlainMaxAge time.Duration `name:"plain-max-age" default:"1h" min:"0s" max:"8760h"`
 	// IndexMaxBlocks is the number of blocks that the index in memory holds at
 	// most; what comes beyond evicts. It has no effect with redis.
 	IndexMaxBlocks int `name:"index-max-blocks" default:"16777216" min:"4096" max:"68719476736"`
