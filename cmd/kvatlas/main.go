@@ -4,6 +4,7 @@
 //	kvatlas serve     answer over HTTP
 //	kvatlas score     ask a server from the command line
 //	kvatlas doctor    look at what a server depends on
+//	kvatlas inspect   look at engines' events, record and play them
 //	kvatlas bench     measure the indexes beside those of others
 //	kvatlas dump      write all that an index holds
 //	kvatlas restore   load that into an index
@@ -65,6 +66,7 @@ engine holds the longest prefix of a prompt.
   kvatlas serve     answer over HTTP
   kvatlas score     ask a server from the command line
   kvatlas doctor    look at what a server depends on
+  kvatlas inspect   look at engines' events, record and play them
   kvatlas bench     measure the indexes beside those of others
   kvatlas dump      write all that an index holds
   kvatlas restore   load that into an index
@@ -88,6 +90,8 @@ func (p *program) run(ctx context.Context, args []string) int {
 		return p.score(ctx, args)
 	case "doctor":
 		return p.doctor(ctx, args)
+	case "inspect":
+		return p.inspect(ctx, args)
 	case "bench":
 		return p.bench(ctx, args)
 	case "dump":

@@ -1,0 +1,343 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/record"
+	"github.com/kvatlas/kvatlas/ingest/zmq"
+)
+
+// freeEndpoint is a TCP endpoint that was free a moment ago.
+func freeEndpoint(t *testing.T) string {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return "tcp://" + l.Addr().String()
+}
+
+// engine publishes what an engine with the seed 0 would.
+func engine(t *testing.T, replay string) (*zmq.Publisher, string) {
+	t.Helper()
+	endpoint := freeEndpoint(t)
+	p, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Replay: replay})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p, endpoint
+}
+
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("no %s", what)
+		}
+	}
+}
+
+// steps are the messages of an engine.
+func steps() []zmq.Message {
+	stored := event.Event{Kind: event.Stored, BlockSize: 4, Medium: "GPU", Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}, LoRA: "", Salt: ""}
+	c := blockkey.NewVLLMChain(blockkey.VLLMSHA256, "7", 4)
+	for _, d := range c.Append(nil, stored.Tokens) {
+		stored.Hashes = append(stored.Hashes, event.Hash(d.VLLMWire()))
+	}
+	child := event.Event{Kind: event.Stored, BlockSize: 4, Medium: "CPU", Tokens: []uint32{9, 10, 11, 12}, Hashes: []event.Hash{77},
+		Parent: stored.Hashes[1], HasParent: true, LoRA: "l\x1b[2J"}
+	var out []zmq.Message
+	for i, events := range [][]event.Event{
+		{stored},
+		{child, {Kind: event.Removed, Hashes: stored.Hashes[:1], Medium: "GPU"}},
+		{{Kind: event.Cleared}},
+	} {
+		b := event.Batch{Time: 1700000000 + float64(i), Rank: 2, Events: events}
+		out = append(out, zmq.Message{Topic: "kv@pod", Seq: uint64(i), Payload: event.Append(nil, &b, event.VLLM33)})
+	}
+	return out
+}
+
+// inspecting runs kvatlas inspect events until it ends.
+func inspecting(t *testing.T, args ...string) (end func() (status int, stdout, stderr string)) {
+	t.Helper()
+	type result struct {
+		status         int
+		stdout, stderr string
+	}
+	done := make(chan result, 1)
+	go func() {
+		var out, errs output
+		p := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, name: "kvatlas"}
+		status := p.run(t.Context(), append([]string{"inspect", "events"}, args...))
+		done <- result{status, out.String(), errs.String()}
+	}()
+	return func() (int, string, string) {
+		t.Helper()
+		select {
+		case r := <-done:
+			return r.status, r.stdout, r.stderr
+		case <-time.After(patience):
+			t.Fatal("it does not end")
+			return 0, "", ""
+		}
+	}
+}
+
+func TestInspectEvents(t *testing.T) {
+	p, endpoint := engine(t, "")
+	file := filepath.Join(t.TempDir(), "r.jsonl")
+	end := inspecting(t, endpoint, "--count=4", "--explain", "--seed=0", "--record", file)
+	machine := inspecting(t, endpoint, "--json", "--topic=kv@", "--count=4")
+	other := inspecting(t, endpoint, "--topic=other", "--timeout=1s")
+	until(t, "subscribers", func() bool { return p.Subscribers() == 3 })
+	for i, m := range steps() {
+		if i == 1 {
+			p.Publish(zmq.Message{Topic: m.Topic, Seq: 1, Payload: []byte("\xc1")})
+		}
+		if m.Seq > 0 {
+			m.Seq += 5
+		}
+		p.Publish(m)
+	}
+	status, stdout, stderr := end()
+	want := `0 rank 2 stored  2 blocks of 4 tokens in gpu (GPU) at the start: HASH to HASH
+6 rank 2 stored  1 blocks of 4 tokens in cpu (CPU) behind HASH: 000000000000004d adapter l?[2J
+6 rank 2 removed 1 blocks in gpu (GPU): HASH
+7 rank 2 cleared
+`
+	first := steps()[0]
+	var b event.Batch
+	if err := event.Decode(first.Payload, &b); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range []event.Hash{b.Events[0].Hashes[0], b.Events[0].Hashes[1], b.Events[0].Hashes[1], b.Events[0].Hashes[0]} {
+		want = strings.Replace(want, "HASH", fmt.Sprintf("%016x", uint64(h)), 1)
+	}
+	if status != exitOK || stdout != want {
+		t.Errorf("ends with %d\n%swant\n%s%s", status, stdout, want, stderr)
+	}
+	for _, note := range []string{
+		"# connected to ", "# message 1: event: not a message of events", "# 4 messages are missing before 6\n",
+		"# hashes: vLLM's sha256 with the seed \"7\": your seed differs\n",
+	} {
+		if !strings.Contains(stderr, note) {
+			t.Errorf("%q is not in\n%s", note, stderr)
+		}
+	}
+	status, stdout, _ = machine()
+	lines := strings.Split(strings.TrimSpace(stdout), "\n")
+	if status != exitOK || len(lines) != 4 {
+		t.Fatalf("ends with %d\n%s", status, stdout)
+	}
+	var line struct {
+		Seq   uint64
+		Topic string
+		Time  float64
+		Rank  *int
+		Event struct {
+			Type     string
+			TokenIDs []uint32 `json:"token_ids"`
+			LoRA     string   `json:"lora_name"`
+		}
+	}
+	if err := json.Unmarshal([]byte(lines[1]), &line); err != nil || line.Seq != 6 || line.Topic != "kv@pod" || line.Time != 1700000001 ||
+		*line.Rank != 2 || line.Event.Type != "BlockStored" || len(line.Event.TokenIDs) != 4 || line.Event.LoRA != "l\x1b[2J" {
+		t.Errorf("%s: %+v %v", lines[1], line, err)
+	}
+	if status, _, stderr := other(); status != exitFailed || !strings.Contains(stderr, "no event came from "+endpoint) {
+		t.Errorf("ends with %d\n%s", status, stderr)
+	}
+	if text, err := os.ReadFile(file); err != nil || bytes.Count(text, []byte("\n")) != 4 {
+		t.Errorf("%v\n%s", err, text)
+	}
+}
+
+func TestInspectReplay(t *testing.T) {
+	replay := freeEndpoint(t)
+	p, endpoint := engine(t, replay)
+	for _, m := range steps() {
+		p.Publish(m)
+	}
+	status, stdout, stderr := inspecting(t, endpoint, "--replay", replay, "--from=1", "--count=3")()
+	if status != exitOK || strings.Count(stdout, "\n") != 3 || !strings.HasPrefix(stdout, "1 rank 2 stored") {
+		t.Errorf("ends with %d\n%s%s", status, stdout, stderr)
+	}
+	// What comes live goes on where the replay ends.
+	end := inspecting(t, endpoint, "--replay", replay, "--count=5")
+	until(t, "subscriber", func() bool { return p.Subscribers() == 1 })
+	more := steps()[2]
+	for _, more.Seq = range []uint64{2, 3} {
+		p.Publish(more)
+	}
+	status, stdout, stderr = end()
+	if lines := strings.Split(stdout, "\n"); status != exitOK || len(lines) != 6 || !strings.HasPrefix(lines[4], "3 ") || strings.Contains(stderr, "missing") {
+		t.Errorf("ends with %d\n%s%s", status, stdout, stderr)
+	}
+}
+
+// A record that is played is what was recorded.
+func TestInspectPlay(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "r.jsonl")
+	w, err := record.Create(record.Config{Path: file, MaxBytes: 300, MaxFiles: 9})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range steps() {
+		if err := w.Write(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	endpoint := freeEndpoint(t)
+	again := filepath.Join(dir, "again")
+	end := inspecting(t, endpoint, "--record", again, "--count=4")
+	status, _, stderr := call(t, "", "inspect", "play", file, "--bind", endpoint, "--speed=0")
+	if status != exitOK || stderr != "# 3 entries of the record are sent\n" {
+		t.Fatalf("ends with %d\n%s", status, stderr)
+	}
+	if status, stdout, stderr := end(); status != exitOK || strings.Count(stdout, "\n") != 4 {
+		t.Fatalf("ends with %d\n%s%s", status, stdout, stderr)
+	}
+	payloads := func(path string) (out []string) {
+		files, err := record.Files(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(text)) {
+				_, line, _ = strings.Cut(line, ",")
+				out = append(out, line)
+			}
+		}
+		return out
+	}
+	if got, want := payloads(again), payloads(file); len(want) != 3 || strings.Join(got, "") != strings.Join(want, "") {
+		t.Errorf("\n got %q\nwant %q", got, want)
+	}
+}
+
+// A record of Dynamo's goes into an index by its block keys.
+func TestInspectPlayDynamo(t *testing.T) {
+	r := start(t, "--block-size=4")
+	file := filepath.Join(t.TempDir(), "dynamo.jsonl")
+	const stored = `{"timestamp":0,"event":{"worker_id":7,"storage_tier":"%s","event":{"event_id":3,"data":{"stored":{"parent_hash":%s,"blocks":[{"block_hash":%d,"tokens_hash":%d}]}},"dp_rank":1}}}` + "\n"
+	text := fmt.Sprintf(stored, "device", "null", 1, uint64(14643705804678351452)) + fmt.Sprintf(stored, "host_pinned", "1", 2, uint64(16777012769546811212)) +
+		fmt.Sprintf(stored, "device", "99", 3, 5) // whose parent nobody knows
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	play := func() {
+		t.Helper()
+		if status, _, stderr := call(t, "", "inspect", "play", file, "--server", r.url, "--model=m", "--speed=0"); status != exitOK {
+			t.Fatalf("ends with %d\n%s", status, stderr)
+		}
+	}
+	score := func() string {
+		t.Helper()
+		resp, err := r.client().Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(resp.Scores)
+	}
+	play()
+	if got := score(); !strings.Contains(got, "worker-7") || !strings.Contains(got, "1.8") {
+		t.Error(got)
+	}
+	text += `{"timestamp":9,"event":{"worker_id":7,"storage_tier":"host_pinned","event":{"event_id":4,"data":{"removed":{"block_hashes":[2,5]}},"dp_rank":1}}}` + "\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if play(); !strings.Contains(score(), "1") || strings.Contains(score(), "1.8") {
+		t.Error(score())
+	}
+	text += `{"timestamp":9,"event":{"worker_id":7,"storage_tier":"device","event":{"event_id":5,"data":"cleared","dp_rank":1}}}` + "\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if play(); strings.Contains(score(), "worker-7") {
+		t.Error(score())
+	}
+	// It has no tokens to publish.
+	endpoint := freeEndpoint(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		if s, err := zmq.NewSubscriber(zmq.Config{Endpoint: endpoint}, &feed{to: make(chan heard, 10)}); err == nil {
+			_ = s.Run(ctx)
+		}
+	}()
+	if status, _, stderr := call(t, "", "inspect", "play", file, "--bind", endpoint); status != exitFailed || !strings.Contains(stderr, "has no tokens") {
+		t.Errorf("ends with %d\n%s", status, stderr)
+	}
+}
+
+func TestInspectMisuse(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                                      "kvatlas inspect looks at",
+		"pods":                                  `"pods" is nothing to inspect`,
+		"events":                                "one ENDPOINT is needed",
+		"events a b":                            "one ENDPOINT is needed",
+		"events http://x":                       "ENDPOINT: ",
+		"events tcp://a:1 --count=-1":           "--count is -1",
+		"events tcp://a:1 --timeout=-1s":        "--timeout is -1s",
+		"events tcp://a:1 --seed=0":             "are for --explain",
+		"events tcp://a:1 --from=0":             "--from is for --replay",
+		"events tcp://a:1 --replay=x":           "--replay: ",
+		"events tcp://a:1 --record-files=2":     "are for --record",
+		"events tcp://a:1 --nothing":            "nothing",
+		"play":                                  "one FILE is needed",
+		"play f":                                "either --bind or --server",
+		"play f --bind tcp://*:1 --server x":    "either --bind or --server",
+		"play f --bind tcp://*:1 --pod x":       "are for --server",
+		"play f --server x --hold 1s --model m": "are for --bind",
+		"play f --server x":                     "--model is missing",
+		"play f --bind tcp://*:1 --speed=-1":    "--speed is -1",
+		"play f --bind tcp://*:1 --speed=NaN":   "--speed is NaN",
+		"play f --bind tcp://*:1 --wait=0s":     "--wait",
+	} {
+		if status, _, stderr := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != exitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("%s: ends with %d\n%s\nwant %s", args, status, stderr, want)
+		}
+	}
+	for _, args := range []string{"--help", "events --help", "play --help"} {
+		if status, stdout, _ := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != exitOK || !strings.Contains(stdout, "kvatlas inspect") {
+			t.Errorf("%s: ends with %d\n%s", args, status, stdout)
+		}
+	}
+	for args, want := range map[string]string{
+		"events tcp://127.0.0.1:9 --record /no/such/file":              "no such file",
+		"play /no/such/file --bind " + freeEndpoint(t) + " --wait 1ms": "nobody subscribed",
+		"play /no/such/file --server http://127.0.0.1:9 --model m":     "no such file",
+	} {
+		if status, _, stderr := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != exitFailed || !strings.Contains(stderr, want) {
+			t.Errorf("%s: ends with %d\n%s\nwant %s", args, status, stderr, want)
+		}
+	}
+}
