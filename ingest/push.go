@@ -245,7 +245,10 @@ func (in *Ingester) pushLoose(ctx context.Context, s *pusher, p *Pushed) (res Pu
 	if res.Applied, res.Skipped, err = chunked(ctx, chunk, p.Events, none); err != nil {
 		return res, err
 	}
-	changes := chunk.Take()
+	changes, err := chunk.Take(ctx, 0, none)
+	if err != nil {
+		return res, err
+	}
 	changes.Map = nil
 	if len(changes.Ops) > 0 {
 		if err := in.write(ctx, []store.Batch{{Pod: p.Pod, Rank: p.Rank, Model: p.Model, Ops: changes.Ops}}); err != nil {
@@ -333,7 +336,10 @@ func (in *Ingester) pushOnce(ctx context.Context, s *pusher, p *Pushed, mark uin
 	if res.Applied, res.Skipped, err = chunked(ctx, s.chunk, p.Events, read); err != nil {
 		return res, err
 	}
-	changes := s.chunk.Take()
+	changes, err := s.chunk.Take(ctx, seq+1, read)
+	if err != nil {
+		return res, err
+	}
 	b := store.Batch{Pod: p.Pod, Rank: p.Rank, Model: p.Model, Guard: &store.Guard{Generation: gen, Fence: s.life.Fence, Seq: seq + 1}}
 	batches := changes.AppendBatches(nil, b)
 	lasts := []last{{seq, mark}}
@@ -380,7 +386,18 @@ func (in *Ingester) refresh(ctx context.Context, s *pusher, p *Pushed) error {
 		s.life = store.Life{Fence: life.Fence}
 		return nil
 	}
-	values, err := in.config.Index.ReadMap(ctx, life.Generation, lastKey)
+	read := func(ctx context.Context, keys ...store.MapKey) ([][]byte, error) {
+		return in.config.Index.ReadMap(ctx, life.Generation, keys...)
+	}
+	torn, err := rechunk.Torn(ctx, life.Seq, read)
+	if err != nil {
+		return err
+	}
+	if torn {
+		s.life = store.Life{Fence: life.Fence}
+		return nil
+	}
+	values, err := read(ctx, lastKey)
 	if err != nil {
 		return err
 	}

@@ -159,7 +159,12 @@ func (r *reader) resume(ctx context.Context) error {
 		if err != nil || next == 0 {
 			return err
 		}
-		values, err := r.in.config.Index.ReadMap(ctx, life.Generation, lastKey)
+		r.gen = life.Generation
+		torn, err := rechunk.Torn(ctx, next, r.readMap)
+		if err != nil || torn {
+			return err
+		}
+		values, err := r.readMap(ctx, lastKey)
 		if err == nil {
 			// Sequence n of the engine is n+1 in the index, which begins with 1.
 			mark, known = findLast(values[0], next-1)
@@ -175,12 +180,14 @@ func (r *reader) resume(ctx context.Context) error {
 		// Nothing has been applied wholly, and parts of something may have been.
 		return r.begin(ctx, First)
 	case !known:
+		// Its last owner has died in the middle of a batch, or has not left the last
+		// message.
 		return r.begin(ctx, Lost)
 	}
 	if err := r.newChunker(false); err != nil {
 		return err
 	}
-	r.gen, r.wrote, r.written = life.Generation, true, last{next - 1, mark}
+	r.wrote, r.written = true, last{next - 1, mark}
 	r.f.known, r.f.next, r.f.mark = true, next, mark
 	r.count.generation(r.gen)
 	if f := r.in.config.Observer.TookOver; f != nil {
@@ -384,7 +391,14 @@ func (r *reader) send(ctx context.Context) error {
 			return err
 		}
 	}
-	changes := r.chunk.Take()
+	var changes rechunk.Changes
+	take := func() (err error) {
+		changes, err = r.chunk.Take(ctx, r.window.last.seq+1, r.readMap)
+		return err
+	}
+	if err := r.retry(ctx, take); err != nil {
+		return err
+	}
 	b := store.Batch{
 		Pod: r.s.Pod, Rank: r.s.Rank, Model: r.s.Model,
 		Guard: &store.Guard{Generation: r.gen, Fence: r.fence, Seq: r.window.last.seq + 1},

@@ -67,9 +67,9 @@ type Config struct {
 
 var errConfig = errors.New("rechunk: invalid config")
 
-// ErrTorn says that a read failed in the middle of Apply. Nothing of the batch has
-// been taken in; it can be given again.
-var ErrTorn = errors.New("rechunk: the map could not be read")
+// ErrRead says that a read failed in Apply or Take, which has done nothing and can be
+// called again.
+var ErrRead = errors.New("rechunk: the map could not be read")
 
 // errAnswer says that a Reader returned not as many values as it was given keys.
 var errAnswer = errors.New("rechunk: the reader answers other than asked")
@@ -116,19 +116,26 @@ type Chunker struct {
 	meta     meta
 	sweep    int // how much of ring is still to be looked at after a clear
 
-	dirty     []*block
-	taken     uint32 // number of Takes
-	done      uint32 // ... that are written
-	ops       []opRange
-	opKeys    []blockkey.Key
-	givenKeys []blockkey.Key // of the last Take
-	values    []byte
-	mapOps    []store.MapOp
-	storeOps  []store.Op
-	blob      []byte
-	tokens    []uint32
-	keys      []blockkey.Key
-	keyBuf    []blockkey.Key
+	dirty          []*block
+	taken          uint32 // number of Takes
+	done           uint32 // ... that are written
+	ops            []opRange
+	opKeys         []blockkey.Key
+	givenKeys      []blockkey.Key // of the last Take
+	values         []byte
+	mapOps         []store.MapOp
+	storeOps       []store.Op
+	blob           []byte
+	tokens         []uint32
+	keys           []blockkey.Key
+	keyBuf         []blockkey.Key
+	shares         map[blockkey.Key]*share
+	shareRing      []*share
+	shareHand      int
+	shareSweep     int
+	sharesComplete bool // what is not in shares is not in the map
+	dirtyShares    []*share
+
 	absent    map[uint64]struct{} // looked for and not in the map, during Apply
 	missing   []uint64
 	lastHash  uint64 // of the block that was looked up last
@@ -150,8 +157,8 @@ func New(config Config) (*Chunker, error) {
 		return nil, err
 	}
 	return &Chunker{
-		config: config, size: config.BlockSize, blocks: map[uint64]*block{}, absent: map[uint64]struct{}{},
-		complete: config.Fresh, begun: config.Fresh,
+		config: config, size: config.BlockSize, blocks: map[uint64]*block{}, absent: map[uint64]struct{}{}, shares: map[blockkey.Key]*share{},
+		complete: config.Fresh, begun: config.Fresh, sharesComplete: config.Fresh,
 	}, nil
 }
 
@@ -165,14 +172,14 @@ func (c *Chunker) Stats() Stats {
 // Apply takes in the events of one message. Their changes come on top of those that
 // Take has not given yet. read is used when something of the map is needed that is
 // not in memory, and not kept; a Chunker that is Fresh and has room does not need
-// it. The error is one of read, wrapped in ErrTorn, and means that nothing has been
+// it. The error is one of read, wrapped in ErrRead, and means that nothing has been
 // taken in.
 //
 // Events can say anything without harm. The batch is not kept.
 func (c *Chunker) Apply(ctx context.Context, b *event.Batch, read Reader) error {
 	if !c.complete {
 		if err := c.prefetch(ctx, b, read); err != nil {
-			return fmt.Errorf("%w: %w", ErrTorn, err)
+			return fmt.Errorf("%w: %w", ErrRead, err)
 		}
 	}
 	for i := range b.Events {
@@ -186,6 +193,7 @@ func (c *Chunker) Apply(ctx context.Context, b *event.Batch, read Reader) error 
 		}
 	}
 	c.sweepSome()
+	c.sweepShares()
 	return nil
 }
 
@@ -271,26 +279,40 @@ func (c *Chunker) touch(b *block) {
 	}
 }
 
-// op notes that index blocks are held from now on, or not any more.
-func (c *Chunker) op(add bool, tier int, key blockkey.Key, more []blockkey.Key) {
-	kind, n := store.Remove, 1+len(more)
+// op notes that engine blocks hold index blocks from now on, or not any more. shared
+// says that others can hold them too.
+func (c *Chunker) op(add bool, tier int, shared bool, key blockkey.Key, more []blockkey.Key) {
+	by := int32(-1)
+	if add {
+		by = 1
+	}
+	if shared {
+		c.hold(key, tier, by)
+		for _, k := range more {
+			c.hold(k, tier, by)
+		}
+		return
+	}
+	c.emit(add, tier, key)
+	for _, k := range more {
+		c.emit(add, tier, k)
+	}
+}
+
+// emit makes the op for one index block.
+func (c *Chunker) emit(add bool, tier int, key blockkey.Key) {
+	kind := store.Remove
 	if add {
 		kind = store.Add
-		c.stats.IndexAdded += uint64(n)
+		c.stats.IndexAdded++
 	} else {
-		c.stats.IndexRemoved += uint64(n)
+		c.stats.IndexRemoved++
 	}
-	for i := range n {
-		k := key
-		if i > 0 {
-			k = more[i-1]
-		}
-		if m := len(c.ops); m == 0 || c.ops[m-1].kind != kind || c.ops[m-1].tier != store.Tier(tier) || c.ops[m-1].to-c.ops[m-1].from == store.MaxOpKeys {
-			c.ops = append(c.ops, opRange{kind, store.Tier(tier), len(c.opKeys), len(c.opKeys)})
-		}
-		c.opKeys = append(c.opKeys, k)
-		c.ops[len(c.ops)-1].to++
+	if m := len(c.ops); m == 0 || c.ops[m-1].kind != kind || c.ops[m-1].tier != store.Tier(tier) || c.ops[m-1].to-c.ops[m-1].from == store.MaxOpKeys {
+		c.ops = append(c.ops, opRange{kind, store.Tier(tier), len(c.opKeys), len(c.opKeys)})
 	}
+	c.opKeys = append(c.opKeys, key)
+	c.ops[len(c.ops)-1].to++
 }
 
 // prefix tells whether a group of this kind holds prefixes.
@@ -344,6 +366,7 @@ func (c *Chunker) store(e *event.Event) {
 	default:
 		at = cursor{ok: true, seed: c.seed(e.LoRA, e.Salt)}
 	}
+	at.shared = e.BlockSize > 0 && c.size%e.BlockSize != 0 || len(e.Lookahead) > 0
 	// What a request found in its cache is told from the root on.
 	report := !e.HasParent && n > 1 && c.config.Copies == InferCopies
 	for i, h := range e.Hashes {
@@ -355,7 +378,9 @@ func (c *Chunker) store(e *event.Event) {
 		if i < len(e.Extra) {
 			objects = e.Extra[i].Objects
 		}
+		shared := at.shared
 		at, report = c.storeBlock(e, uint64(h), tier, own, objects, at, report)
+		at.shared = shared
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 const (
 	partRecord = 0
 	partMeta   = 0x01ff
+	partMark   = 0x01fe
+	partShare  = 0x01fd
 	partMore   = 0x0200
 	maxMore    = 0x0e00
 	maxTokens  = 0x008f
@@ -41,6 +43,7 @@ const (
 	isAmbiguous = 1 << iota
 	hasEra
 	hasSeed
+	isShared
 )
 
 // Bits of a run's first byte.
@@ -74,6 +77,7 @@ func appendRecord(dst []byte, b *block, size int, tokens [2]int) []byte {
 	set(&flags, oneCopy, len(b.slots) == 0 && b.slot == slot{copies: 1})
 	set(&extra, isAmbiguous, b.ambiguous)
 	set(&extra, hasEra, b.era != 0)
+	set(&extra, isShared, b.keyed && b.shared)
 	set(&extra, hasSeed, b.keyed && b.seed != plainSeed)
 	set(&flags, hasExtra, extra != 0)
 	dst = append(dst, flags)
@@ -181,7 +185,11 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 		}
 	}
 	dst = append(dst, byte(tokens))
-	dst = binary.AppendUvarint(dst, uint64(len(r.kids)))
+	kids := uint64(len(r.kids)) << 1
+	if r.shared {
+		kids |= 1
+	}
+	dst = binary.AppendUvarint(dst, kids)
 	if !plain {
 		dst = append(dst, r.held)
 		for t := range r.present {
@@ -307,7 +315,7 @@ func decodeRecord(b *block, v []byte, size int) bool {
 	if flags&hasExtra != 0 {
 		extra = d.byte()
 	}
-	b.ambiguous = extra&isAmbiguous != 0
+	b.ambiguous, b.shared = extra&isAmbiguous != 0, extra&isShared != 0
 	if extra&hasEra != 0 {
 		b.era = uint32(d.upTo(1<<32 - 1))
 	}
@@ -408,7 +416,9 @@ func (d *decoder) run(b *block, i, size int) *run {
 		d.bad = true
 	}
 	b.stored.tokens[i] = d.byte()
-	kids := d.upTo(maxKids)
+	kids := d.upTo(maxKids<<1 | 1)
+	r.shared = kids&1 != 0
+	kids >>= 1
 	b.stored.kids[i] = uint16((kids + kidsPage - 1) / kidsPage)
 	if flags&runPlain != 0 {
 		for i := range n {

@@ -19,6 +19,7 @@ type cursor struct {
 	part    uint16
 	prev    blockkey.Key
 	hasPrev bool
+	shared  bool // others can end an index block where the next block does
 }
 
 func lost(why Reason) cursor { return cursor{why: why} }
@@ -74,6 +75,7 @@ type place struct {
 	prev    blockkey.Key // before the tail
 	hasPrev bool
 	seed    blockkey.Seed
+	shared  bool
 	headObj []event.Object
 	tailObj []event.Object
 }
@@ -81,7 +83,7 @@ type place struct {
 // locate says where a block lies whose hash and tokens are given, and its objects.
 // It changes nothing. Its keys are valid until the next call.
 func (c *Chunker) locate(cur *cursor, hash uint64, known *block, tokens []uint32, objects []event.Object) (p place, ok bool) {
-	p.seed, p.prev, p.hasPrev = cur.seed, cur.prev, cur.hasPrev
+	p.seed, p.prev, p.hasPrev, p.shared = cur.seed, cur.prev, cur.hasPrev, cur.shared
 	rest := tokens
 	begin := 0
 	if cur.run != nil {
@@ -385,6 +387,7 @@ func (c *Chunker) put(b *block, p *place) bool {
 	if b.joined {
 		b.join, b.part = p.run.ref, p.part
 	}
+	b.shared = p.shared
 	if b.keyed {
 		b.key, b.more = p.keys[0], nil
 		if len(p.keys) > 1 {
@@ -416,7 +419,7 @@ func (c *Chunker) extend(r *run, p *place) {
 	}
 	r.ends = append(r.ends, p.end)
 	if p.closes {
-		r.closed, r.key = true, p.key
+		r.closed, r.key, r.shared = true, p.key, p.shared
 	} else {
 		r.tokens = append(r.tokens, p.head...)
 		r.tokensDirty = true
@@ -486,7 +489,7 @@ func (c *Chunker) flip(b *block, old, now uint8) {
 	if b.keyed {
 		for t := range store.NumTiers {
 			if changed>>t&1 != 0 {
-				c.op(now>>t&1 != 0, t, b.key, b.more)
+				c.op(now>>t&1 != 0, t, b.shared, b.key, b.more)
 			}
 		}
 	}
@@ -525,7 +528,7 @@ func (c *Chunker) judge(r *run) {
 	}
 	for t := range store.NumTiers {
 		if (held^r.held)>>t&1 != 0 {
-			c.op(held>>t&1 != 0, t, r.key, nil)
+			c.op(held>>t&1 != 0, t, r.shared, r.key, nil)
 		}
 	}
 	r.held = held
@@ -611,7 +614,7 @@ func (c *Chunker) settle(r *run) {
 		r.closed, r.key, r.held = false, 0, 0
 		r.ends = r.ends[:n]
 		r.tokens = r.tokens[:min(r.kept(), len(r.tokens))]
-		r.tokensDirty = true
+		r.tokensDirty, r.tokensCut = true, true
 		parts := uint16(r.parts())
 		r.objects = slices.DeleteFunc(r.objects, func(o object) bool { return o.first >= parts })
 		for i := range r.objects {

@@ -29,6 +29,7 @@ type block struct {
 	slots []slot // the others
 
 	joined, keyed, ambiguous bool
+	shared                   bool // others can have the same keys
 	dead                     bool // deleted, and the map does not know yet
 	dirty                    bool // changed since the last Take
 	used                     bool // since the hand of the clock passed
@@ -71,6 +72,7 @@ type run struct {
 	hasPrev bool
 	key     blockkey.Key // of the index block, when closed
 	closed  bool
+	shared  bool // others can close with the same key
 	child   bool // a branch: the first fork parts are parent's
 	parent  ref
 	fork    uint16
@@ -88,7 +90,8 @@ type run struct {
 	free  []int    // places of kids that are 0
 	count int      // kids that are not 0
 
-	tokensDirty bool
+	tokensDirty bool // there are more, or, with tokensCut, less
+	tokensCut   bool
 	pagesDirty  []int
 }
 

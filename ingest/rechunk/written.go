@@ -1,7 +1,9 @@
 package rechunk
 
 import (
+	"context"
 	"encoding/binary"
+	"fmt"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/store"
@@ -35,7 +37,7 @@ func (c *Chunker) clear(e *event.Event) {
 	c.meta.cleared[tier] = c.meta.era
 	c.meta.dirty = true
 	c.ops = append(c.ops, opRange{store.Clear, tier, len(c.opKeys), len(c.opKeys)})
-	c.sweep = len(c.ring)
+	c.sweep, c.shareSweep = len(c.ring), len(c.shareRing)
 }
 
 // refresh takes from b what clears since its era have ended. The index knows of
@@ -97,14 +99,44 @@ func (c *Chunker) sweepSome() {
 	}
 }
 
-// Take returns what has changed since the last Take. It is valid, and must be kept
-// for another try of a write that failed, until Done.
-func (c *Chunker) Take() Changes {
+// markKey is the entry that says up to which sequence the map has changed. It is the
+// first of all in the order in which store/redis sends entries.
+var markKey = store.MapKey{Part: partMark}
+
+// Torn tells whether a writer of the generation has stopped in the middle of a
+// write, so that its map is not that of its watermark, which TakeOver has returned.
+// A batch that store/redis can send in one call, and any to store/memory, is whole
+// or not there; a larger one, and any on a cluster, may be there in part. Events
+// that are taken in twice would count twice then: a generation whose map is torn has
+// to be given up for a new one.
+func Torn(ctx context.Context, watermark uint64, read Reader) (bool, error) {
+	values, err := read(ctx, markKey)
+	switch {
+	case err != nil:
+		return false, err
+	case len(values) != 1:
+		return false, errAnswer
+	case values[0] == nil:
+		return false, nil
+	}
+	mark, n := binary.Uvarint(values[0])
+	return n != len(values[0]) || mark > watermark, nil
+}
+
+// Take returns what has changed since the last Take, to be written under the
+// sequence. It is valid, and must be kept for another try of a write that failed,
+// until Done. read is used as by Apply; the error is one of it, wrapped in ErrRead,
+// and means that nothing has been taken.
+func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, error) {
+	if err := c.resolve(ctx, read); err != nil {
+		return Changes{}, fmt.Errorf("%w: %w", ErrRead, err)
+	}
 	if c.taken != c.done { // the last is not written yet
 		c.values, c.mapOps, c.storeOps, c.givenKeys = nil, nil, nil, nil
 	}
 	c.taken++
 	c.values, c.mapOps, c.storeOps = c.values[:0], c.mapOps[:0], c.storeOps[:0]
+	c.writeShares()
 	for _, o := range c.ops {
 		c.storeOps = append(c.storeOps, store.Op{Kind: o.kind, Tier: o.tier, Keys: c.opKeys[o.from:o.to:o.to]})
 	}
@@ -117,6 +149,11 @@ func (c *Chunker) Take() Changes {
 		}
 	}
 	c.dirty = c.dirty[:0]
+	if len(c.mapOps) > 0 {
+		from := len(c.values)
+		c.values = binary.AppendUvarint(c.values, seq)
+		c.put1(markKey, from)
+	}
 	if c.meta.dirty {
 		c.meta.dirty, c.meta.stored = false, true
 		from := len(c.values)
@@ -126,7 +163,7 @@ func (c *Chunker) Take() Changes {
 		}
 		c.put1(metaKey, from)
 	}
-	return Changes{Ops: c.storeOps, Map: c.mapOps}
+	return Changes{Ops: c.storeOps, Map: c.mapOps}, nil
 }
 
 // Done says that all that Take has given is written.
@@ -144,6 +181,7 @@ func (c *Chunker) Done() {
 	}
 	clear(c.buried[len(buried):])
 	c.buried = buried
+	c.dropShares()
 	// Two rounds of the hand: the first takes the marks of use away.
 	for left := 2 * len(c.ring); len(c.blocks) > c.config.MaxRecords && left > 0; left-- {
 		if c.hand >= len(c.ring) {
@@ -188,7 +226,10 @@ func (c *Chunker) write(b *block) {
 		if r != nil {
 			tokens = int(b.stored.tokens[i])
 			if r.tokensDirty {
-				r.tokensDirty = false
+				if r.tokensCut {
+					tokens = 0
+				}
+				r.tokensDirty, r.tokensCut = false, false
 				tokens = c.writeTokens(b, partTokens[i], r, tokens)
 			}
 			kids = (len(r.kids) + kidsPage - 1) / kidsPage

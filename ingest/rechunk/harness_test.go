@@ -1,0 +1,255 @@
+package rechunk
+
+import (
+	"context"
+	"encoding/binary"
+	"hash/fnv"
+	"slices"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// sink is an index and a map in the plainest way.
+type sink struct {
+	held map[credit]bool
+	kept map[store.MapKey]string
+	// reads counts calls; fail, when not nil, is what they return.
+	reads int
+	fail  error
+}
+
+func newSink() *sink { return &sink{held: map[credit]bool{}, kept: map[store.MapKey]string{}} }
+
+func (s *sink) read(_ context.Context, keys ...store.MapKey) ([][]byte, error) {
+	s.reads++
+	if s.fail != nil {
+		return nil, s.fail
+	}
+	out := make([][]byte, len(keys))
+	for i, k := range keys {
+		if v, ok := s.kept[k]; ok {
+			out[i] = []byte(v)
+		}
+	}
+	return out, nil
+}
+
+func (s *sink) write(t failer, ch Changes) {
+	t.Helper()
+	for _, b := range ch.AppendBatches(nil, store.Batch{Pod: "p", Model: "m", Guard: &store.Guard{Generation: 1, Fence: 1, Seq: 1}}) {
+		if err := b.Validate(); err != nil {
+			t.Fatalf("the batch is refused: %v", err)
+		}
+	}
+	for _, op := range ch.Ops {
+		switch op.Kind {
+		case store.Clear:
+			for k := range s.held {
+				if k.tier == op.Tier {
+					delete(s.held, k)
+				}
+			}
+		case store.Add:
+			for _, k := range op.Keys {
+				s.held[credit{op.Tier, k}] = true
+			}
+		case store.Remove:
+			for _, k := range op.Keys {
+				delete(s.held, credit{op.Tier, k})
+			}
+		}
+	}
+	for _, op := range ch.Map {
+		if op.Value == nil {
+			delete(s.kept, op.MapKey)
+		} else {
+			s.kept[op.MapKey] = string(op.Value)
+		}
+	}
+}
+
+// hashOf is the hash of an engine's block: chained.
+func hashOf(parent event.Hash, tokens []uint32) event.Hash {
+	h := fnv.New64a()
+	_ = binary.Write(h, binary.LittleEndian, uint64(parent))
+	_ = binary.Write(h, binary.LittleEndian, tokens)
+	return event.Hash(h.Sum64())
+}
+
+// prompt makes the hashes of the blocks of tokens, without parent.
+func prompt(tokens []uint32, size int) (hashes []event.Hash) {
+	var parent event.Hash
+	for ; len(tokens) >= size; tokens = tokens[size:] {
+		parent = hashOf(parent, tokens[:size])
+		hashes = append(hashes, parent)
+	}
+	return hashes
+}
+
+// storedOf is a Stored of the blocks from the one with number from on.
+func storedOf(tokens []uint32, size, from int) event.Event {
+	hashes := prompt(tokens, size)
+	e := event.Event{Kind: event.Stored, BlockSize: size, Hashes: hashes[from:], Tokens: tokens[from*size : len(hashes)*size]}
+	if from > 0 {
+		e.HasParent, e.Parent = true, hashes[from-1]
+	}
+	return e
+}
+
+func removed(hashes ...event.Hash) event.Event {
+	return event.Event{Kind: event.Removed, Hashes: hashes}
+}
+
+// count makes tokens that ascend.
+func count(from, n int) []uint32 {
+	t := make([]uint32, n)
+	for i := range t {
+		t[i] = uint32(from + i)
+	}
+	return t
+}
+
+func mustNew(t failer, c Config) *Chunker {
+	t.Helper()
+	ch, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ch
+}
+
+// rig has a Chunker, a sink and the model beside each other.
+type rig struct {
+	t     failer
+	c     *Chunker
+	sink  *sink
+	model *model
+	seq   uint64
+}
+
+func newRig(t failer, c Config) *rig {
+	c.Fresh = true
+	return &rig{t: t, c: mustNew(t, c), sink: newSink(), model: newModel(c.BlockSize, c.Copies)}
+}
+
+// takeOver replaces the Chunker by one that knows nothing.
+func (r *rig) takeOver() {
+	config := r.c.config
+	config.Fresh, config.MaxRecords = false, MinRecords
+	next := mustNew(r.t, config)
+	next.config.MaxRecords = r.c.config.MaxRecords // tests go below MinRecords
+	r.c = next
+}
+
+// apply takes a message in without writing.
+func (r *rig) apply(events ...event.Event) {
+	r.t.Helper()
+	b := &event.Batch{Events: events}
+	if err := r.c.Apply(r.t.Context(), b, r.sink.read); err != nil {
+		r.t.Fatal(err)
+	}
+	r.model.apply(b)
+	r.seq++
+}
+
+// write writes what has been applied and compares.
+func (r *rig) write() {
+	r.t.Helper()
+	ch, err := r.c.Take(r.t.Context(), r.seq, r.sink.read)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.sink.write(r.t, ch)
+	r.c.Done()
+	r.check()
+	if d := diff(r.sink.held, r.model.credits()); d != "" {
+		r.t.Fatalf("after message %d: %s", r.seq, d)
+	}
+}
+
+// do is apply and write.
+func (r *rig) do(events ...event.Event) {
+	r.t.Helper()
+	r.apply(events...)
+	r.write()
+}
+
+// want checks how many index blocks are held in a tier.
+func (r *rig) want(tier store.Tier, n int) {
+	r.t.Helper()
+	have := 0
+	for k := range r.sink.held {
+		if k.tier == tier {
+			have++
+		}
+	}
+	if have != n {
+		r.t.Fatalf("after message %d: %d index blocks in %v, want %d", r.seq, have, tier, n)
+	}
+}
+
+// check holds what is in memory to the map, by writing and reading each record.
+func (r *rig) check() {
+	r.t.Helper()
+	entries := 0
+	for h, b := range r.c.blocks {
+		if b.dead {
+			r.t.Fatalf("block %x is dead and still there", h)
+		}
+		if b.hash != h || r.c.ring[b.ring] != b {
+			r.t.Fatalf("block %x is not at its place", h)
+		}
+		other := mustNew(r.t, Config{BlockSize: r.c.size})
+		if err := other.load(r.t.Context(), r.sink.read, []uint64{h}); err != nil {
+			r.t.Fatal(err)
+		}
+		o := other.blocks[h]
+		if o == nil {
+			tail, branch := run{}, run{}
+			if b.tail != nil {
+				tail = *b.tail
+			}
+			if b.branch != nil {
+				branch = *b.branch
+			}
+			r.t.Fatalf("block %x cannot be read back: %+v, tail %+v, branch %+v, record %x", h, b, tail, branch, r.sink.kept[store.MapKey{Hash: h}])
+		}
+		entries += int(b.stored.record) + int(b.stored.tokens[0]) + int(b.stored.tokens[1]) + int(b.stored.kids[0]) + int(b.stored.kids[1])
+		if o.stored != b.stored {
+			r.t.Fatalf("block %x has %+v entries, read %+v", h, b.stored, o.stored)
+		}
+		for i, x := range [2][2]*run{{b.tail, o.tail}, {b.branch, o.branch}} {
+			if (x[0] == nil) != (x[1] == nil) {
+				r.t.Fatalf("block %x: run %d is not what is written", h, i)
+			}
+			if x[0] != nil && (!slices.Equal(x[0].tokens, x[1].tokens) || !slices.Equal(x[0].ends, x[1].ends) || !slices.Equal(x[0].kids, x[1].kids) ||
+				x[0].held != x[1].held || !x[0].placed.equal(&x[1].placed) || !x[0].present[0].equal(&x[1].present[0]) || x[0].count != x[1].count) {
+				r.t.Fatalf("block %x: run %d is %+v, written as %+v", h, i, *x[0], *x[1])
+			}
+		}
+	}
+	if r.c.complete {
+		for k := range r.sink.kept {
+			if k != metaKey && k != markKey && k.Part != partShare {
+				entries--
+			}
+		}
+		if entries != 0 {
+			r.t.Fatalf("the map has %d entries too many", -entries)
+		}
+	}
+}
+
+// failer is what testing.TB and rapid.T have in common.
+type failer interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Context() context.Context
+}

@@ -1,0 +1,152 @@
+package rechunk
+
+import (
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+)
+
+// history draws messages as engines send them: of prompts that share beginnings,
+// in two groups and media, with copies, reports, evictions from anywhere, blocks
+// that come back alone, and clears.
+type history struct {
+	size    int // of engine blocks
+	vocab   int // tokens differ so little that prompts fork anywhere
+	longest int
+	clears  int // of 100 events
+	prompts [][]uint32
+	seen    []event.Event // Stored events of single blocks
+}
+
+func drawHistory(t *rapid.T, index int) *history {
+	sizes := []int{1, 2, 3, 4, 5, 7, 8, 12, 16, 20, 33, 64}
+	h := &history{size: rapid.SampledFrom(sizes).Draw(t, "engine block"), vocab: rapid.IntRange(2, 3).Draw(t, "vocabulary")}
+	h.clears = 3
+	h.longest = max(5*index, 3*h.size)
+	return h
+}
+
+var media = []string{"GPU", "CPU"}
+
+// group sets where an event is about.
+func (h *history) where(t *rapid.T, e event.Event) event.Event {
+	if rapid.IntRange(0, 4).Draw(t, "tier") == 0 {
+		e.Medium = media[1]
+	}
+	if rapid.IntRange(0, 4).Draw(t, "group") == 0 {
+		e.Group = 1
+	}
+	e.Spec = "full_attention"
+	return e
+}
+
+func (h *history) draw(t *rapid.T) (events []event.Event) {
+	for range rapid.IntRange(1, 3).Draw(t, "events") {
+		switch k := rapid.IntRange(0, 99).Draw(t, "kind"); {
+		case k < h.clears:
+			events = append(events, event.Event{Kind: event.Cleared, Medium: rapid.SampledFrom(media).Draw(t, "medium")})
+		case k < 45 || len(h.seen) == 0:
+			var tokens []uint32
+			if len(h.prompts) > 0 && rapid.IntRange(0, 2).Draw(t, "fork") > 0 {
+				p := rapid.SampledFrom(h.prompts).Draw(t, "prompt")
+				tokens = append(tokens, p[:rapid.IntRange(0, len(p)).Draw(t, "shared")]...)
+			}
+			for range rapid.IntRange(0, h.longest-min(len(tokens), h.longest)).Draw(t, "new") {
+				tokens = append(tokens, uint32(rapid.IntRange(1, h.vocab).Draw(t, "token")))
+			}
+			blocks := len(tokens) / h.size
+			if blocks == 0 {
+				continue
+			}
+			h.prompts = append(h.prompts, tokens)
+			from := rapid.IntRange(0, blocks-1).Draw(t, "from")
+			e := storedOf(tokens, h.size, from)
+			for i := range e.Hashes {
+				one := e
+				one.Hashes = e.Hashes[i : i+1]
+				one.Tokens = e.Tokens[i*h.size : (i+1)*h.size]
+				if i > 0 {
+					one.HasParent, one.Parent = true, e.Hashes[i-1]
+				}
+				h.seen = append(h.seen, one)
+			}
+			events = append(events, h.where(t, e))
+		case k < 60: // one block alone, perhaps known by its hash alone
+			e := rapid.SampledFrom(h.seen).Draw(t, "block")
+			if rapid.IntRange(0, 4).Draw(t, "placeholder") == 0 {
+				e.Tokens, e.BlockSize, e.HasParent, e.Parent = nil, 0, false, 0
+			}
+			events = append(events, h.where(t, e))
+		default:
+			var gone []event.Hash
+			n := rapid.IntRange(1, 4).Draw(t, "removals")
+			at := rapid.IntRange(0, len(h.seen)-1).Draw(t, "first")
+			for i := range n { // neighbours, the last first
+				if at-i >= 0 {
+					gone = append(gone, h.seen[at-i].Hashes[0])
+				}
+			}
+			events = append(events, h.where(t, removed(gone...)))
+		}
+	}
+	return events
+}
+
+// TestHistories: whatever the engine does, however messages are folded and whoever
+// goes on in between, the index holds what the model says.
+func TestHistories(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		index := rapid.SampledFrom([]int{1, 2, 4, 8, 12}).Draw(t, "index block")
+		h := drawHistory(t, index)
+		r := newRig(t, Config{BlockSize: index, Copies: Copies(rapid.IntRange(0, 2).Draw(t, "copies"))})
+		r.c.config.MaxRecords = rapid.SampledFrom([]int{1, 8, 1 << 20}).Draw(t, "records") // below what New allows
+		steps := rapid.IntRange(1, 30).Draw(t, "messages")
+		for range steps {
+			r.apply(h.draw(t)...)
+			if rapid.IntRange(0, 3).Draw(t, "write") > 0 {
+				r.write()
+				if rapid.IntRange(0, 3).Draw(t, "take over") == 0 {
+					r.takeOver()
+				}
+			}
+		}
+		r.write()
+	})
+}
+
+// TestFolded: messages that are folded make the same map and index as one after the
+// other.
+func TestFolded(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		index := rapid.SampledFrom([]int{4, 8}).Draw(t, "index block")
+		h := drawHistory(t, index)
+		h.clears = 0 // how old a record is says how many clears it has seen
+		one, all := newRig(t, Config{BlockSize: index}), newRig(t, Config{BlockSize: index})
+		for range rapid.IntRange(1, 20).Draw(t, "messages") {
+			events := h.draw(t)
+			one.do(events...)
+			all.apply(events...)
+		}
+		all.write()
+		if d := diff(all.sink.held, one.sink.held); d != "" {
+			t.Fatal(d)
+		}
+		delete(all.sink.kept, markKey)
+		delete(one.sink.kept, markKey)
+		for _, x := range [2][2]*sink{{all.sink, one.sink}, {one.sink, all.sink}} {
+			for k, v := range x[0].kept {
+				if x[1].kept[k] != v {
+					t.Fatalf("entry %+v is %x and %x", k, v, x[1].kept[k])
+				}
+			}
+		}
+	})
+}
+
+func ExampleReason() {
+	fmt.Println(NoParent, UnnamedLoRA)
+	// Output: no_parent unnamed_lora
+}

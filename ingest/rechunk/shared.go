@@ -1,0 +1,198 @@
+package rechunk
+
+import (
+	"context"
+	"encoding/binary"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Two engine blocks can end the same index block when they go on behind it and
+// differ only there, or when an engine mixes the tokens that follow into its hash.
+// So an index block that ends within an engine block is held by a number of them.
+// It is counted for each tier, in a record of its own, which is read only when
+// something is taken: until then there is just the difference.
+
+// share is how many engine blocks hold an index block.
+type share struct {
+	key    blockkey.Key
+	counts [store.NumTiers]int32 // until known the difference to what the map has
+	was    uint8                 // tiers in which the index has it, when known
+	known  bool
+	dirty  bool
+	stored bool // the map has a record
+	era    uint32
+	stamp  uint32
+	ring   int32
+}
+
+func shareKey(k blockkey.Key) store.MapKey {
+	return store.MapKey{Hash: uint64(k), Part: partShare}
+}
+
+// share returns the record of an index block, up to date with clears.
+func (c *Chunker) share(k blockkey.Key) *share {
+	s := c.shares[k]
+	if s == nil {
+		s = &share{key: k, known: c.sharesComplete, era: c.meta.era, ring: int32(len(c.shareRing))}
+		c.shares[k] = s
+		c.shareRing = append(c.shareRing, s)
+	}
+	c.refreshShare(s)
+	return s
+}
+
+// refreshShare takes from s what clears since its era have ended. Of one that is
+// not known yet the era stays: what the map has may be older.
+func (c *Chunker) refreshShare(s *share) {
+	if s.era == c.meta.era {
+		return
+	}
+	for t, era := range c.meta.cleared {
+		if era > s.era && (s.counts[t] != 0 || s.was>>t&1 != 0) {
+			s.counts[t] = 0
+			s.was &^= 1 << t
+			c.touchShare(s)
+		}
+	}
+	s.era = c.meta.era
+}
+
+func (c *Chunker) touchShare(s *share) {
+	if !s.dirty {
+		s.dirty = true
+		c.dirtyShares = append(c.dirtyShares, s)
+	}
+}
+
+// hold counts one engine block more or less that holds an index block.
+func (c *Chunker) hold(k blockkey.Key, tier int, by int32) {
+	s := c.share(k)
+	s.counts[tier] += by
+	c.touchShare(s)
+}
+
+// resolve reads the shares that have changed and are not known, and adds what the
+// map has to the differences.
+func (c *Chunker) resolve(ctx context.Context, read Reader) error {
+	var keys []store.MapKey
+	var unknown []*share
+	for _, s := range c.dirtyShares {
+		if !s.known {
+			keys = append(keys, shareKey(s.key))
+			unknown = append(unknown, s)
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	values, err := c.read(ctx, read, keys)
+	if err != nil {
+		return err
+	}
+	for i, s := range unknown {
+		s.known = true
+		if values[i] == nil {
+			continue
+		}
+		s.stored = true
+		d := decoder{b: values[i]}
+		era := uint32(d.upTo(1<<32 - 1))
+		var counts [store.NumTiers]int32
+		for t := range counts {
+			if len(d.b) > 0 {
+				counts[t] = int32(d.upTo(1 << 30))
+			}
+		}
+		if d.bad || len(d.b) > 0 {
+			c.stats.Garbled++
+			continue
+		}
+		for t, n := range counts {
+			if n > 0 && c.meta.cleared[t] <= era {
+				s.counts[t] += n
+				s.was |= 1 << t
+			}
+		}
+	}
+	return nil
+}
+
+// writeShares makes the ops of shares that have changed.
+func (c *Chunker) writeShares() {
+	for _, s := range c.dirtyShares {
+		c.refreshShare(s)
+		s.dirty, s.stamp = false, c.taken
+		var now uint8
+		last := -1
+		for t := range s.counts {
+			if s.counts[t] <= 0 {
+				s.counts[t] = 0 // below in a torn map alone
+				continue
+			}
+			now |= 1 << t
+			last = t
+		}
+		for t := range store.NumTiers {
+			if (now^s.was)>>t&1 != 0 {
+				c.emit(now>>t&1 != 0, t, s.key)
+			}
+		}
+		s.was = now
+		switch {
+		case now == 0 && s.stored:
+			c.mapOps = append(c.mapOps, store.MapOp{MapKey: shareKey(s.key)})
+		case now != 0:
+			from := len(c.values)
+			c.values = binary.AppendUvarint(c.values, uint64(s.era))
+			for _, n := range s.counts[:last+1] {
+				c.values = binary.AppendUvarint(c.values, uint64(n))
+			}
+			c.put1(shareKey(s.key), from)
+		}
+		s.stored = now != 0
+	}
+	c.dirtyShares = c.dirtyShares[:0]
+}
+
+// sweepShares is sweepSome for shares.
+func (c *Chunker) sweepShares() {
+	c.shareSweep = min(c.shareSweep, len(c.shareRing))
+	for range min(sweepStep, c.shareSweep) {
+		c.shareSweep--
+		c.refreshShare(c.shareRing[c.shareSweep])
+	}
+}
+
+// dropShares takes shares out of memory that are written: those that are nothing,
+// and others while there are too many.
+func (c *Chunker) dropShares() {
+	for left := len(c.shareRing); left > 0; left-- {
+		if c.shareHand >= len(c.shareRing) {
+			c.shareHand = 0
+		}
+		s := c.shareRing[c.shareHand]
+		if s.dirty || s.stamp > c.done {
+			c.shareHand++
+			continue
+		}
+		nothing := s.known && !s.stored
+		if !nothing && len(c.shareRing) <= c.config.MaxRecords {
+			c.shareHand++
+			if left < len(c.shareRing)-sweepStep {
+				return // the rest another time
+			}
+			continue
+		}
+		if !nothing {
+			c.sharesComplete = false
+		}
+		delete(c.shares, s.key)
+		last := len(c.shareRing) - 1
+		c.shareRing[s.ring] = c.shareRing[last]
+		c.shareRing[s.ring].ring = s.ring
+		c.shareRing[last] = nil
+		c.shareRing = c.shareRing[:last]
+	}
+}
