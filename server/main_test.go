@@ -91,6 +91,25 @@ func bytewise(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error
 	return res, nil
 }
 
+// bytewiseText undoes bytewise.
+type bytewiseText struct{}
+
+func (bytewiseText) Text(_ context.Context, model string, ids []uint32, skipSpecial bool) (string, error) {
+	if model != textModel {
+		return "", fmt.Errorf("%w: %s", tokenpool.ErrUnknownModel, model)
+	}
+	var b []byte
+	for i, id := range ids {
+		if id > 255 {
+			return "", fmt.Errorf("%w: number %d is %d, the vocabulary has 256", tokenpool.ErrInvalidTokens, i, id)
+		}
+		if id != 1 || !skipSpecial {
+			b = append(b, byte(id))
+		}
+	}
+	return string(b), nil
+}
+
 // subject is a server under test and what it wrote.
 type subject struct {
 	*server.Server
@@ -108,7 +127,7 @@ func newServer(t testing.TB, index store.Index, edit ...func(*server.Config)) su
 	}
 	log := new(bytes.Buffer)
 	cfg := server.Config{
-		Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 4,
+		Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Detokenizer: bytewiseText{}, BlockSize: 4,
 		Metrics: metrics, Version: "v1.2.3", Backend: "memory", Log: zerolog.New(zerolog.SyncWriter(log)),
 	}
 	for _, f := range edit {

@@ -24,6 +24,8 @@ type Config struct {
 	// Tokenizer answers /v1/tokenize, and is the scorer's own; nil refuses
 	// texts there.
 	Tokenizer scorer.Tokenizer
+	// Detokenizer answers /detokenize; nil refuses it.
+	Detokenizer Detokenizer
 	// Events applies what comes to /v1/events; nil refuses it there.
 	Events Pusher
 	// BlockSize is the index block size, in tokens, that the first add of a
@@ -39,8 +41,11 @@ type Config struct {
 	// StrictReady makes /readyz fail while the index cannot be reached. By
 	// default it does not, since degraded answers are still given.
 	StrictReady bool
-	// Version is the program's version, Backend the index's kind ("memory" or
-	// "redis"); both are shown by /healthz and in the metrics.
+	// Ready, if not nil, is asked by /readyz besides SetReady; an error says why the
+	// server is not ready.
+	Ready func() error
+	// Version is the program's version, Backend the index's kind ("memory",
+	// "redis" or "replica"); both are shown by /healthz and in the metrics.
 	Version, Backend string
 }
 
@@ -151,6 +156,10 @@ func (s *Server) routeTable() []route {
 		{http.MethodGet, "/openapi.json", (*call).openAPI, probe},
 		{http.MethodPost, "/v1/score", (*call).score, work},
 		{http.MethodPost, "/v1/tokenize", (*call).tokenize, work},
+		{http.MethodPost, "/v1/completions/render", (*call).renderCompletion, work},
+		{http.MethodPost, "/v1/chat/completions/render", (*call).renderChat, work},
+		{http.MethodPost, "/tokenize", (*call).engineTokenize, work},
+		{http.MethodPost, "/detokenize", (*call).engineDetokenize, work},
 		{http.MethodPost, "/v1/blocks", (*call).blocks, work},
 		{http.MethodPost, "/v1/events", (*call).events, work},
 		{http.MethodGet, "/v1/pods", (*call).listPods, work},

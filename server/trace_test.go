@@ -17,8 +17,11 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write what the server answers into testdata/traces")
 
-// stages are the one part of an answer that no two runs share.
+// stages are a part of an answer that no two runs share.
 var stages = regexp.MustCompile(`("stages_us":\{)[^}]*\}`)
+
+// renderIDs are the other one.
+var renderIDs = regexp.MustCompile(`("request_id":"(?:chat)?cmpl-)[0-9a-f]+`)
 
 // runTrace sends the requests of a trace file to a fresh server over index and
 // returns the file with the answers that came. A file holds entries: a line
@@ -51,7 +54,7 @@ func runTrace(t *testing.T, file string, index store.Index) (got, want string) {
 				out.WriteString(" " + h + ": " + v)
 			}
 		}
-		out.WriteString("\n" + stages.ReplaceAllString(w.Body.String(), "$1}") + "\n")
+		out.WriteString("\n" + renderIDs.ReplaceAllString(stages.ReplaceAllString(w.Body.String(), "$1}"), "${1}ID") + "\n")
 		if n := w.Header().Get("Content-Length"); n != strconv.Itoa(w.Body.Len()) {
 			t.Errorf("%s: Content-Length is %s of %d bytes", line, n, w.Body.Len())
 		}

@@ -68,38 +68,47 @@ func (p *Pool) chat(ctx context.Context, req Request, expire <-chan time.Time) (
 		}
 		p.mu.Unlock()
 
-		// A flight of no text brings the tokenizer, and the renderer with it.
-		f, err := p.submit(ctx, Request{Model: req.Model, NoSpecialTokens: true, Mode: req.Mode}, seen)
+		t, behind, err := p.bring(ctx, req, seen, expire)
 		switch {
-		case errors.Is(err, errDoneMeanwhile):
-			continue
-		case errors.Is(err, ErrBusy) && req.Mode != Sync:
-			return chatEntry{}, BehindBusy, nil
-		case err != nil:
-			return chatEntry{}, "", err
-		case req.Mode == Async:
-			return chatEntry{}, BehindAsync, nil
-		}
-		select {
-		case <-f.done:
-		case <-expire:
-			return chatEntry{}, BehindBudget, nil
-		case <-ctx.Done():
-			if err := ctx.Err(); req.Mode == Sync || !errors.Is(err, context.DeadlineExceeded) {
-				return chatEntry{}, "", fmt.Errorf("tokenpool: %w", err)
-			}
-			return chatEntry{}, BehindBudget, nil
-		case <-p.done:
-			return chatEntry{}, "", ErrClosed
-		}
-		switch {
-		case f.tok != nil: // whatever has become of the text
-			return f.tok.chat, "", nil
-		case errors.Is(f.err, errAbandoned):
-		default:
-			return chatEntry{}, "", f.err
+		case err != nil || behind != "":
+			return chatEntry{}, behind, err
+		case t != nil:
+			return t.chat, "", nil
 		}
 	}
+}
+
+// bring has the tokenizer of req's model loaded by a flight of no text, whatever
+// becomes of that. It waits as the mode says, like ask. The tokenizer that it
+// returns may leave memory at any time; with none, and no error, look again.
+func (p *Pool) bring(ctx context.Context, req Request, seen view, expire <-chan time.Time) (*tokenizer, Behind, error) {
+	f, err := p.submit(ctx, Request{Model: req.Model, NoSpecialTokens: true, Mode: req.Mode}, seen)
+	switch {
+	case errors.Is(err, errDoneMeanwhile):
+		return nil, "", nil
+	case errors.Is(err, ErrBusy) && req.Mode != Sync:
+		return nil, BehindBusy, nil
+	case err != nil:
+		return nil, "", err
+	case req.Mode == Async:
+		return nil, BehindAsync, nil
+	}
+	select {
+	case <-f.done:
+	case <-expire:
+		return nil, BehindBudget, nil
+	case <-ctx.Done():
+		if err := ctx.Err(); req.Mode == Sync || !errors.Is(err, context.DeadlineExceeded) {
+			return nil, "", fmt.Errorf("tokenpool: %w", err)
+		}
+		return nil, BehindBudget, nil
+	case <-p.done:
+		return nil, "", ErrClosed
+	}
+	if f.tok != nil || errors.Is(f.err, errAbandoned) {
+		return f.tok, "", nil
+	}
+	return nil, "", f.err
 }
 
 // newChat makes what renders the chats of a model with these files.

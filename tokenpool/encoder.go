@@ -18,6 +18,8 @@ type encoder interface {
 	// encode returns the tokens of text and the byte offset at which each
 	// ends. It returns none when it fails: see tokenize.
 	encode(text string, special bool) (ids []uint32, ends []int)
+	// decode returns the text of tokens, cut at the first NUL in it.
+	decode(ids []uint32, skipSpecial bool) string
 	// vocabulary is the number of different tokens.
 	vocabulary() int
 	// close gives the memory back. No call may follow, or run.
@@ -51,6 +53,8 @@ func (l library) encode(text string, special bool) ([]uint32, []int) {
 	}
 	return e.IDs, ends
 }
+
+func (l library) decode(ids []uint32, skipSpecial bool) string { return l.t.Decode(ids, skipSpecial) }
 
 func (l library) vocabulary() int { return int(l.t.VocabSize()) }
 

@@ -219,6 +219,23 @@ func fakeTokens(text string, special bool, content string) (ids []uint32, ends [
 	return ids, ends
 }
 
+// decode undoes encode.
+func (e *fakeEncoder) decode(ids []uint32, skipSpecial bool) string {
+	e.busy.Add(1)
+	defer e.busy.Add(-1)
+	if e.closed.Load() {
+		e.f.t.Error("a closed tokenizer is used")
+	}
+	var b []byte
+	for _, id := range ids {
+		if id > 2 || !skipSpecial {
+			b = append(b, byte(id%1000))
+		}
+	}
+	text, _, _ := strings.Cut(string(b), "\x00")
+	return text
+}
+
 func (e *fakeEncoder) vocabulary() int { return 2000 }
 
 func (e *fakeEncoder) close() {

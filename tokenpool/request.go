@@ -18,6 +18,9 @@ var (
 	// ErrInvalidText says that the text cannot be tokenized as it stands: it
 	// holds a NUL byte or is not valid UTF-8.
 	ErrInvalidText = errors.New("tokenpool: invalid text")
+	// ErrInvalidTokens says that tokens are not the tokenizer's, or that their text
+	// cannot be given: it holds a NUL byte.
+	ErrInvalidTokens = errors.New("tokenpool: invalid tokens")
 	// ErrTokenizer says that the tokenizer failed on the text.
 	ErrTokenizer = errors.New("tokenpool: tokenizer failed")
 	// ErrLoad says that there is a tokenizer for the model, as far as known, but

@@ -22,6 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/replica"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 	"github.com/kvatlas/kvatlas/tokenpool"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
@@ -38,7 +39,8 @@ type service struct {
 	keeper *snapshot.Keeper // of the index in memory; nil without a snapshot-file
 	api    *server.Server
 
-	backend string // memory or redis
+	replica *replica.Replica // the index, if it is one; else nil
+	backend string           // memory, redis or replica
 
 	metrics *server.Metrics
 	closers []func() error // in the order in which things were made
@@ -82,12 +84,14 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 		Scorer:      sc,
 		Index:       s.index,
 		Tokenizer:   s.pool,
+		Detokenizer: s.pool,
 		BlockSize:   cfg.BlockSize,
 		Log:         log,
 		Metrics:     s.metrics,
 		StrictReady: cfg.StrictReady,
 		Version:     versionWord(),
 		Backend:     s.backend,
+		Ready:       s.replicaReady(),
 		Limits: server.Limits{
 			MaxBodyBytes:     int64(cfg.MaxBodyBytes),
 			MaxTokens:        cfg.MaxTokens,
@@ -193,14 +197,57 @@ func (s *service) makeIndex() (backend string, err error) {
 	} else {
 		c := redisConfig(s.cfg)
 		c.Observer = redis.Observer{Log: func(msg string) { s.log.Warn().Msg(msg) }}
-		s.index, err = redis.Open(c)
-		backend = "redis"
+		s.index, backend, err = s.makeRedis(c)
 	}
 	if err != nil {
 		return "", err
 	}
 	s.closers = append(s.closers, s.index.Close)
 	return backend, nil
+}
+
+// makeRedis makes the index in Redis, or the replica of it.
+func (s *service) makeRedis(c redis.Config) (x store.Index, backend string, err error) {
+	in, err := redis.Open(c)
+	if err != nil || !s.cfg.Replica {
+		return in, "redis", err
+	}
+	never := func(n int64) int64 { // what has 0 for never in the settings
+		if n == 0 {
+			return -1
+		}
+		return n
+	}
+	s.replica, err = replica.New(replica.Config{
+		Index:      in,
+		MaxBytes:   int64(s.cfg.ReplicaMaxBytes),
+		MaxLag:     s.cfg.ReplicaMaxLag,
+		MaxStale:   s.cfg.ReplicaMaxStale,
+		LogEntries: int(never(int64(s.cfg.ReplicaLogEntries))),
+		Verify:     time.Duration(never(int64(s.cfg.ReplicaVerify))),
+		Changed: func(from, to replica.Mode, why error) {
+			if to == replica.Memory {
+				s.log.Info().Stringer("from", from).Msg("lookups are answered from the replica in memory")
+				return
+			}
+			s.log.Warn().Stringer("from", from).Stringer("to", to).AnErr("because", why).Msg("lookups are not answered from the replica as they should be")
+		},
+	})
+	if err != nil {
+		return nil, "", errors.Join(err, in.Close())
+	}
+	if err := s.metrics.Replica(s.replica.Status); err != nil {
+		return nil, "", errors.Join(err, s.replica.Close())
+	}
+	return s.replica, "replica", nil
+}
+
+// replicaReady is what /readyz waits for besides the start; nil for nothing.
+func (s *service) replicaReady() func() error {
+	if s.replica == nil {
+		return nil
+	}
+	return s.replica.Ready
 }
 
 // makeMemory makes the index in memory, with what keeps it over a restart.

@@ -1,0 +1,281 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/tokenpool"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
+)
+
+// The routes of this file are those of vLLM's server (0.18 and later), for callers
+// that send it whole requests and want their tokens: a scheduler's token producer
+// can point here. Their bodies are read as vLLM reads them, so what does not
+// change the tokens is not looked at; what would, and is not done here, is
+// refused.
+
+// Detokenizer turns tokens back into text. *tokenpool.Pool is one.
+type Detokenizer interface {
+	Text(ctx context.Context, model string, ids []uint32, skipSpecial bool) (string, error)
+}
+
+// engineRequest is the body of a completion, of a chat completion, or of vLLM's
+// and SGLang's /tokenize, as far as it changes the tokens.
+type engineRequest struct {
+	Model string `json:"model"`
+	// Prompt is a text, texts, tokens, or lists of tokens.
+	Prompt json.RawMessage `json:"prompt"`
+	chat.Request
+	AddSpecialTokens *bool           `json:"add_special_tokens"`
+	Truncate         json.RawMessage `json:"truncate_prompt_tokens"`
+	ReturnTokenStrs  bool            `json:"return_token_strs"`
+}
+
+// given says whether a field is there and is not null.
+func given(raw json.RawMessage) bool { return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) }
+
+// readEngine reads a body as engines do: unknown fields are let pass.
+func (c *call) readEngine(dst any) error {
+	body, err := c.readBody()
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, dst); err != nil {
+		if at, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			return invalid(at.Field, "%s cannot be a JSON %s", at.Field, at.Value)
+		}
+		return &apiError{status: http.StatusBadRequest, code: codeInvalidJSON, message: "the body is no JSON: " + err.Error()}
+	}
+	return nil
+}
+
+func (c *call) readEngineRequest() (*engineRequest, error) {
+	q := &engineRequest{}
+	if err := c.readEngine(q); err != nil {
+		return nil, err
+	}
+	c.model = q.Model
+	switch {
+	case q.Model == "":
+		return nil, invalid("model", "model is missing: this server has the tokenizers of many")
+	case given(q.Truncate):
+		return nil, invalid("truncate_prompt_tokens", "truncate_prompt_tokens is not done here")
+	case c.s.cfg.Tokenizer == nil:
+		return nil, scorer.ErrNoTokenizer
+	}
+	return q, nil
+}
+
+// prompts are the prompts of a completion: texts or tokens.
+func (q *engineRequest) prompts(limits *Limits) (texts []string, tokens [][]uint32, list bool, err error) {
+	var one string
+	var ids []uint32
+	switch {
+	case !given(q.Prompt):
+		return nil, nil, false, invalid("prompt", "prompt is missing")
+	case json.Unmarshal(q.Prompt, &one) == nil:
+		texts = []string{one}
+	case json.Unmarshal(q.Prompt, &texts) == nil:
+		list = true
+	case json.Unmarshal(q.Prompt, &ids) == nil:
+		texts, tokens = nil, [][]uint32{ids}
+	case json.Unmarshal(q.Prompt, &tokens) == nil:
+		texts, list = nil, true
+	default:
+		return nil, nil, false, invalid("prompt", "prompt takes a string, strings, tokens, or lists of tokens")
+	}
+	n := max(len(texts), len(tokens))
+	if n == 0 || n > limits.MaxPrompts {
+		return nil, nil, false, invalid("prompt", "prompt has %d prompts, it can have 1 to %d", n, limits.MaxPrompts)
+	}
+	for i := range tokens {
+		if len(tokens[i]) > limits.MaxTokens {
+			return nil, nil, false, tooLarge("prompt", "prompt has %d tokens, the limit is %d", len(tokens[i]), limits.MaxTokens)
+		}
+	}
+	return texts, tokens, list, nil
+}
+
+// textTokens are the tokens of the texts of a completion.
+func (c *call) textTokens(q *engineRequest, texts []string) ([][]uint32, error) {
+	var out [][]uint32
+	for i, text := range texts {
+		res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, tokenpool.Request{
+			Model: q.Model, Text: text, Mode: tokenpool.Sync,
+			NoSpecialTokens: q.AddSpecialTokens != nil && !*q.AddSpecialTokens,
+		})
+		if err != nil {
+			if len(texts) > 1 {
+				err = fmt.Errorf("prompt %d: %w", i, err)
+			}
+			return nil, err
+		}
+		out = append(out, res.Tokens)
+	}
+	return out, nil
+}
+
+// chatTokens are the tokens of a chat. All of them, or it is an error: an answer
+// with a part of the tokens would be taken for the whole.
+func (c *call) chatTokens(q *engineRequest) ([]uint32, error) {
+	if q.AddSpecialTokens != nil && *q.AddSpecialTokens {
+		return nil, invalid("add_special_tokens", "add_special_tokens cannot be true: a chat's template has put the special tokens")
+	}
+	res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, tokenpool.Request{Model: q.Model, Chat: &q.Request, Mode: tokenpool.Sync})
+	switch {
+	case err != nil:
+		f := form{names: []string{"chat_template"}}
+		if q.ChatTemplate != "" {
+			f.seen = 1
+		}
+		return nil, chatError(f, err)
+	case !res.Exact:
+		return nil, &apiError{
+			status: http.StatusNotImplemented, code: "multimodal", param: "messages",
+			message: "the chat has images, audio or video: how many tokens they have is known to the model's processor, which is not here",
+		}
+	}
+	return res.Tokens, nil
+}
+
+// renderCompletion is POST /v1/completions/render.
+func (c *call) renderCompletion() error {
+	q, err := c.readEngineRequest()
+	if err != nil {
+		return err
+	}
+	texts, tokens, list, err := q.prompts(&c.s.cfg.Limits)
+	if err == nil && tokens == nil {
+		tokens, err = c.textTokens(q, texts)
+	}
+	if err != nil {
+		return err
+	}
+	b := c.out[:0]
+	b = append(b, '[')
+	for i, ids := range tokens {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		id := "cmpl-" + c.id
+		if list {
+			id += "-" + strconv.Itoa(i)
+		}
+		b = appendRendered(b, id, q.Model, ids)
+	}
+	b = append(b, "]\n"...)
+	c.out = b
+	c.reply(http.StatusOK, c.out)
+	return nil
+}
+
+// renderChat is POST /v1/chat/completions/render.
+func (c *call) renderChat() error {
+	q, err := c.readEngineRequest()
+	if err != nil {
+		return err
+	}
+	ids, err := c.chatTokens(q)
+	if err != nil {
+		return err
+	}
+	b := append(appendRendered(c.out[:0], "chatcmpl-"+c.id, q.Model, ids), '\n')
+	c.out = b
+	c.reply(http.StatusOK, c.out)
+	return nil
+}
+
+// appendRendered appends what vLLM answers, less what is about sampling.
+func appendRendered(b []byte, id, model string, ids []uint32) []byte {
+	b = appendString(append(b, `{"request_id":`...), id)
+	b = appendString(append(b, `,"model":`...), model)
+	b = appendTokens(append(b, `,"token_ids":`...), ids)
+	return append(b, `,"token_offsets":null,"features":null,"output_mode":"tokens"}`...)
+}
+
+// engineTokenize is POST /tokenize, in the form of vLLM and SGLang.
+func (c *call) engineTokenize() error {
+	q, err := c.readEngineRequest()
+	if err != nil {
+		return err
+	}
+	if q.ReturnTokenStrs {
+		return invalid("return_token_strs", "return_token_strs is not done here")
+	}
+	var tokens [][]uint32
+	list := false
+	switch {
+	case given(q.Messages) && given(q.Prompt):
+		return invalid("messages", "prompt and messages are both given, give one of them")
+	case given(q.Messages):
+		var ids []uint32
+		ids, err = c.chatTokens(q)
+		tokens = [][]uint32{ids}
+	default:
+		var texts []string
+		texts, tokens, list, err = q.prompts(&c.s.cfg.Limits)
+		if err == nil && tokens != nil {
+			return invalid("prompt", "prompt takes a string or strings")
+		}
+		if err == nil {
+			tokens, err = c.textTokens(q, texts)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	var count, all []byte
+	for i, ids := range tokens {
+		if i > 0 {
+			count, all = append(count, ','), append(all, ',')
+		}
+		count = strconv.AppendInt(count, int64(len(ids)), 10)
+		all = appendTokens(all, ids)
+	}
+	open, end := "", ""
+	if list {
+		open, end = "[", "]"
+	}
+	c.out = fmt.Appendf(c.out[:0], `{"count":%s%s%s,"max_model_len":null,"tokens":%s%s%s,"token_strs":null}`+"\n", open, count, end, open, all, end)
+	c.reply(http.StatusOK, c.out)
+	return nil
+}
+
+// engineDetokenize is POST /detokenize. vLLM calls the text prompt, SGLang text.
+func (c *call) engineDetokenize() error {
+	var q struct {
+		Model       string   `json:"model"`
+		Tokens      []uint32 `json:"tokens"`
+		SkipSpecial bool     `json:"skip_special_tokens"`
+	}
+	if err := c.readEngine(&q); err != nil {
+		return err
+	}
+	c.model = q.Model
+	switch {
+	case q.Model == "":
+		return invalid("model", "model is missing: this server has the tokenizers of many")
+	case q.Tokens == nil:
+		return invalid("tokens", "tokens is missing")
+	case len(q.Tokens) > c.s.cfg.Limits.MaxTokens:
+		return tooLarge("tokens", "tokens has %d numbers, the limit is %d", len(q.Tokens), c.s.cfg.Limits.MaxTokens)
+	case c.s.cfg.Detokenizer == nil:
+		return scorer.ErrNoTokenizer
+	}
+	text, err := c.s.cfg.Detokenizer.Text(c.ctx, q.Model, q.Tokens, q.SkipSpecial)
+	if err != nil {
+		return err
+	}
+	b := appendString(append(c.out[:0], `{"prompt":`...), text)
+	b = appendString(append(b, `,"text":`...), text)
+	b = append(b, "}\n"...)
+	c.out = b
+	c.reply(http.StatusOK, c.out)
+	return nil
+}
