@@ -32,11 +32,15 @@ that means and what to do about it. It changes nothing.
   kvatlas doctor --redis URL           the servers that hold the index
   kvatlas doctor --tokenizers DIR      the directory of tokenizers
   kvatlas doctor --server URL          a server that runs
+  kvatlas doctor --engine-events URL   the events of an engine
   kvatlas doctor --config FILE         all that kvatlas serve with this file depends on
 
 It takes the flags, variables and file of kvatlas serve, and these:
 
   --server URL         the server to ask, http://host:port [$KVATLAS_SERVER]
+  --engine-events URL  the endpoint of one rank's events, tcp://host:port
+  --engine-replay URL  that of its replay socket
+  --engine-seed SEED   the PYTHONHASHSEED that it should have
   --timeout DURATION   how long to look at each of them at most (default 15s)
   --json               write the findings as JSON
 
@@ -48,6 +52,7 @@ a paragraph on each finding.
 type doctor struct {
 	cfg     *config.Loaded
 	server  string
+	engine  engineEvents
 	timeout time.Duration
 }
 
@@ -61,7 +66,7 @@ type section struct {
 // doctorParts are the sections in the order of the report. A part that has no
 // subject in this configuration returns nil.
 var doctorParts = []func(*doctor, context.Context) *section{
-	(*doctor).lookAtRedis, (*doctor).lookAtTokenizers, (*doctor).lookAtServer,
+	(*doctor).lookAtRedis, (*doctor).lookAtTokenizers, (*doctor).lookAtServer, (*doctor).lookAtEngine,
 }
 
 // doctor is the command.
@@ -71,6 +76,12 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 	loader := config.NewLoader(flags)
 	d := &doctor{}
 	flags.StringVar(&d.server, "server", p.getenv("KVATLAS_SERVER"), "")
+	flags.StringVar(&d.engine.endpoint, "engine-events", "", "")
+	flags.StringVar(&d.engine.replay, "engine-replay", "", "")
+	flags.Func("engine-seed", "", func(s string) error {
+		d.engine.seeds = append(d.engine.seeds, s)
+		return nil
+	})
 	flags.DurationVar(&d.timeout, "timeout", 15*time.Second, "")
 	asJSON := flags.Bool("json", false, "")
 	switch err := flags.Parse(args); {
@@ -81,6 +92,8 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 		return p.misuse("doctor", config.FlagError(flags, err))
 	case flags.NArg() > 0:
 		return p.misuse("doctor", fmt.Errorf("%q: it takes flags only", flags.Arg(0)))
+	case d.engine.endpoint == "" && (d.engine.replay != "" || d.engine.seeds != nil):
+		return p.misuse("doctor", errors.New("--engine-replay and --engine-seed are for --engine-events"))
 	case d.timeout <= 0:
 		return p.misuse("doctor", fmt.Errorf("--timeout is %v, it must be positive", d.timeout))
 	}
@@ -100,7 +113,7 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 		return p.fail("doctor", context.Cause(ctx))
 	}
 	if len(report) == 0 {
-		return p.misuse("doctor", errors.New("there is nothing to look at: name something with --redis, --tokenizers, --server or --config"))
+		return p.misuse("doctor", errors.New("there is nothing to look at: name something with --redis, --tokenizers, --server, --engine-events or --config"))
 	}
 	if *asJSON {
 		e := json.NewEncoder(p.stdout)
