@@ -135,6 +135,7 @@ type Chunker struct {
 	shareSweep     int
 	sharesComplete bool // what is not in shares is not in the map
 	dirtyShares    []*share
+	goneShares     []*share // that are nothing, and taken
 
 	absent    map[uint64]struct{} // looked for and not in the map, during Apply
 	missing   []uint64
@@ -279,23 +280,16 @@ func (c *Chunker) touch(b *block) {
 	}
 }
 
-// op notes that engine blocks hold index blocks from now on, or not any more. shared
-// says that others can hold them too.
-func (c *Chunker) op(add bool, tier int, shared bool, key blockkey.Key, more []blockkey.Key) {
-	by := int32(-1)
-	if add {
-		by = 1
-	}
-	if shared {
-		c.hold(key, tier, by)
-		for _, k := range more {
-			c.hold(k, tier, by)
-		}
-		return
-	}
-	c.emit(add, tier, key)
-	for _, k := range more {
-		c.emit(add, tier, k)
+// op notes that an engine block holds an index block from now on, or not any more.
+// shared says that others can hold it too.
+func (c *Chunker) op(add bool, tier int, shared bool, key blockkey.Key) {
+	switch {
+	case !shared:
+		c.emit(add, tier, key)
+	case add:
+		c.hold(key, tier, 1)
+	default:
+		c.hold(key, tier, -1)
 	}
 }
 
@@ -366,7 +360,7 @@ func (c *Chunker) store(e *event.Event) {
 	default:
 		at = cursor{ok: true, seed: c.seed(e.LoRA, e.Salt)}
 	}
-	at.shared = e.BlockSize > 0 && c.size%e.BlockSize != 0 || len(e.Lookahead) > 0
+	at.shared = len(e.Lookahead) > 0
 	// What a request found in its cache is told from the root on.
 	report := !e.HasParent && n > 1 && c.config.Copies == InferCopies
 	for i, h := range e.Hashes {

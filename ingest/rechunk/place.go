@@ -19,7 +19,7 @@ type cursor struct {
 	part    uint16
 	prev    blockkey.Key
 	hasPrev bool
-	shared  bool // others can end an index block where the next block does
+	shared  bool // blocks are told apart by more than what they cover
 }
 
 func lost(why Reason) cursor { return cursor{why: why} }
@@ -419,7 +419,7 @@ func (c *Chunker) extend(r *run, p *place) {
 	}
 	r.ends = append(r.ends, p.end)
 	if p.closes {
-		r.closed, r.key, r.shared = true, p.key, p.shared
+		r.closed, r.key, r.shared = true, p.key, p.shared || len(p.keys) > 0 || len(p.tail) > 0
 	} else {
 		r.tokens = append(r.tokens, p.head...)
 		r.tokensDirty = true
@@ -489,12 +489,22 @@ func (c *Chunker) flip(b *block, old, now uint8) {
 	if b.keyed {
 		for t := range store.NumTiers {
 			if changed>>t&1 != 0 {
-				c.op(now>>t&1 != 0, t, b.shared, b.key, b.more)
+				b.ops(c, now>>t&1 != 0, t)
 			}
 		}
 	}
 	if b.tail != nil {
 		c.turn(b.tail, 0, changed, now)
+	}
+}
+
+// ops tells of the whole index blocks of b. Those behind whose end it goes on can be
+// held by others.
+func (b *block) ops(c *Chunker, add bool, tier int) {
+	n := len(b.more)
+	c.op(add, tier, b.shared || n > 0 || b.tail != nil, b.key)
+	for i, k := range b.more {
+		c.op(add, tier, b.shared || i < n-1 || b.tail != nil, k)
 	}
 }
 
@@ -528,7 +538,7 @@ func (c *Chunker) judge(r *run) {
 	}
 	for t := range store.NumTiers {
 		if (held^r.held)>>t&1 != 0 {
-			c.op(held>>t&1 != 0, t, r.shared, r.key, nil)
+			c.op(held>>t&1 != 0, t, r.shared, r.key)
 		}
 	}
 	r.held = held

@@ -29,7 +29,7 @@ type block struct {
 	slots []slot // the others
 
 	joined, keyed, ambiguous bool
-	shared                   bool // others can have the same keys
+	shared                   bool // others can have the same last key
 	dead                     bool // deleted, and the map does not know yet
 	dirty                    bool // changed since the last Take
 	used                     bool // since the hand of the clock passed

@@ -151,7 +151,9 @@ func (c *Chunker) writeShares() {
 			}
 			c.put1(shareKey(s.key), from)
 		}
-		s.stored = now != 0
+		if s.stored = now != 0; !s.stored {
+			c.goneShares = append(c.goneShares, s)
+		}
 	}
 	c.dirtyShares = c.dirtyShares[:0]
 }
@@ -166,33 +168,38 @@ func (c *Chunker) sweepShares() {
 }
 
 // dropShares takes shares out of memory that are written: those that are nothing,
-// and others while there are too many.
+// and any while there are too many.
 func (c *Chunker) dropShares() {
-	for left := len(c.shareRing); left > 0; left-- {
+	gone := c.goneShares[:0]
+	for _, s := range c.goneShares {
+		switch {
+		case s.stored || c.shares[s.key] != s: // back again, or dropped already
+		case s.dirty || s.stamp > c.done:
+			gone = append(gone, s)
+		default:
+			c.dropShare(s)
+		}
+	}
+	clear(c.goneShares[len(gone):])
+	c.goneShares = gone
+	for left := len(c.shareRing); len(c.shareRing) > c.config.MaxRecords && left > 0; left-- {
 		if c.shareHand >= len(c.shareRing) {
 			c.shareHand = 0
 		}
-		s := c.shareRing[c.shareHand]
-		if s.dirty || s.stamp > c.done {
+		if s := c.shareRing[c.shareHand]; s.dirty || s.stamp > c.done {
 			c.shareHand++
-			continue
-		}
-		nothing := s.known && !s.stored
-		if !nothing && len(c.shareRing) <= c.config.MaxRecords {
-			c.shareHand++
-			if left < len(c.shareRing)-sweepStep {
-				return // the rest another time
-			}
-			continue
-		}
-		if !nothing {
+		} else {
 			c.sharesComplete = false
+			c.dropShare(s)
 		}
-		delete(c.shares, s.key)
-		last := len(c.shareRing) - 1
-		c.shareRing[s.ring] = c.shareRing[last]
-		c.shareRing[s.ring].ring = s.ring
-		c.shareRing[last] = nil
-		c.shareRing = c.shareRing[:last]
 	}
+}
+
+func (c *Chunker) dropShare(s *share) {
+	delete(c.shares, s.key)
+	last := len(c.shareRing) - 1
+	c.shareRing[s.ring] = c.shareRing[last]
+	c.shareRing[s.ring].ring = s.ring
+	c.shareRing[last] = nil
+	c.shareRing = c.shareRing[:last]
 }
