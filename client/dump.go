@@ -74,8 +74,9 @@ type RestoreReport struct {
 	Skipped int64 `json:"skipped"`
 	// TrueAt is the moment that the dump is true at.
 	TrueAt struct {
-		Time  time.Time `json:"time"`
-		Epoch uint64    `json:"epoch"`
+		Time  time.Time         `json:"time"`
+		Epoch uint64            `json:"epoch"`
+		Logs  map[string]string `json:"logs"`
 	} `json:"true_at"`
 }
 

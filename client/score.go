@@ -185,6 +185,9 @@ type TokenCount struct {
 // Degraded says why an answer shows less than the index may hold.
 type Degraded struct {
 	Reason string `json:"reason"`
+	// StaleMS is how old the copy of the index is that has answered, in
+	// milliseconds, with the reason index_stale.
+	StaleMS int64 `json:"stale_ms"`
 }
 
 // Ranking returns the pods of Scores, the highest score first and equal ones

@@ -13,8 +13,11 @@ import (
 // finish writes the ranking of a job from its fold. err is the index's.
 func (s *Scorer) finish(j *job, err error) {
 	f, resp := &j.chain.fold, j.resp
+	stale, isStale := errors.AsType[*store.StaleError](err)
 	switch {
 	case err == nil:
+	case isStale:
+		resp.Degraded, resp.Stale = IndexStale, stale.Age
 	case errors.Is(err, context.DeadlineExceeded):
 		resp.Degraded = IndexTimeout
 	default:

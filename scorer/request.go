@@ -118,6 +118,9 @@ const (
 	IndexUnavailable Degradation = "index_unavailable"
 	// IndexTimeout: the index did not answer within its budget.
 	IndexTimeout Degradation = "index_timeout"
+	// IndexStale: the index could not be reached, and a copy of it has answered,
+	// whose age is Response.Stale.
+	IndexStale Degradation = "index_stale"
 	// TokenizationBudget: the tokenizer was not done within its budget.
 	TokenizationBudget Degradation = "tokenization_budget"
 	// TokenizationBusy: the tokenizer's queue is full.
@@ -147,6 +150,8 @@ type Response struct {
 	Frequencies []int
 	// Degraded is empty when nothing was cut off.
 	Degraded Degradation
+	// Stale is how old the picture of the index is that has answered; 0 is present.
+	Stale time.Duration
 	// Explanation is set when asked for.
 	Explanation *Explanation
 }

@@ -44,7 +44,11 @@ func appendScore(b []byte, r *scorer.Response) []byte {
 	b = append(b, '}')
 	if r.Degraded != "" {
 		b = append(b, `,"degraded":{"reason":`...)
-		b = append(appendString(b, string(r.Degraded)), '}')
+		b = appendString(b, string(r.Degraded))
+		if r.Stale > 0 {
+			b = strconv.AppendInt(append(b, `,"stale_ms":`...), r.Stale.Milliseconds(), 10)
+		}
+		b = append(b, '}')
 	}
 	if r.Frequencies != nil {
 		b = append(b, `,"frequencies":[`...)

@@ -44,6 +44,11 @@ func (s *Server) ready(ctx context.Context) string {
 	if reason := s.notReady.Load(); reason != nil {
 		return (*reason).Error()
 	}
+	if s.cfg.Ready != nil {
+		if err := s.cfg.Ready(); err != nil {
+			return err.Error()
+		}
+	}
 	if s.cfg.StrictReady {
 		ctx, cancel := context.WithTimeout(ctx, readyProbe)
 		defer cancel()

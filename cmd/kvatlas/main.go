@@ -9,6 +9,7 @@
 //	kvatlas dump      write all that an index holds
 //	kvatlas restore   load that into an index
 //	kvatlas reset     make an index forget a pod, a model or all
+//	kvatlas changelog switch the log on or off that replicas follow
 //	kvatlas version   say which version this is
 //
 // A command ends with status 0, with 1 when it failed, and with 2 when it was
@@ -71,6 +72,7 @@ engine holds the longest prefix of a prompt.
   kvatlas dump      write all that an index holds
   kvatlas restore   load that into an index
   kvatlas reset     make an index forget a pod, a model or all
+  kvatlas changelog switch the log on or off that replicas follow
   kvatlas version   say which version this is
 
 kvatlas COMMAND --help lists the flags of a command.
@@ -100,6 +102,8 @@ func (p *program) run(ctx context.Context, args []string) int {
 		return p.restore(ctx, args)
 	case "reset":
 		return p.reset(ctx, args)
+	case "changelog":
+		return p.changelog(ctx, args)
 	case "version", "--version", "-version":
 		if len(args) > 0 {
 			return p.misuse("version", fmt.Errorf("%q: it takes no arguments", args[0]))

@@ -64,6 +64,7 @@ var degradations = map[string]string{
 	"tokenization_busy":   "the tokenizer's queue is full: ask again",
 	"index_unavailable":   "the server cannot reach its index; this says nothing about the pods",
 	"index_timeout":       "the index did not answer in time",
+	"index_stale":         "the server cannot reach Redis; its copy of the index has answered, which grows old",
 }
 
 // indexFailed tells whether the index could not be asked at all.

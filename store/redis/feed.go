@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,7 +50,8 @@ type FeedConfig struct {
 	// Poll is how long the logs of a cluster's node may rest while nothing comes from
 	// the one that is waited at; 5 ms by default.
 	Poll time.Duration
-	// Retry is how long to rest after an error of Sink; 1 minute by default.
+	// Retry is how long to rest after an error of Sink, or when blocks were found that
+	// name pods by text; 1 minute by default.
 	Retry time.Duration
 }
 
@@ -85,6 +87,9 @@ var (
 	// errMoved says that a log is not where it was.
 	errMoved = errors.New("redis: the change log has moved to another node")
 	errSink  = errors.New("redis: the feed's sink has failed")
+	// errTexts says that no feed can be whole: who writes texts writes by SET, which
+	// is in no log.
+	errTexts = errors.New("redis: some blocks name pods by text, which the change log does not tell of")
 )
 
 // FeedState is how a feed stands.
@@ -326,7 +331,7 @@ func (f *Feed) run() {
 		}
 		f.judge(err)
 		d := rest
-		if errors.Is(err, errSink) {
+		if errors.Is(err, errSink) || errors.Is(err, errTexts) {
 			d = f.c.Retry
 		}
 		if sleep(ctx, d) != nil {
@@ -339,16 +344,13 @@ func (f *Feed) run() {
 // judge takes note of why a session has ended.
 func (f *Feed) judge(err error) {
 	switch {
-	case errors.Is(err, errSink):
+	case errors.Is(err, errSink) || errors.Is(err, errTexts) || errors.Is(err, ErrLogOff):
 		for _, l := range f.logs {
 			l.attached = false
 		}
 		f.broken(err)
-	case errors.Is(err, ErrLogOff):
-		for _, l := range f.logs {
-			l.attached = false
-		}
-		f.broken(ErrLogOff)
+		f.say(&f.down, nil)
+		return
 	case errors.Is(err, errGap) || errors.Is(err, errEntry):
 		f.broken(err) // the next session finds out which
 		f.x.log(fmt.Sprintf("replica: %v: reading a snapshot again", err))
@@ -405,8 +407,12 @@ func (f *Feed) session(ctx context.Context) error {
 func (f *Feed) attach(ctx context.Context) error {
 	if f.c.Entries > 0 {
 		if tails, err := f.tails(ctx); err == nil && !usable(tails) {
-			if _, err := f.x.EnsureLog(ctx, f.c.Entries); err != nil {
-				return fmt.Errorf("%w: it cannot be switched on: %w", ErrLogOff, err)
+			switch _, err := f.x.EnsureLog(ctx, f.c.Entries); {
+			case err == nil:
+			case strings.Contains(err.Error(), "NOPERM"):
+				return fmt.Errorf("%w, and this user may not switch it on: kvatlas changelog --on does: %w", ErrLogOff, err)
+			default:
+				return err
 			}
 		}
 	}
@@ -565,6 +571,9 @@ func (f *Feed) page(ctx context.Context) error {
 	p := &pager{x: f.x, at: f.at, sets: map[string][]store.HolderID{}}
 	if err := p.walk(ctx, defaultPage); err != nil {
 		return err
+	}
+	if p.texts {
+		return errTexts
 	}
 	// Blocks of one set are told at once.
 	bySet := map[*store.HolderID][]blockkey.StoreKey{}

@@ -140,6 +140,7 @@ type pager struct {
 	epoch    uint64                      // as of the last read
 	read     bool                        // there was one
 	registry *store.Registry
+	texts    bool // some value was texts, which are left out
 }
 
 func (p *pager) walk(ctx context.Context, limit int) error {
@@ -370,8 +371,12 @@ func (p *pager) fetch(ctx context.Context, keys []blockkey.StoreKey) (err error)
 		if !known {
 			var ok bool
 			// Texts age and are written again: they are not in pages.
-			if ids, ok = appendHolders(nil, v); !ok && (p.x.config.TextAge < 0 || !isText(v)) {
-				p.x.garbled.Add(1)
+			if ids, ok = appendHolders(nil, v); !ok {
+				if p.x.config.TextAge >= 0 && isText(v) {
+					p.texts = true
+				} else {
+					p.x.garbled.Add(1)
+				}
 			}
 			p.sets[string(v)] = ids
 		}

@@ -15,6 +15,7 @@ import (
 
 // TestClusterFailsOver kills each master under a replica.
 func TestClusterFailsOver(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t, 3, true)
 	p := newPrefix()
 	x := openRedis(t, c.URL(), p)
@@ -40,6 +41,7 @@ func TestClusterFailsOver(t *testing.T) {
 
 // TestSentinelsFailOver kills the master of a replicated pair.
 func TestSentinelsFailOver(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartSentinels(t)
 	p := newPrefix()
 	x := openRedis(t, s.URL(), p)
@@ -60,6 +62,7 @@ func TestSentinelsFailOver(t *testing.T) {
 // TestSlotMoves moves the slot of a partition to another node, log and all, while it
 // is written to.
 func TestSlotMoves(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t, 3, false)
 	ctx := t.Context()
 	p := newPrefix()
@@ -125,6 +128,7 @@ func TestSlotMoves(t *testing.T) {
 
 // TestClusterLosesANode restarts a master empty: its partitions are read again.
 func TestClusterLosesANode(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t, 3, false)
 	p := newPrefix()
 	x := openRedis(t, c.URL(), p)

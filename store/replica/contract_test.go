@@ -39,10 +39,12 @@ func contract(url string) storetest.Open {
 }
 
 func TestContract(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, contract(redistest.Start(t).URL()))
 }
 
 func TestContractOnCluster(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t, 3, false)
 	storetest.RunQuick(t, contract(c.URL()))
 }

@@ -80,6 +80,7 @@ func Dump(ctx context.Context, w io.Writer, from Source, o Options) (Summary, er
 	if err := o.validate(); err != nil {
 		return Summary{}, err
 	}
+	logs := offsets(ctx, from)
 	reg, err := from.Registry(ctx)
 	if err != nil {
 		return Summary{}, err
@@ -91,10 +92,26 @@ func Dump(ctx context.Context, w io.Writer, from Source, o Options) (Summary, er
 	}
 	head := Header{
 		Kvatlas: kvatlasDump, Version: Version, Schema: Schema, Partitions: blockkey.Partitions,
-		Created: now, Epoch: reg.Epoch, TrueAt: TrueAt{Time: now, Epoch: reg.Epoch}, Model: o.Model, Pod: o.Pod, After: o.After,
+		Created: now, Epoch: reg.Epoch, TrueAt: TrueAt{Time: now, Epoch: reg.Epoch, Logs: logs}, Model: o.Model, Pod: o.Pod, After: o.After,
 	}
 	err = d.run(ctx, from, reg, head)
 	return Summary{End: d.end, Bytes: d.written, TrueAt: head.TrueAt}, err
+}
+
+// offsets are the ends of the logs of an index that keeps some. They are an extra:
+// a user who may not read them gets a dump without.
+func offsets(ctx context.Context, from Source) map[string]string {
+	logged, ok := from.(interface {
+		LogOffsets(ctx context.Context) (map[string]string, error)
+	})
+	if !ok {
+		return nil
+	}
+	ends, err := logged.LogOffsets(ctx)
+	if err != nil {
+		return nil
+	}
+	return ends
 }
 
 // dumper writes one segment.

@@ -89,6 +89,10 @@ type TrueAt struct {
 	// Time is the moment by the clock, Epoch by the registry's epoch.
 	Time  time.Time `json:"time"`
 	Epoch uint64    `json:"epoch"`
+	// Logs has the id of the last entry that each log of changes had then, by the
+	// name of its stream, where there are logs: who reads the dump and goes on behind
+	// them misses nothing.
+	Logs map[string]string `json:"logs,omitempty"`
 }
 
 // Holder is whose an id is.

@@ -115,6 +115,25 @@ type Config struct {
 	// index does not know yet. It is fixed once a model is written.
 	BlockSize int `name:"block-size" default:"64" min:"1" max:"65536"`
 
+	// Replica answers lookups from a copy of the index in Redis, in the memory of
+	// this process, which follows a log of all changes: no lookup takes a round trip.
+	Replica bool `name:"replica" default:"false" section:"Replica of the index in Redis"`
+	// ReplicaMaxBytes is the memory that the copy may take, of 20 to 32 bytes a
+	// block, the garbage collector's overhead not counted. An index that does not fit
+	// is read from Redis.
+	ReplicaMaxBytes Bytes `name:"replica-max-bytes" default:"1GiB" min:"1MiB" max:"4TiB"`
+	// ReplicaMaxLag is how far the copy may be behind; beyond it lookups ask Redis.
+	ReplicaMaxLag time.Duration `name:"replica-max-lag" default:"1s" min:"50ms" max:"1m"`
+	// ReplicaMaxStale is how old the copy may be that answers while Redis cannot be
+	// reached. Such answers are marked as degraded.
+	ReplicaMaxStale time.Duration `name:"replica-max-stale" default:"30s" min:"50ms" max:"24h"`
+	// ReplicaLogEntries is the length of the log of changes that is switched on where
+	// nobody has decided about one. 0 switches none on.
+	ReplicaLogEntries int `name:"replica-log-entries" default:"10000" min:"0" max:"10000000"`
+	// ReplicaVerify is how often the whole index is read again beside the log, which
+	// finds blocks that Redis has evicted. 0 is never.
+	ReplicaVerify time.Duration `name:"replica-verify" default:"10m" min:"0s" max:"168h"`
+
 	// SnapshotFile is the file that keeps the index in memory over a restart; with
 	// a name that ends with .gz it is compressed. Its folder must be there. Empty
 	// keeps nothing.
@@ -230,6 +249,15 @@ func (c *Config) validate() error {
 	}
 	if c.StrictReady && c.Redis == "" {
 		bad("strict-ready: it is about Redis, and redis is not set")
+	}
+	if c.Replica && c.Redis == "" {
+		bad("replica: it is a copy of the index in Redis, and redis is not set")
+	}
+	if c.ReplicaMaxStale < c.ReplicaMaxLag {
+		bad("replica-max-stale: %v is less than replica-max-lag (%v)", c.ReplicaMaxStale, c.ReplicaMaxLag)
+	}
+	if n := c.ReplicaLogEntries; n != 0 && n < redis.MinLogEntries {
+		bad("replica-log-entries: %d is too short, give 0 or at least %d", n, redis.MinLogEntries)
 	}
 	if c.SnapshotFile != "" && c.Redis != "" {
 		bad("snapshot-file: it is for the index in memory, and redis is set: Redis keeps the index itself, and kvatlas dump makes backups")

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+const changelogUsage = `kvatlas changelog switches the log of changes of an index in Redis on or off, which
+servers with --replica follow. It holds for all writers at once.
+
+  kvatlas changelog --redis URL          whether it is on, and where it ends
+  kvatlas changelog --redis URL --on     switch it on, for --entries changes
+  kvatlas changelog --redis URL --off    switch it off, and remove it: replicas then
+                                         read from Redis, and do not switch it on again
+
+`
+
+// changelog is the command.
+func (p *program) changelog(ctx context.Context, args []string) int {
+	fs := flag.NewFlagSet("kvatlas changelog", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	at := p.placeFlags(fs)
+	on := fs.Bool("on", false, "switch it on")
+	off := fs.Bool("off", false, "switch it off")
+	entries := fs.Int("entries", redis.DefaultLogEntries, "how many changes a log keeps at least; a cluster has 65 logs")
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(p.stdout, changelogUsage)
+		fs.SetOutput(p.stdout)
+		fs.PrintDefaults()
+		return exitOK
+	case err != nil:
+		return p.misuse("changelog", config.FlagError(fs, err))
+	case fs.NArg() > 0:
+		return p.misuse("changelog", fmt.Errorf("%q: it takes flags only", fs.Arg(0)))
+	case *on && *off:
+		return p.misuse("changelog", errors.New("--on and --off are both given"))
+	case *entries < redis.MinLogEntries || *entries > redis.MaxLogEntries:
+		return p.misuse("changelog", fmt.Errorf("--entries is %d, it can be %d to %d", *entries, redis.MinLogEntries, redis.MaxLogEntries))
+	case at.redis == "":
+		return p.misuse("changelog", errors.New("--redis is required: the log is in Redis"))
+	}
+	if err := at.open(p, fs, "changelog"); err != nil {
+		return p.misuse("changelog", err)
+	}
+	defer at.close()
+	ctx, cancel := context.WithTimeout(ctx, at.timeout)
+	defer cancel()
+	var err error
+	switch {
+	case *on:
+		err = at.index.SetLog(ctx, *entries)
+	case *off:
+		err = at.index.SetLog(ctx, 0)
+	}
+	var ends map[string]string
+	if err == nil {
+		ends, err = at.index.LogOffsets(ctx)
+	}
+	if err != nil {
+		return p.fail("changelog", at.failure(err))
+	}
+	if len(ends) == 0 {
+		fmt.Fprintln(p.stdout, "off")
+		return exitOK
+	}
+	fmt.Fprintln(p.stdout, "on")
+	for _, name := range slices.Sorted(maps.Keys(ends)) {
+		fmt.Fprintf(p.stdout, "%s ends at %s\n", printable(name), ends[name])
+	}
+	return exitOK
+}

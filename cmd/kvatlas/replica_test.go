@@ -1,0 +1,110 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+)
+
+// eventually waits until f returns nil.
+func eventually(t *testing.T, what string, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// TestReplica serves from a replica beside a server that asks Redis: from before
+// Redis is there until after it has gone.
+func TestReplica(t *testing.T) {
+	redis := redistest.Prepare(t)
+	flags := []string{"--redis=" + redis.URL(), "--block-size=16"}
+	r := start(t, append(flags, "--replica", "--replica-max-lag=100ms", "--replica-max-stale=1h")...)
+	c, ctx := r.client(), t.Context()
+	if status, body := get(t, r.url+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "has not caught up") {
+		t.Errorf("without Redis, /readyz is %d %s", status, body)
+	}
+	redis.Run()
+	eventually(t, "ready", func() error { return c.Ready(ctx) })
+	if h, err := c.Health(ctx); err != nil || h.Backend != "replica" {
+		t.Errorf("got %+v, %v", h, err)
+	}
+	writer := start(t, flags...).client()
+	if err := writer.RegisterPod(ctx, client.Pod{Name: "p", Model: "m"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := writer.Blocks(ctx, client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "p", Tokens: tokens(64)}); err != nil {
+		t.Fatal(err)
+	}
+	ask := client.ScoreRequest{Model: "m", Tokens: tokens(70)}
+	eventually(t, "the replica sees it", func() error {
+		got, err := c.Score(ctx, ask)
+		if err == nil && (got.Scores["p"] != 4 || got.Degraded != nil) {
+			err = fmt.Errorf("got %+v", got)
+		}
+		return err
+	})
+	_, body := get(t, r.url+"/metrics")
+	for _, want := range []string{"kvatlas_replica_in_use 1", "kvatlas_replica_blocks 4", `kvatlas_replica_lookups_total{from="stale"} 0`, "kvatlas_replica_lag_seconds 0", "kvatlas_index_blocks 4"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the metrics have no %s", want)
+		}
+	}
+	redis.Kill()
+	eventually(t, "the answer is called stale", func() error {
+		got, err := c.Score(ctx, ask)
+		if err == nil && (got.Scores["p"] != 4 || got.Degraded == nil || got.Degraded.Reason != "index_stale" || got.Degraded.StaleMS < 100) {
+			err = fmt.Errorf("got %+v, %+v", got, got.Degraded)
+		}
+		return err
+	})
+	if err := c.Ready(ctx); err != nil {
+		t.Errorf("not ready: %v", err)
+	}
+	if status := r.end(); status != exitOK {
+		t.Errorf("ends with %d\n%s", status, r.stderr)
+	}
+	if log := r.stderr.String(); !strings.Contains(log, "answered from the replica in memory") || !strings.Contains(log, `"to":"stale"`) {
+		t.Errorf("the log does not tell of it:\n%s", log)
+	}
+}
+
+func TestChangelog(t *testing.T) {
+	redis := redistest.Start(t)
+	for _, step := range []struct {
+		args, want string
+	}{{"", "off\n"}, {"--on --entries 100", "on\nkva{reg}:log ends at "}, {"", "on\nkva{reg}:log ends at "}, {"--off", "off\n"}, {"", "off\n"}} {
+		status, out, errs := call(t, "", append([]string{"changelog", "--redis", redis.URL()}, strings.Fields(step.args)...)...)
+		if status != exitOK || !strings.HasPrefix(out, step.want) {
+			t.Errorf("%q: status %d, %q %q", step.args, status, out, errs)
+		}
+	}
+	for args, want := range map[string]string{
+		"":                                   "--redis is required",
+		"--redis redis://a --on --off":       "both given",
+		"--redis redis://a --on --entries 1": "--entries is 1",
+		"--redis redis://a what":             "flags only",
+		"--redis redis://127.0.0.1:1 --timeout 1s": "",
+	} {
+		status, _, errs := call(t, "", append([]string{"changelog"}, strings.Fields(args)...)...)
+		if status == exitOK || !strings.Contains(errs, want) {
+			t.Errorf("%q: status %d, %q", args, status, errs)
+		}
+	}
+	if status, out, _ := call(t, "", "changelog", "--help"); status != exitOK || !strings.Contains(out, "-entries") {
+		t.Errorf("help: %d %s", status, out)
+	}
+}
