@@ -47,7 +47,7 @@ func TestPushEvents(t *testing.T) {
 	}
 	defer c.Close()
 
-	parent, seq := uint64(1<<64-1), uint64(1<<53-1)
+	parent, seq := uint64(1<<64-1), uint64(1<<53-2)
 	got, err := c.PushEvents(t.Context(), client.EventsRequest{
 		Pod: "p", Model: "m", Rank: 3, Engine: "vllm", Seq: &seq,
 		Events: []client.Event{

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/tokenpool"
@@ -38,7 +39,12 @@ func TestDocumentedExamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer})
+	events, err := ingest.New(ingest.Config{Index: index})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = events.Close() }()
+	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, Events: events})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
@@ -94,6 +95,9 @@ var mapping = []struct {
 	{is: snapshot.ErrCorrupt, status: 400, code: codeInvalidDump},
 	{is: snapshot.ErrCut, status: 400, code: codeInvalidDump},
 	{is: snapshot.ErrVersion, status: 400, code: codeInvalidDump},
+	{is: ingest.ErrReading, status: 409, code: "rank_is_read", param: "pod", message: "the events of this rank are read from its engine by this server, so they cannot be pushed too"},
+	{is: ingest.ErrClosed, status: 503, code: "closing", message: "the server is shutting down", retry: time.Second},
+	{is: store.ErrUnknownPod, status: 404, code: "unknown_pod", param: "pod", message: "the pod is not registered any more"},
 	{is: store.ErrInvalid, status: 400, code: codeInvalidRequest},
 	{is: store.ErrCursor, status: 400, code: "invalid_cursor", param: "cursor"},
 	{is: store.ErrModelConflict, status: 409, code: "model_conflict", param: "model"},

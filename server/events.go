@@ -21,6 +21,9 @@ type Pusher interface {
 	Push(ctx context.Context, p ingest.Pushed) (ingest.PushResult, error)
 }
 
+// maxSeq is the highest number that a push can have: an index counts from 1.
+const maxSeq = store.MaxSequence - 1
+
 // maxShapes is of how many pods it is remembered what their events have to be held
 // against.
 const maxShapes = 4096
@@ -147,7 +150,7 @@ func fromQuery(p *event.Push, q url.Values) error {
 	if s := q.Get("seq"); s != "" {
 		seq, err := strconv.ParseUint(s, 10, 64)
 		if err != nil {
-			return invalid("seq", "seq is no sequence number: a whole number from 0 to 2^53-1")
+			return invalid("seq", "seq is no sequence number: a whole number from 0 to 2^53-2")
 		}
 		p.Seq, p.HasSeq = seq, true
 	}
@@ -180,8 +183,8 @@ func appendPushed(all []ingest.Pushed, p *event.Push, many bool, i int) ([]inges
 	}
 	one := ingest.Pushed{Pod: p.Pod, Model: p.Model, Engine: p.Engine, Rank: p.Rank, Skipped: p.Skipped}
 	if p.HasSeq {
-		if p.Seq > store.MaxSequence {
-			return nil, invalid(at("seq"), "seq is %d, the highest is %d", p.Seq, uint64(store.MaxSequence))
+		if p.Seq > maxSeq {
+			return nil, invalid(at("seq"), "seq is %d, the highest is %d", p.Seq, uint64(maxSeq))
 		}
 		one.Seq = &p.Seq
 	}

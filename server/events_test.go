@@ -76,7 +76,7 @@ func TestEvents(t *testing.T) {
 		{"a message of another rank", "?pod=p&model=m&rank=5", string(event.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, event.VLLM9)), true,
 			200, `{"applied":1,"skipped":0}`, []string{`p/5 m  seq none skipped 0: {"type":"AllBlocksCleared"}`}},
 		{"no pod", "?model=m", "\x92\x01\x90", true, 400, "pod: a message of an engine needs pod in the query", nil},
-		{"no number", "?pod=p&model=m&seq=x", "\x92\x01\x90", true, 400, "seq: seq is no sequence number: a whole number from 0 to 2^53-1", nil},
+		{"no number", "?pod=p&model=m&seq=x", "\x92\x01\x90", true, 400, "seq: seq is no sequence number: a whole number from 0 to 2^53-2", nil},
 		{"no rank", "?pod=p&model=m&rank=x", "\x92\x01\x90", true, 400, "rank: rank is no number", nil},
 		{"no message", "?pod=p&model=m", "\xc1", true, 400, ": event: not a message of events: neither a map nor an array at byte 0", nil},
 		{"no JSON", "", `{`, false, 400, ": event: not JSON: no name at byte 1", nil},
@@ -84,7 +84,7 @@ func TestEvents(t *testing.T) {
 		{"a pod that is none", "", `{"pod":"p\n","model":"m","events":[]}`, false, 400, "pod: ", nil},
 		{"a model that is none", "", `{"pod":"p","model":"m\n","events":[]}`, false, 400, "model: ", nil},
 		{"a rank that is none", "", `[{"pod":"p","model":"m","events":[]},{"pod":"p","model":"m","events":[],"rank":1024}]`, false, 400, "[1].rank: ", nil},
-		{"a number that is none", "", `{"pod":"p","model":"m","events":[],"seq":9007199254740992}`, false, 400, "seq: seq is 9007199254740992, the highest is 9007199254740991", nil},
+		{"a number that is none", "", `{"pod":"p","model":"m","events":[],"seq":9007199254740991}`, false, 400, "seq: seq is 9007199254740991, the highest is 9007199254740990", nil},
 	} {
 		p := &pusher{}
 		s := newServer(t, openIndex(t), func(c *server.Config) { c.Events = p })
@@ -165,6 +165,65 @@ func TestEventsFail(t *testing.T) {
 		t.Error(status, answer)
 	}
 	if status, answer := s.push(t, "application/json", "", strings.Repeat(" ", 101)+body); status != 413 {
+		t.Error(status, answer)
+	}
+}
+
+// What engines push is scored: by vLLM's map form, SGLang's arrays in MessagePack,
+// TensorRT-LLM's JSON, with sequences and without.
+func TestEventsAreScored(t *testing.T) {
+	index := openIndex(t)
+	in, err := ingest.New(ingest.Config{Index: index, BlockSize: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := in.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	s := newServer(t, index, func(c *server.Config) { c.Events = in })
+	push := func(kind, query, body, want string) {
+		t.Helper()
+		if status, answer := s.push(t, kind, query, body); status != 200 || !strings.HasPrefix(answer, want) {
+			t.Fatalf("%d %s, want %s", status, answer, want)
+		}
+	}
+	scores := func() string {
+		t.Helper()
+		w := s.do(http.MethodPost, "/v1/score", strings.NewReader(`{"model":"m","tokens":[1,2,3,4,5,6,7,8]}`))
+		var resp struct{ Scores map[string]float64 }
+		if err := json.Unmarshal(w.Body.Bytes(), &resp); err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(resp.Scores)
+	}
+	push("application/json", "", `{"pod":"vllm","model":"m","seq":0,"events":[
+		{"type":"BlockStored","block_hashes":[11,12],"parent_block_hash":null,"token_ids":[1,2,3,4],"block_size":2,"medium":"GPU"}]}`, `{"applied":1,"skipped":0}`)
+	push("application/json", "", `{"pod":"vllm","model":"m","seq":1,"events":[
+		{"type":"BlockStored","block_hashes":[13,14],"parent_block_hash":12,"token_ids":[5,6,7,8],"block_size":2,"medium":"GPU"}]}`, `{"applied":1,"skipped":0}`)
+	sglang := event.Batch{Rank: 1, Events: []event.Event{{Kind: event.Stored, Hashes: []event.Hash{1 << 63, 2}, Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}, BlockSize: 4, Medium: "CPU_PINNED"}}}
+	push("application/msgpack", "?pod=sglang&model=m", string(event.Append(nil, &sglang, event.SGLang59)), `{"applied":1,"skipped":0}`)
+	push("application/json", "", `{"pod":"trt","model":"m","events":[{"event_id":0,"data":{"type":"created"},"window_size":64},
+		{"event_id":1,"data":{"type":"stored","parent_hash":null,"blocks":[{"block_hash":5,"tokens":[{"token_id":1,"token_extra_id":0},{"token_id":2,"token_extra_id":0},
+		{"token_id":3,"token_extra_id":0},{"token_id":4,"token_extra_id":0}],"cache_level":0}]},"window_size":64}]}`, `{"applied":1,"skipped":1,`)
+	if got, want := scores(), "map[sglang:1.6 trt:1 vllm:2]"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	// The last push again is skipped; a removal counts.
+	again := `{"pod":"vllm","model":"m","seq":2,"events":[{"type":"BlockRemoved","block_hashes":["e"],"medium":"GPU"}]}`
+	push("application/json", "", again, `{"applied":1,"skipped":0}`)
+	push("application/json", "", again, `{"applied":0,"skipped":1}`)
+	push("application/json", "", `{"pod":"trt","model":"m","events":[{"data":{"type":"updated","block_hash":5,"cache_level":{"old_value":0,"new_value":1}},"window_size":64}]}`, `{"applied":2,"skipped":0}`)
+	if got, want := scores(), "map[sglang:1.6 trt:0.8 vllm:1]"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	// A hole begins a new generation.
+	push("application/json", "", `{"pod":"vllm","model":"m","seq":9,"events":[]}`, `{"applied":0,"skipped":0}`)
+	if got, want := scores(), "map[sglang:1.6 trt:0.8]"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if status, answer := s.push(t, "application/json", "", `{"pod":"vllm","model":"other","seq":10,"events":[{"type":"AllBlocksCleared"}]}`); status != 200 {
 		t.Error(status, answer)
 	}
 }
