@@ -70,6 +70,10 @@ type Request struct {
 	// LoRA and Salt are the adapter's name and the cache salt; they are part
 	// of the block keys, so block keys exclude them.
 	LoRA, Salt string
+	// Objects are the images, audio and video in Input, which must be tokens with
+	// the model's placeholders in their places. Their hashes are part of the block
+	// keys.
+	Objects []blockkey.Object
 	// Mode and Wait say how long tokenization may take; Wait 0 is the default
 	// budget of the tokenizer.
 	Mode tokenpool.Mode
@@ -91,6 +95,9 @@ func (r *Request) validate(def Strategy) (Strategy, error) {
 	}
 	if r.Input.kind == inputKeys && (r.LoRA != "" || r.Salt != "") {
 		return "", fmt.Errorf("%w: block keys already contain LoRA and salt, give either", ErrRequest)
+	}
+	if r.Input.kind != inputTokens && len(r.Objects) > 0 {
+		return "", fmt.Errorf("%w: objects go with tokens only", ErrRequest)
 	}
 	st := r.Strategy
 	if st == "" {

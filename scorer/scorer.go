@@ -299,7 +299,8 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 			c.keys = append(c.keys[:0], j.req.Input.keys...)
 			j.resp.Tokens = len(c.keys) * size
 		} else {
-			c.keys = blockkey.AppendNative(c.keys[:0], j.tokens, size, blockkey.NativeSeed(j.req.LoRA, j.req.Salt))
+			keys := blockkey.Chain{BlockSize: size, Seed: blockkey.NativeSeed(j.req.LoRA, j.req.Salt)}
+			c.keys = keys.AppendObjects(c.keys[:0], j.tokens, j.req.Objects)
 			j.resp.Tokens = len(j.tokens)
 		}
 		j.resp.Blocks, j.resp.BlockSize = len(c.keys), size

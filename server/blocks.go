@@ -59,6 +59,7 @@ var blocksFields = fields[blocksRequest]{
 	inputOf("tokens", blocksInput, readTokens),
 	inputOf("tokens_b64", blocksInput, readPacked),
 	inputOf("block_keys", blocksInput, readKeys),
+	inputOf("features", blocksInput, readFeatures),
 }
 
 var blocksNames = namesOf(blocksFields)
@@ -103,11 +104,14 @@ func (c *call) blocks() error {
 // check holds the rules between fields.
 func (q *blocksRequest) check(f form) error {
 	if q.op == store.Clear {
-		return f.exclude("clear is of all blocks", "tokens", "tokens_b64", "block_keys", "lora", "cache_salt")
+		return f.exclude("clear is of all blocks", "tokens", "tokens_b64", "block_keys", "features", "lora", "cache_salt")
 	}
 	kind, err := f.one("tokens", "tokens_b64", "block_keys")
 	if err == nil && kind == "block_keys" {
 		err = f.exclude(keysAreSeeded, "lora", "cache_salt")
+	}
+	if err == nil {
+		err = q.checkFeatures(f, kind)
 	}
 	return err
 }
@@ -170,7 +174,8 @@ func (q *blocksRequest) chain(size int) []blockkey.Key {
 	if len(q.keys) > 0 {
 		return q.keys
 	}
-	q.keys = blockkey.AppendNative(q.keys[:0], q.tokens, size, blockkey.NativeSeed(q.lora, q.salt))
+	keys := blockkey.Chain{BlockSize: size, Seed: blockkey.NativeSeed(q.lora, q.salt)}
+	q.keys = keys.AppendObjects(q.keys[:0], q.tokens, q.objects)
 	return q.keys
 }
 

@@ -23,6 +23,9 @@ type Limits struct {
 	// MaxPods is the most pods that one request may name. Default 1,024, limit
 	// 65,536.
 	MaxPods int
+	// MaxObjects is the most images, audio and video of one request. Default 1,024,
+	// limit 65,536.
+	MaxObjects int
 	// MaxInFlight is how many requests to /v1 are worked on at once; more are
 	// refused with 503 and code overloaded. Default 1,024, limit 1,000,000.
 	MaxInFlight int
@@ -57,6 +60,7 @@ func (l *Limits) validate() error {
 	set(&l.MaxBlockKeys, 1<<17)
 	set(&l.MaxPrompts, 64)
 	set(&l.MaxPods, 1024)
+	set(&l.MaxObjects, 1024)
 	set(&l.MaxInFlight, 1024)
 	set(&l.MaxInFlightBytes, max(256<<20, 2*l.MaxBodyBytes))
 	set(&l.RequestTimeout, 10*time.Second)
@@ -68,6 +72,7 @@ func (l *Limits) validate() error {
 		within("MaxBlockKeys", l.MaxBlockKeys, 1, 1<<26),
 		within("MaxPrompts", l.MaxPrompts, 1, 4096),
 		within("MaxPods", l.MaxPods, 1, 1<<16),
+		within("MaxObjects", l.MaxObjects, 1, 1<<16),
 		within("MaxInFlight", l.MaxInFlight, 1, 1_000_000),
 		within("MaxInFlightBytes", l.MaxInFlightBytes, l.MaxBodyBytes, 1<<40),
 		within("RequestTimeout", l.RequestTimeout, time.Millisecond, 10*time.Minute),

@@ -27,6 +27,7 @@ type input struct {
 	prompt          string
 	prompts         []string
 	tokens          []uint32 // of tokens or tokens_b64
+	objects         []blockkey.Object
 	chat            chat.Request
 	keys            []blockkey.Key
 	lora, salt      string
@@ -290,6 +291,7 @@ var scoreFields = append(chatFields(scoreInput), fields[scoreRequest]{
 	inputOf("tokens", scoreInput, readTokens),
 	inputOf("tokens_b64", scoreInput, readPacked),
 	inputOf("block_keys", scoreInput, readKeys),
+	inputOf("features", scoreInput, readFeatures),
 	{"pods", func(s *scanner, q *scoreRequest) error {
 		q.pods = []string{}
 		return s.array("an array of pod names", q.limits.MaxPods, func() error {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -36,6 +37,7 @@ type decoded struct {
 	Mode                      tokenpool.Mode
 	Wait                      time.Duration
 	Explain, Early, NoSpecial bool
+	Objects                   []blockkey.Object
 	Chat                      map[string]string // by the field's name: JSON as it stands, or a text
 }
 
@@ -80,6 +82,8 @@ func scanned(s *scanner, q *scoreRequest, body []byte) (*decoded, error) {
 			d.chat(n, q.chat.ChatTemplate)
 		case "reasoning_effort":
 			d.chat(n, q.chat.ReasoningEffort)
+		case "features":
+			d.Objects = q.objects
 		}
 	}
 	return d, nil
@@ -115,7 +119,7 @@ func oracle(body []byte) (*decoded, error) {
 		if _, twice := raw[n]; twice {
 			return nil, fmt.Errorf("%s twice", n)
 		}
-		if nullable := slices.Contains([]string{"messages", "tools", "documents", "chat_template_kwargs"}, n); string(v) == "null" && !nullable {
+		if nullable := slices.Contains([]string{"messages", "tools", "documents", "chat_template_kwargs", "features"}, n); string(v) == "null" && !nullable {
 			return nil, fmt.Errorf("%s is null", n)
 		}
 		raw[n] = v
@@ -169,6 +173,30 @@ func (d *decoded) set(name string, v []byte) (err error) {
 	case "messages", "tools", "documents":
 		_, err = slowly[[]json.RawMessage](v)
 		d.chat(name, string(v))
+	case "features":
+		f, err := slowly[features](v)
+		if err != nil {
+			return err
+		}
+		for _, kind := range slices.Sorted(maps.Keys(f.Hashes)) {
+			if len(f.Hashes[kind]) != len(f.Placeholders[kind]) {
+				return fmt.Errorf("unequal")
+			}
+			for i, id := range f.Hashes[kind] {
+				h, ok := blockkey.ObjectHash(id)
+				at := f.Placeholders[kind][i]
+				if !ok || min(at.Offset, at.Length) < 0 || max(at.Offset, at.Length) > 1<<20 {
+					return fmt.Errorf("no object")
+				}
+				d.Objects = append(d.Objects, blockkey.Object{Hash: h, Ranges: []blockkey.Range{{Start: at.Offset, End: at.Offset + at.Length}}})
+			}
+		}
+		for kind, at := range f.Placeholders {
+			if len(at) != len(f.Hashes[kind]) {
+				return fmt.Errorf("unequal")
+			}
+		}
+		return nil
 	case "chat_template_kwargs":
 		_, err = slowly[map[string]json.RawMessage](v)
 		d.chat(name, string(v))
@@ -378,6 +406,8 @@ var odd = []string{
 	`{"tokens_b64":"\u0041QAAAA=="}`, `{"tokens_b64":"AQAAAA\u003d="}`, `{"tokens_b64":"=="}`, `{"tokens_b64":"A"}`, `{"tokens_b64":"AQAAAB=="}`, `{"tokens_b64":"AQAAAA==AQAAAA=="}`, `{"tokens_b64":"AQAAA\n"}`, `{"tokens_b64":"AQAAAAIAAAADAAAA"}`,
 	`{"block_keys":["\u0030123456789abcdef"]}`, `{"block_keys":["0123456789ABCDEF" , "+123456789abcde"]}`, `{"block_keys":["+123456789abcdef"]}`, `{"block_keys":["0_23456789abcdef"]}`, `{"block_keys":[""]}`,
 	`{"explain":truex}`, `{"explain":true}`, `{"explain":"true"}`, `{"wait_ms":10000}`, `{"wait_ms":10001}`, `{"wait_ms":-0}`, `{"wait_ms":1.0}`, `{"wait_ms":01}`, `{"wait_ms":1 }`,
+	`{"features":null}`, `{"features":{"mm_hashes":{"image":["a","b"]},"mm_placeholders":{"image":[{"offset":1,"length":2},{"offset":9,"length":0}]},"kwargs_data":null}}`,
+	`{"features":{"mm_hashes":{"image":["a"]}}}`, `{"features":{"mm_placeholders":{"image":[{}]}}}`, `{"features":{"mm_hashes":{"image":[""]},"mm_placeholders":{"image":[{}]}}}`, `{"features":[]}`, `{"features":{"mm_hashes":3}}`,
 	`{"tools":{}}`, `{"tools": null ,"documents":[ ] }`, `{"chat_template_kwargs":[]}`, `{"chat_template_kwargs":{"a":{"b":[1.0,2e5]}}}`, `{"chat_template_kwargs":{"a":}}`,
 	`{"add_generation_prompt":null}`, `{"add_generation_prompt":false,"continue_final_message":true,"chat_template":"\u00e9","reasoning_effort":"low"}`,
 	`{"messages":[{"a":[}]}`, `{"messages":[{"a":1,"a":2}]}`, `{"messages":[]]}`, `{"messages":[nul]}`, `{"messages":["\ud800"]}`, `{"messages":[1,"]",{"x":"}"}]}`, `{"messages":null}`,

@@ -67,6 +67,9 @@ func (q *scoreRequest) check(f form, kind string) error {
 	if err := q.checkChat(f, kind); err != nil {
 		return err
 	}
+	if err := q.checkFeatures(f, kind); err != nil {
+		return err
+	}
 	if f.has("wait_ms") && f.has("mode") && q.mode != 0 {
 		return invalid("wait_ms", "wait_ms is for mode wait only")
 	}
@@ -94,7 +97,7 @@ func (q *scoreRequest) only(kind string) scorer.Input {
 func (q *scoreRequest) with(in scorer.Input) scorer.Request {
 	return scorer.Request{
 		Model: q.model, Input: in, Pods: q.pods, Strategy: q.strategy,
-		LoRA: q.lora, Salt: q.salt, Mode: q.mode, Wait: q.wait,
+		LoRA: q.lora, Salt: q.salt, Objects: q.objects, Mode: q.mode, Wait: q.wait,
 		NoSpecialTokens: q.noSpecialTokens, EarlyExit: q.earlyExit, Explain: q.explain,
 	}
 }

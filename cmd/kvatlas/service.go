@@ -98,6 +98,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 			MaxBlockKeys:     cfg.MaxBlockKeys,
 			MaxPrompts:       cfg.MaxPrompts,
 			MaxPods:          cfg.MaxPods,
+			MaxObjects:       cfg.MaxObjects,
 			MaxInFlight:      cfg.MaxInFlight,
 			MaxInFlightBytes: int64(cfg.MaxInFlightBytes),
 			RequestTimeout:   cfg.RequestTimeout,

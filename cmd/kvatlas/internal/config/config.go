@@ -61,6 +61,8 @@ type Config struct {
 	MaxPrompts int `name:"max-prompts" default:"64" min:"1" max:"4096"`
 	// MaxPods is the number of pods that one request may name.
 	MaxPods int `name:"max-pods" default:"1024" min:"1" max:"65536"`
+	// MaxObjects is the number of images, audio and video of one request.
+	MaxObjects int `name:"max-objects" default:"1024" min:"1" max:"65536"`
 	// MaxInFlight is the number of requests worked on at a time; more are
 	// refused with 503.
 	MaxInFlight int `name:"max-in-flight" default:"1024" min:"1" max:"1000000"`
