@@ -13,7 +13,7 @@ cd "$root"
 . "$here/need.sh"
 
 name="test"
-total=7
+total=8
 start=$SECONDS
 step() { printf '\n== test, step %s of %s [%ds]: %s\n' "$1" "$total" $((SECONDS - start)) "$2"; }
 
@@ -33,10 +33,13 @@ scripts/build-libtokenizers.sh
 step 3 "tokenizers that the tests load"
 scripts/fetch-tokenizers.sh
 
-step 4 "publishers of real engines"
+step 4 "Python for examples/writers"
+scripts/writers-venv.sh
+
+step 5 "publishers of real engines"
 scripts/fetch-engines.sh
 
-step 5 "gofmt"
+step 6 "gofmt"
 # What git would commit; all Go files where this is no git checkout.
 if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
   git ls-files -z --cached --others --exclude-standard -- '*.go'
@@ -50,11 +53,11 @@ if [ -n "$unformatted" ]; then
 fi
 echo "$(tr -cd '\0' <.cache/gofiles | wc -c) files, all formatted"
 
-step 6 "go vet"
+step 7 "go vet"
 go vet "${packages[@]}"
 echo "no complaint"
 
-step 7 "go test -race"
+step 8 "go test -race"
 count=$(go list "${packages[@]}" | wc -l)
 go build -o .cache/bin/testreport ./scripts/testreport
 report=(.cache/bin/testreport -packages "$count")

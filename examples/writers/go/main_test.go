@@ -1,0 +1,338 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/storetest"
+)
+
+const (
+	testModel = "meta-llama/Llama-3.1-8B"
+	scripts   = "../../../store/redis/lua"
+	// isWriter makes the test's program the writer.
+	isWriter = "KVATLAS_TEST_WRITER"
+	// pythonVariable names another Python, which has redis-py and xxhash.
+	pythonVariable = "KVATLAS_TEST_PYTHON"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(isWriter) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// python is a Python with what the writer needs. `make test` prepares one.
+func python(t *testing.T) string {
+	t.Helper()
+	p := os.Getenv(pythonVariable)
+	if p == "" {
+		p = "../../../.cache/venv-writers/bin/python"
+	}
+	if out, err := exec.Command(p, "-c", "import redis, xxhash").CombinedOutput(); err != nil {
+		t.Skipf("no Python with redis-py and xxhash, which scripts/test.sh installs: %v\n%s", err, out)
+	}
+	return p
+}
+
+// process is a running writer.
+type process struct {
+	t   *testing.T
+	pod string
+	cmd *exec.Cmd
+	in  io.Writer
+	out *bufio.Scanner
+}
+
+// start starts the writer of a language.
+func start(t *testing.T, language, url, pod, lease string) *process {
+	t.Helper()
+	args := []string{"--redis", url, "--scripts", scripts, "--pod", pod, "--model", testModel, "--block-size", "4", "--lease"}
+	var cmd *exec.Cmd
+	if language == "go" {
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd = exec.Command(self, append(args, lease+"s")...)
+		cmd.Env = append(os.Environ(), isWriter+"=1")
+	} else {
+		cmd = exec.Command(python(t), append([]string{filepath.Join("..", "python", "writer.py")}, append(args, lease)...)...)
+	}
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, pod: pod, cmd: cmd, in: in, out: bufio.NewScanner(out)}
+	t.Cleanup(p.kill)
+	p.hears("ready")
+	return p
+}
+
+func (p *process) hears(want string) {
+	p.t.Helper()
+	if !p.out.Scan() || p.out.Text() != want {
+		p.t.Fatalf("%s: the writer says %q, %v; want %q", p.pod, p.out.Text(), p.out.Err(), want)
+	}
+}
+
+// do gives the writer a command.
+func (p *process) do(format string, args ...any) {
+	p.t.Helper()
+	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
+		p.t.Fatal(err)
+	}
+	p.hears("ok")
+}
+
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait() // it was killed
+}
+
+func hex(keys []blockkey.Key) string {
+	var words []string
+	for _, k := range keys {
+		words = append(words, fmt.Sprintf("%016x", uint64(k)))
+	}
+	return strings.Join(words, " ")
+}
+
+func open(t *testing.T, url string) *redis.Index {
+	t.Helper()
+	x, err := redis.Open(redis.Config{URL: url, NoSweep: true, SweepDuty: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	return x
+}
+
+func find(t *testing.T, x store.Index, keys []blockkey.Key) storetest.Answer {
+	t.Helper()
+	c := &storetest.Collector{Keys: len(keys)}
+	if err := x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf(testModel), Keys: keys, Fold: c}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return c.Answer
+}
+
+// TestWriters plays a random history to a writer in Go, one in Python and kvatlas
+// itself, all on one index, and compares what the index then says with the model of
+// the contract.
+func TestWriters(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	x := open(t, s.URL())
+	m := storetest.NewModel()
+	writers := []*process{start(t, "go", s.URL(), "10.0.0.1:8000", "60"), start(t, "python", s.URL(), "10.0.0.2:8000", "60")}
+	for _, w := range writers {
+		m.Register(store.Pod{Name: w.pod, Model: testModel})
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	pool := make([]blockkey.Key, 1200)
+	for i := range pool {
+		pool[i] = blockkey.Key(rng.Uint64())
+	}
+	for step := range 250 {
+		w := writers[rng.IntN(len(writers))]
+		rank, tier := rng.IntN(3), store.Tier(rng.IntN(store.NumTiers))
+		from := rng.IntN(40)
+		keys := pool[from : from+1+rng.IntN(20)]
+		if rng.IntN(20) == 0 {
+			keys = pool // more than a call takes
+		}
+		batch := store.Batch{Pod: w.pod, Rank: rank, Model: testModel}
+		what := "add"
+		switch rng.IntN(12) {
+		default:
+			batch.Ops = []store.Op{{Kind: store.Add, Tier: tier, Keys: keys}}
+			w.do("add %d %s %s", rank, tier, hex(keys))
+		case 0, 1, 2:
+			what = "remove"
+			batch.Ops = []store.Op{{Kind: store.Remove, Tier: tier, Keys: keys}}
+			w.do("remove %d %s %s", rank, tier, hex(keys))
+		case 3:
+			what = "clear of a tier"
+			batch.Ops = []store.Op{{Kind: store.Clear, Tier: tier}}
+			w.do("clear %d %s", rank, tier)
+		case 4:
+			what = "clear of all"
+			batch.Ops = []store.Op{{Kind: store.Clear, Tier: store.AllTiers, AllRanks: true}}
+			w.do("clear * *")
+		case 5:
+			what = "retirement"
+			m.Retire(w.pod)
+			w.do("retire")
+		case 6: // by kvatlas, behind the writer's back
+			what = "clear by somebody else"
+			batch.Ops = []store.Op{{Kind: store.Clear, Tier: tier}}
+			if err := x.Apply(t.Context(), batch); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(batch.Ops) > 0 {
+			if err := m.Apply(batch); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if rng.IntN(25) == 0 {
+			if err := plain.ScriptFlush(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if rng.IntN(50) == 0 {
+			if _, err := x.Sweep(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		look := pool[:64]
+		if step%20 == 0 {
+			look = pool
+		}
+		if got, want := find(t, x, look), m.Lookup(blockkey.ModelOf(testModel), look); !got.Equal(want) {
+			t.Fatalf("step %d, %s of %s: found\n%v, want\n%v", step, what, w.pod, got, want)
+		}
+	}
+}
+
+// each runs a test for the writer of each language.
+func each(t *testing.T, test func(t *testing.T, language string)) {
+	for _, language := range []string{"go", "python"} {
+		t.Run(language, func(t *testing.T) { test(t, language) })
+	}
+}
+
+// TestTokens: the writers hash tokens as kvatlas does.
+func TestTokens(t *testing.T) {
+	each(t, func(t *testing.T, language string) {
+		s := redistest.Start(t)
+		x := open(t, s.URL())
+		w := start(t, language, s.URL(), "a:1", "60")
+		tokens := []uint32{18038, 95411, 87593, 48849, 40269, 54969, 126870, 44865, 7}
+		w.do("tokens 2 cpu %s", strings.Trim(fmt.Sprint(tokens), "[]"))
+		keys := blockkey.AppendNative(nil, tokens, 4, blockkey.NativeSeed("", ""))
+		if len(keys) != 2 || uint64(keys[0]) != 1675479374679433266 {
+			t.Fatalf("the keys are %v", keys)
+		}
+		at := []storetest.At{{Pod: "a:1", Rank: 2, Tier: store.CPU}}
+		if got := find(t, x, keys); !got.Equal([][]storetest.At{at, at}) {
+			t.Errorf("found\n%v", got)
+		}
+		r, err := x.Registry(t.Context())
+		if err != nil || r.Models[testModel].BlockSize != 4 || time.Duration(r.Pods[0].Lease) != time.Minute {
+			t.Errorf("registered: %+v, %v", r, err)
+		}
+	})
+}
+
+// TestLease: the writer keeps the pod alive, and the pod does not outlive it by
+// more than the lease.
+func TestLease(t *testing.T) {
+	each(t, func(t *testing.T, language string) {
+		s := redistest.Start(t)
+		x := open(t, s.URL())
+		w := start(t, language, s.URL(), "a:1", "2")
+		keys := []blockkey.Key{1}
+		w.do("add 0 gpu %s", hex(keys))
+		at := [][]storetest.At{{{Pod: "a:1", Tier: store.GPU}}}
+		for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			if got := find(t, x, keys); !got.Equal(at) {
+				t.Fatalf("the writer lives and the index finds\n%v", got)
+			}
+		}
+		w.kill()
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		for !find(t, x, keys).Equal([][]storetest.At{nil}) {
+			if err := ctx.Err(); err != nil {
+				t.Fatal("the pod outlives its writer")
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+}
+
+// TestPlain: what is written in the plain form is found, and by the next life not.
+func TestPlain(t *testing.T) {
+	each(t, func(t *testing.T, language string) {
+		s := redistest.Start(t)
+		x := open(t, s.URL())
+		w := start(t, language, s.URL(), "10.0.0.7:8000", "60")
+		keys := []blockkey.Key{1, 2, 3}
+		w.do("plain %s", hex(keys[:2]))
+		at := []storetest.At{{Pod: "10.0.0.7:8000", Tier: store.GPU}}
+		if got := find(t, x, keys); !got.Equal([][]storetest.At{at, at, nil}) {
+			t.Errorf("found\n%v", got)
+		}
+		w.do("retire")
+		w.do("add 0 gpu %s", hex(keys[2:]))
+		if got := find(t, x, keys); !got.Equal([][]storetest.At{nil, nil, at}) {
+			t.Errorf("after the pod has come back, found\n%v", got)
+		}
+	})
+}
+
+// TestLostRegistry: a writer goes on when the registry has been lost, and nobody
+// inherits the blocks that are left.
+func TestLostRegistry(t *testing.T) {
+	each(t, func(t *testing.T, language string) {
+		s := redistest.Start(t)
+		plain := s.Client()
+		x := open(t, s.URL())
+		w := start(t, language, s.URL(), "a:1", "60")
+		keys := []blockkey.Key{1, 2}
+		w.do("add 0 gpu %s", hex(keys))
+		all := plain.Keys(t.Context(), "kva{*:*").Val()
+		if err := plain.Del(t.Context(), all...).Err(); err != nil || len(all) < 64 {
+			t.Fatal(all, err)
+		}
+		w.do("add 0 gpu %s", hex(keys[:1]))
+		at := []storetest.At{{Pod: "a:1", Tier: store.GPU}}
+		if got := find(t, x, keys); !got.Equal([][]storetest.At{at, nil}) {
+			t.Errorf("found\n%v", got)
+		}
+	})
+}
+
+// TestErrors: what the writers do not understand they say.
+func TestErrors(t *testing.T) {
+	each(t, func(t *testing.T, language string) {
+		s := redistest.Start(t)
+		w := start(t, language, s.URL(), "a:1", "60")
+		for _, line := range []string{"hold 0 gpu 1", "add 0 gpu", "add 0 gpu x", "clear 0", "plain g"} {
+			if _, err := fmt.Fprintln(w.in, line); err != nil {
+				t.Fatal(err)
+			}
+			if !w.out.Scan() || !strings.HasPrefix(w.out.Text(), "error ") {
+				t.Errorf("%q: the writer says %q", line, w.out.Text())
+			}
+		}
+	})
+}
