@@ -1,11 +1,14 @@
 package ingest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // Errors of Ingester.Recent.
@@ -113,4 +116,53 @@ func (in *Ingester) Recent(pod string, rank int, from, to uint64) (Recent, error
 		return Recent{}, fmt.Errorf("%w: %s/%d", ErrNotRead, pod, rank)
 	}
 	return r.ring.read(from, to, MaxRecent)
+}
+
+// Held is a page of what the index holds of a rank.
+type Held struct {
+	// Next is the cursor of the next page, "" after the last. Generation and Seq are the
+	// rank's life before the page was read: all of the engine's messages before Seq are
+	// in it, and of later ones some may be. Whoever reads all pages and then the messages
+	// from the first page's Seq on has the whole, unless the generation has changed.
+	Next       string
+	Generation store.Generation
+	Seq        uint64
+	// Keys are store keys, by tier, in no order.
+	Keys [store.NumTiers][]blockkey.StoreKey
+}
+
+// ErrNoPages says that the index cannot be walked through.
+var ErrNoPages = errors.New("ingest: the index has no pages")
+
+// Held returns a page of all blocks that the index holds of a rank, whoever reads it: the
+// dump that Dynamo's worker query falls back to. It begins with the cursor ""; limit is
+// how many blocks of the index, of whatever rank, a page looks at, see store.Pager. Blocks
+// may come twice.
+func (in *Ingester) Held(ctx context.Context, pod string, rank int, cursor string, limit int) (Held, error) {
+	pager, ok := in.config.Index.(store.Pager)
+	if !ok {
+		return Held{}, ErrNoPages
+	}
+	life, err := in.config.Index.Life(ctx, pod, rank)
+	if err != nil {
+		return Held{}, err
+	}
+	page, err := pager.Page(ctx, cursor, limit)
+	if err != nil {
+		return Held{}, err
+	}
+	h := Held{Next: page.Next, Generation: life.Generation, Seq: life.Seq}
+	at, ok := page.Registry.PodIndex(pod)
+	if !ok {
+		return h, nil
+	}
+	for i := range page.Blocks {
+		for _, id := range page.Blocks[i].Holders {
+			slot, tier, live := page.Registry.Holder(id)
+			if live && page.Registry.Slots[slot] == (store.Slot{Pod: at, Rank: rank}) {
+				h.Keys[tier] = append(h.Keys[tier], page.Blocks[i].Key)
+			}
+		}
+	}
+	return h, nil
 }

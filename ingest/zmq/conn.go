@@ -19,6 +19,10 @@ const maxFrames = 8
 // maxHandshake bounds each frame of a handshake.
 const maxHandshake = 4096
 
+// readBuffer is what is read from a socket at once of small messages; the bodies of
+// larger ones are read past it. There is one for each rank.
+const readBuffer = 16 << 10
+
 // writeTimeout is how long a peer may leave our few bytes unread.
 const writeTimeout = 5 * time.Second
 
@@ -68,7 +72,7 @@ func dial(ctx context.Context, to endpoint, socket string, peers []string, curve
 func shake(ctx context.Context, nc net.Conn, socket string, peers []string, curve *Curve, limit int) (*conn, error) {
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
 	c := &conn{net: nc, limit: limit}
-	c.in = bufio.NewReaderSize(counted{c}, 64<<10)
+	c.in = bufio.NewReaderSize(counted{c}, readBuffer)
 	err := c.handshake(socket, peers, curve)
 	if !stop() && err == nil {
 		err = ctx.Err()

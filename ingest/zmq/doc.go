@@ -4,8 +4,8 @@
 // It speaks ZMTP 3.0 and 3.1 (https://rfc.zeromq.org/spec/23, /37) over TCP and unix
 // sockets, with the mechanisms NULL and CURVE (/25, /26), by itself: libzmq costs
 // two to three and a half times the CPU, tells nobody but its monitor that a publisher
-// has gone, which is what losing nothing begins with, and must be there on every machine. The tests hold it
-// against libzmq; docs/ingest.md has the comparison.
+// has gone, which is what losing nothing begins with, and must be there on every
+// machine. The tests hold it against libzmq; docs/ingest.md has the comparison.
 //
 // A [Subscriber] connects for ever, with growing pauses, and reports each new
 // connection, since it may be to a new process. It never waits for its reader's

@@ -1,0 +1,253 @@
+package ingest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+// load makes messages as an engine sends them: each stores 16 blocks of 16 tokens, of
+// prompts of four messages, and evicts as many once there are keep.
+type load struct {
+	keep int // messages
+
+	b      event.Batch
+	n      uint64
+	parent event.Hash
+	past   [][]event.Hash
+	tokens [256]uint32
+}
+
+func (l *load) next() []byte {
+	const blocks, size = 16, 16
+	hashes := make([]event.Hash, blocks)
+	for i := range hashes {
+		hashes[i] = event.Hash((l.n*blocks + uint64(i) + 1) * 0x9E3779B97F4A7C15)
+	}
+	for i := range l.tokens {
+		l.tokens[i] = uint32((l.n*7919 + uint64(i)*131) % 150_000)
+	}
+	e := event.Event{Kind: event.Stored, Hashes: hashes, Tokens: l.tokens[:], BlockSize: size, Medium: "GPU"}
+	if l.n%4 != 0 {
+		e.Parent, e.HasParent = l.parent, true
+	}
+	l.parent = hashes[blocks-1]
+	l.past = append(l.past, hashes)
+	l.n++
+	l.b.Events = append(l.b.Events[:0], e)
+	if len(l.past) > l.keep {
+		l.b.Events = append(l.b.Events, event.Event{Kind: event.Removed, Hashes: l.past[0], Medium: "GPU"})
+		l.past = l.past[1:]
+	}
+	l.b.Time = float64(time.Now().UnixMicro()) / 1e6
+	return event.Append(nil, &l.b, event.VLLM24)
+}
+
+// cpuTime is the CPU time of this process.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// residentBytes is the memory of this process that is in RAM.
+func residentBytes() int64 {
+	text, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	var all, resident int64
+	fmt.Sscan(string(text), &all, &resident)
+	return resident * int64(os.Getpagesize())
+}
+
+func benchIndexes(b *testing.B, run func(b *testing.B, x store.Index)) {
+	b.Run("memory", func(b *testing.B) {
+		x, err := memory.New(memory.Config{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer x.Close()
+		run(b, x)
+	})
+	b.Run("redis", func(b *testing.B) {
+		server := redistest.Start(b)
+		x, err := redis.Open(redis.Config{URL: "redis://" + server.Addr})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer x.Close()
+		run(b, x)
+	})
+}
+
+// BenchmarkWire is from bytes on a TCP connection to the index, for one rank: an op is
+// a message of 16 engine blocks of 16 tokens stored and 16 removed. The messages are
+// made before, and sent by another goroutine, whose CPU time is in the figure.
+func BenchmarkWire(b *testing.B) {
+	benchIndexes(b, func(b *testing.B, x store.Index) {
+		if _, err := x.Register(b.Context(), store.Pod{Name: "pod", Model: testModel}); err != nil {
+			b.Fatal(err)
+		}
+		endpoint := fmt.Sprintf("tcp://127.0.0.1:%d", freePort(b))
+		pub, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Queue: 1 << 16, Keep: 1})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer pub.Close()
+		in, err := New(Config{Index: x, QueueMessages: 1 << 16, QueueBytes: 128 << 20, RelayMessages: -1})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer in.Close()
+		var wg sync.WaitGroup
+		ctx, cancel := context.WithCancel(context.Background())
+		wg.Go(func() { in.Read(ctx, Source{Pod: "pod", Model: testModel, Events: endpoint}, 1) })
+		defer wg.Wait()
+		defer cancel()
+		for pub.Subscribers() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		l := load{keep: 2000}
+		messages := make([]zmq.Message, b.N)
+		for i := range messages {
+			messages[i] = zmq.Message{Seq: uint64(i), Payload: l.next()}
+		}
+		runtime.GC()
+		b.ReportAllocs()
+		b.ResetTimer()
+		before := cpuTime()
+		for i := range messages {
+			for i%256 == 0 && i-int(in.Stats().Ranks[0].Next) > 1<<13 {
+				time.Sleep(time.Millisecond)
+			}
+			pub.Publish(messages[i])
+		}
+		for {
+			if life, err := x.Life(b.Context(), "pod", 0); err == nil && life.Seq == uint64(b.N) {
+				break
+			}
+			time.Sleep(200 * time.Microsecond)
+		}
+		used := cpuTime() - before
+		b.StopTimer()
+		b.ReportMetric(float64(16*b.N)/b.Elapsed().Seconds(), "blocks/s")
+		b.ReportMetric(float64(16*b.N)/used.Seconds(), "blocks/cpu-s")
+		if s := in.Stats().Ranks[0]; s.Dropped > 0 || s.Gaps > 0 {
+			b.Fatalf("%+v", s)
+		}
+	})
+}
+
+// fanInVariable is the environment variable that says of how many ranks
+// BenchmarkFanIn is.
+const fanInVariable = "KVATLAS_BENCH_RANKS"
+
+// BenchmarkFanIn reads 500 ranks at once over loopback: an op is a message of each. It
+// reports the memory that each rank takes, with the index in memory and the replay buffer
+// of the publisher, and how it grows while the content of the caches goes through. The
+// relay keeps 32 messages.
+func BenchmarkFanIn(b *testing.B) {
+	ranks := 500
+	if s := os.Getenv(fanInVariable); s != "" {
+		ranks, _ = strconv.Atoi(s)
+	}
+	benchIndexes(b, func(b *testing.B, x store.Index) {
+		pubs := make([]*zmq.Publisher, ranks)
+		var sources []Source
+		dir := b.TempDir()
+		for i := range pubs {
+			pod := store.Pod{Name: fmt.Sprintf("pod-%d", i), Model: testModel}
+			if _, err := x.Register(b.Context(), pod); err != nil {
+				b.Fatal(err)
+			}
+			s := Source{Pod: pod.Name, Model: testModel, Events: fmt.Sprintf("ipc://%s/%d", dir, i), Replay: fmt.Sprintf("ipc://%s/r%d", dir, i)}
+			var err error
+			if pubs[i], err = zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16}); err != nil {
+				b.Fatal(err)
+			}
+			defer pubs[i].Close()
+			sources = append(sources, s)
+		}
+		debug.FreeOSMemory()
+		base := residentBytes()
+		in, err := New(Config{Index: x, RelayMessages: 32})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer in.Close()
+		var wg sync.WaitGroup
+		ctx, cancel := context.WithCancel(context.Background())
+		defer wg.Wait()
+		defer cancel()
+		for _, s := range sources {
+			wg.Go(func() { in.Read(ctx, s, 1) })
+		}
+		for i := range pubs {
+			for pubs[i].Subscribers() == 0 {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		debug.FreeOSMemory()
+		idle := residentBytes()
+		loads := make([]load, ranks)
+		seq := uint64(0)
+		round := func() {
+			for i := range pubs {
+				loads[i].keep = 16
+				pubs[i].Publish(zmq.Message{Seq: seq, Payload: loads[i].next()})
+			}
+			seq++
+			for in.Stats().QueueBytes > 64<<20 {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		settle := func() {
+			for _, s := range sources {
+				for {
+					if life, err := x.Life(b.Context(), s.Pod, 0); err == nil && life.Seq == seq {
+						break
+					}
+					time.Sleep(time.Millisecond)
+				}
+			}
+		}
+		// Until every queue and cache has had its fill.
+		for range 40 {
+			round()
+		}
+		settle()
+		debug.FreeOSMemory()
+		full := residentBytes()
+		b.ReportAllocs()
+		b.ResetTimer()
+		began, before := time.Now(), cpuTime()
+		for range b.N {
+			round()
+		}
+		settle()
+		took, used := time.Since(began), cpuTime()-before
+		b.StopTimer()
+		debug.FreeOSMemory()
+		blocks := float64(16 * ranks * b.N)
+		b.ReportMetric(blocks/took.Seconds(), "blocks/s")
+		b.ReportMetric(blocks/used.Seconds(), "blocks/cpu-s")
+		b.ReportMetric(float64(idle-base)/float64(ranks)/1024, "idle-KiB/rank")
+		b.ReportMetric(float64(full-base)/float64(ranks)/1024, "KiB/rank")
+		b.ReportMetric(float64(residentBytes()-full)/float64(ranks)/1024, "growth-KiB/rank")
+	})
+}

@@ -1,0 +1,235 @@
+package ingest
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
+)
+
+// eventsOf makes events of those that a fake engine has told.
+func eventsOf(told []enginetest.Event) (out []event.Event) {
+	for _, e := range told {
+		var v event.Event
+		v.Medium, _ = e["medium"].(string)
+		switch e["type"] {
+		case "BlockStored":
+			v.Kind, v.BlockSize = event.Stored, engineBlock
+			v.Tokens, _ = e["token_ids"].([]uint32)
+			if p, ok := e["parent_block_hash"].(int64); ok {
+				v.Parent, v.HasParent = event.Hash(p), true
+			}
+		case "BlockRemoved":
+			v.Kind = event.Removed
+		default:
+			v.Kind = event.Cleared
+		}
+		hashes, _ := e["block_hashes"].([]int64)
+		for _, h := range hashes {
+			v.Hashes = append(v.Hashes, event.Hash(h))
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+// newIndex returns an index in memory with one pod.
+func newIndex(t testing.TB) *memory.Index {
+	t.Helper()
+	x, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { x.Close() })
+	if _, err := x.EnsureModel(t.Context(), store.ModelInfo{Name: testModel, BlockSize: indexBlock, Scheme: store.SchemeNative}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.Register(t.Context(), store.Pod{Name: "pod", Model: testModel}); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+func newIngester(t testing.TB, c Config) *Ingester {
+	t.Helper()
+	in, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close() })
+	return in
+}
+
+func checkHeld(t *testing.T, x store.Index, m *plain) {
+	t.Helper()
+	got, err := held(t.Context(), x, "pod", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := differ(got, m.keys()); diff != "" {
+		t.Fatal(diff)
+	}
+}
+
+// TestPushInOrder pushes a random history through two replicas in turn, with pushes that
+// are repeated, skipped, and begun again.
+func TestPushInOrder(t *testing.T) {
+	x := newIndex(t)
+	replicas := []*Ingester{newIngester(t, Config{Index: x}), newIngester(t, Config{Index: x})}
+	rng := rand.New(rand.NewPCG(1, 2))
+	cache := newFakeCache(rng, true)
+	m := &plain{blocks: map[int64]*cached{}}
+	seq := uint64(0)
+	push := func(seq uint64, told []enginetest.Event) PushResult {
+		t.Helper()
+		res, err := replicas[rng.IntN(2)].Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &seq, Events: eventsOf(told), Skipped: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.Applied+res.Skipped != len(told)+1 {
+			t.Fatalf("%+v of %d events", res, len(told))
+		}
+		return res
+	}
+	for step := range 300 {
+		told := []enginetest.Event{cache.event(), cache.event()}
+		began := step == 0
+		switch {
+		case step%50 == 49: // another process
+			cache = newFakeCache(rng, true)
+			told = []enginetest.Event{cache.event()}
+			m.blocks, seq, began = map[int64]*cached{}, 0, true
+		case step%50 == 24: // one is lost
+			seq++
+			m.blocks, began = map[int64]*cached{}, true
+		}
+		res := push(seq, told)
+		m.apply(told)
+		if res.Duplicate || res.Began != began {
+			t.Fatalf("step %d: %+v", step, res)
+		}
+		checkHeld(t, x, m)
+		if res := push(seq, told); !res.Duplicate || res.Applied != 0 || res.Began {
+			t.Fatalf("step %d again: %+v", step, res)
+		}
+		seq++
+	}
+	checkHeld(t, x, m)
+}
+
+// TestPushLoose pushes without sequences, by one replica, while others clear the pod.
+func TestPushLoose(t *testing.T) {
+	x := newIndex(t)
+	in := newIngester(t, Config{Index: x})
+	rng := rand.New(rand.NewPCG(3, 4))
+	cache := newFakeCache(rng, true)
+	m := &plain{blocks: map[int64]*cached{}}
+	for step := range 200 {
+		if step == 100 {
+			if err := x.Apply(t.Context(), store.Batch{Pod: "pod", Model: testModel, Ops: []store.Op{{Kind: store.Clear, Tier: store.AllTiers, AllRanks: true}}}); err != nil {
+				t.Fatal(err)
+			}
+			cache = newFakeCache(rng, true)
+			m.blocks = map[int64]*cached{}
+		}
+		told := []enginetest.Event{cache.event(), cache.event()}
+		if _, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Events: eventsOf(told)}); err != nil {
+			t.Fatal(err)
+		}
+		m.apply(told)
+		checkHeld(t, x, m)
+	}
+	// Nothing is known of the block, and the store has no tokens for its parent.
+	res, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Events: []event.Event{
+		{Kind: event.Removed, Hashes: []event.Hash{1}},
+		{Kind: event.Stored, Hashes: []event.Hash{2}, Parent: 1, HasParent: true, Tokens: make([]uint32, 16), BlockSize: 16},
+	}})
+	if err != nil || res != (PushResult{Skipped: 2}) {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func TestPushErrors(t *testing.T) {
+	x := newIndex(t)
+	in := newIngester(t, Config{Index: x})
+	zero, huge := uint64(0), uint64(1<<60)
+	stored := eventsOf([]enginetest.Event{newFakeCache(rand.New(rand.NewPCG(5, 6)), false).event()})
+	for name, c := range map[string]struct {
+		p    Pushed
+		want error
+	}{
+		"no pod":      {Pushed{Model: testModel}, store.ErrInvalid},
+		"no model":    {Pushed{Pod: "pod"}, store.ErrInvalid},
+		"rank":        {Pushed{Pod: "pod", Model: testModel, Rank: -1}, store.ErrInvalid},
+		"sequence":    {Pushed{Pod: "pod", Model: testModel, Seq: &huge}, store.ErrInvalid},
+		"kind":        {Pushed{Pod: "pod", Model: testModel, Events: []event.Event{{}}}, store.ErrInvalid},
+		"unknown pod": {Pushed{Pod: "nobody", Model: testModel, Seq: &zero, Events: stored}, store.ErrUnknownPod},
+	} {
+		if res, err := in.Push(t.Context(), c.p); !errors.Is(err, c.want) || res != (PushResult{}) {
+			t.Errorf("%s: %+v, %v", name, res, err)
+		}
+	}
+	broken := &faulty{Index: x}
+	broken.dead.Store(true)
+	other := newIngester(t, Config{Index: broken})
+	if _, err := other.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &zero, Events: stored}); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("an index that is away: %v", err)
+	}
+	// The same again is taken once it is back.
+	broken.dead.Store(false)
+	if res, err := other.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &zero, Events: stored}); err != nil || res.Applied != 1 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := in.Push(ctx, Pushed{Pod: "pod", Model: testModel, Seq: &zero, Events: stored}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	in.Close()
+	if _, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Events: stored}); !errors.Is(err, ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+	if err := in.Close(); !errors.Is(err, ErrClosed) {
+		t.Errorf("closed twice: %v", err)
+	}
+}
+
+// TestWriterIsolates has one batch of many refused: the others must not suffer.
+func TestWriterIsolates(t *testing.T) {
+	x := newIndex(t)
+	in := newIngester(t, Config{Index: x, Writers: 1})
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	for i := range 50 {
+		wg.Go(func() {
+			b := store.Batch{Pod: "pod", Model: testModel}
+			if i%10 == 0 {
+				b.Model = "" // invalid
+			}
+			if i%10 == 1 {
+				b.Guard = &store.Guard{Generation: 1 << 40, Fence: 1, Seq: 1} // ended
+			}
+			err := in.write(t.Context(), []store.Batch{b})
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+		})
+	}
+	wg.Wait()
+	count := func(want error) (n int) {
+		return len(slices.DeleteFunc(slices.Clone(errs), func(err error) bool {
+			return (want == nil) != (err == nil) || want != nil && !errors.Is(err, want)
+		}))
+	}
+	if count(nil) != 40 || count(store.ErrInvalid) != 5 || count(store.ErrEnded) != 5 {
+		t.Errorf("%v", errs)
+	}
+}
