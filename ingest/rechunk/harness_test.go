@@ -131,6 +131,11 @@ type rig struct {
 	sink  *sink
 	model *model
 	seq   uint64
+
+	unwritten []*event.Batch
+	// to writes elsewhere than to sink, and from reads there; nil is sink.
+	to   func(Changes, uint64)
+	from Reader
 }
 
 func newRig(t failer, c Config) *rig {
@@ -138,22 +143,38 @@ func newRig(t failer, c Config) *rig {
 	return &rig{t: t, c: mustNew(t, c), sink: newSink(), model: newModel(c.BlockSize, c.Copies)}
 }
 
+func (r *rig) read(ctx context.Context, keys ...store.MapKey) ([][]byte, error) {
+	if r.from != nil {
+		return r.from(ctx, keys...)
+	}
+	return r.sink.read(ctx, keys...)
+}
+
 // takeOver replaces the Chunker by one that knows nothing.
 func (r *rig) takeOver() {
 	config := r.c.config
 	config.Fresh, config.MaxRecords = false, MinRecords
 	next := mustNew(r.t, config)
+	if torn, err := Torn(r.t.Context(), r.seq-uint64(len(r.unwritten)), r.read); torn || err != nil {
+		r.t.Fatalf("the map is torn: %v, %v", torn, err)
+	}
 	next.config.MaxRecords = r.c.config.MaxRecords // tests go below MinRecords
 	r.c = next
+	for _, b := range r.unwritten { // the owner before has not come to write these
+		if err := r.c.Apply(r.t.Context(), b, r.read); err != nil {
+			r.t.Fatal(err)
+		}
+	}
 }
 
 // apply takes a message in without writing.
 func (r *rig) apply(events ...event.Event) {
 	r.t.Helper()
 	b := &event.Batch{Events: events}
-	if err := r.c.Apply(r.t.Context(), b, r.sink.read); err != nil {
+	if err := r.c.Apply(r.t.Context(), b, r.read); err != nil {
 		r.t.Fatal(err)
 	}
+	r.unwritten = append(r.unwritten, b)
 	r.model.apply(b)
 	r.seq++
 }
@@ -161,12 +182,16 @@ func (r *rig) apply(events ...event.Event) {
 // write writes what has been applied and compares.
 func (r *rig) write() {
 	r.t.Helper()
-	ch, err := r.c.Take(r.t.Context(), r.seq, r.sink.read)
+	ch, err := r.c.Take(r.t.Context(), r.seq, r.read)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	r.sink.write(r.t, ch)
+	if r.to != nil {
+		r.to(ch, r.seq)
+	}
 	r.c.Done()
+	r.unwritten = nil
 	r.check()
 	if d := diff(r.sink.held, r.model.credits()); d != "" {
 		r.t.Fatalf("after message %d: %s", r.seq, d)

@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
 )
 
@@ -27,6 +28,25 @@ func drawHistory(t *rapid.T, index int) *history {
 	h.clears = 3
 	h.longest = max(5*index, 3*h.size)
 	return h
+}
+
+// scopes are a LoRA and a salt each.
+var scopes = [][2]string{{"", ""}, {"", ""}, {"a", ""}, {"", "a"}}
+
+// storedIn is storedOf in a scope, which is told with the first block alone.
+func storedIn(scope [2]string, tokens []uint32, size, from int) event.Event {
+	e := storedOf(tokens, size, from)
+	if mask := blockkey.NativeSeed(scope[0], scope[1]); scope != scopes[0] {
+		for i := range e.Hashes {
+			e.Hashes[i] ^= event.Hash(mask)
+		}
+		e.Parent ^= event.Hash(mask)
+	}
+	e.LoRA = scope[0]
+	if from == 0 {
+		e.Salt = scope[1]
+	}
+	return e
 }
 
 var media = []string{"GPU", "CPU"}
@@ -63,14 +83,12 @@ func (h *history) draw(t *rapid.T) (events []event.Event) {
 			}
 			h.prompts = append(h.prompts, tokens)
 			from := rapid.IntRange(0, blocks-1).Draw(t, "from")
-			e := storedOf(tokens, h.size, from)
+			scope := rapid.SampledFrom(scopes).Draw(t, "scope")
+			e := storedIn(scope, tokens, h.size, from)
 			for i := range e.Hashes {
-				one := e
+				one := storedIn(scope, tokens, h.size, from+i)
 				one.Hashes = e.Hashes[i : i+1]
 				one.Tokens = e.Tokens[i*h.size : (i+1)*h.size]
-				if i > 0 {
-					one.HasParent, one.Parent = true, e.Hashes[i-1]
-				}
 				h.seen = append(h.seen, one)
 			}
 			events = append(events, h.where(t, e))
@@ -106,15 +124,20 @@ func TestHistories(t *testing.T) {
 		steps := rapid.IntRange(1, 30).Draw(t, "messages")
 		for range steps {
 			r.apply(h.draw(t)...)
-			if rapid.IntRange(0, 3).Draw(t, "write") > 0 {
-				r.write()
-				if rapid.IntRange(0, 3).Draw(t, "take over") == 0 {
-					r.takeOver()
-				}
-			}
+			h.goOn(t, r)
 		}
 		r.write()
 	})
+}
+
+// goOn writes perhaps, and perhaps another process takes over.
+func (h *history) goOn(t *rapid.T, r *rig) {
+	if rapid.IntRange(0, 3).Draw(t, "write") > 0 {
+		r.write()
+	}
+	if rapid.IntRange(0, 3).Draw(t, "take over") == 0 {
+		r.takeOver()
+	}
 }
 
 // TestFolded: messages that are folded make the same map and index as one after the
