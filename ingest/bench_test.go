@@ -180,7 +180,7 @@ func BenchmarkFanIn(b *testing.B) {
 			if pubs[i], err = zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16}); err != nil {
 				b.Fatal(err)
 			}
-			defer pubs[i].Close()
+			b.Cleanup(func() { pubs[i].Close() })
 			sources = append(sources, s)
 		}
 		debug.FreeOSMemory()

@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,7 +22,6 @@ type wire struct {
 	buffer int           // how many can be replayed
 	up     bool          // the replay socket answers
 	cuts   int           // how many of the next replays are cut
-	lossy  bool          // the end of a cut replay is lost too
 
 	// What the follower has made of it.
 	taken   []zmq.Message // of the generation
@@ -193,7 +193,7 @@ func TestFollower(t *testing.T) {
 		}
 		for i, m := range w.taken {
 			want := w.sent[len(w.sent)-n+i]
-			if m.Seq != want.Seq || string(m.Payload) != string(want.Payload) {
+			if m.Seq != want.Seq || !bytes.Equal(m.Payload, want.Payload) {
 				t.Fatalf("taken %d %q, not %d %q", m.Seq, m.Payload, want.Seq, want.Payload)
 			}
 		}

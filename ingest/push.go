@@ -249,7 +249,6 @@ func (in *Ingester) pushLoose(ctx context.Context, s *pusher, p *Pushed) (res Pu
 	if err != nil {
 		return res, err
 	}
-	changes.Map = nil
 	if len(changes.Ops) > 0 {
 		if err := in.write(ctx, []store.Batch{{Pod: p.Pod, Rank: p.Rank, Model: p.Model, Ops: changes.Ops}}); err != nil {
 			return res, err

@@ -101,12 +101,12 @@ func TestPushInOrder(t *testing.T) {
 	for step := range 300 {
 		told := []enginetest.Event{cache.event(), cache.event()}
 		began := step == 0
-		switch {
-		case step%50 == 49: // another process
+		switch step % 50 {
+		case 49: // another process
 			cache = newFakeCache(rng, true)
 			told = []enginetest.Event{cache.event()}
 			m.blocks, seq, began = map[int64]*cached{}, 0, true
-		case step%50 == 24: // one is lost
+		case 24: // one is lost
 			seq++
 			m.blocks, began = map[int64]*cached{}, true
 		}
@@ -176,7 +176,7 @@ func TestPushErrors(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, res, err)
 		}
 	}
-	broken := &faulty{Index: x}
+	broken := &faulty{pagedIndex: x}
 	broken.dead.Store(true)
 	other := newIngester(t, Config{Index: broken})
 	if _, err := other.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &zero, Events: stored}); !errors.Is(err, store.ErrUnavailable) {

@@ -85,11 +85,11 @@ func (r *reader) run(ctx context.Context) error {
 			err = r.f.giveUp(ctx, Lost, r.f.next)
 			continue
 		default:
-			r.land()
+			_ = r.land() // whatever has come of it, it is over
 			return err
 		}
 		if ctx.Err() != nil {
-			r.land()
+			_ = r.land()
 			return ctx.Err()
 		}
 		err = r.step(ctx, quiet, &silence)

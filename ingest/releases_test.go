@@ -103,9 +103,15 @@ func (k *link) cut() {
 	k.open = nil
 }
 
+// pagedIndex is an index that can be walked through.
+type pagedIndex interface {
+	store.Index
+	store.Pager
+}
+
 // faulty is an index between which and its user things go wrong.
 type faulty struct {
-	store.Index
+	pagedIndex
 	dead   atomic.Bool  // the process has been killed: nothing is asked or answered any more
 	paused sync.RWMutex // locked while calls hang
 }
@@ -118,7 +124,7 @@ func (f *faulty) Apply(ctx context.Context, batches ...store.Batch) error {
 	if f.dead.Load() {
 		return errKilled
 	}
-	err := f.Index.Apply(ctx, batches...)
+	err := f.pagedIndex.Apply(ctx, batches...)
 	if f.dead.Load() {
 		return errKilled // it has been done, and nobody knows
 	}
@@ -186,9 +192,9 @@ type fleet struct {
 	wg     sync.WaitGroup
 }
 
-func startFleet(t *testing.T, x store.Index, c Config, pods []*enginePod, fence uint64) *fleet {
+func startFleet(t *testing.T, x pagedIndex, c Config, pods []*enginePod, fence uint64) *fleet {
 	t.Helper()
-	f := &fleet{index: &faulty{Index: x}}
+	f := &fleet{index: &faulty{pagedIndex: x}}
 	by := map[string]*enginePod{}
 	for _, p := range pods {
 		by[p.name] = p

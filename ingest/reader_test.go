@@ -1,0 +1,400 @@
+package ingest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// stage is an Ingester that reads one rank of a publisher within the process.
+type stage struct {
+	t      *testing.T
+	x      store.Index
+	in     *Ingester
+	source Source
+	o      zmq.PublisherConfig
+	pub    *zmq.Publisher
+	cache  *fakeCache
+	log    [][]enginetest.Event
+	seq    uint64
+	ended  chan error // what Read has returned
+	cancel context.CancelFunc
+
+	mu   sync.Mutex // protects all below
+	told []string
+	from uint64
+}
+
+func (s *stage) note(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, fmt.Sprintf(format, args...))
+}
+
+// heard tells whether something that begins like this has been told.
+func (s *stage) heard(what string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.told, func(t string) bool { return strings.HasPrefix(t, what) })
+}
+
+func newStage(t *testing.T, x store.Index, replay bool, c Config) *stage {
+	t.Helper()
+	dir := t.TempDir()
+	s := &stage{t: t, x: x, ended: make(chan error, 1), cache: newFakeCache(rand.New(rand.NewPCG(7, 8)), true)}
+	s.source = Source{Pod: "pod", Model: testModel, Events: "ipc://" + filepath.Join(dir, "e")}
+	s.o = zmq.PublisherConfig{Endpoint: s.source.Events}
+	if replay {
+		s.source.Replay = "ipc://" + filepath.Join(dir, "r")
+		s.o.Replay = s.source.Replay
+	}
+	c.Index = x
+	if c.Quiet == 0 {
+		c.Quiet = 50 * time.Millisecond
+	}
+	c.Wire.MaxBackoff = 60 * time.Millisecond
+	c.Observer = Observer{
+		Began: func(_ string, _ int, _ store.Generation, r Reason) { s.note("began %v", r) },
+		Started: func(_ string, _ int, _ store.Generation, seq uint64) {
+			s.note("started %d", seq)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.from = seq
+		},
+		TookOver:     func(_ string, _ int, _ store.Generation, next uint64) { s.note("took over %d", next) },
+		Gap:          func(_ string, _ int, first, next uint64) { s.note("gap %d %d", first, next) },
+		Undecodable:  func(_ string, _ int, seq uint64, n int, err error) { s.note("undecodable %d %d %v", seq, n, err) },
+		Dropped:      func(_ string, _ int, n int) { s.note("dropped %d", n) },
+		OtherRank:    func(_ string, rank, named int) { s.note("other rank %d %d", rank, named) },
+		Failed:       func(_ string, _ int, err error) { s.note("failed %v", err) },
+		Events:       func(_ string, _ int, k event.Kind, n int) { s.note("events %d %d", k, n) },
+		Lag:          func(_ string, _ int, lag time.Duration) { s.note("lag") },
+		Replayed:     func(_ string, _ int, from uint64, n int, err error) { s.note("replayed %d %d %v", from, n, err) },
+		Connected:    func(string, int, string) { s.note("connected") },
+		Disconnected: func(_ string, _ int, err error) { s.note("disconnected %v", err) },
+	}
+	s.in = newIngester(t, c)
+	s.publisher()
+	t.Cleanup(func() { s.pub.Close() })
+	return s
+}
+
+// publisher begins a life of the engine.
+func (s *stage) publisher() {
+	s.t.Helper()
+	if s.pub != nil {
+		s.pub.Close()
+	}
+	var err error
+	if s.pub, err = zmq.NewPublisher(s.o); err != nil {
+		s.t.Fatal(err)
+	}
+	s.cache = newFakeCache(rand.New(rand.NewPCG(9, 10)), true)
+	s.log, s.seq = nil, 0
+}
+
+// read begins to read.
+func (s *stage) read(fence uint64) {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	go func() { s.ended <- s.in.Read(ctx, s.source, fence) }()
+	s.t.Cleanup(cancel)
+	s.until("a connection", func() bool { return s.pub.Subscribers() > 0 })
+}
+
+// stop ends reading.
+func (s *stage) stop() {
+	s.t.Helper()
+	s.cancel()
+	if err := <-s.ended; !errors.Is(err, context.Canceled) {
+		s.t.Fatalf("Read returned %v", err)
+	}
+}
+
+// publish publishes a batch; lost is one that nobody hears of but by replay.
+func (s *stage) publish() {
+	events := []enginetest.Event{s.cache.event(), s.cache.event()}
+	s.log = append(s.log, events)
+	b := event.Batch{Time: float64(time.Now().UnixMicro()) / 1e6, Events: eventsOf(events)}
+	s.pub.Publish(zmq.Message{Seq: s.seq, Payload: event.Append(nil, &b, event.VLLM24)})
+	s.seq++
+}
+
+func (s *stage) until(what string, ok func() bool) {
+	s.t.Helper()
+	for range 6000 {
+		if ok() {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.t.Fatalf("waited for %s; told: %q", what, s.told)
+}
+
+// settled waits until the index has all that was published and checks it.
+func (s *stage) settled() {
+	s.t.Helper()
+	s.until("the index", func() bool {
+		life, err := s.x.Life(s.t.Context(), "pod", 0)
+		return err == nil && life.Seq == s.seq
+	})
+	m := &plain{blocks: map[int64]*cached{}}
+	s.mu.Lock()
+	from := s.from
+	s.mu.Unlock()
+	for _, events := range s.log[from:] {
+		m.apply(events)
+	}
+	checkHeld(s.t, s.x, m)
+}
+
+func TestReadAndTakeOver(t *testing.T) {
+	x := newIndex(t)
+	s := newStage(t, x, true, Config{WindowMessages: 4})
+	for range 20 {
+		s.publish() // before anybody listens
+	}
+	s.read(1)
+	s.settled()
+	for range 50 {
+		s.publish()
+	}
+	s.settled()
+	if !s.heard("began first") || !s.heard("started 0") || !s.heard("events 1") || !s.heard("lag") {
+		t.Errorf("told: %q", s.told)
+	}
+	if err := s.in.Read(t.Context(), s.source, 1); !errors.Is(err, ErrReading) {
+		t.Errorf("read twice: %v", err)
+	}
+	if _, err := s.in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel}); !errors.Is(err, ErrReading) {
+		t.Errorf("pushed and read: %v", err)
+	}
+	got, err := s.in.Recent("pod", 0, 60, ^uint64(0))
+	if err != nil || len(got.Messages) != 10 || got.Last != 69 {
+		t.Errorf("%d recent messages to %d: %v", len(got.Messages), got.Last, err)
+	}
+	if _, err := s.in.Recent("pod", 1, 0, 1); !errors.Is(err, ErrNotRead) {
+		t.Errorf("a rank that is not read: %v", err)
+	}
+	st := s.in.Stats().Ranks[0]
+	if st.Next != 70 || !st.Connected || st.Messages != 70 || st.Events[event.Stored] == 0 || st.LastMessage.IsZero() || st.Unmatched(time.Now(), time.Hour) || !st.Unmatched(time.Now(), 0) {
+		t.Errorf("%+v", st)
+	}
+	s.in.Matched("pod")
+	s.in.Matched("nobody")
+	if st := s.in.Stats().Ranks[0]; st.Unmatched(time.Now(), 0) {
+		t.Errorf("matched: %+v", st)
+	}
+	dump := 0
+	for cursor, first := "", true; first || cursor != ""; first = false {
+		h, err := s.in.Held(t.Context(), "pod", 0, cursor, 0)
+		if err != nil || h.Seq != 70 {
+			t.Fatalf("%+v, %v", h, err)
+		}
+		cursor = h.Next
+		for _, keys := range h.Keys {
+			dump += len(keys)
+		}
+	}
+	if got, _ := held(t.Context(), x, "pod", 0); dump != len(got[store.GPU])+len(got[store.CPU]) {
+		t.Errorf("a dump of %d keys, not %d and %d", dump, len(got[store.GPU]), len(got[store.CPU]))
+	}
+	s.stop()
+	// While nobody reads.
+	for range 30 {
+		s.publish()
+	}
+	s.read(2)
+	s.settled()
+	if !s.heard("took over 70") || s.heard("began lost") || s.heard("began restarted") {
+		t.Errorf("told: %q", s.told)
+	}
+	s.stop()
+	// The engine is another one, and has come further than the last.
+	s.publisher()
+	for range 150 {
+		s.publish()
+	}
+	s.read(3)
+	s.settled()
+	if !s.heard("began restarted") {
+		t.Errorf("told: %q", s.told)
+	}
+	// Somebody else reads, under a higher fence.
+	life, err := x.Life(t.Context(), "pod", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.TakeOver(t.Context(), life.Generation, 9); err != nil {
+		t.Fatal(err)
+	}
+	s.publish()
+	if err := <-s.ended; !errors.Is(err, store.ErrFenced) {
+		t.Errorf("under an old fence: %v", err)
+	}
+	if err := s.in.Read(t.Context(), s.source, 3); !errors.Is(err, store.ErrFenced) {
+		t.Errorf("under an old fence from the beginning: %v", err)
+	}
+}
+
+func TestReadWithoutReplay(t *testing.T) {
+	x := newIndex(t)
+	s := newStage(t, x, false, Config{})
+	s.read(1)
+	for range 20 {
+		s.publish()
+	}
+	s.settled()
+	// One is lost: what follows begins anew.
+	s.seq++
+	s.log = append(s.log, nil)
+	for range 20 {
+		s.publish()
+	}
+	s.settled()
+	if !s.heard("gap 20 21") || !s.heard("began lost") || !s.heard("started 21") {
+		t.Errorf("told: %q", s.told)
+	}
+	// The link breaks, and nobody can tell what came of the engine.
+	s.publisher()
+	s.until("a connection", func() bool { return s.pub.Subscribers() > 0 })
+	for range 20 {
+		s.publish()
+	}
+	s.settled()
+	if !s.heard("began no_replay") || s.heard("replayed") {
+		t.Errorf("told: %q", s.told)
+	}
+}
+
+func TestReadEndedElsewhere(t *testing.T) {
+	x := newIndex(t)
+	s := newStage(t, x, true, Config{})
+	s.read(1)
+	for range 20 {
+		s.publish()
+	}
+	s.settled()
+	// The pod is deleted and registered anew.
+	if _, err := x.Retire(t.Context(), "pod"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.Register(t.Context(), store.Pod{Name: "pod", Model: testModel}); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		s.publish()
+	}
+	s.settled()
+	if !s.heard("began ended") {
+		t.Errorf("told: %q", s.told)
+	}
+	// And for good.
+	if _, err := x.Retire(t.Context(), "pod"); err != nil {
+		t.Fatal(err)
+	}
+	s.publish()
+	if err := <-s.ended; !errors.Is(err, store.ErrUnknownPod) {
+		t.Errorf("a pod that is gone: %v", err)
+	}
+}
+
+// TestReadIndexAway takes the index away while the engine goes on, until the queue has no
+// room: nothing waits, and all of it is there in the end.
+func TestReadIndexAway(t *testing.T) {
+	x := newIndex(t)
+	broken := &faulty{pagedIndex: x}
+	s := newStage(t, broken, true, Config{QueueMessages: 16, WindowMessages: 8})
+	s.read(1)
+	for range 20 {
+		s.publish()
+	}
+	s.settled()
+	broken.dead.Store(true)
+	for range 200 {
+		s.publish()
+	}
+	s.until("failures and losses", func() bool { return s.heard("failed") && s.heard("dropped") })
+	broken.dead.Store(false)
+	s.settled()
+	if s.heard("began lost") || s.heard("began restarted") || s.heard("began no_replay") {
+		t.Errorf("a replay would have done: %q", s.told)
+	}
+}
+
+func TestReadUndecodable(t *testing.T) {
+	x := newIndex(t)
+	s := newStage(t, x, true, Config{})
+	s.read(1)
+	s.publish()
+	s.pub.Publish(zmq.Message{Seq: s.seq, Payload: []byte("\xc1 rubbish")})
+	s.log, s.seq = append(s.log, nil), s.seq+1
+	// One bad event among good ones, and another rank.
+	b := event.Batch{Rank: 3, HasRank: true, Events: eventsOf(nil)}
+	payload := event.Append(nil, &b, event.VLLM24)
+	i := slices.Index(payload, 0x90)
+	payload = slices.Replace(payload, i, i+1, []byte("\x91\x91\xa8Nonsense")...)
+	s.pub.Publish(zmq.Message{Seq: s.seq, Payload: payload})
+	s.log, s.seq = append(s.log, nil), s.seq+1
+	s.publish()
+	s.settled()
+	if !s.heard("undecodable 1 1 event: not a message") || !s.heard("undecodable 2 1 ingest: event 0: unknown_kind") || !s.heard("other rank 0 3") {
+		t.Errorf("told: %q", s.told)
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	x := newIndex(t)
+	in := newIngester(t, Config{Index: x})
+	good := Source{Pod: "pod", Model: testModel, Events: "tcp://127.0.0.1:1"}
+	for name, c := range map[string]struct {
+		change func(*Source)
+		fence  uint64
+		want   error
+	}{
+		"no pod":       {func(s *Source) { s.Pod = "" }, 1, store.ErrInvalid},
+		"rank":         {func(s *Source) { s.Rank = 1 << 20 }, 1, store.ErrInvalid},
+		"no model":     {func(s *Source) { s.Model = "" }, 1, store.ErrInvalid},
+		"no endpoint":  {func(s *Source) { s.Events = "" }, 1, zmq.ErrEndpoint},
+		"replay":       {func(s *Source) { s.Replay = "tcp://*:1" }, 1, zmq.ErrEndpoint},
+		"fence":        {func(*Source) {}, 0, store.ErrInvalid},
+		"unregistered": {func(s *Source) { s.Pod = "nobody" }, 1, store.ErrUnknownPod},
+	} {
+		s := good
+		c.change(&s)
+		if err := in.Read(t.Context(), s, c.fence); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	done := make(chan error)
+	go func() { done <- in.Read(t.Context(), good, 1) }()
+	for len(in.Stats().Ranks) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	in.Close()
+	if err := <-done; !errors.Is(err, ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+	if err := in.Read(t.Context(), good, 1); !errors.Is(err, ErrClosed) {
+		t.Errorf("after closing: %v", err)
+	}
+	for _, c := range []Config{{}, {Index: x, BlockSize: -1}, {Index: x, QueueBytes: 5}, {Index: x, Quiet: -1}, {Index: x, Writers: 1000}} {
+		if _, err := New(c); !errors.Is(err, errConfig) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
