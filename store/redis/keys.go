@@ -52,7 +52,7 @@ func newNames(prefix string) *names {
 	n.meta, n.count, n.epoch = reg+"meta", reg+"count", reg+"epoch"
 	n.pods, n.live, n.gen, n.sweep = reg+"pods", reg+"live", reg+"gen", reg+"sweep"
 	n.records = reg + "s"
-	for p, blocks := range n.blocks {
+	for p, blocks := range &n.blocks {
 		n.logs[p] = logNames{blocks + ":logged", blocks + ":log"}
 	}
 	n.logs[blockkey.Partitions] = logNames{reg + "logged", reg + "log"}

@@ -1,0 +1,238 @@
+package redis
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// replay makes the values of blocks out of the logs alone, and checks that entries
+// are numbered.
+func replay(t *rapid.T, x *Index, c redis.UniversalClient) map[blockkey.StoreKey]string {
+	out := map[blockkey.StoreKey]string{}
+	for _, place := range x.logPlaces() {
+		names := x.names.logs[place]
+		msgs, err := c.XRange(x.life, names.log, "-", "+").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := uint64(0)
+		for _, m := range msgs {
+			e, err := parseEntry(m.Values, allPartitions, func() { t.Fatalf("%v has a garbled value", m) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if last != 0 && e.n != last+1 {
+				t.Fatalf("%s has entry %d after %d", names.log, e.n, last)
+			}
+			last = e.n
+			for field, v := range m.Values {
+				value, ok := strings.CutPrefix(field, "=")
+				for text := v.(string); ok && len(text) > 0; text = text[8:] {
+					k, is := x.names.parseBlock(x.names.blocks[text[7]&63] + text[:8])
+					if !is || x.cluster && k.Partition() != place {
+						t.Fatalf("%s tells of the block %x", names.log, text[:8])
+					}
+					delete(out, k)
+					if value != "" {
+						out[k] = value
+					}
+				}
+			}
+		}
+		if n, on := parseLogged(c.Get(x.life, names.logged).Val()); !on || n != last {
+			t.Fatalf("%s is at %d, its last entry is %d", names.logged, n, last)
+		}
+	}
+	return out
+}
+
+// TestLogTells holds the logs against the blocks after random writes, guarded ones
+// and sweeps among them.
+func TestLogTells(t *testing.T) {
+	for name, url := range map[string]string{"single": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL()} {
+		t.Run(name, func(t *testing.T) {
+			rapid.Check(t, func(rt *rapid.T) {
+				x, err := Open(Config{URL: url, Prefix: newPrefix(), NoSweep: true, SweepDuty: 1, DialTimeout: patience, Timeout: patience})
+				if err != nil {
+					rt.Fatal(err)
+				}
+				defer func() { _ = x.Close() }()
+				if err := x.SetLog(t.Context(), 10_000); err != nil {
+					rt.Fatal(err)
+				}
+				if _, err := x.Register(t.Context(), store.Pod{Name: "g", Model: "m"}); err != nil {
+					rt.Fatal(err)
+				}
+				gen, err := x.Begin(t.Context(), "g", 0, 1)
+				if err != nil {
+					rt.Fatal(err)
+				}
+				keys := rapid.SliceOfN(rapid.SampledFrom(manyKeys(40)), 1, 30)
+				kind := rapid.SampledFrom([]store.OpKind{store.Add, store.Add, store.Remove})
+				for seq := range rapid.IntRange(1, 8).Draw(rt, "writes") {
+					b := store.Batch{Pod: rapid.SampledFrom([]string{"a", "b", "g"}).Draw(rt, "pod"), Model: "m"}
+					for range rapid.IntRange(1, 3).Draw(rt, "ops") {
+						b.Ops = append(b.Ops, store.Op{Kind: kind.Draw(rt, "kind"), Keys: keys.Draw(rt, "keys")})
+					}
+					if b.Pod == "g" {
+						b.Guard = &store.Guard{Generation: gen, Fence: 1, Seq: uint64(seq) + 1}
+					}
+					if err := x.Apply(t.Context(), b); err != nil {
+						rt.Fatal(err)
+					}
+				}
+				if rapid.Bool().Draw(rt, "sweep") {
+					if _, err := x.Retire(t.Context(), "a"); err != nil {
+						rt.Fatal(err)
+					}
+					if _, err := x.Sweep(t.Context()); err != nil {
+						rt.Fatal(err)
+					}
+				}
+				got, want := replay(rt, x, x.client), map[blockkey.StoreKey]string{}
+				for _, k := range manyKeys(40) {
+					k := k.In(blockkey.ModelOf("m"))
+					if v := x.client.Get(t.Context(), string(x.names.appendBlock(nil, k))).Val(); v != "" {
+						want[k] = v
+					}
+				}
+				if !maps.Equal(got, want) {
+					rt.Fatalf("the logs tell\n%v, there are\n%v", got, want)
+				}
+			})
+		})
+	}
+}
+
+// TestLogIsBounded writes more than a log keeps.
+func TestLogIsBounded(t *testing.T) {
+	s := redistest.Start(t)
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	if err := x.SetLog(t.Context(), 100); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 1000 {
+		apply(t, x, batchOf("a", store.Add, blockkey.Key(i)))
+	}
+	// It is cut by whole nodes of the stream, of 100 entries.
+	if n := s.Client().XLen(t.Context(), "kva{reg}:log").Val(); n < 100 || n > 300 {
+		t.Errorf("the log has %d entries", n)
+	}
+}
+
+// TestLogOffLeavesNothing: without a log, writers leave no key of it.
+func TestLogOffLeavesNothing(t *testing.T) {
+	s := redistest.Start(t)
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	apply(t, x, batchOf("a", store.Add, manyKeys(100)...))
+	if keys := s.Client().Keys(t.Context(), "*:log*").Val(); len(keys) > 0 {
+		t.Errorf("there are %q", keys)
+	}
+}
+
+// TestLogIsNoStream: where somebody has put another key, writers go on, and readers
+// see that there is no log.
+func TestLogIsNoStream(t *testing.T) {
+	s := redistest.Start(t)
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	if err := x.SetLog(t.Context(), 100); err != nil {
+		t.Fatal(err)
+	}
+	s.Client().Set(t.Context(), "kva{reg}:log", "mine", 0)
+	apply(t, x, batchOf("a", store.Add, 1, 2, 3))
+	wantBlocks(t, x, []blockkey.Key{1, 2, 3}, "a", "a", "a")
+	ends, err := x.LogOffsets(t.Context())
+	if err != nil || len(ends) != 0 {
+		t.Errorf("got %v, %v", ends, err)
+	}
+}
+
+// TestParseEntry reads what nobody has written.
+func TestParseEntry(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		values := map[string]any{}
+		for range rapid.IntRange(0, 4).Draw(t, "fields") {
+			field := rapid.OneOf(rapid.SampledFrom([]string{"n", "e", "=", "=1", "=1,2", "=x"}), rapid.String()).Draw(t, "field")
+			values[field] = rapid.OneOf(
+				rapid.Custom(func(t *rapid.T) any { return rapid.String().Draw(t, "text") }),
+				rapid.Custom(func(t *rapid.T) any { return fmt.Sprint(rapid.Uint64().Draw(t, "number")) }),
+				rapid.Custom(func(t *rapid.T) any {
+					return string(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "names"))
+				}),
+			).Draw(t, "value")
+		}
+		garbled := 0
+		e, err := parseEntry(values, allPartitions, func() { garbled++ })
+		if err != nil {
+			return
+		}
+		if n, ok := entryNumber(values); !ok || n != e.n {
+			t.Fatalf("%q has the number %d", values, e.n)
+		}
+		for _, c := range e.changes {
+			for i, id := range c.holders {
+				if id == 0 || i > 0 && id <= c.holders[i-1] {
+					t.Fatalf("%q has the holders %v", values, c.holders)
+				}
+			}
+		}
+	})
+}
+
+func TestLater(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want bool
+	}{
+		{"2-0", "1-9", true}, {"1-9", "2-0", false}, {"10-0", "9-0", true}, {"5-2", "5-1", true}, {"5-1", "5-1", false},
+		{"x", "1-0", false}, {"1-0", "", false}, {"18446744073709551615-1", "0-0", true},
+	} {
+		if later(c.a, c.b) != c.want {
+			t.Errorf("%q after %q: %v", c.a, c.b, !c.want)
+		}
+	}
+}
+
+// BenchmarkLogKeys is what the log costs a script while it is off: 16 blocks that
+// are there, with its two keys and without.
+func BenchmarkLogKeys(b *testing.B) {
+	s := redistest.Start(b)
+	x := open(b, Config{URL: s.URL(), NoSweep: true, Prefix: newPrefix()})
+	var names []string
+	for _, k := range manyKeys(16) {
+		names = append(names, string(x.names.appendBlock(nil, k.In(0))))
+	}
+	for _, with := range []bool{false, true} {
+		b.Run(fmt.Sprintf("keys=%v", with), func(b *testing.B) {
+			c := &call{script: applyScript, keys: names, args: []string{"0", "0", "0", "", "16"}}
+			if with {
+				l := x.names.logs[atRegistry]
+				c.keys = append(append([]string{}, names...), l.logged, l.log)
+			}
+			s.Client().ConfigResetStat(b.Context())
+			at := 0
+			for b.Loop() {
+				c.args[3] = []string{"+7", "-7"}[at%2]
+				at++
+				if _, err := x.run(b.Context(), c); err != nil {
+					b.Fatal(err)
+				}
+			}
+			_, rest, _ := strings.Cut(s.Client().Info(b.Context(), "commandstats").Val(), "cmdstat_evalsha:")
+			_, rest, _ = strings.Cut(rest, "usec_per_call=")
+			us, _, _ := strings.Cut(rest, ",")
+			var n float64
+			_, _ = fmt.Sscan(us, &n)
+			b.ReportMetric(n, "server-us/op")
+		})
+	}
+}
