@@ -1,0 +1,84 @@
+package replica
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// documented returns the commands that docs/operations.md has between two marks.
+func documented(t *testing.T, mark string) (out [][]any) {
+	t.Helper()
+	f, err := os.Open("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	inside := false
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		switch line := lines.Text(); {
+		case strings.Contains(line, "<!-- "+mark+": begin -->"):
+			inside = true
+		case strings.Contains(line, "<!-- "+mark+": end -->"):
+			inside = false
+		case inside && line != "" && !strings.HasPrefix(line, "```"):
+			var words []any
+			for w := range strings.FieldsSeq(line) {
+				words = append(words, w)
+			}
+			out = append(out, words)
+		}
+	}
+	if len(out) == 0 {
+		t.Fatalf("docs/operations.md has nothing between the marks of %s", mark)
+	}
+	return out
+}
+
+// TestUsers follows an index as the users that are documented: one who may write
+// switches the log on, one who may not follows it, and nothing is refused.
+func TestUsers(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	for _, mark := range []string{"acl", "acl-replica"} {
+		for _, words := range documented(t, mark) {
+			if err := plain.Do(t.Context(), words...).Err(); err != nil {
+				t.Fatalf("%v: %v", words, err)
+			}
+		}
+	}
+	reader := openReplica(t, "redis://kvatlas-reader:READER_PASSWORD@"+s.Addr, "kva")
+	eventually(t, "the reader says why it cannot", func() error {
+		if err := reader.Ready(); err == nil || !strings.Contains(err.Error(), "changelog --on") {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
+	plain.Do(t.Context(), "ACL", "LOG", "RESET")
+	writer := openReplica(t, "redis://kvatlas-writer:WRITER_PASSWORD@"+s.Addr, "kva")
+	keys := keysOf(1, 100)
+	write(t, writer, "a", store.Add, keys...)
+	write(t, writer, "b", store.Add, keys[:50]...)
+	same(t, writer, writer.Index, keys...)
+	eventually(t, "the reader follows", reader.Ready)
+	same(t, reader, writer.Index, keys...)
+	plain.Do(t.Context(), "ACL", "LOG", "RESET") // what the reader was refused in between
+	write(t, writer, "a", store.Remove, keys[20:]...)
+	if _, err := writer.Retire(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []*Replica{reader, writer} {
+		same(t, r, writer.Index, keys...)
+		if _, err := r.sweep(t.Context()); err != nil {
+			t.Errorf("sweep: %v", err)
+		}
+	}
+	if refused := plain.Do(t.Context(), "ACL", "LOG").Val(); fmt.Sprint(refused) != "[]" {
+		t.Errorf("refused: %v", refused)
+	}
+}
