@@ -200,7 +200,8 @@ func TestNamesAreDocumented(t *testing.T) {
 			got = append(got, strings.TrimSpace(name))
 		}
 	}
-	if !slices.Equal(got, checkNames) {
+	// Those of engines, which kvatlas doctor listens to as well, come behind.
+	if !slices.Equal(got[:min(len(got), len(checkNames))], checkNames) {
 		t.Errorf("documented are\n%q, findings are\n%q", got, checkNames)
 	}
 }

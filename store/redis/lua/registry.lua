@@ -79,9 +79,9 @@ local function moved(what)
     news = e .. '\n' .. e .. ' a\n'
   else
     news = news .. e .. ' ' .. (what or 'a') .. '\n'
-    if #news > 16384 then
+    if #news > 8192 then
       -- The older half goes; the first line is then the last that went.
-      local cut = string.find(news, '\n', 8192, true)
+      local cut = string.find(news, '\n', 4096, true)
       local gone = string.match(string.sub(news, 1, cut), '\n(%d+) [^\n]*\n$')
       news = gone .. '\n' .. string.sub(news, cut + 1)
     end
