@@ -428,7 +428,9 @@ func (c *Chunker) extend(r *run, p *place) {
 }
 
 // addObject notes that an object reaches into part, which comes next. It goes on
-// from the part before if it has begun there.
+// from the part before if it has begun there. Where engines do not tell offsets they
+// are 0, so the same image right behind itself, from a block's first token on, is
+// taken for one.
 func (r *run) addObject(c *Chunker, o event.Object, part uint16) {
 	if o.Offset <= 0 {
 		for i := range r.objects {
