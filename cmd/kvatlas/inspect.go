@@ -75,6 +75,7 @@ type eventsCall struct {
 	explain  bool
 	seeds    []string
 	loraPath string
+	media    event.Media
 }
 
 func (p *program) readEventsCall(args []string) (*eventsCall, error) {
@@ -97,6 +98,7 @@ func (p *program) readEventsCall(args []string) (*eventsCall, error) {
 		return nil
 	})
 	fs.StringVar(&c.loraPath, "lora-path", "", "with --explain: the path of the adapters, which vLLM hashes from 0.31 on")
+	fs.TextVar(&c.media, "media", &event.Media{}, "tiers of words for media that are not known, a `LIST` such as cxl=cpu,tape=disk")
 	words, err := parseInterspersed(fs, args)
 	if errors.Is(err, flag.ErrHelp) {
 		fmt.Fprint(p.stdout, inspectEventsUsage)
@@ -364,7 +366,7 @@ func (v *viewer) print(m *zmq.Message, e *event.Event) {
 		if v.batch.HasRank {
 			b = strconv.AppendInt(append(b, " rank "...), int64(v.batch.Rank), 10)
 		}
-		b = append(appendEvent(append(b, ' '), e), '\n')
+		b = append(appendEvent(append(b, ' '), e, &v.call.media), '\n')
 	}
 	v.line = b
 	_, _ = v.out.Write(b) // Flush has the error
@@ -379,9 +381,9 @@ func quoted(s string) []byte {
 }
 
 // appendEvent appends an event in words. Tokens and salts are not for a terminal.
-func appendEvent(b []byte, e *event.Event) []byte {
+func appendEvent(b []byte, e *event.Event, media *event.Media) []byte {
 	tier := "unknown"
-	if t, known := (*event.Media)(nil).TierOf(e); known {
+	if t, known := media.TierOf(e); known {
 		tier = t.String()
 	}
 	switch e.Kind {

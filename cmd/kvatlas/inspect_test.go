@@ -105,7 +105,7 @@ func inspecting(t *testing.T, args ...string) (end func() (status int, stdout, s
 func TestInspectEvents(t *testing.T) {
 	p, endpoint := engine(t, "")
 	file := filepath.Join(t.TempDir(), "r.jsonl")
-	end := inspecting(t, endpoint, "--count=4", "--explain", "--seed=0", "--record", file)
+	end := inspecting(t, endpoint, "--count=4", "--explain", "--seed=0", "--media=cpu=disk", "--record", file)
 	machine := inspecting(t, endpoint, "--json", "--topic=kv@", "--count=4")
 	other := inspecting(t, endpoint, "--topic=other", "--timeout=1s")
 	until(t, "subscribers", func() bool { return p.Subscribers() == 3 })
@@ -120,7 +120,7 @@ func TestInspectEvents(t *testing.T) {
 	}
 	status, stdout, stderr := end()
 	want := `0 rank 2 stored  2 blocks of 4 tokens in gpu (GPU) at the start: HASH to HASH
-6 rank 2 stored  1 blocks of 4 tokens in cpu (CPU) behind HASH: 000000000000004d adapter l?[2J
+6 rank 2 stored  1 blocks of 4 tokens in disk (CPU) behind HASH: 000000000000004d adapter l?[2J
 6 rank 2 removed 1 blocks in gpu (GPU): HASH
 7 rank 2 cleared
 `

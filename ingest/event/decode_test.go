@@ -381,6 +381,23 @@ func TestMedia(t *testing.T) {
 	}
 }
 
+func TestMediaText(t *testing.T) {
+	for in, want := range map[string]string{
+		"": "", "cxl = cpu ,,TAPE=disk": "CXL=cpu,TAPE=disk", "gpu=shared": "GPU=shared",
+	} {
+		var m Media
+		if err := m.UnmarshalText([]byte(in)); err != nil || m.String() != want {
+			t.Errorf("%q: %q %v, want %q", in, m.String(), err, want)
+		}
+	}
+	m := Media{extra: map[string]store.Tier{"X": store.CPU}}
+	for _, bad := range []string{"cxl", "cxl=fast", "cxl=cpu,CXL=gpu", strings.Repeat("x", 33) + "=cpu"} {
+		if err := m.UnmarshalText([]byte(bad)); err == nil || m.String() != "X=cpu" {
+			t.Errorf("%q: %v, %v", bad, m.String(), err)
+		}
+	}
+}
+
 func TestNames(t *testing.T) {
 	for f := range numForms {
 		if got, err := ParseForm(f.String()); err != nil || got != f {

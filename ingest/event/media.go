@@ -29,8 +29,8 @@ var media = map[string]store.Tier{
 const maxMedium = 32
 
 // Media maps engines' words for where blocks are to tiers, without regard to
-// case. The zero value and nil have the words that engines are known to use. A
-// Media is never changed and safe for concurrent use.
+// case. The zero value and nil have the words that engines are known to use. But for
+// UnmarshalText a Media is never changed, and safe for concurrent use.
 type Media struct {
 	extra map[string]store.Tier
 }
@@ -52,6 +52,57 @@ func NewMedia(extra map[string]store.Tier) (*Media, error) {
 		m.extra[upper] = tier
 	}
 	return m, nil
+}
+
+// UnmarshalText is NewMedia of a list such as "cxl=cpu,tape=disk".
+func (m *Media) UnmarshalText(text []byte) error {
+	extra := map[string]store.Tier{}
+	for entry := range strings.SplitSeq(string(text), ",") {
+		if entry = strings.TrimSpace(entry); entry == "" {
+			continue
+		}
+		word, name, ok := strings.Cut(entry, "=")
+		if !ok {
+			return fmt.Errorf("event: %q is not of the form word=tier", entry)
+		}
+		tier, err := store.ParseTier(strings.TrimSpace(name))
+		if err != nil {
+			return fmt.Errorf("event: %q: %w", entry, err)
+		}
+		if word = strings.ToUpper(strings.TrimSpace(word)); hasKey(extra, word) {
+			return fmt.Errorf("event: medium %q is mapped twice", word)
+		}
+		extra[word] = tier
+	}
+	read, err := NewMedia(extra)
+	if err != nil {
+		return err
+	}
+	*m = *read
+	return nil
+}
+
+func hasKey(m map[string]store.Tier, word string) bool {
+	_, ok := m[word]
+	return ok
+}
+
+// MarshalText writes the words that go beyond the known, in order.
+func (m *Media) MarshalText() ([]byte, error) {
+	var b []byte
+	for _, word := range slices.Sorted(maps.Keys(m.extra)) {
+		if len(b) > 0 {
+			b = append(b, ',')
+		}
+		b = append(append(append(b, word...), '='), m.extra[word].String()...)
+	}
+	return b, nil
+}
+
+// String is the text that MarshalText writes.
+func (m *Media) String() string {
+	b, _ := m.MarshalText() // it cannot fail
+	return string(b)
 }
 
 // Tier returns where blocks in medium are. Of a word that is not known it returns
