@@ -51,6 +51,8 @@ type Config struct {
 	// Pushers bounds the ranks that push over HTTP and of which state is kept here,
 	// 4,096. Whoever is longest silent is forgotten and read from the index again.
 	Pushers int
+	// Events bounds what a message may have; zero fields are event.Limits' defaults.
+	Events event.Limits
 	// Media maps engines' words for where blocks are to tiers; nil is the known words.
 	Media *event.Media
 	// Wire has limits and times of connections. Endpoint, Bind, Topic and Curve are

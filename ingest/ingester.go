@@ -119,6 +119,7 @@ func (in *Ingester) Read(ctx context.Context, s Source, fence uint64) error {
 	defer context.AfterFunc(in.ctx, cancel)()
 
 	r := &reader{in: in, s: s, fence: fence, q: newQueue(&in.config, &in.total), ring: newRing(&in.config)}
+	r.decode.Limits = in.config.Events
 	r.f = follower{act: r, tries: in.config.ReplayTries}
 	wire := in.config.Wire
 	wire.Endpoint, wire.Bind, wire.Topic, wire.Curve = s.Events, s.Bind, s.Topic, s.Curve
