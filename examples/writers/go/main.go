@@ -97,7 +97,10 @@ func newWriter(ctx context.Context, rdb *redis.Client, dir, pod, model string, l
 		return nil, fmt.Errorf("the model is indexed as %s", settings)
 	}
 	w.blockSize = in.BlockSize
-	return w, w.register(ctx)
+	if err := w.register(ctx); err != nil {
+		return nil, err
+	}
+	return w, nil
 }
 
 // registry runs a script of the registry for a pod.
