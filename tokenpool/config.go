@@ -43,6 +43,14 @@ type Config struct {
 	// them a text that goes on where another ended, as that of a chat's next turn,
 	// costs what is new in it. Default 64 MiB; less than 0 keeps none.
 	PieceBytes int64
+	// Shared keeps pieces for other pools as well; nil does not. Its values are
+	// sealed under SharedSecret, of MinSharedSecret bytes or more, which all pools of
+	// a fleet have. It needs PieceBytes.
+	Shared       Shared
+	SharedSecret []byte
+	// SharedTimeout is how long a text waits for an answer of Shared before it is
+	// tokenized. Default 20 ms, limit 10 s.
+	SharedTimeout time.Duration
 	// Budget is how long Wait waits when the request says nothing. Default
 	// 50 ms, limit 1 minute.
 	Budget time.Duration
@@ -77,6 +85,7 @@ func (c *Config) validate() error {
 	set(&c.MaxTextBytes, 1<<20)
 	set(&c.QueueBytes, max(64<<20, int64(c.MaxTextBytes)))
 	set(&c.PieceBytes, 64<<20)
+	set(&c.SharedTimeout, 20*time.Millisecond)
 	set(&c.Budget, 50*time.Millisecond)
 	set(&c.MaxTokenizers, 8)
 	set(&c.LoadTimeout, 10*time.Minute)
@@ -89,8 +98,17 @@ func (c *Config) validate() error {
 	if err != nil {
 		err = fmt.Errorf("tokenpool: config: Chat: %w", err)
 	}
+	var shared error
+	switch {
+	case c.Shared == nil:
+	case c.PieceBytes < 0:
+		shared = errors.New("tokenpool: config: Shared without PieceBytes")
+	case len(c.SharedSecret) < MinSharedSecret:
+		shared = fmt.Errorf("tokenpool: config: SharedSecret has %d bytes, it needs %d", len(c.SharedSecret), MinSharedSecret)
+	}
 	return errors.Join(
-		err,
+		err, shared,
+		within("SharedTimeout", c.SharedTimeout, time.Microsecond, 10*time.Second),
 		within("Workers", c.Workers, 1, 1024),
 		within("Queue", c.Queue, 1, 1_000_000),
 		within("MaxTextBytes", c.MaxTextBytes, 1, MaxTextLimit),

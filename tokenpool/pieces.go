@@ -23,7 +23,8 @@ const pieceBytes = 512
 // A piece is found by a 128-bit hash of its bytes under seeds that are drawn when
 // the process begins. It is safe for concurrent use.
 type pieces struct {
-	max    int64 // in bytes, of all shards
+	max    int64  // in bytes, of all shards
+	fleet  *fleet // nil asks nobody else
 	seed   uint64
 	shards [pieceShards]pieceShard
 	bytes  atomic.Int64
@@ -110,48 +111,85 @@ func (s *pieces) tokenize(t *tokenizer, text string, special bool) (ids []uint32
 		ids, ends, err = tokenize(t.enc, text, special)
 		return ids, ends, len(ids), err
 	}
+	parts := s.cut(t, text, first)
+	if s.fleet != nil {
+		s.fleet.fetch(t.sum, text, parts)
+	}
 	ids = make([]uint32, 0, len(text)/3)
 	ends = make([]int, 0, len(text)/3)
 	if special {
 		ids = append(ids, t.frame.before...)
 		ends = append(ends, make([]int, len(t.frame.before))...)
+		fresh = len(t.frame.before) + len(t.frame.behind)
 	}
-	for from, to := 0, first; from < len(text); from, to = to, t.cuts.next(text, min(to+pieceBytes, len(text))) {
-		var k xxh3.Uint128
-		if to < len(text) {
-			k = xxh3.HashString128Seed(text[from:to], s.seed^t.sum)
-			if p := s.get(k); p != nil {
-				ids = append(ids, p.tokens...)
-				end := from
-				for _, n := range p.steps {
-					end += int(n)
-					ends = append(ends, end)
-				}
-				continue
-			}
+	for i := range parts {
+		p := &parts[i]
+		if p.piece == nil && p.keep {
+			p.piece = s.get(p.key) // made meanwhile, perhaps for a part before
 		}
-		pieceIDs, pieceEnds, err := tokenize(t.enc, text[from:to], false)
+		if p.piece != nil {
+			ids = append(ids, p.piece.tokens...)
+			end := p.from
+			for _, n := range p.piece.steps {
+				end += int(n)
+				ends = append(ends, end)
+			}
+			if p.shared {
+				s.put(p.key, p.piece)
+			}
+			continue
+		}
+		partIDs, partEnds, err := tokenize(t.enc, text[p.from:p.to], false)
 		if err != nil {
 			return nil, nil, fresh, err
 		}
-		fresh += len(pieceIDs)
-		ids = append(ids, pieceIDs...)
-		for _, e := range pieceEnds {
-			ends = append(ends, from+e)
+		fresh += len(partIDs)
+		ids = append(ids, partIDs...)
+		for _, e := range partEnds {
+			ends = append(ends, p.from+e)
 		}
-		// The last piece ends with the text, not at a cut: it is no piece of
-		// any other text.
-		if to < len(text) {
-			if p := pack(pieceIDs, pieceEnds); p != nil {
-				s.put(k, p)
-			}
+		if !p.keep {
+			continue
+		}
+		if p.piece = pack(partIDs, partEnds); p.piece != nil {
+			p.made = true
+			s.put(p.key, p.piece)
 		}
 	}
 	if special {
 		ids = append(ids, t.frame.behind...)
 		ends = append(ends, make([]int, len(t.frame.behind))...)
 	}
+	if s.fleet != nil {
+		s.fleet.offer(t.sum, text, parts)
+	}
 	return ids, ends, fresh, nil
+}
+
+// part is a part of a text.
+type part struct {
+	from, to int
+	// keep says that it is a piece: the last part of a text ends with the text, not
+	// at a cut, and is no piece of any other one.
+	keep  bool
+	key   xxh3.Uint128
+	piece *piece // nil if it is not known
+	// shared says that the fleet knew it, made that it was tokenized here.
+	shared, made bool
+}
+
+// cut cuts a text, the first part of which ends at first, and finds what is known.
+func (s *pieces) cut(t *tokenizer, text string, first int) []part {
+	parts := make([]part, 0, len(text)/pieceBytes+1)
+	for from, to := 0, first; from < len(text); from, to = to, t.cuts.next(text, min(to+pieceBytes, len(text))) {
+		p := part{from: from, to: to, keep: to < len(text)}
+		if p.keep {
+			p.key = xxh3.HashString128Seed(text[from:to], s.seed^t.sum)
+			p.piece = s.get(p.key)
+		}
+		parts = append(parts, p)
+	}
+	return parts
 }
 
 // frame is what a tokenizer puts around every text: its special tokens.

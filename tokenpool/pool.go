@@ -94,6 +94,13 @@ func newPool(cfg Config, read func([]byte) (encoder, error)) (*Pool, error) {
 	if cfg.PieceBytes > 0 {
 		p.pieces = newPieces(cfg.PieceBytes)
 	}
+	if cfg.Shared != nil {
+		f, err := newFleet(cfg.Shared, cfg.SharedSecret, cfg.SharedTimeout)
+		if err != nil {
+			return nil, err
+		}
+		p.pieces.fleet = f
+	}
 	// NewLRU fails for a size below 1 only, and none is.
 	p.loaded, _ = simplelru.NewLRU[string, *tokenizer](cfg.MaxTokenizers, nil)
 	p.idents, _ = simplelru.NewLRU[string, ident](maxIdents, nil)
@@ -102,6 +109,9 @@ func newPool(cfg Config, read func([]byte) (encoder, error)) (*Pool, error) {
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	for range cfg.Workers {
 		p.wg.Go(p.work)
+	}
+	if cfg.Shared != nil {
+		p.wg.Go(func() { p.pieces.fleet.give(p.done) })
 	}
 	return p, nil
 }

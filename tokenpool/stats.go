@@ -65,6 +65,10 @@ type Stats struct {
 	// from pieces of earlier texts. Joined counts requests that waited for a run
 	// that another had begun.
 	Runs, TextBytes, Tokens, Reused, Joined uint64
+	// FleetReused counts those of Reused that the fleet knew, FleetErrors calls to it
+	// that failed or brought what could not be read, FleetDropped texts whose pieces
+	// were not given to it because too many waited.
+	FleetReused, FleetErrors, FleetDropped uint64
 	// PieceBytes is what these pieces take, of MaxPieceBytes.
 	PieceBytes, MaxPieceBytes int64
 	// StoreRefused counts texts that the prefix store would not keep.
@@ -89,7 +93,7 @@ func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	loaded, loading := p.loaded.Len(), len(p.loads)
 	p.mu.Unlock()
-	return Stats{
+	st := Stats{
 		Whole:         p.n.fromStore.Load(),
 		Tokenized:     p.n.fromTokenizer.Load(),
 		Partial:       p.n.partial.Load(),
@@ -120,6 +124,10 @@ func (p *Pool) Stats() Stats {
 		MaxTokenizers: p.cfg.MaxTokenizers,
 		Loading:       loading,
 	}
+	if p.pieces != nil {
+		p.pieces.fleet.count(&st)
+	}
+	return st
 }
 
 // residentBytes is the resident memory of the process, 0 where it cannot be

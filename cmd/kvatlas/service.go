@@ -41,6 +41,7 @@ type service struct {
 
 	replica *replica.Replica // the index, if it is one; else nil
 	backend string           // memory, redis or replica
+	pieces  tokenpool.Shared // nil unless pieces of texts are shared
 
 	metrics *server.Metrics
 	closers []func() error // in the order in which things were made
@@ -55,10 +56,10 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 			s.close()
 		}
 	}()
-	if err := s.makeTokenizers(); err != nil {
+	if s.backend, err = s.makeIndex(); err != nil {
 		return nil, err
 	}
-	if s.backend, err = s.makeIndex(); err != nil {
+	if err := s.makeTokenizers(); err != nil {
 		return nil, err
 	}
 	var usage *scorer.Usage
@@ -148,6 +149,9 @@ func (s *service) makeTokenizers() error {
 		QueueBytes:    int64(c.TokenizerQueueBytes),
 		MaxTextBytes:  int(c.MaxPromptBytes),
 		PieceBytes:    cmp.Or(int64(c.PieceCacheBytes), -1),
+		Shared:        s.pieces,
+		SharedSecret:  []byte(c.PieceSecret),
+		SharedTimeout: c.PieceTimeout,
 		Budget:        c.TokenizerBudget,
 		MaxTokenizers: c.TokenizersLoaded,
 		Chat: chat.Options{
@@ -210,6 +214,9 @@ func (s *service) makeIndex() (backend string, err error) {
 // makeRedis makes the index in Redis, or the replica of it.
 func (s *service) makeRedis(c redis.Config) (x store.Index, backend string, err error) {
 	in, err := redis.Open(c)
+	if err == nil && s.cfg.PieceSecret != "" {
+		s.pieces = in.Pieces(s.cfg.PieceTTL)
+	}
 	if err != nil || !s.cfg.Replica {
 		return in, "redis", err
 	}

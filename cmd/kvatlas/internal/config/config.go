@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/tokenpool"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
@@ -209,6 +210,16 @@ type Config struct {
 	// PieceCacheBytes is the memory for the tokens of pieces of texts. With them a
 	// chat's next turn costs what is new in it. 0 keeps none.
 	PieceCacheBytes Bytes `name:"piece-cache-bytes" default:"64MiB" min:"0" max:"1TiB"`
+	// PieceSecret shares them with all servers that have the same one, through Redis
+	// and sealed under it, so that none tokenizes what another has. At least 16
+	// bytes; empty shares nothing. A variable or the file keeps it out of the list
+	// of processes.
+	PieceSecret Secret `name:"piece-secret"`
+	// PieceTTL is how long Redis keeps a shared piece.
+	PieceTTL time.Duration `name:"piece-ttl" default:"24h" min:"1s" max:"8760h"`
+	// PieceTimeout is how long a text waits for shared pieces before it is
+	// tokenized.
+	PieceTimeout time.Duration `name:"piece-timeout" default:"20ms" min:"1us" max:"10s"`
 
 	// ChatEngine is the engine whose way of preparing messages for their template
 	// is followed.
@@ -278,6 +289,15 @@ func (c *Config) validate() error {
 	}
 	if c.UsageWindow != 0 && c.UsageWindow < time.Second {
 		bad("usage-window: %v is too short, give 0 or at least 1s", c.UsageWindow)
+	}
+	switch {
+	case c.PieceSecret == "":
+	case len(c.PieceSecret) < tokenpool.MinSharedSecret:
+		bad("piece-secret: it has %d bytes, it needs at least %d", len(c.PieceSecret), tokenpool.MinSharedSecret)
+	case c.Redis == "":
+		bad("piece-secret: pieces are shared through Redis, and redis is not set")
+	case c.PieceCacheBytes == 0:
+		bad("piece-secret: there are no pieces to share with piece-cache-bytes 0")
 	}
 	errs = append(errs, checkHub(c.HubEndpoint))
 	if _, err := chat.NewRenderer(chat.Files{}, chat.Options{DefaultKwargs: []byte(c.ChatKwargs)}); err != nil {

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+)
+
+// TestSharedPieces has two servers tokenize the same chat, the second of which
+// takes from Redis what the first has made.
+func TestSharedPieces(t *testing.T) {
+	redis := redistest.Start(t)
+	dir := tokenizers(t)
+	serve := func() *running {
+		return start(t, "--redis="+redis.URL(), "--tokenizers="+dir, "--piece-secret=a secret of all servers", "--piece-timeout=10s", "--request-timeout=5m", "--write-timeout=6m")
+	}
+	fleet := regexp.MustCompile(`(?m)^kvatlas_tokenizer_tokens_fleet_total (\d+)$`)
+	reused := func(r *running) string {
+		t.Helper()
+		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get(r.url + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := fleet.FindSubmatch(text)
+		if m == nil {
+			t.Fatalf("no such metric:\n%s", text)
+		}
+		return string(m[1])
+	}
+	text := strings.Repeat("The quick brown fox\njumps over the lazy dog.\n", 200)
+	tokenize := func(r *running) *client.TokenizeResponse {
+		t.Helper()
+		toks, err := r.client().Tokenize(t.Context(), client.TokenizeRequest{Model: demo.Model, Prompt: text})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return toks
+	}
+	a := tokenize(serve())
+	b := serve()
+	for keys := int64(0); ; time.Sleep(50 * time.Millisecond) {
+		n := redis.Client().DBSize(t.Context()).Val()
+		if n > 0 && n == keys {
+			break
+		}
+		keys = n
+	}
+	if got := tokenize(b); got.Count != a.Count || !got.Exact || reused(b) == "0" {
+		t.Errorf("%d tokens, want %d; %s of them from the other server", got.Count, a.Count, reused(b))
+	}
+}
