@@ -406,7 +406,7 @@ func (c *Chunker) storeBlock(e *event.Event, hash uint64, tier store.Tier, token
 	if b != nil && b.held() {
 		s := b.find(tier, group)
 		if at.ok && !b.ambiguous {
-			if p, ok := c.locate(&at, hash, b, tokens, objects); !ok || !b.is(&p) {
+			if p, ok := c.locate(&at, b, tokens, objects); !ok || !b.is(&p) {
 				if s == nil && c.otherGroup(b, group) {
 					c.stats.Skipped[OtherSize]++
 					return lost(OtherSize), false
@@ -428,7 +428,7 @@ func (c *Chunker) storeBlock(e *event.Event, hash uint64, tier store.Tier, token
 		c.stats.Skipped[at.why]++
 		return at, false
 	}
-	p, ok := c.locate(&at, hash, b, tokens, objects)
+	p, ok := c.locate(&at, b, tokens, objects)
 	if !ok {
 		c.stats.Skipped[Unplaced]++
 		return lost(Unplaced), false

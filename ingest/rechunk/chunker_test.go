@@ -1,6 +1,7 @@
 package rechunk
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
@@ -42,7 +43,7 @@ func TestForks(t *testing.T) {
 		at := len(common) / size
 		var all [][]event.Hash
 		for i := range 10 {
-			tokens := append(common[:96:96], count(1000*(i+1), 70)...)
+			tokens := slices.Concat(common[:96], count(1000*(i+1), 70))
 			if i == 0 {
 				r.do(storedOf(tokens, size, 0))
 			} else {

@@ -1,6 +1,7 @@
 package rechunk
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"hash/fnv"
@@ -277,4 +278,10 @@ type failer interface {
 	Fatal(args ...any)
 	Fatalf(format string, args ...any)
 	Context() context.Context
+}
+
+func sortKeys(keys []store.MapKey) {
+	slices.SortFunc(keys, func(a, b store.MapKey) int {
+		return cmp.Or(cmp.Compare(a.Hash, b.Hash), cmp.Compare(a.Part, b.Part))
+	})
 }

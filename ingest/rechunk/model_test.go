@@ -22,7 +22,6 @@ type modelBlock struct {
 	seed      blockkey.Seed
 	start     int      // tokens before it
 	tokens    []uint32 // all, from the root to its end
-	objects   [][]blockkey.Object
 	slots     map[modelSlot]int
 	ambiguous bool
 }
@@ -131,8 +130,7 @@ func (m *model) store(e *event.Event, tier store.Tier) {
 			}
 			b.ambiguous = true
 		}
-		switch at = b; {
-		case b.ambiguous:
+		if at = b; b.ambiguous {
 			at = nil
 		}
 		if b.slots[s] > 0 && (report || m.copies == NoCopies) {

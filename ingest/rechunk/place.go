@@ -80,9 +80,10 @@ type place struct {
 	tailObj []event.Object
 }
 
-// locate says where a block lies whose hash and tokens are given, and its objects.
+// locate says where a block lies that has these tokens and objects, known being what
+// is known of it already.
 // It changes nothing. Its keys are valid until the next call.
-func (c *Chunker) locate(cur *cursor, hash uint64, known *block, tokens []uint32, objects []event.Object) (p place, ok bool) {
+func (c *Chunker) locate(cur *cursor, known *block, tokens []uint32, objects []event.Object) (p place, ok bool) {
 	p.seed, p.prev, p.hasPrev, p.shared = cur.seed, cur.prev, cur.hasPrev, cur.shared
 	rest := tokens
 	begin := 0
@@ -115,7 +116,7 @@ func (c *Chunker) locate(cur *cursor, hash uint64, known *block, tokens []uint32
 	if cur.run != nil {
 		p.end = uint16(begin + len(p.head))
 		p.closes = int(p.end) == c.size
-		c.join(cur, hash, known, &p)
+		c.join(cur, known, &p)
 	}
 	if whole > 0 {
 		chain := blockkey.Chain{BlockSize: c.size, Seed: p.seed, Parent: p.prev, HasParent: p.hasPrev}
@@ -146,7 +147,7 @@ func (c *Chunker) endOf(r *run, part uint16) int {
 }
 
 // join finds how p goes on behind cur, with its key if it closes.
-func (c *Chunker) join(cur *cursor, hash uint64, known *block, p *place) {
+func (c *Chunker) join(cur *cursor, known *block, p *place) {
 	r, q := cur.run, cur.part+1
 	if p.closes {
 		p.key = c.close(r, q, p)
@@ -381,6 +382,7 @@ func (c *Chunker) put(b *block, p *place) bool {
 	case matches:
 		p.run.placed.set(int(p.part-p.run.fork), true)
 		c.touch(p.run.owner)
+	case notAtAll, clashes:
 	}
 	b.joined, b.keyed = p.how != notAtAll, len(p.keys) > 0
 	b.seed = p.seed

@@ -162,16 +162,16 @@ func (c *Chunker) read(ctx context.Context, read Reader, keys []store.MapKey) ([
 
 // load reads the records of hashes.
 func (c *Chunker) load(ctx context.Context, read Reader, hashes []uint64) error {
-	keys := make([]store.MapKey, len(hashes))
-	for i, h := range hashes {
-		keys[i].Hash = h
+	keys := make([]store.MapKey, 0, len(hashes))
+	for _, h := range hashes {
+		keys = append(keys, store.MapKey{Hash: h})
 	}
 	first, err := c.read(ctx, read, keys)
 	if err != nil {
 		return err
 	}
 	// Records of more than one entry.
-	keys = keys[:0]
+	keys = nil
 	for i, v := range first {
 		for j := range max(1, entries(v)) - 1 {
 			keys = append(keys, store.MapKey{Hash: hashes[i], Part: partMore + uint16(j)})
@@ -183,7 +183,7 @@ func (c *Chunker) load(ctx context.Context, read Reader, hashes []uint64) error 
 	}
 	var blocks []*block
 	var all []byte
-	keys = keys[:0]
+	keys = nil
 	for i, v := range first {
 		n := entries(v)
 		if n == 0 {

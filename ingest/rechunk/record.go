@@ -2,6 +2,7 @@ package rechunk
 
 import (
 	"math/bits"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
@@ -185,7 +186,7 @@ func (b *block) tidy(drop uint8) {
 		}
 		return
 	}
-	all := append(b.slots, b.slot)
+	all := append(slices.Clone(b.slots), b.slot)
 	var some uint8
 	for _, s := range all {
 		if s.copies > 0 {
