@@ -63,7 +63,7 @@ func TestFencesAfterLoss(t *testing.T) {
 	before := last + 600e6
 	grow("another server")
 	if last <= before {
-		t.Fatalf("fence %d after a server that had given %d", last, uint64(before))
+		t.Fatalf("fence %d after a server that had given %d", last, before)
 	}
 	grow("the same server")
 	plain.Del(t.Context(), x.names.count)

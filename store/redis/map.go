@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -99,14 +100,7 @@ func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*call) {
 }
 
 func cmpMapKey(a, b store.MapKey) int {
-	switch {
-	case a.Hash != b.Hash:
-		if a.Hash < b.Hash {
-			return -1
-		}
-		return 1
-	}
-	return int(a.Part) - int(b.Part)
+	return cmp.Or(cmp.Compare(a.Hash, b.Hash), cmp.Compare(a.Part, b.Part))
 }
 
 // bucketCalls puts buckets of one guard into runs of a length that keeps the

@@ -225,7 +225,10 @@ func TestWriters(t *testing.T) {
 // each runs a test for the writer of each language.
 func each(t *testing.T, test func(t *testing.T, language string)) {
 	for _, language := range []string{"go", "python"} {
-		t.Run(language, func(t *testing.T) { test(t, language) })
+		t.Run(language, func(t *testing.T) {
+			t.Parallel()
+			test(t, language)
+		})
 	}
 }
 
