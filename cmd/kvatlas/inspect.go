@@ -244,6 +244,9 @@ func (v *viewer) run(ctx context.Context) error {
 			v.note("replay: %v", err)
 		}
 		v.replayed = v.next
+		if err := v.flush(); err != nil {
+			return err
+		}
 	}
 	v.live = true
 	return v.follow(ctx, f)

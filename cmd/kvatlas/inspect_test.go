@@ -5,7 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -182,15 +185,21 @@ func TestInspectReplay(t *testing.T) {
 		t.Errorf("ends with %d\n%s%s", status, stdout, stderr)
 	}
 	// What comes live goes on where the replay ends.
-	end := inspecting(t, endpoint, "--replay", replay, "--count=5")
-	until(t, "subscriber", func() bool { return p.Subscribers() == 1 })
+	var out, errs output
+	done := make(chan int)
+	go func() {
+		prog := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, name: "kvatlas"}
+		done <- prog.run(t.Context(), []string{"inspect", "events", endpoint, "--replay", replay, "--count=5", "--timeout=5m"})
+	}()
+	until(t, "replay", func() bool { return strings.Contains(out.String(), "2 rank 2 cleared\n") && p.Subscribers() == 1 })
 	more := steps()[2]
-	for _, more.Seq = range []uint64{2, 3} {
+	for _, more.Seq = range []uint64{2, 3} { // it has the first already
 		p.Publish(more)
 	}
-	status, stdout, stderr = end()
-	if lines := strings.Split(stdout, "\n"); status != exitOK || len(lines) != 6 || !strings.HasPrefix(lines[4], "3 ") || strings.Contains(stderr, "missing") {
-		t.Errorf("ends with %d\n%s%s", status, stdout, stderr)
+	status = <-done
+	if lines := strings.Split(out.String(), "\n"); status != exitOK || len(lines) != 6 || !strings.HasPrefix(lines[4], "3 ") ||
+		strings.Contains(errs.String(), "missing") || strings.Contains(errs.String(), "back") {
+		t.Errorf("ends with %d\n%s%s", status, out.String(), errs.String())
 	}
 }
 
@@ -294,6 +303,50 @@ func TestInspectPlayDynamo(t *testing.T) {
 		}
 	}()
 	if status, _, stderr := call(t, "", "inspect", "play", file, "--bind", endpoint); status != exitFailed || !strings.Contains(stderr, "has no tokens") {
+		t.Errorf("ends with %d\n%s", status, stderr)
+	}
+}
+
+// A record is pushed to a server in order, with its numbers.
+func TestInspectPlayToServer(t *testing.T) {
+	var bodies []string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil || r.URL.Path != "/v1/events" {
+			t.Error(err, r.URL)
+		}
+		bodies = append(bodies, string(body))
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"applied":1,"skipped":0}`)
+	}))
+	defer srv.Close()
+	file := filepath.Join(t.TempDir(), "r.jsonl")
+	w, err := record.Create(record.Config{Path: file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range steps() {
+		if err := w.Write(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, stderr := call(t, "", "inspect", "play", file, "--server", srv.URL, "--pod=p", "--model=m", "--speed=0"); status != exitOK {
+		t.Fatalf("ends with %d\n%s", status, stderr)
+	}
+	var d event.Decoder
+	for i, body := range bodies {
+		p, err := d.JSONPushes([]byte(body), nil)
+		if err != nil || p[0].Pod != "p" || p[0].Model != "m" || p[0].Rank != 2 || p[0].Seq != uint64(i) || !p[0].HasSeq || p[0].Skipped != 0 {
+			t.Errorf("%s: %+v %v", body, p, err)
+		}
+	}
+	if len(bodies) != 3 {
+		t.Errorf("%d pushes", len(bodies))
+	}
+	if status, _, stderr := call(t, "", "inspect", "play", file, "--server", srv.URL, "--model=m"); status != exitFailed || !strings.Contains(stderr, "--pod is missing") {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 }
