@@ -177,7 +177,7 @@ func BenchmarkFanIn(b *testing.B) {
 			}
 			s := Source{Pod: pod.Name, Model: testModel, Events: fmt.Sprintf("ipc://%s/%d", dir, i), Replay: fmt.Sprintf("ipc://%s/r%d", dir, i)}
 			var err error
-			if pubs[i], err = zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16}); err != nil {
+			if pubs[i], err = zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16, Queue: 512}); err != nil {
 				b.Fatal(err)
 			}
 			b.Cleanup(func() { pubs[i].Close() })
@@ -262,7 +262,7 @@ func BenchmarkOneEngine(b *testing.B) {
 		}
 		dir := b.TempDir()
 		s := Source{Pod: "pod", Model: testModel, Events: "ipc://" + dir + "/e", Replay: "ipc://" + dir + "/r"}
-		pub, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16})
+		pub, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16, Queue: 512})
 		if err != nil {
 			b.Fatal(err)
 		}

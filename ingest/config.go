@@ -24,7 +24,8 @@ type Config struct {
 	QueueBytes    int64
 	TotalBytes    int64
 	// WindowMessages bounds the messages of a rank that are written as one batch,
-	// 256. After a crash they are read again together.
+	// 64. After a crash they are read again together; more of them takes memory for each
+	// rank that is behind, and hardly fewer calls.
 	WindowMessages int
 	// Linger is how long a batch waits for those of other ranks to go with it while
 	// others are being written, 2 ms. Writers is how many calls may be under way, 4.
@@ -76,7 +77,7 @@ func (c Config) withDefaults() (Config, error) {
 	}{
 		{"BlockSize", &c.BlockSize, store.DefaultBlockSize, store.MaxBlockSize},
 		{"QueueMessages", &c.QueueMessages, 4096, 1 << 20},
-		{"WindowMessages", &c.WindowMessages, 256, 1 << 16},
+		{"WindowMessages", &c.WindowMessages, 64, 1 << 16},
 		{"Writers", &c.Writers, 4, 256},
 		{"Replays", &c.Replays, 8, 4096},
 		{"ReplayTries", &c.ReplayTries, 5, 1000},

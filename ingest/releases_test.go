@@ -288,7 +288,7 @@ func TestReleasesUnderFaults(t *testing.T) {
 		ports := [2]int{freePort(t), freePort(t)}
 		p := &enginePod{name: r.String(), began: map[Reason]int{}, o: enginetest.Options{
 			Release: r, Endpoint: fmt.Sprintf("tcp://*:%d", ports[0]), Replay: fmt.Sprintf("tcp://*:%d", ports[1]), Topic: "kv@" + r.String(),
-			BufferSteps: []int{200, 10_000}[i%2],
+			BufferSteps: []int{200, 10_000, 10_000}[i%3],
 		}}
 		for j := range p.links {
 			p.links[j] = newLink(t, ports[j])
