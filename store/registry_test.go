@@ -2,7 +2,6 @@ package store_test
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"testing"
 	"time"
@@ -16,7 +15,7 @@ func TestRegistryFindsHolders(t *testing.T) {
 		"few":           {1, 2, 3},
 		"over a page":   {255, 256, 257},
 		"far from 0":    {1 << 30, 1<<30 + 700},
-		"far apart":     {1, 1 << 20, 1 << 31, math.MaxUint32},
+		"far apart":     {1, 1 << 20, 1 << 31, store.FirstLocal - 1},
 		"just too far":  {0x100, 0x100 + 4096*256},
 		"just not that": {0x100, 0x100 + 4095*256},
 	} {
@@ -40,7 +39,7 @@ func TestRegistryFindsHolders(t *testing.T) {
 				}
 			}
 			for _, id := range ids {
-				for _, other := range []store.HolderID{0, 77, id - 1, id + 1, id + 256, id - 256, id + 1<<20, math.MaxUint32} {
+				for _, other := range []store.HolderID{0, 77, id - 1, id + 1, id + 256, id - 256, id + 1<<20, store.FirstLocal - 1} {
 					if slices.Contains(ids, other) {
 						continue
 					}
@@ -50,5 +49,30 @@ func TestRegistryFindsHolders(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestLocalHolders: ids that no index gives are known to Holder alone.
+func TestLocalHolders(t *testing.T) {
+	r := store.NewRegistry(1, []store.Pod{{Name: "a"}, {Name: "b"}}, []store.Holder{
+		{ID: store.FirstLocal + 1, Pod: "b", Tier: store.GPU}, {ID: 7, Pod: "a", Rank: 1, Tier: store.CPU}, {ID: 900, Pod: "b", Rank: 2, Tier: store.Disk},
+	}, nil, time.Time{})
+	for id, want := range map[store.HolderID]string{store.FirstLocal + 1: "b 0 gpu", 7: "a 1 cpu", 900: "b 2 disk"} {
+		slot, tier, live := r.Holder(id)
+		if !live {
+			t.Errorf("%d is not known", id)
+			continue
+		}
+		if got := fmt.Sprint(r.Pods[r.Slots[slot].Pod].Name, " ", r.Slots[slot].Rank, " ", tier); got != want {
+			t.Errorf("%d is %s, want %s", id, got, want)
+		}
+	}
+	for _, id := range []store.HolderID{store.FirstLocal, store.FirstLocal + 2, 8, ^store.HolderID(0)} {
+		if _, _, live := r.Holder(id); live {
+			t.Errorf("%d is known", id)
+		}
+	}
+	if len(r.Holders()) != 2 {
+		t.Errorf("%v", r.Holders())
 	}
 }

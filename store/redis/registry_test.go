@@ -3,6 +3,7 @@ package redis
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -332,4 +333,106 @@ func TestExpiredIsCheckedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantBlocks(t, x, []blockkey.Key{1}, "")
+}
+
+// TestNewsTellAll changes a registry at random and compares what a reader who is
+// told of changes has with what one reads who begins.
+func TestNewsTellAll(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	c := Config{URL: s.URL(), NoSweep: true, SweepDuty: 1, MaxModels: 100}
+	x, y := open(t, c), open(t, c)
+	rng := rand.New(rand.NewPCG(5, 6))
+	pods := 40
+	for step := range 600 {
+		if step == 300 {
+			pods = 2 * scriptPods // more than the script tells of at once
+		}
+		// Sometimes the reader looks rarely, and then at more than the news keep.
+		changes := 1
+		switch rng.IntN(60) {
+		case 0:
+			changes = 400
+		case 1, 2, 3, 4:
+			changes = 20
+		}
+		for range changes {
+			pod := fmt.Sprint("pod", rng.IntN(pods))
+			var err error
+			switch rng.IntN(10) {
+			case 0:
+				_, err = x.Retire(t.Context(), pod)
+			case 1:
+				_, err = x.Register(t.Context(), store.Pod{Name: pod, Model: "m", Ranks: 1 + rng.IntN(3)})
+			case 2:
+				err = x.Apply(t.Context(), batchOf(pod, store.Clear))
+			case 3:
+				_, err = x.EnsureModel(t.Context(), store.ModelInfo{Name: fmt.Sprint(rng.IntN(9)), BlockSize: 64, Scheme: store.SchemeNative})
+			case 4:
+				_, err = x.Forget(t.Context(), fmt.Sprint(rng.IntN(9)))
+			case 5:
+				if _, err = x.Register(t.Context(), store.Pod{Name: pod, Model: "m"}); err == nil {
+					_, err = x.Begin(t.Context(), pod, rng.IntN(2), 1)
+				}
+			default:
+				err = x.Apply(t.Context(), store.Batch{Pod: pod, Rank: rng.IntN(2), Model: "m", Ops: []store.Op{{Kind: store.Add, Tier: store.Tier(rng.IntN(2)), Keys: []blockkey.Key{1}}}})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		switch rng.IntN(50) {
+		case 0:
+			if _, err := x.Sweep(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		case 1: // it is lost
+			plain.Del(t.Context(), x.names.epoch)
+		case 2: // a hand moves the epoch
+			plain.Incr(t.Context(), x.names.epoch)
+		case 3: // the server has lost its latest writes
+			plain.HSet(t.Context(), x.names.count, "run", strings.Repeat("0", 40))
+		}
+		find(t, y, 1)
+		want, err := open(t, c).Registry(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := y.Cached()
+		if fmt.Sprint(got.Pods, got.Slots, got.Holders(), got.Models, got.Epoch) != fmt.Sprint(want.Pods, want.Slots, want.Holders(), want.Models, want.Epoch) {
+			t.Fatalf("step %d: the reader has\n%v %v %v %v, there is\n%v %v %v %v", step, got.Pods, got.Holders(), got.Models, got.Epoch, want.Pods, want.Holders(), want.Models, want.Epoch)
+		}
+	}
+}
+
+// TestManyLate lets more leases run out at once than a load is told at first.
+func TestManyLate(t *testing.T) {
+	s := redistest.Start(t)
+	c := Config{URL: s.URL(), NoSweep: true}
+	x, y := open(t, c), open(t, c)
+	apply(t, x, batchOf("stays", store.Add, 1))
+	for i := range 3 * firstLeases {
+		pod := fmt.Sprint("pod", i)
+		register(t, x, store.Pod{Name: pod, Lease: store.Seconds(time.Hour)})
+		apply(t, x, batchOf(pod, store.Add, 1))
+	}
+	if got := find(t, y, 1); len(strings.Fields(got[0])) != 1+3*firstLeases {
+		t.Fatalf("found %q", got)
+	}
+	plain := s.Client()
+	for _, z := range plain.ZRangeWithScores(t.Context(), x.names.live, 0, -1).Val()[1:] {
+		plain.ZAdd(t.Context(), x.names.live, redis.Z{Score: 1, Member: z.Member})
+	}
+	if r, err := open(t, c).Registry(t.Context()); err != nil || len(r.Pods) != 2 {
+		t.Fatalf("%d pods, %v", len(r.Pods), err)
+	}
+	eventually(t, "the retirement", func() error {
+		if n := plain.ZCard(t.Context(), x.names.live).Val(); n != 1 {
+			return fmt.Errorf("%d leases are left", n)
+		}
+		return nil
+	})
+	if got := find(t, y, 1); len(strings.Fields(got[0])) != 2 {
+		t.Fatalf("found %q", got)
+	}
 }
