@@ -201,23 +201,21 @@ func (r *Replica) sweepLoop() {
 			return
 		case <-ticker.C:
 		}
-		if now := r.Cached(); now == last || !r.feed.State().Whole {
+		now := r.Cached()
+		if now == last || !r.feed.State().Whole {
 			continue
 		}
-		now := r.Cached()
-		if _, err := r.sweep(r.life); err == nil {
+		if r.sweep(r.life) == nil {
 			last = now
 		}
 	}
 }
 
 // sweep removes what only ended holders hold.
-func (r *Replica) sweep(ctx context.Context) (blocks int, err error) {
+func (r *Replica) sweep(ctx context.Context) error {
 	ended, err := r.feed.EndedHolders(ctx)
-	if err != nil {
-		return 0, err
+	if err == nil {
+		r.swept.Add(uint64(r.table.sweep(ended)))
 	}
-	blocks = r.table.sweep(ended)
-	r.swept.Add(uint64(blocks))
-	return blocks, nil
+	return err
 }

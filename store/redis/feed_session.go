@@ -1,0 +1,187 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// run holds one session after the other until the index is closed.
+func (f *Feed) run() {
+	defer close(f.done)
+	ctx := f.x.life
+	var registry sync.WaitGroup
+	registry.Go(f.keepRegistry)
+	defer registry.Wait()
+	const least, most = 20 * time.Millisecond, time.Second
+	rest := least
+	for ctx.Err() == nil {
+		begin := time.Now()
+		err := f.session(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(begin) > 2*most {
+			rest = least
+		}
+		f.judge(err)
+		d := rest
+		if errors.Is(err, errSink) || errors.Is(err, errTexts) {
+			d = f.c.Retry
+		}
+		if sleep(ctx, d) != nil {
+			return
+		}
+		rest = min(2*rest, most)
+	}
+}
+
+// judge takes note of why a session has ended.
+func (f *Feed) judge(err error) {
+	switch {
+	case errors.Is(err, errSink) || errors.Is(err, errTexts) || errors.Is(err, ErrLogOff):
+		for _, l := range f.logs {
+			l.attached = false
+		}
+		f.broken(err)
+		f.say(&f.down, nil)
+		return
+	case errors.Is(err, errGap) || errors.Is(err, errEntry):
+		f.broken(err) // the next session finds out which
+		f.x.log(fmt.Sprintf("replica: %v: reading a snapshot again", err))
+		return
+	case errors.Is(err, errMoved):
+		if c, ok := f.x.client.(*redis.ClusterClient); ok {
+			c.ReloadState(f.x.life)
+		}
+	}
+	f.say(&f.down, failed(f.x.life, "following the change log", err))
+}
+
+// broken says that the sink is not whole.
+func (f *Feed) broken(why error) {
+	f.say(&f.why, why)
+	f.whole.Store(false)
+}
+
+// session attaches to the logs and follows them until something goes wrong.
+func (f *Feed) session(ctx context.Context) error {
+	if err := f.attach(ctx); err != nil {
+		return err
+	}
+	groups, err := f.byNode(ctx)
+	if err != nil {
+		return err
+	}
+	f.say(&f.down, nil)
+	f.groups.Store(&groups)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failures := make(chan error, len(groups)+1) // room for all
+	var running sync.WaitGroup
+	for _, g := range groups {
+		running.Go(func() { failures <- g.follow(ctx) })
+	}
+	running.Go(func() { failures <- f.walk(ctx) })
+	err = <-failures
+	cancel()
+	running.Wait()
+	least := f.now()
+	for _, g := range groups {
+		least = min(least, g.confirmed.Load())
+	}
+	f.confirmed.Store(least)
+	f.groups.Store(nil)
+	return err
+}
+
+// attach finds the places in all logs from which to go on: where they were left,
+// if the entry there is still the same one, and else their ends. An entry that is
+// still there proves that all before it are as they were: a server that takes over,
+// or comes back from its file, has a beginning of what there was.
+func (f *Feed) attach(ctx context.Context) error {
+	if f.c.Entries > 0 {
+		if tails, err := f.tails(ctx); err == nil && !usable(tails) {
+			switch _, err := f.x.EnsureLog(ctx, f.c.Entries); {
+			case err == nil:
+			case strings.Contains(err.Error(), "NOPERM"):
+				return fmt.Errorf("%w, and this user may not switch it on: kvatlas changelog --on does: %w", ErrLogOff, err)
+			default:
+				return err
+			}
+		}
+	}
+	tails, err := f.tails(ctx)
+	if err != nil {
+		return err
+	}
+	if !usable(tails) {
+		return ErrLogOff
+	}
+	same, err := f.stillThere(ctx)
+	if err != nil {
+		return err
+	}
+	for i, l := range f.logs {
+		t := tails[i]
+		l.known.Store(t.end())
+		if l.attached && same[i] && t.last.n >= t.count {
+			continue
+		}
+		if l.attached {
+			f.gaps.Add(1)
+			f.broken(fmt.Errorf("%w: of %s", errGap, f.x.names.logs[l.place].log))
+		}
+		l.attached, l.at = true, t.last.id
+		l.n.Store(t.end())
+		f.hear(0)
+		if l.parts != 0 {
+			f.todo, f.at = f.todo|l.parts, pageCursor{}
+		}
+	}
+	if f.todo != 0 && said(&f.why) == nil {
+		f.say(&f.why, ErrCatchingUp)
+	}
+	return nil
+}
+
+// usable tells whether all logs are on, and not empty.
+func usable(tails []tail) bool {
+	for _, t := range tails {
+		if !t.on || t.last.id == "" {
+			return false
+		}
+	}
+	return true
+}
+
+// stillThere tells of each log whether the entry where it was left is still there.
+func (f *Feed) stillThere(ctx context.Context) ([]bool, error) {
+	same := make([]bool, len(f.logs))
+	cmds := make([]*redis.XMessageSliceCmd, len(f.logs))
+	pipe := f.x.client.Pipeline()
+	for i, l := range f.logs {
+		if l.attached {
+			cmds[i] = pipe.XRange(ctx, f.x.names.logs[l.place].log, l.at, l.at)
+		}
+	}
+	if pipe.Len() == 0 {
+		return same, nil
+	}
+	f.x.roundTrips.Add(1)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, err
+	}
+	for i, c := range cmds {
+		if c != nil && len(c.Val()) == 1 {
+			n, ok := entryNumber(c.Val()[0].Values)
+			same[i] = ok && n == f.logs[i].n.Load()
+		}
+	}
+	return same, nil
+}

@@ -1,0 +1,116 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// walk reads the blocks of partitions that are due, and later all of them again
+// from time to time.
+func (f *Feed) walk(ctx context.Context) error {
+	verify := false
+	for {
+		if f.todo == 0 && !f.whole.Load() {
+			// It was the registry's log alone.
+			if err := f.settle(ctx); err != nil {
+				return err
+			}
+		}
+		if f.todo == 0 {
+			if f.c.Verify < 0 {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			if err := sleep(ctx, f.c.Verify); err != nil {
+				return err
+			}
+			f.todo, f.at, verify = allPartitions, pageCursor{}, true
+		}
+		if err := f.walkOnce(ctx, verify); err != nil {
+			return err
+		}
+		verify = false
+	}
+}
+
+func (f *Feed) walkOnce(ctx context.Context, verify bool) error {
+	mask := f.todo
+	if f.at == (pageCursor{}) {
+		f.c.Sink.Anew(mask)
+		f.at = pageCursor{done: ^mask}
+	}
+	for f.at.done != allPartitions {
+		begin := time.Now()
+		if err := f.page(ctx); err != nil {
+			return err
+		}
+		if verify {
+			rest := time.Duration(float64(time.Since(begin)) * (1 - f.c.VerifyDuty) / max(f.c.VerifyDuty, 0.001))
+			if err := sleep(ctx, rest); err != nil {
+				return err
+			}
+		}
+	}
+	f.c.Sink.Whole(mask)
+	if err := f.settle(ctx); err != nil {
+		return err
+	}
+	f.todo, f.at = 0, pageCursor{}
+	f.snapshots.Add(1)
+	return nil
+}
+
+// settle waits until all that is in the logs by now has been told; the sink is
+// whole then.
+func (f *Feed) settle(ctx context.Context) error {
+	tails, err := f.tails(ctx)
+	if err != nil {
+		return err
+	}
+	for !f.reached(tails) {
+		if err := sleep(ctx, 200*time.Microsecond); err != nil {
+			return err
+		}
+	}
+	// A registry that knows all holders told of.
+	if _, err := f.x.Registry(ctx); err != nil {
+		return err
+	}
+	f.say(&f.why, nil)
+	f.whole.Store(true)
+	return nil
+}
+
+// page reads one page and tells it.
+func (f *Feed) page(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, f.x.config.Timeout)
+	defer cancel()
+	f.gate.Lock()
+	defer f.gate.Unlock()
+	p := &pager{x: f.x, at: f.at, sets: map[string][]store.HolderID{}}
+	if err := p.walk(ctx, defaultPage); err != nil {
+		return err
+	}
+	if p.texts {
+		return errTexts
+	}
+	// Blocks of one set are told at once.
+	bySet := map[*store.HolderID][]blockkey.StoreKey{}
+	sets := map[*store.HolderID][]store.HolderID{}
+	for _, b := range p.blocks {
+		first := &b.Holders[0]
+		bySet[first] = append(bySet[first], b.Key)
+		sets[first] = b.Holders
+	}
+	for first, keys := range bySet {
+		if err := f.c.Sink.Set(keys, sets[first]); err != nil {
+			return fmt.Errorf("%w: %w", errSink, err)
+		}
+	}
+	f.at = p.at
+	return nil
+}
