@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -56,6 +57,13 @@ type Config struct {
 	Events event.Limits
 	// Media maps engines' words for where blocks are to tiers; nil is the known words.
 	Media *event.Media
+	// Copies is what it means that an engine announces a block which it has told of
+	// already.
+	Copies rechunk.Copies
+	// Records is how many engine blocks of a rank are kept in memory, 200 to 400 bytes
+	// each; what is beyond is read from the index when it is needed. 256 Ki, at least
+	// rechunk.MinRecords.
+	Records int
 	// Wire has limits and times of connections. Endpoint, Bind, Topic and Curve are
 	// the source's.
 	Wire zmq.Config
@@ -121,6 +129,10 @@ func (c Config) withDefaults() (Config, error) {
 		if *v.p < 0 || *v.p > v.max {
 			return c, fmt.Errorf("%w: %s is %v, it can be up to %v", errConfig, v.name, *v.p, v.max)
 		}
+	}
+	// An index block size is to be had of each model; these are the same for all.
+	if _, err := rechunk.New(rechunk.Config{BlockSize: 1, Copies: c.Copies, MaxRecords: c.Records}); err != nil {
+		return c, fmt.Errorf("%w: %w", errConfig, err)
 	}
 	if c.RelayMessages == 0 {
 		c.RelayMessages = 1024

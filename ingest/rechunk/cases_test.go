@@ -44,6 +44,9 @@ func TestReasons(t *testing.T) {
 		{"an object that is none", Unplaced, 1, with(storedOf(four, 16, 0), func(e *event.Event) {
 			e.Extra = []event.Extra{{}, {}, {}, {Objects: []event.Object{{}}}}
 		})},
+		{"more objects than there can be", Unplaced, 1, with(storedOf(four, 16, 0), func(e *event.Event) {
+			e.Extra = []event.Extra{{}, {}, {}, {Objects: slices.Repeat([]event.Object{{ID: "a", Hash: 1}}, maxObjects+1)}}
+		})},
 		{"a group that cannot be", OverLimit, 4, with(storedOf(four, 16, 0), func(e *event.Event) { e.Group = 256; e.Spec = "mla" })},
 		{"a block of 8193", OverLimit, 1, storedOf(count(0, MaxEngineBlock+1), MaxEngineBlock+1, 0)},
 	} {

@@ -58,8 +58,8 @@ type Config struct {
 	// Fresh says that the generation has just begun and its map is empty, so that
 	// nothing has to be read as long as all of it fits in memory.
 	Fresh bool
-	// MaxRecords is how many engine blocks are kept in memory, about 200 bytes each;
-	// the rest is read again when it is needed. It can be exceeded by what one Apply
+	// MaxRecords is how many engine blocks are kept in memory, 200 to 400 bytes
+	// each; the rest is read again when it is needed. It can be exceeded by what one Apply
 	// needs and by what Done has not been called for. 0 is 256 Ki, the least is
 	// MinRecords.
 	MaxRecords int

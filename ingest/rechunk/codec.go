@@ -17,9 +17,9 @@ const (
 	partShare  = 0x01fd
 	partMore   = 0x0200
 	maxMore    = 0x0e00
-	maxTokens  = 0x008f
 	kidsPage   = store.MaxMapValue / 8
 	maxKids    = 0x7000 * kidsPage
+	maxObjects = 512 // of a run, so that a record has fewer than maxMore entries
 )
 
 var (

@@ -107,6 +107,13 @@ func (c *Chunker) locate(cur *cursor, known *block, tokens []uint32, objects []e
 		default:
 			p.headObj, last = objects, 0
 		}
+		kept := len(objects)
+		if cur.run != nil {
+			kept += len(cur.run.objects)
+		}
+		if kept > maxObjects {
+			return p, false
+		}
 		for i := range objects {
 			if (last > 0 && objects[i].Offset < last) || objects[i] == (event.Object{}) {
 				return p, false
