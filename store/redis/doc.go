@@ -8,6 +8,9 @@
 // dies, restarts or is cleared anywhere is gone from the next lookup
 // everywhere, at a cost that does not depend on how many blocks it held.
 //
+// Engines that know nothing of ids may write addresses of pods as values; they
+// age, and are never credited to a pod's next life. See Config.TextAge.
+//
 // What the keys and values are, and how any program may read and write them,
 // is docs/redis-schema.md.
 //
