@@ -8,6 +8,8 @@ BENCHTIME ?= 1s
 PKG       ?= ./...
 # Further flags of the demonstration: make run RUN="--listen 127.0.0.1:9090"
 RUN       ?=
+# How many texts: make soak SOAK=100000
+SOAK      ?= 10000000
 TOKENIZERS := .cache/tokenizers
 
 .DEFAULT_GOAL := help
@@ -51,6 +53,9 @@ lint: tokenizers ## check the policy of .golangci.yml
 
 bench: tokenizers models ## run the Go benchmarks (BENCH=regexp, BENCHTIME=1s, PKG=./...)
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem $(PKG)
+
+soak: models tokenizers ## tokenize ten million texts and hold the memory to what it was (SOAK=n for another number)
+	KVATLAS_SOAK=$(SOAK) $(GO) test ./tokenpool -run Soak -v -timeout 12h
 
 goldens: models ## make testdata/tokens anew with the reference library (needs Python)
 	scripts/make-token-goldens.py

@@ -1,0 +1,125 @@
+package tokenpool
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
+)
+
+// TestSoak has 8 goroutines tokenize texts and chats that are all different, and
+// holds the process's memory to what it was when the stores were full.
+// KVATLAS_SOAK is how many; `make soak` takes ten million.
+func TestSoak(t *testing.T) {
+	total, err := strconv.ParseInt(cmp.Or(os.Getenv("KVATLAS_SOAK"), "30000"), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := prefixcache.NewLRU(prefixcache.Config{MaxBytes: 4 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := realPool(t, Config{Store: store, PieceBytes: 2 << 20})
+	defer func() { _ = p.Close() }()
+	models := realModels(t)
+	var done atomic.Int64
+	run := func(upTo int64) {
+		var wg sync.WaitGroup
+		for g := range 8 {
+			wg.Go(func() {
+				r := rand.New(rand.NewPCG(uint64(g), uint64(done.Load())))
+				for {
+					n := done.Add(1)
+					if n > upTo {
+						return
+					}
+					text := fmt.Sprintf("Question %d: which replica holds the longest prefix of prompt %d?\n", r.Uint64(), n)
+					if n%64 == 0 {
+						text = strings.Repeat(text, 40) // some pieces
+					}
+					req := Request{Model: models[n%int64(len(models))].Model, Text: text, Mode: Sync}
+					if n%8 == 0 {
+						req = Request{Model: models[0].Model, Mode: Sync, Chat: &chat.Request{Messages: []byte(fmt.Sprintf(`[{"role":"user","content":%q}]`, text))}}
+					}
+					if res, err := p.Tokens(t.Context(), req); err != nil || !res.Exact || len(res.Tokens) < 10 {
+						t.Errorf("%+v, %v", res, err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		done.Store(upTo)
+	}
+	run(total / 3)
+	before := residentBytes()
+	if before == 0 {
+		t.Fatal("the system does not tell how much memory the process has")
+	}
+	step := max((total-total/3)/20, 1)
+	for done.Load() < total {
+		run(min(done.Load()+step, total))
+		t.Logf("%d texts, %d MiB", done.Load(), residentBytes()>>20)
+	}
+	if after := residentBytes(); after > before+before/10+32<<20 {
+		t.Errorf("%d MiB after %d texts, %d after %d", before>>20, total/3, after>>20, total)
+	}
+}
+
+// TestLargeTexts holds large and pathological texts to the tokens that they have in
+// one piece, and the memory that the process has afterwards to a bound.
+func TestLargeTexts(t *testing.T) {
+	const mb = 1 << 20
+	p := realPool(t, Config{})
+	defer func() { _ = p.Close() }()
+	whole := realPool(t, Config{PieceBytes: -1})
+	defer func() { _ = whole.Close() }()
+	numbers := make([]string, 100_000)
+	for i := range numbers {
+		numbers[i] = strconv.Itoa(i * 7919 % 100_000)
+	}
+	before := residentBytes()
+	for name, text := range map[string]string{
+		"prose":              benchText(mb),
+		"an array":           "[" + strings.Join(numbers, ",") + "]",
+		"an array in lines":  "[\n" + strings.Join(numbers, ",\n") + "\n]",
+		"one letter":         strings.Repeat("a", mb/4),
+		"spaces":             strings.Repeat(" ", mb/4),
+		"line feeds":         strings.Repeat("\n", mb/4),
+		"added tokens":       strings.Repeat("<|im_start|>", mb/48),
+		"almost added":       strings.Repeat("<|im_star", mb/36),
+		"combining marks":    strings.Repeat("e\u0301\u0302\u0303", mb/28),
+		"emoji with joiners": strings.Repeat("👩‍👩‍👧", mb/72),
+	} {
+		for _, m := range realModels(t) {
+			if m.Model == "google-bert/bert-base-uncased" || len(text) > mb/2 && m.Model != realModels(t)[0].Model {
+				continue // it takes its time, and has no pieces; the largest texts for one only
+			}
+			got, err := p.Tokens(t.Context(), Request{Model: m.Model, Text: text, Mode: Sync})
+			if err != nil {
+				t.Errorf("%s, %s: %v", name, m.Model, err)
+				continue
+			}
+			want, err := whole.Tokens(t.Context(), Request{Model: m.Model, Text: text, Mode: Sync})
+			if err != nil || !slices.Equal(got.Tokens, want.Tokens) {
+				t.Errorf("%s, %s: %d tokens, %d in one piece, %v", name, m.Model, len(got.Tokens), len(want.Tokens), err)
+			}
+		}
+	}
+	if grown := residentBytes() - before; grown > 1<<30 {
+		t.Errorf("the process has grown by %d MiB", grown>>20)
+	}
+	if _, err := p.Tokens(t.Context(), Request{Model: realModels(t)[0].Model, Text: strings.Repeat("a", 10*mb), Mode: Sync}); !errors.Is(err, ErrTooLong) {
+		t.Errorf("10 MiB: %v", err)
+	}
+}
