@@ -13,7 +13,7 @@ SOAK      ?= 10000000
 TOKENIZERS := .cache/tokenizers
 
 .DEFAULT_GOAL := help
-.PHONY: help run build tokenizers models engines test lint bench goldens clean FORCE
+.PHONY: help run build tokenizers models engines test lint bench soak goldens clean FORCE
 
 help: ## list these targets
 	@echo "kvatlas $(VERSION)"
