@@ -146,7 +146,7 @@ func TestSubscriberWithLibzmq(t *testing.T) {
 					*e = fmt.Sprintf(*e, port)
 				}
 			}
-			c.c.Heartbeat = 250 * time.Millisecond
+			c.c.Heartbeat = 400 * time.Millisecond
 			r := run(t, c.c)
 			p := enginetest.Start(t, c.o)
 			tellOne(t, p, r)
@@ -159,7 +159,7 @@ func TestSubscriberWithLibzmq(t *testing.T) {
 			want := p.Flush()
 			r.until(t, "all messages", func() bool { return len(r.seqs) > 0 && r.seqs[len(r.seqs)-1] == want-1 })
 			// Some heartbeats long, in which nothing must happen.
-			time.Sleep(900 * time.Millisecond)
+			time.Sleep(1500 * time.Millisecond)
 			p.Publish(1)
 			p.Flush()
 			r.until(t, "one more", func() bool { return r.seqs[len(r.seqs)-1] == want })
@@ -227,9 +227,9 @@ func TestSubscriberReconnects(t *testing.T) {
 // and nothing comes over it any more, as when its host has died.
 func TestSubscriberSilentPublisher(t *testing.T) {
 	port := freePort(t)
-	r := run(t, Config{Endpoint: endpoint4("127.0.0.1", port), Heartbeat: 50 * time.Millisecond, ConnectTimeout: 200 * time.Millisecond})
+	r := run(t, Config{Endpoint: endpoint4("127.0.0.1", port), Heartbeat: 10 * time.Second})
 	link := newLink(t, port)
-	through := run(t, Config{Endpoint: endpoint4("127.0.0.1", link.port), Heartbeat: 50 * time.Millisecond, ConnectTimeout: 200 * time.Millisecond})
+	through := run(t, Config{Endpoint: endpoint4("127.0.0.1", link.port), Heartbeat: 100 * time.Millisecond, ConnectTimeout: time.Second})
 	p := enginetest.Start(t, enginetest.Options{Endpoint: endpoint4("*", port)})
 	tellOne(t, p, r)
 	through.until(t, "a connection", func() bool { return through.connected == 1 })
