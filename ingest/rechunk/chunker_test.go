@@ -81,3 +81,34 @@ func TestForks(t *testing.T) {
 		}
 	}
 }
+
+// TestWide has runs of more parts than a word has bits.
+func TestWide(t *testing.T) {
+	for _, size := range []int{1, 3} {
+		r := newRig(t, Config{BlockSize: 200})
+		tokens := count(0, 420)
+		hashes := prompt(tokens, size)
+		r.do(storedOf(tokens, size, 0))
+		r.want(store.GPU, 2)
+		other := slices.Concat(tokens[:150], count(5000, 120))
+		r.do(storedOf(other, size, 150/size))
+		r.want(store.GPU, 3)
+		for _, at := range []int{199 / size, 120 / size, 64 / size, 63 / size} {
+			r.do(removed(hashes[at]))
+			r.takeOver()
+			e := storedOf(tokens, size, at)
+			e.Hashes, e.Tokens = e.Hashes[:1], e.Tokens[:size]
+			r.do(e)
+			r.want(store.GPU, 3)
+		}
+		e := storedOf(tokens, size, 0)
+		e.Medium = "CPU"
+		r.do(e)
+		r.want(store.CPU, 2)
+		r.do(event.Event{Kind: event.Cleared})
+		r.takeOver()
+		r.do(removed(hashes[0]))
+		r.want(store.GPU, 0)
+		r.want(store.CPU, 2)
+	}
+}

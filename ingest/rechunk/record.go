@@ -210,106 +210,88 @@ func (b *block) tidy(drop uint8) {
 	}
 }
 
-// bitset is a set of small numbers.
+// bitset is a set of small numbers, of which those below 64 take no memory of their
+// own.
 type bitset struct {
 	lo uint64
-	hi []uint64
+	hi *[]uint64
 }
 
-func (s *bitset) has(i int) bool {
-	if i < 64 {
-		return s.lo>>i&1 != 0
+// word is the i-th 64 numbers.
+func (s *bitset) word(i int) uint64 {
+	switch {
+	case i == 0:
+		return s.lo
+	case s.hi != nil && i-1 < len(*s.hi):
+		return (*s.hi)[i-1]
 	}
-	i -= 64
-	return i>>6 < len(s.hi) && s.hi[i>>6]>>(i&63)&1 != 0
+	return 0
 }
+
+// words is the number of words that may have numbers.
+func (s *bitset) words() int {
+	if s.hi == nil {
+		return 1
+	}
+	return 1 + len(*s.hi)
+}
+
+// at is the i-th word, to be changed.
+func (s *bitset) at(i int) *uint64 {
+	if i == 0 {
+		return &s.lo
+	}
+	if s.hi == nil {
+		s.hi = new([]uint64)
+	}
+	for i-1 >= len(*s.hi) {
+		*s.hi = append(*s.hi, 0)
+	}
+	return &(*s.hi)[i-1]
+}
+
+func (s *bitset) has(i int) bool { return s.word(i>>6)>>(i&63)&1 != 0 }
 
 func (s *bitset) set(i int, on bool) {
-	w := &s.lo
-	if i >= 64 {
-		i -= 64
-		for i>>6 >= len(s.hi) {
-			if !on {
-				return
-			}
-			s.hi = append(s.hi, 0)
-		}
-		w = &s.hi[i>>6]
-		i &= 63
-	}
 	if on {
-		*w |= 1 << i
-	} else {
-		*w &^= 1 << i
+		*s.at(i >> 6) |= 1 << (i & 63)
+	} else if i>>6 < s.words() {
+		*s.at(i >> 6) &^= 1 << (i & 63)
 	}
 }
 
 // full tells whether 0 to n-1 are all in s.
 func (s *bitset) full(n int) bool {
-	if n < 64 {
-		return s.lo&(1<<n-1) == 1<<n-1
-	}
-	if s.lo != ^uint64(0) {
-		return false
-	}
-	for i := 0; i < n-64; i += 64 {
-		if i>>6 >= len(s.hi) {
-			return false
-		}
+	for i := 0; n > 0; i, n = i+1, n-64 {
 		want := ^uint64(0)
-		if left := n - 64 - i; left < 64 {
-			want = 1<<left - 1
+		if n < 64 {
+			want = 1<<n - 1
 		}
-		if s.hi[i>>6]&want != want {
+		if s.word(i)&want != want {
 			return false
 		}
 	}
 	return true
 }
 
-func (s *bitset) empty() bool {
-	if s.lo != 0 {
-		return false
-	}
-	for _, w := range s.hi {
-		if w != 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// word is the i-th 64 numbers.
-func (s *bitset) word(i int) uint64 {
-	if i == 0 {
-		return s.lo
-	}
-	if i-1 < len(s.hi) {
-		return s.hi[i-1]
-	}
-	return 0
-}
+func (s *bitset) empty() bool { return s.top() == 0 }
 
 // top is one more than the highest number in s.
 func (s *bitset) top() int {
-	for i := len(s.hi) - 1; i >= 0; i-- {
-		if s.hi[i] != 0 {
-			return 64*(i+1) + bits.Len64(s.hi[i])
+	for i := s.words() - 1; i >= 0; i-- {
+		if w := s.word(i); w != 0 {
+			return 64*i + bits.Len64(w)
 		}
 	}
-	return bits.Len64(s.lo)
+	return 0
 }
 
 // union is what r's parts are held in any tier.
 func (r *run) union() (u bitset) {
 	for t := range r.present {
-		u.lo |= r.present[t].lo
-		for i, w := range r.present[t].hi {
-			if w != 0 {
-				for i >= len(u.hi) {
-					u.hi = append(u.hi, 0)
-				}
-				u.hi[i] |= w
+		for i := range r.present[t].words() {
+			if w := r.present[t].word(i); w != 0 {
+				*u.at(i) |= w
 			}
 		}
 	}
@@ -317,7 +299,7 @@ func (r *run) union() (u bitset) {
 }
 
 func (s *bitset) equal(o *bitset) bool {
-	for i := range max(len(s.hi), len(o.hi)) + 1 {
+	for i := range max(s.words(), o.words()) {
 		if s.word(i) != o.word(i) {
 			return false
 		}
