@@ -74,11 +74,14 @@ func TestReplica(t *testing.T) {
 	if err := c.Ready(ctx); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
+	eventually(t, "the log tells of it", func() error {
+		if log := r.stderr.String(); !strings.Contains(log, "answered from the replica in memory") || !strings.Contains(log, `"to":"stale"`) {
+			return fmt.Errorf("it says\n%s", log)
+		}
+		return nil
+	})
 	if status := r.end(); status != exitOK {
 		t.Errorf("ends with %d\n%s", status, r.stderr)
-	}
-	if log := r.stderr.String(); !strings.Contains(log, "answered from the replica in memory") || !strings.Contains(log, `"to":"stale"`) {
-		t.Errorf("the log does not tell of it:\n%s", log)
 	}
 }
 

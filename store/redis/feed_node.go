@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// readEntries is how many entries of a log one read takes at most.
-	readEntries = 256
+	// readEntries is how many entries of a log one read takes at most; on a cluster,
+	// where a node has a third of 65 logs or so, it is clusterEntries of each.
+	readEntries, clusterEntries = 256, 64
 	// probeEvery is how often a follower looks at more than what comes.
 	probeEvery = 250 * time.Millisecond
 )
@@ -120,9 +121,9 @@ func (g *group) round(ctx context.Context) (told int, err error) {
 	if g.atEnd {
 		g.waiting.Store(sent)
 	}
-	block := g.f.c.Wait
+	block, count := g.f.c.Wait, readEntries
 	if f.x.cluster {
-		block = -1 // not at all
+		block, count = -1, clusterEntries // it waits not at all
 	}
 	// A frozen server is noticed a moment after the wait.
 	bounded, cancel := context.WithTimeout(ctx, g.wait()+f.x.config.Timeout)
@@ -130,7 +131,7 @@ func (g *group) round(ctx context.Context) (told int, err error) {
 	pipe := g.node.Pipeline()
 	cmds := make([]*redis.XStreamSliceCmd, len(g.logs))
 	for i, l := range g.logs {
-		cmds[i] = pipe.XRead(bounded, &redis.XReadArgs{Streams: []string{f.x.names.logs[l.place].log, l.at}, Count: readEntries, Block: block})
+		cmds[i] = pipe.XRead(bounded, &redis.XReadArgs{Streams: []string{f.x.names.logs[l.place].log, l.at}, Count: int64(count), Block: block})
 	}
 	f.x.roundTrips.Add(1)
 	_, err = pipe.Exec(bounded)
@@ -149,7 +150,7 @@ func (g *group) round(ctx context.Context) (told int, err error) {
 			return 0, err
 		}
 		for _, s := range c.Val() {
-			g.atEnd = g.atEnd && len(s.Messages) < readEntries
+			g.atEnd = g.atEnd && len(s.Messages) < count
 			told += len(s.Messages)
 			if err := g.tell(g.logs[i], s.Messages); err != nil {
 				return 0, err

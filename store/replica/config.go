@@ -30,6 +30,9 @@ type Config struct {
 	// Verify is how often all blocks are read anew; 10 minutes by default, below 0 is
 	// never. See redis.FeedConfig.
 	Verify time.Duration
+	// Poll is how long to rest between reads of the logs of a cluster while nothing
+	// changes; 5 ms by default. See redis.FeedConfig.
+	Poll time.Duration
 	// Retry is how long to wait before an index that did not fit is read again; 1
 	// minute by default.
 	Retry time.Duration
@@ -76,7 +79,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("replica: Config.Index is required")
 	case c.MaxBytes < 1<<20:
 		return c, fmt.Errorf("replica: MaxBytes is %d, the least is 1 MiB", c.MaxBytes)
-	case c.MaxLag < 0 || c.Retry < 0 || c.SweepInterval < 0:
+	case c.MaxLag < 0 || c.Poll < 0 || c.Retry < 0 || c.SweepInterval < 0:
 		return c, errors.New("replica: a time is negative")
 	case c.MaxStale < c.MaxLag:
 		return c, fmt.Errorf("replica: MaxStale is %v, less than MaxLag, %v", c.MaxStale, c.MaxLag)

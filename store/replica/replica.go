@@ -46,7 +46,7 @@ func New(c Config) (*Replica, error) {
 	}
 	r := &Replica{Index: c.Index, c: c, table: newTable(c.MaxBytes)}
 	r.life, r.end = context.WithCancel(context.Background())
-	r.feed, err = c.Index.Follow(redis.FeedConfig{Sink: r, Entries: max(c.LogEntries, 0), Verify: c.Verify, Retry: c.Retry})
+	r.feed, err = c.Index.Follow(redis.FeedConfig{Sink: r, Entries: max(c.LogEntries, 0), Verify: c.Verify, Poll: c.Poll, Retry: c.Retry})
 	if err != nil {
 		r.end()
 		return nil, err
