@@ -249,3 +249,34 @@ func TestClearBetweenTries(t *testing.T) {
 		})
 	}
 }
+
+// TestLostLeases: pods whose leases have been lost get them again by a sweep, and
+// die by them.
+func TestLostLeases(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	c := Config{URL: s.URL(), NoSweep: true, SweepDuty: 1}
+	x, y := open(t, c), open(t, c)
+	const lease = 300 * time.Millisecond
+	register(t, x, store.Pod{Name: "a", Lease: store.Seconds(lease)}, store.Pod{Name: "b"}, store.Pod{Name: "c", Lease: store.Seconds(time.Hour)})
+	apply(t, x, batchOf("a", store.Add, 1), batchOf("b", store.Add, 1), batchOf("c", store.Add, 1))
+	if err := plain.Del(t.Context(), x.names.live).Err(); err != nil {
+		t.Fatal(err)
+	}
+	register(t, x, store.Pod{Name: "c", Lease: store.Seconds(2 * time.Hour)}) // it lives and renews
+	time.Sleep(lease)
+	wantBlocks(t, y, []blockkey.Key{1}, "a b c")
+	if _, err := x.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	live := plain.ZRangeWithScores(t.Context(), x.names.live, 0, -1).Val()
+	if len(live) != 2 || live[0].Member != "a" || live[1].Score-live[0].Score < float64(time.Hour.Milliseconds()) {
+		t.Errorf("the leases are %v", live)
+	}
+	eventually(t, "the index", func() error {
+		if got := find(t, y, 1); got[0] != "b c" {
+			return fmt.Errorf("found %q", got)
+		}
+		return nil
+	})
+}

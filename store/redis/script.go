@@ -30,6 +30,9 @@ var applyLua string
 //go:embed lua/sweep.lua
 var sweepLua string
 
+//go:embed lua/relive.lua
+var reliveLua string
+
 //go:embed lua/text.lua
 var textLua string
 
@@ -71,6 +74,7 @@ var (
 	modelScript    = newScript(registryLua, modelLua)
 	applyScript    = newScript(guardLua, applyLua)
 	sweepScript    = newScript(registryLua, sweepLua)
+	reliveScript   = newScript(registryLua, reliveLua)
 	textScript     = newScript(textLua)
 	reserveScript  = newScript(registryLua, reserveLua)
 	markScript     = newScript(markLua)

@@ -104,6 +104,9 @@ func (s *sweeper) run(ctx context.Context) error {
 	if err := s.look(ctx); err != nil {
 		return err
 	}
+	if err := s.relive(ctx); err != nil {
+		return err
+	}
 	if s.x.cluster {
 		if err := s.sweepRecords(ctx); err != nil {
 			return err
@@ -182,6 +185,25 @@ func (s *sweeper) look(ctx context.Context) error {
 	for _, gen := range records.Val() {
 		if v, err := strconv.ParseUint(gen, 10, 32); err == nil {
 			s.lives[store.Generation(v)] = true
+		}
+	}
+	return nil
+}
+
+// relive gives leases again to pods that should have one. All of them may have been
+// evicted, and those of pods that live come back by themselves: the others' pods
+// would never die.
+func (s *sweeper) relive(ctx context.Context) error {
+	var args []string
+	for _, m := range s.snap.roster.members {
+		if m.pod.Lease > 0 {
+			ms := max(time.Duration(m.pod.Lease).Milliseconds(), 1)
+			args = append(args, m.name, m.text, strconv.FormatInt(ms, 10))
+		}
+	}
+	for part := range slices.Chunk(args, 3*sweepStep) {
+		if _, err := s.x.run(ctx, s.x.registryCall(reliveScript, s.x.names.own(""), part...)); err != nil {
+			return err
 		}
 	}
 	return nil
