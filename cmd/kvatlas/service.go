@@ -45,6 +45,9 @@ type service struct {
 
 	metrics *server.Metrics
 	closers []func() error // in the order in which things were made
+
+	leases store.Leases // the index's own
+	ingest *ingesting   // nil without the role
 }
 
 // newService makes everything and listens on nothing yet. A Redis that is down
@@ -81,7 +84,11 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	if err != nil {
 		return nil, err
 	}
+	if err := s.makeIngest(); err != nil {
+		return nil, err
+	}
 	s.api, err = server.New(server.Config{
+		Events:      s.pusher(),
 		Scorer:      sc,
 		Index:       s.index,
 		Tokenizer:   s.pool,
@@ -214,6 +221,7 @@ func (s *service) makeIndex() (backend string, err error) {
 // makeRedis makes the index in Redis, or the replica of it.
 func (s *service) makeRedis(c redis.Config) (x store.Index, backend string, err error) {
 	in, err := redis.Open(c)
+	s.leases = in
 	if err == nil && s.cfg.PieceSecret != "" {
 		s.pieces = in.Pieces(s.cfg.PieceTTL)
 	}
@@ -268,6 +276,7 @@ func (s *service) makeMemory() (store.Index, error) {
 		MaxHolders: s.cfg.IndexMaxHolders,
 		MaxModels:  s.cfg.IndexMaxModels,
 	})
+	s.leases = x
 	if err != nil || s.cfg.SnapshotFile == "" {
 		return x, err
 	}
@@ -417,6 +426,7 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 
 	var playing sync.WaitGroup
 	playing.Go(func() { s.checkIndex(ctx) })
+	playing.Go(func() { s.runIngest(ctx, failed) })
 	playing.Go(func() {
 		var err error
 		if cold {

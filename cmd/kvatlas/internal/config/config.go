@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/ingest/discover"
 	"github.com/kvatlas/kvatlas/store/redis"
 	"github.com/kvatlas/kvatlas/tokenpool"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
@@ -30,9 +31,9 @@ type Config struct {
 	// /v1/restore and /v1/reset, which the API's listener then has not, and for
 	// /healthz and /readyz. Empty serves them all on the API's listener.
 	AdminListen string `name:"admin-listen"`
-	// Roles is the list of parts that this process plays. This version has
-	// one: score.
-	Roles Roles `name:"roles" default:"score"`
+	// Roles is the list of parts that this process plays: score answers requests,
+	// ingest reads the events of engines.
+	Roles Roles `name:"roles" default:"score,ingest"`
 	// StrictReady makes /readyz answer 503 while Redis cannot be reached.
 	// Without it the process stays ready, since it goes on answering
 	// (degraded).
@@ -139,6 +140,48 @@ type Config struct {
 	// ReplicaPoll is how long to rest between reads of a cluster's logs while nothing
 	// changes. A single server is waited at instead.
 	ReplicaPoll time.Duration `name:"replica-poll" default:"5ms" min:"1ms" max:"1s"`
+
+	// IngestMaxRanks is the number of ranks whose events this process reads at most.
+	// Those that find room in no process stay unread.
+	IngestMaxRanks int `name:"ingest-max-ranks" default:"10000" min:"1" max:"1000000" section:"Ingest"`
+	// IngestTTL is how long a process can be silent before others take over the ranks
+	// that it reads. It calls four times in that time.
+	IngestTTL time.Duration `name:"ingest-ttl" default:"2s" min:"100ms" max:"10m"`
+	// IngestHandOver is the number of ranks that change hands at a time when a process
+	// has joined.
+	IngestHandOver int `name:"ingest-hand-over" default:"16" min:"1" max:"1024"`
+	// IngestQueueBytes is the size of all events that wait to be applied; what finds no
+	// room is dropped, and asked for again.
+	IngestQueueBytes Bytes `name:"ingest-queue-bytes" default:"256MiB" min:"64KiB" max:"1TiB"`
+	// IngestRankQueueBytes is the part of it that one rank may take.
+	IngestRankQueueBytes Bytes `name:"ingest-rank-queue-bytes" default:"16MiB" min:"64KiB" max:"1TiB"`
+	// IngestSilent is how long a rank may send nothing before its engine's /health is
+	// asked, and an engine that is healthy is counted as silent. 0 asks nobody.
+	IngestSilent time.Duration `name:"ingest-silent" default:"0s" min:"0s" max:"24h"`
+	// Pods are pods that are always there, as host:port?model=NAME; other parameters
+	// are in docs/operations.md. Others register over HTTP.
+	Pods Names `name:"pods"`
+	// PodsDNS are names that are resolved to pods, as host:port for A and AAAA records
+	// or _service._proto.name for SRV records, with the same parameters.
+	PodsDNS Names `name:"pods-dns"`
+	// PodsDNSInterval is how often they are resolved.
+	PodsDNSInterval time.Duration `name:"pods-dns-interval" default:"5s" min:"100ms" max:"1h"`
+	// PodsLease is how long a pod stays that is not found any more.
+	PodsLease time.Duration `name:"pods-lease" default:"30s" min:"1s" max:"24h"`
+	// PodsAsk lets engines be asked for what is not known of a pod: its model, and
+	// where its events are.
+	PodsAsk bool `name:"pods-ask" default:"false"`
+	// PodsModel is the model of pods of which nothing else says it.
+	PodsModel string `name:"pods-model"`
+	// PodsEngine is the kind of their engine: vllm, sglang, trtllm or another word.
+	PodsEngine string `name:"pods-engine"`
+	// PodsPortEvents is the port of their events; 0 is none. Rank n has the nth port
+	// after it.
+	PodsPortEvents int `name:"pods-port-events" default:"0" min:"0" max:"65535"`
+	// PodsPortReplay is the port of their replay sockets; 0 is none.
+	PodsPortReplay int `name:"pods-port-replay" default:"0" min:"0" max:"65535"`
+	// PodsRanks is the number of data-parallel ranks that they have.
+	PodsRanks int `name:"pods-ranks" default:"1" min:"1" max:"1024"`
 
 	// SnapshotFile is the file that keeps the index in memory over a restart; with
 	// a name that ends with .gz it is compressed. Its folder must be there. Empty
@@ -301,6 +344,17 @@ func (c *Config) validate() error {
 		bad("piece-secret: pieces are shared through Redis, and redis is not set")
 	case c.PieceCacheBytes == 0:
 		bad("piece-secret: there are no pieces to share with piece-cache-bytes 0")
+	}
+	if c.IngestQueueBytes < c.IngestRankQueueBytes {
+		bad("ingest-queue-bytes: %v is less than ingest-rank-queue-bytes (%v), which is a part of it", c.IngestQueueBytes, c.IngestRankQueueBytes)
+	}
+	if _, err := discover.ParseList(c.Pods); err != nil {
+		bad("pods: %s", strings.TrimPrefix(err.Error(), "discover: "))
+	}
+	for _, text := range c.PodsDNS {
+		if _, err := discover.NewDNS(text, nil, c.PodsDNSInterval, c.IndexMaxPods); err != nil {
+			bad("pods-dns: %s", strings.TrimPrefix(err.Error(), "discover: "))
+		}
 	}
 	errs = append(errs, checkHub(c.HubEndpoint))
 	if _, err := chat.NewRenderer(chat.Files{}, chat.Options{DefaultKwargs: []byte(c.ChatKwargs)}); err != nil {

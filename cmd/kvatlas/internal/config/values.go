@@ -143,11 +143,18 @@ func (u SecretURL) String() string {
 // list.
 type Roles []string
 
-// RoleScore answers scoring requests over HTTP.
-const RoleScore = "score"
+// RoleScore answers scoring requests over HTTP; RoleIngest reads engines' events and
+// keeps the index true to them.
+const (
+	RoleScore  = "score"
+	RoleIngest = "ingest"
+)
+
+// Has tells whether a role is among them.
+func (r Roles) Has(role string) bool { return slices.Contains(r, role) }
 
 // laterRoles are known by name and not built yet.
-var laterRoles = []string{"ingest", "web", "epp", "gateway"}
+var laterRoles = []string{"web", "epp", "gateway"}
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (r *Roles) UnmarshalText(text []byte) error {
@@ -155,16 +162,19 @@ func (r *Roles) UnmarshalText(text []byte) error {
 	for name := range strings.SplitSeq(string(text), ",") {
 		name = strings.TrimSpace(name)
 		switch {
-		case name == RoleScore:
+		case name == RoleScore, name == RoleIngest:
 		case slices.Contains(laterRoles, name):
-			return fmt.Errorf("role %q is not in this version, it has %s", name, RoleScore)
+			return fmt.Errorf("role %q is not in this version, it has %s and %s", name, RoleScore, RoleIngest)
 		default:
-			return fmt.Errorf("%q is no role; this version has %s", name, RoleScore)
+			return fmt.Errorf("%q is no role; this version has %s and %s", name, RoleScore, RoleIngest)
 		}
 		if slices.Contains(roles, name) {
 			return fmt.Errorf("role %q is named twice", name)
 		}
 		roles = append(roles, name)
+	}
+	if !roles.Has(RoleScore) {
+		return fmt.Errorf("role %s cannot be left out in this version: %q", RoleScore, text)
 	}
 	*r = roles
 	return nil

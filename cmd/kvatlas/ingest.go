@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/ingest/discover"
+	"github.com/kvatlas/kvatlas/ingest/fleet"
+	"github.com/kvatlas/kvatlas/server"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// ingesting is what the role ingest is made of: who finds the pods, who shares out the
+// reading of them, and who reads.
+type ingesting struct {
+	ingester  *ingest.Ingester
+	fleet     *fleet.Fleet
+	registrar *discover.Registrar // nil when there is nothing to find
+	asker     discover.Asker
+	silent    atomic.Int64 // healthy engines that send nothing
+	failing   atomic.Bool  // the index cannot be asked, and that is in the log
+}
+
+// makeIngest makes the parts of the role ingest.
+func (s *service) makeIngest() (err error) {
+	c := s.cfg
+	if !c.Roles.Has(config.RoleIngest) {
+		return nil
+	}
+	in := &ingesting{}
+	in.ingester, err = ingest.New(ingest.Config{
+		Index: s.index, BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: int64(c.IngestRankQueueBytes),
+		Observer: ingest.Observer{
+			Began: func(pod string, rank int, _ store.Generation, why ingest.Reason) {
+				s.log.Info().Str("pod", pod).Int("rank", rank).Stringer("because", why).Msg("generation begun")
+			},
+			TookOver: func(pod string, rank int, _ store.Generation, next uint64) {
+				s.log.Info().Str("pod", pod).Int("rank", rank).Uint64("next", next).Msg("generation taken over")
+			},
+			Gap: func(pod string, rank int, first, next uint64) {
+				s.log.Warn().Str("pod", pod).Int("rank", rank).Uint64("first", first).Uint64("next", next).Msg("events are missing")
+			},
+		},
+	})
+	if err != nil {
+		return err
+	}
+	s.closers = append(s.closers, in.ingester.Close)
+	in.fleet, err = fleet.New(fleet.Config{
+		Index: s.index, Leases: s.leases, Read: in.ingester.Read, TTL: c.IngestTTL, Beat: c.IngestTTL / 4,
+		MaxRanks: c.IngestMaxRanks, HandOver: c.IngestHandOver, Observer: s.watchFleet(in),
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.makeRegistrar(in); err != nil {
+		return err
+	}
+	s.ingest = in
+	return s.metrics.Ingest(in.ingester.Stats, in.fleet.Stats, in.silent.Load)
+}
+
+// makeRegistrar makes what finds pods, if there is something to look at.
+func (s *service) makeRegistrar(in *ingesting) error {
+	c := s.cfg
+	var sources []discover.Source
+	if len(c.Pods) > 0 {
+		list, err := discover.ParseList(c.Pods)
+		if err != nil {
+			return err
+		}
+		sources = append(sources, list)
+	}
+	for _, text := range c.PodsDNS {
+		d, err := discover.NewDNS(text, nil, c.PodsDNSInterval, c.IndexMaxPods)
+		if err != nil {
+			return err
+		}
+		sources = append(sources, d)
+	}
+	if len(sources) == 0 {
+		return nil
+	}
+	conf := discover.Config{
+		Index: s.index, Sources: sources, Lease: c.PodsLease, MaxPods: c.IndexMaxPods,
+		Template: discover.Template{Model: c.PodsModel, Engine: c.PodsEngine, EventsPort: c.PodsPortEvents, ReplayPort: c.PodsPortReplay, Ranks: c.PodsRanks},
+		Observer: discover.Observer{
+			Registered: func(p store.Pod) {
+				s.log.Info().Str("pod", p.Name).Str("model", p.Model).Str("events", p.Events).Msg("pod found")
+			},
+			Failed: func(err error) { s.log.Warn().Err(err).Msg("finding pods") },
+		},
+	}
+	if c.PodsAsk {
+		conf.Asker = &in.asker
+	}
+	var err error
+	in.registrar, err = discover.New(conf)
+	return err
+}
+
+// watchFleet writes what matters of the fleet to the log.
+func (s *service) watchFleet(in *ingesting) fleet.Observer {
+	return fleet.Observer{
+		Started: func(src ingest.Source, fence uint64, took string) {
+			in.failing.Store(false)
+			s.log.Info().Str("pod", src.Pod).Int("rank", src.Rank).Str("events", src.Events).Uint64("fence", fence).Str("from", took).Msg("reading events")
+		},
+		Stopped: func(src ingest.Source, fence uint64, err error) {
+			s.log.Info().Str("pod", src.Pod).Int("rank", src.Rank).Uint64("fence", fence).AnErr("because", err).Msg("not reading events any more")
+		},
+		Readers: func(living []store.Reader) {
+			in.failing.Store(false)
+			s.log.Info().Int("replicas", len(living)).Msg("replicas that ingest")
+		},
+		Lapsed: func(silent time.Duration) {
+			in.failing.Store(false)
+			s.log.Warn().Dur("silent", silent).Msg("other replicas have taken this one for dead")
+		},
+		Unreadable: func(pod string, err error) {
+			s.log.Warn().Str("pod", pod).Err(err).Msg("the pod's events cannot be read")
+		},
+		Failed: func(err error) {
+			if !in.failing.Swap(true) {
+				s.log.Warn().Err(err).Msg("ingest cannot ask the index, and tries again")
+			}
+		},
+	}
+}
+
+// pusher is what takes events over HTTP; nil without the role.
+func (s *service) pusher() server.Pusher {
+	if s.ingest == nil {
+		return nil
+	}
+	return s.ingest.ingester
+}
+
+// runIngest reads until ctx is done, and gives up what it reads before it returns. A
+// part that ends by itself reports to failed.
+func (s *service) runIngest(ctx context.Context, failed chan<- error) {
+	in := s.ingest
+	if in == nil {
+		return
+	}
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	if in.registrar != nil {
+		parts.Go(func() { _ = in.registrar.Run(ctx) }) // it ends with ctx
+	}
+	if s.cfg.IngestSilent > 0 {
+		parts.Go(func() { s.watchSilence(ctx) })
+	}
+	if err := in.fleet.Run(ctx); err != nil && ctx.Err() == nil {
+		failed <- errors.Join(errors.New("ingest has ended"), err)
+	}
+}
+
+// watchSilence looks for engines that are healthy and publish nothing: most often the
+// events are not switched on.
+func (s *service) watchSilence(ctx context.Context) {
+	in := s.ingest
+	told := map[string]bool{}
+	first := map[store.RankRef]time.Time{} // when a rank was seen first
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(max(s.cfg.IngestSilent/4, 100*time.Millisecond)):
+		}
+		pods := map[string]bool{} // silent since
+		seen := map[store.RankRef]time.Time{}
+		for _, r := range in.ingester.Stats().Ranks {
+			ref := store.RankRef{Pod: r.Pod, Rank: r.Rank}
+			if seen[ref] = first[ref]; seen[ref].IsZero() {
+				seen[ref] = time.Now()
+			}
+			since := seen[ref]
+			if r.LastMessage.After(since) {
+				since = r.LastMessage
+			}
+			if time.Since(since) >= s.cfg.IngestSilent {
+				pods[r.Pod] = true
+			}
+		}
+		first = seen
+		reg := s.index.Cached()
+		silent := int64(0)
+		for pod := range pods {
+			i, ok := reg.PodIndex(pod)
+			if !ok || in.asker.Healthy(ctx, &reg.Pods[i]) != nil {
+				continue
+			}
+			silent++
+			if !told[pod] {
+				s.log.Warn().Str("pod", pod).Dur("silent", s.cfg.IngestSilent).Msg("the engine is healthy and sends no events: is it idle, or are its events not switched on?")
+			}
+		}
+		told = pods
+		in.silent.Store(silent)
+	}
+}

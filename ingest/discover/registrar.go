@@ -1,0 +1,341 @@
+package discover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// LifeLabel is the label of a registration that names the life of the pod's engine, as
+// its source knows it. It keeps replicas from ending it once each.
+const LifeLabel = "kvatlas.io/life"
+
+// Config is what a Registrar is made of. The zero value of each field but Index is its
+// default.
+type Config struct {
+	// Index is where pods are registered.
+	Index store.Index
+	// Sources find pods. Of two with the same name the earlier source's counts.
+	Sources []Source
+	// Template has what is the same for all pods.
+	Template Template
+	// Asker asks engines for what is not known otherwise; nil asks nobody.
+	Asker *Asker
+	// Lease is how long a pod stays registered that is not found any more, 30 s. It is
+	// renewed at a third of that.
+	Lease time.Duration
+	// MaxPods is how many pods there may be, 10,000; those that come later in the
+	// order of names are left out.
+	MaxPods int
+	// Parallel is how many pods are asked and registered at a time, 8.
+	Parallel int
+	// Observer is told what happens.
+	Observer Observer
+}
+
+// Observer is told what happens. Any func may be nil. They are called from several
+// goroutines and must not block.
+type Observer struct {
+	// Registered says that a pod is in the index that was not, or has begun a new life.
+	Registered func(p store.Pod)
+	// Retired says that a pod has ended.
+	Retired func(pod string)
+	// Failed says that a source, an engine or the index could not be asked, or that
+	// there are too many pods.
+	Failed func(err error)
+}
+
+var errConfig = errors.New("discover: invalid config")
+
+// Registrar keeps what is found registered.
+type Registrar struct {
+	config  Config
+	changed chan struct{}
+
+	mu    sync.Mutex         // protects all below
+	found []map[string]Found // by source
+	pods  map[string]pod     // what is registered by us
+	told  map[string]string  // what was told of a pod's faults last
+}
+
+// pod is one that we have registered.
+type pod struct {
+	found Found
+	reg   store.Pod // as registered
+	ends  bool      // its source knows of ends
+	asked bool
+}
+
+// New returns a Registrar that does nothing until Run.
+func New(c Config) (*Registrar, error) {
+	if c.Index == nil {
+		return nil, fmt.Errorf("%w: no Index", errConfig)
+	}
+	def(&c.Lease, 30*time.Second)
+	def(&c.MaxPods, 10_000)
+	def(&c.Parallel, 8)
+	if c.Lease < time.Second || c.Lease > store.MaxLease {
+		return nil, fmt.Errorf("%w: Lease is %v, it can be 1 s to %v", errConfig, c.Lease, store.MaxLease)
+	}
+	if c.MaxPods < 1 || c.Parallel < 1 {
+		return nil, fmt.Errorf("%w: MaxPods is %d, Parallel %d", errConfig, c.MaxPods, c.Parallel)
+	}
+	r := &Registrar{config: c, changed: make(chan struct{}, 1), found: make([]map[string]Found, len(c.Sources)), pods: map[string]pod{}, told: map[string]string{}}
+	return r, nil
+}
+
+// Stats are figures of a Registrar.
+type Stats struct {
+	// Found is how many pods the sources have found, Registered how many are
+	// registered by this process.
+	Found, Registered int
+}
+
+// Stats returns figures.
+func (r *Registrar) Stats() Stats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := Stats{Registered: len(r.pods)}
+	for _, f := range r.found {
+		s.Found += len(f)
+	}
+	return s
+}
+
+// Run finds and registers until ctx is done, and returns nil then. It leaves what is
+// registered to its leases: other replicas go on renewing them.
+func (r *Registrar) Run(ctx context.Context) error {
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	for i, s := range r.config.Sources {
+		watching.Go(func() {
+			// It ends with ctx, whose error nobody needs.
+			_ = s.Watch(ctx, Watcher{Report: func(pods []Found) { r.report(i, pods) }, Failed: r.failed})
+		})
+	}
+	for {
+		r.pass(ctx)
+		timer := time.NewTimer(r.config.Lease / 3)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-r.changed:
+			timer.Stop()
+		case <-timer.C:
+		}
+	}
+}
+
+func (r *Registrar) report(source int, pods []Found) {
+	found := make(map[string]Found, len(pods))
+	for _, f := range pods {
+		found[f.Pod.Name] = f
+	}
+	r.mu.Lock()
+	r.found[source] = found
+	r.mu.Unlock()
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (r *Registrar) failed(err error) {
+	if told := r.config.Observer.Failed; told != nil {
+		told(err)
+	}
+}
+
+// pass registers all that is found and retires what has ended.
+func (r *Registrar) pass(ctx context.Context) {
+	r.mu.Lock()
+	want := map[string]Found{}
+	ends := map[string]bool{}
+	for i, found := range slices.Backward(r.found) {
+		for name, f := range found {
+			want[name], ends[name] = f, r.config.Sources[i].Ends()
+		}
+	}
+	var gone []string
+	for name, p := range r.pods {
+		if _, ok := want[name]; !ok {
+			if p.ends {
+				gone = append(gone, name)
+			}
+			delete(r.pods, name)
+		}
+	}
+	maps.DeleteFunc(r.told, func(name, _ string) bool { _, ok := want[name]; return !ok })
+	r.mu.Unlock()
+
+	names := slices.Sorted(maps.Keys(want))
+	if n := len(names); n > r.config.MaxPods {
+		r.failed(fmt.Errorf("discover: %d pods are found, the limit is %d; the last ones are left out", n, r.config.MaxPods))
+		names = names[:r.config.MaxPods]
+	}
+	reg, err := r.registry(ctx)
+	if err != nil {
+		r.failed(fmt.Errorf("discover: %w", err))
+	}
+	var g errgroup.Group
+	g.SetLimit(r.config.Parallel)
+	for _, name := range gone {
+		g.Go(func() error { r.retire(ctx, name); return nil })
+	}
+	for _, name := range names {
+		if ctx.Err() != nil {
+			break
+		}
+		g.Go(func() error { r.register(ctx, want[name], ends[name], reg); return nil })
+	}
+	_ = g.Wait() // they return none
+}
+
+// registry is the one that stands, or else the last one known.
+func (r *Registrar) registry(ctx context.Context) (*store.Registry, error) {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	reg, err := r.config.Index.Registry(ctx)
+	if err != nil {
+		return r.config.Index.Cached(), err
+	}
+	return reg, nil
+}
+
+// once tells of a pod's fault, when it is another than the last.
+func (r *Registrar) once(name string, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	r.mu.Lock()
+	last := r.told[name]
+	if text == "" {
+		delete(r.told, name)
+	} else {
+		r.told[name] = text
+	}
+	r.mu.Unlock()
+	if text != "" && text != last {
+		r.failed(fmt.Errorf("discover: the pod %s: %w", name, err))
+	}
+}
+
+// call bounds a call to the index.
+func (r *Registrar) call(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, r.config.Lease/3)
+}
+
+func (r *Registrar) retire(ctx context.Context, name string) {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	known, err := r.config.Index.Retire(ctx, name)
+	if err != nil {
+		r.failed(fmt.Errorf("discover: retiring %s: %w", name, err)) // its lease ends it
+		return
+	}
+	if known && r.config.Observer.Retired != nil {
+		r.config.Observer.Retired(name)
+	}
+}
+
+// register registers or renews one pod.
+func (r *Registrar) register(ctx context.Context, f Found, ends bool, reg *store.Registry) {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	name := f.Pod.Name
+	r.mu.Lock()
+	was, known := r.pods[name]
+	r.mu.Unlock()
+	p := pod{found: f, ends: ends}
+	last := registered(reg, name)
+	if known && same(&was.found, &f) && was.asked {
+		p = was
+	} else {
+		ok, err := r.complete(ctx, &p, last)
+		r.once(name, err)
+		if !ok {
+			return
+		}
+	}
+
+	// Another life: what the last one held is gone, once for all replicas.
+	if f.Life != "" && last != nil {
+		if life := last.Labels[LifeLabel]; life != "" && life != f.Life {
+			if _, err := r.config.Index.Retire(ctx, name); err != nil {
+				r.failed(fmt.Errorf("discover: ending the last life of %s: %w", name, err))
+				return
+			}
+		}
+	}
+	created, err := r.config.Index.Register(ctx, p.reg)
+	if err != nil {
+		if ctx.Err() == nil || errors.Is(err, store.ErrUnavailable) {
+			r.failed(fmt.Errorf("discover: registering %s: %w", name, err))
+		}
+		return
+	}
+	r.mu.Lock()
+	r.pods[name] = p
+	r.mu.Unlock()
+	if created && r.config.Observer.Registered != nil {
+		r.config.Observer.Registered(p.reg)
+	}
+}
+
+// same tells whether two findings are of one pod in one life.
+func same(a, b *Found) bool {
+	return a.Life == b.Life && a.Pod.Name == b.Pod.Name && a.Pod.Model == b.Pod.Model && a.Pod.Address == b.Pod.Address && a.Pod.Role == b.Pod.Role &&
+		a.Pod.Ranks == b.Pod.Ranks && a.Pod.Engine == b.Pod.Engine && a.Pod.Events == b.Pod.Events && a.Pod.Replay == b.Pod.Replay &&
+		a.Pod.BlockSize == b.Pod.BlockSize && maps.Equal(a.Pod.Labels, b.Pod.Labels)
+}
+
+// complete makes the registration of a pod: what was found, else what its engine says,
+// else the template's. When the engine cannot be asked, what another replica has
+// registered of this life stands. ok is false when it cannot be registered.
+func (r *Registrar) complete(ctx context.Context, p *pod, last *store.Pod) (ok bool, err error) {
+	p.reg = p.found.Pod
+	p.reg.Labels = maps.Clone(p.reg.Labels)
+	if r.config.Asker != nil {
+		if err = r.config.Asker.Ask(ctx, &p.reg); err != nil && last != nil && last.Labels[LifeLabel] == p.found.Life {
+			p.reg = *last
+			p.reg.Labels = maps.Clone(last.Labels)
+		}
+	}
+	p.asked = err == nil
+	r.config.Template.fill(&p.reg)
+	if p.found.Life != "" {
+		if p.reg.Labels == nil {
+			p.reg.Labels = map[string]string{}
+		}
+		p.reg.Labels[LifeLabel] = p.found.Life
+	}
+	p.reg.Lease = store.Seconds(r.config.Lease)
+	if p.reg.Model == "" {
+		if err == nil {
+			err = errors.New("nobody says which model it serves: set it, or let its engine be asked")
+		}
+		return false, err
+	}
+	if invalid := p.reg.Validate(); invalid != nil {
+		return false, invalid
+	}
+	return true, err
+}
+
+// registered finds a pod's registration.
+func registered(reg *store.Registry, name string) *store.Pod {
+	if i, ok := reg.PodIndex(name); ok {
+		return &reg.Pods[i]
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+package discover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// ErrSpec says that the text of a pod, or of where to look for pods, cannot be right.
+var ErrSpec = errors.New("discover: invalid text")
+
+// Found is a pod that a source has found.
+type Found struct {
+	// Pod is its registration, without a lease. What is empty in it is asked for or
+	// comes from the Template.
+	Pod store.Pod
+	// Life names one life of the engine's process as far as the source knows; ""
+	// when it does not. When it has changed the pod's blocks are gone.
+	Life string
+}
+
+// Source finds pods.
+type Source interface {
+	// Watch reports all pods that there are, at first and whenever they change, until
+	// ctx is done; it returns ctx's error. It goes on through faults, which it tells
+	// the Watcher. report keeps nothing of the slice.
+	Watch(ctx context.Context, w Watcher) error
+	// Ends tells whether a pod that is not reported any more has ended. Otherwise it
+	// just is not seen, and lives until its lease is over.
+	Ends() bool
+	// String says what the source is, for people.
+	String() string
+}
+
+// Watcher is what a source tells.
+type Watcher struct {
+	// Report is told of all pods.
+	Report func(pods []Found)
+	// Failed is told of faults; it may be nil.
+	Failed func(err error)
+}
+
+func (w Watcher) failed(err error) {
+	if w.Failed != nil {
+		w.Failed(err)
+	}
+}
+
+// Template has what is the same for all pods of a fleet and is not told otherwise.
+type Template struct {
+	// Model is the name of the model; "" must be found out.
+	Model string
+	// Engine is the engine's kind as in store.Pod.
+	Engine string
+	// EventsPort and ReplayPort are the ports of rank 0's endpoints on the pod's host;
+	// 0 is none.
+	EventsPort, ReplayPort int
+	// Ranks is the number of data-parallel ranks; 0 is 1.
+	Ranks int
+}
+
+// fill gives a pod what it lacks.
+func (t *Template) fill(p *store.Pod) {
+	def(&p.Model, t.Model)
+	def(&p.Engine, t.Engine)
+	def(&p.Ranks, t.Ranks)
+	host, _, err := net.SplitHostPort(p.Name)
+	if p.Address != "" {
+		host, _, err = net.SplitHostPort(p.Address)
+	}
+	if err != nil || p.Events != "" {
+		return // who names events names the replay socket too
+	}
+	if t.EventsPort != 0 {
+		p.Events = endpoint(host, t.EventsPort)
+		if t.ReplayPort != 0 && p.Replay == "" {
+			p.Replay = endpoint(host, t.ReplayPort)
+		}
+	}
+}
+
+func def[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+func endpoint(host string, port int) string {
+	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(port))
+}
+
+// ParsePod reads the text of a pod: host:port of its engine, which is its name, and
+// perhaps parameters as in a URL, with the names and meaning of store.Pod:
+//
+//	10.0.0.1:8000?model=m&events=tcp://10.0.0.1:5557&replay=tcp://10.0.0.1:5558&ranks=2
+//
+// The parameters are name, model, role, ranks, engine, events, replay and block_size.
+func ParsePod(text string) (store.Pod, error) {
+	var p store.Pod
+	address, query, _ := strings.Cut(text, "?")
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || host == "" || !isPort(port) {
+		return p, fmt.Errorf("%w: %q is no host:port", ErrSpec, address)
+	}
+	p.Name = address
+	if err := parameters(&p, query); err != nil {
+		return p, fmt.Errorf("%w: %s: %w", ErrSpec, address, err)
+	}
+	if p.Name != address {
+		p.Address = address
+	}
+	return p, nil
+}
+
+func isPort(s string) bool {
+	n, err := strconv.ParseUint(s, 10, 16)
+	return err == nil && n > 0
+}
+
+// parameters sets what a query says of a pod.
+func parameters(p *store.Pod, query string) error {
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return err
+	}
+	for name, list := range values {
+		v := list[0]
+		number := func(to *int, limit int) error {
+			n, err := strconv.Atoi(v)
+			if err != nil || n < 0 || n > limit {
+				return fmt.Errorf("%s is %q, it can be 0 to %d", name, v, limit)
+			}
+			*to = n
+			return nil
+		}
+		if len(list) > 1 {
+			return fmt.Errorf("%s is there twice", name)
+		}
+		switch name {
+		case "name":
+			p.Name = v
+		case "model":
+			p.Model = v
+		case "role":
+			p.Role = v
+		case "engine":
+			p.Engine = v
+		case "events":
+			p.Events = v
+		case "replay":
+			p.Replay = v
+		case "ranks":
+			err = number(&p.Ranks, store.MaxRanks)
+		case "block_size":
+			err = number(&p.BlockSize, store.MaxBlockSize)
+		default:
+			err = fmt.Errorf("%s is none of name, model, role, ranks, engine, events, replay, block_size", name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	probe := *p
+	def(&probe.Model, "to be found out")
+	return probe.Validate()
+}
+
+// List is a source of pods that are always there.
+type List []store.Pod
+
+// ParseList reads texts of pods; see ParsePod.
+func ParseList(texts []string) (List, error) {
+	var l List
+	for _, t := range texts {
+		p, err := ParsePod(t)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(l, func(q store.Pod) bool { return q.Name == p.Name }) {
+			return nil, fmt.Errorf("%w: the pod %s is there twice", ErrSpec, p.Name)
+		}
+		l = append(l, p)
+	}
+	return l, nil
+}
+
+// Watch implements Source.
+func (l List) Watch(ctx context.Context, w Watcher) error {
+	found := make([]Found, len(l))
+	for i := range l {
+		found[i].Pod = l[i]
+	}
+	w.Report(found)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// Ends implements Source.
+func (l List) Ends() bool { return false }
+
+// String implements Source.
+func (l List) String() string { return fmt.Sprintf("a list of %d pods", len(l)) }

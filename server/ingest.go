@@ -1,0 +1,121 @@
+package server
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/fleet"
+)
+
+// Ingest shows the figures of the reading of events; it is called at most once. silent
+// is the number of engines that are healthy and send nothing. The series with the labels
+// pod and rank are those of ranks that this process reads, and go with them.
+func (m *Metrics) Ingest(read func() ingest.Stats, shared func() fleet.Stats, silent func() int64) error {
+	type f = fleet.Stats
+	for _, c := range []prometheus.Collector{
+		figures[f]{shared, []figure[f]{
+			gauge("kvatlas_ingest_replicas", "Replicas that ingest, as far as this one knows.", func(s f) int { return s.Replicas }),
+			gauge("kvatlas_ingest_ranks", "Ranks that there are to be read by all replicas.", func(s f) int { return s.Ranks }),
+			gauge("kvatlas_ingest_reading_ranks", "Ranks that this replica reads.", func(s f) int { return s.Reading }),
+			gauge("kvatlas_ingest_unread_ranks", "Ranks that find room in no replica.", func(s f) int { return s.Unread }),
+		}},
+		figures[int64]{silent, []figure[int64]{
+			gauge("kvatlas_ingest_silent_engines", "Engines that are healthy and have sent no events for ingest-silent.", func(n int64) int64 { return n }),
+		}},
+		rankFigures{read},
+	} {
+		if err := m.registry.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rankFigures shows the figures of each rank that is read.
+type rankFigures struct{ read func() ingest.Stats }
+
+// rankLabels are those of all series of a rank.
+var rankLabels = []string{"pod", "rank"}
+
+func rankDesc(name, help string, more ...string) *prometheus.Desc {
+	return prometheus.NewDesc("kvatlas_ingest_"+name, help, append(rankLabels[:2:2], more...), nil)
+}
+
+// matchAfter is how long blocks may be there that no lookup matches.
+const matchAfter = 10 * time.Minute
+
+var (
+	rankEvents = rankDesc("events_total", "Events that have been applied.", "kind")
+	rankGauges = []rankFigure{
+		{rankDesc("connected", "1 while the publisher is connected."), func(r *ingest.RankStats) float64 { return truth(r.Connected) }},
+		{rankDesc("lag_seconds", "How old the newest event was when it had been applied."), func(r *ingest.RankStats) float64 { return r.Lag.Seconds() }},
+		{rankDesc("last_message_timestamp_seconds", "When the last message came; 0 is never."), func(r *ingest.RankStats) float64 {
+			if r.LastMessage.IsZero() {
+				return 0
+			}
+			return float64(r.LastMessage.UnixMilli()) / 1000
+		}},
+		{rankDesc("queue_messages", "Messages that wait to be applied."), func(r *ingest.RankStats) float64 { return float64(r.QueueMessages) }},
+		{rankDesc("queue_bytes", "Bytes of them."), func(r *ingest.RankStats) float64 { return float64(r.QueueBytes) }},
+		{rankDesc("unmatched", "1 when blocks have come for ten minutes and no lookup has matched one."), func(r *ingest.RankStats) float64 {
+			return truth(r.Unmatched(time.Now(), matchAfter))
+		}},
+	}
+	rankCounters = []rankFigure{
+		{rankDesc("messages_total", "Messages that have been followed."), func(r *ingest.RankStats) float64 { return float64(r.Messages) }},
+		{rankDesc("connections_total", "Connections to the publisher."), func(r *ingest.RankStats) float64 { return float64(r.Connections) }},
+		{rankDesc("undecodable_total", "Messages and events that could not be understood."), func(r *ingest.RankStats) float64 { return float64(r.Undecodable) }},
+		{rankDesc("gaps_total", "Times that messages were missing."), func(r *ingest.RankStats) float64 { return float64(r.Gaps) }},
+		{rankDesc("replays_total", "Questions to the replay socket."), func(r *ingest.RankStats) float64 { return float64(r.Replays) }},
+		{rankDesc("dropped_total", "Messages that found no room in the queue."), func(r *ingest.RankStats) float64 { return float64(r.Dropped) }},
+		{rankDesc("failures_total", "Batches that the index did not take at once."), func(r *ingest.RankStats) float64 { return float64(r.Failures) }},
+		{rankDesc("generations_total", "Generations begun."), func(r *ingest.RankStats) float64 { return float64(r.Generations) }},
+	}
+)
+
+// rankFigure is one part of a rank's figures.
+type rankFigure struct {
+	desc *prometheus.Desc
+	of   func(*ingest.RankStats) float64
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Describe implements prometheus.Collector.
+func (c rankFigures) Describe(ch chan<- *prometheus.Desc) {
+	ch <- rankEvents
+	for _, list := range [][]rankFigure{rankGauges, rankCounters} {
+		for i := range list {
+			ch <- list[i].desc
+		}
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c rankFigures) Collect(ch chan<- prometheus.Metric) {
+	stats := c.read()
+	for i := range stats.Ranks {
+		r := &stats.Ranks[i]
+		rank := strconv.Itoa(r.Rank)
+		for kind, n := range r.Events {
+			if n > 0 {
+				ch <- prometheus.MustNewConstMetric(rankEvents, prometheus.CounterValue, float64(n), r.Pod, rank, event.Kind(kind).String())
+			}
+		}
+		for j := range rankGauges {
+			ch <- prometheus.MustNewConstMetric(rankGauges[j].desc, prometheus.GaugeValue, rankGauges[j].of(r), r.Pod, rank)
+		}
+		for j := range rankCounters {
+			ch <- prometheus.MustNewConstMetric(rankCounters[j].desc, prometheus.CounterValue, rankCounters[j].of(r), r.Pod, rank)
+		}
+	}
+}
