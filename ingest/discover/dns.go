@@ -57,7 +57,7 @@ func NewDNS(text string, r Resolver, interval time.Duration, limit int) (*DNS, e
 	if err := parameters(&d.pod, query); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrSpec, name, err)
 	}
-	if d.pod.Name != "x" || d.pod.Events != "" || d.pod.Replay != "" {
+	if strings.Contains("&"+query, "&name=") || d.pod.Events != "" || d.pod.Replay != "" {
 		return nil, fmt.Errorf("%w: %s: name, events and replay are one pod's, and this may be many", ErrSpec, name)
 	}
 	if interval <= 0 || limit < 1 {

@@ -100,7 +100,7 @@ func (a *Asker) Ask(ctx context.Context, p *store.Pod) error {
 	}
 	if p.Events == "" {
 		// Each in turn, and only what is missing: other engines say 404.
-		err := error(errNotThere)
+		err := errNotThere
 		if got.Engine != "sglang" {
 			err = a.vllm(ctx, at, &got)
 		}

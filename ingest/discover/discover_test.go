@@ -1,0 +1,327 @@
+package discover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
+)
+
+func TestParsePod(t *testing.T) {
+	for text, want := range map[string]string{
+		"10.0.0.1:8000":               "{Name:10.0.0.1:8000",
+		"[fd00::1]:80?model=a%2Fb":    "{Name:[fd00::1]:80 Model:a/b",
+		"h:1?name=x&ranks=4&engine=y": "{Name:x Model: Address:h:1 Role: Ranks:4 Engine:y",
+		"h:1?events=tcp://h:2&replay=tcp://h:3&block_size=16&role=decode": "{Name:h:1 Model: Address: Role:decode Ranks:0 Engine: Events:tcp://h:2 Replay:tcp://h:3 BlockSize:16",
+	} {
+		p, err := ParsePod(text)
+		if err != nil || !strings.HasPrefix(fmt.Sprintf("%+v", p), want) {
+			t.Errorf("%s: got %+v, %v", text, p, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"": "no host:port", "h": "no host:port", ":1": "no host:port", "h:0": "no host:port", "h:70000": "no host:port",
+		"h:1?color=red": "color is none of", "h:1?ranks=x": `ranks is "x"`, "h:1?ranks=2000": "0 to 1024", "h:1?role=x": "role is none",
+		"h:1?model=a&model=b": "twice", "h:1?name=": "pod name is empty", "h:1?%": "invalid",
+	} {
+		if _, err := ParsePod(text); !errors.Is(err, ErrSpec) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want %s", text, err, want)
+		}
+	}
+	if _, err := ParseList([]string{"h:1", "h:1"}); !errors.Is(err, ErrSpec) {
+		t.Errorf("twice: got %v", err)
+	}
+}
+
+// names is a resolver whose answers change.
+type names struct {
+	mu   sync.Mutex // protects all below
+	ips  map[string][]netip.Addr
+	srv  []*net.SRV
+	fail error
+}
+
+func (n *names) set(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f()
+}
+
+func (n *names) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.fail != nil {
+		return nil, n.fail
+	}
+	if n.ips[host] == nil {
+		return nil, &net.DNSError{Name: host, IsNotFound: true}
+	}
+	return n.ips[host], nil
+}
+
+func (n *names) LookupSRV(context.Context, string, string, string) (string, []*net.SRV, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.srv == nil && n.fail == nil {
+		return "", nil, &net.DNSError{IsNotFound: true}
+	}
+	return "", n.srv, n.fail
+}
+
+func ips(list ...string) (out []netip.Addr) {
+	for _, s := range list {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+func TestDNS(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &names{ips: map[string][]netip.Addr{"svc": ips("10.0.0.2", "10.0.0.1", "::ffff:10.0.0.2", "fd00::1")}}
+		d, err := NewDNS("svc:80?model=m&ranks=2", n, time.Second, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var got []string
+		var failed []error
+		done := make(chan error)
+		go func() {
+			done <- d.Watch(ctx, Watcher{Failed: func(err error) { failed = append(failed, err) }, Report: func(pods []Found) {
+				line := ""
+				for _, p := range pods {
+					line += fmt.Sprint(p.Pod.Name, "=", p.Pod.Model, p.Pod.Ranks, " ")
+				}
+				got = append(got, line)
+			}})
+		}()
+		step := func(reports, failures int, last string) {
+			t.Helper()
+			time.Sleep(1500 * time.Millisecond)
+			synctest.Wait()
+			if len(got) != reports || got[len(got)-1] != last || len(failed) < failures || failures == 0 && len(failed) > 0 {
+				t.Errorf("got %q, %v", got, failed)
+			}
+			failed = nil
+		}
+		const all = "10.0.0.1:80=m2 10.0.0.2:80=m2 [fd00::1]:80=m2 "
+		step(1, 0, all)
+		n.set(func() { n.fail = errors.New("no answer") })
+		step(1, 1, all) // the last answer stands
+		n.set(func() { n.fail, n.ips["svc"] = nil, ips("10.0.0.9") })
+		step(2, 0, "10.0.0.9:80=m2 ")
+		n.set(func() { n.ips["svc"] = ips("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4") })
+		step(2, 1, "10.0.0.9:80=m2 ")
+		n.set(func() { delete(n.ips, "svc") })
+		step(3, 0, "")
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+func TestSRV(t *testing.T) {
+	n := &names{ips: map[string][]netip.Addr{"a.svc": ips("10.0.0.1"), "b.svc": ips("10.0.0.2")}}
+	d, err := NewDNS("_http._tcp.svc", n, time.Second, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := d.resolve(t.Context()); err != nil || len(got) != 0 {
+		t.Errorf("no records: got %v, %v", got, err)
+	}
+	n.srv = []*net.SRV{{Target: "b.svc.", Port: 81}, {Target: "a.svc.", Port: 80}, {Target: "gone.", Port: 1}}
+	if got, err := d.resolve(t.Context()); err != nil || fmt.Sprint(got) != "[10.0.0.1:80 10.0.0.2:81]" {
+		t.Errorf("got %v, %v", got, err)
+	}
+	for _, text := range []string{"", "h", "h:x", "h:1?events=tcp://h:1", "h:1?name=x", "h:1?color=red"} {
+		if _, err := NewDNS(text, n, time.Second, 1); !errors.Is(err, ErrSpec) {
+			t.Errorf("%q: got %v", text, err)
+		}
+	}
+}
+
+// engine answers as engines do.
+func engine(t *testing.T, pages map[string]string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		page, ok := pages[r.URL.Path]
+		switch {
+		case !ok:
+			http.NotFound(w, r)
+		case page == "down":
+			w.WriteHeader(http.StatusServiceUnavailable)
+		default:
+			fmt.Fprint(w, page)
+		}
+	}))
+	t.Cleanup(s.Close)
+	t.Cleanup(plain.CloseIdleConnections)
+	return strings.TrimPrefix(s.URL, "http://")
+}
+
+func TestAsk(t *testing.T) {
+	const vllm = `{"object":"list","data":[{"id":"lora","owned_by":"vllm","parent":"m"},{"id":"m","owned_by":"vllm","parent":null}]}`
+	source := func(events, replay string) string {
+		return fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":%q,"replay_endpoint":%s,"topic":""}`, events, replay)
+	}
+	for name, c := range map[string]struct {
+		pages map[string]string
+		pod   store.Pod
+		want  store.Pod
+		err   string
+	}{
+		"vllm": {pages: map[string]string{"/v1/models": vllm, "/kv_event_sources": `{"0":` + source("tcp://*:5557", `"tcp://*:5600"`) + `}`},
+			want: store.Pod{Model: "m", Engine: "vllm", Events: "tcp://*:5557", Replay: "tcp://*:5600", Ranks: 1}},
+		"vllm by offsets": {pages: map[string]string{"/v1/models": vllm, "/kv_event_sources": `{"1":` + source("tcp://h:8", "null") + `,"0":` + source("tcp://h:7", "null") + `}`},
+			want: store.Pod{Model: "m", Engine: "vllm", Events: "tcp://h:7", Ranks: 2}},
+		"vllm anywhere": {pages: map[string]string{"/v1/models": vllm, "/kv_event_sources": `{"1":` + source("tcp://h:9", "null") + `,"0":` + source("tcp://h:7", "null") + `}`},
+			want: store.Pod{Model: "m", Engine: "vllm", Events: "tcp://h:7,tcp://h:9", Ranks: 2}},
+		"vllm without events": {pages: map[string]string{"/v1/models": vllm, "/kv_event_sources": `{}`}, want: store.Pod{Model: "m", Engine: "vllm"}},
+		"an old vllm":         {pages: map[string]string{"/v1/models": vllm}, want: store.Pod{Model: "m", Engine: "vllm"}},
+		"sglang": {pages: map[string]string{"/v1/models": `{"data":[{"id":"s","owned_by":"sglang"}]}`,
+			"/server_info": `{"page_size":1,"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"","block_size":64,"dp_size":4,"replay_endpoint_port_base":5600}}`},
+			want: store.Pod{Model: "s", Engine: "sglang", Events: "tcp://*:5557", Replay: "tcp://*:5600", Ranks: 4, BlockSize: 64}},
+		"sglang without events": {pages: map[string]string{"/v1/models": `{"data":[{"id":"s","owned_by":"sglang"}]}`, "/server_info": `{"kv_events":null}`},
+			want: store.Pod{Model: "s", Engine: "sglang"}},
+		"what is known stands": {pages: map[string]string{}, pod: store.Pod{Model: "x", Engine: "y", Events: "z"}, want: store.Pod{Model: "x", Engine: "y", Events: "z"}},
+		"down":                 {pages: map[string]string{"/v1/models": "down"}, err: "status 503"},
+		"no model":             {pages: map[string]string{"/v1/models": `{"data":[]}`}, err: "has no model"},
+		"no JSON":              {pages: map[string]string{"/v1/models": `<html>`}, err: "invalid character"},
+		"long":                 {pages: map[string]string{"/v1/models": strings.Repeat(" ", 5<<20)}, err: "more than"},
+		"an odd rank":          {pages: map[string]string{"/v1/models": vllm, "/kv_event_sources": `{"7":` + source("tcp://h:7", "null") + `}`}, err: `rank "7"`},
+		"an odd port":          {pages: map[string]string{"/v1/models": `{"data":[{"id":"s","owned_by":"sglang"}]}`, "/server_info": `{"kv_events":{"endpoint_port_base":70000}}`}, err: "port 70000"},
+	} {
+		p := c.pod
+		p.Name = engine(t, c.pages)
+		c.want.Name = p.Name
+		err := (&Asker{}).Ask(t.Context(), &p)
+		if c.err != "" {
+			if c.want = c.pod; err == nil || !strings.Contains(err.Error(), c.err) || p.Model != c.pod.Model || p.Events != "" {
+				t.Errorf("%s: got %+v, %v; want %s", name, p, err, c.err)
+			}
+			continue
+		}
+		if err != nil || fmt.Sprint(p) != fmt.Sprint(c.want) {
+			t.Errorf("%s: got %+v, %v; want %+v", name, p, err, c.want)
+		}
+	}
+	well := store.Pod{Name: "x", Address: "http://" + engine(t, map[string]string{"/health": ""})}
+	if err := (&Asker{}).Healthy(t.Context(), &well); err != nil {
+		t.Error(err)
+	}
+	well.Address = engine(t, map[string]string{"/health": "down"})
+	if err := (&Asker{}).Healthy(t.Context(), &well); err == nil {
+		t.Error("an engine that is down is healthy")
+	}
+}
+
+// tap is a source that tests turn.
+type tap struct {
+	ends bool
+	pods chan []Found
+}
+
+func (s *tap) Watch(ctx context.Context, w Watcher) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case p := <-s.pods:
+			w.Report(p)
+		}
+	}
+}
+func (s *tap) Ends() bool     { return s.ends }
+func (s *tap) String() string { return "tap" }
+
+func TestRegistrar(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, err := memory.New(memory.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stays, ends := &tap{pods: make(chan []Found)}, &tap{ends: true, pods: make(chan []Found)}
+		var mu sync.Mutex
+		var told []string
+		say := func(s string) { mu.Lock(); defer mu.Unlock(); told = append(told, s) }
+		config := Config{
+			Index: x, Sources: []Source{stays, ends}, Lease: 9 * time.Second,
+			Template: Template{Model: "m", EventsPort: 5557, ReplayPort: 5600, Ranks: 2},
+			Observer: Observer{Registered: func(p store.Pod) { say("+" + p.Name) }, Retired: func(p string) { say("-" + p) }, Failed: func(err error) { say(err.Error()) }},
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		for range 2 { // replicas of which one finds nothing by itself
+			r, err := New(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			running.Go(func() { _ = r.Run(ctx) })
+			config.Sources = nil
+		}
+		want := func(after time.Duration, pods string, news ...string) {
+			t.Helper()
+			time.Sleep(after)
+			synctest.Wait()
+			reg, err := x.Registry(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			for _, p := range reg.Pods {
+				got += p.Name + " "
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if got != pods || strings.Join(told, ",") != strings.Join(news, ",") {
+				t.Errorf("there are %q, told of %q; want %q, %q", got, told, pods, news)
+			}
+			told = nil
+		}
+		a, b := Found{Pod: store.Pod{Name: "a:1"}}, Found{Pod: store.Pod{Name: "b:1", Model: "other", Events: "tcp://e:1"}, Life: "1"}
+		stays.pods <- []Found{a}
+		ends.pods <- []Found{b}
+		want(time.Second, "a:1 b:1 ", "+a:1", "+b:1")
+		reg, _ := x.Registry(t.Context())
+		if p := reg.Pods[0]; p.Model != "m" || p.Events != "tcp://a:5557" || p.Replay != "tcp://a:5600" || p.Ranks != 2 {
+			t.Errorf("a is %+v", p)
+		}
+		if p := reg.Pods[1]; p.Model != "other" || p.Events != "tcp://e:1" || p.Replay != "" || p.Labels[LifeLabel] != "1" {
+			t.Errorf("b is %+v", p)
+		}
+		want(time.Minute, "a:1 b:1 ") // renewed
+		gen, err := x.Begin(t.Context(), "b:1", 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Life = "2"
+		ends.pods <- []Found{b}
+		want(time.Second, "a:1 b:1 ", "+b:1")
+		if _, err := x.TakeOver(t.Context(), gen, 2); !errors.Is(err, store.ErrEnded) {
+			t.Errorf("the last life goes on: %v", err)
+		}
+		stays.pods <- nil
+		ends.pods <- nil
+		want(time.Second, "a:1 ", "-b:1")
+		want(9*time.Second, "") // a's lease is over
+		stays.pods <- []Found{{Pod: store.Pod{Name: "c:1", Role: "x"}}}
+		want(time.Minute, "", `discover: the pod c:1: store: invalid argument: role is none of prefill, decode, both`)
+		cancel()
+		running.Wait()
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
