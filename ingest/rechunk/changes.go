@@ -7,8 +7,7 @@ import (
 // Changes are what a series of events changes in the index and in the map of its
 // generation. They belong together and are made as one.
 type Changes struct {
-	// Ops are the net changes of blocks: clears first, then removals and adds, no
-	// key twice in a tier.
+	// Ops are the changes of blocks, in order: a key can come and go again.
 	Ops []store.Op
 	// Map are the net changes of the map, no key twice.
 	Map []store.MapOp
