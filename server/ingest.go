@@ -61,7 +61,7 @@ var (
 		}},
 		{rankDesc("queue_messages", "Messages that wait to be applied."), func(r *ingest.RankStats) float64 { return float64(r.QueueMessages) }},
 		{rankDesc("queue_bytes", "Bytes of them."), func(r *ingest.RankStats) float64 { return float64(r.QueueBytes) }},
-		{rankDesc("unmatched", "1 when blocks have come for ten minutes and no lookup has matched one."), func(r *ingest.RankStats) float64 {
+		{rankDesc("unmatched", "1 when blocks have come for ten minutes and no lookup of this process has matched one."), func(r *ingest.RankStats) float64 {
 			return truth(r.Unmatched(time.Now(), matchAfter))
 		}},
 	}

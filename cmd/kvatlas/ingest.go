@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/discover"
 	"github.com/kvatlas/kvatlas/ingest/fleet"
+	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -131,6 +132,24 @@ func (s *service) watchFleet(in *ingesting) fleet.Observer {
 			}
 		},
 	}
+}
+
+// watchScorer counts what is scored, and tells the ingester whose blocks were found.
+func (s *service) watchScorer() scorer.Observer {
+	o := s.metrics.Scorer()
+	count := o.Scored
+	o.Scored = func(model string, r *scorer.Response) {
+		count(model, r)
+		if s.ingest == nil {
+			return
+		}
+		for i := range r.Pods {
+			if r.Pods[i].Blocks > 0 {
+				s.ingest.ingester.Matched(r.Pods[i].Pod)
+			}
+		}
+	}
+	return o
 }
 
 // pusher is what takes events over HTTP; nil without the role.

@@ -79,7 +79,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 		BlockSize: cfg.BlockSize,
 		Budget:    cfg.ScoreBudget,
 		Usage:     usage,
-		Observer:  s.metrics.Scorer(),
+		Observer:  s.watchScorer(),
 	})
 	if err != nil {
 		return nil, err
