@@ -25,7 +25,9 @@
 //
 // An [LMCacheChain] recomputes the SHA-256 chain of LMCache 0.1 to 0.3.2, for
 // entries which LMCache writes itself. [Digest.Fold] makes a Key of a digest,
-// apart from all keys of other schemes by the scheme's name.
+// apart from all keys of other schemes by the scheme's name. An
+// [LMCacheVLLMChain] recomputes the chains of later ones that have one of vLLM's
+// hash functions. Package lmcache knows which engine has which, and the rest.
 //
 // # vLLM and SGLang
 //
