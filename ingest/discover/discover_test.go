@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -285,6 +286,9 @@ func TestRegistrar(t *testing.T) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
+			// Sources do not wait for each other.
+			slices.Sort(told)
+			slices.Sort(news)
 			if got != pods || strings.Join(told, ",") != strings.Join(news, ",") {
 				t.Errorf("there are %q, told of %q; want %q, %q", got, told, pods, news)
 			}
