@@ -15,11 +15,6 @@ func TestGarbledMap(t *testing.T) {
 	rapid.Check(t, garbled)
 }
 
-func FuzzGarbledMap(f *testing.F) {
-	f.Add([]byte("\x00\x01\x02"))
-	f.Fuzz(rapid.MakeFuzz(garbled))
-}
-
 func garbled(t *rapid.T) {
 	index := rapid.SampledFrom([]int{4, 8, 12}).Draw(t, "index block")
 	h := drawHistory(t, index)
