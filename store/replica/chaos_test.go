@@ -78,7 +78,6 @@ func chaos(t *testing.T, s *redistest.Server, seed uint64) {
 		},
 		"connections are cut": func() { plain.ClientKillByFilter(ctx, "TYPE", "normal", "SKIPME", "yes") },
 		"all is flushed":      func() { plain.FlushDB(ctx) },
-		"the numbers go back": func() { plain.Set(ctx, logged, "100 5", 0) },
 	}
 	names := slices.Sorted(maps.Keys(accidents))
 	history := ""

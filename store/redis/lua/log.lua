@@ -17,8 +17,10 @@ if ARGV[1] == '0' then
   redis.call('UNLINK', KEYS[1], KEYS[2])
   return '0'
 end
-if last == ARGV[1] and redis.call('XLEN', KEYS[2]) > 0 then return n end
-if not n or redis.call('XLEN', KEYS[2]) == 0 then
+local length = redis.pcall('XLEN', KEYS[2])
+if type(length) ~= 'number' then length = 0 end -- a key of another kind is no log
+if last == ARGV[1] and length > 0 then return n end
+if not n or length == 0 then
   local now = redis.call('TIME')
   n = string.format('%.0f', math.max(now[1] * 1000000 + now[2], (n or 0) + 1))
   redis.call('UNLINK', KEYS[2])
