@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
@@ -99,14 +98,9 @@ func (p *program) readEventsCall(args []string) (*eventsCall, error) {
 	})
 	fs.StringVar(&c.loraPath, "lora-path", "", "with --explain: the path of the adapters, which vLLM hashes from 0.31 on")
 	fs.TextVar(&c.media, "media", &event.Media{}, "tiers of words for media that are not known, a `LIST` such as cxl=cpu,tape=disk")
-	words, err := parseInterspersed(fs, args)
-	if errors.Is(err, flag.ErrHelp) {
-		fmt.Fprint(p.stdout, inspectEventsUsage)
-		fs.SetOutput(p.stdout)
-		fs.PrintDefaults()
-	}
+	words, err := p.readFlags(fs, args, inspectEventsUsage)
 	if err != nil {
-		return nil, config.FlagError(fs, err)
+		return nil, err
 	}
 	if len(words) != 1 {
 		return nil, fmt.Errorf("%d arguments, one ENDPOINT is needed", len(words))

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
-	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
@@ -59,14 +58,9 @@ func (p *program) readPlayCall(args []string) (*playCall, error) {
 	fs.StringVar(&c.pod, "pod", "", "with --server: whose events they are to be")
 	fs.StringVar(&c.model, "model", "", "with --server: of which model")
 	fs.Float64Var(&c.speed, "speed", 1, "how fast: 2 is twice as fast as recorded, 0 as fast as possible")
-	words, err := parseInterspersed(fs, args)
-	if errors.Is(err, flag.ErrHelp) {
-		fmt.Fprint(p.stdout, inspectPlayUsage)
-		fs.SetOutput(p.stdout)
-		fs.PrintDefaults()
-	}
+	words, err := p.readFlags(fs, args, inspectPlayUsage)
 	if err != nil {
-		return nil, config.FlagError(fs, err)
+		return nil, err
 	}
 	if len(words) != 1 {
 		return nil, fmt.Errorf("%d arguments, one FILE is needed", len(words))

@@ -108,14 +108,9 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	fs.BoolVar(&r.EarlyExit, "early-exit", false, "stop once the best pod is known")
 	fs.BoolVar(&r.Explain, "explain", false, "show the holders of each block and the time of each stage")
 
-	words, err := parseInterspersed(fs, args)
-	if errors.Is(err, flag.ErrHelp) {
-		fmt.Fprint(p.stdout, scoreUsage)
-		fs.SetOutput(p.stdout)
-		fs.PrintDefaults()
-	}
+	words, err := p.readFlags(fs, args, scoreUsage)
 	if err != nil {
-		return nil, config.FlagError(fs, err)
+		return nil, err
 	}
 	if !strings.Contains(call.server, "://") {
 		call.server = "http://" + call.server
@@ -235,6 +230,22 @@ func splitList(s string) []string {
 		out = append(out, strings.TrimSpace(w))
 	}
 	return out
+}
+
+// readFlags reads the flags of a command, which may stand behind its arguments too,
+// and returns the arguments. It writes the help that is asked for, and says of a
+// wrong flag what is near it.
+func (p *program) readFlags(fs *flag.FlagSet, args []string, usage string) (words []string, err error) {
+	words, err = parseInterspersed(fs, args)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(p.stdout, usage)
+		fs.SetOutput(p.stdout)
+		fs.PrintDefaults()
+	}
+	if err != nil {
+		return nil, config.FlagError(fs, err)
+	}
+	return words, nil
 }
 
 // parseInterspersed is fs.Parse for flags that may stand behind arguments too;
