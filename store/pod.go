@@ -69,9 +69,45 @@ type Pod struct {
 	BlockSize int `json:"block_size,omitempty"`
 	// Labels are free words to choose pods by.
 	Labels map[string]string `json:"labels,omitempty"`
+	// PartOf makes this the registration of a cache worker beside an engine: it
+	// serves no requests, is never scored itself, and what it holds counts for the
+	// pod that it is part of. Nil for engines.
+	PartOf *PartOf `json:"part_of,omitempty"`
 	// Lease is how long the registration lives without renewal; 0 means until
 	// it is deleted. In JSON it is lease_s, in seconds.
 	Lease Seconds `json:"lease_s,omitempty"`
+}
+
+// PartOf says which rank of which pod a cache worker works for. Each of a rank's
+// tensor-parallel workers holds a slice of a chunk, so that the rank has the chunk
+// when all Workers of them have it. Each has a registration of its own, and so a
+// lease, a generation and an end of its own.
+type PartOf struct {
+	// Pod is the name of the pod.
+	Pod string `json:"pod"`
+	// Rank is the data-parallel rank in the pod.
+	Rank int `json:"rank,omitempty"`
+	// Worker is the number of this worker, from 0, and Workers how many there are.
+	Worker  int `json:"worker,omitempty"`
+	Workers int `json:"workers"`
+}
+
+// Validate returns ErrInvalid, with the field and the reason, when this cannot be
+// right.
+func (p *PartOf) Validate() error {
+	if err := checkName("pod of part_of", p.Pod, MaxPodName); err != nil {
+		return err
+	}
+	if p.Rank < 0 || p.Rank >= MaxRanks {
+		return fmt.Errorf("%w: rank of part_of is %d, it can be 0 to %d", ErrInvalid, p.Rank, MaxRanks-1)
+	}
+	if p.Workers < 1 || p.Workers > MaxRanks {
+		return fmt.Errorf("%w: workers of part_of is %d, it can be 1 to %d", ErrInvalid, p.Workers, MaxRanks)
+	}
+	if p.Worker < 0 || p.Worker >= p.Workers {
+		return fmt.Errorf("%w: worker of part_of is %d, it can be 0 to %d", ErrInvalid, p.Worker, p.Workers-1)
+	}
+	return nil
 }
 
 // Seconds is a duration whose JSON form is a number of seconds.

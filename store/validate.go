@@ -96,6 +96,14 @@ func (p *Pod) Validate() error {
 	if p.BlockSize < 0 || p.BlockSize > MaxBlockSize {
 		return fmt.Errorf("%w: block_size is %d, it can be 0 to %d", ErrInvalid, p.BlockSize, MaxBlockSize)
 	}
+	if p.PartOf != nil {
+		if err := p.PartOf.Validate(); err != nil {
+			return err
+		}
+		if p.PartOf.Pod == p.Name {
+			return fmt.Errorf("%w: the pod %s is part of itself", ErrInvalid, p.Name)
+		}
+	}
 	if l := time.Duration(p.Lease); l < 0 || l > MaxLease {
 		return fmt.Errorf("%w: lease_s is %v, it can be 0 to %v", ErrInvalid, l, MaxLease)
 	}
