@@ -84,6 +84,17 @@ func (s *service) makeRegistrar(in *ingesting) error {
 		}
 		sources = append(sources, d)
 	}
+	if k, ok := c.Kubernetes(); ok {
+		var err error
+		if k.Client, err = discover.KubernetesClient(c.PodsKubernetesConfig); err != nil {
+			return err
+		}
+		found, err := discover.NewKubernetes(k)
+		if err != nil {
+			return err
+		}
+		sources = append(sources, found)
+	}
 	if len(sources) == 0 {
 		return nil
 	}

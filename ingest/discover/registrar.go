@@ -165,11 +165,11 @@ func (r *Registrar) pass(ctx context.Context) {
 			want[name], ends[name] = f, r.config.Sources[i].Ends()
 		}
 	}
-	var gone []string
+	gone := map[string]string{} // lives of the pods that have ended
 	for name, p := range r.pods {
 		if _, ok := want[name]; !ok {
 			if p.ends {
-				gone = append(gone, name)
+				gone[name] = p.found.Life
 			}
 			delete(r.pods, name)
 		}
@@ -188,7 +188,11 @@ func (r *Registrar) pass(ctx context.Context) {
 	}
 	var g errgroup.Group
 	g.SetLimit(r.config.Parallel)
-	for _, name := range gone {
+	for name, life := range gone {
+		// Another replica may have registered the next of this name already.
+		if p := registered(reg, name); p != nil && p.Labels[LifeLabel] != life {
+			continue
+		}
 		g.Go(func() error { r.retire(ctx, name); return nil })
 	}
 	for _, name := range names {

@@ -166,6 +166,19 @@ type Config struct {
 	PodsDNS Names `name:"pods-dns"`
 	// PodsDNSInterval is how often they are resolved.
 	PodsDNSInterval time.Duration `name:"pods-dns-interval" default:"5s" min:"100ms" max:"1h"`
+	// PodsKubernetes are the labels of pods of Kubernetes that are found while they are
+	// ready, as kubectl takes them.
+	PodsKubernetes string `name:"pods-kubernetes"`
+	// PodsKubernetesPool is the name of an InferencePool whose pods are found instead,
+	// at its target ports.
+	PodsKubernetesPool string `name:"pods-kubernetes-pool"`
+	// PodsKubernetesNamespace is the namespace of both. Empty is all, but not for a pool.
+	PodsKubernetesNamespace string `name:"pods-kubernetes-namespace"`
+	// PodsPortKubernetes is the port at which the engines of pods found by labels serve.
+	PodsPortKubernetes int `name:"pods-port-kubernetes" default:"8000" min:"1" max:"65535"`
+	// PodsKubernetesConfig is a kubeconfig file whose current context names the
+	// cluster. Empty is the cluster that this process runs in.
+	PodsKubernetesConfig string `name:"pods-kubernetes-config"`
 	// PodsLease is how long a pod stays that is not found any more.
 	PodsLease time.Duration `name:"pods-lease" default:"30s" min:"1s" max:"24h"`
 	// PodsAsk lets engines be asked for what is not known of a pod: its model, and
@@ -356,6 +369,11 @@ func (c *Config) validate() error {
 			bad("pods-dns: %s", strings.TrimPrefix(err.Error(), "discover: "))
 		}
 	}
+	if k, ok := c.Kubernetes(); ok {
+		if err := k.Check(); err != nil {
+			bad("pods-kubernetes: %s", strings.TrimPrefix(err.Error(), "discover: "))
+		}
+	}
 	errs = append(errs, checkHub(c.HubEndpoint))
 	if _, err := chat.NewRenderer(chat.Files{}, chat.Options{DefaultKwargs: []byte(c.ChatKwargs)}); err != nil {
 		bad("chat-kwargs: %q is no JSON object of variables: %v", c.ChatKwargs, err)
@@ -367,6 +385,16 @@ func (c *Config) validate() error {
 		bad("tokenizer-queue-bytes: %v is less than max-prompt-bytes (%v): such a prompt could never be tokenized", c.TokenizerQueueBytes, c.MaxPromptBytes)
 	}
 	return errors.Join(errs...)
+}
+
+// Kubernetes is where pods of Kubernetes are looked for, without the client; ok is false
+// when they are not.
+func (c *Config) Kubernetes() (k discover.KubernetesConfig, ok bool) {
+	k = discover.KubernetesConfig{
+		Namespace: c.PodsKubernetesNamespace, Selector: c.PodsKubernetes, Pool: c.PodsKubernetesPool, Port: c.PodsPortKubernetes,
+		EventsPort: c.PodsPortEvents, ReplayPort: c.PodsPortReplay,
+	}
+	return k, k.Selector != "" || k.Pool != ""
 }
 
 func checkAddress(setting, address string) error {
