@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// maxFrames is how many frames a message may have: engines' have up to four.
+// maxFrames is how many frames a message may have unless conn.frames says otherwise:
+// engines' have up to four.
 const maxFrames = 8
 
 // maxHandshake bounds each frame of a handshake.
@@ -31,8 +32,10 @@ type conn struct {
 	net   net.Conn
 	in    *bufio.Reader
 	limit int
-	minor byte
-	curve *curveClient
+	// frames is how many frames a message may have, 0 is maxFrames.
+	frames int
+	minor  byte
+	curve  *curveClient
 
 	// reads is raised with each read from the socket: the sign of life.
 	reads atomic.Uint64
@@ -273,14 +276,18 @@ func (c *conn) command(body []byte) error {
 // slice is valid until the next call, the frames belong to the caller.
 func (c *conn) message(frames [][]byte) ([][]byte, error) {
 	frames = frames[:0]
+	most := c.frames
+	if most == 0 {
+		most = maxFrames
+	}
 	for room := c.limit; ; {
 		flags, body, err := c.next(room)
 		if err != nil {
 			return nil, err
 		}
 		room -= len(body)
-		if len(frames) == maxFrames {
-			return nil, fmt.Errorf("%w: a message of more than %d frames", ErrProtocol, maxFrames)
+		if len(frames) == most {
+			return nil, fmt.Errorf("%w: a message of more than %d frames", ErrProtocol, most)
 		}
 		frames = append(frames, body)
 		if flags&flagMore == 0 {

@@ -284,7 +284,7 @@ func (p *Publisher) Waiting() int {
 // Publish sends a message to all who have subscribed to its topic, and keeps it for
 // the replay socket. It waits for nobody. The payload must not be changed after.
 func (p *Publisher) Publish(m Message) {
-	encoded := appendMessage(nil, []byte(m.Topic), binary.BigEndian.AppendUint64(nil, m.Seq), m.Payload)
+	encoded := newMessage([]byte(m.Topic), binary.BigEndian.AppendUint64(nil, m.Seq), m.Payload)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.config.Replay != "" {
@@ -311,8 +311,9 @@ func (p *Publisher) Publish(m Message) {
 	}
 }
 
-// appendMessage appends the frames of a message.
-func appendMessage(dst []byte, frames ...[]byte) []byte {
+// newMessage is a message of these frames as it is sent.
+func newMessage(frames ...[]byte) []byte {
+	var dst []byte
 	for i, f := range frames {
 		flags := byte(flagMore)
 		if i == len(frames)-1 {
@@ -358,7 +359,7 @@ func (p *Publisher) replay(ctx context.Context, c *conn) {
 func (p *Publisher) answer(c *conn, frames ...[]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.write(appendMessage(nil, frames...))
+	return c.write(newMessage(frames...))
 }
 
 // Close closes the sockets and waits for all that serves them. What waits in queues

@@ -1,0 +1,274 @@
+package zmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Kind is a kind of bound socket that takes messages from many peers.
+type Kind string
+
+// The kinds.
+const (
+	// Pull takes messages of PUSH sockets, which get no reply.
+	Pull Kind = "PULL"
+	// Router takes messages of DEALER and REQ sockets, which it can reply to.
+	Router Kind = "ROUTER"
+)
+
+var kindPeers = map[Kind][]string{
+	Pull:   {"PUSH"},
+	Router: {"DEALER", "REQ", "ROUTER"},
+}
+
+// ListenerConfig says how to listen. The zero value of each field but Endpoint and Kind
+// is its default.
+type ListenerConfig struct {
+	// Endpoint is tcp://host:port or ipc://path; a host of * is all addresses of this
+	// machine, and port 0 takes a free one.
+	Endpoint string
+	// Kind is what the socket is.
+	Kind Kind
+	// Peers bounds the connections, 4,096; further ones are closed at once. Of those
+	// that are in their handshakes there can be as many.
+	Peers int
+	// MaxMessage bounds the bytes of a message, 32 MiB, and MaxFrames its frames, 64. A
+	// peer that sends more is disconnected.
+	MaxMessage, MaxFrames int
+	// Heartbeat is how often each peer is pinged, 5 s; one of which nothing has come for
+	// three times as long is disconnected. Below 0 is never.
+	Heartbeat time.Duration
+	// ConnectTimeout bounds a handshake, 5 s.
+	ConnectTimeout time.Duration
+	// Handle is given each message, by a goroutine for each peer and in the order in
+	// which the peer has sent them. While it does not return no more is read of that
+	// peer. The frames belong to it. For Router they are without the identity, which is
+	// the Peer, and so begin with the empty frame that DEALER and REQ send.
+	Handle func(p *Peer, frames [][]byte)
+	// Refused is told of peers that were disconnected for what they sent, and of those
+	// that found no room; nil for nobody. It must not block.
+	Refused func(addr string, err error)
+}
+
+// ErrPeers says that there are as many peers as there can be.
+var ErrPeers = errors.New("zmq: as many peers as there can be")
+
+func (c ListenerConfig) withDefaults() (ListenerConfig, error) {
+	if kindPeers[c.Kind] == nil {
+		return c, fmt.Errorf("%w: Kind is %q, it can be PULL or ROUTER", ErrConfig, c.Kind)
+	}
+	if c.Handle == nil {
+		return c, fmt.Errorf("%w: nobody handles the messages", ErrConfig)
+	}
+	for _, v := range []struct {
+		name          string
+		p             *int
+		def, min, max int
+	}{
+		{"Peers", &c.Peers, 4096, 1, 1 << 20},
+		{"MaxMessage", &c.MaxMessage, 32 << 20, 1024, 1 << 30},
+		{"MaxFrames", &c.MaxFrames, 64, 1, 1 << 16},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < v.min || *v.p > v.max {
+			return c, fmt.Errorf("%w: %s is %d, it can be %d to %d", ErrConfig, v.name, *v.p, v.min, v.max)
+		}
+	}
+	if c.ConnectTimeout == 0 {
+		c.ConnectTimeout = 5 * time.Second
+	}
+	if c.Heartbeat == 0 {
+		c.Heartbeat = 5 * time.Second
+	}
+	if c.ConnectTimeout < time.Millisecond || c.Heartbeat > 0 && c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Hour {
+		return c, fmt.Errorf("%w: ConnectTimeout is %v, at least 1 ms, and Heartbeat %v, 10 ms to 1 h or below 0", ErrConfig, c.ConnectTimeout, c.Heartbeat)
+	}
+	return c, nil
+}
+
+// Listener is a bound PULL or ROUTER socket. It keeps no queue: what is not handled yet
+// stays with the peers.
+type Listener struct {
+	config   ListenerConfig
+	listener net.Listener
+	end      context.CancelFunc
+	wg       sync.WaitGroup
+
+	mu    sync.Mutex // protects conns, closed
+	conns map[net.Conn]struct{}
+	done  bool
+}
+
+// Peer is one connection to a Listener. It is safe for concurrent use.
+type Peer struct {
+	conn   *conn
+	kind   Kind
+	closed atomic.Bool
+}
+
+// Addr is where the peer is.
+func (p *Peer) Addr() string { return peerName(p.conn.net) }
+
+// Closed tells whether the connection is over: the peer has gone, or does not answer
+// heartbeats any more.
+func (p *Peer) Closed() bool { return p.closed.Load() }
+
+// Reply sends frames to the peer of a Router. A peer that leaves them unread for five
+// seconds is disconnected.
+func (p *Peer) Reply(frames ...[]byte) error {
+	if p.kind != Router {
+		return fmt.Errorf("%w: a %s sends nothing", ErrProtocol, p.kind)
+	}
+	p.conn.mu.Lock()
+	defer p.conn.mu.Unlock()
+	err := p.conn.write(newMessage(frames...))
+	if err != nil {
+		_ = p.conn.net.Close()
+	}
+	return err
+}
+
+// Listen binds a socket and takes messages until Close.
+func Listen(ctx context.Context, c ListenerConfig) (*Listener, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	// Elsewhere port 0 is a mistake.
+	text, free := strings.CutSuffix(c.Endpoint, ":0")
+	if free {
+		text += ":1"
+	} else {
+		text = c.Endpoint
+	}
+	to, err := parseEndpoint(text, true)
+	if err != nil {
+		return nil, err
+	}
+	if free && to.network == "tcp" {
+		to.address = strings.TrimSuffix(to.address, "1") + "0"
+	}
+	l := &Listener{config: c, conns: map[net.Conn]struct{}{}}
+	if l.listener, err = (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, to.network, to.address); err != nil {
+		return nil, fmt.Errorf("zmq: %w", err)
+	}
+	inner, end := context.WithCancel(context.WithoutCancel(ctx))
+	l.end = end
+	l.wg.Go(func() { l.accept(inner) })
+	return l, nil
+}
+
+// Addr is what the socket is bound to.
+func (l *Listener) Addr() net.Addr { return l.listener.Addr() }
+
+// Peers returns how many connections there are, those in their handshakes included.
+func (l *Listener) Peers() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.conns)
+}
+
+// Close ends all connections and waits for what handles their messages.
+func (l *Listener) Close() error {
+	l.end()
+	err := l.listener.Close()
+	l.mu.Lock()
+	l.done = true
+	for nc := range l.conns {
+		_ = nc.Close()
+	}
+	l.mu.Unlock()
+	l.wg.Wait()
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+func (l *Listener) accept(ctx context.Context) {
+	for {
+		nc, err := l.listener.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// Out of file descriptors or the like: it passes.
+			sleep(ctx, 100*time.Millisecond)
+			continue
+		}
+		if !l.enter(nc) {
+			l.refuse(nc, ErrPeers)
+			_ = nc.Close()
+			continue
+		}
+		l.wg.Go(func() {
+			defer l.leave(nc)
+			l.serve(ctx, nc)
+		})
+	}
+}
+
+func (l *Listener) enter(nc net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.done || len(l.conns) >= l.config.Peers {
+		return false
+	}
+	l.conns[nc] = struct{}{}
+	return true
+}
+
+func (l *Listener) leave(nc net.Conn) {
+	_ = nc.Close()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.conns, nc)
+}
+
+func (l *Listener) refuse(nc net.Conn, err error) {
+	if l.config.Refused != nil {
+		l.config.Refused(peerName(nc), err)
+	}
+}
+
+// serve handles the messages of a connection until it ends.
+func (l *Listener) serve(ctx context.Context, nc net.Conn) {
+	within, cancel := context.WithTimeout(ctx, l.config.ConnectTimeout)
+	c, err := shake(within, nc, string(l.config.Kind), kindPeers[l.config.Kind], nil, l.config.MaxMessage)
+	cancel()
+	if err != nil {
+		if errors.Is(err, ErrProtocol) {
+			l.refuse(nc, err)
+		}
+		return
+	}
+	c.frames = l.config.MaxFrames
+	p := &Peer{conn: c, kind: l.config.Kind}
+	done := make(chan struct{})
+	var beating sync.WaitGroup
+	beating.Go(func() { c.beat(l.config.Heartbeat, done) })
+	defer func() {
+		p.closed.Store(true)
+		close(done)
+		beating.Wait()
+	}()
+	for ctx.Err() == nil {
+		// The frames are the handler's, and so is the slice.
+		frames, err := c.message(nil)
+		if err != nil {
+			if errors.Is(err, ErrProtocol) {
+				l.refuse(nc, err)
+			}
+			return
+		}
+		l.config.Handle(p, frames)
+	}
+}
