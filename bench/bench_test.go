@@ -150,7 +150,7 @@ func TestRedis(t *testing.T) {
 	if err := r.Write(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"### Memory", "### Lookup", "### Ingest", "### Evict", "### Retire", "1,024 blocks, 100 % held: JSON fields, decoded"} {
+	for _, want := range []string{"### Memory", "### Lookup", "### Ingest", "### Evict", "### Ingest of a full cache", "### Retire", "1,024 blocks, 100 % held: JSON fields, decoded"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the report has no %q:\n%s", want, &text)
 		}
@@ -208,8 +208,12 @@ func TestCancelled(t *testing.T) {
 				time.AfterFunc(5*time.Millisecond, cancel)
 			}
 		}
-		if _, err := Redis(ctx, c); !errors.Is(err, context.Canceled) {
+		r, err := Redis(ctx, c)
+		if !errors.Is(err, context.Canceled) {
 			t.Errorf("cancelled at %q: %v", at, err)
+		}
+		if r != nil && r.empty() {
+			t.Errorf("cancelled at %q: an empty report", at)
 		}
 		cancel()
 		wantEmpty(t, url)

@@ -159,7 +159,8 @@ type EventRow struct {
 }
 
 // Redis compares the index of store/redis with the peer's layouts on a server.
-// What it writes it removes, whatever happens.
+// What it writes it removes, whatever happens. A run takes minutes, so that with an
+// error there is a report all the same when something had been measured by then.
 func Redis(ctx context.Context, c RedisConfig) (_ *RedisReport, err error) {
 	c, err = c.withDefaults()
 	if err != nil {
@@ -185,11 +186,17 @@ func Redis(ctx context.Context, c RedisConfig) (_ *RedisReport, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.cleanUp(ctx)) }()
-	if err := r.all(ctx); err != nil {
+	err = r.all(ctx)
+	r.report.Took, r.report.LoadAfter = time.Since(r.report.Began), loadAverage()
+	if err != nil && r.report.empty() {
 		return nil, err
 	}
-	r.report.Took, r.report.LoadAfter = time.Since(r.report.Began), loadAverage()
-	return r.report, nil
+	return r.report, err
+}
+
+// empty tells whether nothing has been measured.
+func (r *RedisReport) empty() bool {
+	return len(r.Memory)+len(r.Lookup)+len(r.Ingest)+len(r.Evict) == 0 && r.Retire == nil
 }
 
 // redisRun is one call of Redis.

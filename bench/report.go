@@ -102,6 +102,9 @@ func writeRedis(w io.Writer, r *RedisReport) error {
 	if len(r.Evict) > 0 {
 		sb.WriteString("\n### Evict\n\n" + eventTable(r.Evict))
 	}
+	if len(r.Evict) == len(r.Ingest) && len(r.Evict) > 0 {
+		sb.WriteString("\n### Ingest of a full cache\n\nAn engine whose cache is full evicts a block for each that it stores: the sums of the medians above.\n\n" + lifeTable(r.Ingest, r.Evict))
+	}
 	if r.Retire != nil {
 		sb.WriteString("\n### Retire\n\n" + retireTable(r.Retire))
 	}
@@ -145,6 +148,22 @@ func eventTable(rows []EventRow) string {
 			}
 			t.add(fmt.Sprintf("%d blocks, %d at a time: %s", r.Blocks, r.Writers, s.Name), short(1e3/s.Millis.Median), s.Millis.String(), ratio, second,
 				short(s.ServerMicros), short(s.ClientMicros), cpu, short(s.Sent), short(s.Received), short(s.RoundTrips))
+		}
+	}
+	return t.String()
+}
+
+// lifeTable has what blocks cost from their storing to their eviction.
+func lifeTable(stored, evicted []EventRow) string {
+	t := newTable("stored and evicted", "ms", "times the first", "times the second", "CPU us", "CPU", "bytes sent", "trips")
+	for i, r := range stored {
+		sum := func(j int, of func(Side) float64) float64 { return of(r.Sides[j]) + of(evicted[i].Sides[j]) }
+		millis := func(s Side) float64 { return s.Millis.Median }
+		cpu := func(s Side) float64 { return s.ServerMicros + s.ClientMicros }
+		for j, s := range r.Sides {
+			t.add(fmt.Sprintf("%d blocks, %d at a time: %s", r.Blocks, r.Writers, s.Name), short(sum(j, millis)),
+				short(sum(j, millis)/sum(0, millis))+"x", short(sum(j, millis)/sum(1, millis))+"x", short(sum(j, cpu)), short(sum(j, cpu)/sum(0, cpu))+"x",
+				short(sum(j, func(s Side) float64 { return s.Sent })), short(sum(j, func(s Side) float64 { return s.RoundTrips })))
 		}
 	}
 	return t.String()

@@ -120,10 +120,15 @@ func (p *program) benchRedis(ctx context.Context, args []string) int {
 	}
 	c.Progress = p.progress
 	report, err := bench.Redis(ctx, c)
+	if report != nil {
+		if status := p.writeReport("bench redis", report, *asJSON); status != exitOK {
+			return status
+		}
+	}
 	if err != nil {
 		return p.fail("bench redis", err)
 	}
-	return p.writeReport("bench redis", report, *asJSON)
+	return exitOK
 }
 
 const benchMemoryUsage = `kvatlas bench memory measures the embedded index: finding and applying blocks,
