@@ -81,7 +81,9 @@ type Pod struct {
 // PartOf says which rank of which pod a cache worker works for. Each of a rank's
 // tensor-parallel workers holds a slice of a chunk, so that the rank has the chunk
 // when all Workers of them have it. Each has a registration of its own, and so a
-// lease, a generation and an end of its own.
+// lease, a generation and an end of its own. The names of an instance's workers differ
+// only in the worker's number, which stands at their end; a rank may have several
+// instances, and what one worker of each has makes nothing whole.
 type PartOf struct {
 	// Pod is the name of the pod.
 	Pod string `json:"pod"`

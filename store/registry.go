@@ -52,12 +52,21 @@ type Registry struct {
 	// are not too far apart: a fold asks for each holder of each run.
 	dense []*holderPage
 	first HolderID
+
+	// workers says what the slots of cache workers count for; nil where there are
+	// none. instances is how many they have.
+	workers   []Worker
+	instances int
 }
 
 // FirstLocal is the first of the ids that no index gives to holders. They name
 // holders within one Registry only: pods that an index credits by another way than
 // an id. Holder knows them, Holders leaves them out.
 const FirstLocal HolderID = 0xf0000000
+
+// Everyone stands in the answer to a query of Entries for all pods of the model, in
+// tier shared: what lies in a store that belongs to none of them. No registry knows it.
+const Everyone = ^HolderID(0)
 
 // maxDense is the most pages that dense has, absent ones included.
 const maxDense = 4096
@@ -69,13 +78,15 @@ const pageSize = 256
 type holderPage [pageSize]uint32
 
 // NewRegistry builds a registry. Holders of pods that are not in pods are left
-// out. It takes ownership of its arguments.
+// out. The ranks that cache workers work for have slots, whether they hold anything
+// themselves or not. It takes ownership of its arguments.
 func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]ModelInfo, validUntil time.Time) *Registry {
 	slices.SortFunc(pods, func(a, b Pod) int { return cmp.Compare(a.Name, b.Name) })
 	if models == nil {
 		models = map[string]ModelInfo{}
 	}
 	r := &Registry{Epoch: epoch, Pods: pods, Models: models, ValidUntil: validUntil, pages: map[HolderID]*holderPage{}}
+	holders = withTargets(pods, holders)
 	slices.SortFunc(holders, func(a, b Holder) int {
 		if a.Pod != b.Pod {
 			return strings.Compare(a.Pod, b.Pod)
@@ -94,6 +105,9 @@ func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]M
 		if n := len(r.Slots); n == 0 || r.Slots[n-1] != s {
 			r.Slots = append(r.Slots, s)
 		}
+		if h.ID == 0 {
+			continue // a rank that a cache worker works for
+		}
 		page := r.pages[h.ID/pageSize]
 		if page == nil {
 			page = new(holderPage)
@@ -102,6 +116,7 @@ func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]M
 		page[h.ID%pageSize] = uint32(len(r.Slots))<<8 | uint32(h.Tier)
 	}
 	r.densify()
+	r.findWorkers()
 	return r
 }
 

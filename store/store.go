@@ -38,6 +38,27 @@ type Query struct {
 	Keys []blockkey.Key
 	// Fold receives what is found.
 	Fold Folder
+
+	// Lead, if not nil, is the query of the same Lookup that this one goes along with:
+	// another chain over the same tokens, which stands behind it in the list. An index
+	// that reads in windows reads of this one the tokens of the lead's window, tells of
+	// them before it tells of the lead's, and stops when the lead's folder has enough. A
+	// lead has no lead.
+	Lead *Query
+	// Span is the number of tokens in a block of the chain. It need be set of a query
+	// with a lead and of the lead only.
+	Span int
+	// Entries, if not nil, are what the query is about instead of Keys. Only the index
+	// in Redis knows them; the one in memory refuses the query with ErrInvalid.
+	Entries *Entries
+}
+
+// Len returns the number of blocks that the query asks about.
+func (q *Query) Len() int {
+	if q.Entries != nil {
+		return q.Entries.Len()
+	}
+	return len(q.Keys)
 }
 
 // Folder consumes the answer to one Query, block after block, and says when
@@ -65,7 +86,8 @@ type Index interface {
 	// means that the answer is cut short; what the folders have seen until
 	// then is right. Begin has always been called when Lookup returns, with
 	// the last known registry (possibly empty) if need be; only a query that
-	// is nil or has no Fold is refused, with ErrInvalid, before any Begin.
+	// is nil, has no Fold or has Entries that the index does not know is refused,
+	// with ErrInvalid, before any Begin.
 	Lookup(ctx context.Context, queries ...*Query) error
 
 	// Apply makes the changes of the batches, each batch in order. A batch of

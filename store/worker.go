@@ -1,0 +1,109 @@
+package store
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Worker says what a slot counts for whose pod is a cache worker (Pod.PartOf).
+type Worker struct {
+	// For is the slot of the (pod, rank) that the worker works for; -1 when it counts
+	// for nobody: that pod is not registered, or another worker has the same number.
+	For int
+	// Instance is a dense number of the worker's instance. All workers of an instance
+	// work for one (pod, rank), which may have several instances. Those of one instance
+	// have names that differ only in the worker's number at their end.
+	Instance int
+	// Workers is how many workers the instance has.
+	Workers int
+}
+
+// Worker returns what a slot counts for that is a cache worker's. ok is false for the
+// slots of pods that serve requests.
+func (r *Registry) Worker(slot int) (w Worker, ok bool) {
+	if len(r.workers) == 0 || r.workers[slot].Workers == 0 {
+		return Worker{}, false
+	}
+	return r.workers[slot], true
+}
+
+// Instances returns the number of instances of cache workers: Worker.Instance is below
+// it. 0 means that no slot is a cache worker's.
+func (r *Registry) Instances() int { return r.instances }
+
+// withTargets appends a holder without an id for each rank that a cache worker works
+// for, so that the rank has a slot also when the pod itself holds nothing.
+func withTargets(pods []Pod, holders []Holder) []Holder {
+	for i := range pods {
+		if p := pods[i].PartOf; p != nil {
+			holders = append(holders, Holder{Pod: p.Pod, Rank: p.Rank})
+		}
+	}
+	return holders
+}
+
+// instance is what is alike of the workers of one instance.
+type instance struct {
+	part PartOf // of Worker 0
+	name string // without the worker's number
+}
+
+func instanceOf(p *Pod) instance {
+	in := instance{part: *p.PartOf, name: strings.TrimSuffix(p.Name, strconv.Itoa(p.PartOf.Worker))}
+	in.part.Worker = 0
+	return in
+}
+
+// findWorkers fills workers and instances in. The slots are complete by then.
+func (r *Registry) findWorkers() {
+	type member struct {
+		instance int
+		worker   int
+	}
+	var (
+		numbers map[instance]int
+		taken   map[member]bool
+	)
+	for i := range r.Slots {
+		p := &r.Pods[r.Slots[i].Pod]
+		if p.PartOf == nil {
+			continue
+		}
+		if r.workers == nil {
+			r.workers = make([]Worker, len(r.Slots))
+			numbers, taken = map[instance]int{}, map[member]bool{}
+		}
+		in := instanceOf(p)
+		n, known := numbers[in]
+		if !known {
+			n = len(numbers)
+			numbers[in] = n
+		}
+		w := Worker{For: -1, Instance: n, Workers: p.PartOf.Workers}
+		// A worker has rank 0 alone.
+		if m := (member{n, p.PartOf.Worker}); r.Slots[i].Rank == 0 && !taken[m] {
+			taken[m] = true
+			w.For = r.target(p.PartOf)
+		}
+		r.workers[i] = w
+	}
+	r.instances = len(numbers)
+}
+
+// target returns the slot of a worker's (pod, rank), -1 when there is none. A worker
+// cannot work for another worker.
+func (r *Registry) target(p *PartOf) int {
+	pod, known := r.PodIndex(p.Pod)
+	if !known || r.Pods[pod].PartOf != nil {
+		return -1
+	}
+	at, found := slices.BinarySearchFunc(r.Slots, Slot{Pod: pod, Rank: p.Rank}, func(a, b Slot) int {
+		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank))
+	})
+	if !found {
+		return -1
+	}
+	return at
+}
