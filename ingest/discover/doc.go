@@ -1,6 +1,6 @@
 // Package discover finds the pods of a fleet and keeps them registered in an index:
-// those of a list ([List]) or of a DNS name ([DNS]), and what their engines say about
-// themselves ([Asker]).
+// those of a list ([List]), of a DNS name ([DNS]) or of Kubernetes ([Kubernetes]), and
+// what their engines say about themselves ([Asker]).
 //
 // A [Registrar] registers what is found with a lease, and renews it for as long as it is
 // found; so a pod that no replica finds any more is gone from the index when the lease is
