@@ -1,0 +1,232 @@
+package redis
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// holderCache remembers the ids of holders that this process writes under. What
+// it knows may be outdated; the server checks it.
+type holderCache struct {
+	mu   sync.Mutex // protects pods
+	pods map[string]map[place]held
+}
+
+// held is a holder's id and the generation under whose guard it was given, 0 for
+// none. On a cluster, where the check goes beside the blocks, it keeps a writer
+// whose generation has ended from writing for the next one:
+//
+//	A: owns generation 3, which ends; its records in the partitions are still there
+//	B: writes for the rank without a guard: its holder is 18 now
+//	A: must not take 18 for one of generation 3
+type held struct {
+	id   store.HolderID
+	life store.Generation
+}
+
+// fill gives the refs of a pod the ids that are known. It is false when the
+// server must be asked: for a pod that is not known, for a holder that needs an
+// id, for one that is not known to be of the guard's generation, and when no
+// holder has one, since nothing then shows that the pod is still registered.
+func (h *holderCache) fill(pod *podPlan) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	known := h.pods[pod.name]
+	some := false
+	for _, r := range pod.order {
+		if r.dropped() {
+			continue
+		}
+		at := known[r.place]
+		if r.guard != nil && at.id != 0 && at.life != r.guard.Generation {
+			return false
+		}
+		r.id = at.id
+		if r.id == 0 && r.give {
+			return false
+		}
+		some = some || r.id != 0
+	}
+	return some
+}
+
+// learn remembers what the server has told about the refs of a pod, and forgets
+// what the pod's clears have ended.
+func (h *holderCache) learn(pod *podPlan, limit int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	known := h.pods[pod.name]
+	if known == nil {
+		if h.pods == nil || len(h.pods) >= limit {
+			h.pods = map[string]map[place]held{}
+		}
+		known = map[place]held{}
+		h.pods[pod.name] = known
+	}
+	for at := range known {
+		for i := range pod.clears {
+			if pod.clears[i].covers(at) {
+				delete(known, at)
+			}
+		}
+	}
+	for _, r := range pod.order {
+		switch now := (held{id: r.id}); {
+		case r.dropped():
+		case r.id == 0:
+			delete(known, r.place)
+		case r.guard != nil:
+			now.life = r.guard.Generation
+			known[r.place] = now
+		case known[r.place].id != r.id:
+			known[r.place] = now
+		}
+	}
+}
+
+// drop forgets a pod.
+func (h *holderCache) drop(pod string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.pods, pod)
+}
+
+// resolve gives the refs of the plan their ids: from the cache where it knows
+// the pod, else from the server, which makes the clears as well.
+func (x *Index) resolve(ctx context.Context, p *plan) error {
+	var asked []*podPlan
+	for _, pod := range p.pods {
+		pod.resolved = false
+		if len(pod.guards) > 0 && len(openGuards(pod.guards)) == 0 {
+			continue
+		}
+		if len(pod.clears) > 0 || !x.holders.fill(pod) {
+			asked = append(asked, pod)
+		}
+	}
+	for len(asked) > 0 {
+		n := min(len(asked), tripCalls)
+		calls := make([]*call, n)
+		for i, pod := range asked[:n] {
+			var err error
+			if calls[i], err = x.holdersCall(pod); err != nil {
+				return err
+			}
+		}
+		cmds, err := x.runReserving(ctx, calls...)
+		if err != nil {
+			return err
+		}
+		var again []*podPlan
+		for i, pod := range asked[:n] {
+			refused, err := x.resolved(pod, cmds[i])
+			if err != nil {
+				return err
+			}
+			if refused && len(openGuards(pod.guards)) > 0 {
+				again = append(again, pod)
+			}
+		}
+		asked = append(again, asked[n:]...)
+	}
+	return nil
+}
+
+// resolved reads the reply of holders.lua. refused is true when guards refuse,
+// and then nothing has been done.
+func (x *Index) resolved(pod *podPlan, c *redis.Cmd) (refused bool, err error) {
+	reply, err := c.Slice()
+	if err != nil {
+		return false, fmt.Errorf("redis: holders.lua: %w", err)
+	}
+	guards, refs := openGuards(pod.guards), pod.open()
+	if len(reply) < len(guards) {
+		return false, fmt.Errorf("redis: holders.lua returned %d values for %d guards", len(reply), len(guards))
+	}
+	for i, g := range guards {
+		verdict, _ := reply[i].(int64)
+		if verdict != verdictApplied {
+			g.hear(verdict)
+			refused = true
+		}
+	}
+	if refused {
+		return true, nil
+	}
+	ids := reply[len(guards):]
+	if len(ids) != len(refs) {
+		return false, fmt.Errorf("redis: holders.lua returned %d ids for %d holders", len(ids), len(refs))
+	}
+	for j, r := range refs {
+		text, _ := ids[j].(string)
+		id, err := strconv.ParseUint(text, 10, 32)
+		if err != nil {
+			return false, fmt.Errorf("redis: holders.lua returned the id %q: %w", clip(text), err)
+		}
+		r.id = store.HolderID(id)
+	}
+	x.holders.learn(pod, x.config.MaxPods)
+	pod.resolved, pod.clears = true, nil
+	return false, nil
+}
+
+// open are the refs of a pod that are to be written.
+func (pod *podPlan) open() []*holderRef {
+	return slices.DeleteFunc(slices.Clone(pod.order), (*holderRef).dropped)
+}
+
+// runReserving is run for calls that may need more ids than are reserved.
+func (x *Index) runReserving(ctx context.Context, calls ...*call) ([]*redis.Cmd, error) {
+	cmds, err := x.run(ctx, calls...)
+	// Once is enough, unless others take thousands of ids in between.
+	for range applyTries {
+		next, ok := reserveNeeded(err)
+		if !ok {
+			break
+		}
+		if err = x.reserve(ctx, next); err == nil {
+			cmds, err = x.run(ctx, calls...)
+		}
+	}
+	return cmds, err
+}
+
+func (x *Index) holdersCall(pod *podPlan) (*call, error) {
+	text, err := json.Marshal(store.Pod{Name: pod.name, Model: pod.model})
+	if err != nil {
+		return nil, fmt.Errorf("redis: the registration of %s: %w", pod.name, err)
+	}
+	guards, refs := openGuards(pod.guards), pod.open()
+	var clears []clearance
+	for _, c := range pod.clears {
+		if c.guard == nil || !c.guard.over() {
+			clears = append(clears, c)
+		}
+	}
+	args := make([]string, 0, 7+6*len(guards)+2*len(clears)+3*len(refs))
+	args = append(args, pod.name, string(text), strconv.Itoa(x.config.MaxPods), strconv.Itoa(x.config.MaxHolders), strconv.Itoa(len(guards)))
+	for _, g := range guards {
+		args = append(args, strconv.Itoa(g.rank))
+		for _, v := range []uint64{uint64(g.Generation), g.Fence, g.Seq, x.acks.after(g, atRegistry)} {
+			args = append(args, strconv.FormatUint(v, 10))
+		}
+		args = append(args, flag(slices.ContainsFunc(clears, func(c clearance) bool { return c.guard == g })))
+	}
+	args = append(args, strconv.Itoa(len(clears)))
+	for _, c := range clears {
+		args = append(args, c.rank, c.tier)
+	}
+	args = append(args, strconv.Itoa(len(refs)))
+	for _, r := range refs {
+		args = append(args, strconv.Itoa(r.rank), r.tier.String(), flag(r.give))
+	}
+	return x.registryCall(holdersScript, x.names.own(pod.name), args...), nil
+}
