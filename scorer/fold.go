@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -15,8 +16,9 @@ type fold struct {
 	strategy  Strategy
 	earlyExit bool
 	explain   bool
-	place     [store.NumTiers]uint8 // tiers by falling weight
-	only      []string              // pods asked for; nil is all
+	place     [store.NumTiers]uint8      // tiers by falling weight
+	tierAt    [store.NumTiers]store.Tier // the tier of each place
+	only      []string                   // pods asked for; nil is all
 	model     string
 	blockSize int // the size that the keys were made with
 
@@ -35,14 +37,31 @@ type fold struct {
 	gap     bool      // a block that no candidate holds has been read
 	done    bool      // the counts are final; only an explanation reads on
 	trace   []heldRun // what was read, for an explanation
+
+	// What is joined from other sources than the chain of blocks; see join.go.
+	sources []*source
+	begun   bool         // Begin has been called
+	flushed bool         // sources are told of nothing more
+	block   int          // blocks joined so far
+	waiting []waitingRun // blocks that wait for their chunks
+	all     []held       // what everyone is, once asked for
+	units   units
 }
 
 type blocks = [store.NumTiers]int32
 
-// heldRun is a run as the index gave it, kept for an explanation.
+// heldRun is a run of blocks and who holds them, kept for an explanation.
 type heldRun struct {
-	n       int
-	holders []store.HolderID
+	n    int
+	held []held
+}
+
+// reset forgets the lookup before, so that nothing of it counts if the next one does
+// not begin.
+func (f *fold) reset() {
+	f.reg, f.resized, f.reach, f.trace = nil, false, 0, f.trace[:0]
+	f.sources, f.begun, f.flushed = f.sources[:0], false, false
+	f.waiting, f.all = nil, nil
 }
 
 var _ store.Folder = (*fold)(nil)
@@ -58,6 +77,7 @@ func (f *fold) Begin(reg *store.Registry) {
 	f.touched, f.alive = f.touched[:0], f.alive[:0]
 	f.run, f.pos, f.reach, f.gap, f.done = 0, 0, 0, false, false
 	f.trace = f.trace[:0]
+	f.begun, f.block, f.waiting, f.all = true, 0, nil, nil
 	info, known := reg.Models[f.model]
 	f.resized = known && info.BlockSize != f.blockSize
 	f.wanted = f.wanted[:0]
@@ -76,19 +96,47 @@ func (f *fold) Run(n int, holders []store.HolderID) (more bool) {
 	if f.resized {
 		return false
 	}
+	if len(f.sources) > 0 {
+		return f.runJoined(n, holders)
+	}
 	if f.explain {
-		f.trace = append(f.trace, heldRun{n: n, holders: slices.Clone(holders)})
+		f.note(n, holders)
 	}
 	if !f.done {
-		f.done = !f.count(int32(n), holders)
+		f.touch(holders)
+		f.done = !f.count(int32(n))
 	}
 	return !f.done || f.explain
 }
 
-// count takes one run into the counts and says whether a later block can
-// change them.
-func (f *fold) count(n int32, holders []store.HolderID) (more bool) {
-	f.touch(holders)
+// note keeps a run for an explanation, with what the sources have of it now.
+func (f *fold) note(n int, holders []store.HolderID) {
+	run := heldRun{n: n}
+	for _, id := range holders {
+		if slot, tier, ok := f.holder(id); ok {
+			run.held = append(run.held, held{slot: int32(slot), tier: tier})
+		}
+	}
+	for _, s := range f.sources {
+		run.held = append(run.held, s.now...)
+	}
+	f.trace = append(f.trace, run)
+}
+
+// holder returns the slot and the tier of a holder that can be scored: one that lives
+// and is no cache worker.
+func (f *fold) holder(id store.HolderID) (slot int, tier store.Tier, ok bool) {
+	slot, tier, ok = f.reg.Holder(id)
+	if ok && f.reg.Instances() > 0 {
+		_, worker := f.reg.Worker(slot)
+		ok = !worker
+	}
+	return slot, tier, ok
+}
+
+// count takes one run, whose holders have been touched, into the counts and says
+// whether a later block can change them.
+func (f *fold) count(n int32) (more bool) {
 	if len(f.touched) == 0 {
 		f.gap = true
 	}
@@ -142,18 +190,20 @@ func (f *fold) touch(holders []store.HolderID) {
 	f.run++
 	f.touched = f.touched[:0]
 	for _, id := range holders {
-		slot, tier, live := f.reg.Holder(id)
-		if !live || (f.only != nil && !f.wanted[f.reg.Slots[slot].Pod]) {
-			continue
+		if slot, tier, ok := f.holder(id); ok && (f.only == nil || f.wanted[f.reg.Slots[slot].Pod]) {
+			f.touchSlot(slot, tier)
 		}
-		switch {
-		case f.seen[slot] != f.run:
-			f.seen[slot] = f.run
-			f.best[slot] = uint8(tier)
-			f.touched = append(f.touched, int32(slot))
-		case f.place[tier] < f.place[f.best[slot]]:
-			f.best[slot] = uint8(tier)
-		}
+	}
+}
+
+func (f *fold) touchSlot(slot int, tier store.Tier) {
+	switch {
+	case f.seen[slot] != f.run:
+		f.seen[slot] = f.run
+		f.best[slot] = uint8(tier)
+		f.touched = append(f.touched, int32(slot))
+	case f.place[tier] < f.place[f.best[slot]]:
+		f.best[slot] = uint8(tier)
 	}
 }
 
@@ -169,6 +219,8 @@ func cleared[T any](s []T, n int) []T {
 
 // chain is the block keys of one request and the fold over them.
 type chain struct {
-	keys []blockkey.Key
-	fold fold
+	keys   []blockkey.Key
+	fold   fold
+	hashes []lmcache.Hash // of the chunks of one source
+	spare  []*source      // those of the fold, and others to use again
 }

@@ -13,6 +13,7 @@ import (
 // finish writes the ranking of a job from its fold. err is the index's.
 func (s *Scorer) finish(j *job, err error) {
 	f, resp := &j.chain.fold, j.resp
+	f.flush()
 	stale, isStale := errors.AsType[*store.StaleError](err)
 	switch {
 	case err == nil:
@@ -24,7 +25,7 @@ func (s *Scorer) finish(j *job, err error) {
 		resp.Degraded = IndexUnavailable
 	}
 	resp.Pods = f.rank(s.cfg.Weights, resp.BlockSize)
-	resp.Pods = addMissing(resp.Pods, j.req.Pods)
+	resp.Pods = f.addMissing(resp.Pods, j.req.Pods)
 	slices.SortFunc(resp.Pods, func(a, b PodScore) int {
 		return cmp.Or(cmp.Compare(b.Score, a.Score), cmp.Compare(a.Pod, b.Pod))
 	})
@@ -139,10 +140,14 @@ func total(b blocks) (n int) {
 	return n
 }
 
-// addMissing adds the pods that were asked for and hold nothing.
-func addMissing(have []PodScore, want []string) []PodScore {
+// addMissing adds the pods that were asked for and hold nothing. Cache workers are no
+// pods to choose from.
+func (f *fold) addMissing(have []PodScore, want []string) []PodScore {
 	n := len(have)
 	for _, name := range want {
+		if f.isWorker(name) {
+			continue
+		}
 		named := func(p PodScore) bool { return p.Pod == name }
 		if _, found := slices.BinarySearchFunc(have[:n], name, func(p PodScore, t string) int { return cmp.Compare(p.Pod, t) }); found {
 			continue
@@ -154,22 +159,27 @@ func addMissing(have []PodScore, want []string) []PodScore {
 	return have
 }
 
+func (f *fold) isWorker(name string) bool {
+	if f.reg == nil {
+		return false
+	}
+	p, known := f.reg.PodIndex(name)
+	return known && f.reg.Pods[p].PartOf != nil
+}
+
 // explanation names the holders of every block that was read.
 func (f *fold) explanation(keys []blockkey.Key) *Explanation {
 	ex := &Explanation{Blocks: make([]BlockHolders, 0, len(keys))}
 	for _, run := range f.trace {
 		var hs []BlockHolder
-		for _, id := range run.holders {
-			slot, tier, live := f.reg.Holder(id)
-			if !live {
-				continue
-			}
-			s := f.reg.Slots[slot]
-			hs = append(hs, BlockHolder{Pod: f.reg.Pods[s.Pod].Name, Rank: s.Rank, Tier: tier.String()})
+		for _, h := range run.held {
+			s := f.reg.Slots[h.slot]
+			hs = append(hs, BlockHolder{Pod: f.reg.Pods[s.Pod].Name, Rank: s.Rank, Tier: h.tier.String()})
 		}
 		slices.SortFunc(hs, func(a, b BlockHolder) int {
 			return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Tier, b.Tier))
 		})
+		hs = slices.Compact(hs) // the same may be known in two ways
 		for range run.n {
 			ex.Blocks = append(ex.Blocks, BlockHolders{Key: keys[len(ex.Blocks)], Holders: hs})
 		}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
@@ -53,6 +54,10 @@ type Config struct {
 	Budget time.Duration
 	// Usage counts recent uses of blocks; nil does not count.
 	Usage *Usage
+	// LMCache says by the model's name how its engines run LMCache, so that the chunks
+	// that they hold count beside their blocks. Entries in Redis, if a reader names
+	// any, need an Index that is in Redis.
+	LMCache map[string]*lmcache.Reader
 	// Now is the clock; default time.Now.
 	Now store.Clock
 	// Observer is told of each scored request.
@@ -107,9 +112,10 @@ func (c *Config) validate() error {
 
 // Scorer ranks pods. It is safe for concurrent use.
 type Scorer struct {
-	cfg   Config
-	place [store.NumTiers]uint8
-	folds sync.Pool // of *chain
+	cfg    Config
+	place  [store.NumTiers]uint8
+	tierAt [store.NumTiers]store.Tier
+	folds  sync.Pool // of *chain
 }
 
 // New returns a Scorer.
@@ -118,6 +124,9 @@ func New(cfg Config) (*Scorer, error) {
 		return nil, err
 	}
 	s := &Scorer{cfg: cfg, place: cfg.Weights.order()}
+	for t, p := range s.place {
+		s.tierAt[p] = store.Tier(t)
+	}
 	s.folds.New = func() any { return new(chain) }
 	return s, nil
 }
@@ -305,22 +314,40 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 		}
 		j.resp.Blocks, j.resp.BlockSize = len(c.keys), size
 		f := &c.fold
+		f.reset()
 		f.strategy, f.earlyExit, f.explain = j.strategy, j.req.EarlyExit, j.req.Explain
-		f.place, f.only, f.model, f.blockSize = s.place, j.req.Pods, j.req.Model, size
+		f.place, f.tierAt, f.only, f.model, f.blockSize = s.place, s.tierAt, j.req.Pods, j.req.Model, size
+		if s.cfg.LMCache != nil {
+			s.chunks(j, size)
+		}
 	}
 }
 
 // lookup asks the index for all jobs at once.
 func (s *Scorer) lookup(ctx context.Context, jobs []job) error {
-	queries := make([]store.Query, len(jobs)) // one allocation for all
-	ptrs := make([]*store.Query, len(jobs))
+	n := len(jobs)
 	for i := range jobs {
-		queries[i] = store.Query{
+		n += len(jobs[i].chain.fold.sources)
+	}
+	queries := make([]store.Query, n) // one allocation for all
+	ptrs := make([]*store.Query, n)
+	for i := range queries {
+		ptrs[i] = &queries[i]
+	}
+	rest := queries
+	for i := range jobs {
+		f := &jobs[i].chain.fold
+		lead := &rest[len(f.sources)]
+		*lead = store.Query{
 			Model: blockkey.ModelOf(jobs[i].req.Model),
 			Keys:  jobs[i].chain.keys,
-			Fold:  &jobs[i].chain.fold,
+			Fold:  f,
+			Span:  f.blockSize,
 		}
-		ptrs[i] = &queries[i]
+		for k, src := range f.sources {
+			rest[k] = src.query(lead)
+		}
+		rest = rest[len(f.sources)+1:]
 	}
 	err := s.cfg.Index.Lookup(ctx, ptrs...)
 	if err != nil && s.cfg.Observer.IndexFailed != nil {
