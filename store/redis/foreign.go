@@ -1,0 +1,274 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The bounds of what is read of a foreign value, in bytes of a string and in fields of
+// a hash, and of how many keys go into one pipeline.
+const (
+	maxForeignText   = 512
+	maxForeignFields = 4096
+	foreignPipeline  = 500
+)
+
+// ForeignKey is a key that another program keeps in a server of the index.
+type ForeignKey struct {
+	Name string
+	// Type is Redis's word: string, hash, or another.
+	Type string
+	// Aged tells whether it has a time to live.
+	Aged bool
+	// Size is the length of a string in bytes, or the number of a hash's fields.
+	Size int64
+	// Text is a string's value, Fields are a hash's, when ForeignScan.Want asked for
+	// them and they are small: 512 bytes, 4096 fields.
+	Text   string
+	Fields map[string]string
+}
+
+// ForeignScan is a walk over the keys of other programs.
+type ForeignScan struct {
+	// Match is a pattern of SCAN.
+	Match string
+	// MaxKeys bounds how many keys Each is told of, MaxSteps the steps of SCAN, of 1000
+	// keys of the server each; of a cluster, for each of its masters.
+	MaxKeys, MaxSteps int
+	// Want says whether Each is to be told of a name, and whether its value is to be
+	// read. It is called for each name that matches, by one goroutine at a time.
+	Want func(name string) (tell, read bool)
+	// Each is told of the keys, by one goroutine at a time. A key may come twice.
+	Each func(ForeignKey)
+}
+
+// ScanForeign walks the keys of other programs. Names of the index itself are left out.
+// It reads no value that is longer than ForeignKey says, whatever it is asked. all is
+// true when there are no more keys than Each was told of.
+func (x *Index) ScanForeign(ctx context.Context, s ForeignScan) (all bool, err error) {
+	if err := x.begin(ctx, "scan"); err != nil {
+		return false, err
+	}
+	var mu sync.Mutex // protects all and what s has
+	all = true
+	visit := func(ctx context.Context, node *redis.Client) error {
+		w := &foreignWalk{x: x, node: node, scan: &s, mu: &mu}
+		done, err := w.walk(ctx)
+		mu.Lock()
+		defer mu.Unlock()
+		all = all && done
+		return err
+	}
+	switch client := x.client.(type) {
+	case *redis.ClusterClient:
+		err = client.ForEachMaster(ctx, visit)
+	case *redis.Client:
+		err = visit(ctx, client)
+	default:
+		err = fmt.Errorf("redis: a client of type %T cannot be scanned", x.client)
+	}
+	return all && err == nil, failed(ctx, "scan", err)
+}
+
+// foreignWalk is a walk over one server.
+type foreignWalk struct {
+	x    *Index
+	node *redis.Client
+	scan *ForeignScan
+	mu   *sync.Mutex
+	told int
+}
+
+func (w *foreignWalk) walk(ctx context.Context) (all bool, err error) {
+	own := w.x.names.prefix + "{"
+	var cursor uint64
+	for range w.scan.MaxSteps {
+		found, next, err := w.node.Scan(ctx, cursor, w.scan.Match, 1000).Result()
+		if err != nil {
+			return false, err
+		}
+		var names []string
+		read := map[string]bool{}
+		w.mu.Lock()
+		for _, name := range found {
+			if strings.HasPrefix(name, own) {
+				continue
+			}
+			if tell, r := w.scan.Want(name); tell {
+				names = append(names, name)
+				read[name] = r
+			}
+		}
+		w.mu.Unlock()
+		cut := w.told+len(names) > w.scan.MaxKeys
+		names = names[:min(len(names), max(w.scan.MaxKeys-w.told, 0))]
+		w.told += len(names)
+		if err := w.look(ctx, names, read); err != nil {
+			return false, err
+		}
+		if cut {
+			return false, nil
+		}
+		if cursor = next; cursor == 0 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// look tells of the keys.
+func (w *foreignWalk) look(ctx context.Context, names []string, read map[string]bool) error {
+	for len(names) > 0 {
+		n := min(len(names), foreignPipeline)
+		keys, err := w.types(ctx, names[:n])
+		if err == nil {
+			err = w.values(ctx, keys, read)
+		}
+		if err != nil {
+			return err
+		}
+		w.mu.Lock()
+		for i := range keys {
+			if keys[i].Type != "none" {
+				w.scan.Each(keys[i])
+			}
+		}
+		w.mu.Unlock()
+		names = names[n:]
+	}
+	return nil
+}
+
+// types finds out what the keys are, without reading them.
+func (w *foreignWalk) types(ctx context.Context, names []string) ([]ForeignKey, error) {
+	pipe := w.node.Pipeline()
+	types := make([]*redis.StatusCmd, len(names))
+	ttls := make([]*redis.DurationCmd, len(names))
+	for i, name := range names {
+		types[i], ttls[i] = pipe.Type(ctx, name), pipe.PTTL(ctx, name)
+	}
+	if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
+		return nil, err
+	}
+	keys := make([]ForeignKey, len(names))
+	pipe = w.node.Pipeline()
+	sizes := make([]*redis.IntCmd, len(names))
+	for i, name := range names {
+		keys[i] = ForeignKey{Name: name, Type: types[i].Val(), Aged: ttls[i].Val() > 0}
+		switch keys[i].Type {
+		case "":
+			return nil, fmt.Errorf("redis: type of %q: %w", clip(name), types[i].Err())
+		case "string":
+			sizes[i] = pipe.StrLen(ctx, name)
+		case "hash":
+			sizes[i] = pipe.HLen(ctx, name)
+		}
+	}
+	if pipe.Len() == 0 {
+		return keys, nil
+	}
+	if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
+		return nil, err
+	}
+	for i, c := range sizes {
+		if c != nil {
+			keys[i].Size = c.Val()
+		}
+	}
+	return keys, nil
+}
+
+// values reads the values that are wanted and small. One that has become another thing
+// meanwhile stays unread.
+func (w *foreignWalk) values(ctx context.Context, keys []ForeignKey, read map[string]bool) error {
+	pipe := w.node.Pipeline()
+	texts := make([]*redis.StringCmd, len(keys))
+	hashes := make([]*redis.MapStringStringCmd, len(keys))
+	for i := range keys {
+		k := &keys[i]
+		switch {
+		case !read[k.Name]:
+		case k.Type == "string" && k.Size <= maxForeignText:
+			// Bounded here too: it may have grown since.
+			texts[i] = pipe.GetRange(ctx, k.Name, 0, maxForeignText-1)
+		case k.Type == "hash" && k.Size <= maxForeignFields:
+			hashes[i] = pipe.HGetAll(ctx, k.Name)
+		}
+	}
+	if pipe.Len() == 0 {
+		return nil
+	}
+	if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
+		return err
+	}
+	for i := range keys {
+		if texts[i] != nil {
+			keys[i].Text = texts[i].Val()
+		}
+		if hashes[i] != nil {
+			keys[i].Fields = hashes[i].Val()
+		}
+	}
+	return nil
+}
+
+// ignoreReplies is the error of a pipeline that is not the reply to one of its commands.
+func ignoreReplies(_ []redis.Cmder, err error) error {
+	if err == nil || errors.Is(err, redis.Nil) || refused(err) {
+		return nil
+	}
+	return err
+}
+
+// HasForeign tells which of the names there are keys of, in order. No value is read.
+func (x *Index) HasForeign(ctx context.Context, names []string) ([]bool, error) {
+	if err := x.begin(ctx, "exists"); err != nil {
+		return nil, err
+	}
+	out := make([]bool, 0, len(names))
+	for len(names) > 0 {
+		n := min(len(names), foreignPipeline)
+		pipe := x.client.Pipeline()
+		replies := make([]*redis.IntCmd, n)
+		for i, name := range names[:n] {
+			replies[i] = pipe.Exists(ctx, name)
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			return nil, failed(ctx, "exists", err)
+		}
+		for _, r := range replies {
+			out = append(out, r.Val() > 0)
+		}
+		names = names[n:]
+	}
+	return out, nil
+}
+
+// ForeignOwners returns the names of the pods that texts of other programs stand for, in
+// order, "" for a text that names no pod that counts.
+func (x *Index) ForeignOwners(ctx context.Context, owners []string) ([]string, error) {
+	if _, err := x.Registry(ctx); err != nil {
+		return nil, err
+	}
+	s := x.registry.current.Load()
+	out := make([]string, len(owners))
+	if s.texts == nil {
+		return out, nil
+	}
+	named := s.texts()
+	for i, text := range owners {
+		id, ok := named[text]
+		if !ok {
+			continue
+		}
+		if slot, _, live := s.registry.Holder(id); live {
+			out[i] = s.registry.Pods[s.registry.Slots[slot].Pod].Name
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,99 @@
+package redis
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// TestForeign walks keys of others, on a single server and on a cluster.
+func TestForeign(t *testing.T) {
+	t.Run("single", func(t *testing.T) {
+		s := redistest.Start(t)
+		testForeign(t, "redis://"+s.Addr, s.Client())
+	})
+	t.Run("cluster", func(t *testing.T) {
+		c := redistest.StartCluster(t, 3, false)
+		testForeign(t, c.URL(), c.Client())
+	})
+}
+
+func testForeign(t *testing.T, url string, client redis.UniversalClient) {
+	x, err := Open(Config{URL: url, NoSweep: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 1200 {
+		must(client.Set(ctx, fmt.Sprintf("a@%d", i), "10.0.0.1:8000", 0).Err())
+	}
+	must(client.Set(ctx, "big@0", strings.Repeat("x", maxForeignText+1), 0).Err())
+	must(client.Set(ctx, "unread@0", "x", 0).Err())
+	must(client.HSet(ctx, "hash@0", "10.0.0.1", "v").Err())
+	must(client.LPush(ctx, "list@0", "x").Err())
+	must(client.Set(ctx, "plain", "x", 0).Err())
+	must(client.Set(ctx, x.names.prefix+"{own}@", "x", 0).Err())
+	must(client.PExpire(ctx, "hash@0", 1e12).Err())
+
+	seen := map[string]ForeignKey{}
+	scan := ForeignScan{
+		Match: "*@*", MaxKeys: 5000, MaxSteps: 1000,
+		Want: func(name string) (tell, read bool) { return true, !strings.HasPrefix(name, "unread") },
+		Each: func(k ForeignKey) { seen[k.Name] = k },
+	}
+	all, err := x.ScanForeign(ctx, scan)
+	if err != nil || !all || len(seen) != 1204 {
+		t.Fatalf("%v %v, %d keys", all, err, len(seen))
+	}
+	for name, want := range map[string]ForeignKey{
+		"a@7":      {Name: "a@7", Type: "string", Size: 13, Text: "10.0.0.1:8000"},
+		"big@0":    {Name: "big@0", Type: "string", Size: maxForeignText + 1},
+		"unread@0": {Name: "unread@0", Type: "string", Size: 1},
+		"hash@0":   {Name: "hash@0", Type: "hash", Aged: true, Size: 1, Fields: map[string]string{"10.0.0.1": "v"}},
+		"list@0":   {Name: "list@0", Type: "list"},
+	} {
+		got := seen[name]
+		if !maps.Equal(got.Fields, want.Fields) {
+			t.Errorf("%s: %v, want %v", name, got.Fields, want.Fields)
+		}
+		got.Fields, want.Fields = nil, nil
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+
+	clear(seen)
+	scan.MaxKeys = 100
+	if all, err := x.ScanForeign(ctx, scan); err != nil || all || len(seen) < 100 || len(seen) > 300 {
+		t.Errorf("bounded: %v %v, %d keys", all, err, len(seen))
+	}
+
+	got, err := x.HasForeign(ctx, []string{"a@3", "nobody@3", "list@0"})
+	if err != nil || !slices.Equal(got, []bool{true, false, true}) {
+		t.Errorf("%v %v", got, err)
+	}
+
+	for _, p := range []store.Pod{{Name: "p0", Model: "m", Address: "http://10.0.0.1:8000/"}, {Name: "10.0.0.2:8000", Model: "m"}, {Name: "10.0.0.2:8001", Model: "m"}} {
+		if _, err := x.Register(ctx, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	owners, err := x.ForeignOwners(ctx, []string{"10.0.0.1:8000", "10.0.0.1", "10.0.0.2", "10.0.0.2:8001", "x"})
+	if want := []string{"p0", "p0", "", "10.0.0.2:8001", ""}; err != nil || !slices.Equal(owners, want) {
+		t.Errorf("%q %v, want %q", owners, err, want)
+	}
+}
