@@ -104,6 +104,28 @@ func tokenizerFigures(read func() tokenpool.Stats) prometheus.Collector {
 	}}
 }
 
+// tokenizerMemory shows what each tokenizer in memory takes: as many series as
+// tokenizers may be loaded.
+type tokenizerMemory struct {
+	read func() []tokenpool.Model
+	desc *prometheus.Desc
+}
+
+func newTokenizerMemory(read func() []tokenpool.Model) prometheus.Collector {
+	return tokenizerMemory{read, prometheus.NewDesc("kvatlas_tokenizer_memory_bytes",
+		"By how much the memory of libraries grew while the tokenizer was read.", []string{"model"}, nil)}
+}
+
+// Describe implements prometheus.Collector.
+func (t tokenizerMemory) Describe(ch chan<- *prometheus.Desc) { ch <- t.desc }
+
+// Collect implements prometheus.Collector.
+func (t tokenizerMemory) Collect(ch chan<- prometheus.Metric) {
+	for _, m := range t.read() {
+		ch <- prometheus.MustNewConstMetric(t.desc, prometheus.GaugeValue, float64(m.MemoryBytes), m.Name)
+	}
+}
+
 func prefixFigures(read func() prefixcache.Stats) prometheus.Collector {
 	type s = prefixcache.Stats
 	return figures[s]{read, []figure[s]{

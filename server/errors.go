@@ -82,11 +82,13 @@ var mapping = []struct {
 }{
 	{is: scorer.ErrRequest, status: 400, code: codeInvalidRequest},
 	{is: scorer.ErrNoTokenizer, status: 501, code: "no_tokenizer", param: "prompt", message: "this server has no tokenizers: send tokens, tokens_b64 or block_keys"},
+	{is: tokenpool.ErrUnsupported, status: 501, code: "tokenizer_unsupported", param: "model"},
 	{is: tokenpool.ErrUnknownModel, status: 404, code: "unknown_model", param: "model", message: "there is no tokenizer for this model: send tokens, or make its tokenizer.json known to the server"},
 	{is: tokenpool.ErrInvalidText, status: 400, code: "invalid_text", param: "prompt"},
 	{is: tokenpool.ErrInvalidTokens, status: 400, code: "invalid_tokens", param: "tokens"},
 	{is: tokenpool.ErrTooLong, status: 413, code: codeTooLarge, param: "prompt"},
 	{is: tokenpool.ErrBusy, status: 503, code: "tokenizer_busy", message: "the tokenizer's queue is full, try again later", retry: time.Second},
+	{is: tokenpool.ErrPinned, status: 502, code: "tokenizer_changed", param: "model", message: "the files of this model's tokenizer are not the ones that are pinned (tokenizer-pins); the server's log says what differs", retry: 5 * time.Second},
 	{is: tokenpool.ErrLoad, status: 502, code: "tokenizer_unavailable", param: "model", message: "the tokenizer of this model could not be fetched or read now; the server's log says why", retry: 5 * time.Second},
 	{is: tokenpool.ErrTokenizer, status: 500, code: "tokenizer_failed", param: "prompt", message: "the tokenizer failed on this text"},
 	{is: chat.ErrFiles, status: 500, code: "chat_template_invalid", param: "model", message: "the files of this model's chat template are malformed; the server's log says how"},

@@ -180,6 +180,9 @@ func (m *Metrics) watch(cfg *Config, inFlight, inFlightBytes, streams *atomic.In
 	if pool, ok := cfg.Tokenizer.(interface{ Stats() tokenpool.Stats }); ok {
 		all = append(all, tokenizerFigures(pool.Stats))
 	}
+	if pool, ok := cfg.Tokenizer.(interface{ Models() []tokenpool.Model }); ok {
+		all = append(all, newTokenizerMemory(pool.Models))
+	}
 	for _, c := range all {
 		if err := m.registry.Register(c); err != nil {
 			return fmt.Errorf("server: Config.Metrics is already another server's: %w", err)

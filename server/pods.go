@@ -8,10 +8,12 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"time"
 
 	"github.com/go-chi/chi/v5"
 
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
 // podRequest is the body of POST /v1/pods: store.Pod, field by field.
@@ -220,7 +222,37 @@ func (c *call) listModels() error {
 	for _, name := range slices.Sorted(maps.Keys(reg.Models)) {
 		models = append(models, reg.Models[name])
 	}
-	return c.replyJSON(http.StatusOK, map[string][]store.ModelInfo{"models": models})
+	out := struct {
+		Models     []store.ModelInfo `json:"models"`
+		Tokenizers []loadedTokenizer `json:"tokenizers,omitempty"`
+	}{Models: models}
+	if pool, ok := c.s.cfg.Tokenizer.(interface{ Models() []tokenpool.Model }); ok {
+		for _, m := range pool.Models() {
+			out.Tokenizers = append(out.Tokenizers, loadedTokenizer{
+				Model: m.Name, From: m.From, Revision: m.Revision, File: m.File, SHA256: m.SHA256, Fingerprint: m.Fingerprint,
+				FileBytes: m.FileBytes, MemoryBytes: m.MemoryBytes, Vocabulary: m.Vocabulary, ChatTemplate: m.ChatTemplate,
+				LoadedAt: m.LoadedAt.UTC().Truncate(time.Millisecond), LoadMS: m.LoadTook.Milliseconds(), Texts: m.Texts,
+			})
+		}
+	}
+	return c.replyJSON(http.StatusOK, out)
+}
+
+// loadedTokenizer is a tokenizer in memory, as tokenpool.Model describes it.
+type loadedTokenizer struct {
+	Model        string    `json:"model"`
+	From         string    `json:"from"`
+	Revision     string    `json:"revision,omitempty"`
+	File         string    `json:"file"`
+	SHA256       string    `json:"sha256"`
+	Fingerprint  string    `json:"fingerprint"`
+	FileBytes    int64     `json:"file_bytes"`
+	MemoryBytes  int64     `json:"memory_bytes"`
+	Vocabulary   int       `json:"vocabulary"`
+	ChatTemplate bool      `json:"chat_template"`
+	LoadedAt     time.Time `json:"loaded_at"`
+	LoadMS       int64     `json:"load_ms"`
+	Texts        uint64    `json:"texts"`
 }
 
 // replyJSON is for the answers that are not on the path of every request.

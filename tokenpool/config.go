@@ -3,6 +3,7 @@ package tokenpool
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"runtime"
 	"time"
@@ -58,6 +59,9 @@ type Config struct {
 	// loaded and those still finishing work included. One takes 13 MB (BERT)
 	// to 300 MB (Gemma 3). Default 8, limit 1024.
 	MaxTokenizers int
+	// Pins are what the tokenizers of single models must be, by name. A model
+	// whose tokenizer is another one is not loaded: ErrLoad and ErrPinned.
+	Pins map[string]Pin
 	// LoadTimeout bounds one load, download included. Default 10 minutes,
 	// limit 1 hour.
 	LoadTimeout time.Duration
@@ -106,8 +110,15 @@ func (c *Config) validate() error {
 	case len(c.SharedSecret) < MinSharedSecret:
 		shared = fmt.Errorf("tokenpool: config: SharedSecret has %d bytes, it needs %d", len(c.SharedSecret), MinSharedSecret)
 	}
+	c.Pins = maps.Clone(c.Pins)
+	var pins []error
+	for model, pin := range c.Pins {
+		if err := pin.validate(); err != nil {
+			pins = append(pins, fmt.Errorf("tokenpool: config: Pins of %s: %w", quoteModel(model), err))
+		}
+	}
 	return errors.Join(
-		err, shared,
+		err, shared, errors.Join(pins...),
 		within("SharedTimeout", c.SharedTimeout, time.Microsecond, 10*time.Second),
 		within("Workers", c.Workers, 1, 1024),
 		within("Queue", c.Queue, 1, 1_000_000),

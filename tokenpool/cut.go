@@ -40,15 +40,18 @@ type cutter struct {
 	firsts  string     // the bytes that they begin with
 	lengths [256][]int // of those that begin with a byte, ascending
 	lines   bool
+	// maxLines is how many bytes a text may have to be cut at lines; 0 is any.
+	maxLines int
 }
 
 // lineSplits are expressions of which the second kind of cut has been proven: of
-// Llama 3, of Qwen 2 to 3, of gpt-oss (o200k), and of DeepSeek V3.
+// Llama 3, of Qwen 1 to 3, of gpt-oss (o200k), of DeepSeek V3, and of Kimi.
 var lineSplits = []string{
 	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+	kimiPattern,
 }
 
 // harmlessSplits are further expressions that match no line feed at all. Before
@@ -176,7 +179,7 @@ func splitsLines(p *stage) bool {
 // there makes no difference to it.
 func (c *cutter) next(text string, from int) int {
 	end := len(text)
-	if c.lines {
+	if c.lines && (c.maxLines == 0 || end <= c.maxLines) {
 		for i := max(from, 1); i < end; {
 			n := strings.IndexByte(text[i-1:end], '\n')
 			if n < 0 {
@@ -195,13 +198,21 @@ func (c *cutter) next(text string, from int) int {
 			break
 		}
 		i += n
-		for _, l := range c.lengths[text[i]] {
-			if i > 0 && l <= len(text)-i && c.tokens[text[i:i+l]] {
-				return i
-			}
+		if i > 0 && c.at(text, i) > 0 {
+			return i
 		}
 	}
 	return end
+}
+
+// at returns how long the added token is that stands at i, 0 if there is none.
+func (c *cutter) at(text string, i int) int {
+	for _, l := range c.lengths[text[i]] {
+		if l <= len(text)-i && c.tokens[text[i:i+l]] {
+			return l
+		}
+	}
+	return 0
 }
 
 // isSign says whether b is ASCII that is neither white space nor part of a word.

@@ -15,7 +15,7 @@ import (
 )
 
 // Directory is an Origin over a folder that holds
-// <root>/<org>/<model>/tokenizer.json. Symbolic links are followed, since they
+// <root>/<org>/<model>/tokenizer.json, or a tiktoken file in its place. Symbolic links are followed, since they
 // are the operator's; names that would lead out of the folder are refused.
 type Directory struct{ root string }
 
@@ -38,27 +38,45 @@ func NewDirectory(root string) (*Directory, error) {
 // Stat implements Origin with a stat of each of the files, so that a new chat
 // template counts like a new tokenizer.
 func (d *Directory) Stat(model string) (string, error) {
+	_, version, err := d.find(model)
+	return version, err
+}
+
+// find returns the name of the file that holds a model's tokenizer, and the version
+// of the model.
+func (d *Directory) find(model string) (name, v string, err error) {
 	if err := checkModel(model); err != nil {
-		return "", err
+		return "", "", err
 	}
-	fi, err := os.Stat(d.path(model, tokenizerFile))
-	if err != nil {
-		return "", d.failed(model, err)
+	var missing error
+	for _, name := range tokenizerFiles {
+		fi, err := os.Stat(d.path(model, name))
+		switch {
+		case err == nil && !fi.Mode().IsRegular():
+			return "", "", unknown(model, "its %s is not a regular file", name)
+		case err == nil:
+			return name, version(fi) + d.others(model), nil
+		}
+		if err = d.failed(model, err); !errors.Is(err, ErrUnknownModel) {
+			return "", "", err
+		}
+		missing = err
 	}
-	if !fi.Mode().IsRegular() {
-		return "", unknown(model, "its tokenizer.json is not a regular file")
+	if found := slowOnly(d.path(model, "")); found != "" {
+		return "", "", unsupported(model, "the tokenizer directory has only %s of it: %s", found, convertHint)
 	}
-	return version(fi) + d.others(model), nil
+	return "", "", missing
 }
 
 // Fetch implements Origin.
 func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 	// Stat first: opening a named pipe would hang.
-	if _, err := d.Stat(model); err != nil {
+	name, _, err := d.find(model)
+	if err != nil {
 		return Files{}, err
 	}
 	others := d.others(model)
-	data, v, err := readFile(d.path(model, tokenizerFile), maxTokenizerFile)
+	data, v, err := readFile(d.path(model, name), maxTokenizerFile)
 	if err != nil {
 		return Files{}, d.failed(model, err)
 	}
@@ -66,14 +84,14 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 	if err != nil {
 		return Files{}, d.failed(model, err)
 	}
-	files := Files{Tokenizer: data, Config: config, From: "directory", Version: v + others}
+	files := Files{Tokenizer: data, Name: name, Config: config, From: "directory", Version: v + others}
 	if files.Chat, err = chat.ReadFiles(filepath.Dir(d.path(model, tokenizerFile))); err != nil {
 		files.ChatErr = withoutPath(err)
 	}
 	return files, nil
 }
 
-// others identifies the content of the files beside tokenizer.json.
+// others identifies the content of the files beside the tokenizer.
 func (d *Directory) others(model string) string {
 	var b strings.Builder
 	for _, name := range chat.FileNames() {

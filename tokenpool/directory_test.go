@@ -179,3 +179,8 @@ func TestChain(t *testing.T) {
 		t.Errorf("an empty chain: %v", err)
 	}
 }
+
+// replaceFile puts a model's file "next" in the place of its tokenizer.json.
+func replaceFile(root, model string) error {
+	return os.Rename(filepath.Join(root, model, "next"), filepath.Join(root, model, tokenizerFile))
+}

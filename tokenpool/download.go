@@ -72,7 +72,7 @@ func (d *download) fetch(ctx context.Context) (fileMeta, error) {
 	}
 	if pinned && !ok {
 		if meta, err := readMeta(d.path(".meta")); err == nil && meta.Size == absent {
-			return fileMeta{}, unknown(d.model, "revision %s has no %s", d.revision, d.file)
+			return fileMeta{}, &unknownError{model: d.model, entry: true, reason: fmt.Sprintf("revision %s has no %s", d.revision, d.file)}
 		}
 	}
 	d.quick = d.quick || ok
@@ -251,11 +251,11 @@ func (d *download) refused(resp *http.Response) error {
 	case http.StatusNotFound:
 		switch code {
 		case "EntryNotFound":
-			return unknown(d.model, "the hub %s has the model, but no %s in revision %s", host, d.file, d.revision)
+			return &unknownError{model: d.model, entry: true, reason: fmt.Sprintf("the hub %s has the model, but no %s in revision %s", host, d.file, d.revision)}
 		case "RevisionNotFound":
 			return unknown(d.model, "the hub %s has the model, but no revision %s", host, d.revision)
 		}
-		return unknown(d.model, "the hub %s has no such model, or no %s in revision %s", host, d.file, d.revision)
+		return &unknownError{model: d.model, maybe: code == "", reason: fmt.Sprintf("the hub %s has no such model, or no %s in revision %s", host, d.file, d.revision)}
 	case http.StatusUnauthorized:
 		if code == "GatedRepo" {
 			return fmt.Errorf("the hub %s gives the model only to those who have been granted access (401%s)", host, hint)
@@ -378,6 +378,12 @@ func (d *download) install(meta fileMeta) (fileMeta, error) {
 // checkContent says whether data can be the file of that name. A sign-in page of
 // a proxy comes with 200 as well.
 func checkContent(name string, data []byte) error {
+	if tiktokenOf(name) != nil {
+		if _, err := readRanks(data); err != nil {
+			return fmt.Errorf("the content is no tiktoken file: %w", err)
+		}
+		return nil
+	}
 	if !strings.HasSuffix(name, ".jinja") {
 		if !json.Valid(data) {
 			return errors.New("the content is not JSON")

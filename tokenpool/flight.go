@@ -30,8 +30,12 @@ type flight struct {
 
 // flightKey finds the flight of a text. The text itself is compared outside
 // the lock; salt is counted up on the day two different ones have one hash.
+//
+// version is the one that the asker has seen at the origin: who comes after a
+// replacement does not join a flight of before.
 type flightKey struct {
 	model   string
+	version string
 	special bool
 	length  int
 	hash    uint64
@@ -62,6 +66,7 @@ const (
 func (p *Pool) submit(ctx context.Context, req Request, seen view) (*flight, error) {
 	key := flightKey{
 		model:   req.Model,
+		version: seen.version,
 		special: !req.NoSpecialTokens,
 		length:  len(req.Text),
 		hash:    maphash.String(p.seed, req.Text),

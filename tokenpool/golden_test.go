@@ -68,7 +68,13 @@ func (l goldenLine) of(special bool) goldenTokens {
 // readGolden reads a file of JSON lines.
 func readGolden[T any](t testing.TB, name string) []T {
 	t.Helper()
-	f, err := os.Open(filepath.Join("..", "testdata", "tokens", name))
+	return readGoldenOf[T](t, filepath.Join("..", "testdata", "tokens", name))
+}
+
+// readGoldenOf reads a file of JSON lines anywhere.
+func readGoldenOf[T any](t testing.TB, name string) []T {
+	t.Helper()
+	f, err := os.Open(name)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,7 @@ type HubConfig struct {
 	// MaxDownloads is how many models are fetched at a time. Default 4,
 	// limit 64.
 	MaxDownloads int
-	// MaxFileBytes is the largest tokenizer.json taken. Default 256 MiB, which
+	// MaxFileBytes is the largest tokenizer taken. Default 256 MiB, which
 	// is the limit as well.
 	MaxFileBytes int64
 	// Attempts is how often a download is tried before it fails; what has
@@ -147,6 +147,8 @@ func checkRevision(revision string) error {
 //	<cache>/<model>/@<revision>/tokenizer.json.meta   its ETag and commit
 //	<cache>/<model>/@<revision>/tokenizer.json.part   unfinished, with .part.meta
 //
+// A model without a tokenizer.json may have a tiktoken file in its place.
+//
 // A download that breaks off is taken up where it ended, if the server still
 // has the same file. When the hub cannot be reached, refuses, or has the model
 // no more, what is in the cache is used.
@@ -183,15 +185,18 @@ func (h *Hub) Stat(model string) (string, error) {
 	if err := checkHubModel(model); err != nil {
 		return "", err
 	}
-	fi, err := os.Stat(filepath.Join(h.dir(model), tokenizerFile))
-	switch {
-	case err == nil && fi.Mode().IsRegular():
-		return version(fi), nil
-	case err == nil:
-		return "", fmt.Errorf("%w: model %s: its file in the hub's cache is not a regular one", ErrLoad, quoteModel(model))
-	case !errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("%w: model %s: hub cache: %w", ErrLoad, quoteModel(model), err)
-	case h.cfg.Offline:
+	for _, name := range tokenizerFiles {
+		fi, err := os.Stat(filepath.Join(h.dir(model), name))
+		switch {
+		case err == nil && fi.Mode().IsRegular():
+			return version(fi), nil
+		case err == nil:
+			return "", fmt.Errorf("%w: model %s: its file in the hub's cache is not a regular one", ErrLoad, quoteModel(model))
+		case !errors.Is(err, fs.ErrNotExist):
+			return "", fmt.Errorf("%w: model %s: hub cache: %w", ErrLoad, quoteModel(model), err)
+		}
+	}
+	if h.cfg.Offline {
 		return "", unknown(model, "the hub is not asked (offline), and its cache does not have revision %s", h.revision(model))
 	}
 	return "", nil
@@ -217,11 +222,7 @@ func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
 	}
 	defer unlock()
 
-	d := download{
-		hub: h, model: model, revision: h.revision(model), file: tokenizerFile, dir: dir,
-		limit: h.cfg.MaxFileBytes, attempts: h.cfg.Attempts,
-	}
-	meta, err := d.fetch(ctx)
+	d, meta, err := h.fetchTokenizer(ctx, model, dir)
 	if err != nil {
 		return Files{}, err
 	}
@@ -231,11 +232,13 @@ func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
 	}
 	files := Files{
 		Tokenizer: data,
+		Name:      d.file,
 		From:      "hub",
 		Revision:  cmp.Or(meta.Commit, d.revision),
 		Version:   v,
 	}
-	// The tokens do not depend on the other file, so neither does the load.
+	// The tokens of a tokenizer.json do not depend on the other file, so neither does
+	// the load.
 	d.file, d.limit, d.attempts, d.quick = configFile, maxConfigFile, 1, true
 	if !d.stale { // else there is no use in asking
 		_, err := d.fetch(ctx)
@@ -246,6 +249,41 @@ func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
 	files.Config, _ = readConfig(d.path(""))
 	h.fetchChat(ctx, &d, &files)
 	return files, nil
+}
+
+// fetchTokenizer gets the first file of a model that holds a tokenizer.
+func (h *Hub) fetchTokenizer(ctx context.Context, model, dir string) (d download, meta fileMeta, err error) {
+	var first error
+	for _, name := range tokenizerFiles {
+		d = download{
+			hub: h, model: model, revision: h.revision(model), file: name, dir: dir,
+			limit: h.cfg.MaxFileBytes, attempts: h.cfg.Attempts,
+		}
+		if first != nil && !mayHaveOther(first) {
+			// The hub does not answer, or the model is not there. What is in the cache
+			// is used in any case.
+			if _, ok := d.cached(); !ok {
+				continue
+			}
+		}
+		if meta, err = d.fetch(ctx); err == nil {
+			return d, meta, nil
+		}
+		if first == nil || errors.Is(first, ErrUnknownModel) && !errors.Is(err, ErrUnknownModel) {
+			first = err
+		}
+	}
+	if e, ok := errors.AsType[*unknownError](first); ok && e.entry {
+		return d, meta, unsupported(model, "%s, nor %s: if it has another kind of tokenizer, %s",
+			e.reason, strings.Join(tokenizerFiles[1:], " or "), convertHint)
+	}
+	return d, meta, first
+}
+
+// mayHaveOther says that a model may be there though a file of it is not.
+func mayHaveOther(err error) bool {
+	e, ok := errors.AsType[*unknownError](err)
+	return ok && (e.entry || e.maybe)
 }
 
 // toolTemplate is the one of the additional templates that is looked for: what

@@ -1,6 +1,7 @@
 package tokenpool
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -18,7 +19,7 @@ type tokenizer struct {
 	version string    // of the origin
 	scopes  [2]string // of the prefix store, without and with special tokens
 	chat    chatEntry
-	sum     uint64 // of tokenizer.json
+	sum     uint64 // of tokenizer.json, or of what was made in its place
 	cuts    *cutter
 	frame   frame
 
@@ -141,6 +142,9 @@ func (p *Pool) runLoad(l *load) {
 	waiting := l.waiting
 	if err == nil {
 		info = t.info
+		if id, ok := p.idents.Peek(l.model); ok && id.fingerprint != info.Fingerprint {
+			t.info.Before, info.Before = id.fingerprint, id.fingerprint
+		}
 		t.refs = len(waiting)
 		t.requests = uint64(len(waiting))
 		p.loaded.Add(l.model, t)
@@ -196,14 +200,21 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		}
 		return nil, fmt.Errorf("%w: model %s: %w", ErrLoad, quoteModel(model), err)
 	}
-	sum := sha256.Sum256(files.Tokenizer)
+	if err := p.cfg.Pins[model].check(model, files); err != nil {
+		return nil, err
+	}
+	data, err := files.JSON()
+	if err != nil {
+		return nil, fmt.Errorf("%w: model %s: %w", ErrLoad, quoteModel(model), err)
+	}
+	sum := sha256.Sum256(data)
 	fingerprint := hex.EncodeToString(sum[:8])
 	if err := p.makeRoom(ctx); err != nil {
 		return nil, fmt.Errorf("%w: model %s: wait for one of %d tokenizers to end its work: %w",
 			ErrLoad, quoteModel(model), p.cfg.MaxTokenizers, err)
 	}
-	before := residentBytes()
-	enc, err := p.read(files.Tokenizer)
+	before := memoryBytes()
+	enc, err := p.read(data)
 	if err != nil {
 		p.mu.Lock()
 		p.vacate()
@@ -211,7 +222,11 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		return nil, fmt.Errorf("%w: model %s: %w", ErrLoad, quoteModel(model), err)
 	}
 	rendering := p.newChat(files)
-	cuts := newCutter(files.Tokenizer)
+	cuts := newCutter(data)
+	if k := tiktokenOf(files.Name); k != nil && k.maxPart > 0 {
+		cuts.maxLines = k.maxPart
+		enc = parted{encoder: enc, added: cuts, maxPart: k.maxPart, maxRun: k.maxRun}
+	}
 	var around frame
 	if cuts.any() {
 		around = newFrame(enc)
@@ -227,16 +242,18 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		scopes:  scopes(model, fingerprint),
 		checked: now,
 		info: Model{
-			Name:          model,
-			From:          files.From,
-			Revision:      files.Revision,
-			Fingerprint:   fingerprint,
-			FileBytes:     int64(len(files.Tokenizer)),
-			ResidentBytes: max(residentBytes()-before, 0),
-			Vocabulary:    enc.vocabulary(),
-			ChatTemplate:  rendering.err == nil && (rendering.renderer.HasTemplate(false) || rendering.renderer.HasTemplate(true)),
-			LoadTook:      now.Sub(start),
-			LoadedAt:      now,
+			Name:         model,
+			From:         files.From,
+			Revision:     files.Revision,
+			Fingerprint:  fingerprint,
+			File:         cmp.Or(files.Name, tokenizerFile),
+			SHA256:       sha256Hex(files.Tokenizer),
+			FileBytes:    int64(len(files.Tokenizer)),
+			MemoryBytes:  max(memoryBytes()-before, 0),
+			Vocabulary:   enc.vocabulary(),
+			ChatTemplate: rendering.err == nil && (rendering.renderer.HasTemplate(false) || rendering.renderer.HasTemplate(true)),
+			LoadTook:     now.Sub(start),
+			LoadedAt:     now,
 		},
 	}, nil
 }

@@ -26,8 +26,11 @@ type Origin interface {
 
 // Files are what an Origin has of a model.
 type Files struct {
-	// Tokenizer is the content of tokenizer.json.
+	// Tokenizer is the content of the file that holds the tokenizer, and Name the
+	// name of that file: tokenizer.json (or empty, which is the same), tiktoken.model
+	// or qwen.tiktoken.
 	Tokenizer []byte
+	Name      string
 	// Config is the content of tokenizer_config.json, nil when there is none.
 	Config []byte
 	// Chat are the other files that say how chats are rendered; its Config may
@@ -45,7 +48,7 @@ type Files struct {
 }
 
 const (
-	// maxTokenizerFile is the largest tokenizer.json read. Gemma 3 has 33 MB.
+	// maxTokenizerFile is the largest tokenizer read. Gemma 3 has 33 MB.
 	maxTokenizerFile = 256 << 20
 	// maxConfigFile is the largest tokenizer_config.json read. It holds the
 	// chat template.
@@ -107,6 +110,7 @@ func (c chain) Fetch(ctx context.Context, model string) (Files, error) {
 type unknownEverywhere struct {
 	model   string
 	reasons []string
+	slow    bool
 }
 
 func (u *unknownEverywhere) add(err error) {
@@ -114,6 +118,7 @@ func (u *unknownEverywhere) add(err error) {
 	var e *unknownError
 	if errors.As(err, &e) {
 		reason = e.reason
+		u.slow = u.slow || e.slow
 	}
 	u.reasons = append(u.reasons, reason)
 }
@@ -122,20 +127,36 @@ func (u *unknownEverywhere) err() error {
 	if len(u.reasons) == 0 {
 		u.reasons = []string{"no place to look is configured"}
 	}
-	return unknown(u.model, "%s", strings.Join(u.reasons, "; "))
+	return &unknownError{model: u.model, reason: strings.Join(u.reasons, "; "), slow: u.slow}
 }
 
 // unknownError is an ErrUnknownModel with its reason.
-type unknownError struct{ model, reason string }
+type unknownError struct {
+	model, reason string
+	// slow says that the model is there, without a tokenizer that can be run; entry
+	// that it is there, without a file; maybe that it may be.
+	slow, entry, maybe bool
+}
 
 func (e *unknownError) Error() string {
+	if e.slow {
+		return fmt.Sprintf("%v: model %s: %s", ErrUnsupported, quoteModel(e.model), e.reason)
+	}
 	return fmt.Sprintf("%v %s: %s", ErrUnknownModel, quoteModel(e.model), e.reason)
 }
 
-func (e *unknownError) Unwrap() error { return ErrUnknownModel }
+func (e *unknownError) Is(target error) bool {
+	return target == ErrUnknownModel || e.slow && target == ErrUnsupported
+}
 
 func unknown(model, format string, args ...any) error {
-	return &unknownError{model, fmt.Sprintf(format, args...)}
+	return &unknownError{model: model, reason: fmt.Sprintf(format, args...)}
+}
+
+// unsupported is an unknown model too: another origin may have it in a form that
+// can be run.
+func unsupported(model, format string, args ...any) error {
+	return &unknownError{model: model, reason: fmt.Sprintf(format, args...), slow: true}
 }
 
 // quoteModel quotes a name that a client sent, cut to a length fit for a log.

@@ -11,6 +11,12 @@ import (
 var (
 	// ErrUnknownModel says that no tokenizer is to be had for the model.
 	ErrUnknownModel = errors.New("tokenpool: no tokenizer for model")
+	// ErrUnsupported says, beside ErrUnknownModel, that the model is there, but has
+	// its tokenizer in a form that only Python code can run.
+	ErrUnsupported = errors.New("tokenpool: kind of tokenizer that cannot be run")
+	// ErrPinned says that a model's tokenizer is not the one that Config.Pins asks
+	// for.
+	ErrPinned = errors.New("tokenpool: tokenizer is not the pinned one")
 	// ErrBusy says that the queue is full; try again later.
 	ErrBusy = errors.New("tokenpool: queue is full")
 	// ErrTooLong says that the text is longer than the configured limit.

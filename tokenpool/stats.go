@@ -15,15 +15,21 @@ type Model struct {
 	Name string
 	// From is "directory" or "hub"; Revision is the hub's commit, or branch.
 	From, Revision string
-	// Fingerprint is the first 8 bytes of the SHA-256 of tokenizer.json, hex.
-	Fingerprint string
-	// FileBytes is the size of tokenizer.json.
-	FileBytes int64
-	// ResidentBytes is by how much the process's resident memory grew while
-	// the tokenizer was read: the library does not tell its own. It is rough,
-	// since other work goes on at the same time and memory that was given back
-	// is used again, and 0 where the system has no /proc.
-	ResidentBytes int64
+	// File is the name of the file that holds the tokenizer, SHA256 its content's
+	// hash in hex, which Config.Pins can ask for, and FileBytes its size.
+	File, SHA256 string
+	FileBytes    int64
+	// Fingerprint is the first 8 bytes, in hex, of the SHA-256 of tokenizer.json, or
+	// of the one that has been made of a tiktoken file and its special tokens: of
+	// what decides about the tokens. Before is the one that the model had in this
+	// pool before, if that was another one: tokens of then are not used any more.
+	Fingerprint, Before string
+	// MemoryBytes is by how much the memory that libraries have allocated (glibc's
+	// malloc; nothing of Go) grew while the tokenizer was read: the library does
+	// not tell its own. Other work at the same time counts too, so it is near the
+	// truth where tokenizers are loaded one at a time. Where the system does not
+	// tell that, it is the growth of the resident memory, which is rough.
+	MemoryBytes int64
 	// Vocabulary is the number of different tokens, added ones included.
 	Vocabulary int
 	// ChatTemplate says whether the model has a chat template of its own.
@@ -128,6 +134,14 @@ func (p *Pool) Stats() Stats {
 		p.pieces.fleet.count(&st)
 	}
 	return st
+}
+
+// memoryBytes is what MemoryBytes are taken of.
+func memoryBytes() int64 {
+	if n := allocatedBytes(); n > 0 {
+		return n
+	}
+	return residentBytes()
 }
 
 // residentBytes is the resident memory of the process, 0 where it cannot be

@@ -258,8 +258,10 @@ func findModels(ctx context.Context, root string) (models []string, err error) {
 				return ctx.Err()
 			case len(models) >= maxTokenizers:
 				return nil
-			case e.Name() == "tokenizer.json" && model != "":
-				models = append(models, model)
+			case tokenpool.IsTokenizerFile(e.Name()) && model != "":
+				if !slices.Contains(models, model) {
+					models = append(models, model)
+				}
 			case strings.HasPrefix(e.Name(), "."), depth == 0:
 			case e.IsDir(), e.Type()&fs.ModeSymlink != 0 && isDir(filepath.Join(root, model, e.Name())):
 				if err := walk(strings.TrimPrefix(model+"/"+e.Name(), "/"), depth-1); err != nil {
@@ -292,6 +294,11 @@ func lookAtTokenizer(ctx context.Context, dir *tokenpool.Directory, model string
 	}
 	if bytes.HasPrefix(files.Tokenizer, []byte("version https://git-lfs")) {
 		return broken("a pointer of Git LFS in place of the file")
+	}
+	if files.Name != "tokenizer.json" {
+		if files.Tokenizer, err = files.JSON(); err != nil {
+			return broken(err.Error())
+		}
 	}
 	var t struct {
 		Model struct {

@@ -135,7 +135,11 @@ func (s *service) makeTokenizers() error {
 		}
 		origins = append(origins, dir)
 	}
-	hub, err := s.makeHub()
+	pins, err := tokenpool.ParsePins(c.TokenizerPins)
+	if err != nil {
+		return fmt.Errorf("tokenizer-pins: %w", err)
+	}
+	hub, err := s.makeHub(pins)
 	switch {
 	case err == nil:
 		origins = append(origins, hub)
@@ -161,6 +165,7 @@ func (s *service) makeTokenizers() error {
 		SharedTimeout: c.PieceTimeout,
 		Budget:        c.TokenizerBudget,
 		MaxTokenizers: c.TokenizersLoaded,
+		Pins:          pins,
 		Chat: chat.Options{
 			Engine: chat.Engine(c.ChatEngine), DefaultKwargs: []byte(c.ChatKwargs),
 			RebuildTools: c.ChatRebuildTools, OwnTemplatesOnly: c.ChatOwnTemplatesOnly,
@@ -177,13 +182,20 @@ func (s *service) makeTokenizers() error {
 	return nil
 }
 
-func (s *service) makeHub() (*tokenpool.Hub, error) {
+func (s *service) makeHub(pins map[string]tokenpool.Pin) (*tokenpool.Hub, error) {
+	revisions := map[string]string{}
+	for model, pin := range pins {
+		if pin.Revision != "" {
+			revisions[model] = pin.Revision
+		}
+	}
 	return tokenpool.NewHub(tokenpool.HubConfig{
-		Endpoint: s.cfg.HubEndpoint,
-		Token:    string(s.cfg.HubToken),
-		Revision: s.cfg.HubRevision,
-		CacheDir: s.cfg.HubCache,
-		Offline:  s.cfg.HubOffline,
+		Endpoint:  s.cfg.HubEndpoint,
+		Token:     string(s.cfg.HubToken),
+		Revision:  s.cfg.HubRevision,
+		Revisions: revisions,
+		CacheDir:  s.cfg.HubCache,
+		Offline:   s.cfg.HubOffline,
 	})
 }
 
@@ -195,8 +207,12 @@ func (s *service) watchTokenizers() tokenpool.Observer {
 			s.log.Warn().Str("model", m.Name).Err(err).Msg("tokenizer not loaded")
 			return
 		}
-		s.log.Info().Str("model", m.Name).Str("from", m.From).Str("revision", m.Revision).Str("fingerprint", m.Fingerprint).
-			Int("vocabulary", m.Vocabulary).Dur("took", m.LoadTook).Msg("tokenizer loaded")
+		if m.Before != "" {
+			s.log.Warn().Str("model", m.Name).Str("before", m.Before).Str("fingerprint", m.Fingerprint).
+				Msg("the tokenizer of this model has changed: engines that still run with the one of before have other blocks; tokenizer-pins refuses changes")
+		}
+		s.log.Info().Str("model", m.Name).Str("from", m.From).Str("file", m.File).Str("revision", m.Revision).Str("sha256", m.SHA256).
+			Str("fingerprint", m.Fingerprint).Int("vocabulary", m.Vocabulary).Int64("memory_bytes", m.MemoryBytes).Dur("took", m.LoadTook).Msg("tokenizer loaded")
 	}
 	return o
 }

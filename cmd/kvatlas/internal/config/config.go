@@ -226,7 +226,7 @@ type Config struct {
 	UsageBlocks int `name:"usage-blocks" default:"100000" min:"16" max:"100000000"`
 
 	// Tokenizers is the directory of tokenizers, <org>/<model>/tokenizer.json
-	// below it. Models that are not there come from the hub.
+	// below it (or tiktoken.model, qwen.tiktoken). Models that are not there come from the hub.
 	Tokenizers string `name:"tokenizers" section:"Tokenization"`
 	// HubEndpoint is the URL of the hub that tokenizers are fetched from.
 	HubEndpoint string `name:"hub-endpoint" alias:"HF_ENDPOINT" default:"https://huggingface.co"`
@@ -254,6 +254,10 @@ type Config struct {
 	// TokenizersLoaded is the number of tokenizers in memory at most, of 13 to
 	// 300 MB each.
 	TokenizersLoaded int `name:"tokenizers-loaded" default:"8" min:"1" max:"1024"`
+	// TokenizerPins are what the tokenizers of single models must be, as
+	// MODEL=sha256:DIGITS of the tokenizer's file or MODEL=REVISION of the hub, with
+	// commas. A model whose files are others is refused.
+	TokenizerPins Names `name:"tokenizer-pins"`
 	// Preload is the list of models, with commas, whose tokenizers are loaded
 	// before /readyz says ready. Others are loaded by the first text, which takes
 	// seconds.
@@ -377,6 +381,9 @@ func (c *Config) validate() error {
 	errs = append(errs, checkHub(c.HubEndpoint))
 	if _, err := chat.NewRenderer(chat.Files{}, chat.Options{DefaultKwargs: []byte(c.ChatKwargs)}); err != nil {
 		bad("chat-kwargs: %q is no JSON object of variables: %v", c.ChatKwargs, err)
+	}
+	if _, err := tokenpool.ParsePins(c.TokenizerPins); err != nil {
+		bad("tokenizer-pins: %s", err)
 	}
 	if c.HubRevision == "" {
 		bad("hub-revision: it is empty; the usual one is main")

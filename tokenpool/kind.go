@@ -1,0 +1,83 @@
+package tokenpool
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// tokenizerFiles are the files of which one holds a tokenizer that can be run, the
+// first one that a model has.
+var tokenizerFiles = func() []string {
+	names := []string{tokenizerFile}
+	for _, k := range tiktokens {
+		names = append(names, k.file)
+	}
+	return names
+}()
+
+// slowFiles are what models have that transformers runs in Python, or turns into a
+// tokenizer.json when it loads them, with what is in them.
+var slowFiles = []struct{ file, what string }{
+	{"tokenizer.model", "SentencePiece (or tiktoken without the code that belongs to it)"},
+	{"spiece.model", "SentencePiece"},
+	{"sentencepiece.bpe.model", "SentencePiece"},
+	{"tekken.json", "Mistral's Tekken"},
+	{"merges.txt", "vocabulary and merges of a BPE"},
+	{"vocab.txt", "the vocabulary of a WordPiece"},
+	{"vocab.json", "a vocabulary"},
+}
+
+// convertHint says what to do about a model that has only slow files.
+const convertHint = `make a tokenizer.json of it once, with transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR)`
+
+// slowOnly says what a folder has in place of a tokenizer that can be run; empty
+// when it has nothing of the kind.
+func slowOnly(dir string) string {
+	var found []string
+	for _, s := range slowFiles {
+		if _, err := os.Stat(filepath.Join(dir, s.file)); err == nil {
+			found = append(found, fmt.Sprintf("%s (%s)", s.file, s.what))
+		}
+	}
+	others, _ := filepath.Glob(filepath.Join(globEscape(dir), "*.tiktoken"))
+	for _, o := range others {
+		found = append(found, filepath.Base(o)+" (tiktoken of a model whose code is not known here)")
+	}
+	return strings.Join(found, ", ")
+}
+
+// globEscape has filepath.Glob take a path as it is.
+func globEscape(path string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
+}
+
+// tiktokenOf returns the family that a file belongs to, nil for a tokenizer.json.
+func tiktokenOf(name string) *tiktoken {
+	for i := range tiktokens {
+		if tiktokens[i].file == name {
+			return &tiktokens[i]
+		}
+	}
+	return nil
+}
+
+// IsTokenizerFile says whether a file of that name can hold a tokenizer that a Pool
+// runs.
+func IsTokenizerFile(name string) bool { return slices.Contains(tokenizerFiles, name) }
+
+// JSON returns the tokenizer.json that the files have, or the one that gives the
+// tokens of their tiktoken file.
+func (f Files) JSON() ([]byte, error) {
+	k := tiktokenOf(f.Name)
+	if k == nil {
+		return f.Tokenizer, nil
+	}
+	data, err := k.json(f.Tokenizer, f.Config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", k.file, err)
+	}
+	return data, nil
+}

@@ -1,0 +1,308 @@
+package tokenpool
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// tiktokenFile makes a tiktoken file of the vocabulary of a byte-level BPE's
+// tokenizer.json, whose numbers are ranks.
+func tiktokenFile(t testing.TB, model string) string {
+	t.Helper()
+	realModels(t) // is it there
+	data, err := os.ReadFile(filepath.Join(tokenizerDir, filepath.FromSlash(model), tokenizerFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Model struct {
+			Vocab map[string]uint32 `json:"vocab"`
+		} `json:"model"`
+	}
+	if err := json.Unmarshal(data, &file); err != nil {
+		t.Fatal(err)
+	}
+	byteOf := map[rune]byte{}
+	for b, c := range &byteChars {
+		byteOf[c] = byte(b)
+	}
+	r := ranks{}
+	for token, id := range file.Model.Vocab {
+		var b []byte
+		for _, c := range token {
+			b = append(b, byteOf[c])
+		}
+		r[string(b)] = id
+	}
+	return r.file()
+}
+
+// file writes ranks as tiktoken does.
+func (r ranks) file() string {
+	var b strings.Builder
+	for _, token := range slices.SortedFunc(maps.Keys(r), func(x, y string) int { return cmp.Compare(r[x], r[y]) }) {
+		fmt.Fprintf(&b, "%s %d\n", base64.StdEncoding.EncodeToString([]byte(token)), r[token])
+	}
+	return b.String()
+}
+
+// TestTiktokenGolden holds files of real vocabularies to what the library tiktoken
+// and the models' Python code give (scripts/make-tiktoken-goldens.py), through all
+// that a text passes in a pool: pieces, stores and the cuts of long texts.
+// KVATLAS_TEST_TIKTOKEN is a folder of further ones.
+func TestTiktokenGolden(t *testing.T) {
+	const golden = "../testdata/tokens"
+	root := t.TempDir()
+	writeFile(t, tiktokenFile(t, "meta-llama/Meta-Llama-3-8B-Instruct"), root, "kimi", "tiktoken.model")
+	config, err := os.ReadFile(filepath.Join(golden, "tiktoken-kimi-config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, string(config), root, "kimi", configFile)
+	writeFile(t, tiktokenFile(t, "Qwen/Qwen3-8B"), root, "qwen", "qwen.tiktoken")
+	dir, err := NewDirectory(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folders := map[string][]goldenText{golden: readGolden[goldenText](t, "texts.jsonl.gz")}
+	if more := os.Getenv("KVATLAS_TEST_TIKTOKEN"); more != "" {
+		folders[more] = nil
+	}
+	for folder, texts := range folders {
+		texts = append(texts, readGoldenOf[goldenText](t, filepath.Join(folder, "tiktoken-texts.jsonl.gz"))...)
+		p, err := New(Config{Origin: dir, MaxTextBytes: 4 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, model := range []string{"kimi", "qwen"} {
+			lines := readGoldenOf[goldenTokens](t, filepath.Join(folder, "tiktoken-"+model+".jsonl.gz"))
+			if len(lines) != len(texts) || len(texts) < 100 {
+				t.Fatalf("%s: %d lines for %d texts", model, len(lines), len(texts))
+			}
+			for i, text := range texts {
+				res, err := p.Tokens(t.Context(), Request{Model: model, Text: text.Text, Mode: Sync})
+				if err == nil {
+					err = lines[i].check(res.Tokens)
+				}
+				if err != nil {
+					t.Errorf("%s, %s text %d of %d bytes: %v", model, text.Kind, text.ID, len(text.Text), err)
+				}
+			}
+			ids := []uint32{lastSpecial[model], 1, 2}
+			if text, err := p.Text(t.Context(), model, ids, false); err != nil || !strings.HasPrefix(text, "<|im_end|>") {
+				t.Errorf("%s: text %q, %v", model, text, err)
+			}
+		}
+		for _, m := range p.Models() {
+			if m.File != tiktokens[0].file && m.File != tiktokens[1].file || m.Vocabulary < 128_256 || len(m.SHA256) != 64 || m.MemoryBytes < 10<<20 {
+				t.Errorf("%+v", m)
+			}
+			t.Logf("%s: %d MiB, loaded in %v", m.Name, m.MemoryBytes>>20, m.LoadTook)
+		}
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+var lastSpecial = map[string]uint32{"kimi": 128002, "qwen": 151645}
+
+// mergeAsTiktoken is tiktoken's way, step by step.
+func (r ranks) mergeAsTiktoken(text string) (ids []uint32) {
+	if id, ok := r[text]; ok {
+		return []uint32{id}
+	}
+	var parts []string
+	for i := range len(text) {
+		parts = append(parts, text[i:i+1])
+	}
+	for {
+		best, at := ^uint32(0), -1
+		for i := range len(parts) - 1 {
+			if id, ok := r[parts[i]+parts[i+1]]; ok && id < best {
+				best, at = id, i
+			}
+		}
+		if at < 0 {
+			break
+		}
+		parts = slices.Replace(parts, at, at+2, parts[at]+parts[at+1])
+	}
+	for _, p := range parts {
+		ids = append(ids, r[p])
+	}
+	return ids
+}
+
+// TestTiktokenMerges has vocabularies made at random, so that the ranks of parts are
+// above those of the whole, tokens that no merge comes to, and many ways to each.
+func TestTiktokenMerges(t *testing.T) {
+	const letters = "abc"
+	for seed := range uint64(30) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		r := ranks{}
+		for b := range 256 {
+			r[string([]byte{byte(b)})] = uint32(b)
+		}
+		word := func(n int) string {
+			b := make([]byte, n)
+			for i := range b {
+				b[i] = letters[rnd.IntN(len(letters))]
+			}
+			return string(b)
+		}
+		for id := uint32(256); len(r) < 256+120; id++ {
+			if w := word(2 + rnd.IntN(5)); r[w] == 0 {
+				r[w] = id
+			}
+		}
+		data, err := (&tiktokens[1]).json([]byte(r.file()), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := newLibrary(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2000 {
+			text := word(1 + rnd.IntN(24))
+			if got, _ := e.encode(text, false); !slices.Equal(got, r.mergeAsTiktoken(text)) {
+				t.Errorf("seed %d: %q is %v, want %v", seed, text, got, r.mergeAsTiktoken(text))
+			}
+		}
+		e.close()
+	}
+}
+
+func TestTiktokenRefused(t *testing.T) {
+	var all bytes.Buffer
+	for b := range 256 {
+		fmt.Fprintf(&all, "%s %d\n", base64.StdEncoding.EncodeToString([]byte{byte(b)}), b)
+	}
+	good := all.String()
+	config := `{"added_tokens_decoder":{"256":{"content":"[BOS]"}}}`
+	kimi, qwen := &tiktokens[0], &tiktokens[1]
+	for _, c := range []struct {
+		kind         *tiktoken
+		file, config string
+		says         string
+	}{
+		{kimi, good, config, ""},
+		{qwen, good, "", ""},
+		{qwen, "", "", "the byte 0x00 is no token"},
+		{qwen, good[:200], "", "is not a token"},
+		{qwen, "version https://git-lfs.github.com/spec/v1\n", "", "line 1 is not a token"},
+		{qwen, good + "AAA= 300\n", "", ""},
+		{qwen, good + "AAA=300\n", "", "line 257 is not a token"},
+		{qwen, good + "AAA= -1\n", "", "line 257 is not a token"},
+		{qwen, good + "AAA= 4294967296\n", "", "line 257 is not a token"},
+		{qwen, good + " 300\n", "", "line 257 is not a token"},
+		{qwen, good + "AA== 300\n", "", "an earlier line has"},
+		{qwen, good + "AAA= 255\n", "", "an earlier line has"},
+		{qwen, good + "AAA= 151643\n", "", "has the number 151643 of another one"},
+		{qwen, good + base64.StdEncoding.EncodeToString(make([]byte, maxTiktokenBytes+1)) + " 300\n", "", "a token of 1025 bytes"},
+		{kimi, good, "", "no tokenizer_config.json"},
+		{kimi, good, "{}", "no added_tokens_decoder"},
+		{kimi, good, "[]", "added_tokens_decoder"},
+		{kimi, good, `{"added_tokens_decoder":{"5":{"content":"x"}}}`, `"5": "x" is no token behind the 256`},
+		{kimi, good, `{"added_tokens_decoder":{"x":{"content":"x"}}}`, `is no token behind`},
+		{kimi, good, `{"added_tokens_decoder":{"300":{}}}`, `is no token behind`},
+		{kimi, good, `{"added_tokens_decoder":{"300":{"content":"x"},"301":{"content":"x"}}}`, `has two numbers`},
+	} {
+		var config []byte
+		if c.config != "" {
+			config = []byte(c.config)
+		}
+		data, err := c.kind.json([]byte(c.file), config)
+		switch {
+		case c.says == "" && (err != nil || !json.Valid(data)):
+			t.Errorf("%.60q, %s: %v", c.file, c.config, err)
+		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
+			t.Errorf("%.60q, %s: error %v, want one that says %q", c.file, c.config, err, c.says)
+		}
+	}
+}
+
+// TestSlowOnly asks for models that have their tokenizers in other forms.
+func TestSlowOnly(t *testing.T) {
+	root := t.TempDir()
+	for _, f := range []string{"tokenizer.model", "spiece.model", "vocab.txt", "merges.txt", "glm.tiktoken", "tekken.json"} {
+		writeFile(t, "x", root, "slow", f, f)
+	}
+	writeFile(t, "{}", root, "empty", configFile)
+	dir, err := NewDirectory(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newFakeHub(t)
+	hub := h.client(HubConfig{})
+	p, err := New(Config{Origin: Chain(dir, hub)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Close() }()
+	for _, f := range []string{"tokenizer.model", "spiece.model", "vocab.txt", "merges.txt", "glm.tiktoken", "tekken.json"} {
+		_, err := p.Tokens(t.Context(), Request{Model: "slow/" + f, Text: "x", Mode: Sync})
+		if !errors.Is(err, ErrUnsupported) || !errors.Is(err, ErrUnknownModel) || !strings.Contains(err.Error(), f) || !strings.Contains(err.Error(), "save_pretrained") {
+			t.Errorf("%s: %v", f, err)
+		}
+	}
+	if _, err := p.Tokens(t.Context(), Request{Model: "empty", Text: "x", Mode: Sync}); errors.Is(err, ErrUnsupported) || !errors.Is(err, ErrUnknownModel) {
+		t.Errorf("nothing there: %v", err)
+	}
+	// A hub that says that the model is there.
+	h.set(func(h *fakeHub) { h.status, h.errCode = []int{404, 404, 404}, "EntryNotFound" })
+	_, err = hub.Fetch(t.Context(), "gguf")
+	if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "nor tiktoken.model or qwen.tiktoken") {
+		t.Errorf("another form on the hub: %v", err)
+	}
+}
+
+// TestHubTiktoken takes tiktoken files from the hub, from its cache when the hub is
+// away, and from nowhere when it is not what it should be.
+func TestHubTiktoken(t *testing.T) {
+	r := ranks{}
+	for b := range 256 {
+		r[string([]byte{byte(b)})] = uint32(255 - b)
+	}
+	file := r.file()
+	h := newFakeHub(t)
+	h.files["/kimi/resolve/main/tiktoken.model"] = file
+	h.files["/kimi/resolve/main/"+configFile] = `{"added_tokens_decoder":{"256":{"content":"[BOS]"}}}`
+	h.files["/page/resolve/main/tiktoken.model"] = "<html>sign in</html>"
+	cfg := HubConfig{CacheDir: t.TempDir()}
+	ask := func(o Origin, model string) (Result, error) {
+		p, err := New(Config{Origin: o})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = p.Close() }()
+		return p.Tokens(t.Context(), Request{Model: model, Text: "[BOS]Hi", Mode: Sync})
+	}
+	want := []uint32{256, 255 - 'H', 255 - 'i'}
+	if res, err := ask(h.client(cfg), "kimi"); err != nil || !slices.Equal(res.Tokens, want) {
+		t.Errorf("from the hub: %v, %v", res, err)
+	}
+	if _, err := ask(h.client(HubConfig{Attempts: 1}), "page"); !errors.Is(err, ErrLoad) {
+		t.Errorf("a page: %v", err)
+	}
+	h.srv.Close()
+	if res, err := ask(h.client(HubConfig{CacheDir: cfg.CacheDir, Attempts: 1}), "kimi"); err != nil || !slices.Equal(res.Tokens, want) {
+		t.Errorf("from the cache: %v, %v", res, err)
+	}
+	cfg.Offline = true
+	if res, err := ask(h.client(cfg), "kimi"); err != nil || !slices.Equal(res.Tokens, want) {
+		t.Errorf("offline: %v, %v", res, err)
+	}
+}
