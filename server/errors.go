@@ -53,6 +53,7 @@ const (
 	codeNotImplemented = "not_implemented"
 	codeOverloaded     = "overloaded"
 	codeInvalidDump    = "invalid_dump"
+	codeNoIngest       = "no_ingest"
 )
 
 // invalid is a 400 for one field.
@@ -98,6 +99,11 @@ var mapping = []struct {
 	{is: snapshot.ErrCut, status: 400, code: codeInvalidDump},
 	{is: snapshot.ErrVersion, status: 400, code: codeInvalidDump},
 	{is: ingest.ErrReading, status: 409, code: "rank_is_read", param: "pod", message: "the events of this rank are read from its engine by this server, so they cannot be pushed too"},
+	{is: ingest.ErrNotRead, status: 404, code: "rank_not_read", param: "rank", message: "this server does not read the rank: another replica does, or nobody"},
+	{is: ingest.ErrRange, status: 400, code: "invalid_range", param: "to"},
+	{is: ingest.ErrTooNew, status: 416, code: "range_too_new", param: "from"},
+	{is: ingest.ErrTooOld, status: 416, code: "range_too_old", param: "from"},
+	{is: ingest.ErrNoPages, status: 501, code: codeNotImplemented, message: "the index of this server cannot be paged through"},
 	{is: ingest.ErrClosed, status: 503, code: "closing", message: "the server is shutting down", retry: time.Second},
 	{is: store.ErrUnknownPod, status: 404, code: "unknown_pod", param: "pod", message: "the pod is not registered any more"},
 	{is: store.ErrInvalid, status: 400, code: codeInvalidRequest},

@@ -67,7 +67,7 @@ func (s *shapes) put(p *event.Push) {
 // events is POST /v1/events.
 func (c *call) events() error {
 	if c.s.cfg.Events == nil {
-		return &apiError{status: http.StatusNotImplemented, code: "no_ingest", message: "this server takes no events: it does not have the role ingest"}
+		return &apiError{status: http.StatusNotImplemented, code: codeNoIngest, message: "this server takes no events: it does not have the role ingest"}
 	}
 	body, err := c.readBody()
 	if err != nil {

@@ -39,6 +39,9 @@ type Limits struct {
 	// MaxStreams is how many dumps, restores and resets are worked on at once;
 	// more are refused with 503 and code overloaded. Default 2, limit 1,024.
 	MaxStreams int
+	// MaxRelayBytes is how long an answer of the relay becomes before it is cut, in
+	// bytes. Default 4 MiB, limit 1 GiB.
+	MaxRelayBytes int64
 	// StreamStall is how long a dump waits for its client to take a page, and a
 	// restore for its client to send more. Default 30 s, limit 10 minutes.
 	StreamStall time.Duration
@@ -65,6 +68,7 @@ func (l *Limits) validate() error {
 	set(&l.MaxInFlightBytes, max(256<<20, 2*l.MaxBodyBytes))
 	set(&l.RequestTimeout, 10*time.Second)
 	set(&l.MaxStreams, 2)
+	set(&l.MaxRelayBytes, 4<<20)
 	set(&l.StreamStall, 30*time.Second)
 	return errors.Join(
 		within("MaxBodyBytes", l.MaxBodyBytes, 1, 1<<30),
@@ -77,6 +81,7 @@ func (l *Limits) validate() error {
 		within("MaxInFlightBytes", l.MaxInFlightBytes, l.MaxBodyBytes, 1<<40),
 		within("RequestTimeout", l.RequestTimeout, time.Millisecond, 10*time.Minute),
 		within("MaxStreams", l.MaxStreams, 1, 1024),
+		within("MaxRelayBytes", l.MaxRelayBytes, 1, 1<<30),
 		within("StreamStall", l.StreamStall, time.Millisecond, 10*time.Minute),
 	)
 }

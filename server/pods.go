@@ -161,7 +161,7 @@ func (c *call) listPods() error {
 
 // getPod is GET /v1/pods/{name}.
 func (c *call) getPod() error {
-	name, err := c.pathName()
+	name, err := c.pathName("name")
 	if err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func (c *call) getPod() error {
 
 // deletePod is DELETE /v1/pods/{name}.
 func (c *call) deletePod() error {
-	name, err := c.pathName()
+	name, err := c.pathName("name")
 	if err != nil {
 		return err
 	}
@@ -196,18 +196,18 @@ func unknownPod(param, name string) error {
 	return &apiError{status: http.StatusNotFound, code: "unknown_pod", param: param, message: "no pod is registered as " + clipText(name)}
 }
 
-// pathName is the {name} of the path, decoded.
-func (c *call) pathName() (string, error) {
-	name := chi.URLParam(c.r, "name")
+// pathName is the pod's name that the path has in the place of param, decoded.
+func (c *call) pathName(param string) (string, error) {
+	name := chi.URLParam(c.r, param)
 	if c.r.URL.RawPath != "" {
 		// The router matched the path as it was sent.
 		var err error
 		if name, err = url.PathUnescape(name); err != nil {
-			return "", invalid("name", "the name in the path is not percent-encoded right")
+			return "", invalid(param, "the name in the path is not percent-encoded right")
 		}
 	}
 	if err := store.CheckPodName(name); err != nil {
-		return "", invalid("name", "%s", plain(err, store.ErrInvalid))
+		return "", invalid(param, "%s", plain(err, store.ErrInvalid))
 	}
 	return name, nil
 }

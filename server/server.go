@@ -28,6 +28,8 @@ type Config struct {
 	Detokenizer Detokenizer
 	// Events applies what comes to /v1/events; nil refuses it there.
 	Events Pusher
+	// Relay answers the routes below /v1/ingest; nil refuses them.
+	Relay Relay
 	// BlockSize is the index block size, in tokens, that the first add of a
 	// model fixes for it. It should be that of scorer.Config. Default
 	// store.DefaultBlockSize.
@@ -167,6 +169,8 @@ func (s *Server) routeTable() []route {
 		{http.MethodGet, "/v1/pods/{name}", (*call).getPod, work},
 		{http.MethodDelete, "/v1/pods/{name}", (*call).deletePod, work},
 		{http.MethodGet, "/v1/models", (*call).listModels, work},
+		{http.MethodGet, "/v1/ingest/{pod}/{rank}/events", (*call).recentEvents, work},
+		{http.MethodGet, "/v1/ingest/{pod}/{rank}/blocks", (*call).heldBlocks, work},
 		{http.MethodGet, "/v1/dump", (*call).dump, stream},
 		{http.MethodPost, "/v1/restore", (*call).restore, stream},
 		{http.MethodPost, "/v1/reset", (*call).reset, stream},

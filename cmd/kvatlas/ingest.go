@@ -36,6 +36,7 @@ func (s *service) makeIngest() (err error) {
 	in := &ingesting{}
 	in.ingester, err = ingest.New(ingest.Config{
 		Index: s.index, BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: int64(c.IngestRankQueueBytes),
+		RelayMessages: orNone(c.IngestRelayMessages), RelayBytes: int64(c.IngestRelayBytes),
 		Observer: ingest.Observer{
 			Began: func(pod string, rank int, _ store.Generation, why ingest.Reason) {
 				s.log.Info().Str("pod", pod).Int("rank", rank).Stringer("because", why).Msg("generation begun")
@@ -64,6 +65,14 @@ func (s *service) makeIngest() (err error) {
 	}
 	s.ingest = in
 	return s.metrics.Ingest(in.ingester.Stats, in.fleet.Stats, in.silent.Load)
+}
+
+// orNone is how ingest.Config says that nothing is to be kept.
+func orNone(n int) int {
+	if n == 0 {
+		return -1
+	}
+	return n
 }
 
 // makeRegistrar makes what finds pods, if there is something to look at.
@@ -165,6 +174,14 @@ func (s *service) watchScorer() scorer.Observer {
 
 // pusher is what takes events over HTTP; nil without the role.
 func (s *service) pusher() server.Pusher {
+	if s.ingest == nil {
+		return nil
+	}
+	return s.ingest.ingester
+}
+
+// relay is what gives out recent events; nil without the role.
+func (s *service) relay() server.Relay {
 	if s.ingest == nil {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -89,6 +90,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	}
 	s.api, err = server.New(server.Config{
 		Events:      s.pusher(),
+		Relay:       s.relay(),
 		Scorer:      sc,
 		Index:       s.index,
 		Tokenizer:   s.pool,
@@ -111,6 +113,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 			MaxInFlightBytes: int64(cfg.MaxInFlightBytes),
 			RequestTimeout:   cfg.RequestTimeout,
 			MaxStreams:       cfg.MaxStreams,
+			MaxRelayBytes:    int64(cfg.MaxRelayBytes),
 			StreamStall:      cfg.StreamStall,
 		},
 	})
@@ -527,30 +530,40 @@ func (s *service) httpServer(h http.Handler) *http.Server {
 	}
 }
 
-// adminPaths are what the admin listener has for itself.
+// adminPaths are what the admin listener has for itself, beside all that is below
+// adminFolder.
 var adminPaths = []string{"/metrics", "/v1/dump", "/v1/restore", "/v1/reset"}
+
+// adminFolder has the tokens of prompts.
+const adminFolder = "/v1/ingest/"
+
+func isAdmin(path string) bool {
+	return slices.Contains(adminPaths, path) || strings.HasPrefix(path, adminFolder)
+}
 
 // withoutAdmin leaves to the admin listener what is its own. (A http.ServeMux
 // would do so too, and redirect pod names that hold two slashes on the way.)
 func withoutAdmin(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !slices.Contains(adminPaths, r.URL.Path) {
+		if !isAdmin(r.URL.Path) {
 			h.ServeHTTP(w, r)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusNotFound)
-		_, _ = io.WriteString(w, `{"error":{"code":"not_found","message":"metrics, dump, restore and reset are on the admin listener","param":null}}`+"\n")
+		_, _ = io.WriteString(w, `{"error":{"code":"not_found","message":"metrics, dump, restore, reset and the events of ranks are on the admin listener","param":null}}`+"\n")
 	})
 }
 
 // adminHandler passes on what the admin listener serves.
 func adminHandler(h http.Handler) http.Handler {
-	mux := http.NewServeMux()
-	for _, path := range append([]string{"/healthz", "/readyz"}, adminPaths...) {
-		mux.Handle(path, h)
-	}
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if path := r.URL.Path; path != "/healthz" && path != "/readyz" && !isAdmin(path) {
+			http.NotFound(w, r)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 func (l *listeners) adminAddress() string {

@@ -28,7 +28,7 @@ type Config struct {
 	// a free one; an empty host takes all addresses of the machine.
 	Listen string `name:"listen" default:"127.0.0.1:8080" section:"HTTP"`
 	// AdminListen is the address of a listener of its own for /metrics, /v1/dump,
-	// /v1/restore and /v1/reset, which the API's listener then has not, and for
+	// /v1/restore, /v1/reset and /v1/ingest, which the API's listener then has not, and for
 	// /healthz and /readyz. Empty serves them all on the API's listener.
 	AdminListen string `name:"admin-listen"`
 	// Roles is the list of parts that this process plays: score answers requests,
@@ -74,6 +74,9 @@ type Config struct {
 	// MaxStreams is the number of dumps, restores and resets worked on at a time;
 	// more are refused with 503. They do not count as requests in flight.
 	MaxStreams int `name:"max-streams" default:"2" min:"1" max:"1024"`
+	// MaxRelayBytes is how long an answer with a rank's recent events becomes before
+	// it is cut.
+	MaxRelayBytes Bytes `name:"max-relay-bytes" default:"4MiB" min:"1KiB" max:"1GiB"`
 	// StreamStall is how long a dump waits for its client to take a page, and a
 	// restore for its client to send more. They have no other limit of time.
 	StreamStall time.Duration `name:"stream-stall" default:"30s" min:"1ms" max:"10m"`
@@ -155,6 +158,11 @@ type Config struct {
 	IngestQueueBytes Bytes `name:"ingest-queue-bytes" default:"256MiB" min:"64KiB" max:"1TiB"`
 	// IngestRankQueueBytes is the part of it that one rank may take.
 	IngestRankQueueBytes Bytes `name:"ingest-rank-queue-bytes" default:"16MiB" min:"64KiB" max:"1TiB"`
+	// IngestRelayMessages is how many of the last messages of each rank are kept for
+	// who asks for recent events. 0 keeps none.
+	IngestRelayMessages int `name:"ingest-relay-messages" default:"1024" min:"0" max:"1048576"`
+	// IngestRelayBytes is the size of them, of each rank.
+	IngestRelayBytes Bytes `name:"ingest-relay-bytes" default:"1MiB" min:"4KiB" max:"1GiB"`
 	// IngestSilent is how long a rank may send nothing before its engine's /health is
 	// asked, and an engine that is healthy is counted as silent. 0 asks nobody.
 	IngestSilent time.Duration `name:"ingest-silent" default:"0s" min:"0s" max:"24h"`
