@@ -391,12 +391,20 @@ func clonePod(p store.Pod) store.Pod {
 		}
 		p.Labels = labels
 	}
+	if p.PartOf != nil {
+		part := *p.PartOf
+		part.Pod = strings.Clone(part.Pod)
+		p.PartOf = &part
+	}
 	return p
 }
 
 // samePod tells whether two registrations say the same.
 func samePod(a, b store.Pod) bool {
 	if !maps.Equal(a.Labels, b.Labels) || (a.Labels == nil) != (b.Labels == nil) {
+		return false
+	}
+	if (a.PartOf == nil) != (b.PartOf == nil) || a.PartOf != nil && *a.PartOf != *b.PartOf {
 		return false
 	}
 	return a.Name == b.Name && a.Model == b.Model && a.Address == b.Address && a.Role == b.Role && a.Ranks == b.Ranks &&

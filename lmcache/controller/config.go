@@ -1,0 +1,177 @@
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// ErrConfig says that a setting cannot be right.
+var ErrConfig = errors.New("controller: invalid config")
+
+// Config is what a Controller is made of. The zero value of each field but Index and Pull
+// is its default.
+type Config struct {
+	// Index is what is written to.
+	Index store.Index
+	// Pods finds the pods of instances.
+	Pods filing.Pods
+	// Pull, Reply and Heartbeat are the endpoints to bind, tcp://host:port. Reply and
+	// Heartbeat may be "": workers up to 0.3.9 need Pull alone.
+	Pull, Reply, Heartbeat string
+	// HeartbeatURL is what workers are told to send heartbeats to, host:port. By default
+	// it is the address at which the worker has reached Reply, with Heartbeat's port.
+	HeartbeatURL string
+	// Hashers recompute the chunks of a model's tokens, for LookupMsg; without one of the
+	// model nothing is found.
+	Hashers map[string]*lmcache.Hasher
+
+	// Lease is how long a worker that has gone keeps its blocks, 30 s.
+	Lease time.Duration
+	// Workers is how many workers an instance has at least, 1: with tensor parallelism
+	// a chunk counts when all have it, and until the last has registered there seem to
+	// be fewer.
+	Workers int
+	// SyncWait bounds how long what may be false keeps its credit while a full sync is
+	// awaited, and how long a sync may be without progress, 2 minutes. LMCache waits up
+	// to 5 s before it begins one.
+	SyncWait time.Duration
+	// AskAgain is how long after a request for a full sync the next one is made, 30 s.
+	AskAgain time.Duration
+	// Timeout bounds a call of the index, 2 s; large writes may take longer.
+	Timeout time.Duration
+
+	// MaxWorkers bounds the workers, 4,096; messages of others are dropped.
+	MaxWorkers int
+	// QueueKeys bounds the keys that wait to be written, for all workers, 1,000,000.
+	QueueKeys int
+	// SyncKeys bounds the keys of all full syncs under way, 4,000,000: about 50 bytes
+	// each.
+	SyncKeys int
+	// MaxMessage bounds a message, 4 MiB, and MaxFrames its frames, 256.
+	MaxMessage, MaxFrames int
+	// Peers bounds the connections of each socket, 8,192.
+	Peers int
+
+	// Observer is told what happens.
+	Observer Observer
+}
+
+// Observer is told what happens. Any func may be nil. They are called by the goroutines
+// that do the work and must not block.
+type Observer struct {
+	// Began says that a worker's life has begun, or that its generation was taken over.
+	Began func(id filing.ID, t filing.Target, tookOver bool)
+	// Gone says that a worker has ended, or is silent and loses its lease.
+	Gone func(id filing.ID, silent bool)
+	// Unmapped says that no pod is known for an instance: nothing is kept of what it
+	// says. It is told once for each reason.
+	Unmapped func(id filing.ID, err error)
+	// Lost says that something of a worker may be missing.
+	Lost func(id filing.ID, location, why string)
+	// Synced says that a full sync has been written.
+	Synced func(id filing.ID, location string, keys int, took time.Duration)
+	// Location says that nobody knows the tier of a location; it is told once for each.
+	Location func(location string)
+	// Malformed says that a frame was no message, or that a peer was disconnected.
+	Malformed func(addr string, err error)
+	// Failed says that the index has not taken something; it is tried again.
+	Failed func(id filing.ID, err error)
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.Index == nil || c.Pull == "" {
+		return c, fmt.Errorf("%w: Index and Pull are needed", ErrConfig)
+	}
+	if c.Heartbeat != "" && c.Reply == "" {
+		return c, fmt.Errorf("%w: a socket for heartbeats without one for replies, which tells its address", ErrConfig)
+	}
+	for _, v := range []struct {
+		name          string
+		p             *time.Duration
+		def, min, max time.Duration
+	}{
+		{"Lease", &c.Lease, 30 * time.Second, 100 * time.Millisecond, store.MaxLease},
+		{"SyncWait", &c.SyncWait, 2 * time.Minute, 10 * time.Millisecond, 24 * time.Hour},
+		{"AskAgain", &c.AskAgain, 30 * time.Second, 10 * time.Millisecond, 24 * time.Hour},
+		{"Timeout", &c.Timeout, 2 * time.Second, time.Millisecond, time.Hour},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < v.min || *v.p > v.max {
+			return c, fmt.Errorf("%w: %s is %v, it can be %v to %v", ErrConfig, v.name, *v.p, v.min, v.max)
+		}
+	}
+	for _, v := range []struct {
+		name          string
+		p             *int
+		def, min, max int
+	}{
+		{"Workers", &c.Workers, 1, 1, store.MaxRanks},
+		{"MaxWorkers", &c.MaxWorkers, 4096, 1, 1 << 20},
+		{"QueueKeys", &c.QueueKeys, 1_000_000, 1, 1 << 30},
+		{"SyncKeys", &c.SyncKeys, 4_000_000, 1, 1 << 30},
+		{"MaxMessage", &c.MaxMessage, 4 << 20, 1024, 1 << 30},
+		{"MaxFrames", &c.MaxFrames, 256, 8, 1 << 16},
+		{"Peers", &c.Peers, 8192, 1, 1 << 20},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < v.min || *v.p > v.max {
+			return c, fmt.Errorf("%w: %s is %d, it can be %d to %d", ErrConfig, v.name, *v.p, v.min, v.max)
+		}
+	}
+	return c, nil
+}
+
+func (c Config) listener(endpoint string, kind zmq.Kind) zmq.ListenerConfig {
+	return zmq.ListenerConfig{
+		Endpoint: endpoint, Kind: kind, Peers: c.Peers, MaxMessage: c.MaxMessage, MaxFrames: c.MaxFrames,
+	}
+}
+
+// locations are the locations that are known, by the names of LMCache's storage backends
+// and, up to 0.3.9, shorter words. Their places in the list are kinds of marks: new ones
+// go to the end. What only fetches from elsewhere, RemoteBackend and P2PBackend, says
+// nothing of the worker and is not here.
+var locations = []location{
+	{name: "LocalCPUBackend", tier: store.CPU, synced: true},
+	{name: "LocalDiskBackend", tier: store.Disk},
+	{name: "GdsBackend", tier: store.Disk},
+	{name: "WekaGdsBackend", tier: store.Disk},
+	{name: "cpu", tier: store.CPU},
+	{name: "disk", tier: store.Disk},
+}
+
+// location is a place where a worker keeps chunks.
+type location struct {
+	name string
+	tier store.Tier
+	// synced is set for what LMCache's full sync has.
+	synced bool
+}
+
+// locationOf is the number of a location; ok is false when nobody knows it.
+func locationOf(name string) (n int, ok bool) {
+	for i := range locations {
+		if locations[i].name == name {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// backendOf is what LMCache calls the location of a tier.
+func backendOf(t store.Tier) string {
+	if t == store.Disk {
+		return "LocalDiskBackend"
+	}
+	return "LocalCPUBackend"
+}

@@ -1,0 +1,58 @@
+// Package controller stands in for LMCache's cache controller: LMCache's workers, 0.3.1 to
+// 0.5.6 and unpatched, connect to it, and what they say they hold goes into the index as
+// chunks of the pod that they work for, in the tiers cpu and disk.
+//
+// # Sockets
+//
+// A [Controller] binds what LMCache's own binds: a PULL (controller_pull_url, or
+// controller_url up to 0.3.5) for what needs no answer, a ROUTER (controller_reply_url)
+// for what does, and a ROUTER for heartbeats, whose address is told in the answer to a
+// registration. Frames are MessagePack, or JSON when they begin with a brace; a message
+// to the PULL has up to 50 of them, each a message of its own.
+//
+// A frame that cannot be understood is counted, and nothing else: the frames behind it
+// and the connection go on. Keys that are bytes, which end the reading of LMCache's own
+// controller, are understood.
+//
+// # Lives
+//
+// RegisterMsg is sent by a process that has just started and holds nothing: the worker's
+// generation begins anew. Any other message of a worker that this process does not know
+// is of one that was registered elsewhere: its generation is taken over (see package
+// filing) and it is asked for a full sync. Where nothing tells how far it was written,
+// which is so of workers before 0.3.10, it begins anew instead.
+//
+// A worker lives as long as one of its connections answers ZeroMQ's heartbeats, which
+// libzmq does by itself, or as long as it says something: LMCache's own heartbeats are
+// off by default. Then its lease runs out. Nothing but the lease ends what it holds, so
+// that a replica of kvatlas can be restarted without a gap.
+//
+// # What was missed
+//
+// Each location of a worker numbers its operations. A hole in the numbers, and messages
+// that found no room here, mean that evictions may have been lost. What can be asked for
+// a full sync is asked, in the answer to the next heartbeat, and meanwhile keeps its
+// credit; what has not brought one after Config.SyncWait loses the credit of the tier.
+// What cannot be asked, because the worker sends no heartbeats or the location is not the
+// CPU's, which is all that LMCache syncs, loses it at once. So credit that may be false
+// does not outlive SyncWait.
+//
+// # Full sync
+//
+// The keys of a full sync are gathered until all of them are there, and then replace the
+// tier in one write: a clear, which costs O(1) and leaves the other tiers alone, the
+// keys, and after them the operations that came since the start. Those may have been
+// made before the worker listed its keys; then their outcome is in the list, and to
+// repeat the last operations on a key in their order changes nothing. So a healthy
+// worker loses no credit but for the time of that write, and what was credited falsely
+// ends with it. A diff against what was known would need to know it: it is in the index,
+// under keys that cannot be listed by holder, and a process that has just taken over
+// knows none of it.
+//
+// # Bounds
+//
+// What is not written yet waits in a queue of Config.QueueKeys keys for all workers
+// together. When it is full, because the index does not answer, what comes is dropped and
+// counted, and the worker's tier is treated as above. Workers, instances, frames,
+// connections and keys of full syncs are bounded by the Config as well.
+package controller

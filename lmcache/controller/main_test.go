@@ -1,0 +1,471 @@
+package controller
+
+import (
+	"bufio"
+	"compress/gzip"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tinylib/msgp/msgp"
+	"go.uber.org/goleak"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const model = "meta-llama/Llama-3.1-8B-Instruct"
+
+// waitFor waits until ok, for 30 s at most.
+func waitFor(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not in 30 s: %s", what)
+		}
+	}
+}
+
+// sent is one message of a capture.
+type sent struct {
+	Chan  string          `json:"chan"`
+	Parts int             `json:"parts"`
+	Hex   string          `json:"hex"`
+	Msg   json.RawMessage `json:"msg"`
+}
+
+type golden struct {
+	Capture  map[string][]sent `json:"capture"`
+	Messages map[string]map[string]struct {
+		Hex  string   `json:"hex"`
+		JSON string   `json:"json"`
+		Base []string `json:"base"`
+	} `json:"messages"`
+}
+
+func readGolden(t testing.TB) (g golden) {
+	t.Helper()
+	f, err := os.Open("testdata/messages.json.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.NewDecoder(z).Decode(&g); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// stage is an index with engines, and controllers that write to it.
+type stage struct {
+	t     *testing.T
+	index store.Index
+
+	mu     sync.Mutex // protects all below
+	synced int
+	lost   []string
+	told   []string
+}
+
+func newStage(t *testing.T, pods ...string) *stage {
+	t.Helper()
+	x, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	s := &stage{t: t, index: x}
+	for _, p := range pods {
+		if _, err := x.Register(t.Context(), store.Pod{Name: p, Model: model}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+func (s *stage) controller(change ...func(*Config)) *Controller {
+	s.t.Helper()
+	c := Config{
+		Index: s.index, Pull: "tcp://127.0.0.1:0", Reply: "tcp://127.0.0.1:0", Heartbeat: "tcp://127.0.0.1:0",
+		Timeout: 20 * time.Second,
+		Observer: Observer{
+			Synced: func(filing.ID, string, int, time.Duration) { s.mu.Lock(); s.synced++; s.mu.Unlock() },
+			Lost: func(id filing.ID, location, why string) {
+				s.mu.Lock()
+				s.lost = append(s.lost, fmt.Sprint(id, " ", location, ": ", why))
+				s.mu.Unlock()
+			},
+			Malformed: func(_ string, err error) { s.tell(err.Error()) },
+			Unmapped:  func(_ filing.ID, err error) { s.tell(err.Error()) },
+			Location:  func(l string) { s.tell("location " + l) },
+		},
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	x, err := New(s.t.Context(), c)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		if err := x.Close(); err != nil {
+			s.t.Error(err)
+		}
+	})
+	return x
+}
+
+func (s *stage) tell(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, text)
+}
+
+// folder keeps who holds one block.
+type folder struct {
+	registry *store.Registry
+	held     []map[string]store.Tier
+}
+
+func (f *folder) Begin(r *store.Registry) { f.registry = r }
+
+func (f *folder) Run(n int, ids []store.HolderID) bool {
+	for range n {
+		by := map[string]store.Tier{}
+		for _, id := range ids {
+			if slot, tier, live := f.registry.Holder(id); live {
+				name := f.registry.Pods[f.registry.Slots[slot].Pod].Name
+				if was, ok := by[name]; !ok || tier < was {
+					by[name] = tier
+				}
+			}
+		}
+		f.held = append(f.held, by)
+	}
+	return true
+}
+
+// held says which of the hashes a registration holds, and in which tiers.
+func (s *stage) held(name string, hashes ...lmcache.Hash) string {
+	s.t.Helper()
+	out := ""
+	for _, h := range hashes {
+		var f folder
+		if err := s.index.Lookup(s.t.Context(), &store.Query{Model: blockkey.ModelOf(model), Keys: []blockkey.Key{h.ChunkKey()}, Fold: &f}); err != nil {
+			s.t.Fatal(err)
+		}
+		tier, ok := store.Tier(0), false
+		if len(f.held) > 0 {
+			tier, ok = f.held[0][name]
+		}
+		if ok {
+			out += tier.String()[:1]
+		} else {
+			out += "-"
+		}
+	}
+	return out
+}
+
+// until waits until a registration holds what want says, a letter of the tier for each
+// hash.
+func (s *stage) until(want, name string, hashes ...lmcache.Hash) {
+	s.t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		got := s.held(name, hashes...)
+		if got == want {
+			return
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("%s holds %s, want %s", name, got, want)
+		}
+	}
+}
+
+// pod is a registration as the index has it, nil if it has none.
+func (s *stage) pod(name string) *store.Pod {
+	s.t.Helper()
+	reg, err := s.index.Registry(s.t.Context())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if i, ok := reg.PodIndex(name); ok {
+		return &reg.Pods[i]
+	}
+	return nil
+}
+
+// socket is the least of a ZMTP 3.0 peer (https://rfc.zeromq.org/spec/23).
+type socket struct {
+	t  testing.TB
+	nc net.Conn
+	in *bufio.Reader
+}
+
+func connect(t testing.TB, to net.Addr, kind string) *socket {
+	t.Helper()
+	nc, err := net.Dial("tcp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &socket{t: t, nc: nc, in: bufio.NewReader(nc)}
+	t.Cleanup(func() { _ = nc.Close() })
+	hello := make([]byte, 64)
+	hello[0], hello[9], hello[10] = 0xff, 0x7f, 3
+	copy(hello[12:], "NULL")
+	ready := append([]byte("\x05READY\x0bSocket-Type\x00\x00\x00"), byte(len(kind)))
+	ready = append(ready, kind...)
+	if _, err := nc.Write(slices.Concat(hello, []byte{4, byte(len(ready))}, ready)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(s.in, hello); err != nil {
+		t.Fatal(err)
+	}
+	if flags, _ := s.frame(); flags != 4 {
+		t.Fatalf("a frame with the flags %d, want READY", flags)
+	}
+	return s
+}
+
+func (s *socket) frame() (flags byte, body []byte) {
+	s.t.Helper()
+	if err := s.nc.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		s.t.Fatal(err)
+	}
+	head := make([]byte, 2)
+	if _, err := io.ReadFull(s.in, head); err != nil {
+		s.t.Fatal(err)
+	}
+	size := int(head[1])
+	if head[0]&2 != 0 {
+		more := make([]byte, 7)
+		if _, err := io.ReadFull(s.in, more); err != nil {
+			s.t.Fatal(err)
+		}
+		for _, b := range more {
+			size = size<<8 | int(b)
+		}
+	}
+	body = make([]byte, size)
+	if _, err := io.ReadFull(s.in, body); err != nil {
+		s.t.Fatal(err)
+	}
+	return head[0], body
+}
+
+// send sends one message of these frames.
+func (s *socket) send(frames ...[]byte) {
+	s.t.Helper()
+	var out []byte
+	for i, f := range frames {
+		flags := byte(3)
+		if i == len(frames)-1 {
+			flags = 2
+		}
+		out = append(out, flags, 0, 0, 0, 0, byte(len(f)>>24), byte(len(f)>>16), byte(len(f)>>8), byte(len(f)))
+		out = append(out, f...)
+	}
+	if _, err := s.nc.Write(out); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// ask sends a message as DEALER does and returns the reply.
+func (s *socket) ask(b []byte) []byte {
+	s.t.Helper()
+	s.send(nil, b)
+	if flags, empty := s.frame(); flags&1 == 0 || len(empty) > 0 {
+		s.t.Fatalf("the reply begins with %x, flags %d", empty, flags)
+	}
+	_, body := s.frame()
+	return body
+}
+
+// request is ask with a map, whose answer it decodes.
+func (s *socket) request(m map[string]any) map[string]any {
+	s.t.Helper()
+	return unpack(s.t, s.ask(pack(s.t, m)))
+}
+
+func pack(t testing.TB, m map[string]any) []byte {
+	t.Helper()
+	b, err := msgp.AppendIntf(nil, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func unpack(t testing.TB, b []byte) map[string]any {
+	t.Helper()
+	v, rest, err := msgp.ReadIntfBytes(b)
+	m, ok := v.(map[string]any)
+	if err != nil || len(rest) > 0 || !ok {
+		t.Fatalf("%x: %v", b, err)
+	}
+	return m
+}
+
+// ops is a BatchedKVOperationMsg; texts are "+n" and "-n" for the chunk n.
+func ops(t testing.TB, instance string, worker int, location string, seq int, texts ...string) []byte {
+	t.Helper()
+	var list []any
+	for i, text := range texts {
+		var n uint64
+		if _, err := fmt.Sscan(text[1:], &n); err != nil {
+			t.Fatal(err)
+		}
+		op := map[string]any{"op_type": map[byte]string{'+': "admit", '-': "evict"}[text[0]], "key": n}
+		if seq >= 0 {
+			op["seq_num"] = seq + i
+		}
+		list = append(list, op)
+	}
+	return pack(t, map[string]any{"type": "BatchedKVOperationMsg", "instance_id": instance, "worker_id": worker, "location": location, "operations": list})
+}
+
+func ints(n ...uint64) (out []lmcache.Hash) {
+	for _, v := range n {
+		out = append(out, lmcache.UintHash(v))
+	}
+	return out
+}
+
+func about(kind, instance string, worker int) map[string]any {
+	return map[string]any{"type": kind, "instance_id": instance, "worker_id": worker, "ip": "10.0.0.1", "port": 8001, "peer_init_url": nil}
+}
+
+// client is a worker of LMCache with its three sockets.
+type client struct {
+	push, deal, beat *socket
+	instance         string
+	worker           int
+}
+
+func (s *stage) client(c *Controller, instance string, worker int, register bool) *client {
+	s.t.Helper()
+	pull, reply, beat := c.Addrs()
+	x := &client{connect(s.t, pull, "PUSH"), connect(s.t, reply, "DEALER"), connect(s.t, beat, "DEALER"), instance, worker}
+	if register {
+		if r := x.deal.request(about("RegisterMsg", instance, worker)); r["type"] != "RegisterRetMsg" {
+			s.t.Fatalf("registration: %v", r)
+		}
+	}
+	return x
+}
+
+func (x *client) heartbeat() (reason string) {
+	r := x.beat.request(about("HeartbeatMsg", x.instance, x.worker))
+	list, _ := r["commands"].([]any)
+	if len(list) == 0 {
+		return ""
+	}
+	reason, _ = list[0].(map[string]any)["reason"].(string)
+	return reason
+}
+
+func (x *client) say(location string, seq int, texts ...string) {
+	x.push.send(ops(x.push.t, x.instance, x.worker, location, seq, texts...))
+}
+
+func (x *client) close() {
+	for _, s := range []*socket{x.push, x.deal, x.beat} {
+		_ = s.nc.Close()
+	}
+}
+
+// sync makes a full sync as LMCache does; batches are of two keys.
+func (x *client) sync(id string, keys ...uint64) (status map[string]any) {
+	t := x.push.t
+	t.Helper()
+	const cpu = "LocalCPUBackend"
+	batches := max(1, (len(keys)+1)/2)
+	start := x.deal.request(map[string]any{
+		"type": "FullSyncStartMsg", "instance_id": x.instance, "worker_id": x.worker, "location": cpu,
+		"sync_id": id, "total_keys": len(keys), "batch_count": batches,
+	})
+	if start["accepted"] != true {
+		t.Fatalf("full sync: %v", start)
+	}
+	var frames [][]byte
+	for b := range batches {
+		list := []any{}
+		for _, k := range keys[min(len(keys), 2*b):min(len(keys), 2*b+2)] {
+			list = append(list, k)
+		}
+		frames = append(frames, pack(t, map[string]any{
+			"type": "FullSyncBatchMsg", "instance_id": x.instance, "worker_id": x.worker, "location": cpu,
+			"sync_id": id, "batch_id": b, "keys": list,
+		}))
+	}
+	x.push.send(append(frames, x.end(id, len(keys)))...)
+	waitFor(t, "a full sync", func() bool { status = x.status(id); return status["is_complete"] == true })
+	return status
+}
+
+func (x *client) end(id string, n int) []byte {
+	return pack(x.push.t, map[string]any{
+		"type": "FullSyncEndMsg", "instance_id": x.instance, "worker_id": x.worker, "location": "LocalCPUBackend",
+		"sync_id": id, "actual_total_keys": n,
+	})
+}
+
+func (x *client) status(id string) map[string]any {
+	return x.deal.request(map[string]any{"type": "FullSyncStatusMsg", "instance_id": x.instance, "worker_id": x.worker, "sync_id": id})
+}
+
+// faulty is an index whose Apply fails while down is set.
+type faulty struct {
+	store.Index
+	mu   sync.Mutex // protects down
+	down bool
+}
+
+var errDown = errors.New("down")
+
+func (f *faulty) set(down bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.down = down
+}
+
+func (f *faulty) Apply(ctx context.Context, b ...store.Batch) error {
+	f.mu.Lock()
+	down := f.down
+	f.mu.Unlock()
+	if down {
+		return errDown
+	}
+	return f.Index.Apply(ctx, b...)
+}

@@ -1,0 +1,20 @@
+// Package filing writes into the index what LMCache's workers hold, for those who hear
+// of it: lmcache/controller and lmcache/coordinator.
+//
+// Each worker is a registration of its own beside the pod's ([store.PartOf]), with its
+// own lease and generation, so that one that dies or restarts loses its blocks in O(1)
+// and its siblings keep theirs. [Pods.Find] says which pod an instance of LMCache
+// belongs to, a [Worker] is the registration and the writing for it.
+//
+// # One writer among replicas
+//
+// LMCache chooses which replica of kvatlas it talks to, so nobody gives out leases to
+// write: whoever hears a worker takes its generation over, under a fence above the one
+// it finds. The low 20 bits of a fence are random. Two replicas that take over at the
+// same moment so have two fences, the higher one keeps the generation, and the other one
+// learns of it with its next write (store.ErrFenced). It takes over anew when the worker
+// goes on talking to it.
+//
+// What a writer must know to go on where another one was left is in the generation's map
+// as marks: numbers that are written with the blocks, in one step.
+package filing
