@@ -43,6 +43,13 @@ type Config struct {
 	// takes; 1 hour by default. Negative takes such values for garbled.
 	TextAge time.Duration
 
+	// Entries lets lookups read what LMCache has written into the same Redis itself
+	// (store.Query.Entries). Without it such queries are refused.
+	Entries bool
+	// EntryAge is how old such an entry may be that says when it was written, which
+	// those of store.EntryOwners do; 0 is any age.
+	EntryAge time.Duration
+
 	// NoSweep leaves the sweeping of ended holders to other processes. Without it
 	// this process sweeps when no other does.
 	NoSweep bool
@@ -133,6 +140,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("redis: protocol %d; it can be 2 or 3", c.Protocol)
 	case c.TextAge > 0 && c.TextAge < time.Second:
 		return c, fmt.Errorf("redis: a text age of %v; it can be 1 s or more, or negative", c.TextAge)
+	case c.EntryAge < 0:
+		return c, fmt.Errorf("redis: an entry age of %v; it can be 0 or more", c.EntryAge)
 	case c.MaxPods < 1 || c.MaxHolders < 1 || c.MaxModels < 1:
 		return c, errors.New("redis: a limit on pods, holders or models is below 1")
 	case c.SweepDuty < 0 || c.SweepDuty > 1:

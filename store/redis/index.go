@@ -31,6 +31,8 @@ type Index struct {
 	// textsThere is true when texts have been met since the last sweep began.
 	textsThere atomic.Bool
 
+	entriesRefused sync.Once // for the log
+
 	garbled, roundTrips, keysRead, registryLoads, duplicates atomic.Uint64
 
 	// life ends at Close; what runs in the background heeds it.

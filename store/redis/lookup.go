@@ -38,6 +38,9 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 		if q == nil || q.Fold == nil {
 			return fmt.Errorf("%w: query %d has no folder", store.ErrInvalid, i)
 		}
+		if q.Entries != nil && !x.config.Entries {
+			return fmt.Errorf("%w: query %d is about entries of LMCache, which Config.Entries is not set for", store.ErrInvalid, i)
+		}
 	}
 	if len(queries) == 0 {
 		return x.begin(ctx, "lookup")
@@ -45,7 +48,7 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 	l := newLookup(x)
 	defer l.free()
 	for _, q := range queries {
-		if len(q.Keys) > 0 {
+		if q.Len() > 0 {
 			l.open = append(l.open, chain{q: q})
 		}
 	}
@@ -107,12 +110,16 @@ type lookup struct {
 	args  []any
 	// groups are the partitions of a cluster's round trip.
 	groups [blockkey.Partitions][]int
-	spans  []span // where the values of the replies lie
-	order  []span // those of a cluster's replies, in the order of the keys
-	vals   []span // those of the keys: a part of spans, or order
-	buf    []byte // what they lie in: the reply itself or, of several, joined
-	joined []byte
-	ids    []store.HolderID
+	// entries are what it reads of others, see entries.go.
+	entries []entryRead
+	spans   []span // where the values of the replies lie
+	order   []span // those of a cluster's replies, in the order of the keys
+	vals    []span // those of the keys: a part of spans, or order
+	buf     []byte // what they lie in: the reply itself or, of several, joined
+	joined  []byte
+	ids     []store.HolderID
+	next    []store.HolderID
+	over    []*store.Query // leads whose folders have enough, since fold began
 }
 
 // chain is the state of one query.
@@ -121,6 +128,17 @@ type chain struct {
 	// at is the next block to read, n how many of them this round trip reads,
 	// window which window that is.
 	at, n, window int
+	// from is where the values of those begin in vals or, of entries, which of the
+	// lookup's they are.
+	from int
+}
+
+// parts is how many keys make a block.
+func (c *chain) parts() int {
+	if c.q.Entries != nil {
+		return max(1, c.q.Entries.Parts)
+	}
+	return 1
 }
 
 // lookups are those that wait for their next use.
@@ -141,6 +159,8 @@ const maxIdle = 1 << 20
 func (l *lookup) free() {
 	l.x, l.snap = nil, nil
 	clear(l.open[:cap(l.open)])
+	clear(l.entries[:cap(l.entries)])
+	clear(l.over[:cap(l.over)])
 	clear(l.keys)
 	clear(l.args)
 	l.buf = nil
@@ -150,27 +170,67 @@ func (l *lookup) free() {
 	lookups.Put(l)
 }
 
-// plan fixes what the next round trip reads, and writes down the names. A window
-// also takes a rest that is no longer than itself: a chain of two windows is one
-// round trip, for at most as many keys again where nobody holds it.
+// plan fixes what the next round trip reads, and writes down the names.
 func (l *lookup) plan() {
-	windows := l.x.config.Windows
 	left := tripKeys
-	l.names = l.names[:0]
+	for i := range l.open {
+		if c := &l.open[i]; c.q.Lead == nil {
+			c.n = min(l.window(c), left/c.parts())
+			left -= c.n * c.parts()
+		}
+	}
+	for i := range l.open {
+		if c := &l.open[i]; c.q.Lead != nil {
+			c.n = min(l.beside(i), left/c.parts())
+			left -= c.n * c.parts()
+		}
+	}
+	l.names, l.entries = l.names[:0], l.entries[:0]
+	keys, others := 0, 0
 	for i := range l.open {
 		c := &l.open[i]
-		c.n = windows[min(c.window, len(windows)-1)]
-		if rest := len(c.q.Keys) - c.at; rest <= 2*c.n {
-			c.n = rest
+		if e := c.q.Entries; e != nil {
+			c.from = len(l.entries)
+			p := c.parts()
+			l.entries = append(l.entries, entryRead{form: e.Form, parts: p, names: e.Names[c.at*p : (c.at+c.n)*p]})
+			others += c.n * p
+			continue
 		}
-		c.n = min(c.n, left)
-		left -= c.n
+		c.from = keys
+		keys += c.n
 		for _, k := range c.q.Keys[c.at : c.at+c.n] {
 			l.names = l.x.names.appendBlock(l.names, k.In(c.q.Model))
 		}
 	}
 	l.split()
-	l.x.keysRead.Add(uint64(len(l.keys)))
+	l.x.keysRead.Add(uint64(keys + others))
+}
+
+// window returns how many blocks of a chain its next window has. One also takes a rest
+// that is no longer than itself: a chain of two windows is one round trip, for at most
+// as many keys again where nobody holds it.
+func (l *lookup) window(c *chain) int {
+	windows := l.x.config.Windows
+	n := windows[min(c.window, len(windows)-1)]
+	if rest := c.q.Len() - c.at; rest <= 2*n {
+		return rest
+	}
+	return n
+}
+
+// beside returns how many blocks of a chain have tokens of its lead's present window.
+// Leads stand behind who goes along with them; one that is not there has been read
+// wholly.
+func (l *lookup) beside(i int) int {
+	c := &l.open[i]
+	rest := c.q.Len() - c.at
+	for j := i + 1; j < len(l.open) && c.q.Span > 0; j++ {
+		if lead := &l.open[j]; lead.q == c.q.Lead {
+			tokens := (lead.at + lead.n) * lead.q.Span
+			return min(max(0, (tokens+c.q.Span-1)/c.q.Span-c.at), rest)
+		}
+	}
+	return rest
 }
 
 // split makes the single names of all of them.
@@ -214,7 +274,7 @@ func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err 
 	clear(l.args)
 	l.args = slices.Grow(l.args[:0], len(l.keys)+2+len(l.keys)/mgetKeys)
 	counts := make([]int, 0, 1+len(l.keys)/mgetKeys)
-	for at := 0; at < len(l.keys) || at == 0; at += mgetKeys {
+	for at := 0; at < len(l.keys) || at == 0 && first; at += mgetKeys {
 		begin := len(l.args)
 		l.args = append(l.args, "mget")
 		if first && at == 0 {
@@ -228,11 +288,13 @@ func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err 
 		counts = append(counts, len(args)-1)
 	}
 	x.roundTrips.Add(1)
-	if err := x.process(ctx, cmds); err != nil {
+	if err := l.process(ctx, cmds); err != nil {
 		return 0, err
 	}
-	l.buf = cmds[0].Val()
-	if len(cmds) > 1 {
+	l.buf = nil
+	if len(cmds) == 1 {
+		l.buf = cmds[0].Val()
+	} else {
 		l.joined = l.joined[:0]
 		for _, c := range cmds {
 			l.joined = append(l.joined, c.Val()...)
@@ -255,34 +317,52 @@ func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err 
 	return 0, nil
 }
 
-// process runs commands in one round trip.
-func (x *Index) process(ctx context.Context, cmds []*redis.RawCmd) error {
-	if len(cmds) == 1 {
+// process runs commands, and those of the entries, in one round trip.
+func (l *lookup) process(ctx context.Context, cmds []*redis.RawCmd) error {
+	x := l.x
+	if len(cmds) == 1 && len(l.entries) == 0 {
 		return x.client.Process(ctx, cmds[0])
 	}
 	pipe := x.client.Pipeline()
 	for _, c := range cmds {
 		_ = pipe.Process(ctx, c)
 	}
-	_, err := pipe.Exec(ctx)
-	return err
+	l.askEntries(ctx, pipe)
+	// The pipeline's error is that of some command, and each is looked at.
+	_, _ = pipe.Exec(ctx)
+	for _, c := range cmds {
+		if err := c.Err(); err != nil {
+			return err
+		}
+	}
+	return l.takeEntries()
 }
 
 // fold hands what has been read to the folders, and closes the chains that are
-// answered.
+// answered, together with those that go along with them.
 func (l *lookup) fold() {
-	vals := l.vals
 	left := l.open[:0]
+	l.over = l.over[:0]
 	for _, c := range l.open {
-		more := l.runs(&c, vals[:c.n])
-		vals = vals[c.n:]
+		var more bool
+		if c.q.Entries != nil {
+			more = l.entryRuns(&c)
+		} else {
+			more = l.runs(&c, l.vals[c.from:c.from+c.n])
+		}
 		c.at += c.n
 		if c.n > 0 {
 			c.window++
 		}
-		if more && c.at < len(c.q.Keys) {
+		if more && c.at < c.q.Len() {
 			left = append(left, c)
 		}
+		if !more && c.q.Lead == nil {
+			l.over = append(l.over, c.q)
+		}
+	}
+	if len(l.over) > 0 && len(left) > 0 {
+		left = slices.DeleteFunc(left, func(c chain) bool { return c.q.Lead != nil && slices.Contains(l.over, c.q.Lead) })
 	}
 	l.open = left
 }

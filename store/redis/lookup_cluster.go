@@ -38,8 +38,15 @@ func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err
 			g = g[n:]
 		}
 	}
+	l.askEntries(ctx, pipe)
 	x.roundTrips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		// It may be that of an entry, which stops nothing.
+		if err := firstError(get, parts, len(l.entries) == 0, err); err != nil {
+			return 0, err
+		}
+	}
+	if err := l.takeEntries(); err != nil {
 		return 0, err
 	}
 	l.joined = l.joined[:0]
@@ -55,6 +62,23 @@ func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err
 		return 0, nil
 	}
 	return parseEpoch(get.Val())
+}
+
+// firstError returns the error of a pipeline that is about blocks. all tells that there
+// was nothing else in it.
+func firstError(get *redis.StringCmd, parts []part, all bool, err error) error {
+	if all {
+		return err
+	}
+	if get != nil && get.Err() != nil && !errors.Is(get.Err(), redis.Nil) {
+		return get.Err()
+	}
+	for _, p := range parts {
+		if p.cmd.Err() != nil {
+			return p.cmd.Err()
+		}
+	}
+	return nil
 }
 
 // part is one MGET: the numbers of its keys, and the command.

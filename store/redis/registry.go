@@ -21,6 +21,8 @@ type snapshot struct {
 	// texts are the texts that name pods, made when the first is met; nil where
 	// there are none.
 	texts func() texts
+	// owners are whom entries of LMCache name; nil when they are not read.
+	owners *owners
 }
 
 // fresh tells whether the snapshot is right for an index at this epoch. An epoch

@@ -306,9 +306,11 @@ func (x *Index) made(r roster, a briefing) *snapshot {
 		}
 	}
 	ids, extra := x.local(r, late)
+	owners, more := x.newOwners(r, late)
 	return &snapshot{
-		loaded: true, roster: r, registry: store.NewRegistry(r.epoch, pods, append(holders, extra...), r.models, a.until),
-		texts: sync.OnceValue(func() texts { return newTexts(r, late, ids) }),
+		loaded: true, roster: r, owners: owners,
+		registry: store.NewRegistry(r.epoch, pods, append(append(holders, extra...), more...), r.models, a.until),
+		texts:    sync.OnceValue(func() texts { return newTexts(r, late, ids) }),
 	}
 }
 

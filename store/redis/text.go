@@ -83,6 +83,9 @@ func newTexts(r roster, late map[string]bool, ids map[string]store.HolderID) tex
 		to[text] = m
 	}
 	for _, m := range r.members {
+		if m.pod.PartOf != nil {
+			continue // a cache worker, which nobody addresses
+		}
 		for _, text := range []string{m.name, endpoint(m.pod.Address)} {
 			if text == "" {
 				continue
@@ -109,6 +112,9 @@ func newTexts(r roster, late map[string]bool, ids map[string]store.HolderID) tex
 	put(hosts)
 	put(addresses)
 	for _, m := range r.members { // names are the pods' own, whatever addresses say
+		if m.pod.PartOf != nil {
+			continue
+		}
 		if id, counts := ids[m.name]; counts {
 			out[m.name] = id
 		} else {
@@ -170,7 +176,7 @@ func (x *Index) local(r roster, late map[string]bool) (ids map[string]store.Hold
 	}
 	ids = make(map[string]store.HolderID, len(r.members))
 	for i, m := range r.members {
-		if late[m.name] || m.born > r.swept {
+		if late[m.name] || m.born > r.swept || m.pod.PartOf != nil {
 			continue
 		}
 		id := store.FirstLocal + store.HolderID(i)

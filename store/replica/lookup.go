@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/store"
 )
 
 // Lookup implements store.Index. From memory it makes no round trip, takes no lock
-// and allocates nothing.
+// and allocates nothing. Entries that others have written to Redis are not in the copy:
+// Redis is asked for queries about them, and for all queries that come with those.
 func (r *Replica) Lookup(ctx context.Context, queries ...*store.Query) error {
 	for i, q := range queries {
 		if q == nil || q.Fold == nil {
@@ -18,7 +20,7 @@ func (r *Replica) Lookup(ctx context.Context, queries ...*store.Query) error {
 	}
 	lag := r.feed.Current()
 	mode := r.mode(lag)
-	if mode == Redis {
+	if mode == Redis || foreign(queries) {
 		return r.ask(ctx, queries)
 	}
 	if err := r.life.Err(); err != nil {
@@ -55,9 +57,16 @@ func (r *Replica) fold(reg *store.Registry, queries []*store.Query) {
 		q.Fold.Begin(reg)
 	}
 	for _, q := range queries {
-		read += r.table.lookup(q)
+		if q.Entries == nil { // else Redis is away, and nothing is known
+			read += r.table.lookup(q)
+		}
 	}
 	r.keysRead.Add(uint64(read))
+}
+
+// foreign tells whether a query is about what the copy does not have.
+func foreign(queries []*store.Query) bool {
+	return slices.ContainsFunc(queries, func(q *store.Query) bool { return q.Entries != nil })
 }
 
 // ask answers from Redis or, when that turns out to be away before it has told
@@ -69,7 +78,14 @@ func (r *Replica) ask(ctx context.Context, queries []*store.Query) error {
 	folds := make([]deferred, len(queries))
 	for i, q := range queries {
 		folds[i] = deferred{to: q.Fold, begun: &begun}
-		later[i] = &store.Query{Model: q.Model, Keys: q.Keys, Fold: &folds[i]}
+		later[i] = &store.Query{Model: q.Model, Keys: q.Keys, Fold: &folds[i], Span: q.Span, Entries: q.Entries}
+	}
+	for i, q := range queries {
+		if q.Lead != nil {
+			if lead := slices.Index(queries, q.Lead); lead >= 0 {
+				later[i].Lead = later[lead]
+			}
+		}
 	}
 	err := r.Index.Lookup(ctx, later...)
 	if err != nil && !begun && errors.Is(err, store.ErrUnavailable) {
