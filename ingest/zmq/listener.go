@@ -117,6 +117,9 @@ type Peer struct {
 // Addr is where the peer is.
 func (p *Peer) Addr() string { return peerName(p.conn.net) }
 
+// Local is where the peer has reached us.
+func (p *Peer) Local() string { return p.conn.net.LocalAddr().String() }
+
 // Closed tells whether the connection is over: the peer has gone, or does not answer
 // heartbeats any more.
 func (p *Peer) Closed() bool { return p.closed.Load() }
