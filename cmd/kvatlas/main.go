@@ -91,6 +91,9 @@ func (p *program) run(ctx context.Context, args []string) int {
 	case "score":
 		return p.score(ctx, args)
 	case "doctor":
+		if len(args) > 0 && args[0] == "lmcache" {
+			return p.doctorLMCache(ctx, args[1:])
+		}
 		return p.doctor(ctx, args)
 	case "inspect":
 		return p.inspect(ctx, args)

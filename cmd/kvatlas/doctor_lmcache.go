@@ -1,0 +1,356 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/lmcache/survey"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+const doctorLMCacheUsage = `kvatlas doctor lmcache says which entries of LMCache in Redis, and which of its
+workers, scoring will find, and which never match.
+
+  kvatlas doctor lmcache --redis URL --profile PROFILE
+  kvatlas doctor lmcache --redis URL --profile PROFILE --model MODEL --tokens-file FILE
+  kvatlas doctor lmcache --redis URL --profile PROFILE --model MODEL --prompt TEXT --server URL
+
+It takes the flags, variables and file of kvatlas serve, and these:
+
+  --profile PROFILE    how engines of a model run LMCache, may stand more than once:
+                       MODEL?version=0.5.6&algorithm=sha256_cbor&vllm=true&seed=0
+  --model MODEL        the model of the prompt
+  --tokens-file FILE   a prompt that an engine has had, as token ids in JSON: [1,2,...]
+  --prompt TEXT        the same as text, which --server makes into tokens
+  --server URL         the server to ask, http://host:port [$KVATLAS_SERVER]
+  --keys N             how many of LMCache's keys to look at (default 100000)
+  --timeout DURATION   how long to look at most (default 15s)
+  --json               write the findings as JSON
+
+With a prompt it looks for the hashes by which engines have filed it, and says
+which setting differs. It reads no tensors and changes nothing.
+`
+
+// lmcacheScanSteps bounds the steps of SCAN for each key that is looked at: keys of
+// others lie between.
+const lmcacheScanSteps = 2000
+
+// doctorLMCache is one call of kvatlas doctor lmcache.
+type doctorLMCache struct {
+	cfg     *config.Loaded
+	model   string
+	tokens  string // a file
+	prompt  string
+	server  string
+	keys    int
+	timeout time.Duration
+	json    bool
+	// profiles are those of --profile, by model.
+	profiles map[string][]lmcache.Profile
+}
+
+// doctorLMCache is the command.
+func (p *program) doctorLMCache(ctx context.Context, args []string) int {
+	d, err := p.readDoctorLMCache(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(p.stdout, doctorLMCacheUsage)
+		return exitOK
+	case err != nil:
+		return p.misuse("doctor lmcache", err)
+	}
+	within, cancel := context.WithTimeout(ctx, d.timeout)
+	defer cancel()
+	tokens, err := d.readTokens(within)
+	if err != nil {
+		return p.fail("doctor lmcache", err)
+	}
+	s := section{Name: "lmcache", Subject: d.cfg.Redis.String(), Findings: d.look(within, tokens)}
+	if ctx.Err() != nil {
+		return p.fail("doctor lmcache", context.Cause(ctx))
+	}
+	return p.writeSections([]section{s}, d.json)
+}
+
+func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
+	flags := flag.NewFlagSet("kvatlas doctor lmcache", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	loader := config.NewLoader(flags)
+	d := &doctorLMCache{profiles: map[string][]lmcache.Profile{}}
+	flags.Func("profile", "", func(text string) error {
+		model, p, err := parseLMCacheProfile(text)
+		if err != nil {
+			return err
+		}
+		d.profiles[model] = append(d.profiles[model], p)
+		return nil
+	})
+	flags.StringVar(&d.model, "model", "", "")
+	flags.StringVar(&d.tokens, "tokens-file", "", "")
+	flags.StringVar(&d.prompt, "prompt", "", "")
+	flags.StringVar(&d.server, "server", p.getenv("KVATLAS_SERVER"), "")
+	flags.IntVar(&d.keys, "keys", 100_000, "")
+	flags.DurationVar(&d.timeout, "timeout", 15*time.Second, "")
+	flags.BoolVar(&d.json, "json", false, "")
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil, err
+		}
+		return nil, config.FlagError(flags, err)
+	}
+	switch {
+	case flags.NArg() > 0:
+		return nil, fmt.Errorf("%q: it takes flags only", flags.Arg(0))
+	case d.timeout <= 0:
+		return nil, fmt.Errorf("--timeout is %v, it must be positive", d.timeout)
+	case d.keys < 1 || d.keys > 10_000_000:
+		return nil, fmt.Errorf("--keys is %d, it can be 1 to 10000000", d.keys)
+	case d.tokens != "" && d.prompt != "":
+		return nil, errors.New("--tokens-file and --prompt are two prompts, and one is looked for")
+	case d.model == "" && (d.tokens != "" || d.prompt != ""):
+		return nil, errors.New("a prompt needs --model")
+	case d.model != "" && d.tokens == "" && d.prompt == "":
+		return nil, errors.New("--model is for a prompt: --tokens-file or --prompt")
+	case d.prompt != "" && d.server == "":
+		return nil, errors.New("--prompt needs --server, which makes tokens of it; --tokens-file does not")
+	}
+	var err error
+	if d.cfg, err = loader.Load(p.env, os.ReadFile); err != nil {
+		return nil, fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  "))
+	}
+	if d.cfg.Redis == "" {
+		return nil, errors.New("it looks at Redis, and there is none: name it with --redis or in --config")
+	}
+	return d, nil
+}
+
+// readTokens are those of the prompt; nil when there is none.
+func (d *doctorLMCache) readTokens(ctx context.Context) ([]uint32, error) {
+	switch {
+	case d.tokens != "":
+		text, err := os.ReadFile(d.tokens)
+		if err != nil {
+			return nil, err
+		}
+		var tokens []uint32
+		if err := json.Unmarshal(text, &tokens); err != nil {
+			return nil, fmt.Errorf("%s is no JSON array of token ids: %w", d.tokens, err)
+		}
+		return tokens, nil
+	case d.prompt != "":
+		c, err := client.New(client.Config{URL: d.server, Timeout: d.timeout, UserAgent: "kvatlas-doctor/" + versionWord()})
+		if err != nil {
+			return nil, err
+		}
+		defer c.Close()
+		got, err := c.Tokenize(ctx, client.TokenizeRequest{Model: d.model, Prompt: d.prompt})
+		if err != nil {
+			return nil, errors.New(answer(d.server, err))
+		}
+		return got.Tokens, nil
+	}
+	return nil, nil
+}
+
+// look makes the findings.
+func (d *doctorLMCache) look(ctx context.Context, tokens []uint32) []check.Finding {
+	failed := func(err error) []check.Finding {
+		return []check.Finding{{Level: check.Fail, What: "connection", Found: err.Error(), Means: "the check has not come to its end", Do: "correct --redis, or try again with a longer --timeout"}}
+	}
+	c := redisConfig(d.cfg)
+	c.NoSweep = true
+	x, err := redis.Open(c)
+	if err != nil {
+		return failed(err)
+	}
+	defer func() { _ = x.Close() }()
+	reg, err := x.Registry(ctx)
+	if err != nil {
+		return failed(err)
+	}
+	owners := map[string]string{}
+	var entries []survey.Entry
+	s := survey.New(survey.Config{
+		Profiles: d.profiles, Mode: lmcache.AutoEntries, Pods: reg.Pods, Now: time.Now(),
+		Owner: func(text string) string { return owners[text] },
+	})
+	seen := map[string]bool{}
+	all, err := x.ScanForeign(ctx, redis.ForeignScan{
+		Match: "*@*", MaxKeys: d.keys, MaxSteps: lmcacheScanSteps,
+		Want: func(name string) (tell, read bool) {
+			if seen[name] {
+				return false, false
+			}
+			tell, read = s.Want(name)
+			if tell {
+				seen[name] = true
+			}
+			return tell, read
+		},
+		Each: func(k redis.ForeignKey) {
+			entries = append(entries, survey.Entry{Name: k.Name, Type: k.Type, Aged: k.Aged, Text: k.Text, Fields: k.Fields})
+		},
+	})
+	if err != nil {
+		return failed(err)
+	}
+	if err := resolveOwners(ctx, x, entries, owners); err != nil {
+		return failed(err)
+	}
+	for _, e := range entries {
+		s.Add(e)
+	}
+	findings := s.Findings(all)
+	if tokens != nil {
+		more, err := explain(ctx, x, s.Explain(d.model, tokens), d.model)
+		if err != nil {
+			return append(findings, failed(err)...)
+		}
+		findings = append(findings, more...)
+	}
+	return findings
+}
+
+// resolveOwners finds the pods of all texts in entries.
+func resolveOwners(ctx context.Context, x *redis.Index, entries []survey.Entry, owners map[string]string) error {
+	for _, e := range entries {
+		if e.Text != "" {
+			owners[e.Text] = ""
+		}
+		for field := range e.Fields {
+			owners[field] = ""
+		}
+	}
+	texts := make([]string, 0, len(owners))
+	for text := range owners {
+		texts = append(texts, text)
+	}
+	pods, err := x.ForeignOwners(ctx, texts)
+	for i := range pods {
+		owners[texts[i]] = pods[i]
+	}
+	return err
+}
+
+// explain asks the index and Redis what an explanation wants to know.
+func explain(ctx context.Context, x *redis.Index, e *survey.Explanation, model string) ([]check.Finding, error) {
+	h := &heldKeys{}
+	q := &store.Query{Model: blockkey.ModelOf(model), Keys: e.Keys(), Fold: h}
+	if err := x.Lookup(ctx, q); err != nil {
+		return nil, err
+	}
+	there, err := x.HasForeign(ctx, e.Names())
+	if err != nil {
+		return nil, err
+	}
+	return e.Findings(h.held, there), nil
+}
+
+// heldKeys says of each key of a query whether a cache worker that lives holds it.
+type heldKeys struct {
+	reg  *store.Registry
+	held []bool
+}
+
+// Begin implements store.Folder.
+func (h *heldKeys) Begin(reg *store.Registry) { h.reg, h.held = reg, nil }
+
+// Run implements store.Folder.
+func (h *heldKeys) Run(n int, holders []store.HolderID) bool {
+	held := slices.ContainsFunc(holders, func(id store.HolderID) bool {
+		_, _, live := h.reg.Holder(id)
+		return live
+	})
+	h.held = append(h.held, slices.Repeat([]bool{held}, n)...)
+	return true
+}
+
+// parseLMCacheProfile reads MODEL?version=...&..., escaped as in a URL.
+func parseLMCacheProfile(text string) (model string, p lmcache.Profile, err error) {
+	model, params, _ := strings.Cut(text, "?")
+	if model == "" {
+		return "", p, fmt.Errorf("%q has no model", text)
+	}
+	values, err := url.ParseQuery(params)
+	if err != nil {
+		return "", p, err
+	}
+	number := func(to *int, v string) error {
+		n, err := strconv.Atoi(v)
+		*to = n
+		return err
+	}
+	for name, v := range values {
+		v := v[len(v)-1]
+		switch name {
+		case "version":
+			p.Version, err = lmcache.VersionOf(v)
+		case "algorithm":
+			p.Algorithm, err = lmcache.ParseAlgorithm(v)
+		case "mp":
+			p.MP, err = strconv.ParseBool(v)
+		case "vllm":
+			p.VLLM, err = strconv.ParseBool(v)
+		case "tail":
+			p.Tail, err = strconv.ParseBool(v)
+		case "seed":
+			p.Seed = v
+		case "python":
+			err = number(&p.Python, strings.TrimPrefix(v, "3."))
+		case "chunk_size":
+			err = number(&p.ChunkSize, v)
+		case "world_size":
+			p.WorldSizes = []int{0}
+			err = number(&p.WorldSizes[0], v)
+		case "name":
+			p.Model = v
+		case "dtype":
+			p.DType = v
+		case "remote":
+			p.Remote, err = lmcache.ParseRemote(v)
+		default:
+			err = errors.New("there are version, algorithm, mp, vllm, tail, seed, python, chunk_size, world_size, name, dtype and remote")
+		}
+		if err != nil {
+			return "", p, fmt.Errorf("%s of %s: %w", name, model, err)
+		}
+	}
+	return model, p, nil
+}
+
+// writeSections writes a report, and returns the status that follows from it.
+func (p *program) writeSections(report []section, asJSON bool) int {
+	if asJSON {
+		e := json.NewEncoder(p.stdout)
+		e.SetEscapeHTML(false)
+		e.SetIndent("", "  ")
+		if err := e.Encode(struct {
+			Worst    check.Level `json:"worst"`
+			Sections []section   `json:"sections"`
+		}{worst(report), report}); err != nil {
+			return p.fail("doctor", err)
+		}
+	} else {
+		writeReport(p.stdout, report)
+	}
+	if worst(report) == check.Fail {
+		return exitFailed
+	}
+	return exitOK
+}

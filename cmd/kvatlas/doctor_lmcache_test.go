@@ -1,0 +1,151 @@
+package main
+
+import (
+	"encoding/json"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+func TestDoctorOfLMCache(t *testing.T) {
+	const model = "meta-llama/Llama-3.1-8B-Instruct"
+	s := redistest.Start(t)
+	c := s.Client()
+	tokens := make([]uint32, 1024)
+	for i := range tokens {
+		tokens[i] = uint32(i)
+	}
+	file := filepath.Join(t.TempDir(), "tokens.json")
+	text, err := json.Marshal(tokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	x, err := redis.Open(redis.Config{URL: "redis://" + s.Addr, NoSweep: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	if _, err := x.Register(t.Context(), store.Pod{Name: "10.0.0.1:8000", Model: model}); err != nil {
+		t.Fatal(err)
+	}
+	old := lmcache.Config{Version: lmcache.V031}
+	names, err := lmcache.Keys(old, lmcache.Target{Model: model, WorldSize: 1}, tokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range names {
+		owner := "10.0.0.1:8000"
+		if i == 3 {
+			owner = "10.0.0.9"
+		}
+		if err := c.Set(t.Context(), name, owner, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	profile := func(params string) string { return "--profile=" + model + "?" + params }
+	base := []string{"--json", "--redis=redis://" + s.Addr}
+	report := func(args ...string) (int, check.Level, []check.Finding) {
+		t.Helper()
+		status, stdout, stderr := call(t, "", append(append([]string{"doctor", "lmcache"}, base...), args...)...)
+		var r struct {
+			Worst    check.Level
+			Sections []section
+		}
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || len(r.Sections) != 1 {
+			t.Fatalf("ends with %d\n%s%s\n%v", status, stdout, stderr, err)
+		}
+		return status, r.Worst, r.Sections[0].Findings
+	}
+	pattern := "vllm@" + model + "@1@*@<64 hex digits>"
+
+	status, worst, list := report(profile("version=0.3.1"), "--model="+model, "--tokens-file="+file)
+	if f := has(t, list, "lmcache entries", pattern); status != exitOK || f.Level != check.OK || !strings.HasPrefix(f.Found, "4 entries of 4 chunks") {
+		t.Errorf("ends with %d, %v: %+v", status, worst, f)
+	}
+	if f := has(t, list, "lmcache owners", pattern); f.Level != check.Warn || !strings.Contains(f.Found, `"10.0.0.9" (no pod`) {
+		t.Errorf("%+v", f)
+	}
+	if f := has(t, list, "lmcache chain", model); f.Level != check.OK || !strings.Contains(f.Found, "as configured") {
+		t.Errorf("%+v", f)
+	}
+
+	// A profile of another version never matches, and it says so.
+	sha := profile("version=0.5.6&algorithm=sha256_cbor&vllm=true&seed=0")
+	status, worst, list = report(sha, "--model="+model, "--tokens-file="+file)
+	if f := has(t, list, "lmcache chain", model); status != exitFailed || worst != check.Fail || !strings.Contains(f.Means, "your algorithm differs") {
+		t.Errorf("ends with %d, %v: %+v", status, worst, f)
+	}
+	if f := has(t, list, "lmcache entries", pattern); f.Level != check.Warn || !strings.Contains(f.Means, "never match") {
+		t.Errorf("%+v", f)
+	}
+
+	// What a controller's worker holds is in the index alone.
+	if err := c.Del(t.Context(), names...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	worker := store.Pod{Name: lmcache.WorkerName("i", "", 0), Model: model, PartOf: &store.PartOf{Pod: "10.0.0.1:8000", Workers: 1}}
+	if _, err := x.Register(t.Context(), worker); err != nil {
+		t.Fatal(err)
+	}
+	h, err := lmcache.New(lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.SHA256CBOR, VLLM: true, Seed: "42"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var chunks []blockkey.Key
+	for _, hash := range h.Append(nil, tokens) {
+		chunks = append(chunks, hash.ChunkKey())
+	}
+	if err := x.Apply(t.Context(), store.Batch{Pod: worker.Name, Model: model, Ops: []store.Op{{Kind: store.Add, Tier: store.CPU, Keys: chunks}}}); err != nil {
+		t.Fatal(err)
+	}
+	status, _, list = report(sha, "--model="+model, "--tokens-file="+file)
+	if f := has(t, list, "lmcache chain", model); status != exitFailed || !strings.Contains(f.Means, "your seed differs: theirs is 42, the profile's 0") {
+		t.Errorf("ends with %d: %+v", status, f)
+	}
+	has(t, list, "lmcache controller", "")
+
+	// As text, and as people call it.
+	status, stdout, _ := call(t, "", "doctor", "lmcache", "--redis=redis://"+s.Addr, sha)
+	if status != exitOK || !strings.Contains(stdout, "lmcache controller") || !strings.Contains(stdout, "fail: 0") {
+		t.Errorf("ends with %d\n%s", status, stdout)
+	}
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{nil, "there is none"},
+		{[]string{"--redis=redis://x", "--model=m"}, "is for a prompt"},
+		{[]string{"--redis=redis://x", "--prompt=m"}, "needs --model"},
+		{[]string{"--redis=redis://x", "--model=m", "--prompt=m"}, "needs --server"},
+		{[]string{"--redis=redis://x", "--model=m", "--prompt=m", "--tokens-file=f"}, "two prompts"},
+		{[]string{"--redis=redis://x", "--keys=0"}, "--keys is 0"},
+		{[]string{"--redis=redis://x", "--timeout=0s"}, "--timeout is 0s"},
+		{[]string{"--redis=redis://x", "--profile=m?version=9"}, "no release"},
+		{[]string{"--redis=redis://x", "--profile=m?colour=red"}, "there are version"},
+		{[]string{"--redis=redis://x", "more"}, "it takes flags only"},
+	} {
+		if status, _, stderr := call(t, "", append([]string{"doctor", "lmcache"}, c.args...)...); status != exitUsage || !strings.Contains(stderr, c.says) {
+			t.Errorf("%q ends with %d, without %q\n%s", c.args, status, c.says, stderr)
+		}
+	}
+	if status, stdout, _ := call(t, "", "doctor", "lmcache", "--help"); status != exitOK || !strings.Contains(stdout, "--tokens-file") {
+		t.Errorf("--help ends with %d\n%s", status, stdout)
+	}
+	gone := (&url.URL{Scheme: "redis", Host: "127.0.0.1:1"}).String()
+	if status, stdout, _ := call(t, "", "doctor", "lmcache", "--redis="+gone, "--timeout=2s"); status != exitFailed || !strings.Contains(stdout, "connection") {
+		t.Errorf("without a server it ends with %d\n%s", status, stdout)
+	}
+}

@@ -1,0 +1,304 @@
+package survey
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/lmcache"
+)
+
+// What Explain tries beside what is configured.
+var (
+	triedSizes = []int{256, 16, 32, 64, 128, 512, 1024}
+	triedSeeds = []string{"0", "42", "1", "1234"}
+	// Python 3.10 and 3.12 stand for those before and after strings got another hash.
+	triedPythons = []int{12, 10}
+)
+
+const (
+	maxAsked        = 50_000 // names that Explain asks about
+	maxAskedWorkers = 8      // of a chunk
+)
+
+// Chain is a way to hash, and the hash of a prompt's first chunk by it.
+type Chain struct {
+	Config lmcache.Config
+	Hash   lmcache.Hash
+	// Configured says that it is a profile's.
+	Configured bool
+}
+
+// Explanation is the search for the chain by which a prompt is filed.
+type Explanation struct {
+	s      *Survey
+	model  string
+	tokens int
+	chains []Chain
+	names  []string
+	of     []int // of each name, the chain
+}
+
+// Explain begins a search for how the first chunk of a model's prompt is filed. Ask the
+// index about Keys and Redis about Names, and give the answers to Findings. Entries have
+// to be added before.
+func (s *Survey) Explain(model string, tokens []uint32) *Explanation {
+	e := &Explanation{s: s, model: model, tokens: len(tokens), chains: chainsOf(tokens, s.c.Profiles[model])}
+	for _, g := range s.sorted() {
+		if g.variant != "" || g.suffix == "kv_bytes" {
+			continue
+		}
+		for i, c := range e.chains {
+			b, _ := c.Hash.Bytes()
+			if len(b) != g.width {
+				continue
+			}
+			for worker := range min(max(1, g.world), maxAskedWorkers) {
+				if len(e.names) == maxAsked {
+					return e
+				}
+				if name := g.name(c.Hash, worker); name != "" {
+					e.names = append(e.names, name)
+					e.of = append(e.of, i)
+				}
+			}
+		}
+	}
+	return e
+}
+
+// name is the name of a worker's chunk; "" when it has none.
+func (k kind) name(h lmcache.Hash, worker int) string {
+	switch k.shape {
+	case owners:
+		d, ok := h.Digest()
+		if !ok {
+			return ""
+		}
+		return lmcache.ForkKey{Model: k.model, Hash: d}.String()
+	case object:
+		rank, err := lmcache.NewKVRank(k.world, worker, k.world, worker)
+		if err != nil {
+			return ""
+		}
+		return lmcache.ObjectKey{Model: k.model, Rank: rank, Group: k.group, Hash: h}.String()
+	default:
+		return lmcache.Key{Form: k.form, Fmt: k.fmt, Model: k.model, WorldSize: k.world, WorkerID: worker, Hash: h, DType: k.dtype}.String() + k.suffix
+	}
+}
+
+// chainsOf are the ways to hash that there are, those of the profiles first. Of ways
+// that give one hash the one that is most like a profile stands for all.
+func chainsOf(tokens []uint32, profiles []lmcache.Profile) []Chain {
+	var out []Chain
+	at := map[lmcache.Hash]int{}
+	try := func(c lmcache.Config, configured bool) {
+		h, err := lmcache.New(c)
+		if err != nil || len(tokens) < h.ChunkSize() {
+			return
+		}
+		hash := h.Append(nil, tokens[:h.ChunkSize()])[0]
+		c.ChunkSize = h.ChunkSize()
+		i, known := at[hash]
+		switch {
+		case !known:
+			at[hash] = len(out)
+			out = append(out, Chain{c, hash, configured})
+		case !out[i].Configured && distance(c, profiles) < distance(out[i].Config, profiles):
+			out[i].Config = c
+		}
+	}
+	sizes, seeds := slices.Clone(triedSizes), slices.Clone(triedSeeds)
+	for _, p := range profiles {
+		try(p.Config, true)
+		if p.ChunkSize != 0 && !slices.Contains(sizes, p.ChunkSize) {
+			sizes = append(sizes, p.ChunkSize)
+		}
+		if p.Seed != "" && !slices.Contains(seeds, p.Seed) {
+			seeds = append(seeds, p.Seed)
+		}
+	}
+	for _, size := range sizes {
+		// The fork's chain is the same, and few have it.
+		try(lmcache.Config{Version: lmcache.V031, ChunkSize: size}, false)
+		for v := lmcache.V01; v <= lmcache.V046; v++ {
+			if v <= lmcache.V031 { // neither algorithm nor seed
+				try(lmcache.Config{Version: v, ChunkSize: size}, false)
+				continue
+			}
+			for _, python := range triedPythons {
+				try(lmcache.Config{Version: v, ChunkSize: size, Python: python}, false)
+				for a := lmcache.Builtin; a <= lmcache.XXHashCBOR; a++ {
+					for _, seed := range seeds {
+						c := lmcache.Config{Version: v, Algorithm: a, VLLM: true, Seed: seed, ChunkSize: size, Python: python}
+						try(c, false)
+						c.MP = true
+						try(c, false)
+					}
+				}
+			}
+			try(lmcache.Config{Version: v, MP: true, ChunkSize: size}, false)
+		}
+	}
+	return out
+}
+
+// Keys are the keys of the chains in the index, in their order.
+func (e *Explanation) Keys() []blockkey.Key {
+	keys := make([]blockkey.Key, len(e.chains))
+	for i, c := range e.chains {
+		keys[i] = c.Hash.ChunkKey()
+	}
+	return keys
+}
+
+// Names are the names of keys in Redis that would be there.
+func (e *Explanation) Names() []string { return e.names }
+
+// Findings says which chain the prompt is filed by. held says which of Keys somebody
+// holds, there which of Names there are.
+func (e *Explanation) Findings(held, there []bool) []check.Finding {
+	found := map[int][]string{} // chain and where
+	for i, ok := range held {
+		if ok && i < len(e.chains) {
+			found[i] = append(found[i], "the index, by a cache worker")
+		}
+	}
+	for i, ok := range there {
+		if ok && i < len(e.of) {
+			n := e.of[i]
+			found[n] = append(found[n], e.names[i])
+		}
+	}
+	f := check.Finding{What: "lmcache chain", Where: e.model}
+	profiles := e.s.c.Profiles[e.model]
+	if len(e.chains) == 0 {
+		f.Level, f.Found = check.Info, fmt.Sprintf("%d tokens are less than the smallest chunk that is tried", e.tokens)
+		f.Do = "give a prompt of at least a chunk, usually 256 tokens"
+		return []check.Finding{f}
+	}
+	if len(found) == 0 {
+		f.Level, f.Found = check.Info, fmt.Sprintf("nobody has filed these tokens by any of %d chains that were tried", len(e.chains))
+		f.Means = "no engine holds the prompt; or its seed is random (PYTHONHASHSEED not set) or another one; or it has seen other tokens: another tokenizer, chat template or special tokens"
+		f.Do = "send the prompt to an engine and try again; then set PYTHONHASHSEED at all engines and in the profile"
+		return []check.Finding{f}
+	}
+	mine := slices.ContainsFunc(slices.Collect(maps.Keys(found)), func(i int) bool { return e.chains[i].Configured })
+	var out []check.Finding
+	for _, i := range slices.Sorted(maps.Keys(found)) {
+		c := e.chains[i]
+		f := f
+		f.Found = fmt.Sprintf("%s: in %s", describe(c.Config), found[i][0])
+		if n := len(found[i]); n > 1 {
+			f.Found += fmt.Sprintf(" and %d more", n-1)
+		}
+		switch {
+		case c.Configured:
+			f.Found += ", as configured"
+		case len(profiles) == 0:
+			f.Level, f.Means = check.Warn, "no profile is configured for the model, so that it is never asked for"
+			f.Do = "configure this one"
+		default:
+			f.Level, f.Means = check.Fail, "the profile's hashes never match"
+			if mine {
+				f.Level, f.Means = check.Warn, "these engines hash otherwise than the others, and what they hold is not found"
+			}
+			_, p := nearest(c.Config, profiles)
+			f.Means += ": " + strings.Join(differences(c.Config, p), "; ")
+			f.Do = "set the profile to what the engines have, or add another one to it"
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// describe is a config in words.
+func describe(c lmcache.Config) string {
+	parts := []string{"LMCache " + c.Version.String()}
+	if c.MP {
+		parts[0] += " in MP mode"
+	}
+	if c.MP || c.Version > lmcache.V031 {
+		parts = append(parts, algorithm(c))
+		if seeded(c) {
+			parts = append(parts, "PYTHONHASHSEED="+c.Seed)
+		}
+	}
+	return strings.Join(append(parts, fmt.Sprintf("chunks of %d", c.ChunkSize)), ", ")
+}
+
+// algorithm is the name of what hashes, with defaults filled in.
+func algorithm(c lmcache.Config) string {
+	switch {
+	case !c.MP && c.Version <= lmcache.V031:
+		return "sha256 in a chain of hex"
+	case c.Algorithm != lmcache.Default:
+		return c.Algorithm.String()
+	case c.MP:
+		return lmcache.Blake3.String()
+	}
+	return lmcache.Builtin.String()
+}
+
+// seeded tells whether the seed counts.
+func seeded(c lmcache.Config) bool {
+	return c.VLLM && algorithm(c) != "blake3" && (c.MP || c.Version > lmcache.V031)
+}
+
+// differences says in what the engines are set otherwise than a profile.
+func differences(has, mine lmcache.Config) (out []string) {
+	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	if a, b := algorithm(has), algorithm(mine); a != b {
+		say("your algorithm differs: theirs is %s, the profile's %s", a, b)
+	}
+	if a, b := seed(has), seed(mine); a != b {
+		say("your seed differs: theirs is %s, the profile's %s", a, b)
+	}
+	if a, b := cmp.Or(has.ChunkSize, blockkey.DefaultChunkSize), cmp.Or(mine.ChunkSize, blockkey.DefaultChunkSize); a != b {
+		say("your chunk size differs: theirs is %d, the profile's %d", a, b)
+	}
+	if has.MP != mine.MP {
+		say("theirs is MP mode: %t, the profile's: %t", has.MP, mine.MP)
+	}
+	if has.Version != mine.Version {
+		say("your version differs: theirs hashes as %v, the profile's is %v", has.Version, mine.Version)
+	}
+	if seeded(has) && seeded(mine) && has.Algorithm == lmcache.Builtin && (has.Python >= 11) != (mine.Python >= 11) {
+		say("your Python differs: theirs hashes as 3.%d, the profile's is 3.%d", has.Python, mine.Python)
+	}
+	return out
+}
+
+// seed is what the chain begins with, in a word.
+func seed(c lmcache.Config) string {
+	switch {
+	case !seeded(c):
+		return "none"
+	case c.Seed == "":
+		return "not set"
+	}
+	return c.Seed
+}
+
+// distance is how much a config differs from the nearest profile.
+func distance(c lmcache.Config, profiles []lmcache.Profile) int {
+	n, _ := nearest(c, profiles)
+	return n
+}
+
+func nearest(c lmcache.Config, profiles []lmcache.Profile) (n int, p lmcache.Config) {
+	if len(profiles) == 0 {
+		return 0, c
+	}
+	n = -1
+	for i := range profiles {
+		if d := len(differences(c, profiles[i].Config)); n < 0 || d < n {
+			n, p = d, profiles[i].Config
+		}
+	}
+	return n, p
+}

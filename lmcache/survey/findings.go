@@ -1,0 +1,504 @@
+package survey
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Names are the names of all findings of this package, in the order in which they
+// are told.
+var Names = []string{
+	"lmcache profile", "lmcache entries", "lmcache model", "lmcache owners", "lmcache workers", "lmcache age", "lmcache tensors",
+	"lmcache controller", "lmcache chain",
+}
+
+// shown is how many examples a finding has.
+const shown = 3
+
+// Findings says what was found. all tells whether these were all keys that there are.
+func (s *Survey) Findings(all bool) []check.Finding {
+	var out []check.Finding
+	add := func(f check.Finding) { out = append(out, f) }
+	for _, err := range s.broken {
+		add(check.Finding{
+			Level: check.Fail, What: "lmcache profile", Found: strings.TrimPrefix(err.Error(), "lmcache: "),
+			Means: "kvatlas serve does not start with it", Do: "correct the profile",
+		})
+	}
+	groups := s.sorted()
+	if len(groups) == 0 {
+		f := check.Finding{Level: check.Info, What: "lmcache entries", Found: fmt.Sprintf("none, among %d names", s.other)}
+		if !all {
+			f.Found += " that were looked at"
+		}
+		f.Means = "LMCache from 0.3.7 on files nothing in Redis but the tensors of a redis:// or resp:// store; what its workers hold is told to a controller, by events, or to a coordinator"
+		add(f)
+	}
+	for _, g := range groups {
+		add(s.judgeEntries(g, all))
+	}
+	if s.passed > 0 {
+		add(check.Finding{Level: check.Info, What: "lmcache entries", Found: fmt.Sprintf("%d more of other patterns", s.passed), Means: fmt.Sprintf("no more than %d patterns are looked at", maxGroups)})
+	}
+	s.judgeModels(groups, add)
+	for _, g := range groups {
+		s.judgeOwners(g, add)
+		s.judgeWorkers(g, add, all)
+		s.judgeAge(g, add)
+	}
+	s.judgeTensors(groups, add)
+	s.judgeController(add)
+	order := func(f check.Finding) int { return slices.Index(Names, f.What) }
+	slices.SortStableFunc(out, func(a, b check.Finding) int { return cmp.Compare(order(a), order(b)) })
+	return out
+}
+
+// readers are the names that are read of a group's kind.
+func (s *Survey) readers(k kind) (out []read) {
+	for _, r := range s.reads {
+		r.suffix, k.suffix = "", ""
+		if r.kind == k {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+func (s *Survey) judgeEntries(g *group, all bool) check.Finding {
+	f := check.Finding{What: "lmcache entries", Where: g.pattern()}
+	n := len(g.chunks) + g.chunkless
+	f.Found = fmt.Sprintf("%s of %s, each %s", count(g.entries, "entry"), count(n, "chunk"), shapes[g.shape])
+	if !all {
+		f.Found += "; there are more keys than were looked at"
+	}
+	if bad := sum(g.wrong); bad > 0 {
+		f.Level = check.Warn
+		f.Found += fmt.Sprintf("; %d are of another type, such as %s", bad, slices.Sorted(maps.Keys(g.wrong))[0])
+		f.Means, f.Do = "those are passed over, and count as held by nobody", "find out who writes them"
+	}
+	if len(s.readers(g.kind)) > 0 {
+		return f
+	}
+	why := s.whyUnread(g)
+	f.Level = max(f.Level, why.Level)
+	f.Means = join(why.Means, f.Means)
+	f.Do = join(why.Do, f.Do)
+	return f
+}
+
+// whyUnread says why nobody asks for such names.
+func (s *Survey) whyUnread(g *group) check.Finding {
+	never := func(level check.Level, because, do string) check.Finding {
+		return check.Finding{Level: level, Means: "they never match: " + because, Do: do}
+	}
+	switch {
+	case g.variant == "<layer>" || g.variant == "<layer>@<tag>":
+		return never(check.Info, "engines that store by layer have a key for each layer, and those are not read", "leave use_layerwise off, or rely on the controller")
+	case g.variant == "<tag>":
+		return never(check.Info, "they are for requests with that tag alone", "")
+	case g.variant == "<salt>":
+		return never(check.Info, "they are for requests with that salt alone", "")
+	case len(s.c.Profiles) == 0:
+		return never(check.Warn, "no profile of LMCache is configured", "say how the engines run LMCache: "+suggest(g.kind))
+	case s.c.Mode == lmcache.NoEntries:
+		return never(check.Warn, "reading entries is off", "set lmcache to auto, set or hset")
+	}
+	best, score := []string(nil), -1
+	for _, r := range s.reads {
+		diff, same := differ(g.kind, r.kind)
+		if same > score {
+			best, score = diff, same
+		}
+	}
+	if best == nil {
+		if g.shape == tensors || g.shape == object {
+			return never(check.Info, "no profile says that engines share such a store", "give the profile its remote store, redis or resp, if these entries are of engines that serve requests")
+		}
+		return never(check.Warn, "the profiles that are configured are of a version that writes no such entries", "say how the engines that write them run LMCache: "+suggest(g.kind))
+	}
+	level := check.Warn
+	if g.shape == tensors || g.shape == object {
+		level = check.Info
+	}
+	return never(level, strings.Join(best, "; "), "make the profile that of the engines: "+suggest(g.kind))
+}
+
+// differ says in what the entries' kind is another one than what is read, and how much
+// is the same.
+func differ(has, want kind) (diff []string, same int) {
+	say := func(weight int, equal bool, format string, args ...any) {
+		if equal {
+			same += weight
+			return
+		}
+		diff = append(diff, fmt.Sprintf(format, args...))
+	}
+	say(8, has.shape == want.shape, "each is %s, and what is read is %s", shapes[has.shape], shapes[want.shape])
+	say(4, has.model == want.model, "their model is %q, and the profile's %q", has.model, want.model)
+	if has.shape == want.shape && has.shape != owners {
+		say(2, has.world == want.world, "their world size is %d, and the profile's %d", has.world, want.world)
+		say(1, has.fmt == want.fmt, "they begin with %q, and what is read with %q", has.fmt, want.fmt)
+		say(1, has.dtype == want.dtype, "their dtype is %q, and the profile's %q", has.dtype, want.dtype)
+	}
+	switch {
+	case has.width != want.width:
+		say(2, false, "their hashes are %s, and the profile's %s", hashForm(has), hashForm(want))
+	case has.width == 0 && has.base() != want.base():
+		say(2, false, "their hashes are %s, and the profile's %s", hashForm(has), hashForm(want))
+	default:
+		same += 2
+	}
+	return diff, same
+}
+
+func (k kind) base() int {
+	if k.form == lmcache.FormDecimal {
+		return 10
+	}
+	return 16
+}
+
+func hashForm(k kind) string {
+	switch {
+	case k.width > 0:
+		return fmt.Sprintf("%d hex digits", 2*k.width)
+	case k.base() == 10:
+		return "ints in decimal"
+	}
+	return "ints in hex"
+}
+
+// suggest says which version of LMCache writes such names.
+func suggest(k kind) string {
+	switch {
+	case k.shape == owners:
+		return "version fork"
+	case k.shape == object:
+		return "mp, remote store resp"
+	case k.form == lmcache.FormDecimal:
+		return "version 0.3.3 or 0.3.4"
+	case k.form == lmcache.FormDType:
+		return "version 0.3.10"
+	case k.form == lmcache.FormModel && k.width > 0:
+		return "version 0.3.13 or 0.4.1, with " + algorithmOf(k.width)
+	case k.form == lmcache.FormModel:
+		return "version 0.3.13 to 0.5.6"
+	case k.width > 0:
+		return "version 0.3.1, or 0.1"
+	}
+	return "version 0.3.6"
+}
+
+func algorithmOf(width int) string {
+	if width == 16 {
+		return "xxhash or xxhash_cbor"
+	}
+	return "sha256 or sha256_cbor"
+}
+
+// judgeModels holds the models of entries against those that requests may name.
+func (s *Survey) judgeModels(groups []*group, add func(check.Finding)) {
+	entries := map[string]int{}
+	for _, g := range groups {
+		entries[g.model] += g.entries
+	}
+	known := map[string]bool{} // as entries have them
+	names := map[string]bool{} // as requests have them
+	for model, profiles := range s.c.Profiles {
+		names[model] = true
+		for _, p := range profiles {
+			known[cmp.Or(p.Model, model)] = true
+		}
+	}
+	for i := range s.c.Pods {
+		if p := &s.c.Pods[i]; p.PartOf == nil {
+			names[p.Model] = true
+		}
+	}
+	for _, model := range slices.Sorted(maps.Keys(entries)) {
+		f := check.Finding{What: "lmcache model", Where: model, Found: count(entries[model], "entry")}
+		if known[model] {
+			add(f)
+			continue
+		}
+		near := ""
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			if alike(model, name) {
+				near = name
+				break
+			}
+		}
+		f.Level, f.Means = check.Warn, "no profile has this name, so that they never match"
+		switch {
+		case names[model]:
+			f.Do = "add a profile of LMCache for this model"
+		case near != "":
+			f.Means += fmt.Sprintf("; requests and pods call it %q", near)
+			f.Do = fmt.Sprintf("give the profile of %q the model name %q for its keys, or start the engines with one name", near, model)
+		default:
+			f.Means += ", and no pod is registered for it"
+			f.Do = "add a profile of LMCache for the model, and register its pods; or the entries are of another fleet"
+		}
+		add(f)
+	}
+}
+
+// alike tells whether two names may be of one model: but for case, the folders before
+// it, or the way in which a hub's cache writes it.
+func alike(a, b string) bool {
+	return strings.EqualFold(a, b) || strings.EqualFold(last(a), last(b))
+}
+
+// last is the last part of a model's name or path.
+func last(name string) string {
+	name = strings.TrimRight(name, "/")
+	for part := range strings.SplitSeq(name, "/") {
+		// .cache/huggingface/hub/models--org--model/snapshots/revision
+		if repo, ok := strings.CutPrefix(part, "models--"); ok {
+			name = strings.ReplaceAll(repo, "--", "/")
+		}
+	}
+	return path.Base(name)
+}
+
+// judgeOwners holds what entries say of who holds a chunk against the registry.
+func (s *Survey) judgeOwners(g *group, add func(check.Finding)) {
+	if len(g.owners) == 0 {
+		return
+	}
+	var lost []string
+	pods, n := map[string]bool{}, 0
+	for _, text := range slices.Sorted(maps.Keys(g.owners)) {
+		if pod := s.c.Owner(text); pod != "" {
+			pods[pod] = true
+			continue
+		}
+		n += g.owners[text]
+		lost = append(lost, text)
+	}
+	f := check.Finding{What: "lmcache owners", Where: g.pattern(), Found: fmt.Sprintf("%s named", count(len(pods), "registered pod"))}
+	if len(lost) > 0 {
+		f.Level = check.Warn
+		f.Found += fmt.Sprintf("; %s of %s name no registered pod", count(len(lost), "text"), count(n, "entry"))
+		var why []string
+		for _, text := range lost[:min(shown, len(lost))] {
+			why = append(why, fmt.Sprintf("%q (%s)", text, s.whyNobody(text)))
+		}
+		f.Found += ": " + strings.Join(why, ", ")
+		f.Means = "those entries count for nobody"
+		f.Do = "register the pods with these addresses, or give LMCache's distributed_url the host, or the host and port, that pods are registered with"
+	}
+	add(f)
+}
+
+// whyNobody says why a text names no pod.
+func (s *Survey) whyNobody(text string) string {
+	host, port, err := net.SplitHostPort(text)
+	if err != nil {
+		host, port = strings.TrimSuffix(strings.TrimPrefix(text, "["), "]"), ""
+	}
+	if text == "" || host == "" {
+		return "no host"
+	}
+	var there []string
+	for i := range s.c.Pods {
+		p := &s.c.Pods[i]
+		if p.PartOf == nil && (hostOf(p.Name) == host || hostOf(p.Address) == host) {
+			there = append(there, p.Name)
+		}
+	}
+	switch {
+	case len(there) > 1 && port == "":
+		return fmt.Sprintf("a host of %d pods, %s among them, and no port says which", len(there), there[0])
+	case len(there) > 1:
+		return fmt.Sprintf("a host of %d pods, none at this port, %s among them", len(there), there[0])
+	case len(there) == 1:
+		return "at this host there is " + there[0]
+	case strings.Count(text, ":") > 1 && err != nil:
+		return "IPv6 without a port; a pod at [" + host + "]:port would be meant"
+	}
+	return "no pod is registered at this host"
+}
+
+func hostOf(address string) string {
+	if _, rest, ok := strings.Cut(address, "://"); ok {
+		address, _, _ = strings.Cut(rest, "/")
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return strings.TrimSuffix(strings.TrimPrefix(address, "["), "]")
+	}
+	return host
+}
+
+// judgeWorkers says which workers' halves of chunks are missing.
+func (s *Survey) judgeWorkers(g *group, add func(check.Finding), all bool) {
+	if g.shape == owners || g.world < 2 || g.world > maxWorld || g.suffix == "kv_bytes" || g.variant != "" {
+		return
+	}
+	whole, missing := 0, make([]int, g.world)
+	for _, has := range g.chunks {
+		n := 0
+		for worker, there := range has {
+			if there {
+				n++
+			} else {
+				missing[worker]++
+			}
+		}
+		if n == g.world {
+			whole++
+		}
+	}
+	f := check.Finding{What: "lmcache workers", Where: g.pattern(), Found: fmt.Sprintf("%d of %s are there of all %d workers", whole, count(len(g.chunks), "chunk"), g.world)}
+	if broken := len(g.chunks) - whole; broken > 0 && all {
+		most := 0
+		for worker := range missing {
+			if missing[worker] > missing[most] {
+				most = worker
+			}
+		}
+		f.Level = check.Info
+		f.Means = fmt.Sprintf("a chunk counts when all workers of a pod have it; worker %d lacks most, %d", most, missing[most])
+		if whole == 0 {
+			f.Level, f.Do = check.Warn, fmt.Sprintf("let all workers write to this Redis; with save_only_first_rank (MLA) the world size in the keys is 1, not %d", g.world)
+		}
+	}
+	add(f)
+}
+
+// judgeAge says how old entries are, and whether they can grow old.
+func (s *Survey) judgeAge(g *group, add func(check.Finding)) {
+	if g.shape != owner && g.shape != owners {
+		return
+	}
+	f := check.Finding{What: "lmcache age", Where: g.pattern()}
+	switch {
+	case g.timed > 0:
+		f.Found = fmt.Sprintf("the newest is %v old", s.c.Now.Sub(g.newest).Round(time.Second))
+		if g.old > 0 {
+			f.Level = check.Info
+			f.Found += fmt.Sprintf("; %d of %s are older than %v", g.old, count(g.timed, "field"), s.c.MaxAge)
+			f.Means, f.Do = "those count for nobody: who wrote them may have lost the chunk long since", "a longer maximum age lets them count"
+		}
+	case g.aged == g.entries:
+		f.Found = "all have a time to live"
+	default:
+		f.Level, f.Found = check.Info, fmt.Sprintf("%s without a time, and without a time to live", count(g.entries-g.aged, "entry"))
+		f.Means = "LMCache leaves entries behind when an engine dies and when a request's tokens are cleared; they count until their pod is gone"
+		f.Do = "register pods with a lease, or give the keys a time to live from outside"
+	}
+	add(f)
+}
+
+// judgeTensors says what tensors prove.
+func (s *Survey) judgeTensors(groups []*group, add func(check.Finding)) {
+	n, read := 0, 0
+	for _, g := range groups {
+		if g.shape == tensors || g.shape == object {
+			n += g.entries
+			if len(s.readers(g.kind)) > 0 {
+				read += g.entries
+			}
+		}
+	}
+	if n == 0 {
+		return
+	}
+	add(check.Finding{
+		What: "lmcache tensors", Found: fmt.Sprintf("%s hold tensors; of %d of them scoring asks whether they are there", count(n, "key"), read),
+		Means: "they show that a chunk is in the shared tier, and not who has it; they have not been read, and never are",
+	})
+}
+
+// judgeController holds the cache workers that are registered against what is asked for.
+func (s *Survey) judgeController(add func(check.Finding)) {
+	type instance struct {
+		part store.PartOf
+		name string
+	}
+	seen := map[instance]map[int]bool{}
+	pods := map[string]bool{}
+	for i := range s.c.Pods {
+		if p := &s.c.Pods[i]; p.PartOf == nil {
+			pods[p.Name] = true
+		}
+	}
+	var unasked, orphans []string
+	workers := 0
+	for i := range s.c.Pods {
+		p := &s.c.Pods[i]
+		if p.PartOf == nil {
+			continue
+		}
+		workers++
+		in := instance{*p.PartOf, strings.TrimSuffix(p.Name, fmt.Sprint(p.PartOf.Worker))}
+		in.part.Worker = 0
+		if seen[in] == nil {
+			seen[in] = map[int]bool{}
+		}
+		seen[in][p.PartOf.Worker] = true
+		if len(s.c.Profiles[p.Model]) == 0 {
+			unasked = append(unasked, fmt.Sprintf("%s (model %q)", p.Name, p.Model))
+		}
+		if !pods[p.PartOf.Pod] {
+			orphans = append(orphans, fmt.Sprintf("%s (of %s)", p.Name, p.PartOf.Pod))
+		}
+	}
+	if workers == 0 {
+		return
+	}
+	add(check.Finding{What: "lmcache controller", Found: fmt.Sprintf("%s of %s registered", count(workers, "worker"), count(len(seen), "instance"))})
+	warn := func(list []string, found, means, do string) {
+		if len(list) > 0 {
+			add(check.Finding{
+				Level: check.Warn, What: "lmcache controller", Found: fmt.Sprintf(found, len(list), strings.Join(list[:min(shown, len(list))], ", ")), Means: means, Do: do,
+			})
+		}
+	}
+	warn(unasked, "%d workers are of models without a profile: %s", "what they hold is never asked for", "add a profile of LMCache for the model")
+	warn(orphans, "%d workers are part of pods that are not registered: %s", "what they hold counts for nobody", "register the pods")
+	var halves []string
+	for in, has := range seen {
+		if len(has) < in.part.Workers {
+			halves = append(halves, fmt.Sprintf("%s* (%d of %d)", in.name, len(has), in.part.Workers))
+		}
+	}
+	slices.Sort(halves)
+	warn(halves, "%d instances lack workers: %s", "a chunk counts when all workers have it, so that nothing of theirs does", "let all workers of a pod reach the controller")
+}
+
+func sum(m map[string]int) (n int) {
+	for _, v := range m {
+		n += v
+	}
+	return n
+}
+
+func join(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
+	}
+	return a + "; " + b
+}
+
+// count is a number and a word.
+func count(n int, word string) string {
+	switch {
+	case n == 1:
+		return "1 " + word
+	case strings.HasSuffix(word, "y"):
+		return fmt.Sprintf("%d %sies", n, strings.TrimSuffix(word, "y"))
+	}
+	return fmt.Sprintf("%d %ss", n, word)
+}
