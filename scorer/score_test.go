@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -406,7 +407,7 @@ func TestText(t *testing.T) {
 	if r.Best != "p" || r.Pods[0].Blocks != 2 || r.Source != "tokenizer" || !r.Exact || r.Degraded != "" {
 		t.Errorf("got %+v", r)
 	}
-	if asked != (tokenpool.Request{Model: "m", Text: "abcdefghi", NoSpecialTokens: true, Mode: tokenpool.Sync, Budget: 3 * time.Second}) {
+	if !reflect.DeepEqual(asked, tokenpool.Request{Model: "m", Text: "abcdefghi", NoSpecialTokens: true, Mode: tokenpool.Sync, Budget: 3 * time.Second}) {
 		t.Errorf("asked for %+v", asked)
 	}
 	for behind, want := range map[tokenpool.Behind]scorer.Degradation{
