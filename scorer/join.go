@@ -324,7 +324,7 @@ func (s *Scorer) chunks(j *job, size int) {
 		return
 	}
 	c := j.chain
-	tokens := j.tokens[:beforeObjects(len(j.tokens), j.req.Objects)]
+	tokens := j.tokens[:beforeObjects(len(j.tokens), j.objects)]
 	covered := len(c.keys) * size // tokens that any block has
 	for _, g := range reader.Groups() {
 		span := g.Hasher.ChunkSize()

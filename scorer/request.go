@@ -74,6 +74,9 @@ type Request struct {
 	// the model's placeholders in their places. Their hashes are part of the block
 	// keys.
 	Objects []blockkey.Object
+	// Media is what is known of the images, audio and video of a Chat, in the order
+	// of their parts. Those that are not known end what is scored.
+	Media []tokenpool.Medium
 	// Mode and Wait say how long tokenization may take; Wait 0 is the default
 	// budget of the tokenizer.
 	Mode tokenpool.Mode
@@ -98,6 +101,9 @@ func (r *Request) validate(def Strategy) (Strategy, error) {
 	}
 	if r.Input.kind != inputTokens && len(r.Objects) > 0 {
 		return "", fmt.Errorf("%w: objects go with tokens only", ErrRequest)
+	}
+	if r.Input.kind != inputChat && len(r.Media) > 0 {
+		return "", fmt.Errorf("%w: media go with a chat only", ErrRequest)
 	}
 	st := r.Strategy
 	if st == "" {
@@ -132,8 +138,9 @@ const (
 	TokenizationBudget Degradation = "tokenization_budget"
 	// TokenizationBusy: the tokenizer's queue is full.
 	TokenizationBusy Degradation = "tokenization_busy"
-	// Multimodal: the chat has images, audio or video, whose tokens only the
-	// model's processor knows; what comes before them is scored.
+	// Multimodal: the chat has images, audio or video of which neither the caller
+	// nor the model's rules say what stands in their place; what comes before them
+	// is scored.
 	Multimodal Degradation = "multimodal"
 )
 

@@ -229,6 +229,7 @@ type job struct {
 	resp     *Response
 	strategy Strategy
 	tokens   []uint32
+	objects  []blockkey.Object
 	chain    *chain
 }
 
@@ -239,7 +240,7 @@ func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
 		j := &jobs[i]
 		switch in := &j.req.Input; in.kind {
 		case inputTokens:
-			j.tokens, j.resp.Source = in.tokens, SourceTokens
+			j.tokens, j.objects, j.resp.Source = in.tokens, j.req.Objects, SourceTokens
 		case inputKeys:
 			j.resp.Source = SourceBlockKeys
 		case inputText, inputChat:
@@ -274,6 +275,7 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 		Model:           j.req.Model,
 		Text:            j.req.Input.text,
 		Chat:            j.req.Input.chat,
+		Media:           j.req.Media,
 		NoSpecialTokens: j.req.NoSpecialTokens,
 		Mode:            j.req.Mode,
 		Budget:          j.req.Wait,
@@ -282,6 +284,11 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 		return err
 	}
 	j.tokens = res.Tokens
+	for _, m := range res.Media {
+		if hash, ok := blockkey.ObjectHash(m.Hash); ok {
+			j.objects = append(j.objects, blockkey.Object{Hash: hash, Ranges: []blockkey.Range{{Start: m.Offset, End: m.Offset + m.Length}}})
+		}
+	}
 	j.resp.Source, j.resp.Exact = string(res.Source), res.Exact
 	switch res.Behind {
 	case tokenpool.BehindBudget:
@@ -309,7 +316,7 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 			j.resp.Tokens = len(c.keys) * size
 		} else {
 			keys := blockkey.Chain{BlockSize: size, Seed: blockkey.NativeSeed(j.req.LoRA, j.req.Salt)}
-			c.keys = keys.AppendObjects(c.keys[:0], j.tokens, j.req.Objects)
+			c.keys = keys.AppendObjects(c.keys[:0], j.tokens, j.objects)
 			j.resp.Tokens = len(j.tokens)
 		}
 		j.resp.Blocks, j.resp.BlockSize = len(c.keys), size

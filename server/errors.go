@@ -87,6 +87,7 @@ var mapping = []struct {
 	{is: tokenpool.ErrUnknownModel, status: 404, code: "unknown_model", param: "model", message: "there is no tokenizer for this model: send tokens, or make its tokenizer.json known to the server"},
 	{is: tokenpool.ErrInvalidText, status: 400, code: "invalid_text", param: "prompt"},
 	{is: tokenpool.ErrInvalidTokens, status: 400, code: "invalid_tokens", param: "tokens"},
+	{is: tokenpool.ErrMedia, status: 400, code: codeInvalidRequest, param: "mm_items"},
 	{is: tokenpool.ErrTooLong, status: 413, code: codeTooLarge, param: "prompt"},
 	{is: tokenpool.ErrBusy, status: 503, code: "tokenizer_busy", message: "the tokenizer's queue is full, try again later", retry: time.Second},
 	{is: tokenpool.ErrPinned, status: 502, code: "tokenizer_changed", param: "model", message: "the files of this model's tokenizer are not the ones that are pinned (tokenizer-pins); the server's log says what differs", retry: 5 * time.Second},

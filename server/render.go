@@ -32,6 +32,8 @@ type engineRequest struct {
 	// Prompt is a text, texts, tokens, or lists of tokens.
 	Prompt json.RawMessage `json:"prompt"`
 	chat.Request
+	// Media is what is known of the images, audio and video of a chat: ours.
+	Media            json.RawMessage `json:"mm_items"`
 	AddSpecialTokens *bool           `json:"add_special_tokens"`
 	Truncate         json.RawMessage `json:"truncate_prompt_tokens"`
 	ReturnTokenStrs  bool            `json:"return_token_strs"`
@@ -123,25 +125,31 @@ func (c *call) textTokens(q *engineRequest, texts []string) ([][]uint32, error) 
 
 // chatTokens are the tokens of a chat. All of them, or it is an error: an answer
 // with a part of the tokens would be taken for the whole.
-func (c *call) chatTokens(q *engineRequest) ([]uint32, error) {
+func (c *call) chatTokens(q *engineRequest) (res tokenpool.Result, err error) {
 	if q.AddSpecialTokens != nil && *q.AddSpecialTokens {
-		return nil, invalid("add_special_tokens", "add_special_tokens cannot be true: a chat's template has put the special tokens")
+		return res, invalid("add_special_tokens", "add_special_tokens cannot be true: a chat's template has put the special tokens")
 	}
-	res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, tokenpool.Request{Model: q.Model, Chat: &q.Request, Mode: tokenpool.Sync})
+	r := tokenpool.Request{Model: q.Model, Chat: &q.Request, Mode: tokenpool.Sync}
+	if given(q.Media) {
+		if r.Media, err = parseMedia(q.Media, &c.s.cfg.Limits); err != nil {
+			return res, err
+		}
+	}
+	res, err = c.s.cfg.Tokenizer.Tokens(c.ctx, r)
 	switch {
 	case err != nil:
 		f := form{names: []string{"chat_template"}}
 		if q.ChatTemplate != "" {
 			f.seen = 1
 		}
-		return nil, chatError(f, err)
+		return res, chatError(f, err)
 	case !res.Exact:
-		return nil, &apiError{
+		return res, &apiError{
 			status: http.StatusNotImplemented, code: "multimodal", param: "messages",
-			message: "the chat has images, audio or video: how many tokens they have is known to the model's processor, which is not here",
+			message: "the chat has images, audio or video: how many tokens they have is known to the model's processor, which is not here; give mm_items, and a media.json beside the tokenizer of a model whose markers are not known",
 		}
 	}
-	return res.Tokens, nil
+	return res, nil
 }
 
 // renderCompletion is POST /v1/completions/render.
@@ -167,7 +175,7 @@ func (c *call) renderCompletion() error {
 		if list {
 			id += "-" + strconv.Itoa(i)
 		}
-		b = appendRendered(b, id, q.Model, ids)
+		b = appendRendered(b, id, q.Model, ids, nil)
 	}
 	b = append(b, "]\n"...)
 	c.out = b
@@ -181,22 +189,23 @@ func (c *call) renderChat() error {
 	if err != nil {
 		return err
 	}
-	ids, err := c.chatTokens(q)
+	res, err := c.chatTokens(q)
 	if err != nil {
 		return err
 	}
-	b := append(appendRendered(c.out[:0], "chatcmpl-"+c.id, q.Model, ids), '\n')
+	b := append(appendRendered(c.out[:0], "chatcmpl-"+c.id, q.Model, res.Tokens, res.Media), '\n')
 	c.out = b
 	c.reply(http.StatusOK, c.out)
 	return nil
 }
 
 // appendRendered appends what vLLM answers, less what is about sampling.
-func appendRendered(b []byte, id, model string, ids []uint32) []byte {
+func appendRendered(b []byte, id, model string, ids []uint32, media []tokenpool.PlacedMedium) []byte {
 	b = appendString(append(b, `{"request_id":`...), id)
 	b = appendString(append(b, `,"model":`...), model)
 	b = appendTokens(append(b, `,"token_ids":`...), ids)
-	return append(b, `,"token_offsets":null,"features":null,"output_mode":"tokens"}`...)
+	b = appendFeatures(append(b, `,"token_offsets":null,"features":`...), media)
+	return append(b, `,"output_mode":"tokens"}`...)
 }
 
 // engineTokenize is POST /tokenize, in the form of vLLM and SGLang.
@@ -214,9 +223,9 @@ func (c *call) engineTokenize() error {
 	case given(q.Messages) && given(q.Prompt):
 		return invalid("messages", "prompt and messages are both given, give one of them")
 	case given(q.Messages):
-		var ids []uint32
-		ids, err = c.chatTokens(q)
-		tokens = [][]uint32{ids}
+		var res tokenpool.Result
+		res, err = c.chatTokens(q)
+		tokens = [][]uint32{res.Tokens}
 	default:
 		var texts []string
 		texts, tokens, list, err = q.prompts(&c.s.cfg.Limits)

@@ -29,6 +29,7 @@ type input struct {
 	tokens          []uint32 // of tokens or tokens_b64
 	objects         []blockkey.Object
 	chat            chat.Request
+	media           []tokenpool.Medium
 	keys            []blockkey.Key
 	lora, salt      string
 	noSpecialTokens bool
@@ -76,7 +77,7 @@ func readPrompts(s *scanner, in *input) error {
 
 // chatNames are the fields that belong to messages.
 var chatNames = []string{
-	"tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "reasoning_effort",
+	"mm_items", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "reasoning_effort",
 }
 
 // chatFields are messages and what belongs to them, as in a chat completion, whose
@@ -98,6 +99,7 @@ func chatFields[T any](at func(*T) *input) fields[T] {
 		raw("tools", "an array of tools", '[', func(r *chat.Request) *json.RawMessage { return &r.Tools }),
 		raw("documents", "an array of documents", '[', func(r *chat.Request) *json.RawMessage { return &r.Documents }),
 		raw("chat_template_kwargs", "an object", '{', func(r *chat.Request) *json.RawMessage { return &r.ChatTemplateKwargs }),
+		inputOf("mm_items", at, readMedia),
 		inputOf("add_generation_prompt", at, func(s *scanner, in *input) error {
 			in.chat.AddGenerationPrompt = new(bool)
 			return s.bool(in.chat.AddGenerationPrompt)

@@ -97,7 +97,7 @@ func (q *scoreRequest) only(kind string) scorer.Input {
 func (q *scoreRequest) with(in scorer.Input) scorer.Request {
 	return scorer.Request{
 		Model: q.model, Input: in, Pods: q.pods, Strategy: q.strategy,
-		LoRA: q.lora, Salt: q.salt, Objects: q.objects, Mode: q.mode, Wait: q.wait,
+		LoRA: q.lora, Salt: q.salt, Objects: q.objects, Media: q.media, Mode: q.mode, Wait: q.wait,
 		NoSpecialTokens: q.noSpecialTokens, EarlyExit: q.earlyExit, Explain: q.explain,
 	}
 }

@@ -45,7 +45,7 @@ func (c *call) tokenize() error {
 	}
 	r := tokenpool.Request{Model: q.model, Text: q.prompt, NoSpecialTokens: q.noSpecialTokens, Mode: tokenpool.Sync}
 	if kind == "messages" {
-		r.Chat = &q.chat
+		r.Chat, r.Media = &q.chat, q.media
 	}
 	res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, r)
 	if err != nil {
@@ -60,7 +60,11 @@ func (c *call) tokenize() error {
 	b = append(b, `,"exact":`...)
 	b = strconv.AppendBool(b, res.Exact)
 	b = append(b, `,"source":`...)
-	b = append(appendString(b, string(res.Source)), "}\n"...)
+	b = appendString(b, string(res.Source))
+	if len(res.Media) > 0 {
+		b = appendFeatures(append(b, `,"features":`...), res.Media)
+	}
+	b = append(b, "}\n"...)
 	c.out = b
 	c.reply(http.StatusOK, c.out)
 	return nil

@@ -17,7 +17,8 @@ const maxChats = 64
 type chatEntry struct {
 	version  string // of the origin
 	renderer *chat.Renderer
-	err      error // why there is none
+	media    map[string]placing // where media stand, by kind
+	err      error              // why there is none
 }
 
 // RenderChat renders the messages of a chat with the model's template, as the

@@ -42,6 +42,8 @@ type cutter struct {
 	lines   bool
 	// maxLines is how many bytes a text may have to be cut at lines; 0 is any.
 	maxLines int
+	// added are all added tokens, by their content.
+	added map[string]uint32
 }
 
 // lineSplits are expressions of which the second kind of cut has been proven: of
@@ -60,6 +62,7 @@ var harmlessSplits = []string{`\p{N}{1,3}`, `[一-龥぀-ゟ゠-ヿ]+`}
 
 // addedToken is an element of added_tokens in a tokenizer.json.
 type addedToken struct {
+	ID         uint32 `json:"id"`
 	Content    string `json:"content"`
 	SingleWord bool   `json:"single_word"`
 	LStrip     bool   `json:"lstrip"`
@@ -91,8 +94,14 @@ func newCutter(data []byte) *cutter {
 			Dropout *float64 `json:"dropout"`
 		} `json:"model"`
 	}
-	c := &cutter{tokens: map[string]bool{}}
-	if json.Unmarshal(data, &file) != nil || file.Model.Dropout != nil && *file.Model.Dropout > 0 {
+	c := &cutter{tokens: map[string]bool{}, added: map[string]uint32{}}
+	if json.Unmarshal(data, &file) != nil {
+		return c
+	}
+	for _, t := range file.Added {
+		c.added[t.Content] = t.ID
+	}
+	if file.Model.Dropout != nil && *file.Model.Dropout > 0 {
 		return c
 	}
 	all := newContents(file.Added)

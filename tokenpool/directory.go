@@ -84,7 +84,11 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 	if err != nil {
 		return Files{}, d.failed(model, err)
 	}
-	files := Files{Tokenizer: data, Name: name, Config: config, From: "directory", Version: v + others}
+	media, err := readOptional(d.path(model, mediaFile), maxMediaFile)
+	if err != nil {
+		return Files{}, d.failed(model, err)
+	}
+	files := Files{Tokenizer: data, Name: name, Config: config, Media: media, From: "directory", Version: v + others}
 	if files.Chat, err = chat.ReadFiles(filepath.Dir(d.path(model, tokenizerFile))); err != nil {
 		files.ChatErr = withoutPath(err)
 	}
@@ -94,7 +98,7 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 // others identifies the content of the files beside the tokenizer.
 func (d *Directory) others(model string) string {
 	var b strings.Builder
-	for _, name := range chat.FileNames() {
+	for _, name := range append(chat.FileNames(), mediaFile) {
 		if fi, err := os.Stat(d.path(model, name)); err == nil {
 			b.WriteByte('/')
 			b.WriteString(version(fi))

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // tokenizer is one in memory. It is closed when it has been dropped and no
@@ -223,6 +225,9 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	}
 	rendering := p.newChat(files)
 	cuts := newCutter(data)
+	if rendering.media, err = placings(files.Media, cuts.added, enc); err != nil && rendering.err == nil {
+		rendering.err = fmt.Errorf("%w: %w", chat.ErrFiles, err)
+	}
 	if k := tiktokenOf(files.Name); k != nil && k.maxPart > 0 {
 		cuts.maxLines = k.maxPart
 		enc = parted{encoder: enc, added: cuts, maxPart: k.maxPart, maxRun: k.maxRun}

@@ -38,6 +38,9 @@ type Files struct {
 	// tokenizer from being used.
 	Chat    chat.Files
 	ChatErr error
+	// Media is the content of media.json, with the model's own rules of where its
+	// media stand; nil when there is none.
+	Media []byte
 	// From names the origin for people: "directory" or "hub".
 	From string
 	// Revision is the commit (or branch, where the commit is not known) that

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // Pool tokenizes texts. New makes one. All methods are safe for concurrent
@@ -154,19 +155,27 @@ func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
 		defer timer.Stop()
 		expire = timer.C
 	}
-	media := false
+	if len(req.Media) > 0 && req.Chat == nil {
+		return Result{}, fmt.Errorf("%w: they belong to a chat", ErrMedia)
+	}
+	var prompt chat.Prompt
+	var plan *mediaPlan
 	if req.Chat != nil {
 		c, behind, err := p.chat(ctx, req, expire)
 		if err != nil || behind != "" {
 			return p.count(partial(prefixcache.Match{}, behind), err)
 		}
-		prompt, err := p.rendered(c, req)
+		if prompt, err = p.rendered(c, req); err == nil {
+			plan, err = newMediaPlan(c.media, req.Media, prompt)
+		}
 		if err != nil {
 			p.n.refused.Add(1)
 			return Result{}, err
 		}
-		media = len(prompt.Media) > 0
-		req.Text, req.NoSpecialTokens = prompt.Text[:prompt.Sure], true
+		req.Text, req.NoSpecialTokens = prompt.Text, true
+		if len(prompt.Media) > 0 && plan == nil {
+			req.Text = prompt.Text[:prompt.Sure]
+		}
 	}
 	for {
 		res, err := p.ask(ctx, req, expire)
@@ -174,11 +183,26 @@ func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
 		if errors.Is(err, errAbandoned) {
 			continue
 		}
-		res, err = p.count(res, err)
-		if media && res.Exact {
-			res.Exact, res.Behind = false, BehindMedia
+		if err != nil || len(prompt.Media) == 0 {
+			return p.count(res, err)
 		}
-		return res, err
+		if plan == nil {
+			if res.Exact {
+				res.Exact, res.Behind = false, BehindMedia
+			}
+			return p.count(res, nil)
+		}
+		ids, placed, all, found := plan.apply(res.Tokens)
+		if res.Exact && !found {
+			// The template puts no markers, or others.
+			plan, req.Text = nil, prompt.Text[:prompt.Sure]
+			continue
+		}
+		res.Tokens, res.Media = ids, placed
+		if !all && (res.Exact || found) {
+			res.Exact, res.Behind, res.Bytes = false, BehindMedia, min(res.Bytes, prompt.Sure)
+		}
+		return p.count(res, nil)
 	}
 }
 

@@ -17,6 +17,8 @@ var (
 	// ErrPinned says that a model's tokenizer is not the one that Config.Pins asks
 	// for.
 	ErrPinned = errors.New("tokenpool: tokenizer is not the pinned one")
+	// ErrMedia says that what a request tells of its media cannot be: it has others.
+	ErrMedia = errors.New("tokenpool: media")
 	// ErrBusy says that the queue is full; try again later.
 	ErrBusy = errors.New("tokenpool: queue is full")
 	// ErrTooLong says that the text is longer than the configured limit.
@@ -62,6 +64,10 @@ type Request struct {
 	// model's template, which has put all special tokens, so that none are added.
 	// The errors of package chat are those of Tokens then.
 	Chat *chat.Request
+	// Media is what is known of the images, audio and video of Chat, in the order of
+	// their parts; of those that are left out at the end nothing is. They are put
+	// into the tokens where the model's processor would put them.
+	Media []Medium
 	// NoSpecialTokens leaves out the special tokens that the tokenizer puts
 	// around a text (a chat template has put its own). Special tokens written
 	// in the text are recognised in both cases, as engines do.
@@ -99,6 +105,8 @@ type Result struct {
 	Exact bool
 	// Bytes is how much of the text, or of the rendered chat, they cover.
 	Bytes int
+	// Media are the media that are in Tokens, in their order.
+	Media []PlacedMedium
 	// Behind says why Exact is false; empty when Exact.
 	Behind Behind
 }
@@ -114,7 +122,8 @@ const (
 	BehindAsync Behind = "async"
 	// BehindBusy: the queue is full.
 	BehindBusy Behind = "busy"
-	// BehindMedia: a chat has images, audio or video. The tokens are those before
-	// the first message that has any.
+	// BehindMedia: a chat has images, audio or video of which it is not known what
+	// stands in their place. The tokens are those before the first such one, or
+	// before the content of the first message that has any.
 	BehindMedia Behind = "media"
 )

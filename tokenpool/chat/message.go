@@ -27,8 +27,9 @@ const (
 type preparer struct {
 	engine  Engine
 	format  Format
-	rebuild bool     // see Options.RebuildTools
-	media   []string // kinds of the parts that are no text
+	rebuild bool // see Options.RebuildTools
+	// media are the kinds of the parts that are no text, mediaIDs their uuids.
+	media, mediaIDs []string
 }
 
 // message prepares message i, all but what depends on other messages.
@@ -189,10 +190,19 @@ func (p *preparer) noteMedia(content json.RawMessage) {
 		t := get(members(e), "type")
 		for _, m := range media {
 			if first(t) == '"' && text(t) == m.part {
-				p.media = append(p.media, m.kind)
+				p.addMedium(m.kind, members(e))
 			}
 		}
 	}
+}
+
+// addMedium writes down a part that is no text.
+func (p *preparer) addMedium(kind string, ms []member) {
+	id := ""
+	if v := get(ms, "uuid"); first(v) == '"' {
+		id = text(v)
+	}
+	p.media, p.mediaIDs = append(p.media, kind), append(p.mediaIDs, id)
 }
 
 // parts reads a content: a string, an array of parts, or nothing.
@@ -269,7 +279,7 @@ func (p *preparer) part(where, kind string, ms []member) (part, error) {
 	}
 	for _, m := range media {
 		if m.part == kind {
-			p.media = append(p.media, m.kind)
+			p.addMedium(m.kind, ms)
 			return part{other: encodeObject([]member{{"type", quote(m.kind)}})}, nil
 		}
 	}

@@ -100,6 +100,9 @@ type Prompt struct {
 	// texts, in their order. If there are any, Text is not the engine's: the
 	// model's processor, which is not here, puts placeholders for them.
 	Media []string
+	// MediaIDs are the parts' own names of them (uuid, which vLLM takes for the
+	// hash of the content), empty for those without.
+	MediaIDs []string
 	// Sure is how many bytes of Text are the engine's in any case: all without
 	// media, else those before the content of the first message that has any.
 	Sure int
@@ -119,7 +122,7 @@ func (r *Renderer) Render(req Request) (Prompt, error) {
 	if err != nil {
 		return Prompt{}, err
 	}
-	out := Prompt{Text: text, Media: c.media, Sure: len(text)}
+	out := Prompt{Text: text, Media: c.media, MediaIDs: c.mediaIDs, Sure: len(text)}
 	if len(c.media) > 0 {
 		out.Sure = r.sure(req, c.mediaAt, text, now)
 	}
@@ -175,7 +178,8 @@ type prepared struct {
 	context  json.RawMessage
 	final    string // text of the last message, if it is to be continued
 	media    []string
-	mediaAt  int // the first message that has any
+	mediaIDs []string // as many
+	mediaAt  int      // the first message that has any
 }
 
 func (r *Renderer) prepare(req Request) (prepared, error) {
@@ -228,7 +232,7 @@ func (r *Renderer) prepare(req Request) (prepared, error) {
 	if p.engine == EngineVLLM && !strings.Contains(t.Source(), `"developer"`) && !strings.Contains(t.Source(), `'developer'`) {
 		conversation = developersToSystem(conversation)
 	}
-	out := prepared{template: t, media: p.media, mediaAt: mediaAt}
+	out := prepared{template: t, media: p.media, mediaIDs: p.mediaIDs, mediaAt: mediaAt}
 	if req.ContinueFinalMessage {
 		last := len(conversation) - 1
 		conversation[last], out.final, err = mark(conversation[last], t.Source())

@@ -1,0 +1,235 @@
+package tokenpool
+
+import (
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
+)
+
+// An image, an audio or a video stands in a rendered chat as the marker that the
+// template puts for it. The engine's processor for the model puts as many tokens
+// there as the medium has, and its hash goes into the block keys. What belongs where
+// is known by rules, which are data (media.json, and the file of that name that a
+// model may have beside its tokenizer); how many tokens a medium has, and its
+// hash, by the caller.
+
+// Medium is an image, audio or video of a chat, as far as a caller knows it. One of
+// which the number of tokens or the hash is not known ends the tokens before it.
+type Medium struct {
+	// Kind is "image", "audio" or "video"; empty is whatever the part is.
+	Kind string
+	// Hash names the content, as the engine does (vLLM's mm_hashes). Empty is the
+	// uuid of the part, if it has one: vLLM takes that for the hash.
+	Hash string
+	// Tokens is how many tokens the processor puts in its place. TokenIDs are
+	// these tokens themselves, for models that put more than one token again and
+	// again, rows with breaks for example; Tokens is not looked at then.
+	Tokens   int
+	TokenIDs []uint32
+}
+
+// PlacedMedium is a medium in its place: Length tokens from Offset on.
+type PlacedMedium struct {
+	Kind, Hash     string
+	Offset, Length int
+}
+
+// maxMediaTokens bounds the tokens of all media of a chat.
+const maxMediaTokens = 1 << 22
+
+// mediaFile is the file beside a tokenizer that has a model's own rules: an array
+// like that of media.json, without "models".
+const (
+	mediaFile    = "media.json"
+	maxMediaFile = 64 << 10
+)
+
+//go:embed media.json
+var mediaRules []byte
+
+// mediaRule is an element of media.json.
+type mediaRule struct {
+	// Kind is the kind of medium. The first rule of a kind counts whose tokens the
+	// tokenizer has.
+	Kind string `json:"kind"`
+	// Target is what the template puts, added tokens of the tokenizer, all of which
+	// is replaced: by Before, Repeat as often as the medium has tokens (less those of
+	// Before and After), and After. Repeat is one token.
+	Target string `json:"target"`
+	Before string `json:"before"`
+	Repeat string `json:"repeat"`
+	After  string `json:"after"`
+	// Models is for people.
+	Models string `json:"models"`
+}
+
+// placing is a rule in the tokens of a tokenizer.
+type placing struct {
+	text          string // of target
+	target        []uint32
+	before, after []uint32
+	repeat        uint32
+}
+
+// mediaKinds are the kinds that package chat knows.
+var mediaKinds = []string{"image", "audio", "video"}
+
+// placings are the rules that a tokenizer can follow, by kind. An own file must be
+// right; built-in rules of other models are passed over.
+func placings(own []byte, added map[string]uint32, e encoder) (map[string]placing, error) {
+	out := map[string]placing{}
+	for _, file := range [][]byte{own, mediaRules} {
+		if file == nil {
+			continue
+		}
+		var rules []mediaRule
+		if err := json.Unmarshal(file, &rules); err != nil {
+			return nil, fmt.Errorf("%s: %w", mediaFile, err)
+		}
+		for i, r := range rules {
+			p, err := r.placing(added, e)
+			if err != nil && len(own) > 0 && &file[0] == &own[0] {
+				return nil, fmt.Errorf("%s: rule %d: %w", mediaFile, i, err)
+			}
+			if _, have := out[r.Kind]; err == nil && !have {
+				out[r.Kind] = p
+			}
+		}
+	}
+	return out, nil
+}
+
+func (r mediaRule) placing(added map[string]uint32, e encoder) (p placing, err error) {
+	if !slices.Contains(mediaKinds, r.Kind) {
+		return p, fmt.Errorf("kind is %q, none of %s", r.Kind, strings.Join(mediaKinds, ", "))
+	}
+	for rest := r.Target; rest != ""; {
+		longest := ""
+		for token := range added {
+			if len(token) > len(longest) && strings.HasPrefix(rest, token) {
+				longest = token
+			}
+		}
+		if longest == "" {
+			return p, fmt.Errorf("target: %q begins with no added token of the tokenizer", rest)
+		}
+		p.target, rest = append(p.target, added[longest]), rest[len(longest):]
+	}
+	if p.text = r.Target; p.text == "" {
+		return p, errors.New("target is empty")
+	}
+	encode := func(text string) []uint32 { ids, _ := e.encode(text, false); return ids }
+	repeat := encode(r.Repeat)
+	if len(repeat) != 1 {
+		return p, fmt.Errorf("repeat: %q is %d tokens, not one", r.Repeat, len(repeat))
+	}
+	p.repeat, p.before, p.after = repeat[0], encode(r.Before), encode(r.After)
+	return p, nil
+}
+
+// fill is what stands in the place of a medium. It is nil for one that is not known.
+func (p placing) fill(m Medium) []uint32 {
+	if m.Hash == "" {
+		return nil
+	}
+	if len(m.TokenIDs) > 0 {
+		return m.TokenIDs
+	}
+	n := m.Tokens - len(p.before) - len(p.after)
+	if n < 1 {
+		return nil
+	}
+	return slices.Concat(p.before, slices.Repeat([]uint32{p.repeat}, n), p.after)
+}
+
+// mediaPlan is what is to be done about the media of one chat.
+type mediaPlan struct {
+	rules map[string]placing
+	// items are the media by kind, in their order.
+	items map[string][]Medium
+}
+
+// newMediaPlan holds what a caller knows against the parts that the chat has. The
+// plan is nil when a kind has no rule, or the template has not put its markers.
+func newMediaPlan(rules map[string]placing, known []Medium, prompt chat.Prompt) (*mediaPlan, error) {
+	if len(known) > len(prompt.Media) {
+		return nil, fmt.Errorf("%w: %d are described, the chat has %d", ErrMedia, len(known), len(prompt.Media))
+	}
+	plan := &mediaPlan{rules: rules, items: map[string][]Medium{}}
+	total, ruled := 0, true
+	for i, kind := range prompt.Media {
+		m := Medium{Kind: kind}
+		if i < len(known) {
+			m = known[i]
+		}
+		if m.Kind != "" && m.Kind != kind {
+			return nil, fmt.Errorf("%w: number %d is described as %q, the chat has %q there", ErrMedia, i, m.Kind, kind)
+		}
+		if m.Hash == "" && i < len(prompt.MediaIDs) {
+			m.Hash = prompt.MediaIDs[i]
+		}
+		if n := max(m.Tokens, len(m.TokenIDs)); m.Tokens < 0 || n > maxMediaTokens-total {
+			return nil, fmt.Errorf("%w: number %d has %d tokens; all can have %d", ErrMedia, i, n, maxMediaTokens)
+		}
+		total += max(m.Tokens, len(m.TokenIDs))
+		if _, ok := rules[kind]; !ok {
+			ruled = false
+		}
+		plan.items[kind] = append(plan.items[kind], m)
+	}
+	for kind, items := range plan.items {
+		ruled = ruled && strings.Count(prompt.Text, rules[kind].text) >= len(items)
+	}
+	if !ruled {
+		return nil, nil
+	}
+	return plan, nil
+}
+
+// apply puts the media into the tokens of a rendered chat. Like vLLM it takes the
+// first markers of a kind, in their order, for its media. It says whether all have
+// been placed; if not, the tokens end before the first that is not known. found is
+// false when the whole text has fewer markers than media.
+func (p *mediaPlan) apply(ids []uint32) (out []uint32, placed []PlacedMedium, all, found bool) {
+	out = make([]uint32, 0, len(ids))
+	next := map[string]int{}
+	left := 0
+	for _, items := range p.items {
+		left += len(items)
+	}
+	for i := 0; i < len(ids); {
+		kind, rule, ok := p.at(ids[i:], next)
+		if !ok {
+			out = append(out, ids[i])
+			i++
+			continue
+		}
+		m := p.items[kind][next[kind]]
+		fill := rule.fill(m)
+		if fill == nil {
+			return out, placed, false, true
+		}
+		placed = append(placed, PlacedMedium{Kind: kind, Hash: m.Hash, Offset: len(out), Length: len(fill)})
+		out = append(out, fill...)
+		i += len(rule.target)
+		next[kind]++
+		left--
+	}
+	return out, placed, left == 0, left == 0
+}
+
+// at finds the kind of which a medium is to be placed where ids begin.
+func (p *mediaPlan) at(ids []uint32, next map[string]int) (string, placing, bool) {
+	for _, kind := range mediaKinds {
+		rule, ok := p.rules[kind]
+		if ok && next[kind] < len(p.items[kind]) && len(ids) >= len(rule.target) && slices.Equal(ids[:len(rule.target)], rule.target) {
+			return kind, rule, true
+		}
+	}
+	return "", placing{}, false
+}
