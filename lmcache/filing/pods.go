@@ -138,6 +138,8 @@ const (
 	LabelIP = "lmcache.ip"
 	// LabelPeer is where its peers fetch chunks; not there when they do not.
 	LabelPeer = "lmcache.peer"
+	// LabelIncarnation numbers the lives of an instance of MP mode.
+	LabelIncarnation = "lmcache.incarnation"
 )
 
 // Workers returns how many workers of the instance the registry knows for the target:

@@ -53,6 +53,8 @@ type Worker struct {
 	target Target
 	// IP and Peer are what the worker tells of itself; see the labels.
 	IP, Peer string
+	// Incarnation is the number of the instance's life, "" where it has none.
+	Incarnation string
 	// Workers is how many workers the target has; it is raised to what has been seen.
 	Workers int
 
@@ -98,7 +100,7 @@ func (w *Worker) Renew(ctx context.Context) (created bool, err error) {
 		Labels: map[string]string{LabelInstance: w.id.Instance},
 		PartOf: &store.PartOf{Pod: w.target.Pod, Rank: w.target.Rank, Worker: w.id.Worker, Workers: max(w.Workers, w.id.Worker+1)},
 	}
-	for label, v := range map[string]string{LabelIP: w.IP, LabelPeer: w.Peer} {
+	for label, v := range map[string]string{LabelIP: w.IP, LabelPeer: w.Peer, LabelIncarnation: w.Incarnation} {
 		if v != "" {
 			p.Labels[label] = v
 		}

@@ -1,0 +1,110 @@
+package coordinator
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// ErrConfig says that a setting cannot be right.
+var ErrConfig = errors.New("coordinator: invalid config")
+
+// Config is what a Coordinator is made of. The zero value of each field but Index is its
+// default.
+type Config struct {
+	// Index is what is written to and asked.
+	Index store.Index
+	// Pods finds the pods of instances.
+	Pods filing.Pods
+	// Hashers recompute the chunks of a model's tokens. A model that is not there has
+	// LMCache's defaults: blake3, chunks of 256 tokens.
+	Hashers map[string]*lmcache.Hasher
+
+	// Lease is how long an instance that is silent keeps its blocks, 30 s; its
+	// heartbeats come every 5 s.
+	Lease time.Duration
+	// Timeout bounds a call of the index, 1.5 s; LMCache waits 2 s for the answer to
+	// its events.
+	Timeout time.Duration
+
+	// MaxInstances bounds the instances, 1,024, and MaxWorkers the workers of each for
+	// each pod, 64.
+	MaxInstances, MaxWorkers int
+	// MaxBody bounds a body, 64 MiB: an entry with its tokens takes about 1.5 KiB.
+	MaxBody int64
+	// MaxBodies bounds the bodies that are read at a time, 16; further ones wait until
+	// their clients give up.
+	MaxBodies int
+	// MaxTokens bounds the tokens, and MaxKeys the keys, of a lookup: 1,048,576 and
+	// 16,384.
+	MaxTokens, MaxKeys int
+
+	// Observer is told what happens.
+	Observer Observer
+}
+
+// Observer is told what happens. Any func may be nil. They are called by the goroutines
+// that do the work and must not block.
+type Observer struct {
+	// Unmapped says that no pod is known for an instance: nothing is kept of what it
+	// says. It is told once for each reason.
+	Unmapped func(instance string, err error)
+	// Lost says that something of an instance may be missing, so that its credit ends.
+	Lost func(instance, why string)
+	// Began says that an incarnation of an instance is heard first.
+	Began func(instance string, incarnation uint64)
+	// Refused says that a request was not understood.
+	Refused func(addr string, err error)
+	// Failed says that the index has not taken something.
+	Failed func(instance string, err error)
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.Index == nil {
+		return c, fmt.Errorf("%w: an Index is needed", ErrConfig)
+	}
+	for _, v := range []struct {
+		name          string
+		p             *time.Duration
+		def, min, max time.Duration
+	}{
+		{"Lease", &c.Lease, 30 * time.Second, 100 * time.Millisecond, store.MaxLease},
+		{"Timeout", &c.Timeout, 1500 * time.Millisecond, time.Millisecond, time.Hour},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < v.min || *v.p > v.max {
+			return c, fmt.Errorf("%w: %s is %v, it can be %v to %v", ErrConfig, v.name, *v.p, v.min, v.max)
+		}
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = 64 << 20
+	}
+	if c.MaxBody < 1024 {
+		return c, fmt.Errorf("%w: MaxBody is %d, the least is 1024", ErrConfig, c.MaxBody)
+	}
+	for _, v := range []struct {
+		name     string
+		p        *int
+		def, max int
+	}{
+		{"MaxInstances", &c.MaxInstances, 1024, 1 << 20},
+		{"MaxWorkers", &c.MaxWorkers, 64, 255},
+		{"MaxBodies", &c.MaxBodies, 16, 1 << 16},
+		{"MaxTokens", &c.MaxTokens, 1 << 20, 1 << 26},
+		{"MaxKeys", &c.MaxKeys, 1 << 14, 1 << 20},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < 1 || *v.p > v.max {
+			return c, fmt.Errorf("%w: %s is %d, it can be 1 to %d", ErrConfig, v.name, *v.p, v.max)
+		}
+	}
+	return c, nil
+}
