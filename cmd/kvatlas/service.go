@@ -72,6 +72,10 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 			return nil, err
 		}
 	}
+	lmcacheReaders, _, err := cfg.LMCacheReaders()
+	if err != nil {
+		return nil, fmt.Errorf("lmcache-models (from %s): %w", cfg.Origins["lmcache-models"], err)
+	}
 	sc, err := scorer.New(scorer.Config{
 		Index:     s.index,
 		Tokenizer: s.pool,
@@ -80,6 +84,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 		BlockSize: cfg.BlockSize,
 		Budget:    cfg.ScoreBudget,
 		Usage:     usage,
+		LMCache:   lmcacheReaders,
 		Observer:  s.watchScorer(),
 	})
 	if err != nil {
@@ -227,6 +232,8 @@ func (s *service) makeIndex() (backend string, err error) {
 		backend = "memory"
 	} else {
 		c := redisConfig(s.cfg)
+		// A wrong setting is told of when the scorer is made.
+		_, c.Entries, _ = s.cfg.LMCacheReaders()
 		c.Observer = redis.Observer{Log: func(msg string) { s.log.Warn().Msg(msg) }}
 		s.index, backend, err = s.makeRedis(c)
 	}
@@ -377,6 +384,7 @@ func redisConfig(c *config.Loaded) redis.Config {
 		MaxPods:    c.IndexMaxPods,
 		MaxHolders: c.IndexMaxHolders,
 		MaxModels:  c.IndexMaxModels,
+		EntryAge:   c.LMCacheMaxAge,
 	}
 }
 

@@ -166,6 +166,10 @@ type Config struct {
 	// IngestSilent is how long a rank may send nothing before its engine's /health is
 	// asked, and an engine that is healthy is counted as silent. 0 asks nobody.
 	IngestSilent time.Duration `name:"ingest-silent" default:"0s" min:"0s" max:"24h"`
+	// IngestUnremovedBlocks is the number of engine blocks that count for a rank in a tier
+	// other than the GPU's in which its engine never tells of a removal, as LMCache does
+	// through vLLM: the oldest go. 0 is no limit.
+	IngestUnremovedBlocks int `name:"ingest-unremoved-blocks" default:"262144" min:"0" max:"1000000000"`
 	// Pods are pods that are always there, as host:port?model=NAME; other parameters
 	// are in docs/operations.md. Others register over HTTP.
 	Pods Names `name:"pods"`
@@ -217,6 +221,18 @@ type Config struct {
 	// SnapshotMaxAge is how old a snapshot may be to be loaded; an older one is put
 	// aside. 0 is any age.
 	SnapshotMaxAge time.Duration `name:"snapshot-max-age" default:"0s" min:"0s" max:"8760h"`
+
+	// LMCacheModels are the ways in which engines of models run LMCache, as
+	// MODEL?version=0.5.6&seed=0; all parameters are in docs/lmcache.md. What LMCache
+	// holds of these models counts in their scores.
+	LMCacheModels LMCacheModels `name:"lmcache-models" section:"LMCache"`
+	// LMCache says which entries of LMCache in the Redis of the index are read: auto
+	// those that a model's version of LMCache writes, set its strings, hset the fork's
+	// hashes; off counts nothing of LMCache, be it in the index.
+	LMCache string `name:"lmcache" default:"auto" oneof:"auto,off,set,hset"`
+	// LMCacheMaxAge is how old an entry of LMCache may be that says when it was
+	// written, as the fork's do; 0 is any age.
+	LMCacheMaxAge time.Duration `name:"lmcache-max-age" default:"24h" min:"0s" max:"8760h"`
 
 	// Strategy says how held blocks become a score where a request does not.
 	Strategy string `name:"strategy" default:"longest_prefix" oneof:"longest_prefix,highest_block,coverage" section:"Scoring"`
@@ -343,6 +359,7 @@ func (c *Config) validate() error {
 	if n := c.ReplicaLogEntries; n != 0 && n < redis.MinLogEntries {
 		bad("replica-log-entries: %d is too short, give 0 or at least %d", n, redis.MinLogEntries)
 	}
+	errs = append(errs, c.validateLMCache())
 	if c.SnapshotFile != "" && c.Redis != "" {
 		bad("snapshot-file: it is for the index in memory, and redis is set: Redis keeps the index itself, and kvatlas dump makes backups")
 	}
