@@ -1,0 +1,223 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/lmcache"
+)
+
+// LMCacheModels are the ways in which engines run LMCache. The text is a
+// comma-separated list of what ParseLMCacheProfile reads; a model that is there
+// several times has several ways.
+type LMCacheModels []LMCacheModel
+
+// LMCacheModel is one of them.
+type LMCacheModel struct {
+	Model   string
+	Profile lmcache.Profile
+	text    string
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *LMCacheModels) UnmarshalText(text []byte) error {
+	var names Names
+	if err := names.UnmarshalText(text); err != nil {
+		return err
+	}
+	var out LMCacheModels
+	for _, t := range names {
+		model, p, err := ParseLMCacheProfile(t)
+		if err != nil {
+			return err
+		}
+		// What cannot be hashed is an error of the setting, not of a request.
+		if _, err := lmcache.NewReader(model, lmcache.AutoEntries, p); err != nil {
+			return err
+		}
+		out = append(out, LMCacheModel{model, p, t})
+	}
+	*m = out
+	return nil
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (m LMCacheModels) MarshalText() ([]byte, error) {
+	texts := make([]string, len(m))
+	for i := range m {
+		texts[i] = m[i].text
+	}
+	return []byte(strings.Join(texts, ",")), nil
+}
+
+// Profiles are those of each model.
+func (m LMCacheModels) Profiles() map[string][]lmcache.Profile {
+	out := map[string][]lmcache.Profile{}
+	for i := range m {
+		out[m[i].Model] = append(out[m[i].Model], m[i].Profile)
+	}
+	return out
+}
+
+// lmcacheParams are what can be said of a profile.
+var lmcacheParams = map[string]func(p *lmcache.Profile, v string) error{
+	"version": func(p *lmcache.Profile, v string) (err error) {
+		p.Version, err = lmcache.VersionOf(v)
+		return err
+	},
+	"algorithm": func(p *lmcache.Profile, v string) (err error) {
+		p.Algorithm, err = lmcache.ParseAlgorithm(v)
+		return err
+	},
+	"remote": func(p *lmcache.Profile, v string) (err error) {
+		p.Remote, err = lmcache.ParseRemote(v)
+		return err
+	},
+	"mp":         func(p *lmcache.Profile, v string) error { return setBool(&p.MP, v) },
+	"vllm":       func(p *lmcache.Profile, v string) error { return setBool(&p.VLLM, v) },
+	"tail":       func(p *lmcache.Profile, v string) error { return setBool(&p.Tail, v) },
+	"seed":       func(p *lmcache.Profile, v string) error { p.Seed = v; return nil },
+	"name":       func(p *lmcache.Profile, v string) error { p.Model = v; return nil },
+	"fmt":        func(p *lmcache.Profile, v string) error { p.Fmt = v; return nil },
+	"dtype":      func(p *lmcache.Profile, v string) error { p.DType = v; return nil },
+	"python":     func(p *lmcache.Profile, v string) error { return setInt(&p.Python, strings.TrimPrefix(v, "3.")) },
+	"chunk_size": func(p *lmcache.Profile, v string) error { return setInt(&p.ChunkSize, v) },
+	"world_size": func(p *lmcache.Profile, v string) error {
+		for n := range strings.FieldsFuncSeq(v, func(r rune) bool { return r == ' ' || r == '+' || r == ';' }) {
+			var world int
+			if err := setInt(&world, n); err != nil {
+				return err
+			}
+			p.WorldSizes = append(p.WorldSizes, world)
+		}
+		return nil
+	},
+}
+
+// ParseLMCacheProfile reads MODEL?version=0.5.6&..., escaped as in a URL. The version
+// must be there. LMCache is taken to run inside vLLM, and to keep the last short chunk
+// where its version does so by default.
+func ParseLMCacheProfile(text string) (model string, p lmcache.Profile, err error) {
+	model, params, _ := strings.Cut(text, "?")
+	if model, err = url.PathUnescape(model); err != nil {
+		return "", p, fmt.Errorf("%q: %w", text, err)
+	}
+	if model == "" {
+		return "", p, fmt.Errorf("%q has no model; it should be as MODEL?version=0.5.6", text)
+	}
+	values, err := url.ParseQuery(params)
+	if err != nil {
+		return "", p, fmt.Errorf("%s: %w", model, err)
+	}
+	release := values.Get("version")
+	if release == "" {
+		return "", p, fmt.Errorf("%s: version is missing, LMCache's release or fork; it should be as %s?version=0.5.6", model, model)
+	}
+	p.VLLM = true
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		set, known := lmcacheParams[name]
+		switch {
+		case !known:
+			return "", p, fmt.Errorf("%s: %s: no such parameter%s; there are %s", model, name,
+				didYouMean(name, slices.Sorted(maps.Keys(lmcacheParams))), strings.Join(slices.Sorted(maps.Keys(lmcacheParams)), ", "))
+		case len(values[name]) > 1:
+			return "", p, fmt.Errorf("%s: %s is there twice", model, name)
+		}
+		if err := set(&p, values[name][0]); err != nil {
+			return "", p, fmt.Errorf("%s: %s: %w", model, name, err)
+		}
+	}
+	if !values.Has("tail") {
+		p.Tail = tailByDefault(p.Version, release)
+	}
+	return model, p, nil
+}
+
+// tailByDefault is save_unfull_chunk of a release that does not set it.
+func tailByDefault(v lmcache.Version, release string) bool {
+	// 0.3.10 and 0.3.12 are of one line, and differ.
+	return v < lmcache.V0310 || v == lmcache.V0310 && strings.TrimPrefix(release, "v") == lmcache.V0310.String()
+}
+
+func setBool(to *bool, v string) (err error) {
+	*to, err = parseBool(v)
+	return err
+}
+
+func setInt(to *int, v string) error {
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 0 {
+		return fmt.Errorf("%q is no whole number", v)
+	}
+	*to = n
+	return nil
+}
+
+// lmcacheModes are the words of the setting lmcache.
+var lmcacheModes = map[string]lmcache.Mode{
+	"auto": lmcache.AutoEntries, "off": lmcache.NoEntries, "set": lmcache.SetEntries, "hset": lmcache.HSetEntries,
+}
+
+// LMCacheMode returns which entries of LMCache are read, NoEntries without Redis.
+func (c *Config) LMCacheMode() lmcache.Mode {
+	if c.Redis == "" {
+		return lmcache.NoEntries
+	}
+	return lmcacheModes[c.LMCache]
+}
+
+// LMCacheReaders returns what is asked of LMCache by model, nil for nothing, and whether
+// any of it is entries in Redis.
+func (c *Config) LMCacheReaders() (readers map[string]*lmcache.Reader, entries bool, err error) {
+	if c.LMCache == "off" {
+		return nil, false, nil
+	}
+	for model, profiles := range c.LMCacheModels.Profiles() {
+		r, err := lmcache.NewReader(model, c.LMCacheMode(), profiles...)
+		if err != nil {
+			return nil, false, err
+		}
+		if readers == nil {
+			readers = map[string]*lmcache.Reader{}
+		}
+		readers[model] = r
+		for _, g := range r.Groups() {
+			entries = entries || len(g.Entries) > 0
+		}
+	}
+	return readers, entries, nil
+}
+
+// validateLMCache checks the rules between the settings of LMCache and others.
+func (c *Config) validateLMCache() error {
+	asked := c.LMCache == "set" || c.LMCache == "hset"
+	switch {
+	case asked && c.Redis == "":
+		return fmt.Errorf("lmcache: %s is about what LMCache writes to the Redis of the index, and redis is not set: the index in memory has none of it", c.LMCache)
+	case asked && len(c.LMCacheModels) == 0:
+		return fmt.Errorf("lmcache: %s reads entries of models, and lmcache-models has none", c.LMCache)
+	}
+	if c.LMCache == "off" {
+		return nil
+	}
+	var errs []error
+	if c.Redis == "" {
+		for _, m := range c.LMCacheModels {
+			if m.Profile.Remote != lmcache.NoRemote {
+				errs = append(errs, fmt.Errorf("lmcache-models: %s has a remote store, which is looked for in the Redis of the index, and redis is not set", m.Model))
+			}
+		}
+	}
+	_, entries, err := c.LMCacheReaders()
+	if err != nil {
+		errs = append(errs, fmt.Errorf("lmcache-models: %w", err))
+	} else if asked && !entries {
+		errs = append(errs, fmt.Errorf("lmcache: no version in lmcache-models writes what %s reads; up to 0.3.6 have set, the fork has hset", c.LMCache))
+	}
+	return errors.Join(errs...)
+}
