@@ -49,6 +49,8 @@ type service struct {
 
 	leases store.Leases // the index's own
 	ingest *ingesting   // nil without the role
+
+	lmcache lmcacheFeed
 }
 
 // newService makes everything and listens on nothing yet. A Redis that is down
@@ -442,7 +444,10 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 		return err
 	}
 	// Room for all who can fail, so that nobody waits to tell.
-	failed := make(chan error, 4)
+	failed := make(chan error, 5)
+	if err := s.listenLMCache(ctx); err != nil {
+		return errors.Join(err, l.close())
+	}
 	l.serve(failed)
 	cold := s.keeper != nil || len(s.cfg.Preload) > 0
 	if !cold {
@@ -454,6 +459,7 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 	var playing sync.WaitGroup
 	playing.Go(func() { s.checkIndex(ctx) })
 	playing.Go(func() { s.runIngest(ctx, failed) })
+	playing.Go(func() { s.runLMCache(ctx, failed) })
 	playing.Go(func() {
 		var err error
 		if cold {
@@ -579,6 +585,15 @@ func (l *listeners) adminAddress() string {
 		return ""
 	}
 	return l.admin.Addr().String()
+}
+
+// close gives up listeners that nothing was served on.
+func (l *listeners) close() error {
+	err := l.api.Close()
+	if l.admin != nil {
+		err = errors.Join(err, l.admin.Close())
+	}
+	return err
 }
 
 // serve begins to serve. A listener that breaks reports to failed.

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/lmcache/controller"
+	"github.com/kvatlas/kvatlas/lmcache/coordinator"
+	"github.com/kvatlas/kvatlas/lmcache/filing"
+)
+
+// lmcacheFeed is what LMCache's workers and servers talk to.
+type lmcacheFeed struct {
+	controller    *controller.Controller // nil when it is not set
+	coordinator   *coordinator.Coordinator
+	listener      net.Listener // of the coordinator; nil when it is not set
+	failing       atomic.Bool  // the index cannot be written to, and that is in the log
+	lastMalformed atomic.Int64 // when that was told last, in Unix seconds
+}
+
+// listenLMCache binds what the settings name.
+func (s *service) listenLMCache(ctx context.Context) error {
+	c := s.cfg
+	if c.LMCacheControllerPull == "" && c.LMCacheCoordinatorListen == "" {
+		return nil
+	}
+	instances, err := filing.ParseMap(c.LMCacheInstances)
+	if err != nil {
+		return fmt.Errorf("lmcache-instances: %w", err)
+	}
+	pods := filing.Pods{Map: instances, Model: c.LMCachePodsModel}
+	f := &s.lmcache
+	own, err := s.lmcacheHashers(false)
+	if err != nil {
+		return err
+	}
+	mp, err := s.lmcacheHashers(true)
+	if err != nil {
+		return err
+	}
+	if c.LMCacheControllerPull != "" {
+		f.controller, err = controller.New(ctx, controller.Config{
+			Index: s.index, Pods: pods, Pull: c.LMCacheControllerPull, Reply: c.LMCacheControllerReply, Heartbeat: c.LMCacheControllerHeartbeat, HeartbeatURL: c.LMCacheControllerHeartbeatURL,
+			Hashers: own, Lease: c.LMCacheLease, Workers: c.LMCacheWorkers, SyncWait: c.LMCacheSyncWait, Timeout: c.RedisTimeout,
+			MaxWorkers: c.LMCacheMaxWorkers, QueueKeys: c.LMCacheQueueKeys, SyncKeys: c.LMCacheSyncKeys, MaxMessage: int(c.LMCacheMaxMessage),
+			Observer: s.watchController(),
+		})
+		if err != nil {
+			return fmt.Errorf("lmcache-controller: %w", err)
+		}
+		if err := s.metrics.LMCacheController(f.controller.Stats); err != nil {
+			return errors.Join(err, f.controller.Close())
+		}
+		pull, reply, beat := f.controller.Addrs()
+		s.log.Info().Stringer("pull", pull).Any("reply", addressOf(reply)).Any("heartbeat", addressOf(beat)).Msg("standing in for LMCache's controller")
+	}
+	if c.LMCacheCoordinatorListen == "" {
+		return nil
+	}
+	f.coordinator, err = coordinator.New(coordinator.Config{
+		Index: s.index, Pods: pods, Hashers: mp, Lease: c.LMCacheLease, Timeout: min(c.RedisTimeout, 1500*time.Millisecond),
+		MaxInstances: c.LMCacheMaxWorkers, MaxBody: int64(c.LMCacheMaxBody), MaxTokens: c.MaxTokens,
+		Observer: s.watchCoordinator(),
+	})
+	if err == nil {
+		err = s.metrics.LMCacheCoordinator(f.coordinator.Stats)
+	}
+	if err == nil {
+		if f.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", c.LMCacheCoordinatorListen); err != nil {
+			err = listenError("lmcache-coordinator-listen", c.LMCacheCoordinatorListen, err)
+		}
+	}
+	if err != nil {
+		return errors.Join(err, s.closeController())
+	}
+	s.log.Info().Stringer("address", f.listener.Addr()).Msg("standing in for the coordinator of LMCache's MP mode")
+	return nil
+}
+
+// lmcacheHashers are those that recompute chunks, by model: of each the first way of the
+// settings that is of MP mode, or that is not.
+func (s *service) lmcacheHashers(mp bool) (map[string]*lmcache.Hasher, error) {
+	out := map[string]*lmcache.Hasher{}
+	for model, list := range s.cfg.LMCacheModels.Profiles() {
+		for _, p := range list {
+			if p.MP != mp || out[model] != nil {
+				continue
+			}
+			h, err := lmcache.New(p.Config)
+			if err != nil {
+				return nil, fmt.Errorf("lmcache-models: %s: %w", model, err)
+			}
+			out[model] = h
+		}
+	}
+	return out, nil
+}
+
+func addressOf(a net.Addr) string {
+	if a == nil {
+		return ""
+	}
+	return a.String()
+}
+
+func (s *service) closeController() error {
+	if s.lmcache.controller == nil {
+		return nil
+	}
+	return s.lmcache.controller.Close()
+}
+
+// runLMCache serves until ctx is done, and ends what it serves before it returns.
+func (s *service) runLMCache(ctx context.Context, failed chan<- error) {
+	f := &s.lmcache
+	defer func() {
+		if err := s.closeController(); err != nil {
+			s.log.Warn().Err(err).Msg("closing LMCache's sockets")
+		}
+	}()
+	if f.listener == nil {
+		<-ctx.Done()
+		return
+	}
+	srv := s.httpServer(f.coordinator)
+	go func() {
+		if err := srv.Serve(f.listener); !errors.Is(err, http.ErrServerClosed) {
+			failed <- err
+		}
+	}()
+	<-ctx.Done()
+	within, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
+	defer cancel()
+	if err := srv.Shutdown(within); err != nil {
+		s.log.Warn().Err(err).Msg("events of LMCache were still coming after drain-timeout")
+		_ = srv.Close()
+	}
+}
+
+// tellsMalformed tells whether what cannot be understood is in the log again: one line a
+// minute, the rest is counted.
+func (f *lmcacheFeed) tellsMalformed() bool {
+	now := time.Now().Unix()
+	last := f.lastMalformed.Load()
+	return now-last >= 60 && f.lastMalformed.CompareAndSwap(last, now)
+}
+
+// watchController writes what matters to the log.
+func (s *service) watchController() controller.Observer {
+	f := &s.lmcache
+	return controller.Observer{
+		Began: func(id filing.ID, t filing.Target, tookOver bool) {
+			f.failing.Store(false)
+			s.log.Info().Stringer("worker", id).Str("pod", t.Pod).Int("rank", t.Rank).Str("model", t.Model).Bool("taken_over", tookOver).Msg("hearing a worker of LMCache")
+		},
+		Gone: func(id filing.ID, silent bool) {
+			s.log.Info().Stringer("worker", id).Bool("silent", silent).Msg("a worker of LMCache is gone")
+		},
+		Unmapped: func(id filing.ID, err error) {
+			s.log.Warn().Stringer("worker", id).Err(err).Msg("nothing is kept of a worker of LMCache: set lmcache-instances")
+		},
+		Lost: func(id filing.ID, location, why string) {
+			s.log.Warn().Stringer("worker", id).Str("location", location).Str("because", why).Msg("something that a worker of LMCache said is missing")
+		},
+		Synced: func(id filing.ID, location string, keys int, took time.Duration) {
+			f.failing.Store(false)
+			s.log.Info().Stringer("worker", id).Str("location", location).Int("keys", keys).Dur("took", took).Msg("full sync of a worker of LMCache")
+		},
+		Location: func(location string) {
+			s.log.Warn().Str("location", location).Msg("the tier of a location of LMCache is not known: what is there does not count")
+		},
+		Malformed: func(addr string, err error) {
+			if f.tellsMalformed() {
+				s.log.Warn().Str("from", addr).Err(err).Msg("not understood as a message of LMCache")
+			}
+		},
+		Failed: func(id filing.ID, err error) {
+			if !f.failing.Swap(true) {
+				s.log.Warn().Stringer("worker", id).Err(err).Msg("what LMCache says cannot be written, and is tried again")
+			}
+		},
+	}
+}
+
+// watchCoordinator does the same for MP mode.
+func (s *service) watchCoordinator() coordinator.Observer {
+	f := &s.lmcache
+	return coordinator.Observer{
+		Began: func(instance string, incarnation uint64) {
+			f.failing.Store(false)
+			s.log.Info().Str("instance", instance).Uint64("incarnation", incarnation).Msg("hearing a server of LMCache")
+		},
+		Unmapped: func(instance string, err error) {
+			s.log.Warn().Str("instance", instance).Err(err).Msg("nothing is kept of a server of LMCache: set lmcache-instances")
+		},
+		Lost: func(instance, why string) {
+			s.log.Warn().Str("instance", instance).Str("because", why).Msg("events of a server of LMCache are missing: its credit ends")
+		},
+		Refused: func(addr string, err error) {
+			if f.tellsMalformed() {
+				s.log.Warn().Str("from", addr).Err(err).Msg("not understood as a request of LMCache")
+			}
+		},
+		Failed: func(instance string, err error) {
+			if !f.failing.Swap(true) {
+				s.log.Warn().Str("instance", instance).Err(err).Msg("what LMCache says cannot be written")
+			}
+		},
+	}
+}
