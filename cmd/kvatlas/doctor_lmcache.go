@@ -7,10 +7,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -33,8 +31,9 @@ workers, scoring will find, and which never match.
 
 It takes the flags, variables and file of kvatlas serve, and these:
 
-  --profile PROFILE    how engines of a model run LMCache, may stand more than once:
-                       MODEL?version=0.5.6&algorithm=sha256_cbor&vllm=true&seed=0
+  --profile PROFILE    how engines of a model run LMCache, may stand more than once,
+                       as in lmcache-models, which it replaces:
+                       MODEL?version=0.5.6&algorithm=sha256_cbor&seed=0
   --model MODEL        the model of the prompt
   --tokens-file FILE   a prompt that an engine has had, as token ids in JSON: [1,2,...]
   --prompt TEXT        the same as text, which --server makes into tokens
@@ -61,7 +60,7 @@ type doctorLMCache struct {
 	keys    int
 	timeout time.Duration
 	json    bool
-	// profiles are those of --profile, by model.
+	// profiles are those of --profile or, without any, of lmcache-models, by model.
 	profiles map[string][]lmcache.Profile
 }
 
@@ -94,7 +93,7 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 	loader := config.NewLoader(flags)
 	d := &doctorLMCache{profiles: map[string][]lmcache.Profile{}}
 	flags.Func("profile", "", func(text string) error {
-		model, p, err := parseLMCacheProfile(text)
+		model, p, err := config.ParseLMCacheProfile(text)
 		if err != nil {
 			return err
 		}
@@ -133,6 +132,9 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 	var err error
 	if d.cfg, err = loader.Load(p.env, os.ReadFile); err != nil {
 		return nil, fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  "))
+	}
+	if len(d.profiles) == 0 {
+		d.profiles = d.cfg.LMCacheModels.Profiles()
 	}
 	if d.cfg.Redis == "" {
 		return nil, errors.New("it looks at Redis, and there is none: name it with --redis or in --config")
@@ -279,59 +281,6 @@ func (h *heldKeys) Run(n int, holders []store.HolderID) bool {
 	})
 	h.held = append(h.held, slices.Repeat([]bool{held}, n)...)
 	return true
-}
-
-// parseLMCacheProfile reads MODEL?version=...&..., escaped as in a URL.
-func parseLMCacheProfile(text string) (model string, p lmcache.Profile, err error) {
-	model, params, _ := strings.Cut(text, "?")
-	if model == "" {
-		return "", p, fmt.Errorf("%q has no model", text)
-	}
-	values, err := url.ParseQuery(params)
-	if err != nil {
-		return "", p, err
-	}
-	number := func(to *int, v string) error {
-		n, err := strconv.Atoi(v)
-		*to = n
-		return err
-	}
-	for name, v := range values {
-		v := v[len(v)-1]
-		switch name {
-		case "version":
-			p.Version, err = lmcache.VersionOf(v)
-		case "algorithm":
-			p.Algorithm, err = lmcache.ParseAlgorithm(v)
-		case "mp":
-			p.MP, err = strconv.ParseBool(v)
-		case "vllm":
-			p.VLLM, err = strconv.ParseBool(v)
-		case "tail":
-			p.Tail, err = strconv.ParseBool(v)
-		case "seed":
-			p.Seed = v
-		case "python":
-			err = number(&p.Python, strings.TrimPrefix(v, "3."))
-		case "chunk_size":
-			err = number(&p.ChunkSize, v)
-		case "world_size":
-			p.WorldSizes = []int{0}
-			err = number(&p.WorldSizes[0], v)
-		case "name":
-			p.Model = v
-		case "dtype":
-			p.DType = v
-		case "remote":
-			p.Remote, err = lmcache.ParseRemote(v)
-		default:
-			err = errors.New("there are version, algorithm, mp, vllm, tail, seed, python, chunk_size, world_size, name, dtype and remote")
-		}
-		if err != nil {
-			return "", p, fmt.Errorf("%s of %s: %w", name, model, err)
-		}
-	}
-	return model, p, nil
 }
 
 // writeSections writes a report, and returns the status that follows from it.

@@ -134,7 +134,7 @@ func TestDoctorOfLMCache(t *testing.T) {
 		{[]string{"--redis=redis://x", "--keys=0"}, "--keys is 0"},
 		{[]string{"--redis=redis://x", "--timeout=0s"}, "--timeout is 0s"},
 		{[]string{"--redis=redis://x", "--profile=m?version=9"}, "no release"},
-		{[]string{"--redis=redis://x", "--profile=m?colour=red"}, "there are version"},
+		{[]string{"--redis=redis://x", "--profile=m?colour=red"}, "there are algorithm"},
 		{[]string{"--redis=redis://x", "more"}, "it takes flags only"},
 	} {
 		if status, _, stderr := call(t, "", append([]string{"doctor", "lmcache"}, c.args...)...); status != exitUsage || !strings.Contains(stderr, c.says) {

@@ -114,10 +114,6 @@ func ParseLMCacheProfile(text string) (model string, p lmcache.Profile, err erro
 	if err != nil {
 		return "", p, fmt.Errorf("%s: %w", model, err)
 	}
-	release := values.Get("version")
-	if release == "" {
-		return "", p, fmt.Errorf("%s: version is missing, LMCache's release or fork; it should be as %s?version=0.5.6", model, model)
-	}
 	p.VLLM = true
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		set, known := lmcacheParams[name]
@@ -131,6 +127,10 @@ func ParseLMCacheProfile(text string) (model string, p lmcache.Profile, err erro
 		if err := set(&p, values[name][0]); err != nil {
 			return "", p, fmt.Errorf("%s: %s: %w", model, name, err)
 		}
+	}
+	release := values.Get("version")
+	if release == "" {
+		return "", p, fmt.Errorf("%s: version is missing, LMCache's release or fork; it should be as %s?version=0.5.6", model, model)
 	}
 	if !values.Has("tail") {
 		p.Tail = tailByDefault(p.Version, release)
