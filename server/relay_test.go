@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strconv"
 	"strings"
@@ -84,7 +85,7 @@ func relayServer(t *testing.T, r Relay, edit ...func(*Config)) (s *Server, ask f
 	return s, func(path string) (int, string) {
 		t.Helper()
 		w := httptest.NewRecorder()
-		s.Handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		s.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 		pattern := "/v1/ingest/{pod}/{rank}/events"
 		if strings.Contains(path, "/blocks") {
 			pattern = "/v1/ingest/{pod}/{rank}/blocks"

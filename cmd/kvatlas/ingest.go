@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/discover"
 	"github.com/kvatlas/kvatlas/ingest/fleet"
+	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
@@ -33,9 +35,14 @@ func (s *service) makeIngest() (err error) {
 	if !c.Roles.Has(config.RoleIngest) {
 		return nil
 	}
+	media, err := c.IngestMedia.Words()
+	if err != nil {
+		return err
+	}
 	in := &ingesting{}
 	in.ingester, err = ingest.New(ingest.Config{
 		Index: s.index, BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: int64(c.IngestRankQueueBytes),
+		Media: media, Copies: c.IngestCopies, Records: c.IngestRecords,
 		RelayMessages: orNone(c.IngestRelayMessages), RelayBytes: int64(c.IngestRelayBytes),
 		Observer: ingest.Observer{
 			Began: func(pod string, rank int, _ store.Generation, why ingest.Reason) {
@@ -53,9 +60,15 @@ func (s *service) makeIngest() (err error) {
 		return err
 	}
 	s.closers = append(s.closers, in.ingester.Close)
+	wiring := fleet.Wiring{Topic: c.IngestTopic, Bind: c.IngestBind}
+	if c.IngestCurveKeys != "" {
+		if wiring.Curve, err = zmq.ReadCurve(c.IngestCurveKeys, c.IngestCurveServer); err != nil {
+			return fmt.Errorf("ingest-curve-keys, ingest-curve-server: %w", err)
+		}
+	}
 	in.fleet, err = fleet.New(fleet.Config{
 		Index: s.index, Leases: s.leases, Read: in.ingester.Read, TTL: c.IngestTTL, Beat: c.IngestTTL / 4,
-		MaxRanks: c.IngestMaxRanks, HandOver: c.IngestHandOver, Observer: s.watchFleet(in),
+		MaxRanks: c.IngestMaxRanks, HandOver: c.IngestHandOver, Wiring: wiring, Observer: s.watchFleet(in),
 	})
 	if err != nil {
 		return err

@@ -49,6 +49,17 @@ func (e *testEngine) store(tokens []uint32) {
 	e.seq++
 }
 
+// remove takes blocks back, from one that store has announced to another.
+func (e *testEngine) remove(from, to uint64) {
+	ev := event.Event{Kind: event.Removed, Medium: "GPU"}
+	for n := from; n <= to; n++ {
+		ev.Hashes = append(ev.Hashes, event.Hash(n*0x9e3779b97f4a7c15))
+	}
+	b := event.Batch{Events: []event.Event{ev}}
+	e.pub.Publish(zmq.Message{Seq: e.seq, Payload: event.Append(nil, &b, event.VLLM33)})
+	e.seq++
+}
+
 // served is kvatlas serve in a process of its own.
 type served struct {
 	cmd *exec.Cmd

@@ -38,6 +38,8 @@ type Config struct {
 	// Stop is how long the reading of a rank may take to end before it is given up
 	// all the same, 5 s. The fence keeps what it may still write away.
 	Stop time.Duration
+	// Wiring is how engines are reached.
+	Wiring Wiring
 	// Observer is told what happens.
 	Observer Observer
 }
@@ -91,6 +93,9 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("%w: HandOver is %d, it can be 1 to %d", errConfig, c.HandOver, store.MaxLeaseRanks)
 	case c.Stop < 0:
 		return c, fmt.Errorf("%w: Stop is %v", errConfig, c.Stop)
+	}
+	if err := c.Wiring.Validate(); err != nil {
+		return c, err
 	}
 	call := store.LeaseCall{Reader: store.Reader{Name: c.Name}, TTL: c.TTL}
 	return c, call.Validate()

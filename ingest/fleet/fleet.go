@@ -168,7 +168,7 @@ func (f *Fleet) look(ctx context.Context) (ok bool) {
 	telling := map[string]string{}
 	for i := range b.registry.Pods {
 		p := &b.registry.Pods[i]
-		list, err := Sources(p)
+		list, err := f.config.Wiring.Sources(p)
 		if err != nil {
 			text := fmt.Sprint(p.Events, " ", p.Replay, " ", p.Ranks, " ", p.Address)
 			if f.telling[p.Name] != text && f.config.Observer.Unreadable != nil {

@@ -18,25 +18,35 @@ var ErrEndpoints = errors.New("fleet: no endpoints")
 // Events. Events and Replay are the endpoints of rank 0, and those of rank n are n
 // ports higher; or they are one endpoint for each rank, with commas between. A host
 // of *, 0.0.0.0 or [::], with which engines bind, stands for that of the pod's
-// Address, or of its Name.
-func Sources(p *store.Pod) ([]ingest.Source, error) {
+// Address, or of its Name. Events that begin with bind+ are where the engine connects to
+// us; see Wiring.Bind.
+func (w *Wiring) Sources(p *store.Pod) ([]ingest.Source, error) {
 	if p.Events == "" {
 		return nil, nil
 	}
 	ranks := max(1, p.Ranks)
-	events, err := endpoints(p, p.Events, ranks)
+	binds := strings.HasPrefix(p.Events, bindScheme)
+	resolve := func(e string) (string, error) { return reachable(p, e) }
+	at := resolve
+	if binds {
+		at = w.bound
+	}
+	events, err := endpoints(p.Events, ranks, at)
 	if err != nil {
 		return nil, fmt.Errorf("%w: events of %s: %w", ErrEndpoints, p.Name, err)
 	}
 	replay := make([]string, ranks)
 	if p.Replay != "" {
-		if replay, err = endpoints(p, p.Replay, ranks); err != nil {
+		if replay, err = endpoints(p.Replay, ranks, resolve); err != nil {
 			return nil, fmt.Errorf("%w: replay of %s: %w", ErrEndpoints, p.Name, err)
 		}
 	}
 	out := make([]ingest.Source, ranks)
 	for r := range out {
-		out[r] = ingest.Source{Pod: p.Name, Rank: r, Model: p.Model, Engine: p.Engine, Events: events[r], Replay: replay[r]}
+		out[r] = ingest.Source{
+			Pod: p.Name, Rank: r, Model: p.Model, Engine: p.Engine, Events: events[r], Bind: binds, Replay: replay[r],
+			Topic: w.topic(p, r), Curve: w.Curve,
+		}
 		if err := out[r].Validate(); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrEndpoints, err)
 		}
@@ -44,15 +54,16 @@ func Sources(p *store.Pod) ([]ingest.Source, error) {
 	return out, nil
 }
 
-// endpoints makes the endpoints of n ranks of a text.
-func endpoints(p *store.Pod, text string, n int) ([]string, error) {
+// endpoints makes the endpoints of n ranks of a text, each of whose entries resolve makes
+// one that can be used.
+func endpoints(text string, n int, resolve func(string) (string, error)) ([]string, error) {
 	list := strings.Split(text, ",")
 	if len(list) != 1 && len(list) != n {
 		return nil, fmt.Errorf("%d endpoints for %d ranks; it can be one, or one for each", len(list), n)
 	}
 	for i, e := range list {
 		var err error
-		if list[i], err = reachable(p, strings.TrimSpace(e)); err != nil {
+		if list[i], err = resolve(strings.TrimSpace(e)); err != nil {
 			return nil, err
 		}
 	}

@@ -2,9 +2,11 @@ package fleet
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -33,10 +35,10 @@ func TestSources(t *testing.T) {
 		{pod("a:1", "", "h:1", "", 1), "", "not of the form"},
 		{pod("a:1", "", "tcp://h:1", "udp://h:1", 1), "", "udp"},
 	} {
-		list, err := Sources(c.pod)
+		list, err := (&Wiring{}).Sources(c.pod)
 		var got []string
 		for i, s := range list {
-			if s.Pod != c.pod.Name || s.Rank != i || s.Model != "m" || s.Engine != "vllm" {
+			if s.Bind || s.Topic != "" || s.Pod != c.pod.Name || s.Rank != i || s.Model != "m" || s.Engine != "vllm" {
 				t.Errorf("%+v: got %+v", c.pod, s)
 			}
 			got = append(got, s.Events+" "+s.Replay)
@@ -46,6 +48,55 @@ func TestSources(t *testing.T) {
 		}
 		if c.err != "" && (!errors.Is(err, ErrEndpoints) || !strings.Contains(err.Error(), c.err)) {
 			t.Errorf("%+v: got %v, want %s", c.pod, err, c.err)
+		}
+	}
+}
+
+// TestWiring is what the settings of a replica add.
+func TestWiring(t *testing.T) {
+	pod := func(events, replay string, ranks int) *store.Pod {
+		return &store.Pod{Name: "pod", Address: "10.0.0.1:8000", Model: "org/m", Events: events, Replay: replay, Ranks: ranks}
+	}
+	for _, c := range []struct {
+		w    Wiring
+		pod  *store.Pod
+		want string // of each rank: events, bind, replay, topic
+		err  string
+	}{
+		{Wiring{Bind: "*"}, pod("bind+tcp://*:5557", "tcp://*:6000", 2), "tcp://*:5557 true tcp://10.0.0.1:6000 , tcp://*:5558 true tcp://10.0.0.1:6001 ", ""},
+		{Wiring{Bind: "127.0.0.1"}, pod("bind+tcp://*:5557", "", 1), "tcp://127.0.0.1:5557 true  ", ""},
+		{Wiring{Bind: "::1"}, pod("bind+tcp://*:1,bind+tcp://[::1]:9", "", 2), "tcp://[::1]:1 true  , tcp://[::1]:9 true  ", ""},
+		{Wiring{Bind: "127.0.0.1"}, pod("bind+tcp://0.0.0.0:5557", "", 1), "", "engines can connect to 127.0.0.1"},
+		{Wiring{Bind: "*"}, pod("bind+tcp://*", "", 1), "", "missing port"},
+		{Wiring{Bind: "*"}, pod("bind+ipc:///run/x", "", 1), "", "only bind+tcp://*:PORT"},
+		{Wiring{Bind: "*"}, pod("bind+tcp://*:1,tcp://h:2", "", 2), "", "only bind+tcp://*:PORT"},
+		{Wiring{Bind: "*"}, pod("bind+tcp://*:1", "bind+tcp://*:2", 1), "", "none of tcp and ipc"},
+		{Wiring{}, pod("bind+tcp://*:5557", "", 1), "", "lets no engine connect"},
+		{Wiring{Bind: "*", Curve: &zmq.Curve{}}, pod("bind+tcp://*:5557", "", 1), "", "CURVE works towards a publisher that listens"},
+		{Wiring{Topic: "kv@{host}@{model}/{rank}{pod}"}, pod("tcp://h:1", "", 2), "tcp://h:1 false  kv@10.0.0.1@org/m/0pod, tcp://h:2 false  kv@10.0.0.1@org/m/1pod", ""},
+		{Wiring{Topic: strings.Repeat("x", 252) + "{model}"}, pod("tcp://h:1", "", 1), "", "topic has 257 bytes"},
+	} {
+		if err := c.w.Validate(); err != nil {
+			t.Errorf("%+v: %v", c.w, err)
+		}
+		list, err := c.w.Sources(c.pod)
+		var got []string
+		for _, s := range list {
+			got = append(got, fmt.Sprint(s.Events, " ", s.Bind, " ", s.Replay, " ", s.Topic))
+			if s.Curve != c.w.Curve {
+				t.Errorf("%+v: other keys", c.w)
+			}
+		}
+		if strings.Join(got, ", ") != c.want || (err != nil) != (c.err != "") {
+			t.Errorf("%+v, %+v: got %q, %v", c.w, c.pod, got, err)
+		}
+		if c.err != "" && (!errors.Is(err, ErrEndpoints) || !strings.Contains(err.Error(), c.err)) {
+			t.Errorf("%+v: got %v, want %s", c.pod, err, c.err)
+		}
+	}
+	for want, w := range map[string]Wiring{"has {Pod}": {Topic: "{pod}{Pod}"}, "has {rank": {Topic: "{rank"}, "no address": {Bind: "localhost"}} {
+		if err := w.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: got %v", w, err)
 		}
 	}
 }

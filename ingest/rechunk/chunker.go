@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
@@ -46,6 +48,30 @@ const (
 	// only with its last copy.
 	NoCopies
 )
+
+// copiesWords are the texts of Copies.
+var copiesWords = [...]string{InferCopies: "infer", AllCopies: "all", NoCopies: "none"}
+
+// String is the word of it.
+func (c Copies) String() string {
+	if int(c) < len(copiesWords) {
+		return copiesWords[c]
+	}
+	return "unknown"
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (c Copies) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText reads infer, all or none.
+func (c *Copies) UnmarshalText(text []byte) error {
+	i := slices.Index(copiesWords[:], string(text))
+	if i < 0 {
+		return fmt.Errorf("%q is none of %s", text, strings.Join(copiesWords[:], ", "))
+	}
+	*c = Copies(i)
+	return nil
+}
 
 // Config says how a Chunker works. Only BlockSize has no default.
 type Config struct {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/discover"
+	"github.com/kvatlas/kvatlas/ingest/fleet"
+	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/store/redis"
 	"github.com/kvatlas/kvatlas/tokenpool"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
@@ -170,6 +172,27 @@ type Config struct {
 	// other than the GPU's in which its engine never tells of a removal, as LMCache does
 	// through vLLM: the oldest go. 0 is no limit.
 	IngestUnremovedBlocks int `name:"ingest-unremoved-blocks" default:"262144" min:"0" max:"1000000000"`
+	// IngestTopic is the prefix of the topics that are read; {pod}, {host}, {model} and
+	// {rank} in it stand for those of each stream. Empty reads all.
+	IngestTopic string `name:"ingest-topic"`
+	// IngestBind is the address of this machine at which engines may connect whose pod's
+	// events are bind+tcp://*:PORT; * is all addresses. Empty lets nobody.
+	IngestBind string `name:"ingest-bind"`
+	// IngestCurveKeys is the file with the public and the secret key of kvatlas for
+	// engines behind CURVE, as zmq.auth.create_certificates writes it (NAME.key_secret).
+	IngestCurveKeys string `name:"ingest-curve-keys"`
+	// IngestCurveServer is the file with the public key of these engines (NAME.key).
+	IngestCurveServer string `name:"ingest-curve-server"`
+	// IngestMedia are engines' words for where blocks are and the tiers that they mean,
+	// beyond those that are known, as in cxl=cpu,tape=disk.
+	IngestMedia Media `name:"ingest-media"`
+	// IngestCopies is what it means that an engine announces a block again: infer takes
+	// what vLLM reports at the head of a prompt for no copy and all else for one, all
+	// counts each, none counts none.
+	IngestCopies rechunk.Copies `name:"ingest-copies" default:"infer" oneof:"infer,all,none"`
+	// IngestRecords is the number of engine blocks of a rank that are kept in memory,
+	// 200 to 400 bytes each; others are read from the index when they are needed.
+	IngestRecords int `name:"ingest-records" default:"262144" min:"64" max:"268435456"`
 	// Pods are pods that are always there, as host:port?model=NAME; other parameters
 	// are in docs/operations.md. Others register over HTTP.
 	Pods Names `name:"pods"`
@@ -439,6 +462,12 @@ func (c *Config) validate() error {
 		if _, err := discover.NewDNS(text, nil, c.PodsDNSInterval, c.IndexMaxPods); err != nil {
 			bad("pods-dns: %s", strings.TrimPrefix(err.Error(), "discover: "))
 		}
+	}
+	if (c.IngestCurveKeys == "") != (c.IngestCurveServer == "") {
+		bad("ingest-curve-keys and ingest-curve-server go together")
+	}
+	if w := (fleet.Wiring{Topic: c.IngestTopic, Bind: c.IngestBind}); w.Validate() != nil {
+		bad("ingest-topic, ingest-bind: %s", strings.TrimPrefix(w.Validate().Error(), "fleet: invalid config: "))
 	}
 	if k, ok := c.Kubernetes(); ok {
 		if err := k.Check(); err != nil {

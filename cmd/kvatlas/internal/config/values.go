@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -61,6 +62,27 @@ func (b Bytes) MarshalText() ([]byte, error) {
 func (b Bytes) String() string {
 	t, _ := b.MarshalText() // it cannot fail
 	return string(t)
+}
+
+// Media are words of engines for where blocks are, and the tiers that they mean, as a
+// valid text; see event.Media.
+type Media string
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *Media) UnmarshalText(text []byte) error {
+	var words event.Media
+	if err := words.UnmarshalText(text); err != nil {
+		return errors.New(strings.TrimPrefix(err.Error(), "event: "))
+	}
+	*m = Media(words.String())
+	return nil
+}
+
+// Words are all of them, those that are known without saying included.
+func (m Media) Words() (*event.Media, error) {
+	words := new(event.Media)
+	err := words.UnmarshalText([]byte(m))
+	return words, err
 }
 
 // Secret is a text that is masked wherever it is printed. string(s) is the
