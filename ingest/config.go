@@ -64,6 +64,10 @@ type Config struct {
 	// each; what is beyond is read from the index when it is needed. 256 Ki, at least
 	// rechunk.MinRecords.
 	Records int
+	// Unremoved bounds the engine blocks that a rank holds in each tier but the GPU's in
+	// which its engine never tells of a removal, as LMCache does through vLLM: the oldest
+	// are taken for removed. 262,144; below 0 is no bound.
+	Unremoved int
 	// Wire has limits and times of connections. Endpoint, Bind, Topic and Curve are
 	// the source's.
 	Wire zmq.Config
@@ -134,6 +138,10 @@ func (c Config) withDefaults() (Config, error) {
 	if _, err := rechunk.New(rechunk.Config{BlockSize: 1, Copies: c.Copies, MaxRecords: c.Records}); err != nil {
 		return c, fmt.Errorf("%w: %w", errConfig, err)
 	}
+	if c.Unremoved == 0 {
+		c.Unremoved = 256 << 10
+	}
+	c.Unremoved = max(c.Unremoved, 0)
 	if c.RelayMessages == 0 {
 		c.RelayMessages = 1024
 	}

@@ -235,7 +235,7 @@ func (in *Ingester) pushLoose(ctx context.Context, s *pusher, p *Pushed) (res Pu
 		}
 	}
 	if s.loose == nil {
-		if s.loose, err = rechunk.New(rechunk.Config{BlockSize: s.model.BlockSize, Media: in.config.Media, Copies: in.config.Copies, MaxRecords: in.config.Records, Fresh: true}); err != nil {
+		if s.loose, err = rechunk.New(rechunk.Config{BlockSize: s.model.BlockSize, Media: in.config.Media, Copies: in.config.Copies, MaxRecords: in.config.Records, Unremoved: in.config.Unremoved, Fresh: true}); err != nil {
 			return res, fmt.Errorf("ingest: model %s: %w", p.Model, err)
 		}
 	}
@@ -356,7 +356,7 @@ func (in *Ingester) pushOnce(ctx context.Context, s *pusher, p *Pushed, mark uin
 }
 
 func (in *Ingester) chunker(s *pusher, fresh bool) (*rechunk.Chunker, error) {
-	c, err := rechunk.New(rechunk.Config{BlockSize: s.model.BlockSize, Media: in.config.Media, Copies: in.config.Copies, MaxRecords: in.config.Records, Fresh: fresh})
+	c, err := rechunk.New(rechunk.Config{BlockSize: s.model.BlockSize, Media: in.config.Media, Copies: in.config.Copies, MaxRecords: in.config.Records, Unremoved: in.config.Unremoved, Fresh: fresh})
 	if err != nil {
 		return nil, fmt.Errorf("ingest: model %s: %w", s.model.Name, err)
 	}

@@ -44,6 +44,7 @@ func (s *service) makeIngest() (err error) {
 		Index: s.index, BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: int64(c.IngestRankQueueBytes),
 		Media: media, Copies: c.IngestCopies, Records: c.IngestRecords,
 		RelayMessages: orNone(c.IngestRelayMessages), RelayBytes: int64(c.IngestRelayBytes),
+		Unremoved: orNone(c.IngestUnremovedBlocks),
 		Observer: ingest.Observer{
 			Began: func(pod string, rank int, _ store.Generation, why ingest.Reason) {
 				s.log.Info().Str("pod", pod).Int("rank", rank).Stringer("because", why).Msg("generation begun")

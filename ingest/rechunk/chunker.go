@@ -81,6 +81,10 @@ type Config struct {
 	Media *event.Media
 	// Copies is what repeated blocks mean.
 	Copies Copies
+	// Unremoved bounds how many copies of engine blocks are held in each tier but the
+	// GPU's whose removals the engine never tells; the oldest are taken for removed. 0 is
+	// no bound.
+	Unremoved int
 	// Fresh says that the generation has just begun and its map is empty, so that
 	// nothing has to be read as long as all of it fits in memory.
 	Fresh bool
@@ -110,6 +114,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("%w: BlockSize is %d, it can be 1 to %d tokens", errConfig, c.BlockSize, MaxIndexBlock)
 	case c.MaxRecords < MinRecords:
 		return c, fmt.Errorf("%w: MaxRecords is %d, the least is %d", errConfig, c.MaxRecords, MinRecords)
+	case c.Unremoved < 0:
+		return c, fmt.Errorf("%w: Unremoved is %d, it can be 0 or more", errConfig, c.Unremoved)
 	case c.Copies > NoCopies:
 		return c, fmt.Errorf("%w: Copies is %d", errConfig, c.Copies)
 	}
@@ -140,6 +146,7 @@ type Chunker struct {
 	complete bool // what is not in blocks is not in the map
 	begun    bool // the meta record has been read
 	meta     meta
+	agings   [store.NumTiers]aging
 	sweep    int // how much of ring is still to be looked at after a clear
 
 	dirty          []*block
@@ -185,7 +192,7 @@ func New(config Config) (*Chunker, error) {
 	}
 	return &Chunker{
 		config: config, size: config.BlockSize, blocks: map[uint64]*block{}, absent: map[uint64]struct{}{}, shares: map[blockkey.Key]*share{},
-		complete: config.Fresh, begun: config.Fresh, sharesComplete: config.Fresh,
+		complete: config.Fresh, begun: config.Fresh, sharesComplete: config.Fresh, agings: newAgings(),
 	}, nil
 }
 
@@ -219,6 +226,7 @@ func (c *Chunker) Apply(ctx context.Context, b *event.Batch, read Reader) error 
 			c.clear(e)
 		}
 	}
+	c.expire()
 	c.sweepSome()
 	c.sweepShares()
 	return nil
@@ -513,6 +521,21 @@ func (c *Chunker) addCopy(b *block, s *slot, tier store.Tier, group uint8) {
 	}
 	c.touch(b)
 	c.flip(b, old, b.present())
+	c.age(tier, b.hash, group)
+}
+
+// dropCopy takes one copy from a slot of b that has some.
+func (c *Chunker) dropCopy(b *block, s *slot) {
+	old := b.present()
+	s.copies--
+	if s.copies == 0 {
+		b.tidy(0)
+	}
+	c.touch(b)
+	c.flip(b, old, b.present())
+	if !b.held() {
+		c.leave(b)
+	}
 }
 
 // remove takes in a Removed.
@@ -523,6 +546,7 @@ func (c *Chunker) remove(e *event.Event) {
 		c.stats.UnknownRemoved += uint64(len(e.Hashes))
 		return
 	}
+	c.voidAged(tier, true)
 	for _, h := range e.Hashes {
 		b := c.get(uint64(h))
 		if b == nil {
@@ -534,15 +558,6 @@ func (c *Chunker) remove(e *event.Event) {
 			c.stats.UnknownRemoved++
 			continue
 		}
-		old := b.present()
-		s.copies--
-		if s.copies == 0 {
-			b.tidy(0)
-		}
-		c.touch(b)
-		c.flip(b, old, b.present())
-		if !b.held() {
-			c.leave(b)
-		}
+		c.dropCopy(b, s)
 	}
 }

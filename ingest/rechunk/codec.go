@@ -15,6 +15,8 @@ const (
 	partMeta   = 0x01ff
 	partMark   = 0x01fe
 	partShare  = 0x01fd
+	partAged   = 0x01e0 // and the tier: of a number, the copy
+	partAging  = 0x01e8 // and the tier: of agingHash
 	partMore   = 0x0200
 	maxMore    = 0x0e00
 	kidsPage   = store.MaxMapValue / 8

@@ -141,7 +141,7 @@ type rig struct {
 
 func newRig(t failer, c Config) *rig {
 	c.Fresh = true
-	return &rig{t: t, c: mustNew(t, c), sink: newSink(), model: newModel(c.BlockSize, c.Copies)}
+	return &rig{t: t, c: mustNew(t, c), sink: newSink(), model: newModel(c)}
 }
 
 func (r *rig) read(ctx context.Context, keys ...store.MapKey) ([][]byte, error) {
@@ -260,14 +260,25 @@ func (r *rig) check() {
 			}
 		}
 	}
+	aged := 0
 	if r.c.complete {
 		for k := range r.sink.kept {
-			if k != metaKey && k != markKey && k.Part != partShare {
+			switch {
+			case k == metaKey, k == markKey, k.Part == partShare, k.Hash == agingHash && k.Part&^7 == partAging:
+			case k.Part&^7 == partAged:
+				aged++
+			default:
 				entries--
 			}
 		}
 		if entries != 0 {
 			r.t.Fatalf("the map has %d entries too many", -entries)
+		}
+		for t := range r.c.agings {
+			aged -= int(r.c.agings[t].head - r.c.agings[t].tail)
+		}
+		if aged != 0 {
+			r.t.Fatalf("the map has %d numbered copies too many", aged)
 		}
 	}
 }

@@ -16,6 +16,16 @@ type model struct {
 	size   int
 	copies Copies
 	blocks map[uint64]*modelBlock
+	// unremoved bounds the copies in a tier whose removals are not told, which are
+	// in ages, the oldest first.
+	unremoved int
+	ages      [store.NumTiers][]modelCopy
+	told      [store.NumTiers]bool
+}
+
+type modelCopy struct {
+	hash uint64
+	slot modelSlot
 }
 
 type modelBlock struct {
@@ -36,11 +46,33 @@ type credit struct {
 	key  blockkey.Key
 }
 
-func newModel(size int, copies Copies) *model {
-	return &model{size: size, copies: copies, blocks: map[uint64]*modelBlock{}}
+func newModel(c Config) *model {
+	return &model{size: c.BlockSize, copies: c.Copies, unremoved: c.Unremoved, blocks: map[uint64]*modelBlock{}}
+}
+
+// age notes a copy that has come.
+func (m *model) age(h uint64, s modelSlot) {
+	if s.tier != store.GPU && m.unremoved > 0 && !m.told[s.tier] {
+		m.ages[s.tier] = append(m.ages[s.tier], modelCopy{h, s})
+	}
+}
+
+// expire removes the oldest copies beyond the bound.
+func (m *model) expire() {
+	for t := range m.ages {
+		for len(m.ages[t]) > m.unremoved {
+			c := m.ages[t][0]
+			m.ages[t] = m.ages[t][1:]
+			if b := m.blocks[c.hash]; b != nil && b.slots[c.slot] > 0 {
+				b.slots[c.slot]--
+				m.forget(c.hash)
+			}
+		}
+	}
 }
 
 func (m *model) apply(b *event.Batch) {
+	defer m.expire()
 	for i := range b.Events {
 		e := &b.Events[i]
 		var media *event.Media
@@ -50,11 +82,13 @@ func (m *model) apply(b *event.Batch) {
 		}
 		switch e.Kind {
 		case event.Cleared:
+			m.ages[tier] = nil
 			for h, b := range m.blocks {
 				maps.DeleteFunc(b.slots, func(s modelSlot, _ int) bool { return s.tier == tier })
 				m.forget(h)
 			}
 		case event.Removed:
+			m.ages[tier], m.told[tier] = nil, true
 			for _, h := range e.Hashes {
 				b := m.blocks[uint64(h)]
 				s := modelSlot{tier, e.Group}
@@ -117,6 +151,7 @@ func (m *model) store(e *event.Event, tier store.Tier) {
 			}
 			m.blocks[h] = here
 			here.slots[s] = 1
+			m.age(h, s)
 			continue
 		}
 		if here != nil && !b.ambiguous && (b.seed != here.seed || b.start != here.start || !slices.Equal(b.tokens, here.tokens)) {
@@ -138,6 +173,7 @@ func (m *model) store(e *event.Event, tier store.Tier) {
 		}
 		report = false
 		b.slots[s]++
+		m.age(h, s)
 	}
 }
 

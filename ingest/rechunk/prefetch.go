@@ -16,17 +16,29 @@ import (
 func (c *Chunker) prefetch(ctx context.Context, b *event.Batch, read Reader) error {
 	clear(c.absent)
 	if !c.begun {
-		values, err := c.read(ctx, read, []store.MapKey{metaKey})
+		keys := []store.MapKey{metaKey}
+		for t := range c.agings {
+			if c.config.Unremoved > 0 && store.Tier(t) != store.GPU {
+				keys = append(keys, agingKey(t))
+			}
+		}
+		values, err := c.read(ctx, read, keys)
 		if err != nil {
 			return err
 		}
 		c.decodeMeta(values[0])
+		for i, v := range values[1:] {
+			c.decodeAging(int(keys[i+1].Part-partAging), v)
+		}
 		c.begun = true
 	}
 	for {
 		c.missing = c.missing[:0]
 		for i := range b.Events {
 			c.want(&b.Events[i])
+		}
+		if err := c.wantAged(ctx, b, read); err != nil {
+			return err
 		}
 		if len(c.missing) == 0 {
 			return nil

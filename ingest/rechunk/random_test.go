@@ -20,6 +20,7 @@ type history struct {
 	clears  int // of 100 events
 	prompts [][]uint32
 	seen    []event.Event // Stored events of single blocks
+	silent  bool          // no removal from the CPU is told
 }
 
 func drawHistory(t *rapid.T, index int) *history {
@@ -53,7 +54,7 @@ var media = []string{"GPU", "CPU"}
 
 // group sets where an event is about.
 func (h *history) where(t *rapid.T, e event.Event) event.Event {
-	if rapid.IntRange(0, 4).Draw(t, "tier") == 0 {
+	if rapid.IntRange(0, 4).Draw(t, "tier") == 0 && (e.Kind != event.Removed || !h.silent) {
 		e.Medium = media[1]
 	}
 	if rapid.IntRange(0, 4).Draw(t, "group") == 0 {
@@ -119,7 +120,10 @@ func TestHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		index := rapid.SampledFrom([]int{1, 2, 4, 8, 12}).Draw(t, "index block")
 		h := drawHistory(t, index)
-		r := newRig(t, Config{BlockSize: index, Copies: Copies(rapid.IntRange(0, 2).Draw(t, "copies"))})
+		h.silent = rapid.Bool().Draw(t, "silent")
+		r := newRig(t, Config{
+			BlockSize: index, Copies: Copies(rapid.IntRange(0, 2).Draw(t, "copies")), Unremoved: rapid.SampledFrom([]int{0, 1, 2, 5, 20}).Draw(t, "unremoved"),
+		})
 		r.c.config.MaxRecords = rapid.SampledFrom([]int{1, 8, 1 << 20}).Draw(t, "records") // below what New allows
 		steps := rapid.IntRange(1, 30).Draw(t, "messages")
 		for range steps {

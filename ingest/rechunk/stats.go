@@ -63,6 +63,9 @@ type Stats struct {
 	// UnknownRemoved counts removals of blocks of which nothing is held; they have no
 	// effect. Blocks that were Skipped are among them.
 	UnknownRemoved uint64
+	// Expired counts copies that were taken for removed, since the engine does not tell
+	// (Config.Unremoved).
+	Expired uint64
 	// IndexAdded and IndexRemoved count changes of index blocks before they are
 	// folded, clears aside.
 	IndexAdded, IndexRemoved uint64

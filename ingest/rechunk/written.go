@@ -38,6 +38,7 @@ func (c *Chunker) clear(e *event.Event) {
 	c.meta.dirty = true
 	c.ops = append(c.ops, opRange{store.Clear, tier, len(c.opKeys), len(c.opKeys)})
 	c.sweep, c.shareSweep = len(c.ring), len(c.shareRing)
+	c.voidAged(tier, false)
 }
 
 // refresh takes from b what clears since its era have ended. The index knows of
@@ -149,6 +150,7 @@ func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, e
 		}
 	}
 	c.dirty = c.dirty[:0]
+	c.writeAged()
 	if len(c.mapOps) > 0 {
 		from := len(c.values)
 		c.values = binary.AppendUvarint(c.values, seq)
