@@ -318,6 +318,20 @@ func TestEntriesRefused(t *testing.T) {
 		t.Errorf("%d garbled, log %q", n, logged)
 	}
 
+	// docs/operations.md says what lets the user read them, and nothing else of others.
+	if err := admin.Do(ctx, "ACL", "SETUSER", "reader", "reset", "on", ">secret", "~kva{*", "%R~*@*", "+client|setname", "+mget", "+get", "+eval", "+time",
+		"+hgetall", "+hmget", "+hscan", "+zrange", "+hlen", "+hkeys", "+exists").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]any{{"SET", "vllm@m@1@0@0", "10.0.0.1:8200"}, {"HSET", "m@0", "10.0.0.1", "vllm@1@0@1.5"}} {
+		if err := admin.Do(ctx, args...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantHoldings(t, lookEntries(t, reader, store.EntryOwner, 1, "vllm@m@1@0@0"), "10.0.0.1:8000/0/cpu")
+	wantHoldings(t, lookEntries(t, reader, store.EntryOwners, 1, "m@0"), "10.0.0.1:8000/0/cpu")
+	wantHoldings(t, lookEntries(t, reader, store.EntryPresent, 1, "m@0"), "everyone")
+
 	// A server that is gone is an error, as ever.
 	s.Stop()
 	err = reader.Lookup(ctx, &store.Query{Fold: &all{}, Entries: &store.Entries{Form: store.EntryOwner, Names: []string{"a"}}})
