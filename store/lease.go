@@ -99,7 +99,10 @@ type Leases interface {
 	// Lease renews the life of the caller, releases, acquires, and returns what
 	// there is then, in one step and one round trip. It may be repeated: that costs
 	// fences, and changes nothing else. Beyond MaxReaders, or beyond the index's
-	// limit of holders, it gets ErrFull and has done nothing.
+	// limit of holders, it gets ErrFull and has done nothing. An index may take a call
+	// of more than 128 ranks, or a view of more than 256 leases, in several steps: then
+	// an error can leave some of it done, the view may be of a time later than its
+	// Version, which the next one tells, and reading it may take further round trips.
 	Lease(ctx context.Context, c LeaseCall) (LeaseView, error)
 }
 

@@ -126,18 +126,69 @@ func TestLeaseIsBounded(t *testing.T) {
 	}
 }
 
-// TestLeaseTrips: whatever a call does is one round trip.
+// TestLeaseTrips: whatever a call does is one round trip, and so is what it sees, up to
+// 256 leases; beyond it they are read in pages.
 func TestLeaseTrips(t *testing.T) {
 	x := open(t, Config{URL: redistest.Start(t).URL(), NoSweep: true})
 	leaseOf(t, x, "o", store.RankRef{Pod: "a"})
-	before := x.Stats().RoundTrips
 	var many []store.RankRef
 	for i := range store.MaxLeaseRanks {
 		many = append(many, store.RankRef{Pod: fmt.Sprint("p", i)})
 	}
-	leaseOf(t, x, "o", many...)
-	if n := x.Stats().RoundTrips - before; n != 1 {
-		t.Errorf("%d round trips, want 1", n)
+	for _, c := range []struct{ leases, trips int }{{256, 1}, {1024, 1 + 3}} {
+		before := x.Stats().RoundTrips
+		leaseOf(t, x, "o", many[:c.leases-1]...) // a is one
+		if n := x.Stats().RoundTrips - before; n > uint64(c.trips) || n < uint64(min(c.trips, 2)) {
+			t.Errorf("%d leases: %d round trips, want at most %d", c.leases, n, c.trips)
+		}
+	}
+}
+
+// TestLeaseSteps: a call of many ranks, which goes in parts, is like one of few.
+func TestLeaseSteps(t *testing.T) {
+	x := open(t, Config{URL: redistest.Start(t).URL(), NoSweep: true, MaxHolders: 600})
+	ref := func(from, to int) (out []store.RankRef) {
+		for i := from; i < to; i++ {
+			out = append(out, store.RankRef{Pod: fmt.Sprint("p", i)})
+		}
+		return out
+	}
+	call := func(name string, acquire, release []store.RankRef) (store.LeaseView, error) {
+		return x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: name, Ranks: 1000}, TTL: time.Minute, Acquire: acquire, Release: release})
+	}
+	v, err := call("o", ref(0, 500), nil)
+	if err != nil || !v.Lapsed || len(v.Leases) != 500 || len(v.Readers) != 1 {
+		t.Fatalf("got %d leases, %+v, %v", len(v.Leases), v.Readers, err)
+	}
+	// Of what another has nothing is taken; what is released and acquired has a new fence.
+	was := v.Leases
+	if v, err = call("p", ref(400, 560), ref(0, 10)); err != nil || !v.Lapsed || len(v.Leases) != 560 || v.Leases[ref(400, 401)[0]].Reader != "o" || v.Leases[ref(559, 560)[0]].Reader != "p" {
+		t.Fatalf("got %d leases, %v", len(v.Leases), err)
+	}
+	if v, err = call("o", ref(0, 300), ref(200, 500)); err != nil || v.Lapsed || len(v.Leases) != 360 {
+		t.Fatalf("got %d leases, lapsed %v, %v", len(v.Leases), v.Lapsed, err)
+	}
+	fences := map[uint64]bool{}
+	for r, l := range v.Leases {
+		if fences[l.Fence] || l.Reader == "o" && l.Fence <= was[r].Fence {
+			t.Fatalf("%v has %+v after %+v", r, l, was[r])
+		}
+		fences[l.Fence] = true
+	}
+	// The last parts find no room; the caller sees next time what it has got.
+	if _, err = call("o", ref(600, 1000), nil); !errors.Is(err, store.ErrFull) {
+		t.Errorf("got %v, want ErrFull", err)
+	}
+	if v, err = call("o", nil, nil); err != nil || len(v.Leases) > 600 || len(v.Leases) < 360 {
+		t.Errorf("%d leases, %v", len(v.Leases), err)
+	}
+	again, err := x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "o", Ranks: 1000}, TTL: time.Minute, Version: v.Version})
+	if err != nil || again.Leases != nil || again.Version != v.Version {
+		t.Errorf("nothing has changed: got %d leases, %v", len(again.Leases), err)
+	}
+	// The end of a reader frees all of it.
+	if v, err = x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "o"}, Release: ref(0, 1000)}); err != nil || len(v.Leases) != 60 || len(v.Readers) != 1 {
+		t.Errorf("%d leases, %+v, %v", len(v.Leases), v.Readers, err)
 	}
 }
 
@@ -155,7 +206,8 @@ func TestDeadReadersGo(t *testing.T) {
 }
 
 // BenchmarkLease is the call that each replica makes twice a second, and that of a
-// replica that takes over a thousand ranks, with the server's CPU.
+// replica that takes over a thousand ranks, with the server's CPU and how long each
+// command keeps it from others.
 func BenchmarkLease(b *testing.B) {
 	s := redistest.Start(b)
 	x := open(b, Config{URL: s.URL(), NoSweep: true})
@@ -167,6 +219,7 @@ func BenchmarkLease(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			c := store.LeaseCall{Reader: store.Reader{Name: "o", Ranks: 5000}, TTL: time.Minute, Acquire: many}
 			report := cpu(b, s.Client())
+			each := slowlog(b, s.Client(), "evalsha", "hscan")
 			for b.Loop() {
 				v, err := x.Lease(b.Context(), c)
 				if err != nil {
@@ -177,6 +230,7 @@ func BenchmarkLease(b *testing.B) {
 				}
 			}
 			report()
+			each()
 		})
 	}
 }

@@ -6,8 +6,10 @@
 -- readers has of each reader, as "name ranks", until when it lives by this server's
 -- time; leases has of each field "fence name". In count the field 'lease' is the last
 -- number given, fence or version, and the run_id of the server that gave it.
--- Returns {version, 1 when the caller was not alive, {reader...}, {field, lease...}};
--- without the last while the version is the one in ARGV.
+-- Returns {version, 1 when the caller was not alive, {reader...}, {field, lease...}}.
+-- The last is missing while the version is the one in ARGV, and when that is '-'; it is
+-- the number of leases when they are more than 256, to be read by HSCAN: no script runs
+-- for long. For the same reason a call with more than 128 fields is made as several.
 
 local readers, leases = KEYS[#KEYS - 1], KEYS[#KEYS]
 local name, ranks, ttl, version = ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
@@ -98,5 +100,8 @@ if #take > 0 or #drop > 0 or not run then
 end
 
 local reply = {text(last), lapsed and 1 or 0, members}
-if text(last) ~= version then reply[4] = redis.call('HGETALL', leases) end
+if version ~= '-' and text(last) ~= version then
+  local n = redis.call('HLEN', leases)
+  reply[4] = n > 256 and n or redis.call('HGETALL', leases)
+end
 return reply
