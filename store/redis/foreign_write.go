@@ -1,0 +1,82 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// ForeignWrite is a change of an entry of another program's form: of a string, or of a
+// field of a hash.
+type ForeignWrite struct {
+	Name string
+	// Field is of a hash; "" makes Name a string.
+	Field string
+	// Value is what it is to be; of a deleted string what it must be to be deleted.
+	Value  string
+	Delete bool
+}
+
+// The scripts are short and sent as they are: a cluster's nodes each would have to load
+// them. A field whose value ends with a time, in seconds behind the last @, is of
+// somebody who has died if that is ARGV[4] behind the one that is written: then it goes.
+const (
+	foreignDelete = `if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end return 0`
+	foreignField  = `redis.call('HSET',KEYS[1],ARGV[1],ARGV[2])
+redis.call('PEXPIRE',KEYS[1],ARGV[3])
+local now=tonumber(string.match(ARGV[2],'@([%d.]+)$'))
+if now and redis.call('HLEN',KEYS[1])<=64 then
+local all=redis.call('HGETALL',KEYS[1])
+for i=1,#all,2 do
+local at=tonumber(string.match(all[i+1],'@([%d.]+)$'))
+if at and now-at>tonumber(ARGV[4]) then redis.call('HDEL',KEYS[1],all[i]) end
+end
+end
+return 1`
+)
+
+// WriteForeign makes the changes, each for itself and in no order, and returns how many
+// the server has refused, which is so of keys of another type. What is written lives for
+// ttl unless it is written again. A deleted string is deleted only as long as it has the
+// value.
+func (x *Index) WriteForeign(ctx context.Context, ttl time.Duration, writes []ForeignWrite) (refusals int, err error) {
+	if err := x.begin(ctx, "write entries"); err != nil {
+		return 0, err
+	}
+	ms := strconv.FormatInt(max(ttl.Milliseconds(), 1), 10)
+	old := strconv.FormatFloat(3*ttl.Seconds(), 'f', 3, 64)
+	for len(writes) > 0 {
+		n := min(len(writes), foreignPipeline)
+		pipe := x.client.Pipeline()
+		for i := range writes[:n] {
+			switch w := &writes[i]; {
+			case w.Field != "" && w.Delete:
+				pipe.HDel(ctx, w.Name, w.Field)
+			case w.Field != "":
+				pipe.Eval(ctx, foreignField, []string{w.Name}, w.Field, w.Value, ms, old)
+			case w.Delete:
+				pipe.Eval(ctx, foreignDelete, []string{w.Name}, w.Value)
+			default:
+				pipe.Set(ctx, w.Name, w.Value, ttl)
+			}
+		}
+		replies, err := pipe.Exec(ctx)
+		if err = ignoreReplies(nil, err); err != nil {
+			return refusals, failed(ctx, "write entries", err)
+		}
+		for _, r := range replies {
+			switch err := r.Err(); {
+			case err == nil:
+			case redis.HasErrorPrefix(err, "WRONGTYPE"), redis.HasErrorPrefix(err, "ERR"):
+				refusals++ // Redis 6 puts its own words before those of a command in a script
+			default:
+				return refusals, failed(ctx, "write entries", fmt.Errorf("%w", err))
+			}
+		}
+		writes = writes[n:]
+	}
+	return refusals, nil
+}
