@@ -16,7 +16,7 @@ type Worker struct {
 	// work for one (pod, rank), which may have several instances. Those of one instance
 	// have names that differ only in the worker's number at their end.
 	Instance int
-	// Workers is how many workers the instance has.
+	// Workers is how many workers the instance has: the most that any of them says.
 	Workers int
 }
 
@@ -46,14 +46,13 @@ func withTargets(pods []Pod, holders []Holder) []Holder {
 
 // instance is what is alike of the workers of one instance.
 type instance struct {
-	part PartOf // of Worker 0
+	pod  string
+	rank int
 	name string // without the worker's number
 }
 
 func instanceOf(p *Pod) instance {
-	in := instance{part: *p.PartOf, name: strings.TrimSuffix(p.Name, strconv.Itoa(p.PartOf.Worker))}
-	in.part.Worker = 0
-	return in
+	return instance{p.PartOf.Pod, p.PartOf.Rank, strings.TrimSuffix(p.Name, strconv.Itoa(p.PartOf.Worker))}
 }
 
 // findWorkers fills workers and instances in. The slots are complete by then.
@@ -64,24 +63,38 @@ func (r *Registry) findWorkers() {
 	}
 	var (
 		numbers map[instance]int
-		taken   map[member]bool
+		most    []int // workers of each instance
 	)
+	for i := range r.Pods { // also those that hold nothing yet
+		p := &r.Pods[i]
+		if p.PartOf == nil {
+			continue
+		}
+		if numbers == nil {
+			numbers = map[instance]int{}
+		}
+		n, known := numbers[instanceOf(p)]
+		if !known {
+			n = len(numbers)
+			numbers[instanceOf(p)] = n
+			most = append(most, 0)
+		}
+		// Who writes registrations may learn of further workers one by one.
+		most[n] = max(most[n], p.PartOf.Workers)
+	}
+	if numbers == nil {
+		return
+	}
+	r.instances = len(numbers)
+	r.workers = make([]Worker, len(r.Slots))
+	taken := map[member]bool{}
 	for i := range r.Slots {
 		p := &r.Pods[r.Slots[i].Pod]
 		if p.PartOf == nil {
 			continue
 		}
-		if r.workers == nil {
-			r.workers = make([]Worker, len(r.Slots))
-			numbers, taken = map[instance]int{}, map[member]bool{}
-		}
-		in := instanceOf(p)
-		n, known := numbers[in]
-		if !known {
-			n = len(numbers)
-			numbers[in] = n
-		}
-		w := Worker{For: -1, Instance: n, Workers: p.PartOf.Workers}
+		n := numbers[instanceOf(p)]
+		w := Worker{For: -1, Instance: n, Workers: most[n]}
 		// A worker has rank 0 alone.
 		if m := (member{n, p.PartOf.Worker}); r.Slots[i].Rank == 0 && !taken[m] {
 			taken[m] = true
@@ -89,7 +102,6 @@ func (r *Registry) findWorkers() {
 		}
 		r.workers[i] = w
 	}
-	r.instances = len(numbers)
 }
 
 // target returns the slot of a worker's (pod, rank), -1 when there is none. A worker

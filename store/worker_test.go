@@ -71,14 +71,22 @@ func TestRegistryWorkers(t *testing.T) {
 	if one, eleven := worker("z/1", 0), worker("z/11", 0); one.Instance == eleven.Instance {
 		t.Error("z/1 and z/11 are two workers 1, of different instances z/ and z/1")
 	}
-	if n := r.Instances(); n != 7 {
-		t.Errorf("%d instances, want 7", n)
+	if n := r.Instances(); n != 8 {
+		t.Errorf("%d instances, want 8", n)
 	}
 	if _, _, live := r.Holder(0); live {
 		t.Error("id 0 is a holder")
 	}
 	if n := len(r.Holders()); n != len(holders) {
 		t.Errorf("%d holders, want %d", n, len(holders))
+	}
+
+	// An instance whose workers were learnt of one by one has as many as the last says.
+	grown := NewRegistry(1, []Pod{{Name: "a"}, {Name: "w/0", PartOf: part("a", 0, 0, 1)}, {Name: "w/1", PartOf: part("a", 0, 1, 2)}},
+		[]Holder{{ID: 1, Pod: "w/0"}}, nil, time.Time{})
+	slot1, _, _ := grown.Holder(1)
+	if w, _ := grown.Worker(slot1); w.Instance != 0 || w.Workers != 2 {
+		t.Errorf("%+v, want one of two workers", w)
 	}
 
 	// Two registrations of one worker: the first counts.
