@@ -3,9 +3,11 @@ package server
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/tokenpool"
@@ -82,7 +84,11 @@ func parseMedia(raw []byte, limits *Limits) ([]tokenpool.Medium, error) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&items); err != nil {
-		return nil, invalid("mm_items", "mm_items is not an array of {kind, hash, tokens, token_ids} or null: %s", clip(err.Error(), 200))
+		why := strings.TrimPrefix(err.Error(), "json: ")
+		if at, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			why = strings.TrimPrefix(at.Field+" cannot be a JSON "+at.Value, " ")
+		}
+		return nil, invalid("mm_items", "mm_items is not an array of {kind, hash, tokens, token_ids} or null: %s", clip(why, 200))
 	}
 	if len(items) > limits.MaxObjects {
 		return nil, tooLarge("mm_items", "mm_items has %d elements, the limit is %d", len(items), limits.MaxObjects)

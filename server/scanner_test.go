@@ -38,6 +38,7 @@ type decoded struct {
 	Wait                      time.Duration
 	Explain, Early, NoSpecial bool
 	Objects                   []blockkey.Object
+	Media                     []tokenpool.Medium
 	Chat                      map[string]string // by the field's name: JSON as it stands, or a text
 }
 
@@ -84,6 +85,8 @@ func scanned(s *scanner, q *scoreRequest, body []byte) (*decoded, error) {
 			d.chat(n, q.chat.ReasoningEffort)
 		case "features":
 			d.Objects = q.objects
+		case "mm_items":
+			d.Media = q.media
 		}
 	}
 	return d, nil
@@ -119,7 +122,7 @@ func oracle(body []byte) (*decoded, error) {
 		if _, twice := raw[n]; twice {
 			return nil, fmt.Errorf("%s twice", n)
 		}
-		if nullable := slices.Contains([]string{"messages", "tools", "documents", "chat_template_kwargs", "features"}, n); string(v) == "null" && !nullable {
+		if nullable := slices.Contains([]string{"messages", "tools", "documents", "chat_template_kwargs", "features", "mm_items"}, n); string(v) == "null" && !nullable {
 			return nil, fmt.Errorf("%s is null", n)
 		}
 		raw[n] = v
@@ -173,6 +176,32 @@ func (d *decoded) set(name string, v []byte) (err error) {
 	case "messages", "tools", "documents":
 		_, err = slowly[[]json.RawMessage](v)
 		d.chat(name, string(v))
+	case "mm_items":
+		var items []*struct {
+			Kind, Hash string
+			Tokens     int
+			IDs        []uint32 `json:"token_ids"`
+		}
+		dec := json.NewDecoder(bytes.NewReader(v))
+		dec.DisallowUnknownFields()
+		if err := dec.Decode(&items); err != nil || len(items) > 1024 {
+			return fmt.Errorf("%d items, %w", len(items), err)
+		}
+		total := 0
+		for _, m := range items {
+			if m == nil {
+				d.Media = append(d.Media, tokenpool.Medium{})
+				continue
+			}
+			if m.Tokens < 0 || m.Tokens > 1<<20 || m.Tokens > 0 && len(m.IDs) > 0 {
+				return fmt.Errorf("tokens")
+			}
+			if total += m.Tokens + len(m.IDs); total > 1<<20 {
+				return fmt.Errorf("too many tokens")
+			}
+			d.Media = append(d.Media, tokenpool.Medium{Kind: m.Kind, Hash: m.Hash, Tokens: m.Tokens, TokenIDs: m.IDs})
+		}
+		return nil
 	case "features":
 		f, err := slowly[features](v)
 		if err != nil {
@@ -406,6 +435,8 @@ var odd = []string{
 	`{"tokens_b64":"\u0041QAAAA=="}`, `{"tokens_b64":"AQAAAA\u003d="}`, `{"tokens_b64":"=="}`, `{"tokens_b64":"A"}`, `{"tokens_b64":"AQAAAB=="}`, `{"tokens_b64":"AQAAAA==AQAAAA=="}`, `{"tokens_b64":"AQAAA\n"}`, `{"tokens_b64":"AQAAAAIAAAADAAAA"}`,
 	`{"block_keys":["\u0030123456789abcdef"]}`, `{"block_keys":["0123456789ABCDEF" , "+123456789abcde"]}`, `{"block_keys":["+123456789abcdef"]}`, `{"block_keys":["0_23456789abcdef"]}`, `{"block_keys":[""]}`,
 	`{"explain":truex}`, `{"explain":true}`, `{"explain":"true"}`, `{"wait_ms":10000}`, `{"wait_ms":10001}`, `{"wait_ms":-0}`, `{"wait_ms":1.0}`, `{"wait_ms":01}`, `{"wait_ms":1 }`,
+	`{"mm_items":null}`, `{"mm_items":[]}`, `{"mm_items":[null,{},{"hash":"a","tokens":3},{"kind":"image","token_ids":[1,2]}]}`, `{"mm_items":[{"tokens":-1}]}`,
+	`{"mm_items":[{"tokens":1,"token_ids":[1]}]}`, `{"mm_items":[{"x":1}]}`, `{"mm_items":{}}`, `{"mm_items":[1]}`, `{"mm_items":[{"tokens":1048576},{"tokens":1}]}`, `{"mm_items":[{"tokens":9999999999999999999}]}`,
 	`{"features":null}`, `{"features":{"mm_hashes":{"image":["a","b"]},"mm_placeholders":{"image":[{"offset":1,"length":2},{"offset":9,"length":0}]},"kwargs_data":null}}`,
 	`{"features":{"mm_hashes":{"image":["a"]}}}`, `{"features":{"mm_placeholders":{"image":[{}]}}}`, `{"features":{"mm_hashes":{"image":[""]},"mm_placeholders":{"image":[{}]}}}`, `{"features":[]}`, `{"features":{"mm_hashes":3}}`,
 	`{"tools":{}}`, `{"tools": null ,"documents":[ ] }`, `{"chat_template_kwargs":[]}`, `{"chat_template_kwargs":{"a":{"b":[1.0,2e5]}}}`, `{"chat_template_kwargs":{"a":}}`,

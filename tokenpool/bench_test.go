@@ -1,8 +1,13 @@
 package tokenpool
 
 import (
+	"bytes"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -71,5 +76,124 @@ func (p *Pool) warm(b *testing.B, model, text string) {
 	}
 	for p.underWay() > 0 {
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// hardTexts are texts of about n bytes that make a tokenizer work, or that it cannot
+// be given in pieces.
+func hardTexts(n int) map[string]string {
+	repeat := func(s string) string { return strings.Repeat(s, n/len(s)) }
+	var numbers strings.Builder
+	for i := 0; numbers.Len() < n-8; i++ {
+		fmt.Fprintf(&numbers, "%d,", i*7919%100_000)
+	}
+	return map[string]string{
+		"prose":         benchText(n),
+		"json_array":    "[" + numbers.String() + "0]",
+		"one_word":      repeat("a"),
+		"varied_word":   strings.NewReplacer(" ", "", "\n", "", "\t", "", ".", "", ",", "").Replace(benchText(n * 5 / 4))[:n],
+		"spaces":        repeat(" ")[:min(n, 9_900_000)],
+		"line_feeds":    repeat("\n"),
+		"emoji":         repeat("👩‍👩‍👧🏳️‍🌈👋🏿"),
+		"combining":     repeat("e\u0301\u0302\u0303"),
+		"chinese":       repeat("调度器把请求发送到持有最长前缀的副本"),
+		"almost_tokens": repeat("<|im_star"),
+	}
+}
+
+// BenchmarkHardTexts measures time and peak memory of one text. It is for -benchtime
+// 1x: the second run would find the pieces of the first.
+func BenchmarkHardTexts(b *testing.B) {
+	for _, m := range realModels(b) {
+		for _, size := range []int{1 << 20, 10 << 20} {
+			texts := hardTexts(size)
+			for _, name := range []string{"prose", "json_array", "one_word", "varied_word", "spaces", "line_feeds", "emoji", "combining", "chinese", "almost_tokens"} {
+				b.Run(fmt.Sprintf("%s/%dMB/%s", m.Name, size>>20, name), func(b *testing.B) {
+					p := realPool(b, Config{MaxTextBytes: MaxTextLimit})
+					defer func() { _ = p.Close() }()
+					ask := func(text string) (tokens int) {
+						res, err := p.Tokens(b.Context(), Request{Model: m.Model, Text: text, Mode: Sync})
+						if err != nil || !res.Exact {
+							b.Fatal(err)
+						}
+						return len(res.Tokens)
+					}
+					ask("a")
+					before, n := resetPeak(), 0
+					b.SetBytes(int64(len(texts[name])))
+					for b.Loop() {
+						n = ask(texts[name])
+					}
+					b.ReportMetric(float64(n), "tokens")
+					b.ReportMetric(float64(peak()-before)/(1<<20), "peak-MiB")
+				})
+			}
+		}
+	}
+}
+
+// resetPeak begins a new peak of the resident memory, and returns what it is now.
+func resetPeak() int64 {
+	_ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) // Linux
+	return residentBytes()
+}
+
+// peak is the largest resident memory since, in bytes; 0 where it is not told.
+func peak() int64 {
+	data, _ := os.ReadFile("/proc/self/status")
+	_, rest, _ := bytes.Cut(data, []byte("VmHWM:"))
+	line, _, _ := bytes.Cut(rest, []byte("kB"))
+	kb, _ := strconv.ParseInt(string(bytes.TrimSpace(line)), 10, 64)
+	return kb << 10
+}
+
+// BenchmarkGoroutines has one or eight goroutines tokenize texts of 4 KB, all
+// different, with one tokenizer: first by itself, then through a pool. GOMAXPROCS
+// (-cpu) says how many can run.
+func BenchmarkGoroutines(b *testing.B) {
+	m := realModels(b)[0]
+	p := realPool(b, Config{PieceBytes: -1, Workers: 8})
+	defer func() { _ = p.Close() }()
+	if _, err := p.Tokens(b.Context(), Request{Model: m.Model, Text: "a", Mode: Sync}); err != nil {
+		b.Fatal(err)
+	}
+	t, err := p.hold(b.Context(), m.Model)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer p.release(t)
+	var number atomic.Int64
+	text := benchText(4 << 10)
+	for name, run := range map[string]func() (tokens int, err error){
+		"tokenizer": func() (int, error) {
+			ids, _, err := tokenize(t.enc, fmt.Sprint(number.Add(1), text), true)
+			return len(ids), err
+		},
+		"pool": func() (int, error) {
+			res, err := p.Tokens(b.Context(), Request{Model: m.Model, Text: fmt.Sprint(number.Add(1), text), Mode: Sync})
+			return len(res.Tokens), err
+		},
+	} {
+		for _, goroutines := range []int{1, 8} {
+			b.Run(fmt.Sprintf("%s/%d", name, goroutines), func(b *testing.B) {
+				var left, tokens atomic.Int64
+				left.Store(int64(b.N))
+				var wg sync.WaitGroup
+				for range goroutines {
+					wg.Go(func() {
+						for left.Add(-1) >= 0 {
+							n, err := run()
+							if err != nil {
+								b.Error(err)
+								return
+							}
+							tokens.Add(int64(n))
+						}
+					})
+				}
+				wg.Wait()
+				b.ReportMetric(float64(tokens.Load())/b.Elapsed().Seconds(), "tokens/s")
+			})
+		}
 	}
 }

@@ -12,10 +12,11 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
-// MaxTextLimit is the largest Config.MaxTextBytes. Beyond it tokenizers stop
-// working: the regular expression engine under most of them gives up on about
-// ten million equal characters, and a text of 10 MB takes over a gigabyte.
-const MaxTextLimit = 8 << 20
+// MaxTextLimit is the largest Config.MaxTextBytes. A text of 10 MB that cannot be cut
+// takes up to two gigabytes while it is tokenized, and on about ten million equal
+// characters the regular expression engine under most tokenizers gives up, which is
+// ErrTokenizer.
+const MaxTextLimit = 32 << 20
 
 // Config configures a Pool. Zero fields take the default; New refuses values
 // outside the limits.

@@ -35,11 +35,22 @@ import (
 // comes before the one that looks ahead, so that the match before the cut is the
 // same without what follows. Byte-level BPE then tokenizes each match on its own.
 // Normalization to NFC keeps its hands off: a line feed composes with nothing.
+//
+// Between an ASCII letter or digit and a space or a comma, for the same reasons: no
+// alternative matches the one behind the other, and letters and digits before the cut
+// are matched in the same way whatever follows, since only white space is looked
+// beyond. (An apostrophe would not do: o200k has 's in the match of a word.) No added
+// token may have such a pair in it. These places are many, so that cuts at them lie
+// elsewhere whenever something in front has changed; they are taken only where there is
+// no other within wordsAfter bytes, as in a long line of numbers.
 type cutter struct {
 	tokens  map[string]bool
 	firsts  string     // the bytes that they begin with
 	lengths [256][]int // of those that begin with a byte, ascending
 	lines   bool
+	words   bool
+	// wordsAfter is behind how many bytes cuts between words are taken.
+	wordsAfter int
 	// maxLines is how many bytes a text may have to be cut at lines; 0 is any.
 	maxLines int
 	// added are all added tokens, by their content.
@@ -66,6 +77,7 @@ type addedToken struct {
 	Content    string `json:"content"`
 	SingleWord bool   `json:"single_word"`
 	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
 	Normalized bool   `json:"normalized"`
 }
 
@@ -94,7 +106,7 @@ func newCutter(data []byte) *cutter {
 			Dropout *float64 `json:"dropout"`
 		} `json:"model"`
 	}
-	c := &cutter{tokens: map[string]bool{}, added: map[string]uint32{}}
+	c := &cutter{tokens: map[string]bool{}, wordsAfter: wordsAfter, added: map[string]uint32{}}
 	if json.Unmarshal(data, &file) != nil {
 		return c
 	}
@@ -122,7 +134,25 @@ func newCutter(data []byte) *cutter {
 		!slices.ContainsFunc(file.Added, func(t addedToken) bool {
 			return t.LStrip || strings.Contains(t.Content, "\n")
 		})
+	c.words = c.lines && !slices.ContainsFunc(file.Added, func(t addedToken) bool {
+		// One that takes what is to its right ends behind it.
+		return wordEnd(t.Content, 1) < len(t.Content) || t.RStrip && t.Content != "" && isAlnum(t.Content[len(t.Content)-1])
+	})
 	return c
+}
+
+// wordsAfter is eight times the least piece: words are cut where lines are long.
+const wordsAfter = 8 * pieceBytes
+
+// wordEnd returns the first place at from (1 or more) or behind it that is between a
+// letter or digit and a space or comma, or the end of the text.
+func wordEnd(text string, from int) int {
+	for i := from; i < len(text); i++ {
+		if (text[i] == ' ' || text[i] == ',') && isAlnum(text[i-1]) {
+			return i
+		}
+	}
+	return len(text)
 }
 
 // any says whether there can be cuts at all.
@@ -188,7 +218,15 @@ func splitsLines(p *stage) bool {
 // there makes no difference to it.
 func (c *cutter) next(text string, from int) int {
 	end := len(text)
-	if c.lines && (c.maxLines == 0 || end <= c.maxLines) {
+	inLines := c.maxLines == 0 || end <= c.maxLines
+	if c.words && inLines {
+		// Found first, so that nothing behind it is looked at: a text is cut in time
+		// that grows with its length.
+		if word := max(from+c.wordsAfter, 1); word < end {
+			end = wordEnd(text, word)
+		}
+	}
+	if c.lines && inLines {
 		for i := max(from, 1); i < end; {
 			n := strings.IndexByte(text[i-1:end], '\n')
 			if n < 0 {

@@ -3,6 +3,7 @@ package tokenpool
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -106,5 +107,45 @@ func TestCutter(t *testing.T) {
 		if n := cuts.next(text, len(text)); n != len(text) {
 			t.Errorf("%s: next from the end is %d", c.name, n)
 		}
+	}
+}
+
+// TestCutBetweenWords cuts a long line, which has no other places.
+func TestCutBetweenWords(t *testing.T) {
+	type m = map[string]any
+	long := func(tokens ...m) *cutter {
+		return newCutter(fileWith(t, func(f m) { f["added_tokens"] = tokens }))
+	}
+	const text = "ab, c d  e,f 'g' 1,2 é,3\u00a04 5"
+	for _, c := range []struct {
+		cuts *cutter
+		want []int
+	}{
+		{long(), []int{2, 5, 7, 10, 12, 18, 20, 28}},
+		{long(m{"content": "<a b>"}), nil},
+		{long(m{"content": "<a,b>"}), nil},
+		{long(m{"content": "<end", "rstrip": true}), nil},
+		{long(m{"content": "<end>", "rstrip": true}), []int{2, 5, 7, 10, 12, 18, 20, 28}},
+	} {
+		c.cuts.wordsAfter = 0
+		var got []int
+		for at := c.cuts.next(text, 1); at < len(text); at = c.cuts.next(text, at+1) {
+			got = append(got, at)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("cuts at %v, want %v", got, c.want)
+		}
+	}
+	// A line feed within wordsAfter goes before words; behind it, words go before.
+	cuts := long()
+	words := strings.Repeat("word ", 2*wordsAfter/5)
+	if at := cuts.next(words[:wordsAfter]+"\na", 10); at != wordsAfter+1 {
+		t.Errorf("cut at %d, not at the line feed", at)
+	}
+	if at := cuts.next(words+"\na", 10); at < wordsAfter+10 || at > wordsAfter+15 {
+		t.Errorf("cut at %d, not between words", at)
+	}
+	if at := cuts.next(words, 10); at < wordsAfter+10 || at > wordsAfter+15 {
+		t.Errorf("cut at %d without a line feed", at)
 	}
 }

@@ -1,6 +1,7 @@
 package tokenpool
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"errors"
@@ -174,7 +175,7 @@ func newMediaPlan(rules map[string]placing, known []Medium, prompt chat.Prompt) 
 			m.Hash = prompt.MediaIDs[i]
 		}
 		if n := max(m.Tokens, len(m.TokenIDs)); m.Tokens < 0 || n > maxMediaTokens-total {
-			return nil, fmt.Errorf("%w: number %d has %d tokens; all can have %d", ErrMedia, i, n, maxMediaTokens)
+			return nil, fmt.Errorf("%w: number %d has %d tokens; all can have 0 to %d", ErrMedia, i, cmp.Or(len(m.TokenIDs), m.Tokens), maxMediaTokens)
 		}
 		total += max(m.Tokens, len(m.TokenIDs))
 		if _, ok := rules[kind]; !ok {

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
@@ -73,6 +74,36 @@ func TestSoak(t *testing.T) {
 	}
 	if after := residentBytes(); after > before+before/10+32<<20 {
 		t.Errorf("%d MiB after %d texts, %d after %d", before>>20, total/3, after>>20, total)
+	}
+}
+
+// TestTenMegabytes asks for a text of 10 MB, where that is allowed. Who does not wait
+// for it has an answer before it is done, which says that there is more; its tokens
+// are those of the text, since they are the text again.
+func TestTenMegabytes(t *testing.T) {
+	const size = 10 << 20
+	p := realPool(t, Config{MaxTextBytes: 12 << 20})
+	defer func() { _ = p.Close() }()
+	model := "Qwen/Qwen3-8B"
+	if _, err := p.Tokens(t.Context(), Request{Model: model, Text: "a", Mode: Sync}); err != nil {
+		t.Fatal(err)
+	}
+	text := benchText(size)
+	before := p.Stats().Runs
+	res, err := p.Tokens(t.Context(), Request{Model: model, Text: text, Budget: time.Millisecond})
+	if err != nil || res.Exact || res.Behind != BehindBudget || p.Stats().Runs != before {
+		t.Errorf("a budget of 1 ms: exact %v, behind %q, %v, %d runs ended", res.Exact, res.Behind, err, p.Stats().Runs-before)
+	}
+	res, err = p.Tokens(t.Context(), Request{Model: model, Text: text, Mode: Sync})
+	if err != nil || !res.Exact {
+		t.Fatalf("exact %v, %v", res.Exact, err)
+	}
+	got, err := p.Text(t.Context(), model, res.Tokens, false)
+	if err != nil || got != text {
+		t.Errorf("%d tokens give %d bytes of %d, %v", len(res.Tokens), len(got), len(text), err)
+	}
+	if _, err := p.Tokens(t.Context(), Request{Model: model, Text: strings.Repeat(text, 2), Mode: Sync}); !errors.Is(err, ErrTooLong) {
+		t.Errorf("20 MB: %v", err)
 	}
 }
 

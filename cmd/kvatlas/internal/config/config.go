@@ -298,6 +298,15 @@ type Config struct {
 	LMCacheMaxMessage Bytes `name:"lmcache-max-message" default:"4MiB" min:"1KiB" max:"1GiB"`
 	// LMCacheMaxBody is the longest body of a report in MP mode.
 	LMCacheMaxBody Bytes `name:"lmcache-max-body" default:"64MiB" min:"1KiB" max:"1GiB"`
+	// LMCacheWrite says in which of LMCache's shapes what the controller and the
+	// coordinator are told is written into the Redis of the index as well, for tools that
+	// read it: set is its strings, hset the fork's hashes.
+	LMCacheWrite string `name:"lmcache-write" default:"off" oneof:"off,set,hset,both"`
+	// LMCacheWriteTTL is how long such an entry lives that nobody renews.
+	LMCacheWriteTTL time.Duration `name:"lmcache-write-ttl" default:"1m" min:"1s" max:"24h"`
+	// LMCacheWriteEntries is the number of them at a time, of about 1 KB each in this
+	// process; what is beyond is not written.
+	LMCacheWriteEntries int `name:"lmcache-write-entries" default:"262144" min:"1" max:"100000000"`
 
 	// Strategy says how held blocks become a score where a request does not.
 	Strategy string `name:"strategy" default:"longest_prefix" oneof:"longest_prefix,highest_block,coverage" section:"Scoring"`
@@ -352,8 +361,8 @@ type Config struct {
 	// seconds.
 	Preload Names `name:"preload"`
 	// MaxPromptBytes is the longest text that is tokenized. A mebibyte takes
-	// about 0.7 s.
-	MaxPromptBytes Bytes `name:"max-prompt-bytes" default:"1MiB" min:"1KiB" max:"8MiB"`
+	// about 0.7 s, and 150 to 350 MiB of memory at worst.
+	MaxPromptBytes Bytes `name:"max-prompt-bytes" default:"1MiB" min:"1KiB" max:"32MiB"`
 	// PrefixCache is the kind of store that remembers the tokens of texts: lru
 	// by chunks, trie by bytes, or none.
 	PrefixCache string `name:"prefix-cache" default:"lru" oneof:"lru,trie,none"`

@@ -1,0 +1,327 @@
+package tokenpool
+
+import (
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
+)
+
+// mediaTemplate puts texts as they are, and Qwen's markers between vision tokens.
+const mediaTemplate = `{%- for m in messages %}{%- for p in m.content %}{%- if p.type == 'text' %}{{- p.text }}{%- elif p.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}{%- elif p.type == 'audio' %}{{- '<|AUDIO|>' }}{%- else %}{{- '<|video|>' }}{%- endif %}{%- endfor %}{%- endfor %}`
+
+// Added tokens of mediaModel, behind 300 words.
+const (
+	visionStart = 300 + iota
+	visionEnd
+	imagePad
+	audioPad
+	videoPad
+)
+
+// mediaModel writes a model whose words w0, w1 ... are the tokens 0, 1 ...
+func mediaModel(t testing.TB, root, name, media string) {
+	t.Helper()
+	vocab := map[string]int{}
+	for i := range 300 {
+		vocab[fmt.Sprint("w", i)] = i
+	}
+	var added []map[string]any
+	for i, content := range []string{"<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|AUDIO|>", "<|video|>"} {
+		vocab[content] = visionStart + i
+		added = append(added, map[string]any{
+			"id": visionStart + i, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true,
+		})
+	}
+	data, err := json.Marshal(map[string]any{
+		"version": "1.0", "added_tokens": added, "pre_tokenizer": map[string]any{"type": "WhitespaceSplit"},
+		"model": map[string]any{"type": "WordLevel", "vocab": vocab, "unk_token": "w0"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, string(data), root, name, tokenizerFile)
+	writeFile(t, mediaTemplate, root, name, "chat_template.jinja")
+	if media != "" {
+		writeFile(t, media, root, name, mediaFile)
+	}
+}
+
+// upTo are the words from one number to another, and their tokens.
+func wordsOf(from, to int) (text string, ids []uint32) {
+	var b strings.Builder
+	for i := from; i < to; i++ {
+		fmt.Fprintf(&b, "w%d ", i)
+		ids = append(ids, uint32(i))
+	}
+	return b.String(), ids
+}
+
+// chatOf is a chat of one message with these parts: texts, or "<kind>", or
+// "<kind uuid>".
+func chatOf(parts ...string) *chat.Request {
+	var list []map[string]any
+	for _, p := range parts {
+		if !strings.HasPrefix(p, "<") || strings.HasPrefix(p, "<|") {
+			list = append(list, map[string]any{"type": "text", "text": p})
+			continue
+		}
+		kind, uuid, named := strings.Cut(strings.Trim(p, "<>"), " ")
+		m := map[string]any{"type": kind}
+		if named {
+			m["uuid"] = uuid
+		}
+		list = append(list, m)
+	}
+	data, err := json.Marshal([]map[string]any{{"role": "user", "content": list}})
+	if err != nil {
+		panic(err)
+	}
+	return &chat.Request{Messages: data}
+}
+
+func mediaPool(t testing.TB) *Pool {
+	t.Helper()
+	root := t.TempDir()
+	mediaModel(t, root, "m", "")
+	mediaModel(t, root, "own", `[
+		{"kind":"video","target":"<|video|>","before":"w1 w2","repeat":"w3","after":"w4"},
+		{"kind":"image","target":"<|vision_start|><|image_pad|><|vision_end|>","repeat":"<|image_pad|>"}]`)
+	mediaModel(t, root, "bad", `[{"kind":"image","target":"<|nothing|>","repeat":"w1"}]`)
+	dir, err := NewDirectory(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := New(Config{Origin: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
+func TestMedia(t *testing.T) {
+	p := mediaPool(t)
+	n := func(id uint32, n int) []uint32 { return slices.Repeat([]uint32{id}, n) }
+	seq := slices.Concat[[]uint32]
+	one := func(ids ...uint32) []uint32 { return ids }
+	for _, c := range []struct {
+		name   string
+		model  string
+		chat   *chat.Request
+		media  []Medium
+		want   []uint32
+		placed []PlacedMedium
+		exact  bool
+	}{
+		{
+			"two images and an audio", "m", chatOf("w5 w6", "<image>", "w7", "<audio>", "<image>", "w8"),
+			[]Medium{{Hash: "a", Tokens: 3}, {Kind: "audio", Hash: "b", Tokens: 2}, {Hash: "c", Tokens: 1}},
+			seq(one(5, 6, visionStart), n(imagePad, 3), one(visionEnd, 7), n(audioPad, 2), one(visionStart, imagePad, visionEnd, 8)),
+			[]PlacedMedium{{"image", "a", 3, 3}, {"audio", "b", 8, 2}, {"image", "c", 11, 1}}, true,
+		},
+		{
+			"named by their parts", "m", chatOf("<image x>", "<image y>"), []Medium{{Tokens: 1}, {Hash: "z", Tokens: 1}},
+			one(visionStart, imagePad, visionEnd, visionStart, imagePad, visionEnd),
+			[]PlacedMedium{{"image", "x", 1, 1}, {"image", "z", 4, 1}}, true,
+		},
+		{
+			"tokens given", "m", chatOf("w1", "<image>", "w2"), []Medium{{Hash: "a", TokenIDs: one(9, imagePad, 10)}},
+			one(1, visionStart, 9, imagePad, 10, visionEnd, 2), []PlacedMedium{{"image", "a", 2, 3}}, true,
+		},
+		{
+			"the second is not known", "m", chatOf("w1", "<image>", "w2", "<image>", "w3"), []Medium{{Hash: "a", Tokens: 2}},
+			seq(one(1, visionStart), n(imagePad, 2), one(visionEnd, 2, visionStart)), []PlacedMedium{{"image", "a", 2, 2}}, false,
+		},
+		{
+			"nor the first", "m", chatOf("w1", "<image>", "w2", "<image>", "w3"), []Medium{{}, {Hash: "a", Tokens: 2}},
+			one(1, visionStart), nil, false,
+		},
+		{"a hash without a number", "m", chatOf("w1", "<image x>", "w2"), nil, one(1, visionStart), nil, false},
+		{"a number without a hash", "m", chatOf("w1", "<image>", "w2"), []Medium{{Tokens: 5}}, one(1, visionStart), nil, false},
+		{
+			// As vLLM: the first marker is the first medium's.
+			"a marker in a text", "m", chatOf("w1 <|image_pad|>", "<image>", "w2"), []Medium{{Hash: "a", Tokens: 2}},
+			seq(one(1), n(imagePad, 2), one(visionStart, imagePad, visionEnd, 2)), []PlacedMedium{{"image", "a", 1, 2}}, true,
+		},
+		{"no rule for a kind", "m", chatOf("w1", "<video>", "<image>"), []Medium{{Hash: "a", Tokens: 5}, {Hash: "b", Tokens: 5}}, nil, nil, false},
+		{
+			"a model's own rules", "own", chatOf("w9", "<video>", "<image>", "<audio>", "w8"),
+			[]Medium{{Hash: "v", Tokens: 5}, {Hash: "i", Tokens: 2}, {Hash: "a", Tokens: 1}},
+			one(9, 1, 2, 3, 3, 4, imagePad, imagePad, audioPad, 8),
+			[]PlacedMedium{{"video", "v", 1, 5}, {"image", "i", 6, 2}, {"audio", "a", 8, 1}}, true,
+		},
+		{"too few tokens for a rule", "own", chatOf("w9", "<video>"), []Medium{{Hash: "v", Tokens: 3}}, one(9), nil, false},
+	} {
+		for range 2 {
+			res, err := p.Tokens(t.Context(), Request{Model: c.model, Chat: c.chat, Media: c.media, Mode: Sync})
+			behind := BehindMedia
+			if c.exact {
+				behind = ""
+			}
+			if err != nil || !slices.Equal(res.Tokens, c.want) || !slices.Equal(res.Media, c.placed) || res.Exact != c.exact || res.Behind != behind {
+				t.Errorf("%s: %v\ngot  %v %v %v %q\nwant %v %v %v", c.name, err, res.Tokens, res.Media, res.Exact, res.Behind, c.want, c.placed, c.exact)
+			}
+		}
+	}
+	for _, c := range []struct {
+		chat  *chat.Request
+		media []Medium
+		says  string
+	}{
+		{chatOf("w1"), []Medium{{Hash: "a", Tokens: 1}}, "1 are described, the chat has 0"},
+		{chatOf("<image>"), []Medium{{}, {}}, "2 are described, the chat has 1"},
+		{chatOf("<image>"), []Medium{{Kind: "audio", Hash: "a", Tokens: 1}}, `number 0 is described as "audio", the chat has "image" there`},
+		{chatOf("<image>"), []Medium{{Hash: "a", Tokens: -1}}, "has -1 tokens"},
+		{chatOf("<image>", "<image>"), []Medium{{Hash: "a", Tokens: maxMediaTokens}, {Hash: "a", Tokens: 1}}, "number 1 has 1 tokens"},
+	} {
+		if _, err := p.Tokens(t.Context(), Request{Model: "m", Chat: c.chat, Media: c.media, Mode: Sync}); !errors.Is(err, ErrMedia) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("error %v, want one that says %q", err, c.says)
+		}
+	}
+	if _, err := p.Tokens(t.Context(), Request{Model: "m", Text: "w1", Media: []Medium{{}}}); !errors.Is(err, ErrMedia) {
+		t.Errorf("media of a text: %v", err)
+	}
+	if _, err := p.Tokens(t.Context(), Request{Model: "bad", Chat: chatOf("w1"), Mode: Sync}); !errors.Is(err, chat.ErrFiles) || !strings.Contains(err.Error(), "media.json: rule 0") {
+		t.Errorf("a bad media.json: %v", err)
+	}
+	if res, err := p.Tokens(t.Context(), Request{Model: "bad", Text: "w1 w2", Mode: Sync}); err != nil || len(res.Tokens) != 2 {
+		t.Errorf("a text beside a bad media.json: %v, %v", res, err)
+	}
+}
+
+// TestMediaPrefixes: what a text's known prefix gives is a prefix of what the whole
+// gives, with the media in it.
+func TestMediaPrefixes(t *testing.T) {
+	rules := map[string]placing{
+		"image": {target: []uint32{7}, repeat: 8},
+		"audio": {target: []uint32{5, 6}, before: []uint32{1}, repeat: 9, after: []uint32{2}},
+	}
+	for seed := range uint64(500) {
+		rnd := rand.New(rand.NewPCG(seed, 2))
+		plan := &mediaPlan{rules: rules, items: map[string][]Medium{}}
+		var ids []uint32
+		known := true
+		for range rnd.IntN(30) {
+			m := Medium{Hash: "x", Tokens: 3 + rnd.IntN(4)}
+			if rnd.IntN(8) == 0 {
+				m.Hash = ""
+			}
+			switch rnd.IntN(4) {
+			case 0:
+				ids, plan.items["image"] = append(ids, 7), append(plan.items["image"], m)
+				known = known && m.Hash != ""
+			case 1:
+				ids, plan.items["audio"] = append(ids, 5, 6), append(plan.items["audio"], m)
+				known = known && m.Hash != ""
+			default:
+				ids = append(ids, 20)
+			}
+		}
+		whole, placed, all, found := plan.apply(ids)
+		if all != known || !found {
+			t.Fatalf("seed %d: all %v, found %v", seed, all, found)
+		}
+		for _, m := range placed {
+			if m.Offset+m.Length > len(whole) || m.Length < 3 {
+				t.Errorf("seed %d: %+v of %d", seed, m, len(whole))
+			}
+		}
+		for n := range ids {
+			if n > 0 && ids[n] == 6 {
+				continue // a text is not cut there, between two added tokens, without a mark
+			}
+			part, some, _, _ := plan.apply(ids[:n])
+			if len(part) > len(whole) || !slices.Equal(part, whole[:len(part)]) || !slices.Equal(some, placed[:len(some)]) {
+				t.Errorf("seed %d: the first %d give %v %v, the whole %v %v", seed, n, part, some, whole, placed)
+			}
+		}
+	}
+}
+
+// TestMediaAsVLLM renders a chat with two images whose tokens are those of vLLM's
+// vectors, and comes to its block hashes.
+func TestMediaAsVLLM(t *testing.T) {
+	p := mediaPool(t)
+	var parts []string
+	var all []uint32
+	for _, span := range [][2]int{{0, 20}, {60, 100}, {130, 256}} {
+		text, ids := wordsOf(span[0], span[1])
+		parts, all = append(parts, text), append(all, ids...)
+	}
+	_, first := wordsOf(20, 60)
+	_, second := wordsOf(100, 130)
+	// The template's own vision tokens stand around a marker; vLLM's vectors have none.
+	req := chatOf(parts[0], "<image imgsha_aaaa>", parts[1], "<image>", parts[2])
+	req.ChatTemplate = strings.NewReplacer("<|vision_start|>", "", "<|vision_end|>", "").Replace(mediaTemplate)
+	res, err := p.Tokens(t.Context(), Request{Model: "m", Chat: req, Mode: Sync, Media: []Medium{{TokenIDs: first}, {Hash: "imgsha_bbbb", TokenIDs: second}}})
+	if err != nil || !res.Exact || len(res.Tokens) != 256 || len(all) != 186 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	var objects []blockkey.VLLMObject
+	for _, m := range res.Media {
+		objects = append(objects, blockkey.VLLMObject{ID: m.Hash, Offset: m.Offset, Length: m.Length})
+	}
+	f, err := os.Open("../blockkey/testdata/vllm_hashes.json.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Vectors []struct {
+			Versions  []string `json:"versions_run"`
+			Algorithm string   `json:"algo"`
+			Seed      *string  `json:"PYTHONHASHSEED"`
+			BlockSize int      `json:"block_size"`
+			Case      string   `json:"case"`
+			Hashes    []string `json:"hashes"`
+		} `json:"vectors"`
+	}
+	if err := json.NewDecoder(z).Decode(&file); err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for _, v := range file.Vectors {
+		if v.Case != "mm" || v.Seed == nil || v.Algorithm != "sha256" && v.Algorithm != "sha256_cbor" {
+			continue
+		}
+		var minor int
+		if _, err := fmt.Sscanf(v.Versions[0], "0.%d", &minor); err != nil || minor < 12 {
+			continue
+		}
+		algorithm := map[string]blockkey.VLLMAlgorithm{"sha256": blockkey.VLLMSHA256, "sha256_cbor": blockkey.VLLMSHA256CBOR}[v.Algorithm]
+		c := blockkey.NewVLLMChain(algorithm, *v.Seed, v.BlockSize)
+		switch {
+		case minor < 19:
+			c.Keys = blockkey.VLLMKeys11
+		case minor < 31:
+			c.Keys = blockkey.VLLMKeys19
+		}
+		got := c.Append(nil, res.Tokens, objects...)
+		if len(got) != len(v.Hashes) {
+			t.Fatalf("vLLM %s: %d blocks, want %d", v.Versions[0], len(got), len(v.Hashes))
+		}
+		for i := range got {
+			if got[i].String() != v.Hashes[i] {
+				t.Errorf("vLLM %s, %s: block %d is %s, want %s", v.Versions[0], v.Algorithm, i, got[i], v.Hashes[i])
+				break
+			}
+		}
+		checked++
+	}
+	if checked < 6 {
+		t.Errorf("only %d vectors compared", checked)
+	}
+}
