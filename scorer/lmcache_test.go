@@ -470,3 +470,49 @@ func TestReplicaAndEntries(t *testing.T) {
 		t.Errorf("%s, %d lookups of Redis", got, redis)
 	}
 }
+
+// BenchmarkScoreWithLMCache is BenchmarkScore of a model with settings of LMCache, on an
+// index in memory where nobody holds anything, and on one where a pod of two workers
+// holds all chunks.
+func BenchmarkScoreWithLMCache(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		p    []lmcache.Profile
+	}{
+		{"none", nil},
+		{"sha256 hex", []lmcache.Profile{profile(256, false)}},
+		{"builtin", []lmcache.Profile{{Config: lmcache.Config{Version: lmcache.V046, Python: 12}}}},
+		{"sha256_cbor", []lmcache.Profile{{Config: lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.SHA256CBOR, VLLM: true, Seed: "0"}}}},
+		{"blake3", []lmcache.Profile{{Config: lmcache.Config{Version: lmcache.V046, MP: true}}}},
+	} {
+		tokens := firstTokens(16384)
+		for _, held := range []bool{false, true} {
+			if held && c.p == nil {
+				continue
+			}
+			b.Run(c.name+map[bool]string{false: "/miss", true: "/hit"}[held], func(b *testing.B) {
+				x := memoryIndex(b)
+				registerPods(b, x, store.Pod{Name: "a", Model: "m"})
+				for i := range 2 {
+					name := lmcache.WorkerName("i", "", i)
+					registerPods(b, x, store.Pod{Name: name, Model: "m", PartOf: &store.PartOf{Pod: "a", Worker: i, Workers: 2}})
+					if held {
+						change(b, x, store.Add, "m", name, store.CPU, chunkKeys(b, c.p[0], tokens)...)
+					}
+				}
+				cfg := scorer.Config{Index: x}
+				if c.p != nil {
+					cfg.LMCache = reader(b, lmcache.NoEntries, c.p...)
+				}
+				s := newScorer(b, cfg)
+				req := scorer.Request{Model: "m", Input: scorer.Tokens(tokens)}
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := s.Score(b.Context(), req); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
