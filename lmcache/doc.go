@@ -23,6 +23,10 @@
 // hashes and what to set there; such an error is an ErrUnknowable. Keys goes from
 // tokens to the strings that a lookup has to read.
 //
+// A Profile adds what else stands in an engine's keys, and a Reader what a scorer has to
+// ask for of a model whose engines have some profiles: chunk keys in the index
+// (Hash.ChunkKey), and entries that LMCache has written to Redis itself.
+//
 // # Guarantees
 //
 // Everything is a pure function of its arguments and does no I/O. What String makes,

@@ -15,6 +15,9 @@
 // fault or a budget cut off is missing credit, never false credit, and
 // Response.Degraded says so.
 //
+// Config.LMCache adds, for the models that it names, what LMCache holds in chunks of its
+// own: it is asked for in the same lookup and joined with the blocks by tokens (join.go).
+//
 // A Scorer is safe for concurrent use. Its methods allocate per pod and per
 // request, never per block.
 package scorer
