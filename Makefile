@@ -13,7 +13,7 @@ SOAK      ?= 10000000
 TOKENIZERS := .cache/tokenizers
 
 .DEFAULT_GOAL := help
-.PHONY: help run build tokenizers models engines test lint bench soak goldens clean FORCE
+.PHONY: help run build tokenizers models engines lmcache test lint bench soak goldens clean FORCE
 
 help: ## list these targets
 	@echo "kvatlas $(VERSION)"
@@ -44,6 +44,9 @@ models: ## prepare the tokenizers that the tests load, in .cache/tokenizers
 
 engines: ## prepare the publishers of vLLM and SGLang that the tests of ingest run, in .cache/engines
 	@scripts/fetch-engines.sh
+
+lmcache: ## prepare the parts of LMCache that tests run, in .cache/lmcache
+	@scripts/fetch-lmcache.sh
 
 test: ## install what the tests need and run them: gofmt, go vet, go test -race
 	@scripts/test.sh

@@ -13,7 +13,7 @@ cd "$root"
 . "$here/need.sh"
 
 name="test"
-total=8
+total=9
 start=$SECONDS
 step() { printf '\n== test, step %s of %s [%ds]: %s\n' "$1" "$total" $((SECONDS - start)) "$2"; }
 
@@ -39,7 +39,10 @@ scripts/writers-venv.sh
 step 5 "publishers of real engines"
 scripts/fetch-engines.sh
 
-step 6 "gofmt"
+step 6 "LMCache's own code"
+scripts/fetch-lmcache.sh
+
+step 7 "gofmt"
 # What git would commit; all Go files where this is no git checkout.
 if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
   git ls-files -z --cached --others --exclude-standard -- '*.go'
@@ -53,11 +56,11 @@ if [ -n "$unformatted" ]; then
 fi
 echo "$(tr -cd '\0' <.cache/gofiles | wc -c) files, all formatted"
 
-step 7 "go vet"
+step 8 "go vet"
 go vet "${packages[@]}"
 echo "no complaint"
 
-step 8 "go test -race"
+step 9 "go test -race"
 count=$(go list "${packages[@]}" | wc -l)
 go build -o .cache/bin/testreport ./scripts/testreport
 report=(.cache/bin/testreport -packages "$count")

@@ -1,0 +1,153 @@
+// Package lmcachetest runs LMCache's own code for tests: what its workers and MP servers
+// tell a controller or a coordinator with, unchanged, of the releases that
+// scripts/fetch-lmcache.sh has fetched. There is no GPU and no engine: a test says what is
+// admitted and evicted, and the client says what it holds.
+package lmcachetest
+
+import (
+	"bufio"
+	"bytes"
+	_ "embed"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// DirVariable is the environment variable that says where fetch-lmcache.sh has put
+// things, if that is not .cache/lmcache.
+const DirVariable = "KVATLAS_LMCACHE"
+
+//go:embed client.py
+var script string
+
+// Options say what to run. What a kind does not need is not read.
+type Options struct {
+	// Kind is the release: 0.3.1 and 0.5.6 are workers, mp-0.5.6 a server of MP mode.
+	Kind string `json:"kind"`
+	// Instance, Worker and World are LMCache's instance id, worker id and world size.
+	Instance string `json:"instance"`
+	Worker   int    `json:"worker"`
+	World    int    `json:"world"`
+	// Pull and Reply are the controller's, host:port; Port is one of the worker's own.
+	Pull  string `json:"pull"`
+	Reply string `json:"reply"`
+	Port  int    `json:"port"`
+	// Heartbeat is how often it sends heartbeats in seconds, 0 is never, as LMCache's
+	// default is.
+	Heartbeat int `json:"heartbeat"`
+	// Coordinator is the coordinator's URL, Model and Incarnation go into what it is
+	// told.
+	Coordinator string `json:"coordinator"`
+	Model       string `json:"model"`
+	Incarnation int    `json:"incarnation"`
+}
+
+// Client is a running client. Its methods are for one goroutine.
+type Client struct {
+	tb     testing.TB
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Reader
+	stderr bytes.Buffer
+	end    sync.Once
+}
+
+func dir() string {
+	if d := os.Getenv(DirVariable); d != "" {
+		return d
+	}
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..", ".cache", "lmcache")
+}
+
+// Start runs a client until the test ends or Kill is called.
+func Start(tb testing.TB, o Options) *Client {
+	tb.Helper()
+	if testing.Short() {
+		tb.Skip("LMCache's own code is left out of -short runs")
+	}
+	python := filepath.Join(dir(), "venv", "bin", "python")
+	tree := filepath.Join(dir(), "lmcache-"+strings.TrimPrefix(o.Kind, "mp-"))
+	for _, p := range []string{python, filepath.Join(tree, "lmcache")} {
+		if _, err := os.Stat(p); err != nil {
+			tb.Fatalf("%v\nThese tests need LMCache's own code: `make test` prepares it (scripts/fetch-lmcache.sh does only that); -short leaves these tests out.", err)
+		}
+	}
+	if o.World == 0 {
+		o.World = 1
+	}
+	args, err := json.Marshal(o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c := &Client{tb: tb, cmd: exec.CommandContext(tb.Context(), python, "-c", script, string(args))}
+	c.cmd.Env = append(os.Environ(), "PYTHONPATH="+tree, "LMCACHE_TRACK_USAGE=false", "PYTHONDONTWRITEBYTECODE=1")
+	c.cmd.Stderr = &c.stderr
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		tb.Fatal(err)
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c.out = bufio.NewReader(out)
+	if err := c.cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(c.Kill)
+	c.answer()
+	return c
+}
+
+// answer waits for the client's next line, a minute at most.
+func (c *Client) answer() []json.RawMessage {
+	c.tb.Helper()
+	timer := time.AfterFunc(time.Minute, func() { _ = c.cmd.Process.Kill() })
+	defer timer.Stop()
+	line, err := c.out.ReadBytes('\n')
+	var r struct{ Holds []json.RawMessage }
+	if err == nil {
+		err = json.Unmarshal(line, &r)
+	}
+	if err != nil {
+		_ = c.cmd.Process.Kill()
+		_ = c.cmd.Wait()
+		c.tb.Fatalf("LMCache's client: %v\n%s", err, c.stderr.Bytes())
+	}
+	return r.Holds
+}
+
+// Do makes the client do something with keys, which are ints or, for 0.3.1 and MP mode,
+// texts in hex. It returns the keys that the client holds then, as JSON: admit, evict,
+// lose (evict without telling), share (MP mode: into a shared second level), deregister,
+// holds.
+func (c *Client) Do(what string, keys ...any) []json.RawMessage {
+	c.tb.Helper()
+	if keys == nil {
+		keys = []any{}
+	}
+	b, err := json.Marshal(map[string]any{"do": what, "keys": keys})
+	if err == nil {
+		_, err = c.in.Write(append(b, '\n'))
+	}
+	if err != nil {
+		c.tb.Fatalf("LMCache's client: %v\n%s", err, c.stderr.Bytes())
+	}
+	return c.answer()
+}
+
+// Kill ends the process at once, as a crash does.
+func (c *Client) Kill() {
+	c.end.Do(func() {
+		_ = c.cmd.Process.Kill()
+		_ = c.in.Close()
+		_ = c.cmd.Wait()
+	})
+}

@@ -1,0 +1,192 @@
+package controller
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+// newRedisStage is newStage with the index in a Redis.
+func newRedisStage(t *testing.T, pods ...string) *stage {
+	t.Helper()
+	x, err := redis.Open(redis.Config{URL: redistest.Start(t).URL(), Timeout: 20 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, p := range pods {
+		if _, err := x.Register(t.Context(), store.Pod{Name: p, Model: model}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &stage{t: t, index: x}
+}
+
+// real is a worker of LMCache, and the keys that a test uses with it.
+type real struct {
+	*lmcachetest.Client
+	s      *stage
+	name   string
+	keys   []any
+	hashes []lmcache.Hash
+}
+
+func (s *stage) real(c *Controller, kind string, worker, world int, heartbeat int) *real {
+	s.t.Helper()
+	pull, reply, _ := c.Addrs()
+	r := &real{s: s, name: lmcache.WorkerName("inst", "", worker)}
+	for i := range 40 {
+		if kind == "0.3.1" {
+			text := strings.Repeat(fmt.Sprintf("%02x", i+1), 32)
+			h, err := lmcache.ParseHash(text)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			r.keys, r.hashes = append(r.keys, text), append(r.hashes, h)
+			continue
+		}
+		v := int64(i*0x123456789abcdef - 1<<62) // negative ones too
+		r.keys, r.hashes = append(r.keys, v), append(r.hashes, lmcache.IntHash(v))
+	}
+	r.Client = lmcachetest.Start(s.t, lmcachetest.Options{
+		Kind: kind, Instance: "inst", Worker: worker, World: world, Pull: pull.String(), Reply: reply.String(), Port: redistest.FreePort(s.t), Heartbeat: heartbeat,
+	})
+	waitFor(s.t, "the worker's registration", func() bool { return s.pod(r.name) != nil })
+	return r
+}
+
+// equal waits until the index has what the worker holds.
+func (r *real) equal(holds []json.RawMessage) {
+	r.s.t.Helper()
+	in := map[string]bool{}
+	for _, k := range holds {
+		in[strings.Trim(string(k), `"`)] = true
+	}
+	want := ""
+	for _, k := range r.keys {
+		if in[fmt.Sprint(k)] {
+			want += "c"
+		} else {
+			want += "-"
+		}
+	}
+	if strings.Count(want, "c") != len(holds) {
+		r.s.t.Fatalf("the worker holds %s", holds)
+	}
+	r.s.until(want, r.name, r.hashes...)
+}
+
+// pick is a random part of the keys.
+func (r *real) pick(rng *rand.Rand, most int) (out []any) {
+	for range 1 + rng.IntN(most) {
+		out = append(out, r.keys[rng.IntN(len(r.keys))])
+	}
+	return out
+}
+
+// churn admits and evicts at random, and compares after each.
+func (r *real) churn(rng *rand.Rand, rounds int) {
+	r.s.t.Helper()
+	for range rounds {
+		r.Do("admit", r.pick(rng, 30)...)
+		r.equal(r.Do("evict", r.pick(rng, 20)...))
+	}
+}
+
+// LMCache 0.3.1, which says all over PUSH and numbers nothing.
+func TestRealWorker031(t *testing.T) {
+	s := newRedisStage(t, "inst")
+	c := s.controller(func(c *Config) { c.Lease = time.Second })
+	rng := rand.New(rand.NewPCG(1, 2))
+	r := s.real(c, "0.3.1", 0, 1, 0)
+	r.churn(rng, 5)
+	r.equal(r.Do("deregister"))
+	waitFor(t, "the end of its registration", func() bool { return s.pod(r.name) == nil })
+	r = s.real(c, "0.3.1", 0, 1, 0)
+	r.equal(r.Do("admit", r.keys...))
+	time.Sleep(2 * time.Second) // it is silent, and connected
+	r.equal(r.Do("holds"))
+	r.Kill()
+	r.equal(nil)
+	waitFor(t, "the end of its registration", func() bool { return s.pod(r.name) == nil })
+	if st := c.Stats(); st.Malformed+st.Refused+st.Gaps+st.Unknown != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// LMCache 0.5.6: operations, a loss that a full sync puts right, a controller that is
+// replaced, a crash, and a process that takes its place.
+func TestRealWorker056(t *testing.T) {
+	s := newRedisStage(t, "inst")
+	ports := []string{"", "", ""}
+	for i := range ports {
+		ports[i] = fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
+	}
+	config := func(c *Config) {
+		c.Lease, c.AskAgain = 3*time.Second, 500*time.Millisecond
+		c.Pull, c.Reply, c.Heartbeat = ports[0], ports[1], ports[2]
+	}
+	c := s.controller(config)
+	rng := rand.New(rand.NewPCG(3, 4))
+	r := s.real(c, "0.5.6", 0, 1, 1)
+	r.churn(rng, 5)
+	r.Do("admit", r.keys...)
+	r.Do("lose", r.keys[3:9]...)
+	r.equal(r.Do("evict", r.keys[0]))
+	st := c.Stats()
+	if st.Gaps == 0 || st.Synced == 0 || st.Malformed+st.Refused != 0 {
+		t.Errorf("%+v", st)
+	}
+	// Another controller comes in its place. What was lost meanwhile comes with the sync
+	// that it asks for.
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.Do("lose", r.keys[10:20]...)
+	c = s.controller(config)
+	waitFor(t, "a full sync", func() bool { return c.Stats().Synced > 0 })
+	r.equal(r.Do("holds"))
+	r.churn(rng, 3)
+	if st := c.Stats(); st.TookOver != 1 || st.Cleared != 0 || st.Malformed+st.Refused != 0 {
+		t.Errorf("%+v", st)
+	}
+	r.Kill()
+	r = s.real(c, "0.5.6", 0, 1, 1)
+	r.equal(nil)
+	r.churn(rng, 2)
+	r.Kill()
+	r.equal(nil)
+	waitFor(t, "the end of its registration", func() bool { return s.pod(r.name) == nil })
+}
+
+// Two tensor-parallel workers of 0.5.6, without heartbeats as LMCache's default is: what
+// one evicts alone is not whole any more.
+func TestRealWorkersTensorParallel(t *testing.T) {
+	s := newRedisStage(t, "inst")
+	c := s.controller()
+	a, b := s.real(c, "0.5.6", 0, 2, 0), s.real(c, "0.5.6", 1, 2, 0)
+	a.equal(a.Do("admit", a.keys[:10]...))
+	b.equal(b.Do("admit", b.keys[:10]...))
+	b.equal(b.Do("evict", b.keys[4]))
+	a.equal(a.Do("holds"))
+	waitFor(t, "the number of workers", func() bool { return s.pod(a.name).PartOf.Workers == 2 && s.pod(b.name).PartOf.Workers == 2 })
+	// Without heartbeats nothing can be asked: what may be false goes at once.
+	b.Do("lose", b.keys[5])
+	b.Do("admit", b.keys[20])
+	waitFor(t, "the gap", func() bool { return c.Stats().Cleared == 1 })
+	s.until(strings.Repeat("-", 20)+"c"+strings.Repeat("-", 19), b.name, b.hashes...)
+	a.equal(a.Do("holds"))
+}

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Prepare what the tests need of real LMCache: a Python environment, and the Python files of two of its releases,
+# taken unchanged from the packages they are released in.
+#
+#   scripts/fetch-lmcache.sh [DIR]
+#
+# DIR is .cache/lmcache of this checkout unless given: DIR/venv, DIR/lmcache-<version>/. The packages (3 and 17 MB)
+# have pinned sums. What is there and right is left alone. Takes about half a minute.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(dirname "$here")
+# shellcheck source=scripts/need.sh
+. "$here/need.sh"
+
+name=lmcache
+dir=${1:-$root/.cache/lmcache}
+
+# What LMCache's controller client and cache events import and use; internal/lmcachetest stands in for the rest.
+readonly requirements="pyzmq==27.3.0 msgspec==0.22.0 pydantic==2.14.4 pyyaml==6.0.4 httpx==0.28.1 prometheus_client==0.26.0 cachetools==8.0.2 sortedcontainers==2.4.0 psutil==7.2.2 opentelemetry-sdk==1.45.2 opentelemetry-exporter-prometheus==0.66b2"
+
+# VERSION SHA256 a line: the first whose workers talk to a controller, and the last that was measured.
+readonly releases="
+0.3.1 748d684e2fb1c43180cbebdb490ae57a040d181f8584af032d8dd93f99c4d890
+0.5.6 14530ff72b96056e894c9b8dc70c10d019e7802799bbfde9cec298700b799194"
+
+need_tool "$name" python3 python3 "LMCache is Python"
+mkdir -p "$dir"
+
+stamp=$dir/venv/requirements
+if [ "$(cat "$stamp" 2>/dev/null)" != "$requirements" ]; then
+  say "$name" "Python environment"
+  rm -rf "$dir/venv"
+  python3 -m venv "$dir/venv" || {
+    need_tool "$name" python3-venv python3-venv "it makes Python environments" || true
+    can_apt && apt_install "$name" python3-venv && python3 -m venv "$dir/venv"
+  }
+  # shellcheck disable=SC2086 # a list of words
+  "$dir/venv/bin/python" -m pip install -q --disable-pip-version-check $requirements
+  printf '%s\n' "$requirements" >"$stamp"
+fi
+python=$dir/venv/bin/python
+
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+
+# fetch VERSION SHA256. The wheel is one for a Python that need not be ours: only its Python files are used.
+fetch() {
+  local to=$dir/lmcache-$1 wheel got
+  if [ "$(cat "$to/sha256" 2>/dev/null)" = "$2" ]; then
+    return
+  fi
+  say "$name" "fetching LMCache $1"
+  "$python" -m pip download -q --disable-pip-version-check --no-deps --only-binary :all: --python-version 3.11 --implementation cp --abi cp311 \
+    --platform manylinux_2_28_x86_64 -d "$tmp" "lmcache==$1"
+  wheel=$(find "$tmp" -name "lmcache-$1-*.whl")
+  got=$(sha256 "$wheel")
+  [ "$got" = "$2" ] || die "$name" "LMCache $1 has sha256 $got, pinned is $2: refused"
+  rm -rf "$to"
+  mkdir -p "$to"
+  "$python" - "$wheel" "$to" <<'END'
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as z:
+    z.extractall(sys.argv[2], [n for n in z.namelist() if n.startswith("lmcache/") and n.endswith((".py", ".pyi"))])
+END
+  printf '%s\n' "$2" >"$to/sha256"
+}
+
+while read -r version sum; do
+  [ -z "$version" ] || fetch "$version" "$sum"
+done <<<"$releases"
+say "$name" "$dir is complete"
