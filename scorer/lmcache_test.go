@@ -110,6 +110,13 @@ func TestChunksThatDoNotCount(t *testing.T) {
 		change(t, x, store.Add, "m", "b", store.Disk, chunkKeys(t, p, tokens[:700])...)
 		s := newScorer(t, scorer.Config{Index: x, LMCache: reader(t, lmcache.NoEntries, p)})
 		want(t, score(t, s, scorer.Request{Model: "m", Input: scorer.Tokens(tokens[:700])}), "a 6.4 8 [0 8 0 0]; b 5 10 [0 0 10 0]")
+		// A tail that ends where an image begins says nothing of the block with both.
+		change(t, x, store.Add, "m", "c", store.Disk, chunkKeys(t, p, tokens[:600])...)
+		want(t, score(t, s, scorer.Request{Model: "m", Input: scorer.Tokens(tokens), Objects: image(600, 700)}),
+			"a 6.4 8 [0 8 0 0]; b 4 8 [0 0 8 0]; c 4.5 9 [0 0 9 0]")
+		if _, err := x.Retire(t.Context(), "c"); err != nil {
+			t.Fatal(err)
+		}
 		// The tail of 188 tokens is no part of a chunk of 256.
 		want(t, score(t, s, scorer.Request{Model: "m", Input: scorer.Tokens(tokens)}), "a 12.8 16 [0 16 0 0]; b 4 8 [0 0 8 0]")
 	})
