@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/controller"
 	"github.com/kvatlas/kvatlas/lmcache/coordinator"
+	"github.com/kvatlas/kvatlas/lmcache/entries"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 )
 
@@ -19,9 +20,10 @@ import (
 type lmcacheFeed struct {
 	controller    *controller.Controller // nil when it is not set
 	coordinator   *coordinator.Coordinator
-	listener      net.Listener // of the coordinator; nil when it is not set
-	failing       atomic.Bool  // the index cannot be written to, and that is in the log
-	lastMalformed atomic.Int64 // when that was told last, in Unix seconds
+	listener      net.Listener    // of the coordinator; nil when it is not set
+	entries       *entries.Writer // nil when none are written
+	failing       atomic.Bool     // the index cannot be written to, and that is in the log
+	lastMalformed atomic.Int64    // when that was told last, in Unix seconds
 }
 
 // listenLMCache binds what the settings name.
@@ -44,9 +46,13 @@ func (s *service) listenLMCache(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	index, heard, err := s.writeLMCache()
+	if err != nil {
+		return err
+	}
 	if c.LMCacheControllerPull != "" {
 		f.controller, err = controller.New(ctx, controller.Config{
-			Index: s.index, Pods: pods, Pull: c.LMCacheControllerPull, Reply: c.LMCacheControllerReply, Heartbeat: c.LMCacheControllerHeartbeat, HeartbeatURL: c.LMCacheControllerHeartbeatURL,
+			Index: index, Heard: heard, Pods: pods, Pull: c.LMCacheControllerPull, Reply: c.LMCacheControllerReply, Heartbeat: c.LMCacheControllerHeartbeat, HeartbeatURL: c.LMCacheControllerHeartbeatURL,
 			Hashers: own, Lease: c.LMCacheLease, Workers: c.LMCacheWorkers, SyncWait: c.LMCacheSyncWait, Timeout: c.RedisTimeout,
 			MaxWorkers: c.LMCacheMaxWorkers, QueueKeys: c.LMCacheQueueKeys, SyncKeys: c.LMCacheSyncKeys, MaxMessage: int(c.LMCacheMaxMessage),
 			Observer: s.watchController(),
@@ -64,7 +70,7 @@ func (s *service) listenLMCache(ctx context.Context) error {
 		return nil
 	}
 	f.coordinator, err = coordinator.New(coordinator.Config{
-		Index: s.index, Pods: pods, Hashers: mp, Lease: c.LMCacheLease, Timeout: min(c.RedisTimeout, 1500*time.Millisecond),
+		Index: index, Heard: heard, Pods: pods, Hashers: mp, Lease: c.LMCacheLease, Timeout: min(c.RedisTimeout, 1500*time.Millisecond),
 		MaxInstances: c.LMCacheMaxWorkers, MaxBody: int64(c.LMCacheMaxBody), MaxTokens: c.MaxTokens,
 		Observer: s.watchCoordinator(),
 	})
@@ -119,6 +125,11 @@ func (s *service) closeController() error {
 // runLMCache serves until ctx is done, and ends what it serves before it returns.
 func (s *service) runLMCache(ctx context.Context, failed chan<- error) {
 	f := &s.lmcache
+	if f.entries != nil {
+		written := make(chan struct{})
+		go func() { defer close(written); f.entries.Run(ctx) }()
+		defer func() { <-written }()
+	}
 	defer func() {
 		if err := s.closeController(); err != nil {
 			s.log.Warn().Err(err).Msg("closing LMCache's sockets")

@@ -58,6 +58,9 @@ type Config struct {
 	// Peers bounds the connections of each socket, 8,192.
 	Peers int
 
+	// Heard is told of the hash of each chunk that a worker has or lists, before its key
+	// goes to Index. It may be nil, and must not block.
+	Heard func(lmcache.Hash)
 	// Observer is told what happens.
 	Observer Observer
 }

@@ -207,6 +207,9 @@ func (c *Controller) operations(w *worker, m *message, ops []kvOp) error {
 			bad = fmt.Errorf("%w: operation %d is %.40q, neither admit nor evict", errMalformed, i, o.Op)
 			continue
 		}
+		if c.config.Heard != nil && kind == store.Add {
+			c.config.Heard(o.Key.Hash)
+		}
 		next := op{kind: kind, key: o.Key.ChunkKey()}
 		if o.Seq != nil && *o.Seq < 1<<62 {
 			next.seq = *o.Seq + 1

@@ -128,6 +128,11 @@ func (w *worker) syncBatch(m *message) error {
 		w.endSync(false)
 		return err
 	}
+	if heard := w.c.config.Heard; heard != nil {
+		for i := range m.Keys {
+			heard(m.Keys[i].Hash)
+		}
+	}
 	return nil
 }
 

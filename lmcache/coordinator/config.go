@@ -43,6 +43,9 @@ type Config struct {
 	// 16,384.
 	MaxTokens, MaxKeys int
 
+	// Heard is told of the hash of each chunk that is stored, before its key goes to
+	// Index. It may be nil, and must not block.
+	Heard func(lmcache.Hash)
 	// Observer is told what happens.
 	Observer Observer
 }

@@ -231,6 +231,9 @@ func (in *instance) collect(b *batch, targets []filing.Target, changes map[worke
 				o = &filing.Ops{}
 				changes[id] = o
 			}
+			if in.c.config.Heard != nil && kind == store.Add {
+				in.c.config.Heard(k.hash)
+			}
 			o.Key(kind, tier, k.hash.ChunkKey())
 		}
 		switch {

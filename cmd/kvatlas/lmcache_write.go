@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/lmcache/entries"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+// writeLMCache returns the index for those who hear LMCache, and whom they tell of
+// hashes: where entries of LMCache are to be written, both pass through their writer.
+func (s *service) writeLMCache() (index store.Index, heard func(lmcache.Hash), err error) {
+	var shapes entries.Shapes
+	switch s.cfg.LMCacheWrite {
+	case "set":
+		shapes = entries.Strings
+	case "hset":
+		shapes = entries.Hashes
+	case "both":
+		shapes = entries.Strings | entries.Hashes
+	default:
+		return s.index, nil, nil
+	}
+	x, ok := s.leases.(*redis.Index)
+	if !ok {
+		return nil, nil, fmt.Errorf("lmcache-write (from %s): it writes into the Redis of the index, and there is none", s.cfg.Origins["lmcache-write"])
+	}
+	profiles := map[string]lmcache.Profile{}
+	for model, list := range s.cfg.LMCacheModels.Profiles() {
+		profiles[model] = list[0]
+	}
+	failing := false // of the one goroutine that writes
+	s.lmcache.entries, err = entries.New(entries.Config{
+		Registry: s.index.Cached, Shapes: shapes, Profiles: profiles, TTL: s.cfg.LMCacheWriteTTL, MaxEntries: s.cfg.LMCacheWriteEntries, Timeout: s.cfg.RedisTimeout,
+		Write: func(ctx context.Context, ttl time.Duration, list []entries.Write) error {
+			writes := make([]redis.ForeignWrite, len(list))
+			for i, w := range list {
+				writes[i] = redis.ForeignWrite{Name: w.Name, Field: w.Field, Value: w.Value, Delete: w.Delete}
+			}
+			refusals, err := x.WriteForeign(ctx, ttl, writes)
+			if err == nil {
+				failing = false
+			}
+			if refusals > 0 {
+				s.log.Warn().Int("entries", refusals).Str("first", list[0].Name).Msg("entries of LMCache are of another type in Redis, and stay so")
+			}
+			return err
+		},
+		Failed: func(err error) {
+			if !failing {
+				failing = true
+				s.log.Warn().Err(err).Msg("entries of LMCache cannot be written, and are tried again")
+			}
+		},
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.metrics.LMCacheEntries(s.lmcache.entries.Stats); err != nil {
+		return nil, nil, err
+	}
+	return s.lmcache.entries.Index(s.index), s.lmcache.entries.Heard, nil
+}
