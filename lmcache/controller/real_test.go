@@ -35,8 +35,8 @@ func newRedisStage(t *testing.T, pods ...string) *stage {
 	return &stage{t: t, index: x}
 }
 
-// real is a worker of LMCache, and the keys that a test uses with it.
-type real struct {
+// released is a worker of LMCache, and the keys that a test uses with it.
+type released struct {
 	*lmcachetest.Client
 	s      *stage
 	name   string
@@ -44,10 +44,10 @@ type real struct {
 	hashes []lmcache.Hash
 }
 
-func (s *stage) real(c *Controller, kind string, worker, world int, heartbeat int) *real {
+func (s *stage) released(c *Controller, kind string, worker, world int, heartbeat int) *released {
 	s.t.Helper()
 	pull, reply, _ := c.Addrs()
-	r := &real{s: s, name: lmcache.WorkerName("inst", "", worker)}
+	r := &released{s: s, name: lmcache.WorkerName("inst", "", worker)}
 	for i := range 40 {
 		if kind == "0.3.1" {
 			text := strings.Repeat(fmt.Sprintf("%02x", i+1), 32)
@@ -69,7 +69,7 @@ func (s *stage) real(c *Controller, kind string, worker, world int, heartbeat in
 }
 
 // equal waits until the index has what the worker holds.
-func (r *real) equal(holds []json.RawMessage) {
+func (r *released) equal(holds []json.RawMessage) {
 	r.s.t.Helper()
 	in := map[string]bool{}
 	for _, k := range holds {
@@ -90,7 +90,7 @@ func (r *real) equal(holds []json.RawMessage) {
 }
 
 // pick is a random part of the keys.
-func (r *real) pick(rng *rand.Rand, most int) (out []any) {
+func (r *released) pick(rng *rand.Rand, most int) (out []any) {
 	for range 1 + rng.IntN(most) {
 		out = append(out, r.keys[rng.IntN(len(r.keys))])
 	}
@@ -98,7 +98,7 @@ func (r *real) pick(rng *rand.Rand, most int) (out []any) {
 }
 
 // churn admits and evicts at random, and compares after each.
-func (r *real) churn(rng *rand.Rand, rounds int) {
+func (r *released) churn(rng *rand.Rand, rounds int) {
 	r.s.t.Helper()
 	for range rounds {
 		r.Do("admit", r.pick(rng, 30)...)
@@ -111,11 +111,11 @@ func TestRealWorker031(t *testing.T) {
 	s := newRedisStage(t, "inst")
 	c := s.controller(func(c *Config) { c.Lease = time.Second })
 	rng := rand.New(rand.NewPCG(1, 2))
-	r := s.real(c, "0.3.1", 0, 1, 0)
+	r := s.released(c, "0.3.1", 0, 1, 0)
 	r.churn(rng, 5)
 	r.equal(r.Do("deregister"))
 	waitFor(t, "the end of its registration", func() bool { return s.pod(r.name) == nil })
-	r = s.real(c, "0.3.1", 0, 1, 0)
+	r = s.released(c, "0.3.1", 0, 1, 0)
 	r.equal(r.Do("admit", r.keys...))
 	time.Sleep(2 * time.Second) // it is silent, and connected
 	r.equal(r.Do("holds"))
@@ -141,7 +141,7 @@ func TestRealWorker056(t *testing.T) {
 	}
 	c := s.controller(config)
 	rng := rand.New(rand.NewPCG(3, 4))
-	r := s.real(c, "0.5.6", 0, 1, 1)
+	r := s.released(c, "0.5.6", 0, 1, 1)
 	r.churn(rng, 5)
 	r.Do("admit", r.keys...)
 	r.Do("lose", r.keys[3:9]...)
@@ -164,7 +164,7 @@ func TestRealWorker056(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 	r.Kill()
-	r = s.real(c, "0.5.6", 0, 1, 1)
+	r = s.released(c, "0.5.6", 0, 1, 1)
 	r.equal(nil)
 	r.churn(rng, 2)
 	r.Kill()
@@ -177,7 +177,7 @@ func TestRealWorker056(t *testing.T) {
 func TestRealWorkersTensorParallel(t *testing.T) {
 	s := newRedisStage(t, "inst")
 	c := s.controller()
-	a, b := s.real(c, "0.5.6", 0, 2, 0), s.real(c, "0.5.6", 1, 2, 0)
+	a, b := s.released(c, "0.5.6", 0, 2, 0), s.released(c, "0.5.6", 1, 2, 0)
 	a.equal(a.Do("admit", a.keys[:10]...))
 	b.equal(b.Do("admit", b.keys[:10]...))
 	b.equal(b.Do("evict", b.keys[4]))

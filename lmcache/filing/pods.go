@@ -3,7 +3,6 @@ package filing
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -154,6 +153,3 @@ func Workers(reg *store.Registry, instance string, t Target) int {
 	}
 	return n
 }
-
-// Instances are the names that are set, ascending.
-func (p *Pods) Instances() []string { return slices.Sorted(maps.Keys(p.Map)) }
