@@ -155,7 +155,7 @@ func (s *service) watchFleet(in *ingesting) fleet.Observer {
 		},
 		Lapsed: func(silent time.Duration) {
 			in.failing.Store(false)
-			s.log.Warn().Dur("silent", silent).Msg("other replicas have taken this one for dead")
+			s.log.Warn().Dur("silent", silent).Msg("silent for longer than ingest-ttl: other replicas, if there are any, take the ranks over")
 		},
 		Unreadable: func(pod string, err error) {
 			s.log.Warn().Str("pod", pod).Err(err).Msg("the pod's events cannot be read")

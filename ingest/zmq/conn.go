@@ -296,14 +296,21 @@ func (c *conn) message(frames [][]byte) ([][]byte, error) {
 	}
 }
 
+// peerPatience is after how many intervals without a sign of us a peer may close the
+// connection.
+const peerPatience = 30
+
 // beat pings the peer and closes the connection when nothing has come for three
 // intervals, until done is closed.
 func (c *conn) beat(interval time.Duration, done <-chan struct{}) {
 	if interval < 0 || c.minor == 0 {
 		return
 	}
-	// The peer may give us up after as long as we would it. In tenths of seconds.
-	ttl := binary.BigEndian.AppendUint16(nil, uint16(min(max(3*interval/(100*time.Millisecond), 1), 0xffff)))
+	// When the peer may give us up, in tenths of seconds. That is ten times as late as
+	// we do. A process that was stopped for some seconds finds what was published
+	// meanwhile in its connection; without it, and without a replay socket, all that
+	// the engine has told would be lost.
+	ttl := binary.BigEndian.AppendUint16(nil, uint16(min(max(peerPatience*interval/(100*time.Millisecond), 1), 0xffff)))
 	ping := frame{flagCommand, newCommand("PING", ttl)}
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
