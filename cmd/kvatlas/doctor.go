@@ -98,7 +98,7 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 		return p.misuse("doctor", fmt.Errorf("--timeout is %v, it must be positive", d.timeout))
 	}
 	var err error
-	if d.cfg, err = loader.Load(p.env, os.ReadFile); err != nil {
+	if d.cfg, err = loader.Load(p.env, config.ReadFile); err != nil {
 		return p.misuse("doctor", fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  ")))
 	}
 	report := []section{}

@@ -130,7 +130,7 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 		return nil, errors.New("--prompt needs --server, which makes tokens of it; --tokens-file does not")
 	}
 	var err error
-	if d.cfg, err = loader.Load(p.env, os.ReadFile); err != nil {
+	if d.cfg, err = loader.Load(p.env, config.ReadFile); err != nil {
 		return nil, fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  "))
 	}
 	if len(d.profiles) == 0 {
@@ -176,7 +176,7 @@ func (d *doctorLMCache) look(ctx context.Context, tokens []uint32) []check.Findi
 		return []check.Finding{{Level: check.Fail, What: "connection", Found: err.Error(), Means: "the check has not come to its end", Do: "correct --redis, or try again with a longer --timeout"}}
 	}
 	c := redisConfig(d.cfg)
-	c.NoSweep = true
+	c.NoSweep, c.Entries = true, true
 	x, err := redis.Open(c)
 	if err != nil {
 		return failed(err)
@@ -186,11 +186,11 @@ func (d *doctorLMCache) look(ctx context.Context, tokens []uint32) []check.Findi
 	if err != nil {
 		return failed(err)
 	}
-	owners := map[string]string{}
 	var entries []survey.Entry
+	owners := &entryOwners{ask: func(model string, texts []string) ([]string, error) { return x.ForeignOwners(ctx, model, texts) }}
 	s := survey.New(survey.Config{
-		Profiles: d.profiles, Mode: lmcache.AutoEntries, Pods: reg.Pods, Now: time.Now(),
-		Owner: func(text string) string { return owners[text] },
+		Profiles: d.profiles, Mode: d.cfg.LMCacheMode(), Pods: reg.Pods, Now: time.Now(), MaxAge: d.cfg.LMCacheMaxAge,
+		Owner: owners.of,
 	})
 	seen := map[string]bool{}
 	all, err := x.ScanForeign(ctx, redis.ForeignScan{
@@ -212,13 +212,14 @@ func (d *doctorLMCache) look(ctx context.Context, tokens []uint32) []check.Findi
 	if err != nil {
 		return failed(err)
 	}
-	if err := resolveOwners(ctx, x, entries, owners); err != nil {
-		return failed(err)
-	}
 	for _, e := range entries {
+		owners.meet(e)
 		s.Add(e)
 	}
 	findings := s.Findings(all)
+	if owners.err != nil {
+		return append(findings, failed(owners.err)...)
+	}
 	if tokens != nil {
 		more, err := explain(ctx, x, s.Explain(d.model, tokens), d.model)
 		if err != nil {
@@ -229,25 +230,47 @@ func (d *doctorLMCache) look(ctx context.Context, tokens []uint32) []check.Findi
 	return findings
 }
 
-// resolveOwners finds the pods of all texts in entries.
-func resolveOwners(ctx context.Context, x *redis.Index, entries []survey.Entry, owners map[string]string) error {
-	for _, e := range entries {
-		if e.Text != "" {
-			owners[e.Text] = ""
+// entryOwners finds the pods that texts in entries mean, of each model at once.
+type entryOwners struct {
+	ask   func(model string, texts []string) (pods []string, err error)
+	texts []string
+	met   map[string]bool
+	by    map[string]map[string]string // of a model: a text's pod
+	err   error
+}
+
+// meet takes in the texts of an entry.
+func (o *entryOwners) meet(e survey.Entry) {
+	if o.met == nil {
+		o.met, o.by = map[string]bool{}, map[string]map[string]string{}
+	}
+	add := func(text string) {
+		if text != "" && !o.met[text] {
+			o.met[text] = true
+			o.texts = append(o.texts, text)
 		}
-		for field := range e.Fields {
-			owners[field] = ""
+	}
+	add(e.Text)
+	for field := range e.Fields {
+		add(field)
+	}
+}
+
+// of returns the pod that a text means, "" for none.
+func (o *entryOwners) of(model, text string) string {
+	named := o.by[model]
+	if named == nil {
+		named = map[string]string{}
+		pods, err := o.ask(model, o.texts)
+		if err != nil {
+			o.err = err
 		}
+		for i, pod := range pods {
+			named[o.texts[i]] = pod
+		}
+		o.by[model] = named
 	}
-	texts := make([]string, 0, len(owners))
-	for text := range owners {
-		texts = append(texts, text)
-	}
-	pods, err := x.ForeignOwners(ctx, texts)
-	for i := range pods {
-		owners[texts[i]] = pods[i]
-	}
-	return err
+	return named[text]
 }
 
 // explain asks the index and Redis what an explanation wants to know.

@@ -41,7 +41,7 @@ func (p *program) serve(ctx context.Context, args []string) int {
 		loader.SetDefault("log-format", "console")
 		loader.SetDefault("log-level", "warn")
 	}
-	cfg, err := loader.Load(p.env, os.ReadFile)
+	cfg, err := loader.Load(p.env, config.ReadFile)
 	if err != nil {
 		return p.misuse("serve", fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  ")))
 	}

@@ -10,7 +10,7 @@
 //	fs := flag.NewFlagSet("kvatlas serve", flag.ContinueOnError)
 //	l := config.NewLoader(fs)
 //	if err := fs.Parse(args); err != nil { ... }
-//	loaded, err := l.Load(os.Environ(), os.ReadFile)
+//	loaded, err := l.Load(os.Environ(), config.ReadFile)
 //
 // What nobody would read is an error: an unknown flag, key or KVATLAS_
 // variable, with the nearest known name beside it. All errors of a load are

@@ -3,6 +3,8 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +15,17 @@ import (
 
 // maxFile is the largest configuration file in bytes.
 const maxFile = 1 << 20
+
+// ReadFile reads a file, at most one byte more than a configuration file can have: what
+// is no regular file may have no end.
+func ReadFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxFile+1))
+}
 
 // fileValue is a setting's text in the file; place is file:line.
 type fileValue = value
@@ -27,7 +40,7 @@ func readYAML(path string, readFile func(string) ([]byte, error), settings []Set
 	}
 	name := filepath.Base(path)
 	if len(text) > maxFile {
-		return nil, fmt.Errorf("%s: the file has %d bytes, the limit is %d", name, len(text), maxFile)
+		return nil, fmt.Errorf("%s: the file is larger than the limit, which is %d bytes", name, maxFile)
 	}
 	f, err := parser.ParseBytes(text, 0)
 	if err != nil {

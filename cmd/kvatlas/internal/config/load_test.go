@@ -195,7 +195,7 @@ func TestErrors(t *testing.T) {
 		{name: "nested", file: "roles: [[score]]\n", want: []string{"k.yaml:1: roles: it must be a plain value, not a YAML sequence"}},
 		{name: "anchor", file: "listen: &a :1\n", want: []string{"it must be a plain value, not a YAML anchor"}},
 		{name: "file in file", file: "config: x\n", want: []string{"a file cannot name another file"}},
-		{name: "large file", file: strings.Repeat("#\n", maxFile), want: []string{"the limit is 1048576"}},
+		{name: "large file", file: strings.Repeat("#\n", maxFile), want: []string{"larger than the limit, which is 1048576 bytes"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if tc.file != "" {
