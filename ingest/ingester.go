@@ -8,6 +8,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
+
+	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -27,7 +30,8 @@ type Ingester struct {
 	total   atomic.Int64  // bytes in all queues
 	replays chan struct{} // one token for each replay that is under way
 	pushers *pushers
-	matched sync.Map // pod -> *atomic.Int64, nanoseconds since 1970
+	matched sync.Map                        // pod -> *atomic.Int64, nanoseconds since 1970
+	media   *lru.Cache[podMedium, struct{}] // unknown ones of which it was told
 
 	ctx    context.Context // done when closed
 	cancel context.CancelFunc
@@ -45,6 +49,33 @@ type rankKey struct {
 	rank int
 }
 
+// podMedium is a medium of a pod's.
+type podMedium struct{ pod, medium string }
+
+// maxUnknownMedia is of how many it is remembered that they were told of.
+const maxUnknownMedia = 1024
+
+// unknownMedium is what the Chunker of a rank calls; nil where nobody wants to know.
+func (in *Ingester) unknownMedium(pod string, rank int) func(string, int) {
+	tell := in.config.Observer.UnknownMedium
+	if tell == nil {
+		return nil
+	}
+	return func(medium string, _ int) {
+		if told, _ := in.media.ContainsOrAdd(podMedium{pod, medium}, struct{}{}); !told {
+			tell(pod, rank, medium)
+		}
+	}
+}
+
+// chunking is how the events of a rank become index blocks.
+func (in *Ingester) chunking(pod string, rank, blockSize int, fresh bool) rechunk.Config {
+	c := &in.config
+	return rechunk.Config{
+		BlockSize: blockSize, Media: c.Media, UnknownMedium: in.unknownMedium(pod, rank), Copies: c.Copies, MaxRecords: c.Records, Unremoved: c.Unremoved, Fresh: fresh,
+	}
+}
+
 // New returns an Ingester. Close ends it; the index stays open.
 func New(c Config) (*Ingester, error) {
 	c, err := c.withDefaults()
@@ -53,6 +84,9 @@ func New(c Config) (*Ingester, error) {
 	}
 	in := &Ingester{config: c, writer: newWriter(&c), replays: make(chan struct{}, c.Replays), readers: map[rankKey]*reader{}, writes: make(chan struct{})}
 	if in.pushers, err = newPushers(c.Pushers); err != nil {
+		return nil, err
+	}
+	if in.media, err = lru.New[podMedium, struct{}](maxUnknownMedia); err != nil {
 		return nil, err
 	}
 	in.ctx, in.cancel = context.WithCancel(context.Background())

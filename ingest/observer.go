@@ -34,6 +34,10 @@ type Observer struct {
 	// Undecodable says that a message (event.ErrX in err) or n events in one could
 	// not be understood and were left out.
 	Undecodable func(pod string, rank int, seq uint64, n int, err error)
+	// UnknownMedium says that an engine has blocks in a medium that maps to no tier, so
+	// that they are left out. It is told once for each pod and medium, of the last 1,024
+	// of which it was; RankStats.Blocks counts all such blocks.
+	UnknownMedium func(pod string, rank int, medium string)
 	// Dropped says that messages found no room in a queue.
 	Dropped func(pod string, rank int, n int)
 	// Lag tells how old the newest event of a batch was, by the engine's clock, when

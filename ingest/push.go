@@ -235,7 +235,7 @@ func (in *Ingester) pushLoose(ctx context.Context, s *pusher, p *Pushed) (res Pu
 		}
 	}
 	if s.loose == nil {
-		if s.loose, err = rechunk.New(rechunk.Config{BlockSize: s.model.BlockSize, Media: in.config.Media, Copies: in.config.Copies, MaxRecords: in.config.Records, Unremoved: in.config.Unremoved, Fresh: true}); err != nil {
+		if s.loose, err = rechunk.New(in.chunking(p.Pod, p.Rank, s.model.BlockSize, true)); err != nil {
 			return res, fmt.Errorf("ingest: model %s: %w", p.Model, err)
 		}
 	}
@@ -320,7 +320,7 @@ func (in *Ingester) pushOnce(ctx context.Context, s *pusher, p *Pushed, mark uin
 			return res, err
 		}
 		s.life, s.wrote = store.Life{Generation: gen, Fence: fence}, false
-		if s.chunk, err = in.chunker(s, true); err != nil {
+		if s.chunk, err = in.chunker(p.Pod, p.Rank, s, true); err != nil {
 			return res, err
 		}
 		res.Began = true
@@ -355,8 +355,8 @@ func (in *Ingester) pushOnce(ctx context.Context, s *pusher, p *Pushed, mark uin
 	return res, nil
 }
 
-func (in *Ingester) chunker(s *pusher, fresh bool) (*rechunk.Chunker, error) {
-	c, err := rechunk.New(rechunk.Config{BlockSize: s.model.BlockSize, Media: in.config.Media, Copies: in.config.Copies, MaxRecords: in.config.Records, Unremoved: in.config.Unremoved, Fresh: fresh})
+func (in *Ingester) chunker(pod string, rank int, s *pusher, fresh bool) (*rechunk.Chunker, error) {
+	c, err := rechunk.New(in.chunking(pod, rank, s.model.BlockSize, fresh))
 	if err != nil {
 		return nil, fmt.Errorf("ingest: model %s: %w", s.model.Name, err)
 	}
@@ -403,6 +403,6 @@ func (in *Ingester) refresh(ctx context.Context, s *pusher, p *Pushed) error {
 	s.life = life
 	s.written.seq = life.Seq - 1
 	s.written.mark, s.wrote = findLast(values[0], life.Seq-1)
-	s.chunk, err = in.chunker(s, false)
+	s.chunk, err = in.chunker(p.Pod, p.Rank, s, false)
 	return err
 }

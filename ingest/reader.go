@@ -197,7 +197,8 @@ func (r *reader) resume(ctx context.Context) error {
 }
 
 func (r *reader) newChunker(fresh bool) (err error) {
-	r.chunk, err = rechunk.New(rechunk.Config{BlockSize: r.model.BlockSize, Media: r.in.config.Media, Copies: r.in.config.Copies, MaxRecords: r.in.config.Records, Unremoved: r.in.config.Unremoved, Fresh: fresh})
+	r.count.rechunked()
+	r.chunk, err = rechunk.New(r.in.chunking(r.s.Pod, r.s.Rank, r.model.BlockSize, fresh))
 	if err != nil {
 		return fmt.Errorf("ingest: model %s: %w", r.model.Name, err)
 	}

@@ -55,8 +55,10 @@ type RankStats struct {
 	// grow and this does not, keys are not computed as they are asked for: see
 	// Unmatched.
 	LastMatch time.Time
-	// Blocks are figures of the blocks that were named.
-	Blocks rechunk.Stats
+	// Blocks are figures of the blocks that the present generation has named, Skipped
+	// those that were not indexed, by reason, since Read began.
+	Blocks  rechunk.Stats
+	Skipped [rechunk.NumReasons]uint64
 }
 
 // Unmatched tells whether blocks have been indexed for at least that long and no lookup
@@ -76,7 +78,19 @@ type counters struct {
 	next   uint64
 	events [event.NumKinds]uint64
 	blocks rechunk.Stats
-	first  time.Time // when the first block was indexed
+	// skipped are those of the Chunkers before the present one.
+	skipped [rechunk.NumReasons]uint64
+	first   time.Time // when the first block was indexed
+}
+
+// rechunked notes that another Chunker takes over.
+func (c *counters) rechunked() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, n := range c.blocks.Skipped {
+		c.skipped[i] += n
+	}
+	c.blocks = rechunk.Stats{}
 }
 
 func (c *counters) generation(gen store.Generation) {
@@ -120,6 +134,9 @@ func (r *reader) stats() RankStats {
 	_, s.Connected = r.q.connection()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for i, n := range c.skipped {
+		s.Skipped[i] = n + c.blocks.Skipped[i]
+	}
 	s.Generation, s.Next, s.Events, s.Blocks, s.FirstBlock = c.gen, c.next, c.events, c.blocks, c.first
 	return s
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/fleet"
+	"github.com/kvatlas/kvatlas/ingest/rechunk"
 )
 
 // Ingest shows the figures of the reading of events; it is called at most once. silent
@@ -49,8 +50,9 @@ func rankDesc(name, help string, more ...string) *prometheus.Desc {
 const matchAfter = 10 * time.Minute
 
 var (
-	rankEvents = rankDesc("events_total", "Events that have been applied.", "kind")
-	rankGauges = []rankFigure{
+	rankEvents  = rankDesc("events_total", "Events that have been applied.", "kind")
+	rankSkipped = rankDesc("skipped_blocks_total", "Blocks that engines have stored and that were not indexed.", "reason")
+	rankGauges  = []rankFigure{
 		{rankDesc("connected", "1 while the publisher is connected."), func(r *ingest.RankStats) float64 { return truth(r.Connected) }},
 		{rankDesc("lag_seconds", "How old the newest event was when it had been applied."), func(r *ingest.RankStats) float64 { return r.Lag.Seconds() }},
 		{rankDesc("last_message_timestamp_seconds", "When the last message came; 0 is never."), func(r *ingest.RankStats) float64 {
@@ -94,6 +96,7 @@ func truth(b bool) float64 {
 // Describe implements prometheus.Collector.
 func (c rankFigures) Describe(ch chan<- *prometheus.Desc) {
 	ch <- rankEvents
+	ch <- rankSkipped
 	for _, list := range [][]rankFigure{rankGauges, rankCounters} {
 		for i := range list {
 			ch <- list[i].desc
@@ -110,6 +113,11 @@ func (c rankFigures) Collect(ch chan<- prometheus.Metric) {
 		for kind, n := range r.Events {
 			if n > 0 {
 				ch <- prometheus.MustNewConstMetric(rankEvents, prometheus.CounterValue, float64(n), r.Pod, rank, event.Kind(kind).String())
+			}
+		}
+		for reason, n := range r.Skipped {
+			if n > 0 {
+				ch <- prometheus.MustNewConstMetric(rankSkipped, prometheus.CounterValue, float64(n), r.Pod, rank, rechunk.Reason(reason).String())
 			}
 		}
 		for j := range rankGauges {

@@ -52,6 +52,10 @@ func (s *service) makeIngest() (err error) {
 			TookOver: func(pod string, rank int, _ store.Generation, next uint64) {
 				s.log.Info().Str("pod", pod).Int("rank", rank).Uint64("next", next).Msg("generation taken over")
 			},
+			UnknownMedium: func(pod string, rank int, medium string) {
+				s.log.Warn().Str("pod", pod).Int("rank", rank).Str("medium", medium).
+					Msg("the engine has blocks in a medium that is not known, which count for nothing; ingest-media says what tier it is")
+			},
 			Gap: func(pod string, rank int, first, next uint64) {
 				s.log.Warn().Str("pod", pod).Int("rank", rank).Uint64("first", first).Uint64("next", next).Msg("events are missing")
 			},

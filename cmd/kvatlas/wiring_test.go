@@ -218,3 +218,23 @@ func TestRecordsSetting(t *testing.T) {
 	s.best(t, prompts[0], map[string]float64{})
 	s.best(t, prompts[1], map[string]float64{"pod": 16})
 }
+
+// TestUnknownMedium warns once of an engine's word that nobody knows, and counts all of
+// its blocks.
+func TestUnknownMedium(t *testing.T) {
+	events, replay := redistest.FreePort(t), redistest.FreePort(t)
+	p := enginetest.Start(t, enginetest.Options{
+		Release: enginetest.Release{Engine: "vllm", Version: "0.33.0"}, Endpoint: fmt.Sprintf("tcp://*:%d", events), Replay: fmt.Sprintf("tcp://*:%d", replay),
+	})
+	for i := range 3 {
+		p.Publish(1, storedEvent(tokens(64), 10*i+1, "tape"))
+	}
+	p.Flush()
+	s := serveEngine(t, client.Pod{Address: "127.0.0.1:8000", Events: fmt.Sprintf("tcp://127.0.0.1:%d", events), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", replay)})
+	awaitThat(t, "twelve blocks are counted", s.log, func() bool {
+		return s.figure(t, `kvatlas_ingest_skipped_blocks_total{pod="pod",rank="0",reason="unknown_medium"}`) == "12"
+	})
+	if n := strings.Count(s.log.String(), `"medium":"tape"`); n != 1 {
+		t.Errorf("%d lines in\n%s", n, s.log)
+	}
+}

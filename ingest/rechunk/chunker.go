@@ -79,6 +79,9 @@ type Config struct {
 	BlockSize int
 	// Media maps media to tiers; nil is event's own words.
 	Media *event.Media
+	// UnknownMedium, if not nil, is called for each Stored of n blocks in a medium that
+	// maps to no tier.
+	UnknownMedium func(medium string, n int)
 	// Copies is what repeated blocks mean.
 	Copies Copies
 	// Unremoved bounds how many copies of engine blocks are held in each tier but the
@@ -369,6 +372,9 @@ func (c *Chunker) store(e *event.Event) {
 	tier, known := c.config.Media.TierOf(e)
 	if !known {
 		c.stats.Skipped[UnknownMedium] += uint64(n)
+		if c.config.UnknownMedium != nil {
+			c.config.UnknownMedium(e.Medium, n)
+		}
 		return
 	}
 	if e.BlockSize < 0 || e.BlockSize > MaxEngineBlock || e.Group < 0 || e.Group > 255 {
