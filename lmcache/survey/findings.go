@@ -278,8 +278,9 @@ func (s *Survey) judgeOwners(g *group, add func(check.Finding)) {
 	}
 	var lost []string
 	pods, n := map[string]bool{}, 0
+	model := s.requested(g.kind)
 	for _, text := range slices.Sorted(maps.Keys(g.owners)) {
-		if pod := s.c.Owner(text); pod != "" {
+		if pod := s.c.Owner(model, text); pod != "" {
 			pods[pod] = true
 			continue
 		}
@@ -292,7 +293,7 @@ func (s *Survey) judgeOwners(g *group, add func(check.Finding)) {
 		f.Found += fmt.Sprintf("; %s of %s name no registered pod", count(len(lost), "text"), count(n, "entry"))
 		var why []string
 		for _, text := range lost[:min(shown, len(lost))] {
-			why = append(why, fmt.Sprintf("%q (%s)", text, s.whyNobody(text)))
+			why = append(why, fmt.Sprintf("%q (%s)", text, s.whyNobody(model, text)))
 		}
 		f.Found += ": " + strings.Join(why, ", ")
 		f.Means = "those entries count for nobody"
@@ -301,8 +302,23 @@ func (s *Survey) judgeOwners(g *group, add func(check.Finding)) {
 	add(f)
 }
 
+// requested is the name that requests have for the model of a kind.
+func (s *Survey) requested(k kind) string {
+	for _, r := range s.readers(k) {
+		return r.model
+	}
+	for _, model := range slices.Sorted(maps.Keys(s.c.Profiles)) {
+		for _, p := range s.c.Profiles[model] {
+			if cmp.Or(p.Model, model) == k.model {
+				return model
+			}
+		}
+	}
+	return k.model
+}
+
 // whyNobody says why a text names no pod.
-func (s *Survey) whyNobody(text string) string {
+func (s *Survey) whyNobody(model, text string) string {
 	host, port, err := net.SplitHostPort(text)
 	if err != nil {
 		host, port = strings.TrimSuffix(strings.TrimPrefix(text, "["), "]"), ""
@@ -313,7 +329,7 @@ func (s *Survey) whyNobody(text string) string {
 	var there []string
 	for i := range s.c.Pods {
 		p := &s.c.Pods[i]
-		if p.PartOf == nil && (hostOf(p.Name) == host || hostOf(p.Address) == host) {
+		if p.PartOf == nil && p.Model == model && (hostOf(p.Name) == host || hostOf(p.Address) == host) {
 			there = append(there, p.Name)
 		}
 	}
@@ -323,7 +339,7 @@ func (s *Survey) whyNobody(text string) string {
 	case len(there) > 1:
 		return fmt.Sprintf("a host of %d pods, none at this port, %s among them", len(there), there[0])
 	case len(there) == 1:
-		return "at this host there is " + there[0]
+		return "at this host there is " + there[0] + ", and it is not of a form that is read"
 	case strings.Count(text, ":") > 1 && err != nil:
 		return "IPv6 without a port; a pod at [" + host + "]:port would be meant"
 	}

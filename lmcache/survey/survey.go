@@ -21,8 +21,9 @@ type Config struct {
 	Mode     lmcache.Mode
 	// Pods are the pods that are registered, cache workers among them.
 	Pods []store.Pod
-	// Owner returns the pod that a text in an entry stands for, "" for none.
-	Owner func(text string) string
+	// Owner returns the pod of a model, by its name in requests, that a text in an entry
+	// means, "" for none.
+	Owner func(model, text string) string
 	// MaxAge is how old an entry with a time may be to count; 0 is for ever.
 	MaxAge time.Duration
 	// Now is the time.
@@ -205,7 +206,7 @@ type read struct {
 func New(c Config) *Survey {
 	s := &Survey{c: c, groups: map[kind]*group{}}
 	if s.c.Owner == nil {
-		s.c.Owner = func(string) string { return "" }
+		s.c.Owner = func(string, string) string { return "" }
 	}
 	for _, model := range slices.Sorted(maps.Keys(c.Profiles)) {
 		for _, p := range c.Profiles[model] {

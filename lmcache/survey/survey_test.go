@@ -90,8 +90,8 @@ func profiles(p ...lmcache.Profile) map[string][]lmcache.Profile {
 var v031 = lmcache.Config{Version: lmcache.V031}
 
 // owner is a registry of 10.0.0.1:8000.
-func ownerOf(text string) string {
-	if text == "10.0.0.1:8000" || text == "10.0.0.1" {
+func ownerOf(m, text string) string {
+	if m == model && (text == "10.0.0.1:8000" || text == "10.0.0.1") {
 		return "10.0.0.1:8000"
 	}
 	return ""
@@ -170,7 +170,8 @@ func TestEntriesThatNeverMatch(t *testing.T) {
 		{"case", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{Model: strings.ToLower(model)}), "h"), "lmcache model", check.Warn, []string{`call it "` + model + `"`}},
 		{"stranger", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{Model: "x"}), "h"), "lmcache model", check.Warn, []string{"no pod is registered for it"}},
 		{"registered, no profile", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{Model: "other"}), "h"), "lmcache model", check.Warn, []string{"add a profile"}},
-		{"owner of another port", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), "10.0.0.1:8200"), "lmcache owners", check.Warn, []string{"at this host there is 10.0.0.1:8000"}},
+		{"owner that cannot be read", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), "10.0.0.1:port"), "lmcache owners", check.Warn, []string{"at this host there is 10.0.0.1:8000"}},
+		{"owner of another model", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{Model: "other"}), "10.0.0.1:8000"), "lmcache owners", check.Warn, []string{"no pod is registered at this host"}},
 		{"several pods on a host", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), "10.0.0.2"), "lmcache owners", check.Warn, []string{"a host of 2 pods"}},
 		{"IPv6", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), "fd00::7"), "lmcache owners", check.Warn, []string{"IPv6 without a port"}},
 		{"nobody", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), "10.9.9.9:1"), "lmcache owners", check.Warn, []string{"no pod is registered at this host"}},

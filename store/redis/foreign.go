@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/blockkey"
 )
 
 // The bounds of what is read of a foreign value, in bytes of a string and in fields of
@@ -249,20 +251,18 @@ func (x *Index) HasForeign(ctx context.Context, names []string) ([]bool, error) 
 	return out, nil
 }
 
-// ForeignOwners returns the names of the pods that texts of other programs stand for, in
-// order, "" for a text that names no pod that counts.
-func (x *Index) ForeignOwners(ctx context.Context, owners []string) ([]string, error) {
+// ForeignOwners returns the names of the pods that entries of a model mean by texts, as
+// lookups of store.Entries find them, in order; "" for a text that means no pod. It
+// needs Config.Entries.
+func (x *Index) ForeignOwners(ctx context.Context, model string, owners []string) ([]string, error) {
 	if _, err := x.Registry(ctx); err != nil {
 		return nil, err
 	}
 	s := x.registry.current.Load()
+	named := s.owners.of(blockkey.ModelOf(model))
 	out := make([]string, len(owners))
-	if s.texts == nil {
-		return out, nil
-	}
-	named := s.texts()
 	for i, text := range owners {
-		id, ok := named[text]
+		id, ok := named.owner(text)
 		if !ok {
 			continue
 		}
