@@ -30,7 +30,16 @@ import (
 //
 // Their commands stand beside the MGETs of the blocks in one pipeline. An entry that
 // cannot be read, for its type or for want of permission, is nobody's; it is counted
-// and stops nothing.
+// and stops nothing. So is a hash of more than maxFields fields: HRANDFIELD sends one more
+// than that at most, in random order, and all of a smaller one. HGETALL of 60,000 fields
+// holds a server up for 130 ms, which is the budget of all other credit; this for 2.7.
+
+// maxFields is how many fields a hash of EntryOwners can have: each is a pod that holds the
+// chunk.
+const maxFields = 1024
+
+// maxAhead is how far in the future the time of a field may be: as much as clocks differ.
+const maxAhead = time.Hour
 
 // The ids by which entries name pods within a snapshot: local ones, after those of texts.
 const firstOwner = store.FirstLocal + 1<<26
@@ -138,9 +147,9 @@ func (l *lookup) askEntry(ctx context.Context, pipe redis.Pipeliner, form store.
 	case form == store.EntryPresent:
 		return pipe.Exists(ctx, name)
 	case l.x.aging():
-		return pipe.HGetAll(ctx, name)
+		return pipe.HRandFieldWithValues(ctx, name, maxFields+1)
 	default:
-		return pipe.HKeys(ctx, name)
+		return pipe.HRandField(ctx, name, maxFields+1)
 	}
 }
 
@@ -189,10 +198,10 @@ func (e *entryRead) take(cmd redis.Cmder, n int) {
 			f = append(f, ownerField{text: text})
 		}
 		e.fields = append(e.fields, f)
-	case *redis.MapStringStringCmd:
+	case *redis.KeyValueSliceCmd:
 		var f []ownerField
-		for text, meta := range c.Val() {
-			f = append(f, ownerField{text, meta})
+		for _, v := range c.Val() {
+			f = append(f, ownerField{v.Key, v.Value})
 		}
 		e.fields = append(e.fields, f)
 	}
@@ -220,10 +229,10 @@ func (x *Index) readable(err error, n int) error {
 func (l *lookup) entryRuns(c *chain) (more bool) {
 	e := &l.entries[c.from]
 	names := l.snap.owners.of(c.q.Model)
-	oldest := time.Now().Add(-l.x.config.EntryAge)
+	now := time.Now()
 	run := 0
 	for i := range c.n {
-		l.next = l.entryHolders(l.next[:0], e, i, names, oldest)
+		l.next = l.entryHolders(l.next[:0], e, i, names, now)
 		if run > 0 && slices.Equal(l.next, l.ids) {
 			run++
 			continue
@@ -237,7 +246,7 @@ func (l *lookup) entryRuns(c *chain) (more bool) {
 }
 
 // entryHolders appends who holds block i.
-func (l *lookup) entryHolders(ids []store.HolderID, e *entryRead, i int, names texts, oldest time.Time) []store.HolderID {
+func (l *lookup) entryHolders(ids []store.HolderID, e *entryRead, i int, names texts, now time.Time) []store.HolderID {
 	switch e.form {
 	case store.EntryOwner:
 		var first store.HolderID
@@ -250,8 +259,12 @@ func (l *lookup) entryHolders(ids []store.HolderID, e *entryRead, i int, names t
 		}
 		return append(ids, first)
 	case store.EntryOwners:
+		if len(e.fields[i]) > maxFields {
+			l.x.garbled.Add(1)
+			return ids
+		}
 		for _, f := range e.fields[i] {
-			if l.x.aging() && !l.young(f.meta, oldest) {
+			if l.x.aging() && !l.young(f.meta, now) {
 				continue
 			}
 			if id, ok := l.named(names, f.text); ok {
@@ -285,13 +298,14 @@ func (l *lookup) named(names texts, text string) (store.HolderID, bool) {
 	return id, ok
 }
 
-// young tells whether a field's value, fmt@world_size@worker_id@time, is not older than
-// that. The time is the writer's clock, in seconds.
-func (l *lookup) young(meta string, oldest time.Time) bool {
+// young tells whether a field's value, fmt@world_size@worker_id@time, is of no other time
+// than counts: not older than EntryAge, and not so far ahead that it would never become so.
+// The time is the writer's clock, in seconds.
+func (l *lookup) young(meta string, now time.Time) bool {
 	at, err := strconv.ParseFloat(meta[strings.LastIndexByte(meta, '@')+1:], 64)
-	if err != nil {
+	if err != nil || !(at <= float64(now.Add(maxAhead).UnixNano())/1e9) { // NaN neither
 		l.x.garbled.Add(1)
 		return false
 	}
-	return at >= float64(oldest.UnixNano())/1e9
+	return at >= float64(now.Add(-l.x.config.EntryAge).UnixNano())/1e9
 }

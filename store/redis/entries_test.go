@@ -165,6 +165,32 @@ func TestEntries(t *testing.T) {
 			}
 		})
 
+		// A hash of too many fields is nobody's, and the others in its round trip count.
+		t.Run("owners of many fields", func(t *testing.T) {
+			fill := func(name string, n int) {
+				args := []any{"10.0.0.1:8200", "vllm@1@0@1.5"}
+				for i := 1; i < n; i++ {
+					args = append(args, fmt.Sprintf("10.1.%d.%d", i>>8, i&255), "vllm@1@0@1.5")
+				}
+				must(plain.HSet(ctx, name, args...).Err())
+			}
+			fill("m@d", maxFields)
+			fill("m@e", maxFields+1)
+			fill("m@f", 60_000)
+			must(plain.HSet(ctx, "m@g", "10.0.0.2", "vllm@1@0@1.5").Err())
+			aged := open(t, Config{URL: url, NoSweep: true, Entries: true, EntryAge: 100 * 365 * 24 * time.Hour})
+			if _, err := aged.Registry(ctx); err != nil {
+				t.Fatal(err)
+			}
+			for _, by := range []*Index{x, aged} {
+				before := by.Stats().Garbled
+				wantHoldings(t, lookEntries(t, by, store.EntryOwners, 1, "m@d", "m@e", "m@f", "m@g"), "10.0.0.1:8000/0/cpu", "", "", "10.0.0.2:8000/0/cpu")
+				if n := by.Stats().Garbled - before; n != 2 {
+					t.Errorf("%d garbled, want 2", n)
+				}
+			}
+		})
+
 		t.Run("age", func(t *testing.T) {
 			old := open(t, Config{URL: url, NoSweep: true, Entries: true, EntryAge: time.Hour})
 			if _, err := old.Registry(ctx); err != nil {
@@ -176,10 +202,11 @@ func TestEntries(t *testing.T) {
 			must(plain.HSet(ctx, "m@a", "10.0.0.1", at(30*time.Minute), "10.0.0.2", at(2*time.Hour), "llama-0", "vllm@1@0@soon").Err())
 			must(plain.HSet(ctx, "m@b", "10.0.0.1", at(2*time.Hour), "10.0.0.2", at(-time.Minute)).Err())
 			must(plain.LPush(ctx, "m@c", "10.0.0.1").Err())
-			wantHoldings(t, lookEntries(t, old, store.EntryOwners, 1, "m@a", "m@b", "m@c"), "10.0.0.1:8000/0/cpu", "10.0.0.2:8000/0/cpu", "")
+			must(plain.HSet(ctx, "m@h", "10.0.0.1", "vllm@1@0@inf", "10.0.0.2", at(-2*time.Hour), "llama-0", "vllm@1@0@nan").Err())
+			wantHoldings(t, lookEntries(t, old, store.EntryOwners, 1, "m@a", "m@b", "m@c", "m@h"), "10.0.0.1:8000/0/cpu", "10.0.0.2:8000/0/cpu", "", "")
 			wantHoldings(t, lookEntries(t, x, store.EntryOwners, 1, "m@a"), "10.0.0.1:8000/0/cpu 10.0.0.2:8000/0/cpu llama-0/0/cpu")
-			if n := old.Stats().Garbled; n != 2 {
-				t.Errorf("%d garbled, want 2: a time, a type", n)
+			if n := old.Stats().Garbled; n != 5 {
+				t.Errorf("%d garbled, want 5: four times, a type", n)
 			}
 		})
 
@@ -320,7 +347,7 @@ func TestEntriesRefused(t *testing.T) {
 
 	// docs/operations.md says what lets the user read them, and nothing else of others.
 	if err := admin.Do(ctx, "ACL", "SETUSER", "reader", "reset", "on", ">secret", "~kva{*", "%R~*@*", "+client|setname", "+mget", "+get", "+eval", "+time",
-		"+hgetall", "+hmget", "+hscan", "+zrange", "+hlen", "+hkeys", "+exists").Err(); err != nil {
+		"+hgetall", "+hmget", "+hscan", "+zrange", "+hlen", "+hrandfield", "+exists").Err(); err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range [][]any{{"SET", "vllm@m@1@0@0", "10.0.0.1:8200"}, {"HSET", "m@0", "10.0.0.1", "vllm@1@0@1.5"}} {
