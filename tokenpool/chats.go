@@ -35,15 +35,15 @@ func (p *Pool) RenderChat(ctx context.Context, model string, req chat.Request) (
 	if err != nil {
 		return chat.Prompt{}, err
 	}
-	return p.rendered(c, r)
+	return p.rendered(ctx, c, r)
 }
 
 // rendered renders the chat of req.
-func (p *Pool) rendered(c chatEntry, req Request) (chat.Prompt, error) {
+func (p *Pool) rendered(ctx context.Context, c chatEntry, req Request) (chat.Prompt, error) {
 	if c.err != nil {
 		return chat.Prompt{}, fmt.Errorf("tokenpool: model %s: %w", quoteModel(req.Model), c.err)
 	}
-	out, err := c.renderer.Render(*req.Chat)
+	out, err := c.renderer.RenderContext(ctx, *req.Chat)
 	if err == nil {
 		err = checkText(out.Text, p.cfg.MaxTextBytes)
 	}

@@ -165,7 +165,11 @@ func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
 		if err != nil || behind != "" {
 			return p.count(partial(prefixcache.Match{}, behind), err)
 		}
-		if prompt, err = p.rendered(c, req); err == nil {
+		prompt, err = p.rendered(ctx, c, req)
+		if errors.Is(err, context.DeadlineExceeded) && req.Mode != Sync {
+			return p.count(partial(prefixcache.Match{}, BehindBudget), nil)
+		}
+		if err == nil {
 			plan, err = newMediaPlan(c.media, req.Media, prompt)
 		}
 		if err != nil {

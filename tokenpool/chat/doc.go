@@ -14,7 +14,7 @@
 //     given, and its work, memory, output and nesting have limits (Limits), so
 //     that a hostile one ends in an error within a fraction of a second.
 //   - An error says whose fault it is: ErrRequest, ErrNoTemplate, ErrCompile,
-//     ErrRaised, ErrTemplate, ErrLimit.
+//     ErrRaised, ErrTemplate, ErrLimit, ErrTooLarge.
 //
 // Templates are rendered by minijinja, which is compiled into the tokenizer
 // library (rust/hftmpl.rs); no Python is involved.

@@ -6,7 +6,7 @@ import (
 )
 
 // What can go wrong, by whose fault it is. All errors of this package but those
-// of ReadFiles wrap one of these.
+// of ReadFiles, and of a context that has ended, wrap one of these.
 var (
 	// ErrRequest: the request is malformed or asks for what cannot be.
 	ErrRequest = errors.New("chat: bad request")
@@ -24,6 +24,8 @@ var (
 	ErrTemplate = errors.New("chat: the template fails")
 	// ErrLimit: rendering reached one of Limits.
 	ErrLimit = errors.New("chat: the template reached a limit")
+	// ErrTooLarge: the request has more items or JSON values than Limits allow.
+	ErrTooLarge = errors.New("chat: the request is too large")
 	// ErrInternal: the library panicked. A fault of ours.
 	ErrInternal = errors.New("chat: internal error of the template library")
 )

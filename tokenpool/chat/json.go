@@ -19,7 +19,8 @@ type member struct {
 // first one's place and the last one's value count, as in Python.
 func members(raw json.RawMessage) []member {
 	var out []member
-	at := space(raw, 0) + 1 // behind the brace
+	var places map[string]int // of keys in out, once they are many
+	at := space(raw, 0) + 1   // behind the brace
 	for {
 		at = space(raw, at)
 		switch raw[at] {
@@ -33,10 +34,29 @@ func members(raw json.RawMessage) []member {
 		key := text(raw[at:end])
 		at = space(raw, space(raw, end)+1) // behind the colon
 		end = skip(raw, at)
-		out = put(out, key, raw[at:end:end])
+		value := raw[at:end:end]
 		at = end
+		if len(out) < fewMembers {
+			out = put(out, key, value)
+			continue
+		}
+		if places == nil {
+			places = make(map[string]int)
+			for i := range out {
+				places[out[i].key] = i
+			}
+		}
+		if i, have := places[key]; have {
+			out[i].value = value
+			continue
+		}
+		places[key] = len(out)
+		out = append(out, member{key, value})
 	}
 }
+
+// fewMembers is how many keys are looked for one by one.
+const fewMembers = 16
 
 // elements returns the elements of an array.
 func elements(raw json.RawMessage) []json.RawMessage {

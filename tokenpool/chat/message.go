@@ -28,6 +28,7 @@ type preparer struct {
 	engine  Engine
 	format  Format
 	rebuild bool // see Options.RebuildTools
+	spend   *budget
 	// media are the kinds of the parts that are no text, mediaIDs their uuids.
 	media, mediaIDs []string
 }
@@ -40,7 +41,9 @@ func (p *preparer) message(i int, raw json.RawMessage) ([]member, error) {
 		return nil, bad(where, "role is missing, or not a string")
 	}
 	if p.engine == EngineTransformers {
-		p.noteMedia(get(given, "content"))
+		if err := p.noteMedia(where+".content", get(given, "content")); err != nil {
+			return nil, err
+		}
 		var out []member
 		for _, m := range given {
 			if !isNull(m.value) {
@@ -101,13 +104,20 @@ func aliasReasoning(ms []member) []member {
 			continue
 		}
 		out := []member{{"thinking", r}}
-		for _, m := range ms {
-			out = put(out, m.key, m.value)
+		for _, m := range ms { // of which no two have the same key
+			if m.key == "thinking" {
+				out[0].value = m.value
+				continue
+			}
+			out = append(out, m)
 		}
 		return put(out, "reasoning_content", r)
 	}
 	return ms
 }
+
+// checkEvery is after how many parts the caller's time is looked at.
+const checkEvery = 256
 
 // part is one part of a content: a text, or something else.
 type part struct {
@@ -179,11 +189,15 @@ var texts = map[string]string{
 
 // noteMedia writes down what a content has that is no text, as transformers'
 // processors find it: by the type of a part.
-func (p *preparer) noteMedia(content json.RawMessage) {
+func (p *preparer) noteMedia(where string, content json.RawMessage) error {
 	if first(content) != '[' {
-		return
+		return nil
 	}
-	for _, e := range elements(content) {
+	parts, err := p.spend.list(where, content)
+	if err != nil {
+		return err
+	}
+	for _, e := range parts {
 		if first(e) != '{' {
 			continue
 		}
@@ -194,6 +208,7 @@ func (p *preparer) noteMedia(content json.RawMessage) {
 			}
 		}
 	}
+	return nil
 }
 
 // addMedium writes down a part that is no text.
@@ -216,8 +231,17 @@ func (p *preparer) parts(where string, raw json.RawMessage) ([]part, error) {
 	default:
 		return nil, bad(where, "neither a string nor an array")
 	}
+	list, err := p.spend.list(where, raw)
+	if err != nil {
+		return nil, err
+	}
 	var out []part
-	for i, e := range elements(raw) {
+	for i, e := range list {
+		if i%checkEvery == checkEvery-1 {
+			if err := p.spend.alive(); err != nil {
+				return nil, err
+			}
+		}
 		where := fmt.Sprintf("%s[%d]", where, i)
 		switch first(e) {
 		case '"':
@@ -314,9 +338,9 @@ func (p *preparer) toolCalls(where string, raw json.RawMessage) (json.RawMessage
 	if first(raw) != '[' {
 		return nil, bad(where, "not an array")
 	}
-	calls := elements(raw)
-	if len(calls) == 0 {
-		return nil, nil
+	calls, err := p.spend.list(where, raw)
+	if err != nil || len(calls) == 0 {
+		return nil, err
 	}
 	for i, call := range calls {
 		where := fmt.Sprintf("%s[%d]", where, i)
@@ -331,7 +355,7 @@ func (p *preparer) toolCalls(where string, raw json.RawMessage) (json.RawMessage
 			return nil, bad(where, "function is missing, or not an object")
 		}
 		function := members(get(ms, "function"))
-		arguments, err := callArguments(where, get(function, "arguments"))
+		arguments, err := p.callArguments(where, get(function, "arguments"))
 		if err != nil {
 			return nil, err
 		}
@@ -346,10 +370,14 @@ func (p *preparer) toolCalls(where string, raw json.RawMessage) (json.RawMessage
 	return encodeArray(calls), nil
 }
 
+// argumentsDepth is how deep arguments stand: in function, call, tool_calls,
+// message and messages.
+const argumentsDepth = 5
+
 // callArguments returns the arguments of a call as an object. Those that are
 // none are taken for an empty one, since they lie in the history of a
 // conversation, which would never go on otherwise.
-func callArguments(where string, raw json.RawMessage) (json.RawMessage, error) {
+func (p *preparer) callArguments(where string, raw json.RawMessage) (json.RawMessage, error) {
 	switch first(raw) {
 	case '{':
 		return raw, nil
@@ -359,7 +387,8 @@ func callArguments(where string, raw json.RawMessage) (json.RawMessage, error) {
 			return nil, bad(where, "the arguments have half of a surrogate pair")
 		}
 		if json.Valid([]byte(s)) && first(json.RawMessage(s)) == '{' {
-			return json.RawMessage(s), nil
+			// They were one string of the request, and are its JSON now.
+			return json.RawMessage(s), p.spend.value(where, json.RawMessage(s), argumentsDepth)
 		}
 	}
 	return json.RawMessage("{}"), nil

@@ -2,7 +2,9 @@ package chat
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -73,7 +75,7 @@ func NewRenderer(files Files, opts Options) (*Renderer, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	kwargs, err := object(opts.DefaultKwargs, "options: default kwargs")
+	kwargs, err := object(newBudget(context.Background(), opts.Limits), opts.DefaultKwargs, "options: default kwargs")
 	if err != nil {
 		return nil, err
 	}
@@ -117,28 +119,75 @@ func (r *Renderer) HasTemplate(tools bool) bool {
 
 // Render renders a request. The errors are those of this package's list.
 func (r *Renderer) Render(req Request) (Prompt, error) {
+	return r.RenderContext(context.Background(), req)
+}
+
+// RenderContext is Render for a caller whose time may end, which is then the error:
+// it is looked at while messages are prepared, and before the template runs, but not
+// while it does.
+func (r *Renderer) RenderContext(ctx context.Context, req Request) (Prompt, error) {
 	now := r.opts.Now()
-	c, text, err := r.render(req, now)
+	c, text, err := r.render(ctx, req, now)
 	if err != nil {
 		return Prompt{}, err
 	}
 	out := Prompt{Text: text, Media: c.media, MediaIDs: c.mediaIDs, Sure: len(text)}
 	if len(c.media) > 0 {
-		out.Sure = r.sure(req, c.mediaAt, text, now)
+		if out.Sure, err = r.sure(ctx, req, c.mediaAt, text, now); err != nil {
+			return Prompt{}, err
+		}
 	}
 	return out, nil
 }
 
-func (r *Renderer) render(req Request, now time.Time) (prepared, string, error) {
-	c, err := r.prepare(req)
+func (r *Renderer) render(ctx context.Context, req Request, now time.Time) (prepared, string, error) {
+	spend := newBudget(ctx, r.opts.Limits)
+	c, err := r.prepare(spend, req)
+	if err == nil {
+		err = spend.alive()
+	}
 	if err != nil {
 		return prepared{}, "", err
 	}
 	text, err := c.template.Render(string(c.context), r.opts.Limits, now)
+	if errors.Is(err, ErrRequest) {
+		return c, "", blame(req, err)
+	}
 	if err == nil && req.ContinueFinalMessage {
 		text, err = cut(text, c.final)
 	}
 	return c, text, err
+}
+
+// blame names the field that the library refuses to read, such as one with half of a
+// surrogate pair; it has seen all of them as one text.
+func blame(req Request, err error) error {
+	empty, cerr := Compile("")
+	if cerr != nil {
+		return err
+	}
+	why := func(err error) string {
+		what := err.Error()
+		if e, ok := errors.AsType[*Error](err); ok {
+			what = e.Message
+		}
+		if _, rest, ok := strings.Cut(what, ": "); ok && strings.HasPrefix(what, "JSON, byte ") {
+			return rest
+		}
+		return what
+	}
+	for _, f := range []struct {
+		name string
+		raw  json.RawMessage
+	}{{"messages", req.Messages}, {"tools", req.Tools}, {"documents", req.Documents}, {"chat_template_kwargs", req.ChatTemplateKwargs}} {
+		if isNull(f.raw) {
+			continue
+		}
+		if _, err := empty.Render(string(encodeObject([]member{{"x", f.raw}})), Limits{}, time.Time{}); errors.Is(err, ErrRequest) {
+			return bad(f.name, "%s", why(err))
+		}
+	}
+	return bad("messages", "%s", why(err))
 }
 
 // other is a content that no message begins with.
@@ -147,13 +196,16 @@ const other = "\uf8d7kvatlas"
 // sure returns how much of text stands before the content of message i. Only the
 // template knows, and it is asked by rendering the chat once more with another
 // content there. Where that fails nothing is sure.
-func (r *Renderer) sure(req Request, i int, text string, now time.Time) int {
+func (r *Renderer) sure(ctx context.Context, req Request, i int, text string, now time.Time) (int, error) {
 	messages := elements(req.Messages)
 	messages[i] = encodeObject(put(members(messages[i]), "content", quote(other)))
 	req.Messages = encodeArray(messages)
-	_, with, err := r.render(req, now)
+	_, with, err := r.render(ctx, req, now)
+	if ended := ctx.Err(); ended != nil {
+		return 0, fmt.Errorf("chat: %w", ended)
+	}
 	if err != nil {
-		return 0
+		return 0, nil //nolint:nilerr // then nothing is sure
 	}
 	n := 0
 	for n < min(len(text), len(with)) && text[n] == with[n] {
@@ -162,13 +214,13 @@ func (r *Renderer) sure(req Request, i int, text string, now time.Time) int {
 	for n > 0 && n < len(text) && !utf8.RuneStart(text[n]) {
 		n--
 	}
-	return n
+	return n, nil
 }
 
 // Prepare returns the template that Render would render for the request, and
 // the context that it would give to it.
 func (r *Renderer) Prepare(req Request) (*Template, json.RawMessage, error) {
-	c, err := r.prepare(req)
+	c, err := r.prepare(newBudget(context.Background(), r.opts.Limits), req)
 	return c.template, c.context, err
 }
 
@@ -182,29 +234,32 @@ type prepared struct {
 	mediaAt  int      // the first message that has any
 }
 
-func (r *Renderer) prepare(req Request) (prepared, error) {
+func (r *Renderer) prepare(spend *budget, req Request) (prepared, error) {
 	none := prepared{}
-	messages, err := array(req.Messages, "messages")
+	messages, err := array(spend, req.Messages, "messages")
 	if err != nil {
 		return none, err
 	}
 	if len(messages) == 0 {
 		return none, bad("messages", "there are none")
 	}
-	tools, err := array(req.Tools, "tools")
+	tools, err := array(spend, req.Tools, "tools")
 	if err != nil {
 		return none, err
 	}
-	documents, err := array(req.Documents, "documents")
+	documents, err := array(spend, req.Documents, "documents")
 	if err != nil {
 		return none, err
 	}
-	kwargs, err := object(req.ChatTemplateKwargs, "chat_template_kwargs")
+	kwargs, err := object(spend, req.ChatTemplateKwargs, "chat_template_kwargs")
 	if err != nil {
 		return none, err
 	}
 	if err := checkKwargs("chat_template_kwargs", kwargs); err != nil {
 		return none, err
+	}
+	if len(kwargs) > maxKwargs {
+		return none, tooLarge("chat_template_kwargs", "more than %d variables, which is the limit", maxKwargs)
 	}
 	generate := !req.ContinueFinalMessage
 	if req.AddGenerationPrompt != nil {
@@ -218,10 +273,15 @@ func (r *Renderer) prepare(req Request) (prepared, error) {
 	if err != nil {
 		return none, err
 	}
-	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: r.opts.RebuildTools}
+	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: r.opts.RebuildTools, spend: spend}
 	conversation := make([][]member, len(messages))
 	mediaAt := 0
 	for i, m := range messages {
+		if i%checkEvery == checkEvery-1 {
+			if err := spend.alive(); err != nil {
+				return none, err
+			}
+		}
 		if conversation[i], err = p.message(i, m); err != nil {
 			return none, err
 		}

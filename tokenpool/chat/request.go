@@ -33,7 +33,7 @@ type Request struct {
 
 // array checks that raw is an array of objects, and returns them. It is nil for
 // none.
-func array(raw json.RawMessage, where string) ([]json.RawMessage, error) {
+func array(b *budget, raw json.RawMessage, where string) ([]json.RawMessage, error) {
 	if isNull(raw) {
 		return nil, nil
 	}
@@ -43,7 +43,13 @@ func array(raw json.RawMessage, where string) ([]json.RawMessage, error) {
 	if first(raw) != '[' {
 		return nil, bad(where, "not an array")
 	}
-	out := elements(raw)
+	if err := b.value(where, raw, 0); err != nil {
+		return nil, err
+	}
+	out, err := b.list(where, raw)
+	if err != nil {
+		return nil, err
+	}
 	for i, e := range out {
 		if first(e) != '{' {
 			return nil, bad(where, "element %d is not an object", i)
@@ -54,7 +60,7 @@ func array(raw json.RawMessage, where string) ([]json.RawMessage, error) {
 
 // object checks that raw is an object, and returns its members. It is nil for
 // none.
-func object(raw json.RawMessage, where string) ([]member, error) {
+func object(b *budget, raw json.RawMessage, where string) ([]member, error) {
 	if isNull(raw) {
 		return nil, nil
 	}
@@ -63,6 +69,9 @@ func object(raw json.RawMessage, where string) ([]member, error) {
 	}
 	if first(raw) != '{' {
 		return nil, bad(where, "not an object")
+	}
+	if err := b.value(where, raw, 0); err != nil {
+		return nil, err
 	}
 	return members(raw), nil
 }

@@ -58,6 +58,14 @@ type Limits struct {
 	// Recursion is how deep a template may nest loops and macros, of which a
 	// macro takes about 5. Default and limit 500.
 	Recursion uint32
+	// Items is how many messages, parts of contents, tool calls, tools and documents
+	// a request may have together. Default 65,536. Templates alone do not look at it.
+	Items int
+	// Values is how many JSON values a request may have together, in messages,
+	// tools, documents and template kwargs: each object, array, string, number,
+	// boolean and null counts, keys do not. Default 1,048,576. Templates alone do not
+	// look at it.
+	Values int
 }
 
 // Defaults of Limits.
