@@ -34,6 +34,7 @@ that means and what to do about it. It changes nothing.
   kvatlas doctor --server URL          a server that runs
   kvatlas doctor --engine-events URL   the events of an engine
   kvatlas doctor --config FILE         all that kvatlas serve with this file depends on
+  kvatlas doctor lmcache               what LMCache has filed; see its own --help
 
 It takes the flags, variables and file of kvatlas serve, and these:
 
