@@ -144,7 +144,7 @@ func (f *fanIn) sample() flatSample {
 // TestFanInIsFlat: the memory for many ranks does not grow with what they send, once their
 // caches and rings are full. It is of the whole process, publishers included.
 func TestFanInIsFlat(t *testing.T) {
-	ranks, samples, rounds := 40, 4, 48
+	ranks, samples, rounds := 12, 4, 48
 	var pause time.Duration // after a round
 	long := os.Getenv(flatVariable)
 	if long != "" {
