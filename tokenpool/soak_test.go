@@ -81,6 +81,7 @@ func TestSoak(t *testing.T) {
 // for it has an answer before it is done, which says that there is more; its tokens
 // are those of the text, since they are the text again.
 func TestTenMegabytes(t *testing.T) {
+	t.Parallel()
 	const size = 10 << 20
 	p := realPool(t, Config{MaxTextBytes: 12 << 20})
 	defer func() { _ = p.Close() }()
