@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Prepare what the tests need of real LMCache: a Python environment, and the Python files of two of its releases,
+# Prepare what the tests need of real LMCache: a Python environment, and the Python files of three of its releases,
 # taken unchanged from the packages they are released in.
 #
 #   scripts/fetch-lmcache.sh [DIR]
 #
-# DIR is .cache/lmcache of this checkout unless given: DIR/venv, DIR/lmcache-<version>/. The packages (3 and 17 MB)
+# DIR is .cache/lmcache of this checkout unless given: DIR/venv, DIR/lmcache-<version>/. The packages (3, 4 and 17 MB)
 # have pinned sums. What is there and right is left alone. Takes about half a minute.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,11 +16,13 @@ name=lmcache
 dir=${1:-$root/.cache/lmcache}
 
 # What LMCache's controller client and cache events import and use; internal/lmcachetest stands in for the rest.
-readonly requirements="pyzmq==27.3.0 msgspec==0.22.0 pydantic==2.14.4 pyyaml==6.0.4 httpx==0.28.1 prometheus_client==0.26.0 cachetools==8.0.2 sortedcontainers==2.4.0 psutil==7.2.2 opentelemetry-sdk==1.45.2 opentelemetry-exporter-prometheus==0.66b2"
+readonly requirements="pyzmq==27.3.0 msgspec==0.22.0 pydantic==2.14.4 pyyaml==6.0.4 httpx==0.28.1 prometheus_client==0.26.0 cachetools==8.0.2 sortedcontainers==2.4.0 redis==8.1.0 psutil==7.2.2 opentelemetry-sdk==1.45.2 opentelemetry-exporter-prometheus==0.66b2"
 
-# VERSION SHA256 a line: the first whose workers talk to a controller, and the last that was measured.
+# VERSION SHA256 a line: the first whose workers talk to a controller, the last with a lookup server in Redis, and
+# the last that was measured.
 readonly releases="
 0.3.1 748d684e2fb1c43180cbebdb490ae57a040d181f8584af032d8dd93f99c4d890
+0.3.6 673bc51a1eeb1301133d213a74a7dff92be6e2da9481631bb2838fa044e86c69
 0.5.6 14530ff72b96056e894c9b8dc70c10d019e7802799bbfde9cec298700b799194"
 
 need_tool "$name" python3 python3 "LMCache is Python"

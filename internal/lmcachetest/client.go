@@ -29,7 +29,8 @@ var script string
 
 // Options say what to run. What a kind does not need is not read.
 type Options struct {
-	// Kind is the release: 0.3.1 and 0.5.6 are workers, mp-0.5.6 a server of MP mode.
+	// Kind is the release: 0.3.1 and 0.5.6 are workers, mp-0.5.6 a server of MP mode,
+	// lookup-0.3.1 and lookup-0.3.6 lookup servers.
 	Kind string `json:"kind"`
 	// Instance, Worker and World are LMCache's instance id, worker id and world size.
 	Instance string `json:"instance"`
@@ -47,6 +48,12 @@ type Options struct {
 	Coordinator string `json:"coordinator"`
 	Model       string `json:"model"`
 	Incarnation int    `json:"incarnation"`
+	// Redis is where a lookup server files what it holds, host:port, and Address what it
+	// files, LMCache's distributed_url. LMCache itself hashes the Prompt, and keys are
+	// numbers of its chunks.
+	Redis   string   `json:"redis"`
+	Address string   `json:"address"`
+	Prompt  []uint32 `json:"prompt"`
 }
 
 // Client is a running client. Its methods are for one goroutine.
@@ -74,7 +81,7 @@ func Start(tb testing.TB, o Options) *Client {
 		tb.Skip("LMCache's own code is left out of -short runs")
 	}
 	python := filepath.Join(dir(), "venv", "bin", "python")
-	tree := filepath.Join(dir(), "lmcache-"+strings.TrimPrefix(o.Kind, "mp-"))
+	tree := filepath.Join(dir(), "lmcache-"+o.Kind[strings.LastIndexByte(o.Kind, '-')+1:])
 	for _, p := range []string{python, filepath.Join(tree, "lmcache")} {
 		if _, err := os.Stat(p); err != nil {
 			tb.Fatalf("%v\nThese tests need LMCache's own code: `make test` prepares it (scripts/fetch-lmcache.sh does only that); -short leaves these tests out.", err)
@@ -125,7 +132,8 @@ func (c *Client) answer() []json.RawMessage {
 }
 
 // Do makes the client do something with keys, which are ints or, for 0.3.1 and MP mode,
-// texts in hex. It returns the keys that the client holds then, as JSON: admit, evict,
+// texts in hex. It returns the keys that the client holds then, as JSON (of a lookup
+// server pairs, of the key's name in Redis and who is named there): admit, evict,
 // lose (evict without telling), share (MP mode: into a shared second level), deregister,
 // holds.
 func (c *Client) Do(what string, keys ...any) []json.RawMessage {

@@ -67,7 +67,7 @@ class StandIn(types.ModuleType):
 
 MISSING = (
     "torch", "numba", "nvtx", "aiohttp", "aiofile", "aiofiles", "cpuinfo", "cryptography", "requests", "transformers", "numpy", "blake3",
-    "xxhash", "safetensors", "redis", "cbor2", "torchac_cuda", "infinistore", "uvicorn", "fastapi", "starlette",
+    "xxhash", "safetensors", "cbor2", "torchac_cuda", "infinistore", "uvicorn", "fastapi", "starlette",
     "lmcache.c_ops", "lmcache.cuda_ops", "lmcache.lmcache_native", "lmcache.device_ops",
 )
 
@@ -131,7 +131,7 @@ def fill_torch(t):
 sys.meta_path.insert(0, Finder())
 
 
-def metadata(worker, world):
+def metadata(worker, world, model="m"):
     import inspect
 
     import torch
@@ -139,7 +139,7 @@ def metadata(worker, world):
         from lmcache.v1.metadata import LMCacheMetadata as M
     except ImportError:
         from lmcache.config import LMCacheEngineMetadata as M
-    v = dict(model_name="m", world_size=world, local_world_size=world, worker_id=worker, local_worker_id=worker, fmt="vllm", kv_dtype=torch.bfloat16,
+    v = dict(model_name=model, world_size=world, local_world_size=world, worker_id=worker, local_worker_id=worker, fmt="vllm", kv_dtype=torch.bfloat16,
              kv_shape=(1, 2, 256, 1, 2), role="worker", engine_id="e0", chunk_size=256, use_mla=False)
     return M(**{k: x for k, x in v.items() if k in inspect.signature(M).parameters})
 
@@ -267,10 +267,44 @@ class MP:
         return sorted(self.held)
 
 
+def chunks(a, config):
+    """The keys of the prompt's chunks, as LMCache's own token database makes them."""
+    from lmcache.v1 import token_database
+    if a["kind"].endswith("0.3.6") and sys.version_info < (3, 12):
+        # LMCache hashes (before, tokens, None), and None's hash is an address before Python 3.12: 3.12's in its place.
+        none = type("None312", (), {"__hash__": lambda s: 0xFCA86420})()
+        token_database.hash = lambda v: hash(tuple(none if x is None else x for x in v))
+    db = token_database.ChunkedTokenDatabase(config, metadata(a["worker"], a["world"], a["model"]))
+    return [k for _, _, k in db.process_tokens(a["prompt"])]
+
+
+class Lookup:
+    """RedisLookupServer of 0.3.1 and 0.3.6, as an engine with enable_p2p calls it. Keys are numbers of the prompt's chunks."""
+
+    def __init__(self, a):
+        from lmcache.v1.config import LMCacheEngineConfig
+        from lmcache.v1.lookup_server.redis_server import RedisLookupServer
+        config = LMCacheEngineConfig.from_defaults(remote_url=None, lookup_url=a["redis"], distributed_url=a["address"], enable_p2p=True)
+        self.keys, self.held = chunks(a, config), set()
+        self.s = RedisLookupServer(config)
+
+    def admit(self, keys):
+        self.held.update(keys)
+        self.s.batched_insert([self.keys[i] for i in keys])
+
+    def evict(self, keys):
+        self.held.difference_update(keys)
+        self.s.batched_remove([self.keys[i] for i in keys])
+
+    def holds(self):
+        """The keys of what it has stored, and who LMCache itself then takes for the owner."""
+        return [[self.keys[i].to_string(), ":".join(map(str, self.s.lookup(self.keys[i]) or ()))] for i in sorted(self.held)]
+
+
 def main():
     out, sys.stdout = sys.stdout, sys.stderr  # LMCache writes its log to either
     a = json.loads(sys.argv[1])
-    client = {"0.3.1": Old, "0.5.6": New, "mp-0.5.6": MP}[a["kind"]](a)
+    client = {"0.3.1": Old, "0.5.6": New, "mp-0.5.6": MP, "lookup-0.3.1": Lookup, "lookup-0.3.6": Lookup}[a["kind"]](a)
     print(json.dumps({"ready": True}), file=out, flush=True)
     for line in sys.stdin:
         c = json.loads(line)

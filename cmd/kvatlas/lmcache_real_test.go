@@ -1,0 +1,138 @@
+package main
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/lmcache"
+)
+
+// keysIn is all keys of a Redis in order that are not kvatlas' own.
+func keysIn(t *testing.T, s *redistest.Server) (out []string) {
+	t.Helper()
+	keys, err := s.Client().Keys(t.Context(), "*@*@*").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// entriesOf is what a lookup server says that it holds: keys, and whom they name.
+func entriesOf(t *testing.T, holds []json.RawMessage) (keys []string, owners map[string]int) {
+	t.Helper()
+	owners = map[string]int{}
+	for _, h := range holds {
+		var pair [2]string
+		if err := json.Unmarshal(h, &pair); err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, pair[0])
+		owners[pair[1]]++
+	}
+	slices.Sort(keys)
+	return keys, owners
+}
+
+// TestLMCacheLookupServers: what the lookup servers of 0.3.1 and 0.3.6 SET and DEL in Redis
+// is what a score finds there, two pods and two tensor-parallel workers included.
+func TestLMCacheLookupServers(t *testing.T) {
+	for version, profile := range map[string]string{"0.3.1": "version=0.3.1", "0.3.6": "version=0.3.6&vllm=false&python=3.12"} {
+		t.Run(version, func(t *testing.T) {
+			const one, two = "10.0.0.1:8000", "10.0.0.2:8000"
+			redis := redistest.Start(t)
+			r := start(t, "--redis="+redis.URL(), "--score-budget=5s", "--lmcache=set", "--lmcache-models=m?"+profile+"&world_size=1+2")
+			s := &served{url: r.url, log: r.stderr, c: r.client()}
+			register := func(pod string) {
+				t.Helper()
+				if err := s.c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			register(one)
+			register(two)
+			prompt := tokensFrom(0, 1024)
+			run := func(address string, worker, world int) *lmcachetest.Client {
+				return lmcachetest.Start(t, lmcachetest.Options{
+					Kind: "lookup-" + version, Model: "m", Worker: worker, World: world, Redis: redis.Addr, Address: address, Prompt: prompt,
+				})
+			}
+			// both are what is matched of the pods, in tokens.
+			both := func(what string, first, second int) {
+				t.Helper()
+				for pod, n := range map[string]int{one: first, two: second} {
+					want := map[string]int{"cpu": n}
+					if n == 0 {
+						want = map[string]int{}
+					}
+					s.tiersOf(t, what, prompt, pod, want)
+				}
+			}
+			config := lmcache.Config{Version: lmcache.V031}
+			if version == "0.3.6" {
+				config = lmcache.Config{Version: lmcache.V036, Python: 12}
+			}
+			names, err := lmcache.Keys(config, lmcache.Target{Model: "m", WorldSize: 1}, prompt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			slices.Sort(names)
+
+			a := run("10.0.0.1:8200", 0, 1)
+			keys, owners := entriesOf(t, a.Do("admit", 0, 1, 2, 3))
+			if !slices.Equal(keys, names) || !slices.Equal(keysIn(t, redis), names) || owners["10.0.0.1:8200"] != 4 {
+				t.Fatalf("LMCache holds %q of %v; want %q; in Redis are %q", keys, owners, names, keysIn(t, redis))
+			}
+			both("stored", 1024, 0)
+			keys, _ = entriesOf(t, a.Do("evict", 3))
+			both("its end evicted", 768, 0)
+			if !slices.Equal(keysIn(t, redis), keys) {
+				t.Errorf("LMCache holds %q, in Redis are %q", keys, keysIn(t, redis))
+			}
+			a.Do("evict", 0)
+			both("its beginning evicted", 0, 0)
+			a.Do("admit", 0)
+			both("stored again", 768, 0)
+
+			// A key names one pod, the last; who evicts deletes it for all.
+			b := run("10.0.0.2:8200", 0, 1)
+			b.Do("admit", 0, 1)
+			both("stored by another", 0, 512)
+			if _, owners := entriesOf(t, a.Do("holds")); owners["10.0.0.2:8200"] != 2 || owners["10.0.0.1:8200"] != 1 {
+				t.Errorf("LMCache itself names %v", owners)
+			}
+			b.Do("evict", 1)
+			both("the other evicts", 0, 256)
+			a.Do("admit", 0, 1, 2, 3)
+			both("stored again", 1024, 0)
+
+			// Nobody takes a dead process's entries back; they end with the pod.
+			a.Kill()
+			if err := s.c.DeletePod(t.Context(), one); err != nil {
+				t.Fatal(err)
+			}
+			both("crashed", 0, 0)
+			register(one)
+			both("its entries are there still", 1024, 0)
+			a = run("10.0.0.1:8200", 0, 1)
+			a.Do("evict", 0, 1, 2, 3) // as LMCache's clear does
+			both("cleared", 0, 0)
+			if keys := keysIn(t, redis); len(keys) != 0 {
+				t.Errorf("in Redis are %q", keys)
+			}
+
+			// Two workers: what both have is whole.
+			first, second := run("10.0.0.2:8200", 0, 2), run("10.0.0.2:8201", 1, 2)
+			first.Do("admit", 0, 1, 2, 3)
+			both("half of it", 0, 0)
+			second.Do("admit", 0, 1, 2, 3)
+			both("both halves", 0, 1024)
+			second.Do("evict", 2)
+			both("one evicts", 0, 512)
+		})
+	}
+}
