@@ -27,9 +27,23 @@ type Pod struct {
 	BlockSize int `json:"block_size,omitempty"`
 	// Labels are free words to choose pods by.
 	Labels map[string]string `json:"labels,omitempty"`
+	// PartOf makes this a cache worker beside an engine: it serves no requests, is
+	// never scored itself, and what it holds counts for the pod that it is part of.
+	PartOf *PartOf `json:"part_of,omitempty"`
 	// LeaseSeconds is how long the registration lives without renewal; 0 means
 	// until it is deleted.
 	LeaseSeconds float64 `json:"lease_s,omitempty"`
+}
+
+// PartOf says which rank of which pod a cache worker works for. The rank has a chunk
+// when all Workers of them have it.
+type PartOf struct {
+	// Pod is the name of the pod, Rank the data-parallel rank in it.
+	Pod  string `json:"pod"`
+	Rank int    `json:"rank,omitempty"`
+	// Worker is the number of this worker, from 0, of Workers.
+	Worker  int `json:"worker,omitempty"`
+	Workers int `json:"workers"`
 }
 
 // RegisterPod registers a pod, or renews its registration and replaces what is

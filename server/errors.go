@@ -111,6 +111,8 @@ var mapping = []struct {
 	{is: store.ErrCursor, status: 400, code: "invalid_cursor", param: "cursor"},
 	{is: store.ErrModelConflict, status: 409, code: "model_conflict", param: "model"},
 	{is: store.ErrFull, status: 507, code: "index_full", message: "the index has no room for another pod or model"},
+	{is: store.ErrNoMemory, status: 507, code: "index_full", message: "the index's server has no memory left: nothing new is taken in until it has (maxmemory)", retry: time.Second},
+	{is: store.ErrRefused, status: 503, code: "index_unavailable", message: "the index's server refuses this: it may only be read, asks for another user, or has something else under a name of the index; the log says which", retry: 5 * time.Second},
 	{is: store.ErrUnavailable, status: 503, code: "index_unavailable", message: "the index cannot be reached, try again later", retry: time.Second},
 	{is: store.ErrClosed, status: 503, code: "closing", message: "the server is shutting down", retry: time.Second},
 	{is: context.DeadlineExceeded, status: 504, code: "timeout", message: "the request took longer than the server allows"},

@@ -29,6 +29,9 @@ func podField[V any](name string, read func(*scanner, *V) error, at func(*store.
 		}
 		alone := store.Pod{Name: "p", Model: "m"}
 		*at(&alone) = *v
+		if alone.PartOf != nil && alone.PartOf.Pod == alone.Name {
+			alone.Name = "q" // that it is not its own part is judged with the whole
+		}
 		if err := alone.Validate(); err != nil {
 			return s.refused(err)
 		}
@@ -40,6 +43,27 @@ func podField[V any](name string, read func(*scanner, *V) error, at func(*store.
 func (s *scanner) count(dst *int) error {
 	n, err := s.uint(math.MaxInt32, "a whole number")
 	*dst = int(n)
+	return err
+}
+
+// partOfFields are those of store.PartOf.
+var partOfFields = fields[store.PartOf]{
+	{"pod", func(s *scanner, p *store.PartOf) error { return s.text(&p.Pod) }},
+	{"rank", func(s *scanner, p *store.PartOf) error { return s.count(&p.Rank) }},
+	{"worker", func(s *scanner, p *store.PartOf) error { return s.count(&p.Worker) }},
+	{"workers", func(s *scanner, p *store.PartOf) error { return s.count(&p.Workers) }},
+}
+
+func (s *scanner) partOf(dst **store.PartOf) error {
+	*dst = new(store.PartOf)
+	if !s.at('{') {
+		return s.unexpected("an object")
+	}
+	s.path = append(s.path, '.')
+	_, err := object(s, partOfFields, *dst)
+	if err == nil {
+		s.path = s.path[:len(s.path)-1]
+	}
 	return err
 }
 
@@ -74,6 +98,7 @@ var podFields = fields[podRequest]{
 	podField("replay", (*scanner).text, func(p *store.Pod) *string { return &p.Replay }),
 	podField("block_size", (*scanner).count, func(p *store.Pod) *int { return &p.BlockSize }),
 	podField("labels", (*scanner).labels, func(p *store.Pod) *map[string]string { return &p.Labels }),
+	podField("part_of", (*scanner).partOf, func(p *store.Pod) **store.PartOf { return &p.PartOf }),
 	podField("lease_s", (*scanner).seconds, func(p *store.Pod) *store.Seconds { return &p.Lease }),
 }
 

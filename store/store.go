@@ -13,6 +13,11 @@ var (
 	// ErrUnavailable says that the index cannot be reached. The caller answers
 	// degraded and tries again at its next request.
 	ErrUnavailable = errors.New("store: index unavailable")
+	// ErrNoMemory says that the index's server has no memory left for what would be
+	// written, and ErrRefused that it refuses the call: it may only be read, asks for
+	// another user, or has something else under a name. Both are ErrUnavailable too.
+	ErrNoMemory = errors.New("store: no memory")
+	ErrRefused  = errors.New("store: refused")
 	// ErrModelConflict says that a model is already written with another index
 	// block size or scheme, which are fixed once written.
 	ErrModelConflict = errors.New("store: model is already indexed with other settings")

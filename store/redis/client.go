@@ -125,7 +125,24 @@ func failed(ctx context.Context, doing string, err error) error {
 	case cause != nil:
 		return fmt.Errorf("%w: %s: %w", store.ErrUnavailable, doing, cause)
 	}
+	if why := refusal(err); why != nil {
+		return fmt.Errorf("%w: %w: %s: %w", store.ErrUnavailable, why, doing, err)
+	}
 	return fmt.Errorf("%w: %s: %w", store.ErrUnavailable, doing, err)
+}
+
+// refusal returns what the server means by an error, nil if it says nothing that
+// another call could not change.
+func refusal(err error) error {
+	if redis.HasErrorPrefix(err, "OOM") {
+		return store.ErrNoMemory
+	}
+	for _, prefix := range []string{"READONLY", "NOAUTH", "WRONGPASS", "NOPERM", "WRONGTYPE", "MISCONF"} {
+		if redis.HasErrorPrefix(err, prefix) {
+			return store.ErrRefused
+		}
+	}
+	return nil
 }
 
 func schemaError(schema, partitions string) error {

@@ -134,7 +134,7 @@ func TestWritesToAFullServer(t *testing.T) {
 	mixed.Ops = append(mixed.Ops, store.Op{Kind: store.Add, Keys: []blockkey.Key{100, 101}})
 	mixed.Map = []store.MapOp{entry(3, "z"), entry(2, "")}
 	err = x.Apply(ctx, mixed)
-	if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "OOM") {
+	if !errors.Is(err, store.ErrUnavailable) || !errors.Is(err, store.ErrNoMemory) || !strings.Contains(err.Error(), "OOM") {
 		t.Fatalf("adds: got %v, want ErrUnavailable that says OOM", err)
 	}
 	if life, err := x.Life(ctx, "a", 0); err != nil || life.Seq != 4 {

@@ -97,11 +97,12 @@ type modelSettings struct {
 func parseModel(name, text string) (store.ModelInfo, error) {
 	var s modelSettings
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
-		return store.ModelInfo{}, err
+		return store.ModelInfo{}, fmt.Errorf("%w: what Redis has of model %s: %w", store.ErrRefused, name, err)
 	}
 	m := store.ModelInfo{Name: name, BlockSize: s.BlockSize, Scheme: s.Scheme}
 	if err := m.Validate(); err != nil {
-		return store.ModelInfo{}, err
+		// Not ErrInvalid: it is nothing that the caller has said.
+		return store.ModelInfo{}, fmt.Errorf("%w: what Redis has of model %s: %s", store.ErrRefused, name, err.Error())
 	}
 	return m, nil
 }
