@@ -4,7 +4,7 @@
 #
 #   scripts/fetch-lmcache.sh [DIR]
 #
-# DIR is .cache/lmcache of this checkout unless given: DIR/venv, DIR/lmcache-<version>/. The packages (3, 4 and 17 MB)
+# DIR is .cache/lmcache of this checkout unless given: DIR/venv, DIR/lmcache-<version>/, DIR/native/. The packages (3, 4 and 17 MB)
 # have pinned sums. What is there and right is left alone. Takes about half a minute.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,7 +16,7 @@ name=lmcache
 dir=${1:-$root/.cache/lmcache}
 
 # What LMCache's controller client and cache events import and use; internal/lmcachetest stands in for the rest.
-readonly requirements="pyzmq==27.3.0 msgspec==0.22.0 pydantic==2.14.4 pyyaml==6.0.4 httpx==0.28.1 prometheus_client==0.26.0 cachetools==8.0.2 sortedcontainers==2.4.0 redis==8.1.0 psutil==7.2.2 opentelemetry-sdk==1.45.2 opentelemetry-exporter-prometheus==0.66b2"
+readonly requirements="pyzmq==27.3.0 msgspec==0.22.0 pydantic==2.14.4 pyyaml==6.0.4 httpx==0.28.1 prometheus_client==0.26.0 cachetools==8.0.2 sortedcontainers==2.4.0 redis==8.1.0 blake3==1.0.9 psutil==7.2.2 opentelemetry-sdk==1.45.2 opentelemetry-exporter-prometheus==0.66b2"
 
 # VERSION SHA256 a line: the first whose workers talk to a controller, the last with a lookup server in Redis, and
 # the last that was measured.
@@ -26,15 +26,18 @@ readonly releases="
 0.5.6 14530ff72b96056e894c9b8dc70c10d019e7802799bbfde9cec298700b799194"
 
 need_tool "$name" python3 python3 "LMCache is Python"
+need_cxx "$name"
 mkdir -p "$dir"
+# LMCache's native modules are for this one.
+base=$(command -v python3.11 || command -v python3)
 
 stamp=$dir/venv/requirements
 if [ "$(cat "$stamp" 2>/dev/null)" != "$requirements" ]; then
   say "$name" "Python environment"
   rm -rf "$dir/venv"
-  python3 -m venv "$dir/venv" || {
+  "$base" -m venv "$dir/venv" || {
     need_tool "$name" python3-venv python3-venv "it makes Python environments" || true
-    can_apt && apt_install "$name" python3-venv && python3 -m venv "$dir/venv"
+    can_apt && apt_install "$name" python3-venv && "$base" -m venv "$dir/venv"
   }
   # shellcheck disable=SC2086 # a list of words
   "$dir/venv/bin/python" -m pip install -q --disable-pip-version-check $requirements
@@ -45,10 +48,11 @@ python=$dir/venv/bin/python
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
-# fetch VERSION SHA256. The wheel is one for a Python that need not be ours: only its Python files are used.
+# fetch VERSION SHA256. The wheel is one for a Python that need not be ours: only its Python files and two native
+# modules are used.
 fetch() {
   local to=$dir/lmcache-$1 wheel got
-  if [ "$(cat "$to/sha256" 2>/dev/null)" = "$2" ]; then
+  if [ "$(cat "$to/sha256" 2>/dev/null)" = "$2 and native" ]; then
     return
   fi
   say "$name" "fetching LMCache $1"
@@ -62,12 +66,25 @@ fetch() {
   "$python" - "$wheel" "$to" <<'END'
 import sys, zipfile
 with zipfile.ZipFile(sys.argv[1]) as z:
-    z.extractall(sys.argv[2], [n for n in z.namelist() if n.startswith("lmcache/") and n.endswith((".py", ".pyi"))])
+    z.extractall(sys.argv[2], [n for n in z.namelist() if n.startswith("lmcache/") and (n.endswith((".py", ".pyi")) or n.startswith(("lmcache/lmcache_native.", "lmcache/lmcache_redis.")))])
 END
-  printf '%s\n' "$2" >"$to/sha256"
+  printf '%s\n' "$2 and native" >"$to/sha256"
 }
 
 while read -r version sum; do
   [ -z "$version" ] || fetch "$version" "$sum"
 done <<<"$releases"
+# What LMCache's native modules are linked with, and need nothing of. Without the one Python that they are made for a
+# file says why the tests of them are skipped, which fails in CI.
+rm -rf "$dir/native"
+mkdir -p "$dir/native"
+have=$("$python" -c 'import platform, sys; print(platform.system(), platform.machine(), "Python %d.%d" % sys.version_info[:2])')
+if [ "$have" = "Linux x86_64 Python 3.11" ]; then
+  cc -shared -fPIC -O1 -o "$dir/native/libc10.so" -Wl,-soname,libc10.so "$root/internal/lmcachetest/testdata/torch.c"
+  for lib in libtorch libtorch_cpu libtorch_python; do
+    cc -shared -o "$dir/native/$lib.so" -Wl,-soname,$lib.so -x c /dev/null
+  done
+else
+  echo "they are for Linux x86_64 Python 3.11, this is $have" >"$dir/native/without"
+fi
 say "$name" "$dir is complete"

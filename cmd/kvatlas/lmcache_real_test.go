@@ -136,3 +136,95 @@ func TestLMCacheLookupServers(t *testing.T) {
 		})
 	}
 }
+
+// TestLMCacheRemoteStores: tensors that LMCache's native client puts into Redis, as the
+// remote store of an engine or the second level of MP mode, are every pod's in tier shared,
+// until they are deleted.
+func TestLMCacheRemoteStores(t *testing.T) {
+	for _, c := range []struct {
+		kind, profile string
+		config        lmcache.Config
+		dtype         string
+	}{
+		{"resp-0.5.6", "version=0.5.6&vllm=false&dtype=bfloat16", lmcache.Config{Version: lmcache.V046}, "bfloat16"},
+		{"mp-resp-0.5.6", "version=0.5.6&mp=true", lmcache.Config{Version: lmcache.V046, MP: true}, ""},
+	} {
+		t.Run(c.kind, func(t *testing.T) {
+			redis := redistest.Start(t)
+			r := start(t, "--redis="+redis.URL(), "--score-budget=5s", "--lmcache-models=m?"+c.profile+"&remote=resp")
+			s := &served{url: r.url, log: r.stderr, c: r.client()}
+			pods := []string{"10.0.0.1:8000", "10.0.0.2:8000"}
+			for _, pod := range pods {
+				if err := s.c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			prompt := tokensFrom(0, 1024)
+			names, err := lmcache.Keys(c.config, lmcache.Target{Model: "m", WorldSize: 1, DType: c.dtype}, prompt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			run := func() *lmcachetest.Client {
+				return lmcachetest.Start(t, lmcachetest.Options{Kind: c.kind, Model: "m", Redis: redis.Addr, Prompt: prompt})
+			}
+			a := run()
+			// held is which chunks LMCache and Redis have; a score has those before the first
+			// that is missing.
+			held := func(what string, holds []json.RawMessage, numbers ...int) {
+				t.Helper()
+				want, shared := make([]string, 0, len(numbers)), map[string]int{}
+				for i, n := range numbers {
+					want = append(want, names[n])
+					if n == i {
+						shared["shared"] += 256
+					}
+				}
+				slices.Sort(want)
+				var got []string
+				for _, h := range holds {
+					var name string
+					if err := json.Unmarshal(h, &name); err != nil {
+						t.Fatal(err)
+					}
+					got = append(got, name)
+				}
+				slices.Sort(got)
+				if !slices.Equal(got, want) || !slices.Equal(keysIn(t, redis), want) {
+					t.Fatalf("%s: LMCache finds %q, in Redis are %q; want %q", what, got, keysIn(t, redis), want)
+				}
+				for _, pod := range pods {
+					s.tiersOf(t, what, prompt, pod, shared)
+				}
+			}
+			// remove is MP mode's own eviction; a remote store's is Redis'.
+			remove := func(number int) []json.RawMessage {
+				if c.config.MP {
+					return a.Do("evict", number)
+				}
+				if err := redis.Client().Del(t.Context(), names[number]).Err(); err != nil {
+					t.Fatal(err)
+				}
+				return a.Do("holds")
+			}
+			held("nothing", a.Do("holds"))
+			held("the first two", a.Do("admit", 0, 1), 0, 1)
+			held("all", a.Do("admit", 2, 3), 0, 1, 2, 3)
+			held("a hole", remove(1), 0, 2, 3)
+			held("the beginning is gone", remove(0), 2, 3)
+			held("stored again", a.Do("admit", 0, 1), 0, 1, 2, 3)
+			a.Kill()
+			a = run()
+			held("another process finds them", a.Do("holds"), 0, 1, 2, 3)
+			for _, name := range names {
+				if v, err := redis.Client().Get(t.Context(), name).Result(); err != nil || len(v) != 2048 {
+					t.Errorf("%s has %d bytes, %v", name, len(v), err)
+				}
+			}
+			var holds []json.RawMessage
+			for number := range names {
+				holds = remove(number)
+			}
+			held("cleared", holds)
+		})
+	}
+}

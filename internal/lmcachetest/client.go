@@ -30,7 +30,8 @@ var script string
 // Options say what to run. What a kind does not need is not read.
 type Options struct {
 	// Kind is the release: 0.3.1 and 0.5.6 are workers, mp-0.5.6 a server of MP mode,
-	// lookup-0.3.1 and lookup-0.3.6 lookup servers.
+	// lookup-0.3.1 and lookup-0.3.6 lookup servers, resp-0.5.6 the client of a remote
+	// store resp://, mp-resp-0.5.6 that of MP mode's second level.
 	Kind string `json:"kind"`
 	// Instance, Worker and World are LMCache's instance id, worker id and world size.
 	Instance string `json:"instance"`
@@ -48,9 +49,9 @@ type Options struct {
 	Coordinator string `json:"coordinator"`
 	Model       string `json:"model"`
 	Incarnation int    `json:"incarnation"`
-	// Redis is where a lookup server files what it holds, host:port, and Address what it
-	// files, LMCache's distributed_url. LMCache itself hashes the Prompt, and keys are
-	// numbers of its chunks.
+	// Redis is where a lookup server and a remote store put things, host:port, and Address
+	// what a lookup server puts there, LMCache's distributed_url. LMCache itself hashes the
+	// Prompt, and keys are numbers of its chunks.
 	Redis   string   `json:"redis"`
 	Address string   `json:"address"`
 	Prompt  []uint32 `json:"prompt"`
@@ -87,6 +88,16 @@ func Start(tb testing.TB, o Options) *Client {
 			tb.Fatalf("%v\nThese tests need LMCache's own code: `make test` prepares it (scripts/fetch-lmcache.sh does only that); -short leaves these tests out.", err)
 		}
 	}
+	libraries := filepath.Join(dir(), "native")
+	if strings.Contains(o.Kind, "resp") {
+		why, err := os.ReadFile(filepath.Join(libraries, "without")) //nolint:gosec // of the tests' own directory
+		if err == nil {
+			tb.Skipf("LMCache's native modules cannot be run: %s", bytes.TrimSpace(why))
+		}
+		if _, err := os.Stat(filepath.Join(libraries, "libc10.so")); err != nil {
+			tb.Fatalf("%v\nscripts/fetch-lmcache.sh makes it.", err)
+		}
+	}
 	if o.World == 0 {
 		o.World = 1
 	}
@@ -95,7 +106,7 @@ func Start(tb testing.TB, o Options) *Client {
 		tb.Fatal(err)
 	}
 	c := &Client{tb: tb, cmd: exec.CommandContext(tb.Context(), python, "-c", script, string(args))}
-	c.cmd.Env = append(os.Environ(), "PYTHONPATH="+tree, "LMCACHE_TRACK_USAGE=false", "PYTHONDONTWRITEBYTECODE=1")
+	c.cmd.Env = append(os.Environ(), "PYTHONPATH="+tree, "LD_LIBRARY_PATH="+libraries, "LMCACHE_TRACK_USAGE=false", "PYTHONDONTWRITEBYTECODE=1")
 	c.cmd.Stderr = &c.stderr
 	if c.in, err = c.cmd.StdinPipe(); err != nil {
 		tb.Fatal(err)
@@ -133,7 +144,8 @@ func (c *Client) answer() []json.RawMessage {
 
 // Do makes the client do something with keys, which are ints or, for 0.3.1 and MP mode,
 // texts in hex. It returns the keys that the client holds then, as JSON (of a lookup
-// server pairs, of the key's name in Redis and who is named there): admit, evict,
+// server pairs, of the key's name in Redis and who is named there, of a remote store the
+// names of the prompt's keys that LMCache finds there): admit, evict (resp-0.5.6 has none),
 // lose (evict without telling), share (MP mode: into a shared second level), deregister,
 // holds.
 func (c *Client) Do(what string, keys ...any) []json.RawMessage {

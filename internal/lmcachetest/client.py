@@ -2,15 +2,19 @@
 commands: a JSON object a line in, one out. LMCache is the unpacked wheel that PYTHONPATH names.
 
 What that code imports and does not need for this (torch, numba, tracing, ...) is stood in for by modules that
-answer to any name. Nothing of LMCache itself is replaced but its C extensions, which are not called.
+answer to any name. Nothing of LMCache itself is replaced but its C extensions, where they are not called.
 """
+import asyncio
 import enum
 import importlib.abc
 import importlib.machinery
 import json
+import math
 import pathlib
 import re
 import sys
+import threading
+import time
 import types
 
 
@@ -66,10 +70,12 @@ class StandIn(types.ModuleType):
 
 
 MISSING = (
-    "torch", "numba", "nvtx", "aiohttp", "aiofile", "aiofiles", "cpuinfo", "cryptography", "requests", "transformers", "numpy", "blake3",
+    "torch", "numba", "nvtx", "aiohttp", "aiofile", "aiofiles", "cpuinfo", "cryptography", "requests", "transformers", "numpy",
     "xxhash", "safetensors", "cbor2", "torchac_cuda", "infinistore", "uvicorn", "fastapi", "starlette",
-    "lmcache.c_ops", "lmcache.cuda_ops", "lmcache.lmcache_native", "lmcache.device_ops",
+    "lmcache.c_ops", "lmcache.cuda_ops", "lmcache.device_ops",
 )
+if "resp" not in json.loads(sys.argv[1])["kind"]:  # where the native modules themselves are run
+    MISSING += ("lmcache.lmcache_native",)
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -120,7 +126,7 @@ def fill_torch(t):
                        ("int16", 2), ("int32", 4), ("int", 4), ("int64", 8), ("long", 8), ("bool", 1), ("uint16", 2), ("uint32", 4), ("uint64", 8),
                        ("short", 2), ("float8_e4m3fn", 1), ("float8_e5m2", 1), ("float8_e4m3fnuz", 1), ("float8_e5m2fnuz", 1)):
         setattr(t, name, DType(name, size))
-    t.Size = type("Size", (tuple,), {})
+    t.Size = type("Size", (tuple,), {"numel": lambda s: math.prod(s)})
     t.device = type("device", (), {"__init__": lambda s, t="cpu", index=None: setattr(s, "type", str(t)), "__str__": lambda s: s.type})
     t.cuda = StandIn("torch.cuda")
     t.cuda.is_available = lambda: False
@@ -301,10 +307,78 @@ class Lookup:
         return [[self.keys[i].to_string(), ":".join(map(str, self.s.lookup(self.keys[i]) or ()))] for i in sorted(self.held)]
 
 
+class Tensors:
+    """A chunk's memory object: only its bytes are of interest to what sends them."""
+
+    def __init__(self):
+        self.byte_array = memoryview(bytearray(b"\x5a" * 2048))
+
+
+class Remote:
+    """RESPConnector of 0.5.6, which is what remote_url resp:// is, and its native client."""
+
+    def __init__(self, a):
+        from lmcache.v1.config import LMCacheEngineConfig
+        from lmcache.v1.storage_backend.connector.redis_connector import RESPConnector
+        host, port = a["redis"].split(":")
+        config = LMCacheEngineConfig.from_defaults(remote_url="resp://" + a["redis"], extra_config={"save_chunk_meta": False})
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.keys = chunks(a, config)
+        cpu = types.SimpleNamespace(config=config, metadata=metadata(a["worker"], a["world"], a["model"]))
+        self.c = RESPConnector(host, int(port), self.loop, cpu, num_threads=2)
+
+    def run(self, what):
+        return asyncio.run_coroutine_threadsafe(what, self.loop).result(30)
+
+    def admit(self, keys):
+        self.run(self.c.batched_put([self.keys[i] for i in keys], [Tensors() for _ in keys]))
+
+    def holds(self):
+        # exists_sync waits for ever if the answer comes before it has noted that it waits for one.
+        return [k.to_string() for k in self.keys if self.run(self.c.exists(k))]
+
+
+class Adapter:
+    """MP mode's second level "resp" of 0.5.6, with the same native client."""
+
+    def __init__(self, a):
+        from lmcache.v1.distributed.api import ObjectKey
+        from lmcache.v1.distributed.l2_adapters import native_connector_l2_adapter, resp_l2_adapter
+        from lmcache.v1.multiprocess.token_hasher import TokenHasher
+        host, port = a["redis"].split(":")
+        self.name = native_connector_l2_adapter._object_key_to_string
+        rank = ObjectKey.ComputeKVRank(a["world"], a["worker"], a["world"], a["worker"])
+        self.keys = [ObjectKey(h, a["model"], rank) for h in TokenHasher(256, "blake3").compute_chunk_hashes(a["prompt"])]
+        self.c = resp_l2_adapter._create_resp_l2_adapter(resp_l2_adapter.RESPL2AdapterConfig(host, int(port), 2))
+
+    def wait(self, ask):
+        end = time.monotonic() + 30
+        while (got := ask()) is None:
+            if time.monotonic() > end:
+                raise TimeoutError("the second level does not answer")
+            time.sleep(0.005)
+        return got
+
+    def admit(self, keys):
+        task = self.c.submit_store_task([self.keys[i] for i in keys], [Tensors() for _ in keys])
+        self.wait(lambda: self.c.pop_completed_store_tasks().get(task))
+
+    def evict(self, keys):
+        self.c.delete([self.keys[i] for i in keys])
+
+    def holds(self):
+        task = self.c.submit_lookup_and_lock_task(self.keys, {})
+        found = self.wait(lambda: self.c.query_lookup_and_lock_result(task))
+        held = [k for i, k in enumerate(self.keys) if found.test(i)]
+        self.c.submit_unlock(held)
+        return [self.name(k) for k in held]
+
+
 def main():
     out, sys.stdout = sys.stdout, sys.stderr  # LMCache writes its log to either
     a = json.loads(sys.argv[1])
-    client = {"0.3.1": Old, "0.5.6": New, "mp-0.5.6": MP, "lookup-0.3.1": Lookup, "lookup-0.3.6": Lookup}[a["kind"]](a)
+    client = {"0.3.1": Old, "0.5.6": New, "mp-0.5.6": MP, "lookup-0.3.1": Lookup, "lookup-0.3.6": Lookup, "resp-0.5.6": Remote, "mp-resp-0.5.6": Adapter}[a["kind"]](a)
     print(json.dumps({"ready": True}), file=out, flush=True)
     for line in sys.stdin:
         c = json.loads(line)
