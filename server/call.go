@@ -291,7 +291,9 @@ func (c *call) readBody() ([]byte, error) {
 			return buf, nil
 		case errors.Is(err, os.ErrDeadlineExceeded): // net/http has then ended the context, too
 			return nil, &apiError{status: http.StatusRequestTimeout, code: "body_timeout", message: "the body did not arrive in time"}
-		case c.r.Context().Err() != nil:
+		// A client that has shut its side of the connection may still read, and
+		// net/http ends the context for it as well.
+		case c.r.Context().Err() != nil && !errors.Is(err, io.ErrUnexpectedEOF):
 			return nil, context.Canceled
 		default:
 			return nil, &apiError{status: http.StatusBadRequest, code: "invalid_body", message: "the body ended early or its transfer encoding is broken"}

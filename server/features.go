@@ -2,10 +2,10 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -27,93 +27,207 @@ type placeholder struct {
 	Length int `json:"length"`
 }
 
+// featureKinds are the kinds of media that vLLM knows in features.
+var featureKinds = []string{"audio", "image", "video", "vision_chunk"}
+
+// maxHash is the longest name of a medium in bytes. A hash has 64; a caller's own
+// uuid, which vLLM takes for one, is not much longer.
+const maxHash = 1024
+
 // readFeatures reads features, or null.
 func readFeatures(s *scanner, in *input) error {
-	if !s.at('{') && !s.at('n') {
-		return s.unexpected("an object")
-	}
-	raw, err := s.raw("an object")
-	if err != nil {
+	in.objects = nil
+	if s.at('n') {
+		_, err := s.raw("an object")
 		return err
 	}
-	var f features
-	if err := json.Unmarshal(raw, &f); err != nil {
-		return s.wrong("is not {mm_hashes, mm_placeholders} as vLLM gives them: " + clip(err.Error(), 200))
+	var hashes map[string][]uint64
+	var places map[string][]blockkey.Range
+	if err := s.members(func(name string) (err error) {
+		switch {
+		case name == "mm_hashes" && hashes == nil:
+			hashes, err = readKinds(s, in.limits.MaxObjects, readHash)
+		case name == "mm_placeholders" && places == nil:
+			places, err = readKinds(s, in.limits.MaxObjects, func(s *scanner) (blockkey.Range, error) {
+				return readPlaceholder(s, uint64(in.limits.MaxTokens))
+			})
+		case name == "mm_hashes" || name == "mm_placeholders":
+			return s.wrong("is given twice")
+		default:
+			_, err = s.raw("a value")
+		}
+		return err
+	}); err != nil {
+		return err
 	}
-	in.objects = nil
-	for kind, at := range f.Placeholders {
-		if len(at) != len(f.Hashes[kind]) {
+	for _, kind := range featureKinds {
+		at := places[kind]
+		if len(at) > len(hashes[kind]) {
 			return s.wrong("has not as many mm_hashes as mm_placeholders of each kind")
 		}
-	}
-	for _, kind := range slices.Sorted(maps.Keys(f.Hashes)) {
-		for i, id := range f.Hashes[kind] {
-			hash, ok := blockkey.ObjectHash(id)
-			if !ok {
-				return s.wrong("has an empty string among mm_hashes")
-			}
-			if i >= len(f.Placeholders[kind]) {
-				return s.wrong("has not as many mm_placeholders as mm_hashes of each kind")
-			}
-			at := f.Placeholders[kind][i]
-			if most := in.limits.MaxTokens; at.Offset < 0 || at.Length < 0 || at.Offset > most || at.Length > most {
-				return s.wrong("has a placeholder outside of the tokens")
-			}
-			if len(in.objects) == in.limits.MaxObjects {
-				return s.tooMany(in.limits.MaxObjects)
-			}
-			in.objects = append(in.objects, blockkey.Object{Hash: hash, Ranges: []blockkey.Range{{Start: at.Offset, End: at.Offset + at.Length}}})
+		if len(at) < len(hashes[kind]) {
+			return s.wrong("has not as many mm_placeholders as mm_hashes of each kind")
+		}
+		if len(at) > in.limits.MaxObjects-len(in.objects) {
+			return s.tooMany(in.limits.MaxObjects)
+		}
+		if i := overlap(at); i >= 0 {
+			p := fmt.Sprintf("features.mm_placeholders.%s[%d]", kind, i)
+			return invalid(p, "%s overlaps another one of its kind", p)
+		}
+		for i, hash := range hashes[kind] {
+			in.objects = append(in.objects, blockkey.Object{Hash: hash, Ranges: at[i : i+1 : i+1]})
 		}
 	}
 	return nil
+}
+
+// readKinds reads an object with a list for each kind.
+func readKinds[T any](s *scanner, limit int, read func(*scanner) (T, error)) (map[string][]T, error) {
+	out := map[string][]T{}
+	err := s.members(func(kind string) error {
+		if !slices.Contains(featureKinds, kind) {
+			return s.wrong("is none of " + strings.Join(featureKinds, ", "))
+		}
+		if _, twice := out[kind]; twice {
+			return s.wrong("is given twice")
+		}
+		out[kind] = nil
+		return s.array("an array", limit, func() error {
+			v, err := read(s)
+			out[kind] = append(out[kind], v)
+			return err
+		})
+	})
+	return out, err
+}
+
+func readHash(s *scanner) (uint64, error) {
+	b, err := s.string("a string")
+	if err != nil {
+		return 0, err
+	}
+	if len(b) > maxHash {
+		return 0, s.wrong(fmt.Sprintf("has %d bytes, the limit is %d", len(b), maxHash))
+	}
+	hash, ok := blockkey.ObjectHash(string(b))
+	if !ok {
+		return 0, s.wrong("is empty")
+	}
+	return hash, nil
+}
+
+// readPlaceholder reads a range of tokens. Its further fields are let pass.
+func readPlaceholder(s *scanner, most uint64) (blockkey.Range, error) {
+	var offset, length uint64
+	if err := s.members(func(name string) (err error) {
+		switch name {
+		case "offset":
+			offset, err = s.uint(most, "a whole number")
+		case "length":
+			length, err = s.uint(most, "a whole number")
+		default:
+			_, err = s.raw("a value")
+		}
+		return err
+	}); err != nil {
+		return blockkey.Range{}, err
+	}
+	if length == 0 {
+		return blockkey.Range{}, s.wrong("has no length: each medium stands in the place of a token at least")
+	}
+	return blockkey.Range{Start: int(offset), End: int(offset + length)}, nil
+}
+
+// overlap returns the place of a range that begins within another one, -1 if none
+// does. Media of two kinds may overlap: vLLM gives the audio track of a video the
+// place of the video.
+func overlap(at []blockkey.Range) int {
+	order := make([]int, len(at))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(i, j int) int { return cmp.Or(cmp.Compare(at[i].Start, at[j].Start), cmp.Compare(i, j)) })
+	for n, i := range order {
+		if n > 0 && at[i].Start < at[order[n-1]].End {
+			return i
+		}
+	}
+	return -1
 }
 
 // mediaItem is what a caller knows of an image, audio or video of a chat: an
 // element of mm_items, which are in the order of the parts. null is one of which
 // nothing is known.
 type mediaItem struct {
-	Kind     string   `json:"kind"`
-	Hash     string   `json:"hash"`
-	Tokens   int      `json:"tokens"`
-	TokenIDs []uint32 `json:"token_ids"`
+	Kind     string          `json:"kind"`
+	Hash     string          `json:"hash"`
+	Tokens   int             `json:"tokens"`
+	TokenIDs json.RawMessage `json:"token_ids"`
 }
 
-// parseMedia reads mm_items.
+// parseMedia reads mm_items, which is JSON, element by element, so that too many are
+// not made room for.
 func parseMedia(raw []byte, limits *Limits) ([]tokenpool.Medium, error) {
-	var items []*mediaItem
+	s := &scanner{data: raw, path: []byte("mm_items")}
+	if !given(raw) {
+		return nil, nil
+	}
+	if !s.at('[') {
+		return nil, s.unexpected("an array")
+	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(&items); err != nil {
-		why := strings.TrimPrefix(err.Error(), "json: ")
-		if at, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-			why = strings.TrimPrefix(at.Field+" cannot be a JSON "+at.Value, " ")
-		}
-		return nil, invalid("mm_items", "mm_items is not an array of {kind, hash, tokens, token_ids} or null: %s", clip(why, 200))
-	}
-	if len(items) > limits.MaxObjects {
-		return nil, tooLarge("mm_items", "mm_items has %d elements, the limit is %d", len(items), limits.MaxObjects)
+	if _, err := dec.Token(); err != nil {
+		return nil, s.syntax("an array")
 	}
 	var out []tokenpool.Medium
 	total := 0
-	for i, item := range items {
-		if item == nil {
-			out = append(out, tokenpool.Medium{})
-			continue
+	for i := 0; dec.More(); i++ {
+		if i == limits.MaxObjects {
+			return nil, s.tooMany(limits.MaxObjects)
 		}
-		at := fmt.Sprintf("mm_items[%d]", i)
-		switch {
-		case item.Tokens < 0:
-			return nil, invalid(at+".tokens", "%s.tokens is below 0", at)
-		case item.Tokens > 0 && len(item.TokenIDs) > 0:
-			return nil, invalid(at+".token_ids", "%s has both tokens and token_ids, give one", at)
+		var item *mediaItem
+		if err := dec.Decode(&item); err != nil {
+			why := strings.TrimPrefix(err.Error(), "json: ")
+			if at, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+				why = strings.TrimPrefix(at.Field+" cannot be a JSON "+at.Value, " ")
+			}
+			return nil, invalid("mm_items", "mm_items is not an array of {kind, hash, tokens, token_ids} or null: %s", clip(why, 200))
 		}
-		if n := max(item.Tokens, len(item.TokenIDs)); n > limits.MaxTokens-total {
-			return nil, tooLarge(at, "mm_items have more than %d tokens, which is the limit", limits.MaxTokens)
+		m, err := item.medium(fmt.Sprintf("mm_items[%d]", i), limits.MaxTokens-total, limits)
+		if err != nil {
+			return nil, err
 		}
-		total += max(item.Tokens, len(item.TokenIDs))
-		out = append(out, tokenpool.Medium{Kind: item.Kind, Hash: item.Hash, Tokens: item.Tokens, TokenIDs: item.TokenIDs})
+		total += max(m.Tokens, len(m.TokenIDs))
+		out = append(out, m)
 	}
 	return out, nil
+}
+
+// medium checks an element, of which room tokens at most may be.
+func (item *mediaItem) medium(at string, room int, limits *Limits) (m tokenpool.Medium, err error) {
+	if item == nil {
+		return m, nil
+	}
+	m = tokenpool.Medium{Kind: item.Kind, Hash: item.Hash, Tokens: item.Tokens}
+	if given(item.TokenIDs) {
+		s := &scanner{data: item.TokenIDs, path: []byte(at + ".token_ids")}
+		if m.TokenIDs, err = s.tokens(nil, limits.MaxTokens); err != nil {
+			return m, err
+		}
+	}
+	switch {
+	case len(item.Hash) > maxHash:
+		return m, invalid(at+".hash", "%s.hash has %d bytes, the limit is %d", at, len(item.Hash), maxHash)
+	case item.Tokens < 0:
+		return m, invalid(at+".tokens", "%s.tokens is below 0", at)
+	case item.Tokens > 0 && len(m.TokenIDs) > 0:
+		return m, invalid(at+".token_ids", "%s has both tokens and token_ids, give one", at)
+	case max(item.Tokens, len(m.TokenIDs)) > room:
+		return m, tooLarge(at, "mm_items have more than %d tokens, which is the limit", limits.MaxTokens)
+	}
+	return m, nil
 }
 
 // readMedia reads mm_items of a request with messages, or null.

@@ -74,34 +74,48 @@ func (c *call) readEngineRequest() (*engineRequest, error) {
 	return q, nil
 }
 
-// prompts are the prompts of a completion: texts or tokens.
+// prompts are the prompts of a completion: texts or tokens. They are counted while
+// they are read.
 func (q *engineRequest) prompts(limits *Limits) (texts []string, tokens [][]uint32, list bool, err error) {
-	var one string
-	var ids []uint32
-	switch {
-	case !given(q.Prompt):
+	if !given(q.Prompt) {
 		return nil, nil, false, invalid("prompt", "prompt is missing")
-	case json.Unmarshal(q.Prompt, &one) == nil:
-		texts = []string{one}
-	case json.Unmarshal(q.Prompt, &texts) == nil:
-		list = true
-	case json.Unmarshal(q.Prompt, &ids) == nil:
-		texts, tokens = nil, [][]uint32{ids}
-	case json.Unmarshal(q.Prompt, &tokens) == nil:
-		texts, list = nil, true
+	}
+	s := &scanner{data: q.Prompt, path: []byte("prompt")}
+	begin := func() byte { // of the first element
+		in := scanner{data: s.data, pos: 1}
+		in.space()
+		return in.data[in.pos] // it is JSON: the array has an end
+	}
+	text := func() error {
+		texts = append(texts, "")
+		return s.text(&texts[len(texts)-1])
+	}
+	total := 0
+	ids := func() error {
+		one, err := s.tokens(nil, limits.MaxTokens-total)
+		total += len(one)
+		tokens = append(tokens, one)
+		return err
+	}
+	if s.at('"') {
+		err = text()
+		return texts, nil, false, err
+	}
+	if !s.at('[') {
+		return nil, nil, false, s.unexpected("a string, strings, tokens, or lists of tokens")
+	}
+	switch c := begin(); {
+	case c == ']':
+		return nil, nil, false, invalid("prompt", "prompt has 0 prompts, it can have 1 to %d", limits.MaxPrompts)
+	case c == '"':
+		err = s.array("an array of strings", limits.MaxPrompts, text)
+	case c == '[':
+		err = s.array("an array of lists of tokens", limits.MaxPrompts, ids)
 	default:
-		return nil, nil, false, invalid("prompt", "prompt takes a string, strings, tokens, or lists of tokens")
+		err = ids()
+		return nil, tokens, false, err
 	}
-	n := max(len(texts), len(tokens))
-	if n == 0 || n > limits.MaxPrompts {
-		return nil, nil, false, invalid("prompt", "prompt has %d prompts, it can have 1 to %d", n, limits.MaxPrompts)
-	}
-	for i := range tokens {
-		if len(tokens[i]) > limits.MaxTokens {
-			return nil, nil, false, tooLarge("prompt", "prompt has %d tokens, the limit is %d", len(tokens[i]), limits.MaxTokens)
-		}
-	}
-	return texts, tokens, list, nil
+	return texts, tokens, true, err
 }
 
 // textTokens are the tokens of the texts of a completion.
@@ -259,9 +273,9 @@ func (c *call) engineTokenize() error {
 // engineDetokenize is POST /detokenize. vLLM calls the text prompt, SGLang text.
 func (c *call) engineDetokenize() error {
 	var q struct {
-		Model       string   `json:"model"`
-		Tokens      []uint32 `json:"tokens"`
-		SkipSpecial bool     `json:"skip_special_tokens"`
+		Model       string          `json:"model"`
+		Tokens      json.RawMessage `json:"tokens"`
+		SkipSpecial bool            `json:"skip_special_tokens"`
 	}
 	if err := c.readEngine(&q); err != nil {
 		return err
@@ -270,14 +284,17 @@ func (c *call) engineDetokenize() error {
 	switch {
 	case q.Model == "":
 		return invalid("model", "model is missing: this server has the tokenizers of many")
-	case q.Tokens == nil:
+	case !given(q.Tokens):
 		return invalid("tokens", "tokens is missing")
-	case len(q.Tokens) > c.s.cfg.Limits.MaxTokens:
-		return tooLarge("tokens", "tokens has %d numbers, the limit is %d", len(q.Tokens), c.s.cfg.Limits.MaxTokens)
 	case c.s.cfg.Detokenizer == nil:
 		return scorer.ErrNoTokenizer
 	}
-	text, err := c.s.cfg.Detokenizer.Text(c.ctx, q.Model, q.Tokens, q.SkipSpecial)
+	s := &scanner{data: q.Tokens, path: []byte("tokens")}
+	ids, err := s.tokens(nil, c.s.cfg.Limits.MaxTokens)
+	if err != nil {
+		return err
+	}
+	text, err := c.s.cfg.Detokenizer.Text(c.ctx, q.Model, ids, q.SkipSpecial)
 	if err != nil {
 		return err
 	}

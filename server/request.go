@@ -137,6 +137,9 @@ func chatError(f form, err error) error {
 	case errors.Is(err, chat.ErrRequest):
 		where, what, _ := strings.Cut(why(chat.ErrRequest), ": ")
 		return invalid(where, "%s", what)
+	case errors.Is(err, chat.ErrTooLarge):
+		where, what, _ := strings.Cut(why(chat.ErrTooLarge), ": ")
+		return tooLarge(where, "%s", what)
 	case errors.Is(err, chat.ErrNoTemplate):
 		return &apiError{
 			status: http.StatusBadRequest, code: "no_chat_template", param: "messages",

@@ -104,6 +104,42 @@ func object[T any](s *scanner, fs fields[T], dst *T) (seen uint64, err error) {
 	}
 }
 
+// members reads an object of any fields; read reads the value of one.
+func (s *scanner) members(read func(name string) error) error {
+	if !s.take('{') {
+		return s.unexpected("an object")
+	}
+	base := len(s.path)
+	s.space()
+	if s.take('}') {
+		return nil
+	}
+	for {
+		s.space()
+		name, err := s.string("a field's name")
+		if err != nil {
+			return err
+		}
+		s.path = append(append(s.path[:base], '.'), name...)
+		s.space()
+		if !s.take(':') {
+			return s.syntax("':'")
+		}
+		s.space()
+		if err := read(string(s.path[base+1:])); err != nil {
+			return err
+		}
+		s.path = s.path[:base]
+		s.space()
+		if s.take('}') {
+			return nil
+		}
+		if !s.take(',') {
+			return s.syntax("',' or '}'")
+		}
+	}
+}
+
 // array reads the elements of an array, at most limit.
 func (s *scanner) array(what string, limit int, element func() error) error {
 	if !s.take('[') {

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -162,6 +161,39 @@ func list[T any](v []byte) (out []T, err error) {
 	return out, err
 }
 
+// kinds decodes the lists of each kind of features.
+func kinds[T any](v []byte) (map[string][]T, error) {
+	out := map[string][]T{}
+	if v == nil {
+		return out, nil
+	}
+	raw, err := slowly[map[string]json.RawMessage](v)
+	if err != nil || raw == nil {
+		return nil, fmt.Errorf("no object: %w", err)
+	}
+	for kind, l := range raw {
+		if !slices.Contains([]string{"audio", "image", "video", "vision_chunk"}, kind) || string(l) == "null" {
+			return nil, fmt.Errorf("kind %s", kind)
+		}
+		if out[kind], err = list[T](l); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// part is a number of a placeholder, 0 if it is not there.
+func part(v []byte) (int, error) {
+	if v == nil {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(string(v), 10, 64)
+	if err != nil || n > 1<<20 {
+		return 0, fmt.Errorf("%s is no number", v)
+	}
+	return int(n), nil
+}
+
 func (d *decoded) set(name string, v []byte) (err error) {
 	switch name {
 	case "model":
@@ -180,7 +212,7 @@ func (d *decoded) set(name string, v []byte) (err error) {
 		var items []*struct {
 			Kind, Hash string
 			Tokens     int
-			IDs        []uint32 `json:"token_ids"`
+			IDs        json.RawMessage `json:"token_ids"`
 		}
 		dec := json.NewDecoder(bytes.NewReader(v))
 		dec.DisallowUnknownFields()
@@ -193,36 +225,55 @@ func (d *decoded) set(name string, v []byte) (err error) {
 				d.Media = append(d.Media, tokenpool.Medium{})
 				continue
 			}
-			if m.Tokens < 0 || m.Tokens > 1<<20 || m.Tokens > 0 && len(m.IDs) > 0 {
+			var ids []uint32
+			if m.IDs != nil {
+				if ids, err = list[uint32](m.IDs); err != nil {
+					return err
+				}
+			}
+			if m.Tokens < 0 || m.Tokens > 1<<20 || m.Tokens > 0 && len(ids) > 0 || len(m.Hash) > 1024 {
 				return fmt.Errorf("tokens")
 			}
-			if total += m.Tokens + len(m.IDs); total > 1<<20 {
+			if total += m.Tokens + len(ids); total > 1<<20 {
 				return fmt.Errorf("too many tokens")
 			}
-			d.Media = append(d.Media, tokenpool.Medium{Kind: m.Kind, Hash: m.Hash, Tokens: m.Tokens, TokenIDs: m.IDs})
+			d.Media = append(d.Media, tokenpool.Medium{Kind: m.Kind, Hash: m.Hash, Tokens: m.Tokens, TokenIDs: ids})
 		}
 		return nil
 	case "features":
-		f, err := slowly[features](v)
+		if string(v) == "null" {
+			return nil
+		}
+		f, err := slowly[map[string]json.RawMessage](v)
 		if err != nil {
 			return err
 		}
-		for _, kind := range slices.Sorted(maps.Keys(f.Hashes)) {
-			if len(f.Hashes[kind]) != len(f.Placeholders[kind]) {
+		hashes, err := kinds[string](f["mm_hashes"])
+		if err != nil {
+			return err
+		}
+		places, err := kinds[map[string]json.RawMessage](f["mm_placeholders"])
+		if err != nil {
+			return err
+		}
+		for _, kind := range []string{"audio", "image", "video", "vision_chunk"} {
+			if len(hashes[kind]) != len(places[kind]) {
 				return fmt.Errorf("unequal")
 			}
-			for i, id := range f.Hashes[kind] {
+			var taken []blockkey.Range
+			for i, id := range hashes[kind] {
 				h, ok := blockkey.ObjectHash(id)
-				at := f.Placeholders[kind][i]
-				if !ok || min(at.Offset, at.Length) < 0 || max(at.Offset, at.Length) > 1<<20 {
+				offset, err := part(places[kind][i]["offset"])
+				length, err2 := part(places[kind][i]["length"])
+				at := blockkey.Range{Start: offset, End: offset + length}
+				if !ok || len(id) > 1024 || err != nil || err2 != nil || length == 0 {
 					return fmt.Errorf("no object")
 				}
-				d.Objects = append(d.Objects, blockkey.Object{Hash: h, Ranges: []blockkey.Range{{Start: at.Offset, End: at.Offset + at.Length}}})
-			}
-		}
-		for kind, at := range f.Placeholders {
-			if len(at) != len(f.Hashes[kind]) {
-				return fmt.Errorf("unequal")
+				if slices.ContainsFunc(taken, func(r blockkey.Range) bool { return r.Start < at.End && at.Start < r.End }) {
+					return fmt.Errorf("overlap")
+				}
+				taken = append(taken, at)
+				d.Objects = append(d.Objects, blockkey.Object{Hash: h, Ranges: []blockkey.Range{at}})
 			}
 		}
 		return nil
