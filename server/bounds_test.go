@@ -50,13 +50,13 @@ func TestManyElements(t *testing.T) {
 func TestHalfClosed(t *testing.T) {
 	ts := httptest.NewServer(newServer(t, openIndex(t)).Handler())
 	defer ts.Close()
-	conn, err := net.Dial("tcp", ts.Listener.Addr().String()) //nolint:noctx // it ends with the test
+	conn, err := net.Dial("tcp", ts.Listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 26\r\n\r\n{\"model\":\"")
-	if err := conn.(*net.TCPConn).CloseWrite(); err != nil { //nolint:forcetypeassert // tcp
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)

@@ -104,12 +104,12 @@ func (q *engineRequest) prompts(limits *Limits) (texts []string, tokens [][]uint
 	if !s.at('[') {
 		return nil, nil, false, s.unexpected("a string, strings, tokens, or lists of tokens")
 	}
-	switch c := begin(); {
-	case c == ']':
+	switch begin() {
+	case ']':
 		return nil, nil, false, invalid("prompt", "prompt has 0 prompts, it can have 1 to %d", limits.MaxPrompts)
-	case c == '"':
+	case '"':
 		err = s.array("an array of strings", limits.MaxPrompts, text)
-	case c == '[':
+	case '[':
 		err = s.array("an array of lists of tokens", limits.MaxPrompts, ids)
 	default:
 		err = ids()
