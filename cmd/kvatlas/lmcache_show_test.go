@@ -107,43 +107,63 @@ func TestLMCacheInOneScore(t *testing.T) {
 	s.tiersOf(t, "the GPU's end", prompt, one, map[string]int{"gpu": 256, "cpu": 512, "shared": 256})
 }
 
-// TestLMCacheRoundTrips: what LMCache holds is asked for in the round trip of the blocks.
+// TestLMCacheRoundTrips: what LMCache holds is asked for in the round trip of the blocks,
+// one for each window of a prompt that is held, as without LMCache. By default windows are
+// of 64 and 256 blocks and then larger, and take a rest along that is no longer.
 func TestLMCacheRoundTrips(t *testing.T) {
+	const pod = "10.0.0.1:8000"
 	redis := redistest.Start(t)
 	// Only scores: nothing else calls Redis by the index's own count.
 	r := start(t, "--redis="+redis.URL(), "--roles=score", "--score-budget=5s", "--lmcache-models=m?version=fork,m?version=0.3.1,m?version=0.5.6&vllm=false&dtype=half&remote=redis")
 	s := &served{url: r.url, log: r.stderr, c: r.client()}
-	if err := s.c.RegisterPod(t.Context(), client.Pod{Name: "10.0.0.1:8000", Model: "m"}); err != nil {
+	if err := s.c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}); err != nil {
 		t.Fatal(err)
 	}
-	prompt := tokensFrom(0, 1024)
-	if _, err := s.c.Blocks(t.Context(), client.BlocksRequest{Op: "add", Model: "m", Pod: "10.0.0.1:8000", Tokens: prompt[:256]}); err != nil {
-		t.Fatal(err)
-	}
-	names, err := lmcache.Keys(lmcache.Config{Version: lmcache.V031}, lmcache.Target{Model: "m", WorldSize: 1}, prompt)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range names[:2] {
-		if err := redis.Client().Set(t.Context(), name, "10.0.0.1", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s.tiersOf(t, "both", prompt, "10.0.0.1:8000", map[string]int{"gpu": 256, "cpu": 256})
 	trips := func() (n int) {
 		if _, err := fmt.Sscan(s.figure(t, "kvatlas_index_round_trips_total"), &n); err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
-	// A sweep may come in between; in no try would there be fewer than one.
-	least := 1 << 20
-	for range 5 {
-		before := trips()
-		s.tiersOf(t, "both", prompt, "10.0.0.1:8000", map[string]int{"gpu": 256, "cpu": 256})
-		least = min(least, trips()-before)
-	}
-	if least != 1 {
-		t.Errorf("a score takes %d round trips", least)
+	// Blocks are of 64 tokens: the pod has the first in its GPU and the rest in LMCache, of
+	// which the last quarter is in the remote store alone.
+	for i, c := range []struct{ blocks, gpu, windows int }{{16, 4, 1}, {128, 64, 1}, {200, 100, 2}, {640, 200, 3}} {
+		prompt := tokensFrom(uint32(100_000*i), 64*c.blocks)
+		if _, err := s.c.Blocks(t.Context(), client.BlocksRequest{Op: "add", Model: "m", Pod: pod, Tokens: prompt[:64*c.gpu]}); err != nil {
+			t.Fatal(err)
+		}
+		names, err := lmcache.Keys(lmcache.Config{Version: lmcache.V031}, lmcache.Target{Model: "m", WorldSize: 1}, prompt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensors, err := lmcache.Keys(lmcache.Config{Version: lmcache.V046}, lmcache.Target{Model: "m", WorldSize: 1, DType: "half"}, prompt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := len(names) * 3 / 4
+		pipe := redis.Client().Pipeline()
+		for _, name := range names[c.gpu/4 : last] {
+			pipe.Set(t.Context(), name, "10.0.0.1", 0)
+		}
+		for _, name := range tensors[last:] {
+			pipe.Set(t.Context(), name+"metadata", "x", 0)
+		}
+		if _, err := pipe.Exec(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]int{"gpu": 64 * c.gpu, "cpu": 256*last - 64*c.gpu, "shared": 64*c.blocks - 256*last}
+		what := fmt.Sprintf("%d blocks", c.blocks)
+		s.tiersOf(t, what, prompt, pod, want)
+		// A sweep may come in between, or a try that is late; in no try would there be
+		// fewer than the windows.
+		least := 1 << 20
+		for range 5 {
+			before := trips()
+			s.tiersOf(t, what, prompt, pod, want)
+			least = min(least, trips()-before)
+		}
+		if least != c.windows {
+			t.Errorf("a score of %s takes %d round trips, want %d", what, least, c.windows)
+		}
 	}
 }
