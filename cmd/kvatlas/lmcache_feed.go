@@ -71,7 +71,7 @@ func (s *service) listenLMCache(ctx context.Context) error {
 	}
 	f.coordinator, err = coordinator.New(coordinator.Config{
 		Index: index, Heard: heard, Pods: pods, Hashers: mp, Lease: c.LMCacheLease, Timeout: min(c.RedisTimeout, 1500*time.Millisecond),
-		MaxInstances: c.LMCacheMaxWorkers, MaxBody: int64(c.LMCacheMaxBody), MaxTokens: c.MaxTokens,
+		MaxInstances: c.LMCacheMaxWorkers, MaxRegistrations: c.LMCacheMaxWorkers, MaxBody: int64(c.LMCacheMaxBody), MaxTokens: c.MaxTokens,
 		Observer: s.watchCoordinator(),
 	})
 	if err == nil {

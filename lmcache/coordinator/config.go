@@ -34,9 +34,21 @@ type Config struct {
 	// MaxInstances bounds the instances, 1,024, and MaxWorkers the workers of each for
 	// each pod, 64.
 	MaxInstances, MaxWorkers int
+	// MaxRegistrations bounds the workers of all instances, 4,096: of this process, and of
+	// the index, whoever has registered them there. It is to leave room for engines, for
+	// each worker is a registration of the index.
+	MaxRegistrations int
 	// MaxBody bounds a body, 64 MiB: an entry with its tokens takes about 1.5 KiB.
 	MaxBody int64
-	// MaxBodies bounds the bodies that are read at a time, 16; further ones wait until
+	// MaxBatches bounds the batches of a body, 4,096, and MaxEntries the entries of all of
+	// them, 131,072: about 150 bytes each.
+	MaxBatches, MaxEntries int
+	// MaxInFlight bounds the bytes that the bodies of all requests take at a time, 256 MiB
+	// or twice MaxBody, whichever is more; what would go beyond is refused with 503.
+	MaxInFlight int64
+	// ReadTimeout bounds the time in which a body must have come, 5 s.
+	ReadTimeout time.Duration
+	// MaxBodies bounds the bodies that are decoded at a time, 16; further ones wait until
 	// their clients give up.
 	MaxBodies int
 	// MaxTokens bounds the tokens, and MaxKeys the keys, of a lookup: 1,048,576 and
@@ -77,6 +89,7 @@ func (c Config) withDefaults() (Config, error) {
 	}{
 		{"Lease", &c.Lease, 30 * time.Second, 100 * time.Millisecond, store.MaxLease},
 		{"Timeout", &c.Timeout, 1500 * time.Millisecond, time.Millisecond, time.Hour},
+		{"ReadTimeout", &c.ReadTimeout, 5 * time.Second, time.Millisecond, time.Hour},
 	} {
 		if *v.p == 0 {
 			*v.p = v.def
@@ -91,6 +104,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.MaxBody < 1024 {
 		return c, fmt.Errorf("%w: MaxBody is %d, the least is 1024", ErrConfig, c.MaxBody)
 	}
+	if c.MaxInFlight == 0 {
+		c.MaxInFlight = max(256<<20, 2*c.MaxBody)
+	}
+	if c.MaxInFlight < c.MaxBody {
+		return c, fmt.Errorf("%w: MaxInFlight is %d, less than MaxBody, %d", ErrConfig, c.MaxInFlight, c.MaxBody)
+	}
 	for _, v := range []struct {
 		name     string
 		p        *int
@@ -98,7 +117,10 @@ func (c Config) withDefaults() (Config, error) {
 	}{
 		{"MaxInstances", &c.MaxInstances, 1024, 1 << 20},
 		{"MaxWorkers", &c.MaxWorkers, 64, 255},
+		{"MaxRegistrations", &c.MaxRegistrations, 4096, 1 << 20},
 		{"MaxBodies", &c.MaxBodies, 16, 1 << 16},
+		{"MaxBatches", &c.MaxBatches, 4096, 1 << 20},
+		{"MaxEntries", &c.MaxEntries, 1 << 17, 1 << 24},
 		{"MaxTokens", &c.MaxTokens, 1 << 20, 1 << 26},
 		{"MaxKeys", &c.MaxKeys, 1 << 14, 1 << 20},
 	} {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -26,6 +27,7 @@ type Coordinator struct {
 	config Config
 	mux    *http.ServeMux
 	bodies chan struct{}
+	flight atomic.Int64    // bytes of bodies
 	plain  *lmcache.Hasher // LMCache's defaults
 	count  counters
 
@@ -137,31 +139,80 @@ func fail(w http.ResponseWriter, status int, why string) {
 	answer(w, status, map[string]string{"detail": why})
 }
 
-// read reads a body into v. It answers by itself when that cannot be.
-func (c *Coordinator) read(w http.ResponseWriter, r *http.Request, v any) bool {
-	select {
-	case c.bodies <- struct{}{}:
-		defer func() { <-c.bodies }()
-	case <-r.Context().Done():
-		return false
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, c.config.MaxBody))
-	var large *http.MaxBytesError
-	if errors.As(err, &large) {
-		c.refuse(w, r, http.StatusRequestEntityTooLarge, fmt.Errorf("the body has more than %d bytes", large.Limit))
-		return false
-	}
+// read reads a body and has it decoded. It answers by itself when that cannot be. The
+// caller calls done when it needs the body's contents no more.
+func (c *Coordinator) read(w http.ResponseWriter, r *http.Request, decode func(*text) error) (done func(), ok bool) {
+	taken := int64(0)
+	done = func() { c.flight.Add(-taken) }
+	// Who sends slowly holds what it has sent, for ReadTimeout, and no place of the others.
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(c.config.ReadTimeout)) // where there is no connection it cannot be slow
+	body, err := c.receive(r.Body, &taken)
 	if err == nil {
-		err = json.Unmarshal(body, v)
+		// Else it stays, for the server reads on before it closes the connection.
+		_ = control.SetReadDeadline(time.Time{})
+		select {
+		case c.bodies <- struct{}{}:
+		case <-r.Context().Done():
+			done()
+			return nil, false
+		}
+		var t *text
+		if t, err = newText(body); err == nil {
+			err = decode(t)
+		}
+		<-c.bodies
 	}
 	if err != nil {
-		c.refuse(w, r, http.StatusUnprocessableEntity, err)
-		return false
+		done()
+		status := http.StatusUnprocessableEntity
+		var f *fault
+		if errors.As(err, &f) {
+			status = f.status
+		}
+		if status != http.StatusUnprocessableEntity {
+			w.Header().Set("Connection", "close") // what is left of it need not be read
+		}
+		c.refuse(w, r, status, err)
+		return nil, false
 	}
-	return true
+	return done, true
+}
+
+// receive reads a body, and takes room of MaxInFlight for it, which it adds to taken.
+func (c *Coordinator) receive(from io.Reader, taken *int64) ([]byte, error) {
+	var body []byte
+	for {
+		if len(body) == cap(body) {
+			more := max(4096, int64(len(body)))
+			more = min(more, c.config.MaxBody+1-int64(len(body)))
+			if more <= 0 {
+				return nil, &fault{status: http.StatusRequestEntityTooLarge, why: fmt.Sprintf("has more than %d bytes", c.config.MaxBody)}
+			}
+			*taken += more
+			if c.flight.Add(more) > c.config.MaxInFlight {
+				return nil, &fault{status: http.StatusServiceUnavailable, why: "finds no room: too many bytes are being worked on at the moment"}
+			}
+			body = append(make([]byte, 0, int64(len(body))+more), body...)
+		}
+		n, err := from.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch {
+		case int64(len(body)) > c.config.MaxBody || err == nil:
+		case errors.Is(err, io.EOF):
+			return body, nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil, &fault{status: http.StatusRequestTimeout, why: fmt.Sprintf("has not come within %v", c.config.ReadTimeout)}
+		default:
+			return nil, &fault{status: http.StatusBadRequest, why: "cannot be read: " + clip(err.Error(), 100)}
+		}
+	}
 }
 
 func (c *Coordinator) refuse(w http.ResponseWriter, r *http.Request, status int, err error) {
+	if why := err.Error(); len(why) > 512 {
+		err = errors.New(clip(why, 512))
+	}
 	c.count.refused.Add(1)
 	if told := c.config.Observer.Refused; told != nil {
 		told(r.RemoteAddr, err)
@@ -169,13 +220,20 @@ func (c *Coordinator) refuse(w http.ResponseWriter, r *http.Request, status int,
 	fail(w, status, err.Error())
 }
 
-// unavailable answers that the index does not take something.
+// unavailable answers that the index does not take something, and why.
 func (c *Coordinator) unavailable(w http.ResponseWriter, instance string, err error) {
 	c.count.failures.Add(1)
 	if told := c.config.Observer.Failed; told != nil {
 		told(instance, err)
 	}
-	fail(w, http.StatusServiceUnavailable, "the index does not answer: "+err.Error())
+	switch {
+	case errors.Is(err, store.ErrFull):
+		fail(w, http.StatusInsufficientStorage, "the index has no room for another registration: "+err.Error())
+	case errors.Is(err, store.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		fail(w, http.StatusServiceUnavailable, "the index does not answer: "+err.Error())
+	default:
+		fail(w, http.StatusServiceUnavailable, "the index does not take it: "+err.Error())
+	}
 }
 
 // errFull says that there are as many instances as there can be.
@@ -217,20 +275,17 @@ func (in *instance) silent() time.Duration {
 
 // events handles POST /events.
 func (c *Coordinator) events(w http.ResponseWriter, r *http.Request) {
-	var body struct {
-		Batches []batch `json:"batches"`
-	}
-	if !c.read(w, r, &body) {
+	var batches []batch
+	done, ok := c.read(w, r, func(t *text) (err error) {
+		batches, err = c.readBatches(t)
+		return err
+	})
+	if !ok {
 		return
 	}
-	for i := range body.Batches {
-		if err := body.Batches[i].check(); err != nil {
-			c.refuse(w, r, http.StatusUnprocessableEntity, fmt.Errorf("batch %d: %w", i, err))
-			return
-		}
-	}
+	defer done()
 	var total summary
-	for list := body.Batches; len(list) > 0; {
+	for list := batches; len(list) > 0; {
 		n := 1
 		for n < len(list) && list[n].Instance == list[0].Instance {
 			n++
@@ -260,9 +315,11 @@ func (c *Coordinator) events(w http.ResponseWriter, r *http.Request) {
 // register handles POST /instances.
 func (c *Coordinator) register(w http.ResponseWriter, r *http.Request) {
 	var m member
-	if !c.read(w, r, &m) {
+	done, ok := c.read(w, r, m.read)
+	if !ok {
 		return
 	}
+	defer done()
 	m.ID, m.IP, m.P2P = strings.TrimSpace(m.ID), strings.TrimSpace(m.IP), strings.TrimSpace(m.P2P)
 	if m.ID == "" {
 		m.ID = "mp-" + strings.ToLower(rand.Text())
@@ -274,8 +331,6 @@ func (c *Coordinator) register(w http.ResponseWriter, r *http.Request) {
 		err = errors.New("ip has 1 to 253 bytes, p2p_advertised_url up to 512")
 	case m.Port < 1 || m.Port > 65535 || m.MQPort < 0 || m.MQPort > 65535:
 		err = errors.New("http_port can be 1 to 65535, mq_port 0 to 65535")
-	case len(m.Metadata) > store.MaxLabels:
-		err = fmt.Errorf("metadata can have %d fields", store.MaxLabels)
 	}
 	if err != nil {
 		c.refuse(w, r, http.StatusUnprocessableEntity, err)
@@ -340,6 +395,31 @@ func (c *Coordinator) deregister(w http.ResponseWriter, r *http.Request) {
 		c.mu.Unlock()
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// room takes a place for another worker of the instance. It is false when there is none.
+func (c *Coordinator) room(in *instance, registered bool) bool {
+	n := 0
+	if !registered {
+		for _, p := range c.config.Index.Cached().Pods {
+			if p.PartOf != nil {
+				n++
+			}
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	own := 0
+	for _, other := range c.instances {
+		if other == in || other.silent() <= 2*c.config.Lease {
+			own += int(other.held.Load())
+		}
+	}
+	if max(n, own) >= c.config.MaxRegistrations {
+		return false
+	}
+	in.held.Add(1)
+	return true
 }
 
 // list handles GET /instances.

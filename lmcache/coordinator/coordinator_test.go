@@ -443,7 +443,7 @@ func TestRefused(t *testing.T) {
 		{"POST", "/instances", `{"instance_id":"mp","ip":"a","http_port":0}`, 422},
 		{"POST", "/directory/lookup", `{"token_ids":[1],"keys":[{}]}`, 400},
 		{"POST", "/directory/lookup", `{"keys":[{}]}`, 400},
-		{"POST", "/directory/lookup", `{"token_ids":[` + strings.Join(long, ",") + `]}`, 400},
+		{"POST", "/directory/lookup", `{"token_ids":[` + strings.Join(long, ",") + `]}`, 413},
 		{"POST", "/directory/lookup", `{"model_name":"m","world_size":3,"token_ids":[` + strings.Join(long[:512], ",") + `]}`, 400},
 		{"POST", "/directory/lookup", `{"model_name":"m","world_size":0,"token_ids":[` + strings.Join(long[:512], ",") + `]}`, 400},
 		{"POST", "/directory/lookup", `{"model_name":"m","world_size":2,"token_ids":[` + strings.Join(long[:512], ",") + `]}`, 200},

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
+	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/lmcache"
@@ -34,7 +37,10 @@ type instance struct {
 	suspect string
 	workers map[workerID]*filing.Worker
 	told    string // why it is unmapped
+	full    bool   // that there is no room for its workers was told
 	renewed time.Time
+
+	held atomic.Int32 // len(workers), for others to read
 
 	memberMu sync.Mutex // protects member and heard
 	member   member
@@ -206,7 +212,7 @@ func (in *instance) collect(b *batch, targets []filing.Target, changes map[worke
 	}
 	tier := b.tier()
 	for i := range b.Entries {
-		k := &b.Entries[i].Key
+		k := &b.Entries[i]
 		if k.Salt != "" || k.Group != 0 {
 			count.skipped++
 			continue
@@ -220,7 +226,7 @@ func (in *instance) collect(b *batch, targets []filing.Target, changes map[worke
 			id := workerID{t, k.Rank.Rank()}
 			w := in.workers[id]
 			if w == nil {
-				if w = in.join(id, len(targets) > 1); w == nil {
+				if w = in.join(id, len(targets) > 1, false); w == nil {
 					count.skipped++
 					continue
 				}
@@ -247,11 +253,20 @@ func (in *instance) collect(b *batch, targets []filing.Target, changes map[worke
 	}
 }
 
-// join makes a worker of the instance known, nil if there are too many.
-func (in *instance) join(id workerID, shared bool) *filing.Worker {
+// join makes a worker of the instance known, nil if there are too many. registered says
+// that the index has it already.
+func (in *instance) join(id workerID, shared, registered bool) *filing.Worker {
 	if len(in.workers) >= in.c.config.MaxWorkers*max(1, len(in.c.config.Pods.Map[in.id])) {
 		return nil
 	}
+	if !in.c.room(in, registered) {
+		if told := in.c.config.Observer.Unmapped; !in.full && told != nil {
+			told(in.id, fmt.Errorf("coordinator: there is no room for another worker of LMCache beside %d (lmcache-max-workers)", in.c.config.MaxRegistrations))
+		}
+		in.full = true
+		return nil
+	}
+	in.full = false
 	w := filing.NewWorker(in.c.filing(), filing.ID{Instance: in.id, Worker: id.worker}, id.target, shared)
 	w.IP = in.ip("")
 	in.workers[id] = w
@@ -299,6 +314,7 @@ func (in *instance) open(ctx context.Context, w *filing.Worker) error {
 // written.
 func (in *instance) load(ctx context.Context, reg *store.Registry, targets []filing.Target) error {
 	in.workers = map[workerID]*filing.Worker{}
+	in.held.Store(0)
 	in.incarnation, in.seq, in.suspect = 0, 0, ""
 	first := true
 	for i := range reg.Pods {
@@ -307,7 +323,7 @@ func (in *instance) load(ctx context.Context, reg *store.Registry, targets []fil
 			continue
 		}
 		id := workerID{filing.Target{Pod: p.PartOf.Pod, Rank: p.PartOf.Rank, Model: p.Model}, p.PartOf.Worker}
-		w := in.join(id, len(targets) > 1)
+		w := in.join(id, len(targets) > 1, true)
 		if w == nil {
 			continue
 		}
@@ -394,6 +410,7 @@ func (in *instance) retire(ctx context.Context) error {
 		}
 	}
 	clear(in.workers)
+	in.held.Store(0)
 	return nil
 }
 
@@ -441,31 +458,148 @@ func (m member) clone() member {
 	return m
 }
 
-// batch is one of a body of POST /events. Tokens and sizes are left out.
-type batch struct {
-	Instance    string  `json:"instance_id"`
-	Incarnation uint64  `json:"incarnation"`
-	Seq         uint64  `json:"seq"`
-	Type        string  `json:"event_type"`
-	Tier        string  `json:"tier"`
-	Backend     string  `json:"backend"`
-	Shared      bool    `json:"shared"`
-	Entries     []entry `json:"entries"`
+// read reads the body of POST /instances.
+func (m *member) read(t *text) error {
+	return t.object(func(name string) error {
+		switch name {
+		case "instance_id":
+			return set(&m.ID, t.string)
+		case "ip":
+			return set(&m.IP, t.string)
+		case "http_port":
+			return number(t, &m.Port, 65535)
+		case "p2p_advertised_url":
+			return set(&m.P2P, t.string)
+		case "mq_port":
+			return number(t, &m.MQPort, 65535)
+		case "metadata":
+			m.Metadata = map[string]string{}
+			return t.object(func(field string) error {
+				v, err := t.string()
+				if err != nil {
+					return err
+				}
+				if len(field) > maxLabel || len(v) > maxLabel || len(m.Metadata) == store.MaxLabels {
+					return &fault{status: http.StatusUnprocessableEntity, why: fmt.Sprintf("is too much: metadata can have %d fields, their names and values %d bytes each", store.MaxLabels, maxLabel)}
+				}
+				m.Metadata[field] = v
+				return nil
+			})
+		}
+		return nil
+	})
 }
 
-type entry struct {
-	Key objectKey `json:"key"`
+// maxLabel is the longest name and value of metadata in bytes, as of a pod's labels.
+const maxLabel = 512
+
+// batch is one of a body of POST /events. Tokens and sizes are left out.
+type batch struct {
+	Instance    string
+	Incarnation uint64
+	Seq         uint64
+	Type        string
+	Tier        string
+	Shared      bool
+	Entries     []objectKey
 }
 
 // objectKey is LMCache's EncodedObjectKey.
 type objectKey struct {
-	HashHex string         `json:"chunk_hash_hex"`
+	HashHex string         `json:"chunk_hash_hex"` // not kept of events
 	Model   string         `json:"model_name"`
 	Rank    lmcache.KVRank `json:"kv_rank"`
 	Group   uint32         `json:"object_group_id"`
 	Salt    string         `json:"cache_salt"`
 
 	hash lmcache.Hash
+}
+
+// readBatches reads the body of POST /events, and refuses it at the first batch or entry
+// that is wrong or too much.
+func (c *Coordinator) readBatches(t *text) (list []batch, err error) {
+	there, room := false, c.config.MaxEntries
+	err = t.object(func(name string) error {
+		if name != "batches" {
+			return nil
+		}
+		there, list = true, nil
+		return t.list(c.config.MaxBatches, func() error {
+			var b batch
+			err := b.read(t, &room)
+			if err == nil {
+				err = b.check()
+			}
+			list = append(list, b)
+			return err
+		})
+	})
+	if err == nil && !there {
+		err = &fault{http.StatusUnprocessableEntity, "batches", "is missing, it must be a list"}
+	}
+	return list, err
+}
+
+// read reads a batch; room is how many entries there may be, which is lessened.
+func (b *batch) read(t *text, room *int) error {
+	model := ""
+	return t.object(func(name string) error {
+		switch name {
+		case "instance_id":
+			return set(&b.Instance, t.string)
+		case "incarnation":
+			return number(t, &b.Incarnation, store.MaxSequence-1)
+		case "seq":
+			return number(t, &b.Seq, store.MaxSequence)
+		case "event_type":
+			return set(&b.Type, t.string)
+		case "tier":
+			return set(&b.Tier, t.string)
+		case "shared":
+			return set(&b.Shared, t.bool)
+		case "entries":
+			b.Entries = nil
+			return t.list(*room, func() error {
+				*room--
+				var k objectKey
+				err := t.object(func(name string) error {
+					if name == "key" {
+						return k.read(t)
+					}
+					return nil
+				})
+				if err == nil {
+					err = k.check()
+				}
+				if k.HashHex = ""; k.Model == model { // one copy is enough
+					k.Model = model
+				}
+				model = k.Model
+				b.Entries = append(b.Entries, k)
+				return err
+			})
+		}
+		return nil
+	})
+}
+
+// read reads a key.
+func (k *objectKey) read(t *text) error {
+	return t.object(func(name string) error {
+		switch name {
+		case "chunk_hash_hex":
+			return set(&k.HashHex, t.string)
+		case "model_name":
+			return set(&k.Model, t.string)
+		case "kv_rank":
+			return number(t, &k.Rank, math.MaxUint32)
+		case "object_group_id":
+			return number(t, &k.Group, math.MaxUint32)
+		case "cache_salt":
+			return set(&k.Salt, t.string)
+		}
+		return nil
+	})
 }
 
 // check says what is wrong with a key, and reads its hash.
@@ -477,7 +611,7 @@ func (k *objectKey) check() error {
 	return lmcache.ObjectKey{Model: k.Model, Rank: k.Rank, Group: k.Group, Hash: k.hash, Salt: k.Salt}.Validate()
 }
 
-// check says what is wrong with a batch, and reads its hashes.
+// check says what is wrong with a batch, but for its entries.
 func (b *batch) check() error {
 	if err := (filing.ID{Instance: b.Instance}).Validate(); err != nil {
 		return err
@@ -492,11 +626,6 @@ func (b *batch) check() error {
 	}
 	if b.Seq < 1 || b.Seq > store.MaxSequence || b.Incarnation >= store.MaxSequence {
 		return fmt.Errorf("seq is %d, it can be 1 to %d, and incarnation %d", b.Seq, uint64(store.MaxSequence), b.Incarnation)
-	}
-	for i := range b.Entries {
-		if err := b.Entries[i].Key.check(); err != nil {
-			return fmt.Errorf("entry %d: %w", i, err)
-		}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -33,28 +34,59 @@ type found struct {
 	Accesses   int         `json:"access_count"`
 }
 
+// query is the body of POST /directory/lookup.
+type query struct {
+	keys        []objectKey
+	tokens      []uint32
+	model, salt string
+	world       int
+}
+
+func (q *query) read(t *text, c Config) error {
+	return t.object(func(name string) error {
+		switch name {
+		case "keys":
+			q.keys = nil
+			return t.list(c.MaxKeys, func() error {
+				var k objectKey
+				err := k.read(t)
+				q.keys = append(q.keys, k)
+				return err
+			})
+		case "token_ids":
+			q.tokens = nil
+			return t.list(c.MaxTokens, func() error {
+				v, err := t.uint(math.MaxUint32)
+				q.tokens = append(q.tokens, uint32(v))
+				return err
+			})
+		case "model_name":
+			return set(&q.model, t.string)
+		case "cache_salt":
+			return set(&q.salt, t.string)
+		case "world_size":
+			return number(t, &q.world, math.MaxInt32)
+		}
+		return nil
+	})
+}
+
 // lookup handles POST /directory/lookup.
 func (c *Coordinator) lookup(w http.ResponseWriter, r *http.Request) {
-	body := struct {
-		Keys   []objectKey `json:"keys"`
-		Tokens []uint32    `json:"token_ids"`
-		Model  string      `json:"model_name"`
-		World  int         `json:"world_size"`
-		Salt   string      `json:"cache_salt"`
-	}{World: 1}
-	if !c.read(w, r, &body) {
+	q := query{world: 1}
+	done, ok := c.read(w, r, func(t *text) error { return q.read(t, c.config) })
+	if !ok {
 		return
 	}
+	defer done()
 	c.count.lookups.Add(1)
-	keys, chunks := body.Keys, len(body.Keys)
+	keys, chunks := q.keys, len(q.keys)
 	var err error
 	switch {
-	case len(keys) > 0 && len(body.Tokens) > 0:
+	case len(keys) > 0 && len(q.tokens) > 0:
 		err = errors.New("there can be keys or token_ids, not both")
-	case len(body.Tokens) > c.config.MaxTokens:
-		err = fmt.Errorf("%d token_ids, the limit is %d", len(body.Tokens), c.config.MaxTokens)
 	case len(keys) == 0:
-		keys, chunks, err = c.keysOf(body.Tokens, body.Model, body.World, body.Salt)
+		keys, chunks, err = c.keysOf(q.tokens, q.model, q.world, q.salt)
 	}
 	if err == nil && len(keys) > c.config.MaxKeys {
 		err = fmt.Errorf("%d keys, the limit is %d", len(keys), c.config.MaxKeys)
