@@ -31,6 +31,7 @@ type Ingester struct {
 	replays chan struct{} // one token for each replay that is under way
 	pushers *pushers
 	matched sync.Map                        // pod -> *atomic.Int64, nanoseconds since 1970
+	asked   sync.Map                        // model -> the same
 	media   *lru.Cache[podMedium, struct{}] // unknown ones of which it was told
 
 	ctx    context.Context // done when closed
@@ -190,6 +191,7 @@ func (in *Ingester) add(r *reader) error {
 	}
 	in.readers[key] = r
 	in.matched.LoadOrStore(r.s.Pod, new(atomic.Int64))
+	in.asked.LoadOrStore(r.s.Model, new(atomic.Int64))
 	return nil
 }
 
@@ -212,14 +214,31 @@ func (in *Ingester) reader(pod string, rank int) *reader {
 	return in.readers[rankKey{pod, rank}]
 }
 
-// Matched notes that a lookup has found blocks of a pod. It is cheap enough for each:
-// without it RankStats cannot tell that events flow and nothing ever matches.
-func (in *Ingester) Matched(pod string) {
-	if v, ok := in.matched.Load(pod); ok {
+// Asked notes that a lookup has asked for blocks of a model, Matched that one has found
+// some of a pod. They are cheap enough for each: without them RankStats cannot tell that
+// events flow and nothing ever matches.
+func (in *Ingester) Asked(model string) { stamp(&in.asked, model) }
+
+// Matched is described at Asked.
+func (in *Ingester) Matched(pod string) { stamp(&in.matched, pod) }
+
+// stamp writes the time down under a name that is known.
+func stamp(times *sync.Map, name string) {
+	if v, ok := times.Load(name); ok {
 		if at, ok := v.(*atomic.Int64); ok {
 			at.Store(time.Now().UnixNano())
 		}
 	}
+}
+
+// stamped is when stamp was last called, zero for never.
+func stamped(times *sync.Map, name string) time.Time {
+	if v, ok := times.Load(name); ok {
+		if at, ok := v.(*atomic.Int64); ok && at.Load() != 0 {
+			return time.Unix(0, at.Load())
+		}
+	}
+	return time.Time{}
 }
 
 // model returns how a model is indexed, and fixes it if nobody has.

@@ -191,12 +191,20 @@ func TestReadAndTakeOver(t *testing.T) {
 		t.Errorf("a rank that is not read: %v", err)
 	}
 	st := s.in.Stats().Ranks[0]
-	if st.Next != 70 || !st.Connected || st.Messages != 70 || st.Events[event.Stored] == 0 || st.LastMessage.IsZero() || st.Unmatched(time.Now(), time.Hour) || !st.Unmatched(time.Now(), 0) {
+	if st.Next != 70 || !st.Connected || st.Messages != 70 || st.Events[event.Stored] == 0 || st.LastMessage.IsZero() || st.Unmatched(0) {
 		t.Errorf("%+v", st)
+	}
+	s.in.Asked("nothing")
+	if st := s.in.Stats().Ranks[0]; st.Unmatched(0) {
+		t.Errorf("another model was asked for: %+v", st)
+	}
+	s.in.Asked(s.source.Model)
+	if st := s.in.Stats().Ranks[0]; st.Unmatched(time.Hour) || !st.Unmatched(0) {
+		t.Errorf("asked: %+v", st)
 	}
 	s.in.Matched("pod")
 	s.in.Matched("nobody")
-	if st := s.in.Stats().Ranks[0]; st.Unmatched(time.Now(), 0) {
+	if st := s.in.Stats().Ranks[0]; st.Unmatched(0) {
 		t.Errorf("matched: %+v", st)
 	}
 	dump := 0

@@ -55,16 +55,19 @@ type RankStats struct {
 	// grow and this does not, keys are not computed as they are asked for: see
 	// Unmatched.
 	LastMatch time.Time
+	// LastAsked is when Asked was told of the model last, zero for never, as in a process
+	// that does not score.
+	LastAsked time.Time
 	// Blocks are figures of the blocks that the present generation has named, Skipped
 	// those that were not indexed, by reason, since Read began.
 	Blocks  rechunk.Stats
 	Skipped [rechunk.NumReasons]uint64
 }
 
-// Unmatched tells whether blocks have been indexed for at least that long and no lookup
-// has matched one since.
-func (s *RankStats) Unmatched(now time.Time, long time.Duration) bool {
-	return !s.FirstBlock.IsZero() && now.Sub(s.FirstBlock) >= long && s.LastMatch.Before(s.FirstBlock)
+// Unmatched tells whether blocks were indexed that long before a lookup of their model,
+// and none has matched one since.
+func (s *RankStats) Unmatched(long time.Duration) bool {
+	return !s.FirstBlock.IsZero() && s.LastAsked.Sub(s.FirstBlock) >= long && s.LastMatch.Before(s.FirstBlock)
 }
 
 // counters are the figures of a rank that is read.
@@ -152,13 +155,7 @@ func (in *Ingester) Stats() Stats {
 	s := Stats{QueueBytes: in.total.Load(), Pushers: in.pushers.len()}
 	for _, r := range readers {
 		rs := r.stats()
-		if t, ok := in.matched.Load(rs.Pod); ok {
-			if at, ok := t.(*atomic.Int64); ok {
-				if n := at.Load(); n != 0 {
-					rs.LastMatch = time.Unix(0, n)
-				}
-			}
-		}
+		rs.LastMatch, rs.LastAsked = stamped(&in.matched, rs.Pod), stamped(&in.asked, r.s.Model)
 		s.Ranks = append(s.Ranks, rs)
 	}
 	slices.SortFunc(s.Ranks, func(a, b RankStats) int { return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank)) })

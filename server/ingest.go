@@ -63,8 +63,8 @@ var (
 		}},
 		{rankDesc("queue_messages", "Messages that wait to be applied."), func(r *ingest.RankStats) float64 { return float64(r.QueueMessages) }},
 		{rankDesc("queue_bytes", "Bytes of them."), func(r *ingest.RankStats) float64 { return float64(r.QueueBytes) }},
-		{rankDesc("unmatched", "1 when blocks have come for ten minutes and no lookup of this process has matched one."), func(r *ingest.RankStats) float64 {
-			return truth(r.Unmatched(time.Now(), matchAfter))
+		{rankDesc("unmatched", "1 when lookups of this process ask for the model ten minutes after blocks have come, and none has matched one."), func(r *ingest.RankStats) float64 {
+			return truth(r.Unmatched(matchAfter))
 		}},
 	}
 	rankCounters = []rankFigure{

@@ -181,6 +181,7 @@ func (s *service) watchScorer() scorer.Observer {
 		if s.ingest == nil {
 			return
 		}
+		s.ingest.ingester.Asked(model)
 		for i := range r.Pods {
 			if r.Pods[i].Blocks > 0 {
 				s.ingest.ingester.Matched(r.Pods[i].Pod)
