@@ -2,8 +2,11 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"testing"
+
+	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
@@ -227,4 +230,137 @@ func TestLMCacheRemoteStores(t *testing.T) {
 			held("cleared", holds)
 		})
 	}
+}
+
+// TestLMCacheEngine: the whole LMCacheEngine of 0.5.6. What it has in CPU memory it tells
+// the controller, what it puts into its remote store is found there, and its KV events come
+// as vLLM would publish them.
+func TestLMCacheEngine(t *testing.T) {
+	const (
+		one, two = "10.0.0.1:8000", "10.0.0.2:8000" // two has the KV events
+		chunk    = 256
+	)
+	redis := redistest.Start(t)
+	v := newVLLMTopic(t)
+	pull, reply, beat := redistest.FreePort(t), redistest.FreePort(t), redistest.FreePort(t)
+	r := start(t, "--redis="+redis.URL(), "--score-budget=5s", "--lmcache-lease=3s", "--lmcache-instances=engine="+one,
+		fmt.Sprintf("--lmcache-controller-pull=tcp://127.0.0.1:%d", pull), fmt.Sprintf("--lmcache-controller-reply=tcp://127.0.0.1:%d", reply),
+		fmt.Sprintf("--lmcache-controller-heartbeat=tcp://127.0.0.1:%d", beat), "--pods="+two+"?model=m&events="+v.events+"&replay="+v.replay,
+		"--lmcache-models=m?version=0.5.6&vllm=false&dtype=bfloat16&remote=redis")
+	s := &served{url: r.url, log: r.stderr, c: r.client()}
+	if err := s.c.RegisterPod(t.Context(), client.Pod{Name: one, Model: "m"}); err != nil {
+		t.Fatal(err)
+	}
+	run := func() *lmcachetest.Client {
+		return lmcachetest.Start(t, lmcachetest.Options{
+			Kind: "engine-0.5.6", Instance: "engine", Model: "m", Redis: redis.Addr, Heartbeat: 1, Port: redistest.FreePort(t),
+			Pull: fmt.Sprintf("127.0.0.1:%d", pull), Reply: fmt.Sprintf("127.0.0.1:%d", reply),
+		})
+	}
+	// Prompts of 4, 3 and 2 chunks.
+	rows := [][2]int{{0, 4 * chunk}, {5000, 3 * chunk}, {9000, 2 * chunk}}
+	h, err := lmcache.New(lmcache.Config{Version: lmcache.V046})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// equal looks at all prompts: in CPU memory is what the engine holds, in the remote
+	// store what is in Redis, and a chunk in both is the nearer one's.
+	equal := func(what string, holds []json.RawMessage, chunks int) {
+		t.Helper()
+		held := map[string]bool{}
+		for _, k := range holds {
+			var v int64
+			if err := json.Unmarshal(k, &v); err != nil {
+				t.Fatal(err)
+			}
+			held[lmcache.IntHash(v).String()] = true
+		}
+		if len(held) != chunks {
+			t.Fatalf("%s: the engine holds %s, want %d chunks", what, holds, chunks)
+		}
+		for _, row := range rows {
+			prompt := tokensFrom(uint32(row[0]), row[1])
+			want := map[string]int{}
+			for _, hash := range h.Append(nil, prompt) {
+				n, err := redis.Client().Exists(t.Context(), "m@1@0@"+hash.String()+"@bfloat16metadata").Result()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if held[hash.String()] {
+					want["cpu"] += chunk
+				} else if n == 1 {
+					want["shared"] += chunk
+				} else {
+					break
+				}
+			}
+			s.tiersOf(t, fmt.Sprintf("%s, %d tokens", what, row[1]), prompt, one, want)
+		}
+	}
+	remote := func(want int) {
+		t.Helper()
+		awaitThat(t, "the remote store", r.stderr, func() bool {
+			keys, err := redis.Client().Keys(t.Context(), "m@*metadata").Result()
+			return err == nil && len(keys) == want
+		})
+	}
+
+	e := run()
+	equal("nothing", e.Do("holds"), 0)
+	e.Do("admit", rows[0][0], rows[0][1])
+	e.Do("admit", rows[1][0], rows[1][1])
+	remote(7)
+	equal("stored", e.Do("holds"), 7)
+
+	// The events, as they are: one token too many each.
+	events := e.Do("events")
+	if len(events) != 7 {
+		t.Fatalf("%d events", len(events))
+	}
+	for _, text := range events {
+		var told lmcacheEvent
+		if err := json.Unmarshal(text, &told); err != nil {
+			t.Fatal(err)
+		}
+		v.publish(told.bytes(msgp.AppendString(nil, told.Medium)))
+	}
+	// They are nearer than the remote store, which all pods have.
+	s.tiersOf(t, "KV events", tokensFrom(0, 4*chunk), two, map[string]int{"cpu": 4 * chunk})
+	s.tiersOf(t, "KV events", tokensFrom(5000, 3*chunk), two, map[string]int{"cpu": 3 * chunk})
+
+	// What the remote store has still is there when the memory's is evicted.
+	equal("evicted", e.Do("evict", rows[0][0], rows[0][1]), 3)
+	e.Do("admit", rows[2][0], rows[2][1])
+	remote(9)
+	equal("stored", e.Do("holds"), 5)
+
+	// Messages that are lost: the next one shows the hole, and a full sync tells.
+	synced := s.figure(t, "kvatlas_lmcache_syncs_total")
+	e.Do("lose", rows[1][0], rows[1][1])
+	e.Do("evict", rows[2][0], chunk)
+	equal("after a loss", e.Do("holds"), 1)
+	awaitThat(t, "a full sync", r.stderr, func() bool { return s.figure(t, "kvatlas_lmcache_syncs_total") != synced })
+
+	// Redis evicts of the remote store.
+	names, err := redis.Client().Keys(t.Context(), "m@1@0@*").Result()
+	if err != nil || len(names) != 18 {
+		t.Fatalf("%q, %v", names, err)
+	}
+	if err := redis.Client().Del(t.Context(), names...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	equal("no remote store", e.Do("holds"), 1)
+	e.Do("admit", rows[0][0], rows[0][1])
+	remote(4)
+	equal("stored again", e.Do("holds"), 5)
+	equal("cleared", e.Do("clear"), 0)
+	e.Do("admit", rows[1][0], rows[1][1])
+	remote(7)
+	equal("and stored", e.Do("holds"), 3)
+	e.Kill()
+	equal("crashed", nil, 0)
+	e = run()
+	e.Do("admit", rows[2][0], rows[2][1])
+	remote(9)
+	equal("another process", e.Do("holds"), 2)
 }

@@ -31,7 +31,8 @@ var script string
 type Options struct {
 	// Kind is the release: 0.3.1 and 0.5.6 are workers, mp-0.5.6 a server of MP mode,
 	// lookup-0.3.1 and lookup-0.3.6 lookup servers, resp-0.5.6 the client of a remote
-	// store resp://, mp-resp-0.5.6 that of MP mode's second level.
+	// store resp://, mp-resp-0.5.6 that of MP mode's second level, engine-0.5.6 the whole
+	// of LMCache in an engine, with a remote store redis://.
 	Kind string `json:"kind"`
 	// Instance, Worker and World are LMCache's instance id, worker id and world size.
 	Instance string `json:"instance"`
@@ -75,6 +76,18 @@ func dir() string {
 	return filepath.Join(filepath.Dir(file), "..", "..", ".cache", "lmcache")
 }
 
+// needs is for what only some machines can have: there is the file in the directory, or
+// the reason why not.
+func needs(tb testing.TB, dir, file string) {
+	tb.Helper()
+	if why, err := os.ReadFile(filepath.Join(dir, "without")); err == nil { //nolint:gosec // of the tests' own directory
+		tb.Skipf("%s: %s", dir, bytes.TrimSpace(why))
+	}
+	if _, err := os.Stat(filepath.Join(dir, file)); err != nil {
+		tb.Fatalf("%v\nscripts/fetch-lmcache.sh prepares it.", err)
+	}
+}
+
 // Start runs a client until the test ends or Kill is called.
 func Start(tb testing.TB, o Options) *Client {
 	tb.Helper()
@@ -88,14 +101,17 @@ func Start(tb testing.TB, o Options) *Client {
 			tb.Fatalf("%v\nThese tests need LMCache's own code: `make test` prepares it (scripts/fetch-lmcache.sh does only that); -short leaves these tests out.", err)
 		}
 	}
-	libraries := filepath.Join(dir(), "native")
+	libraries, path := filepath.Join(dir(), "native"), tree
 	if strings.Contains(o.Kind, "resp") {
-		why, err := os.ReadFile(filepath.Join(libraries, "without")) //nolint:gosec // of the tests' own directory
-		if err == nil {
-			tb.Skipf("LMCache's native modules cannot be run: %s", bytes.TrimSpace(why))
-		}
-		if _, err := os.Stat(filepath.Join(libraries, "libc10.so")); err != nil {
-			tb.Fatalf("%v\nscripts/fetch-lmcache.sh makes it.", err)
+		needs(tb, libraries, "libc10.so")
+	}
+	if strings.HasPrefix(o.Kind, "engine") {
+		torch := filepath.Join(dir(), "torch")
+		needs(tb, libraries, "libc10.so")
+		needs(tb, torch, filepath.Join("python", "torch"))
+		path += ":" + filepath.Join(torch, "python")
+		for _, d := range []string{"usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/blas", "usr/lib/x86_64-linux-gnu/lapack", "lib/x86_64-linux-gnu", "usr/lib"} {
+			libraries += ":" + filepath.Join(torch, "root", d)
 		}
 	}
 	if o.World == 0 {
@@ -106,7 +122,7 @@ func Start(tb testing.TB, o Options) *Client {
 		tb.Fatal(err)
 	}
 	c := &Client{tb: tb, cmd: exec.CommandContext(tb.Context(), python, "-c", script, string(args))}
-	c.cmd.Env = append(os.Environ(), "PYTHONPATH="+tree, "LD_LIBRARY_PATH="+libraries, "LMCACHE_TRACK_USAGE=false", "PYTHONDONTWRITEBYTECODE=1")
+	c.cmd.Env = append(os.Environ(), "PYTHONPATH="+path, "LD_LIBRARY_PATH="+libraries, "LMCACHE_TRACK_USAGE=false", "PYTHONDONTWRITEBYTECODE=1")
 	c.cmd.Stderr = &c.stderr
 	if c.in, err = c.cmd.StdinPipe(); err != nil {
 		tb.Fatal(err)
@@ -146,7 +162,8 @@ func (c *Client) answer() []json.RawMessage {
 // texts in hex. It returns the keys that the client holds then, as JSON (of a lookup
 // server pairs, of the key's name in Redis and who is named there, of a remote store the
 // names of the prompt's keys that LMCache finds there): admit, evict (resp-0.5.6 has none),
-// lose (evict without telling), share (MP mode: into a shared second level), deregister,
+// lose (evict without telling), clear and events (engine-0.5.6: holds are the KV events
+// then, once), share (MP mode: into a shared second level), deregister,
 // holds.
 func (c *Client) Do(what string, keys ...any) []json.RawMessage {
 	c.tb.Helper()

@@ -69,13 +69,16 @@ class StandIn(types.ModuleType):
         return Anything()
 
 
+KIND = json.loads(sys.argv[1])["kind"]
 MISSING = (
-    "torch", "numba", "nvtx", "aiohttp", "aiofile", "aiofiles", "cpuinfo", "cryptography", "requests", "transformers", "numpy",
+    "numba", "nvtx", "aiohttp", "aiofile", "aiofiles", "cpuinfo", "cryptography", "requests", "transformers",
     "xxhash", "safetensors", "cbor2", "torchac_cuda", "infinistore", "uvicorn", "fastapi", "starlette",
     "lmcache.c_ops", "lmcache.cuda_ops", "lmcache.device_ops",
 )
-if "resp" not in json.loads(sys.argv[1])["kind"]:  # where the native modules themselves are run
+if "resp" not in KIND and "engine" not in KIND:  # these run the native modules themselves
     MISSING += ("lmcache.lmcache_native",)
+if "engine" not in KIND:  # Debian's torch is the engine's
+    MISSING += ("torch", "numpy")
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -134,10 +137,31 @@ def fill_torch(t):
     t.is_tensor = lambda x: False
 
 
+def mend_torch():
+    """Debian's torch 1.13, which has no CUDA, with the names of later ones that LMCache mentions on its way."""
+    import ctypes
+    import gc
+
+    import torch
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "uint16", "uint32", "uint64"):
+        if not hasattr(torch, name):
+            setattr(torch, name, DType(name, 1))
+    fields = gc.get_referents(torch.dtype.__dict__)[0]
+    fields.setdefault("itemsize", property(lambda t: torch.empty(0, dtype=t).element_size()))
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(torch.dtype))
+    torch.cuda.current_device, torch.cuda.Stream, torch.cuda.Event = lambda: 0, Anything, Anything
+    torch.cuda.synchronize = torch.cuda.set_device = lambda *a: None
+    torch.cuda.stream = torch.cuda.current_stream = lambda *a: Anything()
+    empty = torch.empty
+    torch.empty = lambda *a, pin_memory=False, **k: empty(*a, **k)  # pinning is CUDA's
+
+
 sys.meta_path.insert(0, Finder())
+if "engine" in KIND:
+    mend_torch()
 
 
-def metadata(worker, world, model="m"):
+def metadata(worker, world, model="m", shape=(1, 2, 256, 1, 2)):
     import inspect
 
     import torch
@@ -146,7 +170,7 @@ def metadata(worker, world, model="m"):
     except ImportError:
         from lmcache.config import LMCacheEngineMetadata as M
     v = dict(model_name=model, world_size=world, local_world_size=world, worker_id=worker, local_worker_id=worker, fmt="vllm", kv_dtype=torch.bfloat16,
-             kv_shape=(1, 2, 256, 1, 2), role="worker", engine_id="e0", chunk_size=256, use_mla=False)
+             kv_shape=shape, role="worker", engine_id="e0", chunk_size=256, use_mla=False)
     return M(**{k: x for k, x in v.items() if k in inspect.signature(M).parameters})
 
 
@@ -375,10 +399,57 @@ class Adapter:
         return [self.name(k) for k in held]
 
 
+class Engine:
+    """The whole LMCacheEngine of 0.5.6 without a GPU: CPU memory, remote store redis://, controller, KV events. Keys are
+    the first of a row of tokens and how many."""
+
+    def __init__(self, a):
+        from lmcache.v1.cache_engine import LMCacheEngineBuilder
+        from lmcache.v1.config import LMCacheEngineConfig
+        from lmcache.v1.gpu_connector.mock_gpu_connector import MockGPUConnector
+        config = LMCacheEngineConfig.from_defaults(
+            chunk_size=256, local_cpu=True, max_local_cpu_size=0.02, remote_url="redis://" + a["redis"], remote_serde="naive", lmcache_instance_id=a["instance"],
+            enable_controller=True, controller_pull_url=a["pull"], controller_reply_url=a["reply"], lmcache_worker_ports=[a["port"]],
+            lmcache_worker_heartbeat_delay_time=0, lmcache_worker_heartbeat_time=a["heartbeat"], enable_kv_events=True,
+            extra_config={"full_sync_startup_delay_s": 0.0, "full_sync_status_poll_interval_s": 0.1})
+        md = metadata(a["worker"], a["world"], a["model"], (1, 2, 256, 8, 64))
+        self.e = LMCacheEngineBuilder.get_or_create("e0", config, md, MockGPUConnector(md.kv_shape), lambda t, s: None, lambda o, s: o)
+        self.e.post_init()
+        self.cpu = self.e.storage_manager.local_cpu_backend
+
+    def admit(self, keys):
+        end = time.monotonic() + 30
+        while self.e.is_frozen() and time.monotonic() < end:  # during a full sync it stores nothing
+            time.sleep(0.005)
+        self.e.store(tokens=list(range(keys[0], keys[0] + keys[1])))
+
+    def evict(self, keys):
+        self.e.clear(tokens=list(range(keys[0], keys[0] + keys[1])), locations=["LocalCPUBackend"])
+
+    def lose(self, keys):
+        """Evicts, and the messages are lost on the way: their numbers are used up."""
+        sender, self.cpu.batched_msg_sender = self.cpu.batched_msg_sender, None
+        self.evict(keys)
+        self.cpu.batched_msg_sender = sender
+        for _ in range(keys[1] // 256):
+            sender._get_next_sequence_number()
+
+    def clear(self, keys):
+        self.e.clear(locations=["LocalCPUBackend"])
+
+    def events(self, keys):
+        self.told = [{k: getattr(v, k) for k in ("block_hashes", "parent_block_hash", "token_ids", "block_size", "medium")} for v in self.e.get_kv_events()]
+
+    def holds(self):
+        if told := self.__dict__.pop("told", None):
+            return told
+        return [k.chunk_hash for k in self.cpu.get_keys()]
+
+
 def main():
     out, sys.stdout = sys.stdout, sys.stderr  # LMCache writes its log to either
     a = json.loads(sys.argv[1])
-    client = {"0.3.1": Old, "0.5.6": New, "mp-0.5.6": MP, "lookup-0.3.1": Lookup, "lookup-0.3.6": Lookup, "resp-0.5.6": Remote, "mp-resp-0.5.6": Adapter}[a["kind"]](a)
+    client = {"0.3.1": Old, "0.5.6": New, "mp-0.5.6": MP, "lookup-0.3.1": Lookup, "lookup-0.3.6": Lookup, "resp-0.5.6": Remote, "mp-resp-0.5.6": Adapter, "engine-0.5.6": Engine}[a["kind"]](a)
     print(json.dumps({"ready": True}), file=out, flush=True)
     for line in sys.stdin:
         c = json.loads(line)
