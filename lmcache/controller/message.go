@@ -17,8 +17,16 @@ import (
 // errMalformed is wrapped by errors about frames that are no messages.
 var errMalformed = errors.New("controller: malformed message")
 
-// maxText bounds the bytes of a text in a message.
-const maxText = 1024
+// Limits of what is in a message.
+const (
+	// maxText bounds the bytes of a text.
+	maxText = 1024
+	// maxList bounds the operations and keys; LMCache puts 2,000 keys in a batch of a
+	// full sync. A frame of 4 MiB could have millions that say nothing.
+	maxList = 1 << 16
+	// maxTokens bounds the tokens of a look-up.
+	maxTokens = 1 << 20
+)
 
 // message is any message of LMCache 0.3.1 to 0.5.6 that a controller gets: the union of
 // their fields by name, as msgspec writes them: a map that begins with "type".
@@ -26,26 +34,26 @@ type message struct {
 	Type     string `json:"type"`
 	Instance string `json:"instance_id"`
 	// worker is -1 when there is none.
-	Worker   int     `json:"worker_id"`
-	IP       string  `json:"ip"`
-	Port     int     `json:"port"`
-	PeerURL  string  `json:"peer_init_url"`
-	OldPeer  string  `json:"distributed_url"`
-	Location string  `json:"location"`
-	Key      *key    `json:"key"`
-	Seq      *uint64 `json:"seq_num"`
-	Ops      []kvOp  `json:"operations"`
+	Worker   int        `json:"worker_id"`
+	IP       string     `json:"ip"`
+	Port     int        `json:"port"`
+	PeerURL  string     `json:"peer_init_url"`
+	OldPeer  string     `json:"distributed_url"`
+	Location string     `json:"location"`
+	Key      *key       `json:"key"`
+	Seq      *uint64    `json:"seq_num"`
+	Ops      list[kvOp] `json:"operations"`
 
-	SyncID  string `json:"sync_id"`
-	Total   int    `json:"total_keys"`
-	Batches int    `json:"batch_count"`
-	Batch   int    `json:"batch_id"`
-	Keys    []key  `json:"keys"`
-	Actual  int    `json:"actual_total_keys"`
+	SyncID  string    `json:"sync_id"`
+	Total   int       `json:"total_keys"`
+	Batches int       `json:"batch_count"`
+	Batch   int       `json:"batch_id"`
+	Keys    list[key] `json:"keys"`
+	Actual  int       `json:"actual_total_keys"`
 
-	Hashes  []key    `json:"hashes"`
-	EventID string   `json:"event_id"`
-	Tokens  []uint32 `json:"tokens"`
+	Hashes  list[key] `json:"hashes"`
+	EventID string    `json:"event_id"`
+	Tokens  tokens    `json:"tokens"`
 }
 
 // kvOp is an admission or an eviction.
@@ -60,6 +68,64 @@ type kvOp struct {
 // is what kills LMCache's own controller.
 type key struct{ lmcache.Hash }
 
+// list is a list whose length is bounded while it is read.
+type list[T any] []T
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *list[T]) UnmarshalJSON(b []byte) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	switch begin, err := d.Token(); {
+	case err != nil:
+		return err
+	case begin == nil: // null is as if it were not there
+		return nil
+	case begin != json.Delim('['):
+		return fmt.Errorf("a list is %.40q", b)
+	}
+	for d.More() {
+		if len(*l) == maxList {
+			return fmt.Errorf("a list of more than %d", maxList)
+		}
+		var v T
+		if err := d.Decode(&v); err != nil {
+			return err
+		}
+		*l = append(*l, v)
+	}
+	return nil
+}
+
+// tokens is a list of tokens.
+type tokens []uint32
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (t *tokens) UnmarshalJSON(b []byte) error {
+	if n := bytes.Count(b, []byte{','}) + 1; n > maxTokens {
+		return fmt.Errorf("a list of %d tokens, the limit is %d", n, maxTokens)
+	}
+	return json.Unmarshal(b, (*[]uint32)(t))
+}
+
+// check holds what was JSON to the limits that MessagePack is read with.
+func (m *message) check() error {
+	for name, text := range map[string]string{
+		"type": m.Type, "instance_id": m.Instance, "ip": m.IP, "peer_init_url": m.PeerURL, "distributed_url": m.OldPeer,
+		"location": m.Location, "sync_id": m.SyncID, "event_id": m.EventID,
+	} {
+		if len(text) > maxText {
+			return fmt.Errorf("%q: a text of %d bytes, the limit is %d", name, len(text), maxText)
+		}
+	}
+	for name, v := range map[string]int{
+		"worker_id": m.Worker, "port": m.Port, "total_keys": m.Total, "batch_count": m.Batches, "batch_id": m.Batch, "actual_total_keys": m.Actual,
+	} {
+		if v > math.MaxInt32 || v < 0 && (name != "worker_id" || v < -1) {
+			return fmt.Errorf("%q: %d, it can be 0 to %d", name, v, math.MaxInt32)
+		}
+	}
+	return nil
+}
+
 // decode reads a frame: JSON when it begins with a brace, MessagePack else.
 func decode(frame []byte) (*message, error) {
 	m := &message{Worker: -1}
@@ -68,6 +134,9 @@ func decode(frame []byte) (*message, error) {
 		d := json.NewDecoder(bytes.NewReader(frame))
 		if err = d.Decode(m); err == nil && d.InputOffset() != int64(len(bytes.TrimRight(frame, " \t\r\n"))) {
 			err = errors.New("something stands behind it")
+		}
+		if err == nil {
+			err = m.check()
 		}
 	} else {
 		err = m.unpack(frame)
@@ -164,7 +233,7 @@ func (m *message) field(name string, b []byte) ([]byte, error) {
 	case "seq_num":
 		return readSeq(b, &m.Seq)
 	case "operations":
-		return readList(b, &m.Ops, (*kvOp).unpack)
+		return readList(b, (*[]kvOp)(&m.Ops), maxList, (*kvOp).unpack)
 	case "sync_id":
 		return readText(b, &m.SyncID)
 	case "total_keys":
@@ -174,15 +243,15 @@ func (m *message) field(name string, b []byte) ([]byte, error) {
 	case "batch_id":
 		return readInt(b, &m.Batch)
 	case "keys":
-		return readList(b, &m.Keys, (*key).unpack)
+		return readList(b, (*[]key)(&m.Keys), maxList, (*key).unpack)
 	case "actual_total_keys":
 		return readInt(b, &m.Actual)
 	case "hashes":
-		return readList(b, &m.Hashes, (*key).unpack)
+		return readList(b, (*[]key)(&m.Hashes), maxList, (*key).unpack)
 	case "event_id":
 		return readText(b, &m.EventID)
 	case "tokens":
-		return readList(b, &m.Tokens, func(t *uint32, b []byte) (_ []byte, err error) {
+		return readList(b, (*[]uint32)(&m.Tokens), maxTokens, func(t *uint32, b []byte) (_ []byte, err error) {
 			*t, b, err = msgp.ReadUint32Bytes(b)
 			return b, err
 		})
@@ -269,14 +338,15 @@ func readSeq(b []byte, to **uint64) ([]byte, error) {
 	return rest, err
 }
 
-// readList reads a list, and spends no more memory than its bytes allow for.
-func readList[T any](b []byte, to *[]T, read func(*T, []byte) ([]byte, error)) ([]byte, error) {
+// readList reads a list of at most limit elements, and spends no more memory than its
+// bytes allow for.
+func readList[T any](b []byte, to *[]T, limit int, read func(*T, []byte) ([]byte, error)) ([]byte, error) {
 	n, b, err := msgp.ReadArrayHeaderBytes(b)
 	if err != nil {
 		return b, err
 	}
-	if int64(n) > int64(len(b)) {
-		return b, fmt.Errorf("a list of %d in %d bytes", n, len(b))
+	if int64(n) > int64(len(b)) || int64(n) > int64(limit) {
+		return b, fmt.Errorf("a list of %d in %d bytes, the limit is %d", n, len(b), limit)
 	}
 	list := make([]T, 0, min(n, 4096))
 	for i := range n {
