@@ -245,8 +245,13 @@ func (g *group) probe(ctx context.Context) error {
 		}
 		n := l.n.Load()
 		l.known.Store(t.end())
-		// Behind the entry that was told last there are none, or later ones.
-		if t.last.id != l.at && (t.count < n || t.last.n < t.count || t.last.n <= n || !later(t.last.id, l.at)) {
+		// Behind the entry that was told last there are none, or later ones. The count
+		// was read first, so that an entry that it counts is there or has been deleted.
+		missing := t.count > n
+		if t.last.id != l.at {
+			missing = t.count < n || t.last.n < t.count || t.last.n <= n || !later(t.last.id, l.at)
+		}
+		if missing {
 			err := fmt.Errorf("%w: %s has entries up to %d, not those told up to %d", errGap, f.x.names.logs[l.place].log, t.last.n, n)
 			l.at = "0-0"
 			f.broken(err)

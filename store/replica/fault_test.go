@@ -522,3 +522,32 @@ func TestTexts(t *testing.T) {
 	s.Client().Del(t.Context(), name)
 	same(t, r, x, keys...)
 }
+
+// TestLostEntry: the last entry of the log goes before the replica has read it, and
+// nothing comes after it.
+func TestLostEntry(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	p := newPrefix()
+	x := openRedis(t, s.URL(), p)
+	r := openReplica(t, s.URL(), p)
+	keys := keysOf(1, 10)
+	write(t, x, "a", store.Add, keys...)
+	same(t, r, x, keys...)
+	before := r.Status()
+	// As the server is after the entry of a write has been deleted.
+	logged := p + "{reg}:logged"
+	var limit, n uint64
+	if _, err := fmt.Sscan(plain.Get(t.Context(), logged).Val(), &limit, &n); err != nil {
+		t.Fatal(err)
+	}
+	if err := plain.Set(t.Context(), logged, fmt.Sprint(limit, " ", n+1), 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	again(t, r, before.Snapshots)
+	if s := r.Status(); s.Gaps == before.Gaps {
+		t.Errorf("no gap was seen: %+v", s)
+	}
+	write(t, x, "b", store.Add, keys[:5]...)
+	same(t, r, x, keys...)
+}
