@@ -17,7 +17,7 @@ import (
 // MP mode: what they hold counts in scores, in tokens, with the weights of its tiers.
 func TestLMCacheIsHeard(t *testing.T) {
 	pull, reply, beat, mp := redistest.FreePort(t), redistest.FreePort(t), redistest.FreePort(t), redistest.FreePort(t)
-	r := start(t, "--redis="+redistest.Start(t).URL(), "--score-budget=5s", "--lmcache-lease=2s", "--lmcache-instances=two=pod-two,one=pod-one",
+	r := start(t, "--redis="+redistest.Start(t).URL(), "--score-budget=5s", "--lmcache-lease=6s", "--lmcache-instances=two=pod-two,one=pod-one",
 		fmt.Sprintf("--lmcache-controller-pull=tcp://127.0.0.1:%d", pull), fmt.Sprintf("--lmcache-controller-reply=tcp://127.0.0.1:%d", reply),
 		fmt.Sprintf("--lmcache-controller-heartbeat=tcp://127.0.0.1:%d", beat), fmt.Sprintf("--lmcache-coordinator-listen=127.0.0.1:%d", mp),
 		"--lmcache-models=m?version=0.5.6&vllm=false,m?version=0.5.6&mp=true")

@@ -453,9 +453,10 @@ type member struct {
 	from string // where it speaks from
 }
 
-func (m member) clone() member {
-	m.Metadata = maps.Clone(m.Metadata)
-	return m
+func (m *member) clone() member {
+	c := *m
+	c.Metadata = maps.Clone(m.Metadata)
+	return c
 }
 
 // read reads the body of POST /instances.

@@ -73,16 +73,20 @@ func TestSlowClients(t *testing.T) {
 	srv := httptest.NewServer(c)
 	defer srv.Close()
 	var conns []net.Conn
+	defer func() {
+		for _, nc := range conns {
+			_ = nc.Close()
+		}
+	}()
 	for range 4 {
 		nc, err := net.Dial("tcp", srv.Listener.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = nc.Close() }()
+		conns = append(conns, nc)
 		if _, err := fmt.Fprintf(nc, "POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"); err != nil {
 			t.Fatal(err)
 		}
-		conns = append(conns, nc)
 	}
 	for end := time.Now().Add(30 * time.Second); c.flight.Load() == 0 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)

@@ -346,6 +346,7 @@ func TestFenced(t *testing.T) {
 		if err := r.x.Apply(t.Context(), batch); err != nil {
 			t.Fatal(err)
 		}
+		time.Sleep(time.Second) // it is written
 		if _, err := r.x.TakeOver(t.Context(), gen, 2); err != nil {
 			t.Fatal(err)
 		}
