@@ -286,13 +286,14 @@ func TestLMCacheEngine(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if held[hash.String()] {
-					want["cpu"] += chunk
-				} else if n == 1 {
-					want["shared"] += chunk
-				} else {
-					break
+				tier := "cpu"
+				if !held[hash.String()] {
+					tier = "shared"
+					if n == 0 {
+						break
+					}
 				}
+				want[tier] += chunk
 			}
 			s.tiersOf(t, fmt.Sprintf("%s, %d tokens", what, row[1]), prompt, one, want)
 		}
