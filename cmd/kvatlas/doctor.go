@@ -116,7 +116,12 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 	if len(report) == 0 {
 		return p.misuse("doctor", errors.New("there is nothing to look at: name something with --redis, --tokenizers, --server, --engine-events or --config"))
 	}
-	if *asJSON {
+	return p.writeSections(report, *asJSON)
+}
+
+// writeSections writes a report, and returns the status that follows from it.
+func (p *program) writeSections(report []section, asJSON bool) int {
+	if asJSON {
 		e := json.NewEncoder(p.stdout)
 		e.SetEscapeHTML(false)
 		e.SetIndent("", "  ")

@@ -305,24 +305,3 @@ func (h *heldKeys) Run(n int, holders []store.HolderID) bool {
 	h.held = append(h.held, slices.Repeat([]bool{held}, n)...)
 	return true
 }
-
-// writeSections writes a report, and returns the status that follows from it.
-func (p *program) writeSections(report []section, asJSON bool) int {
-	if asJSON {
-		e := json.NewEncoder(p.stdout)
-		e.SetEscapeHTML(false)
-		e.SetIndent("", "  ")
-		if err := e.Encode(struct {
-			Worst    check.Level `json:"worst"`
-			Sections []section   `json:"sections"`
-		}{worst(report), report}); err != nil {
-			return p.fail("doctor", err)
-		}
-	} else {
-		writeReport(p.stdout, report)
-	}
-	if worst(report) == check.Fail {
-		return exitFailed
-	}
-	return exitOK
-}
