@@ -154,10 +154,7 @@ func TestGarbledEntry(t *testing.T) {
 	write(t, x, "a", store.Add, keys...)
 	same(t, r, x, keys...)
 	next := func() uint64 {
-		var limit, n uint64
-		if _, err := fmt.Sscan(plain.Get(t.Context(), p+"{reg}:logged").Val(), &limit, &n); err != nil {
-			t.Fatal(err)
-		}
+		_, n := loggedUpTo(t, plain, p)
 		return n + 1
 	}
 	for name, values := range map[string][]any{
@@ -536,12 +533,8 @@ func TestLostEntry(t *testing.T) {
 	same(t, r, x, keys...)
 	before := r.Status()
 	// As the server is after the entry of a write has been deleted.
-	logged := p + "{reg}:logged"
-	var limit, n uint64
-	if _, err := fmt.Sscan(plain.Get(t.Context(), logged).Val(), &limit, &n); err != nil {
-		t.Fatal(err)
-	}
-	if err := plain.Set(t.Context(), logged, fmt.Sprint(limit, " ", n+1), 0).Err(); err != nil {
+	limit, n := loggedUpTo(t, plain, p)
+	if err := plain.Set(t.Context(), p+"{reg}:logged", fmt.Sprint(limit, " ", n+1), 0).Err(); err != nil {
 		t.Fatal(err)
 	}
 	again(t, r, before.Snapshots)
@@ -550,4 +543,13 @@ func TestLostEntry(t *testing.T) {
 	}
 	write(t, x, "b", store.Add, keys[:5]...)
 	same(t, r, x, keys...)
+}
+
+// loggedUpTo reads the length that the log is cut to, and the number of its last entry.
+func loggedUpTo(t *testing.T, plain *goredis.Client, prefix string) (limit, n uint64) {
+	t.Helper()
+	if _, err := fmt.Sscan(plain.Get(t.Context(), prefix+"{reg}:logged").Val(), &limit, &n); err != nil {
+		t.Fatal(err)
+	}
+	return limit, n
 }
