@@ -76,7 +76,9 @@ func TestLMCacheIsHeard(t *testing.T) {
 		})
 	}
 	a, b, one := worker("two", 0, 2), worker("two", 1, 2), worker("one", 0, 1)
-	server := lmcachetest.Start(t, lmcachetest.Options{Kind: "mp-0.5.6", Instance: "mp", Model: "m", Coordinator: fmt.Sprintf("http://127.0.0.1:%d", mp), Incarnation: 1})
+	server := lmcachetest.Start(t, lmcachetest.Options{
+		Kind: "mp-0.5.6", Instance: "mp", Model: "m", Heartbeat: 1, Port: redistest.FreePort(t), Coordinator: fmt.Sprintf("http://127.0.0.1:%d", mp), Incarnation: 1,
+	})
 	a.Do("admit", chunks...)
 	b.Do("admit", chunks...)
 	one.Do("admit", chunks[:2]...)

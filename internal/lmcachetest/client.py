@@ -255,7 +255,7 @@ class New:
 
 
 class MP:
-    """CacheEventSubscriber of 0.5.6 with its HTTP sink, on LMCache's event bus."""
+    """CacheEventSubscriber of 0.5.6 with its HTTP sink, on LMCache's event bus, and what keeps a server registered."""
 
     def __init__(self, a):
         import inspect
@@ -274,6 +274,16 @@ class MP:
         self.sub = CacheEventSubscriber(HttpCacheEventSink(a["coordinator"], timeout=30), a["instance"], a["incarnation"], flush_interval=0.0)
         self.bus.register_subscriber(self.sub)
         self.bus.start()
+        if a["heartbeat"]:
+            threading.Thread(target=lambda: asyncio.run(self.register()), daemon=True).start()
+
+    async def register(self):
+        import httpx
+
+        from lmcache.v1.mp_coordinator.registrar import keep_registered
+        async with httpx.AsyncClient() as client:
+            await keep_registered(client, self.a["coordinator"], http_port=self.a["port"], instance_id=self.a["instance"], advertise_ip="127.0.0.1",
+                                  heartbeat_interval=self.a["heartbeat"], on_registered=lambda: None)
 
     def publish(self, kind, **metadata):
         self.bus.publish(self.Event(event_type=kind, session_id="s", metadata=metadata))
