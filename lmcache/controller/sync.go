@@ -1,11 +1,13 @@
 package controller
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -159,4 +161,47 @@ func (w *worker) status(m *message) reply {
 		r = r.int(b)
 	}
 	return r
+}
+
+// finishSync writes a full sync whose end has come, if all of it is there.
+func (w *worker) finishSync(ctx context.Context, it *item) {
+	w.mu.Lock()
+	s := w.sync
+	if s == nil || s.id != it.syncID {
+		w.mu.Unlock()
+		w.c.count.refused.Add(1)
+		return
+	}
+	s.ended, s.heard = true, time.Now()
+	whole := s.whole()
+	w.mu.Unlock()
+	if !whole {
+		return // its status tells what is missing
+	}
+	w.flush(ctx)
+	// Batches do not change any more: all are there. Nobody but this goroutine appends to
+	// since.
+	var ops filing.Ops
+	ops.Clear(s.tier)
+	for i := 0; i < len(s.keys); i += store.MaxOpKeys {
+		ops.List = append(ops.List, store.Op{Kind: store.Add, Tier: s.tier, Keys: s.keys[i:min(len(s.keys), i+store.MaxOpKeys)]})
+	}
+	for _, ch := range s.since {
+		ops.Key(ch.kind, s.tier, ch.key)
+	}
+	if !w.write(ctx, ops.List) {
+		return
+	}
+	w.doubt[s.tier] = doubt{}
+	w.mu.Lock()
+	if w.sync == s {
+		w.endSync(true)
+		if !w.wanted.After(s.begun) {
+			w.want = ""
+		}
+	}
+	w.mu.Unlock()
+	if told := w.c.config.Observer.Synced; told != nil {
+		told(w.id, s.location, len(s.keys), time.Since(s.begun))
+	}
 }

@@ -1,0 +1,202 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// open makes sure that there is a generation to write to. It is false when there is no
+// pod for the worker, or ctx is done.
+func (w *worker) open(ctx context.Context) bool {
+	for try := 0; ctx.Err() == nil; try++ {
+		if w.file != nil && w.file.Open() {
+			return true
+		}
+		err := w.tryOpen(ctx)
+		switch {
+		case err == nil:
+			return true
+		case errors.Is(err, filing.ErrUnmapped):
+			w.setUnmapped(err)
+			return false
+		case !w.failed(ctx, err, try):
+			return false
+		}
+	}
+	return false
+}
+
+// pause waits before the next try. It is false when there is none.
+func pause(ctx context.Context, try int) bool {
+	t := time.NewTimer(min(5*time.Second, 50*time.Millisecond<<min(try, 10)))
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// failed notes an error of the index and waits. It is false when the same call makes no
+// sense again.
+func (w *worker) failed(ctx context.Context, err error, try int) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	w.c.count.failures.Add(1)
+	if told := w.c.config.Observer.Failed; told != nil {
+		told(w.id, err)
+	}
+	if errors.Is(err, store.ErrInvalid) || errors.Is(err, store.ErrClosed) {
+		return false
+	}
+	return pause(ctx, try)
+}
+
+func (w *worker) setUnmapped(err error) {
+	w.mu.Lock()
+	w.unmapped = true
+	why := err.Error()
+	tell := w.told != why
+	w.told = why
+	w.mu.Unlock()
+	if told := w.c.config.Observer.Unmapped; tell && told != nil {
+		told(w.id, err)
+	}
+}
+
+// tryOpen finds the worker's pod and begins or takes over its generation.
+func (w *worker) tryOpen(ctx context.Context) error {
+	c := w.c
+	within, cancel := context.WithTimeout(ctx, c.config.Timeout)
+	defer cancel()
+	reg, err := c.config.Index.Registry(within)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	ip, peer, was := w.ip, w.peer, w.unmapped
+	w.mu.Unlock()
+	targets, err := c.config.Pods.Find(reg, w.id.Instance, ip)
+	if err == nil && len(targets) > 1 {
+		err = fmt.Errorf("%w %q: it is set to %d pods, which is for servers of MP mode", filing.ErrUnmapped, w.id.Instance, len(targets))
+	}
+	if err != nil {
+		return err
+	}
+	if w.file == nil || w.file.Target() != targets[0] {
+		w.file = filing.NewWorker(filing.Config{Index: c.config.Index, Lease: c.config.Lease, Timeout: c.config.Timeout}, w.id, targets[0], false)
+	}
+	w.file.IP, w.file.Peer = ip, peer
+	w.file.Workers = c.workersOf(reg, w.id, targets[0])
+
+	took := false
+	if w.fresh {
+		if err = w.file.Begin(ctx); err == nil && was {
+			w.wantSync("pod_known") // what it has said until now was not kept
+		}
+	} else {
+		kinds := make([]uint64, numLocations)
+		for i := range kinds {
+			kinds[i] = uint64(i) + 1
+		}
+		var marks []uint64
+		if marks, took, err = w.file.TakeOver(ctx, kinds...); err == nil {
+			copy(w.next[:], marks)
+			w.wantSync("controller_restart")
+		}
+	}
+	if err != nil {
+		return err
+	}
+	w.fresh = false
+	w.mu.Lock()
+	w.unmapped, w.told = false, ""
+	w.mu.Unlock()
+	c.count.began.Add(1)
+	if took {
+		c.count.tookOver.Add(1)
+	}
+	if told := c.config.Observer.Began; told != nil {
+		told(w.id, targets[0], took)
+	}
+	c.nudge(w.id)
+	return nil
+}
+
+// tryOnce opens the worker if that can be done now.
+func (w *worker) tryOnce(ctx context.Context) error {
+	err := w.tryOpen(ctx)
+	if errors.Is(err, filing.ErrUnmapped) {
+		w.setUnmapped(err)
+	}
+	return err
+}
+
+// lostLife says that the generation is another writer's, or over. Since the worker talks
+// to this process, it is to be taken over, and what is missing comes with a full sync.
+func (w *worker) lostLife(err error) {
+	if errors.Is(err, store.ErrFenced) {
+		w.c.count.fenced.Add(1)
+	}
+	if told := w.c.config.Observer.Lost; told != nil {
+		told(w.id, "", err.Error())
+	}
+	w.wantSync("controller_restart")
+}
+
+// renew keeps the registration alive, and does what time asks for.
+func (w *worker) renew(ctx context.Context) {
+	c := w.c
+	w.mu.Lock()
+	if s := w.sync; s != nil && time.Since(s.heard) > c.config.SyncWait {
+		w.endSync(false)
+	}
+	w.mu.Unlock()
+	if w.file == nil || !w.file.Open() {
+		_ = w.tryOnce(ctx)
+		return
+	}
+	w.file.Workers = max(w.file.Workers, c.workersOf(c.config.Index.Cached(), w.id, w.file.Target()))
+	created, err := w.file.Renew(ctx)
+	switch {
+	case err != nil:
+		if ctx.Err() == nil {
+			c.count.failures.Add(1)
+			if told := c.config.Observer.Failed; told != nil {
+				told(w.id, err)
+			}
+		}
+		return
+	case created:
+		w.forget()
+		if told := c.config.Observer.Lost; told != nil {
+			told(w.id, "", "its lease had run out")
+		}
+		w.open(ctx)
+		return
+	}
+	for t := range w.doubt {
+		if since := w.doubt[t].since; !since.IsZero() && time.Since(since) > c.config.SyncWait {
+			w.clear(store.Tier(t))
+		}
+	}
+	w.flush(ctx)
+}
+
+// retire ends the worker, as it wishes.
+func (w *worker) retire(ctx context.Context) {
+	for try := 0; w.open(ctx); try++ {
+		err := w.file.Retire(ctx)
+		if err == nil || !w.failed(ctx, err, try) {
+			break
+		}
+	}
+	w.c.remove(w, false)
+}
