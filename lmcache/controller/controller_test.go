@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
@@ -21,7 +22,8 @@ const (
 // What was recorded of LMCache 0.5.6's whole engine and of 0.3.1's worker, byte by byte:
 // the replies are those that the engine got then, and the index has what it held.
 func TestRecorded(t *testing.T) {
-	g := readGolden(t)
+	var g golden
+	lmcachetest.ReadGolden(t, "testdata/messages.json.gz", &g)
 	for name, capture := range g.Capture {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t, "vllm-pod-0")
@@ -40,7 +42,7 @@ func TestRecorded(t *testing.T) {
 					if h, ok := held[k]; ok && h == held[k] {
 						want = letter
 					}
-					s.until(want, "vllm-pod-0/lmcache/0", hashOf(t, k))
+					s.Until(want, "vllm-pod-0/lmcache/0", hashOf(t, k))
 				}
 			}
 			for i, m := range capture {
@@ -92,7 +94,7 @@ func TestRecorded(t *testing.T) {
 						c.wantAll("controller_restart")
 					}
 					if d.Type == "FullSyncStatusMsg" {
-						waitFor(t, "the full sync", func() bool { return c.Stats().Synced == 1 })
+						lmcachetest.WaitFor(t, "the full sync", func() bool { return c.Stats().Synced == 1 })
 					}
 					got = ways[m.Chan[len("DEALER->ROUTER "):]].ask(b)
 				}
@@ -129,20 +131,20 @@ func TestOperations(t *testing.T) {
 	const name = "inst/lmcache/0"
 	x.say(cpu, 0, "+1", "+2", "+3")
 	x.say(disk, 0, "+3", "+4")
-	s.until("cccd", name, ints(1, 2, 3, 4)...)
+	s.Until("cccd", name, ints(1, 2, 3, 4)...)
 	x.say(cpu, 3, "-1", "-3", "+1", "-2")
-	s.until("c-dd", name, ints(1, 2, 3, 4)...)
+	s.Until("c-dd", name, ints(1, 2, 3, 4)...)
 	x.push.send([]byte(` {"type":"x"}`)) // a space is no brace
 	x.push.send([]byte(`{"type":"KVAdmitMsg","instance_id":"inst","worker_id":0,"key":-5,"location":"cpu"}`),
 		[]byte(`{"type":"BatchedKVOperationMsg","instance_id":"inst","worker_id":0,"location":"LocalCPUBackend","operations":[{"op_type":"admit","key":18446744073709551615,"seq_num":7}]}`))
-	s.until("cc", name, lmcache.IntHash(-5), lmcache.UintHash(1<<64-1))
-	p := s.pod(name)
+	s.Until("cc", name, lmcache.IntHash(-5), lmcache.UintHash(1<<64-1))
+	p := s.Pod(name)
 	if p == nil || *p.PartOf != (store.PartOf{Pod: "10.0.0.1:8000", Workers: 1}) || p.Model != model || p.Engine != "lmcache" || p.Labels[filing.LabelIP] != "10.0.0.1" {
 		t.Errorf("registered as %+v", p)
 	}
 	x.push.send(pack(t, about("DeRegisterMsg", "inst", 0)))
-	waitFor(t, "the end of the registration", func() bool { return s.pod(name) == nil })
-	waitFor(t, "the end of the worker", func() bool { return c.Stats().Workers == 0 })
+	lmcachetest.WaitFor(t, "the end of the registration", func() bool { return s.Pod(name) == nil })
+	lmcachetest.WaitFor(t, "the end of the worker", func() bool { return c.Stats().Workers == 0 })
 	if st := c.Stats(); st.Malformed != 1 || st.Gaps != 0 || st.Admitted != 8 || st.Evicted != 3 {
 		t.Errorf("%+v", st)
 	}
@@ -175,7 +177,7 @@ func TestMalformed(t *testing.T) {
 		pack(t, map[string]any{"type": "FullSyncBatchMsg", "instance_id": "inst", "worker_id": 0, "sync_id": "none"}),
 	}
 	x.push.send(append(append(append([][]byte{}, bad...), refused...), ops(t, "inst", 0, cpu, 0, "+1"))...)
-	s.until("cc", "inst/lmcache/0", ints(1, 77)...)
+	s.Until("cc", "inst/lmcache/0", ints(1, 77)...)
 	// Bytes, as sha256_cbor of 0.3.13 to 0.4.5 has them.
 	h := bytes.Repeat([]byte{7}, 32)
 	x.push.send(pack(t, map[string]any{"type": "BatchedKVOperationMsg", "instance_id": "inst", "worker_id": 0, "location": cpu, "operations": []any{
@@ -185,7 +187,7 @@ func TestMalformed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.until("c", "inst/lmcache/0", key)
+	s.Until("c", "inst/lmcache/0", key)
 	for _, b := range append(bad[1:], refused[0], pack(t, map[string]any{"type": "ClearMsg"})) {
 		if r := unpack(t, x.deal.ask(b)); r["type"] != "ErrorMsg" {
 			t.Errorf("%x is answered %v", b, r)
@@ -198,11 +200,9 @@ func TestMalformed(t *testing.T) {
 	for range 3 {
 		x.say("RustRawBlockBackend", 0, "+5")
 	}
-	waitFor(t, "operations in an unknown location", func() bool { return c.Stats().Unknown == 3 })
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	lmcachetest.WaitFor(t, "operations in an unknown location", func() bool { return c.Stats().Unknown == 3 })
 	n := 0
-	for _, text := range s.told {
+	for _, text := range s.Told() {
 		if text == "location RustRawBlockBackend" {
 			n++
 		}
@@ -225,7 +225,7 @@ func TestGapAndFullSync(t *testing.T) {
 	x.say(cpu, 0, "+1", "+2", "+3")
 	x.say(disk, 0, "+9")
 	x.say(cpu, 5, "+4") // 3 and 4 are missing: the evictions of 1 and 2
-	s.until("ccccd", name, ints(1, 2, 3, 4, 9)...)
+	s.Until("ccccd", name, ints(1, 2, 3, 4, 9)...)
 	if why := x.heartbeat(); why != "sequence_discontinuity" {
 		t.Errorf("the reason is %q", why)
 	}
@@ -240,27 +240,27 @@ func TestGapAndFullSync(t *testing.T) {
 		return pack(t, map[string]any{"type": "FullSyncBatchMsg", "instance_id": "inst", "worker_id": 0, "location": cpu, "sync_id": "a", "batch_id": n, "keys": keys})
 	}
 	x.push.send(batch(0, 3), ops(t, "inst", 0, cpu, 6, "+5", "-4"), batch(0, 3), x.end("a", 3))
-	waitFor(t, "missing batches", func() bool { return fmt.Sprint(x.status("a")["missing_batches"]) == "[1 2]" })
+	lmcachetest.WaitFor(t, "missing batches", func() bool { return fmt.Sprint(x.status("a")["missing_batches"]) == "[1 2]" })
 	if st := x.status("a"); st["can_exit_freeze"] == true || st["is_complete"] == true {
 		t.Error(st)
 	}
-	s.until("ccc-cd", name, ints(1, 2, 3, 4, 5, 9)...)
+	s.Until("ccc-cd", name, ints(1, 2, 3, 4, 5, 9)...)
 	x.push.send(batch(1, 4), batch(2, 6), x.end("a", 3))
-	waitFor(t, "the end of the sync", func() bool { return x.status("a")["is_complete"] == true })
+	lmcachetest.WaitFor(t, "the end of the sync", func() bool { return x.status("a")["is_complete"] == true })
 	// 4 was evicted after the start, 5 admitted; the disk was not in it.
-	s.until("--c-ccd", name, ints(1, 2, 3, 4, 5, 6, 9)...)
+	s.Until("--c-ccd", name, ints(1, 2, 3, 4, 5, 6, 9)...)
 	if why := x.heartbeat(); why != "" {
 		t.Errorf("after the sync it is asked for another one: %s", why)
 	}
 	x.say(cpu, 8, "+7")
-	s.until("c", name, ints(7)...)
+	s.Until("c", name, ints(7)...)
 	// LMCache sends no syncs of its disk: its credit goes at once, what comes now counts.
 	x.say(disk, 3, "+10")
-	s.until("-d", name, ints(9, 10)...)
+	s.Until("-d", name, ints(9, 10)...)
 	x.sync("b", 1, 2, 3, 4, 5)
-	s.until("ccccc--d", name, ints(1, 2, 3, 4, 5, 6, 7, 10)...)
+	s.Until("ccccc--d", name, ints(1, 2, 3, 4, 5, 6, 7, 10)...)
 	x.sync("c") // it has nothing
-	s.until("-----d", name, ints(1, 2, 3, 4, 5, 10)...)
+	s.Until("-----d", name, ints(1, 2, 3, 4, 5, 10)...)
 	if st := c.Stats(); st.Gaps != 2 || st.Cleared != 1 || st.Synced != 3 || st.Unsynced != 0 || st.SyncKeys != 0 || st.Asked != 1 {
 		t.Errorf("%+v", st)
 	}
@@ -275,11 +275,11 @@ func TestGapWithoutSync(t *testing.T) {
 	const name = "inst/lmcache/0"
 	x.say(cpu, 0, "+1")
 	x.say(cpu, 5, "+2")
-	s.until("-c", name, ints(1, 2)...)
+	s.Until("-c", name, ints(1, 2)...)
 	x.heartbeat()
 	x.say(cpu, 8, "+3")
-	waitFor(t, "the gap", func() bool { return c.Stats().Gaps == 2 })
-	s.until("--", name, ints(2, 3)...) // after SyncWait
+	lmcachetest.WaitFor(t, "the gap", func() bool { return c.Stats().Gaps == 2 })
+	s.Until("--", name, ints(2, 3)...) // after SyncWait
 	if why := x.heartbeat(); why != "sequence_discontinuity" {
 		t.Errorf("it is not asked any more: %q", why)
 	}
@@ -296,14 +296,14 @@ func TestRestartedWorker(t *testing.T) {
 	x := s.client(c, "inst", 0, true)
 	const name = "inst/lmcache/0"
 	x.say(cpu, 0, "+1", "+2")
-	s.until("cc", name, ints(1, 2)...)
+	s.Until("cc", name, ints(1, 2)...)
 	y := s.client(c, "inst", 0, true)
-	s.until("--", name, ints(1, 2)...)
+	s.Until("--", name, ints(1, 2)...)
 	x.say(cpu, 2, "+5")
 	y.say(cpu, 0, "+3")
-	s.until("--c-", name, ints(1, 2, 3, 5)...)
-	waitFor(t, "the old process's message", func() bool { return c.Stats().Messages == 5 })
-	s.until("--c-", name, ints(1, 2, 3, 5)...)
+	s.Until("--c-", name, ints(1, 2, 3, 5)...)
+	lmcachetest.WaitFor(t, "the old process's message", func() bool { return c.Stats().Messages == 5 })
+	s.Until("--c-", name, ints(1, 2, 3, 5)...)
 }
 
 // A worker that dies without a word loses its blocks when its lease runs out.
@@ -313,22 +313,22 @@ func TestCrashedWorker(t *testing.T) {
 	x, y := s.client(c, "inst", 0, true), s.client(c, "inst", 1, true)
 	x.say(cpu, 0, "+1")
 	y.say(cpu, 0, "+1")
-	s.until("c", "inst/lmcache/0", ints(1)...)
-	s.until("c", "inst/lmcache/1", ints(1)...)
-	waitFor(t, "the number of workers", func() bool { return s.pod("inst/lmcache/0").PartOf.Workers == 2 })
+	s.Until("c", "inst/lmcache/0", ints(1)...)
+	s.Until("c", "inst/lmcache/1", ints(1)...)
+	lmcachetest.WaitFor(t, "the number of workers", func() bool { return s.Pod("inst/lmcache/0").PartOf.Workers == 2 })
 	x.close()
-	s.until("-", "inst/lmcache/0", ints(1)...)
-	waitFor(t, "the end of the lease", func() bool { return s.pod("inst/lmcache/0") == nil })
+	s.Until("-", "inst/lmcache/0", ints(1)...)
+	lmcachetest.WaitFor(t, "the end of the lease", func() bool { return s.Pod("inst/lmcache/0") == nil })
 	time.Sleep(time.Second) // the other one is renewed
-	s.until("c", "inst/lmcache/1", ints(1)...)
+	s.Until("c", "inst/lmcache/1", ints(1)...)
 	if st := c.Stats(); st.Lapsed != 1 || st.Workers != 1 {
 		t.Errorf("%+v", st)
 	}
 	// It comes back by a heartbeat alone: nothing is credited until it has told.
 	z := s.client(c, "inst", 0, false)
-	waitFor(t, "a request for a full sync", func() bool { return z.heartbeat() != "" })
+	lmcachetest.WaitFor(t, "a request for a full sync", func() bool { return z.heartbeat() != "" })
 	z.sync("s", 1, 2)
-	s.until("cc", "inst/lmcache/0", ints(1, 2)...)
+	s.Until("cc", "inst/lmcache/0", ints(1, 2)...)
 }
 
 // Another process goes on with the generation, and finds out what it has missed.
@@ -340,20 +340,20 @@ func TestTakeOver(t *testing.T) {
 			x := s.client(a, "inst", 0, true)
 			const name = "inst/lmcache/0"
 			x.say(cpu, 0, "+1", "+2")
-			s.until("cc", name, ints(1, 2)...)
+			s.Until("cc", name, ints(1, 2)...)
 			if err := a.Close(); err != nil {
 				t.Fatal(err)
 			}
-			s.until("cc", name, ints(1, 2)...) // nothing is lost between the two
+			s.Until("cc", name, ints(1, 2)...) // nothing is lost between the two
 			b := s.controller()
 			y := s.client(b, "inst", 0, false)
 			if missed {
 				y.say(cpu, 4, "+3") // it does not send heartbeats
-				s.until("--c", name, ints(1, 2, 3)...)
+				s.Until("--c", name, ints(1, 2, 3)...)
 				return
 			}
 			y.say(cpu, 2, "+3")
-			s.until("ccc", name, ints(1, 2, 3)...)
+			s.Until("ccc", name, ints(1, 2, 3)...)
 			if st := b.Stats(); st.TookOver != 1 || st.Gaps != 0 || st.Began != 1 {
 				t.Errorf("%+v", st)
 			}
@@ -370,10 +370,10 @@ func TestTakeOverOfOldWorker(t *testing.T) {
 	a, b := s.controller(), s.controller()
 	x := s.client(a, "inst", 0, true)
 	x.say("cpu", -1, "+1")
-	s.until("c", "inst/lmcache/0", ints(1)...)
+	s.Until("c", "inst/lmcache/0", ints(1)...)
 	y := s.client(b, "inst", 0, false)
 	y.say("cpu", -1, "+2")
-	s.until("-c", "inst/lmcache/0", ints(1, 2)...)
+	s.Until("-c", "inst/lmcache/0", ints(1, 2)...)
 }
 
 // A worker whose connections move between two replicas is written by whom it talks to.
@@ -383,24 +383,24 @@ func TestTwoReplicas(t *testing.T) {
 	const name = "inst/lmcache/0"
 	x := s.client(a, "inst", 0, true)
 	x.say(cpu, 0, "+1")
-	s.until("c", name, ints(1)...)
+	s.Until("c", name, ints(1)...)
 	y := s.client(b, "inst", 0, false)
 	y.say(cpu, 1, "+2")
-	s.until("cc", name, ints(1, 2)...)
+	s.Until("cc", name, ints(1, 2)...)
 	y.say(cpu, 2, "-1")
-	s.until("-c", name, ints(1, 2)...)
+	s.Until("-c", name, ints(1, 2)...)
 	x.heartbeat()
 	x.say(cpu, 3, "+3")
-	s.until("-cc", name, ints(1, 2, 3)...)
-	waitFor(t, "a refused write", func() bool { return a.Stats().Fenced == 1 })
-	waitFor(t, "a request for a full sync", func() bool { return x.heartbeat() != "" })
+	s.Until("-cc", name, ints(1, 2, 3)...)
+	lmcachetest.WaitFor(t, "a refused write", func() bool { return a.Stats().Fenced == 1 })
+	lmcachetest.WaitFor(t, "a request for a full sync", func() bool { return x.heartbeat() != "" })
 	x.sync("s", 3, 4)
-	s.until("--cc", name, ints(1, 2, 3, 4)...)
+	s.Until("--cc", name, ints(1, 2, 3, 4)...)
 	// The other worker of the instance sits on the other replica.
 	z := s.client(b, "inst", 1, true)
 	z.say(cpu, 0, "+3")
-	s.until("c", "inst/lmcache/1", ints(3)...)
-	if p := s.pod("inst/lmcache/1"); p.PartOf.Workers != 2 {
+	s.Until("c", "inst/lmcache/1", ints(3)...)
+	if p := s.Pod("inst/lmcache/1"); p.PartOf.Workers != 2 {
 		t.Errorf("%+v", p.PartOf)
 	}
 }
@@ -409,21 +409,21 @@ func TestTwoReplicas(t *testing.T) {
 // right what was dropped.
 func TestIndexDown(t *testing.T) {
 	s := newStage(t, "inst")
-	f := &faulty{Index: s.index}
-	s.index = f
+	f := &faulty{Index: s.Index}
+	s.Index = f
 	c := s.controller(func(c *Config) { c.QueueKeys, c.AskAgain = 100, 10*time.Millisecond })
 	x := s.client(c, "inst", 0, true)
 	const name = "inst/lmcache/0"
 	x.heartbeat()
 	x.say(cpu, 0, "+1", "+2")
-	s.until("cc", name, ints(1, 2)...)
+	s.Until("cc", name, ints(1, 2)...)
 	f.set(true)
 	x.say(cpu, 2, "-1")
-	waitFor(t, "a failure", func() bool { return c.Stats().Failures > 0 })
+	lmcachetest.WaitFor(t, "a failure", func() bool { return c.Stats().Failures > 0 })
 	for i := range 300 {
 		x.say(cpu, 3+i, fmt.Sprint("+", 1000+i))
 	}
-	waitFor(t, "messages", func() bool { return c.Stats().Messages == 304 })
+	lmcachetest.WaitFor(t, "messages", func() bool { return c.Stats().Messages == 304 })
 	if st := c.Stats(); st.Dropped == 0 || st.QueueKeys > 100 {
 		t.Errorf("%+v", st)
 	}
@@ -431,10 +431,10 @@ func TestIndexDown(t *testing.T) {
 		t.Log("not asked yet") // it has not been seen yet
 	}
 	f.set(false)
-	s.until("-c", name, ints(1, 2)...)
-	waitFor(t, "a request for a full sync", func() bool { return x.heartbeat() != "" })
+	s.Until("-c", name, ints(1, 2)...)
+	lmcachetest.WaitFor(t, "a request for a full sync", func() bool { return x.heartbeat() != "" })
 	x.sync("s", 2, 1000)
-	s.until("-cc-", name, ints(1, 2, 1000, 1001)...)
+	s.Until("-cc-", name, ints(1, 2, 1000, 1001)...)
 	if st := c.Stats(); st.QueueKeys != 0 || st.Gaps == 0 {
 		t.Errorf("%+v", st)
 	}
@@ -447,7 +447,7 @@ func TestUnmapped(t *testing.T) {
 	c := s.controller(func(c *Config) { c.Lease = 300 * time.Millisecond })
 	x := s.client(c, "inst", 0, true)
 	x.say(cpu, 0, "+1", "+2")
-	waitFor(t, "operations that are not kept", func() bool { return c.Stats().Unplaced == 2 })
+	lmcachetest.WaitFor(t, "operations that are not kept", func() bool { return c.Stats().Unplaced == 2 })
 	if st := c.Stats(); st.Unmapped != 1 || st.Workers != 1 {
 		t.Errorf("%+v", st)
 	}
@@ -457,16 +457,12 @@ func TestUnmapped(t *testing.T) {
 	if r := x.deal.request(map[string]any{"type": "FullSyncStartMsg", "instance_id": "inst", "worker_id": 0, "location": cpu, "sync_id": "a", "total_keys": 3, "batch_count": 3}); r["accepted"] != false {
 		t.Error(r)
 	}
-	if _, err := s.index.Register(t.Context(), store.Pod{Name: "10.0.0.1:8000", Model: model}); err != nil {
-		t.Fatal(err)
-	}
-	waitFor(t, "a request for a full sync", func() bool { return x.heartbeat() == "pod_known" })
+	s.Register("10.0.0.1:8000")
+	lmcachetest.WaitFor(t, "a request for a full sync", func() bool { return x.heartbeat() == "pod_known" })
 	x.sync("s", 1, 2)
-	s.until("cc", "inst/lmcache/0", ints(1, 2)...)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.told) != 1 || !strings.Contains(s.told[0], "none is at 10.0.0.1") {
-		t.Errorf("told %q", s.told)
+	s.Until("cc", "inst/lmcache/0", ints(1, 2)...)
+	if told := s.Told(); len(told) != 1 || !strings.Contains(told[0], "none is at 10.0.0.1") {
+		t.Errorf("told %q", told)
 	}
 }
 
@@ -482,7 +478,7 @@ func TestLimits(t *testing.T) {
 	start := func(x *client, id string, total, batches int) map[string]any {
 		return x.deal.request(map[string]any{"type": "FullSyncStartMsg", "instance_id": "inst", "worker_id": x.worker, "location": cpu, "sync_id": id, "total_keys": total, "batch_count": batches})
 	}
-	waitFor(t, "a full sync", func() bool { return start(x, "a", 8, 1)["accepted"] == true })
+	lmcachetest.WaitFor(t, "a full sync", func() bool { return start(x, "a", 8, 1)["accepted"] == true })
 	for _, r := range []map[string]any{start(y, "b", 3, 1), start(y, "b", 1, 0), start(y, "b", 1, 1<<20)} {
 		if r["accepted"] != false || r["error_msg"] == nil {
 			t.Error(r)
@@ -490,19 +486,19 @@ func TestLimits(t *testing.T) {
 	}
 	// More keys than were announced end the sync, and give its room back.
 	x.push.send(pack(t, map[string]any{"type": "FullSyncBatchMsg", "instance_id": "inst", "worker_id": 0, "location": cpu, "sync_id": "a", "batch_id": 0, "keys": []any{1, 2, 3, 4, 5, 6, 7, 8, 9}}))
-	waitFor(t, "the end of the sync", func() bool { return c.Stats().Unsynced == 1 && c.Stats().SyncKeys == 0 })
+	lmcachetest.WaitFor(t, "the end of the sync", func() bool { return c.Stats().Unsynced == 1 && c.Stats().SyncKeys == 0 })
 	if r := start(y, "b", 3, 1); r["accepted"] != true {
 		t.Error(r)
 	}
 	if r := x.status("a"); r["can_exit_freeze"] != true || r["is_complete"] != false {
 		t.Errorf("a worker whose sync has ended stays frozen: %v", r)
 	}
-	for _, bad := range []Config{{}, {Index: s.index}, {Index: s.index, Pull: "tcp://127.0.0.1:0", Heartbeat: "tcp://127.0.0.1:0"}, {Index: s.index, Pull: "tcp://127.0.0.1:0", Lease: 1}, {Index: s.index, Pull: "tcp://127.0.0.1:0", Workers: -1}} {
+	for _, bad := range []Config{{}, {Index: s.Index}, {Index: s.Index, Pull: "tcp://127.0.0.1:0", Heartbeat: "tcp://127.0.0.1:0"}, {Index: s.Index, Pull: "tcp://127.0.0.1:0", Lease: 1}, {Index: s.Index, Pull: "tcp://127.0.0.1:0", Workers: -1}} {
 		if _, err := New(t.Context(), bad); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
-	if _, err := New(t.Context(), Config{Index: s.index, Pull: "8300"}); err == nil {
+	if _, err := New(t.Context(), Config{Index: s.Index, Pull: "8300"}); err == nil {
 		t.Error("an endpoint without a transport is taken")
 	}
 }
@@ -532,7 +528,7 @@ func TestQuestions(t *testing.T) {
 			list = append(list, map[string]any{"op_type": "admit", "key": k, "seq_num": i})
 		}
 		x.push.send(pack(t, map[string]any{"type": "BatchedKVOperationMsg", "instance_id": x.instance, "worker_id": x.worker, "location": location, "operations": list}))
-		s.until(strings.Repeat(map[string]string{cpu: "c", disk: "d"}[location], n), fmt.Sprintf("%s/lmcache/%d", x.instance, x.worker), hashes[:n]...)
+		s.Until(strings.Repeat(map[string]string{cpu: "c", disk: "d"}[location], n), fmt.Sprintf("%s/lmcache/%d", x.instance, x.worker), hashes[:n]...)
 	}
 	var all []*client
 	for _, instance := range []string{"a", "b"} {

@@ -2,7 +2,6 @@ package controller
 
 import (
 	"bufio"
-	"compress/gzip"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -10,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -19,26 +17,15 @@ import (
 	"github.com/tinylib/msgp/msgp"
 	"go.uber.org/goleak"
 
-	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/store/memory"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const model = "meta-llama/Llama-3.1-8B-Instruct"
-
-// waitFor waits until ok, for 30 s at most.
-func waitFor(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not in 30 s: %s", what)
-		}
-	}
-}
+const model = lmcachetest.Model
 
 // sent is one message of a capture.
 type sent struct {
@@ -57,23 +44,6 @@ type golden struct {
 	} `json:"messages"`
 }
 
-func readGolden(t testing.TB) (g golden) {
-	t.Helper()
-	f, err := os.Open("testdata/messages.json.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.NewDecoder(z).Decode(&g); err != nil {
-		t.Fatal(err)
-	}
-	return g
-}
-
 func unhex(t testing.TB, s string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(s)
@@ -85,50 +55,24 @@ func unhex(t testing.TB, s string) []byte {
 
 // stage is an index with engines, and controllers that write to it.
 type stage struct {
-	t     *testing.T
-	index store.Index
-
-	mu     sync.Mutex // protects all below
-	synced int
-	lost   []string
-	told   []string
+	*lmcachetest.Stage
+	t *testing.T
 }
 
 func newStage(t *testing.T, pods ...string) *stage {
 	t.Helper()
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := x.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	s := &stage{t: t, index: x}
-	for _, p := range pods {
-		if _, err := x.Register(t.Context(), store.Pod{Name: p, Model: model}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return s
+	return &stage{lmcachetest.NewStage(t, pods...), t}
 }
 
 func (s *stage) controller(change ...func(*Config)) *Controller {
 	s.t.Helper()
 	c := Config{
-		Index: s.index, Pull: "tcp://127.0.0.1:0", Reply: "tcp://127.0.0.1:0", Heartbeat: "tcp://127.0.0.1:0",
+		Index: s.Index, Pull: "tcp://127.0.0.1:0", Reply: "tcp://127.0.0.1:0", Heartbeat: "tcp://127.0.0.1:0",
 		Timeout: 20 * time.Second,
 		Observer: Observer{
-			Synced: func(filing.ID, string, int, time.Duration) { s.mu.Lock(); s.synced++; s.mu.Unlock() },
-			Lost: func(id filing.ID, location, why string) {
-				s.mu.Lock()
-				s.lost = append(s.lost, fmt.Sprint(id, " ", location, ": ", why))
-				s.mu.Unlock()
-			},
-			Malformed: func(_ string, err error) { s.tell(err.Error()) },
-			Unmapped:  func(_ filing.ID, err error) { s.tell(err.Error()) },
-			Location:  func(l string) { s.tell("location " + l) },
+			Malformed: func(_ string, err error) { s.Tell("%v", err) },
+			Unmapped:  func(_ filing.ID, err error) { s.Tell("%v", err) },
+			Location:  func(l string) { s.Tell("location %s", l) },
 		},
 	}
 	for _, f := range change {
@@ -144,86 +88,6 @@ func (s *stage) controller(change ...func(*Config)) *Controller {
 		}
 	})
 	return x
-}
-
-func (s *stage) tell(text string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.told = append(s.told, text)
-}
-
-// folder keeps who holds one block.
-type folder struct {
-	registry *store.Registry
-	held     []map[string]store.Tier
-}
-
-func (f *folder) Begin(r *store.Registry) { f.registry = r }
-
-func (f *folder) Run(n int, ids []store.HolderID) bool {
-	for range n {
-		by := map[string]store.Tier{}
-		for _, id := range ids {
-			if slot, tier, live := f.registry.Holder(id); live {
-				name := f.registry.Pods[f.registry.Slots[slot].Pod].Name
-				if was, ok := by[name]; !ok || tier < was {
-					by[name] = tier
-				}
-			}
-		}
-		f.held = append(f.held, by)
-	}
-	return true
-}
-
-// held says which of the hashes a registration holds, and in which tiers.
-func (s *stage) held(name string, hashes ...lmcache.Hash) string {
-	s.t.Helper()
-	out := ""
-	for _, h := range hashes {
-		var f folder
-		if err := s.index.Lookup(s.t.Context(), &store.Query{Model: blockkey.ModelOf(model), Keys: []blockkey.Key{h.ChunkKey()}, Fold: &f}); err != nil {
-			s.t.Fatal(err)
-		}
-		tier, ok := store.Tier(0), false
-		if len(f.held) > 0 {
-			tier, ok = f.held[0][name]
-		}
-		if ok {
-			out += tier.String()[:1]
-		} else {
-			out += "-"
-		}
-	}
-	return out
-}
-
-// until waits until a registration holds what want says, a letter of the tier for each
-// hash.
-func (s *stage) until(want, name string, hashes ...lmcache.Hash) {
-	s.t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		got := s.held(name, hashes...)
-		if got == want {
-			return
-		}
-		if time.Now().After(end) {
-			s.t.Fatalf("%s holds %s, want %s", name, got, want)
-		}
-	}
-}
-
-// pod is a registration as the index has it, nil if it has none.
-func (s *stage) pod(name string) *store.Pod {
-	s.t.Helper()
-	reg, err := s.index.Registry(s.t.Context())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	if i, ok := reg.PodIndex(name); ok {
-		return &reg.Pods[i]
-	}
-	return nil
 }
 
 // socket is the least of a ZMTP 3.0 peer (https://rfc.zeromq.org/spec/23).
@@ -430,7 +294,7 @@ func (x *client) sync(id string, keys ...uint64) (status map[string]any) {
 		}))
 	}
 	x.push.send(append(frames, x.end(id, len(keys)))...)
-	waitFor(t, "a full sync", func() bool { status = x.status(id); return status["is_complete"] == true })
+	lmcachetest.WaitFor(t, "a full sync", func() bool { status = x.status(id); return status["is_complete"] == true })
 	return status
 }
 

@@ -11,29 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/store/redis"
 )
-
-// newRedisStage is newStage with the index in a Redis.
-func newRedisStage(t *testing.T, pods ...string) *stage {
-	t.Helper()
-	x, err := redis.Open(redis.Config{URL: redistest.Start(t).URL(), Timeout: 20 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := x.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	for _, p := range pods {
-		if _, err := x.Register(t.Context(), store.Pod{Name: p, Model: model}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return &stage{t: t, index: x}
-}
 
 // released is a worker of LMCache, and the keys that a test uses with it.
 type released struct {
@@ -64,7 +42,7 @@ func (s *stage) released(c *Controller, kind string, worker, world int, heartbea
 	r.Client = lmcachetest.Start(s.t, lmcachetest.Options{
 		Kind: kind, Instance: "inst", Worker: worker, World: world, Pull: pull.String(), Reply: reply.String(), Port: redistest.FreePort(s.t), Heartbeat: heartbeat,
 	})
-	waitFor(s.t, "the worker's registration", func() bool { return s.pod(r.name) != nil })
+	lmcachetest.WaitFor(s.t, "the worker's registration", func() bool { return s.Pod(r.name) != nil })
 	return r
 }
 
@@ -86,7 +64,7 @@ func (r *released) equal(holds []json.RawMessage) {
 	if strings.Count(want, "c") != len(holds) {
 		r.s.t.Fatalf("the worker holds %s", holds)
 	}
-	r.s.until(want, r.name, r.hashes...)
+	r.s.Until(want, r.name, r.hashes...)
 }
 
 // pick is a random part of the keys.
@@ -108,20 +86,20 @@ func (r *released) churn(rng *rand.Rand, rounds int) {
 
 // LMCache 0.3.1, which says all over PUSH and numbers nothing.
 func TestRealWorker031(t *testing.T) {
-	s := newRedisStage(t, "inst")
+	s := &stage{lmcachetest.NewRedisStage(t, "inst"), t}
 	c := s.controller(func(c *Config) { c.Lease = time.Second })
 	rng := rand.New(rand.NewPCG(1, 2))
 	r := s.released(c, "0.3.1", 0, 1, 0)
 	r.churn(rng, 5)
 	r.equal(r.Do("deregister"))
-	waitFor(t, "the end of its registration", func() bool { return s.pod(r.name) == nil })
+	lmcachetest.WaitFor(t, "the end of its registration", func() bool { return s.Pod(r.name) == nil })
 	r = s.released(c, "0.3.1", 0, 1, 0)
 	r.equal(r.Do("admit", r.keys...))
 	time.Sleep(2 * time.Second) // it is silent, and connected
 	r.equal(r.Do("holds"))
 	r.Kill()
 	r.equal(nil)
-	waitFor(t, "the end of its registration", func() bool { return s.pod(r.name) == nil })
+	lmcachetest.WaitFor(t, "the end of its registration", func() bool { return s.Pod(r.name) == nil })
 	if st := c.Stats(); st.Malformed+st.Refused+st.Gaps+st.Unknown != 0 {
 		t.Errorf("%+v", st)
 	}
@@ -130,7 +108,7 @@ func TestRealWorker031(t *testing.T) {
 // LMCache 0.5.6: operations, a loss that a full sync puts right, a controller that is
 // replaced, a crash, and a process that takes its place.
 func TestRealWorker056(t *testing.T) {
-	s := newRedisStage(t, "inst")
+	s := &stage{lmcachetest.NewRedisStage(t, "inst"), t}
 	ports := []string{"", "", ""}
 	for i := range ports {
 		ports[i] = fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
@@ -157,7 +135,7 @@ func TestRealWorker056(t *testing.T) {
 	}
 	r.Do("lose", r.keys[10:20]...)
 	c = s.controller(config)
-	waitFor(t, "a full sync", func() bool { return c.Stats().Synced > 0 })
+	lmcachetest.WaitFor(t, "a full sync", func() bool { return c.Stats().Synced > 0 })
 	r.equal(r.Do("holds"))
 	r.churn(rng, 3)
 	if st := c.Stats(); st.TookOver != 1 || st.Cleared != 0 || st.Malformed+st.Refused != 0 {
@@ -169,24 +147,24 @@ func TestRealWorker056(t *testing.T) {
 	r.churn(rng, 2)
 	r.Kill()
 	r.equal(nil)
-	waitFor(t, "the end of its registration", func() bool { return s.pod(r.name) == nil })
+	lmcachetest.WaitFor(t, "the end of its registration", func() bool { return s.Pod(r.name) == nil })
 }
 
 // Two tensor-parallel workers of 0.5.6, without heartbeats as LMCache's default is: what
 // one evicts alone is not whole any more.
 func TestRealWorkersTensorParallel(t *testing.T) {
-	s := newRedisStage(t, "inst")
+	s := &stage{lmcachetest.NewRedisStage(t, "inst"), t}
 	c := s.controller()
 	a, b := s.released(c, "0.5.6", 0, 2, 0), s.released(c, "0.5.6", 1, 2, 0)
 	a.equal(a.Do("admit", a.keys[:10]...))
 	b.equal(b.Do("admit", b.keys[:10]...))
 	b.equal(b.Do("evict", b.keys[4]))
 	a.equal(a.Do("holds"))
-	waitFor(t, "the number of workers", func() bool { return s.pod(a.name).PartOf.Workers == 2 && s.pod(b.name).PartOf.Workers == 2 })
+	lmcachetest.WaitFor(t, "the number of workers", func() bool { return s.Pod(a.name).PartOf.Workers == 2 && s.Pod(b.name).PartOf.Workers == 2 })
 	// Without heartbeats nothing can be asked: what may be false goes at once.
 	b.Do("lose", b.keys[5])
 	b.Do("admit", b.keys[20])
-	waitFor(t, "the gap", func() bool { return c.Stats().Cleared == 1 })
-	s.until(strings.Repeat("-", 20)+"c"+strings.Repeat("-", 19), b.name, b.hashes...)
+	lmcachetest.WaitFor(t, "the gap", func() bool { return c.Stats().Cleared == 1 })
+	s.Until(strings.Repeat("-", 20)+"c"+strings.Repeat("-", 19), b.name, b.hashes...)
 	a.equal(a.Do("holds"))
 }

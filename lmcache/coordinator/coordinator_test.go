@@ -2,32 +2,29 @@ package coordinator
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"reflect"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/store/memory"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const model = "meta-llama/Llama-3.1-8B-Instruct"
+const model = lmcachetest.Model
 
 type golden struct {
 	Events []struct {
@@ -37,61 +34,22 @@ type golden struct {
 	HTTP map[string]json.RawMessage `json:"http"`
 }
 
-func readGolden(t testing.TB) (g golden) {
-	t.Helper()
-	f, err := os.Open("testdata/mp.json.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.NewDecoder(z).Decode(&g); err != nil {
-		t.Fatal(err)
-	}
-	return g
-}
-
+// stage is an index with engines, and coordinators that write to it.
 type stage struct {
-	t     *testing.T
-	index *memory.Index
-
-	mu   sync.Mutex // protects told
-	told []string
+	*lmcachetest.Stage
+	t *testing.T
 }
 
 func newStage(t *testing.T, pods ...string) *stage {
 	t.Helper()
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := x.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	for _, p := range pods {
-		if _, err := x.Register(t.Context(), store.Pod{Name: p, Model: model}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return &stage{t: t, index: x}
-}
-
-func (s *stage) tell(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.told = append(s.told, fmt.Sprintf(format, args...))
+	return &stage{lmcachetest.NewStage(t, pods...), t}
 }
 
 func (s *stage) coordinator(change ...func(*Config)) *Coordinator {
 	s.t.Helper()
-	c := Config{Index: s.index, Timeout: 20 * time.Second, Observer: Observer{
-		Unmapped: func(instance string, err error) { s.tell("unmapped %s: %v", instance, err) },
-		Lost:     func(instance, why string) { s.tell("lost %s: %s", instance, why) },
+	c := Config{Index: s.Index, Timeout: 20 * time.Second, Observer: Observer{
+		Unmapped: func(instance string, err error) { s.Tell("unmapped %s: %v", instance, err) },
+		Lost:     func(instance, why string) { s.Tell("lost %s: %s", instance, why) },
 	}}
 	for _, f := range change {
 		f(&c)
@@ -161,7 +119,8 @@ func holds(t testing.TB, c http.Handler, chunks string) string {
 
 // What LMCache's server posted, and what its own coordinator answered.
 func TestRecorded(t *testing.T) {
-	g := readGolden(t)
+	var g golden
+	lmcachetest.ReadGolden(t, "testdata/mp.json.gz", &g)
 	s := newStage(t, "mp-server-0")
 	c := s.coordinator()
 	if status, got := call(t, c, "POST", "/instances", []byte(`{"instance_id":"mp-server-0","ip":"10.0.0.1","http_port":8080}`)); !same(t, g.HTTP["register"], status, got) {
@@ -320,7 +279,7 @@ func TestWorkers(t *testing.T) {
 	if got := post(t, c, rank(event(1, "store", "l1", "a"), 0), rank(event(2, "store", "l1", "a"), 1)); got != "2 0 0" {
 		t.Error(got)
 	}
-	reg, err := s.index.Registry(t.Context())
+	reg, err := s.Index.Registry(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -346,7 +305,7 @@ func TestWorkers(t *testing.T) {
 	if status, _ := call(t, s.coordinator(), "DELETE", "/instances/mp", nil); status != http.StatusNoContent {
 		t.Error(status)
 	}
-	if reg, err = s.index.Registry(t.Context()); err != nil || len(reg.Pods) != 2 {
+	if reg, err = s.Index.Registry(t.Context()); err != nil || len(reg.Pods) != 2 {
 		t.Errorf("%d registrations, %v", len(reg.Pods), err)
 	}
 }
@@ -402,12 +361,10 @@ func TestUnmapped(t *testing.T) {
 			t.Error(got)
 		}
 	}
-	if st := c.Stats(); st.Unplaced != 2 || len(s.told) != 1 {
-		t.Errorf("%+v, told %q", st, s.told)
+	if st := c.Stats(); st.Unplaced != 2 || len(s.Told()) != 1 {
+		t.Errorf("%+v, told %q", st, s.Told())
 	}
-	if _, err := s.index.Register(t.Context(), store.Pod{Name: "mp", Model: model}); err != nil {
-		t.Fatal(err)
-	}
+	s.Register("mp")
 	if got := post(t, c, event(3, "store", "l1", "b")) + holds(t, c, "ab"); got != "1 0 0- d" {
 		t.Error(got)
 	}
@@ -457,7 +414,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s %s %.200s: %d %s, want %d", r.method, r.path, r.body, status, got, r.status)
 		}
 	}
-	for _, bad := range []Config{{}, {Index: s.index, Lease: 1}, {Index: s.index, MaxBody: 1}, {Index: s.index, MaxKeys: -1}} {
+	for _, bad := range []Config{{}, {Index: s.Index, Lease: 1}, {Index: s.Index, MaxBody: 1}, {Index: s.Index, MaxKeys: -1}} {
 		if _, err := New(bad); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v", bad, err)
 		}
@@ -481,7 +438,7 @@ func (d *down) Apply(ctx context.Context, b ...store.Batch) error {
 // hole.
 func TestIndexDown(t *testing.T) {
 	s := newStage(t, "mp")
-	d := &down{Index: s.index}
+	d := &down{Index: s.Index}
 	c := s.coordinator(func(c *Config) { c.Index = d })
 	post(t, c, event(1, "store", "l1", "ab"))
 	d.off = true
