@@ -397,31 +397,6 @@ func (c *Coordinator) deregister(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// room takes a place for another worker of the instance. It is false when there is none.
-func (c *Coordinator) room(in *instance, registered bool) bool {
-	n := 0
-	if !registered {
-		for _, p := range c.config.Index.Cached().Pods {
-			if p.PartOf != nil {
-				n++
-			}
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	own := 0
-	for _, other := range c.instances {
-		if other == in || other.silent() <= 2*c.config.Lease {
-			own += int(other.held.Load())
-		}
-	}
-	if max(n, own) >= c.config.MaxRegistrations {
-		return false
-	}
-	in.held.Add(1)
-	return true
-}
-
 // list handles GET /instances.
 func (c *Coordinator) list(w http.ResponseWriter, _ *http.Request) {
 	list := []member{}

@@ -153,3 +153,13 @@ func Workers(reg *store.Registry, instance string, t Target) int {
 	}
 	return n
 }
+
+// Registered returns how many workers the registry knows, of all instances.
+func Registered(reg *store.Registry) (n int) {
+	for i := range reg.Pods {
+		if reg.Pods[i].PartOf != nil {
+			n++
+		}
+	}
+	return n
+}

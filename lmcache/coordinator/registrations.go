@@ -1,0 +1,203 @@
+package coordinator
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// workerID is a worker of an instance for one of its pods.
+type workerID struct {
+	target filing.Target
+	worker int
+}
+
+// join makes a worker of the instance known, nil if there are too many. registered says
+// that the index has it already.
+func (in *instance) join(id workerID, shared, registered bool) *filing.Worker {
+	if len(in.workers) >= in.c.config.MaxWorkers*max(1, len(in.c.config.Pods.Map[in.id])) {
+		return nil
+	}
+	if !in.c.room(in, registered) {
+		if told := in.c.config.Observer.Unmapped; !in.full && told != nil {
+			told(in.id, fmt.Errorf("coordinator: there is no room for another worker of LMCache beside %d (lmcache-max-workers)", in.c.config.MaxRegistrations))
+		}
+		in.full = true
+		return nil
+	}
+	in.full = false
+	w := filing.NewWorker(in.c.filing(), filing.ID{Instance: in.id, Worker: id.worker}, id.target, shared)
+	w.IP = in.ip("")
+	in.workers[id] = w
+	return w
+}
+
+// room takes a place for another worker of the instance. It is false when there is none.
+func (c *Coordinator) room(in *instance, registered bool) bool {
+	n := 0
+	if !registered {
+		n = filing.Registered(c.config.Index.Cached())
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	own := 0
+	for _, other := range c.instances {
+		if other == in || other.silent() <= 2*c.config.Lease {
+			own += int(other.held.Load())
+		}
+	}
+	if max(n, own) >= c.config.MaxRegistrations {
+		return false
+	}
+	in.held.Add(1)
+	return true
+}
+
+// apply writes for all workers of the instance at once, so that they have one cursor.
+func (in *instance) apply(ctx context.Context, next cursor, clears map[store.Tier]bool, changes map[workerID]*filing.Ops) error {
+	var workers []*filing.Worker
+	var batches []store.Batch
+	for id, w := range in.workers {
+		incarnation := strconv.FormatUint(next.incarnation-1, 10)
+		if !w.Open() || w.Incarnation != incarnation {
+			w.Incarnation = incarnation
+			if err := in.open(ctx, w); err != nil {
+				return err
+			}
+		}
+		var ops filing.Ops
+		for tier := range clears {
+			ops.Clear(tier)
+		}
+		if o := changes[id]; o != nil {
+			ops.List = append(ops.List, o.List...)
+		}
+		workers = append(workers, w)
+		batches = append(batches, w.Batch(ops.List, filing.Mark{Kind: markIncarnation, Value: next.incarnation}, filing.Mark{Kind: markSeq, Value: next.seq}))
+	}
+	if len(workers) == 0 {
+		return nil
+	}
+	return filing.Apply(ctx, in.c.filing(), workers, batches)
+}
+
+// open makes sure that a worker can be written for: a new one begins.
+func (in *instance) open(ctx context.Context, w *filing.Worker) error {
+	if w.Open() {
+		_, err := w.Renew(ctx) // its incarnation has changed
+		return err
+	}
+	return w.Begin(ctx)
+}
+
+// load takes over what is registered of the instance, and finds out how far it was
+// written.
+func (in *instance) load(ctx context.Context, reg *store.Registry, targets []filing.Target) error {
+	in.workers = map[workerID]*filing.Worker{}
+	in.held.Store(0)
+	in.incarnation, in.seq, in.suspect = 0, 0, ""
+	first := true
+	for i := range reg.Pods {
+		p := &reg.Pods[i]
+		if p.PartOf == nil || p.Labels[filing.LabelInstance] != in.id {
+			continue
+		}
+		id := workerID{filing.Target{Pod: p.PartOf.Pod, Rank: p.PartOf.Rank, Model: p.Model}, p.PartOf.Worker}
+		w := in.join(id, len(targets) > 1, true)
+		if w == nil {
+			continue
+		}
+		w.Workers, w.Incarnation = p.PartOf.Workers, p.Labels[filing.LabelIncarnation]
+		marks, took, err := w.TakeOver(ctx, markIncarnation, markSeq)
+		if err != nil {
+			return err
+		}
+		at := cursor{marks[0], marks[1]}
+		if !took || !first && at != (cursor{in.incarnation, in.seq}) {
+			in.suspect = "its workers were not written alike"
+		}
+		if at.incarnation > in.incarnation || at.incarnation == in.incarnation && at.seq > in.seq {
+			in.incarnation, in.seq = at.incarnation, at.seq
+		}
+		first = false
+	}
+	if !first {
+		in.c.count.tookOver.Add(1)
+	}
+	in.known = true
+	return nil
+}
+
+// renew keeps the registrations of the instance alive.
+func (in *instance) renew(ctx context.Context) error {
+	if time.Since(in.renewed) < in.c.config.Lease/3 {
+		return nil
+	}
+	for _, w := range in.workers {
+		if !w.Open() {
+			continue
+		}
+		created, err := w.Renew(ctx)
+		if err != nil {
+			return err
+		}
+		if created {
+			w.Shut()
+			in.known = false
+		}
+	}
+	in.renewed = time.Now()
+	return nil
+}
+
+// retire ends the registrations of the instance.
+func (in *instance) retire(ctx context.Context) error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	reg, err := in.c.registry(ctx)
+	if err != nil {
+		return err
+	}
+	in.known = false
+	for i := range reg.Pods {
+		p := &reg.Pods[i]
+		if p.PartOf != nil && p.Labels[filing.LabelInstance] == in.id {
+			if _, err := in.c.config.Index.Retire(ctx, p.Name); err != nil {
+				return err
+			}
+		}
+	}
+	clear(in.workers)
+	in.held.Store(0)
+	return nil
+}
+
+// beat keeps alive what the index has of the instance.
+func (in *instance) beat(ctx context.Context) error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.known && len(in.workers) > 0 {
+		return in.renew(ctx)
+	}
+	if time.Since(in.renewed) < in.c.config.Lease/3 {
+		return nil
+	}
+	// Its events go to another replica, which may not hear its heartbeats.
+	reg, err := in.c.registry(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range reg.Pods {
+		if p := reg.Pods[i]; p.PartOf != nil && p.Labels[filing.LabelInstance] == in.id {
+			if _, err := in.c.config.Index.Register(ctx, p); err != nil {
+				return err
+			}
+		}
+	}
+	in.renewed = time.Now()
+	return nil
+}
