@@ -179,6 +179,7 @@ func (s *service) makeTokenizers() error {
 		Chat: chat.Options{
 			Engine: chat.Engine(c.ChatEngine), DefaultKwargs: []byte(c.ChatKwargs),
 			RebuildTools: c.ChatRebuildTools, OwnTemplatesOnly: c.ChatOwnTemplatesOnly,
+			Limits: chat.Limits{Items: c.MaxChatItems, Values: c.MaxChatValues},
 		},
 		Observer: s.watchTokenizers(),
 	})

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvatlas/kvatlas/ingest/discover"
 	"github.com/kvatlas/kvatlas/ingest/fleet"
 	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -67,6 +66,12 @@ type Config struct {
 	MaxPods int `name:"max-pods" default:"1024" min:"1" max:"65536"`
 	// MaxObjects is the number of images, audio and video of one request.
 	MaxObjects int `name:"max-objects" default:"1024" min:"1" max:"65536"`
+	// MaxChatItems is the number of messages, parts of contents, tool calls, tools and
+	// documents of one request together, of which each takes some 20 us.
+	MaxChatItems int `name:"max-chat-items" default:"65536" min:"1" max:"16777216"`
+	// MaxChatValues is the number of JSON values in the messages, tools, documents and
+	// template variables of one request together, keys not counted.
+	MaxChatValues int `name:"max-chat-values" default:"1048576" min:"1" max:"268435456"`
 	// MaxInFlight is the number of requests worked on at a time; more are
 	// refused with 503.
 	MaxInFlight int `name:"max-in-flight" default:"1024" min:"1" max:"1000000"`
@@ -433,7 +438,7 @@ func (c *Config) validate() error {
 	if n := c.ReplicaLogEntries; n != 0 && n < redis.MinLogEntries {
 		bad("replica-log-entries: %d is too short, give 0 or at least %d", n, redis.MinLogEntries)
 	}
-	errs = append(errs, c.validateLMCache(), c.validateFeed())
+	errs = append(errs, c.validatePods(), c.validateLMCache(), c.validateFeed())
 	if c.SnapshotFile != "" && c.Redis != "" {
 		bad("snapshot-file: it is for the index in memory, and redis is set: Redis keeps the index itself, and kvatlas dump makes backups")
 	}
@@ -464,24 +469,11 @@ func (c *Config) validate() error {
 	if c.IngestQueueBytes < c.IngestRankQueueBytes {
 		bad("ingest-queue-bytes: %v is less than ingest-rank-queue-bytes (%v), which is a part of it", c.IngestQueueBytes, c.IngestRankQueueBytes)
 	}
-	if _, err := discover.ParseList(c.Pods); err != nil {
-		bad("pods: %s", strings.TrimPrefix(err.Error(), "discover: "))
-	}
-	for _, text := range c.PodsDNS {
-		if _, err := discover.NewDNS(text, nil, c.PodsDNSInterval, c.IndexMaxPods); err != nil {
-			bad("pods-dns: %s", strings.TrimPrefix(err.Error(), "discover: "))
-		}
-	}
 	if (c.IngestCurveKeys == "") != (c.IngestCurveServer == "") {
 		bad("ingest-curve-keys and ingest-curve-server go together")
 	}
 	if w := (fleet.Wiring{Topic: c.IngestTopic, Bind: c.IngestBind}); w.Validate() != nil {
 		bad("ingest-topic, ingest-bind: %s", strings.TrimPrefix(w.Validate().Error(), "fleet: invalid config: "))
-	}
-	if k, ok := c.Kubernetes(); ok {
-		if err := k.Check(); err != nil {
-			bad("pods-kubernetes: %s", strings.TrimPrefix(err.Error(), "discover: "))
-		}
 	}
 	errs = append(errs, checkHub(c.HubEndpoint))
 	if _, err := chat.NewRenderer(chat.Files{}, chat.Options{DefaultKwargs: []byte(c.ChatKwargs)}); err != nil {
@@ -497,16 +489,6 @@ func (c *Config) validate() error {
 		bad("tokenizer-queue-bytes: %v is less than max-prompt-bytes (%v): such a prompt could never be tokenized", c.TokenizerQueueBytes, c.MaxPromptBytes)
 	}
 	return errors.Join(errs...)
-}
-
-// Kubernetes is where pods of Kubernetes are looked for, without the client; ok is false
-// when they are not.
-func (c *Config) Kubernetes() (k discover.KubernetesConfig, ok bool) {
-	k = discover.KubernetesConfig{
-		Namespace: c.PodsKubernetesNamespace, Selector: c.PodsKubernetes, Pool: c.PodsKubernetesPool, Port: c.PodsPortKubernetes,
-		EventsPort: c.PodsPortEvents, ReplayPort: c.PodsPortReplay,
-	}
-	return k, k.Selector != "" || k.Pool != ""
 }
 
 func checkAddress(setting, address string) error {

@@ -159,6 +159,19 @@ func TestErrors(t *testing.T) {
 		{name: "no role", args: []string{"--roles="}, want: []string{`"" is no role`}},
 		{name: "no score", args: []string{"--roles=ingest"}, want: []string{"role score cannot be left out"}},
 		{name: "pods", args: []string{"--pods=h:1,x"}, want: []string{`pods: invalid text: "x" is no host:port`}},
+		{name: "pod twice", args: []string{"--pods=h:1,h:1?model=m"}, want: []string{"pods: invalid text: the pod h:1 is there twice"}},
+		{name: "port of events", args: []string{"--pods=h:1?model=m&events=tcp://h:99999"}, want: []string{`pods: h:1?model=m&events=tcp://h:99999: events of h:1/0: "tcp://h:99999": the port is "99999"`, `port is "99999"`}},
+		{name: "no port of events", args: []string{"--pods=g:1,h:1?events=tcp://h"}, want: []string{"pods: h:1?events=tcp://h: events of h:1", "missing port"}},
+		{name: "scheme of events", args: []string{"--pods=h:1?events=http://h:5557"}, want: []string{"pods: h:1?events=http://h:5557: events of h:1", `"http"`}},
+		{name: "replay", args: []string{"--pods=h:1?events=tcp://h:5557&replay=tcp://h:0"}, want: []string{"replay of h:1", `port is "0"`}},
+		{name: "ranks beyond the ports", args: []string{"--pods=h:1?events=tcp://h:65535&ranks=2"}, want: []string{"events of h:1", "rank 1 would have port 65535+1"}},
+		{name: "endpoints and ranks", args: []string{"--pods=h:1?events=tcp://h:1%2Ctcp://h:2&ranks=3"}, want: []string{"2 endpoints for 3 ranks"}},
+		{name: "ports of all", args: []string{"--pods=h:1", "--pods-port-events=65535", "--pods-ranks=2"}, want: []string{"pods: h:1: events of h:1", "port 65535+1"}},
+		{name: "bind unasked", args: []string{"--pods=h:1?events=bind%2Btcp://*:5557"}, want: []string{"pods: h:1?events=bind%2Btcp://*:5557: events of h:1", "lets no engine connect to it; ingest-bind lets them"}},
+		{name: "bind with a space", args: []string{"--pods=h:1?events=bind+tcp://*:5557", "--ingest-bind=*"}, want: []string{"write bind%2Btcp"}},
+		{name: "bind elsewhere", args: []string{"--pods=h:1?events=bind%2Btcp://10.0.0.2:5557", "--ingest-bind=10.0.0.1"}, want: []string{"engines can connect to 10.0.0.1, write *"}},
+		{name: "bind with CURVE", args: []string{"--pods=h:1?events=bind%2Btcp://*:5557", "--ingest-bind=*", "--ingest-curve-keys=/k", "--ingest-curve-server=/s"}, want: []string{"pods: h:1?events=bind%2Btcp://*:5557: ", "CURVE"}},
+		{name: "chat items", args: []string{"--max-chat-items=0"}, want: []string{"--max-chat-items: 0 is out of range"}},
 		{name: "names of pods", args: []string{"--pods-dns=a:b"}, want: []string{`pods-dns: invalid text: "a:b"`}},
 		{name: "labels of pods", args: []string{"--pods-kubernetes=a in"}, want: []string{"pods-kubernetes: invalid text: kubernetes: "}},
 		{name: "labels and pool", args: []string{"--pods-kubernetes=a=b", "--pods-kubernetes-pool=p"}, want: []string{"give either a selector of labels or the name"}},
@@ -214,6 +227,24 @@ func TestErrors(t *testing.T) {
 				t.Errorf("%d lines for one wrong:\n%v", n, err)
 			}
 		})
+	}
+}
+
+// TestPodsThatCanBe has endpoints that look wrong and are not.
+func TestPodsThatCanBe(t *testing.T) {
+	for _, args := range [][]string{
+		{"--pods=h:1"},
+		{"--pods=h:1?events=tcp://*:5557&replay=tcp://0.0.0.0:5558&ranks=8"},
+		{"--pods=h:1?events=ipc:///run/events.sock"},
+		{"--pods=h:1?events=bind%2Btcp://*:5557", "--ingest-bind=*"},
+		{"--pods=h:1?events=bind%2Btcp://10.0.0.1:5557", "--ingest-bind=10.0.0.1"},
+		{"--pods=h:1?events=bind%2Btcp://*:5557", "--roles=score"},                 // others read it
+		{"--pods=h:1?events=tcp://h:1%2Ctcp://h:2", "--pods-ask"},                  // two ranks, as the engine says
+		{"--pods=h:1", "--pods-port-events=65535", "--pods-ranks=2", "--pods-ask"}, // only where the engine does not say
+	} {
+		if _, err := load(t, args, nil, ""); err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
 	}
 }
 
