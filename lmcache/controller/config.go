@@ -46,7 +46,10 @@ type Config struct {
 	// Timeout bounds a call of the index, 2 s; large writes may take longer.
 	Timeout time.Duration
 
-	// MaxWorkers bounds the workers, 4,096; messages of others are dropped.
+	// MaxWorkers bounds the workers, 4,096: those that this process hears, messages of
+	// others are dropped, and those that the index has, whoever hears them: of one that
+	// would be added nothing is kept. It is to leave room for engines, for each worker is
+	// a registration of the index.
 	MaxWorkers int
 	// QueueKeys bounds the keys that wait to be written, for all workers, 1,000,000.
 	QueueKeys int
@@ -72,8 +75,8 @@ type Observer struct {
 	Began func(id filing.ID, t filing.Target, tookOver bool)
 	// Gone says that a worker has ended, or is silent and loses its lease.
 	Gone func(id filing.ID, silent bool)
-	// Unmapped says that no pod is known for an instance: nothing is kept of what it
-	// says. It is told once for each reason.
+	// Unmapped says that no pod is known for an instance, or that the index has no room
+	// for the worker: nothing is kept of what it says. It is told once for each reason.
 	Unmapped func(id filing.ID, err error)
 	// Lost says that something of a worker may be missing.
 	Lost func(id filing.ID, location, why string)

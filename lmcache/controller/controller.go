@@ -25,9 +25,11 @@ type Controller struct {
 	end     context.CancelFunc
 	wg      sync.WaitGroup
 
-	mu      sync.Mutex // protects workers and told; it is taken before worker.mu
-	workers map[filing.ID]*worker
-	told    map[string]bool // locations that nobody knows, of which was told
+	mu       sync.Mutex // protects all below, and worker.life; it is taken before worker.mu
+	workers  map[filing.ID]*worker
+	speakers map[*zmq.Peer]speaker
+	sweepAt  int             // how many speakers there are when the closed are looked for
+	told     map[string]bool // locations that nobody knows, of which was told
 }
 
 // New binds the sockets and serves until Close.
@@ -35,7 +37,7 @@ func New(ctx context.Context, c Config) (_ *Controller, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return nil, err
 	}
-	x := &Controller{config: c, workers: map[filing.ID]*worker{}, told: map[string]bool{}}
+	x := &Controller{config: c, workers: map[filing.ID]*worker{}, speakers: map[*zmq.Peer]speaker{}, told: map[string]bool{}}
 	x.ctx, x.end = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		if err != nil {
@@ -87,14 +89,27 @@ func (c *Controller) Addrs() (pull, reply, heartbeat net.Addr) {
 	return pull, reply, heartbeat
 }
 
-// AskSync asks all workers for a full sync with their next heartbeats: for an index that
-// has lost something.
-func (c *Controller) AskSync() {
+// AskSync asks workers for a full sync with their next heartbeats: for an index that has
+// lost something, or has what is wrong. They are all that this process hears, those of an
+// instance if it is not "", or one of these if worker is not below 0. heard is how many
+// they are. asked leaves out those that cannot be asked: they have sent no heartbeat yet,
+// or have no pod; they are asked if that changes.
+//
+// A worker is not asked while a full sync of it is under way, nor for Config.AskAgain after
+// it was asked last, but then.
+func (c *Controller) AskSync(instance string, worker int) (heard, asked int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, w := range c.workers {
-		w.wantSync("asked")
+	for id, w := range c.workers {
+		if instance != "" && id.Instance != instance || worker >= 0 && id.Worker != worker {
+			continue
+		}
+		heard++
+		if w.wantSync("asked") {
+			asked++
+		}
 	}
+	return heard, asked
 }
 
 // Close ends all. Registrations are left to their leases, so that another process, or
@@ -123,52 +138,6 @@ func (c *Controller) refused(addr string, err error) {
 		told(addr, err)
 	}
 }
-
-// worker returns the worker that a message is of, which is nil for one of a process that
-// is gone.
-func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
-	id := filing.ID{Instance: m.Instance, Worker: m.Worker}
-	if err := id.Validate(); err != nil {
-		return nil, fmt.Errorf("%s: %w", m.Type, err)
-	}
-	w, err := c.known(id, p, m)
-	if err != nil || !w.hear(p, m) {
-		return nil, err
-	}
-	return w, nil
-}
-
-// known returns the worker of an id, which is a new one if it must be.
-func (c *Controller) known(id filing.ID, p *zmq.Peer, m *message) (*worker, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if w := c.workers[id]; w != nil {
-		return w, nil
-	}
-	if err := c.ctx.Err(); err != nil {
-		return nil, err
-	}
-	if len(c.workers) >= c.config.MaxWorkers {
-		return nil, fmt.Errorf("%w: %v would be one more than %d workers", ErrFull, id, c.config.MaxWorkers)
-	}
-	ctx, stop := context.WithCancel(c.ctx)
-	w := &worker{c: c, id: id, wake: make(chan struct{}, 1), stop: stop, peers: map[*zmq.Peer]struct{}{}}
-	c.workers[id] = w
-	c.wg.Go(func() { w.run(ctx) })
-	if m.Type != "RegisterMsg" {
-		// Find its pod, and take its generation over.
-		w.put(item{kind: doRenew})
-	}
-	if host, _, err := net.SplitHostPort(p.Addr()); err == nil {
-		w.mu.Lock()
-		w.ip = host // as good a guess as there is, until it tells
-		w.mu.Unlock()
-	}
-	return w, nil
-}
-
-// ErrFull says that there are as many workers as there can be.
-var ErrFull = errors.New("controller: no room")
 
 // remove ends a worker.
 func (c *Controller) remove(w *worker, silent bool) {
@@ -221,18 +190,20 @@ func (c *Controller) beat() {
 			return
 		case <-tick.C:
 		}
-		var list []*worker
+		var silent []*worker
 		c.mu.Lock()
+		alive := c.living()
 		for _, w := range c.workers {
-			list = append(list, w)
-		}
-		c.mu.Unlock()
-		for _, w := range list {
-			if w.alive() {
+			if alive[w] {
 				w.put(item{kind: doRenew})
 			} else {
-				c.remove(w, true)
+				delete(c.workers, w.id)
+				silent = append(silent, w)
 			}
+		}
+		c.mu.Unlock()
+		for _, w := range silent {
+			c.remove(w, true)
 		}
 	}
 }

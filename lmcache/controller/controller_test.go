@@ -269,8 +269,9 @@ func TestGapAndFullSync(t *testing.T) {
 // Credit that may be false goes at once where no full sync can be had, and after SyncWait
 // where none comes.
 func TestGapWithoutSync(t *testing.T) {
+	t.Parallel()
 	s := newStage(t, "inst")
-	c := s.controller(func(c *Config) { c.Lease, c.SyncWait = 300*time.Millisecond, 50*time.Millisecond })
+	c := s.controller(func(c *Config) { c.Lease, c.SyncWait = 5*time.Second, 50*time.Millisecond })
 	x := s.client(c, "inst", 0, true)
 	const name = "inst/lmcache/0"
 	x.say(cpu, 0, "+1")
@@ -308,8 +309,9 @@ func TestRestartedWorker(t *testing.T) {
 
 // A worker that dies without a word loses its blocks when its lease runs out.
 func TestCrashedWorker(t *testing.T) {
+	t.Parallel()
 	s := newStage(t, "inst")
-	c := s.controller(func(c *Config) { c.Lease = 500 * time.Millisecond })
+	c := s.controller(func(c *Config) { c.Lease = 4 * time.Second })
 	x, y := s.client(c, "inst", 0, true), s.client(c, "inst", 1, true)
 	x.say(cpu, 0, "+1")
 	y.say(cpu, 0, "+1")
@@ -319,7 +321,7 @@ func TestCrashedWorker(t *testing.T) {
 	x.close()
 	s.Until("-", "inst/lmcache/0", ints(1)...)
 	lmcachetest.WaitFor(t, "the end of the lease", func() bool { return s.Pod("inst/lmcache/0") == nil })
-	time.Sleep(time.Second) // the other one is renewed
+	// The other one would have ended as well, were it not renewed.
 	s.Until("c", "inst/lmcache/1", ints(1)...)
 	if st := c.Stats(); st.Lapsed != 1 || st.Workers != 1 {
 		t.Errorf("%+v", st)
@@ -443,8 +445,9 @@ func TestIndexDown(t *testing.T) {
 // An instance without a pod is heard and not kept, and asked for a full sync once its pod
 // is known.
 func TestUnmapped(t *testing.T) {
+	t.Parallel()
 	s := newStage(t)
-	c := s.controller(func(c *Config) { c.Lease = 300 * time.Millisecond })
+	c := s.controller(func(c *Config) { c.Lease = 4 * time.Second })
 	x := s.client(c, "inst", 0, true)
 	x.say(cpu, 0, "+1", "+2")
 	lmcachetest.WaitFor(t, "operations that are not kept", func() bool { return c.Stats().Unplaced == 2 })

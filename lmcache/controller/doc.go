@@ -23,9 +23,17 @@
 // which is so of workers before 0.3.10, it begins anew instead.
 //
 // A worker lives as long as one of its connections answers ZeroMQ's heartbeats, which
-// libzmq does by itself, or as long as it says something: LMCache's own heartbeats are
-// off by default. Then its lease runs out. Nothing but the lease ends what it holds, so
-// that a replica of kvatlas can be restarted without a gap.
+// libzmq does by itself: LMCache's own are off by default. Then its lease runs out. Nothing
+// but the lease ends what it holds, so that a replica of kvatlas can be restarted without
+// a gap.
+//
+// A connection speaks for one worker at a time, as LMCache's do, the last that it has named;
+// for the others it does not count any more. LMCache's workers register once in their lives,
+// and most send no heartbeats: after a restart any message may be the first sign of one, and
+// has to be taken for it. But a name that nobody knows, on a connection that speaks for
+// somebody else, is refused unless it registers or comes twice, so that a frame whose name
+// is damaged makes no worker. One that is made all the same, by the first frame of a
+// connection, is gone with its lease, since the next frame names another.
 //
 // # What was missed
 //
@@ -54,5 +62,8 @@
 // What is not written yet waits in a queue of Config.QueueKeys keys for all workers
 // together. When it is full, because the index does not answer, what comes is dropped and
 // counted, and the worker's tier is treated as above. Workers, instances, frames,
-// connections and keys of full syncs are bounded by the Config as well.
+// connections and keys of full syncs are bounded by the Config as well. Since each worker is
+// a registration, no worker is added to an index that has Config.MaxWorkers of them,
+// whoever has registered them; of one that finds no room nothing is kept, as of one without
+// a pod.
 package controller

@@ -21,7 +21,7 @@ func (w *worker) open(ctx context.Context) bool {
 		switch {
 		case err == nil:
 			return true
-		case errors.Is(err, filing.ErrUnmapped):
+		case homeless(err):
 			w.setUnmapped(err)
 			return false
 		case !w.failed(ctx, err, try):
@@ -93,6 +93,10 @@ func (w *worker) tryOpen(ctx context.Context) error {
 	if w.file == nil || w.file.Target() != targets[0] {
 		w.file = filing.NewWorker(filing.Config{Index: c.config.Index, Lease: c.config.Lease, Timeout: c.config.Timeout}, w.id, targets[0], false)
 	}
+	// Of the index as of this process: each worker is a registration there, whoever hears it.
+	if _, registered := reg.PodIndex(w.file.Name()); !registered && filing.Registered(reg) >= c.config.MaxWorkers {
+		return fmt.Errorf("%w: the index has %d workers of LMCache or more (lmcache-max-workers)", ErrFull, c.config.MaxWorkers)
+	}
 	w.file.IP, w.file.Peer = ip, peer
 	w.file.Workers = c.workersOf(reg, w.id, targets[0])
 
@@ -133,10 +137,16 @@ func (w *worker) tryOpen(ctx context.Context) error {
 // tryOnce opens the worker if that can be done now.
 func (w *worker) tryOnce(ctx context.Context) error {
 	err := w.tryOpen(ctx)
-	if errors.Is(err, filing.ErrUnmapped) {
+	if homeless(err) {
 		w.setUnmapped(err)
 	}
 	return err
+}
+
+// homeless tells whether a worker cannot be registered for now: nothing is kept of what it
+// says until it can. To wait would take the room of others in the queue.
+func homeless(err error) bool {
+	return errors.Is(err, filing.ErrUnmapped) || errors.Is(err, ErrFull) || errors.Is(err, store.ErrFull)
 }
 
 // lostLife says that the generation is another writer's, or over. Since the worker talks

@@ -51,7 +51,7 @@ func (c *Controller) said(p *zmq.Peer, m *message) error {
 	case "FullSyncBatchMsg":
 		return w.syncBatch(m)
 	case "FullSyncEndMsg":
-		w.put(item{kind: doSyncEnd, syncID: m.SyncID})
+		return w.syncEnd(m)
 	}
 	return nil
 }

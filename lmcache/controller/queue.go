@@ -31,19 +31,43 @@ type op struct {
 	seq uint64
 }
 
+// size is what an item takes of Config.QueueKeys.
+func (it *item) size() int64 {
+	if it.kind == doSyncEnd {
+		return 1
+	}
+	return int64(len(it.ops))
+}
+
 // put queues an item. Operations that find no room are dropped, and all that wait with
-// them: what is left would have a hole.
+// them: what is left would have a hole. A full sync whose end finds none comes to nothing.
 func (w *worker) put(it item) {
 	c := w.c
-	n := int64(len(it.ops))
+	n := it.size()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
+	case it.kind == doRegister || it.kind == doDeregister:
+		// What came before is of a life that ends with it.
+		for i := range w.queue {
+			n -= w.queue[i].size()
+		}
+		c.count.queueKeys.Add(n)
+		clear(w.queue)
+		w.queue, w.overflow = append(w.queue[:0], it), false
 	case n > 0 && c.count.queueKeys.Add(n) > int64(c.config.QueueKeys):
+		if it.kind == doSyncEnd {
+			c.count.queueKeys.Add(-n)
+			w.endSync(false)
+			return
+		}
 		dropped := n
 		kept := w.queue[:0]
 		for _, q := range w.queue {
-			if dropped += int64(len(q.ops)); q.kind != doOps {
+			switch {
+			case q.kind == doOps:
+				dropped += q.size()
+			case q.kind != doRenew || len(kept) == 0 || kept[len(kept)-1].kind != doRenew:
 				kept = append(kept, q)
 			}
 		}

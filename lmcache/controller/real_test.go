@@ -86,8 +86,10 @@ func (r *released) churn(rng *rand.Rand, rounds int) {
 
 // LMCache 0.3.1, which says all over PUSH and numbers nothing.
 func TestRealWorker031(t *testing.T) {
+	t.Parallel()
 	s := &stage{lmcachetest.NewRedisStage(t, "inst"), t}
-	c := s.controller(func(c *Config) { c.Lease = time.Second })
+	config := fixedPorts(t, func(c *Config) { c.Lease = lease })
+	c := s.controller(config)
 	rng := rand.New(rand.NewPCG(1, 2))
 	r := s.released(c, "0.3.1", 0, 1, 0)
 	r.churn(rng, 5)
@@ -95,28 +97,49 @@ func TestRealWorker031(t *testing.T) {
 	lmcachetest.WaitFor(t, "the end of its registration", func() bool { return s.Pod(r.name) == nil })
 	r = s.released(c, "0.3.1", 0, 1, 0)
 	r.equal(r.Do("admit", r.keys...))
-	time.Sleep(2 * time.Second) // it is silent, and connected
+	time.Sleep(lease + time.Second) // it is silent, and connected
 	r.equal(r.Do("holds"))
+	if st := c.Stats(); st.Malformed+st.Refused+st.Gaps+st.Unknown != 0 {
+		t.Errorf("%+v", st)
+	}
+	// It never registers again, and nothing tells what another controller has missed of it:
+	// with its next message it begins anew.
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c = s.controller(config)
+	r.Do("admit", r.keys[0])
+	r.equal(r.Do("evict", r.keys[1:]...))
 	r.Kill()
 	r.equal(nil)
 	lmcachetest.WaitFor(t, "the end of its registration", func() bool { return s.Pod(r.name) == nil })
-	if st := c.Stats(); st.Malformed+st.Refused+st.Gaps+st.Unknown != 0 {
+	if st := c.Stats(); st.Malformed+st.Refused+st.Gaps+st.Unknown != 0 || st.Began != 1 || st.TookOver != 0 {
 		t.Errorf("%+v", st)
+	}
+}
+
+// lease is short, and long enough that a busy machine renews in time.
+const lease = 5 * time.Second
+
+// fixedPorts has ports that another controller can bind in its turn.
+func fixedPorts(t *testing.T, change func(*Config)) func(*Config) {
+	t.Helper()
+	var ports [3]string
+	for i := range ports {
+		ports[i] = fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
+	}
+	return func(c *Config) {
+		c.Pull, c.Reply, c.Heartbeat = ports[0], ports[1], ports[2]
+		change(c)
 	}
 }
 
 // LMCache 0.5.6: operations, a loss that a full sync puts right, a controller that is
 // replaced, a crash, and a process that takes its place.
 func TestRealWorker056(t *testing.T) {
+	t.Parallel()
 	s := &stage{lmcachetest.NewRedisStage(t, "inst"), t}
-	ports := []string{"", "", ""}
-	for i := range ports {
-		ports[i] = fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
-	}
-	config := func(c *Config) {
-		c.Lease, c.AskAgain = 3*time.Second, 500*time.Millisecond
-		c.Pull, c.Reply, c.Heartbeat = ports[0], ports[1], ports[2]
-	}
+	config := fixedPorts(t, func(c *Config) { c.Lease, c.AskAgain = lease, 500*time.Millisecond })
 	c := s.controller(config)
 	rng := rand.New(rand.NewPCG(3, 4))
 	r := s.released(c, "0.5.6", 0, 1, 1)
@@ -153,14 +176,27 @@ func TestRealWorker056(t *testing.T) {
 // Two tensor-parallel workers of 0.5.6, without heartbeats as LMCache's default is: what
 // one evicts alone is not whole any more.
 func TestRealWorkersTensorParallel(t *testing.T) {
+	t.Parallel()
 	s := &stage{lmcachetest.NewRedisStage(t, "inst"), t}
-	c := s.controller()
+	config := fixedPorts(t, func(*Config) {})
+	c := s.controller(config)
 	a, b := s.released(c, "0.5.6", 0, 2, 0), s.released(c, "0.5.6", 1, 2, 0)
 	a.equal(a.Do("admit", a.keys[:10]...))
 	b.equal(b.Do("admit", b.keys[:10]...))
 	b.equal(b.Do("evict", b.keys[4]))
 	a.equal(a.Do("holds"))
 	lmcachetest.WaitFor(t, "the number of workers", func() bool { return s.Pod(a.name).PartOf.Workers == 2 && s.Pod(b.name).PartOf.Workers == 2 })
+	// Another controller hears them first by what they store, since they never register
+	// again, and goes on with what they hold.
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c = s.controller(config)
+	a.equal(a.Do("admit", a.keys[10:15]...))
+	b.equal(b.Do("admit", b.keys[10:15]...))
+	if st := c.Stats(); st.TookOver != 2 || st.Refused+st.Malformed+st.Gaps != 0 {
+		t.Errorf("%+v", st)
+	}
 	// Without heartbeats nothing can be asked: what may be false goes at once.
 	b.Do("lose", b.keys[5])
 	b.Do("admit", b.keys[20])

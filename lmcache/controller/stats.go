@@ -4,8 +4,9 @@ import "sync/atomic"
 
 // Stats are figures for metrics. Those without another word count since the start.
 type Stats struct {
-	// Workers is how many workers there are now, Unmapped how many of them have no pod,
-	// Syncing how many are in a full sync, and Peers how many connections there are.
+	// Workers is how many workers there are now, Unmapped how many of them have no pod, or
+	// no room in the index, Syncing how many are in a full sync, and Peers how many
+	// connections there are.
 	Workers, Unmapped, Syncing, Peers int
 	// QueueKeys is how many keys wait to be written now, SyncKeys how many are gathered.
 	QueueKeys, SyncKeys int64

@@ -138,6 +138,20 @@ func (w *worker) syncBatch(m *message) error {
 	return nil
 }
 
+// syncEnd handles FullSyncEndMsg.
+func (w *worker) syncEnd(m *message) error {
+	w.mu.Lock()
+	known, written := w.sync != nil && w.sync.id == m.SyncID, w.lastSync == m.SyncID
+	w.mu.Unlock()
+	switch {
+	case known:
+		w.put(item{kind: doSyncEnd, syncID: m.SyncID})
+	case !written: // else it is sent again
+		return fmt.Errorf("the end of the full sync %.60q, which is not under way", m.SyncID)
+	}
+	return nil
+}
+
 // status answers FullSyncStatusMsg. A worker stands still until it may exit the freeze:
 // it may as soon as all of its keys are here, or when its sync is not under way.
 func (w *worker) status(m *message) reply {
@@ -167,9 +181,8 @@ func (w *worker) status(m *message) reply {
 func (w *worker) finishSync(ctx context.Context, it *item) {
 	w.mu.Lock()
 	s := w.sync
-	if s == nil || s.id != it.syncID {
+	if s == nil || s.id != it.syncID { // it has ended meanwhile
 		w.mu.Unlock()
-		w.c.count.refused.Add(1)
 		return
 	}
 	s.ended, s.heard = true, time.Now()

@@ -5,13 +5,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
 )
-
-// maxPeers is how many connections of one worker are remembered; it has three.
-const maxPeers = 16
 
 // worker is one of LMCache's workers. What sockets receive goes into its queue; run takes
 // it from there and writes.
@@ -20,15 +16,12 @@ type worker struct {
 	id   filing.ID
 	wake chan struct{}
 	stop context.CancelFunc
+	life uint64 // how often it has registered; Controller.mu protects it
 
 	mu       sync.Mutex // protects all of this block
 	queue    []item
 	overflow bool // messages found no room
 	ip, peer string
-	peers    map[*zmq.Peer]struct{}
-	// stale are connections of the process before this one: what is still unread of them
-	// is of another life.
-	stale    map[*zmq.Peer]struct{}
 	beats    bool // it sends heartbeats
 	unmapped bool
 	told     string // why, as the observer was told
@@ -49,53 +42,25 @@ type worker struct {
 
 const numLocations = 6
 
-// hear notes that a connection speaks for the worker. It is false for one of an earlier
-// life of it.
-func (w *worker) hear(p *zmq.Peer, m *message) bool {
+// hear takes what a message says of the worker itself.
+func (w *worker) hear(m *message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if m.Type == "RegisterMsg" {
-		w.stale, w.peers = w.peers, map[*zmq.Peer]struct{}{}
-		delete(w.stale, p)
-	} else if _, old := w.stale[p]; old {
-		return false
-	}
-	if _, known := w.peers[p]; !known {
-		for q := range w.peers {
-			if q.Closed() {
-				delete(w.peers, q)
-			}
-		}
-		if len(w.peers) < maxPeers {
-			w.peers[p] = struct{}{}
-		}
-	}
 	if m.IP != "" {
 		w.ip, w.peer = m.IP, m.PeerURL
 	}
 	if m.Type == "HeartbeatMsg" {
 		w.beats = true
 	}
-	return true
 }
 
-// alive tells whether a connection of the worker is open.
-func (w *worker) alive() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for p := range w.peers {
-		if !p.Closed() {
-			return true
-		}
-	}
-	return false
-}
-
-// wantSync says that a full sync is wanted.
-func (w *worker) wantSync(why string) {
+// wantSync says that a full sync is wanted. It is false when there is no way to ask for it
+// now.
+func (w *worker) wantSync(why string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.want, w.wanted = why, time.Now()
+	return w.beats && !w.unmapped
 }
 
 // ask returns why the worker is to make a full sync now, "" if it is not.
@@ -114,8 +79,8 @@ func (w *worker) run(ctx context.Context) {
 	defer func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		for _, it := range w.queue {
-			w.c.count.queueKeys.Add(-int64(len(it.ops)))
+		for i := range w.queue {
+			w.c.count.queueKeys.Add(-w.queue[i].size())
 		}
 		w.queue = nil
 		w.endSync(false)
@@ -130,7 +95,7 @@ func (w *worker) run(ctx context.Context) {
 			if ctx.Err() == nil {
 				w.do(ctx, it)
 			}
-			w.c.count.queueKeys.Add(-int64(len(it.ops)))
+			w.c.count.queueKeys.Add(-it.size())
 		}
 		if w.keys > 0 || len(w.pending.List) > 0 {
 			w.flush(ctx)

@@ -16,7 +16,8 @@ import (
 // directory tells, through losses and a restart.
 func TestRealServer056(t *testing.T) {
 	s := newStage(t, "mp")
-	c := s.coordinator()
+	// It sends no heartbeats here.
+	c := s.coordinator(func(c *Config) { c.Lease = time.Hour })
 	ts := httptest.NewServer(c)
 	defer ts.Close()
 	const all = "abcdefghijklmnopqrstuvwxyz"
