@@ -140,6 +140,7 @@ func TestClusterLosesANode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	before := r.Status().Snapshots
 	for _, m := range c.Masters {
 		if m.Addr != reg.Options().Addr {
 			if err := m.Client().FlushAll(t.Context()).Err(); err != nil {
@@ -148,7 +149,6 @@ func TestClusterLosesANode(t *testing.T) {
 			break
 		}
 	}
-	before := r.Status().Snapshots
 	again(t, r, before)
 	same(t, r, x, keys...)
 	write(t, x, "b", store.Add, keys[:100]...)

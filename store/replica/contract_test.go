@@ -34,7 +34,8 @@ func contract(url string) storetest.Open {
 	return func(t *testing.T) storetest.Subject {
 		prefix := newPrefix()
 		peer := openRedis(t, url, prefix)
-		return storetest.Subject{Index: caughtUp{openReplica(t, url, prefix), t}, Peer: peer}
+		patient := func(c *Config) { c.MaxLag = patience } // it never asks Redis for being slow
+		return storetest.Subject{Index: caughtUp{openReplica(t, url, prefix, patient), t}, Peer: peer}
 	}
 }
 

@@ -261,7 +261,7 @@ func TestRedisIsDown(t *testing.T) {
 	s := redistest.Start(t)
 	p := newPrefix()
 	x := openRedis(t, s.URL(), p)
-	const stale = 3000 * time.Millisecond
+	const stale = 6 * time.Second // the test must come to ask within it
 	r := openReplica(t, s.URL(), p, func(c *Config) { c.MaxLag, c.MaxStale = 100*time.Millisecond, stale })
 	keys := keysOf(1, 100)
 	write(t, x, "a", store.Add, keys...)
@@ -472,7 +472,7 @@ func TestDeath(t *testing.T) {
 	s := redistest.Start(t)
 	p := newPrefix()
 	x := openRedis(t, s.URL(), p)
-	r := openReplica(t, s.URL(), p)
+	r := openReplica(t, s.URL(), p, func(c *Config) { c.MaxLag = patience })
 	keys := keysOf(1, 100)
 	write(t, x, "a", store.Add, keys...)
 	same(t, r, x, keys...)
