@@ -381,6 +381,11 @@ func (d *doctor) lookAtServer(ctx context.Context) *section {
 // answer is the first line of what there is to say about a call that failed; the
 // second is advice, which a finding has of its own.
 func answer(server string, err error) string {
+	if e, ok := errors.AsType[*client.Error](err); ok {
+		bare := *e
+		bare.Param = "" // it is of a request that the doctor has made
+		err = &bare
+	}
 	line, _, _ := strings.Cut(scoreError(server, err).Error(), "\n")
 	return line
 }

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -173,6 +176,9 @@ func (d *doctorLMCache) readTokens(ctx context.Context) ([]uint32, error) {
 // look makes the findings.
 func (d *doctorLMCache) look(ctx context.Context, tokens []uint32) []check.Finding {
 	failed := func(err error) []check.Finding {
+		if f, ok := d.refused(err); ok {
+			return []check.Finding{f}
+		}
 		return []check.Finding{{Level: check.Fail, What: "connection", Found: err.Error(), Means: "the check has not come to its end", Do: "correct --redis, or try again with a longer --timeout"}}
 	}
 	c := redisConfig(d.cfg)
@@ -187,6 +193,7 @@ func (d *doctorLMCache) look(ctx context.Context, tokens []uint32) []check.Findi
 		return failed(err)
 	}
 	var entries []survey.Entry
+	var refusals []check.Finding // of what is told of single keys, each once
 	owners := &entryOwners{ask: func(model string, texts []string) ([]string, error) { return x.ForeignOwners(ctx, model, texts) }}
 	s := survey.New(survey.Config{
 		Profiles: d.profiles, Mode: d.cfg.LMCacheMode(), Pods: reg.Pods, Now: time.Now(), MaxAge: d.cfg.LMCacheMaxAge,
@@ -206,17 +213,25 @@ func (d *doctorLMCache) look(ctx context.Context, tokens []uint32) []check.Findi
 			return tell, read
 		},
 		Each: func(k redis.ForeignKey) {
+			if k.Refused != nil {
+				if f, ok := d.refused(k.Refused); ok && !slices.Contains(refusals, f) {
+					refusals = append(refusals, f)
+				}
+			}
 			entries = append(entries, survey.Entry{Name: k.Name, Type: k.Type, Aged: k.Aged, Text: k.Text, Fields: k.Fields})
 		},
 	})
 	if err != nil {
 		return failed(err)
 	}
+	for i := range refusals {
+		refusals[i].Level, refusals[i].Means = check.Warn, "what it would tell is missing below"
+	}
 	for _, e := range entries {
 		owners.meet(e)
 		s.Add(e)
 	}
-	findings := s.Findings(all)
+	findings := slices.Concat(refusals, s.Findings(all))
 	if owners.err != nil {
 		return append(findings, failed(owners.err)...)
 	}
@@ -228,6 +243,43 @@ func (d *doctorLMCache) look(ctx context.Context, tokens []uint32) []check.Findi
 		findings = append(findings, more...)
 	}
 	return findings
+}
+
+// lmcacheRules are what the doctor's user may do beside what docs/operations.md has for
+// kvatlas doctor, for the keys of LMCache.
+var lmcacheRules = []string{"%R~*@*", "+type", "+exists", "+strlen", "+getrange", "+pttl"}
+
+// refusedCommand is what Redis says of a command that a user may not call; Redis 6
+// leaves out which user and command it is.
+var refusedCommand = regexp.MustCompile(`^NOPERM (?:User (\S+) has|this user has) no permissions to run the '([^']+)' command`)
+
+// refused says which rule the user lacks when Redis has refused a command.
+func (d *doctorLMCache) refused(err error) (f check.Finding, ok bool) {
+	_, text, ok := strings.Cut(err.Error(), "NOPERM ")
+	if !ok {
+		// A script is refused a command without its name.
+		return check.Finding{
+			Level: check.Fail, What: "access", Found: err.Error(), Means: "the check has not come to its end",
+			Do: "give the user the rights of kvatlas doctor; docs/operations.md has them, in the section on users",
+		}, strings.Contains(err.Error(), "can't run this command")
+	}
+	f = check.Finding{Level: check.Fail, What: "access", Found: "NOPERM " + text, Means: "the check has not come to its end"}
+	// A refusal that names no command is of a key.
+	user, rule := "", lmcacheRules[0]
+	if m := refusedCommand.FindStringSubmatch("NOPERM " + text); m != nil {
+		user, rule = m[1], "+"+m[2]
+	}
+	if u, err := url.Parse(string(d.cfg.Redis)); user == "" && err == nil {
+		user = u.User.Username()
+	}
+	user = cmp.Or(user, "default")
+	f.Do = fmt.Sprintf("ACL SETUSER %s %s", user, rule)
+	if !slices.Contains(lmcacheRules, rule) {
+		f.Do += "; docs/operations.md has all that kvatlas doctor calls, in the section on users"
+		return f, true
+	}
+	f.Do += fmt.Sprintf("; all that this check needs beside the rights of kvatlas doctor is ACL SETUSER %s %s", user, strings.Join(lmcacheRules, " "))
+	return f, true
 }
 
 // entryOwners finds the pods that texts in entries mean, of each model at once.

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -40,14 +42,15 @@ type Explanation struct {
 	tokens int
 	chains []Chain
 	names  []string
-	of     []int // of each name, the chain
+	of     []int    // of each name, the chain
+	in     []*group // and the names that it is like
 }
 
 // Explain begins a search for how the first chunk of a model's prompt is filed. Ask the
 // index about Keys and Redis about Names, and give the answers to Findings. Entries have
 // to be added before.
 func (s *Survey) Explain(model string, tokens []uint32) *Explanation {
-	e := &Explanation{s: s, model: model, tokens: len(tokens), chains: chainsOf(tokens, s.c.Profiles[model])}
+	e := &Explanation{s: s, model: model, tokens: len(tokens), chains: chainsOf(tokens, s.profiles[model])}
 	for _, g := range s.sorted() {
 		if g.variant != "" || g.suffix == "kv_bytes" {
 			continue
@@ -64,6 +67,7 @@ func (s *Survey) Explain(model string, tokens []uint32) *Explanation {
 				if name := g.name(c.Hash, worker); name != "" {
 					e.names = append(e.names, name)
 					e.of = append(e.of, i)
+					e.in = append(e.in, g)
 				}
 			}
 		}
@@ -159,23 +163,28 @@ func (e *Explanation) Keys() []blockkey.Key {
 // Names are the names of keys in Redis that would be there.
 func (e *Explanation) Names() []string { return e.names }
 
+// place is where a chain has been found: under a name, or in the index.
+type place struct {
+	text string
+	in   *group // nil is the index
+}
+
 // Findings says which chain the prompt is filed by. held says which of Keys somebody
 // holds, there which of Names there are.
 func (e *Explanation) Findings(held, there []bool) []check.Finding {
-	found := map[int][]string{} // chain and where
+	found := map[int][]place{} // by chain
 	for i, ok := range held {
 		if ok && i < len(e.chains) {
-			found[i] = append(found[i], "the index, by a cache worker")
+			found[i] = append(found[i], place{text: "the index, by a cache worker"})
 		}
 	}
 	for i, ok := range there {
 		if ok && i < len(e.of) {
 			n := e.of[i]
-			found[n] = append(found[n], e.names[i])
+			found[n] = append(found[n], place{e.names[i], e.in[i]})
 		}
 	}
 	f := check.Finding{What: "lmcache chain", Where: e.model}
-	profiles := e.s.c.Profiles[e.model]
 	if len(e.chains) == 0 {
 		f.Level, f.Found = check.Info, fmt.Sprintf("%d tokens are less than the smallest chunk that is tried", e.tokens)
 		f.Do = "give a prompt of at least a chunk, usually 256 tokens"
@@ -190,42 +199,150 @@ func (e *Explanation) Findings(held, there []bool) []check.Finding {
 	mine := slices.ContainsFunc(slices.Collect(maps.Keys(found)), func(i int) bool { return e.chains[i].Configured })
 	var out []check.Finding
 	for _, i := range slices.Sorted(maps.Keys(found)) {
-		c := e.chains[i]
 		f := f
-		f.Found = fmt.Sprintf("%s: in %s", describe(c.Config), found[i][0])
+		f.Found = fmt.Sprintf("%s: in %s", describe(e.chains[i].Config), found[i][0].text)
 		if n := len(found[i]); n > 1 {
 			f.Found += fmt.Sprintf(" and %d more", n-1)
 		}
-		switch {
-		case c.Configured:
-			f.Found += ", as configured"
-		case len(profiles) == 0:
-			f.Level, f.Means = check.Warn, "no profile is configured for the model, so that it is never asked for"
-			f.Do = "configure this one"
-		default:
-			f.Level, f.Means = check.Fail, "the profile's hashes never match"
-			if mine {
-				f.Level, f.Means = check.Warn, "these engines hash otherwise than the others, and what they hold is not found"
-			}
-			_, p := nearest(c.Config, profiles)
-			f.Means += ": " + strings.Join(differences(c.Config, p), "; ")
-			f.Do = "set the profile to what the engines have, or add another one to it"
-		}
+		e.judge(&f, e.chains[i], found[i], mine)
 		out = append(out, f)
 	}
 	return out
 }
 
+// judge says what it means that a chain has been found in these places; mine, that one of
+// the profiles' has been.
+func (e *Explanation) judge(f *check.Finding, c Chain, places []place, mine bool) {
+	spelled := e.spell(c.Config, places)
+	profiles := e.s.profiles[e.model]
+	switch {
+	case len(profiles) == 0 && len(e.s.c.Profiles[e.model]) > 0:
+		f.Level, f.Means = check.Warn, "the model's profile is refused, so that it is never asked for"
+		f.Do = "correct the profile: " + spelled
+	case len(profiles) == 0:
+		f.Level, f.Means = check.Warn, "no profile is configured for the model, so that it is never asked for"
+		f.Do = "configure this one: " + spelled
+	case c.Configured:
+		f.Found += ", as configured"
+		if slices.ContainsFunc(places, e.read) {
+			return
+		}
+		f.Level, f.Means = check.Fail, "the profile's hashes are right, and the names never match"
+		if diff := e.s.nearestRead(places[0].in.kind, e.model); diff != nil {
+			f.Means += ": " + strings.Join(diff, "; ")
+			f.Do = "set the profile to what the engines have: " + spelled
+			return
+		}
+		why := e.s.whyUnread(places[0].in)
+		f.Level, f.Means, f.Do = why.Level, "the profile's hashes are right, and "+why.Means, why.Do
+	default:
+		f.Level, f.Means = check.Fail, "the profile's hashes never match"
+		if mine {
+			f.Level, f.Means = check.Warn, "these engines hash otherwise than the others, and what they hold is not found"
+		}
+		_, p := nearest(c.Config, profiles)
+		diff := differences(c.Config, p)
+		if name := e.otherName(places); name != "" {
+			diff = append(diff, fmt.Sprintf("the model name differs: theirs is %q, the profile's %q", name, cmp.Or(profiles[0].Model, e.model)))
+		}
+		f.Means += ": " + strings.Join(diff, "; ")
+		f.Do = "set the profile to what the engines have, or add another one to it: " + spelled
+	}
+}
+
+// read tells whether scoring of the model looks at a place.
+func (e *Explanation) read(p place) bool {
+	return p.in == nil || slices.ContainsFunc(e.s.readers(p.in.kind), func(r read) bool { return r.model == e.model })
+}
+
+// otherName is the model's name in the names of the places, "" when one of them has a
+// profile's, or when they have none.
+func (e *Explanation) otherName(places []place) string {
+	name := ""
+	for _, p := range places {
+		if p.in == nil || slices.ContainsFunc(e.s.c.Profiles[e.model], func(q lmcache.Profile) bool { return cmp.Or(q.Model, e.model) == p.in.model }) {
+			return ""
+		}
+		name = cmp.Or(name, p.in.model)
+	}
+	return name
+}
+
+// spell is a profile by which what was found is read, as kvatlas doctor and the settings
+// take it.
+func (e *Explanation) spell(c lmcache.Config, places []place) string {
+	release := releases[c.Version]
+	params := []string{"version=" + release[1]}
+	add := func(name, value string) { params = append(params, name+"="+url.QueryEscape(value)) }
+	if c.MP {
+		add("mp", "true")
+	}
+	if c.MP || c.Version > lmcache.V031 {
+		if a := algorithm(c); a != algorithm(lmcache.Config{Version: c.Version, MP: c.MP}) {
+			add("algorithm", a)
+		}
+		switch {
+		case seeded(c):
+			add("seed", c.Seed)
+		case !c.VLLM && algorithm(c) == "builtin":
+			add("vllm", "false")
+		}
+		if algorithm(c) == "builtin" && c.Python != 0 && (c.VLLM || c.Version < lmcache.V041) {
+			add("python", fmt.Sprintf("3.%d", c.Python))
+		}
+	}
+	if c.ChunkSize != blockkey.DefaultChunkSize {
+		add("chunk_size", strconv.Itoa(c.ChunkSize))
+	}
+	if i := slices.IndexFunc(places, func(p place) bool { return p.in != nil }); i >= 0 {
+		k := places[i].in.kind
+		if k.model != e.model {
+			add("name", k.model)
+		}
+		if k.dtype != "" {
+			add("dtype", k.dtype)
+		}
+		if k.world > 1 {
+			add("world_size", strconv.Itoa(k.world))
+		}
+		switch {
+		case k.shape == object, k.shape == tensors && k.suffix == "":
+			add("remote", lmcache.RemoteRESP.String())
+		case k.shape == tensors:
+			add("remote", lmcache.RemoteRedis.String())
+		}
+	}
+	return (&url.URL{Path: e.model}).EscapedPath() + "?" + strings.Join(params, "&")
+}
+
+// releases are the first and the last release of each line.
+var releases = map[lmcache.Version][2]string{
+	lmcache.V01: {"0.1", "0.1"}, lmcache.VFork: {"fork", "fork"}, lmcache.V031: {"0.3.1", "0.3.2"}, lmcache.V033: {"0.3.3", "0.3.3"},
+	lmcache.V034: {"0.3.4", "0.3.5"}, lmcache.V036: {"0.3.6", "0.3.9"}, lmcache.V0310: {"0.3.10", "0.3.12"}, lmcache.V0313: {"0.3.13", "0.3.15"},
+	lmcache.V041: {"0.4.1", "0.4.5"}, lmcache.V046: {"0.4.6", "0.5.6"},
+}
+
+// line names the releases that are of a line.
+func line(v lmcache.Version) string {
+	if r := releases[v]; r[0] != r[1] {
+		return r[0] + " to " + r[1]
+	}
+	return v.String()
+}
+
 // describe is a config in words.
 func describe(c lmcache.Config) string {
-	parts := []string{"LMCache " + c.Version.String()}
+	parts := []string{"LMCache " + line(c.Version)}
 	if c.MP {
 		parts[0] += " in MP mode"
 	}
 	if c.MP || c.Version > lmcache.V031 {
 		parts = append(parts, algorithm(c))
-		if seeded(c) {
+		switch {
+		case seeded(c):
 			parts = append(parts, "PYTHONHASHSEED="+c.Seed)
+		case algorithm(c) == "builtin":
+			parts = append(parts, "not inside vLLM")
 		}
 	}
 	return strings.Join(append(parts, fmt.Sprintf("chunks of %d", c.ChunkSize)), ", ")
@@ -255,8 +372,16 @@ func differences(has, mine lmcache.Config) (out []string) {
 	if a, b := algorithm(has), algorithm(mine); a != b {
 		say("your algorithm differs: theirs is %s, the profile's %s", a, b)
 	}
-	if a, b := seed(has), seed(mine); a != b {
-		say("your seed differs: theirs is %s, the profile's %s", a, b)
+	// Where one algorithm has a seed and the other has none, only theirs is to be set.
+	switch alike := algorithm(has) == algorithm(mine); {
+	case seeded(has) && seeded(mine) && has.Seed != mine.Seed:
+		say("your seed differs: theirs is %s, the profile's %s", has.Seed, mine.Seed)
+	case seeded(has) && !seeded(mine) && alike:
+		say("theirs runs inside vLLM, where hashes begin with PYTHONHASHSEED, which is %s, and the profile's does not (vllm=false)", has.Seed)
+	case seeded(has) && !seeded(mine):
+		say("theirs has a seed, %s, and the profile's algorithm has none", has.Seed)
+	case seeded(mine) && alike:
+		say("theirs does not run inside vLLM (vllm=false), where hashes begin with 0 whatever PYTHONHASHSEED is, and the profile's does")
 	}
 	if a, b := cmp.Or(has.ChunkSize, blockkey.DefaultChunkSize), cmp.Or(mine.ChunkSize, blockkey.DefaultChunkSize); a != b {
 		say("your chunk size differs: theirs is %d, the profile's %d", a, b)
@@ -265,23 +390,12 @@ func differences(has, mine lmcache.Config) (out []string) {
 		say("theirs is MP mode: %t, the profile's: %t", has.MP, mine.MP)
 	}
 	if has.Version != mine.Version {
-		say("your version differs: theirs hashes as %v, the profile's is %v", has.Version, mine.Version)
+		say("your version differs: theirs hashes as %s, and the profile's is of %s", line(has.Version), line(mine.Version))
 	}
 	if seeded(has) && seeded(mine) && has.Algorithm == lmcache.Builtin && (has.Python >= 11) != (mine.Python >= 11) {
 		say("your Python differs: theirs hashes as 3.%d, the profile's is 3.%d", has.Python, mine.Python)
 	}
 	return out
-}
-
-// seed is what the chain begins with, in a word.
-func seed(c lmcache.Config) string {
-	switch {
-	case !seeded(c):
-		return "none"
-	case c.Seed == "":
-		return "not set"
-	}
-	return c.Seed
 }
 
 // distance is how much a config differs from the nearest profile.

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/check"
-	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/store"
 )
 
 // Names are the names of all findings of this package, in the order in which they
@@ -96,116 +94,6 @@ func (s *Survey) judgeEntries(g *group, all bool) check.Finding {
 	return f
 }
 
-// whyUnread says why nobody asks for such names.
-func (s *Survey) whyUnread(g *group) check.Finding {
-	never := func(level check.Level, because, do string) check.Finding {
-		return check.Finding{Level: level, Means: "they never match: " + because, Do: do}
-	}
-	switch {
-	case g.variant == "<layer>" || g.variant == "<layer>@<tag>":
-		return never(check.Info, "engines that store by layer have a key for each layer, and those are not read", "leave use_layerwise off, or rely on the controller")
-	case g.variant == "<tag>":
-		return never(check.Info, "they are for requests with that tag alone", "")
-	case g.variant == "<salt>":
-		return never(check.Info, "they are for requests with that salt alone", "")
-	case len(s.c.Profiles) == 0:
-		return never(check.Warn, "no profile of LMCache is configured", "say how the engines run LMCache: "+suggest(g.kind))
-	case s.c.Mode == lmcache.NoEntries:
-		return never(check.Warn, "reading entries is off", "set lmcache to auto, set or hset")
-	}
-	best, score := []string(nil), -1
-	for _, r := range s.reads {
-		diff, same := differ(g.kind, r.kind)
-		if same > score {
-			best, score = diff, same
-		}
-	}
-	if best == nil {
-		if g.shape == tensors || g.shape == object {
-			return never(check.Info, "no profile says that engines share such a store", "give the profile its remote store, redis or resp, if these entries are of engines that serve requests")
-		}
-		return never(check.Warn, "the profiles that are configured are of a version that writes no such entries", "say how the engines that write them run LMCache: "+suggest(g.kind))
-	}
-	level := check.Warn
-	if g.shape == tensors || g.shape == object {
-		level = check.Info
-	}
-	return never(level, strings.Join(best, "; "), "make the profile that of the engines: "+suggest(g.kind))
-}
-
-// differ says in what the entries' kind is another one than what is read, and how much
-// is the same.
-func differ(has, want kind) (diff []string, same int) {
-	say := func(weight int, equal bool, format string, args ...any) {
-		if equal {
-			same += weight
-			return
-		}
-		diff = append(diff, fmt.Sprintf(format, args...))
-	}
-	say(8, has.shape == want.shape, "each is %s, and what is read is %s", shapes[has.shape], shapes[want.shape])
-	say(4, has.model == want.model, "their model is %q, and the profile's %q", has.model, want.model)
-	if has.shape == want.shape && has.shape != owners {
-		say(2, has.world == want.world, "their world size is %d, and the profile's %d", has.world, want.world)
-		say(1, has.fmt == want.fmt, "they begin with %q, and what is read with %q", has.fmt, want.fmt)
-		say(1, has.dtype == want.dtype, "their dtype is %q, and the profile's %q", has.dtype, want.dtype)
-	}
-	switch {
-	case has.width != want.width:
-		say(2, false, "their hashes are %s, and the profile's %s", hashForm(has), hashForm(want))
-	case has.width == 0 && has.base() != want.base():
-		say(2, false, "their hashes are %s, and the profile's %s", hashForm(has), hashForm(want))
-	default:
-		same += 2
-	}
-	return diff, same
-}
-
-func (k kind) base() int {
-	if k.form == lmcache.FormDecimal {
-		return 10
-	}
-	return 16
-}
-
-func hashForm(k kind) string {
-	switch {
-	case k.width > 0:
-		return fmt.Sprintf("%d hex digits", 2*k.width)
-	case k.base() == 10:
-		return "ints in decimal"
-	}
-	return "ints in hex"
-}
-
-// suggest says which version of LMCache writes such names.
-func suggest(k kind) string {
-	switch {
-	case k.shape == owners:
-		return "version fork"
-	case k.shape == object:
-		return "mp, remote store resp"
-	case k.form == lmcache.FormDecimal:
-		return "version 0.3.3 or 0.3.4"
-	case k.form == lmcache.FormDType:
-		return "version 0.3.10"
-	case k.form == lmcache.FormModel && k.width > 0:
-		return "version 0.3.13 or 0.4.1, with " + algorithmOf(k.width)
-	case k.form == lmcache.FormModel:
-		return "version 0.3.13 to 0.5.6"
-	case k.width > 0:
-		return "version 0.3.1, or 0.1"
-	}
-	return "version 0.3.6"
-}
-
-func algorithmOf(width int) string {
-	if width == 16 {
-		return "xxhash or xxhash_cbor"
-	}
-	return "sha256 or sha256_cbor"
-}
-
 // judgeModels holds the models of entries against those that requests may name.
 func (s *Survey) judgeModels(groups []*group, add func(check.Finding)) {
 	entries := map[string]int{}
@@ -273,7 +161,14 @@ func last(name string) string {
 
 // judgeOwners holds what entries say of who holds a chunk against the registry.
 func (s *Survey) judgeOwners(g *group, add func(check.Finding)) {
+	if g.shape != owner && g.shape != owners {
+		return
+	}
 	if len(g.owners) == 0 {
+		add(check.Finding{
+			Level: check.Warn, What: "lmcache owners", Where: g.pattern(), Found: fmt.Sprintf("none of %s names anybody", count(g.entries, "entry")),
+			Means: "those entries count for nobody; they are empty, of another type, longer than what is read, or this user may not read them", Do: "look at one, such as " + g.sample,
+		})
 		return
 	}
 	var lost []string
@@ -437,63 +332,6 @@ func (s *Survey) judgeTensors(groups []*group, add func(check.Finding)) {
 	})
 }
 
-// judgeController holds the cache workers that are registered against what is asked for.
-func (s *Survey) judgeController(add func(check.Finding)) {
-	type instance struct {
-		part store.PartOf
-		name string
-	}
-	seen := map[instance]map[int]bool{}
-	pods := map[string]bool{}
-	for i := range s.c.Pods {
-		if p := &s.c.Pods[i]; p.PartOf == nil {
-			pods[p.Name] = true
-		}
-	}
-	var unasked, orphans []string
-	workers := 0
-	for i := range s.c.Pods {
-		p := &s.c.Pods[i]
-		if p.PartOf == nil {
-			continue
-		}
-		workers++
-		in := instance{*p.PartOf, strings.TrimSuffix(p.Name, fmt.Sprint(p.PartOf.Worker))}
-		in.part.Worker = 0
-		if seen[in] == nil {
-			seen[in] = map[int]bool{}
-		}
-		seen[in][p.PartOf.Worker] = true
-		if len(s.c.Profiles[p.Model]) == 0 {
-			unasked = append(unasked, fmt.Sprintf("%s (model %q)", p.Name, p.Model))
-		}
-		if !pods[p.PartOf.Pod] {
-			orphans = append(orphans, fmt.Sprintf("%s (of %s)", p.Name, p.PartOf.Pod))
-		}
-	}
-	if workers == 0 {
-		return
-	}
-	add(check.Finding{What: "lmcache controller", Found: fmt.Sprintf("%s of %s registered", count(workers, "worker"), count(len(seen), "instance"))})
-	warn := func(list []string, found, means, do string) {
-		if len(list) > 0 {
-			add(check.Finding{
-				Level: check.Warn, What: "lmcache controller", Found: fmt.Sprintf(found, len(list), strings.Join(list[:min(shown, len(list))], ", ")), Means: means, Do: do,
-			})
-		}
-	}
-	warn(unasked, "%d workers are of models without a profile: %s", "what they hold is never asked for", "add a profile of LMCache for the model")
-	warn(orphans, "%d workers are part of pods that are not registered: %s", "what they hold counts for nobody", "register the pods")
-	var halves []string
-	for in, has := range seen {
-		if len(has) < in.part.Workers {
-			halves = append(halves, fmt.Sprintf("%s* (%d of %d)", in.name, len(has), in.part.Workers))
-		}
-	}
-	slices.Sort(halves)
-	warn(halves, "%d instances lack workers: %s", "a chunk counts when all workers have it, so that nothing of theirs does", "let all workers of a pod reach the controller")
-}
-
 func sum(m map[string]int) (n int) {
 	for _, v := range m {
 		n += v
@@ -513,7 +351,7 @@ func count(n int, word string) string {
 	switch {
 	case n == 1:
 		return "1 " + word
-	case strings.HasSuffix(word, "y"):
+	case strings.HasSuffix(word, "ry"): // entry, not key
 		return fmt.Sprintf("%d %sies", n, strings.TrimSuffix(word, "y"))
 	}
 	return fmt.Sprintf("%d %ss", n, word)

@@ -193,6 +193,8 @@ type Survey struct {
 	other  int // names that are none of LMCache's
 	reads  []read
 	broken []error // profiles that no reader can be made of
+	// profiles are those of Config that a reader can be made of.
+	profiles map[string][]lmcache.Profile
 }
 
 // read is a name that a profile reads.
@@ -204,7 +206,7 @@ type read struct {
 
 // New returns a survey that has seen nothing.
 func New(c Config) *Survey {
-	s := &Survey{c: c, groups: map[kind]*group{}}
+	s := &Survey{c: c, groups: map[kind]*group{}, profiles: map[string][]lmcache.Profile{}}
 	if s.c.Owner == nil {
 		s.c.Owner = func(string, string) string { return "" }
 	}
@@ -215,6 +217,7 @@ func New(c Config) *Survey {
 				s.broken = append(s.broken, err)
 				continue
 			}
+			s.profiles[model] = append(s.profiles[model], p)
 			s.addReader(model, p, r)
 		}
 	}

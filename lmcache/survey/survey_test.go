@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -174,6 +175,8 @@ func TestEntriesThatNeverMatch(t *testing.T) {
 		{"owner of another model", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{Model: "other"}), "10.0.0.1:8000"), "lmcache owners", check.Warn, []string{"no pod is registered at this host"}},
 		{"several pods on a host", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), "10.0.0.2"), "lmcache owners", check.Warn, []string{"a host of 2 pods"}},
 		{"IPv6", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), "fd00::7"), "lmcache owners", check.Warn, []string{"IPv6 without a port"}},
+		{"no owner", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), ""), "lmcache owners", check.Warn, []string{"none of 4 entries names anybody", "count for nobody"}},
+		{"owners of another type", lmcache.AutoEntries, []lmcache.Profile{p031}, []Entry{{Name: keys(t, v031, lmcache.Target{})[0], Type: "list"}}, "lmcache owners", check.Warn, []string{"none of 1 entry names anybody"}},
 		{"nobody", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), "10.9.9.9:1"), "lmcache owners", check.Warn, []string{"no pod is registered at this host"}},
 		{"a worker is missing", lmcache.AutoEntries, []lmcache.Profile{{Config: v031, WorldSizes: []int{2}}}, append(owned(keys(t, v031, lmcache.Target{WorldSize: 2}), "10.0.0.1"), owned(keys(t, v031, lmcache.Target{WorldSize: 2, WorkerID: 1})[:3], "10.0.0.1")...), "lmcache workers", check.Info, []string{"3 of 4 chunks", "worker 1 lacks most, 1"}},
 		{"a worker never writes", lmcache.AutoEntries, []lmcache.Profile{{Config: v031, WorldSizes: []int{2}}}, owned(keys(t, v031, lmcache.Target{WorldSize: 2}), "10.0.0.1"), "lmcache workers", check.Warn, []string{"0 of 4 chunks", "save_only_first_rank"}},
@@ -211,9 +214,11 @@ func TestExplain(t *testing.T) {
 	}{
 		{"seed", sha(func(c *lmcache.Config) { c.Seed = "42" }), mine, []string{"your seed differs: theirs is 42, the profile's 0"}},
 		{"algorithm", sha(func(c *lmcache.Config) { c.Algorithm, c.Python = lmcache.Builtin, 12 }), mine, []string{"your algorithm differs: theirs is builtin, the profile's sha256_cbor"}},
-		{"not in vLLM", lmcache.Config{Version: lmcache.V046}, sha(func(c *lmcache.Config) { c.Algorithm, c.Python = lmcache.Builtin, 12 }), []string{"your seed differs: theirs is none, the profile's 0"}},
+		{"not in vLLM", lmcache.Config{Version: lmcache.V046}, sha(func(c *lmcache.Config) { c.Algorithm, c.Python = lmcache.Builtin, 12 }), []string{"theirs does not run inside vLLM (vllm=false)", "?version=0.5.6&vllm=false"}},
+		{"in vLLM", sha(func(c *lmcache.Config) { c.Algorithm, c.Python = lmcache.Builtin, 12 }), lmcache.Config{Version: lmcache.V046}, []string{"PYTHONHASHSEED, which is 0, and the profile's does not", "?version=0.5.6&seed=0&python=3.12"}},
+		{"seed of one", mine, lmcache.Config{Version: lmcache.V046}, []string{"theirs is sha256_cbor, the profile's builtin", "theirs has a seed, 0, and the profile's algorithm has none"}},
 		{"chunk size", sha(func(c *lmcache.Config) { c.ChunkSize = 16 }), mine, []string{"your chunk size differs: theirs is 16, the profile's 256"}},
-		{"version", sha(func(c *lmcache.Config) { c.Version = lmcache.V041 }), mine, []string{"your version differs: theirs hashes as 0.4.1, the profile's is 0.4.6"}},
+		{"version", sha(func(c *lmcache.Config) { c.Version = lmcache.V041 }), mine, []string{"your version differs: theirs hashes as 0.4.1 to 0.4.5, and the profile's is of 0.4.6 to 0.5.6"}},
 		{"MP", lmcache.Config{Version: lmcache.V046, MP: true}, mine, []string{"theirs is MP mode: true", "blake3"}},
 		{"Python", sha(func(c *lmcache.Config) { c.Algorithm, c.Python = lmcache.Builtin, 9 }), sha(func(c *lmcache.Config) { c.Algorithm, c.Python = lmcache.Builtin, 12 }), []string{"your Python differs"}},
 		{"old chain", v031, mine, []string{"sha256 in a chain of hex", "0.3.1"}},
@@ -230,7 +235,13 @@ func TestExplain(t *testing.T) {
 			for i, k := range e.Keys() {
 				held[i] = k == key
 			}
-			want(t, e.Findings(held, nil), "lmcache chain", check.Fail, append(c.words, "never match")...)
+			list := e.Findings(held, nil)
+			want(t, list, "lmcache chain", check.Fail, append(c.words, "never match")...)
+			for _, f := range list {
+				if strings.Contains(f.Means, "not set") || !seeded(c.has) && strings.Contains(f.Means, "your seed") {
+					t.Errorf("a seed that nobody has set is compared: %s", f.Means)
+				}
+			}
 
 			// Where the profile's own is there too, some engines differ.
 			for i, k := range e.Keys() {
@@ -240,7 +251,7 @@ func TestExplain(t *testing.T) {
 				}
 				held[i] = held[i] || k == own.Append(nil, tokens()[:own.ChunkSize()])[0].ChunkKey()
 			}
-			list := e.Findings(held, nil)
+			list = e.Findings(held, nil)
 			want(t, list, "lmcache chain", check.OK, "as configured")
 			want(t, list, "lmcache chain", check.Warn, c.words...)
 		})
@@ -251,7 +262,93 @@ func TestExplain(t *testing.T) {
 	e := s.Explain(model, tokens())
 	held := make([]bool, len(e.Keys()))
 	held[0] = true
-	want(t, e.Findings(held, nil), "lmcache chain", check.Warn, "no profile is configured")
+	want(t, e.Findings(held, nil), "lmcache chain", check.Warn, "no profile is configured", "configure this one: "+model+"?version=")
+}
+
+// TestNamesThatDiffer files a prompt by the profile's own chain, under names that are
+// not those that are asked for.
+func TestNamesThatDiffer(t *testing.T) {
+	sha := lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.SHA256CBOR, VLLM: true, Seed: "0"}
+	other := sha
+	other.Seed = "42"
+	const path = "/data/models/Llama-3.1-8B-Instruct"
+	for _, c := range []struct {
+		name   string
+		p      lmcache.Profile
+		has    lmcache.Config
+		target lmcache.Target
+		suffix string
+		level  check.Level
+		words  []string
+	}{
+		{"model", lmcache.Profile{Config: v031}, v031, lmcache.Target{Model: path}, "", check.Fail, []string{"as configured", "the names never match", "their model is " + strconv.Quote(path), "&name=%2Fdata"}},
+		{"world size", lmcache.Profile{Config: v031}, v031, lmcache.Target{WorldSize: 2}, "", check.Fail, []string{"world size is 2, and the profile's 1", "&world_size=2"}},
+		{"model and chain", lmcache.Profile{Config: sha, DType: "half", Remote: lmcache.RemoteRESP}, other, lmcache.Target{Model: path, DType: "half"}, "", check.Fail, []string{"your seed differs", "the model name differs: theirs is " + strconv.Quote(path), "&seed=42&name=%2Fdata%2Fmodels%2FLlama-3.1-8B-Instruct&dtype=half&remote=resp"}},
+		{"no store", lmcache.Profile{Config: sha, DType: "half"}, sha, lmcache.Target{DType: "half"}, "kv_bytes", check.Info, []string{"as configured", "no profile says that engines share such a store"}},
+		{"the profile's name", lmcache.Profile{Config: v031, Model: path}, v031, lmcache.Target{Model: path}, "", check.OK, []string{"as configured"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var entries []Entry
+			for _, n := range keys(t, c.has, c.target) {
+				entries = append(entries, Entry{Name: n + c.suffix, Type: "string"})
+				if c.suffix != "" {
+					entries = append(entries, Entry{Name: n + "metadata", Type: "string"})
+				}
+			}
+			e := survey(Config{Profiles: profiles(c.p), Mode: lmcache.AutoEntries}, entries).Explain(model, tokens())
+			there := make([]bool, len(e.Names()))
+			for i, n := range e.Names() {
+				there[i] = slices.ContainsFunc(entries, func(e Entry) bool { return e.Name == n })
+			}
+			list := e.Findings(nil, there)
+			want(t, list, "lmcache chain", c.level, c.words...)
+			if len(list) != 1 {
+				t.Errorf("%d findings\n%s", len(list), show(list))
+			}
+		})
+	}
+}
+
+// TestRefusedProfile compares nothing with a profile that kvatlas serve does not start
+// with, and says what a right one is.
+func TestRefusedProfile(t *testing.T) {
+	refused := lmcache.Profile{Config: lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.SHA256CBOR, VLLM: true}} // no seed
+	has := refused.Config
+	has.Seed = "42"
+	h, err := lmcache.New(has)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := survey(Config{Profiles: profiles(refused), Mode: lmcache.AutoEntries}, owned(keys(t, v031, lmcache.Target{}), "h"))
+	list := s.Findings(true)
+	want(t, list, "lmcache profile", check.Fail, "PYTHONHASHSEED")
+	want(t, list, "lmcache entries", check.Warn, "never match: the profile is refused")
+	e := s.Explain(model, tokens())
+	key := h.Append(nil, tokens()[:h.ChunkSize()])[0].ChunkKey()
+	held := make([]bool, len(e.Keys()))
+	for i, k := range e.Keys() {
+		held[i] = k == key
+	}
+	list = e.Findings(held, nil)
+	want(t, list, "lmcache chain", check.Warn, "the model's profile is refused", "correct the profile: "+model+"?version=0.5.6&algorithm=sha256_cbor&seed=42")
+	if len(list) != 1 || strings.Contains(show(list), "differs") {
+		t.Errorf("it is compared all the same\n%s", show(list))
+	}
+}
+
+// TestReleases holds the releases of each line against package lmcache.
+func TestReleases(t *testing.T) {
+	for v := lmcache.V01; !strings.HasPrefix(v.String(), "version("); v++ {
+		r, ok := releases[v]
+		if !ok || r[0] != v.String() {
+			t.Errorf("%v begins with %q", v, r[0])
+		}
+		for _, release := range r {
+			if got, err := lmcache.VersionOf(release); err != nil || got != v {
+				t.Errorf("%s is of the line %v, %v, and not of %v", release, got, err, v)
+			}
+		}
+	}
 }
 
 // TestDecimalThatLooksLikeHex has decimal hashes of which some could be hex.

@@ -18,6 +18,8 @@ const (
 	maxForeignText   = 512
 	maxForeignFields = 4096
 	foreignPipeline  = 500
+
+	unknownSize = -1 // of a value whose size could not be had, and which is not read
 )
 
 // ForeignKey is a key that another program keeps in a server of the index.
@@ -33,6 +35,17 @@ type ForeignKey struct {
 	// them and they are small: 512 bytes, 4096 fields.
 	Text   string
 	Fields map[string]string
+	// Refused is what the server says to a user who may not ask for some of that; what
+	// was refused is zero then. nil when nothing was.
+	Refused error
+}
+
+// note keeps the first refusal, and tells whether a reply has come.
+func (k *ForeignKey) note(err error) bool {
+	if err != nil && k.Refused == nil && mayNot(err) {
+		k.Refused = err
+	}
+	return err == nil
 }
 
 // ForeignScan is a walk over the keys of other programs.
@@ -162,6 +175,7 @@ func (w *foreignWalk) types(ctx context.Context, names []string) ([]ForeignKey, 
 	sizes := make([]*redis.IntCmd, len(names))
 	for i, name := range names {
 		keys[i] = ForeignKey{Name: name, Type: types[i].Val(), Aged: ttls[i].Val() > 0}
+		keys[i].note(ttls[i].Err())
 		switch keys[i].Type {
 		case "":
 			return nil, fmt.Errorf("redis: type of %q: %w", clip(name), types[i].Err())
@@ -178,8 +192,12 @@ func (w *foreignWalk) types(ctx context.Context, names []string) ([]ForeignKey, 
 		return nil, err
 	}
 	for i, c := range sizes {
-		if c != nil {
+		switch {
+		case c == nil:
+		case keys[i].note(c.Err()):
 			keys[i].Size = c.Val()
+		default:
+			keys[i].Size = unknownSize
 		}
 	}
 	return keys, nil
@@ -194,7 +212,7 @@ func (w *foreignWalk) values(ctx context.Context, keys []ForeignKey, read map[st
 	for i := range keys {
 		k := &keys[i]
 		switch {
-		case !read[k.Name]:
+		case !read[k.Name], k.Size == unknownSize:
 		case k.Type == "string" && k.Size <= maxForeignText:
 			// Bounded here too: it may have grown since.
 			texts[i] = pipe.GetRange(ctx, k.Name, 0, maxForeignText-1)
@@ -202,19 +220,21 @@ func (w *foreignWalk) values(ctx context.Context, keys []ForeignKey, read map[st
 			hashes[i] = pipe.HGetAll(ctx, k.Name)
 		}
 	}
-	if pipe.Len() == 0 {
-		return nil
-	}
-	if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
-		return err
+	if pipe.Len() > 0 {
+		if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
+			return err
+		}
 	}
 	for i := range keys {
-		if texts[i] != nil {
+		if texts[i] != nil && keys[i].note(texts[i].Err()) {
 			keys[i].Text = texts[i].Val()
 		}
-		if hashes[i] != nil {
+		if hashes[i] != nil && keys[i].note(hashes[i].Err()) {
 			keys[i].Fields = hashes[i].Val()
 		}
+	}
+	for i := range keys {
+		keys[i].Size = max(keys[i].Size, 0)
 	}
 	return nil
 }
