@@ -11,7 +11,7 @@ func (m *Metrics) LMCacheController(read func() controller.Stats) error {
 	type s = controller.Stats
 	return m.registry.Register(figures[s]{read, []figure[s]{
 		gauge("kvatlas_lmcache_workers", "Workers of LMCache that this process hears.", func(s s) int { return s.Workers }),
-		gauge("kvatlas_lmcache_unmapped_workers", "Workers of instances for which no pod is known.", func(s s) int { return s.Unmapped }),
+		gauge("kvatlas_lmcache_unmapped_workers", "Workers of instances for which no pod is known, and those that the index has no room for.", func(s s) int { return s.Unmapped }),
 		gauge("kvatlas_lmcache_syncing_workers", "Workers in a full sync.", func(s s) int { return s.Syncing }),
 		gauge("kvatlas_lmcache_connections", "Connections of workers.", func(s s) int { return s.Peers }),
 		gauge("kvatlas_lmcache_queue_keys", "Keys that wait to be written.", func(s s) int64 { return s.QueueKeys }),

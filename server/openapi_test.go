@@ -128,7 +128,7 @@ func TestDocumentHasTheFields(t *testing.T) {
 	d := readDocument(t)
 	for path, names := range map[string][]string{
 		"/v1/score": scoreNames, "/v1/blocks": blocksNames, "/v1/pods": podNames, "/v1/tokenize": tokenizeNames,
-		"/v1/reset": resetNames,
+		"/v1/reset": resetNames, "/v1/lmcache/sync": lmcacheSyncNames,
 	} {
 		body := d.resolve(t, d.Paths[path]["post"].RequestBody.Content["application/json"].Schema)
 		got := slices.Sorted(maps.Keys(body.Properties))

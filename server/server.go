@@ -30,6 +30,8 @@ type Config struct {
 	Events Pusher
 	// Relay answers the routes below /v1/ingest; nil refuses them.
 	Relay Relay
+	// Syncer answers /v1/lmcache/sync; nil refuses it.
+	Syncer Syncer
 	// BlockSize is the index block size, in tokens, that the first add of a
 	// model fixes for it. It should be that of scorer.Config. Default
 	// store.DefaultBlockSize.
@@ -174,6 +176,7 @@ func (s *Server) routeTable() []route {
 		{http.MethodGet, "/v1/dump", (*call).dump, stream},
 		{http.MethodPost, "/v1/restore", (*call).restore, stream},
 		{http.MethodPost, "/v1/reset", (*call).reset, stream},
+		{http.MethodPost, "/v1/lmcache/sync", (*call).lmcacheSync, work},
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache/coordinator"
 	"github.com/kvatlas/kvatlas/lmcache/entries"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/server"
 )
 
 // lmcacheFeed is what LMCache's workers and servers talk to.
@@ -87,6 +88,19 @@ func (s *service) listenLMCache(ctx context.Context) error {
 	}
 	s.log.Info().Stringer("address", f.listener.Addr()).Msg("standing in for the coordinator of LMCache's MP mode")
 	return nil
+}
+
+// syncer asks the controller's workers, nil if there is to be none.
+func (s *service) syncer() server.Syncer {
+	if s.cfg.LMCacheControllerPull == "" {
+		return nil
+	}
+	return &s.lmcache
+}
+
+// AskSync implements server.Syncer. The controller is there before the API is served.
+func (f *lmcacheFeed) AskSync(instance string, worker int) (heard, asked int) {
+	return f.controller.AskSync(instance, worker)
 }
 
 // lmcacheHashers are those that recompute chunks, by model: of each the first way of the
@@ -174,7 +188,11 @@ func (s *service) watchController() controller.Observer {
 			s.log.Info().Stringer("worker", id).Bool("silent", silent).Msg("a worker of LMCache is gone")
 		},
 		Unmapped: func(id filing.ID, err error) {
-			s.log.Warn().Stringer("worker", id).Err(err).Msg("nothing is kept of a worker of LMCache: set lmcache-instances")
+			what := "nothing is kept of a worker of LMCache"
+			if errors.Is(err, filing.ErrUnmapped) {
+				what += ": set lmcache-instances"
+			}
+			s.log.Warn().Stringer("worker", id).Err(err).Msg(what)
 		},
 		Lost: func(id filing.ID, location, why string) {
 			s.log.Warn().Stringer("worker", id).Str("location", location).Str("because", why).Msg("something that a worker of LMCache said is missing")

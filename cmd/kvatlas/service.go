@@ -98,6 +98,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	s.api, err = server.New(server.Config{
 		Events:      s.pusher(),
 		Relay:       s.relay(),
+		Syncer:      s.syncer(),
 		Scorer:      sc,
 		Index:       s.index,
 		Tokenizer:   s.pool,
@@ -547,7 +548,7 @@ func (s *service) httpServer(h http.Handler) *http.Server {
 
 // adminPaths are what the admin listener has for itself, beside all that is below
 // adminFolder.
-var adminPaths = []string{"/metrics", "/v1/dump", "/v1/restore", "/v1/reset"}
+var adminPaths = []string{"/metrics", "/v1/dump", "/v1/restore", "/v1/reset", "/v1/lmcache/sync"}
 
 // adminFolder has the tokens of prompts.
 const adminFolder = "/v1/ingest/"
@@ -566,7 +567,7 @@ func withoutAdmin(h http.Handler) http.Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusNotFound)
-		_, _ = io.WriteString(w, `{"error":{"code":"not_found","message":"metrics, dump, restore, reset and the events of ranks are on the admin listener","param":null}}`+"\n")
+		_, _ = io.WriteString(w, `{"error":{"code":"not_found","message":"metrics, dump, restore, reset, syncs of LMCache and the events of ranks are on the admin listener","param":null}}`+"\n")
 	})
 }
 

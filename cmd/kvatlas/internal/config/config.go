@@ -29,8 +29,8 @@ type Config struct {
 	// a free one; an empty host takes all addresses of the machine.
 	Listen string `name:"listen" default:"127.0.0.1:8080" section:"HTTP"`
 	// AdminListen is the address of a listener of its own for /metrics, /v1/dump,
-	// /v1/restore, /v1/reset and /v1/ingest, which the API's listener then has not, and for
-	// /healthz and /readyz. Empty serves them all on the API's listener.
+	// /v1/restore, /v1/reset, /v1/lmcache/sync and /v1/ingest, which the API's listener then
+	// has not, and for /healthz and /readyz. Empty serves them all on the API's listener.
 	AdminListen string `name:"admin-listen"`
 	// Roles is the list of parts that this process plays: score answers requests,
 	// ingest reads the events of engines.
@@ -291,7 +291,8 @@ type Config struct {
 	// worker is awaited.
 	LMCacheSyncWait time.Duration `name:"lmcache-sync-wait" default:"2m" min:"10ms" max:"24h"`
 	// LMCacheMaxWorkers is the number of workers, and of instances of MP mode, that are
-	// heard at a time.
+	// heard at a time, and of workers that the index may have, whoever hears them: each is a
+	// registration, of which there are index-max-pods.
 	LMCacheMaxWorkers int `name:"lmcache-max-workers" default:"4096" min:"1" max:"1048576"`
 	// LMCacheQueueKeys is the number of chunks that may wait to be written, of all
 	// workers; what finds no room is dropped, and asked for again.
