@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -147,5 +148,123 @@ func TestDoctorOfLMCache(t *testing.T) {
 	gone := (&url.URL{Scheme: "redis", Host: "127.0.0.1:1"}).String()
 	if status, stdout, _ := call(t, "", "doctor", "lmcache", "--redis="+gone, "--timeout=2s"); status != exitFailed || !strings.Contains(stdout, "connection") {
 		t.Errorf("without a server it ends with %d\n%s", status, stdout)
+	}
+}
+
+// acls are the lines of docs/operations.md between two marks, as words.
+func acls(t *testing.T, mark string) (lines [][]string) {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok1 := strings.Cut(string(text), "<!-- "+mark+": begin -->\n```\n")
+	block, _, ok2 := strings.Cut(rest, "```\n<!-- "+mark+": end -->")
+	if !ok1 || !ok2 {
+		t.Fatalf("docs/operations.md has no block of %s", mark)
+	}
+	for line := range strings.Lines(block) {
+		lines = append(lines, strings.Fields(line))
+	}
+	return lines
+}
+
+// TestDoctorOfLMCacheIsRefused takes one right after the other from the user that is
+// documented, and has the doctor name it.
+func TestDoctorOfLMCacheIsRefused(t *testing.T) {
+	const model = "m"
+	s := redistest.Start(t)
+	c := s.Client()
+	tokens := make([]uint32, 256)
+	list, err := json.Marshal(make([]int, len(tokens)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "tokens.json")
+	if err := os.WriteFile(file, list, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	x, err := redis.Open(redis.Config{URL: "redis://" + s.Addr, NoSweep: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	if _, err := x.Register(t.Context(), store.Pod{Name: "10.0.0.1:8000", Model: model}); err != nil {
+		t.Fatal(err)
+	}
+	// A string of 0.3.1, and a hash of the fork.
+	names, err := lmcache.Keys(lmcache.Config{Version: lmcache.V031}, lmcache.Target{Model: model, WorldSize: 1}, tokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fork, err := lmcache.Keys(lmcache.Config{Version: lmcache.VFork}, lmcache.Target{Model: model, WorldSize: 1}, tokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Set(t.Context(), names[0], "10.0.0.1:8000", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.HSet(t.Context(), fork[0], "10.0.0.1:8000", "vllm@1@0@1795815008.5").Err(); err != nil {
+		t.Fatal(err)
+	}
+	do := func(words ...string) {
+		t.Helper()
+		args := make([]any, len(words))
+		for i, w := range words {
+			args[i] = w
+		}
+		if err := c.Do(t.Context(), args...).Err(); err != nil {
+			t.Fatalf("%v: %v", words, err)
+		}
+	}
+	doctor := func() []check.Finding {
+		t.Helper()
+		status, stdout, stderr := call(t, "", "doctor", "lmcache", "--json", "--redis=redis://kvatlas-doctor:DOCTOR_PASSWORD@"+s.Addr,
+			"--profile="+model+"?version=0.3.1", "--model="+model, "--tokens-file="+file)
+		var r struct{ Sections []section }
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || len(r.Sections) != 1 {
+			t.Fatalf("ends with %d\n%s%s\n%v", status, stdout, stderr, err)
+		}
+		return r.Sections[0].Findings
+	}
+	own := acls(t, "acl-doctor-lmcache")
+	if len(own) != 1 || !slices.Equal(own[0][3:], lmcacheRules) {
+		t.Errorf("documented is\n%v\nand the doctor names\n%v", own, lmcacheRules)
+	}
+	for _, without := range append([]string{"", "+scan", "+hlen"}, lmcacheRules...) {
+		for _, line := range append(acls(t, "acl-doctor"), own...) {
+			do(slices.DeleteFunc(slices.Clone(line), func(w string) bool { return w == without && w != "" })...)
+		}
+		list := doctor()
+		i := slices.IndexFunc(list, func(f check.Finding) bool { return f.What == "access" })
+		switch {
+		case without == "" && i >= 0:
+			t.Errorf("with all rights: %+v", list[i])
+		case without == "":
+			for _, f := range list {
+				if f.What == "lmcache owners" && f.Level != check.OK {
+					t.Errorf("with all rights: %+v", f)
+				}
+			}
+		case i < 0:
+			t.Errorf("without %s nothing is missing: %+v", without, list)
+		case without == "+hlen": // of a script, for which Redis does not say it
+			if !strings.Contains(list[i].Do, "the rights of kvatlas doctor") {
+				t.Errorf("without %s: %+v", without, list[i])
+			}
+		case !strings.HasPrefix(list[i].Do, "ACL SETUSER kvatlas-doctor "+without+"; ") || list[i].Level < check.Warn:
+			t.Errorf("without %s: %+v", without, list[i])
+		}
+		do("ACL", "DELUSER", "kvatlas-doctor")
+	}
+}
+
+// TestDoctorOfLMCachePrompt asks a server that has no tokenizer of the model.
+func TestDoctorOfLMCachePrompt(t *testing.T) {
+	s := redistest.Start(t)
+	r := start(t)
+	status, _, stderr := call(t, "", "doctor", "lmcache", "--redis=redis://"+s.Addr, "--model=no/such", "--prompt=Hello", "--server="+r.url)
+	if status != exitFailed || !strings.Contains(stderr, "the server at "+r.url+" answers 404") || strings.Contains(stderr, "(model)") {
+		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 }

@@ -2,7 +2,10 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -10,6 +13,28 @@ import (
 
 	"github.com/goccy/go-yaml"
 )
+
+// container is what is read of a container.
+type container struct {
+	Image string
+	Env   []struct {
+		Name, Value string
+		ValueFrom   any `yaml:"valueFrom"`
+	}
+	EnvFrom []envFrom `yaml:"envFrom"`
+	Ports   []struct {
+		Name string
+		Port int `yaml:"containerPort"`
+	}
+}
+
+// envFrom is a ConfigMap that a container reads.
+type envFrom struct {
+	ConfigMap struct {
+		Name     string
+		Optional bool
+	} `yaml:"configMapRef"`
+}
 
 // manifest is what is read of an object of deploy/kubernetes.
 type manifest struct {
@@ -19,28 +44,79 @@ type manifest struct {
 	} `yaml:"metadata"`
 	Data map[string]string `yaml:"data"`
 	Spec struct {
+		Replicas int
+		Strategy struct{ Type string }
+		Selector map[string]any // of a Service the labels themselves
+		Ports    []struct {     // of a Service
+			Name       string
+			Port       int
+			TargetPort string `yaml:"targetPort"`
+		}
 		Template struct {
-			Spec struct {
+			Metadata struct{ Labels map[string]string }
+			Spec     struct {
 				ServiceAccount string `yaml:"serviceAccountName"`
 				Grace          int    `yaml:"terminationGracePeriodSeconds"`
-				Containers     []struct {
-					Env []struct {
-						Name, Value string
-						ValueFrom   any `yaml:"valueFrom"`
-					}
-					EnvFrom []struct {
-						ConfigMap struct{ Name string } `yaml:"configMapRef"`
-					} `yaml:"envFrom"`
-					Ports []struct {
-						Name string
-						Port int `yaml:"containerPort"`
-					}
-				}
+				Containers     []container
 			}
 		}
 	}
 	Role     struct{ Name string }              `yaml:"roleRef"`
 	Subjects []struct{ Name, Namespace string } `yaml:"subjects"`
+}
+
+// environment is what the container is started with, by name: what it sets itself, with
+// the values that come from elsewhere, and the ConfigMaps, which it has to name.
+func (c *container) environment(t *testing.T, configs ...manifest) map[string]string {
+	t.Helper()
+	env := map[string]string{"KVATLAS_REDIS": "redis://:secret@h:6379", "KVATLAS_PODS_KUBERNETES_NAMESPACE": "llm"}
+	for _, v := range c.Env {
+		if (v.Value == "") != (v.ValueFrom != nil) || v.ValueFrom != nil && env[v.Name] == "" {
+			t.Errorf("%s is %+v", v.Name, v)
+		}
+		if v.Value != "" {
+			env[v.Name] = v.Value
+		}
+	}
+	for _, from := range c.EnvFrom {
+		i := slices.IndexFunc(configs, func(m manifest) bool { return m.Metadata.Name == from.ConfigMap.Name })
+		switch {
+		case i >= 0:
+			maps.Copy(env, configs[i].Data)
+		case !from.ConfigMap.Optional:
+			t.Errorf("the container reads %q, which no manifest has", from.ConfigMap.Name)
+		}
+	}
+	for _, m := range configs {
+		if !slices.ContainsFunc(c.EnvFrom, func(f envFrom) bool { return f.ConfigMap.Name == m.Metadata.Name }) {
+			t.Errorf("nobody reads the settings %q", m.Metadata.Name)
+		}
+	}
+	return env
+}
+
+// printed is the configuration that follows from an environment.
+func printed(t *testing.T, env map[string]string) string {
+	t.Helper()
+	var out, errs output
+	p := &program{stdout: &out, stderr: &errs}
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		p.env = append(p.env, name+"="+env[name])
+	}
+	if status := p.run(t.Context(), []string{"serve", "--print-config"}); status != exitOK {
+		t.Fatalf("ends with %d\n%s", status, errs.String())
+	}
+	return out.String()
+}
+
+// port is the number of a container's port, 0 if it has none of that name.
+func (c *container) port(name string) int {
+	for _, p := range c.Ports {
+		if p.Name == name {
+			return p.Port
+		}
+	}
+	return 0
 }
 
 func manifests(t *testing.T, file string) map[string]manifest {
@@ -55,7 +131,11 @@ func manifests(t *testing.T, file string) map[string]manifest {
 		if err := yaml.Unmarshal(doc, &m); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
-		if _, ok := out[m.Kind]; ok || m.Metadata.Namespace != "llm" {
+		namespace := m.Metadata.Namespace
+		if m.Kind == "Namespace" {
+			namespace = m.Metadata.Name
+		}
+		if _, ok := out[m.Kind]; ok || namespace != "llm" {
 			t.Errorf("%s has two of %s, or one in the namespace %q", file, m.Kind, m.Metadata.Namespace)
 		}
 		out[m.Kind] = m
@@ -82,32 +162,12 @@ func TestManifests(t *testing.T) {
 		if bound.Role.Name != found["Role"].Metadata.Name || len(bound.Subjects) != 1 || bound.Subjects[0].Name != spec.ServiceAccount || bound.Subjects[0].Namespace != "llm" {
 			t.Errorf("%s binds %+v", file, bound)
 		}
-		if c.EnvFrom[0].ConfigMap.Name != found["ConfigMap"].Metadata.Name {
-			t.Errorf("%s has the settings %q, the Deployment reads %q", file, found["ConfigMap"].Metadata.Name, c.EnvFrom[0].ConfigMap.Name)
-		}
-		var env []string
-		values := map[string]string{"KVATLAS_REDIS": "redis://:secret@h:6379", "KVATLAS_PODS_KUBERNETES_NAMESPACE": "llm"}
-		for _, v := range c.Env {
-			if (v.Value == "") != (v.ValueFrom != nil) || v.ValueFrom != nil && values[v.Name] == "" {
-				t.Errorf("%s is %+v", v.Name, v)
-			}
-			if v.Value != "" {
-				values[v.Name] = v.Value
-			}
-			env = append(env, v.Name+"="+values[v.Name])
-		}
-		for name, v := range found["ConfigMap"].Data {
-			env = append(env, name+"="+v)
-		}
-		var out, errs output
-		p := &program{stdout: &out, stderr: &errs, env: env}
-		if status := p.run(t.Context(), []string{"serve", "--print-config"}); status != exitOK {
-			t.Fatalf("%s: ends with %d\n%s", file, status, errs.String())
-		}
+		values := c.environment(t, found["ConfigMap"])
+		config := printed(t, values)
 		want = append(want, "redis: redis://:***@h:6379", "pods-kubernetes-namespace: llm", "listen: 0.0.0.0:8080", "admin-listen: 0.0.0.0:9090")
 		for _, line := range want {
-			if !strings.Contains(out.String(), "\n"+line+" ") {
-				t.Errorf("%s: no line %q in\n%s", file, line, out.String())
+			if !strings.Contains(config, "\n"+line+" ") {
+				t.Errorf("%s: no line %q in\n%s", file, line, config)
 			}
 		}
 		for i, port := range []string{"LISTEN", "ADMIN_LISTEN"} {
@@ -125,6 +185,80 @@ func TestManifests(t *testing.T) {
 		}
 		if drain >= time.Duration(spec.Grace)*time.Second {
 			t.Errorf("it is killed after %d s and drains for %v", spec.Grace, drain)
+		}
+	}
+}
+
+// TestLMCacheManifest starts from what lmcache.yaml sets: there is one process, at whose
+// ports the Service ends, and it is told of as what it is.
+func TestLMCacheManifest(t *testing.T) {
+	base, own, labels := manifests(t, "kvatlas.yaml"), manifests(t, "lmcache.yaml"), manifests(t, "labels.yaml")
+	d, service := own["Deployment"], own["Service"]
+	if d.Spec.Replicas != 1 || d.Spec.Strategy.Type != "Recreate" {
+		t.Errorf("the connections of a worker may reach several of %d replicas (%s)", d.Spec.Replicas, d.Spec.Strategy.Type)
+	}
+	c := d.Spec.Template.Spec.Containers[0]
+	others := base["Deployment"].Spec.Template.Spec
+	if c.Image != others.Containers[0].Image || d.Spec.Template.Spec.ServiceAccount != others.ServiceAccount {
+		t.Errorf("it runs %s as %s", c.Image, d.Spec.Template.Spec.ServiceAccount)
+	}
+	// Each Service has its own pods.
+	for _, s := range []manifest{service, base["Service"]} {
+		for _, pods := range []manifest{d, base["Deployment"]} {
+			matches := len(s.Spec.Selector) > 0
+			for k, v := range s.Spec.Selector {
+				matches = matches && pods.Spec.Template.Metadata.Labels[k] == v
+			}
+			if matches != (s.Metadata.Name == pods.Metadata.Name) {
+				t.Errorf("the Service %s has the pods of %s: %v", s.Metadata.Name, pods.Metadata.Name, matches)
+			}
+		}
+	}
+	env := c.environment(t, labels["ConfigMap"], own["ConfigMap"])
+	config := printed(t, env)
+	for _, line := range []string{"roles: score,ingest", "pods-kubernetes: app=vllm", "lmcache-write: off"} {
+		if !strings.Contains(config, "\n"+line+" ") {
+			t.Errorf("no line %q in\n%s", line, config)
+		}
+	}
+	// What is listened at is in the Service, and nothing else is.
+	at := map[string]string{"pull": "CONTROLLER_PULL", "reply": "CONTROLLER_REPLY", "heartbeat": "CONTROLLER_HEARTBEAT", "coordinator": "COORDINATOR_LISTEN"}
+	if len(service.Spec.Ports) != len(at) {
+		t.Errorf("the Service has %d ports", len(service.Spec.Ports))
+	}
+	for _, p := range service.Spec.Ports {
+		listen := env["KVATLAS_LMCACHE_"+at[p.Name]]
+		if port := c.port(p.TargetPort); p.Port != port || !strings.HasSuffix(listen, ":"+strconv.Itoa(port)) {
+			t.Errorf("the Service has %+v, the container %d, and it listens at %q", p, port, listen)
+		}
+		if p.Name == "heartbeat" {
+			if told, want := env["KVATLAS_LMCACHE_CONTROLLER_HEARTBEAT_URL"], fmt.Sprintf("%s.llm.svc:%d", service.Metadata.Name, p.Port); told != want {
+				t.Errorf("workers are told of %s for heartbeats, and the Service is %s", told, want)
+			}
+		}
+	}
+	// Scorers know how the engines run LMCache, too; without the file they do without.
+	scorer := others.Containers[0].environment(t, labels["ConfigMap"], own["ConfigMap"])
+	models := own["ConfigMap"].Data["KVATLAS_LMCACHE_MODELS"]
+	if config := printed(t, scorer); models == "" || !strings.Contains(config, models) {
+		t.Errorf("no %q in\n%s", models, config)
+	}
+}
+
+// TestManifestFiles has every manifest named where it is told how to apply them.
+func TestManifestFiles(t *testing.T) {
+	manifests(t, "namespace.yaml")
+	text, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := os.ReadDir("../../deploy/kubernetes")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, f := range files {
+		if !strings.Contains(string(text), f.Name()) {
+			t.Errorf("docs/operations.md does not tell of %s", f.Name())
 		}
 	}
 }
