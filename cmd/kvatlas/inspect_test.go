@@ -223,7 +223,7 @@ func TestInspectPlay(t *testing.T) {
 	again := filepath.Join(dir, "again")
 	end := inspecting(t, endpoint, "--record", again, "--count=4")
 	status, _, stderr := call(t, "", "inspect", "play", file, "--bind", endpoint, "--speed=0")
-	if status != exitOK || stderr != "# 3 entries of the record are sent\n" {
+	if status != exitOK || !strings.HasSuffix(stderr, "'HOST:PORT?model=MODEL&events="+endpoint+"'\n# 3 entries of the record are sent\n") {
 		t.Fatalf("ends with %d\n%s", status, stderr)
 	}
 	if status, stdout, stderr := end(); status != exitOK || strings.Count(stdout, "\n") != 4 {

@@ -32,6 +32,9 @@ rotated away are played first, or one of Dynamo's recorder. The latter has no
 tokens, so it can go to a server alone: each worker becomes a pod "worker-ID",
 and the model must be indexed with the block size of the record.
 
+With --bind it waits for a reader, and says which --pods lets kvatlas serve be one.
+examples/events.jsonl in the sources is a small record to begin with.
+
 `
 
 // playCall is one call of kvatlas inspect play.
@@ -43,12 +46,13 @@ type playCall struct {
 	server     string
 	timeout    time.Duration
 	pod, model string
+	errs       io.Writer
 }
 
 func (p *program) readPlayCall(args []string) (*playCall, error) {
 	fs := flag.NewFlagSet("kvatlas inspect play", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	c := &playCall{}
+	c := &playCall{errs: p.stderr}
 	fs.StringVar(&c.publish.Endpoint, "bind", "", "publish at this `ENDPOINT`")
 	fs.StringVar(&c.publish.Replay, "replay", "", "with --bind: have a replay socket at this `ENDPOINT`")
 	fs.DurationVar(&c.wait, "wait", time.Minute, "with --bind: how long to wait for the first subscriber")
@@ -194,6 +198,7 @@ func (c *playCall) sender(ctx context.Context) (sendFunc, func(whole bool) error
 	if err != nil {
 		return nil, nil, err
 	}
+	fmt.Fprintf(c.errs, "# waiting up to %v for a subscriber: kvatlas serve --pods '%s'\n", c.wait, podOf(c.publish))
 	within, cancel := context.WithTimeout(ctx, c.wait)
 	defer cancel()
 	for pub.Subscribers() == 0 {
@@ -202,6 +207,17 @@ func (c *playCall) sender(ctx context.Context) (sendFunc, func(whole bool) error
 		}
 	}
 	return publishTo(pub), func(whole bool) error { return c.endPublisher(ctx, pub, whole) }, nil
+}
+
+// podOf is the pod that a server on this machine has to know to read what is published, as
+// the setting pods takes it. What it is called and which model it has is the reader's.
+func podOf(c zmq.PublisherConfig) string {
+	here := strings.NewReplacer("//*:", "//127.0.0.1:", "//0.0.0.0:", "//127.0.0.1:", "//[::]:", "//[::1]:")
+	text := "HOST:PORT?model=MODEL&events=" + here.Replace(c.Endpoint)
+	if c.Replay != "" {
+		text += "&replay=" + here.Replace(c.Replay)
+	}
+	return text
 }
 
 // half is how many messages wait for a subscriber before the player waits for it.
