@@ -335,12 +335,13 @@ func (p *Pool) fly(f *flight) {
 	ids, ends, fresh, err := p.pieces.tokenize(f.tok, f.text, f.key.special)
 	took := time.Since(start)
 	f.tokens, f.err = ids, err
-	close(f.done)
-
+	// Who has the answer finds it counted.
 	p.n.tokenized.Add(1)
 	p.n.textBytes.Add(uint64(len(f.text)))
 	p.n.tokens.Add(uint64(fresh))
 	p.n.reused.Add(uint64(max(len(ids)-fresh, 0)))
+	close(f.done)
+
 	// A text without tokens is not stored: stores take that for a failure.
 	if p.cfg.Store != nil && err == nil && (len(ids) > 0 || f.text == "") {
 		if err := p.cfg.Store.Put(f.tok.scope(f.key.special), f.text, ids, ends); err != nil {

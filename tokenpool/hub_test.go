@@ -385,8 +385,8 @@ func TestHubRefuses(t *testing.T) {
 		{"418", func(h *fakeHub) { h.status = []int{418} }, HubConfig{}, ErrLoad, "answered 418", 1},
 		{"500 for ever", func(h *fakeHub) { h.status = []int{500, 500, 500, 500} }, HubConfig{Attempts: 3}, ErrLoad, "attempt 3: the hub", 3},
 		{"cut for ever", func(h *fakeHub) { h.cut, h.cuts = 10, 100 }, HubConfig{Attempts: 3}, ErrLoad, "broke off after 30 bytes", 3},
-		{"slow", func(h *fakeHub) { h.slow = time.Minute }, HubConfig{Attempts: 2, ResponseTimeout: 20 * time.Millisecond}, ErrLoad, "attempt 2: nothing came for 20ms", 2},
-		{"stalls", func(h *fakeHub) { h.stall = 10 }, HubConfig{Attempts: 2, ResponseTimeout: 50 * time.Millisecond}, ErrLoad, "attempt 2: nothing came for 50ms", 2},
+		{"slow", func(h *fakeHub) { h.slow = time.Minute }, HubConfig{Attempts: 2, ResponseTimeout: 500 * time.Millisecond}, ErrLoad, "attempt 2: nothing came for 500ms", 2},
+		{"stalls", func(h *fakeHub) { h.stall = 10 }, HubConfig{Attempts: 2, ResponseTimeout: 500 * time.Millisecond}, ErrLoad, "attempt 2: nothing came for 500ms", 2},
 		{"too large", func(h *fakeHub) {}, HubConfig{MaxFileBytes: 999}, ErrLoad, "1000 bytes, the limit is 999", 1},
 		{"too large, no length", func(h *fakeHub) { h.chunked = true }, HubConfig{MaxFileBytes: 999}, ErrLoad, "more than 999 bytes", 1},
 		{"not JSON", func(h *fakeHub) { h.files[hubPath] = "<html>sign in</html>" }, HubConfig{Attempts: 2}, ErrLoad, "not JSON", 2},
@@ -432,7 +432,7 @@ func TestHubFallsBackOnCache(t *testing.T) {
 	} {
 		h.set(func(h *fakeHub) { h.slow, h.status, h.cuts, h.files[hubPath] = 0, nil, 0, content })
 		h.set(prepare)
-		hub := h.client(HubConfig{CacheDir: first.cfg.CacheDir, ResponseTimeout: 300 * time.Millisecond, Offline: name == "offline"})
+		hub := h.client(HubConfig{CacheDir: first.cfg.CacheDir, ResponseTimeout: time.Second, Offline: name == "offline"})
 		files, err := hub.Fetch(t.Context(), "org/model")
 		if err != nil || string(files.Tokenizer) != content || files.Revision != commit {
 			t.Errorf("%s: %d bytes, revision %q, %v", name, len(files.Tokenizer), files.Revision, err)
