@@ -243,7 +243,7 @@ func TestLMCacheEngine(t *testing.T) {
 	redis := redistest.Start(t)
 	v := newVLLMTopic(t)
 	pull, reply, beat := redistest.FreePort(t), redistest.FreePort(t), redistest.FreePort(t)
-	r := start(t, "--redis="+redis.URL(), "--score-budget=5s", "--lmcache-lease=3s", "--lmcache-instances=engine="+one,
+	r := start(t, "--redis="+redis.URL(), "--score-budget=5s", "--lmcache-lease=6s", "--lmcache-instances=engine="+one,
 		fmt.Sprintf("--lmcache-controller-pull=tcp://127.0.0.1:%d", pull), fmt.Sprintf("--lmcache-controller-reply=tcp://127.0.0.1:%d", reply),
 		fmt.Sprintf("--lmcache-controller-heartbeat=tcp://127.0.0.1:%d", beat), "--pods="+two+"?model=m&events="+v.events+"&replay="+v.replay,
 		"--lmcache-models=m?version=0.5.6&vllm=false&dtype=bfloat16&remote=redis")

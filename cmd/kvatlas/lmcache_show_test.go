@@ -25,7 +25,7 @@ func TestLMCacheInOneScore(t *testing.T) {
 	redis := redistest.Start(t)
 	v := newVLLMTopic(t)
 	pull, reply, beat := redistest.FreePort(t), redistest.FreePort(t), redistest.FreePort(t)
-	r := start(t, "--redis="+redis.URL(), "--score-budget=5s", "--lmcache-lease=2s", "--lmcache-max-age=0s",
+	r := start(t, "--redis="+redis.URL(), "--score-budget=5s", "--lmcache-lease=6s", "--lmcache-max-age=0s",
 		fmt.Sprintf("--lmcache-controller-pull=tcp://127.0.0.1:%d", pull), fmt.Sprintf("--lmcache-controller-reply=tcp://127.0.0.1:%d", reply),
 		fmt.Sprintf("--lmcache-controller-heartbeat=tcp://127.0.0.1:%d", beat), "--lmcache-instances=two="+two,
 		"--pods="+one+"?model=m&events="+v.events+"&replay="+v.replay,

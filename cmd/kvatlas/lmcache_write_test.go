@@ -18,7 +18,7 @@ func TestLMCacheIsWritten(t *testing.T) {
 	s := redistest.Start(t)
 	pull := redistest.FreePort(t)
 	const pod = "10.0.0.1:8000"
-	r := start(t, "--redis="+s.URL(), "--lmcache-write=both", "--lmcache-lease=1s", fmt.Sprintf("--lmcache-controller-pull=tcp://127.0.0.1:%d", pull), "--lmcache-models=m?version=0.3.1", "--lmcache-instances=inst="+pod)
+	r := start(t, "--redis="+s.URL(), "--lmcache-write=both", "--lmcache-lease=6s", fmt.Sprintf("--lmcache-controller-pull=tcp://127.0.0.1:%d", pull), "--lmcache-models=m?version=0.3.1", "--lmcache-instances=inst="+pod)
 	// The other has a prefix of its own, so that the entries are all that it can find.
 	reader := start(t, "--redis="+s.URL(), "--redis-prefix=other", "--lmcache-models=m?version=0.3.1,m?version=fork", "--score-budget=5s")
 	other := &served{url: reader.url, log: reader.stderr, c: reader.client()}

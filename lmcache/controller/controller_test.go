@@ -271,7 +271,7 @@ func TestGapAndFullSync(t *testing.T) {
 func TestGapWithoutSync(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "inst")
-	c := s.controller(func(c *Config) { c.Lease, c.SyncWait = 5*time.Second, 50*time.Millisecond })
+	c := s.controller(func(c *Config) { c.Lease, c.SyncWait = lease, 50*time.Millisecond })
 	x := s.client(c, "inst", 0, true)
 	const name = "inst/lmcache/0"
 	x.say(cpu, 0, "+1")
@@ -311,7 +311,7 @@ func TestRestartedWorker(t *testing.T) {
 func TestCrashedWorker(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "inst")
-	c := s.controller(func(c *Config) { c.Lease = 4 * time.Second })
+	c := s.controller(func(c *Config) { c.Lease = lease })
 	x, y := s.client(c, "inst", 0, true), s.client(c, "inst", 1, true)
 	x.say(cpu, 0, "+1")
 	y.say(cpu, 0, "+1")
@@ -447,7 +447,7 @@ func TestIndexDown(t *testing.T) {
 func TestUnmapped(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	c := s.controller(func(c *Config) { c.Lease = 4 * time.Second })
+	c := s.controller(func(c *Config) { c.Lease = lease })
 	x := s.client(c, "inst", 0, true)
 	x.say(cpu, 0, "+1", "+2")
 	lmcachetest.WaitFor(t, "operations that are not kept", func() bool { return c.Stats().Unplaced == 2 })

@@ -27,6 +27,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const model = lmcachetest.Model
 
+// lease is short, and long enough that a busy machine renews in time.
+const lease = 5 * time.Second
+
 // sent is one message of a capture.
 type sent struct {
 	Chan  string          `json:"chan"`

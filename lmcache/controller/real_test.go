@@ -118,9 +118,6 @@ func TestRealWorker031(t *testing.T) {
 	}
 }
 
-// lease is short, and long enough that a busy machine renews in time.
-const lease = 5 * time.Second
-
 // fixedPorts has ports that another controller can bind in its turn.
 func fixedPorts(t *testing.T, change func(*Config)) func(*Config) {
 	t.Helper()

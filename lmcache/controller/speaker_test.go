@@ -15,7 +15,7 @@ import (
 // onePod finds the same pod for each of these instances.
 func onePod(instances ...string) func(*Config) {
 	return func(c *Config) {
-		c.Lease = 3 * time.Second
+		c.Lease = lease
 		c.Pods.Map = map[string][]filing.Target{}
 		for _, i := range instances {
 			c.Pods.Map[i] = []filing.Target{{Pod: "pod"}}
@@ -98,7 +98,7 @@ func TestStrangerAfterRestart(t *testing.T) {
 func TestWorkersOfTheIndex(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "inst", "other")
-	few := func(c *Config) { c.MaxWorkers, c.Lease = 2, 3*time.Second }
+	few := func(c *Config) { c.MaxWorkers, c.Lease = 2, lease }
 	a, b := s.controller(few), s.controller(few)
 	x, y := s.client(a, "inst", 0, true), s.client(a, "inst", 1, true)
 	lmcachetest.WaitFor(t, "two workers", func() bool { return s.Pod("inst/lmcache/0") != nil && s.Pod("inst/lmcache/1") != nil })
