@@ -36,12 +36,15 @@ func fill(t testing.TB, x store.Index, pod, model string, blocks int) {
 	}
 }
 
+// listenTimeout is the timeout of servers over TCP.
+const listenTimeout = time.Second
+
 // listen serves over TCP.
 func (s subject) listen(t testing.TB) string {
 	t.Helper()
 	ts := httptest.NewUnstartedServer(s.Handler())
-	// What a stream must live with.
-	ts.Config.ReadTimeout, ts.Config.WriteTimeout = 300*time.Millisecond, 300*time.Millisecond
+	// What a stream must live with, and a request that is no stream live within.
+	ts.Config.ReadTimeout, ts.Config.WriteTimeout = listenTimeout, listenTimeout
 	ts.Start()
 	t.Cleanup(ts.Close)
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
@@ -189,7 +192,7 @@ func TestStreams(t *testing.T) {
 	for w := s.do("HEAD", "/v1/dump", nil); w.Code != 200; w = s.do("HEAD", "/v1/dump", nil) {
 		time.Sleep(time.Millisecond)
 	}
-	time.Sleep(400 * time.Millisecond) // longer than the server's timeouts
+	time.Sleep(listenTimeout + listenTimeout/4)
 	close(index.leave)
 	text, err := io.ReadAll(rest)
 	if err != nil || !bytes.Contains(text, []byte(`{"kvatlas":"end"`)) {
@@ -256,7 +259,7 @@ func TestRestoreStreams(t *testing.T) {
 		go func() {
 			for i, p := range parts {
 				if i > 0 {
-					time.Sleep(250 * time.Millisecond)
+					time.Sleep(listenTimeout * 2 / 3) // twice
 				}
 				if _, err := w.Write(p); err != nil {
 					return

@@ -216,7 +216,7 @@ func TestBytesInFlight(t *testing.T) {
 }
 
 func TestTimeout(t *testing.T) {
-	s := newServer(t, openIndex(t), func(c *server.Config) { c.Limits.RequestTimeout = 20 * time.Millisecond })
+	s := newServer(t, openIndex(t), func(c *server.Config) { c.Limits.RequestTimeout = 500 * time.Millisecond })
 	refused(t, s.do("POST", "/v1/score", strings.NewReader(`{"model":"text-model","mode":"sync","prompt":"forever"}`)), 504, "timeout")
 	refused(t, s.do("POST", "/v1/tokenize", strings.NewReader(`{"model":"text-model","prompt":"forever"}`)), 504, "timeout")
 }

@@ -111,7 +111,7 @@ for s in (a, b): s.connect(sys.argv[1])
 for i in range(2000):
     s = (a, b)[i % 2]
     s.send_multipart([b"%d" % i] + [b"x" * (j * 37) for j in range(i % 50)])
-time.sleep(60)
+time.sleep(600)
 `, "tcp://"+l.Addr().String())
 	waitFor(t, "2000 messages", func() bool { return b.count() == 2000 })
 	b.mu.Lock()
@@ -177,9 +177,9 @@ print("well", flush=True)
 // hello is a handshake as a socket of a kind.
 func hello(t *testing.T, l *Listener, socket string) *conn {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	c, err := dial(ctx, endpoint{"tcp", l.Addr().String()}, socket, []string{"PULL", "ROUTER"}, nil, 1024, 10*time.Second)
+	c, err := dial(ctx, endpoint{"tcp", l.Addr().String()}, socket, []string{"PULL", "ROUTER"}, nil, 1024, 30*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestListenerPushesBack(t *testing.T) {
 // A peer that does not answer heartbeats is closed.
 func TestListenerHeartbeat(t *testing.T) {
 	var b inbox
-	l := listen(t, ListenerConfig{Kind: Pull, Handle: b.handle, Heartbeat: 20 * time.Millisecond})
+	l := listen(t, ListenerConfig{Kind: Pull, Handle: b.handle, Heartbeat: 500 * time.Millisecond})
 	c := hello(t, l, "PUSH")
 	if err := c.write(newMessage([]byte("x"))); err != nil {
 		t.Fatal(err)
