@@ -145,6 +145,15 @@ func (s *stage) until(what string, ok func() bool) {
 	s.t.Fatalf("waited for %s; told: %q", what, s.told)
 }
 
+// hears waits until something has been told that begins like each of these: what is
+// told of a window is told when the index has it.
+func (s *stage) hears(what ...string) {
+	s.t.Helper()
+	for _, w := range what {
+		s.until(fmt.Sprintf("%q to be told", w), func() bool { return s.heard(w) })
+	}
+}
+
 // settled waits until the index has all that was published and checks it.
 func (s *stage) settled() {
 	s.t.Helper()
@@ -174,9 +183,7 @@ func TestReadAndTakeOver(t *testing.T) {
 		s.publish()
 	}
 	s.settled()
-	if !s.heard("began first") || !s.heard("started 0") || !s.heard("events 1") || !s.heard("lag") {
-		t.Errorf("told: %q", s.told)
-	}
+	s.hears("began first", "started 0", "events 1", "lag")
 	if err := s.in.Read(t.Context(), s.source, 1); !errors.Is(err, ErrReading) {
 		t.Errorf("read twice: %v", err)
 	}
@@ -190,7 +197,8 @@ func TestReadAndTakeOver(t *testing.T) {
 	if _, err := s.in.Recent("pod", 1, 0, 1); !errors.Is(err, ErrNotRead) {
 		t.Errorf("a rank that is not read: %v", err)
 	}
-	st := s.in.Stats().Ranks[0]
+	var st RankStats
+	s.until("70 messages to be counted", func() bool { st = s.in.Stats().Ranks[0]; return st.Messages == 70 })
 	if st.Next != 70 || !st.Connected || st.Messages != 70 || st.Events[event.Stored] == 0 || st.LastMessage.IsZero() || st.Unmatched(0) {
 		t.Errorf("%+v", st)
 	}
@@ -228,7 +236,8 @@ func TestReadAndTakeOver(t *testing.T) {
 	}
 	s.read(2)
 	s.settled()
-	if !s.heard("took over 70") || s.heard("began lost") || s.heard("began restarted") {
+	s.hears("took over 70")
+	if s.heard("began lost") || s.heard("began restarted") {
 		t.Errorf("told: %q", s.told)
 	}
 	s.stop()
@@ -239,9 +248,7 @@ func TestReadAndTakeOver(t *testing.T) {
 	}
 	s.read(3)
 	s.settled()
-	if !s.heard("began restarted") {
-		t.Errorf("told: %q", s.told)
-	}
+	s.hears("began restarted")
 	// Somebody else reads, under a higher fence.
 	life, err := x.Life(t.Context(), "pod", 0)
 	if err != nil {
@@ -274,9 +281,7 @@ func TestReadWithoutReplay(t *testing.T) {
 		s.publish()
 	}
 	s.settled()
-	if !s.heard("gap 20 21") || !s.heard("began lost") || !s.heard("started 21") {
-		t.Errorf("told: %q", s.told)
-	}
+	s.hears("gap 20 21", "began lost", "started 21")
 	// The link breaks, and nobody can tell what came of the engine.
 	s.publisher()
 	s.until("a connection", func() bool { return s.pub.Subscribers() > 0 })
@@ -284,7 +289,8 @@ func TestReadWithoutReplay(t *testing.T) {
 		s.publish()
 	}
 	s.settled()
-	if !s.heard("began no_replay") || s.heard("replayed") {
+	s.hears("began no_replay")
+	if s.heard("replayed") {
 		t.Errorf("told: %q", s.told)
 	}
 }
@@ -308,9 +314,7 @@ func TestReadEndedElsewhere(t *testing.T) {
 		s.publish()
 	}
 	s.settled()
-	if !s.heard("began ended") {
-		t.Errorf("told: %q", s.told)
-	}
+	s.hears("began ended")
 	// And for good.
 	if _, err := x.Retire(t.Context(), "pod"); err != nil {
 		t.Fatal(err)
@@ -360,9 +364,7 @@ func TestReadUndecodable(t *testing.T) {
 	s.log, s.seq = append(s.log, nil), s.seq+1
 	s.publish()
 	s.settled()
-	if !s.heard("undecodable 1 1 event: not a message") || !s.heard("undecodable 2 1 ingest: event 0: unknown_kind") || !s.heard("other rank 0 3") {
-		t.Errorf("told: %q", s.told)
-	}
+	s.hears("undecodable 1 1 event: not a message", "undecodable 2 1 ingest: event 0: unknown_kind", "other rank 0 3")
 }
 
 func TestReadRefuses(t *testing.T) {
