@@ -7,10 +7,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"strconv"
 
 	"github.com/kvatlas/kvatlas/bench"
-	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 )
 
 const benchUsage = `kvatlas bench measures the indexes beside those of others, and prints tables.
@@ -43,39 +41,6 @@ func (p *program) bench(ctx context.Context, args []string) int {
 		return exitUsage
 	}
 	return p.misuse("bench", fmt.Errorf("%q is neither redis nor memory", what))
-}
-
-// parseFlags parses the flags of a command that takes nothing else. Where done
-// is true the command ends with the status.
-func (p *program) parseFlags(command, usage string, fs *flag.FlagSet, args []string) (status int, done bool) {
-	fs.SetOutput(io.Discard)
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(p.stdout, usage)
-		fs.SetOutput(p.stdout)
-		fs.PrintDefaults()
-		return exitOK, true
-	case err != nil:
-		return p.misuse(command, config.FlagError(fs, err)), true
-	case fs.NArg() > 0:
-		return p.misuse(command, fmt.Errorf("%q: it takes flags only", fs.Arg(0))), true
-	}
-	return exitOK, false
-}
-
-// intList is a flag with numbers and commas.
-func intList(fs *flag.FlagSet, to *[]int, name, usage string) {
-	fs.Func(name, usage, func(s string) error {
-		*to = nil
-		for _, w := range splitList(s) {
-			n, err := strconv.Atoi(w)
-			if err != nil {
-				return fmt.Errorf("%.20q is no number", w)
-			}
-			*to = append(*to, n)
-		}
-		return nil
-	})
 }
 
 const benchRedisUsage = `kvatlas bench redis compares the index in Redis with the layouts of llm-d: one

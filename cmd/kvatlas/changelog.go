@@ -5,11 +5,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 
-	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/store/redis"
 )
 
@@ -26,21 +24,14 @@ servers with --replica follow. It holds for all writers at once.
 // changelog is the command.
 func (p *program) changelog(ctx context.Context, args []string) int {
 	fs := flag.NewFlagSet("kvatlas changelog", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	at := p.placeFlags(fs)
 	on := fs.Bool("on", false, "switch it on")
 	off := fs.Bool("off", false, "switch it off")
 	entries := fs.Int("entries", redis.DefaultLogEntries, "how many changes a log keeps at least; a cluster has 65 logs")
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(p.stdout, changelogUsage)
-		fs.SetOutput(p.stdout)
-		fs.PrintDefaults()
-		return exitOK
-	case err != nil:
-		return p.misuse("changelog", config.FlagError(fs, err))
-	case fs.NArg() > 0:
-		return p.misuse("changelog", fmt.Errorf("%q: it takes flags only", fs.Arg(0)))
+	if status, done := p.parseFlags("changelog", changelogUsage, fs, args); done {
+		return status
+	}
+	switch {
 	case *on && *off:
 		return p.misuse("changelog", errors.New("--on and --off are both given"))
 	case *entries < redis.MinLogEntries || *entries > redis.MaxLogEntries:

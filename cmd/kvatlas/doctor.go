@@ -16,12 +16,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
-	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
@@ -388,53 +385,4 @@ func answer(server string, err error) string {
 	}
 	line, _, _ := strings.Cut(scoreError(server, err).Error(), "\n")
 	return line
-}
-
-// The times of the checks that serve makes.
-const (
-	checkTimeout = 15 * time.Second
-	checkAgain   = 3 * time.Second
-)
-
-// checkIndex looks once at what the index depends on and writes down what
-// should not be so. It waits for a Redis that is down.
-func (s *service) checkIndex(ctx context.Context) {
-	x, ok := s.index.(interface {
-		Check(ctx context.Context, budget time.Duration) ([]check.Finding, error)
-	})
-	if !ok {
-		return
-	}
-	var told []check.Finding
-	for {
-		within, cancel := context.WithTimeout(ctx, checkTimeout)
-		list, err := x.Check(within, s.cfg.ScoreBudget)
-		cancel()
-		if ctx.Err() != nil {
-			return
-		}
-		for _, f := range list {
-			// Once each, while it waits.
-			if f.Level >= check.Warn && !slices.ContainsFunc(told, func(t check.Finding) bool { return t.What == f.What && t.Do == f.Do }) {
-				told = append(told, f)
-				s.logFinding(f)
-			}
-		}
-		if !errors.Is(err, store.ErrUnavailable) {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(checkAgain):
-		}
-	}
-}
-
-func (s *service) logFinding(f check.Finding) {
-	level := zerolog.WarnLevel
-	if f.Level == check.Fail {
-		level = zerolog.ErrorLevel
-	}
-	s.log.WithLevel(level).Str("where", f.Where).Str("check", f.What).Str("means", f.Means).Str("do", f.Do).Msg("redis: " + f.What + ": " + f.Found)
 }

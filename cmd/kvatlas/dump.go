@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
-	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
@@ -38,23 +37,16 @@ type dumpCall struct {
 // dump is the command.
 func (p *program) dump(ctx context.Context, args []string) int {
 	fs := flag.NewFlagSet("kvatlas dump", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	d := &dumpCall{at: p.placeFlags(fs)}
 	fs.StringVar(&d.file, "o", "-", "write to `FILE`, - is standard output")
 	fs.BoolVar(&d.resume, "resume", false, "go on with FILE.part")
 	fs.StringVar(&d.model, "model", "", "only pods that are registered for this `model`")
 	fs.StringVar(&d.pod, "pod", "", "only this `pod`")
 	fs.IntVar(&d.rate, "rate", 0, "with --redis: read so many blocks a second at most; 0 is as many as there are")
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(p.stdout, dumpUsage)
-		fs.SetOutput(p.stdout)
-		fs.PrintDefaults()
-		return exitOK
-	case err != nil:
-		return p.misuse("dump", config.FlagError(fs, err))
-	case fs.NArg() > 0:
-		return p.misuse("dump", fmt.Errorf("%q: it takes flags only; the file is -o FILE", fs.Arg(0)))
+	if status, done := p.parseFlags("dump", dumpUsage, fs, args); done {
+		return status
+	}
+	switch {
 	case d.resume && d.file == "-":
 		return p.misuse("dump", errors.New("--resume goes on with a file: name it with -o FILE"))
 	case d.rate < 0:

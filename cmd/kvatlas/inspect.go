@@ -79,7 +79,6 @@ type eventsCall struct {
 
 func (p *program) readEventsCall(args []string) (*eventsCall, error) {
 	fs := flag.NewFlagSet("kvatlas inspect events", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	c := &eventsCall{}
 	fs.BoolVar(&c.live.Bind, "bind", false, "listen at ENDPOINT for an engine that connects")
 	fs.StringVar(&c.live.Topic, "topic", "", "print only topics with this `PREFIX`")
@@ -127,17 +126,6 @@ func (p *program) readEventsCall(args []string) (*eventsCall, error) {
 		}
 	}
 	return c, nil
-}
-
-// flagGiven tells whether one of the flags stands on the command line.
-func flagGiven(fs *flag.FlagSet, names ...string) bool {
-	given := false
-	fs.Visit(func(f *flag.Flag) {
-		for _, n := range names {
-			given = given || f.Name == n
-		}
-	})
-	return given
 }
 
 // inspectEvents is kvatlas inspect events.

@@ -51,7 +51,6 @@ type playCall struct {
 
 func (p *program) readPlayCall(args []string) (*playCall, error) {
 	fs := flag.NewFlagSet("kvatlas inspect play", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	c := &playCall{errs: p.stderr}
 	fs.StringVar(&c.publish.Endpoint, "bind", "", "publish at this `ENDPOINT`")
 	fs.StringVar(&c.publish.Replay, "replay", "", "with --bind: have a replay socket at this `ENDPOINT`")

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 
 	"github.com/kvatlas/kvatlas/client"
-	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
 
@@ -27,23 +25,14 @@ command asks for the name, or "all", before it does anything, unless --yes is gi
 // reset is the command.
 func (p *program) reset(ctx context.Context, args []string) int {
 	fs := flag.NewFlagSet("kvatlas reset", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	at := p.placeFlags(fs)
 	var t snapshot.Target
 	fs.StringVar(&t.Model, "model", "", "the `model` to forget")
 	fs.StringVar(&t.Pod, "pod", "", "the `pod` to remove")
 	fs.BoolVar(&t.All, "all", false, "forget everything")
 	yes := fs.Bool("yes", false, "do not ask")
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(p.stdout, resetUsage)
-		fs.SetOutput(p.stdout)
-		fs.PrintDefaults()
-		return exitOK
-	case err != nil:
-		return p.misuse("reset", config.FlagError(fs, err))
-	case fs.NArg() > 0:
-		return p.misuse("reset", fmt.Errorf("%q: it takes flags only", fs.Arg(0)))
+	if status, done := p.parseFlags("reset", resetUsage, fs, args); done {
+		return status
 	}
 	given := 0
 	for _, is := range []bool{t.Model != "", t.Pod != "", t.All} {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
 
@@ -26,19 +25,15 @@ first of it is loaded.
 // restore is the command.
 func (p *program) restore(ctx context.Context, args []string) int {
 	fs := flag.NewFlagSet("kvatlas restore", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	at := p.placeFlags(fs)
 	modeName := fs.String("mode", "merge", "merge adds to what is there, replace resets the whole index first: `merge|replace`")
 	yes := fs.Bool("yes", false, "do not ask before a replace")
-	words, err := parseInterspersed(fs, args)
+	words, err := p.readFlags(fs, args, restoreUsage)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(p.stdout, restoreUsage)
-		fs.SetOutput(p.stdout)
-		fs.PrintDefaults()
 		return exitOK
 	case err != nil:
-		return p.misuse("restore", config.FlagError(fs, err))
+		return p.misuse("restore", err)
 	case len(words) != 1:
 		return p.misuse("restore", fmt.Errorf("%d arguments: it takes the file of a dump", len(words)))
 	}

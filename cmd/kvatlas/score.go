@@ -18,7 +18,6 @@ import (
 	"unicode"
 
 	"github.com/kvatlas/kvatlas/client"
-	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 )
 
 // defaultServer is where kvatlas serve listens unless told otherwise.
@@ -87,7 +86,6 @@ func (p *program) score(ctx context.Context, args []string) int {
 
 func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	fs := flag.NewFlagSet("kvatlas score", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	call := &scoreCall{server: cmp.Or(p.getenv("KVATLAS_SERVER"), defaultServer)}
 	r := &call.request
 	fs.StringVar(&call.server, "server", call.server, "the server's `URL` [$KVATLAS_SERVER]")
@@ -218,53 +216,6 @@ func parseTokens(list string) ([]uint32, error) {
 		out = append(out, uint32(n))
 	}
 	return out, nil
-}
-
-// splitList splits at commas and drops spaces; an empty list has no members.
-func splitList(s string) []string {
-	out := []string{}
-	if strings.TrimSpace(s) == "" {
-		return out
-	}
-	for w := range strings.SplitSeq(s, ",") {
-		out = append(out, strings.TrimSpace(w))
-	}
-	return out
-}
-
-// readFlags reads the flags of a command, which may stand behind its arguments too,
-// and returns the arguments. It writes the help that is asked for, and says of a
-// wrong flag what is near it.
-func (p *program) readFlags(fs *flag.FlagSet, args []string, usage string) (words []string, err error) {
-	words, err = parseInterspersed(fs, args)
-	if errors.Is(err, flag.ErrHelp) {
-		fmt.Fprint(p.stdout, usage)
-		fs.SetOutput(p.stdout)
-		fs.PrintDefaults()
-	}
-	if err != nil {
-		return nil, config.FlagError(fs, err)
-	}
-	return words, nil
-}
-
-// parseInterspersed is fs.Parse for flags that may stand behind arguments too;
-// it returns the arguments.
-func parseInterspersed(fs *flag.FlagSet, args []string) (words []string, err error) {
-	for {
-		if err := fs.Parse(args); err != nil {
-			return nil, err
-		}
-		rest := fs.Args()
-		if len(rest) == 0 {
-			return words, nil
-		}
-		if i := len(args) - len(rest); i > 0 && args[i-1] == "--" {
-			return append(words, rest...), nil
-		}
-		words = append(words, rest[0])
-		args = rest[1:]
-	}
 }
 
 // scoreError says what to do about an error that has a remedy.

@@ -8,9 +8,25 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kvatlas/kvatlas/lmcache"
 )
+
+// lmcacheSettings are what of LMCache counts in scores.
+type lmcacheSettings struct {
+	// LMCacheModels are the ways in which engines of models run LMCache, as
+	// MODEL?version=0.5.6&seed=0; all parameters are in docs/lmcache.md. What LMCache
+	// holds of these models counts in their scores.
+	LMCacheModels LMCacheModels `name:"lmcache-models" section:"LMCache"`
+	// LMCache says which entries of LMCache in the Redis of the index are read: auto
+	// those that a model's version of LMCache writes, set its strings, hset the fork's
+	// hashes; off counts nothing of LMCache, be it in the index.
+	LMCache string `name:"lmcache" default:"auto" oneof:"auto,off,set,hset"`
+	// LMCacheMaxAge is how old an entry of LMCache may be that says when it was
+	// written, as the fork's do; 0 is any age.
+	LMCacheMaxAge time.Duration `name:"lmcache-max-age" default:"24h" min:"0s" max:"8760h"`
+}
 
 // LMCacheModels are the ways in which engines run LMCache. The text is a
 // comma-separated list of what ParseLMCacheProfile reads; a model that is there

@@ -23,7 +23,8 @@ func TestFeedRules(t *testing.T) {
 			c.LMCacheCoordinatorListen, c.LMCacheInstances = ":9300", Names{"a=b", "a=c#1"}
 		}, ""},
 	} {
-		c := Config{Roles: Roles{RoleScore, RoleIngest}}
+		var c Config
+		c.Roles = Roles{RoleScore, RoleIngest}
 		r.change(&c)
 		err := c.validateFeed()
 		if r.want == "" && err != nil || r.want != "" && (err == nil || !strings.Contains(err.Error(), r.want)) {

@@ -5,12 +5,54 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/discover"
 	"github.com/kvatlas/kvatlas/ingest/fleet"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/store"
 )
+
+// podSettings are how the pods are found whose events are read.
+type podSettings struct {
+	// Pods are pods that are always there, as host:port?model=NAME; other parameters
+	// are in docs/operations.md. Others register over HTTP.
+	Pods Names `name:"pods"`
+	// PodsDNS are names that are resolved to pods, as host:port for A and AAAA records
+	// or _service._proto.name for SRV records, with the same parameters.
+	PodsDNS Names `name:"pods-dns"`
+	// PodsDNSInterval is how often they are resolved.
+	PodsDNSInterval time.Duration `name:"pods-dns-interval" default:"5s" min:"100ms" max:"1h"`
+	// PodsKubernetes are the labels of pods of Kubernetes that are found while they are
+	// ready, as kubectl takes them.
+	PodsKubernetes string `name:"pods-kubernetes"`
+	// PodsKubernetesPool is the name of an InferencePool whose pods are found instead,
+	// at its target ports.
+	PodsKubernetesPool string `name:"pods-kubernetes-pool"`
+	// PodsKubernetesNamespace is the namespace of both. Empty is all, but not for a pool.
+	PodsKubernetesNamespace string `name:"pods-kubernetes-namespace"`
+	// PodsPortKubernetes is the port at which the engines of pods found by labels serve.
+	PodsPortKubernetes int `name:"pods-port-kubernetes" default:"8000" min:"1" max:"65535"`
+	// PodsKubernetesConfig is a kubeconfig file whose current context names the
+	// cluster. Empty is the cluster that this process runs in.
+	PodsKubernetesConfig string `name:"pods-kubernetes-config"`
+	// PodsLease is how long a pod stays that is not found any more.
+	PodsLease time.Duration `name:"pods-lease" default:"30s" min:"1s" max:"24h"`
+	// PodsAsk lets engines be asked for what is not known of a pod: its model, and
+	// where its events are.
+	PodsAsk bool `name:"pods-ask" default:"false"`
+	// PodsModel is the model of pods of which nothing else says it.
+	PodsModel string `name:"pods-model"`
+	// PodsEngine is the kind of their engine: vllm, sglang, trtllm or another word.
+	PodsEngine string `name:"pods-engine"`
+	// PodsPortEvents is the port of their events; 0 is none. Rank n has the nth port
+	// after it.
+	PodsPortEvents int `name:"pods-port-events" default:"0" min:"0" max:"65535"`
+	// PodsPortReplay is the port of their replay sockets; 0 is none.
+	PodsPortReplay int `name:"pods-port-replay" default:"0" min:"0" max:"65535"`
+	// PodsRanks is the number of data-parallel ranks that they have.
+	PodsRanks int `name:"pods-ranks" default:"1" min:"1" max:"1024"`
+}
 
 // Kubernetes is where pods of Kubernetes are looked for, without the client; ok is false
 // when they are not.

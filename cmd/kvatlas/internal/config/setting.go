@@ -1,7 +1,7 @@
 package config
 
 import (
-	_ "embed"
+	"embed"
 	"encoding"
 	"errors"
 	"fmt"
@@ -37,17 +37,19 @@ type Setting struct {
 	// OneOf are the words allowed; nil allows any text.
 	OneOf []string
 
-	index int // of the field in Config
+	index []int // of the field in Config
 	typ   reflect.Type
 }
 
 // Settings lists all settings in the order in which documents show them.
 func Settings() []Setting {
-	t := reflect.TypeFor[Config]()
-	out := make([]Setting, 0, t.NumField())
+	fields := reflect.VisibleFields(reflect.TypeFor[Config]())
+	out := make([]Setting, 0, len(fields))
 	section := ""
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for _, f := range fields {
+		if f.Anonymous { // its fields come next
+			continue
+		}
 		if s, ok := f.Tag.Lookup("section"); ok {
 			section = s
 		}
@@ -58,7 +60,7 @@ func Settings() []Setting {
 			Default: f.Tag.Get("default"),
 			Min:     f.Tag.Get("min"),
 			Max:     f.Tag.Get("max"),
-			index:   i,
+			index:   f.Index,
 			typ:     f.Type,
 		}
 		s.Env = EnvPrefix + strings.ToUpper(strings.ReplaceAll(s.Name, "-", "_"))
@@ -105,7 +107,7 @@ func (s *Setting) set(c *Config, text string) error {
 	if !utf8.ValidString(text) {
 		return errors.New("its value is not UTF-8")
 	}
-	v := reflect.ValueOf(c).Elem().Field(s.index)
+	v := reflect.ValueOf(c).Elem().FieldByIndex(s.index)
 	if err := parseInto(v, text); err != nil {
 		return err
 	}
@@ -143,7 +145,7 @@ func (s *Setting) checkWord(text string) error {
 // text returns the setting's value in c as it would be written in a file,
 // secrets masked.
 func (s *Setting) text(c *Config) string {
-	return format(reflect.ValueOf(c).Elem().Field(s.index))
+	return format(reflect.ValueOf(c).Elem().FieldByIndex(s.index))
 }
 
 func parseInto(v reflect.Value, text string) error {
@@ -203,31 +205,43 @@ func formatDuration(d time.Duration) string {
 	return s
 }
 
-//go:embed config.go
-var source string
+// sources are the files that have fields of Config.
+//
+//go:embed config.go http.go index.go ingest.go lmcache.go lmcache_feed.go pods.go tokenization.go
+var sources embed.FS
 
 // comments are the doc comments of Config's fields: they are the help texts
 // too, so that there is one text that can be right or wrong.
 var comments = sync.OnceValues(func() (map[string]string, error) {
-	f, err := parser.ParseFile(token.NewFileSet(), "config.go", source, parser.ParseComments)
+	files, err := sources.ReadDir(".")
 	if err != nil {
 		return nil, fmt.Errorf("config: own source: %w", err)
 	}
 	out := map[string]string{}
-	ast.Inspect(f, func(n ast.Node) bool {
-		field, ok := n.(*ast.Field)
-		if ok && field.Tag != nil { // only Config's fields have tags
-			out[field.Names[0].Name] = strings.Join(strings.Fields(field.Doc.Text()), " ")
+	for _, entry := range files {
+		text, err := sources.ReadFile(entry.Name())
+		if err != nil {
+			return nil, fmt.Errorf("config: own source: %w", err)
 		}
-		return true
-	})
+		f, err := parser.ParseFile(token.NewFileSet(), entry.Name(), text, parser.ParseComments)
+		if err != nil {
+			return nil, fmt.Errorf("config: own source: %w", err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			field, ok := n.(*ast.Field)
+			if ok && field.Tag != nil { // only Config's fields have tags
+				out[field.Names[0].Name] = strings.Join(strings.Fields(field.Doc.Text()), " ")
+			}
+			return true
+		})
+	}
 	return out, nil
 })
 
 // Doc returns the doc comment of the setting's field without the field's name:
 // "the address that ...".
 func (s *Setting) Doc() string {
-	field := reflect.TypeFor[Config]().Field(s.index).Name
+	field := reflect.TypeFor[Config]().FieldByIndex(s.index).Name
 	all, err := comments()
 	if err != nil {
 		return err.Error()

@@ -1,0 +1,209 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
+	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/replica"
+	"github.com/kvatlas/kvatlas/store/snapshot"
+)
+
+// makeIndex makes the index and says which kind it is.
+func (s *service) makeIndex() (backend string, err error) {
+	if s.cfg.Redis == "" {
+		s.index, err = s.makeMemory()
+		backend = "memory"
+	} else {
+		c := redisConfig(s.cfg)
+		// A wrong setting is told of when the scorer is made.
+		_, c.Entries, _ = s.cfg.LMCacheReaders()
+		c.Observer = redis.Observer{Log: func(msg string) { s.log.Warn().Msg(msg) }}
+		s.index, backend, err = s.makeRedis(c)
+	}
+	if err != nil {
+		return "", err
+	}
+	s.closers = append(s.closers, s.index.Close)
+	return backend, nil
+}
+
+// makeRedis makes the index in Redis, or the replica of it.
+func (s *service) makeRedis(c redis.Config) (x store.Index, backend string, err error) {
+	in, err := redis.Open(c)
+	s.leases = in
+	if err == nil && s.cfg.PieceSecret != "" {
+		s.pieces = in.Pieces(s.cfg.PieceTTL)
+	}
+	if err != nil || !s.cfg.Replica {
+		return in, "redis", err
+	}
+	never := func(n int64) int64 { // what has 0 for never in the settings
+		if n == 0 {
+			return -1
+		}
+		return n
+	}
+	s.replica, err = replica.New(replica.Config{
+		Index:      in,
+		MaxBytes:   int64(s.cfg.ReplicaMaxBytes),
+		MaxLag:     s.cfg.ReplicaMaxLag,
+		MaxStale:   s.cfg.ReplicaMaxStale,
+		LogEntries: int(never(int64(s.cfg.ReplicaLogEntries))),
+		Verify:     time.Duration(never(int64(s.cfg.ReplicaVerify))),
+		Poll:       s.cfg.ReplicaPoll,
+		Changed: func(from, to replica.Mode, why error) {
+			if to == replica.Memory {
+				s.log.Info().Stringer("from", from).Msg("lookups are answered from the replica in memory")
+				return
+			}
+			s.log.Warn().Stringer("from", from).Stringer("to", to).AnErr("because", why).Msg("lookups are not answered from the replica as they should be")
+		},
+	})
+	if err != nil {
+		return nil, "", errors.Join(err, in.Close())
+	}
+	if err := s.metrics.Replica(s.replica.Status); err != nil {
+		return nil, "", errors.Join(err, s.replica.Close())
+	}
+	return s.replica, "replica", nil
+}
+
+// replicaReady is what /readyz waits for besides the start; nil for nothing.
+func (s *service) replicaReady() func() error {
+	if s.replica == nil {
+		return nil
+	}
+	return s.replica.Ready
+}
+
+// makeMemory makes the index in memory, with what keeps it over a restart.
+func (s *service) makeMemory() (store.Index, error) {
+	x, err := memory.New(memory.Config{
+		MaxBlocks:  s.cfg.IndexMaxBlocks,
+		MaxBytes:   int64(s.cfg.IndexMaxBytes),
+		MaxPods:    s.cfg.IndexMaxPods,
+		MaxHolders: s.cfg.IndexMaxHolders,
+		MaxModels:  s.cfg.IndexMaxModels,
+	})
+	s.leases = x
+	if err != nil || s.cfg.SnapshotFile == "" {
+		return x, err
+	}
+	s.keeper, err = snapshot.NewKeeper(snapshot.KeeperConfig{
+		Index:    x,
+		File:     s.cfg.SnapshotFile,
+		Changes:  int64(s.cfg.SnapshotChanges),
+		Interval: s.cfg.SnapshotInterval,
+		MaxAge:   s.cfg.SnapshotMaxAge,
+		Observer: s.watchSnapshots(),
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("snapshot-file (from %s): %w", s.cfg.Origins["snapshot-file"], err), x.Close())
+	}
+	return s.keeper, nil
+}
+
+// watchSnapshots counts snapshots and writes them to the log.
+func (s *service) watchSnapshots() snapshot.Observer {
+	o := s.metrics.Snapshots()
+	saved, restored := o.Saved, o.Restored
+	o.Saved = func(sum snapshot.Summary, took time.Duration, err error) {
+		saved(sum, took, err)
+		if err != nil {
+			s.log.Error().Err(err).Str("file", s.cfg.SnapshotFile).Msg("snapshot not saved")
+			return
+		}
+		s.log.Info().Str("file", s.cfg.SnapshotFile).Int64("blocks", sum.Blocks).Int64("bytes", sum.Bytes).Dur("took", took).Msg("snapshot saved")
+	}
+	o.Restored = func(r snapshot.Report, took time.Duration, err error) {
+		restored(r, took, err)
+		if err != nil {
+			s.log.Error().Err(err).Msg("snapshot not restored")
+			return
+		}
+		s.log.Info().Str("file", s.cfg.SnapshotFile).Int64("blocks", r.Blocks).Int("pods", r.Pods).Time("true_at", r.TrueAt.Time).Dur("took", took).Msg("snapshot restored")
+	}
+	return o
+}
+
+// redisConfig is what the settings say about the index in Redis.
+func redisConfig(c *config.Loaded) redis.Config {
+	return redis.Config{
+		URL:        string(c.Redis),
+		Prefix:     c.RedisPrefix,
+		PoolSize:   c.RedisPool,
+		Timeout:    c.RedisTimeout,
+		TextAge:    textAge(c.PlainMaxAge),
+		MaxPods:    c.IndexMaxPods,
+		MaxHolders: c.IndexMaxHolders,
+		MaxModels:  c.IndexMaxModels,
+		EntryAge:   c.LMCacheMaxAge,
+	}
+}
+
+// textAge is the age of texts as package redis takes it, for which 0 is a default.
+func textAge(setting time.Duration) time.Duration {
+	if setting == 0 {
+		return -1
+	}
+	return setting
+}
+
+// The times of the checks that serve makes.
+const (
+	checkTimeout = 15 * time.Second
+	checkAgain   = 3 * time.Second
+)
+
+// checkIndex looks once at what the index depends on and writes down what
+// should not be so. It waits for a Redis that is down.
+func (s *service) checkIndex(ctx context.Context) {
+	x, ok := s.index.(interface {
+		Check(ctx context.Context, budget time.Duration) ([]check.Finding, error)
+	})
+	if !ok {
+		return
+	}
+	var told []check.Finding
+	for {
+		within, cancel := context.WithTimeout(ctx, checkTimeout)
+		list, err := x.Check(within, s.cfg.ScoreBudget)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		for _, f := range list {
+			// Once each, while it waits.
+			if f.Level >= check.Warn && !slices.ContainsFunc(told, func(t check.Finding) bool { return t.What == f.What && t.Do == f.Do }) {
+				told = append(told, f)
+				s.logFinding(f)
+			}
+		}
+		if !errors.Is(err, store.ErrUnavailable) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(checkAgain):
+		}
+	}
+}
+
+func (s *service) logFinding(f check.Finding) {
+	level := zerolog.WarnLevel
+	if f.Level == check.Fail {
+		level = zerolog.ErrorLevel
+	}
+	s.log.WithLevel(level).Str("where", f.Where).Str("check", f.What).Str("means", f.Means).Str("do", f.Do).Msg("redis: " + f.What + ": " + f.Found)
+}

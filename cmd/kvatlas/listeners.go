@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// dialable is an address to reach a listener at: one that listens on all
+// addresses is reached at the loopback.
+func dialable(a net.Addr) string {
+	t, ok := a.(*net.TCPAddr)
+	if !ok || !t.IP.IsUnspecified() {
+		return a.String()
+	}
+	return net.JoinHostPort("127.0.0.1", fmt.Sprint(t.Port))
+}
+
+// listeners are the API's listener and, perhaps, the admin's.
+type listeners struct {
+	api, admin             net.Listener
+	apiServer, adminServer *http.Server
+}
+
+func (s *service) listen(ctx context.Context) (*listeners, error) {
+	l := &listeners{}
+	var lc net.ListenConfig
+	var err error
+	if l.api, err = lc.Listen(ctx, "tcp", s.cfg.Listen); err != nil {
+		return nil, listenError("listen", s.cfg.Listen, err)
+	}
+	l.apiServer = s.httpServer(s.api.Handler())
+	if s.cfg.AdminListen == "" {
+		return l, nil
+	}
+	if l.admin, err = lc.Listen(ctx, "tcp", s.cfg.AdminListen); err != nil {
+		return nil, errors.Join(listenError("admin-listen", s.cfg.AdminListen, err), l.api.Close())
+	}
+	l.apiServer.Handler = withoutAdmin(s.api.Handler())
+	l.adminServer = s.httpServer(adminHandler(s.api.Handler()))
+	return l, nil
+}
+
+// listenError says what to do about an address that cannot be listened on.
+func listenError(setting, address string, err error) error {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("something else listens on %s already: stop it, or choose another address with --%s, such as 127.0.0.1:8081 (port 0 takes a free one)", address, setting)
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("listening on %s is not permitted: ports below 1024 are for root; choose another with --%s", address, setting)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return fmt.Errorf("this machine has no address %s: choose another with --%s", address, setting)
+	}
+	return fmt.Errorf("--%s: %w", setting, err)
+}
+
+// httpServer bounds what a client can hold without sending a request.
+func (s *service) httpServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: s.cfg.ReadHeaderTimeout,
+		ReadTimeout:       s.cfg.ReadHeaderTimeout + s.cfg.RequestTimeout,
+		WriteTimeout:      s.cfg.WriteTimeout,
+		IdleTimeout:       s.cfg.IdleTimeout,
+		MaxHeaderBytes:    int(s.cfg.MaxHeaderBytes),
+		ErrorLog:          httpLog(s.log),
+	}
+}
+
+// adminPaths are what the admin listener has for itself, beside all that is below
+// adminFolder.
+var adminPaths = []string{"/metrics", "/v1/dump", "/v1/restore", "/v1/reset", "/v1/lmcache/sync"}
+
+// adminFolder has the tokens of prompts.
+const adminFolder = "/v1/ingest/"
+
+func isAdmin(path string) bool {
+	return slices.Contains(adminPaths, path) || strings.HasPrefix(path, adminFolder)
+}
+
+// withoutAdmin leaves to the admin listener what is its own. (A http.ServeMux
+// would do so too, and redirect pod names that hold two slashes on the way.)
+func withoutAdmin(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isAdmin(r.URL.Path) {
+			h.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = io.WriteString(w, `{"error":{"code":"not_found","message":"metrics, dump, restore, reset, syncs of LMCache and the events of ranks are on the admin listener","param":null}}`+"\n")
+	})
+}
+
+// adminHandler passes on what the admin listener serves.
+func adminHandler(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if path := r.URL.Path; path != "/healthz" && path != "/readyz" && !isAdmin(path) {
+			http.NotFound(w, r)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+func (l *listeners) adminAddress() string {
+	if l.admin == nil {
+		return ""
+	}
+	return l.admin.Addr().String()
+}
+
+// close gives up listeners that nothing was served on.
+func (l *listeners) close() error {
+	err := l.api.Close()
+	if l.admin != nil {
+		err = errors.Join(err, l.admin.Close())
+	}
+	return err
+}
+
+// serve begins to serve. A listener that breaks reports to failed.
+func (l *listeners) serve(failed chan<- error) {
+	start := func(srv *http.Server, on net.Listener) {
+		go func() {
+			if err := srv.Serve(on); !errors.Is(err, http.ErrServerClosed) {
+				failed <- err
+			}
+		}()
+	}
+	start(l.apiServer, l.api)
+	if l.admin != nil {
+		start(l.adminServer, l.admin)
+	}
+}
+
+// errCutOff says that the drain timeout ended requests.
+var errCutOff = errors.New("requests were still running after drain-timeout and have been cut off")
+
+// drain ends the listeners in an orderly way.
+func (l *listeners) drain(s *service) error {
+	start := time.Now()
+	s.api.Drain()
+	s.log.Info().Dur("delay", s.cfg.DrainDelay).Dur("timeout", s.cfg.DrainTimeout).Msg("draining")
+	time.Sleep(s.cfg.DrainDelay)
+
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
+	defer cancel()
+	err := l.apiServer.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errors.Join(errCutOff, l.apiServer.Close())
+	}
+	if l.adminServer != nil {
+		// Nobody's work is lost with it.
+		err = errors.Join(err, l.adminServer.Close())
+	}
+	s.log.Info().Dur("took", time.Since(start)).Msg("drained")
+	return err
+}
