@@ -115,12 +115,13 @@ func writeOn(ctx context.Context, x *redis.Index, s ingest.Source, fence uint64,
 		}
 		seq++
 		key := blockkey.Key(seq<<20 | uint64(s.Rank))
-		err := x.Apply(ctx, store.Batch{
+		batch := store.Batch{
 			Pod: s.Pod, Rank: s.Rank, Model: s.Model, Guard: &store.Guard{Generation: gen, Fence: fence, Seq: seq},
 			Ops: []store.Op{{Kind: store.Add, Keys: []blockkey.Key{key}}},
-		})
-		if errors.Is(err, store.ErrFenced) {
-			return err
+		}
+		err := x.Apply(ctx, batch)
+		for errors.Is(err, store.ErrUnavailable) && ctx.Err() == nil { // as after a stop that outlasts a timeout
+			err = x.Apply(ctx, batch)
 		}
 		if err != nil && ctx.Err() == nil {
 			return err
@@ -175,15 +176,17 @@ func startProcess(t *testing.T, name, url string, said chan<- saying) *process {
 type board struct {
 	t    *testing.T
 	said chan saying
-	// reads is who reads each rank by what was said last, and where it went on.
-	reads map[store.RankRef]saying
-	log   []saying
+	// reads is who reads each rank under the highest fence of all, and where it went on.
+	// Lines of several processes come in any order.
+	reads  map[store.RankRef]saying
+	newest map[store.RankRef]uint64
+	log    []saying
 }
 
 // until waits until ok holds.
 func (b *board) until(what string, ok func() bool) {
 	b.t.Helper()
-	end := time.After(30 * time.Second)
+	end := time.After(time.Minute)
 	for !ok() {
 		select {
 		case s := <-b.said:
@@ -191,7 +194,9 @@ func (b *board) until(what string, ok func() bool) {
 			r := store.RankRef{Pod: s.Pod, Rank: s.Rank}
 			switch s.What {
 			case "reads":
-				b.reads[r] = s
+				if s.Fence > b.newest[r] {
+					b.newest[r], b.reads[r] = s.Fence, s
+				}
 			case "stopped":
 				if b.reads[r].by == s.by && b.reads[r].Fence == s.Fence {
 					delete(b.reads, r)
@@ -234,7 +239,7 @@ func TestProcesses(t *testing.T) {
 		}
 		return l
 	}
-	b := &board{t: t, said: make(chan saying, 10000), reads: map[store.RankRef]saying{}}
+	b := &board{t: t, said: make(chan saying, 10000), reads: map[store.RankRef]saying{}, newest: map[store.RankRef]uint64{}}
 	all := map[string]*process{}
 	for _, name := range []string{"one", "two", "three"} {
 		all[name] = startProcess(t, name, s.URL(), b.said)
@@ -301,14 +306,28 @@ func TestProcesses(t *testing.T) {
 			t.Errorf("rank %d: the generation %d became %d", r, before[r].Generation, l.Generation)
 		}
 	}
-	fences := map[store.RankRef]uint64{}
+	// Each reading had a fence of its own, and each replica's came one after the other.
+	type reader struct {
+		store.RankRef
+		by string
+	}
+	type reading struct {
+		store.RankRef
+		fence uint64
+	}
+	fences, readings := map[reader]uint64{}, map[reading]string{}
 	for _, s := range b.log {
-		r := store.RankRef{Pod: s.Pod, Rank: s.Rank}
-		if s.What == "started" {
-			if s.Fence <= fences[r] {
-				t.Errorf("%v: fence %d after %d", r, s.Fence, fences[r])
-			}
-			fences[r] = max(fences[r], s.Fence)
+		if s.What != "started" {
+			continue
 		}
+		r := store.RankRef{Pod: s.Pod, Rank: s.Rank}
+		if last := fences[reader{r, s.by}]; s.Fence <= last {
+			t.Errorf("%v: %s read under the fence %d after %d", r, s.by, s.Fence, last)
+		}
+		fences[reader{r, s.by}] = s.Fence
+		if other, ok := readings[reading{r, s.Fence}]; ok {
+			t.Errorf("%v: %s and %s read under the fence %d", r, other, s.by, s.Fence)
+		}
+		readings[reading{r, s.Fence}] = s.by
 	}
 }
