@@ -102,7 +102,7 @@ func serveProcess(t *testing.T, args ...string) *served {
 // awaitThat waits for what must come.
 func awaitThat(t *testing.T, what string, log fmt.Stringer, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%s: it did not come\n%s", what, log)
 		}
@@ -139,7 +139,8 @@ func (s *served) best(t *testing.T, tokens []uint32, want map[string]float64) {
 func TestIngest(t *testing.T) {
 	redis := redistest.Start(t)
 	long, short := newTestEngine(t), newTestEngine(t)
-	args := []string{"--redis=" + redis.URL(), "--block-size=16"}
+	// A replica that gets no processor for a while is to keep its ranks.
+	args := []string{"--redis=" + redis.URL(), "--block-size=16", "--ingest-ttl=6s"}
 	// One engine is in a list, the other registers over HTTP.
 	first := serveProcess(t, append(args, "--pods=10.0.0.1:8000?model=m&events="+long.events+"&replay="+long.replay)...)
 	second := serveProcess(t, args...)

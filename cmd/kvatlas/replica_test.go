@@ -57,12 +57,15 @@ func TestReplica(t *testing.T) {
 		}
 		return err
 	})
-	_, body := get(t, r.url+"/metrics")
-	for _, want := range []string{"kvatlas_replica_in_use 1", "kvatlas_replica_blocks 4", `kvatlas_replica_lookups_total{from="stale"} 0`, "kvatlas_replica_lag_seconds 0", "kvatlas_index_blocks 4"} {
-		if !strings.Contains(body, want) {
-			t.Errorf("the metrics have no %s", want)
+	eventually(t, "the figures", func() error { // in use it is while it does not lag
+		_, body := get(t, r.url+"/metrics")
+		for _, want := range []string{"kvatlas_replica_in_use 1", "kvatlas_replica_blocks 4", `kvatlas_replica_lookups_total{from="stale"} 0`, "kvatlas_replica_lag_seconds 0", "kvatlas_index_blocks 4"} {
+			if !strings.Contains(body, want) {
+				return fmt.Errorf("the metrics have no %s", want)
+			}
 		}
-	}
+		return nil
+	})
 	redis.Kill()
 	eventually(t, "the answer is called stale", func() error {
 		got, err := c.Score(ctx, ask)
