@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -266,5 +267,100 @@ func TestDoctorOfLMCachePrompt(t *testing.T) {
 	status, _, stderr := call(t, "", "doctor", "lmcache", "--redis=redis://"+s.Addr, "--model=no/such", "--prompt=Hello", "--server="+r.url)
 	if status != exitFailed || !strings.Contains(stderr, "the server at "+r.url+" answers 404") || strings.Contains(stderr, "(model)") {
 		t.Errorf("ends with %d\n%s", status, stderr)
+	}
+}
+
+// TestDoctorOfLMCacheSuggests takes the profile that the doctor spells when another one is
+// configured, and has it find the same prompt as configured.
+func TestDoctorOfLMCacheSuggests(t *testing.T) {
+	const model = "org/a model"
+	s := redistest.Start(t)
+	c := s.Client()
+	tokens := make([]uint32, 1024)
+	for i := range tokens {
+		tokens[i] = uint32(i)
+	}
+	text, err := json.Marshal(tokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "tokens.json")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	chain := func(profile string) check.Finding {
+		t.Helper()
+		status, stdout, stderr := call(t, "", "doctor", "lmcache", "--json", "--redis=redis://"+s.Addr, "--profile="+profile, "--model="+model, "--tokens-file="+file)
+		var r struct{ Sections []section }
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || len(r.Sections) != 1 {
+			t.Fatalf("ends with %d\n%s%s\n%v", status, stdout, stderr, err)
+		}
+		return has(t, r.Sections[0].Findings, "lmcache chain", model)
+	}
+	// Profiles of nobody here: one that cannot be, and one of a chunk size that nobody has.
+	remote := []string{"kv_bytes", "metadata"} // what redis:// puts behind a key
+	wrong := []string{"org/a%20model?version=0.5.6&algorithm=sha256_cbor", "org/a%20model?version=0.5.6&mp=true&chunk_size=2048"}
+	for name, e := range map[string]struct {
+		c        lmcache.Config
+		t        lmcache.Target
+		suffixes []string
+	}{
+		"0.1":                  {c: lmcache.Config{Version: lmcache.V01}},
+		"a path, two workers":  {c: lmcache.Config{Version: lmcache.V031}, t: lmcache.Target{Model: "/data/models/m", WorldSize: 2}},
+		"the fork":             {c: lmcache.Config{Version: lmcache.VFork}},
+		"of SGLang":            {c: lmcache.Config{Version: lmcache.V031}, t: lmcache.Target{Fmt: "sglang"}},
+		"decimal":              {c: lmcache.Config{Version: lmcache.V034, Python: 12}},
+		"hex, inside vLLM":     {c: lmcache.Config{Version: lmcache.V036, VLLM: true, Seed: "42", Python: 12}},
+		"0.3.10":               {c: lmcache.Config{Version: lmcache.V0310, Python: 12}, t: lmcache.Target{DType: "half"}, suffixes: remote},
+		"0.3.13, bytes":        {c: lmcache.Config{Version: lmcache.V0313, Algorithm: lmcache.XXHashCBOR, VLLM: true, Seed: "1"}, t: lmcache.Target{DType: "half"}},
+		"0.5.6 in its default": {c: lmcache.Config{Version: lmcache.V046, VLLM: true, Seed: "0", Python: 10}, t: lmcache.Target{DType: "bfloat16"}, suffixes: remote},
+		"0.5.6 by itself":      {c: lmcache.Config{Version: lmcache.V046}, t: lmcache.Target{DType: "bfloat16"}, suffixes: remote},
+		"0.5.6, small chunks":  {c: lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.SHA256CBOR, VLLM: true, Seed: "0", ChunkSize: 16}, t: lmcache.Target{DType: "bfloat16"}},
+		"MP":                   {c: lmcache.Config{Version: lmcache.V046, MP: true}},
+		"MP by vLLM's":         {c: lmcache.Config{Version: lmcache.V046, MP: true, Algorithm: lmcache.SHA256CBOR, VLLM: true, Seed: "42"}, t: lmcache.Target{WorldSize: 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if e.t.Model == "" {
+				e.t.Model = model
+			}
+			if e.t.WorldSize == 0 {
+				e.t.WorldSize = 1
+			}
+			if e.suffixes == nil {
+				e.suffixes = []string{""}
+			}
+			names, err := lmcache.Keys(e.c, e.t, tokens)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range names {
+				if e.c.Version == lmcache.VFork {
+					err = c.HSet(t.Context(), n, "10.0.0.1", "vllm@1@0@1795815008.5").Err()
+				} else {
+					for _, suffix := range e.suffixes {
+						err = errors.Join(err, c.Set(t.Context(), n+suffix, "x", 0).Err())
+					}
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			defer func() {
+				if err := c.FlushAll(t.Context()).Err(); err != nil {
+					t.Error(err)
+				}
+			}()
+			for _, w := range wrong {
+				f := chain(w)
+				_, profile, ok := strings.Cut(f.Do, ": ")
+				if f.Level < check.Warn || !ok {
+					t.Errorf("with %s: %+v", w, f)
+					continue
+				}
+				if again := chain(profile); again.Level != check.OK || !strings.Contains(again.Found, "as configured") {
+					t.Errorf("with %s it suggests %s, and with that it finds\n%+v", w, profile, again)
+				}
+			}
+		})
 	}
 }

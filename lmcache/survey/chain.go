@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -39,7 +37,7 @@ type Chain struct {
 type Explanation struct {
 	s      *Survey
 	model  string
-	tokens int
+	tokens []uint32
 	chains []Chain
 	names  []string
 	of     []int    // of each name, the chain
@@ -50,7 +48,7 @@ type Explanation struct {
 // index about Keys and Redis about Names, and give the answers to Findings. Entries have
 // to be added before.
 func (s *Survey) Explain(model string, tokens []uint32) *Explanation {
-	e := &Explanation{s: s, model: model, tokens: len(tokens), chains: chainsOf(tokens, s.profiles[model])}
+	e := &Explanation{s: s, model: model, tokens: tokens, chains: chainsOf(tokens, s.profiles[model])}
 	for _, g := range s.sorted() {
 		if g.variant != "" || g.suffix == "kv_bytes" {
 			continue
@@ -186,7 +184,7 @@ func (e *Explanation) Findings(held, there []bool) []check.Finding {
 	}
 	f := check.Finding{What: "lmcache chain", Where: e.model}
 	if len(e.chains) == 0 {
-		f.Level, f.Found = check.Info, fmt.Sprintf("%d tokens are less than the smallest chunk that is tried", e.tokens)
+		f.Level, f.Found = check.Info, fmt.Sprintf("%d tokens are less than the smallest chunk that is tried", len(e.tokens))
 		f.Do = "give a prompt of at least a chunk, usually 256 tokens"
 		return []check.Finding{f}
 	}
@@ -200,21 +198,21 @@ func (e *Explanation) Findings(held, there []bool) []check.Finding {
 	var out []check.Finding
 	for _, i := range slices.Sorted(maps.Keys(found)) {
 		f := f
-		f.Found = fmt.Sprintf("%s: in %s", describe(e.chains[i].Config), found[i][0].text)
+		p := e.fit(e.chains[i], found[i])
+		f.Found = fmt.Sprintf("%s: in %s", describe(p.Config), found[i][0].text)
 		if n := len(found[i]); n > 1 {
 			f.Found += fmt.Sprintf(" and %d more", n-1)
 		}
-		e.judge(&f, e.chains[i], found[i], mine)
+		e.judge(&f, e.chains[i].Configured, p, found[i], mine)
 		out = append(out, f)
 	}
 	return out
 }
 
-// judge says what it means that a chain has been found in these places; mine, that one of
-// the profiles' has been.
-func (e *Explanation) judge(f *check.Finding, c Chain, places []place, mine bool) {
-	spelled := e.spell(c.Config, places)
-	profiles := e.s.profiles[e.model]
+// judge says what it means that a chain, configured or not, has been found in these places,
+// which the profile has reads; mine, that a configured one has been found.
+func (e *Explanation) judge(f *check.Finding, configured bool, has lmcache.Profile, places []place, mine bool) {
+	spelled, profiles := spell(e.model, has), e.s.profiles[e.model]
 	switch {
 	case len(profiles) == 0 && len(e.s.c.Profiles[e.model]) > 0:
 		f.Level, f.Means = check.Warn, "the model's profile is refused, so that it is never asked for"
@@ -222,7 +220,7 @@ func (e *Explanation) judge(f *check.Finding, c Chain, places []place, mine bool
 	case len(profiles) == 0:
 		f.Level, f.Means = check.Warn, "no profile is configured for the model, so that it is never asked for"
 		f.Do = "configure this one: " + spelled
-	case c.Configured:
+	case configured:
 		f.Found += ", as configured"
 		if slices.ContainsFunc(places, e.read) {
 			return
@@ -240,8 +238,8 @@ func (e *Explanation) judge(f *check.Finding, c Chain, places []place, mine bool
 		if mine {
 			f.Level, f.Means = check.Warn, "these engines hash otherwise than the others, and what they hold is not found"
 		}
-		_, p := nearest(c.Config, profiles)
-		diff := differences(c.Config, p)
+		_, p := nearest(has.Config, profiles)
+		diff := differences(has.Config, p)
 		if name := e.otherName(places); name != "" {
 			diff = append(diff, fmt.Sprintf("the model name differs: theirs is %q, the profile's %q", name, cmp.Or(profiles[0].Model, e.model)))
 		}
@@ -255,6 +253,53 @@ func (e *Explanation) read(p place) bool {
 	return p.in == nil || slices.ContainsFunc(e.s.readers(p.in.kind), func(r read) bool { return r.model == e.model })
 }
 
+// fit is the profile that reads what was found: of the lines of releases that hash alike,
+// the one that has such names.
+func (e *Explanation) fit(c Chain, places []place) lmcache.Profile {
+	p := lmcache.Profile{Config: c.Config}
+	i := slices.IndexFunc(places, func(p place) bool { return p.in != nil })
+	if i < 0 {
+		return p
+	}
+	k := places[i].in.kind
+	k.suffix = ""
+	if k.model != e.model {
+		p.Model = k.model
+	}
+	if k.fmt != "vllm" {
+		p.Fmt = k.fmt
+	}
+	p.DType = k.dtype
+	if k.world > 1 {
+		p.WorldSizes = []int{k.world}
+	}
+	switch {
+	case k.shape == object, k.shape == tensors && places[i].in.suffix == "":
+		p.Remote = lmcache.RemoteRESP
+	case k.shape == tensors:
+		p.Remote = lmcache.RemoteRedis
+	}
+	for v := lmcache.V046; ; v-- {
+		q := p
+		q.Version, q.MP = v, k.shape == object
+		if r, err := lmcache.NewReader(e.model, lmcache.AutoEntries, q); err == nil && e.hashes(q.Config, c.Hash) && slices.ContainsFunc(kinds(q, r), func(n parsed) bool {
+			n.suffix = ""
+			return n.kind == k
+		}) {
+			return q
+		}
+		if v == lmcache.V01 {
+			return p
+		}
+	}
+}
+
+// hashes tells whether the first chunk of the prompt has this hash.
+func (e *Explanation) hashes(c lmcache.Config, want lmcache.Hash) bool {
+	h, err := lmcache.New(c)
+	return err == nil && len(e.tokens) >= h.ChunkSize() && h.Append(nil, e.tokens[:h.ChunkSize()])[0] == want
+}
+
 // otherName is the model's name in the names of the places, "" when one of them has a
 // profile's, or when they have none.
 func (e *Explanation) otherName(places []place) string {
@@ -266,104 +311,6 @@ func (e *Explanation) otherName(places []place) string {
 		name = cmp.Or(name, p.in.model)
 	}
 	return name
-}
-
-// spell is a profile by which what was found is read, as kvatlas doctor and the settings
-// take it.
-func (e *Explanation) spell(c lmcache.Config, places []place) string {
-	release := releases[c.Version]
-	params := []string{"version=" + release[1]}
-	add := func(name, value string) { params = append(params, name+"="+url.QueryEscape(value)) }
-	if c.MP {
-		add("mp", "true")
-	}
-	if c.MP || c.Version > lmcache.V031 {
-		if a := algorithm(c); a != algorithm(lmcache.Config{Version: c.Version, MP: c.MP}) {
-			add("algorithm", a)
-		}
-		switch {
-		case seeded(c):
-			add("seed", c.Seed)
-		case !c.VLLM && algorithm(c) == "builtin":
-			add("vllm", "false")
-		}
-		if algorithm(c) == "builtin" && c.Python != 0 && (c.VLLM || c.Version < lmcache.V041) {
-			add("python", fmt.Sprintf("3.%d", c.Python))
-		}
-	}
-	if c.ChunkSize != blockkey.DefaultChunkSize {
-		add("chunk_size", strconv.Itoa(c.ChunkSize))
-	}
-	if i := slices.IndexFunc(places, func(p place) bool { return p.in != nil }); i >= 0 {
-		k := places[i].in.kind
-		if k.model != e.model {
-			add("name", k.model)
-		}
-		if k.dtype != "" {
-			add("dtype", k.dtype)
-		}
-		if k.world > 1 {
-			add("world_size", strconv.Itoa(k.world))
-		}
-		switch {
-		case k.shape == object, k.shape == tensors && k.suffix == "":
-			add("remote", lmcache.RemoteRESP.String())
-		case k.shape == tensors:
-			add("remote", lmcache.RemoteRedis.String())
-		}
-	}
-	return (&url.URL{Path: e.model}).EscapedPath() + "?" + strings.Join(params, "&")
-}
-
-// releases are the first and the last release of each line.
-var releases = map[lmcache.Version][2]string{
-	lmcache.V01: {"0.1", "0.1"}, lmcache.VFork: {"fork", "fork"}, lmcache.V031: {"0.3.1", "0.3.2"}, lmcache.V033: {"0.3.3", "0.3.3"},
-	lmcache.V034: {"0.3.4", "0.3.5"}, lmcache.V036: {"0.3.6", "0.3.9"}, lmcache.V0310: {"0.3.10", "0.3.12"}, lmcache.V0313: {"0.3.13", "0.3.15"},
-	lmcache.V041: {"0.4.1", "0.4.5"}, lmcache.V046: {"0.4.6", "0.5.6"},
-}
-
-// line names the releases that are of a line.
-func line(v lmcache.Version) string {
-	if r := releases[v]; r[0] != r[1] {
-		return r[0] + " to " + r[1]
-	}
-	return v.String()
-}
-
-// describe is a config in words.
-func describe(c lmcache.Config) string {
-	parts := []string{"LMCache " + line(c.Version)}
-	if c.MP {
-		parts[0] += " in MP mode"
-	}
-	if c.MP || c.Version > lmcache.V031 {
-		parts = append(parts, algorithm(c))
-		switch {
-		case seeded(c):
-			parts = append(parts, "PYTHONHASHSEED="+c.Seed)
-		case algorithm(c) == "builtin":
-			parts = append(parts, "not inside vLLM")
-		}
-	}
-	return strings.Join(append(parts, fmt.Sprintf("chunks of %d", c.ChunkSize)), ", ")
-}
-
-// algorithm is the name of what hashes, with defaults filled in.
-func algorithm(c lmcache.Config) string {
-	switch {
-	case !c.MP && c.Version <= lmcache.V031:
-		return "sha256 in a chain of hex"
-	case c.Algorithm != lmcache.Default:
-		return c.Algorithm.String()
-	case c.MP:
-		return lmcache.Blake3.String()
-	}
-	return lmcache.Builtin.String()
-}
-
-// seeded tells whether the seed counts.
-func seeded(c lmcache.Config) bool {
-	return c.VLLM && algorithm(c) != "blake3" && (c.MP || c.Version > lmcache.V031)
 }
 
 // differences says in what the engines are set otherwise than a profile.

@@ -226,6 +226,13 @@ func New(c Config) *Survey {
 
 // addReader finds out which kinds of names a reader asks for.
 func (s *Survey) addReader(model string, p lmcache.Profile, r *lmcache.Reader) {
+	for _, k := range kinds(p, r) {
+		s.reads = append(s.reads, read{model, p, k})
+	}
+}
+
+// kinds are those of the names that a reader of the profile asks for.
+func kinds(p lmcache.Profile, r *lmcache.Reader) (out []parsed) {
 	for _, g := range r.Groups() {
 		hashes := g.Hasher.Append(nil, make([]uint32, g.Hasher.ChunkSize()))
 		for i := range g.Entries {
@@ -245,10 +252,11 @@ func (s *Survey) addReader(model string, p lmcache.Profile, r *lmcache.Reader) {
 					}
 				case lmcache.OwnerString, lmcache.OwnerHash:
 				}
-				s.reads = append(s.reads, read{model, p, got})
+				out = append(out, got)
 			}
 		}
 	}
+	return out
 }
 
 // Want tells whether Add is to be told of a key of this name, and whether its value is
