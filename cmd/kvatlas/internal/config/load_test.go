@@ -166,7 +166,9 @@ func TestErrors(t *testing.T) {
 		{name: "replay", args: []string{"--pods=h:1?events=tcp://h:5557&replay=tcp://h:0"}, want: []string{"replay of h:1", `port is "0"`}},
 		{name: "ranks beyond the ports", args: []string{"--pods=h:1?events=tcp://h:65535&ranks=2"}, want: []string{"events of h:1", "rank 1 would have port 65535+1"}},
 		{name: "endpoints and ranks", args: []string{"--pods=h:1?events=tcp://h:1%2Ctcp://h:2&ranks=3"}, want: []string{"2 endpoints for 3 ranks"}},
-		{name: "ports of all", args: []string{"--pods=h:1", "--pods-port-events=65535", "--pods-ranks=2"}, want: []string{"pods: h:1: events of h:1", "port 65535+1"}},
+		{name: "ports of all", args: []string{"--pods-kubernetes=a=b", "--pods-port-events=65535", "--pods-ranks=2"}, want: []string{"pods-port-events: 65535 is rank 0's, and the last of pods-ranks (2) would have port 65536"}},
+		{name: "replay ports of all", args: []string{"--pods-port-replay=65535", "--pods-ranks=3"}, want: []string{"pods-port-replay: 65535 is", "port 65537"}},
+		{name: "ranks of one", args: []string{"--pods=h:1?ranks=3", "--pods-port-events=65535"}, want: []string{"pods: h:1?ranks=3: events of h:1", "port 65535+1"}},
 		{name: "bind unasked", args: []string{"--pods=h:1?events=bind%2Btcp://*:5557"}, want: []string{"pods: h:1?events=bind%2Btcp://*:5557: events of h:1", "lets no engine connect to it; ingest-bind lets them"}},
 		{name: "bind with a space", args: []string{"--pods=h:1?events=bind+tcp://*:5557", "--ingest-bind=*"}, want: []string{"write bind%2Btcp"}},
 		{name: "bind elsewhere", args: []string{"--pods=h:1?events=bind%2Btcp://10.0.0.2:5557", "--ingest-bind=10.0.0.1"}, want: []string{"engines can connect to 10.0.0.1, write *"}},
@@ -238,9 +240,9 @@ func TestPodsThatCanBe(t *testing.T) {
 		{"--pods=h:1?events=ipc:///run/events.sock"},
 		{"--pods=h:1?events=bind%2Btcp://*:5557", "--ingest-bind=*"},
 		{"--pods=h:1?events=bind%2Btcp://10.0.0.1:5557", "--ingest-bind=10.0.0.1"},
-		{"--pods=h:1?events=bind%2Btcp://*:5557", "--roles=score"},                 // others read it
-		{"--pods=h:1?events=tcp://h:1%2Ctcp://h:2", "--pods-ask"},                  // two ranks, as the engine says
-		{"--pods=h:1", "--pods-port-events=65535", "--pods-ranks=2", "--pods-ask"}, // only where the engine does not say
+		{"--pods=h:1?events=bind%2Btcp://*:5557", "--roles=score"},       // others read it
+		{"--pods=h:1?events=tcp://h:1%2Ctcp://h:2", "--pods-ask"},        // two ranks, as the engine says
+		{"--pods=h:1?ranks=3", "--pods-port-events=65535", "--pods-ask"}, // only where the engine does not say
 	} {
 		if _, err := load(t, args, nil, ""); err != nil {
 			t.Errorf("%q: %v", args, err)

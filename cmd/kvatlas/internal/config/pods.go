@@ -82,6 +82,14 @@ func (c *Config) validatePods() error {
 			bad("pods-dns", err)
 		}
 	}
+	for _, p := range []struct {
+		setting string
+		port    int
+	}{{"pods-port-events", c.PodsPortEvents}, {"pods-port-replay", c.PodsPortReplay}} {
+		if last := p.port + c.PodsRanks - 1; p.port != 0 && last > 65535 {
+			errs = append(errs, fmt.Errorf("%s: %d is rank 0's, and the last of pods-ranks (%d) would have port %d", p.setting, p.port, c.PodsRanks, last))
+		}
+	}
 	if k, ok := c.Kubernetes(); ok {
 		if err := k.Check(); err != nil {
 			bad("pods-kubernetes", err)
@@ -106,10 +114,7 @@ func (c *Config) validateEvents(text string, p store.Pod) error {
 	}
 	p.Model = cmp.Or(p.Model, c.PodsModel, "to be found out")
 	if p.Events == "" && c.PodsPortEvents != 0 && !c.PodsAsk {
-		p.Events = anyHost(c.PodsPortEvents)
-		if p.Replay == "" && c.PodsPortReplay != 0 {
-			p.Replay = anyHost(c.PodsPortReplay)
-		}
+		p.Events = fmt.Sprintf("tcp://*:%d", c.PodsPortEvents) // at the pod's own host
 	}
 	if p.Ranks == 0 {
 		p.Ranks = c.PodsRanks
@@ -133,6 +138,3 @@ func (c *Config) validateEvents(text string, p store.Pod) error {
 	}
 	return fmt.Errorf("pods: %s: %s", text, why)
 }
-
-// anyHost is an endpoint at the pod's own host.
-func anyHost(port int) string { return fmt.Sprintf("tcp://*:%d", port) }
