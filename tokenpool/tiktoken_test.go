@@ -85,11 +85,11 @@ func TestTiktokenGolden(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() {
+		t.Cleanup(func() {
 			if err := p.Close(); err != nil {
 				t.Error(err)
 			}
-		}()
+		})
 		pools[folder] = p
 		for _, model := range []string{"kimi", "qwen"} {
 			if _, err := p.Tokens(t.Context(), Request{Model: model, Text: "a", Mode: Sync}); err != nil {

@@ -50,10 +50,8 @@ func TestSharedPieces(t *testing.T) {
 	}
 	a := tokenize(serve())
 	b := serve()
-	for { // until there are pieces beside the keys of the index
-		if len(redis.Client().Keys(t.Context(), "*{t*}").Val()) > 0 {
-			break
-		}
+	// Until there are pieces beside the keys of the index.
+	for len(redis.Client().Keys(t.Context(), "*{t*}").Val()) == 0 {
 		time.Sleep(20 * time.Millisecond)
 	}
 	if got := tokenize(b); got.Count != a.Count || !got.Exact || reused(b) == "0" {
