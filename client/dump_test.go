@@ -82,7 +82,7 @@ func TestStreamsTimeOut(t *testing.T) {
 			if r.Method == http.MethodGet {
 				_, _ = io.WriteString(w, "line\n")
 				w.(http.Flusher).Flush()
-				time.Sleep(60 * time.Millisecond)
+				time.Sleep(300 * time.Millisecond)
 			}
 		}
 		select {
@@ -92,7 +92,7 @@ func TestStreamsTimeOut(t *testing.T) {
 	}))
 	defer ts.Close()
 	defer close(hang)
-	c, err := client.New(client.Config{URL: ts.URL, Timeout: 150 * time.Millisecond})
+	c, err := client.New(client.Config{URL: ts.URL, Timeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestStreamsTimeOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	text, err := io.ReadAll(body)
-	if string(text) != strings.Repeat("line\n", 5) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nothing moved for 150ms") {
+	if string(text) != strings.Repeat("line\n", 5) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nothing moved for 1s") {
 		t.Errorf("got %q, %v", text, err)
 	}
 	_ = body.Close()

@@ -362,7 +362,7 @@ func TestDegraded(t *testing.T) {
 	x.add("m", "p", 0, store.GPU, chain8...)
 	x.fail, x.failAt = fmt.Errorf("%w: gone", store.ErrUnavailable), 5
 	var seen error
-	s := newScorer(t, scorer.Config{Index: x, Budget: 30 * time.Millisecond,
+	s := newScorer(t, scorer.Config{Index: x, Budget: time.Second,
 		Observer: scorer.Observer{IndexFailed: func(err error) { seen = err }}})
 	r := score(t, s, scorer.Request{Model: "m", Input: scorer.BlockKeys(chain8)})
 	if r.Degraded != scorer.IndexUnavailable || r.Pods[0].Blocks != 5 || !errors.Is(seen, store.ErrUnavailable) {

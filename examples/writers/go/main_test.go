@@ -261,11 +261,11 @@ func TestLease(t *testing.T) {
 	each(t, func(t *testing.T, language string) {
 		s := redistest.Start(t)
 		x := open(t, s.URL())
-		w := start(t, language, s.URL(), "a:1", "2")
+		w := start(t, language, s.URL(), "a:1", "5")
 		keys := []blockkey.Key{1}
 		w.do("add 0 gpu %s", hex(keys))
 		at := [][]storetest.At{{{Pod: "a:1", Tier: store.GPU}}}
-		for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		for end := time.Now().Add(8 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 			if got := find(t, x, keys); !got.Equal(at) {
 				t.Fatalf("the writer lives and the index finds\n%v", got)
 			}
