@@ -220,36 +220,42 @@ var leaseCases = []testCase{
 	}},
 	{"a renewal in time keeps pod and blocks", func(b *bench) {
 		k := chain(1, 3)
-		begin := time.Now()
-		b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
-		b.add("a", 0, store.GPU, k...)
-		for range 3 {
-			b.pass(b.Lease * 6 / 10)
-			created := b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
+		b.patiently(func() bool {
+			b.retire("a")
+			begin := time.Now()
+			b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
+			b.add("a", 0, store.GPU, k...)
+			for range 3 {
+				b.pass(b.Lease * 6 / 10)
+				created := b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
+				if !b.inTime(begin) {
+					return false
+				}
+				begin = time.Now()
+				if created {
+					b.Fatal("created is true for a renewal in time")
+				}
+			}
+			got := b.findBy(b.Index, mask, k...)
 			if !b.inTime(begin) {
-				b.Skip("too slow a machine to renew in time")
+				return false
 			}
-			begin = time.Now()
-			if created {
-				b.Fatal("created is true for a renewal in time")
-			}
-		}
-		got := b.findBy(b.Index, mask, k...)
-		if b.inTime(begin) {
 			b.want(got, times(3, on("a", store.GPU))...)
-		}
+			return true
+		})
 		b.pass(b.Lease + b.Lease/5)
 		b.want(b.find(k...), times(3)...)
 	}},
 	{"a renewal without lease lives until it is deleted", func(b *bench) {
 		k := chain(1, 3)
-		begin := time.Now()
-		b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
-		b.add("a", 0, store.GPU, k...)
-		b.register(store.Pod{Name: "a"})
-		if !b.inTime(begin) {
-			b.Skip("too slow a machine to renew in time")
-		}
+		b.patiently(func() bool {
+			b.retire("a")
+			begin := time.Now()
+			b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
+			b.add("a", 0, store.GPU, k...)
+			b.register(store.Pod{Name: "a"})
+			return b.inTime(begin)
+		})
 		b.pass(b.Lease + b.Lease/5)
 		b.want(b.find(k...), times(3, on("a", store.GPU))...)
 		if r := b.registry(); !r.ValidUntil.IsZero() {
