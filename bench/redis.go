@@ -41,6 +41,9 @@ type RedisConfig struct {
 	Rounds int
 	// EventBlocks is the number of blocks of an engine's event; 16 by default.
 	EventBlocks int
+	// EventBurst is the number of events of a sample; 2048 by default: in each, the maps
+	// of all ranks are folded. Of evictions it is a quarter.
+	EventBurst int
 	// Track lets the sweep read how long the server has had for its commands, for
 	// which it resets the server's statistics and changes its configuration until
 	// it ends. It needs a server of version 7.
@@ -70,6 +73,7 @@ func (c RedisConfig) withDefaults() (RedisConfig, error) {
 	def(&c.MemoryKeys, 250_000)
 	def(&c.Rounds, 20)
 	def(&c.EventBlocks, 16)
+	def(&c.EventBurst, 2048)
 	def(&c.settle, 250*time.Millisecond)
 	def(&c.idle, 5*time.Second)
 	if len(c.Parts) == 0 {
@@ -99,6 +103,7 @@ func (c RedisConfig) withDefaults() (RedisConfig, error) {
 		check("the number of pods", c.Pods, 2, 100), check("the number of keys", c.Keys, 1, 100_000_000),
 		check("the number of keys for memory", c.MemoryKeys, 1, 100_000_000), check("the number of rounds", c.Rounds, 1, 10_000),
 		check("the number of blocks of an event", c.EventBlocks, 1, 1024),
+		check("the number of events of a sample", c.EventBurst, 4*perCall, 1<<16),
 	}
 	for _, s := range c.Sizes {
 		errs = append(errs, check("a lookup's number of blocks", s, 1, 1<<16))
@@ -236,6 +241,9 @@ func (r *redisRun) all(ctx context.Context) error {
 	if err := agree(ctx, layouts, main, r.c); err != nil {
 		return err
 	}
+	if err := r.s.settle(ctx); err != nil {
+		return err
+	}
 	if r.wants(PartLookup) {
 		if err := r.lookup(ctx, main, peers); err != nil {
 			return fmt.Errorf("lookup: %w", err)
@@ -369,11 +377,12 @@ func (r *redisRun) lookup(ctx context.Context, main corpus, peers []*peer) error
 }
 
 const (
-	// eventBurst is how many events make a sample; the first of them find cold
-	// caches, as the first after a pause do.
-	eventBurst = 192
-	// perCall is how many events a coalescing writer puts into one call.
+	// perCall is how many events of a rank a coalescing writer puts into one call.
 	perCall = 16
+	// eventRanks is how many ranks have the events, and maxEntries how many entries
+	// their maps have before: engines have been running for a while.
+	eventRanks = 2
+	maxEntries = 1 << 15
 )
 
 // eventWriters are the numbers of writers at the same time. The peer has four by
@@ -384,7 +393,7 @@ var eventWriters = []int{1, 4}
 func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) error {
 	n := r.c.EventBlocks
 	// A generation begins with nothing, so that those with maps are other pods'.
-	others := make([]string, len(pods))
+	others := make([]string, eventRanks)
 	for i := range others {
 		others[i] = podName(len(pods) + i)
 	}
@@ -392,7 +401,13 @@ func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) err
 	if err != nil {
 		return err
 	}
-	sample := 2*perCall + r.c.Rounds*eventBurst // two calls before the first sample
+	entries := min(maxEntries, max(1024, r.c.Keys/16))
+	r.c.Progress(fmt.Sprintf("writing maps of %d entries", entries))
+	err = newCorpus(19, entries, 1024).each(1024, func(keys []blockkey.Key) error { return guarded.fillMaps(ctx, others, keys) })
+	if err != nil {
+		return err
+	}
+	sample := 2*perCall + r.c.Rounds*r.c.EventBurst // two calls before the first sample
 	// Each side has blocks of its own.
 	events := func(side int) corpus {
 		return newCorpus(uint64(20+side), (sample*len(eventWriters)/2+1)*n, n)
@@ -413,19 +428,22 @@ func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) err
 	many := func(o *ours, kind store.OpKind, pods []string, events corpus, first int) contender {
 		name := fmt.Sprintf("%s, %d events a call", o.name(), perCall)
 		return contender{name: name, trips: o.trips, ops: perCall, run: func(ctx context.Context, seq int) error {
+			// All of a call are one rank's, and those of the next another's that stores
+			// the same, as single events do.
 			batches := make([]store.Batch, perCall)
 			for j := range batches {
-				pod, keys := events.event(first+seq*perCall+j, n, pods)
-				batches[j] = o.event(pod, kind, keys)
+				_, keys := events.event(2*((first/perCall+seq)/2*perCall+j), n, pods)
+				batches[j] = o.event(pods[seq%len(pods)], kind, keys)
 			}
 			return o.apply(ctx, coalesce(batches)...)
 		}}
 	}
 	for _, kind := range []store.OpKind{store.Add, store.Remove} {
-		rows := &r.report.Ingest
+		rows, burst := &r.report.Ingest, r.c.EventBurst
 		what := "writing"
 		if kind == store.Remove {
-			rows, what = &r.report.Evict, "removing"
+			rows, burst = &r.report.Evict, burst/4
+			what = "removing"
 		}
 		for i, writers := range eventWriters {
 			first := i * sample
@@ -435,8 +453,8 @@ func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) err
 			for i, p := range peers {
 				sides = append(sides, single(p, kind, pods, events(i), first))
 			}
-			r.c.Progress(fmt.Sprintf("%s %d events of %d blocks, %d at a time", what, sample, n, writers))
-			got, err := compare(ctx, r.s, turns{rounds: r.c.Rounds, burst: eventBurst, workers: writers, second: 1}, sides)
+			r.c.Progress(fmt.Sprintf("%s events of %d blocks, %d at a time", what, n, writers))
+			got, err := compare(ctx, r.s, turns{rounds: r.c.Rounds, burst: burst, workers: writers, second: 1}, sides)
 			if err != nil {
 				return err
 			}
@@ -445,6 +463,16 @@ func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) err
 	}
 	for _, p := range peers {
 		if err := r.forgetNow(ctx, p, "events"); err != nil {
+			return err
+		}
+	}
+	if !r.wants(PartRetire) {
+		return nil
+	}
+	// A sweep is to find nothing but what it is measured with.
+	r.c.Progress("removing what is left of the events")
+	for side := range 3 {
+		if err := forgetAll(ctx, r.ours, events(len(peers)+side)); err != nil {
 			return err
 		}
 	}
