@@ -143,6 +143,7 @@ func redisConfig(c *config.Loaded) redis.Config {
 		Prefix:     c.RedisPrefix,
 		PoolSize:   c.RedisPool,
 		Timeout:    c.RedisTimeout,
+		MapCache:   int(c.RedisMapCache),
 		TextAge:    textAge(c.PlainMaxAge),
 		MaxPods:    c.IndexMaxPods,
 		MaxHolders: c.IndexMaxHolders,

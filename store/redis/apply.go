@@ -91,12 +91,20 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 			}
 		}
 	}()
+	if err := x.foldDue(ctx, p.guards); err != nil {
+		return failed(ctx, "apply", err)
+	}
 	for try := range applyTries {
 		status, err := x.carryOut(ctx, p)
 		if err != nil {
 			return failed(ctx, "apply", err)
 		}
 		if status == applied {
+			for _, g := range p.guards {
+				if g.done {
+					x.lists.add(g.Generation, g.Fence, g.entries)
+				}
+			}
 			return nil
 		}
 		for _, pod := range p.pods {

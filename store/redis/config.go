@@ -38,6 +38,10 @@ type Config struct {
 	// them writes get store.ErrFull. 16384, 131072 and 1024 by default.
 	MaxPods, MaxHolders, MaxModels int
 
+	// MapCache is how many bytes of what has been read of maps are kept to be read no
+	// more (ReadMap); 64 MiB by default.
+	MapCache int
+
 	// TextAge is how old a block's value may become that names pods by text instead
 	// of by id, from when it was last written, give or take the time that a sweep
 	// takes; 1 hour by default. Negative takes such values for garbled.
@@ -116,6 +120,7 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.MaxPods, 1<<14)
 	def(&c.MaxHolders, 1<<17)
 	def(&c.MaxModels, 1<<10)
+	def(&c.MapCache, 64<<20)
 	def(&c.TextAge, time.Hour)
 	def(&c.SweepDuty, 0.1)
 	def(&c.SweepInterval, 10*time.Second)
@@ -144,6 +149,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("redis: an entry age of %v; it can be 0 or more", c.EntryAge)
 	case c.MaxPods < 1 || c.MaxHolders < 1 || c.MaxModels < 1:
 		return c, errors.New("redis: a limit on pods, holders or models is below 1")
+	case c.MapCache < 0:
+		return c, fmt.Errorf("redis: a map cache of %d bytes", c.MapCache)
 	case c.SweepDuty < 0 || c.SweepDuty > 1:
 		return c, fmt.Errorf("redis: sweep duty %v; it can be 0 to 1", c.SweepDuty)
 	}

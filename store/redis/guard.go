@@ -51,6 +51,7 @@ type guardPlan struct {
 	err     error         // refused
 	dup     bool          // a duplicate
 	ops     []store.MapOp // changes of its map
+	entries int           // that they change
 	// tried is true when blocks may have been written by an earlier try.
 	tried bool
 }
@@ -239,6 +240,7 @@ func (x *Index) Begin(ctx context.Context, pod string, rank int, fence uint64) (
 	if err := x.fence(ctx, gen, fence, 0, true); err != nil {
 		return 0, failed(ctx, "begin", err)
 	}
+	x.lists.open(gen, fence, 0, x.config.MaxHolders)
 	return gen, nil
 }
 
@@ -275,6 +277,7 @@ func (x *Index) TakeOver(ctx context.Context, gen store.Generation, fence uint64
 	if err != nil {
 		return 0, failed(ctx, "take over", err)
 	}
+	x.lists.open(gen, fence, -1, x.config.MaxHolders)
 	return watermark, nil
 }
 
@@ -285,7 +288,7 @@ func (x *Index) fence(ctx context.Context, gen store.Generation, fence, seq uint
 		for p := range calls {
 			calls[p] = fenceCall(x.names.guards(p), gen, fence, strconv.FormatUint(seq, 10), create)
 		}
-		calls = append(calls, fenceCall(x.names.life(gen)+"s", gen, fence, strconv.FormatUint(seq, 10), create))
+		calls = append(calls, fenceCall(x.names.mapRecords(gen, true), gen, fence, strconv.FormatUint(seq, 10), create))
 		cmds, err := x.run(ctx, calls...)
 		if err != nil {
 			return err

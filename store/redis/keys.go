@@ -68,6 +68,22 @@ func (n *names) life(gen store.Generation) string {
 	return n.prefix + "{g" + strconv.FormatUint(uint64(gen), 10) + "}:"
 }
 
+// changes is the list of the changes of a generation's map that are in no page yet,
+// mapState says which pages there are, and page is one of them.
+func (n *names) changes(gen store.Generation) string  { return n.life(gen) + "m" }
+func (n *names) mapState(gen store.Generation) string { return n.life(gen) + "p" }
+func (n *names) page(gen store.Generation, pages, i int) string {
+	return n.life(gen) + "p:" + strconv.Itoa(pages) + ":" + strconv.Itoa(i)
+}
+
+// mapRecords is the hash with the record that guards a generation's map.
+func (n *names) mapRecords(gen store.Generation, cluster bool) string {
+	if cluster {
+		return n.life(gen) + "s"
+	}
+	return n.records
+}
+
 // parseLife reads the generation of a name that begins with life.
 func (n *names) parseLife(name string) (gen store.Generation, ok bool) {
 	rest, ok := strings.CutPrefix(name, n.prefix+"{g")

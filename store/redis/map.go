@@ -1,9 +1,7 @@
 package redis
 
 import (
-	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,123 +12,105 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// mapBuckets is how many hashes a generation's map is spread over. Redis keeps a
-// hash of up to 512 such fields in one piece of memory: with 64 fields an entry
-// takes a third of what a key of its own takes, and 1024 hashes hold half a
-// million entries, more blocks than the memory of one rank has.
-const mapBuckets = 1024
+// The map of a generation is written with every event and hardly ever read: its owner
+// has most of it in memory. So a write is an element more at the end of a list of
+// changes, whatever it changes. From time to time the owner folds the list into pages
+// (fold.go), strings that each hold a part of all entries in order. What an entry is, is
+// its last change in the list, or else what the page says.
+//
+// As the field of a hash a change took 2.3 to 6.2 us of the server, more the more entries
+// there were; in the list it takes 0.03, and folding it 0.3 to 0.4.
 
-// bucket is what is to be done to one hash of a map.
-type bucket struct {
-	gen  store.Generation
-	n    uint64
-	sets []string // field, value, ...
-	dels []string
+// mapEdit are changes of one map in one run of apply.lua.
+type mapEdit struct {
+	gen        store.Generation
+	sets, dels string // rows of entries
 }
 
-// fields is how many entries are changed.
-func (b *bucket) fields() int { return len(b.sets)/2 + len(b.dels) }
-
-func (b *bucket) appendArgs(args []string) []string {
-	args = append(args, strconv.FormatUint(uint64(b.gen), 10), strconv.Itoa(len(b.sets)/2), strconv.Itoa(len(b.dels)))
-	return append(append(args, b.sets...), b.dels...)
-}
-
-// bucketName is the key of a bucket.
-func (n *names) bucketName(gen store.Generation, b uint64) string {
-	return n.life(gen) + "m:" + strconv.FormatUint(b, 10)
-}
-
-// bucketOf is the bucket that an entry is in.
-func bucketOf(k store.MapKey) uint64 { return k.Hash % mapBuckets }
-
-// mapField is the field of an entry: the hash, 8 bytes big endian, and the part in
-// as few bytes as it takes: none for part 0.
-func mapField(k store.MapKey) string {
-	var b [10]byte
-	binary.BigEndian.PutUint64(b[:], k.Hash)
-	switch {
-	case k.Part == 0:
-		return string(b[:8])
-	case k.Part < 256:
-		b[8] = byte(k.Part)
-		return string(b[:9])
+// joinMaps adds changes to those of a call.
+func (c *call) joinMaps(maps []mapEdit) {
+	for _, m := range maps {
+		i := slices.IndexFunc(c.maps, func(have mapEdit) bool { return have.gen == m.gen })
+		if i < 0 {
+			c.maps = append(c.maps, m)
+			continue
+		}
+		c.maps[i].sets += m.sets
+		c.maps[i].dels += m.dels
 	}
-	binary.BigEndian.PutUint16(b[8:], k.Part)
-	return string(b[:])
 }
 
 // mapCalls makes the runs of apply.lua that change maps: first those that set
 // entries, then those that delete some. They have no head yet.
 func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*call) {
-	for _, g := range guards {
-		last := make(map[store.MapKey][]byte, len(g.ops))
-		for _, op := range g.ops {
-			last[op.MapKey] = op.Value
-		}
-		keys := make([]store.MapKey, 0, len(last))
-		for k := range last {
-			keys = append(keys, k)
-		}
-		slices.SortFunc(keys, func(a, b store.MapKey) int {
-			if c := int(bucketOf(a)) - int(bucketOf(b)); c != 0 {
-				return c
-			}
-			return cmpMapKey(a, b)
-		})
-		var set, del []bucket
-		for _, k := range keys {
-			to := &set
-			if last[k] == nil {
-				to = &del
-			}
-			if n := len(*to); n == 0 || (*to)[n-1].n != bucketOf(k) {
-				*to = append(*to, bucket{gen: g.Generation, n: bucketOf(k)})
-			}
-			b := &(*to)[len(*to)-1]
-			if last[k] == nil {
-				b.dels = append(b.dels, mapField(k))
-			} else {
-				b.sets = append(b.sets, mapField(k), string(last[k]))
-			}
-		}
-		sets, dels = append(sets, x.bucketCalls(g, set)...), append(dels, x.bucketCalls(g, del)...)
-	}
-	return sets, dels
-}
-
-func cmpMapKey(a, b store.MapKey) int {
-	return cmp.Or(cmp.Compare(a.Hash, b.Hash), cmp.Compare(a.Part, b.Part))
-}
-
-// bucketCalls puts buckets of one guard into runs of a length that keeps the
-// server from others only shortly.
-func (x *Index) bucketCalls(g *guardPlan, buckets []bucket) []*call {
 	place := atRegistry
 	if x.cluster {
 		place = atMap
 	}
-	var calls []*call
-	fields := 0
-	for _, b := range buckets {
-		// A bucket of more than that comes of engines whose hashes are none.
-		for len(b.sets) > 2*callKeys {
-			calls = append(calls, &call{place: place, parts: []guardPart{{guard: g}}, buckets: []bucket{{gen: b.gen, n: b.n, sets: b.sets[:2*callKeys]}}})
-			b.sets, fields = b.sets[2*callKeys:], callKeys
+	for _, g := range guards {
+		changes := make([]mapEntry, len(g.ops))
+		for i, op := range g.ops {
+			changes[i] = mapEntry{op.MapKey, op.Value}
 		}
-		for len(b.dels) > callKeys {
-			calls = append(calls, &call{place: place, parts: []guardPart{{guard: g}}, buckets: []bucket{{gen: b.gen, n: b.n, dels: b.dels[:callKeys]}}})
-			b.dels, fields = b.dels[callKeys:], callKeys
+		list := lastChanges(changes)
+		g.entries = len(list)
+		var set, del []byte
+		flush := func() {
+			if len(set) > 0 {
+				sets = append(sets, &call{place: place, parts: []guardPart{{guard: g}}, maps: []mapEdit{{gen: g.Generation, sets: string(set)}}})
+			}
+			if len(del) > 0 {
+				dels = append(dels, &call{place: place, parts: []guardPart{{guard: g}}, maps: []mapEdit{{gen: g.Generation, dels: string(del)}}})
+			}
+			set, del = set[:0], del[:0]
 		}
-		if len(calls) == 0 || fields+b.fields() > callKeys {
-			calls, fields = append(calls, &call{place: place, parts: []guardPart{{guard: g}}}), 0
+		for _, e := range list {
+			if e.value == nil {
+				del = e.appendTo(del)
+			} else {
+				set = e.appendTo(set)
+			}
+			if max(len(set), len(del)) > callBytes/2 {
+				flush()
+			}
 		}
-		c := calls[len(calls)-1]
-		c.buckets = append(c.buckets, b)
-		fields += b.fields()
+		flush()
 	}
-	return calls
+	return sets, dels
 }
+
+// mapState is what is known of the pages of a map: how often they have been folded, how
+// many they are, a power of 2 or 0, and about how many entries they hold. The text is
+// what stands in Redis, "" for none.
+type mapState struct {
+	folds          uint64
+	pages, entries int
+	text           string
+}
+
+// maxPages is more pages than any map has: of 64 entries each, a billion.
+const maxPages = 1 << 24
+
+func parseMapState(text string) (mapState, error) {
+	s := mapState{text: text}
+	if text == "" {
+		return s, nil
+	}
+	if n, err := fmt.Sscanf(text, "%d,%d,%d", &s.folds, &s.pages, &s.entries); err != nil || n != 3 || s.pages < 1 || s.pages > maxPages || s.pages&(s.pages-1) != 0 || s.entries < 0 {
+		return mapState{}, fmt.Errorf("redis: the state of a map is %q", clip(text))
+	}
+	return s, nil
+}
+
+// after is the state after a fold.
+func (s mapState) after(pages, entries int) mapState {
+	next := mapState{folds: s.folds + 1, pages: pages, entries: max(0, entries)}
+	next.text = fmt.Sprintf("%d,%d,%d", next.folds, next.pages, next.entries)
+	return next
+}
+
+// readTries is how often ReadMap begins anew because the map is being folded.
+const readTries = 16
 
 // ReadMap implements store.Index.
 func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store.MapKey) ([][]byte, error) {
@@ -140,35 +120,83 @@ func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store
 	if gen == 0 || len(keys) > store.MaxMapOps {
 		return nil, fmt.Errorf("%w: %d keys of generation %d; there can be %d, of a generation", store.ErrInvalid, len(keys), gen, store.MaxMapOps)
 	}
-	byBucket := map[uint64][]int{}
-	for i, k := range keys {
-		byBucket[bucketOf(k)] = append(byBucket[bucketOf(k)], i)
+	v := x.views.take(gen)
+	for range readTries {
+		out, next, err := x.readMap(ctx, gen, v, keys)
+		switch {
+		case err != nil:
+			return nil, err
+		case out != nil:
+			x.views.put(gen, next, x.config.MapCache)
+			return out, nil
+		}
+		v = next
 	}
+	return nil, fmt.Errorf("%w: map: the map of generation %d was folded %d times while it was being read", store.ErrUnavailable, gen, readTries)
+}
+
+// readMap reads entries by what is known of the map, and what is new of it. Without
+// values and an error that was wrong, and the view that it returns is better.
+func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, keys []store.MapKey) ([][]byte, *mapView, error) {
+	byPage := map[int][]int{}
+	if v.state.pages > 0 {
+		for i, k := range keys {
+			if _, known := v.find(k); !known {
+				p := pageOf(k.Hash, v.state.pages)
+				byPage[p] = append(byPage[p], i)
+			}
+		}
+	}
+	// Pages and list belong together when the state is the same before and after.
+	// A page may have changes already that are in the list too, which does not matter.
 	pipe := x.client.Pipeline()
 	record := pipe.HGet(ctx, x.names.records, strconv.FormatUint(uint64(gen), 10))
-	replies := make(map[uint64]*redis.SliceCmd, len(byBucket))
-	for n, list := range byBucket {
-		fields := make([]string, len(list))
-		for i, k := range list {
-			fields[i] = mapField(keys[k])
-		}
-		replies[n] = pipe.HMGet(ctx, x.names.bucketName(gen, n), fields...)
+	before := pipe.Get(ctx, x.names.mapState(gen))
+	changes := pipe.LRange(ctx, x.names.changes(gen), int64(v.elements), -1)
+	pages := make(map[int]*redis.StringCmd, len(byPage))
+	for p := range byPage {
+		pages[p] = pipe.Get(ctx, x.names.page(gen, v.state.pages, p))
 	}
+	after := pipe.Get(ctx, x.names.mapState(gen))
 	x.roundTrips.Add(1)
 	_, err := pipe.Exec(ctx)
 	switch {
 	case errors.Is(record.Err(), redis.Nil):
-		return nil, store.ErrEnded
-	case err != nil:
-		return nil, failed(ctx, "map", err)
+		return nil, nil, store.ErrEnded
+	case err != nil && !errors.Is(err, redis.Nil):
+		return nil, nil, failed(ctx, "map", err)
 	}
-	out := make([][]byte, len(keys))
-	for n, list := range byBucket {
-		for i, v := range replies[n].Val() {
-			if s, ok := v.(string); ok {
-				out[list[i]] = []byte(s)
-			}
+	if before.Val() != v.state.text || after.Val() != v.state.text {
+		state, err := parseMapState(after.Val())
+		if err != nil {
+			return nil, nil, fmt.Errorf("%w: map: %w", store.ErrUnavailable, err)
+		}
+		return nil, &mapView{state: state}, nil
+	}
+	for _, element := range changes.Val() {
+		if !v.add(element) {
+			x.garbled.Add(1)
 		}
 	}
-	return out, nil
+	out := make([][]byte, len(keys))
+	for p, list := range byPage {
+		wanted := make(map[store.MapKey][]int, len(list))
+		for _, i := range list {
+			wanted[keys[i]] = append(wanted[keys[i]], i)
+		}
+		ok := eachEntry([]byte(pages[p].Val()), func(e mapEntry) {
+			for _, i := range wanted[e.MapKey] {
+				out[i] = slices.Clone(e.value)
+			}
+		})
+		if !ok {
+			x.garbled.Add(1)
+		}
+	}
+	for i, k := range keys {
+		if value, known := v.find(k); known {
+			out[i] = slices.Clone(value)
+		}
+	}
+	return out, v, nil
 }

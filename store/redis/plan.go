@@ -2,6 +2,7 @@ package redis
 
 import (
 	"cmp"
+	"math/bits"
 	"slices"
 	"strconv"
 
@@ -166,6 +167,8 @@ type step struct {
 	add bool
 	// guard is what it is written under, nil for none.
 	guard *guardPlan
+	// at is which of the changes it is.
+	at int
 }
 
 // steps returns the net changes, ascending by partition, key and id, under the
@@ -175,11 +178,14 @@ func (p *plan) steps() []step {
 	for i, c := range p.changes {
 		// Who has no id holds nothing that could be removed.
 		if r := p.refs[c.ref]; i >= r.from && r.id != 0 && !r.dropped() {
-			out = append(out, step{c.key, r.id, c.add, r.guard})
+			out = append(out, step{c.key, r.id, c.add, r.guard, i})
 		}
 	}
-	slices.SortStableFunc(out, func(a, b step) int {
-		return cmp.Or(byPartition(a.key, b.key), cmp.Compare(a.id, b.id))
+	slices.SortFunc(out, func(a, b step) int {
+		if a.key != b.key {
+			return byPartition(a.key, b.key)
+		}
+		return cmp.Or(cmp.Compare(a.id, b.id), a.at-b.at)
 	})
 	// Of several changes of one holder to one block the last counts.
 	n := 0
@@ -193,10 +199,14 @@ func (p *plan) steps() []step {
 	return out[:n]
 }
 
-// byPartition compares keys by partition and then by themselves.
+// byPartition compares keys by partition and then by themselves: the partition is in
+// their lowest bits.
 func byPartition(a, b blockkey.StoreKey) int {
-	return cmp.Or(cmp.Compare(a.Partition(), b.Partition()), cmp.Compare(a, b))
+	const width = 6 // of blockkey.Partitions
+	return cmp.Compare(bits.RotateLeft64(uint64(a), -width), bits.RotateLeft64(uint64(b), -width))
 }
+
+var _ = [1]int{blockkey.Partitions - 1<<6: 0} // or width is another
 
 // edit is a block and its ops.
 type edit struct {

@@ -42,17 +42,17 @@ func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) (phases [
 	if len(calls) == 0 {
 		calls = []*call{{place: atRegistry}}
 	}
-	changes := len(list)
+	bytes := 0
 	for _, c := range slices.Concat(sets, dels) {
-		for i := range c.buckets {
-			changes += c.buckets[i].fields()
+		for i := range c.maps {
+			bytes += len(c.maps[i].sets) + len(c.maps[i].dels)
 		}
 	}
-	if changes <= x.pace.keys() {
+	if len(list) <= x.pace.keys() && bytes <= callBytes {
 		// All in one.
 		for _, c := range calls[1:] {
 			calls[0].edits = append(calls[0].edits, c.edits...)
-			calls[0].buckets = append(calls[0].buckets, c.buckets...)
+			calls[0].joinMaps(c.maps)
 			for _, p := range c.parts {
 				calls[0].under(p.guard)
 			}
@@ -89,11 +89,11 @@ func (c *call) under(g *guardPlan) {
 	}
 }
 
-// head begins a run of apply.lua: with the check, the guards and the buckets of c.
+// head begins a run of apply.lua: with the check, the guards and the maps of c.
 func (x *Index) head(c, check *call) {
 	c.script = applyScript
-	c.keys = append(make([]string, 0, len(check.keys)+1+len(c.buckets)+len(c.edits)+2), check.keys...)
-	c.args = append(make([]string, 0, len(check.args)+2+8*len(c.parts)+2), check.args[0], strconv.Itoa(len(c.parts)), strconv.Itoa(len(c.buckets)))
+	c.keys = append(make([]string, 0, len(check.keys)+1+len(c.maps)+len(c.edits)+2), check.keys...)
+	c.args = append(make([]string, 0, len(check.args)+2+8*len(c.parts)+3*len(c.maps)+2), check.args[0], strconv.Itoa(len(c.parts)), strconv.Itoa(len(c.maps)))
 	c.args = append(c.args, check.args[1:]...)
 	if len(c.parts) == 0 {
 		return
@@ -102,16 +102,16 @@ func (x *Index) head(c, check *call) {
 	switch c.place {
 	case atRegistry:
 	case atMap:
-		records = x.names.life(c.parts[0].guard.Generation) + "s"
+		records = x.names.mapRecords(c.parts[0].guard.Generation, true)
 	default:
 		records = x.names.guards(c.place)
 	}
 	c.keys = append(c.keys, records)
 	c.args = x.guardArgs(c.args, c.place, c.attempt, c.parts)
-	for i := range c.buckets {
-		b := &c.buckets[i]
-		c.keys = append(c.keys, x.names.bucketName(b.gen, b.n))
-		c.args = b.appendArgs(c.args)
+	for i := range c.maps {
+		m := &c.maps[i]
+		c.keys = append(c.keys, x.names.changes(m.gen))
+		c.args = append(c.args, strconv.FormatUint(uint64(m.gen), 10), m.sets, m.dels)
 	}
 }
 

@@ -51,6 +51,9 @@ var beginLua string
 //go:embed lua/fence.lua
 var fenceLua string
 
+//go:embed lua/fold.lua
+var foldLua string
+
 //go:embed lua/life.lua
 var lifeLua string
 
@@ -80,6 +83,7 @@ var (
 	markScript     = newScript(markLua)
 	beginScript    = newScript(registryLua, beginLua)
 	fenceScript    = newScript(fenceLua)
+	foldScript     = newScript(foldLua)
 	lifeScript     = newScript(lifeLua)
 )
 
@@ -92,7 +96,7 @@ type call struct {
 	// Of a run of apply.lua: what it changes, where its records are and which parts
 	// of which guards it is.
 	edits   []edit
-	buckets []bucket
+	maps    []mapEdit
 	place   int
 	attempt uint64
 	parts   []guardPart

@@ -1,11 +1,10 @@
--- Changes the holders of blocks, and entries of the maps of generations.
+-- Changes the holders of blocks, and the maps of generations.
 --
--- KEYS  [live own...] [records] bucket... block... [logged log]
--- ARGV  pods guards buckets
+-- KEYS  [live own...] [records] map... block... [logged log]
+-- ARGV  pods guards maps
 --       then for each pod: fields, then so many times: field id
 --       then for each guard: generation fence seq after again attempt part parts
---       then for each bucket: generation sets dels, and so many times: field value,
---       and field
+--       then for each map: generation sets dels
 --       then for each group of blocks: ops blocks
 --
 -- The first part says what the writer believes: these fields of the pods' own
@@ -16,6 +15,10 @@
 -- sequence that takes several runs goes in parts, numbered from 0; each is taken
 -- only after the one before it of the same attempt. With 0 parts the guard is
 -- looked at and nothing written down. With 0 guards there is no key of records.
+--
+-- Of a map, sets and dels are rows of changes of entries, "" for none, which go behind
+-- the list of changes that its key is; dels only delete. Who writes maps is to keep
+-- the list short: see fold.lua.
 --
 -- The groups take the blocks in order; the ops are those of each block of the
 -- group: "+17" adds holder 17, "-17" removes it, "+17-18" does both; "=text"
@@ -83,11 +86,10 @@ if guards > 0 then
     if verdict == 1 then idle = false else skip[life] = true end
   end
 end
-local buckets = {}
-for b = 1, tonumber(ARGV[3]) do
-  local sets, dels = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  if not skip[ARGV[at]] then buckets[#buckets + 1] = {KEYS[first], at + 3, sets, dels} end
-  at = at + 3 + 2 * sets + dels
+local maps = {}
+for m = 1, tonumber(ARGV[3]) do
+  if not skip[ARGV[at]] then maps[#maps + 1] = {KEYS[first], ARGV[at + 1], ARGV[at + 2]} end
+  at = at + 3
   first = first + 1
 end
 
@@ -119,15 +121,22 @@ local function note()
   end
 end
 
-for _, b in ipairs(buckets) do
-  local key, from, sets = unpack(b)
-  local wrong = sets > 0 and grow('HSET', key, unpack(ARGV, from, from + 2 * sets - 1))
+for _, m in ipairs(maps) do
+  local wrong = m[2] ~= '' and grow('RPUSH', m[1], m[2])
   if wrong then return wrong end
 end
+-- shrink deletes entries of maps. What says so takes memory itself, which has to be
+-- there on a full server too, or nothing could be taken from it; but not again and
+-- again, for a batch that is refused and will be back.
 local function shrink()
-  for _, b in ipairs(buckets) do
-    local key, from, sets, dels = unpack(b)
-    if dels > 0 then redis.call('HDEL', key, unpack(ARGV, from + 2 * sets, from + 2 * sets + dels - 1)) end
+  for _, m in ipairs(maps) do
+    if m[3] ~= '' and not refusal then
+      local reply = redis.pcall('RPUSH', m[1], m[3])
+      if type(reply) == 'table' and reply.err then
+        redis.call('HDEL', records, '')
+        redis.call('RPUSH', m[1], m[3])
+      end
+    end
   end
 end
 
@@ -221,7 +230,7 @@ end
 
 local old = redis.call('MGET', unpack(KEYS, first))
 local set, less, del = {}, {}, {} -- less: values that have become shorter
-local block, bytes = 0, 0
+local block, bytes, sets = 0, 0, 0
 while ARGV[at] do
   local ops = ARGV[at]
   if guards > 1 then ops = under(ops) end
@@ -238,10 +247,13 @@ while ARGV[at] do
     end
     if v then bytes = bytes + #v end
     if new ~= v then
-      if new then
-        local to = v and #new < #v and less or set
-        to[#to + 1] = KEYS[first + i - 1]
-        to[#to + 1] = new
+      if new and v and #new < #v then
+        less[#less + 1] = KEYS[first + i - 1]
+        less[#less + 1] = new
+      elseif new then
+        set[sets + 1] = KEYS[first + i - 1]
+        set[sets + 2] = new
+        sets = sets + 2
       else
         del[#del + 1] = KEYS[first + i - 1]
       end

@@ -24,6 +24,10 @@ type indexSettings struct {
 	// RedisTimeout is how long a call to Redis may take whose caller has no
 	// nearer deadline, such as a write.
 	RedisTimeout time.Duration `name:"redis-timeout" default:"2s" min:"1ms" max:"1m"`
+	// RedisMapCache is the memory that an ingester may take for what it has read of the
+	// maps of its engines' blocks, so that it is not read again. It reads of them what
+	// ingest-records leaves no room for, and when it takes a rank over.
+	RedisMapCache Bytes `name:"redis-map-cache" default:"64MiB" min:"1KiB" max:"1TiB"`
 	// PlainMaxAge is how old the value of a block in Redis may become that names
 	// pods by text, as engines write it that know nothing else; 0 lets none count.
 	PlainMaxAge time.Duration `name:"plain-max-age" default:"1h" min:"0s" max:"8760h"`

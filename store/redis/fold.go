@@ -1,0 +1,445 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Folding: the owner of a generation puts the changes of its map into the pages, when
+// there are foldEntries of them, or half of what the pages have, and no write waits
+// for it.
+//
+//  1. the state, and the list of changes
+//  2. for some pages at a time: read them, put the changes in, write them (fold.lua)
+//  3. with the last of them: take the changes from the list, and write the new state
+//
+// Who stops anywhere leaves a map that is read as it was: the list still has all changes,
+// and wins over the pages. An owner whose fence is not the record's any more writes
+// nothing. When there are more than pageEntries entries a page, step 2 reads all pages
+// and writes twice as many, or more, under other names; after step 3 the old ones go.
+const (
+	foldEntries = 4096
+	pageEntries = 256
+	// foldBytes is how many bytes of pages one run of fold.lua writes, about, and
+	// foldElements how many elements of the list are read at a time.
+	foldBytes    = 64 << 10
+	foldElements = 1024
+	// maxFoldBytes is how much of a list is folded at once.
+	maxFoldBytes = 8 << 20
+	// foldTimeout bounds a fold in the background; after one that failed there is a rest.
+	foldTimeout = 30 * time.Second
+	foldRest    = time.Second
+)
+
+// mapLog is what the owner of a generation knows of its list of changes.
+type mapLog struct {
+	fence   uint64
+	changes int // that are in the list, about; -1 is not known
+	added   int // since a fold began
+	limit   int // at which it is folded
+	queued  bool
+	rest    time.Time // before which it is not tried again
+}
+
+// mapLogs are those of the generations that this process writes.
+type mapLogs struct {
+	least int        // changes that are worth a fold, however small the map
+	mu    sync.Mutex // protects logs
+	logs  map[store.Generation]*mapLog
+}
+
+// missing tells whether nothing is known of a generation.
+func (l *mapLogs) missing(gen store.Generation) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.logs[gen] == nil
+}
+
+// open begins with a list of so many changes, -1 when that is not known.
+func (l *mapLogs) open(gen store.Generation, fence uint64, changes, limit int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.logs == nil || len(l.logs) >= limit {
+		l.logs = map[store.Generation]*mapLog{} // what is missing is looked at again
+	}
+	l.logs[gen] = &mapLog{fence: fence, changes: changes, limit: l.least}
+}
+
+// add notes changes that have been written.
+func (l *mapLogs) add(gen store.Generation, fence uint64, changes int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if g := l.logs[gen]; g != nil && g.fence == fence {
+		g.added += changes
+		if g.changes >= 0 {
+			g.changes += changes
+		}
+	}
+}
+
+// due tells whether a list should be folded, which is said once; must, whether that has
+// to be before it grows any more.
+func (l *mapLogs) due(gen store.Generation, fence uint64) (due, must bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g := l.logs[gen]
+	if g == nil || g.fence != fence {
+		return false, false
+	}
+	due = !g.queued && (g.changes < 0 || g.changes >= g.limit) && time.Now().After(g.rest)
+	g.queued = g.queued || due
+	return due, g.changes >= 4*g.limit
+}
+
+// begin says that a fold reads the list from now on.
+func (l *mapLogs) begin(gen store.Generation, fence uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if g := l.logs[gen]; g != nil && g.fence == fence {
+		g.added = 0
+	}
+}
+
+// end says how a fold has ended.
+func (l *mapLogs) end(f *fold, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g := l.logs[f.gen]
+	if g == nil || g.fence != f.fence {
+		return
+	}
+	g.queued = false
+	switch {
+	case err != nil:
+		g.rest = time.Now().Add(foldRest)
+	case f.more:
+		g.changes = -1
+	default:
+		// What was added meanwhile may have been read already, and is counted again.
+		g.changes = f.had - f.taken + g.added
+		g.limit = l.worth(f.entries)
+	}
+}
+
+// worth is how many changes are worth a fold into pages of so many entries.
+func (l *mapLogs) worth(entries int) int { return max(l.least, entries/2) }
+
+// foldDue folds the lists of guards that have become long, in the background. One that has
+// become very long is folded before anything more is written: no list grows without end.
+func (x *Index) foldDue(ctx context.Context, guards []*guardPlan) error {
+	for _, g := range guards {
+		if g.over() || len(g.ops) == 0 {
+			continue
+		}
+		if x.lists.missing(g.Generation) {
+			x.lists.open(g.Generation, g.Fence, -1, x.config.MaxHolders)
+		}
+		due, must := x.lists.due(g.Generation, g.Fence)
+		switch {
+		case must:
+			if err := x.fold(ctx, g.Generation, g.Fence); err != nil {
+				return err
+			}
+		case due:
+			x.spawn(func() {
+				ctx, cancel := context.WithTimeout(x.life, foldTimeout)
+				defer cancel()
+				if err := x.fold(ctx, g.Generation, g.Fence); err != nil && x.life.Err() == nil {
+					x.log(fmt.Sprintf("the changes of the map of generation %d are not in its pages: %v", g.Generation, err))
+				}
+			})
+		}
+	}
+	return nil
+}
+
+// fold folds the map of a generation when those before it are done: the folds of a
+// process come one after the other, which bounds the memory that they take.
+func (x *Index) fold(ctx context.Context, gen store.Generation, fence uint64) error {
+	select {
+	case x.folding <- struct{}{}:
+		defer func() { <-x.folding }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	x.lists.begin(gen, fence)
+	f := fold{x: x, gen: gen, fence: fence}
+	err := f.run(ctx)
+	x.lists.end(&f, err)
+	if errors.Is(err, store.ErrFenced) || errors.Is(err, store.ErrEnded) {
+		return nil // as the next write will hear
+	}
+	return err
+}
+
+// fold is one of them.
+type fold struct {
+	x     *Index
+	gen   store.Generation
+	fence uint64
+
+	state      mapState
+	elements   int
+	had, taken int  // changes in the list
+	more       bool // there are more than have been read
+	entries    int  // in the pages, after it
+}
+
+func (f *fold) run(ctx context.Context) error {
+	changes, err := f.read(ctx)
+	if err != nil {
+		return err
+	}
+	f.had = len(changes)
+	f.entries = f.state.entries
+	if !f.more && f.had < f.x.lists.worth(f.state.entries) {
+		return nil // it was not known how long the list is
+	}
+	list := lastChanges(changes)
+	pages := f.state.pages
+	if most := f.state.entries + len(list); pages == 0 || most > pages*pageEntries {
+		pages = min(maxPages, 1<<bits.Len(uint(most/(pageEntries/2))))
+	}
+	if pages == f.state.pages {
+		err = f.change(ctx, list)
+	} else {
+		err = f.spread(ctx, list, pages)
+	}
+	if err == nil {
+		f.taken = f.had
+	}
+	return err
+}
+
+// read reads the state and the list.
+func (f *fold) read(ctx context.Context) (changes []mapEntry, err error) {
+	text, err := f.x.client.Get(ctx, f.x.names.mapState(f.gen)).Result()
+	f.x.roundTrips.Add(1)
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return nil, err
+	}
+	if f.state, err = parseMapState(text); err != nil {
+		return nil, err
+	}
+	for bytes := 0; ; {
+		f.x.roundTrips.Add(1)
+		part, err := f.x.client.LRange(ctx, f.x.names.changes(f.gen), int64(f.elements), int64(f.elements+foldElements-1)).Result()
+		if err != nil {
+			return nil, err
+		}
+		for _, element := range part {
+			bytes += len(element)
+			if !eachEntry([]byte(element), func(e mapEntry) { changes = append(changes, e) }) {
+				f.x.garbled.Add(1)
+			}
+		}
+		f.elements += len(part)
+		if f.more = len(part) == foldElements; !f.more || bytes > maxFoldBytes {
+			return changes, nil
+		}
+	}
+}
+
+// pageChange is a page and its changes.
+type pageChange struct {
+	n    int
+	list []mapEntry
+}
+
+// byPage cuts ascending changes into those of each page.
+func byPage(list []mapEntry, pages int) []pageChange {
+	var out []pageChange
+	for len(list) > 0 {
+		n, to := pageOf(list[0].Hash, pages), 1
+		for to < len(list) && pageOf(list[to].Hash, pages) == n {
+			to++
+		}
+		out = append(out, pageChange{n, list[:to]})
+		list = list[to:]
+	}
+	return out
+}
+
+// change puts changes into the pages that are there.
+func (f *fold) change(ctx context.Context, list []mapEntry) error {
+	changes := byPage(list, f.state.pages)
+	w := f.writer(f.state.pages)
+	for part := range slices.Chunk(changes, w.step) {
+		numbers := make([]int, len(part))
+		for i, c := range part {
+			numbers[i] = c.n
+		}
+		have, err := f.pages(ctx, numbers)
+		if err != nil {
+			return err
+		}
+		for i, c := range part {
+			page, entries, had, ok := mergePage(have[i], c.list)
+			if !ok {
+				f.x.garbled.Add(1)
+			}
+			f.entries += entries - had
+			if err := w.write(ctx, c.n, page); err != nil {
+				return err
+			}
+		}
+	}
+	return w.end(ctx)
+}
+
+// spread writes all entries, and changes, into more pages.
+func (f *fold) spread(ctx context.Context, list []mapEntry, pages int) error {
+	changes := byPage(list, pages)
+	f.entries = 0
+	w := f.writer(pages)
+	olds := max(1, f.state.pages)
+	step := max(1, w.step/(pages/olds))
+	for from := 0; from < olds; from += step {
+		var numbers []int
+		for n := from; n < min(olds, from+step) && f.state.pages > 0; n++ {
+			numbers = append(numbers, n)
+		}
+		have, err := f.pages(ctx, numbers)
+		if err != nil {
+			return err
+		}
+		// What was in one page is in several, that stand next to each other.
+		first, last := from*(pages/olds), min(olds, from+step)*(pages/olds)
+		parts := make([][]byte, last-first)
+		for _, page := range have {
+			ok := eachEntry(page, func(e mapEntry) {
+				i := pageOf(e.Hash, pages) - first
+				if i >= 0 && i < len(parts) { // or it was written by somebody else
+					parts[i] = e.appendTo(parts[i])
+				}
+			})
+			if !ok {
+				f.x.garbled.Add(1)
+			}
+		}
+		for i, page := range parts {
+			var c []mapEntry
+			if len(changes) > 0 && changes[0].n == first+i {
+				c, changes = changes[0].list, changes[1:]
+			}
+			page, entries, _, _ := mergePage(page, c)
+			f.entries += entries
+			if err := w.write(ctx, first+i, page); err != nil {
+				return err
+			}
+		}
+	}
+	if err := w.end(ctx); err != nil {
+		return err
+	}
+	for from := 0; from < f.state.pages; from += foldElements {
+		var names []string
+		for n := from; n < min(f.state.pages, from+foldElements); n++ {
+			names = append(names, f.x.names.page(f.gen, f.state.pages, n))
+		}
+		f.x.roundTrips.Add(1)
+		if f.x.client.Unlink(ctx, names...).Err() != nil {
+			return nil // they go with the generation
+		}
+	}
+	return nil
+}
+
+// pages reads pages, "" for those that are not there.
+func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
+	if len(numbers) == 0 {
+		return nil, nil
+	}
+	names := make([]string, len(numbers))
+	for i, n := range numbers {
+		names[i] = f.x.names.page(f.gen, f.state.pages, n)
+	}
+	f.x.roundTrips.Add(1)
+	values, err := f.x.client.MGet(ctx, names...).Result()
+	if err != nil {
+		return nil, err
+	}
+	out := make([][]byte, len(values))
+	for i, v := range values {
+		s, _ := v.(string)
+		out[i] = []byte(s)
+	}
+	return out, nil
+}
+
+// pageWriter writes pages, some at a time.
+type pageWriter struct {
+	f     *fold
+	pages int
+	step  int // how many pages to read at a time
+	c     *call
+	bytes int
+}
+
+func (f *fold) writer(pages int) *pageWriter {
+	w := &pageWriter{f: f, pages: pages}
+	// An entry takes 20 to 30 bytes.
+	w.step = max(1, min(512, foldBytes/(1+30*max(f.state.entries, f.had)/pages)))
+	return w
+}
+
+// call is the run of fold.lua that is being put together.
+func (w *pageWriter) call() *call {
+	if w.c == nil {
+		f := w.f
+		w.c = &call{
+			script: foldScript,
+			keys:   []string{f.x.names.mapRecords(f.gen, f.x.cluster), f.x.names.changes(f.gen), f.x.names.mapState(f.gen)},
+			args:   []string{strconv.FormatUint(uint64(f.gen), 10), strconv.FormatUint(f.fence, 10), f.state.text, "", "0"},
+		}
+	}
+	return w.c
+}
+
+func (w *pageWriter) write(ctx context.Context, n int, page []byte) error {
+	c := w.call()
+	c.keys = append(c.keys, w.f.x.names.page(w.f.gen, w.pages, n))
+	c.args = append(c.args, string(page))
+	if w.bytes += len(page); w.bytes < foldBytes && len(c.keys) < callKeys {
+		return nil
+	}
+	return w.flush(ctx)
+}
+
+func (w *pageWriter) flush(ctx context.Context) error {
+	c := w.c
+	w.c, w.bytes = nil, 0
+	cmds, err := w.f.x.run(ctx, c)
+	if err != nil {
+		return err
+	}
+	switch n, _ := cmds[0].Int64(); n {
+	case 1:
+		return nil
+	case verdictFenced:
+		return store.ErrFenced
+	case verdictEnded:
+		return store.ErrEnded
+	}
+	return errFolded
+}
+
+// errFolded says that somebody else has folded the map.
+var errFolded = errors.New("redis: the map has other pages than were read")
+
+// end writes what is left, and the new state.
+func (w *pageWriter) end(ctx context.Context) error {
+	c := w.call()
+	c.args[3], c.args[4] = w.f.state.after(w.pages, w.f.entries).text, strconv.Itoa(w.f.elements)
+	return w.flush(ctx)
+}

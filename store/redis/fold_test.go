@@ -1,0 +1,295 @@
+package redis
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// A page that changes are put into is what a plain map says, whatever the order and the
+// number of changes of an entry; and cut into twice as many pages it is the same.
+func TestPages(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		entries := rapid.Custom(func(t *rapid.T) mapEntry {
+			e := mapEntry{MapKey: store.MapKey{Hash: rapid.Uint64Range(0, 9).Draw(t, "hash") << 60, Part: rapid.SampledFrom([]uint16{0, 1, 127, 128, 1 << 14, 1<<16 - 1}).Draw(t, "part")}}
+			if n := rapid.IntRange(0, store.MaxMapValue).Draw(t, "length"); n > 0 {
+				e.value = bytes.Repeat([]byte{byte(n)}, n)
+			}
+			return e
+		})
+		want := map[store.MapKey]string{}
+		var page []byte
+		for range rapid.IntRange(1, 5).Draw(t, "folds") {
+			var changes []mapEntry
+			for _, e := range rapid.SliceOfN(entries, 0, 40).Draw(t, "changes") {
+				changes = append(changes, e)
+				want[e.MapKey] = string(e.value)
+				if e.value == nil {
+					delete(want, e.MapKey)
+				}
+			}
+			list := lastChanges(changes)
+			was := 0
+			eachEntry(page, func(mapEntry) { was++ })
+			next, n, had, ok := mergePage(page, list)
+			if !ok || n != len(want) || had != was {
+				t.Fatalf("a page of %d entries, %d before, %v; want %d, %d", n, had, ok, len(want), was)
+			}
+			page = next
+			got := map[store.MapKey]string{}
+			last := store.MapKey{}
+			eachEntry(page, func(e mapEntry) {
+				if len(got) > 0 && cmpMapKey(last, e.MapKey) >= 0 {
+					t.Fatalf("%v comes after %v", e.MapKey, last)
+				}
+				got[e.MapKey], last = string(e.value), e.MapKey
+				for pages := 1; pages < 1<<20; pages *= 2 {
+					if pageOf(e.Hash, 2*pages)/2 != pageOf(e.Hash, pages) || pageOf(e.Hash, pages) >= pages {
+						t.Fatalf("hash %d is in page %d of %d, and in %d of twice as many", e.Hash, pageOf(e.Hash, pages), pages, pageOf(e.Hash, 2*pages))
+					}
+				}
+			})
+			if !maps.Equal(got, want) {
+				t.Fatalf("the page has %v, want %v", got, want)
+			}
+		}
+	})
+}
+
+// mapStory writes a map in steps, and knows what it is.
+type mapStory struct {
+	gen   store.Generation
+	fence uint64
+	seq   uint64
+	want  map[store.MapKey]string
+	keys  []store.MapKey
+}
+
+// write changes some of the first n entries in a batch.
+func (s *mapStory) write(t *testing.T, x *Index, rng *rand.Rand, changes, n int) {
+	t.Helper()
+	s.seq++
+	b := guardedBatch("a", s.gen, s.fence, s.seq, store.Add)
+	next := maps.Clone(s.want)
+	for range changes {
+		op := store.MapOp{MapKey: s.keys[rng.IntN(n)]}
+		delete(next, op.MapKey)
+		if rng.IntN(4) > 0 {
+			op.Value = fmt.Appendf(nil, "%d/%d", s.seq, rng.IntN(1000))
+			next[op.MapKey] = string(op.Value)
+		}
+		b.Map = append(b.Map, op)
+	}
+	apply(t, x, b)
+	s.want = next
+}
+
+// check reads all of the map.
+func (s *mapStory) check(t *testing.T, what string, x *Index) {
+	t.Helper()
+	got, err := x.ReadMap(t.Context(), s.gen, s.keys...)
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	for i, v := range got {
+		if string(v) != s.want[s.keys[i]] {
+			t.Fatalf("%s: entry %v is %q, want %q", what, s.keys[i], v, s.want[s.keys[i]])
+		}
+	}
+}
+
+// TestFoldDies: an owner that dies anywhere in a fold leaves a map that is as it was, to
+// the next owner, who may fold it, and to whoever has read it before; and a fold of one
+// who is the owner no more changes nothing.
+func TestFoldDies(t *testing.T) {
+	for name, url := range map[string]string{
+		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			fence := uint64(0)
+			for _, grows := range []bool{false, true} {
+				for n, lived := 0, false; !lived; n++ {
+					for _, deaf := range []bool{false, true} {
+						rng := rand.New(rand.NewPCG(uint64(n), 1))
+						fence += 2
+						s := &mapStory{fence: fence, want: map[store.MapKey]string{}}
+						for i := range 4000 {
+							s.keys = append(s.keys, store.MapKey{Hash: rng.Uint64() >> rng.IntN(64), Part: uint16(i % 3)})
+						}
+						slices.SortFunc(s.keys, cmpMapKey)
+						s.keys = slices.Compact(s.keys)
+						rng.Shuffle(len(s.keys), func(i, j int) { s.keys[i], s.keys[j] = s.keys[j], s.keys[i] })
+						x, life := mortal(t, Config{URL: url})
+						x.lists.least = 1 << 20 // none but those of the test
+						next := open(t, Config{URL: url, NoSweep: true})
+						next.lists.least = 1 << 20
+						s.gen = mustBegin(t, x, "a", s.fence)
+						few := 1000
+						s.write(t, x, rng, 2000, few)
+						s.check(t, "before", next)
+						x.lists.least = 1
+						if err := x.fold(ctx, s.gen, s.fence); err != nil {
+							t.Fatal(err)
+						}
+						s.check(t, "folded once", next)
+						many := few
+						if grows {
+							many = len(s.keys)
+						}
+						s.write(t, x, rng, 4000, many)
+						s.check(t, "and changed", next)
+						life.limit(n, deaf)
+						err := x.fold(ctx, s.gen, s.fence)
+						life.limit(-1, false)
+						if lived = err == nil; !lived && !errors.Is(err, errDead) {
+							t.Fatal(err)
+						}
+						s.check(t, fmt.Sprintf("after %d commands", n), next)
+						s.check(t, "its own view", x)
+
+						// The next owner.
+						s.fence++
+						if _, err := next.TakeOver(ctx, s.gen, s.fence); err != nil {
+							t.Fatal(err)
+						}
+						next.lists.open(s.gen, s.fence, 0, 10) // or it would look by itself
+						s.check(t, "taken over", next)
+						s.write(t, next, rng, 1500, many)
+						x.lists.least, next.lists.least = 1, 1
+						before := x.client.Get(ctx, x.names.mapState(s.gen)).Val()
+						if err := x.fold(ctx, s.gen, s.fence-1); err != nil {
+							t.Fatalf("a zombie's fold: %v", err)
+						}
+						if now := x.client.Get(ctx, x.names.mapState(s.gen)).Val(); now != before {
+							t.Fatalf("a zombie has made the state %q of %q", now, before)
+						}
+						s.check(t, "after a zombie", next)
+						if err := next.fold(ctx, s.gen, s.fence); err != nil {
+							t.Fatal(err)
+						}
+						s.check(t, "folded by the next", next)
+						s.check(t, "as another reads it", x)
+						state, err := parseMapState(x.client.Get(ctx, x.names.mapState(s.gen)).Val())
+						if left := x.client.LLen(ctx, x.names.changes(s.gen)).Val(); err != nil || left != 0 || state.entries < len(s.want)-200 || state.pages > 64 || state.pages < 2 {
+							t.Fatalf("%d changes are left, the state is %+v, %v; there are %d entries", left, state, err, len(s.want))
+						}
+						_, _ = x.Close(), next.Close()
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestFolds: with writes alone the list stays short, and pages become more.
+func TestFolds(t *testing.T) {
+	s := redistest.Start(t)
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	rng := rand.New(rand.NewPCG(1, 2))
+	story := &mapStory{fence: 1, want: map[store.MapKey]string{}, gen: mustBegin(t, x, "a", 1)}
+	for range 4000 {
+		story.keys = append(story.keys, store.MapKey{Hash: rng.Uint64()})
+	}
+	plain := s.Client()
+	longest := int64(0)
+	for i := range 400 {
+		story.write(t, x, rng, 50, min(len(story.keys), 20*(i+1)))
+		longest = max(longest, plain.LLen(t.Context(), x.names.changes(story.gen)).Val())
+	}
+	story.check(t, "the end", x)
+	story.check(t, "as another reads it", open(t, Config{URL: s.URL(), NoSweep: true}))
+	// A batch has 50 changes in one or two elements, and of what is very long, four
+	// times what is worth a fold, none is written more.
+	state, err := parseMapState(plain.Get(t.Context(), x.names.mapState(story.gen)).Val())
+	if err != nil || state.folds < 10 || state.pages < 16 || longest > 2*4*4000/2/50+8 {
+		t.Errorf("the state is %+v, %v; the list had %d elements", state, err, longest)
+	}
+	pages := plain.Keys(t.Context(), x.names.mapState(story.gen)+":*").Val()
+	for _, p := range pages {
+		if !strings.HasPrefix(p, fmt.Sprintf("%s:%d:", x.names.mapState(story.gen), state.pages)) {
+			t.Errorf("%s is left", p)
+		}
+	}
+}
+
+// TestFoldOfAFullServer: on a server that is full entries can be deleted, and the list
+// becomes short again.
+func TestFoldOfAFullServer(t *testing.T) {
+	s := redistest.Start(t)
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	ctx := t.Context()
+	gen := mustBegin(t, x, "a", 1)
+	b := guardedBatch("a", gen, 1, 1, store.Add, 1, 2)
+	var keys []store.MapKey
+	for i := range uint64(1000) {
+		keys = append(keys, store.MapKey{Hash: i << 32})
+		b.Map = append(b.Map, store.MapOp{MapKey: keys[i], Value: []byte("a value")})
+	}
+	apply(t, x, b)
+	if err := x.fold(ctx, gen, 1); err != nil {
+		t.Fatal(err)
+	}
+	full(t, s.Client())
+	b = guardedBatch("a", gen, 1, 2, store.Remove, 1)
+	for _, k := range keys[:500] {
+		b.Map = append(b.Map, store.MapOp{MapKey: k})
+	}
+	apply(t, x, b)
+	if err := x.fold(ctx, gen, 1); err != nil {
+		t.Fatal(err)
+	}
+	got, err := x.ReadMap(ctx, gen, keys...)
+	if err != nil || got[0] != nil || got[499] != nil || string(got[500]) != "a value" {
+		t.Errorf("%q, %q, %q, %v", got[0], got[499], got[500], err)
+	}
+	if n := s.Client().LLen(ctx, x.names.changes(gen)).Val(); n != 0 {
+		t.Errorf("%d elements are left", n)
+	}
+	b = guardedBatch("a", gen, 1, 3, store.Add, 1)
+	b.Map = []store.MapOp{{MapKey: keys[0], Value: []byte("new")}}
+	if err := x.Apply(ctx, b); !errors.Is(err, store.ErrNoMemory) {
+		t.Errorf("more is taken by a full server: %v", err)
+	}
+}
+
+// TestMapViews: what is kept of maps is bounded, and who was used last stays.
+func TestMapViews(t *testing.T) {
+	var s mapViews
+	const limit = 5000
+	for gen := range store.Generation(100) {
+		v := s.take(gen + 1)
+		for i := range uint64(10) {
+			e := mapEntry{store.MapKey{Hash: i}, []byte("value")}
+			if !v.add(string(e.appendTo(nil))) {
+				t.Fatal("an entry cannot be read")
+			}
+		}
+		s.put(gen+1, v, limit)
+		if first := s.take(1); gen < 5 && len(first.rows) == 0 {
+			t.Fatal("what is used all the time is gone")
+		} else if len(first.rows) > 0 {
+			s.put(1, first, limit)
+		}
+		sum := 0
+		for _, v := range s.views {
+			sum += v.bytes()
+		}
+		if sum != s.bytes || sum > limit {
+			t.Fatalf("%d bytes are kept, counted as %d", sum, s.bytes)
+		}
+	}
+	if v := s.take(1); len(v.rows) == 0 {
+		t.Error("what is used all the time is gone")
+	}
+}
