@@ -274,7 +274,7 @@ func (s *server) settle(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("bench: counting keys: %w", err)
 		}
-		name := ""
+		var name string
 		for i := 0; ; i++ { // one that a cluster's node has the slot of
 			name = "kvatlas:bench:none:" + strconv.Itoa(i)
 			err := n.Exists(ctx, name).Err()

@@ -342,6 +342,13 @@ func (f *fold) spread(ctx context.Context, list []mapEntry, pages int) error {
 	if err := w.end(ctx); err != nil {
 		return err
 	}
+	f.drop(ctx)
+	return nil
+}
+
+// drop deletes the pages that were before a spread. Those that cannot be deleted now go
+// with the generation.
+func (f *fold) drop(ctx context.Context) {
 	for from := 0; from < f.state.pages; from += foldElements {
 		var names []string
 		for n := from; n < min(f.state.pages, from+foldElements); n++ {
@@ -349,10 +356,9 @@ func (f *fold) spread(ctx context.Context, list []mapEntry, pages int) error {
 		}
 		f.x.roundTrips.Add(1)
 		if f.x.client.Unlink(ctx, names...).Err() != nil {
-			return nil // they go with the generation
+			return
 		}
 	}
-	return nil
 }
 
 // pages reads pages, "" for those that are not there.
