@@ -48,6 +48,7 @@ type mapLog struct {
 	added   int // since a fold began
 	limit   int // at which it is folded
 	queued  bool
+	lost    error     // why the map cannot be gone on with
 	rest    time.Time // before which it is not tried again
 }
 
@@ -88,17 +89,17 @@ func (l *mapLogs) add(gen store.Generation, fence uint64, changes int) {
 }
 
 // due tells whether a list should be folded, which is said once; must, whether that has
-// to be before it grows any more.
-func (l *mapLogs) due(gen store.Generation, fence uint64) (due, must bool) {
+// to be before it grows any more. The error says that the map has been lost.
+func (l *mapLogs) due(gen store.Generation, fence uint64) (due, must bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	g := l.logs[gen]
 	if g == nil || g.fence != fence {
-		return false, false
+		return false, false, nil
 	}
 	due = !g.queued && (g.changes < 0 || g.changes >= g.limit) && time.Now().After(g.rest)
 	g.queued = g.queued || due
-	return due, g.changes >= 4*g.limit
+	return due, g.changes >= 4*g.limit, g.lost
 }
 
 // begin says that a fold reads the list from now on.
@@ -120,6 +121,8 @@ func (l *mapLogs) end(f *fold, err error) {
 	}
 	g.queued = false
 	switch {
+	case f.lost:
+		g.lost = err
 	case err != nil:
 		g.rest = time.Now().Add(foldRest)
 	case f.more:
@@ -144,8 +147,10 @@ func (x *Index) foldDue(ctx context.Context, guards []*guardPlan) error {
 		if x.lists.missing(g.Generation) {
 			x.lists.open(g.Generation, g.Fence, -1, x.config.MaxHolders)
 		}
-		due, must := x.lists.due(g.Generation, g.Fence)
+		due, must, lost := x.lists.due(g.Generation, g.Fence)
 		switch {
+		case lost != nil:
+			g.err = lost
 		case must:
 			if err := x.fold(ctx, g.Generation, g.Fence); err != nil {
 				return err
@@ -177,7 +182,7 @@ func (x *Index) fold(ctx context.Context, gen store.Generation, fence uint64) er
 	err := f.run(ctx)
 	x.lists.end(&f, err)
 	if errors.Is(err, store.ErrFenced) || errors.Is(err, store.ErrEnded) {
-		return nil // as the next write will hear
+		return nil // which the next write hears
 	}
 	return err
 }
@@ -192,6 +197,7 @@ type fold struct {
 	elements   int
 	had, taken int  // changes in the list
 	more       bool // there are more than have been read
+	lost       bool // so is what was read, and the error says what
 	entries    int  // in the pages, after it
 }
 
@@ -229,6 +235,7 @@ func (f *fold) read(ctx context.Context) (changes []mapEntry, err error) {
 		return nil, err
 	}
 	if f.state, err = parseMapState(text); err != nil {
+		f.lost = true
 		return nil, err
 	}
 	for bytes := 0; ; {
@@ -361,7 +368,7 @@ func (f *fold) drop(ctx context.Context) {
 	}
 }
 
-// pages reads pages, "" for those that are not there.
+// pages reads the entries of pages.
 func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
 	if len(numbers) == 0 {
 		return nil, nil
@@ -378,7 +385,15 @@ func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
 	out := make([][]byte, len(values))
 	for i, v := range values {
 		s, _ := v.(string)
-		out[i] = []byte(s)
+		if out[i], err = openPage(s); err == nil {
+			continue
+		}
+		// Or somebody else has folded it since the state was read.
+		if now, asked := f.x.client.Get(ctx, f.x.names.mapState(f.gen)).Result(); asked != nil || now != f.state.text {
+			return nil, errors.Join(errFolded, asked)
+		}
+		f.lost = true
+		return nil, err
 	}
 	return out, nil
 }

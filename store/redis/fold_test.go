@@ -45,7 +45,10 @@ func TestPages(t *testing.T) {
 			if !ok || n != len(want) || had != was {
 				t.Fatalf("a page of %d entries, %d before, %v; want %d, %d", n, had, ok, len(want), was)
 			}
-			page = next
+			if page, err := openPage(string(next)); err != nil || len(page) != len(next)-1 {
+				t.Fatalf("the page cannot be opened: %v", err)
+			}
+			page = next[1:]
 			got := map[store.MapKey]string{}
 			last := store.MapKey{}
 			eachEntry(page, func(e mapEntry) {
@@ -260,6 +263,59 @@ func TestFoldOfAFullServer(t *testing.T) {
 	b.Map = []store.MapOp{{MapKey: keys[0], Value: []byte("new")}}
 	if err := x.Apply(ctx, b); !errors.Is(err, store.ErrNoMemory) {
 		t.Errorf("more is taken by a full server: %v", err)
+	}
+}
+
+// TestMapIsLost: when the server loses something of a map, nobody goes on with what is
+// left of it: not who reads it, nor who writes it on.
+func TestMapIsLost(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	ctx := t.Context()
+	for name, lose := range map[string]func(x *Index, gen store.Generation) error{
+		"a page": func(x *Index, gen store.Generation) error { return plain.Del(ctx, x.names.page(gen, 8, 5)).Err() },
+		"a page that is another's": func(x *Index, gen store.Generation) error {
+			return plain.Set(ctx, x.names.page(gen, 8, 5), "hello", 0).Err()
+		},
+		"the state is another's": func(x *Index, gen store.Generation) error {
+			return plain.Set(ctx, x.names.mapState(gen), "hello", 0).Err()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := open(t, Config{URL: s.URL(), NoSweep: true})
+			x.lists.least = 1 << 20
+			rng := rand.New(rand.NewPCG(1, 2))
+			story := &mapStory{fence: 1, want: map[store.MapKey]string{}, gen: mustBegin(t, x, "a", 1)}
+			for range 700 {
+				story.keys = append(story.keys, store.MapKey{Hash: rng.Uint64()})
+			}
+			story.write(t, x, rng, 2000, 700)
+			x.lists.least = 1
+			if err := x.fold(ctx, story.gen, 1); err != nil {
+				t.Fatal(err)
+			}
+			story.check(t, "folded", x)
+			if err := lose(x, story.gen); err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range []*Index{x, open(t, Config{URL: s.URL(), NoSweep: true})} {
+				if _, err := r.ReadMap(ctx, story.gen, story.keys...); !errors.Is(err, store.ErrEnded) {
+					t.Errorf("the map is read with %v, want ErrEnded", err)
+				}
+			}
+			story.write(t, x, rng, 1000, 700)
+			if err := x.fold(ctx, story.gen, 1); err != nil {
+				t.Fatal(err)
+			}
+			b := guardedBatch("a", story.gen, 1, story.seq+1, store.Add)
+			b.Map = []store.MapOp{{MapKey: story.keys[0], Value: []byte("more")}}
+			if err := x.Apply(ctx, b); !errors.Is(err, store.ErrEnded) {
+				t.Errorf("more is written with %v, want ErrEnded", err)
+			}
+			story.gen, story.seq, story.want = mustBegin(t, x, "a", 1), 0, map[store.MapKey]string{}
+			story.write(t, x, rng, 100, 700)
+			story.check(t, "the next generation", x)
+		})
 	}
 }
 

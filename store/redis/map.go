@@ -97,7 +97,7 @@ func parseMapState(text string) (mapState, error) {
 		return s, nil
 	}
 	if n, err := fmt.Sscanf(text, "%d,%d,%d", &s.folds, &s.pages, &s.entries); err != nil || n != 3 || s.pages < 1 || s.pages > maxPages || s.pages&(s.pages-1) != 0 || s.entries < 0 {
-		return mapState{}, fmt.Errorf("redis: the state of a map is %q", clip(text))
+		return mapState{}, fmt.Errorf("%w: the state of its map is %q", store.ErrEnded, clip(text))
 	}
 	return s, nil
 }
@@ -169,7 +169,7 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, k
 	if before.Val() != v.state.text || after.Val() != v.state.text {
 		state, err := parseMapState(after.Val())
 		if err != nil {
-			return nil, nil, fmt.Errorf("%w: map: %w", store.ErrUnavailable, err)
+			return nil, nil, fmt.Errorf("map: %w", err)
 		}
 		return nil, &mapView{state: state}, nil
 	}
@@ -184,7 +184,11 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, k
 		for _, i := range list {
 			wanted[keys[i]] = append(wanted[keys[i]], i)
 		}
-		ok := eachEntry([]byte(pages[p].Val()), func(e mapEntry) {
+		rows, err := openPage(pages[p].Val())
+		if err != nil {
+			return nil, nil, fmt.Errorf("map: page %d of %d of generation %d: %w", p, v.state.pages, gen, err)
+		}
+		ok := eachEntry(rows, func(e mapEntry) {
 			for _, i := range wanted[e.MapKey] {
 				out[i] = slices.Clone(e.value)
 			}

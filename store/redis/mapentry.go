@@ -3,6 +3,7 @@ package redis
 import (
 	"cmp"
 	"encoding/binary"
+	"fmt"
 	"math/bits"
 	"slices"
 
@@ -14,11 +15,24 @@ import (
 //	the hash, 8 bytes big endian; the part, a varint; the length of the value, a byte;
 //	the value
 //
-// with the length 0 in a deletion. Pages have no deletions, and ascend by place: each key
-// is there once.
+// with the length 0 in a deletion. A page is the byte pageFormat and entries, of which none
+// is a deletion; they ascend by place, and each key is there once.
 type mapEntry struct {
 	store.MapKey
 	value []byte // nil deletes
+}
+
+// pageFormat begins a page. So no page is empty, and one that is not there has been lost.
+const pageFormat = 1
+
+// openPage returns the entries of a page. One that the server has evicted, or lost in a
+// failover, says nothing about what it had, and nobody can go on from there: the
+// generation is as good as ended.
+func openPage(page string) ([]byte, error) {
+	if page == "" || page[0] != pageFormat {
+		return nil, fmt.Errorf("%w: the server has lost a page of its map, or somebody else has written it: %q", store.ErrEnded, clip(page))
+	}
+	return []byte(page[1:]), nil
 }
 
 // mapPlace is the place of a hash in a map. Engines' hashes need not be even, so they are
@@ -81,14 +95,14 @@ func pageOf(hash uint64, pages int) int {
 	return int(mapPlace(hash) >> (64 - uint(bits.Len(uint(pages))-1)))
 }
 
-// mergePage returns the page that comes of a page and changes, which ascend and have
-// each key once, and how many entries it has and had.
+// mergePage returns the page that comes of the entries of a page and changes, which
+// ascend and have each key once, and how many entries it has and had.
 func mergePage(page []byte, changes []mapEntry) (out []byte, entries, had int, ok bool) {
-	size := len(page)
+	size := 1 + len(page)
 	for _, c := range changes {
 		size += 12 + len(c.value)
 	}
-	out = make([]byte, 0, size)
+	out = append(make([]byte, 0, size), pageFormat)
 	put := func(e mapEntry) {
 		if e.value != nil {
 			out = e.appendTo(out)
