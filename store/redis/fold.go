@@ -3,11 +3,9 @@ package redis
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/bits"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -40,133 +38,6 @@ const (
 	foldTimeout = 30 * time.Second
 	foldRest    = time.Second
 )
-
-// mapLog is what the owner of a generation knows of its list of changes.
-type mapLog struct {
-	fence   uint64
-	changes int // that are in the list, about; -1 is not known
-	added   int // since a fold began
-	limit   int // at which it is folded
-	queued  bool
-	lost    error     // why the map cannot be gone on with
-	rest    time.Time // before which it is not tried again
-}
-
-// mapLogs are those of the generations that this process writes.
-type mapLogs struct {
-	least int        // changes that are worth a fold, however small the map
-	mu    sync.Mutex // protects logs
-	logs  map[store.Generation]*mapLog
-}
-
-// missing tells whether nothing is known of a generation.
-func (l *mapLogs) missing(gen store.Generation) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.logs[gen] == nil
-}
-
-// open begins with a list of so many changes, -1 when that is not known.
-func (l *mapLogs) open(gen store.Generation, fence uint64, changes, limit int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.logs == nil || len(l.logs) >= limit {
-		l.logs = map[store.Generation]*mapLog{} // what is missing is looked at again
-	}
-	l.logs[gen] = &mapLog{fence: fence, changes: changes, limit: l.least}
-}
-
-// add notes changes that have been written.
-func (l *mapLogs) add(gen store.Generation, fence uint64, changes int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if g := l.logs[gen]; g != nil && g.fence == fence {
-		g.added += changes
-		if g.changes >= 0 {
-			g.changes += changes
-		}
-	}
-}
-
-// due tells whether a list should be folded, which is said once; must, whether that has
-// to be before it grows any more. The error says that the map has been lost.
-func (l *mapLogs) due(gen store.Generation, fence uint64) (due, must bool, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	g := l.logs[gen]
-	if g == nil || g.fence != fence {
-		return false, false, nil
-	}
-	due = !g.queued && (g.changes < 0 || g.changes >= g.limit) && time.Now().After(g.rest)
-	g.queued = g.queued || due
-	return due, g.changes >= 4*g.limit, g.lost
-}
-
-// begin says that a fold reads the list from now on.
-func (l *mapLogs) begin(gen store.Generation, fence uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if g := l.logs[gen]; g != nil && g.fence == fence {
-		g.added = 0
-	}
-}
-
-// end says how a fold has ended.
-func (l *mapLogs) end(f *fold, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	g := l.logs[f.gen]
-	if g == nil || g.fence != f.fence {
-		return
-	}
-	g.queued = false
-	switch {
-	case f.lost:
-		g.lost = err
-	case err != nil:
-		g.rest = time.Now().Add(foldRest)
-	case f.more:
-		g.changes = -1
-	default:
-		// What was added meanwhile may have been read already, and is counted again.
-		g.changes = f.had - f.taken + g.added
-		g.limit = l.worth(f.entries)
-	}
-}
-
-// worth is how many changes are worth a fold into pages of so many entries.
-func (l *mapLogs) worth(entries int) int { return max(l.least, entries/2) }
-
-// foldDue folds the lists of guards that have become long, in the background. One that has
-// become very long is folded before anything more is written: no list grows without end.
-func (x *Index) foldDue(ctx context.Context, guards []*guardPlan) error {
-	for _, g := range guards {
-		if g.over() || len(g.ops) == 0 {
-			continue
-		}
-		if x.lists.missing(g.Generation) {
-			x.lists.open(g.Generation, g.Fence, -1, x.config.MaxHolders)
-		}
-		due, must, lost := x.lists.due(g.Generation, g.Fence)
-		switch {
-		case lost != nil:
-			g.err = lost
-		case must:
-			if err := x.fold(ctx, g.Generation, g.Fence); err != nil {
-				return err
-			}
-		case due:
-			x.spawn(func() {
-				ctx, cancel := context.WithTimeout(x.life, foldTimeout)
-				defer cancel()
-				if err := x.fold(ctx, g.Generation, g.Fence); err != nil && x.life.Err() == nil {
-					x.log(fmt.Sprintf("the changes of the map of generation %d are not in its pages: %v", g.Generation, err))
-				}
-			})
-		}
-	}
-	return nil
-}
 
 // fold folds the map of a generation when those before it are done: the folds of a
 // process come one after the other, which bounds the memory that they take.
