@@ -30,6 +30,10 @@ const (
 	defaultPage = 4096
 	// pageScan is the COUNT of a walk's SCAN.
 	pageScan = 1024
+	// pageSteps is how many of them a page takes at most: a server that is full of others'
+	// keys would keep a caller for as long as it takes to find a page of blocks, and who has
+	// no such time would never get on.
+	pageSteps = 64
 	// pageRest is how long a walk rests when slots are on the move.
 	pageRest = 100 * time.Millisecond
 )
@@ -144,7 +148,7 @@ type pager struct {
 }
 
 func (p *pager) walk(ctx context.Context, limit int) error {
-	for p.at.done != allPartitions && len(p.blocks) < limit {
+	for steps := 0; p.at.done != allPartitions && len(p.blocks) < limit && steps < pageSteps; steps++ {
 		if p.at.mask == 0 {
 			if err := p.choose(ctx); err != nil {
 				return err

@@ -131,6 +131,30 @@ func TestPage(t *testing.T) {
 	wantAll(t, seen, keys)
 }
 
+// TestPageAmongOthersKeys: a server full of others' keys makes pages short, not late.
+func TestPageAmongOthersKeys(t *testing.T) {
+	s := redistest.Start(t)
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	keys := pageKeys(1, 100)
+	applyMany(t, x, "a", store.Add, keys)
+	const others = 3 * pageSteps * pageScan
+	err := s.Client().Eval(t.Context(), "for i = 1, tonumber(ARGV[1]) do redis.call('SET', 'other:' .. i, '') end return 1", nil, others).Err()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, before := 0, x.Stats().RoundTrips
+	wantAll(t, walkPages(t, x, 0, func(int) {
+		pages++
+		if n := x.Stats().RoundTrips - before; n > 3*pageSteps {
+			t.Errorf("page %d took %d round trips", pages, n)
+		}
+		before = x.Stats().RoundTrips
+	}), keys)
+	if pages < 3 {
+		t.Errorf("%d keys of others made %d pages", others, pages+1)
+	}
+}
+
 func TestPageRefuses(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true})
