@@ -27,6 +27,7 @@ type ingesting struct {
 	asker     discover.Asker
 	silent    atomic.Int64 // healthy engines that send nothing
 	failing   atomic.Bool  // the index cannot be asked, and that is in the log
+	links     *connections
 }
 
 // makeIngest makes the parts of the role ingest.
@@ -39,13 +40,15 @@ func (s *service) makeIngest() (err error) {
 	if err != nil {
 		return err
 	}
-	in := &ingesting{}
+	in := &ingesting{links: newConnections(s.log)}
 	in.ingester, err = ingest.New(ingest.Config{
 		Index: s.index, BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: int64(c.IngestRankQueueBytes),
 		Media: media, Copies: c.IngestCopies, Records: c.IngestRecords,
 		RelayMessages: orNone(c.IngestRelayMessages), RelayBytes: int64(c.IngestRelayBytes),
 		Unremoved: orNone(c.IngestUnremovedBlocks),
 		Observer: ingest.Observer{
+			Connected:    func(pod string, rank int, peer string) { in.links.connected(pod, rank, peer, time.Now()) },
+			Disconnected: func(pod string, rank int, err error) { in.links.disconnected(pod, rank, err, time.Now()) },
 			Began: func(pod string, rank int, _ store.Generation, why ingest.Reason) {
 				s.log.Info().Str("pod", pod).Int("rank", rank).Stringer("because", why).Msg("generation begun")
 			},
@@ -114,6 +117,9 @@ func (s *service) makeRegistrar(in *ingesting) error {
 	if k, ok := c.Kubernetes(); ok {
 		var err error
 		if k.Client, err = discover.KubernetesClient(c.PodsKubernetesConfig); err != nil {
+			if c.PodsKubernetesConfig == "" {
+				err = fmt.Errorf("%w; outside of a cluster name a kubeconfig with --pods-kubernetes-config", err)
+			}
 			return err
 		}
 		found, err := discover.NewKubernetes(k)
@@ -148,10 +154,12 @@ func (s *service) watchFleet(in *ingesting) fleet.Observer {
 	return fleet.Observer{
 		Started: func(src ingest.Source, fence uint64, took string) {
 			in.failing.Store(false)
-			s.log.Info().Str("pod", src.Pod).Int("rank", src.Rank).Str("events", src.Events).Uint64("fence", fence).Str("from", took).Msg("reading events")
+			in.links.begun(src, time.Now())
+			s.log.Info().Str("pod", src.Pod).Int("rank", src.Rank).Str("events", src.Events).Uint64("fence", fence).Str("from", took).Msg("the rank's events are this process's to read")
 		},
 		Stopped: func(src ingest.Source, fence uint64, err error) {
-			s.log.Info().Str("pod", src.Pod).Int("rank", src.Rank).Uint64("fence", fence).AnErr("because", err).Msg("not reading events any more")
+			in.links.ended(src)
+			s.log.Info().Str("pod", src.Pod).Int("rank", src.Rank).Uint64("fence", fence).AnErr("because", err).Msg("the rank's events are not this process's to read any more")
 		},
 		Readers: func(living []store.Reader) {
 			in.failing.Store(false)
@@ -219,6 +227,7 @@ func (s *service) runIngest(ctx context.Context, failed chan<- error) {
 	if in.registrar != nil {
 		parts.Go(func() { _ = in.registrar.Run(ctx) }) // it ends with ctx
 	}
+	parts.Go(func() { in.links.run(ctx) })
 	if s.cfg.IngestSilent > 0 {
 		parts.Go(func() { s.watchSilence(ctx) })
 	}
