@@ -152,11 +152,7 @@ func (c *call) chatTokens(q *engineRequest) (res tokenpool.Result, err error) {
 	res, err = c.s.cfg.Tokenizer.Tokens(c.ctx, r)
 	switch {
 	case err != nil:
-		f := form{names: []string{"chat_template"}}
-		if q.ChatTemplate != "" {
-			f.seen = 1
-		}
-		return res, chatError(f, err)
+		return res, chatError(q.ChatTemplate != "", err)
 	case !res.Exact:
 		return res, &apiError{
 			status: http.StatusNotImplemented, code: "multimodal", param: "messages",

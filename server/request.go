@@ -81,7 +81,7 @@ var chatNames = []string{
 }
 
 // chatFields are messages and what belongs to them, as in a chat completion, whose
-// clients also send null for what they do not use. Their JSON goes on as it is:
+// clients also send null for what they do not use. The JSON of some goes on as it is:
 // templates write out keys and numbers as they were sent.
 func chatFields[T any](at func(*T) *input) fields[T] {
 	raw := func(name, what string, begin byte, to func(*chat.Request) *json.RawMessage) field[T] {
@@ -94,19 +94,27 @@ func chatFields[T any](at func(*T) *input) fields[T] {
 			return err
 		})
 	}
+	plain := func(name string, read func(*scanner, *input) error) field[T] {
+		return inputOf(name, at, func(s *scanner, in *input) error {
+			if s.null() {
+				return nil
+			}
+			return read(s, in)
+		})
+	}
 	return fields[T]{
 		raw("messages", "an array of messages", '[', func(r *chat.Request) *json.RawMessage { return &r.Messages }),
 		raw("tools", "an array of tools", '[', func(r *chat.Request) *json.RawMessage { return &r.Tools }),
 		raw("documents", "an array of documents", '[', func(r *chat.Request) *json.RawMessage { return &r.Documents }),
 		raw("chat_template_kwargs", "an object", '{', func(r *chat.Request) *json.RawMessage { return &r.ChatTemplateKwargs }),
 		inputOf("mm_items", at, readMedia),
-		inputOf("add_generation_prompt", at, func(s *scanner, in *input) error {
+		plain("add_generation_prompt", func(s *scanner, in *input) error {
 			in.chat.AddGenerationPrompt = new(bool)
 			return s.bool(in.chat.AddGenerationPrompt)
 		}),
-		inputOf("continue_final_message", at, func(s *scanner, in *input) error { return s.bool(&in.chat.ContinueFinalMessage) }),
-		inputOf("chat_template", at, func(s *scanner, in *input) error { return s.text(&in.chat.ChatTemplate) }),
-		inputOf("reasoning_effort", at, func(s *scanner, in *input) error { return s.text(&in.chat.ReasoningEffort) }),
+		plain("continue_final_message", func(s *scanner, in *input) error { return s.bool(&in.chat.ContinueFinalMessage) }),
+		plain("chat_template", func(s *scanner, in *input) error { return s.text(&in.chat.ChatTemplate) }),
+		plain("reasoning_effort", func(s *scanner, in *input) error { return s.text(&in.chat.ReasoningEffort) }),
 	}
 }
 
@@ -118,12 +126,16 @@ func (in *input) checkChat(f form, kind string) error {
 		}
 		return nil
 	}
-	return f.exclude("it belongs to messages", chatNames...)
+	const because = "it belongs to messages"
+	if f.passed != "" {
+		return invalid(f.passed, "%s cannot be given: %s", f.passed, because)
+	}
+	return f.exclude(because, chatNames...)
 }
 
-// chatError blames what a chat was refused for.
-func chatError(f form, err error) error {
-	own := f.has("chat_template")
+// chatError blames what a chat was refused for; own says whether the template was
+// the request's.
+func chatError(own bool, err error) error {
 	// why is what stands behind the sentinel: what wraps it is not the client's.
 	why := func(sentinel error) string {
 		_, w, _ := strings.Cut(err.Error(), sentinel.Error()+": ")
@@ -216,6 +228,8 @@ func readPacked(s *scanner, in *input) error {
 type form struct {
 	names []string
 	seen  uint64
+	// passed is the first field that was skipped, "" if none was.
+	passed string
 }
 
 // namesOf lists the names of fs, in order.

@@ -24,11 +24,17 @@ type scanner struct {
 	pos   int
 	path  []byte // the field being read, for errors
 	plain []byte // the last string that had escapes, without them
+
+	// passes are fields that the body may have besides, at most 64, whose values are
+	// skipped; passed is the set of those that it had.
+	passes []string
+	passed uint64
 }
 
 // start begins a text.
 func (s *scanner) start(data []byte) {
 	s.data, s.pos, s.path = data, 0, s.path[:0]
+	s.passes, s.passed = nil, 0
 }
 
 // field reads one field of T.
@@ -79,6 +85,19 @@ func object[T any](s *scanner, fs fields[T], dst *T) (seen uint64, err error) {
 			i++
 		}
 		if i == len(fs) {
+			passed := false
+			if base == 0 {
+				passed, err = s.pass(name)
+			}
+			switch {
+			case err != nil:
+				return 0, err
+			case passed:
+				if done, err := s.next(base); done || err != nil {
+					return seen, err
+				}
+				continue
+			}
 			return 0, &apiError{status: http.StatusBadRequest, code: codeUnknownField, param: clipText(string(s.path)), message: "there is no such field"}
 		}
 		if seen&(1<<i) != 0 {
@@ -93,15 +112,23 @@ func object[T any](s *scanner, fs fields[T], dst *T) (seen uint64, err error) {
 		if err := fs[i].read(s, dst); err != nil {
 			return 0, err
 		}
-		s.path = s.path[:base]
-		s.space()
-		if s.take('}') {
-			return seen, nil
-		}
-		if !s.take(',') {
-			return 0, s.syntax("',' or '}'")
+		if done, err := s.next(base); done || err != nil {
+			return seen, err
 		}
 	}
+}
+
+// next goes from a field's value to the next field, or to the end of the object.
+func (s *scanner) next(base int) (done bool, err error) {
+	s.path = s.path[:base]
+	s.space()
+	if s.take('}') {
+		return true, nil
+	}
+	if !s.take(',') {
+		return false, s.syntax("',' or '}'")
+	}
+	return false, nil
 }
 
 // members reads an object of any fields; read reads the value of one.
@@ -190,6 +217,15 @@ func (s *scanner) bool(dst *bool) error {
 		return s.unexpected("true or false")
 	}
 	return nil
+}
+
+// null reads null, if that is what is next.
+func (s *scanner) null() bool {
+	b, ok := bytes.CutPrefix(s.data[s.pos:], []byte("null"))
+	if ok {
+		s.pos = len(s.data) - len(b)
+	}
+	return ok
 }
 
 // uint reads a whole number from 0 to limit; what says in words what it is.

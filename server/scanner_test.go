@@ -75,7 +75,10 @@ func scanned(s *scanner, q *scoreRequest, body []byte) (*decoded, error) {
 		case "chat_template_kwargs":
 			d.chat(n, string(q.chat.ChatTemplateKwargs))
 		case "add_generation_prompt":
-			d.chat(n, fmt.Sprint(*q.chat.AddGenerationPrompt))
+			d.chat(n, "")
+			if q.chat.AddGenerationPrompt != nil {
+				d.chat(n, fmt.Sprint(*q.chat.AddGenerationPrompt))
+			}
 		case "continue_final_message":
 			d.chat(n, fmt.Sprint(q.chat.ContinueFinalMessage))
 		case "chat_template":
@@ -121,7 +124,7 @@ func oracle(body []byte) (*decoded, error) {
 		if _, twice := raw[n]; twice {
 			return nil, fmt.Errorf("%s twice", n)
 		}
-		if nullable := slices.Contains([]string{"messages", "tools", "documents", "chat_template_kwargs", "features", "mm_items"}, n); string(v) == "null" && !nullable {
+		if nullable := n == "messages" || n == "features" || slices.Contains(chatNames, n); string(v) == "null" && !nullable {
 			return nil, fmt.Errorf("%s is null", n)
 		}
 		raw[n] = v
@@ -281,12 +284,21 @@ func (d *decoded) set(name string, v []byte) (err error) {
 		_, err = slowly[map[string]json.RawMessage](v)
 		d.chat(name, string(v))
 	case "add_generation_prompt", "continue_final_message":
-		var b bool
-		b, err = slowly[bool](v)
-		d.chat(name, fmt.Sprint(b))
+		value := ""
+		if name == "continue_final_message" {
+			value = "false"
+		}
+		if string(v) != "null" {
+			var b bool
+			b, err = slowly[bool](v)
+			value = fmt.Sprint(b)
+		}
+		d.chat(name, value)
 	case "chat_template", "reasoning_effort":
 		var text string
-		text, err = slowly[string](v)
+		if string(v) != "null" {
+			text, err = slowly[string](v)
+		}
 		d.chat(name, text)
 	case "tokens":
 		d.Tokens, err = list[uint32](v)

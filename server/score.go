@@ -12,7 +12,7 @@ import (
 func (c *call) score() error {
 	q := &c.req
 	q.limits = &c.s.cfg.Limits
-	f, err := read(c, scoreFields, scoreNames, q)
+	f, err := readChat(c, scoreFields, scoreNames, q)
 	if err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (c *call) score() error {
 	rs, err := c.s.cfg.Scorer.Score(c.ctx, q.with(q.only(kind)))
 	if err != nil {
 		if kind == "messages" {
-			return chatError(f, err)
+			return chatError(q.chat.ChatTemplate != "", err)
 		}
 		return err
 	}
@@ -54,7 +54,19 @@ func read[T any](c *call, fs fields[T], names []string, dst *T) (form, error) {
 	}
 	c.scan.start(body)
 	seen, err := decode(&c.scan, fs, dst)
-	return form{names, seen}, err
+	return form{names: names, seen: seen}, err
+}
+
+// readChat is read for a body that may be a chat completion's.
+func readChat[T any](c *call, fs fields[T], names []string, dst *T) (form, error) {
+	body, err := c.readBody()
+	if err != nil {
+		return form{}, err
+	}
+	c.scan.start(body)
+	c.scan.passes = chatPassed
+	seen, err := decode(&c.scan, fs, dst)
+	return form{names: names, seen: seen, passed: c.scan.firstPassed()}, err
 }
 
 // check holds the rules between fields.

@@ -25,7 +25,7 @@ var tokenizeNames = namesOf(tokenizeFields)
 func (c *call) tokenize() error {
 	q := &tokenizeRequest{}
 	q.limits = &c.s.cfg.Limits
-	f, err := read(c, tokenizeFields, tokenizeNames, q)
+	f, err := readChat(c, tokenizeFields, tokenizeNames, q)
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (c *call) tokenize() error {
 	res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, r)
 	if err != nil {
 		if kind == "messages" {
-			return chatError(f, err)
+			return chatError(q.chat.ChatTemplate != "", err)
 		}
 		return err
 	}
