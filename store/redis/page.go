@@ -28,12 +28,13 @@ var (
 const (
 	// defaultPage is the size of a page that is asked for with 0.
 	defaultPage = 4096
-	// pageScan is the COUNT of a walk's SCAN.
-	pageScan = 1024
+	// pageScan is the COUNT of a walk's SCAN, which takes the server up to 3 us a key when
+	// there are millions.
+	pageScan = 256
 	// pageSteps is how many of them a page takes at most: a server that is full of others'
 	// keys would keep a caller for as long as it takes to find a page of blocks, and who has
 	// no such time would never get on.
-	pageSteps = 64
+	pageSteps = 256
 	// pageRest is how long a walk rests when slots are on the move.
 	pageRest = 100 * time.Millisecond
 )

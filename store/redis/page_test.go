@@ -137,7 +137,7 @@ func TestPageAmongOthersKeys(t *testing.T) {
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	keys := pageKeys(1, 100)
 	applyMany(t, x, "a", store.Add, keys)
-	const others = 3 * pageSteps * pageScan
+	const others = 4 * pageSteps * pageScan
 	err := s.Client().Eval(t.Context(), "for i = 1, tonumber(ARGV[1]) do redis.call('SET', 'other:' .. i, '') end return 1", nil, others).Err()
 	if err != nil {
 		t.Fatal(err)
