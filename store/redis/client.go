@@ -26,10 +26,11 @@ func newClient(t *target, c *Config) redis.UniversalClient {
 		retries = 1
 	)
 	off := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	dial := newDialer(t, c).Dial
 	switch t.topology {
 	case cluster:
 		return redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: t.addrs, ClientName: name, Protocol: c.Protocol, Username: t.username, Password: t.password,
+			Dialer: dial, Addrs: t.addrs, ClientName: name, Protocol: c.Protocol, Username: t.username, Password: t.password,
 			MaxRedirects: 3, DialTimeout: c.DialTimeout, DialerRetries: 1, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
 			ContextTimeoutEnabled: true, PoolSize: c.PoolSize, MaxActiveConns: c.PoolSize, PoolTimeout: c.Timeout, PipelinePoolSize: -1,
 			TLSConfig: t.tls, DisableIdentity: true, MaintNotificationsConfig: off, ClusterStateReloadInterval: time.Second,
@@ -37,7 +38,7 @@ func newClient(t *target, c *Config) redis.UniversalClient {
 		})
 	case sentinel:
 		return redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName: t.master, SentinelAddrs: t.addrs, ClientName: name, Protocol: c.Protocol, Username: t.username, Password: t.password,
+			Dialer: dial, MasterName: t.master, SentinelAddrs: t.addrs, ClientName: name, Protocol: c.Protocol, Username: t.username, Password: t.password,
 			SentinelUsername: t.sentinelUsername, SentinelPassword: t.sentinelPassword, DB: t.db,
 			MaxRetries: retries, DialTimeout: c.DialTimeout, DialerRetries: 1, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
 			ContextTimeoutEnabled: true, PoolSize: c.PoolSize, MaxActiveConns: c.PoolSize, PoolTimeout: c.Timeout, PipelinePoolSize: -1,
@@ -45,7 +46,7 @@ func newClient(t *target, c *Config) redis.UniversalClient {
 		})
 	default:
 		return redis.NewClient(&redis.Options{
-			Network: t.network, Addr: t.addrs[0], ClientName: name, Protocol: c.Protocol, Username: t.username, Password: t.password, DB: t.db,
+			Dialer: dial, Network: t.network, Addr: t.addrs[0], ClientName: name, Protocol: c.Protocol, Username: t.username, Password: t.password, DB: t.db,
 			MaxRetries: retries, DialTimeout: c.DialTimeout, DialerRetries: 1, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
 			ContextTimeoutEnabled: true, PoolSize: c.PoolSize, MaxActiveConns: c.PoolSize, PoolTimeout: c.Timeout, PipelinePoolSize: -1,
 			TLSConfig: t.tls, DisableIdentity: true, MaintNotificationsConfig: off,
@@ -53,14 +54,16 @@ func newClient(t *target, c *Config) redis.UniversalClient {
 	}
 }
 
-// logs passes on what go-redis logs. Its logger is one for the whole process
-// and does not say which client speaks, so that every open index hears it.
+// logs passes on what go-redis logs, a line of each kind once a minute. Its logger
+// is one for the whole process and does not say which client speaks, so that every
+// open index hears it. Of dials that fail each index's dialer tells instead.
 var logs = logRouter{to: map[*Index]func(string){}}
 
 type logRouter struct {
 	once sync.Once
-	mu   sync.Mutex // protects to
+	mu   sync.Mutex // protects to and said
 	to   map[*Index]func(string)
+	said limiter
 }
 
 // add makes the index hear. A nil log is deaf, and still keeps go-redis from
@@ -83,8 +86,23 @@ func (l *logRouter) remove(x *Index) {
 
 // Printf implements go-redis's logger.
 func (l *logRouter) Printf(_ context.Context, format string, v ...any) {
+	for _, arg := range v {
+		if err, ok := arg.(error); ok {
+			if _, told := errors.AsType[dialError](err); told {
+				return
+			}
+		}
+	}
 	msg := fmt.Sprintf(format, v...)
 	l.mu.Lock()
+	dropped, ok := l.said.pass(format, time.Now())
+	if !ok {
+		l.mu.Unlock()
+		return
+	}
+	if dropped > 0 {
+		msg += fmt.Sprintf(" (and %d more like it since the last)", dropped)
+	}
 	to := make([]func(string), 0, len(l.to))
 	for _, f := range l.to {
 		to = append(to, f)
