@@ -44,9 +44,13 @@ const tags = "\x04\x08\x11\x19&.3;DHQYbjs\x7f\x01\x80\x10\x18#+2:AIPXckrz\x02\x0
 const (
 	schema, partitions             = "1", "64"
 	maxPods, maxHolders, maxModels = "16384", "131072", "1024"
+	maxRank                        = 1023
 	// callBlocks is how many blocks one call changes at most.
 	callBlocks = 512
 )
+
+// tiers are the memories that a block can be in.
+var tiers = []string{"gpu", "cpu", "disk", "shared"}
 
 // writer writes for one pod. It is safe for concurrent use.
 type writer struct {
@@ -349,6 +353,18 @@ func numbers(words []string, base, bits int) ([]uint64, error) {
 	return out, nil
 }
 
+// checkPlace refuses ranks and tiers that are none: the scripts take any word, and
+// nobody finds what is held there. every allows "*" for all.
+func checkPlace(rank, tier string, every bool) error {
+	if n, err := strconv.ParseUint(rank, 10, 16); (err != nil || n > maxRank || strconv.FormatUint(n, 10) != rank) && (!every || rank != "*") {
+		return fmt.Errorf("rank %q is no number from 0 to %d", rank, maxRank)
+	}
+	if !slices.Contains(tiers, tier) && (!every || tier != "*") {
+		return fmt.Errorf("tier %q is none of %s", tier, strings.Join(tiers, ", "))
+	}
+	return nil
+}
+
 // do carries out a command.
 func (w *writer) do(ctx context.Context, line string) error {
 	words := strings.Fields(line)
@@ -357,6 +373,9 @@ func (w *writer) do(ctx context.Context, line string) error {
 	case verb == "retire" && len(words) == 1:
 		return w.retire(ctx)
 	case verb == "clear" && len(words) == 3:
+		if err := checkPlace(words[1], words[2], true); err != nil {
+			return err
+		}
 		return w.clear(ctx, words[1], words[2])
 	case verb == "plain":
 		keys, err := numbers(words[1:], 16, 64)
@@ -365,6 +384,9 @@ func (w *writer) do(ctx context.Context, line string) error {
 		}
 		return w.plain(ctx, keys)
 	case (verb == "add" || verb == "remove") && len(words) > 3:
+		if err := checkPlace(words[1], words[2], false); err != nil {
+			return err
+		}
 		keys, err := numbers(words[3:], 16, 64)
 		if err != nil {
 			return err
@@ -372,6 +394,9 @@ func (w *writer) do(ctx context.Context, line string) error {
 		sign := map[string]string{"add": "+", "remove": "-"}[verb]
 		return w.change(ctx, sign, words[1]+"/"+words[2], keys)
 	case verb == "tokens" && len(words) > 3:
+		if err := checkPlace(words[1], words[2], false); err != nil {
+			return err
+		}
 		list, err := numbers(words[3:], 10, 32)
 		if err != nil {
 			return err

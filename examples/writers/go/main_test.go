@@ -329,7 +329,7 @@ func TestErrors(t *testing.T) {
 	each(t, func(t *testing.T, language string) {
 		s := redistest.Start(t)
 		w := start(t, language, s.URL(), "a:1", "60")
-		for _, line := range []string{"hold 0 gpu 1", "add 0 gpu", "add 0 gpu x", "clear 0", "plain g"} {
+		for _, line := range []string{"hold 0 gpu 1", "add 0 gpu", "add 0 gpu x", "clear 0", "plain g", "plain 10000000000000000", "add 0 gpu -1", "tokens 0 gpu 1 2 3 4294967296", "tokens 0 gpu 1 2 3 -4"} {
 			if _, err := fmt.Fprintln(w.in, line); err != nil {
 				t.Fatal(err)
 			}
@@ -337,5 +337,24 @@ func TestErrors(t *testing.T) {
 				t.Errorf("%q: the writer says %q", line, w.out.Text())
 			}
 		}
+		x := open(t, s.URL())
+		places := []string{"0 xpu", "0 GPU", "0 *", "* gpu", "-1 gpu", "1024 gpu", "00 gpu", "+1 gpu", "gpu 0", "99999999999999999999 gpu"}
+		for _, place := range places {
+			for _, line := range []string{"tokens " + place + " 1 2 3 4", "add " + place + " 1", "remove " + place + " 1", "clear " + place} {
+				if strings.HasPrefix(line, "clear") && strings.Contains(place, "*") {
+					continue // all ranks, all tiers
+				}
+				if _, err := fmt.Fprintln(w.in, line); err != nil {
+					t.Fatal(err)
+				}
+				if !w.out.Scan() || !strings.HasPrefix(w.out.Text(), "error rank ") && !strings.HasPrefix(w.out.Text(), "error tier ") {
+					t.Errorf("%q: the writer says %q", line, w.out.Text())
+				}
+			}
+		}
+		if r, err := x.Registry(t.Context()); err != nil || len(r.Holders()) != 0 {
+			t.Errorf("holders %+v, %v", r, err)
+		}
+		w.do("add 1023 shared 1")
 	})
 }

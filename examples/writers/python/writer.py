@@ -29,6 +29,7 @@ TAGS = bytes.fromhex(
 )
 SCHEMA, PARTITIONS = 1, 64
 MAX_PODS, MAX_HOLDERS, MAX_MODELS = 16384, 131072, 1024
+MAX_RANK, TIERS = 1023, ("gpu", "cpu", "disk", "shared")
 CALL_BLOCKS = 512  # how many blocks one call changes at most
 SCRIPTS = {
     "register": ["registry", "register"],
@@ -58,6 +59,26 @@ def block_keys(tokens, size):
             key = xxhash.xxh3_64_intdigest(struct.pack("<QQ", keys[-1], key), 1337)
         keys.append(key)
     return keys
+
+
+def check_place(rank, tier, every=False):
+    """Refuse ranks and tiers that are none: the scripts take any word, and nobody finds what is held there.
+
+    every allows "*" for all."""
+    number = rank.isascii() and rank.isdecimal() and str(int(rank[:5])) == rank and int(rank) <= MAX_RANK
+    if not number and not (every and rank == "*"):
+        raise ValueError(f"rank {rank!r} is no number from 0 to {MAX_RANK}")
+    if tier not in TIERS and not (every and tier == "*"):
+        raise ValueError(f"tier {tier!r} is none of {', '.join(TIERS)}")
+
+
+def numbers(words, base, bits):
+    """Words as numbers of so many bits."""
+    out = [int(word, base) for word in words]
+    for word, n in zip(words, out):
+        if not 0 <= n < 1 << bits:
+            raise ValueError(f"{word!r} is no number of {bits} bits")
+    return out
 
 
 class Writer:
@@ -187,13 +208,16 @@ class Writer:
         if verb == "retire" and not words:
             self.retire()
         elif verb == "clear" and len(words) == 2:
+            check_place(*words, every=True)
             self.clear(*words)
         elif verb == "plain":
-            self.plain([int(k, 16) for k in words])
+            self.plain(numbers(words, 16, 64))
         elif verb in ("add", "remove") and len(words) > 2:
-            self.change("+" if verb == "add" else "-", words[0], words[1], [int(k, 16) for k in words[2:]])
+            check_place(*words[:2])
+            self.change("+" if verb == "add" else "-", words[0], words[1], numbers(words[2:], 16, 64))
         elif verb == "tokens" and len(words) > 2:
-            self.change("+", words[0], words[1], block_keys([int(t) for t in words[2:]], self.block_size))
+            check_place(*words[:2])
+            self.change("+", words[0], words[1], block_keys(numbers(words[2:], 10, 32), self.block_size))
         else:
             raise ValueError(f"{line!r} is no command")
 
