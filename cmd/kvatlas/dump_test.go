@@ -5,12 +5,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis"
 )
 
 // holds returns the best pod for tokens(n).
@@ -33,7 +37,7 @@ func give(t *testing.T, c *client.Client, pod string, n int) {
 // A dump goes from a server into Redis, from there into another server, with
 // every form of file and of place.
 func TestDumpAndRestore(t *testing.T) {
-	redis := redistest.Start(t)
+	server := redistest.Start(t)
 	dir := t.TempDir()
 	plain, packed := filepath.Join(dir, "d.ndjson"), filepath.Join(dir, "d.ndjson.gz")
 	must := func(stdin string, args ...string) string {
@@ -50,21 +54,21 @@ func TestDumpAndRestore(t *testing.T) {
 	if out := must("", "dump", "--server", from.url, "-o", packed); !strings.Contains(out, "100 blocks in ") {
 		t.Errorf("got %s", out)
 	}
-	if out := must("", "restore", "--redis", redis.URL(), packed); !strings.Contains(out, "100 blocks, and 1 pods") {
+	if out := must("", "restore", "--redis", server.URL(), packed); !strings.Contains(out, "100 blocks, and 1 pods") {
 		t.Errorf("got %s", out)
 	}
-	must("", "dump", "--redis", redis.URL(), "--rate=1000000", "-o", plain)
+	must("", "dump", "--redis", server.URL(), "--rate=1000000", "-o", plain)
 	text, err := os.ReadFile(plain)
 	if err != nil || !bytes.HasPrefix(text, []byte(`{"kvatlas":"dump"`)) {
 		t.Fatalf("%.100s, %v", text, err)
 	}
-	piped := must("", "dump", "--redis", redis.URL(), "--model", "m", "--pod", "a")
+	piped := must("", "dump", "--redis", server.URL(), "--model", "m", "--pod", "a")
 	to := start(t)
 	must(piped, "restore", "--server", to.url, "-")
 	if best := holds(t, to.client(), 6400); best != "a" {
 		t.Errorf("the best pod is %q", best)
 	}
-	over := start(t, "--redis="+redis.URL(), "--score-budget=5s")
+	over := start(t, "--redis="+server.URL(), "--score-budget=5s")
 	if best := holds(t, over.client(), 6400); best != "a" {
 		t.Errorf("the best pod of Redis is %q", best)
 	}
@@ -195,8 +199,11 @@ func TestReset(t *testing.T) {
 		if best := holds(t, c, 1280); best != "a" {
 			t.Errorf("the best pod is %q", best)
 		}
-		if status, stderr := reset("", "--pod=b", "--yes"); status != exitFailed {
-			t.Errorf("ends with %d\n%s", status, stderr)
+		for _, yes := range [][]string{{"--yes"}, nil} {
+			status, stderr := reset("", append(yes, "--pod=b")...)
+			if status != exitFailed || strings.Contains(stderr, "Type b") || !strings.Contains(stderr, "pod") {
+				t.Errorf("%v: ends with %d\n%s", yes, status, stderr)
+			}
 		}
 		if status, stderr := reset("m", "--model=m"); status != exitOK || !strings.Contains(stderr, "1 pods cleared, 1 models forgotten") {
 			t.Errorf("ends with %d\n%s", status, stderr)
@@ -225,7 +232,7 @@ func TestDumpMisuse(t *testing.T) {
 		{"dump --resume", "name it with -o"},
 		{"dump --rate=-1 --redis=redis://x", "must not be negative"},
 		{"dump --rate=1", "--rate is for --redis"},
-		{"dump --server=x", "--server:"},
+		{"dump --server=ftp://x", "--server:"},
 		{"dump --redis=x", "--redis: the URL has no scheme"},
 		{"dump --redis=-", "$KVATLAS_REDIS is not set"},
 		{"dump --redis=redis://x --server=http://x", "both given"},
@@ -352,5 +359,90 @@ func TestSnapshotFile(t *testing.T) {
 		if status == exitOK || !strings.Contains(stderr, "snapshot") {
 			t.Errorf("%v: ends with %d after %v\n%s", args, status, time.Since(began), stderr)
 		}
+	}
+}
+
+// TestDumpUsers dumps from Redis as each of the documented users that may: nothing is
+// refused, and the line for dumps has nothing that a reader's dump does without.
+func TestDumpUsers(t *testing.T) {
+	s := redistest.Start(t)
+	c := s.Client()
+	do := func(words ...string) {
+		t.Helper()
+		args := make([]any, len(words))
+		for i, w := range words {
+			args[i] = w
+		}
+		if err := c.Do(t.Context(), args...).Err(); err != nil {
+			t.Fatalf("%v: %v", words, err)
+		}
+	}
+	own := acls(t, "acl-dump")
+	if len(own) != 1 || own[0][2] != "kvatlas-reader" {
+		t.Fatalf("documented is %v", own)
+	}
+	for _, line := range slices.Concat(acls(t, "acl"), acls(t, "acl-replica")[:1], own) {
+		if len(line) > 0 {
+			do(line...)
+		}
+	}
+	writer, reader := "redis://kvatlas-writer:WRITER_PASSWORD@"+s.Addr, "redis://kvatlas-reader:READER_PASSWORD@"+s.Addr
+	// A rank that has a generation, with a lease, and blocks.
+	x, err := redis.Open(redis.Config{URL: writer, NoSweep: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	gen, err := x.Begin(t.Context(), "a", 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pod := range 150 { // more than a script tells of: they are read in pages
+		b := store.Batch{Pod: fmt.Sprint("more", pod), Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: []blockkey.Key{1, 2}}}}
+		if pod == 0 {
+			b.Pod, b.Guard = "a", &store.Guard{Generation: gen, Fence: 1, Seq: 1}
+		}
+		if err := x.Apply(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dump := func(url string, flags ...string) (int, string) {
+		t.Helper()
+		status, stdout, stderr := call(t, "", append([]string{"dump", "--redis", url}, flags...)...)
+		return status, stdout + stderr
+	}
+	for _, url := range []string{reader, writer} {
+		do("ACL", "LOG", "RESET")
+		do("SCRIPT", "FLUSH")
+		status, out := dump(url)
+		if refused := c.Do(t.Context(), "ACL", "LOG").Val(); status != exitOK || fmt.Sprint(refused) != "[]" || !strings.Contains(out, `"blocks":2,`) || !strings.Contains(out, `{"seq":{`) {
+			t.Errorf("%s ends with %d, refused %v\n%.300s", url, status, refused, out)
+		}
+	}
+	for _, right := range own[0][3:] {
+		if right == "+xrevrange" {
+			continue // tells where the log of changes is, if there is one
+		}
+		do("ACL", "SETUSER", "kvatlas-reader", "-"+strings.TrimPrefix(right, "+"))
+		// Of what a script lacks, Redis says nothing but that.
+		if status, out := dump(reader, "--timeout=1s"); status == exitOK || !strings.Contains(out, "refused") && !strings.Contains(out, "can't run this command") {
+			t.Errorf("without %s the dump ends with %d\n%.300s", right, status, out)
+		}
+		do("ACL", "SETUSER", "kvatlas-reader", right)
+	}
+
+	// The writer may put it back.
+	do("ACL", "LOG", "RESET")
+	_, whole := dump(reader)
+	for _, args := range [][]string{{"reset", "--redis", writer, "--all", "--yes"}, {"restore", "--redis", writer, "-"}, {"reset", "--redis", writer, "--model=m", "--yes"}, {"reset", "--redis", writer, "--pod=a", "--yes"}} {
+		if status, stdout, stderr := call(t, whole, args...); status != exitOK {
+			t.Errorf("%v ends with %d\n%.300s%.300s", args, status, stdout, stderr)
+		}
+	}
+	if refused := c.Do(t.Context(), "ACL", "LOG").Val(); fmt.Sprint(refused) != "[]" {
+		t.Errorf("refused %v", refused)
 	}
 }
