@@ -111,7 +111,7 @@ func TestDNS(t *testing.T) {
 			t.Helper()
 			time.Sleep(1500 * time.Millisecond)
 			synctest.Wait()
-			if len(got) != reports || got[len(got)-1] != last || len(failed) < failures || failures == 0 && len(failed) > 0 {
+			if len(got) != reports || got[len(got)-1] != last || len(failed) != failures {
 				t.Errorf("got %q, %v", got, failed)
 			}
 			failed = nil
@@ -125,7 +125,21 @@ func TestDNS(t *testing.T) {
 		n.set(func() { n.ips["svc"] = ips("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4") })
 		step(2, 1, "10.0.0.9:80=m2 ")
 		n.set(func() { delete(n.ips, "svc") })
-		step(3, 0, "")
+		step(3, 1, "")
+		time.Sleep(time.Hour)
+		step(3, 0, "") // once
+		n.set(func() { n.fail = errors.New("no answer") })
+		step(3, 1, "")
+		n.set(func() { n.fail = nil })
+		step(3, 1, "")
+		n.set(func() { n.ips["svc"] = ips("10.0.0.9") })
+		step(4, 0, "10.0.0.9:80=m2 ")
+		for port := range 3 {
+			n.set(func() {
+				n.fail = &net.DNSError{Name: "svc", Err: fmt.Sprintf("read udp 10.0.0.1:%d->10.0.0.10:53: i/o timeout", port), IsTimeout: true}
+			})
+			step(4, map[int]int{0: 1}[port], "10.0.0.9:80=m2 ")
+		}
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Error(err)
@@ -139,12 +153,12 @@ func TestSRV(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := d.resolve(t.Context()); err != nil || len(got) != 0 {
-		t.Errorf("no records: got %v, %v", got, err)
+	if got, missing, err := d.resolve(t.Context()); err != nil || len(got) != 0 || missing != "_http._tcp.svc" {
+		t.Errorf("no records: got %v, %q, %v", got, missing, err)
 	}
 	n.srv = []*net.SRV{{Target: "b.svc.", Port: 81}, {Target: "a.svc.", Port: 80}, {Target: "gone.", Port: 1}}
-	if got, err := d.resolve(t.Context()); err != nil || fmt.Sprint(got) != "[10.0.0.1:80 10.0.0.2:81]" {
-		t.Errorf("got %v, %v", got, err)
+	if got, missing, err := d.resolve(t.Context()); err != nil || fmt.Sprint(got) != "[10.0.0.1:80 10.0.0.2:81]" || missing != "gone" {
+		t.Errorf("got %v, %q, %v", got, missing, err)
 	}
 	for _, text := range []string{"", "h", "h:x", "h:1?events=tcp://h:1", "h:1?name=x", "h:1?color=red"} {
 		if _, err := NewDNS(text, n, time.Second, 1); !errors.Is(err, ErrSpec) {

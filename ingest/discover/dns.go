@@ -22,7 +22,8 @@ type Resolver interface {
 
 // DNS is a source of the pods behind a name, such as that of a headless service of
 // Kubernetes. The name is resolved again and again. While it cannot be, the last answer
-// stands; a name that does not exist has no pods.
+// stands; a name that does not exist has no pods, since a headless service without ready
+// pods has no name either. The Watcher is told of both once, until it is something else.
 type DNS struct {
 	text     string
 	host     string // of A and AAAA records, with port; or
@@ -69,15 +70,27 @@ func NewDNS(text string, r Resolver, interval time.Duration, limit int) (*DNS, e
 // Watch implements Source.
 func (d *DNS) Watch(ctx context.Context, w Watcher) error {
 	var last []string
-	for first := true; ; first = false {
-		names, err := d.resolve(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case err != nil:
+	told := "" // the fault that is known
+	tell := func(fault string, err error) {
+		if fault != told && fault != "" {
 			w.failed(fmt.Errorf("discover: %s: %w", d, err))
+		}
+		told = fault
+	}
+	for first := true; ; {
+		names, missing, err := d.resolve(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			tell(faultOf(err), err)
+		} else {
+			tell(missing, fmt.Errorf("%s: no such host; is the name right? A headless service that has no ready pods has no name, too", missing))
+		}
+		switch {
+		case err != nil:
 		case first || !slices.Equal(names, last):
-			last = names
+			last, first = names, false
 			found := make([]Found, len(names))
 			for i, name := range names {
 				found[i].Pod = d.pod
@@ -93,8 +106,22 @@ func (d *DNS) Watch(ctx context.Context, w Watcher) error {
 	}
 }
 
-// resolve returns host:port of all pods, ascending.
-func (d *DNS) resolve(ctx context.Context) (names []string, err error) {
+// faultOf is what stays the same of an error while its cause does: those of the network
+// name a port of ours.
+func faultOf(err error) string {
+	e, ok := errors.AsType[*net.DNSError](err)
+	switch {
+	case !ok:
+		return err.Error()
+	case e.IsTimeout:
+		return "timeout of " + e.Name
+	}
+	return "failure of " + e.Name
+}
+
+// resolve returns host:port of all pods, ascending, and a name that it came upon and that
+// does not exist, "" for none.
+func (d *DNS) resolve(ctx context.Context) (names []string, missing string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
 	if d.srv == "" {
@@ -102,36 +129,39 @@ func (d *DNS) resolve(ctx context.Context) (names []string, err error) {
 	}
 	_, records, err := d.resolver.LookupSRV(ctx, "", "", d.srv)
 	if none(err) {
-		return nil, nil
+		return nil, d.srv, nil
 	}
 	if err != nil && len(records) == 0 {
-		return nil, err
+		return nil, "", err
 	}
 	for _, r := range records {
-		list, err := d.addresses(ctx, strings.TrimSuffix(r.Target, "."), strconv.Itoa(int(r.Port)))
+		list, gone, err := d.addresses(ctx, strings.TrimSuffix(r.Target, "."), strconv.Itoa(int(r.Port)))
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
+		missing = max(missing, gone) // the order of the records changes
 		names = append(names, list...)
 		if len(names) > d.limit {
 			break
 		}
 	}
-	return d.bounded(names)
+	names, err = d.bounded(names)
+	return names, missing, err
 }
 
-func (d *DNS) addresses(ctx context.Context, host, port string) (names []string, err error) {
+func (d *DNS) addresses(ctx context.Context, host, port string) (names []string, missing string, err error) {
 	addrs, err := d.resolver.LookupNetIP(ctx, "ip", host)
 	if none(err) {
-		return nil, nil
+		return nil, host, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	for _, a := range addrs {
 		names = append(names, net.JoinHostPort(a.Unmap().String(), port))
 	}
-	return d.bounded(names)
+	names, err = d.bounded(names)
+	return names, "", err
 }
 
 func (d *DNS) bounded(names []string) ([]string, error) {

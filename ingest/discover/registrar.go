@@ -326,7 +326,7 @@ func (r *Registrar) complete(ctx context.Context, p *pod, last *store.Pod) (ok b
 	p.reg.Lease = store.Seconds(r.config.Lease)
 	if p.reg.Model == "" {
 		if err == nil {
-			err = errors.New("nobody says which model it serves: set it, or let its engine be asked")
+			err = errors.New("nobody says which model it serves: name it as model= (pods, pods-dns) or for all of them (pods-model), or let the engine be asked (pods-ask)")
 		}
 		return false, err
 	}
