@@ -41,7 +41,7 @@ type Observer struct {
 	// Dropped says that messages found no room in a queue.
 	Dropped func(pod string, rank int, n int)
 	// Lag tells how old the newest event of a batch was, by the engine's clock, when
-	// it had been applied.
+	// it had been applied. It is not told of times before 2020, which are none.
 	Lag func(pod string, rank int, lag time.Duration)
 	// OtherRank says that a batch names another data-parallel rank than the source
 	// does. It is indexed under the source's.

@@ -16,6 +16,10 @@ import (
 // windowBytes bounds the payloads that are written as one batch.
 const windowBytes = 4 << 20
 
+// earliestEvent is 2020 in seconds since 1970: before it there was no engine, and what says
+// so is no time, but the count of a record that somebody has made.
+const earliestEvent = 1577836800
+
 // errInvalid says that the index will never take what is in the window.
 var errInvalid = errors.New("ingest: the index refuses the batch")
 
@@ -450,7 +454,7 @@ func (r *reader) landed(ctx context.Context, err error) error {
 			o.Events(r.s.Pod, r.s.Rank, event.Kind(kind), n)
 		}
 	}
-	if w.time > 0 {
+	if w.time >= earliestEvent {
 		lag := max(0, time.Since(time.UnixMicro(int64(w.time*1e6))))
 		r.count.lag.Store(int64(lag))
 		if o.Lag != nil {

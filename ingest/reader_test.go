@@ -171,6 +171,32 @@ func (s *stage) settled() {
 	checkHeld(s.t, s.x, m)
 }
 
+// TestLagOfNoTime has a record whose times are 2, 3, ..., as one that was made by hand.
+func TestLagOfNoTime(t *testing.T) {
+	s := newStage(t, newIndex(t), false, Config{})
+	s.read(1)
+	b := event.Batch{Time: 2, Events: eventsOf([]enginetest.Event{s.cache.event()})}
+	s.pub.Publish(zmq.Message{Seq: 0, Payload: event.Append(nil, &b, event.VLLM24)})
+	s.hears("events ")
+	b.Time = earliestEvent - 1
+	s.pub.Publish(zmq.Message{Seq: 1, Payload: event.Append(nil, &b, event.VLLM24)})
+	s.until("2 messages", func() bool { life, err := s.x.Life(t.Context(), "pod", 0); return err == nil && life.Seq == 2 })
+	b.Time = float64(time.Now().UnixMicro()) / 1e6
+	s.pub.Publish(zmq.Message{Seq: 2, Payload: event.Append(nil, &b, event.VLLM24)})
+	s.hears("lag")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, told := range s.told {
+		if told == "lag" {
+			n++
+		}
+	}
+	if lag := s.in.Stats().Ranks[0].Lag; n != 1 || lag > time.Hour {
+		t.Errorf("told of %d lags, the last is %v", n, lag)
+	}
+}
+
 func TestReadAndTakeOver(t *testing.T) {
 	x := newIndex(t)
 	s := newStage(t, x, true, Config{WindowMessages: 4})

@@ -43,7 +43,8 @@ type RankStats struct {
 	// QueueMessages and QueueBytes are what waits.
 	QueueMessages int
 	QueueBytes    int64
-	// Lag is how old the newest event was when it had been applied.
+	// Lag is how old the newest event was when it had been applied; 0 while none has
+	// told a time that can be (from 2020 on).
 	Lag time.Duration
 	// LastMessage is when the last message came, zero for never. A rank that is
 	// connected, whose engine works, and that has sent nothing for long publishes
