@@ -27,7 +27,7 @@ var (
 // Config configures a Client. Zero fields take their defaults.
 type Config struct {
 	// URL is where the server is: scheme, host and perhaps a path in front of
-	// /v1. Required.
+	// /v1. Without a scheme it is http: host:port will do. Required.
 	URL string
 	// Timeout bounds one call, from the first byte to the last. Default 30 s;
 	// negative leaves it to the context alone.
@@ -43,7 +43,11 @@ type Config struct {
 }
 
 func (c *Config) validate() (*url.URL, error) {
-	u, err := url.Parse(c.URL)
+	text := c.URL
+	if text != "" && !strings.Contains(text, "://") {
+		text = "http://" + text
+	}
+	u, err := url.Parse(text)
 	if err != nil {
 		return nil, fmt.Errorf("client: Config.URL: %w", err)
 	}

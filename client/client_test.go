@@ -43,8 +43,8 @@ func answer(status int, contentType, body string) http.HandlerFunc {
 func TestConfig(t *testing.T) {
 	for _, tc := range []struct{ url, want string }{
 		{"", "no URL"},
-		{"127.0.0.1:8080", "client: Config.URL"},
-		{"localhost", "no URL"},
+		{"127.0.0.1:8080?x=1", "before ? and #"},
+		{"[::1", "client: Config.URL"},
 		{"ftp://h", "no URL"},
 		{"http://", "no URL"},
 		{"http://h?x=1", "before ? and #"},
@@ -56,6 +56,19 @@ func TestConfig(t *testing.T) {
 	}
 	if _, err := client.New(client.Config{URL: "http://h", MaxResponseBytes: -1}); err == nil {
 		t.Error("a negative limit is accepted")
+	}
+}
+
+func TestURLWithoutScheme(t *testing.T) {
+	s := httptest.NewServer(answer(200, "application/json", `{"pods":[{"name":"a","model":"m"}]}`))
+	defer s.Close()
+	c, err := client.New(client.Config{URL: strings.TrimPrefix(s.URL, "http://")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if pods, err := c.Pods(t.Context()); err != nil || len(pods) != 1 {
+		t.Errorf("got %v, %v", pods, err)
 	}
 }
 
