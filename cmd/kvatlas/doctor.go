@@ -30,7 +30,7 @@ that means and what to do about it. It changes nothing.
   kvatlas doctor --tokenizers DIR      the directory of tokenizers
   kvatlas doctor --server URL          a server that runs
   kvatlas doctor --engine-events URL   the events of an engine
-  kvatlas doctor --config FILE         all that kvatlas serve with this file depends on
+  kvatlas doctor --config FILE         the redis and the tokenizers of this file of kvatlas serve
   kvatlas doctor lmcache               what LMCache has filed; see its own --help
 
 It takes the flags, variables and file of kvatlas serve, and these:
@@ -331,7 +331,7 @@ func (d *doctor) lookAtServer(ctx context.Context) *section {
 	add := func(f check.Finding) { s.Findings = append(s.Findings, f) }
 	c, err := client.New(client.Config{URL: d.server, Timeout: d.timeout, UserAgent: "kvatlas-doctor/" + versionWord()})
 	if err != nil {
-		add(check.Finding{Level: check.Fail, What: "health", Found: strings.TrimPrefix(err.Error(), "client: "), Do: "correct --server: http://host:port"})
+		add(check.Finding{Level: check.Fail, What: "health", Found: strings.TrimPrefix(err.Error(), "client: "), Do: "correct --server: host:port, or a URL"})
 		return s
 	}
 	defer c.Close()

@@ -74,7 +74,9 @@ func (d *doctor) lookAtEngine(ctx context.Context) *section {
 			Do: "let this host reach the endpoint; vLLM binds only where the host is * or ::, and connects to any other",
 		})
 	}
-	h.report(add, d.engine.seeds)
+	if connected || h.messages > 0 { // else there is nothing more to say
+		h.report(add, d.engine.seeds)
+	}
 	return s
 }
 

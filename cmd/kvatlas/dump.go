@@ -32,6 +32,7 @@ type dumpCall struct {
 	resume     bool
 	model, pod string
 	rate       int
+	pages      int // that were written
 }
 
 // dump is the command.
@@ -106,6 +107,11 @@ func (d *dumpCall) toFile(ctx context.Context, p *program) (blocks, bytes int64,
 	if err == nil {
 		err = f.Sync()
 	}
+	if err != nil && cursor == "" && d.pages == 0 {
+		// Nothing that --resume could go on with.
+		_ = os.Remove(part)
+		return 0, 0, err
+	}
 	if err != nil {
 		_ = out.EndPage() // what there is of a page may be of use to people
 		return blocks, 0, fmt.Errorf("%w\n%s has what was written; --resume goes on with it", err, part)
@@ -160,6 +166,7 @@ func (d *dumpCall) copy(ctx context.Context, out *snapshot.Writer, cursor string
 		}
 		if l.Kind == snapshot.KindPage {
 			blocks += int64(l.Page.Blocks)
+			d.pages++
 		}
 		// The end stays in one member with the last page.
 		if l.Kind == snapshot.KindEnd || l.Kind == snapshot.KindPage && l.Page.Next != "" {

@@ -131,6 +131,10 @@ func (s *service) watchSnapshots() snapshot.Observer {
 			s.log.Error().Err(err).Msg("snapshot not restored")
 			return
 		}
+		if r.TrueAt.Time.IsZero() {
+			s.log.Info().Str("file", s.cfg.SnapshotFile).Msg("no snapshot yet: the index begins empty")
+			return
+		}
 		s.log.Info().Str("file", s.cfg.SnapshotFile).Int64("blocks", r.Blocks).Int("pods", r.Pods).Time("true_at", r.TrueAt.Time).Dur("took", took).Msg("snapshot restored")
 	}
 	return o

@@ -385,9 +385,14 @@ func TestInspectMisuse(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"events tcp://127.0.0.1:9 --record /no/such/file":              "no such file",
-		"play /no/such/file --bind " + freeEndpoint(t) + " --wait 1ms": "nobody subscribed",
-		"play /no/such/file --server http://127.0.0.1:9 --model m":     "no such file",
+		"events tcp://127.0.0.1:9 --record /no/such/file":                            "no such file",
+		"play ../../examples/events.jsonl --bind " + freeEndpoint(t) + " --wait 1ms": "nobody subscribed",
+		// Nobody waits for a subscriber of what cannot be played.
+		"play /no/such/file --bind " + freeEndpoint(t) + " --wait 24h":   "no such file",
+		"play ../../README.md --bind " + freeEndpoint(t) + " --wait 24h": "README.md, line 1",
+		"play /dev/null --bind " + freeEndpoint(t) + " --wait 24h":       "has no entries",
+		"play /no/such/file --server 127.0.0.1:9 --model m":              "no such file",
+		"play ../../README.md --server 127.0.0.1:9 --model m":            "README.md, line 1",
 	} {
 		if status, _, stderr := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != exitFailed || !strings.Contains(stderr, want) {
 			t.Errorf("%s: ends with %d\n%s\nwant %s", args, status, stderr, want)

@@ -83,9 +83,6 @@ func (p *program) readPlayCall(args []string) (*playCall, error) {
 	case c.wait <= 0 || c.hold < 0 || c.timeout <= 0:
 		return nil, errors.New("--wait and --timeout must be positive, --hold not negative")
 	}
-	if c.server != "" && !strings.Contains(c.server, "://") {
-		c.server = "http://" + c.server
-	}
 	return c, nil
 }
 
@@ -97,6 +94,10 @@ func (p *program) inspectPlay(ctx context.Context, args []string) int {
 		return exitOK
 	case err != nil:
 		return p.misuse("inspect play", err)
+	}
+	// Before anybody waits for a subscriber.
+	if err := call.look(); err != nil {
+		return p.fail("inspect play", err)
 	}
 	send, end, err := call.sender(ctx)
 	if err != nil {
@@ -120,6 +121,35 @@ func (p *program) inspectPlay(ctx context.Context, args []string) int {
 
 // sendFunc sends an entry of a record.
 type sendFunc func(context.Context, *record.Entry) error
+
+// errDynamo says that an engine's events cannot be made of a record.
+var errDynamo = errors.New("it is of a record of Dynamo's, which has no tokens: send it to a --server")
+
+// look reads the first entry, so that a file that is no record is known at once.
+func (c *playCall) look() error {
+	files, err := record.Files(c.file)
+	if err != nil {
+		return err
+	}
+	for _, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		e, err := record.NewReader(f, name).Next()
+		_ = f.Close() // it was only read
+		switch {
+		case errors.Is(err, io.EOF):
+			continue
+		case err != nil:
+			return err
+		case e.Event != nil && c.server == "":
+			return fmt.Errorf("entry 1: %w", errDynamo)
+		}
+		return nil
+	}
+	return fmt.Errorf("%s has no entries: it is not what kvatlas inspect events --record writes", c.file)
+}
 
 // play sends the whole record, in its time.
 func (c *playCall) play(ctx context.Context, send sendFunc) (n int, err error) {
@@ -225,7 +255,7 @@ const half = 5000
 func publishTo(pub *zmq.Publisher) sendFunc {
 	return func(ctx context.Context, e *record.Entry) error {
 		if e.Event != nil {
-			return errors.New("it is of a record of Dynamo's, which has no tokens: send it to a --server")
+			return errDynamo
 		}
 		for pub.Waiting() > half {
 			if !sleepUntil(ctx, time.Now().Add(time.Millisecond)) {

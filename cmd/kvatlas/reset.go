@@ -48,6 +48,9 @@ func (p *program) reset(ctx context.Context, args []string) int {
 	}
 	defer at.close()
 	if !*yes {
+		if err := at.hasPod(ctx, t.Pod); err != nil {
+			return p.fail("reset", err)
+		}
 		about, word := fmt.Sprintf("All pods and models of the index at %s are forgotten.", at), "all"
 		switch {
 		case t.Model != "":
@@ -69,6 +72,28 @@ func (p *program) reset(ctx context.Context, args []string) int {
 	}
 	fmt.Fprintf(p.stderr, "%d pods %s, %d models forgotten\n", pods, what, models)
 	return exitOK
+}
+
+// hasPod is an error when the index says that it does not know the pod: then there is
+// nothing to ask for. "" is no pod. What else goes wrong is told by what comes after.
+func (at *place) hasPod(ctx context.Context, pod string) error {
+	switch {
+	case pod == "":
+	case at.client != nil:
+		_, err := at.client.Pod(ctx, pod)
+		if e, ok := errors.AsType[*client.Error](err); ok && e.Code == "unknown_pod" {
+			return at.failure(err)
+		}
+	default:
+		reg, err := at.index.Registry(ctx)
+		if err != nil {
+			return at.failure(err)
+		}
+		if _, ok := reg.PodIndex(pod); !ok {
+			return fmt.Errorf("there is no pod %s in the index at %s", printable(pod), at)
+		}
+	}
+	return nil
 }
 
 // reset makes the index forget. What it does not know is an error.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -74,8 +76,11 @@ func (p *program) restore(ctx context.Context, args []string) int {
 // openDump opens a dump, and reads a file through.
 func (p *program) openDump(name string) (in io.Reader, closeIn func(), err error) {
 	if name == "-" {
-		in, err = snapshot.Decompress(p.stdin)
-		return in, func() {}, err
+		if in, err = snapshot.Decompress(p.stdin); err != nil {
+			return nil, nil, err
+		}
+		b := bufio.NewReaderSize(in, 4096)
+		return b, func() {}, notEvents(b)
 	}
 	f, err := os.Open(name)
 	if err != nil {
@@ -90,7 +95,11 @@ func (p *program) openDump(name string) (in io.Reader, closeIn func(), err error
 	if in, err = snapshot.Decompress(f); err != nil {
 		return nil, nil, err
 	}
-	if _, _, err = snapshot.Verify(in); err != nil {
+	b := bufio.NewReaderSize(in, 4096)
+	if err = notEvents(b); err != nil {
+		return nil, nil, err
+	}
+	if _, _, err = snapshot.Verify(b); err != nil {
 		return nil, nil, err
 	}
 	if _, err = f.Seek(0, io.SeekStart); err != nil {
@@ -98,6 +107,18 @@ func (p *program) openDump(name string) (in io.Reader, closeIn func(), err error
 	}
 	in, err = snapshot.Decompress(f)
 	return in, func() { _ = f.Close() }, err
+}
+
+// notEvents is an error when what is to be read is a record of events, which is JSON by
+// lines, too, and often beside a dump. It consumes nothing.
+func notEvents(in *bufio.Reader) error {
+	begin, _ := in.Peek(in.Size()) // what cannot be read is told when it is
+	line, _, _ := bytes.Cut(begin, []byte("\n"))
+	// A payload may be longer than what is looked at.
+	if bytes.HasPrefix(line, []byte(`{"timestamp":`)) && (bytes.Contains(line, []byte(`"payload":"`)) || bytes.Contains(line, []byte(`"event":`))) {
+		return errors.New("this is a record of events, not a dump: kvatlas inspect play sends it to a server")
+	}
+	return nil
 }
 
 // restore loads a dump.

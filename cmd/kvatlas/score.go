@@ -39,7 +39,7 @@ const scoreUsage = `kvatlas score asks a server which pods hold the longest pref
 
   kvatlas score --model MODEL "a prompt"
   kvatlas score --model MODEL --prompt-file FILE     (- is standard input)
-  kvatlas score --model MODEL --chat-file FILE       (the JSON of a chat completion)
+  kvatlas score [--model MODEL] --chat-file FILE     (the JSON of a chat completion)
   kvatlas score --model MODEL --tokens 1,2,3
   kvatlas score --model MODEL --block-keys HEX,HEX
 
@@ -91,7 +91,7 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	fs.StringVar(&call.server, "server", call.server, "the server's `URL` [$KVATLAS_SERVER]")
 	fs.DurationVar(&call.timeout, "timeout", 30*time.Second, "how long to wait for the answer")
 	fs.BoolVar(&call.json, "json", false, "write the server's JSON as it is")
-	fs.StringVar(&r.Model, "model", "", "the `model`'s name (required)")
+	fs.StringVar(&r.Model, "model", "", "the `model`'s name (required, unless --chat-file has it)")
 	promptFile := fs.String("prompt-file", "", "read the prompt from `FILE`, - is standard input")
 	chatFile := fs.String("chat-file", "", "read the prompt from `FILE`, the JSON of a chat completion (messages, tools, ...) or its array of messages, - is standard input")
 	tokens := fs.String("tokens", "", "the prompt's token ids, a `LIST` with commas")
@@ -110,12 +110,6 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !strings.Contains(call.server, "://") {
-		call.server = "http://" + call.server
-	}
-	if r.Model == "" {
-		return nil, errors.New("--model is missing")
-	}
 	if call.timeout <= 0 {
 		return nil, fmt.Errorf("--timeout is %v, it must be positive", call.timeout)
 	}
@@ -127,7 +121,16 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	if given["pods"] {
 		r.Pods = splitList(*pods)
 	}
-	return call, p.readPrompt(r, words, given, *promptFile, *chatFile, *tokens, *keys)
+	if r.Model == "" && *chatFile == "" { // which may name it
+		return nil, errors.New("--model is missing")
+	}
+	if err := p.readPrompt(r, words, given, *promptFile, *chatFile, *tokens, *keys); err != nil {
+		return nil, err
+	}
+	if r.Model == "" {
+		return nil, errors.New("--model is missing, and --chat-file names no model")
+	}
+	return call, nil
 }
 
 // readPrompt puts the prompt into r, in the one form in which it is given.
@@ -151,9 +154,12 @@ func (p *program) readPrompt(r *client.ScoreRequest, words []string, given map[s
 		return err
 	case given["chat-file"]:
 		b, err := p.readPromptFile("chat-file", chatFile)
-		if err == nil {
-			r.Chat, err = parseChat(b)
+		if err != nil {
+			return err
 		}
+		var model string
+		r.Chat, model, err = parseChat(b)
+		r.Model = cmp.Or(r.Model, model)
 		return err
 	case given["tokens"]:
 		r.Tokens, err = parseTokens(tokens)
@@ -187,22 +193,24 @@ func (p *program) readPromptFile(setting, name string) ([]byte, error) {
 }
 
 // parseChat reads the JSON of a chat completion, of which what does not make the
-// prompt is left out, or an array of messages.
-func parseChat(b []byte) (*client.Chat, error) {
-	c := &client.Chat{}
-	var err error
+// prompt is left out, or an array of messages. The former may name a model.
+func parseChat(b []byte) (c *client.Chat, model string, err error) {
+	var completion struct {
+		client.Chat
+		Model string `json:"model"`
+	}
 	if b = bytes.TrimSpace(b); bytes.HasPrefix(b, []byte("[")) {
-		err = json.Unmarshal(b, &c.Messages)
+		err = json.Unmarshal(b, &completion.Messages)
 	} else {
-		err = json.Unmarshal(b, c)
+		err = json.Unmarshal(b, &completion)
 	}
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("--chat-file: it is no JSON of a chat: %w", err)
-	case c.Messages == nil:
-		return nil, errors.New("--chat-file: there are no messages in it")
+		return nil, "", fmt.Errorf("--chat-file: it is no JSON of a chat: %w", err)
+	case completion.Messages == nil:
+		return nil, "", errors.New("--chat-file: there are no messages in it")
 	}
-	return c, nil
+	return &completion.Chat, completion.Model, nil
 }
 
 func parseTokens(list string) ([]uint32, error) {
