@@ -96,7 +96,7 @@ func (p *program) openDump(name string) (in io.Reader, closeIn func(), err error
 		return nil, nil, err
 	}
 	b := bufio.NewReaderSize(in, 4096)
-	if err = notEvents(b); err != nil {
+	if err := notEvents(b); err != nil {
 		return nil, nil, err
 	}
 	if _, _, err = snapshot.Verify(b); err != nil {
