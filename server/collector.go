@@ -51,11 +51,11 @@ func indexFigures(read func() store.Stats) prometheus.Collector {
 	type s = store.Stats
 	return figures[s]{read, []figure[s]{
 		gauge("kvatlas_index_blocks", "Blocks held in this process; absent when they are elsewhere.", func(s s) int64 { return s.Blocks }),
-		gauge("kvatlas_index_bytes", "Memory of those blocks; absent when they are elsewhere.", func(s s) int64 { return s.Bytes }),
+		gauge("kvatlas_index_bytes", "Memory of the blocks held in this process; absent when they are elsewhere.", func(s s) int64 { return s.Bytes }),
 		counter("kvatlas_index_evicted_blocks_total", "Blocks dropped because the index was full.", func(s s) uint64 { return s.Evicted }),
 		counter("kvatlas_index_garbled_values_total", "Values that could not be read and counted as nobody's.", func(s s) uint64 { return s.Garbled }),
 		counter("kvatlas_index_texts_total", "Values that name pods by text.", func(s s) uint64 { return s.Texts }),
-		counter("kvatlas_index_unknown_texts_total", "Of these, values that name no pod that counts.", func(s s) uint64 { return s.UnknownTexts }),
+		counter("kvatlas_index_unknown_texts_total", "Values that name pods by text, of which none counts.", func(s s) uint64 { return s.UnknownTexts }),
 		counter("kvatlas_index_round_trips_total", "Round trips to the index's server.", func(s s) uint64 { return s.RoundTrips }),
 		counter("kvatlas_index_keys_read_total", "Block keys looked up.", func(s s) uint64 { return s.KeysRead }),
 		counter("kvatlas_index_registry_loads_total", "Reloads of the registry of pods.", func(s s) uint64 { return s.RegistryLoads }),
@@ -84,7 +84,7 @@ func tokenizerFigures(read func() tokenpool.Stats) prometheus.Collector {
 		counter("kvatlas_tokenizer_runs_total", "Runs of a tokenizer.", func(s s) uint64 { return s.Runs }),
 		counter("kvatlas_tokenizer_joined_total", "Requests that waited for a run that another had begun.", func(s s) uint64 { return s.Joined }),
 		counter("kvatlas_tokenizer_text_bytes_total", "Bytes of text that tokenizers ran over.", func(s s) uint64 { return s.TextBytes }),
-		counter("kvatlas_tokenizer_tokens_total", "Tokens that tokenizers made of them.", func(s s) uint64 { return s.Tokens }),
+		counter("kvatlas_tokenizer_tokens_total", "Tokens that tokenizers made.", func(s s) uint64 { return s.Tokens }),
 		counter("kvatlas_tokenizer_tokens_reused_total", "Tokens that were known from pieces of earlier texts.", func(s s) uint64 { return s.Reused }),
 		counter("kvatlas_tokenizer_loads_total", "Tokenizers loaded.", func(s s) uint64 { return s.Loads }),
 		counter("kvatlas_tokenizer_load_errors_total", "Tokenizers that could not be loaded.", func(s s) uint64 { return s.LoadErrors }),
@@ -92,14 +92,14 @@ func tokenizerFigures(read func() tokenpool.Stats) prometheus.Collector {
 		gauge("kvatlas_tokenizer_queued", "Texts that wait for a worker.", func(s s) int { return s.Queued }),
 		gauge("kvatlas_tokenizer_queue_limit", "How many texts may wait.", func(s s) int { return s.Queue }),
 		gauge("kvatlas_tokenizer_running", "Texts in work.", func(s s) int { return s.Running }),
-		gauge("kvatlas_tokenizer_workers", "Workers.", func(s s) int { return s.Workers }),
+		gauge("kvatlas_tokenizer_workers", "Workers that run tokenizers.", func(s s) int { return s.Workers }),
 		gauge("kvatlas_tokenizer_waiting", "Texts that wait for a tokenizer to be loaded.", func(s s) int { return s.Waiting }),
 		gauge("kvatlas_tokenizer_held_bytes", "Bytes of texts that wait or are in work.", func(s s) int64 { return s.HeldBytes }),
-		counter("kvatlas_tokenizer_tokens_fleet_total", "Those of the reused tokens that other servers had made.", func(s s) uint64 { return s.FleetReused }),
+		counter("kvatlas_tokenizer_tokens_fleet_total", "Reused tokens that other servers had made.", func(s s) uint64 { return s.FleetReused }),
 		counter("kvatlas_tokenizer_fleet_errors_total", "Calls for shared pieces that failed, and pieces that could not be read.", func(s s) uint64 { return s.FleetErrors }),
 		counter("kvatlas_tokenizer_fleet_dropped_total", "Texts whose pieces were not shared because too many waited.", func(s s) uint64 { return s.FleetDropped }),
 		gauge("kvatlas_tokenizer_piece_bytes", "Memory for the tokens of pieces of texts.", func(s s) int64 { return s.PieceBytes }),
-		gauge("kvatlas_tokenizer_piece_limit_bytes", "How much that may be.", func(s s) int64 { return s.MaxPieceBytes }),
+		gauge("kvatlas_tokenizer_piece_limit_bytes", "Limit of the memory for pieces of texts.", func(s s) int64 { return s.MaxPieceBytes }),
 		gauge("kvatlas_tokenizer_loaded", "Tokenizers in memory.", func(s s) int { return s.Tokenizers }),
 	}}
 }
@@ -130,8 +130,8 @@ func prefixFigures(read func() prefixcache.Stats) prometheus.Collector {
 	type s = prefixcache.Stats
 	return figures[s]{read, []figure[s]{
 		gauge("kvatlas_prefix_store_entries", "Chunks or nodes that the prefix store holds.", func(s s) int64 { return s.Entries }),
-		gauge("kvatlas_prefix_store_bytes", "Memory of them.", func(s s) int64 { return s.Bytes }),
-		gauge("kvatlas_prefix_store_limit_bytes", "How much that may be.", func(s s) int64 { return s.MaxBytes }),
+		gauge("kvatlas_prefix_store_bytes", "Memory of the prefix store.", func(s s) int64 { return s.Bytes }),
+		gauge("kvatlas_prefix_store_limit_bytes", "Limit of the memory of the prefix store.", func(s s) int64 { return s.MaxBytes }),
 		counter("kvatlas_prefix_store_evicted_total", "Entries dropped to stay below the limit.", func(s s) uint64 { return s.Evicted }),
 		counter("kvatlas_prefix_store_found_whole_total", "Texts found whole.", func(s s) uint64 { return s.Whole }),
 		counter("kvatlas_prefix_store_found_partial_total", "Texts of which a prefix was found.", func(s s) uint64 { return s.Partial }),

@@ -62,7 +62,7 @@ var (
 			return float64(r.LastMessage.UnixMilli()) / 1000
 		}},
 		{rankDesc("queue_messages", "Messages that wait to be applied."), func(r *ingest.RankStats) float64 { return float64(r.QueueMessages) }},
-		{rankDesc("queue_bytes", "Bytes of them."), func(r *ingest.RankStats) float64 { return float64(r.QueueBytes) }},
+		{rankDesc("queue_bytes", "Bytes of the messages that wait to be applied."), func(r *ingest.RankStats) float64 { return float64(r.QueueBytes) }},
 		{rankDesc("unmatched", "1 when lookups of this process ask for the model ten minutes after blocks have come, and none has matched one."), func(r *ingest.RankStats) float64 {
 			return truth(r.Unmatched(matchAfter))
 		}},

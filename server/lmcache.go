@@ -28,9 +28,9 @@ func (m *Metrics) LMCacheController(read func() controller.Stats) error {
 		counter("kvatlas_lmcache_cleared_tiers_total", "Tiers whose credit ended because something may have been missed.", func(s s) uint64 { return s.Cleared }),
 		counter("kvatlas_lmcache_syncs_asked_total", "Full syncs asked for.", func(s s) uint64 { return s.Asked }),
 		counter("kvatlas_lmcache_syncs_total", "Full syncs written.", func(s s) uint64 { return s.Synced }),
-		counter("kvatlas_lmcache_syncs_failed_total", "Full syncs that ended otherwise.", func(s s) uint64 { return s.Unsynced }),
+		counter("kvatlas_lmcache_syncs_failed_total", "Full syncs that ended without being written.", func(s s) uint64 { return s.Unsynced }),
 		counter("kvatlas_lmcache_lives_total", "Lives of workers begun or taken over.", func(s s) uint64 { return s.Began }),
-		counter("kvatlas_lmcache_taken_over_total", "Those of them that another process had written.", func(s s) uint64 { return s.TookOver }),
+		counter("kvatlas_lmcache_taken_over_total", "Lives of workers taken over from another process.", func(s s) uint64 { return s.TookOver }),
 		counter("kvatlas_lmcache_fenced_total", "Lives that another process took from this one.", func(s s) uint64 { return s.Fenced }),
 		counter("kvatlas_lmcache_silent_workers_total", "Workers that fell silent and lost their leases.", func(s s) uint64 { return s.Lapsed }),
 		counter("kvatlas_lmcache_failures_total", "Calls of the index that failed.", func(s s) uint64 { return s.Failures }),
@@ -55,6 +55,6 @@ func (m *Metrics) LMCacheCoordinator(read func() coordinator.Stats) error {
 		counter("kvatlas_lmcache_mp_taken_over_total", "Instances that another process had written.", func(s s) uint64 { return s.TookOver }),
 		counter("kvatlas_lmcache_mp_refused_total", "Requests that could not be understood.", func(s s) uint64 { return s.Refused }),
 		counter("kvatlas_lmcache_mp_failures_total", "Requests that the index did not take.", func(s s) uint64 { return s.Failures }),
-		counter("kvatlas_lmcache_mp_lookups_total", "Lookups.", func(s s) uint64 { return s.Lookups }),
+		counter("kvatlas_lmcache_mp_lookups_total", "Lookups of MP mode.", func(s s) uint64 { return s.Lookups }),
 	}})
 }

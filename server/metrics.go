@@ -171,7 +171,7 @@ func (m *Metrics) watch(cfg *Config, inFlight, inFlightBytes, streams *atomic.In
 		info,
 		figures[struct{}]{read: func() struct{} { return struct{}{} }, list: []figure[struct{}]{
 			gauge("kvatlas_http_in_flight", "Requests to /v1 being worked on.", func(struct{}) int64 { return inFlight.Load() }),
-			gauge("kvatlas_http_in_flight_bytes", "Bytes of their bodies beyond 64 KiB each.", func(struct{}) int64 { return inFlightBytes.Load() }),
+			gauge("kvatlas_http_in_flight_bytes", "Bytes of the bodies of requests being worked on, beyond 64 KiB each.", func(struct{}) int64 { return inFlightBytes.Load() }),
 			gauge("kvatlas_http_streams", "Dumps, restores and resets being worked on.", func(struct{}) int64 { return streams.Load() }),
 		}},
 		indexFigures(cfg.Index.Stats),

@@ -20,8 +20,8 @@ func replicaFigures(read func() replica.Status) prometheus.Collector {
 		{prometheus.NewDesc("kvatlas_replica_lag_seconds", "How old an answer from the replica may be.", nil, nil), prometheus.GaugeValue, func(s s) float64 { return s.Lag.Seconds() }},
 		gauge("kvatlas_replica_behind_entries", "Entries of the change log that are known to be there and not in the replica.", func(s s) int64 { return int64(s.Behind) }),
 		gauge("kvatlas_replica_blocks", "Blocks in the replica.", func(s s) int64 { return s.Blocks }),
-		gauge("kvatlas_replica_bytes", "Memory of them.", func(s s) int64 { return s.Bytes }),
-		gauge("kvatlas_replica_limit_bytes", "How much that may be.", func(s s) int64 { return s.MaxBytes }),
+		gauge("kvatlas_replica_bytes", "Memory of the replica.", func(s s) int64 { return s.Bytes }),
+		gauge("kvatlas_replica_limit_bytes", "Limit of the memory of the replica.", func(s s) int64 { return s.MaxBytes }),
 		gauge("kvatlas_replica_in_use", "1 while lookups are answered from the replica, else 0.", func(s s) int64 {
 			if s.Mode == replica.Redis {
 				return 0
