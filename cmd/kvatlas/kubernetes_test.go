@@ -16,16 +16,19 @@ import (
 
 // container is what is read of a container.
 type container struct {
-	Image string
-	Env   []struct {
-		Name, Value string
-		ValueFrom   any `yaml:"valueFrom"`
-	}
+	Image   string
+	Env     []environmentVariable
 	EnvFrom []envFrom `yaml:"envFrom"`
 	Ports   []struct {
 		Name string
 		Port int `yaml:"containerPort"`
 	}
+}
+
+// environmentVariable is one that a container sets, or is given from elsewhere.
+type environmentVariable struct {
+	Name, Value string
+	ValueFrom   any `yaml:"valueFrom"`
 }
 
 // envFrom is a ConfigMap that a container reads.
@@ -69,7 +72,7 @@ type manifest struct {
 // the values that come from elsewhere, and the ConfigMaps, which it has to name.
 func (c *container) environment(t *testing.T, configs ...manifest) map[string]string {
 	t.Helper()
-	env := map[string]string{"KVATLAS_REDIS": "redis://:secret@h:6379", "KVATLAS_PODS_KUBERNETES_NAMESPACE": "llm"}
+	env := map[string]string{"KVATLAS_REDIS": "redis://:secret@h:6379", "KVATLAS_PODS_KUBERNETES_NAMESPACE": "llm", "HF_TOKEN": "hf_secret"}
 	for _, v := range c.Env {
 		if (v.Value == "") != (v.ValueFrom != nil) || v.ValueFrom != nil && env[v.Name] == "" {
 			t.Errorf("%s is %+v", v.Name, v)
@@ -242,6 +245,63 @@ func TestLMCacheManifest(t *testing.T) {
 	models := own["ConfigMap"].Data["KVATLAS_LMCACHE_MODELS"]
 	if config := printed(t, scorer); models == "" || !strings.Contains(config, models) {
 		t.Errorf("no %q in\n%s", models, config)
+	}
+}
+
+// TestHubToken: a gated model's tokenizer is fetched with the token of a Secret, and
+// nothing waits for the Secret where there is none.
+func TestHubToken(t *testing.T) {
+	labels := manifests(t, "labels.yaml")
+	for _, file := range []string{"kvatlas.yaml", "lmcache.yaml"} {
+		found := manifests(t, file)
+		c := found["Deployment"].Spec.Template.Spec.Containers[0]
+		configs := []manifest{labels["ConfigMap"]}
+		if m, ok := found["ConfigMap"]; ok {
+			configs = append(configs, m)
+		}
+		env := c.environment(t, configs...)
+		i := slices.IndexFunc(c.Env, func(e environmentVariable) bool { return e.Name == "HF_TOKEN" })
+		if i < 0 || !strings.Contains(fmt.Sprint(c.Env[i].ValueFrom), "optional:true") {
+			t.Errorf("%s: no optional token in %+v", file, c.Env)
+		}
+		if config := printed(t, env); !strings.Contains(config, "# HF_TOKEN\n") || strings.Contains(config, "hf_secret") {
+			t.Errorf("%s: the token is not read, or printed:\n%s", file, config)
+		}
+	}
+}
+
+// TestPodMonitor: Prometheus is told of the port that has the metrics, of all pods.
+func TestPodMonitor(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/kubernetes/podmonitor.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m struct {
+		Metadata struct{ Namespace string }
+		Spec     struct {
+			Selector struct {
+				Expressions []struct {
+					Key, Operator string
+					Values        []string
+				} `yaml:"matchExpressions"`
+			}
+			Endpoints []struct{ Port, Path string } `yaml:"podMetricsEndpoints"`
+		}
+	}
+	if err := yaml.Unmarshal(text, &m); err != nil || m.Metadata.Namespace != "llm" || len(m.Spec.Selector.Expressions) != 1 || len(m.Spec.Endpoints) != 1 {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	s, e := m.Spec.Selector.Expressions[0], m.Spec.Endpoints[0]
+	if s.Operator != "In" || len(s.Values) != 2 || e.Path != "/metrics" {
+		t.Errorf("%+v of %+v", e, s)
+	}
+	for _, file := range []string{"kvatlas.yaml", "lmcache.yaml"} {
+		d := manifests(t, file)["Deployment"].Spec.Template
+		c := d.Spec.Containers[0]
+		i := slices.IndexFunc(c.Env, func(e environmentVariable) bool { return e.Name == "KVATLAS_ADMIN_LISTEN" })
+		if i < 0 || !strings.HasSuffix(c.Env[i].Value, ":"+strconv.Itoa(c.port(e.Port))) || !slices.Contains(s.Values, d.Metadata.Labels[s.Key]) {
+			t.Errorf("%s: the metrics of %+v are not found by %+v", file, d.Metadata.Labels, m.Spec)
+		}
 	}
 }
 
