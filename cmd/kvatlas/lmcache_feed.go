@@ -194,6 +194,9 @@ func (s *service) watchController() controller.Observer {
 			}
 			s.log.Warn().Stringer("worker", id).Err(err).Msg(what)
 		},
+		Stale: func(id filing.ID, from, by string) {
+			s.log.Warn().Stringer("worker", id).Str("from", from).Str("registered_by", by).Msg("a worker of LMCache is not heard on a connection, since it has registered on another one: it was started anew, or its id is used twice")
+		},
 		Lost: func(id filing.ID, location, why string) {
 			s.log.Warn().Stringer("worker", id).Str("location", location).Str("because", why).Msg("something that a worker of LMCache said is missing")
 		},

@@ -49,7 +49,8 @@ type Config struct {
 	// MaxWorkers bounds the workers, 4,096: those that this process hears, messages of
 	// others are dropped, and those that the index has, whoever hears them: of one that
 	// would be added nothing is kept. It is to leave room for engines, for each worker is
-	// a registration of the index.
+	// a registration of the index. Before one is refused here, those have to go for whom no
+	// connection speaks.
 	MaxWorkers int
 	// QueueKeys bounds the keys that wait to be written, for all workers, 1,000,000.
 	QueueKeys int
@@ -78,6 +79,10 @@ type Observer struct {
 	// Unmapped says that no pod is known for an instance, or that the index has no room
 	// for the worker: nothing is kept of what it says. It is told once for each reason.
 	Unmapped func(id filing.ID, err error)
+	// Stale says that a message did not count, since the connection it came on, from, has
+	// spoken for the worker before that registered on another one, by. It is told once for
+	// each registration.
+	Stale func(id filing.ID, from, by string)
 	// Lost says that something of a worker may be missing.
 	Lost func(id filing.ID, location, why string)
 	// Synced says that a full sync has been written.

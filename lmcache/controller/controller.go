@@ -30,6 +30,8 @@ type Controller struct {
 	speakers map[*zmq.Peer]speaker
 	sweepAt  int             // how many speakers there are when the closed are looked for
 	told     map[string]bool // locations that nobody knows, of which was told
+	// lookAgain is when room is looked for again, after there was none.
+	lookAgain time.Time
 }
 
 // New binds the sockets and serves until Close.
@@ -190,16 +192,10 @@ func (c *Controller) beat() {
 			return
 		case <-tick.C:
 		}
-		var silent []*worker
 		c.mu.Lock()
-		alive := c.living()
+		silent := c.unheard()
 		for _, w := range c.workers {
-			if alive[w] {
-				w.put(item{kind: doRenew})
-			} else {
-				delete(c.workers, w.id)
-				silent = append(silent, w)
-			}
+			w.put(item{kind: doRenew})
 		}
 		c.mu.Unlock()
 		for _, w := range silent {

@@ -35,6 +35,11 @@
 // is damaged makes no worker. One that is made all the same, by the first frame of a
 // connection, is gone with its lease, since the next frame names another.
 //
+// Who registers is believed: the protocol has no secret. On connections that have spoken for
+// the worker before, what comes is of a process that has ended and does not count. So is, for
+// as long as the newer connection is open, what a worker says whose id somebody else uses:
+// that is counted, and told once for each registration.
+//
 // # What was missed
 //
 // Each location of a worker numbers its operations. A hole in the numbers, and messages
@@ -62,8 +67,11 @@
 // What is not written yet waits in a queue of Config.QueueKeys keys for all workers
 // together. When it is full, because the index does not answer, what comes is dropped and
 // counted, and the worker's tier is treated as above. Workers, instances, frames,
-// connections and keys of full syncs are bounded by the Config as well. Since each worker is
-// a registration, no worker is added to an index that has Config.MaxWorkers of them,
-// whoever has registered them; of one that finds no room nothing is kept, as of one without
-// a pod.
+// connections and keys of full syncs are bounded by the Config as well. One connection can
+// make 8 workers in a lease, and where there are as many as there can be, those go first for
+// whom no connection speaks.
+//
+// Since each worker is a registration, no worker is added to an index that has
+// Config.MaxWorkers of them, whoever has registered them; of one that finds no room nothing
+// is kept, as of one without a pod.
 package controller

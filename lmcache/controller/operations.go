@@ -17,7 +17,7 @@ func (c *Controller) push(p *zmq.Peer, frames [][]byte) {
 			continue
 		}
 		c.count.messages.Add(1)
-		if err := c.said(p, m); err != nil {
+		if err := c.said(p, m); err != nil && !errors.Is(err, errStale) {
 			c.refused(p.Addr(), err)
 		}
 	}
@@ -26,7 +26,8 @@ func (c *Controller) push(p *zmq.Peer, frames [][]byte) {
 // errUnknown says that nobody knows a type of message.
 var errUnknown = errors.New("controller: unknown type of message")
 
-// said takes a message in that needs no answer.
+// said takes a message in that needs no answer. It is errStale for one that does not count,
+// which has been counted.
 func (c *Controller) said(p *zmq.Peer, m *message) error {
 	switch m.Type {
 	case "RegisterMsg", "DeRegisterMsg", "HeartbeatMsg", "KVAdmitMsg", "KVEvictMsg", "BatchedKVOperationMsg", "FullSyncBatchMsg", "FullSyncEndMsg":
@@ -34,7 +35,7 @@ func (c *Controller) said(p *zmq.Peer, m *message) error {
 		return fmt.Errorf("%w: %.60q", errUnknown, m.Type)
 	}
 	w, err := c.worker(p, m)
-	if err != nil || w == nil {
+	if err != nil {
 		return err
 	}
 	switch m.Type {

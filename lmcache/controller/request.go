@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -38,7 +39,10 @@ func (c *Controller) answer(p *zmq.Peer, m *message) reply {
 	case "RegisterMsg", "HeartbeatMsg", "FullSyncStartMsg", "FullSyncStatusMsg":
 	default:
 		err := c.said(p, m)
-		if err == nil {
+		switch {
+		case errors.Is(err, errStale):
+			return errorReply("%v", err)
+		case err == nil:
 			err = fmt.Errorf("%w: %s wants no answer", errUnknown, m.Type)
 		}
 		c.refused(p.Addr(), err)
@@ -46,11 +50,10 @@ func (c *Controller) answer(p *zmq.Peer, m *message) reply {
 	}
 	w, err := c.worker(p, m)
 	if err != nil {
-		c.refused(p.Addr(), err)
+		if !errors.Is(err, errStale) { // which is counted as such
+			c.refused(p.Addr(), err)
+		}
 		return errorReply("%v", err)
-	}
-	if w == nil {
-		return errorReply("the worker has registered anew since")
 	}
 	switch m.Type {
 	case "RegisterMsg":

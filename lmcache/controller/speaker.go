@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
@@ -16,77 +17,130 @@ var ErrFull = errors.New("controller: no room")
 // errStranger says that a connection speaks for one worker and names another.
 var errStranger = errors.New("controller: nobody knows the worker")
 
+// errGreedy says that a connection has made as many workers as it may.
+var errGreedy = errors.New("controller: too many workers of one connection")
+
+// errStale says that a connection has spoken for a worker that has registered on another
+// one since.
+var errStale = errors.New("controller: the worker has registered anew since")
+
+// maxMade is how many workers one connection can make in a lease. One of LMCache's makes
+// one; the rest is for names that were damaged.
+const maxMade = 8
+
 // speaker is whom a connection speaks for: the worker that it has named last.
 type speaker struct {
 	w    *worker
 	life uint64 // of the worker, when it began to speak for it
 	// stranger is whom it has named last of those that nobody knows.
 	stranger filing.ID
+	// made is how many workers it has made since then.
+	made  int
+	since time.Time
 }
 
-// worker returns the worker that a message is of, which is nil for one of a process that
-// is gone.
+// worker returns the worker that a message is of. It is errStale for one of a process that
+// is gone, or has the name of another.
 func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
 	id := filing.ID{Instance: m.Instance, Worker: m.Worker}
 	if err := id.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.Type, err)
 	}
-	w, err := c.speaksFor(p, id, m)
+	c.mu.Lock()
+	w, gone, err := c.speaksFor(p, id, m)
+	var by string // where the worker has registered, if that is to be told
+	if known := c.workers[id]; errors.Is(err, errStale) && known.toldLife != known.life {
+		known.toldLife, by = known.life, known.by
+	}
+	c.mu.Unlock()
+	for _, g := range gone {
+		c.remove(g, true)
+	}
+	if errors.Is(err, errStale) {
+		c.count.stale.Add(1)
+	}
+	if told := c.config.Observer.Stale; by != "" && told != nil {
+		told(id, p.Addr(), by)
+	}
 	if w != nil {
 		w.hear(m)
 	}
 	return w, err
 }
 
-// speaksFor returns the worker of an id, and notes that the connection speaks for it.
+// speaksFor returns the worker of an id, and notes that the connection speaks for it. gone
+// are workers that had to make room, to be ended once c.mu, which is held, is not.
 //
 // LMCache's workers have connections of their own and register once, when they start: a
 // worker that nobody knows may be one that another process has heard until now, of which
 // this message is the first sign. On a connection that has spoken for somebody else it is
 // more likely damaged, and it is taken for what it says when it says so twice.
-func (c *Controller) speaksFor(p *zmq.Peer, id filing.ID, m *message) (*worker, error) {
+func (c *Controller) speaksFor(p *zmq.Peer, id filing.ID, m *message) (w *worker, gone []*worker, err error) {
 	registers := m.Type == "RegisterMsg"
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	was, speaks := c.speakers[p]
-	speaks = speaks && c.workers[was.w.id] == was.w // else that one has ended
-	w := c.workers[id]
+	was := c.speakers[p]
+	speaks := was.w != nil && c.workers[was.w.id] == was.w // else that one has ended, or there was none
+	w = c.workers[id]
 	if w == nil {
 		if speaks && !registers && was.stranger != id {
 			was.stranger = id
 			c.speakers[p] = was
-			return nil, fmt.Errorf("%w: %s of %v, on a connection of %v", errStranger, m.Type, id, was.w.id)
+			return nil, nil, fmt.Errorf("%w: %s of %v, on a connection of %v", errStranger, m.Type, id, was.w.id)
 		}
-		var err error
-		if w, err = c.begin(id, p, registers); err != nil {
-			return nil, err
+		if was.over(c.config.Lease) {
+			was.made, was.since = 0, time.Now()
 		}
+		if was.made >= maxMade {
+			return nil, nil, fmt.Errorf("%w: %v would be one more than %d within lmcache-lease (%v)", errGreedy, id, maxMade, c.config.Lease)
+		}
+		if gone, err = c.makeRoom(id); err != nil {
+			return nil, gone, err
+		}
+		w = c.begin(id, p, registers)
+		was.made++
 	}
 	switch {
 	case registers:
 		w.life++ // what others still say is of the life before
+		w.by = p.Addr()
 	case speaks && was.w == w:
 		if was.life != w.life {
-			return nil, nil
+			return nil, gone, errStale
 		}
-		return w, nil
+		return w, gone, nil
 	}
 	if len(c.speakers) >= c.sweepAt {
 		c.living()
 		c.sweepAt = 2*len(c.speakers) + 64
 	}
-	c.speakers[p] = speaker{w: w, life: w.life}
-	return w, nil
+	c.speakers[p] = speaker{w: w, life: w.life, made: was.made, since: was.since}
+	return w, gone, nil
 }
 
-// begin makes a worker; c.mu is held.
-func (c *Controller) begin(id filing.ID, p *zmq.Peer, registers bool) (*worker, error) {
+// over tells whether a lease has passed since the first of the workers that it has made.
+func (s *speaker) over(lease time.Duration) bool { return time.Since(s.since) >= lease }
+
+// makeRoom sees to it that there is room for one worker more; c.mu is held. Where there is
+// none, those have to go for whom nobody speaks, which else beat would find: what they hold
+// in the index lives on to the end of its lease, and one that is heard again begins again.
+func (c *Controller) makeRoom(id filing.ID) (gone []*worker, err error) {
 	if err := c.ctx.Err(); err != nil {
 		return nil, err
 	}
-	if len(c.workers) >= c.config.MaxWorkers {
-		return nil, fmt.Errorf("%w: %v would be one more than %d workers", ErrFull, id, c.config.MaxWorkers)
+	if len(c.workers) < c.config.MaxWorkers {
+		return nil, nil
 	}
+	// To look costs as much as there are connections, and each message may ask for it.
+	if now := time.Now(); now.After(c.lookAgain) {
+		if gone = c.unheard(); len(gone) > 0 {
+			return gone, nil
+		}
+		c.lookAgain = now.Add(c.config.Lease / 30)
+	}
+	return nil, fmt.Errorf("%w: %v would be one more than %d workers (lmcache-max-workers)", ErrFull, id, c.config.MaxWorkers)
+}
+
+// begin makes a worker, for which there must be room; c.mu is held.
+func (c *Controller) begin(id filing.ID, p *zmq.Peer, registers bool) *worker {
 	ctx, stop := context.WithCancel(c.ctx)
 	w := &worker{c: c, id: id, wake: make(chan struct{}, 1), stop: stop}
 	if host, _, err := net.SplitHostPort(p.Addr()); err == nil {
@@ -98,7 +152,20 @@ func (c *Controller) begin(id filing.ID, p *zmq.Peer, registers bool) (*worker, 
 		// Find its pod, and take its generation over.
 		w.put(item{kind: doRenew})
 	}
-	return w, nil
+	return w
+}
+
+// unheard takes those workers off the list for whom nobody speaks, and returns them; c.mu
+// is held. They are to be ended with remove.
+func (c *Controller) unheard() (silent []*worker) {
+	alive := c.living()
+	for id, w := range c.workers {
+		if !alive[w] {
+			delete(c.workers, id)
+			silent = append(silent, w)
+		}
+	}
+	return silent
 }
 
 // living forgets connections that are over, and returns the workers that others speak for;
@@ -107,8 +174,13 @@ func (c *Controller) living() map[*worker]bool {
 	alive := map[*worker]bool{}
 	for p, s := range c.speakers {
 		switch {
-		case p.Closed() || c.workers[s.w.id] != s.w:
+		case p.Closed():
 			delete(c.speakers, p)
+		case c.workers[s.w.id] != s.w:
+			// What it has made counts on.
+			if s.over(c.config.Lease) {
+				delete(c.speakers, p)
+			}
 		case s.life == s.w.life:
 			alive[s.w] = true
 		}

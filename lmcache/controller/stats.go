@@ -13,6 +13,9 @@ type Stats struct {
 	// Messages counts those that were understood, Malformed frames that were not, and
 	// Refused messages that asked for what there is not, or went beyond a limit.
 	Messages, Malformed, Refused uint64
+	// Stale counts messages that did not count: on connections that have spoken for a worker
+	// before it registered on another one.
+	Stale uint64
 	// Admitted and Evicted count keys.
 	Admitted, Evicted uint64
 	// Unknown counts operations in locations whose tier nobody knows, Unplaced those of
@@ -34,6 +37,7 @@ type Stats struct {
 type counters struct {
 	queueKeys, syncKeys          atomic.Int64
 	messages, malformed, refused atomic.Uint64
+	stale                        atomic.Uint64
 	admitted, evicted            atomic.Uint64
 	unknown, unplaced, dropped   atomic.Uint64
 	gaps, cleared                atomic.Uint64
@@ -47,7 +51,7 @@ func (c *Controller) Stats() Stats {
 	n := &c.count
 	s := Stats{
 		QueueKeys: n.queueKeys.Load(), SyncKeys: n.syncKeys.Load(),
-		Messages: n.messages.Load(), Malformed: n.malformed.Load(), Refused: n.refused.Load(),
+		Messages: n.messages.Load(), Malformed: n.malformed.Load(), Refused: n.refused.Load(), Stale: n.stale.Load(),
 		Admitted: n.admitted.Load(), Evicted: n.evicted.Load(),
 		Unknown: n.unknown.Load(), Unplaced: n.unplaced.Load(), Dropped: n.dropped.Load(),
 		Gaps: n.gaps.Load(), Cleared: n.cleared.Load(),

@@ -16,7 +16,11 @@ type worker struct {
 	id   filing.ID
 	wake chan struct{}
 	stop context.CancelFunc
-	life uint64 // how often it has registered; Controller.mu protects it
+
+	// Controller.mu protects these.
+	life     uint64 // how often it has registered
+	by       string // where from, the last time
+	toldLife uint64 // the last of whose stale messages was told
 
 	mu       sync.Mutex // protects all of this block
 	queue    []item
