@@ -48,23 +48,22 @@ func (c *call) score() error {
 
 // read reads the body into dst and returns which fields were there.
 func read[T any](c *call, fs fields[T], names []string, dst *T) (form, error) {
-	body, err := c.readBody()
-	if err != nil {
-		return form{}, err
-	}
-	c.scan.start(body)
-	seen, err := decode(&c.scan, fs, dst)
-	return form{names: names, seen: seen}, err
+	return readBeside(c, fs, names, nil, dst)
 }
 
 // readChat is read for a body that may be a chat completion's.
 func readChat[T any](c *call, fs fields[T], names []string, dst *T) (form, error) {
+	return readBeside(c, fs, names, chatPassed, dst)
+}
+
+// readBeside is read for a body in which the fields of passes are skipped.
+func readBeside[T any](c *call, fs fields[T], names, passes []string, dst *T) (form, error) {
 	body, err := c.readBody()
 	if err != nil {
 		return form{}, err
 	}
 	c.scan.start(body)
-	c.scan.passes = chatPassed
+	c.scan.passes = passes
 	seen, err := decode(&c.scan, fs, dst)
 	return form{names: names, seen: seen, passed: c.scan.firstPassed()}, err
 }
