@@ -19,7 +19,8 @@ var ErrEndpoints = errors.New("fleet: no endpoints")
 // ports higher; or they are one endpoint for each rank, with commas between. A host
 // of *, 0.0.0.0 or [::], with which engines bind, stands for that of the pod's
 // Address, or of its Name. Events that begin with bind+ are where the engine connects to
-// us; see Wiring.Bind.
+// us; see Wiring.Bind. No endpoint can be of events and of a replay socket, whatever the
+// ranks.
 func (w *Wiring) Sources(p *store.Pod) ([]ingest.Source, error) {
 	if p.Events == "" {
 		return nil, nil
@@ -41,6 +42,9 @@ func (w *Wiring) Sources(p *store.Pod) ([]ingest.Source, error) {
 			return nil, fmt.Errorf("%w: replay of %s: %w", ErrEndpoints, p.Name, err)
 		}
 	}
+	if err := apart(p.Name, events, replay); err != nil {
+		return nil, err
+	}
 	out := make([]ingest.Source, ranks)
 	for r := range out {
 		out[r] = ingest.Source{
@@ -52,6 +56,21 @@ func (w *Wiring) Sources(p *store.Pod) ([]ingest.Source, error) {
 		}
 	}
 	return out, nil
+}
+
+// apart refuses a replay socket that would be where a rank's events are. An engine cannot
+// bind both there: one of the two is wrong, and what was missed would be asked for in vain.
+func apart(pod string, events, replay []string) error {
+	at := make(map[string]int, len(events))
+	for r, e := range events {
+		at[e] = r
+	}
+	for r, e := range replay {
+		if other, taken := at[e]; taken {
+			return fmt.Errorf("%w: replay of %s/%d: %q is where the events of rank %d are; the replay socket has an endpoint of its own", ErrEndpoints, pod, r, e, other)
+		}
+	}
+	return nil
 }
 
 // endpoints makes the endpoints of n ranks of a text, each of whose entries resolve makes

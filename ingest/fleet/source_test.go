@@ -34,6 +34,13 @@ func TestSources(t *testing.T) {
 		{pod("a:1", "", "tcp://h", "", 1), "", "missing port"},
 		{pod("a:1", "", "h:1", "", 1), "", "not of the form"},
 		{pod("a:1", "", "tcp://h:1", "udp://h:1", 1), "", "udp"},
+		{pod("a:1", "", "tcp://h:5557", "tcp://h:5557", 1), "", `replay of a:1/0: "tcp://h:5557" is where the events of rank 0 are; the replay socket has an endpoint of its own`},
+		{pod("a:1", "", "tcp://*:5557", "tcp://a:5557", 1), "", `"tcp://a:5557" is where the events of rank 0 are`},
+		{pod("a:1", "", "tcp://h:5557", "tcp://h:5558", 2), "", `replay of a:1/0: "tcp://h:5558" is where the events of rank 1 are`},
+		{pod("a:1", "", "tcp://h:5558", "tcp://h:5557", 2), "", `replay of a:1/1: "tcp://h:5558" is where the events of rank 0 are`},
+		{pod("a:1", "", "tcp://h:5557", "tcp://h:5559", 2), "tcp://h:5557 tcp://h:5559, tcp://h:5558 tcp://h:5560", ""},
+		{pod("a:1", "", "tcp://g:1,tcp://h:1", "tcp://g:2,tcp://h:2", 2), "tcp://g:1 tcp://g:2, tcp://h:1 tcp://h:2", ""},
+		{pod("a:1", "", "ipc:///run/e", "ipc:///run/e", 1), "", "an endpoint of its own"},
 	} {
 		list, err := (&Wiring{}).Sources(c.pod)
 		var got []string

@@ -164,6 +164,10 @@ func TestErrors(t *testing.T) {
 		{name: "no port of events", args: []string{"--pods=g:1,h:1?events=tcp://h"}, want: []string{"pods: h:1?events=tcp://h: events of h:1", "missing port"}},
 		{name: "scheme of events", args: []string{"--pods=h:1?events=http://h:5557"}, want: []string{"pods: h:1?events=http://h:5557: events of h:1", `"http"`}},
 		{name: "replay", args: []string{"--pods=h:1?events=tcp://h:5557&replay=tcp://h:0"}, want: []string{"replay of h:1", `port is "0"`}},
+		{name: "one endpoint for both", args: []string{"--pods=h:1?model=m&events=tcp://h:5557&replay=tcp://h:5557"}, want: []string{`pods: h:1?model=m&events=tcp://h:5557&replay=tcp://h:5557: replay of h:1/0: "tcp://h:5557" is where the events of rank 0 are; the replay socket has an endpoint of its own`}},
+		{name: "replay at the next rank's events", args: []string{"--pods=h:1?ranks=2", "--pods-port-events=5557", "--pods-port-replay=5558"}, want: []string{`pods: h:1?ranks=2: replay of h:1/0: "tcp://h:5558" is where the events of rank 1 are`}},
+		{name: "one port for both", args: []string{"--pods=h:1", "--pods-port-events=5557", "--pods-port-replay=5557"}, want: []string{"pods-port-replay: from 5557 on, as pods-port-events from 5557 on, the ports of pods-ranks (1) would be of both"}},
+		{name: "ports that meet", args: []string{"--pods-dns=h:1", "--pods-port-events=5558", "--pods-port-replay=5557", "--pods-ranks=2"}, want: []string{"pods-port-replay: from 5557 on, as pods-port-events from 5558 on, the ports of pods-ranks (2)"}},
 		{name: "ranks beyond the ports", args: []string{"--pods=h:1?events=tcp://h:65535&ranks=2"}, want: []string{"events of h:1", "rank 1 would have port 65535+1"}},
 		{name: "endpoints and ranks", args: []string{"--pods=h:1?events=tcp://h:1%2Ctcp://h:2&ranks=3"}, want: []string{"2 endpoints for 3 ranks"}},
 		{name: "ports of all", args: []string{"--pods-kubernetes=a=b", "--pods-port-events=65535", "--pods-ranks=2"}, want: []string{"pods-port-events: 65535 is rank 0's, and the last of pods-ranks (2) would have port 65536"}},
@@ -236,8 +240,9 @@ func TestErrors(t *testing.T) {
 func TestPodsThatCanBe(t *testing.T) {
 	for _, args := range [][]string{
 		{"--pods=h:1"},
-		{"--pods=h:1?events=tcp://*:5557&replay=tcp://0.0.0.0:5558&ranks=8"},
+		{"--pods=h:1?events=tcp://*:5557&replay=tcp://0.0.0.0:5565&ranks=8"},
 		{"--pods=h:1?events=ipc:///run/events.sock"},
+		{"--pods=h:1", "--pods-port-events=5557", "--pods-port-replay=5559", "--pods-ranks=2"},
 		{"--pods=h:1?events=bind%2Btcp://*:5557", "--ingest-bind=*"},
 		{"--pods=h:1?events=bind%2Btcp://10.0.0.1:5557", "--ingest-bind=10.0.0.1"},
 		{"--pods=h:1?events=bind%2Btcp://*:5557", "--roles=score"},       // others read it

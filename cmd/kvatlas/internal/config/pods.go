@@ -90,12 +90,21 @@ func (c *Config) validatePods() error {
 			errs = append(errs, fmt.Errorf("%s: %d is rank 0's, and the last of pods-ranks (%d) would have port %d", p.setting, p.port, c.PodsRanks, last))
 		}
 	}
+	if c.portsMeet() {
+		errs = append(errs, fmt.Errorf("pods-port-replay: from %d on, as pods-port-events from %d on, the ports of pods-ranks (%d) would be of both; each socket has a port of its own", c.PodsPortReplay, c.PodsPortEvents, c.PodsRanks))
+	}
 	if k, ok := c.Kubernetes(); ok {
 		if err := k.Check(); err != nil {
 			bad("pods-kubernetes", err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// portsMeet tells whether ports of all pods would be of events and of replay sockets.
+func (c *Config) portsMeet() bool {
+	apart := c.PodsPortReplay - c.PodsPortEvents
+	return c.PodsPortEvents != 0 && c.PodsPortReplay != 0 && max(apart, -apart) < c.PodsRanks
 }
 
 // validateEvents says why the events of a pod of the list could never be read. Pods that
@@ -115,6 +124,9 @@ func (c *Config) validateEvents(text string, p store.Pod) error {
 	p.Model = cmp.Or(p.Model, c.PodsModel, "to be found out")
 	if p.Events == "" && c.PodsPortEvents != 0 && !c.PodsAsk {
 		p.Events = fmt.Sprintf("tcp://*:%d", c.PodsPortEvents) // at the pod's own host
+		if p.Replay == "" && c.PodsPortReplay != 0 && !c.portsMeet() {
+			p.Replay = fmt.Sprintf("tcp://*:%d", c.PodsPortReplay)
+		}
 	}
 	if p.Ranks == 0 {
 		p.Ranks = c.PodsRanks
