@@ -18,6 +18,37 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// What is wrong with an id is said of the instance and the worker, which is what the caller
+// has given, and not of the name that is made of them.
+func TestIDValidate(t *testing.T) {
+	long := func(n int) string { return strings.Repeat("x", n) }
+	for _, c := range []struct {
+		id   ID
+		want string // "" is nothing
+	}{
+		{ID{"10.0.0.1:8000", 1023}, ""},
+		{ID{"\u00e4/b c", 0}, ""},
+		{ID{long(243), 9}, ""},
+		{ID{long(240), 1023}, ""},
+		{ID{long(244), 0}, "instance has 244 bytes, the limit is 243"},
+		{ID{long(243), 10}, "instance has 243 bytes, the limit is 242"},
+		{ID{long(5000), 0}, "instance has 5000 bytes, the limit is 243"},
+		{ID{"ab\n", 0}, "instance has the control character U+000A at byte 2"},
+		{ID{"a\xff", 0}, "instance is not UTF-8"},
+		{ID{"", 0}, "no instance"},
+		{ID{"a", -1}, "worker is -1, it can be 0 to 1023"},
+		{ID{"a", 1024}, "worker is 1024, it can be 0 to 1023"},
+	} {
+		err := c.id.Validate()
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("%.20q/%d: %v", c.id.Instance, c.id.Worker, err)
+		case c.want != "" && (!errors.Is(err, store.ErrInvalid) || err.Error() != store.ErrInvalid.Error()+": "+c.want):
+			t.Errorf("%.20q/%d: %v, want %s", c.id.Instance, c.id.Worker, err, c.want)
+		}
+	}
+}
+
 func TestParseMap(t *testing.T) {
 	m, err := ParseMap([]string{"a=10.0.0.1:8000", "b=p#3", "c=x=y", "a=q#0"})
 	if err != nil {

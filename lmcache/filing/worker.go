@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -42,7 +43,16 @@ func (id ID) Validate() error {
 	if id.Instance == "" {
 		return fmt.Errorf("%w: no instance", store.ErrInvalid)
 	}
-	return store.CheckPodName(lmcache.WorkerName(id.Instance, "", id.Worker))
+	name := lmcache.WorkerName(id.Instance, "", id.Worker)
+	if more := len(name) - store.MaxPodName; more > 0 {
+		// The rest of the name is not the caller's.
+		return fmt.Errorf("%w: instance has %d bytes, the limit is %d", store.ErrInvalid, len(id.Instance), len(id.Instance)-more)
+	}
+	if err := store.CheckPodName(name); err != nil {
+		// The name begins with the instance, and what is wrong is at the same byte of it.
+		return fmt.Errorf("%w: instance%s", store.ErrInvalid, strings.TrimPrefix(err.Error(), store.ErrInvalid.Error()+": pod name"))
+	}
+	return nil
 }
 
 // Worker is the registration of a worker for one target, and the writing for it. It is
