@@ -31,7 +31,7 @@ var (
 		{"set", "SET REG 0"}, {"del", "DEL REG"}, {"incrby", "INCRBY REG 1"},
 		{"hget", "HGET REG 0"}, {"hvals", "HVALS REG"}, {"hset", "HSET REG 0 0"}, {"hdel", "HDEL REG 0"},
 		{"hexists", "HEXISTS REG 0"}, {"hincrby", "HINCRBY REG 0 1"},
-		{"rpush", "RPUSH REG 0"}, {"lrange", "LRANGE REG 0 0"}, {"ltrim", "LTRIM REG 0 -1"},
+		{"rpush", "RPUSH REG 0"}, {"lrange", "LRANGE REG 0 0"}, {"ltrim", "LTRIM REG 0 -1"}, {"llen", "LLEN REG"}, {"lindex", "LINDEX REG 0"}, {"lset", "LSET REG 0 0"},
 		{"zadd", "ZADD REG 0 0"}, {"zrem", "ZREM REG 0"}, {"zscore", "ZSCORE REG 0"},
 		{"info", "INFO server"},
 	}

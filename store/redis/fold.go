@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"math/bits"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -32,6 +31,8 @@ const (
 	// foldElements how many elements of the list are read at a time.
 	foldBytes    = 64 << 10
 	foldElements = 1024
+	// maxChanges is more changes than any list is to have, 80 to 160 MB.
+	maxChanges = 4 << 20
 	// maxFoldBytes is how much of a list is folded at once.
 	maxFoldBytes = 8 << 20
 	// foldTimeout bounds a fold in the background; after one that failed there is a rest.
@@ -65,7 +66,8 @@ type fold struct {
 	fence uint64
 
 	state      mapState
-	elements   int
+	token      string
+	elements   int  // of the list, without the state
 	had, taken int  // changes in the list
 	more       bool // there are more than have been read
 	lost       bool // so is what was read, and the error says what
@@ -81,6 +83,9 @@ func (f *fold) run(ctx context.Context) error {
 	f.entries = f.state.entries
 	if !f.more && f.had < f.x.lists.worth(f.state.entries) {
 		return nil // it was not known how long the list is
+	}
+	if err := f.announce(ctx); err != nil {
+		return err
 	}
 	list := lastChanges(changes)
 	pages := f.state.pages
@@ -98,22 +103,22 @@ func (f *fold) run(ctx context.Context) error {
 	return err
 }
 
-// read reads the state and the list.
+// read reads the list.
 func (f *fold) read(ctx context.Context) (changes []mapEntry, err error) {
-	text, err := f.x.client.Get(ctx, f.x.names.mapState(f.gen)).Result()
-	f.x.roundTrips.Add(1)
-	if err != nil && !errors.Is(err, redis.Nil) {
-		return nil, err
-	}
-	if f.state, err = parseMapState(text); err != nil {
-		f.lost = true
-		return nil, err
-	}
-	for bytes := 0; ; {
+	list := f.x.names.changes(f.gen)
+	for from, bytes := 0, 0; ; {
 		f.x.roundTrips.Add(1)
-		part, err := f.x.client.LRange(ctx, f.x.names.changes(f.gen), int64(f.elements), int64(f.elements+foldElements-1)).Result()
+		part, err := f.x.client.LRange(ctx, list, int64(from), int64(from+foldElements-1)).Result()
 		if err != nil {
 			return nil, err
+		}
+		if from == 0 {
+			if f.state, err = parseMapState(part); err != nil {
+				f.lost = true
+				return nil, err
+			}
+			part = part[1:]
+			from++
 		}
 		for _, element := range part {
 			bytes += len(element)
@@ -121,11 +126,44 @@ func (f *fold) read(ctx context.Context) (changes []mapEntry, err error) {
 				f.x.garbled.Add(1)
 			}
 		}
-		f.elements += len(part)
-		if f.more = len(part) == foldElements; !f.more || bytes > maxFoldBytes {
+		from += len(part)
+		f.elements = from - 1
+		if f.more = len(part) >= foldElements-1; !f.more || bytes > maxFoldBytes {
 			return changes, nil
 		}
 	}
+}
+
+// announce keeps folds that were before from writing on.
+func (f *fold) announce(ctx context.Context) error {
+	f.token = strconv.FormatUint(rand.Uint64(), 36)
+	return f.send(ctx, f.call())
+}
+
+// call begins a run of fold.lua.
+func (f *fold) call() *call {
+	return &call{
+		script: foldScript,
+		keys:   []string{f.x.names.mapRecords(f.gen, f.x.cluster), f.x.names.changes(f.gen), f.x.names.folder(f.gen)},
+		args:   []string{strconv.FormatUint(uint64(f.gen), 10), strconv.FormatUint(f.fence, 10), f.token, f.state.text, "", "0"},
+	}
+}
+
+// send makes a run of fold.lua.
+func (f *fold) send(ctx context.Context, c *call) error {
+	cmds, err := f.x.run(ctx, c)
+	if err != nil {
+		return err
+	}
+	switch n, _ := cmds[0].Int64(); n {
+	case 1:
+		return nil
+	case verdictFenced:
+		return store.ErrFenced
+	case verdictEnded:
+		return store.ErrEnded
+	}
+	return errFolded
 }
 
 // pageChange is a page and its changes.
@@ -259,8 +297,8 @@ func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
 		if out[i], err = openPage(s); err == nil {
 			continue
 		}
-		// Or somebody else has folded it since the state was read.
-		if now, asked := f.x.client.Get(ctx, f.x.names.mapState(f.gen)).Result(); asked != nil || now != f.state.text {
+		// Or somebody else has folded it since the list was read.
+		if now, asked := f.x.client.LIndex(ctx, f.x.names.changes(f.gen), 0).Result(); asked != nil || now != f.state.text {
 			return nil, errors.Join(errFolded, asked)
 		}
 		f.lost = true
@@ -285,21 +323,11 @@ func (f *fold) writer(pages int) *pageWriter {
 	return w
 }
 
-// call is the run of fold.lua that is being put together.
-func (w *pageWriter) call() *call {
-	if w.c == nil {
-		f := w.f
-		w.c = &call{
-			script: foldScript,
-			keys:   []string{f.x.names.mapRecords(f.gen, f.x.cluster), f.x.names.changes(f.gen), f.x.names.mapState(f.gen)},
-			args:   []string{strconv.FormatUint(uint64(f.gen), 10), strconv.FormatUint(f.fence, 10), f.state.text, "", "0"},
-		}
-	}
-	return w.c
-}
-
 func (w *pageWriter) write(ctx context.Context, n int, page []byte) error {
-	c := w.call()
+	if w.c == nil {
+		w.c = w.f.call()
+	}
+	c := w.c
 	c.keys = append(c.keys, w.f.x.names.page(w.f.gen, w.pages, n))
 	c.args = append(c.args, string(page))
 	if w.bytes += len(page); w.bytes < foldBytes && len(c.keys) < callKeys {
@@ -311,19 +339,7 @@ func (w *pageWriter) write(ctx context.Context, n int, page []byte) error {
 func (w *pageWriter) flush(ctx context.Context) error {
 	c := w.c
 	w.c, w.bytes = nil, 0
-	cmds, err := w.f.x.run(ctx, c)
-	if err != nil {
-		return err
-	}
-	switch n, _ := cmds[0].Int64(); n {
-	case 1:
-		return nil
-	case verdictFenced:
-		return store.ErrFenced
-	case verdictEnded:
-		return store.ErrEnded
-	}
-	return errFolded
+	return w.f.send(ctx, c)
 }
 
 // errFolded says that somebody else has folded the map.
@@ -331,7 +347,9 @@ var errFolded = errors.New("redis: the map has other pages than were read")
 
 // end writes what is left, and the new state.
 func (w *pageWriter) end(ctx context.Context) error {
-	c := w.call()
-	c.args[3], c.args[4] = w.f.state.after(w.pages, w.f.entries).text, strconv.Itoa(w.f.elements)
+	if w.c == nil {
+		w.c = w.f.call()
+	}
+	w.c.args[4], w.c.args[5] = w.f.state.after(w.pages, w.f.entries).text, strconv.Itoa(w.f.elements)
 	return w.flush(ctx)
 }

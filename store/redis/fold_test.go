@@ -170,11 +170,11 @@ func TestFoldDies(t *testing.T) {
 						s.check(t, "taken over", next)
 						s.write(t, next, rng, 1500, many)
 						x.lists.least, next.lists.least = 1, 1
-						before := x.client.Get(ctx, x.names.mapState(s.gen)).Val()
+						before := x.client.LIndex(ctx, x.names.changes(s.gen), 0).Val()
 						if err := x.fold(ctx, s.gen, s.fence-1); err != nil {
 							t.Fatalf("a zombie's fold: %v", err)
 						}
-						if now := x.client.Get(ctx, x.names.mapState(s.gen)).Val(); now != before {
+						if now := x.client.LIndex(ctx, x.names.changes(s.gen), 0).Val(); now != before {
 							t.Fatalf("a zombie has made the state %q of %q", now, before)
 						}
 						s.check(t, "after a zombie", next)
@@ -183,8 +183,8 @@ func TestFoldDies(t *testing.T) {
 						}
 						s.check(t, "folded by the next", next)
 						s.check(t, "as another reads it", x)
-						state, err := parseMapState(x.client.Get(ctx, x.names.mapState(s.gen)).Val())
-						if left := x.client.LLen(ctx, x.names.changes(s.gen)).Val(); err != nil || left != 0 || state.entries < len(s.want)-200 || state.pages > 64 || state.pages < 2 {
+						state, err := parseMapState(x.client.LRange(ctx, x.names.changes(s.gen), 0, 0).Val())
+						if left := x.client.LLen(ctx, x.names.changes(s.gen)).Val(); err != nil || left != 1 || state.entries < len(s.want)-200 || state.pages > 64 || state.pages < 2 {
 							t.Fatalf("%d changes are left, the state is %+v, %v; there are %d entries", left, state, err, len(s.want))
 						}
 						_, _ = x.Close(), next.Close()
@@ -214,13 +214,13 @@ func TestFolds(t *testing.T) {
 	story.check(t, "as another reads it", open(t, Config{URL: s.URL(), NoSweep: true}))
 	// A batch has 50 changes in one or two elements, and of what is very long, four
 	// times what is worth a fold, none is written more.
-	state, err := parseMapState(plain.Get(t.Context(), x.names.mapState(story.gen)).Val())
+	state, err := parseMapState(plain.LRange(t.Context(), x.names.changes(story.gen), 0, 0).Val())
 	if err != nil || state.folds < 10 || state.pages < 16 || longest > 2*4*4000/2/50+8 {
 		t.Errorf("the state is %+v, %v; the list had %d elements", state, err, longest)
 	}
-	pages := plain.Keys(t.Context(), x.names.mapState(story.gen)+":*").Val()
+	pages := plain.Keys(t.Context(), x.names.life(story.gen)+"p:*").Val()
 	for _, p := range pages {
-		if !strings.HasPrefix(p, fmt.Sprintf("%s:%d:", x.names.mapState(story.gen), state.pages)) {
+		if !strings.HasPrefix(p, fmt.Sprintf("%sp:%d:", x.names.life(story.gen), state.pages)) {
 			t.Errorf("%s is left", p)
 		}
 	}
@@ -256,7 +256,7 @@ func TestFoldOfAFullServer(t *testing.T) {
 	if err != nil || got[0] != nil || got[499] != nil || string(got[500]) != "a value" {
 		t.Errorf("%q, %q, %q, %v", got[0], got[499], got[500], err)
 	}
-	if n := s.Client().LLen(ctx, x.names.changes(gen)).Val(); n != 0 {
+	if n := s.Client().LLen(ctx, x.names.changes(gen)).Val(); n != 1 {
 		t.Errorf("%d elements are left", n)
 	}
 	b = guardedBatch("a", gen, 1, 3, store.Add, 1)
@@ -277,8 +277,14 @@ func TestMapIsLost(t *testing.T) {
 		"a page that is another's": func(x *Index, gen store.Generation) error {
 			return plain.Set(ctx, x.names.page(gen, 8, 5), "hello", 0).Err()
 		},
+		"a page of another type": func(x *Index, gen store.Generation) error {
+			return errors.Join(plain.Del(ctx, x.names.page(gen, 8, 5)).Err(), plain.LPush(ctx, x.names.page(gen, 8, 5), "x").Err())
+		},
+		"the list":             func(x *Index, gen store.Generation) error { return plain.Del(ctx, x.names.changes(gen)).Err() },
+		"the list's beginning": func(x *Index, gen store.Generation) error { return plain.LPop(ctx, x.names.changes(gen)).Err() },
+		"the list's type":      func(x *Index, gen store.Generation) error { return plain.Set(ctx, x.names.changes(gen), "x", 0).Err() },
 		"the state is another's": func(x *Index, gen store.Generation) error {
-			return plain.Set(ctx, x.names.mapState(gen), "hello", 0).Err()
+			return plain.LSet(ctx, x.names.changes(gen), 0, "hello").Err()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -303,11 +309,16 @@ func TestMapIsLost(t *testing.T) {
 					t.Errorf("the map is read with %v, want ErrEnded", err)
 				}
 			}
-			story.write(t, x, rng, 1000, 700)
-			if err := x.fold(ctx, story.gen, 1); err != nil {
+			// The list alone shows it at once, a page when it is folded into.
+			b := guardedBatch("a", story.gen, 1, story.seq+1, store.Add)
+			for _, k := range story.keys {
+				b.Map = append(b.Map, store.MapOp{MapKey: k, Value: []byte("some")})
+			}
+			if err := x.Apply(ctx, b); err != nil && !errors.Is(err, store.ErrEnded) {
 				t.Fatal(err)
 			}
-			b := guardedBatch("a", story.gen, 1, story.seq+1, store.Add)
+			_ = x.fold(ctx, story.gen, 1)
+			b = guardedBatch("a", story.gen, 1, story.seq+2, store.Add)
 			b.Map = []store.MapOp{{MapKey: story.keys[0], Value: []byte("more")}}
 			if err := x.Apply(ctx, b); !errors.Is(err, store.ErrEnded) {
 				t.Errorf("more is written with %v, want ErrEnded", err)
@@ -347,5 +358,90 @@ func TestMapViews(t *testing.T) {
 	}
 	if v := s.take(1); len(v.rows) == 0 {
 		t.Error("what is used all the time is gone")
+	}
+}
+
+// TestFoldsOverlap: two processes that write a generation in turn, under one fence, fold
+// it at the same time; the one that is announced last wins, and no change is lost.
+func TestFoldsOverlap(t *testing.T) {
+	s := redistest.Start(t)
+	ctx := t.Context()
+	a, b := open(t, Config{URL: s.URL(), NoSweep: true}), open(t, Config{URL: s.URL(), NoSweep: true})
+	a.lists.least, b.lists.least = 1<<20, 1<<20 // no others
+	rng := rand.New(rand.NewPCG(1, 2))
+	story := &mapStory{fence: 1, want: map[store.MapKey]string{}, gen: mustBegin(t, a, "a", 1)}
+	for range 3000 {
+		story.keys = append(story.keys, store.MapKey{Hash: rng.Uint64()})
+	}
+	story.write(t, a, rng, 4000, 3000)
+	a.lists.least = 1
+	if err := a.fold(ctx, story.gen, 1); err != nil {
+		t.Fatal(err)
+	}
+	begin := func(x *Index) (f fold, list []mapEntry) {
+		t.Helper()
+		f = fold{x: x, gen: story.gen, fence: 1}
+		changes, err := f.read(ctx)
+		if err == nil {
+			err = f.announce(ctx)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f, lastChanges(changes)
+	}
+	story.write(t, a, rng, 1000, 3000)
+	slow, old := begin(a)
+	if _, err := b.TakeOver(ctx, story.gen, 1); err != nil {
+		t.Fatal(err)
+	}
+	story.write(t, b, rng, 1000, 3000)
+	quick, list := begin(b)
+	if err := slow.change(ctx, old); !errors.Is(err, errFolded) {
+		t.Errorf("a fold before the last one writes with %v", err)
+	}
+	if err := quick.change(ctx, list); err != nil {
+		t.Error(err)
+	}
+	if err := slow.change(ctx, old); !errors.Is(err, errFolded) {
+		t.Errorf("a fold of other pages writes with %v", err)
+	}
+	story.check(t, "folded", b)
+	story.check(t, "as the other reads it", a)
+}
+
+// TestViewOfAFormerOwner: what a process has read of a list before a failover is not what
+// it reads when the generation is its own again.
+func TestViewOfAFormerOwner(t *testing.T) {
+	s := redistest.Start(t)
+	ctx := t.Context()
+	plain := s.Client()
+	a, b := open(t, Config{URL: s.URL(), NoSweep: true}), open(t, Config{URL: s.URL(), NoSweep: true})
+	gen := mustBegin(t, a, "a", 1)
+	k := store.MapKey{Hash: 7}
+	put := func(x *Index, fence, seq uint64, v string) {
+		t.Helper()
+		batch := guardedBatch("a", gen, fence, seq, store.Add)
+		batch.Map = []store.MapOp{{MapKey: k, Value: []byte(v)}}
+		apply(t, x, batch)
+	}
+	put(a, 1, 1, "one")
+	list, record := plain.Dump(ctx, a.names.changes(gen)).Val(), plain.HGet(ctx, a.names.records, fmt.Sprint(gen)).Val()
+	put(a, 1, 2, "lost")
+	if v, err := a.ReadMap(ctx, gen, k); err != nil || string(v[0]) != "lost" {
+		t.Fatalf("%q, %v", v, err)
+	}
+	if err := errors.Join(plain.RestoreReplace(ctx, a.names.changes(gen), 0, list).Err(), plain.HSet(ctx, a.names.records, fmt.Sprint(gen), record).Err()); err != nil {
+		t.Fatal(err)
+	}
+	if w, err := b.TakeOver(ctx, gen, 2); err != nil || w != 1 {
+		t.Fatal(w, err)
+	}
+	put(b, 2, 2, "two")
+	if _, err := a.TakeOver(ctx, gen, 3); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := a.ReadMap(ctx, gen, k); err != nil || string(v[0]) != "two" {
+		t.Errorf("%q, %v; want two", v, err)
 	}
 }

@@ -240,6 +240,9 @@ func (x *Index) Begin(ctx context.Context, pod string, rank int, fence uint64) (
 	if err := x.fence(ctx, gen, fence, 0, true); err != nil {
 		return 0, failed(ctx, "begin", err)
 	}
+	if err := x.beginMap(ctx, gen); err != nil {
+		return 0, failed(ctx, "begin", err)
+	}
 	x.lists.open(gen, fence, 0, x.config.MaxHolders)
 	return gen, nil
 }
@@ -277,7 +280,13 @@ func (x *Index) TakeOver(ctx context.Context, gen store.Generation, fence uint64
 	if err != nil {
 		return 0, failed(ctx, "take over", err)
 	}
-	x.lists.open(gen, fence, -1, x.config.MaxHolders)
+	x.takeMap(gen, fence)
+	if watermark == 0 {
+		// Begin may have had no time for this either.
+		if err := x.beginMap(ctx, gen); err != nil {
+			return 0, failed(ctx, "take over", err)
+		}
+	}
 	return watermark, nil
 }
 

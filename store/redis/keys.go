@@ -68,10 +68,10 @@ func (n *names) life(gen store.Generation) string {
 	return n.prefix + "{g" + strconv.FormatUint(uint64(gen), 10) + "}:"
 }
 
-// changes is the list of the changes of a generation's map that are in no page yet,
-// mapState says which pages there are, and page is one of them.
-func (n *names) changes(gen store.Generation) string  { return n.life(gen) + "m" }
-func (n *names) mapState(gen store.Generation) string { return n.life(gen) + "p" }
+// changes is the list of a generation's map: its state, and the changes that are in no
+// page yet. page is a page, and folder has the token of who is writing pages.
+func (n *names) changes(gen store.Generation) string { return n.life(gen) + "m" }
+func (n *names) folder(gen store.Generation) string  { return n.life(gen) + "f" }
 func (n *names) page(gen store.Generation, pages, i int) string {
 	return n.life(gen) + "p:" + strconv.Itoa(pages) + ":" + strconv.Itoa(i)
 }

@@ -81,23 +81,30 @@ func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*call) {
 
 // mapState is what is known of the pages of a map: how often they have been folded, how
 // many they are, a power of 2 or 0, and about how many entries they hold. The text is
-// what stands in Redis, "" for none.
+// the first element of the list, so that neither can be lost without the other.
 type mapState struct {
 	folds          uint64
 	pages, entries int
 	text           string
 }
 
+// newMap is the state of a map that nothing has been folded of.
+const newMap = "0,0,0"
+
 // maxPages is more pages than any map has: of 64 entries each, a billion.
 const maxPages = 1 << 24
 
-func parseMapState(text string) (mapState, error) {
-	s := mapState{text: text}
-	if text == "" {
+// parseMapState reads the state that a list begins with.
+func parseMapState(list []string) (mapState, error) {
+	if len(list) == 0 {
+		return mapState{}, fmt.Errorf("%w: the server has lost the list of its map", store.ErrEnded)
+	}
+	s := mapState{text: list[0]}
+	if s.text == newMap {
 		return s, nil
 	}
-	if n, err := fmt.Sscanf(text, "%d,%d,%d", &s.folds, &s.pages, &s.entries); err != nil || n != 3 || s.pages < 1 || s.pages > maxPages || s.pages&(s.pages-1) != 0 || s.entries < 0 {
-		return mapState{}, fmt.Errorf("%w: the state of its map is %q", store.ErrEnded, clip(text))
+	if n, err := fmt.Sscanf(s.text, "%d,%d,%d", &s.folds, &s.pages, &s.entries); err != nil || n != 3 || s.pages < 1 || s.pages > maxPages || s.pages&(s.pages-1) != 0 || s.entries < 0 {
+		return mapState{}, fmt.Errorf("%w: the list of its map begins with %q", store.ErrEnded, clip(s.text))
 	}
 	return s, nil
 }
@@ -107,6 +114,18 @@ func (s mapState) after(pages, entries int) mapState {
 	next := mapState{folds: s.folds + 1, pages: pages, entries: max(0, entries)}
 	next.text = fmt.Sprintf("%d,%d,%d", next.folds, next.pages, next.entries)
 	return next
+}
+
+// beginMap makes the list of a generation that has begun.
+func (x *Index) beginMap(ctx context.Context, gen store.Generation) error {
+	_, err := x.run(ctx, &call{script: mapScript, keys: []string{x.names.mapRecords(gen, x.cluster), x.names.changes(gen)}})
+	return err
+}
+
+// takeMap forgets what is known of a map that others have written.
+func (x *Index) takeMap(gen store.Generation, fence uint64) {
+	x.views.take(gen)
+	x.lists.open(gen, fence, -1, x.config.MaxHolders)
 }
 
 // readTries is how often ReadMap begins anew because the map is being folded.
@@ -151,26 +170,28 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, k
 	// A page may have changes already that are in the list too, which does not matter.
 	pipe := x.client.Pipeline()
 	record := pipe.HGet(ctx, x.names.records, strconv.FormatUint(uint64(gen), 10))
-	before := pipe.Get(ctx, x.names.mapState(gen))
-	changes := pipe.LRange(ctx, x.names.changes(gen), int64(v.elements), -1)
+	before := pipe.LRange(ctx, x.names.changes(gen), 0, 0)
+	changes := pipe.LRange(ctx, x.names.changes(gen), int64(v.elements)+1, -1)
 	pages := make(map[int]*redis.StringCmd, len(byPage))
 	for p := range byPage {
 		pages[p] = pipe.Get(ctx, x.names.page(gen, v.state.pages, p))
 	}
-	after := pipe.Get(ctx, x.names.mapState(gen))
+	after := pipe.LRange(ctx, x.names.changes(gen), 0, 0)
 	x.roundTrips.Add(1)
 	_, err := pipe.Exec(ctx)
 	switch {
 	case errors.Is(record.Err(), redis.Nil):
 		return nil, nil, store.ErrEnded
+	case redis.HasErrorPrefix(err, "WRONGTYPE"):
+		return nil, nil, fmt.Errorf("map: %w: somebody else has written what is kept of its map", store.ErrEnded)
 	case err != nil && !errors.Is(err, redis.Nil):
 		return nil, nil, failed(ctx, "map", err)
 	}
-	if before.Val() != v.state.text || after.Val() != v.state.text {
-		state, err := parseMapState(after.Val())
-		if err != nil {
-			return nil, nil, fmt.Errorf("map: %w", err)
-		}
+	state, err := parseMapState(after.Val())
+	if err != nil {
+		return nil, nil, fmt.Errorf("map: %w", err)
+	}
+	if state != v.state || !slices.Equal(before.Val(), after.Val()) {
 		return nil, &mapView{state: state}, nil
 	}
 	for _, element := range changes.Val() {

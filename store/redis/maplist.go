@@ -12,8 +12,8 @@ import (
 // mapLog is what the owner of a generation knows of its list of changes.
 type mapLog struct {
 	fence   uint64
-	changes int // that are in the list, about; -1 is not known
-	added   int // since a fold began
+	changes int // that are in the list, at least; -1 is not known
+	added   int // since the last fold began
 	limit   int // at which it is folded
 	queued  bool
 	lost    error     // why the map cannot be gone on with
@@ -27,17 +27,16 @@ type mapLogs struct {
 	logs  map[store.Generation]*mapLog
 }
 
-// missing tells whether nothing is known of a generation.
-func (l *mapLogs) missing(gen store.Generation) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.logs[gen] == nil
-}
-
-// open begins with a list of so many changes, -1 when that is not known.
+// open begins with a list of so many changes, -1 when that is not known: what this process
+// knows of a list that others have written on meanwhile is as good as nothing, but enough
+// to keep it from growing without end.
 func (l *mapLogs) open(gen store.Generation, fence uint64, changes, limit int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if g := l.logs[gen]; g != nil && changes < 0 {
+		g.fence, g.lost = fence, nil
+		return
+	}
 	if l.logs == nil || len(l.logs) >= limit {
 		l.logs = map[store.Generation]*mapLog{} // what is missing is looked at again
 	}
@@ -62,12 +61,19 @@ func (l *mapLogs) due(gen store.Generation, fence uint64) (due, must bool, err e
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	g := l.logs[gen]
-	if g == nil || g.fence != fence {
+	if g == nil {
+		g = &mapLog{fence: fence, changes: -1, limit: l.least}
+		if l.logs == nil {
+			l.logs = map[store.Generation]*mapLog{}
+		}
+		l.logs[gen] = g
+	}
+	if g.fence != fence {
 		return false, false, nil
 	}
 	due = !g.queued && (g.changes < 0 || g.changes >= g.limit) && time.Now().After(g.rest)
 	g.queued = g.queued || due
-	return due, g.changes >= 4*g.limit, g.lost
+	return due, max(g.changes, g.added) >= 4*g.limit, g.lost
 }
 
 // begin says that a fold reads the list from now on.
@@ -103,7 +109,7 @@ func (l *mapLogs) end(f *fold, err error) {
 }
 
 // worth is how many changes are worth a fold into pages of so many entries.
-func (l *mapLogs) worth(entries int) int { return max(l.least, entries/2) }
+func (l *mapLogs) worth(entries int) int { return max(l.least, min(entries/2, maxChanges)) }
 
 // foldDue folds the lists of guards that have become long, in the background. One that has
 // become very long is folded before anything more is written: no list grows without end.
@@ -111,9 +117,6 @@ func (x *Index) foldDue(ctx context.Context, guards []*guardPlan) error {
 	for _, g := range guards {
 		if g.over() || len(g.ops) == 0 {
 			continue
-		}
-		if x.lists.missing(g.Generation) {
-			x.lists.open(g.Generation, g.Fence, -1, x.config.MaxHolders)
 		}
 		due, must, lost := x.lists.due(g.Generation, g.Fence)
 		switch {

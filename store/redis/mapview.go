@@ -10,7 +10,7 @@ import (
 // the last change of each entry: 20 to 40 bytes an entry together.
 type mapView struct {
 	state    mapState // that the list belongs to
-	elements int      // of the list
+	elements int      // of the list, without the state
 	rows     []byte
 	table    []uint32 // places in rows + 1, 0 for none; its length is a power of 2
 	used     int
@@ -90,13 +90,13 @@ type mapViews struct {
 	clock uint64
 }
 
-// take returns the view of a generation, or one of an empty map.
+// take takes out the view of a generation, or makes one of an empty map.
 func (s *mapViews) take(gen store.Generation) *mapView {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := s.views[gen]
 	if v == nil {
-		return &mapView{}
+		return &mapView{state: mapState{text: newMap}}
 	}
 	delete(s.views, gen)
 	s.bytes -= v.bytes()

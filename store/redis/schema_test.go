@@ -48,7 +48,7 @@ func TestDocument(t *testing.T) {
 		}
 	}
 	n := newNames("kva")
-	for _, key := range []string{n.meta, n.count, n.epoch, n.pods, n.live, n.gen, n.sweep, n.own(""), n.records, n.prefix + "{c}:high", n.prefix + "{c}:s", n.prefix + "{g<generation>}:m`", n.prefix + "{g<generation>}:p`", n.prefix + "{g<generation>}:p:<pages>:<n>`", n.prefix + "{g<generation>}:s"} {
+	for _, key := range []string{n.meta, n.count, n.epoch, n.pods, n.live, n.gen, n.sweep, n.own(""), n.records, n.prefix + "{c}:high", n.prefix + "{c}:s", n.prefix + "{g<generation>}:m`", n.prefix + "{g<generation>}:f`", n.prefix + "{g<generation>}:p:<pages>:<n>`", n.prefix + "{g<generation>}:s"} {
 		if !strings.Contains(doc, "`"+key) {
 			t.Errorf("the key %s is not mentioned", key)
 		}

@@ -51,6 +51,9 @@ var beginLua string
 //go:embed lua/fence.lua
 var fenceLua string
 
+//go:embed lua/map.lua
+var mapLua string
+
 //go:embed lua/fold.lua
 var foldLua string
 
@@ -83,6 +86,7 @@ var (
 	markScript     = newScript(markLua)
 	beginScript    = newScript(registryLua, beginLua)
 	fenceScript    = newScript(fenceLua)
+	mapScript      = newScript(mapLua)
 	foldScript     = newScript(foldLua)
 	lifeScript     = newScript(lifeLua)
 )

@@ -17,8 +17,9 @@
 -- looked at and nothing written down. With 0 guards there is no key of records.
 --
 -- Of a map, sets and dels are rows of changes of entries, "" for none, which go behind
--- the list of changes that its key is; dels only delete. Who writes maps is to keep
--- the list short: see fold.lua.
+-- the list that its key is; dels only delete. A list that is not there, or is none, has
+-- been lost, and so has the map: -3. Who writes maps is to keep the list short: see
+-- fold.lua.
 --
 -- The groups take the blocks in order; the ops are those of each block of the
 -- group: "+17" adds holder 17, "-17" removes it, "+17-18" does both; "=text"
@@ -61,12 +62,11 @@ end
 
 local guards = tonumber(ARGV[2])
 local records
-local verdicts, written, skip = {0}, {}, {}
+local verdicts, written, skip, lives = {0}, {}, {}, {}
 local idle = guards > 0
 if guards > 0 then
   records = KEYS[first]
   first = first + 1
-  local lives = {}
   for g = 1, guards do lives[g] = ARGV[at + 8 * (g - 1)] end
   local have = redis.call('HMGET', records, unpack(lives))
   for g = 1, guards do
@@ -86,11 +86,36 @@ if guards > 0 then
     if verdict == 1 then idle = false else skip[life] = true end
   end
 end
-local maps = {}
+local maps, lost = {}, {}
 for m = 1, tonumber(ARGV[3]) do
-  if not skip[ARGV[at]] then maps[#maps + 1] = {KEYS[first], ARGV[at + 1], ARGV[at + 2]} end
+  local life = ARGV[at]
+  if not skip[life] then
+    local length = redis.pcall('LLEN', KEYS[first])
+    if type(length) == 'number' and length > 0 then
+      maps[#maps + 1] = {KEYS[first], ARGV[at + 1], ARGV[at + 2]}
+    else
+      lost[life] = true
+    end
+  end
   at = at + 3
   first = first + 1
+end
+if next(lost) then
+  local kept = {}
+  for i = 1, #written, 2 do
+    if not lost[written[i]] then
+      kept[#kept + 1] = written[i]
+      kept[#kept + 1] = written[i + 1]
+    end
+  end
+  written, idle = kept, true
+  for g = 1, guards do
+    if lost[lives[g]] then
+      verdicts[1 + g] = -3
+      skip[lives[g]] = true
+    end
+    if verdicts[1 + g] == 1 then idle = false end
+  end
 end
 
 local find, match, sub = string.find, string.match, string.sub
