@@ -16,14 +16,17 @@ import (
 // there are foldEntries of them, or half of what the pages have, and no write waits
 // for it.
 //
-//  1. the state, and the list of changes
+//  1. read the list: its state, and changes; announce the fold (fold.lua)
 //  2. for some pages at a time: read them, put the changes in, write them (fold.lua)
 //  3. with the last of them: take the changes from the list, and write the new state
 //
 // Who stops anywhere leaves a map that is read as it was: the list still has all changes,
 // and wins over the pages. An owner whose fence is not the record's any more writes
-// nothing. When there are more than pageEntries entries a page, step 2 reads all pages
-// and writes twice as many, or more, under other names; after step 3 the old ones go.
+// nothing. Nor does a fold after which another has been announced: two processes may
+// write a generation in turn under one fence, and the slower would put older pages over
+// newer ones whose changes have been taken from the list. When there are more than
+// pageEntries entries a page, step 2 reads all pages and writes twice as many, or more,
+// under other names; after step 3 the old ones go.
 const (
 	foldEntries = 4096
 	pageEntries = 256
@@ -68,9 +71,9 @@ type fold struct {
 	state      mapState
 	token      string
 	elements   int  // of the list, without the state
-	had, taken int  // changes in the list
-	more       bool // there are more than have been read
-	lost       bool // so is what was read, and the error says what
+	had, taken int  // changes that have been read, and put into pages
+	more       bool // there are changes that have not been read
+	lost       bool // a part of the map is; run's error says which
 	entries    int  // in the pages, after it
 }
 

@@ -34,7 +34,7 @@ func (l *mapLogs) open(gen store.Generation, fence uint64, changes, limit int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if g := l.logs[gen]; g != nil && changes < 0 {
-		g.fence, g.lost = fence, nil
+		g.fence, g.lost, g.queued = fence, nil, false
 		return
 	}
 	if l.logs == nil || len(l.logs) >= limit {
@@ -98,6 +98,7 @@ func (l *mapLogs) end(f *fold, err error) {
 	case f.lost:
 		g.lost = err
 	case err != nil:
+		g.added = max(g.added, g.changes) // what was added before it is still there
 		g.rest = time.Now().Add(foldRest)
 	case f.more:
 		g.changes = -1
