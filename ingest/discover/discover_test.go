@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -260,6 +261,78 @@ func (s *tap) Watch(ctx context.Context, w Watcher) error {
 }
 func (s *tap) Ends() bool     { return s.ends }
 func (s *tap) String() string { return "tap" }
+
+// refusing is an index that can be made to refuse.
+type refusing struct {
+	store.Index
+	away, full atomic.Bool
+}
+
+func (x *refusing) Registry(ctx context.Context) (*store.Registry, error) {
+	if x.away.Load() {
+		return nil, fmt.Errorf("%w: away", store.ErrUnavailable)
+	}
+	return x.Index.Registry(ctx)
+}
+
+func (x *refusing) Register(ctx context.Context, p store.Pod) (bool, error) {
+	if x.away.Load() || x.full.Load() {
+		return false, fmt.Errorf("%w: refused", store.ErrUnavailable)
+	}
+	return x.Index.Register(ctx, p)
+}
+
+// TestIndexThatRefusesIsToldOnce has many pods, of which each is refused.
+func TestIndexThatRefusesIsToldOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in, err := memory.New(memory.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := &refusing{Index: in}
+		var list List
+		for i := range 100 {
+			list = append(list, store.Pod{Name: fmt.Sprintf("p%d:1", i), Model: "m"})
+		}
+		var mu sync.Mutex
+		var told []string
+		found := 0
+		r, err := New(Config{Index: x, Sources: []Source{list}, Lease: 9 * time.Second, Observer: Observer{
+			Registered: func(store.Pod) { mu.Lock(); defer mu.Unlock(); found++ },
+			Failed:     func(err error) { mu.Lock(); defer mu.Unlock(); told = append(told, err.Error()) },
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		x.away.Store(true)
+		running.Go(func() { _ = r.Run(ctx) })
+		want := func(after time.Duration, pods, least, most int, words string) {
+			t.Helper()
+			time.Sleep(after)
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if found != pods || len(told) < least || len(told) > most || !strings.Contains(strings.Join(told, "\n"), words) {
+				t.Errorf("%d pods, told of %q; want %d, %d to %d times %q", found, told, pods, least, most, words)
+			}
+			told = nil
+		}
+		want(time.Hour, 0, 1, 1, "away")
+		x.away.Store(false)
+		want(10*time.Second, 100, 0, 0, "")
+		x.full.Store(true)
+		want(time.Minute, 100, 19, 21, "refused (and so for 99 other pods)") // once a pass
+		x.away.Store(true)
+		want(time.Minute, 100, 1, 1, "away")
+		cancel()
+		running.Wait()
+		if err := in.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
 
 func TestRegistrar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

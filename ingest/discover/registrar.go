@@ -59,6 +59,7 @@ var errConfig = errors.New("discover: invalid config")
 type Registrar struct {
 	config  Config
 	changed chan struct{}
+	away    bool // the index cannot be asked, of which was told; belongs to Run
 
 	mu    sync.Mutex         // protects all below
 	found []map[string]Found // by source
@@ -183,9 +184,11 @@ func (r *Registrar) pass(ctx context.Context) {
 		names = names[:r.config.MaxPods]
 	}
 	reg, err := r.registry(ctx)
-	if err != nil {
+	if err != nil && !r.away {
 		r.failed(fmt.Errorf("discover: %w", err))
 	}
+	r.away = err != nil
+	var faults registering
 	var g errgroup.Group
 	g.SetLimit(r.config.Parallel)
 	for name, life := range gone {
@@ -199,9 +202,40 @@ func (r *Registrar) pass(ctx context.Context) {
 		if ctx.Err() != nil {
 			break
 		}
-		g.Go(func() error { r.register(ctx, want[name], ends[name], reg); return nil })
+		g.Go(func() error { faults.add(r.register(ctx, want[name], ends[name], reg)); return nil })
 	}
 	_ = g.Wait() // they return none
+
+	// That the index is away has been told.
+	if faults.n > 0 && !r.away {
+		r.failed(faults.err())
+	}
+}
+
+// registering is what came of the registrations of one pass: an index that refuses them
+// refuses those of thousands of pods. It is safe for concurrent use.
+type registering struct {
+	mu    sync.Mutex // protects all below
+	n     int
+	first error
+}
+
+func (g *registering) add(err error) {
+	if err == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.n++; g.n == 1 {
+		g.first = err
+	}
+}
+
+func (g *registering) err() error {
+	if g.n == 1 {
+		return g.first
+	}
+	return fmt.Errorf("%w (and so for %d other pods)", g.first, g.n-1)
 }
 
 // registry is the one that stands, or else the last one known.
@@ -252,8 +286,8 @@ func (r *Registrar) retire(ctx context.Context, name string) {
 	}
 }
 
-// register registers or renews one pod.
-func (r *Registrar) register(ctx context.Context, f Found, ends bool, reg *store.Registry) {
+// register registers or renews one pod. It returns what the index says against it.
+func (r *Registrar) register(ctx context.Context, f Found, ends bool, reg *store.Registry) error {
 	ctx, cancel := r.call(ctx)
 	defer cancel()
 	name := f.Pod.Name
@@ -268,7 +302,7 @@ func (r *Registrar) register(ctx context.Context, f Found, ends bool, reg *store
 		ok, err := r.complete(ctx, &p, last)
 		r.once(name, err)
 		if !ok {
-			return
+			return nil
 		}
 	}
 
@@ -276,17 +310,16 @@ func (r *Registrar) register(ctx context.Context, f Found, ends bool, reg *store
 	if f.Life != "" && last != nil {
 		if life := last.Labels[LifeLabel]; life != "" && life != f.Life {
 			if _, err := r.config.Index.Retire(ctx, name); err != nil {
-				r.failed(fmt.Errorf("discover: ending the last life of %s: %w", name, err))
-				return
+				return fmt.Errorf("discover: ending the last life of %s: %w", name, err)
 			}
 		}
 	}
 	created, err := r.config.Index.Register(ctx, p.reg)
 	if err != nil {
 		if ctx.Err() == nil || errors.Is(err, store.ErrUnavailable) {
-			r.failed(fmt.Errorf("discover: registering %s: %w", name, err))
+			return fmt.Errorf("discover: registering %s: %w", name, err)
 		}
-		return
+		return nil
 	}
 	r.mu.Lock()
 	r.pods[name] = p
@@ -294,6 +327,7 @@ func (r *Registrar) register(ctx context.Context, f Found, ends bool, reg *store
 	if created && r.config.Observer.Registered != nil {
 		r.config.Observer.Registered(p.reg)
 	}
+	return nil
 }
 
 // same tells whether two findings are of one pod in one life.
