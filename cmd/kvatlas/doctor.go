@@ -35,7 +35,7 @@ that means and what to do about it. It changes nothing.
 
 It takes the flags, variables and file of kvatlas serve, and these:
 
-  --server URL         the server to ask, http://host:port [$KVATLAS_SERVER]
+  --server URL         the server to ask, host:port or a URL [$KVATLAS_SERVER]
   --engine-events URL  the endpoint of one rank's events, tcp://host:port
   --engine-replay URL  that of its replay socket
   --engine-seed SEED   the PYTHONHASHSEED that it should have

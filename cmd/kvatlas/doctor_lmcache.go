@@ -274,11 +274,12 @@ func (d *doctorLMCache) refused(err error) (f check.Finding, ok bool) {
 	}
 	user = cmp.Or(user, "default")
 	f.Do = fmt.Sprintf("ACL SETUSER %s %s", user, rule)
-	if !slices.Contains(lmcacheRules, rule) {
+	lacking := append([]string{"+scan"}, lmcacheRules...) // what a reader does
+	if !slices.Contains(lacking, rule) {
 		f.Do += "; docs/operations.md has all that kvatlas doctor calls, in the section on users"
 		return f, true
 	}
-	f.Do += fmt.Sprintf("; all that this check needs beside the rights of kvatlas doctor is ACL SETUSER %s %s", user, strings.Join(lmcacheRules, " "))
+	f.Do += fmt.Sprintf("; all that this check needs beside the rights of a reader is ACL SETUSER %s %s", user, strings.Join(lacking, " "))
 	return f, true
 }
 

@@ -260,6 +260,54 @@ func TestDoctorOfLMCacheIsRefused(t *testing.T) {
 	}
 }
 
+// TestDoctorOfLMCacheAsReader gives a reader all that the doctor asks for at once.
+func TestDoctorOfLMCacheAsReader(t *testing.T) {
+	s := redistest.Start(t)
+	c := s.Client()
+	do := func(words ...string) {
+		t.Helper()
+		args := make([]any, len(words))
+		for i, w := range words {
+			args[i] = w
+		}
+		if err := c.Do(t.Context(), args...).Err(); err != nil {
+			t.Fatalf("%v: %v", words, err)
+		}
+	}
+	for _, key := range []string{"vllm@m@1@0@00000000000000000000000000000001@half", "vllm@m@1@0@0000000000000000000000000000000000000000000000000000000000000002"} {
+		if err := c.Set(t.Context(), key, "10.0.0.1:8000", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, line := range acls(t, "acl") {
+		if len(line) > 0 { // between the users
+			do(line...)
+		}
+	}
+	access := func() (do string) {
+		t.Helper()
+		_, stdout, stderr := call(t, "", "doctor", "lmcache", "--json", "--redis=redis://kvatlas-reader:READER_PASSWORD@"+s.Addr, "--profile=m?version=0.3.1")
+		var r struct{ Sections []section }
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || len(r.Sections) != 1 {
+			t.Fatalf("%s%s\n%v", stdout, stderr, err)
+		}
+		for _, f := range r.Sections[0].Findings {
+			if f.What == "access" {
+				return f.Do
+			}
+		}
+		return ""
+	}
+	_, all, ok := strings.Cut(access(), "; all that this check needs beside the rights of a reader is ")
+	if !ok {
+		t.Fatalf("it says %q", access())
+	}
+	do(strings.Fields(all)...)
+	if more := access(); more != "" {
+		t.Errorf("after %s it wants %s", all, more)
+	}
+}
+
 // TestDoctorOfLMCachePrompt asks a server that has no tokenizer of the model.
 func TestDoctorOfLMCachePrompt(t *testing.T) {
 	s := redistest.Start(t)
