@@ -44,7 +44,8 @@ type Observer struct {
 	// it had been applied. It is not told of times before 2020, which are none.
 	Lag func(pod string, rank int, lag time.Duration)
 	// OtherRank says that a batch names another data-parallel rank than the source
-	// does. It is indexed under the source's.
+	// does. It is indexed under the source's. It is told once for each rank that is
+	// named while a reader has the source, of 8 at most.
 	OtherRank func(pod string, rank, named int)
 	// Failed says that the index did not take a batch; it is tried again after a
 	// pause.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
@@ -48,6 +49,7 @@ type reader struct {
 	chunk  *rechunk.Chunker
 	decode event.Decoder
 	batch  event.Batch
+	named  []int // other ranks that the engine has named, of which was told
 
 	window  window
 	flying  *flight
@@ -350,8 +352,8 @@ func (r *reader) accept(ctx context.Context, m zmq.Message, mark uint64) error {
 		if r.batch.Skipped > 0 {
 			r.undecodable(m.Seq, r.batch.Skipped, skipError(r.batch.Skips))
 		}
-		if r.batch.HasRank && r.batch.Rank != r.s.Rank && o.OtherRank != nil {
-			o.OtherRank(r.s.Pod, r.s.Rank, r.batch.Rank)
+		if r.batch.HasRank && r.batch.Rank != r.s.Rank {
+			r.otherRank(r.batch.Rank)
 		}
 		if err := r.retry(ctx, func() error { return r.chunk.Apply(ctx, &r.batch, r.readMap) }); err != nil {
 			return err
@@ -368,6 +370,18 @@ func (r *reader) accept(ctx context.Context, m zmq.Message, mark uint64) error {
 		return nil
 	}
 	return r.send(ctx)
+}
+
+// maxNamed is of how many other ranks a reader tells.
+const maxNamed = 8
+
+func (r *reader) otherRank(named int) {
+	f := r.in.config.Observer.OtherRank
+	if f == nil || len(r.named) == maxNamed || slices.Contains(r.named, named) {
+		return
+	}
+	r.named = append(r.named, named)
+	f(r.s.Pod, r.s.Rank, named)
 }
 
 func (r *reader) undecodable(seq uint64, n int, err error) {

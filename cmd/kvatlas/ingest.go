@@ -59,6 +59,10 @@ func (s *service) makeIngest() (err error) {
 				s.log.Warn().Str("pod", pod).Int("rank", rank).Str("medium", medium).
 					Msg("the engine has blocks in a medium that is not known, which count for nothing; ingest-media says what tier it is")
 			},
+			OtherRank: func(pod string, rank, named int) {
+				s.log.Warn().Str("pod", pod).Int("rank", rank).Int("named", named).
+					Msg("the engine's events name another data-parallel rank; they are indexed under this one, which is right where each rank is a pod of its own, and wrong where a port of the pod is another rank's")
+			},
 			Gap: func(pod string, rank int, first, next uint64) {
 				s.log.Warn().Str("pod", pod).Int("rank", rank).Uint64("first", first).Uint64("next", next).Msg("events are missing")
 			},

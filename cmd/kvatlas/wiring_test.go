@@ -238,3 +238,21 @@ func TestUnknownMedium(t *testing.T) {
 		t.Errorf("%d lines in\n%s", n, s.log)
 	}
 }
+
+// TestOtherRank warns once when the events of a rank's port name another rank.
+func TestOtherRank(t *testing.T) {
+	events, replay := redistest.FreePort(t), redistest.FreePort(t)
+	p := enginetest.Start(t, enginetest.Options{
+		Release: enginetest.Release{Engine: "vllm", Version: "0.33.0"}, Endpoint: fmt.Sprintf("tcp://*:%d", events), Replay: fmt.Sprintf("tcp://*:%d", replay), Rank: 2,
+	})
+	// The engine's rank 2 binds two ports above the first.
+	s := serveEngine(t, client.Pod{Address: "127.0.0.1:8000", Events: fmt.Sprintf("tcp://127.0.0.1:%d", events+2), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", replay+2)})
+	prompt := tokens(64)
+	s.publishUntil(t, p, prompt)
+	p.Publish(1, storedEvent(prompt, 100, "GPU"))
+	p.Flush()
+	s.best(t, prompt, map[string]float64{"pod": 4})
+	if n := strings.Count(s.log.String(), `"named":2`); n != 1 {
+		t.Errorf("%d lines in\n%s", n, s.log)
+	}
+}
