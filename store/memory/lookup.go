@@ -124,10 +124,7 @@ func (x *Index) run(p place, keys []blockkey.Key, mask blockkey.Model, set uint3
 		c, off := p.c, int(p.pos&offMask)
 		m := max(1, min(int(c.n.Load())-off, len(keys)-n))
 		ahead, ks, refs := keys[n:][:m], c.keys[off:][:m], c.refs[off:][:m]
-		j := 1
-		for j < m && ks[j] == ahead[j].In(mask) && atomic.LoadUint32(&refs[j])&setMask == set {
-			j++
-		}
+		j := 1 + alike(ks[1:], ahead[1:], refs[1:], mask, set)
 		n += j
 		last = place{c, p.pos + uint32(j-1)}
 		if off+j < chunkSlots || n == len(keys) || n >= checkEvery {
@@ -138,6 +135,33 @@ func (x *Index) run(p place, keys []blockkey.Key, mask blockkey.Model, set uint3
 			return n, last
 		}
 	}
+}
+
+// alike returns how many of the blocks at the beginning are those that the keys
+// are of, and have the set. The slices have the same length.
+//
+// It compares eight blocks at a time with one branch: most chains go on for as
+// long as a chunk does, so that a branch a block is most of what a block costs.
+func alike(ks []blockkey.StoreKey, ahead []blockkey.Key, refs []uint32, mask blockkey.Model, set uint32) (n int) {
+	for len(ks) >= 8 && len(ahead) >= 8 && len(refs) >= 8 {
+		k, a, r := (*[8]blockkey.StoreKey)(ks), (*[8]blockkey.Key)(ahead), (*[8]uint32)(refs)
+		d := (k[0] ^ a[0].In(mask)) | (k[1] ^ a[1].In(mask)) | (k[2] ^ a[2].In(mask)) | (k[3] ^ a[3].In(mask)) |
+			(k[4] ^ a[4].In(mask)) | (k[5] ^ a[5].In(mask)) | (k[6] ^ a[6].In(mask)) | (k[7] ^ a[7].In(mask))
+		s := (atomic.LoadUint32(&r[0]) ^ set) | (atomic.LoadUint32(&r[1]) ^ set) | (atomic.LoadUint32(&r[2]) ^ set) |
+			(atomic.LoadUint32(&r[3]) ^ set) | (atomic.LoadUint32(&r[4]) ^ set) | (atomic.LoadUint32(&r[5]) ^ set) |
+			(atomic.LoadUint32(&r[6]) ^ set) | (atomic.LoadUint32(&r[7]) ^ set)
+		if uint64(d)|uint64(s&setMask) != 0 {
+			break
+		}
+		ks, ahead, refs = ks[8:], ahead[8:], refs[8:]
+		n += 8
+	}
+	for i, k := range ks {
+		if k != ahead[i].In(mask) || atomic.LoadUint32(&refs[i])&setMask != set {
+			return n + i
+		}
+	}
+	return n + len(ks)
 }
 
 // seeker seeks blocks one after the other. When they turn out not to lie beside
