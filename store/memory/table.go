@@ -156,7 +156,9 @@ func (x *Index) redirect(id uint8, s *shard, tag, pos, to uint32) {
 		atomic.AddUint32(&t[at].passed, ^uint32(0))
 	}
 	s.live--
-	if n := len(s.t); n > 4 && s.live*2 < n*slots {
+	// A table that shrinks early moves each entry more than twice while the shard
+	// empties; from a third on it is less than once, for 27 bytes a block at most.
+	if n := len(s.t); n > 4 && s.live*3 < n*slots {
 		x.resize(id, s, s.live/5+1)
 	}
 }
