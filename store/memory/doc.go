@@ -35,7 +35,7 @@
 // share one, so that a lookup compares neighbours by one integer and hands a
 // whole stretch of the chain to the folder at once.
 //
-// A block takes 12 bytes in the log and 11 to 18 in its table, up to 27 when
+// A block takes 12 bytes in the log and 11 to 23 in its table, up to 27 when
 // others have gone.
 //
 // # How readers stay right without locks

@@ -173,8 +173,10 @@ func (b *bucket) holds(e uint64, slot *int) bool {
 	return false
 }
 
-// larger returns the size of the table to grow to: then it is a good half full.
-func larger(n int) int { return n + n/2 + 1 }
+// larger returns the size of the table to grow to: then it is two fifths full.
+// Growing by half instead saves two bytes a block on average, and moves each
+// entry twice while an index fills: new blocks take a fifth longer.
+func larger(n int) int { return 2*n + 1 }
 
 // resize moves the shard's entries into a table of n buckets. Readers may go on
 // in the old one: it still says where blocks were, and each block's slot says
