@@ -208,7 +208,7 @@ func (h *Hasher) initBuiltin() error {
 	case err != nil:
 		return fmt.Errorf("%w: PYTHONHASHSEED %q, Python takes 0 to 4294967295", ErrConfig, clip(c.Seed))
 	case c.Python == 0:
-		return fmt.Errorf("%w: inside vLLM builtin hashes begin with the hash of the seed, which differs between Python 3.10 and 3.11; set the engine's Python", ErrUnknowable)
+		return fmt.Errorf("%w: inside vLLM builtin hashes begin with the hash of the seed, which differs between Python 3.10 and 3.11; set the engine's Python too, such as python=3.12", ErrUnknowable)
 	default:
 		h.none = pyString(c.Seed, uint32(seed), c.Python)
 	}

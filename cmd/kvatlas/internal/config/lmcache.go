@@ -16,8 +16,8 @@ import (
 // lmcacheSettings are what of LMCache counts in scores.
 type lmcacheSettings struct {
 	// LMCacheModels are the ways in which engines of models run LMCache, as
-	// MODEL?version=0.5.6&seed=0; all parameters are in docs/lmcache.md. What LMCache
-	// holds of these models counts in their scores.
+	// MODEL?version=0.5.6&algorithm=sha256_cbor&seed=0; all parameters are in
+	// docs/lmcache.md. What LMCache holds of these models counts in their scores.
 	LMCacheModels LMCacheModels `name:"lmcache-models" section:"LMCache"`
 	// LMCache says which entries of LMCache in the Redis of the index are read: auto
 	// those that a model's version of LMCache writes, set its strings, hset the fork's
@@ -124,7 +124,7 @@ func ParseLMCacheProfile(text string) (model string, p lmcache.Profile, err erro
 		return "", p, fmt.Errorf("%q: %w", text, err)
 	}
 	if model == "" {
-		return "", p, fmt.Errorf("%q has no model; it should be as MODEL?version=0.5.6", text)
+		return "", p, fmt.Errorf("%q has no model; it should be as MODEL?version=0.5.6&algorithm=sha256_cbor&seed=0", text)
 	}
 	values, err := url.ParseQuery(params)
 	if err != nil {
@@ -146,7 +146,7 @@ func ParseLMCacheProfile(text string) (model string, p lmcache.Profile, err erro
 	}
 	release := values.Get("version")
 	if release == "" {
-		return "", p, fmt.Errorf("%s: version is missing, LMCache's release or fork; it should be as %s?version=0.5.6", model, model)
+		return "", p, fmt.Errorf("%s: version is missing, LMCache's release or fork; it should be as %s?version=0.5.6&algorithm=sha256_cbor&seed=0", model, model)
 	}
 	if !values.Has("tail") {
 		p.Tail = tailByDefault(p.Version, release)
