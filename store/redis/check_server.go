@@ -169,7 +169,7 @@ func (l *look) judgeMemory() {
 		f.Do = "set maxmemory to what the index may take, and leave room beside it for the buffers of clients, and for the copy that a save makes"
 	case used >= limit && !evicts:
 		f.Level = check.Fail
-		f.Means = "the server is full: writes are refused now, also those of the sweeper that would make room"
+		f.Means = "the server is full: new blocks, pods and models are refused now; removals, leases and sweeping, which makes room, go on"
 		f.Do = "raise maxmemory, now; then see in docs/performance.md what the index needs"
 	case used >= limit-limit/10:
 		f.Level = check.Warn
@@ -197,7 +197,7 @@ func evictionPolicy(policy string, limited bool, evicted int64) check.Finding {
 	}
 	const (
 		remedy    = "CONFIG SET maxmemory-policy noeviction, with memory enough"
-		evictsAll = "when the server is full, it evicts the keys of the registry too: nobody holds anything until each pod has registered and written again, and where only the list of a pod's holders is lost, blocks of its past lives stay credited to it. Of the blocks that are left, so many cannot be reached, because one before them in their chain is gone: "
+		evictsAll = "when the server is full, it evicts the keys of the registry too: nobody holds anything until each pod has registered and written again, and a pod that is dead may get another lease. Of the blocks that are left, so many cannot be reached, because one before them in their chain is gone: "
 	)
 	switch {
 	case policy == "noeviction":
