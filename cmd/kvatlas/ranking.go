@@ -51,7 +51,7 @@ func verdicts(r *client.ScoreResponse) (lines []string) {
 	}
 	switch {
 	case r.Blocks.Total > 0:
-		lines = append(lines, "no pod holds the first block of what was asked for (is the model's name the one that the blocks were written under?)")
+		lines = append(lines, "no pod holds the first block of what was asked for (are the model's name and the tokens those that the blocks were written with? docs/operations.md, \"Why is the score 0?\")")
 	case r.Tokens.Exact:
 		lines = append(lines, fmt.Sprintf("the prompt is shorter than a block of %d tokens, so there is nothing to match", r.Blocks.Size))
 	}
