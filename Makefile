@@ -22,7 +22,7 @@ help: ## list these targets
 run: ## build all that is needed and show a ranking on a real prompt; serves on 127.0.0.1:8080 until Ctrl-C
 	@echo "== run, step 1 of 4: tokenizer library (about 2 minutes the first time)"
 	@scripts/build-libtokenizers.sh
-	@echo "== run, step 2 of 4: bin/kvatlas"
+	@echo "== run, step 2 of 4: bin/kvatlas (a minute or two the first time)"
 	@$(MAKE) --no-print-directory bin/kvatlas
 	@echo "== run, step 3 of 4: a real tokenizer"
 	@scripts/fetch-tokenizers.sh --run
