@@ -233,3 +233,65 @@ func TestWriterIsolates(t *testing.T) {
 		t.Errorf("%v", errs)
 	}
 }
+
+// stopping is an index that is away for who is not refused.
+type stopping struct {
+	store.Index
+	why error
+}
+
+func (x stopping) Apply(ctx context.Context, batches ...store.Batch) error {
+	err := x.Index.Apply(ctx, batches...)
+	if refused, ok := errors.AsType[*store.RefusedError](err); ok {
+		refused.Stopped = x.why
+		return refused
+	}
+	return x.why
+}
+
+// TestWriterTellsApart has batches of two generations in one call of which one is refused
+// and the other one stopped by something else: neither may be told what is the other's.
+func TestWriterTellsApart(t *testing.T) {
+	ctx := t.Context()
+	x, err := memory.New(memory.Config{MaxMapEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	if _, err := x.Register(ctx, store.Pod{Name: "pod", Model: testModel}); err != nil {
+		t.Fatal(err)
+	}
+	var guards [2]store.Guard
+	for rank := range guards {
+		gen, err := x.Begin(ctx, "pod", rank, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		guards[rank] = store.Guard{Generation: gen, Fence: 1, Seq: 1}
+	}
+	if _, err := x.TakeOver(ctx, guards[0].Generation, 2); err != nil {
+		t.Fatal(err)
+	}
+	call := func(index store.Index) (fenced, other error) {
+		w := newWriter(&Config{Index: index, Writers: 1})
+		list := make([]*write, len(guards))
+		for rank := range list {
+			b := store.Batch{Pod: "pod", Rank: rank, Model: testModel, Guard: &guards[rank]}
+			for hash := range uint64(2) { // one more than there is room for
+				b.Map = append(b.Map, store.MapOp{MapKey: store.MapKey{Hash: hash}, Value: []byte{1}})
+			}
+			list[rank] = &write{batches: []store.Batch{b}, done: make(chan error, 1)}
+		}
+		w.call(ctx, list)
+		return <-list[0].done, <-list[1].done
+	}
+	for _, index := range []store.Index{x, stopping{x, store.ErrUnavailable}, stopping{x, store.ErrClosed}} {
+		fenced, other := call(index)
+		if !errors.Is(fenced, store.ErrFenced) {
+			t.Errorf("%T: the fenced one: %v", index, fenced)
+		}
+		if other == nil || errors.Is(other, store.ErrFenced) {
+			t.Errorf("%T: the other one: %v", index, other)
+		}
+	}
+}

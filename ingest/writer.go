@@ -103,35 +103,33 @@ func (w *writer) call(ctx context.Context, list []*write) {
 		batches = append(batches, p.batches...)
 	}
 	err := w.index.Apply(ctx, batches...)
-	var refused *store.RefusedError
-	switch {
-	case err == nil, errors.Is(err, store.ErrUnavailable), errors.Is(err, store.ErrClosed), len(list) == 1:
-	case errors.As(err, &refused):
-	default:
-		// One of them may be at fault for all.
-		for _, p := range list {
-			w.call(ctx, []*write{p})
-		}
-		return
+	refused, ok := errors.AsType[*store.RefusedError](err)
+	if ok {
+		err = refused.Stopped // all that is said to who is not refused
 	}
+	// One of them may be at fault for all.
+	alone := len(list) > 1 && err != nil && !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, store.ErrClosed)
 	for _, p := range list {
-		p.done <- verdictOf(err, refused, p)
+		switch why := p.refusal(refused); {
+		case why != nil:
+			p.done <- why
+		case alone:
+			w.call(ctx, []*write{p})
+		default:
+			p.done <- err
+		}
 	}
 }
 
-// verdictOf is what an error of a call means to one who had a part in it.
-func verdictOf(err error, refused *store.RefusedError, p *write) error {
-	if !errors.As(err, &refused) {
-		return err
+// refusal is why the generation of what was to be written is refused, nil if it is not.
+func (p *write) refusal(r *store.RefusedError) error {
+	if r == nil {
+		return nil
 	}
 	for i := range p.batches {
-		if g := p.batches[i].Guard; g != nil && refused.Generations[g.Generation] != nil {
-			return refused.Generations[g.Generation]
+		if g := p.batches[i].Guard; g != nil && r.Generations[g.Generation] != nil {
+			return r.Generations[g.Generation]
 		}
-	}
-	// Apply joins what stopped it with what it had refused by then.
-	if errors.Is(err, store.ErrUnavailable) {
-		return err
 	}
 	return nil
 }

@@ -67,23 +67,36 @@ type Life struct {
 }
 
 // RefusedError says which generations of a call were refused, and why. What the
-// call had for other generations has been applied.
+// call had for other generations has been applied, unless it was stopped.
 type RefusedError struct {
 	// Generations has ErrFenced or ErrEnded for each that was refused.
 	Generations map[Generation]error
+	// Stopped is what ended the call before all others were done; nil when nothing has.
+	// Of what is not refused any part may have been applied then.
+	Stopped error
 }
 
 // Error lists the generations.
 func (e *RefusedError) Error() string {
 	var parts []string
+	if e.Stopped != nil {
+		parts = append(parts, e.Stopped.Error())
+	}
 	for _, g := range slices.Sorted(maps.Keys(e.Generations)) {
 		parts = append(parts, fmt.Sprintf("generation %d: %v", g, e.Generations[g]))
 	}
 	return strings.Join(parts, "; ")
 }
 
-// Unwrap makes errors.Is find each reason.
-func (e *RefusedError) Unwrap() []error { return slices.Collect(maps.Values(e.Generations)) }
+// Unwrap makes errors.Is find each reason, and what has stopped the call. Who has a part
+// in a call that is not refused looks at Stopped: the reasons are not its own.
+func (e *RefusedError) Unwrap() []error {
+	errs := slices.Collect(maps.Values(e.Generations))
+	if e.Stopped != nil {
+		errs = append(errs, e.Stopped)
+	}
+	return errs
+}
 
 // CheckFence returns ErrInvalid when no writer can have this fence.
 func CheckFence(fence uint64) error {

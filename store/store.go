@@ -100,7 +100,7 @@ type Index interface {
 	// batch's model. A batch is applied whole or, when an error is returned,
 	// possibly in part; applying it again is harmless. All batches are
 	// validated first: on ErrInvalid nothing has been applied. When guards
-	// refuse batches the error is a *RefusedError.
+	// refuse batches the error is a *RefusedError, which also has what else went wrong.
 	Apply(ctx context.Context, batches ...Batch) error
 
 	// Register registers a pod or renews it: it replaces what is known of the

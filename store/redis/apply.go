@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -59,7 +58,8 @@ func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 	for _, round := range store.Rounds(batches) {
 		if err := x.applyRound(ctx, round, &refused); err != nil {
 			if refused.Generations != nil {
-				err = errors.Join(err, &refused)
+				refused.Stopped = err
+				return &refused
 			}
 			return err
 		}
