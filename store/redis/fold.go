@@ -46,14 +46,15 @@ const (
 // fold folds the map of a generation when those before it are done: the folds of a
 // process come one after the other, which bounds the memory that they take.
 func (x *Index) fold(ctx context.Context, gen store.Generation, fence uint64) error {
+	f := fold{x: x, gen: gen, fence: fence}
 	select {
 	case x.folding <- struct{}{}:
 		defer func() { <-x.folding }()
 	case <-ctx.Done():
+		x.lists.end(&f, ctx.Err()) // or it would never be due again
 		return ctx.Err()
 	}
 	x.lists.begin(gen, fence)
-	f := fold{x: x, gen: gen, fence: fence}
 	err := f.run(ctx)
 	x.lists.end(&f, err)
 	if errors.Is(err, store.ErrFenced) || errors.Is(err, store.ErrEnded) {

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -443,5 +445,24 @@ func TestViewOfAFormerOwner(t *testing.T) {
 	}
 	if v, err := a.ReadMap(ctx, gen, k); err != nil || string(v[0]) != "two" {
 		t.Errorf("%q, %v; want two", v, err)
+	}
+}
+
+// TestFoldWaitsInVain has a fold whose turn does not come in time: it must be due again.
+func TestFoldWaitsInVain(t *testing.T) {
+	x := &Index{folding: make(chan struct{}, 1), lists: mapLogs{least: 1}}
+	x.folding <- struct{}{} // another one, for as long as the test
+	x.lists.open(7, 1, 10, 10)
+	if due, _, _ := x.lists.due(7, 1); !due {
+		t.Fatal("a list of ten times what is worth a fold is not due")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := x.fold(ctx, 7, 1); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	x.lists.logs[7].rest = time.Time{} // the pause after a failure is over
+	if due, _, _ := x.lists.due(7, 1); !due {
+		t.Error("it is not due again")
 	}
 }
