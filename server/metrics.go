@@ -93,7 +93,7 @@ func (m *Metrics) Register(c prometheus.Collector) error { return m.registry.Reg
 // The values of labels that come from the packages below. What is none of
 // them counts as "other", so that no series is ever made by a caller.
 var (
-	degradations = []string{"", string(scorer.IndexUnavailable), string(scorer.IndexTimeout), string(scorer.IndexStale), string(scorer.TokenizationBudget), string(scorer.TokenizationBusy)}
+	degradations = []string{"", string(scorer.IndexUnavailable), string(scorer.IndexTimeout), string(scorer.IndexStale), string(scorer.TokenizationBudget), string(scorer.TokenizationBusy), string(scorer.Multimodal)}
 	sources      = []string{scorer.SourceTokens, scorer.SourceBlockKeys, string(tokenpool.FromTokenizer), string(tokenpool.FromPrefixStore), string(tokenpool.FromNowhere)}
 	stageNames   = []string{"tokenize", "hash", "lookup", "rank"}
 )

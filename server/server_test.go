@@ -547,7 +547,9 @@ func TestMetrics(t *testing.T) {
 	refused(t, s.do("POST", "/v1/score", strings.NewReader(`{`)), 400, "invalid_json")
 	s.do("BREW", "/nowhere", nil)
 	s.metrics.Tokenizer().Tokenized(tokenpool.TokenizedEvent{Took: time.Millisecond, Err: tokenpool.ErrTokenizer})
+	s.metrics.Scorer().Scored("m", &scorer.Response{Degraded: scorer.Multimodal})
 	want(t, s,
+		`kvatlas_scored_prompts_total{degraded="multimodal"} 1`, `kvatlas_scored_prompts_total{degraded="other"} 0`,
 		`kvatlas_build_info{backend="memory",version="v1.2.3"} 1`,
 		`kvatlas_http_requests_total{method="POST",route="/v1/score",status="200"} 2`,
 		`kvatlas_http_requests_total{method="POST",route="/v1/score",status="400"} 1`,
