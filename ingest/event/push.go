@@ -3,6 +3,7 @@ package event
 import (
 	"fmt"
 	"math"
+	"slices"
 )
 
 // Push is a batch of events that an engine, or someone for it, sends over HTTP:
@@ -28,7 +29,7 @@ type Push struct {
 	// push since the engine began, 0 for none, or the block_size that the push told:
 	// whoever reads a pod's next push gives them to it, see Decoder.Pushes.
 	BlockSize, Window int
-	// Batches are the events, in order; several where ranks differ.
+	// Batches are the events, one for each rank that they are of; within it in order.
 	Batches []Batch
 	// Skipped and Skips are those of all batches: events that are left out.
 	Skipped int
@@ -236,7 +237,13 @@ func (d *Decoder) pushEvents(p *Push) error {
 		if r := d.ranks[from]; r >= 0 {
 			b.Rank, b.HasRank = r, true
 		}
-		p.Batches = append(p.Batches, b)
+		// The push has one number, and so one batch for each rank, however they alternate.
+		if i := slices.IndexFunc(p.Batches, func(have Batch) bool { return have.Rank == b.Rank }); i >= 0 {
+			have := &p.Batches[i]
+			have.Events, have.HasRank = append(have.Events, b.Events...), have.HasRank || b.HasRank
+		} else {
+			p.Batches = append(p.Batches, b)
+		}
 		from = to
 	}
 	return nil

@@ -186,6 +186,11 @@ func TestTensorRTRanks(t *testing.T) {
 	if len(got) != 3 || got[0] != [2]int{1, 4} || got[1] != [2]int{9, 2} || got[2] != [2]int{0, 2} {
 		t.Error(got)
 	}
+	// Ranks that alternate: the number of the push is of one batch of each.
+	p = pushes(t, `{"pod":"p","model":"m","seq":7,"events":[`+at(`,"attention_dp_rank":0`)+","+at(`,"attention_dp_rank":1`)+","+at("")+`]}`, nil)[0]
+	if len(p.Batches) != 2 || len(p.Batches[0].Events) != 4 || p.Batches[0].Rank != 0 || len(p.Batches[1].Events) != 2 || p.Batches[1].Rank != 1 {
+		t.Errorf("%+v", p.Batches)
+	}
 }
 
 // The widest window and the block size of a pod are known from its pushes before.
