@@ -47,6 +47,8 @@ func (w *worker) put(it item) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
+	case w.ended: // nobody would give its room back
+		return
 	case it.kind == doRegister || it.kind == doDeregister:
 		// What came before is of a life that ends with it.
 		for i := range w.queue {

@@ -262,3 +262,26 @@ func TestAskedSyncMends(t *testing.T) {
 		t.Errorf("it is asked again because of %q", why)
 	}
 }
+
+// What comes for a worker that has just ended takes no room, which nobody would give back.
+func TestEndedWorkerTakesNoRoom(t *testing.T) {
+	s := newStage(t, "inst")
+	c := s.controller()
+	s.client(c, "inst", 0, true)
+	c.mu.Lock()
+	w := c.workers[filing.ID{Instance: "inst"}]
+	c.mu.Unlock()
+	c.remove(w, true)
+	lmcachetest.WaitFor(t, "its end", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.ended
+	})
+	w.put(item{ops: make([]op, 3)})
+	if w.startSync(&message{SyncID: "x", Location: cpu, Total: 5, Batches: 1}) == "" {
+		t.Error("a full sync of nobody is accepted")
+	}
+	if st := c.Stats(); st.QueueKeys != 0 || st.SyncKeys != 0 {
+		t.Errorf("%+v", st)
+	}
+}

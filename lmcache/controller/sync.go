@@ -87,6 +87,8 @@ func (w *worker) startSync(m *message) (refusal string) {
 		return ""
 	}
 	switch {
+	case w.ended:
+		return "the worker has ended; register anew"
 	case !known:
 		return "the tier of the location is not known"
 	case w.unmapped:

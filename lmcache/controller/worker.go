@@ -25,6 +25,7 @@ type worker struct {
 	mu       sync.Mutex // protects all of this block
 	queue    []item
 	overflow bool // messages found no room
+	ended    bool // run has: what comes is nobody's
 	ip, peer string
 	beats    bool // it sends heartbeats
 	unmapped bool
@@ -86,7 +87,7 @@ func (w *worker) run(ctx context.Context) {
 		for i := range w.queue {
 			w.c.count.queueKeys.Add(-w.queue[i].size())
 		}
-		w.queue = nil
+		w.queue, w.ended = nil, true
 		w.endSync(false)
 	}()
 	for ctx.Err() == nil {
