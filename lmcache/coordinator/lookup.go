@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -102,7 +103,7 @@ func (c *Coordinator) lookup(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, r, http.StatusBadRequest, err)
 		return
 	}
-	results, err := c.find(r, keys)
+	results, err := c.find(r.Context(), keys)
 	if err != nil {
 		c.unavailable(w, "", err)
 		return
@@ -138,7 +139,7 @@ func (c *Coordinator) keysOf(tokens []uint32, model string, world int, salt stri
 }
 
 // find asks the index about keys, in one lookup.
-func (c *Coordinator) find(r *http.Request, keys []objectKey) ([]found, error) {
+func (c *Coordinator) find(ctx context.Context, keys []objectKey) ([]found, error) {
 	type chain struct {
 		query *store.Query
 		fold  *placements
@@ -165,7 +166,9 @@ func (c *Coordinator) find(r *http.Request, keys []objectKey) ([]found, error) {
 	if len(queries) == 0 {
 		return results, nil
 	}
-	if err := c.config.Index.Lookup(r.Context(), queries...); err != nil {
+	ctx, cancel := context.WithTimeout(ctx, c.config.Timeout)
+	defer cancel()
+	if err := c.config.Index.Lookup(ctx, queries...); err != nil {
 		return nil, err
 	}
 	return results, nil
