@@ -421,10 +421,17 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// down is an index that takes nothing.
+// down is an index that takes nothing, or of which nothing can be taken over.
 type down struct {
 	store.Index
-	off bool
+	off, mute bool
+}
+
+func (d *down) TakeOver(ctx context.Context, gen store.Generation, fence uint64) (uint64, error) {
+	if d.mute {
+		return 0, store.ErrUnavailable
+	}
+	return d.Index.TakeOver(ctx, gen, fence)
 }
 
 func (d *down) Apply(ctx context.Context, b ...store.Batch) error {
@@ -454,5 +461,25 @@ func TestIndexDown(t *testing.T) {
 	d.off = false
 	if got := post(t, c, event(4, "store", "l1", "c")) + holds(t, c, "abc"); got != "1 0 0- - d" {
 		t.Errorf("after a hole: %s", got)
+	}
+}
+
+// The index goes away while the instance is taken over to see what is in a hole: what comes
+// next must not be taken for the first of it.
+func TestTakeOverCutOff(t *testing.T) {
+	s := newStage(t, "mp")
+	d := &down{Index: s.Index}
+	c := s.coordinator(func(c *Config) { c.Index = d })
+	post(t, c, event(1, "store", "l1", "ab"))
+	d.mute = true
+	if got := post(t, c, event(3, "store", "l1", "c")); !strings.HasPrefix(got, "503") {
+		t.Error(got)
+	}
+	d.mute = false
+	if got := post(t, c, event(4, "store", "l1", "d")) + holds(t, c, "abcd"); got != "1 0 0- - - d" {
+		t.Errorf("after a hole: %s", got)
+	}
+	if st := c.Stats(); st.Gaps != 1 {
+		t.Errorf("the hole was not seen: %+v", st)
 	}
 }

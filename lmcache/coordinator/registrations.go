@@ -97,6 +97,7 @@ func (in *instance) open(ctx context.Context, w *filing.Worker) error {
 // load takes over what is registered of the instance, and finds out how far it was
 // written.
 func (in *instance) load(ctx context.Context, reg *store.Registry, targets []filing.Target) error {
+	in.known = false // until all of it has been taken over
 	in.workers = map[workerID]*filing.Worker{}
 	in.held.Store(0)
 	in.incarnation, in.seq, in.suspect = 0, 0, ""
