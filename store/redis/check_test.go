@@ -12,9 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/storetest"
 )
 
 // healthy is what a server without any fault tells.
@@ -297,6 +299,20 @@ func TestCheck(t *testing.T) {
 	_ = x.Close()
 	if list, err := x.Check(t.Context(), budget); !errors.Is(err, store.ErrClosed) || list != nil {
 		t.Errorf("after Close: %v, %v", list, err)
+	}
+}
+
+// A lookup reads the replies itself, and knows a refusal all the same.
+func TestLookupRefused(t *testing.T) {
+	s := redistest.Start(t)
+	apply(t, open(t, Config{URL: s.URL(), NoSweep: true}), batchOf("a", store.Add, 1))
+	if err := s.Client().Do(t.Context(), "ACL", "SETUSER", "half", "on", ">p", "~kva{*", "+@all", "-mget").Err(); err != nil {
+		t.Fatal(err)
+	}
+	x := open(t, Config{URL: "redis://half:p@" + s.Addr, NoSweep: true})
+	err := x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1}, Fold: &storetest.Collector{Keys: 1}})
+	if !errors.Is(err, store.ErrRefused) || !errors.Is(err, store.ErrUnavailable) {
+		t.Error(err)
 	}
 }
 

@@ -6,12 +6,19 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // replyError is an error that the server answered with, as its text.
 type replyError string
 
+var _ redis.Error = replyError("")
+
 func (e replyError) Error() string { return string(e) }
+
+// RedisError makes it a [redis.Error], as the same words are when go-redis reads them.
+func (e replyError) RedisError() {}
 
 // span is where a value lies in a buffer. A nil, which is what the server has to
 // say of a key that is not there or is no string, has len noValue.
