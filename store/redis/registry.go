@@ -42,15 +42,17 @@ func (s *snapshot) stale() bool {
 type registryCache struct {
 	current atomic.Pointer[snapshot]
 
-	mu     sync.Mutex // protects flight
+	mu     sync.Mutex // protects flight and whole
 	flight *flight    // the load that is running, if any
+	whole  bool       // the next load must read all: somebody waits for it
 }
 
 // flight is a running load. Its results may be read when done is closed.
 type flight struct {
-	done chan struct{}
-	snap *snapshot
-	err  error
+	done  chan struct{}
+	whole bool // reads all, not just what has changed
+	snap  *snapshot
+	err   error
 }
 
 // Cached implements store.Index.
@@ -90,7 +92,8 @@ func (x *Index) loadEither(ctx context.Context, whole bool, enough func(*snapsho
 	if mine || ctx.Err() != nil || (err == nil && enough(s)) {
 		return s, err
 	}
-	// The next one begins after this call did, whoever starts it.
+	// The next one begins after this call did, whoever starts it, and reads all if
+	// this call wants that.
 	s, _, err = x.await(ctx, whole)
 	return s, err
 }
@@ -116,25 +119,26 @@ func (x *Index) join(whole bool) (f *flight, mine bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.flight != nil {
+		c.whole = c.whole || whole // the running one may have read too early
 		return c.flight, false
 	}
-	f = &flight{done: make(chan struct{})}
-	if !x.spawn(func() { x.fly(f, whole) }) {
+	f = &flight{done: make(chan struct{}), whole: whole || c.whole}
+	if !x.spawn(func() { x.fly(f) }) {
 		return nil, false
 	}
-	c.flight = f
+	c.flight, c.whole = f, false
 	return f, true
 }
 
 // fly makes the load of f. It has a deadline of its own: whoever waits may
 // leave without harm to the others.
-func (x *Index) fly(f *flight, whole bool) {
+func (x *Index) fly(f *flight) {
 	ctx, cancel := context.WithTimeout(x.life, x.config.Timeout)
 	defer cancel()
 	begin := time.Now()
 	base := x.registry.current.Load()
 	read := x.refresh
-	if whole {
+	if f.whole {
 		read = x.read
 	}
 	snap, late, err := read(ctx, base)

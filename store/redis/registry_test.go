@@ -82,6 +82,30 @@ func TestRegistryLoadsOnce(t *testing.T) {
 	}
 }
 
+// A caller who wants all to be read, and finds a load running, gets the next one, whoever
+// starts that for less.
+func TestNextLoadReadsAll(t *testing.T) {
+	x := open(t, Config{URL: redistest.Start(t).URL(), NoSweep: true})
+	c := &x.registry
+	running := &flight{done: make(chan struct{})}
+	c.mu.Lock()
+	c.flight = running
+	c.mu.Unlock()
+	if f, mine := x.join(true); f != running || mine {
+		t.Fatal("the running load was not joined")
+	}
+	c.mu.Lock()
+	c.flight = nil
+	c.mu.Unlock()
+	for _, whole := range []bool{true, false} {
+		f, mine := x.join(false)
+		if !mine || f.whole != whole {
+			t.Errorf("mine %t, whole %t, want %t", mine, f.whole, whole)
+		}
+		<-f.done
+	}
+}
+
 // TestLeaseRunsOutForAll renews and expires by the server's clock, seen by
 // another process that gets no news of it.
 func TestLeaseRunsOutForAll(t *testing.T) {
