@@ -103,6 +103,7 @@ func (w *foreignWalk) walk(ctx context.Context) (all bool, err error) {
 	own := w.x.names.prefix + "{"
 	var cursor uint64
 	for range w.scan.MaxSteps {
+		w.x.roundTrips.Add(1)
 		found, next, err := w.node.Scan(ctx, cursor, w.scan.Match, 1000).Result()
 		if err != nil {
 			return false, err
@@ -167,6 +168,7 @@ func (w *foreignWalk) types(ctx context.Context, names []string) ([]ForeignKey, 
 	for i, name := range names {
 		types[i], ttls[i] = pipe.Type(ctx, name), pipe.PTTL(ctx, name)
 	}
+	w.x.roundTrips.Add(1)
 	if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
 		return nil, err
 	}
@@ -188,6 +190,7 @@ func (w *foreignWalk) types(ctx context.Context, names []string) ([]ForeignKey, 
 	if pipe.Len() == 0 {
 		return keys, nil
 	}
+	w.x.roundTrips.Add(1)
 	if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
 		return nil, err
 	}
@@ -221,6 +224,7 @@ func (w *foreignWalk) values(ctx context.Context, keys []ForeignKey, read map[st
 		}
 	}
 	if pipe.Len() > 0 {
+		w.x.roundTrips.Add(1)
 		if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
 			return err
 		}
@@ -260,6 +264,7 @@ func (x *Index) HasForeign(ctx context.Context, names []string) ([]bool, error) 
 		for i, name := range names[:n] {
 			replies[i] = pipe.Exists(ctx, name)
 		}
+		x.roundTrips.Add(1)
 		if _, err := pipe.Exec(ctx); err != nil {
 			return nil, failed(ctx, "exists", err)
 		}

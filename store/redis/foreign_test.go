@@ -55,7 +55,11 @@ func testForeign(t *testing.T, url string, client redis.UniversalClient) {
 		Want: func(name string) (tell, read bool) { return true, !strings.HasPrefix(name, "unread") },
 		Each: func(k ForeignKey) { seen[k.Name] = k },
 	}
+	before := x.Stats().RoundTrips
 	all, err := x.ScanForeign(ctx, scan)
+	if n := x.Stats().RoundTrips - before; n < 4 {
+		t.Errorf("%d round trips are counted; to find, ask the type and the size, and read are 4 at least", n)
+	}
 	if err != nil || !all || len(seen) != 1204 {
 		t.Fatalf("%v %v, %d keys", all, err, len(seen))
 	}

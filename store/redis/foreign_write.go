@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -63,6 +62,7 @@ func (x *Index) WriteForeign(ctx context.Context, ttl time.Duration, writes []Fo
 				pipe.Set(ctx, w.Name, w.Value, ttl)
 			}
 		}
+		x.roundTrips.Add(1)
 		replies, err := pipe.Exec(ctx)
 		if err = ignoreReplies(nil, err); err != nil {
 			return refusals, failed(ctx, "write entries", err)
@@ -73,7 +73,7 @@ func (x *Index) WriteForeign(ctx context.Context, ttl time.Duration, writes []Fo
 			case redis.HasErrorPrefix(err, "WRONGTYPE"), redis.HasErrorPrefix(err, "ERR"):
 				refusals++ // Redis 6 puts its own words before those of a command in a script
 			default:
-				return refusals, failed(ctx, "write entries", fmt.Errorf("%w", err))
+				return refusals, failed(ctx, "write entries", err)
 			}
 		}
 		writes = writes[n:]

@@ -33,6 +33,7 @@ func (p *Pieces) GetPieces(ctx context.Context, names []string) ([][]byte, error
 	if err := p.x.begin(ctx, "pieces"); err != nil {
 		return nil, err
 	}
+	p.x.roundTrips.Add(1)
 	cmds, err := p.x.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for _, n := range names {
 			pipe.Get(ctx, p.key(n))
@@ -62,6 +63,7 @@ func (p *Pieces) PutPieces(ctx context.Context, names []string, values [][]byte)
 	if err := p.x.begin(ctx, "pieces"); err != nil {
 		return err
 	}
+	p.x.roundTrips.Add(1)
 	_, err := p.x.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, n := range names {
 			pipe.Set(ctx, p.key(n), values[i], p.ttl)
