@@ -160,6 +160,7 @@ func (l *lookup) free() {
 	l.x, l.snap = nil, nil
 	clear(l.open[:cap(l.open)])
 	clear(l.entries[:cap(l.entries)])
+	l.entries = l.entries[:0] // the next may read blocks only
 	clear(l.over[:cap(l.over)])
 	clear(l.keys)
 	clear(l.args)
