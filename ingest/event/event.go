@@ -1,5 +1,3 @@
-// Package event has the KV-cache events of inference engines: what vLLM, SGLang,
-// TensorRT-LLM, LMCache and Mooncake say of the blocks they keep, in one form.
 package event
 
 // Hash names a block as its engine does. It is the 64-bit number on the wire,

@@ -102,7 +102,7 @@ type Listener struct {
 	end      context.CancelFunc
 	wg       sync.WaitGroup
 
-	mu    sync.Mutex // protects conns, closed
+	mu    sync.Mutex // protects conns, done
 	conns map[net.Conn]struct{}
 	done  bool
 }

@@ -57,10 +57,10 @@ func (c PublisherConfig) withDefaults() (PublisherConfig, error) {
 // for players of records, simulated engines and tests. Its methods are safe for
 // concurrent use.
 type Publisher struct {
-	config PublisherConfig
-	end    context.CancelFunc
-	wg     sync.WaitGroup
-	closed []net.Listener
+	config    PublisherConfig
+	end       context.CancelFunc
+	wg        sync.WaitGroup
+	listeners []net.Listener
 
 	mu    sync.Mutex // protects all below
 	subs  map[*subscription]struct{}
@@ -109,7 +109,7 @@ func (p *Publisher) bind(ctx context.Context, endpoint, socket string, peers []s
 	if err != nil {
 		return fmt.Errorf("zmq: %w", err)
 	}
-	p.closed = append(p.closed, l)
+	p.listeners = append(p.listeners, l)
 	room := make(chan struct{}, p.config.Peers)
 	p.wg.Go(func() {
 		for {
@@ -366,7 +366,7 @@ func (p *Publisher) answer(c *conn, frames ...[]byte) error {
 // is lost.
 func (p *Publisher) Close() error {
 	p.end()
-	for _, l := range p.closed {
+	for _, l := range p.listeners {
 		_ = l.Close()
 	}
 	p.mu.Lock()

@@ -3,7 +3,7 @@
 //
 // A [Survey] is told of keys, groups them by what their names have in common, and holds
 // each group against the names that [lmcache.Reader] makes of the profiles that are
-// configured: what it says of a group so follows from what scoring does. [Explain] does
+// configured: what it says of a group so follows from what scoring does. [Survey.Explain] does
 // the same from the other end: it looks for the chain of hashes by which engines have
 // filed a known prompt, where it is not the one that is configured.
 //
