@@ -110,6 +110,8 @@ var mapping = []struct {
 	{is: store.ErrInvalid, status: 400, code: codeInvalidRequest},
 	{is: store.ErrCursor, status: 400, code: "invalid_cursor", param: "cursor"},
 	{is: store.ErrModelConflict, status: 409, code: "model_conflict", param: "model"},
+	{is: store.ErrFenced, status: 503, code: "index_unavailable", message: "another server has written for this rank meanwhile, send this again", retry: time.Second},
+	{is: store.ErrEnded, status: 503, code: "index_unavailable", message: "the blocks of this rank have been cleared meanwhile, send this again", retry: time.Second},
 	{is: store.ErrFull, status: 507, code: "index_full", message: "the index has no room for another pod or model"},
 	{is: store.ErrNoMemory, status: 507, code: "index_full", message: "the index's server has no memory left: nothing new is taken in until it has (maxmemory)", retry: time.Second},
 	{is: store.ErrRefused, status: 503, code: "index_unavailable", message: "the index's server refuses this: it may only be read, asks for another user, or has something else under a name of the index; the log says which", retry: 5 * time.Second},

@@ -366,6 +366,8 @@ func TestIndexFaults(t *testing.T) {
 			{fmt.Errorf("%w: dial tcp SECRET:6379: refused", store.ErrUnavailable), 503, "index_unavailable"},
 			{fmt.Errorf("%w: %w: OOM of SECRET", store.ErrUnavailable, store.ErrNoMemory), 507, "index_full"},
 			{fmt.Errorf("%w: %w: READONLY SECRET", store.ErrUnavailable, store.ErrRefused), 503, "index_unavailable"},
+			{store.ErrFenced, 503, "index_unavailable"},
+			{fmt.Errorf("SECRET: %w", store.ErrEnded), 503, "index_unavailable"},
 			{store.ErrClosed, 503, "closing"},
 			{fmt.Errorf("x: %w", store.ErrFull), 507, "index_full"},
 			{errors.New("SECRET"), 500, "internal"},
