@@ -58,6 +58,7 @@ func indexFigures(read func() store.Stats) prometheus.Collector {
 		counter("kvatlas_index_unknown_texts_total", "Values that name pods by text, of which none counts.", func(s s) uint64 { return s.UnknownTexts }),
 		counter("kvatlas_index_round_trips_total", "Round trips to the index's server.", func(s s) uint64 { return s.RoundTrips }),
 		counter("kvatlas_index_keys_read_total", "Block keys looked up.", func(s s) uint64 { return s.KeysRead }),
+		counter("kvatlas_index_duplicate_batches_total", "Guarded writes that were skipped because they had been made before.", func(s s) uint64 { return s.Duplicates }),
 		counter("kvatlas_index_registry_loads_total", "Reloads of the registry of pods.", func(s s) uint64 { return s.RegistryLoads }),
 	}}
 }
