@@ -352,6 +352,36 @@ func TestLease(t *testing.T) {
 	})
 }
 
+// Who is only known by its events is to register, and who has gone is not known any more.
+func TestMembers(t *testing.T) {
+	s := newStage(t, "mp")
+	c := s.coordinator()
+	post(t, c, event(1, "store", "l1", "a"))
+	for i, step := range []struct {
+		method, path, body string
+		status             int
+		instances          int
+	}{
+		{"PUT", "/instances/mp/heartbeat", "", 404, 1},
+		{"POST", "/instances", `{"instance_id":"mp","ip":"10.0.0.1","http_port":1,"mq_port":65536}`, 422, 1},
+		{"POST", "/instances", `{"instance_id":"mp","ip":"10.0.0.1","http_port":1,"mq_port":65535}`, 200, 1},
+		{"PUT", "/instances/mp/heartbeat", "", 200, 1},
+		{"DELETE", "/instances/mp", "", 204, 0},
+		{"PUT", "/instances/mp/heartbeat", "", 404, 0},
+		{"DELETE", "/instances/mp", "", 204, 0},
+	} {
+		if status, got := call(t, c, step.method, step.path, []byte(step.body)); status != step.status || c.Stats().Instances != step.instances {
+			t.Errorf("step %d: %d %s, %+v", i, status, got, c.Stats())
+		}
+	}
+	if _, got := call(t, c, "GET", "/instances", nil); got != `{"instances":[]}` {
+		t.Error(got)
+	}
+	if got := holds(t, c, "a"); got != "-" {
+		t.Errorf("one that has gone holds %s", got)
+	}
+}
+
 // An instance without a pod is answered as if all were well, and the operator is told.
 func TestUnmapped(t *testing.T) {
 	s := newStage(t)
