@@ -497,3 +497,40 @@ func TestChunks(t *testing.T) {
 		}
 	}
 }
+
+// TestRunsBeginAnew: a run that ends and begins again before it is written does not go
+// on with entries of tokens that the former one has left in the map.
+func TestRunsBeginAnew(t *testing.T) {
+	const size, index = 16, 64
+	chain, other := count(1<<16, index), count(1<<17, index) // so wide that 29 tokens fill an entry
+	fork := slices.Concat(chain[:size], other[size:])
+	for what, c := range map[string]struct {
+		before, after []event.Event
+		then          []uint32
+	}{
+		"a tail, shorter": {
+			[]event.Event{storedOf(chain[:3*size], size, 0)},
+			[]event.Event{removed(prompt(chain[:3*size], size)...), storedOf(chain[:size], size, 0)},
+			chain,
+		},
+		"a tail, with other tokens": {
+			[]event.Event{storedOf(chain[:3*size], size, 0)},
+			[]event.Event{removed(prompt(chain[:3*size], size)...), storedOf(fork[:3*size], size, 0)},
+			fork,
+		},
+		"a branch, shorter": {
+			[]event.Event{storedOf(chain[:3*size], size, 0), storedOf(fork[:3*size], size, 1)},
+			[]event.Event{removed(prompt(fork[:3*size], size)[1:]...), storedOf(fork[:2*size], size, 1)},
+			fork,
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRig(t, Config{BlockSize: index})
+			r.do(c.before...)
+			r.do(c.after...)
+			r.takeOver() // by who has nothing but the map
+			r.do(storedOf(c.then, size, 1))
+			r.want(store.GPU, 1)
+		})
+	}
+}

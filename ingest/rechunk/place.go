@@ -377,7 +377,7 @@ func (c *Chunker) put(b *block, p *place) bool {
 	case forks:
 		r := &run{
 			ref: ref{b.hash, true}, owner: b, seed: p.run.seed, prev: p.run.prev, hasPrev: p.run.hasPrev,
-			child: true, parent: p.run.ref, fork: p.part, start: uint16(c.endOf(p.run, p.part-1)),
+			child: true, parent: p.run.ref, fork: p.part, start: uint16(c.endOf(p.run, p.part-1)), tokensDirty: true, tokensCut: true,
 		}
 		if !c.adopt(p.run, r) {
 			return false
@@ -406,7 +406,7 @@ func (c *Chunker) put(b *block, p *place) bool {
 		if b.tail == nil {
 			b.tail = &run{
 				ref: ref{b.hash, false}, owner: b, seed: p.seed, prev: p.prev, hasPrev: p.hasPrev,
-				ends: append(make([]uint16, 0, max(1, min(8, c.size/len(p.tail)))), uint16(len(p.tail))), tokensDirty: true,
+				ends: append(make([]uint16, 0, max(1, min(8, c.size/len(p.tail)))), uint16(len(p.tail))), tokensDirty: true, tokensCut: true,
 				tokens: append(make([]uint32, 0, min(c.size, max(len(p.tail), c.size-len(p.tail)))), p.tail...),
 			}
 			for _, o := range p.tailObj {

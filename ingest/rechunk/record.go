@@ -91,7 +91,7 @@ type run struct {
 	free  []int    // places of kids that are 0
 	count int      // kids that are not 0
 
-	tokensDirty bool // there are more, or, with tokensCut, less
+	tokensDirty bool // there are more, or, with tokensCut, less or others than in the map
 	tokensCut   bool
 	pagesDirty  []int
 }
