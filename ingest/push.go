@@ -78,6 +78,7 @@ type pusher struct {
 	chunk   *rechunk.Chunker
 	written last
 	wrote   bool
+	ended   store.Generation // cannot be gone on with, even if the index still has it
 
 	// Without sequences: what has been pushed here, and under which ids.
 	loose   *rechunk.Chunker
@@ -275,6 +276,11 @@ func (in *Ingester) pushInOrder(ctx context.Context, s *pusher, p *Pushed) (Push
 		if err == nil {
 			return res, nil
 		}
+		if errors.Is(err, store.ErrEnded) {
+			// By somebody; or the index has lost of its map what is needed, and would say
+			// so again: then another begins.
+			s.ended = s.life.Generation
+		}
 		s.life, s.chunk = store.Life{}, nil
 		// Somebody has ended the generation, or another replica has begun one: a few
 		// times that passes.
@@ -302,6 +308,8 @@ func (in *Ingester) pushOnce(ctx context.Context, s *pusher, p *Pushed, mark uin
 	// The sequence n of the engine is n+1 in the index.
 	reason := Reason(0)
 	switch next := s.life.Seq; {
+	case s.life.Generation == 0 && s.ended != 0:
+		reason = Ended
 	case s.life.Generation == 0:
 		reason = First
 	case next == 0:
@@ -319,7 +327,7 @@ func (in *Ingester) pushOnce(ctx context.Context, s *pusher, p *Pushed, mark uin
 		if err != nil {
 			return res, err
 		}
-		s.life, s.wrote = store.Life{Generation: gen, Fence: fence}, false
+		s.life, s.wrote, s.ended = store.Life{Generation: gen, Fence: fence}, false, 0
 		if s.chunk, err = in.chunker(p.Pod, p.Rank, s, true); err != nil {
 			return res, err
 		}
@@ -375,6 +383,10 @@ func (in *Ingester) refresh(ctx context.Context, s *pusher, p *Pushed) error {
 	}
 	s.life, s.chunk, s.wrote = life, nil, false
 	if life.Generation == 0 {
+		return nil
+	}
+	if life.Generation == s.ended {
+		s.life = store.Life{Fence: life.Fence}
 		return nil
 	}
 	if life.Seq, err = in.config.Index.TakeOver(ctx, life.Generation, life.Fence); err != nil {

@@ -201,6 +201,54 @@ func TestPushErrors(t *testing.T) {
 	}
 }
 
+// TestPushMapIsLost: a generation whose map the index has lost a part of, but not its
+// record, is not waited for: another begins.
+func TestPushMapIsLost(t *testing.T) {
+	x := &lossy{pagedIndex: newIndex(t)}
+	cache, m := newFakeCache(rand.New(rand.NewPCG(7, 8)), false), &plain{blocks: map[int64]*cached{}}
+	push := func(in *Ingester, seq uint64, began bool) {
+		t.Helper()
+		told := []enginetest.Event{cache.event()}
+		m.apply(told)
+		if res, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &seq, Events: eventsOf(told)}); err != nil || res.Began != began {
+			t.Fatalf("push %d: %+v, %v", seq, res, err)
+		}
+	}
+	in := newIngester(t, Config{Index: x})
+	push(in, 0, true)
+	push(in, 1, false)
+	x.lose(t)
+	// Another replica finds it when it takes over, and the first one that there is a new one.
+	cache, m = newFakeCache(rand.New(rand.NewPCG(9, 10)), false), &plain{blocks: map[int64]*cached{}}
+	other := newIngester(t, Config{Index: x})
+	push(other, 2, true)
+	push(in, 3, false)
+	push(other, 4, false)
+	checkHeld(t, x, m)
+}
+
+// lossy has lost the map of a generation.
+type lossy struct {
+	pagedIndex
+	lost store.Generation
+}
+
+func (x *lossy) lose(t *testing.T) {
+	t.Helper()
+	life, err := x.Life(t.Context(), "pod", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.lost = life.Generation
+}
+
+func (x *lossy) ReadMap(ctx context.Context, gen store.Generation, keys ...store.MapKey) ([][]byte, error) {
+	if gen == x.lost {
+		return nil, store.ErrEnded
+	}
+	return x.pagedIndex.ReadMap(ctx, gen, keys...)
+}
+
 // TestWriterIsolates has one batch of many refused: the others must not suffer.
 func TestWriterIsolates(t *testing.T) {
 	x := newIndex(t)
