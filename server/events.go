@@ -103,6 +103,12 @@ func (c *call) events() error {
 			return err
 		}
 		r, err := c.s.cfg.Events.Push(c.ctx, all[i])
+		if errors.Is(err, store.ErrUnknownPod) {
+			// Another server has removed the pod, and the registry in memory does not know yet.
+			if err = c.s.enroll(c.ctx, &all[i]); err == nil {
+				r, err = c.s.cfg.Events.Push(c.ctx, all[i])
+			}
+		}
 		if err != nil {
 			return err
 		}
@@ -212,6 +218,11 @@ func (s *Server) introduce(ctx context.Context, p *ingest.Pushed) error {
 	if _, known := reg.PodIndex(p.Pod); known {
 		return nil
 	}
+	return s.enroll(ctx, p)
+}
+
+// enroll registers the pod of a push unless it is.
+func (s *Server) enroll(ctx context.Context, p *ingest.Pushed) error {
 	return s.cfg.Index.Apply(ctx, store.Batch{Pod: p.Pod, Rank: p.Rank, Model: p.Model})
 }
 

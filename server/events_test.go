@@ -134,6 +134,59 @@ func TestEventsRegister(t *testing.T) {
 	}
 }
 
+// A pod that is known here, and has been removed by another server a moment ago, is
+// registered again.
+func TestEventsRegisterAgain(t *testing.T) {
+	index := &staleIndex{Index: openIndex(t)}
+	p := &strict{index: index.Index}
+	s := newServer(t, index, func(c *server.Config) { c.Events = p })
+	const body = `{"pod":"p","model":"m","events":[` + removed + `]}`
+	for range 2 { // the second time the pod is in the registry in memory, and then no more
+		if status, answer := s.push(t, "application/json", "", body); status != 200 || !strings.Contains(answer, `"applied":1`) {
+			t.Fatal(status, answer)
+		}
+		if reg, err := index.Index.Registry(t.Context()); err != nil || len(reg.Pods) != 1 {
+			t.Fatal(reg, err)
+		}
+		if index.cached == nil {
+			index.cached = index.Index.Cached()
+			if _, err := index.Index.Retire(t.Context(), "p"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// staleIndex has an old registry in memory, once there is one.
+type staleIndex struct {
+	store.Index
+	cached *store.Registry
+}
+
+func (x *staleIndex) Registry(ctx context.Context) (*store.Registry, error) {
+	if x.cached != nil {
+		return x.cached, nil
+	}
+	return x.Index.Registry(ctx)
+}
+
+// strict takes events of pods that are registered.
+type strict struct {
+	pusher
+	index store.Index
+}
+
+func (p *strict) Push(ctx context.Context, in ingest.Pushed) (ingest.PushResult, error) {
+	reg, err := p.index.Registry(ctx)
+	if err != nil {
+		return ingest.PushResult{}, err
+	}
+	if _, known := reg.PodIndex(in.Pod); !known {
+		return ingest.PushResult{}, store.ErrUnknownPod
+	}
+	return p.pusher.Push(ctx, in)
+}
+
 // A pod's partial blocks are known by the blocks that it pushed before.
 func TestEventsShapes(t *testing.T) {
 	p := &pusher{}
