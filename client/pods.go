@@ -20,7 +20,8 @@ type Pod struct {
 	Ranks int `json:"ranks,omitempty"`
 	// Engine is the engine's kind: vllm, sglang, trtllm or another word.
 	Engine string `json:"engine,omitempty"`
-	// Events and Replay are ZMQ endpoints of rank 0.
+	// Events and Replay are ZMQ endpoints of rank 0, as tcp://host:port. The server
+	// refuses those that nobody could read.
 	Events string `json:"events,omitempty"`
 	Replay string `json:"replay,omitempty"`
 	// BlockSize is the engine's own block size in tokens; 0 means not known.

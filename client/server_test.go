@@ -75,7 +75,7 @@ func TestWholeAPI(t *testing.T) {
 
 	pod := client.Pod{
 		Name: "10.0.0.1:8000", Model: "letters", Address: "http://a", Role: "both", Ranks: 2, Engine: "vllm",
-		Events: "tcp://a:1", Replay: "tcp://a:2", BlockSize: 16, Labels: map[string]string{"zone": "z"}, LeaseSeconds: 90.5,
+		Events: "tcp://a:1", Replay: "tcp://a:11", BlockSize: 16, Labels: map[string]string{"zone": "z"}, LeaseSeconds: 90.5,
 	}
 	if err := c.RegisterPod(ctx, pod); err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"maps"
 	"math"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 
+	"github.com/kvatlas/kvatlas/ingest/fleet"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
@@ -160,6 +162,13 @@ func (c *call) registerPod() error {
 		return err
 	}
 	c.model = q.Model
+	// Who registers is still there to correct it; the reader's log may be nobody's.
+	if err := fleet.Check(&q.Pod); err != nil {
+		if bad, ok := errors.AsType[*fleet.EndpointError](err); ok {
+			return invalid(bad.Field, "%s", bad.Why())
+		}
+		return err
+	}
 	created, err := c.s.cfg.Index.Register(c.ctx, q.Pod)
 	if err != nil {
 		return err

@@ -8,11 +8,70 @@ import (
 	"strings"
 
 	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/store"
 )
 
 // ErrEndpoints says that the ranks' endpoints cannot be made of a registration.
 var ErrEndpoints = errors.New("fleet: no endpoints")
+
+// EndpointError is the ErrEndpoints of a registration whose Events or Replay nobody can read.
+type EndpointError struct {
+	// Field is the one to blame: events or replay.
+	Field string
+	err   error
+}
+
+// Error implements error.
+func (e *EndpointError) Error() string { return ErrEndpoints.Error() + ": " + e.err.Error() }
+
+// Unwrap gives ErrEndpoints and what is below it.
+func (e *EndpointError) Unwrap() []error { return []error{ErrEndpoints, e.err} }
+
+// Why says to people what is wrong, without the names of packages.
+func (e *EndpointError) Why() string {
+	why := e.err.Error()
+	for _, said := range []string{zmq.ErrEndpoint.Error() + " ", zmq.ErrConfig.Error() + ": "} {
+		why = strings.Replace(why, said, "", 1)
+	}
+	return why
+}
+
+func badEvents(format string, args ...any) error {
+	return &EndpointError{"events", fmt.Errorf(format, args...)}
+}
+
+func badReplay(format string, args ...any) error {
+	return &EndpointError{"replay", fmt.Errorf(format, args...)}
+}
+
+// Check says why no process could ever read the events of a pod that is to be registered:
+// an *EndpointError. What only some processes refuse, as their Wiring is, passes: another
+// one than the caller may be the reader.
+func Check(p *store.Pod) error {
+	w := Wiring{Bind: "*"}
+	for e := range strings.SplitSeq(p.Events, ",") {
+		rest, binds := strings.CutPrefix(strings.TrimSpace(e), bindScheme+"tcp://")
+		if host, _, err := net.SplitHostPort(rest); binds && err == nil && net.ParseIP(host) != nil {
+			w.Bind = host // it may be the reader's
+			break
+		}
+	}
+	if p.Events != "" || p.Replay == "" {
+		_, err := w.Sources(p)
+		return err
+	}
+	list, err := endpoints(p.Replay, max(1, p.Ranks), func(e string) (string, error) { return reachable(p, e) })
+	if err != nil {
+		return badReplay("replay of %s: %w", p.Name, err)
+	}
+	for r, e := range list {
+		if err := (zmq.ReplayConfig{Endpoint: e}).Validate(); err != nil {
+			return badReplay("replay of %s/%d: %w", p.Name, r, err)
+		}
+	}
+	return nil
+}
 
 // Sources are the event streams of a pod's ranks, in order; none when the pod has no
 // Events. Events and Replay are the endpoints of rank 0, and those of rank n are n
@@ -20,7 +79,7 @@ var ErrEndpoints = errors.New("fleet: no endpoints")
 // of *, 0.0.0.0 or [::], with which engines bind, stands for that of the pod's
 // Address, or of its Name. Events that begin with bind+ are where the engine connects to
 // us; see Wiring.Bind. No endpoint can be of events and of a replay socket, whatever the
-// ranks.
+// ranks. What is wrong with them is an *EndpointError.
 func (w *Wiring) Sources(p *store.Pod) ([]ingest.Source, error) {
 	if p.Events == "" {
 		return nil, nil
@@ -34,12 +93,12 @@ func (w *Wiring) Sources(p *store.Pod) ([]ingest.Source, error) {
 	}
 	events, err := endpoints(p.Events, ranks, at)
 	if err != nil {
-		return nil, fmt.Errorf("%w: events of %s: %w", ErrEndpoints, p.Name, err)
+		return nil, badEvents("events of %s: %w", p.Name, err)
 	}
 	replay := make([]string, ranks)
 	if p.Replay != "" {
 		if replay, err = endpoints(p.Replay, ranks, resolve); err != nil {
-			return nil, fmt.Errorf("%w: replay of %s: %w", ErrEndpoints, p.Name, err)
+			return nil, badReplay("replay of %s: %w", p.Name, err)
 		}
 	}
 	if err := apart(p.Name, events, replay); err != nil {
@@ -51,8 +110,13 @@ func (w *Wiring) Sources(p *store.Pod) ([]ingest.Source, error) {
 			Pod: p.Name, Rank: r, Model: p.Model, Engine: p.Engine, Events: events[r], Bind: binds, Replay: replay[r],
 			Topic: w.topic(p, r), Curve: w.Curve,
 		}
+		alone := out[r]
+		alone.Replay = ""
+		if err := alone.Validate(); err != nil {
+			return nil, badEvents("%w", err)
+		}
 		if err := out[r].Validate(); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrEndpoints, err)
+			return nil, badReplay("%w", err)
 		}
 	}
 	return out, nil
@@ -67,7 +131,7 @@ func apart(pod string, events, replay []string) error {
 	}
 	for r, e := range replay {
 		if other, taken := at[e]; taken {
-			return fmt.Errorf("%w: replay of %s/%d: %q is where the events of rank %d are; the replay socket has an endpoint of its own", ErrEndpoints, pod, r, e, other)
+			return badReplay("replay of %s/%d: %q is where the events of rank %d are; the replay socket has an endpoint of its own", pod, r, e, other)
 		}
 	}
 	return nil

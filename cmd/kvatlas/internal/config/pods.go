@@ -107,9 +107,9 @@ func (c *Config) portsMeet() bool {
 	return c.PodsPortEvents != 0 && c.PodsPortReplay != 0 && max(apart, -apart) < c.PodsRanks
 }
 
-// validateEvents says why the events of a pod of the list could never be read. Pods that
-// register themselves are told of in the log, when somebody is to read them; one that
-// stands here is the operator's, who is still there to correct it.
+// validateEvents says why the events of a pod of the list could never be read by this
+// process. Pods that register over HTTP are asked by fleet.Check, which knows no process;
+// one that stands here is the operator's, who is still there to correct it.
 func (c *Config) validateEvents(text string, p store.Pod) error {
 	w := fleet.Wiring{Topic: c.IngestTopic, Bind: c.IngestBind}
 	switch {
@@ -139,8 +139,8 @@ func (c *Config) validateEvents(text string, p store.Pod) error {
 		return nil
 	}
 	why := err.Error()
-	for _, said := range []string{fleet.ErrEndpoints.Error() + ": ", zmq.ErrEndpoint.Error() + " ", zmq.ErrConfig.Error() + ": "} {
-		why = strings.Replace(why, said, "", 1)
+	if bad, ok := errors.AsType[*fleet.EndpointError](err); ok {
+		why = bad.Why()
 	}
 	switch {
 	case strings.HasPrefix(p.Events, "bind "):
