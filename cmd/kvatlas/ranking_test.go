@@ -1,6 +1,8 @@
 package main
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +48,36 @@ func TestVerdicts(t *testing.T) {
 		}
 		if strings.Contains(b.String(), tc.without) {
 			t.Errorf("%s: %q is in\n%s", name, tc.without, b.String())
+		}
+	}
+}
+
+// TestScoreSaysWhichPodsAreNotRegistered asks for pods by name, of which some hold nothing.
+func TestScoreSaysWhichPodsAreNotRegistered(t *testing.T) {
+	const scores = `{"scores":{"a":3,"b":0,"no\u001bpod":0},"matched":{"a":{"blocks":3}},"blocks":{"total":3,"size":64},"tokens":{"total":192,"exact":true}}`
+	for name, tc := range map[string]struct {
+		pods, want string
+		status     int
+	}{
+		"one":         {`{"pods":[{"name":"a","model":"m"},{"name":"b","model":"m"}]}`, "\nnot registered: no?pod (GET /v1/pods lists the pods that are)\n", http.StatusOK},
+		"two":         {`{"pods":[{"name":"a","model":"m"}]}`, "\nnot registered: b, no?pod (", http.StatusOK},
+		"none":        {`{"pods":[{"name":"b","model":"m"},{"name":"no\u001bpod","model":"m"}]}`, "", http.StatusOK},
+		"unreachable": {`{}`, "", http.StatusServiceUnavailable},
+		"no JSON":     {`pods`, "", http.StatusOK},
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			body := scores
+			if r.URL.Path == "/v1/pods" {
+				w.WriteHeader(tc.status)
+				body = tc.pods
+			}
+			_, _ = w.Write([]byte(body))
+		}))
+		status, stdout, stderr := call(t, "", "score", "--server", s.URL, "--model=m", "--tokens=1", "--pods=a,b,no\x1bpod,b")
+		s.Close()
+		if status != exitOK || stderr != "" || !strings.HasPrefix(stdout, "POD") || !strings.Contains(stdout, tc.want) || tc.want == "" && strings.Contains(stdout, "registered") {
+			t.Errorf("%s: ends with %d\n%s%s\nwant %q", name, status, stdout, stderr, tc.want)
 		}
 	}
 }

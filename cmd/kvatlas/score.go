@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -81,7 +82,35 @@ func (p *program) score(ctx context.Context, args []string) int {
 	if indexFailed(&resp) {
 		return exitFailed // a script must not take this for "nobody"
 	}
+	if names := call.unregistered(ctx, c, &resp); len(names) > 0 {
+		fmt.Fprintf(p.stdout, "not registered: %s (GET /v1/pods lists the pods that are)\n", printable(strings.Join(names, ", ")))
+	}
 	return exitOK
+}
+
+// asideBudget bounds what is asked beside the score: the answer is there already.
+const asideBudget = 2 * time.Second
+
+// unregistered are those of the pods asked for that score 0 because no such pod is
+// registered; none where that cannot be found out.
+func (s *scoreCall) unregistered(ctx context.Context, c *client.Client, r *client.ScoreResponse) (names []string) {
+	for _, name := range s.request.Pods {
+		if r.Scores[name] == 0 && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, asideBudget)
+	defer cancel()
+	pods, err := c.Pods(ctx)
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(names, func(name string) bool {
+		return slices.ContainsFunc(pods, func(p client.Pod) bool { return p.Name == name })
+	})
 }
 
 func (p *program) readScoreCall(args []string) (*scoreCall, error) {
