@@ -13,9 +13,10 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 )
 
-// writeScore writes a ranking for people.
-func writeScore(out io.Writer, model string, r *client.ScoreResponse, took time.Duration) {
-	for _, line := range verdicts(r) {
+// writeScore writes a ranking for people. late says why the prompt was not tokenized in
+// time, where that is so.
+func writeScore(out io.Writer, model string, r *client.ScoreResponse, took time.Duration, late string) {
+	for _, line := range verdicts(r, late) {
 		fmt.Fprintln(out, line)
 	}
 	if len(r.Scores) > 0 {
@@ -36,10 +37,13 @@ func writeScore(out io.Writer, model string, r *client.ScoreResponse, took time.
 
 // verdicts say in words what the numbers do not, the most important first: an
 // empty ranking means four different things.
-func verdicts(r *client.ScoreResponse) (lines []string) {
+func verdicts(r *client.ScoreResponse, late string) (lines []string) {
 	if r.Degraded != nil {
 		reason, known := degradations[r.Degraded.Reason]
-		if !known {
+		switch {
+		case r.Degraded.Reason == tokenizationBudget:
+			reason = late
+		case !known:
 			reason = printable(r.Degraded.Reason)
 		}
 		lines = append(lines, "this answer is incomplete, its scores are lower bounds: "+reason)
@@ -58,13 +62,30 @@ func verdicts(r *client.ScoreResponse) (lines []string) {
 	return lines
 }
 
-// degradations are the reasons of incomplete answers, and what to do.
+// tokenizationBudget is the reason whose words depend on what the server has loaded.
+const tokenizationBudget = "tokenization_budget"
+
+// degradations are the other reasons of incomplete answers, and what to do.
 var degradations = map[string]string{
-	"tokenization_budget": "the tokenizer was not done in time, a new one takes seconds to load: ask again, or with --mode sync (serve --preload loads it at the start)",
-	"tokenization_busy":   "the tokenizer's queue is full: ask again",
-	"index_unavailable":   "the server cannot reach its index; this says nothing about the pods",
-	"index_timeout":       "the index did not answer in time",
-	"index_stale":         "the server cannot reach Redis; its copy of the index has answered, which grows old",
+	"tokenization_busy": "the tokenizer's queue is full: ask again",
+	"index_unavailable": "the server cannot reach its index; this says nothing about the pods",
+	"index_timeout":     "the index did not answer in time",
+	"index_stale":       "the server cannot reach Redis; its copy of the index has answered, which grows old",
+}
+
+// lateness says why a prompt was not tokenized in time, as far as the server's list of
+// the tokenizers that it has loaded shows it; known is false where there is no list.
+func lateness(loaded, known, chat bool) string {
+	const again = ": ask again, or with --mode sync"
+	switch {
+	case !known:
+		return "the prompt was not tokenized in time" + again + ", which waits"
+	case !loaded:
+		return "the model's tokenizer is not loaded yet" + again + ", which waits for it, or says why there is none (it takes seconds; serve --preload loads it at the start)"
+	case chat:
+		return "the tokenizer is loaded, and the chat was not rendered and tokenized in time (the model's chat template is compiled at its first use)" + again
+	}
+	return "the tokenizer is loaded, and the prompt was not tokenized in time" + again
 }
 
 // indexFailed tells whether the index could not be asked at all.

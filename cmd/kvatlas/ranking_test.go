@@ -37,7 +37,7 @@ func TestVerdicts(t *testing.T) {
 		"unknown reason": {answer(3, true, "sun_spots\x1b"), []string{"incomplete", "sun_spots?"}, "\x1b"},
 	} {
 		var b strings.Builder
-		writeScore(&b, "m", tc.r, time.Millisecond)
+		writeScore(&b, "m", tc.r, time.Millisecond, lateness(false, true, false))
 		rest := b.String()
 		for _, part := range tc.want {
 			_, after, found := strings.Cut(rest, part)
@@ -77,6 +77,41 @@ func TestScoreSaysWhichPodsAreNotRegistered(t *testing.T) {
 		status, stdout, stderr := call(t, "", "score", "--server", s.URL, "--model=m", "--tokens=1", "--pods=a,b,no\x1bpod,b")
 		s.Close()
 		if status != exitOK || stderr != "" || !strings.HasPrefix(stdout, "POD") || !strings.Contains(stdout, tc.want) || tc.want == "" && strings.Contains(stdout, "registered") {
+			t.Errorf("%s: ends with %d\n%s%s\nwant %q", name, status, stdout, stderr, tc.want)
+		}
+	}
+}
+
+// TestScoreSaysWhatIsLate asks for a text and for a chat that are not tokenized in time.
+func TestScoreSaysWhatIsLate(t *testing.T) {
+	const late = `{"scores":{},"blocks":{"total":0,"size":64},"tokens":{"total":0,"source":"none","exact":false},"degraded":{"reason":"tokenization_budget"}}`
+	for name, tc := range map[string]struct {
+		models string // the answer of GET /v1/models
+		chat   bool
+		want   string
+	}{
+		"not loaded":     {`{"models":[]}`, false, "the model's tokenizer is not loaded yet: ask again, or with --mode sync, which waits for it, or says why there is none"},
+		"another loaded": {`{"models":[],"tokenizers":[{"model":"other"}]}`, true, "the model's tokenizer is not loaded yet: "},
+		"loaded":         {`{"models":[],"tokenizers":[{"model":"other"},{"model":"m"}]}`, false, "the tokenizer is loaded, and the prompt was not tokenized in time: ask again"},
+		"chat":           {`{"models":[],"tokenizers":[{"model":"m"}]}`, true, "the tokenizer is loaded, and the chat was not rendered and tokenized in time (the model's chat template is compiled at its first use): "},
+		"no list":        {`{}`, false, "the prompt was not tokenized in time: ask again, or with --mode sync, which waits\n"},
+		"no JSON":        {`models`, true, "the prompt was not tokenized in time: ask again"},
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			body := late
+			if r.URL.Path == "/v1/models" {
+				body = tc.models
+			}
+			_, _ = w.Write([]byte(body))
+		}))
+		args := []string{"score", "--server", s.URL, "--model=m", "hello"}
+		if tc.chat {
+			args[4] = "--chat-file=-"
+		}
+		status, stdout, stderr := call(t, `[{"role":"user","content":"hi"}]`, args...)
+		s.Close()
+		if status != exitOK || stderr != "" || !strings.HasPrefix(stdout, "this answer is incomplete, its scores are lower bounds: "+tc.want) {
 			t.Errorf("%s: ends with %d\n%s%s\nwant %q", name, status, stdout, stderr, tc.want)
 		}
 	}

@@ -78,7 +78,12 @@ func (p *program) score(ctx context.Context, args []string) int {
 	if err := json.Unmarshal(raw, &resp); err != nil {
 		return p.fail("score", fmt.Errorf("the answer of %s cannot be read: %w", call.server, err))
 	}
-	writeScore(p.stdout, call.request.Model, &resp, took)
+	late := ""
+	if resp.Degraded != nil && resp.Degraded.Reason == tokenizationBudget {
+		loaded, known := call.loaded(ctx, c)
+		late = lateness(loaded, known, call.request.Chat != nil)
+	}
+	writeScore(p.stdout, call.request.Model, &resp, took, late)
 	if indexFailed(&resp) {
 		return exitFailed // a script must not take this for "nobody"
 	}
@@ -90,6 +95,26 @@ func (p *program) score(ctx context.Context, args []string) int {
 
 // asideBudget bounds what is asked beside the score: the answer is there already.
 const asideBudget = 2 * time.Second
+
+// loaded tells whether the server has the model's tokenizer in memory by now; known is
+// false where it does not say.
+func (s *scoreCall) loaded(ctx context.Context, c *client.Client) (loaded, known bool) {
+	ctx, cancel := context.WithTimeout(ctx, asideBudget)
+	defer cancel()
+	var out struct {
+		Models     []json.RawMessage `json:"models"` // always there
+		Tokenizers []struct {
+			Model string `json:"model"`
+		} `json:"tokenizers"`
+	}
+	if err := c.Call(ctx, http.MethodGet, "/v1/models", nil, &out); err != nil || out.Models == nil {
+		return false, false
+	}
+	for _, t := range out.Tokenizers {
+		loaded = loaded || t.Model == s.request.Model
+	}
+	return loaded, true
+}
 
 // unregistered are those of the pods asked for that score 0 because no such pod is
 // registered; none where that cannot be found out.
