@@ -67,6 +67,9 @@ func NewDNS(text string, r Resolver, interval time.Duration, limit int) (*DNS, e
 	return d, nil
 }
 
+// Model is the model that all pods behind the name serve, "" if the text does not say.
+func (d *DNS) Model() string { return d.pod.Model }
+
 // Watch implements Source.
 func (d *DNS) Watch(ctx context.Context, w Watcher) error {
 	var last []string

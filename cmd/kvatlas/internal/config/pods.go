@@ -75,12 +75,15 @@ func (c *Config) validatePods() error {
 		bad("pods", err)
 	}
 	for i := range list {
-		errs = append(errs, c.validateEvents(c.Pods[i], list[i]))
+		errs = append(errs, c.validateEvents(c.Pods[i], list[i]), c.validateModel("pods", c.Pods[i], list[i].Model))
 	}
 	for _, text := range c.PodsDNS {
-		if _, err := discover.NewDNS(text, nil, c.PodsDNSInterval, c.IndexMaxPods); err != nil {
+		d, err := discover.NewDNS(text, nil, c.PodsDNSInterval, c.IndexMaxPods)
+		if err != nil {
 			bad("pods-dns", err)
+			continue
 		}
+		errs = append(errs, c.validateModel("pods-dns", text, d.Model()))
 	}
 	for _, p := range []struct {
 		setting string
@@ -105,6 +108,19 @@ func (c *Config) validatePods() error {
 func (c *Config) portsMeet() bool {
 	apart := c.PodsPortReplay - c.PodsPortEvents
 	return c.PodsPortEvents != 0 && c.PodsPortReplay != 0 && max(apart, -apart) < c.PodsRanks
+}
+
+// validateModel says that pods of this text could never be registered, as nothing will say
+// which model they serve.
+func (c *Config) validateModel(setting, text, model string) error {
+	if model != "" || c.PodsModel != "" || c.PodsAsk || !c.Roles.Has(RoleIngest) { // who ingests registers them
+		return nil
+	}
+	sep := "?"
+	if strings.Contains(text, "?") {
+		sep = "&"
+	}
+	return fmt.Errorf("%s: %s: nothing says which model it serves: write %s%smodel=NAME, or set pods-model for all pods, or pods-ask to ask the engine", setting, text, text, sep)
 }
 
 // validateEvents says why the events of a pod of the list could never be read by this
