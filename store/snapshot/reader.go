@@ -125,6 +125,8 @@ func (r *Reader) readLine() ([]byte, error) {
 			return nil, io.EOF
 		case errors.Is(err, io.ErrUnexpectedEOF): // of gzip
 			return nil, fmt.Errorf("%w: behind line %d", ErrCut, r.lines)
+		case r.lines == 0: // what is to be read could not be had at all
+			return nil, fmt.Errorf("snapshot: %w", err)
 		default:
 			return nil, fmt.Errorf("snapshot: behind line %d: %w", r.lines, err)
 		}

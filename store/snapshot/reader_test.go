@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
@@ -202,6 +203,22 @@ func TestBadLines(t *testing.T) {
 			t.Errorf("%.200s\ngot  %v\nwant %v %s", c.text[min(len(c.text), len(head)):], err, c.is, c.want)
 		}
 		_ = x.Close()
+	}
+}
+
+// What cannot be read fails with its own error, and with the line if there was one.
+func TestReadFails(t *testing.T) {
+	head := `{"kvatlas":"dump","version":1,"schema":1,"partitions":64}` + "\n"
+	for text, want := range map[string]string{"": "snapshot: gone", head: "snapshot: behind line 1: gone"} {
+		gone := errors.New("gone")
+		r := snapshot.NewReader(io.MultiReader(strings.NewReader(text), iotest.ErrReader(gone)))
+		var err error
+		for err == nil {
+			_, err = r.Next()
+		}
+		if !errors.Is(err, gone) || err.Error() != want {
+			t.Errorf("behind %q: got %v, want %s", text, err, want)
+		}
 	}
 }
 
