@@ -222,7 +222,7 @@ func (d *doctor) lookAtTokenizers(ctx context.Context) *section {
 	if err != nil {
 		add(check.Finding{
 			Level: check.Fail, What: "directory", Found: strings.TrimPrefix(err.Error(), "tokenpool: "),
-			Means: "kvatlas serve does not start", Do: "make the directory, or correct --tokenizers",
+			Means: "kvatlas serve does not start", Do: "make the directory, or correct " + d.cfg.Given("tokenizers"),
 		})
 		return s
 	}

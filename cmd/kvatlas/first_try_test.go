@@ -90,8 +90,13 @@ func TestChatFileNamesTheModel(t *testing.T) {
 // TestStartSaysWhatToDo starts servers that do not start.
 func TestStartSaysWhatToDo(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	file := filepath.Join(t.TempDir(), "k.yaml")
+	if err := os.WriteFile(file, []byte("roles: score\ntokenizers: /no/such/dir\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for flags, want := range map[string]string{
-		"--tokenizers=/no/such/dir":  "Make the directory, or correct --tokenizers",
+		"--tokenizers=/no/such/dir":  "Make the directory, or correct --tokenizers\n",
+		"--config=" + file:           "Make the directory, or correct tokenizers (k.yaml:2)\n",
 		"--pods-kubernetes=app=vllm": "--pods-kubernetes-config",
 	} {
 		args := append([]string{"serve", "--listen=127.0.0.1:0", "--hub-cache=" + t.TempDir()}, strings.Fields(flags)...)

@@ -25,7 +25,7 @@ func (s *service) makeTokenizers() error {
 	if c.Tokenizers != "" {
 		dir, err := tokenpool.NewDirectory(c.Tokenizers)
 		if err != nil {
-			return fmt.Errorf("tokenizers (from %s): %w\nMake the directory, or correct --tokenizers", c.Origins["tokenizers"], err)
+			return fmt.Errorf("tokenizers (from %s): %w\nMake the directory, or correct %s", c.Origins["tokenizers"], err, c.Given("tokenizers"))
 		}
 		origins = append(origins, dir)
 	}

@@ -95,6 +95,16 @@ func (l *Loader) defaultOf(s *Setting) string {
 	return s.Default
 }
 
+// Given names a setting as it was given, for who is to correct it: --name, the variable,
+// or the name and its line in the file.
+func (l *Loaded) Given(setting string) string {
+	origin := l.Origins[setting]
+	if strings.HasPrefix(origin, "--") || strings.HasPrefix(origin, EnvPrefix) {
+		return origin
+	}
+	return setting + " (" + origin + ")"
+}
+
 // SettingError says which setting is wrong and where its value was given.
 type SettingError struct {
 	// Setting is the setting's name, Origin as in Loaded.Origins.
