@@ -17,12 +17,14 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 )
 
-const inspectUsage = `kvatlas inspect looks at what engines say of their caches.
+const inspectUsage = `kvatlas inspect looks at what engines say of their caches, and at where it is in
+Redis.
 
   kvatlas inspect events ENDPOINT    print an engine's events as they come
   kvatlas inspect play FILE          send a record of events again
+  kvatlas inspect keys               print the names of blocks in Redis
 
-kvatlas inspect events --help and kvatlas inspect play --help list the flags.
+kvatlas inspect events --help, and so on, list the flags.
 `
 
 // inspect is the command.
@@ -36,6 +38,8 @@ func (p *program) inspect(ctx context.Context, args []string) int {
 		return p.inspectEvents(ctx, args[1:])
 	case "play":
 		return p.inspectPlay(ctx, args[1:])
+	case "keys":
+		return p.inspectKeys(args[1:])
 	case "help", "--help", "-help", "-h":
 		fmt.Fprint(p.stdout, inspectUsage)
 		return exitOK

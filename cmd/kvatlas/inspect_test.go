@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
 // freeEndpoint is a TCP endpoint that was free a moment ago.
@@ -351,6 +353,55 @@ func TestInspectPlayToServer(t *testing.T) {
 	}
 }
 
+// TestInspectKeys prints the worked example of docs/redis-schema.md, and names that Redis
+// has once a server has written the blocks.
+func TestInspectKeys(t *testing.T) {
+	const want = `17407f9d3c42e032 ; "kva{;}\x78\x07\x95\x01\xa1\x85\x57\x07"` + "\n" +
+		`d21540b926828aff Q "kva{Q}\xbd\x52\xaa\x25\xbb\x45\x3d\xca"` + "\n"
+	example := []string{"inspect", "keys", "--model=meta-llama/Llama-3.1-8B"}
+	for _, args := range [][]string{
+		{"--tokens=18038,95411,87593,48849,40269,54969,126870,44865,1", "--block-size=4"},
+		{"--block-keys=17407f9d3c42e032,d21540b926828aff"},
+	} {
+		if status, stdout, stderr := call(t, "", append(example, args...)...); status != exitOK || stdout != want || stderr != "" {
+			t.Errorf("%q: ends with %d\n%s%s\nwant\n%s", args, status, stdout, stderr, want)
+		}
+	}
+
+	server := redistest.Start(t)
+	r := start(t, "--redis="+server.URL(), "--redis-prefix=ours", "--block-size=2")
+	var list []string
+	const blocks = 200 // all partitions, and names with zeros
+	for _, tok := range tokens(2 * blocks) {
+		list = append(list, fmt.Sprint(tok))
+	}
+	if _, err := r.client().Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "a", LoRA: "l", CacheSalt: "s", Tokens: tokens(2 * blocks)}); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := call(t, "", "inspect", "keys", "--model=m", "--block-size=2", "--lora=l", "--cache-salt=s", "--redis-prefix=ours", "--tokens="+strings.Join(list, ","))
+	if status != exitOK {
+		t.Fatalf("ends with %d\n%s", status, stderr)
+	}
+	c := server.Client()
+	lines := strings.Split(strings.TrimSuffix(stdout, "\n"), "\n")
+	for _, line := range lines {
+		fields := strings.Split(line, " ")
+		if len(fields) != 3 {
+			t.Fatalf("%q has %d words", line, len(fields))
+		}
+		name, err := strconv.Unquote(fields[2]) // as redis-cli does for these
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		if n, err := c.Exists(t.Context(), name).Result(); n != 1 || err != nil {
+			t.Errorf("Redis has no %s: %v", line, err)
+		}
+	}
+	if len(lines) != blocks {
+		t.Errorf("%d lines", len(lines))
+	}
+}
+
 func TestInspectMisuse(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                      "kvatlas inspect looks at",
@@ -374,12 +425,22 @@ func TestInspectMisuse(t *testing.T) {
 		"play f --bind tcp://*:1 --speed=-1":    "--speed is -1",
 		"play f --bind tcp://*:1 --speed=NaN":   "--speed is NaN",
 		"play f --bind tcp://*:1 --wait=0s":     "--wait",
+		"keys":                                  "--model is missing",
+		"keys x --model=m --tokens=1":           "flags only",
+		"keys --model=m":                        "either --tokens or --block-keys",
+		"keys --model=m --tokens=1 --block-keys=0000000000000001":     "either --tokens or --block-keys",
+		"keys --model=m --block-keys=0000000000000001 --lora=x":       "are for --tokens",
+		"keys --model=m --block-keys=0000000000000001,12":             "--block-keys: number 2: ",
+		"keys --model=m --tokens=1,x":                                 "--tokens: number 2",
+		"keys --model=m --tokens=1,2 --block-size=3":                  "2 tokens are less than a block of 3 (--block-size)",
+		"keys --model=m --tokens=1 --block-size=0":                    "--block-size is 0",
+		"keys --model=m --tokens=1 --block-size=1 --redis-prefix=a{b": "--redis-prefix: ",
 	} {
 		if status, _, stderr := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != exitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("%s: ends with %d\n%s\nwant %s", args, status, stderr, want)
 		}
 	}
-	for _, args := range []string{"--help", "events --help", "play --help"} {
+	for _, args := range []string{"--help", "events --help", "play --help", "keys --help"} {
 		if status, stdout, _ := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != exitOK || !strings.Contains(stdout, "kvatlas inspect") {
 			t.Errorf("%s: ends with %d\n%s", args, status, stdout)
 		}

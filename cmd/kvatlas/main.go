@@ -4,7 +4,7 @@
 //	kvatlas serve     answer over HTTP
 //	kvatlas score     ask a server from the command line
 //	kvatlas doctor    look at what a server depends on
-//	kvatlas inspect   look at engines' events, record and play them
+//	kvatlas inspect   look at engines' events, record and play them; name blocks in Redis
 //	kvatlas bench     measure the indexes beside those of others
 //	kvatlas dump      write all that an index holds
 //	kvatlas restore   load that into an index
@@ -67,7 +67,7 @@ engine holds the longest prefix of a prompt.
   kvatlas serve     answer over HTTP
   kvatlas score     ask a server from the command line
   kvatlas doctor    look at what a server depends on
-  kvatlas inspect   look at engines' events, record and play them
+  kvatlas inspect   look at engines' events, record and play them; name blocks in Redis
   kvatlas bench     measure the indexes beside those of others
   kvatlas dump      write all that an index holds
   kvatlas restore   load that into an index

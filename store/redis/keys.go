@@ -111,6 +111,17 @@ func (n *names) appendBlock(dst []byte, k blockkey.StoreKey) []byte {
 	return append(dst, b[:]...)
 }
 
+// BlockName returns the name of the key that holds a block in the index with this prefix
+// ("kva" unless configured), and the hash tag in it, which is that of the block's partition:
+// one byte. Both can have bytes that are no text. The error says what is wrong with the prefix.
+func BlockName(prefix string, k blockkey.StoreKey) (name, tag string, err error) {
+	if err := checkPrefix(prefix); err != nil {
+		return "", "", err
+	}
+	p := k.Partition()
+	return string(newNames(prefix).appendBlock(nil, k)), tags[p : p+1], nil
+}
+
 // parseBlock reads back what appendBlock wrote; ok is false for any other key.
 func (n *names) parseBlock(name string) (k blockkey.StoreKey, ok bool) {
 	if len(name) != n.blockLen() {

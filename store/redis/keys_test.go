@@ -158,5 +158,12 @@ func TestWorkedExample(t *testing.T) {
 		if got := hex.EncodeToString(newNames("kva").appendBlock(nil, k)); got != c.name {
 			t.Errorf("%s: got the name %s, want %s", c.key, got, c.name)
 		}
+		name, tag, err := BlockName("kva", k)
+		if hex.EncodeToString([]byte(name)) != c.name || tag != name[4:5] || err != nil {
+			t.Errorf("%s: BlockName gives %x, %x, %v", c.key, name, tag, err)
+		}
+	}
+	if name, _, err := BlockName("a{b", 0); err == nil {
+		t.Errorf("a prefix with a brace gives %q", name)
 	}
 }

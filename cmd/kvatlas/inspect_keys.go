@@ -1,0 +1,133 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"flag"
+	"fmt"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+const inspectKeysUsage = `kvatlas inspect keys prints under which names blocks are in Redis: a line a
+block, with its block key, the tag of its partition, and the name of its key as
+redis-cli takes it from its standard input. It asks nobody.
+
+  kvatlas inspect keys --model M --tokens 1,2,3,...
+  kvatlas inspect keys --model M --block-keys HEX,HEX
+
+Who holds them (the ids are in kva{reg}:gen, docs/redis-schema.md):
+
+  kvatlas inspect keys ... | awk '{print "GET", $3}' | redis-cli
+
+Write them in the plain form, for a pod that is registered:
+
+  kvatlas inspect keys ... | awk '{print "SET", $3, "10.0.0.7:8000"}' | redis-cli
+
+`
+
+// keysCall is one call of kvatlas inspect keys.
+type keysCall struct {
+	model  string
+	prefix string
+	keys   []blockkey.Key
+}
+
+func (p *program) readKeysCall(args []string) (*keysCall, error) {
+	fs := flag.NewFlagSet("kvatlas inspect keys", flag.ContinueOnError)
+	c := &keysCall{}
+	fs.StringVar(&c.model, "model", "", "the `model`'s name (required)")
+	tokens := fs.String("tokens", "", "the prompt's token ids, a `LIST` with commas")
+	keys := fs.String("block-keys", "", "block keys, a `LIST` of 16 hex digits each")
+	size := fs.Int("block-size", 64, "with --tokens: the model's index block size, which GET /v1/models has (a model that is not there has that of the server)")
+	lora := fs.String("lora", "", "with --tokens: `NAME` of the LoRA adapter")
+	salt := fs.String("cache-salt", "", "with --tokens: the cache `SALT`")
+	fs.StringVar(&c.prefix, "redis-prefix", "kva", "what the names of all keys in Redis begin with")
+	words, err := p.readFlags(fs, args, inspectKeysUsage)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case len(words) > 0:
+		return nil, fmt.Errorf("%q: it takes flags only", words[0])
+	case c.model == "":
+		return nil, errors.New("--model is missing")
+	case flagGiven(fs, "tokens") == flagGiven(fs, "block-keys"):
+		return nil, errors.New("give either --tokens or --block-keys")
+	case flagGiven(fs, "block-keys") && flagGiven(fs, "block-size", "lora", "cache-salt"):
+		return nil, errors.New("--block-size, --lora and --cache-salt are for --tokens; block keys have them in them")
+	case *size < 1 || *size > store.MaxBlockSize:
+		return nil, fmt.Errorf("--block-size is %d, it can be 1 to %d", *size, store.MaxBlockSize)
+	}
+	if _, _, err := redis.BlockName(c.prefix, 0); err != nil {
+		return nil, fmt.Errorf("--redis-prefix: %w", err)
+	}
+	if flagGiven(fs, "block-keys") {
+		for i, w := range splitList(*keys) {
+			k, err := blockkey.ParseKey(w)
+			if err != nil {
+				return nil, fmt.Errorf("--block-keys: number %d: %w", i+1, err)
+			}
+			c.keys = append(c.keys, k)
+		}
+		return c, nil
+	}
+	list, err := parseTokens(*tokens)
+	if err != nil {
+		return nil, err
+	}
+	if len(list) < *size {
+		return nil, fmt.Errorf("--tokens: %s are less than a block of %d (--block-size)", count(len(list), "token"), *size)
+	}
+	c.keys = blockkey.AppendNative(nil, list, *size, blockkey.NativeSeed(*lora, *salt))
+	return c, nil
+}
+
+// inspectKeys is kvatlas inspect keys.
+func (p *program) inspectKeys(args []string) int {
+	call, err := p.readKeysCall(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return exitOK
+	case err != nil:
+		return p.misuse("inspect keys", err)
+	}
+	out := bufio.NewWriter(p.stdout)
+	model := blockkey.ModelOf(call.model)
+	for _, k := range call.keys {
+		name, tag, err := redis.BlockName(call.prefix, k.In(model))
+		if err != nil {
+			return p.fail("inspect keys", err)
+		}
+		key := len(name) - 8 // the store key, all of it as hex
+		fmt.Fprintf(out, "%s %s \"%s%s\"\n", k, escaped(tag), escaped(name[:key]), hexEscaped(name[key:]))
+	}
+	if err := out.Flush(); err != nil {
+		return p.fail("inspect keys", err)
+	}
+	return exitOK
+}
+
+// escaped writes what is no letter, digit or sign as redis-cli reads it within quotes. Tags
+// and prefixes have neither quotes nor backslashes.
+func escaped(s string) string {
+	var b []byte
+	for i := range len(s) {
+		if s[i] > ' ' && s[i] < 0x7f {
+			b = append(b, s[i])
+		} else {
+			b = append(b, hexEscaped(s[i:i+1])...)
+		}
+	}
+	return string(b)
+}
+
+func hexEscaped(s string) string {
+	var b []byte
+	for i := range len(s) {
+		b = fmt.Appendf(b, "\\x%02x", s[i])
+	}
+	return string(b)
+}
