@@ -297,16 +297,44 @@ func TestWorkers(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("registered are %v, want %v", got, want)
 	}
-	status, text := call(t, c, "POST", "/directory/lookup", []byte(rank(fmt.Sprintf(`{"keys":[{"chunk_hash_hex":%q,"model_name":%q,"kv_rank":16777472}]}`, strings.Repeat("61", 32), model), 1)))
-	if n := strings.Count(text, `"instance_id":"mp"`); status != http.StatusOK || n != 1 {
-		t.Errorf("%d %s", status, text)
+	lookup := func(worker, want int) {
+		t.Helper()
+		body := fmt.Sprintf(`{"keys":[{"chunk_hash_hex":%q,"model_name":%q,"kv_rank":16777472}]}`, strings.Repeat("61", 32), model)
+		status, text := call(t, c, "POST", "/directory/lookup", []byte(rank(body, worker)))
+		if n := strings.Count(text, `"instance_id":"mp"`); status != http.StatusOK || n != want {
+			t.Errorf("of worker %d: %d %s", worker, status, text)
+		}
 	}
+	lookup(1, 1)
+	if got := post(t, c, rank(event(3, "delete", "l1", "a"), 1)); got != "1 0 0" {
+		t.Error(got)
+	}
+	lookup(0, 1)
+	lookup(1, 0)
 	// It leaves, and takes all with it.
 	if status, _ := call(t, s.coordinator(), "DELETE", "/instances/mp", nil); status != http.StatusNoContent {
 		t.Error(status)
 	}
 	if reg, err = s.Index.Registry(t.Context()); err != nil || len(reg.Pods) != 2 {
 		t.Errorf("%d registrations, %v", len(reg.Pods), err)
+	}
+}
+
+// A replica that takes an instance over leaves the others alone.
+func TestTakesOverItsOwn(t *testing.T) {
+	s := newStage(t, "mp", "mp2")
+	of := func(b string) string { return strings.Replace(b, `"mp"`, `"mp2"`, 1) }
+	c := s.coordinator()
+	post(t, c, event(1, "store", "l1", "a"), event(2, "store", "l1", "a"), of(event(1, "store", "l1", "b")))
+	next := s.coordinator()
+	if got := post(t, next, of(event(2, "store", "l1", "c"))) + holds(t, c, "abc"); got != "1 0 0d d d" {
+		t.Error(got)
+	}
+	if got := post(t, c, event(3, "store", "l1", "d")) + holds(t, c, "abcd"); got != "1 0 0d d d d" {
+		t.Error(got)
+	}
+	if one, other := c.Stats(), next.Stats(); one.Gaps+other.Gaps != 0 || one.TookOver != 0 || other.TookOver != 1 {
+		t.Errorf("%+v, %+v", one, other)
 	}
 }
 
@@ -454,7 +482,14 @@ func TestRefused(t *testing.T) {
 // down is an index that takes nothing, or of which nothing can be taken over.
 type down struct {
 	store.Index
-	off, mute bool
+	off, mute, blind bool
+}
+
+func (d *down) Registry(ctx context.Context) (*store.Registry, error) {
+	if d.blind {
+		return nil, store.ErrUnavailable
+	}
+	return d.Index.Registry(ctx)
 }
 
 func (d *down) TakeOver(ctx context.Context, gen store.Generation, fence uint64) (uint64, error) {
@@ -491,6 +526,11 @@ func TestIndexDown(t *testing.T) {
 	d.off = false
 	if got := post(t, c, event(4, "store", "l1", "c")) + holds(t, c, "abc"); got != "1 0 0- - d" {
 		t.Errorf("after a hole: %s", got)
+	}
+	call(t, c, "POST", "/instances", []byte(`{"instance_id":"other","ip":"10.0.0.1","http_port":1}`))
+	d.blind = true
+	if status, got := call(t, c, "PUT", "/instances/other/heartbeat", nil); status != http.StatusServiceUnavailable || c.Stats().Failures != 3 {
+		t.Errorf("a heartbeat: %d %s, %+v", status, got, c.Stats())
 	}
 }
 
