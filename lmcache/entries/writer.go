@@ -231,6 +231,7 @@ func (w *Writer) now(e *entry) {
 }
 
 func (w *Writer) forget(e *entry) {
+	e.epoch++ // a write of it may be under way, and another entry may be made for the target
 	if e.at != nil {
 		w.queue.Remove(e.at)
 		e.at = nil
@@ -332,7 +333,7 @@ func (w *Writer) write(ctx context.Context, jobs []job) error {
 			w.stats.Written++
 		}
 		if j.e.epoch != j.epoch {
-			continue // it has changed since, and is due
+			continue // it has changed since, and is due or forgotten
 		}
 		if j.write.Delete {
 			w.forget(j.e)

@@ -56,9 +56,18 @@ type server struct {
 	down error
 	// renewed counts writes of what was there already.
 	calls int
+	// meanwhile is called during the next write, once.
+	meanwhile func()
 }
 
 func (s *server) write(_ context.Context, _ time.Duration, list []entries.Write) error {
+	s.mu.Lock()
+	f := s.meanwhile
+	s.meanwhile = nil
+	s.mu.Unlock()
+	if f != nil {
+		f()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls++
@@ -357,6 +366,62 @@ func TestFenced(t *testing.T) {
 		time.Sleep(time.Hour)
 		r.want("left", "vllm@"+model+"@1@0@"+hashes[0].String())
 		if s := r.w.Stats(); s.Entries != 0 || s.Deleted != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestMeanwhile: what changes while it is being written is written once more, and what
+// another process writes from then on is left alone.
+func TestMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, entries.Config{Shapes: entries.Strings})
+		defer r.stop()
+		hashes, keys := chunks(t, v031)
+		r.w.Heard(hashes[0])
+		name := "vllm@" + model + "@1@0@" + hashes[0].String()
+		a := r.worker("i", "10.0.0.1:8000", 0, 1, 0)
+		gen, err := r.x.Begin(t.Context(), a, 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seq := uint64(0)
+		apply := func(op store.Op) error {
+			seq++
+			return r.x.Apply(t.Context(), store.Batch{Pod: a, Model: model, Ops: []store.Op{op}, Guard: &store.Guard{Generation: gen, Fence: 1, Seq: seq}})
+		}
+		during := func(f func()) {
+			r.server.mu.Lock()
+			defer r.server.mu.Unlock()
+			r.server.meanwhile = f
+		}
+		do := func(op store.Op) {
+			t.Helper()
+			if err := apply(op); err != nil {
+				t.Error(err)
+			}
+		}
+		during(func() { do(remove(store.CPU, keys[0])) })
+		do(add(store.CPU, keys[0]))
+		r.want("removed while it was written")
+		do(add(store.CPU, keys[0]))
+		r.want("there", name)
+		during(func() { do(add(store.CPU, keys[0])) })
+		do(remove(store.CPU, keys[0]))
+		r.want("added while it was removed", name)
+		do(remove(store.CPU, keys[0]))
+		r.want("removed")
+		during(func() {
+			if _, err := r.x.TakeOver(t.Context(), gen, 2); err != nil {
+				t.Error(err)
+			}
+			if err := apply(remove(store.CPU, keys[0])); !errors.Is(err, store.ErrFenced) {
+				t.Error(err)
+			}
+		})
+		do(add(store.CPU, keys[0]))
+		r.want("left to another", name)
+		if s := r.w.Stats(); s.Entries != 0 || s.Deleted != 3 {
 			t.Errorf("%+v", s)
 		}
 	})
