@@ -323,6 +323,10 @@ func (in *Ingester) pushOnce(ctx context.Context, s *pusher, p *Pushed, mark uin
 	}
 	if reason != 0 {
 		fence := max(s.life.Fence, 1)
+		// The index may have forgotten the model, and be told another block size since.
+		if s.model, err = in.model(ctx, p.Model); err != nil {
+			return res, err
+		}
 		gen, err := in.config.Index.Begin(ctx, p.Pod, p.Rank, fence)
 		if err != nil {
 			return res, err

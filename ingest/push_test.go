@@ -227,6 +227,29 @@ func TestPushMapIsLost(t *testing.T) {
 	checkHeld(t, x, m)
 }
 
+// TestPushModelIsForgotten: a generation is begun with the block size that the index has
+// then. It may have lost all, or been made to forget the model.
+func TestPushModelIsForgotten(t *testing.T) {
+	x := newIndex(t)
+	in := newIngester(t, Config{Index: x, BlockSize: indexBlock})
+	push := func(seq uint64) {
+		t.Helper()
+		told := []enginetest.Event{newFakeCache(rand.New(rand.NewPCG(11, 12)), false).event()}
+		if res, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &seq, Events: eventsOf(told)}); err != nil || res.Applied == 0 {
+			t.Fatalf("push %d: %+v, %v", seq, res, err)
+		}
+	}
+	push(0)
+	if _, err := x.Forget(t.Context(), testModel); err != nil {
+		t.Fatal(err)
+	}
+	push(7) // after a hole
+	reg, err := x.Registry(t.Context())
+	if err != nil || reg.Models[testModel].BlockSize != indexBlock {
+		t.Fatalf("the index knows %+v, %v", reg.Models, err)
+	}
+}
+
 // lossy has lost the map of a generation.
 type lossy struct {
 	pagedIndex

@@ -323,6 +323,10 @@ func (r *reader) begin(ctx context.Context, reason Reason) error {
 	}
 	r.window, r.wrote = window{}, false
 	err := r.retry(ctx, func() (err error) {
+		// The index may have forgotten the model, and be told another block size since.
+		if r.model, err = r.in.model(ctx, r.s.Model); err != nil {
+			return err
+		}
 		r.gen, err = r.in.config.Index.Begin(ctx, r.s.Pod, r.s.Rank, r.fence)
 		return err
 	})
