@@ -20,8 +20,8 @@ elseif found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then
   return redis.error_reply('KVASCHEMA ' .. tostring(found[1]) .. ' ' .. tostring(found[2]))
 end
 
-local now = redis.call('TIME')
-now = now[1] * 1000 + math.floor(now[2] / 1000)
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function text(n) return string.format('%.0f', n) end
 
@@ -41,7 +41,7 @@ local function given()
   if last == run then return end
   if last then
     redis.call('HINCRBY', count, 'holder', 4096)
-    redis.call('INCRBY', epoch, 1048576)
+    redis.call('INCRBY', epoch, 1073741824) -- 18 minutes
     jumped = true
   end
   redis.call('HSET', count, 'run', run)
@@ -62,7 +62,7 @@ local function tell(e)
   end
 end
 
--- moved sets the epoch to the time in ms, or one higher than it was, and writes
+-- moved sets the epoch to the time in us, or one higher than it was, and writes
 -- down what has changed: 'p' .. pod, 'm' the models, 's' how far it is swept, or
 -- 'a' anything. A reader whose registry is not older than the first line of the
 -- news reads only what they name.
@@ -72,7 +72,9 @@ local function moved(what)
   -- The epoch may have been lost, and the time is that of the last one perhaps.
   local told = news and tonumber(string.match(news, '\n(%d+) [^\n]*\n$')) or 0
   local last = tonumber(redis.call('GET', epoch) or told) or told
-  local e = text(math.max(last + 1, told + 1, now))
+  -- In us, since more than one change comes in a ms: an epoch that runs ahead of the
+  -- clock could come again when all is lost.
+  local e = text(math.max(last + 1, told + 1, time[1] * 1000000 + time[2]))
   redis.call('SET', epoch, e)
   if jumped or not news or last ~= told then
     -- New, or somebody else has moved the epoch.
