@@ -96,15 +96,17 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 	}
 	for try := range applyTries {
 		status, err := x.carryOut(ctx, p)
+		for _, g := range p.guards {
+			// A try that fails may have written to the map, on a cluster where the map's node
+			// has room and another is full each time anew.
+			if g.done || g.tried && !g.dup && (err != nil || status < applied) {
+				x.lists.add(g.Generation, g.Fence, g.entries)
+			}
+		}
 		if err != nil {
 			return failed(ctx, "apply", err)
 		}
 		if status == applied {
-			for _, g := range p.guards {
-				if g.done {
-					x.lists.add(g.Generation, g.Fence, g.entries)
-				}
-			}
 			return nil
 		}
 		for _, pod := range p.pods {

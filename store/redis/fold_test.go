@@ -12,8 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -265,6 +267,50 @@ func TestFoldOfAFullServer(t *testing.T) {
 	b.Map = []store.MapOp{{MapKey: keys[0], Value: []byte("new")}}
 	if err := x.Apply(ctx, b); !errors.Is(err, store.ErrNoMemory) {
 		t.Errorf("more is taken by a full server: %v", err)
+	}
+}
+
+// TestListOfAWriterThatTriesAgain: on a cluster a batch's changes of the map may be taken
+// where its blocks are not, again with each try, and the list has to stay short all the same.
+func TestListOfAWriterThatTriesAgain(t *testing.T) {
+	c := redistest.StartCluster(t, 3, false)
+	x := open(t, Config{URL: c.URL(), NoSweep: true})
+	ctx := t.Context()
+	gen := mustBegin(t, x, "a", 1)
+	list := x.names.changes(gen)
+	home, err := c.Client().MasterForKey(ctx, list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []blockkey.Key
+	for i := range uint64(300) { // in all partitions
+		keys = append(keys, blockkey.Key(i))
+	}
+	apply(t, x, guardedBatch("a", gen, 1, 1, store.Add, 1<<40)) // which gives the holder an id
+	b := guardedBatch("a", gen, 1, 2, store.Add, keys...)
+	for i := range uint64(300) {
+		b.Map = append(b.Map, store.MapOp{MapKey: store.MapKey{Hash: i << 32}, Value: []byte("a value")})
+	}
+	err = c.Client().ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
+		if node.Options().Addr == home.Options().Addr {
+			return nil
+		}
+		return node.ConfigSet(ctx, "maxmemory", "1").Err()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.lists.least = 1000
+	longest := int64(0)
+	for range 100 {
+		if err := x.Apply(ctx, b); !errors.Is(err, store.ErrNoMemory) {
+			t.Fatalf("full servers: %v", err)
+		}
+		longest = max(longest, c.Client().LLen(ctx, list).Val())
+	}
+	// 1000 changes are 4 elements; at 16 the writer waits for the fold.
+	if longest < 2 || longest > 20 {
+		t.Errorf("the list has had %d elements", longest)
 	}
 }
 
