@@ -534,3 +534,29 @@ func TestRunsBeginAnew(t *testing.T) {
 		})
 	}
 }
+
+// TestClearOfWhatIsHeldElsewhere: a block keeps its place when the tier is cleared that it
+// was present in, while another has copies of it that a group lacks.
+func TestClearOfWhatIsHeldElsewhere(t *testing.T) {
+	for _, size := range []int{7, 1} { // the block ends an index block, or is a part of one
+		r := newRig(t, Config{BlockSize: 2, Copies: AllCopies})
+		tokens := count(1, 7)
+		in := func(medium string, group int, e event.Event) event.Event {
+			e.Medium, e.Group, e.Spec = medium, group, "full_attention"
+			return e
+		}
+		all := func() event.Event { return storedOf(tokens, size, 0) }
+		r.do(in("CPU", 0, all()), in("CPU", 1, all()), in("GPU", 0, all()))
+		r.do(in("CPU", 0, removed(prompt(tokens, size)...)))
+		r.do(event.Event{Kind: event.Cleared, Medium: "GPU"})
+		r.want(store.GPU, 0)
+		r.takeOver()
+		r.do(in("GPU", 0, all()))
+		r.want(store.GPU, 3)
+		r.do(in("CPU", 0, all()))
+		r.want(store.CPU, 3)
+		if s := r.c.Stats(); s.Conflicts != 0 {
+			t.Errorf("engine blocks of %d: %d conflicts", size, s.Conflicts)
+		}
+	}
+}

@@ -500,7 +500,7 @@ func (c *Chunker) otherGroup(b *block, group uint8) bool {
 
 // confuse makes b ambiguous.
 func (c *Chunker) confuse(b *block) {
-	c.flip(b, b.present(), 0)
+	c.flip(b, b.tiers(), tiers{})
 	b.ambiguous = true
 	c.stats.Conflicts++
 	c.leave(b)
@@ -508,7 +508,7 @@ func (c *Chunker) confuse(b *block) {
 
 // addCopy counts a copy of b in a tier and group, whose slot is s if there is one.
 func (c *Chunker) addCopy(b *block, s *slot, tier store.Tier, group uint8) {
-	old := b.present()
+	old := b.tiers()
 	switch {
 	case s != nil:
 		if s.copies > 0 {
@@ -526,19 +526,19 @@ func (c *Chunker) addCopy(b *block, s *slot, tier store.Tier, group uint8) {
 		b.slots = append(b.slots, slot{copies: 1, tier: tier, group: group})
 	}
 	c.touch(b)
-	c.flip(b, old, b.present())
+	c.flip(b, old, b.tiers())
 	c.age(tier, b.hash, group)
 }
 
 // dropCopy takes one copy from a slot of b that has some.
 func (c *Chunker) dropCopy(b *block, s *slot) {
-	old := b.present()
+	old := b.tiers()
 	s.copies--
 	if s.copies == 0 {
 		b.tidy(0)
 	}
 	c.touch(b)
-	c.flip(b, old, b.present())
+	c.flip(b, old, b.tiers())
 	if !b.held() {
 		c.leave(b)
 	}

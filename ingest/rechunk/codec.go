@@ -60,6 +60,9 @@ const (
 	runBranch // parent is a branch
 )
 
+// isLacking is set in a run's byte of tiers when sets of what is lacking follow.
+const isLacking = 0x80
+
 var plainSeed = blockkey.NativeSeed("", "")
 
 // appendRecord appends b's record. tokens are the chunks of tokens of its runs.
@@ -150,9 +153,12 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 		plain = r.held == 1<<store.GPU
 	}
 	plain = plain && r.present[store.GPU].full(n) && r.placed.full(n)
-	for t := range r.present {
+	lacking := false
+	for t := range store.NumTiers {
 		plain = plain && (t == int(store.GPU) || r.present[t].empty())
+		lacking = lacking || !r.lacking[t].empty()
 	}
+	plain = plain && !lacking
 	var flags byte
 	for i, on := range [...]bool{r.hasPrev, r.closed, r.child, uniform, len(r.objects) > 0, plain, r.seed != plainSeed, r.parent.branch} {
 		if on {
@@ -193,11 +199,20 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 	}
 	dst = binary.AppendUvarint(dst, kids)
 	if !plain {
-		dst = append(dst, r.held)
+		held := r.held
+		if lacking {
+			held |= isLacking
+		}
+		dst = append(dst, held)
 		for t := range r.present {
 			dst = appendBits(dst, &r.present[t], n)
 		}
 		dst = appendBits(dst, &r.placed, n)
+		for t := range r.lacking {
+			if lacking {
+				dst = appendBits(dst, &r.lacking[t], n)
+			}
+		}
 	}
 	if len(r.objects) > 0 {
 		dst = binary.AppendUvarint(dst, uint64(len(r.objects)))
@@ -431,11 +446,17 @@ func (d *decoder) run(b *block, i, size int) *run {
 			r.held = 1 << store.GPU
 		}
 	} else {
-		r.held = d.byte() & (1<<store.NumTiers - 1)
+		held := d.byte()
+		r.held = held & (1<<store.NumTiers - 1)
 		for t := range r.present {
 			r.present[t] = d.bits(n)
 		}
 		r.placed = d.bits(n)
+		for t := range r.lacking {
+			if held&isLacking != 0 {
+				r.lacking[t] = d.bits(n)
+			}
+		}
 	}
 	if flags&runObjects != 0 {
 		n := d.upTo(len(d.b) / 10)

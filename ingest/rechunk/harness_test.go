@@ -255,8 +255,15 @@ func (r *rig) check() {
 				r.t.Fatalf("block %x: run %d is not what is written", h, i)
 			}
 			if x[0] != nil && (!slices.Equal(x[0].tokens, x[1].tokens) || !slices.Equal(x[0].ends, x[1].ends) || !slices.Equal(x[0].kids, x[1].kids) ||
-				x[0].held != x[1].held || !x[0].placed.equal(&x[1].placed) || !x[0].present[0].equal(&x[1].present[0]) || x[0].count != x[1].count) {
+				x[0].held != x[1].held || !x[0].placed.equal(&x[1].placed) || !sameSets(&x[0].present, &x[1].present) ||
+				!sameSets(&x[0].lacking, &x[1].lacking) || x[0].count != x[1].count) {
 				r.t.Fatalf("block %x: run %d is %+v, written as %+v", h, i, *x[0], *x[1])
+			}
+			if x[0] != nil {
+				v := *x[0]
+				if v.void(0); !v.placed.equal(&x[0].placed) {
+					r.t.Fatalf("block %x: run %d has blocks at parts %+v, which are held or lacking at %+v", h, i, x[0].placed, v.placed)
+				}
 			}
 		}
 	}
@@ -281,6 +288,24 @@ func (r *rig) check() {
 			r.t.Fatalf("the map has %d numbered copies too many", aged)
 		}
 	}
+}
+
+func sameSets(a, b *[store.NumTiers]bitset) bool {
+	for t := range a {
+		if !a[t].equal(&b[t]) {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *bitset) equal(o *bitset) bool {
+	for i := range max(s.words(), o.words()) {
+		if s.word(i) != o.word(i) {
+			return false
+		}
+	}
+	return true
 }
 
 // failer is what testing.TB and rapid.T have in common.

@@ -8,26 +8,41 @@ import (
 
 // flip tells runs and index blocks that the tiers of b have changed from old to
 // new.
-func (c *Chunker) flip(b *block, old, now uint8) {
-	changed := old ^ now
-	if changed == 0 {
+func (c *Chunker) flip(b *block, old, now tiers) {
+	if old == now {
 		return
 	}
+	changed := old.present ^ now.present
 	if b.joined {
 		if r := c.run(b.join); r != nil && b.part >= r.fork && int(b.part) < r.parts() {
-			c.turn(r, int(b.part), changed, now)
+			c.lack(r, int(b.part), old.lacking^now.lacking, now.lacking)
+			c.turn(r, int(b.part), changed, now.present)
 		}
 	}
 	if b.keyed {
 		for t := range store.NumTiers {
 			if changed>>t&1 != 0 {
-				b.ops(c, now>>t&1 != 0, t)
+				b.ops(c, now.present>>t&1 != 0, t)
 			}
 		}
 	}
 	if b.tail != nil {
-		c.turn(b.tail, 0, changed, now)
+		c.lack(b.tail, 0, old.lacking^now.lacking, now.lacking)
+		c.turn(b.tail, 0, changed, now.present)
 	}
+}
+
+// lack sets whether an own part of r is lacking in the tiers of changed.
+func (c *Chunker) lack(r *run, part int, changed, now uint8) {
+	if changed == 0 {
+		return
+	}
+	for t := range store.NumTiers {
+		if changed>>t&1 != 0 {
+			r.lacking[t].set(part-int(r.fork), now>>t&1 != 0)
+		}
+	}
+	c.touch(r.owner)
 }
 
 // ops tells of the whole index blocks of b. Those behind whose end it goes on can be
@@ -42,6 +57,9 @@ func (b *block) ops(c *Chunker, add bool, tier int) {
 
 // turn sets whether an own part of r is held in the tiers of changed.
 func (c *Chunker) turn(r *run, part int, changed, now uint8) {
+	if changed == 0 {
+		return
+	}
 	for t := range store.NumTiers {
 		if changed>>t&1 != 0 {
 			r.present[t].set(part-int(r.fork), now>>t&1 != 0)

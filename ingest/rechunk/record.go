@@ -84,7 +84,8 @@ type run struct {
 	tokens  []uint32 // of the own parts but the one that closes the index block
 	objects []object
 	present [store.NumTiers]bitset // which own parts are held
-	placed  bitset                 // which own parts a block is placed at
+	lacking [store.NumTiers]bitset // which have a block that has copies there, and not of each group
+	placed  bitset                 // which own parts a block is placed at: it is held, or lacking, somewhere
 	held    uint8                  // tiers in which the index block is held
 
 	kids  []uint64 // branches by hash, 0 for none
@@ -155,16 +156,18 @@ func (b *block) find(tier store.Tier, group uint8) *slot {
 	return nil
 }
 
-// present is the set of tiers in which the block is: there, each group that ever
-// had it since it came has it.
-func (b *block) present() (mask uint8) {
+// tiers are two sets of tiers of a block. It is present where each group that ever had
+// it since it came has it. It is lacking where only some have.
+type tiers struct{ present, lacking uint8 }
+
+func (b *block) tiers() tiers {
 	if !b.held() || b.ambiguous {
-		return 0
+		return tiers{}
 	}
 	if len(b.slots) == 0 {
-		return 1 << b.slot.tier
+		return tiers{present: 1 << b.slot.tier}
 	}
-	missing := uint8(0)
+	mask, missing := uint8(0), uint8(0)
 	count := func(s *slot) {
 		mask |= 1 << s.tier
 		if s.copies == 0 {
@@ -175,7 +178,7 @@ func (b *block) present() (mask uint8) {
 	for i := range b.slots {
 		count(&b.slots[i])
 	}
-	return mask &^ missing
+	return tiers{mask &^ missing, missing}
 }
 
 // tidy drops the slots of tiers in which no copy is left, and those of drop.
@@ -286,23 +289,25 @@ func (s *bitset) top() int {
 	return 0
 }
 
-// union is what r's parts are held in any tier.
-func (r *run) union() (u bitset) {
-	for t := range r.present {
-		for i := range r.present[t].words() {
-			if w := r.present[t].word(i); w != 0 {
-				*u.at(i) |= w
-			}
+// void takes from r what it has in a tier, which was cleared.
+func (r *run) void(tiers uint8) {
+	r.placed = bitset{}
+	for t := range store.NumTiers {
+		if tiers>>t&1 != 0 {
+			r.present[t], r.lacking[t] = bitset{}, bitset{}
+			continue
 		}
+		r.placed.add(&r.present[t])
+		r.placed.add(&r.lacking[t])
 	}
-	return u
+	r.held &^= tiers
 }
 
-func (s *bitset) equal(o *bitset) bool {
-	for i := range max(s.words(), o.words()) {
-		if s.word(i) != o.word(i) {
-			return false
+// add adds the numbers of o.
+func (s *bitset) add(o *bitset) {
+	for i := range o.words() {
+		if w := o.word(i); w != 0 {
+			*s.at(i) |= w
 		}
 	}
-	return true
 }

@@ -61,19 +61,7 @@ func (c *Chunker) refresh(b *block) {
 		if r == nil {
 			continue
 		}
-		// A part is placed without being held when a group lacks it. Which tier that
-		// is in is not told here, so such parts stay.
-		u := r.union()
-		exact := u.equal(&r.placed)
-		for t := range r.present {
-			if gone>>t&1 != 0 {
-				r.present[t] = bitset{}
-			}
-		}
-		r.held &^= gone
-		if exact {
-			r.placed = r.union()
-		}
+		r.void(gone)
 	}
 	if held && !b.held() {
 		// The run that it is a part of knows that by itself, and may have another
