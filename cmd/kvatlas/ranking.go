@@ -68,6 +68,7 @@ const tokenizationBudget = "tokenization_budget"
 // degradations are the other reasons of incomplete answers, and what to do.
 var degradations = map[string]string{
 	"tokenization_busy": "the tokenizer's queue is full: ask again",
+	"multimodal":        "media in the chat whose tokens the server cannot know: what comes before them is scored",
 	"index_unavailable": "the server cannot reach its index; this says nothing about the pods",
 	"index_timeout":     "the index did not answer in time",
 	"index_stale":       "the server cannot reach Redis; its copy of the index has answered, which grows old",

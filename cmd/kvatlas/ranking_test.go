@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/scorer"
 )
 
 // An empty ranking means different things, and says which.
@@ -113,6 +114,17 @@ func TestScoreSaysWhatIsLate(t *testing.T) {
 		s.Close()
 		if status != exitOK || stderr != "" || !strings.HasPrefix(stdout, "this answer is incomplete, its scores are lower bounds: "+tc.want) {
 			t.Errorf("%s: ends with %d\n%s%s\nwant %q", name, status, stdout, stderr, tc.want)
+		}
+	}
+}
+
+// TestEveryDegradationHasWords: none of the reasons of an incomplete answer is a bare word.
+func TestEveryDegradationHasWords(t *testing.T) {
+	for _, reason := range []scorer.Degradation{
+		scorer.IndexUnavailable, scorer.IndexTimeout, scorer.IndexStale, scorer.TokenizationBudget, scorer.TokenizationBusy, scorer.Multimodal,
+	} {
+		if lines := verdicts(&client.ScoreResponse{Degraded: &client.Degraded{Reason: string(reason)}}, "too late"); !strings.Contains(lines[0], " ") || strings.HasSuffix(lines[0], ": "+string(reason)) {
+			t.Errorf("%s: %q", reason, lines)
 		}
 	}
 }
