@@ -80,6 +80,9 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 	}
 	defer func() {
 		for _, g := range p.guards {
+			if g.ended {
+				x.forget(g.Generation)
+			}
 			if g.dup {
 				x.duplicates.Add(g.batches)
 			}
@@ -107,6 +110,11 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 			return failed(ctx, "apply", err)
 		}
 		if status == applied {
+			for _, g := range p.guards {
+				if g.done {
+					x.forget(x.acks.is(g.Generation, g.pod, g.rank))
+				}
+			}
 			return nil
 		}
 		for _, pod := range p.pods {
@@ -228,7 +236,7 @@ func (x *Index) heard(calls []*call, i int, c *redis.Cmd) (status, bytes int64, 
 				status = incomplete
 			case verdict == verdictApplied:
 				if last := p.parts > 0 && p.n == p.parts-1; last {
-					x.acks.learn(p.guard, calls[i].place, x.config.MaxHolders)
+					x.acks.learn(p.guard, calls[i].place)
 					p.guard.done = p.guard.done || calls[i].place == atRegistry
 				}
 			case verdict == verdictDuplicate && calls[i].place != atRegistry:

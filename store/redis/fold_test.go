@@ -170,7 +170,7 @@ func TestFoldDies(t *testing.T) {
 						if _, err := next.TakeOver(ctx, s.gen, s.fence); err != nil {
 							t.Fatal(err)
 						}
-						next.lists.open(s.gen, s.fence, 0, 10) // or it would look by itself
+						next.lists.open(s.gen, s.fence, 0) // or it would look by itself
 						s.check(t, "taken over", next)
 						s.write(t, next, rng, 1500, many)
 						x.lists.least, next.lists.least = 1, 1
@@ -496,9 +496,9 @@ func TestViewOfAFormerOwner(t *testing.T) {
 
 // TestFoldWaitsInVain has a fold whose turn does not come in time: it must be due again.
 func TestFoldWaitsInVain(t *testing.T) {
-	x := &Index{folding: make(chan struct{}, 1), lists: mapLogs{least: 1}}
+	x := &Index{folding: make(chan struct{}, 1), lists: newMapLogs(1, 10)}
 	x.folding <- struct{}{} // another one, for as long as the test
-	x.lists.open(7, 1, 10, 10)
+	x.lists.open(7, 1, 10)
 	if due, _, _ := x.lists.due(7, 1); !due {
 		t.Fatal("a list of ten times what is worth a fold is not due")
 	}
@@ -507,7 +507,7 @@ func TestFoldWaitsInVain(t *testing.T) {
 	if err := x.fold(ctx, 7, 1); !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v", err)
 	}
-	x.lists.logs[7].rest = time.Time{} // the pause after a failure is over
+	x.lists.of(7, 1).rest = time.Time{} // the pause after a failure is over
 	if due, _, _ := x.lists.due(7, 1); !due {
 		t.Error("it is not due again")
 	}

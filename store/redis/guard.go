@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -45,9 +47,11 @@ const (
 // guardPlan is a guard of a plan and what has become of it.
 type guardPlan struct {
 	store.Guard
+	pod     string
 	rank    int
 	batches uint64
 	done    bool          // wholly applied
+	ended   bool          // refused because the generation has ended
 	err     error         // refused
 	dup     bool          // a duplicate
 	ops     []store.MapOp // changes of its map
@@ -67,8 +71,9 @@ func (g *guardPlan) hear(verdict int64) {
 	case verdictFenced:
 		g.err = store.ErrFenced
 	case verdictEnded:
-		g.err = store.ErrEnded
+		g.err, g.ended = store.ErrEnded, true
 	case verdictLost:
+		// The server has a record, and would go by it if this process forgot what it knows.
 		g.err = fmt.Errorf("%w: the server has lost writes", store.ErrEnded)
 	}
 }
@@ -85,7 +90,7 @@ func (p *plan) guard(pod *podPlan, b *store.Batch) *guardPlan {
 			return g
 		}
 	}
-	g := &guardPlan{Guard: *b.Guard, rank: b.Rank, batches: 1, ops: slices.Clip(b.Map)}
+	g := &guardPlan{Guard: *b.Guard, pod: pod.name, rank: b.Rank, batches: 1, ops: slices.Clip(b.Map)}
 	pod.guards = append(pod.guards, g)
 	p.guards = append(p.guards, g)
 	return g
@@ -109,20 +114,96 @@ type ack struct {
 	seq   [atMap + 1]uint64
 	// tried is the sequence that was last sent, answered or not.
 	tried uint64
+	// pod and rank are whose generation it is, when rank is not noRank.
+	pod  string
+	rank int
 }
 
-// ackCache remembers acks. A record that says less than the writer knows to be
-// written is one of a server that has lost writes.
+// noRank is the rank of a generation that has been taken over and not written yet.
+const noRank = -1
+
+// ackCache remembers acks, of the generations that were used last. A record that
+// says less than the writer knows to be written is one of a server that has lost
+// writes. What is forgotten of a living generation is learnt anew, but what is lost
+// before that is not noticed: so ended ones go when this process hears of the end.
 type ackCache struct {
-	mu   sync.Mutex // protects acks
-	acks map[store.Generation]*ack
+	mu   sync.Mutex // protects what follows
+	acks *simplelru.LRU[store.Generation, *ack]
+	// latest are the latest generations in acks, by pod and rank.
+	latest map[string]map[int]store.Generation
+}
+
+// newAckCache makes one for so many generations.
+func newAckCache(limit int) *ackCache {
+	c := &ackCache{latest: map[string]map[int]store.Generation{}}
+	c.acks, _ = simplelru.NewLRU(limit, func(gen store.Generation, a *ack) {
+		if ranks := c.latest[a.pod]; a.rank != noRank && ranks[a.rank] == gen {
+			if delete(ranks, a.rank); len(ranks) == 0 {
+				delete(c.latest, a.pod)
+			}
+		}
+	}) // which fails only without room for one
+	return c
+}
+
+// of returns what is known of a generation under a fence, nil for nothing.
+func (c *ackCache) of(gen store.Generation, fence uint64) *ack {
+	if a, _ := c.acks.Get(gen); a != nil && a.fence == fence {
+		return a
+	}
+	return nil
+}
+
+// is notes whose generation it is, and returns the one before it, 0 for none.
+func (c *ackCache) is(gen store.Generation, pod string, rank int) (ended store.Generation) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a, _ := c.acks.Peek(gen)
+	if a == nil || a.rank != noRank {
+		return 0
+	}
+	a.pod, a.rank = pod, rank
+	ranks := c.latest[pod]
+	if ranks == nil {
+		ranks = map[int]store.Generation{}
+		c.latest[pod] = ranks
+	}
+	ended = ranks[rank]
+	if ended > gen {
+		return 0 // a straggler, or a server that has begun anew: the writer hears which
+	}
+	ranks[rank] = gen
+	return ended
+}
+
+// ofPod returns the generations that are known of a pod.
+func (c *ackCache) ofPod(pod string) []store.Generation {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Values(c.latest[pod]))
+}
+
+// drop forgets a generation.
+func (c *ackCache) drop(gen store.Generation) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.acks.Remove(gen)
+}
+
+// forget drops what this process remembers of generations that have ended.
+func (x *Index) forget(gens ...store.Generation) {
+	for _, gen := range gens {
+		x.acks.drop(gen)
+		x.lists.drop(gen)
+		x.views.take(gen)
+	}
 }
 
 // after is up to which sequence a place is known to have been written.
 func (c *ackCache) after(g *guardPlan, place int) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if a := c.acks[g.Generation]; a != nil && a.fence == g.Fence {
+	if a := c.of(g.Generation, g.Fence); a != nil {
 		return a.seq[place]
 	}
 	return 0
@@ -130,17 +211,14 @@ func (c *ackCache) after(g *guardPlan, place int) uint64 {
 
 // learn notes that a place has been written, as long as the fence is the one
 // that this process knows.
-func (c *ackCache) learn(g *guardPlan, place, limit int) {
+func (c *ackCache) learn(g *guardPlan, place int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	a := c.acks[g.Generation]
+	a, _ := c.acks.Get(g.Generation)
 	switch {
 	case a == nil:
-		if c.acks == nil || len(c.acks) >= limit {
-			c.acks = map[store.Generation]*ack{}
-		}
-		a = &ack{fence: g.Fence}
-		c.acks[g.Generation] = a
+		a = &ack{fence: g.Fence, rank: noRank}
+		c.acks.Add(g.Generation, a)
 	case a.fence != g.Fence:
 		return
 	}
@@ -159,31 +237,31 @@ func (c *ackCache) learn(g *guardPlan, place, limit int) {
 func (c *ackCache) doubtful(g *guardPlan) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	a := c.acks[g.Generation]
-	return a != nil && a.fence == g.Fence && a.tried == g.Seq && a.seq[atRegistry] < g.Seq
+	a := c.of(g.Generation, g.Fence)
+	return a != nil && a.tried == g.Seq && a.seq[atRegistry] < g.Seq
 }
 
 // try notes that the guard's batch is sent.
 func (c *ackCache) try(g *guardPlan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if a := c.acks[g.Generation]; a != nil && a.fence == g.Fence {
+	if a := c.of(g.Generation, g.Fence); a != nil {
 		a.tried = g.Seq
 	}
 }
 
 // set notes that all places have been written up to seq under a new fence.
-func (c *ackCache) set(gen store.Generation, fence, seq uint64, limit int) {
+func (c *ackCache) set(gen store.Generation, fence, seq uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.acks == nil || len(c.acks) >= limit {
-		c.acks = map[store.Generation]*ack{}
+	a := &ack{fence: fence, rank: noRank}
+	if old, _ := c.acks.Peek(gen); old != nil {
+		a.pod, a.rank = old.pod, old.rank
 	}
-	a := &ack{fence: fence}
 	for i := range a.seq {
 		a.seq[i] = seq
 	}
-	c.acks[gen] = a
+	c.acks.Add(gen, a)
 }
 
 // guardPart is one of the runs that a sequence of a guard takes in one place.
@@ -240,10 +318,11 @@ func (x *Index) Begin(ctx context.Context, pod string, rank int, fence uint64) (
 	if err := x.fence(ctx, gen, fence, 0, true); err != nil {
 		return 0, failed(ctx, "begin", err)
 	}
+	x.forget(x.acks.is(gen, pod, rank))
 	if err := x.beginMap(ctx, gen); err != nil {
 		return 0, failed(ctx, "begin", err)
 	}
-	x.lists.open(gen, fence, 0, x.config.MaxHolders)
+	x.lists.open(gen, fence, 0)
 	return gen, nil
 }
 
@@ -271,6 +350,9 @@ func (x *Index) TakeOver(ctx context.Context, gen store.Generation, fence uint64
 		if err := x.retireAllLate(ctx); err != nil {
 			return 0, failed(ctx, "take over", err)
 		}
+	}
+	if errors.Is(err, store.ErrEnded) {
+		x.forget(gen)
 	}
 	if err == nil {
 		// A partition without a record is one that Begin had no time for, or that
@@ -308,7 +390,7 @@ func (x *Index) fence(ctx context.Context, gen store.Generation, fence, seq uint
 			}
 		}
 	}
-	x.acks.set(gen, fence, seq, x.config.MaxHolders)
+	x.acks.set(gen, fence, seq)
 	return nil
 }
 

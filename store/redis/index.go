@@ -23,9 +23,9 @@ type Index struct {
 	registry registryCache
 	holders  holderCache
 	pace     pace
-	acks     ackCache
+	acks     *ackCache
 	views    mapViews
-	lists    mapLogs
+	lists    *mapLogs
 	folding  chan struct{} // has an element while a map is folded
 	readOnly readOnly
 	attempts atomic.Uint64 // numbers the tries at writing in parts
@@ -59,7 +59,10 @@ func Open(c Config) (*Index, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &Index{config: c, target: t, cluster: t.topology == cluster, names: newNames(c.Prefix), lists: mapLogs{least: foldEntries}, folding: make(chan struct{}, 1)}
+	x := &Index{
+		config: c, target: t, cluster: t.topology == cluster, names: newNames(c.Prefix),
+		acks: newAckCache(c.MaxHolders), lists: newMapLogs(foldEntries, c.MaxHolders), folding: make(chan struct{}, 1),
+	}
 	x.life, x.end = context.WithCancel(context.Background())
 	x.registry.current.Store(&snapshot{registry: store.NewRegistry(0, nil, nil, nil, time.Time{})})
 	logs.add(x, c.Observer.Log)

@@ -125,7 +125,7 @@ func (x *Index) beginMap(ctx context.Context, gen store.Generation) error {
 // takeMap forgets what is known of a map that others have written.
 func (x *Index) takeMap(gen store.Generation, fence uint64) {
 	x.views.take(gen)
-	x.lists.open(gen, fence, -1, x.config.MaxHolders)
+	x.lists.open(gen, fence, -1)
 }
 
 // readTries is how often ReadMap begins anew because the map is being folded.

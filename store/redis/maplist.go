@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -20,34 +22,54 @@ type mapLog struct {
 	rest    time.Time // before which it is not tried again
 }
 
-// mapLogs are those of the generations that this process writes.
+// mapLogs are those of the generations that this process writes, as far as they were
+// used last. What is missing is looked at again.
 type mapLogs struct {
 	least int        // changes that are worth a fold, however small the map
 	mu    sync.Mutex // protects logs
-	logs  map[store.Generation]*mapLog
+	logs  *simplelru.LRU[store.Generation, *mapLog]
+}
+
+// newMapLogs makes one for so many generations.
+func newMapLogs(least, limit int) *mapLogs {
+	l := &mapLogs{least: least}
+	l.logs, _ = simplelru.NewLRU[store.Generation, *mapLog](limit, nil) // which fails only without room for one
+	return l
+}
+
+// of returns what is known of a generation's list under a fence, nil for nothing.
+func (l *mapLogs) of(gen store.Generation, fence uint64) *mapLog {
+	if g, _ := l.logs.Get(gen); g != nil && g.fence == fence {
+		return g
+	}
+	return nil
 }
 
 // open begins with a list of so many changes, -1 when that is not known: what this process
 // knows of a list that others have written on meanwhile is as good as nothing, but enough
 // to keep it from growing without end.
-func (l *mapLogs) open(gen store.Generation, fence uint64, changes, limit int) {
+func (l *mapLogs) open(gen store.Generation, fence uint64, changes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if g := l.logs[gen]; g != nil && changes < 0 {
+	if g, _ := l.logs.Get(gen); g != nil && changes < 0 {
 		g.fence, g.lost, g.queued = fence, nil, false
 		return
 	}
-	if l.logs == nil || len(l.logs) >= limit {
-		l.logs = map[store.Generation]*mapLog{} // what is missing is looked at again
-	}
-	l.logs[gen] = &mapLog{fence: fence, changes: changes, limit: l.least}
+	l.logs.Add(gen, &mapLog{fence: fence, changes: changes, limit: l.least})
+}
+
+// drop forgets a generation.
+func (l *mapLogs) drop(gen store.Generation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.logs.Remove(gen)
 }
 
 // add notes changes that have been written.
 func (l *mapLogs) add(gen store.Generation, fence uint64, changes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if g := l.logs[gen]; g != nil && g.fence == fence {
+	if g := l.of(gen, fence); g != nil {
 		g.added += changes
 		if g.changes >= 0 {
 			g.changes += changes
@@ -60,13 +82,10 @@ func (l *mapLogs) add(gen store.Generation, fence uint64, changes int) {
 func (l *mapLogs) due(gen store.Generation, fence uint64) (due, must bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	g := l.logs[gen]
+	g, _ := l.logs.Get(gen)
 	if g == nil {
 		g = &mapLog{fence: fence, changes: -1, limit: l.least}
-		if l.logs == nil {
-			l.logs = map[store.Generation]*mapLog{}
-		}
-		l.logs[gen] = g
+		l.logs.Add(gen, g)
 	}
 	if g.fence != fence {
 		return false, false, nil
@@ -80,7 +99,7 @@ func (l *mapLogs) due(gen store.Generation, fence uint64) (due, must bool, err e
 func (l *mapLogs) begin(gen store.Generation, fence uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if g := l.logs[gen]; g != nil && g.fence == fence {
+	if g := l.of(gen, fence); g != nil {
 		g.added = 0
 	}
 }
@@ -89,8 +108,8 @@ func (l *mapLogs) begin(gen store.Generation, fence uint64) {
 func (l *mapLogs) end(f *fold, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	g := l.logs[f.gen]
-	if g == nil || g.fence != f.fence {
+	g := l.of(f.gen, f.fence)
+	if g == nil {
 		return
 	}
 	g.queued = false

@@ -57,10 +57,12 @@ func (x *Index) Retire(ctx context.Context, pod string) (known bool, err error) 
 	if err := store.CheckPodName(pod); err != nil {
 		return false, err
 	}
+	gens := x.acks.ofPod(pod) // before: a next life may begin while the reply is on its way
 	cmds, err := x.run(ctx, x.retireCall(pod, "always"))
 	if err != nil {
 		return false, failed(ctx, "retire", err)
 	}
+	x.forget(gens...)
 	return isOne(cmds[0].Val()), nil
 }
 
