@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/bits"
 	"math/rand/v2"
 	"slices"
@@ -38,7 +39,9 @@ const (
 	maxChanges = 4 << 20
 	// maxFoldBytes is how much of a list is folded at once.
 	maxFoldBytes = 8 << 20
-	// foldTimeout bounds a fold in the background; after one that failed there is a rest.
+	// foldWait bounds the wait for a fold's turn in the background, and foldTimeout the
+	// fold itself; after one that failed there is a rest.
+	foldWait    = 10 * time.Minute
 	foldTimeout = 30 * time.Second
 	foldRest    = time.Second
 )
@@ -47,16 +50,43 @@ const (
 // process come one after the other, which bounds the memory that they take.
 func (x *Index) fold(ctx context.Context, gen store.Generation, fence uint64) error {
 	f := fold{x: x, gen: gen, fence: fence}
+	if err := f.turn(ctx); err != nil {
+		return err
+	}
+	return f.inTurn(ctx)
+}
+
+// foldLater is fold for the background. What others take for their folds does not count
+// as time of this one.
+func (x *Index) foldLater(gen store.Generation, fence uint64) error {
+	f := fold{x: x, gen: gen, fence: fence}
+	wait, cancel := context.WithTimeout(x.life, foldWait)
+	defer cancel()
+	if err := f.turn(wait); err != nil {
+		return fmt.Errorf("waiting until other maps are folded: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(x.life, foldTimeout)
+	defer cancel()
+	return f.inTurn(ctx)
+}
+
+// turn waits for the fold's turn.
+func (f *fold) turn(ctx context.Context) error {
 	select {
-	case x.folding <- struct{}{}:
-		defer func() { <-x.folding }()
+	case f.x.folding <- struct{}{}:
+		return nil
 	case <-ctx.Done():
-		x.lists.end(&f, ctx.Err()) // or it would never be due again
+		f.x.lists.end(f, ctx.Err()) // or it would never be due again
 		return ctx.Err()
 	}
-	x.lists.begin(gen, fence)
+}
+
+// inTurn folds, and ends the turn.
+func (f *fold) inTurn(ctx context.Context) error {
+	defer func() { <-f.x.folding }()
+	f.x.lists.begin(f.gen, f.fence)
 	err := f.run(ctx)
-	x.lists.end(&f, err)
+	f.x.lists.end(f, err)
 	if errors.Is(err, store.ErrFenced) || errors.Is(err, store.ErrEnded) {
 		return nil // which the next write hears
 	}

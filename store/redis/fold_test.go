@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -511,4 +512,58 @@ func TestFoldWaitsInVain(t *testing.T) {
 	if due, _, _ := x.lists.due(7, 1); !due {
 		t.Error("it is not due again")
 	}
+}
+
+// deadlines is a server that fails, and notes how much time it had for that.
+type deadlines struct{ left []time.Duration }
+
+func (d *deadlines) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (d *deadlines) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, _ redis.Cmder) error {
+		at, _ := ctx.Deadline()
+		d.left = append(d.left, time.Until(at))
+		return errors.New("this server fails")
+	}
+}
+
+func (d *deadlines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// TestFoldTimeIsItsOwn: a fold has all of its time, however long it has waited for its
+// turn; a wait that is too long is called one.
+func TestFoldTimeIsItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var logged []string
+		x, err := Open(Config{URL: "redis://127.0.0.1:1", NoSweep: true, Observer: Observer{Log: func(msg string) { logged = append(logged, msg) }}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = x.Close() }()
+		var server deadlines
+		x.client.AddHook(&server)
+		guard := guardPlan{Guard: store.Guard{Generation: 7, Fence: 1, Seq: 1}, ops: make([]store.MapOp, 1)}
+		for _, tc := range []struct {
+			wait time.Duration
+			left []time.Duration
+			log  string
+		}{
+			{foldWait - 1, []time.Duration{foldTimeout}, "this server fails"},
+			{foldWait + 1, nil, "waiting until other maps are folded"},
+		} {
+			server.left, logged = nil, nil
+			x.folding <- struct{}{} // another one
+			if err := x.foldDue(t.Context(), []*guardPlan{&guard}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(tc.wait)
+			<-x.folding
+			synctest.Wait()
+			if !slices.Equal(server.left, tc.left) || len(logged) != 1 || !strings.Contains(logged[0], tc.log) {
+				t.Errorf("after a wait of %v: the server has been called with %v left, want %v; logged %q, want %q", tc.wait, server.left, tc.left, logged, tc.log)
+			}
+			time.Sleep(2 * foldRest)
+		}
+	})
 }

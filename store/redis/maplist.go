@@ -148,9 +148,7 @@ func (x *Index) foldDue(ctx context.Context, guards []*guardPlan) error {
 			}
 		case due:
 			x.spawn(func() {
-				ctx, cancel := context.WithTimeout(x.life, foldTimeout)
-				defer cancel()
-				if err := x.fold(ctx, g.Generation, g.Fence); err != nil && x.life.Err() == nil {
+				if err := x.foldLater(g.Generation, g.Fence); err != nil && x.life.Err() == nil {
 					x.log(fmt.Sprintf("the changes of the map of generation %d are not in its pages: %v", g.Generation, err))
 				}
 			})
