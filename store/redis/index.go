@@ -35,6 +35,7 @@ type Index struct {
 	textsThere atomic.Bool
 
 	entriesRefused sync.Once // for the log
+	said           *onceLog
 
 	garbled, roundTrips, keysRead, registryLoads, duplicates atomic.Uint64
 
@@ -62,6 +63,7 @@ func Open(c Config) (*Index, error) {
 	x := &Index{
 		config: c, target: t, cluster: t.topology == cluster, names: newNames(c.Prefix),
 		acks: newAckCache(c.MaxHolders), lists: newMapLogs(foldEntries, c.MaxHolders), folding: make(chan struct{}, 1),
+		said: newOnceLog(onceLimit),
 	}
 	x.life, x.end = context.WithCancel(context.Background())
 	x.registry.current.Store(&snapshot{registry: store.NewRegistry(0, nil, nil, nil, time.Time{})})

@@ -282,11 +282,26 @@ func TestUnreadableRegistry(t *testing.T) {
 	if n := len(x.Cached().Holders()); n != 1 {
 		t.Errorf("%d holders, want 1", n)
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	if len(said) < 12 {
-		t.Errorf("%d things said of 12 that cannot be read: %q", len(said), said)
+	wantSaid := func(n int) {
+		t.Helper()
+		mu.Lock()
+		defer mu.Unlock()
+		if len(said) != n {
+			t.Errorf("%d things said of %d that cannot be read: %q", len(said), n, said)
+		}
 	}
+	wantSaid(12)
+	for range 2 { // no reload says it again
+		if _, err := x.Registry(ctx); err != nil {
+			t.Fatal(err)
+		}
+		wantSaid(12)
+	}
+	plain.HSet(ctx, x.names.pods, "b", "}")
+	if _, err := x.Registry(ctx); err != nil {
+		t.Fatal(err)
+	}
+	wantSaid(13)
 	plain.Set(ctx, x.names.epoch, "soon", 0)
 	if err := x.Lookup(ctx, &store.Query{Fold: &storetest.Collector{}}); err == nil || !strings.Contains(err.Error(), `"soon"`) {
 		t.Errorf("an epoch that is no number: got %v", err)
@@ -458,5 +473,21 @@ func TestManyLate(t *testing.T) {
 	})
 	if got := find(t, y, 1); len(strings.Fields(got[0])) != 2 {
 		t.Fatalf("found %q", got)
+	}
+}
+
+// TestOnceLogIsBounded: beyond its limit it says again what it said long ago.
+func TestOnceLogIsBounded(t *testing.T) {
+	l := newOnceLog(2)
+	for i, tc := range []struct {
+		name, text string
+		first      bool
+	}{
+		{"a", "x", true}, {"a", "x", false}, {"a", "y", true}, {"b", "y", true}, {"a", "y", false},
+		{"c", "", true}, {"a", "y", false}, {"b", "y", true},
+	} {
+		if got := l.first(tc.name, tc.text); got != tc.first {
+			t.Errorf("%d: %s %q: first is %v", i, tc.name, tc.text, got)
+		}
 	}
 }

@@ -327,15 +327,19 @@ func (x *Index) member(name, text, copied string, base *snapshot) *member {
 	m := &member{name: name, text: text, copy: copied}
 	if old != nil && old.text == text {
 		m.pod = old.pod
-	} else if err := json.Unmarshal([]byte(text), &m.pod); err != nil || m.pod.Name != name {
-		x.garbled.Add(1)
-		x.log(fmt.Sprintf("the registration of pod %q cannot be read and counts as none: %v", name, err))
-		return nil
+	} else {
+		err := json.Unmarshal([]byte(text), &m.pod)
+		if err == nil && m.pod.Name != name {
+			err = fmt.Errorf("it is that of %q", clip(m.pod.Name))
+		}
+		if err != nil {
+			x.unreadable(fmt.Sprintf("the registration of pod %q", name), text, err)
+			return nil
+		}
 	}
 	var err error
 	if m.born, m.holders, err = parseCopy(name, copied); err != nil {
-		x.garbled.Add(1)
-		x.log(fmt.Sprintf("of the holders of pod %q some cannot be read and count as none: %v", name, err))
+		x.unreadable(fmt.Sprintf("a part of the holders of pod %q", name), copied, err)
 	}
 	return m
 }
@@ -393,8 +397,7 @@ func (x *Index) readMeta(meta map[string]string) (map[string]store.ModelInfo, er
 		}
 		m, err := parseModel(name, text)
 		if err != nil {
-			x.garbled.Add(1)
-			x.log(fmt.Sprintf("the settings of model %q cannot be read and count as none: %v", name, err))
+			x.unreadable(fmt.Sprintf("what is set for model %q", name), text, err)
 			continue
 		}
 		models[name] = m
