@@ -66,9 +66,20 @@ func indexFigures(read func() store.Stats) prometheus.Collector {
 func registryFigures(read func() *store.Registry) prometheus.Collector {
 	type r = *store.Registry
 	return figures[r]{read, []figure[r]{
-		gauge("kvatlas_index_pods", "Live pods in the registry as last seen.", func(r r) int { return len(r.Pods) }),
+		gauge("kvatlas_index_pods", "Live pods in the registry as last seen; the workers of LMCache are parts of pods and do not count.", wholePods),
 		gauge("kvatlas_index_models", "Models in the registry as last seen.", func(r r) int { return len(r.Models) }),
 	}}
+}
+
+// wholePods counts the pods that are no parts of others: what serves prompts, and what
+// /v1/score can name.
+func wholePods(r *store.Registry) (n int) {
+	for i := range r.Pods {
+		if r.Pods[i].PartOf == nil {
+			n++
+		}
+	}
+	return n
 }
 
 func tokenizerFigures(read func() tokenpool.Stats) prometheus.Collector {

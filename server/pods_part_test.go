@@ -41,4 +41,10 @@ func TestPartOf(t *testing.T) {
 	if w = s.do("POST", "/v1/pods", strings.NewReader(`{"name":"q","model":"m","part_of":{"pod":"p","workers":1}}`)); w.Code != http.StatusCreated {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
+	// A worker is no pod of the metrics.
+	if w = s.do("POST", "/v1/pods", strings.NewReader(`{"name":"p","model":"m"}`)); w.Code != http.StatusCreated {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	s.do("GET", "/v1/pods", nil) // which loads the registry
+	want(t, s, `kvatlas_index_pods 1`)
 }
