@@ -150,7 +150,8 @@ type Index interface {
 	// Stats returns figures about the index as this process sees it.
 	Stats() Stats
 
-	// Close releases what the index holds. Calls after it return ErrClosed.
+	// Close releases what the index holds. Calls after it return ErrClosed, but another
+	// Close does nothing, and that is no error.
 	Close() error
 }
 

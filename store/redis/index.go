@@ -89,14 +89,16 @@ func (x *Index) spawn(f func()) bool {
 	return true
 }
 
-// Close implements store.Index. Calls in flight end with an error.
+// Close implements store.Index. Calls in flight end with an error. Later calls of it wait
+// until the first is done with what runs in the background.
 func (x *Index) Close() error {
 	x.mu.Lock()
 	was := x.closed
 	x.closed = true
 	x.mu.Unlock()
 	if was {
-		return store.ErrClosed
+		x.running.Wait()
+		return nil
 	}
 	x.end()
 	err := x.client.Close()

@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -9,7 +8,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/internal/redistest"
-	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/storetest"
 )
 
@@ -31,7 +29,7 @@ func open(tb testing.TB, c Config) *Index {
 		x.lists.least = 24 // so that maps are folded all the time
 	}
 	tb.Cleanup(func() {
-		if err := x.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
+		if err := x.Close(); err != nil {
 			tb.Errorf("close: %v", err)
 		}
 	})

@@ -2,7 +2,6 @@ package replica
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -62,7 +61,7 @@ func openReplica(tb testing.TB, url, prefix string, change ...func(*Config)) *Re
 
 func closed(tb testing.TB, x store.Index) {
 	tb.Helper()
-	if err := x.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
+	if err := x.Close(); err != nil {
 		tb.Errorf("close: %v", err)
 	}
 }

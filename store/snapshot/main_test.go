@@ -3,7 +3,6 @@ package snapshot_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -55,7 +54,7 @@ func openRedis(url string) opener {
 			tb.Fatal(err)
 		}
 		tb.Cleanup(func() {
-			if err := x.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
+			if err := x.Close(); err != nil {
 				tb.Error(err)
 			}
 		})

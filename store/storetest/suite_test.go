@@ -358,6 +358,9 @@ func (x *plain) Stats() store.Stats {
 func (x *plain) Close() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.closed && x.fault == "a second Close fails" {
+		return store.ErrClosed
+	}
 	x.closed = x.fault != "Close is not heard"
 	return nil
 }
@@ -384,7 +387,7 @@ func TestSuiteNoticesFaults(t *testing.T) {
 		"a gap ends the answer", "one block too few", "stop is not heard", "validates too late",
 		"clear forgets other tiers", "remove forgets other tiers", "key 0 is lost", "models are mixed",
 		"an old fence writes", "duplicates are applied", "the ended write", "a new generation inherits", "the watermark is low", "maps forget the part",
-		"clear keeps ids", "the dead inherit", "the last model wins", "Close is not heard",
+		"clear keeps ids", "the dead inherit", "the last model wins", "Close is not heard", "a second Close fails",
 	} {
 		t.Run(fault, func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPlainIndexPasses$", "-test.failfast", "-rapid.nofailfile")
