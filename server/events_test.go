@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -71,9 +72,9 @@ func TestEvents(t *testing.T) {
 			200, `{"applied":4,"skipped":0}`, []string{
 				`p/1 m trtllm seq none skipped 0: {"type":"BlockStored","block_hashes":[1],"parent_block_hash":null,"token_ids":[],"block_size":0,"medium":"CPU"} {"type":"BlockRemoved","block_hashes":[1],"medium":"GPU"}`,
 				`p/0 m trtllm seq none skipped 0: {"type":"BlockRemoved","block_hashes":[1],"medium":"GPU"} {"type":"BlockRemoved","block_hashes":[1],"medium":"CPU"}`}},
-		{"a message", "?pod=p&model=m&seq=3&engine=sglang", string(event.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, event.SGLang520)), true,
+		{"a message", "?pod=p&model=m&seq=3&engine=sglang", string(enginetest.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, enginetest.SGLang520)), true,
 			200, `{"applied":1,"skipped":0}`, []string{`p/4 m sglang seq 3 skipped 0: {"type":"AllBlocksCleared"}`}},
-		{"a message of another rank", "?pod=p&model=m&rank=5", string(event.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, event.VLLM9)), true,
+		{"a message of another rank", "?pod=p&model=m&rank=5", string(enginetest.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, enginetest.VLLM9)), true,
 			200, `{"applied":1,"skipped":0}`, []string{`p/5 m  seq none skipped 0: {"type":"AllBlocksCleared"}`}},
 		{"no pod", "?model=m", "\x92\x01\x90", true, 400, "pod: a message of an engine needs pod in the query", nil},
 		{"no number", "?pod=p&model=m&seq=x", "\x92\x01\x90", true, 400, "seq: seq is no sequence number: a whole number from 0 to 2^53-2", nil},
@@ -256,7 +257,7 @@ func TestEventsAreScored(t *testing.T) {
 	push("application/json", "", `{"pod":"vllm","model":"m","seq":1,"events":[
 		{"type":"BlockStored","block_hashes":[13,14],"parent_block_hash":12,"token_ids":[5,6,7,8],"block_size":2,"medium":"GPU"}]}`, `{"applied":1,"skipped":0}`)
 	sglang := event.Batch{Rank: 1, Events: []event.Event{{Kind: event.Stored, Hashes: []event.Hash{1 << 63, 2}, Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}, BlockSize: 4, Medium: "CPU_PINNED"}}}
-	push("application/msgpack", "?pod=sglang&model=m", string(event.Append(nil, &sglang, event.SGLang59)), `{"applied":1,"skipped":0}`)
+	push("application/msgpack", "?pod=sglang&model=m", string(enginetest.Append(nil, &sglang, enginetest.SGLang59)), `{"applied":1,"skipped":0}`)
 	push("application/json", "", `{"pod":"trt","model":"m","events":[{"event_id":0,"data":{"type":"created"},"window_size":64},
 		{"event_id":1,"data":{"type":"stored","parent_hash":null,"blocks":[{"block_hash":5,"tokens":[{"token_id":1,"token_extra_id":0},{"token_id":2,"token_extra_id":0},
 		{"token_id":3,"token_extra_id":0},{"token_id":4,"token_extra_id":0}],"cache_level":0}]},"window_size":64}]}`, `{"applied":1,"skipped":1,`)

@@ -7,6 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/enginetest"
 )
 
 func TestDoctorOfEngine(t *testing.T) {
@@ -44,7 +45,7 @@ func TestDoctorOfEngine(t *testing.T) {
 	}}
 	replay = freeEndpoint(t)
 	p, endpoint = engine(t, replay)
-	p.Publish(zmq.Message{Seq: 5, Payload: event.Append(nil, &odd, event.VLLM33)})
+	p.Publish(zmq.Message{Seq: 5, Payload: enginetest.Append(nil, &odd, enginetest.VLLM33)})
 	p.Publish(zmq.Message{Seq: 9, Payload: []byte("\xc1")})
 	status, worst, sections = doctorReport(t, "--engine-events="+endpoint, "--engine-replay="+replay, "--engine-seed=0", "--timeout=3s")
 	for what, want := range map[string]string{

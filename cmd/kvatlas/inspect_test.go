@@ -21,6 +21,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -76,7 +77,7 @@ func steps() []zmq.Message {
 		{{Kind: event.Cleared}},
 	} {
 		b := event.Batch{Time: 1700000000 + float64(i), Rank: 2, Events: events}
-		out = append(out, zmq.Message{Topic: "kv@pod", Seq: uint64(i), Payload: event.Append(nil, &b, event.VLLM33)})
+		out = append(out, zmq.Message{Topic: "kv@pod", Seq: uint64(i), Payload: enginetest.Append(nil, &b, enginetest.VLLM33)})
 	}
 	return out
 }
@@ -131,7 +132,7 @@ func TestInspectEvents(t *testing.T) {
 `
 	first := steps()[0]
 	var b event.Batch
-	if err := event.Decode(first.Payload, &b); err != nil {
+	if err := new(event.Decoder).Decode(first.Payload, &b); err != nil {
 		t.Fatal(err)
 	}
 	for _, h := range []event.Hash{b.Events[0].Hashes[0], b.Events[0].Hashes[1], b.Events[0].Hashes[1], b.Events[0].Hashes[0]} {

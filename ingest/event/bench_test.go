@@ -1,30 +1,33 @@
-package event
+package event_test
 
 import (
 	"testing"
 
 	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/enginetest"
 )
 
 // benchBatch is what one step of a busy engine stores: 16 blocks of 16 tokens.
-func benchBatch(form Form) []byte {
-	e := Event{Kind: Stored, BlockSize: 16, Medium: "GPU", Parent: 0xfedcba9876543210, HasParent: true}
+func benchBatch(form enginetest.Form) []byte {
+	e := event.Event{Kind: event.Stored, BlockSize: 16, Medium: "GPU", Parent: 0xfedcba9876543210, HasParent: true}
 	for i := range 16 {
-		e.Hashes = append(e.Hashes, Hash(0x9e3779b97f4a7c15*uint64(i+1)))
+		e.Hashes = append(e.Hashes, event.Hash(0x9e3779b97f4a7c15*uint64(i+1)))
 	}
 	for i := range 256 {
 		e.Tokens = append(e.Tokens, uint32(i*997)%128000)
 	}
-	return Append(nil, &Batch{Time: 1700000000.25, Events: []Event{e}}, form)
+	return enginetest.Append(nil, &event.Batch{Time: 1700000000.25, Events: []event.Event{e}}, form)
 }
 
 func BenchmarkDecode(b *testing.B) {
-	for _, form := range []Form{VLLM33, VLLM22, SGLang520} {
+	for _, form := range []enginetest.Form{enginetest.VLLM33, enginetest.VLLM22, enginetest.SGLang520} {
 		b.Run(form.String(), func(b *testing.B) {
 			payload := benchBatch(form)
 			var (
-				d     Decoder
-				batch Batch
+				d     event.Decoder
+				batch event.Batch
 			)
 			b.ReportAllocs()
 			b.SetBytes(int64(len(payload)))
@@ -41,7 +44,7 @@ func BenchmarkDecode(b *testing.B) {
 // fastest general decoder we know: just the fields, into memory that is reused,
 // with none of what tells versions apart. It is there to be compared with.
 func BenchmarkDecodePeer(b *testing.B) {
-	payload := benchBatch(VLLM33)
+	payload := benchBatch(enginetest.VLLM33)
 	var p peer
 	if err := p.decode(payload); err != nil || len(p.hashes) != 16 || len(p.tokens) != 256 {
 		b.Fatal(err, len(p.hashes), len(p.tokens))
@@ -136,25 +139,13 @@ func (p *peer) field(key string, b []byte) (_ []byte, err error) {
 	return msgp.Skip(b)
 }
 
-func BenchmarkAppend(b *testing.B) {
-	var batch Batch
-	if err := Decode(benchBatch(VLLM33), &batch); err != nil {
-		b.Fatal(err)
-	}
-	var out []byte
-	b.ReportAllocs()
-	for b.Loop() {
-		out = Append(out[:0], &batch, VLLM33)
-	}
-}
-
 func BenchmarkJSONPushes(b *testing.B) {
-	var batch Batch
-	if err := Decode(benchBatch(VLLM33), &batch); err != nil {
+	var batch event.Batch
+	if err := new(event.Decoder).Decode(benchBatch(enginetest.VLLM33), &batch); err != nil {
 		b.Fatal(err)
 	}
-	body := append(AppendJSON([]byte(`{"pod":"10.0.0.1:8000","model":"m","events":[`), &batch.Events[0]), `]}`...)
-	var d Decoder
+	body := append(event.AppendJSON([]byte(`{"pod":"10.0.0.1:8000","model":"m","events":[`), &batch.Events[0]), `]}`...)
+	var d event.Decoder
 	b.ReportAllocs()
 	b.SetBytes(int64(len(body)))
 	for b.Loop() {

@@ -68,13 +68,6 @@ type Decoder struct {
 	created bool // the event before was a "created" of TensorRT-LLM
 }
 
-// Decode decodes a message with a Decoder of its own and the default limits. Who
-// has more than one message to decode keeps a Decoder.
-func Decode(payload []byte, into *Batch) error {
-	var d Decoder
-	return d.Decode(payload, into)
-}
-
 // Decode decodes the payload of a message, [time, [event...], rank], into a Batch
 // whose content it replaces and whose memory it uses. The Batch does not refer to
 // payload afterwards. An error wraps ErrMalformed and leaves the Batch empty.

@@ -26,8 +26,8 @@
 // others of its message are there. Only a message whose structure is broken has
 // none, for where its next event begins cannot be known.
 //
-// [Append] writes events as a given engine does, [AppendJSON] as JSON with the
-// engines' names, [Decoder.Pushes] reads what is sent over HTTP.
+// [AppendJSON] writes events as JSON with the engines' names, [Decoder.Pushes] reads
+// what is sent over HTTP.
 //
 // What the engines' fields mean, and since when each sends which, is in
 // docs/events.md.

@@ -1,5 +1,7 @@
 package event
 
+import "fmt"
+
 // Hash names a block as its engine does. It is the 64-bit number on the wire,
 // signed ones as two's complement; of a hash that is sent as bytes it is the last
 // eight, big endian, which is what vLLM itself cuts a digest to.
@@ -19,6 +21,16 @@ const (
 	// NumKinds is one more than the highest Kind.
 	NumKinds = iota + 1
 )
+
+var kindNames = [...]string{Stored: "BlockStored", Removed: "BlockRemoved", Cleared: "AllBlocksCleared"}
+
+// String returns vLLM's name of the kind.
+func (k Kind) String() string {
+	if k >= Stored && k <= Cleared {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind(%d)", uint8(k))
+}
 
 // Event is one event. Its slices are valid until the Batch that it stands in is
 // decoded into again.

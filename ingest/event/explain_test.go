@@ -23,7 +23,7 @@ func TestExplainMessages(t *testing.T) {
 			continue
 		}
 		var b Batch
-		if err := Decode(m.payload(t), &b); err != nil {
+		if err := new(Decoder).Decode(m.Bytes(t), &b); err != nil {
 			t.Fatal(err)
 		}
 		for i := range b.Events {

@@ -275,16 +275,3 @@ func appendText[T string | []byte](b []byte, s T) []byte {
 	}
 	return append(b, s...)
 }
-
-func appendArray(b []byte, n int) []byte { return appendHead(b, 0x90, 0xdc, n) }
-func appendMap(b []byte, n int) []byte   { return appendHead(b, 0x80, 0xde, n) }
-
-func appendHead(b []byte, fix, wide byte, n int) []byte {
-	switch {
-	case n < 16:
-		return append(b, fix|byte(n))
-	case n <= math.MaxUint16:
-		return binary.BigEndian.AppendUint16(append(b, wide), uint16(n))
-	}
-	return binary.BigEndian.AppendUint32(append(b, wide+1), uint32(n))
-}

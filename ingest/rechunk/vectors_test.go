@@ -45,7 +45,7 @@ func (m *message) decode(t testing.TB) *event.Batch {
 		t.Fatal(err)
 	}
 	b := new(event.Batch)
-	if err := event.Decode(payload, b); err != nil {
+	if err := new(event.Decoder).Decode(payload, b); err != nil {
 		t.Fatalf("message %d: %v", m.ID, err)
 	}
 	return b

@@ -1,9 +1,12 @@
-package event
+package enginetest
 
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
 )
 
 // Form is how a range of engine versions writes its events.
@@ -36,32 +39,39 @@ const (
 	// SGLang4 is SGLang 0.4.6 to 0.5.8.
 	SGLang4
 
-	numForms
+	// NumForms is how many forms there are.
+	NumForms
 )
 
-var formNames = [numForms]string{"vllm-0.33", "vllm-0.24", "vllm-0.22", "vllm-0.20", "vllm-0.17", "vllm-0.14", "vllm-0.10.2", "vllm-0.9",
+var formNames = [NumForms]string{"vllm-0.33", "vllm-0.24", "vllm-0.22", "vllm-0.20", "vllm-0.17", "vllm-0.14", "vllm-0.10.2", "vllm-0.9",
 	"sglang-0.5.20", "sglang-0.5.17", "sglang-0.5.9", "sglang-0.4.6"}
 
 // String returns the engine and the first version of the form, as in "vllm-0.33".
 func (f Form) String() string {
-	if f < numForms {
+	if f < NumForms {
 		return formNames[f]
 	}
 	return fmt.Sprintf("form(%d)", uint8(f))
 }
 
-// ParseForm reads what String writes.
-func ParseForm(s string) (Form, error) {
-	for i, name := range formNames {
-		if s == name {
-			return Form(i), nil
-		}
-	}
-	return 0, fmt.Errorf("event: %q is no form of events, it must be one of %q", s, formNames)
-}
-
 func (f Form) sglang() bool { return f >= SGLang520 }
 func (f Form) maps() bool   { return f <= VLLM24 || f == SGLang520 }
+
+// The places of a Stored event's fields in an array, as in vLLM 0.22.
+const (
+	atHashes = iota + 1
+	atParent
+	atTokens
+	atBlockSize
+	atLoRAID
+	atMedium
+	atLoRA
+	atExtraKeys
+	atGroup
+	atSpec
+	atWindow
+	numStored
+)
 
 // stored is how many values an array has for a Stored event.
 func (f Form) stored() int {
@@ -86,32 +96,21 @@ func (f Form) stored() int {
 // for is left out, so that an old form can lose the medium, the adapter's name or
 // the salt. Objects that have but a hash have no place in vLLM's and SGLang's
 // forms.
-func Append(dst []byte, b *Batch, form Form) []byte {
-	dst = appendArray(dst, 3)
-	dst = binary.BigEndian.AppendUint64(append(dst, 0xcb), math.Float64bits(b.Time))
-	dst = appendArray(dst, len(b.Events))
+func Append(dst []byte, b *event.Batch, form Form) []byte {
+	dst = msgp.AppendArrayHeader(dst, 3)
+	dst = msgp.AppendFloat64(dst, b.Time)
+	dst = msgp.AppendArrayHeader(dst, uint32(len(b.Events)))
 	for i := range b.Events {
-		dst = AppendEvent(dst, &b.Events[i], form)
+		dst = appendEvent(dst, &b.Events[i], form)
 	}
-	return appendUint(dst, uint64(b.Rank))
+	return msgp.AppendUint64(dst, uint64(b.Rank))
 }
 
-// AppendEvent appends one event of a message, see Append.
-func AppendEvent(dst []byte, e *Event, form Form) []byte {
+func appendEvent(dst []byte, e *event.Event, form Form) []byte {
 	if form.maps() {
 		return appendEventMap(dst, e, form)
 	}
 	return appendEventArray(dst, e, form)
-}
-
-var kindNames = [...]string{Stored: "BlockStored", Removed: "BlockRemoved", Cleared: "AllBlocksCleared"}
-
-// String returns vLLM's name of the kind.
-func (k Kind) String() string {
-	if k >= Stored && k <= Cleared {
-		return kindNames[k]
-	}
-	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
 // mapHead is a map whose size is known when it is full. A wide one has two bytes for
@@ -131,7 +130,7 @@ func openMap(dst []byte, wide bool) ([]byte, mapHead) {
 
 func (h *mapHead) key(dst []byte, name string) []byte {
 	h.n++
-	return appendText(dst, name)
+	return msgp.AppendString(dst, name)
 }
 
 // close writes the size. A narrow map has less than 16 fields.
@@ -144,70 +143,70 @@ func (h *mapHead) close(dst []byte) []byte {
 	return dst
 }
 
-func appendEventMap(dst []byte, e *Event, form Form) []byte {
-	dst, h := openMap(dst, form == VLLM33 && e.Kind == Stored)
-	dst = appendText(h.key(dst, "type"), e.Kind.String())
-	if e.Kind == Cleared {
+func appendEventMap(dst []byte, e *event.Event, form Form) []byte {
+	dst, h := openMap(dst, form == VLLM33 && e.Kind == event.Stored)
+	dst = msgp.AppendString(h.key(dst, "type"), e.Kind.String())
+	if e.Kind == event.Cleared {
 		return h.close(dst)
 	}
 	dst = appendHashes(h.key(dst, "block_hashes"), e.Hashes, form)
 	vllm := !form.sglang()
-	if e.Kind == Stored {
+	if e.Kind == event.Stored {
 		dst = appendParent(h.key(dst, "parent_block_hash"), e, form)
 		dst = appendTokens(h.key(dst, "token_ids"), e)
-		dst = appendUint(h.key(dst, "block_size"), uint64(e.BlockSize))
+		dst = msgp.AppendUint64(h.key(dst, "block_size"), uint64(e.BlockSize))
 		dst = appendLoRAID(h.key(dst, "lora_id"), e)
 	}
 	dst = appendName(h.key(dst, "medium"), e.Medium)
-	if e.Kind == Stored && vllm {
+	if e.Kind == event.Stored && vllm {
 		dst = appendName(h.key(dst, "lora_name"), e.LoRA)
 		if hasExtraKeys(e) {
 			dst = appendExtraKeys(h.key(dst, "extra_keys"), e)
 		}
 	}
 	if vllm {
-		dst = appendUint(h.key(dst, "group_idx"), uint64(e.Group))
-		if e.Spec != "" && e.Kind == Stored {
-			dst = appendText(h.key(dst, "kv_cache_spec_kind"), e.Spec)
+		dst = msgp.AppendUint64(h.key(dst, "group_idx"), uint64(e.Group))
+		if e.Spec != "" && e.Kind == event.Stored {
+			dst = msgp.AppendString(h.key(dst, "kv_cache_spec_kind"), e.Spec)
 		}
-		if e.SlidingWindow != 0 && e.Kind == Stored {
-			dst = appendUint(h.key(dst, "kv_cache_spec_sliding_window"), uint64(e.SlidingWindow))
+		if e.SlidingWindow != 0 && e.Kind == event.Stored {
+			dst = msgp.AppendUint64(h.key(dst, "kv_cache_spec_sliding_window"), uint64(e.SlidingWindow))
 		}
 		if e.Locality != "" {
-			dst = appendText(h.key(dst, "locality"), e.Locality)
+			dst = msgp.AppendString(h.key(dst, "locality"), e.Locality)
 		}
 		if form == VLLM33 && len(e.Lookahead) > 0 && len(e.Hashes) > 0 {
 			dst = appendLookahead(h.key(dst, "lookahead_token_ids"), e)
 		}
-	} else if e.Kind == Stored {
+	} else if e.Kind == event.Stored {
 		if e.Salt != "" {
-			dst = appendText(h.key(dst, "cache_salt"), e.Salt)
+			dst = msgp.AppendString(h.key(dst, "cache_salt"), e.Salt)
 		}
 		if e.LoRA != "" {
-			dst = appendText(h.key(dst, "lora_name"), e.LoRA)
+			dst = msgp.AppendString(h.key(dst, "lora_name"), e.LoRA)
 		}
 	}
 	return h.close(dst)
 }
 
-func appendEventArray(dst []byte, e *Event, form Form) []byte {
+func appendEventArray(dst []byte, e *event.Event, form Form) []byte {
 	switch e.Kind {
-	case Stored:
+	case event.Stored:
 		n := form.stored()
 		salted := form == SGLang517 && e.Salt != ""
 		if salted {
 			n++
 		}
-		dst = appendText(appendArray(dst, n), e.Kind.String())
+		dst = msgp.AppendString(msgp.AppendArrayHeader(dst, uint32(n)), e.Kind.String())
 		for at := 1; at < n; at++ {
 			switch {
 			case at == atLoRA && salted:
-				dst = appendText(appendText(appendMap(dst, 1), "cache_salt"), e.Salt)
+				dst = msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(dst, 1), "cache_salt"), e.Salt)
 			default:
 				dst = appendStoredField(dst, e, at, form)
 			}
 		}
-	case Removed:
+	case event.Removed:
 		n := 4
 		if form >= VLLM17 {
 			n = 3
@@ -215,21 +214,21 @@ func appendEventArray(dst []byte, e *Event, form Form) []byte {
 		if form == VLLM9 || form == SGLang4 {
 			n = 2
 		}
-		dst = appendText(appendArray(dst, n), e.Kind.String())
+		dst = msgp.AppendString(msgp.AppendArrayHeader(dst, uint32(n)), e.Kind.String())
 		dst = appendHashes(dst, e.Hashes, form)
 		if n > 2 {
 			dst = appendName(dst, e.Medium)
 		}
 		if n > 3 {
-			dst = appendUint(dst, uint64(e.Group))
+			dst = msgp.AppendUint64(dst, uint64(e.Group))
 		}
 	default:
-		dst = appendText(appendArray(dst, 1), e.Kind.String())
+		dst = msgp.AppendString(msgp.AppendArrayHeader(dst, 1), e.Kind.String())
 	}
 	return dst
 }
 
-func appendStoredField(dst []byte, e *Event, at int, form Form) []byte {
+func appendStoredField(dst []byte, e *event.Event, at int, form Form) []byte {
 	switch at {
 	case atHashes:
 		return appendHashes(dst, e.Hashes, form)
@@ -238,7 +237,7 @@ func appendStoredField(dst []byte, e *Event, at int, form Form) []byte {
 	case atTokens:
 		return appendTokens(dst, e)
 	case atBlockSize:
-		return appendUint(dst, uint64(e.BlockSize))
+		return msgp.AppendUint64(dst, uint64(e.BlockSize))
 	case atLoRAID:
 		return appendLoRAID(dst, e)
 	case atMedium:
@@ -248,66 +247,74 @@ func appendStoredField(dst []byte, e *Event, at int, form Form) []byte {
 	case atExtraKeys:
 		return appendExtraKeys(dst, e)
 	case atGroup:
-		return appendUint(dst, uint64(e.Group))
+		return msgp.AppendUint64(dst, uint64(e.Group))
 	case atSpec:
 		return appendName(dst, e.Spec)
 	}
 	if e.SlidingWindow == 0 {
 		return append(dst, 0xc0)
 	}
-	return appendUint(dst, uint64(e.SlidingWindow))
+	return msgp.AppendUint64(dst, uint64(e.SlidingWindow))
 }
 
-func appendHash(dst []byte, h Hash, form Form) []byte {
+// appendInt writes what is not negative as unsigned, as msgspec does.
+func appendInt(dst []byte, v int64) []byte {
+	if v >= 0 {
+		return msgp.AppendUint64(dst, uint64(v))
+	}
+	return msgp.AppendInt64(dst, v)
+}
+
+func appendHash(dst []byte, h event.Hash, form Form) []byte {
 	if form.sglang() {
 		return appendInt(dst, int64(h))
 	}
-	return appendUint(dst, uint64(h))
+	return msgp.AppendUint64(dst, uint64(h))
 }
 
-func appendHashes(dst []byte, hashes []Hash, form Form) []byte {
-	dst = appendArray(dst, len(hashes))
+func appendHashes(dst []byte, hashes []event.Hash, form Form) []byte {
+	dst = msgp.AppendArrayHeader(dst, uint32(len(hashes)))
 	for _, h := range hashes {
 		dst = appendHash(dst, h, form)
 	}
 	return dst
 }
 
-func appendParent(dst []byte, e *Event, form Form) []byte {
+func appendParent(dst []byte, e *event.Event, form Form) []byte {
 	if !e.HasParent {
 		return append(dst, 0xc0)
 	}
 	return appendHash(dst, e.Parent, form)
 }
 
-func appendTokens(dst []byte, e *Event) []byte {
+func appendTokens(dst []byte, e *event.Event) []byte {
 	if e.Bigram && len(e.Tokens) > 0 {
-		dst = appendArray(dst, len(e.Tokens)-1)
+		dst = msgp.AppendArrayHeader(dst, uint32(len(e.Tokens)-1))
 		for i, t := range e.Tokens[:len(e.Tokens)-1] {
-			dst = appendUint(appendUint(appendArray(dst, 2), uint64(t)), uint64(e.Tokens[i+1]))
+			dst = msgp.AppendUint64(msgp.AppendUint64(msgp.AppendArrayHeader(dst, 2), uint64(t)), uint64(e.Tokens[i+1]))
 		}
 		return dst
 	}
-	dst = appendArray(dst, len(e.Tokens))
+	dst = msgp.AppendArrayHeader(dst, uint32(len(e.Tokens)))
 	for _, t := range e.Tokens {
-		dst = appendUint(dst, uint64(t))
+		dst = msgp.AppendUint64(dst, uint64(t))
 	}
 	return dst
 }
 
-func appendLookahead(dst []byte, e *Event) []byte {
+func appendLookahead(dst []byte, e *event.Event) []byte {
 	width := len(e.Lookahead) / len(e.Hashes)
-	dst = appendArray(dst, len(e.Hashes))
+	dst = msgp.AppendArrayHeader(dst, uint32(len(e.Hashes)))
 	for i := range e.Hashes {
-		dst = appendArray(dst, width)
+		dst = msgp.AppendArrayHeader(dst, uint32(width))
 		for _, t := range e.Lookahead[i*width:][:width] {
-			dst = appendUint(dst, uint64(t))
+			dst = msgp.AppendUint64(dst, uint64(t))
 		}
 	}
 	return dst
 }
 
-func appendLoRAID(dst []byte, e *Event) []byte {
+func appendLoRAID(dst []byte, e *event.Event) []byte {
 	if e.LoRAID == 0 {
 		return append(dst, 0xc0)
 	}
@@ -318,23 +325,23 @@ func appendName(dst []byte, s string) []byte {
 	if s == "" {
 		return append(dst, 0xc0)
 	}
-	return appendText(dst, s)
+	return msgp.AppendString(dst, s)
 }
 
 // hasExtraKeys tells whether an event of vLLM has extra keys: those of full blocks
 // with their tokens, nil ones included.
-func hasExtraKeys(e *Event) bool {
+func hasExtraKeys(e *event.Event) bool {
 	return e.Medium == "GPU" && len(e.Tokens) > 0 || e.Extra != nil || e.Salt != "" && !e.HasParent
 }
 
 // appendExtraKeys writes what went into each block's hash as vLLM 0.19 to 0.33 do.
-func appendExtraKeys(dst []byte, e *Event) []byte {
+func appendExtraKeys(dst []byte, e *event.Event) []byte {
 	if !hasExtraKeys(e) {
 		return append(dst, 0xc0)
 	}
-	dst = appendArray(dst, len(e.Hashes))
+	dst = msgp.AppendArrayHeader(dst, uint32(len(e.Hashes)))
 	for i := range e.Hashes {
-		var objects []Object
+		var objects []event.Object
 		if i < len(e.Extra) {
 			objects = e.Extra[i].Objects
 		}
@@ -354,17 +361,17 @@ func appendExtraKeys(dst []byte, e *Event) []byte {
 			dst = append(dst, 0xc0)
 			continue
 		}
-		dst = appendArray(dst, n)
+		dst = msgp.AppendArrayHeader(dst, uint32(n))
 		if e.LoRA != "" {
-			dst = appendText(dst, e.LoRA)
+			dst = msgp.AppendString(dst, e.LoRA)
 		}
 		for _, o := range objects {
 			if o.ID != "" {
-				dst = appendInt(appendText(appendArray(dst, 2), o.ID), int64(o.Offset))
+				dst = appendInt(msgp.AppendString(msgp.AppendArrayHeader(dst, 2), o.ID), int64(o.Offset))
 			}
 		}
 		if salted {
-			dst = appendText(dst, e.Salt)
+			dst = msgp.AppendString(dst, e.Salt)
 		}
 	}
 	return dst
