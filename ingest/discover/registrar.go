@@ -93,24 +93,6 @@ func New(c Config) (*Registrar, error) {
 	return r, nil
 }
 
-// Stats are figures of a Registrar.
-type Stats struct {
-	// Found is how many pods the sources have found, Registered how many are
-	// registered by this process.
-	Found, Registered int
-}
-
-// Stats returns figures.
-func (r *Registrar) Stats() Stats {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := Stats{Registered: len(r.pods)}
-	for _, f := range r.found {
-		s.Found += len(f)
-	}
-	return s
-}
-
 // Run finds and registers until ctx is done, and returns nil then. It leaves what is
 // registered to its leases: other replicas go on renewing them.
 func (r *Registrar) Run(ctx context.Context) error {
