@@ -80,9 +80,6 @@ func New(c Config) (*Fleet, error) {
 	}, nil
 }
 
-// Name is the replica's own name among the readers.
-func (f *Fleet) Name() string { return f.config.Name }
-
 // Stats returns figures as of the last beat.
 func (f *Fleet) Stats() Stats {
 	f.mu.Lock()

@@ -429,7 +429,7 @@ func TestConfig(t *testing.T) {
 		}
 	}
 	f, err := New(Config{Index: x, Leases: x, Read: read})
-	if err != nil || f.Name() == "" {
-		t.Error(f.Name(), err)
+	if err != nil || f.config.Name == "" {
+		t.Error(f.config.Name, err)
 	}
 }
