@@ -14,6 +14,19 @@ import (
 
 const hash64 = "8808405eec6fbe306fe3369f88daed79dd5613ddbb5e801f632b01d6218c5f08"
 
+// String returns the string of the key that p is.
+func (p Parsed) String() string {
+	switch {
+	case p.Key != nil:
+		return p.Key.String()
+	case p.Object != nil:
+		return p.Object.String()
+	case p.Fork != nil:
+		return p.Fork.String()
+	}
+	return ""
+}
+
 func mustHash(t testing.TB, s string) Hash {
 	t.Helper()
 	h, err := ParseHash(s)

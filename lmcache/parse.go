@@ -13,20 +13,7 @@ type Parsed struct {
 	Fork   *ForkKey
 }
 
-// String returns the string of the key that p is.
-func (p Parsed) String() string {
-	switch {
-	case p.Key != nil:
-		return p.Key.String()
-	case p.Object != nil:
-		return p.Object.String()
-	case p.Fork != nil:
-		return p.Fork.String()
-	}
-	return ""
-}
-
-// Parse reads a key of which nothing is known. What it returns has s as its String.
+// Parse reads a key of which nothing is known. The key that it returns has s as its String.
 // A few strings are keys of two kinds; of these it takes
 //
 //   - an int hash of up to 16 digits, none of them a letter, for hex, not decimal
