@@ -47,15 +47,6 @@ type Limits struct {
 	StreamStall time.Duration
 }
 
-// DefaultLimits are the limits that a zero Limits stands for.
-func DefaultLimits() Limits {
-	var l Limits
-	if err := l.validate(); err != nil {
-		panic(err) // the defaults are within the limits: tested
-	}
-	return l
-}
-
 // validate fills in the defaults and checks every limit.
 func (l *Limits) validate() error {
 	set(&l.MaxBodyBytes, 16<<20)

@@ -41,9 +41,19 @@ type decoded struct {
 	Chat                      map[string]string // by the field's name: JSON as it stands, or a text
 }
 
+// testLimits are the defaults.
 func testLimits() *Limits {
-	l := DefaultLimits()
+	var l Limits
+	if err := l.validate(); err != nil {
+		panic(err)
+	}
 	return &l
+}
+
+func TestDefaultLimits(t *testing.T) {
+	if l := testLimits(); l.MaxBodyBytes != 16<<20 || l.MaxTokens != 1<<20 || l.MaxInFlight != 1024 || l.RequestTimeout != 10*time.Second {
+		t.Errorf("defaults are %+v", l)
+	}
 }
 
 // scanned is what the scanner makes of a body.
