@@ -65,17 +65,6 @@ type HubConfig struct {
 	Progress func(model, file string, done, total int64)
 }
 
-// HubConfigFromEnv returns the HubConfig that Hugging Face's own variables
-// describe: HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE (1, true, yes or on).
-func HubConfigFromEnv() HubConfig {
-	c := HubConfig{Endpoint: os.Getenv("HF_ENDPOINT"), Token: os.Getenv("HF_TOKEN")}
-	switch strings.ToLower(os.Getenv("HF_HUB_OFFLINE")) {
-	case "1", "true", "yes", "on":
-		c.Offline = true
-	}
-	return c
-}
-
 // validate fills the defaults of c and checks its limits.
 func (c *HubConfig) validate() error {
 	c.Endpoint = strings.TrimRight(cmp.Or(c.Endpoint, "https://huggingface.co"), "/")
