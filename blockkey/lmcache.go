@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"fmt"
 )
 
 // SchemeLMCache is the name of LMCache's scheme of keys, the SHA-256 chain.
@@ -20,19 +19,6 @@ type Digest [sha256.Size]byte
 // String returns the digest as 64 lower-case hex digits, the form in which it
 // stands in LMCache's keys.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
-
-// ParseDigest reads the 64 hex digits that String writes. Upper-case digits are
-// accepted, any other length or character is an error.
-func ParseDigest(s string) (Digest, error) {
-	var d Digest
-	if len(s) != hex.EncodedLen(len(d)) {
-		return d, fmt.Errorf("blockkey: a digest has 64 hex digits, %q has %d characters", clip(s), len(s))
-	}
-	if _, err := hex.Decode(d[:], []byte(s)); err != nil {
-		return Digest{}, fmt.Errorf("blockkey: a digest has 64 hex digits, %q: %w", clip(s), err)
-	}
-	return d, nil
-}
 
 // Fold returns the block key of a digest under a scheme: the first 8 bytes as a
 // big-endian number, XORed with XXH3-64 of the scheme's name under seed 1337,
