@@ -74,10 +74,6 @@ func isHex(s string) bool {
 	return true
 }
 
-// PadValue returns the token that SGLang puts in an object's place: 1,000,000
-// plus the low 30 bits of the object's hash.
-func PadValue(hash uint64) uint32 { return 1_000_000 + uint32(hash&(1<<30-1)) }
-
 // AppendObjects is Append for tokens with objects in them. Ranges count from
 // the first of tokens; what lies outside of them or in a block that is not
 // full is ignored. An object counts once in each block that it reaches into,

@@ -28,10 +28,6 @@ type golden struct {
 		Identifier string
 		Hash       *uint64 `json:"mm_hash"`
 	} `json:"mm_identifiers"`
-	PadValues []struct {
-		Hash uint64 `json:"mm_hash"`
-		Pad  uint32 `json:"pad_value"`
-	} `json:"mm_pad_values"`
 }
 
 type objects struct {
