@@ -289,10 +289,11 @@ func TestMemoryBytes(t *testing.T) {
 		t.Log("the system does not tell what is allocated: the resident memory is taken")
 		return
 	}
+	models := realModels(t)
 	p := realPool(t, Config{})
 	var said int64
 	before := memoryBytes()
-	for _, m := range realModels(t) {
+	for _, m := range models {
 		if _, err := p.Tokens(t.Context(), Request{Model: m.Model, Text: "a", Mode: Sync}); err != nil {
 			t.Fatal(err)
 		}
