@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -143,6 +145,10 @@ func (f *fold) read(ctx context.Context) (changes []mapEntry, err error) {
 	for from, bytes := 0, 0; ; {
 		f.x.roundTrips.Add(1)
 		part, err := f.x.client.LRange(ctx, list, int64(from), int64(from+foldElements-1)).Result()
+		if redis.HasErrorPrefix(err, "WRONGTYPE") {
+			f.lost = true
+			return nil, fmt.Errorf("%w: the list of its map is of another type: %w", store.ErrEnded, err)
+		}
 		if err != nil {
 			return nil, err
 		}

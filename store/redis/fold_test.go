@@ -457,6 +457,34 @@ func TestFoldsOverlap(t *testing.T) {
 	}
 	story.check(t, "folded", b)
 	story.check(t, "as the other reads it", a)
+
+	// A failover takes the end of a list that has been read.
+	story.write(t, b, rng, 1000, 3000)
+	cut, list := begin(b)
+	names := s.Client()
+	if err := names.LTrim(ctx, b.names.changes(story.gen), 0, int64(cut.elements)-1).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cut.change(ctx, list); !errors.Is(err, errFolded) {
+		t.Errorf("a fold of more than there is writes with %v", err)
+	}
+	if n, err := names.LLen(ctx, b.names.changes(story.gen)).Result(); err != nil || n != int64(cut.elements) {
+		t.Errorf("the list has %d elements, %v, want %d", n, err, cut.elements)
+	}
+}
+
+// TestFoldOfNoList: what is no list says at once that the map is lost.
+func TestFoldOfNoList(t *testing.T) {
+	s := redistest.Start(t)
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	gen := mustBegin(t, x, "a", 1)
+	if err := s.Client().Set(t.Context(), x.names.changes(gen), "x", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	f := fold{x: x, gen: gen, fence: 1}
+	if _, err := f.read(t.Context()); !errors.Is(err, store.ErrEnded) || !f.lost {
+		t.Errorf("it is read with %v, lost %v", err, f.lost)
+	}
 }
 
 // TestViewOfAFormerOwner: what a process has read of a list before a failover is not what

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -148,7 +149,8 @@ func (x *Index) foldDue(ctx context.Context, guards []*guardPlan) error {
 			}
 		case due:
 			x.spawn(func() {
-				if err := x.foldLater(g.Generation, g.Fence); err != nil && x.life.Err() == nil {
+				// That another process has folded it is as good.
+				if err := x.foldLater(g.Generation, g.Fence); err != nil && !errors.Is(err, errFolded) && x.life.Err() == nil {
 					x.log(fmt.Sprintf("the changes of the map of generation %d are not in its pages: %v", g.Generation, err))
 				}
 			})

@@ -13,7 +13,7 @@
 -- last call: the state becomes new, and the first n changes go.
 --
 -- Returns 1, or, with nothing done: -1, the fence is not that of the record; -2, there is
--- no record, the generation has ended; 0, the state or the token is another.
+-- no record, the generation has ended; 0, the state, the token or the list is another.
 
 local record = redis.call('HGET', KEYS[1], ARGV[1])
 if not record then return -2 end
@@ -27,6 +27,8 @@ if #KEYS == 3 and ARGV[5] == '' then
   return 1
 end
 if redis.call('GET', KEYS[3]) ~= ARGV[3] then return 0 end
+-- A failover may have taken changes away that are to go: the fold has others then.
+if ARGV[5] ~= '' and redis.call('LLEN', KEYS[2]) <= tonumber(ARGV[6]) then return 0 end
 for i = 4, #KEYS do redis.call('SET', KEYS[i], ARGV[i + 3]) end
 if ARGV[5] ~= '' then
   redis.call('LTRIM', KEYS[2], ARGV[6], -1) -- the last of them becomes the state
