@@ -68,6 +68,9 @@ type failure struct {
 	after uint64    // what the fence must be above
 }
 
+// refused says that a fence was in the way that is not known yet.
+func (f *failure) refused() bool { return f.tries > 0 && f.after == 0 }
+
 // New returns a Fleet that does nothing until Run.
 func New(c Config) (*Fleet, error) {
 	c, err := c.withDefaults()
@@ -243,7 +246,7 @@ func (f *Fleet) call(ctx context.Context, p *plan) (ok bool) {
 	c.Acquire = p.acquire[:min(len(p.acquire), store.MaxLeaseRanks)]
 	now := time.Now()
 	for r, was := range f.failed {
-		if !was.at.After(now) && f.readings[r] == nil && !f.giving[r] && f.leases[r].Reader == f.config.Name && len(c.Acquire) < store.MaxLeaseRanks {
+		if !was.at.After(now) && !was.refused() && f.readings[r] == nil && !f.giving[r] && f.leases[r].Reader == f.config.Name && len(c.Acquire) < store.MaxLeaseRanks {
 			c.Acquire = append(slices.Clip(c.Acquire), r)
 			c.After = max(c.After, was.after)
 		}
@@ -345,24 +348,23 @@ func (f *Fleet) settle(ctx context.Context) {
 			delete(f.failed, r)
 		}
 	}
-	// After a refusal the fence that refused us is what ours must be above.
-	for r, was := range f.failed {
-		if was.tries > 0 && was.after == 0 {
-			was.after = f.fenceOf(ctx, r)
-			f.failed[r] = was
-		}
-	}
-}
-
-// fenceOf is the fence of the rank's generation, 1 if it cannot be had.
-func (f *Fleet) fenceOf(ctx context.Context, r store.RankRef) uint64 {
-	ctx, cancel := context.WithTimeout(ctx, f.config.TTL)
+	// After a refusal the fence that refused us is what ours must be above. What the
+	// index does not say within a beat is asked for in the next one: our life must not
+	// wait for it.
+	ctx, cancel := context.WithTimeout(ctx, f.config.Beat)
 	defer cancel()
-	life, err := f.config.Index.Life(ctx, r.Pod, r.Rank)
-	if err != nil {
-		f.fail(ctx, err)
+	for r, was := range f.failed {
+		if !was.refused() {
+			continue
+		}
+		life, err := f.config.Index.Life(ctx, r.Pod, r.Rank)
+		if err != nil {
+			f.fail(ctx, err)
+			return
+		}
+		was.after = max(1, life.Fence)
+		f.failed[r] = was
 	}
-	return max(1, life.Fence)
 }
 
 // Pauses before a reading that has failed is begun again.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,13 +66,29 @@ func (l line) Lease(ctx context.Context, c store.LeaseCall) (store.LeaseView, er
 	return l.s.index.Lease(ctx, c)
 }
 
+// lives is an index that can be kept from saying how generations stand.
+type lives struct {
+	store.Index
+	frozen atomic.Bool
+	asked  atomic.Int64
+}
+
+func (x *lives) Life(ctx context.Context, pod string, rank int) (store.Life, error) {
+	x.asked.Add(1)
+	if x.frozen.Load() {
+		<-ctx.Done()
+		return store.Life{}, ctx.Err()
+	}
+	return x.Index.Life(ctx, pod, rank)
+}
+
 // replica is one that runs.
 type replica struct {
 	*Fleet
 	stop   context.CancelFunc
 	ended  chan error
 	lapsed int
-	failed int
+	failed atomic.Int64
 	told   []string
 }
 
@@ -109,7 +126,7 @@ func (s *scene) replica(name string, change ...func(*Config)) *replica {
 		},
 		Observer: Observer{
 			Lapsed:     func(time.Duration) { r.lapsed++ },
-			Failed:     func(error) { r.failed++ },
+			Failed:     func(error) { r.failed.Add(1) },
 			Unreadable: func(pod string, err error) { r.told = append(r.told, pod) },
 		},
 	}
@@ -278,7 +295,7 @@ func TestIndexWasAway(t *testing.T) {
 		s.set(func() { s.down = false })
 		pass(10 * time.Second)
 		s.once(30)
-		if s.starts != before || a.lapsed+b.lapsed+c.lapsed != 3 || a.failed == 0 {
+		if s.starts != before || a.lapsed+b.lapsed+c.lapsed != 3 || a.failed.Load() == 0 {
 			t.Errorf("%d ranks moved; told to have lapsed %d times", s.starts-before, a.lapsed+b.lapsed+c.lapsed)
 		}
 		s.end(a, b, c)
@@ -382,6 +399,43 @@ func TestReadingFails(t *testing.T) {
 		a = s.replica("a")
 		if err := <-a.ended; !errors.Is(err, ingest.ErrClosed) {
 			t.Errorf("got %v, want ErrClosed", err)
+		}
+		s.end(a)
+	})
+}
+
+// An index that does not say which fences were in the way keeps the replica from
+// beginning those ranks again, and from nothing else: it goes on to live.
+func TestFencesCannotBeHad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(20, 1)
+		const high = 1 << 40
+		for i := range 20 {
+			if _, err := s.index.Begin(t.Context(), fmt.Sprintf("10.0.0.%d:8000", i), 0, high); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.answer = func(_ ingest.Source, fence uint64) error {
+			if fence <= high {
+				return store.ErrFenced
+			}
+			return nil
+		}
+		x := &lives{Index: s.index}
+		x.frozen.Store(true)
+		a := s.replica("a", func(c *Config) { c.Index = x })
+		pass(time.Minute)
+		s.once(0)
+		// It is told of once a beat, not for each rank.
+		if n := a.failed.Load(); a.lapsed != 0 || n == 0 || n > 121 || s.starts != 20 {
+			t.Errorf("lapsed %d times, told of %d failures, began %d readings", a.lapsed, n, s.starts)
+		}
+		x.frozen.Store(false)
+		pass(5 * time.Second)
+		s.once(20)
+		if s.starts != 40 {
+			t.Errorf("began %d readings", s.starts)
 		}
 		s.end(a)
 	})
