@@ -30,7 +30,7 @@ type Fleet struct {
 	readings map[store.RankRef]*reading
 	giving   map[store.RankRef]bool // to be released when their reading has ended
 	failed   map[store.RankRef]failure
-	unread   int
+	unread   int               // of the last plan
 	idle     seen              // of which the plan has nothing to do
 	telling  map[string]string // what was told of unreadable pods: their registration
 	closed   bool              // the ingester is
@@ -120,18 +120,17 @@ func (f *Fleet) beat(ctx context.Context) {
 	sees := f.look(ctx)
 	for range maxRounds {
 		f.reap()
-		p := plan{unread: f.unread}
-		if sees && f.lastCall != (time.Time{}) {
+		var p plan
+		if sees && !f.lastCall.IsZero() {
 			p = f.plan()
 		}
 		if !f.call(ctx, &p) {
-			return
+			break
 		}
 		f.settle(ctx)
 		// What the view allows us to take now, or says to give up, is done at once,
 		// as long as something comes of it.
 		if next := f.plan(); !sees || f.closed || len(next.acquire) == 0 || slices.Equal(next.acquire, p.acquire) {
-			f.unread = next.unread
 			break
 		}
 	}
@@ -207,13 +206,13 @@ type seen struct {
 func (f *Fleet) plan() plan {
 	now := seen{f.version, f.known, f.first(), time.Now().Before(f.patient)}
 	if now == f.idle {
-		return plan{unread: f.unread}
+		return plan{}
 	}
 	p := makePlan(&view{
 		self: f.config.Name, readers: f.readers, ranks: f.ranks, leases: f.leases,
 		patient: now.patient, moves: f.config.HandOver,
 	})
-	f.idle = seen{}
+	f.unread, f.idle = p.unread, seen{}
 	if len(p.acquire)+len(p.release) == 0 {
 		f.idle = now
 	}

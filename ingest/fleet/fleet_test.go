@@ -33,7 +33,9 @@ type scene struct {
 	starts  int
 	// answer is what Read returns at once, if anything.
 	answer func(s ingest.Source, fence uint64) error
-	wg     sync.WaitGroup
+
+	fault chan error // ends one reading that goes on, with what is sent
+	wg    sync.WaitGroup
 }
 
 // pass lets time go by, and all come to rest.
@@ -47,7 +49,7 @@ func newScene(t *testing.T) *scene {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &scene{t: t, index: x, cut: map[string]bool{}, reading: map[store.RankRef]map[string]uint64{}, highest: map[store.RankRef]uint64{}}
+	return &scene{t: t, index: x, cut: map[string]bool{}, reading: map[store.RankRef]map[string]uint64{}, highest: map[store.RankRef]uint64{}, fault: make(chan error)}
 }
 
 // line is a replica's way to the index.
@@ -118,11 +120,16 @@ func (s *scene) replica(name string, change ...func(*Config)) *replica {
 			s.mu.Lock()
 			s.reading[ref][name] = fence
 			s.mu.Unlock()
-			<-ctx.Done()
+			var err error
+			select {
+			case <-ctx.Done():
+				err = ctx.Err()
+			case err = <-s.fault:
+			}
 			s.mu.Lock()
 			delete(s.reading[ref], name)
 			s.mu.Unlock()
-			return ctx.Err()
+			return err
 		},
 		Observer: Observer{
 			Lapsed:     func(time.Duration) { r.lapsed++ },
@@ -436,6 +443,55 @@ func TestFencesCannotBeHad(t *testing.T) {
 		s.once(20)
 		if s.starts != 40 {
 			t.Errorf("began %d readings", s.starts)
+		}
+		s.end(a)
+	})
+}
+
+// A lease call that fails ends the beat. The figures are those of now all the same.
+func TestLeaseCallFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(2, 1)
+		x := &lives{Index: s.index}
+		a := s.replica("a", func(c *Config) { c.Index = x })
+		pass(time.Second)
+		s.once(2)
+		s.set(func() { s.down = true })
+		s.fault <- store.ErrFenced
+		s.pods(3, 1)
+		was := a.Stats().Asked
+		pass(10 * time.Second)
+		if got, want := a.Stats(), (Stats{Replicas: 1, Ranks: 3, Reading: 1, Asked: was}); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		if n := x.asked.Load(); n != 0 || a.failed.Load() == 0 {
+			t.Errorf("asked for %d fences, told of %d failures", n, a.failed.Load())
+		}
+		s.set(func() { s.down = false })
+		pass(3 * time.Second)
+		s.once(3)
+		if n := x.asked.Load(); n != 1 || a.Stats().Reading != 3 {
+			t.Errorf("asked for %d fences, %+v", n, a.Stats())
+		}
+		s.end(a)
+	})
+}
+
+// Pods that come when all replicas are full are unread, though there is nothing to do
+// about it.
+func TestUnreadIsCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(5, 1)
+		a := s.replica("a", func(c *Config) { c.MaxRanks = 5 })
+		pass(10 * time.Second)
+		for _, pods := range []int{5, 8, 9} {
+			s.pods(pods, 1)
+			pass(10 * time.Second)
+			if got := a.Stats(); got.Unread != pods-5 || got.Ranks != pods {
+				t.Errorf("%d pods: %+v", pods, got)
+			}
 		}
 		s.end(a)
 	})
