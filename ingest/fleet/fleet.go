@@ -120,6 +120,9 @@ func (f *Fleet) beat(ctx context.Context) {
 	sees := f.look(ctx)
 	for range maxRounds {
 		f.reap()
+		if f.closed {
+			break
+		}
 		var p plan
 		if sees && !f.lastCall.IsZero() {
 			p = f.plan()
@@ -130,7 +133,7 @@ func (f *Fleet) beat(ctx context.Context) {
 		f.settle(ctx)
 		// What the view allows us to take now, or says to give up, is done at once,
 		// as long as something comes of it.
-		if next := f.plan(); !sees || f.closed || len(next.acquire) == 0 || slices.Equal(next.acquire, p.acquire) {
+		if next := f.plan(); !sees || len(next.acquire) == 0 || slices.Equal(next.acquire, p.acquire) {
 			break
 		}
 	}

@@ -201,6 +201,18 @@ func (s *scene) set(f func()) {
 	f()
 }
 
+// ended waits for a replica to end.
+func (s *scene) ended(r *replica) error {
+	s.t.Helper()
+	select {
+	case err := <-r.ended:
+		return err
+	case <-time.After(time.Hour): // of the bubble's
+		s.t.Error("it has not ended")
+		return nil
+	}
+}
+
 // end ends all that runs.
 func (s *scene) end(replicas ...*replica) {
 	s.t.Helper()
@@ -246,7 +258,7 @@ func TestReplicasShare(t *testing.T) {
 			t.Errorf("b reads %d", n)
 		}
 		s.end(a, c)
-		if err := <-b.ended; err != nil {
+		if err := s.ended(b); err != nil {
 			t.Error(err)
 		}
 	})
@@ -399,15 +411,6 @@ func TestReadingFails(t *testing.T) {
 		pass(maxPause + time.Second)
 		s.once(1)
 		s.end(a)
-
-		s = newScene(t)
-		s.pods(1, 1)
-		s.answer = func(ingest.Source, uint64) error { return ingest.ErrClosed }
-		a = s.replica("a")
-		if err := <-a.ended; !errors.Is(err, ingest.ErrClosed) {
-			t.Errorf("got %v, want ErrClosed", err)
-		}
-		s.end(a)
 	})
 }
 
@@ -497,6 +500,31 @@ func TestUnreadIsCounted(t *testing.T) {
 	})
 }
 
+// When the ingester is closed nothing more is taken to be read.
+func TestClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(2, 1)
+		a := s.replica("a")
+		pass(time.Second)
+		s.once(2)
+		s.pods(3, 1)
+		s.fault <- ingest.ErrClosed
+		if err := s.ended(a); !errors.Is(err, ingest.ErrClosed) {
+			t.Errorf("got %v, want ErrClosed", err)
+		}
+		s.once(0)
+		if s.starts != 2 || a.Stats().Reading != 0 {
+			t.Errorf("%d readings began, %+v", s.starts, a.Stats())
+		}
+		v, err := s.index.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "test"}, TTL: time.Second})
+		if err != nil || len(v.Readers) != 1 {
+			t.Errorf("the readers are %v, %v", v.Readers, err)
+		}
+		s.end(a)
+	})
+}
+
 // A reading that does not end keeps nobody waiting for ever.
 func TestStubbornReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -507,7 +535,7 @@ func TestStubbornReading(t *testing.T) {
 		a := s.replica("a")
 		pass(time.Second)
 		a.stop()
-		if err := <-a.ended; err != nil {
+		if err := s.ended(a); err != nil {
 			t.Error(err)
 		}
 		close(let)
