@@ -33,6 +33,8 @@ type scene struct {
 	starts  int
 	// answer is what Read returns at once, if anything.
 	answer func(s ingest.Source, fence uint64) error
+	// linger, unless nil, is what readings that are to end wait for.
+	linger chan struct{}
 
 	fault chan error // ends one reading that goes on, with what is sent
 	wg    sync.WaitGroup
@@ -124,6 +126,12 @@ func (s *scene) replica(name string, change ...func(*Config)) *replica {
 			select {
 			case <-ctx.Done():
 				err = ctx.Err()
+				s.mu.Lock()
+				linger := s.linger
+				s.mu.Unlock()
+				if linger != nil {
+					<-linger
+				}
 			case err = <-s.fault:
 			}
 			s.mu.Lock()
@@ -523,6 +531,107 @@ func TestClosed(t *testing.T) {
 		}
 		s.end(a)
 	})
+}
+
+// A rank is another's only when its reading has ended, and can come back.
+func TestHandOverWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.pods(8, 1)
+		a := s.replica("a")
+		pass(10 * time.Second)
+		s.once(8)
+		let := make(chan struct{})
+		s.set(func() { s.linger = let })
+		b := s.replica("b")
+		pass(10 * time.Second)
+		s.once(8)
+		if n := s.loads()["a"]; n != 8 || s.starts != 8 {
+			t.Errorf("a reads %d, %d readings began", n, s.starts)
+		}
+		v, err := s.index.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "a", Ranks: 10_000}, TTL: 2 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r, l := range v.Leases {
+			if l.Reader != "a" {
+				t.Errorf("%v is %s's", r, l.Reader)
+			}
+		}
+		close(let)
+		pass(10 * time.Second)
+		s.once(8)
+		if l := s.loads(); l["a"] != 4 || l["b"] != 4 {
+			t.Errorf("got %v", l)
+		}
+		b.stop()
+		pass(10 * time.Second)
+		s.once(8)
+		if s.starts != 16 {
+			t.Errorf("%d readings began", s.starts)
+		}
+		s.end(a)
+	})
+}
+
+// calls are leases that keep what they were called for.
+type calls struct {
+	store.Leases
+	got []store.LeaseCall
+}
+
+func (c *calls) Lease(ctx context.Context, l store.LeaseCall) (store.LeaseView, error) {
+	c.got = append(c.got, l)
+	return c.Leases.Lease(ctx, l)
+}
+
+// Ranks to be given up are given up as fast as the calls allow, and none of them is
+// begun again, not even one that waits for its next try.
+func TestGivingUpMany(t *testing.T) {
+	x, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	c := &calls{Leases: x}
+	f, err := New(Config{Index: x, Leases: c, Name: "a", TTL: time.Minute, Read: func(ctx context.Context, s ingest.Source, _ uint64) error {
+		t.Errorf("%v is read", s)
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const extra = 100
+	ranks := make([]store.RankRef, store.MaxLeaseRanks+extra)
+	for i := range ranks {
+		ranks[i] = store.RankRef{Pod: fmt.Sprint("p", i)}
+	}
+	call := func(p plan) store.LeaseCall {
+		t.Helper()
+		if !f.call(t.Context(), &p) {
+			t.Fatal("the call has failed")
+		}
+		f.settle(t.Context())
+		return c.got[len(c.got)-1]
+	}
+	for _, some := range [][]store.RankRef{ranks[:extra], ranks[extra:]} {
+		if _, err := x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "a"}, TTL: time.Minute, Acquire: some}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	call(plan{})
+	if len(f.failed) != len(ranks) {
+		t.Fatalf("%d ranks are to be begun, want %d", len(f.failed), len(ranks))
+	}
+	if got := call(plan{release: ranks}); len(got.Release) != store.MaxLeaseRanks || len(got.Acquire) != 0 || len(f.giving) != extra {
+		t.Errorf("%d are released, %d acquired, %d wait", len(got.Release), len(got.Acquire), len(f.giving))
+	}
+	if got := call(plan{}); len(got.Release) != extra || len(got.Acquire) != 0 || len(f.giving) != 0 {
+		t.Errorf("%d are released, %d acquired, %d wait", len(got.Release), len(got.Acquire), len(f.giving))
+	}
+	if len(f.leases) != 0 || len(f.failed) != 0 {
+		t.Errorf("%d leases are left, %d to be begun", len(f.leases), len(f.failed))
+	}
 }
 
 // A reading that does not end keeps nobody waiting for ever.
