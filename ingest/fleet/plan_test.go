@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -178,6 +179,54 @@ func TestPlanMovesLittle(t *testing.T) {
 	}
 	if w.moved != 0 {
 		t.Errorf("%d were given up", w.moved)
+	}
+}
+
+// TestRendezvous: a rank goes to the seat that likes it best of those that may have it,
+// in whatever order they come; and a seat that is to get a rank gets the one it likes
+// best.
+func TestRendezvous(t *testing.T) {
+	// Replicas of several versions must agree.
+	if got, want := liking("a", store.RankRef{Pod: "p", Rank: 258}), uint64(0xacd5ed09e0bbdd2a); got != want {
+		t.Errorf("a likes it by %#x, want %#x", got, want)
+	}
+	seats := []seat{{name: "a"}, {name: "b"}, {name: "c"}, {name: "d"}}
+	chosen := map[string]int{}
+	var ranks []store.RankRef
+	for i := range 100 {
+		r := store.RankRef{Pod: fmt.Sprint("p", i/2), Rank: i % 2}
+		ranks = append(ranks, r)
+		for _, barred := range []string{"", "a", "b", "c", "d"} {
+			want, most := "", uint64(0)
+			for _, s := range seats {
+				if l := liking(s.name, r); s.name != barred && l > most {
+					want, most = s.name, l
+				}
+			}
+			if got := pick(seats, r, func(s *seat) bool { return s.name != barred }); got == nil || got.name != want {
+				t.Errorf("%v: without %q it goes to %+v, want %s", r, barred, got, want)
+			}
+			if barred == "" {
+				chosen[want]++
+			}
+		}
+		slices.Reverse(seats)
+	}
+	for _, s := range seats {
+		if n := chosen[s.name]; n < 10 || n > 40 {
+			t.Errorf("%s is chosen for %d of 100", s.name, n)
+		}
+	}
+	if got := pick(seats, ranks[0], func(*seat) bool { return false }); got != nil {
+		t.Errorf("%s is chosen, which may not have it", got.name)
+	}
+
+	slices.SortFunc(ranks, func(a, b store.RankRef) int { return cmp.Compare(liking("b", b), liking("b", a)) })
+	want := slices.Clone(ranks[:3])
+	slices.SortFunc(ranks, compareRanks)
+	got := movesOf([]seat{{name: "a", limit: 100, load: 100, has: ranks}, {name: "b", limit: 100}}, 3, 2)
+	if len(got) != 3 || got[0] != (move{want[0], "a"}) || got[1] != (move{want[1], "a"}) || got[2] != (move{want[2], "a"}) {
+		t.Errorf("%v move, want %v", got, want)
 	}
 }
 
