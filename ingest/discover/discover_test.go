@@ -334,6 +334,54 @@ func TestIndexThatRefusesIsToldOnce(t *testing.T) {
 	})
 }
 
+// TestTooManyPods is told of when there begin to be too many, not in each pass.
+func TestTooManyPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, err := memory.New(memory.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		source := &tap{pods: make(chan []Found)}
+		var told []string // read when all rest
+		r, err := New(Config{Index: x, Sources: []Source{source}, MaxPods: 2, Template: Template{Model: "m"}, Observer: Observer{
+			Failed: func(err error) { told = append(told, err.Error()) },
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { _ = r.Run(ctx) })
+		for _, step := range []struct {
+			pods int
+			want []string
+		}{
+			{2, nil},
+			{4, []string{"discover: 4 pods are found, the limit is 2; the last ones are left out"}},
+			{3, nil}, // the same news
+			{1, nil},
+			{3, []string{"discover: 3 pods are found, the limit is 2; the last ones are left out"}},
+		} {
+			var found []Found
+			for i := range step.pods {
+				found = append(found, Found{Pod: store.Pod{Name: fmt.Sprintf("p%d:1", i)}})
+			}
+			source.pods <- found
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			if !slices.Equal(told, step.want) || r.Stats().Registered != min(step.pods, 2) {
+				t.Errorf("%d pods: %d are registered, told of %q, want %q", step.pods, r.Stats().Registered, told, step.want)
+			}
+			told = nil
+		}
+		cancel()
+		running.Wait()
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestRegistrar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x, err := memory.New(memory.Config{})

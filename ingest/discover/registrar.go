@@ -59,7 +59,9 @@ var errConfig = errors.New("discover: invalid config")
 type Registrar struct {
 	config  Config
 	changed chan struct{}
-	away    bool // the index cannot be asked, of which was told; belongs to Run
+	// Both belong to Run: that the index cannot be asked, and that there are too many
+	// pods, of which was told.
+	away, crowded bool
 
 	mu    sync.Mutex         // protects all below
 	found []map[string]Found // by source
@@ -161,10 +163,12 @@ func (r *Registrar) pass(ctx context.Context) {
 	r.mu.Unlock()
 
 	names := slices.Sorted(maps.Keys(want))
-	if n := len(names); n > r.config.MaxPods {
+	n := len(names)
+	if n > r.config.MaxPods && !r.crowded {
 		r.failed(fmt.Errorf("discover: %d pods are found, the limit is %d; the last ones are left out", n, r.config.MaxPods))
-		names = names[:r.config.MaxPods]
 	}
+	r.crowded = n > r.config.MaxPods
+	names = names[:min(n, r.config.MaxPods)]
 	reg, err := r.registry(ctx)
 	if err != nil && !r.away {
 		r.failed(fmt.Errorf("discover: %w", err))
