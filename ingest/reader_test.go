@@ -416,14 +416,21 @@ func TestReadRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() { done <- in.Read(t.Context(), good, 1) }()
-	for len(in.Stats().Ranks) == 0 {
-		time.Sleep(time.Millisecond)
+	for end := time.Now().Add(2 * time.Minute); len(in.Stats().Ranks) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not begin to read")
+		}
 	}
 	in.Close()
-	if err := <-done; !errors.Is(err, ErrClosed) {
-		t.Errorf("closed: %v", err)
+	select {
+	case err := <-done:
+		if !errors.Is(err, ErrClosed) {
+			t.Errorf("closed: %v", err)
+		}
+	case <-time.After(2 * time.Minute):
+		t.Fatal("it reads on when closed")
 	}
 	if err := in.Read(t.Context(), good, 1); !errors.Is(err, ErrClosed) {
 		t.Errorf("after closing: %v", err)

@@ -189,8 +189,10 @@ func TestStreams(t *testing.T) {
 		t.Error("the metric is another")
 	}
 	end2()
-	for w := s.do("HEAD", "/v1/dump", nil); w.Code != 200; w = s.do("HEAD", "/v1/dump", nil) {
-		time.Sleep(time.Millisecond)
+	for end := time.Now().Add(2 * time.Minute); s.do("HEAD", "/v1/dump", nil).Code != 200; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a client that has left makes no room")
+		}
 	}
 	time.Sleep(listenTimeout + listenTimeout/4)
 	close(index.leave)
