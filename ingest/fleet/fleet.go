@@ -31,6 +31,7 @@ type Fleet struct {
 	giving   map[store.RankRef]bool // to be released when their reading has ended
 	failed   map[store.RankRef]failure
 	unread   int               // of the last plan
+	crowded  int               // ranks for which the index had no room in the last call
 	idle     seen              // of which the plan has nothing to do
 	telling  map[string]string // what was told of unreadable pods: their registration
 	closed   bool              // the ingester is
@@ -138,7 +139,7 @@ func (f *Fleet) beat(ctx context.Context) {
 		}
 	}
 	f.mu.Lock()
-	f.stats = Stats{Replicas: len(f.readers), Ranks: len(f.ranks), Reading: len(f.readings), Unread: f.unread, Asked: f.lastCall}
+	f.stats = Stats{Replicas: len(f.readers), Ranks: len(f.ranks), Reading: len(f.readings), Unread: f.unread + f.crowded, Asked: f.lastCall}
 	f.mu.Unlock()
 }
 
@@ -257,6 +258,11 @@ func (f *Fleet) call(ctx context.Context, p *plan) (ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, f.config.TTL)
 	defer cancel()
 	v, err := f.config.Leases.Lease(ctx, c)
+	f.crowded = 0
+	if errors.Is(err, store.ErrFull) {
+		f.fail(ctx, err)
+		v, err = f.callForLess(ctx, &c)
+	}
 	if err != nil {
 		f.fail(ctx, err)
 		return false
@@ -284,6 +290,25 @@ func (f *Fleet) call(ctx context.Context, p *plan) (ok bool) {
 		f.take(v.Leases, c.Acquire)
 	}
 	return true
+}
+
+// callForLess calls again when there is no room for so many leases, and so nothing has been
+// done: our life, and what the dead have left, must not wait until there is. Of the ranks
+// that nobody has, it asks for half as many each time, as the index does not say how many
+// there is room for.
+func (f *Fleet) callForLess(ctx context.Context, c *store.LeaseCall) (v store.LeaseView, err error) {
+	all := slices.Clone(c.Acquire)
+	isFresh := func(r store.RankRef) bool { return f.leases[r] == store.Lease{} }
+	fresh := slices.DeleteFunc(slices.Clone(all), func(r store.RankRef) bool { return !isFresh(r) })
+	leased := slices.DeleteFunc(all, isFresh)
+	for left := len(fresh); ; {
+		left /= 2
+		c.Acquire = slices.Concat(leased, fresh[:left])
+		if v, err = f.config.Leases.Lease(ctx, *c); left == 0 || !errors.Is(err, store.ErrFull) {
+			f.crowded = len(fresh) - left
+			return v, err
+		}
+	}
 }
 
 // take takes in new leases, and begins to read what is ours of them.

@@ -508,6 +508,39 @@ func TestUnreadIsCounted(t *testing.T) {
 	})
 }
 
+// Ranks for which the index has no room take neither a replica's life nor the ranks of
+// one that has died.
+func TestTooManyRanks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		if err := s.index.Close(); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if s.index, err = memory.New(memory.Config{MaxHolders: 4}); err != nil {
+			t.Fatal(err)
+		}
+		s.pods(4, 1)
+		a := s.replica("a")
+		pass(5 * time.Second)
+		s.once(4)
+		s.pods(6, 1)
+		pass(time.Minute)
+		s.once(4)
+		if got := a.Stats(); time.Since(got.Asked) > time.Minute/2 || got.Unread != 2 || a.lapsed != 0 {
+			t.Errorf("%d lapses, %+v", a.lapsed, got)
+		}
+		b := s.replica("b")
+		pass(10 * time.Second)
+		s.set(func() { s.cut["a"] = true })
+		pass(time.Minute)
+		if got := b.Stats(); got.Reading != 4 || got.Unread != 2 {
+			t.Errorf("the one that lives: %+v", got)
+		}
+		s.end(a, b)
+	})
+}
+
 // When the ingester is closed nothing more is taken to be read.
 func TestClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
