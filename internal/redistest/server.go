@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -140,8 +141,17 @@ func FreePort(tb testing.TB) int {
 	return freePort(tb)
 }
 
-// ports are those handed out by this process: the kernel may offer one again
-// before its server has bound it.
+// isFree tells whether a port of the loopback interface can be listened on.
+func isFree(p int) bool {
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p)))
+	if err != nil {
+		return false
+	}
+	return l.Close() == nil
+}
+
+// ports are those handed out by this process: one may be found free again before its
+// server has bound it.
 var ports struct {
 	sync.Mutex
 	given map[int]bool
@@ -149,21 +159,12 @@ var ports struct {
 
 func freePort(tb testing.TB) int {
 	tb.Helper()
-	for range 100 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			tb.Fatal(err)
-		}
-		p := l.Addr().(*net.TCPAddr).Port
-		_ = l.Close()
-		// A cluster node listens at port+10000 too.
-		if p > 50000 {
-			p -= 20000
-			l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p)))
-			if err != nil {
-				continue
-			}
-			_ = l.Close()
+	for range 1000 {
+		// Below those that the kernel gives to connections, one of which could take the port
+		// before its server does. A cluster node listens at port+10000 too.
+		p := 10000 + rand.IntN(10000)
+		if !isFree(p) || !isFree(p+10000) {
+			continue
 		}
 		ports.Lock()
 		taken := ports.given[p]
