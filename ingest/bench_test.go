@@ -128,7 +128,7 @@ func BenchmarkWire(b *testing.B) {
 		if _, err := x.Register(b.Context(), store.Pod{Name: "pod", Model: testModel}); err != nil {
 			b.Fatal(err)
 		}
-		endpoint := fmt.Sprintf("tcp://127.0.0.1:%d", freePort(b))
+		endpoint := fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(b))
 		pub, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Queue: 1 << 16, Keep: 1})
 		if err != nil {
 			b.Fatal(err)

@@ -24,16 +24,6 @@ import (
 // TestReleasesUnderFaults publishes altogether.
 const eventsVariable = "KVATLAS_TEST_EVENTS"
 
-func freePort(t testing.TB) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
 // link is a way to a port that can be cut or held up.
 type link struct {
 	port, target int
@@ -285,7 +275,7 @@ func TestReleasesUnderFaults(t *testing.T) {
 	}
 	var pods []*enginePod
 	for i, r := range enginetest.Releases {
-		ports := [2]int{freePort(t), freePort(t)}
+		ports := [2]int{redistest.FreePort(t), redistest.FreePort(t)}
 		p := &enginePod{name: r.String(), began: map[Reason]int{}, o: enginetest.Options{
 			Release: r, Endpoint: fmt.Sprintf("tcp://*:%d", ports[0]), Replay: fmt.Sprintf("tcp://*:%d", ports[1]), Topic: "kv@" + r.String(),
 			BufferSteps: []int{200, 10_000, 10_000}[i%3],

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
 // waitFor waits until ok, for as long as a busy machine may take to start a process.
@@ -34,7 +36,7 @@ func newPublisher(t *testing.T, c PublisherConfig) *Publisher {
 // What is published comes to those who have subscribed to its topic, in order, and
 // can be asked for again.
 func TestPublisher(t *testing.T) {
-	live, again := endpoint4("127.0.0.1", freePort(t)), endpoint4("127.0.0.1", freePort(t))
+	live, again := endpoint4("127.0.0.1", redistest.FreePort(t)), endpoint4("127.0.0.1", redistest.FreePort(t))
 	p := newPublisher(t, PublisherConfig{Endpoint: live, Replay: again, Keep: 100})
 	all := run(t, Config{Endpoint: live})
 	some := run(t, Config{Endpoint: live, Topic: "kv@b"})
@@ -70,7 +72,7 @@ func TestPublisher(t *testing.T) {
 
 // A subscriber that does not read loses messages, and holds nobody up.
 func TestPublisherSlowSubscriber(t *testing.T) {
-	live := endpoint4("127.0.0.1", freePort(t))
+	live := endpoint4("127.0.0.1", redistest.FreePort(t))
 	p := newPublisher(t, PublisherConfig{Endpoint: live, Queue: 2})
 	to, err := parseEndpoint(live, false)
 	if err != nil {
@@ -106,9 +108,9 @@ func TestPublisherRefuses(t *testing.T) {
 		}
 	}
 	// The port is taken; the first socket is closed again.
-	port := freePort(t)
+	port := redistest.FreePort(t)
 	p := newPublisher(t, PublisherConfig{Endpoint: endpoint4("127.0.0.1", port)})
-	if _, err := NewPublisher(PublisherConfig{Endpoint: endpoint4("127.0.0.1", freePort(t)), Replay: endpoint4("127.0.0.1", port)}); err == nil {
+	if _, err := NewPublisher(PublisherConfig{Endpoint: endpoint4("127.0.0.1", redistest.FreePort(t)), Replay: endpoint4("127.0.0.1", port)}); err == nil {
 		t.Error("a port twice")
 	}
 	// Who is no subscriber is sent away.

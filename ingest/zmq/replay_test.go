@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
 // collect asks for a replay and returns what came.
@@ -44,7 +45,7 @@ func TestReplayWithLibzmq(t *testing.T) {
 		"new form": {Topic: "kv"}, "old form": {Topic: "kv", OldReplay: true}, "CURVE": {CurveSecret: z85(secret)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			port, replay := freePort(t), freePort(t)
+			port, replay := redistest.FreePort(t), redistest.FreePort(t)
 			o.Endpoint, o.Replay = endpoint4("*", port), endpoint4("*", replay)
 			p := enginetest.Start(t, o)
 			// The publisher shares a busy machine with its reader.
@@ -102,7 +103,7 @@ func TestReplayWithLibzmq(t *testing.T) {
 func TestReplayOfReleases(t *testing.T) {
 	for _, release := range enginetest.Releases {
 		t.Run(release.String(), func(t *testing.T) {
-			port, replay := freePort(t), freePort(t)
+			port, replay := redistest.FreePort(t), redistest.FreePort(t)
 			r := run(t, Config{Endpoint: endpoint4("127.0.0.1", port), Topic: "kv"})
 			p := enginetest.Start(t, enginetest.Options{Release: release, Endpoint: endpoint4("*", port), Replay: endpoint4("*", replay), Topic: "kv@1", BufferSteps: 2000})
 			tellOne(t, p, r)
@@ -119,7 +120,7 @@ func TestReplayOfReleases(t *testing.T) {
 }
 
 func TestReplayOfNobody(t *testing.T) {
-	port := freePort(t)
+	port := redistest.FreePort(t)
 	if _, err := collect(t.Context(), ReplayConfig{Endpoint: endpoint4("127.0.0.1", port)}, 0); err == nil || errors.Is(err, ErrCut) {
 		t.Errorf("nobody there: %v", err)
 	}

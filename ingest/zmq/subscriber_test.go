@@ -14,19 +14,10 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
 // freePort returns a port of the loopback that was free a moment ago.
-func freePort(t testing.TB) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
 // tape writes down what a Subscriber tells.
 type tape struct {
 	mu        sync.Mutex // protects all below
@@ -144,7 +135,7 @@ func TestSubscriberWithLibzmq(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			port := freePort(t)
+			port := redistest.FreePort(t)
 			for _, e := range []*string{&c.o.Endpoint, &c.c.Endpoint} {
 				if strings.Contains(*e, "%d") {
 					*e = fmt.Sprintf(*e, port)
@@ -182,7 +173,7 @@ func TestSubscriberWithLibzmq(t *testing.T) {
 }
 
 func TestSubscriberFilters(t *testing.T) {
-	port := freePort(t)
+	port := redistest.FreePort(t)
 	r := run(t, Config{Endpoint: endpoint4("127.0.0.1", port), Topic: "other"})
 	all := run(t, Config{Endpoint: endpoint4("127.0.0.1", port)})
 	p := enginetest.Start(t, enginetest.Options{Endpoint: endpoint4("*", port), Topic: "kv"})
@@ -203,7 +194,7 @@ func TestSubscriberFilters(t *testing.T) {
 func TestSubscriberReconnects(t *testing.T) {
 	for _, bind := range []bool{false, true} {
 		t.Run(fmt.Sprintf("bind=%v", bind), func(t *testing.T) {
-			port := freePort(t)
+			port := redistest.FreePort(t)
 			o, c := enginetest.Options{Endpoint: endpoint4("*", port)}, Config{Endpoint: endpoint4("127.0.0.1", port)}
 			if bind {
 				o.Endpoint, c.Endpoint, c.Bind = endpoint4("127.0.0.1", port), endpoint4("*", port), true
@@ -230,7 +221,7 @@ func TestSubscriberReconnects(t *testing.T) {
 // TestSubscriberSilentPublisher stops the publisher's process: the connection stays,
 // and nothing comes over it any more, as when its host has died.
 func TestSubscriberSilentPublisher(t *testing.T) {
-	port := freePort(t)
+	port := redistest.FreePort(t)
 	r := run(t, Config{Endpoint: endpoint4("127.0.0.1", port), Heartbeat: 10 * time.Second})
 	link := newLink(t, port)
 	through := run(t, Config{Endpoint: endpoint4("127.0.0.1", link.port), Heartbeat: 500 * time.Millisecond})
@@ -260,7 +251,7 @@ func TestSubscriberSilentPublisher(t *testing.T) {
 // TestBoundSubscriberSilentPeers connects peers that say nothing, or rubbish, to the
 // bound port: they must not keep the engine out.
 func TestBoundSubscriberSilentPeers(t *testing.T) {
-	port := freePort(t)
+	port := redistest.FreePort(t)
 	r := run(t, Config{Endpoint: endpoint4("*", port), Bind: true, Heartbeat: -1})
 	dialled := func() net.Conn {
 		for range 200 {
