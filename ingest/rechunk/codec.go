@@ -208,8 +208,8 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 			dst = appendBits(dst, &r.present[t], n)
 		}
 		dst = appendBits(dst, &r.placed, n)
-		for t := range r.lacking {
-			if lacking {
+		if lacking {
+			for t := range r.lacking {
 				dst = appendBits(dst, &r.lacking[t], n)
 			}
 		}
@@ -452,8 +452,8 @@ func (d *decoder) run(b *block, i, size int) *run {
 			r.present[t] = d.bits(n)
 		}
 		r.placed = d.bits(n)
-		for t := range r.lacking {
-			if held&isLacking != 0 {
+		if held&isLacking != 0 {
+			for t := range r.lacking {
 				r.lacking[t] = d.bits(n)
 			}
 		}

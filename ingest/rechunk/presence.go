@@ -12,14 +12,12 @@ func (c *Chunker) flip(b *block, old, now tiers) {
 	if old == now {
 		return
 	}
-	changed := old.present ^ now.present
 	if b.joined {
 		if r := c.run(b.join); r != nil && b.part >= r.fork && int(b.part) < r.parts() {
-			c.lack(r, int(b.part), old.lacking^now.lacking, now.lacking)
-			c.turn(r, int(b.part), changed, now.present)
+			c.turn(r, int(b.part), old, now)
 		}
 	}
-	if b.keyed {
+	if changed := old.present ^ now.present; b.keyed {
 		for t := range store.NumTiers {
 			if changed>>t&1 != 0 {
 				b.ops(c, now.present>>t&1 != 0, t)
@@ -27,22 +25,8 @@ func (c *Chunker) flip(b *block, old, now tiers) {
 		}
 	}
 	if b.tail != nil {
-		c.lack(b.tail, 0, old.lacking^now.lacking, now.lacking)
-		c.turn(b.tail, 0, changed, now.present)
+		c.turn(b.tail, 0, old, now)
 	}
-}
-
-// lack sets whether an own part of r is lacking in the tiers of changed.
-func (c *Chunker) lack(r *run, part int, changed, now uint8) {
-	if changed == 0 {
-		return
-	}
-	for t := range store.NumTiers {
-		if changed>>t&1 != 0 {
-			r.lacking[t].set(part-int(r.fork), now>>t&1 != 0)
-		}
-	}
-	c.touch(r.owner)
 }
 
 // ops tells of the whole index blocks of b. Those behind whose end it goes on can be
@@ -55,20 +39,27 @@ func (b *block) ops(c *Chunker, add bool, tier int) {
 	}
 }
 
-// turn sets whether an own part of r is held in the tiers of changed.
-func (c *Chunker) turn(r *run, part int, changed, now uint8) {
-	if changed == 0 {
+// turn says that the tiers of the block at an own part of r have changed.
+func (c *Chunker) turn(r *run, part int, old, now tiers) {
+	own := part - int(r.fork)
+	setTiers(&r.lacking, own, old.lacking^now.lacking, now.lacking)
+	setTiers(&r.present, own, old.present^now.present, now.present)
+	c.touch(r.owner)
+	if old.present == now.present {
 		return
 	}
-	for t := range store.NumTiers {
-		if changed>>t&1 != 0 {
-			r.present[t].set(part-int(r.fork), now>>t&1 != 0)
-		}
-	}
-	c.touch(r.owner)
 	c.judge(r)
 	if r.count > 0 {
 		c.judgeKids(r, part)
+	}
+}
+
+// setTiers sets, for the tiers of changed, whether a number is in their sets.
+func setTiers(sets *[store.NumTiers]bitset, i int, changed, now uint8) {
+	for t := range sets {
+		if changed>>t&1 != 0 {
+			sets[t].set(i, now>>t&1 != 0)
+		}
 	}
 }
 

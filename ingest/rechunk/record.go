@@ -289,18 +289,18 @@ func (s *bitset) top() int {
 	return 0
 }
 
-// void takes from r what it has in a tier, which was cleared.
-func (r *run) void(tiers uint8) {
+// void takes from r what it has in some tiers, which were cleared.
+func (r *run) void(gone uint8) {
 	r.placed = bitset{}
 	for t := range store.NumTiers {
-		if tiers>>t&1 != 0 {
+		if gone>>t&1 != 0 {
 			r.present[t], r.lacking[t] = bitset{}, bitset{}
 			continue
 		}
 		r.placed.add(&r.present[t])
 		r.placed.add(&r.lacking[t])
 	}
-	r.held &^= tiers
+	r.held &^= gone
 }
 
 // add adds the numbers of o.
