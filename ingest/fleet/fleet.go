@@ -297,10 +297,14 @@ func (f *Fleet) call(ctx context.Context, p *plan) (ok bool) {
 // that nobody has, it asks for half as many each time, as the index does not say how many
 // there is room for.
 func (f *Fleet) callForLess(ctx context.Context, c *store.LeaseCall) (v store.LeaseView, err error) {
-	all := slices.Clone(c.Acquire)
-	isFresh := func(r store.RankRef) bool { return f.leases[r] == store.Lease{} }
-	fresh := slices.DeleteFunc(slices.Clone(all), func(r store.RankRef) bool { return !isFresh(r) })
-	leased := slices.DeleteFunc(all, isFresh)
+	var leased, fresh []store.RankRef
+	for _, r := range c.Acquire {
+		if _, ok := f.leases[r]; ok {
+			leased = append(leased, r)
+		} else {
+			fresh = append(fresh, r)
+		}
+	}
 	for left := len(fresh); ; {
 		left /= 2
 		c.Acquire = slices.Concat(leased, fresh[:left])

@@ -46,8 +46,10 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-func newScene(t *testing.T) *scene {
-	x, err := memory.New(memory.Config{})
+func newScene(t *testing.T) *scene { return sceneOf(t, memory.Config{}) }
+
+func sceneOf(t *testing.T, c memory.Config) *scene {
+	x, err := memory.New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -512,14 +514,7 @@ func TestUnreadIsCounted(t *testing.T) {
 // one that has died.
 func TestTooManyRanks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScene(t)
-		if err := s.index.Close(); err != nil {
-			t.Fatal(err)
-		}
-		var err error
-		if s.index, err = memory.New(memory.Config{MaxHolders: 4}); err != nil {
-			t.Fatal(err)
-		}
+		s := sceneOf(t, memory.Config{MaxHolders: 4})
 		s.pods(4, 1)
 		a := s.replica("a")
 		pass(5 * time.Second)
