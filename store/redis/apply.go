@@ -99,13 +99,6 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 	}
 	for try := range applyTries {
 		status, err := x.carryOut(ctx, p)
-		for _, g := range p.guards {
-			// A try that fails may have written to the map, on a cluster where the map's node
-			// has room and another is full each time anew.
-			if g.done || g.tried && !g.dup && (err != nil || status < applied) {
-				x.lists.add(g.Generation, g.Fence, g.entries)
-			}
-		}
 		if err != nil {
 			return failed(ctx, "apply", err)
 		}
@@ -174,6 +167,15 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error)
 		g.tried = true
 		x.acks.try(g)
 	}
+	defer func() {
+		for _, g := range guards {
+			// A try that fails may have written to the map, on a cluster where the map's node
+			// has room and another is full each time anew.
+			if g.done || !g.dup && (err != nil || status < applied) {
+				x.lists.add(g.Generation, g.Fence, g.entries)
+			}
+		}
+	}()
 	bytes := int64(0)
 	for _, calls := range phases {
 		status, met, err := x.runPhase(ctx, calls, len(guards) > 0)
