@@ -41,10 +41,10 @@ func (p *program) readKeysCall(args []string) (*keysCall, error) {
 	fs.StringVar(&c.model, "model", "", "the `model`'s name (required)")
 	tokens := fs.String("tokens", "", "the prompt's token ids, a `LIST` with commas")
 	keys := fs.String("block-keys", "", "block keys, a `LIST` of 16 hex digits each")
-	size := fs.Int("block-size", 64, "with --tokens: the model's index block size, which GET /v1/models has (a model that is not there has that of the server)")
+	size := fs.Int("block-size", store.DefaultBlockSize, "with --tokens: the model's index block size, which GET /v1/models has (a model that is not there has that of the server)")
 	lora := fs.String("lora", "", "with --tokens: `NAME` of the LoRA adapter")
 	salt := fs.String("cache-salt", "", "with --tokens: the cache `SALT`")
-	fs.StringVar(&c.prefix, "redis-prefix", "kva", "what the names of all keys in Redis begin with")
+	prefixFlag(fs, &c.prefix)
 	words, err := p.readFlags(fs, args, inspectKeysUsage)
 	if err != nil {
 		return nil, err

@@ -32,9 +32,14 @@ func (p *program) placeFlags(fs *flag.FlagSet) *place {
 	at := &place{server: cmp.Or(p.getenv("KVATLAS_SERVER"), defaultServer)}
 	fs.StringVar(&at.server, "server", at.server, "the server's `URL`, of its admin listener when it has one [$KVATLAS_SERVER]")
 	fs.StringVar(&at.redis, "redis", "", "the `URL` of Redis, to do without a server; - takes it from $KVATLAS_REDIS, which keeps a password out of the list of processes")
-	fs.StringVar(&at.prefix, "redis-prefix", "kva", "what the names of all keys in Redis begin with")
+	prefixFlag(fs, &at.prefix)
 	fs.DurationVar(&at.timeout, "timeout", 30*time.Second, "how long to wait when nothing moves")
 	return at
+}
+
+// prefixFlag adds the flag that says what the names of keys begin with.
+func prefixFlag(fs *flag.FlagSet, prefix *string) {
+	fs.StringVar(prefix, "redis-prefix", redis.DefaultPrefix, "what the names of all keys in Redis begin with")
 }
 
 // open opens the index.

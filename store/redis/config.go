@@ -12,7 +12,7 @@ type Config struct {
 	// URL is where Redis is; see CheckURL for its forms. It may hold a
 	// password and is never printed as a whole.
 	URL string
-	// Prefix begins the names of all keys; "kva" by default, 1 to 32 letters,
+	// Prefix begins the names of all keys; DefaultPrefix by default, 1 to 32 letters,
 	// digits and the characters _ . : -. Several indexes may share a server under
 	// different prefixes. Longer ones than 3 bytes cost memory in each block.
 	Prefix string
@@ -110,9 +110,12 @@ const (
 	maxPoolSize = 4096
 )
 
+// DefaultPrefix is what the names of all keys begin with unless configured.
+const DefaultPrefix = "kva"
+
 // withDefaults returns the config with defaults in, or says what is wrong.
 func (c Config) withDefaults() (Config, error) {
-	def(&c.Prefix, "kva")
+	def(&c.Prefix, DefaultPrefix)
 	def(&c.PoolSize, 32)
 	def(&c.DialTimeout, time.Second)
 	def(&c.Timeout, 2*time.Second)

@@ -112,7 +112,7 @@ func (n *names) appendBlock(dst []byte, k blockkey.StoreKey) []byte {
 }
 
 // BlockName returns the name of the key that holds a block in the index with this prefix
-// ("kva" unless configured), and the hash tag in it, which is that of the block's partition:
+// (DefaultPrefix unless configured), and the hash tag in it, which is that of the block's partition:
 // one byte. Both can have bytes that are no text. The error says what is wrong with the prefix.
 func BlockName(prefix string, k blockkey.StoreKey) (name, tag string, err error) {
 	if err := checkPrefix(prefix); err != nil {
