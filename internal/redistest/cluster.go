@@ -32,7 +32,7 @@ func StartCluster(tb testing.TB, masters int, replicas bool, args ...string) *Cl
 	}
 	c := &Cluster{tb: tb, ports: map[*Server]int{}}
 	node := func() *Server {
-		bus := freePort(tb)
+		bus := FreePort(tb)
 		s := Start(tb, append([]string{
 			"--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(bus), "--cluster-config-file", "nodes.conf",
 			"--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0",

@@ -67,7 +67,7 @@ func Start(tb testing.TB, args ...string) *Server {
 func prepare(tb testing.TB, mode string, args ...string) *Server {
 	tb.Helper()
 	s := &Server{tb: tb, bin: program(tb), dir: shortDir(tb)}
-	port := strconv.Itoa(freePort(tb))
+	port := strconv.Itoa(FreePort(tb))
 	s.Addr = net.JoinHostPort("127.0.0.1", port)
 	s.Socket = filepath.Join(s.dir, "s")
 	if mode == "sentinel" {
@@ -135,12 +135,6 @@ func shortDir(tb testing.TB) string {
 	return dir
 }
 
-// FreePort returns a TCP port of the loopback interface that nobody listens on.
-func FreePort(tb testing.TB) int {
-	tb.Helper()
-	return freePort(tb)
-}
-
 // isFree tells whether a port of the loopback interface can be listened on.
 func isFree(p int) bool {
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p)))
@@ -157,7 +151,9 @@ var ports struct {
 	given map[int]bool
 }
 
-func freePort(tb testing.TB) int {
+// FreePort returns a TCP port of the loopback interface that nobody listens on, and
+// that it has not returned before.
+func FreePort(tb testing.TB) int {
 	tb.Helper()
 	for range 1000 {
 		// Below those that the kernel gives to connections, one of which could take the port
