@@ -167,30 +167,40 @@ type step struct {
 	add bool
 	// guard is what it is written under, nil for none.
 	guard *guardPlan
-	// at is which of the changes it is.
-	at int
+	// block is which block it is, in the order of their first steps, and at which of the
+	// changes.
+	block, at int
 }
 
-// steps returns the net changes, ascending by partition, key and id, under the
-// ids that the refs have by now.
+// steps returns the net changes under the ids that the refs have by now, ascending by
+// block and id.
+//
+// The blocks stay in the order in which the batches name them, which is that of their
+// chains. A server puts keys that it gets one behind the other next to each other in its
+// memory, and a lookup, which reads them in that order again, takes two thirds of the
+// server's time where they are scattered.
 func (p *plan) steps() []step {
 	out := make([]step, 0, len(p.changes))
+	blocks := make(map[blockkey.StoreKey]int, len(p.changes))
 	for i, c := range p.changes {
 		// Who has no id holds nothing that could be removed.
 		if r := p.refs[c.ref]; i >= r.from && r.id != 0 && !r.dropped() {
-			out = append(out, step{c.key, r.id, c.add, r.guard, i})
+			block, ok := blocks[c.key]
+			if !ok {
+				block = len(blocks)
+				blocks[c.key] = block
+			}
+			out = append(out, step{c.key, r.id, c.add, r.guard, block, i})
 		}
 	}
+	// Steps of an event are in order already, which the sort notices.
 	slices.SortFunc(out, func(a, b step) int {
-		if a.key != b.key {
-			return byPartition(a.key, b.key)
-		}
-		return cmp.Or(cmp.Compare(a.id, b.id), a.at-b.at)
+		return cmp.Or(a.block-b.block, cmp.Compare(a.id, b.id), a.at-b.at)
 	})
 	// Of several changes of one holder to one block the last counts.
 	n := 0
 	for i, s := range out {
-		if i+1 < len(out) && out[i+1].key == s.key && out[i+1].id == s.id {
+		if i+1 < len(out) && out[i+1].block == s.block && out[i+1].id == s.id {
 			continue
 		}
 		out[n] = s

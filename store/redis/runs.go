@@ -29,6 +29,9 @@ var unchecked = &call{args: []string{"0"}}
 // them.
 func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) (phases [][]*call) {
 	list, all := edits(steps, len(guards) > 1)
+	if x.cluster {
+		slices.SortStableFunc(list, func(a, b edit) int { return a.key.Partition() - b.key.Partition() })
+	}
 	check := x.checkCall(p)
 	sets, dels := x.mapCalls(guards)
 	blocks := x.blockCalls(list, all)

@@ -1,0 +1,46 @@
+package redis
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// TestBlocksStayInOrder holds writes to the order of the batches, which the time of
+// lookups hangs on; on a cluster within each partition.
+func TestBlocksStayInOrder(t *testing.T) {
+	chain := benchChain(2*callKeys + 100)
+	again := slices.Clone(chain[:200]) // what comes once more stays where it was
+	slices.Reverse(again)
+	for _, cluster := range []bool{false, true} {
+		x := &Index{cluster: cluster, names: newNames(DefaultPrefix)}
+		p := newPlan([]store.Batch{
+			batchOf("a", store.Add, chain...), batchOf("b", store.Add, chain...), batchOf("a", store.Add, again...),
+		})
+		p.refs[0].id, p.refs[1].id = 17, 5
+		got := map[int][]blockkey.StoreKey{}
+		for _, calls := range x.applyCalls(p, nil, p.steps()) {
+			for _, c := range calls {
+				for _, e := range c.edits {
+					got[c.place] = append(got[c.place], e.key)
+				}
+			}
+		}
+		want := map[int][]blockkey.StoreKey{}
+		for _, k := range chain {
+			k := k.In(blockkey.ModelOf("m"))
+			place := atRegistry
+			if cluster {
+				place = k.Partition()
+			}
+			want[place] = append(want[place], k)
+		}
+		for place := range want {
+			if !slices.Equal(got[place], want[place]) {
+				t.Errorf("cluster %v: the blocks written at %d are not in the order of their chain", cluster, place)
+			}
+		}
+	}
+}
