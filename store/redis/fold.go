@@ -33,10 +33,14 @@ import (
 const (
 	foldEntries = 4096
 	pageEntries = 256
-	// foldBytes is how many bytes of pages one run of fold.lua writes, about, and
-	// foldElements how many elements of the list are read at a time.
-	foldBytes    = 64 << 10
-	foldElements = 1024
+	// foldBytes is how many bytes of pages one run of fold.lua writes, about.
+	foldBytes = 64 << 10
+	// foldElements is how many elements of a list are read at a time at most, firstElements
+	// how many while it is not known how long they are, and listBytes how many bytes, about:
+	// a megabyte takes a server half a millisecond.
+	foldElements  = 1024
+	firstElements = 16
+	listBytes     = 256 << 10
 	// maxChanges is more changes than any list is to have, 80 to 160 MB.
 	maxChanges = 4 << 20
 	// maxFoldBytes is how much of a list is folded at once.
@@ -115,7 +119,7 @@ func (f *fold) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.had = len(changes)
+	f.had = len(changes.list)
 	f.entries = f.state.entries
 	if !f.more && f.had < f.x.lists.worth(f.state.entries) {
 		return nil // it was not known how long the list is
@@ -123,15 +127,15 @@ func (f *fold) run(ctx context.Context) error {
 	if err := f.announce(ctx); err != nil {
 		return err
 	}
-	list := lastChanges(changes)
+	changes = changes.last()
 	pages := f.state.pages
-	if most := f.state.entries + len(list); pages == 0 || most > pages*pageEntries {
+	if most := f.state.entries + len(changes.list); pages == 0 || most > pages*pageEntries {
 		pages = min(maxPages, 1<<bits.Len(uint(most/(pageEntries/2))))
 	}
 	if pages == f.state.pages {
-		err = f.change(ctx, list)
+		err = f.change(ctx, changes)
 	} else {
-		err = f.spread(ctx, list, pages)
+		err = f.spread(ctx, changes, pages)
 	}
 	if err == nil {
 		f.taken = f.had
@@ -140,38 +144,50 @@ func (f *fold) run(ctx context.Context) error {
 }
 
 // read reads the list.
-func (f *fold) read(ctx context.Context) (changes []mapEntry, err error) {
+func (f *fold) read(ctx context.Context) (changes mapChanges, err error) {
 	list := f.x.names.changes(f.gen)
-	for from, bytes := 0, 0; ; {
+	for from := 0; ; {
+		step := listStep(from, len(changes.rows))
 		f.x.roundTrips.Add(1)
-		part, err := f.x.client.LRange(ctx, list, int64(from), int64(from+foldElements-1)).Result()
+		part, err := f.x.client.LRange(ctx, list, int64(from), int64(from+step-1)).Result()
 		if redis.HasErrorPrefix(err, "WRONGTYPE") {
 			f.lost = true
-			return nil, fmt.Errorf("%w: the list of its map is of another type: %w", store.ErrEnded, err)
+			return changes, fmt.Errorf("%w: the list of its map is of another type: %w", store.ErrEnded, err)
 		}
 		if err != nil {
-			return nil, err
+			return changes, err
 		}
+		f.more = len(part) == step
 		if from == 0 {
 			if f.state, err = parseMapState(part); err != nil {
 				f.lost = true
-				return nil, err
+				return changes, err
 			}
+			most := min(f.x.lists.worth(f.state.entries), maxFoldBytes/16)
+			changes = mapChanges{rows: make([]byte, 0, 24*most), list: make([]mapChange, 0, most)}
 			part = part[1:]
 			from++
 		}
 		for _, element := range part {
-			bytes += len(element)
-			if !eachEntry([]byte(element), func(e mapEntry) { changes = append(changes, e) }) {
+			if !changes.addRows(element) {
 				f.x.garbled.Add(1)
 			}
 		}
 		from += len(part)
 		f.elements = from - 1
-		if f.more = len(part) >= foldElements-1; !f.more || bytes > maxFoldBytes {
+		if !f.more || len(changes.rows) > maxFoldBytes {
 			return changes, nil
 		}
 	}
+}
+
+// listStep is how many elements of a list to read next, when so many have had so many
+// bytes: as many as keep the server from others for a part of a millisecond.
+func listStep(elements, bytes int) int {
+	if elements < firstElements {
+		return firstElements
+	}
+	return max(1, min(foldElements, listBytes/(1+bytes/elements)))
 }
 
 // announce keeps folds that were before from writing on.
@@ -206,29 +222,9 @@ func (f *fold) send(ctx context.Context, c *call) error {
 	return errFolded
 }
 
-// pageChange is a page and its changes.
-type pageChange struct {
-	n    int
-	list []mapEntry
-}
-
-// byPage cuts ascending changes into those of each page.
-func byPage(list []mapEntry, pages int) []pageChange {
-	var out []pageChange
-	for len(list) > 0 {
-		n, to := pageOf(list[0].Hash, pages), 1
-		for to < len(list) && pageOf(list[to].Hash, pages) == n {
-			to++
-		}
-		out = append(out, pageChange{n, list[:to]})
-		list = list[to:]
-	}
-	return out
-}
-
 // change puts changes into the pages that are there.
-func (f *fold) change(ctx context.Context, list []mapEntry) error {
-	changes := byPage(list, f.state.pages)
+func (f *fold) change(ctx context.Context, all mapChanges) error {
+	changes := byPage(all.list, f.state.pages)
 	w := f.writer(f.state.pages)
 	for part := range slices.Chunk(changes, w.step) {
 		numbers := make([]int, len(part))
@@ -240,7 +236,7 @@ func (f *fold) change(ctx context.Context, list []mapEntry) error {
 			return err
 		}
 		for i, c := range part {
-			page, entries, had, ok := mergePage(have[i], c.list)
+			page, entries, had, ok := all.merge(have[i], c.list)
 			if !ok {
 				f.x.garbled.Add(1)
 			}
@@ -254,8 +250,8 @@ func (f *fold) change(ctx context.Context, list []mapEntry) error {
 }
 
 // spread writes all entries, and changes, into more pages.
-func (f *fold) spread(ctx context.Context, list []mapEntry, pages int) error {
-	changes := byPage(list, pages)
+func (f *fold) spread(ctx context.Context, all mapChanges, pages int) error {
+	changes := byPage(all.list, pages)
 	f.entries = 0
 	w := f.writer(pages)
 	olds := max(1, f.state.pages)
@@ -272,7 +268,10 @@ func (f *fold) spread(ctx context.Context, list []mapEntry, pages int) error {
 		// What was in one page is in several, that stand next to each other.
 		first, last := from*(pages/olds), min(olds, from+step)*(pages/olds)
 		parts := make([][]byte, last-first)
-		for _, page := range have {
+		for n, page := range have {
+			for i := range pages / olds { // an even share of it, about
+				parts[n*(pages/olds)+i] = make([]byte, 0, len(page)/(pages/olds)*5/4+64)
+			}
 			ok := eachEntry(page, func(e mapEntry) {
 				i := pageOf(e.Hash, pages) - first
 				if i >= 0 && i < len(parts) { // or it was written by somebody else
@@ -284,11 +283,11 @@ func (f *fold) spread(ctx context.Context, list []mapEntry, pages int) error {
 			}
 		}
 		for i, page := range parts {
-			var c []mapEntry
+			var c []mapChange
 			if len(changes) > 0 && changes[0].n == first+i {
 				c, changes = changes[0].list, changes[1:]
 			}
-			page, entries, _, _ := mergePage(page, c)
+			page, entries, _, _ := all.merge(page, c)
 			f.entries += entries
 			if err := w.write(ctx, first+i, page); err != nil {
 				return err

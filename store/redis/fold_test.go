@@ -2,6 +2,7 @@ package redis
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,18 +36,18 @@ func TestPages(t *testing.T) {
 		want := map[store.MapKey]string{}
 		var page []byte
 		for range rapid.IntRange(1, 5).Draw(t, "folds") {
-			var changes []mapEntry
-			for _, e := range rapid.SliceOfN(entries, 0, 40).Draw(t, "changes") {
-				changes = append(changes, e)
+			var changes mapChanges
+			for _, e := range rapid.SliceOfN(entries, 0, 100).Draw(t, "changes") {
+				changes.add(e)
 				want[e.MapKey] = string(e.value)
 				if e.value == nil {
 					delete(want, e.MapKey)
 				}
 			}
-			list := lastChanges(changes)
+			last := changes.last()
 			was := 0
 			eachEntry(page, func(mapEntry) { was++ })
-			next, n, had, ok := mergePage(page, list)
+			next, n, had, ok := last.merge(page, last.list)
 			if !ok || n != len(want) || had != was {
 				t.Fatalf("a page of %d entries, %d before, %v; want %d, %d", n, had, ok, len(want), was)
 			}
@@ -55,12 +56,12 @@ func TestPages(t *testing.T) {
 			}
 			page = next[1:]
 			got := map[store.MapKey]string{}
-			last := store.MapKey{}
+			before := store.MapKey{}
 			eachEntry(page, func(e mapEntry) {
-				if len(got) > 0 && cmpMapKey(last, e.MapKey) >= 0 {
-					t.Fatalf("%v comes after %v", e.MapKey, last)
+				if len(got) > 0 && cmpMapKey(before, e.MapKey) >= 0 {
+					t.Fatalf("%v comes after %v", e.MapKey, before)
 				}
-				got[e.MapKey], last = string(e.value), e.MapKey
+				got[e.MapKey], before = string(e.value), e.MapKey
 				for pages := 1; pages < 1<<20; pages *= 2 {
 					if pageOf(e.Hash, 2*pages)/2 != pageOf(e.Hash, pages) || pageOf(e.Hash, pages) >= pages {
 						t.Fatalf("hash %d is in page %d of %d, and in %d of twice as many", e.Hash, pageOf(e.Hash, pages), pages, pageOf(e.Hash, 2*pages))
@@ -72,6 +73,11 @@ func TestPages(t *testing.T) {
 			}
 		}
 	})
+}
+
+// cmpMapKey is the order of entries in a page.
+func cmpMapKey(a, b store.MapKey) int {
+	return cmp.Or(cmp.Compare(mapPlace(a.Hash), mapPlace(b.Hash)), cmp.Compare(a.Part, b.Part))
 }
 
 // mapStory writes a map in steps, and knows what it is.
@@ -427,7 +433,7 @@ func TestFoldsOverlap(t *testing.T) {
 	if err := a.fold(ctx, story.gen, 1); err != nil {
 		t.Fatal(err)
 	}
-	begin := func(x *Index) (f fold, list []mapEntry) {
+	begin := func(x *Index) (f fold, list mapChanges) {
 		t.Helper()
 		f = fold{x: x, gen: story.gen, fence: 1}
 		changes, err := f.read(ctx)
@@ -437,7 +443,7 @@ func TestFoldsOverlap(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return f, lastChanges(changes)
+		return f, changes.last()
 	}
 	story.write(t, a, rng, 1000, 3000)
 	slow, old := begin(a)

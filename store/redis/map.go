@@ -48,13 +48,18 @@ func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*call) {
 		place = atMap
 	}
 	for _, g := range guards {
-		changes := make([]mapEntry, len(g.ops))
-		for i, op := range g.ops {
-			changes[i] = mapEntry{op.MapKey, op.Value}
+		bytes := 0
+		for i := range g.ops {
+			bytes += 12 + len(g.ops[i].Value)
 		}
-		list := lastChanges(changes)
-		g.entries = len(list)
-		var set, del []byte
+		all := mapChanges{rows: make([]byte, 0, bytes), list: make([]mapChange, 0, len(g.ops))}
+		for _, op := range g.ops {
+			all.add(mapEntry{op.MapKey, op.Value})
+		}
+		changes := all.last()
+		g.entries = len(changes.list)
+		var del []byte
+		set := make([]byte, 0, min(len(all.rows), callBytes))
 		flush := func() {
 			if len(set) > 0 {
 				sets = append(sets, &call{place: place, parts: []guardPart{{guard: g}}, maps: []mapEdit{{gen: g.Generation, sets: string(set)}}})
@@ -64,11 +69,11 @@ func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*call) {
 			}
 			set, del = set[:0], del[:0]
 		}
-		for _, e := range list {
-			if e.value == nil {
-				del = e.appendTo(del)
+		for _, m := range changes.list {
+			if m.del {
+				del = append(del, changes.row(m)...)
 			} else {
-				set = e.appendTo(set)
+				set = append(set, changes.row(m)...)
 			}
 			if max(len(set), len(del)) > callBytes/2 {
 				flush()
@@ -154,6 +159,35 @@ func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store
 	return nil, fmt.Errorf("%w: map: the map of generation %d was folded %d times while it was being read", store.ErrUnavailable, gen, readTries)
 }
 
+// see takes in what is new of a list.
+func (x *Index) see(v *mapView, elements []string) {
+	for _, element := range elements {
+		if !v.add(element) {
+			x.garbled.Add(1)
+		}
+	}
+}
+
+// catchUp reads on in a list that is too long for one command, up to its end. If it is
+// folded meanwhile the view is wrong, which whoever looks at the state again sees.
+func (x *Index) catchUp(ctx context.Context, gen store.Generation, v *mapView) error {
+	for {
+		step := listStep(v.elements, len(v.rows))
+		x.roundTrips.Add(1)
+		part, err := x.client.LRange(ctx, x.names.changes(gen), int64(v.elements)+1, int64(v.elements+step)).Result()
+		if redis.HasErrorPrefix(err, "WRONGTYPE") {
+			return nil // which is noticed with the state, too
+		}
+		if err != nil {
+			return failed(ctx, "map", err)
+		}
+		x.see(v, part)
+		if len(part) < step {
+			return nil
+		}
+	}
+}
+
 // readMap reads entries by what is known of the map, and what is new of it. Without
 // values and an error that was wrong, and the view that it returns is better.
 func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, keys []store.MapKey) ([][]byte, *mapView, error) {
@@ -171,7 +205,8 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, k
 	pipe := x.client.Pipeline()
 	record := pipe.HGet(ctx, x.names.records, strconv.FormatUint(uint64(gen), 10))
 	before := pipe.LRange(ctx, x.names.changes(gen), 0, 0)
-	changes := pipe.LRange(ctx, x.names.changes(gen), int64(v.elements)+1, -1)
+	step := listStep(v.elements, len(v.rows))
+	changes := pipe.LRange(ctx, x.names.changes(gen), int64(v.elements)+1, int64(v.elements+step))
 	pages := make(map[int]*redis.StringCmd, len(byPage))
 	for p := range byPage {
 		pages[p] = pipe.Get(ctx, x.names.page(gen, v.state.pages, p))
@@ -194,10 +229,9 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, k
 	if state != v.state || !slices.Equal(before.Val(), after.Val()) {
 		return nil, &mapView{state: state}, nil
 	}
-	for _, element := range changes.Val() {
-		if !v.add(element) {
-			x.garbled.Add(1)
-		}
+	x.see(v, changes.Val())
+	if len(changes.Val()) == step {
+		return nil, v, x.catchUp(ctx, gen, v)
 	}
 	out := make([][]byte, len(keys))
 	for p, list := range byPage {

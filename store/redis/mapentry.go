@@ -1,11 +1,9 @@
 package redis
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
-	"slices"
 
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -38,14 +36,6 @@ func openPage(page string) ([]byte, error) {
 // mapPlace is the place of a hash in a map. Engines' hashes need not be even, so they are
 // mixed.
 func mapPlace(hash uint64) uint64 { return hash * 0x9e3779b97f4a7c15 }
-
-// cmpMapKey is the order of entries in a map: by place and part.
-func cmpMapKey(a, b store.MapKey) int {
-	if a.Hash != b.Hash {
-		return cmp.Compare(mapPlace(a.Hash), mapPlace(b.Hash))
-	}
-	return cmp.Compare(a.Part, b.Part)
-}
 
 func (e *mapEntry) appendTo(dst []byte) []byte {
 	dst = binary.BigEndian.AppendUint64(dst, e.Hash)
@@ -91,82 +81,9 @@ func eachEntry(b []byte, f func(mapEntry)) bool {
 
 // pageOf is the page that has the entries of a hash, of so many, a power of 2: each has
 // an even part of all places. Of twice as many pages, 2i and 2i+1 have what i had.
-func pageOf(hash uint64, pages int) int {
-	return int(mapPlace(hash) >> (64 - uint(bits.Len(uint(pages))-1)))
-}
+func pageOf(hash uint64, pages int) int { return pageAt(mapPlace(hash), pages) }
 
-// mergePage returns the page that comes of the entries of a page and changes, which
-// ascend and have each key once, and how many entries it has and had.
-func mergePage(page []byte, changes []mapEntry) (out []byte, entries, had int, ok bool) {
-	size := 1 + len(page)
-	for _, c := range changes {
-		size += 12 + len(c.value)
-	}
-	out = append(make([]byte, 0, size), pageFormat)
-	put := func(e mapEntry) {
-		if e.value != nil {
-			out = e.appendTo(out)
-			entries++
-		}
-	}
-	// What does not change goes over as it is.
-	same, at := 0, 0
-	for at < len(page) {
-		e, rest, ok := nextEntry(page[at:])
-		if !ok {
-			break
-		}
-		next := len(page) - len(rest)
-		had++
-		entries++
-		for len(changes) > 0 {
-			order := cmpMapKey(changes[0].MapKey, e.MapKey)
-			if order > 0 {
-				break
-			}
-			out = append(out, page[same:at]...)
-			same = at
-			put(changes[0])
-			changes = changes[1:]
-			if order == 0 {
-				same = next
-				entries--
-				break
-			}
-		}
-		at = next
-	}
-	out = append(out, page[same:at]...)
-	for _, e := range changes {
-		put(e)
-	}
-	return out, entries, had, at == len(page)
-}
-
-// lastChanges returns the last change of each entry, ascending, of changes in the order
-// in which they were made.
-func lastChanges(changes []mapEntry) []mapEntry {
-	// Sorting small things without pointers is a third of the work of sorting those.
-	type order struct {
-		place uint64
-		part  uint16
-		at    uint32
-	}
-	list := make([]order, len(changes))
-	for i := range changes {
-		list[i] = order{mapPlace(changes[i].Hash), changes[i].Part, uint32(i)}
-	}
-	slices.SortFunc(list, func(a, b order) int {
-		if a.place != b.place {
-			return cmp.Compare(a.place, b.place)
-		}
-		return cmp.Or(cmp.Compare(a.part, b.part), cmp.Compare(a.at, b.at))
-	})
-	out := make([]mapEntry, 0, len(list))
-	for i, o := range list {
-		if i+1 == len(list) || list[i+1].place != o.place || list[i+1].part != o.part {
-			out = append(out, changes[o.at])
-		}
-	}
-	return out
+// pageAt is the same of the hash's place.
+func pageAt(place uint64, pages int) int {
+	return int(place >> (64 - uint(bits.Len(uint(pages))-1)))
 }
