@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// minSample is how long a sample of operations should take at least: shorter
-// ones measure the clock and the scheduler.
-const minSample = 5 * time.Millisecond
+// minSample is how long a sample of operations should take at least: shorter ones
+// measure the clock, the scheduler, and caches that are full of what others have done.
+const minSample = 50 * time.Millisecond
 
 // maxBurst is the number of operations of a sample at most.
-const maxBurst = 64
+const maxBurst = 256
 
 // Side is what one side of a comparison costs an operation.
 type Side struct {

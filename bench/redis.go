@@ -103,7 +103,7 @@ func (c RedisConfig) withDefaults() (RedisConfig, error) {
 		check("the number of pods", c.Pods, 2, 100), check("the number of keys", c.Keys, 1, 100_000_000),
 		check("the number of keys for memory", c.MemoryKeys, 1, 100_000_000), check("the number of rounds", c.Rounds, 1, 10_000),
 		check("the number of blocks of an event", c.EventBlocks, 1, 1024),
-		check("the number of events of a sample", c.EventBurst, 4*perCall, 1<<16),
+		check("the number of events of a sample", c.EventBurst, 4*fullCall, 1<<16),
 	}
 	for _, s := range c.Sizes {
 		errs = append(errs, check("a lookup's number of blocks", s, 1, 1<<16))
@@ -377,8 +377,10 @@ func (r *redisRun) lookup(ctx context.Context, main corpus, peers []*peer) error
 }
 
 const (
-	// perCall is how many events of a rank a coalescing writer puts into one call.
-	perCall = 16
+	// A writer puts events of a rank that come within a few milliseconds into one call:
+	// fullCall is how many when more wait, an ingester's window, and someCall when not.
+	fullCall = 64
+	someCall = 16
 	// eventRanks is how many ranks have the events, and maxEntries how many entries
 	// their maps have before: engines have been running for a while.
 	eventRanks = 2
@@ -407,7 +409,7 @@ func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) err
 	if err != nil {
 		return err
 	}
-	sample := 2*perCall + r.c.Rounds*r.c.EventBurst // two calls before the first sample
+	sample := 2*fullCall + r.c.Rounds*r.c.EventBurst // two calls before the first sample
 	// Each side has blocks of its own.
 	events := func(side int) corpus {
 		return newCorpus(uint64(20+side), (sample*len(eventWriters)/2+1)*n, n)
@@ -425,17 +427,17 @@ func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) err
 			return do(ctx, pod, keys)
 		}}
 	}
-	many := func(o *ours, kind store.OpKind, pods []string, events corpus, first int) contender {
-		name := fmt.Sprintf("%s, %d events a call", o.name(), perCall)
-		return contender{name: name, trips: o.trips, ops: perCall, run: func(ctx context.Context, seq int) error {
+	many := func(perCall int, kind store.OpKind, events corpus, first int) contender {
+		name := fmt.Sprintf("%s, %d events a call", guarded.name(), perCall)
+		return contender{name: name, trips: guarded.trips, ops: perCall, run: func(ctx context.Context, seq int) error {
 			// All of a call are one rank's, and those of the next another's that stores
 			// the same, as single events do.
 			batches := make([]store.Batch, perCall)
 			for j := range batches {
-				_, keys := events.event(2*((first/perCall+seq)/2*perCall+j), n, pods)
-				batches[j] = o.event(pods[seq%len(pods)], kind, keys)
+				_, keys := events.event(2*((first/perCall+seq)/2*perCall+j), n, others)
+				batches[j] = guarded.event(others[seq%len(others)], kind, keys)
 			}
-			return o.apply(ctx, coalesce(batches)...)
+			return guarded.apply(ctx, coalesce(batches)...)
 		}}
 	}
 	for _, kind := range []store.OpKind{store.Add, store.Remove} {
@@ -448,7 +450,8 @@ func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) err
 		for i, writers := range eventWriters {
 			first := i * sample
 			sides := []contender{
-				many(guarded, kind, others, events(len(peers)+1), first), single(guarded, kind, others, events(len(peers)+2), first), single(r.ours, kind, pods, events(len(peers)), first),
+				many(fullCall, kind, events(len(peers)+1), first), many(someCall, kind, events(len(peers)+2), first),
+				single(guarded, kind, others, events(len(peers)+3), first), single(r.ours, kind, pods, events(len(peers)), first),
 			}
 			for i, p := range peers {
 				sides = append(sides, single(p, kind, pods, events(i), first))
@@ -471,7 +474,7 @@ func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) err
 	}
 	// A sweep is to find nothing but what it is measured with.
 	r.c.Progress("removing what is left of the events")
-	for side := range 3 {
+	for side := range 4 {
 		if err := forgetAll(ctx, r.ours, events(len(peers)+side)); err != nil {
 			return err
 		}
