@@ -601,3 +601,41 @@ func TestFoldTimeIsItsOwn(t *testing.T) {
 		}
 	})
 }
+
+// TestLongList: a list is read in pieces that keep the server for a short time, and whole,
+// by who folds it and by who takes it over.
+func TestLongList(t *testing.T) {
+	s := redistest.Start(t)
+	ctx := t.Context()
+	a := open(t, Config{URL: s.URL(), NoSweep: true})
+	a.lists.least = 1 << 20 // not folded meanwhile
+	rng := rand.New(rand.NewPCG(1, 2))
+	story := &mapStory{fence: 1, want: map[store.MapKey]string{}, gen: mustBegin(t, a, "a", 1)}
+	for range 2000 {
+		story.keys = append(story.keys, store.MapKey{Hash: rng.Uint64()})
+	}
+	for range 20 * firstElements {
+		story.write(t, a, rng, 100, 2000)
+	}
+	b := open(t, Config{URL: s.URL(), NoSweep: true})
+	if _, err := b.TakeOver(ctx, story.gen, 1); err != nil {
+		t.Fatal(err)
+	}
+	story.check(t, "taken over", b)
+	a.lists.least = 1
+	if err := a.fold(ctx, story.gen, 1); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.Client().LLen(ctx, a.names.changes(story.gen)).Result(); err != nil || n != 1 {
+		t.Errorf("after the fold the list has %d elements, %v, want its state alone", n, err)
+	}
+	story.check(t, "folded", b)
+	if got := listStep(0, 0); got != firstElements {
+		t.Errorf("the first piece has %d elements", got)
+	}
+	for _, size := range []int{1, 100, 5000, 64 << 10, 1 << 20} {
+		if got := listStep(100, 100*size); got < 1 || got > foldElements || got > 1 && got*size > listBytes {
+			t.Errorf("a piece of elements of %d bytes has %d of them", size, got)
+		}
+	}
+}
