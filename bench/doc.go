@@ -1,5 +1,5 @@
 // Package bench measures the indexes of kvatlas beside those of its peers: the
-// program behind `kvatlas bench`, whose figures are in docs/performance.md.
+// program behind `cmd/kvbench`, whose figures are in docs/performance.md.
 //
 // # What it guarantees
 //

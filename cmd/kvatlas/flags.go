@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
@@ -82,19 +81,4 @@ func splitList(s string) []string {
 		out = append(out, strings.TrimSpace(w))
 	}
 	return out
-}
-
-// intList is a flag with numbers and commas.
-func intList(fs *flag.FlagSet, to *[]int, name, usage string) {
-	fs.Func(name, usage, func(s string) error {
-		*to = nil
-		for _, w := range splitList(s) {
-			n, err := strconv.Atoi(w)
-			if err != nil {
-				return fmt.Errorf("%.20q is no number", w)
-			}
-			*to = append(*to, n)
-		}
-		return nil
-	})
 }

@@ -5,7 +5,6 @@
 //	kvatlas score     ask a server from the command line
 //	kvatlas doctor    look at what a server depends on
 //	kvatlas inspect   look at engines' events, record and play them; name blocks in Redis
-//	kvatlas bench     measure the indexes beside those of others
 //	kvatlas dump      write all that an index holds
 //	kvatlas restore   load that into an index
 //	kvatlas reset     make an index forget a pod, a model or all
@@ -18,6 +17,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -68,7 +68,6 @@ engine holds the longest prefix of a prompt.
   kvatlas score     ask a server from the command line
   kvatlas doctor    look at what a server depends on
   kvatlas inspect   look at engines' events, record and play them; name blocks in Redis
-  kvatlas bench     measure the indexes beside those of others
   kvatlas dump      write all that an index holds
   kvatlas restore   load that into an index
   kvatlas reset     make an index forget a pod, a model or all
@@ -98,7 +97,7 @@ func (p *program) run(ctx context.Context, args []string) int {
 	case "inspect":
 		return p.inspect(ctx, args)
 	case "bench":
-		return p.bench(ctx, args)
+		return p.fail("bench", errors.New("it is a program of its own now: go run ./cmd/kvbench in a checkout"))
 	case "dump":
 		return p.dump(ctx, args)
 	case "restore":

@@ -1,4 +1,4 @@
-//! Dynamo's indexers under the shapes of `kvatlas bench memory`: the same keys,
+//! Dynamo's indexers under the shapes of `kvbench memory`: the same keys,
 //! chains, holders, forks and events, and CPU time of the thread that does the work.
 //!
 //!     cargo run --release -- [blocks] [rounds] [holders,...]
