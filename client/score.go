@@ -136,7 +136,9 @@ func (p packed) MarshalJSON() ([]byte, error) {
 type ScoreResponse struct {
 	// Scores are the pods' scores.
 	Scores map[string]float64 `json:"scores"`
-	// Best is the pod to choose; empty when all scores are 0.
+	// Best is the pod to choose; empty when all scores are 0. Of pods with the
+	// same highest score it is not always the same one: different prompts spread
+	// over them.
 	Best string `json:"best"`
 	// Matched says for each pod in Scores that holds something what it holds.
 	Matched map[string]Match `json:"matched"`

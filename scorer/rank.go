@@ -30,7 +30,7 @@ func (s *Scorer) finish(j *job, err error) {
 		return cmp.Or(cmp.Compare(b.Score, a.Score), cmp.Compare(a.Pod, b.Pod))
 	})
 	if len(resp.Pods) > 0 && resp.Pods[0].Score > 0 {
-		resp.Best = resp.Pods[0].Pod
+		resp.Best = resp.Pods[winner(resp.Pods, lot(j.chain.keys, j.rest()))].Pod
 	}
 	if u := s.cfg.Usage; u != nil {
 		resp.Frequencies = u.Touch(s.cfg.Now(), j.req.Model, j.chain.keys[:f.reach])

@@ -148,7 +148,9 @@ const (
 type Response struct {
 	// Pods are the candidates: highest score first, equal ones by name.
 	Pods []PodScore
-	// Best is the first pod's name, empty when no pod scores above 0.
+	// Best names a pod of the highest score, empty when no pod scores above 0. Of
+	// equal pods the prompt decides: the same one in every process, and another one
+	// for other prompts.
 	Best string
 	// Blocks is the number of full index blocks of the prompt (of as much of
 	// it as is tokenized), BlockSize the tokens in each.

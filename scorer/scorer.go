@@ -233,6 +233,11 @@ type job struct {
 	chain    *chain
 }
 
+// rest returns the tokens behind the last whole block. There are none of block keys.
+func (j *job) rest() []uint32 {
+	return j.tokens[min(j.resp.Blocks*j.resp.BlockSize, len(j.tokens)):]
+}
+
 // tokenize fills in the tokens of all jobs.
 func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
 	var g *errgroup.Group

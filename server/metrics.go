@@ -132,8 +132,11 @@ func (m *Metrics) Scorer() scorer.Observer {
 				return
 			}
 			held := 0
-			if len(r.Pods) > 0 {
-				held = r.Pods[0].Blocks
+			for i := range r.Pods {
+				if r.Pods[i].Pod == r.Best {
+					held = r.Pods[i].Blocks
+					break
+				}
 			}
 			m.matched.Observe(float64(held) / float64(r.Blocks))
 		},

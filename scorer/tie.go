@@ -1,0 +1,42 @@
+package scorer
+
+import (
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+)
+
+// A prompt that several pods hold equally long, such as a system prompt that the
+// whole fleet has, would always go to the same pod if names broke the tie. So each
+// pod draws a lot from its name and the prompt, and the highest wins: rendezvous
+// hashing. Every scorer gives one prompt the same answer, different prompts spread
+// evenly over the pods, and a pod that leaves moves only the prompts that it had.
+
+// winner returns the place of the pod to choose among the leading pods of equal
+// score. The pods are sorted by falling score.
+func winner(pods []PodScore, lot uint64) int {
+	best, highest := 0, uint64(0)
+	for i := range pods {
+		if pods[i].Score != pods[0].Score {
+			break
+		}
+		if h := xxh3.HashStringSeed(pods[i].Pod, lot); i == 0 || h > highest {
+			best, highest = i, h
+		}
+	}
+	return best
+}
+
+// lot is the part of the draw that comes from the prompt: the key of its last block
+// and the tokens behind that, which make no whole block.
+func lot(keys []blockkey.Key, rest []uint32) uint64 {
+	const odd = 0x9e3779b97f4a7c15 // 2^64 by the golden ratio
+	var seed uint64
+	if len(keys) > 0 {
+		seed = uint64(keys[len(keys)-1])
+	}
+	for _, t := range rest {
+		seed = (seed ^ (uint64(t) + 1)) * odd
+	}
+	return seed
+}
