@@ -41,7 +41,7 @@ func (x *Index) Check(ctx context.Context, budget time.Duration) ([]check.Findin
 	defer cancel()
 	defer context.AfterFunc(x.life, cancel)()
 
-	c := &checker{x: x, client: newClient(x.target, &x.config), budget: budget}
+	c := &checker{x: x, client: newClient(x.target, &x.config, newDialer(x.target, &x.config)), budget: budget}
 	defer func() { _ = c.client.Close() }()
 	err := c.run(ctx)
 	slices.SortStableFunc(c.findings, func(a, b check.Finding) int {

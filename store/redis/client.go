@@ -14,19 +14,19 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// newClient makes the client of a target. It does no I/O.
+// newClient makes the client of a target, which connects by d. It does no I/O.
 //
 // What differs from go-redis's defaults is what made it fail late or loudly: it
 // heeds contexts, tries a dial once, repeats a command once, and learns of a
 // cluster's failover within a second. It does not tell the server which library
 // it is: not every version takes that, nor every user's ACL.
-func newClient(t *target, c *Config) redis.UniversalClient {
+func newClient(t *target, c *Config, d *dialer) redis.UniversalClient {
 	const (
 		name    = "kvatlas"
 		retries = 1
 	)
 	off := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	dial := newDialer(t, c).Dial
+	dial := d.Dial
 	switch t.topology {
 	case cluster:
 		return redis.NewClusterClient(&redis.ClusterOptions{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -25,6 +26,8 @@ type dialer struct {
 	dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	log  func(string)
 	now  func() time.Time
+	// dials counts the connections that have been begun.
+	dials atomic.Uint64
 
 	mu    sync.Mutex // protects addrs
 	addrs map[string]*dialled
@@ -58,6 +61,7 @@ func newDialer(t *target, c *Config) *dialer {
 
 // Dial is the Dialer of go-redis's options.
 func (d *dialer) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	d.dials.Add(1)
 	c, err := d.dial(ctx, network, addr)
 	switch {
 	case err == nil:

@@ -16,6 +16,7 @@ import (
 type Index struct {
 	config  Config
 	target  *target
+	dialer  *dialer
 	client  redis.UniversalClient
 	cluster bool
 	names   *names
@@ -23,6 +24,7 @@ type Index struct {
 	registry registryCache
 	holders  holderCache
 	pace     pace
+	clocks   clocks
 	acks     *ackCache
 	views    mapViews
 	lists    *mapLogs
@@ -68,7 +70,8 @@ func Open(c Config) (*Index, error) {
 	x.life, x.end = context.WithCancel(context.Background())
 	x.registry.current.Store(&snapshot{registry: store.NewRegistry(0, nil, nil, nil, time.Time{})})
 	logs.add(x, c.Observer.Log)
-	x.client = newClient(t, &x.config)
+	x.dialer = newDialer(t, &x.config)
+	x.client = newClient(t, &x.config, x.dialer)
 	if !c.NoSweep {
 		x.spawn(x.sweepLoop)
 	}

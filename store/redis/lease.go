@@ -15,7 +15,9 @@ import (
 //go:embed lua/lease.lua
 var leaseLua string
 
-var leaseScript = newScript(registryLua, leaseLua)
+// A late call of a reader keeps ranks from others for no longer than its ttl, and what a
+// reader writes is under guards: it needs no latest time.
+var leaseScript = newScript(registryLua, leaseLua).untimed()
 
 var _ store.Leases = (*Index)(nil)
 

@@ -18,9 +18,9 @@ const modelField = "model:"
 func (x *Index) registryCall(s *script, own string, args ...string) *call {
 	n := x.names
 	return &call{
-		script: s,
-		keys:   []string{n.meta, n.count, n.epoch, n.pods, n.live, n.gen, n.records, own, n.logs[atRegistry].logged, n.logs[atRegistry].log},
-		args:   append([]string{strconv.Itoa(Schema), strconv.Itoa(len(tags))}, args...),
+		script: s, place: atRegistry,
+		keys: []string{n.meta, n.count, n.epoch, n.pods, n.live, n.gen, n.records, own, n.logs[atRegistry].logged, n.logs[atRegistry].log},
+		args: append([]string{strconv.Itoa(Schema), strconv.Itoa(len(tags))}, args...),
 	}
 }
 

@@ -239,7 +239,7 @@ func (x *Index) runSingly(ctx context.Context, calls []*call) ([]*redis.Cmd, err
 				return nil, err
 			}
 			for range n {
-				single = append(single, &call{script: c.script, keys: keys[:1], args: []string{"0", "0", "0", c.args[i], "1"}})
+				single = append(single, &call{script: c.script, place: c.place, keys: keys[:1], args: []string{"0", "0", "0", c.args[i], "1"}})
 				keys = keys[1:]
 			}
 		}

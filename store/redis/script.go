@@ -5,6 +5,8 @@ import (
 	"crypto/sha1"
 	_ "embed"
 	"encoding/hex"
+	"slices"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -61,7 +63,11 @@ var foldLua string
 var lifeLua string
 
 // script is a Lua script and the hash that the server knows it by.
-type script struct{ src, sha string }
+type script struct {
+	src, sha string
+	// timed is true when it takes a latest time: see clock.go.
+	timed bool
+}
 
 func newScript(src ...string) *script {
 	s := &script{}
@@ -70,6 +76,7 @@ func newScript(src ...string) *script {
 	}
 	sum := sha1.Sum([]byte(s.src))
 	s.sha = hex.EncodeToString(sum[:])
+	s.timed = src[0] == registryLua || src[len(src)-1] == applyLua
 	return s
 }
 
@@ -91,17 +98,26 @@ var (
 	lifeScript     = newScript(lifeLua)
 )
 
+// untimed makes the script one that may be run at any time.
+func (s *script) untimed() *script {
+	s.timed = false
+	return s
+}
+
 // call is one run of a script.
 type call struct {
 	script *script
 	keys   []string
 	args   []string
+	// place is where its keys are: a partition, atRegistry or atMap.
+	place int
+	// latest is until when it may be done, in ms by the clock of its server, if it is
+	// timed.
+	latest int64
 
-	// Of a run of apply.lua: what it changes, where its records are and which parts
-	// of which guards it is.
+	// Of a run of apply.lua: what it changes, and which parts of which guards it is.
 	edits   []edit
 	maps    []mapEdit
-	place   int
 	attempt uint64
 	parts   []guardPart
 }
@@ -121,6 +137,9 @@ func (c *call) command(ctx context.Context, source bool) *redis.Cmd {
 	for i := range c.args {
 		args = append(args, &c.args[i])
 	}
+	if c.timed() {
+		args[3+len(c.keys)] = latestArg(c.args[0], c.latest)
+	}
 	return redis.NewCmd(ctx, args...)
 }
 
@@ -128,13 +147,34 @@ func (c *call) command(ctx context.Context, source bool) *redis.Cmd {
 // the first that any of them met. Calls must be harmless to repeat: one whose
 // script the server does not know, after a restart, a failover or SCRIPT FLUSH,
 // is made again with the source, which teaches it.
-func (x *Index) run(ctx context.Context, calls ...*call) ([]*redis.Cmd, error) {
+//
+// Calls that are timed are done before run returns, or never: see clock.go. Only when the
+// context is canceled it returns earlier, and they may be done for Config.Timeout more.
+func (x *Index) run(ctx context.Context, calls ...*call) (cmds []*redis.Cmd, err error) {
+	for range lateTries {
+		until := x.until(ctx)
+		if cmds, err = x.runUntil(ctx, until, calls...); unsure(err) && slices.ContainsFunc(calls, (*call).timed) {
+			_ = sleep(ctx, time.Until(until))
+		}
+		if !tooLate(err) || ctx.Err() != nil {
+			break
+		}
+		x.clocks.forget()
+	}
+	return cmds, err
+}
+
+// runUntil is run for calls that may be done until then, by the clock here.
+func (x *Index) runUntil(ctx context.Context, until time.Time, calls ...*call) ([]*redis.Cmd, error) {
 	cmds := make([]*redis.Cmd, len(calls))
 	todo := make([]int, len(calls))
 	for i := range todo {
 		todo[i] = i
 	}
 	for source := false; ; source = true {
+		if err := x.stamp(ctx, calls, todo, until); err != nil {
+			return cmds, err
+		}
 		err := x.exec(ctx, calls, cmds, todo, source)
 		if err == nil || source {
 			return cmds, err

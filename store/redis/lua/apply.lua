@@ -7,6 +7,11 @@
 --       then for each map: generation sets dels
 --       then for each group of blocks: ops blocks
 --
+-- Behind pods, after a space, there may be a latest time, in ms of this server's TIME:
+-- later nothing is done, and the answer is KVALATE with the time. Who writes without
+-- guards gives one: nothing else keeps a call that was held up on its way from undoing
+-- what others have written since its writer gave it up.
+--
 -- The first part says what the writer believes: these fields of the pods' own
 -- hashes have these ids, "" for none. With 0 pods there is nothing to check and
 -- no key of theirs.
@@ -39,7 +44,13 @@
 
 local at = 4
 local first = 1
-local owners = tonumber(ARGV[1])
+local owners, latest = string.match(ARGV[1], '^(%d+) ?(%d*)$')
+owners = tonumber(owners)
+if latest ~= '' then
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  if now >= tonumber(latest) then return redis.error_reply('KVALATE ' .. string.format('%.0f', now)) end
+end
 if owners > 0 then
   for p = 1, owners do
     local fields, want = {}, {}

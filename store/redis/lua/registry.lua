@@ -3,6 +3,9 @@
 -- KEYS  meta count epoch pods live gen s own [logged log]
 -- ARGV  schema partitions ...
 --
+-- Behind the schema, after a space, there may be a latest time, in ms of this server's
+-- TIME: later nothing is done, and the answer is KVALATE with the time.
+--
 -- Times are this server's. An id or an epoch is never given twice, also when
 -- the server has lost its latest writes or all of them: see moved().
 --
@@ -13,17 +16,20 @@
 
 local meta, count, epoch, pods, live, gen, records, own = unpack(KEYS)
 
-local found = redis.call('HMGET', meta, 'schema', 'partitions')
-if not found[1] and not found[2] then
-  redis.call('HSET', meta, 'schema', ARGV[1], 'partitions', ARGV[2])
-elseif found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then
-  return redis.error_reply('KVASCHEMA ' .. tostring(found[1]) .. ' ' .. tostring(found[2]))
-end
-
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function text(n) return string.format('%.0f', n) end
+
+local schema, latest = string.match(ARGV[1], '^(%S*) ?(%d*)$')
+if latest ~= '' and now >= tonumber(latest) then return redis.error_reply('KVALATE ' .. text(now)) end
+
+local found = redis.call('HMGET', meta, 'schema', 'partitions')
+if not found[1] and not found[2] then
+  redis.call('HSET', meta, 'schema', schema, 'partitions', ARGV[2])
+elseif found[1] ~= schema or found[2] ~= ARGV[2] then
+  return redis.error_reply('KVASCHEMA ' .. tostring(found[1]) .. ' ' .. tostring(found[2]))
+end
 
 -- freeing goes before what must also be done on a server that is full. Such a
 -- server refuses the first write of a script if it may take memory, and only the
