@@ -42,7 +42,7 @@ tokenizers: ## put libtokenizers.a, which the program links with, into lib/
 models: ## prepare the tokenizers that the tests load, in .cache/tokenizers
 	@scripts/fetch-tokenizers.sh
 
-engines: ## prepare the publishers of vLLM and SGLang that the tests of ingest run, in .cache/engines
+engines: ## prepare the publishers and caches of vLLM and SGLang that tests run, in .cache/engines
 	@scripts/fetch-engines.sh
 
 lmcache: ## prepare the parts of LMCache that tests run, in .cache/lmcache

@@ -36,7 +36,7 @@ scripts/fetch-tokenizers.sh
 step 4 "Python for examples/writers"
 scripts/writers-venv.sh
 
-step 5 "publishers of real engines"
+step 5 "publishers and caches of real engines"
 scripts/fetch-engines.sh
 
 step 6 "LMCache's own code"

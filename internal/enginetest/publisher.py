@@ -18,76 +18,6 @@ Each line of stdin is a command in JSON; each but "publish" is answered by a lin
 
 Fields that a release does not have are left out; those that it requires are null. Values {"hex": "..."} are bytes.
 """
-import argparse, importlib.abc, importlib.machinery, inspect, json, logging, os, queue, sys, threading, time, types
-
-import msgspec
-import zmq
-
-
-class Any_(type):
-    """The type of stand-ins: it has every attribute, and is one to annotate with."""
-
-    def __getattr__(cls, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Any_(name, (), {})
-
-    def __or__(cls, other):
-        return cls
-
-    __ror__ = __or__
-
-
-class StandIn(types.ModuleType):
-    __path__ = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Any_(name, (), {"__init__": lambda self, *a, **k: None})
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules that are there as files, and stands in for all others of the engine."""
-
-    def __init__(self, root, package, more):
-        self.root, self.package, self.more = root, package, more
-
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] not in (self.package, "psutil"):
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def file(self, name):
-        return os.path.join(self.root, *name.split(".")) + ".py"
-
-    def create_module(self, spec):
-        if os.path.exists(self.file(spec.name)):
-            m = types.ModuleType(spec.name)
-            m.__file__, m.__path__ = self.file(spec.name), []
-            return m
-        return StandIn(spec.name)
-
-    def exec_module(self, m):
-        if os.path.exists(self.file(m.__name__)):
-            with open(m.__file__) as f:
-                exec(compile(f.read(), m.__file__, "exec"), m.__dict__)
-        for k, v in self.more.get(m.__name__, {}).items():
-            setattr(m, k, v)
-
-
-def load(engine, root):
-    """The module of the engine that publishes."""
-    if engine == "vllm":
-        more = {"vllm.logger": {"init_logger": logging.getLogger}}
-        name = "vllm.distributed.kv_events"
-    else:
-        more = {}
-        name = "sglang.srt.disaggregation.kv_events"
-    sys.meta_path.insert(0, Finder(root, engine, more))
-    return importlib.import_module(name)
-
-
 class Cutting:
     """A ROUTER that loses what comes after some messages of each replay, as one at its high-water mark does."""
 
@@ -118,12 +48,7 @@ ENDSEQ = b"\xff" * 8
 class Real:
     def __init__(self, a):
         self.K = load(a.engine, a.module)
-        kw = dict(endpoint=a.endpoint, replay_endpoint=a.replay or None, buffer_steps=a.buffer_steps, hwm=a.hwm, topic=a.topic)
-        params = inspect.signature(self.K.ZmqEventPublisher.__init__).parameters
-        for name in ("data_parallel_rank", "attn_dp_rank"):
-            if name in params:
-                kw[name] = a.rank
-        self.pub = self.K.ZmqEventPublisher(**kw)
+        self.pub = publisher(self.K, a.endpoint, a.replay, a.topic, a.rank, a.buffer_steps, a.hwm)
         if getattr(self.pub, "_replay", None) is not None:
             self.pub._replay = Cutting(self.pub._replay, ENDSEQ)
         self.n = 0

@@ -1,0 +1,280 @@
+package enginetest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+const (
+	// requestsVariable is the environment variable that says how many requests each of
+	// TestCaches makes.
+	requestsVariable = "KVATLAS_TEST_REQUESTS"
+	// seedVariable repeats a run.
+	seedVariable = "KVATLAS_TEST_SEED"
+	// openVariable has TestCaches run openSetups too.
+	openVariable = "KVATLAS_TEST_OPEN"
+
+	pod, model = "10.0.0.1:8000", "m"
+)
+
+// setup is an engine's cache and the index that follows it.
+type setup struct {
+	name       string
+	cache      enginetest.CacheOptions
+	indexBlock int
+	redis      bool
+}
+
+// setups are those in which what is credited must be what the engine's cache has.
+var setups = []setup{
+	// Before 0.14 an adapter has no name, before 0.17 a salt is not told.
+	{"vllm-0.11.0", paged("0.11.0", plain), 16, false},
+	{"vllm-0.22.0", paged("0.22.0", scoped), 16, false},
+	{"vllm-0.33.0", paged("0.33.0", scoped), 16, true},
+	{"vllm-0.33.0 index blocks of 4", paged("0.33.0", scoped), 64, false},
+	// Before 0.5.17 a salt is not told, before 0.5.20 no adapter.
+	{"sglang-0.5.16", radix("0.5.16", 16, plain), 16, false},
+	{"sglang-0.5.16 pages of 1", radix("0.5.16", 1, plain), 64, false},
+	{"sglang-0.5.23", radix("0.5.23", 16, scoped), 16, true},
+	{"sglang-0.5.23 pages of 64", radix("0.5.23", 64, scoped), 64, false},
+	{"sglang-0.5.23 pages of 1", radix("0.5.23", 1, scoped), 16, false},
+}
+
+// openSetups are those in which the two still differ, run if openVariable is set.
+var openSetups = []setup{
+	{"vllm-0.33.0 reports", paged("0.33.0", reported), 16, false},
+	{"vllm-0.33.0 reports, index blocks of 4", paged("0.33.0", reported), 64, false},
+	{"vllm-0.22.0 window", windowed("0.22.0", scoped), 16, false},
+	{"vllm-0.33.0 window", windowed("0.33.0", scoped), 16, false},
+	{"vllm-0.33.0 window, index blocks of 4", windowed("0.33.0", scoped), 64, false},
+	{"vllm-0.33.0 window, reports", windowed("0.33.0", reported), 16, true},
+	{"vllm-0.33.0 window, reports, index blocks of 4", windowed("0.33.0", reported), 64, false},
+}
+
+// cacheTokens is the size of a cache: small, so that much is evicted.
+const cacheTokens = 700 * 16
+
+// The kinds of load: prompts alone; adapters and salts too; reports of what a request
+// has found in the cache as well.
+var (
+	plain    = enginetest.CacheOptions{}
+	scoped   = enginetest.CacheOptions{LoRAs: .2, Salts: .2}
+	reported = enginetest.CacheOptions{LoRAs: .2, Salts: .2, Reports: .3}
+)
+
+// paged is vLLM's cache.
+func paged(version string, o enginetest.CacheOptions) enginetest.CacheOptions {
+	o.Release = enginetest.Release{Engine: "vllm", Version: version}
+	o.BlockSize, o.Blocks = 16, cacheTokens/16
+	return o
+}
+
+// windowed is vLLM's cache of a model with a sliding window in half of its layers.
+func windowed(version string, o enginetest.CacheOptions) enginetest.CacheOptions {
+	o = paged(version, o)
+	o.Window = 128
+	return o
+}
+
+// radix is SGLang's cache.
+func radix(version string, page int, o enginetest.CacheOptions) enginetest.CacheOptions {
+	o.Release = enginetest.Release{Engine: "sglang", Version: version}
+	o.BlockSize, o.Blocks = page, cacheTokens/page
+	return o
+}
+
+// number returns what an environment variable says, or else.
+func number(t *testing.T, variable string, or uint64) uint64 {
+	t.Helper()
+	s := os.Getenv(variable)
+	if s == "" {
+		return or
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", variable, err)
+	}
+	return n
+}
+
+// TestCaches has the caches of engines run under a random load, and asks before each
+// request what is credited: it must be what the engine's own cache finds.
+func TestCaches(t *testing.T) {
+	requests := int(number(t, requestsVariable, 5000))
+	seed := number(t, seedVariable, uint64(rand.Uint32()))
+	run := setups
+	if os.Getenv(openVariable) != "" {
+		run = slices.Concat(setups, openSetups)
+	}
+	for _, s := range run {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			s.cache.Seed = seed
+			compare(t, s, requests)
+		})
+	}
+}
+
+// compare runs a setup for so many requests.
+func compare(t *testing.T, s setup, requests int) {
+	f := follow(t, s)
+	sc, err := scorer.New(scorer.Config{Index: f.index, Budget: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hits, misses, short, over int
+	for i := range requests {
+		q := f.cache.Next()
+		f.wait(q.Published)
+		r, err := sc.Score(t.Context(), scorer.Request{Model: model, Input: scorer.Tokens(q.Tokens), LoRA: q.LoRA, Salt: q.Salt, Pods: []string{pod}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Degraded != "" {
+			t.Fatalf("request %d: degraded: %s", i, r.Degraded)
+		}
+		want, got := q.Held/s.indexBlock*s.indexBlock, r.Pods[0].Tokens
+		if want > 0 {
+			hits++
+		} else {
+			misses++
+		}
+		if got == want {
+			continue
+		}
+		if short+over == 0 {
+			t.Errorf("seed %d, request %d of %d tokens, adapter %q, salt %q: %d tokens are credited, the cache has %d and its first group %d\n%s",
+				s.cache.Seed, i, len(q.Tokens), q.LoRA, q.Salt, got, q.Held, q.FirstGroup, strings.Join(f.cache.History(), "\n"))
+		}
+		if got < want {
+			short++
+		} else {
+			over++
+		}
+	}
+	t.Logf("seed %d: %d requests, %d with hits, %d exact, %d short, %d over", s.cache.Seed, requests, hits, requests-short-over, short, over)
+	if requests >= 1000 && (hits < requests/5 || misses < requests/50) {
+		t.Errorf("the load shows little: %d hits, %d misses of %d", hits, misses, requests)
+	}
+}
+
+// follower is an index that follows a cache.
+type follower struct {
+	t       *testing.T
+	cache   *enginetest.Cache
+	index   store.Index
+	applied chan struct{} // has one when the index has moved since
+}
+
+func follow(t *testing.T, s setup) *follower {
+	t.Helper()
+	f := &follower{t: t, index: openIndex(t, s.redis), applied: make(chan struct{}, 1)}
+	if _, err := f.index.EnsureModel(t.Context(), store.ModelInfo{Name: model, BlockSize: s.indexBlock, Scheme: store.SchemeNative}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.index.Register(t.Context(), store.Pod{Name: pod, Model: model}); err != nil {
+		t.Fatal(err)
+	}
+	ports := [2]int{redistest.FreePort(t), redistest.FreePort(t)}
+	s.cache.Endpoint, s.cache.Replay = fmt.Sprintf("tcp://*:%d", ports[0]), fmt.Sprintf("tcp://*:%d", ports[1])
+	f.cache = enginetest.StartCache(t, s.cache)
+	f.read(ingest.Source{
+		Pod: pod, Model: model, Engine: s.cache.Release.Engine, Topic: "kv",
+		Events: fmt.Sprintf("tcp://127.0.0.1:%d", ports[0]), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", ports[1]),
+	})
+	return f
+}
+
+// openIndex opens an empty index.
+func openIndex(t *testing.T, inRedis bool) store.Index {
+	t.Helper()
+	var x store.Index
+	var err error
+	if inRedis {
+		x, err = redis.Open(redis.Config{URL: "redis://" + redistest.Start(t).Addr})
+	} else {
+		x, err = memory.New(memory.Config{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { x.Close() })
+	return x
+}
+
+// read reads the cache's events into the index until the test ends.
+func (f *follower) read(source ingest.Source) {
+	f.t.Helper()
+	in, err := ingest.New(ingest.Config{Index: f.index, Observer: ingest.Observer{
+		Lag: func(string, int, time.Duration) {
+			select {
+			case f.applied <- struct{}{}:
+			default:
+			}
+		},
+		Began: func(_ string, _ int, gen store.Generation, r ingest.Reason) {
+			if r != ingest.First {
+				f.t.Errorf("generation %d has begun: %s", gen, r)
+			}
+		},
+		Undecodable: func(_ string, _ int, seq uint64, n int, err error) {
+			f.t.Errorf("message %d: %d events: %v", seq, n, err)
+		},
+	}})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		if err := in.Read(ctx, source, 1); !errors.Is(err, context.Canceled) {
+			f.t.Errorf("Read returned %v", err)
+		}
+	})
+	f.t.Cleanup(func() {
+		cancel()
+		reading.Wait()
+		in.Close()
+	})
+}
+
+// wait waits until so many messages have been applied.
+func (f *follower) wait(messages uint64) {
+	f.t.Helper()
+	if messages == 0 {
+		return
+	}
+	deadline := time.NewTimer(time.Minute)
+	defer deadline.Stop()
+	for {
+		life, err := f.index.Life(f.t.Context(), pod, 0)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		if life.Seq >= messages {
+			return
+		}
+		select {
+		case <-f.applied:
+		case <-deadline.C:
+			f.t.Fatalf("%d of %d messages are applied after a minute", life.Seq, messages)
+		}
+	}
+}

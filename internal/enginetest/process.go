@@ -1,0 +1,167 @@
+package enginetest
+
+import (
+	"bufio"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+)
+
+// DirVariable is the environment variable that names another folder than
+// .cache/engines of the checkout.
+const DirVariable = "KVATLAS_TEST_ENGINES"
+
+// loadScript is what the other scripts begin with.
+//
+//go:embed load.py
+var loadScript string
+
+// dir is where fetch-engines.sh has put things.
+func dir() string {
+	if d := os.Getenv(DirVariable); d != "" {
+		return d
+	}
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..", ".cache", "engines")
+}
+
+// module returns the folder of a release's modules.
+func module(tb testing.TB, r Release) string {
+	tb.Helper()
+	path := filepath.Join(dir(), r.String())
+	if _, err := os.Stat(path); err != nil && !testing.Short() {
+		tb.Fatalf("%v\nscripts/fetch-engines.sh prepares it", err)
+	}
+	return path
+}
+
+// Python returns the interpreter that has pyzmq.
+func Python(tb testing.TB) string {
+	tb.Helper()
+	if testing.Short() {
+		tb.Skip("real publishers are left out of -short runs")
+	}
+	python := filepath.Join(dir(), "venv", "bin", "python")
+	if _, err := os.Stat(python); err != nil {
+		tb.Fatalf("%v\nThese tests need the publishers of real engines: `make test` prepares them (scripts/fetch-engines.sh does only that); -short leaves these tests out.", err)
+	}
+	return python
+}
+
+// process is a Python script that answers commands. Its methods are for one goroutine.
+type process struct {
+	tb  testing.TB
+	cmd *exec.Cmd
+	in  *bufio.Writer
+	inC io.Closer
+	out *bufio.Reader
+	end sync.Once
+}
+
+// startProcess runs a script until the test ends or Kill is called. name is for messages.
+func startProcess(tb testing.TB, name, script string, args []string) *process {
+	tb.Helper()
+	p := &process{tb: tb, cmd: exec.CommandContext(context.Background(), Python(tb), append([]string{"-c", script}, args...)...)}
+	p.cmd.Stderr = os.Stderr
+	// Hashes that begin with a random seed begin with this one.
+	p.cmd.Env = append(os.Environ(), "PYTHONHASHSEED=0")
+	in, err := p.cmd.StdinPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	p.inC, p.in, p.out = in, bufio.NewWriterSize(in, 1<<20), bufio.NewReaderSize(out, 1<<16)
+	tb.Cleanup(p.Kill)
+	var r struct{ Ready bool }
+	p.answer(60*time.Second, &r)
+	if !r.Ready {
+		tb.Fatalf("%s did not start", name)
+	}
+	return p
+}
+
+// Kill ends the process at once, as a crash does.
+func (p *process) Kill() {
+	p.end.Do(func() {
+		_ = p.cmd.Process.Kill()
+		_ = p.inC.Close()
+		_ = p.cmd.Wait()
+	})
+}
+
+// Pid is the process, for signals.
+func (p *process) Pid() int { return p.cmd.Process.Pid }
+
+// tell sends a command that has no answer.
+func (p *process) tell(command any) {
+	p.tb.Helper()
+	line, err := json.Marshal(command)
+	if err == nil {
+		_, err = p.in.Write(append(line, '\n'))
+	}
+	if err != nil {
+		p.tb.Fatalf("engine: %v", err)
+	}
+}
+
+// ask sends a command and decodes its answer into a struct; nil is one of no interest.
+func (p *process) ask(command any, within time.Duration, into any) {
+	p.tb.Helper()
+	p.tell(command)
+	if err := p.in.Flush(); err != nil {
+		p.tb.Fatalf("engine: %v", err)
+	}
+	p.answer(within, into)
+}
+
+func (p *process) answer(within time.Duration, into any) {
+	p.tb.Helper()
+	type read struct {
+		line []byte
+		err  error
+	}
+	ch := make(chan read, 1)
+	go func() {
+		line, err := p.out.ReadBytes('\n')
+		ch <- read{line, err}
+	}()
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	var r read
+	select {
+	case r = <-ch:
+	case <-timer.C:
+		_ = p.cmd.Process.Kill()
+		<-ch
+		r.err = fmt.Errorf("no answer within %v", within)
+	}
+	var failed struct{ Error string }
+	if r.err == nil {
+		r.err = json.Unmarshal(r.line, &failed)
+	}
+	if r.err == nil && failed.Error != "" {
+		r.err = errors.New(failed.Error)
+	}
+	if r.err == nil && into != nil {
+		r.err = json.Unmarshal(r.line, into)
+	}
+	if r.err != nil {
+		p.tb.Fatalf("engine: %v", r.err)
+	}
+}
