@@ -60,18 +60,19 @@ func (e Event) MarshalJSON() ([]byte, error) {
 	}{e.Type, e.BlockHashes, e.ParentBlockHash, e.TokenIDs, e.BlockSize, e.Medium, e.LoRAName, e.CacheSalt, e.Group})
 }
 
-// EventsRequest is a push of one rank's events.
+// EventsRequest is a push of events.
 type EventsRequest struct {
 	// Pod and Model say whose events they are. Required. A pod that is not
 	// registered is registered.
 	Pod, Model string
-	// Rank is the data-parallel rank.
+	// Rank is the data-parallel rank of events that name none themselves. With Seq it
+	// names the stream of pushes, too.
 	Rank int
 	// Engine is the engine's kind; may be empty.
 	Engine string
-	// Seq is the number of the push in the rank's stream, from 0. With it each push
-	// is applied once, also when it is sent again after an error, and a hole begins
-	// a new generation. nil applies it as it comes.
+	// Seq is the number of the push in its stream, from 0. With it each push is applied
+	// once, also when it is sent again after an error, and a hole begins a new
+	// generation of each rank that the stream has events of. nil applies it as it comes.
 	Seq *uint64
 	// BlockSize is the engine's block size in tokens, for TensorRT-LLM's events in
 	// Raw alone.
@@ -106,9 +107,27 @@ type EventsReport struct {
 	// understood, are not for an index or had been applied before.
 	Applied int `json:"applied"`
 	Skipped int `json:"skipped"`
+	// Ranks say it of each rank, those too whose generations ended because a push before
+	// this one is missing.
+	Ranks []EventsRank `json:"ranks"`
 	// Skips tell of the first of those that could not be understood or are not for
 	// an index.
 	Skips []EventSkip `json:"skips"`
+}
+
+// EventsRank is what became of a rank's events.
+type EventsRank struct {
+	Rank int `json:"rank"`
+	// Applied and Skipped are the rank's share of the report's.
+	Applied int `json:"applied"`
+	Skipped int `json:"skipped"`
+	// Duplicate reports whether the push had been applied before.
+	Duplicate bool `json:"duplicate"`
+	// Began is why a new generation of the rank began: "first", "lost", "restarted" or
+	// "ended"; "" when none did. With any but "first" it has lost what it held.
+	Began string `json:"began"`
+	// SkippedBlocks counts engine blocks that were not indexed, by reason.
+	SkippedBlocks map[string]int `json:"skipped_blocks"`
 }
 
 // EventSkip is an event that was left out.

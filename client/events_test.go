@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -21,7 +22,14 @@ type taker struct{ last ingest.Pushed }
 
 func (p *taker) Push(_ context.Context, in ingest.Pushed) (ingest.PushResult, error) {
 	p.last = in
-	return ingest.PushResult{Applied: len(in.Events), Skipped: in.Skipped}, nil
+	res := ingest.PushResult{Skipped: in.Skipped}
+	for _, r := range in.Ranks {
+		res.Applied += len(r.Events)
+		one := ingest.RankResult{Rank: r.Rank, Applied: len(r.Events), Began: ingest.Lost}
+		one.Blocks[rechunk.NoParent] = 2
+		res.Ranks = append(res.Ranks, one)
+	}
+	return res, nil
 }
 
 func TestPushEvents(t *testing.T) {
@@ -58,7 +66,8 @@ func TestPushEvents(t *testing.T) {
 			{Type: "BlockMoved"},
 		},
 	})
-	want := client.EventsReport{Applied: 3, Skipped: 1, Skips: []client.EventSkip{{Event: 3, Reason: "unknown_kind", Field: "type"}}}
+	want := client.EventsReport{Applied: 3, Skipped: 1,
+		Ranks: []client.EventsRank{{Rank: 3, Applied: 3, Began: "lost", SkippedBlocks: map[string]int{"no_parent": 2}}}, Skips: []client.EventSkip{{Event: 3, Reason: "unknown_kind", Field: "type"}}}
 	if err != nil || !reflect.DeepEqual(*got, want) {
 		t.Fatalf("%+v %v, want %+v", got, err, want)
 	}
@@ -68,8 +77,8 @@ func TestPushEvents(t *testing.T) {
 		{Kind: event.Removed, Hashes: []event.Hash{255}},
 		{Kind: event.Cleared},
 	}
-	if p := took.last; p.Pod != "p" || p.Model != "m" || p.Rank != 3 || p.Engine != "vllm" || *p.Seq != seq || !reflect.DeepEqual(p.Events, events) {
-		t.Errorf("\n got %+v\nwant %+v", p.Events, events)
+	if p := took.last; p.Pod != "p" || p.Model != "m" || p.Rank != 3 || p.Engine != "vllm" || *p.Seq != seq || len(p.Ranks) != 1 || !reflect.DeepEqual(p.Ranks[0].Events, events) {
+		t.Errorf("\n got %+v\nwant %+v", p.Ranks, events)
 	}
 	if _, err := c.PushEvents(t.Context(), client.EventsRequest{Pod: "p", Model: "m"}); err != nil {
 		t.Error(err)

@@ -37,7 +37,7 @@ func TestUnknownMedia(t *testing.T) {
 			t.Fatal(err)
 		}
 		for rank := range 2 {
-			p := Pushed{Pod: pod, Rank: rank, Model: testModel, Events: []event.Event{stored("tape"), stored("GPU"), stored("tape"), stored("punch cards")}}
+			p := Pushed{Pod: pod, Rank: rank, Model: testModel, Ranks: []RankEvents{{rank, []event.Event{stored("tape"), stored("GPU"), stored("tape"), stored("punch cards")}}}}
 			if _, err := in.Push(t.Context(), p); err != nil {
 				t.Fatal(err)
 			}

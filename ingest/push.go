@@ -3,11 +3,9 @@ package ingest
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"time"
+	"slices"
 
-	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
@@ -15,15 +13,24 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// Pushed are events that an engine pushes.
+// Pushed is one push of events.
 type Pushed struct {
 	Pod, Model, Engine string
-	Rank               int
-	// Seq is the number of the events in the engine's stream, from 0, or nil.
-	Seq    *uint64
-	Events []event.Event
+	// Rank names the stream of pushes that this one is of, and Seq is its number in
+	// that stream, from 0; nil is a push without order.
+	Rank int
+	Seq  *uint64
+	// Ranks are the events. A push may have some of any ranks, and of none: engines
+	// gather what their ranks have told since the last time.
+	Ranks []RankEvents
 	// Skipped is how many more there were that could not be understood.
 	Skipped int
+}
+
+// RankEvents are the events that a push has of one rank, in order.
+type RankEvents struct {
+	Rank   int
+	Events []event.Event
 }
 
 // PushResult is what has become of the events of a push.
@@ -31,68 +38,39 @@ type PushResult struct {
 	// Applied are events that have been applied, Skipped those that were understood
 	// by nobody, are not for an index or had been applied before.
 	Applied, Skipped int
-	// Duplicate is true when the sequence had been applied before, Began when a new
-	// generation had to begin.
-	Duplicate, Began bool
+	// Ranks says it of each rank, ascending: of those that the push has events of, of
+	// the one that names the stream if there is a sequence, and of those whose
+	// generations ended because a push before this one is missing.
+	Ranks []RankResult
 }
 
-// holeWait is how long a push waits for the one before it, which may be on its way
-// through another replica.
-const holeWait = 250 * time.Millisecond
+// RankResult is what has become of one rank's events.
+type RankResult struct {
+	Rank int
+	// Applied and Skipped are as in PushResult, without what nobody understood.
+	Applied, Skipped int
+	// Duplicate reports whether the sequence had been applied before.
+	Duplicate bool
+	// Began is why a new generation had to begin, 0 if none had. With any reason but
+	// First the rank has lost what it held.
+	Began Reason
+	// Blocks counts blocks of applied and skipped events that were not indexed, by
+	// reason.
+	Blocks [rechunk.NumReasons]uint64
+}
 
 // maxSeq is the highest sequence that the index can count.
 const maxSeq = store.MaxSequence - 1
-
-// pushers keeps the state of ranks that push, those that have pushed last.
-type pushers struct {
-	cache *lru.Cache[rankKey, *pusher]
-}
-
-func newPushers(limit int) (*pushers, error) {
-	c, err := lru.New[rankKey, *pusher](limit)
-	if err != nil {
-		return nil, fmt.Errorf("ingest: %w", err)
-	}
-	return &pushers{cache: c}, nil
-}
-
-func (p *pushers) len() int { return p.cache.Len() }
-
-// get returns the state of a rank.
-func (p *pushers) get(key rankKey) *pusher {
-	fresh := &pusher{busy: make(chan struct{}, 1)}
-	if have, ok, _ := p.cache.PeekOrAdd(key, fresh); ok {
-		p.cache.Get(key) // it is the latest now
-		return have
-	}
-	return fresh
-}
-
-// pusher is what this process knows of a rank that pushes: a copy of what stands in the
-// index, which is read again whenever that has moved.
-type pusher struct {
-	busy chan struct{} // holds a token while a push is under way; protects all below
-
-	model   store.ModelInfo
-	life    store.Life // as it was after the last push
-	chunk   *rechunk.Chunker
-	written last
-	wrote   bool
-	ended   store.Generation // cannot be gone on with, even if the index still has it
-
-	// Without sequences: what has been pushed here, and under which ids.
-	loose   *rechunk.Chunker
-	holders []store.HolderID
-}
 
 // Push applies events that come in by another way than ZMQ and returns when the
 // index has them.
 //
 // With a sequence they are applied in order, each once: one that has been applied
 // is skipped, and as there is nothing to replay from, a hole, or a 0 that is not
-// the last one again, begins a new generation. Without a sequence they are
-// applied as they come, under no guard; what they need of blocks before is known to
-// this process alone then. A rank must not be both read and pushed: ErrReading.
+// the last one again, begins a new generation of each rank that the stream has
+// events of. A push that has nothing of a rank is no hole in it. Without a sequence
+// events are applied as they come, under no guard; what they need of blocks before is
+// known to this process alone then. A rank must not be both read and pushed: ErrReading.
 //
 // Other errors are those of the index: store.ErrUnknownPod when the pod is not
 // registered, store.ErrUnavailable, store.ErrInvalid and the like. A push with a
@@ -105,53 +83,50 @@ func (in *Ingester) Push(ctx context.Context, p Pushed) (PushResult, error) {
 		return PushResult{}, err
 	}
 	defer in.active.Done()
-	if in.reader(p.Pod, p.Rank) != nil {
-		return PushResult{}, fmt.Errorf("%w: %s/%d, so its events cannot be pushed too", ErrReading, p.Pod, p.Rank)
-	}
-	state := in.pushers.get(rankKey{p.Pod, p.Rank})
-	select {
-	case state.busy <- struct{}{}:
-		defer func() { <-state.busy }()
-	case <-ctx.Done():
-		return PushResult{}, ctx.Err()
-	}
-	if state.model.Name != p.Model {
-		m, err := in.model(ctx, p.Model)
-		if err != nil {
-			return PushResult{}, err
-		}
-		*state = pusher{busy: state.busy, model: m}
-	}
-	var res PushResult
-	var err error
-	if p.Seq == nil {
-		res, err = in.pushLoose(ctx, state, &p)
-	} else {
-		res, err = in.pushInOrder(ctx, state, &p)
-	}
-	res.Skipped += p.Skipped
+	states, release, err := in.lockPushers(ctx, &p)
 	if err != nil {
 		return PushResult{}, err
 	}
-	if f := in.config.Observer.Events; f != nil && res.Applied > 0 {
-		var kinds [event.NumKinds]int
-		for i := range p.Events {
-			kinds[p.Events[i].Kind]++
-		}
-		for k, n := range kinds {
-			if n > 0 {
-				f(p.Pod, p.Rank, event.Kind(k), n)
-			}
+	defer release()
+	var ranks []RankResult
+	if p.Seq == nil {
+		ranks, err = in.pushLoose(ctx, states, &p)
+	} else {
+		ranks, err = (&stream{in: in, p: &p, mark: p.mark(), states: states, own: states[p.Rank]}).push(ctx)
+	}
+	if err != nil {
+		return PushResult{}, err
+	}
+	res := PushResult{Skipped: p.Skipped, Ranks: ranks}
+	for i := range ranks {
+		res.Applied += ranks[i].Applied
+		res.Skipped += ranks[i].Skipped
+		if ranks[i].Applied > 0 {
+			in.countEvents(&p, ranks[i].Rank)
 		}
 	}
 	return res, nil
 }
 
+// countEvents tells the observer of a rank's events that have been applied.
+func (in *Ingester) countEvents(p *Pushed, rank int) {
+	f := in.config.Observer.Events
+	if f == nil {
+		return
+	}
+	var kinds [event.NumKinds]int
+	for _, e := range p.eventsOf(rank) {
+		kinds[e.Kind]++
+	}
+	for k, n := range kinds {
+		if n > 0 {
+			f(p.Pod, rank, event.Kind(k), n)
+		}
+	}
+}
+
 func (p *Pushed) validate() error {
 	if err := store.CheckPodName(p.Pod); err != nil {
-		return err
-	}
-	if err := store.CheckRank(p.Rank); err != nil {
 		return err
 	}
 	if err := (&store.Batch{Pod: p.Pod, Rank: p.Rank, Model: p.Model}).Validate(); err != nil {
@@ -160,45 +135,88 @@ func (p *Pushed) validate() error {
 	if p.Seq != nil && *p.Seq > maxSeq {
 		return fmt.Errorf("%w: seq is %d, it can be 0 to %d", store.ErrInvalid, *p.Seq, uint64(maxSeq))
 	}
-	for i := range p.Events {
-		if k := p.Events[i].Kind; k == 0 || k >= event.NumKinds {
-			return fmt.Errorf("%w: events[%d] is of no kind", store.ErrInvalid, i)
+	for i := range p.Ranks {
+		r := &p.Ranks[i]
+		if err := store.CheckRank(r.Rank); err != nil {
+			return err
+		}
+		if slices.ContainsFunc(p.Ranks[:i], func(o RankEvents) bool { return o.Rank == r.Rank }) {
+			return fmt.Errorf("%w: rank %d is there twice", store.ErrInvalid, r.Rank)
+		}
+		for j := range r.Events {
+			if k := r.Events[j].Kind; k == 0 || k >= event.NumKinds {
+				return fmt.Errorf("%w: event %d of rank %d is of no kind", store.ErrInvalid, j, r.Rank)
+			}
 		}
 	}
 	return nil
 }
 
-// mark is a fingerprint of what the events say.
+// eventsOf returns the events that the push has of a rank.
+func (p *Pushed) eventsOf(rank int) []event.Event {
+	for i := range p.Ranks {
+		if p.Ranks[i].Rank == rank {
+			return p.Ranks[i].Events
+		}
+	}
+	return nil
+}
+
+// ranks returns the ranks that the push is about, ascending.
+func (p *Pushed) ranks() []int {
+	out := make([]int, 0, len(p.Ranks)+1)
+	for i := range p.Ranks {
+		out = append(out, p.Ranks[i].Rank)
+	}
+	if p.Seq != nil {
+		out = append(out, p.Rank)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// mark is a fingerprint of what the events say. The rank stands in it where it is not
+// the stream's own.
 func (p *Pushed) mark() uint64 {
 	h := xxh3.New()
 	var buf []byte
-	for i := range p.Events {
-		e := &p.Events[i]
-		buf = append(buf[:0], byte(e.Kind))
-		buf = binary.BigEndian.AppendUint64(buf, uint64(len(e.Hashes)))
-		for _, v := range e.Hashes {
-			buf = binary.BigEndian.AppendUint64(buf, uint64(v))
+	for _, rank := range p.ranks() {
+		if rank != p.Rank {
+			_, _ = h.Write(binary.BigEndian.AppendUint16(buf[:0], uint16(rank))) // a hash takes everything
 		}
-		buf = binary.BigEndian.AppendUint64(buf, uint64(e.Parent))
-		for _, v := range e.Tokens {
-			buf = binary.BigEndian.AppendUint32(buf, v)
+		events := p.eventsOf(rank)
+		for i := range events {
+			buf = appendMarked(buf[:0], &events[i])
+			_, _ = h.Write(buf)
 		}
-		buf = append(append(buf, e.Medium...), 0)
-		buf = append(append(buf, e.LoRA...), 0)
-		buf = append(append(buf, e.Salt...), 0)
-		_, _ = h.Write(buf) // a hash takes everything
 	}
 	return h.Sum64()
 }
 
+func appendMarked(buf []byte, e *event.Event) []byte {
+	buf = append(buf, byte(e.Kind))
+	buf = binary.BigEndian.AppendUint64(buf, uint64(len(e.Hashes)))
+	for _, v := range e.Hashes {
+		buf = binary.BigEndian.AppendUint64(buf, uint64(v))
+	}
+	buf = binary.BigEndian.AppendUint64(buf, uint64(e.Parent))
+	for _, v := range e.Tokens {
+		buf = binary.BigEndian.AppendUint32(buf, v)
+	}
+	buf = append(append(buf, e.Medium...), 0)
+	buf = append(append(buf, e.LoRA...), 0)
+	return append(append(buf, e.Salt...), 0)
+}
+
 // chunked takes events into a Chunker, one by one, and counts those that had no effect
 // by their nature.
-func chunked(ctx context.Context, c *rechunk.Chunker, events []event.Event, read rechunk.Reader) (applied, skipped int, err error) {
+func (r *RankResult) chunked(ctx context.Context, c *rechunk.Chunker, events []event.Event, read rechunk.Reader) error {
+	begin := c.Stats().Skipped
 	for i := range events {
 		before := c.Stats()
 		b := event.Batch{Events: events[i : i+1]}
 		if err := c.Apply(ctx, &b, read); err != nil {
-			return applied, skipped, err
+			return err
 		}
 		after := c.Stats()
 		left := after.UnknownRemoved - before.UnknownRemoved
@@ -206,12 +224,15 @@ func chunked(ctx context.Context, c *rechunk.Chunker, events []event.Event, read
 			left += after.Skipped[r] - before.Skipped[r]
 		}
 		if n := uint64(len(events[i].Hashes)); n > 0 && left >= n {
-			skipped++
+			r.Skipped++
 		} else {
-			applied++
+			r.Applied++
 		}
 	}
-	return applied, skipped, nil
+	for reason, n := range c.Stats().Skipped {
+		r.Blocks[reason] = n - begin[reason]
+	}
+	return nil
 }
 
 // write has the index take batches.
@@ -225,7 +246,19 @@ func (in *Ingester) write(ctx context.Context, batches []store.Batch) error {
 }
 
 // pushLoose applies events under no guard.
-func (in *Ingester) pushLoose(ctx context.Context, s *pusher, p *Pushed) (res PushResult, err error) {
+func (in *Ingester) pushLoose(ctx context.Context, states map[int]*pusher, p *Pushed) (out []RankResult, err error) {
+	for _, rank := range p.ranks() {
+		res, err := in.pushLooseRank(ctx, states[rank], p, rank)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, res)
+	}
+	return out, nil
+}
+
+func (in *Ingester) pushLooseRank(ctx context.Context, s *pusher, p *Pushed, rank int) (res RankResult, err error) {
+	res.Rank = rank
 	reg, err := in.config.Index.Registry(ctx)
 	if err != nil {
 		return res, err
@@ -236,14 +269,14 @@ func (in *Ingester) pushLoose(ctx context.Context, s *pusher, p *Pushed) (res Pu
 		}
 	}
 	if s.loose == nil {
-		if s.loose, err = rechunk.New(in.chunking(p.Pod, p.Rank, s.model.BlockSize, true)); err != nil {
+		if s.loose, err = rechunk.New(in.chunking(p.Pod, rank, s.model.BlockSize, true)); err != nil {
 			return res, fmt.Errorf("ingest: model %s: %w", p.Model, err)
 		}
 	}
 	chunk := s.loose
 	s.loose, s.holders = nil, nil // for all that goes wrong from here on
 	none := func(_ context.Context, keys ...store.MapKey) ([][]byte, error) { return make([][]byte, len(keys)), nil }
-	if res.Applied, res.Skipped, err = chunked(ctx, chunk, p.Events, none); err != nil {
+	if err := res.chunked(ctx, chunk, p.eventsOf(rank), none); err != nil {
 		return res, err
 	}
 	changes, err := chunk.Take(ctx, 0, none)
@@ -251,7 +284,7 @@ func (in *Ingester) pushLoose(ctx context.Context, s *pusher, p *Pushed) (res Pu
 		return res, err
 	}
 	if len(changes.Ops) > 0 {
-		if err := in.write(ctx, []store.Batch{{Pod: p.Pod, Rank: p.Rank, Model: p.Model, Ops: changes.Ops}}); err != nil {
+		if err := in.write(ctx, []store.Batch{{Pod: p.Pod, Rank: rank, Model: p.Model, Ops: changes.Ops}}); err != nil {
 			return res, err
 		}
 		if reg, err = in.config.Index.Registry(ctx); err != nil {
@@ -261,164 +294,9 @@ func (in *Ingester) pushLoose(ctx context.Context, s *pusher, p *Pushed) (res Pu
 	chunk.Done()
 	s.loose = chunk
 	for _, h := range reg.Holders() {
-		if h.Pod == p.Pod && h.Rank == p.Rank {
+		if h.Pod == p.Pod && h.Rank == rank {
 			s.holders = append(s.holders, h.ID)
 		}
 	}
 	return res, nil
-}
-
-// pushInOrder applies events under the guard of their sequence.
-func (in *Ingester) pushInOrder(ctx context.Context, s *pusher, p *Pushed) (PushResult, error) {
-	mark := p.mark()
-	for try := 0; ; try++ {
-		res, err := in.pushOnce(ctx, s, p, mark)
-		if err == nil {
-			return res, nil
-		}
-		if errors.Is(err, store.ErrEnded) {
-			// By somebody; or the index has lost of its map what is needed, and would say
-			// so again: then another begins.
-			s.ended = s.life.Generation
-		}
-		s.life, s.chunk = store.Life{}, nil
-		// Somebody has ended the generation, or another replica has begun one: a few
-		// times that passes.
-		if try >= 2 || !errors.Is(err, store.ErrEnded) && !errors.Is(err, store.ErrFenced) {
-			return res, err
-		}
-	}
-}
-
-func (in *Ingester) pushOnce(ctx context.Context, s *pusher, p *Pushed, mark uint64) (res PushResult, err error) {
-	seq := *p.Seq
-	deadline := time.Now().Add(holeWait)
-	for wait := 5 * time.Millisecond; ; wait *= 2 {
-		if err := in.refresh(ctx, s, p); err != nil {
-			return res, err
-		}
-		if s.life.Seq == 0 || seq <= s.life.Seq || !time.Now().Add(wait).Before(deadline) {
-			break
-		}
-		pause(ctx, wait)
-		if ctx.Err() != nil {
-			return res, ctx.Err()
-		}
-	}
-	// The sequence n of the engine is n+1 in the index.
-	reason := Reason(0)
-	switch next := s.life.Seq; {
-	case s.life.Generation == 0 && s.ended != 0:
-		reason = Ended
-	case s.life.Generation == 0:
-		reason = First
-	case next == 0:
-	case seq > next:
-		reason = Lost
-	case seq == next:
-	case seq == next-1 && s.wrote && s.written.mark != mark, seq == 0 && next > 1:
-		reason = Restarted
-	default:
-		return PushResult{Skipped: len(p.Events), Duplicate: true}, nil
-	}
-	if reason != 0 {
-		fence := max(s.life.Fence, 1)
-		// The index may have forgotten the model, and be told another block size since.
-		if s.model, err = in.model(ctx, p.Model); err != nil {
-			return res, err
-		}
-		gen, err := in.config.Index.Begin(ctx, p.Pod, p.Rank, fence)
-		if err != nil {
-			return res, err
-		}
-		s.life, s.wrote, s.ended = store.Life{Generation: gen, Fence: fence}, false, 0
-		if s.chunk, err = in.chunker(p.Pod, p.Rank, s, true); err != nil {
-			return res, err
-		}
-		res.Began = true
-		if f := in.config.Observer.Began; f != nil {
-			f(p.Pod, p.Rank, gen, reason)
-		}
-	}
-	gen := s.life.Generation
-	read := func(ctx context.Context, keys ...store.MapKey) ([][]byte, error) {
-		return in.config.Index.ReadMap(ctx, gen, keys...)
-	}
-	if res.Applied, res.Skipped, err = chunked(ctx, s.chunk, p.Events, read); err != nil {
-		return res, err
-	}
-	changes, err := s.chunk.Take(ctx, seq+1, read)
-	if err != nil {
-		return res, err
-	}
-	b := store.Batch{Pod: p.Pod, Rank: p.Rank, Model: p.Model, Guard: &store.Guard{Generation: gen, Fence: s.life.Fence, Seq: seq + 1}}
-	batches := changes.AppendBatches(nil, b)
-	lasts := []last{{seq, mark}}
-	if s.wrote {
-		lasts = append(lasts, s.written)
-	}
-	b.Map = []store.MapOp{{MapKey: lastKey, Value: appendLasts(nil, lasts...)}}
-	if err := in.write(ctx, append(batches, b)); err != nil {
-		return res, err
-	}
-	s.chunk.Done()
-	s.life.Seq = seq + 1
-	s.written, s.wrote = lasts[0], true
-	return res, nil
-}
-
-func (in *Ingester) chunker(pod string, rank int, s *pusher, fresh bool) (*rechunk.Chunker, error) {
-	c, err := rechunk.New(in.chunking(pod, rank, s.model.BlockSize, fresh))
-	if err != nil {
-		return nil, fmt.Errorf("ingest: model %s: %w", s.model.Name, err)
-	}
-	return c, nil
-}
-
-// refresh makes the state what stands in the index, if another replica or another life
-// has moved that.
-func (in *Ingester) refresh(ctx context.Context, s *pusher, p *Pushed) error {
-	life, err := in.config.Index.Life(ctx, p.Pod, p.Rank)
-	if err != nil {
-		return err
-	}
-	if life == s.life && s.chunk != nil {
-		return nil
-	}
-	s.life, s.chunk, s.wrote = life, nil, false
-	if life.Generation == 0 {
-		return nil
-	}
-	if life.Generation == s.ended {
-		s.life = store.Life{Fence: life.Fence}
-		return nil
-	}
-	if life.Seq, err = in.config.Index.TakeOver(ctx, life.Generation, life.Fence); err != nil {
-		return err
-	}
-	if life.Seq == 0 {
-		// Parts of something may have been applied.
-		s.life = store.Life{Fence: life.Fence}
-		return nil
-	}
-	read := func(ctx context.Context, keys ...store.MapKey) ([][]byte, error) {
-		return in.config.Index.ReadMap(ctx, life.Generation, keys...)
-	}
-	torn, err := rechunk.Torn(ctx, life.Seq, read)
-	if err != nil {
-		return err
-	}
-	if torn {
-		s.life = store.Life{Fence: life.Fence}
-		return nil
-	}
-	values, err := read(ctx, lastKey)
-	if err != nil {
-		return err
-	}
-	s.life = life
-	s.written.seq = life.Seq - 1
-	s.written.mark, s.wrote = findLast(values[0], life.Seq-1)
-	s.chunk, err = in.chunker(p.Pod, p.Rank, s, false)
-	return err
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -39,6 +40,9 @@ func eventsOf(told []enginetest.Event) (out []event.Event) {
 	}
 	return out
 }
+
+// ofRank0 are events of rank 0 alone.
+func ofRank0(events []event.Event) []RankEvents { return []RankEvents{{Events: events}} }
 
 // newIndex returns an index in memory with one pod.
 func newIndex(t testing.TB) *memory.Index {
@@ -89,7 +93,7 @@ func TestPushInOrder(t *testing.T) {
 	seq := uint64(0)
 	push := func(seq uint64, told []enginetest.Event) PushResult {
 		t.Helper()
-		res, err := replicas[rng.IntN(2)].Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &seq, Events: eventsOf(told), Skipped: 1})
+		res, err := replicas[rng.IntN(2)].Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &seq, Ranks: ofRank0(eventsOf(told)), Skipped: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,11 +116,11 @@ func TestPushInOrder(t *testing.T) {
 		}
 		res := push(seq, told)
 		m.apply(told)
-		if res.Duplicate || res.Began != began {
+		if r := res.Ranks[0]; r.Duplicate || (r.Began != 0) != began {
 			t.Fatalf("step %d: %+v", step, res)
 		}
 		checkHeld(t, x, m)
-		if res := push(seq, told); !res.Duplicate || res.Applied != 0 || res.Began {
+		if r := push(seq, told).Ranks[0]; !r.Duplicate || r.Applied != 0 || r.Began != 0 {
 			t.Fatalf("step %d again: %+v", step, res)
 		}
 		seq++
@@ -140,18 +144,18 @@ func TestPushLoose(t *testing.T) {
 			m.blocks = map[int64]*cached{}
 		}
 		told := []enginetest.Event{cache.event(), cache.event()}
-		if _, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Events: eventsOf(told)}); err != nil {
+		if _, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Ranks: ofRank0(eventsOf(told))}); err != nil {
 			t.Fatal(err)
 		}
 		m.apply(told)
 		checkHeld(t, x, m)
 	}
 	// Nothing is known of the block, and the store has no tokens for its parent.
-	res, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Events: []event.Event{
+	res, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Ranks: ofRank0([]event.Event{
 		{Kind: event.Removed, Hashes: []event.Hash{1}},
 		{Kind: event.Stored, Hashes: []event.Hash{2}, Parent: 1, HasParent: true, Tokens: make([]uint32, 16), BlockSize: 16},
-	}})
-	if err != nil || res != (PushResult{Skipped: 2}) {
+	})})
+	if err != nil || res.Applied != 0 || res.Skipped != 2 || res.Ranks[0].Blocks[rechunk.NoParent] != 1 {
 		t.Errorf("%+v, %v", res, err)
 	}
 }
@@ -169,31 +173,33 @@ func TestPushErrors(t *testing.T) {
 		"no model":    {Pushed{Pod: "pod"}, store.ErrInvalid},
 		"rank":        {Pushed{Pod: "pod", Model: testModel, Rank: -1}, store.ErrInvalid},
 		"sequence":    {Pushed{Pod: "pod", Model: testModel, Seq: &huge}, store.ErrInvalid},
-		"kind":        {Pushed{Pod: "pod", Model: testModel, Events: []event.Event{{}}}, store.ErrInvalid},
-		"unknown pod": {Pushed{Pod: "nobody", Model: testModel, Seq: &zero, Events: stored}, store.ErrUnknownPod},
+		"rank twice":  {Pushed{Pod: "pod", Model: testModel, Ranks: append(ofRank0(stored), ofRank0(stored)...)}, store.ErrInvalid},
+		"other rank":  {Pushed{Pod: "pod", Model: testModel, Ranks: []RankEvents{{store.MaxRanks, stored}}}, store.ErrInvalid},
+		"kind":        {Pushed{Pod: "pod", Model: testModel, Ranks: ofRank0([]event.Event{{}})}, store.ErrInvalid},
+		"unknown pod": {Pushed{Pod: "nobody", Model: testModel, Seq: &zero, Ranks: ofRank0(stored)}, store.ErrUnknownPod},
 	} {
-		if res, err := in.Push(t.Context(), c.p); !errors.Is(err, c.want) || res != (PushResult{}) {
+		if res, err := in.Push(t.Context(), c.p); !errors.Is(err, c.want) || res.Applied+res.Skipped+len(res.Ranks) != 0 {
 			t.Errorf("%s: %+v, %v", name, res, err)
 		}
 	}
 	broken := &faulty{pagedIndex: x}
 	broken.dead.Store(true)
 	other := newIngester(t, Config{Index: broken})
-	if _, err := other.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &zero, Events: stored}); !errors.Is(err, store.ErrUnavailable) {
+	if _, err := other.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &zero, Ranks: ofRank0(stored)}); !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("an index that is away: %v", err)
 	}
 	// The same again is taken once it is back.
 	broken.dead.Store(false)
-	if res, err := other.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &zero, Events: stored}); err != nil || res.Applied != 1 {
+	if res, err := other.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &zero, Ranks: ofRank0(stored)}); err != nil || res.Applied != 1 {
 		t.Errorf("%+v, %v", res, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := in.Push(ctx, Pushed{Pod: "pod", Model: testModel, Seq: &zero, Events: stored}); !errors.Is(err, context.Canceled) {
+	if _, err := in.Push(ctx, Pushed{Pod: "pod", Model: testModel, Seq: &zero, Ranks: ofRank0(stored)}); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 	in.Close()
-	if _, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Events: stored}); !errors.Is(err, ErrClosed) {
+	if _, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Ranks: ofRank0(stored)}); !errors.Is(err, ErrClosed) {
 		t.Errorf("closed: %v", err)
 	}
 	if err := in.Close(); !errors.Is(err, ErrClosed) {
@@ -210,7 +216,7 @@ func TestPushMapIsLost(t *testing.T) {
 		t.Helper()
 		told := []enginetest.Event{cache.event()}
 		m.apply(told)
-		if res, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &seq, Events: eventsOf(told)}); err != nil || res.Began != began {
+		if res, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &seq, Ranks: ofRank0(eventsOf(told))}); err != nil || (res.Ranks[0].Began != 0) != began {
 			t.Fatalf("push %d: %+v, %v", seq, res, err)
 		}
 	}
@@ -235,7 +241,7 @@ func TestPushModelIsForgotten(t *testing.T) {
 	push := func(seq uint64) {
 		t.Helper()
 		told := []enginetest.Event{newFakeCache(rand.New(rand.NewPCG(11, 12)), false).event()}
-		if res, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &seq, Events: eventsOf(told)}); err != nil || res.Applied == 0 {
+		if res, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &seq, Ranks: ofRank0(eventsOf(told))}); err != nil || res.Applied == 0 {
 			t.Fatalf("push %d: %+v, %v", seq, res, err)
 		}
 	}

@@ -213,7 +213,7 @@ func TestReadAndTakeOver(t *testing.T) {
 	if err := s.in.Read(t.Context(), s.source, 1); !errors.Is(err, ErrReading) {
 		t.Errorf("read twice: %v", err)
 	}
-	if _, err := s.in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel}); !errors.Is(err, ErrReading) {
+	if _, err := s.in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Ranks: ofRank0(nil)}); !errors.Is(err, ErrReading) {
 		t.Errorf("pushed and read: %v", err)
 	}
 	got, err := s.in.Recent("pod", 0, 60, ^uint64(0))

@@ -91,13 +91,13 @@ func (c *call) events() error {
 	if len(pushes) == 1 {
 		c.model = pushes[0].Model
 	}
-	var all []ingest.Pushed
+	all := make([]ingest.Pushed, len(pushes))
 	for i := range pushes {
-		if all, err = appendPushed(all, &pushes[i], len(pushes) > 1, i); err != nil {
+		if all[i], err = pushed(&pushes[i], len(pushes) > 1, i); err != nil {
 			return err
 		}
 	}
-	var sum ingest.PushResult
+	results := make([]ingest.PushResult, len(all))
 	for i := range all {
 		if err := c.s.introduce(c.ctx, &all[i]); err != nil {
 			return err
@@ -112,13 +112,12 @@ func (c *call) events() error {
 		if err != nil {
 			return err
 		}
-		sum.Applied += r.Applied
-		sum.Skipped += r.Skipped
+		results[i] = r
 	}
 	for i := range pushes {
 		c.s.shapes.put(&pushes[i])
 	}
-	c.out = appendEventsReply(c.out[:0], sum, pushes)
+	c.out = appendEventsReply(c.out[:0], results, pushes)
 	c.reply(http.StatusOK, c.out)
 	return nil
 }
@@ -173,8 +172,8 @@ func fromQuery(p *event.Push, q url.Values) error {
 	return nil
 }
 
-// appendPushed appends what an Ingester takes of a push, having checked all of it.
-func appendPushed(all []ingest.Pushed, p *event.Push, many bool, i int) ([]ingest.Pushed, error) {
+// pushed is what an Ingester takes of a push, checked. i is its place among many.
+func pushed(p *event.Push, many bool, i int) (out ingest.Pushed, err error) {
 	at := func(param string) string {
 		if many {
 			return "[" + strconv.Itoa(i) + "]." + param
@@ -182,31 +181,28 @@ func appendPushed(all []ingest.Pushed, p *event.Push, many bool, i int) ([]inges
 		return param
 	}
 	if err := store.CheckPodName(p.Pod); err != nil {
-		return nil, invalid(at("pod"), "%s", plain(err, store.ErrInvalid))
+		return out, invalid(at("pod"), "%s", plain(err, store.ErrInvalid))
 	}
 	if err := (&store.ModelInfo{Name: p.Model, BlockSize: 1, Scheme: store.SchemeNative}).Validate(); err != nil {
-		return nil, invalid(at("model"), "%s", plain(err, store.ErrInvalid))
+		return out, invalid(at("model"), "%s", plain(err, store.ErrInvalid))
 	}
-	one := ingest.Pushed{Pod: p.Pod, Model: p.Model, Engine: p.Engine, Rank: p.Rank, Skipped: p.Skipped}
+	if err := store.CheckRank(p.Rank); err != nil {
+		return out, invalid(at("rank"), "%s", plain(err, store.ErrInvalid))
+	}
+	out = ingest.Pushed{Pod: p.Pod, Model: p.Model, Engine: p.Engine, Rank: p.Rank, Skipped: p.Skipped}
 	if p.HasSeq {
 		if p.Seq > maxSeq {
-			return nil, invalid(at("seq"), "seq is %d, the highest is %d", p.Seq, uint64(maxSeq))
+			return out, invalid(at("seq"), "seq is %d, the highest is %d", p.Seq, uint64(maxSeq))
 		}
-		one.Seq = &p.Seq
+		out.Seq = &p.Seq
 	}
-	batches := p.Batches
-	if len(batches) == 0 { // its number counts, and what was skipped
-		batches = []event.Batch{{Rank: p.Rank}}
-	}
-	for _, b := range batches {
+	for _, b := range p.Batches {
 		if err := store.CheckRank(b.Rank); err != nil {
-			return nil, invalid(at("rank"), "%s", plain(err, store.ErrInvalid))
+			return out, invalid(at("rank"), "%s", plain(err, store.ErrInvalid))
 		}
-		one.Rank, one.Events = b.Rank, b.Events
-		all = append(all, one)
-		one.Skipped = 0
+		out.Ranks = append(out.Ranks, ingest.RankEvents{Rank: b.Rank, Events: b.Events})
 	}
-	return all, nil
+	return out, nil
 }
 
 // introduce registers a pod that nobody has registered, as POST /v1/blocks does.
@@ -225,37 +221,3 @@ func (s *Server) introduce(ctx context.Context, p *ingest.Pushed) error {
 func (s *Server) enroll(ctx context.Context, p *ingest.Pushed) error {
 	return s.cfg.Index.Apply(ctx, store.Batch{Pod: p.Pod, Rank: p.Rank, Model: p.Model})
 }
-
-// appendEventsReply appends the answer: counts, and why events were left out.
-func appendEventsReply(b []byte, sum ingest.PushResult, pushes []event.Push) []byte {
-	b = strconv.AppendInt(append(b, `{"applied":`...), int64(sum.Applied), 10)
-	b = strconv.AppendInt(append(b, `,"skipped":`...), int64(sum.Skipped), 10)
-	n := 0
-	for i := range pushes {
-		for _, s := range pushes[i].Skips {
-			if n == maxSkips {
-				break
-			}
-			if n == 0 {
-				b = append(b, `,"skips":[`...)
-			} else {
-				b = append(b, ',')
-			}
-			n++
-			b = append(b, '{')
-			if len(pushes) > 1 {
-				b = append(strconv.AppendInt(append(b, `"push":`...), int64(i), 10), ',')
-			}
-			b = strconv.AppendInt(append(b, `"event":`...), int64(s.Index), 10)
-			b = appendString(append(b, `,"reason":`...), s.Reason.String())
-			b = append(appendString(append(b, `,"field":`...), s.Field), '}')
-		}
-	}
-	if n > 0 {
-		b = append(b, ']')
-	}
-	return append(b, "}\n"...)
-}
-
-// maxSkips is how many events that were left out an answer tells of.
-const maxSkips = 64

@@ -29,15 +29,21 @@ func (p *pusher) Push(_ context.Context, in ingest.Pushed) (ingest.PushResult, e
 	if in.Seq != nil {
 		seq = fmt.Sprint(*in.Seq)
 	}
-	var events []string
-	for i := range in.Events {
-		events = append(events, string(event.AppendJSON(nil, &in.Events[i])))
+	text := fmt.Sprintf("%s/%d %s %s seq %s skipped %d:", in.Pod, in.Rank, in.Model, in.Engine, seq, in.Skipped)
+	res := ingest.PushResult{Skipped: in.Skipped}
+	for _, r := range in.Ranks {
+		res.Applied += len(r.Events)
+		res.Ranks = append(res.Ranks, ingest.RankResult{Rank: r.Rank, Applied: len(r.Events)})
+		text += fmt.Sprintf(" %d", r.Rank)
+		for i := range r.Events {
+			text += " " + string(event.AppendJSON(nil, &r.Events[i]))
+		}
 	}
-	p.got = append(p.got, fmt.Sprintf("%s/%d %s %s seq %s skipped %d: %s", in.Pod, in.Rank, in.Model, in.Engine, seq, in.Skipped, strings.Join(events, " ")))
+	p.got = append(p.got, text)
 	if p.err != nil {
 		return ingest.PushResult{}, p.err
 	}
-	return ingest.PushResult{Applied: len(in.Events), Skipped: in.Skipped}, nil
+	return res, nil
 }
 
 func (s subject) push(t *testing.T, contentType, query, body string) (int, string) {
@@ -60,22 +66,22 @@ func TestEvents(t *testing.T) {
 		pushed            []string
 	}{
 		{"one", "", `{"pod":"p:1","model":"m","rank":2,"engine":"vllm","seq":7,"events":[` + removed + `,{"type":"x"}]}`, false,
-			200, `{"applied":1,"skipped":1,"skips":[{"event":1,"reason":"unknown_kind","field":"type"}]}`,
-			[]string{"p:1/2 m vllm seq 7 skipped 1: " + removed}},
+			200, `{"applied":1,"skipped":1,"ranks":[{"rank":2,"applied":1,"skipped":0}],"skips":[{"event":1,"reason":"unknown_kind","field":"type"}]}`,
+			[]string{"p:1/2 m vllm seq 7 skipped 1: 2 " + removed}},
 		{"several", "", `[{"pod":"a","model":"m","events":[` + removed + `]},{"pod":"b","model":"n","seq":0,"events":[5]}]`, false,
-			200, `{"applied":1,"skipped":1,"skips":[{"push":1,"event":0,"reason":"bad_field","field":"event"}]}`,
-			[]string{"a/0 m  seq none skipped 0: " + removed, "b/0 n  seq 0 skipped 1: "}},
-		{"none", "", `[]`, false, 200, `{"applied":0,"skipped":0}`, nil},
+			200, `{"applied":1,"skipped":1,"ranks":[{"push":0,"rank":0,"applied":1,"skipped":0}],"skips":[{"push":1,"event":0,"reason":"bad_field","field":"event"}]}`,
+			[]string{"a/0 m  seq none skipped 0: 0 " + removed, "b/0 n  seq 0 skipped 1:"}},
+		{"none", "", `[]`, false, 200, `{"applied":0,"skipped":0,"ranks":[]}`, nil},
 		{"of two ranks", "", `{"pod":"p","model":"m","engine":"trtllm","events":[
 			{"data":{"type":"updated","block_hash":1,"cache_level":{"old_value":0,"new_value":1}},"attention_dp_rank":1},
 			{"data":{"type":"removed","block_hashes":[1]},"attention_dp_rank":0}]}`, false,
-			200, `{"applied":4,"skipped":0}`, []string{
-				`p/1 m trtllm seq none skipped 0: {"type":"BlockStored","block_hashes":[1],"parent_block_hash":null,"token_ids":[],"block_size":0,"medium":"CPU"} {"type":"BlockRemoved","block_hashes":[1],"medium":"GPU"}`,
-				`p/0 m trtllm seq none skipped 0: {"type":"BlockRemoved","block_hashes":[1],"medium":"GPU"} {"type":"BlockRemoved","block_hashes":[1],"medium":"CPU"}`}},
+			200, `{"applied":4,"skipped":0,"ranks":[{"rank":1,"applied":2,"skipped":0},{"rank":0,"applied":2,"skipped":0}]}`, []string{
+				`p/0 m trtllm seq none skipped 0: 1 {"type":"BlockStored","block_hashes":[1],"parent_block_hash":null,"token_ids":[],"block_size":0,"medium":"CPU"} {"type":"BlockRemoved","block_hashes":[1],"medium":"GPU"}` +
+					` 0 {"type":"BlockRemoved","block_hashes":[1],"medium":"GPU"} {"type":"BlockRemoved","block_hashes":[1],"medium":"CPU"}`}},
 		{"a message", "?pod=p&model=m&seq=3&engine=sglang", string(enginetest.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, enginetest.SGLang520)), true,
-			200, `{"applied":1,"skipped":0}`, []string{`p/4 m sglang seq 3 skipped 0: {"type":"AllBlocksCleared"}`}},
+			200, `{"applied":1,"skipped":0,"ranks":[{"rank":4,"applied":1,"skipped":0}]}`, []string{`p/4 m sglang seq 3 skipped 0: 4 {"type":"AllBlocksCleared"}`}},
 		{"a message of another rank", "?pod=p&model=m&rank=5", string(enginetest.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, enginetest.VLLM9)), true,
-			200, `{"applied":1,"skipped":0}`, []string{`p/5 m  seq none skipped 0: {"type":"AllBlocksCleared"}`}},
+			200, `{"applied":1,"skipped":0,"ranks":[{"rank":5,"applied":1,"skipped":0}]}`, []string{`p/5 m  seq none skipped 0: 5 {"type":"AllBlocksCleared"}`}},
 		{"no pod", "?model=m", "\x92\x01\x90", true, 400, "pod: a message of an engine needs pod in the query", nil},
 		{"no number", "?pod=p&model=m&seq=x", "\x92\x01\x90", true, 400, "seq: seq is no sequence number: a whole number from 0 to 2^53-2", nil},
 		{"no rank", "?pod=p&model=m&rank=x", "\x92\x01\x90", true, 400, "rank: rank is no number", nil},
@@ -253,11 +259,11 @@ func TestEventsAreScored(t *testing.T) {
 		return fmt.Sprint(resp.Scores)
 	}
 	push("application/json", "", `{"pod":"vllm","model":"m","seq":0,"events":[
-		{"type":"BlockStored","block_hashes":[11,12],"parent_block_hash":null,"token_ids":[1,2,3,4],"block_size":2,"medium":"GPU"}]}`, `{"applied":1,"skipped":0}`)
+		{"type":"BlockStored","block_hashes":[11,12],"parent_block_hash":null,"token_ids":[1,2,3,4],"block_size":2,"medium":"GPU"}]}`, `{"applied":1,"skipped":0,`)
 	push("application/json", "", `{"pod":"vllm","model":"m","seq":1,"events":[
-		{"type":"BlockStored","block_hashes":[13,14],"parent_block_hash":12,"token_ids":[5,6,7,8],"block_size":2,"medium":"GPU"}]}`, `{"applied":1,"skipped":0}`)
+		{"type":"BlockStored","block_hashes":[13,14],"parent_block_hash":12,"token_ids":[5,6,7,8],"block_size":2,"medium":"GPU"}]}`, `{"applied":1,"skipped":0,`)
 	sglang := event.Batch{Rank: 1, Events: []event.Event{{Kind: event.Stored, Hashes: []event.Hash{1 << 63, 2}, Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}, BlockSize: 4, Medium: "CPU_PINNED"}}}
-	push("application/msgpack", "?pod=sglang&model=m", string(enginetest.Append(nil, &sglang, enginetest.SGLang59)), `{"applied":1,"skipped":0}`)
+	push("application/msgpack", "?pod=sglang&model=m", string(enginetest.Append(nil, &sglang, enginetest.SGLang59)), `{"applied":1,"skipped":0,`)
 	push("application/json", "", `{"pod":"trt","model":"m","events":[{"event_id":0,"data":{"type":"created"},"window_size":64},
 		{"event_id":1,"data":{"type":"stored","parent_hash":null,"blocks":[{"block_hash":5,"tokens":[{"token_id":1,"token_extra_id":0},{"token_id":2,"token_extra_id":0},
 		{"token_id":3,"token_extra_id":0},{"token_id":4,"token_extra_id":0}],"cache_level":0}]},"window_size":64}]}`, `{"applied":1,"skipped":1,`)
@@ -266,14 +272,14 @@ func TestEventsAreScored(t *testing.T) {
 	}
 	// The last push again is skipped; a removal counts.
 	again := `{"pod":"vllm","model":"m","seq":2,"events":[{"type":"BlockRemoved","block_hashes":["e"],"medium":"GPU"}]}`
-	push("application/json", "", again, `{"applied":1,"skipped":0}`)
-	push("application/json", "", again, `{"applied":0,"skipped":1}`)
-	push("application/json", "", `{"pod":"trt","model":"m","events":[{"data":{"type":"updated","block_hash":5,"cache_level":{"old_value":0,"new_value":1}},"window_size":64}]}`, `{"applied":2,"skipped":0}`)
+	push("application/json", "", again, `{"applied":1,"skipped":0,`)
+	push("application/json", "", again, `{"applied":0,"skipped":1,"ranks":[{"rank":0,"applied":0,"skipped":1,"duplicate":true}]}`)
+	push("application/json", "", `{"pod":"trt","model":"m","events":[{"data":{"type":"updated","block_hash":5,"cache_level":{"old_value":0,"new_value":1}},"window_size":64}]}`, `{"applied":2,"skipped":0,`)
 	if got, want := scores(), "map[sglang:1.6 trt:0.8 vllm:1]"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	// A hole begins a new generation.
-	push("application/json", "", `{"pod":"vllm","model":"m","seq":9,"events":[]}`, `{"applied":0,"skipped":0}`)
+	push("application/json", "", `{"pod":"vllm","model":"m","seq":9,"events":[]}`, `{"applied":0,"skipped":0,"ranks":[{"rank":0,"applied":0,"skipped":0,"began":"lost"}]}`)
 	if got, want := scores(), "map[sglang:1.6 trt:0.8]"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

@@ -1,0 +1,213 @@
+package server_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/server"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+// lives are two servers with one index, in memory or in Redis, that cut prompts into
+// blocks of four tokens.
+type lives struct {
+	t       *testing.T
+	servers []subject
+	n       int // requests so far, which go to the servers in turn
+}
+
+// eachLives runs a test over both kinds of index.
+func eachLives(t *testing.T, f func(l *lives)) {
+	t.Run("memory", func(t *testing.T) {
+		x := openIndex(t)
+		f(newLives(t, x, x))
+	})
+	t.Run("redis", func(t *testing.T) {
+		url := redistest.Start(t).URL()
+		var xs []store.Index
+		for range 2 {
+			x, err := redis.Open(redis.Config{URL: url})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := x.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			xs = append(xs, x)
+		}
+		f(newLives(t, xs...))
+	})
+}
+
+func newLives(t *testing.T, xs ...store.Index) *lives {
+	l := &lives{t: t}
+	for _, x := range xs {
+		in, err := ingest.New(ingest.Config{Index: x, BlockSize: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := in.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		l.servers = append(l.servers, newServer(t, x, func(c *server.Config) { c.Events = in }))
+	}
+	return l
+}
+
+// call sends a request to the next server and returns the status and the answer.
+func (l *lives) call(method, path, body string) (int, string) {
+	l.t.Helper()
+	s := l.servers[l.n%len(l.servers)]
+	l.n++
+	w := s.do(method, path, strings.NewReader(body))
+	return w.Code, strings.TrimSpace(w.Body.String())
+}
+
+// post sends a request that must be answered with 200 or 201.
+func (l *lives) post(path, body string) string {
+	l.t.Helper()
+	status, answer := l.call(http.MethodPost, path, body)
+	if status/100 != 2 {
+		l.t.Fatalf("POST %s %s: %d %s", path, body, status, answer)
+	}
+	return answer
+}
+
+// want holds an answer to another one.
+func (l *lives) want(got, want string) {
+	l.t.Helper()
+	if got != want {
+		l.t.Errorf("\n got %s\nwant %s", got, want)
+	}
+}
+
+// held is what is credited for tokens from 1 to n: "pod/rank=blocks" of each, by name.
+func (l *lives) held(model string, n int) string {
+	l.t.Helper()
+	var resp struct {
+		Matched map[string]struct{ Ranks map[string]int }
+	}
+	if err := json.Unmarshal([]byte(l.post("/v1/score", fmt.Sprintf(`{"model":%q,"tokens":[%s]}`, model, counted(1, n)))), &resp); err != nil {
+		l.t.Fatal(err)
+	}
+	var out []string
+	for _, pod := range slices.Sorted(maps.Keys(resp.Matched)) {
+		ranks := resp.Matched[pod].Ranks
+		for _, rank := range slices.Sorted(maps.Keys(ranks)) {
+			if ranks[rank] > 0 {
+				out = append(out, fmt.Sprintf("%s/%s=%d", pod, rank, ranks[rank]))
+			}
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// score holds what is credited to what it must be.
+func (l *lives) score(model string, n int, want string) {
+	l.t.Helper()
+	if got := l.held(model, n); got != want {
+		l.t.Errorf("%s, %d tokens: %q, want %q", model, n, got, want)
+	}
+}
+
+// counted are the numbers from one to another, with commas between.
+func counted(from, to int) string {
+	var out []string
+	for i := from; i <= to; i++ {
+		out = append(out, strconv.Itoa(i))
+	}
+	return strings.Join(out, ",")
+}
+
+// trtStored is TensorRT-LLM's event of a rank that stores blocks of four tokens, those
+// from..to of the text, under the hashes base+1, base+2 and so on by place.
+func trtStored(rank, base, from, to int) string {
+	parent := "null"
+	if from > 1 {
+		parent = strconv.Itoa(base + from - 1)
+	}
+	var blocks []string
+	for b := from; b <= to; b++ {
+		var tokens []string
+		for t := 4*b - 3; t <= 4*b; t++ {
+			tokens = append(tokens, fmt.Sprintf(`{"token_id":%d,"token_extra_id":0}`, t))
+		}
+		blocks = append(blocks, fmt.Sprintf(`{"block_hash":%d,"tokens":[%s],"cache_level":0}`, base+b, strings.Join(tokens, ",")))
+	}
+	return fmt.Sprintf(`{"event_id":0,"data":{"type":"stored","parent_hash":%s,"blocks":[%s]},"window_size":32768,"attention_dp_rank":%d}`, parent, strings.Join(blocks, ","), rank)
+}
+
+func trtRemoved(rank, hash int) string {
+	return fmt.Sprintf(`{"event_id":0,"data":{"type":"removed","block_hashes":[%d]},"window_size":32768,"attention_dp_rank":%d}`, hash, rank)
+}
+
+// A push that has nothing of a rank is no hole in it: one drain of TensorRT-LLM with
+// attention DP has events of whichever ranks were busy.
+func TestCaseRankHoleOfAttentionDP(t *testing.T) {
+	eachLives(t, func(l *lives) {
+		// rank is what stands in the push beside its events.
+		for i, rank := range []string{"", `"rank":0,`} {
+			pod, model := fmt.Sprint("pod", i), fmt.Sprint("model", i)
+			push := func(seq int, want string, events ...string) {
+				l.t.Helper()
+				l.want(l.post("/v1/events", fmt.Sprintf(`{"pod":%q,"model":%q,%s"engine":"trtllm","seq":%d,"events":[%s]}`, pod, model, rank, seq, strings.Join(events, ","))), want)
+			}
+			push(0, `{"applied":2,"skipped":0,"ranks":[{"rank":0,"applied":1,"skipped":0,"began":"first"},{"rank":1,"applied":1,"skipped":0,"began":"first"}]}`,
+				trtStored(0, 0, 1, 1), trtStored(1, 10, 1, 1))
+			// Rank 0 alone was busy, then rank 1 alone, then none.
+			push(1, `{"applied":1,"skipped":0,"ranks":[{"rank":0,"applied":1,"skipped":0}]}`, trtStored(0, 0, 2, 2))
+			push(2, `{"applied":1,"skipped":0,"ranks":[{"rank":0,"applied":0,"skipped":0},{"rank":1,"applied":1,"skipped":0}]}`, trtStored(1, 10, 2, 2))
+			push(3, `{"applied":0,"skipped":0,"ranks":[{"rank":0,"applied":0,"skipped":0}]}`)
+			l.score(model, 8, pod+"/0=2 "+pod+"/1=2")
+			// Again, as after a time-out.
+			push(3, `{"applied":0,"skipped":0,"ranks":[{"rank":0,"applied":0,"skipped":0,"duplicate":true}]}`)
+			push(2, `{"applied":0,"skipped":1,"ranks":[{"rank":0,"applied":0,"skipped":0,"duplicate":true},{"rank":1,"applied":0,"skipped":1,"duplicate":true}]}`, trtStored(1, 10, 2, 2))
+			push(4, `{"applied":2,"skipped":2,"ranks":[{"rank":0,"applied":1,"skipped":1},{"rank":1,"applied":1,"skipped":1}]}`, trtRemoved(1, 12), trtRemoved(0, 2))
+			push(5, `{"applied":1,"skipped":0,"ranks":[{"rank":0,"applied":0,"skipped":0},{"rank":2,"applied":1,"skipped":0,"began":"first"}]}`, trtStored(2, 20, 1, 2))
+			l.score(model, 8, pod+"/0=1 "+pod+"/1=1 "+pod+"/2=2")
+			// 6 is lost: it may have been about any rank.
+			push(7, `{"applied":0,"skipped":1,"ranks":[{"rank":0,"applied":0,"skipped":0,"began":"lost"},`+
+				`{"rank":1,"applied":0,"skipped":1,"began":"lost","skipped_blocks":{"no_parent":1}},{"rank":2,"applied":0,"skipped":0,"began":"lost"}]}`, trtStored(1, 10, 2, 2))
+			l.score(model, 8, "")
+			push(8, `{"applied":1,"skipped":0,"ranks":[{"rank":0,"applied":0,"skipped":0},{"rank":2,"applied":1,"skipped":0,"began":"first"}]}`, trtStored(2, 20, 1, 1))
+			l.score(model, 8, pod+"/2=1")
+			// Another process of the engine.
+			push(0, `{"applied":1,"skipped":0,"ranks":[{"rank":0,"applied":0,"skipped":0,"began":"restarted"},`+
+				`{"rank":1,"applied":1,"skipped":0,"began":"restarted"},{"rank":2,"applied":0,"skipped":0,"began":"restarted"}]}`, trtStored(1, 10, 1, 2))
+			l.score(model, 8, pod+"/1=2")
+		}
+	})
+}
+
+// Streams that are named by their ranks have numbers of their own, whatever the events
+// say, and a rank that turns from one stream to another keeps nothing of the former.
+func TestPushStreamsOfRanks(t *testing.T) {
+	eachLives(t, func(l *lives) {
+		push := func(rank, seq int, want string, events ...string) {
+			l.t.Helper()
+			l.want(l.post("/v1/events", fmt.Sprintf(`{"pod":"p","model":"m","rank":%d,"seq":%d,"events":[%s]}`, rank, seq, strings.Join(events, ","))), want)
+		}
+		push(0, 5, `{"applied":1,"skipped":0,"ranks":[{"rank":0,"applied":1,"skipped":0,"began":"first"}]}`, trtStored(0, 0, 1, 1))
+		push(1, 9, `{"applied":1,"skipped":0,"ranks":[{"rank":1,"applied":1,"skipped":0,"began":"first"}]}`, trtStored(1, 10, 1, 1))
+		push(0, 7, `{"applied":1,"skipped":0,"ranks":[{"rank":0,"applied":1,"skipped":0,"began":"lost"}]}`, trtStored(0, 0, 1, 1))
+		push(1, 10, `{"applied":1,"skipped":0,"ranks":[{"rank":1,"applied":1,"skipped":0}]}`, trtStored(1, 10, 2, 2))
+		l.score("m", 8, "p/0=1 p/1=2")
+		push(0, 8, `{"applied":1,"skipped":0,"ranks":[{"rank":0,"applied":0,"skipped":0},{"rank":1,"applied":1,"skipped":0,"began":"restarted"}]}`, trtStored(1, 10, 1, 1))
+		l.score("m", 8, "p/0=1 p/1=1")
+		push(1, 11, `{"applied":1,"skipped":0,"ranks":[{"rank":1,"applied":1,"skipped":0,"began":"restarted"}]}`, trtStored(1, 10, 1, 2))
+		l.score("m", 8, "p/0=1 p/1=2")
+	})
+}
