@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
 // Check looks at the servers of the index and says what it finds: what is as it
@@ -41,8 +42,9 @@ func (x *Index) Check(ctx context.Context, budget time.Duration) ([]check.Findin
 	defer cancel()
 	defer context.AfterFunc(x.life, cancel)()
 
-	c := &checker{x: x, client: newClient(x.target, &x.config, newDialer(x.target, &x.config)), budget: budget}
-	defer func() { _ = c.client.Close() }()
+	conn := redisx.Open(x.config.connection(x.conn.Target))
+	c := &checker{x: x, client: conn.Client, budget: budget}
+	defer func() { _ = conn.Close() }()
 	err := c.run(ctx)
 	slices.SortStableFunc(c.findings, func(a, b check.Finding) int {
 		return slices.Index(checkNames, a.What) - slices.Index(checkNames, b.What)
@@ -67,16 +69,16 @@ func (c *checker) add(f check.Finding) { c.findings = append(c.findings, f) }
 func (c *checker) run(ctx context.Context) error {
 	if err := c.reach(ctx); err != nil {
 		if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			c.add(unreachable(c.x.target, err))
+			c.add(unreachable(c.x.conn.Target, err))
 		}
 		return err
 	}
 	looks, err := c.looks(ctx)
 	if err != nil {
 		// Some master of a cluster; the others have been looked at.
-		c.add(unreachable(c.x.target, err))
+		c.add(unreachable(c.x.conn.Target, err))
 	}
-	c.add(check.Finding{Level: check.OK, What: "connection", Found: fmt.Sprintf("%s, RESP%d", c.x.target, c.x.config.Protocol)})
+	c.add(check.Finding{Level: check.OK, What: "connection", Found: fmt.Sprintf("%s, RESP%d", c.x.conn.Target, c.x.config.Protocol)})
 	c.findings = append(c.findings, merge(looks)...)
 	c.dataModel(ctx)
 	if c.x.cluster {
@@ -108,8 +110,8 @@ func (c *checker) looks(ctx context.Context) ([]*look, error) {
 	var mu sync.Mutex // protects all
 	var all []*look
 	visit := func(ctx context.Context, node *redis.Client) error {
-		l := &look{addr: node.Options().Addr, target: c.x.target, prefix: c.x.config.Prefix, budget: c.budget}
-		if c.x.target.topology == sentinel {
+		l := &look{addr: node.Options().Addr, target: c.x.conn.Target, prefix: c.x.config.Prefix, budget: c.budget}
+		if c.x.conn.Target.Topology == redisx.Sentinel {
 			l.addr = "" // a placeholder of the client; there is but one
 		}
 		err := l.take(ctx, node, c.x.names)
@@ -162,7 +164,7 @@ var checkNames = []string{
 }
 
 // unreachable says why servers cannot be reached and what to do about it.
-func unreachable(t *target, err error) check.Finding {
+func unreachable(t *redisx.Target, err error) check.Finding {
 	f := check.Finding{
 		Level: check.Fail, What: "connection", Found: t.String() + ": " + strings.TrimPrefix(err.Error(), "redis: "),
 		Means: "scores are 0 and marked as degraded, and nothing can be written, until it works; then all goes on by itself",
@@ -203,13 +205,13 @@ func unreachable(t *target, err error) check.Finding {
 		f.Do = "let this user read and write the socket (unixsocketperm)"
 	case errors.Is(err, fs.ErrNotExist):
 		f.Do = "there is no such socket: correct the path in the URL, or set unixsocket on the server"
-	case errors.Is(err, syscall.ECONNREFUSED) && t.topology != sentinel:
+	case errors.Is(err, syscall.ECONNREFUSED) && t.Topology != redisx.Sentinel:
 		f.Do = "nothing listens there: start the server, or correct host and port in the URL"
-	case t.topology == sentinel:
-		f.Do = "ask a sentinel who it thinks is master: redis-cli -p 26379 SENTINEL GET-MASTER-ADDR-BY-NAME " + t.master + "; correct hosts and name in the URL when it does not answer"
-	case t.tls == nil && (said("EOF") || errors.Is(err, syscall.ECONNRESET)):
+	case t.Topology == redisx.Sentinel:
+		f.Do = "ask a sentinel who it thinks is master: redis-cli -p 26379 SENTINEL GET-MASTER-ADDR-BY-NAME " + t.Master + "; correct hosts and name in the URL when it does not answer"
+	case !t.TLS() && (said("EOF") || errors.Is(err, syscall.ECONNRESET)):
 		f.Do = "the server hangs up: if the port speaks TLS, begin the URL with rediss in place of redis"
-	case t.tls != nil && (said("timeout") || errors.Is(err, context.DeadlineExceeded)):
+	case t.TLS() && (said("timeout") || errors.Is(err, context.DeadlineExceeded)):
 		f.Do = "no handshake in time: if the port does not speak TLS, begin the URL with redis in place of rediss; else see whether a firewall is in between"
 	case errors.Is(err, context.DeadlineExceeded), said("i/o timeout"):
 		f.Do = "no answer in time: see whether a firewall is in between, and whether the server is stopped or overloaded"

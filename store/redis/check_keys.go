@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
 // The bounds of a sample: so many keys of the index, for which so many steps of
@@ -101,7 +102,7 @@ func takeSample(ctx context.Context, node *redis.Client, n *names) (sample, erro
 			s.texts++
 			continue
 		case err == nil && !ok:
-			why = fmt.Sprintf("holds %q", clip(text))
+			why = fmt.Sprintf("holds %q", redisx.Clip(text))
 		default:
 			continue
 		}

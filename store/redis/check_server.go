@@ -12,13 +12,14 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
 // look is what one server has told, and what is found in it. judge and all that
 // it calls are functions of the fields above findings.
 type look struct {
 	addr   string
-	target *target
+	target *redisx.Target
 	prefix string
 	budget time.Duration
 
@@ -314,7 +315,7 @@ func (l *look) judgeReplication() {
 	case replicas == 0 && least > 0:
 		f.Level, f.Found = check.Fail, fmt.Sprintf("no replica, and min-replicas-to-write %d", least)
 		f.Means, f.Do = "the server refuses writes (NOREPLICAS)", "start the replicas, or CONFIG SET min-replicas-to-write 0"
-	case replicas == 0 && l.target.topology == sentinel:
+	case replicas == 0 && l.target.Topology == redisx.Sentinel:
 		f.Level, f.Found = check.Warn, "no replica"
 		f.Means, f.Do = "the sentinels have nothing to fail over to", "start a replica: replicaof HOST PORT"
 	case replicas == 0:
@@ -402,7 +403,7 @@ func (l *look) judgeWork() {
 
 // judgeMode compares what the URL says with what the server is.
 func (l *look) judgeMode() {
-	if l.info["cluster_enabled"] == "1" && l.target.topology != cluster {
+	if l.info["cluster_enabled"] == "1" && l.target.Topology != redisx.Cluster {
 		l.add(check.Finding{
 			Level: check.Fail, What: "cluster", Found: "the server is a node of a cluster, and the URL is that of a single server",
 			Means: "most keys are on other nodes, which are never asked (MOVED, CROSSSLOT)", Do: "begin the URL with redis+cluster://",

@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/storetest"
 )
@@ -22,7 +23,7 @@ import (
 // healthy is what a server without any fault tells.
 func healthy() *look {
 	return &look{
-		addr: "a:6379", target: &target{addrs: []string{"a:6379"}}, prefix: "kva", budget: 50 * time.Millisecond,
+		addr: "a:6379", target: &redisx.Target{Addrs: []string{"a:6379"}}, prefix: "kva", budget: 50 * time.Millisecond,
 		info: map[string]string{
 			"redis_version": "7.2.4", "maxmemory": "1000000000", "used_memory": "100000000", "total_system_memory": "4000000000",
 			"maxmemory_policy": "noeviction", "aof_enabled": "1", "aof_last_write_status": "ok", "rdb_last_bgsave_status": "ok",
@@ -107,7 +108,7 @@ func TestJudgements(t *testing.T) {
 		{"perhaps snapshots", both(info("aof_enabled", "0"), func(l *look) { l.config = nil }), "persistence", check.Info, "cannot be seen"},
 		{"replica", info("role", "slave", "master_host", "m", "master_port", "1"), "replication", check.Fail, "a replica of m:1"},
 		{"alone", both(info("connected_slaves", "0"), config("min-replicas-to-write", "0")), "replication", check.Info, "no replica"},
-		{"alone with sentinels", both(info("connected_slaves", "0"), config("min-replicas-to-write", "0"), func(l *look) { l.target.topology = sentinel }), "replication", check.Warn, "fail over"},
+		{"alone with sentinels", both(info("connected_slaves", "0"), config("min-replicas-to-write", "0"), func(l *look) { l.target.Topology = redisx.Sentinel }), "replication", check.Warn, "fail over"},
 		{"alone and unhappy", info("connected_slaves", "0"), "replication", check.Fail, "NOREPLICAS"},
 		{"lagging", info("min_slaves_good_slaves", "0"), "replication", check.Fail, "NOREPLICAS"},
 		{"cut off", config("min-replicas-to-write", "0"), "replication", check.Info, "min-replicas-max-lag"},
@@ -162,7 +163,7 @@ func TestJudgements(t *testing.T) {
 		}
 	}
 	// A server that tells nothing is no reason to panic, or to fail.
-	l = &look{target: &target{}, budget: time.Second, info: map[string]string{}, config: map[string]string{}}
+	l = &look{target: &redisx.Target{}, budget: time.Second, info: map[string]string{}, config: map[string]string{}}
 	l.judge()
 }
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
 // A write that was given up does nothing later. Bytes that are held up on their way,
@@ -92,7 +94,7 @@ func (x *Index) stamp(ctx context.Context, calls []*call, todo []int, until time
 		if !c.timed() {
 			continue
 		}
-		if now, ok := x.clocks.of(c.place, x.dialer.dials.Load()); ok {
+		if now, ok := x.clocks.of(c.place, x.conn.Dials()); ok {
 			c.latest = now.at(until)
 		} else if !slices.Contains(unknown, c.place) {
 			unknown = append(unknown, c.place)
@@ -115,7 +117,7 @@ func (x *Index) stamp(ctx context.Context, calls []*call, todo []int, until time
 
 // askTimes asks the servers of places for their time.
 func (x *Index) askTimes(ctx context.Context, places []int) ([]told, error) {
-	dials := x.dialer.dials.Load()
+	dials := x.conn.Dials()
 	pipe := x.client.Pipeline()
 	cmds := make([]*redis.Cmd, len(places))
 	for i, place := range places {
@@ -157,7 +159,7 @@ func tooLate(err error) bool { return err != nil && strings.HasPrefix(err.Error(
 // unsure reports whether the server may still get what was sent: the connection has broken
 // before the reply.
 func unsure(err error) bool {
-	if _, dialled := errors.AsType[dialError](err); dialled {
+	if redisx.DialFailed(err) {
 		return false
 	}
 	_, broken := errors.AsType[*net.OpError](err)

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
 // Config says where the index is and how it is used. The zero value of every
@@ -112,6 +114,18 @@ const (
 
 // DefaultPrefix is what the names of all keys begin with unless configured.
 const DefaultPrefix = "kva"
+
+// CheckURL returns what is wrong with a URL, nil for one that Config could have. It does no
+// I/O but the reading of TLS files that the URL names; redisx.ParseURL has the forms.
+func CheckURL(s string) error {
+	_, err := redisx.ParseURL(s)
+	return err
+}
+
+// connection is how to connect to a target.
+func (c *Config) connection(t *redisx.Target) redisx.Config {
+	return redisx.Config{Target: t, Protocol: c.Protocol, PoolSize: c.PoolSize, DialTimeout: c.DialTimeout, Timeout: c.Timeout, Log: c.Observer.Log}
+}
 
 // withDefaults returns the config with defaults in, or says what is wrong.
 func (c Config) withDefaults() (Config, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -217,7 +218,7 @@ func (x *Index) readable(err error, n int) error {
 	case errors.As(err, &refused):
 		x.garbled.Add(uint64(n))
 		if !redis.HasErrorPrefix(err, "WRONGTYPE") {
-			x.entriesRefused.Do(func() { x.log("entries of LMCache cannot be read and count for nobody: " + clip(err.Error())) })
+			x.entriesRefused.Do(func() { x.log("entries of LMCache cannot be read and count for nobody: " + redisx.Clip(err.Error())) })
 		}
 		return nil
 	default:

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
 // The bounds of what is read of a foreign value, in bytes of a string and in fields of
@@ -180,7 +181,7 @@ func (w *foreignWalk) types(ctx context.Context, names []string) ([]ForeignKey, 
 		keys[i].note(ttls[i].Err())
 		switch keys[i].Type {
 		case "":
-			return nil, fmt.Errorf("redis: type of %q: %w", clip(name), types[i].Err())
+			return nil, fmt.Errorf("redis: type of %q: %w", redisx.Clip(name), types[i].Err())
 		case "string":
 			sizes[i] = pipe.StrLen(ctx, name)
 		case "hash":

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -310,7 +311,7 @@ func (x *Index) Begin(ctx context.Context, pod string, rank int, fence uint64) (
 	}
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
-		return 0, fmt.Errorf("%w: begin.lua returned %q", store.ErrUnavailable, clip(text))
+		return 0, fmt.Errorf("%w: begin.lua returned %q", store.ErrUnavailable, redisx.Clip(text))
 	}
 	gen := store.Generation(n)
 	x.holders.drop(pod)
@@ -460,5 +461,5 @@ func parseLife(gen, record string) (store.Life, error) {
 			return store.Life{Generation: store.Generation(g), Fence: fence, Seq: seq}, nil
 		}
 	}
-	return store.Life{}, fmt.Errorf("%w: the record of generation %q is %q", store.ErrUnavailable, clip(gen), clip(record))
+	return store.Life{}, fmt.Errorf("%w: the record of generation %q is %q", store.ErrUnavailable, redisx.Clip(gen), redisx.Clip(record))
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -169,7 +170,7 @@ func (x *Index) resolved(pod *podPlan, c *redis.Cmd) (refused bool, err error) {
 		text, _ := ids[j].(string)
 		id, err := strconv.ParseUint(text, 10, 32)
 		if err != nil {
-			return false, fmt.Errorf("redis: holders.lua returned the id %q: %w", clip(text), err)
+			return false, fmt.Errorf("redis: holders.lua returned the id %q: %w", redisx.Clip(text), err)
 		}
 		r.id = store.HolderID(id)
 	}

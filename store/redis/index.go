@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -15,8 +16,7 @@ import (
 // concurrent use.
 type Index struct {
 	config  Config
-	target  *target
-	dialer  *dialer
+	conn    *redisx.Conn
 	client  redis.UniversalClient
 	cluster bool
 	names   *names
@@ -58,20 +58,18 @@ func Open(c Config) (*Index, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := parseURL(c.URL)
+	t, err := redisx.ParseURL(c.URL)
 	if err != nil {
 		return nil, err
 	}
 	x := &Index{
-		config: c, target: t, cluster: t.topology == cluster, names: newNames(c.Prefix),
+		config: c, conn: redisx.Open(c.connection(t)), cluster: t.Topology == redisx.Cluster, names: newNames(c.Prefix),
 		acks: newAckCache(c.MaxHolders), lists: newMapLogs(foldEntries, c.MaxHolders), folding: make(chan struct{}, 1),
 		said: newOnceLog(onceLimit),
 	}
 	x.life, x.end = context.WithCancel(context.Background())
 	x.registry.current.Store(&snapshot{registry: store.NewRegistry(0, nil, nil, nil, time.Time{})})
-	logs.add(x, c.Observer.Log)
-	x.dialer = newDialer(t, &x.config)
-	x.client = newClient(t, &x.config, x.dialer)
+	x.client = x.conn.Client
 	if !c.NoSweep {
 		x.spawn(x.sweepLoop)
 	}
@@ -79,7 +77,7 @@ func Open(c Config) (*Index, error) {
 }
 
 // String says where the index is, without the password.
-func (x *Index) String() string { return x.target.String() + " prefix " + x.config.Prefix }
+func (x *Index) String() string { return x.conn.Target.String() + " prefix " + x.config.Prefix }
 
 // spawn runs f in the background until Close, unless the index is closed.
 func (x *Index) spawn(f func()) bool {
@@ -104,9 +102,8 @@ func (x *Index) Close() error {
 		return nil
 	}
 	x.end()
-	err := x.client.Close()
+	err := x.conn.Close()
 	x.running.Wait()
-	logs.remove(x)
 	return err
 }
 

@@ -178,7 +178,7 @@ func TestClockOfAnotherServer(t *testing.T) {
 			x := open(t, Config{URL: url, NoSweep: true})
 			apply(t, x, batchOf("a", store.Add, 1))
 			for place := range x.clocks.told {
-				x.clocks.learn(place, told{ms: 1, heard: time.Now(), dials: x.dialer.dials.Load()})
+				x.clocks.learn(place, told{ms: 1, heard: time.Now(), dials: x.conn.Dials()})
 			}
 			apply(t, x, batchOf("a", store.Add, 2), batchOf("b", store.Add, 2))
 			wantBlocks(t, x, []blockkey.Key{1, 2}, "a", "a b")

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -125,7 +126,7 @@ func parseLeases(reply any) (v store.LeaseView, many bool, err error) {
 	}
 	version, _ := parts[0].(string)
 	if v.Version, err = strconv.ParseUint(version, 10, 64); err != nil {
-		return v, false, fmt.Errorf("the version is %q", clip(version))
+		return v, false, fmt.Errorf("the version is %q", redisx.Clip(version))
 	}
 	v.Lapsed = isOne(parts[1])
 	members, _ := parts[2].([]any)

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -65,7 +66,7 @@ func (x *Index) setLog(ctx context.Context, entries int, keep bool) (inForce int
 	}
 	text, _ := cmds[0].Val().(string)
 	if inForce, err = strconv.Atoi(text); err != nil || inForce < 0 {
-		return 0, fmt.Errorf("%w: kva{reg}:meta has the log %q", store.ErrUnavailable, clip(text))
+		return 0, fmt.Errorf("%w: kva{reg}:meta has the log %q", store.ErrUnavailable, redisx.Clip(text))
 	}
 	var calls []*call
 	for _, place := range x.logPlaces() {
@@ -231,7 +232,7 @@ func parseEntry(values map[string]any, within uint64, garbled func()) (e entry, 
 		case field == "n":
 		case field == "e":
 			if e.epoch, err = strconv.ParseUint(text, 10, 64); err != nil {
-				return e, fmt.Errorf("%w: entry %d has the epoch %q", errEntry, e.n, clip(text))
+				return e, fmt.Errorf("%w: entry %d has the epoch %q", errEntry, e.n, redisx.Clip(text))
 			}
 		case strings.HasPrefix(field, "="):
 			c := logChange{keys: make([]blockkey.StoreKey, 0, len(text)/8)}
@@ -255,7 +256,7 @@ func parseEntry(values map[string]any, within uint64, garbled func()) (e entry, 
 			}
 			e.changes = append(e.changes, c)
 		default:
-			return e, fmt.Errorf("%w: entry %d has a field %q", errEntry, e.n, clip(field))
+			return e, fmt.Errorf("%w: entry %d has a field %q", errEntry, e.n, redisx.Clip(field))
 		}
 	}
 	return e, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -109,7 +110,7 @@ func parseMapState(list []string) (mapState, error) {
 		return s, nil
 	}
 	if n, err := fmt.Sscanf(s.text, "%d,%d,%d", &s.folds, &s.pages, &s.entries); err != nil || n != 3 || s.pages < 1 || s.pages > maxPages || s.pages&(s.pages-1) != 0 || s.entries < 0 {
-		return mapState{}, fmt.Errorf("%w: the list of its map begins with %q", store.ErrEnded, clip(s.text))
+		return mapState{}, fmt.Errorf("%w: the list of its map begins with %q", store.ErrEnded, redisx.Clip(s.text))
 	}
 	return s, nil
 }

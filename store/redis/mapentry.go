@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/bits"
 
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -28,7 +29,7 @@ const pageFormat = 1
 // generation is as good as ended.
 func openPage(page string) ([]byte, error) {
 	if page == "" || page[0] != pageFormat {
-		return nil, fmt.Errorf("%w: the server has lost a page of its map, or somebody else has written it: %q", store.ErrEnded, clip(page))
+		return nil, fmt.Errorf("%w: the server has lost a page of its map, or somebody else has written it: %q", store.ErrEnded, redisx.Clip(page))
 	}
 	return []byte(page[1:]), nil
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -140,7 +141,7 @@ func (x *Index) writeModel(ctx context.Context, want store.ModelInfo) (store.Mod
 	s, _ := cmds[0].Val().(string)
 	got, err := parseModel(want.Name, s)
 	if err != nil {
-		return store.ModelInfo{}, fmt.Errorf("redis: the settings of model %s are written as %q: %w", want.Name, clip(s), err)
+		return store.ModelInfo{}, fmt.Errorf("redis: the settings of model %s are written as %q: %w", want.Name, redisx.Clip(s), err)
 	}
 	return got, nil
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -166,7 +167,7 @@ func parseEpoch(s string) (uint64, error) {
 	}
 	e, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("redis: the epoch %q is no number", clip(s))
+		return 0, fmt.Errorf("redis: the epoch %q is no number", redisx.Clip(s))
 	}
 	return e, nil
 }

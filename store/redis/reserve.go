@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -116,7 +117,7 @@ func (x *Index) reserve(ctx context.Context, next uint64) error {
 		}
 		v, err := strconv.ParseUint(m.Val(), 10, 64)
 		if err != nil {
-			return fmt.Errorf("redis: the mark %s is %q, which is no number", x.names.high(p), clip(m.Val()))
+			return fmt.Errorf("redis: the mark %s is %q, which is no number", x.names.high(p), redisx.Clip(m.Val()))
 		}
 		marked = max(marked, v)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -89,7 +90,7 @@ func (x *Index) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
 		return a, err
 	}
 	if a.swept, err = strconv.ParseUint(word(v[3]), 10, 64); err != nil {
-		return a, fmt.Errorf("redis: the number of swept lives is %q", clip(word(v[3])))
+		return a, fmt.Errorf("redis: the number of swept lives is %q", redisx.Clip(word(v[3])))
 	}
 	a.what = word(v[5])
 	ms := number(v[1])*1000 + number(v[2])/1000
@@ -100,7 +101,7 @@ func (x *Index) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
 	for i := 0; i+1 < len(leases); i += 2 {
 		till, err := strconv.ParseFloat(leases[i+1], 64)
 		if err != nil {
-			return a, fmt.Errorf("redis: the lease of pod %q ends at %q", leases[i], clip(leases[i+1]))
+			return a, fmt.Errorf("redis: the lease of pod %q ends at %q", leases[i], redisx.Clip(leases[i+1]))
 		}
 		if till > ms {
 			// Counted from before the server told its time, so never too late.
@@ -226,7 +227,7 @@ func (x *Index) take(ctx context.Context, a briefing, base *snapshot) (snap *sna
 		}
 		slices.SortFunc(r.members, func(a, b *member) int { return strings.Compare(a.name, b.name) })
 	default:
-		return nil, nil, fmt.Errorf("redis: roster.lua tells of %q", clip(a.what))
+		return nil, nil, fmt.Errorf("redis: roster.lua tells of %q", redisx.Clip(a.what))
 	}
 	return x.made(r, a), a.late, nil
 }
@@ -330,7 +331,7 @@ func (x *Index) member(name, text, copied string, base *snapshot) *member {
 	} else {
 		err := json.Unmarshal([]byte(text), &m.pod)
 		if err == nil && m.pod.Name != name {
-			err = fmt.Errorf("it is that of %q", clip(m.pod.Name))
+			err = fmt.Errorf("it is that of %q", redisx.Clip(m.pod.Name))
 		}
 		if err != nil {
 			x.unreadable(fmt.Sprintf("the registration of pod %q", name), text, err)
@@ -352,7 +353,7 @@ func parseCopy(pod, text string) (born uint64, holders []store.Holder, err error
 	}
 	first, rest, _ := strings.Cut(text, " ")
 	if born, err = strconv.ParseUint(first, 10, 64); err != nil {
-		return 0, nil, fmt.Errorf("%q begins with no number", clip(text))
+		return 0, nil, fmt.Errorf("%q begins with no number", redisx.Clip(text))
 	}
 	for rest != "" {
 		var field, id string
@@ -366,7 +367,7 @@ func parseCopy(pod, text string) (born uint64, holders []store.Holder, err error
 		rank, wrongRank := strconv.Atoi(rankText)
 		tier, wrongTier := store.ParseTier(tierText)
 		if wrong != nil || n == 0 || wrongRank != nil || rank < 0 || rank >= store.MaxRanks || wrongTier != nil {
-			err = fmt.Errorf("%q is no holder with an id of %q", clip(field), clip(id))
+			err = fmt.Errorf("%q is no holder with an id of %q", redisx.Clip(field), redisx.Clip(id))
 			continue
 		}
 		holders = append(holders, store.Holder{ID: store.HolderID(n), Pod: pod, Rank: rank, Tier: tier})
@@ -388,7 +389,7 @@ func (x *Index) readMeta(meta map[string]string) (map[string]store.ModelInfo, er
 		return models, nil
 	}
 	if s, p := meta["schema"], meta["partitions"]; s != strconv.Itoa(Schema) || p != strconv.Itoa(len(tags)) {
-		return nil, schemaError(strconv.Quote(clip(s)), strconv.Quote(clip(p)))
+		return nil, schemaError(strconv.Quote(redisx.Clip(s)), strconv.Quote(redisx.Clip(p)))
 	}
 	for field, text := range meta {
 		name, ok := strings.CutPrefix(field, modelField)

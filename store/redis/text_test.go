@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -92,7 +93,7 @@ func TestTexts(t *testing.T) {
 				put(t, x, plain, 99, garbage)
 				wantBlocks(t, x, []blockkey.Key{99}, "")
 				if s := x.Stats(); s.Garbled != before.Garbled+1 || s.Texts != before.Texts {
-					t.Errorf("%q does not count as garbled", clip(garbage))
+					t.Errorf("%q does not count as garbled", redisx.Clip(garbage))
 				}
 			}
 			// Whoever takes texts for garbled is free to.

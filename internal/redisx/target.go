@@ -1,4 +1,4 @@
-package redis
+package redisx
 
 import (
 	"crypto/tls"
@@ -14,21 +14,25 @@ import (
 	"strings"
 )
 
-// topology is how the servers behind a URL stand to each other.
-type topology uint8
+// Topology is how the servers behind a URL stand to each other.
+type Topology uint8
 
+// The topologies.
 const (
-	standalone topology = iota
-	cluster
-	sentinel
+	Standalone Topology = iota
+	Cluster
+	Sentinel
 )
 
-// target is a parsed URL.
-type target struct {
-	topology           topology
-	network            string   // tcp or unix
-	addrs              []string // host:port, or the socket's path
-	master             string   // the master's name, of sentinels
+// Target is a parsed URL.
+type Target struct {
+	// Topology is how its servers stand to each other.
+	Topology Topology
+	network  string // tcp or unix
+	// Addrs are host:port, or the socket's path.
+	Addrs []string
+	// Master is the name of the master, of sentinels.
+	Master             string
 	db                 int
 	username, password string
 	// sentinelUsername and sentinelPassword are for the sentinels themselves.
@@ -36,15 +40,18 @@ type target struct {
 	tls                                *tls.Config
 }
 
+// TLS reports whether connections are encrypted.
+func (t *Target) TLS() bool { return t.tls != nil }
+
 // String names the target without what is secret.
-func (t *target) String() string {
-	s := strings.Join(t.addrs, ",")
-	switch t.topology {
-	case standalone:
-	case cluster:
+func (t *Target) String() string {
+	s := strings.Join(t.Addrs, ",")
+	switch t.Topology {
+	case Standalone:
+	case Cluster:
 		s = "cluster " + s
-	case sentinel:
-		s = "master " + t.master + " of sentinels " + s
+	case Sentinel:
+		s = "master " + t.Master + " of sentinels " + s
 	}
 	if t.tls != nil {
 		s += " (TLS)"
@@ -59,9 +66,8 @@ func (t *target) String() string {
 const urlForms = "redis://[user:password@]host[:port][/db], rediss://..., unix://[user:password@]/path[?db=n], " +
 	"redis+cluster://[user:password@]host:port[,host:port...], redis+sentinel://[user:password@]host:port[,host:port...]/master[/db]"
 
-// CheckURL tells whether a Config could have this URL, and what is wrong with
-// it when not, without any I/O but the reading of TLS files that it names. The
-// forms are
+// ParseURL reads a URL. It does no I/O but the reading of TLS files that the URL names.
+// The forms are
 //
 //	redis://[user:password@]host[:port][/db]
 //	unix://[user:password@]/path/of/socket[?db=n]
@@ -72,12 +78,7 @@ const urlForms = "redis://[user:password@]host[:port][/db], rediss://..., unix:/
 // where need be. Parameters: db; sentinel_username and sentinel_password; and
 // for TLS ca, cert and key (paths of PEM files), server_name, and
 // insecure=true, which checks no certificate. Errors do not show the password.
-func CheckURL(s string) error {
-	_, err := parseURL(s)
-	return err
-}
-
-func parseURL(s string) (*target, error) {
+func ParseURL(s string) (*Target, error) {
 	t, err := readURL(s)
 	if err != nil && unquoted(s) {
 		// The error may show a part of the password.
@@ -93,12 +94,12 @@ func unquoted(s string) bool {
 	return strings.Contains(query, "@") && !strings.Contains(head, "@")
 }
 
-func readURL(s string) (*target, error) {
+func readURL(s string) (*Target, error) {
 	scheme, rest, ok := strings.Cut(s, "://")
 	if !ok {
 		return nil, fmt.Errorf("redis: the URL has no scheme; the forms are %s", urlForms)
 	}
-	t := &target{network: "tcp"}
+	t := &Target{network: "tcp"}
 	port := "6379"
 	var secure bool
 	switch scheme {
@@ -108,12 +109,12 @@ func readURL(s string) (*target, error) {
 	case "unix":
 		t.network = "unix"
 	case "redis+cluster", "rediss+cluster":
-		t.topology, secure = cluster, scheme[5] == 's'
+		t.Topology, secure = Cluster, scheme[5] == 's'
 	case "redis+sentinel", "rediss+sentinel":
-		t.topology, secure = sentinel, scheme[5] == 's'
+		t.Topology, secure = Sentinel, scheme[5] == 's'
 		port = "26379"
 	default:
-		return nil, fmt.Errorf("redis: the URL's scheme %q is unknown; the forms are %s", clip(scheme), urlForms)
+		return nil, fmt.Errorf("redis: the URL's scheme %q is unknown; the forms are %s", Clip(scheme), urlForms)
 	}
 
 	rest, query, _ := strings.Cut(rest, "?")
@@ -133,12 +134,12 @@ func readURL(s string) (*target, error) {
 	var path string
 	if t.network == "unix" {
 		if !strings.HasPrefix(rest, "/") {
-			return nil, fmt.Errorf("redis: the path %q of a unix socket does not begin with /", clip(rest))
+			return nil, fmt.Errorf("redis: the path %q of a unix socket does not begin with /", Clip(rest))
 		}
 		if rest, err = url.PathUnescape(rest); err != nil {
 			return nil, fmt.Errorf("redis: the path of the unix socket: %w", err)
 		}
-		t.addrs = []string{rest}
+		t.Addrs = []string{rest}
 	} else {
 		hosts, p, _ := strings.Cut(rest, "/")
 		path = p
@@ -147,10 +148,10 @@ func readURL(s string) (*target, error) {
 			if err != nil {
 				return nil, err
 			}
-			t.addrs = append(t.addrs, a)
+			t.Addrs = append(t.Addrs, a)
 		}
-		if len(t.addrs) > 1 && t.topology == standalone {
-			return nil, fmt.Errorf("redis: %d hosts in the URL of a single server; several are a redis+cluster:// or redis+sentinel:// URL", len(t.addrs))
+		if len(t.Addrs) > 1 && t.Topology == Standalone {
+			return nil, fmt.Errorf("redis: %d hosts in the URL of a single server; several are a redis+cluster:// or redis+sentinel:// URL", len(t.Addrs))
 		}
 	}
 	if err := t.parsePath(path); err != nil {
@@ -162,7 +163,7 @@ func readURL(s string) (*target, error) {
 	return t, nil
 }
 
-func (t *target) parseUser(s string) error {
+func (t *Target) parseUser(s string) error {
 	user, password, hasPassword := strings.Cut(s, ":")
 	var err error
 	if t.username, err = url.PathUnescape(user); err != nil {
@@ -177,15 +178,15 @@ func (t *target) parseUser(s string) error {
 	return nil
 }
 
-func (t *target) parsePath(path string) error {
+func (t *Target) parsePath(path string) error {
 	path = strings.Trim(path, "/")
-	if t.topology == sentinel {
+	if t.Topology == Sentinel {
 		master, db, _ := strings.Cut(path, "/")
 		if master == "" {
 			return fmt.Errorf("redis: a redis+sentinel URL names the master after the hosts: redis+sentinel://host:port/master")
 		}
 		var err error
-		if t.master, err = url.PathUnescape(master); err != nil {
+		if t.Master, err = url.PathUnescape(master); err != nil {
 			return fmt.Errorf("redis: the master's name in the URL: %w", err)
 		}
 		path = db
@@ -193,31 +194,31 @@ func (t *target) parsePath(path string) error {
 	if path == "" {
 		return nil
 	}
-	if t.topology == cluster {
-		return fmt.Errorf("redis: the URL of a cluster ends with %q; a cluster has no databases", clip("/"+path))
+	if t.Topology == Cluster {
+		return fmt.Errorf("redis: the URL of a cluster ends with %q; a cluster has no databases", Clip("/"+path))
 	}
 	return t.parseDB(path)
 }
 
-func (t *target) parseDB(s string) error {
+func (t *Target) parseDB(s string) error {
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 0 {
-		return fmt.Errorf("redis: the database %q in the URL is no number of 0 or more", clip(s))
+		return fmt.Errorf("redis: the database %q in the URL is no number of 0 or more", Clip(s))
 	}
-	if n != 0 && t.topology == cluster {
+	if n != 0 && t.Topology == Cluster {
 		return fmt.Errorf("redis: database %d of a cluster, which has none but 0", n)
 	}
 	t.db = n
 	return nil
 }
 
-func (t *target) parseParams(params url.Values, secure bool) error {
+func (t *Target) parseParams(params url.Values, secure bool) error {
 	files := map[string]string{}
 	var serverName string
 	var insecure bool
 	for _, name := range slices.Sorted(maps.Keys(params)) {
 		if len(params[name]) > 1 {
-			return fmt.Errorf("redis: the URL has the parameter %q twice", clip(name))
+			return fmt.Errorf("redis: the URL has the parameter %q twice", Clip(name))
 		}
 		v := params[name][0]
 		isTLS := false
@@ -227,7 +228,7 @@ func (t *target) parseParams(params url.Values, secure bool) error {
 				return err
 			}
 		case "sentinel_username", "sentinel_password":
-			if t.topology != sentinel {
+			if t.Topology != Sentinel {
 				return fmt.Errorf("redis: the parameter %q is for redis+sentinel URLs only", name)
 			}
 			if name == "sentinel_username" {
@@ -242,11 +243,11 @@ func (t *target) parseParams(params url.Values, secure bool) error {
 		case "insecure":
 			b, err := strconv.ParseBool(v)
 			if err != nil {
-				return fmt.Errorf("redis: the parameter insecure is %q, not true or false", clip(v))
+				return fmt.Errorf("redis: the parameter insecure is %q, not true or false", Clip(v))
 			}
 			insecure, isTLS = b, true
 		default:
-			return fmt.Errorf("redis: the URL's parameter %q is unknown; there are db, sentinel_username, sentinel_password, ca, cert, key, server_name and insecure", clip(name))
+			return fmt.Errorf("redis: the URL's parameter %q is unknown; there are db, sentinel_username, sentinel_password, ca, cert, key, server_name and insecure", Clip(name))
 		}
 		if isTLS && !secure {
 			return fmt.Errorf("redis: the parameter %q is for TLS, which needs a scheme that begins with rediss", name)
@@ -258,10 +259,10 @@ func (t *target) parseParams(params url.Values, secure bool) error {
 	return t.loadTLS(files, serverName, insecure)
 }
 
-func (t *target) loadTLS(files map[string]string, serverName string, insecure bool) error {
+func (t *Target) loadTLS(files map[string]string, serverName string, insecure bool) error {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName, InsecureSkipVerify: insecure}
-	if c.ServerName == "" && len(t.addrs) == 1 && t.topology == standalone {
-		c.ServerName, _, _ = net.SplitHostPort(t.addrs[0])
+	if c.ServerName == "" && len(t.Addrs) == 1 && t.Topology == Standalone {
+		c.ServerName, _, _ = net.SplitHostPort(t.Addrs[0])
 	}
 	if f := files["ca"]; f != "" {
 		pem, err := os.ReadFile(f)
@@ -293,7 +294,7 @@ func address(h, port string) (string, error) {
 	if i := strings.LastIndexByte(h, ':'); i >= 0 && !strings.HasSuffix(h, "]") {
 		var err error
 		if host, port, err = net.SplitHostPort(h); err != nil {
-			return "", fmt.Errorf("redis: the host %q in the URL is not host:port (an IPv6 address goes in brackets)", clip(h))
+			return "", fmt.Errorf("redis: the host %q in the URL is not host:port (an IPv6 address goes in brackets)", Clip(h))
 		}
 	} else {
 		host = strings.Trim(h, "[]")
@@ -302,15 +303,7 @@ func address(h, port string) (string, error) {
 		return "", fmt.Errorf("redis: the URL names no host")
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return "", fmt.Errorf("redis: the port %q in the URL is none", clip(port))
+		return "", fmt.Errorf("redis: the port %q in the URL is none", Clip(port))
 	}
 	return net.JoinHostPort(host, port), nil
-}
-
-// clip keeps a refused value readable in an error message.
-func clip(s string) string {
-	if len(s) > 64 {
-		return s[:64] + "..."
-	}
-	return s
 }

@@ -1,4 +1,4 @@
-package redis
+package redisx
 
 import (
 	"context"
@@ -48,10 +48,10 @@ type dialError struct{ error }
 func (e dialError) Unwrap() error { return e.error }
 
 // newDialer returns a dialer that connects as go-redis does by itself. A nil log is deaf.
-func newDialer(t *target, c *Config) *dialer {
+func newDialer(c *Config) *dialer {
 	d := &dialer{
-		dial: redis.NewDialer(&redis.Options{DialTimeout: c.DialTimeout, TLSConfig: t.tls}),
-		log:  c.Observer.Log, now: time.Now, addrs: map[string]*dialled{},
+		dial: redis.NewDialer(&redis.Options{DialTimeout: c.DialTimeout, TLSConfig: c.Target.tls}),
+		log:  c.Log, now: time.Now, addrs: map[string]*dialled{},
 	}
 	if d.log == nil {
 		d.log = func(string) {}
@@ -114,34 +114,4 @@ func (d *dialer) reached(addr string) {
 	if told {
 		d.log(fmt.Sprintf("redis: connected to %s again, after %v", addr, away.Round(time.Millisecond)))
 	}
-}
-
-// limiter lets a line of each kind pass once a minute. It is not safe for concurrent use.
-type limiter struct {
-	kinds map[string]*kind
-}
-
-// kind is what there is to know of lines of one kind.
-type kind struct {
-	next    time.Time
-	dropped int
-}
-
-// pass tells whether a line of the kind may pass, and how many have not since the last
-// that has. Kinds are few, such as the formats of messages in a program's source.
-func (l *limiter) pass(name string, now time.Time) (dropped int, ok bool) {
-	if l.kinds == nil {
-		l.kinds = map[string]*kind{}
-	}
-	k := l.kinds[name]
-	if k == nil {
-		k = &kind{}
-		l.kinds[name] = k
-	}
-	if now.Before(k.next) {
-		k.dropped++
-		return 0, false
-	}
-	dropped, k.dropped, k.next = k.dropped, 0, now.Add(dialAgain)
-	return dropped, true
 }

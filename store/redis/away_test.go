@@ -1,0 +1,52 @@
+package redis
+
+import (
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/redistest"
+)
+
+// TestServerThatIsAwayIsToldOnce hears all of a client whose server is away, go-redis's
+// own lines included.
+func TestServerThatIsAwayIsToldOnce(t *testing.T) {
+	s := redistest.Start(t)
+	var mu sync.Mutex
+	var lines []string
+	x := open(t, Config{URL: s.URL(), NoSweep: true, Observer: Observer{Log: func(m string) { mu.Lock(); defer mu.Unlock(); lines = append(lines, m) }}})
+	count := func(part string) (n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, l := range lines {
+			if strings.Contains(l, part) {
+				n++
+			}
+		}
+		return n
+	}
+	if _, err := x.Registry(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.Stop()
+	for range 50 {
+		if _, err := x.Registry(t.Context()); err == nil {
+			t.Fatal("the registry of a server that is away")
+		}
+	}
+	if n := count("dial"); n != 1 || count("cannot connect to") != 1 {
+		t.Errorf("%d lines: %q", n, lines)
+	}
+	s.Run()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := x.Registry(t.Context()); err == nil {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	if count("again, after") != 1 {
+		t.Errorf("no recovery in %q", lines)
+	}
+}

@@ -1,0 +1,66 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// failed wraps an error of a call to the server into what this package
+// promises: the context's error when that is why the call ended, and
+// store.ErrUnavailable for whatever the caller can do nothing about but try
+// again later.
+func failed(ctx context.Context, doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, mine := range []error{store.ErrClosed, store.ErrFull, store.ErrInvalid, store.ErrUnavailable, store.ErrFenced, store.ErrEnded, ErrSchema} {
+		if errors.Is(err, mine) {
+			return err
+		}
+	}
+	if errors.Is(err, redis.ErrClosed) {
+		return store.ErrClosed
+	}
+	if schema, ok := strings.CutPrefix(err.Error(), "KVASCHEMA "); ok {
+		s, p, _ := strings.Cut(schema, " ")
+		return schemaError(s, p)
+	}
+	if full, ok := strings.CutPrefix(err.Error(), "KVAFULL "); ok {
+		what, limit, _ := strings.Cut(full, " ")
+		return fmt.Errorf("%w: there are %s %s already, the limit of the configuration", store.ErrFull, limit, what)
+	}
+	switch cause := ctx.Err(); {
+	case errors.Is(cause, context.Canceled):
+		return fmt.Errorf("redis: %s: %w", doing, cause)
+	case cause != nil:
+		return fmt.Errorf("%w: %s: %w", store.ErrUnavailable, doing, cause)
+	}
+	if why := refusal(err); why != nil {
+		return fmt.Errorf("%w: %w: %s: %w", store.ErrUnavailable, why, doing, err)
+	}
+	return fmt.Errorf("%w: %s: %w", store.ErrUnavailable, doing, err)
+}
+
+// refusal returns what the server means by an error, nil if it says nothing that
+// another call could not change.
+func refusal(err error) error {
+	if redis.HasErrorPrefix(err, "OOM") {
+		return store.ErrNoMemory
+	}
+	for _, prefix := range []string{"READONLY", "NOAUTH", "WRONGPASS", "NOPERM", "WRONGTYPE", "MISCONF"} {
+		if redis.HasErrorPrefix(err, prefix) {
+			return store.ErrRefused
+		}
+	}
+	return nil
+}
+
+func schemaError(schema, partitions string) error {
+	return fmt.Errorf("%w: it has schema %s with %s partitions, this version has schema %d with %d", ErrSchema, schema, partitions, Schema, len(tags))
+}
