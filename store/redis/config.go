@@ -123,7 +123,7 @@ func CheckURL(s string) error {
 }
 
 // connection is how to connect to a target.
-func (c *Config) connection(t *redisx.Target) redisx.Config {
+func (c Config) connection(t *redisx.Target) redisx.Config {
 	return redisx.Config{Target: t, Protocol: c.Protocol, PoolSize: c.PoolSize, DialTimeout: c.DialTimeout, Timeout: c.Timeout, Log: c.Observer.Log}
 }
 
