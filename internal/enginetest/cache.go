@@ -29,6 +29,9 @@ type CacheOptions struct {
 	// LoRAs, Salts and Reports are the parts, 0 to 1, of conversations with an adapter
 	// and with a salt, and of requests with vLLM's kv_cache_report_mode=full.
 	LoRAs, Salts, Reports float64
+	// ShortChunks has prompts begin with less than a block now and then, so that two
+	// requests compute one prompt from its first block on.
+	ShortChunks bool
 }
 
 // Cache is an engine's own cache that runs under a random load: conversations with
@@ -65,6 +68,9 @@ func StartCache(tb testing.TB, o CacheOptions) *Cache {
 		value float64
 	}{{"--loras", o.LoRAs}, {"--salts", o.Salts}, {"--reports", o.Reports}} {
 		args = append(args, a.name, strconv.FormatFloat(a.value, 'g', -1, 64))
+	}
+	if o.ShortChunks {
+		args = append(args, "--short-chunks")
 	}
 	args = append(args, "--seed", strconv.FormatUint(o.Seed, 10))
 	return &Cache{startProcess(tb, o.Release.String(), loadScript+cachesScript+cacheScript, args)}

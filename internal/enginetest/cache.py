@@ -61,8 +61,8 @@ class Load:
 class Engine:
     """A scheduler that does things in random order."""
 
-    def __init__(self, rng, cache, load, limit):
-        self.rng, self.cache, self.load, self.limit = rng, cache, load, limit
+    def __init__(self, rng, cache, load, limit, short):
+        self.rng, self.cache, self.load, self.limit, self.short = rng, cache, load, limit, short
         self.running, self.waiting = [], []  # each (request, conversation)
 
     def play(self):
@@ -81,7 +81,8 @@ class Engine:
             self.go_on(self.rng.choice(self.running))
 
     def chunk(self):
-        return self.rng.choice([16, 64, 100, 256, 4096])
+        """How much of a prompt is computed at once. What is left of a step's budget can be less than a block."""
+        return self.rng.choice([*self.short, 16, 64, 100, 256, 4096])
 
     def begin(self):
         r, c = self.waiting.pop(self.rng.randrange(len(self.waiting)))
@@ -191,12 +192,13 @@ def main():
     ap.add_argument("--loras", type=float, default=0)
     ap.add_argument("--salts", type=float, default=0)
     ap.add_argument("--reports", type=float, default=0)
+    ap.add_argument("--short-chunks", action="store_true")
     o = ap.parse_args()
     logging.disable(logging.CRITICAL)
     rng = random.Random(o.seed)
     cache = VLLM(o) if o.engine == "vllm" else SGLang(o)
     pub = publisher(cache.events, o.endpoint, o.replay, "kv", 0, 10_000, 100_000)
-    engine, record, published = Engine(rng, cache, Load(rng, o), 6), Record(), 0
+    engine, record, published = Engine(rng, cache, Load(rng, o), 6, [7] if o.short_chunks else []), Record(), 0
     p = None
 
     def publish():

@@ -59,6 +59,11 @@ var setups = []setup{
 
 // openSetups are those in which the two still differ, run if openVariable is set.
 var openSetups = []setup{
+	{"vllm-0.11.0 short chunks", short(paged("0.11.0", plain)), 16, false},
+	{"vllm-0.22.0 short chunks", short(paged("0.22.0", scoped)), 16, false},
+	{"vllm-0.33.0 short chunks", short(paged("0.33.0", scoped)), 16, false},
+	{"vllm-0.33.0 short chunks, reports", short(paged("0.33.0", reported)), 16, false},
+	{"vllm-0.33.0 window, short chunks", short(windowed("0.33.0", scoped)), 16, false},
 	{"vllm-0.33.0 reports", paged("0.33.0", reported), 16, false},
 	{"vllm-0.33.0 reports, index blocks of 4", paged("0.33.0", reported), 64, false},
 	{"vllm-0.22.0 window", windowed("0.22.0", scoped), 16, false},
@@ -90,6 +95,12 @@ func paged(version string, o enginetest.CacheOptions) enginetest.CacheOptions {
 func windowed(version string, o enginetest.CacheOptions) enginetest.CacheOptions {
 	o = paged(version, o)
 	o.Window = 128
+	return o
+}
+
+// short is a cache under a load with short chunks.
+func short(o enginetest.CacheOptions) enginetest.CacheOptions {
+	o.ShortChunks = true
 	return o
 }
 
