@@ -62,7 +62,7 @@ func (s *service) makeTokenizers() error {
 		Pins:          pins,
 		Chat: chat.Options{
 			Engine: chat.Engine(c.ChatEngine), DefaultKwargs: []byte(c.ChatKwargs),
-			RebuildTools: c.ChatRebuildTools, OwnTemplatesOnly: c.ChatOwnTemplatesOnly,
+			Tools: toolForm(c.ChatRebuildTools), OwnTemplatesOnly: c.ChatOwnTemplatesOnly,
 			Limits: chat.Limits{Items: c.MaxChatItems, Values: c.MaxChatValues},
 		},
 		Observer: s.watchTokenizers(),
@@ -75,6 +75,14 @@ func (s *service) makeTokenizers() error {
 		return s.metrics.PrefixStore(prefixes.Stats)
 	}
 	return nil
+}
+
+// toolForm is the form of tools: the engine's, but where it is switched off.
+func toolForm(rebuild bool) chat.ToolForm {
+	if !rebuild {
+		return chat.ToolsAsSent
+	}
+	return "" // by the engine
 }
 
 func (s *service) makeHub(pins map[string]tokenpool.Pin) (*tokenpool.Hub, error) {

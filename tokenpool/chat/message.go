@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -27,7 +28,7 @@ const (
 type preparer struct {
 	engine  Engine
 	format  Format
-	rebuild bool // see Options.RebuildTools
+	rebuild bool // see ToolsRebuilt
 	spend   *budget
 	// media are the kinds of the parts that are no text, mediaIDs their uuids.
 	media, mediaIDs []string
@@ -361,8 +362,8 @@ func (p *preparer) toolCalls(where string, raw json.RawMessage) (json.RawMessage
 		}
 		function = put(function, "arguments", arguments)
 		if p.rebuild {
-			function = pick(function, "arguments", "name")
-			ms = pick(put(ms, "function", nil), "id", "function", "type")
+			function = leading(function, "arguments", "name")
+			ms = leading(ms, "id", "function", "type")
 		}
 		ms = put(ms, "function", encodeObject(function))
 		calls[i] = encodeObject(ms)
@@ -407,33 +408,46 @@ func pick(ms []member, keys ...string) []member {
 	return out
 }
 
+// leading returns the members with these keys in front, in this order.
+func leading(ms []member, keys ...string) []member {
+	out := pick(ms, keys...)
+	for _, m := range ms {
+		if !slices.Contains(keys, m.key) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
 // rebuildTool gives a tool the form that it has after vLLM has read and written
-// it: the fields that it knows, in its order, with null for two that are missing.
+// it: the fields that it knows, in its order, with null for two that are missing. One
+// without function, which vLLM refuses, stays as it is.
 func rebuildTool(raw json.RawMessage) json.RawMessage {
 	given := members(raw)
-	tool := []member{{"type", json.RawMessage(`"function"`)}}
-	if first(get(given, "function")) == '{' {
-		function := members(get(given, "function"))
-		out := pick(function, "name")
-		for _, key := range []string{"description", "parameters"} {
-			v := get(function, key)
-			if isNull(v) {
-				v = json.RawMessage("null")
-			}
-			out = append(out, member{key, v})
-		}
-		for _, key := range []string{"strict", "defer_loading"} {
-			if v := get(function, key); !isNull(v) {
-				out = append(out, member{key, v})
-			}
-		}
-		if v := get(given, "defer_loading"); !isNull(v) && isNull(get(function, "defer_loading")) {
-			out = append(out, member{"defer_loading", v})
-		}
-		tool = append(tool, member{"function", encodeObject(out)})
+	if first(get(given, "function")) != '{' {
+		return raw
 	}
-	if v := get(given, "defer_loading"); !isNull(v) {
-		tool = append(tool, member{"defer_loading", v})
+	function := members(get(given, "function"))
+	out := pick(function, "name")
+	for _, key := range []string{"description", "parameters"} {
+		v := get(function, key)
+		if isNull(v) {
+			v = json.RawMessage("null")
+		}
+		out = append(out, member{key, v})
+	}
+	if v := get(function, "strict"); !isNull(v) {
+		out = append(out, member{"strict", v})
+	}
+	deferred := get(given, "defer_loading")
+	if v := get(function, "defer_loading"); !isNull(v) {
+		out = append(out, member{"defer_loading", v})
+	} else if !isNull(deferred) {
+		out = append(out, member{"defer_loading", deferred})
+	}
+	tool := []member{{"type", json.RawMessage(`"function"`)}, {"function", encodeObject(out)}}
+	if !isNull(deferred) {
+		tool = append(tool, member{"defer_loading", deferred})
 	}
 	return encodeObject(tool)
 }

@@ -28,18 +28,30 @@ type Options struct {
 	// OwnTemplatesOnly refuses requests that bring a template, as vLLM does
 	// without --trust-request-chat-template. Names of the model's are allowed.
 	OwnTemplatesOnly bool
-	// RebuildTools rebuilds tools and tool calls as vLLM's HTTP server does when
-	// it reads them: fields in vLLM's order (in a call: id, function, type; in
-	// its function: arguments, name), unknown ones left out, null for a missing
-	// description or parameters. Needed to be exact with templates that write
-	// out a whole tool or call, if clients do not send it in that form anyway.
-	RebuildTools bool
+	// Tools says in which form tools and tool calls reach the template. Default:
+	// as the engine's HTTP server passes them on, which is ToolsRebuilt for
+	// EngineVLLM and ToolsAsSent for EngineTransformers.
+	Tools ToolForm
 	// Limits bound each rendering.
 	Limits Limits
 	// Now is the clock of strftime_now, in the engine's time zone. Default
 	// time.Now, which is in the zone of this process.
 	Now func() time.Time
 }
+
+// ToolForm is the form in which tools and tool calls reach a template.
+type ToolForm string
+
+// The forms.
+const (
+	// ToolsAsSent leaves them as they are in the request.
+	ToolsAsSent ToolForm = "sent"
+	// ToolsRebuilt has the fields in vLLM's order (in a call: id, function, type; in
+	// its function: arguments, name; then all others). Tools have no unknown ones, and
+	// null for a missing description or parameters. It shows in templates that write
+	// out a whole tool or call.
+	ToolsRebuilt ToolForm = "rebuilt"
+)
 
 // requestTemplates is how many templates of requests are kept compiled.
 const requestTemplates = 32
@@ -53,6 +65,10 @@ type Renderer struct {
 
 	mu  sync.Mutex // protects own
 	own map[string]compiled
+
+	// What the model's own template does, found by rendering it; see probe.go.
+	systemsFirst func() bool
+	thinkingOff  func() string
 }
 
 // compiled is one of the model's templates, or why it is none.
@@ -72,6 +88,15 @@ func NewRenderer(files Files, opts Options) (*Renderer, error) {
 	if opts.Format != "" && opts.Format != FormatString && opts.Format != FormatOpenAI {
 		return nil, bad("options", "unknown content format %q", opts.Format)
 	}
+	if opts.Tools == "" {
+		opts.Tools = ToolsAsSent
+		if opts.Engine == EngineVLLM {
+			opts.Tools = ToolsRebuilt
+		}
+	}
+	if opts.Tools != ToolsAsSent && opts.Tools != ToolsRebuilt {
+		return nil, bad("options", "unknown form of tools %q", opts.Tools)
+	}
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
@@ -90,7 +115,9 @@ func NewRenderer(files Files, opts Options) (*Renderer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("chat: %w", err) // the size is positive
 	}
-	return &Renderer{templates: t, kwargs: kwargs, opts: opts, given: given, own: map[string]compiled{}}, nil
+	r := &Renderer{templates: t, kwargs: kwargs, opts: opts, given: given, own: map[string]compiled{}}
+	r.systemsFirst, r.thinkingOff = sync.OnceValue(r.probeSystems), sync.OnceValue(r.probeThinking)
+	return r, nil
 }
 
 // Prompt is a rendered chat.
@@ -127,6 +154,10 @@ func (r *Renderer) Render(req Request) (Prompt, error) {
 // while it does.
 func (r *Renderer) RenderContext(ctx context.Context, req Request) (Prompt, error) {
 	now := r.opts.Now()
+	req, err := r.completion(ctx, req)
+	if err != nil {
+		return Prompt{}, err
+	}
 	c, text, err := r.render(ctx, req, now)
 	if err != nil {
 		return Prompt{}, err
@@ -220,6 +251,10 @@ func (r *Renderer) sure(ctx context.Context, req Request, i int, text string, no
 // Prepare returns the template that Render would render for the request, and
 // the context that it would give to it.
 func (r *Renderer) Prepare(req Request) (*Template, json.RawMessage, error) {
+	req, err := r.completion(context.Background(), req)
+	if err != nil {
+		return nil, nil, err
+	}
 	c, err := r.prepare(newBudget(context.Background(), r.opts.Limits), req)
 	return c.template, c.context, err
 }
@@ -273,7 +308,7 @@ func (r *Renderer) prepare(spend *budget, req Request) (prepared, error) {
 	if err != nil {
 		return none, err
 	}
-	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: r.opts.RebuildTools, spend: spend}
+	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: r.opts.Tools == ToolsRebuilt && !req.built, spend: spend}
 	conversation := make([][]member, len(messages))
 	mediaAt := 0
 	for i, m := range messages {
@@ -305,7 +340,7 @@ func (r *Renderer) prepare(spend *budget, req Request) (prepared, error) {
 	}
 	messages = messages[:len(conversation)]
 
-	if r.opts.RebuildTools {
+	if p.rebuild {
 		for i := range tools {
 			tools[i] = rebuildTool(tools[i])
 		}

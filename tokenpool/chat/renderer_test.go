@@ -62,7 +62,7 @@ func TestMessages(t *testing.T) {
 			if want == "" {
 				want = c.asText
 			}
-			p, err := newRenderer(t, Files{Template: []byte(tmpl)}, Options{}).Render(Request{Messages: []byte(c.messages)})
+			p, err := newRenderer(t, Files{Template: []byte(tmpl)}, Options{Tools: ToolsAsSent}).Render(Request{Messages: []byte(c.messages)})
 			if err != nil || p.Text != want {
 				t.Errorf("%s:\n got  %s, %v\n want %s", c.name, p.Text, err, want)
 			}
@@ -90,14 +90,14 @@ func TestTransformersMessages(t *testing.T) {
 // TestRebuildTools compares with what vLLM's request models, read and written,
 // make of tools and calls.
 func TestRebuildTools(t *testing.T) {
-	r := newRenderer(t, Files{Template: []byte(`{{ tools|tojson }}{{ messages[1].tool_calls|tojson }}`)}, Options{RebuildTools: true})
+	r := newRenderer(t, Files{Template: []byte(`{{ tools|tojson }}{{ messages[1].tool_calls|tojson }}`)}, Options{})
 	p, err := r.Render(Request{
 		Messages: []byte(`[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[{"id":"1","type":"function","x":1,"function":{"name":"f","arguments":"{\"b\":1,\"a\":2}"}}]}]`),
 		Tools:    []byte(`[{"function":{"parameters":{"z":1,"a":2},"x":1,"name":"f"},"x":1,"type":"function"},{"type":"function","function":{"name":"g","description":"d","strict":true}}]`),
 	})
 	want := `[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"z": 1, "a": 2}}}, ` +
 		`{"type": "function", "function": {"name": "g", "description": "d", "parameters": null, "strict": true}}]` +
-		`[{"id": "1", "function": {"arguments": {"b": 1, "a": 2}, "name": "f"}, "type": "function"}]`
+		`[{"id": "1", "function": {"arguments": {"b": 1, "a": 2}, "name": "f"}, "type": "function", "x": 1}]`
 	if err != nil || p.Text != want {
 		t.Errorf("%s, %v, want %s", p.Text, err, want)
 	}

@@ -29,7 +29,40 @@ type Request struct {
 	// ReasoningEffort is given to the template as reasoning_effort, and as
 	// enable_thinking (false for "none") if the kwargs say nothing of that.
 	ReasoningEffort string `json:"reasoning_effort,omitempty"`
+	// AddSpecialTokens has the tokenizer put its special tokens around the text,
+	// beside those of the template. Rendering does not look at it.
+	AddSpecialTokens bool `json:"add_special_tokens,omitempty"`
+
+	// API is the one whose request this is. The fields below belong to the others
+	// than chat completions.
+	API API `json:"-"`
+	// System is a string or an array of blocks, Thinking and OutputConfig are
+	// objects: APIMessages.
+	System       json.RawMessage `json:"system,omitempty"`
+	Thinking     json.RawMessage `json:"thinking,omitempty"`
+	OutputConfig json.RawMessage `json:"output_config,omitempty"`
+	// Input is a string or an array of items, in the place of Messages; Instructions
+	// stand before it, and Reasoning is an object: APIResponses.
+	Input        json.RawMessage `json:"input,omitempty"`
+	Instructions string          `json:"instructions,omitempty"`
+	Reasoning    json.RawMessage `json:"reasoning,omitempty"`
+
+	built bool // tools and calls have the form that vLLM gives them
 }
+
+// API names the API of a request.
+type API string
+
+// The APIs. Requests of the last two become chat completions before they are
+// rendered, as vLLM 0.33 makes them.
+const (
+	// APIChat is OpenAI's chat completions.
+	APIChat API = ""
+	// APIMessages is Anthropic's messages.
+	APIMessages API = "messages"
+	// APIResponses is OpenAI's responses.
+	APIResponses API = "responses"
+)
 
 // array checks that raw is an array of objects, and returns them. It is nil for
 // none.

@@ -78,8 +78,9 @@ type chatSettings struct {
 	// is followed.
 	ChatEngine string `name:"chat-engine" default:"vllm" oneof:"vllm,transformers" section:"Chats"`
 	// ChatRebuildTools gives tools and tool calls the form in which vLLM's server
-	// passes them on, for clients that send another one.
-	ChatRebuildTools bool `name:"chat-rebuild-tools" default:"false"`
+	// passes them on, whatever clients send. It is for chat-engine vllm; false leaves
+	// them as they are sent.
+	ChatRebuildTools bool `name:"chat-rebuild-tools" default:"true"`
 	// ChatKwargs is a JSON object of variables for chat templates, which those of
 	// a request go before (vLLM's --default-chat-template-kwargs).
 	ChatKwargs string `name:"chat-kwargs"`

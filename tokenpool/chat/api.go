@@ -1,0 +1,113 @@
+package chat
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+)
+
+// completion makes a chat completion of a request of another API.
+func (r *Renderer) completion(ctx context.Context, req Request) (Request, error) {
+	switch spend := newBudget(ctx, r.opts.Limits); req.API {
+	case APIMessages:
+		return r.fromMessages(spend, req)
+	case APIResponses:
+		return fromResponses(spend, req)
+	default:
+		return req, nil
+	}
+}
+
+// APIOf returns the API that a request is of, as far as its fields say. Chats that
+// would be rendered alike by both are APIChat; the rest is told by what only
+// Anthropic's API has.
+func APIOf(r *Request) API {
+	switch {
+	case !isNull(r.Input):
+		return APIResponses
+	case !isNull(r.System), !isNull(r.Thinking), !isNull(r.OutputConfig),
+		hasInputSchema(r.Tools), hasBlocks(r.Messages):
+		return APIMessages
+	default:
+		return APIChat
+	}
+}
+
+// hasInputSchema reports whether a tool is one of Anthropic's.
+func hasInputSchema(tools json.RawMessage) bool {
+	if first(tools) != '[' || !bytes.Contains(tools, []byte(`"input_schema"`)) {
+		return false
+	}
+	for _, tool := range elements(tools) {
+		if first(tool) != '{' {
+			continue
+		}
+		if ms := members(tool); get(ms, "input_schema") != nil && get(ms, "function") == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// blockMarks are what a block of a message has that only Anthropic's API knows, by
+// its type; empty is the type alone.
+var blockMarks = map[string]string{
+	"tool_use": "", "tool_result": "", "redacted_thinking": "", "tool_addition": "", "tool_removal": "",
+	"image": "source", "thinking": "signature",
+}
+
+// hasBlocks reports whether a message has a content that only Anthropic's API has.
+func hasBlocks(messages json.RawMessage) bool {
+	if first(messages) != '[' {
+		return false
+	}
+	some := false // a look without reading, which most messages end with
+	for kind := range blockMarks {
+		some = some || bytes.Contains(messages, []byte(`"`+kind+`"`))
+	}
+	if !some {
+		return false
+	}
+	for _, m := range elements(messages) {
+		if first(m) != '{' {
+			continue
+		}
+		content := get(members(m), "content")
+		if first(content) != '[' {
+			continue
+		}
+		for _, block := range elements(content) {
+			if first(block) != '{' {
+				continue
+			}
+			ms := members(block)
+			if mark, known := blockMarks[stringOf(ms, "type")]; known && (mark == "" || !isNull(get(ms, mark))) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// stringOf returns the text of a member, empty if it is no string.
+func stringOf(ms []member, key string) string {
+	if v := get(ms, key); first(v) == '"' {
+		return text(v)
+	}
+	return ""
+}
+
+// isEmpty reports whether a string is empty, or no string.
+func isEmpty(raw json.RawMessage) bool {
+	return first(raw) != '"' || len(bytes.TrimSpace(raw)) == len(`""`)
+}
+
+// textPart is a part of a content.
+func textPart(text json.RawMessage) json.RawMessage {
+	return encodeObject([]member{{"type", quote("text")}, {"text", text}})
+}
+
+// functionTool is a tool in the form in which vLLM's server passes it on.
+func functionTool(function []member) json.RawMessage {
+	return rebuildTool(encodeObject([]member{{"type", quote("function")}, {"function", encodeObject(function)}}))
+}
