@@ -44,8 +44,8 @@ const (
 func Prompt(text string) Input { return Input{kind: inputText, text: text} }
 
 // Chat is a chat, to be rendered with the model's template and then tokenized.
-// Its JSON is not kept after the answer. NoSpecialTokens means nothing for it:
-// the template has put those that there are.
+// Its JSON is not kept after the answer. Request.NoSpecialTokens means nothing for it:
+// the template has put those that there are, and the chat itself asks for more.
 func Chat(r chat.Request) Input { return Input{kind: inputChat, chat: &r} }
 
 // Tokens are the token ids of the whole prompt. The slice is not kept.
@@ -84,6 +84,8 @@ type Request struct {
 	// NoSpecialTokens leaves out the special tokens that the tokenizer puts
 	// around a text.
 	NoSpecialTokens bool
+	// Truncation keeps a part of the prompt's tokens. Block keys have none.
+	Truncation Truncation
 	// EarlyExit stops a longest_prefix walk at the first block at which one
 	// candidate is left: the best pod is known, its score is a lower bound.
 	EarlyExit bool
@@ -134,7 +136,8 @@ const (
 	// IndexStale: the index could not be reached, and a copy of it has answered,
 	// whose age is Response.Stale.
 	IndexStale Degradation = "index_stale"
-	// TokenizationBudget: the tokenizer was not done within its budget.
+	// TokenizationBudget: the tokenizer was not done within its budget, or was not
+	// waited for.
 	TokenizationBudget Degradation = "tokenization_budget"
 	// TokenizationBusy: the tokenizer's queue is full.
 	TokenizationBusy Degradation = "tokenization_busy"

@@ -413,7 +413,7 @@ func TestText(t *testing.T) {
 	for behind, want := range map[tokenpool.Behind]scorer.Degradation{
 		tokenpool.BehindBudget: scorer.TokenizationBudget,
 		tokenpool.BehindBusy:   scorer.TokenizationBusy,
-		tokenpool.BehindAsync:  "",
+		tokenpool.BehindAsync:  scorer.TokenizationBudget,
 	} {
 		answer = tokenpool.Result{Source: tokenpool.FromPrefixStore, Behind: behind}
 		r = score(t, s, scorer.Request{Model: "m", Input: scorer.Prompt("abcde")})

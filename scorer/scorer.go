@@ -245,7 +245,11 @@ func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
 		j := &jobs[i]
 		switch in := &j.req.Input; in.kind {
 		case inputTokens:
-			j.tokens, j.objects, j.resp.Source = in.tokens, j.req.Objects, SourceTokens
+			ids, err := j.req.Truncation.Apply(in.tokens, true, false, len(j.req.Objects) > 0)
+			if err != nil {
+				return &InputError{Index: i, Err: err}
+			}
+			j.tokens, j.objects, j.resp.Source = ids, j.req.Objects, SourceTokens
 		case inputKeys:
 			j.resp.Source = SourceBlockKeys
 		case inputText, inputChat:
@@ -276,7 +280,7 @@ func wrapInput(i int, err error) error {
 }
 
 func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
-	res, err := s.cfg.Tokenizer.Tokens(ctx, tokenpool.Request{
+	ask := tokenpool.Request{
 		Model:           j.req.Model,
 		Text:            j.req.Input.text,
 		Chat:            j.req.Input.chat,
@@ -284,8 +288,12 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 		NoSpecialTokens: j.req.NoSpecialTokens,
 		Mode:            j.req.Mode,
 		Budget:          j.req.Wait,
-	})
+	}
+	res, err := s.cfg.Tokenizer.Tokens(ctx, ask)
 	if err != nil {
+		return err
+	}
+	if res.Tokens, err = j.req.Truncation.Apply(res.Tokens, res.Exact, ask.AddsSpecialTokens(), len(res.Media) > 0); err != nil {
 		return err
 	}
 	j.tokens = res.Tokens
@@ -296,13 +304,12 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 	}
 	j.resp.Source, j.resp.Exact = string(res.Source), res.Exact
 	switch res.Behind {
-	case tokenpool.BehindBudget:
+	case tokenpool.BehindBudget, tokenpool.BehindAsync:
 		j.resp.Degraded = TokenizationBudget
 	case tokenpool.BehindBusy:
 		j.resp.Degraded = TokenizationBusy
 	case tokenpool.BehindMedia:
 		j.resp.Degraded = Multimodal
-	case tokenpool.BehindAsync: // as the caller wanted
 	}
 	return nil
 }

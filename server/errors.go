@@ -82,6 +82,7 @@ var mapping = []struct {
 	retry   time.Duration
 }{
 	{is: scorer.ErrRequest, status: 400, code: codeInvalidRequest},
+	{is: scorer.ErrCut, status: 400, code: codeInvalidRequest, param: "truncate_prompt_tokens"},
 	{is: scorer.ErrNoTokenizer, status: 501, code: "no_tokenizer", param: "prompt", message: "this server has no tokenizers: send tokens, tokens_b64 or block_keys"},
 	{is: tokenpool.ErrUnsupported, status: 501, code: "tokenizer_unsupported", param: "model"},
 	{is: tokenpool.ErrUnknownModel, status: 404, code: "unknown_model", param: "model", message: "there is no tokenizer for this model: send tokens, or put it at DIR/<org>/<model>/tokenizer.json of the server's --tokenizers DIR"},

@@ -51,7 +51,7 @@ func bytewise(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error
 		if err != nil {
 			return tokenpool.Result{}, fmt.Errorf("tokenpool: model %s: %w", r.Model, err)
 		}
-		r.Text, r.NoSpecialTokens, media = prompt.Text[:prompt.Sure], true, len(prompt.Media) > 0
+		r.Text, r.NoSpecialTokens, media = prompt.Text[:prompt.Sure], !r.AddsSpecialTokens(), len(prompt.Media) > 0
 	}
 	switch {
 	case r.Model != textModel:

@@ -14,11 +14,11 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
-// The routes of this file are those of vLLM's server (0.18 and later), for callers
-// that send it whole requests and want their tokens: a scheduler's token producer
-// can point here. Their bodies are read as vLLM reads them, so what does not
-// change the tokens is not looked at; what would, and is not done here, is
-// refused.
+// The routes of this file are those of vLLM's server (chats and completions from 0.18,
+// messages and responses from 0.33), for callers that send it whole requests and want
+// their tokens: a scheduler's token producer can point here. Their bodies are read as
+// vLLM reads them, so what does not change the tokens is not looked at; what would, and
+// is not done here, is refused.
 
 // Detokenizer turns tokens back into text. *tokenpool.Pool is one.
 type Detokenizer interface {
@@ -36,7 +36,13 @@ type engineRequest struct {
 	Media            json.RawMessage `json:"mm_items"`
 	AddSpecialTokens *bool           `json:"add_special_tokens"`
 	Truncate         json.RawMessage `json:"truncate_prompt_tokens"`
+	TruncationSide   json.RawMessage `json:"truncation_side"`
 	ReturnTokenStrs  bool            `json:"return_token_strs"`
+
+	PreviousResponse json.RawMessage `json:"previous_response_id"`
+	Embeds           json.RawMessage `json:"prompt_embeds"`
+
+	cut scorer.Truncation
 }
 
 // given says whether a field is there and is not null.
@@ -66,73 +72,60 @@ func (c *call) readEngineRequest() (*engineRequest, error) {
 	switch {
 	case q.Model == "":
 		return nil, invalid("model", "model is missing: this server has the tokenizers of many")
-	case given(q.Truncate):
-		return nil, invalid("truncate_prompt_tokens", "truncate_prompt_tokens is not done here")
+	case given(q.PreviousResponse):
+		return nil, refusedField("previous_response_id")
+	case given(q.Embeds):
+		return nil, refusedField("prompt_embeds")
 	case c.s.cfg.Tokenizer == nil:
 		return nil, scorer.ErrNoTokenizer
 	}
+	var in input
+	for _, f := range []struct {
+		name string
+		raw  json.RawMessage
+		read func(*scanner, *input) error
+	}{{"truncate_prompt_tokens", q.Truncate, readTruncation}, {"truncation_side", q.TruncationSide, readTruncationSide}} {
+		if given(f.raw) {
+			if err := f.read(&scanner{data: f.raw, path: []byte(f.name)}, &in); err != nil {
+				return nil, err
+			}
+		}
+	}
+	q.cut = in.cut
+	q.Request.AddSpecialTokens = q.AddSpecialTokens != nil && *q.AddSpecialTokens
 	return q, nil
 }
 
-// prompts are the prompts of a completion: texts or tokens. They are counted while
-// they are read.
-func (q *engineRequest) prompts(limits *Limits) (texts []string, tokens [][]uint32, list bool, err error) {
+// prompts are the prompts of a completion.
+func (q *engineRequest) prompts(limits *Limits) (p prompts, err error) {
 	if !given(q.Prompt) {
-		return nil, nil, false, invalid("prompt", "prompt is missing")
+		return p, invalid("prompt", "prompt is missing")
 	}
 	s := &scanner{data: q.Prompt, path: []byte("prompt")}
-	begin := func() byte { // of the first element
-		in := scanner{data: s.data, pos: 1}
-		in.space()
-		return in.data[in.pos] // it is JSON: the array has an end
-	}
-	text := func() error {
-		texts = append(texts, "")
-		return s.text(&texts[len(texts)-1])
-	}
-	total := 0
-	ids := func() error {
-		one, err := s.tokens(nil, limits.MaxTokens-total)
-		total += len(one)
-		tokens = append(tokens, one)
-		return err
-	}
-	if s.at('"') {
-		err = text()
-		return texts, nil, false, err
-	}
-	if !s.at('[') {
-		return nil, nil, false, s.unexpected("a string, strings, tokens, or lists of tokens")
-	}
-	switch begin() {
-	case ']':
-		return nil, nil, false, invalid("prompt", "prompt has 0 prompts, it can have 1 to %d", limits.MaxPrompts)
-	case '"':
-		err = s.array("an array of strings", limits.MaxPrompts, text)
-	case '[':
-		err = s.array("an array of lists of tokens", limits.MaxPrompts, ids)
-	default:
-		err = ids()
-		return nil, tokens, false, err
-	}
-	return texts, tokens, true, err
+	return s.prompts(limits)
 }
 
-// textTokens are the tokens of the texts of a completion.
-func (c *call) textTokens(q *engineRequest, texts []string) ([][]uint32, error) {
-	var out [][]uint32
-	for i, text := range texts {
-		res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, tokenpool.Request{
-			Model: q.Model, Text: text, Mode: tokenpool.Sync,
-			NoSpecialTokens: q.AddSpecialTokens != nil && !*q.AddSpecialTokens,
-		})
+// promptTokens are the tokens of the prompts of a completion.
+func (c *call) promptTokens(q *engineRequest, p prompts) (out [][]uint32, err error) {
+	for i, text := range p.texts {
+		r := tokenpool.Request{Model: q.Model, Text: text, Mode: tokenpool.Sync, NoSpecialTokens: q.AddSpecialTokens != nil && !*q.AddSpecialTokens}
+		res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, r)
+		if err == nil {
+			res.Tokens, err = q.cut.Apply(res.Tokens, true, r.AddsSpecialTokens(), false)
+		}
 		if err != nil {
-			if len(texts) > 1 {
-				err = fmt.Errorf("prompt %d: %w", i, err)
+			if p.list {
+				err = blamePrompt("prompt", &scorer.InputError{Index: i, Err: err})
 			}
 			return nil, err
 		}
 		out = append(out, res.Tokens)
+	}
+	for _, ids := range p.tokens {
+		if ids, err = q.cut.Apply(ids, true, false, false); err != nil {
+			return nil, err
+		}
+		out = append(out, ids)
 	}
 	return out, nil
 }
@@ -140,26 +133,28 @@ func (c *call) textTokens(q *engineRequest, texts []string) ([][]uint32, error) 
 // chatTokens are the tokens of a chat. All of them, or it is an error: an answer
 // with a part of the tokens would be taken for the whole.
 func (c *call) chatTokens(q *engineRequest) (res tokenpool.Result, err error) {
-	if q.AddSpecialTokens != nil && *q.AddSpecialTokens {
-		return res, invalid("add_special_tokens", "add_special_tokens cannot be true: a chat's template has put the special tokens")
-	}
 	r := tokenpool.Request{Model: q.Model, Chat: &q.Request, Mode: tokenpool.Sync}
 	if given(q.Media) {
 		if r.Media, err = parseMedia(q.Media, &c.s.cfg.Limits); err != nil {
 			return res, err
 		}
 	}
+	from := "messages"
+	if q.API == chat.APIResponses {
+		from = "input"
+	}
 	res, err = c.s.cfg.Tokenizer.Tokens(c.ctx, r)
 	switch {
 	case err != nil:
-		return res, chatError(q.ChatTemplate != "", err)
+		return res, chatError(from, q.ChatTemplate != "", err)
 	case !res.Exact:
 		return res, &apiError{
-			status: http.StatusNotImplemented, code: "multimodal", param: "messages",
+			status: http.StatusNotImplemented, code: "multimodal", param: from,
 			message: "the chat has images, audio or video: how many tokens they have is known to the model's processor, which is not here; give mm_items, and a media.json beside the tokenizer of a model whose markers are not known",
 		}
 	}
-	return res, nil
+	res.Tokens, err = q.cut.Apply(res.Tokens, true, q.Request.AddSpecialTokens, len(res.Media) > 0)
+	return res, err
 }
 
 // renderCompletion is POST /v1/completions/render.
@@ -168,10 +163,11 @@ func (c *call) renderCompletion() error {
 	if err != nil {
 		return err
 	}
-	texts, tokens, list, err := q.prompts(&c.s.cfg.Limits)
-	if err == nil && tokens == nil {
-		tokens, err = c.textTokens(q, texts)
+	p, err := q.prompts(&c.s.cfg.Limits)
+	if err != nil {
+		return err
 	}
+	tokens, err := c.promptTokens(q, p)
 	if err != nil {
 		return err
 	}
@@ -182,7 +178,7 @@ func (c *call) renderCompletion() error {
 			b = append(b, ',')
 		}
 		id := "cmpl-" + c.id
-		if list {
+		if p.list {
 			id += "-" + strconv.Itoa(i)
 		}
 		b = appendRendered(b, id, q.Model, ids, nil)
@@ -194,16 +190,26 @@ func (c *call) renderCompletion() error {
 }
 
 // renderChat is POST /v1/chat/completions/render.
-func (c *call) renderChat() error {
+func (c *call) renderChat() error { return c.renderAs(chat.APIChat, "chatcmpl-") }
+
+// renderMessages is POST /v1/messages/render.
+func (c *call) renderMessages() error { return c.renderAs(chat.APIMessages, "chatcmpl-") }
+
+// renderResponses is POST /v1/responses/render.
+func (c *call) renderResponses() error { return c.renderAs(chat.APIResponses, "resp_") }
+
+// renderAs renders a chat that is a request of an API.
+func (c *call) renderAs(api chat.API, id string) error {
 	q, err := c.readEngineRequest()
 	if err != nil {
 		return err
 	}
+	q.API = api
 	res, err := c.chatTokens(q)
 	if err != nil {
 		return err
 	}
-	b := append(appendRendered(c.out[:0], "chatcmpl-"+c.id, q.Model, res.Tokens, res.Media), '\n')
+	b := append(appendRendered(c.out[:0], id+c.id, q.Model, res.Tokens, res.Media), '\n')
 	c.out = b
 	c.reply(http.StatusOK, c.out)
 	return nil
@@ -237,14 +243,15 @@ func (c *call) engineTokenize() error {
 		res, err = c.chatTokens(q)
 		tokens = [][]uint32{res.Tokens}
 	default:
-		var texts []string
-		texts, tokens, list, err = q.prompts(&c.s.cfg.Limits)
-		if err == nil && tokens != nil {
+		var p prompts
+		if p, err = q.prompts(&c.s.cfg.Limits); err != nil {
+			return err
+		}
+		if p.tokens != nil {
 			return invalid("prompt", "prompt takes a string or strings")
 		}
-		if err == nil {
-			tokens, err = c.textTokens(q, texts)
-		}
+		list = p.list
+		tokens, err = c.promptTokens(q, p)
 	}
 	if err != nil {
 		return err

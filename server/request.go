@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/binary"
-	"encoding/json"
-	"errors"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -19,20 +16,23 @@ import (
 )
 
 // input is the prompt of a request in one of its forms, and what belongs to
-// it. /v1/score, /v1/blocks and /v1/tokenize share it.
+// it. /v1/score and /v1/tokenize share it, and /v1/blocks has a part.
 type input struct {
 	limits *Limits
 
 	model           string
-	prompt          string
+	prompt          prompts
 	prompts         []string
-	tokens          []uint32 // of tokens or tokens_b64
+	tokens          []uint32 // of tokens, tokens_b64 or input_ids
 	objects         []blockkey.Object
 	chat            chat.Request
 	media           []tokenpool.Medium
+	processed       bool // media are not processed as by default
 	keys            []blockkey.Key
 	lora, salt      string
+	loraPath        string
 	noSpecialTokens bool
+	cut             scorer.Truncation
 	unpacked        []byte // room for tokens_b64
 }
 
@@ -66,111 +66,16 @@ func readModel(s *scanner, in *input) error {
 	return nil
 }
 
-func readPrompt(s *scanner, in *input) error { return s.text(&in.prompt) }
+func readPrompt(s *scanner, in *input) (err error) {
+	in.prompt, err = s.prompts(in.limits)
+	return err
+}
 
 func readPrompts(s *scanner, in *input) error {
 	return s.array("an array of strings", in.limits.MaxPrompts, func() error {
 		in.prompts = append(in.prompts, "")
 		return s.text(&in.prompts[len(in.prompts)-1])
 	})
-}
-
-// chatNames are the fields that belong to messages.
-var chatNames = []string{
-	"mm_items", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "reasoning_effort",
-}
-
-// chatFields are messages and what belongs to them, as in a chat completion, whose
-// clients also send null for what they do not use. The JSON of some goes on as it is:
-// templates write out keys and numbers as they were sent.
-func chatFields[T any](at func(*T) *input) fields[T] {
-	raw := func(name, what string, begin byte, to func(*chat.Request) *json.RawMessage) field[T] {
-		return inputOf(name, at, func(s *scanner, in *input) error {
-			if !s.at(begin) && !s.at('n') {
-				return s.unexpected(what)
-			}
-			b, err := s.raw(what)
-			*to(&in.chat) = b
-			return err
-		})
-	}
-	plain := func(name string, read func(*scanner, *input) error) field[T] {
-		return inputOf(name, at, func(s *scanner, in *input) error {
-			if s.null() {
-				return nil
-			}
-			return read(s, in)
-		})
-	}
-	return fields[T]{
-		raw("messages", "an array of messages", '[', func(r *chat.Request) *json.RawMessage { return &r.Messages }),
-		raw("tools", "an array of tools", '[', func(r *chat.Request) *json.RawMessage { return &r.Tools }),
-		raw("documents", "an array of documents", '[', func(r *chat.Request) *json.RawMessage { return &r.Documents }),
-		raw("chat_template_kwargs", "an object", '{', func(r *chat.Request) *json.RawMessage { return &r.ChatTemplateKwargs }),
-		inputOf("mm_items", at, readMedia),
-		plain("add_generation_prompt", func(s *scanner, in *input) error {
-			in.chat.AddGenerationPrompt = new(bool)
-			return s.bool(in.chat.AddGenerationPrompt)
-		}),
-		plain("continue_final_message", func(s *scanner, in *input) error { return s.bool(&in.chat.ContinueFinalMessage) }),
-		plain("chat_template", func(s *scanner, in *input) error { return s.text(&in.chat.ChatTemplate) }),
-		plain("reasoning_effort", func(s *scanner, in *input) error { return s.text(&in.chat.ReasoningEffort) }),
-	}
-}
-
-// checkChat holds the rules between the fields of a chat and the others.
-func (in *input) checkChat(f form, kind string) error {
-	if kind == "messages" {
-		if f.has("add_special_tokens") && !in.noSpecialTokens {
-			return invalid("add_special_tokens", "add_special_tokens cannot be true: a chat's template has put the special tokens")
-		}
-		return nil
-	}
-	const because = "it belongs to messages"
-	if f.passed != "" {
-		return invalid(f.passed, "%s cannot be given: %s", f.passed, because)
-	}
-	return f.exclude(because, chatNames...)
-}
-
-// chatError blames what a chat was refused for; own says whether the template was
-// the request's.
-func chatError(own bool, err error) error {
-	// why is what stands behind the sentinel: what wraps it is not the client's.
-	why := func(sentinel error) string {
-		_, w, _ := strings.Cut(err.Error(), sentinel.Error()+": ")
-		return w
-	}
-	template := "messages"
-	if own {
-		template = "chat_template"
-	}
-	switch {
-	case errors.Is(err, chat.ErrRequest):
-		where, what, _ := strings.Cut(why(chat.ErrRequest), ": ")
-		return invalid(where, "%s", what)
-	case errors.Is(err, chat.ErrTooLarge):
-		where, what, _ := strings.Cut(why(chat.ErrTooLarge), ": ")
-		return tooLarge(where, "%s", what)
-	case errors.Is(err, chat.ErrNoTemplate):
-		return &apiError{
-			status: http.StatusBadRequest, code: "no_chat_template", param: "messages",
-			message: "the model has no chat template, or none of that name: give chat_template, or render the chat and send prompt with add_special_tokens false",
-		}
-	case errors.Is(err, chat.ErrCompile) && own:
-		return &apiError{status: http.StatusBadRequest, code: "chat_template_invalid", param: "chat_template", message: why(chat.ErrCompile)}
-	case errors.Is(err, chat.ErrRaised):
-		return &apiError{status: http.StatusBadRequest, code: "chat_refused", param: "messages", message: why(chat.ErrRaised)}
-	case errors.Is(err, chat.ErrTemplate):
-		return &apiError{status: http.StatusBadRequest, code: "chat_template_failed", param: template, message: why(chat.ErrTemplate)}
-	case errors.Is(err, chat.ErrLimit):
-		return tooLarge(template, "rendering the chat reached a limit: %s", why(chat.ErrLimit))
-	}
-	if e := asAPIError(err); e.param == "prompt" {
-		e.param = "messages"
-		return e
-	}
-	return err
 }
 
 func readTokens(s *scanner, in *input) (err error) {
@@ -185,13 +90,6 @@ func readKeys(s *scanner, in *input) (err error) {
 
 func readLoRA(s *scanner, in *input) error { return s.text(&in.lora) }
 func readSalt(s *scanner, in *input) error { return s.text(&in.salt) }
-
-func readAddSpecialTokens(s *scanner, in *input) error {
-	var add bool
-	err := s.bool(&add)
-	in.noSpecialTokens = !add
-	return err
-}
 
 // readPacked reads tokens_b64: u32 little-endian in base64 (RFC 4648, section
 // 4), with padding or without.
@@ -228,8 +126,8 @@ func readPacked(s *scanner, in *input) error {
 type form struct {
 	names []string
 	seen  uint64
-	// passed is the first field that was skipped, "" if none was.
-	passed string
+	// skipped is the first field of an engine that was skipped, "" if none was.
+	skipped string
 }
 
 // namesOf lists the names of fs, in order.
@@ -303,9 +201,8 @@ func (q *scoreRequest) reset() {
 
 func scoreInput(q *scoreRequest) *input { return &q.input }
 
-var scoreFields = append(chatFields(scoreInput), fields[scoreRequest]{
+var scoreFields = append(engineFields(scoreInput), fields[scoreRequest]{
 	inputOf("model", scoreInput, readModel),
-	inputOf("prompt", scoreInput, readPrompt),
 	inputOf("prompts", scoreInput, readPrompts),
 	inputOf("tokens", scoreInput, readTokens),
 	inputOf("tokens_b64", scoreInput, readPacked),
@@ -336,7 +233,6 @@ var scoreFields = append(chatFields(scoreInput), fields[scoreRequest]{
 		return s.wrong("is none of longest_prefix, highest_block, coverage")
 	}},
 	inputOf("lora", scoreInput, readLoRA),
-	inputOf("cache_salt", scoreInput, readSalt),
 	{"explain", func(s *scanner, q *scoreRequest) error { return s.bool(&q.explain) }},
 	{"wait_ms", func(s *scanner, q *scoreRequest) error {
 		ms, err := s.uint(uint64(q.limits.RequestTimeout.Milliseconds()), "a whole number of milliseconds")
@@ -362,7 +258,6 @@ var scoreFields = append(chatFields(scoreInput), fields[scoreRequest]{
 		return nil
 	}},
 	{"early_exit", func(s *scanner, q *scoreRequest) error { return s.bool(&q.earlyExit) }},
-	inputOf("add_special_tokens", scoreInput, readAddSpecialTokens),
 }...)
 
 var scoreNames = namesOf(scoreFields)

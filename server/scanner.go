@@ -18,23 +18,23 @@ import (
 // It takes exactly what encoding/json takes with DisallowUnknownFields, less
 // what that lets pass: repeated fields, names in another case, null, data
 // after the value, invalid UTF-8 and lone surrogates. FuzzDecode holds the two
-// against each other. Some fields are skipped where a chat is read, see chatPassed.
+// against each other. Bodies of engines are read otherwise, see engine.
 type scanner struct {
 	data  []byte
 	pos   int
 	path  []byte // the field being read, for errors
 	plain []byte // the last string that had escapes, without them
 
-	// passes are fields that the body may have besides, at most 64, whose values are
-	// skipped; passed is the set of those that it had.
-	passes []string
-	passed uint64
+	// engine says that the body may be one that a client sends an engine: null is like
+	// leaving a field out, and fields of engines are passed over; see enginefields.go.
+	engine bool
+	passed passed
 }
 
 // start begins a text.
 func (s *scanner) start(data []byte) {
 	s.data, s.pos, s.path = data, 0, s.path[:0]
-	s.passes, s.passed = nil, 0
+	s.engine, s.passed = false, passed{}
 }
 
 // field reads one field of T.
@@ -73,6 +73,7 @@ func object[T any](s *scanner, fs fields[T], dst *T) (seen uint64, err error) {
 	if s.take('}') {
 		return 0, nil
 	}
+	var nulls uint64 // fields that were there and null
 	for {
 		s.space()
 		name, err := s.string("a field's name")
@@ -100,17 +101,21 @@ func object[T any](s *scanner, fs fields[T], dst *T) (seen uint64, err error) {
 			}
 			return 0, &apiError{status: http.StatusBadRequest, code: codeUnknownField, param: clipText(string(s.path)), message: "there is no such field"}
 		}
-		if seen&(1<<i) != 0 {
+		if (seen|nulls)&(1<<i) != 0 {
 			return 0, s.wrong("is given twice")
 		}
-		seen |= 1 << i
 		s.space()
 		if !s.take(':') {
 			return 0, s.syntax("':'")
 		}
 		s.space()
-		if err := fs[i].read(s, dst); err != nil {
-			return 0, err
+		if s.engine && base == 0 && s.null() {
+			nulls |= 1 << i
+		} else {
+			seen |= 1 << i
+			if err := fs[i].read(s, dst); err != nil {
+				return 0, err
+			}
 		}
 		if done, err := s.next(base); done || err != nil {
 			return seen, err

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -28,7 +29,10 @@ import (
 // decoded are the values of a score request, as scanner and oracle find them.
 type decoded struct {
 	Seen                      []string
-	Model, Prompt, LoRA, Salt string
+	Model, LoRA, Salt, Path   string
+	Given                     prompts
+	Cut                       scorer.Truncation
+	Processed                 bool
 	Prompts, Pods             []string
 	Tokens                    []uint32
 	Keys                      []blockkey.Key
@@ -61,12 +65,14 @@ func scanned(s *scanner, q *scoreRequest, body []byte) (*decoded, error) {
 	q.reset()
 	q.limits = testLimits()
 	s.start(body)
+	s.engine = true
 	seen, err := decode(s, scoreFields, q)
 	if err != nil {
 		return nil, err
 	}
 	d := &decoded{
-		Model: q.model, Prompt: q.prompt, LoRA: q.lora, Salt: q.salt, Prompts: q.prompts, Pods: q.pods,
+		Model: q.model, Given: q.prompt, LoRA: q.lora, Salt: q.salt, Path: q.loraPath, Prompts: q.prompts, Pods: q.pods,
+		Cut: q.cut, Processed: q.processed,
 		Tokens: q.tokens, Keys: q.keys, Strategy: q.strategy, Mode: q.mode, Wait: q.wait,
 		Explain: q.explain, Early: q.earlyExit, NoSpecial: q.noSpecialTokens,
 	}
@@ -76,6 +82,18 @@ func scanned(s *scanner, q *scoreRequest, body []byte) (*decoded, error) {
 		}
 		d.Seen = append(d.Seen, n)
 		switch n {
+		case "input":
+			d.chat(n, string(q.chat.Input))
+		case "system":
+			d.chat(n, string(q.chat.System))
+		case "thinking":
+			d.chat(n, string(q.chat.Thinking))
+		case "output_config":
+			d.chat(n, string(q.chat.OutputConfig))
+		case "reasoning":
+			d.chat(n, string(q.chat.Reasoning))
+		case "instructions":
+			d.chat(n, q.chat.Instructions)
 		case "messages":
 			d.chat(n, string(q.chat.Messages))
 		case "tools":
@@ -134,9 +152,6 @@ func oracle(body []byte) (*decoded, error) {
 		if _, twice := raw[n]; twice {
 			return nil, fmt.Errorf("%s twice", n)
 		}
-		if nullable := n == "messages" || n == "features" || slices.Contains(chatNames, n); string(v) == "null" && !nullable {
-			return nil, fmt.Errorf("%s is null", n)
-		}
 		raw[n] = v
 	}
 	d := &decoded{}
@@ -146,13 +161,20 @@ func oracle(body []byte) (*decoded, error) {
 			continue
 		}
 		delete(raw, n)
+		if string(v) == "null" {
+			continue
+		}
 		d.Seen = append(d.Seen, n)
 		if err := d.set(n, v); err != nil {
 			return nil, fmt.Errorf("%s: %w", n, err)
 		}
 	}
-	for n := range raw {
-		return nil, fmt.Errorf("unknown field %s", n)
+	for n, v := range raw {
+		_, known := passes[n]
+		_, refused := refusedFields[n]
+		if !known || refused && string(v) != "null" && string(v) != `""` {
+			return nil, fmt.Errorf("unknown field %s", n)
+		}
 	}
 	return d, nil
 }
@@ -215,7 +237,47 @@ func (d *decoded) set(name string, v []byte) (err error) {
 			err = info.Validate()
 		}
 	case "prompt":
-		d.Prompt, err = slowly[string](v)
+		d.Given, err = slowPrompts(v)
+	case "system", "input":
+		if v[0] != '"' && v[0] != '[' {
+			return fmt.Errorf("neither a string nor an array")
+		}
+		d.chat(name, string(v))
+	case "thinking", "output_config", "reasoning":
+		_, err = slowly[map[string]json.RawMessage](v)
+		d.chat(name, string(v))
+	case "instructions":
+		var text string
+		text, err = slowly[string](v)
+		d.chat(name, text)
+	case "mm_processor_kwargs", "media_io_kwargs":
+		var m map[string]json.RawMessage
+		m, err = slowly[map[string]json.RawMessage](v)
+		d.Processed = d.Processed || len(m) > 0
+	case "truncate_prompt_tokens":
+		if string(v) == "-1" {
+			return nil
+		}
+		var n uint64
+		if n, err = slowly[uint64](v); err == nil && (n == 0 || n > math.MaxInt64) {
+			err = fmt.Errorf("nothing left")
+		}
+		d.Cut.Keep = int(n)
+	case "truncation_side":
+		var side string
+		side, err = slowly[string](v)
+		switch side {
+		case "left":
+			d.Cut.Side = scorer.CutLeft
+		case "right":
+			d.Cut.Side = scorer.CutRight
+		default:
+			return fmt.Errorf("no side")
+		}
+	case "lora_path":
+		d.Path, err = slowText(v)
+	case "input_ids":
+		d.Tokens, err = list[uint32](v)
 	case "prompts":
 		d.Prompts, err = list[string](v)
 	case "messages", "tools", "documents":
@@ -349,7 +411,7 @@ func (d *decoded) set(name string, v []byte) (err error) {
 	case "lora":
 		d.LoRA, err = slowly[string](v)
 	case "cache_salt":
-		d.Salt, err = slowly[string](v)
+		d.Salt, err = slowText(v)
 	case "explain":
 		d.Explain, err = slowly[bool](v)
 	case "wait_ms":
@@ -377,6 +439,60 @@ func (d *decoded) set(name string, v []byte) (err error) {
 		err = fmt.Errorf("the oracle does not know %s", name)
 	}
 	return err
+}
+
+// slowPrompts decodes the prompts of a completion.
+func slowPrompts(v []byte) (p prompts, err error) {
+	if v[0] == '"' {
+		one, err := slowly[string](v)
+		return prompts{texts: []string{one}}, err
+	}
+	several, err := slowly[[]json.RawMessage](v)
+	if err != nil || len(several) == 0 {
+		return p, fmt.Errorf("no prompts: %w", err)
+	}
+	switch p.list = true; several[0][0] {
+	case '"':
+		p.texts, err = list[string](v)
+	case '[':
+		total := 0
+		for _, l := range several {
+			if l[0] != '[' {
+				return p, fmt.Errorf("no list")
+			}
+			ids, err := list[uint32](l)
+			if err != nil {
+				return p, err
+			}
+			total += len(ids)
+			p.tokens = append(p.tokens, ids)
+		}
+		if total > 1<<20 {
+			return p, fmt.Errorf("too many tokens")
+		}
+	default:
+		ids, err := list[uint32](v)
+		return prompts{tokens: [][]uint32{ids}}, err
+	}
+	if len(several) > 64 {
+		return p, fmt.Errorf("too many prompts")
+	}
+	return p, err
+}
+
+// slowText decodes a string, or a list of one or none; null is none.
+func slowText(v []byte) (string, error) {
+	if v[0] != '[' {
+		return slowly[string](v)
+	}
+	l, err := slowly[[]*string](v)
+	switch {
+	case err != nil || len(l) > 1:
+		return "", fmt.Errorf("%d texts: %w", len(l), err)
+	case len(l) == 0 || l[0] == nil:
+		return "", nil
+	}
+	return *l[0], nil
 }
 
 // unpack is base64 by the letter of RFC 4648: groups of 4 digits, padding
@@ -468,9 +584,22 @@ func same(t interface {
 			d.Pods = nil
 		}
 	}
-	// tokens and tokens_b64 share their place; handlers refuse both at once.
-	if slices.Contains(got.Seen, "tokens") && slices.Contains(got.Seen, "tokens_b64") {
+	// These share their place; handlers refuse two of them at once.
+	places := 0
+	for _, n := range []string{"tokens", "tokens_b64", "input_ids"} {
+		if slices.Contains(got.Seen, n) {
+			places++
+		}
+	}
+	if places > 1 {
 		got.Tokens, want.Tokens = nil, nil
+	}
+	for _, d := range []*decoded{got, want} {
+		for i := range d.Given.tokens {
+			if len(d.Given.tokens[i]) == 0 {
+				d.Given.tokens[i] = nil
+			}
+		}
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Fatalf("%q:\nscanner %+v\noracle  %+v", body, got, want)
@@ -515,6 +644,11 @@ var odd = []string{
 	`{"tools":{}}`, `{"tools": null ,"documents":[ ] }`, `{"chat_template_kwargs":[]}`, `{"chat_template_kwargs":{"a":{"b":[1.0,2e5]}}}`, `{"chat_template_kwargs":{"a":}}`,
 	`{"add_generation_prompt":null}`, `{"add_generation_prompt":false,"continue_final_message":true,"chat_template":"\u00e9","reasoning_effort":"low"}`,
 	`{"messages":[{"a":[}]}`, `{"messages":[{"a":1,"a":2}]}`, `{"messages":[]]}`, `{"messages":[nul]}`, `{"messages":["\ud800"]}`, `{"messages":[1,"]",{"x":"}"}]}`, `{"messages":null}`,
+	`{"prompt":[]}`, `{"prompt":[ ]}`, `{"prompt":["a"]}`, `{"prompt":[ "a" , "b"]}`, `{"prompt":["a",1]}`, `{"prompt":[1,2]}`, `{"prompt":[1,"a"]}`, `{"prompt":[[1],[ ],[2,3]]}`, `{"prompt":[[1],2]}`, `{"prompt":[null]}`, `{"prompt":{}}`, `{"prompt":[`, `{"prompt":[{}]}`, `{"prompt":null,"model":"m"}`,
+	`{"input":"x","instructions":"i","reasoning":{"effort":"low"}}`, `{"input":[{"a":1}]}`, `{"input":{}}`, `{"system":[{"type":"text"}],"thinking":{},"output_config":{"a":[]}}`, `{"system":7}`, `{"thinking":"x"}`,
+	`{"input_ids":[1,2]}`, `{"lora_path":["x"]}`, `{"lora_path":["x","y"]}`, `{"lora_path":[null]}`, `{"cache_salt":["s"]}`, `{"cache_salt":[]}`, `{"cache_salt":null,"lora_path":null}`,
+	`{"truncate_prompt_tokens":-1}`, `{"truncate_prompt_tokens":-2}`, `{"truncate_prompt_tokens":0}`, `{"truncate_prompt_tokens":7,"truncation_side":"left"}`, `{"truncate_prompt_tokens":9223372036854775808}`, `{"truncate_prompt_tokens":1.0}`, `{"truncation_side":"up"}`,
+	`{"mm_processor_kwargs":{ }}`, `{"mm_processor_kwargs":{"a":1}}`, `{"media_io_kwargs":[]}`, `{"suffix":""}`, `{"suffix":"x"}`, `{"extra_key":null,"rid":[1],"rid":2}`, `{"rid":"r","watermark":{"a":"}"}}`, `{"tokens":null,"tokens":[1]}`,
 	`{"strategy":""}`, `{"mode":""}`, `{"pods":[]}`, `{"pods":["a",null]}`, `{"prompts":[null]}`, `{"prompts":["a","b"]}`, `{"lora":"","cache_salt":""}`,
 }
 

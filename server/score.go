@@ -12,7 +12,7 @@ import (
 func (c *call) score() error {
 	q := &c.req
 	q.limits = &c.s.cfg.Limits
-	f, err := readChat(c, scoreFields, scoreNames, q)
+	f, err := readEngineBody(c, scoreFields, scoreNames, q)
 	if err != nil {
 		return err
 	}
@@ -20,22 +20,19 @@ func (c *call) score() error {
 		return err
 	}
 	c.model = q.model
-	kind, err := f.one("prompt", "prompts", "messages", "tokens", "tokens_b64", "block_keys")
+	kind, err := f.one("prompt", "prompts", "messages", "input", "tokens", "tokens_b64", "block_keys")
 	if err != nil {
 		return err
 	}
 	if err := q.check(f, kind); err != nil {
 		return err
 	}
-	if kind == "prompts" {
-		return c.scorePrompts(q)
+	if kind == "prompts" || q.prompt.list {
+		return c.scorePrompts(q, kind)
 	}
-	rs, err := c.s.cfg.Scorer.Score(c.ctx, q.with(q.only(kind)))
+	rs, err := c.s.cfg.Scorer.Score(c.ctx, q.with(q.only(f, kind)))
 	if err != nil {
-		if kind == "messages" {
-			return chatError(q.chat.ChatTemplate != "", err)
-		}
-		return err
+		return q.blame(kind, err)
 	}
 	if err := c.gone(); err != nil {
 		return err
@@ -48,24 +45,23 @@ func (c *call) score() error {
 
 // read reads the body into dst and returns which fields were there.
 func read[T any](c *call, fs fields[T], names []string, dst *T) (form, error) {
-	return readBeside(c, fs, names, nil, dst)
+	return readAs(c, fs, names, false, dst)
 }
 
-// readChat is read for a body that may be a chat completion's.
-func readChat[T any](c *call, fs fields[T], names []string, dst *T) (form, error) {
-	return readBeside(c, fs, names, chatPassed, dst)
+// readEngineBody is read for a body that a client may send an engine, too.
+func readEngineBody[T any](c *call, fs fields[T], names []string, dst *T) (form, error) {
+	return readAs(c, fs, names, true, dst)
 }
 
-// readBeside is read for a body in which the fields of passes are skipped.
-func readBeside[T any](c *call, fs fields[T], names, passes []string, dst *T) (form, error) {
+func readAs[T any](c *call, fs fields[T], names []string, engine bool, dst *T) (form, error) {
 	body, err := c.readBody()
 	if err != nil {
 		return form{}, err
 	}
 	c.scan.start(body)
-	c.scan.passes = passes
+	c.scan.engine = engine
 	seen, err := decode(&c.scan, fs, dst)
-	return form{names: names, seen: seen, passed: c.scan.firstPassed()}, err
+	return form{names: names, seen: seen, skipped: c.scan.passed.first}, err
 }
 
 // check holds the rules between fields.
@@ -75,7 +71,7 @@ func (q *scoreRequest) check(f form, kind string) error {
 			return err
 		}
 	}
-	if err := q.checkChat(f, kind); err != nil {
+	if err := q.checkEngine(f, kind); err != nil {
 		return err
 	}
 	if err := q.checkFeatures(f, kind); err != nil {
@@ -91,14 +87,16 @@ func (q *scoreRequest) check(f form, kind string) error {
 }
 
 // only is the prompt of a request that has one.
-func (q *scoreRequest) only(kind string) scorer.Input {
-	switch kind {
-	case "prompt":
-		return scorer.Prompt(q.prompt)
-	case "messages":
-		return scorer.Chat(q.chat)
-	case "block_keys":
+func (q *scoreRequest) only(f form, kind string) scorer.Input {
+	switch {
+	case kind == "prompt" && q.prompt.tokens != nil:
+		return scorer.Tokens(q.prompt.tokens[0])
+	case kind == "prompt":
+		return scorer.Prompt(q.prompt.texts[0])
+	case kind == "block_keys":
 		return scorer.BlockKeys(q.keys)
+	case q.rendered(f, kind):
+		return scorer.Chat(q.chat)
 	default:
 		return scorer.Tokens(q.tokens)
 	}
@@ -109,22 +107,37 @@ func (q *scoreRequest) with(in scorer.Input) scorer.Request {
 	return scorer.Request{
 		Model: q.model, Input: in, Pods: q.pods, Strategy: q.strategy,
 		LoRA: q.lora, Salt: q.salt, Objects: q.objects, Media: q.media, Mode: q.mode, Wait: q.wait,
-		NoSpecialTokens: q.noSpecialTokens, EarlyExit: q.earlyExit, Explain: q.explain,
+		NoSpecialTokens: q.noSpecialTokens, Truncation: q.cut, EarlyExit: q.earlyExit, Explain: q.explain,
 	}
 }
 
+// several are the prompts of a request with a list of them.
+func (q *scoreRequest) several(kind string) (out []scorer.Input) {
+	texts := q.prompts
+	if kind == "prompt" {
+		texts = q.prompt.texts
+	}
+	for _, t := range texts {
+		out = append(out, scorer.Prompt(t))
+	}
+	for _, ids := range q.prompt.tokens {
+		out = append(out, scorer.Tokens(ids))
+	}
+	return out
+}
+
 // scorePrompts answers a request with a list of prompts.
-func (c *call) scorePrompts(q *scoreRequest) error {
+func (c *call) scorePrompts(q *scoreRequest, kind string) error {
 	b := c.out[:0]
 	b = append(b, `{"results":[`...)
-	if len(q.prompts) > 0 {
-		all := make([]scorer.Request, len(q.prompts))
-		for i, p := range q.prompts {
-			all[i] = q.with(scorer.Prompt(p))
+	if ins := q.several(kind); len(ins) > 0 {
+		all := make([]scorer.Request, len(ins))
+		for i, in := range ins {
+			all[i] = q.with(in)
 		}
 		rs, err := c.s.cfg.Scorer.ScoreAll(c.ctx, all)
 		if err != nil {
-			return err
+			return blamePrompt(kind, err)
 		}
 		for i, r := range rs {
 			if i > 0 {

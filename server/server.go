@@ -162,6 +162,8 @@ func (s *Server) routeTable() []route {
 		{http.MethodPost, "/v1/tokenize", (*call).tokenize, work},
 		{http.MethodPost, "/v1/completions/render", (*call).renderCompletion, work},
 		{http.MethodPost, "/v1/chat/completions/render", (*call).renderChat, work},
+		{http.MethodPost, "/v1/messages/render", (*call).renderMessages, work},
+		{http.MethodPost, "/v1/responses/render", (*call).renderResponses, work},
 		{http.MethodPost, "/tokenize", (*call).engineTokenize, work},
 		{http.MethodPost, "/detokenize", (*call).engineDetokenize, work},
 		{http.MethodPost, "/v1/blocks", (*call).blocks, work},

@@ -13,10 +13,8 @@ type tokenizeRequest struct{ input }
 
 func tokenizeInput(q *tokenizeRequest) *input { return &q.input }
 
-var tokenizeFields = append(chatFields(tokenizeInput), fields[tokenizeRequest]{
+var tokenizeFields = append(engineFields(tokenizeInput), fields[tokenizeRequest]{
 	inputOf("model", tokenizeInput, readModel),
-	inputOf("prompt", tokenizeInput, readPrompt),
-	inputOf("add_special_tokens", tokenizeInput, readAddSpecialTokens),
 }...)
 
 var tokenizeNames = namesOf(tokenizeFields)
@@ -25,7 +23,7 @@ var tokenizeNames = namesOf(tokenizeFields)
 func (c *call) tokenize() error {
 	q := &tokenizeRequest{}
 	q.limits = &c.s.cfg.Limits
-	f, err := readChat(c, tokenizeFields, tokenizeNames, q)
+	f, err := readEngineBody(c, tokenizeFields, tokenizeNames, q)
 	if err != nil {
 		return err
 	}
@@ -33,28 +31,82 @@ func (c *call) tokenize() error {
 		return err
 	}
 	c.model = q.model
-	kind, err := f.one("prompt", "messages")
+	kind, err := f.one(engineForms...)
 	if err != nil {
 		return err
 	}
-	if err := q.checkChat(f, kind); err != nil {
+	if err := q.checkEngine(f, kind); err != nil {
 		return err
 	}
-	if c.s.cfg.Tokenizer == nil {
-		return scorer.ErrNoTokenizer
+	b := c.out[:0]
+	switch {
+	case kind == "prompt":
+		b, err = c.appendPrompts(b, q)
+	case q.rendered(f, kind):
+		b, err = c.appendTokensOf(b, q, tokenpool.Request{Chat: &q.chat, Media: q.media})
+	default:
+		b, err = q.appendGiven(b, q.tokens)
 	}
-	r := tokenpool.Request{Model: q.model, Text: q.prompt, NoSpecialTokens: q.noSpecialTokens, Mode: tokenpool.Sync}
-	if kind == "messages" {
-		r.Chat, r.Media = &q.chat, q.media
-	}
-	res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, r)
 	if err != nil {
-		if kind == "messages" {
-			return chatError(q.chat.ChatTemplate != "", err)
+		return q.blame(kind, err)
+	}
+	c.out = append(b, '\n')
+	c.reply(http.StatusOK, c.out)
+	return nil
+}
+
+// appendPrompts appends the tokens of a completion's prompt, or of each of its prompts.
+func (c *call) appendPrompts(b []byte, q *tokenizeRequest) (_ []byte, err error) {
+	if q.prompt.list {
+		b = append(b, `{"results":[`...)
+	}
+	for i, text := range q.prompt.texts {
+		if b, err = c.appendTokensOf(comma(b, i), q, tokenpool.Request{Text: text}); err != nil {
+			if q.prompt.list {
+				err = blamePrompt("prompt", &scorer.InputError{Index: i, Err: err})
+			}
+			return nil, err
 		}
-		return err
 	}
-	b := appendTokens(append(c.out[:0], `{"tokens":`...), res.Tokens)
+	for i, ids := range q.prompt.tokens {
+		if b, err = q.appendGiven(comma(b, i), ids); err != nil {
+			return nil, err
+		}
+	}
+	if q.prompt.list {
+		b = append(b, "]}"...)
+	}
+	return b, nil
+}
+
+// appendTokensOf appends the tokens of a text or a chat.
+func (c *call) appendTokensOf(b []byte, q *tokenizeRequest, r tokenpool.Request) ([]byte, error) {
+	if c.s.cfg.Tokenizer == nil {
+		return nil, scorer.ErrNoTokenizer
+	}
+	r.Model, r.Mode, r.NoSpecialTokens = q.model, tokenpool.Sync, q.noSpecialTokens
+	res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, r)
+	if err == nil {
+		res.Tokens, err = q.cut.Apply(res.Tokens, res.Exact, r.AddsSpecialTokens(), len(res.Media) > 0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return appendTokenized(b, res), nil
+}
+
+// appendGiven appends tokens that the request has itself.
+func (q *tokenizeRequest) appendGiven(b []byte, ids []uint32) ([]byte, error) {
+	ids, err := q.cut.Apply(ids, true, false, false)
+	if err != nil {
+		return nil, err
+	}
+	return appendTokenized(b, tokenpool.Result{Tokens: ids, Exact: true, Source: scorer.SourceTokens}), nil
+}
+
+// appendTokenized appends the answer about one prompt.
+func appendTokenized(b []byte, res tokenpool.Result) []byte {
+	b = appendTokens(append(b, `{"tokens":`...), res.Tokens)
 	b = append(b, `,"count":`...)
 	b = strconv.AppendInt(b, int64(len(res.Tokens)), 10)
 	b = append(b, `,"exact":`...)
@@ -64,8 +116,5 @@ func (c *call) tokenize() error {
 	if len(res.Media) > 0 {
 		b = appendFeatures(append(b, `,"features":`...), res.Media)
 	}
-	b = append(b, "}\n"...)
-	c.out = b
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return append(b, '}')
 }

@@ -21,7 +21,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the server answers into te
 var stages = regexp.MustCompile(`("stages_us":\{)[^}]*\}`)
 
 // renderIDs are the other one.
-var renderIDs = regexp.MustCompile(`("request_id":"(?:chat)?cmpl-)[0-9a-f]+`)
+var renderIDs = regexp.MustCompile(`("request_id":"(?:cmpl-|chatcmpl-|resp_))[0-9a-f]+`)
 
 // runTrace sends the requests of a trace file to a fresh server over index and
 // returns the file with the answers that came. A file holds entries: a line

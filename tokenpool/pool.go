@@ -176,7 +176,7 @@ func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
 			p.n.refused.Add(1)
 			return Result{}, err
 		}
-		req.Text, req.NoSpecialTokens = prompt.Text, true
+		req.Text, req.NoSpecialTokens = prompt.Text, !req.AddsSpecialTokens()
 		if len(prompt.Media) > 0 && plan == nil {
 			req.Text = prompt.Text[:prompt.Sure]
 		}

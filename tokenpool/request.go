@@ -61,7 +61,8 @@ type Request struct {
 	// Text is the prompt. It must be valid UTF-8 without NUL.
 	Text string
 	// Chat is the prompt as a chat, in place of Text: it is rendered with the
-	// model's template, which has put all special tokens, so that none are added.
+	// model's template, which has put all special tokens, so that none are added
+	// unless the chat asks for them.
 	// The errors of package chat are those of Tokens then.
 	Chat *chat.Request
 	// Media is what is known of the images, audio and video of Chat, in the order of
@@ -77,6 +78,15 @@ type Request struct {
 	// loaded counts.
 	Mode   Mode
 	Budget time.Duration
+}
+
+// AddsSpecialTokens reports whether the tokenizer puts its special tokens around the
+// prompt.
+func (r *Request) AddsSpecialTokens() bool {
+	if r.Chat != nil {
+		return r.Chat.AddSpecialTokens
+	}
+	return !r.NoSpecialTokens
 }
 
 // Source says where the tokens of a Result come from.

@@ -1,0 +1,132 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// engineBody reads a body as /v1/score does.
+func engineBody(body string) (*scoreRequest, form, error) {
+	var s scanner
+	q := &scoreRequest{}
+	q.limits = testLimits()
+	s.start([]byte(body))
+	s.engine = true
+	seen, err := decode(&s, scoreFields, q)
+	return q, form{names: scoreNames, seen: seen, skipped: s.passed.first}, err
+}
+
+// TestSkippedFields reads a chat with each field that is skipped, with values of every
+// kind, and finds the chat as it is without.
+func TestSkippedFields(t *testing.T) {
+	skipped := skippedFields()
+	if all := len(skipped) + len(refusedFields); len(passes) != all || all > len(passed{}.bits)*64 {
+		t.Fatalf("%d fields, of which %d differ, and a set has %d", all, len(passes), len(passed{}.bits)*64)
+	}
+	values := []string{"null", "true", "0.7", "-1e3", `"a \"text\", }"`, "[]", `[1,{"a":[]}]`, "{}", `{"model":"other","stream":{"b":"}"}}`}
+	body := `{"model":"m",`
+	for i, n := range skipped {
+		if slices.Contains(scoreNames, n) || slices.Contains(tokenizeNames, n) {
+			t.Errorf("%s is read", n)
+		}
+		body += fmt.Sprintf("%q : %s ,", n, values[i%len(values)])
+		for _, v := range values {
+			q, f, err := engineBody(fmt.Sprintf(`{"messages":[1],%q:%s,"model":"m"}`, n, v))
+			if err != nil || q.model != "m" || f.skipped != n {
+				t.Errorf("%s = %s: %v, model %q, skipped %q", n, v, err, q.model, f.skipped)
+			}
+		}
+	}
+	body += `"messages":[{"role":"user","content":"x"}]}`
+	q, _, err := engineBody(body)
+	if err != nil || q.model != "m" || !strings.Contains(string(q.chat.Messages), "user") {
+		t.Errorf("%s: %v, %+v", body, err, q.chat)
+	}
+	for _, bad := range []string{
+		`{"stream":tru}`, `{"stream":"\ud800"}`, `{"stream"}`, `{"stream":}`, `{"stream":1 "n":1}`, `{"stream":1,"stream":null}`, `{"watermark":1,"rid":2,"watermark":1}`,
+		`{"lora":null,"lora":"x"}`, `{"lora":"x","lora":null}`, `{"lora":nul}`, `{"lora":nullx}`,
+	} {
+		if _, _, err := engineBody(bad); err == nil {
+			t.Errorf("%s is taken", bad)
+		}
+	}
+	if err := decodeText(`{"op":"add","stream":true}`, blocksFields, &blocksRequest{}); err == nil {
+		t.Error("a change of blocks can be streamed")
+	}
+}
+
+// TestCaseRequestsThatEnginesTake holds the fields of the requests of vLLM and SGLang,
+// release by release, against what is done with them: each is read, skipped, or refused
+// with the reason. One of which nothing is said fails, and so does what is said of a
+// field that no engine has; so a new release in scripts/engines/fields.py shows what to
+// think about.
+func TestCaseRequestsThatEnginesTake(t *testing.T) {
+	raw, err := os.ReadFile("testdata/engine_fields.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var releases map[string]map[string][]string
+	if err := json.Unmarshal(raw, &releases); err != nil {
+		t.Fatal(err)
+	}
+	if len(releases) < 10 {
+		t.Fatalf("%d releases", len(releases))
+	}
+	form := map[string]string{
+		"chat": `"messages":[]`, "messages": `"messages":[]`, "count_tokens": `"messages":[]`, "completion": `"prompt":"x"`, "responses": `"input":"x"`,
+	}
+	have := map[string]bool{}
+	for release, apis := range releases {
+		for api, names := range apis {
+			if strings.Contains(api, "[") {
+				continue // what is inside of messages is package chat's
+			}
+			for _, n := range names {
+				have[n] = true
+				_, skip := passes[n]
+				if !skip && !slices.Contains(scoreNames, n) && !slices.Contains(tokenizeNames, n) {
+					t.Errorf("%s: a request of kind %s has %s: say whether it is skipped (enginefields.go), read (enginebody.go) or refused", release, api, n)
+				}
+				begin, known := form[api]
+				if !known || strings.HasPrefix(begin, `"`+n+`"`) || n == "model" {
+					continue
+				}
+				// null is like leaving it out, in requests of every kind.
+				q, f, err := engineBody(`{"model":"m",` + begin + `,"` + n + `":null}`)
+				if err == nil {
+					kind, _ := f.one("prompt", "messages", "input")
+					err = q.check(f, kind)
+				}
+				if err != nil {
+					t.Errorf("%s: %s with %s null: %v", release, api, n, err)
+				}
+			}
+		}
+	}
+	// Of vLLM's and SGLang's own nothing is left that they do not have any more, or
+	// never had.
+	for _, s := range skippedOf {
+		for _, n := range s.fields {
+			if (s.of == "vLLM's" || s.of == "SGLang's") && !have[n] && !slices.Contains(formerFields, n) {
+				t.Errorf("%s is said to be %s, but no release has it", n, s.of)
+			}
+		}
+	}
+}
+
+// formerFields are those of releases before the first of engine_fields.json.
+var formerFields = []string{"best_of", "logits_processors", "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex"}
+
+// TestRefusedFields has the reason for each.
+func TestRefusedFields(t *testing.T) {
+	for n, why := range refusedFields {
+		_, _, err := engineBody(`{"model":"m","messages":[1],"` + n + `":["x"]}`)
+		if err == nil || !strings.Contains(err.Error(), why) || asAPIError(err).param != n {
+			t.Errorf("%s: %v", n, err)
+		}
+	}
+}
