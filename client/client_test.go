@@ -100,6 +100,14 @@ func TestRequestBodies(t *testing.T) {
 			`{"model":"m","messages":[],"continue_final_message":true,"chat_template":"t","chat_template_kwargs":{"x":null},"reasoning_effort":"low"}`,
 		},
 		{client.TokenizeRequest{Model: "m"}, `{"model":"m","prompt":""}`},
+		{client.TokenizeRequest{Body: []byte(`{"model":"b","prompt":[1,2]}`)}, `{"model":"b","prompt":[1,2]}`},
+		{client.ScoreRequest{Body: []byte(` { "model" : "b", "x": [1.0, {"b":1,"a":"é"}] } `)}, `{"model":"b","x":[1.0,{"b":1,"a":"é"}]}`},
+		{client.ScoreRequest{Body: []byte(`{}`)}, `{}`},
+		{
+			client.ScoreRequest{Model: "m", Mode: "sync", Pods: []string{"p"}, Prompt: "x", Body: []byte(`{"mode":"async","messages":[],"model":"b","z":1,"z":2}`)},
+			`{"messages":[],"z":1,"z":2,"model":"m","pods":["p"],"mode":"sync"}`,
+		},
+		{client.ScoreRequest{Model: "m", Tokens: []uint32{}, Body: []byte(`{"a":1}`)}, `{"model":"m","tokens_b64":""}`},
 		{client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "p", Tokens: []uint32{7}}, `{"op":"add","model":"m","pod":"p","tokens_b64":"BwAAAA=="}`},
 		{client.BlocksRequest{Op: client.OpClear, Model: "m", Pod: "p", Rank: &zero, Tier: "cpu"}, `{"op":"clear","model":"m","pod":"p","rank":0,"tier":"cpu"}`},
 		{client.BlocksRequest{Op: client.OpRemove, Model: "m", Pod: "p", BlockKeys: []string{"00000000000000ff"}}, `{"op":"remove","model":"m","pod":"p","block_keys":["00000000000000ff"]}`},
@@ -107,6 +115,17 @@ func TestRequestBodies(t *testing.T) {
 		b, err := json.Marshal(tc.in)
 		if err != nil || string(b) != tc.want {
 			t.Errorf("got  %s, %v\nwant %s", b, err, tc.want)
+		}
+	}
+}
+
+// TestBodies refuses what is no body.
+func TestBodies(t *testing.T) {
+	for _, body := range []string{``, `[]`, `7`, `{`, `{"a":}`, `{"a":1} {}`, `{"a":1}x`, `{"a" 1}`} {
+		for _, r := range []any{client.ScoreRequest{Body: []byte(body)}, client.ScoreRequest{Model: "m", Body: []byte(body)}, client.TokenizeRequest{Body: []byte(body)}} {
+			if b, err := json.Marshal(r); !errors.Is(err, client.ErrBody) {
+				t.Errorf("%q: %s, %v", body, b, err)
+			}
 		}
 	}
 }

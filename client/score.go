@@ -11,11 +11,16 @@ import (
 )
 
 // ScoreRequest asks for the ranking of pods for one prompt, which is given in
-// one form: BlockKeys when not nil, else Tokens when not nil, else Chat when not
-// nil, else Prompt.
+// one form: BlockKeys when not nil, else Tokens when not nil, else Body when not
+// nil, else Chat when not nil, else Prompt.
 type ScoreRequest struct {
-	// Model is the model's name. Required.
+	// Model is the model's name. Required, unless Body has it.
 	Model string
+	// Body is a request to an engine as a client has sent it: a JSON object with the
+	// fields of a completion, a chat completion, Anthropic's messages or OpenAI's
+	// responses. Those of it that are set here too are sent as they are here. With a
+	// list of prompts the answer has several results, which Score does not read.
+	Body json.RawMessage
 	// Prompt is the text. It may be empty.
 	Prompt string
 	// Chat is a chat.
@@ -59,7 +64,7 @@ type promptForm struct {
 }
 
 type scoreWire struct {
-	Model string `json:"model"`
+	Model string `json:"model,omitempty"`
 	promptForm
 	Pods      []string `json:"pods,omitzero"`
 	Strategy  string   `json:"strategy,omitempty"`
@@ -92,6 +97,7 @@ func (r *ScoreRequest) wire() scoreWire {
 		w.BlockKeys = r.BlockKeys
 	case r.Tokens != nil:
 		w.TokensB64 = (*packed)(&r.Tokens)
+	case r.Body != nil:
 	case r.Chat != nil:
 		w.Chat = r.Chat
 	default:
@@ -106,12 +112,15 @@ func (r ScoreRequest) MarshalJSON() ([]byte, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
+	if r.Body != nil && r.Tokens == nil && r.BlockKeys == nil {
+		return over(r.Body, r.wire())
+	}
 	return json.Marshal(r.wire())
 }
 
 func (r *ScoreRequest) check() error {
 	texts := []string{"model", r.Model, "prompt", r.Prompt, "lora", r.LoRA, "cache_salt", r.CacheSalt}
-	texts = append(texts, named("pods", r.Pods)...)
+	texts = append(append(texts, named("pods", r.Pods)...), "body", string(r.Body))
 	return checkTexts(append(texts, r.Chat.texts()...)...)
 }
 
@@ -215,12 +224,12 @@ func (c *Client) Score(ctx context.Context, r ScoreRequest) (*ScoreResponse, err
 }
 
 // ScorePrompts ranks the pods for each of several texts in one call. The
-// prompt, chat, tokens and block keys of r are not used.
+// prompt, body, chat, tokens and block keys of r are not used.
 func (c *Client) ScorePrompts(ctx context.Context, r ScoreRequest, prompts []string) ([]*ScoreResponse, error) {
 	if err := checkTexts(named("prompts", prompts)...); err != nil {
 		return nil, err
 	}
-	r.Prompt, r.Chat = "", nil
+	r.Prompt, r.Chat, r.Body = "", nil, nil
 	if err := r.check(); err != nil {
 		return nil, err
 	}

@@ -8,14 +8,17 @@ import (
 
 // TokenizeRequest asks for the tokens of a text, or of a chat.
 type TokenizeRequest struct {
-	// Model chooses the tokenizer. Required.
+	// Model chooses the tokenizer. Required, unless Body has it.
 	Model string
-	// Prompt is the text, if Chat is nil.
+	// Body is a request to an engine, as in ScoreRequest.
+	Body json.RawMessage
+	// Prompt is the text, if Body and Chat are nil.
 	Prompt string
-	// Chat is the chat.
+	// Chat is the chat, if Body is nil.
 	Chat *Chat
 	// AddSpecialTokens says whether to put the tokenizer's special tokens
-	// around the text; nil does. A chat has none but those of its template.
+	// around the text; nil does for a text, and does not for a chat, whose template
+	// has put some.
 	AddSpecialTokens *bool
 }
 
@@ -27,20 +30,23 @@ type TokenizeResponse struct {
 	Count int `json:"count"`
 	// Exact is false when they are those of a part of the text.
 	Exact bool `json:"exact"`
-	// Source is tokenizer or prefix_store.
+	// Source is tokenizer, prefix_store, or tokens for a Body that has them itself.
 	Source string `json:"source"`
 }
 
 // MarshalJSON writes the body of POST /v1/tokenize.
 func (r TokenizeRequest) MarshalJSON() ([]byte, error) {
-	if err := checkTexts(append(r.Chat.texts(), "model", r.Model, "prompt", r.Prompt)...); err != nil {
+	if err := checkTexts(append(r.Chat.texts(), "model", r.Model, "prompt", r.Prompt, "body", string(r.Body))...); err != nil {
 		return nil, err
 	}
 	w := struct {
-		Model string `json:"model"`
+		Model string `json:"model,omitempty"`
 		promptForm
 		AddSpecialTokens *bool `json:"add_special_tokens,omitempty"`
 	}{Model: r.Model, AddSpecialTokens: r.AddSpecialTokens}
+	if r.Body != nil {
+		return over(r.Body, w)
+	}
 	if w.Chat = r.Chat; r.Chat == nil {
 		w.Prompt = &r.Prompt
 	}

@@ -122,6 +122,13 @@ var mapping = []struct {
 	{is: context.Canceled, status: statusClientGone, code: "client_gone", message: "the client closed the connection"},
 }
 
+// noTokenizer is scorer.ErrNoTokenizer for the field that needs one.
+func noTokenizer(param string) error {
+	e := *asAPIError(scorer.ErrNoTokenizer)
+	e.param = param
+	return &e
+}
+
 // asAPIError turns any error into what the client sees.
 func asAPIError(err error) *apiError {
 	if e, ok := errors.AsType[*apiError](err); ok {

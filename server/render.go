@@ -77,7 +77,7 @@ func (c *call) readEngineRequest() (*engineRequest, error) {
 	case given(q.Embeds):
 		return nil, refusedField("prompt_embeds")
 	case c.s.cfg.Tokenizer == nil:
-		return nil, scorer.ErrNoTokenizer
+		return nil, noTokenizer(q.from())
 	}
 	var in input
 	for _, f := range []struct {
@@ -94,6 +94,17 @@ func (c *call) readEngineRequest() (*engineRequest, error) {
 	q.cut = in.cut
 	q.Request.AddSpecialTokens = q.AddSpecialTokens != nil && *q.AddSpecialTokens
 	return q, nil
+}
+
+// from is the field that has the prompt.
+func (q *engineRequest) from() string {
+	switch {
+	case given(q.Input):
+		return "input"
+	case given(q.Messages):
+		return "messages"
+	}
+	return "prompt"
 }
 
 // prompts are the prompts of a completion.
@@ -290,7 +301,7 @@ func (c *call) engineDetokenize() error {
 	case !given(q.Tokens):
 		return invalid("tokens", "tokens is missing")
 	case c.s.cfg.Detokenizer == nil:
-		return scorer.ErrNoTokenizer
+		return noTokenizer("tokens")
 	}
 	s := &scanner{data: q.Tokens, path: []byte("tokens")}
 	ids, err := s.tokens(nil, c.s.cfg.Limits.MaxTokens)

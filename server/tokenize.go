@@ -50,7 +50,8 @@ func (c *call) tokenize() error {
 	if err != nil {
 		return q.blame(kind, err)
 	}
-	c.out = append(b, '\n')
+	b = append(b, '\n')
+	c.out = b
 	c.reply(http.StatusOK, c.out)
 	return nil
 }

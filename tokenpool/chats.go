@@ -97,12 +97,16 @@ func (p *Pool) bring(ctx context.Context, req Request, seen view, expire <-chan 
 	select {
 	case <-f.done:
 	case <-expire:
-		return nil, BehindBudget, nil
+		if !f.ended() {
+			return nil, BehindBudget, nil
+		}
 	case <-ctx.Done():
 		if err := ctx.Err(); req.Mode == Sync || !errors.Is(err, context.DeadlineExceeded) {
 			return nil, "", fmt.Errorf("tokenpool: %w", err)
 		}
-		return nil, BehindBudget, nil
+		if !f.ended() {
+			return nil, BehindBudget, nil
+		}
 	case <-p.done:
 		return nil, "", ErrClosed
 	}

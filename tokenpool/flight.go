@@ -50,6 +50,17 @@ func (f *flight) result() (Result, error) {
 	return exact(f.tokens, f.text, FromTokenizer), nil
 }
 
+// ended reports whether the flight has. One may end at the moment at which the time of
+// who waits is over, or before this process runs again.
+func (f *flight) ended() bool {
+	select {
+	case <-f.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // place is what a flight that waits for a load takes of the bounded number of
 // such flights.
 type place uint8

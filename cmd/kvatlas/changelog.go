@@ -24,7 +24,8 @@ servers with --replica follow. It holds for all writers at once.
 // changelog is the command.
 func (p *program) changelog(ctx context.Context, args []string) int {
 	fs := flag.NewFlagSet("kvatlas changelog", flag.ContinueOnError)
-	at := p.placeFlags(fs)
+	at := &place{}
+	at.redisFlags(fs)
 	on := fs.Bool("on", false, "switch it on")
 	off := fs.Bool("off", false, "switch it off")
 	entries := fs.Int("entries", redis.DefaultLogEntries, "how many changes a log keeps at least; a cluster has 65 logs")

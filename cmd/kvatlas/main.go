@@ -22,6 +22,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -77,6 +78,12 @@ engine holds the longest prefix of a prompt.
 kvatlas COMMAND --help lists the flags of a command.
 `
 
+const versionUsage = `kvatlas version says which version this is.
+`
+
+// helpFlags ask for help.
+var helpFlags = []string{"--help", "-help", "-h"}
+
 // run runs one command to its end and returns the exit status. Its orderly end
 // begins when ctx ends.
 func (p *program) run(ctx context.Context, args []string) int {
@@ -107,14 +114,18 @@ func (p *program) run(ctx context.Context, args []string) int {
 	case "changelog":
 		return p.changelog(ctx, args)
 	case "version", "--version", "-version":
+		if len(args) == 1 && slices.Contains(helpFlags, args[0]) {
+			fmt.Fprint(p.stdout, versionUsage)
+			return exitOK
+		}
 		if len(args) > 0 {
 			return p.misuse("version", fmt.Errorf("%q: it takes no arguments", args[0]))
 		}
 		fmt.Fprintln(p.stdout, "kvatlas "+versionLine())
 		return exitOK
 	case "help", "--help", "-help", "-h":
-		if len(args) == 1 && !strings.HasPrefix(args[0], "-") && args[0] != "help" {
-			return p.run(ctx, []string{args[0], "--help"})
+		if len(args) > 0 && !strings.HasPrefix(args[0], "-") && args[0] != "help" {
+			return p.run(ctx, append(args, "--help"))
 		}
 		fmt.Fprint(p.stdout, usage)
 		return exitOK

@@ -31,10 +31,15 @@ type place struct {
 func (p *program) placeFlags(fs *flag.FlagSet) *place {
 	at := &place{server: cmp.Or(p.getenv("KVATLAS_SERVER"), defaultServer)}
 	fs.StringVar(&at.server, "server", at.server, "the server's `URL`, of its admin listener when it has one [$KVATLAS_SERVER]")
+	at.redisFlags(fs)
+	return at
+}
+
+// redisFlags adds the flags of an index in Redis.
+func (at *place) redisFlags(fs *flag.FlagSet) {
 	fs.StringVar(&at.redis, "redis", "", "the `URL` of Redis, to do without a server; - takes it from $KVATLAS_REDIS, which keeps a password out of the list of processes")
 	prefixFlag(fs, &at.prefix)
 	fs.DurationVar(&at.timeout, "timeout", 30*time.Second, "how long to wait when nothing moves")
-	return at
 }
 
 // prefixFlag adds the flag that says what the names of keys begin with.

@@ -40,7 +40,7 @@ const scoreUsage = `kvatlas score asks a server which pods hold the longest pref
 
   kvatlas score --model MODEL "a prompt"
   kvatlas score --model MODEL --prompt-file FILE     (- is standard input)
-  kvatlas score [--model MODEL] --chat-file FILE     (the JSON of a chat completion)
+  kvatlas score [--model MODEL] --chat-file FILE     (a request to an engine, in JSON)
   kvatlas score --model MODEL --tokens 1,2,3
   kvatlas score --model MODEL --block-keys HEX,HEX
 
@@ -70,27 +70,59 @@ func (p *program) score(ctx context.Context, args []string) int {
 		return p.fail("score", scoreError(call.server, err))
 	}
 	took := time.Since(start)
-	if call.json {
-		fmt.Fprintf(p.stdout, "%s\n", raw)
-		return exitOK
-	}
-	var resp client.ScoreResponse
-	if err := json.Unmarshal(raw, &resp); err != nil {
+	answers, several, err := readAnswers(raw)
+	if err != nil {
 		return p.fail("score", fmt.Errorf("the answer of %s cannot be read: %w", call.server, err))
 	}
+	if call.json {
+		fmt.Fprintf(p.stdout, "%s\n", raw)
+	}
+	status := exitOK
+	for i := range answers {
+		if indexFailed(&answers[i]) {
+			status = exitFailed // a script must not take this for "nobody"
+		}
+		if call.json {
+			continue
+		}
+		if several {
+			fmt.Fprintf(p.stdout, "prompt %d\n", i)
+		}
+		call.write(ctx, p.stdout, c, &answers[i], took)
+	}
+	return status
+}
+
+// readAnswers reads an answer, or the answers about a list of prompts.
+func readAnswers(raw json.RawMessage) (_ []client.ScoreResponse, several bool, err error) {
+	var list struct {
+		Results []client.ScoreResponse `json:"results"`
+	}
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, false, err
+	}
+	if list.Results != nil {
+		return list.Results, true, nil
+	}
+	var one client.ScoreResponse
+	err = json.Unmarshal(raw, &one)
+	return []client.ScoreResponse{one}, false, err
+}
+
+// write writes an answer for people.
+func (s *scoreCall) write(ctx context.Context, out io.Writer, c *client.Client, r *client.ScoreResponse, took time.Duration) {
 	late := ""
-	if resp.Degraded != nil && resp.Degraded.Reason == tokenizationBudget {
-		loaded, known := call.loaded(ctx, c)
-		late = lateness(loaded, known, call.request.Chat != nil)
+	if r.Degraded != nil && r.Degraded.Reason == tokenizationBudget {
+		loaded, known := s.loaded(ctx, c)
+		late = lateness(loaded, known, s.request.Body != nil || s.request.Chat != nil)
 	}
-	writeScore(p.stdout, call.request.Model, &resp, took, late)
-	if indexFailed(&resp) {
-		return exitFailed // a script must not take this for "nobody"
+	writeScore(out, s.request.Model, r, took, late)
+	if indexFailed(r) {
+		return
 	}
-	if names := call.unregistered(ctx, c, &resp); len(names) > 0 {
-		fmt.Fprintf(p.stdout, "not registered: %s (GET /v1/pods lists the pods that are)\n", printable(strings.Join(names, ", ")))
+	if names := s.unregistered(ctx, c, r); len(names) > 0 {
+		fmt.Fprintf(out, "not registered: %s (GET /v1/pods lists the pods that are)\n", printable(strings.Join(names, ", ")))
 	}
-	return exitOK
 }
 
 // asideBudget bounds what is asked beside the score: the answer is there already.
@@ -147,7 +179,7 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	fs.BoolVar(&call.json, "json", false, "write the server's JSON as it is")
 	fs.StringVar(&r.Model, "model", "", "the `model`'s name (required, unless --chat-file has it)")
 	promptFile := fs.String("prompt-file", "", "read the prompt from `FILE`, - is standard input")
-	chatFile := fs.String("chat-file", "", "read the prompt from `FILE`, the JSON of a chat completion (messages, tools, ...) or its array of messages, - is standard input")
+	chatFile := fs.String("chat-file", "", "read the prompt from `FILE`, the JSON of a request to an engine (a chat completion, a completion, Anthropic's messages, OpenAI's responses) or an array of messages, - is standard input")
 	tokens := fs.String("tokens", "", "the prompt's token ids, a `LIST` with commas")
 	keys := fs.String("block-keys", "", "the prompt's block keys, a `LIST` of 16 hex digits each")
 	pods := fs.String("pods", "", "rank these pods only, a `LIST` with commas")
@@ -211,10 +243,7 @@ func (p *program) readPrompt(r *client.ScoreRequest, words []string, given map[s
 		if err != nil {
 			return err
 		}
-		var model string
-		r.Chat, model, err = parseChat(b)
-		r.Model = cmp.Or(r.Model, model)
-		return err
+		return readChat(r, b)
 	case given["tokens"]:
 		r.Tokens, err = parseTokens(tokens)
 		return err
@@ -246,25 +275,32 @@ func (p *program) readPromptFile(setting, name string) ([]byte, error) {
 	return b, nil
 }
 
-// parseChat reads the JSON of a chat completion, of which what does not make the
-// prompt is left out, or an array of messages. The former may name a model.
-func parseChat(b []byte) (c *client.Chat, model string, err error) {
-	var completion struct {
-		client.Chat
-		Model string `json:"model"`
-	}
+// readChat reads the JSON of a request to an engine, which goes to the server as it is,
+// or an array of messages. The former may name a model.
+func readChat(r *client.ScoreRequest, b []byte) error {
 	if b = bytes.TrimSpace(b); bytes.HasPrefix(b, []byte("[")) {
-		err = json.Unmarshal(b, &completion.Messages)
-	} else {
-		err = json.Unmarshal(b, &completion)
+		r.Chat = &client.Chat{}
+		if err := json.Unmarshal(b, &r.Chat.Messages); err != nil {
+			return fmt.Errorf("--chat-file: it is no JSON of messages: %w", err)
+		}
+		return nil
 	}
-	switch {
-	case err != nil:
-		return nil, "", fmt.Errorf("--chat-file: it is no JSON of a chat: %w", err)
-	case completion.Messages == nil:
-		return nil, "", errors.New("--chat-file: there are no messages in it")
+	var request map[string]json.RawMessage
+	if err := json.Unmarshal(b, &request); err != nil {
+		return fmt.Errorf("--chat-file: it is no JSON of a request: %w", err)
 	}
-	return &completion.Chat, completion.Model, nil
+	given := func(name string) bool { return len(request[name]) > 0 && string(request[name]) != "null" }
+	if !given("messages") && !given("input") && !given("prompt") {
+		return errors.New("--chat-file: there are no messages in it, and no input or prompt")
+	}
+	var model string
+	if given("model") {
+		if err := json.Unmarshal(request["model"], &model); err != nil {
+			return fmt.Errorf("--chat-file: its model is no text: %w", err)
+		}
+	}
+	r.Body, r.Model = b, cmp.Or(r.Model, model)
+	return nil
 }
 
 func parseTokens(list string) ([]uint32, error) {

@@ -156,7 +156,7 @@ func TestScoreErrors(t *testing.T) {
 		{"token", []string{"--model=m", "--tokens=1,-2"}, 2, `--tokens: number 2, "-2", is no token id`},
 		{"large token", []string{"--model=m", "--tokens=4294967296"}, 2, "is no token id"},
 		{"no file", []string{"--model=m", "--prompt-file=/nowhere"}, 2, "--prompt-file: open /nowhere"},
-		{"no JSON", []string{"--model=m", "--chat-file=/dev/null"}, 2, "--chat-file: it is no JSON of a chat: unexpected end"},
+		{"no JSON", []string{"--model=m", "--chat-file=/dev/null"}, 2, "--chat-file: it is no JSON of a request: unexpected end"},
 		{"unknown flag", []string{"--promt-file=m"}, 2, "--promt-file: no such flag (did you mean --prompt-file?)"},
 		{"timeout", []string{"--model=m", "--timeout=0s", "x"}, 2, "--timeout is 0s"},
 		{"wait", []string{"--model=m", "--wait=-1s", "x"}, 2, "--wait is -1s"},

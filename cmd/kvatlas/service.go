@@ -116,18 +116,18 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	return s, err
 }
 
-// Why /readyz says no at first.
-var (
-	errRestoring = errors.New("restoring the snapshot")
-	errLoading   = errors.New("loading tokenizers")
-)
+// errRestoring is why /readyz says no while the snapshot is restored.
+var errRestoring = errors.New("restoring the snapshot")
 
 // warmUp does what must be done before /readyz says yes. An error ends the
 // service.
 func (s *service) warmUp(ctx context.Context) error {
 	var loading sync.WaitGroup
-	loading.Go(func() { s.preload(ctx) })
 	defer loading.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	missing := newPreloading(s.cfg.Preload)
+	loading.Go(func() { s.load(ctx, missing) })
 	if s.keeper != nil {
 		s.api.SetReady(errRestoring)
 		if err := s.keeper.Restore(ctx); ctx.Err() != nil {
@@ -137,7 +137,7 @@ func (s *service) warmUp(ctx context.Context) error {
 		}
 	}
 	if len(s.cfg.Preload) > 0 {
-		s.api.SetReady(errLoading)
+		s.api.SetReady(missing)
 	}
 	loading.Wait()
 	if ctx.Err() == nil {

@@ -2,9 +2,7 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
-	"sync"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/tokenpool"
@@ -126,19 +124,4 @@ func (s *service) hasTokenizer(model string) error {
 		return fmt.Errorf("%w\nscripts/fetch-tokenizers.sh prepares %s; --tokenizers names another directory", err, demoTokenizers)
 	}
 	return nil
-}
-
-// preload loads the tokenizers that were asked for, all at once. One that
-// cannot be loaded is in the log and keeps nobody from the others.
-func (s *service) preload(ctx context.Context) {
-	var wg sync.WaitGroup
-	for _, model := range s.cfg.Preload {
-		wg.Go(func() {
-			_, err := s.pool.Tokens(ctx, tokenpool.Request{Model: model, Text: "a", Mode: tokenpool.Sync})
-			if err != nil && ctx.Err() == nil {
-				s.log.Error().Str("model", model).Err(err).Msg("preload: no tokenizer, the server goes on without it")
-			}
-		})
-	}
-	wg.Wait()
 }

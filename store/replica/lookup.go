@@ -10,7 +10,7 @@ import (
 )
 
 // Lookup implements store.Index. From memory it makes no round trip, takes no lock
-// and allocates nothing. Entries that others have written to Redis are not in the copy:
+// and allocates nothing, and a deadline that has passed does not end it. Entries that others have written to Redis are not in the copy:
 // Redis is asked for queries about them, and for all queries that come with those.
 func (r *Replica) Lookup(ctx context.Context, queries ...*store.Query) error {
 	for i, q := range queries {
@@ -27,7 +27,8 @@ func (r *Replica) Lookup(ctx context.Context, queries ...*store.Query) error {
 		return r.Index.Lookup(ctx, queries...) // says that it is closed
 	}
 	reg, err := r.feed.Registry(ctx)
-	if err != nil && !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
+	canceled := errors.Is(ctx.Err(), context.Canceled)
+	if err != nil && !errors.Is(err, store.ErrUnavailable) || canceled {
 		if err == nil {
 			err = ctx.Err()
 		}

@@ -20,8 +20,8 @@ func anthropicTools(spend *budget, raw json.RawMessage, messages []json.RawMessa
 			return nil, err
 		}
 	}
-	changed, any, err := changeTools(tools, messages)
-	if err != nil || isNull(raw) && !any {
+	changed, some, err := changeTools(tools, messages)
+	if err != nil || isNull(raw) && !some {
 		return nil, err
 	}
 	out := make([]json.RawMessage, len(changed))
@@ -50,7 +50,7 @@ func checkTool(where string, tool []member) error {
 
 // changeTools applies the blocks tool_addition and tool_removal of messages, if there
 // are any.
-func changeTools(tools [][]member, messages []json.RawMessage) (out [][]member, any bool, err error) {
+func changeTools(tools [][]member, messages []json.RawMessage) (out [][]member, some bool, err error) {
 	var order []string
 	by := map[string][]member{}
 	set := func(name string, tool []member) {
@@ -72,8 +72,8 @@ func changeTools(tools [][]member, messages []json.RawMessage) (out [][]member, 
 			if kind != "tool_addition" && kind != "tool_removal" {
 				continue
 			}
-			if !any {
-				any = true
+			if !some {
+				some = true
 				for _, t := range tools {
 					set(stringOf(t, "name"), t)
 				}
@@ -86,7 +86,7 @@ func changeTools(tools [][]member, messages []json.RawMessage) (out [][]member, 
 			removed[name] = kind == "tool_removal"
 		}
 	}
-	if !any {
+	if !some {
 		return tools, false, nil
 	}
 	for _, name := range order {

@@ -46,8 +46,8 @@ type tokenizationSettings struct {
 	// commas. A model whose files are others is refused.
 	TokenizerPins Names `name:"tokenizer-pins"`
 	// Preload is the list of models, with commas, whose tokenizers are loaded
-	// before /readyz says ready. Others are loaded by the first text, which takes
-	// seconds.
+	// before /readyz says ready; it names those that cannot be, which are tried
+	// again. Others are loaded by the first text, which takes seconds.
 	Preload Names `name:"preload"`
 	// MaxPromptBytes is the longest text that is tokenized. A mebibyte takes
 	// about 0.7 s, and 150 to 350 MiB of memory at worst.
