@@ -194,6 +194,9 @@ func (s *service) watchController() controller.Observer {
 			}
 			s.log.Warn().Stringer("worker", id).Err(err).Msg(what)
 		},
+		Shared: func(id filing.ID, by []string) {
+			s.log.Warn().Stringer("worker", id).Strs("used_by", by).Msg("several workers of LMCache use one id: give each engine an lmcache_instance_id of its own; those behind one address do not count")
+		},
 		Stale: func(id filing.ID, from, by string) {
 			s.log.Warn().Stringer("worker", id).Str("from", from).Str("registered_by", by).Msg("a worker of LMCache is not heard on a connection, since it has registered on another one: it was started anew, or its id is used twice")
 		},
@@ -230,6 +233,9 @@ func (s *service) watchCoordinator() coordinator.Observer {
 		},
 		Unmapped: func(instance string, err error) {
 			s.log.Warn().Str("instance", instance).Err(err).Msg("nothing is kept of a server of LMCache: set lmcache-instances")
+		},
+		Shared: func(instance string, by []string) {
+			s.log.Warn().Str("instance", instance).Strs("used_by", by).Msg("several servers of LMCache use one id: give each an instance id of its own")
 		},
 		Lost: func(instance, why string) {
 			s.log.Warn().Str("instance", instance).Str("because", why).Msg("events of a server of LMCache are missing: its credit ends")

@@ -114,6 +114,9 @@ type Peer struct {
 	closed atomic.Bool
 }
 
+// Kind is what the socket is that the peer has reached.
+func (p *Peer) Kind() Kind { return p.kind }
+
 // Addr is where the peer is.
 func (p *Peer) Addr() string { return peerName(p.conn.net) }
 

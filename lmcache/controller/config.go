@@ -83,6 +83,9 @@ type Observer struct {
 	// spoken for the worker before that registered on another one, by. It is told once for
 	// each registration.
 	Stale func(id filing.ID, from, by string)
+	// Shared says that several processes use the id of a worker, and who they are. Of those
+	// that cannot be told apart nothing is kept.
+	Shared func(id filing.ID, by []string)
 	// Lost says that something of a worker may be missing.
 	Lost func(id filing.ID, location, why string)
 	// Synced says that a full sync has been written.

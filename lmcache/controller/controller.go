@@ -26,7 +26,7 @@ type Controller struct {
 	wg      sync.WaitGroup
 
 	mu       sync.Mutex // protects all below, and worker.life; it is taken before worker.mu
-	workers  map[filing.ID]*worker
+	roll     roll
 	speakers map[*zmq.Peer]speaker
 	sweepAt  int             // how many speakers there are when the closed are looked for
 	told     map[string]bool // locations that nobody knows, of which was told
@@ -39,7 +39,7 @@ func New(ctx context.Context, c Config) (_ *Controller, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return nil, err
 	}
-	x := &Controller{config: c, workers: map[filing.ID]*worker{}, speakers: map[*zmq.Peer]speaker{}, told: map[string]bool{}}
+	x := &Controller{config: c, roll: newRoll(), speakers: map[*zmq.Peer]speaker{}, told: map[string]bool{}}
 	x.ctx, x.end = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		if err != nil {
@@ -102,8 +102,8 @@ func (c *Controller) Addrs() (pull, reply, heartbeat net.Addr) {
 func (c *Controller) AskSync(instance string, worker int) (heard, asked int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for id, w := range c.workers {
-		if instance != "" && id.Instance != instance || worker >= 0 && id.Worker != worker {
+	for w := range c.roll.all() {
+		if instance != "" && w.id.Instance != instance || worker >= 0 && w.id.Worker != worker {
 			continue
 		}
 		heard++
@@ -144,9 +144,8 @@ func (c *Controller) refused(addr string, err error) {
 // remove ends a worker.
 func (c *Controller) remove(w *worker, silent bool) {
 	c.mu.Lock()
-	if c.workers[w.id] == w {
-		delete(c.workers, w.id)
-	}
+	c.roll.drop(w)
+	c.reviewID(w.id)
 	c.mu.Unlock()
 	w.stop()
 	if silent {
@@ -157,17 +156,31 @@ func (c *Controller) remove(w *worker, silent bool) {
 	}
 }
 
-// workersOf is how many workers the instance of a worker has, as far as is known.
-func (c *Controller) workersOf(reg *store.Registry, id filing.ID, t filing.Target) int {
+// workersOf is how many workers the instance of a worker at a host has, as far as is known.
+func (c *Controller) workersOf(reg *store.Registry, id filing.ID, host string, t filing.Target) int {
 	n := max(c.config.Workers, id.Worker+1, filing.Workers(reg, id.Instance, t))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for other := range c.workers {
-		if other.Instance == id.Instance {
-			n = max(n, other.Worker+1)
+	counts := func(*worker) bool { return true }
+	for other := range c.roll.instance(id.Instance) {
+		if len(c.roll.of[other.id]) > 1 { // the instance's id is used at several hosts
+			counts = func(o *worker) bool { return o.host == host }
+		}
+	}
+	for other := range c.roll.instance(id.Instance) {
+		if counts(other) {
+			n = max(n, other.id.Worker+1)
 		}
 	}
 	return n
+}
+
+// reviewID has all workers of an id look again which pod they work for, because there is
+// another one of them or one less; c.mu is held.
+func (c *Controller) reviewID(id filing.ID) {
+	for _, w := range c.roll.of[id] {
+		w.put(item{kind: doReview})
+	}
 }
 
 // nudge makes the other workers of an instance renew, so that all tell the same number of
@@ -175,8 +188,8 @@ func (c *Controller) workersOf(reg *store.Registry, id filing.ID, t filing.Targe
 func (c *Controller) nudge(id filing.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for other, w := range c.workers {
-		if other.Instance == id.Instance && other.Worker < id.Worker {
+	for w := range c.roll.instance(id.Instance) {
+		if w.id.Worker < id.Worker {
 			w.put(item{kind: doRenew})
 		}
 	}
@@ -194,7 +207,10 @@ func (c *Controller) beat() {
 		}
 		c.mu.Lock()
 		silent := c.unheard()
-		for _, w := range c.workers {
+		for w := range c.roll.all() {
+			if len(w.rivals) > 0 {
+				c.judge(w)
+			}
 			w.put(item{kind: doRenew})
 		}
 		c.mu.Unlock()

@@ -55,7 +55,7 @@ func TestRecorded(t *testing.T) {
 					if len(frames) < m.Parts {
 						continue
 					}
-					push.send(frames...)
+					push.Send(frames...)
 					for _, f := range frames {
 						d, err := decode(f)
 						if err != nil {
@@ -96,7 +96,7 @@ func TestRecorded(t *testing.T) {
 					if d.Type == "FullSyncStatusMsg" {
 						lmcachetest.WaitFor(t, "the full sync", func() bool { return c.Stats().Synced == 1 })
 					}
-					got = ways[m.Chan[len("DEALER->ROUTER "):]].ask(b)
+					got = ways[m.Chan[len("DEALER->ROUTER "):]].Ask(b)
 				}
 			}
 			if st := c.Stats(); st.Malformed+st.Refused+st.Unknown+st.Unplaced+st.Gaps != 0 {
@@ -118,7 +118,7 @@ func hashOf(t *testing.T, text string) lmcache.Hash {
 func (c *Controller) wantAll(why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, w := range c.workers {
+	for w := range c.roll.all() {
 		w.wantSync(why)
 	}
 }
@@ -128,21 +128,21 @@ func TestOperations(t *testing.T) {
 	s := newStage(t, "10.0.0.1:8000")
 	c := s.controller()
 	x := s.client(c, "inst", 0, true)
-	const name = "inst/lmcache/0"
+	const name = "inst/lmcache/10.0.0.1:8000/0"
 	x.say(cpu, 0, "+1", "+2", "+3")
 	x.say(disk, 0, "+3", "+4")
 	s.Until("cccd", name, ints(1, 2, 3, 4)...)
 	x.say(cpu, 3, "-1", "-3", "+1", "-2")
 	s.Until("c-dd", name, ints(1, 2, 3, 4)...)
-	x.push.send([]byte(` {"type":"x"}`)) // a space is no brace
-	x.push.send([]byte(`{"type":"KVAdmitMsg","instance_id":"inst","worker_id":0,"key":-5,"location":"cpu"}`),
+	x.push.Send([]byte(` {"type":"x"}`)) // a space is no brace
+	x.push.Send([]byte(`{"type":"KVAdmitMsg","instance_id":"inst","worker_id":0,"key":-5,"location":"cpu"}`),
 		[]byte(`{"type":"BatchedKVOperationMsg","instance_id":"inst","worker_id":0,"location":"LocalCPUBackend","operations":[{"op_type":"admit","key":18446744073709551615,"seq_num":7}]}`))
 	s.Until("cc", name, lmcache.IntHash(-5), lmcache.UintHash(1<<64-1))
 	p := s.Pod(name)
 	if p == nil || *p.PartOf != (store.PartOf{Pod: "10.0.0.1:8000", Workers: 1}) || p.Model != model || p.Engine != "lmcache" || p.Labels[filing.LabelIP] != "10.0.0.1" {
 		t.Errorf("registered as %+v", p)
 	}
-	x.push.send(pack(t, about("DeRegisterMsg", "inst", 0)))
+	x.push.Send(pack(t, about("DeRegisterMsg", "inst", 0)))
 	lmcachetest.WaitFor(t, "the end of the registration", func() bool { return s.Pod(name) == nil })
 	lmcachetest.WaitFor(t, "the end of the worker", func() bool { return c.Stats().Workers == 0 })
 	if st := c.Stats(); st.Malformed != 1 || st.Gaps != 0 || st.Admitted != 8 || st.Evicted != 3 {
@@ -176,11 +176,11 @@ func TestMalformed(t *testing.T) {
 		}}),
 		pack(t, map[string]any{"type": "FullSyncBatchMsg", "instance_id": "inst", "worker_id": 0, "sync_id": "none"}),
 	}
-	x.push.send(append(append(append([][]byte{}, bad...), refused...), ops(t, "inst", 0, cpu, 0, "+1"))...)
+	x.push.Send(append(append(append([][]byte{}, bad...), refused...), ops(t, "inst", 0, cpu, 0, "+1"))...)
 	s.Until("cc", "inst/lmcache/0", ints(1, 77)...)
 	// Bytes, as sha256_cbor of 0.3.13 to 0.4.5 has them.
 	h := bytes.Repeat([]byte{7}, 32)
-	x.push.send(pack(t, map[string]any{"type": "BatchedKVOperationMsg", "instance_id": "inst", "worker_id": 0, "location": cpu, "operations": []any{
+	x.push.Send(pack(t, map[string]any{"type": "BatchedKVOperationMsg", "instance_id": "inst", "worker_id": 0, "location": cpu, "operations": []any{
 		map[string]any{"op_type": "admit", "key": h, "seq_num": 1},
 	}}))
 	key, err := lmcache.BytesHash(h)
@@ -189,7 +189,7 @@ func TestMalformed(t *testing.T) {
 	}
 	s.Until("c", "inst/lmcache/0", key)
 	for _, b := range append(bad[1:], refused[0], pack(t, map[string]any{"type": "ClearMsg"})) {
-		if r := unpack(t, x.deal.ask(b)); r["type"] != "ErrorMsg" {
+		if r := unpack(t, x.deal.Ask(b)); r["type"] != "ErrorMsg" {
 			t.Errorf("%x is answered %v", b, r)
 		}
 	}
@@ -239,13 +239,13 @@ func TestGapAndFullSync(t *testing.T) {
 	batch := func(n int, keys ...any) []byte {
 		return pack(t, map[string]any{"type": "FullSyncBatchMsg", "instance_id": "inst", "worker_id": 0, "location": cpu, "sync_id": "a", "batch_id": n, "keys": keys})
 	}
-	x.push.send(batch(0, 3), ops(t, "inst", 0, cpu, 6, "+5", "-4"), batch(0, 3), x.end("a", 3))
+	x.push.Send(batch(0, 3), ops(t, "inst", 0, cpu, 6, "+5", "-4"), batch(0, 3), x.end("a", 3))
 	lmcachetest.WaitFor(t, "missing batches", func() bool { return fmt.Sprint(x.status("a")["missing_batches"]) == "[1 2]" })
 	if st := x.status("a"); st["can_exit_freeze"] == true || st["is_complete"] == true {
 		t.Error(st)
 	}
 	s.Until("ccc-cd", name, ints(1, 2, 3, 4, 5, 9)...)
-	x.push.send(batch(1, 4), batch(2, 6), x.end("a", 3))
+	x.push.Send(batch(1, 4), batch(2, 6), x.end("a", 3))
 	lmcachetest.WaitFor(t, "the end of the sync", func() bool { return x.status("a")["is_complete"] == true })
 	// 4 was evicted after the start, 5 admitted; the disk was not in it.
 	s.Until("--c-ccd", name, ints(1, 2, 3, 4, 5, 6, 9)...)
@@ -463,7 +463,7 @@ func TestUnmapped(t *testing.T) {
 	s.Register("10.0.0.1:8000")
 	lmcachetest.WaitFor(t, "a request for a full sync", func() bool { return x.heartbeat() == "pod_known" })
 	x.sync("s", 1, 2)
-	s.Until("cc", "inst/lmcache/0", ints(1, 2)...)
+	s.Until("cc", "inst/lmcache/10.0.0.1:8000/0", ints(1, 2)...)
 	if told := s.Told(); len(told) != 1 || !strings.Contains(told[0], "none is at 10.0.0.1") {
 		t.Errorf("told %q", told)
 	}
@@ -488,7 +488,7 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	// More keys than were announced end the sync, and give its room back.
-	x.push.send(pack(t, map[string]any{"type": "FullSyncBatchMsg", "instance_id": "inst", "worker_id": 0, "location": cpu, "sync_id": "a", "batch_id": 0, "keys": []any{1, 2, 3, 4, 5, 6, 7, 8, 9}}))
+	x.push.Send(pack(t, map[string]any{"type": "FullSyncBatchMsg", "instance_id": "inst", "worker_id": 0, "location": cpu, "sync_id": "a", "batch_id": 0, "keys": []any{1, 2, 3, 4, 5, 6, 7, 8, 9}}))
 	lmcachetest.WaitFor(t, "the end of the sync", func() bool { return c.Stats().Unsynced == 1 && c.Stats().SyncKeys == 0 })
 	if r := start(y, "b", 3, 1); r["accepted"] != true {
 		t.Error(r)
@@ -530,7 +530,7 @@ func TestQuestions(t *testing.T) {
 		for i, k := range keys[:n] {
 			list = append(list, map[string]any{"op_type": "admit", "key": k, "seq_num": i})
 		}
-		x.push.send(pack(t, map[string]any{"type": "BatchedKVOperationMsg", "instance_id": x.instance, "worker_id": x.worker, "location": location, "operations": list}))
+		x.push.Send(pack(t, map[string]any{"type": "BatchedKVOperationMsg", "instance_id": x.instance, "worker_id": x.worker, "location": location, "operations": list}))
 		s.Until(strings.Repeat(map[string]string{cpu: "c", disk: "d"}[location], n), fmt.Sprintf("%s/lmcache/%d", x.instance, x.worker), hashes[:n]...)
 	}
 	var all []*client

@@ -30,7 +30,7 @@ func TestFloodOfOneConnection(t *testing.T) {
 	x := connect(t, pull, "PUSH")
 	const n = 1000
 	for i := range n {
-		x.send(pack(t, about("RegisterMsg", fmt.Sprint("flood-", i), i%8)))
+		x.Send(pack(t, about("RegisterMsg", fmt.Sprint("flood-", i), i%8)))
 	}
 	lmcachetest.WaitFor(t, "the flood", func() bool { return c.Stats().Messages == n })
 	if st := c.Stats(); st.Workers > maxMade || st.Refused != n-maxMade {
@@ -42,7 +42,7 @@ func TestFloodOfOneConnection(t *testing.T) {
 		t.Errorf("told %q", told)
 	}
 	// It still speaks for the last that it has made, and may name that again.
-	x.send(pack(t, about("RegisterMsg", "flood-7", 7)))
+	x.Send(pack(t, about("RegisterMsg", "flood-7", 7)))
 	if why := connect(t, reply, "DEALER").register("inst"); why != "" {
 		t.Error(why)
 	}
@@ -117,7 +117,7 @@ func TestRoomForTheHeard(t *testing.T) {
 	if why := z.register("e"); !strings.Contains(why, "e/0 would be one more than 3 workers (lmcache-max-workers)") {
 		t.Errorf("refused because of %q", why)
 	}
-	_ = x.nc.Close()
+	x.Close()
 	lmcachetest.WaitFor(t, "the room of one that has gone", func() bool { return z.register("e") == "" })
 	s.Until("c", "inst/lmcache/0", ints(1)...)
 }
@@ -160,13 +160,13 @@ func TestIDUsedTwice(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 	mu.Lock()
-	if want := fmt.Sprint("[inst/0 ", x.push.nc.LocalAddr(), " ", y.nc.LocalAddr(), "]"); fmt.Sprint(told) != want {
+	if want := fmt.Sprint("[inst/0 ", x.push.Addr(), " ", y.Addr(), "]"); fmt.Sprint(told) != want {
 		t.Errorf("told %v, want %s", told, want)
 	}
 	mu.Unlock()
 	s.Until("--", "inst/lmcache/0", ints(1, 2)...)
 
-	_ = y.nc.Close()
+	y.Close()
 	lmcachetest.WaitFor(t, "a request for a full sync", func() bool { return x.beat.request(about("HeartbeatMsg", "inst", 0))["commands"] != nil })
 	x.say(cpu, 4, "+3")
 	s.Until("c", "inst/lmcache/0", ints(3)...)

@@ -36,9 +36,19 @@
 // connection, is gone with its lease, since the next frame names another.
 //
 // Who registers is believed: the protocol has no secret. On connections that have spoken for
-// the worker before, what comes is of a process that has ended and does not count. So is, for
-// as long as the newer connection is open, what a worker says whose id somebody else uses:
-// that is counted, and told once for each registration.
+// the worker before, what comes is of a process that has ended and does not count: that is
+// counted, and told once for each registration.
+//
+// # One id, several processes
+//
+// A process registers on one socket and sends operations on another, and nothing in them
+// ties the two but the host that both come from. So the workers of an id are told apart by
+// the hosts of their connections, and each works for the pod at its own address: its
+// registration is named by that pod too. At one host two processes have an id when open
+// connections tell two addresses (ip and port) for it, or when it comes over two PUSH
+// sockets. Then neither counts until one has gone: credit ends, Observer.Shared and the
+// label [filing.LabelShared] name them. The same goes for processes at several hosts that
+// the id itself leads to one pod, unless just one of them is at that pod's address.
 //
 // # What was missed
 //

@@ -14,6 +14,9 @@ import (
 // pod for the worker, or ctx is done.
 func (w *worker) open(ctx context.Context) bool {
 	for try := 0; ctx.Err() == nil; try++ {
+		if w.barred {
+			return false
+		}
 		if w.file != nil && w.file.Open() {
 			return true
 		}
@@ -80,30 +83,33 @@ func (w *worker) tryOpen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.mu.Lock()
-	ip, peer, was := w.ip, w.peer, w.unmapped
-	w.mu.Unlock()
-	targets, err := c.config.Pods.Find(reg, w.id.Instance, ip)
-	if err == nil && len(targets) > 1 {
-		err = fmt.Errorf("%w %q: it is set to %d pods, which is for servers of MP mode", filing.ErrUnmapped, w.id.Instance, len(targets))
-	}
+	target, err := w.place(reg)
 	if err != nil {
 		return err
 	}
-	if w.file == nil || w.file.Target() != targets[0] {
-		w.file = filing.NewWorker(filing.Config{Index: c.config.Index, Lease: c.config.Lease, Timeout: c.config.Timeout}, w.id, targets[0], false)
+	w.name(target)
+	host, inherits, err := w.claim(reg)
+	if err != nil {
+		return err
 	}
+	w.mu.Lock()
+	ip, peer, was := w.ip, w.peer, w.unmapped
+	w.mu.Unlock()
 	// Of the index as of this process: each worker is a registration there, whoever hears it.
 	if _, registered := reg.PodIndex(w.file.Name()); !registered && filing.Registered(reg) >= c.config.MaxWorkers {
 		return fmt.Errorf("%w: the index has %d workers of LMCache or more (lmcache-max-workers)", ErrFull, c.config.MaxWorkers)
 	}
-	w.file.IP, w.file.Peer = ip, peer
-	w.file.Workers = c.workersOf(reg, w.id, targets[0])
+	w.file.IP, w.file.Peer, w.file.Host, w.file.Shared = ip, peer, host, ""
+	w.file.Workers = c.workersOf(reg, w.id, host, target)
 
 	took := false
 	if w.fresh {
 		if err = w.file.Begin(ctx); err == nil && was {
 			w.wantSync("pod_known") // what it has said until now was not kept
+		}
+	} else if !inherits {
+		if err = w.file.Begin(ctx); err == nil {
+			w.wantSync("controller_restart")
 		}
 	} else {
 		kinds := make([]uint64, numLocations)
@@ -119,7 +125,7 @@ func (w *worker) tryOpen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.fresh = false
+	w.fresh, w.lost = false, false
 	w.mu.Lock()
 	w.unmapped, w.told = false, ""
 	w.mu.Unlock()
@@ -128,7 +134,7 @@ func (w *worker) tryOpen(ctx context.Context) error {
 		c.count.tookOver.Add(1)
 	}
 	if told := c.config.Observer.Began; told != nil {
-		told(w.id, targets[0], took)
+		told(w.id, target, took)
 	}
 	c.nudge(w.id)
 	return nil
@@ -146,12 +152,13 @@ func (w *worker) tryOnce(ctx context.Context) error {
 // homeless tells whether a worker cannot be registered for now: nothing is kept of what it
 // says until it can. To wait would take the room of others in the queue.
 func homeless(err error) bool {
-	return errors.Is(err, filing.ErrUnmapped) || errors.Is(err, ErrFull) || errors.Is(err, store.ErrFull)
+	return errors.Is(err, filing.ErrUnmapped) || errors.Is(err, filing.ErrShared) || errors.Is(err, ErrFull) || errors.Is(err, store.ErrFull)
 }
 
 // lostLife says that the generation is another writer's, or over. Since the worker talks
 // to this process, it is to be taken over, and what is missing comes with a full sync.
 func (w *worker) lostLife(err error) {
+	w.lost = true
 	if errors.Is(err, store.ErrFenced) {
 		w.c.count.fenced.Add(1)
 	}
@@ -169,11 +176,15 @@ func (w *worker) renew(ctx context.Context) {
 		w.endSync(false)
 	}
 	w.mu.Unlock()
+	if w.barred {
+		w.review(ctx)
+		return
+	}
 	if w.file == nil || !w.file.Open() {
 		_ = w.tryOnce(ctx)
 		return
 	}
-	w.file.Workers = max(w.file.Workers, c.workersOf(c.config.Index.Cached(), w.id, w.file.Target()))
+	w.file.Workers = max(w.file.Workers, c.workersOf(c.config.Index.Cached(), w.id, w.file.Host, w.file.Target()))
 	created, err := w.file.Renew(ctx)
 	switch {
 	case err != nil:

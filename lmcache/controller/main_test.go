@@ -1,15 +1,13 @@
 package controller
 
 import (
-	"bufio"
 	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -75,6 +73,7 @@ func (s *stage) controller(change ...func(*Config)) *Controller {
 		Observer: Observer{
 			Malformed: func(_ string, err error) { s.Tell("%v", err) },
 			Unmapped:  func(_ filing.ID, err error) { s.Tell("%v", err) },
+			Shared:    func(id filing.ID, by []string) { s.Tell("%v is shared by %s", id, strings.Join(by, " and ")) },
 			Location:  func(l string) { s.Tell("location %s", l) },
 		},
 	}
@@ -93,96 +92,27 @@ func (s *stage) controller(change ...func(*Config)) *Controller {
 	return x
 }
 
-// socket is the least of a ZMTP 3.0 peer (https://rfc.zeromq.org/spec/23).
+// socket is a ZMTP peer.
 type socket struct {
-	t  testing.TB
-	nc net.Conn
-	in *bufio.Reader
+	*lmcachetest.Socket
+	t testing.TB
 }
 
 func connect(t testing.TB, to net.Addr, kind string) *socket {
 	t.Helper()
-	nc, err := net.Dial("tcp", to.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &socket{t: t, nc: nc, in: bufio.NewReader(nc)}
-	t.Cleanup(func() { _ = nc.Close() })
-	hello := make([]byte, 64)
-	hello[0], hello[9], hello[10] = 0xff, 0x7f, 3
-	copy(hello[12:], "NULL")
-	ready := append([]byte("\x05READY\x0bSocket-Type\x00\x00\x00"), byte(len(kind)))
-	ready = append(ready, kind...)
-	if _, err := nc.Write(slices.Concat(hello, []byte{4, byte(len(ready))}, ready)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(s.in, hello); err != nil {
-		t.Fatal(err)
-	}
-	if flags, _ := s.frame(); flags != 4 {
-		t.Fatalf("a frame with the flags %d, want READY", flags)
-	}
-	return s
+	return connectFrom(t, "127.0.0.1", to, kind)
 }
 
-func (s *socket) frame() (flags byte, body []byte) {
-	s.t.Helper()
-	if err := s.nc.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
-		s.t.Fatal(err)
-	}
-	head := make([]byte, 2)
-	if _, err := io.ReadFull(s.in, head); err != nil {
-		s.t.Fatal(err)
-	}
-	size := int(head[1])
-	if head[0]&2 != 0 {
-		more := make([]byte, 7)
-		if _, err := io.ReadFull(s.in, more); err != nil {
-			s.t.Fatal(err)
-		}
-		for _, b := range more {
-			size = size<<8 | int(b)
-		}
-	}
-	body = make([]byte, size)
-	if _, err := io.ReadFull(s.in, body); err != nil {
-		s.t.Fatal(err)
-	}
-	return head[0], body
+// connectFrom is connect from another address of this machine.
+func connectFrom(t testing.TB, host string, to net.Addr, kind string) *socket {
+	t.Helper()
+	return &socket{lmcachetest.Connect(t, host, to.String(), kind), t}
 }
 
-// send sends one message of these frames.
-func (s *socket) send(frames ...[]byte) {
-	s.t.Helper()
-	var out []byte
-	for i, f := range frames {
-		flags := byte(3)
-		if i == len(frames)-1 {
-			flags = 2
-		}
-		out = append(out, flags, 0, 0, 0, 0, byte(len(f)>>24), byte(len(f)>>16), byte(len(f)>>8), byte(len(f)))
-		out = append(out, f...)
-	}
-	if _, err := s.nc.Write(out); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-// ask sends a message as DEALER does and returns the reply.
-func (s *socket) ask(b []byte) []byte {
-	s.t.Helper()
-	s.send(nil, b)
-	if flags, empty := s.frame(); flags&1 == 0 || len(empty) > 0 {
-		s.t.Fatalf("the reply begins with %x, flags %d", empty, flags)
-	}
-	_, body := s.frame()
-	return body
-}
-
-// request is ask with a map, whose answer it decodes.
+// request is Ask with a map, whose answer it decodes.
 func (s *socket) request(m map[string]any) map[string]any {
 	s.t.Helper()
-	return unpack(s.t, s.ask(pack(s.t, m)))
+	return unpack(s.t, s.Ask(pack(s.t, m)))
 }
 
 func pack(t testing.TB, m map[string]any) []byte {
@@ -263,12 +193,12 @@ func (x *client) heartbeat() (reason string) {
 }
 
 func (x *client) say(location string, seq int, texts ...string) {
-	x.push.send(ops(x.push.t, x.instance, x.worker, location, seq, texts...))
+	x.push.Send(ops(x.push.t, x.instance, x.worker, location, seq, texts...))
 }
 
 func (x *client) close() {
 	for _, s := range []*socket{x.push, x.deal, x.beat} {
-		_ = s.nc.Close()
+		s.Close()
 	}
 }
 
@@ -296,7 +226,7 @@ func (x *client) sync(id string, keys ...uint64) (status map[string]any) {
 			"sync_id": id, "batch_id": b, "keys": list,
 		}))
 	}
-	x.push.send(append(frames, x.end(id, len(keys)))...)
+	x.push.Send(append(frames, x.end(id, len(keys)))...)
 	lmcachetest.WaitFor(t, "a full sync", func() bool { status = x.status(id); return status["is_complete"] == true })
 	return status
 }

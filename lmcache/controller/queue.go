@@ -21,6 +21,7 @@ const (
 	doDeregister
 	doSyncEnd
 	doRenew
+	doReview
 )
 
 // op is an admission or an eviction.

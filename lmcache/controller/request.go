@@ -31,7 +31,7 @@ func (c *Controller) request(p *zmq.Peer, frames [][]byte) {
 func (c *Controller) answer(p *zmq.Peer, m *message) reply {
 	switch m.Type {
 	case "BatchedP2PLookupMsg":
-		return c.peerLookup(m)
+		return c.peerLookup(p, m)
 	case "LookupMsg":
 		return c.lookup(m)
 	case "QueryInstMsg":
@@ -101,20 +101,21 @@ func (c *Controller) heartbeatURL(p *zmq.Peer) string {
 
 // peerLookup answers which other instance has the most of the chunks, for a worker that
 // would fetch them: of the worker with the same number there.
-func (c *Controller) peerLookup(m *message) reply {
+func (c *Controller) peerLookup(p *zmq.Peer, m *message) reply {
 	nobody := newReply("BatchedP2PLookupRetMsg", 1).list("layout_info", 1).values(4).item("").item("").int(0).item("")
 	c.mu.Lock()
-	w := c.workers[filing.ID{Instance: m.Instance, Worker: m.Worker}]
+	id := filing.ID{Instance: m.Instance, Worker: m.Worker}
+	w := c.speakers[p].w
+	if !c.roll.has(w) || w.id != id {
+		w = c.find(id, p, address{}, false)
+	}
 	c.mu.Unlock()
 	if w == nil {
 		return nobody
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, c.config.Timeout)
 	defer cancel()
-	w.mu.Lock()
-	ip := w.ip
-	w.mu.Unlock()
-	targets, err := c.config.Pods.Find(c.config.Index.Cached(), m.Instance, ip)
+	target, err := w.place(c.config.Index.Cached())
 	if err != nil {
 		return nobody
 	}
@@ -122,13 +123,14 @@ func (c *Controller) peerLookup(m *message) reply {
 	for i := range keys {
 		keys[i] = m.Hashes[i].ChunkKey()
 	}
-	list, err := filing.Prefixes(ctx, c.config.Index, targets[0].Model, keys)
+	list, err := filing.Prefixes(ctx, c.config.Index, target.Model, keys)
 	if err != nil {
 		c.count.failures.Add(1)
 		return nobody
 	}
 	for _, found := range list {
-		if found.Instance != m.Instance && found.Worker == m.Worker && found.Peer != "" {
+		own := found.Instance == m.Instance && found.Pod == target.Pod
+		if !own && found.Worker == m.Worker && found.Peer != "" {
 			return newReply("BatchedP2PLookupRetMsg", 1).list("layout_info", 1).values(4).
 				item(found.Instance).item(backendOf(found.Tier)).int(found.Chunks).item(found.Peer)
 		}

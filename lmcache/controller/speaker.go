@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
@@ -32,6 +31,9 @@ const maxMade = 8
 type speaker struct {
 	w    *worker
 	life uint64 // of the worker, when it began to speak for it
+	// told is the address that it has told, and peer where its peers fetch chunks.
+	told address
+	peer string
 	// stranger is whom it has named last of those that nobody knows.
 	stranger filing.ID
 	// made is how many workers it has made since then.
@@ -49,10 +51,23 @@ func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
 	c.mu.Lock()
 	w, gone, err := c.speaksFor(p, id, m)
 	var by string // where the worker has registered, if that is to be told
-	if known := c.workers[id]; errors.Is(err, errStale) && known.toldLife != known.life {
+	if known := c.speakers[p].w; errors.Is(err, errStale) && known != nil && known.toldLife != known.life {
 		known.toldLife, by = known.life, known.by
 	}
+	var rivals []string
+	if w != nil {
+		rivals = c.judge(w)
+		if apart := c.roll.of[id]; rivals == nil && len(apart) > 1 && !w.toldApart {
+			rivals = apartBy(apart)
+			for _, o := range apart {
+				o.toldApart = true
+			}
+		}
+	}
 	c.mu.Unlock()
+	if told := c.config.Observer.Shared; len(rivals) > 0 && told != nil {
+		told(id, rivals)
+	}
 	for _, g := range gone {
 		c.remove(g, true)
 	}
@@ -61,9 +76,6 @@ func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
 	}
 	if told := c.config.Observer.Stale; by != "" && told != nil {
 		told(id, p.Addr(), by)
-	}
-	if w != nil {
-		w.hear(m)
 	}
 	return w, err
 }
@@ -76,10 +88,14 @@ func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
 // this message is the first sign. On a connection that has spoken for somebody else it is
 // more likely damaged, and it is taken for what it says when it says so twice.
 func (c *Controller) speaksFor(p *zmq.Peer, id filing.ID, m *message) (w *worker, gone []*worker, err error) {
-	registers := m.Type == "RegisterMsg"
+	registers, told := m.Type == "RegisterMsg", address{m.IP, m.Port}
 	was := c.speakers[p]
-	speaks := was.w != nil && c.workers[was.w.id] == was.w // else that one has ended, or there was none
-	w = c.workers[id]
+	speaks := c.roll.has(was.w) // else that one has ended, or there was none
+	if speaks && was.w.id == id {
+		w = was.w
+	} else {
+		w = c.find(id, p, told, registers)
+	}
 	if w == nil {
 		if speaks && !registers && was.stranger != id {
 			was.stranger = id
@@ -98,22 +114,49 @@ func (c *Controller) speaksFor(p *zmq.Peer, id filing.ID, m *message) (w *worker
 		w = c.begin(id, p, registers)
 		was.made++
 	}
+	if m.Type == "DeRegisterMsg" && told.known() && (len(w.rivals) > 0 || w.at.known() && w.at != told) {
+		// It is no other's to end.
+		c.leave(w, p, told)
+		c.judge(w)
+		return nil, gone, errStale
+	}
+	s := speaker{w: w, life: w.life, told: told, peer: m.PeerURL, made: was.made, since: was.since}
 	switch {
 	case registers:
-		w.life++ // what others still say is of the life before
-		w.by = p.Addr()
-	case speaks && was.w == w:
-		if was.life != w.life {
-			return nil, gone, errStale
+		if !c.others(w, p, told) {
+			w.life++ // what others still say is of the life before
 		}
-		return w, gone, nil
+		w.by, s.life = p.Addr(), w.life
+	case speaks && was.w == w:
+		switch {
+		case was.life != w.life:
+			return nil, gone, errStale
+		case !told.known():
+			return w, gone, nil
+		}
 	}
+	w.hear(m)
 	if len(c.speakers) >= c.sweepAt {
 		c.living()
 		c.sweepAt = 2*len(c.speakers) + 64
 	}
-	c.speakers[p] = speaker{w: w, life: w.life, made: was.made, since: was.since}
+	if speaks && was.w != w {
+		delete(was.w.conns, p)
+	}
+	w.conns[p] = struct{}{}
+	c.speakers[p] = s
 	return w, gone, nil
+}
+
+// others reports whether a connection that is open has told another address than a process
+// that registers on p: that one lives too, and is none that it follows; c.mu is held.
+func (c *Controller) others(w *worker, p *zmq.Peer, told address) bool {
+	for other, s := range c.speaking(w) {
+		if other != p && s.told.known() && s.told != told {
+			return true
+		}
+	}
+	return false
 }
 
 // over tells whether a lease has passed since the first of the workers that it has made.
@@ -126,7 +169,7 @@ func (c *Controller) makeRoom(id filing.ID) (gone []*worker, err error) {
 	if err := c.ctx.Err(); err != nil {
 		return nil, err
 	}
-	if len(c.workers) < c.config.MaxWorkers {
+	if c.roll.n < c.config.MaxWorkers {
 		return nil, nil
 	}
 	// To look costs as much as there are connections, and each message may ask for it.
@@ -142,11 +185,10 @@ func (c *Controller) makeRoom(id filing.ID) (gone []*worker, err error) {
 // begin makes a worker, for which there must be room; c.mu is held.
 func (c *Controller) begin(id filing.ID, p *zmq.Peer, registers bool) *worker {
 	ctx, stop := context.WithCancel(c.ctx)
-	w := &worker{c: c, id: id, wake: make(chan struct{}, 1), stop: stop}
-	if host, _, err := net.SplitHostPort(p.Addr()); err == nil {
-		w.ip = host // as good a guess as there is, until it tells
-	}
-	c.workers[id] = w
+	// Where it comes from is as good a guess of its IP as there is, until it tells.
+	w := &worker{c: c, id: id, wake: make(chan struct{}, 1), stop: stop, host: hostOf(p), ip: hostOf(p), conns: map[*zmq.Peer]struct{}{}}
+	c.reviewID(id)
+	c.roll.add(w)
 	c.wg.Go(func() { w.run(ctx) })
 	if !registers {
 		// Find its pod, and take its generation over.
@@ -159,11 +201,13 @@ func (c *Controller) begin(id filing.ID, p *zmq.Peer, registers bool) *worker {
 // is held. They are to be ended with remove.
 func (c *Controller) unheard() (silent []*worker) {
 	alive := c.living()
-	for id, w := range c.workers {
+	for w := range c.roll.all() {
 		if !alive[w] {
-			delete(c.workers, id)
 			silent = append(silent, w)
 		}
+	}
+	for _, w := range silent {
+		c.roll.drop(w)
 	}
 	return silent
 }
@@ -176,7 +220,8 @@ func (c *Controller) living() map[*worker]bool {
 		switch {
 		case p.Closed():
 			delete(c.speakers, p)
-		case c.workers[s.w.id] != s.w:
+			delete(s.w.conns, p)
+		case !c.roll.has(s.w):
 			// What it has made counts on.
 			if s.over(c.config.Lease) {
 				delete(c.speakers, p)

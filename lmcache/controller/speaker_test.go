@@ -32,7 +32,7 @@ func TestStranger(t *testing.T) {
 	x := s.client(c, "inst", 0, true)
 	x.heartbeat()
 	x.say(cpu, 0, "+1")
-	x.push.send(ops(t, "inst\x01", 0, cpu, 1, "+2"), ops(t, "inst", 7, cpu, 1, "+2"), ops(t, "inst", 0, cpu, 1, "+2"))
+	x.push.Send(ops(t, "inst\x01", 0, cpu, 1, "+2"), ops(t, "inst", 7, cpu, 1, "+2"), ops(t, "inst", 0, cpu, 1, "+2"))
 	if r := x.beat.request(about("HeartbeatMsg", "jnst", 0)); r["type"] != "ErrorMsg" || !strings.Contains(fmt.Sprint(r["error"]), "of jnst/0, on a connection of inst/0") {
 		t.Error(r)
 	}
@@ -48,7 +48,7 @@ func TestStranger(t *testing.T) {
 	}
 	// Twice the same is no damage. The first still has its other connections.
 	for range 2 {
-		x.push.send(ops(t, "next", 0, cpu, 0, "+3"))
+		x.push.Send(ops(t, "next", 0, cpu, 0, "+3"))
 	}
 	s.Until("c", "next/lmcache/0", ints(3)...)
 	s.Until("cc", "inst/lmcache/0", ints(1, 2)...)
@@ -80,7 +80,7 @@ func TestStrangerAfterRestart(t *testing.T) {
 	}
 	b := s.controller(config)
 	y := s.client(b, "inst", 0, false)
-	y.push.send(ops(t, "insu", 0, cpu, 1, "+2"))
+	y.push.Send(ops(t, "insu", 0, cpu, 1, "+2"))
 	s.Until("c", "insu/lmcache/0", ints(2)...)
 	y.say(cpu, 2, "+3") // refused: it could as well be the damaged one
 	y.say(cpu, 3, "+4")
@@ -112,7 +112,7 @@ func TestWorkersOfTheIndex(t *testing.T) {
 	if told := s.Told(); len(told) != 1 || !strings.Contains(told[0], "lmcache-max-workers") {
 		t.Errorf("told %q", told)
 	}
-	x.push.send(pack(t, about("DeRegisterMsg", "inst", 0)))
+	x.push.Send(pack(t, about("DeRegisterMsg", "inst", 0)))
 	lmcachetest.WaitFor(t, "a request for a full sync", func() bool { return z.heartbeat() == "pod_known" })
 	z.sync("s", 1)
 	s.Until("c", "other/lmcache/0", ints(1)...)
@@ -162,7 +162,7 @@ func TestQueueIsBounded(t *testing.T) {
 		if r := x.deal.request(start); r["accepted"] != true {
 			t.Fatal(r)
 		}
-		x.push.send(x.end(fmt.Sprint(i), 0), x.end(fmt.Sprint(i), 0), x.end("none", 0))
+		x.push.Send(x.end(fmt.Sprint(i), 0), x.end(fmt.Sprint(i), 0), x.end("none", 0))
 	}
 	for i := range 200 {
 		end(i)
@@ -170,7 +170,7 @@ func TestQueueIsBounded(t *testing.T) {
 	lmcachetest.WaitFor(t, "messages", func() bool { return c.Stats().Messages == 2+200*4 })
 	size := func() int {
 		c.mu.Lock()
-		w := c.workers[filing.ID{Instance: "inst"}]
+		w := c.roll.of[filing.ID{Instance: "inst"}][0]
 		c.mu.Unlock()
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -269,7 +269,7 @@ func TestEndedWorkerTakesNoRoom(t *testing.T) {
 	c := s.controller()
 	s.client(c, "inst", 0, true)
 	c.mu.Lock()
-	w := c.workers[filing.ID{Instance: "inst"}]
+	w := c.roll.of[filing.ID{Instance: "inst"}][0]
 	c.mu.Unlock()
 	c.remove(w, true)
 	lmcachetest.WaitFor(t, "its end", func() bool {

@@ -63,8 +63,8 @@ func (c *Controller) Stats() Stats {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.Workers = len(c.workers)
-	for _, w := range c.workers {
+	s.Workers = c.roll.n
+	for w := range c.roll.all() {
 		w.mu.Lock()
 		if w.unmapped {
 			s.Unmapped++

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -18,9 +19,15 @@ type worker struct {
 	stop context.CancelFunc
 
 	// Controller.mu protects these.
-	life     uint64 // how often it has registered
-	by       string // where from, the last time
-	toldLife uint64 // the last of whose stale messages was told
+	host   string                 // that its connections come from
+	at     address                // where it listens
+	conns  map[*zmq.Peer]struct{} // that speak for it, or have
+	rivals []string               // processes that share its id and cannot be told apart
+	life   uint64                 // how often it has registered
+	// toldApart says that it was told that others have its id, at other hosts.
+	toldApart bool
+	by        string // where from, the last time
+	toldLife  uint64 // the last of whose stale messages was told
 
 	mu       sync.Mutex // protects all of this block
 	queue    []item
@@ -39,6 +46,8 @@ type worker struct {
 	// What follows belongs to run.
 	file    *filing.Worker
 	fresh   bool                  // its process has just started
+	barred  bool                  // it has no pod of its own: nothing is kept until review finds one
+	lost    bool                  // another writer has its generation
 	next    [numLocations]uint64  // 1 + the last operation's number; 0 is not known
 	doubt   [store.NumTiers]doubt // by tier
 	pending filing.Ops
@@ -47,11 +56,12 @@ type worker struct {
 
 const numLocations = 6
 
-// hear takes what a message says of the worker itself.
+// hear takes what a message says of the worker itself; Controller.mu is held.
 func (w *worker) hear(m *message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if m.IP != "" {
+		w.at = address{m.IP, m.Port}
 		w.ip, w.peer = m.IP, m.PeerURL
 	}
 	if m.Type == "HeartbeatMsg" {
@@ -121,7 +131,10 @@ func (w *worker) do(ctx context.Context, it *item) {
 		w.flush(ctx)
 		w.forget()
 		w.fresh = true
-		w.open(ctx)
+		w.review(ctx)
+	case doReview:
+		w.flush(ctx)
+		w.review(ctx)
 	case doDeregister:
 		w.flush(ctx)
 		w.retire(ctx)

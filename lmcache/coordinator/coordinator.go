@@ -32,8 +32,12 @@ type Coordinator struct {
 	count  counters
 
 	mu        sync.Mutex // protects instances
-	instances map[string]*instance
+	instances map[instanceID]*instance
 }
+
+// instanceID is an instance as it is told from others: servers that share an id are at
+// different hosts.
+type instanceID struct{ id, host string }
 
 // Stats are figures for metrics. Those without another word count since the start.
 type Stats struct {
@@ -73,7 +77,7 @@ func New(c Config) (*Coordinator, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &Coordinator{config: c, mux: http.NewServeMux(), bodies: make(chan struct{}, c.MaxBodies), instances: map[string]*instance{}}
+	x := &Coordinator{config: c, mux: http.NewServeMux(), bodies: make(chan struct{}, c.MaxBodies), instances: map[instanceID]*instance{}}
 	if x.plain, err = lmcache.New(lmcache.Config{Version: lmcache.V046, MP: true}); err != nil {
 		return nil, err
 	}
@@ -236,15 +240,21 @@ func (c *Coordinator) unavailable(w http.ResponseWriter, instance string, err er
 	}
 }
 
+// hostOf is where a request comes from, "" of none that is known.
+func hostOf(r *http.Request) string {
+	host, _, _ := net.SplitHostPort(r.RemoteAddr)
+	return host
+}
+
 // errFull says that there are as many instances as there can be.
 var errFull = errors.New("coordinator: as many instances as there can be")
 
 // instance returns the instance of an id, nil if there is none and none is to be made. One
 // that was silent for long makes room for another.
-func (c *Coordinator) instance(id string, create bool) (*instance, error) {
+func (c *Coordinator) instance(id, host string, create bool) (*instance, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	in := c.instances[id]
+	in := c.instances[instanceID{id, host}]
 	if in == nil && create {
 		if len(c.instances) >= c.config.MaxInstances {
 			for other, old := range c.instances {
@@ -256,8 +266,8 @@ func (c *Coordinator) instance(id string, create bool) (*instance, error) {
 		if len(c.instances) >= c.config.MaxInstances {
 			return nil, fmt.Errorf("%w: %d", errFull, c.config.MaxInstances)
 		}
-		in = &instance{c: c, id: id, workers: map[workerID]*filing.Worker{}}
-		c.instances[id] = in
+		in = &instance{c: c, id: id, host: host, workers: map[workerID]*filing.Worker{}}
+		c.instances[instanceID{id, host}] = in
 	}
 	if in != nil {
 		in.memberMu.Lock()
@@ -290,13 +300,12 @@ func (c *Coordinator) events(w http.ResponseWriter, r *http.Request) {
 		for n < len(list) && list[n].Instance == list[0].Instance {
 			n++
 		}
-		in, err := c.instance(list[0].Instance, true)
+		in, err := c.instance(list[0].Instance, hostOf(r), true)
 		if err != nil {
 			c.refuse(w, r, http.StatusServiceUnavailable, err)
 			return
 		}
-		host, _, _ := net.SplitHostPort(r.RemoteAddr) // "" is nobody's host
-		s, err := in.ingest(r.Context(), host, list[:n])
+		s, err := in.ingest(r.Context(), list[:n])
 		if err != nil {
 			c.unavailable(w, in.id, err)
 			return
@@ -336,7 +345,7 @@ func (c *Coordinator) register(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, r, http.StatusUnprocessableEntity, err)
 		return
 	}
-	in, err := c.instance(m.ID, true)
+	in, err := c.instance(m.ID, hostOf(r), true)
 	if err != nil {
 		c.refuse(w, r, http.StatusServiceUnavailable, err)
 		return
@@ -347,6 +356,9 @@ func (c *Coordinator) register(w http.ResponseWriter, r *http.Request) {
 	m.Registered = float64(time.Now().UnixMicro()) / 1e6
 	in.memberMu.Lock()
 	again := in.member.ID != ""
+	if again && (in.member.IP != m.IP || in.member.Port != m.Port) {
+		in.before, in.replaced = in.member, time.Now()
+	}
 	in.member = m
 	in.memberMu.Unlock()
 	answer(w, http.StatusOK, struct {
@@ -358,7 +370,7 @@ func (c *Coordinator) register(w http.ResponseWriter, r *http.Request) {
 // heartbeat handles PUT /instances/{id}/heartbeat.
 func (c *Coordinator) heartbeat(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
-	in, err := c.instance(id, false)
+	in, err := c.instance(id, hostOf(r), false)
 	if in == nil || err != nil || !in.registered() {
 		// It registers anew then, which costs it nothing.
 		answer(w, http.StatusNotFound, map[string]string{"error": fmt.Sprintf("unknown instance %s; re-register", id)})
@@ -382,16 +394,16 @@ func (c *Coordinator) deregister(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
 	if err := (filing.ID{Instance: id}).Validate(); err == nil {
 		// Another replica may have its events: the index knows.
-		in, err := c.instance(id, false)
+		in, err := c.instance(id, hostOf(r), false)
 		if in == nil {
-			in = &instance{c: c, id: id}
+			in = &instance{c: c, id: id, host: hostOf(r)}
 		}
 		if err = cmp.Or(err, in.retire(r.Context())); err != nil {
 			c.unavailable(w, id, err)
 			return
 		}
 		c.mu.Lock()
-		delete(c.instances, id)
+		delete(c.instances, instanceID{id, in.host})
 		c.mu.Unlock()
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -50,6 +51,7 @@ func (s *stage) coordinator(change ...func(*Config)) *Coordinator {
 	c := Config{Index: s.Index, Timeout: 20 * time.Second, Observer: Observer{
 		Unmapped: func(instance string, err error) { s.Tell("unmapped %s: %v", instance, err) },
 		Lost:     func(instance, why string) { s.Tell("lost %s: %s", instance, why) },
+		Shared:   func(instance string, by []string) { s.Tell("%s is shared by %s", instance, strings.Join(by, " and ")) },
 	}}
 	for _, f := range change {
 		f(&c)
@@ -64,7 +66,14 @@ func (s *stage) coordinator(change ...func(*Config)) *Coordinator {
 // call makes a request and returns what it is answered.
 func call(t testing.TB, c http.Handler, method, path string, body []byte) (int, string) {
 	t.Helper()
+	return callFrom(t, "192.0.2.1", c, method, path, body)
+}
+
+// callFrom is call from a host.
+func callFrom(t testing.TB, host string, c http.Handler, method, path string, body []byte) (int, string) {
+	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, path, bytes.NewReader(body))
+	r.RemoteAddr = net.JoinHostPort(host, "1234")
 	w := httptest.NewRecorder()
 	c.ServeHTTP(w, r)
 	return w.Code, strings.TrimSpace(w.Body.String())

@@ -20,8 +20,9 @@ const (
 
 // instance is one of LMCache's servers.
 type instance struct {
-	c  *Coordinator
-	id string
+	c    *Coordinator
+	id   string
+	host string // that its requests come from
 
 	mu sync.Mutex // protects all below; it is held over calls of the index
 	// known says that the cursor is what was written last, as far as this process knows.
@@ -37,9 +38,16 @@ type instance struct {
 
 	held atomic.Int32 // len(workers), for others to read
 
-	memberMu sync.Mutex // protects member and heard
+	memberMu sync.Mutex // protects all below
 	member   member
 	heard    time.Time
+	// before is the member that registered from this host earlier, until replaced.
+	before   member
+	replaced time.Time
+	// speaks is the incarnation that events have come of, since began and last at spoke.
+	speaks       uint64
+	began, spoke time.Time
+	toldRival    string
 }
 
 // summary is what has become of batches.
@@ -51,11 +59,12 @@ type summary struct {
 
 // ingest takes in batches of the instance, in order. All that are applied are written in
 // one step.
-func (in *instance) ingest(ctx context.Context, ip string, list []batch) (s summary, err error) {
+func (in *instance) ingest(ctx context.Context, list []batch) (s summary, err error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	in.hear(list[len(list)-1].Incarnation)
 	for try := 0; ; try++ {
-		if s, err = in.write(ctx, ip, list); !filing.Final(err) || try == 2 {
+		if s, err = in.write(ctx, list); !filing.Final(err) || try == 2 {
 			return s, err
 		}
 		// Another replica has taken it over, or the index has lost it. It is heard here.
@@ -64,14 +73,20 @@ func (in *instance) ingest(ctx context.Context, ip string, list []batch) (s summ
 }
 
 // write is one try of ingest.
-func (in *instance) write(ctx context.Context, ip string, list []batch) (s summary, err error) {
+func (in *instance) write(ctx context.Context, list []batch) (s summary, err error) {
 	c := in.c
 	reg, err := c.registry(ctx)
 	if err != nil {
 		return s, err
 	}
-	targets, err := c.config.Pods.Find(reg, in.id, in.ip(ip))
-	if errors.Is(err, filing.ErrUnmapped) {
+	targets, err := in.place(reg)
+	if err == nil || errors.Is(err, filing.ErrShared) {
+		// What it holds for others than these ends.
+		if err := in.disown(ctx, targets); err != nil {
+			return s, err
+		}
+	}
+	if errors.Is(err, filing.ErrUnmapped) || errors.Is(err, filing.ErrShared) {
 		// It is told that all is well: it could do nothing about it.
 		in.unmapped(err)
 		for i := range list {
@@ -106,6 +121,7 @@ func (in *instance) write(ctx context.Context, ip string, list []batch) (s summa
 		switch {
 		case b.Incarnation+1 < next.incarnation:
 			s.Stale++
+			in.outlived(b.Incarnation, next.incarnation-1)
 			continue
 		case b.Incarnation+1 > next.incarnation:
 			if next.incarnation != 0 {
@@ -215,7 +231,7 @@ func (in *instance) collect(b *batch, targets []filing.Target, changes map[worke
 			id := workerID{t, k.Rank.Rank()}
 			w := in.workers[id]
 			if w == nil {
-				if w = in.join(id, len(targets) > 1, false); w == nil {
+				if w = in.join(id, in.named(targets), false); w == nil {
 					count.skipped++
 					continue
 				}
@@ -249,17 +265,4 @@ func (in *instance) unmapped(err error) {
 			told(in.id, err)
 		}
 	}
-}
-
-// ip is where the instance is, as it has told, or else where it speaks from.
-func (in *instance) ip(from string) string {
-	in.memberMu.Lock()
-	defer in.memberMu.Unlock()
-	if in.member.IP != "" {
-		return in.member.IP
-	}
-	if from != "" {
-		in.member.from = from
-	}
-	return in.member.from
 }

@@ -17,8 +17,6 @@ type member struct {
 	Metadata   map[string]string `json:"metadata"`
 	P2P        string            `json:"p2p_advertised_url"`
 	MQPort     int               `json:"mq_port"`
-
-	from string // where it speaks from
 }
 
 func (m *member) clone() member {

@@ -3,6 +3,7 @@ package coordinator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -31,7 +32,8 @@ func (in *instance) join(id workerID, shared, registered bool) *filing.Worker {
 	}
 	in.full = false
 	w := filing.NewWorker(in.c.filing(), filing.ID{Instance: in.id, Worker: id.worker}, id.target, shared)
-	w.IP = in.ip("")
+	w.IP, _ = in.ip()
+	w.Host = in.host
 	in.workers[id] = w
 	return w
 }
@@ -108,7 +110,10 @@ func (in *instance) load(ctx context.Context, reg *store.Registry, targets []fil
 			continue
 		}
 		id := workerID{filing.Target{Pod: p.PartOf.Pod, Rank: p.PartOf.Rank, Model: p.Model}, p.PartOf.Worker}
-		w := in.join(id, len(targets) > 1, true)
+		if !slices.Contains(targets, id.target) { // another server's of this id
+			continue
+		}
+		w := in.join(id, in.named(targets), true)
 		if w == nil {
 			continue
 		}
@@ -155,6 +160,38 @@ func (in *instance) renew(ctx context.Context) error {
 	return nil
 }
 
+// named reports whether the names of registrations have the pod: where the instance works
+// for several, or others may have its id.
+func (in *instance) named(targets []filing.Target) bool {
+	return len(targets) > 1 || !in.c.config.Pods.Names(in.id, targets[0])
+}
+
+// disown ends the registrations of workers for others than these targets; in.mu is held.
+func (in *instance) disown(ctx context.Context, targets []filing.Target) error {
+	for id, w := range in.workers {
+		if slices.Contains(targets, id.target) {
+			continue
+		}
+		if err := w.Retire(ctx); err != nil {
+			return err
+		}
+		delete(in.workers, id)
+		in.held.Add(-1)
+	}
+	return nil
+}
+
+// owns reports whether a registration is of this server, and not of another one that has
+// its id.
+func (in *instance) owns(p *store.Pod) bool {
+	if p.PartOf == nil || p.Labels[filing.LabelInstance] != in.id {
+		return false
+	}
+	host := p.Labels[filing.LabelHost]
+	ip, _ := in.ip()
+	return host == "" || host == in.host || p.Labels[filing.LabelIP] == ip
+}
+
 // retire ends the registrations of the instance.
 func (in *instance) retire(ctx context.Context) error {
 	in.mu.Lock()
@@ -165,8 +202,7 @@ func (in *instance) retire(ctx context.Context) error {
 	}
 	in.known = false
 	for i := range reg.Pods {
-		p := &reg.Pods[i]
-		if p.PartOf != nil && p.Labels[filing.LabelInstance] == in.id {
+		if p := &reg.Pods[i]; in.owns(p) {
 			if _, err := in.c.config.Index.Retire(ctx, p.Name); err != nil {
 				return err
 			}
@@ -193,7 +229,7 @@ func (in *instance) beat(ctx context.Context) error {
 		return err
 	}
 	for i := range reg.Pods {
-		if p := reg.Pods[i]; p.PartOf != nil && p.Labels[filing.LabelInstance] == in.id {
+		if p := reg.Pods[i]; in.owns(&p) {
 			if _, err := in.c.config.Index.Register(ctx, p); err != nil {
 				return err
 			}

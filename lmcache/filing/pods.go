@@ -18,6 +18,9 @@ var (
 	// ErrUnmapped says that no pod is known for an instance; the message says why, and
 	// what to set.
 	ErrUnmapped = errors.New("filing: no pod is known for the instance")
+	// ErrShared says that several processes that cannot be told apart use one id; the
+	// message names them.
+	ErrShared = errors.New("filing: several processes use the id")
 )
 
 // Target is the rank of a pod that an instance works for.
@@ -83,14 +86,7 @@ func (p *Pods) Find(reg *store.Registry, instance, ip string) ([]Target, error) 
 	if pod := engine(reg, instance); pod != nil && p.fits(pod) {
 		return []Target{{Pod: pod.Name, Model: pod.Model}}, nil
 	}
-	var found []string
-	var model string
-	for i := range reg.Pods {
-		if pod := &reg.Pods[i]; p.fits(pod) && hosts(pod, ip) {
-			found = append(found, pod.Name)
-			model = pod.Model
-		}
-	}
+	found, model := p.at(reg, ip)
 	switch len(found) {
 	case 1:
 		return []Target{{Pod: found[0], Model: model}}, nil
@@ -98,6 +94,43 @@ func (p *Pods) Find(reg *store.Registry, instance, ip string) ([]Target, error) 
 		return nil, fmt.Errorf("%w %q: no pod is called so, and none is at %s", ErrUnmapped, instance, ip)
 	}
 	return nil, fmt.Errorf("%w %q: there are %d pods at %s, such as %s and %s; set which one it is", ErrUnmapped, instance, len(found), ip, found[0], found[1])
+}
+
+// Names reports whether the instance's id alone leads to the target, and not its address,
+// so that other instances of that id would lead to the same.
+func (p *Pods) Names(instance string, t Target) bool {
+	return len(p.Map[instance]) > 0 || t.Pod == instance
+}
+
+// At reports whether the target's pod is registered at this IP.
+func (t Target) At(reg *store.Registry, ip string) bool {
+	pod := engine(reg, t.Pod)
+	return pod != nil && hosts(pod, ip)
+}
+
+// Doubt is ErrUnmapped for an instance that has the name of one pod and the address of
+// another, nil for any other: it has got that pod's id by mistake.
+func (p *Pods) Doubt(reg *store.Registry, instance, ip string) error {
+	pod := engine(reg, instance)
+	if pod == nil || len(p.Map[instance]) > 0 || !p.fits(pod) || !elsewhere(pod, ip) {
+		return nil
+	}
+	found, _ := p.at(reg, ip)
+	if len(found) != 1 {
+		return nil
+	}
+	return fmt.Errorf("%w %q: it is called like %s, and is at the address of %s (%s); give each engine an id of its own, or set which pod it is", ErrUnmapped, instance, pod.Name, found[0], ip)
+}
+
+// at returns the pods at an IP, and the model of the last of them.
+func (p *Pods) at(reg *store.Registry, ip string) (found []string, model string) {
+	for i := range reg.Pods {
+		if pod := &reg.Pods[i]; p.fits(pod) && hosts(pod, ip) {
+			found = append(found, pod.Name)
+			model = pod.Model
+		}
+	}
+	return found, model
 }
 
 func (p *Pods) fits(pod *store.Pod) bool {
@@ -118,15 +151,43 @@ func hosts(p *store.Pod, ip string) bool {
 		return false
 	}
 	for _, text := range []string{p.Address, p.Name} {
-		if _, rest, found := strings.Cut(text, "://"); found {
-			text = rest
-		}
-		text, _, _ = strings.Cut(text, "/")
-		if host, _, err := net.SplitHostPort(text); err == nil && host == ip || text == ip {
+		if bare := withoutPath(text); bare == ip || hostOf(bare) == ip {
 			return true
 		}
 	}
 	return false
+}
+
+// elsewhere reports whether the pod is known to be at another IP than this one.
+func elsewhere(p *store.Pod, ip string) bool {
+	if hosts(p, ip) {
+		return false
+	}
+	for _, text := range []string{p.Address, p.Name} {
+		bare := withoutPath(text)
+		if net.ParseIP(bare) != nil || net.ParseIP(hostOf(bare)) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// withoutPath is what stands between the scheme and the path of an address.
+func withoutPath(text string) string {
+	if _, rest, found := strings.Cut(text, "://"); found {
+		text = rest
+	}
+	text, _, _ = strings.Cut(text, "/")
+	return text
+}
+
+// hostOf is the host of host:port, "" of anything else.
+func hostOf(text string) string {
+	host, _, err := net.SplitHostPort(text)
+	if err != nil {
+		return ""
+	}
+	return host
 }
 
 // Labels of a worker's registration.
@@ -135,6 +196,11 @@ const (
 	LabelInstance = "lmcache.instance"
 	// LabelIP is the IP that the worker has told.
 	LabelIP = "lmcache.ip"
+	// LabelHost is the host that the worker's connections come from.
+	LabelHost = "lmcache.host"
+	// LabelShared names the processes that use the worker's id and cannot be told apart,
+	// so that nothing is kept of what they say; not there when only one does.
+	LabelShared = "lmcache.shared"
 	// LabelPeer is where its peers fetch chunks; not there when they do not.
 	LabelPeer = "lmcache.peer"
 	// LabelIncarnation numbers the lives of an instance of MP mode.

@@ -11,8 +11,9 @@ import (
 
 // Prefix is how much of a chain one worker of an instance holds, from its first chunk.
 type Prefix struct {
-	// Instance and Worker are LMCache's.
+	// Instance and Worker are LMCache's, and Pod is whom it works for.
 	Instance string
+	Pod      string
 	Worker   int
 	// Workers is how many the instance has.
 	Workers int
@@ -41,7 +42,7 @@ func Prefixes(ctx context.Context, index store.Index, model string, keys []block
 			continue
 		}
 		out = append(out, Prefix{
-			Instance: pod.Labels[LabelInstance], Worker: pod.PartOf.Worker, Workers: pod.PartOf.Workers,
+			Instance: pod.Labels[LabelInstance], Pod: pod.PartOf.Pod, Worker: pod.PartOf.Worker, Workers: pod.PartOf.Workers,
 			Chunks: n, Tier: f.tier[slot], Peer: pod.Labels[LabelPeer],
 		})
 	}
@@ -55,27 +56,35 @@ func Prefixes(ctx context.Context, index store.Index, model string, keys []block
 // instance of which a worker holds nothing is left out.
 func Whole(list []Prefix) []Prefix {
 	var out []Prefix
-	at := map[string]int{}
-	count := map[string]int{}
-	seen := map[ID]bool{}
+	at := map[share]int{}
+	count := map[share]int{}
+	type part struct {
+		share
+		worker int
+	}
+	seen := map[part]bool{}
 	for _, p := range list {
-		id := ID{p.Instance, p.Worker}
+		in := share{p.Instance, p.Pod}
+		id := part{in, p.Worker}
 		if seen[id] { // of another target: the same memory
 			continue
 		}
 		seen[id] = true
-		count[p.Instance]++
-		if i, ok := at[p.Instance]; !ok {
-			at[p.Instance] = len(out)
+		count[in]++
+		if i, ok := at[in]; !ok {
+			at[in] = len(out)
 			out = append(out, p)
 		} else if out[i].Workers = max(out[i].Workers, p.Workers); p.Chunks < out[i].Chunks {
 			out[i].Chunks, out[i].Tier = p.Chunks, p.Tier
 		}
 	}
-	out = slices.DeleteFunc(out, func(p Prefix) bool { return count[p.Instance] < p.Workers })
+	out = slices.DeleteFunc(out, func(p Prefix) bool { return count[share{p.Instance, p.Pod}] < p.Workers })
 	slices.SortStableFunc(out, func(a, b Prefix) int { return cmp.Compare(b.Chunks, a.Chunks) })
 	return out
 }
+
+// share is what an instance has for one pod: instances of others may have the same id.
+type share struct{ instance, pod string }
 
 // prefixes is the store.Folder of Prefixes.
 type prefixes struct {

@@ -61,8 +61,9 @@ type Worker struct {
 	config Config
 	id     ID
 	target Target
-	// IP and Peer are what the worker tells of itself; see the labels.
-	IP, Peer string
+	// IP and Peer are what the worker tells of itself, Host is where its connections come
+	// from, and Shared who else has its id; see the labels.
+	IP, Peer, Host, Shared string
 	// Incarnation is the number of the instance's life, "" where it has none.
 	Incarnation string
 	// Workers is how many workers the target has; it is raised to what has been seen.
@@ -110,7 +111,7 @@ func (w *Worker) Renew(ctx context.Context) (created bool, err error) {
 		Labels: map[string]string{LabelInstance: w.id.Instance},
 		PartOf: &store.PartOf{Pod: w.target.Pod, Rank: w.target.Rank, Worker: w.id.Worker, Workers: max(w.Workers, w.id.Worker+1)},
 	}
-	for label, v := range map[string]string{LabelIP: w.IP, LabelPeer: w.Peer, LabelIncarnation: w.Incarnation} {
+	for label, v := range map[string]string{LabelIP: w.IP, LabelPeer: w.Peer, LabelHost: w.Host, LabelShared: w.Shared, LabelIncarnation: w.Incarnation} {
 		if v != "" {
 			p.Labels[label] = v
 		}

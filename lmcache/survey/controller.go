@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -56,6 +57,9 @@ func (s *Survey) judgeController(add func(check.Finding)) {
 	}
 	warn(unasked, "%d workers are of models without a profile: %s", "what they hold is never asked for", "add a profile of LMCache for the model")
 	warn(orphans, "%d workers are part of pods that are not registered: %s", "what they hold counts for nobody", "register the pods")
+	shared, apart := s.sharedIDs()
+	warn(shared, "%d ids of workers are used by several processes: %s", "nothing says which of them an operation is of: what they hold counts for nobody", "give each engine an lmcache_instance_id of its own")
+	warn(apart, "%d ids of workers are used at several addresses: %s", "each counts for the pod at its address; LMCache's own controller would take them for one", "give each engine an lmcache_instance_id of its own")
 	var halves []string
 	for in, has := range seen {
 		if len(has) < in.part.Workers {
@@ -64,4 +68,37 @@ func (s *Survey) judgeController(add func(check.Finding)) {
 	}
 	slices.Sort(halves)
 	warn(halves, "%d instances lack workers: %s", "a chunk counts when all workers have it, so that nothing of theirs does", "let all workers of a pod reach the controller")
+}
+
+// sharedIDs are the ids of workers that several processes use, with who they are: those
+// that cannot be told apart, and those that can, by their addresses.
+func (s *Survey) sharedIDs() (shared, apart []string) {
+	type id struct {
+		instance string
+		worker   int
+	}
+	at := map[id][]string{}
+	for i := range s.c.Pods {
+		p := &s.c.Pods[i]
+		if p.PartOf == nil || p.Labels[filing.LabelInstance] == "" {
+			continue
+		}
+		in := id{p.Labels[filing.LabelInstance], p.PartOf.Worker}
+		if by := p.Labels[filing.LabelShared]; by != "" {
+			shared = append(shared, fmt.Sprintf("%s/%d by %s", in.instance, in.worker, by))
+			continue
+		}
+		if ip := p.Labels[filing.LabelIP]; ip != "" && !slices.Contains(at[in], ip) {
+			at[in] = append(at[in], ip)
+		}
+	}
+	for in, ips := range at {
+		if len(ips) > 1 {
+			slices.Sort(ips)
+			apart = append(apart, fmt.Sprintf("%s/%d at %s", in.instance, in.worker, strings.Join(ips, " and ")))
+		}
+	}
+	slices.Sort(shared)
+	slices.Sort(apart)
+	return shared, apart
 }

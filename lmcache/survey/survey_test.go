@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -368,15 +369,27 @@ func TestController(t *testing.T) {
 	worker := func(name, m, pod string, n, of int) store.Pod {
 		return store.Pod{Name: lmcache.WorkerName(name, "", n), Model: m, PartOf: &store.PartOf{Pod: pod, Worker: n, Workers: of}}
 	}
+	labelled := func(instance string, n int, pod, ip, shared string) store.Pod {
+		p := store.Pod{Name: lmcache.WorkerName(instance, pod, n), Model: model, PartOf: &store.PartOf{Pod: pod, Worker: n, Workers: 1}, Labels: map[string]string{filing.LabelInstance: instance}}
+		for label, v := range map[string]string{filing.LabelIP: ip, filing.LabelShared: shared} {
+			if v != "" {
+				p.Labels[label] = v
+			}
+		}
+		return p
+	}
 	s := survey(Config{
 		Profiles: profiles(lmcache.Profile{Config: v031}), Mode: lmcache.AutoEntries,
 		Pods: []store.Pod{
 			{Name: "p", Model: model}, {Name: "q", Model: "other"},
 			worker("whole", model, "p", 0, 2), worker("whole", model, "p", 1, 2), worker("half", model, "p", 1, 2), worker("unasked", "other", "q", 0, 1), worker("orphan", model, "gone", 0, 1),
+			labelled("a", 0, "p", "10.0.0.1", ""), labelled("a", 0, "q", "10.0.0.2", ""), labelled("b", 0, "p", "", "10.0.0.3:9000 and 10.0.0.4:9000"), labelled("c", 0, "p", "10.0.0.1", ""), labelled("c", 0, "q", "10.0.0.1", ""),
 		},
 	})
 	list := s.Findings(true)
-	want(t, list, "lmcache controller", check.OK, "5 workers of 4 instances")
+	want(t, list, "lmcache controller", check.OK, "10 workers of 9 instances")
+	want(t, list, "lmcache controller", check.Warn, "1 ids of workers are used by several processes: b/0 by 10.0.0.3:9000 and 10.0.0.4:9000")
+	want(t, list, "lmcache controller", check.Warn, "1 ids of workers are used at several addresses: a/0 at 10.0.0.1 and 10.0.0.2")
 	want(t, list, "lmcache controller", check.Warn, "unasked/lmcache/0", "never asked for")
 	want(t, list, "lmcache controller", check.Warn, "orphan/lmcache/0", "counts for nobody")
 	want(t, list, "lmcache controller", check.Warn, "1 instances lack workers: half/lmcache/* (1 of 2)")
