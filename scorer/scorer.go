@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/tokenpool"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // Tokenizer turns a text or a chat into tokens. *tokenpool.Pool is one; an orchestrator
@@ -245,9 +246,9 @@ func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
 		j := &jobs[i]
 		switch in := &j.req.Input; in.kind {
 		case inputTokens:
-			ids, err := j.req.Truncation.Apply(in.tokens, true, false, len(j.req.Objects) > 0)
-			if err != nil {
-				return &InputError{Index: i, Err: err}
+			ids := j.req.Truncation.Given(in.tokens)
+			if len(ids) < len(in.tokens) && len(j.req.Objects) > 0 {
+				return &InputError{Index: i, Err: fmt.Errorf("%w: it has images, audio or video", ErrCut)}
 			}
 			j.tokens, j.objects, j.resp.Source = ids, j.req.Objects, SourceTokens
 		case inputKeys:
@@ -272,6 +273,16 @@ func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
 	return g.Wait()
 }
 
+// ToolForm is the form that a model's engines give to the tools of a chat: SGLang's,
+// which changes from release to release, is near to what clients send. Empty is not
+// known.
+func ToolForm(reg *store.Registry, model string) chat.ToolForm {
+	if reg.EngineOf(model) == "sglang" {
+		return chat.ToolsAsSent
+	}
+	return ""
+}
+
 func wrapInput(i int, err error) error {
 	if err == nil {
 		return nil
@@ -289,11 +300,13 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 		Mode:            j.req.Mode,
 		Budget:          j.req.Wait,
 	}
-	res, err := s.cfg.Tokenizer.Tokens(ctx, ask)
-	if err != nil {
-		return err
+	if ask.Chat != nil {
+		own := *ask.Chat // which callers may share
+		own.ToolForm = ToolForm(s.cfg.Index.Cached(), j.req.Model)
+		ask.Chat = &own
 	}
-	if res.Tokens, err = j.req.Truncation.Apply(res.Tokens, res.Exact, ask.AddsSpecialTokens(), len(res.Media) > 0); err != nil {
+	res, err := j.req.Truncation.Tokenized(ctx, s.cfg.Tokenizer, ask)
+	if err != nil {
 		return err
 	}
 	j.tokens = res.Tokens

@@ -1,36 +1,60 @@
 package scorer_test
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/tokenpool"
+	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
+// TestTruncation cuts the tokens of a text, around which the tokenizer puts 101, 102 and
+// 103.
 func TestTruncation(t *testing.T) {
-	all := []uint32{1, 2, 3, 4, 5}
+	var whole tokenpool.Result
+	tok := scorer.TokenizerFunc(func(_ context.Context, r tokenpool.Request) (tokenpool.Result, error) {
+		res := whole
+		if r.Text == "" && r.Chat == nil {
+			res.Tokens = nil
+		}
+		if r.AddsSpecialTokens() {
+			res.Tokens = slices.Concat([]uint32{101, 102}, res.Tokens, []uint32{103})
+		}
+		return res, nil
+	})
+	all := tokenpool.Result{Tokens: []uint32{1, 2, 3, 4, 5}, Exact: true}
+	part := tokenpool.Result{Tokens: all.Tokens}
+	media := tokenpool.Result{Tokens: all.Tokens, Exact: true, Media: []tokenpool.PlacedMedium{{}}}
+	plain, special := tokenpool.Request{Text: "x", NoSpecialTokens: true}, tokenpool.Request{Text: "x"}
 	for _, c := range []struct {
-		name                  string
-		cut                   scorer.Truncation
-		exact, special, media bool
-		want                  []uint32
-		refused               bool
+		name    string
+		cut     scorer.Truncation
+		whole   tokenpool.Result
+		ask     tokenpool.Request
+		want    []uint32
+		refused bool
 	}{
-		{"not asked for", scorer.Truncation{}, true, true, true, all, false},
-		{"short enough", scorer.Truncation{Keep: 5}, true, true, true, all, false},
-		{"the beginning goes", scorer.Truncation{Keep: 2}, true, false, false, []uint32{4, 5}, false},
-		{"left", scorer.Truncation{Keep: 2, Side: scorer.CutLeft}, true, true, false, []uint32{4, 5}, false},
-		{"right", scorer.Truncation{Keep: 2, Side: scorer.CutRight}, true, true, false, []uint32{1, 2}, false},
-		{"right of a part", scorer.Truncation{Keep: 2, Side: scorer.CutRight}, false, true, false, []uint32{1, 2}, false},
-		{"right of a shorter part", scorer.Truncation{Keep: 7, Side: scorer.CutRight}, false, true, false, all, false},
-		{"left of a part", scorer.Truncation{Keep: 7, Side: scorer.CutLeft}, false, true, false, nil, false},
-		{"special tokens are in the way", scorer.Truncation{Keep: 2}, true, true, false, nil, true},
-		{"media are", scorer.Truncation{Keep: 2, Side: scorer.CutRight}, true, false, true, nil, true},
+		{"not asked for", scorer.Truncation{}, media, special, []uint32{101, 102, 1, 2, 3, 4, 5, 103}, false},
+		{"short enough", scorer.Truncation{Keep: 5}, media, plain, all.Tokens, false},
+		{"the beginning goes", scorer.Truncation{Keep: 2}, all, plain, []uint32{4, 5}, false},
+		{"special tokens stay", scorer.Truncation{Keep: 5}, all, special, []uint32{101, 102, 4, 5, 103}, false},
+		{"and nothing else", scorer.Truncation{Keep: 3}, all, special, []uint32{101, 102, 103}, false},
+		{"there is no room for them", scorer.Truncation{Keep: 2}, all, special, nil, true},
+		{"of a chat", scorer.Truncation{Keep: 2}, all, tokenpool.Request{Chat: &chat.Request{}}, []uint32{4, 5}, false},
+		{"left", scorer.Truncation{Keep: 2, Side: scorer.CutLeft}, all, special, []uint32{5, 103}, false},
+		{"right", scorer.Truncation{Keep: 2, Side: scorer.CutRight}, all, special, []uint32{101, 102}, false},
+		{"right of a part", scorer.Truncation{Keep: 2, Side: scorer.CutRight}, part, plain, []uint32{1, 2}, false},
+		{"right of a shorter part", scorer.Truncation{Keep: 7, Side: scorer.CutRight}, part, plain, all.Tokens, false},
+		{"left of a part", scorer.Truncation{Keep: 7, Side: scorer.CutLeft}, part, plain, nil, false},
+		{"media are in the way", scorer.Truncation{Keep: 2, Side: scorer.CutRight}, media, plain, nil, true},
 	} {
-		got, err := c.cut.Apply(slices.Clone(all), c.exact, c.special, c.media)
-		if !slices.Equal(got, c.want) || errors.Is(err, scorer.ErrCut) != c.refused {
-			t.Errorf("%s: %v, %v, want %v", c.name, got, err, c.want)
+		whole = c.whole
+		got, err := c.cut.Tokenized(t.Context(), tok, c.ask)
+		if errors.Is(err, scorer.ErrCut) != c.refused || err == nil && !slices.Equal(got.Tokens, c.want) {
+			t.Errorf("%s: %v, %v, want %v", c.name, got.Tokens, err, c.want)
 		}
 	}
 }

@@ -55,11 +55,8 @@ func engineFields[T any](at func(*T) *input) fields[T] {
 		raw("documents", "an array of documents", "[", func(r *chat.Request) *json.RawMessage { return &r.Documents }),
 		raw("chat_template_kwargs", "an object", "{", func(r *chat.Request) *json.RawMessage { return &r.ChatTemplateKwargs }),
 		inputOf("mm_items", at, readMedia),
-		plain("add_generation_prompt", func(s *scanner, in *input) error {
-			in.chat.AddGenerationPrompt = new(bool)
-			return s.bool(in.chat.AddGenerationPrompt)
-		}),
-		plain("continue_final_message", func(s *scanner, in *input) error { return s.bool(&in.chat.ContinueFinalMessage) }),
+		plain("add_generation_prompt", readAddGenerationPrompt),
+		plain("continue_final_message", readContinueFinalMessage),
 		plain("chat_template", func(s *scanner, in *input) error { return s.text(&in.chat.ChatTemplate) }),
 		plain("reasoning_effort", func(s *scanner, in *input) error { return s.text(&in.chat.ReasoningEffort) }),
 
@@ -82,11 +79,41 @@ func engineFields[T any](at func(*T) *input) fields[T] {
 	}
 }
 
+func readAddGenerationPrompt(s *scanner, in *input) error {
+	in.chat.AddGenerationPrompt = new(bool)
+	return s.laxBool(in.chat.AddGenerationPrompt)
+}
+
+func readContinueFinalMessage(s *scanner, in *input) error {
+	return s.laxBool(&in.chat.ContinueFinalMessage)
+}
+
 func readAddSpecialTokens(s *scanner, in *input) error {
 	var add bool
-	err := s.bool(&add)
-	in.noSpecialTokens, in.chat.AddSpecialTokens = !add, add
+	err := s.laxBool(&add)
+	in.noSpecialTokens, in.chat.AddSpecialTokens = !add, &add
 	return err
+}
+
+// laxBool reads true or false in the words that engines take for them, too (pydantic's).
+func (s *scanner) laxBool(dst *bool) error {
+	if !s.at('"') && !s.at('0') && !s.at('1') {
+		return s.bool(dst)
+	}
+	raw, err := s.raw("true or false")
+	if err != nil {
+		return err
+	}
+	yes, no := []string{"1", "true", "t", "yes", "y", "on"}, []string{"0", "false", "f", "no", "n", "off"}
+	switch word := strings.ToLower(strings.Trim(string(raw), `"`)); {
+	case slices.Contains(yes, word):
+		*dst = true
+	case slices.Contains(no, word):
+		*dst = false
+	default:
+		return s.wrong("is " + clipText(string(raw)) + ", it takes true or false")
+	}
+	return nil
 }
 
 // oneText reads a string, or a list of one, which SGLang takes for one prompt.
@@ -169,6 +196,11 @@ func (in *input) checkEngine(f form, kind string) error {
 			if err := f.exclude("it belongs to "+strings.Join(group.to, ", "), group.names...); err != nil {
 				return err
 			}
+		}
+	}
+	for _, name := range f.refused {
+		if slices.Contains(refusedFields[name].beside, kind) {
+			return refusedField(name)
 		}
 	}
 	switch {

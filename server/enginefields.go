@@ -52,14 +52,18 @@ var skippedOf = []struct {
 }
 
 // refusedFields are fields of engines that change the prompt, or what is cached of it,
-// in a way that is not done here, with the reason. Null is like leaving one out.
-var refusedFields = map[string]string{
-	"conversation":            "what was said before is known to the engine alone: send all of it as input",
-	"extra_key":               "which blocks SGLang keeps under a key of the caller is not in its events",
-	"previous_input_messages": "it is of Harmony's encoding, which is not done here",
-	"previous_response_id":    "what was said before is known to the engine alone: send all of it as input",
-	"prompt_embeds":           "embeddings are no tokens",
-	"suffix":                  "SGLang puts it into the prompt by a template of its own: send the tokens",
+// in a way that is not done here, with the forms of the prompt that they belong to and
+// the reason. Beside other forms they are skipped. Null is like leaving one out.
+var refusedFields = map[string]struct {
+	beside []string
+	why    string
+}{
+	"conversation":            {[]string{"input"}, "what was said before is known to the engine alone: send all of it as input"},
+	"extra_key":               {engineForms, "which blocks SGLang keeps under a key of the caller is not in its events"},
+	"previous_input_messages": {[]string{"input"}, "it is of Harmony's encoding, which is not done here"},
+	"previous_response_id":    {[]string{"input"}, "what was said before is known to the engine alone: send all of it as input"},
+	"prompt_embeds":           {[]string{"prompt"}, "embeddings are no tokens"},
+	"suffix":                  {[]string{"prompt"}, "SGLang puts it into the prompt by a template of its own: send the tokens"},
 }
 
 // passes are the fields that a body of an engine may have beside those that are read:
@@ -79,8 +83,9 @@ var passes = func() map[string]int {
 
 // passed is the set of the fields that a body had of them.
 type passed struct {
-	bits  [4]uint64
-	first string // the first that was skipped, "" if none was
+	bits    [4]uint64
+	first   string   // the first that was skipped, "" if none was
+	refused []string // those of refusedFields that had a value
 }
 
 // add adds a field, and reports whether it was there.
@@ -113,11 +118,8 @@ func (s *scanner) pass(name []byte) (bool, error) {
 	if err != nil {
 		return true, err
 	}
-	if _, refused := refusedFields[string(name)]; refused {
-		if string(value) == "null" || string(value) == `""` {
-			return true, nil
-		}
-		return true, refusedField(string(name))
+	if _, refused := refusedFields[string(name)]; refused && string(value) != "null" && string(value) != `""` {
+		s.passed.refused = append(s.passed.refused, string(name))
 	}
 	if s.passed.first == "" {
 		s.passed.first = string(name)
@@ -127,7 +129,7 @@ func (s *scanner) pass(name []byte) (bool, error) {
 
 // refusedField refuses a field that cannot be done.
 func refusedField(name string) error {
-	return invalid(name, "%s cannot be given: %s", name, refusedFields[name])
+	return invalid(name, "%s cannot be given: %s", name, refusedFields[name].why)
 }
 
 // skippedFields are all fields that are skipped, by name.

@@ -17,7 +17,7 @@ func engineBody(body string) (*scoreRequest, form, error) {
 	s.start([]byte(body))
 	s.engine = true
 	seen, err := decode(&s, scoreFields, q)
-	return q, form{names: scoreNames, seen: seen, skipped: s.passed.first}, err
+	return q, form{names: scoreNames, seen: seen, skipped: s.passed.first, refused: s.passed.refused}, err
 }
 
 // TestSkippedFields reads a chat with each field that is skipped, with values of every
@@ -121,12 +121,21 @@ func TestCaseRequestsThatEnginesTake(t *testing.T) {
 // formerFields are those of releases before the first of engine_fields.json.
 var formerFields = []string{"best_of", "logits_processors", "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex"}
 
-// TestRefusedFields has the reason for each.
+// TestRefusedFields has the reason for each, where it belongs, and skips it elsewhere.
 func TestRefusedFields(t *testing.T) {
-	for n, why := range refusedFields {
-		_, _, err := engineBody(`{"model":"m","messages":[1],"` + n + `":["x"]}`)
-		if err == nil || !strings.Contains(err.Error(), why) || asAPIError(err).param != n {
-			t.Errorf("%s: %v", n, err)
+	for n, r := range refusedFields {
+		for kind, prompt := range map[string]string{"prompt": `"x"`, "messages": "[1]", "input": `"x"`} {
+			q, f, err := engineBody(`{"model":"m","` + kind + `":` + prompt + `,"` + n + `":["x"]}`)
+			if err == nil {
+				err = q.check(f, kind)
+			}
+			if !slices.Contains(r.beside, kind) {
+				if err != nil {
+					t.Errorf("%s beside %s: %v", n, kind, err)
+				}
+			} else if err == nil || !strings.Contains(err.Error(), r.why) || asAPIError(err).param != n {
+				t.Errorf("%s beside %s: %v", n, kind, err)
+			}
 		}
 	}
 }

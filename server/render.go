@@ -34,15 +34,19 @@ type engineRequest struct {
 	chat.Request
 	// Media is what is known of the images, audio and video of a chat: ours.
 	Media            json.RawMessage `json:"mm_items"`
-	AddSpecialTokens *bool           `json:"add_special_tokens"`
+	AddSpecialTokens json.RawMessage `json:"add_special_tokens"`
 	Truncate         json.RawMessage `json:"truncate_prompt_tokens"`
 	TruncationSide   json.RawMessage `json:"truncation_side"`
 	ReturnTokenStrs  bool            `json:"return_token_strs"`
 
 	PreviousResponse json.RawMessage `json:"previous_response_id"`
 	Embeds           json.RawMessage `json:"prompt_embeds"`
+	// These go before those of the chat: engines take more for true than JSON does.
+	Generate json.RawMessage `json:"add_generation_prompt"`
+	Continue json.RawMessage `json:"continue_final_message"`
 
-	cut scorer.Truncation
+	cut             scorer.Truncation
+	noSpecialTokens bool
 }
 
 // given says whether a field is there and is not null.
@@ -72,10 +76,6 @@ func (c *call) readEngineRequest() (*engineRequest, error) {
 	switch {
 	case q.Model == "":
 		return nil, invalid("model", "model is missing: this server has the tokenizers of many")
-	case given(q.PreviousResponse):
-		return nil, refusedField("previous_response_id")
-	case given(q.Embeds):
-		return nil, refusedField("prompt_embeds")
 	case c.s.cfg.Tokenizer == nil:
 		return nil, noTokenizer(q.from())
 	}
@@ -84,15 +84,19 @@ func (c *call) readEngineRequest() (*engineRequest, error) {
 		name string
 		raw  json.RawMessage
 		read func(*scanner, *input) error
-	}{{"truncate_prompt_tokens", q.Truncate, readTruncation}, {"truncation_side", q.TruncationSide, readTruncationSide}} {
+	}{
+		{"truncate_prompt_tokens", q.Truncate, readTruncation}, {"truncation_side", q.TruncationSide, readTruncationSide},
+		{"add_special_tokens", q.AddSpecialTokens, readAddSpecialTokens},
+		{"add_generation_prompt", q.Generate, readAddGenerationPrompt}, {"continue_final_message", q.Continue, readContinueFinalMessage},
+	} {
 		if given(f.raw) {
 			if err := f.read(&scanner{data: f.raw, path: []byte(f.name)}, &in); err != nil {
 				return nil, err
 			}
 		}
 	}
-	q.cut = in.cut
-	q.Request.AddSpecialTokens = q.AddSpecialTokens != nil && *q.AddSpecialTokens
+	q.cut, q.noSpecialTokens = in.cut, in.noSpecialTokens
+	q.Request.AddSpecialTokens, q.AddGenerationPrompt, q.ContinueFinalMessage = in.chat.AddSpecialTokens, in.chat.AddGenerationPrompt, in.chat.ContinueFinalMessage
 	return q, nil
 }
 
@@ -119,11 +123,8 @@ func (q *engineRequest) prompts(limits *Limits) (p prompts, err error) {
 // promptTokens are the tokens of the prompts of a completion.
 func (c *call) promptTokens(q *engineRequest, p prompts) (out [][]uint32, err error) {
 	for i, text := range p.texts {
-		r := tokenpool.Request{Model: q.Model, Text: text, Mode: tokenpool.Sync, NoSpecialTokens: q.AddSpecialTokens != nil && !*q.AddSpecialTokens}
-		res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, r)
-		if err == nil {
-			res.Tokens, err = q.cut.Apply(res.Tokens, true, r.AddsSpecialTokens(), false)
-		}
+		r := tokenpool.Request{Model: q.Model, Text: text, Mode: tokenpool.Sync, NoSpecialTokens: q.noSpecialTokens}
+		res, err := q.cut.Tokenized(c.ctx, c.s.cfg.Tokenizer, r)
 		if err != nil {
 			if p.list {
 				err = blamePrompt("prompt", &scorer.InputError{Index: i, Err: err})
@@ -133,10 +134,7 @@ func (c *call) promptTokens(q *engineRequest, p prompts) (out [][]uint32, err er
 		out = append(out, res.Tokens)
 	}
 	for _, ids := range p.tokens {
-		if ids, err = q.cut.Apply(ids, true, false, false); err != nil {
-			return nil, err
-		}
-		out = append(out, ids)
+		out = append(out, q.cut.Given(ids))
 	}
 	return out, nil
 }
@@ -144,6 +142,7 @@ func (c *call) promptTokens(q *engineRequest, p prompts) (out [][]uint32, err er
 // chatTokens are the tokens of a chat. All of them, or it is an error: an answer
 // with a part of the tokens would be taken for the whole.
 func (c *call) chatTokens(q *engineRequest) (res tokenpool.Result, err error) {
+	q.ToolForm = scorer.ToolForm(c.s.cfg.Index.Cached(), q.Model)
 	r := tokenpool.Request{Model: q.Model, Chat: &q.Request, Mode: tokenpool.Sync}
 	if given(q.Media) {
 		if r.Media, err = parseMedia(q.Media, &c.s.cfg.Limits); err != nil {
@@ -154,7 +153,7 @@ func (c *call) chatTokens(q *engineRequest) (res tokenpool.Result, err error) {
 	if q.API == chat.APIResponses {
 		from = "input"
 	}
-	res, err = c.s.cfg.Tokenizer.Tokens(c.ctx, r)
+	res, err = q.cut.Tokenized(c.ctx, c.s.cfg.Tokenizer, r)
 	switch {
 	case err != nil:
 		return res, chatError(from, q.ChatTemplate != "", err)
@@ -164,8 +163,7 @@ func (c *call) chatTokens(q *engineRequest) (res tokenpool.Result, err error) {
 			message: "the chat has images, audio or video: how many tokens they have is known to the model's processor, which is not here; give mm_items, and a media.json beside the tokenizer of a model whose markers are not known",
 		}
 	}
-	res.Tokens, err = q.cut.Apply(res.Tokens, true, q.Request.AddSpecialTokens, len(res.Media) > 0)
-	return res, err
+	return res, nil
 }
 
 // renderCompletion is POST /v1/completions/render.
@@ -173,6 +171,9 @@ func (c *call) renderCompletion() error {
 	q, err := c.readEngineRequest()
 	if err != nil {
 		return err
+	}
+	if given(q.Embeds) {
+		return refusedField("prompt_embeds")
 	}
 	p, err := q.prompts(&c.s.cfg.Limits)
 	if err != nil {
@@ -215,7 +216,9 @@ func (c *call) renderAs(api chat.API, id string) error {
 	if err != nil {
 		return err
 	}
-	q.API = api
+	if q.API = api; api == chat.APIResponses && given(q.PreviousResponse) {
+		return refusedField("previous_response_id")
+	}
 	res, err := c.chatTokens(q)
 	if err != nil {
 		return err

@@ -126,8 +126,10 @@ func readPacked(s *scanner, in *input) error {
 type form struct {
 	names []string
 	seen  uint64
-	// skipped is the first field of an engine that was skipped, "" if none was.
+	// skipped is the first field of an engine that was skipped, "" if none was, and
+	// refused are those that may not be skipped.
 	skipped string
+	refused []string
 }
 
 // namesOf lists the names of fs, in order.

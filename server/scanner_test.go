@@ -169,10 +169,8 @@ func oracle(body []byte) (*decoded, error) {
 			return nil, fmt.Errorf("%s: %w", n, err)
 		}
 	}
-	for n, v := range raw {
-		_, known := passes[n]
-		_, refused := refusedFields[n]
-		if !known || refused && string(v) != "null" && string(v) != `""` {
+	for n := range raw {
+		if _, known := passes[n]; !known {
 			return nil, fmt.Errorf("unknown field %s", n)
 		}
 	}
@@ -362,7 +360,7 @@ func (d *decoded) set(name string, v []byte) (err error) {
 		}
 		if string(v) != "null" {
 			var b bool
-			b, err = slowly[bool](v)
+			b, err = slowBool(v)
 			value = fmt.Sprint(b)
 		}
 		d.chat(name, value)
@@ -433,7 +431,7 @@ func (d *decoded) set(name string, v []byte) (err error) {
 		d.Early, err = slowly[bool](v)
 	case "add_special_tokens":
 		var add bool
-		add, err = slowly[bool](v)
+		add, err = slowBool(v)
 		d.NoSpecial = !add
 	default:
 		err = fmt.Errorf("the oracle does not know %s", name)
@@ -478,6 +476,16 @@ func slowPrompts(v []byte) (p prompts, err error) {
 		return p, fmt.Errorf("too many prompts")
 	}
 	return p, err
+}
+
+// slowBool decodes what pydantic takes for a bool.
+func slowBool(v []byte) (bool, error) {
+	word := strings.ToLower(strings.Trim(string(v), `"`))
+	i := slices.Index([]string{"false", "true", "0", "1", "f", "t", "no", "yes", "n", "y", "off", "on"}, word)
+	if quoted := v[0] == '"'; i < 0 || !quoted && i > 3 {
+		return false, fmt.Errorf("no bool")
+	}
+	return i%2 == 1, nil
 }
 
 // slowText decodes a string, or a list of one or none; null is none.
@@ -648,6 +656,7 @@ var odd = []string{
 	`{"input":"x","instructions":"i","reasoning":{"effort":"low"}}`, `{"input":[{"a":1}]}`, `{"input":{}}`, `{"system":[{"type":"text"}],"thinking":{},"output_config":{"a":[]}}`, `{"system":7}`, `{"thinking":"x"}`,
 	`{"input_ids":[1,2]}`, `{"lora_path":["x"]}`, `{"lora_path":["x","y"]}`, `{"lora_path":[null]}`, `{"cache_salt":["s"]}`, `{"cache_salt":[]}`, `{"cache_salt":null,"lora_path":null}`,
 	`{"truncate_prompt_tokens":-1}`, `{"truncate_prompt_tokens":-2}`, `{"truncate_prompt_tokens":0}`, `{"truncate_prompt_tokens":7,"truncation_side":"left"}`, `{"truncate_prompt_tokens":9223372036854775808}`, `{"truncate_prompt_tokens":1.0}`, `{"truncation_side":"up"}`,
+	`{"add_special_tokens":"Yes"}`, `{"add_special_tokens":"of"}`, `{"add_special_tokens":1}`, `{"add_special_tokens":10}`, `{"add_special_tokens":0.0}`, `{"add_generation_prompt":"off","continue_final_message":0}`, `{"continue_final_message":"\u0074"}`, `{"continue_final_message":"\"t"}`,
 	`{"mm_processor_kwargs":{ }}`, `{"mm_processor_kwargs":{"a":1}}`, `{"media_io_kwargs":[]}`, `{"suffix":""}`, `{"suffix":"x"}`, `{"extra_key":null,"rid":[1],"rid":2}`, `{"rid":"r","watermark":{"a":"}"}}`, `{"tokens":null,"tokens":[1]}`,
 	`{"strategy":""}`, `{"mode":""}`, `{"pods":[]}`, `{"pods":["a",null]}`, `{"prompts":[null]}`, `{"prompts":["a","b"]}`, `{"lora":"","cache_salt":""}`,
 }

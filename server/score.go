@@ -61,7 +61,7 @@ func readAs[T any](c *call, fs fields[T], names []string, engine bool, dst *T) (
 	c.scan.start(body)
 	c.scan.engine = engine
 	seen, err := decode(&c.scan, fs, dst)
-	return form{names: names, seen: seen, skipped: c.scan.passed.first}, err
+	return form{names: names, seen: seen, skipped: c.scan.passed.first, refused: c.scan.passed.refused}, err
 }
 
 // check holds the rules between fields.

@@ -43,9 +43,10 @@ func (c *call) tokenize() error {
 	case kind == "prompt":
 		b, err = c.appendPrompts(b, q)
 	case q.rendered(f, kind):
+		q.chat.ToolForm = scorer.ToolForm(c.s.cfg.Index.Cached(), q.model)
 		b, err = c.appendTokensOf(b, q, tokenpool.Request{Chat: &q.chat, Media: q.media})
 	default:
-		b, err = q.appendGiven(b, q.tokens)
+		b = q.appendGiven(b, q.tokens)
 	}
 	if err != nil {
 		return q.blame(kind, err)
@@ -70,9 +71,7 @@ func (c *call) appendPrompts(b []byte, q *tokenizeRequest) (_ []byte, err error)
 		}
 	}
 	for i, ids := range q.prompt.tokens {
-		if b, err = q.appendGiven(comma(b, i), ids); err != nil {
-			return nil, err
-		}
+		b = q.appendGiven(comma(b, i), ids)
 	}
 	if q.prompt.list {
 		b = append(b, "]}"...)
@@ -86,10 +85,7 @@ func (c *call) appendTokensOf(b []byte, q *tokenizeRequest, r tokenpool.Request)
 		return nil, scorer.ErrNoTokenizer
 	}
 	r.Model, r.Mode, r.NoSpecialTokens = q.model, tokenpool.Sync, q.noSpecialTokens
-	res, err := c.s.cfg.Tokenizer.Tokens(c.ctx, r)
-	if err == nil {
-		res.Tokens, err = q.cut.Apply(res.Tokens, res.Exact, r.AddsSpecialTokens(), len(res.Media) > 0)
-	}
+	res, err := q.cut.Tokenized(c.ctx, c.s.cfg.Tokenizer, r)
 	if err != nil {
 		return nil, err
 	}
@@ -97,12 +93,8 @@ func (c *call) appendTokensOf(b []byte, q *tokenizeRequest, r tokenpool.Request)
 }
 
 // appendGiven appends tokens that the request has itself.
-func (q *tokenizeRequest) appendGiven(b []byte, ids []uint32) ([]byte, error) {
-	ids, err := q.cut.Apply(ids, true, false, false)
-	if err != nil {
-		return nil, err
-	}
-	return appendTokenized(b, tokenpool.Result{Tokens: ids, Exact: true, Source: scorer.SourceTokens}), nil
+func (q *tokenizeRequest) appendGiven(b []byte, ids []uint32) []byte {
+	return appendTokenized(b, tokenpool.Result{Tokens: q.cut.Given(ids), Exact: true, Source: scorer.SourceTokens})
 }
 
 // appendTokenized appends the answer about one prompt.

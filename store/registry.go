@@ -162,6 +162,22 @@ func (r *Registry) Holder(id HolderID) (slot int, tier Tier, live bool) {
 	return int(e>>8) - 1, Tier(e & 0xff), true
 }
 
+// EngineOf returns the kind of engine that all live pods of a model have, empty where
+// they differ, or where one of them does not say.
+func (r *Registry) EngineOf(model string) string {
+	engine, found := "", false
+	for i := range r.Pods {
+		switch p := &r.Pods[i]; {
+		case p.Model != model || p.PartOf != nil:
+		case !found:
+			engine, found = p.Engine, true
+		case p.Engine != engine:
+			return ""
+		}
+	}
+	return engine
+}
+
 // PodIndex finds a pod by name.
 func (r *Registry) PodIndex(name string) (int, bool) {
 	i := sort.Search(len(r.Pods), func(i int) bool { return r.Pods[i].Name >= name })

@@ -76,3 +76,22 @@ func TestLocalHolders(t *testing.T) {
 		t.Errorf("%v", r.Holders())
 	}
 }
+
+// TestEngineOf wants one word of all pods of a model.
+func TestEngineOf(t *testing.T) {
+	for _, c := range []struct {
+		pods []store.Pod
+		want string
+	}{
+		{nil, ""},
+		{[]store.Pod{{Name: "a", Model: "m", Engine: "sglang"}}, "sglang"},
+		{[]store.Pod{{Name: "a", Model: "m", Engine: "sglang"}, {Name: "b", Model: "m", Engine: "sglang"}, {Name: "c", Model: "n", Engine: "vllm"}}, "sglang"},
+		{[]store.Pod{{Name: "a", Model: "m", Engine: "sglang"}, {Name: "b", Model: "m", Engine: "vllm"}}, ""},
+		{[]store.Pod{{Name: "a", Model: "m", Engine: "sglang"}, {Name: "b", Model: "m"}}, ""},
+		{[]store.Pod{{Name: "a", Model: "m"}, {Name: "b", Model: "m", Engine: "sglang"}}, ""},
+	} {
+		if got := store.NewRegistry(1, c.pods, nil, nil, time.Time{}).EngineOf("m"); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.pods, got, c.want)
+		}
+	}
+}

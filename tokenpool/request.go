@@ -62,7 +62,7 @@ type Request struct {
 	Text string
 	// Chat is the prompt as a chat, in place of Text: it is rendered with the
 	// model's template, which has put all special tokens, so that none are added
-	// unless the chat asks for them.
+	// unless the chat asks for them (chat.Request.AddSpecialTokens).
 	// The errors of package chat are those of Tokens then.
 	Chat *chat.Request
 	// Media is what is known of the images, audio and video of Chat, in the order of
@@ -84,7 +84,7 @@ type Request struct {
 // prompt.
 func (r *Request) AddsSpecialTokens() bool {
 	if r.Chat != nil {
-		return r.Chat.AddSpecialTokens
+		return r.Chat.AddsSpecialTokens()
 	}
 	return !r.NoSpecialTokens
 }

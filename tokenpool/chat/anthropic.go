@@ -70,7 +70,7 @@ func (r *Renderer) fromMessages(spend *budget, req Request) (Request, error) {
 	}
 	return Request{
 		Messages: encodeArray(c.messages), Tools: tools, ChatTemplateKwargs: req.ChatTemplateKwargs,
-		ReasoningEffort: effort, AddSpecialTokens: req.AddSpecialTokens, built: true,
+		ReasoningEffort: effort, built: true,
 	}, nil
 }
 

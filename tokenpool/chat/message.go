@@ -123,6 +123,7 @@ const checkEvery = 256
 // part is one part of a content: a text, or something else.
 type part struct {
 	text  json.RawMessage // a JSON string; nil if it is no text
+	plain bool            // the text has no other type than "text"
 	other json.RawMessage // an object
 }
 
@@ -227,7 +228,7 @@ func (p *preparer) parts(where string, raw json.RawMessage) ([]part, error) {
 	case 0, 'n':
 		return nil, nil
 	case '"':
-		return []part{{text: raw}}, nil
+		return []part{{text: raw, plain: true}}, nil
 	case '[':
 	default:
 		return nil, bad(where, "neither a string nor an array")
@@ -246,7 +247,7 @@ func (p *preparer) parts(where string, raw json.RawMessage) ([]part, error) {
 		where := fmt.Sprintf("%s[%d]", where, i)
 		switch first(e) {
 		case '"':
-			out = append(out, part{text: e})
+			out = append(out, part{text: e, plain: true})
 			continue
 		case '{':
 		default:
@@ -286,7 +287,7 @@ func (p *preparer) part(where, kind string, ms []member) (part, error) {
 	if field, ok := texts[kind]; ok {
 		switch t := get(ms, field); first(t) {
 		case '"':
-			return part{text: t}, nil
+			return part{text: t, plain: kind == "text"}, nil
 		case 0, 'n':
 			return part{}, nil
 		}
@@ -319,12 +320,12 @@ const billing = "x-anthropic-billing-header"
 func dropBilling(parts []part) []part {
 	var out []part
 	for _, q := range parts {
-		if q.text == nil || !bytes.HasPrefix(q.text[1:], []byte(billing)) {
+		if !q.plain || !bytes.HasPrefix(q.text[1:], []byte(billing)) {
 			out = append(out, q)
 			continue
 		}
 		if _, rest, ok := strings.Cut(text(q.text), "\n"); ok && rest != "" {
-			out = append(out, part{text: quote(rest)})
+			out = append(out, part{text: quote(rest), plain: true})
 		}
 	}
 	return out

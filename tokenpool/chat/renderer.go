@@ -308,7 +308,7 @@ func (r *Renderer) prepare(spend *budget, req Request) (prepared, error) {
 	if err != nil {
 		return none, err
 	}
-	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: r.opts.Tools == ToolsRebuilt && !req.built, spend: spend}
+	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: cmp.Or(req.ToolForm, r.opts.Tools) == ToolsRebuilt && !req.built, spend: spend}
 	conversation := make([][]member, len(messages))
 	mediaAt := 0
 	for i, m := range messages {

@@ -30,8 +30,9 @@ type Request struct {
 	// enable_thinking (false for "none") if the kwargs say nothing of that.
 	ReasoningEffort string `json:"reasoning_effort,omitempty"`
 	// AddSpecialTokens has the tokenizer put its special tokens around the text,
-	// beside those of the template. Rendering does not look at it.
-	AddSpecialTokens bool `json:"add_special_tokens,omitempty"`
+	// beside those of the template. Rendering does not look at it. Default true for
+	// APIResponses, as in vLLM, and false for the others.
+	AddSpecialTokens *bool `json:"add_special_tokens,omitempty"`
 
 	// API is the one whose request this is. The fields below belong to the others
 	// than chat completions.
@@ -46,6 +47,10 @@ type Request struct {
 	Input        json.RawMessage `json:"input,omitempty"`
 	Instructions string          `json:"instructions,omitempty"`
 	Reasoning    json.RawMessage `json:"reasoning,omitempty"`
+
+	// ToolForm is the form of tools and calls, if the engines of this request have
+	// another one than Options says. It does not matter to the other APIs.
+	ToolForm ToolForm `json:"-"`
 
 	built bool // tools and calls have the form that vLLM gives them
 }
@@ -63,6 +68,15 @@ const (
 	// APIResponses is OpenAI's responses.
 	APIResponses API = "responses"
 )
+
+// AddsSpecialTokens reports whether the tokenizer puts its special tokens around the
+// text.
+func (r *Request) AddsSpecialTokens() bool {
+	if r.AddSpecialTokens != nil {
+		return *r.AddSpecialTokens
+	}
+	return r.API == APIResponses
+}
 
 // array checks that raw is an array of objects, and returns them. It is nil for
 // none.

@@ -55,7 +55,7 @@ func fromResponses(spend *budget, req Request) (Request, error) {
 	}
 	return Request{
 		Messages: encodeArray(c.done), Tools: tools, ChatTemplateKwargs: req.ChatTemplateKwargs,
-		ContinueFinalMessage: open, ReasoningEffort: stringOf(reasoning, "effort"), AddSpecialTokens: req.AddSpecialTokens, built: true,
+		ContinueFinalMessage: open, ReasoningEffort: stringOf(reasoning, "effort"), built: true,
 	}, nil
 }
 
