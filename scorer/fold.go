@@ -24,7 +24,7 @@ type fold struct {
 
 	reg     *store.Registry
 	resized bool      // the registry knows the model by another block size
-	wanted  []bool    // by pod: asked for; empty when only is nil
+	wanted  []bool    // by pod: asked for; empty when all pods are
 	counts  []blocks  // by slot: blocks counted, by their best tier
 	last    []int32   // by slot: 1-based index of the highest block held
 	seen    []uint32  // by slot: number of the run that last held it
@@ -80,6 +80,12 @@ func (f *fold) Begin(reg *store.Registry) {
 	f.begun, f.block, f.waiting, f.all = true, 0, nil, nil
 	info, known := reg.Models[f.model]
 	f.resized = known && info.BlockSize != f.blockSize
+	f.want(reg)
+}
+
+// want finds out which pods are asked for: those that the request names, or all that are
+// registered. Others without a model are there because another request names them.
+func (f *fold) want(reg *store.Registry) {
 	f.wanted = f.wanted[:0]
 	if f.only != nil {
 		f.wanted = cleared(f.wanted, len(reg.Pods))
@@ -88,8 +94,22 @@ func (f *fold) Begin(reg *store.Registry) {
 				f.wanted[p] = true
 			}
 		}
+		return
+	}
+	if !slices.ContainsFunc(reg.Pods, unregistered) {
+		return
+	}
+	f.wanted = cleared(f.wanted, len(reg.Pods))
+	for p := range reg.Pods {
+		f.wanted[p] = !unregistered(reg.Pods[p])
 	}
 }
+
+// unregistered reports whether a pod is there only because a query names it.
+func unregistered(p store.Pod) bool { return p.Model == "" }
+
+// wants reports whether the pod of a slot is asked for.
+func (f *fold) wants(slot int) bool { return len(f.wanted) == 0 || f.wanted[f.reg.Slots[slot].Pod] }
 
 // Run implements store.Folder.
 func (f *fold) Run(n int, holders []store.HolderID) (more bool) {
@@ -190,7 +210,7 @@ func (f *fold) touch(holders []store.HolderID) {
 	f.run++
 	f.touched = f.touched[:0]
 	for _, id := range holders {
-		if slot, tier, ok := f.holder(id); ok && (f.only == nil || f.wanted[f.reg.Slots[slot].Pod]) {
+		if slot, tier, ok := f.holder(id); ok && f.wants(slot) {
 			f.touchSlot(slot, tier)
 		}
 	}

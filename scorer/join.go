@@ -220,15 +220,15 @@ func (u *units) see(i int) (first bool) {
 	return true
 }
 
-// everyone returns all slots of the model's pods, which hold what lies in a store
-// that they share.
+// everyone returns all slots of the model's pods, and of those that are named and not
+// registered: they hold what lies in a store that they share.
 func (f *fold) everyone(reg *store.Registry) []held {
 	if f.all != nil {
 		return f.all
 	}
 	f.all = make([]held, 0, len(reg.Slots))
 	for i, s := range reg.Slots {
-		if p := &reg.Pods[s.Pod]; p.Model == f.model && p.PartOf == nil {
+		if p := &reg.Pods[s.Pod]; (p.Model == f.model || unregistered(*p)) && p.PartOf == nil {
 			f.all = append(f.all, held{unit: int32(i), slot: int32(i), tier: store.Shared})
 		}
 	}
@@ -309,7 +309,7 @@ func (f *fold) join(n int, holders []store.HolderID) (used int) {
 // touchHeld adds to the slots that the present run touches.
 func (f *fold) touchHeld(list []held) {
 	for _, h := range list {
-		if f.only == nil || f.wanted[f.reg.Slots[h.slot].Pod] {
+		if f.wants(int(h.slot)) {
 			f.touchSlot(int(h.slot), h.tier)
 		}
 	}

@@ -375,6 +375,7 @@ func (s *Scorer) lookup(ctx context.Context, jobs []job) error {
 			Keys:  jobs[i].chain.keys,
 			Fold:  f,
 			Span:  f.blockSize,
+			Named: f.only,
 		}
 		for k, src := range f.sources {
 			rest[k] = src.query(lead)

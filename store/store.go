@@ -53,6 +53,10 @@ type Query struct {
 	// Span is the number of tokens in a block of the chain. It need be set of a query
 	// with a lead and of the lead only.
 	Span int
+	// Named are pods that the caller knows by name. Those that are not registered count
+	// where an index has values that name pods by their addresses: the registry that Begin
+	// gets has them then, without a model. An index without such values ignores it.
+	Named []string
 	// Entries, if not nil, are what the query is about instead of Keys. Only the index
 	// in Redis knows them; the one in memory refuses the query with ErrInvalid.
 	Entries *Entries

@@ -81,7 +81,7 @@ func (o *owners) of(m blockkey.Model) texts {
 	part := roster{}
 	ids := map[string]store.HolderID{}
 	for i, member := range o.r.members {
-		if !o.late[member.name] && member.pod.PartOf == nil && blockkey.ModelOf(member.pod.Model) == m {
+		if !o.late[member.name] && member.pod.PartOf == nil && (member.guest || blockkey.ModelOf(member.pod.Model) == m) {
 			part.members = append(part.members, member)
 			ids[member.name] = firstOwner + store.HolderID(i)
 		}

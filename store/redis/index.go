@@ -36,6 +36,9 @@ type Index struct {
 	// textsThere is true when texts have been met since the last sweep began.
 	textsThere atomic.Bool
 
+	guestMu sync.Mutex // protects guests
+	guests  []guestSet
+
 	entriesRefused sync.Once // for the log
 	said           *onceLog
 

@@ -63,6 +63,7 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 			l.snap, err = x.snapshotAt(ctx, epoch, l.snap)
 		}
 	}
+	l.snap = x.withGuests(l.snap, queries)
 	for _, q := range queries {
 		q.Fold.Begin(l.snap.registry)
 	}

@@ -19,6 +19,7 @@ type snapshot struct {
 	// loaded is false for the empty registry that an Index begins with.
 	loaded bool
 	roster roster
+	late   map[string]bool // pods whose leases have run out
 	// texts are the texts that name pods, made when the first is met; nil where
 	// there are none.
 	texts func() texts

@@ -42,8 +42,9 @@ type roster struct {
 	epoch   uint64
 	members []*member // ascending by name
 	models  map[string]store.ModelInfo
-	// swept is the number of ended lives that the last complete sweep knew.
-	swept uint64
+	// swept is the number of ended lives that the last complete sweep knew, ended how many
+	// there are.
+	swept, ended uint64
 }
 
 // member is a pod of a roster: how it is written, and what that means.
@@ -54,6 +55,8 @@ type member struct {
 	holders []store.Holder
 	// born is the number of ended lives when its life began.
 	born uint64
+	// guest says that it is not registered, see guests.go.
+	guest bool
 }
 
 func (r *roster) find(name string) (int, bool) {
@@ -62,7 +65,7 @@ func (r *roster) find(name string) (int, bool) {
 
 // briefing is what roster.lua tells.
 type briefing struct {
-	epoch, swept uint64
+	epoch, swept, ended uint64
 	// late are the pods whose leases have run out, by the server's time.
 	late []string
 	// until is when the first lease of the others ends; zero when there is none.
@@ -89,8 +92,8 @@ func (x *Index) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
 	if a.epoch, err = parseEpoch(word(v[0])); err != nil {
 		return a, err
 	}
-	if a.swept, err = strconv.ParseUint(word(v[3]), 10, 64); err != nil {
-		return a, fmt.Errorf("redis: the number of swept lives is %q", redisx.Clip(word(v[3])))
+	if _, err = fmt.Sscanf(word(v[3]), "%d %d", &a.swept, &a.ended); err != nil {
+		return a, fmt.Errorf("redis: the numbers of swept and ended lives are %q", redisx.Clip(word(v[3])))
 	}
 	a.what = word(v[5])
 	ms := number(v[1])*1000 + number(v[2])/1000
@@ -196,7 +199,7 @@ func (x *Index) refresh(ctx context.Context, base *snapshot) (snap *snapshot, la
 // take makes a snapshot of a briefing and, of what it does not tell, of base.
 func (x *Index) take(ctx context.Context, a briefing, base *snapshot) (snap *snapshot, late []string, err error) {
 	r := base.roster
-	r.epoch, r.swept = a.epoch, a.swept
+	r.epoch, r.swept, r.ended = a.epoch, a.swept, a.ended
 	switch a.what {
 	case "same":
 	case "news":
@@ -296,6 +299,11 @@ func (x *Index) made(r roster, a briefing) *snapshot {
 	for _, name := range a.late {
 		late[name] = true
 	}
+	return x.assemble(r, late, a.until)
+}
+
+// assemble is made, of what the briefing says of leases.
+func (x *Index) assemble(r roster, late map[string]bool, until time.Time) *snapshot {
 	n := 0
 	for _, m := range r.members {
 		n += len(m.holders) + 1
@@ -309,8 +317,8 @@ func (x *Index) made(r roster, a briefing) *snapshot {
 	ids, extra := x.local(r, late)
 	owners, more := x.newOwners(r, late)
 	return &snapshot{
-		loaded: true, roster: r, owners: owners,
-		registry: store.NewRegistry(r.epoch, pods, append(append(holders, extra...), more...), r.models, a.until),
+		loaded: true, roster: r, late: late, owners: owners,
+		registry: store.NewRegistry(r.epoch, pods, append(append(holders, extra...), more...), r.models, until),
 		texts:    sync.OnceValue(func() texts { return newTexts(r, late, ids) }),
 	}
 }

@@ -97,6 +97,9 @@ type sweeper struct {
 	lives map[store.Generation]bool
 	// snap has the texts that count.
 	snap *snapshot
+	// fresh says that no life has ended since the last sweep: a text that names nobody
+	// is of no life that has.
+	fresh bool
 }
 
 func (s *sweeper) run(ctx context.Context) error {
@@ -161,7 +164,7 @@ func (s *sweeper) hold(ctx context.Context, done string) error {
 func (s *sweeper) look(ctx context.Context) error {
 	n := s.x.names
 	pipe := s.x.client.Pipeline()
-	count := pipe.HMGet(ctx, n.count, "holder", "ended")
+	count := pipe.HMGet(ctx, n.count, "holder", "ended", "swept")
 	gen := pipe.HKeys(ctx, n.gen)
 	records := pipe.HKeys(ctx, n.records)
 	s.x.roundTrips.Add(1)
@@ -177,6 +180,7 @@ func (s *sweeper) look(ctx context.Context) error {
 	s.x.textsThere.Store(false)
 	s.last = store.HolderID(min(counter(count.Val(), 0), 1<<32-1))
 	s.progress.Ended = counter(count.Val(), 1)
+	s.fresh = s.progress.Ended == counter(count.Val(), 2)
 	s.alive = make(map[store.HolderID]bool, len(gen.Val()))
 	for _, id := range gen.Val() {
 		if v, err := strconv.ParseUint(id, 10, 32); err == nil {
@@ -349,7 +353,7 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 		}
 		ids, ok := appendHolders(l.ids[:0], v)
 		if !ok && s.x.config.TextAge >= 0 && isText(v) {
-			if l.ids, ok = s.snap.texts().append(l.ids[:0], v); ok {
+			if l.ids, ok = s.snap.texts().append(l.ids[:0], v); ok || s.fresh {
 				s.progress.Texts++
 				aging = append(aging, k)
 				continue

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"bytes"
 	"context"
 	"net"
 	"slices"
@@ -28,6 +29,10 @@ import (
 //     deletes the text
 //     4. it ends, and 7 are swept: what is written from now on counts
 //
+// A text that names nobody who is registered counts for a pod that a query names
+// (guests.go), while all lives that have ended are swept: a sweep that has lives to sweep
+// deletes it, and one that has none lets it age.
+//
 // The fold keeps no order between texts and ids: an id that is added takes the
 // place of texts, and a text takes that of ids, since its writer knows no better than
 // SET.
@@ -41,9 +46,14 @@ const (
 )
 
 // isText tells whether a value is texts, which are printable ASCII without spaces
-// and quotes, each with something that is no digit.
+// and quotes, each with something that is no digit. A comma in front is as if it were
+// not there: who adds a text by APPEND begins with one.
 func isText(v []byte) bool {
-	if len(v) == 0 || len(v) > maxText {
+	if len(v) > maxText {
+		return false
+	}
+	v = bytes.TrimPrefix(v, []byte{','})
+	if len(v) == 0 {
 		return false
 	}
 	begin, digits := 0, true
@@ -149,6 +159,7 @@ func hostsOf(a string) []string {
 func (t texts) append(ids []store.HolderID, v []byte) (_ []store.HolderID, all bool) {
 	begin := len(ids)
 	all = true
+	v = bytes.TrimPrefix(v, []byte{','})
 	for len(v) > 0 {
 		n := slices.Index(v, ',')
 		text := v
@@ -178,6 +189,9 @@ func (x *Index) local(r roster, late map[string]bool) (ids map[string]store.Hold
 	for i, m := range r.members {
 		if late[m.name] || m.born > r.swept || m.pod.PartOf != nil {
 			continue
+		}
+		if m.guest && r.swept != r.ended {
+			continue // it may be one whose life has ended
 		}
 		id := store.FirstLocal + store.HolderID(i)
 		if len(m.holders) > 0 && m.holders[0].Rank == 0 && m.holders[0].Tier == store.GPU {

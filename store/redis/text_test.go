@@ -68,6 +68,8 @@ func TestTexts(t *testing.T) {
 				{"10.0.0.8:8000,10.0.0.7", "10.0.0.7:8000 10.0.0.8:8000"},
 				{"10.0.0.7:8000,10.0.0.7", "10.0.0.7:8000"},
 				{"10.0.0.9:8000,nobody:1", "llama-0"},
+				{",10.0.0.7", "10.0.0.7:8000"}, // as APPEND makes it
+				{",10.0.0.7,10.0.0.9", "10.0.0.7:8000 llama-0"},
 				{"nobody:1", ""},
 			}
 			var keys []blockkey.Key
@@ -88,7 +90,7 @@ func TestTexts(t *testing.T) {
 			if n := len(r.Holders()); n != 2 {
 				t.Errorf("%d holders, want 2", n)
 			}
-			for _, garbage := range []string{"a b", "10.0.0.7:8000,", ",10.0.0.7", "10.0.0.7:8000,17", "17,10.0.0.7:8000", "\x7f", strings.Repeat("a", 300), strings.Repeat("10.0.0.7:8000,", 400) + "a"} {
+			for _, garbage := range []string{"a b", "10.0.0.7:8000,", ",", ",,10.0.0.7", "10.0.0.7:8000,17", "17,10.0.0.7:8000", "\x7f", strings.Repeat("a", 300), strings.Repeat("10.0.0.7:8000,", 400) + "a"} {
 				before := x.Stats()
 				put(t, x, plain, 99, garbage)
 				wantBlocks(t, x, []blockkey.Key{99}, "")
@@ -119,7 +121,12 @@ func TestTexts(t *testing.T) {
 				t.Errorf("%d blocks in pages, want 2", held)
 			}
 
-			// A sweep lets those age that count, and deletes the others.
+			// A sweep with lives to sweep lets those age that count, and deletes the others.
+			register(t, x, store.Pod{Name: "ended"})
+			apply(t, x, batchOf("ended", store.Add, 102))
+			if _, err := x.Retire(t.Context(), "ended"); err != nil {
+				t.Fatal(err)
+			}
 			p, err := x.Sweep(t.Context())
 			if err != nil || p.Texts != uint64(len(cases)-4) {
 				t.Fatalf("%+v, %v", p, err)

@@ -12,6 +12,7 @@
 //	remove RANK TIER KEY...          it does not any more
 //	clear RANK TIER                  it holds nothing any more in the tier; * is all
 //	plain KEY...                     the blocks by the other way, as texts
+//	unplain KEY...                   takes the pod's text out of them
 //	retire                           the pod is gone
 //
 // Each is answered by "ok", or "error" and what is wrong. It is for a single server
@@ -309,11 +310,17 @@ func (w *writer) clear(ctx context.Context, rank, tier string) error {
 	return err
 }
 
-// plain is all that there is to the plain form: a SET a block. It stands for rank 0
-// in tier gpu.
-func (w *writer) plain(ctx context.Context, keys []uint64) error {
+// The two lines of the plain form, from the document: they add a text to a block, and take
+// it out, and leave those of others as they are.
+const (
+	addText    = `local v=redis.call('GET',KEYS[1]) or '' if v:find('^[%d,]+$') then v='' end if (','..v..','):find(','..ARGV[1]..',',1,true) then return redis.call('PERSIST',KEYS[1]) end redis.call('SET',KEYS[1],v..','..ARGV[1]) return 1`
+	removeText = `local o={} for t in (redis.call('GET',KEYS[1]) or ''):gmatch('[^,]+') do if t~=ARGV[1] then o[#o+1]=t end end if #o==0 then return redis.call('DEL',KEYS[1]) end redis.call('SET',KEYS[1],table.concat(o,','),'KEEPTTL') return #o`
+)
+
+// plain runs one of them for each block. A text stands for rank 0 in tier gpu.
+func (w *writer) plain(ctx context.Context, script string, keys []uint64) error {
 	for _, k := range keys {
-		if err := w.rdb.Set(ctx, w.key(k), w.pod, 0).Err(); err != nil {
+		if err := w.rdb.Eval(ctx, script, []string{w.key(k)}, w.pod).Err(); err != nil {
 			return err
 		}
 	}
@@ -377,12 +384,16 @@ func (w *writer) do(ctx context.Context, line string) error {
 			return err
 		}
 		return w.clear(ctx, words[1], words[2])
-	case verb == "plain":
+	case verb == "plain" || verb == "unplain":
 		keys, err := numbers(words[1:], 16, 64)
 		if err != nil {
 			return err
 		}
-		return w.plain(ctx, keys)
+		script := addText
+		if verb == "unplain" {
+			script = removeText
+		}
+		return w.plain(ctx, script, keys)
 	case (verb == "add" || verb == "remove") && len(words) > 3:
 		if err := checkPlace(words[1], words[2], false); err != nil {
 			return err

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zeebo/xxh3"
+
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
@@ -300,6 +302,75 @@ func TestPlain(t *testing.T) {
 			t.Errorf("after the pod has come back, found\n%v", got)
 		}
 	})
+}
+
+// TestPlainTogether: writers of both languages add themselves to the same blocks in the
+// plain form, and take themselves out, all at the same time: none erases another.
+func TestPlainTogether(t *testing.T) {
+	s := redistest.Start(t)
+	x := open(t, s.URL())
+	var keys []blockkey.Key
+	for k := range blockkey.Key(50) {
+		keys = append(keys, k+1)
+	}
+	var writers []*process
+	var all []storetest.At
+	for i, language := range []string{"go", "python", "go", "python"} {
+		pod := fmt.Sprintf("10.0.0.%d:8000", i+1)
+		writers = append(writers, start(t, language, s.URL(), pod, "60"))
+		all = append(all, storetest.At{Pod: pod, Tier: store.GPU})
+	}
+	together := func(command func(i int) string) {
+		t.Helper()
+		for i, w := range writers {
+			fmt.Fprintf(w.in, "%s %s\n", command(i), hex(keys))
+		}
+		for _, w := range writers {
+			w.hears("ok")
+		}
+	}
+	holds := func(want ...storetest.At) {
+		t.Helper()
+		answer := make([][]storetest.At, len(keys))
+		for i := range answer {
+			answer[i] = want
+		}
+		if got := find(t, x, keys); !got.Equal(answer) {
+			t.Errorf("found\n%v, want all to be %v", got, want)
+		}
+	}
+	for range 5 {
+		together(func(int) string { return "plain" })
+		holds(all...)
+		together(func(int) string { return "plain" }) // again changes nothing
+		holds(all...)
+		together(func(i int) string { return []string{"unplain", "plain"}[i/2] })
+		holds(all[2:]...)
+		together(func(i int) string { return []string{"plain", "unplain"}[i/2] })
+		holds(all[:2]...)
+	}
+	together(func(int) string { return "unplain" })
+	holds()
+	if n := s.Client().Exists(t.Context(), (&writer{mask: xxh3.HashStringSeed(testModel, 1337)}).key(uint64(keys[0]))).Val(); n != 0 {
+		t.Error("a value without texts is left")
+	}
+}
+
+// TestPlainScriptsAreDocumented: the two lines of both writers are those of the document.
+func TestPlainScriptsAreDocumented(t *testing.T) {
+	document, err := os.ReadFile("../../../docs/redis-schema.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	writer, err := os.ReadFile("../python/writer.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, script := range []string{addText, removeText} {
+		if !strings.Contains(string(document), `"`+script+`"`) || !strings.Contains(string(writer), script) {
+			t.Errorf("not in the document, or not in writer.py: %s", script)
+		}
+	}
 }
 
 // TestLostRegistry: a writer goes on when the registry has been lost, and nobody

@@ -30,6 +30,10 @@ TAGS = bytes.fromhex(
 SCHEMA, PARTITIONS = 1, 64
 MAX_PODS, MAX_HOLDERS, MAX_MODELS = 16384, 131072, 1024
 MAX_RANK, TIERS = 1023, ("gpu", "cpu", "disk", "shared")
+# The two lines of the plain form, from the document: they add a text to a block, and take it out, and leave those of
+# others as they are.
+ADD_TEXT = """local v=redis.call('GET',KEYS[1]) or '' if v:find('^[%d,]+$') then v='' end if (','..v..','):find(','..ARGV[1]..',',1,true) then return redis.call('PERSIST',KEYS[1]) end redis.call('SET',KEYS[1],v..','..ARGV[1]) return 1"""
+REMOVE_TEXT = """local o={} for t in (redis.call('GET',KEYS[1]) or ''):gmatch('[^,]+') do if t~=ARGV[1] then o[#o+1]=t end end if #o==0 then return redis.call('DEL',KEYS[1]) end redis.call('SET',KEYS[1],table.concat(o,','),'KEEPTTL') return #o"""
 CALL_BLOCKS = 512  # how many blocks one call changes at most
 SCRIPTS = {
     "register": ["registry", "register"],
@@ -197,10 +201,10 @@ class Writer:
                 self.register()
             self.holders(clears=[(rank, tier)])
 
-    def plain(self, keys):
-        """All that there is to the plain form: a SET a block. It stands for rank 0 in tier gpu."""
+    def plain(self, script, keys):
+        """Run one of the two lines of the plain form for each block. A text stands for rank 0 in tier gpu."""
         for k in keys:
-            self.redis.set(self.key(k), self.pod)
+            self.redis.eval(script, 1, self.key(k), self.pod)
 
     def do(self, line):
         """Carry out a command."""
@@ -210,8 +214,8 @@ class Writer:
         elif verb == "clear" and len(words) == 2:
             check_place(*words, every=True)
             self.clear(*words)
-        elif verb == "plain":
-            self.plain(numbers(words, 16, 64))
+        elif verb in ("plain", "unplain"):
+            self.plain(ADD_TEXT if verb == "plain" else REMOVE_TEXT, numbers(words, 16, 64))
         elif verb in ("add", "remove") and len(words) > 2:
             check_place(*words[:2])
             self.change("+" if verb == "add" else "-", words[0], words[1], numbers(words[2:], 16, 64))

@@ -5,8 +5,8 @@
 -- ARGV  the epoch of the reader's registry, 0 for none; the most pods to tell of
 --
 -- Returns {epoch, s, us, swept, leases, what, names, texts, copies, meta}: the
--- epoch; the server's time; how many ended lives are swept; the leases that end
--- first, pod after end in ms; what follows, which is
+-- epoch; the server's time; how many ended lives are swept, and how many there are,
+-- with a space between; the leases that end first, pod after end in ms; what follows, which is
 --
 --   same  nothing: the reader's registry is right
 --   news  the pods that have changed, and meta if it has
@@ -21,7 +21,8 @@ local epoch, live, count, gen, pods, meta = unpack(KEYS)
 local from, most = ARGV[1], tonumber(ARGV[2])
 local now = redis.call('TIME')
 local out = {redis.call('GET', epoch) or '0', now[1], now[2]}
-out[4] = redis.call('HMGET', count, 'swept')[1] or '0'
+local lives = redis.call('HMGET', count, 'swept', 'ended')
+out[4] = (lives[1] or '0') .. ' ' .. (lives[2] or '0')
 out[5] = redis.call('ZRANGE', live, 0, 63, 'WITHSCORES')
 
 -- news returns the pods that have changed since an epoch, and whether the models

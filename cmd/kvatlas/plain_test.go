@@ -1,0 +1,98 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+)
+
+// blockNames are the names of a prompt's blocks, as kvatlas inspect keys prints them.
+func blockNames(t *testing.T, model string, size int, prompt []uint32) (names []string) {
+	t.Helper()
+	list, err := json.Marshal(prompt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := call(t, "", "inspect", "keys", "--model", model, "--block-size", fmt.Sprint(size), "--tokens", strings.Trim(string(list), "[]"))
+	if status != exitOK {
+		t.Fatal(status, stderr)
+	}
+	for line := range strings.Lines(stdout) {
+		name, err := strconv.Unquote(line[strings.IndexByte(line, '"') : strings.LastIndexByte(line, '"')+1])
+		if err != nil {
+			t.Fatal(line, err)
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
+// Engines write block keys and their addresses, and nobody registers anything: a request
+// that names pods finds what they hold, and one that names none nothing.
+func TestPlainValuesOfUnregisteredPods(t *testing.T) {
+	const one, two = "10.0.0.1:8000", "10.0.0.2:8000"
+	standalone, cluster := redistest.Start(t), redistest.StartCluster(t, 3, false)
+	for name, s := range map[string]struct {
+		url   string
+		plain redis.UniversalClient
+	}{"standalone": {standalone.URL(), standalone.Client()}, "cluster": {cluster.URL(), cluster.Client()}} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, "--redis="+s.url)
+			prompt := tokens(256)
+			names := blockNames(t, "m", 64, prompt)
+			if len(names) != 4 {
+				t.Fatalf("%d blocks", len(names))
+			}
+			for i, key := range names {
+				if err := s.plain.Append(t.Context(), key, ","+one).Err(); err != nil {
+					t.Fatal(err)
+				}
+				if i < 2 {
+					if err := s.plain.Append(t.Context(), key, ","+two).Err(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			ask := func(pods ...string) string {
+				t.Helper()
+				resp, err := r.client().Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: prompt, Pods: pods})
+				if err != nil || resp.Degraded != nil {
+					t.Fatal(resp, err)
+				}
+				return fmt.Sprint(resp.Best, resp.Scores)
+			}
+			for want, pods := range map[string][]string{
+				one + "map[" + one + ":4 " + two + ":2]":   {one, two},
+				two + "map[" + two + ":2]":                 {two},
+				one + "map[" + one + ":4 10.0.0.3:8000:0]": {one, "10.0.0.3:8000"},
+				"map[]":           nil,
+				"map[10.0.0.1:0]": {"10.0.0.1"}, // a text with a port is of who has the port
+			} {
+				if got := ask(pods...); got != want {
+					t.Errorf("%q: %s, want %s", pods, got, want)
+				}
+			}
+			if status, body := get(t, r.url+"/v1/pods"); status != http.StatusOK || strings.Contains(body, "10.0.0.") {
+				t.Errorf("registered are %s", body)
+			}
+			// One that is registered after all is found without being named.
+			if err := r.client().RegisterPod(t.Context(), client.Pod{Name: two, Model: "m"}); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := ask(), two+"map["+two+":2]"; got != want {
+				t.Errorf("registered: %s, want %s", got, want)
+			}
+			if got, want := ask(one, two), one+"map["+one+":4 "+two+":2]"; got != want {
+				t.Errorf("one registered, both named: %s, want %s", got, want)
+			}
+		})
+	}
+}
