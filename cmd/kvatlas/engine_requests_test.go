@@ -90,7 +90,7 @@ func TestScoreChatFileIsTheAPI(t *testing.T) {
 		{"token ids", `{"prompt":[1,2,3]}`, exitOK, ": 3 tokens ("},
 		{"a list of prompts", `{"prompt":["Hello","Hello you"]}`, exitOK, "prompt 1\n"},
 		{"messages of Anthropic's", `{"system":"s","max_tokens":5,` + said + `}`, exitOK, " tokens ("},
-		{"responses", `{"input":"Hello"}`, exitOK, ": 11 tokens ("},
+		{"responses", `{"input":"Hello"}`, exitOK, ": 12 tokens ("},
 		{"a slip of the pen", `{"tool":[],` + said + `}`, exitFailed, "answers 400 unknown_field: there is no such field (tool)"},
 		{"a wrong value", `{"add_generation_prompt":7,` + said + `}`, exitFailed, "(add_generation_prompt)"},
 		{"what cannot be done", `{"previous_response_id":"x","input":"Hello"}`, exitFailed, "(previous_response_id)"},
