@@ -69,11 +69,11 @@ func (in *Ingester) unknownMedium(pod string, rank int) func(string, int) {
 	}
 }
 
-// chunking is how the events of a rank become index blocks.
-func (in *Ingester) chunking(pod string, rank, blockSize int, fresh bool) rechunk.Config {
+// chunking is how the events of a rank of an engine of some kind become index blocks.
+func (in *Ingester) chunking(pod, engine string, rank, blockSize int, fresh bool) rechunk.Config {
 	c := &in.config
 	return rechunk.Config{
-		BlockSize: blockSize, Media: c.Media, UnknownMedium: in.unknownMedium(pod, rank), Copies: c.Copies, MaxRecords: c.Records, Unremoved: c.Unremoved, Fresh: fresh,
+		BlockSize: blockSize, Engine: engine, Media: c.Media, UnknownMedium: in.unknownMedium(pod, rank), Copies: c.Copies, MaxRecords: c.Records, Unremoved: c.Unremoved, Fresh: fresh,
 	}
 }
 

@@ -33,6 +33,7 @@ func (b *cached) held() bool { return b.copies != [store.NumTiers]int{} }
 type fakeCache struct {
 	rng    *rand.Rand
 	tiered bool // the engine's events have a medium
+	unique bool // the engine has a block once in a tier
 	blocks map[int64]*cached
 	list   []int64 // of blocks that were ever held
 }
@@ -82,7 +83,7 @@ func (c *fakeCache) event() enginetest.Event {
 			c.drop(b, tier, 1)
 			return enginetest.Event{"type": "BlockRemoved", "block_hashes": []int64{b.hash}, "medium": media[tier]}
 		}
-	case n < 190:
+	case n < 190 && !c.unique:
 		// Another copy of a block, under its parent.
 		if b := c.pick(func(b *cached) bool { return b.copies[tier] > 0 && b.parent != nil && b.parent.held() }); b != nil {
 			b.copies[tier]++

@@ -125,6 +125,19 @@ func (in *Ingester) countEvents(p *Pushed, rank int) {
 	}
 }
 
+// engineOf returns the kind of the engine that pushes, as the push or else the pod's
+// registration says; "" when neither does.
+func (in *Ingester) engineOf(p *Pushed) string {
+	if p.Engine != "" {
+		return p.Engine
+	}
+	reg := in.config.Index.Cached()
+	if i, known := reg.PodIndex(p.Pod); known {
+		return reg.Pods[i].Engine
+	}
+	return ""
+}
+
 func (p *Pushed) validate() error {
 	if err := store.CheckPodName(p.Pod); err != nil {
 		return err
@@ -208,16 +221,12 @@ func appendMarked(buf []byte, e *event.Event) []byte {
 	return append(append(buf, e.Salt...), 0)
 }
 
-// chunked takes events into a Chunker, one by one, and counts those that had no effect
+// chunked takes events into a Chunker and counts those that had no effect
 // by their nature.
 func (r *RankResult) chunked(ctx context.Context, c *rechunk.Chunker, events []event.Event, read rechunk.Reader) error {
-	begin := c.Stats().Skipped
-	for i := range events {
-		before := c.Stats()
-		b := event.Batch{Events: events[i : i+1]}
-		if err := c.Apply(ctx, &b, read); err != nil {
-			return err
-		}
+	begin := c.Stats()
+	before := begin
+	err := c.ApplyEach(ctx, &event.Batch{Events: events}, read, func(i int) {
 		after := c.Stats()
 		left := after.UnknownRemoved - before.UnknownRemoved
 		for r := range after.Skipped {
@@ -228,11 +237,12 @@ func (r *RankResult) chunked(ctx context.Context, c *rechunk.Chunker, events []e
 		} else {
 			r.Applied++
 		}
+		before = after
+	})
+	for reason, n := range before.Skipped {
+		r.Blocks[reason] = n - begin.Skipped[reason]
 	}
-	for reason, n := range c.Stats().Skipped {
-		r.Blocks[reason] = n - begin[reason]
-	}
-	return nil
+	return err
 }
 
 // write has the index take batches.
@@ -269,13 +279,14 @@ func (in *Ingester) pushLooseRank(ctx context.Context, s *pusher, p *Pushed, ran
 		}
 	}
 	if s.loose == nil {
-		if s.loose, err = rechunk.New(in.chunking(p.Pod, rank, s.model.BlockSize, true)); err != nil {
+		if s.loose, err = rechunk.New(in.chunking(p.Pod, "", rank, s.model.BlockSize, true)); err != nil {
 			return res, fmt.Errorf("ingest: model %s: %w", p.Model, err)
 		}
 	}
 	chunk := s.loose
 	s.loose, s.holders = nil, nil // for all that goes wrong from here on
 	none := func(_ context.Context, keys ...store.MapKey) ([][]byte, error) { return make([][]byte, len(keys)), nil }
+	chunk.Tell(in.engineOf(p))
 	if err := res.chunked(ctx, chunk, p.eventsOf(rank), none); err != nil {
 		return res, err
 	}

@@ -126,7 +126,7 @@ func (in *Ingester) lockPusher(ctx context.Context, p *Pushed, rank int) (*pushe
 
 // chunker makes the Chunker of the state's generation.
 func (in *Ingester) chunker(pod string, rank int, s *pusher, fresh bool) (*rechunk.Chunker, error) {
-	c, err := rechunk.New(in.chunking(pod, rank, s.model.BlockSize, fresh))
+	c, err := rechunk.New(in.chunking(pod, "", rank, s.model.BlockSize, fresh))
 	if err != nil {
 		return nil, fmt.Errorf("ingest: model %s: %w", s.model.Name, err)
 	}

@@ -204,7 +204,7 @@ func (r *reader) resume(ctx context.Context) error {
 
 func (r *reader) newChunker(fresh bool) (err error) {
 	r.count.rechunked()
-	r.chunk, err = rechunk.New(r.in.chunking(r.s.Pod, r.s.Rank, r.model.BlockSize, fresh))
+	r.chunk, err = rechunk.New(r.in.chunking(r.s.Pod, r.s.Engine, r.s.Rank, r.model.BlockSize, fresh))
 	if err != nil {
 		return fmt.Errorf("ingest: model %s: %w", r.model.Name, err)
 	}

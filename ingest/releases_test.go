@@ -140,6 +140,7 @@ type enginePod struct {
 func (p *enginePod) start(t *testing.T, rng *rand.Rand) {
 	p.pub = enginetest.Start(t, p.o)
 	p.cache = newFakeCache(rng, p.o.Release != enginetest.Release{Engine: "vllm", Version: "0.9.0"} && p.o.Release != enginetest.Release{Engine: "sglang", Version: "0.5.5"})
+	p.cache.unique = p.o.Release.Engine == "sglang"
 	p.log = nil
 }
 

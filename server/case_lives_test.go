@@ -23,6 +23,20 @@ type lives struct {
 	t       *testing.T
 	servers []subject
 	n       int // requests so far, which go to the servers in turn
+
+	engine string         // of the pushes of next
+	seqs   map[string]int // their numbers, by pod
+}
+
+// next sends a pod's next push, and returns the answer.
+func (l *lives) next(pod, events string) string {
+	l.t.Helper()
+	if l.seqs == nil {
+		l.seqs = map[string]int{}
+	}
+	answer := l.post("/v1/events", fmt.Sprintf(`{"pod":%q,"model":"m","engine":%q,"seq":%d,"events":[%s]}`, pod, l.engine, l.seqs[pod], events))
+	l.seqs[pod]++
+	return answer
 }
 
 // eachLives runs a test over both kinds of index.

@@ -7,9 +7,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"sync"
-
-	lru "github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
@@ -23,46 +20,6 @@ type Pusher interface {
 
 // maxSeq is the highest number that a push can have: an index counts from 1.
 const maxSeq = store.MaxSequence - 1
-
-// maxShapes is of how many pods it is remembered what their events have to be held
-// against.
-const maxShapes = 4096
-
-// shapes are what is known of pods from their pushes, of the last ones that pushed.
-type shapes struct {
-	mu   sync.Mutex // protects pods
-	pods *lru.LRU[string, shape]
-}
-
-// shape is a pod's block size and widest attention window, in tokens.
-type shape struct {
-	blockSize, window int
-}
-
-func newShapes() (*shapes, error) {
-	pods, err := lru.NewLRU[string, shape](maxShapes, nil)
-	if err != nil {
-		return nil, err
-	}
-	return &shapes{pods: pods}, nil
-}
-
-func (s *shapes) get(pod string) (blockSize, window int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	known, _ := s.pods.Get(pod)
-	return known.blockSize, known.window
-}
-
-// put keeps what there is to keep, which is nothing for most engines.
-func (s *shapes) put(p *event.Push) {
-	if p.BlockSize == 0 && p.Window == 0 {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.pods.Add(p.Pod, shape{p.BlockSize, p.Window})
-}
 
 // events is POST /v1/events.
 func (c *call) events() error {
@@ -79,7 +36,7 @@ func (c *call) events() error {
 	if packed(c.r.Header.Get("Content-Type")) {
 		read = c.decoder.Pushes
 	}
-	pushes, err := read(body, c.s.shapes.get)
+	pushes, err := read(body)
 	if err != nil {
 		return refusedEvents(err)
 	}
@@ -113,9 +70,6 @@ func (c *call) events() error {
 			return err
 		}
 		results[i] = r
-	}
-	for i := range pushes {
-		c.s.shapes.put(&pushes[i])
 	}
 	c.out = appendEventsReply(c.out[:0], results, pushes)
 	c.reply(http.StatusOK, c.out)

@@ -77,7 +77,6 @@ type Server struct {
 	metrics *Metrics
 	handler http.Handler
 	calls   sync.Pool // of *call
-	shapes  *shapes
 
 	inFlight      atomic.Int64 // requests to /v1 being worked on
 	inFlightBytes atomic.Int64 // memory of their bodies
@@ -97,10 +96,6 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{cfg: cfg, metrics: cfg.Metrics}
-	var err error
-	if s.shapes, err = newShapes(); err != nil {
-		return nil, err
-	}
 	s.life, s.endStreams = context.WithCancel(context.Background())
 	s.calls.New = func() any { return &call{s: s} }
 	s.SetReady(errStarting)

@@ -149,7 +149,7 @@ func BenchmarkJSONPushes(b *testing.B) {
 	b.ReportAllocs()
 	b.SetBytes(int64(len(body)))
 	for b.Loop() {
-		if _, err := d.JSONPushes(body, nil); err != nil {
+		if _, err := d.JSONPushes(body); err != nil {
 			b.Fatal(err)
 		}
 	}

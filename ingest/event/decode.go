@@ -64,8 +64,7 @@ type Decoder struct {
 	// Of Pushes: what is being read, and the rank of each of its events, -1 for none.
 	push    *Push
 	ranks   []int
-	sized   bool // the push has told its block size
-	created bool // the event before was a "created" of TensorRT-LLM
+	created int // the rank of the "created" of TensorRT-LLM that the event before was, or none
 }
 
 // Decode decodes the payload of a message, [time, [event...], rank], into a Batch

@@ -420,7 +420,7 @@ func TestSkipThenDecode(t *testing.T) {
 	if b.Skipped != 1 || len(b.Events) != 1 || len(b.arena.hashes) != 1 || len(b.arena.tokens) != 1 || len(b.arena.objects) != 1 {
 		t.Errorf("%+v", b)
 	}
-	if want := (Event{Kind: Stored, Hashes: []Hash{4}, Tokens: []uint32{4}, BlockSize: 1, Medium: "GPU",
+	if want := (Event{Kind: Stored, Hashes: []Hash{4}, Tokens: []uint32{4}, BlockSize: 1, Medium: "GPU", Positional: true,
 		Extra: []Extra{{Objects: []Object{object("img", 2)}}}}); !reflect.DeepEqual(b.Events[0], want) {
 		t.Errorf("\n got %+v\nwant %+v", b.Events[0], want)
 	}

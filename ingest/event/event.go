@@ -61,14 +61,18 @@ type Event struct {
 	// Locality is "LOCAL" or "REMOTE" where the engine tells which of these its
 	// medium is, else "".
 	Locality string
-	// Group is the engine's cache group, 0 where it has but one.
-	Group int
+	// Group is the engine's cache group, 0 where it has but one. HasGroup says that the
+	// event tells it.
+	Group    int
+	HasGroup bool
 	// Spec is the kind of cache of the group ("full_attention", "sliding_window",
-	// ...), "" where the engine does not tell.
+	// ...), SpecWidest, or "" where the engine does not tell.
 	Spec string
 	// SlidingWindow is the group's window in tokens, 0 if it has none or if the
 	// engine does not tell.
 	SlidingWindow int
+	// Positional says that the event is an array, as of vLLM before 0.24.
+	Positional bool
 	// LoRA is the name of the adapter, "" for the base model. LoRAID is the number
 	// that old engines send instead, 0 for none.
 	LoRA   string
@@ -78,6 +82,12 @@ type Event struct {
 	// Extra are what else went into each block's hash; nil, or one for each block.
 	Extra []Extra
 }
+
+// SpecWidest is the Spec of events of an engine that tells each group's window, and not
+// which group holds whole prefixes: that is the one of the widest window (TensorRT-LLM).
+// A Cleared of this Spec says that the engine begins anew, and a Stored without hashes
+// that there is a group of its window.
+const SpecWidest = "widest_window"
 
 // Batch is what an engine sends in one message.
 type Batch struct {

@@ -22,6 +22,9 @@ type fields struct {
 	data   int // where data begins
 	window int
 	rank   int // -1 for none
+
+	layerGroup    int
+	hasLayerGroup bool
 }
 
 // kindOf returns the kind of an engine's word for it.
@@ -46,6 +49,7 @@ func (d *Decoder) event() fault {
 	case isMap(t):
 		bad = d.eventMap(f)
 	case isArray(t):
+		f.e.Positional = true
 		bad = d.eventArray(f)
 	default:
 		bad = fault{BadField, "event"}
@@ -167,6 +171,13 @@ func (d *Decoder) field(f *fields, key []byte) (bad fault) {
 		var ok bool
 		if f.window, ok = d.natural(math.MaxInt32); !ok {
 			return fault{BadField, "window_size"}
+		}
+	case "layer_group_id":
+		if d.null() {
+			return fault{}
+		}
+		if f.layerGroup, f.hasLayerGroup = d.natural(math.MaxInt32); !f.hasLayerGroup {
+			return fault{BadField, "layer_group_id"}
 		}
 	case "attention_dp_rank":
 		if d.null() {
@@ -344,6 +355,7 @@ func (d *Decoder) group(e *Event) fault {
 	if e.Group, ok = d.natural(math.MaxInt32); !ok {
 		return fault{BadField, "group_idx"}
 	}
+	e.HasGroup = true
 	return fault{}
 }
 
@@ -413,7 +425,7 @@ func (d *Decoder) finish(f *fields) fault {
 		return fault{MissingField, "block_hashes"}
 	case e.Kind == Removed:
 		*e = Event{Kind: Removed, Hashes: e.Hashes, Medium: e.Medium, Locality: e.Locality,
-			Group: e.Group, Spec: e.Spec, SlidingWindow: e.SlidingWindow}
+			Group: e.Group, HasGroup: e.HasGroup, Spec: e.Spec, SlidingWindow: e.SlidingWindow, Positional: e.Positional}
 		return fault{}
 	}
 	size := len(e.Hashes) * e.BlockSize

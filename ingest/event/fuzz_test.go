@@ -19,7 +19,7 @@ func FuzzPushes(f *testing.F) {
 	}
 	var d Decoder
 	f.Fuzz(func(t *testing.T, body []byte) {
-		_, err := d.JSONPushes(body, nil)
+		_, err := d.JSONPushes(body)
 		var param *ParamError
 		if err != nil && !errors.Is(err, ErrMalformed) && !errors.Is(err, ErrJSON) && !errors.As(err, &param) {
 			t.Fatal(err)
@@ -29,7 +29,7 @@ func FuzzPushes(f *testing.F) {
 		} else if valid && errors.Is(err, ErrJSON) && !deepOrWide(body) {
 			t.Fatalf("JSON, and %v", err)
 		}
-		if _, err := d.Pushes(body, nil); err != nil && !errors.Is(err, ErrMalformed) && !errors.As(err, &param) {
+		if _, err := d.Pushes(body); err != nil && !errors.Is(err, ErrMalformed) && !errors.As(err, &param) {
 			t.Fatal(err)
 		}
 	})

@@ -23,12 +23,9 @@ type Push struct {
 	// order and nothing to notice a loss by.
 	Seq    uint64
 	HasSeq bool
-	// BlockSize is the engine's block size and Window its widest attention window,
-	// in tokens, both only for TensorRT-LLM's events, which leave partial blocks and
-	// narrow windows to the reader. They are the largest seen up to the end of this
-	// push since the engine began, 0 for none, or the block_size that the push told:
-	// whoever reads a pod's next push gives them to it, see Decoder.Pushes.
-	BlockSize, Window int
+	// BlockSize is the engine's block size in tokens, for TensorRT-LLM's events: smaller
+	// blocks are partial and left out. 0 leaves that to who applies the events.
+	BlockSize int
 	// Batches are the events, one for each rank that they are of; within it in order.
 	Batches []Batch
 	// Skipped and Skips are those of all batches: events that are left out.
@@ -50,14 +47,13 @@ type ParamError struct {
 // Error says which field it is and what is wrong with it.
 func (e *ParamError) Error() string { return fmt.Sprintf("event: %s %s", e.Param, e.Problem) }
 
-// Pushes reads a body of one push, or of an array of pushes, in MessagePack. Known,
-// when it is not nil, returns for a pod the BlockSize and the Window that its last
-// push ended with. What is wrong with a push is a *ParamError; a body that has no
-// pushes at all wraps ErrMalformed.
+// Pushes reads a body of one push, or of an array of pushes, in MessagePack. What is
+// wrong with a push is a *ParamError; a body that has no pushes at all wraps
+// ErrMalformed.
 //
 // With MessagePack the body may also be a message as engines publish it, [time,
 // [event...], rank]; the push then has no Pod, for the caller to fill in.
-func (d *Decoder) Pushes(body []byte, known func(pod string) (blockSize, window int)) ([]Push, error) {
+func (d *Decoder) Pushes(body []byte) ([]Push, error) {
 	d.limits = d.Limits.filled()
 	if len(body) > d.limits.Payload {
 		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", ErrMalformed, len(body), d.limits.Payload)
@@ -67,7 +63,7 @@ func (d *Decoder) Pushes(body []byte, known func(pod string) (blockSize, window 
 
 	if isMap(d.peek()) {
 		var p Push
-		if err := d.onePush(&p, "", known); err != nil {
+		if err := d.onePush(&p, ""); err != nil {
 			return nil, err
 		}
 		return []Push{p}, d.end()
@@ -86,7 +82,7 @@ func (d *Decoder) Pushes(body []byte, known func(pod string) (blockSize, window 
 	}
 	pushes := make([]Push, n)
 	for i := range pushes {
-		if err := d.onePush(&pushes[i], fmt.Sprintf("[%d].", i), known); err != nil {
+		if err := d.onePush(&pushes[i], fmt.Sprintf("[%d].", i)); err != nil {
 			return nil, err
 		}
 	}
@@ -94,7 +90,7 @@ func (d *Decoder) Pushes(body []byte, known func(pod string) (blockSize, window 
 }
 
 // JSONPushes is Pushes of a body in JSON. Text that is no JSON wraps ErrJSON.
-func (d *Decoder) JSONPushes(body []byte, known func(pod string) (blockSize, window int)) ([]Push, error) {
+func (d *Decoder) JSONPushes(body []byte) ([]Push, error) {
 	if limit := d.Limits.filled().Payload; len(body) > limit {
 		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", ErrMalformed, len(body), limit)
 	}
@@ -106,7 +102,7 @@ func (d *Decoder) JSONPushes(body []byte, known func(pod string) (blockSize, win
 	limit := d.Limits.Payload
 	d.Limits.Payload = max(len(packed), 1)
 	defer func() { d.Limits.Payload = limit }()
-	return d.Pushes(packed, known)
+	return d.Pushes(packed)
 }
 
 // payloadPush reads a message as engines publish it.
@@ -122,7 +118,7 @@ func (d *Decoder) payloadPush() ([]Push, error) {
 }
 
 // onePush reads a push. Prefix is in front of the names of its fields in errors.
-func (d *Decoder) onePush(p *Push, prefix string, known func(string) (int, int)) error {
+func (d *Decoder) onePush(p *Push, prefix string) error {
 	bad := func(param, problem string) error {
 		if d.broken {
 			return d.end()
@@ -134,7 +130,7 @@ func (d *Decoder) onePush(p *Push, prefix string, known func(string) (int, int))
 		return bad("body", "is no object")
 	}
 	events := 0
-	d.sized, d.created = false, false
+	d.created = none
 	for range n {
 		key, ok := d.text()
 		if !ok {
@@ -171,7 +167,6 @@ func (d *Decoder) onePush(p *Push, prefix string, known func(string) (int, int))
 			if p.BlockSize, ok = d.natural(math.MaxInt32); !ok {
 				return bad("block_size", "is no number of tokens")
 			}
-			d.sized = p.BlockSize > 0
 		case "events":
 			events = d.i
 			d.skip()
@@ -191,12 +186,6 @@ func (d *Decoder) onePush(p *Push, prefix string, known func(string) (int, int))
 		return bad("model", "is missing")
 	case events == 0:
 		return bad("events", "is missing")
-	}
-	if known != nil {
-		var size int
-		if size, p.Window = known(p.Pod); !d.sized {
-			p.BlockSize = size
-		}
 	}
 	end := d.i
 	d.i = events

@@ -5,14 +5,16 @@ import "math"
 // eventTRT reads an event of TensorRT-LLM's own JSON, whose data is at f.data:
 //
 //	{"event_id":n,"data":{"type":"stored","parent_hash":h,"blocks":[{"block_hash":h,
-//	  "tokens":[{"token_id":n,"token_extra_id":0}],"cache_level":0,"mm_keys":[]}]},"window_size":w}
+//	  "tokens":[{"token_id":n,"token_extra_id":0}],"cache_level":0,"mm_keys":[]}]},"window_size":w,"layer_group_id":g}
 //	{"data":{"type":"removed","block_hashes":[h]}}
 //	{"data":{"type":"updated","block_hash":h,"cache_level":{"old_value":0,"new_value":1}}}
 //	{"data":{"type":"created",...}}
 //
 // It may become several events of this package: blocks in different levels of the
 // cache are different media, and a move is a store in one and a removal from the
-// other.
+// other. All are of SpecWidest: which window holds whole prefixes, and which blocks are
+// whole, is told by what else the engine has sent, which the reader remembers. Its layer
+// groups are groups: each has its own copy of a block.
 func (d *Decoder) eventTRT(f *fields) fault {
 	end := d.i
 	d.i = f.data
@@ -31,26 +33,23 @@ type trt struct {
 	hasHashes bool
 	parent    Hash
 	hasParent bool
-	blocks    int // where they begin
-	from, to  int // levels of a move, -1 for none
+	blocks    int   // where they begin
+	from, to  int   // levels of a move, -1 for none
+	form      Event // what all of its events say of their group
 }
 
 func (d *Decoder) dataTRT(f *fields) fault {
-	t := trt{from: -1, to: -1}
+	t := trt{from: -1, to: -1, form: Event{Spec: SpecWidest, SlidingWindow: f.window, Group: f.layerGroup, HasGroup: f.hasLayerGroup}}
 	if bad := d.fieldsTRT(&t); bad.reason != 0 {
 		return bad
 	}
-	d.createdTRT(t.kind == "created")
-	if f.window > 0 && d.push != nil {
-		// Only blocks of the widest attention window hold a whole prefix.
-		d.push.Window = max(d.push.Window, f.window)
-		if f.window < d.push.Window {
-			return fault{NotIndexed, "window_size"}
-		}
-	}
+	anew := d.beginsAnew(t.kind, f.rank)
 	switch t.kind {
 	case "created":
-		return fault{NotIndexed, "type"}
+		if anew {
+			d.addTRT(&t, Event{Kind: Cleared})
+		}
+		d.addTRT(&t, Event{Kind: Stored})
 	case "removed":
 		if !t.hasHashes {
 			return fault{MissingField, "block_hashes"}
@@ -58,8 +57,8 @@ func (d *Decoder) dataTRT(f *fields) fault {
 		// It does not say from which level. TensorRT-LLM moves a block down before it
 		// drops it, and says so; a block that it drops at once is on the GPU. Both
 		// are told, for the removal of what is not there removes nothing.
-		*d.add() = Event{Kind: Removed, Hashes: t.hashes, Medium: levelMedium(0)}
-		*d.add() = Event{Kind: Removed, Hashes: t.hashes, Medium: levelMedium(1)}
+		d.addTRT(&t, Event{Kind: Removed, Hashes: t.hashes, Medium: levelMedium(0)})
+		d.addTRT(&t, Event{Kind: Removed, Hashes: t.hashes, Medium: levelMedium(1)})
 	case "updated":
 		if !t.hasHashes {
 			return fault{MissingField, "block_hash"}
@@ -67,8 +66,8 @@ func (d *Decoder) dataTRT(f *fields) fault {
 		if t.from < 0 || t.to < 0 || t.from == t.to {
 			return fault{NotIndexed, "cache_level"} // a change of priority
 		}
-		*d.add() = Event{Kind: Stored, Hashes: t.hashes, Medium: levelMedium(t.to)}
-		*d.add() = Event{Kind: Removed, Hashes: t.hashes, Medium: levelMedium(t.from)}
+		d.addTRT(&t, Event{Kind: Stored, Hashes: t.hashes, Medium: levelMedium(t.to)})
+		d.addTRT(&t, Event{Kind: Removed, Hashes: t.hashes, Medium: levelMedium(t.from)})
 	case "stored":
 		if t.blocks == 0 {
 			return fault{MissingField, "blocks"}
@@ -83,16 +82,27 @@ func (d *Decoder) dataTRT(f *fields) fault {
 	return fault{}
 }
 
-// createdTRT forgets what is known of a pod when its engine begins anew, which it
-// says by a "created" for each of its windows.
-func (d *Decoder) createdTRT(created bool) {
-	if d.push != nil && created && !d.created {
-		d.push.Window = 0
-		if !d.sized {
-			d.push.BlockSize = 0
-		}
+// none is no rank, and not that of an event without one either.
+const none = -2
+
+// beginsAnew reports whether an event is the first by which an engine, or one of its ranks,
+// says that it begins: it sends a "created" for each of its windows.
+func (d *Decoder) beginsAnew(kind string, rank int) bool {
+	before := d.created
+	d.created = none
+	if kind != "created" {
+		return false
 	}
-	d.created = created
+	d.created = rank
+	return before != rank
+}
+
+// addTRT adds an event with what t says of its group.
+func (d *Decoder) addTRT(t *trt, e Event) *Event {
+	e.Spec, e.SlidingWindow, e.Group, e.HasGroup = t.form.Spec, t.form.SlidingWindow, t.form.Group, t.form.HasGroup
+	added := d.add()
+	*added = e
+	return added
 }
 
 // levelMedium is the medium of a level of TensorRT-LLM's cache: GPU, and the
@@ -185,9 +195,10 @@ type blockTRT struct {
 	object []Object
 }
 
-// blocksTRT reads stored blocks and adds an event for each run of them in one
-// level. A block with fewer tokens than a full one is partial: the engine goes on
-// filling it under another hash, so it is left out, and with it whatever follows.
+// blocksTRT reads stored blocks and adds an event for each run of them in one level and
+// of one size. A block with fewer tokens than a full one is partial: the engine goes on
+// filling it under another hash. Where the push says how many a full one has it is left
+// out here, and with it whatever follows; else the reader knows.
 func (d *Decoder) blocksTRT(t *trt) fault {
 	n, ok := d.array()
 	if !ok {
@@ -209,21 +220,15 @@ func (d *Decoder) blocksTRT(t *trt) fault {
 		}
 		used += len(b.tokens)
 		size := len(b.tokens)
-		if p := d.push; p != nil {
-			if !d.sized {
-				p.BlockSize = max(p.BlockSize, size)
+		if d.push != nil && size < d.push.BlockSize {
+			if i == 0 {
+				return fault{NotIndexed, "tokens"}
 			}
-			if size < p.BlockSize {
-				if i == 0 {
-					return fault{NotIndexed, "tokens"}
-				}
-				break
-			}
+			break
 		}
 		if e == nil || b.level != level || b.opaque != (len(e.Tokens) == 0) || size != e.BlockSize {
 			prev := e
-			e = d.add()
-			*e = Event{Kind: Stored, Parent: t.parent, HasParent: t.hasParent, BlockSize: size, Medium: levelMedium(b.level)}
+			e = d.addTRT(t, Event{Kind: Stored, Parent: t.parent, HasParent: t.hasParent, BlockSize: size, Medium: levelMedium(b.level)})
 			if prev != nil {
 				// add may have moved the one before; the last hash is what matters.
 				before := &d.batch.Events[len(d.batch.Events)-2]

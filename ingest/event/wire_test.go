@@ -217,7 +217,7 @@ func FuzzDecode(f *testing.F) {
 		if !json.Valid(body) {
 			t.Fatalf("no JSON: %s", body)
 		}
-		pushes, err := d.JSONPushes(body, nil)
+		pushes, err := d.JSONPushes(body)
 		if err != nil {
 			t.Fatalf("%v in %s", err, body)
 		}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
@@ -23,56 +21,6 @@ const (
 	MinRecords = 64
 )
 
-// Copies is what a Stored that names a block which is held already means: another
-// copy of it, of whose end the engine will tell as well, or the same again.
-type Copies uint8
-
-// The meanings.
-const (
-	// InferCopies is right for engines as they are. A repeated block is another
-	// copy, except at the head of an event that begins at the root and names two
-	// blocks or more: that is vLLM telling again what a request found in its cache
-	// (kv_cache_report_mode "full", 0.26 and later), once for every request and
-	// never taken back. vLLM looks a prompt up before it computes anything, so what
-	// it announces as computed never begins with what it holds; but a prompt that
-	// it holds whole has its last block computed again, which is a copy, announced
-	// under its parent, or alone when the prompt is one block. What this misses are
-	// copies that were loaded twice at once from another machine; their first
-	// removal takes the credit until the block is announced again. Taking reports
-	// for copies would instead credit what is long gone, for as long as the engine
-	// lives.
-	InferCopies Copies = iota
-	// AllCopies counts each: for engines that never report.
-	AllCopies
-	// NoCopies takes every repetition for a report: for engines that remove a hash
-	// only with its last copy.
-	NoCopies
-)
-
-// copiesWords are the texts of Copies.
-var copiesWords = [...]string{InferCopies: "infer", AllCopies: "all", NoCopies: "none"}
-
-// String is the word of it.
-func (c Copies) String() string {
-	if int(c) < len(copiesWords) {
-		return copiesWords[c]
-	}
-	return "unknown"
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (c Copies) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
-
-// UnmarshalText reads infer, all or none.
-func (c *Copies) UnmarshalText(text []byte) error {
-	i := slices.Index(copiesWords[:], string(text))
-	if i < 0 {
-		return fmt.Errorf("%q is none of %s", text, strings.Join(copiesWords[:], ", "))
-	}
-	*c = Copies(i)
-	return nil
-}
-
 // Config says how a Chunker works. Only BlockSize has no default.
 type Config struct {
 	// BlockSize is the model's index block size, 1 to MaxIndexBlock tokens.
@@ -84,6 +32,9 @@ type Config struct {
 	UnknownMedium func(medium string, n int)
 	// Copies is what repeated blocks mean.
 	Copies Copies
+	// Engine is the engine's kind as in store.Pod, "" if it is not known: then it is as
+	// the generation's owners before were told, or what the stream shows.
+	Engine string
 	// Unremoved bounds how many copies of engine blocks are held in each tier but the
 	// GPU's whose removals the engine never tells; the oldest are taken for removed. 0 is
 	// no bound.
@@ -149,6 +100,8 @@ type Chunker struct {
 	complete bool // what is not in blocks is not in the map
 	begun    bool // the meta record has been read
 	meta     meta
+	form     form
+	flipped  uint8 // the layer of the block that is flipped
 	agings   [store.NumTiers]aging
 	sweep    int // how much of ring is still to be looked at after a clear
 
@@ -214,6 +167,17 @@ func (c *Chunker) Stats() Stats {
 //
 // Events can say anything without harm. The batch is not kept.
 func (c *Chunker) Apply(ctx context.Context, b *event.Batch, read Reader) error {
+	return c.ApplyEach(ctx, b, read, func(int) {})
+}
+
+// ApplyEach is Apply, and calls done after each event, with its place in the batch.
+func (c *Chunker) ApplyEach(ctx context.Context, b *event.Batch, read Reader, done func(i int)) error {
+	if !c.begun {
+		if err := c.begin(ctx, read); err != nil {
+			return fmt.Errorf("%w: %w", ErrRead, err)
+		}
+	}
+	c.survey(b)
 	if !c.complete {
 		if err := c.prefetch(ctx, b, read); err != nil {
 			return fmt.Errorf("%w: %w", ErrRead, err)
@@ -228,6 +192,7 @@ func (c *Chunker) Apply(ctx context.Context, b *event.Batch, read Reader) error 
 		case event.Cleared:
 			c.clear(e)
 		}
+		done(i)
 	}
 	c.expire()
 	c.sweepSome()
@@ -317,16 +282,16 @@ func (c *Chunker) touch(b *block) {
 	}
 }
 
-// op notes that an engine block holds an index block from now on, or not any more.
-// shared says that others can hold it too.
+// op notes that an engine block of the layer that is flipped holds an index block from
+// now on, or not any more. shared says that others can hold it too.
 func (c *Chunker) op(add bool, tier int, shared bool, key blockkey.Key) {
 	switch {
-	case !shared:
+	case !shared && !c.form.layered():
 		c.emit(add, tier, key)
 	case add:
-		c.hold(key, tier, 1)
+		c.hold(key, c.flipped, tier, 1)
 	default:
-		c.hold(key, tier, -1)
+		c.hold(key, c.flipped, tier, -1)
 	}
 }
 
@@ -346,18 +311,6 @@ func (c *Chunker) emit(add bool, tier int, key blockkey.Key) {
 	c.ops[len(c.ops)-1].to++
 }
 
-// prefix tells whether a group of this kind holds prefixes.
-func prefix(e *event.Event) bool {
-	switch e.Spec {
-	case "":
-		// Before 0.22 vLLM does not tell; a model with one group has just group 0.
-		return e.Group == 0
-	case "full_attention", "mla_attention", "full", "mla", "sink_full_attention", "full_attention_sink", "sink":
-		return true
-	}
-	return false
-}
-
 // maxSlots is how many tiers and groups of a block are counted.
 const maxSlots = 32
 
@@ -365,7 +318,11 @@ const maxSlots = 32
 func (c *Chunker) store(e *event.Event) {
 	n := len(e.Hashes)
 	c.stats.Stored += uint64(n)
-	if !prefix(e) {
+	if e.BlockSize < 0 || e.BlockSize > MaxEngineBlock || e.Group < 0 || e.Group > 255 {
+		c.stats.Skipped[OverLimit] += uint64(n)
+		return
+	}
+	if !c.prefix(e) {
 		c.stats.Skipped[NoPrefix] += uint64(n)
 		return
 	}
@@ -377,8 +334,8 @@ func (c *Chunker) store(e *event.Event) {
 		}
 		return
 	}
-	if e.BlockSize < 0 || e.BlockSize > MaxEngineBlock || e.Group < 0 || e.Group > 255 {
-		c.stats.Skipped[OverLimit] += uint64(n)
+	if e.Spec == event.SpecWidest && e.BlockSize > 0 && e.BlockSize < int(c.form.full) {
+		c.stats.Skipped[Partial] += uint64(n)
 		return
 	}
 	tokens, ok := tokensOf(e)
@@ -392,7 +349,7 @@ func (c *Chunker) store(e *event.Event) {
 		at = lost(NoTokens)
 	case e.HasParent:
 		at = lost(NoParent)
-		if p := c.get(uint64(e.Parent)); p != nil && p.held() {
+		if p := c.get(inLayer(c.layer(e), e.Parent)); p != nil && p.held() {
 			at = c.after(p)
 		}
 	case e.LoRAID != 0 && e.LoRA == "":
@@ -401,19 +358,17 @@ func (c *Chunker) store(e *event.Event) {
 		at = cursor{ok: true, seed: c.seed(e.LoRA, e.Salt)}
 	}
 	at.shared = len(e.Lookahead) > 0
-	// What a request found in its cache is told from the root on.
-	report := !e.HasParent && n > 1 && c.config.Copies == InferCopies
+	again := c.tellsAgain(e, tier, tokens != nil)
 	for i, h := range e.Hashes {
-		var own []uint32
+		b := stored{hash: inLayer(c.layer(e), h), tier: tier, group: c.groupOf(e), again: again}
 		if tokens != nil {
-			own = tokens[i*e.BlockSize : (i+1)*e.BlockSize]
+			b.tokens = tokens[i*e.BlockSize : (i+1)*e.BlockSize]
 		}
-		var objects []event.Object
 		if i < len(e.Extra) {
-			objects = e.Extra[i].Objects
+			b.objects = e.Extra[i].Objects
 		}
 		shared := at.shared
-		at, report = c.storeBlock(e, uint64(h), tier, own, objects, at, report)
+		at = c.storeBlock(e, &b, at)
 		at.shared = shared
 	}
 }
@@ -438,69 +393,87 @@ func tokensOf(e *event.Event) ([]uint32, bool) {
 // seed is the seed of chains of a scope.
 func (c *Chunker) seed(lora, salt string) blockkey.Seed { return blockkey.NativeSeed(lora, salt) }
 
-// storeBlock takes in one block that lies at a cursor, and returns the cursor
-// behind it. report says that the blocks until here may be a report.
-func (c *Chunker) storeBlock(e *event.Event, hash uint64, tier store.Tier, tokens []uint32, objects []event.Object, at cursor, report bool) (cursor, bool) {
-	group := uint8(e.Group)
-	b := c.get(hash)
+// stored is one block of a Stored.
+type stored struct {
+	hash    uint64
+	tier    store.Tier
+	group   uint8
+	tokens  []uint32 // nil if they are not told
+	objects []event.Object
+	again   bool // if its group has the block in the tier already, that is no further copy
+}
+
+// storeBlock takes in one block that lies at a cursor, and returns the cursor behind it.
+// Blocks without tokens stand for themselves: their order says nothing.
+func (c *Chunker) storeBlock(e *event.Event, n *stored, at cursor) cursor {
+	b := c.get(n.hash)
 	if b != nil && b.held() {
-		s := b.find(tier, group)
-		if at.ok && !b.ambiguous {
-			if p, ok := c.locate(&at, b, tokens, objects); !ok || !b.is(&p) {
-				if s == nil && c.otherGroup(b, group) {
-					c.stats.Skipped[OtherSize]++
-					return lost(OtherSize), false
-				}
-				c.confuse(b)
-			}
+		// Behind a hash of two places nobody can tell which place is meant either.
+		behind := n.tokens != nil && n.tier == store.GPU && at.why == Ambiguous
+		if !b.ambiguous && (behind && !at.ok || at.ok && !c.known(e, n, b, at)) {
+			c.confuse(b)
 		}
 		if b.ambiguous {
 			c.stats.Skipped[Ambiguous]++
 		}
-		if s != nil && s.copies > 0 && (report || c.config.Copies == NoCopies) {
+		if s := b.find(n.tier, n.group); s != nil && n.again {
 			c.stats.Reports++
-			return c.after(b), report
+		} else {
+			c.addCopy(b, s, n.tier, n.group)
 		}
-		c.addCopy(b, s, tier, group)
-		return c.after(b), false
+		if n.tokens == nil {
+			return at
+		}
+		return c.after(b)
 	}
 	if !at.ok {
 		c.stats.Skipped[at.why]++
-		return at, false
+		return at
 	}
-	p, ok := c.locate(&at, b, tokens, objects)
+	p, ok := c.locate(&at, b, n.tokens, n.objects)
 	if !ok {
 		c.stats.Skipped[Unplaced]++
-		return lost(Unplaced), false
+		return lost(Unplaced)
 	}
 	if b == nil {
-		b = c.fresh(hash)
+		b = c.fresh(n.hash)
 	}
+	b.ambiguous = false // that ended with its last copy
 	if !c.put(b, &p) {
 		b.ambiguous = true
 		c.stats.Conflicts++
 		c.stats.Skipped[Ambiguous]++
 	}
-	c.addCopy(b, nil, tier, group)
-	return c.after(b), false
+	c.addCopy(b, nil, n.tier, n.group)
+	return c.after(b)
 }
 
-// otherGroup tells whether b is held by groups other than this alone.
-func (c *Chunker) otherGroup(b *block, group uint8) bool {
-	if b.slot.group == group {
+// known reports whether a Stored means the block that is held under its hash. An engine
+// does not always tell again what else went into the hash: vLLM's offloading leaves salt
+// and images out. Such an event says nothing against what is known.
+func (c *Chunker) known(e *event.Event, n *stored, b *block, at cursor) bool {
+	if p, ok := c.locate(&at, b, n.tokens, n.objects); ok && b.is(&p) {
+		return true
+	}
+	if e.Salt != "" || len(n.objects) > 0 {
 		return false
 	}
-	for _, s := range b.slots {
-		if s.group == group {
-			return false
-		}
+	if n.tier != store.GPU {
+		return true // engines whose hashes are not chained have no other tier
 	}
-	return true
+	if e.HasParent || e.LoRA != "" {
+		return false
+	}
+	if at.seed = b.seed; !b.keyed && b.tail != nil {
+		at.seed = b.tail.seed
+	}
+	p, ok := c.locate(&at, b, n.tokens, n.objects)
+	return ok && b.is(&p)
 }
 
 // confuse makes b ambiguous.
 func (c *Chunker) confuse(b *block) {
-	c.flip(b, b.tiers(), tiers{})
+	c.flip(b, c.tiersOf(b), tiers{})
 	b.ambiguous = true
 	c.stats.Conflicts++
 	c.leave(b)
@@ -508,7 +481,7 @@ func (c *Chunker) confuse(b *block) {
 
 // addCopy counts a copy of b in a tier and group, whose slot is s if there is one.
 func (c *Chunker) addCopy(b *block, s *slot, tier store.Tier, group uint8) {
-	old := b.tiers()
+	old := c.tiersOf(b)
 	switch {
 	case s != nil:
 		if s.copies > 0 {
@@ -518,6 +491,7 @@ func (c *Chunker) addCopy(b *block, s *slot, tier store.Tier, group uint8) {
 			s.copies++
 		}
 	case !b.held():
+		b.layer = c.form.layerOf(group)
 		b.slot = slot{copies: 1, tier: tier, group: group}
 	case len(b.slots) >= maxSlots:
 		c.stats.Skipped[OverLimit]++
@@ -526,19 +500,19 @@ func (c *Chunker) addCopy(b *block, s *slot, tier store.Tier, group uint8) {
 		b.slots = append(b.slots, slot{copies: 1, tier: tier, group: group})
 	}
 	c.touch(b)
-	c.flip(b, old, b.tiers())
+	c.flip(b, old, c.tiersOf(b))
 	c.age(tier, b.hash, group)
 }
 
 // dropCopy takes one copy from a slot of b that has some.
 func (c *Chunker) dropCopy(b *block, s *slot) {
-	old := b.tiers()
+	old := c.tiersOf(b)
 	s.copies--
 	if s.copies == 0 {
 		b.tidy(0)
 	}
 	c.touch(b)
-	c.flip(b, old, b.tiers())
+	c.flip(b, old, c.tiersOf(b))
 	if !b.held() {
 		c.leave(b)
 	}
@@ -552,15 +526,19 @@ func (c *Chunker) remove(e *event.Event) {
 		c.stats.UnknownRemoved += uint64(len(e.Hashes))
 		return
 	}
+	if c.narrow(e) {
+		return
+	}
 	c.voidAged(tier, true)
+	group, layer := c.groupOf(e), c.layer(e)
 	for _, h := range e.Hashes {
-		b := c.get(uint64(h))
+		b := c.get(inLayer(layer, h))
 		if b == nil {
 			c.stats.UnknownRemoved++
 			continue
 		}
-		s := b.find(tier, uint8(e.Group))
-		if s == nil || s.copies == 0 {
+		s := b.find(tier, group)
+		if s == nil {
 			c.stats.UnknownRemoved++
 			continue
 		}

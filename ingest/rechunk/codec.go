@@ -15,6 +15,7 @@ const (
 	partMeta   = 0x01ff
 	partMark   = 0x01fe
 	partShare  = 0x01fd
+	partForm   = 0x01c0 // and the number of the entry: of formHash
 	partAged   = 0x01e0 // and the tier: of a number, the copy
 	partAging  = 0x01e8 // and the tier: of agingHash
 	partMore   = 0x0200

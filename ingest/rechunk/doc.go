@@ -18,10 +18,28 @@
 // An engine block is held in a tier while there are copies of it. Copies are
 // counted for each (hash, tier, group): engines tell of two physical blocks with
 // one content by two events, and of each one's end. [Copies] says what counts as
-// another copy. Where several groups of a model have announced a hash in a tier,
-// each of them must have it, as the engine's own lookup demands; so a removal from
-// one group ends it. Only groups of full attention count: a window or a recurrent
+// another copy. Only groups of full attention count: a window or a recurrent
 // state says nothing about a prefix.
+//
+// # Groups
+//
+// What a stream has shown of the engine's groups is the form of the generation. It is
+// part of its state. Each group of full attention that has stored in a tier must have a
+// block there, as the engine's own lookup demands; so a removal from one ends it.
+//
+// Groups with blocks of one size name the same stretch by the same hash. They share a
+// record, in which a slot is the copies of one group in one tier. Groups with blocks of
+// another size are another layer, with records of its own: vLLM names a larger block by
+// the hash of its last small one. With more than one layer an index block is held
+// where each layer holds it.
+//
+// A message is looked through for what it shows before any of it is applied, for engines
+// announce a block for all groups at once. A group that turns up in a tier later ends
+// what the tier holds, as a clear does: without the group it says too much. The
+// same goes for a group that turns out to be of another kind or block size.
+//
+// For an engine that tells windows and not which group is full attention, the widest
+// window is ([event.SpecWidest]).
 //
 // # What has no place
 //
@@ -30,6 +48,10 @@
 // left out, and never tried again; so are its descendants. The same goes for
 // blocks whose tokens are not told, unless their hash is known from another tier,
 // and for blocks into which something went that cannot be part of a key.
+//
+// Blocks without tokens stand for themselves: the order in which an event has them says
+// nothing. A hash that another tier knows is the known block, also where the event
+// leaves out the salt, the adapter or the images that went into it.
 //
 // Engines whose hashes are not chained (SGLang before 0.5.6) give two places one
 // hash. When a hash that is held is announced at another place, nobody can tell

@@ -271,7 +271,7 @@ func (r *rig) check() {
 	if r.c.complete {
 		for k := range r.sink.kept {
 			switch {
-			case k == metaKey, k == markKey, k.Part == partShare, k.Hash == agingHash && k.Part&^7 == partAging:
+			case k == metaKey, k == markKey, k.Hash == formHash, k.Part == partShare, k.Hash == agingHash && k.Part&^7 == partAging:
 			case k.Part&^7 == partAged:
 				aged++
 			default:

@@ -15,7 +15,11 @@ import (
 type model struct {
 	size   int
 	copies Copies
-	blocks map[uint64]*modelBlock
+	blocks map[modelName]*modelBlock
+	// groups are those that have stored; layers the block sizes.
+	groups  map[int]*modelGroup
+	layers  []int
+	reports bool
 	// unremoved bounds the copies in a tier whose removals are not told, which are
 	// in ages, the oldest first.
 	unremoved int
@@ -24,8 +28,20 @@ type model struct {
 }
 
 type modelCopy struct {
-	hash uint64
+	name modelName
 	slot modelSlot
+}
+
+// modelName names a block: groups of one block size share names.
+type modelName struct {
+	layer int
+	hash  event.Hash
+}
+
+// modelGroup is a group that a hit needs in the tiers in which it has stored.
+type modelGroup struct {
+	size, layer int
+	tiers       map[store.Tier]bool
 }
 
 type modelBlock struct {
@@ -47,13 +63,13 @@ type credit struct {
 }
 
 func newModel(c Config) *model {
-	return &model{size: c.BlockSize, copies: c.Copies, unremoved: c.Unremoved, blocks: map[uint64]*modelBlock{}}
+	return &model{size: c.BlockSize, copies: c.Copies, unremoved: c.Unremoved, blocks: map[modelName]*modelBlock{}, groups: map[int]*modelGroup{}}
 }
 
 // age notes a copy that has come.
-func (m *model) age(h uint64, s modelSlot) {
+func (m *model) age(n modelName, s modelSlot) {
 	if s.tier != store.GPU && m.unremoved > 0 && !m.told[s.tier] {
-		m.ages[s.tier] = append(m.ages[s.tier], modelCopy{h, s})
+		m.ages[s.tier] = append(m.ages[s.tier], modelCopy{n, s})
 	}
 }
 
@@ -63,16 +79,96 @@ func (m *model) expire() {
 		for len(m.ages[t]) > m.unremoved {
 			c := m.ages[t][0]
 			m.ages[t] = m.ages[t][1:]
-			if b := m.blocks[c.hash]; b != nil && b.slots[c.slot] > 0 {
+			if b := m.blocks[c.name]; b != nil && b.slots[c.slot] > 0 {
 				b.slots[c.slot]--
-				m.forget(c.hash)
+				m.forget(c.name)
 			}
 		}
 	}
 }
 
+// survey takes in what a message shows of the groups. What is held in a tier of earlier
+// messages ends when another group turns out to be needed there, and all when a group
+// turns out to have blocks of another size than was thought.
+func (m *model) survey(b *event.Batch) {
+	before := map[store.Tier]bool{}
+	for _, g := range m.groups {
+		for t := range g.tiers {
+			before[t] = true
+		}
+	}
+	end := func(tier store.Tier) {
+		if before[tier] {
+			m.clear(tier)
+			delete(before, tier)
+		}
+	}
+	for i := range b.Events {
+		e := &b.Events[i]
+		var media *event.Media
+		tier, ok := media.TierOf(e)
+		if !ok || e.Kind != event.Stored || !modelPrefix(e) {
+			continue
+		}
+		g := m.groups[e.Group]
+		if g == nil {
+			g = &modelGroup{tiers: map[store.Tier]bool{}}
+			m.groups[e.Group] = g
+		}
+		if (tier == store.GPU || g.size == 0) && len(e.Tokens) > 0 && e.BlockSize > g.size {
+			sized := 0
+			for _, o := range m.groups {
+				if o != g && o.size > 0 {
+					sized++
+				}
+			}
+			g.size = e.BlockSize
+			if sized == 0 && len(m.layers) <= 1 {
+				m.layers = []int{g.size}
+			} else {
+				at := slices.Index(m.layers, g.size)
+				if at < 0 {
+					at = len(m.layers)
+					m.layers = append(m.layers, g.size)
+				}
+				if at != g.layer {
+					g.layer = at
+					for t := range store.Tier(store.NumTiers) {
+						end(t)
+					}
+				}
+			}
+		}
+		if !g.tiers[tier] {
+			g.tiers[tier] = true
+			end(tier)
+		}
+	}
+}
+
+func modelPrefix(e *event.Event) bool {
+	return e.Spec != "sliding_window" && e.Spec != "mamba" && (e.Spec != "" || e.Group == 0)
+}
+
+// name is what a block of an event's group is called by.
+func (m *model) name(e *event.Event, h event.Hash) modelName {
+	if g := m.groups[e.Group]; g != nil {
+		return modelName{g.layer, h}
+	}
+	return modelName{0, h}
+}
+
+func (m *model) clear(tier store.Tier) {
+	m.ages[tier] = nil
+	for n, b := range m.blocks {
+		maps.DeleteFunc(b.slots, func(s modelSlot, _ int) bool { return s.tier == tier })
+		m.forget(n)
+	}
+}
+
 func (m *model) apply(b *event.Batch) {
 	defer m.expire()
+	m.survey(b)
 	for i := range b.Events {
 		e := &b.Events[i]
 		var media *event.Media
@@ -82,21 +178,17 @@ func (m *model) apply(b *event.Batch) {
 		}
 		switch e.Kind {
 		case event.Cleared:
-			m.ages[tier] = nil
-			for h, b := range m.blocks {
-				maps.DeleteFunc(b.slots, func(s modelSlot, _ int) bool { return s.tier == tier })
-				m.forget(h)
-			}
+			m.clear(tier)
 		case event.Removed:
 			m.ages[tier], m.told[tier] = nil, true
 			for _, h := range e.Hashes {
-				b := m.blocks[uint64(h)]
+				b := m.blocks[m.name(e, h)]
 				s := modelSlot{tier, e.Group}
 				if b == nil || b.slots[s] == 0 {
 					continue
 				}
 				b.slots[s]--
-				m.forget(uint64(h))
+				m.forget(m.name(e, h))
 			}
 		case event.Stored:
 			m.store(e, tier)
@@ -104,21 +196,17 @@ func (m *model) apply(b *event.Batch) {
 	}
 }
 
-// forget drops the slots of tiers without copies, and the block without slots.
-func (m *model) forget(h uint64) {
-	b := m.blocks[h]
-	some := map[store.Tier]bool{}
-	for s, n := range b.slots {
-		some[s.tier] = some[s.tier] || n > 0
-	}
-	maps.DeleteFunc(b.slots, func(s modelSlot, _ int) bool { return !some[s.tier] })
+// forget drops the slots without copies, and the block without slots.
+func (m *model) forget(n modelName) {
+	b := m.blocks[n]
+	maps.DeleteFunc(b.slots, func(_ modelSlot, copies int) bool { return copies == 0 })
 	if len(b.slots) == 0 {
-		delete(m.blocks, h)
+		delete(m.blocks, n)
 	}
 }
 
 func (m *model) store(e *event.Event, tier store.Tier) {
-	if e.Spec == "sliding_window" || e.Spec == "mamba" || (e.Spec == "" && e.Group > 0) {
+	if !modelPrefix(e) {
 		return
 	}
 	want := len(e.Hashes) * e.BlockSize
@@ -126,17 +214,28 @@ func (m *model) store(e *event.Event, tier store.Tier) {
 		return
 	}
 	var at *modelBlock // whose end is the place; nil for none
+	behind := false    // the place is that of an ambiguous block
 	if len(e.Tokens) > 0 && !e.HasParent {
 		at = &modelBlock{seed: blockkey.NativeSeed(e.LoRA, e.Salt)}
 	} else if len(e.Tokens) > 0 {
-		if p := m.blocks[uint64(e.Parent)]; p != nil && !p.ambiguous {
+		if p := m.blocks[m.name(e, e.Parent)]; p != nil && !p.ambiguous {
 			at = p
+		} else if p != nil {
+			behind = true
 		}
 	}
-	report := !e.HasParent && len(e.Hashes) > 1 && m.copies == InferCopies
+	s := modelSlot{tier, e.Group}
+	report := m.copies == NoCopies
+	if m.copies == InferCopies && tier == store.GPU && !e.HasParent && len(e.Tokens) > 0 && (len(e.Hashes) > 1 || m.reports) {
+		report = !slices.ContainsFunc(e.Hashes, func(h event.Hash) bool {
+			b := m.blocks[m.name(e, h)]
+			return b == nil || b.slots[s] == 0
+		})
+		m.reports = m.reports || report
+	}
 	for i, hash := range e.Hashes {
-		h, s := uint64(hash), modelSlot{tier, e.Group}
-		b := m.blocks[h]
+		n := m.name(e, hash)
+		b := m.blocks[n]
 		var here *modelBlock
 		if at != nil {
 			here = &modelBlock{
@@ -145,44 +244,40 @@ func (m *model) store(e *event.Event, tier store.Tier) {
 			}
 		}
 		if b == nil {
-			report = false
 			if at = here; at == nil {
 				continue
 			}
-			m.blocks[h] = here
+			behind = false
+			m.blocks[n] = here
 			here.slots[s] = 1
-			m.age(h, s)
+			m.age(n, s)
 			continue
 		}
+		b.ambiguous = b.ambiguous || behind && tier == store.GPU && len(e.Tokens) > 0
 		if here != nil && !b.ambiguous && (b.seed != here.seed || b.start != here.start || !slices.Equal(b.tokens, here.tokens)) {
-			other := true
-			for s := range b.slots {
-				other = other && s.group != e.Group
-			}
-			if other {
-				at, report = nil, false
-				continue
-			}
-			b.ambiguous = true
+			// A tier behind the GPU may leave the salt out.
+			b.ambiguous = tier == store.GPU || e.Salt != ""
 		}
-		if at = b; b.ambiguous {
+		if len(e.Tokens) == 0 {
+			at = nil
+		} else if at, behind = b, b.ambiguous; b.ambiguous {
 			at = nil
 		}
-		if b.slots[s] > 0 && (report || m.copies == NoCopies) {
+		if b.slots[s] > 0 && report {
 			continue
 		}
-		report = false
 		b.slots[s]++
-		m.age(h, s)
+		m.age(n, s)
 	}
 }
 
-// present tells whether b is in a tier: each group that has had it there has it.
-func (b *modelBlock) present(tier store.Tier) bool {
+// present tells whether a block of a layer is in a tier: each group of the layer that
+// has stored there has it.
+func (m *model) present(n modelName, b *modelBlock, tier store.Tier) bool {
 	some := false
-	for s, n := range b.slots {
-		if s.tier == tier {
-			if n == 0 {
+	for id, g := range m.groups {
+		if g.layer == n.layer && g.tiers[tier] {
+			if b.slots[modelSlot{tier, id}] == 0 {
 				return false
 			}
 			some = true
@@ -191,8 +286,36 @@ func (b *modelBlock) present(tier store.Tier) bool {
 	return some && !b.ambiguous
 }
 
-// credits are the index blocks that are held.
+// covers tells whether the blocks of a layer hold the last index block of tokens.
+func (m *model) covers(layer int, tier store.Tier, seed blockkey.Seed, tokens []uint32) bool {
+	end := len(tokens)
+	covered := make([]bool, m.size)
+	for name, b := range m.blocks {
+		n := min(end, len(b.tokens))
+		if name.layer != layer || n <= end-m.size || b.start >= end {
+			continue
+		}
+		if b.seed != seed || !m.present(name, b, tier) || !slices.Equal(b.tokens[:n], tokens[:n]) {
+			continue
+		}
+		for i := max(b.start, end-m.size); i < n; i++ {
+			covered[i-(end-m.size)] = true
+		}
+	}
+	return !slices.Contains(covered, false)
+}
+
+// credits are the index blocks that are held: by each layer that has stored in the tier.
 func (m *model) credits() map[credit]bool {
+	need := map[store.Tier]map[int]bool{}
+	for _, g := range m.groups {
+		for t := range g.tiers {
+			if need[t] == nil {
+				need[t] = map[int]bool{}
+			}
+			need[t][g.layer] = true
+		}
+	}
 	out := map[credit]bool{}
 	for _, last := range m.blocks {
 		if last.ambiguous {
@@ -200,30 +323,19 @@ func (m *model) credits() map[credit]bool {
 		}
 		for end := (last.start/m.size + 1) * m.size; end <= len(last.tokens); end += m.size {
 			var key blockkey.Key
-			for tier := range store.Tier(store.NumTiers) {
-				if !last.present(tier) {
+			for tier, layers := range need {
+				all := true
+				for layer := range layers {
+					all = all && m.covers(layer, tier, last.seed, last.tokens[:end])
+				}
+				if !all {
 					continue
 				}
-				covered := make([]bool, m.size)
-				for _, b := range m.blocks {
-					n := min(end, len(b.tokens))
-					if n <= end-m.size || b.start >= end {
-						continue
-					}
-					if b.seed != last.seed || !b.present(tier) || !slices.Equal(b.tokens[:n], last.tokens[:n]) {
-						continue
-					}
-					for i := max(b.start, end-m.size); i < n; i++ {
-						covered[i-(end-m.size)] = true
-					}
+				if key == 0 {
+					keys := blockkey.AppendNative(nil, last.tokens[:end], m.size, last.seed)
+					key = keys[len(keys)-1]
 				}
-				if !slices.Contains(covered, false) {
-					if key == 0 {
-						keys := blockkey.AppendNative(nil, last.tokens[:end], m.size, last.seed)
-						key = keys[len(keys)-1]
-					}
-					out[credit{tier, key}] = true
-				}
+				out[credit{tier, key}] = true
 			}
 		}
 	}

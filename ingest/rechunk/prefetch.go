@@ -15,23 +15,6 @@ import (
 // of a read or two each; more than that takes branches of branches.
 func (c *Chunker) prefetch(ctx context.Context, b *event.Batch, read Reader) error {
 	clear(c.absent)
-	if !c.begun {
-		keys := []store.MapKey{metaKey}
-		for t := range c.agings {
-			if c.config.Unremoved > 0 && store.Tier(t) != store.GPU {
-				keys = append(keys, agingKey(t))
-			}
-		}
-		values, err := c.read(ctx, read, keys)
-		if err != nil {
-			return err
-		}
-		c.decodeMeta(values[0])
-		for i, v := range values[1:] {
-			c.decodeAging(int(keys[i+1].Part-partAging), v)
-		}
-		c.begun = true
-	}
 	for {
 		c.missing = c.missing[:0]
 		for i := range b.Events {
@@ -47,6 +30,29 @@ func (c *Chunker) prefetch(ctx context.Context, b *event.Batch, read Reader) err
 			return err
 		}
 	}
+}
+
+// begin reads what the map has once for a generation.
+func (c *Chunker) begin(ctx context.Context, read Reader) error {
+	keys := []store.MapKey{metaKey, formKey(0)}
+	for t := range c.agings {
+		if c.config.Unremoved > 0 && store.Tier(t) != store.GPU {
+			keys = append(keys, agingKey(t))
+		}
+	}
+	values, err := c.read(ctx, read, keys)
+	if err != nil {
+		return err
+	}
+	if err := c.readForm(ctx, values[1], read); err != nil {
+		return err
+	}
+	c.decodeMeta(values[0])
+	for i, v := range values[2:] {
+		c.decodeAging(int(keys[i+2].Part-partAging), v)
+	}
+	c.begun = true
+	return nil
 }
 
 func (c *Chunker) decodeMeta(v []byte) {
@@ -68,14 +74,15 @@ func (c *Chunker) decodeMeta(v []byte) {
 // want collects the hashes that an event needs next.
 func (c *Chunker) want(e *event.Event) {
 	tier, known := c.config.Media.TierOf(e)
-	if !known || e.Kind == event.Stored && !prefix(e) {
+	if !known || !c.prefix(e) {
 		return
 	}
+	layer := c.layer(e)
 	if e.Kind == event.Stored && e.HasParent {
-		c.wantBlock(uint64(e.Parent), e.Kind, tier)
+		c.wantBlock(inLayer(layer, e.Parent), e.Kind, tier)
 	}
 	for _, h := range e.Hashes {
-		c.wantBlock(uint64(h), e.Kind, tier)
+		c.wantBlock(inLayer(layer, h), e.Kind, tier)
 	}
 }
 
@@ -211,7 +218,7 @@ func (c *Chunker) load(ctx context.Context, read Reader, hashes []uint64) error 
 			}
 			v, rest = all, rest[n-1:]
 		}
-		b := &block{hash: hashes[i], stored: stored{record: uint16(n)}, used: true}
+		b := &block{hash: hashes[i], stored: lasting{record: uint16(n)}, used: true}
 		if !decodeRecord(b, v, c.size) {
 			c.stats.Garbled++
 			continue
@@ -247,6 +254,7 @@ func (c *Chunker) load(ctx context.Context, read Reader, hashes []uint64) error 
 			c.stats.Garbled++
 			continue
 		}
+		b.layer = c.form.layerOf(b.slot.group)
 		c.insert(b)
 	}
 	return nil

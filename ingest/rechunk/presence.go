@@ -12,6 +12,7 @@ func (c *Chunker) flip(b *block, old, now tiers) {
 	if old == now {
 		return
 	}
+	c.flipped = b.layer
 	if b.joined {
 		if r := c.run(b.join); r != nil && b.part >= r.fork && int(b.part) < r.parts() {
 			c.turn(r, int(b.part), old, now)

@@ -14,7 +14,7 @@ import (
 // in two groups and media, with copies, reports, evictions from anywhere, blocks
 // that come back alone, and clears.
 type history struct {
-	size    int    // of engine blocks
+	size    int    // of engine blocks of group 0
 	vocab   int    // tokens differ so little that prompts fork anywhere
 	base    uint32 // of tokens: where it is high, a run's tokens take several entries
 	longest int
@@ -22,6 +22,8 @@ type history struct {
 	prompts [][]uint32
 	seen    []event.Event // Stored events of single blocks
 	silent  bool          // no removal from the CPU is told
+	single  bool          // one group
+	ratio   int           // blocks of group 1 are so many of group 0
 }
 
 func drawHistory(t *rapid.T, index int) *history {
@@ -29,6 +31,7 @@ func drawHistory(t *rapid.T, index int) *history {
 	h := &history{size: rapid.SampledFrom(sizes).Draw(t, "engine block"), vocab: rapid.IntRange(2, 3).Draw(t, "vocabulary")}
 	h.base = rapid.SampledFrom([]uint32{0, 1 << 16, 1 << 31}).Draw(t, "first token")
 	h.clears = 3
+	h.ratio = rapid.SampledFrom([]int{1, 1, 2, 3}).Draw(t, "ratio")
 	h.longest = max(5*index, 3*h.size)
 	return h
 }
@@ -59,10 +62,27 @@ func (h *history) where(t *rapid.T, e event.Event) event.Event {
 	if rapid.IntRange(0, 4).Draw(t, "tier") == 0 && (e.Kind != event.Removed || !h.silent) {
 		e.Medium = media[1]
 	}
-	if rapid.IntRange(0, 4).Draw(t, "group") == 0 {
-		e.Group = 1
-	}
 	e.Spec = "full_attention"
+	return e
+}
+
+// storedIn is storedIn of blocks of a group. A larger block has the hash of its last small
+// one.
+func (h *history) storedIn(group int, scope [2]string, tokens []uint32, from int) event.Event {
+	e := storedIn(scope, tokens, h.size, 0)
+	e.Group, e.BlockSize = group, h.size
+	if group == 1 {
+		var large []event.Hash
+		for i := h.ratio - 1; i < len(e.Hashes); i += h.ratio {
+			large = append(large, e.Hashes[i])
+		}
+		e.Hashes, e.BlockSize = large, h.size*h.ratio
+	}
+	if from > 0 {
+		e.HasParent, e.Parent, e.Salt = true, e.Hashes[from-1], ""
+	}
+	e.Tokens = e.Tokens[from*e.BlockSize : len(e.Hashes)*e.BlockSize]
+	e.Hashes = e.Hashes[from:]
 	return e
 }
 
@@ -80,21 +100,34 @@ func (h *history) draw(t *rapid.T) (events []event.Event) {
 			for range rapid.IntRange(0, h.longest-min(len(tokens), h.longest)).Draw(t, "new") {
 				tokens = append(tokens, h.base+uint32(rapid.IntRange(1, h.vocab).Draw(t, "token")))
 			}
+			group := 0
+			if !h.single && rapid.IntRange(0, 2).Draw(t, "group") == 0 {
+				group = 1
+			}
 			blocks := len(tokens) / h.size
+			if group == 1 {
+				blocks /= h.ratio
+			}
 			if blocks == 0 {
 				continue
 			}
 			h.prompts = append(h.prompts, tokens)
 			from := rapid.IntRange(0, blocks-1).Draw(t, "from")
 			scope := rapid.SampledFrom(scopes).Draw(t, "scope")
-			e := storedIn(scope, tokens, h.size, from)
+			e := h.storedIn(group, scope, tokens, from)
 			for i := range e.Hashes {
-				one := storedIn(scope, tokens, h.size, from+i)
-				one.Hashes = e.Hashes[i : i+1]
-				one.Tokens = e.Tokens[i*h.size : (i+1)*h.size]
+				one := h.storedIn(group, scope, tokens, from+i)
+				one.Hashes = one.Hashes[:1]
+				one.Tokens = one.Tokens[:one.BlockSize]
 				h.seen = append(h.seen, one)
 			}
 			events = append(events, h.where(t, e))
+			if group == 1 && h.ratio == 1 || !h.single && rapid.Bool().Draw(t, "the other too") {
+				o := h.storedIn(1-group, scope, tokens, 0)
+				if len(o.Hashes) > 0 {
+					events = append(events, h.where(t, o))
+				}
+			}
 		case k < 60: // one block alone, perhaps known by its hash alone
 			e := rapid.SampledFrom(h.seen).Draw(t, "block")
 			if rapid.IntRange(0, 4).Draw(t, "placeholder") == 0 {
@@ -103,14 +136,18 @@ func (h *history) draw(t *rapid.T) (events []event.Event) {
 			events = append(events, h.where(t, e))
 		default:
 			var gone []event.Hash
+			group := h.seen[0].Group
 			n := rapid.IntRange(1, 4).Draw(t, "removals")
 			at := rapid.IntRange(0, len(h.seen)-1).Draw(t, "first")
 			for i := range n { // neighbours, the last first
-				if at-i >= 0 {
+				if at-i >= 0 && (i == 0 || h.seen[at-i].Group == group) {
+					group = h.seen[at-i].Group
 					gone = append(gone, h.seen[at-i].Hashes[0])
 				}
 			}
-			events = append(events, h.where(t, removed(gone...)))
+			e := removed(gone...)
+			e.Group = group
+			events = append(events, h.where(t, e))
 		}
 	}
 	return events
@@ -152,7 +189,7 @@ func TestFolded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		index := rapid.SampledFrom([]int{4, 8}).Draw(t, "index block")
 		h := drawHistory(t, index)
-		h.clears = 0 // how old a record is says how many clears it has seen
+		h.clears, h.single = 0, true // how old a record is says how many clears it has seen
 		one, all := newRig(t, Config{BlockSize: index}), newRig(t, Config{BlockSize: index})
 		for range rapid.IntRange(1, 20).Draw(t, "messages") {
 			events := h.draw(t)

@@ -35,21 +35,21 @@ type block struct {
 	dirty                    bool // changed since the last Take
 	used                     bool // since the hand of the clock passed
 
+	layer  uint8  // of the groups that have it, if held
 	era    uint32 // of the last change
 	stamp  uint32 // the Take that wrote it last
 	ring   int32  // its place on the clock
-	stored stored
+	stored lasting
 }
 
-// stored counts the entries that a record has in the map.
-type stored struct {
+// lasting counts the entries that a record has in the map.
+type lasting struct {
 	record uint16
 	tokens [2]uint8
 	kids   [2]uint16
 }
 
-// slot counts the copies in a tier and group. One with 0 copies stands as long as
-// another of its tier has some.
+// slot counts the copies in a tier and group.
 type slot struct {
 	copies uint32
 	tier   store.Tier
@@ -84,7 +84,7 @@ type run struct {
 	tokens  []uint32 // of the own parts but the one that closes the index block
 	objects []object
 	present [store.NumTiers]bitset // which own parts are held
-	lacking [store.NumTiers]bitset // which have a block that has copies there, and not of each group
+	lacking [store.NumTiers]bitset // which have a block that has copies there, and not of each group that a hit needs
 	placed  bitset                 // which own parts a block is placed at: it is held, or lacking, somewhere
 	held    uint8                  // tiers in which the index block is held
 
@@ -156,32 +156,36 @@ func (b *block) find(tier store.Tier, group uint8) *slot {
 	return nil
 }
 
-// tiers are two sets of tiers of a block. It is present where each group that ever had
-// it since it came has it. It is lacking where only some have.
+// tiers are two sets of tiers of a block. It is present where each group that a hit
+// needs there has it. It is lacking where only some have.
 type tiers struct{ present, lacking uint8 }
 
-func (b *block) tiers() tiers {
+// tiersOf are the tiers of a block.
+func (c *Chunker) tiersOf(b *block) (t tiers) {
 	if !b.held() || b.ambiguous {
-		return tiers{}
+		return t
 	}
-	if len(b.slots) == 0 {
-		return tiers{present: 1 << b.slot.tier}
-	}
-	mask, missing := uint8(0), uint8(0)
-	count := func(s *slot) {
+	need := &c.form.need[b.layer]
+	var have [store.NumTiers]uint32
+	have[b.slot.tier] = c.form.bit(b.slot.group)
+	mask := uint8(1) << b.slot.tier
+	for _, s := range b.slots {
+		have[s.tier] |= c.form.bit(s.group)
 		mask |= 1 << s.tier
-		if s.copies == 0 {
-			missing |= 1 << s.tier
+	}
+	for i := range have {
+		switch {
+		case mask>>i&1 == 0:
+		case have[i]&need[i] == need[i]:
+			t.present |= 1 << i
+		default:
+			t.lacking |= 1 << i
 		}
 	}
-	count(&b.slot)
-	for i := range b.slots {
-		count(&b.slots[i])
-	}
-	return tiers{mask &^ missing, missing}
+	return t
 }
 
-// tidy drops the slots of tiers in which no copy is left, and those of drop.
+// tidy drops the slots without copies, and those of the tiers in drop.
 func (b *block) tidy(drop uint8) {
 	if len(b.slots) == 0 {
 		if b.slot.copies > 0 && drop&(1<<b.slot.tier) != 0 {
@@ -190,16 +194,9 @@ func (b *block) tidy(drop uint8) {
 		return
 	}
 	all := append(slices.Clone(b.slots), b.slot)
-	var some uint8
-	for _, s := range all {
-		if s.copies > 0 {
-			some |= 1 << s.tier
-		}
-	}
-	some &^= drop
 	kept := all[:0]
 	for _, s := range all {
-		if some&(1<<s.tier) != 0 {
+		if s.copies > 0 && drop&(1<<s.tier) == 0 {
 			kept = append(kept, s)
 		}
 	}

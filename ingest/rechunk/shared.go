@@ -13,18 +13,59 @@ import (
 // So an index block that ends within an engine block is held by a number of them.
 // It is counted for each tier, in a record of its own, which is read only when
 // something is taken: until then there is just the difference.
+//
+// In a generation whose groups have blocks of several sizes every index block is counted
+// so, for each layer: it is held where each layer that a hit needs holds it.
 
 // share is how many engine blocks hold an index block.
 type share struct {
 	key    blockkey.Key
-	counts [store.NumTiers]int32 // until known the difference to what the map has
-	was    uint8                 // tiers in which the index has it, when known
+	counts tierCounts    // of layer 0; until known the difference to what the map has
+	more   *layersCounts // of the layers behind it, nil for none
+	was    uint8         // tiers in which the index has it, when known
 	known  bool
 	dirty  bool
 	stored bool // the map has a record
 	era    uint32
 	stamp  uint32
 	ring   int32
+}
+
+// tierCounts are counts by tier, layersCounts those of the layers from 1 on.
+type (
+	tierCounts   [store.NumTiers]int32
+	layersCounts [maxLayers - 1]tierCounts
+)
+
+// layer are the counts of a layer.
+func (s *share) layer(i int) *tierCounts {
+	if i == 0 {
+		return &s.counts
+	}
+	if s.more == nil {
+		s.more = new(layersCounts)
+	}
+	return &s.more[i-1]
+}
+
+// layers is how many layers have counts.
+func (s *share) layers() int {
+	if s.more == nil {
+		return 1
+	}
+	return maxLayers
+}
+
+// clear ends what a tier has. It reports whether there was anything.
+func (s *share) clear(tier int) (some bool) {
+	some = s.was>>tier&1 != 0
+	s.was &^= 1 << tier
+	for i := range s.layers() {
+		n := &s.layer(i)[tier]
+		some = some || *n != 0
+		*n = 0
+	}
+	return some
 }
 
 func shareKey(k blockkey.Key) store.MapKey {
@@ -50,9 +91,7 @@ func (c *Chunker) refreshShare(s *share) {
 		return
 	}
 	for t, era := range c.meta.cleared {
-		if era > s.era && (s.counts[t] != 0 || s.was>>t&1 != 0) {
-			s.counts[t] = 0
-			s.was &^= 1 << t
+		if era > s.era && s.clear(t) {
 			c.touchShare(s)
 		}
 	}
@@ -67,9 +106,9 @@ func (c *Chunker) touchShare(s *share) {
 }
 
 // hold counts one engine block more or less that holds an index block.
-func (c *Chunker) hold(k blockkey.Key, tier int, by int32) {
+func (c *Chunker) hold(k blockkey.Key, layer uint8, tier int, by int32) {
 	s := c.share(k)
-	s.counts[tier] += by
+	s.layer(int(layer))[tier] += by
 	c.touchShare(s)
 }
 
@@ -99,24 +138,40 @@ func (c *Chunker) resolve(ctx context.Context, read Reader) error {
 		s.stored = true
 		d := decoder{b: values[i]}
 		era := uint32(d.upTo(1<<32 - 1))
-		var counts [store.NumTiers]int32
-		for t := range counts {
-			if len(d.b) > 0 {
-				counts[t] = int32(d.upTo(1 << 30))
-			}
+		var counts [maxLayers]tierCounts
+		for i := 0; i < maxLayers*store.NumTiers && len(d.b) > 0; i++ {
+			counts[i/store.NumTiers][i%store.NumTiers] = int32(d.upTo(1 << 30))
 		}
 		if d.bad || len(d.b) > 0 {
 			c.stats.Garbled++
 			continue
 		}
-		for t, n := range counts {
-			if n > 0 && c.meta.cleared[t] <= era {
-				s.counts[t] += n
-				s.was |= 1 << t
+		s.was |= c.heldBy(&counts, era)
+		for i := range counts {
+			for t, n := range counts[i] {
+				if n > 0 && c.meta.cleared[t] <= era {
+					s.layer(i)[t] += n
+				}
 			}
 		}
 	}
 	return nil
+}
+
+// heldBy are the tiers in which counts that were written in an era say that the index has
+// a block: those in which each layer that a hit needs has it.
+func (c *Chunker) heldBy(counts *[maxLayers]tierCounts, era uint32) (tiers uint8) {
+	for t := range store.NumTiers {
+		some, all := false, true
+		for i := range counts {
+			some = some || counts[i][t] > 0
+			all = all && (counts[i][t] > 0 || c.form.need[i][t] == 0)
+		}
+		if some && all && c.meta.cleared[t] <= era {
+			tiers |= 1 << t
+		}
+	}
+	return tiers
 }
 
 // writeShares makes the ops of shares that have changed.
@@ -124,16 +179,18 @@ func (c *Chunker) writeShares() {
 	for _, s := range c.dirtyShares {
 		c.refreshShare(s)
 		s.dirty, s.stamp = false, c.taken
-		var now uint8
+		var counts [maxLayers]tierCounts
 		last := -1
-		for t := range s.counts {
-			if s.counts[t] <= 0 {
-				s.counts[t] = 0 // below in a torn map alone
-				continue
+		for i := range s.layers() {
+			l := s.layer(i)
+			for t := range l {
+				if l[t] = max(l[t], 0); l[t] > 0 { // below in a torn map alone
+					last = i*store.NumTiers + t
+				}
 			}
-			now |= 1 << t
-			last = t
+			counts[i] = *l
 		}
+		now := c.heldBy(&counts, s.era)
 		for t := range store.NumTiers {
 			if (now^s.was)>>t&1 != 0 {
 				c.emit(now>>t&1 != 0, t, s.key)
@@ -141,17 +198,17 @@ func (c *Chunker) writeShares() {
 		}
 		s.was = now
 		switch {
-		case now == 0 && s.stored:
+		case last < 0 && s.stored:
 			c.mapOps = append(c.mapOps, store.MapOp{MapKey: shareKey(s.key)})
-		case now != 0:
+		case last >= 0:
 			from := len(c.values)
 			c.values = binary.AppendUvarint(c.values, uint64(s.era))
-			for _, n := range s.counts[:last+1] {
-				c.values = binary.AppendUvarint(c.values, uint64(n))
+			for i := range last + 1 {
+				c.values = binary.AppendUvarint(c.values, uint64(counts[i/store.NumTiers][i%store.NumTiers]))
 			}
 			c.put1(shareKey(s.key), from)
 		}
-		if s.stored = now != 0; !s.stored {
+		if s.stored = last >= 0; !s.stored {
 			c.goneShares = append(c.goneShares, s)
 		}
 	}

@@ -24,9 +24,9 @@ const (
 	Unplaced
 	// Ambiguous: the hash names two places.
 	Ambiguous
-	// OtherSize: a group announces the hash for another stretch of tokens than the
-	// group that was first, whose blocks are the ones that count.
-	OtherSize
+	// Partial: the block has fewer tokens than the engine's blocks have; the engine goes
+	// on filling it under another hash.
+	Partial
 	// OverLimit: the block is larger than MaxEngineBlock, or is in more groups than
 	// can be counted.
 	OverLimit
@@ -35,7 +35,7 @@ const (
 )
 
 var reasonNames = [NumReasons]string{
-	"no_parent", "no_tokens", "masked", "no_prefix", "unknown_medium", "unnamed_lora", "unplaced", "ambiguous", "other_size", "over_limit",
+	"no_parent", "no_tokens", "masked", "no_prefix", "unknown_medium", "unnamed_lora", "unplaced", "ambiguous", "partial", "over_limit",
 }
 
 // String returns the reason in words that are joined by underscores, fit for the
@@ -60,6 +60,9 @@ type Stats struct {
 	// Conflicts counts hashes that turned Ambiguous. If it grows without end the
 	// engine's hashes are not chained.
 	Conflicts uint64
+	// Voided counts tiers that were taken for cleared because the stream has shown
+	// something new of the engine's groups, so that what was held said too much.
+	Voided uint64
 	// UnknownRemoved counts removals of blocks of which nothing is held; they have no
 	// effect. Blocks that were Skipped are among them.
 	UnknownRemoved uint64

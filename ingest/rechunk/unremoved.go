@@ -210,7 +210,7 @@ func (c *Chunker) wantOwn(b *event.Batch, tier store.Tier) {
 			continue
 		}
 		for _, h := range e.Hashes {
-			c.wantBlock(uint64(h), event.Removed, tier)
+			c.wantBlock(inLayer(c.layer(e), h), event.Removed, tier)
 		}
 	}
 }

@@ -138,7 +138,7 @@ func TestVLLM(t *testing.T) {
 		do(4)
 		do(8)
 		p.want("lookahead", store.GPU, native(32, size)...)
-		do(4)
+		p = play(t, Config{BlockSize: size}) // one without the window of message 7
 		do(0)
 		do(10)
 		do(3) // its block 4 is not there, and the report was no copy

@@ -29,10 +29,17 @@ const sweepStep = 512
 // clear takes in a Cleared.
 func (c *Chunker) clear(e *event.Event) {
 	c.stats.Cleared++
-	tier, known := c.config.Media.TierOf(e)
-	if !known {
+	if e.Spec == event.SpecWidest { // the engine begins anew
+		c.void(allTiers)
 		return
 	}
+	if tier, known := c.config.Media.TierOf(e); known {
+		c.clearTier(tier)
+	}
+}
+
+// clearTier ends all that is held in a tier.
+func (c *Chunker) clearTier(tier store.Tier) {
 	c.meta.era++
 	c.meta.cleared[tier] = c.meta.era
 	c.meta.dirty = true
@@ -139,6 +146,7 @@ func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, e
 	}
 	c.dirty = c.dirty[:0]
 	c.writeAged()
+	c.writeForm()
 	if len(c.mapOps) > 0 {
 		from := len(c.values)
 		c.values = binary.AppendUvarint(c.values, seq)
