@@ -49,6 +49,7 @@ var setups = []setup{
 	{"vllm-0.22.0", paged("0.22.0", scoped), 16, false},
 	{"vllm-0.33.0", paged("0.33.0", scoped), 16, true},
 	{"vllm-0.33.0 index blocks of 4", paged("0.33.0", scoped), 64, false},
+	{"vllm-0.22.0 short chunks", short(paged("0.22.0", scoped)), 16, false},
 	// Before 0.5.17 a salt is not told, before 0.5.20 no adapter.
 	{"sglang-0.5.16", radix("0.5.16", 16, plain), 16, false},
 	{"sglang-0.5.16 pages of 1", radix("0.5.16", 1, plain), 64, false},
@@ -59,8 +60,6 @@ var setups = []setup{
 
 // openSetups are those in which the two still differ, run if openVariable is set.
 var openSetups = []setup{
-	{"vllm-0.11.0 short chunks", short(paged("0.11.0", plain)), 16, false},
-	{"vllm-0.22.0 short chunks", short(paged("0.22.0", scoped)), 16, false},
 	{"vllm-0.33.0 short chunks", short(paged("0.33.0", scoped)), 16, false},
 	{"vllm-0.33.0 short chunks, reports", short(paged("0.33.0", reported)), 16, false},
 	{"vllm-0.33.0 window, short chunks", short(windowed("0.33.0", scoped)), 16, false},
