@@ -278,3 +278,29 @@ func TestHubChats(t *testing.T) {
 		t.Errorf("%q, %v", prompt.Text, err)
 	}
 }
+
+// TestToolsHaveTheTokensOfVLLM counts the tokens of chats with a tool as clients write
+// them. The numbers are those of vLLM 0.32's server.
+func TestToolsHaveTheTokensOfVLLM(t *testing.T) {
+	const model = "Qwen/Qwen3-8B"
+	count := func(form chat.ToolForm, tool string) int {
+		t.Helper()
+		p := realPool(t, Config{Chat: chat.Options{Tools: form}})
+		defer func() { _ = p.Close() }()
+		req := chat.Request{Messages: []byte(`[{"role":"user","content":"a"}]`), Tools: []byte("[" + tool + "]")}
+		res, err := p.Tokens(t.Context(), Request{Model: model, Chat: &req, Mode: Sync})
+		if err != nil || !res.Exact {
+			t.Fatalf("exact %v, %v", res.Exact, err)
+		}
+		return len(res.Tokens)
+	}
+	const plain = `{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}`
+	for tool, want := range map[string]int{plain: 121, `{"type":"function","function":{"name":"f","description":"d"}}`: 117} {
+		if n := count("", tool); n != want {
+			t.Errorf("%s has %d tokens, in vLLM %d", tool, n, want)
+		}
+	}
+	if n := count(chat.ToolsAsSent, plain); n != 116 {
+		t.Errorf("as sent it has %d tokens, want 116", n)
+	}
+}

@@ -20,7 +20,7 @@ func (r *Renderer) completion(ctx context.Context, req Request) (Request, error)
 
 // APIOf returns the API that a request is of, as far as its fields say. Chats that
 // would be rendered alike by both are APIChat; the rest is told by what only
-// Anthropic's API has.
+// Anthropic's API has. The JSON of the fields must be valid.
 func APIOf(r *Request) API {
 	switch {
 	case !isNull(r.Input):
@@ -38,51 +38,51 @@ func hasInputSchema(tools json.RawMessage) bool {
 	if first(tools) != '[' || !bytes.Contains(tools, []byte(`"input_schema"`)) {
 		return false
 	}
-	for _, tool := range elements(tools) {
-		if first(tool) != '{' {
-			continue
-		}
-		if ms := members(tool); get(ms, "input_schema") != nil && get(ms, "function") == nil {
+	for tool := range each(tools) {
+		if find(tool, "input_schema") != nil && find(tool, "function") == nil {
 			return true
 		}
 	}
 	return false
 }
 
-// blockMarks are what a block of a message has that only Anthropic's API knows, by
-// its type; empty is the type alone.
-var blockMarks = map[string]string{
-	"tool_use": "", "tool_result": "", "redacted_thinking": "", "tool_addition": "", "tool_removal": "",
-	"image": "source", "thinking": "signature",
+// blockMarks are the blocks of a message that only Anthropic's API knows: by their type
+// alone, or with a member that only it gives them.
+var blockMarks = []struct {
+	kind, member string
+}{
+	{`"tool_use"`, ""}, {`"tool_result"`, ""}, {`"redacted_thinking"`, ""}, {`"tool_addition"`, ""}, {`"tool_removal"`, ""},
+	{`"image"`, "source"}, {`"thinking"`, "signature"},
 }
 
-// hasBlocks reports whether a message has a content that only Anthropic's API has.
+// hasBlocks reports whether a message has a content that only Anthropic's API has. It
+// makes nothing of what it looks at, which is not limited yet.
 func hasBlocks(messages json.RawMessage) bool {
 	if first(messages) != '[' {
 		return false
 	}
-	some := false // a look without reading, which most messages end with
-	for kind := range blockMarks {
-		some = some || bytes.Contains(messages, []byte(`"`+kind+`"`))
-	}
-	if !some {
+	marked := func(raw json.RawMessage) bool {
+		for _, m := range blockMarks {
+			if bytes.Contains(raw, []byte(m.kind)) {
+				return true
+			}
+		}
 		return false
 	}
-	for _, m := range elements(messages) {
-		if first(m) != '{' {
+	if !marked(messages) {
+		return false
+	}
+	for message := range each(messages) {
+		content := find(message, "content")
+		if first(content) != '[' || !marked(content) {
 			continue
 		}
-		content := get(members(m), "content")
-		if first(content) != '[' {
-			continue
-		}
-		for _, block := range elements(content) {
-			if first(block) != '{' {
-				continue
-			}
-			ms := members(block)
-			if mark, known := blockMarks[stringOf(ms, "type")]; known && (mark == "" || !isNull(get(ms, mark))) {
-				return true
+		for block := range each(content) {
+			kind := find(block, "type")
+			for _, m := range blockMarks {
+				if string(kind) == m.kind && (m.member == "" || !isNull(find(block, m.member))) {
+					return true
+				}
 			}
 		}
 	}

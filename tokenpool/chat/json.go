@@ -3,6 +3,8 @@ package chat
 import (
 	"bytes"
 	"encoding/json"
+	"iter"
+	"slices"
 	"strings"
 )
 
@@ -59,20 +61,53 @@ func members(raw json.RawMessage) []member {
 const fewMembers = 16
 
 // elements returns the elements of an array.
-func elements(raw json.RawMessage) []json.RawMessage {
-	var out []json.RawMessage
-	at := space(raw, 0) + 1 // behind the bracket
+func elements(raw json.RawMessage) []json.RawMessage { return slices.Collect(each(raw)) }
+
+// each gives the elements of an array, one after the other.
+func each(raw json.RawMessage) iter.Seq[json.RawMessage] {
+	return func(yield func(json.RawMessage) bool) {
+		at := space(raw, 0) + 1 // behind the bracket
+		for {
+			at = space(raw, at)
+			switch raw[at] {
+			case ']':
+				return
+			case ',':
+				at++
+				continue
+			}
+			end := skip(raw, at)
+			if !yield(raw[at:end:end]) {
+				return
+			}
+			at = end
+		}
+	}
+}
+
+// find returns the value of a key that is written without escapes, nil for none, and for
+// what is no object.
+func find(raw json.RawMessage, key string) (value json.RawMessage) {
+	if first(raw) != '{' {
+		return nil
+	}
+	at := space(raw, 0) + 1 // behind the brace
 	for {
 		at = space(raw, at)
 		switch raw[at] {
-		case ']':
-			return out
+		case '}':
+			return value
 		case ',':
 			at++
 			continue
 		}
 		end := skip(raw, at)
-		out = append(out, raw[at:end:end])
+		found := string(raw[at+1:end-1]) == key
+		at = space(raw, space(raw, end)+1) // behind the colon
+		end = skip(raw, at)
+		if found {
+			value = raw[at:end:end]
+		}
 		at = end
 	}
 }

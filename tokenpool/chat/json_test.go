@@ -44,6 +44,9 @@ func TestWalk(t *testing.T) {
 		if end := space(raw, skip(raw, space(raw, 0))); end != len(raw) {
 			t.Fatalf("skip ends at %d of %q", end, raw)
 		}
+		if got := find(raw, "a"); first(raw) == '{' && string(got) != string(get(members(raw), "a")) || first(raw) != '{' && got != nil {
+			t.Fatalf("find gives %q in %q", got, raw)
+		}
 		switch first(raw) {
 		case '{':
 			var want map[string]json.RawMessage
