@@ -153,6 +153,7 @@ func redisConfig(c *config.Loaded) redis.Config {
 		MaxHolders: c.IndexMaxHolders,
 		MaxModels:  c.IndexMaxModels,
 		EntryAge:   c.LMCacheMaxAge,
+		EntriesURL: string(c.LMCacheRedis),
 	}
 }
 

@@ -52,6 +52,8 @@ type Config struct {
 	// Entries lets lookups read what LMCache has written into the same Redis itself
 	// (store.Query.Entries). Without it such queries are refused.
 	Entries bool
+	// EntriesURL is where that Redis is, if it is another than the index's.
+	EntriesURL string
 	// EntryAge is how old such an entry may be that says when it was written, which
 	// those of store.EntryOwners do; 0 is any age.
 	EntryAge time.Duration

@@ -122,6 +122,14 @@ type entryRead struct {
 // ownerField is a field of a hash; meta is only known when entries age.
 type ownerField struct{ text, meta string }
 
+// entriesSplit reports whether an MGET cannot name entries of several slots.
+func (x *Index) entriesSplit() bool {
+	if x.source != nil {
+		return x.source.cluster
+	}
+	return x.cluster
+}
+
 func (x *Index) aging() bool { return x.config.EntryAge > 0 }
 
 // askEntries puts the commands of a round trip's entries into its pipeline.
@@ -129,7 +137,7 @@ func (l *lookup) askEntries(ctx context.Context, pipe redis.Pipeliner) {
 	for i := range l.entries {
 		e := &l.entries[i]
 		switch {
-		case e.form == store.EntryOwner && !l.x.cluster:
+		case e.form == store.EntryOwner && !l.x.entriesSplit():
 			for part := range slices.Chunk(e.names, mgetKeys) {
 				e.cmds = append(e.cmds, pipe.MGet(ctx, part...))
 			}
@@ -165,12 +173,15 @@ func (l *lookup) takeEntries() error {
 				n = len(m.Args()) - 1
 			}
 			if err := l.x.readable(cmd.Err(), n); err != nil {
-				return err
+				if l.x.source == nil {
+					return err
+				}
+				l.x.source.failed(err)
 			}
 			e.take(cmd, n)
 			at += n
 		}
-		if at != len(e.names) {
+		if len(e.cmds) > 0 && at != len(e.names) {
 			return fmt.Errorf("%w: %d entries for %d names", errProtocol, at, len(e.names))
 		}
 	}

@@ -80,13 +80,13 @@ func (x *Index) ScanForeign(ctx context.Context, s ForeignScan) (all bool, err e
 		all = all && done
 		return err
 	}
-	switch client := x.client.(type) {
+	switch client := x.foreign().(type) {
 	case *redis.ClusterClient:
 		err = client.ForEachMaster(ctx, visit)
 	case *redis.Client:
 		err = visit(ctx, client)
 	default:
-		err = fmt.Errorf("redis: a client of type %T cannot be scanned", x.client)
+		err = fmt.Errorf("redis: a client of type %T cannot be scanned", client)
 	}
 	return all && err == nil, failed(ctx, "scan", err)
 }
@@ -260,7 +260,7 @@ func (x *Index) HasForeign(ctx context.Context, names []string) ([]bool, error) 
 	out := make([]bool, 0, len(names))
 	for len(names) > 0 {
 		n := min(len(names), foreignPipeline)
-		pipe := x.client.Pipeline()
+		pipe := x.foreign().Pipeline()
 		replies := make([]*redis.IntCmd, n)
 		for i, name := range names[:n] {
 			replies[i] = pipe.Exists(ctx, name)

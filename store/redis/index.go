@@ -2,6 +2,8 @@ package redis
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,7 +41,8 @@ type Index struct {
 	guestMu sync.Mutex // protects guests
 	guests  []guestSet
 
-	entriesRefused sync.Once // for the log
+	entriesRefused sync.Once    // for the log
+	source         *entrySource // nil where entries are in the index's Redis
 	said           *onceLog
 
 	garbled, roundTrips, keysRead, registryLoads, duplicates atomic.Uint64
@@ -69,6 +72,9 @@ func Open(c Config) (*Index, error) {
 		config: c, conn: redisx.Open(c.connection(t)), cluster: t.Topology == redisx.Cluster, names: newNames(c.Prefix),
 		acks: newAckCache(c.MaxHolders), lists: newMapLogs(foldEntries, c.MaxHolders), folding: make(chan struct{}, 1),
 		said: newOnceLog(onceLimit),
+	}
+	if x.source, err = c.openEntries(); err != nil {
+		return nil, errors.Join(fmt.Errorf("redis: the Redis of entries: %w", err), x.conn.Close())
 	}
 	x.life, x.end = context.WithCancel(context.Background())
 	x.registry.current.Store(&snapshot{registry: store.NewRegistry(0, nil, nil, nil, time.Time{})})
@@ -106,6 +112,9 @@ func (x *Index) Close() error {
 	}
 	x.end()
 	err := x.conn.Close()
+	if x.source != nil {
+		err = errors.Join(err, x.source.conn.Close())
+	}
 	x.running.Wait()
 	return err
 }

@@ -322,8 +322,17 @@ func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err 
 // process runs commands, and those of the entries, in one round trip.
 func (l *lookup) process(ctx context.Context, cmds []*redis.RawCmd) error {
 	x := l.x
-	if len(cmds) == 1 && len(l.entries) == 0 {
-		return x.client.Process(ctx, cmds[0])
+	if len(l.entries) == 0 {
+		return l.processBlocks(ctx, cmds)
+	}
+	if x.source != nil {
+		wait := x.source.begin(ctx, l)
+		err := l.processBlocks(ctx, cmds)
+		wait()
+		if err != nil {
+			return err
+		}
+		return l.takeEntries()
 	}
 	pipe := x.client.Pipeline()
 	for _, c := range cmds {
@@ -338,6 +347,22 @@ func (l *lookup) process(ctx context.Context, cmds []*redis.RawCmd) error {
 		}
 	}
 	return l.takeEntries()
+}
+
+// processBlocks is process of blocks alone.
+func (l *lookup) processBlocks(ctx context.Context, cmds []*redis.RawCmd) error {
+	switch len(cmds) {
+	case 0:
+		return nil
+	case 1:
+		return l.x.client.Process(ctx, cmds[0])
+	}
+	pipe := l.x.client.Pipeline()
+	for _, c := range cmds {
+		_ = pipe.Process(ctx, c)
+	}
+	_, err := pipe.Exec(ctx)
+	return err
 }
 
 // fold hands what has been read to the folders, and closes the chains that are

@@ -38,11 +38,19 @@ func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err
 			g = g[n:]
 		}
 	}
-	l.askEntries(ctx, pipe)
+	wait := func() {}
+	switch {
+	case x.source == nil:
+		l.askEntries(ctx, pipe)
+	case len(l.entries) > 0:
+		wait = x.source.begin(ctx, l)
+	}
 	x.roundTrips.Add(1)
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+	_, err = pipe.Exec(ctx)
+	wait()
+	if err != nil && !errors.Is(err, redis.Nil) {
 		// It may be that of an entry, which stops nothing.
-		if err := firstError(get, parts, len(l.entries) == 0, err); err != nil {
+		if err := firstError(get, parts, len(l.entries) == 0 || x.source != nil, err); err != nil {
 			return 0, err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/store/redis"
 )
 
 // lmcacheSettings are what of LMCache counts in scores.
@@ -23,6 +24,9 @@ type lmcacheSettings struct {
 	// those that a model's version of LMCache writes, set its strings, hset the fork's
 	// hashes; off counts nothing of LMCache, be it in the index.
 	LMCache string `name:"lmcache" default:"auto" oneof:"auto,off,set,hset"`
+	// LMCacheRedis is the URL of the Redis that LMCache writes to, in the forms of redis,
+	// if it is another than the index's: its lookup server's or its remote store's.
+	LMCacheRedis SecretURL `name:"lmcache-redis"`
 	// LMCacheMaxAge is how old an entry of LMCache may be that says when it was
 	// written, as the fork's do; 0 is any age.
 	LMCacheMaxAge time.Duration `name:"lmcache-max-age" default:"24h" min:"0s" max:"8760h"`
@@ -217,6 +221,14 @@ func (c *Config) validateLMCache() error {
 		return fmt.Errorf("lmcache: %s is about what LMCache writes to the Redis of the index, and redis is not set: the index in memory has none of it", c.LMCache)
 	case asked && len(c.LMCacheModels) == 0:
 		return fmt.Errorf("lmcache: %s reads entries of models, and lmcache-models has none", c.LMCache)
+	}
+	if c.LMCacheRedis != "" {
+		if err := redis.CheckURL(string(c.LMCacheRedis)); err != nil {
+			return fmt.Errorf("lmcache-redis: %w", err)
+		}
+		if c.Redis == "" {
+			return errors.New("lmcache-redis: entries of LMCache are read beside an index in Redis, and redis is not set")
+		}
 	}
 	if c.LMCache == "off" {
 		return nil
