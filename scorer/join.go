@@ -319,12 +319,18 @@ func (f *fold) touchHeld(list []held) {
 // chunk's hash knows neither adapter nor salt, so that none says anything about a
 // prompt with either, and it knows an image by other hashes than the index does.
 func (s *Scorer) chunks(j *job, size int) {
-	reader := s.cfg.LMCache[j.req.Model]
-	if reader == nil || j.req.Input.kind == inputKeys || j.req.LoRA != "" || j.req.Salt != "" {
+	if j.req.Input.kind == inputKeys || j.req.LoRA != "" || j.req.Salt != "" {
 		return
 	}
 	c := j.chain
 	tokens := j.tokens[:beforeObjects(len(j.tokens), j.objects)]
+	reader := s.cfg.LMCache[j.req.Model]
+	if reader == nil && s.cfg.Learn != nil {
+		reader = s.cfg.Learn(j.req.Model, tokens)
+	}
+	if reader == nil {
+		return
+	}
 	covered := len(c.keys) * size // tokens that any block has
 	for _, g := range reader.Groups() {
 		span := g.Hasher.ChunkSize()

@@ -59,6 +59,10 @@ type Config struct {
 	// that they hold count beside their blocks. Entries in Redis, if a reader names
 	// any, need an Index that is in Redis.
 	LMCache map[string]*lmcache.Reader
+	// Learn returns how to ask for what LMCache holds of the prompts of a model that LMCache
+	// above does not have, and may learn from this one; nil is not known, or nothing. It must
+	// not keep the tokens.
+	Learn func(model string, tokens []uint32) *lmcache.Reader
 	// Now is the clock; default time.Now.
 	Now store.Clock
 	// Observer is told of each scored request.
@@ -349,7 +353,7 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 		f.reset()
 		f.strategy, f.earlyExit, f.explain = j.strategy, j.req.EarlyExit, j.req.Explain
 		f.place, f.tierAt, f.only, f.model, f.blockSize = s.place, s.tierAt, j.req.Pods, j.req.Model, size
-		if s.cfg.LMCache != nil {
+		if s.cfg.LMCache != nil || s.cfg.Learn != nil {
 			s.chunks(j, size)
 		}
 	}

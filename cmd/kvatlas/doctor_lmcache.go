@@ -197,7 +197,7 @@ func (d *doctorLMCache) look(ctx context.Context, tokens []uint32) []check.Findi
 	owners := &entryOwners{ask: func(model string, texts []string) ([]string, error) { return x.ForeignOwners(ctx, model, texts) }}
 	s := survey.New(survey.Config{
 		Profiles: d.profiles, Mode: d.cfg.LMCacheMode(), Pods: reg.Pods, Now: time.Now(), MaxAge: d.cfg.LMCacheMaxAge,
-		Owner: owners.of,
+		Owner: owners.of, Learns: d.cfg.LMCacheLearns(),
 	})
 	seen := map[string]bool{}
 	all, err := x.ScanForeign(ctx, redis.ForeignScan{

@@ -27,6 +27,7 @@ func (s *service) makeIndex() (backend string, err error) {
 		c := redisConfig(s.cfg)
 		// A wrong setting is told of when the scorer is made.
 		_, c.Entries, _ = s.cfg.LMCacheReaders()
+		c.Entries = c.Entries || s.cfg.LMCacheLearns()
 		c.Observer = redis.Observer{Log: func(msg string) { s.log.Warn().Msg(msg) }}
 		s.index, backend, err = s.makeRedis(c)
 	}
@@ -41,6 +42,9 @@ func (s *service) makeIndex() (backend string, err error) {
 func (s *service) makeRedis(c redis.Config) (x store.Index, backend string, err error) {
 	in, err := redis.Open(c)
 	s.leases = in
+	if err == nil && s.cfg.LMCacheLearns() {
+		s.learner = s.newLearner(in)
+	}
 	if err == nil && s.cfg.PieceSecret != "" {
 		s.pieces = in.Pieces(s.cfg.PieceTTL)
 	}

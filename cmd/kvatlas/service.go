@@ -9,6 +9,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/lmcache/learn"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
@@ -35,8 +36,10 @@ type service struct {
 	metrics *server.Metrics
 	closers []func() error // in the order in which things were made
 
-	leases store.Leases // the index's own
-	ingest *ingesting   // nil without the role
+	leases  store.Leases   // the index's own
+	learner *learn.Learner // nil where nothing is learnt
+
+	ingest *ingesting // nil without the role
 
 	lmcache lmcacheFeed
 }
@@ -75,6 +78,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 		Budget:    cfg.ScoreBudget,
 		Usage:     usage,
 		LMCache:   lmcacheReaders,
+		Learn:     s.learn(),
 		Observer:  s.watchScorer(),
 	})
 	if err != nil {
@@ -185,6 +189,9 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 	playing.Go(func() { s.checkIndex(ctx) })
 	playing.Go(func() { s.runIngest(ctx, failed) })
 	playing.Go(func() { s.runLMCache(ctx, failed) })
+	if s.learner != nil {
+		playing.Go(func() { s.learner.Run(ctx) })
+	}
 	playing.Go(func() {
 		var err error
 		if cold {

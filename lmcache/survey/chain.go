@@ -167,6 +167,46 @@ type place struct {
 	in   *group // nil is the index
 }
 
+// LeastTokens is how many tokens the smallest chunk has that Explain tries.
+const LeastTokens = 16
+
+// OwnNames are those of Names that are of keys for the model itself, and of no other one:
+// what another model has filed of the same tokens is not its own.
+func (e *Explanation) OwnNames() (names []string) {
+	for i, name := range e.names {
+		if e.in[i].model == e.model {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Profiles returns the profiles by which the prompt is found under the model's own names:
+// there says which of OwnNames, names, there are.
+func (e *Explanation) Profiles(names []string, there []bool) (out []lmcache.Profile) {
+	at := map[string]bool{}
+	for i, ok := range there {
+		at[names[i]] = ok
+	}
+	type pair struct {
+		chain int
+		in    kind
+	}
+	seen := map[pair]bool{}
+	for i, name := range e.names {
+		k := pair{e.of[i], e.in[i].kind}
+		if e.in[i].model != e.model || !at[name] || seen[k] {
+			continue
+		}
+		seen[k] = true
+		p := e.fit(e.chains[e.of[i]], []place{{name, e.in[i]}})
+		if _, err := lmcache.NewReader(e.model, lmcache.AutoEntries, p); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
 // Findings says which chain the prompt is filed by. held says which of Keys somebody
 // holds, there which of Names there are.
 func (e *Explanation) Findings(held, there []bool) []check.Finding {
@@ -212,11 +252,14 @@ func (e *Explanation) Findings(held, there []bool) []check.Finding {
 // judge says what it means that a chain, configured or not, has been found in these places,
 // which the profile has reads; mine, that a configured one has been found.
 func (e *Explanation) judge(f *check.Finding, configured bool, has lmcache.Profile, places []place, mine bool) {
-	spelled, profiles := spell(e.model, has), e.s.profiles[e.model]
+	spelled, profiles := Spell(e.model, has), e.s.profiles[e.model]
 	switch {
 	case len(profiles) == 0 && len(e.s.c.Profiles[e.model]) > 0:
 		f.Level, f.Means = check.Warn, "the model's profile is refused, so that it is never asked for"
 		f.Do = "correct the profile: " + spelled
+	case len(profiles) == 0 && e.s.c.Learns && slices.ContainsFunc(places, func(p place) bool { return p.in != nil && p.in.model == e.model }):
+		f.Found += ", as learnt from the entries"
+		f.Means = "scorers learn it too, from prompts that they are asked for (lmcache: auto): " + spelled
 	case len(profiles) == 0:
 		f.Level, f.Means = check.Warn, "no profile is configured for the model, so that it is never asked for"
 		f.Do = "configure this one: " + spelled

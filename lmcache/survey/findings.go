@@ -128,6 +128,8 @@ func (s *Survey) judgeModels(groups []*group, add func(check.Finding)) {
 		}
 		f.Level, f.Means = check.Warn, "no profile has this name, so that they never match"
 		switch {
+		case s.c.Learns && (names[model] || near == ""):
+			f.Level, f.Means = check.Info, "no profile has this name: scorers learn it when they are asked for the model"
 		case names[model]:
 			f.Do = "add a profile of LMCache for this model"
 		case near != "":

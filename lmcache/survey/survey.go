@@ -24,6 +24,8 @@ type Config struct {
 	// Owner returns the pod of a model, by its name in requests, that a text in an entry
 	// means, "" for none.
 	Owner func(model, text string) string
+	// Learns says that scorers learn the profiles of models that have none by themselves.
+	Learns bool
 	// MaxAge is how old an entry with a time may be to count; 0 is for ever.
 	MaxAge time.Duration
 	// Now is the time.

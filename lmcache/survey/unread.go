@@ -22,6 +22,11 @@ func (s *Survey) whyUnread(g *group) check.Finding {
 		return never(check.Info, "they are for requests with that salt alone", "")
 	case len(s.profiles) == 0 && len(s.broken) > 0:
 		return never(check.Warn, "the profile is refused", "correct the profile: "+suggest(g.kind))
+	case len(s.profiles) == 0 && s.c.Learns:
+		return check.Finding{
+			Level: check.Info, Means: "no profile of LMCache is configured: scorers learn how these are hashed when they are asked for a prompt of this model that is among them (lmcache: auto)",
+			Do: "ask with a prompt that an engine has had, here by --model and --tokens-file; or say how the engines run LMCache: " + suggest(g.kind),
+		}
 	case len(s.profiles) == 0:
 		return never(check.Warn, "no profile of LMCache is configured", "say how the engines run LMCache: "+suggest(g.kind))
 	case s.c.Mode == lmcache.NoEntries:

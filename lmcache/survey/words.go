@@ -62,8 +62,8 @@ func seeded(c lmcache.Config) bool {
 	return c.VLLM && algorithm(c) != "blake3" && (c.MP || c.Version > lmcache.V031)
 }
 
-// spell is a profile of a model as kvatlas doctor and the settings take it.
-func spell(model string, p lmcache.Profile) string {
+// Spell is a profile of a model as kvatlas doctor and the settings take it.
+func Spell(model string, p lmcache.Profile) string {
 	c := p.Config
 	params := []string{"version=" + releases[c.Version][1]}
 	add := func(name, value string) {

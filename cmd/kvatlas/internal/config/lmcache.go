@@ -21,8 +21,9 @@ type lmcacheSettings struct {
 	// docs/lmcache.md. What LMCache holds of these models counts in their scores.
 	LMCacheModels LMCacheModels `name:"lmcache-models" section:"LMCache"`
 	// LMCache says which entries of LMCache in the Redis of the index are read: auto
-	// those that a model's version of LMCache writes, set its strings, hset the fork's
-	// hashes; off counts nothing of LMCache, be it in the index.
+	// those that a model's version of LMCache writes, and of a model that is not in
+	// lmcache-models those that it learns to recompute from them; set its strings, hset the
+	// fork's hashes; off counts nothing of LMCache, be it in the index.
 	LMCache string `name:"lmcache" default:"auto" oneof:"auto,off,set,hset"`
 	// LMCacheRedis is the URL of the Redis that LMCache writes to, in the forms of redis,
 	// if it is another than the index's: its lookup server's or its remote store's.
@@ -190,6 +191,10 @@ func (c *Config) LMCacheMode() lmcache.Mode {
 	}
 	return lmcacheModes[c.LMCache]
 }
+
+// LMCacheLearns reports whether the profiles of models that have none are learnt from what
+// LMCache has written to Redis.
+func (c *Config) LMCacheLearns() bool { return c.LMCache == "auto" && c.Redis != "" }
 
 // LMCacheReaders returns what is asked of LMCache by model, nil for nothing, and whether
 // any of it is entries in Redis.
