@@ -341,7 +341,7 @@ func TestInspectPlayToServer(t *testing.T) {
 	}
 	var d event.Decoder
 	for i, body := range bodies {
-		p, err := d.JSONPushes([]byte(body), nil)
+		p, err := d.JSONPushes([]byte(body))
 		if err != nil || p[0].Pod != "p" || p[0].Model != "m" || p[0].Rank != 2 || p[0].Seq != uint64(i) || !p[0].HasSeq || p[0].Skipped != 0 {
 			t.Errorf("%s: %+v %v", body, p, err)
 		}
