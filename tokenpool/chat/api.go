@@ -25,12 +25,35 @@ func APIOf(r *Request) API {
 	switch {
 	case !isNull(r.Input):
 		return APIResponses
-	case !isNull(r.System), !isNull(r.Thinking), !isNull(r.OutputConfig),
-		hasInputSchema(r.Tools), hasBlocks(r.Messages):
+	case !isNull(r.System), hasInputSchema(r.Tools), hasBlocks(r.Messages):
+		return APIMessages
+	case (!isNull(r.Thinking) || !isNull(r.OutputConfig)) && !r.isChat():
 		return APIMessages
 	default:
 		return APIChat
 	}
+}
+
+// isChat reports whether a request has what only a chat completion has: thinking is
+// sent with those, too, and most engines do not look at it.
+func (r *Request) isChat() bool {
+	if r.AddGenerationPrompt != nil || r.ContinueFinalMessage || r.ChatTemplate != "" || r.ReasoningEffort != "" || !isNull(r.Documents) || !isNull(r.Tools) {
+		return true // tools of Anthropic's have been seen before
+	}
+	if first(r.Messages) != '[' {
+		return false
+	}
+	for message := range each(r.Messages) {
+		switch string(find(message, "role")) {
+		case `"user"`, `"assistant"`, `"system"`:
+		default:
+			return true
+		}
+		if find(message, "tool_calls") != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // hasInputSchema reports whether a tool is one of Anthropic's.

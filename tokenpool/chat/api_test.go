@@ -124,6 +124,41 @@ func TestAPIs(t *testing.T) {
 	}
 }
 
+// TestAPIOfIsSafe takes the API of random requests from their fields: chats are chats, and
+// messages that pass for one are rendered as one, but for empty contents and texts, and
+// systems in the midst, which only vLLM's route of their own could tell apart.
+func TestAPIOfIsSafe(t *testing.T) {
+	for _, c := range apiCases(t, "chat") {
+		var req Request
+		if err := json.Unmarshal([]byte(c.Body), &req); err != nil {
+			t.Fatal(err)
+		}
+		if api := APIOf(&req); api != APIChat {
+			t.Errorf("%s is %q", c.Body, api)
+		}
+	}
+	r := newRenderer(t, Files{Template: []byte(seen)}, Options{})
+	alike := 0
+	for _, c := range apiCases(t, "messages") {
+		var req Request
+		if err := json.Unmarshal([]byte(c.Body), &req); err != nil {
+			t.Fatal(err)
+		}
+		odd := strings.Contains(c.Body, `[]`) || strings.Contains(c.Body, `""`) || strings.Contains(c.Body, `"system"`)
+		if c.Err != "" || odd || APIOf(&req) == APIMessages {
+			continue
+		}
+		p, err := r.Render(req)
+		if want := c.want(t, seen); err != nil || p.Text != want {
+			t.Errorf("%s\n got  %s, %v\n want %s", c.Body, p.Text, err, want)
+		}
+		alike++
+	}
+	if alike < 10 {
+		t.Errorf("%d messages pass for chats", alike)
+	}
+}
+
 // TestProbes finds of each template what vLLM's probe finds.
 func TestProbes(t *testing.T) {
 	all, merge := 0, 0
@@ -176,6 +211,14 @@ func TestAPIOf(t *testing.T) {
 		`{"messages":[{"role":"assistant","content":[{"type":"thinking","thinking":"x","signature":"s"}]}]}`:                                             APIMessages,
 		`{"messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"u"}}]}]}`:                                                  APIMessages,
 		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"}}`:                                                                    APIMessages,
+		`{"messages":[{"role":"user","content":"x"}],"output_config":{"effort":"low"}}`:                                                                  APIMessages,
+		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},"reasoning_effort":"low"}`:                                           APIChat,
+		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"enabled"},"tools":[{"type":"function","function":{"name":"f"}}]}`:               APIChat,
+		`{"messages":[{"role":"user","content":"x"},{"role":"tool","tool_call_id":"c","content":"x"}],"thinking":{"type":"enabled"}}`:                    APIChat,
+		`{"messages":[{"role":"developer","content":"x"}],"thinking":{"type":"enabled"}}`:                                                                APIChat,
+		`{"messages":[{"role":"assistant","tool_calls":[]}],"thinking":{"type":"enabled"}}`:                                                              APIChat,
+		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},"tools":[]}`:                                                         APIChat,
+		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},"tools":[{"name":"f","input_schema":{}}]}`:                           APIMessages,
 		`{"input":"x"}`: APIResponses, `{"input":[]}`: APIResponses,
 	} {
 		var req Request
