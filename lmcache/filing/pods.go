@@ -96,8 +96,8 @@ func (p *Pods) Find(reg *store.Registry, instance, ip string) ([]Target, error) 
 	return nil, fmt.Errorf("%w %q: there are %d pods at %s, such as %s and %s; set which one it is", ErrUnmapped, instance, len(found), ip, found[0], found[1])
 }
 
-// Names reports whether the instance's id alone leads to the target, and not its address,
-// so that other instances of that id would lead to the same.
+// Names reports whether the id alone leads to the target. Other instances of that id would
+// lead to the same one; those that their addresses lead to a pod need not.
 func (p *Pods) Names(instance string, t Target) bool {
 	return len(p.Map[instance]) > 0 || t.Pod == instance
 }

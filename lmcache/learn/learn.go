@@ -42,12 +42,12 @@ const (
 type Config struct {
 	// Names walks the names of keys that may be LMCache's, a bounded number of them.
 	Names func(ctx context.Context, each func(name string)) error
-	// There tells which of the names there are keys of.
+	// There reports which of the names are keys.
 	There func(ctx context.Context, names []string) ([]bool, error)
 	// Learnt is told of each profile that is learnt, as lmcache-models takes it, and of
 	// the entries that are found.
 	Learnt func(model, profile string)
-	// Failed is told of what cannot be looked at; nil for nobody.
+	// Failed is told of what cannot be looked at; it may be nil.
 	Failed func(error)
 	// Now is the clock; default time.Now.
 	Now func() time.Time
