@@ -73,8 +73,8 @@ func TestPushEvents(t *testing.T) {
 	}
 	events := []event.Event{
 		{Kind: event.Stored, Hashes: []event.Hash{1<<53 + 1, 1 << 63}, Parent: 1<<64 - 1, HasParent: true, Tokens: []uint32{1, 2, 3, 1<<32 - 1},
-			BlockSize: 2, Medium: "CPU", LoRA: "l", Salt: "s", Group: 1},
-		{Kind: event.Removed, Hashes: []event.Hash{255}},
+			BlockSize: 2, Medium: "CPU", LoRA: "l", Salt: "s", Group: 1, HasGroup: true},
+		{Kind: event.Removed, Hashes: []event.Hash{255}, Positional: true},
 		{Kind: event.Cleared},
 	}
 	if p := took.last; p.Pod != "p" || p.Model != "m" || p.Rank != 3 || p.Engine != "vllm" || *p.Seq != seq || len(p.Ranks) != 1 || !reflect.DeepEqual(p.Ranks[0].Events, events) {

@@ -23,4 +23,7 @@ type Holder struct {
 	Pod  string `json:"pod"`
 	Rank int    `json:"rank"`
 	Tier string `json:"tier"`
+	// Kind is empty, or "window" where the engine's window groups hold their part of the
+	// block.
+	Kind string `json:"kind,omitempty"`
 }

@@ -170,6 +170,9 @@ type Match struct {
 	// Blocks and Tokens are those of the pod's best rank.
 	Blocks int `json:"blocks"`
 	Tokens int `json:"tokens"`
+	// Reusable is how many tokens that rank's engine can reuse of them; nil with strategies
+	// other than longest_prefix, which do not tell.
+	Reusable *int `json:"reusable,omitempty"`
 	// Tiers are the best rank's blocks by the best tier that holds each.
 	Tiers map[string]int `json:"tiers"`
 	// Ranks are the blocks of each data-parallel rank that holds any.

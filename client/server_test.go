@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -75,7 +76,7 @@ func TestWholeAPI(t *testing.T) {
 
 	pod := client.Pod{
 		Name: "10.0.0.1:8000", Model: "letters", Address: "http://a", Role: "both", Ranks: 2, Engine: "vllm",
-		Events: "tcp://a:1", Replay: "tcp://a:11", BlockSize: 16, Labels: map[string]string{"zone": "z"}, LeaseSeconds: 90.5,
+		Events: "tcp://a:1", Replay: "tcp://a:11", BlockSize: 4, Labels: map[string]string{"zone": "z"}, LeaseSeconds: 90.5,
 	}
 	if err := c.RegisterPod(ctx, pod); err != nil {
 		t.Fatal(err)
@@ -111,14 +112,14 @@ func TestWholeAPI(t *testing.T) {
 	}
 	if resp.Best != pod.Name || fmt.Sprint(resp.Scores) != "map[10.0.0.1:8000:2 b/c:0.8 none:0]" ||
 		!slices.Equal(resp.Ranking(), []string{pod.Name, "b/c", "none"}) ||
-		fmt.Sprint(resp.Matched) != "map[10.0.0.1:8000:{2 8 map[gpu:2] map[1:2]} b/c:{1 4 map[cpu:1] map[0:1]}]" ||
+		matched(resp) != "10.0.0.1:8000 2 8 8 map[gpu:2] map[1:2], b/c 1 4 4 map[cpu:1] map[0:1]" ||
 		resp.Blocks != (client.BlockCount{Total: 3, Size: 4}) || resp.Tokens != (client.TokenCount{Total: 12, Source: "tokenizer", Exact: true}) ||
 		resp.Degraded != nil || resp.Frequencies != nil {
 		t.Errorf("got %+v", resp)
 	}
 	ex := resp.Explain
 	if len(ex.Blocks) != 3 || len(ex.BlockKeys) != 3 || ex.Blocks[0].Key != ex.BlockKeys[0] || len(ex.StagesUS) != 4 ||
-		fmt.Sprint(ex.Blocks[0].Holders) != "[{10.0.0.1:8000 1 gpu} {b/c 0 cpu}]" || len(ex.Blocks[2].Holders) != 0 {
+		fmt.Sprint(ex.Blocks[0].Holders) != "[{10.0.0.1:8000 1 gpu } {b/c 0 cpu }]" || len(ex.Blocks[2].Holders) != 0 {
 		t.Errorf("got %+v", ex)
 	}
 
@@ -162,4 +163,14 @@ func TestWholeAPI(t *testing.T) {
 	if _, err := c.Score(ctx, client.ScoreRequest{Model: "letters", BlockKeys: []string{"xyz"}}); !errors.As(err, &e) || e.Status != 400 || !strings.HasPrefix(e.Param, "block_keys") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// matched writes what each pod of an answer holds.
+func matched(r *client.ScoreResponse) string {
+	var pods []string
+	for _, pod := range slices.Sorted(maps.Keys(r.Matched)) {
+		m := r.Matched[pod]
+		pods = append(pods, fmt.Sprint(pod, " ", m.Blocks, m.Tokens, *m.Reusable, " ", m.Tiers, " ", m.Ranks))
+	}
+	return strings.Join(pods, ", ")
 }

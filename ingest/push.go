@@ -274,7 +274,7 @@ func (in *Ingester) pushLooseRank(ctx context.Context, s *pusher, p *Pushed, ran
 		return res, err
 	}
 	for _, id := range s.holders {
-		if _, _, live := reg.Holder(id); !live {
+		if _, _, live := reg.AnyHolder(id); !live {
 			s.loose = nil // the blocks that it knows of are gone
 		}
 	}
@@ -295,7 +295,7 @@ func (in *Ingester) pushLooseRank(ctx context.Context, s *pusher, p *Pushed, ran
 		return res, err
 	}
 	if len(changes.Ops) > 0 {
-		if err := in.write(ctx, []store.Batch{{Pod: p.Pod, Rank: rank, Model: p.Model, Ops: changes.Ops}}); err != nil {
+		if err := in.write(ctx, []store.Batch{{Pod: p.Pod, Rank: rank, Model: p.Model, Ops: changes.Ops, Reuse: changes.Reuse}}); err != nil {
 			return res, err
 		}
 		if reg, err = in.config.Index.Registry(ctx); err != nil {

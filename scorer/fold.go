@@ -21,6 +21,7 @@ type fold struct {
 	only      []string                   // pods asked for; nil is all
 	model     string
 	blockSize int // the size that the keys were made with
+	room      int // the most tokens that an engine can reuse of the prompt
 
 	reg     *store.Registry
 	resized bool      // the registry knows the model by another block size
@@ -34,6 +35,8 @@ type fold struct {
 	run     uint32    // number of the present run, from 1
 	pos     int32     // blocks read so far
 	reach   int32     // leading blocks that some candidate holds
+	limits  []limit   // of slots that cannot reuse all that they hold
+	limitOf []int32   // by slot: 1-based index in limits; empty where there are none
 	gap     bool      // a block that no candidate holds has been read
 	done    bool      // the counts are final; only an explanation reads on
 	trace   []heldRun // what was read, for an explanation
@@ -78,6 +81,7 @@ func (f *fold) Begin(reg *store.Registry) {
 	f.run, f.pos, f.reach, f.gap, f.done = 0, 0, 0, false, false
 	f.trace = f.trace[:0]
 	f.begun, f.block, f.waiting, f.all = true, 0, nil, nil
+	f.beginLimits()
 	info, known := reg.Models[f.model]
 	f.resized = known && info.BlockSize != f.blockSize
 	f.want(reg)
@@ -143,10 +147,10 @@ func (f *fold) note(n int, holders []store.HolderID) {
 	f.trace = append(f.trace, run)
 }
 
-// holder returns the slot and the tier of a holder that can be scored: one that lives
-// and is no cache worker.
+// holder returns the slot and the tier, perhaps a window tier, of a holder that can be
+// scored: one that lives and is no cache worker.
 func (f *fold) holder(id store.HolderID) (slot int, tier store.Tier, ok bool) {
-	slot, tier, ok = f.reg.Holder(id)
+	slot, tier, ok = f.reg.AnyHolder(id)
 	if ok && f.reg.Instances() > 0 {
 		_, worker := f.reg.Worker(slot)
 		ok = !worker
@@ -181,14 +185,18 @@ func (f *fold) countPrefix(n int32) (more bool) {
 	switch {
 	case len(f.alive) == 0:
 		return false
-	case f.earlyExit && len(f.alive) == 1:
+	case f.earlyExit && len(f.alive) == 1 && f.limitFor(f.alive[0]) == nil:
 		// The ranking is decided by the first block at which one candidate is
 		// left. Counting just that one makes the answer independent of where
-		// the index cuts its runs.
+		// the index cuts its runs. One that has a limit may have reached a lower
+		// one than those before: it is read to its end.
 		n = 1
 		more = false
 	default:
 		more = true
+	}
+	if len(f.limits) > 0 {
+		f.extendLimits(n)
 	}
 	for _, s := range f.alive {
 		f.counts[s][f.best[s]] += n
@@ -210,7 +218,11 @@ func (f *fold) touch(holders []store.HolderID) {
 	f.run++
 	f.touched = f.touched[:0]
 	for _, id := range holders {
-		if slot, tier, ok := f.holder(id); ok && f.wants(slot) {
+		switch slot, tier, ok := f.holder(id); {
+		case !ok:
+		case tier.IsWindow():
+			f.touchWindow(slot, tier.Memory())
+		case f.wants(slot):
 			f.touchSlot(slot, tier)
 		}
 	}

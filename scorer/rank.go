@@ -72,7 +72,7 @@ func (f *fold) rank(w *Weights, blockSize int) []PodScore {
 		}
 		best := f.bestOf(w, first, end)
 		if best >= 0 {
-			p := PodScore{Pod: f.reg.Pods[pod].Name, Score: f.score(w, best), Blocks: total(f.counts[best])}
+			p := PodScore{Pod: f.reg.Pods[pod].Name, Score: f.score(w, best), Blocks: total(f.counts[best]), Reusable: f.reusable(best)}
 			p.Tokens = p.Blocks * blockSize
 			p.Ranks, ranks = part(ranks, f.appendRanks(ranks, first, end))
 			p.Tiers, tiers = part(tiers, appendTiers(tiers, f.counts[best]))
@@ -109,6 +109,9 @@ func (f *fold) bestOf(w *Weights, first, end int) int {
 func (f *fold) score(w *Weights, slot int) float64 {
 	if f.strategy == HighestBlock {
 		return float64(f.last[slot])
+	}
+	if l := f.limitFor(int32(slot)); l != nil {
+		return w.score(l.sure)
 	}
 	return w.score(f.counts[slot])
 }
@@ -174,10 +177,14 @@ func (f *fold) explanation(keys []blockkey.Key) *Explanation {
 		var hs []BlockHolder
 		for _, h := range run.held {
 			s := f.reg.Slots[h.slot]
-			hs = append(hs, BlockHolder{Pod: f.reg.Pods[s.Pod].Name, Rank: s.Rank, Tier: h.tier.String()})
+			bh := BlockHolder{Pod: f.reg.Pods[s.Pod].Name, Rank: s.Rank, Tier: h.tier.Memory().String()}
+			if h.tier.IsWindow() {
+				bh.Kind = KindWindow
+			}
+			hs = append(hs, bh)
 		}
 		slices.SortFunc(hs, func(a, b BlockHolder) int {
-			return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Tier, b.Tier))
+			return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.Kind, b.Kind))
 		})
 		hs = slices.Compact(hs) // the same may be known in two ways
 		for range run.n {

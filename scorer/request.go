@@ -189,6 +189,10 @@ type PodScore struct {
 	// Blocks and Tokens are what the best rank holds of what the strategy
 	// counts.
 	Blocks, Tokens int
+	// Reusable is how many tokens the best rank's engine can reuse of them: up to a
+	// boundary of its own blocks, below the prompt's last token and, with window groups,
+	// where these hold the window. -1 with strategies other than longest_prefix.
+	Reusable int
 	// Tiers are the best rank's blocks by the best tier that holds each.
 	Tiers []TierBlocks
 	// Ranks are the blocks of each rank that holds any, by rank.
@@ -225,7 +229,13 @@ type BlockHolder struct {
 	Pod  string
 	Rank int
 	Tier string
+	// Kind is empty for what counts as prefix, and KindWindow where the engine's window
+	// groups hold their part of the block.
+	Kind string
 }
+
+// KindWindow is BlockHolder.Kind of window groups.
+const KindWindow = "window"
 
 // Stage is the time that one stage took. Several prompts scored together share
 // their stages.

@@ -136,7 +136,7 @@ func TestStrategies(t *testing.T) {
 
 	r := score(t, s, scorer.Request{Model: "m", Input: scorer.BlockKeys(chain8)})
 	cold := r.Pods[0]
-	if want := (scorer.PodScore{Pod: "cold", Score: 3.4, Blocks: 4, Tokens: 256,
+	if want := (scorer.PodScore{Pod: "cold", Score: 3.4, Blocks: 4, Tokens: 256, Reusable: 256,
 		Tiers: []scorer.TierBlocks{{Tier: "gpu", Blocks: 1}, {Tier: "cpu", Blocks: 3}},
 		Ranks: []scorer.RankBlocks{{Rank: 0, Blocks: 4}}}); fmt.Sprint(cold) != fmt.Sprint(want) {
 		t.Errorf("cold is %+v, want %+v", cold, want)

@@ -351,6 +351,12 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 		j.resp.Blocks, j.resp.BlockSize = len(c.keys), size
 		f := &c.fold
 		f.reset()
+		// Engines compute a prompt's last token, whatever they hold. Of keys, and of the
+		// beginning of a text, more tokens may follow.
+		f.room = anyTokens
+		if j.req.Input.kind != inputKeys && j.resp.Exact {
+			f.room = max(len(j.tokens)-1, 0)
+		}
 		f.strategy, f.earlyExit, f.explain = j.strategy, j.req.EarlyExit, j.req.Explain
 		f.place, f.tierAt, f.only, f.model, f.blockSize = s.place, s.tierAt, j.req.Pods, j.req.Model, size
 		if s.cfg.LMCache != nil || s.cfg.Learn != nil {

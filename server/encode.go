@@ -77,6 +77,10 @@ func appendMatch(b []byte, p *scorer.PodScore) []byte {
 	b = strconv.AppendInt(b, int64(p.Blocks), 10)
 	b = append(b, `,"tokens":`...)
 	b = strconv.AppendInt(b, int64(p.Tokens), 10)
+	if p.Reusable >= 0 {
+		b = append(b, `,"reusable":`...)
+		b = strconv.AppendInt(b, int64(p.Reusable), 10)
+	}
 	b = append(b, `,"tiers":{`...)
 	for i, t := range p.Tiers {
 		b = appendName(b, i, t.Tier)
@@ -104,7 +108,11 @@ func appendExplanation(b []byte, e *scorer.Explanation) []byte {
 			b = append(b, `,"rank":`...)
 			b = strconv.AppendInt(b, int64(h.Rank), 10)
 			b = append(b, `,"tier":`...)
-			b = append(appendString(b, h.Tier), '}')
+			b = appendString(b, h.Tier)
+			if h.Kind != "" {
+				b = appendString(append(b, `,"kind":`...), h.Kind)
+			}
+			b = append(b, '}')
 		}
 		b = append(b, "]}"...)
 	}

@@ -42,7 +42,7 @@ func TestHammer(t *testing.T) {
 	// What stands at the beginning and is not written again.
 	s.post(t, "/v1/blocks", `{"op":"add","model":"m","pod":"a","tokens":[1,2,3,4,5,6,7,8]}`)
 	s.post(t, "/v1/blocks", `{"op":"add","model":"m","pod":"b","tokens":[1,2,3,4]}`)
-	const whole = `{"scores":{"a":2,"b":1},"best":"a","matched":{"a":{"blocks":2,"tokens":8,"tiers":{"gpu":2},"ranks":{"0":2}},"b":{"blocks":1,"tokens":4,"tiers":{"gpu":1},"ranks":{"0":1}}},"blocks":{"total":2,"size":4},"tokens":{"total":8,"source":"tokens","exact":true}}` + "\n"
+	const whole = `{"scores":{"a":2,"b":1},"best":"a","matched":{"a":{"blocks":2,"tokens":8,"reusable":4,"tiers":{"gpu":2},"ranks":{"0":2}},"b":{"blocks":1,"tokens":4,"reusable":4,"tiers":{"gpu":1},"ranks":{"0":1}}},"blocks":{"total":2,"size":4},"tokens":{"total":8,"source":"tokens","exact":true}}` + "\n"
 
 	type exchange struct {
 		path, body string

@@ -2,11 +2,13 @@ package store
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
 // Tier is the kind of memory that a block is held in. The order is that of
-// speed: of two tiers the lower number is the faster one.
+// speed: of two tiers the lower number is the faster one. Tiers from NumTiers on are
+// window tiers: see Tier.Window.
 type Tier uint8
 
 // The tiers.
@@ -15,26 +17,61 @@ const (
 	CPU
 	Disk
 	Shared
-	// NumTiers is the number of tiers.
+	// NumTiers is the number of tiers of memory.
 	NumTiers = iota
+	// NumHolderTiers is the number of tiers that a holder can have: those of memory, and
+	// the window tier of each.
+	NumHolderTiers = 2 * NumTiers
 	// AllTiers stands for every tier where an operation allows it.
 	AllTiers Tier = 0xff
 )
 
 var tierNames = [NumTiers]string{"gpu", "cpu", "disk", "shared"}
 
-// String returns the tier's name: gpu, cpu, disk or shared.
-func (t Tier) String() string {
-	if int(t) < NumTiers {
-		return tierNames[t]
+// windowSuffix ends the names of window tiers.
+const windowSuffix = "-window"
+
+// Window returns the window tier of a tier of memory. The holder in it has the blocks of
+// which the engine's window groups hold their part in that memory: sliding windows, and
+// states like Mamba's. Such a holder has no prefix of its own; it limits what the rank's
+// holders in tiers of memory count for. See Reuse.
+func (t Tier) Window() Tier { return t + NumTiers }
+
+// IsWindow reports whether t is a window tier.
+func (t Tier) IsWindow() bool { return t >= NumTiers && t < NumHolderTiers }
+
+// Memory returns the tier of memory of a window tier, and any other tier itself.
+func (t Tier) Memory() Tier {
+	if t.IsWindow() {
+		return t - NumTiers
 	}
-	if t == AllTiers {
+	return t
+}
+
+// String returns the tier's name: gpu, cpu, disk or shared, and gpu-window or the like
+// of a window tier.
+func (t Tier) String() string {
+	switch {
+	case int(t) < NumTiers:
+		return tierNames[t]
+	case t.IsWindow():
+		return tierNames[t.Memory()] + windowSuffix
+	case t == AllTiers:
 		return "all"
 	}
 	return fmt.Sprintf("tier(%d)", uint8(t))
 }
 
-// ParseTier reads a tier's name.
+// ParseHolderTier reads the name of a tier that a holder can have.
+func ParseHolderTier(s string) (Tier, error) {
+	if memory, ok := strings.CutSuffix(s, windowSuffix); ok {
+		t, err := ParseTier(memory)
+		return t.Window(), err
+	}
+	return ParseTier(s)
+}
+
+// ParseTier reads the name of a tier of memory.
 func ParseTier(s string) (Tier, error) {
 	for i, n := range tierNames {
 		if s == n {

@@ -23,6 +23,9 @@ type Holder struct {
 	Pod  string
 	Rank int
 	Tier Tier
+	// Reuse is what is known of the engine in the rank's generation, the same for all
+	// holders of the rank.
+	Reuse Reuse
 }
 
 // Registry is an immutable picture of the pods, holders and models of an index
@@ -52,6 +55,11 @@ type Registry struct {
 	// are not too far apart: a fold asks for each holder of each run.
 	dense []*holderPage
 	first HolderID
+
+	// reuse is by slot; nil where nothing is known of any.
+	reuse []Reuse
+	// alike are the slots of which something is known, by what it is.
+	alike []alike
 
 	// workers says what the slots of cache workers count for; nil where there are
 	// none. instances is how many they have.
@@ -105,6 +113,7 @@ func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]M
 		if n := len(r.Slots); n == 0 || r.Slots[n-1] != s {
 			r.Slots = append(r.Slots, s)
 		}
+		r.setReuse(h.Reuse)
 		if h.ID == 0 {
 			continue // a rank that a cache worker works for
 		}
@@ -117,6 +126,7 @@ func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]M
 	}
 	r.densify()
 	r.findWorkers()
+	r.findAlike()
 	return r
 }
 
@@ -143,9 +153,16 @@ func (r *Registry) densify() {
 	}
 }
 
-// Holder returns the slot and the tier of a holder. live is false when the id
-// belongs to an ended life.
+// Holder returns the slot and the tier of memory of a holder. live is false when the id
+// belongs to an ended life, or to a holder in a window tier.
 func (r *Registry) Holder(id HolderID) (slot int, tier Tier, live bool) {
+	slot, tier, live = r.AnyHolder(id)
+	return slot, tier, live && tier < NumTiers
+}
+
+// AnyHolder returns the slot and the tier of a holder, which may be a window tier. live
+// is false when the id belongs to an ended life.
+func (r *Registry) AnyHolder(id HolderID) (slot int, tier Tier, live bool) {
 	var page *holderPage
 	if n := id/pageSize - r.first; n < HolderID(len(r.dense)) {
 		page = r.dense[n]
@@ -196,7 +213,11 @@ func (r *Registry) Holders() []Holder {
 				continue
 			}
 			s := r.Slots[e>>8-1]
-			out = append(out, Holder{ID: page*pageSize + HolderID(i), Pod: r.Pods[s.Pod].Name, Rank: s.Rank, Tier: Tier(e & 0xff)})
+			h := Holder{ID: page*pageSize + HolderID(i), Pod: r.Pods[s.Pod].Name, Rank: s.Rank, Tier: Tier(e & 0xff)}
+			if r.reuse != nil {
+				h.Reuse = r.reuse[e>>8-1]
+			}
+			out = append(out, h)
 		}
 	}
 	slices.SortFunc(out, func(a, b Holder) int {

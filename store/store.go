@@ -30,7 +30,8 @@ var (
 	ErrFull = errors.New("store: index full")
 )
 
-// HolderID names one holder: a (pod, rank, tier) in one life. Ids are given in
+// HolderID names one holder: a (pod, rank, tier) in one life. The tier may be a window
+// tier. Ids are given in
 // ascending order, begin at 1 and are never reused, so that a block which still
 // names a holder of an ended life credits nobody.
 type HolderID uint32
@@ -168,6 +169,9 @@ type Batch struct {
 	Model string
 	// Ops are applied in order.
 	Ops []Op
+	// Reuse is what the writer knows of the rank's engine, which replaces what was known
+	// before. It ends with the generation. The zero value says nothing.
+	Reuse Reuse
 	// Guard makes the batch one of a series that a single writer owns; nil is
 	// a write that anybody may make at any time.
 	Guard *Guard
@@ -181,12 +185,12 @@ type OpKind uint8
 
 // The kinds of Op.
 const (
-	// Add makes the rank a holder of the blocks in the tier.
+	// Add makes the rank a holder of the blocks in the tier, which may be a window tier.
 	Add OpKind = iota + 1
 	// Remove ends that for the blocks, in the tier or, with AllTiers, in all.
 	Remove
-	// Clear ends it for all blocks of the rank in the tier or, with AllTiers,
-	// in all tiers, and with AllRanks for all ranks of the pod; of all models.
+	// Clear ends it for all blocks of the rank in the tier and its window tier or, with
+	// AllTiers, in all tiers, and with AllRanks for all ranks of the pod; of all models.
 	// It takes no keys and costs O(1): the holders' lives end.
 	Clear
 )

@@ -150,6 +150,9 @@ func (b *Batch) Validate() error {
 			return err
 		}
 	}
+	if err := b.Reuse.Validate(); err != nil {
+		return err
+	}
 	for i := range b.Ops {
 		if err := b.Ops[i].validate(); err != nil {
 			return fmt.Errorf("op %d: %w", i, err)
@@ -182,7 +185,7 @@ func (o *Op) validate() error {
 	default:
 		return fmt.Errorf("%w: kind %d is none of add, remove, clear", ErrInvalid, o.Kind)
 	}
-	if int(o.Tier) >= NumTiers && (o.Tier != AllTiers || o.Kind == Add) {
+	if int(o.Tier) >= NumTiers && (o.Tier != AllTiers || o.Kind == Add) && (!o.Tier.IsWindow() || o.Kind == Clear) {
 		return fmt.Errorf("%w: tier %d is none to %s", ErrInvalid, uint8(o.Tier), [...]string{Add: "add to", Remove: "remove from", Clear: "clear"}[o.Kind])
 	}
 	if len(o.Keys) > MaxOpKeys {

@@ -20,19 +20,41 @@ func writeScore(out io.Writer, model string, r *client.ScoreResponse, took time.
 		fmt.Fprintln(out, line)
 	}
 	if len(r.Scores) > 0 {
-		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(w, "POD\tSCORE\tBLOCKS\tTOKENS\tTIERS")
-		for _, pod := range r.Ranking() {
-			m := r.Matched[pod]
-			fmt.Fprintf(w, "%s\t%g\t%d\t%d\t%s\n", printable(pod), r.Scores[pod], m.Blocks, m.Tokens, tierList(m.Tiers))
-		}
-		_ = w.Flush() // out's errors are those of a closed terminal
+		writeRanking(out, r)
 	}
 	fmt.Fprintf(out, "\n%s: %s (%s), %s of %d, %s\n", printable(model),
 		count(r.Tokens.Total, "token"), printable(r.Tokens.Source), count(r.Blocks.Total, "block"), r.Blocks.Size, formatTime(took))
 	if r.Explain != nil && len(r.Explain.Blocks) > 0 {
 		writeExplanation(out, r.Explain)
 	}
+}
+
+// writeRanking writes the table of a ranking, with what engines can reuse where that is
+// less than they hold.
+func writeRanking(out io.Writer, r *client.ScoreResponse) {
+	less := false
+	for _, m := range r.Matched {
+		less = less || m.Reusable != nil && *m.Reusable < m.Tokens
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprint(w, "POD\tSCORE\tBLOCKS\tTOKENS")
+	if less {
+		fmt.Fprint(w, "\tREUSABLE")
+	}
+	fmt.Fprintln(w, "\tTIERS")
+	for _, pod := range r.Ranking() {
+		m := r.Matched[pod]
+		fmt.Fprintf(w, "%s\t%g\t%d\t%d", printable(pod), r.Scores[pod], m.Blocks, m.Tokens)
+		if less {
+			reusable := 0
+			if m.Reusable != nil {
+				reusable = *m.Reusable
+			}
+			fmt.Fprintf(w, "\t%d", reusable)
+		}
+		fmt.Fprintf(w, "\t%s\n", tierList(m.Tiers))
+	}
+	_ = w.Flush() // out's errors are those of a closed terminal
 }
 
 // verdicts say in words what the numbers do not, the most important first: an
@@ -141,7 +163,10 @@ func holderList(holders []client.Holder) string {
 		if h.Rank != 0 {
 			parts[i] += fmt.Sprintf(" rank %d", h.Rank)
 		}
-		if h.Tier != "gpu" {
+		switch {
+		case h.Kind != "":
+			parts[i] += " (" + printable(h.Tier) + ", " + printable(h.Kind) + ")"
+		case h.Tier != "gpu":
 			parts[i] += " (" + printable(h.Tier) + ")"
 		}
 	}

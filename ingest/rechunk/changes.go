@@ -11,6 +11,8 @@ type Changes struct {
 	Ops []store.Op
 	// Map are the net changes of the map, no key twice.
 	Map []store.MapOp
+	// Reuse is what the events have shown of the engine. The zero value is nothing.
+	Reuse store.Reuse
 }
 
 // Empty tells whether nothing changes. The sequence goes on all the same: who
@@ -22,7 +24,7 @@ func (c *Changes) Empty() bool { return len(c.Ops) == 0 && len(c.Map) == 0 }
 // ops than a batch can carry. They are one content and go in one call of Apply.
 // There is always at least one, which carries the guard's sequence on.
 func (c *Changes) AppendBatches(dst []store.Batch, b store.Batch) []store.Batch {
-	b.Ops, b.Map = c.Ops, c.Map
+	b.Ops, b.Map, b.Reuse = c.Ops, c.Map, c.Reuse
 	for len(b.Map) > store.MaxMapOps {
 		next := b
 		b.Map = b.Map[:store.MaxMapOps]

@@ -122,6 +122,7 @@ type Chunker struct {
 	shareRing      []*share
 	shareHand      int
 	shareSweep     int
+	reuse          store.Reuse
 	sharesComplete bool // what is not in shares is not in the map
 	dirtyShares    []*share
 	goneShares     []*share // that are nothing, and taken
@@ -342,6 +343,9 @@ func (c *Chunker) store(e *event.Event) {
 	if !ok {
 		c.stats.Skipped[Masked] += uint64(n)
 		return
+	}
+	if tokens != nil && (tier == store.GPU || c.reuse.Block == 0) {
+		c.reuse.Block = max(c.reuse.Block, e.BlockSize)
 	}
 	var at cursor
 	switch {

@@ -161,7 +161,7 @@ func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, e
 		}
 		c.put1(metaKey, from)
 	}
-	return Changes{Ops: c.storeOps, Map: c.mapOps}, nil
+	return Changes{Ops: c.storeOps, Map: c.mapOps, Reuse: c.reuse}, nil
 }
 
 // Done says that all that Take has given is written.

@@ -85,8 +85,10 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 
 func (x *Index) applyBatch(ctx context.Context, b *store.Batch) error {
 	mask := blockkey.ModelOf(b.Model)
-	if len(b.Ops) == 0 {
-		return x.registry.enter(b)
+	if len(b.Ops) == 0 || b.Reuse != (store.Reuse{}) {
+		if err := x.registry.enter(b); err != nil {
+			return err
+		}
 	}
 	for j := range b.Ops {
 		if err := x.enter(ctx); err != nil {

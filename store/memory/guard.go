@@ -192,6 +192,7 @@ func (g *registry) beginLife(pod string, rank int, fence uint64, last *life) (ge
 		g.end(&r.tiers[tier])
 	}
 	g.endLife(r)
+	r.reuse = store.Reuse{}
 	g.lastID++
 	r.life = &life{id: store.Generation(g.lastID), pod: p.reg.Name, rank: rank, fence: fence}
 	g.lives[r.life.id] = r.life

@@ -154,7 +154,7 @@ func (g *registry) alive() func(store.HolderID) bool {
 		if id > last {
 			return true
 		}
-		_, _, live := r.Holder(id)
+		_, _, live := r.AnyHolder(id)
 		return live
 	}
 }

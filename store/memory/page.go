@@ -172,7 +172,7 @@ func onlyLive(blocks []store.Block, r *store.Registry) []store.Block {
 		live, ok := known[set]
 		if !ok {
 			live = b.Holders
-			ended := func(id store.HolderID) bool { _, _, live := r.Holder(id); return !live }
+			ended := func(id store.HolderID) bool { _, _, live := r.AnyHolder(id); return !live }
 			if slices.ContainsFunc(live, ended) {
 				live = slices.DeleteFunc(slices.Clone(live), ended)
 			}

@@ -52,7 +52,8 @@ type pod struct {
 // rank is what a rank of a pod holds blocks as.
 type rank struct {
 	rank  int
-	tiers [store.NumTiers]holder
+	tiers [store.NumHolderTiers]holder
+	reuse store.Reuse
 	life  *life // nil is none that Begin has begun
 }
 
@@ -107,7 +108,7 @@ func (g *registry) snapshot() *store.Registry {
 			r := &p.ranks[i]
 			for tier, h := range r.tiers {
 				if h.id != 0 {
-					holders = append(holders, store.Holder{ID: h.id, Pod: p.reg.Name, Rank: r.rank, Tier: store.Tier(tier)})
+					holders = append(holders, store.Holder{ID: h.id, Pod: p.reg.Name, Rank: r.rank, Tier: store.Tier(tier), Reuse: r.reuse})
 				}
 			}
 		}
@@ -277,15 +278,23 @@ func (g *registry) ensure(want store.ModelInfo) (store.ModelInfo, error) {
 // meant are the holders that an op is about.
 type meant struct {
 	n  int
-	of [store.NumTiers]holder
+	of [store.NumHolderTiers]holder
 }
 
-// enter makes sure that the pod of a batch is registered.
+// enter makes sure that the pod of a batch is registered, and notes what the batch says
+// of its engine.
 func (g *registry) enter(b *store.Batch) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	_, err := g.podOf(b)
-	return err
+	p, err := g.podOf(b)
+	if err != nil || b.Reuse == (store.Reuse{}) {
+		return err
+	}
+	if r := p.rank(b.Rank, true); r.reuse != b.Reuse {
+		r.reuse = b.Reuse
+		g.changed()
+	}
+	return nil
 }
 
 // podOf returns the pod of a batch. The caller holds mu.
@@ -322,7 +331,7 @@ func (g *registry) resolve(b *store.Batch, op *store.Op) (m meant, err error) {
 				continue
 			}
 			for tier := range r.tiers {
-				if op.Tier == store.AllTiers || int(op.Tier) == tier {
+				if op.Tier == store.AllTiers || op.Tier == store.Tier(tier).Memory() {
 					g.end(&r.tiers[tier])
 				}
 			}
@@ -361,7 +370,7 @@ func (g *registry) begin(h *holder, pod string, rank int, tier store.Tier) error
 		return fmt.Errorf("%w: no memory for a holder", store.ErrFull)
 	}
 	g.lastID++
-	lane := maphash.String(g.seed, pod) + uint64(rank*store.NumTiers) + uint64(tier)
+	lane := maphash.String(g.seed, pod) + uint64(rank*store.NumHolderTiers) + uint64(tier)
 	*h = holder{id: g.lastID, single: single, lane: uint8(lane % lanes)}
 	g.holders++
 	g.changed()

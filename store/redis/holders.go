@@ -18,7 +18,31 @@ import (
 // it knows may be outdated; the server checks it.
 type holderCache struct {
 	mu   sync.Mutex // protects pods
-	pods map[string]map[place]held
+	pods map[string]*knownPod
+}
+
+// knownPod is what is known of a pod: its holders, and what its ranks' engines can reuse.
+type knownPod struct {
+	holders map[place]held
+	reuse   map[int]heldReuse
+}
+
+// heldReuse is what the server knows of a rank's engine, and under which guard it was
+// told.
+type heldReuse struct {
+	store.Reuse
+	life store.Generation
+}
+
+// knows reports whether the server knows what is to be said of the pod's engines.
+func (k *knownPod) knows(pod *podPlan) bool {
+	for _, r := range pod.said() {
+		is := k.reuse[r.rank]
+		if is.Reuse != r.reuse || r.guard != nil && is.life != r.guard.Generation {
+			return false
+		}
+	}
+	return true
 }
 
 // held is a holder's id and the generation under whose guard it was given, 0 for
@@ -41,12 +65,15 @@ func (h *holderCache) fill(pod *podPlan) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	known := h.pods[pod.name]
+	if known == nil || !known.knows(pod) {
+		return false
+	}
 	some := false
 	for _, r := range pod.order {
 		if r.dropped() {
 			continue
 		}
-		at := known[r.place]
+		at := known.holders[r.place]
 		if r.guard != nil && at.id != 0 && at.life != r.guard.Generation {
 			return false
 		}
@@ -67,15 +94,22 @@ func (h *holderCache) learn(pod *podPlan, limit int) {
 	known := h.pods[pod.name]
 	if known == nil {
 		if h.pods == nil || len(h.pods) >= limit {
-			h.pods = map[string]map[place]held{}
+			h.pods = map[string]*knownPod{}
 		}
-		known = map[place]held{}
+		known = &knownPod{holders: map[place]held{}, reuse: map[int]heldReuse{}}
 		h.pods[pod.name] = known
 	}
-	for at := range known {
+	for _, r := range pod.said() {
+		is := heldReuse{Reuse: r.reuse}
+		if r.guard != nil {
+			is.life = r.guard.Generation
+		}
+		known.reuse[r.rank] = is
+	}
+	for at := range known.holders {
 		for i := range pod.clears {
 			if pod.clears[i].covers(at) {
-				delete(known, at)
+				delete(known.holders, at)
 			}
 		}
 	}
@@ -83,12 +117,12 @@ func (h *holderCache) learn(pod *podPlan, limit int) {
 		switch now := (held{id: r.id}); {
 		case r.dropped():
 		case r.id == 0:
-			delete(known, r.place)
+			delete(known.holders, r.place)
 		case r.guard != nil:
 			now.life = r.guard.Generation
-			known[r.place] = now
-		case known[r.place].id != r.id:
-			known[r.place] = now
+			known.holders[r.place] = now
+		case known.holders[r.place].id != r.id:
+			known.holders[r.place] = now
 		}
 	}
 }
@@ -212,7 +246,7 @@ func (x *Index) holdersCall(pod *podPlan) (*call, error) {
 			clears = append(clears, c)
 		}
 	}
-	args := make([]string, 0, 7+6*len(guards)+2*len(clears)+3*len(refs))
+	args := make([]string, 0, 7+6*len(guards)+2*len(clears)+3*len(refs)+1+2*len(pod.reuse))
 	args = append(args, pod.name, string(text), strconv.Itoa(x.config.MaxPods), strconv.Itoa(x.config.MaxHolders), strconv.Itoa(len(guards)))
 	for _, g := range guards {
 		args = append(args, strconv.Itoa(g.rank))
@@ -228,6 +262,11 @@ func (x *Index) holdersCall(pod *podPlan) (*call, error) {
 	args = append(args, strconv.Itoa(len(refs)))
 	for _, r := range refs {
 		args = append(args, strconv.Itoa(r.rank), r.tier.String(), flag(r.give))
+	}
+	said := pod.said()
+	args = append(args, strconv.Itoa(len(said)))
+	for _, r := range said {
+		args = append(args, strconv.Itoa(r.rank), r.reuse.String())
 	}
 	return x.registryCall(holdersScript, x.names.own(pod.name), args...), nil
 }

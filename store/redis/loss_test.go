@@ -81,15 +81,15 @@ func TestLostOwnIsHealed(t *testing.T) {
 	gen := mustBegin(t, x, "a", 1)
 	keys := manyKeys(4)
 	apply(t, x, guardedBatch("a", gen, 1, 1, store.Add, keys[:2]...))
-	for tier := range store.Tier(store.NumTiers) {
-		apply(t, x, store.Batch{Pod: "a", Rank: 3, Model: "m", Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: keys[3:]}}})
+	for tier := range store.Tier(store.NumHolderTiers) {
+		apply(t, x, store.Batch{Pod: "a", Rank: 3, Model: "m", Reuse: store.Reuse{Block: 16, Window: 128}, Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: keys[3:]}}})
 	}
 	before := plain.HGetAll(t.Context(), x.names.own("a")).Val()
 	if err := plain.Del(t.Context(), x.names.own("a")).Err(); err != nil {
 		t.Fatal(err)
 	}
 	apply(t, x, guardedBatch("a", gen, 1, 2, store.Add, keys[2]))
-	wantBlocks(t, x, keys, "a", "a", "a", "a a a a")
+	wantBlocks(t, x, keys, "a", "a", "a", "a a a a a a a a")
 	if after := plain.HGetAll(t.Context(), x.names.own("a")).Val(); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("got %v, want %v", after, before)
 	}

@@ -419,7 +419,7 @@ func (p *pager) onlyLive() {
 		if len(ids) > 0 {
 			first := &ids[0]
 			live[first] = slices.DeleteFunc(ids, func(id store.HolderID) bool {
-				_, _, ok := p.registry.Holder(id)
+				_, _, ok := p.registry.AnyHolder(id)
 				return !ok
 			})
 		}

@@ -32,8 +32,34 @@ type podPlan struct {
 	refs   map[place]*holderRef
 	order  []*holderRef
 	guards []*guardPlan
+	reuse  []rankReuse
 	// resolved is true when the ids of the refs come from the server.
 	resolved bool
+}
+
+// rankReuse is what batches say of a rank's engine, and under which guard.
+type rankReuse struct {
+	rank  int
+	reuse store.Reuse
+	guard *guardPlan
+}
+
+// say takes in what a batch says of its rank's engine; the last one counts.
+func (pod *podPlan) say(b *store.Batch, guard *guardPlan) {
+	if b.Reuse == (store.Reuse{}) {
+		return
+	}
+	at := slices.IndexFunc(pod.reuse, func(r rankReuse) bool { return r.rank == b.Rank })
+	if at < 0 {
+		at = len(pod.reuse)
+		pod.reuse = append(pod.reuse, rankReuse{})
+	}
+	pod.reuse[at] = rankReuse{b.Rank, b.Reuse, guard}
+}
+
+// said is what is to be written of that.
+func (pod *podPlan) said() []rankReuse {
+	return slices.DeleteFunc(slices.Clone(pod.reuse), func(r rankReuse) bool { return r.guard != nil && r.guard.over() })
 }
 
 // place is a rank and a tier within a pod.
@@ -52,7 +78,7 @@ type clearance struct {
 }
 
 func (c *clearance) covers(p place) bool {
-	return (c.allRanks || c.place.rank == p.rank) && (c.allTiersOfTheOne || c.place.tier == p.tier)
+	return (c.allRanks || c.place.rank == p.rank) && (c.allTiersOfTheOne || c.place.tier == p.tier.Memory())
 }
 
 // holderRef is a holder that a plan changes blocks of. Its id is found out when
@@ -104,6 +130,7 @@ func (p *plan) addBatch(b *store.Batch) {
 		p.pods = append(p.pods, pod)
 	}
 	guard := p.guard(pod, b)
+	pod.say(b, guard)
 	mask := blockkey.ModelOf(b.Model)
 	for i := range b.Ops {
 		op := &b.Ops[i]
@@ -115,7 +142,7 @@ func (p *plan) addBatch(b *store.Batch) {
 			ref.give = ref.give || len(op.Keys) > 0
 			p.change(ref, op, mask)
 		case op.Tier == store.AllTiers:
-			for tier := range store.Tier(store.NumTiers) {
+			for tier := range store.Tier(store.NumHolderTiers) {
 				p.change(p.ref(pod, place{b.Rank, tier}, guard), op, mask)
 			}
 		default:

@@ -47,6 +47,20 @@ type roster struct {
 	swept, ended uint64
 }
 
+// reuseField follows a rank and a slash in the name of the field that says what the
+// rank's engine can reuse.
+const reuseField = "reuse"
+
+// noteReuse reads such a field. ok is false when it cannot be read.
+func noteReuse(reuse map[int]store.Reuse, rankText, text string) (ok bool) {
+	rank, err := strconv.Atoi(rankText)
+	if err != nil || rank < 0 || rank >= store.MaxRanks {
+		return false
+	}
+	reuse[rank], err = store.ParseReuse(text)
+	return err == nil
+}
+
 // member is a pod of a roster: how it is written, and what that means.
 type member struct {
 	name, text, copy string
@@ -363,6 +377,7 @@ func parseCopy(pod, text string) (born uint64, holders []store.Holder, err error
 	if born, err = strconv.ParseUint(first, 10, 64); err != nil {
 		return 0, nil, fmt.Errorf("%q begins with no number", redisx.Clip(text))
 	}
+	reuse := map[int]store.Reuse{}
 	for rest != "" {
 		var field, id string
 		field, rest, _ = strings.Cut(rest, " ")
@@ -371,14 +386,23 @@ func parseCopy(pod, text string) (born uint64, holders []store.Holder, err error
 		if !isHolder {
 			continue // the generation of a rank
 		}
+		if tierText == reuseField {
+			if !noteReuse(reuse, rankText, id) {
+				err = fmt.Errorf("%q has no meaning as %q", redisx.Clip(id), redisx.Clip(field))
+			}
+			continue
+		}
 		n, wrong := strconv.ParseUint(id, 10, 32)
 		rank, wrongRank := strconv.Atoi(rankText)
-		tier, wrongTier := store.ParseTier(tierText)
+		tier, wrongTier := store.ParseHolderTier(tierText)
 		if wrong != nil || n == 0 || wrongRank != nil || rank < 0 || rank >= store.MaxRanks || wrongTier != nil {
 			err = fmt.Errorf("%q is no holder with an id of %q", redisx.Clip(field), redisx.Clip(id))
 			continue
 		}
 		holders = append(holders, store.Holder{ID: store.HolderID(n), Pod: pod, Rank: rank, Tier: tier})
+	}
+	for i := range holders {
+		holders[i].Reuse = reuse[holders[i].Rank]
 	}
 	slices.SortFunc(holders, func(a, b store.Holder) int {
 		if a.Rank != b.Rank {

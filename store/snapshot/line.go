@@ -100,8 +100,14 @@ type Holder struct {
 	ID   store.HolderID `json:"id"`
 	Pod  string         `json:"pod"`
 	Rank int            `json:"rank"`
-	Tier string         `json:"tier"`
+	// Tier may be a window tier.
+	Tier string `json:"tier"`
+	// EngineBlock and Window are what is known of the rank's engine: see store.Reuse.
+	EngineBlock int `json:"engine_block,omitempty"`
+	Window      int `json:"window,omitempty"`
 }
+
+func (h *Holder) reuse() store.Reuse { return store.Reuse{Block: h.EngineBlock, Window: h.Window} }
 
 // Seq is up to where the events of a rank had been applied when the dump began.
 type Seq struct {
@@ -365,7 +371,10 @@ func (h *Holder) validate() error {
 	if err := store.CheckPodName(h.Pod); err != nil {
 		return err
 	}
-	if _, err := store.ParseTier(h.Tier); err != nil {
+	if _, err := store.ParseHolderTier(h.Tier); err != nil {
+		return err
+	}
+	if err := h.reuse().Validate(); err != nil {
 		return err
 	}
 	if h.Rank < 0 || h.Rank >= store.MaxRanks {

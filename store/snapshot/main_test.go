@@ -89,6 +89,9 @@ var (
 		}
 		if op.Kind != store.Clear {
 			op.Keys = rapid.SliceOfN(rapid.SampledFrom(keys), 0, 30).Draw(t, "keys")
+			if rapid.Bool().Draw(t, "of window groups") {
+				op.Tier = op.Tier.Window()
+			}
 		}
 		return op
 	})
@@ -98,6 +101,7 @@ var (
 			Rank:  rapid.IntRange(0, 2).Draw(t, "rank"),
 			Model: rapid.SampledFrom(models).Draw(t, "model"),
 			Ops:   rapid.SliceOfN(genOp, 0, 4).Draw(t, "ops"),
+			Reuse: rapid.SampledFrom([]store.Reuse{{}, {Block: 16}, {Block: 528, Window: 528}}).Draw(t, "reuse"),
 		}
 	})
 )
@@ -161,9 +165,34 @@ func same(t tester, x store.Index, m *storetest.Model) {
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
+	for _, id := range heldBy(t, x) {
+		slot, _, _ := reg.AnyHolder(id)
+		pod, rank := reg.Pods[reg.Slots[slot].Pod], reg.Slots[slot].Rank
+		want := m.Reuse(pod.Name, rank)
+		if want.Block == 0 {
+			want.Block = pod.BlockSize
+		}
+		if got := reg.Reuse(slot); got != want {
+			t.Fatalf("of the engine of %s/%d it knows %v, want %v", pod.Name, rank, got, want)
+		}
+	}
 	if want := m.Pods(); len(reg.Pods)+len(want) > 0 && !reflect.DeepEqual(reg.Pods, want) {
 		t.Fatalf("pods\n%+v, want\n%+v", reg.Pods, want)
 	}
+}
+
+// heldBy are the live holders of blocks.
+func heldBy(t tester, x store.Index) []store.HolderID {
+	t.Helper()
+	var out []store.HolderID
+	for _, name := range models {
+		c := &storetest.Collector{Keys: len(keys)}
+		if err := x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf(name), Keys: keys, Fold: c}); err != nil {
+			t.Fatalf("Lookup: %v", err)
+		}
+		out = append(out, c.IDs...)
+	}
+	return out
 }
 
 // dump dumps an index.

@@ -115,6 +115,8 @@ type restoredHolder struct {
 	pod  *restoredPod
 	rank int
 	tier store.Tier
+	// reuse is what was known of the rank's engine.
+	reuse store.Reuse
 }
 
 func (d *restorer) run(ctx context.Context) error {
@@ -152,11 +154,11 @@ func (d *restorer) line(ctx context.Context, l *Line) error {
 		if _, twice := d.holders[h.ID]; twice {
 			return d.in.bad("holder %d is given twice", h.ID)
 		}
-		tier, err := store.ParseTier(h.Tier)
+		tier, err := store.ParseHolderTier(h.Tier)
 		if err != nil {
 			return d.in.bad("%w", err)
 		}
-		d.holders[h.ID] = restoredHolder{pod, h.Rank, tier}
+		d.holders[h.ID] = restoredHolder{pod, h.Rank, tier, h.reuse()}
 	case KindSeq:
 		return d.beginRank(ctx, &l.Seq)
 	case KindBlocks:
@@ -334,7 +336,7 @@ func (d *restorer) apply(ctx context.Context, lines []lineSpan, from lineSpan) e
 				}
 				byMask[h.pod.mask] = list
 			}
-			b := store.Batch{Pod: h.pod.reg.Name, Rank: h.rank, Model: h.pod.reg.Model}
+			b := store.Batch{Pod: h.pod.reg.Name, Rank: h.rank, Model: h.pod.reg.Model, Reuse: h.reuse}
 			for len(list) > 0 {
 				n := min(len(list), store.MaxOpKeys)
 				b.Ops = append(b.Ops, store.Op{Kind: store.Add, Tier: h.tier, Keys: list[:n:n]})

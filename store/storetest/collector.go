@@ -116,7 +116,7 @@ func (c *Collector) Run(n int, holders []store.HolderID) bool {
 		if i > 0 && id <= holders[i-1] {
 			c.breakf("holders do not ascend: %v", holders)
 		}
-		slot, tier, live := c.Registry.Holder(id)
+		slot, tier, live := c.Registry.AnyHolder(id)
 		if !live {
 			continue
 		}

@@ -68,12 +68,15 @@ var (
 	historyKeys   = append(chain(77, 20), 0, ^blockkey.Key(0), blockkey.Key(blockkey.ModelOf("m1")), blockkey.Key(blockkey.ModelOf("m2")))
 
 	genKeys = rapid.SliceOfN(rapid.SampledFrom(historyKeys), 0, 8)
-	genTier = rapid.SampledFrom([]store.Tier{store.GPU, store.CPU, store.Shared})
+	genTier = rapid.SampledFrom([]store.Tier{store.GPU, store.CPU, store.Shared, store.GPU.Window(), store.CPU.Window()})
 	genOp   = rapid.Custom(func(t *rapid.T) store.Op {
 		op := store.Op{
 			// Twice as many adds as there are ways to take away.
 			Kind: rapid.SampledFrom([]store.OpKind{store.Add, store.Add, store.Add, store.Remove, store.Remove, store.Clear}).Draw(t, "kind"),
 			Tier: genTier.Draw(t, "tier"),
+		}
+		if op.Kind == store.Clear {
+			op.Tier = op.Tier.Memory()
 		}
 		if op.Kind != store.Add && rapid.Bool().Draw(t, "all tiers") {
 			op.Tier = store.AllTiers
@@ -91,6 +94,7 @@ var (
 			Rank:  rapid.IntRange(0, 2).Draw(t, "rank"),
 			Model: rapid.SampledFrom(historyModels).Draw(t, "model"),
 			Ops:   rapid.SliceOfN(genOp, 0, 4).Draw(t, "ops"),
+			Reuse: rapid.SampledFrom([]store.Reuse{{}, {}, {Block: 16}, {Block: 16, Window: 128}, {Block: 32}}).Draw(t, "reuse"),
 		}
 	})
 )
@@ -198,6 +202,11 @@ func (h *history) compare(t *rapid.T) {
 			}
 			if got, want := c.Registry.Pods, h.m.Pods(); len(got)+len(want) > 0 && !reflect.DeepEqual(got, want) {
 				t.Fatalf("handle %d has the pods\n%+v, want\n%+v", i, got, want)
+			}
+			for _, holder := range c.Registry.Holders() {
+				if want := h.m.Reuse(holder.Pod, holder.Rank); holder.Reuse != want {
+					t.Fatalf("handle %d knows %v of the engine of %s/%d, want %v", i, holder.Reuse, holder.Pod, holder.Rank, want)
+				}
 			}
 		}
 	}

@@ -26,6 +26,7 @@ type modelPod struct {
 	until  time.Duration // end of the lease; 0 is none
 	blocks map[blockkey.StoreKey]map[place]bool
 	lives  map[int]*store.Life // by rank
+	reuse  map[int]store.Reuse // by rank
 	maps   map[store.Generation]map[store.MapKey]string
 }
 
@@ -48,7 +49,7 @@ func (m *Model) Advance(d time.Duration) {
 func (m *Model) Register(p store.Pod) (created bool) {
 	old := m.pods[p.Name]
 	if old == nil {
-		old = &modelPod{blocks: map[blockkey.StoreKey]map[place]bool{}, lives: map[int]*store.Life{}, maps: map[store.Generation]map[store.MapKey]string{}}
+		old = &modelPod{blocks: map[blockkey.StoreKey]map[place]bool{}, lives: map[int]*store.Life{}, reuse: map[int]store.Reuse{}, maps: map[store.Generation]map[store.MapKey]string{}}
 		m.pods[p.Name] = old
 	}
 	created = old.reg.Name == ""
@@ -75,6 +76,7 @@ func (m *Model) Begin(pod string, rank int, fence uint64, gen store.Generation) 
 	p := m.pods[pod]
 	p.clear(rank, store.Op{Kind: store.Clear, Tier: store.AllTiers})
 	p.lives[rank] = &store.Life{Generation: gen, Fence: fence}
+	delete(p.reuse, rank)
 	return nil
 }
 
@@ -185,6 +187,9 @@ func (m *Model) apply(b store.Batch) {
 		m.Register(store.Pod{Name: b.Pod, Model: b.Model})
 	}
 	p := m.pods[b.Pod]
+	if b.Reuse != (store.Reuse{}) {
+		p.reuse[b.Rank] = b.Reuse
+	}
 	for _, op := range b.Map {
 		entries := p.maps[b.Guard.Generation]
 		if entries == nil {
@@ -218,7 +223,7 @@ func (m *Model) apply(b store.Batch) {
 // hits tells which places an op that takes away is about.
 func hits(rank int, op store.Op) func(place, bool) bool {
 	return func(x place, _ bool) bool {
-		return (op.AllRanks || x.rank == rank) && (op.Tier == store.AllTiers || x.tier == op.Tier)
+		return (op.AllRanks || x.rank == rank) && (op.Tier == store.AllTiers || x.tier == op.Tier || op.Kind == store.Clear && x.tier.Memory() == op.Tier)
 	}
 }
 
@@ -226,6 +231,14 @@ func (p *modelPod) clear(rank int, op store.Op) {
 	for _, at := range p.blocks {
 		maps.DeleteFunc(at, hits(rank, op))
 	}
+}
+
+// Reuse returns what is known of the engine of a rank.
+func (m *Model) Reuse(pod string, rank int) store.Reuse {
+	if p := m.pods[pod]; p != nil {
+		return p.reuse[rank]
+	}
+	return store.Reuse{}
 }
 
 // Pods returns the live pods, ascending by name.

@@ -58,7 +58,7 @@ func Run(t *testing.T, open Open) {
 // further ways to reach an index that passes Run.
 func RunQuick(t *testing.T, open Open) {
 	run(t, open, []group{
-		{"Blocks", blockCases}, {"Lookup", lookupCases}, {"Pods", podCases}, {"Guards", guardCases}, {"Models", modelCases}, {"Refusals", refusalCases},
+		{"Blocks", blockCases}, {"Lookup", lookupCases}, {"Pods", podCases}, {"Guards", guardCases}, {"Windows", windowCases}, {"Models", modelCases}, {"Refusals", refusalCases},
 	})
 }
 

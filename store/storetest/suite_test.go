@@ -72,7 +72,7 @@ func (x *plain) enter(ctx context.Context) error {
 func (x *plain) registry() *store.Registry {
 	var holders []store.Holder
 	for at, id := range x.ids {
-		holders = append(holders, store.Holder{ID: id, Pod: at.Pod, Rank: at.Rank, Tier: at.Tier})
+		holders = append(holders, store.Holder{ID: id, Pod: at.Pod, Rank: at.Rank, Tier: at.Tier, Reuse: x.m.Reuse(at.Pod, at.Rank)})
 	}
 	var until time.Time
 	for _, p := range x.m.pods {
@@ -187,7 +187,7 @@ func (x *plain) applied(b store.Batch) {
 	for _, op := range b.Ops {
 		for at := range x.ids {
 			if op.Kind == store.Clear && at.Pod == b.Pod && (at.Rank == b.Rank || op.AllRanks) &&
-				(at.Tier == op.Tier || op.Tier == store.AllTiers) && x.fault != "clear keeps ids" {
+				(at.Tier.Memory() == op.Tier || op.Tier == store.AllTiers) && x.fault != "clear keeps ids" {
 				x.end(at)
 			}
 		}

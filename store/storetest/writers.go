@@ -257,7 +257,7 @@ func sameRefusals(a, b error) bool {
 func (m *Model) clone() *Model {
 	c := &Model{now: m.now, pods: map[string]*modelPod{}}
 	for name, p := range m.pods {
-		q := &modelPod{reg: p.reg, until: p.until, lives: map[int]*store.Life{}, maps: map[store.Generation]map[store.MapKey]string{}}
+		q := &modelPod{reg: p.reg, until: p.until, lives: map[int]*store.Life{}, reuse: maps.Clone(p.reuse), maps: map[store.Generation]map[store.MapKey]string{}}
 		q.blocks = maps.Clone(p.blocks)
 		for k, at := range q.blocks {
 			q.blocks[k] = maps.Clone(at)

@@ -25,6 +25,7 @@ if problem then return redis.error_reply(problem) end
 local fields, ids = {}, {}
 for _, tier in ipairs({'gpu', 'cpu', 'disk', 'shared'}) do
   fields[#fields + 1] = rank .. '/' .. tier
+  fields[#fields + 1] = rank .. '/' .. tier .. '-window'
 end
 for _, id in ipairs(redis.call('HMGET', own, unpack(fields))) do
   if id then ids[#ids + 1] = id end
@@ -35,6 +36,7 @@ if #ids > 0 then
   finish(ids)
   change = true
 end
+if redis.call('HDEL', own, rank .. '/reuse') == 1 then change = true end
 if last then forget({last}) end
 -- Texts that name the pod stand for its rank 0.
 if rank == '0' then

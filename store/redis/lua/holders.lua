@@ -6,6 +6,8 @@
 --       clears  then so many times: rank tier, either of them * for all
 --       wanted  then so many times: rank tier give, which is 1 to give an id
 --               to a holder that has none
+--       said    or nothing; then so many times: rank reuse, which replaces what
+--               is known of the rank's engine
 -- Ids are given up to the limit that reserve.lua has set.
 -- Returns what judge says to each guard, and if it is 1 to all of them the ids in
 -- the order wanted, 0 for a holder that has none; else nothing is done. Clears
@@ -70,13 +72,15 @@ for _ = 1, clears do
   if done[rank] then
     -- An earlier try at this sequence has cleared it.
   elseif rank ~= '*' and tier ~= '*' then
-    local id = redis.call('HGET', own, rank .. '/' .. tier)
-    if id then fields[1], ids[1] = rank .. '/' .. tier, id end
+    for _, field in ipairs({rank .. '/' .. tier, rank .. '/' .. tier .. '-window'}) do
+      local id = redis.call('HGET', own, field)
+      if id then fields[#fields + 1], ids[#ids + 1] = field, id end
+    end
   else
     local all = redis.call('HGETALL', own)
     for i = 1, #all, 2 do
-      local r, t = string.match(all[i], '^(%d+)/(%a+)$')
-      if r and (rank == '*' or rank == r) and (tier == '*' or tier == t) then
+      local r, t = string.match(all[i], '^(%d+)/(%a+)')
+      if r and t ~= 'reuse' and (rank == '*' or rank == r) and (tier == '*' or tier == t) then
         fields[#fields + 1], ids[#ids + 1] = all[i], all[i + 1]
       end
     end
@@ -123,6 +127,13 @@ for i = 1, tonumber(ARGV[at]) do
     change, kept = true, false
   end
   out[guards + i] = id or '0'
+end
+for i = 1, problem and 0 or tonumber(ARGV[at + 1] or '0') do
+  local field, reuse = ARGV[at + 2 * i] .. '/reuse', ARGV[at + 2 * i + 1]
+  if redis.call('HGET', own, field) ~= reuse then
+    redis.call('HSET', own, field, reuse)
+    change, kept = true, false
+  end
 end
 if not kept then keep(pod) end
 if change then moved('p' .. pod) end
