@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 	"github.com/kvatlas/kvatlas/store/replica"
+	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
 // TestBudgetThatWasSleptThrough asks indexes in memory when the time is over, as after
@@ -52,5 +53,38 @@ func TestBudgetThatWasSleptThrough(t *testing.T) {
 				t.Errorf("a caller that has gone gets %v", err)
 			}
 		})
+	}
+}
+
+// farIndex answers while there is time.
+type farIndex struct{}
+
+func (farIndex) Lookup(ctx context.Context, queries ...*store.Query) error {
+	for _, q := range queries {
+		q.Fold.Begin(farIndex{}.Cached())
+	}
+	return ctx.Err()
+}
+
+func (farIndex) Cached() *store.Registry { return &store.Registry{} }
+
+// A request whose time is over before the index is asked does not blame the index.
+func TestLateBeforeTheIndex(t *testing.T) {
+	over, end := context.WithTimeout(t.Context(), 0)
+	defer end()
+	<-over.Done()
+	s, err := scorer.New(scorer.Config{
+		Index: farIndex{},
+		Tokenizer: scorer.TokenizerFunc(func(context.Context, tokenpool.Request) (tokenpool.Result, error) {
+			return tokenpool.Result{Behind: tokenpool.BehindBudget}, nil
+		}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, in := range []scorer.Input{scorer.Prompt("x"), scorer.Tokens([]uint32{1, 2})} {
+		if _, err := s.Score(over, scorer.Request{Model: "m", Input: in}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v, want %v", err, context.DeadlineExceeded)
+		}
 	}
 }

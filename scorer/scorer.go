@@ -140,8 +140,8 @@ func New(cfg Config) (*Scorer, error) {
 //
 // An unknown model scores nothing; with a text it is an error that wraps
 // tokenpool.ErrUnknownModel. Faults of the index are not errors: the answer is
-// degraded. A canceled context is an error, a deadline that passes while the
-// index is asked is not.
+// degraded. A canceled context is an error, and so is a deadline that has passed before
+// an index is asked that cannot answer at once; one that passes meanwhile is not.
 func (s *Scorer) Score(ctx context.Context, r Request) (*Response, error) {
 	rs, err := s.ScoreAll(ctx, []Request{r})
 	if err != nil {
@@ -188,6 +188,7 @@ func (s *Scorer) ScoreAll(ctx context.Context, rs []Request) ([]*Response, error
 		return nil, err
 	}
 	watch.lap("tokenize")
+	late := ctx.Err()
 
 	for i := range jobs {
 		jobs[i].chain = s.folds.Get().(*chain)
@@ -208,6 +209,9 @@ func (s *Scorer) ScoreAll(ctx context.Context, rs []Request) ([]*Response, error
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return nil, ctx.Err() // nobody waits for an answer
+	}
+	if err != nil && late != nil { // an index in memory answers all the same
+		return nil, fmt.Errorf("scorer: before the index was asked: %w", late)
 	}
 	watch.lap("lookup")
 

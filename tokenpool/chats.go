@@ -35,19 +35,80 @@ func (p *Pool) RenderChat(ctx context.Context, model string, req chat.Request) (
 	if err != nil {
 		return chat.Prompt{}, err
 	}
-	return p.rendered(ctx, c, r)
+	out, _, err := p.render(ctx, c, r, nil)
+	return out, err
 }
 
-// rendered renders the chat of req.
-func (p *Pool) rendered(ctx context.Context, c chatEntry, req Request) (chat.Prompt, error) {
+// rendered is what comes of a rendering.
+type rendered struct {
+	prompt chat.Prompt
+	err    error
+}
+
+// render renders the chat of req once it has its turn. A caller whose patience ends
+// leaves, and the rendering goes on: its text is tokenized behind.
+func (p *Pool) render(ctx context.Context, c chatEntry, req Request, patience <-chan time.Time) (chat.Prompt, Behind, error) {
 	if c.err != nil {
-		return chat.Prompt{}, fmt.Errorf("tokenpool: model %s: %w", quoteModel(req.Model), c.err)
+		return chat.Prompt{}, "", fmt.Errorf("tokenpool: model %s: %w", quoteModel(req.Model), c.err)
 	}
-	out, err := c.renderer.RenderContext(ctx, *req.Chat)
+	turn := p.turns.of(c.isSlow(req.Chat))
+	if behind, err := p.takeTurn(ctx, req.Mode, turn, patience); behind != "" || err != nil {
+		return chat.Prompt{}, behind, err
+	}
+	if ctx.Err() != nil { // it ended while there was a turn
+		<-turn
+		behind, err := outOfTime(ctx, req.Mode)
+		return chat.Prompt{}, behind, err
+	}
+	life := p.ctx
+	if req.Mode == Sync {
+		life = ctx
+	}
+	given := req.Chat.Clone() // the caller's memory is the caller's again once it has left
+	out, left := make(chan rendered), make(chan struct{})
+	if !p.spawn(func() {
+		defer func() { <-turn }()
+		r := p.renderNow(life, c, given)
+		select {
+		case out <- r:
+		case <-left:
+			if r.err == nil && len(r.prompt.Media) == 0 && req.Mode != Sync {
+				p.tokenizeBehind(req.Model, r.prompt.Text)
+			}
+		}
+	}) {
+		<-turn
+		return chat.Prompt{}, "", ErrClosed
+	}
+	select {
+	case r := <-out:
+		return r.prompt, "", r.err
+	case <-patience:
+		close(left)
+		return chat.Prompt{}, BehindBudget, nil
+	case <-ctx.Done():
+		close(left)
+		behind, err := outOfTime(ctx, req.Mode)
+		return chat.Prompt{}, behind, err
+	}
+}
+
+// renderNow renders a chat and checks its text.
+func (p *Pool) renderNow(ctx context.Context, c chatEntry, req chat.Request) (r rendered) {
+	r.prompt, r.err = c.renderer.RenderContext(ctx, req)
+	if r.err == nil {
+		r.err = checkText(r.prompt.Text, p.cfg.MaxTextBytes)
+	}
+	return r
+}
+
+// tokenizeBehind has the text of a chat tokenized for the next request that asks.
+func (p *Pool) tokenizeBehind(model, text string) {
+	seen, err := p.look(model, false)
 	if err == nil {
-		err = checkText(out.Text, p.cfg.MaxTextBytes)
+		_, err = p.submit(p.ctx, Request{Model: model, Text: text, NoSpecialTokens: true, Mode: Async}, seen)
 	}
-	return out, err
+	_ = err // the caller has left: the next request has it, if it lasts
 }
 
 // chat returns what renders the chats of req's model, or why it is not known

@@ -27,9 +27,13 @@ type Config struct {
 	// tokenized, and Async never comes to an exact answer.
 	Store prefixcache.Store
 	// Workers is how many texts are tokenized at a time, each on a thread of
-	// its own and with about 150 bytes of memory a byte of text. Default
-	// GOMAXPROCS, limit 1024.
+	// its own. As many chats are rendered beside them, and half as many that are
+	// long or bring their template. Default GOMAXPROCS, limit 1024.
 	Workers int
+	// WorkBytes bounds the memory outside of Go's heap that the texts being
+	// tokenized take, in bytes: 350 for each byte of a part that cannot be cut. A
+	// part that takes more waits until it is alone. Default 256 MiB, at least 1 MiB.
+	WorkBytes int64
 	// Queue is how many texts may wait for a worker, and as many again for a
 	// tokenizer that is being loaded. Default 1024, limit 1,000,000.
 	Queue int
@@ -89,6 +93,7 @@ func (c *Config) validate() error {
 	set(&c.Queue, 1024)
 	set(&c.MaxTextBytes, 1<<20)
 	set(&c.QueueBytes, max(64<<20, int64(c.MaxTextBytes)))
+	set(&c.WorkBytes, 256<<20)
 	set(&c.PieceBytes, 64<<20)
 	set(&c.SharedTimeout, 20*time.Millisecond)
 	set(&c.Budget, 50*time.Millisecond)
@@ -98,6 +103,9 @@ func (c *Config) validate() error {
 	set(&c.Recheck, 10*time.Second)
 	if c.Chat.Limits.OutputBytes == 0 {
 		c.Chat.Limits.OutputBytes = uint64(max(c.MaxTextBytes, 0))
+	}
+	if c.Chat.Given == nil {
+		c.Chat.Given = chat.NewTemplates() // all models share it
 	}
 	_, err := chat.NewRenderer(chat.Files{}, c.Chat)
 	if err != nil {
@@ -125,6 +133,7 @@ func (c *Config) validate() error {
 		within("Queue", c.Queue, 1, 1_000_000),
 		within("MaxTextBytes", c.MaxTextBytes, 1, MaxTextLimit),
 		within("QueueBytes", c.QueueBytes, int64(c.MaxTextBytes), 1<<40),
+		within("WorkBytes", c.WorkBytes, 1<<20, 1<<40),
 		within("PieceBytes", c.PieceBytes, math.MinInt64, 1<<40),
 		within("Budget", c.Budget, time.Microsecond, time.Minute),
 		within("MaxTokenizers", c.MaxTokenizers, 1, 1024),

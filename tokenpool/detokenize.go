@@ -16,6 +16,14 @@ func (p *Pool) Text(ctx context.Context, model string, ids []uint32, skipSpecial
 		return "", err
 	}
 	defer p.release(t)
+	turn := p.turns.of(len(ids) > slowTokens)
+	if _, err := p.takeTurn(ctx, Sync, turn, nil); err != nil {
+		return "", err
+	}
+	defer func() { <-turn }()
+	if err := ctx.Err(); err != nil {
+		return "", fmt.Errorf("tokenpool: %w", err)
+	}
 	return t.text(ids, skipSpecial)
 }
 

@@ -223,6 +223,7 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		p.mu.Unlock()
 		return nil, fmt.Errorf("%w: model %s: %w", ErrLoad, quoteModel(model), err)
 	}
+	enc = weighed{encoder: enc, memory: p.memory, most: p.cfg.WorkBytes}
 	rendering := p.newChat(files)
 	cuts := newCutter(data)
 	if rendering.media, err = placings(files.Media, cuts.added, enc); err != nil && rendering.err == nil {

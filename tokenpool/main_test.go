@@ -165,6 +165,8 @@ func (f *fakes) check(p *Pool) {
 		{"bytes", p.bytes.TryAcquire(p.cfg.QueueBytes)},
 		{"places", p.places.TryAcquire(int64(p.cfg.Queue))},
 		{"remote", p.remote.TryAcquire(int64(p.cfg.Queue+1) / 2)},
+		{"memory", p.memory.TryAcquire(p.cfg.WorkBytes)},
+		{"turns", len(p.turns.quick) == 0 && len(p.turns.slow) == 0},
 		{"room", p.live == 0 && p.leaving == 0 && len(p.wanting) == 0},
 	} {
 		if !sem.ok {

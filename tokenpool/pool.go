@@ -1,6 +1,7 @@
 package tokenpool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,9 @@ type Pool struct {
 	places *semaphore.Weighted // Queue, held by flights that wait for a load
 	remote *semaphore.Weighted // half of Queue, by those whose model may not exist
 
-	pieces *pieces // nil keeps none
+	turns  turns
+	memory *semaphore.Weighted // WorkBytes, held by parts of texts in work
+	pieces *pieces             // nil keeps none
 
 	seed maphash.Seed
 	n    counters
@@ -88,6 +91,8 @@ func newPool(cfg Config, read func([]byte) (encoder, error)) (*Pool, error) {
 		bytes:   semaphore.NewWeighted(cfg.QueueBytes),
 		places:  semaphore.NewWeighted(int64(cfg.Queue)),
 		remote:  semaphore.NewWeighted(int64(cfg.Queue+1) / 2),
+		turns:   newTurns(cfg.Workers),
+		memory:  semaphore.NewWeighted(cfg.WorkBytes),
 		seed:    maphash.MakeSeed(),
 		flights: make(map[flightKey]*flight),
 		loads:   make(map[string]*load),
@@ -145,12 +150,10 @@ func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
 	if err := ctx.Err(); err != nil && (req.Mode == Sync || !errors.Is(err, context.DeadlineExceeded)) {
 		return Result{}, fmt.Errorf("tokenpool: %w", err)
 	}
-	var expire <-chan time.Time
+	start := time.Now()
+	var expire, patience <-chan time.Time
+	budget := cmp.Or(req.Budget, p.cfg.Budget)
 	if req.Mode == Wait {
-		budget := req.Budget
-		if budget == 0 {
-			budget = p.cfg.Budget
-		}
 		timer := time.NewTimer(max(budget, 0))
 		defer timer.Stop()
 		expire = timer.C
@@ -165,9 +168,14 @@ func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
 		if err != nil || behind != "" {
 			return p.count(partial(prefixcache.Match{}, behind), err)
 		}
-		prompt, err = p.rendered(ctx, c, req)
-		if errors.Is(err, context.DeadlineExceeded) && req.Mode != Sync {
-			return p.count(partial(prefixcache.Match{}, BehindBudget), nil)
+		if req.Mode != Sync {
+			timer := time.NewTimer(time.Until(start.Add(p.textBudget(req.Mode, budget))))
+			defer timer.Stop()
+			patience = timer.C
+		}
+		prompt, behind, err = p.render(ctx, c, req, patience)
+		if behind != "" {
+			return p.count(partial(prefixcache.Match{}, behind), nil)
 		}
 		if err == nil {
 			plan, err = newMediaPlan(c.media, req.Media, prompt)
@@ -208,6 +216,15 @@ func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
 		}
 		return p.count(res, nil)
 	}
+}
+
+// textBudget is for how long a chat may be rendered. A request that does not wait has
+// the pool's budget for it, since of a chat without its text nothing is known.
+func (p *Pool) textBudget(mode Mode, budget time.Duration) time.Duration {
+	if mode == Async || budget < time.Millisecond {
+		return p.cfg.Budget
+	}
+	return budget
 }
 
 // ask is one try of Tokens.

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 	"unicode/utf8"
-
-	lru "github.com/hashicorp/golang-lru/v2"
 )
 
 // Options are how the chats of a model are rendered. The zero value is vLLM with
@@ -34,6 +32,9 @@ type Options struct {
 	Tools ToolForm
 	// Limits bound each rendering.
 	Limits Limits
+	// Given compiles and keeps the templates of requests. Default: a Templates of
+	// this renderer alone.
+	Given *Templates
 	// Now is the clock of strftime_now, in the engine's time zone. Default
 	// time.Now, which is in the zone of this process.
 	Now func() time.Time
@@ -53,15 +54,11 @@ const (
 	ToolsRebuilt ToolForm = "rebuilt"
 )
 
-// requestTemplates is how many templates of requests are kept compiled.
-const requestTemplates = 32
-
 // Renderer renders the chats of one model.
 type Renderer struct {
 	templates *templates
 	kwargs    []member
 	opts      Options
-	given     *lru.Cache[string, *Template] // of requests, by their source
 
 	mu  sync.Mutex // protects own
 	own map[string]compiled
@@ -111,11 +108,10 @@ func NewRenderer(files Files, opts Options) (*Renderer, error) {
 	if err != nil {
 		return nil, err
 	}
-	given, err := lru.New[string, *Template](requestTemplates)
-	if err != nil {
-		return nil, fmt.Errorf("chat: %w", err) // the size is positive
+	if opts.Given == nil {
+		opts.Given = NewTemplates()
 	}
-	r := &Renderer{templates: t, kwargs: kwargs, opts: opts, given: given, own: map[string]compiled{}}
+	r := &Renderer{templates: t, kwargs: kwargs, opts: opts, own: map[string]compiled{}}
 	r.systemsFirst, r.thinkingOff = sync.OnceValue(r.probeSystems), sync.OnceValue(r.probeThinking)
 	return r, nil
 }
@@ -174,13 +170,18 @@ func (r *Renderer) RenderContext(ctx context.Context, req Request) (Prompt, erro
 func (r *Renderer) render(ctx context.Context, req Request, now time.Time) (prepared, string, error) {
 	spend := newBudget(ctx, r.opts.Limits)
 	c, err := r.prepare(spend, req)
+	defer r.giveBack(c.given)
 	if err == nil {
 		err = spend.alive()
 	}
 	if err != nil {
 		return prepared{}, "", err
 	}
-	text, err := c.template.Render(string(c.context), r.opts.Limits, now)
+	limits := r.opts.Limits
+	if c.given != nil {
+		limits = limits.given(len(c.context))
+	}
+	text, err := c.template.Render(string(c.context), limits, now)
 	if errors.Is(err, ErrRequest) {
 		return c, "", blame(req, err)
 	}
@@ -197,6 +198,7 @@ func blame(req Request, err error) error {
 	if cerr != nil {
 		return err
 	}
+	defer empty.close()
 	why := func(err error) string {
 		what := err.Error()
 		if e, ok := errors.AsType[*Error](err); ok {
@@ -248,8 +250,16 @@ func (r *Renderer) sure(ctx context.Context, req Request, i int, text string, no
 	return n, nil
 }
 
+// Brings reports whether the request brings a template, and not the name of one of
+// the model's.
+func (r *Renderer) Brings(req Request) bool {
+	_, own, err := r.templates.choose(req.ChatTemplate, !isNull(req.Tools))
+	return err == nil && !own
+}
+
 // Prepare returns the template that Render would render for the request, and
-// the context that it would give to it.
+// the context that it would give to it. A template that the request brought stays in
+// memory until the collector finds that nothing refers to it.
 func (r *Renderer) Prepare(req Request) (*Template, json.RawMessage, error) {
 	req, err := r.completion(context.Background(), req)
 	if err != nil {
@@ -262,6 +272,7 @@ func (r *Renderer) Prepare(req Request) (*Template, json.RawMessage, error) {
 // prepared is a request ready to be rendered.
 type prepared struct {
 	template *Template
+	given    *lent // the template, if the request brought it; to be given back
 	context  json.RawMessage
 	final    string // text of the last message, if it is to be continued
 	media    []string
@@ -304,10 +315,11 @@ func (r *Renderer) prepare(spend *budget, req Request) (prepared, error) {
 		return none, bad("continue_final_message", "it cannot be combined with add_generation_prompt")
 	}
 
-	t, err := r.template(req.ChatTemplate, !isNull(req.Tools))
+	t, given, err := r.template(req.ChatTemplate, !isNull(req.Tools))
 	if err != nil {
 		return none, err
 	}
+	none.given = given
 	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: cmp.Or(req.ToolForm, r.opts.Tools) == ToolsRebuilt && !req.built, spend: spend}
 	conversation := make([][]member, len(messages))
 	mediaAt := 0
@@ -327,7 +339,7 @@ func (r *Renderer) prepare(spend *budget, req Request) (prepared, error) {
 	if p.engine == EngineVLLM && !strings.Contains(t.Source(), `"developer"`) && !strings.Contains(t.Source(), `'developer'`) {
 		conversation = developersToSystem(conversation)
 	}
-	out := prepared{template: t, media: p.media, mediaIDs: p.mediaIDs, mediaAt: mediaAt}
+	out := prepared{template: t, given: given, media: p.media, mediaIDs: p.mediaIDs, mediaAt: mediaAt}
 	if req.ContinueFinalMessage {
 		last := len(conversation) - 1
 		conversation[last], out.final, err = mark(conversation[last], t.Source())
@@ -392,11 +404,12 @@ func boolean(b bool) json.RawMessage {
 	return json.RawMessage("false")
 }
 
-// template returns the compiled template for a request.
-func (r *Renderer) template(given string, tools bool) (*Template, error) {
+// template returns the compiled template for a request, and what is to be given back
+// if the request brought it.
+func (r *Renderer) template(given string, tools bool) (*Template, *lent, error) {
 	src, own, err := r.templates.choose(given, tools)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if own {
 		r.mu.Lock()
@@ -406,18 +419,21 @@ func (r *Renderer) template(given string, tools bool) (*Template, error) {
 			c.t, c.err = Compile(src)
 			r.own[src] = c
 		}
-		return c.t, c.err
+		return c.t, nil, c.err
 	}
 	if r.opts.OwnTemplatesOnly {
-		return nil, bad("chat_template", "requests may not bring templates")
+		return nil, nil, bad("chat_template", "requests may not bring templates")
 	}
-	if t, ok := r.given.Get(src); ok {
-		return t, nil
-	}
-	t, err := Compile(src)
+	l, err := r.opts.Given.borrow(src)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	r.given.Add(src, t)
-	return t, nil
+	return l.Template, l, nil
+}
+
+// giveBack ends the use of a request's template; nil is none.
+func (r *Renderer) giveBack(given *lent) {
+	if given != nil {
+		r.opts.Given.giveBack(given)
+	}
 }

@@ -1,6 +1,7 @@
 package chat
 
 import (
+	"bytes"
 	"encoding/json"
 )
 
@@ -76,6 +77,23 @@ func (r *Request) AddsSpecialTokens() bool {
 		return *r.AddSpecialTokens
 	}
 	return r.API == APIResponses
+}
+
+// Size is the length of what the request holds, in bytes.
+func (r *Request) Size() int {
+	return len(r.Messages) + len(r.Tools) + len(r.Documents) + len(r.ChatTemplate) + len(r.ChatTemplateKwargs) + len(r.ReasoningEffort)
+}
+
+// Clone returns a copy that shares no memory with r.
+func (r *Request) Clone() Request {
+	c := *r
+	for _, f := range []*json.RawMessage{&c.Messages, &c.Tools, &c.Documents, &c.ChatTemplateKwargs} {
+		*f = bytes.Clone(*f)
+	}
+	if add := r.AddGenerationPrompt; add != nil {
+		c.AddGenerationPrompt = new(*add)
+	}
+	return c
 }
 
 // array checks that raw is an array of objects, and returns them. It is nil for

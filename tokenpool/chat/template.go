@@ -50,9 +50,13 @@ type Limits struct {
 	// Fuel bounds the work, and with it time and memory: an instruction of the
 	// template takes one, and so do 64 bytes of text made or read. A million take
 	// 64 MB and some 0.1 s, at most. Default 1,000,000, and 6 more for each byte
-	// of the context: real templates need that much for tools, and far less than
-	// 1 for a byte of text.
+	// of the context, 20,000,000 at most: real templates need that much for tools,
+	// and far less than 1 for a byte of text.
 	Fuel uint64
+	// GivenFuel is Fuel for templates that requests bring. Default 100,000, and 6
+	// more for each byte of the context, 2,000,000 at most. Templates alone do not
+	// look at it.
+	GivenFuel uint64
 	// OutputBytes is the longest text. Default 8 MiB.
 	OutputBytes uint64
 	// Recursion is how deep a template may nest loops and macros, of which a
@@ -70,11 +74,20 @@ type Limits struct {
 
 // Defaults of Limits.
 const (
-	defaultFuel        = 1_000_000
-	defaultFuelPerByte = 6
-	defaultOutput      = 8 << 20
-	maxRecursion       = 500
+	defaultFuel      = 1_000_000
+	defaultGivenFuel = 100_000
+	fuelPerByte      = 6
+	maxFuel          = 20_000_000
+	maxGivenFuel     = 2_000_000
+	defaultOutput    = 8 << 20
+	maxRecursion     = 500
 )
+
+// given are the limits for a template that a request brings, with a context of n bytes.
+func (l Limits) given(n int) Limits {
+	l.Fuel = cmp.Or(l.GivenFuel, min(defaultGivenFuel+fuelPerByte*uint64(n), maxGivenFuel))
+	return l
+}
 
 // Format says how a template takes the contents of messages.
 type Format string
@@ -91,9 +104,10 @@ const (
 // memory outside of Go's heap (some 10 times the length of the source) is given
 // back when it is collected.
 type Template struct {
-	ptr    unsafe.Pointer
-	source string
-	format Format
+	ptr     unsafe.Pointer
+	source  string
+	format  Format
+	cleanup runtime.Cleanup
 }
 
 // Compile compiles a chat template of at most MaxTemplateBytes. Its error wraps
@@ -116,8 +130,15 @@ func Compile(source string) (*Template, error) {
 	if C.hft_loops_over_content(p) != 0 {
 		t.format = FormatOpenAI
 	}
-	runtime.AddCleanup(t, func(p unsafe.Pointer) { C.hft_free(p) }, p)
+	t.cleanup = runtime.AddCleanup(t, func(p unsafe.Pointer) { C.hft_free(p) }, p)
 	return t, nil
+}
+
+// close gives the memory back before the collector does. Nothing may follow.
+func (t *Template) close() {
+	t.cleanup.Stop()
+	C.hft_free(t.ptr)
+	t.ptr = nil
 }
 
 // Source returns what the template was compiled from.
@@ -133,7 +154,7 @@ func (t *Template) Format() Format { return t.format }
 // ErrTemplate, ErrLimit or ErrRequest (a context that is no JSON object).
 func (t *Template) Render(context string, limits Limits, now time.Time) (string, error) {
 	c := C.hft_limits{
-		fuel:      C.uint64_t(cmp.Or(limits.Fuel, defaultFuel+defaultFuelPerByte*uint64(len(context)))),
+		fuel:      C.uint64_t(cmp.Or(limits.Fuel, min(defaultFuel+fuelPerByte*uint64(len(context)), maxFuel))),
 		output:    C.uint64_t(cmp.Or(min(limits.OutputBytes, math.MaxInt32), defaultOutput)),
 		recursion: C.uint32_t(cmp.Or(min(limits.Recursion, maxRecursion), maxRecursion)),
 	}
