@@ -53,7 +53,8 @@ type rankKey struct {
 // podMedium is a medium of a pod's.
 type podMedium struct{ pod, medium string }
 
-// maxUnknownMedia is of how many it is remembered that they were told of.
+// maxUnknownMedia is how many are told of: whoever pushes chooses the words, and each is a
+// line of the log. Blocks in further ones are counted all the same.
 const maxUnknownMedia = 1024
 
 // unknownMedium is what the Chunker of a rank calls; nil where nobody wants to know.
@@ -63,6 +64,9 @@ func (in *Ingester) unknownMedium(pod string, rank int) func(string, int) {
 		return nil
 	}
 	return func(medium string, _ int) {
+		if in.media.Len() == maxUnknownMedia {
+			return
+		}
 		if told, _ := in.media.ContainsOrAdd(podMedium{pod, medium}, struct{}{}); !told {
 			tell(pod, rank, medium)
 		}

@@ -1,16 +1,19 @@
 package server
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"os"
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -34,13 +37,19 @@ type call struct {
 	refusal         *apiError
 	status, sent    int
 
-	body []byte // the request's body
-	held int64  // how much of inFlightBytes is this call's
-	out  []byte // the response's body
-	scan scanner
-	req  scoreRequest
+	body    []byte       // the request's body
+	held    atomic.Int64 // how much of inFlightBytes is this call's
+	entered bool         // it counts as in flight
+	out     []byte       // the response's body
+	scan    scanner
+	req     scoreRequest
 
 	decoder event.Decoder
+
+	// Of a body that is coming or an answer that is going.
+	since time.Time
+	place *list.Element // among the transfers; nil is not there
+	cut   func()        // ends it
 }
 
 // keepBytes is the largest buffer that waits for the next request.
@@ -75,11 +84,17 @@ func (s *Server) serve(e route) http.HandlerFunc {
 				return
 			}
 			defer leave()
-		case work:
-			defer s.inFlight.Add(-1)
-			if s.inFlight.Add(1) > int64(s.cfg.Limits.MaxInFlight) {
-				c.refuse(s.overloaded("requests"))
-				return
+		case work, reading:
+			defer func() {
+				if c.entered {
+					s.inFlight.Add(-1)
+				}
+			}()
+			if e.duty == work {
+				if err := c.enter(); err != nil {
+					c.refuse(err)
+					return
+				}
 			}
 			var cancel context.CancelFunc
 			c.ctx, cancel = context.WithTimeout(c.ctx, s.cfg.Limits.RequestTimeout)
@@ -163,17 +178,33 @@ func (c *call) refuse(err error) {
 	c.reply(e.status, c.out)
 }
 
-// reply writes the whole response.
+// reply writes the whole response. A large one takes of the bytes in flight until its
+// client has taken it.
 func (c *call) reply(status int, body []byte) {
+	if n := len(body) - uncounted; n > 0 && c.status == 0 {
+		if err := c.hold(int64(n)); err != nil {
+			c.refuse(err)
+			return
+		}
+		// Its number is bounded, since it is in flight.
+		_ = c.transfer(math.MaxInt, c.cutAnswer, func() error { return c.write(status, body) })
+		return
+	}
+	_ = c.write(status, body)
+}
+
+// write writes a response. A failed write means that the client has gone; there is nobody
+// to tell.
+func (c *call) write(status int, body []byte) error {
 	h := c.w.Header()
 	h["Content-Type"] = jsonType
 	h["X-Request-Id"] = []string{c.id}
 	h["Content-Length"] = []string{strconv.Itoa(len(body))}
 	c.status = status
 	c.w.WriteHeader(status)
-	// A failed write means that the client has gone; there is nobody to tell.
-	n, _ := c.w.Write(body)
+	n, err := c.w.Write(body)
 	c.sent += n
+	return err
 }
 
 var jsonType = []string{"application/json"}
@@ -217,7 +248,7 @@ func clip(s string, n int) string {
 
 // release gives the call back for the next request.
 func (c *call) release() {
-	c.s.inFlightBytes.Add(-c.held)
+	c.s.inFlightBytes.Add(-c.held.Swap(0))
 	body, out, req := c.body, c.out, c.req
 	if cap(body) > keepBytes {
 		body = nil
@@ -247,23 +278,40 @@ func (c *call) plainBody() error {
 	return nil
 }
 
-// uncounted is how much of a body needs no leave: MaxInFlight bounds the sum.
-const uncounted = 64 << 10
-
-// readBody reads the whole body into the call's buffer.
+// readBody reads the whole body into the call's buffer. From then on the request is in
+// flight.
 func (c *call) readBody() ([]byte, error) {
-	limit := c.s.cfg.Limits.MaxBodyBytes
 	if err := c.plainBody(); err != nil {
 		return nil, err
 	}
-	size := c.r.ContentLength
-	if size > limit {
-		return nil, tooLarge("", "the body has %d bytes, the limit is %d", size, limit)
+	if limit := c.s.cfg.Limits.MaxBodyBytes; c.r.ContentLength > limit {
+		return nil, tooLarge("", "the body has %d bytes, the limit is %d", c.r.ContentLength, limit)
 	}
+	err := c.transfer(arrivals*c.s.cfg.Limits.MaxInFlight, c.cutBody, c.receive)
+	if errors.Is(err, errCutOff) {
+		return nil, bodyTimeout("the body came so slowly that it was cut off for others")
+	}
+	if err == nil {
+		c.deadline(time.Time{})
+		err = c.enter()
+	}
+	if err == nil {
+		err = c.holdBody(len(c.body))
+	}
+	return c.body, err
+}
+
+func bodyTimeout(message string) *apiError {
+	return &apiError{status: http.StatusRequestTimeout, code: "body_timeout", message: message}
+}
+
+// receive reads the body to its end.
+func (c *call) receive() error {
+	limit := c.s.cfg.Limits.MaxBodyBytes
 	// The declared length is believed up to a megabyte; after that room is made
 	// as bytes arrive.
 	buf := c.body[:0]
-	if want := int(min(max(size, 4095), 1<<20)) + 1; cap(buf) < want {
+	if want := int(min(max(c.r.ContentLength, 4095), 1<<20)) + 1; cap(buf) < want {
 		buf = make([]byte, 0, want)
 	}
 	for {
@@ -276,27 +324,25 @@ func (c *call) readBody() ([]byte, error) {
 		buf = buf[:len(buf)+n]
 		c.body = buf
 		if int64(len(buf)) > limit {
-			return nil, tooLarge("", "the body has more than %d bytes, the limit", limit)
+			return tooLarge("", "the body has more than %d bytes, the limit", limit)
 		}
-		if more := int64(len(buf)) - uncounted - c.held; more > 0 {
-			c.held += more
-			if c.s.inFlightBytes.Add(more) > c.s.cfg.Limits.MaxInFlightBytes {
-				return nil, c.s.overloaded("bytes of requests")
+		if more := int64(len(buf)) - uncounted - c.held.Load(); more > 0 {
+			if err := c.hold(more); err != nil {
+				return err
 			}
 		}
 		switch {
 		case err == nil:
 		case errors.Is(err, io.EOF):
-			c.deadline(time.Time{})
-			return buf, nil
+			return nil
 		case errors.Is(err, os.ErrDeadlineExceeded): // net/http has then ended the context, too
-			return nil, &apiError{status: http.StatusRequestTimeout, code: "body_timeout", message: "the body did not arrive in time"}
+			return bodyTimeout("the body did not arrive in time")
 		// A client that has shut its side of the connection may still read, and
 		// net/http ends the context for it as well.
 		case c.r.Context().Err() != nil && !errors.Is(err, io.ErrUnexpectedEOF):
-			return nil, context.Canceled
+			return context.Canceled
 		default:
-			return nil, &apiError{status: http.StatusBadRequest, code: "invalid_body", message: "the body ended early or its transfer encoding is broken"}
+			return &apiError{status: http.StatusBadRequest, code: "invalid_body", message: "the body ended early or its transfer encoding is broken"}
 		}
 	}
 }

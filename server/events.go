@@ -36,7 +36,12 @@ func (c *call) events() error {
 	if packed(c.r.Header.Get("Content-Type")) {
 		read = c.decoder.Pushes
 	}
+	giveBack, err := c.takeTurn(len(body))
+	if err != nil {
+		return err
+	}
 	pushes, err := read(body)
+	giveBack()
 	if err != nil {
 		return refusedEvents(err)
 	}

@@ -27,11 +27,15 @@ type Limits struct {
 	// limit 65,536.
 	MaxObjects int
 	// MaxInFlight is how many requests to /v1 are worked on at once; more are
-	// refused with 503 and code overloaded. Default 1,024, limit 1,000,000.
+	// refused with 503 and code overloaded. One whose body is still coming does not
+	// count; of these there may be eight times as many. Default 1,024, limit
+	// 1,000,000.
 	MaxInFlight int
-	// MaxInFlightBytes bounds the memory that the bodies of all requests take
-	// at once; what would go beyond is refused like MaxInFlight. Default 256
-	// MiB or twice MaxBodyBytes, whichever is more; not less than MaxBodyBytes.
+	// MaxInFlightBytes bounds the memory that all requests take at once: four bytes
+	// for each of a body beyond 16 KiB, for what is made of it, and answers. What
+	// would go beyond is refused like MaxInFlight; a request that takes more than
+	// all is let in alone. Default 256 MiB or twice MaxBodyBytes, whichever is more;
+	// not less than MaxBodyBytes.
 	MaxInFlightBytes int64
 	// RequestTimeout is how long a request to /v1 may take, reading its body
 	// included. Default 10 s, limit 10 minutes.

@@ -28,6 +28,8 @@ type Metrics struct {
 	panics     prometheus.Counter
 	overloaded prometheus.Counter
 
+	slowClients prometheus.Counter
+
 	scored      *prometheus.CounterVec
 	matched     prometheus.Histogram
 	tokens      *prometheus.CounterVec
@@ -70,6 +72,7 @@ func NewMetrics() *Metrics {
 	m.seconds = histogram("kvatlas_http_request_seconds", "Time from a request's header to its answer.", latency, "method", "route")
 	m.panics = counter("kvatlas_http_panics_total", "Panics turned into 500.")
 	m.overloaded = counter("kvatlas_http_overloaded_total", "Requests refused because too many were in flight.")
+	m.slowClients = counter("kvatlas_http_slow_clients_total", "Clients cut off because they sent or took slowly and there was no room for others.")
 	m.scored = counters("kvatlas_scored_prompts_total", "Prompts scored, by what cut the answer short.", "degraded")
 	m.matched = one("kvatlas_matched_blocks_ratio", "Blocks that the best pod holds, of the blocks of the prompt.",
 		[]float64{0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.999, 1})
@@ -174,7 +177,7 @@ func (m *Metrics) watch(cfg *Config, inFlight, inFlightBytes, streams *atomic.In
 		info,
 		figures[struct{}]{read: func() struct{} { return struct{}{} }, list: []figure[struct{}]{
 			gauge("kvatlas_http_in_flight", "Requests to /v1 being worked on.", func(struct{}) int64 { return inFlight.Load() }),
-			gauge("kvatlas_http_in_flight_bytes", "Bytes of the bodies of requests being worked on, beyond 64 KiB each.", func(struct{}) int64 { return inFlightBytes.Load() }),
+			gauge("kvatlas_http_in_flight_bytes", "Bytes that requests to /v1 take, beyond 16 KiB of body each.", func(struct{}) int64 { return inFlightBytes.Load() }),
 			gauge("kvatlas_http_streams", "Dumps, restores and resets being worked on.", func(struct{}) int64 { return streams.Load() }),
 		}},
 		indexFigures(cfg.Index.Stats),

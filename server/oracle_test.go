@@ -73,7 +73,7 @@ func slowly[T any](v []byte) (out T, err error) {
 	return out, err
 }
 
-func list[T any](v []byte) (out []T, err error) {
+func listOf[T any](v []byte) (out []T, err error) {
 	ptrs, err := slowly[[]*T](v)
 	for _, p := range ptrs {
 		if p == nil {
@@ -98,7 +98,7 @@ func kinds[T any](v []byte) (map[string][]T, error) {
 		if !slices.Contains([]string{"audio", "image", "video", "vision_chunk"}, kind) || string(l) == "null" {
 			return nil, fmt.Errorf("kind %s", kind)
 		}
-		if out[kind], err = list[T](l); err != nil {
+		if out[kind], err = listOf[T](l); err != nil {
 			return nil, err
 		}
 	}
@@ -165,9 +165,9 @@ func (d *decoded) set(name string, v []byte) (err error) {
 	case "lora_path":
 		d.Path, err = slowText(v)
 	case "input_ids":
-		d.Tokens, err = list[uint32](v)
+		d.Tokens, err = listOf[uint32](v)
 	case "prompts":
-		d.Prompts, err = list[string](v)
+		d.Prompts, err = listOf[string](v)
 	case "messages", "tools", "documents":
 		_, err = slowly[[]json.RawMessage](v)
 		d.chat(name, string(v))
@@ -190,7 +190,7 @@ func (d *decoded) set(name string, v []byte) (err error) {
 			}
 			var ids []uint32
 			if m.IDs != nil {
-				if ids, err = list[uint32](m.IDs); err != nil {
+				if ids, err = listOf[uint32](m.IDs); err != nil {
 					return err
 				}
 			}
@@ -261,7 +261,7 @@ func (d *decoded) set(name string, v []byte) (err error) {
 		}
 		d.chat(name, text)
 	case "tokens":
-		d.Tokens, err = list[uint32](v)
+		d.Tokens, err = listOf[uint32](v)
 	case "tokens_b64":
 		var s string
 		if s, err = slowly[string](v); err == nil {
@@ -273,7 +273,7 @@ func (d *decoded) set(name string, v []byte) (err error) {
 		}
 	case "block_keys":
 		var ss []string
-		ss, err = list[string](v)
+		ss, err = listOf[string](v)
 		for _, s := range ss {
 			k, kerr := strconv.ParseUint(s, 16, 64)
 			if kerr != nil || len(s) != 16 {
@@ -282,7 +282,7 @@ func (d *decoded) set(name string, v []byte) (err error) {
 			d.Keys = append(d.Keys, blockkey.Key(k))
 		}
 	case "pods":
-		d.Pods, err = list[string](v)
+		d.Pods, err = listOf[string](v)
 		for _, p := range d.Pods {
 			if e := store.CheckPodName(p); e != nil {
 				return e
@@ -341,14 +341,14 @@ func slowPrompts(v []byte) (p prompts, err error) {
 	}
 	switch p.list = true; several[0][0] {
 	case '"':
-		p.texts, err = list[string](v)
+		p.texts, err = listOf[string](v)
 	case '[':
 		total := 0
 		for _, l := range several {
 			if l[0] != '[' {
 				return p, fmt.Errorf("no list")
 			}
-			ids, err := list[uint32](l)
+			ids, err := listOf[uint32](l)
 			if err != nil {
 				return p, err
 			}
@@ -359,7 +359,7 @@ func slowPrompts(v []byte) (p prompts, err error) {
 			return p, fmt.Errorf("too many tokens")
 		}
 	default:
-		ids, err := list[uint32](v)
+		ids, err := listOf[uint32](v)
 		return prompts{tokens: [][]uint32{ids}}, err
 	}
 	if len(several) > 64 {

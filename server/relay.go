@@ -61,15 +61,6 @@ func whole(q url.Values, name string, def, low, high uint64) (uint64, error) {
 	return n, nil
 }
 
-// reserve counts bytes that an answer may take among those of requests in flight.
-func (c *call) reserve(n int64) error {
-	c.held += n
-	if c.s.inFlightBytes.Add(n) > c.s.cfg.Limits.MaxInFlightBytes {
-		return c.s.overloaded("bytes of requests")
-	}
-	return nil
-}
-
 // recentEvents is GET /v1/ingest/{pod}/{rank}/events.
 func (c *call) recentEvents() error {
 	relay, pod, rank, err := c.relay()
@@ -106,7 +97,7 @@ func (c *call) recentEvents() error {
 		return err
 	}
 	limit := c.s.cfg.Limits.MaxRelayBytes
-	if err := c.reserve(limit); err != nil {
+	if err := c.hold(limit); err != nil {
 		return err
 	}
 	c.out = c.appendRecent(c.out[:0], pod, rank, &recent, to, int(limit))
@@ -216,7 +207,7 @@ func (c *call) heldBlocks() error {
 	if !known {
 		return unknownPod("pod", pod)
 	}
-	if err := c.reserve(int64(limit) * heldKeyBytes); err != nil {
+	if err := c.hold(int64(limit) * heldKeyBytes); err != nil {
 		return err
 	}
 	model := blockkey.ModelOf(reg.Pods[at].Model)

@@ -58,6 +58,11 @@ func (c *call) readEngine(dst any) error {
 	if err != nil {
 		return err
 	}
+	giveBack, err := c.takeTurn(len(body))
+	if err != nil {
+		return err
+	}
+	defer giveBack()
 	if err := json.Unmarshal(body, dst); err != nil {
 		if at, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			return invalid(at.Field, "%s cannot be a JSON %s", at.Field, at.Value)

@@ -58,6 +58,11 @@ func readAs[T any](c *call, fs fields[T], names []string, engine bool, dst *T) (
 	if err != nil {
 		return form{}, err
 	}
+	giveBack, err := c.takeTurn(len(body))
+	if err != nil {
+		return form{}, err
+	}
+	defer giveBack()
 	c.scan.start(body)
 	c.scan.engine = engine
 	seen, err := decode(&c.scan, fs, dst)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -79,8 +80,10 @@ type Server struct {
 	calls   sync.Pool // of *call
 
 	inFlight      atomic.Int64 // requests to /v1 being worked on
-	inFlightBytes atomic.Int64 // memory of their bodies
-	streams       atomic.Int64 // dumps, restores and resets being worked on
+	inFlightBytes atomic.Int64 // memory that they and transfers take
+	transfers     transfers
+	reading       chan struct{} // turns to read large bodies; a send takes one
+	streams       atomic.Int64  // dumps, restores and resets being worked on
 	draining      atomic.Bool
 	life          context.Context // of streams; ends when draining begins
 	endStreams    context.CancelFunc
@@ -97,6 +100,8 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, metrics: cfg.Metrics}
 	s.life, s.endStreams = context.WithCancel(context.Background())
+	s.transfers.slowAfter = slowAfter
+	s.reading = make(chan struct{}, runtime.GOMAXPROCS(0))
 	s.calls.New = func() any { return &call{s: s} }
 	s.SetReady(errStarting)
 	if err := s.metrics.watch(&cfg, &s.inFlight, &s.inFlightBytes, &s.streams); err != nil {
@@ -143,6 +148,8 @@ const (
 	probe duty = iota
 	// work counts against MaxInFlight and has a deadline.
 	work
+	// reading is work that counts once the request's body has come.
+	reading
 	// stream counts against MaxStreams, and may take as long as it goes on.
 	stream
 )
@@ -153,18 +160,18 @@ func (s *Server) routeTable() []route {
 		{http.MethodGet, "/readyz", (*call).readyz, probe},
 		{http.MethodGet, "/metrics", (*call).metrics, probe},
 		{http.MethodGet, "/openapi.json", (*call).openAPI, probe},
-		{http.MethodPost, "/v1/score", (*call).score, work},
-		{http.MethodPost, "/v1/tokenize", (*call).tokenize, work},
-		{http.MethodPost, "/v1/completions/render", (*call).renderCompletion, work},
-		{http.MethodPost, "/v1/chat/completions/render", (*call).renderChat, work},
-		{http.MethodPost, "/v1/messages/render", (*call).renderMessages, work},
-		{http.MethodPost, "/v1/responses/render", (*call).renderResponses, work},
-		{http.MethodPost, "/tokenize", (*call).engineTokenize, work},
-		{http.MethodPost, "/detokenize", (*call).engineDetokenize, work},
-		{http.MethodPost, "/v1/blocks", (*call).blocks, work},
-		{http.MethodPost, "/v1/events", (*call).events, work},
+		{http.MethodPost, "/v1/score", (*call).score, reading},
+		{http.MethodPost, "/v1/tokenize", (*call).tokenize, reading},
+		{http.MethodPost, "/v1/completions/render", (*call).renderCompletion, reading},
+		{http.MethodPost, "/v1/chat/completions/render", (*call).renderChat, reading},
+		{http.MethodPost, "/v1/messages/render", (*call).renderMessages, reading},
+		{http.MethodPost, "/v1/responses/render", (*call).renderResponses, reading},
+		{http.MethodPost, "/tokenize", (*call).engineTokenize, reading},
+		{http.MethodPost, "/detokenize", (*call).engineDetokenize, reading},
+		{http.MethodPost, "/v1/blocks", (*call).blocks, reading},
+		{http.MethodPost, "/v1/events", (*call).events, reading},
 		{http.MethodGet, "/v1/pods", (*call).listPods, work},
-		{http.MethodPost, "/v1/pods", (*call).registerPod, work},
+		{http.MethodPost, "/v1/pods", (*call).registerPod, reading},
 		{http.MethodGet, "/v1/pods/{name}", (*call).getPod, work},
 		{http.MethodDelete, "/v1/pods/{name}", (*call).deletePod, work},
 		{http.MethodGet, "/v1/models", (*call).listModels, work},
@@ -173,7 +180,7 @@ func (s *Server) routeTable() []route {
 		{http.MethodGet, "/v1/dump", (*call).dump, stream},
 		{http.MethodPost, "/v1/restore", (*call).restore, stream},
 		{http.MethodPost, "/v1/reset", (*call).reset, stream},
-		{http.MethodPost, "/v1/lmcache/sync", (*call).lmcacheSync, work},
+		{http.MethodPost, "/v1/lmcache/sync", (*call).lmcacheSync, reading},
 	}
 }
 

@@ -202,9 +202,6 @@ func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
 	defer h.downloads.Release(1)
 
 	dir := h.dir(model)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return Files{}, fmt.Errorf("%w: hub cache: %w", ErrLoad, err)
-	}
 	unlock, err := lockDir(ctx, dir)
 	if err != nil {
 		return Files{}, fmt.Errorf("%w: model %s: hub cache: %w", ErrLoad, quoteModel(model), err)
@@ -213,6 +210,7 @@ func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
 
 	d, meta, err := h.fetchTokenizer(ctx, model, dir)
 	if err != nil {
+		h.removeEmpty(dir)
 		return Files{}, err
 	}
 	data, v, err := readFile(d.path(""), h.cfg.MaxFileBytes)
@@ -344,15 +342,53 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// lockDir keeps other processes that share the cache out of dir, until unlock.
+// removeEmpty removes a model's folder, whose lock is held, if nothing but the lock is in
+// it, and the folders above that are empty then: clients can name any number of models.
+func (h *Hub) removeEmpty(dir string) {
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 1 {
+		return
+	}
+	if os.Remove(filepath.Join(dir, lockFile)) != nil {
+		return
+	}
+	for ; dir != h.cfg.CacheDir && os.Remove(dir) == nil; dir = filepath.Dir(dir) {
+	}
+}
+
+const lockFile = ".lock"
+
+// lockDir makes dir and keeps other processes that share the cache out of it, until
+// unlock.
 func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	for {
+		unlock, err := tryLockDir(ctx, dir)
+		if unlock != nil || err != nil {
+			return unlock, err
+		}
+	}
+}
+
+// tryLockDir is lockDir. It returns nothing where the folder was removed meanwhile by the
+// process that had the lock.
+func tryLockDir(ctx context.Context, dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, lockFile)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
 	for {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
+			if !isFile(f, path) {
+				_ = f.Close()
+				return nil, nil
+			}
 			return func() { _ = f.Close() }, nil // closing unlocks
 		}
 		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
@@ -366,4 +402,14 @@ func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
+}
+
+// isFile reports whether f is still what lies at path.
+func isFile(f *os.File, path string) bool {
+	mine, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(path)
+	return err == nil && os.SameFile(mine, there)
 }

@@ -64,8 +64,8 @@ type limitSettings struct {
 	// MaxInFlight is the number of requests worked on at a time; more are
 	// refused with 503.
 	MaxInFlight int `name:"max-in-flight" default:"1024" min:"1" max:"1000000"`
-	// MaxInFlightBytes is the memory that the bodies of all requests take at a
-	// time; what would go beyond is refused with 503.
+	// MaxInFlightBytes is the memory that requests take at a time, four bytes for each
+	// of a body, and answers; what would go beyond is refused with 503.
 	MaxInFlightBytes Bytes `name:"max-in-flight-bytes" default:"256MiB" min:"1KiB" max:"1TiB"`
 	// MaxStreams is the number of dumps, restores and resets worked on at a time;
 	// more are refused with 503. They do not count as requests in flight.

@@ -1,0 +1,140 @@
+package server
+
+import (
+	"container/list"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+)
+
+const (
+	// uncounted is how much of a request is not held against MaxInFlightBytes, so
+	// that a small one is answered beside large ones.
+	uncounted = 16 << 10
+	// madeOfBody is how many bytes a request takes for each of its body: the body,
+	// its tokens, their block keys, and what is needed to make one of the other.
+	madeOfBody = 4
+	// arrivals is how many bodies may be on their way for each request that may be
+	// in flight.
+	arrivals = 8
+	// slowAfter is how long a body or an answer may be on its way when there is no
+	// room for others.
+	slowAfter = time.Second
+)
+
+// transfers are the bodies that are coming and the large answers that are going, for
+// which only their clients know how long they take. They are not in flight. When there
+// is no room for another, the one that has been on its way longest is cut off.
+type transfers struct {
+	slowAfter time.Duration
+
+	mu  sync.Mutex // protects all, and place, since and cutOff of the calls in it
+	all list.List  // of *call, oldest first
+}
+
+// errCutOff says that a transfer was cut off for others.
+var errCutOff = errors.New("server: a slow client was cut off")
+
+// transfer does f, which waits for the client and which cut ends from outside, as one of
+// at most most transfers.
+func (c *call) transfer(most int, cut func(), f func() error) (err error) {
+	t := &c.s.transfers
+	t.mu.Lock()
+	if t.all.Len() >= most && !c.s.cutSlowest() {
+		t.mu.Unlock()
+		return c.s.overloaded("bodies on their way")
+	}
+	c.since, c.cut, c.place = time.Now(), cut, t.all.PushBack(c)
+	t.mu.Unlock()
+	defer func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if c.place == nil {
+			err = errCutOff
+			return
+		}
+		t.all.Remove(c.place)
+		c.place = nil
+	}()
+	return f()
+}
+
+// cutSlowest cuts off the transfer that has been on its way longest, if that is long.
+// Callers hold transfers.mu.
+func (s *Server) cutSlowest() bool {
+	e := s.transfers.all.Front()
+	if e == nil {
+		return false
+	}
+	c, _ := e.Value.(*call)
+	if time.Since(c.since) < s.transfers.slowAfter {
+		return false
+	}
+	s.transfers.all.Remove(e)
+	c.place = nil
+	s.inFlightBytes.Add(-c.held.Swap(0))
+	s.metrics.slowClients.Inc()
+	c.cut()
+	return true
+}
+
+// hold counts bytes that the call takes, beyond what is uncounted, among those of all
+// requests in flight. Slow transfers make way.
+func (c *call) hold(n int64) error {
+	limit := c.s.cfg.Limits.MaxInFlightBytes
+	c.held.Add(n)
+	if c.s.inFlightBytes.Add(n) <= limit {
+		return nil
+	}
+	c.s.transfers.mu.Lock()
+	defer c.s.transfers.mu.Unlock()
+	for c.s.inFlightBytes.Load() > limit {
+		if !c.s.cutSlowest() {
+			return c.s.overloaded("bytes of requests")
+		}
+	}
+	return nil
+}
+
+// holdBody holds what a body of n bytes takes, of which it may have held a part.
+func (c *call) holdBody(n int) error {
+	want := min(madeOfBody*int64(n-uncounted), c.s.cfg.Limits.MaxInFlightBytes)
+	if more := want - c.held.Load(); more > 0 {
+		return c.hold(more)
+	}
+	return nil
+}
+
+// enter counts the call among the requests in flight; its end is counted by serve.
+func (c *call) enter() error {
+	if c.entered {
+		return nil
+	}
+	c.entered = true
+	if c.s.inFlight.Add(1) > int64(c.s.cfg.Limits.MaxInFlight) {
+		return c.s.overloaded("requests")
+	}
+	return nil
+}
+
+// takeTurn waits for a turn to read a body of n bytes, of which large ones have few:
+// otherwise small requests would wait for all of them. The turn is to be given back.
+func (c *call) takeTurn(n int) (giveBack func(), err error) {
+	if n <= uncounted {
+		return func() {}, nil
+	}
+	select {
+	case c.s.reading <- struct{}{}:
+		return func() { <-c.s.reading }, nil
+	case <-c.ctx.Done():
+		return nil, c.ctx.Err()
+	}
+}
+
+// cutBody ends the reading of the body, cutAnswer the writing of the answer.
+func (c *call) cutBody() { c.deadline(time.Unix(1, 0)) }
+
+func (c *call) cutAnswer() {
+	_ = http.NewResponseController(c.w).SetWriteDeadline(time.Unix(1, 0)) // recorders in tests have none
+}
