@@ -133,10 +133,6 @@ func (s *Server) change(ctx context.Context, q *blocksRequest, f form) (int, err
 		}
 		chain = q.chain(size)
 	}
-	if _, known := reg.PodIndex(q.pod); !known {
-		// A pod that is not there holds nothing, and Apply would register it.
-		return len(chain), nil
-	}
 	tier := q.tier
 	if !f.has("tier") {
 		tier = store.AllTiers

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -102,7 +103,7 @@ type Index interface {
 
 	// Apply makes the changes of the batches, each batch in order. A batch of
 	// a pod that is not registered registers it, without lease, for the
-	// batch's model. A batch is applied whole or, when an error is returned,
+	// batch's model, unless it only takes blocks away: then it changes nothing. A batch is applied whole or, when an error is returned,
 	// possibly in part; applying it again is harmless. All batches are
 	// validated first: on ErrInvalid nothing has been applied. When guards
 	// refuse batches the error is a *RefusedError, which also has what else went wrong.
@@ -178,6 +179,12 @@ type Batch struct {
 	// Map are changes of the generation's map, which are made with the ops. They
 	// need a guard. Of several changes of one entry the last counts.
 	Map []MapOp
+}
+
+// OnlyTakes reports whether the batch only takes blocks away. Such a batch does nothing to
+// a pod that is not registered; others register it.
+func (b *Batch) OnlyTakes() bool {
+	return len(b.Ops) > 0 && !slices.ContainsFunc(b.Ops, func(op Op) bool { return op.Kind == Add })
 }
 
 // OpKind is what an Op does.

@@ -287,7 +287,7 @@ func (g *registry) enter(b *store.Batch) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	p, err := g.podOf(b)
-	if err != nil || b.Reuse == (store.Reuse{}) {
+	if err != nil || p == nil || b.Reuse == (store.Reuse{}) {
 		return err
 	}
 	if r := p.rank(b.Rank, true); r.reuse != b.Reuse {
@@ -297,7 +297,8 @@ func (g *registry) enter(b *store.Batch) error {
 	return nil
 }
 
-// podOf returns the pod of a batch. The caller holds mu.
+// podOf returns the pod of a batch, nil where it is not there and the batch only takes
+// away. The caller holds mu.
 func (g *registry) podOf(b *store.Batch) (*pod, error) {
 	g.expire()
 	p := g.pods[b.Pod]
@@ -309,7 +310,7 @@ func (g *registry) podOf(b *store.Batch) (*pod, error) {
 		}
 		return nil, store.ErrEnded
 	}
-	if p != nil {
+	if p != nil || b.OnlyTakes() {
 		return p, nil
 	}
 	return g.add(store.Pod{Name: strings.Clone(b.Pod), Model: strings.Clone(b.Model)})
@@ -321,7 +322,7 @@ func (g *registry) resolve(b *store.Batch, op *store.Op) (m meant, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	p, err := g.podOf(b)
-	if err != nil {
+	if err != nil || p == nil {
 		return m, err
 	}
 	if op.Kind == store.Clear {

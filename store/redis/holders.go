@@ -235,9 +235,12 @@ func (x *Index) runReserving(ctx context.Context, calls ...*call) ([]*redis.Cmd,
 }
 
 func (x *Index) holdersCall(pod *podPlan) (*call, error) {
-	text, err := json.Marshal(store.Pod{Name: pod.name, Model: pod.model})
-	if err != nil {
-		return nil, fmt.Errorf("redis: the registration of %s: %w", pod.name, err)
+	var text []byte
+	if pod.enrols {
+		var err error
+		if text, err = json.Marshal(store.Pod{Name: pod.name, Model: pod.model}); err != nil {
+			return nil, fmt.Errorf("redis: the registration of %s: %w", pod.name, err)
+		}
 	}
 	guards, refs := openGuards(pod.guards), pod.open()
 	var clears []clearance

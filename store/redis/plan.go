@@ -33,6 +33,8 @@ type podPlan struct {
 	order  []*holderRef
 	guards []*guardPlan
 	reuse  []rankReuse
+	// enrols is true when the pod is registered if it is not: the batches add.
+	enrols bool
 	// resolved is true when the ids of the refs come from the server.
 	resolved bool
 }
@@ -128,6 +130,9 @@ func (p *plan) addBatch(b *store.Batch) {
 		pod = &podPlan{name: b.Pod, model: b.Model, refs: map[place]*holderRef{}}
 		p.byName[b.Pod] = pod
 		p.pods = append(p.pods, pod)
+	}
+	if !pod.enrols && !b.OnlyTakes() {
+		pod.enrols, pod.model = true, b.Model
 	}
 	guard := p.guard(pod, b)
 	pod.say(b, guard)

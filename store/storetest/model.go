@@ -184,6 +184,9 @@ func (m *Model) Apply(batches ...store.Batch) error {
 
 func (m *Model) apply(b store.Batch) {
 	if m.pods[b.Pod] == nil {
+		if b.OnlyTakes() {
+			return
+		}
 		m.Register(store.Pod{Name: b.Pod, Model: b.Model})
 	}
 	p := m.pods[b.Pod]

@@ -1,5 +1,6 @@
 -- Makes a pod ready to be written under: registers it when it is not, ends the
--- lives of the holders that a clear names, and gives the ids of holders.
+-- lives of the holders that a clear names, and gives the ids of holders. With an empty
+-- json a pod that is not registered stays so, and has no holders.
 -- ARGV  schema partitions pod json max_pods max_holders
 --       guards  then so many times: rank generation fence seq after clears,
 --               which is 1 when clears of the sequence are among those below
@@ -49,6 +50,11 @@ end
 local guards = #out
 
 local fresh = redis.call('HEXISTS', pods, pod) == 0
+if fresh and json == '' then
+  for i = 1, tonumber(ARGV[at + 1 + 2 * tonumber(ARGV[at])]) do out[guards + i] = '0' end
+  if change then moved('p' .. pod) end
+  return out
+end
 if fresh and redis.call('HLEN', pods) >= tonumber(ARGV[5]) then
   if change then moved('p' .. pod) end
   return redis.error_reply('KVAFULL pods ' .. ARGV[5])
