@@ -37,7 +37,7 @@ func TestReasons(t *testing.T) {
 		{"one token too many", Masked, 4, with(storedOf(four, 16, 0), func(e *event.Event) { e.Tokens = count(0, 65) })},
 		{"pairs without the last", Masked, 4, with(storedOf(four, 16, 0), func(e *event.Event) { e.Bigram = true })},
 		{"a window", NoPrefix, 4, with(storedOf(four, 16, 0), func(e *event.Event) { e.Spec = "sliding_window" })},
-		{"a state", NoPrefix, 4, with(storedOf(four, 16, 0), func(e *event.Event) { e.Spec = "mamba" })},
+		{"another model's", NoPrefix, 4, with(storedOf(four, 16, 0), func(e *event.Event) { e.Spec = "cross_attention" })},
 		{"a second group of no kind", NoPrefix, 4, with(storedOf(four, 16, 0), func(e *event.Event) { e.Group = 1 })},
 		{"a medium", UnknownMedium, 4, with(storedOf(four, 16, 0), func(e *event.Event) { e.Medium = "tape" })},
 		{"an adapter's number", UnnamedLoRA, 4, with(storedOf(four, 16, 0), func(e *event.Event) { e.LoRAID = 3 })},

@@ -122,7 +122,6 @@ type Chunker struct {
 	shareRing      []*share
 	shareHand      int
 	shareSweep     int
-	reuse          store.Reuse
 	sharesComplete bool // what is not in shares is not in the map
 	dirtyShares    []*share
 	goneShares     []*share // that are nothing, and taken
@@ -323,11 +322,11 @@ func (c *Chunker) store(e *event.Event) {
 		c.stats.Skipped[OverLimit] += uint64(n)
 		return
 	}
-	if !c.prefix(e) {
+	if !c.counts(e) {
 		c.stats.Skipped[NoPrefix] += uint64(n)
 		return
 	}
-	tier, known := c.config.Media.TierOf(e)
+	tier, known := c.tierOf(e)
 	if !known {
 		c.stats.Skipped[UnknownMedium] += uint64(n)
 		if c.config.UnknownMedium != nil {
@@ -340,12 +339,12 @@ func (c *Chunker) store(e *event.Event) {
 		return
 	}
 	tokens, ok := tokensOf(e)
-	if !ok {
+	if !ok && !tier.IsWindow() {
 		c.stats.Skipped[Masked] += uint64(n)
 		return
 	}
-	if tokens != nil && (tier == store.GPU || c.reuse.Block == 0) {
-		c.reuse.Block = max(c.reuse.Block, e.BlockSize)
+	if !ok {
+		tokens = nil // blocks out of a window are left out; the others are known by their hashes
 	}
 	var at cursor
 	switch {
@@ -353,7 +352,7 @@ func (c *Chunker) store(e *event.Event) {
 		at = lost(NoTokens)
 	case e.HasParent:
 		at = lost(NoParent)
-		if p := c.get(inLayer(c.layer(e), e.Parent)); p != nil && p.held() {
+		if p := c.parent(e); p != nil {
 			at = c.after(p)
 		}
 	case e.LoRAID != 0 && e.LoRA == "":
@@ -375,6 +374,24 @@ func (c *Chunker) store(e *event.Event) {
 		at = c.storeBlock(e, &b, at)
 		at.shared = shared
 	}
+}
+
+// parent returns the block behind which an event's blocks lie, nil if it is held nowhere. A
+// window group, which leaves blocks out, may have none of its own there: then it is another
+// layer's.
+func (c *Chunker) parent(e *event.Event) *block {
+	if p := c.get(inLayer(c.layer(e), e.Parent)); p != nil && p.held() {
+		return p
+	}
+	if c.prefix(e) {
+		return nil
+	}
+	for layer := range c.form.sizes {
+		if p := c.get(inLayer(uint8(layer), e.Parent)); p != nil && p.held() {
+			return p
+		}
+	}
+	return nil
 }
 
 // tokensOf returns the tokens of the blocks of a Stored, nil when it has none. It
@@ -525,7 +542,7 @@ func (c *Chunker) dropCopy(b *block, s *slot) {
 // remove takes in a Removed.
 func (c *Chunker) remove(e *event.Event) {
 	c.stats.Removed += uint64(len(e.Hashes))
-	tier, known := c.config.Media.TierOf(e)
+	tier, known := c.tierOf(e)
 	if !known || e.Group < 0 || e.Group > 255 {
 		c.stats.UnknownRemoved += uint64(len(e.Hashes))
 		return

@@ -61,8 +61,12 @@ const (
 	runBranch // parent is a branch
 )
 
-// isLacking is set in a run's byte of tiers when sets of what is lacking follow.
-const isLacking = 0x80
+// Set in a run's byte of tiers: sets of what is lacking follow; so does, behind the sets of
+// the tiers of memory, what is in window tiers.
+const (
+	isLacking  = 0x80
+	hasWindows = 0x40
+)
 
 var plainSeed = blockkey.NativeSeed("", "")
 
@@ -134,8 +138,15 @@ func appendRecord(dst []byte, b *block, size int, tokens [2]int) []byte {
 	return dst
 }
 
+// windowGroup is set in the group of a slot in a window tier.
+const windowGroup = 1 << 8
+
 func appendSlot(dst []byte, s slot) []byte {
-	dst = binary.AppendUvarint(dst, uint64(s.group)<<2|uint64(s.tier))
+	group := uint64(s.group)
+	if s.tier.IsWindow() {
+		group |= windowGroup
+	}
+	dst = binary.AppendUvarint(dst, group<<2|uint64(s.tier.Memory()))
 	return binary.AppendUvarint(dst, uint64(s.copies))
 }
 
@@ -154,10 +165,11 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 		plain = r.held == 1<<store.GPU
 	}
 	plain = plain && r.present[store.GPU].full(n) && r.placed.full(n)
-	lacking := false
-	for t := range store.NumTiers {
+	lacking, windows := false, r.held>>store.NumTiers != 0
+	for t := range numTiers {
 		plain = plain && (t == int(store.GPU) || r.present[t].empty())
 		lacking = lacking || !r.lacking[t].empty()
+		windows = windows || t >= store.NumTiers && !(r.present[t].empty() && r.lacking[t].empty())
 	}
 	plain = plain && !lacking
 	var flags byte
@@ -200,17 +212,23 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 	}
 	dst = binary.AppendUvarint(dst, kids)
 	if !plain {
-		held := r.held
+		held, tiers := r.held&allTiers, store.NumTiers
 		if lacking {
 			held |= isLacking
 		}
+		if windows {
+			held, tiers = held|hasWindows, numTiers
+		}
 		dst = append(dst, held)
-		for t := range r.present {
+		if windows {
+			dst = append(dst, r.held>>store.NumTiers)
+		}
+		for t := range tiers {
 			dst = appendBits(dst, &r.present[t], n)
 		}
 		dst = appendBits(dst, &r.placed, n)
 		if lacking {
-			for t := range r.lacking {
+			for t := range tiers {
 				dst = appendBits(dst, &r.lacking[t], n)
 			}
 		}
@@ -342,8 +360,12 @@ func decodeRecord(b *block, v []byte, size int) bool {
 	} else if n := d.upTo(maxSlots + 1); n > 0 {
 		all := make([]slot, n)
 		for i := range all {
-			where := d.upTo(1<<10 - 1)
-			all[i] = slot{tier: store.Tier(where & 3), group: uint8(where >> 2), copies: uint32(d.upTo(1 << 31))}
+			where := d.upTo(windowGroup<<3 - 1)
+			tier := store.Tier(where & 3)
+			if where>>2&windowGroup != 0 {
+				tier = tier.Window()
+			}
+			all[i] = slot{tier: tier, group: uint8(where >> 2), copies: uint32(d.upTo(1 << 31))}
 		}
 		b.slot = all[0]
 		if n > 1 {
@@ -448,13 +470,18 @@ func (d *decoder) run(b *block, i, size int) *run {
 		}
 	} else {
 		held := d.byte()
-		r.held = held & (1<<store.NumTiers - 1)
-		for t := range r.present {
+		tiers := store.NumTiers
+		r.held = held & allTiers
+		if held&hasWindows != 0 {
+			tiers = numTiers
+			r.held |= d.byte() << store.NumTiers
+		}
+		for t := range tiers {
 			r.present[t] = d.bits(n)
 		}
 		r.placed = d.bits(n)
 		if held&isLacking != 0 {
-			for t := range r.lacking {
+			for t := range tiers {
 				r.lacking[t] = d.bits(n)
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/store"
@@ -31,16 +32,18 @@ type form struct {
 	dirty        bool
 	stored       int // entries in the map
 
-	// need are, by layer and tier, the prefix groups that have stored there: bit i is
-	// groups[i]. It follows from groups.
-	need [maxLayers][store.NumTiers]uint32
+	// need are, by layer and tier, the groups that have stored there: prefix groups in
+	// tiers of memory, window groups in window tiers. Bit i is groups[i]. It follows from
+	// groups.
+	need [maxLayers][numTiers]uint32
 }
 
 // group is one of the engine's cache groups.
 type group struct {
 	id     uint8
 	prefix bool   // a hit needs its blocks from the first on
-	layer  uint8  // of a prefix group
+	window uint32 // of a window group: how many tokens before its end a hit needs; else 0
+	layer  uint8
 	tiers  uint8  // in which it has stored
 	size   uint16 // of its blocks in tokens: the first, or the largest on the GPU; 0 for not known yet
 }
@@ -96,18 +99,55 @@ func (f *form) layerOf(id uint8) uint8 {
 
 // derive works out what follows from groups.
 func (f *form) derive() {
-	f.need = [maxLayers][store.NumTiers]uint32{}
+	f.need = [maxLayers][numTiers]uint32{}
 	for i := range f.groups {
 		g := &f.groups[i]
-		if !g.prefix {
+		if !g.counts() {
 			continue
 		}
-		for t := range store.NumTiers {
+		for t := range store.Tier(store.NumTiers) {
 			if g.tiers>>t&1 != 0 {
-				f.need[g.layer][t] |= 1 << min(i, maxGroups)
+				f.need[g.layer][g.tier(t)] |= 1 << min(i, maxGroups)
 			}
 		}
 	}
+}
+
+// counts reports whether a hit needs blocks of the group.
+func (g *group) counts() bool { return g.prefix || g.window > 0 }
+
+// tier is the tier in which the group's blocks in a tier of memory count.
+func (g *group) tier(memory store.Tier) store.Tier {
+	if g.prefix {
+		return memory
+	}
+	return memory.Window()
+}
+
+// reuse is what the engine can reuse, as far as the stream has shown it: it resumes where
+// blocks of all groups end.
+func (f *form) reuse() (r store.Reuse) {
+	for i := range f.groups {
+		g := &f.groups[i]
+		if !g.counts() || g.size == 0 {
+			continue
+		}
+		r.Block = lcm(max(r.Block, 1), int(g.size))
+		r.Window = max(r.Window, int(g.window))
+	}
+	if r.Block > store.MaxBlockSize {
+		return store.Reuse{}
+	}
+	return r
+}
+
+// lcm is the least common multiple.
+func lcm(a, b int) int {
+	x, y := a, b
+	for y > 0 {
+		x, y = y, x%y
+	}
+	return a / x * b
 }
 
 // layered reports whether prefix groups have blocks of more than one size.
@@ -118,10 +158,10 @@ func (f *form) hybrid() bool {
 	return slices.ContainsFunc(f.groups, func(g group) bool { return !g.prefix })
 }
 
-// used are the tiers in which a prefix group has stored.
+// used are the tiers of memory in which a group that counts has stored.
 func (f *form) used() (tiers uint8) {
 	for i := range f.groups {
-		if f.groups[i].prefix {
+		if f.groups[i].counts() {
 			tiers |= f.groups[i].tiers
 		}
 	}
@@ -135,6 +175,38 @@ func prefixSpec(spec string) bool {
 		return true
 	}
 	return false
+}
+
+// windowOf is how many tokens before its end a hit needs of a group that holds no prefixes:
+// vLLM's sliding windows need all blocks that the next token sees, its states the last block,
+// its chunks what the chunk has so far, at most all of it. 0 is for a kind of which that is
+// not known.
+func windowOf(e *event.Event) uint32 {
+	size := e.BlockSize
+	switch {
+	case size <= 0:
+		return 0
+	case strings.Contains(e.Spec, "mamba"):
+		return uint32(size)
+	case e.SlidingWindow > 0:
+		return uint32((e.SlidingWindow - 1 + size - 1) / size * size)
+	}
+	return 0
+}
+
+// tierOf is the tier in which an event's blocks count.
+func (c *Chunker) tierOf(e *event.Event) (tier store.Tier, known bool) {
+	tier, known = c.config.Media.TierOf(e)
+	if g := c.form.find(c.groupOf(e)); known && g != nil {
+		tier = g.tier(tier)
+	}
+	return tier, known
+}
+
+// counts reports whether a hit needs blocks of an event's group.
+func (c *Chunker) counts(e *event.Event) bool {
+	g := c.form.find(c.groupOf(e))
+	return c.prefix(e) || g != nil && g.window > 0
 }
 
 // groupOf is the number of the group of an event. An event that tells none, in a
@@ -235,11 +307,15 @@ func (c *Chunker) learn(e *event.Event, before *uint8) {
 	case g == nil:
 		g = f.add(id, e.Spec)
 	case e.Spec != "" && g.prefix != prefixSpec(e.Spec):
-		g.prefix = !g.prefix
+		g.prefix, g.window = !g.prefix, 0
+		c.changed(allTiers, before)
+	}
+	if w := windowOf(e); !g.prefix && w > g.window {
+		g.window = w
 		c.changed(allTiers, before)
 	}
 	tier, known := c.config.Media.TierOf(e)
-	if !g.prefix || !known {
+	if !g.counts() || !known {
 		return
 	}
 	if (tier == store.GPU || g.size == 0) && len(e.Tokens) > 0 && e.BlockSize > int(g.size) && f.resize(g, uint16(e.BlockSize)) {
@@ -284,7 +360,7 @@ func (f *form) resize(g *group, size uint16) (moved bool) {
 	g.size = size
 	alone := true
 	for i := range f.groups {
-		if o := &f.groups[i]; o != g && o.prefix && o.size > 0 {
+		if o := &f.groups[i]; o != g && o.counts() && o.size > 0 {
 			alone = false
 		}
 	}
@@ -368,7 +444,13 @@ func (f *form) append(dst []byte) []byte {
 		if g.prefix {
 			flags |= 0x80
 		}
+		if g.window > 0 {
+			flags |= 0x40
+		}
 		dst = binary.AppendUvarint(append(dst, g.id, flags), uint64(g.size))
+		if g.window > 0 {
+			dst = binary.AppendUvarint(dst, uint64(g.window))
+		}
 	}
 	dst[begin] = byte((len(dst) - begin + store.MaxMapValue - 1) / store.MaxMapValue)
 	return dst
@@ -386,9 +468,11 @@ func (f *form) decode(v []byte) bool {
 	}
 	for range d.upTo(maxSlots) {
 		id, flags := d.byte(), d.byte()
-		f.groups = append(f.groups, group{
-			id: id, prefix: flags&0x80 != 0, layer: flags >> 4 & (maxLayers - 1), tiers: flags & 0xf, size: uint16(d.upTo(MaxEngineBlock)),
-		})
+		g := group{id: id, prefix: flags&0x80 != 0, layer: flags >> 4 & (maxLayers - 1), tiers: flags & 0xf, size: uint16(d.upTo(MaxEngineBlock))}
+		if flags&0x40 != 0 {
+			g.window = uint32(d.upTo(store.MaxWindow))
+		}
+		f.groups = append(f.groups, g)
 	}
 	f.derive()
 	return !d.bad && len(d.b) == 0 && f.stored <= formEntries

@@ -52,7 +52,7 @@ func (s *sink) write(t failer, ch Changes) {
 		switch op.Kind {
 		case store.Clear:
 			for k := range s.held {
-				if k.tier == op.Tier {
+				if k.tier.Memory() == op.Tier {
 					delete(s.held, k)
 				}
 			}
@@ -290,7 +290,7 @@ func (r *rig) check() {
 	}
 }
 
-func sameSets(a, b *[store.NumTiers]bitset) bool {
+func sameSets(a, b *[numTiers]bitset) bool {
 	for t := range a {
 		if !a[t].equal(&b[t]) {
 			return false

@@ -61,7 +61,7 @@ func (c *Chunker) decodeMeta(v []byte) {
 	}
 	d := decoder{b: v}
 	m := meta{era: uint32(d.upTo(1<<32 - 1)), stored: true}
-	for t := range m.cleared {
+	for t := 0; t < numTiers && len(d.b) > 0; t++ {
 		m.cleared[t] = uint32(d.upTo(int(m.era)))
 	}
 	if d.bad || len(d.b) > 0 {
@@ -73,8 +73,8 @@ func (c *Chunker) decodeMeta(v []byte) {
 
 // want collects the hashes that an event needs next.
 func (c *Chunker) want(e *event.Event) {
-	tier, known := c.config.Media.TierOf(e)
-	if !known || !c.prefix(e) {
+	tier, known := c.tierOf(e)
+	if !known || !c.counts(e) {
 		return
 	}
 	layer := c.layer(e)

@@ -2,8 +2,6 @@ package rechunk
 
 import (
 	"slices"
-
-	"github.com/kvatlas/kvatlas/store"
 )
 
 // flip tells runs and index blocks that the tiers of b have changed from old to
@@ -19,7 +17,7 @@ func (c *Chunker) flip(b *block, old, now tiers) {
 		}
 	}
 	if changed := old.present ^ now.present; b.keyed {
-		for t := range store.NumTiers {
+		for t := range numTiers {
 			if changed>>t&1 != 0 {
 				b.ops(c, now.present>>t&1 != 0, t)
 			}
@@ -56,7 +54,7 @@ func (c *Chunker) turn(r *run, part int, old, now tiers) {
 }
 
 // setTiers sets, for the tiers of changed, whether a number is in their sets.
-func setTiers(sets *[store.NumTiers]bitset, i int, changed, now uint8) {
+func setTiers(sets *[numTiers]bitset, i int, changed, now uint8) {
 	for t := range sets {
 		if changed>>t&1 != 0 {
 			sets[t].set(i, now>>t&1 != 0)
@@ -70,7 +68,7 @@ func (c *Chunker) judge(r *run) {
 		return
 	}
 	var held uint8
-	for t := range store.NumTiers {
+	for t := range numTiers {
 		if c.full(r, r.parts(), t) {
 			held |= 1 << t
 		}
@@ -78,7 +76,7 @@ func (c *Chunker) judge(r *run) {
 	if held == r.held {
 		return
 	}
-	for t := range store.NumTiers {
+	for t := range numTiers {
 		if (held^r.held)>>t&1 != 0 {
 			c.op(held>>t&1 != 0, t, r.shared, r.key)
 		}

@@ -8,6 +8,10 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
+// numTiers is the number of tiers in which blocks are counted: those of memory, and the
+// window tier of each.
+const numTiers = store.NumHolderTiers
+
 // block is what is known of an engine block: where it lies and who has it. It is
 // one record of the map.
 type block struct {
@@ -83,10 +87,10 @@ type run struct {
 	ends    []uint16 // tokens of the index block up to the end of each own part
 	tokens  []uint32 // of the own parts but the one that closes the index block
 	objects []object
-	present [store.NumTiers]bitset // which own parts are held
-	lacking [store.NumTiers]bitset // which have a block that has copies there, and not of each group that a hit needs
-	placed  bitset                 // which own parts a block is placed at: it is held, or lacking, somewhere
-	held    uint8                  // tiers in which the index block is held
+	present [numTiers]bitset // which own parts are held
+	lacking [numTiers]bitset // which have a block that has copies there, and not of each group that a hit needs
+	placed  bitset           // which own parts a block is placed at: it is held, or lacking, somewhere
+	held    uint8            // tiers in which the index block is held
 
 	kids  []uint64 // branches by hash, 0 for none
 	free  []int    // places of kids that are 0
@@ -166,7 +170,7 @@ func (c *Chunker) tiersOf(b *block) (t tiers) {
 		return t
 	}
 	need := &c.form.need[b.layer]
-	var have [store.NumTiers]uint32
+	var have [numTiers]uint32
 	have[b.slot.tier] = c.form.bit(b.slot.group)
 	mask := uint8(1) << b.slot.tier
 	for _, s := range b.slots {
@@ -289,7 +293,7 @@ func (s *bitset) top() int {
 // void takes from r what it has in some tiers, which were cleared.
 func (r *run) void(gone uint8) {
 	r.placed = bitset{}
-	for t := range store.NumTiers {
+	for t := range numTiers {
 		if gone>>t&1 != 0 {
 			r.present[t], r.lacking[t] = bitset{}, bitset{}
 			continue

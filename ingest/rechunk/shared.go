@@ -33,7 +33,7 @@ type share struct {
 
 // tierCounts are counts by tier, layersCounts those of the layers from 1 on.
 type (
-	tierCounts   [store.NumTiers]int32
+	tierCounts   [numTiers]int32
 	layersCounts [maxLayers - 1]tierCounts
 )
 
@@ -139,8 +139,8 @@ func (c *Chunker) resolve(ctx context.Context, read Reader) error {
 		d := decoder{b: values[i]}
 		era := uint32(d.upTo(1<<32 - 1))
 		var counts [maxLayers]tierCounts
-		for i := 0; i < maxLayers*store.NumTiers && len(d.b) > 0; i++ {
-			counts[i/store.NumTiers][i%store.NumTiers] = int32(d.upTo(1 << 30))
+		for i := 0; i < maxLayers*numTiers && len(d.b) > 0; i++ {
+			counts[i/numTiers][i%numTiers] = int32(d.upTo(1 << 30))
 		}
 		if d.bad || len(d.b) > 0 {
 			c.stats.Garbled++
@@ -161,7 +161,7 @@ func (c *Chunker) resolve(ctx context.Context, read Reader) error {
 // heldBy are the tiers in which counts that were written in an era say that the index has
 // a block: those in which each layer that a hit needs has it.
 func (c *Chunker) heldBy(counts *[maxLayers]tierCounts, era uint32) (tiers uint8) {
-	for t := range store.NumTiers {
+	for t := range numTiers {
 		some, all := false, true
 		for i := range counts {
 			some = some || counts[i][t] > 0
@@ -185,13 +185,13 @@ func (c *Chunker) writeShares() {
 			l := s.layer(i)
 			for t := range l {
 				if l[t] = max(l[t], 0); l[t] > 0 { // below in a torn map alone
-					last = i*store.NumTiers + t
+					last = i*numTiers + t
 				}
 			}
 			counts[i] = *l
 		}
 		now := c.heldBy(&counts, s.era)
-		for t := range store.NumTiers {
+		for t := range numTiers {
 			if (now^s.was)>>t&1 != 0 {
 				c.emit(now>>t&1 != 0, t, s.key)
 			}
@@ -204,7 +204,7 @@ func (c *Chunker) writeShares() {
 			from := len(c.values)
 			c.values = binary.AppendUvarint(c.values, uint64(s.era))
 			for i := range last + 1 {
-				c.values = binary.AppendUvarint(c.values, uint64(counts[i/store.NumTiers][i%store.NumTiers]))
+				c.values = binary.AppendUvarint(c.values, uint64(counts[i/numTiers][i%numTiers]))
 			}
 			c.put1(shareKey(s.key), from)
 		}

@@ -86,10 +86,10 @@ func (c *Chunker) decodeAging(tier int, v []byte) {
 
 // age numbers a copy that has come.
 func (c *Chunker) age(tier store.Tier, hash uint64, group uint8) {
-	a := &c.agings[tier]
-	if c.config.Unremoved == 0 || tier == store.GPU || a.void == forEver {
+	if c.config.Unremoved == 0 || tier == store.GPU || tier.IsWindow() || c.agings[tier].void == forEver {
 		return
 	}
+	a := &c.agings[tier]
 	a.head++
 	a.mem = append(a.mem, aged{hash, group})
 	a.dirty = true
@@ -98,6 +98,9 @@ func (c *Chunker) age(tier store.Tier, hash uint64, group uint8) {
 // voidAged ends the numbering of what a tier has: told says that the engine tells of
 // removals there, otherwise it has cleared it.
 func (c *Chunker) voidAged(tier store.Tier, told bool) {
+	if tier.IsWindow() {
+		return
+	}
 	a := &c.agings[tier]
 	void := a.head
 	if told {
@@ -172,7 +175,7 @@ func (c *Chunker) wantAged(ctx context.Context, b *event.Batch, read Reader) err
 	var more [store.NumTiers]int
 	for i := range b.Events {
 		if e := &b.Events[i]; e.Kind == event.Stored {
-			if tier, known := c.config.Media.TierOf(e); known {
+			if tier, known := c.tierOf(e); known && !tier.IsWindow() {
 				more[tier] += len(e.Hashes)
 			}
 		}
@@ -206,7 +209,7 @@ func (c *Chunker) wantAged(ctx context.Context, b *event.Batch, read Reader) err
 func (c *Chunker) wantOwn(b *event.Batch, tier store.Tier) {
 	for i := range b.Events {
 		e := &b.Events[i]
-		if at, known := c.config.Media.TierOf(e); e.Kind != event.Stored || !known || at != tier {
+		if at, known := c.tierOf(e); e.Kind != event.Stored || !known || at != tier {
 			continue
 		}
 		for _, h := range e.Hashes {

@@ -14,7 +14,7 @@ type meta struct {
 	// era counts the clears. cleared is the era in which a tier was cleared last;
 	// what records of older eras say of the tier is void.
 	era     uint32
-	cleared [store.NumTiers]uint32
+	cleared [numTiers]uint32
 	dirty   bool
 	stored  bool
 }
@@ -38,10 +38,10 @@ func (c *Chunker) clear(e *event.Event) {
 	}
 }
 
-// clearTier ends all that is held in a tier.
+// clearTier ends all that is held in a tier of memory, and in its window tier.
 func (c *Chunker) clearTier(tier store.Tier) {
 	c.meta.era++
-	c.meta.cleared[tier] = c.meta.era
+	c.meta.cleared[tier], c.meta.cleared[tier.Window()] = c.meta.era, c.meta.era
 	c.meta.dirty = true
 	c.ops = append(c.ops, opRange{store.Clear, tier, len(c.opKeys), len(c.opKeys)})
 	c.sweep, c.shareSweep = len(c.ring), len(c.shareRing)
@@ -161,7 +161,7 @@ func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, e
 		}
 		c.put1(metaKey, from)
 	}
-	return Changes{Ops: c.storeOps, Map: c.mapOps, Reuse: c.reuse}, nil
+	return Changes{Ops: c.storeOps, Map: c.mapOps, Reuse: c.form.reuse()}, nil
 }
 
 // Done says that all that Take has given is written.
