@@ -107,8 +107,8 @@ func (r *Registry) findAlike() {
 			continue
 		}
 		if at >= len(r.alike) || r.alike[at].reuse != u {
-			known := false
-			if at, known = kinds[u]; !known {
+			place, known := kinds[u]
+			if at = place; !known {
 				at = len(r.alike)
 				kinds[u] = at
 				r.alike = append(r.alike, alike{reuse: u})

@@ -85,7 +85,7 @@ func outcome(status int, body []byte) string {
 	}
 	_ = json.Unmarshal(body, &a) // an answer in another form has no reason
 	if why := a.Degraded.Reason + a.Error.Code; why != "" {
-		return fmt.Sprintf("%d `%s`", status, why)
+		return strconv.Itoa(status) + " `" + why + "`"
 	}
 	return strconv.Itoa(status)
 }

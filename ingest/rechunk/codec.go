@@ -169,7 +169,7 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 	for t := range numTiers {
 		plain = plain && (t == int(store.GPU) || r.present[t].empty())
 		lacking = lacking || !r.lacking[t].empty()
-		windows = windows || t >= store.NumTiers && !(r.present[t].empty() && r.lacking[t].empty())
+		windows = windows || t >= store.NumTiers && (!r.present[t].empty() || !r.lacking[t].empty())
 	}
 	plain = plain && !lacking
 	var flags byte

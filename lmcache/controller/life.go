@@ -103,15 +103,16 @@ func (w *worker) tryOpen(ctx context.Context) error {
 	w.file.Workers = c.workersOf(reg, w.id, host, target)
 
 	took := false
-	if w.fresh {
+	switch {
+	case w.fresh:
 		if err = w.file.Begin(ctx); err == nil && was {
 			w.wantSync("pod_known") // what it has said until now was not kept
 		}
-	} else if !inherits {
+	case !inherits:
 		if err = w.file.Begin(ctx); err == nil {
 			w.wantSync("controller_restart")
 		}
-	} else {
+	default:
 		kinds := make([]uint64, numLocations)
 		for i := range kinds {
 			kinds[i] = uint64(i) + 1

@@ -22,12 +22,12 @@ func (r *roll) add(w *worker) {
 	r.n++
 }
 
-// drop takes a worker off. It is false when it was not there.
-func (r *roll) drop(w *worker) bool {
+// drop takes a worker off, if it is there.
+func (r *roll) drop(w *worker) {
 	list := r.of[w.id]
 	i := slices.Index(list, w)
 	if i < 0 {
-		return false
+		return
 	}
 	if list = slices.Delete(list, i, i+1); len(list) == 0 {
 		delete(r.of, w.id)
@@ -35,7 +35,6 @@ func (r *roll) drop(w *worker) bool {
 		r.of[w.id] = list
 	}
 	r.n--
-	return true
 }
 
 // has reports whether a worker is there; nil is not.
