@@ -187,6 +187,15 @@ func (b *Batch) OnlyTakes() bool {
 	return len(b.Ops) > 0 && !slices.ContainsFunc(b.Ops, func(op Op) bool { return op.Kind == Add })
 }
 
+// Told returns what the batch says of the rank's engine: nothing where it only takes blocks
+// away under no guard, since its pod may not be there.
+func (b *Batch) Told() Reuse {
+	if b.Guard == nil && b.OnlyTakes() {
+		return Reuse{}
+	}
+	return b.Reuse
+}
+
 // OpKind is what an Op does.
 type OpKind uint8
 

@@ -85,7 +85,7 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 
 func (x *Index) applyBatch(ctx context.Context, b *store.Batch) error {
 	mask := blockkey.ModelOf(b.Model)
-	if len(b.Ops) == 0 || b.Reuse != (store.Reuse{}) {
+	if len(b.Ops) == 0 || b.Told() != (store.Reuse{}) {
 		if err := x.registry.enter(b); err != nil {
 			return err
 		}

@@ -287,7 +287,7 @@ func (g *registry) enter(b *store.Batch) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	p, err := g.podOf(b)
-	if err != nil || p == nil || b.Reuse == (store.Reuse{}) {
+	if err != nil || p == nil || b.Told() == (store.Reuse{}) {
 		return err
 	}
 	if r := p.rank(b.Rank, true); r.reuse != b.Reuse {

@@ -48,7 +48,8 @@ type rankReuse struct {
 
 // say takes in what a batch says of its rank's engine; the last one counts.
 func (pod *podPlan) say(b *store.Batch, guard *guardPlan) {
-	if b.Reuse == (store.Reuse{}) {
+	told := b.Told()
+	if told == (store.Reuse{}) {
 		return
 	}
 	at := slices.IndexFunc(pod.reuse, func(r rankReuse) bool { return r.rank == b.Rank })
@@ -56,7 +57,7 @@ func (pod *podPlan) say(b *store.Batch, guard *guardPlan) {
 		at = len(pod.reuse)
 		pod.reuse = append(pod.reuse, rankReuse{})
 	}
-	pod.reuse[at] = rankReuse{b.Rank, b.Reuse, guard}
+	pod.reuse[at] = rankReuse{b.Rank, told, guard}
 }
 
 // said is what is to be written of that.

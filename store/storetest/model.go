@@ -190,8 +190,8 @@ func (m *Model) apply(b store.Batch) {
 		m.Register(store.Pod{Name: b.Pod, Model: b.Model})
 	}
 	p := m.pods[b.Pod]
-	if b.Reuse != (store.Reuse{}) {
-		p.reuse[b.Rank] = b.Reuse
+	if told := b.Told(); told != (store.Reuse{}) {
+		p.reuse[b.Rank] = told
 	}
 	for _, op := range b.Map {
 		entries := p.maps[b.Guard.Generation]
