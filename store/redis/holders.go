@@ -34,11 +34,11 @@ type heldReuse struct {
 	life store.Generation
 }
 
-// knows reports whether the server knows what is to be said of the pod's engines.
+// knows reports whether the server knows what is to be said of the pod's engines. Without
+// a guard another writer may have said something else since.
 func (k *knownPod) knows(pod *podPlan) bool {
 	for _, r := range pod.said() {
-		is := k.reuse[r.rank]
-		if is.Reuse != r.reuse || r.guard != nil && is.life != r.guard.Generation {
+		if is := k.reuse[r.rank]; r.guard == nil || is.Reuse != r.reuse || is.life != r.guard.Generation {
 			return false
 		}
 	}
@@ -100,11 +100,9 @@ func (h *holderCache) learn(pod *podPlan, limit int) {
 		h.pods[pod.name] = known
 	}
 	for _, r := range pod.said() {
-		is := heldReuse{Reuse: r.reuse}
 		if r.guard != nil {
-			is.life = r.guard.Generation
+			known.reuse[r.rank] = heldReuse{r.reuse, r.guard.Generation}
 		}
-		known.reuse[r.rank] = is
 	}
 	for at := range known.holders {
 		for i := range pod.clears {
