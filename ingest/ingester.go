@@ -138,7 +138,8 @@ func (in *Ingester) Close() error {
 // It connects, and connects again, by itself.
 //
 // It returns ctx's error, store.ErrFenced when another reader has taken over,
-// store.ErrUnknownPod when the pod is not registered any more, store.ErrModelConflict
+// store.ErrUnknownPod when the pod is not registered any more, store.ErrNoRank when its
+// registration does not have the rank, store.ErrModelConflict
 // when the model's keys are of a scheme that engines' events do not give, ErrReading,
 // ErrClosed, store.ErrClosed, or an error of s.Validate; for all else it goes on trying.
 // When it has returned nothing more is written.

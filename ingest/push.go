@@ -73,7 +73,8 @@ const maxSeq = store.MaxSequence - 1
 // known to this process alone then. A rank must not be both read and pushed: ErrReading.
 //
 // Other errors are those of the index: store.ErrUnknownPod when the pod is not
-// registered, store.ErrUnavailable, store.ErrInvalid and the like. A push with a
+// registered, store.ErrNoRank when its registration does not have a rank of the push,
+// store.ErrUnavailable, store.ErrInvalid and the like. A push with a
 // sequence can be tried again after any error.
 func (in *Ingester) Push(ctx context.Context, p Pushed) (PushResult, error) {
 	if err := p.validate(); err != nil {

@@ -118,6 +118,9 @@ func (q *blocksRequest) check(f form) error {
 
 // change applies a request to the index and returns how many blocks it named.
 func (s *Server) change(ctx context.Context, q *blocksRequest, f form) (int, error) {
+	if err := s.checkRanks(ctx, q.pod, q.model, q.rank); err != nil {
+		return 0, err
+	}
 	if q.op == store.Add {
 		return s.add(ctx, q)
 	}
@@ -185,6 +188,33 @@ func (s *Server) registry(ctx context.Context, pod, model string) (*store.Regist
 		}
 	}
 	return s.cfg.Index.Registry(ctx)
+}
+
+// checkRanks returns store.ErrNoRank when the pod's registration, if there is one, does
+// not have one of the ranks. The registry in memory may be older than a renewal with more
+// ranks, so a refusal asks the index itself.
+func (s *Server) checkRanks(ctx context.Context, pod, model string, ranks ...int) error {
+	reg, err := s.registry(ctx, pod, model)
+	if err == nil && lacksRank(reg, pod, ranks) != nil {
+		reg, err = s.cfg.Index.Registry(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return lacksRank(reg, pod, ranks)
+}
+
+func lacksRank(reg *store.Registry, pod string, ranks []int) error {
+	i, known := reg.PodIndex(pod)
+	if !known {
+		return nil
+	}
+	for _, rank := range ranks {
+		if err := reg.Pods[i].CheckRank(rank); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // fixBlockSize returns the model's index block size, and fixes it to the

@@ -108,6 +108,7 @@ var mapping = []struct {
 	{is: ingest.ErrNoPages, status: 501, code: codeNotImplemented, message: "the index of this server cannot be paged through"},
 	{is: ingest.ErrClosed, status: 503, code: "closing", message: "the server is shutting down", retry: time.Second},
 	{is: store.ErrUnknownPod, status: 404, code: "unknown_pod", param: "pod", message: "the pod is not registered any more"},
+	{is: store.ErrNoRank, status: 400, code: codeInvalidRequest, param: "rank"},
 	{is: store.ErrInvalid, status: 400, code: codeInvalidRequest},
 	{is: store.ErrCursor, status: 400, code: "invalid_cursor", param: "cursor"},
 	{is: store.ErrModelConflict, status: 409, code: "model_conflict", param: "model"},

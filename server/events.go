@@ -59,6 +59,11 @@ func (c *call) events() error {
 			return err
 		}
 	}
+	for i := range all {
+		if err := c.s.checkRanks(c.ctx, all[i].Pod, all[i].Model, ranksOf(&all[i])...); err != nil {
+			return inPush(err, len(all) > 1, i)
+		}
+	}
 	results := make([]ingest.PushResult, len(all))
 	for i := range all {
 		if err := c.s.introduce(c.ctx, &all[i]); err != nil {
@@ -133,12 +138,7 @@ func fromQuery(p *event.Push, q url.Values) error {
 
 // pushed is what an Ingester takes of a push, checked. i is its place among many.
 func pushed(p *event.Push, many bool, i int) (out ingest.Pushed, err error) {
-	at := func(param string) string {
-		if many {
-			return "[" + strconv.Itoa(i) + "]." + param
-		}
-		return param
-	}
+	at := func(param string) string { return paramOf(param, many, i) }
 	if err := store.CheckPodName(p.Pod); err != nil {
 		return out, invalid(at("pod"), "%s", plain(err, store.ErrInvalid))
 	}
@@ -162,6 +162,36 @@ func pushed(p *event.Push, many bool, i int) (out ingest.Pushed, err error) {
 		out.Ranks = append(out.Ranks, ingest.RankEvents{Rank: b.Rank, Events: b.Events})
 	}
 	return out, nil
+}
+
+// paramOf is the name of a field of a push in errors, with its place where there are many.
+func paramOf(param string, many bool, i int) string {
+	if many {
+		return "[" + strconv.Itoa(i) + "]." + param
+	}
+	return param
+}
+
+// ranksOf are the ranks that a push is about: the one that names its stream, and those
+// that it has events of.
+func ranksOf(p *ingest.Pushed) (ranks []int) {
+	if p.Seq != nil {
+		ranks = append(ranks, p.Rank)
+	}
+	for i := range p.Ranks {
+		ranks = append(ranks, p.Ranks[i].Rank)
+	}
+	return ranks
+}
+
+// inPush is an error of a push as the client hears it: of which one, where there are many.
+func inPush(err error, many bool, i int) error {
+	if !many || !errors.Is(err, store.ErrNoRank) {
+		return err
+	}
+	e := asAPIError(err)
+	e.param = paramOf(e.param, many, i)
+	return e
 }
 
 // introduce registers a pod that nobody has registered, as POST /v1/blocks does.

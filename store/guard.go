@@ -19,6 +19,9 @@ var (
 	ErrEnded = errors.New("store: the generation has ended")
 	// ErrUnknownPod says that a pod is not registered.
 	ErrUnknownPod = errors.New("store: the pod is not registered")
+	// ErrNoRank says that the pod's registration declares how many ranks it has, and
+	// that this is none of them.
+	ErrNoRank = errors.New("store: the pod has no such rank")
 )
 
 // Generation names one life of a (pod, rank): of its process and event stream.

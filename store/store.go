@@ -107,12 +107,14 @@ type Index interface {
 	// possibly in part; applying it again is harmless. All batches are
 	// validated first: on ErrInvalid nothing has been applied. When guards
 	// refuse batches the error is a *RefusedError, which also has what else went wrong.
+	// An Add for a rank that the pod's registration does not have is ErrNoRank.
 	Apply(ctx context.Context, batches ...Batch) error
 
 	// Register registers a pod or renews it: it replaces what is known of the
 	// pod and begins a new lease. Blocks that the pod holds are kept. created
 	// is false for a renewal. A pod whose lease had run out has lost its
-	// blocks and is created anew.
+	// blocks and is created anew. Ranks that a renewal does not have any more end at
+	// once.
 	Register(ctx context.Context, p Pod) (created bool, err error)
 
 	// Retire removes a pod and ends the lives of all its holders, in O(1): its
@@ -121,8 +123,9 @@ type Index interface {
 	Retire(ctx context.Context, pod string) (known bool, err error)
 
 	// Begin ends all holders of a rank, in O(1), and begins a new generation of
-	// it, owned under the fence. The pod must be registered, else ErrUnknownPod.
-	// A fence older than the present generation's is ErrFenced.
+	// it, owned under the fence. The pod must be registered, else ErrUnknownPod, and
+	// have the rank, else ErrNoRank. A fence older than the present generation's is
+	// ErrFenced.
 	Begin(ctx context.Context, pod string, rank int, fence uint64) (Generation, error)
 
 	// TakeOver makes the fence that of the generation, so that no writer with an

@@ -172,6 +172,18 @@ func CheckRank(rank int) error {
 	return nil
 }
 
+// CheckRank returns ErrNoRank, with the ranks that there are, when the registration
+// declares them and this is none.
+func (p *Pod) CheckRank(rank int) error {
+	switch {
+	case p.Ranks == 0 || rank < p.Ranks:
+		return nil
+	case p.Ranks == 1:
+		return fmt.Errorf("%w: rank is %d, %s has rank 0 alone (ranks of its registration)", ErrNoRank, rank, p.Name)
+	}
+	return fmt.Errorf("%w: rank is %d, %s has ranks 0 to %d (ranks of its registration)", ErrNoRank, rank, p.Name, p.Ranks-1)
+}
+
 func (o *Op) validate() error {
 	switch o.Kind {
 	case Add, Remove:

@@ -108,7 +108,7 @@ func (r *Registry) findWorkers() {
 // cannot work for another worker.
 func (r *Registry) target(p *PartOf) int {
 	pod, known := r.PodIndex(p.Pod)
-	if !known || r.Pods[pod].PartOf != nil {
+	if !known || r.Pods[pod].PartOf != nil || r.Pods[pod].CheckRank(p.Rank) != nil {
 		return -1
 	}
 	at, found := slices.BinarySearchFunc(r.Slots, Slot{Pod: pod, Rank: p.Rank}, func(a, b Slot) int {

@@ -179,6 +179,9 @@ func (g *registry) beginLife(pod string, rank int, fence uint64, last *life) (ge
 	if p == nil {
 		return 0, false, fmt.Errorf("%w: %s", store.ErrUnknownPod, pod)
 	}
+	if err := p.reg.CheckRank(rank); err != nil {
+		return 0, false, err
+	}
 	r := p.rank(rank, true)
 	switch {
 	case r.life != last:
@@ -188,11 +191,7 @@ func (g *registry) beginLife(pod string, rank int, fence uint64, last *life) (ge
 	case last == nil && len(g.lives) >= g.cfg.MaxHolders, g.lastID == math.MaxUint32:
 		return 0, false, fmt.Errorf("%w: %d generations, ids up to %d", store.ErrFull, len(g.lives), g.lastID)
 	}
-	for tier := range r.tiers {
-		g.end(&r.tiers[tier])
-	}
-	g.endLife(r)
-	r.reuse = store.Reuse{}
+	g.endRank(r)
 	g.lastID++
 	r.life = &life{id: store.Generation(g.lastID), pod: p.reg.Name, rank: rank, fence: fence}
 	g.lives[r.life.id] = r.life

@@ -156,16 +156,33 @@ func (g *registry) expire() {
 // drop removes a pod. The caller holds mu.
 func (g *registry) drop(p *pod) {
 	for i := range p.ranks {
-		for tier := range p.ranks[i].tiers {
-			g.end(&p.ranks[i].tiers[tier])
-		}
-		g.endLife(&p.ranks[i])
+		g.endRank(&p.ranks[i])
 	}
 	delete(g.pods, p.reg.Name)
 	if i, ok := g.place(p.reg.Name); ok {
 		g.sorted = slices.Delete(g.sorted, i, i+1)
 	}
 	g.changed()
+}
+
+// endRanks ends the ranks that the pod's registration does not have. The caller holds mu.
+func (g *registry) endRanks(p *pod) {
+	p.ranks = slices.DeleteFunc(p.ranks, func(r rank) bool {
+		if p.reg.CheckRank(r.rank) == nil {
+			return false
+		}
+		g.endRank(&r)
+		return true
+	})
+}
+
+// endRank ends the holders and the life of a rank. The caller holds mu.
+func (g *registry) endRank(r *rank) {
+	for tier := range r.tiers {
+		g.end(&r.tiers[tier])
+	}
+	g.endLife(r)
+	r.reuse = store.Reuse{}
 }
 
 // end ends the life of a holder, if it is one. The caller holds mu.
@@ -197,6 +214,7 @@ func (g *registry) register(reg store.Pod) (created bool, err error) {
 		}
 	} else if !samePod(p.reg, reg) {
 		p.reg = clonePod(reg)
+		g.endRanks(p)
 		g.changed()
 	}
 	p.until = 0
@@ -338,6 +356,11 @@ func (g *registry) resolve(b *store.Batch, op *store.Op) (m meant, err error) {
 			}
 		}
 		return m, nil
+	}
+	if op.Kind == store.Add {
+		if err := p.reg.CheckRank(b.Rank); err != nil {
+			return m, err
+		}
 	}
 	r := p.rank(b.Rank, op.Kind == store.Add)
 	switch {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -19,7 +20,7 @@ func failed(ctx context.Context, doing string, err error) error {
 	if err == nil {
 		return nil
 	}
-	for _, mine := range []error{store.ErrClosed, store.ErrFull, store.ErrInvalid, store.ErrUnavailable, store.ErrFenced, store.ErrEnded, ErrSchema} {
+	for _, mine := range []error{store.ErrClosed, store.ErrFull, store.ErrInvalid, store.ErrUnavailable, store.ErrFenced, store.ErrEnded, store.ErrNoRank, ErrSchema} {
 		if errors.Is(err, mine) {
 			return err
 		}
@@ -35,6 +36,9 @@ func failed(ctx context.Context, doing string, err error) error {
 		what, limit, _ := strings.Cut(full, " ")
 		return fmt.Errorf("%w: there are %s %s already, the limit of the configuration", store.ErrFull, limit, what)
 	}
+	if err := absentRank(err); err != nil {
+		return err
+	}
 	switch cause := ctx.Err(); {
 	case errors.Is(cause, context.Canceled):
 		return fmt.Errorf("redis: %s: %w", doing, cause)
@@ -45,6 +49,26 @@ func failed(ctx context.Context, doing string, err error) error {
 		return fmt.Errorf("%w: %w: %s: %w", store.ErrUnavailable, why, doing, err)
 	}
 	return fmt.Errorf("%w: %s: %w", store.ErrUnavailable, doing, err)
+}
+
+// absentRank reads the answer KVARANK of a script; it returns nil for any other.
+func absentRank(err error) error {
+	rest, ok := strings.CutPrefix(err.Error(), "KVARANK ")
+	if !ok {
+		return nil
+	}
+	var p store.Pod
+	var rank int
+	words := strings.SplitN(rest, " ", 3)
+	if len(words) == 3 {
+		p.Name = words[2]
+		rank, _ = strconv.Atoi(words[0])
+		p.Ranks, _ = strconv.Atoi(words[1])
+	}
+	if err := p.CheckRank(rank); err != nil {
+		return err
+	}
+	return store.ErrNoRank
 }
 
 // refusal returns what the server means by an error, nil if it says nothing that

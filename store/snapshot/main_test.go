@@ -113,7 +113,7 @@ func play(t *rapid.T, x store.Index, m *storetest.Model) {
 		case 0:
 			p := store.Pod{
 				Name: rapid.SampledFrom([]string{"a", "b", "e"}).Draw(t, "pod"), Model: rapid.SampledFrom(models).Draw(t, "model"),
-				Address: "http://x", Role: "both", Ranks: 2, Engine: "vllm", Events: "tcp://a:1", Replay: "tcp://a:2", BlockSize: 16,
+				Address: "http://x", Role: "both", Ranks: 3, Engine: "vllm", Events: "tcp://a:1", Replay: "tcp://a:2", BlockSize: 16,
 				Labels: map[string]string{"zone": "<z>"}, Lease: store.Seconds(time.Hour),
 			}
 			if _, err := x.Register(t.Context(), p); err != nil {

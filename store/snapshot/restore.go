@@ -209,7 +209,7 @@ func (d *restorer) beginRank(ctx context.Context, q *Seq) error {
 	}
 	gen, err := d.into.Begin(ctx, q.Pod, q.Rank, restoreFence)
 	switch {
-	case errors.Is(err, store.ErrUnknownPod) || errors.Is(err, store.ErrFenced): // it has ended, or has another owner
+	case errors.Is(err, store.ErrUnknownPod) || errors.Is(err, store.ErrFenced) || errors.Is(err, store.ErrNoRank): // it has ended, or has another owner
 		return nil
 	case err != nil:
 		return d.failed(err)
@@ -324,7 +324,7 @@ func (d *restorer) apply(ctx context.Context, lines []lineSpan, from lineSpan) e
 		credited := false
 		for _, id := range ids {
 			h := d.holders[id]
-			if _, alive := reg.PodIndex(h.pod.reg.Name); !alive {
+			if pod, alive := reg.PodIndex(h.pod.reg.Name); !alive || reg.Pods[pod].CheckRank(h.rank) != nil {
 				d.report.Skipped += int64(len(keys))
 				continue
 			}

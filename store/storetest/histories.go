@@ -3,6 +3,7 @@ package storetest
 import (
 	"errors"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -110,6 +111,9 @@ func (h *history) handle(t *rapid.T) store.Index {
 func (h *history) apply(t *rapid.T) {
 	batches := rapid.SliceOfN(genBatch, 1, 3).Draw(t, "batches")
 	x := h.handle(t)
+	for i := range batches {
+		h.refuseRank(t, x, &batches[i])
+	}
 	// A batch that is applied again, as after a lost reply, changes nothing.
 	for range rapid.IntRange(1, 2).Draw(t, "times") {
 		err := h.dying(t, x, func() error { return x.Apply(h.t.Context(), batches...) })
@@ -120,6 +124,24 @@ func (h *history) apply(t *rapid.T) {
 			t.Fatalf("Apply: %v", err)
 		}
 		_ = h.m.Apply(batches...)
+	}
+}
+
+// refuseRank takes the adds out of a batch for a rank that its pod does not have, once the
+// index has refused them.
+func (h *history) refuseRank(t *rapid.T, x store.Index, b *store.Batch) {
+	if h.m.HasRank(b.Pod, b.Rank) {
+		return
+	}
+	adds := *b
+	isAdd := func(op store.Op) bool { return op.Kind == store.Add }
+	adds.Ops = slices.DeleteFunc(slices.Clone(b.Ops), func(op store.Op) bool { return !isAdd(op) || len(op.Keys) == 0 })
+	b.Ops = slices.DeleteFunc(slices.Clone(b.Ops), isAdd)
+	if len(adds.Ops) == 0 {
+		return
+	}
+	if err := x.Apply(h.t.Context(), adds); !errors.Is(err, store.ErrNoRank) {
+		t.Fatalf("Apply for a rank that is not there: got %v, want ErrNoRank", err)
 	}
 }
 

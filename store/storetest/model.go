@@ -54,6 +54,11 @@ func (m *Model) Register(p store.Pod) (created bool) {
 	}
 	created = old.reg.Name == ""
 	old.reg, old.until = p, 0
+	maps.DeleteFunc(old.lives, func(rank int, _ *store.Life) bool { return p.CheckRank(rank) != nil })
+	maps.DeleteFunc(old.reuse, func(rank int, _ store.Reuse) bool { return p.CheckRank(rank) != nil })
+	for _, at := range old.blocks {
+		maps.DeleteFunc(at, func(x place, _ bool) bool { return p.CheckRank(x.rank) != nil })
+	}
 	if p.Lease > 0 {
 		old.until = m.now + time.Duration(p.Lease)
 	}
@@ -86,10 +91,19 @@ func (m *Model) MayBegin(pod string, rank int, fence uint64) error {
 	if p == nil {
 		return store.ErrUnknownPod
 	}
+	if p.reg.CheckRank(rank) != nil {
+		return store.ErrNoRank
+	}
 	if l := p.lives[rank]; l != nil && l.Fence > fence {
 		return store.ErrFenced
 	}
 	return nil
+}
+
+// HasRank reports whether blocks may be added for a rank.
+func (m *Model) HasRank(pod string, rank int) bool {
+	p := m.pods[pod]
+	return p == nil || p.reg.CheckRank(rank) == nil
 }
 
 // life finds a generation that has not ended; nil when there is none.

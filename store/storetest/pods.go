@@ -3,6 +3,7 @@ package storetest
 import (
 	"errors"
 	"reflect"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,6 +38,53 @@ var podCases = []testCase{
 		if got := b.registry().Pods[0].Labels["zone"]; got != "a" {
 			b.Fatalf("the label became %q when the caller's map changed", got)
 		}
+	}},
+	{"ranks that a renewal does not have end at once", func(b *bench) {
+		k := chain(1, 2)
+		b.register(store.Pod{Name: "a", Ranks: 3})
+		b.register(store.Pod{Name: "b", Ranks: 3})
+		gen := b.begin("a", 2, 1)
+		b.guarded(gen, "a", 2, 1, 1, adds(store.GPU, k...))
+		for rank := range 3 {
+			b.add("a", rank, store.GPU, k...)
+			b.add("a", rank, store.CPU, k[0])
+		}
+		b.add("b", 2, store.GPU, k...)
+		b.register(store.Pod{Name: "a", Ranks: 1})
+		b.want(b.find(k...), by(on("a", store.GPU), on("a", store.CPU), At{"b", 2, store.GPU}), by(on("a", store.GPU), At{"b", 2, store.GPU}))
+		b.refused(gen, store.ErrEnded, b.tryGuarded(gen, "a", 2, 1, 2, adds(store.GPU, k...)))
+		if life, err := b.peer().Life(b.ctx, "a", 2); err != nil || life.Generation != 0 {
+			b.Fatalf("the rank has %+v, %v", life, err)
+		}
+		// They do not come back with the next one that has them.
+		b.register(store.Pod{Name: "a", Ranks: 3})
+		b.want(b.find(k...), by(on("a", store.GPU), on("a", store.CPU), At{"b", 2, store.GPU}), by(on("a", store.GPU), At{"b", 2, store.GPU}))
+		b.add("a", 2, store.GPU, k[1])
+		b.want(b.find(k...), by(on("a", store.GPU), on("a", store.CPU), At{"b", 2, store.GPU}), by(on("a", store.GPU), At{"a", 2, store.GPU}, At{"b", 2, store.GPU}))
+	}},
+	{"ranks that a registration does not have take nothing", func(b *bench) {
+		k := chain(1, 1)
+		b.register(store.Pod{Name: "a", Ranks: 2})
+		b.register(store.Pod{Name: "one", Ranks: 1})
+		b.register(store.Pod{Name: "any"})
+		for _, x := range []store.Index{b.Index, b.peer()} {
+			for name, err := range map[string]error{
+				"Apply": x.Apply(b.ctx, batch("a", 2, adds(store.GPU, k...))), "Apply beyond 0": x.Apply(b.ctx, batch("one", 1, adds(store.GPU, k...))),
+				"Begin": errorOf(x.Begin(b.ctx, "a", 7, 1)),
+			} {
+				if !errors.Is(err, store.ErrNoRank) {
+					b.Errorf("%s: got %v, want ErrNoRank", name, err)
+				}
+			}
+		}
+		if err := b.Index.Apply(b.ctx, batch("a", 2, adds(store.GPU, k...))); err == nil || !strings.Contains(err.Error(), "rank is 2, a has ranks 0 to 1") {
+			b.Errorf("the error says %q", err)
+		}
+		// What takes away has nothing to do there.
+		b.apply(batch("a", 2, removes(store.GPU, k...)), batch("a", 2, store.Op{Kind: store.Clear, Tier: store.AllTiers}))
+		b.add("a", 1, store.GPU, k...)
+		b.add("any", 700, store.GPU, k...)
+		b.want(b.find(k...), by(At{"a", 1, store.GPU}, At{"any", 700, store.GPU}))
 	}},
 	{"a renewal replaces what is known and keeps the blocks", func(b *bench) {
 		k := chain(1, 2)

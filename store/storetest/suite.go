@@ -247,6 +247,9 @@ func (b *bench) patiently(f func() (inTime bool)) {
 	}
 }
 
+// errorOf is the error of a call that returns something too.
+func errorOf[V any](_ V, err error) error { return err }
+
 func batch(pod string, rank int, ops ...store.Op) store.Batch {
 	return store.Batch{Pod: pod, Rank: rank, Model: model, Ops: ops}
 }

@@ -152,6 +152,9 @@ func (x *plain) Apply(ctx context.Context, batches ...store.Batch) error {
 	batches = slices.Clone(batches)
 	for i := range batches {
 		x.spoil(&batches[i])
+		if b := &batches[i]; b.Guard == nil && !x.m.HasRank(b.Pod, b.Rank) && slices.ContainsFunc(b.Ops, func(op store.Op) bool { return op.Kind == store.Add && len(op.Keys) > 0 }) {
+			return x.m.pods[b.Pod].reg.CheckRank(b.Rank)
+		}
 	}
 	return x.m.Apply(batches...)
 }

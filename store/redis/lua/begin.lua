@@ -1,7 +1,8 @@
 -- Ends the holders of a rank and begins a new generation of it.
 -- ARGV  schema partitions pod rank fence
 -- Returns the generation; 0 when the pod is not registered, -1 when the present
--- generation has a higher fence.
+-- generation has a higher fence. KVARANK is the answer for a rank that the pod's
+-- registration does not have.
 
 local pod, rank, fence = ARGV[3], ARGV[4], ARGV[5]
 local change = heal(pod)
@@ -13,6 +14,11 @@ if redis.call('HEXISTS', pods, pod) == 0 then
   if change then moved('p' .. pod) end
   return '0'
 end
+local problem = beyond(pod, rank)
+if problem then
+  if change then moved('p' .. pod) end
+  return redis.error_reply(problem)
+end
 local last = redis.call('HGET', own, rank)
 if last then
   local record = redis.call('HGET', records, last)
@@ -20,7 +26,7 @@ if last then
 end
 freeing()
 given()
-local problem = full()
+problem = full()
 if problem then return redis.error_reply(problem) end
 local fields, ids = {}, {}
 for _, tier in ipairs({'gpu', 'cpu', 'disk', 'shared'}) do

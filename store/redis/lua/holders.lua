@@ -9,7 +9,8 @@
 --               to a holder that has none
 --       said    or nothing; then so many times: rank reuse, which replaces what
 --               is known of the rank's engine
--- Ids are given up to the limit that reserve.lua has set.
+-- Ids are given up to the limit that reserve.lua has set, and to ranks that the pod's
+-- registration has: KVARANK is the answer for others.
 -- Returns what judge says to each guard, and if it is 1 to all of them the ids in
 -- the order wanted, 0 for a holder that has none; else nothing is done. Clears
 -- under a guard are made once a sequence, and say so in the record.
@@ -118,6 +119,8 @@ for i = 1, tonumber(ARGV[at]) do
       problem = 'KVAFULL holders ' .. ARGV[6]
       break
     end
+    problem = beyond(pod, rank)
+    if problem then break end
     given()
     problem = full()
     if problem then break end

@@ -18,6 +18,7 @@ end
 if old ~= json then
   redis.call('HSET', pods, pod, json)
   change = true
+  if old then shrink(pod, json) end
 end
 if not old then
   born = ended()

@@ -189,6 +189,41 @@ local function heal(pod)
   return true
 end
 
+-- ranks is how many ranks a registration declares, 0 for none that can be told.
+local function ranks(json)
+  local good, reg = pcall(cjson.decode, json)
+  return good and type(reg) == 'table' and tonumber(reg.ranks) or 0
+end
+
+-- beyond returns what is wrong when the pod's registration does not have the rank.
+local function beyond(pod, rank)
+  local n = ranks(redis.call('HGET', pods, pod) or '')
+  if n > 0 and tonumber(rank) >= n then return 'KVARANK ' .. rank .. ' ' .. text(n) .. ' ' .. pod end
+end
+
+-- shrink ends the ranks that a registration does not have. It returns true when there
+-- are some.
+local function shrink(pod, json)
+  local n = ranks(json)
+  if n == 0 then return false end
+  local fields, ids = {}, {}
+  local all = redis.call('HGETALL', own)
+  for i = 1, #all, 2 do
+    local rank = tonumber(string.match(all[i], '^%d+') or '-1')
+    if rank >= n then
+      fields[#fields + 1], ids[#ids + 1] = all[i], all[i + 1]
+    end
+  end
+  if #fields == 0 then return false end
+  for i = 1, #fields, 1000 do
+    redis.call('HDEL', own, unpack(fields, i, math.min(i + 999, #fields)))
+  end
+  finish(ids)
+  forget(ids)
+  keep(pod)
+  return true
+end
+
 local function expired(pod)
   local till = redis.call('ZSCORE', live, pod)
   return till and tonumber(till) <= now
