@@ -13,7 +13,7 @@ SOAK      ?= 10000000
 TOKENIZERS := .cache/tokenizers
 
 .DEFAULT_GOAL := help
-.PHONY: help run build tokenizers models engines lmcache test lint bench soak goldens clean FORCE
+.PHONY: help run build tokenizers models engines lmcache test lint bench soak real goldens clean FORCE
 
 help: ## list these targets
 	@echo "kvatlas $(VERSION)"
@@ -59,6 +59,9 @@ bench: tokenizers models ## run the Go benchmarks (BENCH=regexp, BENCHTIME=1s, P
 
 soak: models tokenizers ## tokenize ten million texts and hold the memory to what it was (SOAK=n for another number)
 	KVATLAS_SOAK=$(SOAK) $(GO) test ./tokenpool -run Soak -v -timeout 12h
+
+real: build ## hold predictions against a real vLLM on this machine's CPU (5 minutes; downloads 1 GB the first time)
+	@real/run.sh
 
 goldens: models ## make testdata/tokens anew with the reference library (needs Python)
 	scripts/make-token-goldens.py
