@@ -178,3 +178,25 @@ func TestPartialBlocks(t *testing.T) {
 		}
 	})
 }
+
+// TestCaseIndexBlocksSmallerThanEngineBlocks holds an engine block of 8 tokens, two index
+// blocks: a prompt that parts within it has nothing to reuse, one behind it has all.
+func TestCaseIndexBlocksSmallerThanEngineBlocks(t *testing.T) {
+	score := func(l *lives, tokens, want string) {
+		l.t.Helper()
+		answer := l.post("/v1/score", `{"model":"m","tokens":[`+tokens+`],"pods":["p"]}`)
+		if !strings.Contains(answer, want) {
+			l.t.Errorf("tokens %s: %s, want %s", tokens, answer, want)
+		}
+	}
+	eachLives(t, func(l *lives) {
+		l.engine = "vllm"
+		l.next("p", storedBlocks("1,2", "null", 1, 16, 8, ""))
+		score(l, counted(1, 4)+",1001,1002,1003,1004,1005", `"scores":{"p":0}`)
+		score(l, counted(1, 12)+",1001,1002,1003,1004,1005", `"scores":{"p":2}`)
+		score(l, counted(1, 12)+",1001,1002,1003,1004,1005", `"tokens":12,"reusable":8`)
+		score(l, counted(1, 17), `"scores":{"p":4}`)
+		// The last token is always computed, and with it its block.
+		score(l, counted(1, 16), `"scores":{"p":2}`)
+	})
+}
