@@ -416,7 +416,7 @@ func TestNewsTellAll(t *testing.T) {
 			default:
 				err = x.Apply(t.Context(), store.Batch{Pod: pod, Rank: rng.IntN(2), Model: "m", Ops: []store.Op{{Kind: store.Add, Tier: store.Tier(rng.IntN(2)), Keys: []blockkey.Key{1}}}})
 			}
-			if err != nil {
+			if err != nil && !errors.Is(err, store.ErrNoRank) { // a registration may have fewer ranks
 				t.Fatal(err)
 			}
 		}
