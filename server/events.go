@@ -35,6 +35,8 @@ func (c *call) events() error {
 	read := c.decoder.JSONPushes
 	if packed(c.r.Header.Get("Content-Type")) {
 		read = c.decoder.Pushes
+	} else if err := emptyBody(body); err != nil {
+		return err
 	}
 	giveBack, err := c.takeTurn(len(body))
 	if err != nil {

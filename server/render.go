@@ -63,9 +63,17 @@ func (c *call) readEngine(dst any) error {
 		return err
 	}
 	defer giveBack()
+	if err := emptyBody(body); err != nil {
+		return err
+	}
 	if err := json.Unmarshal(body, dst); err != nil {
 		if at, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			return invalid(at.Field, "%s cannot be a JSON %s", at.Field, at.Value)
+		}
+		c.scan.start(body)
+		c.scan.space()
+		if _, err := c.scan.raw("a value"); errors.Is(err, errTooDeep) {
+			return err
 		}
 		return &apiError{status: http.StatusBadRequest, code: codeInvalidJSON, message: "the body is no JSON: " + err.Error()}
 	}

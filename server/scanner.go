@@ -3,6 +3,8 @@ package server
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"unicode/utf8"
@@ -50,8 +52,8 @@ type fields[T any] []field[T]
 // of fields that were there, by their place in fs.
 func decode[T any](s *scanner, fs fields[T], dst *T) (seen uint64, err error) {
 	s.space()
-	if s.pos == len(s.data) {
-		return 0, &apiError{status: http.StatusBadRequest, code: codeInvalidJSON, message: "the body is empty, it must be a JSON object"}
+	if err := emptyBody(s.data); err != nil {
+		return 0, err
 	}
 	seen, err = object(s, fs, dst)
 	if err != nil {
@@ -251,6 +253,12 @@ func (s *scanner) uint(limit uint64, what string) (uint64, error) {
 	return v, nil
 }
 
+// maxNesting is how deep a value may be nested: encoding/json takes no more.
+const maxNesting = 10_000
+
+// errTooDeep says that a value is nested deeper than maxNesting.
+var errTooDeep = errors.New("server: nested too deeply")
+
 // raw reads any value without looking into it, and checks that it is JSON.
 func (s *scanner) raw(what string) ([]byte, error) {
 	start, depth := s.pos, 0
@@ -261,7 +269,9 @@ func (s *scanner) raw(what string) ([]byte, error) {
 				return nil, err
 			}
 		case '{', '[':
-			depth++
+			if depth++; depth > maxNesting {
+				return nil, fmt.Errorf("%w: %w", errTooDeep, s.tooDeep())
+			}
 			s.pos++
 		case '}', ']':
 			if depth == 0 {
@@ -311,6 +321,18 @@ func (s *scanner) take(c byte) bool {
 }
 
 func (s *scanner) at(c byte) bool { return s.pos < len(s.data) && s.data[s.pos] == c }
+
+// emptyBody refuses a body without any value.
+func emptyBody(body []byte) error {
+	const wanted = ", it must be a JSON object"
+	switch {
+	case len(body) == 0:
+		return &apiError{status: http.StatusBadRequest, code: codeInvalidJSON, message: "the body is empty" + wanted}
+	case len(bytes.TrimLeft(body, " \t\r\n")) == 0:
+		return &apiError{status: http.StatusBadRequest, code: codeInvalidJSON, message: "the body has nothing but white space" + wanted}
+	}
+	return nil
+}
 
 // The errors. All of them say the place.
 
@@ -367,6 +389,14 @@ func (s *scanner) wrong(why string) *apiError {
 // refused is for a value that the index does not take.
 func (s *scanner) refused(err error) *apiError {
 	return invalid(clipText(string(s.path)), "%s", plain(err, store.ErrInvalid))
+}
+
+// tooDeep is for a value of which s.pos is more than maxNesting levels deep.
+func (s *scanner) tooDeep() *apiError {
+	return &apiError{
+		status: http.StatusBadRequest, code: codeInvalidJSON, param: clipText(string(s.path)),
+		message: "nested too deeply at byte " + strconv.Itoa(s.pos) + ", the limit is " + strconv.Itoa(maxNesting) + " levels",
+	}
 }
 
 func (s *scanner) tooMany(limit int) *apiError {

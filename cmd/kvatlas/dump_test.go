@@ -446,3 +446,29 @@ func TestDumpUsers(t *testing.T) {
 		t.Errorf("refused %v", refused)
 	}
 }
+
+// A last snapshot that cannot be written is a failure of the process, and is told; one
+// that was not needed is none.
+func TestCaseSmallOnesUnderAttackLastSnapshot(t *testing.T) {
+	for name, changed := range map[string]bool{"changed": true, "unchanged": false} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "index")
+			r := start(t, "--snapshot-file="+file, "--snapshot-interval=1h")
+			r.await(func() map[string]any { return r.logged("no snapshot yet: the index begins empty") })
+			if changed {
+				give(t, r.client(), "a", 640)
+			}
+			// A folder in the place of the file that is written first stands for a full disk.
+			if err := os.Mkdir(file+".tmp", 0o700); err != nil {
+				t.Fatal(err)
+			}
+			status, line := r.end(), r.logged("snapshot not saved")
+			if failed := status == exitFailed; failed != changed || (line != nil) != changed {
+				t.Errorf("ends with %d, logged %v\n%s", status, line, r.stderr)
+			}
+			if changed && !strings.Contains(r.stderr.String(), "kvatlas serve: the last snapshot could not be saved") {
+				t.Errorf("it does not say what is lost\n%s", r.stderr)
+			}
+		})
+	}
+}

@@ -63,8 +63,7 @@ func (p *program) serve(ctx context.Context, args []string) int {
 	var after func(context.Context, string) error
 	if *play {
 		if err := svc.hasTokenizer(demo.Model); err != nil {
-			svc.close()
-			return p.fail("serve", err)
+			return p.fail("serve", errors.Join(err, svc.close()))
 		}
 		after = func(ctx context.Context, url string) error { return p.demo(ctx, url) }
 	}

@@ -50,7 +50,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	s := &service{cfg: cfg, log: log, metrics: server.NewMetrics()}
 	defer func() {
 		if err != nil {
-			s.close()
+			err = errors.Join(err, s.close())
 		}
 	}()
 	if s.backend, err = s.makeIndex(); err != nil {
@@ -150,22 +150,31 @@ func (s *service) warmUp(ctx context.Context) error {
 	return nil
 }
 
-// close ends what was made, the last first.
-func (s *service) close() {
+// close ends what was made, the last first. Its error says that something is lost: the
+// last snapshot. All else that cannot be ended in order, such as a connection that has
+// broken, is for the log alone.
+func (s *service) close() error {
 	for i := len(s.closers) - 1; i >= 0; i-- {
 		if err := s.closers[i](); err != nil {
 			s.log.Warn().Err(err).Msg("closing")
 		}
 	}
 	s.closers = nil
+	if s.keeper == nil {
+		return nil
+	}
+	if err := s.keeper.Close(); err != nil { // it is closed, and says what came of it
+		return fmt.Errorf("the last snapshot could not be saved, what has changed since the one before is lost: %w", err)
+	}
+	return nil
 }
 
 // run serves until ctx ends, then drains: /readyz turns to 503, after the
 // drain delay no connection is accepted any more, and requests under way have
 // the drain timeout to finish. after, when not nil, is called with the API's
 // URL once it is served; its context ends with ctx, and its error ends run.
-func (s *service) run(ctx context.Context, after func(context.Context, string) error) error {
-	defer s.close()
+func (s *service) run(ctx context.Context, after func(context.Context, string) error) (err error) {
+	defer func() { err = errors.Join(err, s.close()) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	l, err := s.listen(ctx)
