@@ -1,0 +1,175 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+)
+
+// Kind is whose rules an engine follows.
+type Kind uint8
+
+// The kinds.
+const (
+	VLLM Kind = iota
+	SGLang
+	TRTLLM
+)
+
+var kindNames = [...]string{"vllm", "sglang", "trtllm"}
+
+// String returns the kind as ParseKind reads it.
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind(%d)", uint8(k))
+}
+
+// ParseKind reads the name of a kind: vllm, sglang or trtllm.
+func ParseKind(s string) (Kind, error) {
+	for i, n := range kindNames {
+		if s == n {
+			return Kind(i), nil
+		}
+	}
+	return 0, fmt.Errorf("%q is none of vllm, sglang, trtllm", s)
+}
+
+// ErrConfig is what every error of New is.
+var ErrConfig = errors.New("engine: wrong configuration")
+
+// The limits of a Config.
+const (
+	MaxBlocks    = 1 << 24
+	MaxBlockSize = 8192
+)
+
+// Config says what an engine is. The zero value of each field is its default.
+type Config struct {
+	Kind Kind
+	// BlockSize is how many tokens a block has, 16.
+	BlockSize int
+	// Blocks is how many blocks the GPU has room for, 65,536. A vLLM has one less to
+	// give, as it keeps one for itself.
+	Blocks int
+	// HostBlocks and DiskBlocks are how many the host and the disk below it have room
+	// for; 0 is no such tier. A disk takes what the host evicts. TensorRT-LLM has no
+	// disk.
+	HostBlocks, DiskBlocks int
+	// Window adds to a vLLM a group of layers with a sliding window of so many tokens;
+	// 0 is none. It goes with no host.
+	Window int
+	// Keys is how vLLM's version writes adapters and salts into its hashes.
+	Keys blockkey.VLLMKeys
+	// HashSeed is vLLM's PYTHONHASHSEED, blockkey.VLLMDefaultSeed when empty.
+	HashSeed string
+	// BatchTokens and BatchRequests bound an iteration: 8,192 tokens, 256 requests.
+	BatchTokens, BatchRequests int
+	// Reserve admits a request only when its whole prompt and output have room, so
+	// that none is ever preempted. TensorRT-LLM always does.
+	Reserve bool
+	// Timing is how long things take.
+	Timing Timing
+}
+
+// Timing is how long an iteration takes, and what is brought up from below.
+type Timing struct {
+	// Prefill and Decode scale the time of prompts and of generation, 4 and 1.5: a
+	// model of 70 billion parameters. Negative is no time at all.
+	Prefill, Decode float64
+	// Host and Disk are how long it takes to bring up a token from there, 4 us and 40
+	// us. Negative is no time.
+	Host, Disk time.Duration
+}
+
+func (c Config) withDefaults() (Config, error) {
+	for _, v := range []struct {
+		name          string
+		p             *int
+		def, min, max int
+	}{
+		{"BlockSize", &c.BlockSize, 16, 1, MaxBlockSize},
+		{"Blocks", &c.Blocks, 1 << 16, 2, MaxBlocks},
+		{"HostBlocks", &c.HostBlocks, 0, 0, MaxBlocks},
+		{"DiskBlocks", &c.DiskBlocks, 0, 0, MaxBlocks},
+		{"Window", &c.Window, 0, 0, 1 << 30},
+		{"BatchTokens", &c.BatchTokens, 8192, 1, 1 << 30},
+		{"BatchRequests", &c.BatchRequests, 256, 1, 1 << 20},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < v.min || *v.p > v.max {
+			return c, fmt.Errorf("%w: %s is %d, it must be %d to %d", ErrConfig, v.name, *v.p, v.min, v.max)
+		}
+	}
+	switch {
+	case int(c.Kind) >= len(kindNames):
+		return c, fmt.Errorf("%w: Kind is %v", ErrConfig, c.Kind)
+	case c.Window > 0 && c.Kind != VLLM:
+		return c, fmt.Errorf("%w: Window is for vLLM", ErrConfig)
+	case c.Window > 0 && c.HostBlocks > 0:
+		return c, fmt.Errorf("%w: Window goes with no HostBlocks", ErrConfig)
+	case c.DiskBlocks > 0 && c.HostBlocks == 0:
+		return c, fmt.Errorf("%w: DiskBlocks needs HostBlocks", ErrConfig)
+	case c.DiskBlocks > 0 && c.Kind == TRTLLM:
+		return c, fmt.Errorf("%w: TensorRT-LLM has no DiskBlocks", ErrConfig)
+	case c.Kind == SGLang && c.BatchTokens < c.BlockSize:
+		return c, fmt.Errorf("%w: BatchTokens is %d, less than a page of SGLang", ErrConfig, c.BatchTokens)
+	}
+	if c.HashSeed == "" {
+		c.HashSeed = blockkey.VLLMDefaultSeed
+	}
+	if c.Kind == TRTLLM {
+		c.Reserve = true
+	}
+	c.Timing = c.Timing.withDefaults()
+	return c, nil
+}
+
+func (t Timing) withDefaults() Timing {
+	for _, v := range []struct {
+		p   *float64
+		def float64
+	}{{&t.Prefill, 4}, {&t.Decode, 1.5}} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		*v.p = max(*v.p, 0)
+	}
+	for _, v := range []struct {
+		p   *time.Duration
+		def time.Duration
+	}{{&t.Host, 4 * time.Microsecond}, {&t.Disk, 40 * time.Microsecond}} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		*v.p = max(*v.p, 0)
+	}
+	return t
+}
+
+// The coefficients of Dynamo's mocker: milliseconds of prompts of a small model.
+const (
+	prefillSquare = 4.209989e-07 // a token pair of attention
+	prefillToken  = 1.518344e-02 // a token
+	prefillBatch  = 16.50142     // an iteration
+)
+
+// prefill returns how long it takes to compute n tokens behind c others, but for what an
+// iteration takes at the least.
+func (t Timing) prefill(c, n int) time.Duration {
+	a, b := float64(c), float64(c+n)
+	return milliseconds(t.Prefill * (prefillSquare*(b*b-a*a) + prefillToken*float64(n)))
+}
+
+// decode returns how long an iteration takes to generate where this part, 0 to 1, of the
+// cache is in use.
+func (t Timing) decode(active float64) time.Duration {
+	return milliseconds(t.Decode * max(1, -25.74*active*active+54.01*active+5.74))
+}
+
+func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
