@@ -17,8 +17,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -58,7 +58,7 @@ func (l *load) next() []byte {
 		l.past = l.past[1:]
 	}
 	l.b.Time = float64(time.Now().UnixMicro()) / 1e6
-	return enginetest.Append(nil, &l.b, enginetest.VLLM24)
+	return encode.Append(nil, &l.b, encode.VLLM24)
 }
 
 // cpuTime is the CPU time of this process.

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -64,7 +64,7 @@ func TestUnknownMedia(t *testing.T) {
 			s.until("a connection", func() bool { return s.pub.Subscribers() > 0 })
 		}
 		b := event.Batch{Time: float64(life + 1), Events: []event.Event{stored("tape")}}
-		s.pub.Publish(zmq.Message{Payload: enginetest.Append(nil, &b, enginetest.VLLM24)})
+		s.pub.Publish(zmq.Message{Payload: encode.Append(nil, &b, encode.VLLM24)})
 		s.until("two blocks that are left out", func() bool {
 			return in.Stats().Ranks[0].Skipped[rechunk.UnknownMedium] == uint64(2*(life+1))
 		})

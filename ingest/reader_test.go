@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -128,7 +129,7 @@ func (s *stage) publish() {
 	events := []enginetest.Event{s.cache.event(), s.cache.event()}
 	s.log = append(s.log, events)
 	b := event.Batch{Time: float64(time.Now().UnixMicro()) / 1e6, Events: eventsOf(events)}
-	s.pub.Publish(zmq.Message{Seq: s.seq, Payload: enginetest.Append(nil, &b, enginetest.VLLM24)})
+	s.pub.Publish(zmq.Message{Seq: s.seq, Payload: encode.Append(nil, &b, encode.VLLM24)})
 	s.seq++
 }
 
@@ -176,13 +177,13 @@ func TestLagOfNoTime(t *testing.T) {
 	s := newStage(t, newIndex(t), false, Config{})
 	s.read(1)
 	b := event.Batch{Time: 2, Events: eventsOf([]enginetest.Event{s.cache.event()})}
-	s.pub.Publish(zmq.Message{Seq: 0, Payload: enginetest.Append(nil, &b, enginetest.VLLM24)})
+	s.pub.Publish(zmq.Message{Seq: 0, Payload: encode.Append(nil, &b, encode.VLLM24)})
 	s.hears("events ")
 	b.Time = earliestEvent - 1
-	s.pub.Publish(zmq.Message{Seq: 1, Payload: enginetest.Append(nil, &b, enginetest.VLLM24)})
+	s.pub.Publish(zmq.Message{Seq: 1, Payload: encode.Append(nil, &b, encode.VLLM24)})
 	s.until("2 messages", func() bool { life, err := s.x.Life(t.Context(), "pod", 0); return err == nil && life.Seq == 2 })
 	b.Time = float64(time.Now().UnixMicro()) / 1e6
-	s.pub.Publish(zmq.Message{Seq: 2, Payload: enginetest.Append(nil, &b, enginetest.VLLM24)})
+	s.pub.Publish(zmq.Message{Seq: 2, Payload: encode.Append(nil, &b, encode.VLLM24)})
 	s.hears("lag")
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -383,7 +384,7 @@ func TestReadUndecodable(t *testing.T) {
 	s.log, s.seq = append(s.log, nil), s.seq+1
 	// One bad event among good ones, and another rank.
 	b := event.Batch{Rank: 3, HasRank: true, Events: eventsOf(nil)}
-	payload := enginetest.Append(nil, &b, enginetest.VLLM24)
+	payload := encode.Append(nil, &b, encode.VLLM24)
 	i := slices.Index(payload, 0x90)
 	payload = slices.Replace(payload, i, i+1, []byte("\x91\x91\xa8Nonsense")...)
 	s.pub.Publish(zmq.Message{Seq: s.seq, Payload: payload})

@@ -13,8 +13,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
-	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/server"
+	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -78,9 +78,9 @@ func TestEvents(t *testing.T) {
 			200, `{"applied":4,"skipped":0,"ranks":[{"rank":1,"applied":2,"skipped":0},{"rank":0,"applied":2,"skipped":0}]}`, []string{
 				`p/0 m trtllm seq none skipped 0: 1 {"type":"BlockStored","block_hashes":[1],"parent_block_hash":null,"token_ids":[],"block_size":0,"medium":"CPU","kv_cache_spec_kind":"widest_window"} {"type":"BlockRemoved","block_hashes":[1],"medium":"GPU","kv_cache_spec_kind":"widest_window"}` +
 					` 0 {"type":"BlockRemoved","block_hashes":[1],"medium":"GPU","kv_cache_spec_kind":"widest_window"} {"type":"BlockRemoved","block_hashes":[1],"medium":"CPU","kv_cache_spec_kind":"widest_window"}`}},
-		{"a message", "?pod=p&model=m&seq=3&engine=sglang", string(enginetest.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, enginetest.SGLang520)), true,
+		{"a message", "?pod=p&model=m&seq=3&engine=sglang", string(encode.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, encode.SGLang520)), true,
 			200, `{"applied":1,"skipped":0,"ranks":[{"rank":4,"applied":1,"skipped":0}]}`, []string{`p/4 m sglang seq 3 skipped 0: 4 {"type":"AllBlocksCleared"}`}},
-		{"a message of another rank", "?pod=p&model=m&rank=5", string(enginetest.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, enginetest.VLLM9)), true,
+		{"a message of another rank", "?pod=p&model=m&rank=5", string(encode.Append(nil, &event.Batch{Rank: 4, Events: []event.Event{{Kind: event.Cleared}}}, encode.VLLM9)), true,
 			200, `{"applied":1,"skipped":0,"ranks":[{"rank":5,"applied":1,"skipped":0}]}`, []string{`p/5 m  seq none skipped 0: 5 {"type":"AllBlocksCleared"}`}},
 		{"no pod", "?model=m", "\x92\x01\x90", true, 400, "pod: a message of an engine needs pod in the query", nil},
 		{"no number", "?pod=p&model=m&seq=x", "\x92\x01\x90", true, 400, "seq: seq is no sequence number: a whole number from 0 to 2^53-2", nil},
@@ -247,7 +247,7 @@ func TestEventsAreScored(t *testing.T) {
 	push("application/json", "", `{"pod":"vllm","model":"m","seq":1,"events":[
 		{"type":"BlockStored","block_hashes":[13,14],"parent_block_hash":12,"token_ids":[5,6,7,8],"block_size":2,"medium":"GPU"}]}`, `{"applied":1,"skipped":0,`)
 	sglang := event.Batch{Rank: 1, Events: []event.Event{{Kind: event.Stored, Hashes: []event.Hash{1 << 63, 2}, Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}, BlockSize: 4, Medium: "CPU_PINNED"}}}
-	push("application/msgpack", "?pod=sglang&model=m", string(enginetest.Append(nil, &sglang, enginetest.SGLang59)), `{"applied":1,"skipped":0,`)
+	push("application/msgpack", "?pod=sglang&model=m", string(encode.Append(nil, &sglang, encode.SGLang59)), `{"applied":1,"skipped":0,`)
 	push("application/json", "", `{"pod":"trt","model":"m","events":[{"event_id":0,"data":{"type":"created"},"window_size":64},
 		{"event_id":1,"data":{"type":"stored","parent_hash":null,"blocks":[{"block_hash":5,"tokens":[{"token_id":1,"token_extra_id":0},{"token_id":2,"token_extra_id":0},
 		{"token_id":3,"token_extra_id":0},{"token_id":4,"token_extra_id":0}],"cache_level":0}]},"window_size":64}]}`, `{"applied":3,"skipped":0,`)

@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -111,7 +111,7 @@ func someMessages(n int) []zmq.Message {
 	out := make([]zmq.Message, n)
 	for i := range out {
 		b := event.Batch{Time: 1.5, Rank: 1, HasRank: true, Events: []event.Event{{Kind: event.Removed, Hashes: []event.Hash{event.Hash(i)}, Medium: "GPU"}}}
-		out[i] = zmq.Message{Seq: uint64(10 + i), Topic: "kv", Payload: enginetest.Append(nil, &b, enginetest.VLLM33)}
+		out[i] = zmq.Message{Seq: uint64(10 + i), Topic: "kv", Payload: encode.Append(nil, &b, encode.VLLM33)}
 		if i == 2 {
 			out[i].Payload = []byte{0xc1}
 		}

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/sim/encode"
 )
 
 func TestDoctorOfEngine(t *testing.T) {
@@ -45,7 +45,7 @@ func TestDoctorOfEngine(t *testing.T) {
 	}}
 	replay = freeEndpoint(t)
 	p, endpoint = engine(t, replay)
-	p.Publish(zmq.Message{Seq: 5, Payload: enginetest.Append(nil, &odd, enginetest.VLLM33)})
+	p.Publish(zmq.Message{Seq: 5, Payload: encode.Append(nil, &odd, encode.VLLM33)})
 	p.Publish(zmq.Message{Seq: 9, Payload: []byte("\xc1")})
 	status, worst, sections = doctorReport(t, "--engine-events="+endpoint, "--engine-replay="+replay, "--engine-seed=0", "--timeout=3s")
 	for what, want := range map[string]string{

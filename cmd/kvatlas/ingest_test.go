@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/sim/encode"
 )
 
 // testEngine publishes events as an engine does, over ZMQ, with a replay socket.
@@ -46,7 +46,7 @@ func (e *testEngine) store(tokens []uint32) {
 		ev.Hashes = append(ev.Hashes, event.Hash(e.block*0x9e3779b97f4a7c15))
 	}
 	b := event.Batch{Time: float64(time.Now().UnixNano()) / 1e9, Events: []event.Event{ev}}
-	e.pub.Publish(zmq.Message{Seq: e.seq, Payload: enginetest.Append(nil, &b, enginetest.VLLM33)})
+	e.pub.Publish(zmq.Message{Seq: e.seq, Payload: encode.Append(nil, &b, encode.VLLM33)})
 	e.seq++
 }
 
@@ -57,7 +57,7 @@ func (e *testEngine) remove(from, to uint64) {
 		ev.Hashes = append(ev.Hashes, event.Hash(n*0x9e3779b97f4a7c15))
 	}
 	b := event.Batch{Events: []event.Event{ev}}
-	e.pub.Publish(zmq.Message{Seq: e.seq, Payload: enginetest.Append(nil, &b, enginetest.VLLM33)})
+	e.pub.Publish(zmq.Message{Seq: e.seq, Payload: encode.Append(nil, &b, encode.VLLM33)})
 	e.seq++
 }
 

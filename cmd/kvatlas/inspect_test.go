@@ -21,8 +21,8 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/sim/encode"
 )
 
 // freeEndpoint is a TCP endpoint that was free a moment ago.
@@ -77,7 +77,7 @@ func steps() []zmq.Message {
 		{{Kind: event.Cleared}},
 	} {
 		b := event.Batch{Time: 1700000000 + float64(i), Rank: 2, Events: events}
-		out = append(out, zmq.Message{Topic: "kv@pod", Seq: uint64(i), Payload: enginetest.Append(nil, &b, enginetest.VLLM33)})
+		out = append(out, zmq.Message{Topic: "kv@pod", Seq: uint64(i), Payload: encode.Append(nil, &b, encode.VLLM33)})
 	}
 	return out
 }

@@ -6,11 +6,11 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
-	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/sim/encode"
 )
 
 // benchBatch is what one step of a busy engine stores: 16 blocks of 16 tokens.
-func benchBatch(form enginetest.Form) []byte {
+func benchBatch(form encode.Form) []byte {
 	e := event.Event{Kind: event.Stored, BlockSize: 16, Medium: "GPU", Parent: 0xfedcba9876543210, HasParent: true}
 	for i := range 16 {
 		e.Hashes = append(e.Hashes, event.Hash(0x9e3779b97f4a7c15*uint64(i+1)))
@@ -18,11 +18,11 @@ func benchBatch(form enginetest.Form) []byte {
 	for i := range 256 {
 		e.Tokens = append(e.Tokens, uint32(i*997)%128000)
 	}
-	return enginetest.Append(nil, &event.Batch{Time: 1700000000.25, Events: []event.Event{e}}, form)
+	return encode.Append(nil, &event.Batch{Time: 1700000000.25, Events: []event.Event{e}}, form)
 }
 
 func BenchmarkDecode(b *testing.B) {
-	for _, form := range []enginetest.Form{enginetest.VLLM33, enginetest.VLLM22, enginetest.SGLang520} {
+	for _, form := range []encode.Form{encode.VLLM33, encode.VLLM22, encode.SGLang520} {
 		b.Run(form.String(), func(b *testing.B) {
 			payload := benchBatch(form)
 			var (
@@ -44,7 +44,7 @@ func BenchmarkDecode(b *testing.B) {
 // fastest general decoder we know: just the fields, into memory that is reused,
 // with none of what tells versions apart. It is there to be compared with.
 func BenchmarkDecodePeer(b *testing.B) {
-	payload := benchBatch(enginetest.VLLM33)
+	payload := benchBatch(encode.VLLM33)
 	var p peer
 	if err := p.decode(payload); err != nil || len(p.hashes) != 16 || len(p.tokens) != 256 {
 		b.Fatal(err, len(p.hashes), len(p.tokens))
@@ -141,7 +141,7 @@ func (p *peer) field(key string, b []byte) (_ []byte, err error) {
 
 func BenchmarkJSONPushes(b *testing.B) {
 	var batch event.Batch
-	if err := new(event.Decoder).Decode(benchBatch(enginetest.VLLM33), &batch); err != nil {
+	if err := new(event.Decoder).Decode(benchBatch(encode.VLLM33), &batch); err != nil {
 		b.Fatal(err)
 	}
 	body := append(event.AppendJSON([]byte(`{"pod":"10.0.0.1:8000","model":"m","events":[`), &batch.Events[0]), `]}`...)

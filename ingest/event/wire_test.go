@@ -10,26 +10,26 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
-	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/sim/encode"
 )
 
 // forms are the form of each version's messages.
-var forms = map[string]enginetest.Form{
-	"vllm 0.33.0":   enginetest.VLLM33,
-	"vllm 0.24.0":   enginetest.VLLM24,
-	"vllm 0.22.0":   enginetest.VLLM22,
-	"vllm 0.17.0":   enginetest.VLLM17,
-	"vllm 0.14.0":   enginetest.VLLM14,
-	"vllm 0.11.0":   enginetest.VLLM10,
-	"vllm 0.10.2":   enginetest.VLLM10,
-	"vllm 0.10.1":   enginetest.VLLM9,
-	"vllm 0.9.2":    enginetest.VLLM9,
-	"vllm 0.9.0":    enginetest.VLLM9,
-	"sglang 0.4.7":  enginetest.SGLang4,
-	"sglang 0.5.10": enginetest.SGLang59,
-	"sglang 0.5.18": enginetest.SGLang517,
-	"sglang 0.5.19": enginetest.SGLang517,
-	"sglang 0.5.23": enginetest.SGLang520,
+var forms = map[string]encode.Form{
+	"vllm 0.33.0":   encode.VLLM33,
+	"vllm 0.24.0":   encode.VLLM24,
+	"vllm 0.22.0":   encode.VLLM22,
+	"vllm 0.17.0":   encode.VLLM17,
+	"vllm 0.14.0":   encode.VLLM14,
+	"vllm 0.11.0":   encode.VLLM10,
+	"vllm 0.10.2":   encode.VLLM10,
+	"vllm 0.10.1":   encode.VLLM9,
+	"vllm 0.9.2":    encode.VLLM9,
+	"vllm 0.9.0":    encode.VLLM9,
+	"sglang 0.4.7":  encode.SGLang4,
+	"sglang 0.5.10": encode.SGLang59,
+	"sglang 0.5.18": encode.SGLang517,
+	"sglang 0.5.19": encode.SGLang517,
+	"sglang 0.5.23": encode.SGLang520,
 }
 
 // What was decoded is written again as the engine wrote it, byte for byte, except
@@ -53,7 +53,7 @@ func TestAppendMessages(t *testing.T) {
 		if err := new(event.Decoder).Decode(m.Bytes(t), &b); err != nil {
 			t.Fatal(err)
 		}
-		if got := hex.EncodeToString(enginetest.Append(nil, &b, form)); got != m.Payload {
+		if got := hex.EncodeToString(encode.Append(nil, &b, form)); got != m.Payload {
 			t.Errorf("message %d (%s %s, %s)\n got %s\nwant %s", m.ID, m.Engine, m.Version, m.What, got, m.Payload)
 		}
 	}
@@ -68,7 +68,7 @@ func object(id string, offset int) event.Object {
 }
 
 // random is an event that a form can write whole.
-func random(r *rand.Rand, form enginetest.Form) event.Event {
+func random(r *rand.Rand, form encode.Form) event.Event {
 	e := event.Event{Kind: event.Kind(1 + r.IntN(3))}
 	if e.Kind == event.Cleared {
 		return e
@@ -77,10 +77,10 @@ func random(r *rand.Rand, form enginetest.Form) event.Event {
 	for range r.IntN(5) {
 		e.Hashes = append(e.Hashes, event.Hash(r.Uint64()>>r.IntN(64)))
 	}
-	if form != enginetest.VLLM9 && form != enginetest.SGLang4 {
+	if form != encode.VLLM9 && form != encode.SGLang4 {
 		e.Medium = word("", "GPU", "CPU", "disk")
 	}
-	grouped := form == enginetest.VLLM33 || form == enginetest.VLLM24 || form == enginetest.VLLM22 || form == enginetest.VLLM20
+	grouped := form == encode.VLLM33 || form == encode.VLLM24 || form == encode.VLLM22 || form == encode.VLLM20
 	if grouped {
 		e.Group = r.IntN(3)
 	}
@@ -101,8 +101,8 @@ func random(r *rand.Rand, form enginetest.Form) event.Event {
 	}
 	e.LoRAID = int64(r.IntN(3))
 	switch form {
-	case enginetest.VLLM33, enginetest.VLLM24, enginetest.VLLM22, enginetest.VLLM20, enginetest.VLLM17:
-		if form != enginetest.VLLM17 { // where a salt and a bare object look alike
+	case encode.VLLM33, encode.VLLM24, encode.VLLM22, encode.VLLM20, encode.VLLM17:
+		if form != encode.VLLM17 { // where a salt and a bare object look alike
 			e.Salt = word("", "tenant")
 		}
 		if e.HasParent || len(e.Hashes) == 0 {
@@ -122,14 +122,14 @@ func random(r *rand.Rand, form enginetest.Form) event.Event {
 				e.Extra = nil
 			}
 		}
-	case enginetest.VLLM14, enginetest.SGLang520:
+	case encode.VLLM14, encode.SGLang520:
 		e.LoRA = word("", "lora")
 	default:
 	}
-	if form == enginetest.SGLang520 || form == enginetest.SGLang517 {
+	if form == encode.SGLang520 || form == encode.SGLang517 {
 		e.Salt = word("", "tenant")
 	}
-	if form == enginetest.VLLM22 {
+	if form == encode.VLLM22 {
 		e.Spec, e.SlidingWindow = word("", "full_attention"), r.IntN(2)*128
 	}
 	return e
@@ -137,7 +137,7 @@ func random(r *rand.Rand, form enginetest.Form) event.Event {
 
 // What is written in a form is read as it was.
 func TestRoundTrip(t *testing.T) {
-	for form := range enginetest.NumForms {
+	for form := range encode.NumForms {
 		r := rand.New(rand.NewPCG(uint64(form), 1))
 		var (
 			d event.Decoder
@@ -148,7 +148,7 @@ func TestRoundTrip(t *testing.T) {
 			for range r.IntN(6) {
 				want.Events = append(want.Events, random(r, form))
 			}
-			if err := d.Decode(enginetest.Append(nil, &want, form), &b); err != nil || !event.Same(b, want) {
+			if err := d.Decode(encode.Append(nil, &want, form), &b); err != nil || !event.Same(b, want) {
 				t.Fatalf("%v: %v\n got %+v\nwant %+v", form, err, b.Events, want.Events)
 			}
 		}
@@ -200,8 +200,8 @@ func FuzzDecode(f *testing.F) {
 		if hashes > 2*len(payload) || tokens > 2*len(payload) {
 			t.Fatalf("%d hashes and %d tokens from %d bytes", hashes, tokens, len(payload))
 		}
-		for form := range enginetest.NumForms {
-			if err := new(event.Decoder).Decode(enginetest.Append(nil, &b, form), &twice); err != nil || len(twice.Events)+twice.Skipped != len(b.Events) {
+		for form := range encode.NumForms {
+			if err := new(event.Decoder).Decode(encode.Append(nil, &b, form), &twice); err != nil || len(twice.Events)+twice.Skipped != len(b.Events) {
 				t.Fatalf("%v: %v, %d of %d events", form, err, len(twice.Events), len(b.Events))
 			}
 		}

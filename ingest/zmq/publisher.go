@@ -29,6 +29,9 @@ type PublisherConfig struct {
 	KeepBytes int64
 	// Peers bounds the connections of either socket, 64; further ones are closed.
 	Peers int
+	// OldReplay leaves the topic out of what the replay socket answers, as vLLM before
+	// 0.26 and SGLang before 0.5.22 do.
+	OldReplay bool
 }
 
 func (c PublisherConfig) withDefaults() (PublisherConfig, error) {
@@ -287,15 +290,7 @@ func (p *Publisher) Publish(m Message) {
 	encoded := newMessage([]byte(m.Topic), binary.BigEndian.AppendUint64(nil, m.Seq), m.Payload)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.config.Replay != "" {
-		p.kept = append(p.kept, m)
-		p.bytes += int64(len(m.Payload))
-		for len(p.kept) > p.config.Keep || p.bytes > p.config.KeepBytes {
-			p.bytes -= int64(len(p.kept[0].Payload))
-			p.kept[0] = Message{}
-			p.kept = p.kept[1:]
-		}
-	}
+	p.keep(m)
 	for s := range p.subs {
 		for _, t := range s.topics {
 			if !bytes.HasPrefix([]byte(m.Topic), t) {
@@ -308,6 +303,28 @@ func (p *Publisher) Publish(m Message) {
 			}
 			break
 		}
+	}
+}
+
+// Keep keeps a message for the replay socket and sends it to nobody, as if it were lost on
+// its way. The payload must not be changed after.
+func (p *Publisher) Keep(m Message) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.keep(m)
+}
+
+// keep is Keep with the lock held.
+func (p *Publisher) keep(m Message) {
+	if p.config.Replay == "" {
+		return
+	}
+	p.kept = append(p.kept, m)
+	p.bytes += int64(len(m.Payload))
+	for len(p.kept) > p.config.Keep || p.bytes > p.config.KeepBytes {
+		p.bytes -= int64(len(p.kept[0].Payload))
+		p.kept[0] = Message{}
+		p.kept = p.kept[1:]
 	}
 }
 
@@ -345,18 +362,23 @@ func (p *Publisher) replay(ctx context.Context, c *conn) {
 			if m.Seq < from {
 				continue
 			}
-			seq := binary.BigEndian.AppendUint64(nil, m.Seq)
-			if err := p.answer(c, nil, []byte(m.Topic), seq, m.Payload); err != nil {
+			if err := p.answer(c, m); err != nil {
 				return
 			}
 		}
-		if err := p.answer(c, nil, nil, binary.BigEndian.AppendUint64(nil, math.MaxUint64), nil); err != nil {
+		if err := p.answer(c, Message{Seq: math.MaxUint64}); err != nil {
 			return
 		}
 	}
 }
 
-func (p *Publisher) answer(c *conn, frames ...[]byte) error {
+// answer sends a message to a peer of the replay socket.
+func (p *Publisher) answer(c *conn, m Message) error {
+	seq := binary.BigEndian.AppendUint64(nil, m.Seq)
+	frames := [][]byte{nil, []byte(m.Topic), seq, m.Payload}
+	if p.config.OldReplay {
+		frames = [][]byte{nil, seq, m.Payload}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.write(newMessage(frames...))

@@ -130,3 +130,30 @@ func TestPublisherRefuses(t *testing.T) {
 		t.Error("a PUSH socket subscribes")
 	}
 }
+
+// What is only kept is lost on its way, and can be asked for, in the old form of answers
+// too.
+func TestPublisherKeeps(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		live, again := endpoint4("127.0.0.1", redistest.FreePort(t)), endpoint4("127.0.0.1", redistest.FreePort(t))
+		p := newPublisher(t, PublisherConfig{Endpoint: live, Replay: again, OldReplay: old})
+		all := run(t, Config{Endpoint: live})
+		waitFor(t, "subscriber", func() bool { return p.Subscribers() == 1 })
+		for i := range uint64(5) {
+			m := Message{Topic: "kv", Seq: i, Payload: []byte{byte(i)}}
+			if i == 2 {
+				p.Keep(m)
+			} else {
+				p.Publish(m)
+			}
+		}
+		all.until(t, "the messages that were sent", func() bool { return len(all.seqs) == 4 })
+		if !slices.Equal(all.seqs, []uint64{0, 1, 3, 4}) {
+			t.Errorf("old %v: %v came", old, all.seqs)
+		}
+		seqs, err := collect(t.Context(), ReplayConfig{Endpoint: again}, 0)
+		if err != nil || !slices.Equal(seqs, []uint64{0, 1, 2, 3, 4}) {
+			t.Errorf("old %v: %v were answered, %v", old, seqs, err)
+		}
+	}
+}

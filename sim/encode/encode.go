@@ -1,4 +1,6 @@
-package enginetest
+// Package encode writes the messages of engines, byte for byte as their releases do: what
+// [event.Decoder] reads. It is for simulated engines and for tests.
+package encode
 
 import (
 	"encoding/binary"
@@ -38,13 +40,15 @@ const (
 	SGLang59
 	// SGLang4 is SGLang 0.4.6 to 0.5.8.
 	SGLang4
+	// TRTLLM is TensorRT-LLM's own stream: maps with vLLM's names, without groups.
+	TRTLLM
 
 	// NumForms is how many forms there are.
 	NumForms
 )
 
 var formNames = [NumForms]string{"vllm-0.33", "vllm-0.24", "vllm-0.22", "vllm-0.20", "vllm-0.17", "vllm-0.14", "vllm-0.10.2", "vllm-0.9",
-	"sglang-0.5.20", "sglang-0.5.17", "sglang-0.5.9", "sglang-0.4.6"}
+	"sglang-0.5.20", "sglang-0.5.17", "sglang-0.5.9", "sglang-0.4.6", "trtllm"}
 
 // String returns the engine and the first version of the form, as in "vllm-0.33".
 func (f Form) String() string {
@@ -54,8 +58,8 @@ func (f Form) String() string {
 	return fmt.Sprintf("form(%d)", uint8(f))
 }
 
-func (f Form) sglang() bool { return f >= SGLang520 }
-func (f Form) maps() bool   { return f <= VLLM24 || f == SGLang520 }
+func (f Form) sglang() bool { return f >= SGLang520 && f <= SGLang4 }
+func (f Form) maps() bool   { return f <= VLLM24 || f == SGLang520 || f == TRTLLM }
 
 // The places of a Stored event's fields in an array, as in vLLM 0.22.
 const (
@@ -150,7 +154,7 @@ func appendEventMap(dst []byte, e *event.Event, form Form) []byte {
 		return h.close(dst)
 	}
 	dst = appendHashes(h.key(dst, "block_hashes"), e.Hashes, form)
-	vllm := !form.sglang()
+	vllm := !form.sglang() && form != TRTLLM
 	if e.Kind == event.Stored {
 		dst = appendParent(h.key(dst, "parent_block_hash"), e, form)
 		dst = appendTokens(h.key(dst, "token_ids"), e)
@@ -158,6 +162,12 @@ func appendEventMap(dst []byte, e *event.Event, form Form) []byte {
 		dst = appendLoRAID(h.key(dst, "lora_id"), e)
 	}
 	dst = appendName(h.key(dst, "medium"), e.Medium)
+	if form == TRTLLM {
+		if e.Kind == event.Stored {
+			dst = appendName(h.key(dst, "lora_name"), e.LoRA)
+		}
+		return h.close(dst)
+	}
 	if e.Kind == event.Stored && vllm {
 		dst = appendName(h.key(dst, "lora_name"), e.LoRA)
 		if hasExtraKeys(e) {
