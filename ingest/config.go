@@ -69,7 +69,7 @@ type Config struct {
 	// are taken for removed. 262,144; below 0 is no bound.
 	Unremoved int
 	// Wire has limits and times of connections. Endpoint, Bind, Topic and Curve are
-	// the source's.
+	// the source's, Dials is the Ingester's own.
 	Wire zmq.Config
 	// Observer is told what happens.
 	Observer Observer

@@ -29,6 +29,7 @@ type Ingester struct {
 	writer  *writer
 	total   atomic.Int64  // bytes in all queues
 	replays chan struct{} // one token for each replay that is under way
+	dials   *zmq.Dials    // of all readers
 	pushers *pushers
 	matched sync.Map                        // pod -> *atomic.Int64, nanoseconds since 1970
 	asked   sync.Map                        // model -> the same
@@ -49,6 +50,10 @@ type rankKey struct {
 	pod  string
 	rank int
 }
+
+// maxDials is how many first tries to connect, and how many others, are under way at once.
+// One that nobody answers takes up to 5 s, and a file descriptor.
+const maxDials = 256
 
 // podMedium is a medium of a pod's.
 type podMedium struct{ pod, medium string }
@@ -87,7 +92,7 @@ func New(c Config) (*Ingester, error) {
 	if err != nil {
 		return nil, err
 	}
-	in := &Ingester{config: c, writer: newWriter(&c), replays: make(chan struct{}, c.Replays), readers: map[rankKey]*reader{}, writes: make(chan struct{})}
+	in := &Ingester{config: c, writer: newWriter(&c), replays: make(chan struct{}, c.Replays), dials: zmq.NewDials(maxDials), readers: map[rankKey]*reader{}, writes: make(chan struct{})}
 	if in.pushers, err = newPushers(c.Pushers); err != nil {
 		return nil, err
 	}
@@ -162,7 +167,7 @@ func (in *Ingester) Read(ctx context.Context, s Source, fence uint64) error {
 	r.decode.Limits = in.config.Events
 	r.f = follower{act: r, tries: in.config.ReplayTries}
 	wire := in.config.Wire
-	wire.Endpoint, wire.Bind, wire.Topic, wire.Curve = s.Events, s.Bind, s.Topic, s.Curve
+	wire.Endpoint, wire.Bind, wire.Topic, wire.Curve, wire.Dials = s.Events, s.Bind, s.Topic, s.Curve, in.dials
 	sub, err := zmq.NewSubscriber(wire, inlet{r})
 	if err != nil {
 		return err

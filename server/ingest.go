@@ -2,6 +2,7 @@ package server
 
 import (
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,11 +11,13 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/fleet"
 	"github.com/kvatlas/kvatlas/ingest/rechunk"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // Ingest shows the figures of the reading of events; it is called at most once. silent
 // is the number of engines that are healthy and send nothing. The series with the labels
-// pod and rank are those of ranks that this process reads, and go with them.
+// pod and rank are those of ranks that this process reads, and go with them. At most
+// maxShownRanks have any.
 func (m *Metrics) Ingest(read func() ingest.Stats, shared func() fleet.Stats, silent func() int64) error {
 	type f = fleet.Stats
 	for _, c := range []prometheus.Collector{
@@ -27,7 +30,7 @@ func (m *Metrics) Ingest(read func() ingest.Stats, shared func() fleet.Stats, si
 		figures[int64]{silent, []figure[int64]{
 			gauge("kvatlas_ingest_silent_engines", "Engines that are healthy and have sent no events for ingest-silent.", func(n int64) int64 { return n }),
 		}},
-		rankFigures{read},
+		&rankFigures{read: read, shown: map[store.RankRef]struct{}{}},
 	} {
 		if err := m.registry.Register(c); err != nil {
 			return err
@@ -36,8 +39,49 @@ func (m *Metrics) Ingest(read func() ingest.Stats, shared func() fleet.Stats, si
 	return nil
 }
 
-// rankFigures shows the figures of each rank that is read.
-type rankFigures struct{ read func() ingest.Stats }
+// maxShownRanks is how many ranks have series of their own, some 25 each: whoever registers
+// pods chooses their names, and how many there are.
+const maxShownRanks = 1024
+
+// rankFigures shows the figures of ranks that are read. Those that have series keep them for
+// as long as they are read: whoever comes later finds what room there is.
+type rankFigures struct {
+	read func() ingest.Stats
+
+	mu    sync.Mutex // protects shown
+	shown map[store.RankRef]struct{}
+}
+
+// show returns the ranks that have series, and how many have none.
+func (c *rankFigures) show(ranks []ingest.RankStats) (shown []*ingest.RankStats, hidden int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.shown
+	c.shown = make(map[store.RankRef]struct{}, min(len(ranks), maxShownRanks))
+	room := maxShownRanks
+	for i := range ranks {
+		if _, ok := was[refOf(&ranks[i])]; ok {
+			room--
+		}
+	}
+	for i := range ranks {
+		r := &ranks[i]
+		_, ok := was[refOf(r)]
+		if !ok && room > 0 {
+			room--
+			ok = true
+		}
+		if !ok {
+			hidden++
+			continue
+		}
+		c.shown[refOf(r)] = struct{}{}
+		shown = append(shown, r)
+	}
+	return shown, hidden
+}
+
+func refOf(r *ingest.RankStats) store.RankRef { return store.RankRef{Pod: r.Pod, Rank: r.Rank} }
 
 // rankLabels are those of all series of a rank.
 var rankLabels = []string{"pod", "rank"}
@@ -50,6 +94,7 @@ func rankDesc(name, help string, more ...string) *prometheus.Desc {
 const matchAfter = 10 * time.Minute
 
 var (
+	hiddenRanks = prometheus.NewDesc("kvatlas_ingest_hidden_ranks", "Ranks that this replica reads and that have no series of their own, as too many have.", nil, nil)
 	rankEvents  = rankDesc("events_total", "Events that have been applied.", "kind")
 	rankSkipped = rankDesc("skipped_blocks_total", "Blocks that engines have stored and that were not indexed.", "reason")
 	rankGauges  = []rankFigure{
@@ -94,7 +139,8 @@ func truth(b bool) float64 {
 }
 
 // Describe implements prometheus.Collector.
-func (c rankFigures) Describe(ch chan<- *prometheus.Desc) {
+func (c *rankFigures) Describe(ch chan<- *prometheus.Desc) {
+	ch <- hiddenRanks
 	ch <- rankEvents
 	ch <- rankSkipped
 	for _, list := range [][]rankFigure{rankGauges, rankCounters} {
@@ -105,10 +151,10 @@ func (c rankFigures) Describe(ch chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector.
-func (c rankFigures) Collect(ch chan<- prometheus.Metric) {
-	stats := c.read()
-	for i := range stats.Ranks {
-		r := &stats.Ranks[i]
+func (c *rankFigures) Collect(ch chan<- prometheus.Metric) {
+	shown, hidden := c.show(c.read().Ranks)
+	ch <- prometheus.MustNewConstMetric(hiddenRanks, prometheus.GaugeValue, float64(hidden))
+	for _, r := range shown {
 		rank := strconv.Itoa(r.Rank)
 		for kind, n := range r.Events {
 			if n > 0 {

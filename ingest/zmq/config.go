@@ -44,6 +44,9 @@ type Config struct {
 	// MinBackoff and MaxBackoff bound the pause before the next try, 50 ms and 2 s.
 	// It doubles; a random half of it is taken off.
 	MinBackoff, MaxBackoff time.Duration
+	// Dials bounds the connections that are being made at once, together with all who
+	// share it; nil is no bound. It says nothing of Bind.
+	Dials *Dials
 }
 
 // Curve are the keys for CURVE, 32 bytes each. The engine, or the proxy before it,

@@ -34,6 +34,7 @@ type Subscriber struct {
 	config  Config
 	to      endpoint
 	handler Handler
+	failed  bool // the last try to connect; of Run's goroutine
 }
 
 // NewSubscriber returns a Subscriber that tells the handler what it receives once
@@ -100,7 +101,14 @@ func sleep(ctx context.Context, d time.Duration) {
 type connector func(context.Context) (*conn, error)
 
 func (s *Subscriber) dial(ctx context.Context) (*conn, error) {
-	return dial(ctx, s.to, "SUB", publishers, s.config.Curve, s.config.MaxMessage, s.config.ConnectTimeout)
+	leave, err := s.config.Dials.enter(ctx, s.failed)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	c, err := dial(ctx, s.to, "SUB", publishers, s.config.Curve, s.config.MaxMessage, s.config.ConnectTimeout)
+	s.failed = err != nil
+	return c, err
 }
 
 // errReplaced says that the publisher has connected anew.
