@@ -17,8 +17,9 @@
 //     for again, and its bytes must be the same.
 //   - The number that is applied stands in the index, with the blocks. Another
 //     process that takes the rank over goes on from there.
-//   - It never holds an engine up. Queues are bounded, by rank and in all; what
-//     finds no room is dropped, and is a gap like any other.
+//   - It never holds an engine up, and drops nothing. Queues are bounded, by rank and in
+//     all; while one is full, its connection is not read. What an engine then drops,
+//     because its own queue is full, is a gap like any other.
 //
 // Engines that push over HTTP come in by [Ingester.Push]. The last messages of each
 // rank can be asked for by [Ingester.Recent].

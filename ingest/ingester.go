@@ -27,7 +27,7 @@ var (
 type Ingester struct {
 	config  Config
 	writer  *writer
-	total   atomic.Int64  // bytes in all queues
+	queues  budget        // of all queues
 	replays chan struct{} // one token for each replay that is under way
 	dials   *zmq.Dials    // of all readers
 	pushers *pushers
@@ -92,7 +92,7 @@ func New(c Config) (*Ingester, error) {
 	if err != nil {
 		return nil, err
 	}
-	in := &Ingester{config: c, writer: newWriter(&c), replays: make(chan struct{}, c.Replays), dials: zmq.NewDials(maxDials), readers: map[rankKey]*reader{}, writes: make(chan struct{})}
+	in := &Ingester{config: c, queues: budget{limit: c.TotalBytes}, writer: newWriter(&c), replays: make(chan struct{}, c.Replays), dials: zmq.NewDials(maxDials), readers: map[rankKey]*reader{}, writes: make(chan struct{})}
 	if in.pushers, err = newPushers(c.Pushers); err != nil {
 		return nil, err
 	}
@@ -163,7 +163,7 @@ func (in *Ingester) Read(ctx context.Context, s Source, fence uint64) error {
 	defer cancel()
 	defer context.AfterFunc(in.ctx, cancel)()
 
-	r := &reader{in: in, s: s, fence: fence, q: newQueue(&in.config, &in.total), ring: newRing(&in.config)}
+	r := &reader{in: in, s: s, fence: fence, q: newQueue(&in.config, &in.queues), ring: newRing(&in.config)}
 	r.decode.Limits = in.config.Events
 	r.f = follower{act: r, tries: in.config.ReplayTries}
 	wire := in.config.Wire
@@ -184,6 +184,7 @@ func (in *Ingester) Read(ctx context.Context, s Source, fence uint64) error {
 	}()
 	err = r.run(ctx)
 	cancel()
+	r.q.close()
 	<-done
 	r.q.drain()
 	if in.ctx.Err() != nil && errors.Is(err, context.Canceled) {
@@ -260,7 +261,8 @@ func (in *Ingester) model(ctx context.Context, name string) (store.ModelInfo, er
 	return m, err
 }
 
-// inlet puts what a subscriber receives into the queue of its reader.
+// inlet puts what a subscriber receives into the queue of its reader. It waits for room:
+// what is not read stays with the connection and the publisher.
 type inlet struct{ r *reader }
 
 func (i inlet) Connected(peer string) {
@@ -273,13 +275,7 @@ func (i inlet) Connected(peer string) {
 
 func (i inlet) Message(m zmq.Message) {
 	i.r.count.lastMessage.Store(time.Now().UnixNano())
-	if i.r.q.put(m) {
-		return
-	}
-	i.r.count.dropped.Add(1)
-	if f := i.r.in.config.Observer.Dropped; f != nil {
-		f(i.r.s.Pod, i.r.s.Rank, 1)
-	}
+	i.r.q.put(m)
 }
 
 func (i inlet) Malformed(err error) { i.r.undecodable(0, 1, err) }

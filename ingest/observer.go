@@ -38,8 +38,6 @@ type Observer struct {
 	// that they are left out. It is told once for each pod and medium, of the last 1,024
 	// of which it was; RankStats.Blocks counts all such blocks.
 	UnknownMedium func(pod string, rank int, medium string)
-	// Dropped says that messages found no room in a queue.
-	Dropped func(pod string, rank int, n int)
 	// Lag tells how old the newest event of a batch was, by the engine's clock, when
 	// it had been applied. It is not told of times before 2020, which are none.
 	Lag func(pod string, rank int, lag time.Duration)

@@ -26,7 +26,8 @@ var errInvalid = errors.New("ingest: the index refuses the batch")
 
 // reader reads the stream of one rank. What it does in which order:
 //
-//  1. the subscriber's goroutine puts messages into the queue and never waits
+//  1. the subscriber's goroutine puts messages into the queue, and stops reading the
+//     connection while that is full
 //  2. the reader's goroutine takes them out, the follower brings them into order
 //  3. what is accepted goes through the Chunker into the window
 //  4. the window is written when the queue is empty or the window full, one at a
@@ -115,9 +116,6 @@ func (r *reader) step(ctx context.Context, quiet *time.Timer, silence *time.Dura
 	}
 	if r.window.messages > 0 && r.flying == nil {
 		return r.send(ctx)
-	}
-	if r.flying == nil && r.q.takeDropped() && r.replayable() {
-		return r.f.catchUp(ctx, 0, false)
 	}
 	var done chan error
 	if r.flying != nil {

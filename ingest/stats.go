@@ -38,8 +38,12 @@ type RankStats struct {
 	Messages    uint64
 	Events      [event.NumKinds]uint64
 	Undecodable uint64
-	// Gaps, Replays, Dropped, Failures and Generations count what Observer is told of.
-	Gaps, Replays, Dropped, Failures, Generations uint64
+	// Gaps, Replays, Failures and Generations count what Observer is told of.
+	Gaps, Replays, Failures, Generations uint64
+	// Paused says that the connection is not read because the queue is full; Pauses counts
+	// how often it was.
+	Paused bool
+	Pauses uint64
 	// QueueMessages and QueueBytes are what waits.
 	QueueMessages int
 	QueueBytes    int64
@@ -73,9 +77,9 @@ func (s *RankStats) Unmatched(long time.Duration) bool {
 
 // counters are the figures of a rank that is read.
 type counters struct {
-	connections, messages, undecodable            atomic.Uint64
-	gaps, replays, dropped, failures, generations atomic.Uint64
-	lag, lastMessage                              atomic.Int64 // nanoseconds; of 1970
+	connections, messages, undecodable   atomic.Uint64
+	gaps, replays, failures, generations atomic.Uint64
+	lag, lastMessage                     atomic.Int64 // nanoseconds; of 1970
 
 	mu     sync.Mutex // protects all below
 	gen    store.Generation
@@ -128,13 +132,14 @@ func (r *reader) stats() RankStats {
 	s := RankStats{
 		Pod: r.s.Pod, Model: r.s.Model, Rank: r.s.Rank,
 		Connections: c.connections.Load(), Messages: c.messages.Load(), Undecodable: c.undecodable.Load(),
-		Gaps: c.gaps.Load(), Replays: c.replays.Load(), Dropped: c.dropped.Load(), Failures: c.failures.Load(), Generations: c.generations.Load(),
+		Gaps: c.gaps.Load(), Replays: c.replays.Load(), Failures: c.failures.Load(), Generations: c.generations.Load(),
 		Lag: time.Duration(c.lag.Load()),
 	}
 	if t := c.lastMessage.Load(); t != 0 {
 		s.LastMessage = time.Unix(0, t)
 	}
 	s.QueueMessages, s.QueueBytes = r.q.depth()
+	s.Paused, s.Pauses = r.q.pausing()
 	_, s.Connected = r.q.connection()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,7 +158,7 @@ func (in *Ingester) Stats() Stats {
 		readers = append(readers, r)
 	}
 	in.mu.Unlock()
-	s := Stats{QueueBytes: in.total.Load(), Pushers: in.pushers.len()}
+	s := Stats{QueueBytes: in.queues.bytes(), Pushers: in.pushers.len()}
 	for _, r := range readers {
 		rs := r.stats()
 		rs.LastMatch, rs.LastAsked = stamped(&in.matched, rs.Pod), stamped(&in.asked, r.s.Model)

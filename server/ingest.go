@@ -106,6 +106,7 @@ var (
 			}
 			return float64(r.LastMessage.UnixMilli()) / 1000
 		}},
+		{rankDesc("paused", "1 while the publisher is not read because the queue is full."), func(r *ingest.RankStats) float64 { return truth(r.Paused) }},
 		{rankDesc("queue_messages", "Messages that wait to be applied."), func(r *ingest.RankStats) float64 { return float64(r.QueueMessages) }},
 		{rankDesc("queue_bytes", "Bytes of the messages that wait to be applied."), func(r *ingest.RankStats) float64 { return float64(r.QueueBytes) }},
 		{rankDesc("unmatched", "1 when lookups of this process ask for the model ten minutes after blocks have come, and none has matched one."), func(r *ingest.RankStats) float64 {
@@ -119,7 +120,9 @@ var (
 		{rankDesc("undecodable_total", "Messages and events that could not be understood."), func(r *ingest.RankStats) float64 { return float64(r.Undecodable) }},
 		{rankDesc("gaps_total", "Times that messages were missing."), func(r *ingest.RankStats) float64 { return float64(r.Gaps) }},
 		{rankDesc("replays_total", "Questions to the replay socket."), func(r *ingest.RankStats) float64 { return float64(r.Replays) }},
-		{rankDesc("dropped_total", "Messages that found no room in the queue."), func(r *ingest.RankStats) float64 { return float64(r.Dropped) }},
+		{rankDesc("pauses_total", "Times that reading paused because the queue was full."), func(r *ingest.RankStats) float64 { return float64(r.Pauses) }},
+		// Reading pauses instead of dropping; dashboards have the series.
+		{rankDesc("dropped_total", "Messages that found no room in the queue: always 0, since reading pauses."), func(*ingest.RankStats) float64 { return 0 }},
 		{rankDesc("failures_total", "Batches that the index did not take at once."), func(r *ingest.RankStats) float64 { return float64(r.Failures) }},
 		{rankDesc("generations_total", "Generations begun."), func(r *ingest.RankStats) float64 { return float64(r.Generations) }},
 	}

@@ -44,15 +44,15 @@ func (d *doctor) lookAtEngine(ctx context.Context) *section {
 	}
 	s := &section{Name: "engine", Subject: d.engine.endpoint}
 	add := func(f check.Finding) { s.Findings = append(s.Findings, f) }
-	f := &feed{to: make(chan heard, maxWaiting)}
+	// Something of the time is left for what there is to say.
+	within, cancel := context.WithTimeout(ctx, d.timeout-d.timeout/8)
+	defer cancel()
+	f := &feed{to: make(chan heard, maxWaiting), done: within.Done()}
 	sub, err := zmq.NewSubscriber(zmq.Config{Endpoint: d.engine.endpoint}, f)
 	if err != nil {
 		add(check.Finding{Level: check.Fail, What: "engine connection", Found: strings.TrimPrefix(err.Error(), "zmq: "), Do: "correct --engine-events: tcp://host:port"})
 		return s
 	}
-	// Something of the time is left for what there is to say.
-	within, cancel := context.WithTimeout(ctx, d.timeout-d.timeout/8)
-	defer cancel()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -263,7 +263,7 @@ func (s *service) watchSilence(ctx context.Context) {
 			if r.LastMessage.After(since) {
 				since = r.LastMessage
 			}
-			if time.Since(since) >= s.cfg.IngestSilent {
+			if !r.Paused && time.Since(since) >= s.cfg.IngestSilent {
 				pods[r.Pod] = true
 			}
 		}

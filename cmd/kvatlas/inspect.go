@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
@@ -163,18 +162,17 @@ type heard struct {
 	news    string
 }
 
-// feed is a zmq.Handler that gives what it is told to whoever prints it. It does
-// not wait: what finds no room is dropped and counted.
+// feed is a zmq.Handler that gives what it is told to whoever prints it. While there is no
+// room it waits, and the publisher with it.
 type feed struct {
-	to      chan heard
-	dropped atomic.Uint64
+	to   chan heard
+	done <-chan struct{} // closed when nobody prints any more
 }
 
 func (f *feed) give(h heard) {
 	select {
 	case f.to <- h:
-	default:
-		f.dropped.Add(1)
+	case <-f.done:
 	}
 }
 
@@ -209,12 +207,13 @@ type viewer struct {
 
 // run prints until ctx ends or it is enough.
 func (v *viewer) run(ctx context.Context) error {
-	f := &feed{to: make(chan heard, maxWaiting)}
+	inner, cancel := context.WithCancel(ctx)
+	f := &feed{to: make(chan heard, maxWaiting), done: inner.Done()}
 	s, err := zmq.NewSubscriber(v.call.live, f)
 	if err != nil {
+		cancel()
 		return err
 	}
-	inner, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -256,9 +255,6 @@ func (v *viewer) follow(ctx context.Context, f *feed) error {
 			}
 			return nil
 		case h := <-f.to:
-			if n := f.dropped.Swap(0); n > 0 {
-				v.note("%d messages came faster than they could be printed and are left out", n)
-			}
 			if h.news != "" {
 				v.note("%s", h.news)
 				continue

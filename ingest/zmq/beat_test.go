@@ -2,6 +2,8 @@ package zmq
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"net"
 	"testing"
 	"time"
@@ -24,5 +26,59 @@ func TestPeerPatience(t *testing.T) {
 	got := make([]byte, len(want))
 	if _, err := theirs.Read(got); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+}
+
+// TestBeatWhileHandling: nothing is read while a message is being handled, and the peer
+// is not to blame for that.
+func TestBeatWhileHandling(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	defer theirs.Close()
+	done := make(chan struct{})
+	defer close(done)
+	c := &conn{net: ours, minor: 1}
+	c.handling.Store(true)
+	go c.beat(10*time.Millisecond, done)
+	if err := theirs.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	ping := make([]byte, 9)
+	for range 10 {
+		if _, err := io.ReadFull(theirs, ping); err != nil {
+			t.Fatalf("given up while a message was handled: %v", err)
+		}
+	}
+	c.handling.Store(false)
+	if _, err := io.Copy(io.Discard, theirs); err != nil || !c.silent.Load() {
+		t.Errorf("a silent peer is kept: %v", err)
+	}
+}
+
+// TestBeatLeavesTheRest: a peer that has gone is given up where what it has sent ends.
+func TestBeatLeavesTheRest(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ours, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	theirs, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := theirs.Write([]byte("the rest")); err != nil {
+		t.Fatal(err)
+	}
+	theirs.Close()
+	c := &conn{net: ours, minor: 1}
+	c.handling.Store(true)
+	c.beat(10*time.Millisecond, nil) // until a ping fails
+	if got, err := io.ReadAll(ours); string(got) != "the rest" || errors.Is(err, net.ErrClosed) {
+		t.Errorf("%q, %v", got, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,9 @@ type conn struct {
 
 	// reads is raised with each read from the socket: the sign of life.
 	reads atomic.Uint64
+	// handling is true while a message is being handled and nothing is read, which says
+	// nothing of the peer.
+	handling atomic.Bool
 	// silent is set before the heartbeat closes the connection.
 	silent atomic.Bool
 
@@ -301,7 +305,7 @@ func (c *conn) message(frames [][]byte) ([][]byte, error) {
 const peerPatience = 30
 
 // beat pings the peer and closes the connection when nothing has come for three
-// intervals, until done is closed.
+// intervals in which we were reading, until done is closed.
 func (c *conn) beat(interval time.Duration, done <-chan struct{}) {
 	if interval < 0 || c.minor == 0 {
 		return
@@ -322,7 +326,7 @@ func (c *conn) beat(interval time.Duration, done <-chan struct{}) {
 		case <-tick.C:
 		}
 		now := c.reads.Load()
-		if now == last {
+		if now == last && !c.handling.Load() {
 			missed++
 		} else {
 			last, missed = now, 0
@@ -334,7 +338,11 @@ func (c *conn) beat(interval time.Duration, done <-chan struct{}) {
 			return
 		}
 		if err := c.send(ping); err != nil {
-			_ = c.net.Close()
+			// A peer that has gone is found by reading, behind all that it has sent. One
+			// that leaves pings unread is not.
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				_ = c.net.Close()
+			}
 			return
 		}
 	}

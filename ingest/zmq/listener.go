@@ -275,6 +275,8 @@ func (l *Listener) serve(ctx context.Context, nc net.Conn) {
 			}
 			return
 		}
+		c.handling.Store(true)
 		l.config.Handle(p, frames)
+		c.handling.Store(false)
 	}
 }

@@ -183,8 +183,8 @@ func (p *Publisher) subscriber(ctx context.Context, c *conn) {
 // maxWrite is how many bytes of messages are written at once.
 const maxWrite = 64 << 10
 
-// write writes what is queued. A subscriber that leaves it unread for writeTimeout
-// is disconnected.
+// write writes what is queued. A subscriber that leaves it unread keeps its connection, as
+// with libzmq, and loses what its queue has no room for.
 func (s *subscription) write(ctx context.Context) {
 	var out []byte
 	for {
@@ -203,7 +203,10 @@ func (s *subscription) write(ctx context.Context) {
 			}
 		}
 		s.conn.mu.Lock()
-		err := s.conn.write(out)
+		err := s.conn.net.SetWriteDeadline(time.Time{})
+		if err == nil {
+			_, err = s.conn.net.Write(out)
+		}
 		s.conn.mu.Unlock()
 		if err != nil {
 			_ = s.conn.net.Close()

@@ -15,8 +15,9 @@ import (
 // handshakes; more are closed at once.
 const maxShaking = 64
 
-// Handler is told what a Subscriber receives, by one goroutine. It must not block:
-// while it does, the publisher's queue fills.
+// Handler is told what a Subscriber receives, by one goroutine. While Message does not
+// return, no more is read of the connection, and the publisher's queue fills; the other
+// methods must not block.
 type Handler interface {
 	// Connected tells of a new connection, which may be to another process than the
 	// one before. Whatever the peer publishes from now on will be received.
@@ -178,7 +179,10 @@ func (s *Subscriber) read(c *conn) error {
 		if string(frames[0]) != topic { // nearly always the same
 			topic = string(frames[0])
 		}
-		s.handler.Message(Message{Topic: topic, Seq: binary.BigEndian.Uint64(frames[1]), Payload: frames[2]})
+		m := Message{Topic: topic, Seq: binary.BigEndian.Uint64(frames[1]), Payload: frames[2]}
+		c.handling.Store(true)
+		s.handler.Message(m)
+		c.handling.Store(false)
 	}
 }
 

@@ -21,8 +21,8 @@ type ingestSettings struct {
 	// IngestHandOver is the number of ranks that change hands at a time when a process
 	// has joined.
 	IngestHandOver int `name:"ingest-hand-over" default:"16" min:"1" max:"1024"`
-	// IngestQueueBytes is the size of all events that wait to be applied; what finds no
-	// room is dropped, and asked for again.
+	// IngestQueueBytes is the size of all events that wait to be applied; ranks that find
+	// no room are not read until there is some.
 	IngestQueueBytes Bytes `name:"ingest-queue-bytes" default:"256MiB" min:"64KiB" max:"1TiB"`
 	// IngestRankQueueBytes is the part of it that one rank may take.
 	IngestRankQueueBytes Bytes `name:"ingest-rank-queue-bytes" default:"16MiB" min:"64KiB" max:"1TiB"`
