@@ -5,6 +5,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -23,15 +24,26 @@ type last struct{ seq, mark uint64 }
 // A value of lastKey is the last message of a batch and that of the batch before, each
 // as 8 bytes of its sequence and 8 of its fingerprint, big endian. It has two because on
 // a cluster the map is written before the watermark: of a batch that was cut off there,
-// the watermark still tells of the one before.
+// the watermark still tells of the one before. Behind them comes the mask of the model
+// under which the generation's blocks are filed, 8 bytes.
 const lastSize = 16
 
-func appendLasts(dst []byte, lasts ...last) []byte {
+func appendLasts(dst []byte, model blockkey.Model, lasts ...last) []byte {
 	for _, l := range lasts {
 		dst = binary.BigEndian.AppendUint64(dst, l.seq)
 		dst = binary.BigEndian.AppendUint64(dst, l.mark)
 	}
-	return dst
+	return binary.BigEndian.AppendUint64(dst, uint64(model))
+}
+
+// otherModel reports whether a value of lastKey is of a generation whose blocks are filed
+// under another model. One that does not say is of the registration's, as all are whose
+// registration has not changed.
+func otherModel(value []byte, model string) bool {
+	if len(value)%lastSize != 8 {
+		return false
+	}
+	return blockkey.Model(binary.BigEndian.Uint64(value[len(value)-8:])) != blockkey.ModelOf(model)
 }
 
 // findLast returns the fingerprint of the message seq in a value of lastKey.

@@ -21,6 +21,9 @@ var (
 	ErrClosed = errors.New("ingest: closed")
 	// ErrReading says that this Ingester reads the rank already.
 	ErrReading = errors.New("ingest: the rank is read already")
+	// ErrOtherModel says that a numbered push is of another model than its pod is registered
+	// for. The message says what to do.
+	ErrOtherModel = errors.New("ingest: another model")
 )
 
 // Ingester reads streams of events and keeps an index true to them.

@@ -66,6 +66,8 @@ const (
 	// Ended: the generation was ended by somebody else, or the index has lost some
 	// of it.
 	Ended
+	// Renamed: the blocks of the one before are filed under another model's name.
+	Renamed
 )
 
 // String is the reason as one word, fit for the label of a metric.
@@ -81,6 +83,8 @@ func (r Reason) String() string {
 		return "lost"
 	case Ended:
 		return "ended"
+	case Renamed:
+		return "renamed"
 	}
 	return "unknown"
 }

@@ -72,6 +72,11 @@ const maxSeq = store.MaxSequence - 1
 // events are applied as they come, under no guard; what they need of blocks before is
 // known to this process alone then. A rank must not be both read and pushed: ErrReading.
 //
+// Sequences are of one model, that of the pod's registration: a push of another is
+// ErrOtherModel, unless it goes on where the last one of a pod that nobody but a push has
+// registered ended. That is the same stream with another name for its model: a new
+// generation begins, for the registration that says so.
+//
 // Other errors are those of the index: store.ErrUnknownPod when the pod is not
 // registered, store.ErrNoRank when its registration does not have a rank of the push,
 // store.ErrUnavailable, store.ErrInvalid and the like. A push with a

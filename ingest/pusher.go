@@ -48,6 +48,7 @@ type pusher struct {
 	feeder  feeder
 	written last
 	wrote   bool
+	other   bool             // the generation is of another model
 	ended   store.Generation // cannot be gone on with, even if the index still has it
 
 	// Without sequences: what has been pushed here, and under which ids.
@@ -143,7 +144,7 @@ func (in *Ingester) refresh(ctx context.Context, s *pusher, pod string, rank int
 	if life == s.life && s.chunk != nil {
 		return nil
 	}
-	s.life, s.chunk, s.feeder, s.wrote = life, nil, feeder{}, false
+	s.life, s.chunk, s.feeder, s.wrote, s.other = life, nil, feeder{}, false, false
 	if life.Generation == 0 {
 		return nil
 	}
@@ -176,6 +177,7 @@ func (in *Ingester) refresh(ctx context.Context, s *pusher, pod string, rank int
 	s.feeder = parseFeeder(values[1])
 	s.written.seq = life.Seq - 1
 	s.written.mark, s.wrote = findLast(values[0], life.Seq-1)
+	s.other = otherModel(values[0], s.model.Name)
 	s.chunk, err = in.chunker(pod, rank, s, false)
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
@@ -156,7 +157,7 @@ func (r *reader) resume(ctx context.Context) error {
 		return r.begin(ctx, First)
 	}
 	var mark uint64
-	known := false
+	known, renamed := false, false
 	next := uint64(0)
 	err = r.retry(ctx, func() error {
 		next, err = r.in.config.Index.TakeOver(ctx, life.Generation, r.fence)
@@ -172,6 +173,7 @@ func (r *reader) resume(ctx context.Context) error {
 		if err == nil {
 			// Sequence n of the engine is n+1 in the index, which begins with 1.
 			mark, known = findLast(values[0], next-1)
+			renamed = otherModel(values[0], r.s.Model)
 		}
 		return err
 	})
@@ -183,6 +185,8 @@ func (r *reader) resume(ctx context.Context) error {
 	case next == 0:
 		// Nothing has been applied wholly, and parts of something may have been.
 		return r.begin(ctx, First)
+	case renamed:
+		return r.begin(ctx, Renamed)
 	case !known:
 		// Its last owner has died in the middle of a batch, or has not left the last
 		// message.
@@ -429,7 +433,7 @@ func (r *reader) send(ctx context.Context) error {
 	if r.wrote {
 		lasts = append(lasts, r.written)
 	}
-	b.Map = []store.MapOp{{MapKey: lastKey, Value: appendLasts(nil, lasts...)}}
+	b.Map = []store.MapOp{{MapKey: lastKey, Value: appendLasts(nil, blockkey.ModelOf(r.s.Model), lasts...)}}
 	batches = append(batches, b)
 	r.buffers[0], r.buffers[1] = r.buffers[1], batches
 	r.flying = &flight{window: r.window, batches: batches}

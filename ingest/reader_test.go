@@ -168,7 +168,7 @@ func (s *stage) settled() {
 	for _, events := range s.log[from:] {
 		m.apply(events)
 	}
-	checkHeld(s.t, s.x, m)
+	checkHeldOf(s.t, s.x, m, s.source.Model)
 }
 
 // TestLagOfNoTime has a record whose times are 2, 3, ..., as one that was made by hand.
@@ -289,6 +289,71 @@ func TestReadAndTakeOver(t *testing.T) {
 	}
 	if err := s.in.Read(t.Context(), s.source, 3); !errors.Is(err, store.ErrFenced) {
 		t.Errorf("under an old fence from the beginning: %v", err)
+	}
+}
+
+// TestReadRenamed reads an engine that lives on under another model's name: what the
+// engine can replay is filed under the new one, and nothing under the old one.
+func TestReadRenamed(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T) []pagedIndex{
+		"memory": func(t *testing.T) []pagedIndex { x := newIndex(t); return []pagedIndex{x, x} },
+		"redis":  func(t *testing.T) []pagedIndex { return newRedis(t, 2) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			xs := open(t)
+			for _, m := range []string{testModel, "renamed"} {
+				if _, err := xs[0].EnsureModel(t.Context(), store.ModelInfo{Name: m, BlockSize: indexBlock, Scheme: store.SchemeNative}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			register := func(x store.Index, model string) {
+				t.Helper()
+				if _, err := x.Register(t.Context(), store.Pod{Name: "pod", Model: model}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			register(xs[0], testModel)
+			s := newStage(t, xs[0], true, Config{})
+			for range 30 {
+				s.publish()
+			}
+			s.read(1)
+			s.settled()
+			begun := 0
+			checkBegun := func(want string) {
+				t.Helper()
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				var told []string
+				for _, what := range s.told {
+					if strings.HasPrefix(what, "began ") || strings.HasPrefix(what, "took over ") {
+						told = append(told, what)
+					}
+				}
+				if begun++; len(told) != begun || told[begun-1] != want {
+					t.Fatalf("told %q, want %s at last", told, want)
+				}
+			}
+			checkBegun("began first")
+			for i, c := range []struct {
+				model      string
+				registered bool // else the pod's registration for it is not heard of yet
+				want       string
+			}{
+				{"renamed", true, "began first"}, {"renamed", false, "took over 31"}, {testModel, false, "began renamed"}, {testModel, false, "took over 33"},
+				{"renamed", false, "began renamed"}, {testModel, true, "began first"},
+			} {
+				s.stop()
+				s.publish() // while nobody reads
+				if c.registered {
+					register(xs[1], c.model)
+				}
+				s.source.Model = c.model
+				s.read(uint64(i) + 2)
+				s.settled()
+				checkBegun(c.want)
+			}
+		})
 	}
 }
 

@@ -3,9 +3,12 @@ package ingest
 import (
 	"context"
 	"errors"
+	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -113,7 +116,7 @@ func (s *stream) judge(ctx context.Context) (reason Reason, duplicate bool, err 
 		if err := s.in.refresh(ctx, own, s.p.Pod, s.p.Rank); err != nil {
 			return 0, false, err
 		}
-		if own.life.Seq == 0 || seq <= own.life.Seq || !time.Now().Add(wait).Before(deadline) {
+		if own.life.Seq == 0 || own.other || seq <= own.life.Seq || !time.Now().Add(wait).Before(deadline) {
 			break
 		}
 		pause(ctx, wait)
@@ -121,8 +124,15 @@ func (s *stream) judge(ctx context.Context) (reason Reason, duplicate bool, err 
 			return 0, false, ctx.Err()
 		}
 	}
+	if own.life.Generation == 0 || own.other {
+		if err := s.claim(ctx); err != nil {
+			return 0, false, err
+		}
+	}
 	// The sequence n of the engine is n+1 in the index.
 	switch next := own.life.Seq; {
+	case own.other:
+		return Renamed, false, nil
 	case own.life.Generation == 0 && own.ended != 0:
 		return Ended, false, nil
 	case own.life.Generation == 0:
@@ -141,6 +151,38 @@ func (s *stream) judge(ctx context.Context) (reason Reason, duplicate bool, err 
 	return 0, false, nil
 }
 
+// claim makes sure that the pod is registered for the push's model before a generation of
+// it begins: what a pod's ranks hold is of one model, and two streams that end each other
+// would both get nothing. A registration that a push has made follows the stream that it
+// was made for; any other is for whoever made it to change.
+func (s *stream) claim(ctx context.Context) error {
+	reg, err := s.in.config.Index.Registry(ctx)
+	if err != nil {
+		return err
+	}
+	i, known := reg.PodIndex(s.p.Pod)
+	if !known {
+		return store.ErrUnknownPod
+	}
+	p := reg.Pods[i]
+	if p.Model == s.p.Model {
+		return nil
+	}
+	if goesOn := s.own.other && *s.p.Seq == s.own.life.Seq; goesOn && byPush(&p) {
+		p.Model = s.p.Model
+		_, err := s.in.config.Index.Register(ctx, p)
+		return err
+	}
+	return fmt.Errorf("%w: the pod %s is registered for the model %s, and numbered events of a pod are of one model: push those of %s "+
+		"under another pod name, or register the pod for it (POST /v1/pods), which ends what it holds now", ErrOtherModel, p.Name, p.Model, s.p.Model)
+}
+
+// byPush reports whether a registration says no more than a push does, which registers a
+// pod that nobody has.
+func byPush(p *store.Pod) bool {
+	return reflect.DeepEqual(*p, store.Pod{Name: p.Name, Model: p.Model})
+}
+
 // begin begins a new generation of a rank.
 func (s *stream) begin(ctx context.Context, rank int, st *pusher, reason Reason) (err error) {
 	fence := max(st.life.Fence, 1)
@@ -152,7 +194,7 @@ func (s *stream) begin(ctx context.Context, rank int, st *pusher, reason Reason)
 	if err != nil {
 		return err
 	}
-	st.life, st.feeder, st.wrote, st.ended = store.Life{Generation: gen, Fence: fence}, feeder{}, false, 0
+	st.life, st.feeder, st.wrote, st.ended, st.other = store.Life{Generation: gen, Fence: fence}, feeder{}, false, 0, false
 	if st.chunk, err = s.in.chunker(s.p.Pod, rank, st, true); err != nil {
 		return err
 	}
@@ -231,6 +273,8 @@ func (s *stream) feed(ctx context.Context, rank int, began Reason) error {
 	switch {
 	case st.life.Generation == 0 && st.ended != 0:
 		reason = Ended
+	case st.life.Generation == 0 && began == Renamed:
+		reason = Renamed // the registration has ended it with the others
 	case st.life.Generation == 0:
 		reason = First
 	case st.feeder != mine && began > First:
@@ -275,7 +319,7 @@ func (s *stream) write(ctx context.Context, rank int, st *pusher, began Reason) 
 		if st.wrote {
 			lasts = append(lasts, st.written)
 		}
-		b.Map = []store.MapOp{{MapKey: lastKey, Value: appendLasts(nil, lasts...)}}
+		b.Map = []store.MapOp{{MapKey: lastKey, Value: appendLasts(nil, blockkey.ModelOf(s.p.Model), lasts...)}}
 	}
 	if err := s.in.write(ctx, append(batches, b)); err != nil {
 		return err

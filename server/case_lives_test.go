@@ -225,3 +225,153 @@ func TestPushStreamsOfRanks(t *testing.T) {
 		l.score("m", 8, "p/0=1 p/1=2")
 	})
 }
+
+// push sends a numbered push of one event and returns the status and the answer.
+func (l *lives) push(pod, model string, seq int, events string) (int, string) {
+	l.t.Helper()
+	return l.call(http.MethodPost, "/v1/events", fmt.Sprintf(`{"pod":%q,"model":%q,"seq":%d,"events":[%s]}`, pod, model, seq, events))
+}
+
+// taken sends a push that must be taken, and returns the answer.
+func (l *lives) taken(pod, model string, seq int, events string) string {
+	l.t.Helper()
+	status, answer := l.push(pod, model, seq, events)
+	if status != http.StatusOK {
+		l.t.Fatalf("%s %d of %s: %d %s", model, seq, pod, status, answer)
+	}
+	return answer
+}
+
+// otherModel sends a push that must be refused, with what to do about it.
+func (l *lives) otherModel(pod, model string, seq int, events string) {
+	l.t.Helper()
+	status, answer := l.push(pod, model, seq, events)
+	for _, part := range []string{`"code":"model_conflict"`, `"param":"model"`, "under another pod name", "POST /v1/pods"} {
+		if status != http.StatusConflict || !strings.Contains(answer, part) {
+			l.t.Errorf("%s %d of %s: %d %s, want 409 with %s", model, seq, pod, status, answer, part)
+		}
+	}
+}
+
+// modelOf is the model that a pod is registered for.
+func (l *lives) modelOf(pod string) string {
+	l.t.Helper()
+	_, answer := l.call(http.MethodGet, "/v1/pods/"+pod, "")
+	var p store.Pod
+	if err := json.Unmarshal([]byte(answer), &p); err != nil {
+		l.t.Fatalf("%v: %s", err, answer)
+	}
+	return p.Model
+}
+
+// TestCaseModelRenamedInOneLife gives a pod's events another model's name while its
+// engine lives on.
+func TestCaseModelRenamedInOneLife(t *testing.T) {
+	first, second := storedBlocks("1", "null", 1, 4, 4, ""), storedBlocks("2", "1", 5, 4, 4, "")
+	both := `{"type":"BlockRemoved","block_hashes":[1,2],"medium":"GPU"}`
+	t.Run("by the next push", func(t *testing.T) {
+		eachLives(t, func(l *lives) {
+			l.taken("p", "old", 0, first)
+			if answer := l.taken("p", "new", 1, second); !strings.Contains(answer, `"began":"renamed"`) {
+				t.Error(answer)
+			}
+			l.score("old", 8, "")
+			l.score("new", 8, "") // its parent is of the last life
+			l.want(l.modelOf("p"), "new")
+			l.taken("p", "new", 2, both)
+			l.score("old", 8, "")
+			l.taken("p", "new", 3, first+","+second)
+			l.taken("p", "new", 3, first+","+second) // the same again
+			l.score("new", 8, "p/0=2")
+			l.otherModel("p", "old", 1, second) // late, of the life before
+			l.taken("p", "old", 4, first)       // and back
+			l.score("new", 8, "")
+			l.score("old", 8, "p/0=1")
+		})
+	})
+	t.Run("by a registration", func(t *testing.T) {
+		eachLives(t, func(l *lives) {
+			l.post("/v1/pods", `{"name":"p","model":"old","engine":"vllm"}`)
+			for _, turn := range [][2]string{{"old", "new"}, {"new", "old"}, {"old", "new"}} {
+				now, then := turn[0], turn[1]
+				l.taken("p", now, 0, first+","+second)
+				l.score(now, 8, "p/0=2")
+				l.otherModel("p", then, 1, second)
+				l.score(now, 8, "p/0=2")
+				l.post("/v1/pods", `{"name":"p","model":"`+then+`","engine":"vllm"}`)
+				l.score(now, 8, "")
+				l.otherModel("p", now, 1, second)
+				l.taken("p", then, 1, first)
+				l.score(then, 8, "p/0=1")
+				l.score(now, 8, "")
+			}
+		})
+	})
+	t.Run("with several ranks", func(t *testing.T) {
+		eachLives(t, func(l *lives) {
+			ranks := func(model string, seq int) string {
+				return l.taken("p", model, seq, trtStored(0, 0, 1, 1)+","+trtStored(2, 10, 1, 1))
+			}
+			ranks("old", 0)
+			l.score("old", 4, "p/0=1 p/2=1")
+			if answer := ranks("new", 1); strings.Count(answer, `"began":"renamed"`) != 2 {
+				t.Error(answer)
+			}
+			l.score("old", 4, "")
+			l.score("new", 4, "p/0=1 p/2=1")
+		})
+	})
+	t.Run("without numbers", func(t *testing.T) {
+		eachLives(t, func(l *lives) {
+			loose := func(model, events string) {
+				l.post("/v1/events", `{"pod":"p","model":"`+model+`","events":[`+events+`]}`)
+			}
+			loose("old", first)
+			loose("new", first)
+			l.score("old", 4, "p/0=1") // side by side, until the pod is registered for one
+			l.score("new", 4, "p/0=1")
+			l.post("/v1/pods", `{"name":"p","model":"new"}`)
+			l.score("old", 4, "")
+			l.score("new", 4, "")
+			loose("new", first)
+			l.score("new", 4, "p/0=1")
+		})
+	})
+	t.Run("of blocks", func(t *testing.T) {
+		eachLives(t, func(l *lives) {
+			l.post("/v1/blocks", `{"op":"add","pod":"p","model":"old","tokens":[`+counted(1, 4)+`]}`)
+			l.post("/v1/pods", `{"name":"p","model":"new"}`)
+			l.score("old", 4, "")
+		})
+	})
+}
+
+// TestCaseTwoModelsOnePod pushes events of two models for one pod: the second one is told
+// what to do, and neither loses what it has.
+func TestCaseTwoModelsOnePod(t *testing.T) {
+	stored := func(hash int) string { return storedBlocks(strconv.Itoa(hash), "null", 1, 4, 4, "") }
+	eachLives(t, func(l *lives) {
+		l.taken("p", "one", 0, stored(1))
+		for _, seq := range []int{5, 0} {
+			l.otherModel("p", "two", seq, stored(7))
+		}
+		l.want(l.taken("p", "one", 1, stored(2)), `{"applied":1,"skipped":0,"ranks":[{"rank":0,"applied":1,"skipped":0}]}`)
+		l.score("one", 4, "p/0=1")
+		l.score("two", 4, "")
+		l.want(l.modelOf("p"), "one")
+		// Under a rank of its own it is the same pod, and under a name of its own another.
+		status, answer := l.call(http.MethodPost, "/v1/events", `[{"pod":"q","model":"one","seq":0,"events":[]},{"pod":"p","model":"two","seq":5,"rank":1,"events":[`+stored(7)+`]}]`)
+		if status != http.StatusConflict || !strings.Contains(answer, `"param":"[1].model"`) {
+			t.Errorf("%d %s", status, answer)
+		}
+		l.taken("p/two", "two", 5, stored(7))
+		l.taken("p", "one", 2, stored(3))
+		l.score("one", 4, "p/0=1")
+		l.score("two", 4, "p/two/0=1")
+		// What somebody has registered is for him to change, also where the number fits.
+		l.post("/v1/pods", `{"name":"r","model":"one","engine":"vllm"}`)
+		l.taken("r", "one", 0, stored(1))
+		l.otherModel("r", "two", 1, stored(7))
+		l.taken("r", "one", 1, stored(2))
+	})
+}

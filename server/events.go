@@ -79,7 +79,7 @@ func (c *call) events() error {
 			}
 		}
 		if err != nil {
-			return err
+			return inPush(err, len(all) > 1, i)
 		}
 		results[i] = r
 	}
@@ -188,7 +188,7 @@ func ranksOf(p *ingest.Pushed) (ranks []int) {
 
 // inPush is an error of a push as the client hears it: of which one, where there are many.
 func inPush(err error, many bool, i int) error {
-	if !many || !errors.Is(err, store.ErrNoRank) {
+	if !many || !errors.Is(err, store.ErrNoRank) && !errors.Is(err, ingest.ErrOtherModel) {
 		return err
 	}
 	e := asAPIError(err)

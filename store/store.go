@@ -113,7 +113,8 @@ type Index interface {
 	// Register registers a pod or renews it: it replaces what is known of the
 	// pod and begins a new lease. Blocks that the pod holds are kept. created
 	// is false for a renewal. A pod whose lease had run out has lost its
-	// blocks and is created anew. Ranks that a renewal does not have any more end at
+	// blocks and is created anew, and so has one that was registered for another model:
+	// a pod's life is of one model. Ranks that a renewal does not have any more end at
 	// once.
 	Register(ctx context.Context, p Pod) (created bool, err error)
 

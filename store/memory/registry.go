@@ -208,6 +208,10 @@ func (g *registry) register(reg store.Pod) (created bool, err error) {
 	defer g.mu.Unlock()
 	g.expire()
 	p := g.pods[reg.Name]
+	if p != nil && p.reg.Model != reg.Model {
+		g.drop(p)
+		p = nil
+	}
 	if created = p == nil; created {
 		if p, err = g.add(clonePod(reg)); err != nil {
 			return false, err

@@ -42,12 +42,16 @@ func (x *Index) Register(ctx context.Context, p store.Pod) (created bool, err er
 	if lease == 0 && p.Lease > 0 {
 		lease = 1
 	}
+	gens := x.acks.ofPod(p.Name) // before: a next life may begin while the reply is on its way
 	cmds, err := x.run(ctx, x.registryCall(registerScript, x.names.own(p.Name),
 		p.Name, string(text), strconv.FormatInt(lease, 10), strconv.Itoa(x.config.MaxPods)))
 	if err != nil {
 		return false, failed(ctx, "register", err)
 	}
-	return isOne(cmds[0].Val()), nil
+	if created = isOne(cmds[0].Val()); created {
+		x.forget(gens...)
+	}
+	return created, nil
 }
 
 // Retire implements store.Index.

@@ -54,7 +54,7 @@ type Report struct {
 	Blocks  int64 `json:"blocks"`
 	Credits int64 `json:"credits"`
 	// Skipped is how many pairs were not, since their pod had been retired, or its
-	// lease had run out, while the restore went on.
+	// lease had run out, while the restore went on, or is registered for another model.
 	Skipped int64 `json:"skipped"`
 	// TrueAt is the moment that the dump is true at: the first segment's.
 	TrueAt TrueAt `json:"true_at"`
@@ -309,7 +309,8 @@ func (d *restorer) load(ctx context.Context) error {
 // off again, they are the store keys that the dump has.
 //
 // A pod that has ended since it was met stays so: its blocks are left out, since
-// to apply them would register it again.
+// to apply them would register it again. So are those of a pod that is registered for
+// another model by now, which is another life.
 func (d *restorer) apply(ctx context.Context, lines []lineSpan, from lineSpan) error {
 	reg, err := d.alive(ctx)
 	if err != nil {
@@ -324,7 +325,7 @@ func (d *restorer) apply(ctx context.Context, lines []lineSpan, from lineSpan) e
 		credited := false
 		for _, id := range ids {
 			h := d.holders[id]
-			if pod, alive := reg.PodIndex(h.pod.reg.Name); !alive || reg.Pods[pod].CheckRank(h.rank) != nil {
+			if pod, alive := reg.PodIndex(h.pod.reg.Name); !alive || reg.Pods[pod].CheckRank(h.rank) != nil || reg.Pods[pod].Model != h.pod.reg.Model {
 				d.report.Skipped += int64(len(keys))
 				continue
 			}

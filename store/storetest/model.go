@@ -48,7 +48,7 @@ func (m *Model) Advance(d time.Duration) {
 // Register registers or renews a pod.
 func (m *Model) Register(p store.Pod) (created bool) {
 	old := m.pods[p.Name]
-	if old == nil {
+	if old == nil || old.reg.Model != p.Model {
 		old = &modelPod{blocks: map[blockkey.StoreKey]map[place]bool{}, lives: map[int]*store.Life{}, reuse: map[int]store.Reuse{}, maps: map[store.Generation]map[store.MapKey]string{}}
 		m.pods[p.Name] = old
 	}

@@ -90,14 +90,41 @@ var podCases = []testCase{
 		k := chain(1, 2)
 		b.register(store.Pod{Name: "a", Labels: map[string]string{"zone": "a"}})
 		b.add("a", 0, store.GPU, k...)
-		if b.register(store.Pod{Name: "a", Model: "other", Role: "decode"}) {
+		if b.register(store.Pod{Name: "a", Role: "decode"}) {
 			b.Fatal("created is true for a renewal")
 		}
 		b.want(b.find(k...), times(2, on("a", store.GPU))...)
-		want := []store.Pod{{Name: "a", Model: "other", Role: "decode"}}
+		want := []store.Pod{{Name: "a", Model: model, Role: "decode"}}
 		if got := b.registry().Pods; !reflect.DeepEqual(got, want) {
 			b.Fatalf("got %+v, want %+v", got, want)
 		}
+	}},
+	{"a registration for another model ends what the pod was", func(b *bench) {
+		k := chain(1, 2)
+		b.register(store.Pod{Name: "a", Ranks: 2})
+		b.add("a", 0, store.GPU, k...)
+		gen := b.begin("a", 1, 1)
+		b.guarded(gen, "a", 1, 1, 1, adds(store.CPU, k...))
+		b.add("b", 0, store.GPU, k...)
+		for _, renamed := range []string{"other", model} { // and back
+			if !b.register(store.Pod{Name: "a", Model: renamed, Ranks: 2}) {
+				b.Fatalf("created is false with another model, %s", renamed)
+			}
+			b.want(b.find(k...), times(2, on("b", store.GPU))...)
+			b.refused(gen, store.ErrEnded, b.tryGuarded(gen, "a", 1, 1, 2, adds(store.GPU, k...)))
+			if life, err := b.peer().Life(b.ctx, "a", 1); err != nil || life.Generation != 0 {
+				b.Fatalf("the rank has %+v, %v", life, err)
+			}
+			want := []store.Pod{{Name: "a", Model: renamed, Ranks: 2}, {Name: "b", Model: model}}
+			if got := b.registry().Pods; !reflect.DeepEqual(got, want) {
+				b.Fatalf("got %+v, want %+v", got, want)
+			}
+		}
+		b.add("a", 0, store.GPU, k...)
+		if b.register(store.Pod{Name: "a", Ranks: 2}) {
+			b.Fatal("created is true for a renewal")
+		}
+		b.want(b.find(k...), times(2, on("a", store.GPU), on("b", store.GPU))...)
 	}},
 	{"a batch registers a pod that is not known", func(b *bench) {
 		b.apply(store.Batch{Pod: "a", Model: "other", Rank: 2, Ops: []store.Op{adds(store.Disk, chain(1, 1)...)}})
@@ -109,7 +136,7 @@ var podCases = []testCase{
 		if len(h) != 1 || h[0].Pod != "a" || h[0].Rank != 2 || h[0].Tier != store.Disk {
 			b.Fatalf("holders %+v, want a/2/disk", h)
 		}
-		if b.register(store.Pod{Name: "a"}) {
+		if b.register(store.Pod{Name: "a", Model: "other"}) {
 			b.Fatal("created is true for a pod that a batch has registered")
 		}
 	}},

@@ -1,4 +1,4 @@
--- Registers or renews a pod.
+-- Registers or renews a pod. One that was registered for another model is retired first.
 -- ARGV  schema partitions pod json lease_ms max_pods
 -- Returns 1 when the pod is new, else 0.
 
@@ -9,6 +9,10 @@ if expired(pod) then
   change = true
 end
 local old = redis.call('HGET', pods, pod)
+if old and renamed(old, json) then
+  retire(pod)
+  old, change = nil, true
+end
 -- A pod that is there must be able to renew its lease on a full server too.
 if old then freeing() end
 if not old and redis.call('HLEN', pods) >= limit then

@@ -224,6 +224,14 @@ local function shrink(pod, json)
   return true
 end
 
+-- renamed tells whether two registrations of a pod are for different models. One that
+-- cannot be read is for none.
+local function renamed(old, new)
+  local read, a = pcall(cjson.decode, old)
+  local _, b = pcall(cjson.decode, new)
+  return read and type(a) == 'table' and type(b) == 'table' and type(a.model) == 'string' and a.model ~= b.model
+end
+
 local function expired(pod)
   local till = redis.call('ZSCORE', live, pod)
   return till and tonumber(till) <= now
