@@ -2,9 +2,12 @@ package client
 
 // Explanation shows how a score came about.
 type Explanation struct {
-	// Blocks are the blocks in order.
+	// Blocks are the leading blocks in order.
 	Blocks []BlockHolders `json:"blocks"`
-	// BlockKeys are the keys of Blocks, 16 hex digits each.
+	// LeftOut is how many blocks of the prompt are not in Blocks, as an explanation has a
+	// limit.
+	LeftOut int `json:"left_out,omitempty"`
+	// BlockKeys are the keys of all blocks of the prompt, 16 hex digits each.
 	BlockKeys []string `json:"block_keys"`
 	// StagesUS are the times of the server's stages (tokenize, hash, lookup,
 	// rank) in microseconds.

@@ -16,6 +16,7 @@ type fold struct {
 	strategy  Strategy
 	earlyExit bool
 	explain   bool
+	explained share                      // how much may be, of explain
 	place     [store.NumTiers]uint8      // tiers by falling weight
 	tierAt    [store.NumTiers]store.Tier // the tier of each place
 	only      []string                   // pods asked for; nil is all
@@ -40,6 +41,8 @@ type fold struct {
 	gap     bool      // a block that no candidate holds has been read
 	done    bool      // the counts are final; only an explanation reads on
 	trace   []heldRun // what was read, for an explanation
+	told    share     // of the limits of explanations: what trace has taken
+	full    bool      // trace has no room for the next block
 
 	// What is joined from other sources than the chain of blocks; see join.go.
 	sources []*source
@@ -79,7 +82,7 @@ func (f *fold) Begin(reg *store.Registry) {
 	f.best = cleared(f.best, n)
 	f.touched, f.alive = f.touched[:0], f.alive[:0]
 	f.run, f.pos, f.reach, f.gap, f.done = 0, 0, 0, false, false
-	f.trace = f.trace[:0]
+	f.trace, f.told, f.full = f.trace[:0], share{}, false
 	f.begun, f.block, f.waiting, f.all = true, 0, nil, nil
 	f.beginLimits()
 	info, known := reg.Models[f.model]
@@ -130,12 +133,19 @@ func (f *fold) Run(n int, holders []store.HolderID) (more bool) {
 		f.touch(holders)
 		f.done = !f.count(int32(n))
 	}
-	return !f.done || f.explain
+	return !f.over()
 }
 
-// note keeps a run for an explanation, with what the sources have of it now.
+// share is a part of what may be explained of one call.
+type share struct{ blocks, holders int }
+
+// note keeps a run for an explanation, with what the sources have of it now, as far as
+// there is room for it.
 func (f *fold) note(n int, holders []store.HolderID) {
-	run := heldRun{n: n}
+	if f.full {
+		return
+	}
+	var run heldRun
 	for _, id := range holders {
 		if slot, tier, ok := f.holder(id); ok {
 			run.held = append(run.held, held{slot: int32(slot), tier: tier})
@@ -144,7 +154,16 @@ func (f *fold) note(n int, holders []store.HolderID) {
 	for _, s := range f.sources {
 		run.held = append(run.held, s.now...)
 	}
-	f.trace = append(f.trace, run)
+	run.n = min(n, f.explained.blocks-f.told.blocks)
+	if len(run.held) > 0 {
+		run.n = min(run.n, (f.explained.holders-f.told.holders)/len(run.held))
+	}
+	f.full = run.n < n
+	f.told.blocks += run.n
+	f.told.holders += run.n * len(run.held)
+	if run.n > 0 {
+		f.trace = append(f.trace, run)
+	}
 }
 
 // holder returns the slot and the tier, perhaps a window tier, of a holder that can be

@@ -242,7 +242,7 @@ type waitingRun struct {
 }
 
 // over tells whether no later run matters.
-func (f *fold) over() bool { return f.done && !f.explain }
+func (f *fold) over() bool { return f.done && (!f.explain || f.full) }
 
 // runJoined is Run of a fold with sources.
 func (f *fold) runJoined(n int, holders []store.HolderID) (more bool) {

@@ -170,9 +170,12 @@ func (f *fold) isWorker(name string) bool {
 	return known && f.reg.Pods[p].PartOf != nil
 }
 
-// explanation names the holders of every block that was read.
+// explanation names the holders of every block that was read, as far as there was room.
 func (f *fold) explanation(keys []blockkey.Key) *Explanation {
-	ex := &Explanation{Blocks: make([]BlockHolders, 0, len(keys))}
+	ex := &Explanation{Blocks: make([]BlockHolders, 0, f.told.blocks), Keys: slices.Clone(keys)}
+	if f.full {
+		ex.LeftOut = len(keys) - f.told.blocks
+	}
 	for _, run := range f.trace {
 		var hs []BlockHolder
 		for _, h := range run.held {

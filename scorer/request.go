@@ -89,7 +89,7 @@ type Request struct {
 	// EarlyExit stops a longest_prefix walk at the first block at which one
 	// candidate is left: the best pod is known, its score is a lower bound.
 	EarlyExit bool
-	// Explain asks for Response.Explanation. All blocks are then read.
+	// Explain asks for Response.Explanation. All blocks that it has room for are then read.
 	Explain bool
 }
 
@@ -210,10 +210,22 @@ type RankBlocks struct {
 	Rank, Blocks int
 }
 
+// The limits of what Score and ScoreAll explain in one call, of all its requests together,
+// which have equal shares. A client needs a short request for a long explanation.
+const (
+	MaxExplainedBlocks  = 16_384
+	MaxExplainedHolders = 65_536
+)
+
 // Explanation shows the inside of one request.
 type Explanation struct {
-	// Blocks are the blocks in order, each with all its live holders.
+	// Blocks are the leading blocks in order, each with all its live holders.
 	Blocks []BlockHolders
+	// LeftOut is how many blocks of the prompt are not in Blocks because of
+	// MaxExplainedBlocks or MaxExplainedHolders.
+	LeftOut int
+	// Keys are the keys of all blocks of the prompt, in order.
+	Keys []blockkey.Key
 	// Stages are the times of the pipeline's stages, in order.
 	Stages []Stage
 }

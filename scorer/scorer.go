@@ -362,6 +362,7 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 			f.room = max(len(j.tokens)-1, 0)
 		}
 		f.strategy, f.earlyExit, f.explain = j.strategy, j.req.EarlyExit, j.req.Explain
+		f.explained = share{MaxExplainedBlocks / len(jobs), MaxExplainedHolders / len(jobs)}
 		f.place, f.tierAt, f.only, f.model, f.blockSize = s.place, s.tierAt, j.req.Pods, j.req.Model, size
 		if s.cfg.LMCache != nil || s.cfg.Learn != nil {
 			s.chunks(j, size)

@@ -202,9 +202,30 @@ func (c *call) write(status int, body []byte) error {
 	h["Content-Length"] = []string{strconv.Itoa(len(body))}
 	c.status = status
 	c.w.WriteHeader(status)
-	n, err := c.w.Write(body)
-	c.sent += n
-	return err
+	for {
+		part := body[:min(len(body), answerPart)]
+		n, err := c.w.Write(part)
+		c.sent += n
+		body = body[n:]
+		if err != nil || len(body) == 0 {
+			return err
+		}
+		c.progress()
+	}
+}
+
+// answerPart is how much of an answer is written before its client is given more time: it
+// is more than what the kernel and net/http may hold back at the least.
+const answerPart = 64 << 10
+
+// progress gives a client that has taken a part of its answer as long for the next one. The
+// write timeout of the listener is for all of it, and would cut an answer that goes on.
+func (c *call) progress() {
+	c.s.transfers.mu.Lock()
+	defer c.s.transfers.mu.Unlock()
+	if c.place != nil { // it has not been cut off
+		_ = http.NewResponseController(c.w).SetWriteDeadline(c.patience())
+	}
 }
 
 var jsonType = []string{"application/json"}

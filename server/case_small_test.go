@@ -2,11 +2,15 @@ package server_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 )
 
@@ -51,5 +55,52 @@ func TestCaseSmallOnesUnderAttackMessages(t *testing.T) {
 				t.Errorf("%d %s (%v), want %q", w.Code, w.Body, err, c.want)
 			}
 		})
+	}
+}
+
+// timed is a client that takes its answer bit by bit: it notes what is written, and which
+// writes came after the client was given more time.
+type timed struct {
+	*httptest.ResponseRecorder
+	given  bool
+	writes []bool // of each write, whether it had time of its own
+	most   int
+}
+
+func (w *timed) SetWriteDeadline(time.Time) error { w.given = true; return nil }
+func (w *timed) SetReadDeadline(time.Time) error  { return nil }
+
+func (w *timed) Write(b []byte) (int, error) {
+	w.writes, w.given, w.most = append(w.writes, w.given), false, max(w.most, len(b))
+	return w.ResponseRecorder.Write(b)
+}
+
+// An explanation is bounded, whatever the request has, and a client that goes on taking a
+// long answer is not cut off by the time for the whole of it.
+func TestCaseSmallOnesUnderAttackExplain(t *testing.T) {
+	s := newServer(t, openIndex(t))
+	const keys = 131_072
+	var body strings.Builder
+	body.WriteString(`{"model":"m","explain":true,"block_keys":[`)
+	for i := range keys {
+		fmt.Fprintf(&body, `"%016x",`, i)
+	}
+	w := &timed{ResponseRecorder: httptest.NewRecorder()}
+	s.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/score", strings.NewReader(strings.TrimSuffix(body.String(), ",")+"]}")))
+	var r struct {
+		Explain struct {
+			Blocks    []json.RawMessage `json:"blocks"`
+			BlockKeys []string          `json:"block_keys"`
+			LeftOut   int               `json:"left_out"`
+		} `json:"explain"`
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &r); err != nil || w.Code != 200 {
+		t.Fatal(w.Code, err)
+	}
+	if len(r.Explain.Blocks) != scorer.MaxExplainedBlocks || r.Explain.LeftOut != keys-scorer.MaxExplainedBlocks || len(r.Explain.BlockKeys) != keys {
+		t.Errorf("%d blocks, %d left out, %d keys", len(r.Explain.Blocks), r.Explain.LeftOut, len(r.Explain.BlockKeys))
+	}
+	if len(w.writes) < 2 || slices.Contains(w.writes[1:], false) || w.most > 64<<10 {
+		t.Errorf("the answer of %d bytes came in %d writes of up to %d; with time of their own: %v", w.Body.Len(), len(w.writes), w.most, w.writes)
 	}
 }

@@ -116,10 +116,14 @@ func appendExplanation(b []byte, e *scorer.Explanation) []byte {
 		}
 		b = append(b, "]}"...)
 	}
-	b = append(b, `],"block_keys":[`...)
-	for i := range e.Blocks {
+	b = append(b, ']')
+	if e.LeftOut > 0 {
+		b = strconv.AppendInt(append(b, `,"left_out":`...), int64(e.LeftOut), 10)
+	}
+	b = append(b, `,"block_keys":[`...)
+	for i, k := range e.Keys {
 		b = append(comma(b, i), '"')
-		b = append(e.Blocks[i].Key.AppendText(b), '"')
+		b = append(k.AppendText(b), '"')
 	}
 	b = append(b, `],"stages_us":{`...)
 	for i, s := range e.Stages {
