@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/kvatlas/kvatlas/blockkey"
-	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -272,6 +271,6 @@ func cleared[T any](s []T, n int) []T {
 type chain struct {
 	keys   []blockkey.Key
 	fold   fold
-	hashes []lmcache.Hash // of the chunks of one source
-	spare  []*source      // those of the fold, and others to use again
+	chunks []store.Query // of the sources of the fold
+	spare  []*source     // those of the fold, and others to use again
 }

@@ -2,16 +2,14 @@ package scorer
 
 import (
 	"math"
-	"slices"
 
 	"github.com/kvatlas/kvatlas/blockkey"
-	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// What LMCache holds is told in chunks, of another size than the index's blocks. Each
-// chain of chunks is a source beside the chain of blocks, and the two are joined by
-// the tokens that they stand for:
+// What a cache beside the engine holds, such as LMCache, is told in chunks, of another size
+// than the index's blocks. Each chain of chunks is a source beside the chain of blocks, and
+// the two are joined by the tokens that they stand for:
 //
 //	tokens   0        256       512       768
 //	chunks   |  A B    |  A      |   -     |      who holds each, in some tier
@@ -27,6 +25,17 @@ import (
 // at once whether more can change the result. Where an index does it otherwise, blocks
 // wait for the chunks that lie in them.
 
+// Chunks says in which chunks a prompt lies, beside its blocks. chunks.Source of LMCache is
+// one. It is safe for concurrent use.
+type Chunks interface {
+	// AppendQueries appends to dst a query for each chain of chunks that may hold a
+	// beginning of a prompt of the model: its Keys or Entries, and its Span. The tokens are
+	// those before the first image, audio or video of a prompt without adapter and salt, and
+	// must not be kept; chunks that begin behind the first covered of them count for nothing.
+	// What lies in dst behind its end is of an earlier call, and its memory may be used again.
+	AppendQueries(dst []store.Query, model string, tokens []uint32, covered int) []store.Query
+}
+
 // held is a slot that holds something, and the best tier that it does so in. unit is
 // the slot too or, of an instance of cache workers, a number above those of slots:
 // chunks of two instances do not complete each other.
@@ -37,11 +46,9 @@ type held struct {
 
 // source is what a query beside the chain of blocks has told so far.
 type source struct {
-	f       *fold
-	keys    []blockkey.Key // the query's, or
-	entries store.Entries
-	span    int // tokens in a chunk
-	end     int // tokens that the chunks cover
+	f    *fold
+	span int // tokens in a chunk
+	end  int // tokens that the chunks cover
 
 	reg        *store.Registry
 	runs       []chunkRun
@@ -315,91 +322,29 @@ func (f *fold) touchHeld(list []held) {
 	}
 }
 
-// chunks sets up the sources of a job: what its model's engines hold by LMCache. A
-// chunk's hash knows neither adapter nor salt, so that none says anything about a
-// prompt with either, and it knows an image by other hashes than the index does.
-func (s *Scorer) chunks(j *job, size int) {
+// askForChunks sets up the sources of a job.
+func (s *Scorer) askForChunks(j *job, size int) {
 	if j.req.Input.kind == inputKeys || j.req.LoRA != "" || j.req.Salt != "" {
 		return
 	}
 	c := j.chain
 	tokens := j.tokens[:beforeObjects(len(j.tokens), j.objects)]
-	reader := s.cfg.LMCache[j.req.Model]
-	if reader == nil && s.cfg.Learn != nil {
-		reader = s.cfg.Learn(j.req.Model, tokens)
-	}
-	if reader == nil {
-		return
-	}
-	covered := len(c.keys) * size // tokens that any block has
-	for _, g := range reader.Groups() {
-		span := g.Hasher.ChunkSize()
-		c.hashes = g.Hasher.Append(c.hashes[:0], tokens[:min(len(tokens), covered+span)])
-		hashes := c.hashes[:min(len(c.hashes), (covered+span-1)/span)]
-		if len(hashes) == 0 {
-			continue
-		}
-		end := min(len(hashes)*span, len(tokens))
-		c.addChunks(span, end, hashes)
-		for i := range g.Entries {
-			e := &g.Entries[i]
-			src := c.addSource(span, end)
-			src.entries.Form, src.entries.Parts = formOf(e.Kind), e.Parts
-			src.entries.Names = e.AppendNames(src.entries.Names[:0], hashes)
-		}
-	}
-}
-
-// addChunks adds the source of the chunk keys of these hashes, unless there is one
-// already: two versions of LMCache may hash alike.
-func (c *chain) addChunks(span, end int, hashes []lmcache.Hash) {
-	src := c.addSource(span, end)
-	for i := range hashes {
-		src.keys = append(src.keys, hashes[i].ChunkKey())
-	}
-	before := c.fold.sources[:len(c.fold.sources)-1]
-	for _, other := range before {
-		if other.span == span && other.end == end && slices.Equal(other.keys, src.keys) {
-			c.fold.sources = before
-			return
-		}
+	c.chunks = s.cfg.Chunks.AppendQueries(c.chunks[:0], j.req.Model, tokens, len(c.keys)*size)
+	for i := range c.chunks {
+		c.addSource(c.chunks[i].Span, min(c.chunks[i].Len()*c.chunks[i].Span, len(tokens)))
 	}
 }
 
 // addSource adds a source, of those that the chain has had before if it can.
-func (c *chain) addSource(span, end int) *source {
+func (c *chain) addSource(span, end int) {
 	n := len(c.fold.sources)
 	if n == len(c.spare) {
 		c.spare = append(c.spare, new(source))
 	}
 	src := c.spare[n]
 	src.f, src.span, src.end = &c.fold, span, end
-	src.keys = src.keys[:0]
-	src.entries.Form = 0
 	src.Begin(nil)
 	c.fold.sources = append(c.fold.sources, src)
-	return src
-}
-
-// query is what the source asks, beside the query lead.
-func (s *source) query(lead *store.Query) store.Query {
-	q := store.Query{Model: lead.Model, Keys: s.keys, Fold: s, Lead: lead, Span: s.span}
-	if s.entries.Form != 0 {
-		q.Keys, q.Entries = nil, &s.entries
-	}
-	return q
-}
-
-// formOf is the index's name of a shape of entries.
-func formOf(k lmcache.EntryKind) store.EntryForm {
-	switch k {
-	case lmcache.OwnerHash:
-		return store.EntryOwners
-	case lmcache.Tensors:
-		return store.EntryPresent
-	default:
-		return store.EntryOwner
-	}
 }
 
 // beforeObjects returns how many of n tokens stand before the first object.

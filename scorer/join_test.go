@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/lmcache/chunks"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -28,12 +29,12 @@ func profile(chunk int, tail bool) lmcache.Profile {
 	return lmcache.Profile{Config: lmcache.Config{Version: lmcache.V031, ChunkSize: chunk, Tail: tail}}
 }
 
-func reader(t interface{ Fatal(...any) }, mode lmcache.Mode, profiles ...lmcache.Profile) map[string]*lmcache.Reader {
+func reader(t interface{ Fatal(...any) }, mode lmcache.Mode, profiles ...lmcache.Profile) *chunks.Source {
 	r, err := lmcache.NewReader("m", mode, profiles...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return map[string]*lmcache.Reader{"m": r}
+	return &chunks.Source{Readers: map[string]*lmcache.Reader{"m": r}}
 }
 
 func chunkKeys(t interface{ Fatal(...any) }, p lmcache.Profile, tokens []uint32) []blockkey.Key {
@@ -343,7 +344,7 @@ func (w *joinWorld) check(ctx context.Context, t *rapid.T, x scorer.Looker) {
 	if rapid.Bool().Draw(t, "turned weights") {
 		weights = scorer.Weights{store.GPU: 1, store.CPU: 0.3, store.Disk: 0.8, store.Shared: 0.3}
 	}
-	s, err := scorer.New(scorer.Config{Index: x, LMCache: reader(t, lmcache.NoEntries, w.profiles...), Weights: &weights, BlockSize: w.size, Budget: 30e9})
+	s, err := scorer.New(scorer.Config{Index: x, Chunks: reader(t, lmcache.NoEntries, w.profiles...), Weights: &weights, BlockSize: w.size, Budget: 30e9})
 	if err != nil {
 		t.Fatal(err)
 	}

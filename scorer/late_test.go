@@ -7,11 +7,11 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 	"github.com/kvatlas/kvatlas/store/replica"
-	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
 // TestBudgetThatWasSleptThrough asks indexes in memory when the time is over, as after
@@ -75,8 +75,8 @@ func TestLateBeforeTheIndex(t *testing.T) {
 	<-over.Done()
 	s, err := scorer.New(scorer.Config{
 		Index: farIndex{},
-		Tokenizer: scorer.TokenizerFunc(func(context.Context, tokenpool.Request) (tokenpool.Result, error) {
-			return tokenpool.Result{Behind: tokenpool.BehindBudget}, nil
+		Tokenizer: scorer.TokenizerFunc(func(context.Context, prompt.Request) (prompt.Result, error) {
+			return prompt.Result{Behind: prompt.BehindBudget}, nil
 		}),
 	})
 	if err != nil {

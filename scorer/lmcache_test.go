@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/lmcache/chunks"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -74,7 +75,7 @@ func TestChunksThatDoNotCount(t *testing.T) {
 	p := profile(256, false)
 	tokens := firstTokens(1024)
 	change(t, x, store.Add, "m", "a", store.CPU, chunkKeys(t, p, tokens)...)
-	s := newScorer(t, scorer.Config{Index: x, LMCache: reader(t, lmcache.NoEntries, p)})
+	s := newScorer(t, scorer.Config{Index: x, Chunks: reader(t, lmcache.NoEntries, p)})
 	image := func(start, end int) []blockkey.Object {
 		return []blockkey.Object{{Hash: 7, Ranges: []blockkey.Range{{Start: start, End: end}}}}
 	}
@@ -108,7 +109,7 @@ func TestChunksThatDoNotCount(t *testing.T) {
 	t.Run("a tail", func(t *testing.T) {
 		p := profile(256, true)
 		change(t, x, store.Add, "m", "b", store.Disk, chunkKeys(t, p, tokens[:700])...)
-		s := newScorer(t, scorer.Config{Index: x, LMCache: reader(t, lmcache.NoEntries, p)})
+		s := newScorer(t, scorer.Config{Index: x, Chunks: reader(t, lmcache.NoEntries, p)})
 		want(t, score(t, s, scorer.Request{Model: "m", Input: scorer.Tokens(tokens[:700])}), "a 6.4 8 [0 8 0 0]; b 5 10 [0 0 10 0]")
 		// A tail that ends where an image begins says nothing of the block with both.
 		change(t, x, store.Add, "m", "c", store.Disk, chunkKeys(t, p, tokens[:600])...)
@@ -143,7 +144,7 @@ func TestTwoWorkers(t *testing.T) {
 	}
 	change(t, x, store.Add, "m", b[0], store.CPU, chunks...)
 	change(t, x, store.Add, "m", b2[1], store.CPU, chunks...) // of another instance
-	s := newScorer(t, scorer.Config{Index: x, LMCache: reader(t, lmcache.NoEntries, p)})
+	s := newScorer(t, scorer.Config{Index: x, Chunks: reader(t, lmcache.NoEntries, p)})
 	ask := func() *scorer.Response {
 		return score(t, s, scorer.Request{Model: "m", Input: scorer.Tokens(tokens)})
 	}
@@ -192,7 +193,7 @@ func TestTwoVersions(t *testing.T) {
 	fork.Version = lmcache.VFork
 	tokens := firstTokens(1024)
 	x.add("m", "a", 0, store.CPU, chunkKeys(t, upstream, tokens)...)
-	s := newScorer(t, scorer.Config{Index: x, LMCache: reader(t, lmcache.NoEntries, fork, upstream)})
+	s := newScorer(t, scorer.Config{Index: x, Chunks: reader(t, lmcache.NoEntries, fork, upstream)})
 	want(t, score(t, s, scorer.Request{Model: "m", Input: scorer.Tokens(tokens)}), "a 12.8 16 [0 16 0 0]")
 	if x.read != 4+16 {
 		t.Errorf("%d blocks read, want 4 chunks and 16 blocks", x.read)
@@ -207,7 +208,7 @@ func TestEarlyExitWithChunks(t *testing.T) {
 	tokens := firstTokens(2048)
 	change(t, x, store.Add, "m", "a", store.CPU, chunkKeys(t, p, tokens)[:2]...)
 	change(t, x, store.Add, "m", "b", store.GPU, blockKeys(64, tokens)[:20]...)
-	s := newScorer(t, scorer.Config{Index: x, LMCache: reader(t, lmcache.NoEntries, p)})
+	s := newScorer(t, scorer.Config{Index: x, Chunks: reader(t, lmcache.NoEntries, p)})
 	r := score(t, s, scorer.Request{Model: "m", Input: scorer.Tokens(tokens), EarlyExit: true})
 	want(t, r, "a 6.4 8 [0 8 0 0]; b 9 9 [9 0 0 0]")
 }
@@ -264,22 +265,22 @@ func openRedis(t *testing.T, url string) *redis.Index {
 	return x
 }
 
-func readers(t *testing.T, mode lmcache.Mode, profiles ...lmcache.Profile) map[string]*lmcache.Reader {
+func readers(t *testing.T, mode lmcache.Mode, profiles ...lmcache.Profile) *chunks.Source {
 	t.Helper()
 	r, err := lmcache.NewReader(recordedModel, mode, profiles...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return map[string]*lmcache.Reader{recordedModel: r}
+	return &chunks.Source{Readers: map[string]*lmcache.Reader{recordedModel: r}}
 }
 
 // askOnce scores the recorded prompt and wants it to cost one round trip.
-func askOnce(t *testing.T, x *redis.Index, lm map[string]*lmcache.Reader, r scorer.Request) *scorer.Response {
+func askOnce(t *testing.T, x *redis.Index, lm *chunks.Source, r scorer.Request) *scorer.Response {
 	t.Helper()
 	if _, err := x.Registry(t.Context()); err != nil { // so that the lookup has none to load
 		t.Fatal(err)
 	}
-	s := newScorer(t, scorer.Config{Index: x, LMCache: lm, Budget: 30 * time.Second})
+	s := newScorer(t, scorer.Config{Index: x, Chunks: lm, Budget: 30 * time.Second})
 	r.Model, r.Input = recordedModel, scorer.Tokens(firstTokens(1024))
 	before := x.Stats().RoundTrips
 	resp := score(t, s, r)
@@ -430,7 +431,7 @@ func TestMemoryHasNoEntries(t *testing.T) {
 	change(t, x, store.Add, recordedModel, "a", store.GPU, blockKeys(64, tokens)...)
 	var failed error
 	s := newScorer(t, scorer.Config{
-		Index: x, LMCache: readers(t, lmcache.AutoEntries, lmcache.Profile{Config: lmcache.Config{Version: lmcache.VFork}}),
+		Index: x, Chunks: readers(t, lmcache.AutoEntries, lmcache.Profile{Config: lmcache.Config{Version: lmcache.VFork}}),
 		Observer: scorer.Observer{IndexFailed: func(err error) { failed = err }},
 	})
 	for range 2 {
@@ -457,7 +458,7 @@ func TestReplicaAndEntries(t *testing.T) {
 	change(t, x, store.Add, recordedModel, "b", store.CPU, chunkKeys(t, fork, tokens)...)
 	replay(t, server.Client(), readRecorded(t).Fork, "")
 	ask := func(mode lmcache.Mode) (string, uint64) {
-		s := newScorer(t, scorer.Config{Index: x, LMCache: readers(t, mode, fork), Budget: 30 * time.Second})
+		s := newScorer(t, scorer.Config{Index: x, Chunks: readers(t, mode, fork), Budget: 30 * time.Second})
 		before := x.Status().Lookups[replica.Redis]
 		r := score(t, s, scorer.Request{Model: recordedModel, Input: scorer.Tokens(tokens)})
 		return written(r), x.Status().Lookups[replica.Redis] - before
@@ -509,7 +510,7 @@ func BenchmarkScoreWithLMCache(b *testing.B) {
 				}
 				cfg := scorer.Config{Index: x}
 				if c.p != nil {
-					cfg.LMCache = reader(b, lmcache.NoEntries, c.p...)
+					cfg.Chunks = reader(b, lmcache.NoEntries, c.p...)
 				}
 				s := newScorer(b, cfg)
 				req := scorer.Request{Model: "m", Input: scorer.Tokens(tokens)}

@@ -7,12 +7,10 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
-	"github.com/kvatlas/kvatlas/tokenpool"
-	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
-// Errors that callers tell apart with errors.Is. Errors of the tokenizer are
-// those of packages tokenpool and chat, wrapped.
+// Errors that callers tell apart with errors.Is. Errors of the tokenizer are its own, wrapped.
 var (
 	// ErrRequest says that the request cannot be answered as it stands; the
 	// message says what is wrong with it.
@@ -26,7 +24,7 @@ var (
 type Input struct {
 	kind   inputKind
 	text   string
-	chat   *chat.Request
+	chat   *prompt.Chat
 	tokens []uint32
 	keys   []blockkey.Key
 }
@@ -46,7 +44,7 @@ func Prompt(text string) Input { return Input{kind: inputText, text: text} }
 // Chat is a chat, to be rendered with the model's template and then tokenized.
 // Its JSON is not kept after the answer. Request.NoSpecialTokens means nothing for it:
 // the template has put those that there are, and the chat itself asks for more.
-func Chat(r chat.Request) Input { return Input{kind: inputChat, chat: &r} }
+func Chat(r prompt.Chat) Input { return Input{kind: inputChat, chat: &r} }
 
 // Tokens are the token ids of the whole prompt. The slice is not kept.
 func Tokens(ids []uint32) Input { return Input{kind: inputTokens, tokens: ids} }
@@ -76,10 +74,10 @@ type Request struct {
 	Objects []blockkey.Object
 	// Media is what is known of the images, audio and video of a Chat, in the order
 	// of their parts. Those that are not known end what is scored.
-	Media []tokenpool.Medium
+	Media []prompt.Medium
 	// Mode and Wait say how long tokenization may take; Wait 0 is the default
 	// budget of the tokenizer.
-	Mode tokenpool.Mode
+	Mode prompt.Mode
 	Wait time.Duration
 	// NoSpecialTokens leaves out the special tokens that the tokenizer puts
 	// around a text.
@@ -175,7 +173,7 @@ type Response struct {
 	Explanation *Explanation
 }
 
-// The sources of tokens that are not the tokenizer's (tokenpool.Source).
+// The sources of tokens that are not the tokenizer's (prompt.Source).
 const (
 	SourceTokens    = "tokens"
 	SourceBlockKeys = "block_keys"

@@ -16,10 +16,13 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/tokenpool"
 )
+
+// errUnknownModel is of the tokenizers here.
+var errUnknownModel = errors.New("unknown model")
 
 var chain8 = []blockkey.Key{11, 12, 13, 14, 15, 16, 17, 18}
 
@@ -384,14 +387,14 @@ func TestDegraded(t *testing.T) {
 func TestText(t *testing.T) {
 	x := newPlainIndex(t)
 	var mu sync.Mutex // protects asked
-	var asked tokenpool.Request
-	answer := tokenpool.Result{}
-	tok := scorer.TokenizerFunc(func(_ context.Context, r tokenpool.Request) (tokenpool.Result, error) {
+	var asked prompt.Request
+	answer := prompt.Result{}
+	tok := scorer.TokenizerFunc(func(_ context.Context, r prompt.Request) (prompt.Result, error) {
 		mu.Lock()
 		asked = r
 		mu.Unlock()
 		if r.Model == "gone" {
-			return tokenpool.Result{}, fmt.Errorf("%w: %q", tokenpool.ErrUnknownModel, r.Model)
+			return prompt.Result{}, fmt.Errorf("%w: %q", errUnknownModel, r.Model)
 		}
 		res := answer
 		for _, b := range []byte(r.Text) {
@@ -402,30 +405,30 @@ func TestText(t *testing.T) {
 	s := newScorer(t, scorer.Config{Index: x, Tokenizer: tok, BlockSize: 4})
 	x.add("m", "p", 0, store.GPU, blockkey.AppendNative(nil, []uint32{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}, 4, blockkey.NativeSeed("", ""))...)
 
-	answer = tokenpool.Result{Source: tokenpool.FromTokenizer, Exact: true}
-	r := score(t, s, scorer.Request{Model: "m", Input: scorer.Prompt("abcdefghi"), Mode: tokenpool.Sync, Wait: 3 * time.Second, NoSpecialTokens: true})
+	answer = prompt.Result{Source: prompt.FromTokenizer, Exact: true}
+	r := score(t, s, scorer.Request{Model: "m", Input: scorer.Prompt("abcdefghi"), Mode: prompt.Sync, Wait: 3 * time.Second, NoSpecialTokens: true})
 	if r.Best != "p" || r.Pods[0].Blocks != 2 || r.Source != "tokenizer" || !r.Exact || r.Degraded != "" {
 		t.Errorf("got %+v", r)
 	}
-	if !reflect.DeepEqual(asked, tokenpool.Request{Model: "m", Text: "abcdefghi", NoSpecialTokens: true, Mode: tokenpool.Sync, Budget: 3 * time.Second}) {
+	if !reflect.DeepEqual(asked, prompt.Request{Model: "m", Text: "abcdefghi", NoSpecialTokens: true, Mode: prompt.Sync, Budget: 3 * time.Second}) {
 		t.Errorf("asked for %+v", asked)
 	}
-	for behind, want := range map[tokenpool.Behind]scorer.Degradation{
-		tokenpool.BehindBudget: scorer.TokenizationBudget,
-		tokenpool.BehindBusy:   scorer.TokenizationBusy,
-		tokenpool.BehindAsync:  scorer.TokenizationBudget,
+	for behind, want := range map[prompt.Behind]scorer.Degradation{
+		prompt.BehindBudget: scorer.TokenizationBudget,
+		prompt.BehindBusy:   scorer.TokenizationBusy,
+		prompt.BehindAsync:  scorer.TokenizationBudget,
 	} {
-		answer = tokenpool.Result{Source: tokenpool.FromPrefixStore, Behind: behind}
+		answer = prompt.Result{Source: prompt.FromPrefixStore, Behind: behind}
 		r = score(t, s, scorer.Request{Model: "m", Input: scorer.Prompt("abcde")})
 		if r.Exact || r.Degraded != want || r.Source != "prefix_store" || r.Pods[0].Blocks != 1 {
 			t.Errorf("%s: %+v", behind, r)
 		}
 	}
-	if _, err := s.Score(t.Context(), scorer.Request{Model: "gone", Input: scorer.Prompt("x")}); !errors.Is(err, tokenpool.ErrUnknownModel) {
+	if _, err := s.Score(t.Context(), scorer.Request{Model: "gone", Input: scorer.Prompt("x")}); !errors.Is(err, errUnknownModel) {
 		t.Errorf("got %v", err)
 	}
 
-	answer = tokenpool.Result{Exact: true}
+	answer = prompt.Result{Exact: true}
 	before := x.lookups
 	rs, err := s.ScoreAll(t.Context(), []scorer.Request{
 		{Model: "m", Input: scorer.Prompt("abcdefgh")},
@@ -440,7 +443,7 @@ func TestText(t *testing.T) {
 	}
 	_, err = s.ScoreAll(t.Context(), []scorer.Request{{Model: "m", Input: scorer.Prompt("a")}, {Model: "gone", Input: scorer.Prompt("b")}})
 	var in *scorer.InputError
-	if !errors.As(err, &in) || in.Index != 1 || !errors.Is(err, tokenpool.ErrUnknownModel) {
+	if !errors.As(err, &in) || in.Index != 1 || !errors.Is(err, errUnknownModel) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -10,23 +10,21 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvatlas/kvatlas/blockkey"
-	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/tokenpool"
-	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // Tokenizer turns a text or a chat into tokens. *tokenpool.Pool is one; an orchestrator
 // that tokenizes by itself can put in its own.
 type Tokenizer interface {
-	Tokens(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error)
+	Tokens(ctx context.Context, r prompt.Request) (prompt.Result, error)
 }
 
 // TokenizerFunc makes a Tokenizer of a func.
-type TokenizerFunc func(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error)
+type TokenizerFunc func(ctx context.Context, r prompt.Request) (prompt.Result, error)
 
 // Tokens implements Tokenizer.
-func (f TokenizerFunc) Tokens(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error) {
+func (f TokenizerFunc) Tokens(ctx context.Context, r prompt.Request) (prompt.Result, error) {
 	return f(ctx, r)
 }
 
@@ -55,14 +53,10 @@ type Config struct {
 	Budget time.Duration
 	// Usage counts recent uses of blocks; nil does not count.
 	Usage *Usage
-	// LMCache says by the model's name how its engines run LMCache, so that the chunks
-	// that they hold count beside their blocks. Entries in Redis, if a reader names
-	// any, need an Index that is in Redis.
-	LMCache map[string]*lmcache.Reader
-	// Learn returns how to ask for what LMCache holds of the prompts of a model that LMCache
-	// above does not have, and may learn from this one; nil is not known, or nothing. It must
-	// not keep the tokens.
-	Learn func(model string, tokens []uint32) *lmcache.Reader
+	// Chunks says what else to ask the index for, so that what engines hold in chunks of
+	// another cache counts beside their blocks; nil is nothing. Entries, if it asks for any,
+	// need an Index that knows them.
+	Chunks Chunks
 	// Now is the clock; default time.Now.
 	Now store.Clock
 	// Observer is told of each scored request.
@@ -138,10 +132,10 @@ func New(cfg Config) (*Scorer, error) {
 
 // Score ranks the pods for one prompt.
 //
-// An unknown model scores nothing; with a text it is an error that wraps
-// tokenpool.ErrUnknownModel. Faults of the index are not errors: the answer is
-// degraded. A canceled context is an error, and so is a deadline that has passed before
-// an index is asked that cannot answer at once; one that passes meanwhile is not.
+// An unknown model scores nothing; its text is the tokenizer's error. Faults of the index are
+// not errors: the answer is degraded. A canceled context is an error, and so is a deadline
+// that has passed before an index is asked that cannot answer at once; one that passes
+// meanwhile is not.
 func (s *Scorer) Score(ctx context.Context, r Request) (*Response, error) {
 	rs, err := s.ScoreAll(ctx, []Request{r})
 	if err != nil {
@@ -284,9 +278,9 @@ func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
 // ToolForm is the form that a model's engines give to the tools of a chat: SGLang's,
 // which changes from release to release, is near to what clients send. Empty is not
 // known.
-func ToolForm(reg *store.Registry, model string) chat.ToolForm {
+func ToolForm(reg *store.Registry, model string) prompt.ToolForm {
 	if reg.EngineOf(model) == "sglang" {
-		return chat.ToolsAsSent
+		return prompt.ToolsAsSent
 	}
 	return ""
 }
@@ -299,7 +293,7 @@ func wrapInput(i int, err error) error {
 }
 
 func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
-	ask := tokenpool.Request{
+	ask := prompt.Request{
 		Model:           j.req.Model,
 		Text:            j.req.Input.text,
 		Chat:            j.req.Input.chat,
@@ -325,11 +319,11 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 	}
 	j.resp.Source, j.resp.Exact = string(res.Source), res.Exact
 	switch res.Behind {
-	case tokenpool.BehindBudget, tokenpool.BehindAsync:
+	case prompt.BehindBudget, prompt.BehindAsync:
 		j.resp.Degraded = TokenizationBudget
-	case tokenpool.BehindBusy:
+	case prompt.BehindBusy:
 		j.resp.Degraded = TokenizationBusy
-	case tokenpool.BehindMedia:
+	case prompt.BehindMedia:
 		j.resp.Degraded = Multimodal
 	}
 	return nil
@@ -364,8 +358,8 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 		f.strategy, f.earlyExit, f.explain = j.strategy, j.req.EarlyExit, j.req.Explain
 		f.explained = share{MaxExplainedBlocks / len(jobs), MaxExplainedHolders / len(jobs)}
 		f.place, f.tierAt, f.only, f.model, f.blockSize = s.place, s.tierAt, j.req.Pods, j.req.Model, size
-		if s.cfg.LMCache != nil || s.cfg.Learn != nil {
-			s.chunks(j, size)
+		if s.cfg.Chunks != nil {
+			s.askForChunks(j, size)
 		}
 	}
 }
@@ -393,7 +387,9 @@ func (s *Scorer) lookup(ctx context.Context, jobs []job) error {
 			Named: f.only,
 		}
 		for k, src := range f.sources {
-			rest[k] = src.query(lead)
+			q := &rest[k]
+			*q = jobs[i].chain.chunks[k]
+			q.Model, q.Fold, q.Lead = lead.Model, src, lead
 		}
 		rest = rest[len(f.sources)+1:]
 	}

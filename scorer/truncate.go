@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/kvatlas/kvatlas/tokenpool"
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // ErrCut says that a prompt cannot be cut as a Truncation asks.
@@ -46,7 +46,7 @@ func (t Truncation) Given(tokens []uint32) []uint32 {
 // Tokenized returns what is left of the tokens that tok gives for r. Of a part of a
 // prompt nothing is known when its beginning goes. The errors are those of tok, and
 // ErrCut for a prompt with images, audio or video.
-func (t Truncation) Tokenized(ctx context.Context, tok Tokenizer, r tokenpool.Request) (tokenpool.Result, error) {
+func (t Truncation) Tokenized(ctx context.Context, tok Tokenizer, r prompt.Request) (prompt.Result, error) {
 	res, err := tok.Tokens(ctx, r)
 	switch {
 	case err != nil || t.Keep == 0 || res.Exact && len(res.Tokens) <= t.Keep:
@@ -67,8 +67,8 @@ func (t Truncation) Tokenized(ctx context.Context, tok Tokenizer, r tokenpool.Re
 
 // between cuts a text at its beginning and leaves the special tokens around it, which
 // are those of an empty text.
-func (t Truncation) between(ctx context.Context, tok Tokenizer, r tokenpool.Request, tokens []uint32) ([]uint32, error) {
-	res, err := tok.Tokens(ctx, tokenpool.Request{Model: r.Model, Mode: tokenpool.Sync})
+func (t Truncation) between(ctx context.Context, tok Tokenizer, r prompt.Request, tokens []uint32) ([]uint32, error) {
+	res, err := tok.Tokens(ctx, prompt.Request{Model: r.Model, Mode: prompt.Sync})
 	if err != nil {
 		return nil, err
 	}

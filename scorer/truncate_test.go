@@ -6,16 +6,15 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
-	"github.com/kvatlas/kvatlas/tokenpool"
-	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // TestTruncation cuts the tokens of a text, around which the tokenizer puts 101, 102 and
 // 103.
 func TestTruncation(t *testing.T) {
-	var whole tokenpool.Result
-	tok := scorer.TokenizerFunc(func(_ context.Context, r tokenpool.Request) (tokenpool.Result, error) {
+	var whole prompt.Result
+	tok := scorer.TokenizerFunc(func(_ context.Context, r prompt.Request) (prompt.Result, error) {
 		res := whole
 		if r.Text == "" && r.Chat == nil {
 			res.Tokens = nil
@@ -25,15 +24,15 @@ func TestTruncation(t *testing.T) {
 		}
 		return res, nil
 	})
-	all := tokenpool.Result{Tokens: []uint32{1, 2, 3, 4, 5}, Exact: true}
-	part := tokenpool.Result{Tokens: all.Tokens}
-	media := tokenpool.Result{Tokens: all.Tokens, Exact: true, Media: []tokenpool.PlacedMedium{{}}}
-	plain, special := tokenpool.Request{Text: "x", NoSpecialTokens: true}, tokenpool.Request{Text: "x"}
+	all := prompt.Result{Tokens: []uint32{1, 2, 3, 4, 5}, Exact: true}
+	part := prompt.Result{Tokens: all.Tokens}
+	media := prompt.Result{Tokens: all.Tokens, Exact: true, Media: []prompt.PlacedMedium{{}}}
+	plain, special := prompt.Request{Text: "x", NoSpecialTokens: true}, prompt.Request{Text: "x"}
 	for _, c := range []struct {
 		name    string
 		cut     scorer.Truncation
-		whole   tokenpool.Result
-		ask     tokenpool.Request
+		whole   prompt.Result
+		ask     prompt.Request
 		want    []uint32
 		refused bool
 	}{
@@ -43,7 +42,7 @@ func TestTruncation(t *testing.T) {
 		{"special tokens stay", scorer.Truncation{Keep: 5}, all, special, []uint32{101, 102, 4, 5, 103}, false},
 		{"and nothing else", scorer.Truncation{Keep: 3}, all, special, []uint32{101, 102, 103}, false},
 		{"there is no room for them", scorer.Truncation{Keep: 2}, all, special, nil, true},
-		{"of a chat", scorer.Truncation{Keep: 2}, all, tokenpool.Request{Chat: &chat.Request{}}, []uint32{4, 5}, false},
+		{"of a chat", scorer.Truncation{Keep: 2}, all, prompt.Request{Chat: &prompt.Chat{}}, []uint32{4, 5}, false},
 		{"left", scorer.Truncation{Keep: 2, Side: scorer.CutLeft}, all, special, []uint32{5, 103}, false},
 		{"right", scorer.Truncation{Keep: 2, Side: scorer.CutRight}, all, special, []uint32{101, 102}, false},
 		{"right of a part", scorer.Truncation{Keep: 2, Side: scorer.CutRight}, part, plain, []uint32{1, 2}, false},

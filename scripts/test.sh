@@ -13,7 +13,7 @@ cd "$root"
 . "$here/need.sh"
 
 name="test"
-total=9
+total=10
 start=$SECONDS
 step() { printf '\n== test, step %s of %s [%ds]: %s\n' "$1" "$total" $((SECONDS - start)) "$2"; }
 
@@ -60,7 +60,13 @@ step 8 "go vet"
 go vet "${packages[@]}"
 echo "no complaint"
 
-step 9 "go test -race"
+step 9 "what is built without cgo"
+# What a program embeds that has tokens already: it needs no C compiler and no tokenizer library.
+pure=(./scorer ./prompt ./store/... ./client ./blockkey ./ingest/... ./lmcache/...)
+CGO_ENABLED=0 go build "${pure[@]}"
+CGO_ENABLED=0 go test -run Example ./scorer ./blockkey ./lmcache
+
+step 10 "go test -race"
 readonly gotestsum=1.13.0
 sum=$root/.cache/bin/gotestsum
 [ "$("$sum" --version 2>/dev/null)" = "gotestsum version v$gotestsum" ] ||

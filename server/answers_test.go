@@ -20,6 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/lmcache/chunks"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
@@ -391,7 +392,7 @@ func runAnswers(t *testing.T, w *answerWorld, asked func(model any) bool) string
 	}
 	sc, err := scorer.New(scorer.Config{
 		Index: failing{w.index}, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 4, Budget: time.Minute, Usage: usage, Now: now,
-		LMCache: map[string]*lmcache.Reader{chunkModel: reader},
+		Chunks: &chunks.Source{Readers: map[string]*lmcache.Reader{chunkModel: reader}},
 	})
 	if err != nil {
 		t.Fatal(err)

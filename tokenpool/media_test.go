@@ -126,20 +126,20 @@ func TestMedia(t *testing.T) {
 			"two images and an audio", "m", chatOf("w5 w6", "<image>", "w7", "<audio>", "<image>", "w8"),
 			[]Medium{{Hash: "a", Tokens: 3}, {Kind: "audio", Hash: "b", Tokens: 2}, {Hash: "c", Tokens: 1}},
 			seq(one(5, 6, visionStart), n(imagePad, 3), one(visionEnd, 7), n(audioPad, 2), one(visionStart, imagePad, visionEnd, 8)),
-			[]PlacedMedium{{"image", "a", 3, 3}, {"audio", "b", 8, 2}, {"image", "c", 11, 1}}, true,
+			[]PlacedMedium{{Kind: "image", Hash: "a", Offset: 3, Length: 3}, {Kind: "audio", Hash: "b", Offset: 8, Length: 2}, {Kind: "image", Hash: "c", Offset: 11, Length: 1}}, true,
 		},
 		{
 			"named by their parts", "m", chatOf("<image x>", "<image y>"), []Medium{{Tokens: 1}, {Hash: "z", Tokens: 1}},
 			one(visionStart, imagePad, visionEnd, visionStart, imagePad, visionEnd),
-			[]PlacedMedium{{"image", "x", 1, 1}, {"image", "z", 4, 1}}, true,
+			[]PlacedMedium{{Kind: "image", Hash: "x", Offset: 1, Length: 1}, {Kind: "image", Hash: "z", Offset: 4, Length: 1}}, true,
 		},
 		{
 			"tokens given", "m", chatOf("w1", "<image>", "w2"), []Medium{{Hash: "a", TokenIDs: one(9, imagePad, 10)}},
-			one(1, visionStart, 9, imagePad, 10, visionEnd, 2), []PlacedMedium{{"image", "a", 2, 3}}, true,
+			one(1, visionStart, 9, imagePad, 10, visionEnd, 2), []PlacedMedium{{Kind: "image", Hash: "a", Offset: 2, Length: 3}}, true,
 		},
 		{
 			"the second is not known", "m", chatOf("w1", "<image>", "w2", "<image>", "w3"), []Medium{{Hash: "a", Tokens: 2}},
-			seq(one(1, visionStart), n(imagePad, 2), one(visionEnd, 2, visionStart)), []PlacedMedium{{"image", "a", 2, 2}}, false,
+			seq(one(1, visionStart), n(imagePad, 2), one(visionEnd, 2, visionStart)), []PlacedMedium{{Kind: "image", Hash: "a", Offset: 2, Length: 2}}, false,
 		},
 		{
 			"nor the first", "m", chatOf("w1", "<image>", "w2", "<image>", "w3"), []Medium{{}, {Hash: "a", Tokens: 2}},
@@ -150,14 +150,14 @@ func TestMedia(t *testing.T) {
 		{
 			// As vLLM: the first marker is the first medium's.
 			"a marker in a text", "m", chatOf("w1 <|image_pad|>", "<image>", "w2"), []Medium{{Hash: "a", Tokens: 2}},
-			seq(one(1), n(imagePad, 2), one(visionStart, imagePad, visionEnd, 2)), []PlacedMedium{{"image", "a", 1, 2}}, true,
+			seq(one(1), n(imagePad, 2), one(visionStart, imagePad, visionEnd, 2)), []PlacedMedium{{Kind: "image", Hash: "a", Offset: 1, Length: 2}}, true,
 		},
 		{"no rule for a kind", "m", chatOf("w1", "<video>", "<image>"), []Medium{{Hash: "a", Tokens: 5}, {Hash: "b", Tokens: 5}}, nil, nil, false},
 		{
 			"a model's own rules", "own", chatOf("w9", "<video>", "<image>", "<audio>", "w8"),
 			[]Medium{{Hash: "v", Tokens: 5}, {Hash: "i", Tokens: 2}, {Hash: "a", Tokens: 1}},
 			one(9, 1, 2, 3, 3, 4, imagePad, imagePad, audioPad, 8),
-			[]PlacedMedium{{"video", "v", 1, 5}, {"image", "i", 6, 2}, {"audio", "a", 8, 1}}, true,
+			[]PlacedMedium{{Kind: "video", Hash: "v", Offset: 1, Length: 5}, {Kind: "image", Hash: "i", Offset: 6, Length: 2}, {Kind: "audio", Hash: "a", Offset: 8, Length: 1}}, true,
 		},
 		{"too few tokens for a rule", "own", chatOf("w9", "<video>"), []Medium{{Hash: "v", Tokens: 3}}, one(9), nil, false},
 	} {

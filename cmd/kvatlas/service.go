@@ -9,6 +9,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/lmcache/chunks"
 	"github.com/kvatlas/kvatlas/lmcache/learn"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
@@ -77,8 +78,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 		BlockSize: cfg.BlockSize,
 		Budget:    cfg.ScoreBudget,
 		Usage:     usage,
-		LMCache:   lmcacheReaders,
-		Learn:     s.learn(),
+		Chunks:    &chunks.Source{Readers: lmcacheReaders, Learn: s.learn()},
 		Observer:  s.watchScorer(),
 	})
 	if err != nil {

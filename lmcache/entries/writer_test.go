@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
+	"github.com/kvatlas/kvatlas/lmcache/chunks"
 	"github.com/kvatlas/kvatlas/lmcache/entries"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
@@ -35,8 +36,8 @@ func tokens(n int) []uint32 {
 	return out
 }
 
-// chunks are the hashes of the chunks of tokens, and their keys.
-func chunks(t *testing.T, c lmcache.Config) (hashes []lmcache.Hash, keys []blockkey.Key) {
+// chunksOf returns the hashes of the chunks of tokens, and their keys.
+func chunksOf(t *testing.T, c lmcache.Config) (hashes []lmcache.Hash, keys []blockkey.Key) {
 	t.Helper()
 	h, err := lmcache.New(c)
 	if err != nil {
@@ -177,7 +178,7 @@ func TestLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, entries.Config{Shapes: entries.Strings | entries.Hashes})
 		defer r.stop()
-		hashes, keys := chunks(t, v031)
+		hashes, keys := chunksOf(t, v031)
 		for _, h := range hashes {
 			r.w.Heard(h)
 		}
@@ -242,7 +243,7 @@ func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, entries.Config{Shapes: entries.Strings, TTL: 6 * time.Second})
 		defer r.stop()
-		hashes, keys := chunks(t, v031)
+		hashes, keys := chunksOf(t, v031)
 		r.w.Heard(hashes[0])
 		name := "vllm@" + model + "@1@0@" + hashes[0].String()
 		a := r.worker("i", "10.0.0.1:8000", 0, 1, 5*time.Second)
@@ -265,7 +266,7 @@ func TestWorld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, entries.Config{Shapes: entries.Strings})
 		defer r.stop()
-		hashes, keys := chunks(t, v031)
+		hashes, keys := chunksOf(t, v031)
 		r.w.Heard(hashes[0])
 		a := r.worker("i", "10.0.0.1:8000", 0, 1, 0)
 		r.apply(a, add(store.CPU, keys[0]))
@@ -282,7 +283,7 @@ func TestDown(t *testing.T) {
 		var failures int
 		r := newRig(t, entries.Config{Shapes: entries.Strings, Failed: func(error) { failures++ }})
 		defer r.stop()
-		hashes, keys := chunks(t, v031)
+		hashes, keys := chunksOf(t, v031)
 		for _, h := range hashes {
 			r.w.Heard(h)
 		}
@@ -308,7 +309,7 @@ func TestBounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, entries.Config{Shapes: entries.Strings, MaxEntries: 2})
 		defer r.stop()
-		hashes, keys := chunks(t, v031)
+		hashes, keys := chunksOf(t, v031)
 		for _, h := range hashes[:3] { // the first is forgotten
 			r.w.Heard(h)
 		}
@@ -344,7 +345,7 @@ func TestFenced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, entries.Config{Shapes: entries.Strings})
 		defer r.stop()
-		hashes, keys := chunks(t, v031)
+		hashes, keys := chunksOf(t, v031)
 		r.w.Heard(hashes[0])
 		a := r.worker("i", "10.0.0.1:8000", 0, 1, 0)
 		gen, err := r.x.Begin(t.Context(), a, 0, 1)
@@ -377,7 +378,7 @@ func TestMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, entries.Config{Shapes: entries.Strings})
 		defer r.stop()
-		hashes, keys := chunks(t, v031)
+		hashes, keys := chunksOf(t, v031)
 		r.w.Heard(hashes[0])
 		name := "vllm@" + model + "@1@0@" + hashes[0].String()
 		a := r.worker("i", "10.0.0.1:8000", 0, 1, 0)
@@ -493,7 +494,7 @@ func roundTrip(t *testing.T, url string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sc, err := scorer.New(scorer.Config{Index: scored, BlockSize: 64, Budget: 20 * time.Second, LMCache: map[string]*lmcache.Reader{m: reader}})
+			sc, err := scorer.New(scorer.Config{Index: scored, BlockSize: 64, Budget: 20 * time.Second, Chunks: &chunks.Source{Readers: map[string]*lmcache.Reader{m: reader}}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -515,7 +516,7 @@ func roundTrip(t *testing.T, url string) {
 				}
 				t.Errorf("%s: %d blocks, want %d", what, got, blocks)
 			}
-			hashes, keys := chunks(t, c.config)
+			hashes, keys := chunksOf(t, c.config)
 			for _, h := range hashes {
 				w.Heard(h)
 			}

@@ -70,7 +70,7 @@ func (r *Renderer) fromMessages(spend *budget, req Request) (Request, error) {
 	}
 	return Request{
 		Messages: encodeArray(c.messages), Tools: tools, ChatTemplateKwargs: req.ChatTemplateKwargs,
-		ReasoningEffort: effort, built: true,
+		ReasoningEffort: effort, ToolForm: ToolsAsSent, // they have the form that vLLM gives them
 	}, nil
 }
 

@@ -27,7 +27,7 @@ func APIOf(r *Request) API {
 		return APIResponses
 	case !isNull(r.System), hasInputSchema(r.Tools), hasBlocks(r.Messages):
 		return APIMessages
-	case (!isNull(r.Thinking) || !isNull(r.OutputConfig)) && !r.isChat():
+	case (!isNull(r.Thinking) || !isNull(r.OutputConfig)) && !isChat(r):
 		return APIMessages
 	default:
 		return APIChat
@@ -36,7 +36,7 @@ func APIOf(r *Request) API {
 
 // isChat reports whether a request has what only a chat completion has: thinking is
 // sent with those, too, and most engines do not look at it.
-func (r *Request) isChat() bool {
+func isChat(r *Request) bool {
 	if r.AddGenerationPrompt != nil || r.ContinueFinalMessage || r.ChatTemplate != "" || r.ReasoningEffort != "" || !isNull(r.Documents) || !isNull(r.Tools) {
 		return true // tools of Anthropic's have been seen before
 	}

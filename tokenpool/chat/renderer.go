@@ -40,20 +40,6 @@ type Options struct {
 	Now func() time.Time
 }
 
-// ToolForm is the form in which tools and tool calls reach a template.
-type ToolForm string
-
-// The forms.
-const (
-	// ToolsAsSent leaves them as they are in the request.
-	ToolsAsSent ToolForm = "sent"
-	// ToolsRebuilt has the fields in vLLM's order (in a call: id, function, type; in
-	// its function: arguments, name; then all others). Tools have no unknown ones, and
-	// null for a missing description or parameters. It shows in templates that write
-	// out a whole tool or call.
-	ToolsRebuilt ToolForm = "rebuilt"
-)
-
 // Renderer renders the chats of one model.
 type Renderer struct {
 	templates *templates
@@ -320,7 +306,7 @@ func (r *Renderer) prepare(spend *budget, req Request) (prepared, error) {
 		return none, err
 	}
 	none.given = given
-	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: cmp.Or(req.ToolForm, r.opts.Tools) == ToolsRebuilt && !req.built, spend: spend}
+	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: cmp.Or(req.ToolForm, r.opts.Tools) == ToolsRebuilt, spend: spend}
 	conversation := make([][]member, len(messages))
 	mediaAt := 0
 	for i, m := range messages {

@@ -55,7 +55,7 @@ func fromResponses(spend *budget, req Request) (Request, error) {
 	}
 	return Request{
 		Messages: encodeArray(c.done), Tools: tools, ChatTemplateKwargs: req.ChatTemplateKwargs,
-		ContinueFinalMessage: open, ReasoningEffort: stringOf(reasoning, "effort"), built: true,
+		ContinueFinalMessage: open, ReasoningEffort: stringOf(reasoning, "effort"), ToolForm: ToolsAsSent, // they have the form that vLLM gives them
 	}, nil
 }
 
