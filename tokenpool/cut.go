@@ -79,6 +79,7 @@ type addedToken struct {
 	LStrip     bool   `json:"lstrip"`
 	RStrip     bool   `json:"rstrip"`
 	Normalized bool   `json:"normalized"`
+	Special    bool   `json:"special"`
 }
 
 // stage is a normalizer, or a pre-tokenizer.
@@ -95,8 +96,9 @@ type stage struct {
 	UseRegex       *bool  `json:"use_regex"`
 }
 
-// newCutter reads a tokenizer.json. What it does not understand makes no cuts.
-func newCutter(data []byte) *cutter {
+// newCutter reads a tokenizer.json. What it does not understand makes no cuts. With
+// split, special tokens are not found in a text.
+func newCutter(data []byte, split bool) *cutter {
 	var file struct {
 		Added        []addedToken `json:"added_tokens"`
 		Normalizer   *stage       `json:"normalizer"`
@@ -118,7 +120,7 @@ func newCutter(data []byte) *cutter {
 	}
 	all := newContents(file.Added)
 	for _, t := range file.Added {
-		if t.Normalized || t.LStrip || t.SingleWord || t.Content == "" || !isSign(t.Content[0]) || strings.TrimSpace(t.Content) != t.Content ||
+		if split && t.Special || t.Normalized || t.LStrip || t.SingleWord || t.Content == "" || !isSign(t.Content[0]) || strings.TrimSpace(t.Content) != t.Content ||
 			!all.apart(t.Content) || c.tokens[t.Content] {
 			continue
 		}

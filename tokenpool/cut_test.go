@@ -81,7 +81,7 @@ func TestCutter(t *testing.T) {
 		{"one that begins with its end", added(m{"content": "<|a|>"}, m{"content": "|>z"}), lines},
 		{"overlaps itself", added(m{"content": "<|a|><"}), lines},
 	} {
-		cuts := newCutter(fileWith(t, c.edit))
+		cuts := newCutter(fileWith(t, c.edit), false)
 		var want, got []int
 		for _, w := range c.want {
 			for i := range text {
@@ -114,7 +114,7 @@ func TestCutter(t *testing.T) {
 func TestCutBetweenWords(t *testing.T) {
 	type m = map[string]any
 	long := func(tokens ...m) *cutter {
-		return newCutter(fileWith(t, func(f m) { f["added_tokens"] = tokens }))
+		return newCutter(fileWith(t, func(f m) { f["added_tokens"] = tokens }), false)
 	}
 	const text = "ab, c d  e,f 'g' 1,2 é,3\u00a04 5"
 	for _, c := range []struct {

@@ -89,6 +89,13 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 		return Files{}, d.failed(model, err)
 	}
 	files := Files{Tokenizer: data, Name: name, Config: config, Media: media, From: "directory", Version: v + others}
+	for name, to := range map[string]*[]byte{
+		addedTokensFile: &files.Added, specialTokensFile: &files.SpecialTokens, modelFile: &files.Model,
+	} {
+		if *to, err = readOptional(d.path(model, name), maxConfigFile); err != nil {
+			return Files{}, d.failed(model, err)
+		}
+	}
 	if files.Chat, err = chat.ReadFiles(filepath.Dir(d.path(model, tokenizerFile))); err != nil {
 		files.ChatErr = withoutPath(err)
 	}
@@ -98,7 +105,7 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 // others identifies the content of the files beside the tokenizer.
 func (d *Directory) others(model string) string {
 	var b strings.Builder
-	for _, name := range append(chat.FileNames(), mediaFile) {
+	for _, name := range append(chat.FileNames(), addedTokensFile, modelFile, mediaFile) {
 		if fi, err := os.Stat(d.path(model, name)); err == nil {
 			b.WriteByte('/')
 			b.WriteString(version(fi))

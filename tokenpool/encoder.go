@@ -29,13 +29,18 @@ type encoder interface {
 // library is the encoder of github.com/daulet/tokenizers.
 type library struct{ t *tokenizers.Tokenizer }
 
-// newLibrary reads the bytes of a tokenizer.json.
-func newLibrary(data []byte) (encoder, error) {
+// newLibrary reads the bytes of a tokenizer.json. With split, special tokens in a text
+// are text.
+func newLibrary(data []byte, split bool) (encoder, error) {
 	data, err := plain(data)
 	if err != nil {
 		return nil, err
 	}
-	t, err := tokenizers.FromBytes(data)
+	var options []tokenizers.TokenizerOption
+	if split {
+		options = append(options, tokenizers.WithEncodeSpecialTokens())
+	}
+	t, err := tokenizers.FromBytes(data, options...)
 	if err != nil {
 		return nil, err
 	}

@@ -49,7 +49,7 @@ func TestPlain(t *testing.T) {
 // TestTruncationIsOff: this file says to cut at 256 tokens and to pad to a
 // multiple of eight.
 func TestTruncationIsOff(t *testing.T) {
-	e, err := newLibrary(moduleFile(t, "all-minilm-l6-v2.json"))
+	e, err := newLibrary(moduleFile(t, "all-minilm-l6-v2.json"), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestTruncationIsOff(t *testing.T) {
 // TestNoTokens tells texts that rightly have no tokens from failures, which the
 // library reports in the same way.
 func TestNoTokens(t *testing.T) {
-	bert, err := newLibrary(moduleFile(t, "bert-base-uncased.json"))
+	bert, err := newLibrary(moduleFile(t, "bert-base-uncased.json"), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestNoTokens(t *testing.T) {
 	strips := `{"version":"1.0","added_tokens":[],"normalizer":{"type":"Replace","pattern":{"Regex":"[^a-z ]"},"content":""},
 		"pre_tokenizer":{"type":"WhitespaceSplit"},"post_processor":null,"decoder":null,
 		"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"a"}}`
-	e, err := newLibrary([]byte(strips))
+	e, err := newLibrary([]byte(strips), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestNoTokens(t *testing.T) {
 
 	// This one fails on every word it does not know: its unknown token is not
 	// in its vocabulary.
-	broken, err := newLibrary(moduleFile(t, "sentence-transformers-labse.json"))
+	broken, err := newLibrary(moduleFile(t, "sentence-transformers-labse.json"), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestNoTokens(t *testing.T) {
 
 func TestUnreadable(t *testing.T) {
 	for _, data := range []string{``, `{}`, `{"model":{"type":"none"}}`, `<html>`} {
-		if _, err := newLibrary([]byte(data)); err == nil {
+		if _, err := newLibrary([]byte(data), false); err == nil {
 			t.Errorf("%s is read", data)
 		}
 	}

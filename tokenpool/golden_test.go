@@ -162,7 +162,7 @@ func TestGoldenEnds(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e, err := newLibrary(data)
+			e, err := newLibrary(data, false)
 			if err != nil {
 				t.Fatal(err)
 			}

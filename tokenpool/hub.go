@@ -234,7 +234,7 @@ func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
 		}
 	}
 	files.Config, _ = readConfig(d.path(""))
-	h.fetchChat(ctx, &d, &files)
+	h.fetchBeside(ctx, &d, &files)
 	return files, nil
 }
 
@@ -277,9 +277,10 @@ func mayHaveOther(err error) bool {
 // others a model has, the hub's files do not say.
 const toolTemplate = "additional_chat_templates/tool_use.jinja"
 
-// fetchChat gets the other files that say how chats are rendered, as far as the
-// model has them. Like the configuration, they do not keep a load.
-func (h *Hub) fetchChat(ctx context.Context, d *download, files *Files) {
+// fetchBeside gets the other files that have a say in tokens, and those that say how
+// chats are rendered, as far as the model has them. Like the configuration, they do not
+// keep a load.
+func (h *Hub) fetchBeside(ctx context.Context, d *download, files *Files) {
 	get := func(name string, limit int64) []byte {
 		d.file, d.limit = name, limit
 		if err := os.MkdirAll(filepath.Dir(d.path("")), 0o755); err != nil {
@@ -303,8 +304,11 @@ func (h *Hub) fetchChat(ctx context.Context, d *download, files *Files) {
 		files.Chat.Processor = get("chat_template.json", maxConfigFile)
 	}
 	if !bytes.Contains(files.Config, []byte(`"added_tokens_decoder"`)) {
-		files.Chat.SpecialTokens = get("special_tokens_map.json", maxConfigFile)
+		files.SpecialTokens = get(specialTokensFile, maxConfigFile)
+		files.Chat.SpecialTokens = files.SpecialTokens
+		files.Added = get(addedTokensFile, maxConfigFile)
 	}
+	files.Model = get(modelFile, maxConfigFile)
 }
 
 // dir is the cache's folder of a model. Names on the hub have no '@', so no

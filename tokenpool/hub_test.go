@@ -462,8 +462,8 @@ func TestHubPinned(t *testing.T) {
 			t.Errorf("%+v, %v", files, err)
 		}
 	}
-	// tokenizer.json, its configuration, and three files for chats.
-	if len(h.log) != 5 {
+	// tokenizer.json, its configuration, and five files beside them.
+	if len(h.log) != 7 {
 		t.Errorf("requests %q", h.log)
 	}
 }

@@ -68,16 +68,16 @@ func tiktokenOf(name string) *tiktoken {
 // runs.
 func IsTokenizerFile(name string) bool { return slices.Contains(tokenizerFiles, name) }
 
-// JSON returns the tokenizer.json that the files have, or the one that gives the
-// tokens of their tiktoken file.
-func (f Files) JSON() ([]byte, error) {
+// JSON returns the tokenizer.json that gives the tokens of the files: the one that they
+// have, with the tokens that transformers takes from the others, or one made of their
+// tiktoken file. split says that special tokens in a text are text.
+func (f Files) JSON() (data []byte, split bool, err error) {
 	k := tiktokenOf(f.Name)
 	if k == nil {
-		return f.Tokenizer, nil
+		return f.autoTokenizer()
 	}
-	data, err := k.json(f.Tokenizer, f.Config)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", k.file, err)
+	if data, err = k.json(f.Tokenizer, f.Config); err != nil {
+		return nil, false, fmt.Errorf("%s: %w", k.file, err)
 	}
-	return data, nil
+	return data, false, nil
 }

@@ -205,18 +205,18 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	if err := p.cfg.Pins[model].check(model, files); err != nil {
 		return nil, err
 	}
-	data, err := files.JSON()
+	data, split, err := files.JSON()
 	if err != nil {
 		return nil, fmt.Errorf("%w: model %s: %w", ErrLoad, quoteModel(model), err)
 	}
-	sum := sha256.Sum256(data)
+	sum := sumOf(data, split)
 	fingerprint := hex.EncodeToString(sum[:8])
 	if err := p.makeRoom(ctx); err != nil {
 		return nil, fmt.Errorf("%w: model %s: wait for one of %d tokenizers to end its work: %w",
 			ErrLoad, quoteModel(model), p.cfg.MaxTokenizers, err)
 	}
 	before := memoryBytes()
-	enc, err := p.read(data)
+	enc, err := p.read(data, split)
 	if err != nil {
 		p.mu.Lock()
 		p.vacate()
@@ -225,7 +225,7 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	}
 	enc = weighed{encoder: enc, memory: p.memory, most: p.cfg.WorkBytes}
 	rendering := p.newChat(files)
-	cuts := newCutter(data)
+	cuts := newCutter(data, split)
 	if rendering.media, err = placings(files.Media, cuts.added, enc); err != nil && rendering.err == nil {
 		rendering.err = fmt.Errorf("%w: %w", chat.ErrFiles, err)
 	}
@@ -262,6 +262,14 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 			LoadedAt:     now,
 		},
 	}, nil
+}
+
+// sumOf names what gives tokens: by it the prefix store and pieces tell tokenizers apart.
+func sumOf(data []byte, split bool) [sha256.Size]byte {
+	if split {
+		data = append(slices.Clip(data), 0)
+	}
+	return sha256.Sum256(data)
 }
 
 // makeRoom takes room for one more tokenizer. When there is none it drops the

@@ -105,7 +105,7 @@ func (f *fakes) setDown(err error) {
 	f.down = err
 }
 
-func (f *fakes) read(data []byte) (encoder, error) {
+func (f *fakes) read(data []byte, _ bool) (encoder, error) {
 	if bytes.HasPrefix(data, []byte("bad")) {
 		return nil, errors.New("cannot be read")
 	}

@@ -33,6 +33,11 @@ type Files struct {
 	Name      string
 	// Config is the content of tokenizer_config.json, nil when there is none.
 	Config []byte
+	// Added is the content of added_tokens.json, and SpecialTokens that of
+	// special_tokens_map.json: older files, which say something of tokens where Config
+	// has no added_tokens_decoder. Model is that of config.json, whose model_type has a
+	// say in which class transformers takes. Those that there are not are nil.
+	Added, SpecialTokens, Model []byte
 	// Chat are the other files that say how chats are rendered; its Config may
 	// be nil. ChatErr says why they could not be read, which does not keep the
 	// tokenizer from being used.
@@ -58,9 +63,12 @@ const (
 	maxConfigFile = 8 << 20
 	// maxModelName is the longest model name, in bytes.
 	maxModelName = 256
-	// tokenizerFile and configFile are the names of the two files.
-	tokenizerFile = "tokenizer.json"
-	configFile    = "tokenizer_config.json"
+	// Names of files.
+	tokenizerFile     = "tokenizer.json"
+	configFile        = "tokenizer_config.json"
+	addedTokensFile   = "added_tokens.json"
+	specialTokensFile = "special_tokens_map.json"
+	modelFile         = "config.json"
 )
 
 // Chain returns an Origin that asks the given ones in turn, until one has the

@@ -20,12 +20,12 @@ func realTokenizer(t testing.TB, file string) *tokenizer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	enc, err := newLibrary(data)
+	enc, err := newLibrary(data, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(enc.close)
-	return &tokenizer{enc: enc, cuts: newCutter(data), frame: newFrame(enc)}
+	return &tokenizer{enc: enc, cuts: newCutter(data, false), frame: newFrame(enc)}
 }
 
 // scraps are what random texts are made of: what lies near a cut, and what
@@ -299,12 +299,12 @@ func TestSyntheticCutsAreExact(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			data := []byte(`{"version":"1.0","added_tokens":` + added + `,"pre_tokenizer":` + s[0] + `,"normalizer":` + s[1] + `,"post_processor":null,"decoder":null,"model":` + s[2] + `}`)
-			enc, err := newLibrary(data)
+			enc, err := newLibrary(data, false)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer enc.close()
-			tok := &tokenizer{enc: enc, cuts: newCutter(data)}
+			tok := &tokenizer{enc: enc, cuts: newCutter(data, false)}
 			if got := slices.Sorted(maps.Keys(tok.cuts.tokens)); !slices.Equal(got, []string{"<unk>", "<|b|>", "<|right|>", "[c]"}) || tok.cuts.lines {
 				t.Errorf("cuts before %q, lines %v", got, tok.cuts.lines)
 			}

@@ -233,8 +233,8 @@ func TestManyModels(t *testing.T) {
 		t.Fatal(err)
 	}
 	var live, most atomic.Int64
-	p, err := newPool(Config{Origin: dir, MaxTokenizers: 3, Store: store}, func(data []byte) (encoder, error) {
-		e, err := newLibrary(data)
+	p, err := newPool(Config{Origin: dir, MaxTokenizers: 3, Store: store}, func(data []byte, split bool) (encoder, error) {
+		e, err := newLibrary(data, split)
 		if err != nil {
 			return nil, err
 		}

@@ -21,7 +21,7 @@ import (
 // use.
 type Pool struct {
 	cfg  Config
-	read func([]byte) (encoder, error) // newLibrary, but in tests
+	read func(data []byte, split bool) (encoder, error) // newLibrary, but in tests
 
 	ctx    context.Context // of loads; ends with Close
 	cancel context.CancelFunc
@@ -78,7 +78,7 @@ type failure struct {
 // New returns a Pool and starts its workers. Close ends them.
 func New(cfg Config) (*Pool, error) { return newPool(cfg, newLibrary) }
 
-func newPool(cfg Config, read func([]byte) (encoder, error)) (*Pool, error) {
+func newPool(cfg Config, read func([]byte, bool) (encoder, error)) (*Pool, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}

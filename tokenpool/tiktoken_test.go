@@ -184,7 +184,7 @@ func TestTiktokenMerges(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, err := newLibrary(data)
+		e, err := newLibrary(data, false)
 		if err != nil {
 			t.Fatal(err)
 		}

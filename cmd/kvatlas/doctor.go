@@ -299,7 +299,7 @@ func lookAtTokenizer(ctx context.Context, dir *tokenpool.Directory, model string
 		return broken("a pointer of Git LFS in place of the file")
 	}
 	if files.Name != "tokenizer.json" {
-		if files.Tokenizer, err = files.JSON(); err != nil {
+		if files.Tokenizer, _, err = files.JSON(); err != nil {
 			return broken(err.Error())
 		}
 	}

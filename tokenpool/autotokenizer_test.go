@@ -1,0 +1,117 @@
+package tokenpool
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+var autoTokenizerDir = filepath.Join("..", "testdata", "autotokenizer")
+
+// autoVariant is what AutoTokenizer makes of the files of a model.
+type autoVariant struct {
+	Family    string                     `json:"family"`
+	What      string                     `json:"what"`
+	Tokenizer map[string]json.RawMessage `json:"tokenizer"` // members that replace those of the family's file
+	Config    json.RawMessage            `json:"config"`
+	Files     map[string]json.RawMessage `json:"files"`
+	Texts     []string                   `json:"texts"`
+	IDs       [][2][]uint32              `json:"ids"` // of each text, without and with special tokens around it
+	Class     string                     `json:"class"`
+	Error     string                     `json:"error"`
+}
+
+// autoFamilies returns the tokenizer.json files that the variants are of.
+func autoFamilies(t testing.TB) map[string]object {
+	t.Helper()
+	packed, err := os.ReadFile(filepath.Join(autoTokenizerDir, "families.json.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	z, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var raw map[string]json.RawMessage
+	if err := json.Unmarshal(data, &raw); err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]object{}
+	for name, r := range raw {
+		if out[name], err = readObject(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
+}
+
+// of returns the files of a variant.
+func (v autoVariant) of(families map[string]object) Files {
+	file := slices.Clone(families[v.Family]) // its members stay those of the family
+	for key, value := range v.Tokenizer {
+		file.set(key, value)
+	}
+	f := Files{
+		Tokenizer: file.appendJSON(nil), Added: v.Files[addedTokensFile], SpecialTokens: v.Files[specialTokensFile], Model: v.Files[modelFile],
+	}
+	if !isNull(v.Config) {
+		f.Config = v.Config
+	}
+	return f
+}
+
+// TestAutoTokenizer holds the tokens of contradicting files to transformers'.
+func TestAutoTokenizer(t *testing.T) {
+	families := autoFamilies(t)
+	seen := map[string]int{}
+	for i, v := range readGoldenOf[autoVariant](t, filepath.Join(autoTokenizerDir, "variants.jsonl.gz")) {
+		if v.Error != "" { // no engine starts with these files
+			seen["refused"]++
+			_, _, _ = v.of(families).autoTokenizer()
+			continue
+		}
+		seen[v.Class]++
+		seen["all"]++
+		if err := v.check(families); err != nil {
+			t.Errorf("variant %d, %s (%s): %s: %v\nconfig: %.2000s\nfiles: %s", i, v.Family, v.Class, v.What, err, v.Config, v.Files)
+		}
+	}
+	t.Log(seen)
+	if seen["all"] < 500 {
+		t.Errorf("only %d variants", seen["all"])
+	}
+}
+
+func (v autoVariant) check(families map[string]object) error {
+	data, split, err := v.of(families).autoTokenizer()
+	if err != nil {
+		return err
+	}
+	e, err := newLibrary(data, split)
+	if err != nil {
+		return err
+	}
+	defer e.close()
+	for i, text := range v.Texts {
+		for around, want := range v.IDs[i] {
+			got, _, err := tokenize(e, text, around == 1)
+			if err != nil {
+				return err
+			}
+			if !slices.Equal(got, want) {
+				return fmt.Errorf("%q, special %v:\ngot  %d\nwant %d", text, around == 1, got, want)
+			}
+		}
+	}
+	return nil
+}
