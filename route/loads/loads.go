@@ -1,0 +1,290 @@
+package loads
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Errors that callers tell apart with errors.Is.
+var (
+	// ErrUnavailable says that the loads cannot be reached or changed now. The caller
+	// chooses by its last Picture.
+	ErrUnavailable = errors.New("loads: unavailable")
+	// ErrReadOnly says that the server's user may not change loads. It is ErrUnavailable too.
+	ErrReadOnly = fmt.Errorf("%w: the user of Redis may not change loads", ErrUnavailable)
+	// ErrBusy says that every candidate is above its Limits. Nothing was booked.
+	ErrBusy = errors.New("loads: every candidate is busy")
+	// ErrFull says that the model has MaxReservations running requests. Nothing was booked.
+	ErrFull = errors.New("loads: too many running requests")
+	// ErrInvalid says that an argument cannot be right; the message says which.
+	ErrInvalid = errors.New("loads: invalid argument")
+)
+
+// Limits of a call.
+const (
+	// MaxCandidates is how many candidates one call can weigh. Who has more nominates.
+	MaxCandidates = 64
+	// MaxID is the longest id of a request in bytes.
+	MaxID = 128
+	// MaxReservations is how many requests of a model can run at a time.
+	MaxReservations = 1 << 18
+	// MaxLease is the longest time that a reservation lives without a sign of its client.
+	MaxLease = 24 * time.Hour
+	// MaxTokens is the longest prompt, and the longest output, in tokens.
+	MaxTokens = 1 << 30
+)
+
+// Load is what running requests take of a (pod, rank).
+type Load struct {
+	// Generation is the rank's generation that the load belongs to, 0 before its first.
+	Generation store.Generation `json:"generation"`
+	// Work is the prefill that is booked and not done, in units: see Shape.Units.
+	Work int64 `json:"work"`
+	// Prefill is the same in tokens.
+	Prefill int64 `json:"prefill_tokens"`
+	// Blocks is how many index blocks running requests have in use. A prompt block that
+	// several of them share counts once.
+	Blocks int64 `json:"blocks"`
+	// Requests is how many requests run.
+	Requests int64 `json:"requests"`
+	// Since is when the prefill that is at work now began, in microseconds of the Unix
+	// epoch by the clock of the index.
+	Since int64 `json:"-"`
+	// Speed is how many units of prefill the rank does in a millisecond, learnt from
+	// Done; 0 is not known. Samples is from how many requests.
+	Speed   float64 `json:"speed,omitempty"`
+	Samples int64   `json:"samples,omitempty"`
+	// Learnt is when the last one was, in microseconds of the Unix epoch.
+	Learnt int64 `json:"-"`
+}
+
+// Wait returns for how many milliseconds a request that arrives now waits for the prefill
+// before it. The rank has worked on it since Since, at its Speed, or at prior where that is
+// not known.
+func (l *Load) Wait(now int64, prior float64) float64 {
+	speed := l.Speed
+	if speed <= 0 {
+		speed = prior
+	}
+	if speed <= 0 || l.Work <= 0 {
+		return 0
+	}
+	return max(0, float64(l.Work)/speed-max(0, float64(now-l.Since)/1000))
+}
+
+// Weights are the factors of a cost that depends on load:
+//
+//	cost = Base + Wait x wait + max(0, Floor + Prefill x prefill tokens)
+//	     + Blocks x (blocks + those that the request adds) + Requests x requests
+//
+// with Base and Floor of the candidate. Index and caller compute it alike.
+type Weights struct {
+	Wait, Prefill, Blocks, Requests float64
+}
+
+// Limits are the loads at which a candidate is busy; 0 is no limit.
+type Limits struct {
+	Requests, Prefill, Blocks int64
+}
+
+// Busy reports whether the load has reached a limit.
+func (m Limits) Busy(l *Load) bool {
+	return m.Requests > 0 && l.Requests >= m.Requests || m.Prefill > 0 && l.Prefill >= m.Prefill || m.Blocks > 0 && l.Blocks >= m.Blocks
+}
+
+// Candidate is a (pod, rank) that a request may go to.
+type Candidate struct {
+	store.RankRef
+	// Generation is the rank's present one as the caller knows it, 0 where it has none.
+	Generation store.Generation
+	// Uncached is how many tokens of the prompt it has to prefill, Work the same in units.
+	Uncached int
+	Work     int64
+	// Base and Floor are the parts of its cost that no load changes: see Weights.
+	Base, Floor float64
+	// Prior is the speed to reckon with while none is learnt, in units a millisecond.
+	Prior float64
+	// Limits say when it is busy.
+	Limits Limits
+}
+
+// Cost returns what the candidate costs at a load, when the request adds so many blocks.
+func (c *Candidate) Cost(w Weights, l *Load, added int64, now int64) float64 {
+	return c.Base + w.Wait*l.Wait(now, c.Prior) + max(0, c.Floor+w.Prefill*float64(l.Prefill)) +
+		w.Blocks*float64(l.Blocks+added) + w.Requests*float64(l.Requests)
+}
+
+// Call books a request.
+type Call struct {
+	// Model is the model that it asks for: loads of different models are apart.
+	Model string
+	// ID names the request, 1 to MaxID bytes without control characters. A call with the
+	// id of a request that runs books nothing and returns what the first one chose.
+	ID string
+	// Lease is how long the reservation lives without Done or Output, up to MaxLease.
+	Lease time.Duration
+	// Tokens is the length of the prompt, Expected that of the output; 0 is not known.
+	Tokens, Expected int
+	// BlockSize is the index block size in tokens.
+	BlockSize int
+	// Keys is the chain of the prompt: its full index blocks. Nil where only Tokens is
+	// known; then no block is shared.
+	Keys []blockkey.Key
+	// Weights are those of the policy.
+	Weights Weights
+	// Temperature, if above 0, draws among the candidates instead of taking the cheapest:
+	// see Pick. Draw is the random number for it, in [0, 1).
+	Temperature, Draw float64
+	// Candidates are who may be taken, at most MaxCandidates. Of equal costs the first
+	// one wins, so the caller shuffles them.
+	Candidates []Candidate
+}
+
+// Booked is what became of a call.
+type Booked struct {
+	// RankRef is the candidate that was taken.
+	store.RankRef
+	// Again says that the request was booked before. Costs is nil then.
+	Again bool
+	// Costs are those of the call's candidates; NaN where one is busy.
+	Costs []float64
+	// Loads are their loads before this request was added.
+	Loads []Load
+	// Now is when it was booked, in microseconds of the Unix epoch.
+	Now int64
+}
+
+// Done says that a request's prefill has ended.
+type Done struct {
+	// Cached is how many tokens of the prompt the engine had cached; negative is not
+	// known, and what was predicted counts.
+	Cached int
+	// Shape is that of the model, for the learning of the rank's speed. The zero value
+	// learns nothing.
+	Shape Shape
+}
+
+// Report is what became of Done, Output or End.
+type Report struct {
+	// Known says that the request runs. It is false when it has ended, when its lease is
+	// over, and when it was never booked: none of them is an error.
+	Known bool
+	// RankRef is where it runs.
+	store.RankRef
+	// Predicted is how many tokens of its prompt were thought to be cached there.
+	Predicted int
+	// Tokens is the length of its prompt.
+	Tokens int
+	// First says that the report changed something: it is not the second of its kind.
+	First bool
+}
+
+// Picture are the loads of a model at one moment.
+type Picture struct {
+	// Loads has every (pod, rank) with running requests or a learnt speed.
+	Loads map[store.RankRef]Load
+	// Now is when that was, in microseconds of the Unix epoch by the clock of the index.
+	Now int64
+}
+
+// Difference is a load that is not the sum of its reservations.
+type Difference struct {
+	store.RankRef
+	// Load is what the index had, Reserved what the reservations come to.
+	Load, Reserved Load
+}
+
+// Store keeps loads. Memory and loads/redis implement it with one contract, held together
+// by the suite in loads/loadstest. All methods are safe for concurrent use.
+type Store interface {
+	// Book chooses and books in one step. The error is ErrBusy, ErrFull, ErrInvalid, or
+	// ErrUnavailable; only after the last one may something have been booked.
+	Book(ctx context.Context, c *Call) (Booked, error)
+	// Done takes the prefill of a request off its rank's load, learns the rank's speed, and
+	// renews the lease.
+	Done(ctx context.Context, model, id string, d Done) (Report, error)
+	// Output says how many tokens a request has put out so far. With an expected length the
+	// blocks of the output fade as it is approached: floor(tokens / block size) x
+	// max(0, 1 - tokens / expected). It renews the lease. A count that is not above the
+	// last one only renews.
+	Output(ctx context.Context, model, id string, tokens int) (Report, error)
+	// End takes the request off its rank's load and forgets it.
+	End(ctx context.Context, model, id string) (Report, error)
+	// Loads returns the loads of a model. Reservations whose lease is over are ended
+	// before, in steps: a call may leave some for the next one.
+	Loads(ctx context.Context, model string) (Picture, error)
+	// Audit compares the loads of a model with its reservations and sets right what differs.
+	Audit(ctx context.Context, model string) ([]Difference, error)
+}
+
+// Validate returns ErrInvalid, with the field and the reason, when nobody can call so.
+func (c *Call) Validate() error {
+	switch {
+	case c.Lease < time.Millisecond || c.Lease > MaxLease:
+		return fmt.Errorf("%w: lease is %v, it can be 1 ms to %v", ErrInvalid, c.Lease, MaxLease)
+	case c.Tokens < 0 || c.Tokens > MaxTokens:
+		return fmt.Errorf("%w: %d tokens, it can be 0 to %d", ErrInvalid, c.Tokens, MaxTokens)
+	case c.Expected < 0 || c.Expected > MaxTokens:
+		return fmt.Errorf("%w: %d expected tokens, it can be 0 to %d", ErrInvalid, c.Expected, MaxTokens)
+	case c.BlockSize < 1 || c.BlockSize > MaxTokens:
+		return fmt.Errorf("%w: block size is %d", ErrInvalid, c.BlockSize)
+	case len(c.Keys)*c.BlockSize > c.Tokens:
+		return fmt.Errorf("%w: %d blocks of %d tokens, the prompt has %d tokens", ErrInvalid, len(c.Keys), c.BlockSize, c.Tokens)
+	case len(c.Candidates) == 0 || len(c.Candidates) > MaxCandidates:
+		return fmt.Errorf("%w: %d candidates, it can be 1 to %d", ErrInvalid, len(c.Candidates), MaxCandidates)
+	case !(c.Temperature >= 0) || math.IsInf(c.Temperature, 0) || !(c.Draw >= 0 && c.Draw < 1):
+		return fmt.Errorf("%w: temperature %v with draw %v", ErrInvalid, c.Temperature, c.Draw)
+	}
+	for _, f := range []float64{c.Weights.Wait, c.Weights.Prefill, c.Weights.Blocks, c.Weights.Requests} {
+		if !isFinite(f) {
+			return fmt.Errorf("%w: weights are %v", ErrInvalid, c.Weights)
+		}
+	}
+	for i := range c.Candidates {
+		if err := c.Candidates[i].validate(); err != nil {
+			return err
+		}
+	}
+	return CheckID(c.ID)
+}
+
+func (c *Candidate) validate() error {
+	switch {
+	case !isFinite(c.Base) || !isFinite(c.Floor) || !isFinite(c.Prior):
+		return fmt.Errorf("%w: the cost of %v is %v, %v at a speed of %v", ErrInvalid, c.RankRef, c.Base, c.Floor, c.Prior)
+	case c.Uncached < 0 || c.Uncached > MaxTokens || c.Work < 0 || c.Work > maxWork:
+		return fmt.Errorf("%w: %v has %d tokens to prefill, %d units", ErrInvalid, c.RankRef, c.Uncached, c.Work)
+	}
+	if err := store.CheckPodName(c.Pod); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if err := store.CheckRank(c.Rank); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return nil
+}
+
+// CheckID returns ErrInvalid when this cannot be the id of a request.
+func CheckID(id string) error {
+	if id == "" || len(id) > MaxID {
+		return fmt.Errorf("%w: a request's id has 1 to %d bytes, this one %d", ErrInvalid, MaxID, len(id))
+	}
+	for _, b := range []byte(id) {
+		if b < ' ' || b == 0x7f {
+			return fmt.Errorf("%w: a request's id has no control characters", ErrInvalid)
+		}
+	}
+	return nil
+}
+
+func errTokens(n int) error {
+	return fmt.Errorf("%w: %d tokens, it can be 0 to %d", ErrInvalid, n, MaxTokens)
+}
+
+func isFinite(f float64) bool { return !math.IsNaN(f) && !math.IsInf(f, 0) }

@@ -1,0 +1,403 @@
+package loads
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// maxOverdue is how many reservations whose lease is over one call ends at most.
+const maxOverdue = 8
+
+// Memory keeps loads in one process.
+type Memory struct {
+	now func() time.Time
+
+	mu     sync.Mutex // protects models
+	models map[string]*book
+}
+
+var _ Store = (*Memory)(nil)
+
+// NewMemory returns an empty Memory. now is its clock; nil is time.Now.
+func NewMemory(now func() time.Time) *Memory {
+	if now == nil {
+		now = time.Now
+	}
+	return &Memory{now: now, models: map[string]*book{}}
+}
+
+// book is what there is of one model.
+type book struct {
+	mu       sync.Mutex // protects all below
+	rows     map[store.RankRef]*row
+	reserved map[string]*reservation
+	leases   leases
+	lives    int64 // the last number given to a row
+}
+
+// row is the load of a (pod, rank) with what its blocks are counted by. A row without
+// requests keeps only its speed.
+type row struct {
+	Load
+	// life tells the row from those that the rank had before: reservations of theirs have
+	// no part in it.
+	life  int64
+	marks map[blockkey.Key]int
+}
+
+// reservation is a request that runs.
+type reservation struct {
+	store.RankRef
+	id        string
+	life      int64
+	prefilled bool
+	prefill   int64
+	work      int64
+	booked    int64
+	tokens    int
+	tail      int64 // prompt blocks that no mark stands for
+	output    int   // tokens put out
+	outBlocks int64
+	expected  int
+	blockSize int
+	marks     []blockkey.Key
+	lease     time.Duration
+	until     int64
+	at        int // its place in leases
+}
+
+// book returns the loads of a model, which it makes if want is set.
+func (m *Memory) book(model string, want bool) *book {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.models[model]
+	if b == nil && want {
+		b = &book{rows: map[store.RankRef]*row{}, reserved: map[string]*reservation{}}
+		m.models[model] = b
+	}
+	return b
+}
+
+func (m *Memory) micros() int64 { return m.now().UnixMicro() }
+
+// Book implements Store.
+func (m *Memory) Book(_ context.Context, c *Call) (Booked, error) {
+	if err := c.Validate(); err != nil {
+		return Booked{}, err
+	}
+	b, now := m.book(c.Model, true), m.micros()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.endOverdue(now, maxOverdue)
+	if r := b.reserved[c.ID]; r != nil {
+		return Booked{RankRef: r.RankRef, Again: true, Now: now}, nil
+	}
+	if len(b.reserved) >= MaxReservations {
+		return Booked{}, ErrFull
+	}
+	marks, covered := Marks(c.Keys)
+	tail := int64((c.Tokens+c.BlockSize-1)/c.BlockSize - covered)
+	out := Booked{Now: now, Costs: make([]float64, len(c.Candidates)), Loads: make([]Load, len(c.Candidates))}
+	for i := range c.Candidates {
+		out.Costs[i], out.Loads[i] = b.cost(&c.Candidates[i], c.Weights, marks, tail, now)
+	}
+	i := Pick(out.Costs, c.Temperature, c.Draw)
+	if i < 0 {
+		return out, ErrBusy
+	}
+	chosen := &c.Candidates[i]
+	out.RankRef = chosen.RankRef
+	l := b.row(chosen.RankRef, chosen.Generation, now)
+	r := &reservation{
+		RankRef: chosen.RankRef, id: c.ID, life: l.life, prefill: int64(chosen.Uncached), work: chosen.Work, booked: now,
+		tokens: c.Tokens, tail: tail, expected: c.Expected, blockSize: c.BlockSize, marks: marks, lease: c.Lease,
+		until: now + c.Lease.Microseconds(),
+	}
+	if l.Work == 0 {
+		l.Since = now
+	}
+	l.Work, l.Prefill, l.Requests = l.Work+r.work, l.Prefill+r.prefill, l.Requests+1
+	l.Blocks += l.addMarks(marks) + tail
+	b.reserved[c.ID] = r
+	heap.Push(&b.leases, r)
+	return out, nil
+}
+
+// cost returns what a candidate costs now, NaN where it is busy, and its load.
+func (b *book) cost(c *Candidate, w Weights, marks []blockkey.Key, tail, now int64) (float64, Load) {
+	var l Load
+	var held map[blockkey.Key]int
+	if r := b.rows[c.RankRef]; r != nil && !r.isVoid(c.Generation) {
+		l, held = r.Load, r.marks
+	} else if r != nil {
+		l.Speed, l.Samples, l.Learnt = r.Speed, r.Samples, r.Learnt
+	}
+	if c.Limits.Busy(&l) {
+		return math.NaN(), l
+	}
+	added := int64(0)
+	if w.Blocks != 0 {
+		added = tail + missing(held, marks)
+	}
+	return c.Cost(w, &l, added, now), l
+}
+
+// isVoid reports whether the row is of a generation that ended before the caller's.
+func (r *row) isVoid(gen store.Generation) bool { return r.Generation != 0 && r.Generation < gen }
+
+// row returns the row of a rank, which it makes or begins anew where there is none or it is
+// void.
+func (b *book) row(at store.RankRef, gen store.Generation, now int64) *row {
+	r := b.rows[at]
+	if r == nil || r.isVoid(gen) || r.Requests == 0 {
+		b.lives = max(b.lives+1, now)
+		fresh := &row{life: b.lives, marks: map[blockkey.Key]int{}}
+		if r != nil {
+			fresh.Speed, fresh.Samples, fresh.Learnt = r.Speed, r.Samples, r.Learnt
+		}
+		r = fresh
+		b.rows[at] = r
+	}
+	r.Generation = max(r.Generation, gen)
+	return r
+}
+
+// missing returns how many blocks the marks that are not in held stand for.
+func missing(held map[blockkey.Key]int, marks []blockkey.Key) int64 {
+	n, before := int64(0), 0
+	for _, k := range marks {
+		at := nextMark(before)
+		if held[k] == 0 {
+			n += int64(at - before)
+		}
+		before = at
+	}
+	return n
+}
+
+// addMarks counts one more request for the marks and returns how many blocks are new.
+func (r *row) addMarks(marks []blockkey.Key) int64 {
+	n := missing(r.marks, marks)
+	for _, k := range marks {
+		r.marks[k]++
+	}
+	return n
+}
+
+// dropMarks counts one less, and returns how many blocks nobody has any more.
+func (r *row) dropMarks(marks []blockkey.Key) int64 {
+	for _, k := range marks {
+		if r.marks[k]--; r.marks[k] <= 0 {
+			delete(r.marks, k)
+		}
+	}
+	return missing(r.marks, marks)
+}
+
+// live returns the row that the reservation is part of, nil when that is over.
+func (b *book) live(r *reservation) *row {
+	if l := b.rows[r.RankRef]; l != nil && l.life == r.life {
+		return l
+	}
+	return nil
+}
+
+// end takes a reservation off its load and forgets it.
+func (b *book) end(r *reservation) {
+	heap.Remove(&b.leases, r.at)
+	delete(b.reserved, r.id)
+	l := b.live(r)
+	if l == nil {
+		return
+	}
+	if !r.prefilled {
+		l.Work, l.Prefill = max(0, l.Work-r.work), max(0, l.Prefill-r.prefill)
+	}
+	l.Blocks = max(0, l.Blocks-l.dropMarks(r.marks)-r.tail-r.outBlocks)
+	if l.Requests--; l.Requests <= 0 {
+		b.empty(r.RankRef, l)
+	}
+}
+
+// empty forgets a load without requests, but for its speed.
+func (b *book) empty(at store.RankRef, l *row) {
+	if l.Samples == 0 {
+		delete(b.rows, at)
+		return
+	}
+	l.Load = Load{Speed: l.Speed, Samples: l.Samples, Learnt: l.Learnt}
+	l.marks, l.life = nil, 0
+}
+
+func (b *book) endOverdue(now int64, most int) {
+	for ; most > 0 && len(b.leases) > 0 && b.leases[0].until <= now; most-- {
+		b.end(b.leases[0])
+	}
+}
+
+// report finds a reservation, ends the overdue ones and renews it.
+func (m *Memory) report(model, id string, change func(b *book, r *reservation, now int64) (first bool)) (Report, error) {
+	if err := CheckID(id); err != nil {
+		return Report{}, err
+	}
+	b, now := m.book(model, false), m.micros()
+	if b == nil {
+		return Report{}, nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.endOverdue(now, maxOverdue)
+	r := b.reserved[id]
+	if r == nil || r.until <= now {
+		return Report{}, nil
+	}
+	out := Report{Known: true, RankRef: r.RankRef, Predicted: r.tokens - int(r.prefill), Tokens: r.tokens}
+	out.First = change(b, r, now)
+	if b.reserved[id] == r {
+		r.until = now + r.lease.Microseconds()
+		heap.Fix(&b.leases, r.at)
+	}
+	return out, nil
+}
+
+// Done implements Store.
+func (m *Memory) Done(_ context.Context, model, id string, d Done) (Report, error) {
+	return m.report(model, id, func(b *book, r *reservation, now int64) bool {
+		if r.prefilled {
+			return false
+		}
+		r.prefilled = true
+		l := b.live(r)
+		if l == nil {
+			return true
+		}
+		l.Work, l.Prefill = max(0, l.Work-r.work), max(0, l.Prefill-r.prefill)
+		began := max(r.booked, l.Since)
+		l.Since = now
+		if n, c := computed(r.tokens, int(r.prefill), d.Cached); n >= minSample && d.Shape != (Shape{}) {
+			l.learn(float64(d.Shape.Units(n, c)), float64(now-began)/1000, d.Shape.Overhead, now)
+		}
+		return true
+	})
+}
+
+// computed returns how many tokens of a prompt the engine computed and had cached: as it
+// says or, where it does not, as was predicted.
+func computed(tokens, uncached, cached int) (n, c int) {
+	if cached >= 0 {
+		c = min(cached, tokens)
+		return tokens - c, c
+	}
+	return uncached, tokens - uncached
+}
+
+// Output implements Store.
+func (m *Memory) Output(_ context.Context, model, id string, tokens int) (Report, error) {
+	if tokens < 0 || tokens > MaxTokens {
+		return Report{}, errTokens(tokens)
+	}
+	return m.report(model, id, func(b *book, r *reservation, _ int64) bool {
+		if tokens <= r.output {
+			return false
+		}
+		r.output = tokens
+		blocks := OutputBlocks(tokens, r.expected, r.blockSize)
+		if l := b.live(r); l != nil {
+			l.Blocks = max(0, l.Blocks+blocks-r.outBlocks)
+		}
+		r.outBlocks = blocks
+		return true
+	})
+}
+
+// End implements Store.
+func (m *Memory) End(_ context.Context, model, id string) (Report, error) {
+	return m.report(model, id, func(b *book, r *reservation, _ int64) bool {
+		b.end(r)
+		return true
+	})
+}
+
+// Loads implements Store.
+func (m *Memory) Loads(_ context.Context, model string) (Picture, error) {
+	b, now := m.book(model, false), m.micros()
+	p := Picture{Now: now, Loads: map[store.RankRef]Load{}}
+	if b == nil {
+		return p, nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.endOverdue(now, math.MaxInt)
+	for at, r := range b.rows {
+		if r.Requests == 0 && now-r.Learnt > forgetSpeed.Microseconds() {
+			delete(b.rows, at)
+			continue
+		}
+		p.Loads[at] = r.Load
+	}
+	return p, nil
+}
+
+// Audit implements Store.
+func (m *Memory) Audit(_ context.Context, model string) ([]Difference, error) {
+	b, now := m.book(model, false), m.micros()
+	if b == nil {
+		return nil, nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.endOverdue(now, math.MaxInt)
+	sums := map[store.RankRef]*row{}
+	for at, l := range b.rows {
+		sums[at] = &row{Load: Load{Generation: l.Generation, Since: l.Since, Speed: l.Speed, Samples: l.Samples, Learnt: l.Learnt}, life: l.life, marks: map[blockkey.Key]int{}}
+	}
+	for _, r := range b.reserved {
+		s := sums[r.RankRef]
+		if s == nil || s.life != r.life {
+			continue
+		}
+		if !r.prefilled {
+			s.Work, s.Prefill = s.Work+r.work, s.Prefill+r.prefill
+		}
+		s.Requests++
+		s.Blocks += s.addMarks(r.marks) + r.tail + r.outBlocks
+	}
+	var out []Difference
+	for at, l := range b.rows {
+		if s := sums[at]; s.Load != l.Load {
+			out = append(out, Difference{RankRef: at, Load: l.Load, Reserved: s.Load})
+			b.rows[at] = s
+		}
+	}
+	slices.SortFunc(out, func(x, y Difference) int { return cmp.Or(cmp.Compare(x.Pod, y.Pod), cmp.Compare(x.Rank, y.Rank)) })
+	return out, nil
+}
+
+// leases is a heap of reservations by the end of their leases.
+type leases []*reservation
+
+func (h leases) Len() int { return len(h) }
+func (h leases) Less(i, j int) bool {
+	return cmp.Or(cmp.Compare(h[i].until, h[j].until), cmp.Compare(h[i].id, h[j].id)) < 0
+}
+func (h leases) Swap(i, j int) { h[i], h[j] = h[j], h[i]; h[i].at, h[j].at = i, j }
+
+// Push implements heap.Interface.
+func (h *leases) Push(x any) { r := x.(*reservation); r.at = len(*h); *h = append(*h, r) }
+
+// Pop implements heap.Interface.
+func (h *leases) Pop() any {
+	old := *h
+	r := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return r
+}

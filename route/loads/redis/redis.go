@@ -1,0 +1,488 @@
+// Package redis keeps loads in Redis, so that routers in any number of processes choose by
+// the same ones. Each call is one script, in one round trip.
+//
+// The loads of a model live in one slot, that of the partition which the model's own hash
+// falls in, so that a script sees all of them and models spread over a cluster. With {c} for
+// the partition's tag and h for the model's hash in 16 hex digits the keys are
+//
+//	kva{c}:l:h    hash  rank:pod -> gen life booked work prefill blocks requests since
+//	kva{c}:r:h    hash  id -> a reservation
+//	kva{c}:t:h    zset  id -> when its lease ends, in microseconds of TIME
+//	kva{c}:e:h    hash  rank:pod -> learnt speed, samples, when
+//	kva{c}:m:h:rank:pod  hash  block key -> how many running requests have it
+//
+// lua/loads.lua says how their values are written. None of them holds a prompt.
+package redis
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/store"
+	index "github.com/kvatlas/kvatlas/store/redis"
+)
+
+var (
+	//go:embed lua/loads.lua
+	loadsLua string
+	//go:embed lua/book.lua
+	bookLua string
+	//go:embed lua/done.lua
+	doneLua string
+	//go:embed lua/output.lua
+	outputLua string
+	//go:embed lua/end.lua
+	endLua string
+	//go:embed lua/picture.lua
+	pictureLua string
+	//go:embed lua/audit.lua
+	auditLua string
+
+	bookScript    = goredis.NewScript(loadsLua + bookLua)
+	doneScript    = goredis.NewScript(loadsLua + doneLua)
+	outputScript  = goredis.NewScript(loadsLua + outputLua)
+	endScript     = goredis.NewScript(loadsLua + endLua)
+	pictureScript = goredis.NewScript(loadsLua + pictureLua)
+	auditScript   = goredis.NewScript(loadsLua + auditLua)
+)
+
+// What one call does at most, so that no script keeps the server for long.
+const (
+	overdueInPicture = 64
+	auditPage        = 512
+	auditTries       = 3
+	auditIDs         = 1024
+	forgetSpeed      = 24 * time.Hour
+)
+
+// Config says where loads are kept.
+type Config struct {
+	// Client is the connection.
+	Client goredis.UniversalClient
+	// Prefix begins all key names: that of the index.
+	Prefix string
+	// Timeout bounds a call whose context has no nearer deadline.
+	Timeout time.Duration
+	// Now, if not nil, is the clock instead of the server's: for time that is simulated.
+	Now func() time.Time
+}
+
+// Store keeps loads in Redis. It is safe for concurrent use.
+type Store struct{ c Config }
+
+var _ loads.Store = (*Store)(nil)
+
+// New returns a Store. It does no I/O. The error says what is wrong with the prefix.
+func New(c Config) (*Store, error) {
+	if _, _, err := index.BlockName(c.Prefix, 0); err != nil {
+		return nil, err
+	}
+	if c.Timeout <= 0 {
+		c.Timeout = time.Second
+	}
+	return &Store{c: c}, nil
+}
+
+// keys are the key names of a model.
+func (s *Store) keys(model string) []string {
+	mask := blockkey.ModelOf(model)
+	_, tag, _ := index.BlockName(s.c.Prefix, blockkey.StoreKey(mask))
+	name := func(kind string) string {
+		return s.c.Prefix + "{" + tag + "}:" + kind + ":" + blockkey.Key(mask).String()
+	}
+	return []string{name("l"), name("r"), name("t"), name("e"), name("m") + ":"}
+}
+
+// now is the first argument of every script.
+func (s *Store) now() int64 {
+	if s.c.Now == nil {
+		return 0
+	}
+	return s.c.Now().UnixMicro()
+}
+
+// run runs a script.
+func (s *Store) run(ctx context.Context, script *goredis.Script, keys []string, args ...any) ([]any, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.c.Timeout)
+	defer cancel()
+	reply, err := script.Run(ctx, s.c.Client, keys, append([]any{s.now()}, args...)...).Slice()
+	switch {
+	case err == nil:
+		return reply, nil
+	case goredis.HasErrorPrefix(err, "NOPERM") || goredis.HasErrorPrefix(err, "READONLY"):
+		return nil, fmt.Errorf("%w: %w", loads.ErrReadOnly, err)
+	}
+	return nil, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
+}
+
+// field is the name of a rank's fields. The rank comes first, since a pod's name may have
+// any character.
+func field(at store.RankRef) string { return strconv.Itoa(at.Rank) + ":" + at.Pod }
+
+func parseField(s string) (store.RankRef, error) {
+	rank, pod, ok := strings.Cut(s, ":")
+	n, err := strconv.Atoi(rank)
+	if !ok || err != nil {
+		return store.RankRef{}, fmt.Errorf("%w: %q is no rank and pod", loads.ErrUnavailable, s)
+	}
+	return store.RankRef{Pod: pod, Rank: n}, nil
+}
+
+// Book implements loads.Store.
+func (s *Store) Book(ctx context.Context, c *loads.Call) (loads.Booked, error) {
+	if err := c.Validate(); err != nil {
+		return loads.Booked{}, err
+	}
+	marks, covered := loads.Marks(c.Keys)
+	packed := make([]byte, 0, 8*len(marks))
+	for _, k := range marks {
+		b := blockkey.StoreKey(k).Bytes()
+		packed = append(packed, b[:]...)
+	}
+	args := make([]any, 0, 14+10*len(c.Candidates))
+	args = append(args, c.ID, c.Lease.Microseconds(), c.Tokens, (c.Tokens+c.BlockSize-1)/c.BlockSize-covered, packed, c.Expected, c.BlockSize,
+		c.Weights.Wait, c.Weights.Prefill, c.Weights.Blocks, c.Weights.Requests, c.Temperature, c.Draw, loads.MaxReservations)
+	for i := range c.Candidates {
+		d := &c.Candidates[i]
+		args = append(args, field(d.RankRef), uint64(d.Generation), d.Uncached, d.Work, d.Base, d.Floor, d.Prior, d.Limits.Requests, d.Limits.Prefill, d.Limits.Blocks)
+	}
+	reply, err := s.run(ctx, bookScript, s.keys(c.Model), args...)
+	if err != nil {
+		return loads.Booked{}, err
+	}
+	return readBooked(reply)
+}
+
+// readBooked reads the reply of lua/book.lua.
+func readBooked(reply []any) (out loads.Booked, err error) {
+	r := reader{reply: reply}
+	state := r.text()
+	out.Now = r.int()
+	if state == "full" && r.err == nil {
+		return out, loads.ErrFull
+	}
+	name := r.text()
+	if out.Again = state == "again"; !out.Again {
+		costs, rows, speeds := r.list(), r.list(), r.list()
+		for range costs.reply {
+			text := costs.text()
+			cost, err := strconv.ParseFloat(text, 64)
+			if err != nil {
+				costs.fail(text)
+			}
+			out.Costs = append(out.Costs, cost)
+			l := rows.load()
+			speeds.speed(&l)
+			out.Loads = append(out.Loads, l)
+		}
+		r.err = errors.Join(r.err, costs.err, rows.err, speeds.err)
+	}
+	if r.err != nil {
+		return loads.Booked{}, r.err
+	}
+	if state == "busy" {
+		return out, loads.ErrBusy
+	}
+	out.RankRef, err = parseField(name)
+	return out, err
+}
+
+// Done implements loads.Store.
+func (s *Store) Done(ctx context.Context, model, id string, d loads.Done) (loads.Report, error) {
+	learn := 1
+	if d.Shape == (loads.Shape{}) {
+		learn = 0
+	}
+	return s.report(ctx, doneScript, model, id, max(-1, d.Cached), d.Shape.Quadratic, d.Shape.Overhead, learn)
+}
+
+// Output implements loads.Store.
+func (s *Store) Output(ctx context.Context, model, id string, tokens int) (loads.Report, error) {
+	if tokens < 0 || tokens > loads.MaxTokens {
+		return loads.Report{}, fmt.Errorf("%w: %d tokens, it can be 0 to %d", loads.ErrInvalid, tokens, loads.MaxTokens)
+	}
+	return s.report(ctx, outputScript, model, id, tokens)
+}
+
+// End implements loads.Store.
+func (s *Store) End(ctx context.Context, model, id string) (loads.Report, error) {
+	return s.report(ctx, endScript, model, id)
+}
+
+func (s *Store) report(ctx context.Context, script *goredis.Script, model, id string, args ...any) (loads.Report, error) {
+	if err := loads.CheckID(id); err != nil {
+		return loads.Report{}, err
+	}
+	reply, err := s.run(ctx, script, s.keys(model), append([]any{id}, args...)...)
+	if err != nil || len(reply) == 0 {
+		return loads.Report{}, err
+	}
+	r := reader{reply: reply}
+	name := r.text()
+	out := loads.Report{Known: true, Predicted: int(r.int()), Tokens: int(r.int()), First: r.int() == 1}
+	if r.err != nil {
+		return loads.Report{}, r.err
+	}
+	out.RankRef, err = parseField(name)
+	return out, err
+}
+
+// Loads implements loads.Store. A user who may only read gets the loads as they stand,
+// those of reservations whose lease is over included.
+func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) {
+	for {
+		reply, err := s.run(ctx, pictureScript, s.keys(model), forgetSpeed.Microseconds())
+		if errors.Is(err, loads.ErrReadOnly) {
+			return s.read(ctx, model)
+		}
+		if err != nil {
+			return loads.Picture{}, err
+		}
+		r := reader{reply: reply}
+		ended, now := r.int(), r.int()
+		rows, speeds := r.list(), r.list()
+		if r.err != nil {
+			return loads.Picture{}, r.err
+		}
+		if ended == overdueInPicture {
+			continue
+		}
+		return picture(now, rows, speeds)
+	}
+}
+
+// read is Loads for a user who may not run the script.
+func (s *Store) read(ctx context.Context, model string) (loads.Picture, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.c.Timeout)
+	defer cancel()
+	keys := s.keys(model)
+	var rows, speeds *goredis.MapStringStringCmd
+	_, err := s.c.Client.Pipelined(ctx, func(p goredis.Pipeliner) error {
+		rows, speeds = p.HGetAll(ctx, keys[0]), p.HGetAll(ctx, keys[3])
+		return nil
+	})
+	if err != nil {
+		return loads.Picture{}, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
+	}
+	now := time.Now().UnixMicro()
+	if s.c.Now != nil {
+		now = s.now()
+	}
+	return picture(now, flat(rows.Val()), flat(speeds.Val()))
+}
+
+func flat(m map[string]string) *reader {
+	r := &reader{}
+	for k, v := range m {
+		r.reply = append(r.reply, k, v)
+	}
+	return r
+}
+
+func picture(now int64, rows, speeds *reader) (loads.Picture, error) {
+	p := loads.Picture{Now: now, Loads: map[store.RankRef]loads.Load{}}
+	for rows.more() {
+		at, err := parseField(rows.text())
+		l := rows.load()
+		if err == nil {
+			p.Loads[at] = l
+		}
+	}
+	for speeds.more() {
+		at, err := parseField(speeds.text())
+		l := p.Loads[at]
+		speeds.speed(&l)
+		if err == nil {
+			p.Loads[at] = l
+		}
+	}
+	return p, errors.Join(rows.err, speeds.err)
+}
+
+// Audit implements loads.Store. It reads the reservations in pages, so a rank whose
+// requests come faster than that is left for the next time.
+func (s *Store) Audit(ctx context.Context, model string) (out []loads.Difference, err error) {
+	left := map[string]bool(nil)
+	for range auditTries {
+		var found []loads.Difference
+		if found, left, err = s.audit(ctx, model, left); err != nil {
+			return nil, err
+		}
+		if out = append(out, found...); len(left) == 0 {
+			break
+		}
+	}
+	slices.SortFunc(out, func(x, y loads.Difference) int { return strings.Compare(field(x.RankRef), field(y.RankRef)) })
+	return out, nil
+}
+
+// audit is one try for the loads that are named in only, nil for all. left are those that
+// moved meanwhile.
+func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (out []loads.Difference, left map[string]bool, err error) {
+	keys := s.keys(model)
+	rows, err := s.c.Client.HGetAll(ctx, keys[0]).Result()
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
+	}
+	ids := map[string][]any{}
+	for cursor := uint64(0); ; {
+		var page []string
+		if page, cursor, err = s.c.Client.HScan(ctx, keys[1], cursor, "", auditPage).Result(); err != nil {
+			return nil, nil, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
+		}
+		for i := 0; i+1 < len(page); i += 2 {
+			name := reservedBy(page[i+1])
+			ids[name] = append(ids[name], page[i])
+		}
+		if cursor == 0 {
+			break
+		}
+	}
+	for name := range rows {
+		if ids[name] == nil {
+			ids[name] = []any{}
+		}
+	}
+	left = map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(ids)) {
+		if only != nil && !only[name] || len(ids[name]) > auditIDs {
+			continue
+		}
+		life, booked := "0", "0"
+		if f := strings.Fields(rows[name]); len(f) > 2 {
+			life, booked = f[1], f[2]
+		}
+		slices.SortFunc(ids[name], func(a, b any) int { return strings.Compare(a.(string), b.(string)) })
+		reply, err := s.run(ctx, auditScript, keys, append([]any{name, life, booked}, slices.Compact(ids[name])...)...)
+		if err != nil {
+			return nil, nil, err
+		}
+		r := reader{reply: reply}
+		switch r.text() {
+		case "moved":
+			left[name] = true
+		case "mended":
+			at, err := parseField(name)
+			if err != nil {
+				continue
+			}
+			out = append(out, loads.Difference{RankRef: at, Load: r.load(), Reserved: r.load()})
+		}
+	}
+	return out, left, nil
+}
+
+// reservedBy reads the name of the load from a reservation: see lua/loads.lua.
+func reservedBy(v string) string {
+	for range 12 {
+		_, v, _ = strings.Cut(v, " ")
+	}
+	size, rest, _ := strings.Cut(v, " ")
+	n, err := strconv.Atoi(size)
+	if err != nil || n < 0 || n > len(rest) {
+		return ""
+	}
+	return rest[:n]
+}
+
+// reader reads a reply, one value after the other. err is the first that was not as it
+// should be.
+type reader struct {
+	reply []any
+	at    int
+	err   error
+}
+
+func (r *reader) more() bool { return r.at < len(r.reply) }
+
+func (r *reader) fail(v any) {
+	if r.err == nil {
+		r.err = fmt.Errorf("%w: a script's reply has %q at %d", loads.ErrUnavailable, fmt.Sprint(v), r.at)
+	}
+}
+
+func (r *reader) next() any {
+	if !r.more() {
+		r.fail(nil)
+		return nil
+	}
+	r.at++
+	return r.reply[r.at-1]
+}
+
+func (r *reader) text() string {
+	v := r.next()
+	s, ok := v.(string)
+	if !ok {
+		r.fail(v)
+	}
+	return s
+}
+
+func (r *reader) int() int64 {
+	switch v := r.next().(type) {
+	case int64:
+		return v
+	case string:
+		n, err := strconv.ParseInt(v, 10, 64)
+		if err != nil {
+			r.fail(v)
+		}
+		return n
+	default:
+		r.fail(v)
+		return 0
+	}
+}
+
+func (r *reader) list() *reader {
+	v := r.next()
+	l, ok := v.([]any)
+	if !ok {
+		r.fail(v)
+	}
+	return &reader{reply: l}
+}
+
+// load reads a load; what is none reads as an empty one, as the scripts take it.
+func (r *reader) load() (l loads.Load) {
+	f := strings.Fields(r.text())
+	if len(f) != 8 {
+		return l
+	}
+	var n [8]int64
+	for i := range f {
+		v, err := strconv.ParseInt(f[i], 10, 64)
+		if err != nil || v < 0 {
+			return l
+		}
+		n[i] = v
+	}
+	return loads.Load{Generation: store.Generation(n[0]), Work: n[3], Prefill: n[4], Blocks: n[5], Requests: n[6], Since: n[7]}
+}
+
+// speed reads a learnt speed into l.
+func (r *reader) speed(l *loads.Load) {
+	f := strings.Fields(r.text())
+	if len(f) != 3 {
+		return
+	}
+	speed, err1 := strconv.ParseFloat(f[0], 64)
+	samples, err2 := strconv.ParseInt(f[1], 10, 64)
+	at, err3 := strconv.ParseInt(f[2], 10, 64)
+	if err1 == nil && err2 == nil && err3 == nil && speed > 0 && !math.IsInf(speed, 0) && samples > 0 {
+		l.Speed, l.Samples, l.Learnt = speed, samples, at
+	}
+}

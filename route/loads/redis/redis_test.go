@@ -1,0 +1,236 @@
+package redis_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/route/loads/loadstest"
+	"github.com/kvatlas/kvatlas/route/loads/redis"
+	"github.com/kvatlas/kvatlas/store"
+	goredis "github.com/redis/go-redis/v9"
+)
+
+var prefixes atomic.Int64
+
+// open returns a way to stores that begin empty, each under a prefix of its own.
+func open(client goredis.UniversalClient) loadstest.Open {
+	return func(t *testing.T, c *loadstest.Clock) loads.Store {
+		s, err := redis.New(redis.Config{Client: client, Prefix: fmt.Sprintf("k%d", prefixes.Add(1)), Now: c.Now, Timeout: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+}
+
+func TestRedis(t *testing.T) {
+	client := redistest.Start(t).Client()
+	loadstest.Run(t, open(client))
+}
+
+func TestCluster(t *testing.T) {
+	client := redistest.StartCluster(t, 3, false).Client()
+	loadstest.Run(t, open(client))
+}
+
+func request(id string, places ...string) *loads.Call {
+	c := &loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: 100, BlockSize: 16}
+	for _, p := range places {
+		c.Candidates = append(c.Candidates, loads.Candidate{RankRef: store.RankRef{Pod: p}, Uncached: 100, Work: 100, Prior: 1})
+	}
+	return c
+}
+
+func isKnown(t *testing.T, s loads.Store, id string) bool {
+	t.Helper()
+	r, err := s.End(context.Background(), "m", id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Known
+}
+
+// TestTwoProcesses lets one store book and another one, which shares only Redis, end.
+func TestTwoProcesses(t *testing.T) {
+	server := redistest.Start(t)
+	clock := loadstest.NewClock()
+	one, two := newStore(t, server.Client(), "kva", clock), newStore(t, server.Client(), "kva", clock)
+	if _, err := one.Book(context.Background(), request("r", "a")); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := two.Book(context.Background(), request("r", "b")); err != nil || !b.Again || b.Pod != "a" {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if !isKnown(t, two, "r") || isKnown(t, one, "r") {
+		t.Error("the request was not ended once")
+	}
+}
+
+func newStore(t *testing.T, client goredis.UniversalClient, prefix string, clock *loadstest.Clock) *redis.Store {
+	t.Helper()
+	c := redis.Config{Client: client, Prefix: prefix, Timeout: 10 * time.Second}
+	if clock != nil {
+		c.Now = clock.Now
+	}
+	s, err := redis.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestServersClock lets the server's own time end leases.
+func TestServersClock(t *testing.T) {
+	s := newStore(t, redistest.Start(t).Client(), "kva", nil)
+	c := request("r", "a")
+	c.Lease = 30 * time.Millisecond
+	if _, err := s.Book(context.Background(), c); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		p, err := s.Loads(context.Background(), "m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(p.Loads) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the lease never ended")
+		}
+	}
+}
+
+// TestLostKeys takes each key of a model away while requests run, and lets Audit find what
+// the loads are without it.
+func TestLostKeys(t *testing.T) {
+	client := redistest.Start(t).Client()
+	ctx := context.Background()
+	for _, kind := range []string{"l", "r", "t", "e", "m"} {
+		t.Run(kind, func(t *testing.T) {
+			clock := loadstest.NewClock()
+			s := newStore(t, client, "lost"+kind, clock)
+			for i := range 20 {
+				c := request(fmt.Sprint(i), "a", "b")
+				c.Keys = []blockkey.Key{1, 2, 3, blockkey.Key(i) << 9}
+				c.Candidates[i%2].Base = -1
+				if _, err := s.Book(ctx, c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			keys, err := client.Keys(ctx, "lost"+kind+"{*}:"+kind+":*").Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(keys) == 0 && kind != "e" {
+				t.Fatal("there is no such key")
+			}
+			for _, k := range keys {
+				client.Del(ctx, k)
+			}
+			for i := range 5 {
+				isKnown(t, s, fmt.Sprint(i))
+			}
+			for range 2 {
+				if _, err := s.Audit(ctx, "m"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if d, err := s.Audit(ctx, "m"); err != nil || len(d) > 0 {
+				t.Errorf("after an audit there are still differences: %v, %v", d, err)
+			}
+			clock.Advance(2 * time.Minute)
+			if p, err := s.Loads(ctx, "m"); err != nil || len(p.Loads) > 0 {
+				t.Errorf("one lease later: %v, %v", p, err)
+			}
+			if n := client.DBSize(ctx).Val(); n != 0 {
+				t.Errorf("%d keys are left: %v", n, client.Keys(ctx, "*").Val())
+			}
+		})
+	}
+}
+
+// TestDrift spoils a load as no script does, and lets Audit mend it.
+func TestDrift(t *testing.T) {
+	client := redistest.Start(t).Client()
+	ctx := context.Background()
+	s := newStore(t, client, "kva", loadstest.NewClock())
+	for i := range 3 {
+		if _, err := s.Book(ctx, request(fmt.Sprint(i), "a")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, _ := s.Loads(ctx, "m")
+	key := client.Keys(ctx, "kva{*}:l:*").Val()[0]
+	row := client.HGet(ctx, key, "0:a").Val()
+	f := strings.Fields(row)
+	f[5] = "9999"
+	client.HSet(ctx, key, "0:a", strings.Join(f, " "))
+	d, err := s.Audit(ctx, "m")
+	if err != nil || len(d) != 1 || d[0].Load.Blocks != 9999 || d[0].Reserved != before.Loads[d[0].RankRef] {
+		t.Errorf("%+v, %v", d, err)
+	}
+	if after, _ := s.Loads(ctx, "m"); !maps.Equal(after.Loads, before.Loads) {
+		t.Errorf("%v, expected %v", after, before)
+	}
+	// A row that cannot be read is none: the next request begins anew.
+	client.HSet(ctx, key, "0:a", "rubbish")
+	if b, err := s.Book(ctx, request("new", "a")); err != nil || b.Loads[0].Requests != 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+}
+
+// TestReadOnly gives the loads to a user who may only read, and refuses to book.
+func TestReadOnly(t *testing.T) {
+	server := redistest.Start(t)
+	admin, ctx := server.Client(), context.Background()
+	s := newStore(t, admin, "kva", nil)
+	if _, err := s.Book(ctx, request("r", "a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.ACLSetUser(ctx, "reader", "on", ">secret", "~*", "+@read", "+hello", "+client").Err(); err != nil {
+		t.Fatal(err)
+	}
+	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Username: "reader", Password: "secret"})
+	t.Cleanup(func() { _ = client.Close() })
+	reader := newStore(t, client, "kva", nil)
+	p, err := reader.Loads(ctx, "m")
+	if err != nil || p.Loads[store.RankRef{Pod: "a"}].Requests != 1 {
+		t.Errorf("%v, %v", p, err)
+	}
+	if _, err := reader.Book(ctx, request("q", "a")); !errors.Is(err, loads.ErrReadOnly) || !errors.Is(err, loads.ErrUnavailable) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestAway gets an error that says so, within the timeout, from a server that is frozen and
+// from one that is not there.
+func TestAway(t *testing.T) {
+	server := redistest.Start(t)
+	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+	t.Cleanup(func() { _ = client.Close() })
+	s, err := redis.New(redis.Config{Client: client, Prefix: "kva", Timeout: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.Freeze()
+	for range 2 {
+		if _, err := s.Book(context.Background(), request("r", "a")); !errors.Is(err, loads.ErrUnavailable) {
+			t.Errorf("%v", err)
+		}
+		if _, err := s.Loads(context.Background(), "m"); !errors.Is(err, loads.ErrUnavailable) {
+			t.Errorf("%v", err)
+		}
+		server.Thaw()
+		server.Kill()
+	}
+}

@@ -1,0 +1,161 @@
+package loads
+
+import (
+	"math"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+)
+
+// maxWork bounds the units of one request, so that sums stay exact as float64.
+const maxWork = 1 << 44
+
+// Shape is how a model's prefill time grows with the prompt, alike on all pods but for
+// their speed. n tokens after c cached ones are
+//
+//	units(n, c) = n + Quadratic x ((c+n)^2 - c^2)
+//
+// and take Overhead + units / speed milliseconds. The form is that of Dynamo's mocker,
+// whose polynomial gives DefaultShape.
+type Shape struct {
+	// Quadratic is the share of attention: units a token pair.
+	Quadratic float64
+	// Overhead is what a prefill takes besides, in milliseconds.
+	Overhead float64
+}
+
+// DefaultShape is that of Dynamo's mocker: 4.209989e-07 ms a token pair over 1.518344e-02 ms
+// a token, and 16.50142 ms besides. Its speed is 65.9 units a millisecond.
+var DefaultShape = Shape{Quadratic: 4.209989e-07 / 1.518344e-02, Overhead: 16.50142}
+
+// DefaultSpeed is the speed to reckon with where nothing is learnt, in units a millisecond: a
+// quarter of DefaultShape's, as an engine with a 70B model has. Too high a guess only weighs
+// the cache a little less; too low a one sends requests into queues.
+const DefaultSpeed = 1 / 1.518344e-02 / 4
+
+// Units returns the work of a prefill of n tokens after c cached ones.
+func (s Shape) Units(n, c int) int64 {
+	total, cached := float64(n)+float64(c), float64(c)
+	u := float64(n) + s.Quadratic*(total*total-cached*cached)
+	return int64(math.Round(min(maxWork, max(0, u))))
+}
+
+// What a speed is learnt from.
+const (
+	minSample  = 256  // tokens; a shorter prefill is mostly overhead
+	minWeight  = 0.1  // of a sample, however many there are
+	maxStep    = 2.0  // by which one sample may differ from what is known
+	minService = 0.01 // ms; below it a report says nothing
+	minSpeed   = 1e-6
+	maxSpeed   = 1e12
+	markGrowth = 4  // marks grow by a quarter
+	maxMarks   = 96 // of a prompt
+
+	// forgetSpeed is how long a speed is kept of which no request tells any more.
+	forgetSpeed = 24 * time.Hour
+)
+
+// learn returns the speed after a prefill of so many units that took the rank ms
+// milliseconds in all.
+func (l *Load) learn(units, ms, overhead float64, now int64) {
+	ms -= overhead
+	if ms < minService || units <= 0 {
+		return
+	}
+	sample := units / ms
+	l.Learnt = now
+	if l.Samples == 0 || l.Speed <= 0 {
+		l.Speed, l.Samples = min(maxSpeed, max(minSpeed, sample)), 1
+		return
+	}
+	ratio := min(maxStep, max(1/maxStep, sample/l.Speed))
+	l.Speed = min(maxSpeed, max(minSpeed, l.Speed*math.Pow(ratio, max(minWeight, 1/float64(l.Samples+1)))))
+	l.Samples++
+}
+
+// nextMark returns the block after which the next mark stands, counted from 1. Marks stand
+// close where prompts share most, at 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, ...: 38 of them in
+// 8,192 blocks. Their places depend on no prompt, so that a mark always stands for the
+// blocks since the one before it, and what is counted does not depend on who came first.
+func nextMark(at int) int { return at + max(1, at/markGrowth) }
+
+// Marks returns the block keys of the chain that running requests are counted by, and how
+// many blocks the marks stand for: all but a tail, which is never shared.
+func Marks(keys []blockkey.Key) (marks []blockkey.Key, covered int) {
+	for at := nextMark(0); at <= len(keys) && len(marks) < maxMarks; at = nextMark(at) {
+		marks = append(marks, keys[at-1])
+		covered = at
+	}
+	return marks, covered
+}
+
+// OutputBlocks returns the blocks that an output of so many tokens counts for.
+func OutputBlocks(tokens, expected, blockSize int) int64 {
+	blocks := float64(tokens / blockSize)
+	if expected > 0 {
+		blocks *= max(0, 1-float64(tokens)/float64(expected))
+	}
+	return int64(blocks)
+}
+
+// Pick returns the index of the candidate that is taken: the first of the cheapest or, at a
+// temperature, one drawn by the softmax of -cost/temperature, costs being normalised to [0, 1]
+// by their range, as Dynamo's router does. NaN is a candidate that cannot be taken; with
+// none left it returns -1.
+func Pick(costs []float64, temperature, draw float64) int {
+	best, low, high := -1, math.Inf(1), math.Inf(-1)
+	for i, c := range costs {
+		if math.IsNaN(c) {
+			continue
+		}
+		if c < low {
+			best, low = i, c
+		}
+		high = max(high, c)
+	}
+	if temperature <= 0 || best < 0 || high == low {
+		if temperature > 0 && best >= 0 {
+			return nth(costs, draw)
+		}
+		return best
+	}
+	sum := 0.0
+	for _, c := range costs {
+		if !math.IsNaN(c) {
+			sum += math.Exp(-(c - low) / (high - low) / temperature)
+		}
+	}
+	rest := draw * sum
+	last := best
+	for i, c := range costs {
+		if math.IsNaN(c) {
+			continue
+		}
+		last = i
+		if rest -= math.Exp(-(c - low) / (high - low) / temperature); rest < 0 {
+			return i
+		}
+	}
+	return last
+}
+
+// nth draws evenly among the candidates that can be taken.
+func nth(costs []float64, draw float64) int {
+	n := 0
+	for _, c := range costs {
+		if !math.IsNaN(c) {
+			n++
+		}
+	}
+	k := int(draw * float64(n))
+	for i, c := range costs {
+		if math.IsNaN(c) {
+			continue
+		}
+		if k == 0 {
+			return i
+		}
+		k--
+	}
+	return -1
+}
