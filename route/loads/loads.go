@@ -80,13 +80,18 @@ func (l *Load) Wait(now int64, prior float64) float64 {
 
 // Weights are the factors of a cost that depends on load:
 //
-//	cost = Base + Wait x wait + max(0, Floor + Prefill x prefill tokens)
-//	     + Blocks x (blocks + those that the request adds) + Requests x requests
+//	cost = Factor x (Base + Wait x wait
+//	     + max(0, Floor + Prefill x prefill tokens + Decode x all blocks)
+//	     + Blocks x all blocks + Requests x requests)
 //
-// with Base and Floor of the candidate. Index and caller compute it alike.
+// with Base, Floor and Factor of the candidate, where all blocks are those of the load and
+// those that the request adds. Index and caller compute it alike.
 type Weights struct {
-	Wait, Prefill, Blocks, Requests float64
+	Wait, Prefill, Decode, Blocks, Requests float64
 }
+
+// CountsBlocks reports whether a cost depends on blocks.
+func (w Weights) CountsBlocks() bool { return w.Decode != 0 || w.Blocks != 0 }
 
 // Limits are the loads at which a candidate is busy; 0 is no limit.
 type Limits struct {
@@ -106,8 +111,8 @@ type Candidate struct {
 	// Uncached is how many tokens of the prompt it has to prefill, Work the same in units.
 	Uncached int
 	Work     int64
-	// Base and Floor are the parts of its cost that no load changes: see Weights.
-	Base, Floor float64
+	// Base, Floor and Factor are the parts of its cost that no load changes: see Weights.
+	Base, Floor, Factor float64
 	// Prior is the speed to reckon with while none is learnt, in units a millisecond.
 	Prior float64
 	// Limits say when it is busy.
@@ -116,8 +121,9 @@ type Candidate struct {
 
 // Cost returns what the candidate costs at a load, when the request adds so many blocks.
 func (c *Candidate) Cost(w Weights, l *Load, added int64, now int64) float64 {
-	return c.Base + w.Wait*l.Wait(now, c.Prior) + max(0, c.Floor+w.Prefill*float64(l.Prefill)) +
-		w.Blocks*float64(l.Blocks+added) + w.Requests*float64(l.Requests)
+	blocks := float64(l.Blocks + added)
+	return c.Factor * (c.Base + w.Wait*l.Wait(now, c.Prior) + max(0, c.Floor+w.Prefill*float64(l.Prefill)+w.Decode*blocks) +
+		w.Blocks*blocks + w.Requests*float64(l.Requests))
 }
 
 // Call books a request.
@@ -241,7 +247,7 @@ func (c *Call) Validate() error {
 	case !(c.Temperature >= 0) || math.IsInf(c.Temperature, 0) || !(c.Draw >= 0 && c.Draw < 1):
 		return fmt.Errorf("%w: temperature %v with draw %v", ErrInvalid, c.Temperature, c.Draw)
 	}
-	for _, f := range []float64{c.Weights.Wait, c.Weights.Prefill, c.Weights.Blocks, c.Weights.Requests} {
+	for _, f := range []float64{c.Weights.Wait, c.Weights.Prefill, c.Weights.Decode, c.Weights.Blocks, c.Weights.Requests} {
 		if !isFinite(f) {
 			return fmt.Errorf("%w: weights are %v", ErrInvalid, c.Weights)
 		}
@@ -256,8 +262,8 @@ func (c *Call) Validate() error {
 
 func (c *Candidate) validate() error {
 	switch {
-	case !isFinite(c.Base) || !isFinite(c.Floor) || !isFinite(c.Prior):
-		return fmt.Errorf("%w: the cost of %v is %v, %v at a speed of %v", ErrInvalid, c.RankRef, c.Base, c.Floor, c.Prior)
+	case !isFinite(c.Base) || !isFinite(c.Floor) || !isFinite(c.Factor) || !isFinite(c.Prior):
+		return fmt.Errorf("%w: the cost of %v is %v x (%v, %v) at a speed of %v", ErrInvalid, c.RankRef, c.Factor, c.Base, c.Floor, c.Prior)
 	case c.Uncached < 0 || c.Uncached > MaxTokens || c.Work < 0 || c.Work > maxWork:
 		return fmt.Errorf("%w: %v has %d tokens to prefill, %d units", ErrInvalid, c.RankRef, c.Uncached, c.Work)
 	}

@@ -144,7 +144,7 @@ func (b *book) cost(c *Candidate, w Weights, marks []blockkey.Key, tail, now int
 		return math.NaN(), l
 	}
 	added := int64(0)
-	if w.Blocks != 0 {
+	if w.CountsBlocks() {
 		added = tail + missing(held, marks)
 	}
 	return c.Cost(w, &l, added, now), l

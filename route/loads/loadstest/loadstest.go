@@ -102,7 +102,7 @@ func pod(name string, rank int) store.RankRef { return store.RankRef{Pod: name, 
 func call(id string, keys []blockkey.Key, places ...store.RankRef) *loads.Call {
 	c := &loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: len(keys)*blockSize + 3, BlockSize: blockSize, Keys: keys}
 	for _, p := range places {
-		c.Candidates = append(c.Candidates, loads.Candidate{RankRef: p, Uncached: c.Tokens, Work: int64(c.Tokens) * 2, Prior: 1})
+		c.Candidates = append(c.Candidates, loads.Candidate{RankRef: p, Uncached: c.Tokens, Work: int64(c.Tokens) * 2, Factor: 1, Prior: 1})
 	}
 	return c
 }
@@ -231,12 +231,12 @@ func costs(t *testing.T, open Open) {
 	book(t, s, call("r1", keys, a))
 	clock.Advance(10 * time.Millisecond)
 	c := call("r2", keys, a, b)
-	c.Weights = loads.Weights{Wait: 1, Prefill: 0.5, Blocks: 3, Requests: 7}
-	c.Candidates[0].Base, c.Candidates[0].Floor = 0.125, -20
+	c.Weights = loads.Weights{Wait: 1, Prefill: 0.5, Decode: 2, Blocks: 3, Requests: 7}
+	c.Candidates[0].Base, c.Candidates[0].Floor, c.Candidates[0].Factor = 0.125, -20, 1.5
 	c.Candidates[1].Base, c.Candidates[1].Floor = 1000, -20
 	got := book(t, s, c)
 	// 67 tokens, 134 units at a speed of 1: 10 of 134 ms are over.
-	near(t, 0.125+124+max(0, -20+0.5*67)+3*(5+1)+7, got.Costs[0], 0.01)
+	near(t, 1.5*(0.125+124+max(0, -20+0.5*67+2*(5+1))+3*(5+1)+7), got.Costs[0], 0.01)
 	near(t, 1000+3*5.0, got.Costs[1], 0.01, "nothing runs there: five blocks are new")
 	equal(t, a, got.RankRef)
 	equal(t, 67, got.Loads[0].Prefill)

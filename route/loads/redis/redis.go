@@ -151,12 +151,12 @@ func (s *Store) Book(ctx context.Context, c *loads.Call) (loads.Booked, error) {
 		b := blockkey.StoreKey(k).Bytes()
 		packed = append(packed, b[:]...)
 	}
-	args := make([]any, 0, 14+10*len(c.Candidates))
+	args := make([]any, 0, 15+11*len(c.Candidates))
 	args = append(args, c.ID, c.Lease.Microseconds(), c.Tokens, (c.Tokens+c.BlockSize-1)/c.BlockSize-covered, packed, c.Expected, c.BlockSize,
-		c.Weights.Wait, c.Weights.Prefill, c.Weights.Blocks, c.Weights.Requests, c.Temperature, c.Draw, loads.MaxReservations)
+		c.Weights.Wait, c.Weights.Prefill, c.Weights.Decode, c.Weights.Blocks, c.Weights.Requests, c.Temperature, c.Draw, loads.MaxReservations)
 	for i := range c.Candidates {
 		d := &c.Candidates[i]
-		args = append(args, field(d.RankRef), uint64(d.Generation), d.Uncached, d.Work, d.Base, d.Floor, d.Prior, d.Limits.Requests, d.Limits.Prefill, d.Limits.Blocks)
+		args = append(args, field(d.RankRef), uint64(d.Generation), d.Uncached, d.Work, d.Base, d.Floor, d.Factor, d.Prior, d.Limits.Requests, d.Limits.Prefill, d.Limits.Blocks)
 	}
 	reply, err := s.run(ctx, bookScript, s.keys(c.Model), args...)
 	if err != nil {

@@ -1,30 +1,32 @@
 -- Choose among candidates and book.
 -- ARGV  2 id  3 lease in us  4 tokens  5 tail  6 marks  7 expected  8 block size
---       9-12 weights of wait, prefill, blocks, requests  13 temperature  14 draw  15 most reservations
---       then of each candidate: rank and pod, gen, uncached, work, base, floor, prior, limits of
+--       9-13 weights of wait, prefill, decode, blocks, requests  14 temperature  15 draw  16 most reservations
+--       then of each candidate: rank and pod, gen, uncached, work, base, floor, factor, prior, limits of
 --       requests, prefill and blocks
 -- Reply {'again', now, name} | {'full', now} | {'busy' | 'booked', now, name, costs, loads, speeds}
 local id, tail, marks = ARGV[2], tonumber(ARGV[5]), split(ARGV[6])
 endOverdue(8)
 local old = readReservation(redis.call('HGET', RES, id))
 if old then return {'again', string.format('%.0f', now), old.name} end
-if redis.call('HLEN', RES) >= tonumber(ARGV[15]) then return {'full', string.format('%.0f', now)} end
+if redis.call('HLEN', RES) >= tonumber(ARGV[16]) then return {'full', string.format('%.0f', now)} end
 
-local weighWait, weighPrefill, weighBlocks, weighRequests = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local names, n = {}, (#ARGV - 15) / 10
-for c = 1, n do names[c] = ARGV[6 + 10 * c] end
+local weighWait, weighPrefill, weighDecode = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local weighBlocks, weighRequests = tonumber(ARGV[12]), tonumber(ARGV[13])
+local names, n = {}, (#ARGV - 16) / 11
+for c = 1, n do names[c] = ARGV[6 + 11 * c] end
 local loads = redis.call('HMGET', LOAD, unpack(names))
 local speeds = redis.call('HMGET', SPEED, unpack(names))
 local costs, texts, low, high, best = {}, {}, math.huge, -math.huge, 0
 for c = 1, n do
-  local a = 6 + 10 * c
-  local gen, base, floor, prior = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6])
+  local a = 6 + 11 * c
+  local gen, base, floor = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5])
+  local factor, prior = tonumber(ARGV[a + 6]), tonumber(ARGV[a + 7])
   local l = readLoad(loads[c])
   if l and l.gen ~= 0 and l.gen < gen then l = nil end
   if not l then loads[c] = '' end
   local work, prefill, blocks, requests, since = 0, 0, 0, 0, now
   if l then work, prefill, blocks, requests, since = l.work, l.prefill, l.blocks, l.requests, l.since end
-  local mr, mp, mb = tonumber(ARGV[a + 7]), tonumber(ARGV[a + 8]), tonumber(ARGV[a + 9])
+  local mr, mp, mb = tonumber(ARGV[a + 8]), tonumber(ARGV[a + 9]), tonumber(ARGV[a + 10])
   if (mr > 0 and requests >= mr) or (mp > 0 and prefill >= mp) or (mb > 0 and blocks >= mb) then
     texts[c] = 'nan'
   else
@@ -33,7 +35,7 @@ for c = 1, n do
     local wait = 0
     if speed > 0 and work > 0 then wait = math.max(0, work / speed - math.max(0, now - since) / 1000) end
     local added = 0
-    if weighBlocks ~= 0 then
+    if weighBlocks ~= 0 or weighDecode ~= 0 then
       if l then added = tail + missing(counts(names[c], marks), #marks)
       else
         local none = {}
@@ -41,7 +43,8 @@ for c = 1, n do
         added = tail + missing(none, #marks)
       end
     end
-    local cost = base + weighWait * wait + math.max(0, floor + weighPrefill * prefill) + weighBlocks * (blocks + added) + weighRequests * requests
+    local cost = factor * (base + weighWait * wait + math.max(0, floor + weighPrefill * prefill + weighDecode * (blocks + added))
+      + weighBlocks * (blocks + added) + weighRequests * requests)
     costs[c], texts[c] = cost, string.format('%.17g', cost)
     if cost < low then low, best = cost, c end
     if cost > high then high = cost end
@@ -53,7 +56,7 @@ for c = 1, n do
 end
 if best == 0 then return {'busy', string.format('%.0f', now), '', texts, loads, speeds} end
 
-local temperature = tonumber(ARGV[13])
+local temperature = tonumber(ARGV[14])
 if temperature > 0 then -- Pick in shape.go
   local range, sum, last = high - low, 0, best
   local function weight(c)
@@ -61,7 +64,7 @@ if temperature > 0 then -- Pick in shape.go
     return math.exp(-(costs[c] - low) / range / temperature)
   end
   for c = 1, n do if costs[c] then sum = sum + weight(c) end end
-  local rest = tonumber(ARGV[14]) * sum
+  local rest = tonumber(ARGV[15]) * sum
   for c = 1, n do
     if costs[c] then
       last = c
@@ -72,7 +75,7 @@ if temperature > 0 then -- Pick in shape.go
   best = last
 end
 
-local a, name = 6 + 10 * best, names[best]
+local a, name = 6 + 11 * best, names[best]
 local l, gen, uncached, work = readLoad(loads[best]), tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
 if not l then
   -- A row that is void or cannot be read goes; life, a time, tells the next one from it.
