@@ -1,0 +1,13 @@
+// Package route chooses the (pod, rank) that a request goes to.
+//
+// A Policy is a pure function of a View: who may take the request, what each holds of its
+// prompt, what runs there, the time and the random numbers. It gives each candidate a cost
+// in a form that the loads' own index can bring up to date (loads.Weights), so that choice
+// and booking are one step on loads that are true at that moment.
+//
+//	policy, _ := route.ParsePolicy("eta")
+//	weights := policy.Weigh(view)
+//	best := route.Cheapest(view, weights)
+//
+// Policies are safe for concurrent use; a View belongs to one call.
+package route

@@ -1,0 +1,55 @@
+package route
+
+import (
+	"github.com/kvatlas/kvatlas/route/loads"
+)
+
+// eta takes the candidate that would begin to answer first, in milliseconds, with what is
+// prefilled weighed higher than the wait, since prefill that is done twice is time that the
+// fleet loses:
+//
+//	cost = wait + (1 + beta) x prefill + requests x request_ms
+//
+// wait is the work that is booked and not done over the rank's learnt speed. prefill is that
+// of the tokens that the rank does not hold; a token in a slower tier counts for the share
+// that its tier's weight leaves. beta is 2 + 4 x (mean wait / mean prefill): the more
+// requests wait, the more a hit is worth. It is fixed where the settings say so.
+func eta(v *View) loads.Weights {
+	s := v.Settings
+	shape := s.shape()
+	var wait, prefill float64
+	own := make([]float64, len(v.Candidates))
+	for i := range v.Candidates {
+		c := &v.Candidates[i]
+		if !c.Decode {
+			own[i] = c.prefill(v, shape)
+		}
+		wait += c.Load.Wait(v.Now, s.Speed)
+		prefill += own[i]
+	}
+	beta := 2.0
+	if prefill > 0 {
+		beta += 4 * wait / prefill
+	}
+	if s.Beta != nil {
+		beta = *s.Beta
+	}
+	for i := range v.Candidates {
+		v.set(i, (1+beta)*own[i], 0, Term{"prefill_ms", own[i]}, Term{"beta", beta}, Term{"weighed_prefill_ms", (1 + beta) * own[i]})
+	}
+	return loads.Weights{Wait: 1, Requests: s.RequestMS}
+}
+
+// prefill returns how many milliseconds the candidate takes for what it does not hold.
+func (c *Candidate) prefill(v *View, shape loads.Shape) float64 {
+	speed := c.Load.Speed
+	if speed <= 0 {
+		speed = v.Settings.Speed
+	}
+	cached := min(c.Cached(), v.Tokens)
+	work := float64(shape.Units(v.Tokens-cached, cached))
+	for tier, held := range c.Held {
+		work += float64(held) * (1 - v.Settings.TierWeights[tier])
+	}
+	return shape.Overhead + work/speed
+}

@@ -1,0 +1,136 @@
+package route
+
+import (
+	"math/rand/v2"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Candidate is a (pod, rank) that may take a request, and what is known of it.
+type Candidate struct {
+	store.RankRef
+	// Generation is the rank's present one.
+	Generation store.Generation
+	// Held is how many tokens of the prompt, from its start, the engine can reuse from each
+	// tier. A block that is in several counts in the fastest.
+	Held [store.NumTiers]int
+	// Load is what runs there. Added is how many blocks this request would add.
+	Load  loads.Load
+	Added int64
+	// Decode says that the pod only decodes: others have prefilled the prompt.
+	Decode bool
+	// CapacityBlocks is how many index blocks its cache has room for, 0 if that is not known.
+	CapacityBlocks int
+	// Preference is the sum of the weights of preferred labels that the pod has. Above 0
+	// makes it cheaper, below dearer.
+	Preference float64
+	// Turn is when the rank last took a request whose prompt nobody held, as a count of
+	// such requests; 0 is never.
+	Turn uint64
+
+	// Cost is what a policy says; the zero value before.
+	Cost Cost
+}
+
+// Cached returns how many tokens of the prompt the candidate holds in any tier.
+func (c *Candidate) Cached() int {
+	n := 0
+	for _, held := range c.Held {
+		n += held
+	}
+	return n
+}
+
+// Cost is the part of a candidate's cost that no load changes: see loads.Weights.
+type Cost struct {
+	Base, Floor, Factor float64
+	// Terms are what it is made of, for an explanation.
+	Terms []Term
+}
+
+// Term is a named part of a cost.
+type Term struct {
+	Name  string
+	Value float64
+}
+
+// View is what a policy decides by.
+type View struct {
+	// Tokens is the length of the prompt, BlockSize the index block size.
+	Tokens, BlockSize int
+	// Prefix is the key of the prompt's first block; ok is false if it has none.
+	Prefix    blockkey.Key
+	HasPrefix bool
+	// Now is the time of the loads, in microseconds of the Unix epoch.
+	Now int64
+	// Turn counts the requests that this process has routed.
+	Turn uint64
+	// Settings are those of the model, with what the request overrides.
+	Settings *Settings
+	// Rand draws random numbers.
+	Rand *rand.Rand
+	// Explain asks for Terms.
+	Explain bool
+	// Candidates are who may take the request, ascending by pod and rank.
+	Candidates []Candidate
+}
+
+// Blocks is how many index blocks the prompt takes, the last of them perhaps in part.
+func (v *View) Blocks() int { return (v.Tokens + v.BlockSize - 1) / v.BlockSize }
+
+// set gives candidate i its cost. Terms are taken only when they are asked for.
+func (v *View) set(i int, base, floor float64, terms ...Term) {
+	c := &v.Candidates[i]
+	c.Cost = Cost{Base: base, Floor: floor, Factor: c.factor()}
+	if v.Explain {
+		c.Cost.Terms = terms
+	}
+}
+
+// maxHeld returns the most tokens that a candidate holds.
+func (v *View) maxHeld() int {
+	most := 0
+	for i := range v.Candidates {
+		most = max(most, v.Candidates[i].Cached())
+	}
+	return most
+}
+
+// isWarm reports whether a candidate holds at least one block.
+func (v *View) isWarm() bool { return v.maxHeld() >= v.BlockSize }
+
+// candidate returns candidate i in the form in which it is booked.
+func (v *View) candidate(i int) loads.Candidate {
+	c := &v.Candidates[i]
+	cached := min(c.Cached(), v.Tokens)
+	uncached := v.Tokens - cached
+	if c.Decode {
+		uncached = 0
+	}
+	out := loads.Candidate{
+		RankRef: c.RankRef, Generation: c.Generation, Uncached: uncached,
+		Base: c.Cost.Base, Floor: c.Cost.Floor, Factor: c.Cost.Factor, Prior: v.Settings.Speed,
+		Limits: v.Settings.limits(c),
+	}
+	if !c.Decode {
+		out.Work = v.Settings.shape().Units(uncached, cached)
+	}
+	return out
+}
+
+// Total returns what candidate i costs at its load in the view.
+func (v *View) Total(i int, w loads.Weights) float64 {
+	c := v.candidate(i)
+	return c.Cost(w, &v.Candidates[i].Load, v.Candidates[i].Added, v.Now)
+}
+
+// Cheapest returns the first of the candidates that cost least, -1 if there are none.
+func Cheapest(v *View, w loads.Weights) int {
+	costs := make([]float64, len(v.Candidates))
+	for i := range costs {
+		costs[i] = v.Total(i, w)
+	}
+	return loads.Pick(costs, 0, 0)
+}
