@@ -20,6 +20,9 @@ var (
 	ErrReadOnly = fmt.Errorf("%w: the user of Redis may not change loads", ErrUnavailable)
 	// ErrBusy says that every candidate is above its Limits. Nothing was booked.
 	ErrBusy = errors.New("loads: every candidate is busy")
+	// ErrSettings says that the model's settings are others than the call was made by.
+	// Nothing was booked; the next Picture has them.
+	ErrSettings = errors.New("loads: the settings have changed")
 	// ErrFull says that the model has MaxReservations running requests. Nothing was booked.
 	ErrFull = errors.New("loads: too many running requests")
 	// ErrInvalid says that an argument cannot be right; the message says which.
@@ -36,6 +39,8 @@ const (
 	MaxReservations = 1 << 18
 	// MaxLease is the longest time that a reservation lives without a sign of its client.
 	MaxLease = 24 * time.Hour
+	// MaxSettings is the most that PutSettings keeps, in bytes.
+	MaxSettings = 64 << 10
 	// MaxTokens is the longest prompt, and the longest output, in tokens.
 	MaxTokens = 1 << 30
 )
@@ -142,6 +147,8 @@ type Call struct {
 	// Keys is the chain of the prompt: its full index blocks. Nil where only Tokens is
 	// known; then no block is shared.
 	Keys []blockkey.Key
+	// Settings is the version of the settings that the call was made by: see Picture.
+	Settings int64
 	// Weights are those of the policy.
 	Weights Weights
 	// Temperature, if above 0, draws among the candidates instead of taking the cheapest:
@@ -197,6 +204,10 @@ type Picture struct {
 	Loads map[store.RankRef]Load
 	// Now is when that was, in microseconds of the Unix epoch by the clock of the index.
 	Now int64
+	// Settings is what PutSettings has put last, nil if it never has, and Version how often
+	// it has.
+	Settings []byte
+	Version  int64
 }
 
 // Difference is a load that is not the sum of its reservations.
@@ -209,8 +220,8 @@ type Difference struct {
 // Store keeps loads. Memory and loads/redis implement it with one contract, held together
 // by the suite in loads/loadstest. All methods are safe for concurrent use.
 type Store interface {
-	// Book chooses and books in one step. The error is ErrBusy, ErrFull, ErrInvalid, or
-	// ErrUnavailable; only after the last one may something have been booked.
+	// Book chooses and books in one step. The error is ErrBusy, ErrFull, ErrSettings,
+	// ErrInvalid, or ErrUnavailable; only after the last one may something have been booked.
 	Book(ctx context.Context, c *Call) (Booked, error)
 	// Done takes the prefill of a request off its rank's load, learns the rank's speed, and
 	// renews the lease.
@@ -225,6 +236,9 @@ type Store interface {
 	// Loads returns the loads of a model. Reservations whose lease is over are ended
 	// before, in steps: a call may leave some for the next one.
 	Loads(ctx context.Context, model string) (Picture, error)
+	// PutSettings keeps what routers shall go by for a model, at most MaxSettings bytes. All
+	// of them see it with their next Book or Loads.
+	PutSettings(ctx context.Context, model string, settings []byte) error
 	// Audit compares the loads of a model with its reservations and sets right what differs.
 	Audit(ctx context.Context, model string) ([]Difference, error)
 }
@@ -285,6 +299,14 @@ func CheckID(id string) error {
 		if b < ' ' || b == 0x7f {
 			return fmt.Errorf("%w: a request's id has no control characters", ErrInvalid)
 		}
+	}
+	return nil
+}
+
+// CheckSettings returns ErrInvalid when this is more than PutSettings keeps.
+func CheckSettings(b []byte) error {
+	if len(b) > MaxSettings {
+		return fmt.Errorf("%w: settings of %d bytes, the limit is %d", ErrInvalid, len(b), MaxSettings)
 	}
 	return nil
 }

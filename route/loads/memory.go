@@ -41,6 +41,8 @@ type book struct {
 	reserved map[string]*reservation
 	leases   leases
 	lives    int64 // the last number given to a row
+	settings []byte
+	version  int64 // of settings
 }
 
 // row is the load of a (pod, rank) with what its blocks are counted by. A row without
@@ -99,6 +101,9 @@ func (m *Memory) Book(_ context.Context, c *Call) (Booked, error) {
 	b.endOverdue(now, maxOverdue)
 	if r := b.reserved[c.ID]; r != nil {
 		return Booked{RankRef: r.RankRef, Again: true, Now: now}, nil
+	}
+	if c.Settings != b.version {
+		return Booked{}, ErrSettings
 	}
 	if len(b.reserved) >= MaxReservations {
 		return Booked{}, ErrFull
@@ -336,6 +341,7 @@ func (m *Memory) Loads(_ context.Context, model string) (Picture, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.endOverdue(now, math.MaxInt)
+	p.Settings, p.Version = b.settings, b.version
 	for at, r := range b.rows {
 		if r.Requests == 0 && now-r.Learnt > forgetSpeed.Microseconds() {
 			delete(b.rows, at)
@@ -344,6 +350,18 @@ func (m *Memory) Loads(_ context.Context, model string) (Picture, error) {
 		p.Loads[at] = r.Load
 	}
 	return p, nil
+}
+
+// PutSettings implements Store.
+func (m *Memory) PutSettings(_ context.Context, model string, settings []byte) error {
+	if err := CheckSettings(settings); err != nil {
+		return err
+	}
+	b := m.book(model, true)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.settings, b.version = slices.Clone(settings), b.version+1
+	return nil
 }
 
 // Audit implements Store.

@@ -120,6 +120,7 @@ func Run(t *testing.T, open Open) {
 	t.Run("output", func(t *testing.T) { output(t, open) })
 	t.Run("speeds are learnt", func(t *testing.T) { learns(t, open) })
 	t.Run("models are apart", func(t *testing.T) { models(t, open) })
+	t.Run("settings", func(t *testing.T) { settings(t, open) })
 	t.Run("refuses", func(t *testing.T) { refuses(t, open) })
 	t.Run("a burst is spread", func(t *testing.T) { burst(t, open) })
 	t.Run("softmax", func(t *testing.T) { softmax(t, open) })
@@ -412,6 +413,34 @@ func models(t *testing.T, open Open) {
 	must(t, err)
 	equal(t, 0, len(p.Loads))
 	equal(t, true, p.Now != 0)
+}
+
+func settings(t *testing.T, open Open) {
+	s := open(t, NewClock())
+	a := pod("a", 0)
+	p, err := s.Loads(ctx, "m")
+	must(t, err)
+	equal(t, "0 ", fmt.Sprintf("%d %s", p.Version, p.Settings))
+	book(t, s, call("r", nil, a))
+	for i := range 2 {
+		must(t, s.PutSettings(ctx, "m", fmt.Appendf(nil, "zero \x00 %d", i)))
+		p, err = s.Loads(ctx, "m")
+		must(t, err)
+		equal(t, fmt.Sprintf("%d zero \x00 %d", i+1, i), fmt.Sprintf("%d %s", p.Version, p.Settings))
+	}
+	c := call("q", nil, a)
+	c.Settings = 1
+	_, err = s.Book(ctx, c)
+	equal(t, true, errors.Is(err, loads.ErrSettings))
+	c.Settings = 2
+	book(t, s, c)
+	c = call("q", nil, a)
+	equal(t, true, book(t, s, c).Again, "what is booked is booked, whatever the settings")
+	equal(t, 2, load(t, s, a).Requests)
+	equal(t, true, errors.Is(s.PutSettings(ctx, "m", make([]byte, loads.MaxSettings+1)), loads.ErrInvalid))
+	p, err = s.Loads(ctx, "n")
+	must(t, err)
+	equal(t, 0, p.Version)
 }
 
 func refuses(t *testing.T, open Open) {

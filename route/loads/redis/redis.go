@@ -9,6 +9,7 @@
 //	kva{c}:r:h    hash  id -> a reservation
 //	kva{c}:t:h    zset  id -> when its lease ends, in microseconds of TIME
 //	kva{c}:e:h    hash  rank:pod -> learnt speed, samples, when
+//	kva{c}:x:h    hash  settings: what PutSettings has put, version: how often
 //	kva{c}:m:h:rank:pod  hash  block key -> how many running requests have it
 //
 // lua/loads.lua says how their values are written. None of them holds a prompt.
@@ -47,15 +48,18 @@ var (
 	endLua string
 	//go:embed lua/picture.lua
 	pictureLua string
+	//go:embed lua/settings.lua
+	settingsLua string
 	//go:embed lua/audit.lua
 	auditLua string
 
-	bookScript    = goredis.NewScript(loadsLua + bookLua)
-	doneScript    = goredis.NewScript(loadsLua + doneLua)
-	outputScript  = goredis.NewScript(loadsLua + outputLua)
-	endScript     = goredis.NewScript(loadsLua + endLua)
-	pictureScript = goredis.NewScript(loadsLua + pictureLua)
-	auditScript   = goredis.NewScript(loadsLua + auditLua)
+	bookScript     = goredis.NewScript(loadsLua + bookLua)
+	doneScript     = goredis.NewScript(loadsLua + doneLua)
+	outputScript   = goredis.NewScript(loadsLua + outputLua)
+	endScript      = goredis.NewScript(loadsLua + endLua)
+	pictureScript  = goredis.NewScript(loadsLua + pictureLua)
+	settingsScript = goredis.NewScript(loadsLua + settingsLua)
+	auditScript    = goredis.NewScript(loadsLua + auditLua)
 )
 
 // What one call does at most, so that no script keeps the server for long.
@@ -102,7 +106,7 @@ func (s *Store) keys(model string) []string {
 	name := func(kind string) string {
 		return s.c.Prefix + "{" + tag + "}:" + kind + ":" + blockkey.Key(mask).String()
 	}
-	return []string{name("l"), name("r"), name("t"), name("e"), name("m") + ":"}
+	return []string{name("l"), name("r"), name("t"), name("e"), name("m") + ":", name("x")}
 }
 
 // now is the first argument of every script.
@@ -151,9 +155,9 @@ func (s *Store) Book(ctx context.Context, c *loads.Call) (loads.Booked, error) {
 		b := blockkey.StoreKey(k).Bytes()
 		packed = append(packed, b[:]...)
 	}
-	args := make([]any, 0, 15+11*len(c.Candidates))
+	args := make([]any, 0, 16+11*len(c.Candidates))
 	args = append(args, c.ID, c.Lease.Microseconds(), c.Tokens, (c.Tokens+c.BlockSize-1)/c.BlockSize-covered, packed, c.Expected, c.BlockSize,
-		c.Weights.Wait, c.Weights.Prefill, c.Weights.Decode, c.Weights.Blocks, c.Weights.Requests, c.Temperature, c.Draw, loads.MaxReservations)
+		c.Weights.Wait, c.Weights.Prefill, c.Weights.Decode, c.Weights.Blocks, c.Weights.Requests, c.Temperature, c.Draw, loads.MaxReservations, c.Settings)
 	for i := range c.Candidates {
 		d := &c.Candidates[i]
 		args = append(args, field(d.RankRef), uint64(d.Generation), d.Uncached, d.Work, d.Base, d.Floor, d.Factor, d.Prior, d.Limits.Requests, d.Limits.Prefill, d.Limits.Blocks)
@@ -172,6 +176,9 @@ func readBooked(reply []any) (out loads.Booked, err error) {
 	out.Now = r.int()
 	if state == "full" && r.err == nil {
 		return out, loads.ErrFull
+	}
+	if state == "settings" && r.err == nil {
+		return out, loads.ErrSettings
 	}
 	name := r.text()
 	if out.Again = state == "again"; !out.Again {
@@ -253,13 +260,14 @@ func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) 
 		r := reader{reply: reply}
 		ended, now := r.int(), r.int()
 		rows, speeds := r.list(), r.list()
+		settings, version := r.text(), r.int()
 		if r.err != nil {
 			return loads.Picture{}, r.err
 		}
 		if ended == overdueInPicture {
 			continue
 		}
-		return picture(now, rows, speeds)
+		return picture(now, rows, speeds, settings, version)
 	}
 }
 
@@ -268,9 +276,9 @@ func (s *Store) read(ctx context.Context, model string) (loads.Picture, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.c.Timeout)
 	defer cancel()
 	keys := s.keys(model)
-	var rows, speeds *goredis.MapStringStringCmd
+	var rows, speeds, settings *goredis.MapStringStringCmd
 	_, err := s.c.Client.Pipelined(ctx, func(p goredis.Pipeliner) error {
-		rows, speeds = p.HGetAll(ctx, keys[0]), p.HGetAll(ctx, keys[3])
+		rows, speeds, settings = p.HGetAll(ctx, keys[0]), p.HGetAll(ctx, keys[3]), p.HGetAll(ctx, keys[5])
 		return nil
 	})
 	if err != nil {
@@ -280,7 +288,8 @@ func (s *Store) read(ctx context.Context, model string) (loads.Picture, error) {
 	if s.c.Now != nil {
 		now = s.now()
 	}
-	return picture(now, flat(rows.Val()), flat(speeds.Val()))
+	version, _ := strconv.ParseInt(settings.Val()["version"], 10, 64)
+	return picture(now, flat(rows.Val()), flat(speeds.Val()), settings.Val()["settings"], version)
 }
 
 func flat(m map[string]string) *reader {
@@ -291,8 +300,11 @@ func flat(m map[string]string) *reader {
 	return r
 }
 
-func picture(now int64, rows, speeds *reader) (loads.Picture, error) {
-	p := loads.Picture{Now: now, Loads: map[store.RankRef]loads.Load{}}
+func picture(now int64, rows, speeds *reader, settings string, version int64) (loads.Picture, error) {
+	p := loads.Picture{Now: now, Loads: map[store.RankRef]loads.Load{}, Version: version}
+	if settings != "" {
+		p.Settings = []byte(settings)
+	}
 	for rows.more() {
 		at, err := parseField(rows.text())
 		l := rows.load()
@@ -309,6 +321,15 @@ func picture(now int64, rows, speeds *reader) (loads.Picture, error) {
 		}
 	}
 	return p, errors.Join(rows.err, speeds.err)
+}
+
+// PutSettings implements loads.Store.
+func (s *Store) PutSettings(ctx context.Context, model string, settings []byte) error {
+	if err := loads.CheckSettings(settings); err != nil {
+		return err
+	}
+	_, err := s.run(ctx, settingsScript, s.keys(model), settings)
+	return err
 }
 
 // Audit implements loads.Store. It reads the reservations in pages, so a rank whose

@@ -1,24 +1,27 @@
 -- Choose among candidates and book.
 -- ARGV  2 id  3 lease in us  4 tokens  5 tail  6 marks  7 expected  8 block size
 --       9-13 weights of wait, prefill, decode, blocks, requests  14 temperature  15 draw  16 most reservations
+--       17 version of the settings
 --       then of each candidate: rank and pod, gen, uncached, work, base, floor, factor, prior, limits of
 --       requests, prefill and blocks
--- Reply {'again', now, name} | {'full', now} | {'busy' | 'booked', now, name, costs, loads, speeds}
+-- Reply {'again', now, name} | {'full', now} | {'settings', now} | {'busy' | 'booked', now, name, costs, loads, speeds}
 local id, tail, marks = ARGV[2], tonumber(ARGV[5]), split(ARGV[6])
 endOverdue(8)
 local old = readReservation(redis.call('HGET', RES, id))
 if old then return {'again', string.format('%.0f', now), old.name} end
 if redis.call('HLEN', RES) >= tonumber(ARGV[16]) then return {'full', string.format('%.0f', now)} end
 
+if (redis.call('HGET', SETTINGS, 'version') or '0') ~= ARGV[17] then return {'settings', string.format('%.0f', now)} end
+
 local weighWait, weighPrefill, weighDecode = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local weighBlocks, weighRequests = tonumber(ARGV[12]), tonumber(ARGV[13])
-local names, n = {}, (#ARGV - 16) / 11
-for c = 1, n do names[c] = ARGV[6 + 11 * c] end
+local names, n = {}, (#ARGV - 17) / 11
+for c = 1, n do names[c] = ARGV[7 + 11 * c] end
 local loads = redis.call('HMGET', LOAD, unpack(names))
 local speeds = redis.call('HMGET', SPEED, unpack(names))
 local costs, texts, low, high, best = {}, {}, math.huge, -math.huge, 0
 for c = 1, n do
-  local a = 6 + 11 * c
+  local a = 7 + 11 * c
   local gen, base, floor = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5])
   local factor, prior = tonumber(ARGV[a + 6]), tonumber(ARGV[a + 7])
   local l = readLoad(loads[c])
@@ -75,7 +78,7 @@ if temperature > 0 then -- Pick in shape.go
   best = last
 end
 
-local a, name = 6 + 11 * best, names[best]
+local a, name = 7 + 11 * best, names[best]
 local l, gen, uncached, work = readLoad(loads[best]), tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
 if not l then
   -- A row that is void or cannot be read goes; life, a time, tells the next one from it.

@@ -1,7 +1,7 @@
 -- What all scripts of loads begin with.
--- KEYS  load  reservations  leases  speeds  marks (the beginning of the marks' key names)
+-- KEYS  load  reservations  leases  speeds  marks (the beginning of the marks' key names)  settings
 -- ARGV  1 the time in microseconds of the Unix epoch, 0 for the server's own
-local LOAD, RES, LEASE, SPEED, MARKS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local LOAD, RES, LEASE, SPEED, MARKS, SETTINGS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now = tonumber(ARGV[1])
 if now == 0 then
   local t = redis.call('TIME')

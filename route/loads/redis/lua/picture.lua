@@ -10,4 +10,5 @@ for i = 1, #speeds, 2 do
   elseif #old < 64 then old[#old + 1] = speeds[i] end
 end
 if #old > 0 then redis.call('HDEL', SPEED, unpack(old)) end
-return {ended, string.format('%.0f', now), loads, kept}
+return {ended, string.format('%.0f', now), loads, kept,
+  redis.call('HGET', SETTINGS, 'settings') or '', redis.call('HGET', SETTINGS, 'version') or '0'}
