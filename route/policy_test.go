@@ -321,7 +321,7 @@ func TestSettings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	back, err := Settings{}.Merge(data)
+	back, err := (&Settings{}).Merge(data)
 	if err != nil || fmt.Sprint(back) != fmt.Sprint(s) {
 		t.Errorf("%+v, %v, expected %+v", back, err, s)
 	}

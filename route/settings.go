@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"time"
 
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
@@ -94,20 +93,24 @@ func DefaultSettings() Settings {
 
 // Merge returns the settings with those fields replaced that the JSON object names. The
 // error is ErrSettings.
-func (s Settings) Merge(object []byte) (Settings, error) {
+func (s *Settings) Merge(object []byte) (Settings, error) {
+	out := *s
 	if s.Beta != nil {
 		beta := *s.Beta // not shared with the copy
-		s.Beta = &beta
+		out.Beta = &beta
 	}
 	d := json.NewDecoder(bytes.NewReader(object))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&s); err != nil {
-		return s, fmt.Errorf("%w: %w", ErrSettings, err)
+	if err := d.Decode(&out); err != nil {
+		return Settings{}, fmt.Errorf("%w: %w", ErrSettings, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return s, fmt.Errorf("%w: something stands behind the object", ErrSettings)
+		return Settings{}, fmt.Errorf("%w: something stands behind the object", ErrSettings)
 	}
-	return s, s.Validate()
+	if err := out.Validate(); err != nil {
+		return Settings{}, err
+	}
+	return out, nil
 }
 
 // Validate returns ErrSettings, with the field and the reason, when these cannot be used.
@@ -163,8 +166,6 @@ func valueOf(p *float64) float64 {
 func (s *Settings) shape() loads.Shape {
 	return loads.Shape{Quadratic: s.Quadratic, Overhead: s.OverheadMS}
 }
-
-func (s *Settings) lease() time.Duration { return time.Duration(s.LeaseS * float64(time.Second)) }
 
 // limits turns Busy into the limits of a candidate.
 func (s *Settings) limits(c *Candidate) loads.Limits {

@@ -152,7 +152,8 @@ func (b *book) cost(c *Candidate, w Weights, marks []blockkey.Key, tail, now int
 	if w.CountsBlocks() {
 		added = tail + missing(held, marks)
 	}
-	return c.Cost(w, &l, added, now), l
+	cost := c.Cost(w, &l, added, now)
+	return cost, l
 }
 
 // isVoid reports whether the row is of a generation that ended before the caller's.
@@ -402,14 +403,23 @@ func (m *Memory) Audit(_ context.Context, model string) ([]Difference, error) {
 // leases is a heap of reservations by the end of their leases.
 type leases []*reservation
 
-func (h leases) Len() int { return len(h) }
-func (h leases) Less(i, j int) bool {
-	return cmp.Or(cmp.Compare(h[i].until, h[j].until), cmp.Compare(h[i].id, h[j].id)) < 0
+func (h *leases) Len() int { return len(*h) }
+func (h *leases) Less(i, j int) bool {
+	a, b := (*h)[i], (*h)[j]
+	return cmp.Or(cmp.Compare(a.until, b.until), cmp.Compare(a.id, b.id)) < 0
 }
-func (h leases) Swap(i, j int) { h[i], h[j] = h[j], h[i]; h[i].at, h[j].at = i, j }
+func (h *leases) Swap(i, j int) {
+	(*h)[i], (*h)[j] = (*h)[j], (*h)[i]
+	(*h)[i].at, (*h)[j].at = i, j
+}
 
 // Push implements heap.Interface.
-func (h *leases) Push(x any) { r := x.(*reservation); r.at = len(*h); *h = append(*h, r) }
+func (h *leases) Push(x any) {
+	if r, ok := x.(*reservation); ok {
+		r.at = len(*h)
+		*h = append(*h, r)
+	}
+}
 
 // Pop implements heap.Interface.
 func (h *leases) Pop() any {

@@ -357,7 +357,7 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
 	}
-	ids := map[string][]any{}
+	ids := map[string][]string{}
 	for cursor := uint64(0); ; {
 		var page []string
 		if page, cursor, err = s.c.Client.HScan(ctx, keys[1], cursor, "", auditPage).Result(); err != nil {
@@ -373,7 +373,7 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 	}
 	for name := range rows {
 		if ids[name] == nil {
-			ids[name] = []any{}
+			ids[name] = []string{}
 		}
 	}
 	left = map[string]bool{}
@@ -385,8 +385,12 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 		if f := strings.Fields(rows[name]); len(f) > 2 {
 			life, booked = f[1], f[2]
 		}
-		slices.SortFunc(ids[name], func(a, b any) int { return strings.Compare(a.(string), b.(string)) })
-		reply, err := s.run(ctx, auditScript, keys, append([]any{name, life, booked}, slices.Compact(ids[name])...)...)
+		args := []any{name, life, booked}
+		slices.Sort(ids[name])
+		for _, id := range slices.Compact(ids[name]) { // a scan may tell of one twice
+			args = append(args, id)
+		}
+		reply, err := s.run(ctx, auditScript, keys, args...)
 		if err != nil {
 			return nil, nil, err
 		}

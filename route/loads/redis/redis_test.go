@@ -10,13 +10,14 @@ import (
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/loads/loadstest"
 	"github.com/kvatlas/kvatlas/route/loads/redis"
 	"github.com/kvatlas/kvatlas/store"
-	goredis "github.com/redis/go-redis/v9"
 )
 
 var prefixes atomic.Int64
