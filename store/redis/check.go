@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,6 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/internal/redisx"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // Check looks at the servers of the index and says what it finds: what is as it
@@ -234,7 +236,7 @@ func (c *checker) dataModel(ctx context.Context) {
 	case err != nil && strings.Contains(err.Error(), "WRONGTYPE"):
 		f.Level, f.Found = check.Fail, "a key of the registry is of another type: "+err.Error()
 		f.Means = "something else uses the prefix " + x.config.Prefix + "; nothing can be scored"
-		f.Do = "choose another prefix (redis-prefix), or delete the keys that begin with " + x.names.prefix + "{" + registryTag + "}"
+		f.Do = "delete that key, or choose another prefix (redis-prefix)"
 	case err != nil:
 		f.Level, f.Found = check.Fail, "the registry cannot be read: "+err.Error()
 		f.Means = "who holds what cannot be told: nothing is scored"
@@ -248,6 +250,7 @@ func (c *checker) dataModel(ctx context.Context) {
 	if err != nil {
 		return
 	}
+	c.values(ctx)
 	r := snap.registry
 	if r.Epoch == 0 {
 		return
@@ -267,6 +270,52 @@ func (c *checker) dataModel(ctx context.Context) {
 		}
 	}
 	c.add(reg)
+}
+
+// values looks for numbers and settings that no script has written.
+func (c *checker) values(ctx context.Context) {
+	n := c.x.names
+	bad := func(key, field, value, means, do string) {
+		if field != "" {
+			key += ", field " + field
+		}
+		c.add(check.Finding{Level: check.Warn, What: "data model", Found: fmt.Sprintf("%s is %q, which it cannot be", key, redisx.Clip(value)), Means: means, Do: do})
+	}
+	const itself = "nothing: it mends itself with the next registration, clear or new holder; find out who writes there"
+	pipe := c.client.Pipeline()
+	meta, counts, epoch := pipe.HGetAll(ctx, n.meta), pipe.HMGet(ctx, n.count, "holder", "reserved", "ended", "swept"), pipe.Get(ctx, n.epoch)
+	_, _ = pipe.Exec(ctx) // each is looked at; what cannot be read has been told
+	for _, field := range slices.Sorted(maps.Keys(meta.Val())) {
+		name, ok := strings.CutPrefix(field, modelField)
+		if !ok {
+			continue
+		}
+		if _, err := parseModel(name, meta.Val()[field]); err != nil {
+			bad(n.meta, field, meta.Val()[field], "the model counts as not set: each process cuts its prompts by its own block size, and writes may be refused", n.unfix(name)+" makes the next write fix it anew")
+		}
+	}
+	numbers := map[string]uint64{}
+	for i, field := range []string{"holder", "reserved", "ended", "swept"} {
+		text, there := "", false
+		if i < len(counts.Val()) {
+			text, there = counts.Val()[i].(string)
+		}
+		v, err := strconv.ParseUint(text, 10, 53)
+		numbers[field] = v
+		// Its copy is never above it.
+		low, _ := strconv.ParseUint(meta.Val()[field], 10, 53)
+		if there && (err != nil || i < 2 && v >= uint64(store.FirstLocal)) || (there || len(counts.Val()) > 0) && v < low {
+			bad(n.count, field, text, "it is taken for lost: ids begin anew above all that have been given, and the index is swept", itself)
+		}
+	}
+	if numbers["swept"] > numbers["ended"] {
+		bad(n.count, "swept", fmt.Sprint(numbers["swept"]), fmt.Sprintf("only %d lives have ended: the index is swept anew", numbers["ended"]), itself)
+	}
+	if text := epoch.Val(); text != "" {
+		if v, err := strconv.ParseUint(text, 10, 64); err != nil || v >= maxEpoch {
+			bad(n.epoch, "", text, "it is taken for lost: every lookup loads the registry", itself)
+		}
+	}
 }
 
 // spread tells how the partitions lie on the masters of a cluster.

@@ -28,7 +28,7 @@ var (
 	}
 	writerNeeds = []need{
 		{"evalsha", "EVALSHA 0 1 KEY"}, {"mset", "MSET KEY 0"}, {"unlink", "UNLINK KEY"},
-		{"set", "SET REG 0"}, {"del", "DEL REG"}, {"incrby", "INCRBY REG 1"},
+		{"set", "SET REG 0"}, {"del", "DEL REG"},
 		{"hget", "HGET REG 0"}, {"hvals", "HVALS REG"}, {"hset", "HSET REG 0 0"}, {"hdel", "HDEL REG 0"},
 		{"hexists", "HEXISTS REG 0"}, {"hincrby", "HINCRBY REG 0 1"},
 		{"rpush", "RPUSH REG 0"}, {"lrange", "LRANGE REG 0 0"}, {"ltrim", "LTRIM REG 0 -1"}, {"llen", "LLEN REG"}, {"lindex", "LINDEX REG 0"}, {"lset", "LSET REG 0 0"},

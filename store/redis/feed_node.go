@@ -226,7 +226,7 @@ func (g *group) probe(ctx context.Context) error {
 			}
 			return err
 		}
-		if e, err := parseEpoch(epoch); err == nil && e != f.epoch.Load() {
+		if e := f.x.epochOf(epoch); e != f.epoch.Load() {
 			f.epoch.Store(e)
 			f.hear(0)
 		}

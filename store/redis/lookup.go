@@ -314,7 +314,7 @@ func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err 
 	if first {
 		v, _ := l.spans[0].of(l.buf)
 		l.vals = l.spans[1:]
-		return parseEpoch(string(v))
+		return x.epochOf(string(v)), nil
 	}
 	return 0, nil
 }

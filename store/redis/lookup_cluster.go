@@ -69,7 +69,7 @@ func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err
 	if get == nil {
 		return 0, nil
 	}
-	return parseEpoch(get.Val())
+	return x.epochOf(get.Val()), nil
 }
 
 // firstError returns the error of a pipeline that is about blocks. all tells that there

@@ -114,6 +114,11 @@ func parseModel(name, text string) (store.ModelInfo, error) {
 	return m, nil
 }
 
+// unfix is the command that takes away what is set for a model.
+func (n *names) unfix(model string) string {
+	return fmt.Sprintf("HDEL %s %q", n.meta, modelField+model)
+}
+
 // EnsureModel implements store.Index.
 func (x *Index) EnsureModel(ctx context.Context, want store.ModelInfo) (store.ModelInfo, error) {
 	if err := x.begin(ctx, "model"); err != nil {
@@ -145,7 +150,7 @@ func (x *Index) writeModel(ctx context.Context, want store.ModelInfo) (store.Mod
 	s, _ := cmds[0].Val().(string)
 	got, err := parseModel(want.Name, s)
 	if err != nil {
-		return store.ModelInfo{}, fmt.Errorf("redis: the settings of model %s are written as %q: %w", want.Name, redisx.Clip(s), err)
+		return store.ModelInfo{}, fmt.Errorf("%w, where it is %q; %s makes it be fixed anew", err, redisx.Clip(s), x.names.unfix(want.Name))
 	}
 	return got, nil
 }

@@ -162,16 +162,24 @@ func (x *Index) fly(f *flight) {
 	x.retireNoticed(ctx, late)
 }
 
-func parseEpoch(s string) (uint64, error) {
+// epochOf reads an epoch; 0 is one that is lost, and one that no script has written.
+func (x *Index) epochOf(s string) uint64 {
 	if s == "" {
-		return 0, nil // nobody has registered yet
+		return 0 // nobody has registered yet
 	}
 	e, err := strconv.ParseUint(s, 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("redis: the epoch %q is no number", redisx.Clip(s))
+	if err == nil && e >= maxEpoch {
+		err = fmt.Errorf("it is above %d", uint64(maxEpoch))
 	}
-	return e, nil
+	if err != nil {
+		x.unreadable("the epoch "+strconv.Quote(redisx.Clip(s))+" in "+x.names.epoch, s, err)
+		return 0
+	}
+	return e
 }
+
+// maxEpoch is above all epochs: scripts count in doubles.
+const maxEpoch = 1 << 53
 
 // counter reads one number of an HMGET; what is not there is 0.
 func counter(vals []any, i int) uint64 {

@@ -303,8 +303,11 @@ func TestUnreadableRegistry(t *testing.T) {
 	}
 	wantSaid(13)
 	plain.Set(ctx, x.names.epoch, "soon", 0)
-	if err := x.Lookup(ctx, &store.Query{Fold: &storetest.Collector{}}); err == nil || !strings.Contains(err.Error(), `"soon"`) {
-		t.Errorf("an epoch that is no number: got %v", err)
+	for range 2 { // it counts as lost: the registry is loaded each time, and it is said once
+		if err := x.Lookup(ctx, &store.Query{Fold: &storetest.Collector{}}); err != nil {
+			t.Errorf("an epoch that is no number: got %v", err)
+		}
+		wantSaid(14)
 	}
 }
 

@@ -116,8 +116,13 @@ func (x *Index) reserve(ctx context.Context, next uint64) error {
 			continue
 		}
 		v, err := strconv.ParseUint(m.Val(), 10, 64)
+		if err == nil && v >= uint64(store.FirstLocal) {
+			err = fmt.Errorf("it is above all ids")
+		}
 		if err != nil {
-			return fmt.Errorf("redis: the mark %s is %q, which is no number", x.names.high(p), redisx.Clip(m.Val()))
+			// The others know better, and it is written anew below.
+			x.unreadable("the mark "+x.names.high(p)+", "+strconv.Quote(redisx.Clip(m.Val()))+",", m.Val(), err)
+			continue
 		}
 		marked = max(marked, v)
 	}
@@ -132,17 +137,46 @@ func (x *Index) reserve(ctx context.Context, next uint64) error {
 			}
 		}
 	}
-	limit := max(marked, next) + reserveStep
-	if limit >= uint64(store.FirstLocal) {
-		return fmt.Errorf("redis: all %d ids have been given; use another prefix", uint32(store.FirstLocal-1))
-	}
-	calls := make([]*call, len(marks))
-	for p := range marks {
-		calls[p] = &call{script: markScript, keys: []string{x.names.high(p)}, args: []string{strconv.FormatUint(limit, 10)}}
-	}
-	if _, err := x.run(ctx, calls...); err != nil {
+	limit, err := x.raiseMarks(ctx, &marked, next)
+	if err != nil {
 		return err
 	}
-	_, err := x.run(ctx, x.registryCall(reserveScript, x.names.own(""), strconv.FormatUint(marked, 10), strconv.FormatUint(limit, 10)))
+	_, err = x.run(ctx, x.registryCall(reserveScript, x.names.own(""), strconv.FormatUint(marked, 10), strconv.FormatUint(limit, 10)))
 	return err
+}
+
+// raiseMarks raises the marks of all partitions to a limit that nobody else has raised
+// them to, so that the ids above marked are for one registry to give:
+//
+//	A and B: read 4097, as the counters have been lost
+//	A: raises the marks to 8193, gives 4098, and the counters are lost again
+//	B: must not begin at 4098
+//
+// marked is the highest of them before, as it was read, and as it turns out to be.
+func (x *Index) raiseMarks(ctx context.Context, marked *uint64, next uint64) (limit uint64, err error) {
+	for range applyTries {
+		limit = max(*marked, next) + reserveStep
+		if limit >= uint64(store.FirstLocal) {
+			return 0, fmt.Errorf("redis: all %d ids have been given; use another prefix", uint32(store.FirstLocal-1))
+		}
+		var calls [blockkey.Partitions]*call
+		for p := range calls {
+			calls[p] = &call{script: markScript, keys: []string{x.names.high(p)}, args: []string{strconv.FormatUint(limit, 10)}}
+		}
+		cmds, err := x.run(ctx, calls[:]...)
+		if err != nil {
+			return 0, err
+		}
+		was := *marked
+		for _, c := range cmds {
+			if v, ok := c.Val().(int64); ok && v > 0 {
+				was = max(was, uint64(v))
+			}
+		}
+		if was == *marked {
+			return limit, nil
+		}
+		*marked = was
+	}
+	return 0, fmt.Errorf("%w: others have raised the limit of ids %d times meanwhile", store.ErrUnavailable, applyTries)
 }

@@ -103,9 +103,7 @@ func (x *Index) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
 	if len(v) < 6 {
 		return a, fmt.Errorf("redis: roster.lua returned %v", v)
 	}
-	if a.epoch, err = parseEpoch(word(v[0])); err != nil {
-		return a, err
-	}
+	a.epoch = x.epochOf(word(v[0]))
 	if _, err = fmt.Sscanf(word(v[3]), "%d %d", &a.swept, &a.ended); err != nil {
 		return a, fmt.Errorf("redis: the numbers of swept and ended lives are %q", redisx.Clip(word(v[3])))
 	}
@@ -430,7 +428,7 @@ func (x *Index) readMeta(meta map[string]string) (map[string]store.ModelInfo, er
 		}
 		m, err := parseModel(name, text)
 		if err != nil {
-			x.unreadable(fmt.Sprintf("what is set for model %q", name), text, err)
+			x.unreadable(fmt.Sprintf("what is set for model %q (%s takes it away)", name, x.names.unfix(name)), text, err)
 			continue
 		}
 		models[name] = m

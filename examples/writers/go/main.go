@@ -220,13 +220,20 @@ func (w *writer) reserve(ctx context.Context, next string) error {
 			highest = uint64(now.Unix()-1767225600) * 8
 		}
 	}
-	limit := max(highest, n) + 4096
-	for p := range tags {
-		if err := w.scripts["mark"].Run(ctx, w.rdb, []string{"kva{" + tags[p:p+1] + "}:high"}, limit).Err(); err != nil {
-			return err
+	for {
+		limit, was := max(highest, n)+4096, uint64(0)
+		for p := range tags {
+			v, err := w.scripts["mark"].Run(ctx, w.rdb, []string{"kva{" + tags[p:p+1] + "}:high"}, limit).Uint64()
+			if err != nil {
+				return err
+			}
+			was = max(was, v)
 		}
+		if was <= highest {
+			return w.registry(ctx, "reserve", "", highest, limit).Err()
+		}
+		highest = was // somebody else is at it
 	}
-	return w.registry(ctx, "reserve", "", highest, limit).Err()
 }
 
 // key is the name of a block's key in Redis.

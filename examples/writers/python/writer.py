@@ -157,9 +157,12 @@ class Writer:
         if highest == 0 and following == 1 and self.redis.scan(0, "kva{?}????????", 10000)[1]:
             # An index that has lost all it knew: begin at the time.
             highest = (self.redis.time()[0] - 1767225600) * 8
-        limit = max(highest, following) + 4096
-        for p in range(PARTITIONS):
-            self.scripts["mark"](keys=[tagged(p, b":high")], args=[limit])
+        while True:
+            limit = max(highest, following) + 4096
+            was = max(self.scripts["mark"](keys=[tagged(p, b":high")], args=[limit]) for p in range(PARTITIONS))
+            if was <= highest:
+                break
+            highest = was  # somebody else is at it
         self.registry("reserve", "", highest, limit)
 
     def key(self, block_key):

@@ -49,7 +49,7 @@ if rank == '0' then
   ending(before)
   change = true
 end
-local life = text(redis.call('HINCRBY', count, 'holder', 1))
+local life = more('holder', 1)
 redis.call('HSET', own, rank, life)
 redis.call('HSET', records, life, fence .. ',0')
 keep(pod)

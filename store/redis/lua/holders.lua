@@ -124,7 +124,7 @@ for i = 1, tonumber(ARGV[at]) do
     given()
     problem = full()
     if problem then break end
-    id = text(redis.call('HINCRBY', count, 'holder', 1))
+    id = more('holder', 1)
     -- A generation has the number of its first holder.
     local life = redis.call('HGET', own, rank)
     if not life then

@@ -4,9 +4,18 @@
 
 local field, json = ARGV[3], ARGV[4]
 local old = redis.call('HGET', meta, field)
-if old then return old end
--- schema, partitions and perhaps log are the fields that are no models.
-if redis.call('HLEN', meta) - 2 - redis.call('HEXISTS', meta, 'log') >= tonumber(ARGV[5]) then
+if old then
+  -- What cannot be is taken for lost, as readers do. A scheme may be a later version's.
+  local good, set = pcall(cjson.decode, old)
+  local size = good and type(set) == 'table' and type(set.scheme) == 'string' and set.scheme ~= '' and tonumber(set.block_size)
+  if size and size >= 1 and size == math.floor(size) then return old end
+end
+-- Of the fields some are no models.
+local others = 0
+for _, there in ipairs(redis.call('HMGET', meta, 'schema', 'partitions', 'log', 'holder', 'ended')) do
+  if there then others = others + 1 end
+end
+if not old and redis.call('HLEN', meta) - others >= tonumber(ARGV[5]) then
   return redis.error_reply('KVAFULL models ' .. ARGV[5])
 end
 redis.call('HSET', meta, field, json)

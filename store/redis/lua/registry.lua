@@ -24,7 +24,20 @@ local function text(n) return string.format('%.0f', n) end
 local schema, latest = string.match(ARGV[1], '^(%S*) ?(%d*)$')
 if latest ~= '' and now >= tonumber(latest) then return redis.error_reply('KVALATE ' .. text(now)) end
 
-local found = redis.call('HMGET', meta, 'schema', 'partitions')
+-- An error between two writes would leave half of a change, which whoever makes it
+-- again takes for the whole. So a key of another type is refused before the first.
+for _, look in ipairs({
+  {'HGET', meta, ''}, {'HGET', count, ''}, {'GET', epoch}, {'HGET', pods, ''},
+  {'ZSCORE', live, ''}, {'HGET', gen, ''}, {'HGET', records, ''}, {'HGET', own, ''},
+}) do
+  local reply = redis.pcall(unpack(look))
+  if type(reply) == 'table' and reply.err then
+    if not string.find(reply.err, 'WRONGTYPE', 1, true) then return reply end
+    return redis.error_reply('WRONGTYPE the registry has the key ' .. look[2] .. ', which is of another type: UNLINK it')
+  end
+end
+
+local found = redis.call('HMGET', meta, 'schema', 'partitions', 'holder', 'ended')
 if not found[1] and not found[2] then
   redis.call('HSET', meta, 'schema', schema, 'partitions', ARGV[2])
 elseif found[1] ~= schema or found[2] ~= ARGV[2] then
@@ -36,6 +49,36 @@ end
 -- first: one that takes none, and does nothing, opens the way.
 local function freeing() redis.call('HDEL', own, '') end
 
+-- number reads what a script has written as a number; it is -1 for what is none.
+local function number(v)
+  local n = tonumber(string.match(v or '0', '^%d+$') or '-1')
+  return n < 9007199254740992 and n or -1
+end
+
+-- more raises a counter by n. Its copy in meta tells when somebody sets it back.
+local function more(field, n)
+  n = text(redis.call('HINCRBY', count, field, n))
+  redis.call('HSET', meta, field, n)
+  return n
+end
+
+-- Counters that are lost or cannot be: ids begin anew above all marks (see reserve.lua),
+-- and more lives have ended than can ever have been counted, as pods remember how many
+-- had when they were born.
+local counted = redis.call('HMGET', count, 'holder', 'reserved', 'ended', 'swept')
+local holder, reserved, over, swept = number(counted[1]), number(counted[2]), number(counted[3]), number(counted[4])
+local copied, copiedOver = number(found[3]), number(found[4])
+if not (counted[1] and found[3]) and (counted[1] or counted[2]) or holder < copied or copied < 0
+  or holder < 0 or holder > 4026531839 or reserved < 0 or reserved > 4026531839 then
+  redis.call('HDEL', count, 'holder', 'reserved')
+end
+if swept < 0 then redis.call('HDEL', count, 'swept') end
+if over < math.max(copiedOver, swept, 0) or copiedOver < 0 or not counted[3] and redis.call('HEXISTS', gen, '@') == 1 then
+  freeing()
+  redis.call('HSET', count, 'ended', '0')
+  more('ended', text(math.max(math.floor(now / 1000), over + 1, copiedOver + 1, swept + 1)))
+end
+
 -- given is called before ids are taken from the counters. In another process
 -- than the last time, which may have lost the latest ids, they jump ahead.
 local checked, jumped = false, false
@@ -46,8 +89,8 @@ local function given()
   local last = redis.call('HGET', count, 'run')
   if last == run then return end
   if last then
-    redis.call('HINCRBY', count, 'holder', 4096)
-    redis.call('INCRBY', epoch, 1073741824) -- 18 minutes
+    more('holder', 4096)
+    redis.call('SET', epoch, text(math.max(number(redis.call('GET', epoch)), 0) + 1073741824)) -- 18 minutes
     jumped = true
   end
   redis.call('HSET', count, 'run', run)
@@ -57,8 +100,9 @@ end
 -- makes replicas see it later.
 local function tell(e)
   local logged, log = KEYS[9], KEYS[10]
-  local limit, n = string.match(log and redis.call('GET', logged) or '', '^(%d+) (%d+)$')
-  if not limit then return end
+  local state = log and redis.pcall('GET', logged)
+  local limit, n = string.match(type(state) == 'string' and state or '', '^(%d+) (%d+)$')
+  if not limit then return end -- off, as readers see
   n = text(n + 1)
   local reply = redis.pcall('XADD', log, 'MAXLEN', '~', limit, '*', 'n', n, 'e', e)
   if type(reply) == 'table' and reply.err then
@@ -75,9 +119,11 @@ end
 local function moved(what)
   given()
   local news = redis.call('HGET', gen, '@')
+  if not news then more('ended', 0) end -- from here on it is there
   -- The epoch may have been lost, and the time is that of the last one perhaps.
-  local told = news and tonumber(string.match(news, '\n(%d+) [^\n]*\n$')) or 0
-  local last = tonumber(redis.call('GET', epoch) or told) or told
+  local told = math.max(number(news and string.match(news, '\n(%d+) [^\n]*\n$')), 0)
+  local last = number(redis.call('GET', epoch) or text(told))
+  if last < 0 then last = told end
   -- In us, since more than one change comes in a ms: an epoch that runs ahead of the
   -- clock could come again when all is lost.
   local e = text(math.max(last + 1, told + 1, time[1] * 1000000 + time[2]))
@@ -105,7 +151,7 @@ local function finish(ids)
   for i = 1, #ids, 1000 do
     ended = ended + redis.call('HDEL', gen, unpack(ids, i, math.min(i + 999, #ids)))
   end
-  if ended > 0 then redis.call('HINCRBY', count, 'ended', ended) end
+  if ended > 0 then more('ended', ended) end
 end
 
 -- forget removes the records of generations, which ends them.
@@ -114,7 +160,7 @@ local function forget(lives)
   for i = 1, #lives, 1000 do
     ended = ended + redis.call('HDEL', records, unpack(lives, i, math.min(i + 999, #lives)))
   end
-  if ended > 0 then redis.call('HINCRBY', count, 'ended', ended) end
+  if ended > 0 then more('ended', ended) end
 end
 
 -- full says that the limit of ids has to be raised before the next one is given;
@@ -129,7 +175,7 @@ end
 local born = '0'
 local function ended() return redis.call('HGET', count, 'ended') or '0' end
 local function ending(before)
-  if ended() == before then redis.call('HINCRBY', count, 'ended', 1) end
+  if ended() == before then more('ended', 1) end
   born = ended()
 end
 
@@ -140,11 +186,34 @@ local function keep(pod)
   redis.call('HSET', gen, '@' .. pod, table.concat(all, ' '))
 end
 
+-- registered reports whether the pod has a registration that readers can read.
+local function registered(pod)
+  local json = redis.call('HGET', pods, pod)
+  if not json then return false end
+  local good, reg = pcall(cjson.decode, json)
+  return good and type(reg) == 'table' and reg.name == pod
+end
+
+-- lives returns the ids and generations in own and among the words of its copy, but no
+-- id that is another pod's.
+local function lives(pod, words)
+  local all, list = redis.call('HVALS', own), {}
+  for i = 3, #words, 2 do all[#all + 1] = words[i] end
+  for i = 1, #all, 1000 do
+    local part = {unpack(all, i, math.min(i + 999, #all))}
+    for j, said in ipairs(redis.call('HMGET', gen, unpack(part))) do
+      local whose = said and string.match(said, '^%S+ %S+ %S+ %S+ (.*)$')
+      if number(part[j]) > 0 and (not whose or whose == pod) then list[#list + 1] = part[j] end
+    end
+  end
+  return list
+end
+
 -- retire ends the life of the pod that own belongs to. Among the values of own
 -- are the generations of its ranks, which are ids of holders of this life too.
 local function retire(pod)
   freeing()
-  local ids, before = redis.call('HVALS', own), ended()
+  local ids, before = lives(pod, {}), ended()
   finish(ids)
   forget(ids)
   ending(before)
@@ -160,27 +229,36 @@ end
 --   gen alone   has taken all ids with it: the lives in own are over
 --   pods alone  has ended the pod's life, or its next one would have the ids
 --
+--   a copy that is another than own, or no copy: the lives in both are over
+--   a registration that cannot be read is none
+--
 -- It returns true when readers have to know.
 local function heal(pod)
   local copy = redis.call('HGET', gen, '@' .. pod)
   local there = redis.call('HLEN', own) > 0
-  if copy then born = string.match(copy, '^%d+') or '0' end
-  if copy and not there then
-    local words = {}
-    for w in string.gmatch(copy, '%S+') do words[#words + 1] = w end
+  local words = {}
+  for w in string.gmatch(copy or '', '%S+') do words[#words + 1] = w end
+  local whole = #words % 2 == 1 and number(words[1]) >= 0
+  if whole then born = words[1] end
+  if whole and not there then
     for i = 2, #words - 1, 1000 do
       freeing()
       redis.call('HSET', own, unpack(words, i, math.min(i + 999, #words)))
     end
+  elseif whole then
+    local all, same = redis.call('HGETALL', own), {}
+    for i = 2, #words, 2 do same[words[i]] = words[i + 1] end
+    whole = #all == #words - 1
+    for i = 1, #all, 2 do whole = whole and same[all[i]] == all[i + 1] end
   end
-  if redis.call('HEXISTS', pods, pod) == 0 then
+  if not registered(pod) then
     if not copy and not there then return false end
     retire(pod)
     return true
   end
-  if copy then return false end
+  if whole then return false end
   freeing()
-  local ids, before = redis.call('HVALS', own), ended()
+  local ids, before = lives(pod, words), ended()
   finish(ids)
   forget(ids)
   ending(before)
@@ -235,4 +313,11 @@ end
 local function expired(pod)
   local till = redis.call('ZSCORE', live, pod)
   return till and tonumber(till) <= now
+end
+
+-- gen has had the news since the first change. Without them it has been lost, and with
+-- it what tells which pods there were.
+if redis.call('HEXISTS', gen, '@') == 0 and redis.call('GET', epoch) then
+  freeing()
+  moved()
 end

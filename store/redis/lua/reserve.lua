@@ -1,18 +1,22 @@
 -- Raises the limit up to which ids may be given.
 -- ARGV  schema partitions marked limit
--- marked is the highest limit that any partition remembers, limit the new one,
--- which all of them remember by now. A registry that has no limit is new, or has
--- been lost while blocks of its ids may live on elsewhere: it begins above what
--- is marked, and has something to sweep.
+-- marked is the highest limit that any partition remembered, limit the new one, which
+-- all of them remember by now, and which nobody else has: the ids in between are this
+-- caller's to give. So where the limit is another than marked, because the registry is
+-- new, or has been lost while blocks of its ids may live on elsewhere, ids go on above
+-- what is marked. In the latter case there is something to sweep.
 
 freeing()
 local marked, limit = tonumber(ARGV[3]), tonumber(ARGV[4])
 local last = redis.call('HGET', count, 'reserved')
-if not last and marked > tonumber(redis.call('HGET', count, 'holder') or '0') then
+if marked > tonumber(last or '0') and marked > tonumber(redis.call('HGET', count, 'holder') or '0') then
   redis.call('HSET', count, 'holder', text(marked))
-  -- More lives than can ever have been counted: pods remember how many had ended
-  -- when they were born.
-  redis.call('HSET', count, 'ended', text(math.floor(now / 1000)))
+  if not last then
+    -- More lives than can ever have been counted.
+    redis.call('HSET', count, 'ended', '0')
+    more('ended', text(math.max(over, math.floor(now / 1000))))
+  end
 end
+more('holder', 0) -- its copy is what it is from here on
 if limit > tonumber(last or '0') then redis.call('HSET', count, 'reserved', text(limit)) end
 return 1

@@ -20,9 +20,21 @@
 local epoch, live, count, gen, pods, meta = unpack(KEYS)
 local from, most = ARGV[1], tonumber(ARGV[2])
 local now = redis.call('TIME')
-local out = {redis.call('GET', epoch) or '0', now[1], now[2]}
+for _, look in ipairs({{'GET', epoch}, {'ZRANGE', live, 0, 0}, {'HLEN', count}, {'HLEN', gen}, {'HLEN', pods}, {'HLEN', meta}}) do
+  local reply = redis.pcall(unpack(look))
+  if type(reply) == 'table' and reply.err then
+    if not string.find(reply.err, 'WRONGTYPE', 1, true) then return reply end
+    return redis.error_reply('WRONGTYPE the registry has the key ' .. look[2] .. ', which is of another type: UNLINK it')
+  end
+end
+-- What is no number is as good as lost, as for the reader of blocks.
+local function number(v)
+  v = string.match(v or '', '^%d+$') or '0'
+  return tonumber(v) < 9007199254740992 and v or '0'
+end
+local out = {number(redis.call('GET', epoch)), now[1], now[2]}
 local lives = redis.call('HMGET', count, 'swept', 'ended')
-out[4] = (lives[1] or '0') .. ' ' .. (lives[2] or '0')
+out[4] = number(lives[1]) .. ' ' .. number(lives[2])
 out[5] = redis.call('ZRANGE', live, 0, 63, 'WITHSCORES')
 
 -- news returns the pods that have changed since an epoch, and whether the models

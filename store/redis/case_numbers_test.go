@@ -1,0 +1,169 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// TestCaseCountersByHand sets counters, their limits and the epoch by hand to what they were
+// and to what they cannot be: no id is given twice, writes go on, and the check names what is
+// wrong.
+func TestCaseCountersByHand(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	for _, field := range []string{"holder", "reserved", "ended", "swept", "run", "lease", "epoch"} {
+		for _, value := range []string{"gone", "0", "1", "notanumber", "", "-5", "1e3", "0x10", "99999999999999999999", "9007199254740993", "4026531840"} {
+			t.Run(field+" "+value, func(t *testing.T) {
+				c := Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true, SweepDuty: 1}
+				x, y := open(t, c), open(t, c)
+				keys := manyKeys(6)
+				given := map[store.HolderID]string{}
+				note := func(life string) {
+					t.Helper()
+					reg, err := y.Registry(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, h := range reg.Holders() {
+						if was, ok := given[h.ID]; ok && was != h.Pod+life {
+							t.Fatalf("id %d is given to %s, after %s", h.ID, h.Pod+life, was)
+						}
+						given[h.ID] = h.Pod + life
+					}
+				}
+				for i, pod := range []string{"a", "b", "c"} {
+					apply(t, x, batchOf(pod, store.Add, keys[i]))
+				}
+				note("1")
+				for _, pod := range []string{"a", "b", "c"} {
+					if _, err := x.Retire(t.Context(), pod); err != nil {
+						t.Fatal(err)
+					}
+				}
+				wantBlocks(t, y, keys[:3], "", "", "")
+				key, del, set := x.names.count, []any{"hdel", x.names.count, field}, []any{"hset", x.names.count, field, value}
+				if field == "epoch" {
+					key, del, set = x.names.epoch, []any{"del", x.names.epoch}, []any{"set", x.names.epoch, value}
+				}
+				do := set
+				if value == "gone" {
+					do = del
+				}
+				if err := plain.Do(t.Context(), do...).Err(); err != nil {
+					t.Fatal(err)
+				}
+				found, err := x.Check(t.Context(), 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				impossible := field != "run" && field != "lease" && value != "gone" && value != "0" && value != "1" && value != "4026531840" && (field != "epoch" || value != "") && (value != "9007199254740993" || field == "holder" || field == "reserved" || field == "epoch")
+				if named := slices.ContainsFunc(found, func(f check.Finding) bool {
+					return f.Level == check.Warn && strings.Contains(f.Found, key) && strings.Contains(f.Found, fmt.Sprintf("%q", value)) && f.Do != ""
+				}); impossible && !named {
+					t.Errorf("the check does not name %s = %q", field, value)
+				}
+				wantBlocks(t, y, keys[:3], "", "", "")
+				for i, pod := range []string{"d", "a", "e"} {
+					apply(t, x, batchOf(pod, store.Add, keys[3+i]))
+				}
+				note("2")
+				for _, i := range []*Index{x, y, open(t, c)} {
+					wantBlocks(t, i, keys, "", "", "", "d", "a", "e")
+				}
+				apply(t, y, batchOf("d", store.Clear), batchOf("a", store.Remove, keys[4]))
+				mustBegin(t, y, "e", 1)
+				for _, i := range []*Index{x, y} {
+					wantBlocks(t, i, keys, "", "", "", "", "", "")
+				}
+				if _, err := y.Retire(t.Context(), "e"); err != nil {
+					t.Fatal(err)
+				}
+				if p, err := x.Sweep(t.Context()); err != nil || !p.Done {
+					t.Fatalf("sweep: %+v, %v", p, err)
+				}
+				for _, v := range blockValues(t, x, plain) {
+					t.Errorf("%q is left after a sweep", v)
+				}
+			})
+		}
+	}
+}
+
+// TestCaseModelThatCannotBe writes settings of a model that cannot be: they count as none, and
+// the next write fixes the model anew. What a later version may have written is left alone,
+// and named with the cure.
+func TestCaseModelThatCannotBe(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	for value, mends := range map[string]bool{
+		"": true, "garbage": true, "[]": true, "null": true, "17": true, "{}": true, `{"block_size":0,"scheme":"native"}`: true,
+		`{"block_size":-4,"scheme":"native"}`: true, `{"block_size":"x","scheme":"native"}`: true, `{"block_size":4.5,"scheme":"native"}`: true,
+		`{"block_size":4}`: true, `{"block_size":4,"scheme":""}`: true, `{"block_size":4,"scheme":7}`: true,
+		`{"block_size":1000000000,"scheme":"native"}`: false, `{"block_size":4,"scheme":"nat\nive"}`: false,
+	} {
+		t.Run(value, func(t *testing.T) {
+			x := open(t, Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true})
+			want := store.ModelInfo{Name: "x", BlockSize: 4, Scheme: "native"}
+			if _, err := x.EnsureModel(t.Context(), store.ModelInfo{Name: "other", BlockSize: 8, Scheme: "native"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := plain.HSet(t.Context(), x.names.meta, "model:x", value).Err(); err != nil {
+				t.Fatal(err)
+			}
+			found, err := x.Check(t.Context(), 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.ContainsFunc(found, func(f check.Finding) bool {
+				return f.Level == check.Warn && strings.Contains(f.Found, "model:x") && strings.Contains(f.Do, "HDEL "+x.names.meta)
+			}) {
+				t.Error("the check does not name it")
+			}
+			got, err := x.EnsureModel(t.Context(), want)
+			if !mends {
+				if !errors.Is(err, store.ErrRefused) || !strings.Contains(err.Error(), "HDEL "+x.names.meta+` "model:x"`) {
+					t.Errorf("got %v, want the cure", err)
+				}
+				return
+			}
+			if err != nil || got != want {
+				t.Errorf("got %v, %v", got, err)
+			}
+			reg, err := x.Registry(t.Context())
+			if err != nil || reg.Models["x"] != want || reg.Models["other"].BlockSize != 8 {
+				t.Errorf("the models are %v, %v", reg.Models, err)
+			}
+		})
+	}
+}
+
+// TestMarksByHand: a mark that is no number is written anew; what the others say counts.
+func TestMarksByHand(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	x := open(t, Config{URL: s.URL(), NoSweep: true})
+	apply(t, x, batchOf("a", store.Add, 1))
+	id := x.idsOf(t, 1)[0]
+	for p, value := range []string{"garbage", "", "-1", "99999999999999999999", "4026531840"} {
+		plain.Set(t.Context(), x.names.high(p), value, 0)
+	}
+	plain.Del(t.Context(), x.names.count)
+	apply(t, x, batchOf("b", store.Add, 2))
+	if next := x.idsOf(t, 2)[0]; next <= id {
+		t.Errorf("id %d after %d", next, id)
+	}
+	wantBlocks(t, x, []blockkey.Key{1, 2}, "a", "b")
+	for p := range blockkey.Partitions {
+		if v := plain.Get(t.Context(), x.names.high(p)).Val(); v != plain.HGet(t.Context(), x.names.count, "reserved").Val() {
+			t.Errorf("partition %d remembers %q", p, v)
+		}
+	}
+}
