@@ -33,7 +33,8 @@ type Config struct {
 	Linger  time.Duration
 	Writers int
 	// ReplayBytes bounds what one question to a replay socket may bring before the
-	// next is asked, 32 MiB; Replays how many ranks ask at a time, 8.
+	// next is asked, 32 MiB. Replays is how many ranks ask at a time, 8; the answers that
+	// all have and have not worked off stay below that many times ReplayBytes.
 	ReplayBytes int64
 	Replays     int
 	// ReplayIdle is how long a replay socket may say nothing in the middle of an answer,
@@ -43,6 +44,11 @@ type Config struct {
 	// missing before it counts as lost, 5, with growing pauses of together some
 	// seconds.
 	ReplayTries int
+	// ReplayPatience is how long what a rank holds is still credited while something is
+	// known to be missing of it, or what a replay has told is not what comes live, 1.5 s.
+	// It is the time of all questions together; then a generation begins with what comes
+	// live.
+	ReplayPatience time.Duration
 	// Quiet is how long a rank is silent before its replay socket is asked whether
 	// there is more, 2 s; while there is nothing the time doubles up to 1 minute.
 	Quiet time.Duration
@@ -126,6 +132,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"Linger", &c.Linger, 2 * time.Millisecond, time.Second},
 		{"Quiet", &c.Quiet, 2 * time.Second, time.Hour},
 		{"ReplayIdle", &c.ReplayIdle, 2 * time.Second, time.Minute},
+		{"ReplayPatience", &c.ReplayPatience, 1500 * time.Millisecond, time.Hour},
 	} {
 		if *v.p == 0 {
 			*v.p = v.def

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
@@ -30,9 +31,9 @@ var (
 type Ingester struct {
 	config  Config
 	writer  *writer
-	queues  budget        // of all queues
-	replays chan struct{} // one token for each replay that is under way
-	dials   *zmq.Dials    // of all readers
+	queues  budget              // of all queues
+	replays *semaphore.Weighted // bytes of answers of replay sockets
+	dials   *zmq.Dials          // of all readers
 	pushers *pushers
 	matched sync.Map                        // pod -> *atomic.Int64, nanoseconds since 1970
 	asked   sync.Map                        // model -> the same
@@ -95,7 +96,7 @@ func New(c Config) (*Ingester, error) {
 	if err != nil {
 		return nil, err
 	}
-	in := &Ingester{config: c, queues: budget{limit: c.TotalBytes}, writer: newWriter(&c), replays: make(chan struct{}, c.Replays), dials: zmq.NewDials(maxDials), readers: map[rankKey]*reader{}, writes: make(chan struct{})}
+	in := &Ingester{config: c, queues: budget{limit: c.TotalBytes}, writer: newWriter(&c), replays: semaphore.NewWeighted(int64(c.Replays) * c.ReplayBytes), dials: zmq.NewDials(maxDials), readers: map[rankKey]*reader{}, writes: make(chan struct{})}
 	if in.pushers, err = newPushers(c.Pushers); err != nil {
 		return nil, err
 	}
@@ -168,7 +169,7 @@ func (in *Ingester) Read(ctx context.Context, s Source, fence uint64) error {
 
 	r := &reader{in: in, s: s, fence: fence, q: newQueue(&in.config, &in.queues), ring: newRing(&in.config)}
 	r.decode.Limits = in.config.Events
-	r.f = follower{act: r, tries: in.config.ReplayTries}
+	r.f = follower{act: r, tries: in.config.ReplayTries, patience: in.config.ReplayPatience}
 	wire := in.config.Wire
 	wire.Endpoint, wire.Bind, wire.Topic, wire.Curve, wire.Dials = s.Events, s.Bind, s.Topic, s.Curve, in.dials
 	sub, err := zmq.NewSubscriber(wire, inlet{r})

@@ -25,6 +25,10 @@ type Observer struct {
 	TookOver func(pod string, rank int, gen store.Generation, next uint64)
 	// Gap says that sequences from first to before next are missing.
 	Gap func(pod string, rank int, first, next uint64)
+	// Doubted says that the replay contradicts the live stream: it is another engine's, or
+	// tells nonsense. live is the last number that was heard, next the one that was to
+	// come. It is told once until the replay agrees with the live stream again.
+	Doubted func(pod string, rank int, live, next uint64)
 	// Replayed says that the replay socket was asked, with how many messages were
 	// new to us. err says why it ended early, nil if the engine said that it was
 	// done.
@@ -68,7 +72,12 @@ const (
 	Ended
 	// Renamed: the blocks of the one before are filed under another model's name.
 	Renamed
+	// Contradicted: what a replay has told is not what comes live.
+	Contradicted
 )
+
+// NumReasons is above all reasons; 0 is none.
+const NumReasons = int(Contradicted) + 1
 
 // String is the reason as one word, fit for the label of a metric.
 func (r Reason) String() string {
@@ -85,6 +94,8 @@ func (r Reason) String() string {
 		return "ended"
 	case Renamed:
 		return "renamed"
+	case Contradicted:
+		return "contradicted"
 	}
 	return "unknown"
 }

@@ -22,6 +22,18 @@ type order struct {
 	// proved is true when the answer to the last ask is of the same life as what was
 	// taken.
 	proved bool
+	// sure is true when the last message that was taken is of the process that is heard:
+	// it came over this connection, or with an answer that has a message which did.
+	sure bool
+	// behind is true while live messages have lower numbers than what was taken, though
+	// nothing proves that it was of the process that is heard.
+	behind bool
+	// joined is true when a live message was taken behind what a replay has told, and
+	// nothing has shown yet that both are of one process.
+	joined bool
+	// doubted is true when what a replay has told contradicts the live stream, until a
+	// replay agrees with it again.
+	doubted bool
 }
 
 // verdict is what to do with a message.
@@ -39,12 +51,15 @@ const (
 	// unproven: the engine does not have the last message that was taken, so that
 	// nobody can tell whether this one is of the same life.
 	unproven
+	// contradicted: under the number of a live message something else was taken, which a
+	// replay has told.
+	contradicted
 )
 
 // connected notes a new connection, perhaps to a new process: what was learnt of holes
 // in the numbers of the last one is void.
 func (o *order) connected() {
-	o.heard = false
+	o.heard, o.sure, o.behind = false, false, false
 	if !o.known {
 		o.next, o.open = 0, false
 	}
@@ -52,7 +67,7 @@ func (o *order) connected() {
 
 // fresh begins a new life, of which nothing is known: what the engine still has of it
 // is asked for from 0 on.
-func (o *order) fresh() { *o = order{heard: o.heard, live: o.live} }
+func (o *order) fresh() { *o = order{heard: o.heard, live: o.live, doubted: o.doubted} }
 
 // skipTo begins a new life behind a hole that cannot be filled: with the message seq,
 // or a later one.
@@ -86,13 +101,17 @@ func (o *order) judge(seq, mark uint64) verdict {
 	switch {
 	case o.known && seq == o.next-1:
 		if mark != o.mark {
-			return reborn
+			return contradicted
 		}
+		o.agreed()
 		return pass
 	case seq < o.next:
+		o.behind = o.known && !o.sure
 		return pass
 	case seq == o.next || !o.known && o.open:
+		o.joined = o.joined || o.known && !o.sure
 		o.took(seq, mark)
+		o.sure, o.behind = true, false
 		return take
 	}
 	return missing
@@ -111,7 +130,8 @@ func (o *order) replayed(seq, mark uint64) verdict {
 		if mark != o.mark {
 			return reborn
 		}
-		o.proved = true
+		o.proved, o.doubted = true, false
+		o.joined = o.joined && !o.sure
 		return pass
 	case !o.proved:
 		return unproven
@@ -123,6 +143,9 @@ func (o *order) replayed(seq, mark uint64) verdict {
 }
 
 func (o *order) took(seq, mark uint64) {
-	o.known, o.open, o.proved = true, false, true
+	o.known, o.open, o.proved, o.sure = true, false, true, false
 	o.next, o.mark = seq+1, mark
 }
+
+// agreed notes that what was taken is of the process that is heard.
+func (o *order) agreed() { o.sure, o.behind, o.joined, o.doubted = true, false, false, false }

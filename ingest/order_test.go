@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -46,7 +47,16 @@ func (w *wire) replayable() bool { return !w.refuses }
 
 var errDown = errors.New("nobody there")
 
-func (w *wire) replay(_ context.Context, from uint64) ([]zmq.Message, error) {
+func (w *wire) now() time.Time { return time.Time{} }
+
+func (w *wire) doubt(_, _ uint64) {}
+
+func (w *wire) replay(_ context.Context, from uint64, _ time.Duration, _ bool) ([]zmq.Message, time.Duration, error) {
+	out, err := w.answer(from)
+	return out, 0, err
+}
+
+func (w *wire) answer(from uint64) ([]zmq.Message, error) {
 	if w.refuses {
 		w.t.Fatal("a replay was asked for that there is not")
 	}
@@ -95,7 +105,7 @@ func (w *wire) gap(first, next uint64) {
 	}
 }
 
-func (w *wire) pause(_ context.Context, n int) error {
+func (w *wire) pause(_ context.Context, n int, _ time.Duration) error {
 	if n < 1 {
 		w.t.Fatalf("pause %d", n)
 	}
@@ -129,7 +139,7 @@ func TestFollower(t *testing.T) {
 		ctx := context.Background()
 		w := &wire{t: t, up: true, buffer: rapid.SampledFrom([]int{1, 5, 1000}).Draw(t, "buffer")}
 		w.refuses = rapid.Bool().Draw(t, "no replay")
-		f := &follower{act: w, tries: rapid.IntRange(1, 4).Draw(t, "tries")}
+		f := &follower{act: w, tries: rapid.IntRange(1, 4).Draw(t, "tries"), patience: time.Hour}
 		do := func(what string, step func() error) {
 			w.pauses = 0
 			err := step()
@@ -206,7 +216,7 @@ func TestFollowerSameLife(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ctx := context.Background()
 		w := &wire{t: t, up: true, buffer: 1 << 20}
-		f := &follower{act: w, tries: 50}
+		f := &follower{act: w, tries: 50, patience: time.Hour}
 		try := func(err error) {
 			w.pauses = 0
 			if err != nil {
@@ -244,7 +254,7 @@ func TestFollowerSameLife(t *testing.T) {
 func TestFollowerRestartAhead(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &wire{t: t, up: true, buffer: 1 << 20}
-		f := &follower{act: w, tries: 2}
+		f := &follower{act: w, tries: 2, patience: time.Hour}
 		if err := f.connect(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -59,7 +59,9 @@ func (b *budget) leave(q *queue) {
 // wakeFirst lets the first in line try again; b.mu is held.
 func (b *budget) wakeFirst() {
 	if first := b.line.Front(); first != nil && b.used < b.limit {
-		first.Value.(*queue).wakePut()
+		if q, ok := first.Value.(*queue); ok {
+			q.wakePut()
+		}
 	}
 }
 

@@ -15,6 +15,9 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
+// maxReplay bounds one answer where nothing is credited that it could put in doubt.
+const maxReplay = 10 * time.Second
+
 // windowBytes bounds the payloads that are written as one batch.
 const windowBytes = 4 << 20
 
@@ -58,6 +61,8 @@ type reader struct {
 	written last // of the batch before, if wrote
 	wrote   bool
 	buffers [2][]store.Batch // of flying, and of the one before
+
+	reserved int64 // bytes of Ingester.replays
 }
 
 // window is what has been accepted and not been given to the writer.
@@ -78,10 +83,11 @@ type flight struct {
 
 // run reads until ctx is done or the rank is lost to another reader.
 func (r *reader) run(ctx context.Context) error {
+	defer r.settle()
 	err := r.resume(ctx)
-	quiet := time.NewTimer(r.in.config.Quiet)
-	defer quiet.Stop()
 	silence := r.in.config.Quiet
+	quiet := time.NewTimer(silence)
+	defer quiet.Stop()
 	for {
 		switch {
 		case err == nil, errors.Is(err, errStale):
@@ -100,6 +106,7 @@ func (r *reader) run(ctx context.Context) error {
 			_ = r.land()
 			return ctx.Err()
 		}
+		r.settle()
 		err = r.step(ctx, quiet, &silence)
 	}
 }
@@ -122,9 +129,15 @@ func (r *reader) step(ctx context.Context, quiet *time.Timer, silence *time.Dura
 	if r.flying != nil {
 		done = r.flying.done
 	}
+	var review <-chan time.Time
+	if r.f.behind {
+		review = time.After(time.Until(r.f.since.Add(r.f.patience)))
+	}
 	select {
 	case err := <-done:
 		return r.landed(ctx, err)
+	case <-review:
+		return r.f.review(ctx)
 	case <-r.q.wake:
 	case <-ctx.Done():
 	case <-quiet.C:
@@ -258,18 +271,47 @@ func (r *reader) failed(err error) {
 // replayable implements actions.
 func (r *reader) replayable() bool { return r.s.Replay != "" }
 
-// replay implements actions.
-func (r *reader) replay(ctx context.Context, from uint64) (messages []zmq.Message, err error) {
-	select {
-	case r.in.replays <- struct{}{}:
-		defer func() { <-r.in.replays }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
+// now implements actions.
+func (r *reader) now() time.Time { return time.Now() }
+
+// doubt implements actions.
+func (r *reader) doubt(live, next uint64) {
+	r.count.doubts.Add(1)
+	if f := r.in.config.Observer.Doubted; f != nil {
+		f(r.s.Pod, r.s.Rank, live, next)
 	}
+}
+
+// replay implements actions. Room for an answer is reserved while it comes, and what it
+// takes stays so until the reader is done with it: see settle.
+func (r *reader) replay(ctx context.Context, from uint64, limit time.Duration, gap bool) (messages []zmq.Message, took time.Duration, err error) {
+	r.settle()
 	c := &r.in.config
+	began := time.Now()
+	defer func() { took = time.Since(began) }()
+	if limit == 0 {
+		limit = maxReplay
+	}
+	turn, cancel := ctx, func() {}
+	if gap {
+		turn, cancel = context.WithTimeout(ctx, limit)
+	}
+	defer cancel()
+	if err := r.in.replays.Acquire(turn, c.ReplayBytes); err != nil {
+		return nil, 0, err
+	}
+	if !gap {
+		began = time.Now()
+		turn, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
 	size := int64(0)
+	defer func() {
+		r.reserved = min(size, c.ReplayBytes)
+		r.in.replays.Release(c.ReplayBytes - r.reserved)
+	}()
 	full := false
-	err = zmq.Replay(ctx, zmq.ReplayConfig{
+	err = zmq.Replay(turn, zmq.ReplayConfig{
 		Endpoint: r.s.Replay, Curve: r.s.Curve, MaxMessage: c.Wire.MaxMessage, ConnectTimeout: c.Wire.ConnectTimeout, Idle: c.ReplayIdle,
 	}, from, func(m zmq.Message) error {
 		messages = append(messages, m)
@@ -286,7 +328,15 @@ func (r *reader) replay(ctx context.Context, from uint64) (messages []zmq.Messag
 	if f := c.Observer.Replayed; f != nil {
 		f(r.s.Pod, r.s.Rank, from, len(messages), err)
 	}
-	return messages, err
+	return messages, 0, err
+}
+
+// settle gives back the room of an answer whose messages are done with.
+func (r *reader) settle() {
+	if r.reserved > 0 {
+		r.in.replays.Release(r.reserved)
+		r.reserved = 0
+	}
 }
 
 // gap implements actions.
@@ -298,11 +348,16 @@ func (r *reader) gap(first, next uint64) {
 }
 
 // pause implements actions.
-func (r *reader) pause(ctx context.Context, n int) error {
+func (r *reader) pause(ctx context.Context, n int, limit time.Duration) error {
+	r.settle()
 	if r.stale() {
 		return errStale
 	}
-	pause(ctx, backoff(n+1))
+	d := backoff(n + 1)
+	if limit > 0 {
+		d = min(d, limit)
+	}
+	pause(ctx, d)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -337,6 +392,7 @@ func (r *reader) begin(ctx context.Context, reason Reason) error {
 	}
 	r.count.generation(r.gen)
 	r.count.generations.Add(1)
+	r.count.begun[reason].Add(1)
 	r.ring.reset()
 	if f := r.in.config.Observer.Began; f != nil {
 		f(r.s.Pod, r.s.Rank, r.gen, reason)

@@ -65,6 +65,9 @@ func newStage(t *testing.T, x store.Index, replay bool, c Config) *stage {
 	if c.Quiet == 0 {
 		c.Quiet = 50 * time.Millisecond
 	}
+	if c.ReplayPatience == 0 {
+		c.ReplayPatience = time.Minute // of a machine that is busy
+	}
 	c.Wire.MaxBackoff = 60 * time.Millisecond
 	c.Observer = Observer{
 		Began: func(_ string, _ int, _ store.Generation, r Reason) { s.note("began %v", r) },
@@ -76,6 +79,7 @@ func newStage(t *testing.T, x store.Index, replay bool, c Config) *stage {
 		},
 		TookOver:     func(_ string, _ int, _ store.Generation, next uint64) { s.note("took over %d", next) },
 		Gap:          func(_ string, _ int, first, next uint64) { s.note("gap %d %d", first, next) },
+		Doubted:      func(_ string, _ int, live, next uint64) { s.note("doubted %d %d", live, next) },
 		Undecodable:  func(_ string, _ int, seq uint64, n int, err error) { s.note("undecodable %d %d %v", seq, n, err) },
 		OtherRank:    func(_ string, rank, named int) { s.note("other rank %d %d", rank, named) },
 		Failed:       func(_ string, _ int, err error) { s.note("failed %v", err) },
@@ -102,6 +106,12 @@ func (s *stage) publisher() {
 		s.t.Fatal(err)
 	}
 	s.cache = newFakeCache(rand.New(rand.NewPCG(9, 10)), true)
+	s.log, s.seq = nil, 0
+}
+
+// publisher0 goes on with a publisher that has published nothing yet.
+func (s *stage) publisher0(p *zmq.Publisher) {
+	s.pub, s.cache = p, newFakeCache(rand.New(rand.NewPCG(9, 10)), true)
 	s.log, s.seq = nil, 0
 }
 

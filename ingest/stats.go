@@ -40,6 +40,10 @@ type RankStats struct {
 	Undecodable uint64
 	// Gaps, Replays, Failures and Generations count what Observer is told of.
 	Gaps, Replays, Failures, Generations uint64
+	// Begun are the generations by reason. Doubts counts how often the replay began to
+	// contradict the live stream.
+	Begun  [NumReasons]uint64
+	Doubts uint64
 	// Paused says that the connection is not read because the queue is full; Pauses counts
 	// how often it was.
 	Paused bool
@@ -79,6 +83,8 @@ func (s *RankStats) Unmatched(long time.Duration) bool {
 type counters struct {
 	connections, messages, undecodable   atomic.Uint64
 	gaps, replays, failures, generations atomic.Uint64
+	doubts                               atomic.Uint64
+	begun                                [NumReasons]atomic.Uint64
 	lag, lastMessage                     atomic.Int64 // nanoseconds; of 1970
 
 	mu     sync.Mutex // protects all below
@@ -134,6 +140,10 @@ func (r *reader) stats() RankStats {
 		Connections: c.connections.Load(), Messages: c.messages.Load(), Undecodable: c.undecodable.Load(),
 		Gaps: c.gaps.Load(), Replays: c.replays.Load(), Failures: c.failures.Load(), Generations: c.generations.Load(),
 		Lag: time.Duration(c.lag.Load()),
+	}
+	s.Doubts = c.doubts.Load()
+	for i := range c.begun {
+		s.Begun[i] = c.begun[i].Load()
 	}
 	if t := c.lastMessage.Load(); t != 0 {
 		s.LastMessage = time.Unix(0, t)

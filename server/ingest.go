@@ -96,6 +96,7 @@ const matchAfter = 10 * time.Minute
 var (
 	hiddenRanks = prometheus.NewDesc("kvatlas_ingest_hidden_ranks", "Ranks that this replica reads and that have no series of their own, as too many have.", nil, nil)
 	rankEvents  = rankDesc("events_total", "Events that have been applied.", "kind")
+	rankBegun   = rankDesc("generation_reasons_total", "Generations begun, by reason.", "reason")
 	rankSkipped = rankDesc("skipped_blocks_total", "Blocks that engines have stored and that were not indexed.", "reason")
 	rankGauges  = []rankFigure{
 		{rankDesc("connected", "1 while the publisher is connected."), func(r *ingest.RankStats) float64 { return truth(r.Connected) }},
@@ -119,6 +120,7 @@ var (
 		{rankDesc("expired_blocks_total", "Blocks taken for removed, of an engine that does not tell of removals."), func(r *ingest.RankStats) float64 { return float64(r.Blocks.Expired) }},
 		{rankDesc("undecodable_total", "Messages and events that could not be understood."), func(r *ingest.RankStats) float64 { return float64(r.Undecodable) }},
 		{rankDesc("gaps_total", "Times that messages were missing."), func(r *ingest.RankStats) float64 { return float64(r.Gaps) }},
+		{rankDesc("doubts_total", "Times that the replay socket began to contradict what the engine publishes."), func(r *ingest.RankStats) float64 { return float64(r.Doubts) }},
 		{rankDesc("replays_total", "Questions to the replay socket."), func(r *ingest.RankStats) float64 { return float64(r.Replays) }},
 		{rankDesc("pauses_total", "Times that reading paused because the queue was full."), func(r *ingest.RankStats) float64 { return float64(r.Pauses) }},
 		// Reading pauses instead of dropping; dashboards have the series.
@@ -145,6 +147,7 @@ func truth(b bool) float64 {
 func (c *rankFigures) Describe(ch chan<- *prometheus.Desc) {
 	ch <- hiddenRanks
 	ch <- rankEvents
+	ch <- rankBegun
 	ch <- rankSkipped
 	for _, list := range [][]rankFigure{rankGauges, rankCounters} {
 		for i := range list {
@@ -162,6 +165,11 @@ func (c *rankFigures) Collect(ch chan<- prometheus.Metric) {
 		for kind, n := range r.Events {
 			if n > 0 {
 				ch <- prometheus.MustNewConstMetric(rankEvents, prometheus.CounterValue, float64(n), r.Pod, rank, event.Kind(kind).String())
+			}
+		}
+		for reason, n := range r.Begun {
+			if n > 0 {
+				ch <- prometheus.MustNewConstMetric(rankBegun, prometheus.CounterValue, float64(n), r.Pod, rank, ingest.Reason(reason).String())
 			}
 		}
 		for reason, n := range r.Skipped {

@@ -63,6 +63,10 @@ func (s *service) makeIngest() (err error) {
 				s.log.Warn().Str("pod", pod).Int("rank", rank).Int("named", named).
 					Msg("the engine's events name another data-parallel rank; they are indexed under this one, which is right where each rank is a pod of its own, and wrong where a port of the pod is another rank's")
 			},
+			Doubted: func(pod string, rank int, live, next uint64) {
+				s.log.Warn().Str("pod", pod).Int("rank", rank).Uint64("live", live).Uint64("next", next).
+					Msg("the replay socket contradicts what the engine publishes, and is ignored until it agrees: is it another engine's?")
+			},
 			Gap: func(pod string, rank int, first, next uint64) {
 				s.log.Warn().Str("pod", pod).Int("rank", rank).Uint64("first", first).Uint64("next", next).Msg("events are missing")
 			},

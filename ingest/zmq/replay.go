@@ -73,6 +73,9 @@ func Replay(ctx context.Context, c ReplayConfig, from uint64, fn func(Message) e
 		if m.Seq == endSeq && len(m.Payload) == 0 {
 			return nil
 		}
+		if m.Seq == endSeq {
+			return fmt.Errorf("%w: a reply with the number of the end and a payload", ErrProtocol)
+		}
 		if n == 4 {
 			m.Topic = string(frames[1])
 		}

@@ -176,10 +176,15 @@ func (s *Subscriber) read(c *conn) error {
 			s.handler.Malformed(malformed(frames))
 			continue
 		}
+		seq := binary.BigEndian.Uint64(frames[1])
+		if seq == endSeq {
+			s.handler.Malformed(fmt.Errorf("%w: an event with the number that ends a replay", ErrProtocol))
+			continue
+		}
 		if string(frames[0]) != topic { // nearly always the same
 			topic = string(frames[0])
 		}
-		m := Message{Topic: topic, Seq: binary.BigEndian.Uint64(frames[1]), Payload: frames[2]}
+		m := Message{Topic: topic, Seq: seq, Payload: frames[2]}
 		c.handling.Store(true)
 		s.handler.Message(m)
 		c.handling.Store(false)
