@@ -86,6 +86,9 @@ func (c *call) readEngineRequest() (*engineRequest, error) {
 		return nil, err
 	}
 	c.model = q.Model
+	if err := c.holdChat(&q.Request); err != nil {
+		return nil, err
+	}
 	switch {
 	case q.Model == "":
 		return nil, invalid("model", "model is missing: this server has the tokenizers of many")

@@ -20,6 +20,9 @@ func (c *call) score() error {
 		return err
 	}
 	c.model = q.model
+	if err := c.holdChat(&q.chat); err != nil {
+		return err
+	}
 	kind, err := f.one("prompt", "prompts", "messages", "input", "tokens", "tokens_b64", "block_keys")
 	if err != nil {
 		return err

@@ -31,6 +31,9 @@ func (c *call) tokenize() error {
 		return err
 	}
 	c.model = q.model
+	if err := c.holdChat(&q.chat); err != nil {
+		return err
+	}
 	kind, err := f.one(engineForms...)
 	if err != nil {
 		return err
