@@ -12,6 +12,10 @@ type Pod struct {
 	Name string `json:"name"`
 	// Model is the model that it serves. Required.
 	Model string `json:"model"`
+	// Aliases are other names that requests have for the model, Adapters the names of LoRA
+	// adapters of it.
+	Aliases  []string `json:"aliases,omitempty"`
+	Adapters []string `json:"adapters,omitempty"`
 	// Address is where the engine serves requests, when Name is not that.
 	Address string `json:"address,omitempty"`
 	// Role is "", "prefill", "decode" or "both".

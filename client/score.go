@@ -155,6 +155,9 @@ type ScoreResponse struct {
 	Blocks BlockCount `json:"blocks"`
 	// Tokens are the tokens that the blocks were cut from.
 	Tokens TokenCount `json:"tokens"`
+	// Resolved is what the request's model means, where it is an alias or an adapter of
+	// the pods; else nil.
+	Resolved *Resolved `json:"resolved"`
 	// Degraded is set when something was cut off; the scores are then lower
 	// bounds.
 	Degraded *Degraded `json:"degraded"`
@@ -163,6 +166,13 @@ type ScoreResponse struct {
 	Frequencies []int `json:"frequencies"`
 	// Explain is set when asked for.
 	Explain *Explanation `json:"explain"`
+}
+
+// Resolved is what the name of a model means.
+type Resolved struct {
+	// Model is the model that the pods are registered for, LoRA the adapter; "" is none.
+	Model string `json:"model"`
+	LoRA  string `json:"lora"`
 }
 
 // Match is what a pod holds of a prompt.

@@ -375,3 +375,74 @@ func TestCaseTwoModelsOnePod(t *testing.T) {
 		l.taken("r", "one", 1, stored(2))
 	})
 }
+
+// TestCaseAliasesAndAdapters scores by all names that engines serve a model and its
+// adapters by.
+func TestCaseAliasesAndAdapters(t *testing.T) {
+	eachLives(t, func(l *lives) {
+		ask := func(body, want string) {
+			l.t.Helper()
+			for range l.servers { // each of them
+				status, answer := l.call(http.MethodPost, "/v1/score", `{`+body+`,"tokens":[`+counted(1, 8)+`],"strategy":"coverage"}`)
+				if status != http.StatusOK || !strings.Contains(answer, want) {
+					l.t.Errorf("%s: %d %s, want %s", body, status, answer, want)
+				}
+			}
+		}
+		const none = `"scores":{}`
+		sql := `,"lora_name":"sql"`
+		l.post("/v1/pods", `{"name":"a","model":"base","aliases":["nick"],"adapters":["sql"]}`)
+		l.taken("a", "base", 0, storedBlocks("1,2", "null", 1, 8, 4, ""))
+		l.taken("a", "nick", 1, storedBlocks("3", "null", 1, 4, 4, sql)) // one stream, whichever name
+		ask(`"model":"base"`, `"scores":{"a":2}`)
+		ask(`"model":"nick"`, `"scores":{"a":2}`)
+		ask(`"model":"nick"`, `"resolved":{"model":"base"}`)
+		ask(`"model":"sql"`, `"scores":{"a":1}`)
+		ask(`"model":"sql"`, `"resolved":{"model":"base","lora":"sql"}`)
+		ask(`"model":"sql","lora":"sql"`, `"scores":{"a":1}`)
+		ask(`"model":"base","lora":"sql"`, `"scores":{"a":1}`)
+		ask(`"model":"nick","lora":"sql"`, `"resolved":{"model":"base","lora":"sql"}`)
+		ask(`"model":"chat"`, none)
+		if status, answer := l.call(http.MethodPost, "/v1/score", `{"model":"sql","lora":"other","tokens":[1]}`); status != http.StatusBadRequest || !strings.Contains(answer, `"param":"lora"`) {
+			t.Errorf("two adapters: %d %s", status, answer)
+		}
+		if answer := l.post("/v1/score", `{"model":"base","tokens":[1,2,3,4]}`); strings.Contains(answer, "resolved") {
+			t.Error(answer)
+		}
+		// The keys of an adapter's prompt have it in them.
+		explained := l.post("/v1/score", `{"model":"sql","tokens":[`+counted(1, 4)+`],"explain":true}`)
+		var keys struct {
+			Explain struct {
+				Keys []string `json:"block_keys"`
+			}
+		}
+		if err := json.Unmarshal([]byte(explained), &keys); err != nil || len(keys.Explain.Keys) != 1 {
+			t.Fatalf("%v: %s", err, explained)
+		}
+		if answer := l.post("/v1/score", `{"model":"sql","block_keys":["`+keys.Explain.Keys[0]+`"]}`); !strings.Contains(answer, `"scores":{"a":1}`) || !strings.Contains(answer, `"resolved":{"model":"base"}`) {
+			t.Error(answer)
+		}
+		if answer := l.post("/v1/score", `{"model":"nick","prompt":[[1,2,3,4],[9,9,9,9]]}`); strings.Count(answer, `"resolved":{"model":"base"}`) != 2 {
+			t.Error(answer)
+		}
+		if answer := l.post("/v1/tokenize", `{"model":"sql","prompt":[1,2]}`); !strings.Contains(answer, `"resolved":{"model":"base","lora":"sql"}`) {
+			t.Error(answer)
+		}
+		// Pods that disagree: what most of them say, and a model's own name before all.
+		for _, pod := range []string{"b", "c"} {
+			l.post("/v1/pods", `{"name":"`+pod+`","model":"second","aliases":["nick"]}`)
+			l.taken(pod, "second", 0, storedBlocks("1", "null", 1, 4, 4, ""))
+		}
+		ask(`"model":"nick"`, `"resolved":{"model":"second"}`)
+		ask(`"model":"base"`, `"scores":{"a":2}`)
+		l.post("/v1/pods", `{"name":"c","model":"nick"}`)
+		l.taken("c", "nick", 0, storedBlocks("1,2", "null", 1, 8, 4, ""))
+		ask(`"model":"nick"`, `"scores":{"c":2}`)
+		l.taken("a", "nick", 2, storedBlocks("4", "3", 5, 4, 4, sql)) // by the pod's own meaning
+		ask(`"model":"sql"`, `"scores":{"a":2}`)
+		// Names go with their registration.
+		l.post("/v1/pods", `{"name":"a","model":"base"}`)
+		ask(`"model":"sql"`, none)
+		ask(`"model":"base","lora":"sql"`, `"scores":{"a":2}`)
+	})
+}

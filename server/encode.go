@@ -10,8 +10,8 @@ import (
 // The response of /v1/score is written by hand: its objects are in ranking
 // order, which a Go map would lose, and it is on the path of every request.
 
-// appendScore appends one result.
-func appendScore(b []byte, r *scorer.Response) []byte {
+// appendScore appends one result of a request.
+func appendScore(b []byte, r *scorer.Response, in *input) []byte {
 	b = append(b, `{"scores":{`...)
 	for i := range r.Pods {
 		b = appendName(b, i, r.Pods[i].Pod)
@@ -41,7 +41,7 @@ func appendScore(b []byte, r *scorer.Response) []byte {
 	b = appendString(b, r.Source)
 	b = append(b, `,"exact":`...)
 	b = strconv.AppendBool(b, r.Exact)
-	b = append(b, '}')
+	b = in.appendResolved(append(b, '}'))
 	if r.Degraded != "" {
 		b = append(b, `,"degraded":{"reason":`...)
 		b = appendString(b, string(r.Degraded))

@@ -6,6 +6,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 
 	"github.com/kvatlas/kvatlas/ingest"
@@ -196,16 +197,21 @@ func inPush(err error, many bool, i int) error {
 	return e
 }
 
-// introduce registers a pod that nobody has registered, as POST /v1/blocks does.
+// introduce registers a pod that nobody has registered, as POST /v1/blocks does. Events of
+// one that has other names for its model are filed under its registration's.
 func (s *Server) introduce(ctx context.Context, p *ingest.Pushed) error {
 	reg, err := s.registry(ctx, p.Pod, p.Model)
 	if err != nil {
 		return err
 	}
-	if _, known := reg.PodIndex(p.Pod); known {
-		return nil
+	at, known := reg.PodIndex(p.Pod)
+	if !known {
+		return s.enroll(ctx, p)
 	}
-	return s.enroll(ctx, p)
+	if pod := &reg.Pods[at]; pod.Model != p.Model && slices.Contains(pod.Aliases, p.Model) {
+		p.Model = pod.Model // by another name of it
+	}
+	return nil
 }
 
 // enroll registers the pod of a push unless it is.

@@ -69,6 +69,15 @@ func (s *scanner) partOf(dst **store.PartOf) error {
 	return err
 }
 
+// names reads a list of models' names.
+func (s *scanner) names(dst *[]string) error {
+	*dst = nil
+	return s.array("an array of strings", store.MaxNames, func() error {
+		*dst = append(*dst, "")
+		return s.text(&(*dst)[len(*dst)-1])
+	})
+}
+
 func (s *scanner) labels(dst *map[string]string) (err error) {
 	*dst, err = s.stringMap(store.MaxLabels)
 	return err
@@ -92,6 +101,8 @@ func (s *scanner) seconds(dst *store.Seconds) error {
 var podFields = fields[podRequest]{
 	podField("name", (*scanner).text, func(p *store.Pod) *string { return &p.Name }),
 	podField("model", (*scanner).text, func(p *store.Pod) *string { return &p.Model }),
+	podField("aliases", (*scanner).names, func(p *store.Pod) *[]string { return &p.Aliases }),
+	podField("adapters", (*scanner).names, func(p *store.Pod) *[]string { return &p.Adapters }),
 	podField("address", (*scanner).text, func(p *store.Pod) *string { return &p.Address }),
 	podField("role", (*scanner).text, func(p *store.Pod) *string { return &p.Role }),
 	podField("ranks", (*scanner).count, func(p *store.Pod) *int { return &p.Ranks }),

@@ -45,6 +45,7 @@ type engineRequest struct {
 	Generate json.RawMessage `json:"add_generation_prompt"`
 	Continue json.RawMessage `json:"continue_final_message"`
 
+	served          string // the model that Model means
 	cut             scorer.Truncation
 	noSpecialTokens bool
 }
@@ -95,6 +96,8 @@ func (c *call) readEngineRequest() (*engineRequest, error) {
 	case c.s.cfg.Tokenizer == nil:
 		return nil, noTokenizer(q.from())
 	}
+	q.served = c.s.meaning(c.ctx, q.Model).Model
+	c.model = q.served
 	var in input
 	for _, f := range []struct {
 		name string
@@ -139,7 +142,7 @@ func (q *engineRequest) prompts(limits *Limits) (p prompts, err error) {
 // promptTokens are the tokens of the prompts of a completion.
 func (c *call) promptTokens(q *engineRequest, p prompts) (out [][]uint32, err error) {
 	for i, text := range p.texts {
-		r := tokenpool.Request{Model: q.Model, Text: text, Mode: tokenpool.Sync, NoSpecialTokens: q.noSpecialTokens}
+		r := tokenpool.Request{Model: q.served, Text: text, Mode: tokenpool.Sync, NoSpecialTokens: q.noSpecialTokens}
 		res, err := q.cut.Tokenized(c.ctx, c.s.cfg.Tokenizer, r)
 		if err != nil {
 			if p.list {
@@ -158,8 +161,8 @@ func (c *call) promptTokens(q *engineRequest, p prompts) (out [][]uint32, err er
 // chatTokens are the tokens of a chat. All of them, or it is an error: an answer
 // with a part of the tokens would be taken for the whole.
 func (c *call) chatTokens(q *engineRequest) (res tokenpool.Result, err error) {
-	q.ToolForm = scorer.ToolForm(c.s.cfg.Index.Cached(), q.Model)
-	r := tokenpool.Request{Model: q.Model, Chat: &q.Request, Mode: tokenpool.Sync}
+	q.ToolForm = scorer.ToolForm(c.s.cfg.Index.Cached(), q.served)
+	r := tokenpool.Request{Model: q.served, Chat: &q.Request, Mode: tokenpool.Sync}
 	if given(q.Media) {
 		if r.Media, err = parseMedia(q.Media, &c.s.cfg.Limits); err != nil {
 			return res, err
@@ -327,7 +330,7 @@ func (c *call) engineDetokenize() error {
 	if err != nil {
 		return err
 	}
-	text, err := c.s.cfg.Detokenizer.Text(c.ctx, q.Model, ids, q.SkipSpecial)
+	text, err := c.s.cfg.Detokenizer.Text(c.ctx, c.s.meaning(c.ctx, q.Model).Model, ids, q.SkipSpecial)
 	if err != nil {
 		return err
 	}

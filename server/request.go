@@ -30,6 +30,7 @@ type input struct {
 	processed       bool // media are not processed as by default
 	keys            []blockkey.Key
 	lora, salt      string
+	resolved        bool // model and lora are what the request's model means
 	loraPath        string
 	noSpecialTokens bool
 	cut             scorer.Truncation

@@ -30,19 +30,41 @@ func (c *call) score() error {
 	if err := q.check(f, kind); err != nil {
 		return err
 	}
+	answer := func() error { return c.scorePrompt(q, kind, q.only(f, kind)) }
 	if kind == "prompts" || q.prompt.list {
-		return c.scorePrompts(q, kind)
+		answer = func() error { return c.scorePrompts(q, kind) }
 	}
-	rs, err := c.s.cfg.Scorer.Score(c.ctx, q.with(q.only(f, kind)))
-	if err != nil {
-		return q.blame(kind, err)
+	asked, lora := q.model, q.lora
+	for try := range 2 {
+		q.model, q.lora = asked, lora
+		r, err := c.resolve(&q.input, kind)
+		if err != nil {
+			return err
+		}
+		if err := answer(); err != nil {
+			return err
+		}
+		// The lookup has brought the registry up to date, in which the name may mean something
+		// else by now.
+		if try > 0 || meaningIn(c.s.cfg.Index.Cached(), asked) == r {
+			break
+		}
 	}
 	if err := c.gone(); err != nil {
 		return err
 	}
-	c.degraded = string(rs.Degraded)
-	c.out = append(appendScore(c.out[:0], rs), '\n')
 	c.reply(http.StatusOK, c.out)
+	return nil
+}
+
+// scorePrompt makes the answer to a request with one prompt.
+func (c *call) scorePrompt(q *scoreRequest, kind string, in scorer.Input) error {
+	rs, err := c.s.cfg.Scorer.Score(c.ctx, q.with(in))
+	if err != nil {
+		return q.blame(kind, err)
+	}
+	c.degraded = string(rs.Degraded)
+	c.out = append(appendScore(c.out[:0], rs, &q.input), '\n')
 	return nil
 }
 
@@ -134,7 +156,7 @@ func (q *scoreRequest) several(kind string) (out []scorer.Input) {
 	return out
 }
 
-// scorePrompts answers a request with a list of prompts.
+// scorePrompts makes the answer to a request with a list of prompts.
 func (c *call) scorePrompts(q *scoreRequest, kind string) error {
 	b := c.out[:0]
 	b = append(b, `{"results":[`...)
@@ -151,18 +173,14 @@ func (c *call) scorePrompts(q *scoreRequest, kind string) error {
 			if i > 0 {
 				b = append(b, ',')
 			}
-			b = appendScore(b, r)
+			b = appendScore(b, r, &q.input)
 			if r.Degraded != "" {
 				c.degraded = string(r.Degraded)
 			}
 		}
 	}
-	if err := c.gone(); err != nil {
-		return err
-	}
 	b = append(b, "]}\n"...)
 	c.out = b
-	c.reply(http.StatusOK, c.out)
 	return nil
 }
 

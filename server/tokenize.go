@@ -41,6 +41,9 @@ func (c *call) tokenize() error {
 	if err := q.checkEngine(f, kind); err != nil {
 		return err
 	}
+	if _, err := c.resolve(&q.input, kind); err != nil {
+		return err
+	}
 	b := c.out[:0]
 	switch {
 	case kind == "prompt":
@@ -92,23 +95,23 @@ func (c *call) appendTokensOf(b []byte, q *tokenizeRequest, r tokenpool.Request)
 	if err != nil {
 		return nil, err
 	}
-	return appendTokenized(b, res), nil
+	return q.appendTokenized(b, res), nil
 }
 
 // appendGiven appends tokens that the request has itself.
 func (q *tokenizeRequest) appendGiven(b []byte, ids []uint32) []byte {
-	return appendTokenized(b, tokenpool.Result{Tokens: q.cut.Given(ids), Exact: true, Source: scorer.SourceTokens})
+	return q.appendTokenized(b, tokenpool.Result{Tokens: q.cut.Given(ids), Exact: true, Source: scorer.SourceTokens})
 }
 
 // appendTokenized appends the answer about one prompt.
-func appendTokenized(b []byte, res tokenpool.Result) []byte {
+func (q *tokenizeRequest) appendTokenized(b []byte, res tokenpool.Result) []byte {
 	b = appendTokens(append(b, `{"tokens":`...), res.Tokens)
 	b = append(b, `,"count":`...)
 	b = strconv.AppendInt(b, int64(len(res.Tokens)), 10)
 	b = append(b, `,"exact":`...)
 	b = strconv.AppendBool(b, res.Exact)
 	b = append(b, `,"source":`...)
-	b = appendString(b, string(res.Source))
+	b = q.appendResolved(appendString(b, string(res.Source)))
 	if len(res.Media) > 0 {
 		b = appendFeatures(append(b, `,"features":`...), res.Media)
 	}

@@ -89,6 +89,10 @@ type Pod struct {
 	Name string `json:"name"`
 	// Model is the name of the model that the pod serves.
 	Model string `json:"model"`
+	// Aliases are other names that requests have for the model, and Adapters the names of
+	// LoRA adapters of it, by which requests and events name them: see Registry.Read.
+	Aliases  []string `json:"aliases,omitempty"`
+	Adapters []string `json:"adapters,omitempty"`
 	// Address is where the engine serves requests, when Name is not that.
 	Address string `json:"address,omitempty"`
 	// Role is what the pod is for in a disaggregated fleet: "", "prefill",

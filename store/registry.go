@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -60,6 +61,9 @@ type Registry struct {
 	reuse []Reuse
 	// alike are the slots of which something is known, by what it is.
 	alike []alike
+
+	// readings are what the names of models mean, made when the first is asked for.
+	readings func() map[string]Reading
 
 	// workers says what the slots of cache workers count for; nil where there are
 	// none. instances is how many they have.
@@ -124,6 +128,7 @@ func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]M
 		}
 		page[h.ID%pageSize] = uint32(len(r.Slots))<<8 | uint32(h.Tier)
 	}
+	r.readings = sync.OnceValue(func() map[string]Reading { return readNames(pods) })
 	r.densify()
 	r.findWorkers()
 	r.findAlike()

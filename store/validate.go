@@ -78,6 +78,9 @@ func (p *Pod) Validate() error {
 	if err := checkName("model of the pod", p.Model, MaxModelName); err != nil {
 		return err
 	}
+	if err := p.validateNames(); err != nil {
+		return err
+	}
 	for _, f := range []struct{ what, s string }{
 		{"address", p.Address}, {"engine", p.Engine}, {"events", p.Events}, {"replay", p.Replay},
 	} {

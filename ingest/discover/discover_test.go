@@ -22,10 +22,11 @@ import (
 
 func TestParsePod(t *testing.T) {
 	for text, want := range map[string]string{
-		"10.0.0.1:8000":               "{Name:10.0.0.1:8000",
-		"[fd00::1]:80?model=a%2Fb":    "{Name:[fd00::1]:80 Model:a/b",
-		"h:1?name=x&ranks=4&engine=y": "{Name:x Model: Address:h:1 Role: Ranks:4 Engine:y",
-		"h:1?events=tcp://h:2&replay=tcp://h:3&block_size=16&role=decode": "{Name:h:1 Model: Address: Role:decode Ranks:0 Engine: Events:tcp://h:2 Replay:tcp://h:3 BlockSize:16",
+		"10.0.0.1:8000":                          "{Name:10.0.0.1:8000",
+		"[fd00::1]:80?model=a%2Fb":               "{Name:[fd00::1]:80 Model:a/b",
+		"h:1?name=x&ranks=4&engine=y":            "{Name:x Model: Aliases:[] Adapters:[] Address:h:1 Role: Ranks:4 Engine:y",
+		"h:1?model=m&aliases=a,b%2Fc&adapters=x": "{Name:h:1 Model:m Aliases:[a b/c] Adapters:[x]",
+		"h:1?events=tcp://h:2&replay=tcp://h:3&block_size=16&role=decode": "{Name:h:1 Model: Aliases:[] Adapters:[] Address: Role:decode Ranks:0 Engine: Events:tcp://h:2 Replay:tcp://h:3 BlockSize:16",
 	} {
 		p, err := ParsePod(text)
 		if err != nil || !strings.HasPrefix(fmt.Sprintf("%+v", p), want) {
@@ -35,7 +36,7 @@ func TestParsePod(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "no host:port", "h": "no host:port", ":1": "no host:port", "h:0": "no host:port", "h:70000": "no host:port",
 		"h:1?color=red": "color is none of", "h:1?ranks=x": `ranks is "x"`, "h:1?ranks=2000": "0 to 1024", "h:1?role=x": "role is none",
-		"h:1?model=a&model=b": "twice", "h:1?name=": "pod name is empty", "h:1?%": "invalid",
+		"h:1?model=a&model=b": "twice", "h:1?name=": "pod name is empty", "h:1?%": "invalid", "h:1?aliases=a,": "name of aliases is empty",
 	} {
 		if _, err := ParsePod(text); !errors.Is(err, ErrSpec) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", text, err, want)
@@ -189,6 +190,8 @@ func engine(t *testing.T, pages map[string]string) string {
 
 func TestAsk(t *testing.T) {
 	const vllm = `{"object":"list","data":[{"id":"lora","owned_by":"vllm","parent":"m"},{"id":"m","owned_by":"vllm","parent":null}]}`
+	const names = `{"data":[{"id":"sql","owned_by":"vllm","root":"/l/sql","parent":"n"},{"id":"m","owned_by":"vllm","root":"/models/m","parent":null},{"id":"n","owned_by":"vllm","root":"/models/m"},
+		{"id":"other","owned_by":"vllm","root":"/models/other"},{"id":"o","owned_by":"vllm","root":"/models/m"},{"id":"chat","owned_by":"vllm","parent":"m"},{"id":"theirs","parent":"other"},{"id":"m","root":"/models/m"},{"id":""}]}`
 	source := func(events, replay string) string {
 		return fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":%q,"replay_endpoint":%s,"topic":""}`, events, replay)
 	}
@@ -199,13 +202,20 @@ func TestAsk(t *testing.T) {
 		err   string
 	}{
 		"vllm": {pages: map[string]string{"/v1/models": vllm, "/kv_event_sources": `{"0":` + source("tcp://*:5557", `"tcp://*:5600"`) + `}`},
-			want: store.Pod{Model: "m", Engine: "vllm", Events: "tcp://*:5557", Replay: "tcp://*:5600", Ranks: 1}},
+			want: store.Pod{Model: "m", Adapters: []string{"lora"}, Engine: "vllm", Events: "tcp://*:5557", Replay: "tcp://*:5600", Ranks: 1}},
 		"vllm by offsets": {pages: map[string]string{"/v1/models": vllm, "/kv_event_sources": `{"1":` + source("tcp://h:8", "null") + `,"0":` + source("tcp://h:7", "null") + `}`},
-			want: store.Pod{Model: "m", Engine: "vllm", Events: "tcp://h:7", Ranks: 2}},
+			want: store.Pod{Model: "m", Adapters: []string{"lora"}, Engine: "vllm", Events: "tcp://h:7", Ranks: 2}},
 		"vllm anywhere": {pages: map[string]string{"/v1/models": vllm, "/kv_event_sources": `{"1":` + source("tcp://h:9", "null") + `,"0":` + source("tcp://h:7", "null") + `}`},
-			want: store.Pod{Model: "m", Engine: "vllm", Events: "tcp://h:7,tcp://h:9", Ranks: 2}},
-		"vllm without events": {pages: map[string]string{"/v1/models": vllm, "/kv_event_sources": `{}`}, want: store.Pod{Model: "m", Engine: "vllm"}},
-		"an old vllm":         {pages: map[string]string{"/v1/models": vllm}, want: store.Pod{Model: "m", Engine: "vllm"}},
+			want: store.Pod{Model: "m", Adapters: []string{"lora"}, Engine: "vllm", Events: "tcp://h:7,tcp://h:9", Ranks: 2}},
+		"names": {pages: map[string]string{"/v1/models": names}, want: store.Pod{Model: "m", Aliases: []string{"n", "o"}, Adapters: []string{"sql", "chat"}, Engine: "vllm"}},
+		"names of what is filed otherwise": {pages: map[string]string{"/v1/models": names}, pod: store.Pod{Model: "org/m", Engine: "vllm"},
+			want: store.Pod{Model: "org/m", Aliases: []string{"m", "n", "o"}, Adapters: []string{"sql", "chat"}, Engine: "vllm"}},
+		"names of the second model": {pages: map[string]string{"/v1/models": names}, pod: store.Pod{Model: "other", Engine: "vllm"},
+			want: store.Pod{Model: "other", Adapters: []string{"theirs"}, Engine: "vllm"}},
+		"names that are known": {pages: map[string]string{"/v1/models": names}, pod: store.Pod{Model: "m", Adapters: []string{"a"}, Engine: "vllm"},
+			want: store.Pod{Model: "m", Adapters: []string{"a"}, Engine: "vllm"}},
+		"vllm without events": {pages: map[string]string{"/v1/models": vllm, "/kv_event_sources": `{}`}, want: store.Pod{Model: "m", Adapters: []string{"lora"}, Engine: "vllm"}},
+		"an old vllm":         {pages: map[string]string{"/v1/models": vllm}, want: store.Pod{Model: "m", Adapters: []string{"lora"}, Engine: "vllm"}},
 		"sglang": {pages: map[string]string{"/v1/models": `{"data":[{"id":"s","owned_by":"sglang"}]}`,
 			"/server_info": `{"page_size":1,"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"","block_size":64,"dp_size":4,"replay_endpoint_port_base":5600}}`},
 			want: store.Pod{Model: "s", Engine: "sglang", Events: "tcp://*:5557", Replay: "tcp://*:5600", Ranks: 4, BlockSize: 64}},

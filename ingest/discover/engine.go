@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -85,16 +86,17 @@ func addressOf(p *store.Pod) string {
 	return p.Name
 }
 
-// Ask fills what is empty in a pod with what its engine says: the model and the kind by
-// /v1/models, the endpoints, ranks and block size by vLLM's /kv_event_sources (0.31 and
+// Ask fills what is empty in a pod with what its engine says: the model, its other names, its
+// adapters and the kind by /v1/models, the endpoints, ranks and block size by vLLM's /kv_event_sources (0.31 and
 // later) or SGLang's /server_info (0.5.13 and later). What an engine does not have stays
 // empty. It returns an error, and leaves the pod as it was, when the engine cannot be
 // asked.
 func (a *Asker) Ask(ctx context.Context, p *store.Pod) error {
 	at := addressOf(p)
 	got := *p
-	if p.Model == "" || p.Engine == "" {
-		if err := a.models(ctx, at, &got); err != nil {
+	if needs := p.Model == "" || p.Engine == ""; needs || p.Aliases == nil && p.Adapters == nil {
+		// Without what it is only asked for as well, the pod can be registered all the same.
+		if err := a.models(ctx, at, &got); err != nil && needs {
 			return err
 		}
 	}
@@ -118,26 +120,62 @@ func (a *Asker) Ask(ctx context.Context, p *store.Pod) error {
 // engines are the kinds by what they call themselves in /v1/models.
 var engines = map[string]string{"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
 
+// card is a model as an engine lists it: one for each name that it serves the model by, and
+// one for each LoRA adapter, whose parent is one of those.
+type card struct {
+	ID      string  `json:"id"`
+	OwnedBy string  `json:"owned_by"`
+	Root    *string `json:"root"`
+	Parent  *string `json:"parent"`
+}
+
 func (a *Asker) models(ctx context.Context, at string, p *store.Pod) error {
 	var answer struct {
-		Data []struct {
-			ID      string  `json:"id"`
-			OwnedBy string  `json:"owned_by"`
-			Parent  *string `json:"parent"`
-		} `json:"data"`
+		Data []card `json:"data"`
 	}
 	if err := a.get(ctx, at, "/v1/models", &answer); err != nil {
 		return err
 	}
-	for _, m := range answer.Data {
-		if m.Parent != nil || m.ID == "" {
-			continue // a LoRA adapter
-		}
-		def(&p.Model, m.ID)
-		def(&p.Engine, engines[m.OwnedBy])
-		return nil
+	cards := slices.DeleteFunc(answer.Data, func(c card) bool { return c.ID == "" })
+	isBase := func(c card) bool { return c.Parent == nil }
+	first := slices.IndexFunc(cards, func(c card) bool { return isBase(c) && c.ID == p.Model })
+	if first < 0 {
+		first = slices.IndexFunc(cards, isBase)
 	}
-	return fmt.Errorf("discover: %s has no model", at)
+	if first < 0 {
+		return fmt.Errorf("discover: %s has no model", at)
+	}
+	base := cards[first]
+	def(&p.Model, base.ID)
+	def(&p.Engine, engines[base.OwnedBy])
+	if p.Aliases == nil && p.Adapters == nil {
+		p.Aliases, p.Adapters = namesIn(cards, base, p.Model)
+	}
+	return nil
+}
+
+// namesIn returns what an engine calls a model besides its name here, and the model's
+// adapters, as many as a pod can have. Where it serves several models only those of base
+// count.
+func namesIn(cards []card, base card, model string) (aliases, adapters []string) {
+	served := map[string]bool{}
+	for _, c := range cards {
+		same := c.ID == base.ID || c.Root != nil && base.Root != nil && *c.Root == *base.Root
+		if c.Parent != nil || !same || served[c.ID] {
+			continue
+		}
+		served[c.ID] = true
+		if c.ID != model && len(aliases) < store.MaxNames {
+			aliases = append(aliases, c.ID)
+		}
+	}
+	for _, c := range cards {
+		if c.Parent != nil && served[*c.Parent] && !served[c.ID] && c.ID != model && len(aliases)+len(adapters) < store.MaxNames {
+			served[c.ID] = true
+			adapters = append(adapters, c.ID)
+		}
+	}
+	return aliases, adapters
 }
 
 // vllm asks /kv_event_sources: an object of the configuration of each rank.

@@ -320,7 +320,7 @@ func (r *Registrar) register(ctx context.Context, f Found, ends bool, reg *store
 func same(a, b *Found) bool {
 	return a.Life == b.Life && a.Pod.Name == b.Pod.Name && a.Pod.Model == b.Pod.Model && a.Pod.Address == b.Pod.Address && a.Pod.Role == b.Pod.Role &&
 		a.Pod.Ranks == b.Pod.Ranks && a.Pod.Engine == b.Pod.Engine && a.Pod.Events == b.Pod.Events && a.Pod.Replay == b.Pod.Replay &&
-		a.Pod.BlockSize == b.Pod.BlockSize && maps.Equal(a.Pod.Labels, b.Pod.Labels)
+		slices.Equal(a.Pod.Aliases, b.Pod.Aliases) && slices.Equal(a.Pod.Adapters, b.Pod.Adapters) && a.Pod.BlockSize == b.Pod.BlockSize && maps.Equal(a.Pod.Labels, b.Pod.Labels)
 }
 
 // complete makes the registration of a pod: what was found, else what its engine says,

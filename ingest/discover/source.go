@@ -102,7 +102,7 @@ func endpoint(host string, port int) string {
 //
 //	10.0.0.1:8000?model=m&events=tcp://10.0.0.1:5557&replay=tcp://10.0.0.1:5558&ranks=2
 //
-// The parameters are name, model, role, ranks, engine, events, replay and block_size.
+// The parameters are name, model, aliases and adapters, with commas between names, role, ranks, engine, events, replay and block_size.
 func ParsePod(text string) (store.Pod, error) {
 	var p store.Pod
 	address, query, _ := strings.Cut(text, "?")
@@ -149,6 +149,10 @@ func parameters(p *store.Pod, query string) error {
 			p.Name = v
 		case "model":
 			p.Model = v
+		case "aliases":
+			p.Aliases = strings.Split(v, ",")
+		case "adapters":
+			p.Adapters = strings.Split(v, ",")
 		case "role":
 			p.Role = v
 		case "engine":
@@ -162,7 +166,7 @@ func parameters(p *store.Pod, query string) error {
 		case "block_size":
 			err = number(&p.BlockSize, store.MaxBlockSize)
 		default:
-			err = fmt.Errorf("%s is none of name, model, role, ranks, engine, events, replay, block_size", name)
+			err = fmt.Errorf("%s is none of name, model, aliases, adapters, role, ranks, engine, events, replay, block_size", name)
 		}
 		if err != nil {
 			return err

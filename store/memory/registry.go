@@ -421,6 +421,7 @@ func clonePod(p store.Pod) store.Pod {
 	for _, s := range []*string{&p.Name, &p.Model, &p.Address, &p.Role, &p.Engine, &p.Events, &p.Replay} {
 		*s = strings.Clone(*s)
 	}
+	p.Aliases, p.Adapters = cloneAll(p.Aliases), cloneAll(p.Adapters)
 	if p.Labels != nil {
 		labels := make(map[string]string, len(p.Labels))
 		for k, v := range p.Labels {
@@ -436,12 +437,24 @@ func clonePod(p store.Pod) store.Pod {
 	return p
 }
 
+// cloneAll returns a copy of the list and of what its texts are in.
+func cloneAll(list []string) []string {
+	list = slices.Clone(list)
+	for i, s := range list {
+		list[i] = strings.Clone(s)
+	}
+	return list
+}
+
 // samePod tells whether two registrations say the same.
 func samePod(a, b store.Pod) bool {
 	if !maps.Equal(a.Labels, b.Labels) || (a.Labels == nil) != (b.Labels == nil) {
 		return false
 	}
 	if (a.PartOf == nil) != (b.PartOf == nil) || a.PartOf != nil && *a.PartOf != *b.PartOf {
+		return false
+	}
+	if !slices.Equal(a.Aliases, b.Aliases) || !slices.Equal(a.Adapters, b.Adapters) {
 		return false
 	}
 	return a.Name == b.Name && a.Model == b.Model && a.Address == b.Address && a.Role == b.Role && a.Ranks == b.Ranks &&

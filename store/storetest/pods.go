@@ -13,7 +13,7 @@ import (
 var podCases = []testCase{
 	{"a registration is read back as it was given", func(b *bench) {
 		want := []store.Pod{
-			{Name: "10.0.0.1:8000", Model: model, Address: "10.0.0.1:8001", Role: "prefill", Ranks: 4, Engine: "vllm",
+			{Name: "10.0.0.1:8000", Model: model, Address: "10.0.0.1:8001", Role: "prefill", Ranks: 4, Engine: "vllm", Aliases: []string{"nick"}, Adapters: []string{"sql", "chat"},
 				Events: "tcp://10.0.0.1:5557", Replay: "tcp://10.0.0.1:5558", BlockSize: 16, Labels: map[string]string{"zone": "a", "gpu": "h100"}},
 			{Name: "10.0.0.2:8000", Model: "other"},
 		}
@@ -94,7 +94,9 @@ var podCases = []testCase{
 			b.Fatal("created is true for a renewal")
 		}
 		b.want(b.find(k...), times(2, on("a", store.GPU))...)
-		want := []store.Pod{{Name: "a", Model: model, Role: "decode"}}
+		b.register(store.Pod{Name: "a", Role: "decode", Aliases: []string{"nick"}})
+		b.register(store.Pod{Name: "a", Role: "decode", Aliases: []string{"nick"}, Adapters: []string{"sql"}})
+		want := []store.Pod{{Name: "a", Model: model, Role: "decode", Aliases: []string{"nick"}, Adapters: []string{"sql"}}}
 		if got := b.registry().Pods; !reflect.DeepEqual(got, want) {
 			b.Fatalf("got %+v, want %+v", got, want)
 		}

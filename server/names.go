@@ -1,0 +1,62 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// nameBudget is how long the index may take to say what a name means that this process
+// has not heard of. Without an answer the name is taken for a model's own.
+const nameBudget = 50 * time.Millisecond
+
+// meaning is what the name of a model in a request means: a model itself, another name of
+// one, or an adapter of one.
+func (s *Server) meaning(ctx context.Context, name string) store.Reading {
+	reg := s.cfg.Index.Cached()
+	if _, known := reg.Read(name); !known {
+		// A pod may have registered with it since this process last looked something up.
+		ctx, cancel := context.WithTimeout(ctx, nameBudget)
+		defer cancel()
+		if fresh, err := s.cfg.Index.Registry(ctx); err == nil {
+			reg = fresh
+		}
+	}
+	return meaningIn(reg, name)
+}
+
+// meaningIn is what a name means by a registry. One that no pod has is a model's own.
+func meaningIn(reg *store.Registry, name string) store.Reading {
+	if r, known := reg.Read(name); known {
+		return r
+	}
+	return store.Reading{Model: name}
+}
+
+// resolve puts what the name in model means into model and lora, and returns it.
+func (c *call) resolve(in *input, kind string) (store.Reading, error) {
+	r := c.s.meaning(c.ctx, in.model)
+	if r.LoRA != "" && in.lora != "" && in.lora != r.LoRA {
+		return r, invalid("lora", "lora names another adapter than model, which is the adapter %s of %s", clipText(r.LoRA), clipText(r.Model))
+	}
+	in.resolved = r != store.Reading{Model: in.model}
+	in.model = r.Model
+	if r.LoRA != "" && kind != "block_keys" { // which already contain it
+		in.lora = r.LoRA
+	}
+	c.model = in.model
+	return r, nil
+}
+
+// appendResolved appends what the request's model means, where that is not itself.
+func (in *input) appendResolved(b []byte) []byte {
+	if !in.resolved {
+		return b
+	}
+	b = appendString(append(b, `,"resolved":{"model":`...), in.model)
+	if in.lora != "" {
+		b = appendString(append(b, `,"lora":`...), in.lora)
+	}
+	return append(b, '}')
+}
