@@ -27,6 +27,9 @@ type Holder struct {
 	// Reuse is what is known of the engine in the rank's generation, the same for all
 	// holders of the rank.
 	Reuse Reuse
+	// Generation is the rank's present one; 0 where Begin has begun none and the index
+	// gives none by itself.
+	Generation Generation
 }
 
 // Registry is an immutable picture of the pods, holders and models of an index
@@ -57,6 +60,8 @@ type Registry struct {
 	dense []*holderPage
 	first HolderID
 
+	// generations is by slot; nil where no rank has one.
+	generations []Generation
 	// reuse is by slot; nil where nothing is known of any.
 	reuse []Reuse
 	// alike are the slots of which something is known, by what it is.
@@ -118,6 +123,7 @@ func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]M
 			r.Slots = append(r.Slots, s)
 		}
 		r.setReuse(h.Reuse)
+		r.setGeneration(h.Generation)
 		if h.ID == 0 {
 			continue // a rank that a cache worker works for
 		}
@@ -200,6 +206,34 @@ func (r *Registry) EngineOf(model string) string {
 	return engine
 }
 
+// setGeneration notes the generation of the last slot so far.
+func (r *Registry) setGeneration(gen Generation) {
+	if gen == 0 {
+		return
+	}
+	for len(r.generations) < len(r.Slots) {
+		r.generations = append(r.generations, 0)
+	}
+	r.generations[len(r.Slots)-1] = gen
+}
+
+// Generation returns the present generation of a slot's rank, 0 where none is known. One
+// that has begun shows with the rank's first block.
+func (r *Registry) Generation(slot int) Generation {
+	if slot < 0 || slot >= len(r.generations) {
+		return 0
+	}
+	return r.generations[slot]
+}
+
+// Slot finds the slot of a rank. ok is false for a rank that never held anything.
+func (r *Registry) Slot(pod, rank int) (slot int, ok bool) {
+	want := Slot{Pod: pod, Rank: rank}
+	return slices.BinarySearchFunc(r.Slots, want, func(a, b Slot) int {
+		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank))
+	})
+}
+
 // PodIndex finds a pod by name.
 func (r *Registry) PodIndex(name string) (int, bool) {
 	i := sort.Search(len(r.Pods), func(i int) bool { return r.Pods[i].Name >= name })
@@ -222,6 +256,7 @@ func (r *Registry) Holders() []Holder {
 			if r.reuse != nil {
 				h.Reuse = r.reuse[e>>8-1]
 			}
+			h.Generation = r.Generation(int(e>>8 - 1))
 			out = append(out, h)
 		}
 	}

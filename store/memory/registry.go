@@ -106,9 +106,13 @@ func (g *registry) snapshot() *store.Registry {
 		pods = append(pods, p.reg)
 		for i := range p.ranks {
 			r := &p.ranks[i]
+			var gen store.Generation
+			if r.life != nil {
+				gen = r.life.id
+			}
 			for tier, h := range r.tiers {
 				if h.id != 0 {
-					holders = append(holders, store.Holder{ID: h.id, Pod: p.reg.Name, Rank: r.rank, Tier: store.Tier(tier), Reuse: r.reuse})
+					holders = append(holders, store.Holder{ID: h.id, Pod: p.reg.Name, Rank: r.rank, Tier: store.Tier(tier), Reuse: r.reuse, Generation: gen})
 				}
 			}
 		}

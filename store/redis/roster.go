@@ -375,14 +375,21 @@ func parseCopy(pod, text string) (born uint64, holders []store.Holder, err error
 	if born, err = strconv.ParseUint(first, 10, 64); err != nil {
 		return 0, nil, fmt.Errorf("%q begins with no number", redisx.Clip(text))
 	}
-	reuse := map[int]store.Reuse{}
+	reuse, gens := map[int]store.Reuse{}, map[int]store.Generation{}
 	for rest != "" {
 		var field, id string
 		field, rest, _ = strings.Cut(rest, " ")
 		id, rest, _ = strings.Cut(rest, " ")
 		rankText, tierText, isHolder := strings.Cut(field, "/")
 		if !isHolder {
-			continue // the generation of a rank
+			rank, wrongRank := strconv.Atoi(field)
+			gen, wrong := strconv.ParseUint(id, 10, 53)
+			if wrongRank != nil || wrong != nil {
+				err = fmt.Errorf("%q is no generation of rank %q", redisx.Clip(id), redisx.Clip(field))
+				continue
+			}
+			gens[rank] = store.Generation(gen)
+			continue
 		}
 		if tierText == reuseField {
 			if !noteReuse(reuse, rankText, id) {
@@ -400,7 +407,7 @@ func parseCopy(pod, text string) (born uint64, holders []store.Holder, err error
 		holders = append(holders, store.Holder{ID: store.HolderID(n), Pod: pod, Rank: rank, Tier: tier})
 	}
 	for i := range holders {
-		holders[i].Reuse = reuse[holders[i].Rank]
+		holders[i].Reuse, holders[i].Generation = reuse[holders[i].Rank], gens[holders[i].Rank]
 	}
 	slices.SortFunc(holders, func(a, b store.Holder) int {
 		if a.Rank != b.Rank {

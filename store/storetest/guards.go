@@ -30,6 +30,39 @@ var guardCases = []testCase{
 		}
 		b.want(b.find(k...), times(2, At{"a", 1, store.GPU})...)
 	}},
+	{"the registry says which generation holds", func(b *bench) {
+		k := chain(1, 2)
+		generation := func(rank int) store.Generation {
+			b.want(b.find(k...), b.find(k...)...) // a lookup brings the registry up to date
+			reg := b.registry()
+			pod, _ := reg.PodIndex("a")
+			slot, ok := reg.Slot(pod, rank)
+			if !ok {
+				b.Fatalf("rank %d has no slot", rank)
+			}
+			return reg.Generation(slot)
+		}
+		b.add("a", 0, store.GPU, k...)
+		b.add("a", 1, store.GPU, k...)
+		other := generation(1)
+		gen := b.begin("a", 0, 1)
+		b.guarded(gen, "a", 0, 1, 1, adds(store.GPU, k[0]))
+		if g := generation(0); g != gen {
+			b.Fatalf("generation %d, want %d", g, gen)
+		}
+		b.guarded(gen, "a", 0, 1, 2, store.Op{Kind: store.Clear, Tier: store.GPU}, adds(store.CPU, k[1]))
+		if g := generation(0); g != gen {
+			b.Fatalf("generation %d after a clear, want %d", g, gen)
+		}
+		next := b.begin("a", 0, 1)
+		b.guarded(next, "a", 0, 1, 1, adds(store.GPU, k[0]))
+		if g, o := generation(0), generation(1); g != next || o != other {
+			b.Fatalf("generations %d and %d, want %d and %d", g, o, next, other)
+		}
+		if reg := b.registry(); reg.Generation(-1) != 0 || reg.Generation(1000) != 0 {
+			b.Fatal("a slot that is not there has a generation")
+		}
+	}},
 	{"a generation needs a pod", func(b *bench) {
 		if _, err := b.Index.Begin(b.ctx, "nobody", 0, 1); !errors.Is(err, store.ErrUnknownPod) {
 			b.Fatalf("got %v, want ErrUnknownPod", err)

@@ -72,7 +72,7 @@ func (x *plain) enter(ctx context.Context) error {
 func (x *plain) registry() *store.Registry {
 	var holders []store.Holder
 	for at, id := range x.ids {
-		holders = append(holders, store.Holder{ID: id, Pod: at.Pod, Rank: at.Rank, Tier: at.Tier, Reuse: x.m.Reuse(at.Pod, at.Rank)})
+		holders = append(holders, store.Holder{ID: id, Pod: at.Pod, Rank: at.Rank, Tier: at.Tier, Reuse: x.m.Reuse(at.Pod, at.Rank), Generation: x.m.Life(at.Pod, at.Rank).Generation})
 	}
 	var until time.Time
 	for _, p := range x.m.pods {
