@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // engineMessage is a message of an engine of some name.
@@ -358,5 +359,28 @@ func TestReplayThatHangs(t *testing.T) {
 	defer s.mu.Unlock()
 	if i := slices.IndexFunc(s.told, func(t string) bool { return strings.HasPrefix(t, "replayed 19 ") }); i < 0 {
 		t.Errorf("told: %q", s.told)
+	}
+}
+
+// TestFarNumbers has numbers in the replay and in the live stream that the index has no
+// place for, or that are far from those which come.
+func TestFarNumbers(t *testing.T) {
+	for _, far := range []uint64{1 << 50, store.MaxSequence - 1, store.MaxSequence, 1 << 62, 1<<64 - 2, 1<<64 - 1} {
+		t.Run(fmt.Sprint(far), func(t *testing.T) {
+			s := newStage(t, newIndex(t), true, Config{ReplayPatience: 20 * time.Millisecond, ReplayTries: 1})
+			s.pub.Publish(zmq.Message{Seq: far, Payload: []byte("x")}) // before anybody listens
+			s.read(1)
+			taken := func() bool {
+				s.publish()
+				life, err := s.x.Life(t.Context(), "pod", 0)
+				return err == nil && life.Seq > 1 && life.Seq <= s.seq
+			}
+			s.until("the live stream", taken)
+			if far >= store.MaxSequence {
+				s.pub.Publish(zmq.Message{Seq: far, Payload: []byte("x")})
+			}
+			s.publish()
+			s.settled()
+		})
 	}
 }

@@ -279,6 +279,10 @@ func (i inlet) Connected(peer string) {
 
 func (i inlet) Message(m zmq.Message) {
 	i.r.count.lastMessage.Store(time.Now().UnixNano())
+	if m.Seq >= store.MaxSequence {
+		i.r.undecodable(m.Seq, 1, errNumber)
+		return
+	}
 	i.r.q.put(m)
 }
 

@@ -25,8 +25,8 @@ type order struct {
 	// sure is true when the last message that was taken is of the process that is heard:
 	// it came over this connection, or with an answer that has a message which did.
 	sure bool
-	// behind is true while live messages have lower numbers than what was taken, though
-	// nothing proves that it was of the process that is heard.
+	// behind is true while live messages have lower numbers than what was taken or given
+	// up, though nothing proves that it was of the process that is heard.
 	behind bool
 	// joined is true when a live message was taken behind what a replay has told, and
 	// nothing has shown yet that both are of one process.
@@ -106,7 +106,7 @@ func (o *order) judge(seq, mark uint64) verdict {
 		o.agreed()
 		return pass
 	case seq < o.next:
-		o.behind = o.known && !o.sure
+		o.behind = !o.sure
 		return pass
 	case seq == o.next || !o.known && o.open:
 		o.joined = o.joined || o.known && !o.sure

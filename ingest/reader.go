@@ -25,6 +25,9 @@ const windowBytes = 4 << 20
 // so is no time, but the count of a record that somebody has made.
 const earliestEvent = 1577836800
 
+// errNumber says that a message's number has no place in the index.
+var errNumber = fmt.Errorf("ingest: the number of a message is not below %d", uint64(store.MaxSequence))
+
 // errInvalid says that the index will never take what is in the window.
 var errInvalid = errors.New("ingest: the index refuses the batch")
 
@@ -314,6 +317,9 @@ func (r *reader) replay(ctx context.Context, from uint64, limit time.Duration, g
 	err = zmq.Replay(turn, zmq.ReplayConfig{
 		Endpoint: r.s.Replay, Curve: r.s.Curve, MaxMessage: c.Wire.MaxMessage, ConnectTimeout: c.Wire.ConnectTimeout, Idle: c.ReplayIdle,
 	}, from, func(m zmq.Message) error {
+		if m.Seq >= store.MaxSequence {
+			return errNumber
+		}
 		messages = append(messages, m)
 		if size += sizeOf(&m); size >= c.ReplayBytes && len(messages) > 1 {
 			full = true
