@@ -12,6 +12,7 @@ combinations. The tests need neither Python nor a network.
 """
 
 import argparse
+import collections
 import copy
 import gzip
 import json
@@ -410,8 +411,11 @@ def main():
         old = [json.loads(l) for l in gzip.decompress((OUT / "variants.jsonl.gz").read_bytes()).decode().splitlines()]
         new = [json.loads(dump(l)) for l in lines]
         other = [(o, n) for o, n in zip(old, new, strict=True) if o.get("ids") != n.get("ids")]
-        for o, n in other[:40]:
-            print(f"{o['family']}: {o['what']}: {o.get('class', o.get('error'))} / {n.get('class', n.get('error'))}")
+        name = lambda v: v["class"].removesuffix("Fast") if "class" in v else "refused"
+        for o, n in other:
+            print(f"{o['family']}: {o['what']}: {name(o)} / {name(n)}", file=sys.stderr)
+        for (o, n), count in collections.Counter((name(o), name(n)) for o, n in other).most_common():
+            print(f"{count:5} {o} here, {n} there")
         print(f"{len(other)} of {len(new)} variants differ")
         sys.exit(bool(other))
     a.out.mkdir(parents=True, exist_ok=True)

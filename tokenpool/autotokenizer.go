@@ -147,12 +147,12 @@ func (f Files) autoTokenizer() (data []byte, split bool, err error) {
 	}
 	file, err := readObject(f.Tokenizer)
 	if err != nil {
-		return nil, false, fmt.Errorf("%s: %w", tokenizerFile, err)
+		return nil, false, fileError(tokenizerFile, "cannot be read: "+err.Error(), cureAgain)
 	}
 	var tokens []addedToken
 	if v := file.get("added_tokens"); v != nil {
 		if err := json.Unmarshal(v, &tokens); err != nil {
-			return nil, false, fmt.Errorf("%s: added_tokens: %w", tokenizerFile, err)
+			return nil, false, fileError(tokenizerFile, "has added_tokens of another form: "+err.Error(), cureVersion)
 		}
 	}
 	s, err := f.tokenSettings(tokens)
@@ -177,7 +177,7 @@ func (f Files) autoTokenizer() (data []byte, split bool, err error) {
 		return f.Tokenizer, split, nil
 	}
 	if err := assignIDs(all, file.get("model")); err != nil {
-		return nil, false, fmt.Errorf("%s: model: %w", tokenizerFile, err)
+		return nil, false, fileError(tokenizerFile, "has a vocabulary of another form: "+err.Error(), cureVersion)
 	}
 	if built && class.finish != nil {
 		class.finish(&file, s, all)
@@ -198,7 +198,7 @@ func (f Files) tokenSettings(added []addedToken) (*tokenSettings, error) {
 	var err error
 	if f.Config != nil {
 		if s.raw, err = readObject(f.Config); err != nil {
-			return nil, fmt.Errorf("%s: %w", configFile, err)
+			return nil, fileError(configFile, "cannot be read: "+err.Error(), cureAgain)
 		}
 	}
 	if v := s.raw.get("additional_special_tokens"); v != nil && !isTrue(s.raw.get("extra_special_tokens")) {
@@ -262,13 +262,13 @@ func (s *tokenSettings) number(id int64, t given) { s.decoder[id], s.byText[t.te
 func (s *tokenSettings) readDecoder(value json.RawMessage) error {
 	o, err := readObject(value)
 	if err != nil {
-		return fmt.Errorf("%s: added_tokens_decoder: %w", configFile, err)
+		return fileError(configFile, "has an added_tokens_decoder that is no object", cureReplace)
 	}
 	for _, m := range o {
 		id, err := strconv.ParseInt(m.key, 10, 64)
 		t, ok := readGiven(m.value, true)
 		if err != nil || !ok || t.plain {
-			return fmt.Errorf("%s: added_tokens_decoder: %q has no token of that number", configFile, m.key)
+			return fileError(configFile, fmt.Sprintf("has no token of a number at %s of added_tokens_decoder", quoteModel(m.key)), cureReplace)
 		}
 		s.number(id, t)
 	}
@@ -282,7 +282,7 @@ func (s *tokenSettings) readOlder(f Files, added []addedToken) error {
 	if f.SpecialTokens != nil {
 		o, err := readObject(f.SpecialTokens)
 		if err != nil {
-			return fmt.Errorf("%s: %w", specialTokensFile, err)
+			return fileError(specialTokensFile, "cannot be read: "+err.Error(), cureAgain)
 		}
 		for _, m := range o {
 			var list []json.RawMessage
@@ -311,13 +311,13 @@ func (s *tokenSettings) readOlder(f Files, added []addedToken) error {
 	if f.Added != nil {
 		o, err := readObject(f.Added)
 		if err != nil {
-			return fmt.Errorf("%s: %w", addedTokensFile, err)
+			return fileError(addedTokensFile, "cannot be read: "+err.Error(), cureAgain)
 		}
 		special := s.specialTexts(extra)
 		for _, m := range o {
 			id, err := strconv.ParseInt(string(m.value), 10, 64)
 			if err != nil {
-				return fmt.Errorf("%s: the number of %q: %w", addedTokensFile, m.key, err)
+				return fileError(addedTokensFile, "has no number for "+quoteModel(m.key), cureReplace)
 			}
 			normalized := !special[m.key]
 			s.number(id, given{text: m.key, flags: flags{Normalized: &normalized, Special: special[m.key]}})

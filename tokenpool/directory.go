@@ -53,11 +53,14 @@ func (d *Directory) find(model string) (name, v string, err error) {
 		fi, err := os.Stat(d.path(model, name))
 		switch {
 		case err == nil && !fi.Mode().IsRegular():
-			return "", "", unknown(model, "its %s is not a regular file", name)
+			return "", "", ofModel(model, fileError(name, "is not a regular file", cureReplace))
 		case err == nil:
 			return name, version(fi) + d.others(model), nil
 		}
-		if err = d.failed(model, err); !errors.Is(err, ErrUnknownModel) {
+		if _, linked := os.Readlink(d.path(model, name)); errors.Is(err, fs.ErrNotExist) && linked == nil {
+			return "", "", ofModel(model, fileError(name, "is a link that leads to no file", cureAgain))
+		}
+		if err = d.failed(model, name, err); !errors.Is(err, ErrUnknownModel) {
 			return "", "", err
 		}
 		missing = err
@@ -78,22 +81,22 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 	others := d.others(model)
 	data, v, err := readFile(d.path(model, name), maxTokenizerFile)
 	if err != nil {
-		return Files{}, d.failed(model, err)
+		return Files{}, d.failed(model, name, err)
 	}
 	config, err := readConfig(d.path(model, configFile))
 	if err != nil {
-		return Files{}, d.failed(model, err)
+		return Files{}, d.failed(model, configFile, err)
 	}
 	media, err := readOptional(d.path(model, mediaFile), maxMediaFile)
 	if err != nil {
-		return Files{}, d.failed(model, err)
+		return Files{}, d.failed(model, mediaFile, err)
 	}
 	files := Files{Tokenizer: data, Name: name, Config: config, Media: media, From: "directory", Version: v + others}
 	for name, to := range map[string]*[]byte{
 		addedTokensFile: &files.Added, specialTokensFile: &files.SpecialTokens, modelFile: &files.Model,
 	} {
 		if *to, err = readOptional(d.path(model, name), maxConfigFile); err != nil {
-			return Files{}, d.failed(model, err)
+			return Files{}, d.failed(model, name, err)
 		}
 	}
 	if files.Chat, err = chat.ReadFiles(filepath.Dir(d.path(model, tokenizerFile))); err != nil {
@@ -120,7 +123,13 @@ func (d *Directory) path(model, file string) string {
 
 // failed tells a file that is not there from one that cannot be read. The
 // root's path stays out of it: clients see errors of this kind.
-func (d *Directory) failed(model string, err error) error {
+func (d *Directory) failed(model, name string, err error) error {
+	if e, ok := errors.AsType[*brokenError](err); ok {
+		return ofModel(model, e)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return ofModel(model, fileError(name, "may not be read by this server", cureMode))
+	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ENAMETOOLONG) {
 		return unknown(model, "the tokenizer directory has no %s/tokenizer.json", model)
 	}
@@ -158,7 +167,7 @@ func readFile(path string, limit int64) ([]byte, string, error) {
 		return nil, "", err
 	}
 	if fi.Size() > limit {
-		return nil, "", fmt.Errorf("%s is %d bytes, the limit is %d", filepath.Base(path), fi.Size(), limit)
+		return nil, "", fileError(filepath.Base(path), fmt.Sprintf("has %d bytes, the limit is %d", fi.Size(), limit), cureReplace)
 	}
 	data := make([]byte, fi.Size())
 	// A file that shrinks meanwhile ends in an error, one that grows has
@@ -182,7 +191,7 @@ func readOptional(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if !fi.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", filepath.Base(path))
+		return nil, fileError(filepath.Base(path), "is not a regular file", cureReplace)
 	}
 	data, _, err := readFile(path, limit)
 	return data, err

@@ -86,7 +86,7 @@ func (d *download) fetch(ctx context.Context) (fileMeta, error) {
 			d.stale = true
 			return have, nil
 		}
-		if errors.Is(err, ErrUnknownModel) {
+		if errors.Is(err, ErrUnknownModel) || errors.Is(err, ErrBroken) {
 			return fileMeta{}, err
 		}
 		var again *temporary
@@ -99,6 +99,22 @@ func (d *download) fetch(ctx context.Context) (fileMeta, error) {
 		}
 		pause = min(2*pause, maxBackoff)
 	}
+}
+
+// fetchOptional is fetch of a file that a model need not have. It asks nobody when the
+// hub has not answered for an earlier file.
+func (d *download) fetchOptional(ctx context.Context) error {
+	if d.stale {
+		return nil
+	}
+	_, err := d.fetch(ctx)
+	if !errors.Is(err, ErrUnknownModel) {
+		return err
+	}
+	if !d.hub.cfg.Offline {
+		_ = writeMeta(d.path(".meta"), fileMeta{Size: absent})
+	}
+	return nil
 }
 
 // cached says what is known of the file in the cache, and whether there is
@@ -360,6 +376,11 @@ func (d *download) install(meta fileMeta) (fileMeta, error) {
 			}
 		}
 	}
+	if bytes.HasPrefix(data, lfsPointer) { // another try gives the same
+		d.discard()
+		return fileMeta{}, ofModel(d.model, fileError(d.file, "is a pointer of Git LFS in place of the file, on the hub or its mirror",
+			"have the mirror fetch its large files, with `git lfs pull`"))
+	}
 	if err := checkContent(d.file, data); err != nil {
 		d.discard()
 		return fileMeta{}, &temporary{err: err}
@@ -378,6 +399,9 @@ func (d *download) install(meta fileMeta) (fileMeta, error) {
 // checkContent says whether data can be the file of that name. A sign-in page of
 // a proxy comes with 200 as well.
 func checkContent(name string, data []byte) error {
+	if e := notTheFile(name, data); e != nil {
+		return errors.New("the content " + e.what)
+	}
 	if tiktokenOf(name) != nil {
 		if _, err := readRanks(data); err != nil {
 			return fmt.Errorf("the content is no tiktoken file: %w", err)
@@ -390,8 +414,7 @@ func checkContent(name string, data []byte) error {
 		}
 		return nil
 	}
-	head := bytes.ToLower(bytes.TrimSpace(data[:min(len(data), 200)]))
-	if !utf8.Valid(data) || bytes.HasPrefix(head, []byte("<!doctype")) || bytes.HasPrefix(head, []byte("<html")) {
+	if !utf8.Valid(data) {
 		return errors.New("the content is no template")
 	}
 	return nil

@@ -36,13 +36,16 @@ func newLibrary(data []byte, split bool) (encoder, error) {
 	if err != nil {
 		return nil, err
 	}
+	if hasNUL(data) {
+		return nil, fileError(tokenizerFile, "has a NUL outside of its tokens", cureReplace)
+	}
 	var options []tokenizers.TokenizerOption
 	if split {
 		options = append(options, tokenizers.WithEncodeSpecialTokens())
 	}
 	t, err := tokenizers.FromBytes(data, options...)
 	if err != nil {
-		return nil, err
+		return nil, refused(err)
 	}
 	return library{t}, nil
 }
@@ -103,6 +106,26 @@ func limits(data []byte) bool {
 		}
 	}
 	return false
+}
+
+// hasNUL reports whether a tokenizer.json has a NUL elsewhere than in its tokens. The
+// library repeats in an error what it does not know, and ends the process over a NUL in
+// an error.
+func hasNUL(data []byte) bool {
+	nul := []byte(`\u0000`)
+	if !bytes.Contains(data, nul) {
+		return false
+	}
+	file, err := readObject(data)
+	if err != nil {
+		return true
+	}
+	file.drop("added_tokens")
+	if model, err := readObject(file.get("model")); err == nil {
+		model.drop("vocab")
+		file.set("model", model.appendJSON(nil))
+	}
+	return bytes.Contains(file.appendJSON(nil), nul)
 }
 
 // plain returns a tokenizer.json without its truncation and padding. Files of

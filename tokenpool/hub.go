@@ -224,18 +224,39 @@ func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
 		Revision:  cmp.Or(meta.Commit, d.revision),
 		Version:   v,
 	}
-	// The tokens of a tokenizer.json do not depend on the other file, so neither does
-	// the load.
-	d.file, d.limit, d.attempts, d.quick = configFile, maxConfigFile, 1, true
-	if !d.stale { // else there is no use in asking
-		_, err := d.fetch(ctx)
-		if errors.Is(err, ErrUnknownModel) && !h.cfg.Offline {
-			_ = writeMeta(d.path(".meta"), fileMeta{Commit: meta.Commit, Size: absent})
+	if err := h.fetchTokens(ctx, d, &files); err != nil {
+		return Files{}, err
+	}
+	h.fetchChat(ctx, d, &files)
+	return files, nil
+}
+
+// fetchTokens gets the other files that have a say in tokens, as far as the model has
+// them. Without one that it has, its tokens would be others.
+func (h *Hub) fetchTokens(ctx context.Context, d download, files *Files) error {
+	d.limit = maxConfigFile
+	get := func(name string) (data []byte, err error) {
+		d.file = name
+		if err := d.fetchOptional(ctx); err != nil {
+			return nil, err
+		}
+		return readConfig(d.path(""))
+	}
+	var err error
+	if files.Config, err = get(configFile); err != nil {
+		return err
+	}
+	if !bytes.Contains(files.Config, []byte(`"added_tokens_decoder"`)) {
+		if files.SpecialTokens, err = get(specialTokensFile); err != nil {
+			return err
+		}
+		files.Chat.SpecialTokens = files.SpecialTokens
+		if files.Added, err = get(addedTokensFile); err != nil {
+			return err
 		}
 	}
-	files.Config, _ = readConfig(d.path(""))
-	h.fetchBeside(ctx, &d, &files)
-	return files, nil
+	files.Model, err = get(modelFile)
+	return err
 }
 
 // fetchTokenizer gets the first file of a model that holds a tokenizer.
@@ -277,38 +298,27 @@ func mayHaveOther(err error) bool {
 // others a model has, the hub's files do not say.
 const toolTemplate = "additional_chat_templates/tool_use.jinja"
 
-// fetchBeside gets the other files that have a say in tokens, and those that say how
-// chats are rendered, as far as the model has them. Like the configuration, they do not
-// keep a load.
-func (h *Hub) fetchBeside(ctx context.Context, d *download, files *Files) {
+// fetchChat gets the other files that say how chats are rendered, as far as the model
+// has them. They do not keep a load.
+func (h *Hub) fetchChat(ctx context.Context, d download, files *Files) {
+	d.attempts, d.quick = 1, true
 	get := func(name string, limit int64) []byte {
 		d.file, d.limit = name, limit
 		if err := os.MkdirAll(filepath.Dir(d.path("")), 0o755); err != nil {
 			return nil
 		}
-		if !d.stale {
-			meta, err := d.fetch(ctx)
-			if errors.Is(err, ErrUnknownModel) && !h.cfg.Offline {
-				_ = writeMeta(d.path(".meta"), fileMeta{Commit: meta.Commit, Size: absent})
-			}
-		}
+		_ = d.fetchOptional(ctx)
 		data, _ := readOptional(d.path(""), limit)
 		return data
 	}
 	files.Chat.Template = get("chat_template.jinja", chat.MaxTemplateBytes)
-	if files.Chat.Template != nil {
-		if named := get(toolTemplate, chat.MaxTemplateBytes); named != nil {
-			files.Chat.Named = map[string][]byte{"tool_use": named}
-		}
-	} else {
+	if files.Chat.Template == nil {
 		files.Chat.Processor = get("chat_template.json", maxConfigFile)
+		return
 	}
-	if !bytes.Contains(files.Config, []byte(`"added_tokens_decoder"`)) {
-		files.SpecialTokens = get(specialTokensFile, maxConfigFile)
-		files.Chat.SpecialTokens = files.SpecialTokens
-		files.Added = get(addedTokensFile, maxConfigFile)
+	if named := get(toolTemplate, chat.MaxTemplateBytes); named != nil {
+		files.Chat.Named = map[string][]byte{"tool_use": named}
 	}
-	files.Model = get(modelFile, maxConfigFile)
 }
 
 // dir is the cache's folder of a model. Names on the hub have no '@', so no

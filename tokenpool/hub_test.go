@@ -389,7 +389,7 @@ func TestHubRefuses(t *testing.T) {
 		{"stalls", func(h *fakeHub) { h.stall = 10 }, HubConfig{Attempts: 2, ResponseTimeout: 500 * time.Millisecond}, ErrLoad, "attempt 2: nothing came for 500ms", 2},
 		{"too large", func(h *fakeHub) {}, HubConfig{MaxFileBytes: 999}, ErrLoad, "1000 bytes, the limit is 999", 1},
 		{"too large, no length", func(h *fakeHub) { h.chunked = true }, HubConfig{MaxFileBytes: 999}, ErrLoad, "more than 999 bytes", 1},
-		{"not JSON", func(h *fakeHub) { h.files[hubPath] = "<html>sign in</html>" }, HubConfig{Attempts: 2}, ErrLoad, "not JSON", 2},
+		{"not JSON", func(h *fakeHub) { h.files[hubPath] = "<html>sign in</html>" }, HubConfig{Attempts: 2}, ErrLoad, "web page", 2},
 		{"offline", func(h *fakeHub) {}, HubConfig{Offline: true}, ErrUnknownModel, "offline", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -42,9 +42,18 @@ func slowOnly(dir string) string {
 			found = append(found, fmt.Sprintf("%s (%s)", s.file, s.what))
 		}
 	}
-	others, _ := filepath.Glob(filepath.Join(globEscape(dir), "*.tiktoken"))
-	for _, o := range others {
-		found = append(found, filepath.Base(o)+" (tiktoken of a model whose code is not known here)")
+	for pattern, what := range map[string]string{
+		"*.tiktoken": "tiktoken of a model whose code is not known here", "tokenizer.model.*": "Mistral's SentencePiece or Tekken",
+	} {
+		others, _ := filepath.Glob(filepath.Join(globEscape(dir), pattern))
+		for _, o := range others {
+			found = append(found, fmt.Sprintf("%s (%s)", filepath.Base(o), what))
+		}
+	}
+	if len(found) == 0 {
+		if _, err := os.Stat(filepath.Join(dir, configFile)); err == nil {
+			found = append(found, configFile+" (which has no vocabulary)")
+		}
 	}
 	return strings.Join(found, ", ")
 }
@@ -77,7 +86,7 @@ func (f Files) JSON() (data []byte, split bool, err error) {
 		return f.autoTokenizer()
 	}
 	if data, err = k.json(f.Tokenizer, f.Config); err != nil {
-		return nil, false, fmt.Errorf("%s: %w", k.file, err)
+		return nil, false, fileError(k.file, "cannot be used: "+err.Error(), cureReplace)
 	}
 	return data, false, nil
 }

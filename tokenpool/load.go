@@ -207,7 +207,7 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	}
 	data, split, err := files.JSON()
 	if err != nil {
-		return nil, fmt.Errorf("%w: model %s: %w", ErrLoad, quoteModel(model), err)
+		return nil, ofModel(model, cmp.Or(files.check(), err))
 	}
 	sum := sumOf(data, split)
 	fingerprint := hex.EncodeToString(sum[:8])
@@ -221,7 +221,7 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		p.mu.Lock()
 		p.vacate()
 		p.mu.Unlock()
-		return nil, fmt.Errorf("%w: model %s: %w", ErrLoad, quoteModel(model), err)
+		return nil, ofModel(model, cmp.Or(files.check(), err))
 	}
 	enc = weighed{encoder: enc, memory: p.memory, most: p.cfg.WorkBytes}
 	rendering := p.newChat(files)

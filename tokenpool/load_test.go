@@ -46,7 +46,7 @@ func TestFailedLoad(t *testing.T) {
 		says          string
 	}{
 		{"unknown", "", nil, ErrUnknownModel, `no tokenizer for model "m": no fake`},
-		{"unreadable", "bad", nil, ErrLoad, `model "m": cannot be read`},
+		{"unreadable", "bad", nil, ErrBroken, `model "m": its tokenizer.json is not JSON from byte 1 on: fetch the file again`},
 		{"down", "1", errors.New("out of order"), ErrLoad, "out of order"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -68,6 +68,9 @@ var (
 	// ErrLoad says that there is a tokenizer for the model, as far as known, but
 	// that it could not be fetched or read; try again later.
 	ErrLoad = errors.New("tokenpool: tokenizer cannot be loaded")
+	// ErrBroken says, beside ErrLoad, that a file of the model will not be read however
+	// often it is tried: the error names the file, what is wrong and what to do.
+	ErrBroken = errors.New("tokenpool: broken tokenizer file")
 	// ErrClosed says that the pool has been closed.
 	ErrClosed = errors.New("tokenpool: pool closed")
 )

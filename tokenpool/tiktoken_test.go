@@ -253,7 +253,7 @@ func TestSlowOnly(t *testing.T) {
 	for _, f := range []string{"tokenizer.model", "spiece.model", "vocab.txt", "merges.txt", "glm.tiktoken", "tekken.json"} {
 		writeFile(t, "x", root, "slow", f, f)
 	}
-	writeFile(t, "{}", root, "empty", configFile)
+	writeFile(t, "{}", root, "empty", modelFile)
 	dir, err := NewDirectory(root)
 	if err != nil {
 		t.Fatal(err)

@@ -296,7 +296,9 @@ func lookAtTokenizer(ctx context.Context, dir *tokenpool.Directory, model string
 		return broken(err.Error())
 	}
 	if bytes.HasPrefix(files.Tokenizer, []byte("version https://git-lfs")) {
-		return broken("a pointer of Git LFS in place of the file")
+		f := broken("a pointer of Git LFS in place of the file")
+		f.Do = "run git lfs pull in its folder"
+		return f
 	}
 	if files.Name != "tokenizer.json" {
 		if files.Tokenizer, _, err = files.JSON(); err != nil {

@@ -56,6 +56,9 @@ func whyNot(err error) string {
 	switch {
 	case errors.Is(err, tokenpool.ErrUnsupported):
 		return "only Python code can run it"
+	case errors.Is(err, tokenpool.ErrBroken):
+		_, why, _ := strings.Cut(err.Error(), `": `) // behind the model's name
+		return why
 	case errors.Is(err, tokenpool.ErrUnknownModel):
 		return "there is none"
 	case errors.Is(err, tokenpool.ErrPinned):

@@ -1,0 +1,38 @@
+package server
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/tokenpool"
+)
+
+// TestBrokenTokenizerFile: a client is told which file is broken and what to do, and not to
+// come again soon.
+func TestBrokenTokenizerFile(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "m"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "m", "tokenizer.json"), []byte("version https://git-lfs.github.com/spec/v1\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	origin, err := tokenpool.NewDirectory(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, err := tokenpool.New(tokenpool.Config{Origin: origin})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = pool.Close() }()
+	_, err = pool.Tokens(t.Context(), tokenpool.Request{Model: "m", Text: "a", Mode: tokenpool.Sync})
+	e := asAPIError(fmt.Errorf("scorer: %w", err))
+	if e.status != 422 || e.code != "tokenizer_broken" || e.param != "model" || e.retry != 0 ||
+		!strings.Contains(e.message, "tokenizer.json is a pointer of Git LFS") || !strings.Contains(e.message, "git lfs pull") {
+		t.Errorf("%+v", e)
+	}
+}
