@@ -9,6 +9,7 @@
 //	kvatlas restore   load that into an index
 //	kvatlas reset     make an index forget a pod, a model or all
 //	kvatlas changelog switch the log on or off that replicas follow
+//	kvatlas sim       run simulated engines
 //	kvatlas version   say which version this is
 //
 // A command ends with status 0, with 1 when it failed, and with 2 when it was
@@ -73,6 +74,7 @@ engine holds the longest prefix of a prompt.
   kvatlas restore   load that into an index
   kvatlas reset     make an index forget a pod, a model or all
   kvatlas changelog switch the log on or off that replicas follow
+  kvatlas sim       run simulated engines
   kvatlas version   say which version this is
 
 kvatlas COMMAND --help lists the flags of a command.
@@ -113,6 +115,8 @@ func (p *program) run(ctx context.Context, args []string) int {
 		return p.reset(ctx, args)
 	case "changelog":
 		return p.changelog(ctx, args)
+	case "sim":
+		return p.sim(ctx, args)
 	case "version", "--version", "-version":
 		if len(args) == 1 && slices.Contains(helpFlags, args[0]) {
 			fmt.Fprint(p.stdout, versionUsage)

@@ -237,3 +237,20 @@ func TestSpecOfAGroup(t *testing.T) {
 	apply(window)
 	r.want(store.GPU, 0)
 }
+
+// A tree of pages is flushed with what it has on the host, and tells it by the same word as
+// a pool of blocks, whose offloaded blocks stay. What is on a disk stays in either.
+func TestClearOfWhatIsBehindTheGPU(t *testing.T) {
+	tokens := count(0, 64)
+	for engine, left := range map[string]int{"vllm": 4, "": 4, "sglang": 0, "trtllm": 0} {
+		r := newRig(t, Config{BlockSize: 16, Engine: engine})
+		for _, medium := range []string{"GPU", "CPU", "DISK"} {
+			r.do(in(medium, 0, storedOf(tokens, 16, 0)))
+		}
+		r.want(store.CPU, 4)
+		r.do(event.Event{Kind: event.Cleared})
+		r.want(store.GPU, 0)
+		r.want(store.CPU, left)
+		r.want(store.Disk, 4)
+	}
+}

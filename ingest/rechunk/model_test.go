@@ -14,6 +14,7 @@ import (
 // before it, and what is held is worked out anew from all blocks each time.
 type model struct {
 	size   int
+	unique bool // the engine has a tree
 	copies Copies
 	blocks map[modelName]*modelBlock
 	// groups are those that have stored; layers the block sizes.
@@ -63,7 +64,7 @@ type credit struct {
 }
 
 func newModel(c Config) *model {
-	return &model{size: c.BlockSize, copies: c.Copies, unremoved: c.Unremoved, blocks: map[modelName]*modelBlock{}, groups: map[int]*modelGroup{}}
+	return &model{size: c.BlockSize, unique: engineOf(c.Engine) == unique, copies: c.Copies, unremoved: c.Unremoved, blocks: map[modelName]*modelBlock{}, groups: map[int]*modelGroup{}}
 }
 
 // age notes a copy that has come.
@@ -179,6 +180,9 @@ func (m *model) apply(b *event.Batch) {
 		switch e.Kind {
 		case event.Cleared:
 			m.clear(tier)
+			if tier == store.GPU && m.unique {
+				m.clear(store.CPU)
+			}
 		case event.Removed:
 			m.ages[tier], m.told[tier] = nil, true
 			for _, h := range e.Hashes {

@@ -33,8 +33,13 @@ func (c *Chunker) clear(e *event.Event) {
 		c.void(allTiers)
 		return
 	}
-	if tier, known := c.config.Media.TierOf(e); known {
-		c.clearTier(tier)
+	tier, known := c.config.Media.TierOf(e)
+	if !known {
+		return
+	}
+	c.clearTier(tier)
+	if tier == store.GPU && c.form.engine == unique {
+		c.clearTier(store.CPU) // a tree is flushed with what it has on the host, and this alone tells of it
 	}
 }
 

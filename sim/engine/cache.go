@@ -31,7 +31,8 @@ type cache interface {
 type Usage struct {
 	// Total is how many the GPU has for requests, Used those of them that requests, or
 	// a fault, hold, Cached those that are in the prefix cache, used or not.
-	Total, Used, Cached int
+	// Idle are those that are cached and that nobody uses (of a tree; vLLM does not say).
+	Total, Used, Cached, Idle int
 	// Host and Disk are how many blocks are there, HostTotal and DiskTotal how many
 	// have room.
 	Host, HostTotal, Disk, DiskTotal int

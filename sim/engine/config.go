@@ -138,7 +138,6 @@ func (t Timing) withDefaults() Timing {
 		if *v.p == 0 {
 			*v.p = v.def
 		}
-		*v.p = max(*v.p, 0)
 	}
 	for _, v := range []struct {
 		p   *time.Duration
@@ -147,7 +146,6 @@ func (t Timing) withDefaults() Timing {
 		if *v.p == 0 {
 			*v.p = v.def
 		}
-		*v.p = max(*v.p, 0)
 	}
 	return t
 }
@@ -163,13 +161,21 @@ const (
 // iteration takes at the least.
 func (t Timing) prefill(c, n int) time.Duration {
 	a, b := float64(c), float64(c+n)
-	return milliseconds(t.Prefill * (prefillSquare*(b*b-a*a) + prefillToken*float64(n)))
+	return milliseconds(max(t.Prefill, 0) * (prefillSquare*(b*b-a*a) + prefillToken*float64(n)))
 }
 
 // decode returns how long an iteration takes to generate where this part, 0 to 1, of the
 // cache is in use.
 func (t Timing) decode(active float64) time.Duration {
-	return milliseconds(t.Decode * max(1, -25.74*active*active+54.01*active+5.74))
+	return milliseconds(max(t.Decode, 0) * max(1, -25.74*active*active+54.01*active+5.74))
+}
+
+// batch returns what an iteration with a prompt takes at the least.
+func (t Timing) batch() time.Duration { return milliseconds(max(t.Prefill, 0) * prefillBatch) }
+
+// fetch returns how long it takes to bring up what was not on the GPU.
+func (t Timing) fetch(h Hit) time.Duration {
+	return time.Duration(h.Host)*max(t.Host, 0) + time.Duration(h.Disk)*max(t.Disk, 0)
 }
 
 func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }

@@ -30,6 +30,7 @@ type Engine struct {
 	stuck    bool          // what waits has no room until something else happens
 	until    time.Duration // when the iteration ends, or the last one did
 	quiet    int           // SGLang: iterations since events were last sent
+	hitRate  float64
 	counts   Counts
 }
 
@@ -91,6 +92,9 @@ type Stats struct {
 	Running, Waiting int
 	// WaitingTokens is how many tokens of waiting prompts there are.
 	WaitingTokens int
+	// LastHitRate is which part, 0 to 1, of the prompts that the last iteration admitted
+	// was reused.
+	LastHitRate float64
 }
 
 // New returns an engine with an empty cache. Its error is ErrConfig.
@@ -111,8 +115,8 @@ func New(c Config) (*Engine, error) {
 // Config returns the configuration with its defaults.
 func (e *Engine) Config() Config { return e.config }
 
-// capacity is how many tokens have room.
-func (e *Engine) capacity() int {
+// Capacity returns how many tokens of one request have room.
+func (e *Engine) Capacity() int {
 	u := e.cache.usage()
 	groups := 1
 	if e.config.Window > 0 {
@@ -126,14 +130,28 @@ func (e *Engine) Submit(now time.Duration, r Request) error {
 	if len(r.Tokens) == 0 || len(r.Output) == 0 {
 		return ErrEmpty
 	}
-	if need := len(r.Tokens) + len(r.Output); need > e.capacity() {
-		return fmt.Errorf("%w: %d tokens, it has %d", ErrTooLong, need, e.capacity())
+	if need := len(r.Tokens) + len(r.Output); need > e.Capacity() {
+		return fmt.Errorf("%w: %d tokens, it has %d", ErrTooLong, need, e.Capacity())
 	}
 	q := e.sequence(r)
 	q.arrived = now
 	e.stuck = false
 	e.waiting = append(e.waiting, q)
 	return nil
+}
+
+// Adapters adds the names of the adapters that are used and waited for.
+func (e *Engine) Adapters(running, waiting map[string]bool) {
+	for _, q := range e.running {
+		if q.LoRA != "" {
+			running[q.LoRA] = true
+		}
+	}
+	for _, q := range e.waiting {
+		if q.LoRA != "" {
+			waiting[q.LoRA] = true
+		}
+	}
 }
 
 // sequence returns a request that nothing was done for.
@@ -179,7 +197,7 @@ func (e *Engine) Occupy(n int) int {
 
 // Stats returns what the engine is doing.
 func (e *Engine) Stats() Stats {
-	s := Stats{Counts: e.counts, Usage: e.cache.usage(), Running: len(e.running), Waiting: len(e.waiting)}
+	s := Stats{Counts: e.counts, Usage: e.cache.usage(), LastHitRate: e.hitRate, Running: len(e.running), Waiting: len(e.waiting)}
 	for _, q := range e.waiting {
 		s.WaitingTokens += q.left()
 	}
@@ -251,6 +269,7 @@ func (e *Engine) begin(at time.Duration) bool {
 		}
 	}
 	var fetched time.Duration
+	var admitted, reused int
 	for len(e.waiting) > 0 && !preempted && budget > 0 && len(e.running) < e.config.BatchRequests {
 		q := e.waiting[0]
 		if q.arrived > at {
@@ -266,7 +285,9 @@ func (e *Engine) begin(at time.Duration) bool {
 			break
 		}
 		e.waiting = e.waiting[1:]
-		fetched += time.Duration(q.hit.Host)*e.config.Timing.Host + time.Duration(q.hit.Disk)*e.config.Timing.Disk
+		fetched += e.config.Timing.fetch(q.hit)
+		admitted += len(q.tokens)
+		reused += q.hit.Tokens()
 		e.count(q, at)
 		e.running = append(e.running, q)
 		e.batch = append(e.batch, work{q, n})
@@ -275,6 +296,9 @@ func (e *Engine) begin(at time.Duration) bool {
 	if len(e.batch) == 0 {
 		// The last that ran may have made room for itself.
 		return preempted && len(e.running) == 0 && e.begin(at)
+	}
+	if admitted > 0 {
+		e.hitRate = float64(reused) / float64(admitted)
 	}
 	e.busy = true
 	took := e.time() + fetched
@@ -346,10 +370,10 @@ func (e *Engine) time() (d time.Duration) {
 		d += e.config.Timing.prefill(w.q.computed, w.n)
 	}
 	if e.prefills {
-		d += milliseconds(e.config.Timing.Prefill * prefillBatch)
+		d += e.config.Timing.batch()
 	}
 	if decodes {
-		d += e.config.Timing.decode(min(1, float64(active)/float64(e.capacity())))
+		d += e.config.Timing.decode(min(1, float64(active)/float64(e.Capacity())))
 	}
 	return d
 }

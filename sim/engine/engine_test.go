@@ -272,6 +272,10 @@ func play(t *rapid.T, c Config) {
 			e.Cancel(some)
 			delete(open, some)
 		case n < 11:
+			for at, ok := e.Due(); ok; at, ok = e.Due() {
+				now = max(now, at)
+				advance()
+			}
 			e.Clear()
 		case n < 12:
 			e.Occupy(rng.IntN(c.Blocks / 3))

@@ -358,6 +358,11 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
+	// An engine of another's configuration is like it.
+	first := started(t, Config{Timing: Timing{Prefill: -1, Disk: -1}}).Config()
+	if second := started(t, first).Config(); second != first {
+		t.Errorf("%+v became %+v", first, second)
+	}
 	for _, k := range []Kind{VLLM, SGLang, TRTLLM} {
 		if got, err := ParseKind(k.String()); got != k || err != nil {
 			t.Errorf("%v is read as %v, %v", k, got, err)

@@ -88,9 +88,9 @@ func (s *shelf) evict() {
 	s.tell.removed(s.medium, 0, h)
 }
 
-// clear empties the shelf and those below. What is told of it is the GPU's clear.
+// clear empties the shelf. What is below it stays. What is told of it is the GPU's clear.
 func (s *shelf) clear() {
-	for ; s != nil; s = s.below {
+	if s != nil {
 		clear(s.places)
 		s.entries, s.free, s.order = nil, nil, newLRU()
 	}

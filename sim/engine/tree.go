@@ -374,7 +374,7 @@ func (t *tree) occupy(n int) int {
 
 func (t *tree) usage() Usage {
 	u := Usage{
-		Total: t.config.Blocks, Used: t.onGPU - t.idle[onGPU].n + t.private + t.occupied, Cached: t.onGPU, Evicted: t.evicted,
+		Total: t.config.Blocks, Used: t.onGPU - t.idle[onGPU].n + t.private + t.occupied, Cached: t.onGPU, Idle: t.idle[onGPU].n, Evicted: t.evicted,
 		Host: t.idle[onHost].n, HostTotal: t.config.HostBlocks,
 	}
 	t.below.count(&u)

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	simengine "github.com/kvatlas/kvatlas/sim/engine"
+	"github.com/kvatlas/kvatlas/sim/wire"
+)
+
+const simUsage = `kvatlas sim runs simulated engines: they have the API, the metrics and the KV
+events of real ones, and no model. What they say is made up; what they keep in
+their caches, and how long they take, is not.
+
+  kvatlas sim --pods 8 --engine vllm
+  kvatlas sim --engine sglang --ranks 2 --blocks 2000 --speed 10
+
+Pod n has the HTTP port --port + n. Events are at --events-port and the ports
+above it, one for each rank of each pod, replay sockets at --replay-port and
+above. At --control GET /pods says what the pods are doing, and POST
+/pods/NAME/faults has something go wrong with one, or with all as *:
+
+  {"fault":"restart"}  {"fault":"kill"}  {"fault":"revive"}  {"fault":"clear"}
+  {"fault":"freeze"}  {"fault":"thaw"}  {"fault":"full","part":0.9}
+  {"fault":"lose","count":3}  {"fault":"lose","count":3,"burn":true}
+  {"fault":"delay","ms":500}  {"fault":"slow","bytes_per_second":10000}
+
+A text's tokens are its bytes: prompts can be given as token ids, too.
+
+`
+
+// simCall is one call of kvatlas sim.
+type simCall struct {
+	pods                          int
+	config                        wire.Config
+	host                          string
+	port, eventsPort, replaysPort int
+	control                       string
+}
+
+// The bounds of a call.
+const (
+	maxSimPods   = 1024
+	maxSimBlocks = 1 << 26 // of all pods together: about 4 GB
+)
+
+func (p *program) readSimCall(args []string) (*simCall, error) {
+	fs := flag.NewFlagSet("kvatlas sim", flag.ContinueOnError)
+	c := &simCall{}
+	e := &c.config.Engine
+	fs.IntVar(&c.pods, "pods", 1, "how many engines")
+	kind := fs.String("engine", "vllm", "whose they are: vllm, sglang or trtllm")
+	fs.StringVar(&c.config.Version, "engine-version", "", "the `RELEASE` whose events and pages they have; the newest that is known when empty")
+	fs.StringVar(&c.config.Model, "model", "sim/model", "the model's `NAME`")
+	loras := fs.String("loras", "", "the names of adapters, a `LIST` with commas")
+	fs.IntVar(&c.config.Ranks, "ranks", 1, "data-parallel ranks of each engine")
+	fs.IntVar(&e.BlockSize, "block-size", 16, "tokens a block, or a page")
+	fs.IntVar(&e.Blocks, "blocks", 1<<16, "blocks of the GPU of each rank")
+	fs.IntVar(&e.HostBlocks, "host-blocks", 0, "blocks of the host's memory, to which the GPU's are offloaded; 0 is none")
+	fs.IntVar(&e.DiskBlocks, "disk-blocks", 0, "blocks of the disk below that; 0 is none")
+	fs.IntVar(&e.Window, "window", 0, "tokens of a sliding window in half of the layers (vllm only); 0 is none")
+	fs.Float64Var(&c.config.Speed, "speed", 1, "how many times faster than a real engine")
+	fs.StringVar(&c.host, "host", "127.0.0.1", "the `ADDRESS` at which engines listen")
+	fs.IntVar(&c.port, "port", 8000, "HTTP port of the first engine")
+	fs.IntVar(&c.eventsPort, "events-port", 15557, "port of the events of the first rank")
+	fs.IntVar(&c.replaysPort, "replay-port", 25557, "port of the first rank's replay socket")
+	fs.StringVar(&c.control, "control", "127.0.0.1:7999", "`ADDRESS` of the control page")
+	words, err := p.readFlags(fs, args, simUsage)
+	if err != nil {
+		return nil, err
+	}
+	if len(words) > 0 {
+		return nil, fmt.Errorf("%q: it takes flags only", words[0])
+	}
+	if e.Kind, err = simengine.ParseKind(*kind); err != nil {
+		return nil, fmt.Errorf("--engine: %w", err)
+	}
+	c.config.LoRAs = splitList(*loras)
+	if c.pods < 1 || c.pods > maxSimPods {
+		return nil, fmt.Errorf("--pods is %d, it must be 1 to %d", c.pods, maxSimPods)
+	}
+	if c.config.Ranks < 1 || c.config.Ranks > wire.MaxRanks {
+		return nil, fmt.Errorf("--ranks is %d, it must be 1 to %d", c.config.Ranks, wire.MaxRanks)
+	}
+	if n := int64(c.pods) * int64(c.config.Ranks) * int64(e.Blocks); n > maxSimBlocks {
+		return nil, fmt.Errorf("--blocks: %d in all, it must be at most %d", n, maxSimBlocks)
+	}
+	for _, port := range []struct {
+		name    string
+		from, n int
+	}{{"port", c.port, c.pods}, {"events-port", c.eventsPort, c.pods * c.config.Ranks}, {"replay-port", c.replaysPort, c.pods * c.config.Ranks}} {
+		if port.from < 1 || port.from+port.n-1 > 65535 {
+			return nil, fmt.Errorf("--%s is %d: %d ports from there on are needed", port.name, port.from, port.n)
+		}
+	}
+	// What is wrong with the rest is told before anything is bound.
+	if _, err := wire.NewPod(c.podConfigs()[0]); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// podConfigs are the configurations of the pods.
+func (c *simCall) podConfigs() (out []wire.Config) {
+	for n := range c.pods {
+		one := c.config
+		one.Name = "sim-" + strconv.Itoa(n)
+		one.Listen = net.JoinHostPort(c.host, strconv.Itoa(c.port+n))
+		one.Events = "tcp://" + net.JoinHostPort(c.host, strconv.Itoa(c.eventsPort+n*c.config.Ranks))
+		one.Replay = "tcp://" + net.JoinHostPort(c.host, strconv.Itoa(c.replaysPort+n*c.config.Ranks))
+		out = append(out, one)
+	}
+	return out
+}
+
+// podSetting is a simulated pod as the setting pods of a server takes it.
+func podSetting(p *wire.Pod) string {
+	c := p.Config()
+	q := url.Values{}
+	q.Set("model", c.Model)
+	q.Set("engine", c.Engine.Kind.String())
+	q.Set("events", c.Events)
+	q.Set("replay", c.Replay)
+	if c.Ranks > 1 {
+		q.Set("ranks", strconv.Itoa(c.Ranks))
+	}
+	text, err := url.QueryUnescape(q.Encode())
+	if err != nil || strings.ContainsAny(c.Model, "&+%#, ") {
+		text = q.Encode()
+	}
+	return p.Address() + "?" + text
+}
+
+// sim is the command.
+func (p *program) sim(ctx context.Context, args []string) int {
+	c, err := p.readSimCall(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return exitOK
+	case err != nil:
+		return p.misuse("sim", err)
+	}
+	f, err := wire.StartFleet(c.podConfigs())
+	if err != nil {
+		return p.fail("sim", err)
+	}
+	err = serveControl(ctx, c.control, f, func(address string) {
+		settings := make([]string, 0, c.pods)
+		for _, pod := range f.Pods() {
+			settings = append(settings, podSetting(pod))
+		}
+		fmt.Fprintf(p.stdout, "# %d simulated %v %s, control at http://%s/pods; a server that reads their events:\n", c.pods, c.config.Engine.Kind, f.Pods()[0].Config().Version, address)
+		fmt.Fprintf(p.stdout, "kvatlas serve --pods '%s'\n", strings.Join(settings, ","))
+	})
+	if err = errors.Join(err, f.Close()); err != nil {
+		return p.fail("sim", err)
+	}
+	return exitOK
+}
+
+// serveControl serves the control page until ctx ends. ready is told where.
+func serveControl(ctx context.Context, address string, f *wire.Fleet, ready func(address string)) error {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("--control: %w", err)
+	}
+	s := &http.Server{Handler: f.Handler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute}
+	failed := make(chan error, 1)
+	go func() { failed <- s.Serve(l) }()
+	ready(l.Addr().String())
+	select {
+	case <-ctx.Done():
+		if err := s.Close(); err != nil {
+			return err
+		}
+		if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	case err := <-failed:
+		return err
+	}
+}

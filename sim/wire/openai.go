@@ -1,0 +1,524 @@
+package wire
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/sim/engine"
+)
+
+// body is what is read of a completion's or a chat completion's request. Other fields are
+// for models, and are passed over.
+type body struct {
+	Model               string          `json:"model"`
+	Prompt              json.RawMessage `json:"prompt"`
+	Messages            json.RawMessage `json:"messages"`
+	MaxTokens           *int            `json:"max_tokens"`
+	MaxCompletionTokens *int            `json:"max_completion_tokens"`
+	N                   *int            `json:"n"`
+	Stream              bool            `json:"stream"`
+	StreamOptions       *struct {
+		IncludeUsage         *bool `json:"include_usage"`
+		ContinuousUsageStats bool  `json:"continuous_usage_stats"`
+	} `json:"stream_options"`
+	CacheSalt        string          `json:"cache_salt"`
+	LoRAPath         json.RawMessage `json:"lora_path"`
+	DataParallelRank *int            `json:"data_parallel_rank"`
+	RoutedDPRank     *int            `json:"routed_dp_rank"`
+}
+
+// job is a request that has been understood.
+type job struct {
+	life       *life
+	chat       bool
+	id         string
+	model      string
+	created    int64
+	stream     bool
+	usage      bool // at the end of a stream
+	continuous bool // with each part of it
+	stops      bool // the answer ends by itself
+	parts      []part
+}
+
+// part is one prompt with its answer.
+type part struct {
+	rank   *rank
+	id     uint64
+	prompt int
+	text   string
+	tokens int
+	answer *answer
+}
+
+// apiError is an error that the client is told.
+type apiError struct {
+	status int
+	param  string
+	text   string
+}
+
+func (e *apiError) Error() string { return e.text }
+
+func bad(param, format string, args ...any) error {
+	return &apiError{http.StatusBadRequest, param, fmt.Sprintf(format, args...)}
+}
+
+// complete answers a completion, or a chat completion.
+func (l *life) complete(chat bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if l.open.Add(1) > maxOpen {
+			l.open.Add(-1)
+			l.fail(w, &apiError{http.StatusServiceUnavailable, "", "too many requests are waiting"})
+			return
+		}
+		defer l.open.Add(-1)
+		j, err := l.read(w, r, chat)
+		if err != nil {
+			l.fail(w, err)
+			return
+		}
+		defer func() {
+			for _, p := range j.parts {
+				p.rank.cancel(p.id)
+			}
+		}()
+		if j.stream {
+			j.writeStream(r.Context(), w)
+		} else {
+			j.writeWhole(r.Context(), w)
+		}
+	}
+}
+
+// read reads a request and has the engine work on it.
+func (l *life) read(w http.ResponseWriter, r *http.Request, chat bool) (*job, error) {
+	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		return nil, bad("", "the body cannot be read: %v", err)
+	}
+	var b body
+	if err := json.Unmarshal(raw, &b); err != nil {
+		return nil, bad("", "the body is no JSON of a request: %v", err)
+	}
+	c := &l.pod.config
+	j := &job{life: l, chat: chat, model: b.Model, created: time.Now().Unix(), stream: b.Stream}
+	lora, err := l.adapter(&b)
+	if err != nil {
+		return nil, err
+	}
+	if j.model == "" {
+		j.model = c.Model
+	}
+	if b.N != nil && *b.N != 1 {
+		return nil, bad("n", "n is %d: a simulated engine gives one answer", *b.N)
+	}
+	if o := b.StreamOptions; o != nil {
+		j.usage = c.Engine.Kind == engine.TRTLLM || c.Engine.Kind == engine.VLLM && l.pod.release < v0(18, 0)
+		if o.IncludeUsage != nil {
+			j.usage = *o.IncludeUsage
+		}
+		j.continuous = j.usage && o.ContinuousUsageStats
+	}
+	if len(b.CacheSalt) > 128 {
+		return nil, bad("cache_salt", "cache_salt has more than 128 characters")
+	}
+	prompts, err := l.prompts(r.Context(), &b, raw, chat)
+	if err != nil {
+		return nil, err
+	}
+	first := l.ids.Add(uint64(len(prompts))) - uint64(len(prompts))
+	j.id = fmt.Sprintf("%s-%016x", map[bool]string{false: "cmpl", true: "chatcmpl"}[chat], first)
+	for i, prompt := range prompts {
+		q, text, err := l.request(r.Context(), j, &b, prompt)
+		if err != nil {
+			return nil, j.abandon(err)
+		}
+		q.ID, q.LoRA, q.Salt = first+uint64(i), lora, b.CacheSalt
+		rank, err := l.rank(r, &b)
+		if err != nil {
+			return nil, j.abandon(err)
+		}
+		a, err := rank.submit(q)
+		if err != nil {
+			return nil, j.abandon(bad("", "%v", err))
+		}
+		j.parts = append(j.parts, part{rank: rank, id: q.ID, prompt: len(prompt), text: text, tokens: len(q.Output), answer: a})
+	}
+	return j, nil
+}
+
+// abandon ends what the engine works on already, as err came.
+func (j *job) abandon(err error) error {
+	for _, p := range j.parts {
+		p.rank.cancel(p.id)
+	}
+	return err
+}
+
+// adapter returns the adapter that a request names.
+func (l *life) adapter(b *body) (string, error) {
+	c := &l.pod.config
+	var path string
+	if len(b.LoRAPath) > 0 && json.Unmarshal(b.LoRAPath, &path) == nil && path != "" && c.Engine.Kind == engine.SGLang {
+		if !slices.Contains(c.LoRAs, path) {
+			return "", bad("lora_path", "the adapter %q is not loaded", path)
+		}
+		return path, nil
+	}
+	switch {
+	case b.Model == "" || b.Model == c.Model:
+		return "", nil
+	case slices.Contains(c.LoRAs, b.Model):
+		return b.Model, nil
+	}
+	return "", &apiError{http.StatusNotFound, "model", "The model `" + b.Model + "` does not exist."}
+}
+
+// maxPrompts is how many prompts a request may have.
+const maxPrompts = 128
+
+// prompts returns the tokens of each prompt.
+func (l *life) prompts(ctx context.Context, b *body, raw []byte, chat bool) ([][]uint32, error) {
+	c := &l.pod.config
+	if chat {
+		if len(b.Messages) == 0 {
+			return nil, bad("messages", "there are no messages")
+		}
+		tokens, err := c.Tokenizer.Chat(ctx, raw)
+		if err != nil {
+			return nil, bad("messages", "%v", err)
+		}
+		return [][]uint32{tokens}, nil
+	}
+	var (
+		text  string
+		texts []string
+		ids   []uint32
+		lists [][]uint32
+	)
+	switch {
+	case len(b.Prompt) == 0:
+		return nil, bad("prompt", "there is no prompt")
+	case json.Unmarshal(b.Prompt, &text) == nil:
+		texts = []string{text}
+	case json.Unmarshal(b.Prompt, &ids) == nil:
+		lists = [][]uint32{ids}
+	case json.Unmarshal(b.Prompt, &texts) == nil:
+	case json.Unmarshal(b.Prompt, &lists) == nil:
+		texts = nil // what was read of it before it turned out to be none
+	default:
+		return nil, bad("prompt", "a prompt is a text, a list of token ids, or a list of such")
+	}
+	for _, t := range texts {
+		tokens, err := c.Tokenizer.Text(ctx, t)
+		if err != nil {
+			return nil, bad("prompt", "%v", err)
+		}
+		lists = append(lists, tokens)
+	}
+	if len(lists) == 0 || len(lists) > maxPrompts {
+		return nil, bad("prompt", "%d prompts, it must be 1 to %d", len(lists), maxPrompts)
+	}
+	return lists, nil
+}
+
+// The lengths of answers whose length is not asked for.
+const (
+	completionTokens = 16 // OpenAI's
+	chatTokens       = 64 // a model ends by itself
+)
+
+// request returns what the engine is asked, and the text that it will say.
+func (l *life) request(ctx context.Context, j *job, b *body, prompt []uint32) (engine.Request, string, error) {
+	c := &l.pod.config
+	n := completionTokens
+	if j.chat {
+		n = chatTokens
+		j.stops = true
+	}
+	for _, m := range []*int{b.MaxTokens, b.MaxCompletionTokens} {
+		if m != nil {
+			n, j.stops = *m, false
+		}
+	}
+	switch room := c.MaxModelLen - len(prompt); {
+	case len(prompt) == 0:
+		return engine.Request{}, "", bad("prompt", "the prompt is empty")
+	case n < 1:
+		return engine.Request{}, "", bad("max_tokens", "max_tokens must be at least 1, got %d.", n)
+	case room < 1 || n > room && !j.stops:
+		return engine.Request{}, "", bad("max_tokens", "This model's maximum context length is %d tokens. However, you requested %d tokens (%d in the prompt, %d in the completion).",
+			c.MaxModelLen, len(prompt)+n, len(prompt), n)
+	case n > maxOutput:
+		return engine.Request{}, "", bad("max_tokens", "max_tokens is %d, a simulated engine gives %d", n, maxOutput)
+	default:
+		n = min(n, room)
+	}
+	output, err := c.Tokenizer.Text(ctx, say(seedOf(prompt), 8*n))
+	if err != nil {
+		return engine.Request{}, "", err
+	}
+	if len(output) < n {
+		return engine.Request{}, "", fmt.Errorf("wire: %d tokens are to be said, the tokenizer made %d", n, len(output))
+	}
+	output = output[:n]
+	text, err := c.Tokenizer.Detokenize(ctx, output)
+	return engine.Request{Tokens: prompt, Output: output}, text, err
+}
+
+// seedOf is by what a model says something to a prompt: always the same.
+func seedOf(prompt []uint32) uint64 {
+	h := fnv.New64a()
+	var b [4]byte
+	for _, t := range prompt {
+		binary.LittleEndian.PutUint32(b[:], t)
+		_, _ = h.Write(b[:]) // never fails
+	}
+	return h.Sum64()
+}
+
+// rank returns the rank that a request goes to: the one that it names, or the one with the
+// least to do, as vLLM counts it.
+func (l *life) rank(r *http.Request, b *body) (*rank, error) {
+	named := -1
+	if h := r.Header.Get("X-Data-Parallel-Rank"); h != "" {
+		n, err := strconv.Atoi(h)
+		if err != nil || n < 0 {
+			return nil, bad("", "X-Data-Parallel-Rank is %q", h)
+		}
+		named = n
+	}
+	for _, n := range []*int{b.DataParallelRank, b.RoutedDPRank} {
+		if n != nil {
+			named = *n
+		}
+	}
+	if named >= len(l.ranks) || named < -1 {
+		return nil, bad("data_parallel_rank", "rank %d: there are %d", named, len(l.ranks))
+	}
+	if named >= 0 {
+		return l.ranks[named], nil
+	}
+	best, least := l.ranks[0], -1
+	turn := int(l.turn.Add(1) % uint64(len(l.ranks)))
+	for i := range l.ranks {
+		if len(l.ranks) == 1 {
+			break
+		}
+		r := l.ranks[(turn+i)%len(l.ranks)]
+		s := r.stats()
+		if n := 4*s.Waiting + s.Running; least < 0 || n < least {
+			best, least = r, n
+		}
+	}
+	return best, nil
+}
+
+// details are usage's prompt_tokens_details.
+type details struct {
+	CachedTokens int `json:"cached_tokens"`
+}
+
+// usage is OpenAI's.
+type usage struct {
+	PromptTokens        int      `json:"prompt_tokens"`
+	TotalTokens         int      `json:"total_tokens"`
+	CompletionTokens    int      `json:"completion_tokens"`
+	PromptTokensDetails *details `json:"prompt_tokens_details"`
+}
+
+// usageOf returns the usage of so many tokens. What was cached is said as the release says
+// it, as if it were asked to.
+func (l *life) usageOf(prompt, completion, cached int) *usage {
+	u := &usage{PromptTokens: prompt, CompletionTokens: completion, TotalTokens: prompt + completion}
+	if cached > 0 || tellsZero(l.pod.config.Engine.Kind, l.pod.release) {
+		u.PromptTokensDetails = &details{cached}
+	}
+	return u
+}
+
+// errGone says that there will be no answer: the client or the engine has gone.
+var errGone = errors.New("wire: the engine has gone")
+
+// next waits for the next token of an answer.
+func (p *part) next(ctx context.Context) (engine.Output, error) {
+	select {
+	case o, ok := <-p.answer.outputs:
+		if !ok {
+			return o, errGone
+		}
+		return o, nil
+	case <-ctx.Done():
+		return engine.Output{}, context.Cause(ctx)
+	}
+}
+
+// piece is the text of the n-th token: its share of all of it.
+func (p *part) piece(n int) string {
+	edge := func(i int) int {
+		at := len(p.text) * i / p.tokens
+		for at < len(p.text) && !utf8.RuneStart(p.text[at]) {
+			at++
+		}
+		return at
+	}
+	return p.text[edge(n):edge(n+1)]
+}
+
+// finish is why an answer has ended.
+func (j *job) finish() string {
+	if j.stops {
+		return "stop"
+	}
+	return "length"
+}
+
+// message is a chat's answer, or a part of one.
+type message struct {
+	Role    string  `json:"role,omitempty"`
+	Content *string `json:"content,omitempty"`
+}
+
+// choice is one answer, or a part of one.
+type choice struct {
+	Index        int       `json:"index"`
+	Text         *string   `json:"text,omitempty"`
+	Message      *message  `json:"message,omitempty"`
+	Delta        *message  `json:"delta,omitempty"`
+	Logprobs     *struct{} `json:"logprobs"`
+	FinishReason *string   `json:"finish_reason"`
+}
+
+// response is what is answered, or a chunk of it.
+type response struct {
+	ID      string   `json:"id"`
+	Object  string   `json:"object"`
+	Created int64    `json:"created"`
+	Model   string   `json:"model"`
+	Choices []choice `json:"choices"`
+	Usage   *usage   `json:"usage,omitempty"`
+}
+
+func (j *job) response(object string, choices ...choice) *response {
+	if choices == nil {
+		choices = []choice{}
+	}
+	return &response{ID: j.id, Object: object, Created: j.created, Model: j.model, Choices: choices}
+}
+
+// writeWhole answers at once.
+func (j *job) writeWhole(ctx context.Context, w http.ResponseWriter) {
+	object := "text_completion"
+	if j.chat {
+		object = "chat.completion"
+	}
+	out := j.response(object)
+	var prompt, completion, cached int
+	for i := range j.parts {
+		p := &j.parts[i]
+		for {
+			o, err := p.next(ctx)
+			if err != nil {
+				panic(http.ErrAbortHandler) // as a process that died
+			}
+			if o.First {
+				cached += o.Hit.Tokens()
+			}
+			if o.Last {
+				break
+			}
+		}
+		prompt += p.prompt
+		completion += p.tokens
+		reason := j.finish()
+		c := choice{Index: i, FinishReason: &reason}
+		if j.chat {
+			c.Message = &message{Role: "assistant", Content: &p.text}
+		} else {
+			c.Text = &p.text
+		}
+		out.Choices = append(out.Choices, c)
+	}
+	out.Usage = j.life.usageOf(prompt, completion, cached)
+	writeJSON(w, http.StatusOK, out)
+}
+
+// writeStream answers token by token, as server-sent events.
+func (j *job) writeStream(ctx context.Context, w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-cache")
+	control := http.NewResponseController(w)
+	object := "text_completion"
+	if j.chat {
+		object = "chat.completion.chunk"
+	}
+	var prompt, completion, cached int
+	send := func(r *response) {
+		b, err := json.Marshal(r)
+		if err == nil {
+			_, err = fmt.Fprintf(w, "data: %s\n\n", b)
+		}
+		if err == nil {
+			err = control.Flush()
+		}
+		if err != nil {
+			panic(http.ErrAbortHandler) // the client has gone
+		}
+	}
+	for i := range j.parts {
+		p := &j.parts[i]
+		for n := 0; ; n++ {
+			o, err := p.next(ctx)
+			if err != nil {
+				panic(http.ErrAbortHandler)
+			}
+			if o.First {
+				cached += o.Hit.Tokens()
+				prompt += p.prompt
+				if j.chat {
+					empty := ""
+					send(j.response(object, choice{Index: i, Delta: &message{Role: "assistant", Content: &empty}}))
+				}
+			}
+			completion++
+			text := p.piece(n)
+			c := choice{Index: i}
+			if j.chat {
+				c.Delta = &message{Content: &text}
+			} else {
+				c.Text = &text
+			}
+			if o.Last {
+				reason := j.finish()
+				c.FinishReason = &reason
+			}
+			r := j.response(object, c)
+			if j.continuous {
+				r.Usage = j.life.usageOf(prompt, completion, cached)
+			}
+			send(r)
+			if o.Last {
+				break
+			}
+		}
+	}
+	if j.usage {
+		r := j.response(object)
+		r.Usage = j.life.usageOf(prompt, completion, cached)
+		send(r)
+	}
+	if _, err := io.WriteString(w, "data: [DONE]\n\n"); err == nil {
+		_ = control.Flush() // nothing follows
+	}
+}
