@@ -1,7 +1,7 @@
 // Package scorer ranks pods by how much of a prompt's KV cache they hold.
 //
 // A Scorer runs one pipeline: prompt -> tokens -> block keys -> index lookup
-// -> fold -> ranking. The index and the tokenizer are given to it, so that it
+// -> fold -> Match -> ranking. The index and the tokenizer are given to it, so that it
 // works in any process, with no HTTP and no Redis of its own: a scheduler can
 // embed it (see the example). The fold and the ranking are pure functions of
 // what the index answers; time is passed in.

@@ -3,16 +3,13 @@ package scorer
 import (
 	"slices"
 
-	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// fold turns the runs of one lookup into block counts per (pod, rank). It
-// works on slots, the registry's dense integers; names come in only when the
-// ranking is written. A fold is used again for the next request: reset keeps
-// its arrays.
+// fold turns the runs of one lookup into a Match. A fold is used again for the next
+// request: reset keeps its arrays.
 type fold struct {
-	strategy  Strategy
+	Match
 	earlyExit bool
 	explain   bool
 	explained share                      // how much may be, of explain
@@ -20,23 +17,15 @@ type fold struct {
 	tierAt    [store.NumTiers]store.Tier // the tier of each place
 	only      []string                   // pods asked for; nil is all
 	model     string
-	blockSize int // the size that the keys were made with
-	room      int // the most tokens that an engine can reuse of the prompt
 
-	reg     *store.Registry
 	resized bool      // the registry knows the model by another block size
 	wanted  []bool    // by pod: asked for; empty when all pods are
-	counts  []blocks  // by slot: blocks counted, by their best tier
-	last    []int32   // by slot: 1-based index of the highest block held
 	seen    []uint32  // by slot: number of the run that last held it
 	best    []uint8   // by slot: best tier in that run
 	touched []int32   // slots that the present run holds
 	alive   []int32   // slots that have held every block so far
 	run     uint32    // number of the present run, from 1
 	pos     int32     // blocks read so far
-	reach   int32     // leading blocks that some candidate holds
-	limits  []limit   // of slots that cannot reuse all that they hold
-	limitOf []int32   // by slot: 1-based index in limits; empty where there are none
 	gap     bool      // a block that no candidate holds has been read
 	done    bool      // the counts are final; only an explanation reads on
 	trace   []heldRun // what was read, for an explanation
@@ -53,8 +42,6 @@ type fold struct {
 	units   units
 }
 
-type blocks = [store.NumTiers]int32
-
 // heldRun is a run of blocks and who holds them, kept for an explanation.
 type heldRun struct {
 	n    int
@@ -64,7 +51,9 @@ type heldRun struct {
 // reset forgets the lookup before, so that nothing of it counts if the next one does
 // not begin.
 func (f *fold) reset() {
-	f.reg, f.resized, f.reach, f.trace = nil, false, 0, f.trace[:0]
+	f.Registry, f.Held, f.Highest, f.Reach = nil, f.Held[:0], f.Highest[:0], 0
+	f.limits, f.limitOf = f.limits[:0], f.limitOf[:0]
+	f.resized, f.trace = false, f.trace[:0]
 	f.sources, f.begun, f.flushed = f.sources[:0], false, false
 	f.waiting, f.all = nil, nil
 }
@@ -74,18 +63,18 @@ var _ store.Folder = (*fold)(nil)
 // Begin implements store.Folder.
 func (f *fold) Begin(reg *store.Registry) {
 	n := len(reg.Slots)
-	f.reg = reg
-	f.counts = cleared(f.counts, n)
-	f.last = cleared(f.last, n)
+	f.Registry = reg
+	f.Held = cleared(f.Held, n)
+	f.Highest = cleared(f.Highest, n)
 	f.seen = cleared(f.seen, n)
 	f.best = cleared(f.best, n)
 	f.touched, f.alive = f.touched[:0], f.alive[:0]
-	f.run, f.pos, f.reach, f.gap, f.done = 0, 0, 0, false, false
+	f.run, f.pos, f.Reach, f.gap, f.done = 0, 0, 0, false, false
 	f.trace, f.told, f.full = f.trace[:0], share{}, false
 	f.begun, f.block, f.waiting, f.all = true, 0, nil, nil
 	f.beginLimits()
 	info, known := reg.Models[f.model]
-	f.resized = known && info.BlockSize != f.blockSize
+	f.resized = known && info.BlockSize != f.BlockSize
 	f.want(reg)
 }
 
@@ -115,7 +104,9 @@ func (f *fold) want(reg *store.Registry) {
 func unregistered(p store.Pod) bool { return p.Model == "" }
 
 // wants reports whether the pod of a slot is asked for.
-func (f *fold) wants(slot int) bool { return len(f.wanted) == 0 || f.wanted[f.reg.Slots[slot].Pod] }
+func (f *fold) wants(slot int) bool {
+	return len(f.wanted) == 0 || f.wanted[f.Registry.Slots[slot].Pod]
+}
 
 // Run implements store.Folder.
 func (f *fold) Run(n int, holders []store.HolderID) (more bool) {
@@ -168,9 +159,9 @@ func (f *fold) note(n int, holders []store.HolderID) {
 // holder returns the slot and the tier, perhaps a window tier, of a holder that can be
 // scored: one that lives and is no cache worker.
 func (f *fold) holder(id store.HolderID) (slot int, tier store.Tier, ok bool) {
-	slot, tier, ok = f.reg.AnyHolder(id)
-	if ok && f.reg.Instances() > 0 {
-		_, worker := f.reg.Worker(slot)
+	slot, tier, ok = f.Registry.AnyHolder(id)
+	if ok && f.Registry.Instances() > 0 {
+		_, worker := f.Registry.Worker(slot)
 		ok = !worker
 	}
 	return slot, tier, ok
@@ -182,12 +173,12 @@ func (f *fold) count(n int32) (more bool) {
 	if len(f.touched) == 0 {
 		f.gap = true
 	}
-	if f.strategy == LongestPrefix {
+	if f.Extent == Prefix {
 		return f.countPrefix(n)
 	}
 	for _, s := range f.touched {
-		f.counts[s][f.best[s]] += n
-		f.last[s] = f.pos + n
+		f.Held[s][f.best[s]] += n
+		f.Highest[s] = f.pos + n
 	}
 	f.advance(n)
 	return true
@@ -217,8 +208,8 @@ func (f *fold) countPrefix(n int32) (more bool) {
 		f.extendLimits(n)
 	}
 	for _, s := range f.alive {
-		f.counts[s][f.best[s]] += n
-		f.last[s] = f.pos + n
+		f.Held[s][f.best[s]] += n
+		f.Highest[s] = f.pos + n
 	}
 	f.advance(n)
 	return more
@@ -227,7 +218,7 @@ func (f *fold) countPrefix(n int32) (more bool) {
 func (f *fold) advance(n int32) {
 	f.pos += n
 	if !f.gap {
-		f.reach = f.pos
+		f.Reach = f.pos
 	}
 }
 
@@ -267,9 +258,8 @@ func cleared[T any](s []T, n int) []T {
 	return s
 }
 
-// chain is the block keys of one request and the fold over them.
+// chain is the fold over the block keys of one request, and what is beside them.
 type chain struct {
-	keys   []blockkey.Key
 	fold   fold
 	chunks []store.Query // of the sources of the fold
 	spare  []*source     // those of the fold, and others to use again

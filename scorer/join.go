@@ -291,7 +291,7 @@ func (f *fold) join(n int, holders []store.HolderID) (used int) {
 	for used < n && !f.over() {
 		part := n - used
 		for i := range f.sources {
-			same, told := f.sources[i].ahead(f.block, f.blockSize)
+			same, told := f.sources[i].ahead(f.block, f.BlockSize)
 			if !told {
 				return used
 			}
@@ -329,7 +329,7 @@ func (s *Scorer) askForChunks(j *job, size int) {
 	}
 	c := j.chain
 	tokens := j.tokens[:beforeObjects(len(j.tokens), j.objects)]
-	c.chunks = s.cfg.Chunks.AppendQueries(c.chunks[:0], j.req.Model, tokens, len(c.keys)*size)
+	c.chunks = s.cfg.Chunks.AppendQueries(c.chunks[:0], j.req.Model, tokens, len(c.fold.Keys)*size)
 	for i := range c.chunks {
 		c.addSource(c.chunks[i].Span, min(c.chunks[i].Len()*c.chunks[i].Span, len(tokens)))
 	}

@@ -17,8 +17,8 @@ import (
 type limit struct {
 	slot  int32
 	reuse store.Reuse
-	end   int    // the last place in tokens where the engine can resume
-	sure  blocks // whole blocks before that, by their best tier
+	end   int        // the last place in tokens where the engine can resume
+	sure  TierCounts // whole blocks before that, by their best tier
 	// tails are the latest runs that the window groups hold in a row, by tier.
 	tails [store.NumTiers]tail
 }
@@ -32,27 +32,27 @@ type tail struct {
 // anyTokens is the room of a prompt that may have more tokens than are known.
 const anyTokens = math.MaxInt32
 
-// beginLimits finds the slots that have limits. Other strategies tell what is held.
-func (f *fold) beginLimits() {
-	f.limits, f.limitOf = f.limits[:0], f.limitOf[:0]
-	if f.strategy != LongestPrefix {
+// beginLimits finds the slots that have limits. Blocks that count anywhere have none.
+func (m *Match) beginLimits() {
+	m.limits, m.limitOf = m.limits[:0], m.limitOf[:0]
+	if m.Extent != Prefix {
 		return
 	}
-	for slot := range f.reg.Limited(f.blockSize) {
-		if len(f.limits) == 0 {
-			f.limitOf = cleared(f.limitOf, len(f.reg.Slots))
+	for slot := range m.Registry.Limited(m.BlockSize) {
+		if len(m.limits) == 0 {
+			m.limitOf = cleared(m.limitOf, len(m.Registry.Slots))
 		}
-		f.limits = append(f.limits, limit{slot: int32(slot), reuse: f.reg.Reuse(slot)})
-		f.limitOf[slot] = int32(len(f.limits))
+		m.limits = append(m.limits, limit{slot: int32(slot), reuse: m.Registry.Reuse(slot)})
+		m.limitOf[slot] = int32(len(m.limits))
 	}
 }
 
 // limitFor returns the limit of a slot; nil where all that it holds can be reused.
-func (f *fold) limitFor(slot int32) *limit {
-	if len(f.limits) == 0 || f.limitOf[slot] == 0 {
+func (m *Match) limitFor(slot int32) *limit {
+	if len(m.limits) == 0 || m.limitOf[slot] == 0 {
 		return nil
 	}
-	return &f.limits[f.limitOf[slot]-1]
+	return &m.limits[m.limitOf[slot]-1]
 }
 
 // touchWindow notes that the window groups of a slot hold the present run.
@@ -78,8 +78,8 @@ func (f *fold) extendLimits(n int32) {
 		}
 		tier := f.best[s]
 		if end := f.resume(l, n, tier); end > l.end {
-			l.end, l.sure = end, f.counts[s]
-			l.sure[tier] += int32(end/f.blockSize) - f.pos
+			l.end, l.sure = end, f.Held[s]
+			l.sure[tier] += int32(end/f.BlockSize) - f.pos
 		}
 	}
 }
@@ -87,7 +87,7 @@ func (f *fold) extendLimits(n int32) {
 // resume returns the last place within a run of n blocks where the engine can resume,
 // which is in this tier; 0 is none.
 func (f *fold) resume(l *limit, n int32, tier uint8) int {
-	size, block := f.blockSize, l.reuse.Block
+	size, block := f.BlockSize, l.reuse.Block
 	end := min(int(f.pos+n)*size, f.room)
 	if l.reuse.Window > 0 {
 		to := f.pos // a row that has ended earlier does not reach into this run
@@ -112,14 +112,14 @@ func (f *fold) resume(l *limit, n int32, tier uint8) int {
 // the states of few places only.
 
 // inward reports whether whole index blocks are enough.
-func (f *fold) inward(block int) bool { return block > f.blockSize }
+func (f *fold) inward(block int) bool { return block > f.BlockSize }
 
 // windowEnd returns up to which token a stretch may end if index blocks before to are held.
 func (f *fold) windowEnd(to int32, block int) int {
 	if f.inward(block) {
-		return (int(to)+1)*f.blockSize - 1
+		return (int(to)+1)*f.BlockSize - 1
 	}
-	return int(to) * f.blockSize
+	return int(to) * f.BlockSize
 }
 
 // windowHeld reports whether a row that comes up to the present run, or goes through it,
@@ -127,24 +127,7 @@ func (f *fold) windowEnd(to int32, block int) int {
 func (f *fold) windowHeld(t *tail, token, block int) bool {
 	token = max(token, 0)
 	if f.inward(block) {
-		token += f.blockSize - 1
+		token += f.BlockSize - 1
 	}
-	return t.run+1 >= f.run && token/f.blockSize >= int(t.from)
-}
-
-// reusable returns how many tokens the engine of a slot can reuse, -1 where the strategy
-// does not tell.
-func (f *fold) reusable(slot int) int {
-	if f.strategy != LongestPrefix {
-		return -1
-	}
-	if l := f.limitFor(int32(slot)); l != nil {
-		return l.end
-	}
-	tokens := min(total(f.counts[slot])*f.blockSize, f.room)
-	block := f.reg.Reuse(slot).Block
-	if block == 0 {
-		block = f.blockSize
-	}
-	return tokens - tokens%block
+	return t.run+1 >= f.run && token/f.BlockSize >= int(t.from)
 }

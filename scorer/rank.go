@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -24,32 +23,35 @@ func (s *Scorer) finish(j *job, err error) {
 	default:
 		resp.Degraded = IndexUnavailable
 	}
-	resp.Pods = f.rank(s.cfg.Weights, resp.BlockSize)
+	resp.Pods = f.rank(j.rule, s.cfg.Weights)
 	resp.Pods = f.addMissing(resp.Pods, j.req.Pods)
 	slices.SortFunc(resp.Pods, func(a, b PodScore) int {
 		return cmp.Or(cmp.Compare(b.Score, a.Score), cmp.Compare(a.Pod, b.Pod))
 	})
 	if len(resp.Pods) > 0 && resp.Pods[0].Score > 0 {
-		resp.Best = resp.Pods[winner(resp.Pods, lot(j.chain.keys, j.rest()))].Pod
+		resp.Best = resp.Pods[winner(resp.Pods, lot(f.Keys, j.rest()))].Pod
 	}
 	if u := s.cfg.Usage; u != nil {
-		resp.Frequencies = u.Touch(s.cfg.Now(), j.req.Model, j.chain.keys[:f.reach])
+		resp.Frequencies = u.Touch(s.cfg.Now(), j.req.Model, f.Keys[:f.Reach])
+	}
+	if j.req.Match {
+		resp.Match = f.clone()
 	}
 	if j.req.Explain {
-		resp.Explanation = f.explanation(j.chain.keys)
+		resp.Explanation = f.explanation()
 	}
 }
 
 // rank gives a PodScore to each pod that holds a counted block, by name. All
 // their lists share two arrays, made once.
-func (f *fold) rank(w *Weights, blockSize int) []PodScore {
-	if f.reg == nil {
+func (m *Match) rank(r *rule, w *Weights) []PodScore {
+	if m.Registry == nil {
 		return nil
 	}
-	slots := f.reg.Slots
+	slots := m.Registry.Slots
 	pods, held := 0, 0
 	for s, before := 0, -1; s < len(slots); s++ {
-		if total(f.counts[s]) == 0 {
+		if m.Held[s].Total() == 0 {
 			continue
 		}
 		held++
@@ -70,12 +72,12 @@ func (f *fold) rank(w *Weights, blockSize int) []PodScore {
 		for end < len(slots) && slots[end].Pod == pod {
 			end++
 		}
-		best := f.bestOf(w, first, end)
+		best, score := m.bestOf(r, w, first, end)
 		if best >= 0 {
-			p := PodScore{Pod: f.reg.Pods[pod].Name, Score: f.score(w, best), Blocks: total(f.counts[best]), Reusable: f.reusable(best)}
-			p.Tokens = p.Blocks * blockSize
-			p.Ranks, ranks = part(ranks, f.appendRanks(ranks, first, end))
-			p.Tiers, tiers = part(tiers, appendTiers(tiers, f.counts[best]))
+			p := PodScore{Pod: m.Registry.Pods[pod].Name, Score: score, Blocks: m.Held[best].Total(), Reusable: m.Reusable(best)}
+			p.Tokens = p.Blocks * m.BlockSize
+			p.Ranks, ranks = part(ranks, m.appendRanks(ranks, first, end))
+			p.Tiers, tiers = part(tiers, appendTiers(tiers, m.Held[best]))
 			out = append(out, p)
 		}
 		first = end
@@ -89,45 +91,34 @@ func part[T any](list, longer []T) (added, all []T) {
 	return longer[len(list):len(longer):len(longer)], longer
 }
 
-// bestOf returns the best of the slots [first,end) of one pod: the highest
+// bestOf returns the best of the slots [first,end) of one pod and its score: the highest
 // score, of equal ones the most blocks, then the lowest rank. -1 is none.
-func (f *fold) bestOf(w *Weights, first, end int) int {
-	best, score, blocks := -1, 0.0, 0
+func (m *Match) bestOf(r *rule, w *Weights, first, end int) (best int, score float64) {
+	best, blocks := -1, 0
 	for s := first; s < end; s++ {
-		n := total(f.counts[s])
+		n := m.Held[s].Total()
 		if n == 0 {
 			continue
 		}
-		if sc := f.score(w, s); best < 0 || sc > score || (sc == score && n > blocks) {
+		if sc := r.score(m, s, w); best < 0 || sc > score || (sc == score && n > blocks) {
 			best, score, blocks = s, sc, n
 		}
 	}
-	return best
-}
-
-// score is the score of one slot by the strategy.
-func (f *fold) score(w *Weights, slot int) float64 {
-	if f.strategy == HighestBlock {
-		return float64(f.last[slot])
-	}
-	if l := f.limitFor(int32(slot)); l != nil {
-		return w.score(l.sure)
-	}
-	return w.score(f.counts[slot])
+	return best, score
 }
 
 // appendRanks appends the blocks of each rank that holds any.
-func (f *fold) appendRanks(dst []RankBlocks, first, end int) []RankBlocks {
+func (m *Match) appendRanks(dst []RankBlocks, first, end int) []RankBlocks {
 	for s := first; s < end; s++ {
-		if n := total(f.counts[s]); n > 0 {
-			dst = append(dst, RankBlocks{Rank: f.reg.Slots[s].Rank, Blocks: n})
+		if n := m.Held[s].Total(); n > 0 {
+			dst = append(dst, RankBlocks{Rank: m.Registry.Slots[s].Rank, Blocks: n})
 		}
 	}
 	return dst
 }
 
 // appendTiers appends the tiers that have blocks.
-func appendTiers(dst []TierBlocks, b blocks) []TierBlocks {
+func appendTiers(dst []TierBlocks, b TierCounts) []TierBlocks {
 	for t, n := range b {
 		if n > 0 {
 			dst = append(dst, TierBlocks{Tier: store.Tier(t).String(), Blocks: int(n)})
@@ -136,19 +127,12 @@ func appendTiers(dst []TierBlocks, b blocks) []TierBlocks {
 	return dst
 }
 
-func total(b blocks) (n int) {
-	for _, c := range b {
-		n += int(c)
-	}
-	return n
-}
-
 // addMissing adds the pods that were asked for and hold nothing. Cache workers are no
 // pods to choose from.
-func (f *fold) addMissing(have []PodScore, want []string) []PodScore {
+func (m *Match) addMissing(have []PodScore, want []string) []PodScore {
 	n := len(have)
 	for _, name := range want {
-		if f.isWorker(name) {
+		if m.isWorker(name) {
 			continue
 		}
 		named := func(p PodScore) bool { return p.Pod == name }
@@ -162,25 +146,25 @@ func (f *fold) addMissing(have []PodScore, want []string) []PodScore {
 	return have
 }
 
-func (f *fold) isWorker(name string) bool {
-	if f.reg == nil {
+func (m *Match) isWorker(name string) bool {
+	if m.Registry == nil {
 		return false
 	}
-	p, known := f.reg.PodIndex(name)
-	return known && f.reg.Pods[p].PartOf != nil
+	p, known := m.Registry.PodIndex(name)
+	return known && m.Registry.Pods[p].PartOf != nil
 }
 
 // explanation names the holders of every block that was read, as far as there was room.
-func (f *fold) explanation(keys []blockkey.Key) *Explanation {
-	ex := &Explanation{Blocks: make([]BlockHolders, 0, f.told.blocks), Keys: slices.Clone(keys)}
+func (f *fold) explanation() *Explanation {
+	ex := &Explanation{Blocks: make([]BlockHolders, 0, f.told.blocks), Keys: slices.Clone(f.Keys)}
 	if f.full {
-		ex.LeftOut = len(keys) - f.told.blocks
+		ex.LeftOut = len(f.Keys) - f.told.blocks
 	}
 	for _, run := range f.trace {
 		var hs []BlockHolder
 		for _, h := range run.held {
-			s := f.reg.Slots[h.slot]
-			bh := BlockHolder{Pod: f.reg.Pods[s.Pod].Name, Rank: s.Rank, Tier: h.tier.Memory().String()}
+			s := f.Registry.Slots[h.slot]
+			bh := BlockHolder{Pod: f.Registry.Pods[s.Pod].Name, Rank: s.Rank, Tier: h.tier.Memory().String()}
 			if h.tier.IsWindow() {
 				bh.Kind = KindWindow
 			}
@@ -191,7 +175,7 @@ func (f *fold) explanation(keys []blockkey.Key) *Explanation {
 		})
 		hs = slices.Compact(hs) // the same may be known in two ways
 		for range run.n {
-			ex.Blocks = append(ex.Blocks, BlockHolders{Key: keys[len(ex.Blocks)], Holders: hs})
+			ex.Blocks = append(ex.Blocks, BlockHolders{Key: f.Keys[len(ex.Blocks)], Holders: hs})
 		}
 	}
 	return ex

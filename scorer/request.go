@@ -89,36 +89,39 @@ type Request struct {
 	EarlyExit bool
 	// Explain asks for Response.Explanation. All blocks that it has room for are then read.
 	Explain bool
+	// Match asks for Response.Match.
+	Match bool
 }
 
-// validate checks what does not need the index, and returns the strategy.
-func (r *Request) validate(def Strategy) (Strategy, error) {
+// validate checks what does not need the index, and returns how the strategy works.
+func (r *Request) validate(def Strategy) (*rule, error) {
 	if r.Model == "" {
-		return "", fmt.Errorf("%w: model is empty", ErrRequest)
+		return nil, fmt.Errorf("%w: model is empty", ErrRequest)
 	}
 	if r.Input.kind == inputKeys && (r.LoRA != "" || r.Salt != "") {
-		return "", fmt.Errorf("%w: block keys already contain LoRA and salt, give either", ErrRequest)
+		return nil, fmt.Errorf("%w: block keys already contain LoRA and salt, give either", ErrRequest)
 	}
 	if r.Input.kind != inputTokens && len(r.Objects) > 0 {
-		return "", fmt.Errorf("%w: objects go with tokens only", ErrRequest)
+		return nil, fmt.Errorf("%w: objects go with tokens only", ErrRequest)
 	}
 	if r.Input.kind != inputChat && len(r.Media) > 0 {
-		return "", fmt.Errorf("%w: media go with a chat only", ErrRequest)
+		return nil, fmt.Errorf("%w: media go with a chat only", ErrRequest)
 	}
 	st := r.Strategy
 	if st == "" {
 		st = def
 	}
-	if _, err := ParseStrategy(string(st)); err != nil {
-		return "", err
+	how, err := ruleOf(st)
+	if err != nil {
+		return nil, err
 	}
 	if r.EarlyExit && st != LongestPrefix {
-		return "", fmt.Errorf("%w: early exit is for longest_prefix, not for %s", ErrRequest, st)
+		return nil, fmt.Errorf("%w: early exit is for longest_prefix, not for %s", ErrRequest, st)
 	}
 	if slices.Contains(r.Pods, "") {
-		return "", fmt.Errorf("%w: a pod's name is empty", ErrRequest)
+		return nil, fmt.Errorf("%w: a pod's name is empty", ErrRequest)
 	}
-	return st, nil
+	return how, nil
 }
 
 // Degradation says why an answer shows less than the index may hold. A score
@@ -169,6 +172,8 @@ type Response struct {
 	Degraded Degradation
 	// Stale is how old the picture of the index is that has answered; 0 is present.
 	Stale time.Duration
+	// Match is set when asked for: what each rank holds, of which Pods are made.
+	Match *Match
 	// Explanation is set when asked for.
 	Explanation *Explanation
 }

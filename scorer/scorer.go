@@ -171,11 +171,11 @@ func (s *Scorer) ScoreAll(ctx context.Context, rs []Request) ([]*Response, error
 	jobs := make([]job, len(rs))
 	watch := stopwatch{now: s.cfg.Now, last: s.cfg.Now(), observe: s.cfg.Observer.Stage}
 	for i := range rs {
-		st, err := rs[i].validate(s.cfg.Strategy)
+		r, err := rs[i].validate(s.cfg.Strategy)
 		if err != nil {
 			return nil, &InputError{Index: i, Err: err}
 		}
-		jobs[i] = job{req: &rs[i], resp: &Response{Exact: true}, strategy: st}
+		jobs[i] = job{req: &rs[i], resp: &Response{Exact: true}, rule: r}
 		watch.keep = watch.keep || rs[i].Explain
 	}
 	if err := s.tokenize(ctx, jobs); err != nil {
@@ -198,7 +198,7 @@ func (s *Scorer) ScoreAll(ctx context.Context, rs []Request) ([]*Response, error
 	if err == nil && s.resized(jobs) {
 		// The model's block size was not the one that the keys were made with:
 		// this process had not seen the model yet. Once more with the right one.
-		s.hash(jobs, jobs[0].chain.fold.reg)
+		s.hash(jobs, jobs[0].chain.fold.Registry)
 		err = s.lookup(bound, jobs)
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
@@ -228,12 +228,12 @@ func (s *Scorer) ScoreAll(ctx context.Context, rs []Request) ([]*Response, error
 
 // job is one request on its way.
 type job struct {
-	req      *Request
-	resp     *Response
-	strategy Strategy
-	tokens   []uint32
-	objects  []blockkey.Object
-	chain    *chain
+	req     *Request
+	resp    *Response
+	rule    *rule
+	tokens  []uint32
+	objects []blockkey.Object
+	chain   *chain
 }
 
 // rest returns the tokens behind the last whole block. There are none of block keys.
@@ -339,14 +339,14 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 		}
 		c := j.chain
 		if j.req.Input.kind == inputKeys {
-			c.keys = append(c.keys[:0], j.req.Input.keys...)
-			j.resp.Tokens = len(c.keys) * size
+			c.fold.Keys = append(c.fold.Keys[:0], j.req.Input.keys...)
+			j.resp.Tokens = len(c.fold.Keys) * size
 		} else {
 			keys := blockkey.Chain{BlockSize: size, Seed: blockkey.NativeSeed(j.req.LoRA, j.req.Salt)}
-			c.keys = keys.AppendObjects(c.keys[:0], j.tokens, j.objects)
+			c.fold.Keys = keys.AppendObjects(c.fold.Keys[:0], j.tokens, j.objects)
 			j.resp.Tokens = len(j.tokens)
 		}
-		j.resp.Blocks, j.resp.BlockSize = len(c.keys), size
+		j.resp.Blocks, j.resp.BlockSize = len(c.fold.Keys), size
 		f := &c.fold
 		f.reset()
 		// Engines compute a prompt's last token, whatever they hold. Of keys, and of the
@@ -355,9 +355,9 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 		if j.req.Input.kind != inputKeys && j.resp.Exact {
 			f.room = max(len(j.tokens)-1, 0)
 		}
-		f.strategy, f.earlyExit, f.explain = j.strategy, j.req.EarlyExit, j.req.Explain
+		f.Extent, f.earlyExit, f.explain = j.rule.extent, j.req.EarlyExit, j.req.Explain
 		f.explained = share{MaxExplainedBlocks / len(jobs), MaxExplainedHolders / len(jobs)}
-		f.place, f.tierAt, f.only, f.model, f.blockSize = s.place, s.tierAt, j.req.Pods, j.req.Model, size
+		f.place, f.tierAt, f.only, f.model, f.BlockSize = s.place, s.tierAt, j.req.Pods, j.req.Model, size
 		if s.cfg.Chunks != nil {
 			s.askForChunks(j, size)
 		}
@@ -381,9 +381,9 @@ func (s *Scorer) lookup(ctx context.Context, jobs []job) error {
 		lead := &rest[len(f.sources)]
 		*lead = store.Query{
 			Model: blockkey.ModelOf(jobs[i].req.Model),
-			Keys:  jobs[i].chain.keys,
+			Keys:  f.Keys,
 			Fold:  f,
-			Span:  f.blockSize,
+			Span:  f.BlockSize,
 			Named: f.only,
 		}
 		for k, src := range f.sources {

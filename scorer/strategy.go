@@ -3,6 +3,7 @@ package scorer
 import (
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -23,25 +24,56 @@ const (
 	Coverage Strategy = "coverage"
 )
 
+// rule is how a strategy works: which blocks count, and what their score is for one slot, a pure
+// function of the match.
+type rule struct {
+	name   Strategy
+	extent Extent
+	score  func(m *Match, slot int, w *Weights) float64
+}
+
+// rules are all strategies. A new one is a constant above and a line here.
+var rules = [...]rule{
+	{LongestPrefix, Prefix, func(m *Match, slot int, w *Weights) float64 { return w.score(m.Usable(slot)) }},
+	{HighestBlock, Anywhere, func(m *Match, slot int, _ *Weights) float64 { return float64(m.Highest[slot]) }},
+	{Coverage, Anywhere, func(m *Match, slot int, w *Weights) float64 { return w.score(m.Held[slot]) }},
+}
+
 // Strategies lists all strategies.
-func Strategies() []Strategy { return []Strategy{LongestPrefix, HighestBlock, Coverage} }
+func Strategies() []Strategy {
+	names := make([]Strategy, len(rules))
+	for i := range rules {
+		names[i] = rules[i].name
+	}
+	return names
+}
 
 // ParseStrategy reads a strategy's name.
 func ParseStrategy(s string) (Strategy, error) {
-	switch st := Strategy(s); st {
-	case LongestPrefix, HighestBlock, Coverage:
-		return st, nil
-	default:
-		return "", fmt.Errorf("%w: strategy %.40q is none of longest_prefix, highest_block, coverage", ErrRequest, s)
+	r, err := ruleOf(Strategy(s))
+	if err != nil {
+		return "", err
 	}
+	return r.name, nil
+}
+
+func ruleOf(s Strategy) (*rule, error) {
+	var names []string
+	for i := range rules {
+		if rules[i].name == s {
+			return &rules[i], nil
+		}
+		names = append(names, string(rules[i].name))
+	}
+	return nil, fmt.Errorf("%w: strategy %.40q is none of %s", ErrRequest, s, strings.Join(names, ", "))
 }
 
 // Weights is what a block counts by the tier that holds it, indexed by
 // store.Tier. A block held in several tiers counts its best.
 type Weights [store.NumTiers]float64
 
-// DefaultWeights are the weights of DESIGN: a GPU block counts 1, the others
-// less by what bringing them back costs.
+// DefaultWeights are the weights unless configured: a GPU block counts 1, the others less by
+// what bringing them back costs.
 func DefaultWeights() Weights {
 	return Weights{store.GPU: 1, store.CPU: 0.8, store.Disk: 0.5, store.Shared: 0.3}
 }
@@ -72,7 +104,7 @@ func (w Weights) order() (place [store.NumTiers]uint8) {
 // score turns block counts by tier into a score. It is computed from whole
 // counts in a fixed order and rounded to 1e-6, so that the same blocks give
 // the same number whatever windows they were read in.
-func (w Weights) score(blocks [store.NumTiers]int32) float64 {
+func (w Weights) score(blocks TierCounts) float64 {
 	var sum float64
 	for t, n := range blocks {
 		sum += float64(n) * w[t]

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 
+	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -403,5 +404,23 @@ func TestDocumentHasTheCodes(t *testing.T) {
 				t.Errorf("docs/http-api.md does not name %s of %s", field, name)
 			}
 		}
+	}
+}
+
+// TestStrategiesAreDocumented holds the document and the HTTP API's page against the scorer's list.
+func TestStrategiesAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../docs/http-api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, s := range scorer.Strategies() {
+		names = append(names, string(s))
+		if !strings.Contains(string(page), "\n| `"+string(s)+"` | ") {
+			t.Errorf("docs/http-api.md does not say what %s means", s)
+		}
+	}
+	if got := readDocument(t).Components.Schemas["ScoreRequest"].Properties["strategy"].Enum; !slices.Equal(got, names) {
+		t.Errorf("openapi.json has the strategies %q, want %q", got, names)
 	}
 }

@@ -227,13 +227,15 @@ var scoreFields = append(engineFields(scoreInput), fields[scoreRequest]{
 		if err != nil {
 			return err
 		}
+		var names []string
 		for _, st := range scorer.Strategies() {
 			if string(b) == string(st) {
 				q.strategy = st
 				return nil
 			}
+			names = append(names, string(st))
 		}
-		return s.wrong("is none of longest_prefix, highest_block, coverage")
+		return s.wrong("is none of " + strings.Join(names, ", "))
 	}},
 	inputOf("lora", scoreInput, readLoRA),
 	{"explain", func(s *scanner, q *scoreRequest) error { return s.bool(&q.explain) }},

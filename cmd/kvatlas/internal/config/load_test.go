@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/scorer"
 )
 
 // load runs the whole way: arguments, environment, and one file named k.yaml.
@@ -328,6 +330,19 @@ func TestSecretURL(t *testing.T) {
 	} {
 		if got := SecretURL(in).String(); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
+	}
+}
+
+// The setting takes the strategies that there are.
+func TestStrategies(t *testing.T) {
+	var want []string
+	for _, s := range scorer.Strategies() {
+		want = append(want, string(s))
+	}
+	for _, s := range Settings() {
+		if s.Name == "strategy" && !slices.Equal(s.OneOf, want) {
+			t.Errorf("it takes %q, want %q", s.OneOf, want)
 		}
 	}
 }
