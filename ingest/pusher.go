@@ -12,13 +12,13 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// pushers keeps the state of ranks that push, those that have pushed last.
+// pushers keeps the state of ranks that push, by model, those that have pushed last.
 type pushers struct {
-	cache *lru.Cache[rankKey, *pusher]
+	cache *lru.Cache[pushKey, *pusher]
 }
 
 func newPushers(limit int) (*pushers, error) {
-	c, err := lru.New[rankKey, *pusher](limit)
+	c, err := lru.New[pushKey, *pusher](limit)
 	if err != nil {
 		return nil, fmt.Errorf("ingest: %w", err)
 	}
@@ -27,8 +27,14 @@ func newPushers(limit int) (*pushers, error) {
 
 func (p *pushers) len() int { return p.cache.Len() }
 
-// get returns the state of a rank.
-func (p *pushers) get(key rankKey) *pusher {
+// pushKey names what a pusher is of: pushes without numbers may be of several models.
+type pushKey struct {
+	rankKey
+	model string
+}
+
+// get returns the state of a rank and model.
+func (p *pushers) get(key pushKey) *pusher {
 	fresh := &pusher{busy: make(chan struct{}, 1)}
 	if have, ok, _ := p.cache.PeekOrAdd(key, fresh); ok {
 		p.cache.Get(key) // it is the latest now
@@ -109,18 +115,18 @@ func (in *Ingester) lockPusher(ctx context.Context, p *Pushed, rank int) (*pushe
 	if in.reader(p.Pod, rank) != nil {
 		return nil, fmt.Errorf("%w: %s/%d, so its events cannot be pushed too", ErrReading, p.Pod, rank)
 	}
-	s := in.pushers.get(rankKey{p.Pod, rank})
+	s := in.pushers.get(pushKey{rankKey{p.Pod, rank}, p.Model})
 	select {
 	case s.busy <- struct{}{}:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if s.model.Name != p.Model {
+	if s.model.Name == "" {
 		m, err := in.model(ctx, p.Model)
 		if err != nil {
 			return s, err
 		}
-		*s = pusher{busy: s.busy, model: m}
+		s.model = m
 	}
 	return s, nil
 }

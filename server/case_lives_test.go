@@ -337,6 +337,16 @@ func TestCaseModelRenamedInOneLife(t *testing.T) {
 			l.score("new", 4, "p/0=1")
 		})
 	})
+	t.Run("without numbers, one by one", func(t *testing.T) {
+		x := openIndex(t)
+		l := newLives(t, x) // what is known of blocks is known to one server
+		for _, model := range []string{"one", "two"} {
+			l.post("/v1/events", `{"pod":"p","model":"`+model+`","events":[`+first+`]}`)
+		}
+		l.post("/v1/events", `{"pod":"p","model":"one","events":[{"type":"BlockRemoved","block_hashes":[1],"medium":"GPU"}]}`)
+		l.score("one", 4, "")
+		l.score("two", 4, "p/0=1")
+	})
 	t.Run("of blocks", func(t *testing.T) {
 		eachLives(t, func(l *lives) {
 			l.post("/v1/blocks", `{"op":"add","pod":"p","model":"old","tokens":[`+counted(1, 4)+`]}`)
