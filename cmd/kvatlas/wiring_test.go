@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -174,12 +175,14 @@ func TestRechunkSettings(t *testing.T) {
 		return client.Event{Raw: []byte(text + "}")}
 	}
 	twice := []client.Event{raw("BlockStored", "GPU", "1,2"), raw("BlockStored", "GPU", "1,2"), raw("BlockRemoved", "GPU", "1,2")}
+	behind := client.Event{Raw: []byte(`{"type":"BlockStored","block_hashes":[3],"parent_block_hash":2,"block_size":4,"token_ids":[1,2,3,4],"medium":"GPU"}`)}
 	for _, c := range []struct {
 		args   []string
 		events []client.Event
 		want   float64
 	}{
-		{nil, twice, 0}, // a report at the head of a prompt is no copy
+		{nil, twice, 2},
+		{nil, slices.Insert(slices.Clone(twice), 2, behind), 0}, // a request goes on behind a report, which is no copy
 		{[]string{"--ingest-copies=all"}, twice, 2},
 		{[]string{"--ingest-copies=none"}, twice, 0},
 		{nil, []client.Event{raw("BlockStored", "tape", "1,2")}, 0},

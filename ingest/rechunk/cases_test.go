@@ -82,21 +82,27 @@ func TestCopies(t *testing.T) {
 	all, last := storedOf(tokens, 16, 0), storedOf(tokens, 16, 3)
 	lone := all
 	lone.Hashes, lone.Tokens = lone.Hashes[:1], lone.Tokens[:16]
+	next, loneNext := storedOf(count(0, 80), 16, 4), storedOf(tokens, 16, 1)
 	for _, c := range []struct {
 		what            string
-		again           event.Event
+		again           []event.Event
 		gone            event.Hash
 		infer, all, not int // index blocks after one removal
 	}{
-		{"all from the root", all, hashes[3], 3, 4, 3},
-		{"the last, computed again", last, hashes[3], 4, 4, 3},
-		{"a prompt of one block", lone, hashes[0], 4, 4, 3},
-		{"the prompt and more", storedOf(count(0, 80), 16, 0), hashes[2], 5, 5, 4},
+		{"all from the root, and nothing behind it", []event.Event{all}, hashes[3], 4, 4, 3},
+		{"all from the root, and what is computed behind it", []event.Event{all, removed(9), next}, hashes[3], 4, 5, 4},
+		{"the same twice, at first with nothing behind it", []event.Event{all, lone, all, next}, hashes[3], 4, 5, 4},
+		{"the same, and nothing behind the second", []event.Event{all, next, all}, hashes[3], 4, 5, 4},
+		{"the last, computed again", []event.Event{last}, hashes[3], 4, 4, 3},
+		{"a prompt of one block", []event.Event{lone}, hashes[0], 4, 4, 3},
+		{"one block and what is computed behind it", []event.Event{lone, loneNext}, hashes[0], 4, 4, 3},
+		{"one block where reports are known", []event.Event{all, next, lone}, hashes[0], 4, 5, 4},
+		{"the prompt and more", []event.Event{storedOf(count(0, 80), 16, 0)}, hashes[2], 5, 5, 4},
 	} {
 		for policy, want := range map[Copies]int{InferCopies: c.infer, AllCopies: c.all, NoCopies: c.not} {
 			p := play(t, Config{BlockSize: 16, Copies: policy})
 			p.do(&event.Batch{Events: []event.Event{all}})
-			p.do(&event.Batch{Events: []event.Event{c.again, removed(c.gone)}})
+			p.do(&event.Batch{Events: append(slices.Clone(c.again), removed(c.gone))})
 			if len(p.sink.held) != want {
 				t.Errorf("%s, policy %d: %d index blocks are held, want %d", c.what, policy, len(p.sink.held), want)
 			}

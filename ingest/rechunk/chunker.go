@@ -183,10 +183,15 @@ func (c *Chunker) ApplyEach(ctx context.Context, b *event.Batch, read Reader, do
 			return fmt.Errorf("%w: %w", ErrRead, err)
 		}
 	}
-	for i := range b.Events {
+	var told telling
+	for i, judged := 0, 0; i < len(b.Events); i++ {
 		switch e := &b.Events[i]; e.Kind {
 		case event.Stored:
-			c.store(e)
+			if i >= judged {
+				told, judged = c.tells(b.Events[i:])
+				judged += i
+			}
+			c.store(e, told)
 		case event.Removed:
 			c.remove(e)
 		case event.Cleared:
@@ -314,8 +319,8 @@ func (c *Chunker) emit(add bool, tier int, key blockkey.Key) {
 // maxSlots is how many tiers and groups of a block are counted.
 const maxSlots = 32
 
-// store takes in a Stored.
-func (c *Chunker) store(e *event.Event) {
+// store takes in a Stored and what it says of what is held.
+func (c *Chunker) store(e *event.Event, told telling) {
 	n := len(e.Hashes)
 	c.stats.Stored += uint64(n)
 	if e.BlockSize < 0 || e.BlockSize > MaxEngineBlock || e.Group < 0 || e.Group > 255 {
@@ -343,8 +348,12 @@ func (c *Chunker) store(e *event.Event) {
 		c.stats.Skipped[Masked] += uint64(n)
 		return
 	}
-	if !ok {
+	hashes, reused := e.Hashes, c.reusedFrom(e)
+	if !ok || told == found && tier.IsWindow() {
 		tokens = nil // blocks out of a window are left out; the others are known by their hashes
+	}
+	if told == found {
+		hashes, reused = hashes[reused:], 0
 	}
 	var at cursor
 	switch {
@@ -353,6 +362,9 @@ func (c *Chunker) store(e *event.Event) {
 	case e.HasParent:
 		at = lost(NoParent)
 		if p := c.parent(e); p != nil {
+			if s := p.find(tier, c.groupOf(e)); s != nil && tier == store.GPU {
+				c.ensure(p, s) // a request has it, and goes on behind it
+			}
 			at = c.after(p)
 		}
 	case e.LoRAID != 0 && e.LoRA == "":
@@ -361,9 +373,8 @@ func (c *Chunker) store(e *event.Event) {
 		at = cursor{ok: true, seed: c.seed(e.LoRA, e.Salt)}
 	}
 	at.shared = len(e.Lookahead) > 0
-	again := c.tellsAgain(e, tier, tokens != nil)
-	for i, h := range e.Hashes {
-		b := stored{hash: inLayer(c.layer(e), h), tier: tier, group: c.groupOf(e), again: again}
+	for i, h := range hashes {
+		b := stored{hash: inLayer(c.layer(e), h), tier: tier, group: c.groupOf(e), told: told, reused: i >= reused}
 		if tokens != nil {
 			b.tokens = tokens[i*e.BlockSize : (i+1)*e.BlockSize]
 		}
@@ -421,7 +432,8 @@ type stored struct {
 	group   uint8
 	tokens  []uint32 // nil if they are not told
 	objects []event.Object
-	again   bool // if its group has the block in the tier already, that is no further copy
+	told    telling // what that is if its group has the block in the tier already
+	reused  bool    // if that is a report, the block is held
 }
 
 // storeBlock takes in one block that lies at a cursor, and returns the cursor behind it.
@@ -437,10 +449,11 @@ func (c *Chunker) storeBlock(e *event.Event, n *stored, at cursor) cursor {
 		if b.ambiguous {
 			c.stats.Skipped[Ambiguous]++
 		}
-		if s := b.find(n.tier, n.group); s != nil && n.again {
+		if s := b.find(n.tier, n.group); s != nil && n.told >= repeated {
+			c.ensure(b, s)
 			c.stats.Reports++
 		} else {
-			c.addCopy(b, s, n.tier, n.group)
+			c.addCopy(b, n)
 		}
 		if n.tokens == nil {
 			return at
@@ -465,7 +478,7 @@ func (c *Chunker) storeBlock(e *event.Event, n *stored, at cursor) cursor {
 		c.stats.Conflicts++
 		c.stats.Skipped[Ambiguous]++
 	}
-	c.addCopy(b, nil, n.tier, n.group)
+	c.addCopy(b, n)
 	return c.after(b)
 }
 
@@ -500,36 +513,79 @@ func (c *Chunker) confuse(b *block) {
 	c.leave(b)
 }
 
-// addCopy counts a copy of b in a tier and group, whose slot is s if there is one.
-func (c *Chunker) addCopy(b *block, s *slot, tier store.Tier, group uint8) {
-	old := c.tiersOf(b)
+// addCopy counts a copy of b.
+func (c *Chunker) addCopy(b *block, n *stored) {
+	s := b.find(n.tier, n.group)
 	switch {
 	case s != nil:
-		if s.copies > 0 {
-			c.stats.Copies++
-		}
-		if s.copies < 1<<31 {
-			s.copies++
-		}
+		c.stats.Copies++
 	case !b.held():
-		b.layer = c.form.layerOf(group)
-		b.slot = slot{copies: 1, tier: tier, group: group}
+		b.layer = c.form.layerOf(n.group)
+		b.slot = slot{tier: n.tier, group: n.group}
+		s = &b.slot
 	case len(b.slots) >= maxSlots:
 		c.stats.Skipped[OverLimit]++
 		return
 	default:
-		b.slots = append(b.slots, slot{copies: 1, tier: tier, group: group})
+		b.slots = append(b.slots, slot{tier: n.tier, group: n.group})
+		s = &b.slots[len(b.slots)-1]
 	}
-	c.touch(b)
-	c.flip(b, old, c.tiersOf(b))
-	c.age(tier, b.hash, group)
+	copies, doubts := c.tally(s)
+	// Where all were doubtful, one that is told is there for certain.
+	certain := n.told != doubtful || n.reused && copies == 0 && doubts > 0
+	if !certain {
+		doubts = min(doubts, maxDoubts-1) + 1
+	}
+	if certain || !c.form.reports {
+		copies = min(copies, 1<<31-1) + 1
+	}
+	c.count(b, s, copies, doubts)
+	c.age(n.tier, b.hash, n.group)
 }
 
-// dropCopy takes one copy from a slot of b that has some.
+// dropCopy takes a copy from a slot of b.
 func (c *Chunker) dropCopy(b *block, s *slot) {
-	old := c.tiersOf(b)
-	s.copies--
-	if s.copies == 0 {
+	copies, doubts := c.tally(s)
+	if copies > 0 {
+		copies--
+	} else {
+		doubts--
+	}
+	if !c.form.reports {
+		doubts = uint8(min(uint32(doubts), copies))
+	}
+	c.count(b, s, copies, doubts)
+}
+
+// ensure takes in that b is held for certain, where all copies of a slot were doubtful.
+func (c *Chunker) ensure(b *block, s *slot) {
+	if copies, doubts := c.tally(s); copies == 0 {
+		c.count(b, s, 1, doubts-1)
+	}
+}
+
+// tally returns how many copies of a slot are certain, or count as such, and how many more
+// are doubtful or among these: before the engine has reported, they count.
+func (c *Chunker) tally(s *slot) (copies uint32, doubts uint8) {
+	if s.among && c.form.reports {
+		return s.copies - uint32(s.doubts), s.doubts
+	}
+	return s.copies, s.doubts
+}
+
+// count sets how many copies a slot of b has.
+func (c *Chunker) count(b *block, s *slot, copies uint32, doubts uint8) {
+	old, was := c.tiersOf(b), s.vague()
+	s.copies, s.doubts, s.among = copies, doubts, doubts > 0 && !c.form.reports
+	switch is := s.vague(); {
+	case is && !was && c.form.vague >= maxVague:
+		s.doubts = 0
+	case is && !was:
+		c.form.vague, c.form.dirty = c.form.vague+1, true
+	case was && !is:
+		c.form.vague, c.form.dirty = max(c.form.vague, 1)-1, true
+	}
+	if !s.some() {
 		b.tidy(0)
 	}
 	c.touch(b)

@@ -138,16 +138,31 @@ func appendRecord(dst []byte, b *block, size int, tokens [2]int) []byte {
 	return dst
 }
 
-// windowGroup is set in the group of a slot in a window tier.
-const windowGroup = 1 << 8
+// What is set in the group of a slot: that it is in a window tier, that it has doubtful
+// copies, that these are among the others.
+const (
+	windowGroup   = 1 << 8
+	doubtfulGroup = 1 << 9
+	amongGroup    = 1 << 10
+)
 
 func appendSlot(dst []byte, s slot) []byte {
 	group := uint64(s.group)
 	if s.tier.IsWindow() {
 		group |= windowGroup
 	}
+	if s.doubts > 0 {
+		group |= doubtfulGroup
+	}
+	if s.among {
+		group |= amongGroup
+	}
 	dst = binary.AppendUvarint(dst, group<<2|uint64(s.tier.Memory()))
-	return binary.AppendUvarint(dst, uint64(s.copies))
+	dst = binary.AppendUvarint(dst, uint64(s.copies))
+	if s.doubts > 0 {
+		dst = append(dst, s.doubts)
+	}
+	return dst
 }
 
 func appendRun(dst []byte, r *run, size, tokens int) []byte {
@@ -360,12 +375,16 @@ func decodeRecord(b *block, v []byte, size int) bool {
 	} else if n := d.upTo(maxSlots + 1); n > 0 {
 		all := make([]slot, n)
 		for i := range all {
-			where := d.upTo(windowGroup<<3 - 1)
+			where := d.upTo(amongGroup<<3 - 1)
 			tier := store.Tier(where & 3)
 			if where>>2&windowGroup != 0 {
 				tier = tier.Window()
 			}
 			all[i] = slot{tier: tier, group: uint8(where >> 2), copies: uint32(d.upTo(1 << 31))}
+			if where>>2&doubtfulGroup != 0 {
+				all[i].doubts, all[i].among = d.byte(), where>>2&amongGroup != 0
+				d.bad = d.bad || all[i].among && uint32(all[i].doubts) > all[i].copies
+			}
 		}
 		b.slot = all[0]
 		if n > 1 {

@@ -15,7 +15,7 @@ type Copies uint8
 
 // The meanings.
 const (
-	// InferCopies goes by the engine and by what its stream shows: Chunker.tellsAgain.
+	// InferCopies goes by the engine and by what its stream shows: Chunker.tells.
 	InferCopies Copies = iota
 	// AllCopies counts each: for engines that never report.
 	AllCopies
@@ -78,40 +78,109 @@ func (c *Chunker) Tell(name string) {
 	}
 }
 
-// tellsAgain reports whether a Stored that names what its group holds already in its tier
-// is no further copy.
+// telling is what a Stored says of blocks that its group holds already in its tier.
+type telling uint8
+
+const (
+	copied   telling = iota // there is another copy of each
+	doubtful                // that, or what a request has found
+	repeated                // the same again
+	found                   // what a request has found in the cache: nothing new of any block
+)
+
+// tells returns what the first of events says, a Stored, and how many of them say the same
+// of one stretch: each of another group.
 //
 // vLLM tells of two physical blocks of one content by two events, and of each one's end.
 // For requests that ask for it (kv_cache_report_mode "full", 0.26 and later) it also
-// tells of what a request has found in its cache as if it were new, in an event that
-// begins at the root, and never takes that back. What a request finds is held: an event
-// with a block that is not held is none of these. What vLLM announces as computed begins
-// at the root only where its lookup has found nothing, so a prompt that it holds is not
-// computed from there, with one exception: of a prompt the last token is always computed,
-// so that one of a single block can be. That is a report only in a generation that has
-// shown another.
+// tells of what a request has found in its cache as if it were new, and never takes that
+// back: for each group an event that begins at the root, directly before what it computes
+// behind that. An event of what its lookup would not find is none of these.
 //
-// The lookup of a model with windows or states finds nothing where their blocks are gone,
-// and then computes what full attention still holds: copies.
-func (c *Chunker) tellsAgain(e *event.Event, tier store.Tier, tokens bool) bool {
+// What vLLM announces as computed begins at the root only where its lookup has found
+// nothing. So of what it could reuse such an event is a report, with two exceptions. The
+// last token is always computed, so a prompt that ends with the event can have been. And a
+// prompt whose first chunk was less than a block can be another request's meanwhile.
+// Neither can be told from a report that nothing follows: such events are of doubtful
+// copies. They count until the stream shows a report for certain. From then on they do
+// not, and the second kind is taken for reports.
+func (c *Chunker) tells(events []event.Event) (telling, int) {
+	first := &events[0]
 	switch {
-	case c.config.Copies != InferCopies:
-		return c.config.Copies == NoCopies
-	case c.form.engine == unique || e.Spec == event.SpecWidest:
-		return true
-	case tier != store.GPU || e.HasParent || !tokens || e.Positional || c.form.hybrid():
-		return false
-	case len(e.Hashes) == 1 && !c.form.reports:
-		return false
+	case c.config.Copies == NoCopies, c.config.Copies == InferCopies && (c.form.engine == unique || first.Spec == event.SpecWidest):
+		return repeated, 1
+	case c.config.Copies == AllCopies || !c.canReport(first):
+		return copied, 1
 	}
-	layer, group := c.layer(e), c.groupOf(e)
-	for _, h := range e.Hashes {
-		if b := c.get(inLayer(layer, h)); b == nil || b.find(tier, group) == nil {
-			return false
+	n, groups := 0, uint32(0) // those that could reuse it
+	reusable, shorter, sure := true, len(first.Hashes) > 1, true
+	for n < len(events) {
+		e := &events[n]
+		if !c.canReport(e) || !slices.Equal(e.Tokens, first.Tokens) || groups&c.form.bit(c.groupOf(e)) != 0 {
+			break
 		}
+		n++
+		if !c.counts(e) {
+			continue
+		}
+		groups |= c.form.bit(c.groupOf(e))
+		at := c.reusedFrom(e)
+		known, certain := c.holds(e, e.Hashes[at:])
+		reusable, sure = reusable && known, sure && certain
+		known, _ = c.holds(e, e.Hashes[max(at-1, 0):])
+		shorter = shorter && known
 	}
-	if !c.form.reports {
+	reusable = reusable && groups == c.form.needed(store.GPU)
+	next := goesOn(events[:n], events[n:])
+	if next && reusable && shorter && !c.form.reports {
 		c.form.reports, c.form.dirty = true, true
 	}
-	return true
+	switch {
+	case c.form.reports && (next || reusable && shorter && sure):
+		return found, n
+	case reusable:
+		return doubtful, n
+	}
+	return copied, n
+}
+
+// canReport reports whether an event has the form of a report.
+func (c *Chunker) canReport(e *event.Event) bool {
+	tier, known := c.config.Media.TierOf(e)
+	return e.Kind == event.Stored && known && tier == store.GPU && !e.HasParent && !e.Positional &&
+		len(e.Hashes) > 0 && len(e.Tokens) == len(e.Hashes)*e.BlockSize
+}
+
+// reusedFrom is the first of an event's blocks that a hit needs which ends with the last.
+func (c *Chunker) reusedFrom(e *event.Event) int {
+	if g := c.form.find(c.groupOf(e)); g != nil && !g.prefix && e.BlockSize > 0 {
+		return max(len(e.Hashes)-(int(g.window)+e.BlockSize-1)/e.BlockSize, 0)
+	}
+	return 0
+}
+
+// holds reports whether an event's group can hold blocks in its tier, and does.
+func (c *Chunker) holds(e *event.Event, hashes []event.Hash) (can, does bool) {
+	tier, _ := c.tierOf(e)
+	does = true
+	for _, h := range hashes {
+		b := c.get(inLayer(c.layer(e), h))
+		if b == nil {
+			return false, false
+		}
+		s := b.find(tier, c.groupOf(e))
+		if s == nil {
+			return false, false
+		}
+		copies, _ := c.tally(s)
+		does = does && copies > 0
+	}
+	return true, does
+}
+
+// goesOn reports whether a request goes on directly behind what told says.
+func goesOn(told, events []event.Event) bool {
+	i := slices.IndexFunc(events, func(e event.Event) bool { return e.Kind != event.Removed })
+	return i >= 0 && events[i].Kind == event.Stored && events[i].HasParent &&
+		slices.ContainsFunc(told, func(e event.Event) bool { return e.Hashes[len(e.Hashes)-1] == events[i].Parent })
 }

@@ -18,8 +18,9 @@
 // An engine block is held in a tier while there are copies of it. Copies are
 // counted for each (hash, tier, group): engines tell of two physical blocks with
 // one content by two events, and of each one's end. [Copies] says what counts as
-// another copy. Only groups of full attention count: a window or a recurrent
-// state says nothing about a prefix.
+// another copy. Where the stream leaves that open the copy is doubtful: so many may be
+// there beside those that are certain. Only groups of full attention count: a window or
+// a recurrent state says nothing about a prefix.
 //
 // # Groups
 //

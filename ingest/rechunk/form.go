@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
@@ -29,6 +28,7 @@ type form struct {
 	window, full uint32
 	engine       engine // as Config.Engine has told, here or to an owner before
 	reports      bool   // it tells of what requests find in its cache
+	vague        uint16 // slots whose copies are all doubtful
 	dirty        bool
 	stored       int // entries in the map
 
@@ -153,11 +153,6 @@ func lcm(a, b int) int {
 // layered reports whether prefix groups have blocks of more than one size.
 func (f *form) layered() bool { return len(f.sizes) > 1 }
 
-// hybrid reports whether there are groups that hold no prefixes.
-func (f *form) hybrid() bool {
-	return slices.ContainsFunc(f.groups, func(g group) bool { return !g.prefix })
-}
-
 // used are the tiers of memory in which a group that counts has stored.
 func (f *form) used() (tiers uint8) {
 	for i := range f.groups {
@@ -166,6 +161,14 @@ func (f *form) used() (tiers uint8) {
 		}
 	}
 	return tiers
+}
+
+// needed are the groups that have stored in a tier of memory, as in need.
+func (f *form) needed(memory store.Tier) (groups uint32) {
+	for layer := range f.need {
+		groups |= f.need[layer][memory] | f.need[layer][memory.Window()]
+	}
+	return groups
 }
 
 // prefixSpec reports whether a kind of group holds prefixes.
@@ -452,6 +455,9 @@ func (f *form) append(dst []byte) []byte {
 			dst = binary.AppendUvarint(dst, uint64(g.window))
 		}
 	}
+	if f.vague > 0 {
+		dst = binary.AppendUvarint(dst, uint64(f.vague))
+	}
 	dst[begin] = byte((len(dst) - begin + store.MaxMapValue - 1) / store.MaxMapValue)
 	return dst
 }
@@ -473,6 +479,9 @@ func (f *form) decode(v []byte) bool {
 			g.window = uint32(d.upTo(store.MaxWindow))
 		}
 		f.groups = append(f.groups, g)
+	}
+	if len(d.b) > 0 {
+		f.vague = uint16(d.upTo(maxVague))
 	}
 	f.derive()
 	return !d.bad && len(d.b) == 0 && f.stored <= formEntries

@@ -49,13 +49,53 @@ type modelBlock struct {
 	seed      blockkey.Seed
 	start     int      // tokens before it
 	tokens    []uint32 // all, from the root to its end
-	slots     map[modelSlot]int
+	slots     map[modelSlot]modelCopies
 	ambiguous bool
 }
 
 type modelSlot struct {
 	tier  store.Tier
 	group int
+}
+
+// modelCopies are the copies in a slot: those that count, and the doubtful ones, which are
+// among them if they came before the engine has reported.
+type modelCopies struct {
+	n, doubts int
+	among     bool
+}
+
+// certain is c with its doubtful copies beside the others.
+func (c modelCopies) certain() modelCopies {
+	if c.among {
+		c.n -= c.doubts
+	}
+	return modelCopies{c.n, c.doubts, false}
+}
+
+// drop takes a copy of a block's slot.
+func (m *model) drop(b *modelBlock, s modelSlot) {
+	c := b.slots[s]
+	if m.reports {
+		c = c.certain()
+	}
+	if c.n > 0 {
+		c.n--
+	} else {
+		c.doubts--
+	}
+	if !m.reports {
+		c.doubts = min(c.doubts, c.n)
+	}
+	c.among = c.doubts > 0 && !m.reports
+	b.slots[s] = c
+}
+
+// ensure takes in that a slot has a copy for certain.
+func (m *model) ensure(b *modelBlock, s modelSlot) {
+	if c := b.slots[s].certain(); m.reports && c.n == 0 && c.doubts > 0 {
+		b.slots[s] = modelCopies{n: 1, doubts: c.doubts - 1}
+	}
 }
 
 type credit struct {
@@ -80,8 +120,8 @@ func (m *model) expire() {
 		for len(m.ages[t]) > m.unremoved {
 			c := m.ages[t][0]
 			m.ages[t] = m.ages[t][1:]
-			if b := m.blocks[c.name]; b != nil && b.slots[c.slot] > 0 {
-				b.slots[c.slot]--
+			if b := m.blocks[c.name]; b != nil && b.slots[c.slot] != (modelCopies{}) {
+				m.drop(b, c.slot)
 				m.forget(c.name)
 			}
 		}
@@ -162,7 +202,7 @@ func (m *model) name(e *event.Event, h event.Hash) modelName {
 func (m *model) clear(tier store.Tier) {
 	m.ages[tier] = nil
 	for n, b := range m.blocks {
-		maps.DeleteFunc(b.slots, func(s modelSlot, _ int) bool { return s.tier == tier })
+		maps.DeleteFunc(b.slots, func(s modelSlot, _ modelCopies) bool { return s.tier == tier })
 		m.forget(n)
 	}
 }
@@ -170,6 +210,8 @@ func (m *model) clear(tier store.Tier) {
 func (m *model) apply(b *event.Batch) {
 	defer m.expire()
 	m.survey(b)
+	var told telling
+	judged := 0
 	for i := range b.Events {
 		e := &b.Events[i]
 		var media *event.Media
@@ -188,14 +230,19 @@ func (m *model) apply(b *event.Batch) {
 			for _, h := range e.Hashes {
 				b := m.blocks[m.name(e, h)]
 				s := modelSlot{tier, e.Group}
-				if b == nil || b.slots[s] == 0 {
+				if b == nil || b.slots[s] == (modelCopies{}) {
 					continue
 				}
-				b.slots[s]--
+				m.drop(b, s)
 				m.forget(m.name(e, h))
 			}
 		case event.Stored:
-			m.store(e, tier)
+			if i >= judged {
+				var n int
+				told, n = m.tells(b.Events[i:])
+				judged = i + n
+			}
+			m.store(e, tier, told)
 		}
 	}
 }
@@ -203,13 +250,64 @@ func (m *model) apply(b *event.Batch) {
 // forget drops the slots without copies, and the block without slots.
 func (m *model) forget(n modelName) {
 	b := m.blocks[n]
-	maps.DeleteFunc(b.slots, func(_ modelSlot, copies int) bool { return copies == 0 })
+	maps.DeleteFunc(b.slots, func(_ modelSlot, c modelCopies) bool { return c == modelCopies{} })
 	if len(b.slots) == 0 {
 		delete(m.blocks, n)
 	}
 }
 
-func (m *model) store(e *event.Event, tier store.Tier) {
+// tells is what a Stored says of what is held already, and how many events of other groups
+// behind it say the same: where the engine could reuse all of it, they can be what a
+// request has found.
+func (m *model) tells(events []event.Event) (told telling, n int) {
+	if m.copies != InferCopies {
+		return map[Copies]telling{AllCopies: copied, NoCopies: repeated}[m.copies], 1
+	}
+	first := &events[0]
+	root := func(e *event.Event) bool {
+		return e.Kind == event.Stored && (e.Medium == "" || e.Medium == "GPU") && !e.HasParent && len(e.Hashes) > 0 && len(e.Tokens) == len(e.Hashes)*e.BlockSize
+	}
+	groups, held, sure, most := map[int]bool{}, true, true, len(first.Hashes) > 1
+	for ; n < len(events) && root(&events[n]) && slices.Equal(events[n].Tokens, first.Tokens) && !groups[events[n].Group]; n++ {
+		e := &events[n]
+		if !modelPrefix(e) {
+			continue
+		}
+		groups[e.Group] = true
+		for _, h := range e.Hashes {
+			var c modelCopies
+			if b := m.blocks[m.name(e, h)]; b != nil {
+				c = b.slots[modelSlot{store.GPU, e.Group}]
+			}
+			held = held && c != modelCopies{}
+			sure = sure && c.certain().n > 0
+		}
+	}
+	for id, g := range m.groups {
+		held = held && (groups[id] || !g.tiers[store.GPU])
+	}
+	next := n
+	for next < len(events) && events[next].Kind == event.Removed {
+		next++
+	}
+	on := false // a request goes on behind it
+	for i := range events[:n] {
+		e := &events[i]
+		on = on || next < len(events) && events[next].Kind == event.Stored && events[next].HasParent && events[next].Parent == e.Hashes[len(e.Hashes)-1]
+	}
+	m.reports = m.reports || on && held && most && n > 0
+	switch {
+	case n == 0:
+		return copied, 1
+	case m.reports && (on || held && sure && most):
+		return found, n
+	case held:
+		return doubtful, n
+	}
+	return copied, n
+}
+
+func (m *model) store(e *event.Event, tier store.Tier, told telling) {
 	if !modelPrefix(e) {
 		return
 	}
@@ -222,28 +320,24 @@ func (m *model) store(e *event.Event, tier store.Tier) {
 	if len(e.Tokens) > 0 && !e.HasParent {
 		at = &modelBlock{seed: blockkey.NativeSeed(e.LoRA, e.Salt)}
 	} else if len(e.Tokens) > 0 {
-		if p := m.blocks[m.name(e, e.Parent)]; p != nil && !p.ambiguous {
+		p := m.blocks[m.name(e, e.Parent)]
+		if p != nil && tier == store.GPU {
+			m.ensure(p, modelSlot{tier, e.Group})
+		}
+		if p != nil && !p.ambiguous {
 			at = p
 		} else if p != nil {
 			behind = true
 		}
 	}
 	s := modelSlot{tier, e.Group}
-	report := m.copies == NoCopies
-	if m.copies == InferCopies && tier == store.GPU && !e.HasParent && len(e.Tokens) > 0 && (len(e.Hashes) > 1 || m.reports) {
-		report = !slices.ContainsFunc(e.Hashes, func(h event.Hash) bool {
-			b := m.blocks[m.name(e, h)]
-			return b == nil || b.slots[s] == 0
-		})
-		m.reports = m.reports || report
-	}
 	for i, hash := range e.Hashes {
 		n := m.name(e, hash)
 		b := m.blocks[n]
 		var here *modelBlock
 		if at != nil {
 			here = &modelBlock{
-				seed: at.seed, start: len(at.tokens), slots: map[modelSlot]int{},
+				seed: at.seed, start: len(at.tokens), slots: map[modelSlot]modelCopies{},
 				tokens: slices.Concat(at.tokens, e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize]),
 			}
 		}
@@ -253,7 +347,7 @@ func (m *model) store(e *event.Event, tier store.Tier) {
 			}
 			behind = false
 			m.blocks[n] = here
-			here.slots[s] = 1
+			m.add(here, s, told)
 			m.age(n, s)
 			continue
 		}
@@ -267,12 +361,30 @@ func (m *model) store(e *event.Event, tier store.Tier) {
 		} else if at, behind = b, b.ambiguous; b.ambiguous {
 			at = nil
 		}
-		if b.slots[s] > 0 && report {
+		if b.slots[s] != (modelCopies{}) && told >= repeated {
+			m.ensure(b, s)
 			continue
 		}
-		b.slots[s]++
+		m.add(b, s, told)
 		m.age(n, s)
 	}
+}
+
+// add counts a copy in a slot of b.
+func (m *model) add(b *modelBlock, s modelSlot, told telling) {
+	c := b.slots[s]
+	if m.reports {
+		c = c.certain()
+	}
+	certain := told != doubtful || c.n == 0 && c.doubts > 0
+	if !certain {
+		c.doubts++
+	}
+	if certain || !m.reports {
+		c.n++
+	}
+	c.among = c.doubts > 0 && !m.reports
+	b.slots[s] = c
 }
 
 // present tells whether a block of a layer is in a tier: each group of the layer that
@@ -281,7 +393,7 @@ func (m *model) present(n modelName, b *modelBlock, tier store.Tier) bool {
 	some := false
 	for id, g := range m.groups {
 		if g.layer == n.layer && g.tiers[tier] {
-			if b.slots[modelSlot{tier, id}] == 0 {
+			if b.slots[modelSlot{tier, id}].n == 0 {
 				return false
 			}
 			some = true

@@ -55,10 +55,26 @@ type lasting struct {
 
 // slot counts the copies in a tier and group.
 type slot struct {
-	copies uint32
+	copies uint32 // which count
+	doubts uint8  // copies that may be none: beside those, or among them
+	among  bool   // they came before the engine has reported
 	tier   store.Tier
 	group  uint8
 }
+
+const (
+	// maxDoubts is how many doubtful copies of a block are counted.
+	maxDoubts = 255
+	// maxVague is how many slots are kept for the sake of doubtful copies alone. Beyond it
+	// such a slot ends, and a report of what it still had can be taken for copies.
+	maxVague = 4096
+)
+
+// some reports whether there can be copies.
+func (s *slot) some() bool { return s.copies > 0 || s.doubts > 0 }
+
+// vague reports whether all of the copies are doubtful.
+func (s *slot) vague() bool { return s.copies == 0 && s.doubts > 0 }
 
 // ref names a run by the block that it begins with.
 type ref struct {
@@ -141,8 +157,8 @@ func (r *run) kept() int {
 	return int(r.ends[n-1]) - int(r.start)
 }
 
-// held tells whether anybody has a copy.
-func (b *block) held() bool { return b.slot.copies > 0 || len(b.slots) > 0 }
+// held tells whether anybody can have a copy.
+func (b *block) held() bool { return b.slot.some() || len(b.slots) > 0 }
 
 // find returns the slot of a tier and group, nil for none.
 func (b *block) find(tier store.Tier, group uint8) *slot {
@@ -171,11 +187,18 @@ func (c *Chunker) tiersOf(b *block) (t tiers) {
 	}
 	need := &c.form.need[b.layer]
 	var have [numTiers]uint32
-	have[b.slot.tier] = c.form.bit(b.slot.group)
-	mask := uint8(1) << b.slot.tier
-	for _, s := range b.slots {
-		have[s.tier] |= c.form.bit(s.group)
-		mask |= 1 << s.tier
+	var mask uint8
+	count := func(s *slot) {
+		if s.copies > 0 {
+			have[s.tier] |= c.form.bit(s.group)
+		}
+		if s.some() {
+			mask |= 1 << s.tier
+		}
+	}
+	count(&b.slot)
+	for i := range b.slots {
+		count(&b.slots[i])
 	}
 	for i := range have {
 		switch {
@@ -192,15 +215,15 @@ func (c *Chunker) tiersOf(b *block) (t tiers) {
 // tidy drops the slots without copies, and those of the tiers in drop.
 func (b *block) tidy(drop uint8) {
 	if len(b.slots) == 0 {
-		if b.slot.copies > 0 && drop&(1<<b.slot.tier) != 0 {
-			b.slot.copies = 0
+		if drop&(1<<b.slot.tier) != 0 {
+			b.slot.copies, b.slot.doubts = 0, 0
 		}
 		return
 	}
 	all := append(slices.Clone(b.slots), b.slot)
 	kept := all[:0]
 	for _, s := range all {
-		if s.copies > 0 && drop&(1<<s.tier) == 0 {
+		if s.some() && drop&(1<<s.tier) == 0 {
 			kept = append(kept, s)
 		}
 	}

@@ -140,9 +140,19 @@ func TestVLLM(t *testing.T) {
 		p.want("lookahead", store.GPU, native(32, size)...)
 		p = play(t, Config{BlockSize: size}) // one without the window of message 7
 		do(0)
-		do(10)
-		do(3) // its block 4 is not there, and the report was no copy
-		p.want("report", store.GPU)
+		report, first := all[10], all[0]
+		b := report.decode(t)
+		next := first.decode(t).Events[0] // what the request computes behind the report
+		next.HasParent, next.Parent, next.Hashes, next.Tokens = true, next.Hashes[2], next.Hashes[3:], next.Tokens[48:]
+		b.Events = append(b.Events, next)
+		p.do(b)
+		do(3) // the report was no copy, and its block 4 is not there
+		if size == 16 {
+			p.want("report", store.GPU, native(64, 16)[3])
+		} else {
+			p.want("report", store.GPU)
+		}
+		do(4)
 		do(0)
 		do(11)
 		if size == 16 {

@@ -1,6 +1,7 @@
 package rechunk
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
@@ -69,6 +70,67 @@ func TestWindows(t *testing.T) {
 			do(event.Event{Kind: event.Cleared})
 			want(store.GPU, 0)
 			want(store.GPU.Window(), 0)
+		})
+	}
+}
+
+// TestCaseCopiesOnHybridModels tells what a request has found beside a window from what is
+// computed again since the window's blocks are gone.
+func TestCaseCopiesOnHybridModels(t *testing.T) {
+	tokens := count(0, 17*16)
+	hashes := prompt(tokens, 16)
+	told := func(events ...event.Event) (both []event.Event) { // each for both groups
+		for _, e := range events {
+			f := in("GPU", 0, e)
+			w := in("GPU", 1, e)
+			w.Spec, w.SlidingWindow = "sliding_window", 40 // a hit needs 3 blocks
+			both = append(both, f, w)
+		}
+		return both
+	}
+	all := storedOf(tokens[:256], 16, 0)
+	next := storedOf(tokens, 16, 16)
+	other := storedOf(count(1000, 64), 16, 0)
+	otherNext := storedOf(count(1000, 80), 16, 4)
+	shown := slices.Clip(append(told(other, other), told(otherNext)...)) // a report for certain
+	lost := func(from, to int) event.Event { return in("GPU", 1, removed(hashes[from:to]...)) }
+	for what, c := range map[string]struct {
+		before, again []event.Event
+		full, window  int // blocks of the prompt that are held after one removal of the full group's last and the window's first
+	}{
+		"found, and it goes on":                  {[]event.Event{lost(0, 12)}, append(told(all), told(next)...), 16, 5},
+		"found where reports are known":          {append(shown, lost(0, 12)), told(all), 15, 4},
+		"computed, the window's last is gone":    {[]event.Event{lost(15, 16)}, told(all), 16, 16},
+		"computed where reports are known":       {append(shown, lost(15, 16)), told(all), 16, 16},
+		"either, of a prompt that ends with it":  {[]event.Event{lost(0, 13)}, told(all), 16, 15},
+		"either, where reports are known":        {append(shown, lost(0, 13)), told(all), 15, 3},
+		"either, and then a report was":          {[]event.Event{lost(0, 13)}, append(told(all), shown...), 15, 15},
+		"either, then a request goes on with it": {append(shown, lost(0, 13)), append(told(all), in("GPU", 0, removed(hashes[15])), told(next)[0], in("GPU", 0, removed(hashes[16]))), 15, 3},
+		"of one group alone":                     {append(shown, lost(0, 12)), told(all)[:1], 16, 4},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := play(t, Config{BlockSize: 16})
+			do := func(events ...event.Event) {
+				t.Helper()
+				r.do(&event.Batch{Events: events})
+				r.c = mustNew(t, Config{BlockSize: 16}) // the next owner judges alike
+			}
+			do(told(all)...)
+			do(c.before...)
+			do(c.again...)
+			do(in("GPU", 0, removed(hashes[15])), lost(0, 1))
+			want := map[store.Tier]int{store.GPU: c.full, store.GPU.Window(): c.window}
+			for _, k := range native(len(tokens), 16) {
+				for tier := range want {
+					if r.sink.held[credit{tier, k}] {
+						want[tier]--
+					}
+				}
+			}
+			if want[store.GPU] != 0 || want[store.GPU.Window()] != 0 {
+				t.Errorf("held are %d blocks, want %d, and %d of the window's, want %d",
+					c.full-want[store.GPU], c.full, c.window-want[store.GPU.Window()], c.window)
+			}
 		})
 	}
 }

@@ -51,6 +51,9 @@ func (c *Chunker) clearTier(tier store.Tier) {
 	c.ops = append(c.ops, opRange{store.Clear, tier, len(c.opKeys), len(c.opKeys)})
 	c.sweep, c.shareSweep = len(c.ring), len(c.shareRing)
 	c.voidAged(tier, false)
+	if tier == store.GPU && c.form.vague > 0 {
+		c.form.vague, c.form.dirty = 0, true
+	}
 }
 
 // refresh takes from b what clears since its era have ended. The index knows of

@@ -143,7 +143,7 @@ class Record:
         self.lines = []  # (batch, event)
 
     def add(self, batch, events):
-        self.lines += [(batch, copy.deepcopy(e)) for e in events]
+        self.lines += [(batch, e) for e in events]
 
     def of(self, p):
         """What was published of the blocks of a prompt, each as the place of its first token."""

@@ -2,7 +2,7 @@
 
 The scripts beside this one begin with it.
 """
-import argparse, array, copy, dataclasses, hashlib, importlib, importlib.abc, importlib.machinery, inspect, itertools, json, logging, os, pickle, queue, random, sys, threading, time, types
+import argparse, array, dataclasses, hashlib, importlib, importlib.abc, importlib.machinery, inspect, itertools, json, logging, os, pickle, queue, random, sys, threading, time, types
 
 import msgspec
 import zmq

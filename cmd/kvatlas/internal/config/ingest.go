@@ -52,9 +52,8 @@ type ingestSettings struct {
 	// IngestMedia are engines' words for where blocks are and the tiers that they mean,
 	// beyond those that are known, as in cxl=cpu,tape=disk.
 	IngestMedia Media `name:"ingest-media"`
-	// IngestCopies is what it means that an engine announces a block again: infer takes
-	// what vLLM reports at the head of a prompt for no copy and all else for one, all
-	// counts each, none counts none.
+	// IngestCopies is what it means that an engine announces a block again: infer goes by
+	// the engine and by what its stream shows, all counts each, none counts none.
 	IngestCopies rechunk.Copies `name:"ingest-copies" default:"infer" oneof:"infer,all,none"`
 	// IngestRecords is the number of engine blocks of a rank that are kept in memory,
 	// 200 to 400 bytes each; others are read from the index when they are needed.
