@@ -10,6 +10,7 @@
 //	kvatlas reset     make an index forget a pod, a model or all
 //	kvatlas changelog switch the log on or off that replicas follow
 //	kvatlas sim       run simulated engines
+//	kvatlas up        try it: engines, a server and chats, in one go
 //	kvatlas version   say which version this is
 //
 // A command ends with status 0, with 1 when it failed, and with 2 when it was
@@ -75,6 +76,7 @@ engine holds the longest prefix of a prompt.
   kvatlas reset     make an index forget a pod, a model or all
   kvatlas changelog switch the log on or off that replicas follow
   kvatlas sim       run simulated engines
+  kvatlas up        try it: engines, a server and chats, in one go
   kvatlas version   say which version this is
 
 kvatlas COMMAND --help lists the flags of a command.
@@ -117,6 +119,8 @@ func (p *program) run(ctx context.Context, args []string) int {
 		return p.changelog(ctx, args)
 	case "sim":
 		return p.sim(ctx, args)
+	case "up":
+		return p.up(ctx, args)
 	case "version", "--version", "-version":
 		if len(args) == 1 && slices.Contains(helpFlags, args[0]) {
 			fmt.Fprint(p.stdout, versionUsage)

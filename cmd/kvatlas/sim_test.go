@@ -140,3 +140,41 @@ func TestSimUsage(t *testing.T) {
 		t.Errorf("help: %d %s", status, out)
 	}
 }
+
+// kvatlas up has chats with engines, and shows that what was predicted of them is reused.
+func TestUp(t *testing.T) {
+	for _, choose := range []string{choosePrefix, chooseTurns} {
+		ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+		var out, errs output
+		p := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, name: "kvatlas"}
+		done := make(chan struct{})
+		r := &running{t: t, stdout: &out, stderr: &errs, done: done}
+		go func() {
+			defer close(done)
+			r.status = p.run(ctx, []string{
+				"up", "--pods=2", "--chats=3", "--speed=1000", "--interval=20ms", "--choose=" + choose, "--listen=127.0.0.1:0", "--control=127.0.0.1:0",
+				fmt.Sprintf("--port=%d", redistest.FreePort(t)), fmt.Sprintf("--events-port=%d", redistest.FreePort(t)), fmt.Sprintf("--replay-port=%d", redistest.FreePort(t)),
+			})
+		}()
+		said := regexp.MustCompile(`since the start: \d{2,} turns, [1-9][0-9.]* % of their tokens predicted, [1-9][0-9.]* % reused`)
+		r.await(func() map[string]any {
+			if said.MatchString(out.String()) {
+				return map[string]any{}
+			}
+			return nil
+		})
+		stop()
+		<-done
+		if r.status != exitOK {
+			t.Errorf("%s: it ended with %d: %s", choose, r.status, errs.String())
+		}
+		if text := out.String(); strings.Contains(text, "failed:") && !strings.Contains(text, "context canceled") {
+			t.Errorf("%s: %s", choose, text)
+		}
+	}
+	for _, args := range []string{"--choose=luck", "--chats=0", "--interval=1ms", "--engine=tgi", "now"} {
+		if status, _, errs := call(t, "", "up", args); status != exitUsage {
+			t.Errorf("kvatlas up %s: %d %s", args, status, errs)
+		}
+	}
+}
