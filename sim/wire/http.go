@@ -192,9 +192,15 @@ func (l *life) clear() bool {
 	return all
 }
 
-// gate holds every request while the process is frozen.
+// gate refuses what is more than maxOpen, and holds every request while the process is
+// frozen.
 func (l *life) gate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer l.inside.Add(-1)
+		if l.inside.Add(1) > maxOpen {
+			l.fail(w, &apiError{http.StatusServiceUnavailable, "", "too many requests are waiting"})
+			return
+		}
 		for thawed := l.clock.stopped(); thawed != nil; thawed = l.clock.stopped() {
 			select {
 			case <-thawed:

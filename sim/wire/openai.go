@@ -77,11 +77,7 @@ func bad(param, format string, args ...any) error {
 // complete answers a completion, or a chat completion.
 func (l *life) complete(chat bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if l.open.Add(1) > maxOpen {
-			l.open.Add(-1)
-			l.fail(w, &apiError{http.StatusServiceUnavailable, "", "too many requests are waiting"})
-			return
-		}
+		l.open.Add(1)
 		defer l.open.Add(-1)
 		j, err := l.read(w, r, chat)
 		if err != nil {

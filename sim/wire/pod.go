@@ -34,7 +34,8 @@ type life struct {
 	ranks   []*rank
 	metrics *metrics
 	server  *http.Server
-	open    atomic.Int64 // requests that are being answered
+	inside  atomic.Int64 // requests of any page
+	open    atomic.Int64 // completions that are being answered
 	ids     atomic.Uint64
 	turn    atomic.Uint64
 }
