@@ -2,12 +2,15 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/go-chi/chi/v5"
+
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // healthz is 200 as long as the process serves.
@@ -52,7 +55,10 @@ func (s *Server) ready(ctx context.Context) string {
 	if s.cfg.StrictReady {
 		ctx, cancel := context.WithTimeout(ctx, readyProbe)
 		defer cancel()
-		if _, err := s.cfg.Index.Registry(ctx); err != nil {
+		switch _, err := s.cfg.Index.Registry(ctx); {
+		case errors.Is(err, store.ErrRefused):
+			return "the index refuses this process: " + err.Error()
+		case err != nil:
 			return "the index cannot be reached"
 		}
 	}

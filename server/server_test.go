@@ -272,6 +272,10 @@ func TestReady(t *testing.T) {
 	if m := message(); m != "the index cannot be reached" {
 		t.Errorf("strict: %q", m)
 	}
+	index.set(fmt.Errorf("%w: %w: WRONGPASS invalid", store.ErrUnavailable, store.ErrRefused))
+	if m := message(); !strings.Contains(m, "refuses this process") || !strings.Contains(m, "WRONGPASS") {
+		t.Errorf("strict, and refused: %q", m)
+	}
 	index.set(nil)
 	if w := sub.do("GET", "/readyz", nil); w.Code != 200 {
 		t.Errorf("strict, with Redis: %d", w.Code)

@@ -42,6 +42,13 @@ func Open(c Config) *Conn {
 	conn := &Conn{Target: c.Target, dialer: newDialer(&c)}
 	logs.add(conn, c.Log)
 	conn.Client = newClient(&c, conn.dialer)
+	told := newRefusals(&c)
+	switch client := conn.Client.(type) {
+	case *redis.ClusterClient:
+		client.OnNewNode(func(node *redis.Client) { node.AddHook(told) })
+	default:
+		client.AddHook(told)
+	}
 	return conn
 }
 

@@ -3,11 +3,10 @@ package redis
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
 // readOnlyFor is for how long a process whose user may not write leaves to
@@ -32,26 +31,21 @@ func (r *readOnly) now() bool {
 }
 
 // notice takes in how an unasked write went. refused is true when the user may
-// not make it, first when that is news.
-func (r *readOnly) notice(err error) (refused, first bool) {
+// not make it; news is true when it was otherwise before.
+func (r *readOnly) notice(err error) (refused, news bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err == nil {
+		news = r.told
 		r.until, r.told = time.Time{}, false
+		return false, news
+	}
+	if !redisx.RefusedCommand(err) {
 		return false, false
 	}
-	if !mayNot(err) {
-		return false, false
-	}
-	first = !r.told
+	news = !r.told
 	r.until, r.told = time.Now().Add(readOnlyFor), true
-	return true, first
-}
-
-// mayNot tells whether the server has refused a command to the user, or a
-// script's command.
-func mayNot(err error) bool {
-	return redis.HasErrorPrefix(err, "NOPERM") || strings.Contains(err.Error(), "can't run this command") || strings.Contains(err.Error(), "can't access at least one of the keys")
+	return true, news
 }
 
 // unasked makes a write that nobody has asked for, and says what came of it.
@@ -60,9 +54,11 @@ func (x *Index) unasked(what string, write func() error) error {
 		return nil
 	}
 	err := write()
-	refused, first := x.readOnly.notice(err)
+	refused, news := x.readOnly.notice(err)
 	switch {
-	case first:
+	case news && err == nil:
+		x.log("this process may write again: it retires late pods and sweeps")
+	case news:
 		x.log(fmt.Sprintf("this process may only read: late pods are dead to it, and their retirement and sweeping are left to processes that may write (%s: %v)", what, err))
 		return nil
 	case refused:
@@ -76,7 +72,7 @@ func (x *Index) retireNoticed(ctx context.Context, late []string) {
 	if len(late) == 0 {
 		return
 	}
-	if err := x.unasked("retiring pods", func() error { return x.retireLate(ctx, late) }); err != nil {
+	if err := x.unasked("retiring pods", func() error { return x.retireLate(redisx.Unasked(ctx), late) }); err != nil {
 		x.log(fmt.Sprintf("retiring %d pods whose leases have run out: %v", len(late), err))
 	}
 }

@@ -44,7 +44,9 @@ func (x *Index) Check(ctx context.Context, budget time.Duration) ([]check.Findin
 	defer cancel()
 	defer context.AfterFunc(x.life, cancel)()
 
-	conn := redisx.Open(x.config.connection(x.conn.Target))
+	to := x.config.connection(x.conn.Target)
+	to.Log = nil // findings say it
+	conn := redisx.Open(to)
 	c := &checker{x: x, client: conn.Client, budget: budget}
 	defer func() { _ = conn.Close() }()
 	err := c.run(ctx)

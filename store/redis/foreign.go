@@ -43,7 +43,7 @@ type ForeignKey struct {
 
 // note keeps the first refusal, and tells whether a reply has come.
 func (k *ForeignKey) note(err error) bool {
-	if err != nil && k.Refused == nil && mayNot(err) {
+	if err != nil && k.Refused == nil && redisx.RefusedCommand(err) {
 		k.Refused = err
 	}
 	return err == nil

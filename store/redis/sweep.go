@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -44,7 +45,7 @@ func (x *Index) sweepLoop() {
 		if x.readOnly.now() || !x.dueSweep() {
 			continue
 		}
-		err := x.unasked("sweeping", func() error { _, err := x.Sweep(x.life); return err })
+		err := x.unasked("sweeping", func() error { _, err := x.Sweep(redisx.Unasked(x.life)); return err })
 		switch {
 		case err == nil || errors.Is(err, errOtherSweeps) || x.life.Err() != nil:
 			told = false
