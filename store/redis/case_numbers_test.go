@@ -167,3 +167,80 @@ func TestMarksByHand(t *testing.T) {
 		}
 	}
 }
+
+// TestCopyByHand garbles a pod's entry in gen, with its own hash lost and not: the lives in
+// them are over, for every reader.
+func TestCopyByHand(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	for _, value := range []string{"", "garbage", "0\n0 a\n", "0 0 a", "0 0/gpu x", "0 0/gpu", " 0 0/gpu 1", "-1 0/gpu 1", "0 0/gpu -1", "0 0/gpu 999"} {
+		for _, lost := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%q %v", value, lost), func(t *testing.T) {
+				c := Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true}
+				x, y := open(t, c), open(t, c)
+				apply(t, x, batchOf("a", store.Add, 1), batchOf("b", store.Add, 1))
+				wantBlocks(t, y, []blockkey.Key{1}, "a b")
+				plain.HSet(t.Context(), x.names.gen, "@a", value)
+				if lost {
+					plain.Del(t.Context(), x.names.own("a"))
+				}
+				apply(t, open(t, c), batchOf("a", store.Remove, 1))
+				for _, i := range []*Index{x, y, open(t, c)} {
+					wantBlocks(t, i, []blockkey.Key{1}, "b")
+				}
+			})
+		}
+	}
+}
+
+// TestReaderOfAnotherHistory: a reader that knows changes which a restart has undone reads
+// the whole registry, also when there is something new after it; and two restarts with the
+// same dump do not come to the same epoch.
+func TestReaderOfAnotherHistory(t *testing.T) {
+	for _, inPlace := range []bool{false, true} {
+		t.Run(fmt.Sprintf("in place %v", inPlace), func(t *testing.T) { testAnotherHistory(t, inPlace) })
+	}
+}
+
+func testAnotherHistory(t *testing.T, inPlace bool) {
+	s := redistest.Start(t)
+	plain, dump := s.Client(), map[string]string{}
+	x, y := open(t, Config{URL: s.URL(), NoSweep: true}), open(t, Config{URL: s.URL(), NoSweep: true})
+	register(t, x, store.Pod{Name: "a"}, store.Pod{Name: "b"}, store.Pod{Name: "c"})
+	apply(t, x, batchOf("a", store.Add, 1), batchOf("b", store.Add, 1))
+	if err := plain.Save(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range plain.Keys(t.Context(), "*").Val() {
+		dump[key] = plain.Dump(t.Context(), key).Val()
+	}
+	epochs := map[uint64]bool{}
+	for i := range 3 {
+		// The second reader learns of a change that is then undone.
+		if _, err := x.Retire(t.Context(), []string{"a", "b", "a"}[i]); err != nil {
+			t.Fatal(err)
+		}
+		wantBlocks(t, y, []blockkey.Key{1}, []string{"b", "a", "b"}[i])
+		if inPlace {
+			plain.FlushAll(t.Context())
+			for key, value := range dump {
+				if err := plain.Restore(t.Context(), key, 0, value).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		} else {
+			s.Kill()
+			s.Run()
+		}
+		// It does not look before there is news of another pod.
+		if _, err := x.Retire(t.Context(), "c"); err != nil {
+			t.Fatal(err)
+		}
+		wantBlocks(t, y, []blockkey.Key{1}, "a b")
+		e := y.Cached().Epoch
+		if epochs[e] {
+			t.Errorf("epoch %d comes again after another restart", e)
+		}
+		epochs[e] = true
+	}
+}
