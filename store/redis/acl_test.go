@@ -193,12 +193,12 @@ func TestUserIsLostInARestart(t *testing.T) {
 			for _, r := range all {
 				eventually(t, r.name+" again", func() error {
 					err := r.call()
-					if err == nil && len(r.with("again, after")) < len(r.with(refused)) {
+					if err == nil && len(r.with("again, after")) == 0 { // a command that is seldom needed may be told of later
 						err = fmt.Errorf("it has said %q", r.with(""))
 					}
 					return err
 				})
-				if n := len(r.with("again, after")) - len(r.with(refused)); fault.user != "" && len(r.with("connected to")) == 0 && n != 0 {
+				if n := len(r.with("again, after")) - len(r.with(refused)); fault.user != "" && len(r.with("connected to")) == 0 && n > 0 {
 					t.Errorf("%s: said %q", r.name, r.with(""))
 				}
 			}

@@ -244,3 +244,32 @@ func testAnotherHistory(t *testing.T, inPlace bool) {
 		epochs[e] = true
 	}
 }
+
+// TestHealedWithoutId: what a script has found lost is told to readers also when the script
+// itself is refused, as there is no id to give.
+func TestHealedWithoutId(t *testing.T) {
+	s := redistest.Start(t)
+	plain := s.Client()
+	for _, lost := range []string{"pods", "gen", "own:a"} {
+		t.Run(lost, func(t *testing.T) {
+			c := Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true}
+			x, y := open(t, c), open(t, c)
+			apply(t, x, batchOf("a", store.Add, 1), batchOf("b", store.Add, 1))
+			wantBlocks(t, y, []blockkey.Key{1}, "a b")
+			plain.HSet(t.Context(), x.names.gen, "@a", "garbage")
+			plain.Del(t.Context(), x.names.prefix+"{reg}:"+lost, x.names.count, x.names.high(3))
+			plain.SAdd(t.Context(), x.names.high(3), "x")
+			if _, err := open(t, c).Begin(t.Context(), "a", 0, 1); err == nil {
+				t.Fatal("a generation begins without an id")
+			}
+			if err := open(t, c).Apply(t.Context(), batchOf("a", store.Remove, 1)); err != nil {
+				t.Fatal(err)
+			}
+			for _, i := range []*Index{x, y} {
+				if got := find(t, i, 1); strings.Contains(got[0], "a") {
+					t.Fatalf("found %q", got)
+				}
+			}
+		})
+	}
+}

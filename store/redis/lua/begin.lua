@@ -22,12 +22,18 @@ end
 local last = redis.call('HGET', own, rank)
 if last then
   local record = redis.call('HGET', records, last)
-  if record and tonumber(string.match(record, '^%d+') or '0') > tonumber(fence) then return '-1' end
+  if record and tonumber(string.match(record, '^%d+') or '0') > tonumber(fence) then
+    if change then moved('p' .. pod) end
+    return '-1'
+  end
 end
 freeing()
 given()
 problem = full()
-if problem then return redis.error_reply(problem) end
+if problem then
+  if change then moved('p' .. pod) end
+  return redis.error_reply(problem)
+end
 local fields, ids = {}, {}
 for _, tier in ipairs({'gpu', 'cpu', 'disk', 'shared'}) do
   fields[#fields + 1] = rank .. '/' .. tier
