@@ -53,6 +53,22 @@ func Tokens(ids []uint32) Input { return Input{kind: inputTokens, tokens: ids} }
 // block size. The slice is not kept.
 func BlockKeys(keys []blockkey.Key) Input { return Input{kind: inputKeys, keys: keys} }
 
+// Size returns the length of the prompt in tokens. Of texts it is an estimate, 4 bytes a
+// token; of block keys it is not known, and 0.
+func (in *Input) Size() (tokens int, estimated bool) {
+	const bytesPerToken = 4
+	switch in.kind {
+	case inputTokens:
+		return len(in.tokens), false
+	case inputText:
+		return len(in.text) / bytesPerToken, true
+	case inputChat:
+		return len(in.chat.Messages) / bytesPerToken, true
+	case inputKeys:
+	}
+	return 0, true
+}
+
 // Request asks for the ranking of pods for one prompt.
 type Request struct {
 	// Model is the model's name. It chooses tokenizer, index block size and

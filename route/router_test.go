@@ -1,0 +1,491 @@
+package route_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
+)
+
+// world is a router with what it works on.
+type world struct {
+	*testing.T
+	index store.Index
+	loads loads.Store
+	clock time.Time
+	*route.Router
+}
+
+func newWorld(t *testing.T, with func(*route.Config)) *world {
+	t.Helper()
+	w := &world{T: t, clock: time.UnixMicro(1_800_000_000_000_000)}
+	index, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = index.Close() })
+	w.index = index
+	s, err := scorer.New(scorer.Config{Index: index, BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := func() time.Time { w.clock = w.clock.Add(time.Microsecond); return w.clock }
+	w.loads = loads.NewMemory(now)
+	c := route.Config{Scorer: s, Pods: index, Loads: w.loads, Now: now, Seed: 1}
+	if with != nil {
+		with(&c)
+	}
+	if w.Router, err = route.New(c); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := index.EnsureModel(t.Context(), store.ModelInfo{Name: "m", BlockSize: 16, Scheme: store.SchemeNative}); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func (w *world) register(pods ...store.Pod) {
+	w.Helper()
+	for _, p := range pods {
+		p.Model = "m"
+		if _, err := w.index.Register(w.Context(), p); err != nil {
+			w.Fatal(err)
+		}
+	}
+}
+
+// hold lets a rank hold the first n tokens of a prompt.
+func (w *world) hold(pod string, rank int, tier store.Tier, prompt []uint32, n int) {
+	w.Helper()
+	keys := blockkey.AppendNative(nil, prompt[:n], 16, blockkey.NativeSeed("", ""))
+	err := w.index.Apply(w.Context(), store.Batch{Pod: pod, Rank: rank, Model: "m", Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: keys}}})
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func prompt(seed uint32, n int) []uint32 {
+	p := make([]uint32, n)
+	for i := range p {
+		p[i] = seed + uint32(i)
+	}
+	return p
+}
+
+func ask(p []uint32) route.Request {
+	return route.Request{Score: scorer.Request{Model: "m", Input: scorer.Tokens(p)}}
+}
+
+func (w *world) route(q route.Request) *route.Decision {
+	w.Helper()
+	d, err := w.Route(w.Context(), q)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return d
+}
+
+func TestRouteToTheHolder(t *testing.T) {
+	w := newWorld(t, nil)
+	w.register(store.Pod{Name: "a", Ranks: 2}, store.Pod{Name: "b", Address: "10.0.0.2:8000"})
+	p := prompt(1, 1000)
+	w.hold("b", 0, store.GPU, p, 800)
+	w.hold("a", 1, store.CPU, p, 160)
+	d := w.route(ask(p))
+	if d.RankRef != (store.RankRef{Pod: "b"}) || d.Address != "10.0.0.2:8000" || d.Cached() != 800 || d.Best != 800 || d.Tokens != 1000 || d.Policy != "eta" {
+		t.Errorf("%+v", d)
+	}
+	if want := []store.RankRef{{Pod: "a", Rank: 1}, {Pod: "a"}}; !slices.Equal(d.Fallbacks, want) {
+		t.Errorf("fallbacks %v, expected %v", d.Fallbacks, want)
+	}
+	if d.Reservation != "" || d.Local {
+		t.Errorf("a query has booked: %+v", d)
+	}
+	if l, err := w.Loads(t.Context(), "m"); err != nil || len(l.Loads) > 0 {
+		t.Errorf("%v, %v", l, err)
+	}
+	for _, c := range d.Costs {
+		if c.Terms != nil {
+			t.Error("terms that nobody asked for")
+		}
+	}
+}
+
+func TestReserve(t *testing.T) {
+	w := newWorld(t, nil)
+	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
+	p := prompt(1, 1000)
+	w.hold("a", 0, store.GPU, p, 800)
+	q := ask(p)
+	q.Reserve, q.ID = true, "r1"
+	d := w.route(q)
+	if d.Pod != "a" || d.Reservation != "r1" || d.Again {
+		t.Errorf("%+v", d)
+	}
+	pic, err := w.Loads(t.Context(), "m")
+	if l := pic.Loads[d.RankRef]; err != nil || l.Prefill != 200 || l.Blocks != 63 || l.Requests != 1 {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if d := w.route(q); !d.Again || d.Pod != "a" || d.Cached() != 800 {
+		t.Errorf("%+v", d)
+	}
+	for _, want := range []bool{true, false} {
+		r, err := w.Done(t.Context(), "m", "r1", 800)
+		if err != nil || !r.Known || r.First != want || r.Predicted != 800 || r.Tokens != 1000 {
+			t.Errorf("%+v, %v", r, err)
+		}
+	}
+	if r, err := w.Output(t.Context(), "m", "r1", 320); err != nil || !r.Known {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if r, err := w.End(t.Context(), "m", "r1"); err != nil || !r.Known {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if pic, err = w.Loads(t.Context(), "m"); err != nil || pic.Loads[d.RankRef].Requests != 0 {
+		t.Errorf("%+v, %v", pic, err)
+	}
+	q.ID = ""
+	if one, two := w.route(q), w.route(q); one.Reservation == "" || one.Reservation == two.Reservation {
+		t.Errorf("reservations %q and %q", one.Reservation, two.Reservation)
+	}
+}
+
+// TestEligible asks for each thing that a pod can lack.
+func TestEligible(t *testing.T) {
+	w := newWorld(t, nil)
+	w.register(
+		store.Pod{Name: "a", Labels: map[string]string{"zone": "1", "gpu": "h100"}},
+		store.Pod{Name: "b", Labels: map[string]string{"zone": "2"}, Adapters: []string{"x"}},
+		store.Pod{Name: "c", Role: "prefill", Ranks: 2},
+		store.Pod{Name: "d", Role: "decode", Adapters: []string{"y"}},
+		store.Pod{Name: "e", Role: "both", Adapters: []string{"y"}},
+	)
+	p := prompt(1, 100)
+	for _, c := range []struct {
+		what string
+		with func(*route.Request)
+		want string
+	}{
+		{"nothing", func(*route.Request) {}, "a/0 b/0 e/0"},
+		{"prefill", func(q *route.Request) { q.Role = "prefill" }, "a/0 b/0 c/0 c/1 e/0"},
+		{"decode", func(q *route.Request) { q.Role = "decode" }, "a/0 b/0 d/0 e/0"},
+		{"names", func(q *route.Request) { q.Score.Pods = []string{"b", "zz", "a"} }, "a/0 b/0"},
+		{"a label", func(q *route.Request) { q.Required = map[string]string{"zone": "1"} }, "a/0"},
+		{"two labels", func(q *route.Request) { q.Required = map[string]string{"zone": "2", "gpu": "h100"} }, ""},
+		{"an adapter", func(q *route.Request) { q.Score.LoRA = "x" }, "a/0 b/0"},
+		{"a pod", func(q *route.Request) { q.Pinned = &store.RankRef{Pod: "b", Rank: -1} }, "b/0"},
+		{"a rank", func(q *route.Request) { q.Role, q.Pinned = "prefill", &store.RankRef{Pod: "c", Rank: 1} }, "c/1"},
+		{"a rank too many", func(q *route.Request) { q.Role, q.Pinned = "prefill", &store.RankRef{Pod: "c", Rank: 2} }, ""},
+		{"another model", func(q *route.Request) { q.Score.Model = "n" }, ""},
+	} {
+		q := ask(p)
+		c.with(&q)
+		d, err := w.Route(t.Context(), q)
+		if c.want == "" {
+			if !errors.Is(err, route.ErrNobody) {
+				t.Errorf("%s: %+v, %v", c.what, d, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.what, err)
+			continue
+		}
+		var got []string
+		for _, k := range d.Costs {
+			got = append(got, k.String())
+		}
+		slices.Sort(got)
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%s: %v, expected %s", c.what, got, c.want)
+		}
+	}
+	if _, err := w.index.Retire(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		if d := w.route(ask(p)); d.Pod == "a" {
+			t.Fatal("a pod that has gone is chosen")
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	w := newWorld(t, nil)
+	w.register(store.Pod{Name: "a"})
+	for what, with := range map[string]func(*route.Request){
+		"role":    func(q *route.Request) { q.Role = "both" },
+		"id":      func(q *route.Request) { q.ID = "a\nb" },
+		"output":  func(q *route.Request) { q.Expected = -1 },
+		"label":   func(q *route.Request) { q.Preferred = map[string]float64{"zone": 1} },
+		"weight":  func(q *route.Request) { q.Preferred = map[string]float64{"a=b": math.NaN()} },
+		"setting": func(q *route.Request) { q.Overrides = []byte(`{"colour":"red"}`) },
+		"policy":  func(q *route.Request) { q.Overrides = []byte(`{"policy":"nearest"}`) },
+		"model":   func(q *route.Request) { q.Score.Model = "" },
+	} {
+		q := ask(prompt(1, 100))
+		with(&q)
+		if d, err := w.Route(t.Context(), q); err == nil {
+			t.Errorf("%s: %+v", what, d)
+		}
+	}
+}
+
+// TestBusy fills two pods to their limits.
+func TestBusy(t *testing.T) {
+	w := newWorld(t, nil)
+	w.register(store.Pod{Name: "a", KVTokens: 1600}, store.Pod{Name: "b", KVTokens: 1600})
+	for _, limit := range []string{`{"busy":{"requests":2}}`, `{"busy":{"prefill_tokens":150}}`, `{"busy":{"kv_fraction":0.11}}`} {
+		var ids []string
+		for range 4 {
+			q := ask(prompt(uint32(1000*len(ids)), 100))
+			q.Reserve, q.Overrides = true, []byte(limit)
+			ids = append(ids, w.route(q).Reservation)
+		}
+		for _, reserve := range []bool{true, false} {
+			w.clock = w.clock.Add(time.Second) // beyond the age of a picture
+			q := ask(prompt(9000, 100))
+			q.Reserve, q.Overrides = reserve, []byte(limit)
+			if _, err := w.Route(t.Context(), q); !errors.Is(err, route.ErrBusy) {
+				t.Errorf("%s, reserve %v: %v", limit, reserve, err)
+			}
+		}
+		for _, id := range ids {
+			if _, err := w.End(t.Context(), "m", id); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestRestartVoidsLoad lets an engine restart under its requests.
+func TestRestartVoidsLoad(t *testing.T) {
+	w := newWorld(t, nil)
+	w.register(store.Pod{Name: "a"})
+	p := prompt(1, 160)
+	live := func() {
+		gen, err := w.index.Begin(t.Context(), "a", 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys := blockkey.AppendNative(nil, p, 16, blockkey.NativeSeed("", ""))
+		if err := w.index.Apply(t.Context(), store.Batch{Pod: "a", Model: "m", Guard: &store.Guard{Generation: gen, Fence: 1, Seq: 1}, Ops: []store.Op{{Kind: store.Add, Keys: keys}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	live()
+	q := ask(p)
+	q.Reserve = true
+	for want := range int64(3) {
+		if d := w.route(q); d.Costs[0].Load.Requests != want {
+			t.Errorf("%d requests, expected %d", d.Costs[0].Load.Requests, want)
+		}
+	}
+	live()
+	if d := w.route(q); d.Costs[0].Load.Requests != 0 {
+		t.Errorf("after a restart %d requests run", d.Costs[0].Load.Requests)
+	}
+}
+
+// TestSettingsAreSeen changes a model's settings under a second router that has a picture
+// of before: its next booking goes by them.
+func TestSettingsAreSeen(t *testing.T) {
+	w := newWorld(t, nil)
+	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
+	s, err := scorer.New(scorer.Config{Index: w.index, BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := route.New(route.Config{Scorer: s, Pods: w.index, Loads: w.loads, Seed: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := ask(prompt(1, 100))
+	q.Reserve = true
+	if d := w.route(q); d.Policy != "eta" {
+		t.Errorf("%+v", d)
+	}
+	if _, err := other.PutSettings(t.Context(), "m", []byte(`{"policy":"least_requests"}`)); err != nil {
+		t.Fatal(err)
+	}
+	if d := w.route(q); d.Policy != "least_requests" {
+		t.Errorf("the next booking goes by %s", d.Policy)
+	}
+	if got, err := w.Settings(t.Context(), "m"); err != nil || got.Policy != "least_requests" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err := other.PutSettings(t.Context(), "m", []byte(`{"policy":"nearest"}`)); !errors.Is(err, route.ErrSettings) {
+		t.Errorf("%v", err)
+	}
+	if d := w.route(q); d.Policy != "least_requests" {
+		t.Errorf("settings that were refused are in force: %s", d.Policy)
+	}
+}
+
+// away are loads that cannot be reached.
+type away struct {
+	loads.Store
+	mu  sync.Mutex // protects off
+	off bool
+}
+
+func (a *away) isOff() bool { a.mu.Lock(); defer a.mu.Unlock(); return a.off }
+
+func (a *away) set(off bool) { a.mu.Lock(); a.off = off; a.mu.Unlock() }
+
+func (a *away) Book(ctx context.Context, c *loads.Call) (loads.Booked, error) {
+	if a.isOff() {
+		return loads.Booked{}, loads.ErrUnavailable
+	}
+	return a.Store.Book(ctx, c)
+}
+
+func (a *away) Loads(ctx context.Context, model string) (loads.Picture, error) {
+	if a.isOff() {
+		return loads.Picture{}, loads.ErrUnavailable
+	}
+	return a.Store.Loads(ctx, model)
+}
+
+// TestLoadsAway goes on by the last picture and by what was decided since, and spreads a
+// burst even so.
+func TestLoadsAway(t *testing.T) {
+	var a *away
+	w := newWorld(t, func(c *route.Config) { a = &away{Store: c.Loads}; c.Loads = a })
+	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"}, store.Pod{Name: "c"})
+	a.set(true)
+	n := map[string]int{}
+	for i := range 30 {
+		q := ask(prompt(uint32(i)*1000, 1000))
+		q.Reserve = true
+		d := w.route(q)
+		if !d.Local || d.Reservation != "" {
+			t.Fatalf("%+v", d)
+		}
+		n[d.Pod]++
+		w.clock = w.clock.Add(10 * time.Millisecond)
+	}
+	for pod, got := range n {
+		if got < 8 || got > 12 {
+			t.Errorf("%s has %d of 30", pod, got)
+		}
+	}
+	a.set(false)
+	w.clock = w.clock.Add(time.Second)
+	q := ask(prompt(1, 100))
+	q.Reserve = true
+	if d := w.route(q); d.Local || d.Reservation == "" {
+		t.Errorf("%+v", d)
+	}
+}
+
+// TestBurst routes cold prompts to many pods from several routers at once.
+func TestBurst(t *testing.T) {
+	w := newWorld(t, nil)
+	for i := range 16 {
+		w.register(store.Pod{Name: fmt.Sprint("p", i)})
+	}
+	s, err := scorer.New(scorer.Config{Index: w.index, BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := loads.NewMemory(nil)
+	var wg sync.WaitGroup
+	errs := make(chan error, 8)
+	for g := range 8 {
+		r, err := route.New(route.Config{Scorer: s, Pods: w.index, Loads: shared, Seed: uint64(g + 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			for i := range 100 {
+				q := ask(prompt(uint32(g*100+i)*1000, 512))
+				q.Reserve = true
+				if _, err := r.Route(t.Context(), q); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	if err := <-errs; err != nil {
+		t.Fatal(err)
+	}
+	p, err := shared.Loads(t.Context(), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at, l := range p.Loads {
+		if l.Requests < 45 || l.Requests > 55 {
+			t.Errorf("%v has %d of 800 requests, an even share is 50", at, l.Requests)
+		}
+	}
+}
+
+// TestBlind routes without a lookup, by any of the policies that need none.
+func TestBlind(t *testing.T) {
+	for _, policy := range []string{"round_robin", "random", "least_requests", "least_tokens"} {
+		w := newWorld(t, func(c *route.Config) { c.Scorer = noScorer{} })
+		w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
+		q := ask(prompt(1, 100))
+		q.Overrides, q.Reserve = []byte(`{"policy":"`+policy+`"}`), true
+		if d := w.route(q); d.Tokens != 100 || d.Estimated || d.Reservation == "" || d.Score != nil {
+			t.Errorf("%s: %+v", policy, d)
+		}
+		q.Score.Input = scorer.Prompt(strings.Repeat("word ", 100))
+		if d := w.route(q); d.Tokens != 125 || !d.Estimated {
+			t.Errorf("%s: %+v", policy, d)
+		}
+	}
+}
+
+type noScorer struct{}
+
+func (noScorer) Score(context.Context, scorer.Request) (*scorer.Response, error) {
+	return nil, errors.New("the prompt was looked up")
+}
+
+// TestOwnSelector routes by a policy that a user registers.
+func TestOwnSelector(t *testing.T) {
+	route.Register(route.Entry{Name: "test_last", Policy: route.Func(func(v *route.View) loads.Weights {
+		for i := range v.Candidates {
+			v.Candidates[i].Cost = route.Cost{Base: float64(-i), Factor: 1, Terms: []route.Term{{Name: "place", Value: float64(-i)}}}
+		}
+		return loads.Weights{}
+	})})
+	w := newWorld(t, nil)
+	w.register(store.Pod{Name: "a"}, store.Pod{Name: "z"}, store.Pod{Name: "k"})
+	q := ask(prompt(1, 100))
+	q.Overrides, q.Explain, q.Reserve = []byte(`{"policy":"test_last"}`), true, true
+	d := w.route(q)
+	if d.Pod != "z" || d.Costs[0].Total != -2 || d.Costs[0].Terms[0] != (route.Term{Name: "place", Value: -2}) {
+		t.Errorf("%+v", d)
+	}
+}
+
+// TestPinnedBeforeCost goes to a pod that is pinned, whoever holds the prompt.
+func TestPinnedBeforeCost(t *testing.T) {
+	w := newWorld(t, nil)
+	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
+	p := prompt(1, 1000)
+	w.hold("a", 0, store.GPU, p, 992)
+	q := ask(p)
+	q.Pinned, q.Reserve = &store.RankRef{Pod: "b", Rank: -1}, true
+	if d := w.route(q); d.Pod != "b" || len(d.Fallbacks) != 0 {
+		t.Errorf("%+v", d)
+	}
+}
