@@ -30,6 +30,8 @@ type Pod struct {
 	Replay string `json:"replay,omitempty"`
 	// BlockSize is the engine's own block size in tokens; 0 means not known.
 	BlockSize int `json:"block_size,omitempty"`
+	// KVTokens is how many tokens the cache of a rank has room for; 0 means not known.
+	KVTokens int `json:"kv_tokens,omitempty"`
 	// Labels are free words to choose pods by.
 	Labels map[string]string `json:"labels,omitempty"`
 	// PartOf makes this a cache worker beside an engine: it serves no requests, is

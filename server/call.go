@@ -29,7 +29,7 @@ type call struct {
 	w     http.ResponseWriter
 	r     *http.Request
 	ctx   context.Context // ends at the deadline or when the client goes away
-	route *route
+	route *apiRoute
 	id    string // the request id
 
 	// For the log line.
@@ -56,7 +56,7 @@ type call struct {
 const keepBytes = 4 << 20
 
 // serve makes the http.Handler of a route: everything that is common to all.
-func (s *Server) serve(e route) http.HandlerFunc {
+func (s *Server) serve(e apiRoute) http.HandlerFunc {
 	seen := s.metrics.route(&e)
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()

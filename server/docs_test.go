@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/tokenpool"
@@ -44,7 +46,11 @@ func TestDocumentedExamples(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = events.Close() }()
-	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, Events: events})
+	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Seed: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, Events: events, Router: router})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
@@ -101,6 +103,13 @@ var mapping = []struct {
 	{is: snapshot.ErrCorrupt, status: 400, code: codeInvalidDump},
 	{is: snapshot.ErrCut, status: 400, code: codeInvalidDump},
 	{is: snapshot.ErrVersion, status: 400, code: codeInvalidDump},
+	{is: route.ErrNobody, status: 404, code: "no_pod"},
+	{is: route.ErrBusy, status: 503, code: "pods_busy", message: "every pod that may take the request is at its limits, try again later", retry: time.Second},
+	{is: route.ErrSettings, status: 400, code: codeInvalidRequest},
+	{is: route.ErrRequest, status: 400, code: codeInvalidRequest},
+	{is: loads.ErrReadOnly, status: 503, code: "loads_unavailable", message: "this server may not change loads in Redis: its user there may only read", retry: 5 * time.Second},
+	{is: loads.ErrUnavailable, status: 503, code: "loads_unavailable", message: "loads and settings cannot be reached, try again later", retry: time.Second},
+	{is: loads.ErrInvalid, status: 400, code: codeInvalidRequest},
 	{is: ingest.ErrReading, status: 409, code: "rank_is_read", param: "pod", message: "the events of this rank are read from its engine by this server, so they cannot be pushed too"},
 	{is: ingest.ErrOtherModel, status: 409, code: "model_conflict", param: "model"},
 	{is: ingest.ErrNotRead, status: 404, code: "rank_not_read", param: "rank", message: "this server does not read the rank: another replica does, or nobody"},

@@ -204,7 +204,7 @@ type routeMetrics struct {
 	byStatus [600]atomic.Pointer[prometheus.Counter]
 }
 
-func (m *Metrics) route(e *route) *routeMetrics {
+func (m *Metrics) route(e *apiRoute) *routeMetrics {
 	labels := prometheus.Labels{"method": e.method, "route": e.pattern}
 	if e.method == "" {
 		labels["method"] = other

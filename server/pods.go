@@ -110,6 +110,7 @@ var podFields = fields[podRequest]{
 	podField("events", (*scanner).text, func(p *store.Pod) *string { return &p.Events }),
 	podField("replay", (*scanner).text, func(p *store.Pod) *string { return &p.Replay }),
 	podField("block_size", (*scanner).count, func(p *store.Pod) *int { return &p.BlockSize }),
+	podField("kv_tokens", (*scanner).count, func(p *store.Pod) *int { return &p.KVTokens }),
 	podField("labels", (*scanner).labels, func(p *store.Pod) *map[string]string { return &p.Labels }),
 	podField("part_of", (*scanner).partOf, func(p *store.Pod) **store.PartOf { return &p.PartOf }),
 	podField("lease_s", (*scanner).seconds, func(p *store.Pod) *store.Seconds { return &p.Lease }),
@@ -241,8 +242,20 @@ func unknownPod(param, name string) error {
 	return &apiError{status: http.StatusNotFound, code: "unknown_pod", param: param, message: "no pod is registered as " + clipText(name)}
 }
 
-// pathName is the pod's name that the path has in the place of param, decoded.
+// pathName is pathText of a pod's name.
 func (c *call) pathName(param string) (string, error) {
+	name, err := c.pathText(param)
+	if err != nil {
+		return "", err
+	}
+	if err := store.CheckPodName(name); err != nil {
+		return "", invalid(param, "%s", plain(err, store.ErrInvalid))
+	}
+	return name, nil
+}
+
+// pathText is the pod's name that the path has in the place of param, decoded.
+func (c *call) pathText(param string) (string, error) {
 	name := chi.URLParam(c.r, param)
 	if c.r.URL.RawPath != "" {
 		// The router matched the path as it was sent.
@@ -250,9 +263,6 @@ func (c *call) pathName(param string) (string, error) {
 		if name, err = url.PathUnescape(name); err != nil {
 			return "", invalid(param, "the name in the path is not percent-encoded right")
 		}
-	}
-	if err := store.CheckPodName(name); err != nil {
-		return "", invalid(param, "%s", plain(err, store.ErrInvalid))
 	}
 	return name, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/go-chi/chi/v5"
 	"github.com/rs/zerolog"
 
+	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -33,6 +34,8 @@ type Config struct {
 	Relay Relay
 	// Syncer answers /v1/lmcache/sync; nil refuses it.
 	Syncer Syncer
+	// Router answers /v1/route and what belongs to it; nil refuses them.
+	Router *route.Router
 	// BlockSize is the index block size, in tokens, that the first add of a
 	// model fixes for it. It should be that of scorer.Config. Default
 	// store.DefaultBlockSize.
@@ -132,9 +135,9 @@ func (s *Server) SetReady(reason error) {
 	s.notReady.Store(&reason)
 }
 
-// route is one entry of the API. The table of routes is what the OpenAPI
+// apiRoute is one entry of the API. The table of routes is what the OpenAPI
 // document is held against.
-type route struct {
+type apiRoute struct {
 	method, pattern string
 	handle          func(*call) error
 	duty            duty
@@ -154,13 +157,20 @@ const (
 	stream
 )
 
-func (s *Server) routeTable() []route {
-	return []route{
+func (s *Server) routeTable() []apiRoute {
+	return []apiRoute{
 		{http.MethodGet, "/healthz", (*call).healthz, probe},
 		{http.MethodGet, "/readyz", (*call).readyz, probe},
 		{http.MethodGet, "/metrics", (*call).metrics, probe},
 		{http.MethodGet, "/openapi.json", (*call).openAPI, probe},
 		{http.MethodPost, "/v1/score", (*call).score, reading},
+		{http.MethodPost, "/v1/route", (*call).routePrompt, reading},
+		{http.MethodPost, "/v1/requests/{id}/done", (*call).requestDone, reading},
+		{http.MethodPost, "/v1/requests/{id}/output", (*call).requestOutput, reading},
+		{http.MethodPost, "/v1/requests/{id}/end", (*call).requestEnd, reading},
+		{http.MethodGet, "/v1/loads", (*call).listLoads, work},
+		{http.MethodGet, "/v1/models/{model}/routing", (*call).getRouting, work},
+		{http.MethodPut, "/v1/models/{model}/routing", (*call).putRouting, reading},
 		{http.MethodPost, "/v1/tokenize", (*call).tokenize, reading},
 		{http.MethodPost, "/v1/completions/render", (*call).renderCompletion, reading},
 		{http.MethodPost, "/v1/chat/completions/render", (*call).renderChat, reading},
@@ -194,8 +204,8 @@ func (s *Server) routes() http.Handler {
 			r.Method(http.MethodHead, e.pattern, h)
 		}
 	}
-	r.NotFound(s.serve(route{pattern: "unknown", handle: notFound}))
-	r.MethodNotAllowed(s.serve(route{pattern: "unknown", handle: func(c *call) error {
+	r.NotFound(s.serve(apiRoute{pattern: "unknown", handle: notFound}))
+	r.MethodNotAllowed(s.serve(apiRoute{pattern: "unknown", handle: func(c *call) error {
 		return methodNotAllowed(c, r)
 	}}))
 	return r

@@ -96,8 +96,8 @@ func (p *Pod) Validate() error {
 	if p.Ranks < 0 || p.Ranks > MaxRanks {
 		return fmt.Errorf("%w: ranks is %d, it can be 0 to %d", ErrInvalid, p.Ranks, MaxRanks)
 	}
-	if p.KVTokens < 0 || p.KVTokens > 1<<40 {
-		return fmt.Errorf("%w: kv_tokens is %d, it can be 0 to 2^40", ErrInvalid, p.KVTokens)
+	if p.KVTokens < 0 || p.KVTokens > 1<<31-1 {
+		return fmt.Errorf("%w: kv_tokens is %d, it can be 0 to 2^31-1", ErrInvalid, p.KVTokens)
 	}
 	if p.BlockSize < 0 || p.BlockSize > MaxBlockSize {
 		return fmt.Errorf("%w: block_size is %d, it can be 0 to %d", ErrInvalid, p.BlockSize, MaxBlockSize)

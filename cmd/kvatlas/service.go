@@ -87,7 +87,12 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	if err := s.makeIngest(); err != nil {
 		return nil, err
 	}
+	router, err := s.makeRouter(sc)
+	if err != nil {
+		return nil, err
+	}
 	s.api, err = server.New(server.Config{
+		Router:      router,
 		Events:      s.pusher(),
 		Relay:       s.relay(),
 		Syncer:      s.syncer(),

@@ -84,7 +84,10 @@ type Config struct {
 }
 
 // Store keeps loads in Redis. It is safe for concurrent use.
-type Store struct{ c Config }
+type Store struct {
+	c     Config
+	close func() error
+}
 
 var _ loads.Store = (*Store)(nil)
 

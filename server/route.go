@@ -1,0 +1,490 @@
+package server
+
+import (
+	"encoding/json"
+	"math"
+	"net/http"
+	"strconv"
+
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// routeRequest is the body of POST /v1/route: that of /v1/score with one prompt, and what
+// is asked of the pod.
+type routeRequest struct {
+	scoreRequest
+
+	reserve   bool
+	requestID string
+	expected  int
+	policy    string
+	overrides []byte
+	role      string
+	pinned    *store.RankRef
+	required  map[string]string
+	preferred map[string]float64
+}
+
+// notRouted are the fields of /v1/score that /v1/route does not have.
+var notRouted = map[string]bool{"prompts": true, "strategy": true, "early_exit": true}
+
+var (
+	routeFields = makeRouteFields()
+	routeNames  = namesOf(routeFields)
+)
+
+func makeRouteFields() (fs fields[routeRequest]) {
+	for _, f := range scoreFields {
+		if !notRouted[f.name] {
+			fs = append(fs, field[routeRequest]{f.name, func(s *scanner, q *routeRequest) error { return f.read(s, &q.scoreRequest) }})
+		}
+	}
+	return append(fs,
+		field[routeRequest]{"reserve", func(s *scanner, q *routeRequest) error { return s.bool(&q.reserve) }},
+		field[routeRequest]{"request_id", func(s *scanner, q *routeRequest) error {
+			if err := s.text(&q.requestID); err != nil {
+				return err
+			}
+			return s.refusedBy(loads.CheckID(q.requestID))
+		}},
+		field[routeRequest]{"expected_output_tokens", func(s *scanner, q *routeRequest) error {
+			n, err := s.uint(loads.MaxTokens, "a number of tokens")
+			q.expected = int(n)
+			return err
+		}},
+		field[routeRequest]{"policy", func(s *scanner, q *routeRequest) error {
+			if err := s.text(&q.policy); err != nil {
+				return err
+			}
+			_, err := route.ParsePolicy(q.policy)
+			return s.refusedBy(err)
+		}},
+		field[routeRequest]{"overrides", func(s *scanner, q *routeRequest) (err error) {
+			q.overrides, err = s.raw("an object of settings")
+			return err
+		}},
+		field[routeRequest]{"role", func(s *scanner, q *routeRequest) error {
+			if err := s.text(&q.role); err != nil {
+				return err
+			}
+			if q.role != "prefill" && q.role != "decode" {
+				return s.wrong("is none of prefill, decode")
+			}
+			return nil
+		}},
+		field[routeRequest]{"pinned", (*scanner).pinned},
+		field[routeRequest]{"labels", func(s *scanner, q *routeRequest) error { return s.labels(&q.required) }},
+		field[routeRequest]{"prefer", (*scanner).weights},
+	)
+}
+
+// refusedBy is refused where there is an error.
+func (s *scanner) refusedBy(err error) error {
+	if err == nil {
+		return nil
+	}
+	return s.refused(err)
+}
+
+// pinned reads {"pod": name, "rank": n}.
+func (s *scanner) pinned(q *routeRequest) error {
+	q.pinned = &store.RankRef{Rank: -1}
+	_, err := object(s, fields[store.RankRef]{
+		{"pod", func(s *scanner, at *store.RankRef) error { return s.podName(&at.Pod) }},
+		{"rank", func(s *scanner, at *store.RankRef) error {
+			n, err := s.uint(store.MaxRanks-1, "a rank")
+			at.Rank = int(n)
+			return err
+		}},
+	}, q.pinned)
+	if err == nil && q.pinned.Pod == "" {
+		return s.wrong("has no pod")
+	}
+	return err
+}
+
+// weights reads {"name=value": weight}.
+func (s *scanner) weights(q *routeRequest) error {
+	raw, err := s.raw("an object of weights by label")
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(raw, &q.preferred); err != nil {
+		return s.wrong("is no object of numbers")
+	}
+	if len(q.preferred) > store.MaxLabels {
+		return s.tooMany(store.MaxLabels)
+	}
+	return nil
+}
+
+// routePrompt is POST /v1/route.
+func (c *call) routePrompt() error {
+	if c.s.cfg.Router == nil {
+		return errNoRouter
+	}
+	q := &routeRequest{}
+	q.limits = &c.s.cfg.Limits
+	f, err := readEngineBody(c, routeFields, routeNames, q)
+	if err != nil {
+		return err
+	}
+	if err := f.need("model"); err != nil {
+		return err
+	}
+	c.model = q.model
+	if err := c.holdChat(&q.chat); err != nil {
+		return err
+	}
+	kind, err := f.one("prompt", "messages", "input", "tokens", "tokens_b64", "block_keys")
+	if err != nil {
+		return err
+	}
+	if q.prompt.list {
+		return invalid("prompt", "prompt is a list: route one prompt at a time")
+	}
+	if err := q.check(f, kind); err != nil {
+		return err
+	}
+	if q.overrides, err = withPolicy(q.overrides, q.policy); err != nil {
+		return err
+	}
+	if _, err := c.resolve(&q.input, kind); err != nil {
+		return err
+	}
+	d, err := c.s.cfg.Router.Route(c.ctx, route.Request{
+		Score: q.with(q.only(f, kind)), Reserve: q.reserve, ID: q.requestID, Overrides: q.overrides, Expected: q.expected,
+		Role: q.role, Pinned: q.pinned, Required: q.required, Preferred: q.preferred, Explain: q.explain,
+	})
+	if err != nil {
+		return q.blame(kind, err)
+	}
+	if err := c.gone(); err != nil {
+		return err
+	}
+	answer := q.answer(d)
+	c.degraded = answer.degradedReason()
+	return c.replyJSON(http.StatusOK, answer)
+}
+
+// withPolicy puts the policy of a request into its overrides.
+func withPolicy(overrides []byte, policy string) ([]byte, error) {
+	if policy == "" {
+		return overrides, nil
+	}
+	m := map[string]json.RawMessage{}
+	if overrides != nil {
+		if err := json.Unmarshal(overrides, &m); err != nil {
+			return nil, invalid("overrides", "overrides is no object of settings")
+		}
+	}
+	if _, both := m["policy"]; both {
+		return nil, invalid("policy", "policy is given twice: beside overrides and in them")
+	}
+	m["policy"] = json.RawMessage(strconv.Quote(policy))
+	return json.Marshal(m)
+}
+
+// place is a pod and a rank of an answer.
+type place struct {
+	Pod  string `json:"pod"`
+	Rank int    `json:"rank"`
+}
+
+// routeAnswer is the answer of POST /v1/route.
+type routeAnswer struct {
+	place
+	Address     string        `json:"address,omitempty"`
+	Policy      string        `json:"policy"`
+	Fallbacks   []place       `json:"fallbacks"`
+	Overlap     overlapAnswer `json:"overlap"`
+	Tokens      routedTokens  `json:"tokens"`
+	Reservation string        `json:"reservation,omitempty"`
+	Again       bool          `json:"again,omitempty"`
+	Resolved    *resolved     `json:"resolved,omitempty"`
+	Costs       []costAnswer  `json:"costs,omitempty"`
+	Degraded    *degraded     `json:"degraded,omitempty"`
+}
+
+// overlapAnswer is what the chosen place can reuse.
+type overlapAnswer struct {
+	Blocks int            `json:"blocks"`
+	Tokens int            `json:"tokens"`
+	Best   int            `json:"best_tokens"`
+	Tiers  map[string]int `json:"tiers"`
+}
+
+type routedTokens struct {
+	Total  int    `json:"total"`
+	Source string `json:"source"`
+	Exact  bool   `json:"exact"`
+}
+
+type resolved struct {
+	Model string `json:"model"`
+	LoRA  string `json:"lora,omitempty"`
+}
+
+type degraded struct {
+	Reason string `json:"reason"`
+}
+
+// costAnswer is what a candidate costs; total is null of one that is busy.
+type costAnswer struct {
+	place
+	Total *float64           `json:"total"`
+	Terms map[string]float64 `json:"terms"`
+	Load  loads.Load         `json:"load"`
+	Held  map[string]int     `json:"held_tokens"`
+}
+
+// reasonLoads is why an answer is degraded when the loads cannot be reached.
+const reasonLoads = "loads_stale"
+
+func (a *routeAnswer) degradedReason() string {
+	if a.Degraded == nil {
+		return ""
+	}
+	return a.Degraded.Reason
+}
+
+func (q *routeRequest) answer(d *route.Decision) *routeAnswer {
+	a := &routeAnswer{
+		place: place(d.RankRef), Address: d.Address, Policy: d.Policy, Fallbacks: []place{}, Reservation: d.Reservation, Again: d.Again,
+		Overlap: overlapAnswer{Tokens: d.Cached(), Best: d.Best, Tiers: tierTokens(d.Held)},
+		Tokens:  routedTokens{Total: d.Tokens, Source: "estimate", Exact: !d.Estimated},
+	}
+	for _, at := range d.Fallbacks {
+		a.Fallbacks = append(a.Fallbacks, place(at))
+	}
+	if d.Score != nil {
+		a.Tokens.Source, a.Tokens.Exact = d.Score.Source, d.Score.Exact
+		a.Overlap.Blocks = d.Cached() / d.Score.BlockSize
+		if d.Score.Degraded != "" {
+			a.Degraded = &degraded{string(d.Score.Degraded)}
+		}
+	} else if !d.Estimated {
+		a.Tokens.Source = "tokens"
+	}
+	if d.Local {
+		a.Degraded = &degraded{reasonLoads}
+	}
+	if q.resolved {
+		a.Resolved = &resolved{q.model, q.lora}
+	}
+	if !q.explain {
+		return a
+	}
+	for _, c := range d.Costs {
+		k := costAnswer{place: place(c.RankRef), Terms: map[string]float64{}, Load: c.Load, Held: tierTokens(c.Held)}
+		if !math.IsNaN(c.Total) {
+			k.Total = &c.Total
+		}
+		for _, t := range c.Terms {
+			k.Terms[t.Name] = t.Value
+		}
+		a.Costs = append(a.Costs, k)
+	}
+	return a
+}
+
+func tierTokens(held [store.NumTiers]int) map[string]int {
+	m := map[string]int{}
+	for t, n := range held {
+		if n > 0 {
+			m[store.Tier(t).String()] = n
+		}
+	}
+	return m
+}
+
+// reportRequest is the body of the reports on a request.
+type reportRequest struct {
+	model  string
+	cached int
+	tokens int
+}
+
+func reportFields(more ...field[reportRequest]) fields[reportRequest] {
+	return append(fields[reportRequest]{{"model", func(s *scanner, q *reportRequest) error { return s.text(&q.model) }}}, more...)
+}
+
+var (
+	doneFields = reportFields(field[reportRequest]{"cached_tokens", func(s *scanner, q *reportRequest) error {
+		n, err := s.uint(loads.MaxTokens, "a number of tokens")
+		q.cached = int(n)
+		return err
+	}})
+	outputFields = reportFields(field[reportRequest]{"tokens", func(s *scanner, q *reportRequest) error {
+		n, err := s.uint(loads.MaxTokens, "a number of tokens")
+		q.tokens = int(n)
+		return err
+	}})
+	endFields = reportFields()
+)
+
+// reportAnswer says what became of a report.
+type reportAnswer struct {
+	Known     bool   `json:"known"`
+	Pod       string `json:"pod,omitempty"`
+	Rank      int    `json:"rank"`
+	First     bool   `json:"first"`
+	Predicted int    `json:"predicted_tokens"`
+}
+
+// requestDone is POST /v1/requests/{id}/done.
+func (c *call) requestDone() error {
+	return c.report(doneFields, func(q *reportRequest, id string) (loads.Report, error) {
+		return c.s.cfg.Router.Done(c.ctx, q.model, id, q.cached)
+	})
+}
+
+// requestOutput is POST /v1/requests/{id}/output.
+func (c *call) requestOutput() error {
+	return c.report(outputFields, func(q *reportRequest, id string) (loads.Report, error) {
+		return c.s.cfg.Router.Output(c.ctx, q.model, id, q.tokens)
+	}, "tokens")
+}
+
+// requestEnd is POST /v1/requests/{id}/end.
+func (c *call) requestEnd() error {
+	return c.report(endFields, func(q *reportRequest, id string) (loads.Report, error) {
+		return c.s.cfg.Router.End(c.ctx, q.model, id)
+	})
+}
+
+// report reads a report and answers it. Of a request that is not known the answer is 200
+// too: the report has come late, or twice, or the lease was over, and none of it needs care.
+func (c *call) report(fs fields[reportRequest], tell func(q *reportRequest, id string) (loads.Report, error), need ...string) error {
+	if c.s.cfg.Router == nil {
+		return errNoRouter
+	}
+	id, err := c.pathText("id")
+	if err != nil {
+		return err
+	}
+	if err := loads.CheckID(id); err != nil {
+		return invalid("id", "%v", err)
+	}
+	q := &reportRequest{cached: -1}
+	f, err := read(c, fs, namesOf(fs), q)
+	if err != nil {
+		return err
+	}
+	if err := f.need(append(need, "model")...); err != nil {
+		return err
+	}
+	q.model = c.s.meaning(c.ctx, q.model).Model
+	c.model = q.model
+	r, err := tell(q, id)
+	if err != nil {
+		return err
+	}
+	return c.replyJSON(http.StatusOK, reportAnswer{Known: r.Known, Pod: r.Pod, Rank: r.Rank, First: r.First, Predicted: r.Predicted})
+}
+
+// loadAnswer is a load of GET /v1/loads.
+type loadAnswer struct {
+	place
+	loads.Load
+}
+
+// listLoads is GET /v1/loads.
+func (c *call) listLoads() error {
+	if c.s.cfg.Router == nil {
+		return errNoRouter
+	}
+	reg, err := c.s.cfg.Index.Registry(c.ctx)
+	if err != nil {
+		return err
+	}
+	only := c.r.URL.Query().Get("model")
+	out := map[string][]loadAnswer{}
+	for i := range reg.Pods {
+		p := &reg.Pods[i]
+		if p.PartOf != nil || p.Model == "" || only != "" && p.Model != only {
+			continue
+		}
+		out[p.Model] = nil
+	}
+	for model := range out {
+		picture, err := c.s.cfg.Router.Loads(c.ctx, model)
+		if err != nil {
+			return err
+		}
+		out[model] = liveLoads(reg, model, &picture)
+	}
+	return c.replyJSON(http.StatusOK, map[string]any{"models": out})
+}
+
+// liveLoads are the loads of the ranks that are registered, by pod and rank. What an ended
+// generation of a rank had counts no more.
+func liveLoads(reg *store.Registry, model string, picture *loads.Picture) []loadAnswer {
+	out := []loadAnswer{}
+	for i := range reg.Pods {
+		p := &reg.Pods[i]
+		if p.Model != model || p.PartOf != nil {
+			continue
+		}
+		for rank := range max(1, p.Ranks) {
+			at := store.RankRef{Pod: p.Name, Rank: rank}
+			l := picture.Loads[at]
+			if slot, ok := reg.Slot(i, rank); ok && l.Generation != 0 && l.Generation < reg.Generation(slot) {
+				l = loads.Load{Generation: reg.Generation(slot), Speed: l.Speed, Samples: l.Samples}
+			}
+			out = append(out, loadAnswer{place(at), l})
+		}
+	}
+	return out
+}
+
+// getRouting is GET /v1/models/{model}/routing.
+func (c *call) getRouting() error {
+	model, err := c.routedModel()
+	if err != nil {
+		return err
+	}
+	s, err := c.s.cfg.Router.Settings(c.ctx, model)
+	if err != nil {
+		return err
+	}
+	return c.replyJSON(http.StatusOK, s)
+}
+
+// putRouting is PUT /v1/models/{model}/routing.
+func (c *call) putRouting() error {
+	model, err := c.routedModel()
+	if err != nil {
+		return err
+	}
+	body, err := c.readBody()
+	if err != nil {
+		return err
+	}
+	s, err := c.s.cfg.Router.PutSettings(c.ctx, model, body)
+	if err != nil {
+		return err
+	}
+	return c.replyJSON(http.StatusOK, s)
+}
+
+func (c *call) routedModel() (string, error) {
+	if c.s.cfg.Router == nil {
+		return "", errNoRouter
+	}
+	model, err := c.pathText("model")
+	if err != nil {
+		return "", err
+	}
+	info := store.ModelInfo{Name: model, BlockSize: 1, Scheme: store.SchemeNative}
+	if err := info.Validate(); err != nil {
+		return "", invalid("model", "%v", err)
+	}
+	c.model = c.s.meaning(c.ctx, model).Model
+	return c.model, nil
+}
+
+var errNoRouter = &apiError{status: http.StatusNotImplemented, code: codeNotImplemented, message: "this server does not route"}
+
