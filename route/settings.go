@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
@@ -102,7 +103,7 @@ func (s *Settings) Merge(object []byte) (Settings, error) {
 	d := json.NewDecoder(bytes.NewReader(object))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&out); err != nil {
-		return Settings{}, fmt.Errorf("%w: %w", ErrSettings, err)
+		return Settings{}, fmt.Errorf("%w: %s", ErrSettings, notSettings(err))
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return Settings{}, fmt.Errorf("%w: something stands behind the object", ErrSettings)
@@ -111,6 +112,17 @@ func (s *Settings) Merge(object []byte) (Settings, error) {
 		return Settings{}, err
 	}
 	return out, nil
+}
+
+// notSettings says in JSON's words why an object cannot be read.
+func notSettings(err error) string {
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		if wrong.Field == "" {
+			return "expected an object, found " + wrong.Value
+		}
+		return wrong.Field + " cannot be " + wrong.Value
+	}
+	return strings.TrimPrefix(err.Error(), "json: ")
 }
 
 // Validate returns ErrSettings, with the field and the reason, when these cannot be used.

@@ -2,9 +2,11 @@ package server
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -91,6 +93,10 @@ func (s *scanner) refusedBy(err error) error {
 // pinned reads {"pod": name, "rank": n}.
 func (s *scanner) pinned(q *routeRequest) error {
 	q.pinned = &store.RankRef{Rank: -1}
+	if !s.at('{') {
+		return s.unexpected("an object")
+	}
+	s.path = append(s.path, '.')
 	_, err := object(s, fields[store.RankRef]{
 		{"pod", func(s *scanner, at *store.RankRef) error { return s.podName(&at.Pod) }},
 		{"rank", func(s *scanner, at *store.RankRef) error {
@@ -99,10 +105,14 @@ func (s *scanner) pinned(q *routeRequest) error {
 			return err
 		}},
 	}, q.pinned)
-	if err == nil && q.pinned.Pod == "" {
+	if err != nil {
+		return err
+	}
+	s.path = s.path[:len(s.path)-1]
+	if q.pinned.Pod == "" {
 		return s.wrong("has no pod")
 	}
-	return err
+	return nil
 }
 
 // weights reads {"name=value": weight}.
@@ -116,6 +126,11 @@ func (s *scanner) weights(q *routeRequest) error {
 	}
 	if len(q.preferred) > store.MaxLabels {
 		return s.tooMany(store.MaxLabels)
+	}
+	for label := range q.preferred {
+		if !strings.Contains(label, "=") {
+			return s.wrong("has a label that is not of the form name=value")
+		}
 	}
 	return nil
 }
@@ -158,6 +173,9 @@ func (c *call) routePrompt() error {
 		Score: q.with(q.only(f, kind)), Reserve: q.reserve, ID: q.requestID, Overrides: q.overrides, Expected: q.expected,
 		Role: q.role, Pinned: q.pinned, Required: q.required, Preferred: q.preferred, Explain: q.explain,
 	})
+	if errors.Is(err, route.ErrSettings) {
+		return invalid("overrides", "%s", plain(err, route.ErrSettings))
+	}
 	if err != nil {
 		return q.blame(kind, err)
 	}
@@ -487,4 +505,3 @@ func (c *call) routedModel() (string, error) {
 }
 
 var errNoRouter = &apiError{status: http.StatusNotImplemented, code: codeNotImplemented, message: "this server does not route"}
-

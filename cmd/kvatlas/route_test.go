@@ -1,0 +1,132 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+)
+
+// tell sends a body and reads the answer into dst.
+func (s *served) tell(t *testing.T, method, path string, body, dst any) error {
+	t.Helper()
+	data, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(t.Context(), method, s.url+path, bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s %s: %s", method, path, resp.Status)
+	}
+	return json.NewDecoder(resp.Body).Decode(dst)
+}
+
+// requests returns how many requests run on each pod, as a server sees it.
+func (s *served) requests(t *testing.T) map[string]int {
+	t.Helper()
+	var answer struct {
+		Models map[string][]struct {
+			Pod      string
+			Requests int
+		}
+	}
+	if err := s.tell(t, http.MethodGet, "/v1/loads", nil, &answer); err != nil {
+		t.Fatal(err)
+	}
+	n := map[string]int{}
+	for _, l := range answer.Models["m"] {
+		n[l.Pod] += l.Requests
+	}
+	return n
+}
+
+// TestRouteOfManyProcesses lets servers that share nothing but a Redis route a burst at
+// once: no pod gets more than its share and a tenth. Then some of them are killed, others
+// take the reports of what they had booked, and one lease later all loads are zero.
+func TestRouteOfManyProcesses(t *testing.T) {
+	const processes, pods, each = 4, 16, 100
+	redis := redistest.Start(t)
+	var servers []*served
+	for range processes {
+		servers = append(servers, serveProcess(t, "--redis="+redis.URL(), "--block-size=16"))
+	}
+	for i := range pods {
+		if err := servers[0].c.RegisterPod(t.Context(), client.Pod{Name: fmt.Sprintf("10.0.0.%d:8000", i), Model: "m"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := servers[0].tell(t, http.MethodPut, "/v1/models/m/routing", map[string]any{"policy": "eta", "lease_s": 20}, &struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	type routed struct{ Pod, Reservation string }
+	booked := make([][]routed, processes)
+	var wg sync.WaitGroup
+	errs := make(chan error, processes)
+	for p, s := range servers {
+		wg.Go(func() {
+			for i := range each {
+				tokens := make([]uint32, 512)
+				for k := range tokens {
+					tokens[k] = uint32((p*each+i)*1000 + k)
+				}
+				var r routed
+				if err := s.tell(t, http.MethodPost, "/v1/route", map[string]any{"model": "m", "tokens": tokens, "reserve": true}, &r); err != nil {
+					errs <- err
+					return
+				}
+				booked[p] = append(booked[p], r)
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	if err := <-errs; err != nil {
+		t.Fatal(err)
+	}
+	const share = processes * each / pods
+	most := 0
+	for _, n := range servers[0].requests(t) {
+		most = max(most, n)
+	}
+	if most > share+share/10 {
+		t.Errorf("a pod has %d of %d requests, an even share is %d", most, processes*each, share)
+	}
+	t.Logf("the most requests of a pod are %d, an even share is %d", most, share)
+
+	for _, s := range servers[1:] {
+		if err := s.cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What the dead ones had booked, the last one ends.
+	for _, r := range booked[1][:10] {
+		var report struct {
+			Known bool
+			Pod   string
+		}
+		if err := servers[0].tell(t, http.MethodPost, "/v1/requests/"+r.Reservation+"/end", map[string]any{"model": "m"}, &report); err != nil || !report.Known || report.Pod != r.Pod {
+			t.Errorf("%+v, %v", report, err)
+		}
+	}
+	awaitThat(t, "all loads are zero one lease later", servers[0].log, func() bool {
+		for _, n := range servers[0].requests(t) {
+			if n != 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
