@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 	"github.com/kvatlas/kvatlas/store/redis"
 )
 
@@ -66,7 +67,7 @@ func (p *program) changelog(ctx context.Context, args []string) int {
 	}
 	fmt.Fprintln(p.stdout, "on")
 	for _, name := range slices.Sorted(maps.Keys(ends)) {
-		fmt.Fprintf(p.stdout, "%s ends at %s\n", printable(name), ends[name])
+		fmt.Fprintf(p.stdout, "%s ends at %s\n", terminal.Printable(name), ends[name])
 	}
 	return exitOK
 }

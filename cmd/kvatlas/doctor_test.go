@@ -3,23 +3,23 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/doctor"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
 // doctorReport calls kvatlas doctor --json.
 func doctorReport(t *testing.T, args ...string) (status int, worst check.Level, sections map[string][]check.Finding) {
 	t.Helper()
-	status, stdout, stderr := call(t, "", append([]string{"doctor", "--json"}, args...)...)
+	status, stdout, stderr := call(t, "", append(append([]string{"doctor"}, args...), "--json")...)
 	var report struct {
 		Worst    check.Level
-		Sections []section
+		Sections []doctor.Section
 	}
 	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
 		t.Fatalf("ends with %d\n%s%s\n%v", status, stdout, stderr, err)
@@ -58,76 +58,30 @@ func TestDoctorOfRedis(t *testing.T) {
 			t.Errorf("too long: %s", line)
 		}
 	}
-
-	s.Client().Do(t.Context(), "AUTH", "secret")
-	plain := s.Client()
-	if err := plain.Do(t.Context(), "PING").Err(); err == nil {
-		t.Fatal("the server has no password")
-	}
-	_, worst, sections := doctorReport(t, "--redis="+url, "--redis-prefix=a-long-one")
-	if f := has(t, sections["redis"], "memory of a block", ""); worst != check.Info || f.Level != check.Info {
-		t.Errorf("got %v, %+v", worst, f)
-	}
-	status, worst, sections = doctorReport(t, "--redis=redis://"+s.Addr)
-	if f := has(t, sections["redis"], "connection", ""); status != exitFailed || worst != check.Fail || f.Level != check.Fail || !strings.Contains(f.Do, "password") {
+	status, worst, sections := doctorReport(t, "--redis=redis://"+s.Addr)
+	if f := has(t, sections["redis"], "connection", ""); status != exitFailed || worst != check.Fail || f.Level != check.Fail {
 		t.Errorf("ends with %d, %v, %+v", status, worst, f)
 	}
 }
 
+// The flags reach what they are about.
 func TestDoctorOfTokenizers(t *testing.T) {
 	root := t.TempDir()
-	put := func(model, text string) {
-		t.Helper()
-		dir := filepath.Join(root, model)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	status, _, sections := doctorReport(t, "--tokenizers="+root)
-	if f := has(t, sections["tokenizers"], "directory", ""); status != exitOK || f.Level != check.Warn {
-		t.Errorf("empty: ends with %d, %+v", status, f)
-	}
-	status, _, sections = doctorReport(t, "--tokenizers="+root, "--hub-offline")
-	if f := has(t, sections["tokenizers"], "directory", ""); status != exitFailed || f.Level != check.Fail {
-		t.Errorf("empty and offline: ends with %d, %+v", status, f)
-	}
-	good := `{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":[]}}`
-	put("org/good", good)
-	put("single", good)
-	if err := os.Symlink(filepath.Join(root, "org", "good"), filepath.Join(root, "org", "link")); err != nil {
-		t.Fatal(err)
-	}
-	if status, _, sections = doctorReport(t, "--tokenizers="+root); status != exitOK || len(sections["tokenizers"]) != 3 {
-		t.Errorf("ends with %d, %+v", status, sections)
-	}
-	put("org/cut", good[:40])
-	put("org/lfs", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
-	put("org/odd", `{"model":"BPE"}`)
-	put("org/empty", `{"model":{}}`)
-	put(".hidden/no", "no")
-	status, _, sections = doctorReport(t, "--tokenizers="+root)
-	list := sections["tokenizers"]
-	if status != exitFailed || len(list) != 7 {
-		t.Errorf("ends with %d, %d findings: %+v", status, len(list), list)
-	}
-	for model, want := range map[string]string{
-		"org/good": "BPE", "org/link": "BPE", "single": "BPE",
-		"org/cut": "only a part", "org/lfs": "Git LFS", "org/odd": "usual form", "org/empty": "no vocabulary",
+	for _, c := range []struct {
+		args   []string
+		status int
+		level  check.Level
+		says   string
+	}{
+		{[]string{"--tokenizers=" + root}, exitOK, check.Warn, ""},
+		{[]string{"--tokenizers=" + root, "--hub-endpoint=https://hub.example"}, exitOK, check.Warn, "https://hub.example"},
+		{[]string{"--tokenizers=" + root, "--hub-offline"}, exitFailed, check.Fail, ""},
+		{[]string{"--tokenizers=" + filepath.Join(root, "no")}, exitFailed, check.Fail, "correct --tokenizers"},
 	} {
-		level := check.Fail
-		if want == "BPE" {
-			level = check.OK
+		status, _, sections := doctorReport(t, c.args...)
+		if f := has(t, sections["tokenizers"], "directory", ""); status != c.status || f.Level != c.level || !strings.Contains(f.Means+f.Do, c.says) {
+			t.Errorf("%v: ends with %d, %+v", c.args, status, f)
 		}
-		if f := has(t, list, "tokenizer", model); f.Level != level || !strings.Contains(f.Found, want) {
-			t.Errorf("%s: got %+v, want %v and %q", model, f, level, want)
-		}
-	}
-	status, _, sections = doctorReport(t, "--tokenizers="+filepath.Join(root, "no"))
-	if f := has(t, sections["tokenizers"], "directory", ""); status != exitFailed || f.Level != check.Fail {
-		t.Errorf("ends with %d, %+v", status, f)
 	}
 }
 
@@ -152,6 +106,21 @@ func TestDoctorOfServer(t *testing.T) {
 	}
 }
 
+func TestDoctorOfEngine(t *testing.T) {
+	replay := freeEndpoint(t)
+	p, endpoint := engine(t, replay)
+	for _, m := range steps() {
+		p.Publish(m)
+	}
+	status, worst, sections := doctorReport(t, "--engine-events="+endpoint, "--engine-replay="+replay, "--engine-seed=0")
+	if f := has(t, sections["engine"], "hash seed", ""); status != exitOK || worst != check.Warn || !strings.HasSuffix(f.Found, "your seed differs") {
+		t.Errorf("ends with %d, %v, %+v", status, worst, f)
+	}
+	if f := has(t, sections["engine"], "replay", replay); f.Found != "3 messages from 0 on" {
+		t.Errorf("%+v", f)
+	}
+}
+
 func TestDoctorIsMisused(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"", "nothing to look at"},
@@ -159,6 +128,8 @@ func TestDoctorIsMisused(t *testing.T) {
 		{"--timeout=0s", "must be positive"},
 		{"--redis=http://a", "the configuration is wrong"},
 		{"--rediss=x", "redis"},
+		{"--engine-seed=0", "are for --engine-events"},
+		{"--engine-replay=tcp://a:1", "are for --engine-events"},
 	} {
 		status, _, stderr := call(t, "", append([]string{"doctor"}, strings.Fields(c.args)...)...)
 		if status != exitUsage || !strings.Contains(stderr, c.want) {

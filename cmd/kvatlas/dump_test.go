@@ -377,11 +377,11 @@ func TestDumpUsers(t *testing.T) {
 			t.Fatalf("%v: %v", words, err)
 		}
 	}
-	own := acls(t, "acl-dump")
+	own := redistest.DocumentedACL(t, "../../docs/operations.md", "acl-dump")
 	if len(own) != 1 || own[0][2] != "kvatlas-reader" {
 		t.Fatalf("documented is %v", own)
 	}
-	for _, line := range slices.Concat(acls(t, "acl"), acls(t, "acl-replica")[:1], own) {
+	for _, line := range slices.Concat(redistest.DocumentedACL(t, "../../docs/operations.md", "acl"), redistest.DocumentedACL(t, "../../docs/operations.md", "acl-replica")[:1], own) {
 		if len(line) > 0 {
 			do(line...)
 		}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
@@ -156,31 +157,6 @@ func (p *program) inspectEvents(ctx context.Context, args []string) int {
 	return exitOK
 }
 
-// heard is what a feed gives: a message, or news of the connection.
-type heard struct {
-	message zmq.Message
-	news    string
-}
-
-// feed is a zmq.Handler that gives what it is told to whoever prints it. While there is no
-// room it waits, and the publisher with it.
-type feed struct {
-	to   chan heard
-	done <-chan struct{} // closed when nobody prints any more
-}
-
-func (f *feed) give(h heard) {
-	select {
-	case f.to <- h:
-	case <-f.done:
-	}
-}
-
-func (f *feed) Connected(peer string)  { f.give(heard{news: "connected to " + peer}) }
-func (f *feed) Message(m zmq.Message)  { f.give(heard{message: m}) }
-func (f *feed) Malformed(err error)    { f.give(heard{news: err.Error()}) }
-func (f *feed) Disconnected(err error) { f.give(heard{news: err.Error()}) }
-
 // errEnough ends a viewer that has printed what it was to.
 var errEnough = errors.New("enough")
 
@@ -208,7 +184,7 @@ type viewer struct {
 // run prints until ctx ends or it is enough.
 func (v *viewer) run(ctx context.Context) error {
 	inner, cancel := context.WithCancel(ctx)
-	f := &feed{to: make(chan heard, maxWaiting), done: inner.Done()}
+	f := &zmq.Feed{To: make(chan zmq.Heard, maxWaiting), Done: inner.Done()}
 	s, err := zmq.NewSubscriber(v.call.live, f)
 	if err != nil {
 		cancel()
@@ -237,7 +213,7 @@ func (v *viewer) run(ctx context.Context) error {
 	return v.follow(ctx, f)
 }
 
-func (v *viewer) follow(ctx context.Context, f *feed) error {
+func (v *viewer) follow(ctx context.Context, f *zmq.Feed) error {
 	var silence <-chan time.Time
 	quiet := time.NewTimer(time.Hour)
 	defer quiet.Stop()
@@ -254,21 +230,21 @@ func (v *viewer) follow(ctx context.Context, f *feed) error {
 				return fmt.Errorf("no event came from %s within %v: is it the engine's endpoint, and does the engine have events enabled?", v.call.live.Endpoint, v.call.timeout)
 			}
 			return nil
-		case h := <-f.to:
-			if h.news != "" {
-				v.note("%s", h.news)
+		case h := <-f.To:
+			if h.News != "" {
+				v.note("%s", h.News)
 				continue
 			}
 			if v.call.timeout > 0 {
 				quiet.Reset(v.call.timeout)
 			}
-			if err := v.message(h.message); err != nil {
+			if err := v.message(h.Message); err != nil {
 				if errors.Is(err, errEnough) {
 					return nil
 				}
 				return err
 			}
-			if len(f.to) == 0 { // somebody is watching
+			if len(f.To) == 0 { // somebody is watching
 				if err := v.flush(); err != nil {
 					return err
 				}
@@ -289,7 +265,7 @@ func (v *viewer) flush() error {
 // note says something that is no event. What machines said is in it.
 func (v *viewer) note(format string, args ...any) {
 	_ = v.out.Flush()
-	fmt.Fprintln(v.errs, "# "+printable(fmt.Sprintf(format, args...)))
+	fmt.Fprintln(v.errs, "# "+terminal.Printable(fmt.Sprintf(format, args...)))
 }
 
 // message prints one message.
@@ -388,10 +364,10 @@ func appendEvent(b []byte, e *event.Event, media *event.Media) []byte {
 	}
 	b = fmt.Appendf(b, " in %s", tier)
 	if e.Medium != "" {
-		b = append(append(append(b, " ("...), printable(e.Medium)...), ')')
+		b = append(append(append(b, " ("...), terminal.Printable(e.Medium)...), ')')
 	}
 	if e.Group != 0 || e.Spec != "" {
-		b = fmt.Appendf(b, " group %d %s", e.Group, printable(e.Spec))
+		b = fmt.Appendf(b, " group %d %s", e.Group, terminal.Printable(e.Spec))
 	}
 	if e.Kind == event.Stored {
 		if e.HasParent {
@@ -410,7 +386,7 @@ func appendEvent(b []byte, e *event.Event, media *event.Media) []byte {
 		there bool
 		word  string
 	}{
-		{e.LoRA != "", " adapter " + printable(e.LoRA)}, {e.LoRA == "" && e.LoRAID != 0, " adapter " + strconv.FormatInt(e.LoRAID, 10)},
+		{e.LoRA != "", " adapter " + terminal.Printable(e.LoRA)}, {e.LoRA == "" && e.LoRAID != 0, " adapter " + strconv.FormatInt(e.LoRAID, 10)},
 		{e.Salt != "", " with a salt"}, {e.Extra != nil, " with objects"}, {e.Bigram, " in pairs"},
 	} {
 		if what.there {

@@ -301,7 +301,7 @@ func TestInspectPlayDynamo(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() {
-		if s, err := zmq.NewSubscriber(zmq.Config{Endpoint: endpoint}, &feed{to: make(chan heard, 10), done: ctx.Done()}); err == nil {
+		if s, err := zmq.NewSubscriber(zmq.Config{Endpoint: endpoint}, &zmq.Feed{To: make(chan zmq.Heard, 10), Done: ctx.Done()}); err == nil {
 			_ = s.Run(ctx)
 		}
 	}()

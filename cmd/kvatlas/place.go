@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 	"github.com/kvatlas/kvatlas/store/redis"
 )
 
@@ -100,17 +101,17 @@ func (at *place) String() string {
 // failure says what to do about an error that has a remedy.
 func (at *place) failure(err error) error {
 	if at.client == nil || errors.Is(err, context.Canceled) {
-		return errors.New(printable(err.Error()))
+		return errors.New(terminal.Printable(err.Error()))
 	}
 	if e, ok := errors.AsType[*client.Error](err); ok && e.Status == 404 && e.Code == "not_found" {
-		return fmt.Errorf("%w\nIs it an older server, or is this the address of its API where dump, restore and reset are on the admin listener?", scoreError(at.server, err))
+		return fmt.Errorf("%w\nIs it an older server, or is this the address of its API where dump, restore and reset are on the admin listener?", terminal.ServerError(at.server, err))
 	}
-	return scoreError(at.server, err)
+	return terminal.ServerError(at.server, err)
 }
 
 // confirm asks for a word that must be typed.
 func (p *program) confirm(about, word string) error {
-	fmt.Fprintf(p.stderr, "%s\nType %s to go on: ", about, printable(word))
+	fmt.Fprintf(p.stderr, "%s\nType %s to go on: ", about, terminal.Printable(word))
 	line, err := bufio.NewReader(io.LimitReader(p.stdin, 4096)).ReadString('\n')
 	if strings.TrimRight(line, "\r\n") == word {
 		return nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 )
 
 // writeScore writes a ranking for people. late says why the prompt was not tokenized in
@@ -22,8 +23,8 @@ func writeScore(out io.Writer, model string, r *client.ScoreResponse, took time.
 	if len(r.Scores) > 0 {
 		writeRanking(out, r)
 	}
-	fmt.Fprintf(out, "\n%s: %s (%s), %s of %d, %s\n", printable(model),
-		count(r.Tokens.Total, "token"), printable(r.Tokens.Source), count(r.Blocks.Total, "block"), r.Blocks.Size, formatTime(took))
+	fmt.Fprintf(out, "\n%s: %s (%s), %s of %d, %s\n", terminal.Printable(model),
+		count(r.Tokens.Total, "token"), terminal.Printable(r.Tokens.Source), count(r.Blocks.Total, "block"), r.Blocks.Size, formatTime(took))
 	if r.Explain != nil && len(r.Explain.Blocks) > 0 {
 		writeExplanation(out, r.Explain)
 	}
@@ -44,7 +45,7 @@ func writeRanking(out io.Writer, r *client.ScoreResponse) {
 	fmt.Fprintln(w, "\tTIERS")
 	for _, pod := range r.Ranking() {
 		m := r.Matched[pod]
-		fmt.Fprintf(w, "%s\t%g\t%d\t%d", printable(pod), r.Scores[pod], m.Blocks, m.Tokens)
+		fmt.Fprintf(w, "%s\t%g\t%d\t%d", terminal.Printable(pod), r.Scores[pod], m.Blocks, m.Tokens)
 		if less {
 			reusable := 0
 			if m.Reusable != nil {
@@ -66,7 +67,7 @@ func verdicts(r *client.ScoreResponse, late string) (lines []string) {
 		case r.Degraded.Reason == tokenizationBudget:
 			reason = late
 		case !known:
-			reason = printable(r.Degraded.Reason)
+			reason = terminal.Printable(r.Degraded.Reason)
 		}
 		lines = append(lines, "this answer is incomplete, its scores are lower bounds: "+reason)
 	} else if !r.Tokens.Exact {
@@ -140,7 +141,7 @@ func writeExplanation(out io.Writer, e *client.Explanation) {
 		if end > first+1 {
 			span = fmt.Sprintf("%d-%d", first+1, end)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\n", span, printable(e.Blocks[end-1].Key), holderList(e.Blocks[first].Holders))
+		fmt.Fprintf(w, "%s\t%s\t%s\n", span, terminal.Printable(e.Blocks[end-1].Key), holderList(e.Blocks[first].Holders))
 		first = end
 	}
 	_ = w.Flush()
@@ -159,15 +160,15 @@ func holderList(holders []client.Holder) string {
 	}
 	parts := make([]string, len(holders))
 	for i, h := range holders {
-		parts[i] = printable(h.Pod)
+		parts[i] = terminal.Printable(h.Pod)
 		if h.Rank != 0 {
 			parts[i] += fmt.Sprintf(" rank %d", h.Rank)
 		}
 		switch {
 		case h.Kind != "":
-			parts[i] += " (" + printable(h.Tier) + ", " + printable(h.Kind) + ")"
+			parts[i] += " (" + terminal.Printable(h.Tier) + ", " + terminal.Printable(h.Kind) + ")"
 		case h.Tier != "gpu":
-			parts[i] += " (" + printable(h.Tier) + ")"
+			parts[i] += " (" + terminal.Printable(h.Tier) + ")"
 		}
 	}
 	return strings.Join(parts, ", ")
@@ -179,7 +180,7 @@ func tierList(tiers map[string]int) string {
 		return cmp.Or(cmp.Compare(tiers[b], tiers[a]), cmp.Compare(a, b))
 	})
 	for i, n := range names {
-		names[i] = fmt.Sprintf("%s %d", printable(n), tiers[n])
+		names[i] = fmt.Sprintf("%s %d", terminal.Printable(n), tiers[n])
 	}
 	if len(names) == 0 {
 		return "-"

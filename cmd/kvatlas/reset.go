@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
 
@@ -54,9 +55,9 @@ func (p *program) reset(ctx context.Context, args []string) int {
 		about, word := fmt.Sprintf("All pods and models of the index at %s are forgotten.", at), "all"
 		switch {
 		case t.Model != "":
-			about, word = fmt.Sprintf("What the pods hold that are registered for the model %s at %s is forgotten, and its index block size.", printable(t.Model), at), t.Model
+			about, word = fmt.Sprintf("What the pods hold that are registered for the model %s at %s is forgotten, and its index block size.", terminal.Printable(t.Model), at), t.Model
 		case t.Pod != "":
-			about, word = fmt.Sprintf("The pod %s is removed from the index at %s.", printable(t.Pod), at), t.Pod
+			about, word = fmt.Sprintf("The pod %s is removed from the index at %s.", terminal.Printable(t.Pod), at), t.Pod
 		}
 		if err := p.confirm(about, word); err != nil {
 			return p.fail("reset", err)
@@ -90,7 +91,7 @@ func (at *place) hasPod(ctx context.Context, pod string) error {
 			return at.failure(err)
 		}
 		if _, ok := reg.PodIndex(pod); !ok {
-			return fmt.Errorf("there is no pod %s in the index at %s", printable(pod), at)
+			return fmt.Errorf("there is no pod %s in the index at %s", terminal.Printable(pod), at)
 		}
 	}
 	return nil

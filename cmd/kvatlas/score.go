@@ -9,16 +9,15 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 )
 
 // defaultServer is where kvatlas serve listens unless told otherwise.
@@ -67,7 +66,7 @@ func (p *program) score(ctx context.Context, args []string) int {
 	start := time.Now()
 	var raw json.RawMessage
 	if err := c.Call(ctx, http.MethodPost, "/v1/score", call.request, &raw); err != nil {
-		return p.fail("score", scoreError(call.server, err))
+		return p.fail("score", terminal.ServerError(call.server, err))
 	}
 	took := time.Since(start)
 	answers, several, err := readAnswers(raw)
@@ -121,7 +120,7 @@ func (s *scoreCall) write(ctx context.Context, out io.Writer, c *client.Client, 
 		return
 	}
 	if names := s.unregistered(ctx, c, r); len(names) > 0 {
-		fmt.Fprintf(out, "not registered: %s (GET /v1/pods lists the pods that are)\n", printable(strings.Join(names, ", ")))
+		fmt.Fprintf(out, "not registered: %s (GET /v1/pods lists the pods that are)\n", terminal.Printable(strings.Join(names, ", ")))
 	}
 }
 
@@ -314,33 +313,4 @@ func parseTokens(list string) ([]uint32, error) {
 		out = append(out, uint32(n))
 	}
 	return out, nil
-}
-
-// scoreError says what to do about an error that has a remedy.
-func scoreError(server string, err error) error {
-	if e, ok := errors.AsType[*client.Error](err); ok {
-		text := fmt.Sprintf("the server at %s answers %d", server, e.Status)
-		if e.Code != "" {
-			text += " " + printable(e.Code)
-		}
-		text += ": " + printable(e.Message)
-		if e.Param != "" {
-			text += " (" + printable(e.Param) + ")"
-		}
-		return errors.New(text)
-	}
-	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
-		return fmt.Errorf("no server can be reached at %s: %w\nStart one with kvatlas serve, or name another with --server URL", server, op.Err)
-	}
-	return fmt.Errorf("%s: %s", server, strings.TrimPrefix(err.Error(), "client: "))
-}
-
-// printable keeps what another machine says from steering the terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return '?'
-		}
-		return r
-	}, s)
 }

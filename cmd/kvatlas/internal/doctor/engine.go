@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"context"
@@ -13,14 +13,20 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 )
 
-// engineEvents are the flags about one rank of an engine.
-type engineEvents struct {
-	endpoint, replay string
-	seeds            []string
+// Engine says where one rank of an engine publishes its events.
+type Engine struct {
+	// Endpoint is that of the events, Replay that of the replay socket if it has one:
+	// tcp://host:port.
+	Endpoint, Replay string
+	// Seeds are those that it may have, the first one first.
+	Seeds []string
 }
 
 // maxLooked is after how many events the doctor has seen enough.
 const maxLooked = 2000
+
+// maxWaiting is how many messages wait to be looked at.
+const maxWaiting = 10_000
 
 // heardEvents is what came from an engine.
 type heardEvents struct {
@@ -38,17 +44,17 @@ type heardEvents struct {
 }
 
 // lookAtEngine listens to the events of one rank of an engine.
-func (d *doctor) lookAtEngine(ctx context.Context) *section {
-	if d.engine.endpoint == "" {
+func (c *Config) lookAtEngine(ctx context.Context) *Section {
+	if c.Engine.Endpoint == "" {
 		return nil
 	}
-	s := &section{Name: "engine", Subject: d.engine.endpoint}
+	s := &Section{Name: "engine", Subject: c.Engine.Endpoint}
 	add := func(f check.Finding) { s.Findings = append(s.Findings, f) }
 	// Something of the time is left for what there is to say.
-	within, cancel := context.WithTimeout(ctx, d.timeout-d.timeout/8)
+	within, cancel := context.WithTimeout(ctx, c.Timeout-c.Timeout/8)
 	defer cancel()
-	f := &feed{to: make(chan heard, maxWaiting), done: within.Done()}
-	sub, err := zmq.NewSubscriber(zmq.Config{Endpoint: d.engine.endpoint}, f)
+	f := &zmq.Feed{To: make(chan zmq.Heard, maxWaiting), Done: within.Done()}
+	sub, err := zmq.NewSubscriber(zmq.Config{Endpoint: c.Engine.Endpoint}, f)
 	if err != nil {
 		add(check.Finding{Level: check.Fail, What: "engine connection", Found: strings.TrimPrefix(err.Error(), "zmq: "), Do: "correct --engine-events: tcp://host:port"})
 		return s
@@ -61,10 +67,10 @@ func (d *doctor) lookAtEngine(ctx context.Context) *section {
 	defer func() { cancel(); <-done }()
 
 	h := &heardEvents{sizes: map[int]bool{}, groups: map[int]string{}, unknown: map[string]bool{}}
-	if d.engine.replay != "" {
-		add(d.lookAtReplay(within, h))
+	if c.Engine.Replay != "" {
+		add(c.lookAtReplay(within, h))
 	}
-	connected, last := d.listen(within, f, h)
+	connected, last := c.listen(within, f, h)
 	switch {
 	case connected:
 		add(check.Finding{What: "engine connection", Found: "connected"})
@@ -75,26 +81,26 @@ func (d *doctor) lookAtEngine(ctx context.Context) *section {
 		})
 	}
 	if connected || h.messages > 0 { // else there is nothing more to say
-		h.report(add, d.engine.seeds)
+		h.report(add, c.Engine.Seeds)
 	}
 	return s
 }
 
 // listen takes messages until it has seen enough or ctx is done.
-func (d *doctor) listen(ctx context.Context, f *feed, h *heardEvents) (connected bool, last string) {
+func (c *Config) listen(ctx context.Context, f *zmq.Feed, h *heardEvents) (connected bool, last string) {
 	last = "no connection within the time"
 	for !h.enough() || !connected {
 		select {
 		case <-ctx.Done():
 			return connected, last
-		case m := <-f.to:
+		case m := <-f.To:
 			switch {
-			case m.news == "":
-				h.take(m.message, d.engine.seeds)
-			case strings.HasPrefix(m.news, "connected to "):
+			case m.News == "":
+				h.take(m.Message, c.Engine.Seeds)
+			case strings.HasPrefix(m.News, "connected to "):
 				connected = true
 			default:
-				last = strings.TrimPrefix(m.news, "zmq: ")
+				last = strings.TrimPrefix(m.News, "zmq: ")
 			}
 		}
 	}
@@ -102,10 +108,10 @@ func (d *doctor) listen(ctx context.Context, f *feed, h *heardEvents) (connected
 }
 
 // lookAtReplay asks the replay socket for all that it has.
-func (d *doctor) lookAtReplay(ctx context.Context, h *heardEvents) check.Finding {
-	f := check.Finding{What: "replay", Where: d.engine.replay}
+func (c *Config) lookAtReplay(ctx context.Context, h *heardEvents) check.Finding {
+	f := check.Finding{What: "replay", Where: c.Engine.Replay}
 	n, first := 0, uint64(0)
-	err := zmq.Replay(ctx, zmq.ReplayConfig{Endpoint: d.engine.replay}, 0, func(m zmq.Message) error {
+	err := zmq.Replay(ctx, zmq.ReplayConfig{Endpoint: c.Engine.Replay}, 0, func(m zmq.Message) error {
 		if n == 0 {
 			first = m.Seq
 		} else if m.Seq != h.next {
@@ -113,7 +119,7 @@ func (d *doctor) lookAtReplay(ctx context.Context, h *heardEvents) check.Finding
 		}
 		n++
 		h.next = m.Seq + 1
-		h.take(m, d.engine.seeds)
+		h.take(m, c.Engine.Seeds)
 		return nil
 	})
 	switch {

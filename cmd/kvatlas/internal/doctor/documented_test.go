@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"go/ast"
@@ -14,7 +14,7 @@ import (
 // TestFindingsAreDocumented has a paragraph for each finding that the doctor's own files
 // make; those of the packages that it calls are held by tests of theirs.
 func TestFindingsAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/operations.md")
+	text, err := os.ReadFile(operations)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,7 +22,7 @@ func TestFindingsAreDocumented(t *testing.T) {
 	if !ok {
 		t.Fatal("docs/operations.md has no section on findings")
 	}
-	files, err := filepath.Glob("doctor*.go")
+	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
 	}

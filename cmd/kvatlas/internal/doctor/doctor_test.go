@@ -1,0 +1,193 @@
+package doctor
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+// operations is the document on what findings mean and which rights users need.
+const operations = "../../../../docs/operations.md"
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// look looks at what c names, and returns the worst level and the findings by section.
+func look(t *testing.T, c Config) (worst check.Level, sections map[string][]check.Finding) {
+	t.Helper()
+	if c.Timeout == 0 {
+		c.Timeout = 15 * time.Second
+	}
+	sections = map[string][]check.Finding{}
+	for _, s := range Look(t.Context(), c) {
+		sections[s.Name] = s.Findings
+		worst = max(worst, check.Worst(s.Findings))
+	}
+	return worst, sections
+}
+
+// has returns the finding of a name, about a place where one is given.
+func has(t *testing.T, list []check.Finding, what, where string) check.Finding {
+	t.Helper()
+	i := slices.IndexFunc(list, func(f check.Finding) bool { return f.What == what && f.Where == where })
+	if i < 0 {
+		t.Fatalf("nothing is said about %s %s: %+v", what, where, list)
+	}
+	return list[i]
+}
+
+func TestRedis(t *testing.T) {
+	s := redistest.Start(t, "--requirepass", "secret", "--maxmemory", "100mb")
+	s.Client().Do(t.Context(), "AUTH", "secret")
+	plain := s.Client()
+	if err := plain.Do(t.Context(), "PING").Err(); err == nil {
+		t.Fatal("the server has no password")
+	}
+	_, sections := look(t, Config{Redis: redis.Config{URL: "redis://:secret@" + s.Addr}, ScoreBudget: time.Second})
+	if f := has(t, sections["redis"], "eviction policy", ""); f.Level != check.OK || f.Found != "noeviction" {
+		t.Errorf("got %+v", f)
+	}
+	worst, sections := look(t, Config{Redis: redis.Config{URL: "redis://:secret@" + s.Addr, Prefix: "a-long-one"}, ScoreBudget: time.Second})
+	if f := has(t, sections["redis"], "memory of a block", ""); worst != check.Info || f.Level != check.Info {
+		t.Errorf("got %v, %+v", worst, f)
+	}
+	worst, sections = look(t, Config{Redis: redis.Config{URL: "redis://" + s.Addr}})
+	if f := has(t, sections["redis"], "connection", ""); worst != check.Fail || f.Level != check.Fail || !strings.Contains(f.Do, "password") {
+		t.Errorf("%v, %+v", worst, f)
+	}
+}
+
+func TestTokenizers(t *testing.T) {
+	root := t.TempDir()
+	put := func(model, text string) {
+		t.Helper()
+		dir := filepath.Join(root, model)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	worst, sections := look(t, Config{Tokenizers: root})
+	if f := has(t, sections["tokenizers"], "directory", ""); worst == check.Fail || f.Level != check.Warn {
+		t.Errorf("empty: the worst is %v, %+v", worst, f)
+	}
+	worst, sections = look(t, Config{Tokenizers: root, HubOffline: true})
+	if f := has(t, sections["tokenizers"], "directory", ""); worst != check.Fail || f.Level != check.Fail {
+		t.Errorf("empty and offline: the worst is %v, %+v", worst, f)
+	}
+	good := `{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":[]}}`
+	put("org/good", good)
+	put("single", good)
+	if err := os.Symlink(filepath.Join(root, "org", "good"), filepath.Join(root, "org", "link")); err != nil {
+		t.Fatal(err)
+	}
+	if worst, sections = look(t, Config{Tokenizers: root}); worst == check.Fail || len(sections["tokenizers"]) != 3 {
+		t.Errorf("the worst is %v, %+v", worst, sections)
+	}
+	put("org/cut", good[:40])
+	put("org/lfs", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
+	put("org/odd", `{"model":"BPE"}`)
+	put("org/empty", `{"model":{}}`)
+	put(".hidden/no", "no")
+	worst, sections = look(t, Config{Tokenizers: root})
+	list := sections["tokenizers"]
+	if worst != check.Fail || len(list) != 7 {
+		t.Errorf("the worst is %v, %d findings: %+v", worst, len(list), list)
+	}
+	for model, want := range map[string]string{
+		"org/good": "BPE", "org/link": "BPE", "single": "BPE",
+		"org/cut": "only a part", "org/lfs": "Git LFS", "org/odd": "usual form", "org/empty": "no vocabulary",
+	} {
+		level := check.Fail
+		if want == "BPE" {
+			level = check.OK
+		}
+		if f := has(t, list, "tokenizer", model); f.Level != level || !strings.Contains(f.Found, want) {
+			t.Errorf("%s: got %+v, want %v and %q", model, f, level, want)
+		}
+	}
+	worst, sections = look(t, Config{Tokenizers: filepath.Join(root, "no")})
+	if f := has(t, sections["tokenizers"], "directory", ""); worst != check.Fail || f.Level != check.Fail {
+		t.Errorf("the worst is %v, %+v", worst, f)
+	}
+}
+
+// A server that is not ready, of another version, and with an index of another kind.
+func TestServer(t *testing.T) {
+	backend, ready := "redis", true
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case r.URL.Path == "/healthz":
+			_, _ = w.Write([]byte(`{"version":"v2","backend":"` + backend + `"}`))
+		case ready:
+			_, _ = w.Write([]byte(`{}`))
+		default:
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = w.Write([]byte(`{"error":{"code":"not_ready","message":"starting","param":"p"}}`))
+		}
+	}))
+	t.Cleanup(s.Close)
+	for _, c := range []struct {
+		backend string
+		ready   bool
+		version string
+		redis   string
+		levels  [4]check.Level
+	}{
+		{"redis", true, "v2", "", [4]check.Level{}},
+		{"redis", false, "v2", "", [4]check.Level{1: check.Warn}},
+		{"redis", true, "v1", "", [4]check.Level{2: check.Info}},
+		{"memory", true, "v2", "", [4]check.Level{3: check.Info}},
+		{"memory", false, "v1", "redis://127.0.0.1:1", [4]check.Level{1: check.Warn, 2: check.Info, 3: check.Warn}},
+	} {
+		backend, ready = c.backend, c.ready
+		_, sections := look(t, Config{Server: s.URL, Version: c.version, Redis: redis.Config{URL: c.redis}})
+		list := sections["server"]
+		for i, what := range []string{"health", "readiness", "server version", "index"} {
+			if f := has(t, list, what, ""); f.Level != c.levels[i] || len(list) != 4 {
+				t.Errorf("%+v: got %+v", c, f)
+			}
+		}
+		if f := has(t, list, "readiness", ""); !c.ready && f.Found != "the server at "+s.URL+" answers 503 not_ready: starting" {
+			t.Errorf("got %+v", f)
+		}
+	}
+	for _, at := range []string{"http://127.0.0.1:1", "::no", "ftp://x"} {
+		worst, sections := look(t, Config{Server: at})
+		if f := has(t, sections["server"], "health", ""); worst != check.Fail || f.Level != check.Fail || f.Do == "" {
+			t.Errorf("%s: %+v", at, f)
+		}
+	}
+}
+
+// What is not named is not looked at, and what takes no time is not waited for.
+func TestNothing(t *testing.T) {
+	if report := Look(t.Context(), Config{Timeout: time.Second}); report == nil || len(report) > 0 {
+		t.Errorf("got %+v", report)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	report := Look(ctx, Config{Timeout: time.Hour, Server: "127.0.0.1:1", Redis: redis.Config{URL: "redis://127.0.0.1:1"}, Engine: Engine{Endpoint: "tcp://127.0.0.1:1"}})
+	for _, s := range report {
+		if check.Worst(s.Findings) != check.Fail {
+			t.Errorf("got %+v", s)
+		}
+	}
+	if len(report) != 3 {
+		t.Errorf("got %+v", report)
+	}
+}

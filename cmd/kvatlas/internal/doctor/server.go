@@ -1,0 +1,65 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
+)
+
+// lookAtServer asks a server that runs.
+func (c *Config) lookAtServer(ctx context.Context) *Section {
+	if c.Server == "" {
+		return nil
+	}
+	s := &Section{Name: "server", Subject: c.Server}
+	add := func(f check.Finding) { s.Findings = append(s.Findings, f) }
+	at, err := client.New(client.Config{URL: c.Server, Timeout: c.Timeout, UserAgent: "kvatlas-doctor/" + c.Version})
+	if err != nil {
+		add(check.Finding{Level: check.Fail, What: "health", Found: strings.TrimPrefix(err.Error(), "client: "), Do: "correct --server: host:port, or a URL"})
+		return s
+	}
+	defer at.Close()
+	begin := time.Now()
+	h, err := at.Health(ctx)
+	if err != nil {
+		add(check.Finding{
+			Level: check.Fail, What: "health", Found: terminal.ServerAnswer(c.Server, err), Means: "nobody is answered there",
+			Do: "start a server (kvatlas serve), or correct --server",
+		})
+		return s
+	}
+	add(check.Finding{What: "health", Found: fmt.Sprintf("answers, in %v", time.Since(begin).Round(10*time.Microsecond))})
+
+	ready := check.Finding{What: "readiness", Found: "wants requests"}
+	if err := at.Ready(ctx); err != nil {
+		ready.Level, ready.Found = check.Warn, terminal.ServerAnswer(c.Server, err)
+		ready.Means, ready.Do = "load balancers send it no requests", "the reason is in the answer; with strict-ready, Redis must be reachable"
+	}
+	add(ready)
+
+	version := check.Finding{What: "server version", Found: h.Version}
+	if h.Version != c.Version {
+		version.Level = check.Info
+		version.Means = "this program is " + c.Version + ": what it says may be of another version than the server's"
+	}
+	add(version)
+
+	index := check.Finding{What: "index", Found: "in " + h.Backend}
+	switch {
+	case h.Backend == "memory" && c.Redis.URL != "":
+		index.Level = check.Warn
+		index.Means = "the server keeps an index of its own, and does not use the Redis of this configuration"
+		index.Do = "give the server the same configuration: --redis"
+	case h.Backend == "memory":
+		index.Level = check.Info
+		index.Means = "the index is lost when the process ends, and other servers have others"
+		index.Do = "one server alone may do so; several share an index in Redis (--redis)"
+	}
+	add(index)
+	return s
+}

@@ -1,0 +1,53 @@
+// Package terminal makes what other machines have said fit to be shown to a person.
+package terminal
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"unicode"
+
+	"github.com/kvatlas/kvatlas/client"
+)
+
+// ServerError says what to do about an error that has a remedy.
+func ServerError(server string, err error) error {
+	if e, ok := errors.AsType[*client.Error](err); ok {
+		text := fmt.Sprintf("the server at %s answers %d", server, e.Status)
+		if e.Code != "" {
+			text += " " + Printable(e.Code)
+		}
+		text += ": " + Printable(e.Message)
+		if e.Param != "" {
+			text += " (" + Printable(e.Param) + ")"
+		}
+		return errors.New(text)
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		return fmt.Errorf("no server can be reached at %s: %w\nStart one with kvatlas serve, or name another with --server URL", server, op.Err)
+	}
+	return fmt.Errorf("%s: %s", server, strings.TrimPrefix(err.Error(), "client: "))
+}
+
+// ServerAnswer is the first line of what there is to say about a call that failed; the
+// second is advice, which a finding has of its own.
+func ServerAnswer(server string, err error) string {
+	if e, ok := errors.AsType[*client.Error](err); ok {
+		bare := *e
+		bare.Param = "" // it is of a request that the person has not written
+		err = &bare
+	}
+	line, _, _ := strings.Cut(ServerError(server, err).Error(), "\n")
+	return line
+}
+
+// Printable keeps what another machine says from steering the terminal.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}

@@ -1,0 +1,34 @@
+package terminal
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/client"
+)
+
+func TestServerError(t *testing.T) {
+	refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
+	for _, c := range []struct {
+		err         error
+		text, first string
+	}{
+		{&client.Error{Status: 404, Code: "not\x1bfound", Message: "no\nmodel", Param: "mo\x07del"}, "the server at s answers 404 not?found: no?model (mo?del)", "the server at s answers 404 not?found: no?model"},
+		{&client.Error{Status: 500, Message: "m"}, "the server at s answers 500: m", "the server at s answers 500: m"},
+		{fmt.Errorf("client: %w", refused), "no server can be reached at s: refused\nStart one with kvatlas serve, or name another with --server URL", "no server can be reached at s: refused"},
+		{&net.OpError{Op: "read", Err: errors.New("reset")}, "s: read: reset", "s: read: reset"},
+		{errors.New("client: late"), "s: late", "s: late"},
+	} {
+		if got := ServerError("s", c.err).Error(); got != c.text {
+			t.Errorf("got %q, want %q", got, c.text)
+		}
+		if got := ServerAnswer("s", c.err); got != c.first {
+			t.Errorf("got %q, want %q", got, c.first)
+		}
+	}
+	if got := Printable("a\x1b[2J\r\tb\u0085\u00e4"); got != "a?[2J??b?\u00e4" {
+		t.Errorf("got %q", got)
+	}
+}

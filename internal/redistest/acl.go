@@ -1,0 +1,27 @@
+package redistest
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// DocumentedACL returns the commands that a document has between two marks, as words.
+func DocumentedACL(tb testing.TB, file, mark string) (lines [][]string) {
+	tb.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	_, rest, ok1 := strings.Cut(string(text), "<!-- "+mark+": begin -->\n```\n")
+	block, _, ok2 := strings.Cut(rest, "```\n<!-- "+mark+": end -->")
+	if !ok1 || !ok2 {
+		tb.Fatalf("%s has no block of %s", file, mark)
+	}
+	for line := range strings.Lines(block) {
+		if words := strings.Fields(line); len(words) > 0 { // not between the users
+			lines = append(lines, words)
+		}
+	}
+	return lines
+}
