@@ -10,20 +10,24 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 )
 
-// TestChatLimits has chats at the limits that are set, and one beyond each.
+// TestChatLimits has chats at the limits, and one beyond each.
 func TestChatLimits(t *testing.T) {
-	r := start(t, "--tokenizers="+tokenizers(t), "--tokenizer-budget=1m", "--request-timeout=5m", "--write-timeout=6m",
-		"--max-chat-items=3", "--max-chat-values=14")
+	r := start(t, "--tokenizers="+tokenizers(t), "--tokenizer-budget=1m", "--request-timeout=5m")
 	const message = `{"role":"user","content":"a"}` // an item, and three values
-	const more = `{"role":"user","content":"a","x":[1,2,3,4]}`
+	list := func(member string, n int) string {
+		return "[" + strings.TrimSuffix(strings.Repeat(member+",", n), ",") + "]"
+	}
 	for _, c := range []struct {
-		name, messages, says string
+		name, documents, says string
 	}{
-		{"three messages", "[" + message + "," + message + "," + message + "]", ""}, // at most ten values
-		{"four items", "[" + strings.Repeat(message+",", 3) + message + "]", "more than 3 messages"},
-		{"two long messages", "[" + more + "," + more + "]", "more than 14 JSON values"},
+		{"as many items", list("{}", 65535), ""}, // and the message
+		{"an item more", list("{}", 65536), "more than 65536 messages"},
+		{"as many values", `[{"a":` + list("1", 1<<20-8) + `}]`, ""},
+		{"more values", `[{"a":` + list("1", 1<<20) + `}]`, "more than 1048576 JSON values"},
 	} {
-		_, err := r.client().Score(t.Context(), client.ScoreRequest{Model: demo.Model, Chat: &client.Chat{Messages: []byte(c.messages)}})
+		_, err := r.client().Score(t.Context(), client.ScoreRequest{Model: demo.Model, Chat: &client.Chat{
+			Messages: []byte("[" + message + "]"), Documents: []byte(c.documents),
+		}})
 		if c.says == "" {
 			if err != nil {
 				t.Errorf("%s: %v", c.name, err)

@@ -59,7 +59,7 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 		fmt.Fprint(p.stdout, doctorUsage)
 		return exitOK
 	case err != nil:
-		return p.misuse("doctor", config.FlagError(flags, err))
+		return p.misuse("doctor", loader.FlagError(err))
 	case flags.NArg() > 0:
 		return p.misuse("doctor", fmt.Errorf("%q: it takes flags only", flags.Arg(0)))
 	case d.Engine.Endpoint == "" && (d.Engine.Replay != "" || d.Engine.Seeds != nil):

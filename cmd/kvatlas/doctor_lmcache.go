@@ -107,7 +107,7 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil, err
 		}
-		return nil, config.FlagError(flags, err)
+		return nil, loader.FlagError(err)
 	}
 	switch {
 	case flags.NArg() > 0:

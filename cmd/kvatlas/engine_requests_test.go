@@ -32,7 +32,7 @@ func ask(t *testing.T, url, body string) (status int, answer string) {
 // TestCaseSmallOnesBesideARealEngine sends the bodies of a chat as clients send them to
 // an engine, and has the tokens of the chat alone.
 func TestCaseSmallOnesBesideARealEngine(t *testing.T) {
-	r := start(t, "--tokenizers="+tokenizers(t), "--request-timeout=5m", "--write-timeout=6m")
+	r := start(t, "--tokenizers="+tokenizers(t), "--request-timeout=5m")
 	const chat = `"model":"` + demo.Model + `","messages":[{"role":"user","content":"Hello"}]`
 	_, plain := ask(t, r.url+"/v1/tokenize", "{"+chat+"}")
 	if !strings.Contains(plain, `"count":11,`) {
@@ -77,7 +77,7 @@ func TestModeAsyncIsDegraded(t *testing.T) {
 // TestScoreChatFileIsTheAPI sends files to kvatlas score, and has the server's word about
 // them.
 func TestScoreChatFileIsTheAPI(t *testing.T) {
-	r := start(t, "--tokenizers="+tokenizers(t), "--request-timeout=5m", "--write-timeout=6m")
+	r := start(t, "--tokenizers="+tokenizers(t), "--request-timeout=5m")
 	const said = `"messages":[{"role":"user","content":"Hello"}]`
 	for _, c := range []struct {
 		name, body string

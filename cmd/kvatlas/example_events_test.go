@@ -30,7 +30,7 @@ var (
 func TestExampleEvents(t *testing.T) {
 	const pod = "10.0.0.1:8000"
 	events, replay := freeEndpoint(t), freeEndpoint(t)
-	r := start(t, "--tokenizers="+tokenizers(t), "--tokenizer-budget=1m", "--request-timeout=5m", "--write-timeout=6m",
+	r := start(t, "--tokenizers="+tokenizers(t), "--tokenizer-budget=1m", "--request-timeout=5m",
 		"--pods="+pod+"?model="+demo.Model+"&events="+events+"&replay="+replay)
 	c := r.client()
 	if i, err := os.Stat(exampleEvents); err != nil || i.Size() > maxExample {

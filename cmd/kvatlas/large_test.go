@@ -20,7 +20,7 @@ func TestLargePrompt(t *testing.T) {
 	if e, ok := errors.AsType[*client.Error](err); !ok || e.Status != http.StatusRequestEntityTooLarge {
 		t.Errorf("not allowed: %v", err)
 	}
-	c := start(t, "--tokenizers="+dir, "--max-prompt-bytes=16MiB", "--max-body-bytes=32MiB", "--preload="+demo.Model, "--request-timeout=5m", "--write-timeout=6m").client()
+	c := start(t, "--tokenizers="+dir, "--max-prompt-bytes=16MiB", "--max-body-bytes=32MiB", "--preload="+demo.Model, "--request-timeout=5m").client()
 	res, err := c.Score(t.Context(), client.ScoreRequest{Model: demo.Model, Prompt: prompt, Wait: time.Millisecond})
 	if err != nil || res.Degraded == nil || res.Degraded.Reason != "tokenization_budget" || res.Tokens.Exact {
 		t.Fatalf("a budget of 1 ms: %+v, %v", res, err)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 )
 
 // dialable is an address to reach a listener at: one that listens on all
@@ -65,11 +67,11 @@ func listenError(setting, address string, err error) error {
 func (s *service) httpServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           h,
-		ReadHeaderTimeout: s.cfg.ReadHeaderTimeout,
-		ReadTimeout:       s.cfg.ReadHeaderTimeout + s.cfg.RequestTimeout,
-		WriteTimeout:      s.cfg.WriteTimeout,
+		ReadHeaderTimeout: config.ReadHeaderTimeout,
+		ReadTimeout:       config.ReadHeaderTimeout + s.cfg.RequestTimeout,
+		WriteTimeout:      s.cfg.WriteTimeout(),
 		IdleTimeout:       s.cfg.IdleTimeout,
-		MaxHeaderBytes:    int(s.cfg.MaxHeaderBytes),
+		MaxHeaderBytes:    int(config.MaxHeaderBytes),
 		ErrorLog:          httpLog(s.log),
 	}
 }

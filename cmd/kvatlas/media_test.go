@@ -27,7 +27,7 @@ func TestMultimodal(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, filepath.FromSlash(demo.Model), "media.json"), []byte(rule), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := start(t, "--tokenizers="+dir, "--tokenizer-budget=1m", "--request-timeout=5m", "--write-timeout=6m")
+	r := start(t, "--tokenizers="+dir, "--tokenizer-budget=1m", "--request-timeout=5m")
 	ask := func(path string, body, into any) {
 		t.Helper()
 		data, err := json.Marshal(body)

@@ -19,7 +19,7 @@ func TestSharedPieces(t *testing.T) {
 	redis := redistest.Start(t)
 	dir := tokenizers(t)
 	serve := func() *running {
-		return start(t, "--redis="+redis.URL(), "--tokenizers="+dir, "--piece-secret=a secret of all servers", "--piece-timeout=10s", "--request-timeout=5m", "--write-timeout=6m")
+		return start(t, "--redis="+redis.URL(), "--tokenizers="+dir, "--piece-secret=a secret of all servers", "--tokenizer-budget=25s", "--request-timeout=5m")
 	}
 	fleet := regexp.MustCompile(`(?m)^kvatlas_tokenizer_tokens_fleet_total (\d+)$`)
 	reused := func(r *running) string {

@@ -15,7 +15,7 @@ import (
 
 func TestScoreCommand(t *testing.T) {
 	// A machine that is busy takes its time to load a tokenizer.
-	r := start(t, "--tokenizers="+tokenizers(t), "--request-timeout=5m", "--write-timeout=6m")
+	r := start(t, "--tokenizers="+tokenizers(t), "--request-timeout=5m")
 	const model = "meta-llama/Meta-Llama-3-8B-Instruct"
 	prompt := strings.Repeat("The quick brown fox jumps over the lazy dog. ", 60) // 602 tokens
 	c := r.client()

@@ -30,7 +30,7 @@ func (p *program) serve(ctx context.Context, args []string) int {
 		writeServeUsage(p.stdout)
 		return exitOK
 	case err != nil:
-		return p.misuse("serve", config.FlagError(fs, err))
+		return p.misuse("serve", loader.FlagError(err))
 	case fs.NArg() > 0:
 		return p.misuse("serve", fmt.Errorf("%q: it takes flags only", fs.Arg(0)))
 	}

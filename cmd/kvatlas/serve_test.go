@@ -110,7 +110,7 @@ func TestPortIsTaken(t *testing.T) {
 // A request that is on its way when the signal comes is answered; in the drain
 // delay new ones are too, while /readyz turns load balancers away.
 func TestDrain(t *testing.T) {
-	r := start(t, "--drain-delay=3s", "--drain-timeout=1m", "--request-timeout=1m", "--write-timeout=2m")
+	r := start(t, "--drain-delay=3s", "--drain-timeout=1m", "--request-timeout=1m")
 	finish, answered := slowRequest(t, r.url)
 
 	r.stop()

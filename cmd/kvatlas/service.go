@@ -62,7 +62,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	}
 	var usage *scorer.Usage
 	if cfg.UsageWindow > 0 {
-		if usage, err = scorer.NewUsage(cfg.UsageWindow, cfg.UsageBlocks); err != nil {
+		if usage, err = scorer.NewUsage(cfg.UsageWindow, config.UsageBlocks); err != nil {
 			return nil, err
 		}
 	}
@@ -110,16 +110,16 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 		Limits: server.Limits{
 			MaxBodyBytes:     int64(cfg.MaxBodyBytes),
 			MaxTokens:        cfg.MaxTokens,
-			MaxBlockKeys:     cfg.MaxBlockKeys,
-			MaxPrompts:       cfg.MaxPrompts,
-			MaxPods:          cfg.MaxPods,
-			MaxObjects:       cfg.MaxObjects,
+			MaxBlockKeys:     cfg.MaxBlockKeys(),
+			MaxPrompts:       config.MaxPrompts,
+			MaxPods:          cfg.MaxPods(),
+			MaxObjects:       config.MaxObjects,
 			MaxInFlight:      cfg.MaxInFlight,
 			MaxInFlightBytes: int64(cfg.MaxInFlightBytes),
 			RequestTimeout:   cfg.RequestTimeout,
-			MaxStreams:       cfg.MaxStreams,
-			MaxRelayBytes:    int64(cfg.MaxRelayBytes),
-			StreamStall:      cfg.StreamStall,
+			MaxStreams:       config.MaxStreams,
+			MaxRelayBytes:    int64(config.MaxRelayBytes),
+			StreamStall:      config.StreamStall,
 		},
 	})
 	return s, err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/tokenpool"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
@@ -48,20 +49,20 @@ func (s *service) makeTokenizers() error {
 		Origin:        s.origin,
 		Store:         prefixes,
 		Workers:       c.TokenizerWorkers,
-		Queue:         c.TokenizerQueue,
-		QueueBytes:    int64(c.TokenizerQueueBytes),
+		Queue:         c.MaxInFlight,
+		QueueBytes:    c.TokenizerQueueBytes(),
 		MaxTextBytes:  int(c.MaxPromptBytes),
 		PieceBytes:    cmp.Or(int64(c.PieceCacheBytes), -1),
 		Shared:        s.pieces,
 		SharedSecret:  []byte(c.PieceSecret),
-		SharedTimeout: c.PieceTimeout,
+		SharedTimeout: c.PieceTimeout(),
 		Budget:        c.TokenizerBudget,
 		MaxTokenizers: c.TokenizersLoaded,
 		Pins:          pins,
 		Chat: chat.Options{
 			Engine: chat.Engine(c.ChatEngine), DefaultKwargs: []byte(c.ChatKwargs),
 			Tools: toolForm(c.ChatRebuildTools), OwnTemplatesOnly: c.ChatOwnTemplatesOnly,
-			Limits: chat.Limits{Items: c.MaxChatItems, Values: c.MaxChatValues},
+			Limits: chat.Limits{Items: config.MaxChatItems, Values: config.MaxChatValues},
 		},
 		Observer: s.watchTokenizers(),
 	})

@@ -43,9 +43,6 @@ type scoringSettings struct {
 	// UsageWindow is the time over which uses of a block are counted for the
 	// frequencies in an answer. 0 does not count.
 	UsageWindow time.Duration `name:"usage-window" default:"0s" min:"0s" max:"720h"`
-	// UsageBlocks is the number of blocks whose uses are counted, of about 200
-	// bytes each.
-	UsageBlocks int `name:"usage-blocks" default:"100000" min:"16" max:"100000000"`
 }
 
 // logSettings are what is written to the log.

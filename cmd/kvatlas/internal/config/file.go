@@ -65,6 +65,8 @@ func readYAML(path string, readFile func(string) ([]byte, error), settings []Set
 			place := fmt.Sprintf("%s:%d", name, p.Key.GetToken().Position.Line)
 			v, err := textOf(p.Value)
 			switch _, twice := out[key]; {
+			case refuseRemoved(place, strings.ReplaceAll(key, "_", "-")) != nil:
+				errs = append(errs, refuseRemoved(place, strings.ReplaceAll(key, "_", "-")))
 			case !slices.Contains(known, key):
 				errs = append(errs, fmt.Errorf("%s: %s: no such setting%s", place, key, didYouMean(strings.ReplaceAll(key, "_", "-"), known)))
 			case key == "config":

@@ -25,17 +25,9 @@ type httpSettings struct {
 	// Without it the process stays ready, since it goes on answering
 	// (degraded).
 	StrictReady bool `name:"strict-ready" default:"false"`
-	// ReadHeaderTimeout is how long a client may take to send the header of a
-	// request.
-	ReadHeaderTimeout time.Duration `name:"read-header-timeout" default:"5s" min:"10ms" max:"10m"`
-	// WriteTimeout is how long a client may take to receive its answer, from
-	// the end of the request's header on; so it includes request-timeout.
-	WriteTimeout time.Duration `name:"write-timeout" default:"30s" min:"10ms" max:"1h"`
 	// IdleTimeout is how long an idle connection is kept. Let it be longer
 	// than that of a load balancer in front.
 	IdleTimeout time.Duration `name:"idle-timeout" default:"2m" min:"10ms" max:"24h"`
-	// MaxHeaderBytes is the largest header of a request.
-	MaxHeaderBytes Bytes `name:"max-header-bytes" default:"64KiB" min:"4KiB" max:"16MiB"`
 }
 
 // limitSettings bound what a request may have, and all of them together.
@@ -47,35 +39,12 @@ type limitSettings struct {
 	MaxBodyBytes Bytes `name:"max-body-bytes" default:"16MiB" min:"1KiB" max:"1GiB"`
 	// MaxTokens is the number of tokens that one request may carry.
 	MaxTokens int `name:"max-tokens" default:"1048576" min:"1" max:"268435456"`
-	// MaxBlockKeys is the number of block keys that one request may carry.
-	MaxBlockKeys int `name:"max-block-keys" default:"131072" min:"1" max:"67108864"`
-	// MaxPrompts is the number of prompts that one request may carry.
-	MaxPrompts int `name:"max-prompts" default:"64" min:"1" max:"4096"`
-	// MaxPods is the number of pods that one request may name.
-	MaxPods int `name:"max-pods" default:"1024" min:"1" max:"65536"`
-	// MaxObjects is the number of images, audio and video of one request.
-	MaxObjects int `name:"max-objects" default:"1024" min:"1" max:"65536"`
-	// MaxChatItems is the number of messages, parts of contents, tool calls, tools and
-	// documents of one request together, of which each takes some 20 us.
-	MaxChatItems int `name:"max-chat-items" default:"65536" min:"1" max:"16777216"`
-	// MaxChatValues is the number of JSON values in the messages, tools, documents and
-	// template variables of one request together, keys not counted.
-	MaxChatValues int `name:"max-chat-values" default:"1048576" min:"1" max:"268435456"`
 	// MaxInFlight is the number of requests worked on at a time; more are
 	// refused with 503.
 	MaxInFlight int `name:"max-in-flight" default:"1024" min:"1" max:"1000000"`
 	// MaxInFlightBytes is the memory that requests take at a time, four bytes for each
 	// of a body, and answers; what would go beyond is refused with 503.
 	MaxInFlightBytes Bytes `name:"max-in-flight-bytes" default:"256MiB" min:"1KiB" max:"1TiB"`
-	// MaxStreams is the number of dumps, restores and resets worked on at a time;
-	// more are refused with 503. They do not count as requests in flight.
-	MaxStreams int `name:"max-streams" default:"2" min:"1" max:"1024"`
-	// MaxRelayBytes is how long an answer with a rank's recent events becomes before
-	// it is cut.
-	MaxRelayBytes Bytes `name:"max-relay-bytes" default:"4MiB" min:"1KiB" max:"1GiB"`
-	// StreamStall is how long a dump waits for its client to take a page, and a
-	// restore for its client to send more. They have no other limit of time.
-	StreamStall time.Duration `name:"stream-stall" default:"30s" min:"1ms" max:"10m"`
 }
 
 // shutdownSettings are how the process ends.
@@ -103,9 +72,6 @@ func (c *Config) validateHTTP() error {
 	}
 	if c.StrictReady && c.Redis == "" {
 		bad("strict-ready: it is about Redis, and redis is not set")
-	}
-	if c.RequestTimeout >= c.WriteTimeout {
-		bad("write-timeout: %v must be longer than request-timeout (%v), which is a part of it", c.WriteTimeout, c.RequestTimeout)
 	}
 	if c.ScoreBudget+c.TokenizerBudget >= c.RequestTimeout {
 		bad("request-timeout: %v leaves no time for tokenizer-budget (%v) and score-budget (%v)", c.RequestTimeout, c.TokenizerBudget, c.ScoreBudget)

@@ -12,6 +12,7 @@ import (
 
 // Loader collects values from the three places and makes a Config of them.
 type Loader struct {
+	fs       *flag.FlagSet
 	settings []Setting
 	flags    map[string]string // raw texts by setting, as given on the command line
 	defaults map[string]string
@@ -21,7 +22,7 @@ type Loader struct {
 // texts: these are judged by Load, together with all others, so that no error
 // of package flag can quote a secret.
 func NewLoader(fs *flag.FlagSet) *Loader {
-	l := &Loader{settings: Settings(), flags: map[string]string{}, defaults: map[string]string{}}
+	l := &Loader{fs: fs, settings: Settings(), flags: map[string]string{}, defaults: map[string]string{}}
 	for i := range l.settings {
 		s := &l.settings[i]
 		note := func(text string) error { l.flags[s.Name] = text; return nil }
@@ -169,6 +170,8 @@ func (l *Loader) readEnv(env []string) (map[string]value, error) {
 		case ok:
 			out[setting] = value{text, name}
 		case slices.Contains(otherVariables, name), strings.HasPrefix(name, testVariables), serviceLink.MatchString(name):
+		case refuseRemoved(name, settingOf(name)) != nil:
+			errs = append(errs, refuseRemoved(name, settingOf(name)))
 		default:
 			errs = append(errs, fmt.Errorf("%s: no such setting%s", name, didYouMean(name, mapKeys(byEnv))))
 		}
@@ -176,14 +179,30 @@ func (l *Loader) readEnv(env []string) (map[string]value, error) {
 	return out, errors.Join(errs...)
 }
 
+// FlagError says of an error of the loader's flag set that the flag was a setting once, or
+// which known one is nearest; other errors are returned as they are.
+func (l *Loader) FlagError(err error) error {
+	if name, ok := unknownFlag(err); ok {
+		if gone := refuseRemoved("--"+name, name); gone != nil {
+			return gone
+		}
+	}
+	return FlagError(l.fs, err)
+}
+
+// unknownFlag is the name, without dashes, of the flag that err says is not known.
+func unknownFlag(err error) (name string, ok bool) {
+	if err == nil {
+		return "", false
+	}
+	name, ok = strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+	return strings.TrimLeft(name, "-"), ok
+}
+
 // FlagError adds the nearest known flag to the error of a flag set that does
 // not know a flag; other errors are returned as they are.
 func FlagError(fs *flag.FlagSet, err error) error {
-	const head = "flag provided but not defined: -"
-	if err == nil {
-		return nil
-	}
-	name, ok := strings.CutPrefix(err.Error(), head)
+	name, ok := unknownFlag(err)
 	if !ok {
 		return err
 	}
@@ -192,7 +211,7 @@ func FlagError(fs *flag.FlagSet, err error) error {
 	for i := range known {
 		known[i] = "--" + known[i]
 	}
-	name = "--" + strings.TrimLeft(name, "-")
+	name = "--" + name
 	return fmt.Errorf("%s: no such flag%s", name, didYouMean(name, known))
 }
 

@@ -23,7 +23,7 @@ func load(t interface{ Helper() }, args, env []string, file string) (*Loaded, er
 	flags.SetOutput(io.Discard)
 	l := NewLoader(flags)
 	if err := flags.Parse(args); err != nil {
-		return nil, FlagError(flags, err)
+		return nil, l.FlagError(err)
 	}
 	return l.Load(env, func(path string) ([]byte, error) {
 		if path != "/etc/k.yaml" {
@@ -182,7 +182,7 @@ func TestErrors(t *testing.T) {
 		{name: "bind with a space", args: []string{"--pods=h:1?events=bind+tcp://*:5557", "--pods-model=m", "--ingest-bind=*"}, want: []string{"write bind%2Btcp"}},
 		{name: "bind elsewhere", args: []string{"--pods=h:1?events=bind%2Btcp://10.0.0.2:5557", "--pods-model=m", "--ingest-bind=10.0.0.1"}, want: []string{"engines can connect to 10.0.0.1, write *"}},
 		{name: "bind with CURVE", args: []string{"--pods=h:1?events=bind%2Btcp://*:5557", "--pods-model=m", "--ingest-bind=*", "--ingest-curve-keys=/k", "--ingest-curve-server=/s"}, want: []string{"pods: h:1?events=bind%2Btcp://*:5557: ", "CURVE"}},
-		{name: "chat items", args: []string{"--max-chat-items=0"}, want: []string{"--max-chat-items: 0 is out of range"}},
+		{name: "tokens", args: []string{"--max-tokens=0"}, want: []string{"--max-tokens: 0 is out of range"}},
 		{name: "names of pods", args: []string{"--pods-dns=a:b"}, want: []string{`pods-dns: invalid text: "a:b"`}},
 		{name: "labels of pods", args: []string{"--pods-kubernetes=a in"}, want: []string{"pods-kubernetes: invalid text: kubernetes: "}},
 		{name: "labels and pool", args: []string{"--pods-kubernetes=a=b", "--pods-kubernetes-pool=p"}, want: []string{"give either a selector of labels or the name"}},
@@ -200,11 +200,9 @@ func TestErrors(t *testing.T) {
 		{name: "port", args: []string{"--listen=:99999"}, want: []string{`listen: port "99999"`}},
 		{name: "same address", args: []string{"--listen=:8080", "--admin-listen=:8080"}, want: []string{"admin-listen: it is the same address as listen"}},
 		{name: "strict without redis", args: []string{"--strict-ready"}, want: []string{"strict-ready: it is about Redis"}},
-		{name: "timeouts", args: []string{"--request-timeout=40s"}, want: []string{"write-timeout: 30s must be longer than request-timeout (40s)"}},
 		{name: "budgets", args: []string{"--request-timeout=90ms"}, want: []string{"request-timeout: 90ms leaves no time"}},
 		{name: "body", args: []string{"--max-body-bytes=1GiB"}, want: []string{"max-in-flight-bytes: 256MiB is less than max-body-bytes (1GiB)"}},
 		{name: "prompt", args: []string{"--max-body-bytes=1KiB"}, want: []string{"max-prompt-bytes: 1MiB is more than max-body-bytes (1KiB)"}},
-		{name: "queue bytes", args: []string{"--tokenizer-queue-bytes=2KiB"}, want: []string{"tokenizer-queue-bytes: 2KiB is less than max-prompt-bytes"}},
 		{name: "usage window", args: []string{"--usage-window=10ms"}, want: []string{"usage-window: 10ms is too short"}},
 		{name: "prefix", args: []string{"--redis-prefix=a{b"}, want: []string{"redis-prefix"}},
 		{name: "hub", args: []string{"--hub-endpoint=huggingface.co"}, want: []string{"hub-endpoint"}},

@@ -60,20 +60,35 @@ func TestWrittenYAMLReadsBack(t *testing.T) {
 	})
 }
 
-// The document's table of settings is that of the struct.
+// The document's table of settings is that of the struct, and its fixed limits are those
+// that are refused as settings.
 func TestDocument(t *testing.T) {
 	path := filepath.Join("..", "..", "..", "..", "docs", "configuration.md")
-	const begin, end = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"
-	doc, err := os.ReadFile(path)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	head, rest, ok1 := strings.Cut(string(doc), begin)
-	_, tail, ok2 := strings.Cut(rest, end)
-	if !ok1 || !ok2 {
-		t.Fatalf("%s lacks the lines %q and %q", path, begin, end)
+	doc := string(text)
+	for name, table := range map[string]string{"settings": settingsTable(), "fixed": fixedTable()} {
+		begin, end := "<!-- "+name+": begin -->\n", "<!-- "+name+": end -->\n"
+		head, rest, ok1 := strings.Cut(doc, begin)
+		_, tail, ok2 := strings.Cut(rest, end)
+		if !ok1 || !ok2 {
+			t.Fatalf("%s lacks the lines %q and %q", path, begin, end)
+		}
+		doc = head + begin + table + end + tail
 	}
-	golden(t, path, []byte(head+begin+settingsTable()+end+tail))
+	golden(t, path, []byte(doc))
+}
+
+func fixedTable() string {
+	var b strings.Builder
+	b.WriteString("\n| limit | value | why nobody sets it |\n|---|---|---|\n")
+	for i := range removed {
+		r := &removed[i]
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", r.name, r.now(), r.why)
+	}
+	return b.String() + "\n"
 }
 
 func settingsTable() string {
@@ -88,11 +103,11 @@ func settingsTable() string {
 	for _, s := range Settings() {
 		if s.Section != section {
 			section = s.Section
-			fmt.Fprintf(&b, "\n### %s\n\n| flag and key | variable | default | values | what it is |\n|---|---|---|---|---|\n", section)
+			fmt.Fprintf(&b, "\n### %s\n\n| flag and key | default | values | what it is |\n|---|---|---|---|\n", section)
 		}
-		env := cell(s.Env)
+		name := cell(s.Name)
 		if s.Alias != "" {
-			env += ", " + cell(s.Alias)
+			name += ", or the variable " + cell(s.Alias)
 		}
 		values := s.Placeholder()
 		switch {
@@ -104,7 +119,7 @@ func settingsTable() string {
 			values = strings.ReplaceAll(strings.ToLower(values), "|", " or ")
 		}
 		doc := s.Doc()
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", cell(s.Name), env, cell(s.Default), values, strings.ToUpper(doc[:1])+doc[1:])
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, cell(s.Default), values, strings.ToUpper(doc[:1])+doc[1:])
 	}
 	return b.String() + "\n"
 }

@@ -63,7 +63,7 @@ func Settings() []Setting {
 			index:   f.Index,
 			typ:     f.Type,
 		}
-		s.Env = EnvPrefix + strings.ToUpper(strings.ReplaceAll(s.Name, "-", "_"))
+		s.Env = variableOf(s.Name)
 		if words := f.Tag.Get("oneof"); words != "" {
 			s.OneOf = strings.Split(words, ",")
 		}

@@ -30,11 +30,6 @@ type tokenizationSettings struct {
 	// TokenizerWorkers is the number of texts tokenized at a time. 0 is one
 	// for each CPU.
 	TokenizerWorkers int `name:"tokenizer-workers" default:"0" min:"0" max:"1024"`
-	// TokenizerQueue is the number of texts that may wait for a worker;
-	// beyond it answers are degraded or 503.
-	TokenizerQueue int `name:"tokenizer-queue" default:"1024" min:"1" max:"1000000"`
-	// TokenizerQueueBytes is the size of all texts that wait or are worked on.
-	TokenizerQueueBytes Bytes `name:"tokenizer-queue-bytes" default:"64MiB" min:"1KiB" max:"1TiB"`
 	// TokenizerBudget is how long a request waits for its tokens where it does
 	// not say; the answer then covers the part that is known.
 	TokenizerBudget time.Duration `name:"tokenizer-budget" default:"50ms" min:"1us" max:"1m"`
@@ -67,9 +62,6 @@ type tokenizationSettings struct {
 	PieceSecret Secret `name:"piece-secret"`
 	// PieceTTL is how long Redis keeps a shared piece.
 	PieceTTL time.Duration `name:"piece-ttl" default:"24h" min:"1s" max:"8760h"`
-	// PieceTimeout is how long a text waits for shared pieces before it is
-	// tokenized.
-	PieceTimeout time.Duration `name:"piece-timeout" default:"20ms" min:"1us" max:"10s"`
 }
 
 // chatSettings are how messages become texts.
@@ -107,9 +99,6 @@ func (c *Config) validateTokenization() error {
 	}
 	if c.HubRevision == "" {
 		bad("hub-revision: it is empty; the usual one is main")
-	}
-	if c.TokenizerQueueBytes < c.MaxPromptBytes {
-		bad("tokenizer-queue-bytes: %v is less than max-prompt-bytes (%v): such a prompt could never be tokenized", c.TokenizerQueueBytes, c.MaxPromptBytes)
 	}
 	if _, err := chat.NewRenderer(chat.Files{}, chat.Options{DefaultKwargs: []byte(c.ChatKwargs)}); err != nil {
 		bad("chat-kwargs: %q is no JSON object of variables: %v", c.ChatKwargs, err)
