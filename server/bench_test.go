@@ -19,6 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/telemetry"
 )
 
 // benchPods hold all of every prompt, as in the table of docs/performance.md.
@@ -64,7 +65,7 @@ func benchBodies(tb testing.TB, index store.Index, n int) map[string]string {
 // benchServer is a server with all metrics and no log, as under load.
 func benchServer(b *testing.B, index store.Index) *server.Server {
 	b.Helper()
-	metrics := server.NewMetrics()
+	metrics := telemetry.NewMetrics()
 	sc, err := scorer.New(scorer.Config{Index: index, Observer: metrics.Scorer(), Budget: time.Second})
 	if err != nil {
 		b.Fatal(err)

@@ -57,7 +57,7 @@ const keepBytes = 4 << 20
 
 // serve makes the http.Handler of a route: everything that is common to all.
 func (s *Server) serve(e apiRoute) http.HandlerFunc {
-	seen := s.metrics.route(&e)
+	seen := s.metrics.Route(e.method, e.pattern)
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		c, _ := s.calls.Get().(*call)
@@ -65,7 +65,7 @@ func (s *Server) serve(e apiRoute) http.HandlerFunc {
 		defer func() {
 			abort := c.recovered(recover())
 			took := time.Since(start)
-			seen.observe(c.status, took)
+			seen.Observe(c.status, took)
 			c.logLine(took)
 			c.release()
 			if abort {
@@ -107,7 +107,7 @@ func (s *Server) serve(e apiRoute) http.HandlerFunc {
 }
 
 func (s *Server) overloaded(of string) *apiError {
-	s.metrics.overloaded.Inc()
+	s.metrics.Overloaded()
 	return &apiError{
 		status: http.StatusServiceUnavailable, code: codeOverloaded, retry: time.Second,
 		message: "the server has as many " + of + " as it takes at once, try again later",
@@ -146,7 +146,7 @@ func (c *call) recovered(v any) (abort bool) {
 	if v == http.ErrAbortHandler { //nolint:errorlint // net/http compares it the same way
 		return true
 	}
-	c.s.metrics.panics.Inc()
+	c.s.metrics.Panicked()
 	what := fmt.Sprintf("a %T", v)
 	if e, ok := v.(runtime.Error); ok {
 		what = e.Error()

@@ -1,6 +1,6 @@
 // Package server is the HTTP API of kvatlas: routes, limits, errors, the
-// OpenAPI document, metrics and the request log. It has no logic of its own:
-// package scorer ranks, package store keeps, package tokenpool tokenizes.
+// OpenAPI document and the request log. It has no logic of its own: package scorer
+// ranks, package store keeps, package tokenpool tokenizes, package telemetry counts.
 //
 // It guarantees:
 //
@@ -21,7 +21,7 @@
 // have ReadHeaderTimeout, IdleTimeout, MaxHeaderBytes, and a WriteTimeout
 // above Limits.RequestTimeout.
 //
-//	metrics := server.NewMetrics()
+//	metrics := telemetry.NewMetrics()
 //	scorer, err := scorer.New(scorer.Config{Index: index, Observer: metrics.Scorer()})
 //	srv, err := server.New(server.Config{Scorer: scorer, Index: index, Metrics: metrics})
 //	srv.SetReady(nil)

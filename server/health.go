@@ -68,7 +68,7 @@ func (s *Server) ready(ctx context.Context) string {
 // metrics serves Prometheus.
 func (c *call) metrics() error {
 	c.w.Header().Set("X-Request-Id", c.id)
-	c.s.metrics.exporter.ServeHTTP((*counted)(c), c.r)
+	c.s.metrics.Handler().ServeHTTP((*counted)(c), c.r)
 	return nil
 }
 

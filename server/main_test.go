@@ -20,6 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
+	"github.com/kvatlas/kvatlas/telemetry"
 	"github.com/kvatlas/kvatlas/tokenpool"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
@@ -113,14 +114,14 @@ func (bytewiseText) Text(_ context.Context, model string, ids []uint32, skipSpec
 // subject is a server under test and what it wrote.
 type subject struct {
 	*server.Server
-	metrics *server.Metrics
+	metrics *telemetry.Metrics
 	log     *bytes.Buffer
 }
 
 // newServer makes a ready server over index, with index blocks of 4 tokens.
 func newServer(t testing.TB, index store.Index, edit ...func(*server.Config)) subject {
 	t.Helper()
-	metrics := server.NewMetrics()
+	metrics := telemetry.NewMetrics()
 	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 4, Budget: time.Minute, Observer: metrics.Scorer()})
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/telemetry"
 )
 
 // schema is the part of JSON Schema that the document uses.
@@ -103,7 +104,7 @@ func TestDocumentHasTheRoutes(t *testing.T) {
 			}
 		}
 	}
-	s := &Server{metrics: NewMetrics()}
+	s := &Server{metrics: telemetry.NewMetrics()}
 	routes, _ := s.routes().(chi.Routes)
 	err := chi.Walk(routes, func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
 		if method != http.MethodHead { // goes with every GET

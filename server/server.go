@@ -15,6 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/telemetry"
+	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
 // Config is what a Server is made of.
@@ -43,7 +45,7 @@ type Config struct {
 	// Log takes a line for each request. The zero Logger drops them.
 	Log zerolog.Logger
 	// Metrics counts; nil makes one.
-	Metrics *Metrics
+	Metrics *telemetry.Metrics
 	// Limits bound requests; zero fields take their defaults.
 	Limits Limits
 	// StrictReady makes /readyz fail while the index cannot be reached. By
@@ -69,7 +71,7 @@ func (c *Config) validate() error {
 		return fmt.Errorf("server: Config.BlockSize is %d, it must be within 1 and %d", c.BlockSize, store.MaxBlockSize)
 	}
 	if c.Metrics == nil {
-		c.Metrics = NewMetrics()
+		c.Metrics = telemetry.NewMetrics()
 	}
 	return c.Limits.validate()
 }
@@ -78,7 +80,7 @@ func (c *Config) validate() error {
 // closing.
 type Server struct {
 	cfg     Config
-	metrics *Metrics
+	metrics *telemetry.Metrics
 	handler http.Handler
 	calls   sync.Pool // of *call
 
@@ -107,11 +109,30 @@ func New(cfg Config) (*Server, error) {
 	s.reading = make(chan struct{}, runtime.GOMAXPROCS(0))
 	s.calls.New = func() any { return &call{s: s} }
 	s.SetReady(errStarting)
-	if err := s.metrics.watch(&cfg, &s.inFlight, &s.inFlightBytes, &s.streams); err != nil {
+	if err := s.watch(); err != nil {
 		return nil, err
 	}
 	s.handler = s.routes()
 	return s, nil
+}
+
+// watch has the metrics read s at each scrape.
+func (s *Server) watch() error {
+	seen := telemetry.Server{
+		Version: s.cfg.Version, Backend: s.cfg.Backend,
+		InFlight: &s.inFlight, InFlightBytes: &s.inFlightBytes, Streams: &s.streams,
+		Index: s.cfg.Index.Stats, Registry: s.cfg.Index.Cached,
+	}
+	if pool, ok := s.cfg.Tokenizer.(interface{ Stats() tokenpool.Stats }); ok {
+		seen.Tokenizers = pool.Stats
+	}
+	if pool, ok := s.cfg.Tokenizer.(interface{ Models() []tokenpool.Model }); ok {
+		seen.Models = pool.Models
+	}
+	if err := s.metrics.Watch(seen); err != nil {
+		return fmt.Errorf("server: Config.Metrics is already another server's: %w", err)
+	}
+	return nil
 }
 
 // Handler is the whole API.

@@ -74,7 +74,7 @@ func (s *Server) cutSlowest() bool {
 	s.transfers.all.Remove(e)
 	c.place = nil
 	s.inFlightBytes.Add(-c.held.Swap(0))
-	s.metrics.slowClients.Inc()
+	s.metrics.CutOffClient()
 	c.cut()
 	return true
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/replica"
 	"github.com/kvatlas/kvatlas/store/snapshot"
+	"github.com/kvatlas/kvatlas/telemetry"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
@@ -34,7 +35,7 @@ type service struct {
 	backend string           // memory, redis or replica
 	pieces  tokenpool.Shared // nil unless pieces of texts are shared
 
-	metrics *server.Metrics
+	metrics *telemetry.Metrics
 	closers []func() error // in the order in which things were made
 
 	leases  store.Leases   // the index's own
@@ -48,7 +49,7 @@ type service struct {
 // newService makes everything and listens on nothing yet. A Redis that is down
 // is no error: the service starts degraded.
 func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) {
-	s := &service{cfg: cfg, log: log, metrics: server.NewMetrics()}
+	s := &service{cfg: cfg, log: log, metrics: telemetry.NewMetrics()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())

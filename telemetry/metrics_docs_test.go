@@ -1,4 +1,4 @@
-package server
+package telemetry
 
 import (
 	"bytes"
@@ -12,20 +12,15 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
 
-	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
-// measured is a tokenizer with everything that is measured of one.
-type measured struct{ scorer.Tokenizer }
+var rewrite = flag.Bool("rewrite", false, "write the table of docs/http-api.md anew")
 
-func (measured) Stats() (s tokenpool.Stats) { return s }
-func (measured) Models() []tokenpool.Model  { return nil }
-
-// indexOnly is an index that is asked for nothing but how to measure it.
-type indexOnly struct{ store.Index }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // described are the series of a server that has everything, as rows of a table: name
 // and labels, and the HELP text.
@@ -35,7 +30,11 @@ func described(t *testing.T) []string {
 	var n atomic.Int64
 	m.Snapshots()
 	for _, err := range []error{
-		m.watch(&Config{Index: indexOnly{}, Tokenizer: measured{}, Version: "v", Backend: "b"}, &n, &n, &n),
+		m.Watch(Server{
+			Version: "v", Backend: "b", InFlight: &n, InFlightBytes: &n, Streams: &n,
+			Index: func() (s store.Stats) { return s }, Registry: func() *store.Registry { return &store.Registry{} },
+			Tokenizers: func() (s tokenpool.Stats) { return s }, Models: func() []tokenpool.Model { return nil },
+		}),
 		m.PrefixStore(nil), m.Ingest(nil, nil, nil), m.LMCacheController(nil), m.LMCacheCoordinator(nil), m.LMCacheEntries(nil), m.Replica(nil),
 	} {
 		if err != nil {
@@ -94,7 +93,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatalf("%s has no place for the metrics", path)
 	}
 	want := "| series | |\n|---|---|\n" + strings.Join(rows, "")
-	if flag.Lookup("rewrite").Value.String() == "true" {
+	if *rewrite {
 		text := slices.Concat(before, []byte(begin), []byte(want), []byte(end), after)
 		if err := os.WriteFile(path, text, 0o644); err != nil { //nolint:gosec // a page is for all to read
 			t.Fatal(err)
@@ -102,11 +101,11 @@ func TestMetricsAreDocumented(t *testing.T) {
 		return
 	}
 	if string(table) != want {
-		t.Errorf("%s has other metrics than there are: go test ./server -run Metrics -rewrite\n%s", path, want)
+		t.Errorf("%s has other metrics than there are: go test ./telemetry -run Metrics -rewrite\n%s", path, want)
 	}
 	// None is made elsewhere, where the table does not see it.
 	name := regexp.MustCompile(`"(kvatlas_[a-z0-9_]*[a-z0-9])"`)
-	for _, glob := range []string{"*.go", "../cmd/kvatlas/*.go"} {
+	for _, glob := range []string{"*.go", "../server/*.go", "../cmd/kvatlas/*.go"} {
 		files, err := filepath.Glob(glob)
 		if err != nil || len(files) == 0 {
 			t.Fatal(glob, err)

@@ -1,7 +1,6 @@
-package server
+package telemetry
 
 import (
-	"fmt"
 	"net/http"
 	"strconv"
 	"sync/atomic"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
@@ -166,53 +166,80 @@ func (m *Metrics) PrefixStore(stats func() prefixcache.Stats) error {
 	return m.registry.Register(prefixFigures(stats))
 }
 
-// watch registers what is read at each scrape. A Metrics watches one server.
-func (m *Metrics) watch(cfg *Config, inFlight, inFlightBytes, streams *atomic.Int64) error {
+// Server is what is read of a server at each scrape.
+type Server struct {
+	// Version is the program's, Backend the index's kind.
+	Version, Backend string
+	// InFlight counts requests to /v1 being worked on, InFlightBytes what they take and
+	// Streams dumps, restores and resets.
+	InFlight, InFlightBytes, Streams *atomic.Int64
+	// Index and Registry read the index. They must not block.
+	Index    func() store.Stats
+	Registry func() *store.Registry
+	// Tokenizers and Models read the tokenizer pool; each is nil where there is none.
+	Tokenizers func() tokenpool.Stats
+	Models     func() []tokenpool.Model
+}
+
+// Watch registers what is read at each scrape. A Metrics watches one server: for
+// another one it returns an error.
+func (m *Metrics) Watch(s Server) error {
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "kvatlas_build_info", Help: "Constant 1, with the program's version and the index's kind.",
-		ConstLabels: prometheus.Labels{"version": cfg.Version, "backend": cfg.Backend},
+		ConstLabels: prometheus.Labels{"version": s.Version, "backend": s.Backend},
 	})
 	info.Set(1)
 	all := []prometheus.Collector{
 		info,
 		figures[struct{}]{read: func() struct{} { return struct{}{} }, list: []figure[struct{}]{
-			gauge("kvatlas_http_in_flight", "Requests to /v1 being worked on.", func(struct{}) int64 { return inFlight.Load() }),
-			gauge("kvatlas_http_in_flight_bytes", "Bytes that requests to /v1 take, beyond 16 KiB of body each.", func(struct{}) int64 { return inFlightBytes.Load() }),
-			gauge("kvatlas_http_streams", "Dumps, restores and resets being worked on.", func(struct{}) int64 { return streams.Load() }),
+			gauge("kvatlas_http_in_flight", "Requests to /v1 being worked on.", func(struct{}) int64 { return s.InFlight.Load() }),
+			gauge("kvatlas_http_in_flight_bytes", "Bytes that requests to /v1 take, beyond 16 KiB of body each.", func(struct{}) int64 { return s.InFlightBytes.Load() }),
+			gauge("kvatlas_http_streams", "Dumps, restores and resets being worked on.", func(struct{}) int64 { return s.Streams.Load() }),
 		}},
-		indexFigures(cfg.Index.Stats),
-		registryFigures(cfg.Index.Cached),
+		indexFigures(s.Index),
+		registryFigures(s.Registry),
 	}
-	if pool, ok := cfg.Tokenizer.(interface{ Stats() tokenpool.Stats }); ok {
-		all = append(all, tokenizerFigures(pool.Stats))
+	if s.Tokenizers != nil {
+		all = append(all, tokenizerFigures(s.Tokenizers))
 	}
-	if pool, ok := cfg.Tokenizer.(interface{ Models() []tokenpool.Model }); ok {
-		all = append(all, newTokenizerMemory(pool.Models))
+	if s.Models != nil {
+		all = append(all, newTokenizerMemory(s.Models))
 	}
 	for _, c := range all {
 		if err := m.registry.Register(c); err != nil {
-			return fmt.Errorf("server: Config.Metrics is already another server's: %w", err)
+			return err
 		}
 	}
 	return nil
 }
 
-// routeMetrics are the series of one route.
-type routeMetrics struct {
+// Panicked counts a panic that was turned into 500.
+func (m *Metrics) Panicked() { m.panics.Inc() }
+
+// Overloaded counts a request refused because too many were in flight.
+func (m *Metrics) Overloaded() { m.overloaded.Inc() }
+
+// CutOffClient counts a client that was cut off because it was slow.
+func (m *Metrics) CutOffClient() { m.slowClients.Inc() }
+
+// Route has the series of one route.
+type Route struct {
 	requests *prometheus.CounterVec
 	seconds  prometheus.Observer
 	byStatus [600]atomic.Pointer[prometheus.Counter]
 }
 
-func (m *Metrics) route(e *apiRoute) *routeMetrics {
-	labels := prometheus.Labels{"method": e.method, "route": e.pattern}
-	if e.method == "" {
+// Route returns the series of a route. The method is empty where it takes any.
+func (m *Metrics) Route(method, pattern string) *Route {
+	labels := prometheus.Labels{"method": method, "route": pattern}
+	if method == "" {
 		labels["method"] = other
 	}
-	return &routeMetrics{requests: m.requests.MustCurryWith(labels), seconds: m.seconds.With(labels)}
+	return &Route{requests: m.requests.MustCurryWith(labels), seconds: m.seconds.With(labels)}
 }
 
-func (r *routeMetrics) observe(status int, took time.Duration) {
+// Observe counts an answer with its status, below 600, and the time that it took.
+func (r *Route) Observe(status int, took time.Duration) {
 	r.seconds.Observe(took.Seconds())
 	if c := r.byStatus[status].Load(); c != nil {
 		(*c).Inc()
