@@ -79,7 +79,7 @@ func (f *fold) Begin(reg *store.Registry) {
 }
 
 // want finds out which pods are asked for: those that the request names, or all that are
-// registered. Others without a model are there because another request names them.
+// registered and, where the model allows it, all others.
 func (f *fold) want(reg *store.Registry) {
 	f.wanted = f.wanted[:0]
 	if f.only != nil {
@@ -91,7 +91,7 @@ func (f *fold) want(reg *store.Registry) {
 		}
 		return
 	}
-	if !slices.ContainsFunc(reg.Pods, unregistered) {
+	if reg.Models[f.model].Unregistered || !slices.ContainsFunc(reg.Pods, unregistered) {
 		return
 	}
 	f.wanted = cleared(f.wanted, len(reg.Pods))
@@ -100,7 +100,7 @@ func (f *fold) want(reg *store.Registry) {
 	}
 }
 
-// unregistered reports whether a pod is there only because a query names it.
+// unregistered reports whether a pod is there only because a query, or a value, names it.
 func unregistered(p store.Pod) bool { return p.Model == "" }
 
 // wants reports whether the pod of a slot is asked for.

@@ -129,9 +129,13 @@ func TestDocumentHasTheFields(t *testing.T) {
 	d := readDocument(t)
 	for path, names := range map[string][]string{
 		"/v1/score": scoreNames, "/v1/blocks": blocksNames, "/v1/pods": podNames, "/v1/tokenize": tokenizeNames,
-		"/v1/reset": resetNames, "/v1/lmcache/sync": lmcacheSyncNames,
+		"/v1/models/{model}": modelNames, "/v1/reset": resetNames, "/v1/lmcache/sync": lmcacheSyncNames,
 	} {
-		body := d.resolve(t, d.Paths[path]["post"].RequestBody.Content["application/json"].Schema)
+		op := d.Paths[path]["post"]
+		if op == nil {
+			op = d.Paths[path]["put"]
+		}
+		body := d.resolve(t, op.RequestBody.Content["application/json"].Schema)
 		var got, passed []string
 		for n, p := range body.Properties {
 			if p.Ref == "#/components/schemas/Passed" {

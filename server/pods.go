@@ -254,7 +254,7 @@ func (c *call) pathName(param string) (string, error) {
 	return name, nil
 }
 
-// pathText is the pod's name that the path has in the place of param, decoded.
+// pathText is what the path has in the place of param, decoded.
 func (c *call) pathText(param string) (string, error) {
 	name := chi.URLParam(c.r, param)
 	if c.r.URL.RawPath != "" {
@@ -291,6 +291,46 @@ func (c *call) listModels() error {
 		}
 	}
 	return c.replyJSON(http.StatusOK, out)
+}
+
+// modelRequest is the body of PUT /v1/models/{model}.
+type modelRequest struct{ unregistered bool }
+
+var modelFields = fields[modelRequest]{
+	{"unregistered", func(s *scanner, q *modelRequest) error { return s.bool(&q.unregistered) }},
+}
+
+var modelNames = namesOf(modelFields)
+
+// setModel is PUT /v1/models/{model}. Like an add of blocks it fixes the block size of a
+// model that has none, so that all servers cut prompts alike.
+func (c *call) setModel() error {
+	var q modelRequest
+	f, err := read(c, modelFields, modelNames, &q)
+	if err != nil {
+		return err
+	}
+	if err := f.need("unregistered"); err != nil {
+		return err
+	}
+	name, err := c.pathText("model")
+	if err != nil {
+		return err
+	}
+	want := store.ModelInfo{Name: name, BlockSize: c.s.cfg.BlockSize, Scheme: store.SchemeNative, Unregistered: q.unregistered}
+	if err := want.Validate(); err != nil {
+		return invalid("model", "%s", plain(err, store.ErrInvalid))
+	}
+	c.model = name
+	index, ok := c.s.cfg.Index.(store.UnregisteredSetter)
+	if !ok {
+		return cannot("count for pods that are not registered")
+	}
+	set, err := index.SetUnregistered(c.ctx, want)
+	if err != nil {
+		return err
+	}
+	return c.replyJSON(http.StatusOK, set)
 }
 
 // loadedTokenizer is a tokenizer in memory, as tokenpool.Model describes it.

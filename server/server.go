@@ -206,6 +206,7 @@ func (s *Server) routeTable() []apiRoute {
 		{http.MethodGet, "/v1/pods/{name}", (*call).getPod, work},
 		{http.MethodDelete, "/v1/pods/{name}", (*call).deletePod, work},
 		{http.MethodGet, "/v1/models", (*call).listModels, work},
+		{http.MethodPut, "/v1/models/{model}", (*call).setModel, reading},
 		{http.MethodGet, "/v1/ingest/{pod}/{rank}/events", (*call).recentEvents, work},
 		{http.MethodGet, "/v1/ingest/{pod}/{rank}/blocks", (*call).heldBlocks, work},
 		{http.MethodGet, "/v1/dump", (*call).dump, stream},

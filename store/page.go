@@ -54,6 +54,14 @@ type Pager interface {
 	Page(ctx context.Context, cursor string, limit int) (Page, error)
 }
 
+// UnregisteredSetter is an index that has values that name pods by their addresses.
+type UnregisteredSetter interface {
+	// SetUnregistered sets ModelInfo.Unregistered of a model to what want has, and returns
+	// the settings in force. Where there are none yet it fixes all of them to want. Lookups
+	// that begin after it has returned heed it, in all processes.
+	SetUnregistered(ctx context.Context, want ModelInfo) (ModelInfo, error)
+}
+
 // Forgetter is an index that can forget a model.
 type Forgetter interface {
 	// Forget removes the settings of a model, so that the next EnsureModel fixes

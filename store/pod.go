@@ -159,7 +159,7 @@ func (p *PartOf) Validate() error {
 // Seconds is a duration whose JSON form is a number of seconds.
 type Seconds time.Duration
 
-// ModelInfo says how a model is indexed. It is fixed once written.
+// ModelInfo says how a model is indexed. What its block keys are is fixed once written.
 type ModelInfo struct {
 	// Name is the model's name as requests give it.
 	Name string `json:"name"`
@@ -167,6 +167,14 @@ type ModelInfo struct {
 	BlockSize int `json:"block_size"`
 	// Scheme is the scheme of the block keys: "native".
 	Scheme string `json:"scheme"`
+	// Unregistered lets values that name pods by their addresses count for pods that
+	// nobody has registered. An [UnregisteredSetter] can change it.
+	Unregistered bool `json:"unregistered,omitempty"`
+}
+
+// SameKeys reports whether both models have the same name and block keys.
+func (m *ModelInfo) SameKeys(as *ModelInfo) bool {
+	return m.Name == as.Name && m.BlockSize == as.BlockSize && m.Scheme == as.Scheme
 }
 
 // DefaultBlockSize is the index block size of a model that nobody has set:

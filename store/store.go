@@ -58,6 +58,10 @@ type Query struct {
 	// Named are pods that the caller knows by name. Those that are not registered count
 	// where an index has values that name pods by their addresses: the registry that Begin
 	// gets has them then, without a model. An index without such values ignores it.
+	//
+	// Where no query of a lookup has Named, not even an empty one, and the model's
+	// Unregistered is set, those count that the first blocks read name. The registry has
+	// them likewise, and perhaps others that earlier lookups have met.
 	Named []string
 	// Entries, if not nil, are what the query is about instead of Keys. Only the index
 	// in Redis knows them; the one in memory refuses the query with ErrInvalid.
@@ -146,7 +150,7 @@ type Index interface {
 
 	// EnsureModel returns the settings under which the model is indexed. The
 	// first call fixes them to want; later calls return ErrModelConflict
-	// together with the settings in force when want differs from them.
+	// together with the settings in force when want's block keys differ from theirs.
 	EnsureModel(ctx context.Context, want ModelInfo) (ModelInfo, error)
 
 	// Registry returns the registry as it stands now.

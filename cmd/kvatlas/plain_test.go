@@ -96,3 +96,66 @@ func TestPlainValuesOfUnregisteredPods(t *testing.T) {
 		})
 	}
 }
+
+// Where the model allows it, nobody need name those pods either, on any server.
+func TestPlainValuesOfAllowedModels(t *testing.T) {
+	const one, two, model = "10.0.0.1:8000", "10.0.0.2:8000", "org/m"
+	standalone, cluster := redistest.Start(t), redistest.StartCluster(t, 3, false)
+	for name, s := range map[string]struct {
+		url   string
+		plain redis.UniversalClient
+	}{"standalone": {standalone.URL(), standalone.Client()}, "cluster": {cluster.URL(), cluster.Client()}} {
+		t.Run(name, func(t *testing.T) {
+			r, other := start(t, "--redis="+s.url), start(t, "--redis="+s.url)
+			prompt := tokens(256)
+			for i, key := range blockNames(t, model, 64, prompt) {
+				value := one
+				if i < 2 {
+					value += "," + two
+				}
+				if err := s.plain.Set(t.Context(), key, value, 0).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ask := func(want string, pods ...string) {
+				t.Helper()
+				for _, r := range []*running{other, r, other} {
+					for _, strategy := range []string{"longest_prefix", "coverage", "highest_block"} {
+						resp, err := r.client().Score(t.Context(), client.ScoreRequest{Model: model, Tokens: prompt, Pods: pods, Strategy: strategy})
+						if err != nil || resp.Degraded != nil {
+							t.Fatal(resp, err)
+						}
+						if got := fmt.Sprint(resp.Scores); got != want {
+							t.Errorf("%s: %s, want %s", strategy, got, want)
+						}
+					}
+				}
+			}
+			const both = "map[" + one + ":4 " + two + ":2]"
+			ask("map[]")
+			for range 2 {
+				if m, err := r.client().SetUnregistered(t.Context(), model, true); err != nil || *m != (client.Model{Name: model, BlockSize: 64, Scheme: "native", Unregistered: true}) {
+					t.Fatal(m, err)
+				}
+				ask(both)
+				ask("map["+two+":2]", two) // the candidates are the request's
+				ask("map[10.0.0.3:8000:0]", "10.0.0.3:8000")
+				if models, err := other.client().Models(t.Context()); err != nil || len(models) != 1 || !models[0].Unregistered {
+					t.Error(models, err)
+				}
+				if m, err := other.client().SetUnregistered(t.Context(), model, false); err != nil || m.Unregistered {
+					t.Fatal(m, err)
+				}
+				ask("map[]")
+			}
+			if _, err := r.client().SetUnregistered(t.Context(), model, true); err != nil {
+				t.Fatal(err)
+			}
+			// Registered or not, both are found, and their names are theirs.
+			if err := r.client().RegisterPod(t.Context(), client.Pod{Name: "decode-0", Address: "http://" + two, Model: model}); err != nil {
+				t.Fatal(err)
+			}
+			ask("map[" + one + ":4 decode-0:2]")
+		})
+	}
+}

@@ -285,7 +285,7 @@ func (g *registry) ensure(want store.ModelInfo) (store.ModelInfo, error) {
 	defer g.mu.Unlock()
 	have, ok := g.models[want.Name]
 	switch {
-	case ok && have == want:
+	case ok && have.SameKeys(&want):
 		return have, nil
 	case ok:
 		return have, fmt.Errorf("%w: %s has blocks of %d tokens, scheme %s; not %d, %s",

@@ -93,7 +93,7 @@ func (o *owners) of(m blockkey.Model) texts {
 
 // owner returns the holder that an entry's text stands for.
 func (t texts) owner(text string) (store.HolderID, bool) {
-	if id, ok := t[text]; ok {
+	if id := t[text]; id != 0 {
 		return id, true
 	}
 	host, port, err := net.SplitHostPort(text)
@@ -103,8 +103,8 @@ func (t texts) owner(text string) (store.HolderID, bool) {
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return 0, false
 	}
-	id, ok := t[host]
-	return id, ok
+	id := t[host]
+	return id, id != 0
 }
 
 // entryRead is what one round trip reads of a query of entries, and what was found.

@@ -1,10 +1,12 @@
 package redis
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
@@ -99,3 +101,227 @@ func TestGuests(t *testing.T) {
 }
 
 func both(one, nine string) string { return one + " " + nine }
+
+// letIn sets whether texts of a model count for pods that nobody has registered.
+func letIn(t *testing.T, x *Index, model string, on bool) {
+	t.Helper()
+	if _, err := x.SetUnregistered(t.Context(), store.ModelInfo{Name: model, BlockSize: 16, Scheme: store.SchemeNative, Unregistered: on}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// heldBy looks a chain up that names no pods, by default of model m.
+func heldBy(t *testing.T, x *Index, keys []blockkey.Key, model ...string) (held []string, reg *store.Registry) {
+	t.Helper()
+	f := &named{}
+	q := &store.Query{Model: blockkey.ModelOf(strings.Join(append(model, "m")[:1], "")), Keys: keys, Fold: f}
+	if err := x.Lookup(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	return f.held, f.reg
+}
+
+// Where the model allows it, each text that nobody is registered for is a pod of that name.
+func TestMetGuests(t *testing.T) {
+	topologies(t, func(t *testing.T, url string) {
+		x := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
+		peer := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
+		texts := []string{"10.0.0.1:8000", "10.0.0.1", ",10.0.0.1:8000,10.0.0.2:8000", "llama-0", "10.0.0.8", "10.0.0.8:8001", "x y", "17"}
+		var keys []blockkey.Key
+		write := func() {
+			for i, text := range texts {
+				put(t, x, x.client, blockkey.Key(i), text)
+			}
+		}
+		for i := range texts {
+			keys = append(keys, blockkey.Key(i))
+		}
+		write()
+		want := func(what string, want ...string) {
+			t.Helper()
+			for _, x := range []*Index{x, peer, x} {
+				before := x.Stats()
+				got, _ := heldBy(t, x, keys)
+				if fmt.Sprintf("%q", got) != fmt.Sprintf("%q", want) {
+					t.Errorf("%s:\n%q, want\n%q", what, got, want)
+				}
+				if now := x.Stats(); now.RoundTrips-before.RoundTrips-(now.RegistryLoads-before.RegistryLoads) != 1 {
+					t.Errorf("%s: %d round trips, %d loads", what, now.RoundTrips-before.RoundTrips, now.RegistryLoads-before.RegistryLoads)
+				}
+			}
+		}
+		const one = "10.0.0.1:8000/gpu"
+		all := []string{one, "10.0.0.1/gpu", one + " 10.0.0.2:8000/gpu", "llama-0/gpu", "10.0.0.8/gpu", "10.0.0.8:8001/gpu", "", ""}
+		want("not allowed", make([]string, 8)...)
+		letIn(t, x, "other", true)
+		want("another model is", make([]string, 8)...)
+		letIn(t, peer, "m", true)
+		want("allowed", all...)
+		letIn(t, x, "m", false)
+		want("not any more", make([]string, 8)...)
+		letIn(t, x, "m", true)
+		want("again", all...)
+		epoch := x.Cached().Epoch
+		letIn(t, x, "m", true)
+		if r, err := x.Registry(t.Context()); err != nil || r.Epoch != epoch {
+			t.Errorf("what changes nothing moves the epoch: %d, %d, %v", epoch, r.Epoch, err)
+		}
+		if got, reg := heldBy(t, x, keys[:1], "nobody"); got[0] != "" || len(reg.Pods) != 0 {
+			t.Errorf("of another model %q, with %v", got, reg.Pods)
+		}
+		if reg, err := x.Registry(t.Context()); err != nil || len(reg.Pods) != 0 {
+			t.Errorf("registered are %v, %v", reg.Pods, err)
+		}
+
+		// What a registered pod has is no other's: by name, address or host, of one pod or of
+		// several.
+		register(t, x, store.Pod{Name: "llama-0", Address: "http://10.0.0.2:8000"}, store.Pod{Name: "10.0.0.8:8000"}, store.Pod{Name: "10.0.0.8:8009"})
+		claimed := slices.Clone(all)
+		claimed[2], claimed[4] = one+" llama-0/gpu", ""
+		want("some are registered", claimed...)
+
+		// Nor is that of one whose lease is over, and nothing is while lives have ended.
+		register(t, x, store.Pod{Name: "late", Address: "10.0.0.1:8000", Lease: store.Seconds(time.Hour)})
+		claimed[0], claimed[1], claimed[2] = "late/gpu", "late/gpu", "late/gpu llama-0/gpu"
+		want("one has a lease", claimed...)
+		s := x.registry.current.Load()
+		gone := x.assemble(s.roster, map[string]bool{"late": true}, s.registry.ValidUntil)
+		for _, text := range []string{"late", "10.0.0.1:8000", "10.0.0.1"} {
+			if !gone.knows(text) || gone.texts()[text] != 0 {
+				t.Errorf("%s of a pod whose lease is over: %v, %v", text, gone.knows(text), gone.texts()[text])
+			}
+		}
+		apply(t, x, batchOf("late", store.Add, 100))
+		if _, err := x.Retire(t.Context(), "late"); err != nil {
+			t.Fatal(err)
+		}
+		got, _ := heldBy(t, x, keys)
+		if got[0] != "" || got[1] != "" || got[5] != "" {
+			t.Errorf("a life has ended: %q", got)
+		}
+		if _, err := x.Sweep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ = heldBy(t, x, keys); got[0] != "" || got[5] != "" {
+			t.Errorf("what was written before is swept: %q", got)
+		}
+		write()
+		claimed[0], claimed[1], claimed[2] = all[0], all[1], one+" llama-0/gpu"
+		want("what is written then", claimed...)
+	})
+}
+
+// The guests of a lookup are bounded, those of the first blocks come first, and what
+// earlier lookups have met gives way.
+func TestMetGuestsAreBounded(t *testing.T) {
+	x := open(t, Config{URL: redistest.Start(t).URL(), NoSweep: true})
+	letIn(t, x, "m", true)
+	const blocks, addresses = 100, 10_000
+	pipe := x.client.Pipeline()
+	var keys, flood []blockkey.Key
+	text := func(n int) string { return fmt.Sprintf("10.%d.%d.%d:8000", n>>16, n>>8&0xff, n&0xff) }
+	for i := range blocks {
+		var value []string
+		for n := range addresses / blocks {
+			value = append(value, text(i*addresses/blocks+n))
+		}
+		flood = append(flood, blockkey.Key(1000+i))
+		pipe.Set(t.Context(), nameOf(x, flood[i]), strings.Join(value, ","), 0)
+		keys = append(keys, blockkey.Key(i))
+		pipe.Set(t.Context(), nameOf(x, keys[i]), "192.168.0.1:8000,192.168.0.2:8000", 0)
+	}
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const both = "192.168.0.1:8000/gpu 192.168.0.2:8000/gpu"
+	for i := range blocks {
+		held, reg := heldBy(t, x, append(slices.Clone(flood[i:]), keys...))
+		if n := len(strings.Fields(held[0])); n != addresses/blocks {
+			t.Fatalf("the first block of flood %d is of %d pods", i, n)
+		}
+		if len(reg.Pods) > maxGuests {
+			t.Fatalf("%d guests", len(reg.Pods))
+		}
+		if held, _ := heldBy(t, x, keys); held[0] != both || held[blocks-1] != both {
+			t.Fatalf("after flood %d: %q", i, held[0])
+		}
+	}
+	if n := len(x.guests); n > guestSets {
+		t.Errorf("%d registries are remembered", n)
+	}
+	// The first blocks of all chains come before the second ones.
+	var queries []*store.Query
+	var folds []*named
+	for i := range 5 {
+		folds = append(folds, &named{})
+		queries = append(queries, &store.Query{Model: blockkey.ModelOf("m"), Keys: flood[10*i : 10*i+10], Fold: folds[i]})
+	}
+	x.guests = nil
+	if err := x.Lookup(t.Context(), queries...); err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range folds {
+		if n := len(strings.Fields(f.held[0])); n != addresses/blocks {
+			t.Errorf("the first block of chain %d is of %d pods", i, n)
+		}
+	}
+	if n := len(folds[0].reg.Pods); n != maxMet {
+		t.Errorf("one lookup meets %d", n)
+	}
+	// A later window's are for nobody, until a lookup has met them in its first one.
+	long := make([]blockkey.Key, 400)
+	for i := range long {
+		long[i] = keys[0]
+	}
+	long[300] = flood[99]
+	x.guests = nil
+	if held, _ := heldBy(t, x, long); held[299] != both || held[300] != "" || held[301] != both {
+		t.Errorf("in another window: %q", held[299:302])
+	}
+	// The same registry serves those who meet the same in turn.
+	_, first := heldBy(t, x, flood[:1])
+	_, second := heldBy(t, x, keys[:1])
+	if _, again := heldBy(t, x, flood[:1]); again != first && again != second {
+		t.Error("a registry is made for each lookup")
+	}
+}
+
+// Entries of LMCache name pods that nobody has registered, by the same leave.
+func TestMetOwners(t *testing.T) {
+	topologies(t, func(t *testing.T, url string) {
+		x := open(t, Config{URL: url, NoSweep: true, Entries: true})
+		ctx := t.Context()
+		texts := []string{"10.0.0.1:8200", "10.0.0.2:8200", "10.0.0.3:8200", "10.0.0.4", "a,b", "17"}
+		var names, hashes []string
+		for i, text := range texts {
+			names, hashes = append(names, fmt.Sprint("owner-", i)), append(hashes, fmt.Sprint("owners-", i))
+			if err := errors.Join(x.client.Set(ctx, names[i], text, 0).Err(), x.client.HSet(ctx, hashes[i], text, "fmt@1@0@1", "10.0.0.9:8200", "fmt@1@0@1").Err()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		register(t, x, store.Pod{Name: "10.0.0.2:8000"}, store.Pod{Name: "10.0.0.3:8000", Model: "other"})
+		if _, err := x.Registry(ctx); err != nil {
+			t.Fatal(err)
+		}
+		const nine = "10.0.0.9:8200/0/cpu"
+		two := "10.0.0.2:8000/0/cpu"
+		wantHoldings(t, lookEntries(t, x, store.EntryOwner, 1, names...), "", two, "", "", "", "")
+		letIn(t, x, "m", true)
+		if _, err := x.Registry(ctx); err != nil {
+			t.Fatal(err)
+		}
+		wantHoldings(t, lookEntries(t, x, store.EntryOwner, 1, names...), "10.0.0.1:8200/0/cpu", two, "", "10.0.0.4/0/cpu", "", "")
+		got := lookEntries(t, x, store.EntryOwners, 1, hashes...)
+		for i, block := range got {
+			held := strings.Fields(block)
+			slices.Sort(held)
+			got[i] = strings.Join(held, " ")
+		}
+		wantHoldings(t, got, "10.0.0.1:8200/0/cpu "+nine, two+" "+nine, nine, "10.0.0.4/0/cpu "+nine, nine, nine)
+		letIn(t, x, "m", false)
+		if _, err := x.Registry(ctx); err != nil {
+			t.Fatal(err)
+		}
+		wantHoldings(t, lookEntries(t, x, store.EntryOwner, 1, names...), "", two, "", "", "", "")
+	})
+}

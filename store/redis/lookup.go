@@ -63,7 +63,11 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 			l.snap, err = x.snapshotAt(ctx, epoch, l.snap)
 		}
 	}
-	l.snap = x.withGuests(l.snap, queries)
+	var met []string
+	if err == nil && l.snap.open != nil {
+		met = l.meet(queries)
+	}
+	l.snap = x.withGuests(l.snap, queries, met)
 	for _, q := range queries {
 		q.Fold.Begin(l.snap.registry)
 	}

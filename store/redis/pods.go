@@ -97,8 +97,9 @@ func (x *Index) retireLate(ctx context.Context, pods []string) error {
 
 // modelSettings is the JSON form of a model in kva{reg}:meta.
 type modelSettings struct {
-	BlockSize int    `json:"block_size"`
-	Scheme    string `json:"scheme"`
+	BlockSize    int    `json:"block_size"`
+	Scheme       string `json:"scheme"`
+	Unregistered bool   `json:"unregistered,omitempty"`
 }
 
 func parseModel(name, text string) (store.ModelInfo, error) {
@@ -106,7 +107,7 @@ func parseModel(name, text string) (store.ModelInfo, error) {
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
 		return store.ModelInfo{}, fmt.Errorf("%w: what Redis has of model %s: %w", store.ErrRefused, name, err)
 	}
-	m := store.ModelInfo{Name: name, BlockSize: s.BlockSize, Scheme: s.Scheme}
+	m := store.ModelInfo{Name: name, BlockSize: s.BlockSize, Scheme: s.Scheme, Unregistered: s.Unregistered}
 	if err := m.Validate(); err != nil {
 		// Not ErrInvalid: it is nothing that the caller has said.
 		return store.ModelInfo{}, fmt.Errorf("%w: what Redis has of model %s: %s", store.ErrRefused, name, err.Error())
@@ -127,23 +128,36 @@ func (x *Index) EnsureModel(ctx context.Context, want store.ModelInfo) (store.Mo
 	if err := want.Validate(); err != nil {
 		return store.ModelInfo{}, err
 	}
-	got, err := x.writeModel(ctx, want)
+	got, err := x.writeModel(ctx, want, "")
 	if err != nil {
 		return store.ModelInfo{}, err
 	}
-	if got != want {
+	if !got.SameKeys(&want) {
 		return got, fmt.Errorf("%w: %s has blocks of %d tokens and scheme %s, not %d and %s",
 			store.ErrModelConflict, want.Name, got.BlockSize, got.Scheme, want.BlockSize, want.Scheme)
 	}
 	return got, nil
 }
 
-func (x *Index) writeModel(ctx context.Context, want store.ModelInfo) (store.ModelInfo, error) {
-	text, err := json.Marshal(modelSettings{BlockSize: want.BlockSize, Scheme: want.Scheme})
+// SetUnregistered implements [store.UnregisteredSetter].
+func (x *Index) SetUnregistered(ctx context.Context, want store.ModelInfo) (store.ModelInfo, error) {
+	if err := x.begin(ctx, "model"); err != nil {
+		return store.ModelInfo{}, err
+	}
+	if err := want.Validate(); err != nil {
+		return store.ModelInfo{}, err
+	}
+	return x.writeModel(ctx, want, strconv.FormatBool(want.Unregistered))
+}
+
+// writeModel fixes the settings of a model, unless they are, and sets unregistered in them
+// unless it is "".
+func (x *Index) writeModel(ctx context.Context, want store.ModelInfo, unregistered string) (store.ModelInfo, error) {
+	text, err := json.Marshal(modelSettings{BlockSize: want.BlockSize, Scheme: want.Scheme, Unregistered: want.Unregistered})
 	if err != nil {
 		return store.ModelInfo{}, fmt.Errorf("redis: model %s: %w", want.Name, err)
 	}
-	cmds, err := x.run(ctx, x.registryCall(modelScript, x.names.own(""), modelField+want.Name, string(text), strconv.Itoa(x.config.MaxModels)))
+	cmds, err := x.run(ctx, x.registryCall(modelScript, x.names.own(""), modelField+want.Name, string(text), strconv.Itoa(x.config.MaxModels), unregistered))
 	if err != nil {
 		return store.ModelInfo{}, failed(ctx, "model", err)
 	}

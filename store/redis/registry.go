@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -20,6 +21,9 @@ type snapshot struct {
 	loaded bool
 	roster roster
 	late   map[string]bool // pods whose leases have run out
+	// open are the models whose texts count for pods that nobody has registered; nil where
+	// there are none.
+	open map[blockkey.Model]bool
 	// texts are the texts that name pods, made when the first is met; nil where
 	// there are none.
 	texts func() texts

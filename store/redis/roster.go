@@ -69,8 +69,9 @@ type member struct {
 	holders []store.Holder
 	// born is the number of ended lives when its life began.
 	born uint64
-	// guest says that it is not registered, see guests.go.
-	guest bool
+	// guest says that it is not registered, met that a value has named it and no query,
+	// see guests.go.
+	guest, met bool
 }
 
 func (r *roster) find(name string) (int, bool) {
@@ -329,7 +330,7 @@ func (x *Index) assemble(r roster, late map[string]bool, until time.Time) *snaps
 	ids, extra := x.local(r, late)
 	owners, more := x.newOwners(r, late)
 	return &snapshot{
-		loaded: true, roster: r, late: late, owners: owners,
+		loaded: true, roster: r, late: late, owners: owners, open: openModels(r.models),
 		registry: store.NewRegistry(r.epoch, pods, append(append(holders, extra...), more...), r.models, until),
 		texts:    sync.OnceValue(func() texts { return newTexts(r, late, ids) }),
 	}

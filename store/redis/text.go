@@ -30,8 +30,9 @@ import (
 //     4. it ends, and 7 are swept: what is written from now on counts
 //
 // A text that names nobody who is registered counts for a pod that a query names
-// (guests.go), while all lives that have ended are swept: a sweep that has lives to sweep
-// deletes it, and one that has none lets it age.
+// (guests.go), or for the pod of that name where the model allows it, while all lives that
+// have ended are swept: a sweep that has lives to sweep deletes it, and one that has none
+// lets it age.
 //
 // The fold keeps no order between texts and ids: an id that is added takes the
 // place of texts, and a text takes that of ids, since its writer knows no better than
@@ -77,7 +78,8 @@ func isText(v []byte) bool {
 	}
 }
 
-// texts are the texts that name pods, and the holders that they stand for.
+// texts are the texts that name pods, and the holders that they stand for: 0 where the pods
+// are registered and do not count, or are several.
 type texts map[string]store.HolderID
 
 // newTexts finds out which texts name the pods that count: a pod's name, its
@@ -93,8 +95,8 @@ func newTexts(r roster, late map[string]bool, ids map[string]store.HolderID) tex
 		to[text] = m
 	}
 	for _, m := range r.members {
-		if m.pod.PartOf != nil {
-			continue // a cache worker, which nobody addresses
+		if m.pod.PartOf != nil || m.met {
+			continue // a cache worker, which nobody addresses, or a text that is its own name only
 		}
 		for _, text := range []string{m.name, endpoint(m.pod.Address)} {
 			if text == "" {
@@ -108,14 +110,12 @@ func newTexts(r roster, late map[string]bool, ids map[string]store.HolderID) tex
 	}
 	put := func(from map[string]*member) {
 		for text, m := range from {
+			out[text] = 0
 			if m == nil {
-				delete(out, text) // a host that is another's address
-				continue
+				continue // a host that is another's address
 			}
 			if id, counts := ids[m.name]; counts && !late[m.name] {
 				out[text] = id
-			} else {
-				delete(out, text)
 			}
 		}
 	}
@@ -125,11 +125,7 @@ func newTexts(r roster, late map[string]bool, ids map[string]store.HolderID) tex
 		if m.pod.PartOf != nil {
 			continue
 		}
-		if id, counts := ids[m.name]; counts {
-			out[m.name] = id
-		} else {
-			delete(out, m.name)
-		}
+		out[m.name] = ids[m.name]
 	}
 	return out
 }
@@ -168,7 +164,7 @@ func (t texts) append(ids []store.HolderID, v []byte) (_ []store.HolderID, all b
 		} else {
 			text, v = v[:n], v[n+1:]
 		}
-		if id, ok := t[string(text)]; ok {
+		if id := t[string(text)]; id != 0 {
 			ids = append(ids, id)
 		} else {
 			all = false

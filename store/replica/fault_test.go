@@ -9,6 +9,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -516,9 +517,45 @@ func TestTexts(t *testing.T) {
 	if got, err := find(t, r, keys...); err != nil || len(got) != 10 {
 		t.Errorf("found %v, %v", got, err)
 	}
+	// Redis hears whom a query names, and which models let others in.
+	s.Client().Set(t.Context(), name, "b", 0)
+	pods := func(named ...string) string {
+		t.Helper()
+		f := &begun{}
+		if err := r.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf(model), Keys: keys, Fold: f, Named: named}); err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(f.pods)
+	}
+	if got := pods(); got != "[a]" {
+		t.Errorf("nobody is named: %s", got)
+	}
+	if got := pods("b", "c"); got != "[a b c]" {
+		t.Errorf("two are named: %s", got)
+	}
+	for _, on := range []bool{true, false} {
+		if _, err := r.SetUnregistered(t.Context(), store.ModelInfo{Name: model, BlockSize: 16, Scheme: store.SchemeNative, Unregistered: on}); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := pods(), map[bool]string{true: "[a b]", false: "[a]"}[on]; got != want {
+			t.Errorf("others are let in is %v: %s", on, got)
+		}
+	}
 	s.Client().Del(t.Context(), name)
 	same(t, r, x, keys...)
 }
+
+// begun is a folder that notes the pods of the registry.
+type begun struct{ pods []string }
+
+func (f *begun) Begin(r *store.Registry) {
+	f.pods = nil
+	for _, p := range r.Pods {
+		f.pods = append(f.pods, p.Name)
+	}
+}
+
+func (*begun) Run(int, []store.HolderID) bool { return true }
 
 // TestLostEntry: the last entry of the log goes before the replica has read it, and
 // nothing comes after it.

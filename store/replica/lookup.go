@@ -79,7 +79,7 @@ func (r *Replica) ask(ctx context.Context, queries []*store.Query) error {
 	folds := make([]deferred, len(queries))
 	for i, q := range queries {
 		folds[i] = deferred{to: q.Fold, begun: &begun}
-		later[i] = &store.Query{Model: q.Model, Keys: q.Keys, Fold: &folds[i], Span: q.Span, Entries: q.Entries}
+		later[i] = &store.Query{Model: q.Model, Keys: q.Keys, Fold: &folds[i], Span: q.Span, Named: q.Named, Entries: q.Entries}
 	}
 	for i, q := range queries {
 		if q.Lead != nil {

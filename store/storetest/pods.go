@@ -420,6 +420,45 @@ var modelCases = []testCase{
 			b.Fatalf("%d calls won: %v", won, errs)
 		}
 	}},
+	{"pods that are not registered are let in or not", func(b *bench) {
+		x, ok := b.Index.(store.UnregisteredSetter)
+		peer, _ := b.peer().(store.UnregisteredSetter)
+		if !ok {
+			return // nothing names pods there
+		}
+		set := func(x store.UnregisteredSetter, m store.ModelInfo, want store.ModelInfo) {
+			b.Helper()
+			if got, err := x.SetUnregistered(b.ctx, m); err != nil || got != want {
+				b.Fatalf("got %+v, %v, want %+v", got, err, want)
+			}
+			if got := b.registry().Models[m.Name]; got != want {
+				b.Fatalf("the registry has %+v, want %+v", got, want)
+			}
+		}
+		on := store.ModelInfo{Name: model, BlockSize: 64, Scheme: store.SchemeNative, Unregistered: true}
+		off := on
+		off.Unregistered = false
+		set(x, on, on) // which fixes the rest
+		set(x, on, on)
+		for _, want := range []store.ModelInfo{on, off} {
+			if got, err := b.Index.EnsureModel(b.ctx, want); err != nil || got != on {
+				b.Fatalf("ensured is %+v, %v", got, err)
+			}
+		}
+		set(peer, store.ModelInfo{Name: model, BlockSize: 16, Scheme: "vllm"}, off) // the keys stay
+		set(x, on, on)
+		if f, ok := b.Index.(store.Forgetter); ok {
+			if known, err := f.Forget(b.ctx, model); err != nil || !known {
+				b.Fatal(known, err)
+			}
+			if got, err := b.Index.EnsureModel(b.ctx, off); err != nil || got != off {
+				b.Fatalf("after it was forgotten: %+v, %v", got, err)
+			}
+		}
+		if _, err := x.SetUnregistered(b.ctx, store.ModelInfo{Name: model}); !errors.Is(err, store.ErrInvalid) {
+			b.Fatalf("settings that cannot be: %v", err)
+		}
+	}},
 	{"models outlive their pods", func(b *bench) {
 		want := store.ModelInfo{Name: model, BlockSize: 64, Scheme: store.SchemeNative}
 		if _, err := b.Index.EnsureModel(b.ctx, want); err != nil {

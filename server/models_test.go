@@ -1,0 +1,54 @@
+package server_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store/redis"
+)
+
+func TestSetModel(t *testing.T) {
+	index, err := redis.Open(redis.Config{URL: redistest.Start(t).URL(), NoSweep: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = index.Close() })
+	s := newServer(t, index)
+	put := func(path, body string) (int, string) {
+		w := s.do("PUT", path, strings.NewReader(body))
+		return w.Code, strings.TrimSpace(w.Body.String())
+	}
+	for _, step := range []struct{ body, want string }{
+		{`{"unregistered":false}`, `{"name":"org/m","block_size":BS,"scheme":"native"}`},
+		{`{"unregistered":true}`, `{"name":"org/m","block_size":BS,"scheme":"native","unregistered":true}`},
+		{`{"unregistered":true}`, `{"name":"org/m","block_size":BS,"scheme":"native","unregistered":true}`},
+		{`{"unregistered":false}`, `{"name":"org/m","block_size":BS,"scheme":"native"}`},
+	} {
+		code, got := put("/v1/models/org%2Fm", step.body)
+		i := strings.Index(got, `"block_size":`) + len(`"block_size":`)
+		j := i + strings.IndexByte(got[i:], ',')
+		if want := strings.Replace(step.want, "BS", got[i:j], 1); code != 200 || got != want {
+			t.Errorf("%s: %d %s, want %s", step.body, code, got, want)
+		}
+		if list := s.do("GET", "/v1/models", nil).Body.String(); !strings.Contains(list, `"models":[`+got+`]`) {
+			t.Errorf("%s is not in %s", got, list)
+		}
+	}
+	for _, bad := range []struct {
+		path, body string
+		status     int
+		code       string
+	}{
+		{"/v1/models/m", `{}`, 400, "invalid_request"},
+		{"/v1/models/m", `{"unregistered":1}`, 400, "invalid_request"},
+		{"/v1/models/m", `{"unregistered":true,"block_size":16}`, 400, "unknown_field"},
+		{"/v1/models/" + strings.Repeat("m", 513), `{"unregistered":true}`, 400, "invalid_request"},
+		{"/v1/models/%00", `{"unregistered":true}`, 400, "invalid_request"},
+		{"/v1/models/org/m", `{"unregistered":true}`, 404, "not_found"},
+	} {
+		refused(t, s.do("PUT", bad.path, strings.NewReader(bad.body)), bad.status, bad.code)
+	}
+	memory := newServer(t, openIndex(t))
+	refused(t, memory.do("PUT", "/v1/models/m", strings.NewReader(`{"unregistered":true}`)), 501, "not_implemented")
+}
