@@ -292,7 +292,7 @@ func TestAdminHasDump(t *testing.T) {
 // What the index in memory has is there after a restart.
 func TestSnapshotFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "index.gz")
-	flags := []string{"--snapshot-file=" + file, "--snapshot-changes=50", "--snapshot-interval=20ms"}
+	flags := []string{"--snapshot-file=" + file, "--snapshot-interval=20ms"}
 	ready := func(r *running) {
 		t.Helper()
 		r.await(func() map[string]any {
@@ -304,7 +304,7 @@ func TestSnapshotFile(t *testing.T) {
 	}
 	r := start(t, flags...)
 	ready(r)
-	give(t, r.client(), "a", 6400)
+	give(t, r.client(), "a", 640000) // 10,000 blocks, which are enough
 	r.await(func() map[string]any { return r.logged("snapshot saved") })
 	give(t, r.client(), "b", 640) // less than enough, but there is the end
 	if _, metrics := get(t, r.url+"/metrics"); !strings.Contains(metrics, `kvatlas_snapshot_saves_total{result="saved"} 1`) {
@@ -316,7 +316,7 @@ func TestSnapshotFile(t *testing.T) {
 
 	r = start(t, flags...)
 	ready(r)
-	if line := r.logged("snapshot restored"); line == nil || line["blocks"] != 100.0 || line["pods"] != 2.0 {
+	if line := r.logged("snapshot restored"); line == nil || line["blocks"] != 10000.0 || line["pods"] != 2.0 {
 		t.Errorf("logged %v\n%s", line, r.stderr)
 	}
 	if best := holds(t, r.client(), 6400); best != "a" {

@@ -51,20 +51,14 @@ func (s *service) makeRedis(c redis.Config) (x store.Index, backend string, err 
 	if err != nil || !s.cfg.Replica {
 		return in, "redis", err
 	}
-	never := func(n int64) int64 { // what has 0 for never in the settings
-		if n == 0 {
-			return -1
-		}
-		return n
-	}
 	s.replica, err = replica.New(replica.Config{
 		Index:      in,
 		MaxBytes:   int64(s.cfg.ReplicaMaxBytes),
 		MaxLag:     s.cfg.ReplicaMaxLag,
 		MaxStale:   s.cfg.ReplicaMaxStale,
-		LogEntries: int(never(int64(s.cfg.ReplicaLogEntries))),
-		Verify:     time.Duration(never(int64(s.cfg.ReplicaVerify))),
-		Poll:       s.cfg.ReplicaPoll,
+		LogEntries: config.ReplicaLogEntries,
+		Verify:     orNever(s.cfg.ReplicaVerify),
+		Poll:       config.ReplicaPoll,
 		Changed: func(from, to replica.Mode, why error) {
 			if to == replica.Memory {
 				s.log.Info().Stringer("from", from).Msg("lookups are answered from the replica in memory")
@@ -93,11 +87,11 @@ func (s *service) replicaReady() func() error {
 // makeMemory makes the index in memory, with what keeps it over a restart.
 func (s *service) makeMemory() (store.Index, error) {
 	x, err := memory.New(memory.Config{
-		MaxBlocks:  s.cfg.IndexMaxBlocks,
+		MaxBlocks:  s.cfg.IndexMaxBlocks(),
 		MaxBytes:   int64(s.cfg.IndexMaxBytes),
 		MaxPods:    s.cfg.IndexMaxPods,
-		MaxHolders: s.cfg.IndexMaxHolders,
-		MaxModels:  s.cfg.IndexMaxModels,
+		MaxHolders: s.cfg.IndexMaxHolders(),
+		MaxModels:  config.IndexMaxModels,
 	})
 	s.leases = x
 	if err != nil || s.cfg.SnapshotFile == "" {
@@ -106,7 +100,7 @@ func (s *service) makeMemory() (store.Index, error) {
 	s.keeper, err = snapshot.NewKeeper(snapshot.KeeperConfig{
 		Index:    x,
 		File:     s.cfg.SnapshotFile,
-		Changes:  int64(s.cfg.SnapshotChanges),
+		Changes:  config.SnapshotChanges,
 		Interval: s.cfg.SnapshotInterval,
 		MaxAge:   s.cfg.SnapshotMaxAge,
 		Observer: s.watchSnapshots(),
@@ -150,19 +144,19 @@ func redisConfig(c *config.Loaded) redis.Config {
 		URL:        string(c.Redis),
 		Prefix:     c.RedisPrefix,
 		PoolSize:   c.RedisPool,
-		Timeout:    c.RedisTimeout,
-		MapCache:   int(c.RedisMapCache),
-		TextAge:    textAge(c.PlainMaxAge),
+		Timeout:    config.RedisTimeout,
+		MapCache:   int(config.RedisMapCache),
+		TextAge:    orNever(c.PlainMaxAge),
 		MaxPods:    c.IndexMaxPods,
-		MaxHolders: c.IndexMaxHolders,
-		MaxModels:  c.IndexMaxModels,
+		MaxHolders: c.IndexMaxHolders(),
+		MaxModels:  config.IndexMaxModels,
 		EntryAge:   c.LMCacheMaxAge,
 		EntriesURL: string(c.LMCacheRedis),
 	}
 }
 
-// textAge is the age of texts as package redis takes it, for which 0 is a default.
-func textAge(setting time.Duration) time.Duration {
+// orNever is a time as the packages below take it, for which 0 is a default.
+func orNever(setting time.Duration) time.Duration {
 	if setting == 0 {
 		return -1
 	}

@@ -42,9 +42,9 @@ func (s *service) makeIngest() (err error) {
 	}
 	in := &ingesting{links: newConnections(s.log)}
 	in.ingester, err = ingest.New(ingest.Config{
-		Index: s.index, BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: int64(c.IngestRankQueueBytes),
+		Index: s.index, BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: c.IngestRankQueueBytes(),
 		Media: media, Copies: c.IngestCopies, Records: c.IngestRecords,
-		RelayMessages: orNone(c.IngestRelayMessages), RelayBytes: int64(c.IngestRelayBytes),
+		RelayMessages: orNone(c.IngestRelayMessages), RelayBytes: int64(config.IngestRelayBytes),
 		Unremoved: orNone(c.IngestUnremovedBlocks),
 		Observer: ingest.Observer{
 			Connected:    func(pod string, rank int, peer string) { in.links.connected(pod, rank, peer, time.Now()) },
@@ -84,7 +84,7 @@ func (s *service) makeIngest() (err error) {
 	}
 	in.fleet, err = fleet.New(fleet.Config{
 		Index: s.index, Leases: s.leases, Read: in.ingester.Read, TTL: c.IngestTTL, Beat: c.IngestTTL / 4,
-		MaxRanks: c.IngestMaxRanks, HandOver: c.IngestHandOver, Wiring: wiring, Observer: s.watchFleet(in),
+		MaxRanks: config.IngestMaxRanks, HandOver: config.IngestHandOver, Wiring: wiring, Observer: s.watchFleet(in),
 	})
 	if err != nil {
 		return err
@@ -116,7 +116,7 @@ func (s *service) makeRegistrar(in *ingesting) error {
 		sources = append(sources, list)
 	}
 	for _, text := range c.PodsDNS {
-		d, err := discover.NewDNS(text, nil, c.PodsDNSInterval, c.IndexMaxPods)
+		d, err := discover.NewDNS(text, nil, config.PodsDNSInterval, c.IndexMaxPods)
 		if err != nil {
 			return err
 		}

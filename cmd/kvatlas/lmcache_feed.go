@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/controller"
 	"github.com/kvatlas/kvatlas/lmcache/coordinator"
@@ -54,8 +55,8 @@ func (s *service) listenLMCache(ctx context.Context) error {
 	if c.LMCacheControllerPull != "" {
 		f.controller, err = controller.New(ctx, controller.Config{
 			Index: index, Heard: heard, Pods: pods, Pull: c.LMCacheControllerPull, Reply: c.LMCacheControllerReply, Heartbeat: c.LMCacheControllerHeartbeat, HeartbeatURL: c.LMCacheControllerHeartbeatURL,
-			Hashers: own, Lease: c.LMCacheLease, Workers: c.LMCacheWorkers, SyncWait: c.LMCacheSyncWait, Timeout: c.RedisTimeout,
-			MaxWorkers: c.LMCacheMaxWorkers, QueueKeys: c.LMCacheQueueKeys, SyncKeys: c.LMCacheSyncKeys, MaxMessage: int(c.LMCacheMaxMessage),
+			Hashers: own, Lease: c.LMCacheLease, Workers: c.LMCacheWorkers, SyncWait: config.LMCacheSyncWait, Timeout: config.RedisTimeout,
+			MaxWorkers: c.LMCacheMaxWorkers(), QueueKeys: config.LMCacheQueueKeys, SyncKeys: c.LMCacheSyncKeys, MaxMessage: int(config.LMCacheMaxMessage),
 			Observer: s.watchController(),
 		})
 		if err != nil {
@@ -71,8 +72,8 @@ func (s *service) listenLMCache(ctx context.Context) error {
 		return nil
 	}
 	f.coordinator, err = coordinator.New(coordinator.Config{
-		Index: index, Heard: heard, Pods: pods, Hashers: mp, Lease: c.LMCacheLease, Timeout: min(c.RedisTimeout, 1500*time.Millisecond),
-		MaxInstances: c.LMCacheMaxWorkers, MaxRegistrations: c.LMCacheMaxWorkers, MaxBody: int64(c.LMCacheMaxBody), MaxTokens: c.MaxTokens,
+		Index: index, Heard: heard, Pods: pods, Hashers: mp, Lease: c.LMCacheLease, Timeout: min(config.RedisTimeout, 1500*time.Millisecond),
+		MaxInstances: c.LMCacheMaxWorkers(), MaxRegistrations: c.LMCacheMaxWorkers(), MaxBody: int64(config.LMCacheMaxBody), MaxTokens: c.MaxTokens,
 		Observer: s.watchCoordinator(),
 	})
 	if err == nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/entries"
 	"github.com/kvatlas/kvatlas/store"
@@ -35,7 +36,7 @@ func (s *service) writeLMCache() (index store.Index, heard func(lmcache.Hash), e
 	}
 	failing := false // of the one goroutine that writes
 	s.lmcache.entries, err = entries.New(entries.Config{
-		Registry: s.index.Cached, Shapes: shapes, Profiles: profiles, TTL: s.cfg.LMCacheWriteTTL, MaxEntries: s.cfg.LMCacheWriteEntries, Timeout: s.cfg.RedisTimeout,
+		Registry: s.index.Cached, Shapes: shapes, Profiles: profiles, TTL: config.LMCacheWriteTTL, MaxEntries: s.cfg.LMCacheWriteEntries, Timeout: config.RedisTimeout,
 		Write: func(ctx context.Context, ttl time.Duration, list []entries.Write) error {
 			writes := make([]redis.ForeignWrite, len(list))
 			for i, w := range list {

@@ -114,7 +114,7 @@ func TestRoomForTheHeard(t *testing.T) {
 	}
 	// Now somebody speaks for each of them.
 	z := connect(t, reply, "DEALER")
-	if why := z.register("e"); !strings.Contains(why, "e/0 would be one more than 3 workers (lmcache-max-workers)") {
+	if why := z.register("e"); !strings.Contains(why, "e/0 would be one more than 3 workers (2/5 of index-max-pods)") {
 		t.Errorf("refused because of %q", why)
 	}
 	x.Close()

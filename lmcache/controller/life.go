@@ -97,7 +97,7 @@ func (w *worker) tryOpen(ctx context.Context) error {
 	w.mu.Unlock()
 	// Of the index as of this process: each worker is a registration there, whoever hears it.
 	if _, registered := reg.PodIndex(w.file.Name()); !registered && filing.Registered(reg) >= c.config.MaxWorkers {
-		return fmt.Errorf("%w: the index has %d workers of LMCache or more (lmcache-max-workers)", ErrFull, c.config.MaxWorkers)
+		return fmt.Errorf("%w: the index has %d workers of LMCache or more (2/5 of index-max-pods)", ErrFull, c.config.MaxWorkers)
 	}
 	w.file.IP, w.file.Peer, w.file.Host, w.file.Shared = ip, peer, host, ""
 	w.file.Workers = c.workersOf(reg, w.id, host, target)

@@ -179,7 +179,7 @@ func (c *Controller) makeRoom(id filing.ID) (gone []*worker, err error) {
 		}
 		c.lookAgain = now.Add(c.config.Lease / 30)
 	}
-	return nil, fmt.Errorf("%w: %v would be one more than %d workers (lmcache-max-workers)", ErrFull, id, c.config.MaxWorkers)
+	return nil, fmt.Errorf("%w: %v would be one more than %d workers (2/5 of index-max-pods)", ErrFull, id, c.config.MaxWorkers)
 }
 
 // begin makes a worker, for which there must be room; c.mu is held.

@@ -109,7 +109,7 @@ func TestWorkersOfTheIndex(t *testing.T) {
 	if st := b.Stats(); st.Workers != 1 || st.Unmapped != 1 || st.Failures != 0 || st.QueueKeys != 0 {
 		t.Errorf("%+v", st)
 	}
-	if told := s.Told(); len(told) != 1 || !strings.Contains(told[0], "lmcache-max-workers") {
+	if told := s.Told(); len(told) != 1 || !strings.Contains(told[0], "index-max-pods") {
 		t.Errorf("told %q", told)
 	}
 	x.push.Send(pack(t, about("DeRegisterMsg", "inst", 0)))

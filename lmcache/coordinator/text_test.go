@@ -120,7 +120,7 @@ func TestWorkersHaveAShare(t *testing.T) {
 	if got := post(t, c, of("mp")) + post(t, c, of("mp2")); got != "1 0 01 0 0" {
 		t.Error(got)
 	}
-	if st := c.Stats(); st.Skipped != 1 || len(s.Told()) != 1 || !strings.Contains(s.Told()[0], "lmcache-max-workers") {
+	if st := c.Stats(); st.Skipped != 1 || len(s.Told()) != 1 || !strings.Contains(s.Told()[0], "index-max-pods") {
 		t.Errorf("%+v, told %q", st, s.Told())
 	}
 	// Another replica finds the index as full.

@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"strings"
 	"time"
+
+	"github.com/kvatlas/kvatlas/store/redis"
 )
 
 // Limits that nobody has a reason to set. The reason of each stands in removed, with its
@@ -42,6 +44,55 @@ const (
 	// is cut.
 	MaxRelayBytes = Bytes(4 << 20)
 
+	// RedisTimeout is how long a call to Redis may take whose caller has no nearer
+	// deadline, such as a write.
+	RedisTimeout = 2 * time.Second
+	// RedisMapCache is the memory for what an ingester has read of the maps of its
+	// engines' blocks.
+	RedisMapCache = Bytes(64 << 20)
+	// IndexMaxModels is the number of models that can be indexed.
+	IndexMaxModels = 1000
+	// bytesPerBlock is how many of index-max-bytes Config.IndexMaxBlocks has a block for.
+	bytesPerBlock = 64
+	// holdersPerPod is what Config.IndexMaxHolders has for each of index-max-pods.
+	holdersPerPod = 10
+	// SnapshotChanges is the number of blocks that must have changed since the last
+	// snapshot before a new one is written.
+	SnapshotChanges = 10_000
+
+	// ReplicaLogEntries is the length of the log of changes that is switched on where
+	// nobody has decided about one.
+	ReplicaLogEntries = redis.DefaultLogEntries
+	// ReplicaPoll is how long to rest between reads of a cluster's logs while nothing
+	// changes.
+	ReplicaPoll = 5 * time.Millisecond
+
+	// IngestMaxRanks is the number of ranks whose events this process reads.
+	IngestMaxRanks = 10_000
+	// IngestHandOver is the number of ranks that change hands at a time when a process
+	// has joined.
+	IngestHandOver = 16
+	// maxRankQueue bounds Config.IngestRankQueueBytes.
+	maxRankQueue = Bytes(16 << 20)
+	// IngestRelayBytes is the size of the recent messages that are kept of each rank.
+	IngestRelayBytes = Bytes(1 << 20)
+	// PodsDNSInterval is how often names are resolved to pods.
+	PodsDNSInterval = 5 * time.Second
+
+	// LMCacheSyncWait is how long what may be false counts while a full sync of the worker
+	// is awaited.
+	LMCacheSyncWait = 2 * time.Minute
+	// LMCacheQueueKeys is the number of chunks that may wait to be written, of all workers;
+	// what finds no room is dropped, and asked for again.
+	LMCacheQueueKeys = 1_000_000
+	// LMCacheMaxMessage is the longest message of a worker.
+	LMCacheMaxMessage = Bytes(4 << 20)
+	// LMCacheMaxBody is the longest body of a report in MP mode.
+	LMCacheMaxBody = Bytes(64 << 20)
+	// LMCacheWriteTTL is how long an entry lives that is written for others and that
+	// nobody renews.
+	LMCacheWriteTTL = time.Minute
+
 	// UsageBlocks is the number of blocks whose uses are counted, of about 200 bytes each.
 	UsageBlocks = 100_000
 	// bytesPerQueued is the memory of max-in-flight-bytes that each byte of a queued text
@@ -60,6 +111,23 @@ func (c *Config) MaxBlockKeys() int { return max(c.MaxTokens/tokensPerKey, 1) }
 
 // MaxPods is the number of pods that one request may name.
 func (c *Config) MaxPods() int { return min(c.IndexMaxPods, maxPodsNamed) }
+
+// IndexMaxBlocks is the number of blocks that the index in memory holds.
+func (c *Config) IndexMaxBlocks() int { return int(c.IndexMaxBytes) / bytesPerBlock }
+
+// IndexMaxHolders is the number of holders, each a (pod, rank, tier), that can live at a
+// time.
+func (c *Config) IndexMaxHolders() int { return c.IndexMaxPods * holdersPerPod }
+
+// IngestRankQueueBytes is the part of ingest-queue-bytes that one rank may take.
+func (c *Config) IngestRankQueueBytes() int64 {
+	return int64(min(c.IngestQueueBytes, maxRankQueue))
+}
+
+// LMCacheMaxWorkers is the number of workers, and of instances of MP mode, that are heard
+// at a time, and of workers that the index may have, whoever hears them. Each is a
+// registration, so engines have room beside them.
+func (c *Config) LMCacheMaxWorkers() int { return max(c.IndexMaxPods*2/5, 1) }
 
 // TokenizerQueueBytes is the size of all texts that wait for a tokenizer or are worked on.
 func (c *Config) TokenizerQueueBytes() int64 {
@@ -92,6 +160,25 @@ var removed = []removedSetting{
 	{"max-streams", MaxStreams, "each dump, restore or reset goes over the whole index, and more at a time are slower together"},
 	{"max-relay-bytes", MaxRelayBytes, "an answer that is cut says where to go on"},
 	{"stream-stall", StreamStall, "a client that is gone must not hold one of the places for dumps and restores"},
+	{"redis-timeout", RedisTimeout, "requests have budgets of their own, and what writes tries again"},
+	{"redis-map-cache", RedisMapCache, "what it has no room for is read again"},
+	{"index-max-blocks", fmt.Sprintf("one for each %d bytes of index-max-bytes", bytesPerBlock), "a block takes about 26, and the rest is for who holds it"},
+	{"index-max-holders", fmt.Sprintf("%d for each of index-max-pods", holdersPerPod), "a pod has one for each of its ranks and tiers, most have two or three"},
+	{"index-max-models", IndexMaxModels, "adapters (LoRA) and salts are no models of their own"},
+	{"replica-log-entries", ReplicaLogEntries, "kvatlas changelog --on --entries N makes another length, and --off switches it off, for all servers at once"},
+	{"replica-poll", ReplicaPoll, "a change is seen as soon on a cluster as a request needs it, at 1 to 3 % of a core"},
+	{"ingest-max-ranks", IngestMaxRanks, "ranks are shared out evenly, and one takes some 25 KB"},
+	{"ingest-hand-over", IngestHandOver, "more at a time would be read by nobody for longer"},
+	{"ingest-rank-queue-bytes", maxRankQueue.String() + ", and at most ingest-queue-bytes", "a rank that has more to say waits in its engine's socket, and loses nothing"},
+	{"ingest-relay-bytes", IngestRelayBytes, "ingest-relay-messages bounds what is kept, and this how long messages can be"},
+	{"pods-dns-interval", PodsDNSInterval, "it is well within pods-lease, and costs a query"},
+	{"snapshot-changes", SnapshotChanges, "snapshot-interval says how old a snapshot becomes, and fewer changes are soon learnt again"},
+	{"lmcache-sync-wait", LMCacheSyncWait, "a full sync takes seconds, and what LMCache has lost must not count for long"},
+	{"lmcache-max-workers", "2/5 of index-max-pods", "each worker is a registration, and engines need room beside them"},
+	{"lmcache-queue-keys", LMCacheQueueKeys, "what finds no room is asked for again, with a full sync"},
+	{"lmcache-max-message", LMCacheMaxMessage, "LMCache puts 2,000 keys into a message, which take much less"},
+	{"lmcache-max-body", LMCacheMaxBody, "it has 512 bytes for each of the 131,072 entries that a report may have"},
+	{"lmcache-write-ttl", LMCacheWriteTTL, "entries are renewed as long as their worker lives"},
 	{"usage-blocks", UsageBlocks, "they take 20 MB, and blocks that are used less often are seldom asked for"},
 	{"tokenizer-queue", "max-in-flight", "each request in flight may wait for a tokenizer"},
 	{"tokenizer-queue-bytes", fmt.Sprintf("1/%d of max-in-flight-bytes, and at least max-prompt-bytes", bytesPerQueued), "a request in flight has that much of its memory for its text"},

@@ -21,29 +21,14 @@ type indexSettings struct {
 	RedisPrefix string `name:"redis-prefix" default:"kva"`
 	// RedisPool is the number of connections to each Redis server at most.
 	RedisPool int `name:"redis-pool" default:"32" min:"1" max:"4096"`
-	// RedisTimeout is how long a call to Redis may take whose caller has no
-	// nearer deadline, such as a write.
-	RedisTimeout time.Duration `name:"redis-timeout" default:"2s" min:"1ms" max:"1m"`
-	// RedisMapCache is the memory that an ingester may take for what it has read of the
-	// maps of its engines' blocks, so that it is not read again. It reads of them what
-	// ingest-records leaves no room for, and when it takes a rank over.
-	RedisMapCache Bytes `name:"redis-map-cache" default:"64MiB" min:"1KiB" max:"1TiB"`
 	// PlainMaxAge is how old the value of a block in Redis may become that names
 	// pods by text, as engines write it that know nothing else; 0 lets none count.
 	PlainMaxAge time.Duration `name:"plain-max-age" default:"1h" min:"0s" max:"8760h"`
-	// IndexMaxBlocks is the number of blocks that the index in memory holds at
-	// most; what comes beyond evicts. It has no effect with redis.
-	IndexMaxBlocks int `name:"index-max-blocks" default:"16777216" min:"4096" max:"68719476736"`
-	// IndexMaxBytes is the memory that these blocks may take, the garbage
+	// IndexMaxBytes is the memory that the blocks of the index in memory may take, the garbage
 	// collector's overhead not counted. It has no effect with redis.
 	IndexMaxBytes Bytes `name:"index-max-bytes" default:"1GiB" min:"1MiB" max:"4TiB"`
 	// IndexMaxPods is the number of pods that can be registered.
 	IndexMaxPods int `name:"index-max-pods" default:"10000" min:"1" max:"1000000"`
-	// IndexMaxHolders is the number of holders, each a (pod, rank, tier), that
-	// can live at a time.
-	IndexMaxHolders int `name:"index-max-holders" default:"100000" min:"1" max:"10000000"`
-	// IndexMaxModels is the number of models that can be indexed.
-	IndexMaxModels int `name:"index-max-models" default:"1000" min:"1" max:"1000000"`
 	// BlockSize is the number of tokens in an index block of a model that the
 	// index does not know yet. It is fixed once a model is written.
 	BlockSize int `name:"block-size" default:"64" min:"1" max:"65536"`
@@ -63,15 +48,9 @@ type replicaSettings struct {
 	// ReplicaMaxStale is how old the copy may be that answers while Redis cannot be
 	// reached. Such answers are marked as degraded.
 	ReplicaMaxStale time.Duration `name:"replica-max-stale" default:"30s" min:"50ms" max:"24h"`
-	// ReplicaLogEntries is the length of the log of changes that is switched on where
-	// nobody has decided about one. 0 switches none on.
-	ReplicaLogEntries int `name:"replica-log-entries" default:"10000" min:"0" max:"10000000"`
 	// ReplicaVerify is how often the whole index is read again beside the log, which
 	// finds blocks that Redis has evicted. 0 is never.
 	ReplicaVerify time.Duration `name:"replica-verify" default:"10m" min:"0s" max:"168h"`
-	// ReplicaPoll is how long to rest between reads of a cluster's logs while nothing
-	// changes. A single server is waited at instead.
-	ReplicaPoll time.Duration `name:"replica-poll" default:"5ms" min:"1ms" max:"1s"`
 }
 
 // snapshotSettings keep the index in memory over a restart.
@@ -80,11 +59,9 @@ type snapshotSettings struct {
 	// a name that ends with .gz it is compressed. Its folder must be there. Empty
 	// keeps nothing.
 	SnapshotFile string `name:"snapshot-file" section:"Snapshots of the index in memory"`
-	// SnapshotChanges is the number of blocks that must have changed since the last
-	// snapshot before a new one is written. One is written at the end, too, if
+	// SnapshotInterval is how often to look whether 10,000 blocks have changed since the
+	// last snapshot; then a new one is written. One is written at the end, too, if
 	// anything has changed.
-	SnapshotChanges int `name:"snapshot-changes" default:"10000" min:"1" max:"1000000000"`
-	// SnapshotInterval is how often to look whether that many have.
 	SnapshotInterval time.Duration `name:"snapshot-interval" default:"1m" min:"10ms" max:"24h"`
 	// SnapshotMaxAge is how old a snapshot may be to be loaded; an older one is put
 	// aside. 0 is any age.
@@ -108,9 +85,6 @@ func (c *Config) validateIndex() error {
 	}
 	if c.ReplicaMaxStale < c.ReplicaMaxLag {
 		bad("replica-max-stale: %v is less than replica-max-lag (%v)", c.ReplicaMaxStale, c.ReplicaMaxLag)
-	}
-	if n := c.ReplicaLogEntries; n != 0 && n < redis.MinLogEntries {
-		bad("replica-log-entries: %d is too short, give 0 or at least %d", n, redis.MinLogEntries)
 	}
 	if c.SnapshotFile != "" && c.Redis != "" {
 		bad("snapshot-file: it is for the index in memory, and redis is set: Redis keeps the index itself, and kvatlas dump makes backups")

@@ -12,25 +12,15 @@ import (
 
 // ingestSettings are how the events of engines are read.
 type ingestSettings struct {
-	// IngestMaxRanks is the number of ranks whose events this process reads at most.
-	// Those that find room in no process stay unread.
-	IngestMaxRanks int `name:"ingest-max-ranks" default:"10000" min:"1" max:"1000000" section:"Ingest"`
 	// IngestTTL is how long a process can be silent before others take over the ranks
 	// that it reads. It calls four times in that time.
 	IngestTTL time.Duration `name:"ingest-ttl" default:"2s" min:"100ms" max:"10m"`
-	// IngestHandOver is the number of ranks that change hands at a time when a process
-	// has joined.
-	IngestHandOver int `name:"ingest-hand-over" default:"16" min:"1" max:"1024"`
 	// IngestQueueBytes is the size of all events that wait to be applied; ranks that find
 	// no room are not read until there is some.
 	IngestQueueBytes Bytes `name:"ingest-queue-bytes" default:"256MiB" min:"64KiB" max:"1TiB"`
-	// IngestRankQueueBytes is the part of it that one rank may take.
-	IngestRankQueueBytes Bytes `name:"ingest-rank-queue-bytes" default:"16MiB" min:"64KiB" max:"1TiB"`
 	// IngestRelayMessages is how many of the last messages of each rank are kept for
-	// who asks for recent events. 0 keeps none.
+	// who asks for recent events, 1 MiB of them at most. 0 keeps none.
 	IngestRelayMessages int `name:"ingest-relay-messages" default:"1024" min:"0" max:"1048576"`
-	// IngestRelayBytes is the size of them, of each rank.
-	IngestRelayBytes Bytes `name:"ingest-relay-bytes" default:"1MiB" min:"4KiB" max:"1GiB"`
 	// IngestSilent is how long a rank may send nothing before its engine's /health is
 	// asked, and an engine that is healthy is counted as silent. 0 asks nobody.
 	IngestSilent time.Duration `name:"ingest-silent" default:"0s" min:"0s" max:"24h"`
@@ -64,9 +54,6 @@ type ingestSettings struct {
 func (c *Config) validateIngest() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if c.IngestQueueBytes < c.IngestRankQueueBytes {
-		bad("ingest-queue-bytes: %v is less than ingest-rank-queue-bytes (%v), which is a part of it", c.IngestQueueBytes, c.IngestRankQueueBytes)
-	}
 	if (c.IngestCurveKeys == "") != (c.IngestCurveServer == "") {
 		bad("ingest-curve-keys and ingest-curve-server go together")
 	}

@@ -37,30 +37,14 @@ type lmcacheFeedSettings struct {
 	LMCacheWorkers int `name:"lmcache-workers" default:"1" min:"1" max:"1024"`
 	// LMCacheLease is how long a worker keeps its blocks that is not heard any more.
 	LMCacheLease time.Duration `name:"lmcache-lease" default:"30s" min:"100ms" max:"24h"`
-	// LMCacheSyncWait is how long what may be false counts while a full sync of the
-	// worker is awaited.
-	LMCacheSyncWait time.Duration `name:"lmcache-sync-wait" default:"2m" min:"10ms" max:"24h"`
-	// LMCacheMaxWorkers is the number of workers, and of instances of MP mode, that are
-	// heard at a time, and of workers that the index may have, whoever hears them: each is a
-	// registration, of which there are index-max-pods.
-	LMCacheMaxWorkers int `name:"lmcache-max-workers" default:"4096" min:"1" max:"1048576"`
-	// LMCacheQueueKeys is the number of chunks that may wait to be written, of all
-	// workers; what finds no room is dropped, and asked for again.
-	LMCacheQueueKeys int `name:"lmcache-queue-keys" default:"1000000" min:"1" max:"1073741824"`
 	// LMCacheSyncKeys is the number of chunks of all full syncs at a time, of about 50
 	// bytes each.
 	LMCacheSyncKeys int `name:"lmcache-sync-keys" default:"4000000" min:"1" max:"1073741824"`
-	// LMCacheMaxMessage is the longest message of a worker.
-	LMCacheMaxMessage Bytes `name:"lmcache-max-message" default:"4MiB" min:"1KiB" max:"1GiB"`
-	// LMCacheMaxBody is the longest body of a report in MP mode.
-	LMCacheMaxBody Bytes `name:"lmcache-max-body" default:"64MiB" min:"1KiB" max:"1GiB"`
 	// LMCacheWrite says in which of LMCache's shapes what the controller and the
 	// coordinator are told is written into the Redis of the index as well, for tools that
 	// read it: set is its strings, hset the fork's hashes.
 	LMCacheWrite string `name:"lmcache-write" default:"off" oneof:"off,set,hset,both"`
-	// LMCacheWriteTTL is how long such an entry lives that nobody renews.
-	LMCacheWriteTTL time.Duration `name:"lmcache-write-ttl" default:"1m" min:"1s" max:"24h"`
-	// LMCacheWriteEntries is the number of them at a time, of about 1 KB each in this
+	// LMCacheWriteEntries is the number of such entries at a time, of about 1 KB each in this
 	// process; what is beyond is not written.
 	LMCacheWriteEntries int `name:"lmcache-write-entries" default:"262144" min:"1" max:"100000000"`
 }

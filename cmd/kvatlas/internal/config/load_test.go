@@ -116,7 +116,7 @@ roles: [score]
 strict-ready: yes
 redis: redis://user:pa:ss@host:6379/3
 drain-delay: 0s
-index-max-blocks: 5000
+index-max-pods: 5000
 tier-weights:
   cpu: 0.25
   shared: 0
@@ -130,7 +130,7 @@ strategy: coverage
 	}
 	c := got.Config
 	if c.Listen != "[::1]:9000" || c.AdminListen != ":9001" || !slices.Equal(c.Roles, Roles{"score"}) || !c.StrictReady ||
-		string(c.Redis) != "redis://user:pa:ss@host:6379/3" || c.DrainDelay != 0 || c.IndexMaxBlocks != 5000 ||
+		string(c.Redis) != "redis://user:pa:ss@host:6379/3" || c.DrainDelay != 0 || c.IndexMaxPods != 5000 ||
 		c.TierWeights != (Weights{1, 0.25, 0.5, 0}) || c.PrefixCacheBytes != 2<<30 || c.MaxBodyBytes != 10e6 || c.Strategy != "coverage" {
 		t.Errorf("got %+v", c)
 	}
@@ -192,7 +192,6 @@ func TestErrors(t *testing.T) {
 		{name: "bind", args: []string{"--ingest-bind=eth0"}, want: []string{"\"eth0\" is no address of this machine"}},
 		{name: "media", args: []string{"--ingest-media=tape=hbm"}, want: []string{"--ingest-media: \"tape=hbm\""}},
 		{name: "copies", args: []string{"--ingest-copies=some"}, want: []string{"\"some\" is none of infer, all, none"}},
-		{name: "queues", args: []string{"--ingest-queue-bytes=1MiB"}, want: []string{"less than ingest-rank-queue-bytes"}},
 		{name: "role twice", args: []string{"--roles=score,score"}, want: []string{"named twice"}},
 		{name: "tier", args: []string{"--tier-weights=hbm=1"}, want: []string{`"hbm" is no tier; there are gpu, cpu, disk, shared`}},
 		{name: "weight", args: []string{"--tier-weights=cpu=NaN"}, want: []string{`weight "NaN" of tier cpu`}},

@@ -19,10 +19,9 @@ type podSettings struct {
 	// are in docs/operations.md. Others register over HTTP.
 	Pods Names `name:"pods"`
 	// PodsDNS are names that are resolved to pods, as host:port for A and AAAA records
-	// or _service._proto.name for SRV records, with the same parameters.
+	// or _service._proto.name for SRV records, with the same parameters. They are
+	// resolved every 5 seconds.
 	PodsDNS Names `name:"pods-dns"`
-	// PodsDNSInterval is how often they are resolved.
-	PodsDNSInterval time.Duration `name:"pods-dns-interval" default:"5s" min:"100ms" max:"1h"`
 	// PodsKubernetes are the labels of pods of Kubernetes that are found while they are
 	// ready, as kubectl takes them.
 	PodsKubernetes string `name:"pods-kubernetes"`
@@ -78,7 +77,7 @@ func (c *Config) validatePods() error {
 		errs = append(errs, c.validateEvents(c.Pods[i], list[i]), c.validateModel("pods", c.Pods[i], list[i].Model))
 	}
 	for _, text := range c.PodsDNS {
-		d, err := discover.NewDNS(text, nil, c.PodsDNSInterval, c.IndexMaxPods)
+		d, err := discover.NewDNS(text, nil, PodsDNSInterval, c.IndexMaxPods)
 		if err != nil {
 			bad("pods-dns", err)
 			continue
