@@ -137,7 +137,7 @@ type Request struct {
 	// name=value, that make a pod cheaper or, below 0, dearer.
 	Required  map[string]string
 	Preferred map[string]float64
-	// Explain asks for the terms of the costs.
+	// Explain asks for Decision.Costs.
 	Explain bool
 }
 
@@ -155,7 +155,7 @@ type Decision struct {
 	// that any place can, of those that may take the request.
 	Held [store.NumTiers]int
 	Best int
-	// Costs are those of all candidates, cheapest first.
+	// Costs are those of all candidates, cheapest first, if they were asked for.
 	Costs []PlaceCost
 	// Reservation is the ID that the request was booked under; empty if it was not. Again says
 	// that it had been booked before.
@@ -172,9 +172,7 @@ type Decision struct {
 }
 
 // Cached is how many tokens of the prompt the place can reuse.
-func (d *Decision) Cached() int { return d.cachedIn() }
-
-func (d *Decision) cachedIn() (n int) {
+func (d *Decision) Cached() (n int) {
 	for _, held := range d.Held {
 		n += held
 	}
@@ -186,8 +184,7 @@ type PlaceCost struct {
 	store.RankRef
 	// Total is the cost. It is NaN of one that is at its limits.
 	Total float64
-	// Terms are what it is made of, if they were asked for: those of the policy, then what the
-	// load adds.
+	// Terms are what it is made of: those of the policy, then what the load adds.
 	Terms []Term
 	// Load is what runs there, and Held what it can reuse, in tokens by tier.
 	Load loads.Load
@@ -311,13 +308,15 @@ func blockSize(reg *store.Registry, model string) int {
 // candidates fills in who may take the request.
 func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Picture) error {
 	reg, named := match.Registry, q.Score.Pods
-	seen, whole := 0, false
+	seen, places, whole := 0, 0, false
 	for i := range reg.Pods {
 		if p := &reg.Pods[i]; p.Model == q.Score.Model && p.PartOf == nil {
 			seen++
+			places += max(1, p.Ranks)
 			whole = whole || p.Role == "" || p.Role == "both"
 		}
 	}
+	v.Candidates = make([]Candidate, 0, places)
 	for i := range reg.Pods {
 		p := &reg.Pods[i]
 		if p.Model != q.Score.Model || p.PartOf != nil || named != nil && !slices.Contains(named, p.Name) || !q.suits(p, whole) {
@@ -543,11 +542,11 @@ func (r *Router) conclude(q *Request, v *View, w loads.Weights, match *scorer.Ma
 		if i != chosen && len(d.Fallbacks) < maxFallbacks && !math.IsNaN(totals[i]) {
 			d.Fallbacks = append(d.Fallbacks, k.RankRef)
 		}
-		pc := PlaceCost{RankRef: k.RankRef, Total: totals[i], Load: k.Load, Held: k.Held}
 		if q.Explain {
-			pc.Terms = v.terms(k, w)
+			d.Costs = append(d.Costs, PlaceCost{RankRef: k.RankRef, Total: totals[i], Terms: v.terms(k, w), Load: k.Load, Held: k.Held})
+		} else if len(d.Fallbacks) == maxFallbacks {
+			break
 		}
-		d.Costs = append(d.Costs, pc)
 	}
 }
 

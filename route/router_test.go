@@ -116,10 +116,8 @@ func TestRouteToTheHolder(t *testing.T) {
 	if l, err := w.Loads(t.Context(), "m"); err != nil || len(l.Loads) > 0 {
 		t.Errorf("%v, %v", l, err)
 	}
-	for _, c := range d.Costs {
-		if c.Terms != nil {
-			t.Error("terms that nobody asked for")
-		}
+	if d.Costs != nil {
+		t.Error("costs that nobody asked for")
 	}
 }
 
@@ -191,6 +189,7 @@ func TestEligible(t *testing.T) {
 		{"another model", func(q *route.Request) { q.Score.Model = "n" }, ""},
 	} {
 		q := ask(p)
+		q.Explain = true
 		c.with(&q)
 		d, err := w.Route(t.Context(), q)
 		if c.want == "" {
@@ -287,7 +286,7 @@ func TestRestartVoidsLoad(t *testing.T) {
 	}
 	live()
 	q := ask(p)
-	q.Reserve = true
+	q.Reserve, q.Explain = true, true
 	for want := range int64(3) {
 		if d := w.route(q); d.Costs[0].Load.Requests != want {
 			t.Errorf("%d requests, expected %d", d.Costs[0].Load.Requests, want)

@@ -2,6 +2,7 @@ package route
 
 import (
 	"math/rand/v2"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -85,7 +86,7 @@ func (v *View) set(i int, base, floor float64, terms ...Term) {
 	c := &v.Candidates[i]
 	c.Cost = Cost{Base: base, Floor: floor, Factor: c.factor()}
 	if v.Explain {
-		c.Cost.Terms = terms
+		c.Cost.Terms = slices.Clone(terms) // so that terms that nobody asked for take no memory
 	}
 }
 
