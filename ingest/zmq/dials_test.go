@@ -100,7 +100,7 @@ func TestCaseSmallOnesUnderAttackDials(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
+		t.Cleanup(func() { _ = c.Close() })
 		waitFor(t, "our connection", func() bool { return d.count() > before })
 	}
 	if n := d.count(); n > 2*places {
