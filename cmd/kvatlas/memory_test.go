@@ -96,8 +96,12 @@ func TestMemoryOfRaisedLimits(t *testing.T) {
 	if got[200] == 0 || got[200]+got[503] != 8 {
 		t.Errorf("the answers are %v", got)
 	}
-	if grown := peak() - before; grown > budget>>10 {
-		t.Errorf("it has grown by %d MiB, the limit is %d", grown>>10, budget>>20)
+	limit := budget >> 10
+	if raceDetector { // the race detector keeps shadows of what is used
+		limit += limit / 3
+	}
+	if grown := peak() - before; grown > limit {
+		t.Errorf("it has grown by %d MiB, the limit is %d", grown>>10, limit>>10)
 	}
 	// What would take more than all is refused, and nothing is made of it: no more values
 	// than a chat may have, which take 159 MiB.
