@@ -75,6 +75,9 @@ func (c *fakeCache) event() enginetest.Event {
 	case n == 0:
 		for _, b := range c.blocks {
 			c.drop(b, store.GPU, b.copies[store.GPU])
+			if c.unique { // a tree is flushed with what it has on the host
+				c.drop(b, store.CPU, b.copies[store.CPU])
+			}
 		}
 		return enginetest.Event{"type": "AllBlocksCleared"}
 	case n < 170:
@@ -136,7 +139,10 @@ func stored(parent *cached, blocks []*cached, tier store.Tier) enginetest.Event 
 }
 
 // plain is the plain model of what an index holds of a rank after some events.
-type plain struct{ blocks map[int64]*cached }
+type plain struct {
+	blocks map[int64]*cached
+	unique bool // as of fakeCache
+}
 
 func (p *plain) apply(events []enginetest.Event) {
 	for _, e := range events {
@@ -148,6 +154,9 @@ func (p *plain) apply(events []enginetest.Event) {
 		case "AllBlocksCleared":
 			for _, b := range p.blocks {
 				b.copies[store.GPU] = 0
+				if p.unique {
+					b.copies[store.CPU] = 0
+				}
 			}
 		case "BlockRemoved":
 			for _, h := range e["block_hashes"].([]int64) {

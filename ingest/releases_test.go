@@ -159,7 +159,7 @@ func (p *enginePod) publish(n int) {
 func (p *enginePod) want() *plain {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	m := &plain{blocks: map[int64]*cached{}}
+	m := &plain{blocks: map[int64]*cached{}, unique: p.cache.unique}
 	if p.started && p.from < uint64(len(p.log)) {
 		for _, events := range p.log[p.from:] {
 			m.apply(events)
