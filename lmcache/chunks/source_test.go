@@ -118,8 +118,16 @@ func TestAllocations(t *testing.T) {
 	s := &chunks.Source{Readers: map[string]*lmcache.Reader{"m": r}}
 	tokens := numbers(64)
 	room, hashes := s.AppendQueries(nil, "m", tokens, 64), make([]lmcache.Hash, 0, 8)
-	hashing := testing.AllocsPerRun(50, func() { hashes = r.Groups()[0].Hasher.Append(hashes[:0], tokens) })
-	if n := testing.AllocsPerRun(50, func() { room = s.AppendQueries(room[:0], "m", tokens, 64) }); n > hashing {
+	// The least of many, since a pool forgets now and then: at random under the race detector.
+	least := func(f func()) float64 {
+		n := testing.AllocsPerRun(1, f)
+		for range 50 {
+			n = min(n, testing.AllocsPerRun(1, f))
+		}
+		return n
+	}
+	hashing := least(func() { hashes = r.Groups()[0].Hasher.Append(hashes[:0], tokens) })
+	if n := least(func() { room = s.AppendQueries(room[:0], "m", tokens, 64) }); n > hashing {
 		t.Errorf("%v allocations, %v of them hashing", n, hashing)
 	}
 }
