@@ -378,7 +378,7 @@ func TestLimits(t *testing.T) {
 	if _, err := x.Register(ctx, store.Pod{Name: "c", Model: "m"}); !errors.Is(err, store.ErrFull) {
 		t.Errorf("a third pod: got %v, want ErrFull", err)
 	}
-	if _, err := x.Register(ctx, store.Pod{Name: "b", Model: "m2"}); err != nil {
+	if _, err := x.Register(ctx, store.Pod{Name: "b", Model: "m"}); err != nil {
 		t.Errorf("a renewal: %v", err)
 	}
 	for rank := 1; rank <= 2; rank++ {
