@@ -155,9 +155,9 @@ func (x *Index) fly(f *flight) {
 	}
 	x.registry.flight = nil
 	x.registry.mu.Unlock()
+	x.registryLoads.Add(1) // before those who wait for it look
 	close(f.done)
 
-	x.registryLoads.Add(1)
 	if told := x.config.Observer.RegistryLoaded; told != nil {
 		r := x.Cached()
 		told(time.Since(begin), len(r.Pods), len(r.Slots), f.err)
