@@ -141,7 +141,7 @@ func TestModelsAndPods(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if fmt.Sprint(reg.Models) != "map[m1:{m1 16 native}]" || len(reg.Pods) != 2 || reg.Pods[0].Engine != "sglang" {
+			if fmt.Sprint(reg.Models) != "map[m1:{m1 16 native false}]" || len(reg.Pods) != 2 || reg.Pods[0].Engine != "sglang" {
 				t.Errorf("got %v, %+v", reg.Models, reg.Pods)
 			}
 			if got := found(t, y, ks); fmt.Sprint(got["m1"]) != fmt.Sprint(storetest.Answer{{{Pod: "a"}}, {{Pod: "a"}, {Pod: "b", Tier: store.CPU}}, nil}) ||
