@@ -88,7 +88,7 @@ func TestStrangersScript(t *testing.T) {
 	}
 	eval(1, read("registry.lua")+read("register.lua"), reg, "1", "64", pod, text, "30000", "16384")
 	for p := range tags {
-		eval(1, read("mark.lua"), []string{"kva{" + tags[p:p+1] + "}:high"}, "4096")
+		eval(0, read("mark.lua"), []string{"kva{" + tags[p:p+1] + "}:high"}, "4096")
 	}
 	eval(1, read("registry.lua")+read("reserve.lua"), reg, "1", "64", "0", "4096")
 	eval([]any{"1"}, read("registry.lua")+read("guard.lua")+read("holders.lua"), reg, "1", "64", pod, text, "16384", "131072", "0", "0", "1", "0", "gpu", "1")
