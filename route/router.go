@@ -339,10 +339,7 @@ func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Pictur
 				c.CapacityBlocks = p.KVTokens / match.BlockSize
 			}
 			l := picture.Loads[c.RankRef]
-			if l.Generation != 0 && l.Generation < c.Generation {
-				l = loads.Load{Speed: l.Speed, Samples: l.Samples}
-			}
-			c.Load, c.Preference = l, q.preference(p)
+			c.Load, c.Preference = l.In(c.Generation), q.preference(p)
 			v.Candidates = append(v.Candidates, c)
 		}
 	}
@@ -638,10 +635,7 @@ func (r *Router) bookLocally(model string, v *View, chosen int) {
 		all[at] = l
 	}
 	l := all[c.RankRef]
-	if l.Work == 0 {
-		l.Since = m.picture.Now
-	}
-	l.Work, l.Prefill, l.Requests, l.Blocks = l.Work+c.Work, l.Prefill+int64(c.Uncached), l.Requests+1, l.Blocks+int64(v.Blocks())
+	l.Add(&c, int64(v.Blocks()), m.picture.Now)
 	all[c.RankRef] = l
 	m.picture.Loads = all
 }

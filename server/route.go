@@ -449,8 +449,9 @@ func liveLoads(reg *store.Registry, model string, picture *loads.Picture) []load
 		for rank := range max(1, p.Ranks) {
 			at := store.RankRef{Pod: p.Name, Rank: rank}
 			l := picture.Loads[at]
-			if slot, ok := reg.Slot(i, rank); ok && l.Generation != 0 && l.Generation < reg.Generation(slot) {
-				l = loads.Load{Generation: reg.Generation(slot), Speed: l.Speed, Samples: l.Samples}
+			if slot, ok := reg.Slot(i, rank); ok && l.IsVoid(reg.Generation(slot)) {
+				l = l.In(reg.Generation(slot))
+				l.Generation = reg.Generation(slot)
 			}
 			out = append(out, loadAnswer{place(at), l})
 		}

@@ -83,6 +83,26 @@ func (l *Load) Wait(now int64, prior float64) float64 {
 	return max(0, float64(l.Work)/speed-max(0, float64(now-l.Since)/1000))
 }
 
+// In returns the load as it stands in a generation of its rank: when that is newer, the
+// engine has restarted, and nothing is left but what was learnt of its speed.
+func (l *Load) In(gen store.Generation) Load {
+	if l.IsVoid(gen) {
+		return Load{Speed: l.Speed, Samples: l.Samples, Learnt: l.Learnt}
+	}
+	return *l
+}
+
+// IsVoid reports whether the load is of a generation that ended before this one.
+func (l *Load) IsVoid(gen store.Generation) bool { return l.Generation != 0 && l.Generation < gen }
+
+// Add adds a request that goes to a candidate at a time, with the blocks that it brings.
+func (l *Load) Add(c *Candidate, blocks, now int64) {
+	if l.Work == 0 {
+		l.Since = now
+	}
+	l.Work, l.Prefill, l.Requests, l.Blocks = l.Work+c.Work, l.Prefill+int64(c.Uncached), l.Requests+1, l.Blocks+blocks
+}
+
 // Weights are the factors of a cost that depends on load:
 //
 //	cost = Factor x (Base + Wait x wait
@@ -311,8 +331,19 @@ func CheckSettings(b []byte) error {
 	return nil
 }
 
-func errTokens(n int) error {
-	return fmt.Errorf("%w: %d tokens, it can be 0 to %d", ErrInvalid, n, MaxTokens)
+// CheckOutput returns ErrInvalid when Output cannot be told of so many tokens.
+func CheckOutput(tokens int) error {
+	if tokens < 0 || tokens > MaxTokens {
+		return fmt.Errorf("%w: %d tokens, it can be 0 to %d", ErrInvalid, tokens, MaxTokens)
+	}
+	return nil
+}
+
+// Marked returns the marks of the prompt, and how many of its blocks none of them stands for:
+// see Marks.
+func (c *Call) Marked() (marks []blockkey.Key, tail int64) {
+	marks, covered := Marks(c.Keys)
+	return marks, int64((c.Tokens+c.BlockSize-1)/c.BlockSize - covered)
 }
 
 func isFinite(f float64) bool { return !math.IsNaN(f) && !math.IsInf(f, 0) }

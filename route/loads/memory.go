@@ -108,8 +108,7 @@ func (m *Memory) Book(_ context.Context, c *Call) (Booked, error) {
 	if len(b.reserved) >= MaxReservations {
 		return Booked{}, ErrFull
 	}
-	marks, covered := Marks(c.Keys)
-	tail := int64((c.Tokens+c.BlockSize-1)/c.BlockSize - covered)
+	marks, tail := c.Marked()
 	out := Booked{Now: now, Costs: make([]float64, len(c.Candidates)), Loads: make([]Load, len(c.Candidates))}
 	for i := range c.Candidates {
 		out.Costs[i], out.Loads[i] = b.cost(&c.Candidates[i], c.Weights, marks, tail, now)
@@ -126,11 +125,7 @@ func (m *Memory) Book(_ context.Context, c *Call) (Booked, error) {
 		tokens: c.Tokens, tail: tail, expected: c.Expected, blockSize: c.BlockSize, marks: marks, lease: c.Lease,
 		until: now + c.Lease.Microseconds(),
 	}
-	if l.Work == 0 {
-		l.Since = now
-	}
-	l.Work, l.Prefill, l.Requests = l.Work+r.work, l.Prefill+r.prefill, l.Requests+1
-	l.Blocks += l.addMarks(marks) + tail
+	l.Add(chosen, l.addMarks(marks)+tail, now)
 	b.reserved[c.ID] = r
 	heap.Push(&b.leases, r)
 	return out, nil
@@ -140,10 +135,10 @@ func (m *Memory) Book(_ context.Context, c *Call) (Booked, error) {
 func (b *book) cost(c *Candidate, w Weights, marks []blockkey.Key, tail, now int64) (float64, Load) {
 	var l Load
 	var held map[blockkey.Key]int
-	if r := b.rows[c.RankRef]; r != nil && !r.isVoid(c.Generation) {
-		l, held = r.Load, r.marks
-	} else if r != nil {
-		l.Speed, l.Samples, l.Learnt = r.Speed, r.Samples, r.Learnt
+	if r := b.rows[c.RankRef]; r != nil {
+		if l = r.In(c.Generation); !r.IsVoid(c.Generation) {
+			held = r.marks
+		}
 	}
 	if c.Limits.Busy(&l) {
 		return math.NaN(), l
@@ -156,14 +151,11 @@ func (b *book) cost(c *Candidate, w Weights, marks []blockkey.Key, tail, now int
 	return cost, l
 }
 
-// isVoid reports whether the row is of a generation that ended before the caller's.
-func (r *row) isVoid(gen store.Generation) bool { return r.Generation != 0 && r.Generation < gen }
-
 // row returns the row of a rank, which it makes or begins anew where there is none or it is
 // void.
 func (b *book) row(at store.RankRef, gen store.Generation, now int64) *row {
 	r := b.rows[at]
-	if r == nil || r.isVoid(gen) || r.Requests == 0 {
+	if r == nil || r.IsVoid(gen) || r.Requests == 0 {
 		b.lives = max(b.lives+1, now)
 		fresh := &row{life: b.lives, marks: map[blockkey.Key]int{}}
 		if r != nil {
@@ -307,8 +299,8 @@ func computed(tokens, uncached, cached int) (n, c int) {
 
 // Output implements Store.
 func (m *Memory) Output(_ context.Context, model, id string, tokens int) (Report, error) {
-	if tokens < 0 || tokens > MaxTokens {
-		return Report{}, errTokens(tokens)
+	if err := CheckOutput(tokens); err != nil {
+		return Report{}, err
 	}
 	return m.report(model, id, func(b *book, r *reservation, _ int64) bool {
 		if tokens <= r.output {
@@ -344,7 +336,7 @@ func (m *Memory) Loads(_ context.Context, model string) (Picture, error) {
 	b.endOverdue(now, math.MaxInt)
 	p.Settings, p.Version = b.settings, b.version
 	for at, r := range b.rows {
-		if r.Requests == 0 && now-r.Learnt > forgetSpeed.Microseconds() {
+		if r.Requests == 0 && now-r.Learnt > ForgetSpeed.Microseconds() {
 			delete(b.rows, at)
 			continue
 		}

@@ -50,10 +50,10 @@ const (
 	maxSpeed   = 1e12
 	markGrowth = 4  // marks grow by a quarter
 	maxMarks   = 96 // of a prompt
-
-	// forgetSpeed is how long a speed is kept of which no request tells any more.
-	forgetSpeed = 24 * time.Hour
 )
+
+// ForgetSpeed is how long a speed is kept of which no request tells any more.
+const ForgetSpeed = 24 * time.Hour
 
 // learn returns the speed after a prefill of so many units that took the rank ms
 // milliseconds in all.

@@ -68,7 +68,6 @@ const (
 	auditPage        = 512
 	auditTries       = 3
 	auditIDs         = 1024
-	forgetSpeed      = 24 * time.Hour
 )
 
 // Config says where loads are kept.
@@ -152,14 +151,14 @@ func (s *Store) Book(ctx context.Context, c *loads.Call) (loads.Booked, error) {
 	if err := c.Validate(); err != nil {
 		return loads.Booked{}, err
 	}
-	marks, covered := loads.Marks(c.Keys)
+	marks, tail := c.Marked()
 	packed := make([]byte, 0, 8*len(marks))
 	for _, k := range marks {
 		b := blockkey.StoreKey(k).Bytes()
 		packed = append(packed, b[:]...)
 	}
 	args := make([]any, 0, 16+11*len(c.Candidates))
-	args = append(args, c.ID, c.Lease.Microseconds(), c.Tokens, (c.Tokens+c.BlockSize-1)/c.BlockSize-covered, packed, c.Expected, c.BlockSize,
+	args = append(args, c.ID, c.Lease.Microseconds(), c.Tokens, tail, packed, c.Expected, c.BlockSize,
 		c.Weights.Wait, c.Weights.Prefill, c.Weights.Decode, c.Weights.Blocks, c.Weights.Requests, c.Temperature, c.Draw, loads.MaxReservations, c.Settings)
 	for i := range c.Candidates {
 		d := &c.Candidates[i]
@@ -220,8 +219,8 @@ func (s *Store) Done(ctx context.Context, model, id string, d loads.Done) (loads
 
 // Output implements loads.Store.
 func (s *Store) Output(ctx context.Context, model, id string, tokens int) (loads.Report, error) {
-	if tokens < 0 || tokens > loads.MaxTokens {
-		return loads.Report{}, fmt.Errorf("%w: %d tokens, it can be 0 to %d", loads.ErrInvalid, tokens, loads.MaxTokens)
+	if err := loads.CheckOutput(tokens); err != nil {
+		return loads.Report{}, err
 	}
 	return s.report(ctx, outputScript, model, id, tokens)
 }
@@ -253,7 +252,7 @@ func (s *Store) report(ctx context.Context, script *goredis.Script, model, id st
 // those of reservations whose lease is over included.
 func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) {
 	for {
-		reply, err := s.run(ctx, pictureScript, s.keys(model), forgetSpeed.Microseconds())
+		reply, err := s.run(ctx, pictureScript, s.keys(model), loads.ForgetSpeed.Microseconds())
 		if errors.Is(err, loads.ErrReadOnly) {
 			return s.read(ctx, model)
 		}
