@@ -55,8 +55,6 @@ type Scorer interface {
 type Pods interface {
 	// Cached returns the last registry, without I/O.
 	Cached() *store.Registry
-	// Registry returns it as it stands now.
-	Registry(ctx context.Context) (*store.Registry, error)
 }
 
 // Config is what a Router is made of.
@@ -272,37 +270,28 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 	return d, nil
 }
 
-// match finds out who holds the prompt, unless the policy does not ask.
+// match finds out who holds the prompt. For a policy that does not ask it looks up a prompt
+// without tokens: that reads no block, and brings who is registered up to date all the same.
 func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision) (*scorer.Match, error) {
-	reg := r.c.Pods.Cached()
-	if blind {
-		d.Tokens, d.Estimated = q.Score.Input.Size()
-		if reg.Epoch == 0 { // before the first lookup nobody is known
-			if now, err := r.c.Pods.Registry(ctx); err == nil {
-				reg = now
-			}
-		}
-		return &scorer.Match{Registry: reg, BlockSize: blockSize(reg, q.Score.Model)}, nil
-	}
 	ask := q.Score
 	ask.Strategy, ask.EarlyExit, ask.Match = scorer.LongestPrefix, false, true
+	if blind {
+		ask = scorer.Request{Model: ask.Model, Strategy: ask.Strategy, Match: true}
+	}
 	resp, err := r.c.Scorer.Score(ctx, ask)
 	if err != nil {
 		return nil, err
 	}
-	d.Score, d.Tokens = resp, resp.Tokens
+	if blind {
+		d.Tokens, d.Estimated = q.Score.Input.Size()
+	} else {
+		d.Score, d.Tokens = resp, resp.Tokens
+	}
 	match := resp.Match
 	if match == nil || match.Registry == nil { // the index was away
-		match = &scorer.Match{Registry: reg, BlockSize: resp.BlockSize}
+		match = &scorer.Match{Registry: r.c.Pods.Cached(), BlockSize: resp.BlockSize}
 	}
 	return match, nil
-}
-
-func blockSize(reg *store.Registry, model string) int {
-	if info, ok := reg.Models[model]; ok && info.BlockSize > 0 {
-		return info.BlockSize
-	}
-	return store.DefaultBlockSize
 }
 
 // candidates fills in who may take the request.

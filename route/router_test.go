@@ -438,7 +438,7 @@ func TestBurst(t *testing.T) {
 // TestBlind routes without a lookup, by any of the policies that need none.
 func TestBlind(t *testing.T) {
 	for _, policy := range []string{"round_robin", "random", "least_requests", "least_tokens"} {
-		w := newWorld(t, func(c *route.Config) { c.Scorer = noScorer{} })
+		w := newWorld(t, func(c *route.Config) { c.Scorer = noPrompt{c.Scorer} })
 		w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
 		q := ask(prompt(1, 100))
 		q.Overrides, q.Reserve = []byte(`{"policy":"`+policy+`"}`), true
@@ -452,10 +452,14 @@ func TestBlind(t *testing.T) {
 	}
 }
 
-type noScorer struct{}
+// noPrompt is a scorer that is to be asked for no prompt.
+type noPrompt struct{ route.Scorer }
 
-func (noScorer) Score(context.Context, scorer.Request) (*scorer.Response, error) {
-	return nil, errors.New("the prompt was looked up")
+func (s noPrompt) Score(ctx context.Context, r scorer.Request) (*scorer.Response, error) {
+	if n, estimated := r.Input.Size(); n > 0 || estimated {
+		return nil, errors.New("the prompt was looked up")
+	}
+	return s.Scorer.Score(ctx, r)
 }
 
 // TestOwnSelector routes by a policy that a user registers.
