@@ -194,7 +194,7 @@ func (s *service) watchScorer() scorer.Observer {
 	count := o.Scored
 	o.Scored = func(model string, r *scorer.Response) {
 		count(model, r)
-		if s.ingest == nil {
+		if s.ingest == nil || r.Blocks == 0 { // nobody can hold a prompt without blocks
 			return
 		}
 		s.ingest.ingester.Asked(model)
