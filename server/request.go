@@ -182,6 +182,24 @@ func (f form) exclude(because string, names ...string) error {
 	return nil
 }
 
+// readWithPrompt reads a body with one of several forms of a prompt, and returns which form it
+// has. The memory that its chat takes while it is rendered is held then.
+func readWithPrompt[T any](c *call, fs fields[T], names []string, dst *T, in *input, forms ...string) (f form, kind string, err error) {
+	in.limits = &c.s.cfg.Limits
+	if f, err = readEngineBody(c, fs, names, dst); err != nil {
+		return f, "", err
+	}
+	if err := f.need("model"); err != nil {
+		return f, "", err
+	}
+	c.model = in.model
+	if err := c.holdChat(&in.chat); err != nil {
+		return f, "", err
+	}
+	kind, err = f.one(forms...)
+	return f, kind, err
+}
+
 const keysAreSeeded = "block_keys already contain LoRA and salt"
 
 // scoreRequest is the body of POST /v1/score.

@@ -141,19 +141,7 @@ func (c *call) routePrompt() error {
 		return errNoRouter
 	}
 	q := &routeRequest{}
-	q.limits = &c.s.cfg.Limits
-	f, err := readEngineBody(c, routeFields, routeNames, q)
-	if err != nil {
-		return err
-	}
-	if err := f.need("model"); err != nil {
-		return err
-	}
-	c.model = q.model
-	if err := c.holdChat(&q.chat); err != nil {
-		return err
-	}
-	kind, err := f.one("prompt", "messages", "input", "tokens", "tokens_b64", "block_keys")
+	f, kind, err := readWithPrompt(c, routeFields, routeNames, q, &q.input, "prompt", "messages", "input", "tokens", "tokens_b64", "block_keys")
 	if err != nil {
 		return err
 	}

@@ -11,19 +11,7 @@ import (
 // score is POST /v1/score.
 func (c *call) score() error {
 	q := &c.req
-	q.limits = &c.s.cfg.Limits
-	f, err := readEngineBody(c, scoreFields, scoreNames, q)
-	if err != nil {
-		return err
-	}
-	if err := f.need("model"); err != nil {
-		return err
-	}
-	c.model = q.model
-	if err := c.holdChat(&q.chat); err != nil {
-		return err
-	}
-	kind, err := f.one("prompt", "prompts", "messages", "input", "tokens", "tokens_b64", "block_keys")
+	f, kind, err := readWithPrompt(c, scoreFields, scoreNames, q, &q.input, "prompt", "prompts", "messages", "input", "tokens", "tokens_b64", "block_keys")
 	if err != nil {
 		return err
 	}

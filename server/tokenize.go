@@ -22,19 +22,7 @@ var tokenizeNames = namesOf(tokenizeFields)
 // tokenize is POST /v1/tokenize.
 func (c *call) tokenize() error {
 	q := &tokenizeRequest{}
-	q.limits = &c.s.cfg.Limits
-	f, err := readEngineBody(c, tokenizeFields, tokenizeNames, q)
-	if err != nil {
-		return err
-	}
-	if err := f.need("model"); err != nil {
-		return err
-	}
-	c.model = q.model
-	if err := c.holdChat(&q.chat); err != nil {
-		return err
-	}
-	kind, err := f.one(engineForms...)
+	f, kind, err := readWithPrompt(c, tokenizeFields, tokenizeNames, q, &q.input, engineForms...)
 	if err != nil {
 		return err
 	}
