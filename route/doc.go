@@ -5,9 +5,8 @@
 // in a form that the loads' own index can bring up to date (loads.Weights), so that choice
 // and booking are one step on loads that are true at that moment.
 //
-//	policy, _ := route.ParsePolicy("eta")
-//	weights := policy.Weigh(view)
-//	best := route.Cheapest(view, weights)
+//	router, err := route.New(route.Config{Scorer: scorer, Pods: index, Loads: loads.NewMemory(nil)})
+//	d, err := router.Route(ctx, route.Request{Score: request, Reserve: true})
 //
 // Policies are safe for concurrent use; a View belongs to one call.
 package route

@@ -169,7 +169,7 @@ func TestDynamosCost(t *testing.T) {
 				t.Errorf("%s: %v costs %v, expected %v", c.Name, v.Candidates[i].RankRef, got, want)
 			}
 		}
-		if i := Cheapest(v, w); i >= 0 && c.Tied != nil {
+		if i := cheapest(v, w); i >= 0 && c.Tied != nil {
 			chosen++
 			at := v.Candidates[i].RankRef
 			if !slices.Contains(c.Tied, [2]int{int(at.Pod[0] - '0'), at.Rank}) {

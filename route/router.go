@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,16 +80,6 @@ type Router struct {
 	models map[string]*modelState
 }
 
-// modelState is what is remembered of a model.
-type modelState struct {
-	mu       sync.Mutex // protects all below, and is held while a picture is read
-	picture  loads.Picture
-	read     time.Time // zero before the first
-	failed   error     // of the last try; nil if it succeeded
-	settings Settings
-	version  int64 // of settings; -1 before the first
-}
-
 // New returns a Router.
 func New(c Config) (*Router, error) {
 	if c.Scorer == nil || c.Pods == nil || c.Loads == nil {
@@ -112,83 +101,6 @@ func New(c Config) (*Router, error) {
 	return &Router{c: c, rand: rand.New(rand.NewPCG(c.Seed, 0)), cold: map[store.RankRef]uint64{}, models: map[string]*modelState{}}, nil
 }
 
-// Request asks where a prompt shall go.
-type Request struct {
-	// Score is the prompt and how it is read. Its Pods are the pods that may be chosen; nil is
-	// all of the model.
-	Score scorer.Request
-	// Reserve books the request under ID. Without it nothing is booked.
-	Reserve bool
-	// ID names the request; empty draws one. A second call with the ID of a request that runs
-	// returns what the first one chose.
-	ID string
-	// Overrides, if not nil, is a JSON object with fields of Settings that this request has
-	// otherwise.
-	Overrides []byte
-	// Expected is the length of the output in tokens; 0 is not known.
-	Expected int
-	// Role is what the pod is for: "prefill", "decode" or, for all of a request, "".
-	Role string
-	// Pinned, if not nil, is the pod that must be chosen, and the rank unless that is negative.
-	Pinned *store.RankRef
-	// Required are labels that the pod must have. Preferred are weights of labels, as
-	// name=value, that make a pod cheaper or, below 0, dearer.
-	Required  map[string]string
-	Preferred map[string]float64
-	// Explain asks for Decision.Costs.
-	Explain bool
-}
-
-// Decision says where a request goes.
-type Decision struct {
-	// RankRef is the pod and the rank. Address is where the pod serves, when its name is not
-	// that.
-	store.RankRef
-	Address string
-	// Fallbacks are where to go if it fails, best first.
-	Fallbacks []store.RankRef
-	// Policy is who decided.
-	Policy string
-	// Held is how many tokens of the prompt the place can reuse, by tier. Best is the most
-	// that any place can, of those that may take the request.
-	Held [store.NumTiers]int
-	Best int
-	// Costs are those of all candidates, cheapest first, if they were asked for.
-	Costs []PlaceCost
-	// Reservation is the ID that the request was booked under; empty if it was not. Again says
-	// that it had been booked before.
-	Reservation string
-	Again       bool
-	// Local says that loads could not be reached: the choice was made by the last picture of
-	// them, and nothing was booked.
-	Local bool
-	// Score is what the scorer found; nil if the policy needed none.
-	Score *scorer.Response
-	// Tokens is the length of the prompt, an estimate if Estimated.
-	Tokens    int
-	Estimated bool
-}
-
-// Cached is how many tokens of the prompt the place can reuse.
-func (d *Decision) Cached() (n int) {
-	for _, held := range d.Held {
-		n += held
-	}
-	return n
-}
-
-// PlaceCost is what a candidate costs.
-type PlaceCost struct {
-	store.RankRef
-	// Total is the cost. It is NaN of one that is at its limits.
-	Total float64
-	// Terms are what it is made of: those of the policy, then what the load adds.
-	Terms []Term
-	// Load is what runs there, and Held what it can reuse, in tokens by tier.
-	Load loads.Load
-	Held [store.NumTiers]int
-}
-
 // Route chooses. Errors are ErrNobody, ErrBusy, ErrRequest, ErrSettings, ErrPolicy and the
 // scorer's. That loads or the index are away is none: the decision says so.
 func (r *Router) Route(ctx context.Context, q Request) (*Decision, error) {
@@ -201,31 +113,6 @@ func (r *Router) Route(ctx context.Context, q Request) (*Decision, error) {
 			return d, err
 		}
 	}
-}
-
-func (q *Request) validate() error {
-	switch q.Role {
-	case "", "prefill", "decode":
-	default:
-		return fmt.Errorf("%w: role %.40q is none of prefill, decode", ErrRequest, q.Role)
-	}
-	if q.Expected < 0 || q.Expected > loads.MaxTokens {
-		return fmt.Errorf("%w: %d expected tokens", ErrRequest, q.Expected)
-	}
-	if q.ID != "" {
-		if err := loads.CheckID(q.ID); err != nil {
-			return fmt.Errorf("%w: %w", ErrRequest, err)
-		}
-	}
-	for label, w := range q.Preferred {
-		if math.IsNaN(w) || math.Abs(w) > 1e6 {
-			return fmt.Errorf("%w: the weight of label %.40q is %v", ErrRequest, label, w)
-		}
-		if !strings.Contains(label, "=") {
-			return fmt.Errorf("%w: preferred label %.40q is not of the form name=value", ErrRequest, label)
-		}
-	}
-	return nil
 }
 
 // route is one try of Route. fresh asks for a picture made after the call began.
@@ -292,100 +179,6 @@ func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision)
 		match = &scorer.Match{Registry: r.c.Pods.Cached(), BlockSize: resp.BlockSize}
 	}
 	return match, nil
-}
-
-// candidates fills in who may take the request.
-func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Picture) error {
-	reg, named := match.Registry, q.Score.Pods
-	seen, places, whole := 0, 0, false
-	for i := range reg.Pods {
-		if p := &reg.Pods[i]; p.Model == q.Score.Model && p.PartOf == nil {
-			seen++
-			places += max(1, p.Ranks)
-			whole = whole || p.Role == "" || p.Role == "both"
-		}
-	}
-	v.Candidates = make([]Candidate, 0, places)
-	for i := range reg.Pods {
-		p := &reg.Pods[i]
-		if p.Model != q.Score.Model || p.PartOf != nil || named != nil && !slices.Contains(named, p.Name) || !q.suits(p, whole) {
-			continue
-		}
-		for rank := range max(1, p.Ranks) {
-			if q.Pinned != nil && q.Pinned.Rank >= 0 && q.Pinned.Rank != rank {
-				continue
-			}
-			c := Candidate{RankRef: store.RankRef{Pod: p.Name, Rank: rank}, Decode: q.Role == "decode", Added: int64(v.Blocks())}
-			if slot, ok := reg.Slot(i, rank); ok {
-				c.Generation = reg.Generation(slot)
-				if slot < len(match.Held) {
-					for tier, n := range match.Usable(slot) {
-						c.Held[tier] = int(n) * match.BlockSize
-					}
-				}
-			}
-			if p.KVTokens > 0 {
-				c.CapacityBlocks = p.KVTokens / match.BlockSize
-			}
-			l := picture.Loads[c.RankRef]
-			c.Load, c.Preference = l.In(c.Generation), q.preference(p)
-			v.Candidates = append(v.Candidates, c)
-		}
-	}
-	if len(v.Candidates) == 0 {
-		return fmt.Errorf("%w: of %d pods of model %.80q none has what is asked%s", ErrNobody, seen, q.Score.Model, q.wishes())
-	}
-	return nil
-}
-
-// suits reports whether a pod may take the request. whole says that the model has pods that
-// take requests from beginning to end.
-func (q *Request) suits(p *store.Pod, whole bool) bool {
-	switch {
-	case q.Pinned != nil && q.Pinned.Pod != p.Name,
-		q.Role != "" && p.Role != "" && p.Role != "both" && p.Role != q.Role,
-		q.Role == "" && whole && p.Role != "" && p.Role != "both",
-		q.Score.LoRA != "" && len(p.Adapters) > 0 && !slices.Contains(p.Adapters, q.Score.LoRA):
-		return false
-	}
-	for name, value := range q.Required {
-		if v, ok := p.Labels[name]; !ok || v != value {
-			return false
-		}
-	}
-	return true
-}
-
-// preference adds up the weights of the preferred labels that a pod has.
-func (q *Request) preference(p *store.Pod) (sum float64) {
-	for label, w := range q.Preferred {
-		name, value, _ := strings.Cut(label, "=")
-		if v, ok := p.Labels[name]; ok && v == value {
-			sum += w
-		}
-	}
-	return sum
-}
-
-// wishes says what a request asks of a pod.
-func (q *Request) wishes() string {
-	var b strings.Builder
-	if q.Score.Pods != nil {
-		fmt.Fprintf(&b, ", among %d named", len(q.Score.Pods))
-	}
-	if q.Pinned != nil {
-		fmt.Fprintf(&b, ", pinned to %s rank %d", q.Pinned.Pod, q.Pinned.Rank)
-	}
-	if q.Role != "" {
-		fmt.Fprintf(&b, ", role %s", q.Role)
-	}
-	if q.Score.LoRA != "" {
-		fmt.Fprintf(&b, ", adapter %.80s", q.Score.LoRA)
-	}
-	if len(q.Required) > 0 {
-		fmt.Fprintf(&b, ", %d required labels", len(q.Required))
-	}
-	return b.String()
 }
 
 // totals are the costs of all candidates by the picture, NaN where one is at its limits.
@@ -555,87 +348,6 @@ func (v *View) terms(c *Candidate, w loads.Weights) []Term {
 		out = append(out, Term{"preference_factor", c.Cost.Factor})
 	}
 	return out
-}
-
-// state returns what is remembered of a model.
-func (r *Router) state(model string) *modelState {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	m := r.models[model]
-	if m == nil {
-		if len(r.models) >= maxModels {
-			clear(r.models)
-		}
-		m = &modelState{settings: *r.c.Settings, version: -1}
-		r.models[model] = m
-	}
-	return m
-}
-
-// picture returns the loads of a model, at most pictureAge old unless they are away, and
-// the settings that go with them.
-func (r *Router) picture(ctx context.Context, model string, fresh bool) (p loads.Picture, s *Settings, version int64, away bool) {
-	m := r.state(model)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := r.c.Now()
-	if fresh || m.read.IsZero() || now.Sub(m.read) >= pictureAge {
-		bound, cancel := context.WithTimeout(ctx, pictureWait)
-		defer cancel()
-		picture, err := r.c.Loads.Loads(bound, model)
-		m.failed = err
-		m.read = now
-		if err == nil {
-			m.picture = picture
-			m.adopt(r.c.Settings)
-		} else if m.picture.Loads == nil {
-			m.picture = loads.Picture{Now: now.UnixMicro(), Loads: map[store.RankRef]loads.Load{}}
-		}
-	}
-	settings := m.settings
-	return m.picture, &settings, m.picture.Version, m.failed != nil
-}
-
-// adopt takes over the settings that a picture has. Those that cannot be read, as a later
-// version may have written them, are not taken: what was in force goes on.
-func (m *modelState) adopt(base *Settings) {
-	if m.version == m.picture.Version {
-		return
-	}
-	m.version = m.picture.Version
-	if m.picture.Settings == nil {
-		m.settings = *base
-		return
-	}
-	if s, err := base.Merge(m.picture.Settings); err == nil {
-		m.settings = s
-	}
-}
-
-// bookLocally adds a request that could not be booked to the picture that further requests
-// are routed by.
-func (r *Router) bookLocally(model string, v *View, chosen int) {
-	m := r.state(model)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	c := v.candidate(chosen)
-	all := make(map[store.RankRef]loads.Load, len(m.picture.Loads)+1) // earlier callers still read the old map
-	for at, l := range m.picture.Loads {
-		all[at] = l
-	}
-	l := all[c.RankRef]
-	l.Add(&c, int64(v.Blocks()), m.picture.Now)
-	all[c.RankRef] = l
-	m.picture.Loads = all
-}
-
-// override returns the settings as a request wants them.
-func (s *Settings) override(object []byte) (*Settings, error) {
-	if object == nil {
-		return s, nil
-	}
-	out, err := s.Merge(object)
-	return &out, err
 }
 
 // Settings returns those of a model as they stand now.

@@ -187,3 +187,12 @@ func (s *Settings) limits(c *Candidate) loads.Limits {
 	}
 	return m
 }
+
+// override returns the settings as a request wants them.
+func (s *Settings) override(object []byte) (*Settings, error) {
+	if object == nil {
+		return s, nil
+	}
+	out, err := s.Merge(object)
+	return &out, err
+}

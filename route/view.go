@@ -126,12 +126,3 @@ func (v *View) Total(i int, w loads.Weights) float64 {
 	c := v.candidate(i)
 	return c.Cost(w, &v.Candidates[i].Load, v.Candidates[i].Added, v.Now)
 }
-
-// Cheapest returns the first of the candidates that cost least, -1 if there are none.
-func Cheapest(v *View, w loads.Weights) int {
-	costs := make([]float64, len(v.Candidates))
-	for i := range costs {
-		costs[i] = v.Total(i, w)
-	}
-	return loads.Pick(costs, 0, 0)
-}

@@ -1,0 +1,57 @@
+package route
+
+import (
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Decision says where a request goes.
+type Decision struct {
+	// RankRef is the pod and the rank. Address is where the pod serves, when its name is not
+	// that.
+	store.RankRef
+	Address string
+	// Fallbacks are where to go if it fails, best first.
+	Fallbacks []store.RankRef
+	// Policy is who decided.
+	Policy string
+	// Held is how many tokens of the prompt the place can reuse, by tier. Best is the most
+	// that any place can, of those that may take the request.
+	Held [store.NumTiers]int
+	Best int
+	// Costs are those of all candidates, cheapest first, if they were asked for.
+	Costs []PlaceCost
+	// Reservation is the ID that the request was booked under; empty if it was not. Again says
+	// that it had been booked before.
+	Reservation string
+	Again       bool
+	// Local says that loads could not be reached: the choice was made by the last picture of
+	// them, and nothing was booked.
+	Local bool
+	// Score is what the scorer found; nil if the policy needed none.
+	Score *scorer.Response
+	// Tokens is the length of the prompt, an estimate if Estimated.
+	Tokens    int
+	Estimated bool
+}
+
+// Cached is how many tokens of the prompt the place can reuse.
+func (d *Decision) Cached() (n int) {
+	for _, held := range d.Held {
+		n += held
+	}
+	return n
+}
+
+// PlaceCost is what a candidate costs.
+type PlaceCost struct {
+	store.RankRef
+	// Total is the cost. It is NaN of one that is at its limits.
+	Total float64
+	// Terms are what it is made of: those of the policy, then what the load adds.
+	Terms []Term
+	// Load is what runs there, and Held what it can reuse, in tokens by tier.
+	Load loads.Load
+	Held [store.NumTiers]int
+}

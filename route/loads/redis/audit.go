@@ -1,0 +1,102 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/route/loads"
+)
+
+// Audit implements loads.Store. It reads the reservations in pages, so a rank whose
+// requests come faster than that is left for the next time.
+func (s *Store) Audit(ctx context.Context, model string) (out []loads.Difference, err error) {
+	left := map[string]bool(nil)
+	for range auditTries {
+		var found []loads.Difference
+		if found, left, err = s.audit(ctx, model, left); err != nil {
+			return nil, err
+		}
+		if out = append(out, found...); len(left) == 0 {
+			break
+		}
+	}
+	slices.SortFunc(out, func(x, y loads.Difference) int { return strings.Compare(field(x.RankRef), field(y.RankRef)) })
+	return out, nil
+}
+
+// audit is one try for the loads that are named in only, nil for all. left are those that
+// moved meanwhile.
+func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (out []loads.Difference, left map[string]bool, err error) {
+	keys := s.keys(model)
+	rows, err := s.c.Client.HGetAll(ctx, keys[0]).Result()
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
+	}
+	ids := map[string][]string{}
+	for cursor := uint64(0); ; {
+		var page []string
+		if page, cursor, err = s.c.Client.HScan(ctx, keys[1], cursor, "", auditPage).Result(); err != nil {
+			return nil, nil, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
+		}
+		for i := 0; i+1 < len(page); i += 2 {
+			name := reservedBy(page[i+1])
+			ids[name] = append(ids[name], page[i])
+		}
+		if cursor == 0 {
+			break
+		}
+	}
+	for name := range rows {
+		if ids[name] == nil {
+			ids[name] = []string{}
+		}
+	}
+	left = map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(ids)) {
+		if only != nil && !only[name] || len(ids[name]) > auditIDs {
+			continue
+		}
+		life, booked := "0", "0"
+		if f := strings.Fields(rows[name]); len(f) > 2 {
+			life, booked = f[1], f[2]
+		}
+		args := []any{name, life, booked}
+		slices.Sort(ids[name])
+		for _, id := range slices.Compact(ids[name]) { // a scan may tell of one twice
+			args = append(args, id)
+		}
+		reply, err := s.run(ctx, auditScript, keys, args...)
+		if err != nil {
+			return nil, nil, err
+		}
+		r := reader{reply: reply}
+		switch r.text() {
+		case "moved":
+			left[name] = true
+		case "mended":
+			at, err := parseField(name)
+			if err != nil {
+				continue
+			}
+			out = append(out, loads.Difference{RankRef: at, Load: r.load(), Reserved: r.load()})
+		}
+	}
+	return out, left, nil
+}
+
+// reservedBy reads the name of the load from a reservation: see lua/loads.lua.
+func reservedBy(v string) string {
+	for range 12 {
+		_, v, _ = strings.Cut(v, " ")
+	}
+	size, rest, _ := strings.Cut(v, " ")
+	n, err := strconv.Atoi(size)
+	if err != nil || n < 0 || n > len(rest) {
+		return ""
+	}
+	return rest[:n]
+}

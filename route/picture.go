@@ -1,0 +1,90 @@
+package route
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// modelState is what is remembered of a model.
+type modelState struct {
+	mu       sync.Mutex // protects all below, and is held while a picture is read
+	picture  loads.Picture
+	read     time.Time // zero before the first
+	failed   error     // of the last try; nil if it succeeded
+	settings Settings
+	version  int64 // of settings; -1 before the first
+}
+
+// state returns what is remembered of a model.
+func (r *Router) state(model string) *modelState {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.models[model]
+	if m == nil {
+		if len(r.models) >= maxModels {
+			clear(r.models)
+		}
+		m = &modelState{settings: *r.c.Settings, version: -1}
+		r.models[model] = m
+	}
+	return m
+}
+
+// picture returns the loads of a model, at most pictureAge old unless they are away, and
+// the settings that go with them.
+func (r *Router) picture(ctx context.Context, model string, fresh bool) (p loads.Picture, s *Settings, version int64, away bool) {
+	m := r.state(model)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := r.c.Now()
+	if fresh || m.read.IsZero() || now.Sub(m.read) >= pictureAge {
+		bound, cancel := context.WithTimeout(ctx, pictureWait)
+		defer cancel()
+		picture, err := r.c.Loads.Loads(bound, model)
+		m.failed = err
+		m.read = now
+		if err == nil {
+			m.picture = picture
+			m.adopt(r.c.Settings)
+		} else if m.picture.Loads == nil {
+			m.picture = loads.Picture{Now: now.UnixMicro(), Loads: map[store.RankRef]loads.Load{}}
+		}
+	}
+	settings := m.settings
+	return m.picture, &settings, m.picture.Version, m.failed != nil
+}
+
+// adopt takes over the settings that a picture has. Those that cannot be read, as a later
+// version may have written them, are not taken: what was in force goes on.
+func (m *modelState) adopt(base *Settings) {
+	if m.version == m.picture.Version {
+		return
+	}
+	m.version = m.picture.Version
+	if m.picture.Settings == nil {
+		m.settings = *base
+		return
+	}
+	if s, err := base.Merge(m.picture.Settings); err == nil {
+		m.settings = s
+	}
+}
+
+// bookLocally adds a request that could not be booked to the picture that further requests
+// are routed by.
+func (r *Router) bookLocally(model string, v *View, chosen int) {
+	m := r.state(model)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := v.candidate(chosen)
+	all := maps.Clone(m.picture.Loads) // earlier callers still read the old map
+	l := all[c.RankRef]
+	l.Add(&c, int64(v.Blocks()), m.picture.Now)
+	all[c.RankRef] = l
+	m.picture.Loads = all
+}

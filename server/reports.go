@@ -1,0 +1,92 @@
+package server
+
+import (
+	"net/http"
+
+	"github.com/kvatlas/kvatlas/route/loads"
+)
+
+// reportRequest is the body of the reports on a request.
+type reportRequest struct {
+	model  string
+	cached int
+	tokens int
+}
+
+func reportFields(more ...field[reportRequest]) fields[reportRequest] {
+	return append(fields[reportRequest]{{"model", func(s *scanner, q *reportRequest) error { return s.text(&q.model) }}}, more...)
+}
+
+var (
+	doneFields = reportFields(field[reportRequest]{"cached_tokens", func(s *scanner, q *reportRequest) error {
+		n, err := s.uint(loads.MaxTokens, "a number of tokens")
+		q.cached = int(n)
+		return err
+	}})
+	outputFields = reportFields(field[reportRequest]{"tokens", func(s *scanner, q *reportRequest) error {
+		n, err := s.uint(loads.MaxTokens, "a number of tokens")
+		q.tokens = int(n)
+		return err
+	}})
+	endFields = reportFields()
+)
+
+// reportAnswer says what became of a report.
+type reportAnswer struct {
+	Known     bool   `json:"known"`
+	Pod       string `json:"pod,omitempty"`
+	Rank      int    `json:"rank"`
+	First     bool   `json:"first"`
+	Predicted int    `json:"predicted_tokens"`
+}
+
+// requestDone is POST /v1/requests/{id}/done.
+func (c *call) requestDone() error {
+	return c.report(doneFields, func(q *reportRequest, id string) (loads.Report, error) {
+		return c.s.cfg.Router.Done(c.ctx, q.model, id, q.cached)
+	})
+}
+
+// requestOutput is POST /v1/requests/{id}/output.
+func (c *call) requestOutput() error {
+	return c.report(outputFields, func(q *reportRequest, id string) (loads.Report, error) {
+		return c.s.cfg.Router.Output(c.ctx, q.model, id, q.tokens)
+	}, "tokens")
+}
+
+// requestEnd is POST /v1/requests/{id}/end.
+func (c *call) requestEnd() error {
+	return c.report(endFields, func(q *reportRequest, id string) (loads.Report, error) {
+		return c.s.cfg.Router.End(c.ctx, q.model, id)
+	})
+}
+
+// report reads a report and answers it. Of a request that is not known the answer is 200
+// too: the report has come late, or twice, or the lease was over, and none of it needs care.
+func (c *call) report(fs fields[reportRequest], tell func(q *reportRequest, id string) (loads.Report, error), need ...string) error {
+	if c.s.cfg.Router == nil {
+		return errNoRouter
+	}
+	id, err := c.pathText("id")
+	if err != nil {
+		return err
+	}
+	if err := loads.CheckID(id); err != nil {
+		return invalid("id", "%v", err)
+	}
+	q := &reportRequest{cached: -1}
+	f, err := read(c, fs, namesOf(fs), q)
+	if err != nil {
+		return err
+	}
+	if err := f.need(append(need, "model")...); err != nil {
+		return err
+	}
+	q.model = c.s.meaning(c.ctx, q.model).Model
+	c.model = q.model
+	r, err := tell(q, id)
+	if err != nil {
+		return err
+	}
+	return c.replyJSON(http.StatusOK, reportAnswer{Known: r.Known, Pod: r.Pod, Rank: r.Rank, First: r.First, Predicted: r.Predicted})
+}
