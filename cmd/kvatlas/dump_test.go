@@ -369,13 +369,7 @@ func TestDumpUsers(t *testing.T) {
 	c := s.Client()
 	do := func(words ...string) {
 		t.Helper()
-		args := make([]any, len(words))
-		for i, w := range words {
-			args[i] = w
-		}
-		if err := c.Do(t.Context(), args...).Err(); err != nil {
-			t.Fatalf("%v: %v", words, err)
-		}
+		redistest.Do(t, c, words...)
 	}
 	own := redistest.DocumentedACL(t, "../../docs/operations.md", "acl-dump")
 	if len(own) != 1 || own[0][2] != "kvatlas-reader" {

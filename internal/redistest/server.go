@@ -183,6 +183,18 @@ func (s *Server) URL() string { return "redis://" + s.Addr }
 // UnixURL is the server's unix:// URL.
 func (s *Server) UnixURL() string { return "unix://" + s.Socket }
 
+// Do runs a command, given word by word, which must succeed.
+func Do(tb testing.TB, c *redis.Client, words ...string) {
+	tb.Helper()
+	args := make([]any, len(words))
+	for i, w := range words {
+		args[i] = w
+	}
+	if err := c.Do(tb.Context(), args...).Err(); err != nil {
+		tb.Fatalf("%v: %v", words, err)
+	}
+}
+
 // Client returns a plain client of the server, for the test to look behind the
 // curtain. It is closed when the test ends.
 func (s *Server) Client() *redis.Client {

@@ -36,7 +36,7 @@ type Config struct {
 	Version string
 }
 
-// Section is what there is to say about one subject.
+// Section is the findings about one subject.
 type Section struct {
 	Name     string          `json:"name"`
 	Subject  string          `json:"subject"`

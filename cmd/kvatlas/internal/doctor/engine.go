@@ -50,7 +50,7 @@ func (c *Config) lookAtEngine(ctx context.Context) *Section {
 	}
 	s := &Section{Name: "engine", Subject: c.Engine.Endpoint}
 	add := func(f check.Finding) { s.Findings = append(s.Findings, f) }
-	// Something of the time is left for what there is to say.
+	// Some of the time is left for the findings.
 	within, cancel := context.WithTimeout(ctx, c.Timeout-c.Timeout/8)
 	defer cancel()
 	f := &zmq.Feed{To: make(chan zmq.Heard, maxWaiting), Done: within.Done()}

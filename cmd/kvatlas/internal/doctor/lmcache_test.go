@@ -155,13 +155,7 @@ func TestLMCacheIsRefused(t *testing.T) {
 	}
 	do := func(words ...string) {
 		t.Helper()
-		args := make([]any, len(words))
-		for i, w := range words {
-			args[i] = w
-		}
-		if err := c.Do(t.Context(), args...).Err(); err != nil {
-			t.Fatalf("%v: %v", words, err)
-		}
+		redistest.Do(t, c, words...)
 	}
 	doctor := func() []check.Finding {
 		t.Helper()
@@ -206,13 +200,7 @@ func TestLMCacheAsReader(t *testing.T) {
 	c := s.Client()
 	do := func(words ...string) {
 		t.Helper()
-		args := make([]any, len(words))
-		for i, w := range words {
-			args[i] = w
-		}
-		if err := c.Do(t.Context(), args...).Err(); err != nil {
-			t.Fatalf("%v: %v", words, err)
-		}
+		redistest.Do(t, c, words...)
 	}
 	for _, key := range []string{"vllm@m@1@0@00000000000000000000000000000001@half", "vllm@m@1@0@0000000000000000000000000000000000000000000000000000000000000002"} {
 		if err := c.Set(t.Context(), key, "10.0.0.1:8000", 0).Err(); err != nil {

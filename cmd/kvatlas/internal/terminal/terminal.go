@@ -30,7 +30,7 @@ func ServerError(server string, err error) error {
 	return fmt.Errorf("%s: %s", server, strings.TrimPrefix(err.Error(), "client: "))
 }
 
-// ServerAnswer is the first line of what there is to say about a call that failed; the
+// ServerAnswer says in its first line why a call failed; the
 // second is advice, which a finding has of its own.
 func ServerAnswer(server string, err error) string {
 	if e, ok := errors.AsType[*client.Error](err); ok {
