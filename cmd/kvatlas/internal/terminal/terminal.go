@@ -30,8 +30,7 @@ func ServerError(server string, err error) error {
 	return fmt.Errorf("%s: %s", server, strings.TrimPrefix(err.Error(), "client: "))
 }
 
-// ServerAnswer says in its first line why a call failed; the
-// second is advice, which a finding has of its own.
+// ServerAnswer says in one line why a call failed, without advice: a finding has its own.
 func ServerAnswer(server string, err error) string {
 	if e, ok := errors.AsType[*client.Error](err); ok {
 		bare := *e
