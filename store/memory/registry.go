@@ -5,6 +5,7 @@ import (
 	"hash/maphash"
 	"maps"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -220,7 +221,7 @@ func (g *registry) register(reg store.Pod) (created bool, err error) {
 		if p, err = g.add(clonePod(reg)); err != nil {
 			return false, err
 		}
-	} else if !samePod(p.reg, reg) {
+	} else if !reflect.DeepEqual(p.reg, reg) {
 		p.reg = clonePod(reg)
 		g.endRanks(p)
 		g.changed()
@@ -448,19 +449,4 @@ func cloneAll(list []string) []string {
 		list[i] = strings.Clone(s)
 	}
 	return list
-}
-
-// samePod tells whether two registrations say the same.
-func samePod(a, b store.Pod) bool {
-	if !maps.Equal(a.Labels, b.Labels) || (a.Labels == nil) != (b.Labels == nil) {
-		return false
-	}
-	if (a.PartOf == nil) != (b.PartOf == nil) || a.PartOf != nil && *a.PartOf != *b.PartOf {
-		return false
-	}
-	if !slices.Equal(a.Aliases, b.Aliases) || !slices.Equal(a.Adapters, b.Adapters) {
-		return false
-	}
-	return a.Name == b.Name && a.Model == b.Model && a.Address == b.Address && a.Role == b.Role && a.Ranks == b.Ranks &&
-		a.Engine == b.Engine && a.Events == b.Events && a.Replay == b.Replay && a.BlockSize == b.BlockSize && a.Lease == b.Lease
 }

@@ -101,6 +101,29 @@ var podCases = []testCase{
 			b.Fatalf("got %+v, want %+v", got, want)
 		}
 	}},
+	{"a renewal changes whatever field it changes", func(b *bench) {
+		values := map[string]any{
+			"Address": "10.0.0.1:8001", "Role": "prefill", "Ranks": 2, "Engine": "vllm", "Events": "tcp://10.0.0.1:5557", "Replay": "tcp://10.0.0.1:5558",
+			"BlockSize": 16, "KVTokens": 1000, "Aliases": []string{"nick"}, "Adapters": []string{"sql"}, "Labels": map[string]string{"zone": "a"},
+		}
+		for field := range reflect.TypeFor[store.Pod]().Fields() {
+			value, ok := values[field.Name]
+			if !ok {
+				switch field.Name {
+				case "Name", "Model", "PartOf", "Lease": // have cases of their own
+					continue
+				}
+				b.Fatalf("%s is not tried", field.Name)
+			}
+			p := store.Pod{Name: "a", Model: model}
+			b.register(p)
+			reflect.ValueOf(&p).Elem().FieldByIndex(field.Index).Set(reflect.ValueOf(value))
+			b.register(p)
+			if got := b.registry().Pods[0]; !reflect.DeepEqual(got, p) {
+				b.Fatalf("%s: got %+v, want %+v", field.Name, got, p)
+			}
+		}
+	}},
 	{"a registration for another model ends what the pod was", func(b *bench) {
 		k := chain(1, 2)
 		b.register(store.Pod{Name: "a", Ranks: 2})
