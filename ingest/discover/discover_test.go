@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -390,6 +391,22 @@ func TestTooManyPods(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestSame tells two findings apart by each field of a pod: one that is the same is not asked
+// of its engine again.
+func TestSame(t *testing.T) {
+	values := map[reflect.Kind]any{reflect.String: "x", reflect.Int: 1, reflect.Int64: store.Seconds(1), reflect.Slice: []string{"x"}, reflect.Map: map[string]string{"x": "y"}, reflect.Pointer: &store.PartOf{Pod: "x"}}
+	for field := range reflect.TypeFor[store.Pod]().Fields() {
+		var a, b Found
+		reflect.ValueOf(&b.Pod).Elem().FieldByIndex(field.Index).Set(reflect.ValueOf(values[field.Type.Kind()]))
+		if same(&a, &b) || !same(&a, &a) || !same(&b, &b) {
+			t.Errorf("%s makes no difference", field.Name)
+		}
+	}
+	if same(&Found{Life: "1"}, &Found{Life: "2"}) {
+		t.Error("two lives are the same")
+	}
 }
 
 func TestRegistrar(t *testing.T) {

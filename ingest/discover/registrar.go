@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -318,9 +319,7 @@ func (r *Registrar) register(ctx context.Context, f Found, ends bool, reg *store
 
 // same tells whether two findings are of one pod in one life.
 func same(a, b *Found) bool {
-	return a.Life == b.Life && a.Pod.Name == b.Pod.Name && a.Pod.Model == b.Pod.Model && a.Pod.Address == b.Pod.Address && a.Pod.Role == b.Pod.Role &&
-		a.Pod.Ranks == b.Pod.Ranks && a.Pod.Engine == b.Pod.Engine && a.Pod.Events == b.Pod.Events && a.Pod.Replay == b.Pod.Replay &&
-		slices.Equal(a.Pod.Aliases, b.Pod.Aliases) && slices.Equal(a.Pod.Adapters, b.Pod.Adapters) && a.Pod.BlockSize == b.Pod.BlockSize && maps.Equal(a.Pod.Labels, b.Pod.Labels)
+	return a.Life == b.Life && reflect.DeepEqual(a.Pod, b.Pod)
 }
 
 // complete makes the registration of a pod: what was found, else what its engine says,
