@@ -1,6 +1,10 @@
 package storetest
 
-import "github.com/kvatlas/kvatlas/store"
+import (
+	"errors"
+
+	"github.com/kvatlas/kvatlas/store"
+)
 
 // Of an engine with window groups the index keeps two kinds of holders, and what the
 // engine can reuse.
@@ -86,6 +90,18 @@ var windowCases = []testCase{
 		late.Guard, late.Reuse = &store.Guard{Generation: gen, Fence: 1, Seq: 9}, store.Reuse{Block: 64}
 		b.refused(gen, store.ErrFenced, b.Index.Apply(b.ctx, late))
 		b.wantReuse("a", 0, store.Reuse{Block: 16})
+	}},
+	{"a batch for a rank that is not there tells nothing of its engine", func(b *bench) {
+		k := chain(1, 1)
+		b.register(store.Pod{Name: "a", Ranks: 1})
+		absent := batch("a", 1, adds(store.GPU, k...))
+		absent.Reuse = store.Reuse{Block: 64}
+		if err := b.Index.Apply(b.ctx, absent); !errors.Is(err, store.ErrNoRank) {
+			b.Fatalf("Apply for a rank that is not there: got %v, want ErrNoRank", err)
+		}
+		b.register(store.Pod{Name: "a", Ranks: 2})
+		b.add("a", 1, store.GPU, k...)
+		b.wantReuse("a", 1, store.Reuse{})
 	}},
 }
 
