@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -18,11 +19,11 @@ import (
 )
 
 // letters is a tokenizer that makes a token of each byte.
-func letters(_ context.Context, r tokenpool.Request) (tokenpool.Result, error) {
+func letters(_ context.Context, r prompt.Request) (prompt.Result, error) {
 	if r.Model != "letters" {
-		return tokenpool.Result{}, fmt.Errorf("%w %q", tokenpool.ErrUnknownModel, r.Model)
+		return prompt.Result{}, fmt.Errorf("%w %q", tokenpool.ErrUnknownModel, r.Model)
 	}
-	res := tokenpool.Result{Source: tokenpool.FromTokenizer, Exact: true, Bytes: len(r.Text), Tokens: []uint32{}}
+	res := prompt.Result{Source: prompt.FromTokenizer, Exact: true, Bytes: len(r.Text), Tokens: []uint32{}}
 	for _, b := range []byte(r.Text) {
 		res.Tokens = append(res.Tokens, uint32(b))
 	}

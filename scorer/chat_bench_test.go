@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store/memory"
 	"github.com/kvatlas/kvatlas/tokenpool"
-	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // BenchmarkChatTurns scores a chat of 20 turns that grows to 60,000 tokens, with
@@ -67,7 +67,7 @@ func BenchmarkChatTurns(b *testing.B) {
 					}
 					before := pool.Stats().Tokens
 					start := time.Now()
-					r, err := s.Score(b.Context(), scorer.Request{Model: model, Input: scorer.Chat(chat.Request{Messages: all}), Mode: tokenpool.Sync})
+					r, err := s.Score(b.Context(), scorer.Request{Model: model, Input: scorer.Chat(prompt.Chat{Messages: all}), Mode: prompt.Sync})
 					took[turn] = append(took[turn], time.Since(start))
 					if err != nil || !r.Exact {
 						b.Fatalf("%+v, %v", r, err)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
@@ -29,7 +30,7 @@ func TestBrokenTokenizerFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = pool.Close() }()
-	_, err = pool.Tokens(t.Context(), tokenpool.Request{Model: "m", Text: "a", Mode: tokenpool.Sync})
+	_, err = pool.Tokens(t.Context(), prompt.Request{Model: "m", Text: "a", Mode: prompt.Sync})
 	e := asAPIError(fmt.Errorf("scorer: %w", err))
 	if e.status != 422 || e.code != "tokenizer_broken" || e.param != "model" || e.retry != 0 ||
 		!strings.Contains(e.message, "tokenizer.json is a pointer of Git LFS") || !strings.Contains(e.message, "git lfs pull") {

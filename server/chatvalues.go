@@ -1,6 +1,6 @@
 package server
 
-import "github.com/kvatlas/kvatlas/tokenpool/chat"
+import "github.com/kvatlas/kvatlas/prompt"
 
 // valueBytes is what a JSON value of a chat takes while its template is rendered, at most:
 // measured are 33 of a number, 105 of an empty object and 152 of an array in another. It is
@@ -9,7 +9,7 @@ const valueBytes = 160
 
 // holdChat holds what the JSON values of a chat take, and refuses those that take more than
 // all requests may.
-func (c *call) holdChat(q *chat.Request) error {
+func (c *call) holdChat(q *prompt.Chat) error {
 	want := valueBytes * int64(chatValues(q))
 	if want <= uncounted {
 		return nil
@@ -26,7 +26,7 @@ func (c *call) holdChat(q *chat.Request) error {
 }
 
 // chatValues is how many JSON values a chat has about, and not less.
-func chatValues(q *chat.Request) (n int) {
+func chatValues(q *prompt.Chat) (n int) {
 	for _, raw := range [][]byte{q.Messages, q.Tools, q.Documents, q.ChatTemplateKwargs, q.System, q.Thinking, q.OutputConfig, q.Input, q.Reasoning} {
 		n += valuesOf(raw)
 	}

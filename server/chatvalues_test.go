@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // The count of values is never less than how many there are, and strings cannot hide any.
@@ -20,7 +20,7 @@ func TestChatValues(t *testing.T) {
 		}
 	}
 	one := json.RawMessage(`[1,1]`)
-	if n := chatValues(&chat.Request{Messages: one, Tools: one, Documents: one, ChatTemplateKwargs: one, System: one, Thinking: one, OutputConfig: one, Input: one, Reasoning: one}); n < 9*3 {
+	if n := chatValues(&prompt.Chat{Messages: one, Tools: one, Documents: one, ChatTemplateKwargs: one, System: one, Thinking: one, OutputConfig: one, Input: one, Reasoning: one}); n < 9*3 {
 		t.Errorf("%d values of nine fields with three", n)
 	}
 }

@@ -12,11 +12,11 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
-	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
 // TestDocumentedExamples runs the shell blocks of docs/http-api.md, in order,
@@ -33,7 +33,7 @@ func TestDocumentedExamples(t *testing.T) {
 		t.Fatal(err)
 	}
 	index := openIndex(t)
-	tokenizer := scorer.TokenizerFunc(func(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error) {
+	tokenizer := scorer.TokenizerFunc(func(ctx context.Context, r prompt.Request) (prompt.Result, error) {
 		r.Model = textModel
 		return bytewise(ctx, r)
 	})

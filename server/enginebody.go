@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
-	"github.com/kvatlas/kvatlas/tokenpool"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
@@ -31,7 +31,7 @@ var (
 // engineFields are the fields of engines' bodies that make the prompt. The JSON of some
 // goes on as it is: templates write out keys and numbers as they were sent.
 func engineFields[T any](at func(*T) *input) fields[T] {
-	raw := func(name, what, begin string, to func(*chat.Request) *json.RawMessage) field[T] {
+	raw := func(name, what, begin string, to func(*prompt.Chat) *json.RawMessage) field[T] {
 		return inputOf(name, at, func(s *scanner, in *input) error {
 			if s.pos == len(s.data) || !strings.Contains(begin, string(s.data[s.pos])) && !s.at('n') {
 				return s.unexpected(what)
@@ -50,22 +50,22 @@ func engineFields[T any](at func(*T) *input) fields[T] {
 		})
 	}
 	return fields[T]{
-		raw("messages", "an array of messages", "[", func(r *chat.Request) *json.RawMessage { return &r.Messages }),
-		raw("tools", "an array of tools", "[", func(r *chat.Request) *json.RawMessage { return &r.Tools }),
-		raw("documents", "an array of documents", "[", func(r *chat.Request) *json.RawMessage { return &r.Documents }),
-		raw("chat_template_kwargs", "an object", "{", func(r *chat.Request) *json.RawMessage { return &r.ChatTemplateKwargs }),
+		raw("messages", "an array of messages", "[", func(r *prompt.Chat) *json.RawMessage { return &r.Messages }),
+		raw("tools", "an array of tools", "[", func(r *prompt.Chat) *json.RawMessage { return &r.Tools }),
+		raw("documents", "an array of documents", "[", func(r *prompt.Chat) *json.RawMessage { return &r.Documents }),
+		raw("chat_template_kwargs", "an object", "{", func(r *prompt.Chat) *json.RawMessage { return &r.ChatTemplateKwargs }),
 		inputOf("mm_items", at, readMedia),
 		plain("add_generation_prompt", readAddGenerationPrompt),
 		plain("continue_final_message", readContinueFinalMessage),
 		plain("chat_template", func(s *scanner, in *input) error { return s.text(&in.chat.ChatTemplate) }),
 		plain("reasoning_effort", func(s *scanner, in *input) error { return s.text(&in.chat.ReasoningEffort) }),
 
-		raw("system", "a string or an array of blocks", `"[`, func(r *chat.Request) *json.RawMessage { return &r.System }),
-		raw("thinking", "an object", "{", func(r *chat.Request) *json.RawMessage { return &r.Thinking }),
-		raw("output_config", "an object", "{", func(r *chat.Request) *json.RawMessage { return &r.OutputConfig }),
-		raw("input", "a string or an array of items", `"[`, func(r *chat.Request) *json.RawMessage { return &r.Input }),
+		raw("system", "a string or an array of blocks", `"[`, func(r *prompt.Chat) *json.RawMessage { return &r.System }),
+		raw("thinking", "an object", "{", func(r *prompt.Chat) *json.RawMessage { return &r.Thinking }),
+		raw("output_config", "an object", "{", func(r *prompt.Chat) *json.RawMessage { return &r.OutputConfig }),
+		raw("input", "a string or an array of items", `"[`, func(r *prompt.Chat) *json.RawMessage { return &r.Input }),
 		plain("instructions", func(s *scanner, in *input) error { return s.text(&in.chat.Instructions) }),
-		raw("reasoning", "an object", "{", func(r *chat.Request) *json.RawMessage { return &r.Reasoning }),
+		raw("reasoning", "an object", "{", func(r *prompt.Chat) *json.RawMessage { return &r.Reasoning }),
 
 		inputOf("prompt", at, readPrompt),
 		inputOf("input_ids", at, readTokens),
@@ -207,7 +207,7 @@ func (in *input) checkEngine(f form, kind string) error {
 	case kind == "messages":
 		in.chat.API = chat.APIOf(&in.chat)
 	case kind == "input":
-		in.chat.API = chat.APIResponses
+		in.chat.API = prompt.APIResponses
 	case !slices.Contains(engineForms, kind):
 		if f.skipped != "" {
 			return invalid(f.skipped, "%s cannot be given: it belongs to %s", f.skipped, strings.Join(engineForms, ", "))
@@ -221,7 +221,7 @@ func (in *input) checkEngine(f form, kind string) error {
 		// An engine's name of a medium is then not that of the part alone.
 		for i := range in.media {
 			if in.media[i].Hash == "" {
-				in.media[i] = tokenpool.Medium{}
+				in.media[i] = prompt.Medium{}
 			}
 		}
 	}

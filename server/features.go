@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/kvatlas/kvatlas/blockkey"
-	"github.com/kvatlas/kvatlas/tokenpool"
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // features are what vLLM's render routes tell of the images, audio and video of a
@@ -168,7 +168,7 @@ type mediaItem struct {
 
 // parseMedia reads mm_items, which is JSON, element by element, so that too many are
 // not made room for.
-func parseMedia(raw []byte, limits *Limits) ([]tokenpool.Medium, error) {
+func parseMedia(raw []byte, limits *Limits) ([]prompt.Medium, error) {
 	s := &scanner{data: raw, path: []byte("mm_items")}
 	if !given(raw) {
 		return nil, nil
@@ -181,7 +181,7 @@ func parseMedia(raw []byte, limits *Limits) ([]tokenpool.Medium, error) {
 	if _, err := dec.Token(); err != nil {
 		return nil, s.syntax("an array")
 	}
-	var out []tokenpool.Medium
+	var out []prompt.Medium
 	total := 0
 	for i := 0; dec.More(); i++ {
 		if i == limits.MaxObjects {
@@ -206,11 +206,11 @@ func parseMedia(raw []byte, limits *Limits) ([]tokenpool.Medium, error) {
 }
 
 // medium checks an element, of which room tokens at most may be.
-func (item *mediaItem) medium(at string, room int, limits *Limits) (m tokenpool.Medium, err error) {
+func (item *mediaItem) medium(at string, room int, limits *Limits) (m prompt.Medium, err error) {
 	if item == nil {
 		return m, nil
 	}
-	m = tokenpool.Medium{Kind: item.Kind, Hash: item.Hash, Tokens: item.Tokens}
+	m = prompt.Medium{Kind: item.Kind, Hash: item.Hash, Tokens: item.Tokens}
 	if given(item.TokenIDs) {
 		s := &scanner{data: item.TokenIDs, path: []byte(at + ".token_ids")}
 		if m.TokenIDs, err = s.tokens(nil, limits.MaxTokens); err != nil {
@@ -245,7 +245,7 @@ func readMedia(s *scanner, in *input) error {
 
 // appendFeatures appends the features of a chat as vLLM gives them, null for one
 // without media.
-func appendFeatures(b []byte, media []tokenpool.PlacedMedium) []byte {
+func appendFeatures(b []byte, media []prompt.PlacedMedium) []byte {
 	if len(media) == 0 {
 		return append(b, "null"...)
 	}

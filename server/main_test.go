@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
@@ -45,43 +46,43 @@ const textModel = "text-model"
 // bytewise is a tokenizer with a chat template, whose tokens are the text's bytes after a 1. A text
 // that begins with "slow" is half done when the budget of a Wait is over, one
 // with "busy" finds the queue full, one with "broken" fails.
-func bytewise(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error) {
+func bytewise(ctx context.Context, r prompt.Request) (prompt.Result, error) {
 	media := false
 	if r.Chat != nil {
-		prompt, err := chats.Render(*r.Chat)
+		rendered, err := chats.Render(*r.Chat)
 		if err != nil {
-			return tokenpool.Result{}, fmt.Errorf("tokenpool: model %s: %w", r.Model, err)
+			return prompt.Result{}, fmt.Errorf("tokenpool: model %s: %w", r.Model, err)
 		}
-		r.Text, r.NoSpecialTokens, media = prompt.Text[:prompt.Sure], !r.AddsSpecialTokens(), len(prompt.Media) > 0
+		r.Text, r.NoSpecialTokens, media = rendered.Text[:rendered.Sure], !r.AddsSpecialTokens(), len(rendered.Media) > 0
 	}
 	switch {
 	case r.Model != textModel:
-		return tokenpool.Result{}, fmt.Errorf("%w: %s", tokenpool.ErrUnknownModel, r.Model)
+		return prompt.Result{}, fmt.Errorf("%w: %s", tokenpool.ErrUnknownModel, r.Model)
 	case strings.ContainsRune(r.Text, 0) || !utf8.ValidString(r.Text):
-		return tokenpool.Result{}, fmt.Errorf("%w: NUL byte at offset %d", tokenpool.ErrInvalidText, strings.IndexByte(r.Text, 0))
+		return prompt.Result{}, fmt.Errorf("%w: NUL byte at offset %d", tokenpool.ErrInvalidText, strings.IndexByte(r.Text, 0))
 	case len(r.Text) > 1<<16:
-		return tokenpool.Result{}, fmt.Errorf("%w: %d bytes, the limit is %d", tokenpool.ErrTooLong, len(r.Text), 1<<16)
+		return prompt.Result{}, fmt.Errorf("%w: %d bytes, the limit is %d", tokenpool.ErrTooLong, len(r.Text), 1<<16)
 	case strings.HasPrefix(r.Text, "broken"):
-		return tokenpool.Result{}, fmt.Errorf("%w: onig", tokenpool.ErrTokenizer)
-	case strings.HasPrefix(r.Text, "busy") && r.Mode == tokenpool.Sync:
-		return tokenpool.Result{}, tokenpool.ErrBusy
+		return prompt.Result{}, fmt.Errorf("%w: onig", tokenpool.ErrTokenizer)
+	case strings.HasPrefix(r.Text, "busy") && r.Mode == prompt.Sync:
+		return prompt.Result{}, tokenpool.ErrBusy
 	case strings.HasPrefix(r.Text, "panic"):
 		panic(errors.New(r.Text))
 	case strings.HasPrefix(r.Text, "forever"):
 		<-ctx.Done()
-		return tokenpool.Result{}, ctx.Err()
+		return prompt.Result{}, ctx.Err()
 	}
-	res := tokenpool.Result{Source: tokenpool.FromTokenizer, Exact: true, Bytes: len(r.Text)}
+	res := prompt.Result{Source: prompt.FromTokenizer, Exact: true, Bytes: len(r.Text)}
 	switch {
 	case strings.HasPrefix(r.Text, "busy"):
-		return tokenpool.Result{Source: tokenpool.FromNowhere, Behind: tokenpool.BehindBusy}, nil
-	case strings.HasPrefix(r.Text, "slow") && r.Mode == tokenpool.Wait:
-		res.Bytes, res.Exact, res.Source, res.Behind = len(r.Text)/2, false, tokenpool.FromPrefixStore, tokenpool.BehindBudget
-	case r.Mode == tokenpool.Async:
-		res.Bytes, res.Exact, res.Source, res.Behind = len(r.Text)/2, false, tokenpool.FromPrefixStore, tokenpool.BehindAsync
+		return prompt.Result{Source: prompt.FromNowhere, Behind: prompt.BehindBusy}, nil
+	case strings.HasPrefix(r.Text, "slow") && r.Mode == prompt.Wait:
+		res.Bytes, res.Exact, res.Source, res.Behind = len(r.Text)/2, false, prompt.FromPrefixStore, prompt.BehindBudget
+	case r.Mode == prompt.Async:
+		res.Bytes, res.Exact, res.Source, res.Behind = len(r.Text)/2, false, prompt.FromPrefixStore, prompt.BehindAsync
 	}
 	if media {
-		res.Exact, res.Behind = false, tokenpool.BehindMedia
+		res.Exact, res.Behind = false, prompt.BehindMedia
 	}
 	if !r.NoSpecialTokens {
 		res.Tokens = append(res.Tokens, 1)

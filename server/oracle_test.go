@@ -14,9 +14,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
 // oracle reads a body slowly, with encoding/json and the rules that it lacks.
@@ -185,7 +185,7 @@ func (d *decoded) set(name string, v []byte) (err error) {
 		total := 0
 		for _, m := range items {
 			if m == nil {
-				d.Media = append(d.Media, tokenpool.Medium{})
+				d.Media = append(d.Media, prompt.Medium{})
 				continue
 			}
 			var ids []uint32
@@ -200,7 +200,7 @@ func (d *decoded) set(name string, v []byte) (err error) {
 			if total += m.Tokens + len(ids); total > 1<<20 {
 				return fmt.Errorf("too many tokens")
 			}
-			d.Media = append(d.Media, tokenpool.Medium{Kind: m.Kind, Hash: m.Hash, Tokens: m.Tokens, TokenIDs: ids})
+			d.Media = append(d.Media, prompt.Medium{Kind: m.Kind, Hash: m.Hash, Tokens: m.Tokens, TokenIDs: ids})
 		}
 		return nil
 	case "features":
@@ -315,7 +315,7 @@ func (d *decoded) set(name string, v []byte) (err error) {
 			if i < 0 {
 				return fmt.Errorf("no mode")
 			}
-			d.Mode = tokenpool.Mode(i)
+			d.Mode = prompt.Mode(i)
 		}
 	case "early_exit":
 		d.Early, err = slowly[bool](v)

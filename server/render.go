@@ -9,9 +9,8 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
-	"github.com/kvatlas/kvatlas/tokenpool"
-	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // The routes of this file are those of vLLM's server (chats and completions from 0.18,
@@ -31,7 +30,7 @@ type engineRequest struct {
 	Model string `json:"model"`
 	// Prompt is a text, texts, tokens, or lists of tokens.
 	Prompt json.RawMessage `json:"prompt"`
-	chat.Request
+	prompt.Chat
 	// Media is what is known of the images, audio and video of a chat: ours.
 	Media            json.RawMessage `json:"mm_items"`
 	AddSpecialTokens json.RawMessage `json:"add_special_tokens"`
@@ -87,7 +86,7 @@ func (c *call) readEngineRequest() (*engineRequest, error) {
 		return nil, err
 	}
 	c.model = q.Model
-	if err := c.holdChat(&q.Request); err != nil {
+	if err := c.holdChat(&q.Chat); err != nil {
 		return nil, err
 	}
 	switch {
@@ -115,7 +114,7 @@ func (c *call) readEngineRequest() (*engineRequest, error) {
 		}
 	}
 	q.cut, q.noSpecialTokens = in.cut, in.noSpecialTokens
-	q.Request.AddSpecialTokens, q.AddGenerationPrompt, q.ContinueFinalMessage = in.chat.AddSpecialTokens, in.chat.AddGenerationPrompt, in.chat.ContinueFinalMessage
+	q.Chat.AddSpecialTokens, q.AddGenerationPrompt, q.ContinueFinalMessage = in.chat.AddSpecialTokens, in.chat.AddGenerationPrompt, in.chat.ContinueFinalMessage
 	return q, nil
 }
 
@@ -142,7 +141,7 @@ func (q *engineRequest) prompts(limits *Limits) (p prompts, err error) {
 // promptTokens are the tokens of the prompts of a completion.
 func (c *call) promptTokens(q *engineRequest, p prompts) (out [][]uint32, err error) {
 	for i, text := range p.texts {
-		r := tokenpool.Request{Model: q.served, Text: text, Mode: tokenpool.Sync, NoSpecialTokens: q.noSpecialTokens}
+		r := prompt.Request{Model: q.served, Text: text, Mode: prompt.Sync, NoSpecialTokens: q.noSpecialTokens}
 		res, err := q.cut.Tokenized(c.ctx, c.s.cfg.Tokenizer, r)
 		if err != nil {
 			if p.list {
@@ -160,16 +159,16 @@ func (c *call) promptTokens(q *engineRequest, p prompts) (out [][]uint32, err er
 
 // chatTokens are the tokens of a chat. All of them, or it is an error: an answer
 // with a part of the tokens would be taken for the whole.
-func (c *call) chatTokens(q *engineRequest) (res tokenpool.Result, err error) {
+func (c *call) chatTokens(q *engineRequest) (res prompt.Result, err error) {
 	q.ToolForm = scorer.ToolForm(c.s.cfg.Index.Cached(), q.served)
-	r := tokenpool.Request{Model: q.served, Chat: &q.Request, Mode: tokenpool.Sync}
+	r := prompt.Request{Model: q.served, Chat: &q.Chat, Mode: prompt.Sync}
 	if given(q.Media) {
 		if r.Media, err = parseMedia(q.Media, &c.s.cfg.Limits); err != nil {
 			return res, err
 		}
 	}
 	from := "messages"
-	if q.API == chat.APIResponses {
+	if q.API == prompt.APIResponses {
 		from = "input"
 	}
 	res, err = q.cut.Tokenized(c.ctx, c.s.cfg.Tokenizer, r)
@@ -221,21 +220,21 @@ func (c *call) renderCompletion() error {
 }
 
 // renderChat is POST /v1/chat/completions/render.
-func (c *call) renderChat() error { return c.renderAs(chat.APIChat, "chatcmpl-") }
+func (c *call) renderChat() error { return c.renderAs(prompt.APIChat, "chatcmpl-") }
 
 // renderMessages is POST /v1/messages/render.
-func (c *call) renderMessages() error { return c.renderAs(chat.APIMessages, "chatcmpl-") }
+func (c *call) renderMessages() error { return c.renderAs(prompt.APIMessages, "chatcmpl-") }
 
 // renderResponses is POST /v1/responses/render.
-func (c *call) renderResponses() error { return c.renderAs(chat.APIResponses, "resp_") }
+func (c *call) renderResponses() error { return c.renderAs(prompt.APIResponses, "resp_") }
 
 // renderAs renders a chat that is a request of an API.
-func (c *call) renderAs(api chat.API, id string) error {
+func (c *call) renderAs(api prompt.API, id string) error {
 	q, err := c.readEngineRequest()
 	if err != nil {
 		return err
 	}
-	if q.API = api; api == chat.APIResponses && given(q.PreviousResponse) {
+	if q.API = api; api == prompt.APIResponses && given(q.PreviousResponse) {
 		return refusedField("previous_response_id")
 	}
 	res, err := c.chatTokens(q)
@@ -249,7 +248,7 @@ func (c *call) renderAs(api chat.API, id string) error {
 }
 
 // appendRendered appends what vLLM answers, less what is about sampling.
-func appendRendered(b []byte, id, model string, ids []uint32, media []tokenpool.PlacedMedium) []byte {
+func appendRendered(b []byte, id, model string, ids []uint32, media []prompt.PlacedMedium) []byte {
 	b = appendString(append(b, `{"request_id":`...), id)
 	b = appendString(append(b, `,"model":`...), model)
 	b = appendTokens(append(b, `,"token_ids":`...), ids)
@@ -272,7 +271,7 @@ func (c *call) engineTokenize() error {
 	case given(q.Messages) && given(q.Prompt):
 		return invalid("messages", "prompt and messages are both given, give one of them")
 	case given(q.Messages):
-		var res tokenpool.Result
+		var res prompt.Result
 		res, err = c.chatTokens(q)
 		tokens = [][]uint32{res.Tokens}
 	default:

@@ -9,10 +9,9 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/tokenpool"
-	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
 // input is the prompt of a request in one of its forms, and what belongs to
@@ -25,8 +24,8 @@ type input struct {
 	prompts         []string
 	tokens          []uint32 // of tokens, tokens_b64 or input_ids
 	objects         []blockkey.Object
-	chat            chat.Request
-	media           []tokenpool.Medium
+	chat            prompt.Chat
+	media           []prompt.Medium
 	processed       bool // media are not processed as by default
 	keys            []blockkey.Key
 	lora, salt      string
@@ -210,7 +209,7 @@ type scoreRequest struct {
 	strategy  scorer.Strategy
 	explain   bool
 	earlyExit bool
-	mode      tokenpool.Mode
+	mode      prompt.Mode
 	wait      time.Duration
 }
 
@@ -270,11 +269,11 @@ var scoreFields = append(engineFields(scoreInput), fields[scoreRequest]{
 		}
 		switch string(b) {
 		case "wait":
-			q.mode = tokenpool.Wait
+			q.mode = prompt.Wait
 		case "async":
-			q.mode = tokenpool.Async
+			q.mode = prompt.Async
 		case "sync":
-			q.mode = tokenpool.Sync
+			q.mode = prompt.Sync
 		default:
 			return s.wrong("is none of wait, async, sync")
 		}

@@ -16,8 +16,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
-	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
 // decoded are the values of a score request, as scanner and oracle find them.
@@ -31,11 +31,11 @@ type decoded struct {
 	Tokens                    []uint32
 	Keys                      []blockkey.Key
 	Strategy                  scorer.Strategy
-	Mode                      tokenpool.Mode
+	Mode                      prompt.Mode
 	Wait                      time.Duration
 	Explain, Early, NoSpecial bool
 	Objects                   []blockkey.Object
-	Media                     []tokenpool.Medium
+	Media                     []prompt.Medium
 	Chat                      map[string]string // by the field's name: JSON as it stands, or a text
 }
 

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
@@ -537,7 +538,7 @@ func grep(text *bytes.Buffer, name string) string {
 // pool is a tokenizer with figures, as *tokenpool.Pool is one.
 type pool struct{}
 
-func (pool) Tokens(ctx context.Context, r tokenpool.Request) (tokenpool.Result, error) {
+func (pool) Tokens(ctx context.Context, r prompt.Request) (prompt.Result, error) {
 	return bytewise(ctx, r)
 }
 func (pool) Stats() tokenpool.Stats { return tokenpool.Stats{Whole: 7, Queued: 3} }

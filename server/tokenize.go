@@ -4,8 +4,8 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
-	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
 // tokenizeRequest is the body of POST /v1/tokenize.
@@ -38,7 +38,7 @@ func (c *call) tokenize() error {
 		b, err = c.appendPrompts(b, q)
 	case q.rendered(f, kind):
 		q.chat.ToolForm = scorer.ToolForm(c.s.cfg.Index.Cached(), q.model)
-		b, err = c.appendTokensOf(b, q, tokenpool.Request{Chat: &q.chat, Media: q.media})
+		b, err = c.appendTokensOf(b, q, prompt.Request{Chat: &q.chat, Media: q.media})
 	default:
 		b = q.appendGiven(b, q.tokens)
 	}
@@ -57,7 +57,7 @@ func (c *call) appendPrompts(b []byte, q *tokenizeRequest) (_ []byte, err error)
 		b = append(b, `{"results":[`...)
 	}
 	for i, text := range q.prompt.texts {
-		if b, err = c.appendTokensOf(comma(b, i), q, tokenpool.Request{Text: text}); err != nil {
+		if b, err = c.appendTokensOf(comma(b, i), q, prompt.Request{Text: text}); err != nil {
 			if q.prompt.list {
 				err = blamePrompt("prompt", &scorer.InputError{Index: i, Err: err})
 			}
@@ -74,11 +74,11 @@ func (c *call) appendPrompts(b []byte, q *tokenizeRequest) (_ []byte, err error)
 }
 
 // appendTokensOf appends the tokens of a text or a chat.
-func (c *call) appendTokensOf(b []byte, q *tokenizeRequest, r tokenpool.Request) ([]byte, error) {
+func (c *call) appendTokensOf(b []byte, q *tokenizeRequest, r prompt.Request) ([]byte, error) {
 	if c.s.cfg.Tokenizer == nil {
 		return nil, scorer.ErrNoTokenizer
 	}
-	r.Model, r.Mode, r.NoSpecialTokens = q.model, tokenpool.Sync, q.noSpecialTokens
+	r.Model, r.Mode, r.NoSpecialTokens = q.model, prompt.Sync, q.noSpecialTokens
 	res, err := q.cut.Tokenized(c.ctx, c.s.cfg.Tokenizer, r)
 	if err != nil {
 		return nil, err
@@ -88,11 +88,11 @@ func (c *call) appendTokensOf(b []byte, q *tokenizeRequest, r tokenpool.Request)
 
 // appendGiven appends tokens that the request has itself.
 func (q *tokenizeRequest) appendGiven(b []byte, ids []uint32) []byte {
-	return q.appendTokenized(b, tokenpool.Result{Tokens: q.cut.Given(ids), Exact: true, Source: scorer.SourceTokens})
+	return q.appendTokenized(b, prompt.Result{Tokens: q.cut.Given(ids), Exact: true, Source: scorer.SourceTokens})
 }
 
 // appendTokenized appends the answer about one prompt.
-func (q *tokenizeRequest) appendTokenized(b []byte, res tokenpool.Result) []byte {
+func (q *tokenizeRequest) appendTokenized(b []byte, res prompt.Result) []byte {
 	b = appendTokens(append(b, `{"tokens":`...), res.Tokens)
 	b = append(b, `,"count":`...)
 	b = strconv.AppendInt(b, int64(len(res.Tokens)), 10)

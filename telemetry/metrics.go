@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/tokenpool"
@@ -97,7 +98,7 @@ func (m *Metrics) Register(c prometheus.Collector) error { return m.registry.Reg
 // them counts as "other", so that no series is ever made by a caller.
 var (
 	degradations = []string{"", string(scorer.IndexUnavailable), string(scorer.IndexTimeout), string(scorer.IndexStale), string(scorer.TokenizationBudget), string(scorer.TokenizationBusy), string(scorer.Multimodal)}
-	sources      = []string{scorer.SourceTokens, scorer.SourceBlockKeys, string(tokenpool.FromTokenizer), string(tokenpool.FromPrefixStore), string(tokenpool.FromNowhere)}
+	sources      = []string{scorer.SourceTokens, scorer.SourceBlockKeys, string(prompt.FromTokenizer), string(prompt.FromPrefixStore), string(prompt.FromNowhere)}
 	stageNames   = []string{"tokenize", "hash", "lookup", "rank"}
 )
 

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // benchText is English prose, some code and some Chinese, of about n bytes.
@@ -44,13 +46,13 @@ func BenchmarkTokens(b *testing.B) {
 			b.Run(name, func(b *testing.B) {
 				n := 0
 				ask := func() int {
-					req := Request{Model: model.Model, Text: text, Budget: time.Minute}
+					req := prompt.Request{Model: model.Model, Text: text, Budget: time.Minute}
 					if cold { // else it might find the run before
 						n++
 						req.Text = fmt.Sprint(n, text)
 					}
 					res, err := p.Tokens(b.Context(), req)
-					if err != nil || !res.Exact || (res.Source == FromTokenizer) != cold {
+					if err != nil || !res.Exact || (res.Source == prompt.FromTokenizer) != cold {
 						b.Fatalf("%v, exact %v, from %s", err, res.Exact, res.Source)
 					}
 					return len(res.Tokens)
@@ -72,7 +74,7 @@ func BenchmarkTokens(b *testing.B) {
 // warm has a text tokenized and stored.
 func (p *Pool) warm(b *testing.B, model, text string) {
 	b.Helper()
-	if _, err := p.Tokens(b.Context(), Request{Model: model, Text: text, Mode: Sync}); err != nil {
+	if _, err := p.Tokens(b.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync}); err != nil {
 		b.Fatal(err)
 	}
 	for p.underWay() > 0 {
@@ -113,7 +115,7 @@ func BenchmarkHardTexts(b *testing.B) {
 					p := realPool(b, Config{MaxTextBytes: MaxTextLimit})
 					defer func() { _ = p.Close() }()
 					ask := func(text string) (tokens int) {
-						res, err := p.Tokens(b.Context(), Request{Model: m.Model, Text: text, Mode: Sync})
+						res, err := p.Tokens(b.Context(), prompt.Request{Model: m.Model, Text: text, Mode: prompt.Sync})
 						if err != nil || !res.Exact {
 							b.Fatal(err)
 						}
@@ -157,7 +159,7 @@ func BenchmarkGoroutines(b *testing.B) {
 	m := realModels(b)[0]
 	p := realPool(b, Config{PieceBytes: -1, Workers: 8})
 	defer func() { _ = p.Close() }()
-	if _, err := p.Tokens(b.Context(), Request{Model: m.Model, Text: "a", Mode: Sync}); err != nil {
+	if _, err := p.Tokens(b.Context(), prompt.Request{Model: m.Model, Text: "a", Mode: prompt.Sync}); err != nil {
 		b.Fatal(err)
 	}
 	t, err := p.hold(b.Context(), m.Model)
@@ -173,7 +175,7 @@ func BenchmarkGoroutines(b *testing.B) {
 			return len(ids), err
 		},
 		"pool": func() (int, error) {
-			res, err := p.Tokens(b.Context(), Request{Model: m.Model, Text: fmt.Sprint(number.Add(1), text), Mode: Sync})
+			res, err := p.Tokens(b.Context(), prompt.Request{Model: m.Model, Text: fmt.Sprint(number.Add(1), text), Mode: prompt.Sync})
 			return len(res.Tokens), err
 		},
 	} {

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // TestCaseTokensOfTokenizerConfig changes one of Llama 3's two files in each of the ways in
@@ -96,7 +98,7 @@ func TestCaseTokensOfTokenizerConfig(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := p.Tokens(t.Context(), Request{Model: c.name, Text: text, Mode: Sync})
+		got, err := p.Tokens(t.Context(), prompt.Request{Model: c.name, Text: text, Mode: prompt.Sync})
 		if err != nil || !got.Exact || !slices.Equal(got.Tokens, c.want) {
 			t.Errorf("%s: %v\ngot  %d\nwant %d", c.name, err, got.Tokens, c.want)
 		}

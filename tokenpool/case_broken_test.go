@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 const aPointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 17209961\n"
@@ -124,7 +126,7 @@ func TestCaseBrokenTokenizerFiles(t *testing.T) {
 			}
 			defer func() { _ = p.Close() }()
 			ask := func() error {
-				_, err := p.Tokens(t.Context(), Request{Model: "org/model", Text: "ab", Mode: Sync})
+				_, err := p.Tokens(t.Context(), prompt.Request{Model: "org/model", Text: "ab", Mode: prompt.Sync})
 				return err
 			}
 			is := c.is

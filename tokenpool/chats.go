@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
@@ -29,8 +30,8 @@ type chatEntry struct {
 // loaded first, as long as ctx allows. The errors are those of Tokens in Sync
 // mode (ErrUnknownModel, ErrLoad, ErrBusy, ErrClosed, ctx's) and those of package
 // chat.
-func (p *Pool) RenderChat(ctx context.Context, model string, req chat.Request) (chat.Prompt, error) {
-	r := Request{Model: model, Chat: &req, Mode: Sync}
+func (p *Pool) RenderChat(ctx context.Context, model string, req prompt.Chat) (chat.Prompt, error) {
+	r := prompt.Request{Model: model, Chat: &req, Mode: prompt.Sync}
 	c, _, err := p.chat(ctx, r, nil)
 	if err != nil {
 		return chat.Prompt{}, err
@@ -47,7 +48,7 @@ type rendered struct {
 
 // render renders the chat of req once it has its turn. A caller whose patience ends
 // leaves, and the rendering goes on: its text is tokenized behind.
-func (p *Pool) render(ctx context.Context, c chatEntry, req Request, patience <-chan time.Time) (chat.Prompt, Behind, error) {
+func (p *Pool) render(ctx context.Context, c chatEntry, req prompt.Request, patience <-chan time.Time) (chat.Prompt, prompt.Behind, error) {
 	if c.err != nil {
 		return chat.Prompt{}, "", fmt.Errorf("tokenpool: model %s: %w", quoteModel(req.Model), c.err)
 	}
@@ -61,7 +62,7 @@ func (p *Pool) render(ctx context.Context, c chatEntry, req Request, patience <-
 		return chat.Prompt{}, behind, err
 	}
 	life := p.ctx
-	if req.Mode == Sync {
+	if req.Mode == prompt.Sync {
 		life = ctx
 	}
 	given := req.Chat.Clone() // the caller's memory is the caller's again once it has left
@@ -72,7 +73,7 @@ func (p *Pool) render(ctx context.Context, c chatEntry, req Request, patience <-
 		select {
 		case out <- r:
 		case <-left:
-			if r.err == nil && len(r.prompt.Media) == 0 && req.Mode != Sync {
+			if r.err == nil && len(r.prompt.Media) == 0 && req.Mode != prompt.Sync {
 				p.tokenizeBehind(req.Model, r.prompt.Text)
 			}
 		}
@@ -85,7 +86,7 @@ func (p *Pool) render(ctx context.Context, c chatEntry, req Request, patience <-
 		return r.prompt, "", r.err
 	case <-patience:
 		close(left)
-		return chat.Prompt{}, BehindBudget, nil
+		return chat.Prompt{}, prompt.BehindBudget, nil
 	case <-ctx.Done():
 		close(left)
 		behind, err := outOfTime(ctx, req.Mode)
@@ -94,7 +95,7 @@ func (p *Pool) render(ctx context.Context, c chatEntry, req Request, patience <-
 }
 
 // renderNow renders a chat and checks its text.
-func (p *Pool) renderNow(ctx context.Context, c chatEntry, req chat.Request) (r rendered) {
+func (p *Pool) renderNow(ctx context.Context, c chatEntry, req prompt.Chat) (r rendered) {
 	r.prompt, r.err = c.renderer.RenderContext(ctx, req)
 	if r.err == nil {
 		r.err = checkText(r.prompt.Text, p.cfg.MaxTextBytes)
@@ -106,14 +107,14 @@ func (p *Pool) renderNow(ctx context.Context, c chatEntry, req chat.Request) (r 
 func (p *Pool) tokenizeBehind(model, text string) {
 	seen, err := p.look(model, false)
 	if err == nil {
-		_, err = p.submit(p.ctx, Request{Model: model, Text: text, NoSpecialTokens: true, Mode: Async}, seen)
+		_, err = p.submit(p.ctx, prompt.Request{Model: model, Text: text, NoSpecialTokens: true, Mode: prompt.Async}, seen)
 	}
 	_ = err // the caller has left: the next request has it, if it lasts
 }
 
 // chat returns what renders the chats of req's model, or why it is not known
 // yet. It waits as the mode says, like ask.
-func (p *Pool) chat(ctx context.Context, req Request, expire <-chan time.Time) (chatEntry, Behind, error) {
+func (p *Pool) chat(ctx context.Context, req prompt.Request, expire <-chan time.Time) (chatEntry, prompt.Behind, error) {
 	for {
 		seen, err := p.look(req.Model, false)
 		if err != nil {
@@ -143,30 +144,30 @@ func (p *Pool) chat(ctx context.Context, req Request, expire <-chan time.Time) (
 // bring has the tokenizer of req's model loaded by a flight of no text, whatever
 // becomes of that. It waits as the mode says, like ask. The tokenizer that it
 // returns may leave memory at any time; with none, and no error, look again.
-func (p *Pool) bring(ctx context.Context, req Request, seen view, expire <-chan time.Time) (*tokenizer, Behind, error) {
-	f, err := p.submit(ctx, Request{Model: req.Model, NoSpecialTokens: true, Mode: req.Mode}, seen)
+func (p *Pool) bring(ctx context.Context, req prompt.Request, seen view, expire <-chan time.Time) (*tokenizer, prompt.Behind, error) {
+	f, err := p.submit(ctx, prompt.Request{Model: req.Model, NoSpecialTokens: true, Mode: req.Mode}, seen)
 	switch {
 	case errors.Is(err, errDoneMeanwhile):
 		return nil, "", nil
-	case errors.Is(err, ErrBusy) && req.Mode != Sync:
-		return nil, BehindBusy, nil
+	case errors.Is(err, ErrBusy) && req.Mode != prompt.Sync:
+		return nil, prompt.BehindBusy, nil
 	case err != nil:
 		return nil, "", err
-	case req.Mode == Async:
-		return nil, BehindAsync, nil
+	case req.Mode == prompt.Async:
+		return nil, prompt.BehindAsync, nil
 	}
 	select {
 	case <-f.done:
 	case <-expire:
 		if !f.ended() {
-			return nil, BehindBudget, nil
+			return nil, prompt.BehindBudget, nil
 		}
 	case <-ctx.Done():
-		if err := ctx.Err(); req.Mode == Sync || !errors.Is(err, context.DeadlineExceeded) {
+		if err := ctx.Err(); req.Mode == prompt.Sync || !errors.Is(err, context.DeadlineExceeded) {
 			return nil, "", fmt.Errorf("tokenpool: %w", err)
 		}
 		if !f.ended() {
-			return nil, BehindBudget, nil
+			return nil, prompt.BehindBudget, nil
 		}
 	case <-p.done:
 		return nil, "", ErrClosed

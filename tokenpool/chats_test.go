@@ -11,10 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
-var hello = chat.Request{Messages: []byte(`[{"role":"user","content":"Hi"}]`)}
+var hello = prompt.Chat{Messages: []byte(`[{"role":"user","content":"Hi"}]`)}
 
 // sayVersion is a template that says which tokenizer it came with.
 func sayVersion(_, content string) (chat.Files, error) {
@@ -71,10 +72,10 @@ func TestRenderChat(t *testing.T) {
 		t.Errorf("models %+v", m)
 	}
 	// Texts do not need a template.
-	if res, err := p.Tokens(t.Context(), Request{Model: "malformed", Text: "x", Mode: Sync}); err != nil || !res.Exact {
+	if res, err := p.Tokens(t.Context(), prompt.Request{Model: "malformed", Text: "x", Mode: prompt.Sync}); err != nil || !res.Exact {
 		t.Errorf("%+v, %v", res, err)
 	}
-	if _, err := p.RenderChat(t.Context(), "a", chat.Request{}); !errors.Is(err, chat.ErrRequest) {
+	if _, err := p.RenderChat(t.Context(), "a", prompt.Chat{}); !errors.Is(err, chat.ErrRequest) {
 		t.Errorf("no messages: %v", err)
 	}
 }
@@ -133,47 +134,47 @@ func TestChatTokens(t *testing.T) {
 		return chat.Files{Template: []byte("<{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}>")}, nil
 	}
 	p := f.pool(Config{Store: &mapStore{}})
-	want, err := p.Tokens(t.Context(), Request{Model: "a", Text: "<user:Hi>", NoSpecialTokens: true, Mode: Sync})
+	want, err := p.Tokens(t.Context(), prompt.Request{Model: "a", Text: "<user:Hi>", NoSpecialTokens: true, Mode: prompt.Sync})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, mode := range []Mode{Sync, Wait, Async} {
-		got, err := p.Tokens(t.Context(), Request{Model: "a", Chat: &hello, Mode: mode, Budget: time.Minute})
+	for _, mode := range []prompt.Mode{prompt.Sync, prompt.Wait, prompt.Async} {
+		got, err := p.Tokens(t.Context(), prompt.Request{Model: "a", Chat: &hello, Mode: mode, Budget: time.Minute})
 		if err != nil || !got.Exact || !slices.Equal(got.Tokens, want.Tokens) || got.Bytes != len("<user:Hi>") {
 			t.Errorf("mode %d: %+v, %v; want the tokens of %+v", mode, got, err, want)
 		}
 	}
-	media := chat.Request{Messages: []byte(`[{"role":"user","content":"Hi"},{"role":"user","content":[{"type":"image"}]}]`)}
-	before, err := p.Tokens(t.Context(), Request{Model: "a", Text: "<user:Hiuser:", NoSpecialTokens: true, Mode: Sync})
+	media := prompt.Chat{Messages: []byte(`[{"role":"user","content":"Hi"},{"role":"user","content":[{"type":"image"}]}]`)}
+	before, err := p.Tokens(t.Context(), prompt.Request{Model: "a", Text: "<user:Hiuser:", NoSpecialTokens: true, Mode: prompt.Sync})
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := p.Tokens(t.Context(), Request{Model: "a", Chat: &media, Mode: Sync})
-	if err != nil || got.Exact || got.Behind != BehindMedia || !slices.Equal(got.Tokens, before.Tokens) {
+	got, err := p.Tokens(t.Context(), prompt.Request{Model: "a", Chat: &media, Mode: prompt.Sync})
+	if err != nil || got.Exact || got.Behind != prompt.BehindMedia || !slices.Equal(got.Tokens, before.Tokens) {
 		t.Errorf("media: %+v, %v; want the tokens of %+v", got, err, before)
 	}
-	if _, err := p.Tokens(t.Context(), Request{Model: "a", Chat: &hello, Text: "x", Mode: Sync}); err == nil {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "a", Chat: &hello, Text: "x", Mode: prompt.Sync}); err == nil {
 		t.Error("a text and a chat: no error")
 	}
-	for _, mode := range []Mode{Sync, Wait, Async} {
-		if _, err := p.Tokens(t.Context(), Request{Model: "a", Chat: &chat.Request{}, Mode: mode}); !errors.Is(err, chat.ErrRequest) {
+	for _, mode := range []prompt.Mode{prompt.Sync, prompt.Wait, prompt.Async} {
+		if _, err := p.Tokens(t.Context(), prompt.Request{Model: "a", Chat: &prompt.Chat{}, Mode: mode}); !errors.Is(err, chat.ErrRequest) {
 			t.Errorf("mode %d, no messages: %v", mode, err)
 		}
 	}
-	nul := chat.Request{Messages: []byte(`[{"role":"user","content":"\u0000"}]`)}
-	if _, err := p.Tokens(t.Context(), Request{Model: "a", Chat: &nul}); !errors.Is(err, ErrInvalidText) {
+	nul := prompt.Chat{Messages: []byte(`[{"role":"user","content":"\u0000"}]`)}
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "a", Chat: &nul}); !errors.Is(err, ErrInvalidText) {
 		t.Errorf("NUL: %v", err)
 	}
-	if _, err := p.Tokens(t.Context(), Request{Model: "nope", Chat: &hello}); !errors.Is(err, ErrUnknownModel) {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "nope", Chat: &hello}); !errors.Is(err, ErrUnknownModel) {
 		t.Errorf("no such model: %v", err)
 	}
 
 	// A model that is not loaded is loaded behind.
-	if got, err := p.Tokens(t.Context(), Request{Model: "late", Chat: &hello, Mode: Async}); err != nil || got.Exact || got.Behind != BehindAsync || got.Source != FromNowhere {
+	if got, err := p.Tokens(t.Context(), prompt.Request{Model: "late", Chat: &hello, Mode: prompt.Async}); err != nil || got.Exact || got.Behind != prompt.BehindAsync || got.Source != prompt.FromNowhere {
 		t.Errorf("async, not loaded: %+v, %v", got, err)
 	}
 	for {
-		got, err := p.Tokens(t.Context(), Request{Model: "late", Chat: &hello, Mode: Async})
+		got, err := p.Tokens(t.Context(), prompt.Request{Model: "late", Chat: &hello, Mode: prompt.Async})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,12 +184,12 @@ func TestChatTokens(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	f.slow = time.Hour
-	if got, err := p.Tokens(t.Context(), Request{Model: "never", Chat: &hello, Budget: time.Millisecond}); err != nil || got.Exact || got.Behind != BehindBudget {
+	if got, err := p.Tokens(t.Context(), prompt.Request{Model: "never", Chat: &hello, Budget: time.Millisecond}); err != nil || got.Exact || got.Behind != prompt.BehindBudget {
 		t.Errorf("wait, not loaded: %+v, %v", got, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if got, err := p.Tokens(ctx, Request{Model: "never", Chat: &hello, Budget: time.Hour}); err != nil || got.Exact || got.Behind != BehindBudget {
+	if got, err := p.Tokens(ctx, prompt.Request{Model: "never", Chat: &hello, Budget: time.Hour}); err != nil || got.Exact || got.Behind != prompt.BehindBudget {
 		t.Errorf("wait, a deadline: %+v, %v", got, err)
 	}
 }
@@ -246,7 +247,7 @@ func TestDirectoryChats(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "chat_template.jinja is not a regular file") || strings.Contains(err.Error(), root) {
 		t.Errorf("a folder for a template: %v", err)
 	}
-	if _, err := p.Tokens(t.Context(), Request{Model: "m", Text: "x", Mode: Sync}); err != nil {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "x", Mode: prompt.Sync}); err != nil {
 		t.Errorf("a text: %v", err)
 	}
 }
@@ -283,12 +284,12 @@ func TestHubChats(t *testing.T) {
 // them. The numbers are those of vLLM 0.32's server.
 func TestToolsHaveTheTokensOfVLLM(t *testing.T) {
 	const model = "Qwen/Qwen3-8B"
-	count := func(form chat.ToolForm, tool string) int {
+	count := func(form prompt.ToolForm, tool string) int {
 		t.Helper()
 		p := realPool(t, Config{Chat: chat.Options{Tools: form}})
 		defer func() { _ = p.Close() }()
-		req := chat.Request{Messages: []byte(`[{"role":"user","content":"a"}]`), Tools: []byte("[" + tool + "]")}
-		res, err := p.Tokens(t.Context(), Request{Model: model, Chat: &req, Mode: Sync})
+		req := prompt.Chat{Messages: []byte(`[{"role":"user","content":"a"}]`), Tools: []byte("[" + tool + "]")}
+		res, err := p.Tokens(t.Context(), prompt.Request{Model: model, Chat: &req, Mode: prompt.Sync})
 		if err != nil || !res.Exact {
 			t.Fatalf("exact %v, %v", res.Exact, err)
 		}
@@ -300,7 +301,7 @@ func TestToolsHaveTheTokensOfVLLM(t *testing.T) {
 			t.Errorf("%s has %d tokens, in vLLM %d", tool, n, want)
 		}
 	}
-	if n := count(chat.ToolsAsSent, plain); n != 116 {
+	if n := count(prompt.ToolsAsSent, plain); n != 116 {
 		t.Errorf("as sent it has %d tokens, want 116", n)
 	}
 }

@@ -3,6 +3,8 @@ package tokenpool
 import (
 	"context"
 	"fmt"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // Text returns the text of tokens, with the special ones as they are written or
@@ -17,7 +19,7 @@ func (p *Pool) Text(ctx context.Context, model string, ids []uint32, skipSpecial
 	}
 	defer p.release(t)
 	turn := p.turns.of(len(ids) > slowTokens)
-	if _, err := p.takeTurn(ctx, Sync, turn, nil); err != nil {
+	if _, err := p.takeTurn(ctx, prompt.Sync, turn, nil); err != nil {
 		return "", err
 	}
 	defer func() { <-turn }()
@@ -43,7 +45,7 @@ func (p *Pool) hold(ctx context.Context, model string) (*tokenizer, error) {
 		if ok {
 			return t, nil
 		}
-		if _, _, err := p.bring(ctx, Request{Model: model, Mode: Sync}, seen, nil); err != nil {
+		if _, _, err := p.bring(ctx, prompt.Request{Model: model, Mode: prompt.Sync}, seen, nil); err != nil {
 			return nil, err
 		}
 	}

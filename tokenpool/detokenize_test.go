@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 func TestText(t *testing.T) {
@@ -63,7 +65,7 @@ func TestRealText(t *testing.T) {
 			continue
 		}
 		for _, text := range []string{"Hello, wörld\n\n  日本語 👩‍👩‍👧", "<|im_start|>user\n", "a\tb  ", "\u2028 é"} {
-			res, err := p.Tokens(t.Context(), Request{Model: m.Model, Text: text, NoSpecialTokens: true, Mode: Sync})
+			res, err := p.Tokens(t.Context(), prompt.Request{Model: m.Model, Text: text, NoSpecialTokens: true, Mode: prompt.Sync})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"hash/maphash"
 	"time"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // Errors between submit and ask that no caller sees.
@@ -43,11 +45,11 @@ type flightKey struct {
 }
 
 // result is the answer to those who wait. done must be closed.
-func (f *flight) result() (Result, error) {
+func (f *flight) result() (prompt.Result, error) {
 	if f.err != nil {
-		return Result{}, f.err
+		return prompt.Result{}, f.err
 	}
-	return exact(f.tokens, f.text, FromTokenizer), nil
+	return exact(f.tokens, f.text, prompt.FromTokenizer), nil
 }
 
 // ended reports whether the flight has. One may end at the moment at which the time of
@@ -74,7 +76,7 @@ const (
 // submit returns the flight of req's text: one that is under way, or a new one
 // that is in the queue by then. A full queue is ErrBusy, for which Sync waits
 // as long as ctx allows.
-func (p *Pool) submit(ctx context.Context, req Request, seen view) (*flight, error) {
+func (p *Pool) submit(ctx context.Context, req prompt.Request, seen view) (*flight, error) {
 	key := flightKey{
 		model:   req.Model,
 		version: seen.version,
@@ -93,7 +95,7 @@ func (p *Pool) submit(ctx context.Context, req Request, seen view) (*flight, err
 	}()
 	// Sync waits for its part of a limit with the lock given up, after which
 	// everything has to be looked at anew.
-	wait := req.Mode == Sync
+	wait := req.Mode == prompt.Sync
 
 	p.mu.Lock()
 	for {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // tokenizerDir is where scripts/fetch-tokenizers.sh puts real tokenizers.
@@ -206,7 +207,7 @@ func TestGolden(t *testing.T) {
 			}})
 			defer func() { _ = g.pool.Close() }()
 			for _, m := range models {
-				for _, mode := range []Mode{Wait, Async, Sync} {
+				for _, mode := range []prompt.Mode{prompt.Wait, prompt.Async, prompt.Sync} {
 					t.Run(m.Name+"/"+modeNames[mode], func(t *testing.T) {
 						g.store.Purge()
 						g.run(t, m.Model, mode, false, lines[m.Name])
@@ -218,7 +219,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-var modeNames = map[Mode]string{Wait: "wait", Async: "async", Sync: "sync"}
+var modeNames = map[prompt.Mode]string{prompt.Wait: "wait", prompt.Async: "async", prompt.Sync: "sync"}
 
 type goldenRun struct {
 	texts []goldenText
@@ -227,12 +228,12 @@ type goldenRun struct {
 }
 
 // run asks for all texts once. If hot, all of them have been asked for before.
-func (g goldenRun) run(t *testing.T, model string, mode Mode, hot bool, lines []goldenLine) {
+func (g goldenRun) run(t *testing.T, model string, mode prompt.Mode, hot bool, lines []goldenLine) {
 	fromStore, blank := 0, 0
 	for i, text := range g.texts {
 		for _, special := range []bool{false, true} {
 			// A long budget: how fast the machine is, is not the question.
-			res, err := g.pool.Tokens(t.Context(), Request{
+			res, err := g.pool.Tokens(t.Context(), prompt.Request{
 				Model: model, Text: text.Text, NoSpecialTokens: !special, Mode: mode, Budget: 5 * time.Minute,
 			})
 			golden := lines[i].of(special)
@@ -242,10 +243,10 @@ func (g goldenRun) run(t *testing.T, model string, mode Mode, hot bool, lines []
 			}
 			switch {
 			case err != nil:
-			case mode == Async && !res.Exact && (!hot || isBlank):
+			case mode == prompt.Async && !res.Exact && (!hot || isBlank):
 				// What a text begins with may be more tokens than the text:
 				// "<|" and "<|eot_id|>".
-				if res.Bytes > len(text.Text) || len(res.Tokens) > res.Bytes+1 || res.Behind != BehindAsync {
+				if res.Bytes > len(text.Text) || len(res.Tokens) > res.Bytes+1 || res.Behind != prompt.BehindAsync {
 					err = fmt.Errorf("%d tokens of %d bytes, behind %q", len(res.Tokens), res.Bytes, res.Behind)
 				}
 			case !res.Exact || res.Bytes != len(text.Text) || res.Behind != "":
@@ -256,7 +257,7 @@ func (g goldenRun) run(t *testing.T, model string, mode Mode, hot bool, lines []
 			if err != nil {
 				t.Errorf("hot %v, text %d (%s), special %v: %v", hot, text.ID, text.Kind, special, err)
 			}
-			if res.Source == FromPrefixStore && res.Exact {
+			if res.Source == prompt.FromPrefixStore && res.Exact {
 				fromStore++
 			}
 		}

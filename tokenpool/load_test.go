@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 func TestLoadBurst(t *testing.T) {
@@ -20,8 +22,8 @@ func TestLoadBurst(t *testing.T) {
 		for i := range 100 {
 			wg.Go(func() {
 				text := fmt.Sprint(i)
-				res, err := p.Tokens(t.Context(), Request{Model: "m", Text: text, Mode: Sync})
-				want(t, res, err, tokensOf(text), FromTokenizer, true, len(text), "")
+				res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text, Mode: prompt.Sync})
+				want(t, res, err, tokensOf(text), prompt.FromTokenizer, true, len(text), "")
 			})
 		}
 		wg.Wait()
@@ -59,24 +61,24 @@ func TestFailedLoad(t *testing.T) {
 				if c.down != nil {
 					p.cfg.Origin = fetchFails{f, c.down}
 				}
-				ask := func(mode Mode) (Result, error) {
-					return p.Tokens(t.Context(), Request{Model: "m", Text: "abc", Mode: mode})
+				ask := func(mode prompt.Mode) (prompt.Result, error) {
+					return p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "abc", Mode: mode})
 				}
-				res, err := ask(Async)
-				want(t, res, err, nil, FromNowhere, false, 0, BehindAsync)
-				res, err = ask(Wait)
-				want(t, res, err, nil, FromNowhere, false, 0, BehindBudget)
+				res, err := ask(prompt.Async)
+				want(t, res, err, nil, prompt.FromNowhere, false, 0, prompt.BehindAsync)
+				res, err = ask(prompt.Wait)
+				want(t, res, err, nil, prompt.FromNowhere, false, 0, prompt.BehindBudget)
 				var wg sync.WaitGroup
 				for range 100 {
 					wg.Go(func() {
-						if _, err := ask(Sync); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
+						if _, err := ask(prompt.Sync); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
 							t.Errorf("error %v, want %v with %q", err, c.is, c.says)
 						}
 					})
 				}
 				wg.Wait()
 				start := time.Now()
-				for _, mode := range []Mode{Wait, Async, Sync} {
+				for _, mode := range []prompt.Mode{prompt.Wait, prompt.Async, prompt.Sync} {
 					for range 100 {
 						if _, err := ask(mode); !errors.Is(err, c.is) {
 							t.Errorf("mode %d: error %v", mode, err)
@@ -90,8 +92,8 @@ func TestFailedLoad(t *testing.T) {
 				time.Sleep(p.cfg.FailureTTL)
 				p.cfg.Origin = f
 				f.put("m", "1")
-				res, err = ask(Sync)
-				want(t, res, err, tokensOf("abc"), FromTokenizer, true, 3, "")
+				res, err = ask(prompt.Sync)
+				want(t, res, err, tokensOf("abc"), prompt.FromTokenizer, true, 3, "")
 			})
 		})
 	}
@@ -113,15 +115,15 @@ func TestFailureOfOldVersion(t *testing.T) {
 		f := newFakes(t, "m")
 		p := f.pool(Config{})
 		f.put("m", "bad")
-		ask := func() (Result, error) {
-			return p.Tokens(t.Context(), Request{Model: "m", Text: "abc", Mode: Sync})
+		ask := func() (prompt.Result, error) {
+			return p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "abc", Mode: prompt.Sync})
 		}
 		if _, err := ask(); !errors.Is(err, ErrLoad) {
 			t.Errorf("error %v", err)
 		}
 		f.put("m", "1") // repaired: no need to wait
 		res, err := ask()
-		want(t, res, err, tokensOf("abc"), FromTokenizer, true, 3, "")
+		want(t, res, err, tokensOf("abc"), prompt.FromTokenizer, true, 3, "")
 	})
 }
 
@@ -145,7 +147,7 @@ func TestTokenizersAreBounded(t *testing.T) {
 			},
 		}})
 		ask := func(model, text string) {
-			res, err := p.Tokens(t.Context(), Request{Model: model, Text: text, Mode: Sync})
+			res, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync})
 			if err != nil || !res.Exact {
 				t.Errorf("%+v, %v", res, err)
 			}
@@ -159,8 +161,8 @@ func TestTokenizersAreBounded(t *testing.T) {
 		}
 		// The store still answers for a tokenizer that is gone.
 		before := f.fetches.Load()
-		res, err := p.Tokens(t.Context(), Request{Model: "m1", Text: "first 1"})
-		want(t, res, err, tokensOf("first 1"), FromPrefixStore, true, 7, "")
+		res, err := p.Tokens(t.Context(), prompt.Request{Model: "m1", Text: "first 1"})
+		want(t, res, err, tokensOf("first 1"), prompt.FromPrefixStore, true, 7, "")
 		if f.fetches.Load() != before {
 			t.Error("loaded for what the store knows")
 		}
@@ -195,7 +197,7 @@ func TestBusyModelLetsOthersIn(t *testing.T) {
 					case <-stop:
 						return
 					default:
-						if _, err := p.Tokens(t.Context(), Request{Model: "busy", Text: fmt.Sprint(g, i), Mode: Sync}); err != nil {
+						if _, err := p.Tokens(t.Context(), prompt.Request{Model: "busy", Text: fmt.Sprint(g, i), Mode: prompt.Sync}); err != nil {
 							t.Error(err)
 							return
 						}
@@ -205,8 +207,8 @@ func TestBusyModelLetsOthersIn(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		start := time.Now()
-		res, err := p.Tokens(t.Context(), Request{Model: "other", Text: "abc", Mode: Sync})
-		want(t, res, err, tokensOf("abc"), FromTokenizer, true, 3, "")
+		res, err := p.Tokens(t.Context(), prompt.Request{Model: "other", Text: "abc", Mode: prompt.Sync})
+		want(t, res, err, tokensOf("abc"), prompt.FromTokenizer, true, 3, "")
 		if d := time.Since(start); d > time.Second {
 			t.Errorf("took %v", d)
 		}
@@ -223,39 +225,39 @@ func TestReplacedAndRemoved(t *testing.T) {
 		f := newFakes(t, "m")
 		store := &mapStore{}
 		p := f.pool(Config{Store: store})
-		ask := func(content string, from Source) {
+		ask := func(content string, from prompt.Source) {
 			t.Helper()
 			synctest.Wait() // or it might find the run before
-			res, err := p.Tokens(t.Context(), Request{Model: "m", Text: "abc", Mode: Sync})
+			res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "abc", Mode: prompt.Sync})
 			ids, _ := fakeTokens("abc", true, content)
 			want(t, res, err, ids, from, true, 3, "")
 		}
-		ask("1", FromTokenizer)
+		ask("1", prompt.FromTokenizer)
 		stats := f.stats.Load()
-		ask("1", FromPrefixStore)
+		ask("1", prompt.FromPrefixStore)
 		if f.stats.Load() != stats {
 			t.Error("a stat a request")
 		}
 		f.put("m", "2")
-		ask("1", FromPrefixStore) // not noticed yet
+		ask("1", prompt.FromPrefixStore) // not noticed yet
 		time.Sleep(p.cfg.Recheck)
-		ask("2", FromTokenizer) // never the old file's tokens
-		ask("2", FromPrefixStore)
+		ask("2", prompt.FromTokenizer) // never the old file's tokens
+		ask("2", prompt.FromPrefixStore)
 		f.put("m", "1")
 		time.Sleep(p.cfg.Recheck)
 		// The old file again, whose tokens the store still has. It is not
 		// loaded for them, but its version is not known as the loaded one's.
-		ask("1", FromTokenizer)
+		ask("1", prompt.FromTokenizer)
 
 		// An origin that fails leaves what is loaded alone.
 		f.setDown(errors.New("out of order"))
 		time.Sleep(p.cfg.Recheck)
-		ask("1", FromPrefixStore)
+		ask("1", prompt.FromPrefixStore)
 		f.setDown(nil)
 		f.put("m", "")
 		time.Sleep(p.cfg.Recheck)
-		for _, mode := range []Mode{Wait, Async, Sync} {
-			if _, err := p.Tokens(t.Context(), Request{Model: "m", Text: "abc", Mode: mode}); !errors.Is(err, ErrUnknownModel) {
+		for _, mode := range []prompt.Mode{prompt.Wait, prompt.Async, prompt.Sync} {
+			if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "abc", Mode: mode}); !errors.Is(err, ErrUnknownModel) {
 				t.Errorf("removed: %v", err)
 			}
 		}
@@ -275,19 +277,19 @@ func TestRemoteFlood(t *testing.T) {
 		p.cfg.Origin = Chain(f, hub)
 		busy := 0
 		for i := range 200 {
-			res, err := p.Tokens(t.Context(), Request{Model: fmt.Sprint("made-up-", i), Text: "x", Mode: Async})
+			res, err := p.Tokens(t.Context(), prompt.Request{Model: fmt.Sprint("made-up-", i), Text: "x", Mode: prompt.Async})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if res.Behind == BehindBusy {
+			if res.Behind == prompt.BehindBusy {
 				busy++
 			}
 		}
 		if busy != 150 {
 			t.Errorf("%d were refused, want 150", busy)
 		}
-		res, err := p.Tokens(t.Context(), Request{Model: "local", Text: "abc", Budget: time.Second})
-		want(t, res, err, tokensOf("abc"), FromTokenizer, true, 3, "")
+		res, err := p.Tokens(t.Context(), prompt.Request{Model: "local", Text: "abc", Budget: time.Second})
+		want(t, res, err, tokensOf("abc"), prompt.FromTokenizer, true, 3, "")
 	})
 }
 
@@ -297,7 +299,7 @@ func TestLoadTimeout(t *testing.T) {
 		f.slow = time.Hour
 		p := f.pool(Config{LoadTimeout: time.Minute})
 		start := time.Now()
-		_, err := p.Tokens(t.Context(), Request{Model: "m", Text: "abc", Mode: Sync})
+		_, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "abc", Mode: prompt.Sync})
 		if !errors.Is(err, ErrLoad) || time.Since(start) != time.Minute {
 			t.Errorf("error %v after %v", err, time.Since(start))
 		}
@@ -322,8 +324,8 @@ func TestObserver(t *testing.T) {
 			Loaded:       func(m Model, err error) { note("loaded %s %v", m.Name, err != nil) },
 			StoreRefused: func(model string, err error) { note("refused %s", model) },
 		}})
-		for _, r := range []Request{{Model: "m", Text: "abc"}, {Model: "m", Text: "fails!"}, {Model: "bad", Text: "x"}} {
-			r.Mode = Sync
+		for _, r := range []prompt.Request{{Model: "m", Text: "abc"}, {Model: "m", Text: "fails!"}, {Model: "bad", Text: "x"}} {
+			r.Mode = prompt.Sync
 			_, _ = p.Tokens(t.Context(), r)
 			synctest.Wait()
 		}

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
@@ -320,7 +321,7 @@ func (s *mapStore) Purge() {
 }
 
 // want checks an answer against what is expected of it.
-func want(t testing.TB, res Result, err error, tokens []uint32, from Source, exact bool, bytes int, behind Behind) {
+func want(t testing.TB, res prompt.Result, err error, tokens []uint32, from prompt.Source, exact bool, bytes int, behind prompt.Behind) {
 	t.Helper()
 	if err != nil {
 		t.Fatalf("error %v", err)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
@@ -113,7 +114,7 @@ func (r mediaRule) placing(added map[string]uint32, e encoder) (p placing, err e
 }
 
 // fill is what stands in the place of a medium. It is nil for one that is not known.
-func (p placing) fill(m Medium) []uint32 {
+func (p placing) fill(m prompt.Medium) []uint32 {
 	if m.Hash == "" {
 		return nil
 	}
@@ -131,27 +132,27 @@ func (p placing) fill(m Medium) []uint32 {
 type mediaPlan struct {
 	rules map[string]placing
 	// items are the media by kind, in their order.
-	items map[string][]Medium
+	items map[string][]prompt.Medium
 }
 
 // newMediaPlan holds what a caller knows against the parts that the chat has. The
 // plan is nil when a kind has no rule, or the template has not put its markers.
-func newMediaPlan(rules map[string]placing, known []Medium, prompt chat.Prompt) (*mediaPlan, error) {
-	if len(known) > len(prompt.Media) {
-		return nil, fmt.Errorf("%w: %d are described, the chat has %d", ErrMedia, len(known), len(prompt.Media))
+func newMediaPlan(rules map[string]placing, known []prompt.Medium, rendered chat.Prompt) (*mediaPlan, error) {
+	if len(known) > len(rendered.Media) {
+		return nil, fmt.Errorf("%w: %d are described, the chat has %d", ErrMedia, len(known), len(rendered.Media))
 	}
-	plan := &mediaPlan{rules: rules, items: map[string][]Medium{}}
+	plan := &mediaPlan{rules: rules, items: map[string][]prompt.Medium{}}
 	total, ruled := 0, true
-	for i, kind := range prompt.Media {
-		m := Medium{Kind: kind}
+	for i, kind := range rendered.Media {
+		m := prompt.Medium{Kind: kind}
 		if i < len(known) {
 			m = known[i]
 		}
 		if m.Kind != "" && m.Kind != kind {
 			return nil, fmt.Errorf("%w: number %d is described as %q, the chat has %q there", ErrMedia, i, m.Kind, kind)
 		}
-		if m.Hash == "" && i < len(prompt.MediaIDs) {
-			m.Hash = prompt.MediaIDs[i]
+		if m.Hash == "" && i < len(rendered.MediaIDs) {
+			m.Hash = rendered.MediaIDs[i]
 		}
 		if n := max(m.Tokens, len(m.TokenIDs)); m.Tokens < 0 || n > maxMediaTokens-total {
 			return nil, fmt.Errorf("%w: number %d has %d tokens; all can have 0 to %d", ErrMedia, i, cmp.Or(len(m.TokenIDs), m.Tokens), maxMediaTokens)
@@ -163,7 +164,7 @@ func newMediaPlan(rules map[string]placing, known []Medium, prompt chat.Prompt) 
 		plan.items[kind] = append(plan.items[kind], m)
 	}
 	for kind, items := range plan.items {
-		ruled = ruled && strings.Count(prompt.Text, rules[kind].text) >= len(items)
+		ruled = ruled && strings.Count(rendered.Text, rules[kind].text) >= len(items)
 	}
 	if !ruled {
 		return nil, nil
@@ -175,7 +176,7 @@ func newMediaPlan(rules map[string]placing, known []Medium, prompt chat.Prompt) 
 // first markers of a kind, in their order, for its media. It says whether all have
 // been placed; if not, the tokens end before the first that is not known. found is
 // false when the whole text has fewer markers than media.
-func (p *mediaPlan) apply(ids []uint32) (out []uint32, placed []PlacedMedium, all, found bool) {
+func (p *mediaPlan) apply(ids []uint32) (out []uint32, placed []prompt.PlacedMedium, all, found bool) {
 	out = make([]uint32, 0, len(ids))
 	next := map[string]int{}
 	left := 0
@@ -194,7 +195,7 @@ func (p *mediaPlan) apply(ids []uint32) (out []uint32, placed []PlacedMedium, al
 		if fill == nil {
 			return out, placed, false, true
 		}
-		placed = append(placed, PlacedMedium{Kind: kind, Hash: m.Hash, Offset: len(out), Length: len(fill)})
+		placed = append(placed, prompt.PlacedMedium{Kind: kind, Hash: m.Hash, Offset: len(out), Length: len(fill)})
 		out = append(out, fill...)
 		i += len(rule.target)
 		next[kind]++

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
@@ -67,7 +68,7 @@ func wordsOf(from, to int) (text string, ids []uint32) {
 
 // chatOf is a chat of one message with these parts: texts, or "<kind>", or
 // "<kind uuid>".
-func chatOf(parts ...string) *chat.Request {
+func chatOf(parts ...string) *prompt.Chat {
 	var list []map[string]any
 	for _, p := range parts {
 		if !strings.HasPrefix(p, "<") || strings.HasPrefix(p, "<|") {
@@ -85,7 +86,7 @@ func chatOf(parts ...string) *chat.Request {
 	if err != nil {
 		panic(err)
 	}
-	return &chat.Request{Messages: data}
+	return &prompt.Chat{Messages: data}
 }
 
 func mediaPool(t testing.TB) *Pool {
@@ -116,54 +117,54 @@ func TestMedia(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		model  string
-		chat   *chat.Request
-		media  []Medium
+		chat   *prompt.Chat
+		media  []prompt.Medium
 		want   []uint32
-		placed []PlacedMedium
+		placed []prompt.PlacedMedium
 		exact  bool
 	}{
 		{
 			"two images and an audio", "m", chatOf("w5 w6", "<image>", "w7", "<audio>", "<image>", "w8"),
-			[]Medium{{Hash: "a", Tokens: 3}, {Kind: "audio", Hash: "b", Tokens: 2}, {Hash: "c", Tokens: 1}},
+			[]prompt.Medium{{Hash: "a", Tokens: 3}, {Kind: "audio", Hash: "b", Tokens: 2}, {Hash: "c", Tokens: 1}},
 			seq(one(5, 6, visionStart), n(imagePad, 3), one(visionEnd, 7), n(audioPad, 2), one(visionStart, imagePad, visionEnd, 8)),
-			[]PlacedMedium{{Kind: "image", Hash: "a", Offset: 3, Length: 3}, {Kind: "audio", Hash: "b", Offset: 8, Length: 2}, {Kind: "image", Hash: "c", Offset: 11, Length: 1}}, true,
+			[]prompt.PlacedMedium{{Kind: "image", Hash: "a", Offset: 3, Length: 3}, {Kind: "audio", Hash: "b", Offset: 8, Length: 2}, {Kind: "image", Hash: "c", Offset: 11, Length: 1}}, true,
 		},
 		{
-			"named by their parts", "m", chatOf("<image x>", "<image y>"), []Medium{{Tokens: 1}, {Hash: "z", Tokens: 1}},
+			"named by their parts", "m", chatOf("<image x>", "<image y>"), []prompt.Medium{{Tokens: 1}, {Hash: "z", Tokens: 1}},
 			one(visionStart, imagePad, visionEnd, visionStart, imagePad, visionEnd),
-			[]PlacedMedium{{Kind: "image", Hash: "x", Offset: 1, Length: 1}, {Kind: "image", Hash: "z", Offset: 4, Length: 1}}, true,
+			[]prompt.PlacedMedium{{Kind: "image", Hash: "x", Offset: 1, Length: 1}, {Kind: "image", Hash: "z", Offset: 4, Length: 1}}, true,
 		},
 		{
-			"tokens given", "m", chatOf("w1", "<image>", "w2"), []Medium{{Hash: "a", TokenIDs: one(9, imagePad, 10)}},
-			one(1, visionStart, 9, imagePad, 10, visionEnd, 2), []PlacedMedium{{Kind: "image", Hash: "a", Offset: 2, Length: 3}}, true,
+			"tokens given", "m", chatOf("w1", "<image>", "w2"), []prompt.Medium{{Hash: "a", TokenIDs: one(9, imagePad, 10)}},
+			one(1, visionStart, 9, imagePad, 10, visionEnd, 2), []prompt.PlacedMedium{{Kind: "image", Hash: "a", Offset: 2, Length: 3}}, true,
 		},
 		{
-			"the second is not known", "m", chatOf("w1", "<image>", "w2", "<image>", "w3"), []Medium{{Hash: "a", Tokens: 2}},
-			seq(one(1, visionStart), n(imagePad, 2), one(visionEnd, 2, visionStart)), []PlacedMedium{{Kind: "image", Hash: "a", Offset: 2, Length: 2}}, false,
+			"the second is not known", "m", chatOf("w1", "<image>", "w2", "<image>", "w3"), []prompt.Medium{{Hash: "a", Tokens: 2}},
+			seq(one(1, visionStart), n(imagePad, 2), one(visionEnd, 2, visionStart)), []prompt.PlacedMedium{{Kind: "image", Hash: "a", Offset: 2, Length: 2}}, false,
 		},
 		{
-			"nor the first", "m", chatOf("w1", "<image>", "w2", "<image>", "w3"), []Medium{{}, {Hash: "a", Tokens: 2}},
+			"nor the first", "m", chatOf("w1", "<image>", "w2", "<image>", "w3"), []prompt.Medium{{}, {Hash: "a", Tokens: 2}},
 			one(1, visionStart), nil, false,
 		},
 		{"a hash without a number", "m", chatOf("w1", "<image x>", "w2"), nil, one(1, visionStart), nil, false},
-		{"a number without a hash", "m", chatOf("w1", "<image>", "w2"), []Medium{{Tokens: 5}}, one(1, visionStart), nil, false},
+		{"a number without a hash", "m", chatOf("w1", "<image>", "w2"), []prompt.Medium{{Tokens: 5}}, one(1, visionStart), nil, false},
 		{
 			// As vLLM: the first marker is the first medium's.
-			"a marker in a text", "m", chatOf("w1 <|image_pad|>", "<image>", "w2"), []Medium{{Hash: "a", Tokens: 2}},
-			seq(one(1), n(imagePad, 2), one(visionStart, imagePad, visionEnd, 2)), []PlacedMedium{{Kind: "image", Hash: "a", Offset: 1, Length: 2}}, true,
+			"a marker in a text", "m", chatOf("w1 <|image_pad|>", "<image>", "w2"), []prompt.Medium{{Hash: "a", Tokens: 2}},
+			seq(one(1), n(imagePad, 2), one(visionStart, imagePad, visionEnd, 2)), []prompt.PlacedMedium{{Kind: "image", Hash: "a", Offset: 1, Length: 2}}, true,
 		},
-		{"no rule for a kind", "m", chatOf("w1", "<video>", "<image>"), []Medium{{Hash: "a", Tokens: 5}, {Hash: "b", Tokens: 5}}, nil, nil, false},
+		{"no rule for a kind", "m", chatOf("w1", "<video>", "<image>"), []prompt.Medium{{Hash: "a", Tokens: 5}, {Hash: "b", Tokens: 5}}, nil, nil, false},
 		{
 			"a model's own rules", "own", chatOf("w9", "<video>", "<image>", "<audio>", "w8"),
-			[]Medium{{Hash: "v", Tokens: 5}, {Hash: "i", Tokens: 2}, {Hash: "a", Tokens: 1}},
+			[]prompt.Medium{{Hash: "v", Tokens: 5}, {Hash: "i", Tokens: 2}, {Hash: "a", Tokens: 1}},
 			one(9, 1, 2, 3, 3, 4, imagePad, imagePad, audioPad, 8),
-			[]PlacedMedium{{Kind: "video", Hash: "v", Offset: 1, Length: 5}, {Kind: "image", Hash: "i", Offset: 6, Length: 2}, {Kind: "audio", Hash: "a", Offset: 8, Length: 1}}, true,
+			[]prompt.PlacedMedium{{Kind: "video", Hash: "v", Offset: 1, Length: 5}, {Kind: "image", Hash: "i", Offset: 6, Length: 2}, {Kind: "audio", Hash: "a", Offset: 8, Length: 1}}, true,
 		},
-		{"too few tokens for a rule", "own", chatOf("w9", "<video>"), []Medium{{Hash: "v", Tokens: 3}}, one(9), nil, false},
+		{"too few tokens for a rule", "own", chatOf("w9", "<video>"), []prompt.Medium{{Hash: "v", Tokens: 3}}, one(9), nil, false},
 	} {
 		for range 2 {
-			res, err := p.Tokens(t.Context(), Request{Model: c.model, Chat: c.chat, Media: c.media, Mode: Sync})
-			behind := BehindMedia
+			res, err := p.Tokens(t.Context(), prompt.Request{Model: c.model, Chat: c.chat, Media: c.media, Mode: prompt.Sync})
+			behind := prompt.BehindMedia
 			if c.exact {
 				behind = ""
 			}
@@ -173,27 +174,27 @@ func TestMedia(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		chat  *chat.Request
-		media []Medium
+		chat  *prompt.Chat
+		media []prompt.Medium
 		says  string
 	}{
-		{chatOf("w1"), []Medium{{Hash: "a", Tokens: 1}}, "1 are described, the chat has 0"},
-		{chatOf("<image>"), []Medium{{}, {}}, "2 are described, the chat has 1"},
-		{chatOf("<image>"), []Medium{{Kind: "audio", Hash: "a", Tokens: 1}}, `number 0 is described as "audio", the chat has "image" there`},
-		{chatOf("<image>"), []Medium{{Hash: "a", Tokens: -1}}, "has -1 tokens"},
-		{chatOf("<image>", "<image>"), []Medium{{Hash: "a", Tokens: maxMediaTokens}, {Hash: "a", Tokens: 1}}, "number 1 has 1 tokens"},
+		{chatOf("w1"), []prompt.Medium{{Hash: "a", Tokens: 1}}, "1 are described, the chat has 0"},
+		{chatOf("<image>"), []prompt.Medium{{}, {}}, "2 are described, the chat has 1"},
+		{chatOf("<image>"), []prompt.Medium{{Kind: "audio", Hash: "a", Tokens: 1}}, `number 0 is described as "audio", the chat has "image" there`},
+		{chatOf("<image>"), []prompt.Medium{{Hash: "a", Tokens: -1}}, "has -1 tokens"},
+		{chatOf("<image>", "<image>"), []prompt.Medium{{Hash: "a", Tokens: maxMediaTokens}, {Hash: "a", Tokens: 1}}, "number 1 has 1 tokens"},
 	} {
-		if _, err := p.Tokens(t.Context(), Request{Model: "m", Chat: c.chat, Media: c.media, Mode: Sync}); !errors.Is(err, ErrMedia) || !strings.Contains(err.Error(), c.says) {
+		if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Chat: c.chat, Media: c.media, Mode: prompt.Sync}); !errors.Is(err, ErrMedia) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("error %v, want one that says %q", err, c.says)
 		}
 	}
-	if _, err := p.Tokens(t.Context(), Request{Model: "m", Text: "w1", Media: []Medium{{}}}); !errors.Is(err, ErrMedia) {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "w1", Media: []prompt.Medium{{}}}); !errors.Is(err, ErrMedia) {
 		t.Errorf("media of a text: %v", err)
 	}
-	if _, err := p.Tokens(t.Context(), Request{Model: "bad", Chat: chatOf("w1"), Mode: Sync}); !errors.Is(err, chat.ErrFiles) || !strings.Contains(err.Error(), "media.json: rule 0") {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "bad", Chat: chatOf("w1"), Mode: prompt.Sync}); !errors.Is(err, chat.ErrFiles) || !strings.Contains(err.Error(), "media.json: rule 0") {
 		t.Errorf("a bad media.json: %v", err)
 	}
-	if res, err := p.Tokens(t.Context(), Request{Model: "bad", Text: "w1 w2", Mode: Sync}); err != nil || len(res.Tokens) != 2 {
+	if res, err := p.Tokens(t.Context(), prompt.Request{Model: "bad", Text: "w1 w2", Mode: prompt.Sync}); err != nil || len(res.Tokens) != 2 {
 		t.Errorf("a text beside a bad media.json: %v, %v", res, err)
 	}
 }
@@ -207,11 +208,11 @@ func TestMediaPrefixes(t *testing.T) {
 	}
 	for seed := range uint64(500) {
 		rnd := rand.New(rand.NewPCG(seed, 2))
-		plan := &mediaPlan{rules: rules, items: map[string][]Medium{}}
+		plan := &mediaPlan{rules: rules, items: map[string][]prompt.Medium{}}
 		var ids []uint32
 		known := true
 		for range rnd.IntN(30) {
-			m := Medium{Hash: "x", Tokens: 3 + rnd.IntN(4)}
+			m := prompt.Medium{Hash: "x", Tokens: 3 + rnd.IntN(4)}
 			if rnd.IntN(8) == 0 {
 				m.Hash = ""
 			}
@@ -262,7 +263,7 @@ func TestMediaAsVLLM(t *testing.T) {
 	// The template's own vision tokens stand around a marker; vLLM's vectors have none.
 	req := chatOf(parts[0], "<image imgsha_aaaa>", parts[1], "<image>", parts[2])
 	req.ChatTemplate = strings.NewReplacer("<|vision_start|>", "", "<|vision_end|>", "").Replace(mediaTemplate)
-	res, err := p.Tokens(t.Context(), Request{Model: "m", Chat: req, Mode: Sync, Media: []Medium{{TokenIDs: first}, {Hash: "imgsha_bbbb", TokenIDs: second}}})
+	res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Chat: req, Mode: prompt.Sync, Media: []prompt.Medium{{TokenIDs: first}, {Hash: "imgsha_bbbb", TokenIDs: second}}})
 	if err != nil || !res.Exact || len(res.Tokens) != 256 || len(all) != 186 {
 		t.Fatalf("%+v, %v", res, err)
 	}

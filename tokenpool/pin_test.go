@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // words is a tokenizer.json of words, whose numbers begin behind first.
@@ -59,7 +60,7 @@ func TestPins(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
-		res, err := p.Tokens(t.Context(), Request{Model: model, Text: "a b", Mode: Sync})
+		res, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: "a b", Mode: prompt.Sync})
 		if c.says == "" && (err != nil || !slices.Equal(res.Tokens, []uint32{1, 2})) {
 			t.Errorf("%s: %v, %v", c.name, res, err)
 		}
@@ -110,7 +111,7 @@ func TestPinHolds(t *testing.T) {
 		}
 		writeFile(t, content, root, "m", tokenizerFile)
 		time.Sleep(3 * time.Millisecond)
-		res, err := p.Tokens(t.Context(), Request{Model: "m", Text: "a b", Mode: Sync})
+		res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "a b", Mode: prompt.Sync})
 		if i%2 == 0 && (err != nil || !slices.Equal(res.Tokens, []uint32{1, 2})) || i%2 == 1 && !errors.Is(err, ErrPinned) {
 			t.Errorf("step %d: %v, %v", i, res, err)
 		}
@@ -152,7 +153,7 @@ func TestHotReload(t *testing.T) {
 			defer func() { _ = p.Close() }()
 
 			var seen atomic.Int64 // the newest version that an answer has been of
-			version := func(res Result) int64 {
+			version := func(res prompt.Result) int64 {
 				v := int64(res.Tokens[0]) / 1000
 				for i, id := range res.Tokens {
 					if want := uint32(v)*1000 + 1 + uint32(i%8); id != want {
@@ -174,7 +175,7 @@ func TestHotReload(t *testing.T) {
 						}
 						text := strings.Repeat(line+" ", 1+(n+g)%40)
 						know := seen.Load()
-						res, err := p.Tokens(t.Context(), Request{Model: "m", Text: text, Mode: Mode(n % 3), Budget: time.Second})
+						res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text, Mode: prompt.Mode(n % 3), Budget: time.Second})
 						if err != nil {
 							t.Error(err)
 							return
@@ -254,7 +255,7 @@ func TestManyModels(t *testing.T) {
 		wg.Go(func() {
 			for n := range 3 * models {
 				i := (n*7 + g) % models
-				res, err := p.Tokens(t.Context(), Request{Model: fmt.Sprint("m", i), Text: "a b", Mode: Sync})
+				res, err := p.Tokens(t.Context(), prompt.Request{Model: fmt.Sprint("m", i), Text: "a b", Mode: prompt.Sync})
 				if err != nil || !slices.Equal(res.Tokens, []uint32{uint32(100*i) + 1, uint32(100*i) + 2}) {
 					t.Errorf("model %d: %v, %v", i, res, err)
 				}
@@ -294,7 +295,7 @@ func TestMemoryBytes(t *testing.T) {
 	var said int64
 	before := memoryBytes()
 	for _, m := range models {
-		if _, err := p.Tokens(t.Context(), Request{Model: m.Model, Text: "a", Mode: Sync}); err != nil {
+		if _, err := p.Tokens(t.Context(), prompt.Request{Model: m.Model, Text: "a", Mode: prompt.Sync}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
@@ -136,57 +137,57 @@ func newPool(cfg Config, read func([]byte, bool) (encoder, error)) (*Pool, error
 //
 // What Wait and Async do not wait for goes on behind, and into the prefix
 // store.
-func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
-	if req.Mode > Sync {
-		return Result{}, fmt.Errorf("tokenpool: unknown mode %d", req.Mode)
+func (p *Pool) Tokens(ctx context.Context, req prompt.Request) (prompt.Result, error) {
+	if req.Mode > prompt.Sync {
+		return prompt.Result{}, fmt.Errorf("tokenpool: unknown mode %d", req.Mode)
 	}
 	if err := checkText(req.Text, p.cfg.MaxTextBytes); err != nil {
 		p.n.refused.Add(1)
-		return Result{}, err
+		return prompt.Result{}, err
 	}
 	if req.Chat != nil && req.Text != "" {
-		return Result{}, errors.New("tokenpool: a request with both a text and a chat")
+		return prompt.Result{}, errors.New("tokenpool: a request with both a text and a chat")
 	}
-	if err := ctx.Err(); err != nil && (req.Mode == Sync || !errors.Is(err, context.DeadlineExceeded)) {
-		return Result{}, fmt.Errorf("tokenpool: %w", err)
+	if err := ctx.Err(); err != nil && (req.Mode == prompt.Sync || !errors.Is(err, context.DeadlineExceeded)) {
+		return prompt.Result{}, fmt.Errorf("tokenpool: %w", err)
 	}
 	start := time.Now()
 	var expire, patience <-chan time.Time
 	budget := cmp.Or(req.Budget, p.cfg.Budget)
-	if req.Mode == Wait {
+	if req.Mode == prompt.Wait {
 		timer := time.NewTimer(max(budget, 0))
 		defer timer.Stop()
 		expire = timer.C
 	}
 	if len(req.Media) > 0 && req.Chat == nil {
-		return Result{}, fmt.Errorf("%w: they belong to a chat", ErrMedia)
+		return prompt.Result{}, fmt.Errorf("%w: they belong to a chat", ErrMedia)
 	}
-	var prompt chat.Prompt
+	var rendered chat.Prompt
 	var plan *mediaPlan
 	if req.Chat != nil {
 		c, behind, err := p.chat(ctx, req, expire)
 		if err != nil || behind != "" {
 			return p.count(partial(prefixcache.Match{}, behind), err)
 		}
-		if req.Mode != Sync {
+		if req.Mode != prompt.Sync {
 			timer := time.NewTimer(time.Until(start.Add(p.textBudget(req.Mode, budget))))
 			defer timer.Stop()
 			patience = timer.C
 		}
-		prompt, behind, err = p.render(ctx, c, req, patience)
+		rendered, behind, err = p.render(ctx, c, req, patience)
 		if behind != "" {
 			return p.count(partial(prefixcache.Match{}, behind), nil)
 		}
 		if err == nil {
-			plan, err = newMediaPlan(c.media, req.Media, prompt)
+			plan, err = newMediaPlan(c.media, req.Media, rendered)
 		}
 		if err != nil {
 			p.n.refused.Add(1)
-			return Result{}, err
+			return prompt.Result{}, err
 		}
-		req.Text, req.NoSpecialTokens = prompt.Text, !req.AddsSpecialTokens()
-		if len(prompt.Media) > 0 && plan == nil {
-			req.Text = prompt.Text[:prompt.Sure]
+		req.Text, req.NoSpecialTokens = rendered.Text, !req.AddsSpecialTokens()
+		if len(rendered.Media) > 0 && plan == nil {
+			req.Text = rendered.Text[:rendered.Sure]
 		}
 	}
 	for {
@@ -195,24 +196,24 @@ func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
 		if errors.Is(err, errAbandoned) {
 			continue
 		}
-		if err != nil || len(prompt.Media) == 0 {
+		if err != nil || len(rendered.Media) == 0 {
 			return p.count(res, err)
 		}
 		if plan == nil {
 			if res.Exact {
-				res.Exact, res.Behind = false, BehindMedia
+				res.Exact, res.Behind = false, prompt.BehindMedia
 			}
 			return p.count(res, nil)
 		}
 		ids, placed, all, found := plan.apply(res.Tokens)
 		if res.Exact && !found {
 			// The template puts no markers, or others.
-			plan, req.Text = nil, prompt.Text[:prompt.Sure]
+			plan, req.Text = nil, rendered.Text[:rendered.Sure]
 			continue
 		}
 		res.Tokens, res.Media = ids, placed
 		if !all && (res.Exact || found) {
-			res.Exact, res.Behind, res.Bytes = false, BehindMedia, min(res.Bytes, prompt.Sure)
+			res.Exact, res.Behind, res.Bytes = false, prompt.BehindMedia, min(res.Bytes, rendered.Sure)
 		}
 		return p.count(res, nil)
 	}
@@ -220,40 +221,40 @@ func (p *Pool) Tokens(ctx context.Context, req Request) (Result, error) {
 
 // textBudget is for how long a chat may be rendered. A request that does not wait has
 // the pool's budget for it, since of a chat without its text nothing is known.
-func (p *Pool) textBudget(mode Mode, budget time.Duration) time.Duration {
-	if mode == Async || budget < time.Millisecond {
+func (p *Pool) textBudget(mode prompt.Mode, budget time.Duration) time.Duration {
+	if mode == prompt.Async || budget < time.Millisecond {
 		return p.cfg.Budget
 	}
 	return budget
 }
 
 // ask is one try of Tokens.
-func (p *Pool) ask(ctx context.Context, req Request, expire <-chan time.Time) (Result, error) {
+func (p *Pool) ask(ctx context.Context, req prompt.Request, expire <-chan time.Time) (prompt.Result, error) {
 	seen, err := p.look(req.Model, !req.NoSpecialTokens)
 	if err != nil {
-		return Result{}, err
+		return prompt.Result{}, err
 	}
 	known := p.find(seen.scope, req.Text)
 	if known.Whole {
-		return exact(known.Tokens, req.Text, FromPrefixStore), nil
+		return exact(known.Tokens, req.Text, prompt.FromPrefixStore), nil
 	}
 	f, err := p.submit(ctx, req, seen)
 	switch {
 	case errors.Is(err, errDoneMeanwhile):
 		return p.ask(ctx, req, expire)
-	case errors.Is(err, ErrBusy) && req.Mode != Sync:
-		return partial(known, BehindBusy), nil
+	case errors.Is(err, ErrBusy) && req.Mode != prompt.Sync:
+		return partial(known, prompt.BehindBusy), nil
 	case err != nil:
-		return Result{}, err
+		return prompt.Result{}, err
 	}
 
 	var gone <-chan struct{}
-	behind := BehindBudget
+	behind := prompt.BehindBudget
 	switch req.Mode {
-	case Wait, Sync:
+	case prompt.Wait, prompt.Sync:
 		gone = ctx.Done()
-	case Async:
-		behind = BehindAsync
+	case prompt.Async:
+		behind = prompt.BehindAsync
 		select {
 		case <-f.done:
 			return f.result()
@@ -266,11 +267,11 @@ func (p *Pool) ask(ctx context.Context, req Request, expire <-chan time.Time) (R
 		return f.result()
 	case <-expire:
 	case <-gone:
-		if err := ctx.Err(); req.Mode == Sync || !errors.Is(err, context.DeadlineExceeded) {
-			return Result{}, fmt.Errorf("tokenpool: %w", err)
+		if err := ctx.Err(); req.Mode == prompt.Sync || !errors.Is(err, context.DeadlineExceeded) {
+			return prompt.Result{}, fmt.Errorf("tokenpool: %w", err)
 		}
 	case <-p.done:
-		return Result{}, ErrClosed
+		return prompt.Result{}, ErrClosed
 	}
 	select {
 	case <-f.done: // at the same moment
@@ -284,7 +285,7 @@ func (p *Pool) ask(ctx context.Context, req Request, expire <-chan time.Time) (R
 		// The tokenizer was not loaded when the store was to be asked.
 		if again, err := p.look(req.Model, !req.NoSpecialTokens); err == nil {
 			if known = p.find(again.scope, req.Text); known.Whole {
-				return exact(known.Tokens, req.Text, FromPrefixStore), nil
+				return exact(known.Tokens, req.Text, prompt.FromPrefixStore), nil
 			}
 		}
 	}
@@ -310,15 +311,15 @@ func (p *Pool) guess(n int) int {
 	return min(n, int(float64(n)*float64(tokens)/float64(bytes)*1.125)) + 8
 }
 
-func exact(tokens []uint32, text string, from Source) Result {
-	return Result{Tokens: tokens, Source: from, Exact: true, Bytes: len(text)}
+func exact(tokens []uint32, text string, from prompt.Source) prompt.Result {
+	return prompt.Result{Tokens: tokens, Source: from, Exact: true, Bytes: len(text)}
 }
 
-func partial(known prefixcache.Match, behind Behind) Result {
+func partial(known prefixcache.Match, behind prompt.Behind) prompt.Result {
 	if len(known.Tokens) == 0 {
-		return Result{Source: FromNowhere, Behind: behind}
+		return prompt.Result{Source: prompt.FromNowhere, Behind: behind}
 	}
-	return Result{Tokens: known.Tokens, Source: FromPrefixStore, Bytes: known.Bytes, Behind: behind}
+	return prompt.Result{Tokens: known.Tokens, Source: prompt.FromPrefixStore, Bytes: known.Bytes, Behind: behind}
 }
 
 // Close ends the pool: requests that wait get ErrClosed, loads are cancelled,
@@ -361,25 +362,25 @@ type counters struct {
 }
 
 // count counts an answer and passes it on.
-func (p *Pool) count(res Result, err error) (Result, error) {
+func (p *Pool) count(res prompt.Result, err error) (prompt.Result, error) {
 	switch {
 	case err != nil:
 		p.n.failed.Add(1)
-	case res.Exact && res.Source == FromPrefixStore:
+	case res.Exact && res.Source == prompt.FromPrefixStore:
 		p.n.fromStore.Add(1)
 	case res.Exact:
 		p.n.fromTokenizer.Add(1)
-	case res.Source == FromPrefixStore:
+	case res.Source == prompt.FromPrefixStore:
 		p.n.partial.Add(1)
 	default:
 		p.n.none.Add(1)
 	}
 	switch res.Behind {
-	case BehindBusy:
+	case prompt.BehindBusy:
 		p.n.busy.Add(1)
-	case BehindBudget:
+	case prompt.BehindBudget:
 		p.n.budget.Add(1)
-	case BehindAsync, BehindMedia: // as asked for
+	case prompt.BehindAsync, prompt.BehindMedia: // as asked for
 	}
 	return res, err
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 func TestWait(t *testing.T) {
@@ -20,52 +22,52 @@ func TestWait(t *testing.T) {
 		f.took = 30 * time.Millisecond
 		p := f.pool(Config{Store: &mapStore{}})
 		ctx := t.Context()
-		ask := func(text string) (Result, error) { return p.Tokens(ctx, Request{Model: "m", Text: text}) }
+		ask := func(text string) (prompt.Result, error) { return p.Tokens(ctx, prompt.Request{Model: "m", Text: text}) }
 
 		// The load counts against the budget.
 		start := time.Now()
 		res, err := ask("abc")
-		want(t, res, err, nil, FromNowhere, false, 0, BehindBudget)
+		want(t, res, err, nil, prompt.FromNowhere, false, 0, prompt.BehindBudget)
 		if d := time.Since(start); d != 50*time.Millisecond {
 			t.Errorf("answered after %v, want the budget", d)
 		}
 		// Load and tokenization go on behind, and end in the store.
 		time.Sleep(time.Second)
 		res, err = ask("abc")
-		want(t, res, err, tokensOf("abc"), FromPrefixStore, true, 3, "")
+		want(t, res, err, tokensOf("abc"), prompt.FromPrefixStore, true, 3, "")
 		if f.runs() != 1 {
 			t.Errorf("%d runs, want 1", f.runs())
 		}
 		// Inside the budget the answer is exact.
 		start = time.Now()
 		res, err = ask("abcd")
-		want(t, res, err, tokensOf("abcd"), FromTokenizer, true, 4, "")
+		want(t, res, err, tokensOf("abcd"), prompt.FromTokenizer, true, 4, "")
 		if d := time.Since(start); d != 30*time.Millisecond {
 			t.Errorf("answered after %v, want 30ms", d)
 		}
 		time.Sleep(time.Second)
 		// A budget that is too short gives the known prefix.
-		res, err = p.Tokens(ctx, Request{Model: "m", Text: "abcde", Budget: 10 * time.Millisecond})
-		want(t, res, err, []uint32{1, 1097, 1098, 1099, 1100}, FromPrefixStore, false, 4, BehindBudget)
-		res, err = p.Tokens(ctx, Request{Model: "m", Text: "abcdf", Budget: -1})
-		want(t, res, err, []uint32{1, 1097, 1098, 1099, 1100}, FromPrefixStore, false, 4, BehindBudget)
+		res, err = p.Tokens(ctx, prompt.Request{Model: "m", Text: "abcde", Budget: 10 * time.Millisecond})
+		want(t, res, err, []uint32{1, 1097, 1098, 1099, 1100}, prompt.FromPrefixStore, false, 4, prompt.BehindBudget)
+		res, err = p.Tokens(ctx, prompt.Request{Model: "m", Text: "abcdf", Budget: -1})
+		want(t, res, err, []uint32{1, 1097, 1098, 1099, 1100}, prompt.FromPrefixStore, false, 4, prompt.BehindBudget)
 		// A deadline is a shorter budget, even one that is over.
 		short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 		defer cancel()
-		res, err = p.Tokens(short, Request{Model: "m", Text: "abx"})
-		want(t, res, err, []uint32{1, 1097, 1098}, FromPrefixStore, false, 2, BehindBudget)
-		res, err = p.Tokens(short, Request{Model: "m", Text: "aby"})
-		want(t, res, err, []uint32{1, 1097, 1098}, FromPrefixStore, false, 2, BehindBudget)
+		res, err = p.Tokens(short, prompt.Request{Model: "m", Text: "abx"})
+		want(t, res, err, []uint32{1, 1097, 1098}, prompt.FromPrefixStore, false, 2, prompt.BehindBudget)
+		res, err = p.Tokens(short, prompt.Request{Model: "m", Text: "aby"})
+		want(t, res, err, []uint32{1, 1097, 1098}, prompt.FromPrefixStore, false, 2, prompt.BehindBudget)
 		// Who has gone away gets an error.
 		gone, cancel := context.WithCancel(ctx)
 		time.AfterFunc(10*time.Millisecond, cancel)
-		if _, err := p.Tokens(gone, Request{Model: "m", Text: "abz"}); !errors.Is(err, context.Canceled) {
+		if _, err := p.Tokens(gone, prompt.Request{Model: "m", Text: "abz"}); !errors.Is(err, context.Canceled) {
 			t.Errorf("cancelled: %v", err)
 		}
 		time.Sleep(time.Second)
 		for _, text := range []string{"abcde", "abcdf", "abx", "aby", "abz"} {
 			res, err := ask(text)
-			want(t, res, err, tokensOf(text), FromPrefixStore, true, len(text), "")
+			want(t, res, err, tokensOf(text), prompt.FromPrefixStore, true, len(text), "")
 		}
 		s := p.Stats()
 		if s.Whole != 6 || s.Tokenized != 1 || s.Partial != 4 || s.None != 1 || s.Budget != 5 || s.Failed != 1 || s.Runs != 7 {
@@ -80,25 +82,25 @@ func TestAsync(t *testing.T) {
 		f.slow, f.took = time.Second, time.Second
 		p := f.pool(Config{Store: &mapStore{}})
 		start := time.Now()
-		ask := func(text string, plain bool) (Result, error) {
-			return p.Tokens(t.Context(), Request{Model: "m", Text: text, Mode: Async, NoSpecialTokens: plain})
+		ask := func(text string, plain bool) (prompt.Result, error) {
+			return p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text, Mode: prompt.Async, NoSpecialTokens: plain})
 		}
 		res, err := ask("abc", false)
-		want(t, res, err, nil, FromNowhere, false, 0, BehindAsync)
+		want(t, res, err, nil, prompt.FromNowhere, false, 0, prompt.BehindAsync)
 		if time.Since(start) != 0 {
 			t.Errorf("answered after %v, want at once", time.Since(start))
 		}
 		time.Sleep(3 * time.Second)
 		res, err = ask("abc", false)
-		want(t, res, err, tokensOf("abc"), FromPrefixStore, true, 3, "")
+		want(t, res, err, tokensOf("abc"), prompt.FromPrefixStore, true, 3, "")
 		// With and without special tokens are two texts.
 		res, err = ask("abc", true)
-		want(t, res, err, nil, FromNowhere, false, 0, BehindAsync)
+		want(t, res, err, nil, prompt.FromNowhere, false, 0, prompt.BehindAsync)
 		time.Sleep(3 * time.Second)
 		res, err = ask("abc", true)
-		want(t, res, err, []uint32{1097, 1098, 1099}, FromPrefixStore, true, 3, "")
+		want(t, res, err, []uint32{1097, 1098, 1099}, prompt.FromPrefixStore, true, 3, "")
 		res, err = ask("abd", true)
-		want(t, res, err, []uint32{1097, 1098}, FromPrefixStore, false, 2, BehindAsync)
+		want(t, res, err, []uint32{1097, 1098}, prompt.FromPrefixStore, false, 2, prompt.BehindAsync)
 	})
 }
 
@@ -112,8 +114,8 @@ func TestSync(t *testing.T) {
 		for i := range 20 {
 			text := fmt.Sprint("text ", i)
 			wg.Go(func() {
-				res, err := p.Tokens(t.Context(), Request{Model: "m", Text: text, Mode: Sync, Budget: time.Nanosecond})
-				want(t, res, err, tokensOf(text), FromTokenizer, true, len(text), "")
+				res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text, Mode: prompt.Sync, Budget: time.Nanosecond})
+				want(t, res, err, tokensOf(text), prompt.FromTokenizer, true, len(text), "")
 			})
 		}
 		wg.Wait()
@@ -125,7 +127,7 @@ func TestSync(t *testing.T) {
 			wg.Go(func() {
 				ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
 				defer cancel()
-				_, err := p.Tokens(ctx, Request{Model: "m", Text: fmt.Sprint("late ", i), Mode: Sync})
+				_, err := p.Tokens(ctx, prompt.Request{Model: "m", Text: fmt.Sprint("late ", i), Mode: prompt.Sync})
 				mu.Lock()
 				defer mu.Unlock()
 				switch {
@@ -150,39 +152,39 @@ func TestQueueFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakes(t, "m", "other")
 		p := f.pool(Config{Workers: 1, Queue: 2, QueueBytes: 100, MaxTextBytes: 50, Store: &mapStore{}})
-		ask := func(model, text string, mode Mode) (Result, error) {
+		ask := func(model, text string, mode prompt.Mode) (prompt.Result, error) {
 			synctest.Wait() // until the store has what came before
-			return p.Tokens(t.Context(), Request{Model: model, Text: text, Mode: mode})
+			return p.Tokens(t.Context(), prompt.Request{Model: model, Text: text, Mode: mode})
 		}
-		res, err := ask("m", "abc", Sync)
-		want(t, res, err, tokensOf("abc"), FromTokenizer, true, 3, "")
+		res, err := ask("m", "abc", prompt.Sync)
+		want(t, res, err, tokensOf("abc"), prompt.FromTokenizer, true, 3, "")
 		synctest.Wait()
 		f.took, f.slow = time.Hour, time.Hour
 		for i := range 3 { // one in work, two in the queue
-			res, err := ask("m", fmt.Sprint("abc", i), Async)
-			want(t, res, err, tokensOf("abc")[:4], FromPrefixStore, false, 3, BehindAsync)
+			res, err := ask("m", fmt.Sprint("abc", i), prompt.Async)
+			want(t, res, err, tokensOf("abc")[:4], prompt.FromPrefixStore, false, 3, prompt.BehindAsync)
 			synctest.Wait()
 		}
 		if s := p.Stats(); s.Queued != 2 || s.Running != 1 || s.HeldBytes != 12 {
 			t.Errorf("stats %+v", s)
 		}
 		start := time.Now()
-		for _, mode := range []Mode{Wait, Async} {
+		for _, mode := range []prompt.Mode{prompt.Wait, prompt.Async} {
 			res, err = ask("m", "abc9", mode)
-			want(t, res, err, tokensOf("abc")[:4], FromPrefixStore, false, 3, BehindBusy)
+			want(t, res, err, tokensOf("abc")[:4], prompt.FromPrefixStore, false, 3, prompt.BehindBusy)
 			res, err = ask("m", "zzz", mode)
-			want(t, res, err, nil, FromNowhere, false, 0, BehindBusy)
+			want(t, res, err, nil, prompt.FromNowhere, false, 0, prompt.BehindBusy)
 		}
 		if time.Since(start) != 0 {
 			t.Errorf("busy after %v, want at once", time.Since(start))
 		}
 		// The same text as one in the queue needs no place.
-		res, err = ask("m", "abc2", Wait)
-		want(t, res, err, tokensOf("abc")[:4], FromPrefixStore, false, 3, BehindBudget)
+		res, err = ask("m", "abc2", prompt.Wait)
+		want(t, res, err, tokensOf("abc")[:4], prompt.FromPrefixStore, false, 3, prompt.BehindBudget)
 		// Those who wait for a load have as many places.
 		for i := range 2 {
-			res, err = ask("other", fmt.Sprint(i), Async)
-			want(t, res, err, nil, FromNowhere, false, 0, BehindAsync)
+			res, err = ask("other", fmt.Sprint(i), prompt.Async)
+			want(t, res, err, nil, prompt.FromNowhere, false, 0, prompt.BehindAsync)
 		}
 	})
 }
@@ -193,16 +195,16 @@ func TestQueueBytes(t *testing.T) {
 		f.took = time.Hour
 		p := f.pool(Config{Queue: 100, QueueBytes: 100, MaxTextBytes: 60})
 		text := strings.Repeat("a", 60)
-		res, err := p.Tokens(t.Context(), Request{Model: "m", Text: text, Mode: Async})
-		want(t, res, err, nil, FromNowhere, false, 0, BehindAsync)
-		res, err = p.Tokens(t.Context(), Request{Model: "m", Text: text[:41], Mode: Async})
-		want(t, res, err, nil, FromNowhere, false, 0, BehindBusy)
-		res, err = p.Tokens(t.Context(), Request{Model: "m", Text: text[:40], Mode: Async})
-		want(t, res, err, nil, FromNowhere, false, 0, BehindAsync)
+		res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text, Mode: prompt.Async})
+		want(t, res, err, nil, prompt.FromNowhere, false, 0, prompt.BehindAsync)
+		res, err = p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text[:41], Mode: prompt.Async})
+		want(t, res, err, nil, prompt.FromNowhere, false, 0, prompt.BehindBusy)
+		res, err = p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text[:40], Mode: prompt.Async})
+		want(t, res, err, nil, prompt.FromNowhere, false, 0, prompt.BehindAsync)
 		// Sync waits for it.
 		start := time.Now()
-		res, err = p.Tokens(t.Context(), Request{Model: "m", Text: text[:41], Mode: Sync})
-		want(t, res, err, tokensOf(text[:41]), FromTokenizer, true, 41, "")
+		res, err = p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text[:41], Mode: prompt.Sync})
+		want(t, res, err, tokensOf(text[:41]), prompt.FromTokenizer, true, 41, "")
 		if d := time.Since(start); d != 2*time.Hour {
 			t.Errorf("answered after %v, want 2h", d)
 		}
@@ -222,7 +224,7 @@ func TestSameTextOnce(t *testing.T) {
 			for round := range 2 { // with the tokenizer to be loaded, and loaded
 				text := fmt.Sprint("same ", round)
 				var wg sync.WaitGroup
-				answers := make([]Result, 100)
+				answers := make([]prompt.Result, 100)
 				for i := range answers {
 					wg.Go(func() {
 						// A third goes away early; the others get their tokens.
@@ -231,15 +233,15 @@ func TestSameTextOnce(t *testing.T) {
 						if i%3 == 0 {
 							time.AfterFunc(10*time.Millisecond, cancel)
 						}
-						mode := []Mode{Sync, Wait}[i%2]
-						res, err := p.Tokens(ctx, Request{Model: "m", Text: text, Mode: mode, Budget: time.Minute})
+						mode := []prompt.Mode{prompt.Sync, prompt.Wait}[i%2]
+						res, err := p.Tokens(ctx, prompt.Request{Model: "m", Text: text, Mode: mode, Budget: time.Minute})
 						if i%3 == 0 {
 							if !errors.Is(err, context.Canceled) {
 								t.Errorf("cancelled: %v", err)
 							}
 							return
 						}
-						want(t, res, err, tokensOf(text), FromTokenizer, true, len(text), "")
+						want(t, res, err, tokensOf(text), prompt.FromTokenizer, true, len(text), "")
 						answers[i] = res
 					})
 				}
@@ -267,18 +269,18 @@ func TestOwnerLeaves(t *testing.T) {
 		f := newFakes(t, "m")
 		f.took = 10 * time.Second
 		p := f.pool(Config{Workers: 1, Queue: 1})
-		if _, err := p.Tokens(t.Context(), Request{Model: "m", Text: "x", Mode: Sync}); err != nil {
+		if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "x", Mode: prompt.Sync}); err != nil {
 			t.Fatal(err)
 		}
 		for _, text := range []string{"in work", "queued"} {
-			_, _ = p.Tokens(t.Context(), Request{Model: "m", Text: text, Mode: Async})
+			_, _ = p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text, Mode: prompt.Async})
 			synctest.Wait()
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			_, err := p.Tokens(ctx, Request{Model: "m", Text: "abc", Mode: Sync})
+			_, err := p.Tokens(ctx, prompt.Request{Model: "m", Text: "abc", Mode: prompt.Sync})
 			if !errors.Is(err, ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("owner: %v", err)
 			}
@@ -286,13 +288,13 @@ func TestOwnerLeaves(t *testing.T) {
 		synctest.Wait()
 		for range 3 {
 			wg.Go(func() {
-				res, err := p.Tokens(t.Context(), Request{Model: "m", Text: "abc", Mode: Sync})
-				want(t, res, err, tokensOf("abc"), FromTokenizer, true, 3, "")
+				res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "abc", Mode: prompt.Sync})
+				want(t, res, err, tokensOf("abc"), prompt.FromTokenizer, true, 3, "")
 			})
 		}
 		wg.Go(func() {
-			res, err := p.Tokens(t.Context(), Request{Model: "m", Text: "abc", Budget: 2 * time.Second})
-			if err != nil || res.Exact || (res.Behind != BehindBusy && res.Behind != BehindBudget) {
+			res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "abc", Budget: 2 * time.Second})
+			if err != nil || res.Exact || (res.Behind != prompt.BehindBusy && res.Behind != prompt.BehindBudget) {
 				t.Errorf("who waits: %+v, %v", res, err)
 			}
 		})
@@ -325,8 +327,8 @@ func TestTexts(t *testing.T) {
 		{"...", nil, ""}, // rightly no tokens of its own
 	} {
 		for _, plain := range []bool{false, true} {
-			for _, mode := range []Mode{Sync, Wait} {
-				res, err := p.Tokens(t.Context(), Request{Model: "m", Text: c.text, Mode: mode, NoSpecialTokens: plain, Budget: time.Minute})
+			for _, mode := range []prompt.Mode{prompt.Sync, prompt.Wait} {
+				res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: c.text, Mode: mode, NoSpecialTokens: plain, Budget: time.Minute})
 				if !errors.Is(err, c.err) || (err != nil && !strings.Contains(err.Error(), c.says)) {
 					t.Errorf("%q: error %v, want %v with %q", c.text, err, c.err, c.says)
 					continue
@@ -344,7 +346,7 @@ func TestTexts(t *testing.T) {
 			}
 		}
 	}
-	if _, err := p.Tokens(t.Context(), Request{Model: "m", Mode: 3}); err == nil {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Mode: 3}); err == nil {
 		t.Error("mode 3 is taken")
 	}
 }
@@ -373,7 +375,7 @@ func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakes(t, "m", "slow")
 		p := f.pool(Config{Workers: 2, Queue: 2})
-		if _, err := p.Tokens(t.Context(), Request{Model: "m", Text: "x", Mode: Sync}); err != nil {
+		if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "x", Mode: prompt.Sync}); err != nil {
 			t.Fatal(err)
 		}
 		f.took, f.slow = time.Minute, time.Hour
@@ -382,7 +384,7 @@ func TestClose(t *testing.T) {
 		for _, model := range []string{"m", "slow"} {
 			for i := range 8 {
 				wg.Go(func() {
-					_, err := p.Tokens(t.Context(), Request{Model: model, Text: fmt.Sprint(i), Mode: Sync})
+					_, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: fmt.Sprint(i), Mode: prompt.Sync})
 					if !errors.Is(err, ErrClosed) {
 						t.Errorf("error %v, want ErrClosed", err)
 					}
@@ -400,8 +402,8 @@ func TestClose(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		for _, mode := range []Mode{Wait, Async, Sync} {
-			if _, err := p.Tokens(t.Context(), Request{Model: "m", Text: "x", Mode: mode}); !errors.Is(err, ErrClosed) {
+		for _, mode := range []prompt.Mode{prompt.Wait, prompt.Async, prompt.Sync} {
+			if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "x", Mode: mode}); !errors.Is(err, ErrClosed) {
 				t.Errorf("after Close: %v", err)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // TestRealOrigins takes a real tokenizer from the hub into the cache, another
@@ -30,24 +31,24 @@ func TestRealOrigins(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = p.Close() }()
-	ask := func(model string, from Source, tokens ...uint32) {
+	ask := func(model string, from prompt.Source, tokens ...uint32) {
 		t.Helper()
 		for p.underWay() > 0 { // or it might find the run before
 			time.Sleep(time.Millisecond)
 		}
-		res, err := p.Tokens(t.Context(), Request{Model: model, Text: "Hello, world", Mode: Sync})
+		res, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: "Hello, world", Mode: prompt.Sync})
 		if err != nil || !res.Exact || res.Source != from || !slices.Equal(res.Tokens, tokens) {
 			t.Errorf("%s: %+v, %v, want %v from %s", model, res, err, tokens, from)
 		}
 	}
-	ask("bert", FromTokenizer, 101, 7592, 1010, 2088, 102)
-	ask("bert", FromPrefixStore, 101, 7592, 1010, 2088, 102)
+	ask("bert", prompt.FromTokenizer, 101, 7592, 1010, 2088, 102)
+	ask("bert", prompt.FromPrefixStore, 101, 7592, 1010, 2088, 102)
 	m := p.Models()
 	if len(m) != 1 || m[0].From != "hub" || m[0].Revision != commit || m[0].Vocabulary != 30522 || m[0].FileBytes != int64(len(bert)) ||
 		m[0].Fingerprint != "3140af3f138a2783" || m[0].LoadTook <= 0 {
 		t.Errorf("models %+v", m)
 	}
-	if _, err := p.Tokens(t.Context(), Request{Model: "none", Text: "x", Mode: Sync}); !errors.Is(err, ErrUnknownModel) {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "none", Text: "x", Mode: prompt.Sync}); !errors.Is(err, ErrUnknownModel) {
 		t.Errorf("unknown model: %v", err)
 	}
 
@@ -56,18 +57,18 @@ func TestRealOrigins(t *testing.T) {
 		"model":{"type":"WordLevel","vocab":{"[UNK]":0,"Hello":1,"world":2},"unk_token":"[UNK]"}}`
 	writeFile(t, words, root, "bert", tokenizerFile)
 	time.Sleep(2 * time.Millisecond)
-	ask("bert", FromTokenizer, 1, 0, 2)
+	ask("bert", prompt.FromTokenizer, 1, 0, 2)
 	writeFile(t, `{"model":`, root, "bert", tokenizerFile)
 	time.Sleep(2 * time.Millisecond)
-	if _, err := p.Tokens(t.Context(), Request{Model: "bert", Text: "Hello, world", Mode: Sync}); !errors.Is(err, ErrLoad) {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "bert", Text: "Hello, world", Mode: prompt.Sync}); !errors.Is(err, ErrLoad) {
 		t.Errorf("half a file: %v", err)
 	}
 	writeFile(t, bert, root, "bert", tokenizerFile)
 	// The same content is the same scope, wherever it lies.
-	if res, err := p.Tokens(t.Context(), Request{Model: "bert", Text: "Hello, world", Mode: Sync}); err != nil || len(res.Tokens) != 5 {
+	if res, err := p.Tokens(t.Context(), prompt.Request{Model: "bert", Text: "Hello, world", Mode: prompt.Sync}); err != nil || len(res.Tokens) != 5 {
 		t.Errorf("repaired: %+v, %v", res, err)
 	}
-	ask("bert", FromPrefixStore, 101, 7592, 1010, 2088, 102)
+	ask("bert", prompt.FromPrefixStore, 101, 7592, 1010, 2088, 102)
 	if got := p.Models(); len(got) != 1 || got[0].From != "directory" {
 		t.Errorf("models %+v", got)
 	}

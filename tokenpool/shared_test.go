@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // mapShared is the plainest Shared.
@@ -64,7 +66,7 @@ func TestShared(t *testing.T) {
 	}
 	tokens := func(p *Pool, text string) []uint32 {
 		t.Helper()
-		res, err := p.Tokens(t.Context(), Request{Model: model, Text: text, Mode: Sync})
+		res, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync})
 		if err != nil || !res.Exact {
 			t.Fatalf("%+v, %v", res, err)
 		}

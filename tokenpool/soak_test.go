@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
-	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // TestSoak has 8 goroutines tokenize texts and chats that are all different, and
@@ -48,9 +48,9 @@ func TestSoak(t *testing.T) {
 					if n%64 == 0 {
 						text = strings.Repeat(text, 40) // some pieces
 					}
-					req := Request{Model: models[n%int64(len(models))].Model, Text: text, Mode: Sync}
+					req := prompt.Request{Model: models[n%int64(len(models))].Model, Text: text, Mode: prompt.Sync}
 					if n%8 == 0 {
-						req = Request{Model: models[0].Model, Mode: Sync, Chat: &chat.Request{Messages: []byte(fmt.Sprintf(`[{"role":"user","content":%q}]`, text))}}
+						req = prompt.Request{Model: models[0].Model, Mode: prompt.Sync, Chat: &prompt.Chat{Messages: []byte(fmt.Sprintf(`[{"role":"user","content":%q}]`, text))}}
 					}
 					if res, err := p.Tokens(t.Context(), req); err != nil || !res.Exact || len(res.Tokens) < 10 {
 						t.Errorf("%+v, %v", res, err)
@@ -86,16 +86,16 @@ func TestTenMegabytes(t *testing.T) {
 	p := realPool(t, Config{MaxTextBytes: 12 << 20})
 	defer func() { _ = p.Close() }()
 	model := "Qwen/Qwen3-8B"
-	if _, err := p.Tokens(t.Context(), Request{Model: model, Text: "a", Mode: Sync}); err != nil {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: "a", Mode: prompt.Sync}); err != nil {
 		t.Fatal(err)
 	}
 	text := benchText(size)
 	before := p.Stats().Runs
-	res, err := p.Tokens(t.Context(), Request{Model: model, Text: text, Budget: time.Millisecond})
-	if err != nil || res.Exact || res.Behind != BehindBudget || p.Stats().Runs != before {
+	res, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: text, Budget: time.Millisecond})
+	if err != nil || res.Exact || res.Behind != prompt.BehindBudget || p.Stats().Runs != before {
 		t.Errorf("a budget of 1 ms: exact %v, behind %q, %v, %d runs ended", res.Exact, res.Behind, err, p.Stats().Runs-before)
 	}
-	res, err = p.Tokens(t.Context(), Request{Model: model, Text: text, Mode: Sync})
+	res, err = p.Tokens(t.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync})
 	if err != nil || !res.Exact {
 		t.Fatalf("exact %v, %v", res.Exact, err)
 	}
@@ -103,7 +103,7 @@ func TestTenMegabytes(t *testing.T) {
 	if err != nil || got != text {
 		t.Errorf("%d tokens give %d bytes of %d, %v", len(res.Tokens), len(got), len(text), err)
 	}
-	if _, err := p.Tokens(t.Context(), Request{Model: model, Text: strings.Repeat(text, 2), Mode: Sync}); !errors.Is(err, ErrTooLong) {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: strings.Repeat(text, 2), Mode: prompt.Sync}); !errors.Is(err, ErrTooLong) {
 		t.Errorf("20 MB: %v", err)
 	}
 }
@@ -137,12 +137,12 @@ func TestLargeTexts(t *testing.T) {
 			if m.Model == "google-bert/bert-base-uncased" || len(text) > mb/2 && m.Model != realModels(t)[0].Model {
 				continue // it takes its time, and has no pieces; the largest texts for one only
 			}
-			got, err := p.Tokens(t.Context(), Request{Model: m.Model, Text: text, Mode: Sync})
+			got, err := p.Tokens(t.Context(), prompt.Request{Model: m.Model, Text: text, Mode: prompt.Sync})
 			if err != nil {
 				t.Errorf("%s, %s: %v", name, m.Model, err)
 				continue
 			}
-			want, err := whole.Tokens(t.Context(), Request{Model: m.Model, Text: text, Mode: Sync})
+			want, err := whole.Tokens(t.Context(), prompt.Request{Model: m.Model, Text: text, Mode: prompt.Sync})
 			if err != nil || !slices.Equal(got.Tokens, want.Tokens) {
 				t.Errorf("%s, %s: %d tokens, %d in one piece, %v", name, m.Model, len(got.Tokens), len(want.Tokens), err)
 			}
@@ -151,7 +151,7 @@ func TestLargeTexts(t *testing.T) {
 	if grown := residentBytes() - before; grown > 1<<30 {
 		t.Errorf("the process has grown by %d MiB", grown>>20)
 	}
-	if _, err := p.Tokens(t.Context(), Request{Model: realModels(t)[0].Model, Text: strings.Repeat("a", 10*mb), Mode: Sync}); !errors.Is(err, ErrTooLong) {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: realModels(t)[0].Model, Text: strings.Repeat("a", 10*mb), Mode: prompt.Sync}); !errors.Is(err, ErrTooLong) {
 		t.Errorf("10 MiB: %v", err)
 	}
 }

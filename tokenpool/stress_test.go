@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // TestStress asks for many texts in all ways at once of a pool in which
@@ -43,11 +45,11 @@ func TestStress(t *testing.T) {
 						if asked.Add(1) == goroutines*requests*3/4 {
 							wg.Go(func() { _ = p.Close() })
 						}
-						req := Request{
+						req := prompt.Request{
 							Model:           models[rnd.IntN(len(models))],
 							Text:            stressText(rnd),
 							NoSpecialTokens: rnd.IntN(2) == 0,
-							Mode:            Mode(rnd.IntN(3)),
+							Mode:            prompt.Mode(rnd.IntN(3)),
 						}
 						ctx, cancel := t.Context(), context.CancelFunc(func() {})
 						switch rnd.IntN(4) {
@@ -113,10 +115,10 @@ func stressText(rnd *rand.Rand) string {
 }
 
 // expected checks that an error is one that may come of the request.
-func expected(t *testing.T, req Request, err error) {
+func expected(t *testing.T, req prompt.Request, err error) {
 	t.Helper()
 	may := []error{ErrClosed, context.Canceled}
-	if req.Mode == Sync {
+	if req.Mode == prompt.Sync {
 		may = append(may, context.DeadlineExceeded)
 	}
 	switch {
@@ -140,7 +142,7 @@ func expected(t *testing.T, req Request, err error) {
 
 // rightTokens checks that tokens are those of one version of the tokenizer, and
 // of the whole text.
-func rightTokens(t *testing.T, req Request, res Result) {
+func rightTokens(t *testing.T, req prompt.Request, res prompt.Result) {
 	t.Helper()
 	for _, content := range []string{"1", "2"} {
 		ids, _ := fakeTokens(req.Text, !req.NoSpecialTokens, content)
@@ -152,9 +154,9 @@ func rightTokens(t *testing.T, req Request, res Result) {
 }
 
 // rightPrefix checks that tokens are a prefix of those of one version.
-func rightPrefix(t *testing.T, req Request, res Result) {
+func rightPrefix(t *testing.T, req prompt.Request, res prompt.Result) {
 	t.Helper()
-	if res.Behind == "" || res.Bytes > len(req.Text) || (len(res.Tokens) == 0) != (res.Source == FromNowhere) {
+	if res.Behind == "" || res.Bytes > len(req.Text) || (len(res.Tokens) == 0) != (res.Source == prompt.FromNowhere) {
 		t.Errorf("%d tokens from %q, %d of %d bytes, behind %q", len(res.Tokens), res.Source, res.Bytes, len(req.Text), res.Behind)
 	}
 	for _, content := range []string{"1", "2"} {

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // tiktokenFile makes a tiktoken file of the vocabulary of a byte-level BPE's
@@ -92,7 +94,7 @@ func TestTiktokenGolden(t *testing.T) {
 		})
 		pools[folder] = p
 		for _, model := range []string{"kimi", "qwen"} {
-			if _, err := p.Tokens(t.Context(), Request{Model: model, Text: "a", Mode: Sync}); err != nil {
+			if _, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: "a", Mode: prompt.Sync}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -113,7 +115,7 @@ func TestTiktokenGolden(t *testing.T) {
 				t.Fatalf("%s: %d lines for %d texts", model, len(lines), len(texts))
 			}
 			for i, text := range texts {
-				res, err := p.Tokens(t.Context(), Request{Model: model, Text: text.Text, Mode: Sync})
+				res, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: text.Text, Mode: prompt.Sync})
 				if err == nil {
 					err = lines[i].check(res.Tokens)
 				}
@@ -266,12 +268,12 @@ func TestSlowOnly(t *testing.T) {
 	}
 	defer func() { _ = p.Close() }()
 	for _, f := range []string{"tokenizer.model", "spiece.model", "vocab.txt", "merges.txt", "glm.tiktoken", "tekken.json"} {
-		_, err := p.Tokens(t.Context(), Request{Model: "slow/" + f, Text: "x", Mode: Sync})
+		_, err := p.Tokens(t.Context(), prompt.Request{Model: "slow/" + f, Text: "x", Mode: prompt.Sync})
 		if !errors.Is(err, ErrUnsupported) || !errors.Is(err, ErrUnknownModel) || !strings.Contains(err.Error(), f) || !strings.Contains(err.Error(), "save_pretrained") {
 			t.Errorf("%s: %v", f, err)
 		}
 	}
-	if _, err := p.Tokens(t.Context(), Request{Model: "empty", Text: "x", Mode: Sync}); errors.Is(err, ErrUnsupported) || !errors.Is(err, ErrUnknownModel) {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "empty", Text: "x", Mode: prompt.Sync}); errors.Is(err, ErrUnsupported) || !errors.Is(err, ErrUnknownModel) {
 		t.Errorf("nothing there: %v", err)
 	}
 	// A hub that says that the model is there.
@@ -295,13 +297,13 @@ func TestHubTiktoken(t *testing.T) {
 	h.files["/kimi/resolve/main/"+configFile] = `{"added_tokens_decoder":{"256":{"content":"[BOS]"}}}`
 	h.files["/page/resolve/main/tiktoken.model"] = "<html>sign in</html>"
 	cfg := HubConfig{CacheDir: t.TempDir()}
-	ask := func(o Origin, model string) (Result, error) {
+	ask := func(o Origin, model string) (prompt.Result, error) {
 		p, err := New(Config{Origin: o})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = p.Close() }()
-		return p.Tokens(t.Context(), Request{Model: model, Text: "[BOS]Hi", Mode: Sync})
+		return p.Tokens(t.Context(), prompt.Request{Model: model, Text: "[BOS]Hi", Mode: prompt.Sync})
 	}
 	want := []uint32{256, 255 - 'H', 255 - 'i'}
 	if res, err := ask(h.client(cfg), "kimi"); err != nil || !slices.Equal(res.Tokens, want) {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // slowBytes is from which length on a chat counts as slow to render, in bytes.
@@ -35,17 +35,17 @@ func (t *turns) of(slow bool) chan struct{} {
 
 // isSlow reports whether a chat may be slow to render: it is long, or its template is
 // not the model's.
-func (c *chatEntry) isSlow(req *chat.Request) bool {
+func (c *chatEntry) isSlow(req *prompt.Chat) bool {
 	return req.Size() > slowBytes || c.renderer.Brings(*req)
 }
 
 // takeTurn waits for a turn. The pool may give up for patience, which is BehindBudget.
-func (p *Pool) takeTurn(ctx context.Context, mode Mode, turn chan<- struct{}, patience <-chan time.Time) (Behind, error) {
+func (p *Pool) takeTurn(ctx context.Context, mode prompt.Mode, turn chan<- struct{}, patience <-chan time.Time) (prompt.Behind, error) {
 	select {
 	case turn <- struct{}{}:
 		return "", nil
 	case <-patience:
-		return BehindBudget, nil
+		return prompt.BehindBudget, nil
 	case <-ctx.Done():
 		return outOfTime(ctx, mode)
 	case <-p.done:
@@ -54,11 +54,11 @@ func (p *Pool) takeTurn(ctx context.Context, mode Mode, turn chan<- struct{}, pa
 }
 
 // outOfTime is what a request ends with whose context has ended.
-func outOfTime(ctx context.Context, mode Mode) (Behind, error) {
-	if err := ctx.Err(); mode == Sync || !errors.Is(err, context.DeadlineExceeded) {
+func outOfTime(ctx context.Context, mode prompt.Mode) (prompt.Behind, error) {
+	if err := ctx.Err(); mode == prompt.Sync || !errors.Is(err, context.DeadlineExceeded) {
 		return "", fmt.Errorf("tokenpool: %w", err)
 	}
-	return BehindBudget, nil
+	return prompt.BehindBudget, nil
 }
 
 // spawn runs f on a goroutine that Close waits for. It reports false after Close.

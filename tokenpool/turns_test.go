@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // poll waits until ok holds.
@@ -35,14 +35,14 @@ func gatedPool(t *testing.T, cfg Config) (p *Pool, begun chan struct{}, gate cha
 		return time.Unix(0, 0)
 	}
 	p = f.pool(cfg)
-	if _, err := p.Tokens(t.Context(), Request{Model: "m", Text: "x", Mode: Sync}); err != nil {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "x", Mode: prompt.Sync}); err != nil {
 		t.Fatal(err)
 	}
 	return p, begun, gate
 }
 
-func asChat(content, template string) *chat.Request {
-	return &chat.Request{Messages: []byte(`[{"role":"user","content":"` + content + `"}]`), ChatTemplate: template}
+func asChat(content, template string) *prompt.Chat {
+	return &prompt.Chat{Messages: []byte(`[{"role":"user","content":"` + content + `"}]`), ChatTemplate: template}
 }
 
 // TestCaseChatsWithoutABound: chats are rendered in turns, which texts and chats that are
@@ -53,12 +53,12 @@ func TestCaseChatsWithoutABound(t *testing.T) {
 
 	var all sync.WaitGroup
 	var exact, behind atomic.Int64
-	ask := func(r Request) {
+	ask := func(r prompt.Request) {
 		all.Go(func() {
 			switch res, err := p.Tokens(t.Context(), r); {
 			case err == nil && res.Exact:
 				exact.Add(1)
-			case err == nil && res.Behind == BehindBudget && res.Source == FromNowhere:
+			case err == nil && res.Behind == prompt.BehindBudget && res.Source == prompt.FromNowhere:
 				behind.Add(1)
 			default:
 				t.Errorf("%+v: %v", res, err)
@@ -67,26 +67,26 @@ func TestCaseChatsWithoutABound(t *testing.T) {
 	}
 	// 200 of which each wants to wait, then 200 that do not.
 	for range 200 {
-		ask(Request{Model: "m", Chat: asChat("x", "{{ messages[0].content }}"), Mode: Sync})
+		ask(prompt.Request{Model: "m", Chat: asChat("x", "{{ messages[0].content }}"), Mode: prompt.Sync})
 	}
 	poll(t, "no chat begins", func() bool { return len(begun) == workers/2 })
 	for range 200 {
-		ask(Request{Model: "m", Chat: asChat("x", "{{ messages[0].content }}"), Budget: time.Millisecond})
+		ask(prompt.Request{Model: "m", Chat: asChat("x", "{{ messages[0].content }}"), Budget: time.Millisecond})
 	}
 	poll(t, "those that do not wait are not answered", func() bool { return behind.Load() == 200 })
 	if n := len(begun); n != workers/2 {
 		t.Errorf("%d chats with templates of their own are rendered at once, want %d", n, workers/2)
 	}
 	// A text needs no turn; long chats wait for the same turns.
-	if res, err := p.Tokens(t.Context(), Request{Model: "m", Text: "another", Mode: Sync}); err != nil || !res.Exact {
+	if res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "another", Mode: prompt.Sync}); err != nil || !res.Exact {
 		t.Errorf("a text: %+v, %v", res, err)
 	}
-	for _, r := range []Request{
+	for _, r := range []prompt.Request{
 		{Model: "m", Chat: asChat(strings.Repeat("y", slowBytes), "")},
 		{Model: "m", Chat: asChat(strings.Repeat("y", slowBytes), ""), Budget: -1},
-		{Model: "m", Chat: asChat(strings.Repeat("y", slowBytes), ""), Mode: Async},
+		{Model: "m", Chat: asChat(strings.Repeat("y", slowBytes), ""), Mode: prompt.Async},
 	} {
-		if res, err := p.Tokens(t.Context(), r); err != nil || res.Behind != BehindBudget {
+		if res, err := p.Tokens(t.Context(), r); err != nil || res.Behind != prompt.BehindBudget {
 			t.Errorf("a long chat: %+v, %v", res, err)
 		}
 	}
@@ -94,18 +94,18 @@ func TestCaseChatsWithoutABound(t *testing.T) {
 		t.Errorf("%d are rendered at once, want %d", n, workers/2)
 	}
 	// A short one of the model's template has turns of its own.
-	ask(Request{Model: "m", Chat: asChat("z", ""), Mode: Sync})
+	ask(prompt.Request{Model: "m", Chat: asChat("z", ""), Mode: prompt.Sync})
 	poll(t, "a short chat does not begin", func() bool { return len(begun) == workers/2+1 })
 
 	// Who leaves while it waits is told why, and is not rendered later.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := p.Tokens(ctx, Request{Model: "m", Chat: asChat("gone", "{{ 1 }}")}); !errors.Is(err, context.Canceled) {
+	if _, err := p.Tokens(ctx, prompt.Request{Model: "m", Chat: asChat("gone", "{{ 1 }}")}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a caller that has left: %v", err)
 	}
 	over, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))
 	defer cancel()
-	if _, err := p.Tokens(over, Request{Model: "m", Chat: asChat("gone", "{{ 1 }}"), Mode: Sync}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := p.Tokens(over, prompt.Request{Model: "m", Chat: asChat("gone", "{{ 1 }}"), Mode: prompt.Sync}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a caller whose time is over: %v", err)
 	}
 	close(gate)
@@ -120,18 +120,18 @@ func TestCaseChatsWithoutABound(t *testing.T) {
 
 // A rendering whose caller has left goes on, and its text is known afterwards.
 func TestRenderingGoesOnBehind(t *testing.T) {
-	for _, mode := range []Mode{Wait, Async} {
+	for _, mode := range []prompt.Mode{prompt.Wait, prompt.Async} {
 		p, begun, gate := gatedPool(t, Config{Budget: time.Millisecond})
 		content := []byte(`[{"role":"user","content":"hello"}]`)
-		res, err := p.Tokens(t.Context(), Request{Model: "m", Chat: &chat.Request{Messages: content}, Mode: mode})
-		if err != nil || res.Behind != BehindBudget {
+		res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Chat: &prompt.Chat{Messages: content}, Mode: mode})
+		if err != nil || res.Behind != prompt.BehindBudget {
 			t.Fatalf("%+v, %v", res, err)
 		}
 		<-begun
 		clear(content) // it is the caller's again
 		close(gate)
 		poll(t, "the text is not tokenized behind", func() bool { return p.n.tokenized.Load() == 2 })
-		res, err = p.Tokens(t.Context(), Request{Model: "m", Chat: asChat("hello", ""), Mode: Sync})
+		res, err = p.Tokens(t.Context(), prompt.Request{Model: "m", Chat: asChat("hello", ""), Mode: prompt.Sync})
 		if err != nil || !res.Exact || res.Bytes != len("1:hello") {
 			t.Errorf("%+v, %v", res, err)
 		}
@@ -147,7 +147,7 @@ func TestCloseWaitsForRenderings(t *testing.T) {
 	failed := make(chan error, 2)
 	for range 2 { // one of them has the turn
 		go func() {
-			_, err := p.Tokens(t.Context(), Request{Model: "m", Chat: asChat("x", "{{ 1 }}"), Mode: Sync})
+			_, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Chat: asChat("x", "{{ 1 }}"), Mode: prompt.Sync})
 			failed <- err
 		}()
 	}
@@ -205,7 +205,7 @@ func TestWorkBytes(t *testing.T) {
 	var all sync.WaitGroup
 	ask := func(text string) {
 		all.Go(func() {
-			if res, err := p.Tokens(t.Context(), Request{Model: "m", Text: text, Mode: Sync}); err != nil || !res.Exact {
+			if res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text, Mode: prompt.Sync}); err != nil || !res.Exact {
 				t.Errorf("%+v, %v", res, err)
 			}
 		})

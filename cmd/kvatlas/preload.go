@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
@@ -90,7 +91,7 @@ func (s *service) loadOne(ctx context.Context, model string, p *preloading) {
 	again := time.NewTicker(preloadAgain)
 	defer again.Stop()
 	for tries := 0; ; tries++ {
-		_, err := s.pool.Tokens(ctx, tokenpool.Request{Model: model, Text: "a", Mode: tokenpool.Sync})
+		_, err := s.pool.Tokens(ctx, prompt.Request{Model: model, Text: "a", Mode: prompt.Sync})
 		switch {
 		case ctx.Err() != nil:
 			return

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
@@ -26,7 +27,7 @@ func TestWhyNotOfABrokenFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = pool.Close() }()
-	_, err = pool.Tokens(t.Context(), tokenpool.Request{Model: "m", Text: "a", Mode: tokenpool.Sync})
+	_, err = pool.Tokens(t.Context(), prompt.Request{Model: "m", Text: "a", Mode: prompt.Sync})
 	if got, want := whyNot(err), "its tokenizer.json is empty: fetch the file again"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

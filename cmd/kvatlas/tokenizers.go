@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/prefixcache"
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
@@ -77,9 +78,9 @@ func (s *service) makeTokenizers() error {
 }
 
 // toolForm is the form of tools: the engine's, but where it is switched off.
-func toolForm(rebuild bool) chat.ToolForm {
+func toolForm(rebuild bool) prompt.ToolForm {
 	if !rebuild {
-		return chat.ToolsAsSent
+		return prompt.ToolsAsSent
 	}
 	return "" // by the engine
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // This file makes a chat completion of a request of Anthropic's messages API, as
@@ -16,7 +18,7 @@ type conversion struct {
 }
 
 // fromMessages converts a request of the messages API.
-func (r *Renderer) fromMessages(spend *budget, req Request) (Request, error) {
+func (r *Renderer) fromMessages(spend *budget, req prompt.Chat) (prompt.Chat, error) {
 	c := &conversion{spend: spend}
 	given, err := array(spend, req.Messages, "messages")
 	if err != nil {
@@ -68,9 +70,9 @@ func (r *Renderer) fromMessages(spend *budget, req Request) (Request, error) {
 	if err != nil {
 		return req, err
 	}
-	return Request{
+	return prompt.Chat{
 		Messages: encodeArray(c.messages), Tools: tools, ChatTemplateKwargs: req.ChatTemplateKwargs,
-		ReasoningEffort: effort, ToolForm: ToolsAsSent, // they have the form that vLLM gives them
+		ReasoningEffort: effort, ToolForm: prompt.ToolsAsSent, // they have the form that vLLM gives them
 	}, nil
 }
 
@@ -78,7 +80,7 @@ func (c *conversion) add(message []member) { c.messages = append(c.messages, enc
 
 // effort is the effort that a request asks for: of output_config, unless it does not
 // want thinking at all.
-func (r *Renderer) effort(spend *budget, req Request) (string, error) {
+func (r *Renderer) effort(spend *budget, req prompt.Chat) (string, error) {
 	config, err := object(spend, req.OutputConfig, "output_config")
 	if err != nil {
 		return "", err

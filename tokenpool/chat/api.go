@@ -4,14 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // completion makes a chat completion of a request of another API.
-func (r *Renderer) completion(ctx context.Context, req Request) (Request, error) {
+func (r *Renderer) completion(ctx context.Context, req prompt.Chat) (prompt.Chat, error) {
 	switch spend := newBudget(ctx, r.opts.Limits); req.API {
-	case APIMessages:
+	case prompt.APIMessages:
 		return r.fromMessages(spend, req)
-	case APIResponses:
+	case prompt.APIResponses:
 		return fromResponses(spend, req)
 	default:
 		return req, nil
@@ -21,22 +23,22 @@ func (r *Renderer) completion(ctx context.Context, req Request) (Request, error)
 // APIOf returns the API that a request is of, as far as its fields say. Chats that
 // would be rendered alike by both are APIChat; the rest is told by what only
 // Anthropic's API has. The JSON of the fields must be valid.
-func APIOf(r *Request) API {
+func APIOf(r *prompt.Chat) prompt.API {
 	switch {
 	case !isNull(r.Input):
-		return APIResponses
+		return prompt.APIResponses
 	case !isNull(r.System), hasInputSchema(r.Tools), hasBlocks(r.Messages):
-		return APIMessages
+		return prompt.APIMessages
 	case (!isNull(r.Thinking) || !isNull(r.OutputConfig)) && !isChat(r):
-		return APIMessages
+		return prompt.APIMessages
 	default:
-		return APIChat
+		return prompt.APIChat
 	}
 }
 
 // isChat reports whether a request has what only a chat completion has: thinking is
 // sent with those, too, and most engines do not look at it.
-func isChat(r *Request) bool {
+func isChat(r *prompt.Chat) bool {
 	if r.AddGenerationPrompt != nil || r.ContinueFinalMessage || r.ChatTemplate != "" || r.ReasoningEffort != "" || !isNull(r.Documents) || !isNull(r.Tools) {
 		return true // tools of Anthropic's have been seen before
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // seen writes out all that a template is given.
@@ -47,8 +49,8 @@ func apiCases(t *testing.T, api string) (out []apiCase) {
 // want is what a template is given by vLLM.
 func (c *apiCase) want(t *testing.T, template string) string {
 	t.Helper()
-	r := newRenderer(t, Files{Template: []byte(template)}, Options{Tools: ToolsAsSent})
-	p, err := r.Render(Request{
+	r := newRenderer(t, Files{Template: []byte(template)}, Options{Tools: prompt.ToolsAsSent})
+	p, err := r.Render(prompt.Chat{
 		Messages: c.Messages, Tools: c.Tools, ReasoningEffort: c.Effort, ChatTemplateKwargs: c.Kwargs, ContinueFinalMessage: c.Continue,
 	})
 	if err != nil {
@@ -64,7 +66,7 @@ func TestCaseToolsThatTheServerRewrites(t *testing.T) {
 		r := newRenderer(t, Files{Template: []byte(template)}, Options{})
 		n := 0
 		for _, c := range apiCases(t, "chat") {
-			var req Request
+			var req prompt.Chat
 			if err := json.Unmarshal([]byte(c.Body), &req); err != nil {
 				t.Fatal(err)
 			}
@@ -88,13 +90,13 @@ func TestCaseToolsThatTheServerRewrites(t *testing.T) {
 
 // TestAPIs has requests of the other APIs rendered as what vLLM makes of them.
 func TestAPIs(t *testing.T) {
-	for _, api := range []API{APIMessages, APIResponses} {
+	for _, api := range []prompt.API{prompt.APIMessages, prompt.APIResponses} {
 		t.Run(string(api), func(t *testing.T) {
 			refused := 0
 			for _, template := range []string{seen, seenParts} {
 				r := newRenderer(t, Files{Template: []byte(template)}, Options{})
 				for _, c := range apiCases(t, string(api)) {
-					var req Request
+					var req prompt.Chat
 					if err := json.Unmarshal([]byte(c.Body), &req); err != nil {
 						t.Fatal(err)
 					}
@@ -129,23 +131,23 @@ func TestAPIs(t *testing.T) {
 // systems in the midst, which only vLLM's route of their own could tell apart.
 func TestAPIOfIsSafe(t *testing.T) {
 	for _, c := range apiCases(t, "chat") {
-		var req Request
+		var req prompt.Chat
 		if err := json.Unmarshal([]byte(c.Body), &req); err != nil {
 			t.Fatal(err)
 		}
-		if api := APIOf(&req); api != APIChat {
+		if api := APIOf(&req); api != prompt.APIChat {
 			t.Errorf("%s is %q", c.Body, api)
 		}
 	}
 	r := newRenderer(t, Files{Template: []byte(seen)}, Options{})
 	alike := 0
 	for _, c := range apiCases(t, "messages") {
-		var req Request
+		var req prompt.Chat
 		if err := json.Unmarshal([]byte(c.Body), &req); err != nil {
 			t.Fatal(err)
 		}
 		odd := strings.Contains(c.Body, `[]`) || strings.Contains(c.Body, `""`) || strings.Contains(c.Body, `"system"`)
-		if c.Err != "" || odd || APIOf(&req) == APIMessages {
+		if c.Err != "" || odd || APIOf(&req) == prompt.APIMessages {
 			continue
 		}
 		p, err := r.Render(req)
@@ -200,28 +202,28 @@ func TestThinkingOff(t *testing.T) {
 
 // TestAPIOf tells requests apart.
 func TestAPIOf(t *testing.T) {
-	for body, want := range map[string]API{
-		`{"messages":[{"role":"user","content":"x"}]}`: APIChat,
-		`{"messages":[{"role":"user","content":[{"type":"text","text":"tool_use"},{"type":"image","image":"u"}]}],"system":null}`:                        APIChat,
-		`{"messages":[{"role":"assistant","content":[{"type":"thinking","thinking":"x"}]}]}`:                                                             APIChat,
-		`{"messages":[{"role":"user","content":"\"tool_use\""}],"tools":[{"type":"function","function":{"name":"f","parameters":{"input_schema":{}}}}]}`: APIChat,
-		`{"messages":[{"role":"user","content":"x"}],"system":"s"}`:                                                                                      APIMessages,
-		`{"messages":[{"role":"user","content":"x"}],"tools":[{"name":"f","input_schema":{}}]}`:                                                          APIMessages,
-		`{"messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"x"}]}]}`:                                                            APIMessages,
-		`{"messages":[{"role":"assistant","content":[{"type":"thinking","thinking":"x","signature":"s"}]}]}`:                                             APIMessages,
-		`{"messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"u"}}]}]}`:                                                  APIMessages,
-		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"}}`:                                                                    APIMessages,
-		`{"messages":[{"role":"user","content":"x"}],"output_config":{"effort":"low"}}`:                                                                  APIMessages,
-		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},"reasoning_effort":"low"}`:                                           APIChat,
-		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"enabled"},"tools":[{"type":"function","function":{"name":"f"}}]}`:               APIChat,
-		`{"messages":[{"role":"user","content":"x"},{"role":"tool","tool_call_id":"c","content":"x"}],"thinking":{"type":"enabled"}}`:                    APIChat,
-		`{"messages":[{"role":"developer","content":"x"}],"thinking":{"type":"enabled"}}`:                                                                APIChat,
-		`{"messages":[{"role":"assistant","tool_calls":[]}],"thinking":{"type":"enabled"}}`:                                                              APIChat,
-		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},"tools":[]}`:                                                         APIChat,
-		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},"tools":[{"name":"f","input_schema":{}}]}`:                           APIMessages,
-		`{"input":"x"}`: APIResponses, `{"input":[]}`: APIResponses,
+	for body, want := range map[string]prompt.API{
+		`{"messages":[{"role":"user","content":"x"}]}`: prompt.APIChat,
+		`{"messages":[{"role":"user","content":[{"type":"text","text":"tool_use"},{"type":"image","image":"u"}]}],"system":null}`:                        prompt.APIChat,
+		`{"messages":[{"role":"assistant","content":[{"type":"thinking","thinking":"x"}]}]}`:                                                             prompt.APIChat,
+		`{"messages":[{"role":"user","content":"\"tool_use\""}],"tools":[{"type":"function","function":{"name":"f","parameters":{"input_schema":{}}}}]}`: prompt.APIChat,
+		`{"messages":[{"role":"user","content":"x"}],"system":"s"}`:                                                                                      prompt.APIMessages,
+		`{"messages":[{"role":"user","content":"x"}],"tools":[{"name":"f","input_schema":{}}]}`:                                                          prompt.APIMessages,
+		`{"messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"x"}]}]}`:                                                            prompt.APIMessages,
+		`{"messages":[{"role":"assistant","content":[{"type":"thinking","thinking":"x","signature":"s"}]}]}`:                                             prompt.APIMessages,
+		`{"messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"u"}}]}]}`:                                                  prompt.APIMessages,
+		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"}}`:                                                                    prompt.APIMessages,
+		`{"messages":[{"role":"user","content":"x"}],"output_config":{"effort":"low"}}`:                                                                  prompt.APIMessages,
+		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},"reasoning_effort":"low"}`:                                           prompt.APIChat,
+		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"enabled"},"tools":[{"type":"function","function":{"name":"f"}}]}`:               prompt.APIChat,
+		`{"messages":[{"role":"user","content":"x"},{"role":"tool","tool_call_id":"c","content":"x"}],"thinking":{"type":"enabled"}}`:                    prompt.APIChat,
+		`{"messages":[{"role":"developer","content":"x"}],"thinking":{"type":"enabled"}}`:                                                                prompt.APIChat,
+		`{"messages":[{"role":"assistant","tool_calls":[]}],"thinking":{"type":"enabled"}}`:                                                              prompt.APIChat,
+		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},"tools":[]}`:                                                         prompt.APIChat,
+		`{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"},"tools":[{"name":"f","input_schema":{}}]}`:                           prompt.APIMessages,
+		`{"input":"x"}`: prompt.APIResponses, `{"input":[]}`: prompt.APIResponses,
 	} {
-		var req Request
+		var req prompt.Chat
 		if err := json.Unmarshal([]byte(body), &req); err != nil {
 			t.Fatal(err)
 		}
@@ -256,12 +258,12 @@ func TestAPIErrors(t *testing.T) {
 		`{"input":[{"type":"reasoning","summary":[],"encrypted_content":"x"}]}`:    "input[0]: encrypted",
 		`{"input":[{"role":"user","content":"` + strings.Repeat(" ", 3) + `"},7]}`: "input: element 1",
 	} {
-		var req Request
+		var req prompt.Chat
 		if err := json.Unmarshal([]byte(body), &req); err != nil {
 			t.Fatal(err)
 		}
-		if req.API = APIMessages; req.Input != nil {
-			req.API = APIResponses
+		if req.API = prompt.APIMessages; req.Input != nil {
+			req.API = prompt.APIResponses
 		}
 		if _, err := r.Render(req); !errors.Is(err, ErrRequest) || !strings.Contains(fmt.Sprint(err), ErrRequest.Error()+": "+want) {
 			t.Errorf("%s: %v, want %s", body, err, want)

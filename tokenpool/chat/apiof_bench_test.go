@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // BenchmarkAPIOf tells requests of 4 MiB apart: of texts, and of as many blocks as fit.
@@ -18,7 +20,7 @@ func BenchmarkAPIOf(b *testing.B) {
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if !json.Valid(body) || APIOf(&Request{Messages: body}) != APIChat {
+				if !json.Valid(body) || APIOf(&prompt.Chat{Messages: body}) != prompt.APIChat {
 					b.Fatal("it is a chat")
 				}
 			}

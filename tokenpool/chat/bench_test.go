@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // conversation returns a context of n messages, of some 400 bytes each.
@@ -50,7 +52,7 @@ func BenchmarkRender(b *testing.B) {
 func BenchmarkRequest(b *testing.B) {
 	r := newRenderer(b, Files{Template: []byte(source(b, "npm/qwen3"))}, Options{})
 	for _, n := range []int{2, 40} {
-		req := Request{Messages: []byte(turns(n))}
+		req := prompt.Chat{Messages: []byte(turns(n))}
 		b.Run(fmt.Sprintf("messages=%d", n), func(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(req.Messages)))

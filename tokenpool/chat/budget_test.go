@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // many is n times s in an array.
@@ -32,43 +34,43 @@ func TestLimitsOfRequests(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name  string
-		make  func(n int) Request
+		make  func(n int) prompt.Chat
 		most  int
 		where string
 		in    *Renderer
 	}{
-		{"messages", func(n int) Request { return Request{Messages: []byte(many(n, `{"role":"user"}`))} }, 10, "messages: ", r},
-		{"parts", func(n int) Request {
-			return Request{Messages: []byte(`[{"role":"user","content":` + many(n, `""`) + `}]`)}
+		{"messages", func(n int) prompt.Chat { return prompt.Chat{Messages: []byte(many(n, `{"role":"user"}`))} }, 10, "messages: ", r},
+		{"parts", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(`[{"role":"user","content":` + many(n, `""`) + `}]`)}
 		}, 9, "messages[0].content: ", r},
-		{"parts for transformers", func(n int) Request {
-			return Request{Messages: []byte(`[{"role":"user","content":` + many(n, `""`) + `}]`)}
+		{"parts for transformers", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(`[{"role":"user","content":` + many(n, `""`) + `}]`)}
 		}, 9, "messages[0].content: ", hf},
-		{"calls", func(n int) Request {
-			return Request{Messages: []byte(calls(many(n, fmt.Sprintf(call, `"{}"`))))}
+		{"calls", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(calls(many(n, fmt.Sprintf(call, `"{}"`))))}
 		}, 9, "messages[0].tool_calls: ", r},
-		{"tools", func(n int) Request { return Request{Messages: []byte(one), Tools: []byte(many(n, `{}`))} }, 9, "tools: ", r},
-		{"documents", func(n int) Request { return Request{Messages: []byte(one), Documents: []byte(many(n, `{}`))} }, 9, "documents: ", r},
+		{"tools", func(n int) prompt.Chat { return prompt.Chat{Messages: []byte(one), Tools: []byte(many(n, `{}`))} }, 9, "tools: ", r},
+		{"documents", func(n int) prompt.Chat { return prompt.Chat{Messages: []byte(one), Documents: []byte(many(n, `{}`))} }, 9, "documents: ", r},
 		// [, {, two strings; [, {, {, [
-		{"values", func(n int) Request {
-			return Request{Messages: []byte(one), Tools: []byte(`[{"parameters":{"a":` + many(n, `0`) + `}}]`)}
+		{"values", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(one), Tools: []byte(`[{"parameters":{"a":` + many(n, `0`) + `}}]`)}
 		}, 92, "tools: ", r},
 		// The call has an id, a type, a name, and arguments: a string, and then an
 		// object and an array.
-		{"values of arguments", func(n int) Request {
-			return Request{Messages: []byte(calls(many(1, fmt.Sprintf(call, `"{\"a\":`+many(n, `0`)+`}"`))))}
+		{"values of arguments", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(calls(many(1, fmt.Sprintf(call, `"{\"a\":`+many(n, `0`)+`}"`))))}
 		}, 100 - 12, "messages[0].tool_calls[0]: ", r},
-		{"values of kwargs", func(n int) Request {
-			return Request{Messages: []byte(one), ChatTemplateKwargs: []byte(`{"a":` + many(n, `0`) + `}`)}
+		{"values of kwargs", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(one), ChatTemplateKwargs: []byte(`{"a":` + many(n, `0`) + `}`)}
 		}, 94, "chat_template_kwargs: ", r},
-		{"kwargs", func(n int) Request {
-			return Request{Messages: []byte(one), ChatTemplateKwargs: []byte(kwargs(n))}
+		{"kwargs", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(one), ChatTemplateKwargs: []byte(kwargs(n))}
 		}, maxKwargs, "chat_template_kwargs: ", newRenderer(t, Files{Template: []byte("x")}, Options{})},
-		{"defaults: items", func(n int) Request {
-			return Request{Messages: []byte(`[{"role":"user","content":` + many(n, `""`) + `}]`)}
+		{"defaults: items", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(`[{"role":"user","content":` + many(n, `""`) + `}]`)}
 		}, defaultItems - 1, "messages[0].content: ", newRenderer(t, Files{Template: []byte("x")}, Options{})},
-		{"defaults: values", func(n int) Request {
-			return Request{Messages: []byte(one), Tools: []byte(`[{"a":` + many(n, `0`) + `}]`)}
+		{"defaults: values", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(one), Tools: []byte(`[{"a":` + many(n, `0`) + `}]`)}
 		}, defaultValues - 7, "tools: ", newRenderer(t, Files{Template: []byte("x")}, Options{})},
 	} {
 		if _, err := c.in.Render(c.make(c.most)); err != nil {
@@ -87,22 +89,24 @@ func TestDeep(t *testing.T) {
 	r := newRenderer(t, Files{Template: []byte(`{{ messages[0].tool_calls|tojson if messages[0].tool_calls }}{{ tools|tojson }}`)}, Options{})
 	for _, c := range []struct {
 		name  string
-		make  func(n int) Request
+		make  func(n int) prompt.Chat
 		most  int
 		where string
 	}{
-		{"tools", func(n int) Request { return Request{Messages: []byte(one), Tools: []byte(`[{"a":` + deep(n) + `}]`)} }, 197, "tools: "},
-		{"documents", func(n int) Request {
-			return Request{Messages: []byte(one), Documents: []byte(`[{"a":` + deep(n) + `}]`)}
+		{"tools", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(one), Tools: []byte(`[{"a":` + deep(n) + `}]`)}
+		}, 197, "tools: "},
+		{"documents", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(one), Documents: []byte(`[{"a":` + deep(n) + `}]`)}
 		}, 197, "documents: "},
-		{"kwargs", func(n int) Request {
-			return Request{Messages: []byte(one), ChatTemplateKwargs: []byte(`{"a":` + deep(n) + `}`)}
+		{"kwargs", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(one), ChatTemplateKwargs: []byte(`{"a":` + deep(n) + `}`)}
 		}, 198, "chat_template_kwargs: "},
-		{"arguments", func(n int) Request {
-			return Request{Messages: []byte(`[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":{"a":` + deep(n) + `}}}]}]`)}
+		{"arguments", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(`[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":{"a":` + deep(n) + `}}}]}]`)}
 		}, 193, "messages: "},
-		{"arguments in a string", func(n int) Request {
-			return Request{Messages: []byte(`[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{\"a\":` + deep(n) + `}"}}]}]`)}
+		{"arguments in a string", func(n int) prompt.Chat {
+			return prompt.Chat{Messages: []byte(`[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{\"a\":` + deep(n) + `}"}}]}]`)}
 		}, 193, "messages[0].tool_calls[0]: "},
 	} {
 		if _, err := r.Render(c.make(c.most)); err != nil {
@@ -113,7 +117,7 @@ func TestDeep(t *testing.T) {
 		}
 	}
 	// What else the library does not read.
-	_, err := r.Render(Request{Messages: []byte(one), Tools: []byte(`[{"a":"\ud800"}]`)})
+	_, err := r.Render(prompt.Chat{Messages: []byte(one), Tools: []byte(`[{"a":"\ud800"}]`)})
 	if !errors.Is(err, ErrRequest) || !strings.Contains(err.Error(), ErrRequest.Error()+": tools: ") {
 		t.Errorf("half of a surrogate pair: %v", err)
 	}
@@ -168,7 +172,7 @@ func (e *ends) Err() error {
 // TestContext ends the caller's time at each place where it is looked at.
 func TestContext(t *testing.T) {
 	r := newRenderer(t, Files{Template: []byte("{{ messages|length }}")}, Options{})
-	req := Request{
+	req := prompt.Chat{
 		Messages: []byte(strings.TrimSuffix(many(2*checkEvery, `{"role":"user","content":"x"}`), "]") +
 			`,{"role":"user","content":` + many(2*checkEvery, `{"type":"image"}`) + `}]`),
 		Tools: []byte(`[{}]`),
@@ -203,7 +207,7 @@ func TestManyKeys(t *testing.T) {
 	}
 	for _, engine := range []Engine{EngineVLLM, EngineTransformers} {
 		r := newRenderer(t, Files{Template: []byte("x")}, Options{Engine: engine})
-		if _, err := r.Render(Request{Messages: []byte(`[{"role":"user","content":"x","thinking":"t"` + b.String() + `}]`)}); err != nil {
+		if _, err := r.Render(prompt.Chat{Messages: []byte(`[{"role":"user","content":"x","thinking":"t"` + b.String() + `}]`)}); err != nil {
 			t.Error(err)
 		}
 	}

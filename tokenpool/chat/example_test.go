@@ -3,6 +3,7 @@ package chat_test
 import (
 	"fmt"
 
+	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
@@ -15,7 +16,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	p, err := r.Render(chat.Request{Messages: []byte(`[{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]`)})
+	p, err := r.Render(prompt.Chat{Messages: []byte(`[{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]`)})
 	if err != nil {
 		fmt.Println(err)
 		return

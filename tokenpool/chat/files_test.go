@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // say is a template that says which one it is.
@@ -58,7 +60,7 @@ func TestChoice(t *testing.T) {
 		{"none, one of the request", Files{}, say("X"), "", "X"},
 	} {
 		r := newRenderer(t, c.files, Options{})
-		p, err := r.Render(Request{Messages: []byte(`[{"role":"user","content":"x"}]`), Tools: []byte(c.tools), ChatTemplate: c.given})
+		p, err := r.Render(prompt.Chat{Messages: []byte(`[{"role":"user","content":"x"}]`), Tools: []byte(c.tools), ChatTemplate: c.given})
 		switch {
 		case err != nil && (!errors.Is(err, ErrNoTemplate) || !strings.Contains(err.Error(), c.want)):
 			t.Errorf("%s: %v, want %s", c.name, err, c.want)
@@ -74,10 +76,10 @@ func TestChoice(t *testing.T) {
 func TestOwnTemplatesOnly(t *testing.T) {
 	r := newRenderer(t, Files{Config: []byte(`{"chat_template":[{"name":"a","template":"A"}]}`)}, Options{OwnTemplatesOnly: true})
 	messages := []byte(`[{"role":"user","content":"x"}]`)
-	if _, err := r.Render(Request{Messages: messages, ChatTemplate: say("X")}); !errors.Is(err, ErrRequest) {
+	if _, err := r.Render(prompt.Chat{Messages: messages, ChatTemplate: say("X")}); !errors.Is(err, ErrRequest) {
 		t.Errorf("a template of the request: %v", err)
 	}
-	if p, err := r.Render(Request{Messages: messages, ChatTemplate: "a"}); err != nil || p.Text != "A" {
+	if p, err := r.Render(prompt.Chat{Messages: messages, ChatTemplate: "a"}); err != nil || p.Text != "A" {
 		t.Errorf("a name: %q, %v", p.Text, err)
 	}
 }
@@ -95,7 +97,7 @@ func TestSpecialTokens(t *testing.T) {
 		if c.special != "" {
 			f.SpecialTokens = []byte(c.special)
 		}
-		p, err := newRenderer(t, f, Options{}).Render(Request{Messages: []byte(`[{"role":"user"}]`), ChatTemplateKwargs: []byte(c.kwargs)})
+		p, err := newRenderer(t, f, Options{}).Render(prompt.Chat{Messages: []byte(`[{"role":"user"}]`), ChatTemplateKwargs: []byte(c.kwargs)})
 		if err != nil || p.Text != c.want {
 			t.Errorf("%s: %q, %v, want %q", c.name, p.Text, err, c.want)
 		}
@@ -122,11 +124,11 @@ func TestMalformedFiles(t *testing.T) {
 	r := newRenderer(t, Files{Config: []byte(`{"chat_template":[{"name":"default","template":"{% if %}"},{"name":"tool_use","template":"T"}]}`)}, Options{})
 	messages := []byte(`[{"role":"user","content":"x"}]`)
 	for range 2 {
-		if _, err := r.Render(Request{Messages: messages}); !errors.Is(err, ErrCompile) {
+		if _, err := r.Render(prompt.Chat{Messages: messages}); !errors.Is(err, ErrCompile) {
 			t.Errorf("a template that does not compile: %v", err)
 		}
 	}
-	if _, err := r.Render(Request{Messages: messages, Tools: []byte(`[]`)}); err != nil {
+	if _, err := r.Render(prompt.Chat{Messages: messages, Tools: []byte(`[]`)}); err != nil {
 		t.Errorf("another one: %v", err)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // Templates of requests have a tenth of the fuel of the model's, however long the
@@ -20,15 +22,15 @@ func TestFuelOfGivenTemplates(t *testing.T) {
 		t.Fatal(err)
 	}
 	messages := []byte(`[{"role":"user","content":"hi"}]`)
-	if _, err := own.Render(Request{Messages: messages}); err != nil {
+	if _, err := own.Render(prompt.Chat{Messages: messages}); err != nil {
 		t.Errorf("the model's template: %v", err)
 	}
 	for _, template := range []string{hostile, loop(90_000)} {
-		if _, err := own.Render(Request{Messages: messages, ChatTemplate: template}); !errors.Is(err, ErrLimit) {
+		if _, err := own.Render(prompt.Chat{Messages: messages, ChatTemplate: template}); !errors.Is(err, ErrLimit) {
 			t.Errorf("the request's: %v, want %v", err, ErrLimit)
 		}
 	}
-	if out, err := own.Render(Request{Messages: messages, ChatTemplate: loop(9_000)}); err != nil || out.Text != "user" {
+	if out, err := own.Render(prompt.Chat{Messages: messages, ChatTemplate: loop(9_000)}); err != nil || out.Text != "user" {
 		t.Errorf("a short one of the request's: %q, %v", out.Text, err)
 	}
 	if l := (Limits{}).given(1 << 30); l.Fuel != maxGivenFuel {
@@ -92,7 +94,7 @@ func TestTemplatesAtOnce(t *testing.T) {
 			for i := range 100 {
 				word := fmt.Sprint((i + g) % 20)
 				template := word + strings.Repeat(" ", maxKeptSource-2) + "{{ messages[0].content }}"
-				out, err := r.Render(Request{Messages: []byte(`[{"role":"user","content":"hi"}]`), ChatTemplate: template})
+				out, err := r.Render(prompt.Chat{Messages: []byte(`[{"role":"user","content":"hi"}]`), ChatTemplate: template})
 				if err != nil || !strings.HasPrefix(out.Text, word) {
 					t.Errorf("%.20q, %v", out.Text, err)
 				}

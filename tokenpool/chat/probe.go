@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"time"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // Some of what vLLM's messages API does depends on what the model's template does.
@@ -41,7 +43,7 @@ func (r *Renderer) probeSystems() bool {
 // the template refuses none or takes it for another effort.
 func (r *Renderer) probeThinking() string {
 	render := func(effort string) (string, error) {
-		p, err := r.Render(Request{Messages: json.RawMessage(`[{"role":"user","content":"Hi"}]`), ReasoningEffort: effort})
+		p, err := r.Render(prompt.Chat{Messages: json.RawMessage(`[{"role":"user","content":"Hi"}]`), ReasoningEffort: effort})
 		return p.Text, err
 	}
 	none, err := render("none")

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // Options are how the chats of a model are rendered. The zero value is vLLM with
@@ -29,7 +31,7 @@ type Options struct {
 	// Tools says in which form tools and tool calls reach the template. Default:
 	// as the engine's HTTP server passes them on, which is ToolsRebuilt for
 	// EngineVLLM and ToolsAsSent for EngineTransformers.
-	Tools ToolForm
+	Tools prompt.ToolForm
 	// Limits bound each rendering.
 	Limits Limits
 	// Given compiles and keeps the templates of requests. Default: a Templates of
@@ -72,12 +74,12 @@ func NewRenderer(files Files, opts Options) (*Renderer, error) {
 		return nil, bad("options", "unknown content format %q", opts.Format)
 	}
 	if opts.Tools == "" {
-		opts.Tools = ToolsAsSent
+		opts.Tools = prompt.ToolsAsSent
 		if opts.Engine == EngineVLLM {
-			opts.Tools = ToolsRebuilt
+			opts.Tools = prompt.ToolsRebuilt
 		}
 	}
-	if opts.Tools != ToolsAsSent && opts.Tools != ToolsRebuilt {
+	if opts.Tools != prompt.ToolsAsSent && opts.Tools != prompt.ToolsRebuilt {
 		return nil, bad("options", "unknown form of tools %q", opts.Tools)
 	}
 	if opts.Now == nil {
@@ -127,14 +129,14 @@ func (r *Renderer) HasTemplate(tools bool) bool {
 }
 
 // Render renders a request. The errors are those of this package's list.
-func (r *Renderer) Render(req Request) (Prompt, error) {
+func (r *Renderer) Render(req prompt.Chat) (Prompt, error) {
 	return r.RenderContext(context.Background(), req)
 }
 
 // RenderContext is Render for a caller whose time may end, which is then the error:
 // it is looked at while messages are prepared, and before the template runs, but not
 // while it does.
-func (r *Renderer) RenderContext(ctx context.Context, req Request) (Prompt, error) {
+func (r *Renderer) RenderContext(ctx context.Context, req prompt.Chat) (Prompt, error) {
 	now := r.opts.Now()
 	req, err := r.completion(ctx, req)
 	if err != nil {
@@ -153,7 +155,7 @@ func (r *Renderer) RenderContext(ctx context.Context, req Request) (Prompt, erro
 	return out, nil
 }
 
-func (r *Renderer) render(ctx context.Context, req Request, now time.Time) (prepared, string, error) {
+func (r *Renderer) render(ctx context.Context, req prompt.Chat, now time.Time) (prepared, string, error) {
 	spend := newBudget(ctx, r.opts.Limits)
 	c, err := r.prepare(spend, req)
 	defer r.giveBack(c.given)
@@ -179,7 +181,7 @@ func (r *Renderer) render(ctx context.Context, req Request, now time.Time) (prep
 
 // blame names the field that the library refuses to read, such as one with half of a
 // surrogate pair; it has seen all of them as one text.
-func blame(req Request, err error) error {
+func blame(req prompt.Chat, err error) error {
 	empty, cerr := Compile("")
 	if cerr != nil {
 		return err
@@ -215,7 +217,7 @@ const other = "\uf8d7kvatlas"
 // sure returns how much of text stands before the content of message i. Only the
 // template knows, and it is asked by rendering the chat once more with another
 // content there. Where that fails nothing is sure.
-func (r *Renderer) sure(ctx context.Context, req Request, i int, text string, now time.Time) (int, error) {
+func (r *Renderer) sure(ctx context.Context, req prompt.Chat, i int, text string, now time.Time) (int, error) {
 	messages := elements(req.Messages)
 	messages[i] = encodeObject(put(members(messages[i]), "content", quote(other)))
 	req.Messages = encodeArray(messages)
@@ -238,7 +240,7 @@ func (r *Renderer) sure(ctx context.Context, req Request, i int, text string, no
 
 // Brings reports whether the request brings a template, and not the name of one of
 // the model's.
-func (r *Renderer) Brings(req Request) bool {
+func (r *Renderer) Brings(req prompt.Chat) bool {
 	_, own, err := r.templates.choose(req.ChatTemplate, !isNull(req.Tools))
 	return err == nil && !own
 }
@@ -246,7 +248,7 @@ func (r *Renderer) Brings(req Request) bool {
 // Prepare returns the template that Render would render for the request, and
 // the context that it would give to it. A template that the request brought stays in
 // memory until the collector finds that nothing refers to it.
-func (r *Renderer) Prepare(req Request) (*Template, json.RawMessage, error) {
+func (r *Renderer) Prepare(req prompt.Chat) (*Template, json.RawMessage, error) {
 	req, err := r.completion(context.Background(), req)
 	if err != nil {
 		return nil, nil, err
@@ -266,7 +268,7 @@ type prepared struct {
 	mediaAt  int      // the first message that has any
 }
 
-func (r *Renderer) prepare(spend *budget, req Request) (prepared, error) {
+func (r *Renderer) prepare(spend *budget, req prompt.Chat) (prepared, error) {
 	none := prepared{}
 	messages, err := array(spend, req.Messages, "messages")
 	if err != nil {
@@ -306,7 +308,7 @@ func (r *Renderer) prepare(spend *budget, req Request) (prepared, error) {
 		return none, err
 	}
 	none.given = given
-	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: cmp.Or(req.ToolForm, r.opts.Tools) == ToolsRebuilt, spend: spend}
+	p := preparer{engine: r.opts.Engine, format: cmp.Or(r.opts.Format, t.Format()), rebuild: cmp.Or(req.ToolForm, r.opts.Tools) == prompt.ToolsRebuilt, spend: spend}
 	conversation := make([][]member, len(messages))
 	mediaAt := 0
 	for i, m := range messages {

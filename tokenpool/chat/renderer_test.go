@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 func fixed() time.Time { return noon }
@@ -65,7 +67,7 @@ func TestMessages(t *testing.T) {
 			if want == "" {
 				want = c.asText
 			}
-			p, err := newRenderer(t, Files{Template: []byte(tmpl)}, Options{Tools: ToolsAsSent}).Render(Request{Messages: []byte(c.messages)})
+			p, err := newRenderer(t, Files{Template: []byte(tmpl)}, Options{Tools: prompt.ToolsAsSent}).Render(prompt.Chat{Messages: []byte(c.messages)})
 			if err != nil || p.Text != want {
 				t.Errorf("%s:\n got  %s, %v\n want %s", c.name, p.Text, err, want)
 			}
@@ -75,7 +77,7 @@ func TestMessages(t *testing.T) {
 
 // TestDeveloper leaves developers to a template that knows them.
 func TestDeveloper(t *testing.T) {
-	p, err := newRenderer(t, Files{Template: []byte(echo + `{% if false == "developer" %}{% endif %}`)}, Options{}).Render(Request{Messages: []byte(`[{"role":"developer","content":"d","tools":[{"a":1}]}]`)})
+	p, err := newRenderer(t, Files{Template: []byte(echo + `{% if false == "developer" %}{% endif %}`)}, Options{}).Render(prompt.Chat{Messages: []byte(`[{"role":"developer","content":"d","tools":[{"a":1}]}]`)})
 	if want := `[{"role": "developer", "content": "d", "tools": [{"a": 1}]}]`; err != nil || p.Text != want {
 		t.Errorf("%q, %v, want %q", p.Text, err, want)
 	}
@@ -83,7 +85,7 @@ func TestDeveloper(t *testing.T) {
 
 func TestTransformersMessages(t *testing.T) {
 	r := newRenderer(t, Files{Template: []byte(echoParts)}, Options{Engine: EngineTransformers})
-	p, err := r.Render(Request{Messages: []byte(`[{"role":"developer","content":null,"x":1,"reasoning":"r"},{"tool_calls":[{"function":{"arguments":"{}"}}],"role":"assistant"}]`)})
+	p, err := r.Render(prompt.Chat{Messages: []byte(`[{"role":"developer","content":null,"x":1,"reasoning":"r"},{"tool_calls":[{"function":{"arguments":"{}"}}],"role":"assistant"}]`)})
 	want := `[{"thinking": "r", "role": "developer", "x": 1, "reasoning": "r", "reasoning_content": "r"}, {"tool_calls": [{"function": {"arguments": "{}"}}], "role": "assistant"}]`
 	if err != nil || p.Text != want {
 		t.Errorf("%s, %v, want %s", p.Text, err, want)
@@ -94,7 +96,7 @@ func TestTransformersMessages(t *testing.T) {
 // make of tools and calls.
 func TestRebuildTools(t *testing.T) {
 	r := newRenderer(t, Files{Template: []byte(`{{ tools|tojson }}{{ messages[1].tool_calls|tojson }}`)}, Options{})
-	p, err := r.Render(Request{
+	p, err := r.Render(prompt.Chat{
 		Messages: []byte(`[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[{"id":"1","type":"function","x":1,"function":{"name":"f","arguments":"{\"b\":1,\"a\":2}"}}]}]`),
 		Tools:    []byte(`[{"function":{"parameters":{"z":1,"a":2},"x":1,"name":"f"},"x":1,"type":"function"},{"type":"function","function":{"name":"g","description":"d","strict":true}}]`),
 	})
@@ -111,18 +113,18 @@ func TestVariables(t *testing.T) {
 	yes, no := true, false
 	for _, c := range []struct {
 		name string
-		req  Request
+		req  prompt.Chat
 		want string
 	}{
-		{"defaults", Request{}, "True,True,True,,,1,"},
-		{"no generation prompt", Request{AddGenerationPrompt: &no}, "False,True,True,,,1,"},
-		{"the field goes before the kwargs", Request{AddGenerationPrompt: &yes, ChatTemplateKwargs: []byte(`{"add_generation_prompt":false}`)}, "True,True,True,,,1,"},
-		{"empty lists", Request{Tools: []byte(`[]`), Documents: []byte(`[]`)}, "True,False,False,,,1,"},
-		{"kwargs before the defaults", Request{ChatTemplateKwargs: []byte(`{"x":2.0,"y":"z"}`)}, "True,True,True,,,2.0,z"},
-		{"null and auto are not said", Request{ChatTemplateKwargs: []byte(`{"x":null,"y":"auto"}`)}, "True,True,True,,,1,"},
-		{"effort", Request{ReasoningEffort: "low"}, "True,True,True,True,low,1,"},
-		{"no effort", Request{ReasoningEffort: "none"}, "True,True,True,False,none,1,"},
-		{"effort and thinking", Request{ReasoningEffort: "low", ChatTemplateKwargs: []byte(`{"enable_thinking":false}`)}, "True,True,True,False,low,1,"},
+		{"defaults", prompt.Chat{}, "True,True,True,,,1,"},
+		{"no generation prompt", prompt.Chat{AddGenerationPrompt: &no}, "False,True,True,,,1,"},
+		{"the field goes before the kwargs", prompt.Chat{AddGenerationPrompt: &yes, ChatTemplateKwargs: []byte(`{"add_generation_prompt":false}`)}, "True,True,True,,,1,"},
+		{"empty lists", prompt.Chat{Tools: []byte(`[]`), Documents: []byte(`[]`)}, "True,False,False,,,1,"},
+		{"kwargs before the defaults", prompt.Chat{ChatTemplateKwargs: []byte(`{"x":2.0,"y":"z"}`)}, "True,True,True,,,2.0,z"},
+		{"null and auto are not said", prompt.Chat{ChatTemplateKwargs: []byte(`{"x":null,"y":"auto"}`)}, "True,True,True,,,1,"},
+		{"effort", prompt.Chat{ReasoningEffort: "low"}, "True,True,True,True,low,1,"},
+		{"no effort", prompt.Chat{ReasoningEffort: "none"}, "True,True,True,False,none,1,"},
+		{"effort and thinking", prompt.Chat{ReasoningEffort: "low", ChatTemplateKwargs: []byte(`{"enable_thinking":false}`)}, "True,True,True,False,low,1,"},
 	} {
 		c.req.Messages = []byte(`[{"role":"user","content":"x"}]`)
 		p, err := newRenderer(t, Files{Template: []byte(tmpl)}, Options{DefaultKwargs: []byte(`{"x":1}`)}).Render(c.req)
@@ -133,7 +135,7 @@ func TestVariables(t *testing.T) {
 }
 
 func TestMedia(t *testing.T) {
-	p, err := newRenderer(t, Files{Template: []byte(echo)}, Options{}).Render(Request{Messages: []byte(`[{"role":"user","content":[{"type":"video_url","video_url":{"url":"u"}},"x",{"type":"image"}]}]`)})
+	p, err := newRenderer(t, Files{Template: []byte(echo)}, Options{}).Render(prompt.Chat{Messages: []byte(`[{"role":"user","content":[{"type":"video_url","video_url":{"url":"u"}},"x",{"type":"image"}]}]`)})
 	if err != nil || !slices.Equal(p.Media, []string{"video", "image"}) {
 		t.Errorf("%q, %v", p.Media, err)
 	}
@@ -161,7 +163,7 @@ func TestSure(t *testing.T) {
 			`[{"role":"user","content":[{"type":"image"}]}]`, "", EngineTransformers},
 		{"a content like the other", plain, `[{"role":"user","content":[{"type":"text","text":"\uf8d6"},` + image + `]}]`, "<user>", EngineVLLM},
 	} {
-		p, err := newRenderer(t, Files{Template: []byte(c.template)}, Options{Engine: c.engine}).Render(Request{Messages: []byte(c.messages)})
+		p, err := newRenderer(t, Files{Template: []byte(c.template)}, Options{Engine: c.engine}).Render(prompt.Chat{Messages: []byte(c.messages)})
 		if err != nil || p.Text[:p.Sure] != c.sure {
 			t.Errorf("%s: %q of %q, %v; want %q", c.name, p.Text[:p.Sure], p.Text, err, c.sure)
 		}
@@ -173,32 +175,32 @@ func TestBadRequests(t *testing.T) {
 	const one = `[{"role":"user","content":"x"}]`
 	for _, c := range []struct {
 		name string
-		req  Request
+		req  prompt.Chat
 		want string
 	}{
-		{"nothing", Request{}, "messages: there are none"},
-		{"no messages", Request{Messages: []byte(`[]`)}, "messages: there are none"},
-		{"messages cut", Request{Messages: []byte(`[{`)}, "messages: not valid JSON"},
-		{"messages an object", Request{Messages: []byte(`{}`)}, "messages: not an array"},
-		{"a message a text", Request{Messages: []byte(`[{"role":"user"},"x"]`)}, "messages: element 1 is not an object"},
-		{"no role", Request{Messages: []byte(`[{"content":"x"}]`)}, "messages[0]: role is missing"},
-		{"content a number", Request{Messages: []byte(`[{"role":"user","content":1}]`)}, "messages[0].content: neither a string nor an array"},
-		{"part a number", Request{Messages: []byte(`[{"role":"user","content":["x",1]}]`)}, "messages[0].content[1]: neither"},
-		{"part of no type", Request{Messages: []byte(`[{"role":"user","content":[{}]}]`)}, "messages[0].content[0]: type is missing"},
-		{"part of an unknown type", Request{Messages: []byte(`[{"role":"user","content":[{"type":"smell"}]}]`)}, `messages[0].content[0]: unknown type "smell"`},
-		{"text a number", Request{Messages: []byte(`[{"role":"user","content":[{"type":"text","text":1}]}]`)}, "messages[0].content[0]: text is not a string"},
-		{"calls an object", Request{Messages: []byte(`[{"role":"assistant","tool_calls":{}}]`)}, "messages[0].tool_calls: not an array"},
-		{"a call a text", Request{Messages: []byte(`[{"role":"assistant","tool_calls":["x"]}]`)}, "messages[0].tool_calls[0]: not an object"},
-		{"a call of no function", Request{Messages: []byte(`[{"role":"assistant","tool_calls":[{}]}]`)}, "messages[0].tool_calls[0]: function is missing"},
-		{"a call of another type", Request{Messages: []byte(`[{"role":"assistant","tool_calls":[{"type":"custom"}]}]`)}, "messages[0].tool_calls[0]: only calls of type function"},
-		{"half a surrogate pair in arguments", Request{Messages: []byte(`[{"role":"assistant","tool_calls":[{"function":{"arguments":"{\"a\":\"\ud83d\"}"}}]}]`)}, "surrogate"},
-		{"half a surrogate pair", Request{Messages: []byte(`[{"role":"user","content":"\ud83d"}]`)}, "surrogate"},
-		{"tools an object", Request{Messages: []byte(one), Tools: []byte(`{}`)}, "tools: not an array"},
-		{"documents of texts", Request{Messages: []byte(one), Documents: []byte(`["x"]`)}, "documents: element 0 is not an object"},
-		{"kwargs a list", Request{Messages: []byte(one), ChatTemplateKwargs: []byte(`[]`)}, "chat_template_kwargs: not an object"},
-		{"kwargs with messages", Request{Messages: []byte(one), ChatTemplateKwargs: []byte(`{"messages":[]}`)}, "chat_template_kwargs: messages is not allowed"},
-		{"kwargs with a template", Request{Messages: []byte(one), ChatTemplateKwargs: []byte(`{"chat_template":"x"}`)}, "chat_template_kwargs: chat_template is not allowed"},
-		{"continue and begin", Request{Messages: []byte(one), ContinueFinalMessage: true, AddGenerationPrompt: &yes}, "continue_final_message"},
+		{"nothing", prompt.Chat{}, "messages: there are none"},
+		{"no messages", prompt.Chat{Messages: []byte(`[]`)}, "messages: there are none"},
+		{"messages cut", prompt.Chat{Messages: []byte(`[{`)}, "messages: not valid JSON"},
+		{"messages an object", prompt.Chat{Messages: []byte(`{}`)}, "messages: not an array"},
+		{"a message a text", prompt.Chat{Messages: []byte(`[{"role":"user"},"x"]`)}, "messages: element 1 is not an object"},
+		{"no role", prompt.Chat{Messages: []byte(`[{"content":"x"}]`)}, "messages[0]: role is missing"},
+		{"content a number", prompt.Chat{Messages: []byte(`[{"role":"user","content":1}]`)}, "messages[0].content: neither a string nor an array"},
+		{"part a number", prompt.Chat{Messages: []byte(`[{"role":"user","content":["x",1]}]`)}, "messages[0].content[1]: neither"},
+		{"part of no type", prompt.Chat{Messages: []byte(`[{"role":"user","content":[{}]}]`)}, "messages[0].content[0]: type is missing"},
+		{"part of an unknown type", prompt.Chat{Messages: []byte(`[{"role":"user","content":[{"type":"smell"}]}]`)}, `messages[0].content[0]: unknown type "smell"`},
+		{"text a number", prompt.Chat{Messages: []byte(`[{"role":"user","content":[{"type":"text","text":1}]}]`)}, "messages[0].content[0]: text is not a string"},
+		{"calls an object", prompt.Chat{Messages: []byte(`[{"role":"assistant","tool_calls":{}}]`)}, "messages[0].tool_calls: not an array"},
+		{"a call a text", prompt.Chat{Messages: []byte(`[{"role":"assistant","tool_calls":["x"]}]`)}, "messages[0].tool_calls[0]: not an object"},
+		{"a call of no function", prompt.Chat{Messages: []byte(`[{"role":"assistant","tool_calls":[{}]}]`)}, "messages[0].tool_calls[0]: function is missing"},
+		{"a call of another type", prompt.Chat{Messages: []byte(`[{"role":"assistant","tool_calls":[{"type":"custom"}]}]`)}, "messages[0].tool_calls[0]: only calls of type function"},
+		{"half a surrogate pair in arguments", prompt.Chat{Messages: []byte(`[{"role":"assistant","tool_calls":[{"function":{"arguments":"{\"a\":\"\ud83d\"}"}}]}]`)}, "surrogate"},
+		{"half a surrogate pair", prompt.Chat{Messages: []byte(`[{"role":"user","content":"\ud83d"}]`)}, "surrogate"},
+		{"tools an object", prompt.Chat{Messages: []byte(one), Tools: []byte(`{}`)}, "tools: not an array"},
+		{"documents of texts", prompt.Chat{Messages: []byte(one), Documents: []byte(`["x"]`)}, "documents: element 0 is not an object"},
+		{"kwargs a list", prompt.Chat{Messages: []byte(one), ChatTemplateKwargs: []byte(`[]`)}, "chat_template_kwargs: not an object"},
+		{"kwargs with messages", prompt.Chat{Messages: []byte(one), ChatTemplateKwargs: []byte(`{"messages":[]}`)}, "chat_template_kwargs: messages is not allowed"},
+		{"kwargs with a template", prompt.Chat{Messages: []byte(one), ChatTemplateKwargs: []byte(`{"chat_template":"x"}`)}, "chat_template_kwargs: chat_template is not allowed"},
+		{"continue and begin", prompt.Chat{Messages: []byte(one), ContinueFinalMessage: true, AddGenerationPrompt: &yes}, "continue_final_message"},
 	} {
 		_, err := newRenderer(t, Files{Template: []byte(echo)}, Options{}).Render(c.req)
 		if !errors.Is(err, ErrRequest) || !strings.Contains(err.Error(), c.want) {
@@ -229,7 +231,7 @@ func TestContinue(t *testing.T) {
 		{"only an image", parts, `"content":[{"type":"image"}]`, "", "no text to continue"},
 	} {
 		r := newRenderer(t, Files{Template: []byte(c.template)}, Options{})
-		p, err := r.Render(Request{Messages: []byte(`[{"role":"user","content":"x"},{"role":"assistant",` + c.last + `}]`), ContinueFinalMessage: true})
+		p, err := r.Render(prompt.Chat{Messages: []byte(`[{"role":"user","content":"x"},{"role":"assistant",` + c.last + `}]`), ContinueFinalMessage: true})
 		if c.err != "" {
 			if !errors.Is(err, ErrRequest) || !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%s: %v, want %s", c.name, err, c.err)
@@ -243,7 +245,7 @@ func TestContinue(t *testing.T) {
 // TestPrepare gives the context that Render renders.
 func TestPrepare(t *testing.T) {
 	r := newRenderer(t, Files{Template: []byte(echo), Config: []byte(`{"bos_token":"<s>"}`)}, Options{})
-	tmpl, context, err := r.Prepare(Request{Messages: []byte(`[{"role":"user","content":"x"}]`), Tools: []byte(`[{"b":1,"a":2}]`)})
+	tmpl, context, err := r.Prepare(prompt.Chat{Messages: []byte(`[{"role":"user","content":"x"}]`), Tools: []byte(`[{"b":1,"a":2}]`)})
 	want := `{"messages":[{"role":"user","content":"x"}],"tools":[{"b":1,"a":2}],"documents":null,"bos_token":"<s>","add_generation_prompt":true}`
 	if err != nil || string(context) != want || tmpl.Source() != echo {
 		t.Errorf("%s, %v, want %s", context, err, want)

@@ -3,6 +3,8 @@ package chat
 import (
 	"encoding/json"
 	"fmt"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // This file makes a chat completion of a request of OpenAI's responses API, as vLLM
@@ -10,7 +12,7 @@ import (
 // serve with Harmony.
 
 // fromResponses converts a request of the responses API.
-func fromResponses(spend *budget, req Request) (Request, error) {
+func fromResponses(spend *budget, req prompt.Chat) (prompt.Chat, error) {
 	c := &items{spend: spend}
 	if req.Instructions != "" {
 		c.done = append(c.done, encodeObject([]member{{"role", quote("system")}, {"content", quote(req.Instructions)}}))
@@ -53,9 +55,9 @@ func fromResponses(spend *budget, req Request) (Request, error) {
 	if err != nil {
 		return req, err
 	}
-	return Request{
+	return prompt.Chat{
 		Messages: encodeArray(c.done), Tools: tools, ChatTemplateKwargs: req.ChatTemplateKwargs,
-		ContinueFinalMessage: open, ReasoningEffort: stringOf(reasoning, "effort"), ToolForm: ToolsAsSent, // they have the form that vLLM gives them
+		ContinueFinalMessage: open, ReasoningEffort: stringOf(reasoning, "effort"), ToolForm: prompt.ToolsAsSent, // they have the form that vLLM gives them
 	}, nil
 }
 

@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"encoding/json"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/prompt"
 )
 
 // TestVectors renders 102 real templates with 38 conversations each, and
@@ -145,7 +147,7 @@ func TestRequests(t *testing.T) {
 			}
 			continue
 		}
-		var req Request
+		var req prompt.Chat
 		if err := json.Unmarshal([]byte(row.Req), &req); err != nil {
 			t.Fatal(err)
 		}

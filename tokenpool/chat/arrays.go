@@ -1,30 +1,6 @@
 package chat
 
-import (
-	"encoding/json"
-
-	"github.com/kvatlas/kvatlas/prompt"
-)
-
-// What is asked for is described in package prompt, which does not link the template library.
-type (
-	// Request is prompt.Chat.
-	Request = prompt.Chat
-	// API is prompt.API.
-	API = prompt.API
-	// ToolForm is prompt.ToolForm.
-	ToolForm = prompt.ToolForm
-)
-
-// The APIs and forms of package prompt.
-const (
-	APIChat      = prompt.APIChat
-	APIMessages  = prompt.APIMessages
-	APIResponses = prompt.APIResponses
-
-	ToolsAsSent  = prompt.ToolsAsSent
-	ToolsRebuilt = prompt.ToolsRebuilt
-)
+import "encoding/json"
 
 // array checks that raw is an array of objects, and returns them. It is nil for
 // none.

@@ -1,45 +1,6 @@
 package tokenpool
 
-import (
-	"errors"
-
-	"github.com/kvatlas/kvatlas/prompt"
-)
-
-// What is asked and answered is described in package prompt, which does not link the
-// tokenizers. A caller of a Pool need not know two packages.
-type (
-	// Request is prompt.Request.
-	Request = prompt.Request
-	// Result is prompt.Result.
-	Result = prompt.Result
-	// Mode is prompt.Mode.
-	Mode = prompt.Mode
-	// Source is prompt.Source.
-	Source = prompt.Source
-	// Behind is prompt.Behind.
-	Behind = prompt.Behind
-	// Medium is prompt.Medium.
-	Medium = prompt.Medium
-	// PlacedMedium is prompt.PlacedMedium.
-	PlacedMedium = prompt.PlacedMedium
-)
-
-// The modes, sources and reasons of package prompt.
-const (
-	Wait  = prompt.Wait
-	Async = prompt.Async
-	Sync  = prompt.Sync
-
-	FromTokenizer   = prompt.FromTokenizer
-	FromPrefixStore = prompt.FromPrefixStore
-	FromNowhere     = prompt.FromNowhere
-
-	BehindBudget = prompt.BehindBudget
-	BehindAsync  = prompt.BehindAsync
-	BehindBusy   = prompt.BehindBusy
-	BehindMedia  = prompt.BehindMedia
-)
+import "errors"
 
 // Errors that callers tell apart with errors.Is.
 var (
