@@ -1,17 +1,12 @@
 package config
 
 import (
-	"embed"
 	"encoding"
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"reflect"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -205,46 +200,9 @@ func formatDuration(d time.Duration) string {
 	return s
 }
 
-// sources are the files that have fields of Config.
-//
-//go:embed config.go http.go index.go ingest.go lmcache.go lmcache_feed.go pods.go tokenization.go
-var sources embed.FS
-
-// comments are the doc comments of Config's fields: they are the help texts
-// too, so that there is one text that can be right or wrong.
-var comments = sync.OnceValues(func() (map[string]string, error) {
-	files, err := sources.ReadDir(".")
-	if err != nil {
-		return nil, fmt.Errorf("config: own source: %w", err)
-	}
-	out := map[string]string{}
-	for _, entry := range files {
-		text, err := sources.ReadFile(entry.Name())
-		if err != nil {
-			return nil, fmt.Errorf("config: own source: %w", err)
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), entry.Name(), text, parser.ParseComments)
-		if err != nil {
-			return nil, fmt.Errorf("config: own source: %w", err)
-		}
-		ast.Inspect(f, func(n ast.Node) bool {
-			field, ok := n.(*ast.Field)
-			if ok && field.Tag != nil { // only Config's fields have tags
-				out[field.Names[0].Name] = strings.Join(strings.Fields(field.Doc.Text()), " ")
-			}
-			return true
-		})
-	}
-	return out, nil
-})
-
 // Doc returns the doc comment of the setting's field without the field's name:
-// "the address that ...".
+// "the address that ...". It is in docs.go, which a test makes of the comments.
 func (s *Setting) Doc() string {
 	field := reflect.TypeFor[Config]().FieldByIndex(s.index).Name
-	all, err := comments()
-	if err != nil {
-		return err.Error()
-	}
-	return strings.TrimPrefix(strings.TrimPrefix(all[field], field+" "), "is ")
+	return strings.TrimPrefix(strings.TrimPrefix(docs[field], field+" "), "is ")
 }
