@@ -13,7 +13,9 @@ import (
 	"time"
 
 	simengine "github.com/kvatlas/kvatlas/sim/engine"
+	simtokens "github.com/kvatlas/kvatlas/sim/tokens"
 	"github.com/kvatlas/kvatlas/sim/wire"
+	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
 const simUsage = `kvatlas sim runs simulated engines: they have the API, the metrics and the KV
@@ -33,7 +35,9 @@ above. At --control GET /pods says what the pods are doing, and POST
   {"fault":"lose","count":3}  {"fault":"lose","count":3,"burn":true}
   {"fault":"delay","ms":500}  {"fault":"slow","bytes_per_second":10000}
 
-A text's tokens are its bytes: prompts can be given as token ids, too.
+With --tokenizers, texts and chats have the tokens of the model: --model names
+it, and its folder below the directory has its tokenizer.json. Without, a text's
+tokens are its bytes: no model has these. Prompts can be token ids in both cases.
 
 `
 
@@ -41,6 +45,7 @@ A text's tokens are its bytes: prompts can be given as token ids, too.
 type simCall struct {
 	pods                          int
 	config                        wire.Config
+	tokenizers                    string
 	host                          string
 	port, eventsPort, replaysPort int
 	control                       string
@@ -60,6 +65,7 @@ func (p *program) readSimCall(args []string) (*simCall, error) {
 	kind := fs.String("engine", "vllm", "whose they are: vllm, sglang or trtllm")
 	fs.StringVar(&c.config.Version, "engine-version", "", "the `RELEASE` whose events and pages they have; the newest that is known when empty")
 	fs.StringVar(&c.config.Model, "model", "sim/model", "the model's `NAME`")
+	fs.StringVar(&c.tokenizers, "tokenizers", "", "`DIRECTORY` of tokenizers, as of kvatlas serve; none when empty")
 	loras := fs.String("loras", "", "the names of adapters, a `LIST` with commas")
 	fs.IntVar(&c.config.Ranks, "ranks", 1, "data-parallel ranks of each engine")
 	fs.IntVar(&e.BlockSize, "block-size", 16, "tokens a block, or a page")
@@ -108,6 +114,24 @@ func (p *program) readSimCall(args []string) (*simCall, error) {
 	return c, nil
 }
 
+// openTokenizer gives all pods the tokenizer of their model, if the call names a directory
+// of some. The function that it returns releases it.
+func (c *simCall) openTokenizer(ctx context.Context) (release func() error, err error) {
+	if c.tokenizers == "" {
+		return func() error { return nil }, nil
+	}
+	origin, err := tokenpool.NewDirectory(c.tokenizers)
+	if err != nil {
+		return nil, fmt.Errorf("--tokenizers: %w", err)
+	}
+	t, err := simtokens.Open(ctx, origin, c.config.Model, c.config.Engine.Kind)
+	if err != nil {
+		return nil, fmt.Errorf("--tokenizers: %w\n--model names the model; scripts/fetch-tokenizers.sh prepares %s", err, demoTokenizers)
+	}
+	c.config.Tokenizer = t
+	return t.Close, nil
+}
+
 // podConfigs are the configurations of the pods.
 func (c *simCall) podConfigs() (out []wire.Config) {
 	for n := range c.pods {
@@ -148,19 +172,30 @@ func (p *program) sim(ctx context.Context, args []string) int {
 	case err != nil:
 		return p.misuse("sim", err)
 	}
-	f, err := wire.StartFleet(c.podConfigs())
+	closeTokenizer, err := c.openTokenizer(ctx)
 	if err != nil {
 		return p.fail("sim", err)
+	}
+	f, err := wire.StartFleet(c.podConfigs())
+	if err != nil {
+		return p.fail("sim", errors.Join(err, closeTokenizer()))
 	}
 	err = serveControl(ctx, c.control, f, func(address string) {
 		settings := make([]string, 0, c.pods)
 		for _, pod := range f.Pods() {
 			settings = append(settings, podSetting(pod))
 		}
+		more := ""
+		if c.tokenizers == "" {
+			fmt.Fprintln(p.stdout, "# texts have a token for each byte, as no model has; --tokenizers DIRECTORY gives them those of --model")
+		} else {
+			fmt.Fprintf(p.stdout, "# texts and chats have the tokens of %s\n", c.config.Model)
+			more = " --tokenizers '" + c.tokenizers + "'"
+		}
 		fmt.Fprintf(p.stdout, "# %d simulated %v %s, control at http://%s/pods; a server that reads their events:\n", c.pods, c.config.Engine.Kind, f.Pods()[0].Config().Version, address)
-		fmt.Fprintf(p.stdout, "kvatlas serve --pods '%s'\n", strings.Join(settings, ","))
+		fmt.Fprintf(p.stdout, "kvatlas serve --pods '%s'%s\n", strings.Join(settings, ","), more)
 	})
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err = errors.Join(err, f.Close(), closeTokenizer()); err != nil {
 		return p.fail("sim", err)
 	}
 	return exitOK

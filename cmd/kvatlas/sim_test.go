@@ -29,7 +29,7 @@ func startSim(t *testing.T, args ...string) (pods, control string) {
 	}()
 	t.Cleanup(func() { stop(); <-done })
 	r := &running{t: t, stdout: &out, stderr: &errs, done: done}
-	said := regexp.MustCompile(`control at http://(\S+)/pods[^\n]*\nkvatlas serve --pods '([^']+)'\n`)
+	said := regexp.MustCompile(`control at http://(\S+)/pods[^\n]*\nkvatlas serve --pods '([^']+)'(?: --tokenizers '[^']+')?\n`)
 	found := r.await(func() map[string]any {
 		if m := said.FindStringSubmatch(out.String()); m != nil {
 			return map[string]any{"control": m[1], "pods": m[2]}

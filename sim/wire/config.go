@@ -29,13 +29,14 @@ const (
 
 // Tokenizer makes tokens of texts, and texts of tokens.
 type Tokenizer interface {
-	// Text returns the tokens of a text.
-	Text(ctx context.Context, text string) ([]uint32, error)
+	// Text returns the tokens of a text, with those that the tokenizer puts around it if
+	// special is set. Its errors, and those of Chat, are the client's fault.
+	Text(ctx context.Context, text string, special bool) ([]uint32, error)
 	// Chat returns the tokens of a chat completion's prompt, given the whole body of the
 	// request.
 	Chat(ctx context.Context, body []byte) ([]uint32, error)
-	// Detokenize returns the text of tokens.
-	Detokenize(ctx context.Context, tokens []uint32) (string, error)
+	// Detokenize returns the text of tokens, without the special ones if plain is set.
+	Detokenize(ctx context.Context, tokens []uint32, plain bool) (string, error)
 }
 
 // Config says what a pod is. The zero value of each field is its default, if it says one.

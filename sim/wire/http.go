@@ -237,48 +237,77 @@ func (l *life) models(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{"object": "list", "data": cards})
 }
 
+// tokenize answers with the tokens of a text or a chat; SGLang takes a list of texts too.
 func (l *life) tokenize(w http.ResponseWriter, r *http.Request) {
 	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	var b struct {
-		Prompt   *string         `json:"prompt"`
-		Messages json.RawMessage `json:"messages"`
+		Prompt           json.RawMessage `json:"prompt"`
+		Messages         json.RawMessage `json:"messages"`
+		AddSpecialTokens *bool           `json:"add_special_tokens"`
 	}
 	if err == nil {
 		err = json.Unmarshal(raw, &b)
 	}
+	var text string
+	var texts []string
 	var tokens []uint32
-	t := l.pod.config.Tokenizer
+	c := &l.pod.config
+	special := b.AddSpecialTokens == nil || *b.AddSpecialTokens
 	switch {
 	case err != nil:
-		err = bad("", "%v", err)
-	case (b.Prompt == nil) == (len(b.Messages) == 0):
-		err = bad("", "either prompt or messages is needed")
-	case b.Prompt != nil:
-		tokens, err = t.Text(r.Context(), *b.Prompt)
+	case (len(b.Prompt) == 0) == (len(b.Messages) == 0):
+		err = errors.New("either prompt or messages is needed")
+	case len(b.Messages) > 0:
+		tokens, err = c.Tokenizer.Chat(r.Context(), raw)
+	case json.Unmarshal(b.Prompt, &text) == nil:
+		tokens, err = c.Tokenizer.Text(r.Context(), text, special)
+	case c.Engine.Kind == engine.SGLang && json.Unmarshal(b.Prompt, &texts) == nil && len(texts) <= maxPrompts:
+		l.tokenizeAll(w, r, texts, special)
+		return
 	default:
-		tokens, err = t.Chat(r.Context(), raw)
+		err = errors.New("prompt is no text")
 	}
 	if err != nil {
-		l.fail(w, err)
+		l.fail(w, bad("", "%v", err))
 		return
 	}
-	out := map[string]any{"count": len(tokens), "max_model_len": l.pod.config.MaxModelLen, "tokens": tokens}
-	if l.pod.config.Engine.Kind == engine.VLLM {
+	out := map[string]any{"count": len(tokens), "max_model_len": c.MaxModelLen, "tokens": tokens}
+	if c.Engine.Kind == engine.VLLM {
 		out["token_strs"] = nil
 	}
 	writeJSON(w, http.StatusOK, out)
 }
 
+// tokenizeAll answers with the tokens of each of several texts.
+func (l *life) tokenizeAll(w http.ResponseWriter, r *http.Request, texts []string, special bool) {
+	c := &l.pod.config
+	lists, counts := [][]uint32{}, []int{}
+	for _, text := range texts {
+		tokens, err := c.Tokenizer.Text(r.Context(), text, special)
+		if err != nil {
+			l.fail(w, bad("", "%v", err))
+			return
+		}
+		lists, counts = append(lists, tokens), append(counts, len(tokens))
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"count": counts, "max_model_len": c.MaxModelLen, "tokens": lists})
+}
+
 func (l *life) detokenize(field string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		var b struct{ Tokens []uint32 }
+		var b struct {
+			Tokens            []uint32 `json:"tokens"`
+			SkipSpecialTokens *bool    `json:"skip_special_tokens"` // SGLang's
+		}
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&b); err != nil {
 			l.fail(w, bad("tokens", "%v", err))
 			return
 		}
-		text, err := l.pod.config.Tokenizer.Detokenize(r.Context(), b.Tokens)
+		c := &l.pod.config
+		plain := c.Engine.Kind == engine.SGLang && (b.SkipSpecialTokens == nil || *b.SkipSpecialTokens)
+		text, err := c.Tokenizer.Detokenize(r.Context(), b.Tokens, plain)
 		if err != nil {
-			l.fail(w, err)
+			l.fail(w, bad("tokens", "%v", err))
 			return
 		}
 		writeJSON(w, http.StatusOK, map[string]string{field: text})

@@ -31,6 +31,7 @@ type body struct {
 		IncludeUsage         *bool `json:"include_usage"`
 		ContinuousUsageStats bool  `json:"continuous_usage_stats"`
 	} `json:"stream_options"`
+	AddSpecialTokens *bool           `json:"add_special_tokens"`
 	CacheSalt        string          `json:"cache_salt"`
 	LoRAPath         json.RawMessage `json:"lora_path"`
 	DataParallelRank *int            `json:"data_parallel_rank"`
@@ -217,7 +218,7 @@ func (l *life) prompts(ctx context.Context, b *body, raw []byte, chat bool) ([][
 		return nil, bad("prompt", "a prompt is a text, a list of token ids, or a list of such")
 	}
 	for _, t := range texts {
-		tokens, err := c.Tokenizer.Text(ctx, t)
+		tokens, err := c.Tokenizer.Text(ctx, t, b.AddSpecialTokens == nil || *b.AddSpecialTokens)
 		if err != nil {
 			return nil, bad("prompt", "%v", err)
 		}
@@ -261,16 +262,27 @@ func (l *life) request(ctx context.Context, j *job, b *body, prompt []uint32) (e
 	default:
 		n = min(n, room)
 	}
-	output, err := c.Tokenizer.Text(ctx, say(seedOf(prompt), 8*n))
+	output, err := l.answer(ctx, seedOf(prompt), n)
 	if err != nil {
 		return engine.Request{}, "", err
 	}
-	if len(output) < n {
-		return engine.Request{}, "", fmt.Errorf("wire: %d tokens are to be said, the tokenizer made %d", n, len(output))
-	}
-	output = output[:n]
-	text, err := c.Tokenizer.Detokenize(ctx, output)
+	text, err := c.Tokenizer.Detokenize(ctx, output, true)
 	return engine.Request{Tokens: prompt, Output: output}, text, err
+}
+
+// answer returns n tokens of what a model says, by a seed.
+func (l *life) answer(ctx context.Context, seed uint64, n int) ([]uint32, error) {
+	// A token of English has some five bytes; a few more are tried before it is given up.
+	for size := 8 * n; size <= 64*n; size *= 2 {
+		output, err := l.pod.config.Tokenizer.Text(ctx, say(seed, size), false)
+		if err != nil {
+			return nil, err
+		}
+		if len(output) >= n {
+			return output[:n], nil
+		}
+	}
+	return nil, fmt.Errorf("wire: %d tokens are to be said, which the tokenizer makes of no text", n)
 }
 
 // seedOf is by what a model says something to a prompt: always the same.

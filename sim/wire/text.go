@@ -15,7 +15,7 @@ import (
 type Bytes struct{}
 
 // Text is part of Tokenizer.
-func (Bytes) Text(_ context.Context, text string) ([]uint32, error) {
+func (Bytes) Text(_ context.Context, text string, _ bool) ([]uint32, error) {
 	out := make([]uint32, len(text))
 	for i := range len(text) {
 		out[i] = uint32(text[i])
@@ -43,7 +43,7 @@ func (b Bytes) Chat(ctx context.Context, body []byte) ([]uint32, error) {
 		s.WriteString("<|" + m.Role + "|>\n" + text + "\n")
 	}
 	s.WriteString("<|assistant|>\n")
-	return b.Text(ctx, s.String())
+	return b.Text(ctx, s.String(), false)
 }
 
 // contentText returns the text of a message: a string, or parts of type text.
@@ -69,7 +69,7 @@ func contentText(raw json.RawMessage) (string, error) {
 }
 
 // Detokenize is part of Tokenizer. What is no byte becomes a question mark.
-func (Bytes) Detokenize(_ context.Context, tokens []uint32) (string, error) {
+func (Bytes) Detokenize(_ context.Context, tokens []uint32, _ bool) (string, error) {
 	out := make([]byte, len(tokens))
 	for i, t := range tokens {
 		out[i] = '?'
