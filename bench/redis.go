@@ -199,7 +199,7 @@ func Redis(ctx context.Context, c RedisConfig) (_ *RedisReport, err error) {
 	return r.report, err
 }
 
-// empty tells whether nothing has been measured.
+// empty reports whether nothing has been measured.
 func (r *RedisReport) empty() bool {
 	return len(r.Memory)+len(r.Lookup)+len(r.Ingest)+len(r.Evict) == 0 && r.Retire == nil
 }

@@ -207,14 +207,14 @@ func (c *VLLMChain) Append(dst []Digest, tokens []uint32, objects ...VLLMObject)
 	return dst
 }
 
-// reaches tells whether the object reaches into the block at the place, and at
+// reaches reports whether the object reaches into the block at the place, and at
 // which token of it it begins.
 func (c *VLLMChain) reaches(o VLLMObject) (offset int, ok bool) {
 	offset = o.Offset - c.Position
 	return offset, offset < c.BlockSize && offset+o.Length > 0
 }
 
-// hasLoRA tells whether an adapter goes into the hash.
+// hasLoRA reports whether an adapter goes into the hash.
 func (c *VLLMChain) hasLoRA() bool {
 	if c.Keys == VLLMKeys9 {
 		return c.LoRA.ID != 0

@@ -14,7 +14,7 @@ import (
 func fingerprint(payload []byte) uint64 { return xxh3.Hash(payload) }
 
 // lastKey is the entry of a generation's map in which the last messages stand that
-// have been applied, by which the next owner tells whether the engine is still the
+// have been applied, by which the next owner reports whether the engine is still the
 // same process. No block of an engine has as many parts.
 var lastKey = store.MapKey{Hash: ^uint64(0), Part: 0xffff}
 

@@ -247,7 +247,7 @@ func (r *reader) retry(ctx context.Context, f func() error) error {
 	}
 }
 
-// final tells whether trying again does not help.
+// final reports whether trying again does not help.
 func final(err error) bool {
 	for _, e := range []error{store.ErrFenced, store.ErrEnded, store.ErrUnknownPod, store.ErrNoRank, store.ErrClosed, store.ErrInvalid, store.ErrModelConflict} {
 		if errors.Is(err, e) {

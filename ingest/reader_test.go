@@ -44,7 +44,7 @@ func (s *stage) note(format string, args ...any) {
 	s.told = append(s.told, fmt.Sprintf(format, args...))
 }
 
-// heard tells whether something that begins like this has been told.
+// heard reports whether something that begins like this has been told.
 func (s *stage) heard(what string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

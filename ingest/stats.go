@@ -73,7 +73,7 @@ type RankStats struct {
 	Skipped [rechunk.NumReasons]uint64
 }
 
-// Unmatched tells whether blocks were indexed that long before a lookup of their model,
+// Unmatched reports whether blocks were indexed that long before a lookup of their model,
 // and none has matched one since.
 func (s *RankStats) Unmatched(long time.Duration) bool {
 	return !s.FirstBlock.IsZero() && s.LastAsked.Sub(s.FirstBlock) >= long && s.LastMatch.Before(s.FirstBlock)

@@ -134,7 +134,7 @@ func (r *Reader) group(h *Hasher) *Group {
 	return &r.groups[len(r.groups)-1]
 }
 
-// Writes tells whether this line of releases has a lookup server in Redis, and of which
+// Writes reports whether this line of releases has a lookup server in Redis, and of which
 // shape.
 func (v Version) Writes() (EntryKind, bool) {
 	switch {

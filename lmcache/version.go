@@ -118,6 +118,6 @@ func (v Version) Form() Form {
 	}
 }
 
-// hexChain tells whether the hash is SHA-256 in a chain of hex, which has neither
+// hexChain reports whether the hash is SHA-256 in a chain of hex, which has neither
 // algorithm nor seed.
 func (v Version) hexChain() bool { return v <= V031 }

@@ -209,7 +209,7 @@ func (p *put) difference(n int) *chunk {
 	}
 }
 
-// completes says whether the chain and c together give exactly the text's tokens.
+// completes reports whether the chain and c together give exactly the text's tokens.
 func (p *put) completes(c *chunk) bool {
 	from := p.have - int(c.drop)
 	return from <= p.common && slices.Equal(c.tokens, p.tokens[from:])

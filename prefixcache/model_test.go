@@ -83,7 +83,7 @@ func (m *model) cut(n int) int {
 	return n - n%m.chunkBytes
 }
 
-// possible says whether a store that has dropped things may answer so.
+// possible reports whether a store that has dropped things may answer so.
 func (m *model) possible(scope, text string, got Match) bool {
 	if got.Whole {
 		return slices.Equal(got.Tokens, m.find(scope, text).Tokens) && got.Bytes == len(text)

@@ -248,7 +248,7 @@ type waitingRun struct {
 	holders []store.HolderID
 }
 
-// over tells whether no later run matters.
+// over reports whether no later run matters.
 func (f *fold) over() bool { return f.done && (!f.explain || f.full) }
 
 // runJoined is Run of a fold with sources.

@@ -174,7 +174,7 @@ func (w *joinWorld) plain(weights scorer.Weights) []map[rank]store.Tier {
 		}
 		for i, p := range w.profiles {
 			chunks := len(chunkKeys(nil, p, w.tokens))
-			// whole tells whether all that a unit consists of have every token.
+			// whole reports whether all that a unit consists of have every token.
 			whole := func(parts ...cache) (worst store.Tier, all bool) {
 				first := true
 				for token := b * w.size; token < (b+1)*w.size; token++ {

@@ -254,7 +254,7 @@ func (c *call) logLine(took time.Duration) {
 	e.Msg("request")
 }
 
-// enabled says whether the logger takes lines of a level; WithLevel alone
+// enabled reports whether the logger takes lines of a level; WithLevel alone
 // does not look at it.
 func (c *call) enabled(l zerolog.Level) bool {
 	return l >= c.s.cfg.Log.GetLevel() && l >= zerolog.GlobalLevel()

@@ -254,7 +254,7 @@ func blamePrompt(list string, err error) error {
 }
 
 // chatError blames what a chat was refused for. from is the field that has it,
-// messages or input; own says whether the template was the request's.
+// messages or input; own reports whether the template was the request's.
 func chatError(from string, own bool, err error) error {
 	// why is what stands behind the sentinel: what wraps it is not the client's.
 	why := func(sentinel error) string {

@@ -89,7 +89,7 @@ func (c *call) events() error {
 	return nil
 }
 
-// packed tells whether a content type is one of those of MessagePack.
+// packed reports whether a content type is one of those of MessagePack.
 func packed(contentType string) bool {
 	t, _, err := mime.ParseMediaType(contentType)
 	return err == nil && (t == "application/msgpack" || t == "application/x-msgpack" || t == "application/vnd.msgpack")

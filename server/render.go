@@ -49,7 +49,7 @@ type engineRequest struct {
 	noSpecialTokens bool
 }
 
-// given says whether a field is there and is not null.
+// given reports whether a field is there and is not null.
 func given(raw json.RawMessage) bool { return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) }
 
 // readEngine reads a body as engines do: unknown fields are let pass.

@@ -112,7 +112,7 @@ func (s *scanner) hex4() (rune, error) {
 }
 
 // run moves s.pos over the bytes that stand for themselves in a string, and
-// says whether all of them were ASCII. It looks at 8 bytes at once.
+// reports whether all of them were ASCII. It looks at 8 bytes at once.
 func (s *scanner) run() (ascii bool) {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
 	data, i := s.data, s.pos

@@ -157,7 +157,7 @@ func wordEnd(text string, from int) int {
 	return len(text)
 }
 
-// any says whether there can be cuts at all.
+// any reports whether there can be cuts at all.
 func (c *cutter) any() bool { return c.lines || c.firsts != "" }
 
 // contents are the added tokens' own texts, each between two zeros.
@@ -264,7 +264,7 @@ func (c *cutter) at(text string, i int) int {
 	return 0
 }
 
-// isSign says whether b is ASCII that is neither white space nor part of a word.
+// isSign reports whether b is ASCII that is neither white space nor part of a word.
 func isSign(b byte) bool { return b > ' ' && b < 0x7f && b != '_' && !isAlnum(b) }
 
 func isAlnum(b byte) bool {

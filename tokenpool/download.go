@@ -396,7 +396,7 @@ func (d *download) install(meta fileMeta) (fileMeta, error) {
 	return meta, nil
 }
 
-// checkContent says whether data can be the file of that name. A sign-in page of
+// checkContent reports whether data can be the file of that name. A sign-in page of
 // a proxy comes with 200 as well.
 func checkContent(name string, data []byte) error {
 	if e := notTheFile(name, data); e != nil {

@@ -90,7 +90,7 @@ func tokenize(e encoder, text string, special bool) ([]uint32, []int, error) {
 	return nil, nil, fmt.Errorf("%w: it gave no tokens for a text of %d bytes", ErrTokenizer, len(text))
 }
 
-// limits says whether a tokenizer.json has truncation or padding set, judged by
+// limits reports whether a tokenizer.json has truncation or padding set, judged by
 // the words alone: a quick look that may say yes for a word in the vocabulary.
 func limits(data []byte) bool {
 	for _, key := range []string{`"truncation"`, `"padding"`} {

@@ -246,7 +246,7 @@ func (p *Pool) register(key flightKey, text string) *flight {
 // unregister makes f not to be found any more. Callers hold mu.
 func (p *Pool) unregister(f *flight) { delete(p.flights, f.key) }
 
-// endedSince says whether a flight of key has ended after the count of ended
+// endedSince reports whether a flight of key has ended after the count of ended
 // flights was since: the store, asked before, would know more now. Callers
 // hold mu.
 func (p *Pool) endedSince(key flightKey, since uint64) bool {

@@ -73,7 +73,7 @@ func tiktokenOf(name string) *tiktoken {
 	return nil
 }
 
-// IsTokenizerFile says whether a file of that name can hold a tokenizer that a Pool
+// IsTokenizerFile reports whether a file of that name can hold a tokenizer that a Pool
 // runs.
 func IsTokenizerFile(name string) bool { return slices.Contains(tokenizerFiles, name) }
 

@@ -173,7 +173,7 @@ func newMediaPlan(rules map[string]placing, known []prompt.Medium, rendered chat
 }
 
 // apply puts the media into the tokens of a rendered chat. Like vLLM it takes the
-// first markers of a kind, in their order, for its media. It says whether all have
+// first markers of a kind, in their order, for its media. It reports whether all have
 // been placed; if not, the tokens end before the first that is not known. found is
 // false when the whole text has fewer markers than media.
 func (p *mediaPlan) apply(ids []uint32) (out []uint32, placed []prompt.PlacedMedium, all, found bool) {

@@ -65,7 +65,7 @@ const (
 	recentFlights = 512
 )
 
-// ident is what tells whether the prefix store's entries of a model still
+// ident is what reports whether the prefix store's entries of a model still
 // hold, when its tokenizer is not in memory.
 type ident struct{ version, fingerprint string }
 
@@ -129,7 +129,7 @@ func newPool(cfg Config, read func([]byte, bool) (encoder, error)) (*Pool, error
 //     (ErrTooLong, ErrInvalidText, ErrUnknownModel), if the tokenizer is
 //     (ErrTokenizer, ErrLoad), if the caller has gone, or after Close
 //     (ErrClosed). In all other cases they answer with what is known, and
-//     Result.Exact says whether that is all. A deadline of ctx is a shorter
+//     Result.Exact reports whether that is all. A deadline of ctx is a shorter
 //     budget to Wait.
 //   - Sync waits for a place in a full queue too, and its answer is always
 //     exact. When ctx ends first the error wraps ctx's, and ErrBusy as well if

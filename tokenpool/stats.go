@@ -32,7 +32,7 @@ type Model struct {
 	MemoryBytes int64
 	// Vocabulary is the number of different tokens, added ones included.
 	Vocabulary int
-	// ChatTemplate says whether the model has a chat template of its own.
+	// ChatTemplate reports whether the model has a chat template of its own.
 	ChatTemplate bool
 	// LoadTook is how long fetching and reading took, LoadedAt when it ended.
 	LoadTook time.Duration

@@ -60,7 +60,7 @@ func (p *program) parseFlags(command, usage string, fs *flag.FlagSet, args []str
 	return exitOK, false
 }
 
-// flagGiven tells whether one of the flags stands on the command line.
+// flagGiven reports whether one of the flags stands on the command line.
 func flagGiven(fs *flag.FlagSet, names ...string) bool {
 	given := false
 	fs.Visit(func(f *flag.Flag) {

@@ -169,7 +169,7 @@ func (s *service) runLMCache(ctx context.Context, failed chan<- error) {
 	}
 }
 
-// tellsMalformed tells whether what cannot be understood is in the log again: one line a
+// tellsMalformed reports whether what cannot be understood is in the log again: one line a
 // minute, the rest is counted.
 func (f *lmcacheFeed) tellsMalformed() bool {
 	now := time.Now().Unix()

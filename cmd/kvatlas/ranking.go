@@ -112,7 +112,7 @@ func lateness(loaded, known, chat bool) string {
 	return "the tokenizer is loaded, and the prompt was not tokenized in time" + again
 }
 
-// indexFailed tells whether the index could not be asked at all.
+// indexFailed reports whether the index could not be asked at all.
 func indexFailed(r *client.ScoreResponse) bool {
 	return r.Degraded != nil && (r.Degraded.Reason == "index_unavailable" || r.Degraded.Reason == "index_timeout")
 }

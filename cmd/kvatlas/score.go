@@ -127,7 +127,7 @@ func (s *scoreCall) write(ctx context.Context, out io.Writer, c *client.Client, 
 // asideBudget bounds what is asked beside the score: the answer is there already.
 const asideBudget = 2 * time.Second
 
-// loaded tells whether the server has the model's tokenizer in memory by now; known is
+// loaded reports whether the server has the model's tokenizer in memory by now; known is
 // false where it does not say.
 func (s *scoreCall) loaded(ctx context.Context, c *client.Client) (loaded, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, asideBudget)

@@ -176,7 +176,7 @@ func (d *DNS) bounded(names []string) ([]string, error) {
 	return names, nil
 }
 
-// none tells whether the answer was that there is no such name.
+// none reports whether the answer was that there is no such name.
 func none(err error) bool {
 	e, ok := errors.AsType[*net.DNSError](err)
 	return ok && e.IsNotFound

@@ -410,7 +410,7 @@ func roleOf(s string) string {
 	return ""
 }
 
-// ready tells whether the condition Ready of a pod is true.
+// ready reports whether the condition Ready of a pod is true.
 func ready(o *unstructured.Unstructured) bool {
 	list, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
 	for _, e := range list {

@@ -317,7 +317,7 @@ func (r *Registrar) register(ctx context.Context, f Found, ends bool, reg *store
 	return nil
 }
 
-// same tells whether two findings are of one pod in one life.
+// same reports whether two findings are of one pod in one life.
 func same(a, b *Found) bool {
 	return a.Life == b.Life && reflect.DeepEqual(a.Pod, b.Pod)
 }

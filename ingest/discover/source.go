@@ -32,7 +32,7 @@ type Source interface {
 	// ctx is done; it returns ctx's error. It goes on through faults, which it tells
 	// the Watcher. report keeps nothing of the slice.
 	Watch(ctx context.Context, w Watcher) error
-	// Ends tells whether a pod that is not reported any more has ended. Otherwise it
+	// Ends says whether a pod that is not reported any more has ended. Otherwise it
 	// just is not seen, and lives until its lease is over.
 	Ends() bool
 	// String says what the source is, for people.

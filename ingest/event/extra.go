@@ -144,7 +144,7 @@ func (d *Decoder) bareKey(f *fields, block, i int, s []byte) {
 	d.batch.arena.objects = append(d.batch.arena.objects, object(d.words.get(s), 0))
 }
 
-// inNextRow tells whether s is also in the row behind the one that the cursor
+// inNextRow reports whether s is also in the row behind the one that the cursor
 // stands in, other than as the adapter's name in front. The cursor is not moved.
 func (d *Decoder) inNextRow(s []byte, lora string) bool {
 	c := d.cursor

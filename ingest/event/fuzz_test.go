@@ -35,7 +35,7 @@ func FuzzPushes(f *testing.F) {
 	})
 }
 
-// deepOrWide tells whether a JSON text has more levels than are read, or a number
+// deepOrWide reports whether a JSON text has more levels than are read, or a number
 // that no float64 is.
 func deepOrWide(body []byte) bool {
 	var v any

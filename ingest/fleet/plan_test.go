@@ -30,7 +30,7 @@ func (w *world) view(self string) *view {
 	return v
 }
 
-// act lets a replica do what it plans, and says whether that was anything.
+// act lets a replica do what it plans, and reports whether that was anything.
 func (w *world) act(self string) bool {
 	p := makePlan(w.view(self))
 	for _, r := range p.release {

@@ -15,7 +15,7 @@ type Changes struct {
 	Reuse store.Reuse
 }
 
-// Empty tells whether nothing changes. The sequence goes on all the same: who
+// Empty reports whether nothing changes. The sequence goes on all the same: who
 // keeps count of it in the index writes a batch without ops.
 func (c *Changes) Empty() bool { return len(c.Ops) == 0 && len(c.Map) == 0 }
 

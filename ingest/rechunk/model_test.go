@@ -387,7 +387,7 @@ func (m *model) add(b *modelBlock, s modelSlot, told telling) {
 	b.slots[s] = c
 }
 
-// present tells whether a block of a layer is in a tier: each group of the layer that
+// present reports whether a block of a layer is in a tier: each group of the layer that
 // has stored there has it.
 func (m *model) present(n modelName, b *modelBlock, tier store.Tier) bool {
 	some := false
@@ -402,7 +402,7 @@ func (m *model) present(n modelName, b *modelBlock, tier store.Tier) bool {
 	return some && !b.ambiguous
 }
 
-// covers tells whether the blocks of a layer hold the last index block of tokens.
+// covers reports whether the blocks of a layer hold the last index block of tokens.
 func (m *model) covers(layer int, tier store.Tier, seed blockkey.Seed, tokens []uint32) bool {
 	end := len(tokens)
 	covered := make([]bool, m.size)

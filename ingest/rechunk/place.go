@@ -191,7 +191,7 @@ func (c *Chunker) branchHow(b *run, from *run, part uint16, p *place) how {
 	return clashes
 }
 
-// same tells whether an own part of r is what p brings.
+// same reports whether an own part of r is what p brings.
 func (c *Chunker) same(r *run, part uint16, p *place) bool {
 	if r.end(int(part)) != int(p.end) {
 		return false
@@ -325,7 +325,7 @@ func (c *Chunker) close(r *run, part uint16, p *place) blockkey.Key {
 	return c.keyBuf[0]
 }
 
-// is tells whether b lies at p.
+// is reports whether b lies at p.
 func (b *block) is(p *place) bool {
 	switch {
 	case b.joined != (p.how != notAtAll), b.keyed != (len(p.keys) > 0), (b.tail != nil) != (len(p.tail) > 0):
@@ -338,14 +338,14 @@ func (b *block) is(p *place) bool {
 	return b.tail == nil || b.begins(p)
 }
 
-// begins tells whether b's tail begins with that of p.
+// begins reports whether b's tail begins with that of p.
 func (b *block) begins(p *place) bool {
 	t := b.tail
 	return t.seed == p.seed && t.prev == p.prev && t.hasPrev == p.hasPrev && int(t.ends[0]) == len(p.tail) &&
 		(t.isLast(0) || slices.Equal(t.partTokens(0), p.tail)) && sameHead(t, p.tailObj)
 }
 
-// sameHead tells whether the objects of a tail's first part are these.
+// sameHead reports whether the objects of a tail's first part are these.
 func sameHead(t *run, objects []event.Object) bool {
 	if len(t.objects) == 0 && len(objects) == 0 {
 		return true

@@ -85,7 +85,7 @@ func (c *Chunker) judge(r *run) {
 	c.touch(r.owner)
 }
 
-// full tells whether the first parts of r's path are all held in a tier.
+// full reports whether the first parts of r's path are all held in a tier.
 func (c *Chunker) full(r *run, parts, tier int) bool {
 	for r.child {
 		if !r.present[tier].full(parts - int(r.fork)) {

@@ -126,7 +126,7 @@ type object struct {
 // parts is the number of parts on the run's path.
 func (r *run) parts() int { return int(r.fork) + len(r.ends) }
 
-// isLast tells whether part closes the index block.
+// isLast reports whether part closes the index block.
 func (r *run) isLast(part uint16) bool { return r.closed && int(part) == r.parts()-1 }
 
 // end is where an own part ends.
@@ -157,7 +157,7 @@ func (r *run) kept() int {
 	return int(r.ends[n-1]) - int(r.start)
 }
 
-// held tells whether anybody can have a copy.
+// held reports whether anybody can have a copy.
 func (b *block) held() bool { return b.slot.some() || len(b.slots) > 0 }
 
 // find returns the slot of a tier and group, nil for none.
@@ -287,7 +287,7 @@ func (s *bitset) set(i int, on bool) {
 	}
 }
 
-// full tells whether 0 to n-1 are all in s.
+// full reports whether 0 to n-1 are all in s.
 func (s *bitset) full(n int) bool {
 	for i := 0; n > 0; i, n = i+1, n-64 {
 		want := ^uint64(0)

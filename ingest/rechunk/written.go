@@ -107,7 +107,7 @@ func (c *Chunker) sweepSome() {
 // first of all in the order in which store/redis sends entries.
 var markKey = store.MapKey{Part: partMark}
 
-// Torn tells whether a writer of the generation has stopped in the middle of a
+// Torn reports whether a writer of the generation has stopped in the middle of a
 // write, so that its map is not that of its watermark, which TakeOver has returned.
 // A batch that store/redis can send in one call, and any to store/memory, is whole
 // or not there; a larger one, and any on a cluster, may be there in part. Events

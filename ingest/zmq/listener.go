@@ -123,7 +123,7 @@ func (p *Peer) Addr() string { return peerName(p.conn.net) }
 // Local is where the peer has reached us.
 func (p *Peer) Local() string { return p.conn.net.LocalAddr().String() }
 
-// Closed tells whether the connection is over: the peer has gone, or does not answer
+// Closed reports whether the connection is over: the peer has gone, or does not answer
 // heartbeats any more.
 func (p *Peer) Closed() bool { return p.closed.Load() }
 

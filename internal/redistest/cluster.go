@@ -94,7 +94,7 @@ func (c *Cluster) Settle() {
 	})
 }
 
-// has tells whether INFO or CLUSTER INFO has the line.
+// has reports whether INFO or CLUSTER INFO has the line.
 func (s *Server) has(section, line string) bool {
 	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket, Protocol: 2, DisableIdentity: true})
 	defer func() { _ = c.Close() }()

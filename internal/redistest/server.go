@@ -135,7 +135,7 @@ func shortDir(tb testing.TB) string {
 	return dir
 }
 
-// isFree tells whether a port of the loopback interface can be listened on.
+// isFree reports whether a port of the loopback interface can be listened on.
 func isFree(p int) bool {
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p)))
 	if err != nil {
@@ -288,7 +288,7 @@ func (s *Server) end(sig syscall.Signal) {
 	}
 }
 
-// running tells whether the process runs.
+// running reports whether the process runs.
 func (s *Server) running() bool {
 	if s.done == nil {
 		return false

@@ -13,7 +13,7 @@ type kind struct {
 	dropped int
 }
 
-// pass tells whether a line of the kind may pass, and how many have not since the last
+// pass reports whether a line of the kind may pass, and how many have not since the last
 // that has. Kinds are few, such as the formats of messages in a program's source.
 func (l *limiter) pass(name string, now time.Time) (dropped int, ok bool) {
 	if l.kinds == nil {

@@ -87,7 +87,7 @@ func ParseURL(s string) (*Target, error) {
 	return t, err
 }
 
-// unquoted tells whether the URL looks as if its password had a bare question
+// unquoted reports whether the URL looks as if its password had a bare question
 // mark.
 func unquoted(s string) bool {
 	head, query, _ := strings.Cut(s, "?")

@@ -150,7 +150,7 @@ func (w *worker) tryOnce(ctx context.Context) error {
 	return err
 }
 
-// homeless tells whether a worker cannot be registered for now: nothing is kept of what it
+// homeless reports whether a worker cannot be registered for now: nothing is kept of what it
 // says until it can. To wait would take the room of others in the queue.
 func homeless(err error) bool {
 	return errors.Is(err, filing.ErrUnmapped) || errors.Is(err, filing.ErrShared) || errors.Is(err, ErrFull) || errors.Is(err, store.ErrFull)

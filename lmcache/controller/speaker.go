@@ -159,7 +159,7 @@ func (c *Controller) others(w *worker, p *zmq.Peer, told address) bool {
 	return false
 }
 
-// over tells whether a lease has passed since the first of the workers that it has made.
+// over reports whether a lease has passed since the first of the workers that it has made.
 func (s *speaker) over(lease time.Duration) bool { return time.Since(s.since) >= lease }
 
 // makeRoom sees to it that there is room for one worker more; c.mu is held. Where there is

@@ -43,7 +43,7 @@ type change struct {
 	key  blockkey.Key
 }
 
-// whole tells whether all batches are there.
+// whole reports whether all batches are there.
 func (s *fullSync) whole() bool { return len(s.got) == s.batches }
 
 // missing are batches that have not come.

@@ -173,7 +173,7 @@ func (in *instance) write(ctx context.Context, list []batch) (s summary, err err
 // LMCache's, 0 is none.
 type cursor struct{ incarnation, seq uint64 }
 
-// holed tells whether the batches leave a hole behind the cursor, or in themselves.
+// holed reports whether the batches leave a hole behind the cursor, or in themselves.
 func holed(at cursor, list []batch) bool {
 	for i := range list {
 		b := &list[i]

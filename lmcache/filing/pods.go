@@ -145,7 +145,7 @@ func engine(reg *store.Registry, name string) *store.Pod {
 	return nil
 }
 
-// hosts tells whether the pod's address or name has this host.
+// hosts reports whether the pod's address or name has this host.
 func hosts(p *store.Pod, ip string) bool {
 	if ip == "" {
 		return false

@@ -91,7 +91,7 @@ func (w *Worker) Name() string { return w.name }
 // Target is whom it works for.
 func (w *Worker) Target() Target { return w.target }
 
-// Open tells whether there is a generation to write to.
+// Open reports whether there is a generation to write to.
 func (w *Worker) Open() bool { return w.gen != 0 }
 
 // Shut forgets the generation, without a call of the index.
@@ -260,7 +260,7 @@ func Apply(ctx context.Context, c Config, workers []*Worker, batches []store.Bat
 	return err
 }
 
-// Final tells whether the writer has lost the generation.
+// Final reports whether the writer has lost the generation.
 func Final(err error) bool {
 	return errors.Is(err, store.ErrFenced) || errors.Is(err, store.ErrEnded) || errors.Is(err, store.ErrUnknownPod)
 }

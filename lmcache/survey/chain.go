@@ -291,7 +291,7 @@ func (e *Explanation) judge(f *check.Finding, configured bool, has lmcache.Profi
 	}
 }
 
-// read tells whether scoring of the model looks at a place.
+// read reports whether scoring of the model looks at a place.
 func (e *Explanation) read(p place) bool {
 	return p.in == nil || slices.ContainsFunc(e.s.readers(p.in.kind), func(r read) bool { return r.model == e.model })
 }
@@ -337,7 +337,7 @@ func (e *Explanation) fit(c Chain, places []place) lmcache.Profile {
 	}
 }
 
-// hashes tells whether the first chunk of the prompt has this hash.
+// hashes reports whether the first chunk of the prompt has this hash.
 func (e *Explanation) hashes(c lmcache.Config, want lmcache.Hash) bool {
 	h, err := lmcache.New(c)
 	return err == nil && len(e.tokens) >= h.ChunkSize() && h.Append(nil, e.tokens[:h.ChunkSize()])[0] == want

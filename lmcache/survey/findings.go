@@ -23,7 +23,7 @@ var Names = []string{
 // shown is how many examples a finding has.
 const shown = 3
 
-// Findings says what was found. all tells whether these were all keys that there are.
+// Findings says what was found. all reports whether these were all keys that there are.
 func (s *Survey) Findings(all bool) []check.Finding {
 	var out []check.Finding
 	add := func(f check.Finding) { out = append(out, f) }
@@ -143,7 +143,7 @@ func (s *Survey) judgeModels(groups []*group, add func(check.Finding)) {
 	}
 }
 
-// alike tells whether two names may be of one model: but for case, the folders before
+// alike reports whether two names may be of one model: but for case, the folders before
 // it, or the way in which a hub's cache writes it.
 func alike(a, b string) bool {
 	return strings.EqualFold(a, b) || strings.EqualFold(last(a), last(b))

@@ -36,7 +36,7 @@ type Config struct {
 type Entry struct {
 	// Name is the key's, Type Redis's word for what it is.
 	Name, Type string
-	// Aged tells whether it has a time to live.
+	// Aged reports whether it has a time to live.
 	Aged bool
 	// Text is the value of a string, Fields are those of a hash, when Want asked for it
 	// and it was small.
@@ -261,7 +261,7 @@ func kinds(p lmcache.Profile, r *lmcache.Reader) (out []parsed) {
 	return out
 }
 
-// Want tells whether Add is to be told of a key of this name, and whether its value is
+// Want reports whether Add is to be told of a key of this name, and whether its value is
 // needed. Keys that may hold tensors are never to be read.
 func (s *Survey) Want(name string) (tell, read bool) {
 	p, ok := parse(name)

@@ -57,7 +57,7 @@ func algorithm(c lmcache.Config) string {
 	return lmcache.Builtin.String()
 }
 
-// seeded tells whether the seed counts.
+// seeded reports whether the seed counts.
 func seeded(c lmcache.Config) bool {
 	return c.VLLM && algorithm(c) != "blake3" && (c.MP || c.Version > lmcache.V031)
 }

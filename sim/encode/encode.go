@@ -338,7 +338,7 @@ func appendName(dst []byte, s string) []byte {
 	return msgp.AppendString(dst, s)
 }
 
-// hasExtraKeys tells whether an event of vLLM has extra keys: those of full blocks
+// hasExtraKeys reports whether an event of vLLM has extra keys: those of full blocks
 // with their tokens, nil ones included.
 func hasExtraKeys(e *event.Event) bool {
 	return e.Medium == "GPU" && len(e.Tokens) > 0 || e.Extra != nil || e.Salt != "" && !e.HasParent

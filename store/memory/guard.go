@@ -261,7 +261,7 @@ func refuse(r *store.RefusedError, gen store.Generation, err error) {
 	r.Generations[gen] = err
 }
 
-// skips tells whether a batch is not to be applied. Two pods' batches may name
+// skips reports whether a batch is not to be applied. Two pods' batches may name
 // one generation: it is of one of them at most.
 func (h *guarded) skips(b *store.Batch) bool {
 	g, ok := h.open[b.Guard.Generation]

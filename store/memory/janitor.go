@@ -105,7 +105,7 @@ func (j *janitor) keepUp() {
 	}
 }
 
-// wasteful tells whether one in part of the log's slots is dead. Slots that are
+// wasteful reports whether one in part of the log's slots is dead. Slots that are
 // still to be filled do not count.
 func (x *Index) wasteful(part int64) bool {
 	slots := x.log.chunks.Load() * chunkSlots

@@ -67,7 +67,7 @@ func (l *leases) call(c *store.LeaseCall, now time.Time, limit int) (store.Lease
 		l.readers[c.Reader.Name] = reader{ranks: c.Reader.Ranks, until: now.Add(c.TTL)}
 	}
 
-	// takes tells whether what is about a lease may be done by the caller.
+	// takes reports whether what is about a lease may be done by the caller.
 	takes := func(was store.Lease) bool {
 		_, living := l.readers[was.Reader]
 		return was.Reader == c.Reader.Name || !living

@@ -23,7 +23,7 @@ type readOnly struct {
 	told  bool
 }
 
-// now tells whether there is no point in trying.
+// now reports whether there is no point in trying.
 func (r *readOnly) now() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

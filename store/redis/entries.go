@@ -310,7 +310,7 @@ func (l *lookup) named(names texts, text string) (store.HolderID, bool) {
 	return id, ok
 }
 
-// young tells whether a field's value, fmt@world_size@worker_id@time, is of no other time
+// young reports whether a field's value, fmt@world_size@worker_id@time, is of no other time
 // than counts: not older than EntryAge, and not so far ahead that it would never become so.
 // The time is the writer's clock, in seconds.
 func (l *lookup) young(meta string, now time.Time) bool {

@@ -288,7 +288,7 @@ func (f *Feed) tails(ctx context.Context) ([]tail, error) {
 	return f.x.readTails(ctx, places)
 }
 
-// reached tells whether all entries up to these tails have been told.
+// reached reports whether all entries up to these tails have been told.
 func (f *Feed) reached(tails []tail) bool {
 	for i, t := range tails {
 		if t.on && f.logs[i].n.Load() < t.end() {

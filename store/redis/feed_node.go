@@ -168,7 +168,7 @@ func (g *group) round(ctx context.Context) (told int, err error) {
 	return told, nil
 }
 
-// moved tells whether an error says that a slot is, or is going, elsewhere.
+// moved reports whether an error says that a slot is, or is going, elsewhere.
 func moved(err error) bool {
 	s := err.Error()
 	return strings.HasPrefix(s, "MOVED ") || strings.HasPrefix(s, "ASK ") || strings.HasPrefix(s, "READONLY") || strings.HasPrefix(s, "UNBLOCKED")
@@ -261,7 +261,7 @@ func (g *group) probe(ctx context.Context) error {
 	return nil
 }
 
-// later tells whether the id of an entry is above another one.
+// later reports whether the id of an entry is above another one.
 func later(a, b string) bool {
 	var x, y [2]uint64
 	for i, s := range []string{a, b} {

@@ -150,7 +150,7 @@ func (f *Feed) attach(ctx context.Context) error {
 	return nil
 }
 
-// usable tells whether all logs are on, and not empty.
+// usable reports whether all logs are on, and not empty.
 func usable(tails []tail) bool {
 	for _, t := range tails {
 		if !t.on || t.last.id == "" {

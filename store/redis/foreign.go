@@ -28,7 +28,7 @@ type ForeignKey struct {
 	Name string
 	// Type is Redis's word: string, hash, or another.
 	Type string
-	// Aged tells whether it has a time to live.
+	// Aged reports whether it has a time to live.
 	Aged bool
 	// Size is the length of a string in bytes, or the number of a hash's fields.
 	Size int64
@@ -41,7 +41,7 @@ type ForeignKey struct {
 	Refused error
 }
 
-// note keeps the first refusal, and tells whether a reply has come.
+// note keeps the first refusal, and reports whether a reply has come.
 func (k *ForeignKey) note(err error) bool {
 	if err != nil && k.Refused == nil && redisx.RefusedCommand(err) {
 		k.Refused = err
@@ -56,7 +56,7 @@ type ForeignScan struct {
 	// MaxKeys bounds how many keys Each is told of, MaxSteps the steps of SCAN, of 1000
 	// keys of the server each; of a cluster, for each of its masters.
 	MaxKeys, MaxSteps int
-	// Want says whether Each is to be told of a name, and whether its value is to be
+	// Want reports whether Each is to be told of a name, and whether its value is to be
 	// read. It is called for each name that matches, by one goroutine at a time.
 	Want func(name string) (tell, read bool)
 	// Each is told of the keys, by one goroutine at a time. A key may come twice.

@@ -61,7 +61,7 @@ type guardPlan struct {
 	tried bool
 }
 
-// over tells whether there is nothing more to be done under the guard.
+// over reports whether there is nothing more to be done under the guard.
 func (g *guardPlan) over() bool { return g.done || g.dup || g.err != nil }
 
 // hear takes in a verdict.
@@ -226,7 +226,7 @@ func (c *ackCache) learn(g *guardPlan, place int) {
 	a.seq[place] = max(a.seq[place], g.Seq)
 }
 
-// doubtful tells whether an earlier call has sent the guard's batch and not learnt
+// doubtful reports whether an earlier call has sent the guard's batch and not learnt
 // what became of it. Some partitions of a cluster may have applied it, under ids
 // that may have ended since:
 //

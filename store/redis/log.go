@@ -89,7 +89,7 @@ func (x *Index) logPlaces() []int {
 	return places
 }
 
-// logs tells whether any of these runs of apply.lua would be logged, or may be.
+// logs reports whether any of these runs of apply.lua would be logged, or may be.
 func (x *Index) logs(ctx context.Context, calls []*call) bool {
 	pipe := x.client.Pipeline()
 	var cmds []*redis.StringCmd

@@ -262,7 +262,7 @@ func (x *Index) fetch(ctx context.Context, keys []blockkey.StoreKey) (*lookup, e
 	return l, err
 }
 
-// read reads the keys in one round trip. first says whether the epoch is to be
+// read reads the keys in one round trip. first reports whether the epoch is to be
 // read too.
 func (l *lookup) read(ctx context.Context, first bool) (epoch uint64, err error) {
 	l.spans = l.spans[:0]

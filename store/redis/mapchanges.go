@@ -33,7 +33,7 @@ func (c *mapChanges) add(e mapEntry) {
 	c.note(e, at, len(c.rows))
 }
 
-// addRows appends an element of a list, as far as it can be read, and tells whether that
+// addRows appends an element of a list, as far as it can be read, and reports whether that
 // was all of it.
 func (c *mapChanges) addRows(element string) bool {
 	at := len(c.rows)

@@ -66,7 +66,7 @@ func nextEntry(b []byte) (e mapEntry, rest []byte, ok bool) {
 	return e, b[1+size:], true
 }
 
-// eachEntry calls f with the entries of b, and tells whether that was all of it. What
+// eachEntry calls f with the entries of b, and reports whether that was all of it. What
 // follows a place that cannot be read is left out.
 func eachEntry(b []byte, f func(mapEntry)) bool {
 	for len(b) > 0 {

@@ -78,7 +78,7 @@ func (l *mapLogs) add(gen store.Generation, fence uint64, changes int) {
 	}
 }
 
-// due tells whether a list should be folded, which is said once; must, whether that has
+// due reports whether a list should be folded, which is said once; must, whether that has
 // to be before it grows any more. The error says that the map has been lost.
 func (l *mapLogs) due(gen store.Generation, fence uint64) (due, must bool, err error) {
 	l.mu.Lock()

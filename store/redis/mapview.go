@@ -17,7 +17,7 @@ type mapView struct {
 	seen     uint64 // when it was put back last
 }
 
-// add takes in the next element of the list, and tells whether it could be read.
+// add takes in the next element of the list, and reports whether it could be read.
 func (v *mapView) add(element string) bool {
 	v.elements++
 	from := len(v.rows)

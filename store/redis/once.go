@@ -26,7 +26,7 @@ func newOnceLog(limit int) *onceLog {
 	return l
 }
 
-// first tells whether this is news: another text than was last met under the name.
+// first reports whether this is news: another text than was last met under the name.
 func (l *onceLog) first(name, text string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

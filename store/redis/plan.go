@@ -99,7 +99,7 @@ type holderRef struct {
 	guard *guardPlan
 }
 
-// dropped tells whether the guard keeps the holder from being written.
+// dropped reports whether the guard keeps the holder from being written.
 func (r *holderRef) dropped() bool { return r.guard != nil && r.guard.over() }
 
 // change adds a block to a holder or removes it.

@@ -31,13 +31,13 @@ type snapshot struct {
 	owners *owners
 }
 
-// fresh tells whether the snapshot is right for an index at this epoch. An epoch
+// fresh reports whether the snapshot is right for an index at this epoch. An epoch
 // that is lost (0) tells nothing, unless there is nobody.
 func (s *snapshot) fresh(epoch uint64) bool {
 	return s.loaded && s.registry.Epoch == epoch && !s.stale() && (epoch != 0 || len(s.roster.members) == 0)
 }
 
-// stale tells whether a lease has run out since.
+// stale reports whether a lease has run out since.
 func (s *snapshot) stale() bool {
 	until := s.registry.ValidUntil
 	return !until.IsZero() && !time.Now().Before(until)

@@ -37,7 +37,7 @@ const (
 	newSteps, newStep = 64, 1000
 )
 
-// isNew tells whether there is certainly no block yet.
+// isNew reports whether there is certainly no block yet.
 func (x *Index) isNew(ctx context.Context) (bool, error) {
 	var found atomic.Bool
 	look := func(ctx context.Context, c *redis.Client) error {

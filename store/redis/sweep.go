@@ -56,7 +56,7 @@ func (x *Index) sweepLoop() {
 	}
 }
 
-// dueSweep tells whether there is something to sweep.
+// dueSweep reports whether there is something to sweep.
 func (x *Index) dueSweep() bool {
 	ctx, cancel := context.WithTimeout(x.life, x.config.Timeout)
 	defer cancel()
@@ -248,7 +248,7 @@ func (s *sweeper) sweepRecords(ctx context.Context) error {
 	return nil
 }
 
-// over tells whether a generation has ended. As with holders, the counter was read
+// over reports whether a generation has ended. As with holders, the counter was read
 // before those that are alive.
 func (s *sweeper) over(gen store.Generation) bool {
 	return store.HolderID(gen) <= s.last && !s.lives[gen]

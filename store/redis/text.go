@@ -46,7 +46,7 @@ const (
 	agedParts = 4
 )
 
-// isText tells whether a value is texts, which are printable ASCII without spaces
+// isText reports whether a value is texts, which are printable ASCII without spaces
 // and quotes, each with something that is no digit. A comma in front is as if it were
 // not there: who adds a text by APPEND begins with one.
 func isText(v []byte) bool {
@@ -151,7 +151,7 @@ func hostsOf(a string) []string {
 }
 
 // append appends the holders that a value of texts stands for, ascending, and
-// tells whether each text names a pod that counts.
+// reports whether each text names a pod that counts.
 func (t texts) append(ids []store.HolderID, v []byte) (_ []store.HolderID, all bool) {
 	begin := len(ids)
 	all = true
@@ -218,7 +218,7 @@ func (x *Index) unread(ids []store.HolderID, v []byte, s *snapshot, n int) []sto
 	return ids
 }
 
-// textsDue tells whether texts that this process knows of have to be looked
+// textsDue reports whether texts that this process knows of have to be looked
 // after: at is when the last sweep was complete, by the server's time.
 func (x *Index) textsDue(at, now float64) bool {
 	return x.config.TextAge >= 0 && x.textsThere.Load() &&

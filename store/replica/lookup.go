@@ -65,7 +65,7 @@ func (r *Replica) fold(reg *store.Registry, queries []*store.Query) {
 	r.keysRead.Add(uint64(read))
 }
 
-// foreign tells whether a query is about what the copy does not have.
+// foreign reports whether a query is about what the copy does not have.
 func foreign(queries []*store.Query) bool {
 	return slices.ContainsFunc(queries, func(q *store.Query) bool { return q.Entries != nil })
 }

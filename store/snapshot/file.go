@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Compressed says whether a file of this name is written with gzip: its name ends
+// Compressed reports whether a file of this name is written with gzip: its name ends
 // with .gz.
 func Compressed(name string) bool { return strings.HasSuffix(name, ".gz") }
 

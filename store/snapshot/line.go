@@ -401,7 +401,7 @@ func (q *Seq) validate() error {
 	return nil
 }
 
-// validate says whether this package can read the segment.
+// validate reports whether this package can read the segment.
 func (h *Header) validate() error {
 	switch {
 	case h.Version != Version:

@@ -27,7 +27,7 @@ func compareAt(a, b At) int {
 // live places where it is, ascending by pod, rank and tier.
 type Answer [][]At
 
-// Equal tells whether both answers say the same. The order within a block does
+// Equal reports whether both answers say the same. The order within a block does
 // not matter.
 func (a Answer) Equal(b [][]At) bool {
 	return slices.EqualFunc(a, b, func(x, y []At) bool {

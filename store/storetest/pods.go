@@ -378,7 +378,7 @@ var leaseCases = []testCase{
 	}},
 }
 
-// inTime tells whether a lease that began at begin cannot have run out yet. It
+// inTime reports whether a lease that began at begin cannot have run out yet. It
 // always is so where the test moves the clock.
 func (b *bench) inTime(begin time.Time) bool {
 	return b.Advance != nil || time.Since(begin) < b.Lease*9/10

@@ -241,7 +241,7 @@ func (h *history) zombie(t *rapid.T) {
 	}
 }
 
-// sameRefusals tells whether two errors refuse the same generations for the same
+// sameRefusals reports whether two errors refuse the same generations for the same
 // reasons. An old fence of a generation that has ended may be either.
 func sameRefusals(a, b error) bool {
 	var x, y *store.RefusedError

@@ -170,7 +170,7 @@ func first(raw json.RawMessage) byte {
 	return 0
 }
 
-// isNull says whether there is no value, or null.
+// isNull reports whether there is no value, or null.
 func isNull(raw json.RawMessage) bool {
 	c := first(raw)
 	return c == 0 || c == 'n'

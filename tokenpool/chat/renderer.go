@@ -121,7 +121,7 @@ type Prompt struct {
 	Sure int
 }
 
-// HasTemplate says whether the model has a template of its own for requests
+// HasTemplate reports whether the model has a template of its own for requests
 // with or without tools.
 func (r *Renderer) HasTemplate(tools bool) bool {
 	_, _, err := r.templates.choose("", tools)

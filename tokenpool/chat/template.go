@@ -144,7 +144,7 @@ func (t *Template) close() {
 // Source returns what the template was compiled from.
 func (t *Template) Source() string { return t.source }
 
-// Format says whether the template goes over the parts of a message's content,
+// Format reports whether the template goes over the parts of a message's content,
 // judged by vLLM's rules ("auto").
 func (t *Template) Format() Format { return t.format }
 
