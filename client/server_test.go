@@ -12,6 +12,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -41,7 +43,11 @@ func newServer() (url string, stop func(), err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	api, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, BlockSize: 4, Version: "v1", Backend: "memory"})
+	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Seed: 1})
+	if err != nil {
+		return "", nil, err
+	}
+	api, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, Router: router, BlockSize: 4, Version: "v1", Backend: "memory"})
 	if err != nil {
 		return "", nil, err
 	}

@@ -1,0 +1,101 @@
+package client_test
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/client"
+)
+
+func TestRoute(t *testing.T) {
+	c := dial(t)
+	ctx := t.Context()
+	for _, p := range []client.Pod{
+		{Name: "a", Model: "letters", Labels: map[string]string{"zone": "1"}},
+		{Name: "b/c", Model: "letters", Address: "http://b", Ranks: 2},
+	} {
+		if err := c.RegisterPod(ctx, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one := 1
+	if _, err := c.Blocks(ctx, client.BlocksRequest{Op: client.OpAdd, Model: "letters", Pod: "b/c", Rank: &one, Tokens: []uint32{'a', 'b', 'c', 'd'}}); err != nil {
+		t.Fatal(err)
+	}
+	ask := client.RouteRequest{ScoreRequest: client.ScoreRequest{Model: "letters", Prompt: "abcdefgh", Explain: true, Strategy: "coverage", EarlyExit: true}, Reserve: true, ID: "r/1", ExpectedOutputTokens: 8}
+	got, err := c.Route(ctx, ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Place != (client.Place{Pod: "b/c", Rank: 1}) || got.Address != "http://b" || got.Policy != "eta" || got.Reservation != "r/1" || got.Again ||
+		got.Overlap.Tokens != 4 || got.Overlap.Blocks != 1 || got.Overlap.BestTokens != 4 || got.Overlap.Tiers["gpu"] != 4 || got.Tokens.Total != 8 ||
+		len(got.Fallbacks) != 2 || len(got.Costs) != 3 || got.Costs[0].Terms["prefill_ms"] <= 0 || got.Costs[0].Total == nil || got.Costs[0].HeldTokens["gpu"] != 4 {
+		t.Errorf("got %+v", got)
+	}
+	if again, err := c.Route(ctx, ask); err != nil || !again.Again || again.Place != got.Place {
+		t.Errorf("got %+v, %v", again, err)
+	}
+	loads, err := c.Loads(ctx, "letters")
+	if err != nil || len(loads["letters"]) != 3 || loads["letters"][2].Place != got.Place || loads["letters"][2].Requests != 1 || loads["letters"][2].PrefillTokens != 4 {
+		t.Errorf("got %+v, %v", loads, err)
+	}
+	cached := 4
+	for _, step := range []struct {
+		first  bool
+		report func() (*client.Report, error)
+	}{
+		{true, func() (*client.Report, error) { return c.Done(ctx, "letters", "r/1", &cached) }},
+		{false, func() (*client.Report, error) { return c.Done(ctx, "letters", "r/1", &cached) }},
+		{true, func() (*client.Report, error) { return c.Output(ctx, "letters", "r/1", 3) }},
+		{true, func() (*client.Report, error) { return c.End(ctx, "letters", "r/1") }},
+	} {
+		if rep, err := step.report(); err != nil || !rep.Known || rep.Place != got.Place || rep.First != step.first || rep.PredictedTokens != 4 {
+			t.Errorf("got %+v, %v", rep, err)
+		}
+	}
+	if rep, err := c.End(ctx, "letters", "r/1"); err != nil || rep.Known {
+		t.Errorf("got %+v, %v", rep, err)
+	}
+	if all, err := c.Loads(ctx, ""); err != nil || all["letters"][2].Requests != 0 {
+		t.Errorf("got %+v, %v", all, err)
+	}
+
+	for want, r := range map[string]client.RouteRequest{
+		"a":   {Labels: map[string]string{"zone": "1"}},
+		"b/c": {Pinned: &client.Pin{Pod: "b/c"}, Policy: "least_requests"},
+	} {
+		r.Model, r.Tokens = "letters", []uint32{7}
+		if got, err := c.Route(ctx, r); err != nil || got.Pod != want || got.Reservation != "" {
+			t.Errorf("%s: got %+v, %v", want, got, err)
+		}
+	}
+	body := json.RawMessage(`{"model":"letters","prompt":"abcd","max_tokens":5}`)
+	if got, err := c.Route(ctx, client.RouteRequest{ScoreRequest: client.ScoreRequest{Body: body}, Prefer: map[string]float64{"zone=1": -9}}); err != nil || got.Pod != "b/c" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	var refused *client.Error
+	if _, err := c.Route(ctx, client.RouteRequest{ScoreRequest: client.ScoreRequest{Model: "none", Tokens: []uint32{1}}}); !errors.As(err, &refused) || refused.Status != http.StatusNotFound || refused.Code != "no_pod" {
+		t.Errorf("got %v", err)
+	}
+	if _, err := c.Route(ctx, client.RouteRequest{ID: "\xff"}); err == nil {
+		t.Error("a text that is not UTF-8 was sent")
+	}
+}
+
+func TestRouting(t *testing.T) {
+	c := dial(t)
+	set, err := c.SetRouting(t.Context(), "a/b", json.RawMessage(`{"policy":"round_robin"}`))
+	if err != nil || !strings.Contains(string(set), `"policy":"round_robin"`) {
+		t.Fatalf("got %s, %v", set, err)
+	}
+	if got, err := c.Routing(t.Context(), "a/b"); err != nil || string(got) != string(set) {
+		t.Errorf("got %s, %v", got, err)
+	}
+	var refused *client.Error
+	if _, err := c.SetRouting(t.Context(), "m", json.RawMessage(`{"policy":"nearest"}`)); !errors.As(err, &refused) || refused.Status != http.StatusBadRequest {
+		t.Errorf("got %v", err)
+	}
+}
