@@ -208,7 +208,7 @@ type Report struct {
 	// Known says that the request runs. It is false when it has ended, when its lease is
 	// over, and when it was never booked: none of them is an error.
 	Known bool
-	// RankRef is where it runs.
+	// RankRef is where it runs; after Done, where it was prefilled.
 	store.RankRef
 	// Predicted is how many tokens of its prompt were thought to be cached there.
 	Predicted int
@@ -243,6 +243,10 @@ type Store interface {
 	// Book chooses and books in one step. The error is ErrBusy, ErrFull, ErrSettings,
 	// ErrInvalid, or ErrUnavailable; only after the last one may something have been booked.
 	Book(ctx context.Context, c *Call) (Booked, error)
+	// BookPair chooses who prefills a request and who decodes it, and books both in one step
+	// under its one id. The prefill pod has the request until Done, the other one until End.
+	// A call with the id of a request that runs books nothing, as with Book.
+	BookPair(ctx context.Context, c *PairCall) (BookedPair, error)
 	// Done takes the prefill of a request off its rank's load, learns the rank's speed, and
 	// renews the lease.
 	Done(ctx context.Context, model, id string, d Done) (Report, error)

@@ -55,11 +55,18 @@ type row struct {
 	marks map[blockkey.Key]int
 }
 
+// part is a request's part in a row, which is over when the row has another life.
+type part struct {
+	store.RankRef
+	life int64
+}
+
 // reservation is a request that runs.
 type reservation struct {
-	store.RankRef
+	part
+	// pair is where another place prefills, nil without one. prefill and work are there.
+	pair      *part
 	id        string
-	life      int64
 	prefilled bool
 	prefill   int64
 	work      int64
@@ -98,37 +105,58 @@ func (m *Memory) Book(_ context.Context, c *Call) (Booked, error) {
 	b, now := m.book(c.Model, true), m.micros()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.endOverdue(now, maxOverdue)
-	if r := b.reserved[c.ID]; r != nil {
-		return Booked{RankRef: r.RankRef, Again: true, Now: now}, nil
+	old, err := b.open(c, now)
+	if err != nil {
+		return Booked{}, err
 	}
-	if c.Settings != b.version {
-		return Booked{}, ErrSettings
-	}
-	if len(b.reserved) >= MaxReservations {
-		return Booked{}, ErrFull
+	if old != nil {
+		return Booked{RankRef: old.RankRef, Again: true, Now: now}, nil
 	}
 	marks, tail := c.Marked()
-	out := Booked{Now: now, Costs: make([]float64, len(c.Candidates)), Loads: make([]Load, len(c.Candidates))}
-	for i := range c.Candidates {
-		out.Costs[i], out.Loads[i] = b.cost(&c.Candidates[i], c.Weights, marks, tail, now)
-	}
+	out := Booked{Now: now}
+	out.Costs, out.Loads = b.costs(c.Candidates, c.Weights, marks, tail, now)
 	i := Pick(out.Costs, c.Temperature, c.Draw)
 	if i < 0 {
 		return out, ErrBusy
 	}
-	chosen := &c.Candidates[i]
-	out.RankRef = chosen.RankRef
-	l := b.row(chosen.RankRef, chosen.Generation, now)
+	out.RankRef = c.Candidates[i].RankRef
+	b.reserve(c, &c.Candidates[i], marks, tail, now)
+	return out, nil
+}
+
+// open ends reservations that are overdue, and returns the one of a call that is repeated. The
+// error is ErrSettings or ErrFull.
+func (b *book) open(c *Call, now int64) (*reservation, error) {
+	b.endOverdue(now, maxOverdue)
+	if r := b.reserved[c.ID]; r != nil {
+		return r, nil
+	}
+	if c.Settings != b.version {
+		return nil, ErrSettings
+	}
+	if len(b.reserved) >= MaxReservations {
+		return nil, ErrFull
+	}
+	return nil, nil //nolint:nilnil // there is none, and that is no error
+}
+
+// reserve books a call at a candidate.
+func (b *book) reserve(c *Call, chosen *Candidate, marks []blockkey.Key, tail, now int64) *reservation {
 	r := &reservation{
-		RankRef: chosen.RankRef, id: c.ID, life: l.life, prefill: int64(chosen.Uncached), work: chosen.Work, booked: now,
+		part: b.addRequest(chosen, marks, tail, now), id: c.ID, prefill: int64(chosen.Uncached), work: chosen.Work, booked: now,
 		tokens: c.Tokens, tail: tail, expected: c.Expected, blockSize: c.BlockSize, marks: marks, lease: c.Lease,
 		until: now + c.Lease.Microseconds(),
 	}
-	l.Add(chosen, l.addMarks(marks)+tail, now)
 	b.reserved[c.ID] = r
 	heap.Push(&b.leases, r)
-	return out, nil
+	return r
+}
+
+// addRequest adds a request to the row of a candidate.
+func (b *book) addRequest(c *Candidate, marks []blockkey.Key, tail, now int64) part {
+	l := b.row(c.RankRef, c.Generation, now)
+	l.Add(c, l.addMarks(marks)+tail, now)
+	return part{c.RankRef, l.life}
 }
 
 // cost returns what a candidate costs now, NaN where it is busy, and its load.
@@ -200,29 +228,51 @@ func (r *row) dropMarks(marks []blockkey.Key) int64 {
 	return missing(r.marks, marks)
 }
 
-// live returns the row that the reservation is part of, nil when that is over.
-func (b *book) live(r *reservation) *row {
-	if l := b.rows[r.RankRef]; l != nil && l.life == r.life {
+// live returns the row that a request has a part in, nil when that is over.
+func (b *book) live(at part) *row {
+	if l := b.rows[at.RankRef]; l != nil && l.life == at.life {
 		return l
 	}
 	return nil
 }
 
-// end takes a reservation off its load and forgets it.
+// end takes a reservation off its loads and forgets it.
 func (b *book) end(r *reservation) {
 	heap.Remove(&b.leases, r.at)
 	delete(b.reserved, r.id)
-	l := b.live(r)
+	work, prefill := r.work, r.prefill
+	if r.prefilled {
+		work, prefill = 0, 0
+	}
+	if r.pair == nil {
+		b.leave(r.part, r.marks, work, prefill, r.tail+r.outBlocks)
+		return
+	}
+	b.leave(r.part, r.marks, 0, 0, r.tail+r.outBlocks)
+	if !r.prefilled {
+		b.leave(*r.pair, r.marks, work, prefill, r.tail)
+	}
+}
+
+// leave takes one request off the row that it has a part in.
+func (b *book) leave(at part, marks []blockkey.Key, work, prefill, blocks int64) {
+	l := b.live(at)
 	if l == nil {
 		return
 	}
-	if !r.prefilled {
-		l.Work, l.Prefill = max(0, l.Work-r.work), max(0, l.Prefill-r.prefill)
-	}
-	l.Blocks = max(0, l.Blocks-l.dropMarks(r.marks)-r.tail-r.outBlocks)
+	l.Work, l.Prefill = max(0, l.Work-work), max(0, l.Prefill-prefill)
+	l.Blocks = max(0, l.Blocks-l.dropMarks(marks)-blocks)
 	if l.Requests--; l.Requests <= 0 {
-		b.empty(r.RankRef, l)
+		b.empty(at.RankRef, l)
 	}
+}
+
+// prefills returns where the request is prefilled.
+func (r *reservation) prefills() part {
+	if r.pair != nil {
+		return *r.pair
+	}
+	return r.part
 }
 
 // empty forgets a load without requests, but for its speed.
@@ -268,12 +318,14 @@ func (m *Memory) report(model, id string, change func(b *book, r *reservation, n
 
 // Done implements Store.
 func (m *Memory) Done(_ context.Context, model, id string, d Done) (Report, error) {
-	return m.report(model, id, func(b *book, r *reservation, now int64) bool {
+	var at part
+	out, err := m.report(model, id, func(b *book, r *reservation, now int64) bool {
+		at = r.prefills()
 		if r.prefilled {
 			return false
 		}
 		r.prefilled = true
-		l := b.live(r)
+		l := b.live(at)
 		if l == nil {
 			return true
 		}
@@ -283,8 +335,15 @@ func (m *Memory) Done(_ context.Context, model, id string, d Done) (Report, erro
 		if n, c := computed(r.tokens, int(r.prefill), d.Cached); n >= minSample && d.Shape != (Shape{}) {
 			l.learn(float64(d.Shape.Units(n, c)), float64(now-began)/1000, d.Shape.Overhead, now)
 		}
+		if r.pair != nil {
+			b.leave(at, r.marks, 0, 0, r.tail)
+		}
 		return true
 	})
+	if out.Known {
+		out.RankRef = at.RankRef
+	}
+	return out, err
 }
 
 // computed returns how many tokens of a prompt the engine computed and had cached: as it
@@ -308,7 +367,7 @@ func (m *Memory) Output(_ context.Context, model, id string, tokens int) (Report
 		}
 		r.output = tokens
 		blocks := OutputBlocks(tokens, r.expected, r.blockSize)
-		if l := b.live(r); l != nil {
+		if l := b.live(r.part); l != nil {
 			l.Blocks = max(0, l.Blocks+blocks-r.outBlocks)
 		}
 		r.outBlocks = blocks
@@ -370,16 +429,26 @@ func (m *Memory) Audit(_ context.Context, model string) ([]Difference, error) {
 	for at, l := range b.rows {
 		sums[at] = &row{Load: Load{Generation: l.Generation, Since: l.Since, Speed: l.Speed, Samples: l.Samples, Learnt: l.Learnt}, life: l.life, marks: map[blockkey.Key]int{}}
 	}
+	live := func(at part) *row {
+		if s := sums[at.RankRef]; s != nil && s.life == at.life {
+			return s
+		}
+		return nil
+	}
 	for _, r := range b.reserved {
-		s := sums[r.RankRef]
-		if s == nil || s.life != r.life {
+		if s := live(r.part); s != nil {
+			s.Requests++
+			s.Blocks += s.addMarks(r.marks) + r.tail + r.outBlocks
+		}
+		s := live(r.prefills())
+		if r.prefilled || s == nil {
 			continue
 		}
-		if !r.prefilled {
-			s.Work, s.Prefill = s.Work+r.work, s.Prefill+r.prefill
+		s.Work, s.Prefill = s.Work+r.work, s.Prefill+r.prefill
+		if r.pair != nil {
+			s.Requests++
+			s.Blocks += s.addMarks(r.marks) + r.tail
 		}
-		s.Requests++
-		s.Blocks += s.addMarks(r.marks) + r.tail + r.outBlocks
 	}
 	var out []Difference
 	for at, l := range b.rows {

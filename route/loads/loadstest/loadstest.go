@@ -124,6 +124,7 @@ func Run(t *testing.T, open Open) {
 	t.Run("refuses", func(t *testing.T) { refuses(t, open) })
 	t.Run("a burst is spread", func(t *testing.T) { burst(t, open) })
 	t.Run("softmax", func(t *testing.T) { softmax(t, open) })
+	runPairs(t, open)
 	t.Run("histories", func(t *testing.T) { histories(t, open) })
 }
 
@@ -568,13 +569,26 @@ func histories(t *testing.T, open Open) {
 		s := open(t, clock)
 		places := []store.RankRef{pod("a", 0), pod("a", 1), pod("b:1 ", 0)}
 		gens, seen, lives := make([]store.Generation, len(places)), make([]store.Generation, len(places)), make([]int, len(places))
-		all := map[string]*running{}
+		all := map[string]*running{} // a pair's prefill under an id of its own
+		// enter tells the model that a request comes to a place.
+		enter := func(at int, gen store.Generation) {
+			if !slices.ContainsFunc(slices.Collect(values(all)), func(q *running) bool {
+				return q.at == places[at] && q.life == lives[at] && clock.Now().Before(q.until)
+			}) {
+				seen[at] = 0 // nothing runs there: what was known of it is forgotten
+			}
+			if seen[at] != 0 && gen > seen[at] {
+				lives[at]++
+			}
+			seen[at] = max(seen[at], gen)
+		}
 		for range rapid.IntRange(1, 60).Draw(r, "steps") {
 			id := fmt.Sprint("r", rapid.IntRange(0, 12).Draw(r, "id"))
 			if req := all[id]; req != nil && !clock.Now().Before(req.until) {
 				delete(all, id)
+				delete(all, half(id))
 			}
-			switch step := rapid.IntRange(0, 8).Draw(r, "what"); step {
+			switch step := rapid.IntRange(0, 9).Draw(r, "what"); step {
 			case 0, 1, 2, 3:
 				at := rapid.IntRange(0, len(places)-1).Draw(r, "place")
 				gen := gens[at]
@@ -592,15 +606,7 @@ func histories(t *testing.T, open Open) {
 					break
 				}
 				equal(r, false, b.Again)
-				if !slices.ContainsFunc(slices.Collect(values(all)), func(q *running) bool {
-					return q.at == places[at] && q.life == lives[at] && clock.Now().Before(q.until)
-				}) {
-					seen[at] = 0 // nothing runs there: what was known of it is forgotten
-				}
-				if seen[at] != 0 && gen > seen[at] {
-					lives[at]++
-				}
-				seen[at] = max(seen[at], gen)
+				enter(at, gen)
 				all[id] = &running{
 					at: places[at], life: lives[at], keys: keys, tokens: c.Tokens, prefill: int64(c.Candidates[0].Uncached),
 					work: c.Candidates[0].Work, expected: c.Expected, until: clock.Now().Add(c.Lease),
@@ -612,6 +618,7 @@ func histories(t *testing.T, open Open) {
 				if q := all[id]; q != nil {
 					q.prefilled, q.until = true, clock.Now().Add(time.Minute)
 				}
+				delete(all, half(id))
 			case 5:
 				n := rapid.IntRange(0, 600).Draw(r, "output")
 				got, err := s.Output(ctx, "m", id, n)
@@ -620,13 +627,39 @@ func histories(t *testing.T, open Open) {
 				if q := all[id]; q != nil {
 					q.output, q.until = max(q.output, n), clock.Now().Add(time.Minute)
 				}
+				if q := all[half(id)]; q != nil {
+					q.until = all[id].until
+				}
 			case 6:
 				equal(r, all[id] != nil, end(r, s, id).Known)
 				delete(all, id)
+				delete(all, half(id))
 			case 7:
 				clock.Advance(time.Duration(rapid.IntRange(1, 40).Draw(r, "seconds")) * time.Second)
 			case 8:
 				gens[rapid.IntRange(0, len(places)-1).Draw(r, "restarts")] += 2
+			case 9:
+				p, d := rapid.IntRange(0, len(places)-1).Draw(r, "prefills"), rapid.IntRange(0, len(places)-1).Draw(r, "decodes")
+				keys := chain(uint64(rapid.IntRange(1, 2).Draw(r, "head")), 3, 10, rapid.IntRange(0, 40).Draw(r, "blocks"))
+				c := pair(id, keys, places[p:p+1], places[d:d+1])
+				c.Prefill[0].Generation, c.Candidates[0].Generation = gens[p], gens[d]
+				b, err := s.BookPair(ctx, c)
+				must(r, err)
+				if old := all[id]; old != nil {
+					equal(r, true, b.Again)
+					equal(r, old.at, b.RankRef)
+					break
+				}
+				enter(d, gens[d])
+				q := running{at: places[d], life: lives[d], keys: keys, tokens: c.Tokens, prefilled: p != d, until: clock.Now().Add(c.Lease)}
+				q.prefill, q.work = int64(c.Prefill[0].Uncached), c.Prefill[0].Work
+				all[id] = &q
+				if p != d {
+					enter(p, gens[p])
+					other := q
+					other.at, other.life, other.prefilled = places[p], lives[p], false
+					all[half(id)] = &other
+				}
 			}
 			p, err := s.Loads(ctx, "m")
 			must(r, err)

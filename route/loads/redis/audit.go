@@ -43,8 +43,9 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 			return nil, nil, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
 		}
 		for i := 0; i+1 < len(page); i += 2 {
-			name := reservedBy(page[i+1])
-			ids[name] = append(ids[name], page[i])
+			for _, name := range reservedBy(page[i+1]) {
+				ids[name] = append(ids[name], page[i])
+			}
 		}
 		if cursor == 0 {
 			break
@@ -88,15 +89,31 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 	return out, left, nil
 }
 
-// reservedBy reads the name of the load from a reservation: see lua/loads.lua.
-func reservedBy(v string) string {
-	for range 12 {
-		_, v, _ = strings.Cut(v, " ")
+// reservedBy reads the names of the loads from a reservation, of which a pair has two: see
+// lua/loads.lua.
+func reservedBy(v string) []string {
+	var state string
+	for i := range 12 {
+		var f string
+		if f, v, _ = strings.Cut(v, " "); i == 1 {
+			state = f
+		}
 	}
+	name, rest := cutName(v)
+	if state != "2" && state != "3" {
+		return []string{name}
+	}
+	_, rest, _ = strings.Cut(rest, " ")
+	other, _ := cutName(rest)
+	return []string{name, other}
+}
+
+// cutName cuts off a name that its length stands before.
+func cutName(v string) (name, rest string) {
 	size, rest, _ := strings.Cut(v, " ")
 	n, err := strconv.Atoi(size)
 	if err != nil || n < 0 || n > len(rest) {
-		return ""
+		return "", ""
 	}
-	return rest[:n]
+	return rest[:n], rest[n:]
 }

@@ -16,6 +16,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -35,8 +36,12 @@ import (
 var (
 	//go:embed lua/loads.lua
 	loadsLua string
+	//go:embed lua/weigh.lua
+	weighLua string
 	//go:embed lua/book.lua
 	bookLua string
+	//go:embed lua/pair.lua
+	pairLua string
 	//go:embed lua/done.lua
 	doneLua string
 	//go:embed lua/output.lua
@@ -50,7 +55,8 @@ var (
 	//go:embed lua/audit.lua
 	auditLua string
 
-	bookScript     = goredis.NewScript(loadsLua + bookLua)
+	bookScript     = goredis.NewScript(loadsLua + weighLua + bookLua)
+	pairScript     = goredis.NewScript(loadsLua + weighLua + pairLua)
 	doneScript     = goredis.NewScript(loadsLua + doneLua)
 	outputScript   = goredis.NewScript(loadsLua + outputLua)
 	endScript      = goredis.NewScript(loadsLua + endLua)
@@ -148,19 +154,7 @@ func (s *Store) Book(ctx context.Context, c *loads.Call) (loads.Booked, error) {
 	if err := c.Validate(); err != nil {
 		return loads.Booked{}, err
 	}
-	marks, tail := c.Marked()
-	packed := make([]byte, 0, 8*len(marks))
-	for _, k := range marks {
-		b := blockkey.StoreKey(k).Bytes()
-		packed = append(packed, b[:]...)
-	}
-	args := make([]any, 0, 16+11*len(c.Candidates))
-	args = append(args, c.ID, c.Lease.Microseconds(), c.Tokens, tail, packed, c.Expected, c.BlockSize,
-		c.Weights.Wait, c.Weights.Prefill, c.Weights.Decode, c.Weights.Blocks, c.Weights.Requests, c.Temperature, c.Draw, loads.MaxReservations, c.Settings)
-	for i := range c.Candidates {
-		d := &c.Candidates[i]
-		args = append(args, field(d.RankRef), uint64(d.Generation), d.Uncached, d.Work, d.Base, d.Floor, d.Factor, d.Prior, d.Limits.Requests, d.Limits.Prefill, d.Limits.Blocks)
-	}
+	args := appendCandidates(callArgs(c, 11*len(c.Candidates)), c.Candidates)
 	reply, err := s.run(ctx, bookScript, s.keys(c.Model), args...)
 	if err != nil {
 		return loads.Booked{}, err
@@ -168,32 +162,42 @@ func (s *Store) Book(ctx context.Context, c *loads.Call) (loads.Booked, error) {
 	return readBooked(reply)
 }
 
+// callArgs are the arguments that booking scripts begin with, with room for more.
+func callArgs(c *loads.Call, room int) []any {
+	marks, tail := c.Marked()
+	packed := make([]byte, 0, 8*len(marks))
+	for _, k := range marks {
+		b := blockkey.StoreKey(k).Bytes()
+		packed = append(packed, b[:]...)
+	}
+	args := make([]any, 0, 16+room)
+	args = append(args, c.ID, c.Lease.Microseconds(), c.Tokens, tail, packed, c.Expected, c.BlockSize)
+	args = appendWeights(args, c.Weights)
+	return append(args, c.Temperature, c.Draw, loads.MaxReservations, c.Settings)
+}
+
+func appendWeights(args []any, w loads.Weights) []any {
+	return append(args, w.Wait, w.Prefill, w.Decode, w.Blocks, w.Requests)
+}
+
+func appendCandidates(args []any, cs []loads.Candidate) []any {
+	for i := range cs {
+		d := &cs[i]
+		args = append(args, field(d.RankRef), uint64(d.Generation), d.Uncached, d.Work, d.Base, d.Floor, d.Factor, d.Prior, d.Limits.Requests, d.Limits.Prefill, d.Limits.Blocks)
+	}
+	return args
+}
+
 // readBooked reads the reply of lua/book.lua.
 func readBooked(reply []any) (out loads.Booked, err error) {
 	r := reader{reply: reply}
-	state := r.text()
-	out.Now = r.int()
-	if state == "full" && r.err == nil {
-		return out, loads.ErrFull
-	}
-	if state == "settings" && r.err == nil {
-		return out, loads.ErrSettings
+	state, err := r.state(&out)
+	if err != nil || r.err != nil {
+		return out, cmp.Or(r.err, err)
 	}
 	name := r.text()
 	if out.Again = state == "again"; !out.Again {
-		costs, rows, speeds := r.list(), r.list(), r.list()
-		for range costs.reply {
-			text := costs.text()
-			cost, err := strconv.ParseFloat(text, 64)
-			if err != nil {
-				costs.fail(text)
-			}
-			out.Costs = append(out.Costs, cost)
-			l := rows.load()
-			speeds.speed(&l)
-			out.Loads = append(out.Loads, l)
-		}
-		r.err = errors.Join(r.err, costs.err, rows.err, speeds.err)
+		out.Costs, out.Loads = r.weighed()
 	}
 	if r.err != nil {
 		return loads.Booked{}, r.err

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -98,4 +99,45 @@ func (r *reader) speed(l *loads.Load) {
 	if err1 == nil && err2 == nil && err3 == nil && speed > 0 && !math.IsInf(speed, 0) && samples > 0 {
 		l.Speed, l.Samples, l.Learnt = speed, samples, at
 	}
+}
+
+// state reads what the reply of a booking begins with: what became of it, and when. The error
+// is ErrFull or ErrSettings.
+func (r *reader) state(out *loads.Booked) (state string, err error) {
+	state = r.text()
+	out.Now = r.int()
+	switch {
+	case r.err != nil:
+	case state == "full":
+		err = loads.ErrFull
+	case state == "settings":
+		err = loads.ErrSettings
+	}
+	return state, err
+}
+
+// weighed reads the costs of candidates, and their loads.
+func (r *reader) weighed() (costs []float64, all []loads.Load) {
+	list, rows, speeds := r.list(), r.list(), r.list()
+	costs = list.floats()
+	for range costs {
+		l := rows.load()
+		speeds.speed(&l)
+		all = append(all, l)
+	}
+	r.err = errors.Join(r.err, list.err, rows.err, speeds.err)
+	return costs, all
+}
+
+// floats reads what is left as numbers.
+func (r *reader) floats() (out []float64) {
+	for r.more() {
+		text := r.text()
+		v, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			r.fail(text)
+		}
+		out = append(out, v)
+	}
+	return out
 }

@@ -15,9 +15,14 @@ if l.life ~= tonumber(ARGV[3]) or l.booked ~= tonumber(ARGV[4]) then return {'mo
 local sum, marks = {gen = l.gen, life = l.life, booked = l.booked, work = 0, prefill = 0, blocks = 0, requests = 0, since = l.since}, {}
 for i = 5, #ARGV do
   local r = readReservation(redis.call('HGET', RES, ARGV[i]))
-  if r and r.name == name and r.life == l.life then
-    if not r.prefilled then sum.work, sum.prefill = sum.work + r.work, sum.prefill + r.prefill end
-    sum.requests, sum.blocks = sum.requests + 1, sum.blocks + r.tail + r.outblocks
+  local decodes, prefills = false, false
+  if r then
+    decodes = r.name == name and r.life == l.life
+    prefills = not r.prefilled and (r.pair or r).name == name and (r.pair or r).life == l.life
+  end
+  if prefills then sum.work, sum.prefill = sum.work + r.work, sum.prefill + r.prefill end
+  if decodes or prefills then
+    sum.requests, sum.blocks = sum.requests + 1, sum.blocks + r.tail + (decodes and r.outblocks or 0)
     local at = 0
     for _, m in ipairs(split(r.marks)) do
       local next = at + math.max(1, math.floor(at / 4))

@@ -3,4 +3,4 @@
 local r = find(ARGV[2])
 if not r then return {} end
 finish(ARGV[2], r)
-return report(r, true)
+return report(r, r, true)

@@ -26,23 +26,35 @@ local function dropLoad(name)
   redis.call('UNLINK', MARKS .. name)
 end
 
--- A reservation: life prefilled prefill work booked tokens tail output outblocks expected blocksize lease,
--- the length of the name, the name, and the marks, 8 bytes each. Join with .., since
--- string.format ends a text at its first zero byte.
+-- A reservation: life state prefill work booked tokens tail output outblocks expected blocksize lease,
+-- the length of the name, the name, and the marks, 8 bytes each. The state is 1 with a prefill that
+-- has ended, else 0. Two more, 3 and 2, are those of a pair: another place prefills, and its life,
+-- the length of its name and the name stand before the marks. Join with .., since string.format
+-- ends a text at its first zero byte.
 local function readReservation(v)
   if not v then return nil end
   local l, d, p, w, a, t, r, o, b, e, s, m, n, at = string.match(v,
     '^(%d+) (%d) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ()')
   if not l then return nil end
-  return {life = l + 0, prefilled = d == '1', prefill = p + 0, work = w + 0, booked = a + 0, tokens = t + 0, tail = r + 0,
-    output = o + 0, outblocks = b + 0, expected = e + 0, size = s + 0, lease = m + 0,
-    name = string.sub(v, at, at + n - 1), marks = string.sub(v, at + n)}
+  local out = {life = l + 0, prefilled = d % 2 == 1, prefill = p + 0, work = w + 0, booked = a + 0, tokens = t + 0, tail = r + 0,
+    output = o + 0, outblocks = b + 0, expected = e + 0, size = s + 0, lease = m + 0, name = string.sub(v, at, at + n - 1)}
+  at = at + n
+  if d + 0 >= 2 then
+    local life, size, from = string.match(v, '^(%d+) (%d+) ()', at)
+    if not life then return nil end
+    out.pair = {life = life + 0, name = string.sub(v, from, from + size - 1)}
+    at = from + size
+  end
+  out.marks = string.sub(v, at)
+  return out
 end
 
 local function writeReservation(id, r)
+  local state, pair = r.prefilled and 1 or 0, ''
+  if r.pair then state, pair = state + 2, string.format('%.0f %d ', r.pair.life, #r.pair.name) .. r.pair.name end
   redis.call('HSET', RES, id, string.format('%.0f %d %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %d ',
-    r.life, r.prefilled and 1 or 0, r.prefill, r.work, r.booked, r.tokens, r.tail, r.output, r.outblocks,
-    r.expected, r.size, r.lease, #r.name) .. r.name .. r.marks)
+    r.life, state, r.prefill, r.work, r.booked, r.tokens, r.tail, r.output, r.outblocks,
+    r.expected, r.size, r.lease, #r.name) .. r.name .. pair .. r.marks)
 end
 
 local function readSpeed(v)
@@ -98,28 +110,36 @@ local function dropMarks(name, marks)
   return missing(have, #marks)
 end
 
--- liveLoad returns the load that a reservation is part of, nil when that is over.
+-- liveLoad returns the load that a reservation, or the prefill of a pair, is part of, nil when
+-- that is over.
 local function liveLoad(r)
   local l = readLoad(redis.call('HGET', LOAD, r.name))
   if l and l.life == r.life then return l end
+end
+
+-- leave takes one request off the load that it is part of.
+local function leave(at, marks, work, prefill, blocks)
+  local l = liveLoad(at)
+  if not l then -- of a load that was lost the marks may be left
+    if redis.call('HEXISTS', LOAD, at.name) == 0 then redis.call('UNLINK', MARKS .. at.name) end
+    return
+  end
+  l.requests = l.requests - 1
+  if l.requests <= 0 then return dropLoad(at.name) end
+  l.work, l.prefill = math.max(0, l.work - work), math.max(0, l.prefill - prefill)
+  l.blocks = math.max(0, l.blocks - dropMarks(at.name, split(marks)) - blocks)
+  writeLoad(at.name, l)
 end
 
 local function finish(id, r)
   redis.call('HDEL', RES, id)
   redis.call('ZREM', LEASE, id)
   if not r then return end
-  local l = liveLoad(r)
-  if not l then -- of a load that was lost the marks may be left
-    if redis.call('HEXISTS', LOAD, r.name) == 0 then redis.call('UNLINK', MARKS .. r.name) end
-    return
-  end
-  l.requests = l.requests - 1
-  if l.requests <= 0 then return dropLoad(r.name) end
-  if not r.prefilled then
-    l.work, l.prefill = math.max(0, l.work - r.work), math.max(0, l.prefill - r.prefill)
-  end
-  l.blocks = math.max(0, l.blocks - dropMarks(r.name, split(r.marks)) - r.tail - r.outblocks)
-  writeLoad(r.name, l)
+  local work, prefill = r.work, r.prefill
+  if r.prefilled then work, prefill = 0, 0 end
+  if not r.pair then return leave(r, r.marks, work, prefill, r.tail + r.outblocks) end
+  leave(r, r.marks, 0, 0, r.tail + r.outblocks)
+  if not r.prefilled then leave(r.pair, r.marks, work, prefill, r.tail) end
 end
 
 -- endOverdue ends reservations whose lease is over, and returns how many.
@@ -139,4 +159,5 @@ end
 
 local function renew(id, r) redis.call('ZADD', LEASE, string.format('%.0f', now + r.lease), id) end
 
-local function report(r, first) return {r.name, r.tokens - r.prefill, r.tokens, first and 1 or 0} end
+-- report says that a request of which a report came runs at a place.
+local function report(r, at, first) return {at.name, r.tokens - r.prefill, r.tokens, first and 1 or 0} end

@@ -4,7 +4,7 @@ local id, tokens = ARGV[2], tonumber(ARGV[3])
 local r = find(id)
 if not r then return {} end
 renew(id, r)
-if tokens <= r.output then return report(r, false) end
+if tokens <= r.output then return report(r, r, false) end
 local blocks = math.floor(tokens / r.size)
 if r.expected > 0 then blocks = blocks * math.max(0, 1 - tokens / r.expected) end
 blocks = math.floor(blocks)
@@ -15,4 +15,4 @@ if l then
 end
 r.output, r.outblocks = tokens, blocks
 writeReservation(id, r)
-return report(r, true)
+return report(r, r, true)
