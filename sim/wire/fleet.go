@@ -64,6 +64,9 @@ type RankState struct {
 	ReusedTokens  uint64 `json:"reused_tokens"`
 	Preemptions   uint64 `json:"preemptions"`
 	EvictedBlocks uint64 `json:"evicted_blocks"`
+	// Published is how many messages of events it has sent, those that were lost on the
+	// way included: who has read as many knows all.
+	Published uint64 `json:"published"`
 }
 
 func stateOf(s *engine.Stats) RankState {
@@ -73,16 +76,29 @@ func stateOf(s *engine.Stats) RankState {
 	}
 }
 
+// rankStates returns what the ranks of a pod are doing. Its error is ErrDead.
+func (p *Pod) rankStates() (out []RankState, err error) {
+	stats, err := p.Stats()
+	if err != nil {
+		return nil, err
+	}
+	for i := range stats {
+		r := stateOf(&stats[i])
+		if r.Published, err = p.Published(i); err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
 // State returns what the pods are doing.
 func (f *Fleet) State() []PodState {
 	out := []PodState{}
 	for _, p := range f.pods {
 		s := PodState{Name: p.config.Name, Address: p.Address()}
-		if stats, err := p.Stats(); err == nil {
-			s.Alive = true
-			for i := range stats {
-				s.Ranks = append(s.Ranks, stateOf(&stats[i]))
-			}
+		if ranks, err := p.rankStates(); err == nil {
+			s.Alive, s.Ranks = true, ranks
 		}
 		out = append(out, s)
 	}

@@ -36,6 +36,7 @@ type body struct {
 	LoRAPath         json.RawMessage `json:"lora_path"`
 	DataParallelRank *int            `json:"data_parallel_rank"`
 	RoutedDPRank     *int            `json:"routed_dp_rank"`
+	ReturnTokenIDs   bool            `json:"return_token_ids"`
 }
 
 // job is a request that has been understood.
@@ -49,6 +50,7 @@ type job struct {
 	usage      bool // at the end of a stream
 	continuous bool // with each part of it
 	stops      bool // the answer ends by itself
+	ids        bool // it has the token ids of prompt and answer, which vLLM has alone
 	parts      []part
 }
 
@@ -56,9 +58,9 @@ type job struct {
 type part struct {
 	rank   *rank
 	id     uint64
-	prompt int
+	prompt []uint32
 	text   string
-	tokens int
+	said   []uint32
 	answer *answer
 }
 
@@ -109,7 +111,7 @@ func (l *life) read(w http.ResponseWriter, r *http.Request, chat bool) (*job, er
 		return nil, bad("", "the body is no JSON of a request: %v", err)
 	}
 	c := &l.pod.config
-	j := &job{life: l, chat: chat, model: b.Model, created: time.Now().Unix(), stream: b.Stream}
+	j := &job{life: l, chat: chat, model: b.Model, created: time.Now().Unix(), stream: b.Stream, ids: b.ReturnTokenIDs && c.Engine.Kind == engine.VLLM}
 	lora, err := l.adapter(&b)
 	if err != nil {
 		return nil, err
@@ -150,7 +152,7 @@ func (l *life) read(w http.ResponseWriter, r *http.Request, chat bool) (*job, er
 		if err != nil {
 			return nil, j.abandon(bad("", "%v", err))
 		}
-		j.parts = append(j.parts, part{rank: rank, id: q.ID, prompt: len(prompt), text: text, tokens: len(q.Output), answer: a})
+		j.parts = append(j.parts, part{rank: rank, id: q.ID, prompt: prompt, text: text, said: q.Output, answer: a})
 	}
 	return j, nil
 }
@@ -375,13 +377,22 @@ func (p *part) next(ctx context.Context) (engine.Output, error) {
 // piece is the text of the n-th token: its share of all of it.
 func (p *part) piece(n int) string {
 	edge := func(i int) int {
-		at := len(p.text) * i / p.tokens
+		at := len(p.text) * i / len(p.said)
 		for at < len(p.text) && !utf8.RuneStart(p.text[at]) {
 			at++
 		}
 		return at
 	}
 	return p.text[edge(n):edge(n+1)]
+}
+
+// tellPrompt puts the token ids of the prompt where a chat has them, or a completion.
+func (p *part) tellPrompt(r *response, c *choice, chat bool) {
+	if chat {
+		r.PromptIDs = p.prompt
+	} else {
+		c.PromptIDs = p.prompt
+	}
 }
 
 // finish is why an answer has ended.
@@ -406,6 +417,8 @@ type choice struct {
 	Delta        *message  `json:"delta,omitempty"`
 	Logprobs     *struct{} `json:"logprobs"`
 	FinishReason *string   `json:"finish_reason"`
+	TokenIDs     []uint32  `json:"token_ids,omitempty"`
+	PromptIDs    []uint32  `json:"prompt_token_ids,omitempty"` // of a completion; a chat has them beside its choices
 }
 
 // response is what is answered, or a chunk of it.
@@ -416,6 +429,8 @@ type response struct {
 	Model   string   `json:"model"`
 	Choices []choice `json:"choices"`
 	Usage   *usage   `json:"usage,omitempty"`
+	// PromptIDs are of a chat.
+	PromptIDs []uint32 `json:"prompt_token_ids,omitempty"`
 }
 
 func (j *job) response(object string, choices ...choice) *response {
@@ -447,14 +462,18 @@ func (j *job) writeWhole(ctx context.Context, w http.ResponseWriter) {
 				break
 			}
 		}
-		prompt += p.prompt
-		completion += p.tokens
+		prompt += len(p.prompt)
+		completion += len(p.said)
 		reason := j.finish()
 		c := choice{Index: i, FinishReason: &reason}
 		if j.chat {
 			c.Message = &message{Role: "assistant", Content: &p.text}
 		} else {
 			c.Text = &p.text
+		}
+		if j.ids {
+			c.TokenIDs = p.said
+			p.tellPrompt(out, &c, j.chat)
 		}
 		out.Choices = append(out.Choices, c)
 	}
@@ -493,10 +512,14 @@ func (j *job) writeStream(ctx context.Context, w http.ResponseWriter) {
 			}
 			if o.First {
 				cached += o.Hit.Tokens()
-				prompt += p.prompt
+				prompt += len(p.prompt)
 				if j.chat {
 					empty := ""
-					send(j.response(object, choice{Index: i, Delta: &message{Role: "assistant", Content: &empty}}))
+					r := j.response(object, choice{Index: i, Delta: &message{Role: "assistant", Content: &empty}})
+					if j.ids {
+						p.tellPrompt(r, nil, true)
+					}
+					send(r)
 				}
 			}
 			completion++
@@ -510,6 +533,12 @@ func (j *job) writeStream(ctx context.Context, w http.ResponseWriter) {
 			if o.Last {
 				reason := j.finish()
 				c.FinishReason = &reason
+			}
+			if j.ids {
+				c.TokenIDs = p.said[n : n+1]
+				if o.First && !j.chat {
+					p.tellPrompt(nil, &c, false)
+				}
 			}
 			r := j.response(object, c)
 			if j.continuous {
