@@ -33,8 +33,9 @@ scripts/build-libtokenizers.sh
 step 3 "tokenizers that the tests load"
 scripts/fetch-tokenizers.sh
 
-step 4 "Python for examples/writers"
-scripts/writers-venv.sh
+step 4 "Python for examples/writers and clients/python"
+scripts/venv.sh writers examples/writers/python/requirements.txt
+scripts/venv.sh clients clients/python/requirements-test.txt
 
 step 5 "publishers and caches of real engines"
 scripts/fetch-engines.sh

@@ -1,0 +1,30 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// TestPythonClient runs the tests of clients/python, the examples of its README among them,
+// against this program.
+func TestPythonClient(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	python := filepath.Join(root, ".cache", "venv-clients", "bin", "python")
+	if _, err := os.Stat(python); err != nil {
+		t.Skip("no Python with what the client needs: run make test, or scripts/venv.sh clients clients/python/requirements-test.txt")
+	}
+	s := start(t)
+	for _, args := range [][]string{{"-m", "mypy"}, {"-m", "pytest", "-q", "-p", "no:cacheprovider"}} {
+		cmd := exec.CommandContext(t.Context(), python, args...)
+		cmd.Dir = filepath.Join(root, "clients", "python")
+		cmd.Env = append(os.Environ(), "KVATLAS_URL="+s.url, "PYTHONPATH=src", "PYTHONDONTWRITEBYTECODE=1", "MYPY_CACHE_DIR="+t.TempDir())
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v: %v\n%s", args, err, out)
+		}
+	}
+}
