@@ -36,8 +36,6 @@ type Entry struct {
 	Policy
 	// Name is what requests and settings call it.
 	Name string
-	// Milliseconds says that its costs are times, to which those of transfers can be added.
-	Milliseconds bool
 	// Blind says that it takes no notice of who holds the prompt, so that the prompt need
 	// not be looked up.
 	Blind bool
@@ -93,7 +91,7 @@ const DefaultPolicy = "eta"
 
 func init() {
 	for _, e := range []Entry{
-		{Name: DefaultPolicy, Policy: Func(eta), Milliseconds: true},
+		{Name: DefaultPolicy, Policy: Func(eta)},
 		{Name: "dynamo", Policy: Func(dynamo)},
 		{Name: "llm_d", Policy: Func(llmD)},
 		{Name: "no_hit_lru", Policy: Func(noHitLRU)},

@@ -15,11 +15,12 @@ import (
 
 // The driver of make real, asked of a simulated engine what it once asked a real vLLM, finds
 // the same: of each request as many tokens are cached, and as many were predicted. A cache
-// that is too small, a clear and a restart are in the records.
+// that is too small, a clear, a restart, chats, tools, adapters, salts and offloading are in the
+// records.
 func TestSimulatedAsRecorded(t *testing.T) {
 	python := enginetest.Python(t)
 	records, err := filepath.Glob("../../real/recorded/*.json")
-	if err != nil || len(records) == 0 {
+	if err != nil || len(records) < 2 {
 		t.Fatalf("%d records: %v", len(records), err)
 	}
 	for _, path := range records {
@@ -30,22 +31,29 @@ func TestSimulatedAsRecorded(t *testing.T) {
 			}
 			var record struct {
 				Engine, Sim string
-				Asked       struct{ Model string }
-				Columns     []string
-				Rows        [][]any
+				Asked       struct {
+					Model string
+					IDs   bool // of tokens alone
+				}
+				Columns []string
+				Rows    [][]any
 			}
 			if err := json.Unmarshal(b, &record); err != nil {
 				t.Fatal(err)
 			}
+			var tokenizers []string
+			if !record.Asked.IDs {
+				tokenizers = []string{"--tokenizers=../../.cache/tokenizers"}
+			}
 			port := redistest.FreePort(t)
-			pods, control := startSim(t, append(strings.Fields(record.Sim), "--model="+record.Asked.Model, "--speed=1000",
+			pods, control := startSim(t, append(append(strings.Fields(record.Sim), tokenizers...), "--model="+record.Asked.Model, "--speed=1000",
 				fmt.Sprintf("--port=%d", port), fmt.Sprintf("--events-port=%d", redistest.FreePort(t)), fmt.Sprintf("--replay-port=%d", redistest.FreePort(t)))...)
 			pod := fmt.Sprintf("127.0.0.1:%d", port)
 			args := []string{"../../real/drive.py", "--engine=http://" + pod, "--pod=" + pod, "--control=http://" + control, "--expect=" + path}
 			servers := record.Columns[3:]
 			for _, column := range servers {
 				size := strings.TrimPrefix(column, "predicted, ")
-				args = append(args, "--kvatlas="+size+"="+start(t, "--pods="+pods, "--block-size="+size).url)
+				args = append(args, "--kvatlas="+size+"="+start(t, append(tokenizers, "--pods="+pods, "--block-size="+size)...).url)
 			}
 			out, err := exec.CommandContext(t.Context(), python, args...).CombinedOutput()
 			if err != nil {

@@ -85,6 +85,9 @@ func (r reader) predict(c Config, keys []event.Hash, tokens int) int {
 			}
 		}
 	}
+	if c.Kind == VLLM && c.Window == 0 {
+		limit = tokens / c.BlockSize
+	}
 	for n < limit && has(n, 0, mediumCPU, mediumStorage, mediumPinned, mediumDisk) {
 		n++
 	}

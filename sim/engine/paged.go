@@ -94,8 +94,17 @@ func (p *paged) match(q *sequence) int {
 
 func (p *paged) reusable(q *sequence) Hit {
 	n := p.match(q)
-	_, host, disk := p.host.find(q.keys, n, mostReusable(q, p.config.BlockSize))
+	_, host, disk := p.host.find(q.keys, n, p.mostLoadable(q))
 	return p.hit(n, host, disk)
+}
+
+// mostLoadable is how many blocks of q can come up from below at the most: all that are
+// full, but for windows. Its last token is computed all the same.
+func (p *paged) mostLoadable(q *sequence) int {
+	if p.groups > 1 {
+		return mostReusable(q, p.config.BlockSize)
+	}
+	return len(q.tokens) / p.config.BlockSize
 }
 
 func (p *paged) hit(gpu, host, disk int) Hit {
@@ -106,8 +115,7 @@ func (p *paged) hit(gpu, host, disk int) Hit {
 func (p *paged) admit(q *sequence, reserve int) bool {
 	size := p.config.BlockSize
 	n := p.match(q)
-	limit := mostReusable(q, size)
-	total, host, disk := p.host.find(q.keys, n, limit)
+	total, host, disk := p.host.find(q.keys, n, p.mostLoadable(q))
 
 	// What stands in the queue and is reused is not free.
 	first := max(0, n-p.windowBlocks())
@@ -139,22 +147,17 @@ func (p *paged) admit(q *sequence, reserve int) bool {
 		}
 		q.cached[g] = n
 	}
-	for i := range n {
-		p.touchBelow(q.keys[i])
-	}
-	q.shelved = 0
+	q.shelved, q.seen = 0, 0
 	if p.config.Reserve {
 		q.reserve = fresh + reserve*p.groups
 		p.reserved += q.reserve
 	}
 	// What is on a shelf comes up, and is in the cache.
 	if total > n {
-		for i := n; i < total; i++ {
-			p.touchBelow(q.keys[i])
-		}
 		p.take(q, total*size)
+		q.shelved, q.seen = total, n
 	}
-	q.computed = total * size
+	q.computed = min(total*size, len(q.tokens)-1)
 	q.hit = p.hit(n, host, disk)
 	return true
 }
@@ -275,18 +278,24 @@ func (p *paged) cache(q *sequence, group, n int) {
 	p.add(e)
 }
 
-// fill copies what was computed to the host.
+// fill copies what was computed of the prompt to the host, and nothing of an answer. What
+// finds no room there is tried again.
 func (p *paged) fill(q *sequence) {
 	if p.host == nil {
 		return
 	}
-	for n := q.computed / p.config.BlockSize; q.shelved < n; q.shelved++ {
-		h := q.keys[q.shelved]
-		p.host.offer(h, event.Event{Kind: event.Stored, Hashes: []event.Hash{h}, Medium: mediumCPU})
+	if n := min(q.computed, len(q.Tokens)) / p.config.BlockSize; n > q.shelved && p.host.offerAll(q.keys[q.shelved:n]) {
+		q.shelved = n
 	}
 }
 
-func (p *paged) release(q *sequence, _ bool) {
+func (p *paged) release(q *sequence, ended bool) {
+	if ended && p.host != nil {
+		// The head of what it brought up, or offered, is the last to leave the shelves.
+		for i := q.shelved - 1; i >= q.seen; i-- {
+			p.touchBelow(q.keys[i])
+		}
+	}
 	for g := range p.groups {
 		blocks := q.blocks[g]
 		for i := len(blocks) - 1; i >= 0; i-- {
@@ -297,7 +306,7 @@ func (p *paged) release(q *sequence, _ bool) {
 		q.blocks[g], q.cached[g] = blocks[:0], 0
 	}
 	p.reserved -= q.reserve
-	q.reserve, q.shelved = 0, 0
+	q.reserve, q.shelved, q.seen = 0, 0, 0
 }
 
 // giveBack gives a block back: one with content is the last to be taken, one without the

@@ -196,10 +196,60 @@ func TestHost(t *testing.T) {
 	}
 }
 
+// vLLM offloads prompts, not what was said to them; and what comes up from the host may be
+// all of a prompt, of which the last token is computed again.
+func TestOffloadsPrompts(t *testing.T) {
+	for k, want := range map[Kind][2]int{VLLM: {96, 96}, SGLang: {128, 80}, TRTLLM: {128, 80}} {
+		for i, again := range [][]uint32{append(count(0, 96), count(1000, 1034)...), count(0, 96)} {
+			e := started(t, Config{Kind: k, Blocks: 11, HostBlocks: 40})
+			answer(t, e, count(0, 96), 33)   // says 1000 to 1032
+			answer(t, e, count(500, 650), 1) // and the GPU has all but forgotten it
+			hit, _ := answer(t, e, again, 1)
+			if hit.Tokens() != want[i] || hit.Host < 16 {
+				t.Errorf("%v, %d: %+v is reused, want %d tokens", k, i, hit, want[i])
+			}
+		}
+	}
+}
+
+// The host of vLLM forgets tails before heads, and takes nothing where other blocks than a
+// request's own cannot make room for all of it.
+func TestHostOrder(t *testing.T) {
+	held := func(e *Engine, tokens []uint32) int {
+		e.Clear()
+		return e.Reusable(Request{Tokens: tokens, Output: []uint32{1}}).Tokens()
+	}
+	a, b, c := count(0, 64), count(1000, 1064), count(2000, 2032)
+	for _, x := range []struct {
+		ask     [][]uint32
+		a, b, c int
+	}{
+		{[][]uint32{a, b}, 64, 64, 0},
+		{[][]uint32{a, b, c}, 32, 64, 32},
+		{[][]uint32{a, b, count(0, 65), c}, 64, 32, 32},
+		{[][]uint32{a, b, a, c}, 16, 64, 32}, // its last block came up, the others are not offered again
+		{[][]uint32{a, b, c[:16], c[:16]}, 48, 64, 16},
+		{[][]uint32{a, append(count(3000, 3064), append(count(4000, 4064), 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)...)}, 64, 0, 0},
+	} {
+		e := started(t, Config{Blocks: 40, HostBlocks: 8})
+		for _, tokens := range x.ask {
+			answer(t, e, tokens, 1)
+		}
+		for _, y := range []struct {
+			tokens []uint32
+			want   int
+		}{{a, x.a}, {b, x.b}, {c, x.c}} {
+			if got := held(e, y.tokens); got != y.want {
+				t.Errorf("%d requests: %d tokens of %d.. are held, want %d", len(x.ask), got, y.tokens[0], y.want)
+			}
+		}
+	}
+}
+
 // What leaves the host goes to the disk.
 func TestDisk(t *testing.T) {
 	for _, k := range []Kind{VLLM, SGLang} {
-		e := started(t, Config{Kind: k, Blocks: 10, HostBlocks: 4, DiskBlocks: 40})
+		e := started(t, Config{Kind: k, Blocks: 10, HostBlocks: 8, DiskBlocks: 40})
 		answer(t, e, count(0, 96), 1)
 		answer(t, e, count(500, 630), 1)
 		if hit, _ := answer(t, e, count(0, 97), 1); hit.Tokens() != 96 || hit.Disk < 80 {

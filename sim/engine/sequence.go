@@ -55,6 +55,7 @@ type sequence struct {
 	private int        // the trees': pages of its own
 	prefill int        // the trees': how many tokens there were when it was admitted
 	shelved int        // how many of its blocks were offered to the tiers below
+	seen    int        // vLLM: the first block that came up from there, or was offered
 	reserve int        // blocks that are kept for it and that it has not taken yet
 }
 

@@ -75,9 +75,41 @@ func (s *shelf) offer(h event.Hash, e event.Event) {
 	s.tell.add(e)
 }
 
+// offerAll puts those of a request's blocks on the shelf that are not there, and tells of
+// each. Others than these go for them; where that is not enough it changes nothing and
+// returns false. Those that are there are not touched.
+func (s *shelf) offerAll(keys []event.Hash) bool {
+	var fresh []event.Hash
+	held := map[event.Hash]bool{}
+	for _, h := range keys {
+		if s.has(h) {
+			held[h] = true
+		} else {
+			fresh = append(fresh, h)
+		}
+	}
+	out := len(s.places) + len(fresh) - s.room
+	if out > len(s.places)-len(held) {
+		return false
+	}
+	for i := s.order.first; out > 0; {
+		next := s.entries[i].next
+		if !held[s.entries[i].hash] {
+			s.evictEntry(i)
+			out--
+		}
+		i = next
+	}
+	for _, h := range fresh {
+		s.offer(h, event.Event{Kind: event.Stored, Hashes: []event.Hash{h}, Medium: s.medium})
+	}
+	return true
+}
+
 // evict takes the least recently used block down, or away.
-func (s *shelf) evict() {
-	i := s.order.first
+func (s *shelf) evict() { s.evictEntry(s.order.first) }
+
+func (s *shelf) evictEntry(i int32) {
 	h := s.entries[i].hash
 	if s.below != nil {
 		s.below.offer(h, event.Event{Kind: event.Stored, Hashes: []event.Hash{h}, Medium: s.below.medium})

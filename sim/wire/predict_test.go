@@ -312,6 +312,8 @@ func predict(t *testing.T, s setup, p *wire.Pod, requests int, seed uint64) {
 		f.wait(behind)
 		want := f.predict(tokens, c.lora, c.salt) / unit * unit
 		said, cached := complete(t, p, tokens, c, 1+k.rng.IntN(30))
+		// With a tier below, vLLM may reuse all of a prompt. Its last token is computed all the same.
+		cached = min(cached, len(tokens)-1)
 		switch got := cached / unit * unit; {
 		case got == want:
 			exact++
