@@ -39,10 +39,12 @@ type RouteRequest struct {
 	Policy string
 	// Overrides are settings that this request has otherwise, a JSON object; may be nil.
 	Overrides json.RawMessage
-	// Role is "prefill" or "decode" for a pod of that part alone.
+	// Role is "prefill" or "decode" for a pod of that part alone, "pair" for one of each.
 	Role string
-	// Pinned is the pod that must be chosen; may be nil.
-	Pinned *Pin
+	// Pinned is the pod that must be chosen; may be nil. PinnedPrefill is the same for the
+	// pod that prefills, of a pair.
+	Pinned        *Pin
+	PinnedPrefill *Pin
 	// Labels are labels that the pod must have.
 	Labels map[string]string
 	// Prefer are weights of labels, as "zone=a", that make a pod cheaper or, below 0,
@@ -65,6 +67,9 @@ func (r RouteRequest) MarshalJSON() ([]byte, error) {
 	if r.Pinned != nil {
 		texts = append(texts, "pinned", r.Pinned.Pod)
 	}
+	if r.PinnedPrefill != nil {
+		texts = append(texts, "pinned_prefill", r.PinnedPrefill.Pod)
+	}
 	if err := checkTexts(texts...); err != nil {
 		return nil, err
 	}
@@ -77,9 +82,10 @@ func (r RouteRequest) MarshalJSON() ([]byte, error) {
 		Overrides json.RawMessage    `json:"overrides,omitempty"`
 		Role      string             `json:"role,omitempty"`
 		Pinned    *Pin               `json:"pinned,omitempty"`
+		Prefill   *Pin               `json:"pinned_prefill,omitempty"`
 		Labels    map[string]string  `json:"labels,omitempty"`
 		Prefer    map[string]float64 `json:"prefer,omitempty"`
-	}{r.wire(), r.Reserve, r.ID, r.ExpectedOutputTokens, r.Policy, r.Overrides, r.Role, r.Pinned, r.Labels, r.Prefer}
+	}{r.wire(), r.Reserve, r.ID, r.ExpectedOutputTokens, r.Policy, r.Overrides, r.Role, r.Pinned, r.PinnedPrefill, r.Labels, r.Prefer}
 	w.Strategy, w.EarlyExit = "", false
 	if r.Body != nil && r.Tokens == nil && r.BlockKeys == nil {
 		return over(r.Body, w)
@@ -109,8 +115,36 @@ type RouteResponse struct {
 	Resolved *Resolved `json:"resolved"`
 	// Costs are what the candidates cost, when Explain was asked for.
 	Costs []Cost `json:"costs"`
+	// Prefill is the pod that prefills, when Role was "pair"; the rest is about the pod that
+	// decodes. It is nil when that one prefills as well: LocalPrefill says why.
+	Prefill      *RoutePrefill `json:"prefill"`
+	LocalPrefill string        `json:"local_prefill"`
+	// Pairs are the cheapest pairs, when Explain was asked for.
+	Pairs []PairCost `json:"pairs"`
+	// Headers are those to send the request with, as llm-d's sidecars read them.
+	Headers map[string]string `json:"headers"`
 	// Degraded says why the choice was made with less than there is; may be nil.
 	Degraded *Degraded `json:"degraded"`
+}
+
+// RoutePrefill is the pod that prefills.
+type RoutePrefill struct {
+	Place
+	// Address, Fallbacks, Overlap and Costs are as in RouteResponse.
+	Address   string  `json:"address"`
+	Fallbacks []Place `json:"fallbacks"`
+	Overlap   Overlap `json:"overlap"`
+	Costs     []Cost  `json:"costs"`
+}
+
+// PairCost is what two places cost together.
+type PairCost struct {
+	Prefill Place `json:"prefill"`
+	Decode  Place `json:"decode"`
+	// Total is the cost; nil of a pair with a place that is too busy.
+	Total *float64 `json:"total"`
+	// Terms are the parts of it by name.
+	Terms map[string]float64 `json:"terms"`
 }
 
 // Overlap is what the chosen rank holds of a prompt.
@@ -166,7 +200,7 @@ type Report struct {
 	// Known reports whether the request runs. Of one that has ended, or whose lease is
 	// over, the report changes nothing.
 	Known bool `json:"known"`
-	// Place is where it was booked.
+	// Place is where it was booked; after Done of a pair, who prefilled.
 	Place
 	// First reports whether this report changed something: it is not the second of its kind.
 	First bool `json:"first"`

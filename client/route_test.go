@@ -72,6 +72,15 @@ func TestRoute(t *testing.T) {
 			t.Errorf("%s: got %+v, %v", want, got, err)
 		}
 	}
+	pair := client.RouteRequest{Role: "pair", PinnedPrefill: &client.Pin{Pod: "a"}, Pinned: &client.Pin{Pod: "b/c"}}
+	pair.Model, pair.Tokens, pair.Explain = "letters", []uint32{7}, true
+	if got, err := c.Route(ctx, pair); err != nil || got.Pod != "b/c" || got.Prefill == nil || got.Prefill.Pod != "a" || got.LocalPrefill != "" || len(got.Pairs) == 0 || got.Headers["x-prefiller-host-port"] != "a" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	pair.PinnedPrefill = nil
+	if got, err := c.Route(ctx, pair); err != nil || got.Prefill != nil || got.LocalPrefill != "short" {
+		t.Errorf("got %+v, %v", got, err)
+	}
 	body := json.RawMessage(`{"model":"letters","prompt":"abcd","max_tokens":5}`)
 	if got, err := c.Route(ctx, client.RouteRequest{ScoreRequest: client.ScoreRequest{Body: body}, Prefer: map[string]float64{"zone=1": -9}}); err != nil || got.Pod != "b/c" {
 		t.Errorf("got %+v, %v", got, err)

@@ -311,7 +311,7 @@ func (in *Ingester) pushLooseRank(ctx context.Context, s *pusher, p *Pushed, ran
 	chunk.Done()
 	s.loose = chunk
 	for _, h := range reg.Holders() {
-		if h.Pod == p.Pod && h.Rank == rank {
+		if h.Pod == p.Pod && h.Rank == rank && h.Tier != store.Predicted {
 			s.holders = append(s.holders, h.ID)
 		}
 	}

@@ -20,8 +20,14 @@ type Decision struct {
 	// that any place can, of those that may take the request.
 	Held [store.NumTiers]int
 	Best int
+	// Prefill is the pod that prefills, of a pair; nil when the pod of the decision does all.
+	// Prefills says then why.
+	Prefill  *Half
+	Prefills Local
 	// Costs are those of all candidates, cheapest first, if they were asked for.
 	Costs []PlaceCost
+	// Pairs are the cheapest of the pairs that were chosen among, if costs were asked for.
+	Pairs []PairCost
 	// Reservation is the ID that the request was booked under; empty if it was not. Again says
 	// that it had been booked before.
 	Reservation string

@@ -35,6 +35,9 @@ var DefaultDynamo = Dynamo{
 // A decode worker whose prefill is not tracked, and whose overlap credit is not 0, costs
 // max(0, decode blocks - credit) + request weight x requests. Preferred labels multiply the
 // cost by exp(-tanh(sum of weights)).
+//
+// In a pair the prefill costs the first part without the load of decoding, and the decode that
+// load alone.
 func dynamo(v *View) loads.Weights {
 	d, size := &v.Settings.Dynamo, float64(v.BlockSize)
 	least := int64(math.MaxInt64)
@@ -42,6 +45,12 @@ func dynamo(v *View) loads.Weights {
 		least = min(least, v.Candidates[i].Load.Prefill)
 	}
 	decodes := !d.TrackPrefillTokens && d.OverlapScoreCredit != 0 && len(v.Candidates) > 0 && v.Candidates[0].Decode
+	if v.Part == DecodePart {
+		for i := range v.Candidates {
+			v.set(i, 0, 0)
+		}
+		return loads.Weights{Blocks: 1, Requests: d.DecodeActiveRequestWeight}
+	}
 	for i := range v.Candidates {
 		c := &v.Candidates[i]
 		decay, prompt := 1.0, 0.0
@@ -62,6 +71,9 @@ func dynamo(v *View) loads.Weights {
 		return loads.Weights{Decode: 1, Requests: d.DecodeActiveRequestWeight}
 	}
 	w := loads.Weights{Blocks: 1, Requests: d.DecodeActiveRequestWeight}
+	if v.Part == PrefillPart {
+		w = loads.Weights{}
+	}
 	if d.TrackPrefillTokens {
 		w.Prefill = d.PrefillLoadScale / size
 	}

@@ -14,8 +14,17 @@ import (
 // of the tokens that the rank does not hold; a token in a slower tier counts for the share
 // that its tier's weight leaves. beta is 2 + 4 x (mean wait / mean prefill): the more
 // requests wait, the more a hit is worth. It is fixed where the settings say so.
+//
+// In a pair the prefill costs the wait and the prefill, the decode what the requests add: an
+// engine decodes before it prefills what waits.
 func eta(v *View) loads.Weights {
 	s := v.Settings
+	if v.Part == DecodePart {
+		for i := range v.Candidates {
+			v.set(i, 0, 0)
+		}
+		return loads.Weights{Requests: s.RequestMS}
+	}
 	shape := s.shape()
 	var wait, prefill float64
 	own := make([]float64, len(v.Candidates))
@@ -36,6 +45,9 @@ func eta(v *View) loads.Weights {
 	}
 	for i := range v.Candidates {
 		v.set(i, (1+beta)*own[i], 0, Term{"prefill_ms", own[i]}, Term{"beta", beta}, Term{"weighed_prefill_ms", (1 + beta) * own[i]})
+	}
+	if v.Part == PrefillPart {
+		return loads.Weights{Wait: 1}
 	}
 	return loads.Weights{Wait: 1, Requests: s.RequestMS}
 }

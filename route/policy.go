@@ -36,6 +36,8 @@ type Entry struct {
 	Policy
 	// Name is what requests and settings call it.
 	Name string
+	// Milliseconds says that its costs are times, to which those of transfers can be added.
+	Milliseconds bool
 	// Blind says that it takes no notice of who holds the prompt, so that the prompt need
 	// not be looked up.
 	Blind bool
@@ -91,7 +93,7 @@ const DefaultPolicy = "eta"
 
 func init() {
 	for _, e := range []Entry{
-		{Name: DefaultPolicy, Policy: Func(eta)},
+		{Name: DefaultPolicy, Policy: Func(eta), Milliseconds: true},
 		{Name: "dynamo", Policy: Func(dynamo)},
 		{Name: "llm_d", Policy: Func(llmD)},
 		{Name: "no_hit_lru", Policy: Func(noHitLRU)},

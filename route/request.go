@@ -26,10 +26,13 @@ type Request struct {
 	Overrides []byte
 	// Expected is the length of the output in tokens; 0 is not known.
 	Expected int
-	// Role is what the pod is for: "prefill", "decode" or, for all of a request, "".
+	// Role is what the pod is for: "prefill", "decode" or, for all of a request, "". With
+	// RolePair it is two pods: the decision is about the one that decodes, its Prefill the other.
 	Role string
 	// Pinned, if not nil, is the pod that must be chosen, and the rank unless that is negative.
 	Pinned *store.RankRef
+	// PinnedPrefill is the same for the pod that prefills, of a pair.
+	PinnedPrefill *store.RankRef
 	// Required are labels that the pod must have. Preferred are weights of labels, as
 	// name=value, that make a pod cheaper or, below 0, dearer.
 	Required  map[string]string
@@ -40,9 +43,12 @@ type Request struct {
 
 func (q *Request) validate() error {
 	switch q.Role {
-	case "", "prefill", "decode":
+	case "", "prefill", "decode", RolePair:
 	default:
-		return fmt.Errorf("%w: role %.40q is none of prefill, decode", ErrRequest, q.Role)
+		return fmt.Errorf("%w: role %.40q is none of prefill, decode, pair", ErrRequest, q.Role)
+	}
+	if q.PinnedPrefill != nil && q.Role != RolePair {
+		return fmt.Errorf("%w: a pod that prefills can be pinned of a pair alone", ErrRequest)
 	}
 	if q.Expected < 0 || q.Expected > loads.MaxTokens {
 		return fmt.Errorf("%w: %d expected tokens", ErrRequest, q.Expected)

@@ -108,7 +108,11 @@ func (r *Router) Route(ctx context.Context, q Request) (*Decision, error) {
 		return nil, err
 	}
 	for again := false; ; again = true {
-		d, err := r.route(ctx, &q, again)
+		try := r.route
+		if q.Role == RolePair {
+			try = r.routePair
+		}
+		d, err := try(ctx, &q, again)
 		if !errors.Is(err, loads.ErrSettings) || again {
 			return d, err
 		}
@@ -133,20 +137,11 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 	if err != nil {
 		return nil, err
 	}
-	v.Tokens, v.BlockSize = d.Tokens, match.BlockSize
-	if len(match.Keys) > 0 {
-		v.Prefix, v.HasPrefix = match.Keys[0], true
-	}
+	v.prompt(d.Tokens, match)
 	if err := q.candidates(v, match, &picture); err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	v.Rand = rand.New(rand.NewPCG(r.rand.Uint64(), r.rand.Uint64()))
-	for i := range v.Candidates {
-		v.Candidates[i].Turn = r.cold[v.Candidates[i].RankRef]
-	}
-	r.mu.Unlock()
-
+	r.draw(v)
 	w := policy.Weigh(v)
 	totals := v.totals(w)
 	chosen, err := r.take(ctx, q, v, w, match, totals, version, away, d)

@@ -42,6 +42,9 @@ type Settings struct {
 	LLMD   LLMD   `json:"llm_d"`
 	// Busy are the loads at which a rank takes no more.
 	Busy Busy `json:"busy"`
+	// Pair says how two pods are chosen, and Pull what may be fetched from another pod.
+	Pair Pair `json:"pair"`
+	Pull Pull `json:"pull"`
 	// LeaseS is how long a reservation lives without a sign of its client, in seconds.
 	LeaseS float64 `json:"lease_s"`
 }
@@ -88,7 +91,7 @@ func DefaultSettings() Settings {
 	return Settings{
 		Policy: DefaultPolicy, TierWeights: TierWeights{store.GPU: 1, store.CPU: 0.8, store.Disk: 0.5, store.Shared: 0.3},
 		RequestMS: 1, Speed: loads.DefaultSpeed, Quadratic: loads.DefaultShape.Quadratic, OverheadMS: loads.DefaultShape.Overhead,
-		Bound: 1.25, Dynamo: DefaultDynamo, LLMD: LLMD{Prefix: 2, KV: 1, Queue: 1}, LeaseS: 120,
+		Bound: 1.25, Dynamo: DefaultDynamo, LLMD: LLMD{Prefix: 2, KV: 1, Queue: 1}, Pair: DefaultPair(), Pull: DefaultPull(), LeaseS: 120,
 	}
 }
 
@@ -100,6 +103,7 @@ func (s *Settings) Merge(object []byte) (Settings, error) {
 		beta := *s.Beta // not shared with the copy
 		out.Beta = &beta
 	}
+	out.Pair = s.Pair.clone()
 	d := json.NewDecoder(bytes.NewReader(object))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&out); err != nil {
@@ -142,6 +146,12 @@ func (s *Settings) Validate() error {
 		{"overhead_ms", s.OverheadMS, 0, 1e6},
 		{"bound", s.Bound, 1, 1e6},
 		{"lease_s", s.LeaseS, 0.1, loads.MaxLease.Seconds()},
+		{"pair.local_tokens", float64(s.Pair.LocalTokens), 0, loads.MaxTokens},
+		{"pair.local_share", s.Pair.LocalShare, 0, 1},
+		{"pull.block_bytes", float64(s.Pull.BlockBytes), 0, 1e12},
+		{"pull.bandwidth", s.Pull.Bandwidth, 0, 1e15},
+		{"pull.overhead_ms", s.Pull.OverheadMS, 0, 1e6},
+		{"pull.port", float64(s.Pull.Port), 0, math.MaxUint16},
 		{"busy.requests", float64(s.Busy.Requests), 0, 1e9},
 		{"busy.prefill_tokens", float64(s.Busy.PrefillTokens), 0, 1e12},
 		{"busy.kv_fraction", s.Busy.KVFraction, 0, 1e3},
@@ -165,7 +175,7 @@ func (s *Settings) Validate() error {
 			return fmt.Errorf("%w: %s is %v, it can be %v to %v", ErrSettings, f.name, f.v, f.low, f.high)
 		}
 	}
-	return nil
+	return s.Pair.validate()
 }
 
 func valueOf(p *float64) float64 {

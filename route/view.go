@@ -72,6 +72,9 @@ type View struct {
 	Settings *Settings
 	// Rand draws random numbers.
 	Rand *rand.Rand
+	// Part is what the request is weighed for. The cost of a pair is that of its prefill and that
+	// of its decode: a policy leaves out of the one what belongs to the other.
+	Part Part
 	// Explain asks for Terms.
 	Explain bool
 	// Candidates are who may take the request, ascending by pod and rank.

@@ -66,6 +66,7 @@ step 9 "what is built without cgo"
 pure=(./scorer ./prompt ./store/... ./client ./blockkey ./ingest/... ./lmcache/...)
 CGO_ENABLED=0 go build "${pure[@]}"
 CGO_ENABLED=0 go test -run Example ./scorer ./blockkey ./lmcache
+CGO_ENABLED=0 go test ./examples/kv-cache-index
 
 step 10 "go test -race"
 readonly gotestsum=1.13.0

@@ -3,7 +3,6 @@ package server
 import (
 	"encoding/json"
 	"errors"
-	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -25,6 +24,7 @@ type routeRequest struct {
 	overrides []byte
 	role      string
 	pinned    *store.RankRef
+	pinnedPre *store.RankRef
 	required  map[string]string
 	preferred map[string]float64
 }
@@ -71,12 +71,13 @@ func makeRouteFields() (fs fields[routeRequest]) {
 			if err := s.text(&q.role); err != nil {
 				return err
 			}
-			if q.role != "prefill" && q.role != "decode" {
-				return s.wrong("is none of prefill, decode")
+			if q.role != "prefill" && q.role != "decode" && q.role != route.RolePair {
+				return s.wrong("is none of prefill, decode, pair")
 			}
 			return nil
 		}},
-		field[routeRequest]{"pinned", (*scanner).pinned},
+		field[routeRequest]{"pinned", func(s *scanner, q *routeRequest) (err error) { q.pinned, err = s.pinned(); return err }},
+		field[routeRequest]{"pinned_prefill", func(s *scanner, q *routeRequest) (err error) { q.pinnedPre, err = s.pinned(); return err }},
 		field[routeRequest]{"labels", func(s *scanner, q *routeRequest) error { return s.labels(&q.required) }},
 		field[routeRequest]{"prefer", (*scanner).weights},
 	)
@@ -91,10 +92,10 @@ func (s *scanner) refusedBy(err error) error {
 }
 
 // pinned reads {"pod": name, "rank": n}.
-func (s *scanner) pinned(q *routeRequest) error {
-	q.pinned = &store.RankRef{Rank: -1}
+func (s *scanner) pinned() (*store.RankRef, error) {
+	pinned := &store.RankRef{Rank: -1}
 	if !s.at('{') {
-		return s.unexpected("an object")
+		return nil, s.unexpected("an object")
 	}
 	s.path = append(s.path, '.')
 	_, err := object(s, fields[store.RankRef]{
@@ -104,15 +105,15 @@ func (s *scanner) pinned(q *routeRequest) error {
 			at.Rank = int(n)
 			return err
 		}},
-	}, q.pinned)
+	}, pinned)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.path = s.path[:len(s.path)-1]
-	if q.pinned.Pod == "" {
-		return s.wrong("has no pod")
+	if pinned.Pod == "" {
+		return nil, s.wrong("has no pod")
 	}
-	return nil
+	return pinned, nil
 }
 
 // weights reads {"name=value": weight}.
@@ -157,9 +158,12 @@ func (c *call) routePrompt() error {
 	if _, err := c.resolve(&q.input, kind); err != nil {
 		return err
 	}
+	if q.pinnedPre != nil && q.role != route.RolePair {
+		return invalid("pinned_prefill", "pinned_prefill is of role pair alone")
+	}
 	d, err := c.s.cfg.Router.Route(c.ctx, route.Request{
 		Score: q.with(q.only(f, kind)), Reserve: q.reserve, ID: q.requestID, Overrides: q.overrides, Expected: q.expected,
-		Role: q.role, Pinned: q.pinned, Required: q.required, Preferred: q.preferred, Explain: q.explain,
+		Role: q.role, Pinned: q.pinned, PinnedPrefill: q.pinnedPre, Required: q.required, Preferred: q.preferred, Explain: q.explain,
 	})
 	if errors.Is(err, route.ErrSettings) {
 		return invalid("overrides", "%s", plain(err, route.ErrSettings))
@@ -211,7 +215,12 @@ type routeAnswer struct {
 	Again       bool          `json:"again,omitempty"`
 	Resolved    *resolved     `json:"resolved,omitempty"`
 	Costs       []costAnswer  `json:"costs,omitempty"`
-	Degraded    *degraded     `json:"degraded,omitempty"`
+	// Prefill is who prefills, of a pair; without it LocalPrefill says why the place does.
+	Prefill      *halfAnswer       `json:"prefill,omitempty"`
+	LocalPrefill string            `json:"local_prefill,omitempty"`
+	Pairs        []pairAnswer      `json:"pairs,omitempty"`
+	Headers      map[string]string `json:"headers,omitempty"`
+	Degraded     *degraded         `json:"degraded,omitempty"`
 }
 
 // overlapAnswer is what the chosen place can reuse.
@@ -258,12 +267,9 @@ func (a *routeAnswer) degradedReason() string {
 
 func (q *routeRequest) answer(d *route.Decision) *routeAnswer {
 	a := &routeAnswer{
-		place: place(d.RankRef), Address: d.Address, Policy: d.Policy, Fallbacks: []place{}, Reservation: d.Reservation, Again: d.Again,
+		place: place(d.RankRef), Address: d.Address, Policy: d.Policy, Fallbacks: placesOf(d.Fallbacks), Reservation: d.Reservation, Again: d.Again,
 		Overlap: overlapAnswer{Tokens: d.Cached(), Best: d.Best, Tiers: tierTokens(d.Held)},
 		Tokens:  routedTokens{Total: d.Tokens, Source: "estimate", Exact: !d.Estimated},
-	}
-	for _, at := range d.Fallbacks {
-		a.Fallbacks = append(a.Fallbacks, place(at))
 	}
 	if d.Score != nil {
 		a.Tokens.Source, a.Tokens.Exact = d.Score.Source, d.Score.Exact
@@ -280,19 +286,14 @@ func (q *routeRequest) answer(d *route.Decision) *routeAnswer {
 	if q.resolved {
 		a.Resolved = &resolved{q.model, q.lora}
 	}
-	if !q.explain {
-		return a
+	if q.explain {
+		a.Costs = costsOf(d.Costs)
 	}
-	for _, c := range d.Costs {
-		k := costAnswer{place: place(c.RankRef), Terms: map[string]float64{}, Load: c.Load, Held: tierTokens(c.Held)}
-		if !math.IsNaN(c.Total) {
-			k.Total = &c.Total
-		}
-		for _, t := range c.Terms {
-			k.Terms[t.Name] = t.Value
-		}
-		a.Costs = append(a.Costs, k)
+	blockSize := 0
+	if d.Score != nil {
+		blockSize = d.Score.BlockSize
 	}
+	a.addPair(d, blockSize)
 	return a
 }
 

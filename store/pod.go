@@ -8,7 +8,7 @@ import (
 
 // Tier is the kind of memory that a block is held in. The order is that of
 // speed: of two tiers the lower number is the faster one. Tiers from NumTiers on are
-// window tiers: see Tier.Window.
+// window tiers, see Tier.Window, and Predicted.
 type Tier uint8
 
 // The tiers.
@@ -19,9 +19,13 @@ const (
 	Shared
 	// NumTiers is the number of tiers of memory.
 	NumTiers = iota
-	// NumHolderTiers is the number of tiers that a holder can have: those of memory, and
-	// the window tier of each.
+	// NumHolderTiers is the number of tiers that engines tell of: those of memory, and the
+	// window tier of each.
 	NumHolderTiers = 2 * NumTiers
+	// Predicted is the tier of blocks that an engine is thought to have on its GPU, since a
+	// request was sent to it. A holder in it ends at a time of its own, see Op.Until, and a
+	// rank has one for each such time. It counts only for who asks for predictions.
+	Predicted Tier = NumHolderTiers
 	// AllTiers stands for every tier where an operation allows it.
 	AllTiers Tier = 0xff
 )
@@ -30,6 +34,13 @@ var tierNames = [NumTiers]string{"gpu", "cpu", "disk", "shared"}
 
 // windowSuffix ends the names of window tiers.
 const windowSuffix = "-window"
+
+// predictedName is the name of tier Predicted.
+const predictedName = "predicted"
+
+// MaxPredicted is how many holders in tier Predicted a rank can have. The one that ends
+// first makes room for the next.
+const MaxPredicted = 8
 
 // Window returns the window tier of a tier of memory. The holder in it has the blocks of
 // which the engine's window groups hold their part in that memory: sliding windows, and
@@ -40,22 +51,28 @@ func (t Tier) Window() Tier { return t + NumTiers }
 // IsWindow reports whether t is a window tier.
 func (t Tier) IsWindow() bool { return t >= NumTiers && t < NumHolderTiers }
 
-// Memory returns the tier of memory of a window tier, and any other tier itself.
+// Memory returns the tier of memory of a window tier, GPU for Predicted, and any other
+// tier itself.
 func (t Tier) Memory() Tier {
-	if t.IsWindow() {
+	switch {
+	case t.IsWindow():
 		return t - NumTiers
+	case t == Predicted:
+		return GPU
 	}
 	return t
 }
 
 // String returns the tier's name: gpu, cpu, disk or shared, and gpu-window or the like
-// of a window tier.
+// of a window tier, or predicted.
 func (t Tier) String() string {
 	switch {
 	case int(t) < NumTiers:
 		return tierNames[t]
 	case t.IsWindow():
 		return tierNames[t.Memory()] + windowSuffix
+	case t == Predicted:
+		return predictedName
 	case t == AllTiers:
 		return "all"
 	}

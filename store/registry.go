@@ -30,6 +30,9 @@ type Holder struct {
 	// Generation is the rank's present one; 0 where Begin has begun none and the index
 	// gives none by itself.
 	Generation Generation
+	// Until is when a holder in tier Predicted ends, by the clock of the index; zero of all
+	// others.
+	Until time.Time
 }
 
 // Registry is an immutable picture of the pods, holders and models of an index
@@ -66,6 +69,9 @@ type Registry struct {
 	reuse []Reuse
 	// alike are the slots of which something is known, by what it is.
 	alike []alike
+
+	// predicted are the holders in tier Predicted, by slot; nil where there are none.
+	predicted map[int][]Holder
 
 	// readings are what the names of models mean, made when the first is asked for.
 	readings func() map[string]Reading
@@ -133,6 +139,9 @@ func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]M
 			r.pages[h.ID/pageSize] = page
 		}
 		page[h.ID%pageSize] = uint32(len(r.Slots))<<8 | uint32(h.Tier)
+		if h.Tier == Predicted {
+			r.predict(h)
+		}
 	}
 	r.readings = sync.OnceValue(func() map[string]Reading { return readNames(pods) })
 	r.densify()
@@ -171,7 +180,8 @@ func (r *Registry) Holder(id HolderID) (slot int, tier Tier, live bool) {
 	return slot, tier, live && tier < NumTiers
 }
 
-// AnyHolder returns the slot and the tier of a holder, which may be a window tier. live
+// AnyHolder returns the slot and the tier of a holder, which may be a window tier or
+// Predicted. live
 // is false when the id belongs to an ended life.
 func (r *Registry) AnyHolder(id HolderID) (slot int, tier Tier, live bool) {
 	var page *holderPage
@@ -188,6 +198,38 @@ func (r *Registry) AnyHolder(id HolderID) (slot int, tier Tier, live bool) {
 		return 0, 0, false
 	}
 	return int(e>>8) - 1, Tier(e & 0xff), true
+}
+
+// IsTold reports whether the id is that of a live holder of which somebody has told: it is
+// no prediction.
+func (r *Registry) IsTold(id HolderID) bool {
+	_, tier, live := r.AnyHolder(id)
+	return live && tier != Predicted
+}
+
+// predict notes a holder in tier Predicted of the last slot so far.
+func (r *Registry) predict(h Holder) {
+	if r.predicted == nil {
+		r.predicted = map[int][]Holder{}
+	}
+	slot := len(r.Slots) - 1
+	r.predicted[slot] = append(r.predicted[slot], h)
+}
+
+// Predicted returns the live holders in tier Predicted of a rank.
+func (r *Registry) Predicted(pod string, rank int) []Holder {
+	if len(r.predicted) == 0 {
+		return nil
+	}
+	p, known := r.PodIndex(pod)
+	if !known {
+		return nil
+	}
+	slot, known := r.Slot(p, rank)
+	if !known {
+		return nil
+	}
+	return r.predicted[slot]
 }
 
 // EngineOf returns the kind of engine that all live pods of a model have, empty where
@@ -257,8 +299,14 @@ func (r *Registry) Holders() []Holder {
 				h.Reuse = r.reuse[e>>8-1]
 			}
 			h.Generation = r.Generation(int(e>>8 - 1))
+			if h.Tier == Predicted {
+				continue
+			}
 			out = append(out, h)
 		}
+	}
+	for _, list := range r.predicted {
+		out = append(out, list...)
 	}
 	slices.SortFunc(out, func(a, b Holder) int {
 		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.ID, b.ID))

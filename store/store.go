@@ -215,6 +215,8 @@ const (
 	Remove
 	// Clear ends it for all blocks of the rank in the tier and its window tier or, with
 	// AllTiers, in all tiers, and with AllRanks for all ranks of the pod; of all models.
+	// What ends in tier GPU ends in tier Predicted, too, and so does what Remove ends there,
+	// of the predictions that are in Cached by then.
 	// It takes no keys and costs O(1): the holders' lives end.
 	Clear
 )
@@ -226,6 +228,10 @@ type Op struct {
 	Tier Tier
 	// AllRanks makes a Clear one of the whole pod.
 	AllRanks bool
+	// Until is for Add and Clear in tier Predicted alone, and must be set there. It says
+	// which holder of the rank is meant: the one that ends then, by the clock of the index,
+	// to the millisecond.
+	Until time.Time
 	// Keys are the blocks, at most a few thousand; in any order.
 	Keys []blockkey.Key
 }

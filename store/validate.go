@@ -166,6 +166,9 @@ func (b *Batch) Validate() error {
 		if b.Guard != nil && b.Ops[i].AllRanks {
 			return fmt.Errorf("op %d: %w: a guarded clear is of its own rank only", i, ErrInvalid)
 		}
+		if b.Guard != nil && b.Ops[i].Tier == Predicted {
+			return fmt.Errorf("op %d: %w: predictions have no guard, they are nothing that an engine tells", i, ErrInvalid)
+		}
 	}
 	return b.validateMap()
 }
@@ -203,9 +206,31 @@ func (o *Op) validate() error {
 	default:
 		return fmt.Errorf("%w: kind %d is none of add, remove, clear", ErrInvalid, o.Kind)
 	}
+	if o.Tier == Predicted {
+		return o.validatePredicted()
+	}
+	if !o.Until.IsZero() {
+		return fmt.Errorf("%w: holders in tier %s do not end at a time", ErrInvalid, o.Tier)
+	}
 	if int(o.Tier) >= NumTiers && (o.Tier != AllTiers || o.Kind == Add) && (!o.Tier.IsWindow() || o.Kind == Clear) {
 		return fmt.Errorf("%w: tier %d is none to %s", ErrInvalid, uint8(o.Tier), [...]string{Add: "add to", Remove: "remove from", Clear: "clear"}[o.Kind])
 	}
+	return o.checkKeys()
+}
+
+func (o *Op) validatePredicted() error {
+	switch {
+	case o.Kind == Remove:
+		return fmt.Errorf("%w: what is removed from tier gpu is removed from its predictions", ErrInvalid)
+	case o.AllRanks:
+		return fmt.Errorf("%w: a clear of a prediction is of one rank", ErrInvalid)
+	case o.Until.UnixMilli() <= 0:
+		return fmt.Errorf("%w: a prediction without an end", ErrInvalid)
+	}
+	return o.checkKeys()
+}
+
+func (o *Op) checkKeys() error {
 	if len(o.Keys) > MaxOpKeys {
 		return fmt.Errorf("%w: %d keys in one op, the limit is %d", ErrInvalid, len(o.Keys), MaxOpKeys)
 	}

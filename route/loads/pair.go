@@ -96,8 +96,8 @@ func (c *PairCall) choose(options []Option, prefill, decode []float64) ([]float6
 	return totals, Pick(totals, c.Temperature, c.Draw)
 }
 
-// option returns the one that Choose has taken.
-func (c *PairCall) option(resorted bool, chosen int) Option {
+// Option returns the one that Choose has taken.
+func (c *PairCall) Option(resorted bool, chosen int) Option {
 	if resorted {
 		return c.Resorts[chosen]
 	}
@@ -128,7 +128,7 @@ func (m *Memory) BookPair(_ context.Context, c *PairCall) (BookedPair, error) {
 	if chosen < 0 {
 		return out, ErrBusy
 	}
-	o := c.option(out.Resorted, chosen)
+	o := c.Option(out.Resorted, chosen)
 	prefills, decodes := &c.Prefill[o.Prefill], c.Candidates[o.Decode]
 	out.RankRef, out.Prefill = decodes.RankRef, prefills.RankRef
 	decodes.Uncached, decodes.Work = 0, 0

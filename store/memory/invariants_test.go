@@ -113,6 +113,9 @@ func checkInvariants(tb testing.TB, x *Index) {
 					refs[h.single]++
 				}
 			}
+			for _, h := range r.predicted {
+				refs[h.single]++
+			}
 		}
 	}
 	x.registry.mu.Unlock()

@@ -44,6 +44,6 @@ func open(tb testing.TB, cfg Config) *Index {
 func TestIndex(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		c := &clock{now: time.Unix(1000, 0)}
-		return storetest.Subject{Index: checked{open(t, Config{Clock: c.Now}), t}, Advance: c.Advance}
+		return storetest.Subject{Index: checked{open(t, Config{Clock: c.Now}), t}, Advance: c.Advance, Now: c.Now}
 	})
 }

@@ -162,8 +162,8 @@ func (t table) firstTag(i int) uint32 {
 	return uint32((uint64(i)<<32 + uint64(len(t)) - 1) / uint64(len(t)))
 }
 
-// onlyLive takes the ended holders out of blocks, and the blocks that nobody
-// else holds. The sets are shared, so that most are looked at once.
+// onlyLive takes the ended holders and the predictions out of blocks, and the blocks that
+// nobody else holds. The sets are shared, so that most are looked at once.
 func onlyLive(blocks []store.Block, r *store.Registry) []store.Block {
 	known := map[*store.HolderID][]store.HolderID{}
 	n := 0
@@ -172,9 +172,9 @@ func onlyLive(blocks []store.Block, r *store.Registry) []store.Block {
 		live, ok := known[set]
 		if !ok {
 			live = b.Holders
-			ended := func(id store.HolderID) bool { _, _, live := r.AnyHolder(id); return !live }
-			if slices.ContainsFunc(live, ended) {
-				live = slices.DeleteFunc(slices.Clone(live), ended)
+			untold := func(id store.HolderID) bool { return !r.IsTold(id) }
+			if slices.ContainsFunc(live, untold) {
+				live = slices.DeleteFunc(slices.Clone(live), untold)
 			}
 			known[set] = live
 		}

@@ -41,6 +41,8 @@ type registry struct {
 	epoch   uint64
 	lastID  store.HolderID
 	holders int
+	// predictions is how many of them are in tier Predicted.
+	predictions int
 }
 
 // pod is a live pod.
@@ -54,8 +56,16 @@ type pod struct {
 type rank struct {
 	rank  int
 	tiers [store.NumHolderTiers]holder
-	reuse store.Reuse
-	life  *life // nil is none that Begin has begun
+	// predicted are the holders in tier Predicted, ascending by when they end.
+	predicted []prediction
+	reuse     store.Reuse
+	life      *life // nil is none that Begin has begun
+}
+
+// prediction is a holder in tier Predicted, and when it ends, in ms of the Unix epoch.
+type prediction struct {
+	until int64
+	holder
 }
 
 // holder is a live holder; id 0 is none.
@@ -116,6 +126,9 @@ func (g *registry) snapshot() *store.Registry {
 					holders = append(holders, store.Holder{ID: h.id, Pod: p.reg.Name, Rank: r.rank, Tier: store.Tier(tier), Reuse: r.reuse, Generation: gen})
 				}
 			}
+			for _, h := range r.predicted {
+				holders = append(holders, store.Holder{ID: h.id, Pod: p.reg.Name, Rank: r.rank, Tier: store.Predicted, Reuse: r.reuse, Generation: gen, Until: time.UnixMilli(h.until)})
+			}
 		}
 	}
 	r := store.NewRegistry(g.epoch, pods, holders, g.models, until)
@@ -131,7 +144,8 @@ func (g *registry) changed() {
 	g.dirty.Store(true)
 }
 
-// expire retires the pods whose leases have run out. The caller holds mu.
+// expire retires the pods whose leases have run out, and ends the predictions that are
+// over. The caller holds mu.
 func (g *registry) expire() {
 	end := g.nextEnd.Load()
 	if end == 0 {
@@ -154,6 +168,9 @@ func (g *registry) expire() {
 	}
 	for _, p := range gone {
 		g.drop(p)
+	}
+	if until := g.expirePredictions(now); until != 0 && (next == 0 || until < next) {
+		next = until
 	}
 	g.nextEnd.Store(next)
 }
@@ -186,6 +203,7 @@ func (g *registry) endRank(r *rank) {
 	for tier := range r.tiers {
 		g.end(&r.tiers[tier])
 	}
+	g.endPredictions(r, func(prediction) bool { return true })
 	g.endLife(r)
 	r.reuse = store.Reuse{}
 }
@@ -243,7 +261,7 @@ func (g *registry) lease(until int64) {
 	switch {
 	case until != 0 && (next == 0 || until < next):
 		g.nextEnd.Store(until)
-	case until == 0 && next != 0 && !slices.ContainsFunc(g.sorted, func(p *pod) bool { return p.until != 0 }):
+	case until == 0 && next != 0 && g.predictions == 0 && !slices.ContainsFunc(g.sorted, func(p *pod) bool { return p.until != 0 }):
 		g.nextEnd.Store(0)
 	default:
 		return
@@ -305,7 +323,7 @@ func (g *registry) ensure(want store.ModelInfo) (store.ModelInfo, error) {
 // meant are the holders that an op is about.
 type meant struct {
 	n  int
-	of [store.NumHolderTiers]holder
+	of [store.NumHolderTiers + store.MaxPredicted]holder
 }
 
 // enter makes sure that the pod of a batch is registered, and notes what the batch says
@@ -368,6 +386,9 @@ func (g *registry) resolve(b *store.Batch, op *store.Op) (m meant, err error) {
 					g.end(&r.tiers[tier])
 				}
 			}
+			g.endPredictions(r, func(h prediction) bool {
+				return op.Tier == store.AllTiers || op.Tier == store.GPU || op.Tier == store.Predicted && op.Until.UnixMilli() == h.until
+			})
 		}
 		return m, nil
 	}
@@ -379,6 +400,14 @@ func (g *registry) resolve(b *store.Batch, op *store.Op) (m meant, err error) {
 	r := p.rank(b.Rank, op.Kind == store.Add)
 	switch {
 	case r == nil:
+	case op.Kind == store.Add && op.Tier == store.Predicted:
+		h, err := g.prediction(r, b, op.Until.UnixMilli())
+		if err != nil {
+			return m, fmt.Errorf("pod %s rank %d: %w", b.Pod, b.Rank, err)
+		}
+		if h.id != 0 {
+			m.of[0], m.n = h, 1
+		}
 	case op.Kind == store.Add:
 		h := &r.tiers[op.Tier]
 		if h.id == 0 {
@@ -391,6 +420,12 @@ func (g *registry) resolve(b *store.Batch, op *store.Op) (m meant, err error) {
 		for tier, h := range r.tiers {
 			if h.id != 0 && (op.Tier == store.AllTiers || int(op.Tier) == tier) {
 				m.of[m.n] = h
+				m.n++
+			}
+		}
+		if op.Tier == store.AllTiers || op.Tier == store.GPU {
+			for _, h := range r.predicted {
+				m.of[m.n] = h.holder
 				m.n++
 			}
 		}

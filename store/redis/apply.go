@@ -73,7 +73,7 @@ func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 // applyRound applies batches that can be applied at once. Those whose guards
 // refuse go to refused.
 func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *store.RefusedError) error {
-	p := newPlan(batches)
+	p := newPlan(batches, x.Cached().Predicted)
 	for _, g := range p.guards {
 		// What came before it in this call was refused.
 		g.err = refused.Generations[g.Generation]

@@ -195,7 +195,7 @@ func (x *Index) withGuests(s *snapshot, queries []*store.Query, met []string) *s
 	for _, name := range met {
 		r.members = append(r.members, &member{name: name, pod: store.Pod{Name: name}, guest: true, met: true})
 	}
-	made := x.assemble(r, s.late, s.registry.ValidUntil)
+	made := x.assemble(r, s.late, s.registry.ValidUntil, s.clock)
 	x.guests = append(slices.DeleteFunc(x.guests, func(g guestSet) bool { return g.base != s }), guestSet{s, text, met, made})
 	if len(x.guests) > guestSets {
 		x.guests = slices.Delete(x.guests, 0, 1)

@@ -185,7 +185,7 @@ func TestMetGuests(t *testing.T) {
 		claimed[0], claimed[1], claimed[2] = "late/gpu", "late/gpu", "late/gpu llama-0/gpu"
 		want("one has a lease", claimed...)
 		s := x.registry.current.Load()
-		gone := x.assemble(s.roster, map[string]bool{"late": true}, s.registry.ValidUntil)
+		gone := x.assemble(s.roster, map[string]bool{"late": true}, s.registry.ValidUntil, s.clock)
 		for _, text := range []string{"late", "10.0.0.1:8000", "10.0.0.1"} {
 			if !gone.knows(text) || gone.texts()[text] != 0 {
 				t.Errorf("%s of a pod whose lease is over: %v, %v", text, gone.knows(text), gone.texts()[text])

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -111,6 +112,7 @@ func (h *holderCache) learn(pod *podPlan, limit int) {
 			}
 		}
 	}
+	known.forgetPredicted(time.Now().Add(-predictedKept).UnixMilli())
 	for _, r := range pod.order {
 		switch now := (held{id: r.id}); {
 		case r.dropped():
@@ -121,6 +123,19 @@ func (h *holderCache) learn(pod *podPlan, limit int) {
 			known.holders[r.place] = now
 		case known.holders[r.place].id != r.id:
 			known.holders[r.place] = now
+		}
+	}
+}
+
+// predictedKept is how long a holder in tier Predicted is remembered after its end, by the
+// local clock. The server has taken it away by then, and says so if it is asked.
+const predictedKept = time.Minute
+
+// forgetPredicted forgets the holders in tier Predicted that ended before.
+func (k *knownPod) forgetPredicted(before int64) {
+	for at := range k.holders {
+		if at.tier == store.Predicted && at.until < before {
+			delete(k.holders, at)
 		}
 	}
 }
@@ -262,7 +277,7 @@ func (x *Index) holdersCall(pod *podPlan) (*call, error) {
 	}
 	args = append(args, strconv.Itoa(len(refs)))
 	for _, r := range refs {
-		args = append(args, strconv.Itoa(r.rank), r.tier.String(), flag(r.give))
+		args = append(args, strconv.Itoa(r.rank), r.tierText(), flag(r.give))
 	}
 	said := pod.said()
 	args = append(args, strconv.Itoa(len(said)))

@@ -3,6 +3,7 @@ package redis
 import (
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
@@ -136,8 +137,34 @@ func (n *names) parseBlock(name string) (k blockkey.StoreKey, ok bool) {
 
 // appendHolderField appends the name of a holder's field in its pod's hash:
 // rank/tier.
-func appendHolderField(dst []byte, rank int, tier store.Tier) []byte {
-	dst = strconv.AppendInt(dst, int64(rank), 10)
+func appendHolderField(dst []byte, at place) []byte {
+	dst = strconv.AppendInt(dst, int64(at.rank), 10)
 	dst = append(dst, '/')
-	return append(dst, tier.String()...)
+	return append(dst, at.tierText()...)
+}
+
+// predictedPrefix begins the tier of a holder in tier Predicted, which goes on with when it
+// ends, in ms of the server's TIME.
+const predictedPrefix = "predicted-"
+
+// tierText is the tier as it is written.
+func (p place) tierText() string {
+	if p.tier == store.Predicted {
+		return predictedPrefix + strconv.FormatInt(p.until, 10)
+	}
+	return p.tier.String()
+}
+
+// parseTierText reads it back.
+func parseTierText(s string) (tier store.Tier, until time.Time, err error) {
+	text, predicted := strings.CutPrefix(s, predictedPrefix)
+	if !predicted {
+		tier, err = store.ParseHolderTier(s)
+		return tier, until, err
+	}
+	ms, err := strconv.ParseInt(text, 10, 53)
+	if err != nil {
+		return 0, until, err
+	}
+	return store.Predicted, time.UnixMilli(ms), nil
 }

@@ -411,17 +411,14 @@ func (p *pager) finish(ctx context.Context) (more bool, err error) {
 	return more, err
 }
 
-// onlyLive takes the ended holders out of the blocks, and the blocks that nobody
-// else holds.
+// onlyLive takes the ended holders and the predictions out of the blocks, and the blocks
+// that nobody else holds.
 func (p *pager) onlyLive() {
 	live := make(map[*store.HolderID][]store.HolderID, len(p.sets))
 	for _, ids := range p.sets {
 		if len(ids) > 0 {
 			first := &ids[0]
-			live[first] = slices.DeleteFunc(ids, func(id store.HolderID) bool {
-				_, _, ok := p.registry.AnyHolder(id)
-				return !ok
-			})
+			live[first] = slices.DeleteFunc(ids, func(id store.HolderID) bool { return !p.registry.IsTold(id) })
 		}
 	}
 	n := 0

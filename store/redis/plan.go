@@ -22,6 +22,8 @@ type plan struct {
 	byName  map[string]*podPlan
 	refs    []*holderRef
 	changes []change
+	// predicted returns the holders in tier Predicted that a rank is known to have.
+	predicted func(pod string, rank int) []store.Holder
 }
 
 // podPlan is the part of a plan that is about one pod.
@@ -65,10 +67,21 @@ func (pod *podPlan) said() []rankReuse {
 	return slices.DeleteFunc(slices.Clone(pod.reuse), func(r rankReuse) bool { return r.guard != nil && r.guard.over() })
 }
 
-// place is a rank and a tier within a pod.
+// place is a rank and a tier within a pod. Of a holder in tier Predicted until is when it
+// ends, in ms of the server's TIME; it is 0 of all others.
 type place struct {
-	rank int
-	tier store.Tier
+	rank  int
+	tier  store.Tier
+	until int64
+}
+
+// placeOf is where an op is about.
+func placeOf(rank int, op *store.Op) place {
+	at := place{rank: rank, tier: op.Tier}
+	if op.Tier == store.Predicted {
+		at.until = op.Until.UnixMilli()
+	}
+	return at
 }
 
 // clearance names the places that a clear takes.
@@ -81,7 +94,7 @@ type clearance struct {
 }
 
 func (c *clearance) covers(p place) bool {
-	return (c.allRanks || c.place.rank == p.rank) && (c.allTiersOfTheOne || c.place.tier == p.tier.Memory())
+	return (c.allRanks || c.place.rank == p.rank) && (c.allTiersOfTheOne || c.place.tier == p.tier.Memory() || c.place == p)
 }
 
 // holderRef is a holder that a plan changes blocks of. Its id is found out when
@@ -109,9 +122,9 @@ type change struct {
 	add bool
 }
 
-// newPlan folds batches, which are valid.
-func newPlan(batches []store.Batch) *plan {
-	p := &plan{byName: make(map[string]*podPlan, len(batches))}
+// newPlan folds batches, which are valid. predicted is that of the plan.
+func newPlan(batches []store.Batch, predicted func(pod string, rank int) []store.Holder) *plan {
+	p := &plan{byName: make(map[string]*podPlan, len(batches)), predicted: predicted}
 	keys := 0
 	for i := range batches {
 		for j := range batches[i].Ops {
@@ -144,15 +157,31 @@ func (p *plan) addBatch(b *store.Batch) {
 		case op.Kind == store.Clear:
 			p.clear(pod, b.Rank, op, guard)
 		case op.Kind == store.Add:
-			ref := p.ref(pod, place{b.Rank, op.Tier}, guard)
+			ref := p.ref(pod, placeOf(b.Rank, op), guard)
 			ref.give = ref.give || len(op.Keys) > 0
 			p.change(ref, op, mask)
 		case op.Tier == store.AllTiers:
 			for tier := range store.Tier(store.NumHolderTiers) {
-				p.change(p.ref(pod, place{b.Rank, tier}, guard), op, mask)
+				p.change(p.ref(pod, place{rank: b.Rank, tier: tier}, guard), op, mask)
 			}
+			p.changePredicted(pod, b.Rank, guard, op, mask)
 		default:
-			p.change(p.ref(pod, place{b.Rank, op.Tier}, guard), op, mask)
+			p.change(p.ref(pod, place{rank: b.Rank, tier: op.Tier}, guard), op, mask)
+			if op.Tier == store.GPU {
+				p.changePredicted(pod, b.Rank, guard, op, mask)
+			}
+		}
+	}
+}
+
+// changePredicted is change for the predictions of a rank.
+func (p *plan) changePredicted(pod *podPlan, rank int, guard *guardPlan, op *store.Op, mask blockkey.Model) {
+	for _, h := range p.predicted(pod.name, rank) {
+		p.ref(pod, place{rank, store.Predicted, h.Until.UnixMilli()}, guard)
+	}
+	for _, r := range pod.order { // and those that this call has made
+		if r.rank == rank && r.tier == store.Predicted {
+			p.change(r, op, mask)
 		}
 	}
 }
@@ -175,9 +204,10 @@ func (p *plan) change(ref *holderRef, op *store.Op, mask blockkey.Model) {
 }
 
 func (p *plan) clear(pod *podPlan, rank int, op *store.Op, guard *guardPlan) {
+	at := placeOf(rank, op)
 	c := clearance{
-		rank: strconv.Itoa(rank), tier: op.Tier.String(),
-		allRanks: op.AllRanks, allTiersOfTheOne: op.Tier == store.AllTiers, place: place{rank, op.Tier}, guard: guard,
+		rank: strconv.Itoa(rank), tier: at.tierText(),
+		allRanks: op.AllRanks, allTiersOfTheOne: op.Tier == store.AllTiers, place: at, guard: guard,
 	}
 	if c.allRanks {
 		c.rank = "*"

@@ -16,9 +16,10 @@ func TestBlocksStayInOrder(t *testing.T) {
 	slices.Reverse(again)
 	for _, cluster := range []bool{false, true} {
 		x := &Index{cluster: cluster, names: newNames(DefaultPrefix)}
+		none := func(string, int) []store.Holder { return nil }
 		p := newPlan([]store.Batch{
 			batchOf("a", store.Add, chain...), batchOf("b", store.Add, chain...), batchOf("a", store.Add, again...),
-		})
+		}, none)
 		p.refs[0].id, p.refs[1].id = 17, 5
 		got := map[int][]blockkey.StoreKey{}
 		for _, calls := range x.applyCalls(p, nil, p.steps()) {

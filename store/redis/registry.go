@@ -21,6 +21,7 @@ type snapshot struct {
 	loaded bool
 	roster roster
 	late   map[string]bool // pods whose leases have run out
+	clock  serverClock
 	// open are the models whose texts count for pods that nobody has registered; nil where
 	// there are none.
 	open map[blockkey.Model]bool

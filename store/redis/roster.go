@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -85,6 +86,7 @@ type briefing struct {
 	late []string
 	// until is when the first lease of the others ends; zero when there is none.
 	until time.Time
+	clock serverClock
 	// what is same, news, all or many.
 	what                 string
 	names, texts, copies []string
@@ -110,6 +112,7 @@ func (x *Index) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
 	}
 	a.what = word(v[5])
 	ms := number(v[1])*1000 + number(v[2])/1000
+	a.clock = serverClock{sent, int64(ms)}
 	leases, err := x.leases(ctx, words(v[4]), ms)
 	if err != nil {
 		return a, err
@@ -312,11 +315,42 @@ func (x *Index) made(r roster, a briefing) *snapshot {
 	for _, name := range a.late {
 		late[name] = true
 	}
-	return x.assemble(r, late, a.until)
+	return x.assemble(r, late, a.until, a.clock)
+}
+
+// serverClock translates the server's time: it was ms when it was at here, or later.
+type serverClock struct {
+	at time.Time
+	ms int64
+}
+
+// local returns when it is t by the server's clock, never too late.
+func (c serverClock) local(t time.Time) time.Time {
+	return c.at.Add(time.Duration(t.UnixMilli()-c.ms) * time.Millisecond)
+}
+
+// endPredictions takes the predictions that are over out of the holders, and returns when
+// the next one ends, or until if that is earlier.
+func (c serverClock) endPredictions(holders []store.Holder, until time.Time) ([]store.Holder, time.Time) {
+	now := time.Now()
+	kept := slices.DeleteFunc(holders, func(h store.Holder) bool {
+		if h.Tier != store.Predicted {
+			return false
+		}
+		end := c.local(h.Until)
+		if !end.After(now) {
+			return true
+		}
+		if until.IsZero() || end.Before(until) {
+			until = end
+		}
+		return false
+	})
+	return kept, until
 }
 
 // assemble is made, of what the briefing says of leases.
-func (x *Index) assemble(r roster, late map[string]bool, until time.Time) *snapshot {
+func (x *Index) assemble(r roster, late map[string]bool, until time.Time, clock serverClock) *snapshot {
 	n := 0
 	for _, m := range r.members {
 		n += len(m.holders) + 1
@@ -327,10 +361,11 @@ func (x *Index) assemble(r roster, late map[string]bool, until time.Time) *snaps
 			pods, holders = append(pods, m.pod), append(holders, m.holders...)
 		}
 	}
+	holders, until = clock.endPredictions(holders, until)
 	ids, extra := x.local(r, late)
 	owners, more := x.newOwners(r, late)
 	return &snapshot{
-		loaded: true, roster: r, late: late, owners: owners, open: openModels(r.models),
+		loaded: true, roster: r, late: late, clock: clock, owners: owners, open: openModels(r.models),
 		registry: store.NewRegistry(r.epoch, pods, append(append(holders, extra...), more...), r.models, until),
 		texts:    sync.OnceValue(func() texts { return newTexts(r, late, ids) }),
 	}
@@ -400,21 +435,18 @@ func parseCopy(pod, text string) (born uint64, holders []store.Holder, err error
 		}
 		n, wrong := strconv.ParseUint(id, 10, 32)
 		rank, wrongRank := strconv.Atoi(rankText)
-		tier, wrongTier := store.ParseHolderTier(tierText)
+		tier, until, wrongTier := parseTierText(tierText)
 		if wrong != nil || n == 0 || wrongRank != nil || rank < 0 || rank >= store.MaxRanks || wrongTier != nil {
 			err = fmt.Errorf("%q is no holder with an id of %q", redisx.Clip(field), redisx.Clip(id))
 			continue
 		}
-		holders = append(holders, store.Holder{ID: store.HolderID(n), Pod: pod, Rank: rank, Tier: tier})
+		holders = append(holders, store.Holder{ID: store.HolderID(n), Pod: pod, Rank: rank, Tier: tier, Until: until})
 	}
 	for i := range holders {
 		holders[i].Reuse, holders[i].Generation = reuse[holders[i].Rank], gens[holders[i].Rank]
 	}
 	slices.SortFunc(holders, func(a, b store.Holder) int {
-		if a.Rank != b.Rank {
-			return a.Rank - b.Rank
-		}
-		return int(a.Tier) - int(b.Tier)
+		return cmp.Or(a.Rank-b.Rank, int(a.Tier)-int(b.Tier), a.Until.Compare(b.Until))
 	})
 	return born, holders, err
 }

@@ -287,7 +287,7 @@ func (x *Index) checkCall(p *plan) *call {
 		c.keys = append(c.keys, x.names.own(pod.name))
 		c.args = append(c.args, strconv.Itoa(len(refs)+len(guards)))
 		for _, r := range refs {
-			buf = appendHolderField(buf[:0], r.rank, r.tier)
+			buf = appendHolderField(buf[:0], r.place)
 			id := ""
 			if r.id != 0 {
 				id = strconv.FormatUint(uint64(r.id), 10)

@@ -224,7 +224,7 @@ func (d *dumper) names(reg *store.Registry) {
 		}
 	}
 	for _, h := range reg.Holders() {
-		if d.pods[h.Pod] && !d.holders[h.ID] {
+		if d.pods[h.Pod] && !d.holders[h.ID] && h.Tier != store.Predicted {
 			d.holders[h.ID] = true
 			d.object("holder", Holder{ID: h.ID, Pod: h.Pod, Rank: h.Rank, Tier: h.Tier.String(), EngineBlock: h.Reuse.Block, Window: h.Reuse.Window})
 			d.end.Holders++

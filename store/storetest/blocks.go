@@ -65,32 +65,32 @@ var blockCases = []testCase{
 		b.add("b", 0, store.Disk, k...)
 		b.remove("a", 0, store.AllTiers, k[0])
 		b.want(b.find(k...),
-			by(At{"a", 1, store.GPU}, on("b", store.Disk)),
-			by(on("a", store.GPU), on("a", store.CPU), on("a", store.Disk), on("a", store.Shared), At{"a", 1, store.GPU}, on("b", store.Disk)))
+			by(At{"a", 1, store.GPU, 0}, on("b", store.Disk)),
+			by(on("a", store.GPU), on("a", store.CPU), on("a", store.Disk), on("a", store.Shared), At{"a", 1, store.GPU, 0}, on("b", store.Disk)))
 	}},
 	{"clear of a tier takes that tier of that rank", func(b *bench) {
 		k := chain(1, 2)
-		for _, at := range []At{{"a", 0, store.GPU}, {"a", 0, store.CPU}, {"a", 1, store.GPU}, {"b", 0, store.GPU}} {
+		for _, at := range []At{{"a", 0, store.GPU, 0}, {"a", 0, store.CPU, 0}, {"a", 1, store.GPU, 0}, {"b", 0, store.GPU, 0}} {
 			b.add(at.Pod, at.Rank, at.Tier, k...)
 		}
 		b.clear("a", 0, store.GPU)
-		b.want(b.find(k...), times(2, on("a", store.CPU), At{"a", 1, store.GPU}, on("b", store.GPU))...)
+		b.want(b.find(k...), times(2, on("a", store.CPU), At{"a", 1, store.GPU, 0}, on("b", store.GPU))...)
 	}},
 	{"clear of all tiers takes that rank", func(b *bench) {
 		k := chain(1, 2)
-		for _, at := range []At{{"a", 0, store.GPU}, {"a", 0, store.CPU}, {"a", 1, store.GPU}, {"b", 0, store.GPU}} {
+		for _, at := range []At{{"a", 0, store.GPU, 0}, {"a", 0, store.CPU, 0}, {"a", 1, store.GPU, 0}, {"b", 0, store.GPU, 0}} {
 			b.add(at.Pod, at.Rank, at.Tier, k...)
 		}
 		b.clear("a", 0, store.AllTiers)
-		b.want(b.find(k...), times(2, At{"a", 1, store.GPU}, on("b", store.GPU))...)
+		b.want(b.find(k...), times(2, At{"a", 1, store.GPU, 0}, on("b", store.GPU))...)
 	}},
 	{"clear of all ranks takes the pod's tier or all of it", func(b *bench) {
 		k := chain(1, 2)
-		for _, at := range []At{{"a", 0, store.GPU}, {"a", 0, store.CPU}, {"a", 1, store.GPU}, {"a", 5, store.Disk}, {"b", 0, store.GPU}} {
+		for _, at := range []At{{"a", 0, store.GPU, 0}, {"a", 0, store.CPU, 0}, {"a", 1, store.GPU, 0}, {"a", 5, store.Disk, 0}, {"b", 0, store.GPU, 0}} {
 			b.add(at.Pod, at.Rank, at.Tier, k...)
 		}
 		b.apply(batch("a", 3, store.Op{Kind: store.Clear, Tier: store.GPU, AllRanks: true}))
-		b.want(b.find(k...), times(2, on("a", store.CPU), At{"a", 5, store.Disk}, on("b", store.GPU))...)
+		b.want(b.find(k...), times(2, on("a", store.CPU), At{"a", 5, store.Disk, 0}, on("b", store.GPU))...)
 		b.apply(batch("a", 3, store.Op{Kind: store.Clear, Tier: store.AllTiers, AllRanks: true}))
 		b.want(b.find(k...), times(2, on("b", store.GPU))...)
 	}},
@@ -227,7 +227,7 @@ var blockCases = []testCase{
 		var want []At
 		for rank := range 300 {
 			b.add("a", rank, store.GPU, k[0])
-			want = append(want, At{"a", rank, store.GPU})
+			want = append(want, At{"a", rank, store.GPU, 0})
 		}
 		b.want(b.find(k...), want, nil)
 		for rank := 0; rank < 300; rank += 3 {

@@ -15,12 +15,19 @@ type At struct {
 	Pod  string
 	Rank int
 	Tier store.Tier
+	// Until is when a prediction ends, in ms of the Unix epoch; 0 of all else.
+	Until int64
 }
 
-func (a At) String() string { return fmt.Sprintf("%s/%d/%s", a.Pod, a.Rank, a.Tier) }
+func (a At) String() string {
+	if a.Until != 0 {
+		return fmt.Sprintf("%s/%d/%s-%d", a.Pod, a.Rank, a.Tier, a.Until)
+	}
+	return fmt.Sprintf("%s/%d/%s", a.Pod, a.Rank, a.Tier)
+}
 
 func compareAt(a, b At) int {
-	return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Tier, b.Tier))
+	return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.Until, b.Until))
 }
 
 // Answer is what a lookup has told: for each block of the chain in order the
@@ -94,6 +101,20 @@ func (c *Collector) Begin(r *store.Registry) {
 	c.Registry = r
 }
 
+// endOf is when a prediction ends, 0 of other holders.
+func (c *Collector) endOf(id store.HolderID, s store.Slot, tier store.Tier) int64 {
+	if tier != store.Predicted {
+		return 0
+	}
+	for _, h := range c.Registry.Predicted(c.Registry.Pods[s.Pod].Name, s.Rank) {
+		if h.ID == id {
+			return h.Until.UnixMilli()
+		}
+	}
+	c.breakf("holder %d is a prediction without an end", id)
+	return 0
+}
+
 // Run implements [store.Folder].
 func (c *Collector) Run(n int, holders []store.HolderID) bool {
 	switch {
@@ -121,7 +142,7 @@ func (c *Collector) Run(n int, holders []store.HolderID) bool {
 			continue
 		}
 		s := c.Registry.Slots[slot]
-		at = append(at, At{Pod: c.Registry.Pods[s.Pod].Name, Rank: s.Rank, Tier: tier})
+		at = append(at, At{Pod: c.Registry.Pods[s.Pod].Name, Rank: s.Rank, Tier: tier, Until: c.endOf(id, s, tier)})
 		if !slices.Contains(c.IDs, id) {
 			c.IDs = append(c.IDs, id)
 		}

@@ -17,9 +17,9 @@ var guardCases = []testCase{
 		b.add("a", 1, store.GPU, k...)
 		before := b.ids(k...)
 		gen := b.begin("a", 0, 1)
-		b.want(b.find(k...), times(2, At{"a", 1, store.GPU})...)
+		b.want(b.find(k...), times(2, At{"a", 1, store.GPU, 0})...)
 		b.guarded(gen, "a", 0, 1, 1, adds(store.GPU, k[0]))
-		b.want(b.find(k...), by(on("a", store.GPU), At{"a", 1, store.GPU}), by(At{"a", 1, store.GPU}))
+		b.want(b.find(k...), by(on("a", store.GPU), At{"a", 1, store.GPU, 0}), by(At{"a", 1, store.GPU, 0}))
 		for _, id := range before {
 			if store.Generation(id) == gen {
 				b.Fatalf("the number %d is given twice", gen)
@@ -28,7 +28,7 @@ var guardCases = []testCase{
 		if next := b.begin("a", 0, 1); next <= gen {
 			b.Fatalf("generation %d after %d", next, gen)
 		}
-		b.want(b.find(k...), times(2, At{"a", 1, store.GPU})...)
+		b.want(b.find(k...), times(2, At{"a", 1, store.GPU, 0})...)
 	}},
 	{"the registry says which generation holds", func(b *bench) {
 		k := chain(1, 2)

@@ -25,6 +25,7 @@ func Histories(t *testing.T, open Open) {
 		s := open(t)
 		defer s.close(rt.Errorf)
 		h := &history{Subject: s, t: t, m: NewModel()}
+		h.m.began = time.UnixMilli(s.now().UnixMilli())
 		actions := map[string]func(*rapid.T){
 			"":         h.compare,
 			"apply":    h.apply,
@@ -69,14 +70,14 @@ var (
 	historyKeys   = append(chain(77, 20), 0, ^blockkey.Key(0), blockkey.Key(blockkey.ModelOf("m1")), blockkey.Key(blockkey.ModelOf("m2")))
 
 	genKeys = rapid.SliceOfN(rapid.SampledFrom(historyKeys), 0, 8)
-	genTier = rapid.SampledFrom([]store.Tier{store.GPU, store.CPU, store.Shared, store.GPU.Window(), store.CPU.Window()})
+	genTier = rapid.SampledFrom([]store.Tier{store.GPU, store.CPU, store.Shared, store.GPU.Window(), store.CPU.Window(), store.Predicted})
 	genOp   = rapid.Custom(func(t *rapid.T) store.Op {
 		op := store.Op{
 			// Twice as many adds as there are ways to take away.
 			Kind: rapid.SampledFrom([]store.OpKind{store.Add, store.Add, store.Add, store.Remove, store.Remove, store.Clear}).Draw(t, "kind"),
 			Tier: genTier.Draw(t, "tier"),
 		}
-		if op.Kind == store.Clear {
+		if op.Kind == store.Clear && op.Tier.IsWindow() {
 			op.Tier = op.Tier.Memory()
 		}
 		if op.Kind != store.Add && rapid.Bool().Draw(t, "all tiers") {
@@ -86,6 +87,9 @@ var (
 			op.AllRanks = rapid.Bool().Draw(t, "all ranks")
 		} else {
 			op.Keys = genKeys.Draw(t, "keys")
+		}
+		if op.Tier == store.Predicted && op.Kind == store.Remove {
+			op.Tier = store.GPU
 		}
 		return op
 	})
@@ -112,6 +116,7 @@ func (h *history) apply(t *rapid.T) {
 	batches := rapid.SliceOfN(genBatch, 1, 3).Draw(t, "batches")
 	x := h.handle(t)
 	for i := range batches {
+		h.dateEnds(t, &batches[i])
 		h.refuseRank(t, x, &batches[i])
 	}
 	// A batch that is applied again, as after a lost reply, changes nothing.
@@ -124,6 +129,20 @@ func (h *history) apply(t *rapid.T) {
 			t.Fatalf("Apply: %v", err)
 		}
 		_ = h.m.Apply(batches...)
+	}
+}
+
+// dateEnds gives a batch's predictions their ends: of a few, so that they meet. Where time
+// passes, some come up.
+func (h *history) dateEnds(t *rapid.T, b *store.Batch) {
+	in := []time.Duration{time.Hour, 2 * time.Hour}
+	if h.Advance != nil {
+		in = append(in, 2*time.Second, 20*time.Second)
+	}
+	for i := range b.Ops {
+		if op := &b.Ops[i]; op.Tier == store.Predicted {
+			op.Until, op.AllRanks = h.m.began.Add(rapid.SampledFrom(in).Draw(t, "end")), false
+		}
 	}
 }
 

@@ -13,8 +13,10 @@ import (
 // plain enough to be believed. It does not validate its arguments. It is not
 // safe for concurrent use.
 type Model struct {
-	now  time.Duration // since the model began
-	pods map[string]*modelPod
+	now time.Duration // since the model began
+	// began is when that was by the clock of the index, for predictions.
+	began time.Time
+	pods  map[string]*modelPod
 	// Duplicates counts batches that were skipped.
 	Duplicates uint64
 
@@ -27,12 +29,22 @@ type modelPod struct {
 	blocks map[blockkey.StoreKey]map[place]bool
 	lives  map[int]*store.Life // by rank
 	reuse  map[int]store.Reuse // by rank
+	ends   map[place]bool      // the predictions that there are
 	maps   map[store.Generation]map[store.MapKey]string
 }
 
 type place struct {
-	rank int
-	tier store.Tier
+	rank  int
+	tier  store.Tier
+	until int64 // ms of a prediction's end, else 0
+}
+
+func placeOf(rank int, op store.Op) place {
+	at := place{rank: rank, tier: op.Tier}
+	if op.Tier == store.Predicted {
+		at.until = op.Until.UnixMilli()
+	}
+	return at
 }
 
 // NewModel returns an empty model.
@@ -43,22 +55,57 @@ func NewModel() *Model { return &Model{pods: map[string]*modelPod{}} }
 func (m *Model) Advance(d time.Duration) {
 	m.now += d
 	maps.DeleteFunc(m.pods, func(_ string, p *modelPod) bool { return p.until != 0 && p.until <= m.now })
+	for _, p := range m.pods {
+		p.drop(func(x place, _ bool) bool { return m.isOver(x) })
+	}
+}
+
+// isOver reports whether a place is that of a prediction that has ended.
+func (m *Model) isOver(x place) bool {
+	return x.until != 0 && time.UnixMilli(x.until).Sub(m.began) <= m.now
+}
+
+// drop ends what is held in the places that match.
+func (p *modelPod) drop(matches func(place, bool) bool) {
+	for _, at := range p.blocks {
+		maps.DeleteFunc(at, matches)
+	}
+	maps.DeleteFunc(p.ends, matches)
+}
+
+// beginPrediction begins a prediction of a rank; of too many those that end first go.
+func (p *modelPod) beginPrediction(x place) {
+	for !p.ends[x] {
+		var first place
+		n := 0
+		for y := range p.ends {
+			if y.rank != x.rank {
+				continue
+			}
+			if n++; first.until == 0 || y.until < first.until {
+				first = y
+			}
+		}
+		if n < store.MaxPredicted {
+			p.ends[x] = true
+			return
+		}
+		p.drop(func(y place, _ bool) bool { return y == first })
+	}
 }
 
 // Register registers or renews a pod.
 func (m *Model) Register(p store.Pod) (created bool) {
 	old := m.pods[p.Name]
 	if old == nil || old.reg.Model != p.Model {
-		old = &modelPod{blocks: map[blockkey.StoreKey]map[place]bool{}, lives: map[int]*store.Life{}, reuse: map[int]store.Reuse{}, maps: map[store.Generation]map[store.MapKey]string{}}
+		old = &modelPod{blocks: map[blockkey.StoreKey]map[place]bool{}, lives: map[int]*store.Life{}, reuse: map[int]store.Reuse{}, ends: map[place]bool{}, maps: map[store.Generation]map[store.MapKey]string{}}
 		m.pods[p.Name] = old
 	}
 	created = old.reg.Name == ""
 	old.reg, old.until = p, 0
 	maps.DeleteFunc(old.lives, func(rank int, _ *store.Life) bool { return p.CheckRank(rank) != nil })
 	maps.DeleteFunc(old.reuse, func(rank int, _ store.Reuse) bool { return p.CheckRank(rank) != nil })
-	for _, at := range old.blocks {
-		maps.DeleteFunc(at, func(x place, _ bool) bool { return p.CheckRank(x.rank) != nil })
-	}
+	old.drop(func(x place, _ bool) bool { return p.CheckRank(x.rank) != nil })
 	if p.Lease > 0 {
 		old.until = m.now + time.Duration(p.Lease)
 	}
@@ -220,15 +267,21 @@ func (m *Model) apply(b store.Batch) {
 		}
 	}
 	for _, op := range b.Ops {
+		if x := placeOf(b.Rank, op); op.Kind == store.Add && op.Tier == store.Predicted {
+			if m.isOver(x) {
+				continue
+			}
+			p.beginPrediction(x)
+		}
 		for _, k := range op.Keys {
 			sk := k.In(blockkey.ModelOf(b.Model))
 			switch {
 			case op.Kind == store.Remove:
 				maps.DeleteFunc(p.blocks[sk], hits(b.Rank, op))
 			case p.blocks[sk] == nil:
-				p.blocks[sk] = map[place]bool{{b.Rank, op.Tier}: true}
+				p.blocks[sk] = map[place]bool{placeOf(b.Rank, op): true}
 			default:
-				p.blocks[sk][place{b.Rank, op.Tier}] = true
+				p.blocks[sk][placeOf(b.Rank, op)] = true
 			}
 		}
 		if op.Kind == store.Clear {
@@ -240,14 +293,20 @@ func (m *Model) apply(b store.Batch) {
 // hits tells which places an op that takes away is about.
 func hits(rank int, op store.Op) func(place, bool) bool {
 	return func(x place, _ bool) bool {
-		return (op.AllRanks || x.rank == rank) && (op.Tier == store.AllTiers || x.tier == op.Tier || op.Kind == store.Clear && x.tier.Memory() == op.Tier)
+		switch {
+		case !op.AllRanks && x.rank != rank:
+			return false
+		case op.Tier == store.Predicted:
+			return x == placeOf(rank, op)
+		case x.tier == store.Predicted && op.Tier == store.GPU:
+			return true
+		}
+		return op.Tier == store.AllTiers || x.tier == op.Tier || op.Kind == store.Clear && x.tier.Memory() == op.Tier
 	}
 }
 
 func (p *modelPod) clear(rank int, op store.Op) {
-	for _, at := range p.blocks {
-		maps.DeleteFunc(at, hits(rank, op))
-	}
+	p.drop(hits(rank, op))
 }
 
 // Reuse returns what is known of the engine of a rank.
@@ -274,7 +333,7 @@ func (m *Model) Lookup(mask blockkey.Model, keys []blockkey.Key) Answer {
 	for i, k := range keys {
 		for _, name := range names {
 			for x := range m.pods[name].blocks[k.In(mask)] {
-				out[i] = append(out[i], At{name, x.rank, x.tier})
+				out[i] = append(out[i], At{name, x.rank, x.tier, x.until})
 			}
 		}
 		slices.SortFunc(out[i], compareAt)

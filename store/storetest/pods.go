@@ -51,16 +51,16 @@ var podCases = []testCase{
 		}
 		b.add("b", 2, store.GPU, k...)
 		b.register(store.Pod{Name: "a", Ranks: 1})
-		b.want(b.find(k...), by(on("a", store.GPU), on("a", store.CPU), At{"b", 2, store.GPU}), by(on("a", store.GPU), At{"b", 2, store.GPU}))
+		b.want(b.find(k...), by(on("a", store.GPU), on("a", store.CPU), At{"b", 2, store.GPU, 0}), by(on("a", store.GPU), At{"b", 2, store.GPU, 0}))
 		b.refused(gen, store.ErrEnded, b.tryGuarded(gen, "a", 2, 1, 2, adds(store.GPU, k...)))
 		if life, err := b.peer().Life(b.ctx, "a", 2); err != nil || life.Generation != 0 {
 			b.Fatalf("the rank has %+v, %v", life, err)
 		}
 		// They do not come back with the next one that has them.
 		b.register(store.Pod{Name: "a", Ranks: 3})
-		b.want(b.find(k...), by(on("a", store.GPU), on("a", store.CPU), At{"b", 2, store.GPU}), by(on("a", store.GPU), At{"b", 2, store.GPU}))
+		b.want(b.find(k...), by(on("a", store.GPU), on("a", store.CPU), At{"b", 2, store.GPU, 0}), by(on("a", store.GPU), At{"b", 2, store.GPU, 0}))
 		b.add("a", 2, store.GPU, k[1])
-		b.want(b.find(k...), by(on("a", store.GPU), on("a", store.CPU), At{"b", 2, store.GPU}), by(on("a", store.GPU), At{"a", 2, store.GPU}, At{"b", 2, store.GPU}))
+		b.want(b.find(k...), by(on("a", store.GPU), on("a", store.CPU), At{"b", 2, store.GPU, 0}), by(on("a", store.GPU), At{"a", 2, store.GPU, 0}, At{"b", 2, store.GPU, 0}))
 	}},
 	{"ranks that a registration does not have take nothing", func(b *bench) {
 		k := chain(1, 1)
@@ -84,7 +84,7 @@ var podCases = []testCase{
 		b.apply(batch("a", 2, removes(store.GPU, k...)), batch("a", 2, store.Op{Kind: store.Clear, Tier: store.AllTiers}))
 		b.add("a", 1, store.GPU, k...)
 		b.add("any", 700, store.GPU, k...)
-		b.want(b.find(k...), by(At{"a", 1, store.GPU}, At{"any", 700, store.GPU}))
+		b.want(b.find(k...), by(At{"a", 1, store.GPU, 0}, At{"any", 700, store.GPU, 0}))
 	}},
 	{"a renewal replaces what is known and keeps the blocks", func(b *bench) {
 		k := chain(1, 2)
@@ -184,7 +184,7 @@ var podCases = []testCase{
 		b.add("a", 0, store.GPU, k...)
 		b.add("a", 3, store.CPU, k...)
 		b.add("b", 0, store.GPU, k[:50]...)
-		b.want(b.find(k[:1]...), by(on("a", store.GPU), At{"a", 3, store.CPU}, on("b", store.GPU)))
+		b.want(b.find(k[:1]...), by(on("a", store.GPU), At{"a", 3, store.CPU, 0}, on("b", store.GPU)))
 		if !b.retire("a") {
 			b.Fatal("known is false")
 		}

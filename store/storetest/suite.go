@@ -38,6 +38,8 @@ type Subject struct {
 	// Advance lets time pass for the leases of this index. When it is nil the
 	// suite sleeps, and the cases about leases take some seconds.
 	Advance func(time.Duration)
+	// Now is the clock of the index; nil is time.Now.
+	Now func() time.Time
 	// Lease is the lease that the cases give; 0 is one minute with Advance and
 	// one second without.
 	Lease time.Duration
@@ -49,7 +51,7 @@ type Open func(t *testing.T) Subject
 // Run holds an index to the contract.
 func Run(t *testing.T, open Open) {
 	RunQuick(t, open)
-	run(t, open, []group{{"Leases", leaseCases}, {"Concurrency", concurrencyCases}})
+	run(t, open, []group{{"Leases", leaseCases}, {"Lapses", lapseCases}, {"Concurrency", concurrencyCases}})
 	t.Run("Histories", func(t *testing.T) { Histories(t, open) })
 }
 
@@ -58,7 +60,7 @@ func Run(t *testing.T, open Open) {
 // further ways to reach an index that passes Run.
 func RunQuick(t *testing.T, open Open) {
 	run(t, open, []group{
-		{"Blocks", blockCases}, {"Lookup", lookupCases}, {"Pods", podCases}, {"Guards", guardCases}, {"Windows", windowCases}, {"Models", modelCases}, {"Refusals", refusalCases},
+		{"Blocks", blockCases}, {"Lookup", lookupCases}, {"Pods", podCases}, {"Guards", guardCases}, {"Windows", windowCases}, {"Predictions", predictionCases}, {"Models", modelCases}, {"Refusals", refusalCases},
 	})
 }
 
@@ -108,6 +110,14 @@ func start(t *testing.T, open Open) *bench {
 		}
 	}
 	return b
+}
+
+// now is the time by the clock of the index.
+func (s *Subject) now() time.Time {
+	if s.Now != nil {
+		return s.Now()
+	}
+	return time.Now()
 }
 
 // close closes the handles, which a case may have done.

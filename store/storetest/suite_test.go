@@ -32,13 +32,22 @@ type plain struct {
 	fault  string
 }
 
+// began is when a plain index begins.
+var began = time.Unix(1000, 0)
+
 func newPlain(fault string) *plain {
 	x := &plain{
-		m: NewModel(), now: time.Unix(1000, 0), ids: map[At]store.HolderID{}, infos: map[string]store.ModelInfo{},
+		m: NewModel(), now: began, ids: map[At]store.HolderID{}, infos: map[string]store.ModelInfo{},
 		cached: store.NewRegistry(0, nil, nil, nil, time.Time{}), fault: fault,
 	}
-	x.m.applied = x.applied
+	x.m.applied, x.m.began = x.applied, began
 	return x
+}
+
+func (x *plain) clock() time.Time {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.now
 }
 
 func (x *plain) advance(d time.Duration) {
@@ -48,9 +57,25 @@ func (x *plain) advance(d time.Duration) {
 	if x.fault == "leases never end" {
 		return
 	}
+	if x.fault == "predictions never end" {
+		x.m.began = x.m.began.Add(d)
+	}
 	x.m.Advance(d)
 	for at := range x.ids {
 		if x.m.pods[at.Pod] == nil {
+			x.end(at)
+		}
+	}
+	x.endPredictions()
+}
+
+// endPredictions ends the ids of predictions that are over.
+func (x *plain) endPredictions() {
+	for at := range x.ids {
+		if at.Until == 0 {
+			continue
+		}
+		if p := x.m.pods[at.Pod]; p == nil || !p.ends[place{at.Rank, at.Tier, at.Until}] {
 			x.end(at)
 		}
 	}
@@ -71,10 +96,17 @@ func (x *plain) enter(ctx context.Context) error {
 
 func (x *plain) registry() *store.Registry {
 	var holders []store.Holder
-	for at, id := range x.ids {
-		holders = append(holders, store.Holder{ID: id, Pod: at.Pod, Rank: at.Rank, Tier: at.Tier, Reuse: x.m.Reuse(at.Pod, at.Rank), Generation: x.m.Life(at.Pod, at.Rank).Generation})
-	}
 	var until time.Time
+	for at, id := range x.ids {
+		h := store.Holder{ID: id, Pod: at.Pod, Rank: at.Rank, Tier: at.Tier, Reuse: x.m.Reuse(at.Pod, at.Rank), Generation: x.m.Life(at.Pod, at.Rank).Generation}
+		if at.Until != 0 {
+			h.Until = time.UnixMilli(at.Until)
+			if until.IsZero() || h.Until.Before(until) {
+				until = h.Until
+			}
+		}
+		holders = append(holders, h)
+	}
 	for _, p := range x.m.pods {
 		if end := x.now.Add(p.until - x.m.now); p.until != 0 && (until.IsZero() || end.Before(until)) {
 			until = end
@@ -179,6 +211,9 @@ func (x *plain) spoil(b *store.Batch) {
 		case x.fault == "key 0 is lost":
 			b.Ops = slices.Clone(b.Ops)
 			b.Ops[i].Keys = slices.DeleteFunc(slices.Clone(op.Keys), func(k blockkey.Key) bool { return k.In(blockkey.ModelOf(b.Model)) == 0 })
+		case x.fault == "a removal leaves predictions" && op.Kind == store.Remove && op.Tier == store.GPU:
+			b.Ops = slices.Clone(b.Ops)
+			b.Ops[i].Tier = store.Shared
 		case x.fault == "models are mixed":
 			b.Model = model
 		}
@@ -188,19 +223,20 @@ func (x *plain) spoil(b *store.Batch) {
 // applied gives and ends the ids of holders as the ops of a batch say.
 func (x *plain) applied(b store.Batch) {
 	for _, op := range b.Ops {
+		at := At{b.Pod, b.Rank, op.Tier, placeOf(b.Rank, op).until}
 		for at := range x.ids {
 			if op.Kind == store.Clear && at.Pod == b.Pod && (at.Rank == b.Rank || op.AllRanks) &&
 				(at.Tier.Memory() == op.Tier || op.Tier == store.AllTiers) && x.fault != "clear keeps ids" {
 				x.end(at)
 			}
 		}
-		at := At{b.Pod, b.Rank, op.Tier}
 		if op.Kind == store.Add && x.ids[at] == 0 {
 			x.nextID++
 			x.ids[at] = x.nextID
 			x.epoch++
 		}
 	}
+	x.endPredictions()
 }
 
 func (x *plain) Register(ctx context.Context, p store.Pod) (bool, error) {
@@ -220,7 +256,9 @@ func (x *plain) Register(ctx context.Context, p store.Pod) (bool, error) {
 		p.Labels = labels
 	}
 	x.epoch++
-	return x.m.Register(p), nil
+	created := x.m.Register(p)
+	x.endPredictions()
+	return created, nil
 }
 
 func (x *plain) Begin(ctx context.Context, pod string, rank int, fence uint64) (store.Generation, error) {
@@ -371,7 +409,7 @@ func (x *plain) Close() error {
 func openPlain(fault string) Open {
 	return func(*testing.T) Subject {
 		x := newPlain(fault)
-		return Subject{Index: x, Advance: x.advance}
+		return Subject{Index: x, Advance: x.advance, Now: x.clock}
 	}
 }
 
@@ -386,7 +424,7 @@ func TestSuiteNoticesFaults(t *testing.T) {
 		t.Skip("starts a process for each fault")
 	}
 	for _, fault := range []string{
-		"leases never end", "a registry for each query", "holders descend", "holders repeat",
+		"leases never end", "a removal leaves predictions", "predictions never end", "a registry for each query", "holders descend", "holders repeat",
 		"a gap ends the answer", "one block too few", "stop is not heard", "validates too late",
 		"clear forgets other tiers", "remove forgets other tiers", "key 0 is lost", "models are mixed",
 		"an old fence writes", "duplicates are applied", "the ended write", "a new generation inherits", "the watermark is low", "maps forget the part",

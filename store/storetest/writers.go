@@ -146,6 +146,9 @@ func (h *history) draw(t *rapid.T, g *generation, fence, seq uint64) store.Batch
 	b.Guard = &store.Guard{Generation: g.id, Fence: fence, Seq: seq}
 	for i := range b.Ops {
 		b.Ops[i].AllRanks = false
+		if b.Ops[i].Tier == store.Predicted {
+			b.Ops[i].Tier = store.Shared
+		}
 	}
 	b.Map = rapid.SliceOfN(genMapOp, 0, 4).Draw(t, "map")
 	return b
@@ -255,9 +258,9 @@ func sameRefusals(a, b error) bool {
 
 // clone returns a model of its own.
 func (m *Model) clone() *Model {
-	c := &Model{now: m.now, pods: map[string]*modelPod{}}
+	c := &Model{now: m.now, began: m.began, pods: map[string]*modelPod{}}
 	for name, p := range m.pods {
-		q := &modelPod{reg: p.reg, until: p.until, lives: map[int]*store.Life{}, reuse: maps.Clone(p.reuse), maps: map[store.Generation]map[store.MapKey]string{}}
+		q := &modelPod{reg: p.reg, until: p.until, lives: map[int]*store.Life{}, reuse: maps.Clone(p.reuse), ends: maps.Clone(p.ends), maps: map[store.Generation]map[store.MapKey]string{}}
 		q.blocks = maps.Clone(p.blocks)
 		for k, at := range q.blocks {
 			q.blocks[k] = maps.Clone(at)

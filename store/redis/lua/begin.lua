@@ -43,6 +43,7 @@ for _, id in ipairs(redis.call('HMGET', own, unpack(fields))) do
   if id then ids[#ids + 1] = id end
 end
 local before = ended()
+if lapse(rank, 0) then change = true end
 if #ids > 0 then
   redis.call('HDEL', own, unpack(fields))
   finish(ids)

@@ -6,7 +6,8 @@
 --               which is 1 when clears of the sequence are among those below
 --       clears  then so many times: rank tier, either of them * for all
 --       wanted  then so many times: rank tier give, which is 1 to give an id
---               to a holder that has none
+--               to a holder that has none. A rank has up to 8 in tiers predicted-<end>;
+--               the one that ends first makes room
 --       said    or nothing; then so many times: rank reuse, which replaces what
 --               is known of the rank's engine
 -- Ids are given up to the limit that reserve.lua has set, and to ranks that the pod's
@@ -83,10 +84,12 @@ for _ = 1, clears do
       local id = redis.call('HGET', own, field)
       if id then fields[#fields + 1], ids[#ids + 1] = field, id end
     end
+    if tier == 'gpu' and lapse(rank, 0) then change, kept = true, false end
   else
     local all = redis.call('HGETALL', own)
     for i = 1, #all, 2 do
       local r, t = string.match(all[i], '^(%d+)/(%a+)')
+      if t == 'predicted' then t = 'gpu' end
       if r and t ~= 'reuse' and (rank == '*' or rank == r) and (tier == '*' or tier == t) then
         fields[#fields + 1], ids[#ids + 1] = all[i], all[i + 1]
       end
@@ -113,6 +116,7 @@ for i = 1, tonumber(ARGV[at]) do
   at = at + 3
   local field = rank .. '/' .. tier
   local id = redis.call('HGET', own, field)
+  if not id and give == '1' and string.find(tier, '^predicted%-') and lapse(rank, 7) then change, kept = true, false end
   if not id and give == '1' then
     -- gen has an entry of each pod, and the news.
     if redis.call('HLEN', gen) - redis.call('HLEN', pods) - redis.call('HEXISTS', gen, '@') >= tonumber(ARGV[6]) then

@@ -317,6 +317,26 @@ local function shrink(pod, json)
   return true
 end
 
+-- lapse takes the predicted holders of a rank from own: those that are over, and but for
+-- most of the others, those that end first. It returns true when there were some.
+local function lapse(rank, most)
+  local ends, all = {}, redis.call('HKEYS', own)
+  for i = 1, #all do
+    local r, till = string.match(all[i], '^(%d+)/predicted%-(%d+)$')
+    if r == rank then ends[#ends + 1] = {tonumber(till), all[i]} end
+  end
+  table.sort(ends, function(a, b) return a[1] < b[1] end)
+  local fields = {}
+  for i = 1, #ends do
+    if ends[i][1] <= now or #ends - i >= most then fields[#fields + 1] = ends[i][2] end
+  end
+  if #fields == 0 then return false end
+  local ids = redis.call('HMGET', own, unpack(fields))
+  redis.call('HDEL', own, unpack(fields))
+  finish(ids)
+  return true
+end
+
 -- renamed tells whether two registrations of a pod are for different models. One that
 -- cannot be read is for none.
 local function renamed(old, new)

@@ -1,0 +1,632 @@
+package route
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// RolePair is the Role of a request that one pod prefills and another one decodes.
+const RolePair = "pair"
+
+// Pair says how the two pods of such a request are chosen.
+type Pair struct {
+	// RequireSame are labels of which both pods must have the same value. PreferSame are
+	// weights of labels: a pair costs exp(-tanh(sum)) times as much, with the sum of those that
+	// its pods share.
+	RequireSame []string           `json:"require_same"`
+	PreferSame  map[string]float64 `json:"prefer_same"`
+	// LocalTokens and LocalShare say when a pod that decodes prefills as well: when at most so
+	// many tokens, or at most that share of the prompt, are not cached there.
+	LocalTokens int     `json:"local_tokens"`
+	LocalShare  float64 `json:"local_share"`
+	// LocalFallback lets it prefill when no prefill pod can.
+	LocalFallback bool `json:"local_fallback"`
+}
+
+// DefaultPair are the settings of a model that nobody has set any for.
+func DefaultPair() Pair {
+	return Pair{RequireSame: []string{}, PreferSame: map[string]float64{}, LocalTokens: 256, LocalShare: 0.1, LocalFallback: true}
+}
+
+func (p *Pair) clone() Pair {
+	c := *p
+	c.RequireSame, c.PreferSame = slices.Clone(p.RequireSame), maps.Clone(p.PreferSame)
+	return c
+}
+
+func (p *Pair) validate() error {
+	if len(p.RequireSame) > store.MaxLabels || len(p.PreferSame) > store.MaxLabels {
+		return fmt.Errorf("%w: pair has more labels than a pod can have, %d", ErrSettings, store.MaxLabels)
+	}
+	for label, w := range p.PreferSame {
+		if math.IsNaN(w) || math.Abs(w) > 1e6 {
+			return fmt.Errorf("%w: pair.prefer_same: the weight of label %.40q is %v", ErrSettings, label, w)
+		}
+	}
+	return nil
+}
+
+// Part is what a View is about.
+type Part int
+
+// The parts of a request. Whole is also one that asks for a pod of one role alone.
+const (
+	Whole Part = iota
+	PrefillPart
+	DecodePart
+)
+
+// Local says why the pod that decodes prefills as well.
+type Local string
+
+// The reasons, empty when another pod prefills.
+const (
+	LocalShort  Local = "short"          // few tokens are not cached there
+	LocalHeld   Local = "held"           // it holds most of the prompt
+	LocalWhole  Local = "whole"          // it takes whole requests, and costs less than any pair
+	LocalNobody Local = "no_prefill_pod" // no prefill pod can take it
+)
+
+// Half is the pod that prefills, in the Decision on a pair; the rest is about the one that
+// decodes.
+type Half struct {
+	store.RankRef
+	Address   string
+	Fallbacks []store.RankRef
+	Held      [store.NumTiers]int
+	Costs     []PlaceCost
+}
+
+// Cached is how many tokens of the prompt the place can reuse.
+func (h *Half) Cached() (n int) {
+	for _, held := range h.Held {
+		n += held
+	}
+	return n
+}
+
+// PairCost is what two places cost together.
+type PairCost struct {
+	Prefill, Decode store.RankRef
+	// Total is the cost: Terms says what it is made of. It is NaN where one is at its limits.
+	Total float64
+	Terms []Term
+}
+
+// Bounds of the search for a pair.
+const (
+	// maxPairs is how many pairs are looked at. In larger fleets the cheapest places of both
+	// kinds are.
+	maxPairs = 1 << 18
+	// keptPairs is how many of them the nominated places are taken from.
+	keptPairs = 64
+	// explainedPairs is how many an explanation has.
+	explainedPairs = 8
+)
+
+// pairing is the choice of a pair.
+type pairing struct {
+	r       *Router
+	q       *Request
+	prefill *View // who may prefill: others, then those of decode that may for themselves
+	decode  *View
+	wp, wd  loads.Weights
+	// totals by candidate.
+	tp, td []float64
+	// own is, by candidate of decode, the same place in prefill; -1 where it may not prefill.
+	own []int
+	// forced is, by candidate of decode, why it prefills by rule.
+	forced []Local
+	// whole reports, by candidate of decode, whether the pod takes whole requests.
+	whole []bool
+	topo  topology
+	ms    bool // costs are milliseconds
+	match *scorer.Match
+}
+
+// routePair is one try of Route for a pair.
+func (r *Router) routePair(ctx context.Context, q *Request, fresh bool) (*Decision, error) {
+	picture, base, version, away := r.picture(ctx, q.Score.Model, fresh)
+	settings, err := base.override(q.Overrides)
+	if err != nil {
+		return nil, err
+	}
+	policy, err := ParsePolicy(settings.Policy)
+	if err != nil {
+		return nil, err
+	}
+	d := &Decision{Policy: policy.Name}
+	v := View{Settings: settings, Explain: q.Explain, Now: picture.Now, Turn: r.turn.Add(1) - 1, Part: DecodePart}
+	match, err := r.match(ctx, q, policy.Blind, d)
+	if err != nil {
+		return nil, err
+	}
+	v.prompt(d.Tokens, match)
+	p := &pairing{r: r, q: q, decode: &v, match: match, ms: policy.Milliseconds}
+	if err := p.places(&picture); err != nil {
+		return nil, err
+	}
+	r.draw(p.prefill)
+	r.draw(p.decode)
+	p.wp, p.wd = policy.Weigh(p.prefill), policy.Weigh(p.decode)
+	p.tp, p.td = p.prefill.totals(p.wp), p.decode.totals(p.wd)
+	if err := p.take(ctx, version, away, d); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// prompt tells the view of the prompt.
+func (v *View) prompt(tokens int, match *scorer.Match) {
+	v.Tokens, v.BlockSize = tokens, match.BlockSize
+	if len(match.Keys) > 0 {
+		v.Prefix, v.HasPrefix = match.Keys[0], true
+	}
+}
+
+// draw gives a view its random numbers and what is remembered of its candidates.
+func (r *Router) draw(v *View) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v.Rand = rand.New(rand.NewPCG(r.rand.Uint64(), r.rand.Uint64()))
+	for i := range v.Candidates {
+		v.Candidates[i].Turn = r.cold[v.Candidates[i].RankRef]
+	}
+}
+
+// places fills in who may prefill and who may decode.
+func (p *pairing) places(picture *loads.Picture) error {
+	ask := *p.q
+	ask.Role = "decode"
+	if err := ask.candidates(p.decode, p.match, picture); err != nil {
+		return err
+	}
+	prefill := *p.decode
+	prefill.Part, prefill.Candidates = PrefillPart, nil
+	p.prefill = &prefill
+	ask.Role, ask.Pinned = "prefill", p.q.PinnedPrefill
+	if err := ask.candidates(p.prefill, p.match, picture); err != nil && !errors.Is(err, ErrNobody) {
+		return err
+	}
+	at := make(map[store.RankRef]int, len(prefill.Candidates))
+	for i := range prefill.Candidates {
+		at[prefill.Candidates[i].RankRef] = i
+	}
+	n, s := len(p.decode.Candidates), &p.decode.Settings.Pair
+	p.own, p.forced, p.whole = make([]int, n), make([]Local, n), make([]bool, n)
+	for i := range p.decode.Candidates {
+		c := p.decode.Candidates[i]
+		own, whole := at[c.RankRef]
+		p.own[i], p.whole[i] = -1, whole
+		if whole {
+			p.own[i] = own
+		}
+		if p.q.PinnedPrefill == nil {
+			p.forced[i] = s.local(p.decode.Tokens, c.Cached())
+		}
+		if !whole && p.q.PinnedPrefill == nil && (p.forced[i] != "" || s.LocalFallback) {
+			c.Decode = false
+			p.own[i] = len(p.prefill.Candidates)
+			p.prefill.Candidates = append(p.prefill.Candidates, c)
+		}
+	}
+	if len(p.prefill.Candidates) == 0 {
+		return fmt.Errorf("%w: nobody may prefill for one of %d ranks that may decode", ErrNobody, n)
+	}
+	p.sortPrefill()
+	p.topo = newTopology(s, p.match.Registry, p.prefill.Candidates, p.decode.Candidates)
+	return nil
+}
+
+// sortPrefill puts who may prefill into the order that policies expect.
+func (p *pairing) sortPrefill() {
+	slices.SortFunc(p.prefill.Candidates, func(a, b Candidate) int {
+		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank))
+	})
+	at := make(map[store.RankRef]int, len(p.prefill.Candidates))
+	for i := range p.prefill.Candidates {
+		at[p.prefill.Candidates[i].RankRef] = i
+	}
+	for i := range p.own {
+		if p.own[i] >= 0 {
+			p.own[i] = at[p.decode.Candidates[i].RankRef]
+		}
+	}
+}
+
+// local returns why a pod that holds so many tokens of a prompt prefills the rest itself.
+func (p *Pair) local(tokens, cached int) Local {
+	switch uncached := tokens - min(cached, tokens); {
+	case uncached <= p.LocalTokens:
+		return LocalShort
+	case float64(uncached) <= p.LocalShare*float64(tokens):
+		return LocalHeld
+	}
+	return ""
+}
+
+// option returns what candidates i of prefill and k of decode cost together besides their own
+// costs, and whether they may. A pod that decodes alone prefills only by rule, or as a resort.
+func (p *pairing) option(i, k int) (extra, factor float64, ok bool) {
+	if p.own[k] == i {
+		return 0, 1, p.forced[k] != "" || p.whole[k]
+	}
+	if p.forced[k] != "" || !p.isPrefill(i) {
+		return 0, 0, false
+	}
+	if factor, ok = p.topo.factor(i, k); !ok {
+		return 0, 0, false
+	}
+	if p.ms {
+		extra = p.decode.Settings.Pull.ms(p.decode.Tokens-p.decode.Candidates[k].Cached(), p.decode.BlockSize)
+	}
+	return extra, factor, true
+}
+
+// isPrefill reports whether a candidate of prefill may prefill for others.
+func (p *pairing) isPrefill(i int) bool {
+	pod, ok := p.match.Registry.PodIndex(p.prefill.Candidates[i].Pod)
+	return ok && p.match.Registry.Pods[pod].Role != "decode"
+}
+
+// pairOf is an option with its cost by the picture.
+type pairOf struct {
+	loads.Option
+	total float64
+}
+
+// search returns the cheapest options by the picture, and whether anybody may work with
+// anybody.
+func (p *pairing) search() (best []pairOf, found bool) {
+	is, ks := p.shortlist(p.prefill, p.tp), p.shortlist(p.decode, p.td)
+	helps := make([]bool, len(p.prefill.Candidates))
+	for _, i := range is {
+		helps[i] = p.isPrefill(i)
+	}
+	add := func(i, k int) {
+		extra, factor, ok := p.option(i, k)
+		if !ok {
+			return
+		}
+		found = true
+		total := factor * (p.tp[i] + p.td[k] + extra)
+		if math.IsNaN(total) || len(best) == keptPairs && total >= best[len(best)-1].total {
+			return
+		}
+		if len(best) == keptPairs {
+			best = best[:keptPairs-1]
+		}
+		at, _ := slices.BinarySearchFunc(best, total, func(o pairOf, t float64) int {
+			if o.total <= t {
+				return -1
+			}
+			return 1
+		})
+		best = slices.Insert(best, at, pairOf{loads.Option{Prefill: i, Decode: k, Extra: extra, Factor: factor}, total})
+	}
+	for _, k := range ks {
+		if p.own[k] >= 0 {
+			add(p.own[k], k)
+		}
+		if p.forced[k] != "" {
+			continue
+		}
+		for _, i := range is {
+			if helps[i] && i != p.own[k] {
+				add(i, k)
+			}
+		}
+	}
+	return best, found
+}
+
+// shortlist returns the candidates to look at, in a drawn order: all of them, or in a large
+// fleet the cheapest.
+func (p *pairing) shortlist(v *View, totals []float64) []int {
+	order := v.Rand.Perm(len(totals))
+	if most := int(math.Sqrt(maxPairs)); len(p.tp)*len(p.td) > maxPairs && len(order) > most {
+		slices.SortStableFunc(order, func(a, b int) int { return compareCosts(totals[a], totals[b]) })
+		order = order[:most]
+	}
+	return order
+}
+
+// call returns the booking of the pair, among at most nominated places of either part and the
+// same again of those that prefill for themselves, with the indexes of its candidates.
+func (p *pairing) call(version int64) (c *loads.PairCall, is, ks []int, err error) {
+	best, found := p.search()
+	inI, inK := map[int]int{}, map[int]int{}
+	useK := func(k int) {
+		if _, ok := inK[k]; !ok {
+			inK[k], ks = len(ks), append(ks, k)
+		}
+	}
+	useI := func(i int) {
+		if _, ok := inI[i]; !ok {
+			inI[i], is = len(is), append(is, i)
+		}
+	}
+	for _, o := range best {
+		_, hasI := inI[o.Prefill]
+		_, hasK := inK[o.Decode]
+		if (hasI || len(is) < nominated) && (hasK || len(ks) < nominated) {
+			useI(o.Prefill)
+			useK(o.Decode)
+		}
+	}
+	for _, k := range p.leastBusy() { // whom the picture may know too late
+		if len(ks) < nominated && p.own[k] >= 0 {
+			useK(k)
+		}
+	}
+	if len(ks) == 0 {
+		if found {
+			return nil, nil, nil, ErrBusy
+		}
+		return nil, nil, nil, fmt.Errorf("%w: none of %d ranks that prefill has the labels in common with one of %d that decode", ErrNobody, len(p.tp), len(p.td))
+	}
+	for _, k := range ks {
+		if p.own[k] >= 0 {
+			useI(p.own[k])
+		}
+	}
+	v := p.decode
+	c = &loads.PairCall{
+		Call: loads.Call{
+			Model: p.q.Score.Model, ID: p.q.ID, Lease: time.Duration(v.Settings.LeaseS * float64(time.Second)), Tokens: v.Tokens, Expected: p.q.Expected,
+			BlockSize: v.BlockSize, Keys: p.match.Keys, Settings: version, Weights: p.wd, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
+		},
+		PrefillWeights: p.wp,
+	}
+	if c.ID == "" {
+		c.ID = "r" + strconv.FormatUint(v.Rand.Uint64(), 36) + strconv.FormatUint(v.Rand.Uint64(), 36)
+	}
+	for _, i := range is {
+		c.Prefill = append(c.Prefill, p.prefill.candidate(i))
+	}
+	for _, k := range ks {
+		c.Candidates = append(c.Candidates, v.candidate(k))
+		for _, i := range is {
+			extra, factor, ok := p.option(i, k)
+			o := loads.Option{Prefill: inI[i], Decode: inK[k], Extra: extra, Factor: factor}
+			switch {
+			case ok:
+				c.Options = append(c.Options, o)
+			case p.own[k] == i && v.Settings.Pair.LocalFallback:
+				o.Factor = 1
+				c.Resorts = append(c.Resorts, o)
+			}
+		}
+	}
+	// Of equal costs the first is taken: the pair that is preferred more.
+	slices.SortStableFunc(c.Options, func(a, b loads.Option) int { return cmp.Compare(a.Factor, b.Factor) })
+	return c, is, ks, nil
+}
+
+// leastBusy returns the candidates of decode with the fewest requests first.
+func (p *pairing) leastBusy() []int {
+	order := p.decode.Rand.Perm(len(p.td))
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(p.decode.Candidates[a].Load.Requests, p.decode.Candidates[b].Load.Requests)
+	})
+	return order[:min(2, len(order))]
+}
+
+// take chooses the pair, books it if that is asked and can be, and writes the decision.
+func (p *pairing) take(ctx context.Context, version int64, away bool, d *Decision) error {
+	c, is, ks, err := p.call(version)
+	if err != nil {
+		return err
+	}
+	var b loads.BookedPair
+	if p.q.Reserve && !away {
+		b, err = p.r.c.Loads.BookPair(ctx, c)
+		switch {
+		case err == nil:
+			d.Reservation, d.Again = c.ID, b.Again
+			p.booked(&b, is, ks)
+			return p.conclude(c, &b, is, ks, d)
+		case errors.Is(err, loads.ErrBusy):
+			return ErrBusy
+		case errors.Is(err, loads.ErrFull):
+			return fmt.Errorf("%w: %w", ErrBusy, err)
+		case !errors.Is(err, loads.ErrUnavailable):
+			return err
+		}
+		away = true
+	}
+	d.Local = away
+	prefill, decode := pickOf(p.tp, is), pickOf(p.td, ks)
+	totals, resorted, chosen := c.Choose(prefill, decode)
+	if chosen < 0 {
+		return ErrBusy
+	}
+	b = loads.BookedPair{Totals: totals, Resorted: resorted}
+	o := c.Option(resorted, chosen)
+	i, k := is[o.Prefill], ks[o.Decode]
+	b.Prefill, b.RankRef = p.prefill.Candidates[i].RankRef, p.decode.Candidates[k].RankRef
+	if p.q.Reserve {
+		p.r.bookLocally(p.q.Score.Model, p.prefill, i)
+		if b.Prefill != b.RankRef {
+			p.r.bookLocally(p.q.Score.Model, p.decode, k)
+		}
+	}
+	return p.conclude(c, &b, is, ks, d)
+}
+
+func pickOf(all []float64, at []int) []float64 {
+	out := make([]float64, len(at))
+	for n, i := range at {
+		out[n] = all[i]
+	}
+	return out
+}
+
+// booked reads what a booking says into the views.
+func (p *pairing) booked(b *loads.BookedPair, is, ks []int) {
+	for n := range b.PrefillCosts {
+		p.tp[is[n]], p.prefill.Candidates[is[n]].Load = b.PrefillCosts[n], b.PrefillLoads[n]
+	}
+	for n := range b.Costs {
+		p.td[ks[n]], p.decode.Candidates[ks[n]].Load = b.Costs[n], b.Loads[n]
+	}
+	p.prefill.Now, p.decode.Now = b.Now, b.Now
+}
+
+// conclude writes the decision.
+func (p *pairing) conclude(c *loads.PairCall, b *loads.BookedPair, is, ks []int, d *Decision) error {
+	k, i := p.decode.find(b.RankRef), p.prefill.find(b.Prefill)
+	p.r.conclude(p.q, p.decode, p.wd, p.match, p.td, k, d)
+	if b.Prefill == b.RankRef {
+		switch {
+		case k < len(p.forced) && p.forced[k] != "":
+			d.Prefills = p.forced[k]
+		case k < len(p.whole) && p.whole[k] && !b.Resorted:
+			d.Prefills = LocalWhole
+		default:
+			d.Prefills = LocalNobody
+		}
+	} else {
+		var half Decision
+		p.r.conclude(p.q, p.prefill, p.wp, p.match, p.tp, i, &half)
+		d.Prefill = &Half{RankRef: b.Prefill, Address: half.Address, Held: half.Held, Costs: half.Costs}
+		d.Best = max(d.Best, half.Best)
+		for _, at := range half.Fallbacks {
+			if n := p.prefill.find(at); p.isPrefill(n) && p.topo.near(n, k) {
+				d.Prefill.Fallbacks = append(d.Prefill.Fallbacks, at)
+			}
+		}
+	}
+	if p.q.Explain {
+		d.Pairs = p.explain(c, b, is, ks)
+	}
+	return nil
+}
+
+// find returns the index of a place. One that a repeated call has found, and that may take no
+// more by now, is added.
+func (v *View) find(at store.RankRef) int {
+	i := slices.IndexFunc(v.Candidates, func(c Candidate) bool { return c.RankRef == at })
+	if i < 0 {
+		v.Candidates = append(v.Candidates, Candidate{RankRef: at, Cost: Cost{Factor: 1}})
+		i = len(v.Candidates) - 1
+	}
+	return i
+}
+
+// explain returns the cheapest of the pairs that were chosen among.
+func (p *pairing) explain(c *loads.PairCall, b *loads.BookedPair, is, ks []int) []PairCost {
+	options := c.Options
+	if b.Resorted {
+		options = c.Resorts
+	}
+	out := make([]PairCost, 0, len(options))
+	for n, o := range options[:min(len(options), len(b.Totals))] {
+		i, k := is[o.Prefill], ks[o.Decode]
+		cost := PairCost{Prefill: p.prefill.Candidates[i].RankRef, Decode: p.decode.Candidates[k].RankRef, Total: b.Totals[n]}
+		if !math.IsNaN(cost.Total) {
+			cost.Terms = []Term{{"prefill", p.tp[i]}, {"decode", p.td[k]}}
+			if o.Extra != 0 {
+				cost.Terms = append(cost.Terms, Term{"transfer_ms", o.Extra})
+			}
+			if o.Factor != 1 {
+				cost.Terms = append(cost.Terms, Term{"same_labels_factor", o.Factor})
+			}
+		}
+		out = append(out, cost)
+	}
+	slices.SortStableFunc(out, func(a, b PairCost) int { return compareCosts(a.Total, b.Total) })
+	return out[:min(len(out), explainedPairs)]
+}
+
+// topology says which places are near each other.
+type topology struct {
+	// domain numbers, by candidate, the values of the labels that must be the same; 0 is of a
+	// pod that lacks one.
+	prefillDomain, decodeDomain []int
+	weights                     []float64
+	// values are, by candidate and preferred label, numbers of values, 0 without one.
+	prefillValues, decodeValues [][]int
+}
+
+func newTopology(s *Pair, reg *store.Registry, prefill, decode []Candidate) topology {
+	t := topology{}
+	labels := slices.Sorted(maps.Keys(s.PreferSame))
+	for _, l := range labels {
+		t.weights = append(t.weights, s.PreferSame[l])
+	}
+	numbers := map[string]int{}
+	number := func(label, value string) int {
+		key := strconv.Quote(label) + strconv.Quote(value)
+		if numbers[key] == 0 {
+			numbers[key] = len(numbers) + 1
+		}
+		return numbers[key]
+	}
+	read := func(cs []Candidate) (domains []int, values [][]int) {
+		domains, values = make([]int, len(cs)), make([][]int, len(cs))
+		for i := range cs {
+			var of map[string]string
+			if n, ok := reg.PodIndex(cs[i].Pod); ok {
+				of = reg.Pods[n].Labels
+			}
+			domain, whole := "", true
+			for _, l := range s.RequireSame {
+				value, ok := of[l]
+				domain, whole = domain+strconv.Quote(value), whole && ok
+			}
+			if whole {
+				domains[i] = number("", domain)
+			}
+			values[i] = make([]int, len(labels))
+			for j, l := range labels {
+				if value, ok := of[l]; ok {
+					values[i][j] = number(l, value)
+				}
+			}
+		}
+		return domains, values
+	}
+	t.prefillDomain, t.prefillValues = read(prefill)
+	t.decodeDomain, t.decodeValues = read(decode)
+	return t
+}
+
+// near reports whether places may work together.
+func (t *topology) near(i, k int) bool {
+	if i >= len(t.prefillDomain) || k >= len(t.decodeDomain) {
+		return false
+	}
+	_, ok := t.factor(i, k)
+	return ok
+}
+
+// factor returns what the cost of candidates i of prefill and k of decode is multiplied by,
+// and whether they may work together.
+func (t *topology) factor(i, k int) (float64, bool) {
+	if t.prefillDomain[i] == 0 || t.prefillDomain[i] != t.decodeDomain[k] {
+		return 0, false
+	}
+	sum := 0.0
+	for j, w := range t.weights {
+		if v := t.prefillValues[i][j]; v != 0 && v == t.decodeValues[k][j] {
+			sum += w
+		}
+	}
+	if sum == 0 {
+		return 1, true
+	}
+	return math.Exp(-math.Tanh(sum)), true
+}

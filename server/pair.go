@@ -1,0 +1,96 @@
+package server
+
+import (
+	"math"
+	"net/url"
+
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// halfAnswer is who prefills, in the answer on a pair.
+type halfAnswer struct {
+	place
+	Address   string        `json:"address,omitempty"`
+	Fallbacks []place       `json:"fallbacks"`
+	Overlap   overlapAnswer `json:"overlap"`
+	Costs     []costAnswer  `json:"costs,omitempty"`
+}
+
+// pairAnswer is what a pair costs; total is null of one with a place at its limits.
+type pairAnswer struct {
+	Prefill place              `json:"prefill"`
+	Decode  place              `json:"decode"`
+	Total   *float64           `json:"total"`
+	Terms   map[string]float64 `json:"terms"`
+}
+
+// headerPrefill is how llm-d's sidecars are told who prefills.
+const headerPrefill = "x-prefiller-host-port"
+
+// addPair tells of a pair in an answer.
+func (a *routeAnswer) addPair(d *route.Decision, blockSize int) {
+	a.LocalPrefill = string(d.Prefills)
+	for _, c := range d.Pairs {
+		a.Pairs = append(a.Pairs, pairAnswer{place(c.Prefill), place(c.Decode), numberOf(c.Total), termsOf(c.Terms)})
+	}
+	h := d.Prefill
+	if h == nil {
+		return
+	}
+	a.Prefill = &halfAnswer{
+		place: place(h.RankRef), Address: h.Address, Fallbacks: placesOf(h.Fallbacks), Costs: costsOf(h.Costs),
+		Overlap: overlapAnswer{Blocks: h.Cached() / max(1, blockSize), Tokens: h.Cached(), Best: d.Best, Tiers: tierTokens(h.Held)},
+	}
+	a.addHeader(headerPrefill, hostPort(h.Pod, h.Address))
+}
+
+// addHeader adds a header that the request is to be sent with.
+func (a *routeAnswer) addHeader(name, value string) {
+	if a.Headers == nil {
+		a.Headers = map[string]string{}
+	}
+	a.Headers[name] = value
+}
+
+// hostPort is where a pod serves, without a scheme.
+func hostPort(pod, address string) string {
+	if address == "" {
+		return pod
+	}
+	if u, err := url.Parse(address); err == nil && u.Host != "" {
+		return u.Host
+	}
+	return address
+}
+
+func placesOf(all []store.RankRef) []place {
+	out := make([]place, 0, len(all))
+	for _, at := range all {
+		out = append(out, place(at))
+	}
+	return out
+}
+
+func costsOf(all []route.PlaceCost) (out []costAnswer) {
+	for _, c := range all {
+		out = append(out, costAnswer{place: place(c.RankRef), Total: numberOf(c.Total), Terms: termsOf(c.Terms), Load: c.Load, Held: tierTokens(c.Held)})
+	}
+	return out
+}
+
+// numberOf is a cost as JSON has it: null of what cannot be taken.
+func numberOf(cost float64) *float64 {
+	if math.IsNaN(cost) {
+		return nil
+	}
+	return &cost
+}
+
+func termsOf(terms []route.Term) map[string]float64 {
+	m := map[string]float64{}
+	for _, t := range terms {
+		m[t.Name] = t.Value
+	}
+	return m
+}
