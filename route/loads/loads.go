@@ -118,14 +118,14 @@ type Weights struct {
 // CountsBlocks reports whether a cost depends on blocks.
 func (w Weights) CountsBlocks() bool { return w.Decode != 0 || w.Blocks != 0 }
 
-// Limits are the loads at which a candidate is busy; 0 is no limit.
+// Limits are the loads at which a candidate is busy; 0 is no limit, below 0 it always is.
 type Limits struct {
 	Requests, Prefill, Blocks int64
 }
 
 // Busy reports whether the load has reached a limit.
 func (m Limits) Busy(l *Load) bool {
-	return m.Requests > 0 && l.Requests >= m.Requests || m.Prefill > 0 && l.Prefill >= m.Prefill || m.Blocks > 0 && l.Blocks >= m.Blocks
+	return m.Requests != 0 && l.Requests >= m.Requests || m.Prefill != 0 && l.Prefill >= m.Prefill || m.Blocks != 0 && l.Blocks >= m.Blocks
 }
 
 // Candidate is a (pod, rank) that a request may go to.
@@ -222,6 +222,8 @@ type Report struct {
 type Picture struct {
 	// Loads has every (pod, rank) with running requests or a learnt speed.
 	Loads map[store.RankRef]Load
+	// Engines has every (pod, rank) whose engine has told its own load within EngineStale.
+	Engines map[store.RankRef]Engine
 	// Now is when that was, in microseconds of the Unix epoch by the clock of the index.
 	Now int64
 	// Settings is what PutSettings has put last, nil if it never has, and Version how often
@@ -265,6 +267,17 @@ type Store interface {
 	PutSettings(ctx context.Context, model string, settings []byte) error
 	// Audit compares the loads of a model with its reservations and sets right what differs.
 	Audit(ctx context.Context, model string) ([]Difference, error)
+
+	// PutEngine keeps what the engine of a pod says of its ranks, at most MaxEngineRanks, and
+	// what is booked there at that moment. The pod's next turn is EngineEvery later. Beyond
+	// MaxEngines rows of the model it keeps no new ones.
+	PutEngine(ctx context.Context, model, pod string, ranks []Engine) error
+	// Turns returns up to most of the pods whose engines are to be asked for their load now.
+	// It is then the caller's to do: nobody else gets the turn for EngineEvery.
+	Turns(ctx context.Context, model string, pods []string, most int) ([]string, error)
+	// Missed says that the engine of a pod did not answer. Its next turn comes the later the
+	// more often in a row, up to MaxMissed.
+	Missed(ctx context.Context, model, pod string) error
 }
 
 // Validate returns ErrInvalid, with the field and the reason, when nobody can call so.

@@ -41,6 +41,8 @@ type book struct {
 	reserved map[string]*reservation
 	leases   leases
 	lives    int64 // the last number given to a row
+	engines  map[store.RankRef]*Engine
+	turns    map[string]turn
 	settings []byte
 	version  int64 // of settings
 }
@@ -89,7 +91,7 @@ func (m *Memory) book(model string, want bool) *book {
 	defer m.mu.Unlock()
 	b := m.models[model]
 	if b == nil && want {
-		b = &book{rows: map[store.RankRef]*row{}, reserved: map[string]*reservation{}}
+		b = &book{rows: map[store.RankRef]*row{}, reserved: map[string]*reservation{}, engines: map[store.RankRef]*Engine{}, turns: map[string]turn{}}
 		m.models[model] = b
 	}
 	return b
@@ -386,7 +388,7 @@ func (m *Memory) End(_ context.Context, model, id string) (Report, error) {
 // Loads implements Store.
 func (m *Memory) Loads(_ context.Context, model string) (Picture, error) {
 	b, now := m.book(model, false), m.micros()
-	p := Picture{Now: now, Loads: map[store.RankRef]Load{}}
+	p := Picture{Now: now, Loads: map[store.RankRef]Load{}, Engines: map[store.RankRef]Engine{}}
 	if b == nil {
 		return p, nil
 	}
@@ -401,6 +403,7 @@ func (m *Memory) Loads(_ context.Context, model string) (Picture, error) {
 		}
 		p.Loads[at] = r.Load
 	}
+	b.readEngines(p.Engines, now)
 	return p, nil
 }
 

@@ -126,6 +126,7 @@ func Run(t *testing.T, open Open) {
 	t.Run("softmax", func(t *testing.T) { softmax(t, open) })
 	runPairs(t, open)
 	t.Run("histories", func(t *testing.T) { histories(t, open) })
+	runEngines(t, open)
 }
 
 func book(t tester, s loads.Store, c *loads.Call) loads.Booked {
@@ -264,7 +265,7 @@ func limits(t *testing.T, open Open) {
 		equal(t, want, got.RankRef)
 		equal(t, want == b, math.IsNaN(got.Costs[0]))
 	}
-	for _, limit := range []loads.Limits{{Requests: 2}, {Prefill: 32}, {Blocks: 2}} {
+	for _, limit := range []loads.Limits{{Requests: 2}, {Prefill: 32}, {Blocks: 2}, {Requests: -1}, {Prefill: -1}, {Blocks: -1}} {
 		_, err := try("x", limit)
 		equal(t, true, errors.Is(err, loads.ErrBusy))
 	}

@@ -10,6 +10,8 @@
 //	kva{c}:t:h    zset  id -> when its lease ends, in microseconds of TIME
 //	kva{c}:e:h    hash  rank:pod -> learnt speed, samples, when
 //	kva{c}:x:h    hash  settings: what PutSettings has put, version: how often
+//	kva{c}:g:h    hash  rank:pod -> what its engine has told of its own load
+//	kva{c}:d:h    hash  pod -> when its engine is to be asked next, how often it did not answer
 //	kva{c}:m:h:rank:pod  hash  block key -> how many running requests have it
 //
 // lua/loads.lua says how their values are written. None of them holds a prompt.
@@ -52,6 +54,12 @@ var (
 	pictureLua string
 	//go:embed lua/settings.lua
 	settingsLua string
+	//go:embed lua/engine.lua
+	engineLua string
+	//go:embed lua/turns.lua
+	turnsLua string
+	//go:embed lua/missed.lua
+	missedLua string
 	//go:embed lua/audit.lua
 	auditLua string
 
@@ -63,6 +71,9 @@ var (
 	pictureScript  = goredis.NewScript(loadsLua + pictureLua)
 	settingsScript = goredis.NewScript(loadsLua + settingsLua)
 	auditScript    = goredis.NewScript(loadsLua + auditLua)
+	engineScript   = goredis.NewScript(loadsLua + engineLua)
+	turnsScript    = goredis.NewScript(loadsLua + turnsLua)
+	missedScript   = goredis.NewScript(loadsLua + missedLua)
 )
 
 // What one call does at most, so that no script keeps the server for long.
@@ -111,7 +122,7 @@ func (s *Store) keys(model string) []string {
 	name := func(kind string) string {
 		return s.c.Prefix + "{" + tag + "}:" + kind + ":" + blockkey.Key(mask).String()
 	}
-	return []string{name("l"), name("r"), name("t"), name("e"), name("m") + ":", name("x")}
+	return []string{name("l"), name("r"), name("t"), name("e"), name("m") + ":", name("x"), name("g"), name("d")}
 }
 
 // now is the first argument of every script.
@@ -253,7 +264,7 @@ func (s *Store) report(ctx context.Context, script *goredis.Script, model, id st
 // those of reservations whose lease is over included.
 func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) {
 	for {
-		reply, err := s.run(ctx, pictureScript, s.keys(model), loads.ForgetSpeed.Microseconds())
+		reply, err := s.run(ctx, pictureScript, s.keys(model), loads.ForgetSpeed.Microseconds(), loads.EngineForget.Microseconds())
 		if errors.Is(err, loads.ErrReadOnly) {
 			return s.read(ctx, model)
 		}
@@ -264,13 +275,14 @@ func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) 
 		ended, now := r.int(), r.int()
 		rows, speeds := r.list(), r.list()
 		settings, version := r.text(), r.int()
+		engines := r.list()
 		if r.err != nil {
 			return loads.Picture{}, r.err
 		}
 		if ended == overdueInPicture {
 			continue
 		}
-		return picture(now, rows, speeds, settings, version)
+		return picture(now, rows, speeds, engines, settings, version)
 	}
 }
 
@@ -279,9 +291,10 @@ func (s *Store) read(ctx context.Context, model string) (loads.Picture, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.c.Timeout)
 	defer cancel()
 	keys := s.keys(model)
-	var rows, speeds, settings *goredis.MapStringStringCmd
+	var rows, speeds, settings, engines *goredis.MapStringStringCmd
 	_, err := s.c.Client.Pipelined(ctx, func(p goredis.Pipeliner) error {
 		rows, speeds, settings = p.HGetAll(ctx, keys[0]), p.HGetAll(ctx, keys[3]), p.HGetAll(ctx, keys[5])
+		engines = p.HGetAll(ctx, keys[6])
 		return nil
 	})
 	if err != nil {
@@ -292,7 +305,7 @@ func (s *Store) read(ctx context.Context, model string) (loads.Picture, error) {
 		now = s.now()
 	}
 	version, _ := strconv.ParseInt(settings.Val()["version"], 10, 64)
-	return picture(now, flat(rows.Val()), flat(speeds.Val()), settings.Val()["settings"], version)
+	return picture(now, flat(rows.Val()), flat(speeds.Val()), flat(engines.Val()), settings.Val()["settings"], version)
 }
 
 func flat(m map[string]string) *reader {
@@ -303,8 +316,8 @@ func flat(m map[string]string) *reader {
 	return r
 }
 
-func picture(now int64, rows, speeds *reader, settings string, version int64) (loads.Picture, error) {
-	p := loads.Picture{Now: now, Loads: map[store.RankRef]loads.Load{}, Version: version}
+func picture(now int64, rows, speeds, engines *reader, settings string, version int64) (loads.Picture, error) {
+	p := loads.Picture{Now: now, Loads: map[store.RankRef]loads.Load{}, Engines: map[store.RankRef]loads.Engine{}, Version: version}
 	if settings != "" {
 		p.Settings = []byte(settings)
 	}
@@ -323,7 +336,13 @@ func picture(now int64, rows, speeds *reader, settings string, version int64) (l
 			p.Loads[at] = l
 		}
 	}
-	return p, errors.Join(rows.err, speeds.err)
+	for engines.more() {
+		at, err := parseField(engines.text())
+		if e, ok := engines.engine(at.Rank); err == nil && ok && e.IsFresh(now) {
+			p.Engines[at] = e
+		}
+	}
+	return p, errors.Join(rows.err, speeds.err, engines.err)
 }
 
 // PutSettings implements loads.Store.

@@ -1,7 +1,8 @@
 -- What all scripts of loads begin with.
--- KEYS  load  reservations  leases  speeds  marks (the beginning of the marks' key names)  settings
+-- KEYS  load  reservations  leases  speeds  marks (the beginning of the marks' key names)  settings  engines  turns
 -- ARGV  1 the time in microseconds of the Unix epoch, 0 for the server's own
 local LOAD, RES, LEASE, SPEED, MARKS, SETTINGS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local ENGINES, TURNS = KEYS[7], KEYS[8]
 local now = tonumber(ARGV[1])
 if now == 0 then
   local t = redis.call('TIME')
@@ -60,6 +61,29 @@ end
 local function readSpeed(v)
   local s, n, at = string.match(v or '', '^(%S+) (%d+) (%d+)$')
   return tonumber(s or 0) or 0, tonumber(n or 0), tonumber(at or 0)
+end
+
+-- What an engine says: put at gen running waiting tokens usage room progress, what was booked then (work prefill
+-- blocks requests), gone lacks since.
+local function readEngine(v)
+  if not v then return nil end
+  local f = {}
+  for n in string.gmatch(v, '%S+') do f[#f + 1] = tonumber(n) end
+  if #f ~= 16 then return nil end
+  return {put = f[1], at = f[2], gen = f[3], running = f[4], waiting = f[5], tokens = f[6], usage = f[7], room = f[8],
+    progress = f[9], work = f[10], prefill = f[11], blocks = f[12], requests = f[13], gone = f[14], lacks = f[15], since = f[16]}
+end
+
+local function writeEngine(name, e)
+  redis.call('HSET', ENGINES, name, string.format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f',
+    e.put, e.at, e.gen, e.running, e.waiting, e.tokens, e.usage, e.room, e.progress, e.work, e.prefill, e.blocks, e.requests,
+    e.gone, e.lacks, e.since))
+end
+
+-- A turn: when it is due, and how often the engine has not answered.
+local function readTurn(v)
+  local due, missed = string.match(v or '', '^(%d+) (%d+)$')
+  return tonumber(due or 0), tonumber(missed or 0)
 end
 
 local function split(packed)

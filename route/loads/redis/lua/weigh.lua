@@ -23,7 +23,7 @@ local function weigh(from, n, weights, marks, tail)
     local work, prefill, blocks, requests, since = 0, 0, 0, 0, now
     if l then work, prefill, blocks, requests, since = l.work, l.prefill, l.blocks, l.requests, l.since end
     local mr, mp, mb = tonumber(ARGV[a + 8]), tonumber(ARGV[a + 9]), tonumber(ARGV[a + 10])
-    if (mr > 0 and requests >= mr) or (mp > 0 and prefill >= mp) or (mb > 0 and blocks >= mb) then
+    if (mr ~= 0 and requests >= mr) or (mp ~= 0 and prefill >= mp) or (mb ~= 0 and blocks >= mb) then
       texts[c] = 'nan'
     else
       local speed = readSpeed(speeds[c])
