@@ -57,7 +57,9 @@ type PlaceCost struct {
 	Total float64
 	// Terms are what it is made of: those of the policy, then what the load adds.
 	Terms []Term
-	// Load is what runs there, and Held what it can reuse, in tokens by tier.
-	Load loads.Load
-	Held [store.NumTiers]int
+	// Load is what is booked there, Extra what its engine runs besides, and Held what it can
+	// reuse, in tokens by tier.
+	Load  loads.Load
+	Extra loads.Extra
+	Held  [store.NumTiers]int
 }

@@ -394,10 +394,10 @@ func (p *pairing) call(version int64) (c *loads.PairCall, is, ks []int, err erro
 		c.ID = "r" + strconv.FormatUint(v.Rand.Uint64(), 36) + strconv.FormatUint(v.Rand.Uint64(), 36)
 	}
 	for _, i := range is {
-		c.Prefill = append(c.Prefill, p.prefill.candidate(i))
+		c.Prefill = append(c.Prefill, p.prefill.bookable(i, p.wp))
 	}
 	for _, k := range ks {
-		c.Candidates = append(c.Candidates, v.candidate(k))
+		c.Candidates = append(c.Candidates, v.bookable(k, p.wd))
 		for _, i := range is {
 			extra, factor, ok := p.option(i, k)
 			o := loads.Option{Prefill: inI[i], Decode: inK[k], Extra: extra, Factor: factor}
@@ -476,13 +476,15 @@ func pickOf(all []float64, at []int) []float64 {
 
 // booked reads what a booking says into the views.
 func (p *pairing) booked(b *loads.BookedPair, is, ks []int) {
+	p.prefill.Now, p.decode.Now = b.Now, b.Now
 	for n := range b.PrefillCosts {
-		p.tp[is[n]], p.prefill.Candidates[is[n]].Load = b.PrefillCosts[n], b.PrefillLoads[n]
+		p.tp[is[n]] = b.PrefillCosts[n]
+		p.prefill.seeBooked(&p.prefill.Candidates[is[n]], b.PrefillLoads[n])
 	}
 	for n := range b.Costs {
-		p.td[ks[n]], p.decode.Candidates[ks[n]].Load = b.Costs[n], b.Loads[n]
+		p.td[ks[n]] = b.Costs[n]
+		p.decode.seeBooked(&p.decode.Candidates[ks[n]], b.Loads[n])
 	}
-	p.prefill.Now, p.decode.Now = b.Now, b.Now
 }
 
 // conclude writes the decision.

@@ -15,6 +15,7 @@ type modelState struct {
 	mu       sync.Mutex // protects all below, and is held while a picture is read
 	picture  loads.Picture
 	read     time.Time // zero before the first
+	seen     time.Time // when picture was read
 	failed   error     // of the last try; nil if it succeeded
 	settings Settings
 	version  int64 // of settings; -1 before the first
@@ -48,11 +49,14 @@ func (r *Router) picture(ctx context.Context, model string, fresh bool) (p loads
 		picture, err := r.c.Loads.Loads(bound, model)
 		m.failed = err
 		m.read = now
-		if err == nil {
-			m.picture = picture
+		switch {
+		case err == nil:
+			m.picture, m.seen = picture, now
 			m.adopt(r.c.Settings)
-		} else if m.picture.Loads == nil {
+		case m.picture.Loads == nil:
 			m.picture = loads.Picture{Now: now.UnixMicro(), Loads: map[store.RankRef]loads.Load{}}
+		case now.Sub(m.seen) > loads.EngineStale:
+			m.picture.Engines = nil
 		}
 	}
 	settings := m.settings

@@ -103,7 +103,11 @@ func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Pictur
 				c.CapacityBlocks = p.KVTokens / match.BlockSize
 			}
 			l := picture.Loads[c.RankRef]
-			c.Load, c.Preference = l.In(c.Generation), q.preference(p)
+			if e, told := picture.Engines[c.RankRef]; told {
+				v.seeEngine(&c, e)
+			}
+			v.seeBooked(&c, l.In(c.Generation))
+			c.Preference = q.preference(p)
 			v.Candidates = append(v.Candidates, c)
 		}
 	}

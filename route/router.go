@@ -180,7 +180,7 @@ func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision)
 func (v *View) totals(w loads.Weights) []float64 {
 	out := make([]float64, len(v.Candidates))
 	for i := range out {
-		if v.Settings.limits(&v.Candidates[i]).Busy(&v.Candidates[i].Load) {
+		if v.limits(&v.Candidates[i]).Busy(&v.Candidates[i].Booked) {
 			out[i] = math.NaN()
 			continue
 		}
@@ -203,7 +203,7 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 			call.ID = "r" + strconv.FormatUint(v.Rand.Uint64(), 36) + strconv.FormatUint(v.Rand.Uint64(), 36)
 		}
 		for _, i := range who {
-			call.Candidates = append(call.Candidates, v.candidate(i))
+			call.Candidates = append(call.Candidates, v.bookable(i, w))
 		}
 		b, err := r.c.Loads.Book(ctx, &call)
 		switch {
@@ -236,10 +236,11 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 
 // booked reads what a booking says into the view.
 func (v *View) booked(b loads.Booked, who []int, totals []float64, d *Decision) (chosen int, err error) {
-	for k := range b.Costs {
-		totals[who[k]], v.Candidates[who[k]].Load = b.Costs[k], b.Loads[k]
-	}
 	v.Now = b.Now
+	for k := range b.Costs {
+		totals[who[k]] = b.Costs[k]
+		v.seeBooked(&v.Candidates[who[k]], b.Loads[k])
+	}
 	chosen = slices.IndexFunc(v.Candidates, func(c Candidate) bool { return c.RankRef == b.RankRef })
 	if chosen < 0 { // of a call that is repeated, a place that may take no more by now
 		v.Candidates = append(v.Candidates, Candidate{RankRef: b.RankRef, Cost: Cost{Factor: 1}})
@@ -317,7 +318,7 @@ func (r *Router) conclude(q *Request, v *View, w loads.Weights, match *scorer.Ma
 			d.Fallbacks = append(d.Fallbacks, k.RankRef)
 		}
 		if q.Explain {
-			d.Costs = append(d.Costs, PlaceCost{RankRef: k.RankRef, Total: totals[i], Terms: v.terms(k, w), Load: k.Load, Held: k.Held})
+			d.Costs = append(d.Costs, PlaceCost{RankRef: k.RankRef, Total: totals[i], Terms: v.terms(k, w), Load: k.Booked, Extra: k.Extra, Held: k.Held})
 		} else if len(d.Fallbacks) == maxFallbacks {
 			break
 		}
@@ -386,6 +387,11 @@ func (r *Router) Output(ctx context.Context, model, id string, tokens int) (load
 // End reports that a request is over.
 func (r *Router) End(ctx context.Context, model, id string) (loads.Report, error) {
 	return r.c.Loads.End(ctx, model, id)
+}
+
+// PutEngine tells what the engine of a pod says of its own load.
+func (r *Router) PutEngine(ctx context.Context, model, pod string, ranks []loads.Engine) error {
+	return r.c.Loads.PutEngine(ctx, model, pod, ranks)
 }
 
 // Loads returns the loads of a model as they stand now.

@@ -56,6 +56,11 @@ type Busy struct {
 	// KVFraction is the share of the rank's cache that running requests may take. It has
 	// no effect on pods of which the size of the cache is not known.
 	KVFraction float64 `json:"kv_fraction"`
+	// EngineWaiting and EngineKVUsage are by what the engine itself says: how many requests
+	// wait there, and which share of its cache is in use. They have no effect on pods whose
+	// engine has not told it lately.
+	EngineWaiting int64   `json:"engine_waiting"`
+	EngineKVUsage float64 `json:"engine_kv_usage"`
 }
 
 // TierWeights are weights by tier.
@@ -155,6 +160,8 @@ func (s *Settings) Validate() error {
 		{"busy.requests", float64(s.Busy.Requests), 0, 1e9},
 		{"busy.prefill_tokens", float64(s.Busy.PrefillTokens), 0, 1e12},
 		{"busy.kv_fraction", s.Busy.KVFraction, 0, 1e3},
+		{"busy.engine_waiting", float64(s.Busy.EngineWaiting), 0, 1e9},
+		{"busy.engine_kv_usage", s.Busy.EngineKVUsage, 0, 1},
 		{"tier_weights.gpu", s.TierWeights[store.GPU], 0, 1},
 		{"tier_weights.cpu", s.TierWeights[store.CPU], 0, 1},
 		{"tier_weights.disk", s.TierWeights[store.Disk], 0, 1},

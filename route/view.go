@@ -17,9 +17,14 @@ type Candidate struct {
 	// Held is how many tokens of the prompt, from its start, the engine can reuse from each
 	// tier. A block that is in several counts in the fastest.
 	Held [store.NumTiers]int
-	// Load is what runs there. Added is how many blocks this request would add.
-	Load  loads.Load
-	Added int64
+	// Load is what runs there: Booked, what is booked, with Extra, what the engine has told
+	// that it differs by. Added is how many blocks this request would add.
+	Load   loads.Load
+	Booked loads.Load
+	Extra  loads.Extra
+	Added  int64
+	// Engine is what the engine has told lately, nil for nothing.
+	Engine *loads.Engine
 	// Decode says that the pod only decodes: others have prefilled the prompt.
 	Decode bool
 	// CapacityBlocks is how many index blocks its cache has room for, 0 if that is not known.
@@ -105,7 +110,7 @@ func (v *View) maxHeld() int {
 // isWarm reports whether a candidate holds at least one block.
 func (v *View) isWarm() bool { return v.maxHeld() >= v.BlockSize }
 
-// candidate returns candidate i in the form in which it is booked.
+// candidate returns candidate i with its cost at a load of the view.
 func (v *View) candidate(i int) loads.Candidate {
 	c := &v.Candidates[i]
 	cached := min(c.Cached(), v.Tokens)
@@ -116,12 +121,66 @@ func (v *View) candidate(i int) loads.Candidate {
 	out := loads.Candidate{
 		RankRef: c.RankRef, Generation: c.Generation, Uncached: uncached,
 		Base: c.Cost.Base, Floor: c.Cost.Floor, Factor: c.Cost.Factor, Prior: v.Settings.Speed,
-		Limits: v.Settings.limits(c),
+		Limits: v.limits(c),
 	}
 	if !c.Decode {
 		out.Work = v.Settings.shape().Units(uncached, cached)
 	}
 	return out
+}
+
+// bookable returns candidate i in the form in which it is booked. The index weighs it by what
+// is booked there; what runs besides is part of what no load changes.
+func (v *View) bookable(i int, w loads.Weights) loads.Candidate {
+	c, out := &v.Candidates[i], v.candidate(i)
+	if c.Load == c.Booked {
+		return out
+	}
+	prior := v.Settings.Speed
+	out.Base += w.Wait*(c.Load.Wait(v.Now, prior)-c.Booked.Wait(v.Now, prior)) + w.Blocks*float64(c.Load.Blocks-c.Booked.Blocks) +
+		w.Requests*float64(c.Load.Requests-c.Booked.Requests)
+	out.Floor += w.Prefill*float64(c.Load.Prefill-c.Booked.Prefill) + w.Decode*float64(c.Load.Blocks-c.Booked.Blocks)
+	return out
+}
+
+// seeBooked sets what is booked at a candidate.
+func (v *View) seeBooked(c *Candidate, booked loads.Load) {
+	c.Booked, c.Load = booked, booked
+	if c.Extra != (loads.Extra{}) {
+		c.Load = booked.With(c.Extra, v.Now)
+	}
+}
+
+// seeEngine sets what the engine of a candidate has told.
+func (v *View) seeEngine(c *Candidate, e loads.Engine) {
+	if e.Generation < c.Generation {
+		return // of a life that is over
+	}
+	c.Engine = &e
+	if c.CapacityBlocks == 0 {
+		c.CapacityBlocks = int(e.KVTokens) / v.BlockSize
+	}
+	c.Extra = e.Extra(v.Settings.shape(), c.CapacityBlocks)
+}
+
+// limits are those of a candidate for what is booked there: what runs besides takes its part
+// of them, and an engine that is busy by its own numbers takes nothing.
+func (v *View) limits(c *Candidate) loads.Limits {
+	m, b := v.Settings.limits(c), &v.Settings.Busy
+	less := func(limit *int64, by int64) {
+		if *limit > 0 && by != 0 {
+			if *limit -= by; *limit <= 0 {
+				*limit = -1
+			}
+		}
+	}
+	less(&m.Requests, c.Extra.Requests)
+	less(&m.Prefill, c.Extra.Prefill)
+	less(&m.Blocks, c.Extra.Blocks)
+	if e := c.Engine; e != nil && (b.EngineWaiting > 0 && e.Waiting >= b.EngineWaiting || b.EngineKVUsage > 0 && e.KVUsage >= b.EngineKVUsage) {
+		m.Requests = -1
+	}
+	return m
 }
 
 // Total returns what candidate i costs at its load in the view.

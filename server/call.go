@@ -197,7 +197,9 @@ func (c *call) reply(status int, body []byte) {
 // to tell.
 func (c *call) write(status int, body []byte) error {
 	h := c.w.Header()
-	h["Content-Type"] = jsonType
+	if h["Content-Type"] == nil {
+		h["Content-Type"] = jsonType
+	}
 	h["X-Request-Id"] = []string{c.id}
 	h["Content-Length"] = []string{strconv.Itoa(len(body))}
 	c.status = status

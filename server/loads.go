@@ -1,16 +1,21 @@
 package server
 
 import (
+	"bytes"
+	"maps"
 	"net/http"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/telemetry"
 )
 
 // loadAnswer is a load of GET /v1/loads.
 type loadAnswer struct {
 	place
 	loads.Load
+	Engine *engineAnswer `json:"engine,omitempty"`
 }
 
 // listLoads is GET /v1/loads.
@@ -18,46 +23,78 @@ func (c *call) listLoads() error {
 	if c.s.cfg.Router == nil {
 		return errNoRouter
 	}
+	query := c.r.URL.Query()
+	format := query.Get("format")
+	if format != "" && format != "json" && format != "prometheus" {
+		return invalid("format", "format is none of json, prometheus")
+	}
 	reg, err := c.s.cfg.Index.Registry(c.ctx)
 	if err != nil {
 		return err
 	}
-	only := c.r.URL.Query().Get("model")
-	out := map[string][]loadAnswer{}
+	only := query.Get("model")
+	models := map[string]bool{}
 	for i := range reg.Pods {
 		p := &reg.Pods[i]
 		if p.PartOf != nil || p.Model == "" || only != "" && p.Model != only {
 			continue
 		}
-		out[p.Model] = nil
+		models[p.Model] = true
 	}
-	for model := range out {
+	out := map[string][]loadAnswer{}
+	var ranks []telemetry.RankLoad
+	for _, model := range slices.Sorted(maps.Keys(models)) {
 		picture, err := c.s.cfg.Router.Loads(c.ctx, model)
 		if err != nil {
 			return err
 		}
-		out[model] = liveLoads(reg, model, &picture)
+		list := liveLoads(reg, model, &picture)
+		ranks = append(ranks, list...)
+		out[model] = []loadAnswer{}
+		for i := range list {
+			a := loadAnswer{place: place(list[i].RankRef), Load: list[i].Load}
+			if e := list[i].Engine; e != nil {
+				a.Engine = answerOfEngine(e, list[i].Now)
+			}
+			out[model] = append(out[model], a)
+		}
 	}
-	return c.replyJSON(http.StatusOK, map[string]any{"models": out})
+	if format != "prometheus" {
+		return c.replyJSON(http.StatusOK, map[string]any{"models": out})
+	}
+	buf := bytes.NewBuffer(c.out[:0])
+	if err := telemetry.WriteLoads(buf, ranks); err != nil {
+		return err
+	}
+	c.out = buf.Bytes()
+	c.w.Header().Set("Content-Type", telemetry.LoadsType)
+	c.reply(http.StatusOK, c.out)
+	return nil
 }
 
 // liveLoads are the loads of the ranks that are registered, by pod and rank. What an ended
 // generation of a rank had counts no more.
-func liveLoads(reg *store.Registry, model string, picture *loads.Picture) []loadAnswer {
-	out := []loadAnswer{}
+func liveLoads(reg *store.Registry, model string, picture *loads.Picture) (out []telemetry.RankLoad) {
 	for i := range reg.Pods {
 		p := &reg.Pods[i]
 		if p.Model != model || p.PartOf != nil {
 			continue
 		}
 		for rank := range max(1, p.Ranks) {
-			at := store.RankRef{Pod: p.Name, Rank: rank}
-			l := picture.Loads[at]
-			if slot, ok := reg.Slot(i, rank); ok && l.IsVoid(reg.Generation(slot)) {
-				l = l.In(reg.Generation(slot))
-				l.Generation = reg.Generation(slot)
+			r := telemetry.RankLoad{RankRef: store.RankRef{Pod: p.Name, Rank: rank}, Model: model, Now: picture.Now}
+			r.Load = picture.Loads[r.RankRef]
+			gen := store.Generation(0)
+			if slot, ok := reg.Slot(i, rank); ok {
+				gen = reg.Generation(slot)
 			}
-			out = append(out, loadAnswer{place(at), l})
+			if r.Load.IsVoid(gen) {
+				r.Load = r.Load.In(gen)
+				r.Load.Generation = gen
+			}
+			if e, told := picture.Engines[r.RankRef]; told && e.Generation >= gen {
+				r.Engine = &e
+			}
+			out = append(out, r)
 		}
 	}
 	return out

@@ -5,6 +5,7 @@ import (
 	"net/url"
 
 	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -74,7 +75,11 @@ func placesOf(all []store.RankRef) []place {
 
 func costsOf(all []route.PlaceCost) (out []costAnswer) {
 	for _, c := range all {
-		out = append(out, costAnswer{place: place(c.RankRef), Total: numberOf(c.Total), Terms: termsOf(c.Terms), Load: c.Load, Held: tierTokens(c.Held)})
+		k := costAnswer{place: place(c.RankRef), Total: numberOf(c.Total), Terms: termsOf(c.Terms), Load: c.Load, Held: tierTokens(c.Held)}
+		if c.Extra != (loads.Extra{}) {
+			k.Extra = &c.Extra
+		}
+		out = append(out, k)
 	}
 	return out
 }

@@ -252,6 +252,7 @@ type costAnswer struct {
 	Total *float64           `json:"total"`
 	Terms map[string]float64 `json:"terms"`
 	Load  loads.Load         `json:"load"`
+	Extra *loads.Extra       `json:"engine_extra,omitempty"`
 	Held  map[string]int     `json:"held_tokens"`
 }
 

@@ -205,6 +205,7 @@ func (s *Server) routeTable() []apiRoute {
 		{http.MethodPost, "/v1/pods", (*call).registerPod, reading},
 		{http.MethodGet, "/v1/pods/{name}", (*call).getPod, work},
 		{http.MethodDelete, "/v1/pods/{name}", (*call).deletePod, work},
+		{http.MethodPost, "/v1/pods/{name}/load", (*call).pushLoad, reading},
 		{http.MethodGet, "/v1/models", (*call).listModels, work},
 		{http.MethodPut, "/v1/models/{model}", (*call).setModel, reading},
 		{http.MethodGet, "/v1/ingest/{pod}/{rank}/events", (*call).recentEvents, work},

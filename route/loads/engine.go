@@ -28,8 +28,8 @@ const (
 	// assumedPrompt is how many tokens a request of others is taken to prefill where the
 	// engine does not say it.
 	assumedPrompt = 1024
-	// maxEngineCount bounds requests and tokens of an engine.
-	maxEngineCount = 1 << 40
+	// MaxEngineCount bounds requests and tokens of an engine.
+	MaxEngineCount = 1 << 40
 )
 
 // Engine is what the engine of a (pod, rank) says of its load at one moment.
@@ -77,8 +77,8 @@ func (e *Engine) Validate() error {
 		{"kv_tokens", e.KVTokens, 0},
 		{"progress", e.Progress, 0},
 	} {
-		if f.n < f.low || f.n > maxEngineCount {
-			return fmt.Errorf("%w: %s is %d, it can be %d to %d", ErrInvalid, f.name, f.n, f.low, int64(maxEngineCount))
+		if f.n < f.low || f.n > MaxEngineCount {
+			return fmt.Errorf("%w: %s is %d, it can be %d to %d", ErrInvalid, f.name, f.n, f.low, int64(MaxEngineCount))
 		}
 	}
 	if !(e.KVUsage <= 1) || e.KVUsage < 0 && e.KVUsage != -1 {
