@@ -288,6 +288,7 @@ func (in *Ingester) pushLooseRank(ctx context.Context, s *pusher, p *Pushed, ran
 		if s.loose, err = rechunk.New(in.chunking(p.Pod, "", rank, s.model.BlockSize, true)); err != nil {
 			return res, fmt.Errorf("ingest: model %s: %w", p.Model, err)
 		}
+		s.loose.NoteUnseen()
 	}
 	chunk := s.loose
 	s.loose, s.holders = nil, nil // for all that goes wrong from here on

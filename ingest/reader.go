@@ -409,15 +409,22 @@ func (r *reader) begin(ctx context.Context, reason Reason) error {
 // accept implements actions.
 func (r *reader) accept(ctx context.Context, m zmq.Message, mark uint64) error {
 	o := &r.in.config.Observer
-	if !r.wrote && r.flying == nil && r.window.messages == 0 && o.Started != nil {
-		o.Started(r.s.Pod, r.s.Rank, r.gen, m.Seq)
+	if !r.wrote && r.flying == nil && r.window.messages == 0 {
+		if m.Seq > 0 {
+			r.chunk.NoteUnseen()
+		}
+		if o.Started != nil {
+			o.Started(r.s.Pod, r.s.Rank, r.gen, m.Seq)
+		}
 	}
 	r.ring.add(m)
 	r.count.accepted(m.Seq)
 	if err := r.decode.Decode(m.Payload, &r.batch); err != nil {
+		r.chunk.NoteUnseen()
 		r.undecodable(m.Seq, 1, err)
 	} else {
 		if r.batch.Skipped > 0 {
+			r.chunk.NoteUnseen()
 			r.undecodable(m.Seq, r.batch.Skipped, skipError(r.batch.Skips))
 		}
 		if r.batch.HasRank && r.batch.Rank != r.s.Rank {

@@ -300,6 +300,9 @@ func (s *stream) write(ctx context.Context, rank int, st *pusher, began Reason) 
 	seq, gen := *s.p.Seq, st.life.Generation
 	read := s.in.mapReader(gen)
 	res := RankResult{Rank: rank, Began: began}
+	if began != 0 && seq > 0 {
+		st.chunk.NoteUnseen()
+	}
 	st.chunk.Tell(s.in.engineOf(s.p))
 	if err := res.chunked(ctx, st.chunk, s.p.eventsOf(rank), read); err != nil {
 		return err

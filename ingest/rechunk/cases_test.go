@@ -566,3 +566,47 @@ func TestClearOfWhatIsHeldElsewhere(t *testing.T) {
 		}
 	}
 }
+
+// TestUnseen has an engine report what it held before it was heard: how many copies there
+// are of a block cannot be told then, until it clears its cache.
+func TestUnseen(t *testing.T) {
+	tokens := count(0, 96)
+	hashes := prompt(tokens, 16)
+	all, more := storedOf(tokens[:64], 16, 0), storedOf(tokens[:80], 16, 0)
+	more.Hashes = hashes[:5]
+	head := storedOf(tokens[:16], 16, 0)
+	shown := []event.Event{all, storedOf(tokens[:80], 16, 4)} // a report for certain, where all is held
+	orphan := storedOf(count(5000, 32), 16, 1)                // behind a block that nobody knows
+	gone := removed(hashes[0])
+	for what, c := range map[string]struct {
+		late   bool
+		events []event.Event
+		held   int // index blocks after one removal of the first
+	}{
+		"computed, as the last is gone":            {false, []event.Event{all, all, shown[1], removed(hashes[4]), more, gone}, 5},
+		"joined late, the last was not told":       {true, []event.Event{all, all, shown[1], removed(hashes[4]), more, gone}, 4},
+		"joined late, before a report is certain":  {true, []event.Event{all, more, all, shown[1], gone}, 4},
+		"joined late, and cleared":                 {true, []event.Event{{Kind: event.Cleared}, all, all, shown[1], removed(hashes[4]), more, gone}, 5},
+		"joined late, two stores of what has none": {true, []event.Event{head, gone}, 0},
+		"a block was left out":                     {false, []event.Event{all, all, shown[1], orphan, removed(hashes[4]), more, gone}, 4},
+	} {
+		t.Run(what, func(t *testing.T) {
+			p := play(t, Config{BlockSize: 16})
+			if c.late {
+				p.c.NoteUnseen()
+			}
+			for i := 0; i < len(c.events); i++ {
+				batch := c.events[i : i+1]
+				if i+1 < len(c.events) && slices.Equal(c.events[i+1].Hashes, shown[1].Hashes) { // a report and what follows it are one message
+					batch = c.events[i : i+2]
+					i++
+				}
+				p.do(&event.Batch{Events: batch})
+				p.c = mustNew(t, Config{BlockSize: 16}) // the next owner judges alike
+			}
+			if len(p.sink.held) != c.held {
+				t.Errorf("%d index blocks are held, want %d", len(p.sink.held), c.held)
+			}
+		})
+	}
+}

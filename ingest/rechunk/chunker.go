@@ -191,7 +191,10 @@ func (c *Chunker) ApplyEach(ctx context.Context, b *event.Batch, read Reader, do
 				told, judged = c.tells(b.Events[i:])
 				judged += i
 			}
-			c.store(e, told)
+			before := c.stats.Skipped
+			if c.store(e, told); c.stats.Skipped != before && c.counts(e) && isGPU(e, c.config.Media) {
+				c.NoteUnseen()
+			}
 		case event.Removed:
 			c.remove(e)
 		case event.Cleared:
@@ -531,8 +534,8 @@ func (c *Chunker) addCopy(b *block, n *stored) {
 		s = &b.slots[len(b.slots)-1]
 	}
 	copies, doubts := c.tally(s)
-	// Where all were doubtful, one that is told is there for certain.
-	certain := n.told != doubtful || n.reused && copies == 0 && doubts > 0
+	// Where none is certain, one that is told is there for certain.
+	certain := n.told != doubtful || n.reused && copies == 0
 	if !certain {
 		doubts = min(doubts, maxDoubts-1) + 1
 	}
@@ -546,9 +549,10 @@ func (c *Chunker) addCopy(b *block, n *stored) {
 // dropCopy takes a copy from a slot of b.
 func (c *Chunker) dropCopy(b *block, s *slot) {
 	copies, doubts := c.tally(s)
-	if copies > 0 {
+	switch {
+	case copies > 0:
 		copies--
-	} else {
+	case doubts < maxDoubts: // else there may be more
 		doubts--
 	}
 	if !c.form.reports {
@@ -559,16 +563,20 @@ func (c *Chunker) dropCopy(b *block, s *slot) {
 
 // ensure takes in that b is held for certain, where all copies of a slot were doubtful.
 func (c *Chunker) ensure(b *block, s *slot) {
-	if copies, doubts := c.tally(s); copies == 0 {
+	switch copies, doubts := c.tally(s); {
+	case copies > 0:
+	case doubts < maxDoubts:
 		c.count(b, s, 1, doubts-1)
+	default:
+		c.count(b, s, 1, doubts)
 	}
 }
 
 // tally returns how many copies of a slot are certain, or count as such, and how many more
 // are doubtful or among these: before the engine has reported, they count.
 func (c *Chunker) tally(s *slot) (copies uint32, doubts uint8) {
-	if s.among && c.form.reports {
-		return s.copies - uint32(s.doubts), s.doubts
+	if c.form.reports {
+		return s.certain(), s.doubts
 	}
 	return s.copies, s.doubts
 }
@@ -580,6 +588,7 @@ func (c *Chunker) count(b *block, s *slot, copies uint32, doubts uint8) {
 	switch is := s.vague(); {
 	case is && !was && c.form.vague >= maxVague:
 		s.doubts = 0
+		c.NoteUnseen()
 	case is && !was:
 		c.form.vague, c.form.dirty = c.form.vague+1, true
 	case was && !is:

@@ -98,12 +98,18 @@ const (
 // behind that. An event of what its lookup would not find is none of these.
 //
 // What vLLM announces as computed begins at the root only where its lookup has found
-// nothing. So of what it could reuse such an event is a report, with two exceptions. The
-// last token is always computed, so a prompt that ends with the event can have been. And a
+// nothing. So an event of what it could reuse is a report, with two exceptions. The last
+// token is always computed, so a prompt that ends with the event can have been. And a
 // prompt whose first chunk was less than a block can be another request's meanwhile.
-// Neither can be told from a report that nothing follows: such events are of doubtful
-// copies. They count until the stream shows a report for certain. From then on they do
-// not, and the second kind is taken for reports.
+//
+// What a request computes follows directly behind its report. Behind copies it is another
+// request's. So an event that one goes on behind is a report, if the cache holds for certain
+// what a prompt that ends with the event could reuse. All other events of what can be reused
+// are of doubtful copies: the blocks are there, and how often is open. Such copies count
+// until the stream shows a report for certain.
+//
+// Where the engine may hold blocks that were never told, nothing shows that it could not
+// reuse an event's.
 func (c *Chunker) tells(events []event.Event) (telling, int) {
 	first := &events[0]
 	switch {
@@ -113,7 +119,7 @@ func (c *Chunker) tells(events []event.Event) (telling, int) {
 		return copied, 1
 	}
 	n, groups := 0, uint32(0) // those that could reuse it
-	reusable, shorter, sure := true, len(first.Hashes) > 1, true
+	reusable, sure := true, len(first.Hashes) > 1
 	for n < len(events) {
 		e := &events[n]
 		if !c.canReport(e) || !slices.Equal(e.Tokens, first.Tokens) || groups&c.form.bit(c.groupOf(e)) != 0 {
@@ -125,20 +131,18 @@ func (c *Chunker) tells(events []event.Event) (telling, int) {
 		}
 		groups |= c.form.bit(c.groupOf(e))
 		at := c.reusedFrom(e)
-		known, certain := c.holds(e, e.Hashes[at:])
-		reusable, sure = reusable && known, sure && certain
-		known, _ = c.holds(e, e.Hashes[max(at-1, 0):])
-		shorter = shorter && known
+		can, _ := c.holds(e, e.Hashes[at:])
+		_, does := c.holds(e, e.Hashes[max(at-1, 0):])
+		reusable, sure = reusable && can, sure && does
 	}
-	reusable = reusable && groups == c.form.needed(store.GPU)
-	next := goesOn(events[:n], events[n:])
-	if next && reusable && shorter && !c.form.reports {
-		c.form.reports, c.form.dirty = true, true
-	}
+	whole := groups == c.form.needed(store.GPU)
 	switch {
-	case c.form.reports && (next || reusable && shorter && sure):
+	case whole && sure && goesOn(events[:n], events[n:]):
+		if !c.form.reports {
+			c.form.reports, c.form.dirty = true, true
+		}
 		return found, n
-	case reusable:
+	case whole && (reusable || c.form.unseen):
 		return doubtful, n
 	}
 	return copied, n
@@ -146,9 +150,21 @@ func (c *Chunker) tells(events []event.Event) (telling, int) {
 
 // canReport reports whether an event has the form of a report.
 func (c *Chunker) canReport(e *event.Event) bool {
-	tier, known := c.config.Media.TierOf(e)
-	return e.Kind == event.Stored && known && tier == store.GPU && !e.HasParent && !e.Positional &&
+	return e.Kind == event.Stored && isGPU(e, c.config.Media) && !e.HasParent && !e.Positional &&
 		len(e.Hashes) > 0 && len(e.Tokens) == len(e.Hashes)*e.BlockSize
+}
+
+// isGPU reports whether an event is of the GPU.
+func isGPU(e *event.Event, media *event.Media) bool {
+	tier, known := media.TierOf(e)
+	return known && tier == store.GPU
+}
+
+// noteSeen notes that all that the GPU holds is known.
+func (c *Chunker) noteSeen() {
+	if c.form.unseen {
+		c.form.unseen, c.form.dirty = false, true
+	}
 }
 
 // reusedFrom is the first of an event's blocks that a hit needs which ends with the last.
@@ -159,7 +175,8 @@ func (c *Chunker) reusedFrom(e *event.Event) int {
 	return 0
 }
 
-// holds reports whether an event's group can hold blocks in its tier, and does.
+// holds reports whether an event's group can hold blocks in its tier, as far as the stream
+// has told, and whether it does for certain.
 func (c *Chunker) holds(e *event.Event, hashes []event.Hash) (can, does bool) {
 	tier, _ := c.tierOf(e)
 	does = true
@@ -172,10 +189,18 @@ func (c *Chunker) holds(e *event.Event, hashes []event.Hash) (can, does bool) {
 		if s == nil {
 			return false, false
 		}
-		copies, _ := c.tally(s)
-		does = does && copies > 0
+		does = does && s.certain() > 0
 	}
 	return true, does
+}
+
+// NoteUnseen says that the engine can hold blocks that the Chunker is not told of: its
+// stream has begun before the generation, or a part of it cannot be read. What a report
+// and what copies are is less certain then, until the engine clears its cache.
+func (c *Chunker) NoteUnseen() {
+	if !c.form.unseen {
+		c.form.unseen, c.form.dirty = true, true
+	}
 }
 
 // goesOn reports whether a request goes on directly behind what told says.

@@ -28,6 +28,7 @@ type form struct {
 	window, full uint32
 	engine       engine // as Config.Engine has told, here or to an owner before
 	reports      bool   // it tells of what requests find in its cache
+	unseen       bool   // it can hold blocks on the GPU that are not known (NoteUnseen)
 	vague        uint16 // slots whose copies are all doubtful
 	dirty        bool
 	stored       int // entries in the map
@@ -282,7 +283,7 @@ func (c *Chunker) reform(before *uint8) {
 	}
 	c.void(*before)
 	*before = 0
-	c.form = form{engine: f.engine, reports: f.reports, dirty: true, stored: f.stored}
+	c.form = form{engine: f.engine, reports: f.reports, unseen: f.unseen, dirty: true, stored: f.stored}
 }
 
 // learn takes in what one Stored shows. before are the tiers in which there can be
@@ -390,6 +391,9 @@ func (c *Chunker) void(tiers uint8) {
 		if tiers>>t&1 != 0 {
 			c.stats.Voided++
 			c.clearTier(store.Tier(t))
+			if store.Tier(t) == store.GPU {
+				c.NoteUnseen()
+			}
 		}
 	}
 }
@@ -423,8 +427,11 @@ func (c *Chunker) readForm(ctx context.Context, first []byte, read Reader) error
 	return nil
 }
 
-// hasReports is set in the byte of a form's engine.
-const hasReports = 0x80
+// What is set in the byte of a form's engine.
+const (
+	hasReports = 0x80
+	hasUnseen  = 0x40
+)
 
 // append appends the form as the map has it.
 func (f *form) append(dst []byte) []byte {
@@ -432,6 +439,9 @@ func (f *form) append(dst []byte) []byte {
 	kind := byte(f.engine)
 	if f.reports {
 		kind |= hasReports
+	}
+	if f.unseen {
+		kind |= hasUnseen
 	}
 	dst = append(dst, 0, kind)
 	dst = binary.AppendUvarint(dst, uint64(f.window))
@@ -467,7 +477,7 @@ func (f *form) decode(v []byte) bool {
 	d := decoder{b: v}
 	f.stored = int(d.byte())
 	kind := d.byte()
-	f.engine, f.reports = engine(kind&^hasReports), kind&hasReports != 0
+	f.engine, f.reports, f.unseen = engine(kind&^(hasReports|hasUnseen)), kind&hasReports != 0, kind&hasUnseen != 0
 	f.window, f.full = uint32(d.upTo(math.MaxUint32)), uint32(d.upTo(MaxEngineBlock))
 	for range d.upTo(maxLayers) {
 		f.sizes = append(f.sizes, uint16(d.upTo(MaxEngineBlock)))

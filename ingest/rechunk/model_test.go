@@ -21,6 +21,7 @@ type model struct {
 	groups  map[int]*modelGroup
 	layers  []int
 	reports bool
+	unseen  bool // the GPU may hold what is not known
 	// unremoved bounds the copies in a tier whose removals are not told, which are
 	// in ages, the oldest first.
 	unremoved int
@@ -141,6 +142,7 @@ func (m *model) survey(b *event.Batch) {
 	end := func(tier store.Tier) {
 		if before[tier] {
 			m.clear(tier)
+			m.unseen = m.unseen || tier == store.GPU
 			delete(before, tier)
 		}
 	}
@@ -222,6 +224,7 @@ func (m *model) apply(b *event.Batch) {
 		switch e.Kind {
 		case event.Cleared:
 			m.clear(tier)
+			m.unseen = m.unseen && tier != store.GPU
 			if tier == store.GPU && m.unique {
 				m.clear(store.CPU)
 			}
@@ -267,7 +270,7 @@ func (m *model) tells(events []event.Event) (told telling, n int) {
 	root := func(e *event.Event) bool {
 		return e.Kind == event.Stored && (e.Medium == "" || e.Medium == "GPU") && !e.HasParent && len(e.Hashes) > 0 && len(e.Tokens) == len(e.Hashes)*e.BlockSize
 	}
-	groups, held, sure, most := map[int]bool{}, true, true, len(first.Hashes) > 1
+	groups, held, sure := map[int]bool{}, true, len(first.Hashes) > 1
 	for ; n < len(events) && root(&events[n]) && slices.Equal(events[n].Tokens, first.Tokens) && !groups[events[n].Group]; n++ {
 		e := &events[n]
 		if !modelPrefix(e) {
@@ -283,8 +286,9 @@ func (m *model) tells(events []event.Event) (told telling, n int) {
 			sure = sure && c.certain().n > 0
 		}
 	}
+	whole := n > 0
 	for id, g := range m.groups {
-		held = held && (groups[id] || !g.tiers[store.GPU])
+		whole = whole && (groups[id] || !g.tiers[store.GPU])
 	}
 	next := n
 	for next < len(events) && events[next].Kind == event.Removed {
@@ -295,16 +299,14 @@ func (m *model) tells(events []event.Event) (told telling, n int) {
 		e := &events[i]
 		on = on || next < len(events) && events[next].Kind == event.Stored && events[next].HasParent && events[next].Parent == e.Hashes[len(e.Hashes)-1]
 	}
-	m.reports = m.reports || on && held && most && n > 0
 	switch {
-	case n == 0:
-		return copied, 1
-	case m.reports && (on || held && sure && most):
+	case whole && on && sure:
+		m.reports = true
 		return found, n
-	case held:
+	case whole && (held || m.unseen):
 		return doubtful, n
 	}
-	return copied, n
+	return copied, max(n, 1)
 }
 
 func (m *model) store(e *event.Event, tier store.Tier, told telling) {
@@ -313,6 +315,7 @@ func (m *model) store(e *event.Event, tier store.Tier, told telling) {
 	}
 	want := len(e.Hashes) * e.BlockSize
 	if len(e.Tokens) > 0 && len(e.Tokens) != want {
+		m.unseen = m.unseen || tier == store.GPU
 		return
 	}
 	var at *modelBlock // whose end is the place; nil for none
@@ -343,6 +346,7 @@ func (m *model) store(e *event.Event, tier store.Tier, told telling) {
 		}
 		if b == nil {
 			if at = here; at == nil {
+				m.unseen = m.unseen || tier == store.GPU
 				continue
 			}
 			behind = false
@@ -356,6 +360,7 @@ func (m *model) store(e *event.Event, tier store.Tier, told telling) {
 			// A tier behind the GPU may leave the salt out.
 			b.ambiguous = tier == store.GPU || e.Salt != ""
 		}
+		m.unseen = m.unseen || b.ambiguous && tier == store.GPU
 		if len(e.Tokens) == 0 {
 			at = nil
 		} else if at, behind = b, b.ambiguous; b.ambiguous {
@@ -376,7 +381,7 @@ func (m *model) add(b *modelBlock, s modelSlot, told telling) {
 	if m.reports {
 		c = c.certain()
 	}
-	certain := told != doubtful || c.n == 0 && c.doubts > 0
+	certain := told != doubtful || c.n == 0
 	if !certain {
 		c.doubts++
 	}

@@ -176,6 +176,17 @@ func (b *block) find(tier store.Tier, group uint8) *slot {
 	return nil
 }
 
+// certain is how many copies are there for certain.
+func (s *slot) certain() uint32 {
+	switch {
+	case !s.among:
+		return s.copies
+	case s.doubts == maxDoubts: // there may be more
+		return 0
+	}
+	return s.copies - uint32(s.doubts)
+}
+
 // tiers are two sets of tiers of a block. It is present where each group that a hit
 // needs there has it. It is lacking where only some have.
 type tiers struct{ present, lacking uint8 }

@@ -31,6 +31,7 @@ func (c *Chunker) clear(e *event.Event) {
 	c.stats.Cleared++
 	if e.Spec == event.SpecWidest { // the engine begins anew
 		c.void(allTiers)
+		c.noteSeen()
 		return
 	}
 	tier, known := c.config.Media.TierOf(e)
@@ -38,7 +39,11 @@ func (c *Chunker) clear(e *event.Event) {
 		return
 	}
 	c.clearTier(tier)
-	if tier == store.GPU && c.form.engine == unique {
+	if tier != store.GPU {
+		return
+	}
+	c.noteSeen()
+	if c.form.engine == unique {
 		c.clearTier(store.CPU) // a tree is flushed with what it has on the host, and this alone tells of it
 	}
 }

@@ -23,6 +23,8 @@ type CacheOptions struct {
 	Seed uint64
 	// Blocks is the size of the cache, in blocks (SGLang's pages) of BlockSize tokens.
 	Blocks, BlockSize int
+	// IndexBlock is the tokens of an index block, for Question.Whole.
+	IndexBlock int
 	// Window adds a group with a sliding window of this many tokens; 0 is none. vLLM
 	// only.
 	Window int
@@ -44,11 +46,14 @@ type Cache struct{ *process }
 type Question struct {
 	Tokens     []uint32
 	LoRA, Salt string
-	// Held is how many leading tokens the cache has, Reused how many it would reuse: at
-	// least the last token is computed always. FirstGroup is what its first group has
-	// alone.
-	Held, Reused int
-	FirstGroup   int `json:"first_group"`
+	// Held is how many leading tokens the cache has, Whole the most of them, in whole index
+	// blocks, behind which it can go on. Reused is how many it would reuse: at least the
+	// last token is computed always. FirstGroup is what its first group has alone.
+	Held, Whole, Reused int
+	FirstGroup          int `json:"first_group"`
+	// Doubted are the first tokens of blocks of Whole of which a copy was told by an event
+	// that may as well have been a report.
+	Doubted []int
 	// Published is how many messages have been published before.
 	Published uint64
 }
@@ -60,7 +65,7 @@ func StartCache(tb testing.TB, o CacheOptions) *Cache {
 	for _, a := range []struct {
 		name  string
 		value int
-	}{{"--blocks", o.Blocks}, {"--block-size", o.BlockSize}, {"--window", o.Window}} {
+	}{{"--blocks", o.Blocks}, {"--block-size", o.BlockSize}, {"--window", o.Window}, {"--index-block", o.IndexBlock}} {
 		args = append(args, a.name, strconv.Itoa(a.value))
 	}
 	for _, a := range []struct {

@@ -5,7 +5,8 @@
 Each line of stdin is a command in JSON, answered by a line of JSON:
 
   {"op": "next"}       play on to the next request, and say what the cache has of it before it begins:
-                       {"tokens": [...], "lora": "", "salt": "", "held": 64, "reused": 48, "first_group": 64, "published": 12}
+                       {"tokens": [...], "lora": "", "salt": "", "held": 64, "whole": 64, "reused": 48, "first_group": 64,
+                        "doubted": [], "published": 12}
   {"op": "history"}    what was published of the blocks of that request, as lines of text
 """
 
@@ -192,6 +193,7 @@ def main():
     ap.add_argument("--loras", type=float, default=0)
     ap.add_argument("--salts", type=float, default=0)
     ap.add_argument("--reports", type=float, default=0)
+    ap.add_argument("--index-block", type=int, default=16)
     ap.add_argument("--short-chunks", action="store_true")
     o = ap.parse_args()
     logging.disable(logging.CRITICAL)
@@ -216,7 +218,8 @@ def main():
             continue
         for _ in range(rng.randrange(1, 8)):
             engine.play()
-            publish()
+            if rng.random() < 0.7:
+                publish()  # else the next step's events come with these, as of a step with several requests
         p, r = engine.arrive()
         publish()
         print(json.dumps({"tokens": p.tokens, "lora": p.lora, "salt": p.salt, "report": p.report, **cache.found(r), "published": published}), flush=True)

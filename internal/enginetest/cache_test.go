@@ -38,37 +38,37 @@ type setup struct {
 	cache      enginetest.CacheOptions
 	indexBlock int
 	redis      bool
-	// short is the part of requests that may be credited with too little, over with too
-	// much.
-	short, over float64
+	// doubted is the part of requests that may be credited with too little, for copies that
+	// nothing tells from reports (docs/engines.md).
+	doubted float64
 }
 
 // setups are the caches.
 var setups = []setup{
 	// Before 0.14 an adapter has no name, before 0.17 a salt is not told.
-	{"vllm-0.11.0", paged("0.11.0", plain), 16, false, 0, 0},
-	{"vllm-0.22.0", paged("0.22.0", scoped), 16, false, 0, 0},
-	{"vllm-0.33.0", paged("0.33.0", scoped), 16, true, 0, 0},
-	{"vllm-0.33.0 index blocks of 4", paged("0.33.0", scoped), 64, false, 0, 0},
-	{"vllm-0.22.0 short chunks", short(paged("0.22.0", scoped)), 16, false, 0, 0},
-	{"vllm-0.33.0 short chunks", short(paged("0.33.0", scoped)), 16, false, 0, 0},
+	{"vllm-0.11.0", paged("0.11.0", plain), 16, false, 0},
+	{"vllm-0.22.0", paged("0.22.0", scoped), 16, false, 0},
+	{"vllm-0.33.0", paged("0.33.0", scoped), 16, true, 0},
+	{"vllm-0.33.0 index blocks of 4", paged("0.33.0", scoped), 64, false, 0},
+	{"vllm-0.22.0 short chunks", short(paged("0.22.0", scoped)), 16, false, 0},
+	{"vllm-0.33.0 short chunks", short(paged("0.33.0", scoped)), 16, false, 0},
 	// Full attention beside a sliding window of 128 tokens.
-	{"vllm-0.22.0 window", windowed("0.22.0", scoped), 16, false, 0, 0},
-	{"vllm-0.33.0 window", windowed("0.33.0", scoped), 16, true, 0, 0},
-	{"vllm-0.33.0 window, short chunks", short(windowed("0.33.0", scoped)), 16, false, 0, 0},
-	{"vllm-0.33.0 window, index blocks of 4", windowed("0.33.0", scoped), 64, false, .06, 0},
-	// Not every report can be told from a copy (docs/engines.md).
-	{"vllm-0.33.0 reports", paged("0.33.0", reported), 16, false, .04, 0},
-	{"vllm-0.33.0 reports, index blocks of 4", paged("0.33.0", reported), 64, false, .04, 0},
-	{"vllm-0.33.0 short chunks, reports", short(paged("0.33.0", reported)), 16, false, .04, .001},
-	{"vllm-0.33.0 window, reports", windowed("0.33.0", reported), 16, true, .06, 0},
-	{"vllm-0.33.0 window, reports, index blocks of 4", windowed("0.33.0", reported), 64, false, .09, 0},
+	{"vllm-0.22.0 window", windowed("0.22.0", scoped), 16, false, 0},
+	{"vllm-0.33.0 window", windowed("0.33.0", scoped), 16, true, 0},
+	{"vllm-0.33.0 window, short chunks", short(windowed("0.33.0", scoped)), 16, false, 0},
+	{"vllm-0.33.0 window, index blocks of 4", windowed("0.33.0", scoped), 64, false, 0},
+	// Not every report can be told from a copy.
+	{"vllm-0.33.0 reports", paged("0.33.0", reported), 16, false, .06},
+	{"vllm-0.33.0 reports, index blocks of 4", paged("0.33.0", reported), 64, false, .06},
+	{"vllm-0.33.0 short chunks, reports", short(paged("0.33.0", reported)), 16, false, .06},
+	{"vllm-0.33.0 window, reports", windowed("0.33.0", reported), 16, true, .13},
+	{"vllm-0.33.0 window, reports, index blocks of 4", windowed("0.33.0", reported), 64, false, .13},
 	// Before 0.5.17 a salt is not told, before 0.5.20 no adapter.
-	{"sglang-0.5.16", radix("0.5.16", 16, plain), 16, false, 0, 0},
-	{"sglang-0.5.16 pages of 1", radix("0.5.16", 1, plain), 64, false, 0, 0},
-	{"sglang-0.5.23", radix("0.5.23", 16, scoped), 16, true, 0, 0},
-	{"sglang-0.5.23 pages of 64", radix("0.5.23", 64, scoped), 64, false, 0, 0},
-	{"sglang-0.5.23 pages of 1", radix("0.5.23", 1, scoped), 16, false, 0, 0},
+	{"sglang-0.5.16", radix("0.5.16", 16, plain), 16, false, 0},
+	{"sglang-0.5.16 pages of 1", radix("0.5.16", 1, plain), 64, false, 0},
+	{"sglang-0.5.23", radix("0.5.23", 16, scoped), 16, true, 0},
+	{"sglang-0.5.23 pages of 64", radix("0.5.23", 64, scoped), 64, false, 0},
+	{"sglang-0.5.23 pages of 1", radix("0.5.23", 1, scoped), 16, false, 0},
 }
 
 // cacheTokens is the size of a cache: small, so that much is evicted.
@@ -124,15 +124,15 @@ func number(t *testing.T, variable string, or uint64) uint64 {
 }
 
 // TestCaches has the caches of engines run under a random load, and asks before each
-// request what is credited: it must be what the engine's own cache finds, or differ in
-// no more than the setup's part of requests.
+// request what is credited: it must be what the engine's own cache finds, in whole index
+// blocks, or less for the sake of copies that nothing tells from reports.
 func TestCaches(t *testing.T) {
 	requests := int(number(t, requestsVariable, 5000))
 	seed := number(t, seedVariable, uint64(rand.Uint32()))
 	for _, s := range setups {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			s.cache.Seed = seed
+			s.cache.Seed, s.cache.IndexBlock = seed, s.indexBlock
 			compare(t, s, requests)
 		})
 	}
@@ -145,7 +145,7 @@ func compare(t *testing.T, s setup, requests int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var hits, misses, short, over int
+	var hits, misses, rounded, short, over int
 	for i := range requests {
 		q := f.cache.Next()
 		f.wait(q.Published)
@@ -157,34 +157,35 @@ func compare(t *testing.T, s setup, requests int) {
 			t.Fatalf("request %d: degraded: %s", i, r.Degraded)
 		}
 		// The last token is always computed, and the cache is asked for all: so one more is scored.
-		want, got := q.Held/s.indexBlock*s.indexBlock, r.Pods[0].Reusable/s.indexBlock*s.indexBlock
+		want, got := q.Whole, r.Pods[0].Reusable/s.indexBlock*s.indexBlock
 		if want > 0 {
 			hits++
 		} else {
 			misses++
 		}
-		if got == want {
+		if want < q.Held/s.indexBlock*s.indexBlock {
+			rounded++ // the engine can go on within an index block, and not where it begins
+		}
+		why := "nothing"
+		switch {
+		case got == want:
 			continue
-		}
-		if got < want {
-			short++
-		} else {
+		case got > want:
 			over++
+		case slices.ContainsFunc(q.Doubted, func(at int) bool { return at >= got || s.cache.Window > 0 && at >= want-s.cache.Window }):
+			short++
+			continue
+		default:
+			why = fmt.Sprintf("not the copies of %v", q.Doubted)
 		}
-		if over+short == 1 && s.short == 0 || over == 1 && got > want && s.over == 0 {
-			t.Errorf("seed %d, request %d of %d tokens, adapter %q, salt %q: %d tokens are credited, the cache has %d and its first group %d\n%s",
-				s.cache.Seed, i, len(q.Tokens), q.LoRA, q.Salt, got, q.Held, q.FirstGroup, strings.Join(f.cache.History(), "\n"))
+		if !t.Failed() {
+			t.Errorf("seed %d, request %d of %d tokens, adapter %q, salt %q: %d tokens are credited, the cache has %d, %d of them in whole index blocks, and its first group %d, which %s explains\n%s",
+				s.cache.Seed, i, len(q.Tokens), q.LoRA, q.Salt, got, q.Held, want, q.FirstGroup, why, strings.Join(f.cache.History(), "\n"))
 		}
 	}
-	t.Logf("seed %d: %d requests, %d with hits, %d exact, %d short, %d over", s.cache.Seed, requests, hits, requests-short-over, short, over)
-	for _, c := range []struct {
-		what string
-		n    int
-		most float64
-	}{{"little", short, s.short}, {"much", over, s.over}} {
-		if requests >= 1000 && float64(c.n) > c.most*float64(requests) {
-			t.Errorf("%d requests are credited with too %s, at most %v may be", c.n, c.what, c.most*float64(requests))
-		}
+	t.Logf("seed %d: %d requests, %d with hits, %d rounded; %d exact, %d short for doubted copies, %d over", s.cache.Seed, requests, hits, rounded, requests-short-over, short, over)
+	if most := s.doubted * float64(requests); requests >= 1000 && float64(short) > most {
+		t.Errorf("%d requests are credited with too little for doubted copies, at most %v may be", short, most)
 	}
 	if requests >= 1000 && (hits < requests/5 || misses < requests/50) {
 		t.Errorf("the load shows little: %d hits, %d misses of %d", hits, misses, requests)

@@ -51,8 +51,9 @@ class VLLM:
         self.requests = importlib.import_module("vllm.v1.request")
         sha256 = vllm_modules()["vllm.utils"]["sha256"]
         utils.init_none_hash(sha256)
+        self.external = utils.maybe_convert_block_hash
         self.hasher = utils.get_request_block_hasher(o.block_size, sha256)
-        self.block_size, self.window = o.block_size, o.window
+        self.block_size, self.window, self.index_block = o.block_size, o.window, o.index_block
         groups = [self.group(self.spec.FullAttentionSpec)]
         if o.window:
             groups.append(self.group(self.spec.SlidingWindowSpec, sliding_window=o.window))
@@ -69,6 +70,17 @@ class VLLM:
         self.manager = manager.KVCacheManager(**kw)
         self.pool = self.manager.block_pool
         self.adapters = {}
+        self.reports = set()  # events that say what a request has found
+        if hasattr(self.pool, "emit_cached_block_events"):
+            emit = self.pool.emit_cached_block_events
+
+            def emit_noted(*a, **kw):
+                n = len(self.pool.kv_event_queue)
+                emit(*a, **kw)
+                self.reports.update(map(id, self.pool.kv_event_queue[n:]))
+
+            self.pool.emit_cached_block_events = emit_noted
+        self.copies = Copies(self.needs())
 
     def group(self, kind, **kw):
         fields = {f.name for f in dataclasses.fields(kind)}
@@ -97,11 +109,20 @@ class VLLM:
         """The tokens that a request may reuse, of the first limit."""
         return self.manager.coordinator.find_longest_cache_hit(r.block_hashes, limit)[1]
 
+    def needs(self):
+        """How many blocks before its end a hit needs of each group; None is all."""
+        return [None] + [-(-(self.window - 1) // self.block_size)] * bool(self.window)
+
     def found(self, r):
         first = 0
         while first < len(r.block_hashes) and self.pool.get_cached_block(r.block_hashes[first], [0]):
             first += 1
-        return dict(held=self.longest(r, r.num_tokens), reused=self.longest(r, r.num_tokens - 1), first_group=first * self.block_size)
+        held = self.longest(r, r.num_tokens)
+        whole = held // self.index_block * self.index_block
+        while self.longest(r, whole) != whole:
+            whole -= self.index_block
+        doubted = [i * self.block_size for i in range(whole // self.block_size) if self.copies.doubted(self.external(r.block_hashes[i]), i, whole // self.block_size)]
+        return dict(held=held, whole=whole, reused=self.longest(r, r.num_tokens - 1), first_group=first * self.block_size, doubted=doubted)
 
     def begin(self, r, n):
         blocks, hit = self.manager.get_computed_blocks(r)[:2]
@@ -149,7 +170,49 @@ class VLLM:
         self.manager.reset_prefix_cache()
 
     def take(self):
-        return self.manager.take_events()
+        events = self.manager.take_events()
+        for e in events:
+            self.copies.hear(e, id(e) in self.reports)
+        self.reports.clear()
+        return events
+
+
+class Copies:
+    """The copies of blocks, and which of them a reader of the events cannot tell from reports of what a request has found.
+
+    A reader can tell an event that begins at the root for copies where a block that a hit needs is gone for certain: it
+    was taken back as often as it was told.
+    """
+
+    def __init__(self, needs):
+        self.needs = needs
+        self.forget()
+
+    def forget(self):
+        self.true, self.most, self.doubts = {}, {}, set()
+
+    def hear(self, e, report):
+        kind, group = type(e).__name__, getattr(e, "group_idx", None) or 0
+        if kind == "AllBlocksCleared":
+            return self.forget()
+        blocks = [(h, group) for h in e.block_hashes]
+        if kind == "BlockRemoved":
+            for b in blocks:
+                self.true[b] -= 1
+                self.most[b] -= 1
+                if not self.true[b]:
+                    self.doubts.discard(b)
+            return
+        needed = blocks[-self.needs[group] :] if self.needs[group] else blocks
+        if e.parent_block_hash is None and not report and all(self.most.get(b) for b in needed):
+            self.doubts.update(blocks)
+        for b in blocks:
+            self.most[b] = self.most.get(b, 0) + 1
+            self.true[b] = self.true.get(b, 0) + (not report)
+
+    def doubted(self, hash, place, end):
+        """Whether copies of a block are doubtful in a group of which a hit that ends behind so many blocks needs it."""
+        return any((hash, g) in self.doubts for g, n in enumerate(self.needs) if n is None or place >= end - n)
 
 
 class Slots:
@@ -202,7 +265,7 @@ class SGLang:
         kw = {}
         if "kv_event_lora_names" in {f.name for f in dataclasses.fields(params.CacheInitParams)}:
             self.names = kw["kv_event_lora_names"] = importlib.import_module("sglang.srt.mem_cache.events").KvEventLoraNames()
-        self.page = o.block_size
+        self.page, self.index_block = o.block_size, o.index_block
         self.room = o.blocks * o.block_size
         self.private = 0  # slots that requests have and the tree has not
         self.cache = self.radix.RadixCache(
@@ -240,7 +303,7 @@ class SGLang:
 
     def found(self, r):
         held = self.match(r, len(r.all))[0]
-        return dict(held=held, reused=self.match(r, len(r.all) - 1)[0], first_group=held)
+        return dict(held=held, whole=held // self.index_block * self.index_block, reused=self.match(r, len(r.all) - 1)[0], first_group=held, doubted=[])
 
     def begin(self, r, n):
         r.shared, r.node = self.match(r, len(r.all) - 1)
