@@ -123,8 +123,38 @@ type RouteResponse struct {
 	Pairs []PairCost `json:"pairs"`
 	// Headers are those to send the request with, as llm-d's sidecars read them.
 	Headers map[string]string `json:"headers"`
+	// PullFrom is whom the pod that prefills fetches part of the prompt from; nil is nobody.
+	// KVTransferParams is the same as vLLM's field of that name.
+	PullFrom         *PullSource     `json:"pull_from"`
+	KVTransferParams json.RawMessage `json:"kv_transfer_params"`
+	// PullPlan is what each way costs, when Explain was asked for and there is one to fetch from.
+	PullPlan *PullPlan `json:"pull_plan"`
 	// Degraded says why the choice was made with less than there is; may be nil.
 	Degraded *Degraded `json:"degraded"`
+}
+
+// PullSource is a rank that part of a prompt is fetched from.
+type PullSource struct {
+	Place
+	// Address is its pod's, where the registration has one.
+	Address string `json:"address"`
+	// Tokens is how many are fetched, and MS how many milliseconds that takes.
+	Tokens int     `json:"tokens"`
+	MS     float64 `json:"ms"`
+}
+
+// PullPlan is what it costs to wait at who holds the prompt, to prefill it elsewhere, and to
+// fetch it elsewhere; each nil where there is no such place.
+type PullPlan struct {
+	Wait      *PullWay `json:"wait"`
+	Recompute *PullWay `json:"recompute"`
+	Pull      *PullWay `json:"pull"`
+}
+
+// PullWay is a place and its cost.
+type PullWay struct {
+	Place
+	Total float64 `json:"total"`
 }
 
 // RoutePrefill is the pod that prefills.

@@ -24,6 +24,10 @@ type Decision struct {
 	// Prefills says then why.
 	Prefill  *Half
 	Prefills Local
+	// Pull is what the place that prefills fetches, and from whom; nil is nothing. Ways are
+	// what could be done instead, if costs were asked for, are times, and fetches are possible.
+	Pull *Source
+	Ways *Ways
 	// Costs are those of all candidates, cheapest first, if they were asked for.
 	Costs []PlaceCost
 	// Pairs are the cheapest of the pairs that were chosen among, if costs were asked for.

@@ -160,6 +160,7 @@ func (r *Router) routePair(ctx context.Context, q *Request, fresh bool) (*Decisi
 	}
 	r.draw(p.prefill)
 	r.draw(p.decode)
+	p.prefill.planPulls(match, q.Score.Model, &picture)
 	p.wp, p.wd = policy.Weigh(p.prefill), policy.Weigh(p.decode)
 	p.tp, p.td = p.prefill.totals(p.wp), p.decode.totals(p.wd)
 	if err := p.take(ctx, version, away, d); err != nil {
@@ -492,6 +493,7 @@ func (p *pairing) conclude(c *loads.PairCall, b *loads.BookedPair, is, ks []int,
 	k, i := p.decode.find(b.RankRef), p.prefill.find(b.Prefill)
 	p.r.conclude(p.q, p.decode, p.wd, p.match, p.td, k, d)
 	if b.Prefill == b.RankRef {
+		d.Pull = p.prefill.Candidates[i].Pull
 		switch {
 		case k < len(p.forced) && p.forced[k] != "":
 			d.Prefills = p.forced[k]
@@ -505,6 +507,7 @@ func (p *pairing) conclude(c *loads.PairCall, b *loads.BookedPair, is, ks []int,
 		p.r.conclude(p.q, p.prefill, p.wp, p.match, p.tp, i, &half)
 		d.Prefill = &Half{RankRef: b.Prefill, Address: half.Address, Held: half.Held, Costs: half.Costs}
 		d.Best = max(d.Best, half.Best)
+		d.Pull = half.Pull
 		for _, at := range half.Fallbacks {
 			if n := p.prefill.find(at); p.isPrefill(n) && p.topo.near(n, k) {
 				d.Prefill.Fallbacks = append(d.Prefill.Fallbacks, at)

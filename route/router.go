@@ -142,6 +142,7 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 		return nil, err
 	}
 	r.draw(v)
+	v.planPulls(match, q.Score.Model, &picture)
 	w := policy.Weigh(v)
 	totals := v.totals(w)
 	chosen, err := r.take(ctx, q, v, w, match, totals, version, away, d)
@@ -149,6 +150,9 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 		return nil, err
 	}
 	r.conclude(q, v, w, match, totals, chosen, d)
+	if q.Explain && policy.Milliseconds {
+		d.Ways = v.ways(totals)
+	}
 	return d, nil
 }
 
@@ -294,7 +298,7 @@ func compareCosts(a, b float64) int {
 // conclude writes the decision, and remembers what the next one needs.
 func (r *Router) conclude(q *Request, v *View, w loads.Weights, match *scorer.Match, totals []float64, chosen int, d *Decision) {
 	c := &v.Candidates[chosen]
-	d.RankRef, d.Held = c.RankRef, c.Held
+	d.RankRef, d.Held, d.Pull = c.RankRef, c.Held, c.Pull
 	if p, ok := match.Registry.PodIndex(c.Pod); ok {
 		d.Address = match.Registry.Pods[p].Address
 	}

@@ -36,6 +36,10 @@ type Candidate struct {
 	// such requests; 0 is never.
 	Turn uint64
 
+	// Pull is what it would fetch of the prompt from another rank, because that takes less time
+	// than to prefill it; nil is nothing.
+	Pull *Source
+
 	// Cost is what a policy says; the zero value before.
 	Cost Cost
 }
@@ -52,6 +56,8 @@ func (c *Candidate) Cached() int {
 // Cost is the part of a candidate's cost that no load changes: see loads.Weights.
 type Cost struct {
 	Base, Floor, Factor float64
+	// Without is what Base would be if nothing was fetched.
+	Without float64
 	// Terms are what it is made of, for an explanation.
 	Terms []Term
 }
@@ -92,7 +98,7 @@ func (v *View) Blocks() int { return (v.Tokens + v.BlockSize - 1) / v.BlockSize 
 // set gives candidate i its cost. Terms are taken only when they are asked for.
 func (v *View) set(i int, base, floor float64, terms ...Term) {
 	c := &v.Candidates[i]
-	c.Cost = Cost{Base: base, Floor: floor, Factor: c.factor()}
+	c.Cost = Cost{Base: base, Floor: floor, Factor: c.factor(), Without: base}
 	if v.Explain {
 		c.Cost.Terms = slices.Clone(terms) // so that terms that nobody asked for take no memory
 	}
@@ -113,7 +119,7 @@ func (v *View) isWarm() bool { return v.maxHeld() >= v.BlockSize }
 // candidate returns candidate i with its cost at a load of the view.
 func (v *View) candidate(i int) loads.Candidate {
 	c := &v.Candidates[i]
-	cached := min(c.Cached(), v.Tokens)
+	cached := min(c.Cached()+c.Pull.tokens(), v.Tokens)
 	uncached := v.Tokens - cached
 	if c.Decode {
 		uncached = 0

@@ -120,3 +120,59 @@ func TestRoutePair(t *testing.T) {
 		t.Error(s)
 	}
 }
+
+// TestRoutePull names whom to fetch from, and what the other ways cost.
+func TestRoutePull(t *testing.T) {
+	r := newRouting(t, loads.NewMemory(nil))
+	for _, p := range []string{`{"name":"10.0.0.1:8000","model":"pull","ranks":2}`, `{"name":"c","model":"pull"}`} {
+		r.ok("POST", "/v1/pods", p)
+	}
+	r.ok("POST", "/v1/blocks", `{"op":"add","model":"pull","pod":"10.0.0.1:8000","rank":1,"tokens":[`+upTo(1600)+`]}`)
+	r.ok("PUT", "/v1/models/pull/routing", `{"pull":{"block_bytes":1000000,"bandwidth":1e10,"port":6000}}`)
+	ask := func(more string) (out struct {
+		Pod      string
+		PullFrom *struct {
+			Pod    string
+			Rank   int
+			Tokens int
+			MS     float64
+		} `json:"pull_from"`
+		Params *struct {
+			Source struct {
+				ID   string `json:"kv_request_id"`
+				Host string `json:"remote_host"`
+				Port int    `json:"remote_port"`
+			} `json:"remote_kv_source"`
+		} `json:"kv_transfer_params"`
+		Headers map[string]string
+		Plan    *struct {
+			Wait, Recompute, Pull *struct {
+				Pod   string
+				Total float64
+			}
+		} `json:"pull_plan"`
+	}) {
+		w := r.do("POST", "/v1/route", `{"model":"pull","tokens":[`+upTo(2000)+`],"explain":true`+more+`}`)
+		if err := json.Unmarshal(w.Body.Bytes(), &out); w.Code != 200 || err != nil {
+			t.Fatalf("%d %s", w.Code, w.Body)
+		}
+		return out
+	}
+	got := ask("")
+	if got.Pod != "10.0.0.1:8000" || got.PullFrom != nil || got.Headers != nil || got.Params != nil || got.Plan == nil || got.Plan.Wait.Pod != "10.0.0.1:8000" ||
+		!(got.Plan.Wait.Total < got.Plan.Pull.Total && got.Plan.Pull.Total < got.Plan.Recompute.Total) {
+		t.Errorf("%+v", got)
+	}
+	got = ask(`,"pinned":{"pod":"c"},"request_id":"mine"`)
+	if got.Pod != "c" || got.PullFrom == nil || got.PullFrom.Pod != "10.0.0.1:8000" || got.PullFrom.Rank != 1 || got.PullFrom.Tokens != 1600 || got.PullFrom.MS != 10 ||
+		got.Headers["x-kv-cache-source-host-port"] != "10.0.0.1:8000" || got.Params.Source.ID != "mine" || got.Params.Source.Host != "10.0.0.1" || got.Params.Source.Port != 6001 || got.Plan.Wait != nil {
+		t.Errorf("%+v", got)
+	}
+	first, second := ask(`,"pinned":{"pod":"c"}`), ask(`,"pinned":{"pod":"c"}`)
+	if first.Params.Source.ID == "" || first.Params.Source.ID == second.Params.Source.ID {
+		t.Errorf("%+v, %+v", first.Params, second.Params)
+	}
+	if w := r.do("PUT", "/v1/models/pull/routing", `{"pull":{"tiers":["tape"]}}`); w.Code != 400 || !strings.Contains(w.Body.String(), "tape") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -220,7 +221,11 @@ type routeAnswer struct {
 	LocalPrefill string            `json:"local_prefill,omitempty"`
 	Pairs        []pairAnswer      `json:"pairs,omitempty"`
 	Headers      map[string]string `json:"headers,omitempty"`
-	Degraded     *degraded         `json:"degraded,omitempty"`
+	// PullFrom is whom the place that prefills fetches from, PullPlan what else could be done.
+	PullFrom   *pullAnswer     `json:"pull_from,omitempty"`
+	KVTransfer *transferParams `json:"kv_transfer_params,omitempty"`
+	PullPlan   *planAnswer     `json:"pull_plan,omitempty"`
+	Degraded   *degraded       `json:"degraded,omitempty"`
 }
 
 // overlapAnswer is what the chosen place can reuse.
@@ -295,6 +300,7 @@ func (q *routeRequest) answer(d *route.Decision) *routeAnswer {
 		blockSize = d.Score.BlockSize
 	}
 	a.addPair(d, blockSize)
+	a.addPull(d, cmp.Or(d.Reservation, q.requestID))
 	return a
 }
 
