@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# kvatlas beside a real vLLM on this machine's CPU, from nothing: real/run.sh [REQUESTS]     (make real)
+# kvatlas beside a real vLLM on this machine's CPU, from nothing: real/run.sh [REQUESTS|route]     (make real)
 #
 # setup.sh installs vLLM and makes tiny models (1.0 GB of downloads the first time, 2.9 GB of disk); then engines and kvatlas servers are started, and
 #   drive.py      holds what kvatlas predicts of each request against the cached_tokens that vLLM then reports: plainly, with KV offloading, LoRA and salts,
-#                 with offload events that describe themselves, and with index blocks smaller than the engine's
+#                 with offload events that describe themselves, and with index blocks smaller than the engine's; then it asks what recorded/ was asked, and
+#                 holds it against that. RECORD=1 makes recorded/ anew instead; go test ./cmd/kvatlas -run Recorded holds kvatlas sim against it
 #   tokens.py     compares the tokens of chats and texts, one by one
 #   lifecycle.py  clears, pauses, stops, kills and starts the engine
-#   route.py      sends conversations to two engines: by kvatlas, by turns, at random
+#   route.py      sends conversations to two engines by /v1/route, with three policies; of all this, `real/run.sh route` does this alone
 # Ends with 1 if anything differs that the rules in drive.py do not explain. All that it starts is stopped again.
 # Ports 18000, 18100, 18200, each +1000 and +2000, and 18080 to 18082 must be free.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
 kvatlas=$root/bin/kvatlas n=${1:-200}
+[ "$n" != route ] || n=0
 export REALVLLM=${REALVLLM:-$root/.cache/realvllm}
 start=$SECONDS
 step() { printf '\n== real, %s [%ds]\n' "$1" $((SECONDS - start)); }
@@ -48,25 +50,47 @@ servers=(--kvatlas 64=http://127.0.0.1:18080 --kvatlas 16=http://127.0.0.1:18081
 rc=0
 tiny=$REALVLLM/models/tiny-qwen3
 
-step "requests, tokens and lives of one engine"
-engine="$here/serve.sh $tiny 18000 --trust-request-chat-template"
-$engine
-up 18000 health
-python3 "$here/drive.py" "${servers[@]}" --pod 127.0.0.1:18000 --requests "$n" || rc=1
-python3 "$here/tokens.py" --kvatlas http://127.0.0.1:18080 || rc=1
-python3 "$here/lifecycle.py" --kvatlas http://127.0.0.1:18080 --pod 127.0.0.1:18000 --pid-file vllm-18000.pid --start "$engine" || rc=1
-down 18000
+# begin PORT COMMAND...: starts an engine; again-PORT.sh kills it and starts it in its place.
+begin() {
+  local port=$1; shift
+  printf '#!/bin/sh\nkill -9 -- "-$(cat vllm-%s.pid)"\nsleep 3\nexec %s\n' "$port" "$(printf '%q ' "$@")" >"again-$port.sh"
+  "$@"
+  up "$port" health
+}
+# recorded NAME PORT SIM-FLAGS FLAG...: what drive.py asks with these flags, a clear and a restart among it, and what comes of it, is in recorded/NAME.json.
+# kvatlas sim with SIM-FLAGS is the same engine.
+recorded() {
+  local file=$here/recorded/$1.json port=$2 sim=$3; shift 3
+  local how=(--expect "$file")
+  [ -z "${RECORD:-}" ] || how=(--record "$file" --sim "--engine-version=0.32.0 --block-size=32 $sim" --requests 150 --clear-at 60 --restart-at 110 "$@")
+  python3 "$here/drive.py" --engine "http://127.0.0.1:$port" "${servers[@]}" --pod "127.0.0.1:$port" --restart "bash again-$port.sh" "${how[@]}" || rc=1
+}
 
-offload() { # NAME-OF-STEP FURTHER-JSON: an engine that offloads, with adapters and salts
-  step "$1"
-  BLOCKS=100 MAXLEN=3000 "$here/serve.sh" "$tiny" 18100 --enable-lora --max-loras 2 --max-lora-rank 8 --lora-modules "alpha=$tiny-lora-alpha" "beta=$tiny-lora-beta" \
-    --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"spec_name":"PlainCopySpec","spec_module_path":"cpu_offload_spec","cpu_bytes_to_use":9830400'"$2"'}}'
-  up 18100 health
-  python3 "$here/drive.py" --engine http://127.0.0.1:18100 "${servers[@]}" --pod 127.0.0.1:18100 --requests "$n" --salt --lora alpha beta || rc=1
+predictions() {
+  step "requests, tokens and lives of one engine"
+  engine="$here/serve.sh $tiny 18000 --trust-request-chat-template"
+  begin 18000 "$here/serve.sh" "$tiny" 18000 --trust-request-chat-template
+  python3 "$here/drive.py" "${servers[@]}" --pod 127.0.0.1:18000 --requests "$n" || rc=1
+  python3 "$here/tokens.py" --kvatlas http://127.0.0.1:18080 || rc=1
+  python3 "$here/lifecycle.py" --kvatlas http://127.0.0.1:18080 --pod 127.0.0.1:18000 --pid-file vllm-18000.pid --start "$engine" || rc=1
+  recorded plain 18000 "--blocks=200"
+  recorded ids 18000 "--blocks=200" --ids
+  down 18000
+
+  offload() { # NAME-OF-STEP FURTHER-JSON: an engine that offloads, with adapters and salts
+    step "$1"
+    begin 18100 env BLOCKS=100 MAXLEN=3000 "$here/serve.sh" "$tiny" 18100 --enable-lora --max-loras 2 --max-lora-rank 8 --lora-modules "alpha=$tiny-lora-alpha" "beta=$tiny-lora-beta" \
+      --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"spec_name":"PlainCopySpec","spec_module_path":"cpu_offload_spec","cpu_bytes_to_use":9830400'"$2"'}}'
+    python3 "$here/drive.py" --engine http://127.0.0.1:18100 "${servers[@]}" --pod 127.0.0.1:18100 --requests "$n" --salt --lora alpha beta || rc=1
+  }
+  offload "offloading, LoRA and salts" ""
+  recorded offload 18100 "--blocks=100 --host-blocks=300 --loras=alpha,beta" --salt --lora alpha beta
+  recorded offload-ids 18100 "--blocks=100 --host-blocks=300 --loras=alpha,beta" --ids --salt --lora alpha beta
+  down 18100
+  offload "offloading with events that describe themselves, LoRA and salts" ',"self_describing_kv_events":true'
   down 18100
 }
-offload "offloading, LoRA and salts" ""
-offload "offloading with events that describe themselves, LoRA and salts" ',"self_describing_kv_events":true'
+[ "$n" = 0 ] || predictions
 
 conversations() { # NAME-OF-STEP BLOCKS: two engines with caches of so many blocks of 32 tokens
   step "$1"

@@ -20,7 +20,7 @@ import (
 func TestSimulatedAsRecorded(t *testing.T) {
 	python := enginetest.Python(t)
 	records, err := filepath.Glob("../../real/recorded/*.json")
-	if err != nil || len(records) < 2 {
+	if err != nil || len(records) < 4 {
 		t.Fatalf("%d records: %v", len(records), err)
 	}
 	for _, path := range records {
