@@ -73,6 +73,8 @@ func (p *program) readSimCall(args []string) (*simCall, error) {
 	fs.IntVar(&e.HostBlocks, "host-blocks", 0, "blocks of the host's memory, to which the GPU's are offloaded; 0 is none")
 	fs.IntVar(&e.DiskBlocks, "disk-blocks", 0, "blocks of the disk below that; 0 is none")
 	fs.IntVar(&e.Window, "window", 0, "tokens of a sliding window in half of the layers (vllm only); 0 is none")
+	fs.BoolVar(&e.State, "states", false, "states as Mamba's in half of the layers (vllm only)")
+	retention := fs.String("retention", "", "what is kept of windows and states: `all`, or what is before the ends of prompts, as ends, or each so many tokens as well; the release's own when empty")
 	fs.Float64Var(&c.config.Speed, "speed", 1, "how many times faster than a real engine")
 	fs.StringVar(&c.host, "host", "127.0.0.1", "the `ADDRESS` at which engines listen")
 	fs.IntVar(&c.port, "port", 8000, "HTTP port of the first engine")
@@ -88,6 +90,9 @@ func (p *program) readSimCall(args []string) (*simCall, error) {
 	}
 	if e.Kind, err = simengine.ParseKind(*kind); err != nil {
 		return nil, fmt.Errorf("--engine: %w", err)
+	}
+	if e.Retention, err = parseRetention(*retention); err != nil {
+		return nil, fmt.Errorf("--retention: %w", err)
 	}
 	c.config.LoRAs = splitList(*loras)
 	if c.pods < 1 || c.pods > maxSimPods {
@@ -112,6 +117,23 @@ func (p *program) readSimCall(args []string) (*simCall, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// parseRetention reads an engine's Retention.
+func parseRetention(s string) (int, error) {
+	switch s {
+	case "":
+		return 0, nil
+	case "all":
+		return simengine.RetainAll, nil
+	case "ends":
+		return simengine.RetainEnds, nil
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("%q is none of all, ends, and a number of tokens", s)
+	}
+	return n, nil
 }
 
 // openTokenizer gives all pods the tokenizer of their model, if the call names a directory

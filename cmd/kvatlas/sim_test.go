@@ -128,7 +128,8 @@ func TestSimUsage(t *testing.T) {
 		{"--engine tgi", "vllm, sglang, trtllm"}, {"--engine-version 0.9.0", "0.10.2 to 0.33.0"}, {"--engine-version x", "no version"},
 		{"--engine sglang --engine-version 0.5.9", "0.5.18"}, {"--pods 0", "--pods"}, {"--pods 2000", "--pods"}, {"--ranks 0", "--ranks"},
 		{"--port 65535 --pods 2", "--port"}, {"--events-port 65535 --ranks 2", "--events-port"}, {"--speed -1", "speed"},
-		{"--blocks 99999999", "--blocks"}, {"--disk-blocks 3", "HostBlocks"}, {"--engine trtllm --window 100", "Window"}, {"now", "flags only"},
+		{"--blocks 99999999", "--blocks"}, {"--disk-blocks 3", "HostBlocks"}, {"--engine trtllm --window 100", "Window"}, {"--engine sglang --states", "State"},
+		{"--states --retention some", "all, ends"}, {"--states --retention 0", "all, ends"}, {"--states --retention 17", "BlockSize"}, {"now", "flags only"},
 		{"--block-size -4", "BlockSize"},
 	} {
 		status, _, errs := call(t, "", append([]string{"sim"}, strings.Fields(x.args)...)...)

@@ -302,8 +302,8 @@ func (c *Chunker) learn(e *event.Event, before *uint8) {
 			return
 		}
 	}
-	if len(e.Hashes) == 0 {
-		return
+	if len(e.Hashes) == 0 && e.Spec == "" {
+		return // nothing of a window or of states was kept, where the kind is told
 	}
 	id := c.groupOf(e)
 	g := f.find(id)

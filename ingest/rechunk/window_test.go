@@ -74,6 +74,55 @@ func TestWindows(t *testing.T) {
 	}
 }
 
+// TestCaseNothingKept has a group shown by an event of which no block was kept: what full
+// attention holds by then stays, and nothing is credited for which there is no state.
+func TestCaseNothingKept(t *testing.T) {
+	tokens := count(0, 128)
+	full := func(from, to int) event.Event {
+		e := in("GPU", 0, storedOf(tokens[:to*16], 16, from))
+		e.Spec = "full_attention"
+		return e
+	}
+	for spec, want := range map[string]store.Reuse{"mamba": {Block: 16, Window: 16}, "sliding_window": {Block: 16, Window: 48}} {
+		kept := func(from, to int, hashes ...event.Hash) event.Event {
+			e := full(from, to)
+			e.Group, e.Spec, e.Hashes = 1, spec, hashes
+			if spec == "sliding_window" {
+				e.SlidingWindow = 40
+			}
+			return e
+		}
+		r := play(t, Config{BlockSize: 16})
+		held := func() (n, window int) {
+			for k := range r.sink.held {
+				if k.tier.IsWindow() {
+					window++
+				} else {
+					n++
+				}
+			}
+			return n, window
+		}
+		r.do(&event.Batch{Events: []event.Event{full(0, 4), kept(0, 4)}})
+		if n, window := held(); n != 4 || window != 0 || r.c.form.reuse() != want {
+			t.Errorf("%s: %d and %d blocks are held, and %+v can be reused, want 4 and 0, and %+v", spec, n, window, r.c.form.reuse(), want)
+		}
+		r.c = mustNew(t, Config{BlockSize: 16}) // the next owner knows it too
+		r.do(&event.Batch{Events: []event.Event{full(4, 8), kept(4, 8, prompt(tokens, 16)[6])}})
+		if n, window := held(); n != 8 || window != 1 {
+			t.Errorf("%s: %d and %d blocks are held, want 8 and 1", spec, n, window)
+		}
+	}
+	// Without a kind nothing is known of such a group.
+	r := play(t, Config{BlockSize: 16})
+	untold := full(0, 4)
+	untold.Group, untold.Spec, untold.Hashes = 1, "", nil
+	r.do(&event.Batch{Events: []event.Event{full(0, 4), untold}})
+	if len(r.sink.held) != 4 || len(r.c.form.groups) != 1 {
+		t.Errorf("%d blocks are held, of %d groups", len(r.sink.held), len(r.c.form.groups))
+	}
+}
+
 // TestCaseCopiesOnHybridModels tells what a request has found beside a window from what is
 // computed again since the window's blocks are gone.
 func TestCaseCopiesOnHybridModels(t *testing.T) {

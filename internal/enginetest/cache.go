@@ -28,6 +28,11 @@ type CacheOptions struct {
 	// Window adds a group with a sliding window of this many tokens; 0 is none. vLLM
 	// only.
 	Window int
+	// States adds a group with Mamba's states; vLLM only.
+	States bool
+	// Retention is what vLLM 0.33 keeps of windows and states: before each so many tokens,
+	// 0 before the ends of prompts alone, -1 all.
+	Retention int
 	// LoRAs, Salts and Reports are the parts, 0 to 1, of conversations with an adapter
 	// and with a salt, and of requests with vLLM's kv_cache_report_mode=full.
 	LoRAs, Salts, Reports float64
@@ -65,7 +70,7 @@ func StartCache(tb testing.TB, o CacheOptions) *Cache {
 	for _, a := range []struct {
 		name  string
 		value int
-	}{{"--blocks", o.Blocks}, {"--block-size", o.BlockSize}, {"--window", o.Window}, {"--index-block", o.IndexBlock}} {
+	}{{"--blocks", o.Blocks}, {"--block-size", o.BlockSize}, {"--window", o.Window}, {"--retention", o.Retention}, {"--index-block", o.IndexBlock}} {
 		args = append(args, a.name, strconv.Itoa(a.value))
 	}
 	for _, a := range []struct {
@@ -73,6 +78,9 @@ func StartCache(tb testing.TB, o CacheOptions) *Cache {
 		value float64
 	}{{"--loras", o.LoRAs}, {"--salts", o.Salts}, {"--reports", o.Reports}} {
 		args = append(args, a.name, strconv.FormatFloat(a.value, 'g', -1, 64))
+	}
+	if o.States {
+		args = append(args, "--states")
 	}
 	if o.ShortChunks {
 		args = append(args, "--short-chunks")

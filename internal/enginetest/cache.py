@@ -190,6 +190,8 @@ def main():
     ap.add_argument("--blocks", type=int, default=700)
     ap.add_argument("--block-size", type=int, default=16)
     ap.add_argument("--window", type=int, default=0)
+    ap.add_argument("--states", action="store_true")
+    ap.add_argument("--retention", type=int, default=-1)
     ap.add_argument("--loras", type=float, default=0)
     ap.add_argument("--salts", type=float, default=0)
     ap.add_argument("--reports", type=float, default=0)

@@ -57,6 +57,14 @@ var setups = []setup{
 	{"vllm-0.33.0 window", windowed("0.33.0", scoped), 16, true, 0},
 	{"vllm-0.33.0 window, short chunks", short(windowed("0.33.0", scoped)), 16, false, 0},
 	{"vllm-0.33.0 window, index blocks of 4", windowed("0.33.0", scoped), 64, false, 0},
+	// What 0.33 keeps of a window by default.
+	{"vllm-0.33.0 window before ends", kept(0, windowed("0.33.0", scoped)), 16, true, 0},
+	{"vllm-0.33.0 window before ends, short chunks", kept(0, short(windowed("0.33.0", scoped))), 16, false, 0},
+	{"vllm-0.33.0 window before each 256 tokens", kept(256, windowed("0.33.0", scoped)), 16, false, 0},
+	// Full attention beside states.
+	{"vllm-0.33.0 states", stateful("0.33.0", scoped), 16, false, 0},
+	{"vllm-0.33.0 states before ends", kept(0, stateful("0.33.0", scoped)), 16, true, 0},
+	{"vllm-0.33.0 states before each 64 tokens", kept(64, stateful("0.33.0", scoped)), 16, false, 0},
 	// Not every report can be told from a copy.
 	{"vllm-0.33.0 reports", paged("0.33.0", reported), 16, false, .06},
 	{"vllm-0.33.0 reports, index blocks of 4", paged("0.33.0", reported), 64, false, .06},
@@ -85,7 +93,7 @@ var (
 // paged is vLLM's cache.
 func paged(version string, o enginetest.CacheOptions) enginetest.CacheOptions {
 	o.Release = enginetest.Release{Engine: "vllm", Version: version}
-	o.BlockSize, o.Blocks = 16, cacheTokens/16
+	o.BlockSize, o.Blocks, o.Retention = 16, cacheTokens/16, -1
 	return o
 }
 
@@ -93,6 +101,20 @@ func paged(version string, o enginetest.CacheOptions) enginetest.CacheOptions {
 func windowed(version string, o enginetest.CacheOptions) enginetest.CacheOptions {
 	o = paged(version, o)
 	o.Window = 128
+	return o
+}
+
+// stateful is vLLM's cache of a model with states in half of its layers.
+func stateful(version string, o enginetest.CacheOptions) enginetest.CacheOptions {
+	o = paged(version, o)
+	o.States = true
+	return o
+}
+
+// kept is a cache that keeps of windows and states what is before each so many tokens and
+// before the ends of prompts; 0 is these alone.
+func kept(each int, o enginetest.CacheOptions) enginetest.CacheOptions {
+	o.Retention = each
 	return o
 }
 

@@ -41,7 +41,7 @@ class list_view:
 
 
 class VLLM:
-    """vLLM's KVCacheManager, with full attention and, where window is set, a group with a sliding window."""
+    """vLLM's KVCacheManager, with full attention and, where they are set, a group with a sliding window and one with states."""
 
     def __init__(self, o):
         self.events = load("vllm", o.module, vllm_modules())
@@ -57,7 +57,12 @@ class VLLM:
         groups = [self.group(self.spec.FullAttentionSpec)]
         if o.window:
             groups.append(self.group(self.spec.SlidingWindowSpec, sliding_window=o.window))
-        config = self.spec.KVCacheConfig(num_blocks=o.blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        self.states = o.states
+        if o.states:
+            states = self.spec.MambaSpec(block_size=o.block_size, shapes=(), dtypes=(), mamba_cache_mode="align")
+            groups.append(self.spec.KVCacheGroupSpec(["layer"], states))
+        more = {} if o.retention < 0 else {"prefix_cache_retention_interval": o.retention}
+        config = self.spec.KVCacheConfig(num_blocks=o.blocks, kv_cache_tensors=[], kv_cache_groups=groups, **more)
         kw = dict(kv_cache_config=config, max_model_len=1 << 20, enable_caching=True, enable_kv_cache_events=True)
         params = inspect.signature(manager.KVCacheManager.__init__).parameters
         for name in ("hash_block_size", "scheduler_block_size"):
@@ -111,7 +116,7 @@ class VLLM:
 
     def needs(self):
         """How many blocks before its end a hit needs of each group; None is all."""
-        return [None] + [-(-(self.window - 1) // self.block_size)] * bool(self.window)
+        return [None] + [-(-(self.window - 1) // self.block_size)] * bool(self.window) + [1] * bool(self.states)
 
     def found(self, r):
         first = 0
@@ -124,9 +129,34 @@ class VLLM:
         doubted = [i * self.block_size for i in range(whole // self.block_size) if self.copies.doubted(self.external(r.block_hashes[i]), i, whole // self.block_size)]
         return dict(held=held, whole=whole, reused=self.longest(r, r.num_tokens - 1), first_group=first * self.block_size, doubted=doubted)
 
+    def step(self):
+        """Each chunk is a step of its own."""
+        if hasattr(self.manager, "new_step_starts"):
+            self.manager.new_step_starts()
+
+    def chunk(self, r, start, n):
+        """How many of n tokens are computed from start on: with states, a chunk ends where one can be kept."""
+        n, size = min(n, r.num_tokens - start), self.block_size
+        prefill = max(r.num_prompt_tokens, r.num_tokens - 1)
+        if not self.states or start >= prefill:
+            return n
+        end = start + n
+        if end < prefill:
+            end = end // size * size
+        stops = [(r.num_tokens - 1) // size * size]
+        junction = getattr(r, "shared_prefix_boundary", 0)
+        if start < junction < end:
+            stops.append(start + (junction - start) // size * size)
+        return max(0, min([s for s in stops if start < s < end], default=end) - start)
+
     def begin(self, r, n):
-        blocks, hit = self.manager.get_computed_blocks(r)[:2]
-        n = min(n, r.num_tokens - hit)
+        self.step()
+        blocks, hit, *more = self.manager.get_computed_blocks(r)
+        if more:
+            r.shared_prefix_boundary = more[0]
+        n = self.chunk(r, hit, n)
+        if not n:
+            return False
         if self.manager.allocate_slots(r, n, num_new_computed_tokens=hit, new_computed_blocks=blocks) is None:
             return False
         r.num_computed_tokens = hit + n
@@ -135,7 +165,10 @@ class VLLM:
 
     def goes_on(self, r, n):
         """Compute up to n tokens of the prompt, or say that none is left."""
-        n = min(n, r.num_tokens - r.num_computed_tokens)
+        self.step()
+        n = self.chunk(r, r.num_computed_tokens, n)
+        if not n:
+            return True
         if self.manager.allocate_slots(r, n) is None:
             return False
         r.num_computed_tokens += n

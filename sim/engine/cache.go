@@ -4,6 +4,8 @@ import "github.com/kvatlas/kvatlas/ingest/event"
 
 // cache is an engine's prefix cache, and the memory that its requests compute in.
 type cache interface {
+	// begin is told that an iteration begins.
+	begin()
 	// admit finds what can be reused of q, pins it, brings it up from below, and sets
 	// q.computed to its length and q.hit to where it was. It returns false, and has
 	// changed nothing, where all tokens of q and the blocks that it is to reserve
@@ -23,6 +25,8 @@ type cache interface {
 	// occupy holds n blocks that nobody uses, or as many as there are, and returns how
 	// many it holds.
 	occupy(n int) int
+	// capacity is how many tokens of one request have room.
+	capacity() int
 	// usage counts the blocks.
 	usage() Usage
 }

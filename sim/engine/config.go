@@ -47,6 +47,15 @@ const (
 	MaxBlockSize = 8192
 )
 
+// Values of Config.Retention, which is vLLM's prefix_cache_retention_interval.
+const (
+	// RetainAll keeps what there is before each block: None.
+	RetainAll = -1
+	// RetainEnds keeps it before the end of each prompt, and where a prompt left one that
+	// came before: 0.
+	RetainEnds = -2
+)
+
 // Config says what an engine is. The zero value of each field is its default.
 type Config struct {
 	Kind Kind
@@ -62,6 +71,14 @@ type Config struct {
 	// Window adds to a vLLM a group of layers with a sliding window of so many tokens;
 	// 0 is none. It goes with no host.
 	Window int
+	// State adds to a vLLM a group of layers with a state, as Mamba's, of which there is
+	// one for each block that a chunk of a prompt ends with (mamba_cache_mode align). It
+	// goes with no host.
+	State bool
+	// Retention is what vLLM keeps of windows and states to go on from: RetainAll,
+	// RetainEnds, or as RetainEnds and in addition each so many tokens, a multiple of
+	// BlockSize. The default is RetainAll.
+	Retention int
 	// Keys is how vLLM's version writes adapters and salts into its hashes.
 	Keys blockkey.VLLMKeys
 	// HashSeed is vLLM's PYTHONHASHSEED, blockkey.VLLMDefaultSeed when empty.
@@ -96,6 +113,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"HostBlocks", &c.HostBlocks, 0, 0, MaxBlocks},
 		{"DiskBlocks", &c.DiskBlocks, 0, 0, MaxBlocks},
 		{"Window", &c.Window, 0, 0, 1 << 30},
+		{"Retention", &c.Retention, RetainAll, RetainEnds, 1 << 30},
 		{"BatchTokens", &c.BatchTokens, 8192, 1, 1 << 30},
 		{"BatchRequests", &c.BatchRequests, 256, 1, 1 << 20},
 	} {
@@ -109,10 +127,14 @@ func (c Config) withDefaults() (Config, error) {
 	switch {
 	case int(c.Kind) >= len(kindNames):
 		return c, fmt.Errorf("%w: Kind is %v", ErrConfig, c.Kind)
-	case c.Window > 0 && c.Kind != VLLM:
-		return c, fmt.Errorf("%w: Window is for vLLM", ErrConfig)
-	case c.Window > 0 && c.HostBlocks > 0:
-		return c, fmt.Errorf("%w: Window goes with no HostBlocks", ErrConfig)
+	case c.hybrid() && c.Kind != VLLM:
+		return c, fmt.Errorf("%w: Window and State are for vLLM", ErrConfig)
+	case c.hybrid() && c.HostBlocks > 0:
+		return c, fmt.Errorf("%w: Window and State go with no HostBlocks", ErrConfig)
+	case c.State && c.Reserve:
+		return c, fmt.Errorf("%w: State goes with no Reserve", ErrConfig)
+	case c.Retention > 0 && c.Retention%c.BlockSize != 0:
+		return c, fmt.Errorf("%w: Retention is %d, it must be a multiple of BlockSize %d", ErrConfig, c.Retention, c.BlockSize)
 	case c.DiskBlocks > 0 && c.HostBlocks == 0:
 		return c, fmt.Errorf("%w: DiskBlocks needs HostBlocks", ErrConfig)
 	case c.DiskBlocks > 0 && c.Kind == TRTLLM:
@@ -129,6 +151,9 @@ func (c Config) withDefaults() (Config, error) {
 	c.Timing = c.Timing.withDefaults()
 	return c, nil
 }
+
+// hybrid reports whether there are groups of layers beside full attention.
+func (c Config) hybrid() bool { return c.Window > 0 || c.State }
 
 func (t Timing) withDefaults() Timing {
 	for _, v := range []struct {

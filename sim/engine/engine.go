@@ -116,14 +116,7 @@ func New(c Config) (*Engine, error) {
 func (e *Engine) Config() Config { return e.config }
 
 // Capacity returns how many tokens of one request have room.
-func (e *Engine) Capacity() int {
-	u := e.cache.usage()
-	groups := 1
-	if e.config.Window > 0 {
-		groups = 2
-	}
-	return u.Total / groups * e.config.BlockSize
-}
+func (e *Engine) Capacity() int { return e.cache.capacity() }
 
 // Submit has a request wait from now on. Its errors are ErrTooLong and ErrEmpty.
 func (e *Engine) Submit(now time.Duration, r Request) error {
@@ -245,6 +238,7 @@ func (e *Engine) Advance(now time.Duration, r *Report) {
 
 // begin begins an iteration, if there is anything to compute.
 func (e *Engine) begin(at time.Duration) bool {
+	e.cache.begin()
 	e.batch = e.batch[:0]
 	budget := e.config.BatchTokens
 	preempted := false
@@ -336,10 +330,40 @@ func (e *Engine) count(q *sequence, at time.Duration) {
 // but for the last.
 func (e *Engine) chunk(q *sequence, budget int) int {
 	n := min(q.left(), budget)
-	if e.config.Kind == SGLang && n < q.left() {
+	switch {
+	case e.config.State:
+		return e.stateChunk(q, n)
+	case e.config.Kind == SGLang && n < q.left():
 		n -= n % e.config.BlockSize
 	}
 	return n
+}
+
+// stateChunk is how many of n tokens of q are computed where there are states: a chunk ends
+// where a state can be kept, and the state before a prompt's last token is.
+func (e *Engine) stateChunk(q *sequence, n int) int {
+	size, start := e.config.BlockSize, q.computed
+	prefill := max(len(q.Tokens), len(q.tokens)-1)
+	if start >= prefill {
+		return n // it generates
+	}
+	end := start + n
+	if aligned := end / size * size; end < prefill && (aligned > start || size <= e.config.BatchTokens) {
+		end = aligned
+	}
+	stops := [...]int{(len(q.tokens) - 1) / size * size, 0, 0}
+	if start%size != 0 {
+		stops[1] = ceil(start, size) * size
+	}
+	if start < q.junction && q.junction < end {
+		stops[2] = start + (q.junction-start)/size*size
+	}
+	for _, s := range stops {
+		if start < s && s < end {
+			end = s
+		}
+	}
+	return max(0, end-start)
 }
 
 // preempt has a running request wait again, before all others. What it has computed is

@@ -28,7 +28,8 @@ func (r reader) read(b Batch, kind Kind) error {
 	for _, e := range b.Events {
 		switch e.Kind {
 		case event.Stored:
-			if len(e.Tokens) > 0 && len(e.Tokens) != len(e.Hashes)*e.BlockSize {
+			// Windows and states leave blocks out, of which the tokens are told.
+			if whole := len(e.Hashes) * e.BlockSize; len(e.Tokens) > 0 && (len(e.Tokens) < whole || e.Group == 0 && len(e.Tokens) > whole) {
 				return fmt.Errorf("%d tokens for %d blocks", len(e.Tokens), len(e.Hashes))
 			}
 			// A window may have left the parent behind.
@@ -74,15 +75,16 @@ func (r reader) predict(c Config, keys []event.Hash, tokens int) int {
 	for n < limit && has(n, 0, mediumGPU) {
 		n++
 	}
-	if c.Window > 0 {
-		for ; n > 0; n-- {
-			whole := true
+	for ; n > 0; n-- {
+		whole, group := true, 1
+		if c.Window > 0 {
 			for i := max(0, n-ceil(c.Window-1, c.BlockSize)); i < n; i++ {
-				whole = whole && has(i, 1, mediumGPU)
+				whole = whole && has(i, group, mediumGPU)
 			}
-			if whole {
-				break
-			}
+			group++
+		}
+		if whole && (!c.State || has(n-1, group, mediumGPU)) {
+			break
 		}
 	}
 	if c.Kind == VLLM && c.Window == 0 {
@@ -122,8 +124,8 @@ func check(e *Engine) error {
 	case *paged:
 		refs := map[int32]int32{}
 		for _, q := range e.running {
-			for g := range c.groups {
-				for _, b := range q.blocks[g] {
+			for _, kind := range c.groups {
+				for _, b := range q.blocks[kind] {
 					if b != none {
 						refs[b]++
 					}
@@ -179,6 +181,13 @@ func configs() map[string]Config {
 		"vllm, reserving":     {Kind: VLLM, Blocks: 60, Reserve: true},
 		"vllm, window":        {Kind: VLLM, Blocks: 100, Window: 20},
 		"vllm, window of one": {Kind: VLLM, Blocks: 100, Window: 2},
+		"vllm, ends":          {Kind: VLLM, Blocks: 100, Window: 14, Retention: RetainEnds},
+		"vllm, sparse window": {Kind: VLLM, Blocks: 100, Window: 6, Retention: 12},
+		"vllm, state":         {Kind: VLLM, Blocks: 80, State: true},
+		"vllm, state at ends": {Kind: VLLM, Blocks: 80, State: true, Retention: RetainEnds},
+		"vllm, sparse state":  {Kind: VLLM, Blocks: 80, State: true, Retention: 8},
+		"vllm, wide state":    {Kind: VLLM, Blocks: 30, State: true, BlockSize: 32, Retention: RetainEnds},
+		"vllm, all groups":    {Kind: VLLM, Blocks: 120, Window: 9, State: true, Retention: RetainEnds},
 		"vllm, host":          {Kind: VLLM, Blocks: 60, HostBlocks: 90},
 		"vllm, small host":    {Kind: VLLM, Blocks: 60, HostBlocks: 10, DiskBlocks: 40},
 		"vllm, keys of 0.11":  {Kind: VLLM, Blocks: 60, Keys: blockkey.VLLMKeys9},

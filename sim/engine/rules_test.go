@@ -402,7 +402,7 @@ func TestSubmit(t *testing.T) {
 func TestConfig(t *testing.T) {
 	for _, c := range []Config{
 		{Kind: 9}, {BlockSize: -1}, {BlockSize: MaxBlockSize + 1}, {Blocks: 1}, {Blocks: MaxBlocks + 1}, {DiskBlocks: 1},
-		{Kind: SGLang, Window: 4}, {Window: 4, HostBlocks: 1}, {Kind: TRTLLM, HostBlocks: 1, DiskBlocks: 1}, {Kind: SGLang, BatchTokens: 8},
+		{Kind: SGLang, Window: 4}, {Window: 4, HostBlocks: 1}, {Kind: TRTLLM, State: true}, {State: true, HostBlocks: 1}, {State: true, Reserve: true}, {Window: 4, Retention: 3}, {Retention: -3}, {Kind: TRTLLM, HostBlocks: 1, DiskBlocks: 1}, {Kind: SGLang, BatchTokens: 8},
 	} {
 		if _, err := New(c); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v", c, err)
@@ -420,5 +420,73 @@ func TestConfig(t *testing.T) {
 	}
 	if _, err := ParseKind("tgi"); err == nil {
 		t.Error("tgi is a kind")
+	}
+}
+
+// A state is there where a chunk of a prompt ends: before its last token, and where a prompt
+// that came before left it. The third that begins like that goes on from there.
+func TestStates(t *testing.T) {
+	prompt := func(shared, n int) []uint32 {
+		return append(count(0, shared), count(10_000*shared+n, 10_000*shared+n+n)...)
+	}
+	for _, c := range []struct {
+		retention int
+		kept      [][]int // of the first prompt's blocks, by event of the second group
+		wants     []int   // what each of the prompts reuses
+	}{
+		{RetainEnds, [][]int{{3}, {}, {}}, []int{0, 64, 0, 32, 64}},
+		{RetainAll, [][]int{{3}, {4}, {5}}, []int{0, 64, 0, 32, 64}},
+		{32, [][]int{{3}, {}, {5}}, []int{0, 64, 0, 32, 64}},
+	} {
+		e := started(t, Config{State: true, Retention: c.retention})
+		first := append(count(0, 79), 7)
+		for i, p := range [][]uint32{first, first, prompt(40, 50), prompt(40, 60), append(slices.Clone(first[:70]), 9)} {
+			hit, events := answer(t, e, p, 20)
+			if hit != (Hit{GPU: c.wants[i]}) {
+				t.Errorf("retention %d, prompt %d: %+v is reused, want %d", c.retention, i, hit, c.wants[i])
+			}
+			if i > 0 {
+				continue
+			}
+			keys := e.sequence(Request{Tokens: slices.Concat(first, count(1000, 1020))}).keys
+			var kept [][]int
+			tokens := 0
+			for _, ev := range events {
+				if ev.Kind != event.Stored || ev.Group != 1 {
+					continue
+				}
+				blocks := []int{}
+				for _, h := range ev.Hashes {
+					blocks = append(blocks, slices.Index(keys, h))
+				}
+				kept, tokens = append(kept, blocks), tokens+len(ev.Tokens)
+				if ev.Spec != "mamba" || ev.SlidingWindow != 0 || ev.HasParent != (len(kept) > 1) {
+					t.Errorf("%+v", ev)
+				}
+			}
+			if !reflect.DeepEqual(kept, c.kept) || tokens != 96 {
+				t.Errorf("retention %d: of %d tokens %v are kept, want %v", c.retention, tokens, kept, c.kept)
+			}
+		}
+		if u := e.Stats(); u.Used != 0 {
+			t.Errorf("%d blocks are used by nobody", u.Used)
+		}
+	}
+}
+
+// What vLLM 0.30 keeps of a window is before the end of a prompt, not of its answer.
+func TestWindowBeforeEnds(t *testing.T) {
+	for retention, want := range map[int]int{RetainEnds: 64, RetainAll: 96, 32: 96} {
+		e := started(t, Config{Window: 17, Retention: retention})
+		first := append(count(0, 79), 7)
+		answer(t, e, first, 20)
+		next := slices.Concat(first, count(1000, 1020), []uint32{5})
+		if hit, _ := answer(t, e, next, 1); hit.GPU != want {
+			t.Errorf("retention %d: %d tokens are reused, want %d", retention, hit.GPU, want)
+		}
+		// And then it is kept there, too.
+		if hit, _ := answer(t, e, append(slices.Clone(next), 6), 1); hit.GPU != 96 {
+			t.Errorf("retention %d: %d tokens are reused at last, want 96", retention, hit.GPU)
+		}
 	}
 }

@@ -49,14 +49,16 @@ type sequence struct {
 	hasher   hasher
 
 	// What the cache has given it.
-	blocks  [2][]int32 // vLLM: by group; none where a window has left a block behind
-	cached  [2]int     // vLLM: how many of its blocks are in the cache
-	path    []int32    // the trees': its pages of the tree
-	private int        // the trees': pages of its own
-	prefill int        // the trees': how many tokens there were when it was admitted
-	shelved int        // how many of its blocks were offered to the tiers below
-	seen    int        // vLLM: the first block that came up from there, or was offered
-	reserve int        // blocks that are kept for it and that it has not taken yet
+	blocks   [kinds][]int32 // vLLM: by kind of group; none where a window has left a block behind, or a state was not kept
+	cached   [kinds]int     // vLLM: of how many of its blocks it was decided whether they are in the cache
+	gone     int            // vLLM: how many of its states are given back, or never were
+	junction int            // vLLM: where full attention could go on from, but the others not; 0 is nowhere
+	path     []int32        // the trees': its pages of the tree
+	private  int            // the trees': pages of its own
+	prefill  int            // the trees': how many tokens there were when it was admitted
+	shelved  int            // how many of its blocks were offered to the tiers below
+	seen     int            // vLLM: the first block that came up from there, or was offered
+	reserve  int            // blocks that are kept for it and that it has not taken yet
 }
 
 // left is how many of the tokens that there are have to be computed.

@@ -372,6 +372,10 @@ func (t *tree) occupy(n int) int {
 	return t.occupied
 }
 
+func (t *tree) begin() {}
+
+func (t *tree) capacity() int { return t.config.Blocks * t.config.BlockSize }
+
 func (t *tree) usage() Usage {
 	u := Usage{
 		Total: t.config.Blocks, Used: t.onGPU - t.idle[onGPU].n + t.private + t.occupied, Cached: t.onGPU, Idle: t.idle[onGPU].n, Evicted: t.evicted,

@@ -43,7 +43,8 @@ type Tokenizer interface {
 type Config struct {
 	// Name is what the pod is called in messages and in faults.
 	Name string
-	// Engine is each rank's engine. Keys follow from the version.
+	// Engine is each rank's engine. Keys follow from the version, and so does Retention
+	// where it is 0.
 	Engine engine.Config
 	// Version is the release whose wire it has: 0.33.0 of vLLM (from 0.10.2), 0.5.23 of
 	// SGLang (from 0.5.18), 1.3.0 of TensorRT-LLM.
@@ -81,6 +82,9 @@ func (c Config) withDefaults() (Config, release, error) {
 	}
 	c.Version = version
 	c.Engine.Keys = keys(r)
+	if c.Engine.Retention == 0 {
+		c.Engine.Retention = retention(c.Engine.Kind, r)
+	}
 	e, err := engine.New(c.Engine)
 	if err != nil {
 		return wrong("%v", err)

@@ -264,7 +264,24 @@ func setups() (out []setup) {
 			Engine: engine.Config{Kind: kind, Blocks: cacheTokens / 32, HostBlocks: cacheTokens / 64, DiskBlocks: cacheTokens / 16},
 		}, 16})
 	}
-	out = append(out, setup{"vllm with a window", wire.Config{Engine: engine.Config{Blocks: cacheTokens / 8, Window: 128}}, 16})
+	for _, h := range []struct {
+		name    string
+		version string
+		config  engine.Config
+		index   int
+	}{
+		{"vllm with a window", "", engine.Config{Blocks: cacheTokens / 8, Window: 128}, 16},
+		{"vllm with a window, all of it kept", "", engine.Config{Blocks: cacheTokens / 8, Window: 128, Retention: engine.RetainAll}, 16},
+		{"vllm 0.24.0 with a window", "0.24.0", engine.Config{Blocks: cacheTokens / 8, Window: 128}, 16},
+		{"vllm with a window, kept each 256 tokens", "", engine.Config{Blocks: cacheTokens / 8, Window: 100, Retention: 256}, 16},
+		{"vllm with states", "", engine.Config{Blocks: cacheTokens / 16, State: true}, 16},
+		{"vllm with states, all of them kept", "", engine.Config{Blocks: cacheTokens / 16, State: true, Retention: engine.RetainAll}, 16},
+		{"vllm 0.24.0 with states", "0.24.0", engine.Config{Blocks: cacheTokens / 16, State: true}, 16},
+		{"vllm with states in blocks of 128", "", engine.Config{Blocks: cacheTokens / 64, BlockSize: 128, State: true}, 64},
+		{"vllm with states and small chunks", "", engine.Config{Blocks: cacheTokens / 16, State: true, BatchTokens: 100}, 16},
+	} {
+		out = append(out, setup{h.name, wire.Config{Version: h.version, Engine: h.config}, h.index})
+	}
 	for _, version := range []string{"0.30.0", "0.24.0", "0.22.0", "0.20.0", "0.17.0"} {
 		out = append(out, setup{"vllm " + version, wire.Config{Version: version, Engine: engine.Config{Blocks: cacheTokens / 16}}, 16})
 	}

@@ -90,6 +90,14 @@ func keys(r release) blockkey.VLLMKeys {
 	}
 }
 
+// retention is what a release keeps of windows and states by default.
+func retention(k engine.Kind, r release) int {
+	if k == engine.VLLM && r >= v0(30, 0) {
+		return engine.RetainEnds
+	}
+	return engine.RetainAll
+}
+
 // oldReplay reports whether a release answers replays without the topic.
 func oldReplay(k engine.Kind, r release) bool {
 	return k == engine.VLLM && r < v0(26, 0) || k == engine.SGLang && r < v0(5, 22)
