@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/replica"
 )
 
 // lives are two servers with one index, in memory or in Redis, that cut prompts into
@@ -383,6 +384,78 @@ func TestCaseTwoModelsOnePod(t *testing.T) {
 		l.taken("r", "one", 0, stored(1))
 		l.otherModel("r", "two", 1, stored(7))
 		l.taken("r", "one", 1, stored(2))
+	})
+}
+
+// TestTwoModelsOnOneAddress has an address that serves two models under two names of pods,
+// each registered for its own: their numbered streams, what is written without numbers, and
+// their lives are apart, in every kind of index.
+func TestTwoModelsOnOneAddress(t *testing.T) {
+	const address = "10.0.0.2:8000"
+	names := map[string]string{"one": address, "two": address + "/two"}
+	stored := func(place int) string { // a block of one text, behind the one before
+		parent := "null"
+		if place > 0 {
+			parent = strconv.Itoa(place)
+		}
+		return storedBlocks(strconv.Itoa(place+1), parent, 1+4*place, 4, 4, "")
+	}
+	run := func(l *lives, settle func()) {
+		one, two := names["one"], names["two"]
+		want := func(ofOne, ofTwo int) {
+			l.t.Helper()
+			for model, n := range map[string]int{"one": ofOne, "two": ofTwo} {
+				want := ""
+				if n > 0 {
+					want = fmt.Sprintf("%s/0=%d", names[model], n)
+				}
+				settle()
+				l.score(model, 16, want)
+			}
+		}
+		for model, pod := range names {
+			l.post("/v1/pods", fmt.Sprintf(`{"name":%q,"model":%q,"address":%q,"engine":"vllm"}`, pod, model, address))
+		}
+		l.taken(one, "one", 0, stored(0))
+		l.taken(two, "two", 5, stored(0)) // a stream of its own
+		l.taken(one, "one", 1, stored(1))
+		l.taken(two, "two", 6, stored(1))
+		want(2, 2)
+		// What has no number is of one of them too.
+		l.post("/v1/blocks", fmt.Sprintf(`{"op":"add","model":"two","pod":%q,"tier":"cpu","tokens":[%s]}`, two, counted(1, 12)))
+		want(2, 3)
+		// A hole in one stream and a restart of the other's engine end what that one held.
+		l.taken(one, "one", 7, stored(0))
+		want(1, 3)
+		l.taken(one, "one", 8, stored(1))
+		l.taken(two, "two", 0, stored(0))
+		want(2, 1)
+		// The rule of names stays: another model's push is refused, and its registration ends
+		// what that name held, and no other.
+		l.otherModel(two, "one", 1, stored(1))
+		l.post("/v1/pods", fmt.Sprintf(`{"name":%q,"model":"other","address":%q}`, two, address))
+		want(2, 0)
+	}
+	eachLives(t, func(l *lives) { run(l, func() {}) })
+	t.Run("replica", func(t *testing.T) {
+		x, err := redis.Open(redis.Config{URL: redistest.Start(t).URL()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		copied, err := replica.New(replica.Config{Index: x})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := copied.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		run(newLives(t, copied), func() {
+			if err := copied.CatchUp(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
 	})
 }
 
