@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -36,6 +35,7 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
 	}
+	delete(rows, "@") // the version of the settings
 	ids := map[string][]string{}
 	for cursor := uint64(0); ; {
 		var page []string
@@ -61,16 +61,16 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 		if only != nil && !only[name] || len(ids[name]) > auditIDs {
 			continue
 		}
-		life, booked := "0", "0"
-		if f := strings.Fields(rows[name]); len(f) > 2 {
-			life, booked = f[1], f[2]
+		life, booked := int64(0), int64(0)
+		if row := rows[name]; len(row) == rowSize {
+			life, booked = int64(number(row, 1)), int64(number(row, 2))
 		}
-		args := []any{name, life, booked}
+		args := []any{s.now(), name, life, booked}
 		slices.Sort(ids[name])
 		for _, id := range slices.Compact(ids[name]) { // a scan may tell of one twice
 			args = append(args, id)
 		}
-		reply, err := s.run(ctx, auditScript, keys, args...)
+		reply, err := s.run(ctx, auditScript, keys, args)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -83,7 +83,7 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 			if err != nil {
 				continue
 			}
-			out = append(out, loads.Difference{RankRef: at, Load: r.load(), Reserved: r.load()})
+			out = append(out, loads.Difference{RankRef: at, Load: readLoad(r.text()), Reserved: readLoad(r.text())})
 		}
 	}
 	return out, left, nil
@@ -92,28 +92,17 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 // reservedBy reads the names of the loads from a reservation, of which a pair has two: see
 // lua/loads.lua.
 func reservedBy(v string) []string {
-	var state string
-	for i := range 12 {
-		var f string
-		if f, v, _ = strings.Cut(v, " "); i == 1 {
-			state = f
-		}
+	const fixed = 16
+	if len(v) < 8*fixed {
+		return nil
 	}
-	name, rest := cutName(v)
-	if state != "2" && state != "3" {
-		return []string{name}
+	n, other, rest := number(v, 13), number(v, 14), v[8*fixed:]
+	if !(n >= 0 && other >= 0 && n+other <= float64(len(rest))) {
+		return nil
 	}
-	_, rest, _ = strings.Cut(rest, " ")
-	other, _ := cutName(rest)
-	return []string{name, other}
-}
-
-// cutName cuts off a name that its length stands before.
-func cutName(v string) (name, rest string) {
-	size, rest, _ := strings.Cut(v, " ")
-	n, err := strconv.Atoi(size)
-	if err != nil || n < 0 || n > len(rest) {
-		return "", ""
+	names := []string{rest[:int(n)]}
+	if other > 0 {
+		names = append(names, rest[int(n):int(n+other)])
 	}
-	return rest[:n], rest[n:]
+	return names
 }

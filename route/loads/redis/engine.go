@@ -18,8 +18,8 @@ func (s *Store) PutEngine(ctx context.Context, model, pod string, ranks []loads.
 	if err := loads.CheckEngines(pod, ranks); err != nil {
 		return err
 	}
-	args := make([]any, 0, 5+8*len(ranks))
-	args = append(args, pod, loads.EngineEvery.Microseconds(), loads.EngineStale.Microseconds(), loads.EngineDoubt.Microseconds(), loads.MaxEngines)
+	args := make([]any, 0, 6+8*len(ranks))
+	args = append(args, s.now(), pod, loads.EngineEvery.Microseconds(), loads.EngineStale.Microseconds(), loads.EngineDoubt.Microseconds(), loads.MaxEngines)
 	for i := range ranks {
 		e := &ranks[i]
 		usage := int64(-1)
@@ -28,7 +28,7 @@ func (s *Store) PutEngine(ctx context.Context, model, pod string, ranks []loads.
 		}
 		args = append(args, field(store.RankRef{Pod: pod, Rank: e.Rank}), uint64(e.Generation), e.Running, e.Waiting, e.WaitingTokens, usage, e.KVTokens, e.Progress)
 	}
-	_, err := s.run(ctx, engineScript, s.keys(model), args...)
+	_, err := s.run(ctx, engineScript, s.keys(model), args)
 	return err
 }
 
@@ -37,12 +37,12 @@ func (s *Store) Turns(ctx context.Context, model string, pods []string, most int
 	if err := loads.CheckTurns(pods); err != nil {
 		return nil, err
 	}
-	args := make([]any, 0, 3+len(pods))
-	args = append(args, most, loads.EngineEvery.Microseconds(), loads.EngineForget.Microseconds())
+	args := make([]any, 0, 4+len(pods))
+	args = append(args, s.now(), most, loads.EngineEvery.Microseconds(), loads.EngineForget.Microseconds())
 	for _, p := range pods {
 		args = append(args, p)
 	}
-	reply, err := s.run(ctx, turnsScript, s.keys(model), args...)
+	reply, err := s.run(ctx, turnsScript, s.keys(model), args)
 	if err != nil {
 		return nil, err
 	}
@@ -58,21 +58,21 @@ func (s *Store) Missed(ctx context.Context, model, pod string) error {
 	if err := loads.CheckTurns([]string{pod}); err != nil {
 		return err
 	}
-	_, err := s.run(ctx, missedScript, s.keys(model), pod, loads.EngineEvery.Microseconds(), loads.MaxMissed.Microseconds())
+	_, err := s.run(ctx, missedScript, s.keys(model), []any{s.now(), pod, loads.EngineEvery.Microseconds(), loads.MaxMissed.Microseconds()})
 	return err
 }
 
-// engine reads what an engine has told; ok is false of what is none.
-func (r *reader) engine(rank int) (e loads.Engine, ok bool) {
+// engine reads what an engine has told, and when it did so last; that is 0 of what is none.
+func (r *reader) engine(rank int) (e loads.Engine, told int64) {
 	f := strings.Fields(r.text())
 	if len(f) != 16 {
-		return e, false
+		return e, 0
 	}
 	var n [16]int64
 	for i := range f {
 		v, err := strconv.ParseInt(f[i], 10, 64)
 		if err != nil {
-			return e, false
+			return e, 0
 		}
 		n[i] = v
 	}
@@ -83,5 +83,5 @@ func (r *reader) engine(rank int) (e loads.Engine, ok bool) {
 	if n[6] >= 0 {
 		e.KVUsage = float64(n[6]) / millionths
 	}
-	return e, true
+	return e, n[0]
 }

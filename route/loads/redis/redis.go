@@ -5,20 +5,20 @@
 // falls in, so that a script sees all of them and models spread over a cluster. With {c} for
 // the partition's tag and h for the model's hash in 16 hex digits the keys are
 //
-//	kva{c}:l:h    hash  rank:pod -> gen life booked work prefill blocks requests since
+//	kva{c}:l:h    hash  rank:pod -> gen life booked work prefill blocks requests since speed samples learnt,
+//	                    @ -> the version of the settings
 //	kva{c}:r:h    hash  id -> a reservation
-//	kva{c}:t:h    zset  id -> when its lease ends, in microseconds of TIME
-//	kva{c}:e:h    hash  rank:pod -> learnt speed, samples, when
+//	kva{c}:t:h    zset  id, padded -> when its lease ends at the earliest, in microseconds of TIME
 //	kva{c}:x:h    hash  settings: what PutSettings has put, version: how often
 //	kva{c}:g:h    hash  rank:pod -> what its engine has told of its own load
 //	kva{c}:d:h    hash  pod -> when its engine is to be asked next, how often it did not answer
 //	kva{c}:m:h:rank:pod  hash  block key -> how many running requests have it
 //
-// lua/loads.lua says how their values are written. None of them holds a prompt.
+// Loads and reservations are numbers of 8 bytes, little-endian doubles: lua/loads.lua says
+// which. None of them holds a prompt.
 package redis
 
 import (
-	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -38,22 +38,20 @@ import (
 var (
 	//go:embed lua/loads.lua
 	loadsLua string
-	//go:embed lua/weigh.lua
-	weighLua string
 	//go:embed lua/book.lua
 	bookLua string
-	//go:embed lua/pair.lua
-	pairLua string
-	//go:embed lua/done.lua
-	doneLua string
+	//go:embed lua/leave.lua
+	leaveLua string
 	//go:embed lua/output.lua
 	outputLua string
-	//go:embed lua/end.lua
-	endLua string
 	//go:embed lua/picture.lua
 	pictureLua string
+	//go:embed lua/forget.lua
+	forgetLua string
 	//go:embed lua/settings.lua
 	settingsLua string
+	//go:embed lua/engines.lua
+	enginesLua string
 	//go:embed lua/engine.lua
 	engineLua string
 	//go:embed lua/turns.lua
@@ -63,25 +61,26 @@ var (
 	//go:embed lua/audit.lua
 	auditLua string
 
-	bookScript     = goredis.NewScript(loadsLua + weighLua + bookLua)
-	pairScript     = goredis.NewScript(loadsLua + weighLua + pairLua)
-	doneScript     = goredis.NewScript(loadsLua + doneLua)
+	bookScript     = goredis.NewScript(loadsLua + bookLua)
+	leaveScript    = goredis.NewScript(loadsLua + leaveLua)
 	outputScript   = goredis.NewScript(loadsLua + outputLua)
-	endScript      = goredis.NewScript(loadsLua + endLua)
 	pictureScript  = goredis.NewScript(loadsLua + pictureLua)
+	forgetScript   = goredis.NewScript(loadsLua + forgetLua)
 	settingsScript = goredis.NewScript(loadsLua + settingsLua)
 	auditScript    = goredis.NewScript(loadsLua + auditLua)
-	engineScript   = goredis.NewScript(loadsLua + engineLua)
-	turnsScript    = goredis.NewScript(loadsLua + turnsLua)
-	missedScript   = goredis.NewScript(loadsLua + missedLua)
+	engineScript   = goredis.NewScript(loadsLua + enginesLua + engineLua)
+	turnsScript    = goredis.NewScript(loadsLua + enginesLua + turnsLua)
+	missedScript   = goredis.NewScript(loadsLua + enginesLua + missedLua)
 )
 
 // What one call does at most, so that no script keeps the server for long.
 const (
-	overdueInPicture = 64
-	auditPage        = 512
-	auditTries       = 3
-	auditIDs         = 1024
+	overdueAtOnce = 64
+	overdueSteps  = 64
+	forgotten     = 256
+	auditPage     = 512
+	auditTries    = 3
+	auditIDs      = 1024
 )
 
 // Config says where loads are kept.
@@ -122,7 +121,7 @@ func (s *Store) keys(model string) []string {
 	name := func(kind string) string {
 		return s.c.Prefix + "{" + tag + "}:" + kind + ":" + blockkey.Key(mask).String()
 	}
-	return []string{name("l"), name("r"), name("t"), name("e"), name("m") + ":", name("x"), name("g"), name("d")}
+	return []string{name("l"), name("r"), name("t"), name("m") + ":", name("x"), name("g"), name("d")}
 }
 
 // now is the first argument of every script.
@@ -133,11 +132,11 @@ func (s *Store) now() int64 {
 	return s.c.Now().UnixMicro()
 }
 
-// run runs a script.
-func (s *Store) run(ctx context.Context, script *goredis.Script, keys []string, args ...any) ([]any, error) {
+// run runs a script. The first argument is now.
+func (s *Store) run(ctx context.Context, script *goredis.Script, keys []string, args []any) ([]any, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.c.Timeout)
 	defer cancel()
-	reply, err := script.Run(ctx, s.c.Client, keys, append([]any{s.now()}, args...)...).Slice()
+	reply, err := script.Run(ctx, s.c.Client, keys, args...).Slice()
 	switch {
 	case err == nil:
 		return reply, nil
@@ -165,68 +164,58 @@ func (s *Store) Book(ctx context.Context, c *loads.Call) (loads.Booked, error) {
 	if err := c.Validate(); err != nil {
 		return loads.Booked{}, err
 	}
-	args := appendCandidates(callArgs(c, 11*len(c.Candidates)), c.Candidates)
-	reply, err := s.run(ctx, bookScript, s.keys(c.Model), args...)
+	out, err := s.book(ctx, &loads.PairCall{Call: *c})
+	return out.Booked, err
+}
+
+// BookPair implements loads.Store. The loads of a model lie in one slot, so one script sees
+// both places.
+func (s *Store) BookPair(ctx context.Context, c *loads.PairCall) (loads.BookedPair, error) {
+	if err := c.Validate(); err != nil {
+		return loads.BookedPair{}, err
+	}
+	return s.book(ctx, c)
+}
+
+// book books a pair or, where nobody is there to prefill, one place.
+func (s *Store) book(ctx context.Context, c *loads.PairCall) (loads.BookedPair, error) {
+	keys, args := s.keys(c.Model), s.bookArgs(c)
+	reply, err := s.run(ctx, bookScript, keys, args)
+	if err == nil && len(reply) == 2 { // some are overdue
+		if err = s.endOverdue(ctx, keys, reply[1]); err == nil {
+			args[2] = packCall(&c.Call, 0)
+			reply, err = s.run(ctx, bookScript, keys, args)
+		}
+	}
 	if err != nil {
-		return loads.Booked{}, err
+		return loads.BookedPair{}, err
 	}
-	return readBooked(reply)
+	return readBooked(reply, c)
 }
 
-// callArgs are the arguments that booking scripts begin with, with room for more.
-func callArgs(c *loads.Call, room int) []any {
-	marks, tail := c.Marked()
-	packed := make([]byte, 0, 8*len(marks))
-	for _, k := range marks {
-		b := blockkey.StoreKey(k).Bytes()
-		packed = append(packed, b[:]...)
+// endOverdue ends the reservations of which a script has found that their leases are over.
+func (s *Store) endOverdue(ctx context.Context, keys []string, ids any) error {
+	r := reader{}
+	r.reply, _ = ids.([]any)
+	args := []any{s.now(), "overdue", ""}
+	for r.more() {
+		args = append(args, strings.TrimRight(r.text(), "\x00")) // see PAD in lua/loads.lua
 	}
-	args := make([]any, 0, 16+room)
-	args = append(args, c.ID, c.Lease.Microseconds(), c.Tokens, tail, packed, c.Expected, c.BlockSize)
-	args = appendWeights(args, c.Weights)
-	return append(args, c.Temperature, c.Draw, loads.MaxReservations, c.Settings)
-}
-
-func appendWeights(args []any, w loads.Weights) []any {
-	return append(args, w.Wait, w.Prefill, w.Decode, w.Blocks, w.Requests)
-}
-
-func appendCandidates(args []any, cs []loads.Candidate) []any {
-	for i := range cs {
-		d := &cs[i]
-		args = append(args, field(d.RankRef), uint64(d.Generation), d.Uncached, d.Work, d.Base, d.Floor, d.Factor, d.Prior, d.Limits.Requests, d.Limits.Prefill, d.Limits.Blocks)
+	if len(args) == 3 || r.err != nil {
+		return r.err
 	}
-	return args
-}
-
-// readBooked reads the reply of lua/book.lua.
-func readBooked(reply []any) (out loads.Booked, err error) {
-	r := reader{reply: reply}
-	state, err := r.state(&out)
-	if err != nil || r.err != nil {
-		return out, cmp.Or(r.err, err)
-	}
-	name := r.text()
-	if out.Again = state == "again"; !out.Again {
-		out.Costs, out.Loads = r.weighed()
-	}
-	if r.err != nil {
-		return loads.Booked{}, r.err
-	}
-	if state == "busy" {
-		return out, loads.ErrBusy
-	}
-	out.RankRef, err = parseField(name)
-	return out, err
+	_, err := s.run(ctx, leaveScript, keys, args)
+	return err
 }
 
 // Done implements loads.Store.
 func (s *Store) Done(ctx context.Context, model, id string, d loads.Done) (loads.Report, error) {
-	learn := 1
+	learn := 1.0
 	if d.Shape == (loads.Shape{}) {
 		learn = 0
 	}
-	return s.report(ctx, doneScript, model, id, max(-1, d.Cached), d.Shape.Quadratic, d.Shape.Overhead, learn)
+	learnt := appendNumbers(make([]byte, 0, 4*8), float64(max(-1, d.Cached)), d.Shape.Quadratic, d.Shape.Overhead, learn)
+	return s.report(ctx, leaveScript, model, id, "done", learnt, id)
 }
 
 // Output implements loads.Store.
@@ -234,19 +223,20 @@ func (s *Store) Output(ctx context.Context, model, id string, tokens int) (loads
 	if err := loads.CheckOutput(tokens); err != nil {
 		return loads.Report{}, err
 	}
-	return s.report(ctx, outputScript, model, id, tokens)
+	return s.report(ctx, outputScript, model, id, id, tokens)
 }
 
 // End implements loads.Store.
 func (s *Store) End(ctx context.Context, model, id string) (loads.Report, error) {
-	return s.report(ctx, endScript, model, id)
+	return s.report(ctx, leaveScript, model, id, "end", "", id)
 }
 
+// report runs a script that tells of a request.
 func (s *Store) report(ctx context.Context, script *goredis.Script, model, id string, args ...any) (loads.Report, error) {
 	if err := loads.CheckID(id); err != nil {
 		return loads.Report{}, err
 	}
-	reply, err := s.run(ctx, script, s.keys(model), append([]any{id}, args...)...)
+	reply, err := s.run(ctx, script, s.keys(model), append([]any{s.now()}, args...))
 	if err != nil || len(reply) == 0 {
 		return loads.Report{}, err
 	}
@@ -263,8 +253,9 @@ func (s *Store) report(ctx context.Context, script *goredis.Script, model, id st
 // Loads implements loads.Store. A user who may only read gets the loads as they stand,
 // those of reservations whose lease is over included.
 func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) {
-	for {
-		reply, err := s.run(ctx, pictureScript, s.keys(model), loads.ForgetSpeed.Microseconds(), loads.EngineForget.Microseconds())
+	keys := s.keys(model)
+	for step := 0; ; step++ {
+		reply, err := s.run(ctx, pictureScript, keys, []any{s.now(), overdueAtOnce})
 		if errors.Is(err, loads.ErrReadOnly) {
 			return s.read(ctx, model)
 		}
@@ -272,17 +263,27 @@ func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) 
 			return loads.Picture{}, err
 		}
 		r := reader{reply: reply}
-		ended, now := r.int(), r.int()
-		rows, speeds := r.list(), r.list()
-		settings, version := r.text(), r.int()
-		engines := r.list()
+		overdue, now := r.list(), r.time()
+		rows, settings, version, engines := r.list(), r.text(), r.int(), r.list()
 		if r.err != nil {
 			return loads.Picture{}, r.err
 		}
-		if ended == overdueInPicture {
+		if len(overdue.reply) > 0 && step < overdueSteps {
+			err := s.endOverdue(ctx, keys, overdue.reply)
+			if errors.Is(err, loads.ErrReadOnly) {
+				return s.read(ctx, model)
+			}
+			if err != nil {
+				return loads.Picture{}, err
+			}
 			continue
 		}
-		return picture(now, rows, speeds, engines, settings, version)
+		p, old, err := picture(now, rows, engines, settings, version)
+		if err == nil && len(old) > 0 {
+			// What is not forgotten now is left for the next one.
+			_, _ = s.run(ctx, forgetScript, keys, append([]any{s.now(), loads.ForgetSpeed.Microseconds(), loads.EngineForget.Microseconds()}, old[:min(len(old), forgotten)]...))
+		}
+		return p, err
 	}
 }
 
@@ -291,10 +292,9 @@ func (s *Store) read(ctx context.Context, model string) (loads.Picture, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.c.Timeout)
 	defer cancel()
 	keys := s.keys(model)
-	var rows, speeds, settings, engines *goredis.MapStringStringCmd
+	var rows, settings, engines *goredis.MapStringStringCmd
 	_, err := s.c.Client.Pipelined(ctx, func(p goredis.Pipeliner) error {
-		rows, speeds, settings = p.HGetAll(ctx, keys[0]), p.HGetAll(ctx, keys[3]), p.HGetAll(ctx, keys[5])
-		engines = p.HGetAll(ctx, keys[6])
+		rows, settings, engines = p.HGetAll(ctx, keys[0]), p.HGetAll(ctx, keys[4]), p.HGetAll(ctx, keys[5])
 		return nil
 	})
 	if err != nil {
@@ -305,7 +305,8 @@ func (s *Store) read(ctx context.Context, model string) (loads.Picture, error) {
 		now = s.now()
 	}
 	version, _ := strconv.ParseInt(settings.Val()["version"], 10, 64)
-	return picture(now, flat(rows.Val()), flat(speeds.Val()), flat(engines.Val()), settings.Val()["settings"], version)
+	p, _, err := picture(now, flat(rows.Val()), flat(engines.Val()), settings.Val()["settings"], version)
+	return p, err
 }
 
 func flat(m map[string]string) *reader {
@@ -316,33 +317,37 @@ func flat(m map[string]string) *reader {
 	return r
 }
 
-func picture(now int64, rows, speeds, engines *reader, settings string, version int64) (loads.Picture, error) {
-	p := loads.Picture{Now: now, Loads: map[store.RankRef]loads.Load{}, Engines: map[store.RankRef]loads.Engine{}, Version: version}
+// picture reads loads and what engines say. What is none is left out: the version of the
+// settings, what cannot be read. old are the names of those of which nobody has told for so long
+// that they are to be forgotten.
+func picture(now int64, rows, engines *reader, settings string, version int64) (p loads.Picture, old []any, err error) {
+	p = loads.Picture{Now: now, Loads: make(map[store.RankRef]loads.Load, len(rows.reply)/2), Engines: map[store.RankRef]loads.Engine{}, Version: version}
 	if settings != "" {
 		p.Settings = []byte(settings)
 	}
 	for rows.more() {
-		at, err := parseField(rows.text())
-		l := rows.load()
-		if err == nil {
-			p.Loads[at] = l
-		}
-	}
-	for speeds.more() {
-		at, err := parseField(speeds.text())
-		l := p.Loads[at]
-		speeds.speed(&l)
-		if err == nil {
+		name, row := rows.text(), rows.text()
+		at, err := parseField(name)
+		l := readLoad(row)
+		switch {
+		case err != nil || l.Requests == 0 && l.Samples == 0:
+		case l.Requests == 0 && now-l.Learnt > loads.ForgetSpeed.Microseconds():
+			old = append(old, name)
+		default:
 			p.Loads[at] = l
 		}
 	}
 	for engines.more() {
-		at, err := parseField(engines.text())
-		if e, ok := engines.engine(at.Rank); err == nil && ok && e.IsFresh(now) {
+		name := engines.text()
+		at, err := parseField(name)
+		e, told := engines.engine(at.Rank)
+		if now-told > loads.EngineForget.Microseconds() {
+			old = append(old, name)
+		} else if err == nil && e.IsFresh(now) {
 			p.Engines[at] = e
 		}
 	}
-	return p, errors.Join(rows.err, speeds.err, engines.err)
+	return p, old, errors.Join(rows.err, engines.err)
 }
 
 // PutSettings implements loads.Store.
@@ -350,6 +355,6 @@ func (s *Store) PutSettings(ctx context.Context, model string, settings []byte) 
 	if err := loads.CheckSettings(settings); err != nil {
 		return err
 	}
-	_, err := s.run(ctx, settingsScript, s.keys(model), settings)
+	_, err := s.run(ctx, settingsScript, s.keys(model), []any{s.now(), settings})
 	return err
 }

@@ -1,11 +1,10 @@
 package redis
 
 import (
-	"errors"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
@@ -70,74 +69,79 @@ func (r *reader) list() *reader {
 	return &reader{reply: l}
 }
 
-// load reads a load; what is none reads as an empty one, as the scripts take it.
-func (r *reader) load() (l loads.Load) {
-	f := strings.Fields(r.text())
-	if len(f) != 8 {
+// rowSize is the size of a load in lua/loads.lua.
+const rowSize = 11 * 8
+
+// appendNumbers appends numbers as the scripts read them.
+func appendNumbers(b []byte, ns ...float64) []byte {
+	for _, n := range ns {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(n))
+	}
+	return b
+}
+
+// number returns the i-th number of those in s.
+func number(s string, i int) float64 {
+	var b [8]byte
+	copy(b[:], s[8*i:])
+	return math.Float64frombits(binary.LittleEndian.Uint64(b[:]))
+}
+
+// readLoad reads a load; what is none reads as an empty one, as the scripts take it.
+func readLoad(row string) (l loads.Load) {
+	if len(row) != rowSize {
 		return l
 	}
-	var n [8]int64
-	for i := range f {
-		v, err := strconv.ParseInt(f[i], 10, 64)
-		if err != nil || v < 0 {
+	var n [11]int64
+	for i := range n {
+		v := number(row, i)
+		if !(v >= 0 && v < 1<<53) {
 			return l
 		}
-		n[i] = v
+		n[i] = int64(v)
 	}
-	return loads.Load{Generation: store.Generation(n[0]), Work: n[3], Prefill: n[4], Blocks: n[5], Requests: n[6], Since: n[7]}
+	l = loads.Load{Generation: store.Generation(n[0]), Work: n[3], Prefill: n[4], Blocks: n[5], Requests: n[6], Since: n[7]}
+	if n[9] > 0 {
+		l.Speed, l.Samples, l.Learnt = number(row, 8), n[9], n[10]
+	}
+	return l
 }
 
-// speed reads a learnt speed into l.
-func (r *reader) speed(l *loads.Load) {
-	f := strings.Fields(r.text())
-	if len(f) != 3 {
-		return
+// time reads a time in microseconds.
+func (r *reader) time() int64 {
+	s := r.text()
+	if len(s) != 8 {
+		r.fail(s)
+		return 0
 	}
-	speed, err1 := strconv.ParseFloat(f[0], 64)
-	samples, err2 := strconv.ParseInt(f[1], 10, 64)
-	at, err3 := strconv.ParseInt(f[2], 10, 64)
-	if err1 == nil && err2 == nil && err3 == nil && speed > 0 && !math.IsInf(speed, 0) && samples > 0 {
-		l.Speed, l.Samples, l.Learnt = speed, samples, at
-	}
-}
-
-// state reads what the reply of a booking begins with: what became of it, and when. The error
-// is ErrFull or ErrSettings.
-func (r *reader) state(out *loads.Booked) (state string, err error) {
-	state = r.text()
-	out.Now = r.int()
-	switch {
-	case r.err != nil:
-	case state == "full":
-		err = loads.ErrFull
-	case state == "settings":
-		err = loads.ErrSettings
-	}
-	return state, err
+	return int64(number(s, 0))
 }
 
 // weighed reads the costs of candidates, and their loads.
-func (r *reader) weighed() (costs []float64, all []loads.Load) {
-	list, rows, speeds := r.list(), r.list(), r.list()
-	costs = list.floats()
-	for range costs {
-		l := rows.load()
-		speeds.speed(&l)
-		all = append(all, l)
+func (r *reader) weighed(cs []loads.Candidate) ([]float64, []loads.Load) {
+	costs, rows := r.numbers(len(cs)), r.text()
+	if len(rows) != rowSize*len(cs) {
+		r.fail(rows)
+		return nil, nil
 	}
-	r.err = errors.Join(r.err, list.err, rows.err, speeds.err)
+	all := make([]loads.Load, len(cs))
+	for i := range cs {
+		l := readLoad(rows[rowSize*i : rowSize*(i+1)])
+		all[i] = l.In(cs[i].Generation)
+	}
 	return costs, all
 }
 
-// floats reads what is left as numbers.
-func (r *reader) floats() (out []float64) {
-	for r.more() {
-		text := r.text()
-		v, err := strconv.ParseFloat(text, 64)
-		if err != nil {
-			r.fail(text)
-		}
-		out = append(out, v)
+// numbers reads n numbers.
+func (r *reader) numbers(n int) []float64 {
+	s := r.text()
+	if len(s) != 8*n {
+		r.fail(s)
+		return nil
+	}
+	out := make([]float64, n)
+	for i := range out {
+		out[i] = number(s, i)
 	}
 	return out
 }

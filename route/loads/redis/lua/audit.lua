@@ -1,43 +1,53 @@
 -- Compare a load with the reservations that are part of it, and set right what differs.
 -- ARGV  2 name  3 life  4 booked: how many had been booked when the ids were read  5... ids
 -- Reply {'same'} | {'moved'}: the ids are not all that there are | {'mended', before, after}
-local name = ARGV[2]
-for i = 5, #ARGV do -- a reservation without a lease would never end
-  if not redis.call('ZSCORE', LEASE, ARGV[i]) then
-    local r = readReservation(redis.call('HGET', RES, ARGV[i]))
-    if r then renew(ARGV[i], r) end
+local name, life, booked = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+if not (#ARGV >= 4 and life and booked) then error('arguments are wrong', 0) end
+local held = {}
+for i = 5, #ARGV do
+  local v = call('HGET', RES, ARGV[i])
+  if v and #v >= 128 then
+    held[#held + 1] = v
+    if not call('ZSCORE', LEASE, ARGV[i] .. PAD) then -- without one it would never end
+      call('ZADD', LEASE, string.format('%.0f', (numbers('<d', v))), ARGV[i] .. PAD)
+    end
   end
 end
-local before = redis.call('HGET', LOAD, name)
-local l = readLoad(before)
-if not l then return {'same'} end
-if l.life ~= tonumber(ARGV[3]) or l.booked ~= tonumber(ARGV[4]) then return {'moved'} end
-local sum, marks = {gen = l.gen, life = l.life, booked = l.booked, work = 0, prefill = 0, blocks = 0, requests = 0, since = l.since}, {}
-for i = 5, #ARGV do
-  local r = readReservation(redis.call('HGET', RES, ARGV[i]))
-  local decodes, prefills = false, false
-  if r then
-    decodes = r.name == name and r.life == l.life
-    prefills = not r.prefilled and (r.pair or r).name == name and (r.pair or r).life == l.life
+local before = call('HGET', LOAD, name)
+if not before or #before ~= 88 then return {'same'} end
+local g, l, k, w, p, b, n, since, speed, samples, learnt = numbers('<ddddddddddd', before)
+if l ~= life or k ~= booked then return {'moved'} end
+local work, prefill, blocks, requests, marks = 0, 0, 0, 0, {}
+for _, v in ipairs(held) do
+  local _, prefilled, _, outblocks, itsLife, itsPrefill, itsWork, _, _, tail, _, _, _, length, pairLength, pairLife = numbers('<dddddddddddddddd', v)
+  local decodes = itsLife == l and string.sub(v, 129, 128 + length) == name
+  local prefills = prefilled ~= 1 and decodes
+  if pairLength > 0 then
+    prefills = prefilled ~= 1 and pairLife == l and string.sub(v, 129 + length, 128 + length + pairLength) == name
   end
-  if prefills then sum.work, sum.prefill = sum.work + r.work, sum.prefill + r.prefill end
+  if prefills then work, prefill = work + itsWork, prefill + itsPrefill end
   if decodes or prefills then
-    sum.requests, sum.blocks = sum.requests + 1, sum.blocks + r.tail + (decodes and r.outblocks or 0)
+    requests, blocks = requests + 1, blocks + tail + (decodes and outblocks or 0)
     local at = 0
-    for _, m in ipairs(split(r.marks)) do
-      local next = at + math.max(1, math.floor(at / 4))
-      if not marks[m] then sum.blocks = sum.blocks + next - at end
+    for place = 129 + length + pairLength, #v, 8 do
+      local m, next = string.sub(v, place, place + 7), at + max(1, floor(at / 4))
+      if not marks[m] then blocks = blocks + next - at end
       marks[m], at = (marks[m] or 0) + 1, next
     end
   end
 end
-if sum.work == l.work and sum.prefill == l.prefill and sum.blocks == l.blocks and sum.requests == l.requests then return {'same'} end
-redis.call('UNLINK', MARKS .. name)
-local set = {}
-for m, n in pairs(marks) do
-  set[#set + 1] = m; set[#set + 1] = n
-  if #set >= 512 then redis.call('HSET', MARKS .. name, unpack(set)); set = {} end
+if work == w and prefill == p and blocks == b and requests == n then return {'same'} end
+call('UNLINK', MARKS .. name)
+if requests == 0 then
+  if samples == 0 then call('HDEL', LOAD, name)
+  else call('HSET', LOAD, name, pack('<ddddddddddd', 0, l, 0, 0, 0, 0, 0, 0, speed, samples, learnt)) end
+else
+  local set = {'', PAD}
+  for m, count in pairs(marks) do
+    set[#set + 1] = m; set[#set + 1] = string.format('%d', count)
+    if #set >= 512 then call('HSET', MARKS .. name, unpack(set)); set = {} end
+  end
+  if #set > 0 then call('HSET', MARKS .. name, unpack(set)) end
+  call('HSET', LOAD, name, pack('<ddddddddddd', g, l, k, work, prefill, blocks, requests, since, speed, samples, learnt))
 end
-if #set > 0 then redis.call('HSET', MARKS .. name, unpack(set)) end
-if sum.requests == 0 then redis.call('HDEL', LOAD, name) else writeLoad(name, sum) end
-return {'mended', before, redis.call('HGET', LOAD, name) or ''}
+return {'mended', before, call('HGET', LOAD, name) or ''}

@@ -1,18 +1,24 @@
 -- A request has put out so many tokens so far.
 -- ARGV  2 id  3 tokens
-local id, tokens = ARGV[2], tonumber(ARGV[3])
-local r = find(id)
-if not r then return {} end
-renew(id, r)
-if tokens <= r.output then return report(r, r, false) end
-local blocks = math.floor(tokens / r.size)
-if r.expected > 0 then blocks = blocks * math.max(0, 1 - tokens / r.expected) end
-blocks = math.floor(blocks)
-local l = liveLoad(r)
-if l then
-  l.blocks = math.max(0, l.blocks + blocks - r.outblocks)
-  writeLoad(r.name, l)
+-- Reply {} | {name, predicted, tokens, whether that is more than before}
+local id, out = ARGV[2], tonumber(ARGV[3])
+if not (#ARGV == 3 and out and out >= 0 and out < 2 ^ 53) then error('arguments are wrong', 0) end
+local v = call('HGET', RES, id)
+if not v or #v < 128 then return {} end
+local till, prefilled, output, outblocks, life, prefill, _, _, tokens, _, expected, size, lease, length = numbers('<dddddddddddddd', v)
+if till <= now then return {} end
+local name, more = string.sub(v, 129, 128 + length), out > output
+if more then
+  local blocks = floor(out / size)
+  if expected > 0 then blocks = floor(blocks * max(0, 1 - out / expected)) end
+  local row = call('HGET', LOAD, name)
+  if row and #row == 88 then
+    local g, l, k, w, p, b, n, since, speed, samples, learnt = numbers('<ddddddddddd', row)
+    if l == life then
+      call('HSET', LOAD, name, pack('<ddddddddddd', g, l, k, w, p, max(0, b + blocks - outblocks), n, since, speed, samples, learnt))
+    end
+  end
+  output, outblocks = out, blocks
 end
-r.output, r.outblocks = tokens, blocks
-writeReservation(id, r)
-return report(r, r, true)
+call('HSET', RES, id, pack('<dddd', now + lease, prefilled, output, outblocks) .. string.sub(v, 33))
+return {name, tokens - prefill, tokens, more and 1 or 0}

@@ -1,0 +1,107 @@
+-- A request leaves what it has a part in: who prefills when that has ended, all when it is over.
+-- ARGV  2 'done', 'end', or 'overdue' for requests whose lease is over
+--       3 for done: cached tokens, negative if not known, quadratic, overhead, whether to learn; else ''
+--       4... ids
+-- Reply {} | of the last one {name, predicted, tokens, whether it is the first such report}
+local what = ARGV[2]
+if not (#ARGV >= 4 and #ARGV[3] == (what == 'done' and 32 or 0) and (what == 'done' or what == 'end' or what == 'overdue')) then
+  error('arguments are wrong', 0)
+end
+local cached, quadratic, overhead, learn = -1, 0, 0, 0
+if what == 'done' then cached, quadratic, overhead, learn = numbers('<dddd', ARGV[3]) end
+if not (cached == cached and quadratic >= 0 and overhead >= 0) then error('numbers are wrong', 0) end
+local reply = {}
+for i = 4, #ARGV do
+  local id = ARGV[i]
+  local v = call('HGET', RES, id)
+  local readable = v and #v >= 128
+  local till, prefilled, output, outblocks, life, prefill, work, booked, tokens, tail, _, _, lease, length, pairLength, pairLife = 0
+  if readable then
+    till, prefilled, output, outblocks, life, prefill, work, booked, tokens, tail, _, _, lease, length, pairLength,
+      pairLife = numbers('<dddddddddddddddd', v)
+  end
+  local from, to = 1, 0 -- the parts to leave: 1 is who decodes, or does all, 2 who prefills for it
+  if what == 'overdue' then
+    if till > now then call('ZADD', LEASE, string.format('%.0f', till), id .. PAD) -- renewed
+    else
+      call('HDEL', RES, id)
+      call('ZREM', LEASE, id .. PAD)
+      if readable then to = 2 end
+    end
+  elseif till > now then
+    if what == 'end' then
+      call('HDEL', RES, id)
+      call('ZREM', LEASE, id .. PAD)
+      to = 2
+    else
+      call('HSET', RES, id, pack('<dddd', now + lease, 1, output, outblocks) .. string.sub(v, 33))
+      from = pairLength > 0 and 2 or 1
+      if prefilled ~= 1 then to = from end
+    end
+    reply = {string.sub(v, 129, 128 + length), tokens - prefill, tokens, 1}
+    if what == 'done' then
+      if pairLength > 0 then reply[1] = string.sub(v, 129 + length, 128 + length + pairLength) end
+      if prefilled == 1 then reply[4] = 0 end
+    end
+  end
+  if to == 2 and (pairLength == 0 or prefilled == 1) then to = 1 end -- nobody prefills
+  for part = from, to do
+    local name, leaves, blocks, its = string.sub(v, 129, 128 + length), what ~= 'done' or part == 2, tail, life
+    if part == 1 then blocks = tail + outblocks
+    else name, its = string.sub(v, 129 + length, 128 + length + pairLength), pairLife end
+    local row = call('HGET', LOAD, name)
+    local g, l, k, w, p, b, n, since, speed, samples, learnt
+    if row and #row == 88 then g, l, k, w, p, b, n, since, speed, samples, learnt = numbers('<ddddddddddd', row) end
+    if l ~= its then -- of a load that was lost the marks may be left
+      if leaves and not row then call('UNLINK', MARKS .. name) end
+    else
+      if prefilled ~= 1 and (part == 2 or pairLength == 0) then
+        w, p = max(0, w - work), max(0, p - prefill)
+        if what == 'done' then -- learn in shape.go
+          local computed, before, ms = prefill, tokens - prefill, (now - max(booked, since)) / 1000 - overhead
+          if cached >= 0 then before = math.min(cached, tokens); computed = tokens - before end
+          if learn == 1 and computed >= 256 and ms >= 0.01 then
+            local total = computed + before
+            local units = floor(math.min(2 ^ 44, max(0, computed + quadratic * (total * total - before * before))) + 0.5)
+            local sample = units / ms
+            if samples == 0 or speed <= 0 then
+              speed, samples = sample, 1
+            else
+              local ratio = math.min(2, max(0.5, sample / speed))
+              speed, samples = speed * ratio ^ max(0.1, 1 / (samples + 1)), samples + 1
+            end
+            speed, learnt = math.min(1e12, max(1e-6, speed)), now
+          end
+          since = now
+        end
+      end
+      if leaves and n <= 1 then
+        call('UNLINK', MARKS .. name)
+        if samples == 0 then call('HDEL', LOAD, name)
+        else call('HSET', LOAD, name, pack('<ddddddddddd', 0, l, 0, 0, 0, 0, 0, 0, speed, samples, learnt)) end
+      else
+        local m = (#v - 128 - length - pairLength) / 8
+        if leaves and m > 0 then
+          local marks = {numbers(string.rep('c8', m), v, 129 + length + pairLength)}
+          local have = call('HMGET', MARKS .. name, unpack(marks, 1, m))
+          local set, gone, at = {}, {}, 0
+          for j = 1, m do
+            local next, left = at + max(1, floor(at / 4)), (tonumber(have[j]) or 0) - 1
+            if left <= 0 then
+              gone[#gone + 1], blocks = marks[j], blocks + next - at
+            else
+              set[#set + 1] = marks[j]
+              set[#set + 1] = string.format('%d', left)
+            end
+            at = next
+          end
+          if #gone > 0 then call('HDEL', MARKS .. name, unpack(gone)) end
+          if #set > 0 then call('HSET', MARKS .. name, unpack(set)) end
+        end
+        if leaves then b, n = max(0, b - blocks), n - 1 end
+        call('HSET', LOAD, name, pack('<ddddddddddd', g, l, k, w, p, b, n, since, speed, samples, learnt))
+      end
+    end
+  end
+end
+return reply
