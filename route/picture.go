@@ -17,8 +17,8 @@ type modelState struct {
 	read     time.Time // zero before the first
 	seen     time.Time // when picture was read
 	failed   error     // of the last try; nil if it succeeded
-	settings Settings
-	version  int64 // of settings; -1 before the first
+	settings *Settings // never changed, but replaced
+	version  int64     // of settings; -1 before the first
 }
 
 // state returns what is remembered of a model.
@@ -30,7 +30,7 @@ func (r *Router) state(model string) *modelState {
 		if len(r.models) >= maxModels {
 			clear(r.models)
 		}
-		m = &modelState{settings: *r.c.Settings, version: -1}
+		m = &modelState{settings: r.c.Settings, version: -1}
 		r.models[model] = m
 	}
 	return m
@@ -59,8 +59,7 @@ func (r *Router) picture(ctx context.Context, model string, fresh bool) (p loads
 			m.picture.Engines = nil
 		}
 	}
-	settings := m.settings
-	return m.picture, &settings, m.picture.Version, m.failed != nil
+	return m.picture, m.settings, m.picture.Version, m.failed != nil
 }
 
 // adopt takes over the settings that a picture has. Those that cannot be read, as a later
@@ -71,11 +70,11 @@ func (m *modelState) adopt(base *Settings) {
 	}
 	m.version = m.picture.Version
 	if m.picture.Settings == nil {
-		m.settings = *base
+		m.settings = base
 		return
 	}
 	if s, err := base.Merge(m.picture.Settings); err == nil {
-		m.settings = s
+		m.settings = &s
 	}
 }
 
