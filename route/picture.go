@@ -19,6 +19,8 @@ type modelState struct {
 	failed   error     // of the last try; nil if it succeeded
 	settings *Settings // never changed, but replaced
 	version  int64     // of settings; -1 before the first
+
+	used time.Time // when it was last asked for; protected by Router.mu
 }
 
 // state returns what is remembered of a model.
@@ -33,7 +35,22 @@ func (r *Router) state(model string) *modelState {
 		m = &modelState{settings: r.c.Settings, version: -1}
 		r.models[model] = m
 	}
+	m.used = r.c.Now()
 	return m
+}
+
+// Models returns the models that something was asked of within a time: a choice, the loads
+// or a report.
+func (r *Router) Models(within time.Duration) (out []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.c.Now()
+	for name, m := range r.models {
+		if now.Sub(m.used) <= within {
+			out = append(out, name)
+		}
+	}
+	return out
 }
 
 // picture returns the loads of a model, at most pictureAge old unless they are away, and

@@ -418,5 +418,6 @@ func (r *Router) PutEngine(ctx context.Context, model, pod string, ranks []loads
 
 // Loads returns the loads of a model as they stand now.
 func (r *Router) Loads(ctx context.Context, model string) (loads.Picture, error) {
+	r.state(model)
 	return r.c.Loads.Loads(ctx, model)
 }
