@@ -31,7 +31,6 @@ func replicaFigures(read func() replica.Status) prometheus.Collector {
 		counter("kvatlas_replica_snapshots_total", "Snapshots of the index read.", func(s s) uint64 { return s.Snapshots }),
 		counter("kvatlas_replica_gaps_total", "Times that a change log did not go on where it was left.", func(s s) uint64 { return s.Gaps }),
 		counter("kvatlas_replica_entries_total", "Entries of the change log read.", func(s s) uint64 { return s.Entries }),
-		counter("kvatlas_replica_swept_blocks_total", "Blocks that left the replica since their holders had ended.", func(s s) uint64 { return s.Swept }),
 	}}
 }
 

@@ -351,9 +351,12 @@ func (c *Chunker) store(e *event.Event, told telling) {
 		c.stats.Skipped[Masked] += uint64(n)
 		return
 	}
-	reused := c.reusedFrom(e)
-	if !ok {
+	hashes, reused := e.Hashes, c.reusedFrom(e)
+	if !ok || told == found && tier.IsWindow() {
 		tokens = nil // blocks out of a window are left out; the others are known by their hashes
+	}
+	if told == found {
+		hashes, reused = hashes[reused:], 0
 	}
 	var at cursor
 	switch {
@@ -373,7 +376,7 @@ func (c *Chunker) store(e *event.Event, told telling) {
 		at = cursor{ok: true, seed: c.seed(e.LoRA, e.Salt)}
 	}
 	at.shared = len(e.Lookahead) > 0
-	for i, h := range e.Hashes {
+	for i, h := range hashes {
 		b := stored{hash: inLayer(c.layer(e), h), tier: tier, group: c.groupOf(e), told: told, reused: i >= reused}
 		if tokens != nil {
 			b.tokens = tokens[i*e.BlockSize : (i+1)*e.BlockSize]

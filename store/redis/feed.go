@@ -163,6 +163,10 @@ type following struct {
 	at       string
 	n        atomic.Uint64 // the number of that entry
 	known    atomic.Uint64 // that there are entries up to this number
+	// ahead is the last entry that pages may have the effect of. What they tell is right
+	// only if that one is still met: a server that has lost it has undone what they show.
+	// It is for who holds the gate, and between sessions.
+	ahead mark
 }
 
 // Follow starts a feed, which ends with the index.
@@ -188,16 +192,6 @@ func (x *Index) Follow(c FeedConfig) (*Feed, error) {
 
 // Done is closed when the feed tells nothing any more, after the index's Close.
 func (f *Feed) Done() <-chan struct{} { return f.done }
-
-// EndedHolders returns a func that knows which holders have ended for good at the
-// time of the call. It reads the ids of all who live.
-func (f *Feed) EndedHolders(ctx context.Context) (func(store.HolderID) bool, error) {
-	s := &sweeper{x: f.x}
-	if err := s.look(ctx); err != nil {
-		return nil, failed(ctx, "holders", err)
-	}
-	return s.ended, nil
-}
 
 func (f *Feed) say(to *atomic.Pointer[error], err error) {
 	if err == nil {

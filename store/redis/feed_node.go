@@ -184,6 +184,9 @@ func (g *group) tell(l *following, msgs []redis.XMessage) error {
 		if err == nil && e.n != l.n.Load()+1 {
 			err = fmt.Errorf("%w: %s goes on with entry %d after %d", errGap, f.x.names.logs[l.place].log, e.n, l.n.Load())
 		}
+		if err == nil && e.n == l.ahead.n && msgs[i].ID != l.ahead.id {
+			err = fmt.Errorf("%w: %s has another entry %d than when blocks were read", errGap, f.x.names.logs[l.place].log, e.n)
+		}
 		if err != nil {
 			// What stillThere will not find, so that the partitions are read again.
 			l.at = "0-0"
@@ -231,6 +234,12 @@ func (g *group) probe(ctx context.Context) error {
 			f.hear(0)
 		}
 	}
+	ahead := make([]uint64, len(g.logs))
+	f.gate.RLock()
+	for i, l := range g.logs {
+		ahead[i] = l.ahead.n
+	}
+	f.gate.RUnlock()
 	tails, err := readTails(ctx, f.x, g.node, places)
 	if err != nil {
 		if moved(err) {
@@ -251,6 +260,7 @@ func (g *group) probe(ctx context.Context) error {
 		if t.last.id != l.at {
 			missing = t.count < n || t.last.n < t.count || t.last.n <= n || !later(t.last.id, l.at)
 		}
+		missing = missing || t.end() < ahead[i]
 		if missing {
 			err := fmt.Errorf("%w: %s has entries up to %d, not those told up to %d", errGap, f.x.names.logs[l.place].log, t.last.n, n)
 			l.at = "0-0"

@@ -103,7 +103,8 @@ func (f *Feed) session(ctx context.Context) error {
 // attach finds the places in all logs from which to go on: where they were left,
 // if the entry there is still the same one, and else their ends. An entry that is
 // still there proves that all before it are as they were: a server that takes over,
-// or comes back from its file, has a beginning of what there was.
+// or comes back from its file, has a beginning of what there was. Where pages have been
+// read ahead of the log, it is the last entry that they may show that must be there.
 func (f *Feed) attach(ctx context.Context) error {
 	if f.c.Entries > 0 {
 		if tails, err := f.tails(ctx); err == nil && !usable(tails) {
@@ -137,7 +138,7 @@ func (f *Feed) attach(ctx context.Context) error {
 			f.gaps.Add(1)
 			f.broken(fmt.Errorf("%w: of %s", errGap, f.x.names.logs[l.place].log))
 		}
-		l.attached, l.at = true, t.last.id
+		l.attached, l.at, l.ahead = true, t.last.id, mark{}
 		l.n.Store(t.end())
 		f.hear(0)
 		if l.parts != 0 {
@@ -160,28 +161,45 @@ func usable(tails []tail) bool {
 	return true
 }
 
-// stillThere tells of each log whether the entry where it was left is still there.
+// stillThere tells of each log whether the entries where it was left, and up to which pages
+// have been read, are still there.
 func (f *Feed) stillThere(ctx context.Context) ([]bool, error) {
-	same := make([]bool, len(f.logs))
-	cmds := make([]*redis.XMessageSliceCmd, len(f.logs))
+	type wanted struct {
+		log   int
+		n     uint64
+		found *redis.XMessageSliceCmd
+	}
+	var all []wanted
 	pipe := f.x.client.Pipeline()
+	want := func(log int, m mark) {
+		all = append(all, wanted{log, m.n, pipe.XRange(ctx, f.x.names.logs[f.logs[log].place].log, m.id, m.id)})
+	}
+	same := make([]bool, len(f.logs))
 	for i, l := range f.logs {
-		if l.attached {
-			cmds[i] = pipe.XRange(ctx, f.x.names.logs[l.place].log, l.at, l.at)
+		if !l.attached {
+			continue
+		}
+		same[i] = true
+		want(i, mark{l.at, l.n.Load()})
+		if l.ahead.n > l.n.Load() {
+			want(i, l.ahead)
 		}
 	}
-	if pipe.Len() == 0 {
+	if len(all) == 0 {
 		return same, nil
 	}
 	f.x.roundTrips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, err
 	}
-	for i, c := range cmds {
-		if c != nil && len(c.Val()) == 1 {
-			n, ok := entryNumber(c.Val()[0].Values)
-			same[i] = ok && n == f.logs[i].n.Load()
+	for _, w := range all {
+		ok := len(w.found.Val()) == 1
+		if ok {
+			var n uint64
+			n, ok = entryNumber(w.found.Val()[0].Values)
+			ok = ok && n == w.n
 		}
+		same[w.log] = same[w.log] && ok
 	}
 	return same, nil
 }

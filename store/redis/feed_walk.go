@@ -64,12 +64,17 @@ func (f *Feed) walkOnce(ctx context.Context, verify bool) error {
 	return nil
 }
 
-// settle waits until all that is in the logs by now has been told; the sink is
-// whole then.
+// settle waits until all that is in the logs by now has been told, and all that pages may
+// show already; the sink is whole then.
 func (f *Feed) settle(ctx context.Context) error {
 	tails, err := f.tails(ctx)
 	if err != nil {
 		return err
+	}
+	for i, l := range f.logs {
+		if l.ahead.n > tails[i].end() {
+			tails[i].last = l.ahead // has been lost, which the follower will find
+		}
 	}
 	for !f.reached(tails) {
 		if err := sleep(ctx, 200*time.Microsecond); err != nil {
@@ -85,18 +90,44 @@ func (f *Feed) settle(ctx context.Context) error {
 	return nil
 }
 
-// page reads one page and tells it.
+// page reads one page of one master and tells it: all holders that the blocks have, dead
+// or alive, as the log does. Who lives is for lookups to ask. A registry that has been set
+// back brings holders to life again, and nothing would tell their blocks anew.
 func (f *Feed) page(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, f.x.config.Timeout)
 	defer cancel()
 	f.gate.Lock()
 	defer f.gate.Unlock()
-	p := &pager{x: f.x, at: f.at, sets: map[string][]store.HolderID{}}
-	if err := p.walk(ctx, defaultPage); err != nil {
+	p := newPager(f.x, f.at)
+	same, err := p.walk(ctx, defaultPage)
+	if err != nil {
 		return err
 	}
-	if p.texts {
+	// The page has the effect of no entry behind these, if it is still the same server that
+	// they are read from.
+	tails, err := f.tails(ctx)
+	if err == nil && same {
+		same, err = p.same(ctx)
+	}
+	switch {
+	case err != nil:
+		return err
+	case !same:
+		f.at = p.at.anew()
+		return fmt.Errorf("%w: another server has the blocks now", errMoved)
+	case !usable(tails):
+		return fmt.Errorf("%w: they have been lost while blocks were read", errGap)
+	case p.texts:
 		return errTexts
+	}
+	parts := p.at.mask
+	for _, b := range p.blocks {
+		parts |= 1 << b.Key.Partition()
+	}
+	if p.at.shown() {
+		if _, err := p.finish(ctx); err != nil {
+			return err
+		}
 	}
 	// Blocks of one set are told at once.
 	bySet := map[*store.HolderID][]blockkey.StoreKey{}
@@ -109,6 +140,11 @@ func (f *Feed) page(ctx context.Context) error {
 	for first, keys := range bySet {
 		if err := f.c.Sink.Set(keys, sets[first]); err != nil {
 			return fmt.Errorf("%w: %w", errSink, err)
+		}
+	}
+	for i, l := range f.logs {
+		if l.parts&parts != 0 {
+			l.ahead = tails[i].last
 		}
 	}
 	f.at = p.at

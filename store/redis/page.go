@@ -76,6 +76,12 @@ func (x *Index) seal(b []byte) uint32 {
 	return uint32(xxh3.HashSeed(append([]byte(x.names.prefix), b[5:cursorBytes]...), uint64(b[0])))
 }
 
+// anew is the cursor with which the present master's partitions begin anew.
+func (c *pageCursor) anew() pageCursor { return pageCursor{done: c.done} }
+
+// shown reports whether the present master has shown all, as of the step before.
+func (c *pageCursor) shown() bool { return c.mask != 0 && c.scan == 0 }
+
 func (c *pageCursor) text(x *Index) string {
 	var b [cursorBytes]byte
 	b[0] = cursorVersion
@@ -121,11 +127,12 @@ func (x *Index) Page(ctx context.Context, cursor string, limit int) (store.Page,
 	case limit == 0:
 		limit = defaultPage
 	}
-	p := &pager{x: x, at: at, sets: map[string][]store.HolderID{}}
-	if err := p.walk(ctx, limit); err != nil {
+	p := newPager(x, at)
+	r, err := p.live(ctx, limit)
+	if err != nil {
 		return store.Page{}, failed(ctx, "page", err)
 	}
-	page := store.Page{Registry: p.registry, Blocks: p.blocks}
+	page := store.Page{Registry: r, Blocks: p.blocks}
 	if p.at.done != allPartitions {
 		page.Next = p.at.text(x)
 	}
@@ -140,33 +147,34 @@ type pager struct {
 	at   pageCursor
 	node *redis.Client // the present master, when it is known
 
-	blocks   []store.Block
-	sets     map[string][]store.HolderID // holders by the text of a value
-	epoch    uint64                      // as of the last read
-	read     bool                        // there was one
-	registry *store.Registry
-	texts    bool // some value was texts, which are left out
+	steps  int
+	blocks []store.Block
+	sets   map[string][]store.HolderID // holders by the text of a value
+	epoch  uint64                      // as of the last read
+	read   bool                        // there was one
+	texts  bool                        // some value was texts, which are left out
 }
 
-func (p *pager) walk(ctx context.Context, limit int) error {
-	for steps := 0; p.at.done != allPartitions && len(p.blocks) < limit && steps < pageSteps; steps++ {
-		if p.at.mask == 0 {
-			if err := p.choose(ctx); err != nil {
-				return err
-			}
-		}
-		same, err := p.step(ctx)
+func newPager(x *Index, at pageCursor) *pager {
+	return &pager{x: x, at: at, sets: map[string][]store.HolderID{}}
+}
+
+// live makes a page of what live holders hold, and returns the registry that says who
+// lives.
+func (p *pager) live(ctx context.Context, limit int) (*store.Registry, error) {
+	for p.at.done != allPartitions && p.room(limit) {
+		same, err := p.walk(ctx, limit)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if !same {
-			p.at = pageCursor{done: p.at.done}
+			p.at = p.at.anew()
 			continue
 		}
-		if p.at.scan == 0 {
+		if p.at.shown() {
 			more, err := p.finish(ctx)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if !more {
 				break // the caller may want to leave
@@ -175,16 +183,34 @@ func (p *pager) walk(ctx context.Context, limit int) error {
 	}
 	if !p.read {
 		if err := p.fetch(ctx, nil); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	r, err := p.x.registryAt(ctx, p.epoch, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	p.registry = r
-	p.onlyLive()
-	return nil
+	p.onlyLive(r)
+	return r, nil
+}
+
+// room reports whether there may be more in the page.
+func (p *pager) room(limit int) bool { return len(p.blocks) < limit && p.steps < pageSteps }
+
+// walk goes on through one master until that has shown all, or the page is full. same is
+// false when the server is not the one that the SCAN began on.
+func (p *pager) walk(ctx context.Context, limit int) (same bool, err error) {
+	if p.at.mask == 0 {
+		if err := p.choose(ctx); err != nil {
+			return false, err
+		}
+	}
+	for {
+		p.steps++
+		if same, err = p.step(ctx); err != nil || !same || p.at.scan == 0 || !p.room(limit) {
+			return same, err
+		}
+	}
 }
 
 // master returns the client of the master that owns the first partition of a
@@ -392,6 +418,12 @@ func (p *pager) fetch(ctx context.Context, keys []blockkey.StoreKey) (err error)
 	return nil
 }
 
+// same reports whether the master is still the server that the SCAN began on.
+func (p *pager) same(ctx context.Context) (bool, error) {
+	_, _, run, err := p.ask(ctx)
+	return run == p.at.run, err
+}
+
 // finish ends the SCAN of a master. more is false when nothing is done with it,
 // since slots are on the move.
 func (p *pager) finish(ctx context.Context) (more bool, err error) {
@@ -413,12 +445,12 @@ func (p *pager) finish(ctx context.Context) (more bool, err error) {
 
 // onlyLive takes the ended holders and the predictions out of the blocks, and the blocks
 // that nobody else holds.
-func (p *pager) onlyLive() {
+func (p *pager) onlyLive(r *store.Registry) {
 	live := make(map[*store.HolderID][]store.HolderID, len(p.sets))
 	for _, ids := range p.sets {
 		if len(ids) > 0 {
 			first := &ids[0]
-			live[first] = slices.DeleteFunc(ids, func(id store.HolderID) bool { return !p.registry.IsTold(id) })
+			live[first] = slices.DeleteFunc(ids, func(id store.HolderID) bool { return !r.IsTold(id) })
 		}
 	}
 	n := 0

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -32,7 +31,7 @@ func chaos(t *testing.T, s *redistest.Server, seed uint64) {
 	plain, ctx := s.Client(), t.Context()
 	p := newPrefix()
 	x := openRedis(t, s.URL(), p)
-	r := openReplica(t, s.URL(), p, func(c *Config) { c.SweepInterval = 30 * time.Millisecond })
+	r := openReplica(t, s.URL(), p)
 	log, logged := logOf(p), p+"{reg}:logged"
 	keys := keysOf(seed, 400)
 	some := func() (from, to int) {

@@ -36,9 +36,6 @@ type Config struct {
 	// Retry is how long to wait before an index that did not fit is read again; 1
 	// minute by default.
 	Retry time.Duration
-	// SweepInterval is how often blocks without a live holder are looked for, if any
-	// holder has ended; 10 s by default.
-	SweepInterval time.Duration
 	// Changed, if not nil, is told when lookups begin to be answered otherwise, and
 	// why. It is called from a goroutine of the replica, which waits for it.
 	Changed func(from, to Mode, why error)
@@ -73,13 +70,12 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.MaxLag, time.Second)
 	def(&c.MaxStale, max(30*time.Second, c.MaxLag))
 	def(&c.LogEntries, redis.DefaultLogEntries)
-	def(&c.SweepInterval, 10*time.Second)
 	switch {
 	case c.Index == nil:
 		return c, errors.New("replica: Config.Index is required")
 	case c.MaxBytes < 1<<20:
 		return c, fmt.Errorf("replica: MaxBytes is %d, the least is 1 MiB", c.MaxBytes)
-	case c.MaxLag < 0 || c.Poll < 0 || c.Retry < 0 || c.SweepInterval < 0:
+	case c.MaxLag < 0 || c.Poll < 0 || c.Retry < 0:
 		return c, errors.New("replica: a time is negative")
 	case c.MaxStale < c.MaxLag:
 		return c, fmt.Errorf("replica: MaxStale is %v, less than MaxLag, %v", c.MaxStale, c.MaxLag)

@@ -19,8 +19,9 @@
 // Replica.Status says which, and why; all of it recovers by itself.
 //
 // A holder whose life has ended counts for nothing from the moment the registry is
-// known, a few milliseconds after its end. Blocks that nobody else holds leave
-// memory later, in short steps.
+// known, a few milliseconds after its end. The copy itself knows no lives: it has the
+// holders of blocks as Redis has them, so that a registry that is set back, and in which
+// holders live again, finds their blocks. They leave memory when Redis is swept.
 //
 // # How it is laid out
 //

@@ -47,7 +47,7 @@ func openIndex(tb testing.TB, c redis.Config) *redis.Index {
 // openReplica opens a replica that is closed when the test ends.
 func openReplica(tb testing.TB, url, prefix string, change ...func(*Config)) *Replica {
 	tb.Helper()
-	c := Config{Index: openIndex(tb, redis.Config{URL: url, Prefix: prefix}), SweepInterval: time.Hour}
+	c := Config{Index: openIndex(tb, redis.Config{URL: url, Prefix: prefix})}
 	for _, f := range change {
 		f(&c)
 	}

@@ -23,7 +23,6 @@ type Replica struct {
 
 	keysRead atomic.Uint64
 	lookups  [numModes]atomic.Uint64
-	swept    atomic.Uint64
 	caughtUp atomic.Bool // at some time
 
 	life    context.Context
@@ -52,7 +51,6 @@ func New(c Config) (*Replica, error) {
 		return nil, err
 	}
 	r.running.Go(r.watch)
-	r.running.Go(r.sweepLoop)
 	return r, nil
 }
 
@@ -121,8 +119,6 @@ type Status struct {
 	Lookups [3]uint64
 	// Snapshots, Gaps and Entries are those of redis.FeedState.
 	Snapshots, Gaps, Entries uint64
-	// Swept counts blocks that left memory since their holders had ended.
-	Swept uint64
 }
 
 // Status returns how the replica stands. It does no I/O.
@@ -131,7 +127,7 @@ func (r *Replica) Status() Status {
 	s := Status{
 		Mode: r.mode(r.feed.Current()), Lag: f.Lag, Behind: f.Behind,
 		Blocks: r.table.blocks.Load(), Bytes: r.table.size(), MaxBytes: r.c.MaxBytes,
-		Snapshots: f.Snapshots, Gaps: f.Gaps, Entries: f.Entries, Swept: r.swept.Load(),
+		Snapshots: f.Snapshots, Gaps: f.Gaps, Entries: f.Entries,
 	}
 	for m := range s.Lookups {
 		s.Lookups[m] = r.lookups[m].Load()
@@ -188,34 +184,4 @@ func (r *Replica) watch() {
 			last = s.Mode
 		}
 	}
-}
-
-// sweepLoop removes what only ended holders hold, when there may be some.
-func (r *Replica) sweepLoop() {
-	ticker := time.NewTicker(r.c.SweepInterval)
-	defer ticker.Stop()
-	var last *store.Registry
-	for {
-		select {
-		case <-r.life.Done():
-			return
-		case <-ticker.C:
-		}
-		now := r.Cached()
-		if now == last || !r.feed.State().Whole {
-			continue
-		}
-		if r.sweep(r.life) == nil {
-			last = now
-		}
-	}
-}
-
-// sweep removes what only ended holders hold.
-func (r *Replica) sweep(ctx context.Context) error {
-	ended, err := r.feed.EndedHolders(ctx)
-	if err == nil {
-		r.swept.Add(uint64(r.table.sweep(ended)))
-	}
-	return err
 }

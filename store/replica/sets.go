@@ -3,7 +3,6 @@ package replica
 import (
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/store"
@@ -36,7 +35,6 @@ type set struct {
 	next   uint32 // the next one with the same hash
 	refs   int
 	queued bool // is in zeros
-	ended  bool // all of its holders have
 }
 
 // setBytes is what a set takes beside its ids: itself, its entries in a page, in
@@ -150,30 +148,6 @@ func (s *sets) reap() {
 	s.zeros = s.zeros[:0]
 	if s.live == 0 {
 		s.byHash = map[uint64]uint32{} // a Go map never gives memory back
-	}
-}
-
-// mark notes which sets have only holders that have ended, for good, and returns
-// how many. It takes the lock, for some sets at once.
-func (s *sets) mark(mu *sync.Mutex, ended func(store.HolderID) bool) (n int) {
-	for at := uint32(0); ; {
-		mu.Lock()
-		top := s.top
-		for end := min(at+stepSlots, top); at < end; {
-			at++
-			e := s.get(at)
-			if e == nil || e.refs == 0 {
-				continue
-			}
-			if !slices.ContainsFunc(e.list, func(id store.HolderID) bool { return !ended(id) }) {
-				e.ended = true
-				n++
-			}
-		}
-		mu.Unlock()
-		if at >= top {
-			return n
-		}
 	}
 }
 

@@ -228,31 +228,20 @@ func (t *table) rebuild(sh *shard) error {
 func (t *table) Whole(partitions uint64) {
 	for p := range t.shards {
 		if partitions>>p&1 != 0 {
-			t.purge(&t.shards[p], func(s *slot, round uint32) bool { return s.round != round })
+			t.purge(&t.shards[p])
 		}
 	}
 }
 
-// sweep removes the blocks all of whose holders have ended, and returns how many.
-func (t *table) sweep(ended func(store.HolderID) bool) (blocks int) {
-	if t.sets.mark(&t.mu, ended) == 0 {
-		return 0
-	}
-	for p := range t.shards {
-		blocks += t.purge(&t.shards[p], func(s *slot, _ uint32) bool { return t.sets.get(s.set).ended })
-	}
-	return blocks
-}
-
-// purge removes the blocks of a shard that are gone, some under the lock at once.
-func (t *table) purge(sh *shard, gone func(s *slot, round uint32) bool) (blocks int) {
+// purge removes the blocks of a shard that have not been told in its present round, some
+// under the lock at once.
+func (t *table) purge(sh *shard) {
 	for at := 0; ; {
 		t.mu.Lock()
 		slots := *sh.slots.Load()
 		for end := min(at+stepSlots, len(slots)); at < end; at++ {
-			if s := &slots[at]; s.set != 0 && s.set != dead && gone(s, sh.round) {
+			if s := &slots[at]; s.set != 0 && s.set != dead && s.round != sh.round {
 				t.kill(sh, s)
-				blocks++
 			}
 		}
 		done := at >= len(slots)
@@ -262,7 +251,7 @@ func (t *table) purge(sh *shard, gone func(s *slot, round uint32) bool) (blocks 
 		t.sets.reapSome()
 		t.mu.Unlock()
 		if done {
-			return blocks
+			return
 		}
 		// What is rebuilt meanwhile is in another order: begin again.
 		if next := *sh.slots.Load(); &next[0] != &slots[0] {

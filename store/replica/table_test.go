@@ -83,15 +83,14 @@ func checkTable(tb interface{ Fatalf(string, ...any) }, t *table) {
 	}
 }
 
-// TestTable holds the table against a map through random histories of changes,
-// walks that begin anew, and holders that end.
+// TestTable holds the table against a map through random histories of changes
+// and walks that begin anew.
 func TestTable(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		tab := newTable(1 << 30)
 		model := map[blockkey.StoreKey][]store.HolderID{}
 		told := map[blockkey.StoreKey]bool{} // since the last Anew
 		walking := uint64(0)
-		over := store.HolderID(0)
 		var keys []blockkey.StoreKey
 		for i := range 200 {
 			keys = append(keys, blockkey.StoreKey(uint64(i%7)|uint64(i)*0x9e3779b97f4a7c15<<6))
@@ -127,20 +126,6 @@ func TestTable(t *testing.T) {
 					if walking>>k.Partition()&1 != 0 && !told[k] {
 						delete(model, k)
 					}
-				}
-			},
-			"sweep": func(rt *rapid.T) {
-				// Who has ended has ended for good.
-				over = store.HolderID(rapid.Uint32Range(uint32(over), 9).Draw(rt, "ended"))
-				want := 0
-				for k, ids := range model {
-					if ids[len(ids)-1] <= over {
-						delete(model, k)
-						want++
-					}
-				}
-				if got := tab.sweep(func(id store.HolderID) bool { return id <= over }); got != want {
-					rt.Fatalf("swept %d blocks, want %d", got, want)
 				}
 			},
 			"clear": func(rt *rapid.T) {

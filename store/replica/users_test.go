@@ -74,9 +74,6 @@ func TestUsers(t *testing.T) {
 	}
 	for _, r := range []*Replica{reader, writer} {
 		same(t, r, writer.Index, keys...)
-		if err := r.sweep(t.Context()); err != nil {
-			t.Errorf("sweep: %v", err)
-		}
 	}
 	if refused := plain.Do(t.Context(), "ACL", "LOG").Val(); fmt.Sprint(refused) != "[]" {
 		t.Errorf("refused: %v", refused)

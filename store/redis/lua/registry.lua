@@ -90,9 +90,10 @@ local function given()
   if last == run then return end
   if last then
     more('holder', 4096)
-    -- 18 minutes, and up to 5 more that are this process's own: two that begin with the
-    -- same dump would give the same epochs to different histories.
-    local own_part = tonumber(string.sub(run, 1, 7), 16)
+    -- 18 minutes, and up to 5 more that are this process's and this moment's own: two that
+    -- begin with the same dump, or one that does so twice, would give the same epochs to
+    -- different histories.
+    local own_part = (tonumber(string.sub(run, 1, 7), 16) + time[1] * 1000000 + time[2]) % 268435456
     redis.call('SET', epoch, text(math.max(number(redis.call('GET', epoch)), 0) + 1073741824 + own_part))
     jumped = true
   end
