@@ -30,7 +30,7 @@ func eta(v *View) loads.Weights {
 	}
 	shape := s.shape()
 	var wait, prefill float64
-	own := make([]float64, len(v.Candidates))
+	own := v.floats(len(v.Candidates))
 	for i := range v.Candidates {
 		c := &v.Candidates[i]
 		if !c.Decode {

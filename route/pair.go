@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"time"
@@ -181,7 +180,10 @@ func (v *View) prompt(tokens int, match *scorer.Match) {
 func (r *Router) draw(v *View) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	v.Rand = rand.New(rand.NewPCG(r.rand.Uint64(), r.rand.Uint64()))
+	v.seed(r.rand.Uint64(), r.rand.Uint64())
+	if len(r.cold) == 0 {
+		return
+	}
 	for i := range v.Candidates {
 		v.Candidates[i].Turn = r.cold[v.Candidates[i].RankRef]
 	}

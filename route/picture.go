@@ -17,8 +17,10 @@ type modelState struct {
 	read     time.Time // zero before the first
 	seen     time.Time // when picture was read
 	failed   error     // of the last try; nil if it succeeded
-	settings Settings
-	version  int64 // of settings; -1 before the first
+	settings *Settings // never changed, but replaced
+	version  int64     // of settings; -1 before the first
+
+	used time.Time // when it was last asked for; protected by Router.mu
 }
 
 // state returns what is remembered of a model.
@@ -30,10 +32,25 @@ func (r *Router) state(model string) *modelState {
 		if len(r.models) >= maxModels {
 			clear(r.models)
 		}
-		m = &modelState{settings: *r.c.Settings, version: -1}
+		m = &modelState{settings: r.c.Settings, version: -1}
 		r.models[model] = m
 	}
+	m.used = r.c.Now()
 	return m
+}
+
+// Models returns the models that something was asked of within a time: a choice, the loads
+// or a report.
+func (r *Router) Models(within time.Duration) (out []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.c.Now()
+	for name, m := range r.models {
+		if now.Sub(m.used) <= within {
+			out = append(out, name)
+		}
+	}
+	return out
 }
 
 // picture returns the loads of a model, at most pictureAge old unless they are away, and
@@ -59,8 +76,7 @@ func (r *Router) picture(ctx context.Context, model string, fresh bool) (p loads
 			m.picture.Engines = nil
 		}
 	}
-	settings := m.settings
-	return m.picture, &settings, m.picture.Version, m.failed != nil
+	return m.picture, m.settings, m.picture.Version, m.failed != nil
 }
 
 // adopt takes over the settings that a picture has. Those that cannot be read, as a later
@@ -71,11 +87,11 @@ func (m *modelState) adopt(base *Settings) {
 	}
 	m.version = m.picture.Version
 	if m.picture.Settings == nil {
-		m.settings = *base
+		m.settings = base
 		return
 	}
 	if s, err := base.Merge(m.picture.Settings); err == nil {
-		m.settings = s
+		m.settings = &s
 	}
 }
 

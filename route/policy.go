@@ -21,7 +21,7 @@ var ErrPolicy = errors.New("route: unknown policy")
 // I/O.
 type Policy interface {
 	// Weigh fills the Cost of each candidate and returns the factors of what changes with
-	// load. Lower is better.
+	// load. Lower is better. It keeps nothing of the view.
 	Weigh(v *View) loads.Weights
 }
 

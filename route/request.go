@@ -80,7 +80,7 @@ func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Pictur
 			whole = whole || p.Role == "" || p.Role == "both"
 		}
 	}
-	v.Candidates = make([]Candidate, 0, places)
+	v.Candidates = slices.Grow(v.Candidates[:0], places)
 	for i := range reg.Pods {
 		p := &reg.Pods[i]
 		if p.Model != q.Score.Model || p.PartOf != nil || named != nil && !slices.Contains(named, p.Name) || !q.suits(p, whole) {
@@ -90,7 +90,8 @@ func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Pictur
 			if q.Pinned != nil && q.Pinned.Rank >= 0 && q.Pinned.Rank != rank {
 				continue
 			}
-			c := Candidate{RankRef: store.RankRef{Pod: p.Name, Rank: rank}, Decode: q.Role == "decode", Added: int64(v.Blocks())}
+			v.Candidates = append(v.Candidates, Candidate{RankRef: store.RankRef{Pod: p.Name, Rank: rank}, Decode: q.Role == "decode", Added: int64(v.Blocks())})
+			c := &v.Candidates[len(v.Candidates)-1]
 			if slot, ok := reg.Slot(i, rank); ok {
 				c.Generation = reg.Generation(slot)
 				if slot < len(match.Held) {
@@ -104,11 +105,12 @@ func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Pictur
 			}
 			l := picture.Loads[c.RankRef]
 			if e, told := picture.Engines[c.RankRef]; told {
-				v.seeEngine(&c, e)
+				v.seeEngine(c, e)
 			}
-			v.seeBooked(&c, l.In(c.Generation))
-			c.Preference = q.preference(p)
-			v.Candidates = append(v.Candidates, c)
+			v.seeBooked(c, l.In(c.Generation))
+			if len(q.Preferred) > 0 {
+				c.Preference = q.preference(p)
+			}
 		}
 	}
 	if len(v.Candidates) == 0 {

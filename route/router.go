@@ -71,8 +71,9 @@ type Config struct {
 
 // Router routes requests. It is safe for concurrent use.
 type Router struct {
-	c    Config
-	turn atomic.Uint64
+	c     Config
+	turn  atomic.Uint64
+	views sync.Pool // of *View
 
 	mu     sync.Mutex // protects rand, cold and models
 	rand   *rand.Rand
@@ -132,7 +133,9 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 		return nil, err
 	}
 	d := &Decision{Policy: policy.Name}
-	v := &View{Settings: settings, Explain: q.Explain, Now: picture.Now, Turn: r.turn.Add(1) - 1}
+	v := r.takeView()
+	defer r.giveBack(v)
+	v.Settings, v.Explain, v.Now, v.Turn = settings, q.Explain, picture.Now, r.turn.Add(1)-1
 	match, err := r.match(ctx, q, policy.Blind, d)
 	if err != nil {
 		return nil, err
@@ -182,7 +185,7 @@ func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision)
 
 // totals are the costs of all candidates by the picture, NaN where one is at its limits.
 func (v *View) totals(w loads.Weights) []float64 {
-	out := make([]float64, len(v.Candidates))
+	out := v.floats(len(v.Candidates))
 	for i := range out {
 		if v.limits(&v.Candidates[i]).Busy(&v.Candidates[i].Booked) {
 			out[i] = math.NaN()
@@ -196,7 +199,7 @@ func (v *View) totals(w loads.Weights) []float64 {
 // take chooses one of the candidates, and books it if that is asked and can be. It brings
 // totals, and the loads of the candidates that were nominated, up to date.
 func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights, match *scorer.Match, totals []float64, version int64, away bool, d *Decision) (chosen int, err error) {
-	order := v.Rand.Perm(len(v.Candidates)) // of equal costs any may win
+	order := v.perm() // of equal costs any may win
 	if q.Reserve && !away {
 		who := v.nominate(totals, order)
 		call := loads.Call{
@@ -206,6 +209,7 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 		if call.ID == "" {
 			call.ID = "r" + strconv.FormatUint(v.Rand.Uint64(), 36) + strconv.FormatUint(v.Rand.Uint64(), 36)
 		}
+		call.Candidates = make([]loads.Candidate, 0, len(who))
 		for _, i := range who {
 			call.Candidates = append(call.Candidates, v.bookable(i, w))
 		}
@@ -224,7 +228,7 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 		away = true
 	}
 	d.Local = away
-	shuffled := make([]float64, len(order))
+	shuffled := v.floats(len(order))
 	for k, i := range order {
 		shuffled[k] = totals[i]
 	}
@@ -260,26 +264,37 @@ func (v *View) nominate(totals []float64, order []int) []int {
 	if len(order) <= nominated {
 		return order
 	}
-	take := map[int]bool{order[0]: true}
-	by := func(n int, cost func(i int) float64) {
-		sorted := slices.Clone(order)
-		slices.SortStableFunc(sorted, func(a, b int) int { return compareCosts(cost(a), cost(b)) })
-		for _, i := range sorted {
-			if n > 0 && !take[i] {
-				take[i] = true
-				n--
-			}
-		}
-	}
-	by(2, func(i int) float64 { return float64(v.Candidates[i].Load.Requests) })
-	by(nominated-len(take), func(i int) float64 { return totals[i] })
-	out := make([]int, 0, nominated)
+	who := v.ints(nominated)[:0]
+	who = append(who, order[0])
+	who = appendLowest(who, 2, order, func(i int) float64 { return float64(v.Candidates[i].Load.Requests) })
+	who = appendLowest(who, nominated-len(who), order, func(i int) float64 { return totals[i] })
+	out := v.ints(nominated)[:0]
 	for _, i := range order {
-		if take[i] {
+		if slices.Contains(who, i) {
 			out = append(out, i)
 		}
 	}
 	return out
+}
+
+// appendLowest appends the n of order that cost least and are not yet in dst, cheapest first.
+// Of equal ones the first of order comes first.
+func appendLowest(dst []int, n int, order []int, cost func(i int) float64) []int {
+	first := len(dst)
+	for _, i := range order {
+		c, at := cost(i), len(dst)
+		for at > first && compareCosts(c, cost(dst[at-1])) < 0 {
+			at--
+		}
+		if at-first >= n || slices.Contains(dst[:first], i) {
+			continue
+		}
+		if len(dst)-first == n {
+			dst = dst[:len(dst)-1]
+		}
+		dst = slices.Insert(dst, at, i)
+	}
+	return dst
 }
 
 // compareCosts puts candidates that cannot be taken last.
@@ -311,11 +326,16 @@ func (r *Router) conclude(q *Request, v *View, w loads.Weights, match *scorer.Ma
 		r.cold[c.RankRef] = v.Turn + 1
 		r.mu.Unlock()
 	}
-	order := make([]int, len(totals))
+	order := v.ints(len(totals))
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return compareCosts(totals[a], totals[b]) })
+	if q.Explain {
+		slices.SortStableFunc(order, func(a, b int) int { return compareCosts(totals[a], totals[b]) })
+	} else {
+		order = appendLowest(v.ints(maxFallbacks + 1)[:0], maxFallbacks+1, order, func(i int) float64 { return totals[i] })
+	}
+	d.Fallbacks = make([]store.RankRef, 0, min(maxFallbacks, len(totals)-1))
 	for _, i := range order {
 		k := &v.Candidates[i]
 		if i != chosen && len(d.Fallbacks) < maxFallbacks && !math.IsNaN(totals[i]) {
@@ -323,8 +343,6 @@ func (r *Router) conclude(q *Request, v *View, w loads.Weights, match *scorer.Ma
 		}
 		if q.Explain {
 			d.Costs = append(d.Costs, PlaceCost{RankRef: k.RankRef, Total: totals[i], Terms: v.terms(k, w), Load: k.Booked, Extra: k.Extra, Held: k.Held})
-		} else if len(d.Fallbacks) == maxFallbacks {
-			break
 		}
 	}
 }
@@ -400,5 +418,6 @@ func (r *Router) PutEngine(ctx context.Context, model, pod string, ranks []loads
 
 // Loads returns the loads of a model as they stand now.
 func (r *Router) Loads(ctx context.Context, model string) (loads.Picture, error) {
+	r.state(model)
 	return r.c.Loads.Loads(ctx, model)
 }

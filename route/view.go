@@ -90,6 +90,8 @@ type View struct {
 	Explain bool
 	// Candidates are who may take the request, ascending by pod and rank.
 	Candidates []Candidate
+
+	spare *spare // nil outside of a Router
 }
 
 // Blocks is how many index blocks the prompt takes, the last of them perhaps in part.
@@ -191,6 +193,7 @@ func (v *View) limits(c *Candidate) loads.Limits {
 
 // Total returns what candidate i costs at its load in the view.
 func (v *View) Total(i int, w loads.Weights) float64 {
-	c := v.candidate(i)
-	return c.Cost(w, &v.Candidates[i].Load, v.Candidates[i].Added, v.Now)
+	c := &v.Candidates[i]
+	k := loads.Candidate{Base: c.Cost.Base, Floor: c.Cost.Floor, Factor: c.Cost.Factor, Prior: v.Settings.Speed}
+	return k.Cost(w, &c.Load, c.Added, v.Now)
 }

@@ -33,9 +33,10 @@ scripts/build-libtokenizers.sh
 step 3 "tokenizers that the tests load"
 scripts/fetch-tokenizers.sh
 
-step 4 "Python for examples/writers and clients/python"
+step 4 "Python for examples/writers, clients/python and OpenAI's client"
 scripts/venv.sh writers examples/writers/python/requirements.txt
 scripts/venv.sh clients clients/python/requirements-test.txt
+scripts/venv.sh openai sim/wire/testdata/requirements.txt
 
 step 5 "publishers and caches of real engines"
 scripts/fetch-engines.sh

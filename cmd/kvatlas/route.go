@@ -2,10 +2,13 @@ package main
 
 import (
 	"fmt"
+	"sync"
+	"time"
 
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/loads/redis"
+	"github.com/kvatlas/kvatlas/route/loads/scrape"
 	"github.com/kvatlas/kvatlas/scorer"
 )
 
@@ -30,5 +33,51 @@ func (s *service) makeRouter(sc *scorer.Scorer) (*route.Router, error) {
 	for t, w := range settings.TierWeights { // the scorer's may be above 1; a token cannot be worth more than not computing it
 		settings.TierWeights[t] = min(1, w)
 	}
-	return route.New(route.Config{Scorer: sc, Pods: s.index, Loads: kept, Settings: &settings})
+	router, err := route.New(route.Config{Scorer: sc, Pods: s.index, Loads: kept, Settings: &settings})
+	if err != nil {
+		return nil, err
+	}
+	return router, s.makeScraper(router, kept)
+}
+
+// routedLately is how long after its last request, report or look at its loads a model's
+// engines are asked for their own.
+const routedLately = time.Minute
+
+// maxFailing is of how many pods it is remembered that the log has why they failed.
+const maxFailing = 4096
+
+// makeScraper makes what asks engines for their load, if it is to be done.
+func (s *service) makeScraper(router *route.Router, kept loads.Store) (err error) {
+	if !s.cfg.PodsMetrics {
+		return nil
+	}
+	var mu sync.Mutex
+	failing := map[string]bool{} // pods of which the log has why; mu protects it
+	s.scraper, err = scrape.New(scrape.Config{
+		Loads: kept, Pods: s.index.Cached, Models: func() []string { return router.Models(routedLately) },
+		Failed: func(pod string, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if len(failing) >= maxFailing {
+				clear(failing)
+			}
+			if !failing[pod] {
+				failing[pod] = true
+				s.log.Warn().Str("pod", pod).Err(err).Msg("the engine's metrics cannot be read, so what runs there besides what is booked here is not known; are they switched on?")
+			}
+		},
+		Read: func(pod string) {
+			mu.Lock()
+			defer mu.Unlock()
+			if failing[pod] {
+				delete(failing, pod)
+				s.log.Info().Str("pod", pod).Msg("the engine's metrics can be read again")
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	return s.metrics.EngineLoads(s.scraper.Stats)
 }

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
@@ -129,4 +131,54 @@ func TestRouteOfManyProcesses(t *testing.T) {
 		}
 		return true
 	})
+}
+
+// TestEnginesAreAsked lets two servers on one Redis route to an engine that has requests of
+// others: one of them reads its metrics, and both see it.
+func TestEnginesAreAsked(t *testing.T) {
+	redis := redistest.Start(t)
+	var asked atomic.Int64
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/metrics" {
+			asked.Add(1)
+			_, _ = w.Write([]byte("vllm:num_requests_running{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"0\"} 4\n"))
+		}
+	}))
+	t.Cleanup(engine.Close)
+	one := serveProcess(t, "--redis="+redis.URL(), "--block-size=16")
+	two := serveProcess(t, "--redis="+redis.URL(), "--block-size=16")
+	blind := serveProcess(t, "--redis="+redis.URL(), "--block-size=16", "--pods-metrics=false")
+	for name, address := range map[string]string{"busy": engine.URL, "idle": "127.0.0.1:1"} {
+		if err := one.c.RegisterPod(t.Context(), client.Pod{Name: name, Model: "m", Engine: "vllm", Address: address}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range []*served{one, two, blind} {
+		awaitThat(t, "the engine's load is seen", s.log, func() bool {
+			var answer struct {
+				Models map[string][]struct {
+					Pod    string
+					Engine *struct{ Running, Waiting int }
+				}
+			}
+			if err := s.tell(t, http.MethodPost, "/v1/route", map[string]any{"model": "m", "tokens": []int{1}}, &struct{}{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.tell(t, http.MethodGet, "/v1/loads", nil, &answer); err != nil {
+				t.Fatal(err)
+			}
+			l := answer.Models["m"]
+			return len(l) == 2 && l[0].Pod == "busy" && l[0].Engine != nil && l[0].Engine.Running == 3 && l[0].Engine.Waiting == 4 && l[1].Engine == nil
+		})
+		awaitThat(t, "five requests in a row avoid it", s.log, func() bool {
+			for range 5 {
+				var r struct{ Pod string }
+				if err := s.tell(t, http.MethodPost, "/v1/route", map[string]any{"model": "m", "tokens": []int{1}}, &r); err != nil || r.Pod != "idle" {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	t.Logf("the engine was asked %d times", asked.Load())
 }

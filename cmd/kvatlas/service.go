@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/lmcache/chunks"
 	"github.com/kvatlas/kvatlas/lmcache/learn"
+	"github.com/kvatlas/kvatlas/route/loads/scrape"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
@@ -41,7 +42,8 @@ type service struct {
 	leases  store.Leases   // the index's own
 	learner *learn.Learner // nil where nothing is learnt
 
-	ingest *ingesting // nil without the role
+	ingest  *ingesting      // nil without the role
+	scraper *scrape.Scraper // nil where engines' metrics are not read
 
 	lmcache lmcacheFeed
 }
@@ -204,6 +206,9 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 	playing.Go(func() { s.checkIndex(ctx) })
 	playing.Go(func() { s.runIngest(ctx, failed) })
 	playing.Go(func() { s.runLMCache(ctx, failed) })
+	if s.scraper != nil {
+		playing.Go(func() { s.scraper.Run(ctx) })
+	}
 	if s.learner != nil {
 		playing.Go(func() { s.learner.Run(ctx) })
 	}

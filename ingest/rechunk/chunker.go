@@ -351,12 +351,9 @@ func (c *Chunker) store(e *event.Event, told telling) {
 		c.stats.Skipped[Masked] += uint64(n)
 		return
 	}
-	hashes, reused := e.Hashes, c.reusedFrom(e)
-	if !ok || told == found && tier.IsWindow() {
+	reused := c.reusedFrom(e)
+	if !ok {
 		tokens = nil // blocks out of a window are left out; the others are known by their hashes
-	}
-	if told == found {
-		hashes, reused = hashes[reused:], 0
 	}
 	var at cursor
 	switch {
@@ -376,7 +373,7 @@ func (c *Chunker) store(e *event.Event, told telling) {
 		at = cursor{ok: true, seed: c.seed(e.LoRA, e.Salt)}
 	}
 	at.shared = len(e.Lookahead) > 0
-	for i, h := range hashes {
+	for i, h := range e.Hashes {
 		b := stored{hash: inLayer(c.layer(e), h), tier: tier, group: c.groupOf(e), told: told, reused: i >= reused}
 		if tokens != nil {
 			b.tokens = tokens[i*e.BlockSize : (i+1)*e.BlockSize]

@@ -85,7 +85,6 @@ const (
 	copied   telling = iota // there is another copy of each
 	doubtful                // that, or what a request has found
 	repeated                // the same again
-	found                   // what a request has found in the cache: nothing new of any block
 )
 
 // tells returns what the first of events says, a Stored, and how many of them say the same
@@ -102,11 +101,10 @@ const (
 // token is always computed, so a prompt that ends with the event can have been. And a
 // prompt whose first chunk was less than a block can be another request's meanwhile.
 //
-// What a request computes follows directly behind its report. Behind copies it is another
-// request's. So an event that one goes on behind is a report, if the cache holds for certain
-// what a prompt that ends with the event could reuse. All other events of what can be reused
-// are of doubtful copies: the blocks are there, and how often is open. Such copies count
-// until the stream shows a report for certain.
+// So an event of what can be reused is of doubtful copies: the blocks are there, and how
+// often is open. Such copies count until the stream shows a report: an event of what the
+// cache holds for certain, up to a prompt that ends with it, and that a request goes on
+// directly behind.
 //
 // Where the engine may hold blocks that were never told, nothing shows that it could not
 // reuse an event's.
@@ -136,13 +134,10 @@ func (c *Chunker) tells(events []event.Event) (telling, int) {
 		reusable, sure = reusable && can, sure && does
 	}
 	whole := groups == c.form.needed(store.GPU)
-	switch {
-	case whole && sure && goesOn(events[:n], events[n:]):
-		if !c.form.reports {
-			c.form.reports, c.form.dirty = true, true
-		}
-		return found, n
-	case whole && (reusable || c.form.unseen):
+	if whole && sure && !c.form.reports && goesOn(events[:n], events[n:]) {
+		c.form.reports, c.form.dirty = true, true
+	}
+	if whole && (reusable || c.form.unseen) {
 		return doubtful, n
 	}
 	return copied, n

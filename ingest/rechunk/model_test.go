@@ -299,11 +299,8 @@ func (m *model) tells(events []event.Event) (told telling, n int) {
 		e := &events[i]
 		on = on || next < len(events) && events[next].Kind == event.Stored && events[next].HasParent && events[next].Parent == e.Hashes[len(e.Hashes)-1]
 	}
-	switch {
-	case whole && on && sure:
-		m.reports = true
-		return found, n
-	case whole && (held || m.unseen):
+	m.reports = m.reports || whole && on && sure
+	if whole && (held || m.unseen) {
 		return doubtful, n
 	}
 	return copied, max(n, 1)

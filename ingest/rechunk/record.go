@@ -66,8 +66,8 @@ const (
 	// maxDoubts is how many doubtful copies of a block are counted.
 	maxDoubts = 255
 	// maxVague is how many slots are kept for the sake of doubtful copies alone. Beyond it
-	// such a slot ends, and a report of what it still had can be taken for copies.
-	maxVague = 4096
+	// such a slot ends, and the engine may hold what is not known (NoteUnseen).
+	maxVague = 16384
 )
 
 // some reports whether there can be copies.

@@ -26,9 +26,12 @@ type metrics struct {
 	series   []*series
 
 	ttft, e2e, itl, tpot, queue, prefill, decode, inference, promptTokens, outputTokens *prometheus.HistogramVec
+	// Of vLLM alone: what was asked for, what of prompts was computed, and an old name.
+	maxTokens, mostTokens, answers, computed, oldITL *prometheus.HistogramVec
 
 	mu      sync.Mutex // protects all below
 	aborted []uint64   // by rank
+	stopped []uint64   // by rank: answers that ended by themselves
 }
 
 // series is a gauge or a counter whose value is read from a rank.
@@ -50,7 +53,7 @@ var (
 )
 
 func newMetrics(kind engine.Kind, r release, c Config, l *life) *metrics {
-	m := &metrics{kind: kind, release: r, config: c, life: l, registry: prometheus.NewRegistry(), aborted: make([]uint64, c.Ranks)}
+	m := &metrics{kind: kind, release: r, config: c, life: l, registry: prometheus.NewRegistry(), aborted: make([]uint64, c.Ranks), stopped: make([]uint64, c.Ranks)}
 	switch kind {
 	case engine.VLLM:
 		m.vllm()
@@ -177,6 +180,13 @@ func (m *metrics) vllm() {
 		})
 		m.counter("vllm:external_prefix_cache_hits_total", below)
 	}
+	if r >= v0(11, 1) {
+		m.counter("vllm:mm_cache_queries_total", func(*engine.Stats) float64 { return 0 })
+		m.counter("vllm:mm_cache_hits_total", func(*engine.Stats) float64 { return 0 })
+		for state, v := range map[string]float64{"awake": 1, "weights_offloaded": 0, "discard_all": 0} {
+			m.gauge("vllm:engine_sleep_state", func(*engine.Stats) float64 { return v }, "sleep_state", state)
+		}
+	}
 	if r >= v0(16, 0) {
 		computed := func(s *engine.Stats) float64 { return float64(s.Prompt - s.Reused.Tokens()) }
 		m.counter("vllm:prompt_tokens_by_source_total", computed, "source", "local_compute")
@@ -195,14 +205,7 @@ func (m *metrics) vllm() {
 	m.counter("vllm:prompt_tokens_total", prompt)
 	m.counter("vllm:generation_tokens_total", func(s *engine.Stats) float64 { return float64(s.Generated) })
 	m.counter("vllm:num_preemptions_total", func(s *engine.Stats) float64 { return float64(s.Preempted) })
-	for _, reason := range []string{"stop", "length"} {
-		m.counter("vllm:request_success_total", func(s *engine.Stats) float64 {
-			if reason == "stop" {
-				return 0
-			}
-			return float64(s.Finished)
-		}, "finished_reason", reason)
-	}
+	m.finished("vllm:request_success_total")
 	m.add("vllm:request_success_total", prometheus.CounterValue, func(rank int, _ *engine.Stats) float64 { return m.abortedOf(rank) }, "finished_reason", "abort")
 	c := &m.config.Engine
 	info := []string{
@@ -211,6 +214,18 @@ func (m *metrics) vllm() {
 	}
 	if c.Window > 0 {
 		info[11] = strconv.Itoa(c.Window)
+	}
+	if r >= v0(20, 0) {
+		info = append(info, "hash_block_size", strconv.Itoa(c.BlockSize))
+	}
+	if r >= v0(24, 0) {
+		info = append(info, "kv_cache_size_tokens", strconv.Itoa(c.Blocks*c.BlockSize))
+	}
+	if r >= v0(30, 0) {
+		info = append(info, "prefix_cache_retention_interval", retentionText(c.Retention))
+	}
+	if c.State {
+		info = append(info, "mamba_cache_mode", "align")
 	}
 	m.add("vllm:cache_config_info", prometheus.GaugeValue, func(int, *engine.Stats) float64 { return 1 }, info...)
 
@@ -222,15 +237,36 @@ func (m *metrics) vllm() {
 	m.decode = m.histogram("vllm:request_decode_time_seconds", latencyBuckets)
 	m.promptTokens = m.histogram("vllm:request_prompt_tokens", tokenBuckets)
 	m.outputTokens = m.histogram("vllm:request_generation_tokens", tokenBuckets)
-	switch {
-	case r >= v0(12, 0):
-		m.itl = m.histogram("vllm:inter_token_latency_seconds", itlBuckets)
-	default:
-		m.itl = m.histogram("vllm:time_per_output_token_seconds", itlBuckets)
+	m.answers = m.histogram("vllm:request_params_n", []float64{1, 2, 5, 10, 20})
+	m.maxTokens = m.histogram("vllm:request_params_max_tokens", tokenBuckets)
+	m.mostTokens = m.histogram("vllm:request_max_num_generation_tokens", tokenBuckets)
+	if r >= v0(13, 0) {
+		m.computed = m.histogram("vllm:request_prefill_kv_computed_tokens", tokenBuckets)
+	}
+	m.itl = m.histogram("vllm:inter_token_latency_seconds", itlBuckets)
+	if r < v0(12, 0) {
+		m.oldITL = m.histogram("vllm:time_per_output_token_seconds", itlBuckets)
 	}
 	if r >= v0(11, 0) {
 		m.tpot = m.histogram("vllm:request_time_per_output_token_seconds", itlBuckets)
 	}
+}
+
+// retentionText is a Retention as vLLM's CacheConfig has it.
+func retentionText(retention int) string {
+	switch retention {
+	case engine.RetainAll:
+		return "None"
+	case engine.RetainEnds:
+		return "0"
+	}
+	return strconv.Itoa(retention)
+}
+
+// finished adds how many answers have ended, by why.
+func (m *metrics) finished(name string) {
+	m.add(name, prometheus.CounterValue, func(rank int, _ *engine.Stats) float64 { return m.stoppedOf(rank) }, "finished_reason", "stop")
+	m.add(name, prometheus.CounterValue, func(rank int, s *engine.Stats) float64 { return max(0, float64(s.Finished)-m.stoppedOf(rank)) }, "finished_reason", "length")
 }
 
 func (m *metrics) sglang() {
@@ -291,7 +327,7 @@ func (m *metrics) trtllm() {
 	m.counter("trtllm_prompt_tokens_total", func(s *engine.Stats) float64 { return float64(s.Prompt) })
 	m.counter("trtllm_generation_tokens_total", func(s *engine.Stats) float64 { return float64(s.Generated) })
 	m.counter("trtllm_prompt_cached_tokens_total", func(s *engine.Stats) float64 { return float64(s.Reused.Tokens()) })
-	m.counter("trtllm_request_success_total", func(s *engine.Stats) float64 { return float64(s.Finished) }, "finished_reason", "length")
+	m.finished("trtllm_request_success_total")
 	m.ttft = m.histogram("trtllm_time_to_first_token_seconds", ttftBuckets)
 	m.tpot = m.histogram("trtllm_time_per_output_token_seconds", itlBuckets)
 	m.e2e = m.histogram("trtllm_e2e_request_latency_seconds", latencyBuckets)
@@ -351,6 +387,12 @@ func (m *metrics) abortedOf(rank int) float64 {
 	return float64(m.aborted[rank])
 }
 
+func (m *metrics) stoppedOf(rank int) float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return float64(m.stopped[rank])
+}
+
 // observe adds to a histogram that the engine has.
 func (m *metrics) observe(v *prometheus.HistogramVec, rank int, x float64) {
 	if v != nil {
@@ -372,11 +414,17 @@ func (m *metrics) output(rank int, a *answer, o engine.Output) {
 		m.observe(m.ttft, rank, (o.At - a.arrived).Seconds())
 	} else {
 		m.observe(m.itl, rank, (o.At - a.last).Seconds())
+		m.observe(m.oldITL, rank, (o.At - a.last).Seconds())
 	}
 	a.last = o.At
 	a.said++
 	if !o.Last {
 		return
+	}
+	if a.stops {
+		m.mu.Lock()
+		m.stopped[rank]++
+		m.mu.Unlock()
 	}
 	m.observe(m.e2e, rank, (o.At - a.arrived).Seconds())
 	m.observe(m.queue, rank, (o.Admitted - a.arrived).Seconds())
@@ -385,6 +433,12 @@ func (m *metrics) output(rank int, a *answer, o engine.Output) {
 	m.observe(m.decode, rank, (o.At - a.first).Seconds())
 	m.observe(m.promptTokens, rank, float64(a.prompt))
 	m.observe(m.outputTokens, rank, float64(a.said))
+	m.observe(m.mostTokens, rank, float64(a.said))
+	m.observe(m.answers, rank, 1)
+	if !a.stops {
+		m.observe(m.maxTokens, rank, float64(a.said))
+	}
+	m.observe(m.computed, rank, float64(a.prompt-o.Hit.Tokens()))
 	if a.said > 1 {
 		m.observe(m.tpot, rank, (o.At-a.first).Seconds()/float64(a.said-1))
 	}

@@ -148,7 +148,7 @@ func (l *life) read(w http.ResponseWriter, r *http.Request, chat bool) (*job, er
 		if err != nil {
 			return nil, j.abandon(err)
 		}
-		a, err := rank.submit(q)
+		a, err := rank.submit(q, j.stops)
 		if err != nil {
 			return nil, j.abandon(bad("", "%v", err))
 		}

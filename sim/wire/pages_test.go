@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -26,7 +27,8 @@ var names = map[engine.Kind][]string{
 		"vllm:num_preemptions_total", "vllm:request_success_total", "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds",
 		"vllm:request_time_per_output_token_seconds", "vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds",
 		"vllm:request_prefill_time_seconds", "vllm:request_decode_time_seconds", "vllm:request_inference_time_seconds", "vllm:cache_config_info",
-		"vllm:lora_requests_info",
+		"vllm:lora_requests_info", "vllm:mm_cache_queries_total", "vllm:engine_sleep_state", "vllm:request_params_n", "vllm:request_params_max_tokens",
+		"vllm:request_max_num_generation_tokens", "vllm:request_prefill_kv_computed_tokens",
 	},
 	engine.SGLang: {
 		"sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:full_token_usage", "sglang:num_used_tokens",
@@ -113,6 +115,59 @@ func TestMetrics(t *testing.T) {
 		}[kind] {
 			if got := of(x.name, x.label, x.value); got != x.want {
 				t.Errorf("%s{%s=%q} is %v, want %v", x.name, x.label, x.value, got, x.want)
+			}
+		}
+	}
+}
+
+// A release has the names that it had.
+func TestMetricsOfReleases(t *testing.T) {
+	since := map[string]string{
+		"vllm:prompt_tokens_by_source_total": "0.16.0", "vllm:prompt_tokens_cached_by_source_total": "0.32.0", "vllm:num_requests_waiting_by_reason": "0.20.0",
+		"vllm:engine_sleep_state": "0.11.1", "vllm:request_prefill_kv_computed_tokens": "0.13.0", "vllm:external_prefix_cache_queries_total": "0.11.1",
+		"vllm:inter_token_latency_seconds": "0.10.2", "vllm:request_time_per_output_token_seconds": "0.11.0",
+	}
+	until := map[string]string{"vllm:time_per_output_token_seconds": "0.12.0", "vllm:gpu_cache_usage_perc": "0.11.0", "vllm:gpu_prefix_cache_hits_total": "0.11.0"}
+	number := func(v string) (n int) {
+		for part := range strings.SplitSeq(v, ".") {
+			i, err := strconv.Atoi(part)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n = n*1000 + i
+		}
+		return n
+	}
+	for _, version := range []string{"0.10.2", "0.11.0", "0.11.1", "0.12.0", "0.13.0", "0.16.0", "0.19.0", "0.20.0", "0.24.0", "0.32.0", "0.33.0"} {
+		p := start(t, wire.Config{Version: version})
+		value := scrape(t, p, "/metrics")
+		for name, v := range since {
+			if got, want := value(name) >= 0, number(version) >= number(v); got != want {
+				t.Errorf("%s has %s: %v", version, name, got)
+			}
+		}
+		for name, v := range until {
+			if got, want := value(name) >= 0, number(version) < number(v); got != want {
+				t.Errorf("%s has %s: %v", version, name, got)
+			}
+		}
+	}
+}
+
+// Answers are counted by why they ended: a chat whose length is not asked for ends by itself.
+func TestFinishReasons(t *testing.T) {
+	for kind, name := range map[engine.Kind]string{engine.VLLM: "vllm:request_success_total", engine.TRTLLM: "trtllm_request_success_total"} {
+		p := start(t, wire.Config{Engine: engine.Config{Kind: kind}, Ranks: 2})
+		messages := []fields{{"role": "user", "content": "Hello"}}
+		for _, asked := range []fields{{}, {}, {"max_tokens": 3}} {
+			asked["messages"] = messages
+			ask(t, p, http.MethodPost, "/v1/chat/completions", asked)
+		}
+		path := map[engine.Kind]string{engine.VLLM: "/metrics", engine.TRTLLM: "/prometheus/metrics"}[kind]
+		value := scrape(t, p, path)
+		for reason, want := range map[string]float64{"stop": 2, "length": 1} {
+			if got := value(name, "finished_reason", reason); got != want {
+				t.Errorf("%v: %v answers ended by %s, want %v", kind, got, reason, want)
 			}
 		}
 	}

@@ -32,6 +32,7 @@ type rank struct {
 // answer is what a request is answered.
 type answer struct {
 	outputs chan engine.Output // has room for all of them
+	stops   bool               // it ends by itself, not for its length
 	arrived time.Duration
 	prompt  int
 	said    int
@@ -39,15 +40,15 @@ type answer struct {
 	first   time.Duration
 }
 
-// submit has the engine answer a request.
-func (r *rank) submit(q engine.Request) (*answer, error) {
+// submit has the engine answer a request. stops says that its answer ends by itself.
+func (r *rank) submit(q engine.Request, stops bool) (*answer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.clock.now()
 	if err := r.engine.Submit(now, q); err != nil {
 		return nil, err
 	}
-	a := &answer{outputs: make(chan engine.Output, len(q.Output)), arrived: now, prompt: len(q.Tokens)}
+	a := &answer{outputs: make(chan engine.Output, len(q.Output)), stops: stops, arrived: now, prompt: len(q.Tokens)}
 	r.open[q.ID] = a
 	r.rouse()
 	return a, nil

@@ -70,6 +70,7 @@ var docs = map[string]string{
 	"PodsKubernetesNamespace":       "PodsKubernetesNamespace is the namespace of both. Empty is all, but not for a pool.",
 	"PodsKubernetesPool":            "PodsKubernetesPool is the name of an InferencePool whose pods are found instead, at its target ports.",
 	"PodsLease":                     "PodsLease is how long a pod stays that is not found any more.",
+	"PodsMetrics":                   "PodsMetrics lets the metrics of pods be read for what runs there, by one of all servers each, while requests of their model are routed. It takes the engines vllm, sglang and trtllm.",
 	"PodsModel":                     "PodsModel is the model of pods of which nothing else says it.",
 	"PodsPortEvents":                "PodsPortEvents is the port of their events; 0 is none. Rank n has the nth port after it.",
 	"PodsPortKubernetes":            "PodsPortKubernetes is the port at which the engines of pods found by labels serve.",
