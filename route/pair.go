@@ -106,9 +106,9 @@ type PairCost struct {
 
 // Bounds of the search for a pair.
 const (
-	// maxPairs is how many pairs are looked at. In larger fleets the cheapest places of both
-	// kinds are.
-	maxPairs = 1 << 18
+	// maxListed is how many places of either kind are looked at, of those that may work together.
+	// With more the cheapest are.
+	maxListed = 128
 	// keptPairs is how many of them the nominated places are taken from.
 	keptPairs = 64
 	// explainedPairs is how many an explanation has.
@@ -128,6 +128,8 @@ type pairing struct {
 	own []int
 	// forced is, by candidate of decode, why it prefills by rule.
 	forced []Local
+	// helps reports, by candidate of prefill, whether it may prefill for others.
+	helps []bool
 	// whole reports, by candidate of decode, whether the pod takes whole requests.
 	whole []bool
 	topo  topology
@@ -209,8 +211,9 @@ func (p *pairing) places(picture *loads.Picture) error {
 	}
 	n, s := len(p.decode.Candidates), &p.decode.Settings.Pair
 	p.own, p.forced, p.whole = make([]int, n), make([]Local, n), make([]bool, n)
+	var alone []int
 	for i := range p.decode.Candidates {
-		c := p.decode.Candidates[i]
+		c := &p.decode.Candidates[i]
 		own, whole := at[c.RankRef]
 		p.own[i], p.whole[i] = -1, whole
 		if whole {
@@ -220,33 +223,55 @@ func (p *pairing) places(picture *loads.Picture) error {
 			p.forced[i] = s.local(p.decode.Tokens, c.Cached())
 		}
 		if !whole && p.q.PinnedPrefill == nil && (p.forced[i] != "" || s.LocalFallback) {
-			c.Decode = false
-			p.own[i] = len(p.prefill.Candidates)
-			p.prefill.Candidates = append(p.prefill.Candidates, c)
+			alone = append(alone, i)
 		}
 	}
+	p.mergePrefill(alone)
 	if len(p.prefill.Candidates) == 0 {
 		return fmt.Errorf("%w: nobody may prefill for one of %d ranks that may decode", ErrNobody, n)
 	}
-	p.sortPrefill()
 	p.topo = newTopology(s, p.match.Registry, p.prefill.Candidates, p.decode.Candidates)
 	return nil
 }
 
-// sortPrefill puts who may prefill into the order that policies expect.
-func (p *pairing) sortPrefill() {
-	slices.SortFunc(p.prefill.Candidates, func(a, b Candidate) int {
-		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank))
-	})
-	at := make(map[store.RankRef]int, len(p.prefill.Candidates))
-	for i := range p.prefill.Candidates {
-		at[p.prefill.Candidates[i].RankRef] = i
+// mergePrefill puts who may prefill into the order that policies expect, those of decode that
+// may for themselves with the others. Both are in it.
+func (p *pairing) mergePrefill(alone []int) {
+	others := p.prefill.Candidates
+	at := make([]int, len(others)) // where each stands now
+	merged := make([]Candidate, 0, len(others)+len(alone))
+	p.helps = make([]bool, 0, cap(merged))
+	n := 0
+	for i := range others {
+		for ; n < len(alone) && before(&p.decode.Candidates[alone[n]], &others[i]); n++ {
+			merged = p.mergeOwn(merged, alone[n])
+		}
+		at[i] = len(merged)
+		merged, p.helps = append(merged, others[i]), append(p.helps, true)
 	}
-	for i := range p.own {
-		if p.own[i] >= 0 {
-			p.own[i] = at[p.decode.Candidates[i].RankRef]
+	for ; n < len(alone); n++ {
+		merged = p.mergeOwn(merged, alone[n])
+	}
+	p.prefill.Candidates = merged
+	for k := range p.own {
+		if p.whole[k] {
+			p.own[k] = at[p.own[k]]
 		}
 	}
+}
+
+// mergeOwn adds candidate k of decode as one that prefills for itself.
+func (p *pairing) mergeOwn(merged []Candidate, k int) []Candidate {
+	c := p.decode.Candidates[k]
+	c.Decode = false
+	p.own[k] = len(merged)
+	p.helps = append(p.helps, false)
+	return append(merged, c)
+}
+
+// before reports whether a candidate stands before another one.
+func before(a, b *Candidate) bool {
+	return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank)) < 0
 }
 
 // local returns why a pod that holds so many tokens of a prompt prefills the rest itself.
@@ -266,22 +291,22 @@ func (p *pairing) option(i, k int) (extra, factor float64, ok bool) {
 	if p.own[k] == i {
 		return 0, 1, p.forced[k] != "" || p.whole[k]
 	}
-	if p.forced[k] != "" || !p.isPrefill(i) {
+	if p.forced[k] != "" || !p.helps[i] {
 		return 0, 0, false
 	}
 	if factor, ok = p.topo.factor(i, k); !ok {
 		return 0, 0, false
 	}
-	if p.ms {
-		extra = p.decode.Settings.Pull.ms(p.decode.Tokens-p.decode.Candidates[k].Cached(), p.decode.BlockSize)
-	}
-	return extra, factor, true
+	return p.transfer(k), factor, true
 }
 
-// isPrefill reports whether a candidate of prefill may prefill for others.
-func (p *pairing) isPrefill(i int) bool {
-	pod, ok := p.match.Registry.PodIndex(p.prefill.Candidates[i].Pod)
-	return ok && p.match.Registry.Pods[pod].Role != "decode"
+// transfer returns how many milliseconds it takes to send candidate k of decode what it does
+// not hold, 0 where costs are no times.
+func (p *pairing) transfer(k int) float64 {
+	if !p.ms {
+		return 0
+	}
+	return p.decode.Settings.Pull.ms(p.decode.Tokens-p.decode.Candidates[k].Cached(), p.decode.BlockSize)
 }
 
 // pairOf is an option with its cost by the picture.
@@ -291,13 +316,9 @@ type pairOf struct {
 }
 
 // search returns the cheapest options by the picture, and whether anybody may work with
-// anybody.
+// anybody. Of places with the same labels the cheapest do, since what labels add is the same
+// for all of them.
 func (p *pairing) search() (best []pairOf, found bool) {
-	is, ks := p.shortlist(p.prefill, p.tp), p.shortlist(p.decode, p.td)
-	helps := make([]bool, len(p.prefill.Candidates))
-	for _, i := range is {
-		helps[i] = p.isPrefill(i)
-	}
 	add := func(i, k int) {
 		extra, factor, ok := p.option(i, k)
 		if !ok {
@@ -319,31 +340,46 @@ func (p *pairing) search() (best []pairOf, found bool) {
 		})
 		best = slices.Insert(best, at, pairOf{loads.Option{Prefill: i, Decode: k, Extra: extra, Factor: factor}, total})
 	}
-	for _, k := range ks {
+	decodes := p.shortlists(p.decode, p.topo.decode, func(k int) float64 {
+		return p.td[k] + p.transfer(k)
+	}, func(k int) bool { return p.forced[k] == "" })
+	prefills := p.shortlists(p.prefill, p.topo.prefill, func(i int) float64 { return p.tp[i] }, func(i int) bool { return p.helps[i] })
+	for _, k := range p.decode.Rand.Perm(len(p.td)) {
 		if p.own[k] >= 0 {
 			add(p.own[k], k)
 		}
-		if p.forced[k] != "" {
-			continue
-		}
-		for _, i := range is {
-			if helps[i] && i != p.own[k] {
-				add(i, k)
+	}
+	for _, domain := range slices.Sorted(maps.Keys(decodes)) {
+		for _, k := range decodes[domain] {
+			for _, i := range prefills[domain] {
+				if i != p.own[k] {
+					add(i, k)
+				}
 			}
 		}
 	}
 	return best, found
 }
 
-// shortlist returns the candidates to look at, in a drawn order: all of them, or in a large
-// fleet the cheapest.
-func (p *pairing) shortlist(v *View, totals []float64) []int {
-	order := v.Rand.Perm(len(totals))
-	if most := int(math.Sqrt(maxPairs)); len(p.tp)*len(p.td) > maxPairs && len(order) > most {
-		slices.SortStableFunc(order, func(a, b int) int { return compareCosts(totals[a], totals[b]) })
-		order = order[:most]
+// shortlists returns the candidates to look at by the domain that they are in, the cheapest
+// first, in a drawn order where costs are equal.
+func (p *pairing) shortlists(v *View, labels []domain, cost func(int) float64, wanted func(int) bool) map[int][]int {
+	order := v.Rand.Perm(len(labels))
+	costs := make([]float64, len(labels))
+	for i := range costs {
+		costs[i] = cost(i)
 	}
-	return order
+	slices.SortStableFunc(order, func(a, b int) int { return compareCosts(costs[a], costs[b]) })
+	out, alike := map[int][]int{}, map[int]int{}
+	for _, i := range order {
+		l := &labels[i]
+		if l.number == 0 || !wanted(i) || alike[l.class] == nominated || len(out[l.number]) == maxListed {
+			continue
+		}
+		alike[l.class]++
+		out[l.number] = append(out[l.number], i)
+	}
+	return out
 }
 
 // call returns the booking of the pair, among at most nominated places of either part and the
@@ -511,7 +547,7 @@ func (p *pairing) conclude(c *loads.PairCall, b *loads.BookedPair, is, ks []int,
 		d.Best = max(d.Best, half.Best)
 		d.Pull = half.Pull
 		for _, at := range half.Fallbacks {
-			if n := p.prefill.find(at); p.isPrefill(n) && p.topo.near(n, k) {
+			if n := p.prefill.find(at); n < len(p.helps) && p.helps[n] && p.topo.near(n, k) {
 				d.Prefill.Fallbacks = append(d.Prefill.Fallbacks, at)
 			}
 		}
@@ -560,60 +596,73 @@ func (p *pairing) explain(c *loads.PairCall, b *loads.BookedPair, is, ks []int) 
 
 // topology says which places are near each other.
 type topology struct {
-	// domain numbers, by candidate, the values of the labels that must be the same; 0 is of a
-	// pod that lacks one.
-	prefillDomain, decodeDomain []int
-	weights                     []float64
-	// values are, by candidate and preferred label, numbers of values, 0 without one.
-	prefillValues, decodeValues [][]int
+	prefill, decode []domain // by candidate
+	weights         []float64
+	factors         map[uint64]float64 // by the preferred labels that two share
+}
+
+// domain is where a candidate is.
+type domain struct {
+	// number is of the values of the labels that must be the same; 0 is of a pod that lacks one.
+	// class is that of all labels that count.
+	number, class int
+	// values are numbers of the values of preferred labels, 0 without one.
+	values []int
 }
 
 func newTopology(s *Pair, reg *store.Registry, prefill, decode []Candidate) topology {
-	t := topology{}
+	t := topology{factors: map[uint64]float64{0: 1}}
 	labels := slices.Sorted(maps.Keys(s.PreferSame))
 	for _, l := range labels {
 		t.weights = append(t.weights, s.PreferSame[l])
 	}
 	numbers := map[string]int{}
-	number := func(label, value string) int {
-		key := strconv.Quote(label) + strconv.Quote(value)
-		if numbers[key] == 0 {
-			numbers[key] = len(numbers) + 1
+	number := func(key []byte) int {
+		n := numbers[string(key)]
+		if n == 0 {
+			n = len(numbers) + 1
+			numbers[string(key)] = n
 		}
-		return numbers[key]
+		return n
 	}
-	read := func(cs []Candidate) (domains []int, values [][]int) {
-		domains, values = make([]int, len(cs)), make([][]int, len(cs))
+	var key []byte
+	read := func(cs []Candidate) []domain {
+		out := make([]domain, len(cs))
 		for i := range cs {
+			d := &out[i]
 			var of map[string]string
 			if n, ok := reg.PodIndex(cs[i].Pod); ok {
 				of = reg.Pods[n].Labels
 			}
-			domain, whole := "", true
+			key, whole := append(key[:0], 'd'), true
 			for _, l := range s.RequireSame {
 				value, ok := of[l]
-				domain, whole = domain+strconv.Quote(value), whole && ok
+				key, whole = strconv.AppendQuote(key, value), whole && ok
 			}
 			if whole {
-				domains[i] = number("", domain)
+				d.number = number(key)
 			}
-			values[i] = make([]int, len(labels))
+			class := strconv.AppendInt([]byte{'c'}, int64(d.number), 10)
+			if len(labels) > 0 {
+				d.values = make([]int, len(labels))
+			}
 			for j, l := range labels {
 				if value, ok := of[l]; ok {
-					values[i][j] = number(l, value)
+					d.values[j] = number(strconv.AppendQuote(strconv.AppendInt(append(key[:0], 'v'), int64(j), 10), value))
 				}
+				class = strconv.AppendInt(append(class, ' '), int64(d.values[j]), 10)
 			}
+			d.class = number(class)
 		}
-		return domains, values
+		return out
 	}
-	t.prefillDomain, t.prefillValues = read(prefill)
-	t.decodeDomain, t.decodeValues = read(decode)
+	t.prefill, t.decode = read(prefill), read(decode)
 	return t
 }
 
 // near reports whether places may work together.
 func (t *topology) near(i, k int) bool {
-	if i >= len(t.prefillDomain) || k >= len(t.decodeDomain) {
+	if i >= len(t.prefill) || k >= len(t.decode) {
 		return false
 	}
 	_, ok := t.factor(i, k)
@@ -623,17 +672,26 @@ func (t *topology) near(i, k int) bool {
 // factor returns what the cost of candidates i of prefill and k of decode is multiplied by,
 // and whether they may work together.
 func (t *topology) factor(i, k int) (float64, bool) {
-	if t.prefillDomain[i] == 0 || t.prefillDomain[i] != t.decodeDomain[k] {
+	a, b := &t.prefill[i], &t.decode[k]
+	if a.number == 0 || a.number != b.number {
 		return 0, false
 	}
-	sum := 0.0
-	for j, w := range t.weights {
-		if v := t.prefillValues[i][j]; v != 0 && v == t.decodeValues[k][j] {
-			sum += w
+	shared := uint64(0) // a pod has at most 64 labels
+	for j, v := range a.values {
+		if v != 0 && v == b.values[j] {
+			shared |= 1 << j
 		}
 	}
-	if sum == 0 {
-		return 1, true
+	f, ok := t.factors[shared]
+	if !ok {
+		sum := 0.0
+		for j, w := range t.weights {
+			if shared&(1<<j) != 0 {
+				sum += w
+			}
+		}
+		f = math.Exp(-math.Tanh(sum))
+		t.factors[shared] = f
 	}
-	return math.Exp(-math.Tanh(sum)), true
+	return f, true
 }

@@ -13,7 +13,9 @@ import (
 
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/memory"
 )
 
 func pairOf(p []uint32) route.Request {
@@ -239,7 +241,7 @@ func TestPairIsCheapest(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		w := newWorld(t, nil)
 		p := prompt(1, 1600)
-		n := rapid.IntRange(1, 14).Draw(rt, "pods")
+		n := rapid.IntRange(1, 30).Draw(rt, "pods")
 		roles := map[string]string{}
 		zones := map[string]string{}
 		w.register(pod("d0", "decode", "zone=1"))
@@ -318,4 +320,49 @@ func TestPairIsCheapest(t *testing.T) {
 			rt.Fatalf("%s is not %+v", places(d), d.Pairs[0])
 		}
 	})
+}
+
+// BenchmarkPair chooses pairs in fleets of so many pods of each kind, in four zones.
+func BenchmarkPair(b *testing.B) {
+	for _, n := range []int{4, 50, 500, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			index, err := memory.New(memory.Config{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(func() { _ = index.Close() })
+			s, err := scorer.New(scorer.Config{Index: index})
+			if err != nil {
+				b.Fatal(err)
+			}
+			r, err := route.New(route.Config{Scorer: s, Pods: index, Loads: loads.NewMemory(nil), Seed: 1})
+			if err != nil {
+				b.Fatal(err)
+			}
+			for i := range n {
+				for _, role := range []string{"prefill", "decode"} {
+					p := pod(fmt.Sprint(role, i), role, fmt.Sprint("zone=", i%4))
+					p.Model = "m"
+					if _, err := index.Register(b.Context(), p); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			if _, err := r.PutSettings(b.Context(), "m", []byte(`{"pair":{"prefer_same":{"zone":1}}}`)); err != nil {
+				b.Fatal(err)
+			}
+			q := ask(prompt(1, 2048))
+			q.Role, q.Reserve = route.RolePair, true
+			b.ReportAllocs()
+			for b.Loop() {
+				d, err := r.Route(b.Context(), q)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := r.End(b.Context(), "m", d.Reservation); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

@@ -71,6 +71,18 @@ def test_route(client: kvatlas.Client) -> None:
     assert client.route("m", tokens=[7], labels={"zone": "1"}).pod == "a"
     assert client.route("m", tokens=[7], pinned={"pod": "b"}, policy="least_requests").pod == "b"
     assert client.route("m", tokens=[7], prefer={"zone=1": 5}).pod == "a"
+
+    long = range(1000, 2000)
+    pair = client.route("m", tokens=long, role="pair", pinned={"pod": "b"}, pinned_prefill={"pod": "a"}, explain=True)
+    assert pair.prefill is not None and (pair.pod, pair.prefill.pod, pair.local_prefill) == ("b", "a", None)
+    assert pair.headers == {"x-prefiller-host-port": "a"} and pair.pairs[0].prefill.pod == "a" and pair.prefill.costs
+    assert client.route("m", tokens=[7], role="pair").local_prefill == "short"
+    client.add_blocks("m", "a", tokens=long)
+    fetch = {"pull": {"block_bytes": 1000, "bandwidth": 1e10}}
+    pull = client.route("m", tokens=long, pinned={"pod": "b", "rank": 0}, overrides=fetch, explain=True)
+    assert pull.pull_from is not None and pull.pull_from.pod == "a" and pull.pull_from.tokens > 0
+    assert pull.kv_transfer_params["remote_kv_source"]["remote_host"] == "a"
+    assert pull.pull_plan is not None and pull.pull_plan.wait is None and pull.pull_plan.pull is not None
     assert client.set_routing("m", policy="round_robin")["policy"] == "round_robin"
     assert client.routing("m")["policy"] == "round_robin"
     assert client.route("m", tokens=[7]).policy == "round_robin"

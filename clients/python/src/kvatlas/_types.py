@@ -192,6 +192,59 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Prefill:
+    """The pod that prefills, of a pair."""
+
+    pod: str
+    rank: int
+    overlap: Overlap
+    fallbacks: List[Place] = field(default_factory=list)
+    address: Optional[str] = None
+    costs: List[Cost] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PairCost:
+    """What two places cost together."""
+
+    prefill: Place
+    decode: Place
+    total: Optional[float] = None
+    """None of a pair with a place that is too busy."""
+    terms: Dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PullSource:
+    """A rank that part of a prompt is fetched from."""
+
+    pod: str
+    rank: int
+    tokens: int
+    ms: float
+    """How many milliseconds the fetch takes."""
+    address: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class PullWay:
+    """A place and its cost."""
+
+    pod: str
+    rank: int
+    total: float
+
+
+@dataclass(frozen=True)
+class PullPlan:
+    """What each way costs; None of one that there is not."""
+
+    wait: Optional[PullWay] = None
+    recompute: Optional[PullWay] = None
+    pull: Optional[PullWay] = None
+
+
+@dataclass(frozen=True)
 class Route:
     """Where a request goes."""
 
@@ -210,6 +263,20 @@ class Route:
     resolved: Optional[Resolved] = None
     costs: List[Cost] = field(default_factory=list)
     """What the candidates cost, with explain=True."""
+    prefill: Optional[Prefill] = None
+    """The pod that prefills, with role="pair"; the rest is about the one that decodes."""
+    local_prefill: Optional[str] = None
+    """Why the pod that decodes prefills as well."""
+    pairs: List[PairCost] = field(default_factory=list)
+    """The cheapest pairs, with explain=True."""
+    headers: Dict[str, str] = field(default_factory=dict)
+    """Headers to send the request with, as llm-d's sidecars read them."""
+    pull_from: Optional[PullSource] = None
+    """Whom the pod that prefills fetches part of the prompt from."""
+    kv_transfer_params: Dict[str, Any] = field(default_factory=dict)
+    """The same as vLLM's field of this name."""
+    pull_plan: Optional[PullPlan] = None
+    """What each way costs, with explain=True."""
     degraded: Optional[Degraded] = None
 
 
