@@ -4,11 +4,10 @@ import "math/rand/v2"
 
 // spare is memory that the views of requests use one after the other.
 type spare struct {
-	source     rand.PCG
-	rand       *rand.Rand
-	candidates []Candidate
-	numbers    []float64
-	indexes    []int
+	source  rand.PCG
+	rand    *rand.Rand
+	numbers []float64
+	indexes []int
 }
 
 // takeView returns an empty view. Nothing of it may be kept once it is given back.
