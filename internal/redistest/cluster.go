@@ -165,3 +165,46 @@ func (c *Cluster) FailOver(master int) {
 	})
 	c.Settle()
 }
+
+// MoveSlot moves the slot of a key, which is there, to another master. With half of the slot's
+// keys moved it calls meanwhile.
+func (c *Cluster) MoveSlot(key string, meanwhile func()) {
+	c.tb.Helper()
+	ctx := context.Background()
+	slot := int(c.Masters[0].Client().ClusterKeySlot(ctx, key).Val())
+	at := 0
+	for i, m := range c.Masters {
+		if n, err := m.Client().ClusterCountKeysInSlot(ctx, slot).Result(); err == nil && n > 0 {
+			at = i
+		}
+	}
+	from, to := c.Masters[at], c.Masters[(at+1)%len(c.Masters)]
+	id := func(s *Server) string {
+		text, err := s.Client().Do(ctx, "CLUSTER", "MYID").Text()
+		c.must(err)
+		return text
+	}
+	c.must(to.Client().Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", id(from)).Err())
+	c.must(from.Client().Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", id(to)).Err())
+	host, port, err := net.SplitHostPort(to.Addr)
+	c.must(err)
+	migrate := func(keys []string) {
+		args := []any{"MIGRATE", host, port, "", 0, 5000, "KEYS"}
+		for _, k := range keys {
+			args = append(args, k)
+		}
+		if len(keys) > 0 {
+			c.must(from.Client().Do(ctx, args...).Err())
+		}
+	}
+	all, err := from.Client().ClusterGetKeysInSlot(ctx, slot, 1000).Result()
+	c.must(err)
+	migrate(all[:(len(all)+1)/2])
+	meanwhile()
+	rest, err := from.Client().ClusterGetKeysInSlot(ctx, slot, 1000).Result()
+	c.must(err)
+	migrate(rest)
+	for _, m := range append([]*Server{to, from}, c.Masters...) {
+		c.must(m.Client().Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", id(to)).Err())
+	}
+}

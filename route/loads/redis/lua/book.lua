@@ -18,10 +18,12 @@ if not (n1 > 0 and #ARGV[3] == 120 and #marked % 8 == 0 and #ARGV[5] % 80 == 0 a
 end
 local lease, tokens, tail, expected, size, temperature, draw, most, version, overdue, weighWait, weighPrefill, weighDecode,
   weighBlocks, weighRequests = numbers('<ddddddddddddddd', ARGV[3])
-if not (lease > 0 and tokens >= 0 and tail >= 0 and expected >= 0 and size > 0) then error('numbers are wrong', 0) end
+if not (lease > 0 and tokens >= 0 and tail >= 0 and expected >= 0 and size > 0 and max(lease, tokens, tail, expected, size) < 2 ^ 50) then
+  error('numbers are wrong', 0)
+end
 for c = 1, n do
   local gen, uncached, work = numbers('<ddd', candidates, 80 * c - 79)
-  if not (gen >= 0 and uncached >= 0 and work >= 0) then error('a candidate is wrong', 0) end
+  if not (gen >= 0 and uncached >= 0 and work >= 0 and max(gen, uncached, work) < 2 ^ 50) then error('a candidate is wrong', 0) end
 end
 local choices, resorts = 0, 0
 if paired then

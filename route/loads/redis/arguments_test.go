@@ -1,0 +1,115 @@
+package redis
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// TestWrongArguments calls the scripts with arguments that are too few, too many, or no such
+// numbers. A script that says so has changed nothing.
+func TestWrongArguments(t *testing.T) {
+	client, ctx := redistest.Start(t).Client(), context.Background()
+	clock := time.UnixMicro(1_800_000_000_000_000)
+	s, err := New(Config{Client: client, Prefix: "kva", Now: func() time.Time { return clock }, Timeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := func(id string) *loads.PairCall {
+		c := &loads.PairCall{Options: []loads.Option{{Factor: 1}, {Prefill: 1, Factor: 1}}, Resorts: []loads.Option{{Factor: 1}}}
+		c.Call = loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: 100, BlockSize: 16, Keys: []blockkey.Key{1, 2, 3}}
+		for i, pod := range []string{"a", "b", "c"} {
+			list := &c.Candidates
+			if i > 0 {
+				list = &c.Prefill
+			}
+			*list = append(*list, loads.Candidate{RankRef: store.RankRef{Pod: pod}, Uncached: 50, Work: 60, Factor: 1, Prior: 1})
+		}
+		return c
+	}
+	single := func(id string) *loads.PairCall {
+		c := call(id)
+		return &loads.PairCall{Call: c.Call}
+	}
+	learnt := appendNumbers(nil, -1, 0.1, 3, 1)
+	scripts := []struct {
+		name   string
+		script *goredis.Script
+		args   []any
+		keep   int // so many arguments are not touched
+	}{
+		{"book", bookScript, s.bookArgs(single("new")), 0},
+		{"book a pair", bookScript, s.bookArgs(call("new")), 0},
+		{"done", leaveScript, []any{s.now(), "done", learnt, "1"}, 0},
+		{"end", leaveScript, []any{s.now(), "end", "", "1"}, 0},
+		{"overdue", leaveScript, []any{s.now(), "overdue", "", "1", "2"}, 0},
+		{"output", outputScript, []any{s.now(), "1", 40}, 0},
+		{"picture", pictureScript, []any{s.now(), 64}, 0},
+		{"forget", forgetScript, []any{s.now(), 10, 10, "0:a", "0:b"}, 0},
+		{"settings", settingsScript, []any{s.now(), "{}"}, 0},
+		{"engine", engineScript, []any{s.now(), "a", 5, 5, 5, 100, "0:a", 0, 1, 2, -1, 5, 7, 0}, 0},
+		{"turns", turnsScript, []any{s.now(), 3, 5, 5, "a", "b"}, 0},
+		{"missed", missedScript, []any{s.now(), "a", 5, 5}, 0},
+		{"audit", auditScript, []any{s.now(), "0:a", 5, 1, "1"}, 4},
+	}
+	keys := s.keys("m")
+	state := func() map[string]string {
+		m := map[string]string{}
+		for _, k := range client.Keys(ctx, "*").Val() {
+			m[k] = client.Dump(ctx, k).Val()
+		}
+		return m
+	}
+	wrong := rapid.SampledFrom([]any{"", "x", "nan", "inf", "-inf", "-1", "1e300", "\x00", "12345678", string(learnt), string(appendNumbers(nil, -5))})
+	refused := 0
+	rapid.Check(t, func(r *rapid.T) {
+		client.FlushAll(ctx)
+		for _, c := range []*loads.PairCall{single("1"), call("2"), single("3")} {
+			if _, err := s.book(ctx, c); err != nil {
+				r.Fatal(err)
+			}
+		}
+		c := scripts[rapid.IntRange(0, len(scripts)-1).Draw(r, "script")]
+		args, names := slices.Clone(c.args), keys
+		for range rapid.IntRange(1, 3).Draw(r, "changes") {
+			i := rapid.IntRange(c.keep, len(args)).Draw(r, "at")
+			switch what := rapid.IntRange(0, 4).Draw(r, "what"); {
+			case what == 0 && i < len(args):
+				args = slices.Delete(args, i, i+1)
+			case what == 1:
+				args = slices.Insert(args, i, wrong.Draw(r, "more"))
+			case what == 2:
+				names = keys[:rapid.IntRange(0, len(keys)-1).Draw(r, "keys")]
+			case what == 3 && i < len(args):
+				if b, ok := args[i].([]byte); ok && len(b) > 0 {
+					b = slices.Clone(b)
+					copy(b[rapid.IntRange(0, len(b)-1).Draw(r, "byte"):], rapid.SliceOfN(rapid.Byte(), 1, 8).Draw(r, "bytes"))
+					args[i] = b
+				}
+			case i < len(args):
+				args[i] = wrong.Draw(r, "instead")
+			}
+		}
+		before := state()
+		err := c.script.Run(ctx, client, names, args...).Err()
+		if err != nil {
+			refused++
+			if after := state(); !maps.Equal(before, after) {
+				r.Fatalf("%s said %v, and has changed something", c.name, err)
+			}
+		}
+	})
+	if refused == 0 {
+		t.Error("nothing was refused")
+	}
+}
