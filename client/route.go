@@ -25,8 +25,8 @@ type Pin struct {
 
 // RouteRequest asks which pod and rank a request should go to.
 type RouteRequest struct {
-	// ScoreRequest is the prompt, and which Pods may be chosen. Its Strategy and EarlyExit
-	// are not sent.
+	// ScoreRequest is the prompt, and which Pods may be chosen. Its Strategy, EarlyExit
+	// and Predicted are not sent.
 	ScoreRequest
 	// Reserve books the request where it goes. Without it nothing is changed.
 	Reserve bool
@@ -86,7 +86,7 @@ func (r RouteRequest) MarshalJSON() ([]byte, error) {
 		Labels    map[string]string  `json:"labels,omitempty"`
 		Prefer    map[string]float64 `json:"prefer,omitempty"`
 	}{r.wire(), r.Reserve, r.ID, r.ExpectedOutputTokens, r.Policy, r.Overrides, r.Role, r.Pinned, r.PinnedPrefill, r.Labels, r.Prefer}
-	w.Strategy, w.EarlyExit = "", false
+	w.Strategy, w.EarlyExit, w.scoreWire.Predicted = "", false, false
 	if r.Body != nil && r.Tokens == nil && r.BlockKeys == nil {
 		return over(r.Body, w)
 	}
@@ -186,6 +186,8 @@ type Overlap struct {
 	BestTokens int `json:"best_tokens"`
 	// Tiers are the tokens by the best tier that holds each.
 	Tiers map[string]int `json:"tiers"`
+	// PredictedTokens is how many of them, in tier gpu, are only predicted.
+	PredictedTokens int `json:"predicted_tokens"`
 }
 
 // Cost is what a candidate costs.
@@ -199,6 +201,8 @@ type Cost struct {
 	Load Load `json:"load"`
 	// HeldTokens are the prompt's tokens there by tier.
 	HeldTokens map[string]int `json:"held_tokens"`
+	// PredictedTokens is how many of them are only predicted.
+	PredictedTokens int `json:"predicted_tokens"`
 }
 
 // Load is what running requests take of a rank.

@@ -40,6 +40,8 @@ type ScoreRequest struct {
 	LoRA, CacheSalt string
 	// Explain asks for Explanation.
 	Explain bool
+	// Predicted makes blocks count that routers predict. Routes count them anyway.
+	Predicted bool
 	// Mode is how long the server waits for the tokens of a text: "wait" (up to
 	// Wait; the default), "async" (not at all) or "sync" (until they are there).
 	Mode string
@@ -71,6 +73,7 @@ type scoreWire struct {
 	LoRA      string   `json:"lora,omitempty"`
 	CacheSalt string   `json:"cache_salt,omitempty"`
 	Explain   bool     `json:"explain,omitempty"`
+	Predicted bool     `json:"predicted,omitempty"`
 	Mode      string   `json:"mode,omitempty"`
 	WaitMS    int64    `json:"wait_ms,omitempty"`
 	EarlyExit bool     `json:"early_exit,omitempty"`
@@ -85,6 +88,7 @@ func (r *ScoreRequest) wire() scoreWire {
 		LoRA:      r.LoRA,
 		CacheSalt: r.CacheSalt,
 		Explain:   r.Explain,
+		Predicted: r.Predicted,
 		Mode:      r.Mode,
 		WaitMS:    milliseconds(r.Wait),
 		EarlyExit: r.EarlyExit,
@@ -183,6 +187,8 @@ type Match struct {
 	// Reusable is how many tokens that rank's engine can reuse of them; nil with strategies
 	// other than longest_prefix, which do not tell.
 	Reusable *int `json:"reusable,omitempty"`
+	// PredictedBlocks is how many of Blocks, in tier gpu, are only predicted.
+	PredictedBlocks int `json:"predicted_blocks,omitempty"`
 	// Tiers are the best rank's blocks by the best tier that holds each.
 	Tiers map[string]int `json:"tiers"`
 	// Ranks are the blocks of each data-parallel rank that holds any.

@@ -18,8 +18,10 @@ type Decision struct {
 	Policy string
 	// Held is how many tokens of the prompt the place can reuse, by tier. Best is the most
 	// that any place can, of those that may take the request.
-	Held [store.NumTiers]int
-	Best int
+	// Predicted is how many of the tokens of Held are only predicted, in tier gpu.
+	Held      [store.NumTiers]int
+	Predicted int
+	Best      int
 	// Prefill is the pod that prefills, of a pair; nil when the pod of the decision does all.
 	// Prefills says then why.
 	Prefill  *Half
@@ -28,6 +30,9 @@ type Decision struct {
 	// what could be done instead, if costs were asked for, are times, and fetches are possible.
 	Pull *Source
 	Ways *Ways
+	// Predicts is how many blocks the place is predicted to hold, since the request is booked
+	// there, beside those that it has told of.
+	Predicts int
 	// Costs are those of all candidates, cheapest first, if they were asked for.
 	Costs []PlaceCost
 	// Pairs are the cheapest of the pairs that were chosen among, if costs were asked for.
@@ -66,4 +71,6 @@ type PlaceCost struct {
 	Load  loads.Load
 	Extra loads.Extra
 	Held  [store.NumTiers]int
+	// Predicted is how many of the tokens of Held are only predicted.
+	Predicted int
 }

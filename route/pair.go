@@ -85,6 +85,7 @@ type Half struct {
 	Address   string
 	Fallbacks []store.RankRef
 	Held      [store.NumTiers]int
+	Predicted int
 	Costs     []PlaceCost
 }
 
@@ -476,7 +477,11 @@ func (p *pairing) take(ctx context.Context, version int64, away bool, d *Decisio
 		case err == nil:
 			d.Reservation, d.Again = c.ID, b.Again
 			p.booked(&b, is, ks)
-			return p.conclude(c, &b, is, ks, d)
+			if err := p.conclude(c, &b, is, ks, d); err != nil {
+				return err
+			}
+			p.predict(ctx, d)
+			return nil
 		case errors.Is(err, loads.ErrBusy):
 			return ErrBusy
 		case errors.Is(err, loads.ErrFull):
@@ -543,7 +548,7 @@ func (p *pairing) conclude(c *loads.PairCall, b *loads.BookedPair, is, ks []int,
 	} else {
 		var half Decision
 		p.r.conclude(p.q, p.prefill, p.wp, p.match, p.tp, i, &half)
-		d.Prefill = &Half{RankRef: b.Prefill, Address: half.Address, Held: half.Held, Costs: half.Costs}
+		d.Prefill = &Half{RankRef: b.Prefill, Address: half.Address, Held: half.Held, Predicted: half.Predicted, Costs: half.Costs}
 		d.Best = max(d.Best, half.Best)
 		d.Pull = half.Pull
 		for _, at := range half.Fallbacks {
@@ -556,6 +561,15 @@ func (p *pairing) conclude(c *loads.PairCall, b *loads.BookedPair, is, ks []int,
 		d.Pairs = p.explain(c, b, is, ks)
 	}
 	return nil
+}
+
+// predict writes that both places will hold the prompt: what one has prefilled goes to the
+// other.
+func (p *pairing) predict(ctx context.Context, d *Decision) {
+	p.r.predict(ctx, p.decode, p.match, p.q.Score.Model, &p.decode.Candidates[p.decode.find(d.RankRef)], d)
+	if d.Prefill != nil {
+		p.r.predict(ctx, p.prefill, p.match, p.q.Score.Model, &p.prefill.Candidates[p.prefill.find(d.Prefill.RankRef)], d)
+	}
 }
 
 // find returns the index of a place. One that a repeated call has found, and that may take no

@@ -162,7 +162,9 @@ func (v *View) holders(match *scorer.Match, model string, picture *loads.Picture
 			l := picture.Loads[at]
 			l = l.In(match.Registry.Generation(slot))
 			h := holder{Source: Source{RankRef: at, Address: p.Address, Port: v.Settings.Pull.Port + rank}, requests: l.Requests}
-			if h.held = v.Settings.Pull.fetchable(match.Usable(slot)) * match.BlockSize; h.held == 0 {
+			told := match.Usable(slot)
+			told[store.GPU] -= int32(match.UsablePredicted(slot)) // what is only predicted may not be there yet
+			if h.held = v.Settings.Pull.fetchable(told) * match.BlockSize; h.held == 0 {
 				continue
 			}
 			k := kinOf(p)

@@ -98,6 +98,7 @@ func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Pictur
 					for tier, n := range match.Usable(slot) {
 						c.Held[tier] = int(n) * match.BlockSize
 					}
+					c.Predicted = match.UsablePredicted(slot) * match.BlockSize
 				}
 			}
 			if p.KVTokens > 0 {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -56,12 +57,24 @@ type Pods interface {
 	Cached() *store.Registry
 }
 
+// Index is where predictions are written. Every store.Index is one.
+type Index interface {
+	Apply(ctx context.Context, batches ...store.Batch) error
+}
+
 // Config is what a Router is made of.
 type Config struct {
 	// Scorer, Pods and Loads are required.
 	Scorer Scorer
 	Pods   Pods
 	Loads  loads.Store
+	// Index is where predictions are written, and Notes what routers note for each other of
+	// them and of sessions. Without either nothing is predicted, and without Notes no session
+	// is kept together.
+	Index Index
+	Notes notes.Store
+	// Predicted, if not nil, is told how many blocks were predicted of a place, or why none.
+	Predicted func(blocks int, err error)
 	// Settings are those of models that have none of their own; nil is DefaultSettings.
 	Settings *Settings
 	// Now is the clock, time.Now if nil. Seed makes the random numbers; 0 draws one.
@@ -156,6 +169,7 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 	if q.Explain && policy.Milliseconds {
 		d.Ways = v.ways(totals)
 	}
+	r.predict(ctx, v, match, q.Score.Model, &v.Candidates[chosen], d)
 	return d, nil
 }
 
@@ -163,7 +177,7 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 // without tokens: that reads no block, and brings who is registered up to date all the same.
 func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision) (*scorer.Match, error) {
 	ask := q.Score
-	ask.Strategy, ask.EarlyExit, ask.Match = scorer.LongestPrefix, false, true
+	ask.Strategy, ask.EarlyExit, ask.Match, ask.Predicted = scorer.LongestPrefix, false, true, true
 	if blind {
 		ask = scorer.Request{Model: ask.Model, Strategy: ask.Strategy, Match: true}
 	}
@@ -313,7 +327,7 @@ func compareCosts(a, b float64) int {
 // conclude writes the decision, and remembers what the next one needs.
 func (r *Router) conclude(q *Request, v *View, w loads.Weights, match *scorer.Match, totals []float64, chosen int, d *Decision) {
 	c := &v.Candidates[chosen]
-	d.RankRef, d.Held, d.Pull = c.RankRef, c.Held, c.Pull
+	d.RankRef, d.Held, d.Predicted, d.Pull = c.RankRef, c.Held, c.Predicted, c.Pull
 	if p, ok := match.Registry.PodIndex(c.Pod); ok {
 		d.Address = match.Registry.Pods[p].Address
 	}
@@ -342,7 +356,7 @@ func (r *Router) conclude(q *Request, v *View, w loads.Weights, match *scorer.Ma
 			d.Fallbacks = append(d.Fallbacks, k.RankRef)
 		}
 		if q.Explain {
-			d.Costs = append(d.Costs, PlaceCost{RankRef: k.RankRef, Total: totals[i], Terms: v.terms(k, w), Load: k.Booked, Extra: k.Extra, Held: k.Held})
+			d.Costs = append(d.Costs, PlaceCost{RankRef: k.RankRef, Total: totals[i], Terms: v.terms(k, w), Load: k.Booked, Extra: k.Extra, Held: k.Held, Predicted: k.Predicted})
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -45,6 +46,8 @@ type Settings struct {
 	// Pair says how two pods are chosen, and Pull what may be fetched from another pod.
 	Pair Pair `json:"pair"`
 	Pull Pull `json:"pull"`
+	// Predict says how long what a router has sent to a pod counts as held there.
+	Predict Predict `json:"predict"`
 	// LeaseS is how long a reservation lives without a sign of its client, in seconds.
 	LeaseS float64 `json:"lease_s"`
 }
@@ -96,7 +99,7 @@ func DefaultSettings() Settings {
 	return Settings{
 		Policy: DefaultPolicy, TierWeights: TierWeights{store.GPU: 1, store.CPU: 0.8, store.Disk: 0.5, store.Shared: 0.3},
 		RequestMS: 1, Speed: loads.DefaultSpeed, Quadratic: loads.DefaultShape.Quadratic, OverheadMS: loads.DefaultShape.Overhead,
-		Bound: 1.25, Dynamo: DefaultDynamo, LLMD: LLMD{Prefix: 2, KV: 1, Queue: 1}, Pair: DefaultPair(), Pull: DefaultPull(), LeaseS: 120,
+		Bound: 1.25, Dynamo: DefaultDynamo, LLMD: LLMD{Prefix: 2, KV: 1, Queue: 1}, Pair: DefaultPair(), Pull: DefaultPull(), LeaseS: 120, Predict: DefaultPredict(),
 	}
 }
 
@@ -150,6 +153,10 @@ func (s *Settings) Validate() error {
 		{"quadratic", s.Quadratic, 0, 1},
 		{"overhead_ms", s.OverheadMS, 0, 1e6},
 		{"bound", s.Bound, 1, 1e6},
+		{"predict.bridge_s", s.Predict.BridgeS, 0, notes.MaxLease.Seconds()},
+		{"predict.ttl_s", s.Predict.TTLS, 0, notes.MaxLease.Seconds()},
+		{"predict.max_blocks", float64(s.Predict.MaxBlocks), 0, 1 << 30},
+		{"predict.prune", s.Predict.Prune, 0, 1},
 		{"lease_s", s.LeaseS, 0.1, loads.MaxLease.Seconds()},
 		{"pair.local_tokens", float64(s.Pair.LocalTokens), 0, loads.MaxTokens},
 		{"pair.local_share", s.Pair.LocalShare, 0, 1},

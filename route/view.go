@@ -17,6 +17,8 @@ type Candidate struct {
 	// Held is how many tokens of the prompt, from its start, the engine can reuse from each
 	// tier. A block that is in several counts in the fastest.
 	Held [store.NumTiers]int
+	// Predicted is how many of the tokens of Held, in tier gpu, are only predicted.
+	Predicted int
 	// Load is what runs there: Booked, what is booked, with Extra, what the engine has told
 	// that it differs by. Added is how many blocks this request would add.
 	Load   loads.Load

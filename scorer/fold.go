@@ -11,6 +11,7 @@ import (
 type fold struct {
 	Match
 	earlyExit bool
+	predicted bool // predictions count
 	explain   bool
 	explained share                      // how much may be, of explain
 	place     [store.NumTiers]uint8      // tiers by falling weight
@@ -21,7 +22,7 @@ type fold struct {
 	resized bool      // the registry knows the model by another block size
 	wanted  []bool    // by pod: asked for; empty when all pods are
 	seen    []uint32  // by slot: number of the run that last held it
-	best    []uint8   // by slot: best tier in that run
+	best    []uint8   // by slot: best tier in that run; onlyPredicted for none
 	touched []int32   // slots that the present run holds
 	alive   []int32   // slots that have held every block so far
 	run     uint32    // number of the present run, from 1
@@ -51,7 +52,7 @@ type heldRun struct {
 // reset forgets the lookup before, so that nothing of it counts if the next one does
 // not begin.
 func (f *fold) reset() {
-	f.Registry, f.Held, f.Highest, f.Reach = nil, f.Held[:0], f.Highest[:0], 0
+	f.Registry, f.Held, f.Predicted, f.Highest, f.Reach = nil, f.Held[:0], f.Predicted[:0], f.Highest[:0], 0
 	f.limits, f.limitOf = f.limits[:0], f.limitOf[:0]
 	f.resized, f.trace = false, f.trace[:0]
 	f.sources, f.begun, f.flushed = f.sources[:0], false, false
@@ -65,6 +66,9 @@ func (f *fold) Begin(reg *store.Registry) {
 	n := len(reg.Slots)
 	f.Registry = reg
 	f.Held = cleared(f.Held, n)
+	if f.predicted {
+		f.Predicted = cleared(f.Predicted, n)
+	}
 	f.Highest = cleared(f.Highest, n)
 	f.seen = cleared(f.seen, n)
 	f.best = cleared(f.best, n)
@@ -156,15 +160,37 @@ func (f *fold) note(n int, holders []store.HolderID) {
 	}
 }
 
+// onlyPredicted is the best tier in a run of a slot that has but a prediction of it.
+const onlyPredicted = store.NumTiers
+
+// bestOfRun returns the tier that the present run counts in for a slot that holds it, and
+// whether that is only predicted.
+func (f *fold) bestOfRun(slot int32) (tier uint8, predicted bool) {
+	if f.best[slot] == onlyPredicted {
+		return uint8(store.GPU), true
+	}
+	return f.best[slot], false
+}
+
+// hold counts n blocks of the present run for a slot.
+func (f *fold) hold(slot, n int32) {
+	tier, predicted := f.bestOfRun(slot)
+	f.Held[slot][tier] += n
+	if predicted {
+		f.Predicted[slot] += n
+	}
+	f.Highest[slot] = f.pos + n
+}
+
 // holder returns the slot and the tier, perhaps a window tier, of a holder that can be
-// scored: one that lives and is no cache worker.
+// scored: one that lives and is no cache worker, nor a prediction that nobody asks for.
 func (f *fold) holder(id store.HolderID) (slot int, tier store.Tier, ok bool) {
 	slot, tier, ok = f.Registry.AnyHolder(id)
 	if ok && f.Registry.Instances() > 0 {
 		_, worker := f.Registry.Worker(slot)
 		ok = !worker
 	}
-	return slot, tier, ok
+	return slot, tier, ok && (f.predicted || tier != store.Predicted)
 }
 
 // count takes one run, whose holders have been touched, into the counts and says
@@ -177,8 +203,7 @@ func (f *fold) count(n int32) (more bool) {
 		return f.countPrefix(n)
 	}
 	for _, s := range f.touched {
-		f.Held[s][f.best[s]] += n
-		f.Highest[s] = f.pos + n
+		f.hold(s, n)
 	}
 	f.advance(n)
 	return true
@@ -208,8 +233,7 @@ func (f *fold) countPrefix(n int32) (more bool) {
 		f.extendLimits(n)
 	}
 	for _, s := range f.alive {
-		f.Held[s][f.best[s]] += n
-		f.Highest[s] = f.pos + n
+		f.hold(s, n)
 	}
 	f.advance(n)
 	return more
@@ -231,6 +255,8 @@ func (f *fold) touch(holders []store.HolderID) {
 		case !ok:
 		case tier.IsWindow():
 			f.touchWindow(slot, tier.Memory())
+		case tier == store.Predicted:
+			f.touchPredicted(slot)
 		case f.wants(slot):
 			f.touchSlot(slot, tier)
 		}
@@ -243,8 +269,20 @@ func (f *fold) touchSlot(slot int, tier store.Tier) {
 		f.seen[slot] = f.run
 		f.best[slot] = uint8(tier)
 		f.touched = append(f.touched, int32(slot))
-	case f.place[tier] < f.place[f.best[slot]]:
+	case f.best[slot] == onlyPredicted || f.place[tier] < f.place[f.best[slot]]:
 		f.best[slot] = uint8(tier)
+	}
+}
+
+// touchPredicted notes that a slot is predicted to hold the present run, its windows too.
+func (f *fold) touchPredicted(slot int) {
+	if !f.wants(slot) {
+		return
+	}
+	f.touchWindow(slot, store.GPU)
+	if f.seen[slot] != f.run {
+		f.seen[slot], f.best[slot] = f.run, onlyPredicted
+		f.touched = append(f.touched, int32(slot))
 	}
 }
 

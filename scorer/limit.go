@@ -19,6 +19,8 @@ type limit struct {
 	reuse store.Reuse
 	end   int        // the last place in tokens where the engine can resume
 	sure  TierCounts // whole blocks before that, by their best tier
+	// predicted is how many of those are only predicted.
+	predicted int32
 	// tails are the latest runs that the window groups hold in a row, by tier.
 	tails [store.NumTiers]tail
 }
@@ -76,10 +78,17 @@ func (f *fold) extendLimits(n int32) {
 		if l == nil {
 			continue
 		}
-		tier := f.best[s]
+		tier, predicted := f.bestOfRun(s)
 		if end := f.resume(l, n, tier); end > l.end {
 			l.end, l.sure = end, f.Held[s]
-			l.sure[tier] += int32(end/f.BlockSize) - f.pos
+			within := int32(end/f.BlockSize) - f.pos
+			l.sure[tier] += within
+			if f.predicted {
+				l.predicted = f.Predicted[s]
+			}
+			if predicted {
+				l.predicted += within
+			}
 		}
 	}
 }

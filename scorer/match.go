@@ -48,6 +48,9 @@ type Match struct {
 	Extent Extent
 	// Held is, by slot, the blocks that count, each in the best tier that the rank holds it in.
 	Held []TierCounts
+	// Predicted is, by slot, how many of the blocks of Held, in tier gpu, are only predicted.
+	// It is empty where predictions were not asked for.
+	Predicted []int32
 	// Highest is, by slot, the 1-based index of the highest block that counts; 0 is none.
 	Highest []int32
 	// Reach is the number of leading blocks of which each is held by some rank.
@@ -65,6 +68,17 @@ func (m *Match) Usable(slot int) TierCounts {
 		return l.sure
 	}
 	return m.Held[slot]
+}
+
+// UsablePredicted returns how many of the blocks of Usable are only predicted.
+func (m *Match) UsablePredicted(slot int) int {
+	switch l := m.limitFor(int32(slot)); {
+	case len(m.Predicted) == 0:
+		return 0
+	case l != nil:
+		return int(l.predicted)
+	}
+	return int(m.Predicted[slot])
 }
 
 // Reusable returns how many tokens the engine of a slot can reuse of a prefix, -1 where blocks
@@ -88,7 +102,7 @@ func (m *Match) Reusable(slot int) int {
 func (m *Match) clone() *Match {
 	c := *m
 	c.Keys = slices.Clone(m.Keys)
-	c.Held, c.Highest = slices.Clone(m.Held), slices.Clone(m.Highest)
+	c.Held, c.Predicted, c.Highest = slices.Clone(m.Held), slices.Clone(m.Predicted), slices.Clone(m.Highest)
 	c.limits, c.limitOf = slices.Clone(m.limits), slices.Clone(m.limitOf)
 	return &c
 }

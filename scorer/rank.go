@@ -75,6 +75,9 @@ func (m *Match) rank(r *rule, w *Weights) []PodScore {
 		best, score := m.bestOf(r, w, first, end)
 		if best >= 0 {
 			p := PodScore{Pod: m.Registry.Pods[pod].Name, Score: score, Blocks: m.Held[best].Total(), Reusable: m.Reusable(best)}
+			if len(m.Predicted) > 0 {
+				p.Predicted = int(m.Predicted[best])
+			}
 			p.Tokens = p.Blocks * m.BlockSize
 			p.Ranks, ranks = part(ranks, m.appendRanks(ranks, first, end))
 			p.Tiers, tiers = part(tiers, appendTiers(tiers, m.Held[best]))
@@ -165,8 +168,11 @@ func (f *fold) explanation() *Explanation {
 		for _, h := range run.held {
 			s := f.Registry.Slots[h.slot]
 			bh := BlockHolder{Pod: f.Registry.Pods[s.Pod].Name, Rank: s.Rank, Tier: h.tier.Memory().String()}
-			if h.tier.IsWindow() {
+			switch {
+			case h.tier.IsWindow():
 				bh.Kind = KindWindow
+			case h.tier == store.Predicted:
+				bh.Kind = KindPredicted
 			}
 			hs = append(hs, bh)
 		}

@@ -107,6 +107,9 @@ type Request struct {
 	Explain bool
 	// Match asks for Response.Match.
 	Match bool
+	// Predicted makes predictions count, as blocks in tier gpu, where the rank holds a block
+	// in no other way.
+	Predicted bool
 }
 
 // validate checks what does not need the index, and returns how the strategy works.
@@ -212,6 +215,8 @@ type PodScore struct {
 	// boundary of its own blocks, below the prompt's last token and, with window groups,
 	// where these hold the window. -1 with strategies other than longest_prefix.
 	Reusable int
+	// Predicted is how many of Blocks are only predicted: see Request.Predicted.
+	Predicted int
 	// Tiers are the best rank's blocks by the best tier that holds each.
 	Tiers []TierBlocks
 	// Ranks are the blocks of each rank that holds any, by rank.
@@ -265,8 +270,11 @@ type BlockHolder struct {
 	Kind string
 }
 
-// KindWindow is BlockHolder.Kind of window groups.
-const KindWindow = "window"
+// KindWindow is BlockHolder.Kind of window groups, KindPredicted that of predictions.
+const (
+	KindWindow    = "window"
+	KindPredicted = "predicted"
+)
 
 // Stage is the time that one stage took. Several prompts scored together share
 // their stages.

@@ -349,6 +349,7 @@ func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 		j.resp.Blocks, j.resp.BlockSize = len(c.fold.Keys), size
 		f := &c.fold
 		f.reset()
+		f.predicted = j.req.Predicted
 		// Engines compute a prompt's last token, whatever they hold. Of keys, and of the
 		// beginning of a text, more tokens may follow.
 		f.room = anyTokens

@@ -81,6 +81,9 @@ func appendMatch(b []byte, p *scorer.PodScore) []byte {
 		b = append(b, `,"reusable":`...)
 		b = strconv.AppendInt(b, int64(p.Reusable), 10)
 	}
+	if p.Predicted > 0 {
+		b = strconv.AppendInt(append(b, `,"predicted_blocks":`...), int64(p.Predicted), 10)
+	}
 	b = append(b, `,"tiers":{`...)
 	for i, t := range p.Tiers {
 		b = appendName(b, i, t.Tier)

@@ -41,7 +41,7 @@ func (a *routeAnswer) addPair(d *route.Decision, blockSize int) {
 	}
 	a.Prefill = &halfAnswer{
 		place: place(h.RankRef), Address: h.Address, Fallbacks: placesOf(h.Fallbacks), Costs: costsOf(h.Costs),
-		Overlap: overlapAnswer{Blocks: h.Cached() / max(1, blockSize), Tokens: h.Cached(), Best: d.Best, Tiers: tierTokens(h.Held)},
+		Overlap: overlapAnswer{Blocks: h.Cached() / max(1, blockSize), Tokens: h.Cached(), Best: d.Best, Tiers: tierTokens(h.Held), Predicted: h.Predicted},
 	}
 	a.addHeader(headerPrefill, hostPort(h.Pod, h.Address))
 }
@@ -75,7 +75,7 @@ func placesOf(all []store.RankRef) []place {
 
 func costsOf(all []route.PlaceCost) (out []costAnswer) {
 	for _, c := range all {
-		k := costAnswer{place: place(c.RankRef), Total: numberOf(c.Total), Terms: termsOf(c.Terms), Load: c.Load, Held: tierTokens(c.Held)}
+		k := costAnswer{place: place(c.RankRef), Total: numberOf(c.Total), Terms: termsOf(c.Terms), Load: c.Load, Held: tierTokens(c.Held), Predicted: c.Predicted}
 		if c.Extra != (loads.Extra{}) {
 			k.Extra = &c.Extra
 		}

@@ -111,6 +111,7 @@ var podFields = fields[podRequest]{
 	podField("replay", (*scanner).text, func(p *store.Pod) *string { return &p.Replay }),
 	podField("block_size", (*scanner).count, func(p *store.Pod) *int { return &p.BlockSize }),
 	podField("kv_tokens", (*scanner).count, func(p *store.Pod) *int { return &p.KVTokens }),
+	podField("approximate", (*scanner).bool, func(p *store.Pod) *bool { return &p.Approximate }),
 	podField("labels", (*scanner).labels, func(p *store.Pod) *map[string]string { return &p.Labels }),
 	podField("part_of", (*scanner).partOf, func(p *store.Pod) **store.PartOf { return &p.PartOf }),
 	podField("lease_s", (*scanner).seconds, func(p *store.Pod) *store.Seconds { return &p.Lease }),

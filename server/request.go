@@ -208,6 +208,7 @@ type scoreRequest struct {
 	pods      []string
 	strategy  scorer.Strategy
 	explain   bool
+	predicted bool
 	earlyExit bool
 	mode      prompt.Mode
 	wait      time.Duration
@@ -256,6 +257,7 @@ var scoreFields = append(engineFields(scoreInput), fields[scoreRequest]{
 	}},
 	inputOf("lora", scoreInput, readLoRA),
 	{"explain", func(s *scanner, q *scoreRequest) error { return s.bool(&q.explain) }},
+	{"predicted", func(s *scanner, q *scoreRequest) error { return s.bool(&q.predicted) }},
 	{"wait_ms", func(s *scanner, q *scoreRequest) error {
 		ms, err := s.uint(uint64(q.limits.RequestTimeout.Milliseconds()), "a whole number of milliseconds")
 		// To the tokenizer a wait of 0 is its default; here it is none.

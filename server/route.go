@@ -31,7 +31,7 @@ type routeRequest struct {
 }
 
 // notRouted are the fields of /v1/score that /v1/route does not have.
-var notRouted = map[string]bool{"prompts": true, "strategy": true, "early_exit": true}
+var notRouted = map[string]bool{"prompts": true, "predicted": true, "strategy": true, "early_exit": true}
 
 var (
 	routeFields = makeRouteFields()
@@ -234,6 +234,8 @@ type overlapAnswer struct {
 	Tokens int            `json:"tokens"`
 	Best   int            `json:"best_tokens"`
 	Tiers  map[string]int `json:"tiers"`
+	// Predicted is how many of Tokens are only predicted.
+	Predicted int `json:"predicted_tokens,omitempty"`
 }
 
 type routedTokens struct {
@@ -259,6 +261,8 @@ type costAnswer struct {
 	Load  loads.Load         `json:"load"`
 	Extra *loads.Extra       `json:"engine_extra,omitempty"`
 	Held  map[string]int     `json:"held_tokens"`
+	// Predicted is how many of Held are only predicted.
+	Predicted int `json:"predicted_tokens,omitempty"`
 }
 
 // reasonLoads is why an answer is degraded when the loads cannot be reached.
@@ -274,7 +278,7 @@ func (a *routeAnswer) degradedReason() string {
 func (q *routeRequest) answer(d *route.Decision) *routeAnswer {
 	a := &routeAnswer{
 		place: place(d.RankRef), Address: d.Address, Policy: d.Policy, Fallbacks: placesOf(d.Fallbacks), Reservation: d.Reservation, Again: d.Again,
-		Overlap: overlapAnswer{Tokens: d.Cached(), Best: d.Best, Tiers: tierTokens(d.Held)},
+		Overlap: overlapAnswer{Tokens: d.Cached(), Best: d.Best, Tiers: tierTokens(d.Held), Predicted: d.Predicted},
 		Tokens:  routedTokens{Total: d.Tokens, Source: "estimate", Exact: !d.Estimated},
 	}
 	if d.Score != nil {

@@ -125,7 +125,7 @@ func (q *scoreRequest) with(in scorer.Input) scorer.Request {
 	return scorer.Request{
 		Model: q.model, Input: in, Pods: q.pods, Strategy: q.strategy,
 		LoRA: q.lora, Salt: q.salt, Objects: q.objects, Media: q.media, Mode: q.mode, Wait: q.wait,
-		NoSpecialTokens: q.noSpecialTokens, Truncation: q.cut, EarlyExit: q.earlyExit, Explain: q.explain,
+		NoSpecialTokens: q.noSpecialTokens, Truncation: q.cut, EarlyExit: q.earlyExit, Explain: q.explain, Predicted: q.predicted,
 	}
 }
 

@@ -107,7 +107,7 @@ type Index interface {
 
 	// Apply makes the changes of the batches, each batch in order. A batch of
 	// a pod that is not registered registers it, without lease, for the
-	// batch's model, unless it only takes blocks away: then it changes nothing. A batch is applied whole or, when an error is returned,
+	// batch's model, unless it only takes blocks away or predicts: then it changes nothing. A batch is applied whole or, when an error is returned,
 	// possibly in part; applying it again is harmless. All batches are
 	// validated first: on ErrInvalid nothing has been applied. When guards
 	// refuse batches the error is a *RefusedError, which also has what else went wrong.
@@ -189,16 +189,16 @@ type Batch struct {
 	Map []MapOp
 }
 
-// OnlyTakes reports whether the batch only takes blocks away. Such a batch does nothing to
-// a pod that is not registered; others register it.
-func (b *Batch) OnlyTakes() bool {
-	return len(b.Ops) > 0 && !slices.ContainsFunc(b.Ops, func(op Op) bool { return op.Kind == Add })
+// Enrols reports whether the batch registers a pod that is not. One that only takes blocks
+// away, or predicts, does not: it does nothing to such a pod.
+func (b *Batch) Enrols() bool {
+	return len(b.Ops) == 0 || slices.ContainsFunc(b.Ops, func(op Op) bool { return op.Kind == Add && op.Tier != Predicted })
 }
 
-// Told returns what the batch says of the rank's engine: nothing where it only takes blocks
-// away under no guard, since its pod may not be there.
+// Told returns what the batch says of the rank's engine: nothing where it registers no pod
+// and has no guard, since its pod may not be there.
 func (b *Batch) Told() Reuse {
-	if b.Guard == nil && b.OnlyTakes() {
+	if b.Guard == nil && !b.Enrols() {
 		return Reuse{}
 	}
 	return b.Reuse

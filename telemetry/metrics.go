@@ -36,6 +36,8 @@ type Metrics struct {
 	tokens      *prometheus.CounterVec
 	stages      *prometheus.HistogramVec
 	indexFailed prometheus.Counter
+	predicted   prometheus.Counter
+	unpredicted prometheus.Counter
 
 	tokenizeRun    prometheus.Histogram
 	tokenizeQueued prometheus.Histogram
@@ -77,6 +79,8 @@ func NewMetrics() *Metrics {
 	m.scored = counters("kvatlas_scored_prompts_total", "Prompts scored, by what cut the answer short.", "degraded")
 	m.matched = one("kvatlas_matched_blocks_ratio", "Blocks that the best pod holds, of the blocks of the prompt.",
 		[]float64{0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.999, 1})
+	m.predicted = counter("kvatlas_predicted_blocks_total", "Blocks predicted to be held where a request was sent.")
+	m.unpredicted = counter("kvatlas_predictions_failed_total", "Requests whose blocks could not be predicted: the index or the notes could not be written in time.")
 	m.tokens = counters("kvatlas_scored_tokens_total", "Tokens of scored prompts, by where they came from.", "source")
 	m.stages = histogram("kvatlas_score_stage_seconds", "Time of each stage of scoring.", latency, "stage")
 	m.indexFailed = counter("kvatlas_index_failed_lookups_total", "Lookups that the index failed or did not finish in time.")
@@ -222,6 +226,15 @@ func (m *Metrics) Overloaded() { m.overloaded.Inc() }
 
 // CutOffClient counts a client that was cut off because it was slow.
 func (m *Metrics) CutOffClient() { m.slowClients.Inc() }
+
+// Predicted counts a prediction: so many blocks, or why none.
+func (m *Metrics) Predicted(blocks int, err error) {
+	if err != nil {
+		m.unpredicted.Inc()
+		return
+	}
+	m.predicted.Add(float64(blocks))
+}
 
 // Route has the series of one route.
 type Route struct {

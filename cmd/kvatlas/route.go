@@ -9,6 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/loads/redis"
 	"github.com/kvatlas/kvatlas/route/loads/scrape"
+	"github.com/kvatlas/kvatlas/route/notes"
+	notesredis "github.com/kvatlas/kvatlas/route/notes/redis"
 	"github.com/kvatlas/kvatlas/scorer"
 )
 
@@ -16,6 +18,7 @@ import (
 // index.
 func (s *service) makeRouter(sc *scorer.Scorer) (*route.Router, error) {
 	var kept loads.Store = loads.NewMemory(nil)
+	var noted notes.Store = notes.NewMemory(nil)
 	if s.cfg.Redis != "" {
 		c := redisConfig(s.cfg)
 		shared, err := redis.Open(redis.Address{
@@ -27,13 +30,17 @@ func (s *service) makeRouter(sc *scorer.Scorer) (*route.Router, error) {
 		}
 		s.closers = append(s.closers, shared.Close)
 		kept = shared
+		at := shared.Config()
+		if noted, err = notesredis.New(notesredis.Config{Client: at.Client, Prefix: at.Prefix, Timeout: at.Timeout}); err != nil {
+			return nil, fmt.Errorf("notes: %w", err)
+		}
 	}
 	settings := route.DefaultSettings()
 	settings.TierWeights = route.TierWeights(s.cfg.TierWeights)
 	for t, w := range settings.TierWeights { // the scorer's may be above 1; a token cannot be worth more than not computing it
 		settings.TierWeights[t] = min(1, w)
 	}
-	router, err := route.New(route.Config{Scorer: sc, Pods: s.index, Loads: kept, Settings: &settings})
+	router, err := route.New(route.Config{Scorer: sc, Pods: s.index, Loads: kept, Index: s.index, Notes: noted, Predicted: s.metrics.Predicted, Settings: &settings})
 	if err != nil {
 		return nil, err
 	}

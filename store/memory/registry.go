@@ -360,7 +360,7 @@ func (g *registry) podOf(b *store.Batch) (*pod, error) {
 		}
 		return nil, store.ErrEnded
 	}
-	if p != nil || b.OnlyTakes() {
+	if p != nil || !b.Enrols() {
 		return p, nil
 	}
 	return g.add(store.Pod{Name: strings.Clone(b.Pod), Model: strings.Clone(b.Model)})

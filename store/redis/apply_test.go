@@ -213,7 +213,7 @@ func TestLateWriterRegisters(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, ok := r.PodIndex("a"); ok == b.OnlyTakes() {
+		if _, ok := r.PodIndex("a"); ok != b.Enrols() {
 			t.Errorf("%s: registered is %v", name, ok)
 		}
 	}

@@ -145,7 +145,7 @@ func (p *plan) addBatch(b *store.Batch) {
 		p.byName[b.Pod] = pod
 		p.pods = append(p.pods, pod)
 	}
-	if !pod.enrols && !b.OnlyTakes() {
+	if !pod.enrols && b.Enrols() {
 		pod.enrols, pod.model = true, b.Model
 	}
 	guard := p.guard(pod, b)

@@ -245,7 +245,7 @@ func (m *Model) Apply(batches ...store.Batch) error {
 
 func (m *Model) apply(b store.Batch) {
 	if m.pods[b.Pod] == nil {
-		if b.OnlyTakes() {
+		if !b.Enrols() {
 			return
 		}
 		m.Register(store.Pod{Name: b.Pod, Model: b.Model})

@@ -104,7 +104,7 @@ var podCases = []testCase{
 	{"a renewal changes whatever field it changes", func(b *bench) {
 		values := map[string]any{
 			"Address": "10.0.0.1:8001", "Role": "prefill", "Ranks": 2, "Engine": "vllm", "Events": "tcp://10.0.0.1:5557", "Replay": "tcp://10.0.0.1:5558",
-			"BlockSize": 16, "KVTokens": 1000, "Aliases": []string{"nick"}, "Adapters": []string{"sql"}, "Labels": map[string]string{"zone": "a"},
+			"BlockSize": 16, "KVTokens": 1000, "Approximate": true, "Aliases": []string{"nick"}, "Adapters": []string{"sql"}, "Labels": map[string]string{"zone": "a"},
 		}
 		for field := range reflect.TypeFor[store.Pod]().Fields() {
 			value, ok := values[field.Name]

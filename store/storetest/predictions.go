@@ -12,6 +12,7 @@ import (
 // whatever ends what its rank has on the GPU.
 var predictionCases = []testCase{
 	{"a prediction is a holder of its own for each time that one ends", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
 		k := chain(1, 3)
 		soon, later := b.in(time.Hour), b.in(2*time.Hour)
 		b.predict("a", 0, soon, k[:2]...)
@@ -38,6 +39,7 @@ var predictionCases = []testCase{
 		b.want(b.find(k...), by(on("a", store.GPU)), by(second), by(second))
 	}},
 	{"what an engine removes from its GPU is not predicted any more", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
 		k := chain(1, 4)
 		soon, later := b.in(time.Hour), b.in(2*time.Hour)
 		b.predict("a", 0, soon, k...)
@@ -66,6 +68,7 @@ var predictionCases = []testCase{
 		b.want(b.find(k...), nil, nil)
 	}},
 	{"a clear of the GPU ends predictions, one of another tier does not", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
 		k := chain(1, 1)
 		end := b.in(time.Hour)
 		for _, c := range []struct {
@@ -106,6 +109,7 @@ var predictionCases = []testCase{
 		b.want(b.find(k...), nil)
 	}},
 	{"a rank has up to MaxPredicted of them, and those that end first make room", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
 		k := chain(1, store.MaxPredicted+2)
 		first := b.in(time.Hour)
 		want := make([][]At, len(k))
@@ -122,12 +126,24 @@ var predictionCases = []testCase{
 		}
 	}},
 	{"a prediction that ends before it is written counts for nothing", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
 		k := chain(1, 1)
 		b.predict("a", 0, b.in(-time.Minute), k...)
 		b.want(b.find(k...), nil)
 		end := b.in(time.Hour)
 		b.predict("a", 0, end, k...)
 		b.want(b.find(k...), by(until("a", 0, end)))
+	}},
+	{"a prediction registers nobody", func(b *bench) {
+		k := chain(1, 1)
+		b.predict("a", 0, b.in(time.Hour), k...)
+		if _, there := b.registry().PodIndex("a"); there {
+			b.Fatal("the pod is registered by a prediction")
+		}
+		b.add("a", 0, store.CPU, k...)
+		b.retire("a")
+		b.predict("a", 0, b.in(time.Hour), k...)
+		b.want(b.find(k...), nil)
 	}},
 	{"what cannot be a prediction is refused", func(b *bench) {
 		k := chain(1, 1)
@@ -154,6 +170,7 @@ var predictionCases = []testCase{
 // lapseCases are those that let time pass.
 var lapseCases = []testCase{
 	{"a prediction counts until it ends, and not a lookup longer", func(b *bench) {
+		b.register(store.Pod{Name: "a"})
 		k := chain(1, 3)
 		b.patiently(func() bool {
 			b.clear("a", 0, store.AllTiers)
