@@ -3,18 +3,13 @@ package redis
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -23,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/servercheck"
 )
 
 // Check looks at the servers of the index and says what it finds: what is as it
@@ -51,13 +47,10 @@ func (x *Index) Check(ctx context.Context, budget time.Duration) ([]check.Findin
 	defer func() { _ = conn.Close() }()
 	err := c.run(ctx)
 	slices.SortStableFunc(c.findings, func(a, b check.Finding) int {
-		return slices.Index(checkNames, a.What) - slices.Index(checkNames, b.What)
+		return slices.Index(servercheck.Names, a.What) - slices.Index(servercheck.Names, b.What)
 	})
 	return c.findings, failed(ctx, "check", err)
 }
-
-// checkTrips is how many round trips are timed.
-const checkTrips = 20
 
 // checker is one check.
 type checker struct {
@@ -73,17 +66,17 @@ func (c *checker) add(f check.Finding) { c.findings = append(c.findings, f) }
 func (c *checker) run(ctx context.Context) error {
 	if err := c.reach(ctx); err != nil {
 		if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			c.add(unreachable(c.x.conn.Target, err))
+			c.add(servercheck.Unreachable(c.x.conn.Target, err))
 		}
 		return err
 	}
 	looks, err := c.looks(ctx)
 	if err != nil {
 		// Some master of a cluster; the others have been looked at.
-		c.add(unreachable(c.x.conn.Target, err))
+		c.add(servercheck.Unreachable(c.x.conn.Target, err))
 	}
 	c.add(check.Finding{Level: check.OK, What: "connection", Found: fmt.Sprintf("%s, RESP%d", c.x.conn.Target, c.x.config.Protocol)})
-	c.findings = append(c.findings, merge(looks)...)
+	c.findings = append(c.findings, servercheck.Merge(looks)...)
 	c.dataModel(ctx)
 	if c.x.cluster {
 		c.spread(ctx, looks)
@@ -110,19 +103,20 @@ func (c *checker) reach(ctx context.Context) error {
 }
 
 // looks looks at each master.
-func (c *checker) looks(ctx context.Context) ([]*look, error) {
+func (c *checker) looks(ctx context.Context) ([]*servercheck.Look, error) {
 	var mu sync.Mutex // protects all
-	var all []*look
+	var all []*servercheck.Look
+	n := c.x.names
+	q := servercheck.Question{Target: c.x.conn.Target, Budget: c.budget, Index: servercheck.Index{
+		Prefix: n.prefix, Epoch: n.epoch, Meta: n.meta, IsText: isText,
+		IsBlock: func(key string) bool { _, ok := n.parseBlock(key); return ok },
+		IsHeld:  func(value []byte) bool { _, ok := appendHolders(nil, value); return ok },
+	}}
 	visit := func(ctx context.Context, node *redis.Client) error {
-		l := &look{addr: node.Options().Addr, target: c.x.conn.Target, prefix: c.x.config.Prefix, budget: c.budget}
-		if c.x.conn.Target.Topology == redisx.Sentinel {
-			l.addr = "" // a placeholder of the client; there is but one
-		}
-		err := l.take(ctx, node, c.x.names)
+		l, err := q.Take(ctx, node)
 		mu.Lock()
 		defer mu.Unlock()
 		if err == nil {
-			l.judge()
 			all = append(all, l)
 		}
 		return err
@@ -136,93 +130,8 @@ func (c *checker) looks(ctx context.Context) ([]*look, error) {
 	default:
 		err = fmt.Errorf("redis: a client of type %T cannot be checked", c.client)
 	}
-	slices.SortFunc(all, func(a, b *look) int { return cmp.Compare(a.addr, b.addr) })
+	slices.SortFunc(all, func(a, b *servercheck.Look) int { return cmp.Compare(a.Addr, b.Addr) })
 	return all, err
-}
-
-// merge joins the findings about single servers. What is the same everywhere is
-// said once.
-func merge(looks []*look) []check.Finding {
-	var out []check.Finding
-	where := map[check.Finding][]string{}
-	for _, l := range looks {
-		for _, f := range l.findings {
-			if where[f] == nil {
-				out = append(out, f)
-			}
-			where[f] = append(where[f], l.addr)
-		}
-	}
-	for i, f := range out {
-		if at := where[f]; len(at) < len(looks) {
-			out[i].Where = strings.Join(at, ", ")
-		}
-	}
-	return out
-}
-
-// checkNames are the names of all findings, in the order in which they are told.
-var checkNames = []string{
-	"connection", "version", "access", "memory limit", "eviction policy", "memory of a block", "persistence", "replication",
-	"round trip", "clock", "clients", "output buffers", "background work", "keys", "information", "data model", "registry", "cluster",
-}
-
-// unreachable says why servers cannot be reached and what to do about it.
-func unreachable(t *redisx.Target, err error) check.Finding {
-	f := check.Finding{
-		Level: check.Fail, What: "connection", Found: t.String() + ": " + strings.TrimPrefix(err.Error(), "redis: "),
-		Means: "scores are 0 and marked as degraded, and nothing can be written, until it works; then all goes on by itself",
-	}
-	said := func(what string) bool { return strings.Contains(err.Error(), what) }
-	_, unknownCA := errors.AsType[x509.UnknownAuthorityError](err)
-	_, otherName := errors.AsType[x509.HostnameError](err)
-	_, noTLS := errors.AsType[tls.RecordHeaderError](err)
-	_, noHost := errors.AsType[*net.DNSError](err)
-	switch {
-	case said("WRONGPASS"), said("invalid password"):
-		f.Do = "correct user and password in the URL; a special character in them is percent-encoded"
-	case said("NOAUTH"):
-		f.Do = "put the user and the password into the URL: redis://user:password@host; a password alone is :password@"
-	case said("NOPERM"):
-		f.Do = "allow the user client|setname, and select when the URL names a database; docs/operations.md has the whole list"
-	case said("DB index is out of range"), said("SELECT is not allowed"):
-		f.Do = "use a database that the server has: the number at the end of the URL, 0 without one"
-	case said("cluster support disabled"):
-		f.Do = "the server is no cluster: begin the URL with redis:// in place of redis+cluster://"
-	case said("CLUSTERDOWN"):
-		f.Do = "some slots have no master: CLUSTER INFO and CLUSTER NODES tell which; start the masters that are down, or fail over to their replicas"
-	case said("LOADING"):
-		f.Do = "wait: the server is reading its data"
-	case said("MASTERDOWN"):
-		f.Do = "the server is a replica without its master: start the master, or fail over"
-	case unknownCA:
-		f.Do = "name the file of the authority that signed the server's certificate in the URL: ?ca=/path/ca.crt"
-	case otherName:
-		f.Do = "use a host name that the server's certificate has, or say which it has: ?server_name=NAME"
-	case said("certificate required"), said("bad certificate"), said("unknown certificate authority"):
-		f.Do = "the server wants a client certificate that it knows: ?cert=/path/client.crt&key=/path/client.key"
-	case noTLS:
-		f.Do = "this port does not speak TLS: begin the URL with redis in place of rediss, or use the server's tls-port"
-	case noHost:
-		f.Do = "the host is not known here: correct the name in the URL, or the resolver"
-	case errors.Is(err, fs.ErrPermission):
-		f.Do = "let this user read and write the socket (unixsocketperm)"
-	case errors.Is(err, fs.ErrNotExist):
-		f.Do = "there is no such socket: correct the path in the URL, or set unixsocket on the server"
-	case errors.Is(err, syscall.ECONNREFUSED) && t.Topology != redisx.Sentinel:
-		f.Do = "nothing listens there: start the server, or correct host and port in the URL"
-	case t.Topology == redisx.Sentinel:
-		f.Do = "ask a sentinel who it thinks is master: redis-cli -p 26379 SENTINEL GET-MASTER-ADDR-BY-NAME " + t.Master + "; correct hosts and name in the URL when it does not answer"
-	case !t.TLS() && (said("EOF") || errors.Is(err, syscall.ECONNRESET)):
-		f.Do = "the server hangs up: if the port speaks TLS, begin the URL with rediss in place of redis"
-	case t.TLS() && (said("timeout") || errors.Is(err, context.DeadlineExceeded)):
-		f.Do = "no handshake in time: if the port does not speak TLS, begin the URL with redis in place of rediss; else see whether a firewall is in between"
-	case errors.Is(err, context.DeadlineExceeded), said("i/o timeout"):
-		f.Do = "no answer in time: see whether a firewall is in between, and whether the server is stopped or overloaded"
-	default:
-		f.Do = "try redis-cli with the same host, port and user from this machine"
-	}
-	return f
 }
 
 // dataModel reads what the index says of itself.
@@ -257,9 +166,9 @@ func (c *checker) dataModel(ctx context.Context) {
 	if r.Epoch == 0 {
 		return
 	}
-	reg := check.Finding{What: "registry", Found: fmt.Sprintf("%s, %s, %s", count(len(r.Pods), "pod"), count(len(r.Holders()), "holder"), count(len(r.Models), "model"))}
+	reg := check.Finding{What: "registry", Found: fmt.Sprintf("%s, %s, %s", servercheck.Count(len(r.Pods), "pod"), servercheck.Count(len(r.Holders()), "holder"), servercheck.Count(len(r.Models), "model"))}
 	if len(late) > 0 {
-		reg.Found += fmt.Sprintf("; the leases of %s have run out", count(len(late), "further pod"))
+		reg.Found += fmt.Sprintf("; the leases of %s have run out", servercheck.Count(len(late), "further pod"))
 	}
 	for _, full := range []struct {
 		n, limit int
@@ -321,14 +230,14 @@ func (c *checker) values(ctx context.Context) {
 }
 
 // spread tells how the partitions lie on the masters of a cluster.
-func (c *checker) spread(ctx context.Context, looks []*look) {
+func (c *checker) spread(ctx context.Context, looks []*servercheck.Look) {
 	client, ok := c.client.(*redis.ClusterClient)
 	if !ok {
 		return
 	}
 	held := map[string]int{}
 	for _, l := range looks {
-		held[l.addr] = 0
+		held[l.Addr] = 0
 	}
 	var lost []string
 	for p := range blockkey.Partitions {
@@ -357,7 +266,7 @@ func (c *checker) spread(ctx context.Context, looks []*look) {
 		least, most = min(least, n), max(most, n)
 		each = append(each, fmt.Sprintf("%s: %d", addr, n))
 	}
-	f.Found = fmt.Sprintf("%s of %d partitions (%s)", count(len(held), "master"), blockkey.Partitions, strings.Join(each, ", "))
+	f.Found = fmt.Sprintf("%s of %d partitions (%s)", servercheck.Count(len(held), "master"), blockkey.Partitions, strings.Join(each, ", "))
 	even := (blockkey.Partitions + len(held) - 1) / len(held)
 	if most > even+max(1, even/2) {
 		f.Level = check.Warn
@@ -365,12 +274,4 @@ func (c *checker) spread(ctx context.Context, looks []*look) {
 		f.Do = "redis-cli --cluster rebalance evens the slots out; partitions follow slots"
 	}
 	c.add(f)
-}
-
-// count is a number of things, in words.
-func count(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }

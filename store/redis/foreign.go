@@ -246,7 +246,7 @@ func (w *foreignWalk) values(ctx context.Context, keys []ForeignKey, read map[st
 
 // ignoreReplies is the error of a pipeline that is not the reply to one of its commands.
 func ignoreReplies(_ []redis.Cmder, err error) error {
-	if err == nil || errors.Is(err, redis.Nil) || refused(err) {
+	if err == nil || errors.Is(err, redis.Nil) || redisx.Refused(err) {
 		return nil
 	}
 	return err

@@ -46,7 +46,7 @@ func (x *Index) isNew(ctx context.Context) (bool, error) {
 			x.roundTrips.Add(1)
 			names, next, err := c.Scan(ctx, cursor, x.names.prefix+"{*", newStep).Result()
 			if err != nil {
-				if refused(err) {
+				if redisx.Refused(err) {
 					found.Store(true) // nobody knows
 					return nil
 				}

@@ -1,4 +1,4 @@
-package redis
+package servercheck
 
 import (
 	"context"
@@ -42,14 +42,14 @@ type sample struct {
 }
 
 // takeSample looks at some keys of a server.
-func takeSample(ctx context.Context, node *redis.Client, n *names) (sample, error) {
+func takeSample(ctx context.Context, node *redis.Client, x Index) (sample, error) {
 	var s sample
 	var blocks []string
 	seen := map[string]bool{}
 	cursor := uint64(0)
 	for range sampleSteps {
-		names, next, err := node.Scan(ctx, cursor, n.prefix+"{*", sampleStep).Result()
-		if refused(err) {
+		names, next, err := node.Scan(ctx, cursor, x.Prefix+"{*", sampleStep).Result()
+		if redisx.Refused(err) {
 			s.refused = true
 			return s, nil
 		}
@@ -61,7 +61,7 @@ func takeSample(ctx context.Context, node *redis.Client, n *names) (sample, erro
 				continue
 			}
 			seen[name] = true
-			if _, ok := n.parseBlock(name); ok {
+			if x.IsBlock(name) {
 				blocks = append(blocks, name)
 			} else {
 				s.others++
@@ -86,7 +86,7 @@ func takeSample(ctx context.Context, node *redis.Client, n *names) (sample, erro
 			sizes = append(sizes, pipe.MemoryUsage(ctx, name))
 		}
 	}
-	if _, err := pipe.Exec(ctx); err != nil && !refused(err) && !errors.Is(err, redis.Nil) {
+	if _, err := pipe.Exec(ctx); err != nil && !redisx.Refused(err) && !errors.Is(err, redis.Nil) {
 		return s, err
 	}
 	for i, v := range values {
@@ -95,16 +95,16 @@ func takeSample(ctx context.Context, node *redis.Client, n *names) (sample, erro
 			continue // removed meanwhile
 		}
 		var why string
-		switch _, ok := appendHolders(nil, []byte(text)); {
+		switch value := []byte(text); {
 		case redis.HasErrorPrefix(err, "WRONGTYPE"):
 			why = "is no string"
-		case err == nil && !ok && isText([]byte(text)):
+		case err != nil || x.IsHeld(value):
+			continue
+		case x.IsText(value):
 			s.texts++
 			continue
-		case err == nil && !ok:
-			why = fmt.Sprintf("holds %q", redisx.Clip(text))
 		default:
-			continue
+			why = fmt.Sprintf("holds %q", redisx.Clip(text))
 		}
 		if s.strangers++; len(s.foreign) < sampleForeign {
 			s.foreign = append(s.foreign, fmt.Sprintf("%q %s", blocks[i], why))
@@ -119,7 +119,7 @@ func takeSample(ctx context.Context, node *redis.Client, n *names) (sample, erro
 	return s, nil
 }
 
-func (l *look) judgeSample() {
+func (l *Look) judgeSample() {
 	f := check.Finding{What: "keys"}
 	s := l.sample
 	switch {
@@ -129,11 +129,11 @@ func (l *look) judgeSample() {
 		f.Do = "let kvatlas doctor run as a user with +scan"
 	case s.strangers > 0:
 		f.Level = check.Warn
-		f.Found = fmt.Sprintf("%s of %s are none: %s", count(s.strangers, "key"), count(s.blocks, "block"), strings.Join(s.foreign, "; "))
+		f.Found = fmt.Sprintf("%s of %s are none: %s", Count(s.strangers, "key"), Count(s.blocks, "block"), strings.Join(s.foreign, "; "))
 		f.Means = "something else writes keys with the names of blocks; they count as held by nobody, and end the prefixes that they are in"
 		f.Do = "find out who writes them, or choose another prefix (redis-prefix)"
 	default:
-		f.Found = fmt.Sprintf("%s looked at, all in order", count(s.blocks, "block"))
+		f.Found = fmt.Sprintf("%s looked at, all in order", Count(s.blocks, "block"))
 		if s.texts > 0 {
 			f.Found += fmt.Sprintf("; %d of them name pods by text, which counts until plain-max-age", s.texts)
 		}

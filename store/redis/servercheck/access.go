@@ -1,4 +1,4 @@
-package redis
+package servercheck
 
 import (
 	"cmp"
@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
 // need is a command that a role calls: its name as an ACL has it, and a call of
@@ -38,6 +39,18 @@ var (
 	// sweeperNeeds are of a process that sweeps too, beside those of a writer.
 	sweeperNeeds = []need{{"scan", "SCAN 0"}, {"dbsize", "DBSIZE"}, {"hkeys", "HKEYS REG"}, {"pttl", "PTTL KEY"}, {"pexpire", "PEXPIRE KEY 1"}}
 )
+
+// Needs returns the names of the commands that a reader calls, a writer besides, and who
+// sweeps besides.
+func Needs() (reader, writer, sweeper []string) {
+	names := func(needs []need) (out []string) {
+		for _, n := range needs {
+			out = append(out, n.name)
+		}
+		return out
+	}
+	return names(readerNeeds), names(writerNeeds), names(sweeperNeeds)
+}
 
 // access is what the user of the check may not do, each by the name of the
 // command.
@@ -67,9 +80,9 @@ return out`
 // takeAccess asks what the user may do without doing any of it: Redis 7 and
 // Valkey tell a script; for Redis 6 the calls are put into a transaction, where
 // they are refused at once or not, and the transaction is thrown away.
-func takeAccess(ctx context.Context, node *redis.Client, n *names) (access, error) {
+func takeAccess(ctx context.Context, node *redis.Client, x Index) (access, error) {
 	// A block that any narrower pattern of names would leave out.
-	keys := []string{n.prefix + "{.}" + "AAAAAAAA", n.meta}
+	keys := []string{x.Prefix + "{.}" + "AAAAAAAA", x.Meta}
 	roles := [][]need{readerNeeds, writerNeeds, sweeperNeeds}
 	a := access{user: node.Options().Username}
 	if a.user == "" {
@@ -87,7 +100,7 @@ func takeAccess(ctx context.Context, node *redis.Client, n *names) (access, erro
 	denied, err := node.Eval(ctx, src, nil, calls...).StringSlice()
 	switch {
 	case err == nil:
-	case !refused(err) && !errors.Is(err, redis.Nil):
+	case !redisx.Refused(err) && !errors.Is(err, redis.Nil):
 		return a, err
 	default:
 		var ok bool
@@ -120,7 +133,7 @@ func queueRefused(ctx context.Context, node *redis.Client, keys []string, calls 
 	conn := client.Conn()
 	defer func() { _ = conn.Close() }()
 	if err := conn.Do(ctx, "MULTI").Err(); err != nil {
-		if refused(err) {
+		if redisx.Refused(err) {
 			return nil, false, nil
 		}
 		return nil, false, err
@@ -137,7 +150,7 @@ func queueRefused(ctx context.Context, node *redis.Client, keys []string, calls 
 		case strings.Contains(err.Error(), "READONLY"):
 			// A replica. The client gives up the connection for that.
 			return nil, false, nil
-		case !refused(err):
+		case !redisx.Refused(err):
 			return nil, false, err
 		case strings.HasPrefix(err.Error(), "NOPERM"), strings.Contains(err.Error(), "unknown command"):
 			denied = append(denied, text)
@@ -146,11 +159,11 @@ func queueRefused(ctx context.Context, node *redis.Client, keys []string, calls 
 	return denied, true, conn.Do(ctx, "DISCARD").Err()
 }
 
-func (l *look) judgeAccess() {
+func (l *Look) judgeAccess() {
 	f := check.Finding{What: "access"}
 	a := l.access
 	grant := func(missing ...string) string {
-		return fmt.Sprintf("ACL SETUSER %s ~%s{* +%s; docs/operations.md has the whole lists", a.user, l.prefix, strings.Join(missing, " +"))
+		return fmt.Sprintf("ACL SETUSER %s ~%s{* +%s; docs/operations.md has the whole lists", a.user, l.Index.Prefix, strings.Join(missing, " +"))
 	}
 	missing := slices.Concat(a.writer, a.sweeper)
 	switch {

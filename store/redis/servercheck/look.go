@@ -1,4 +1,4 @@
-package redis
+package servercheck
 
 import (
 	"context"
@@ -15,14 +15,38 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
-// look is what one server has told, and what is found in it. judge and all that
-// it calls are functions of the fields above findings.
-type look struct {
-	addr   string
-	target *redisx.Target
-	prefix string
-	budget time.Duration
+// checkTrips is how many round trips are timed.
+const checkTrips = 20
 
+// Question is what all looks at the servers of an index have in common.
+type Question struct {
+	Target *redisx.Target
+	Index  Index
+	// Budget is the time that a lookup may take, against which round trips are held.
+	Budget time.Duration
+}
+
+// Index is what a look has to know of the index and its keys.
+type Index struct {
+	Prefix string
+	// Epoch and Meta are keys of the registry, a string and a hash.
+	Epoch, Meta string
+	// IsBlock reports whether a key has the name of a block.
+	IsBlock func(key string) bool
+	// IsHeld and IsText report whether a block's value is a list of holders, or names
+	// pods by text.
+	IsHeld, IsText func(value []byte) bool
+}
+
+// Look is what one server has told, and what is found in it.
+type Look struct {
+	Question
+	// Addr is where the server is; empty behind sentinels.
+	Addr string
+	// Findings are what has been found, in no order.
+	Findings []check.Finding
+
+	// What follows is what Take has been told; judge and all that it calls are functions of it.
 	// info and config are nil when the user is not allowed to look.
 	info, config map[string]string
 	// trips are the times of some round trips, ascending.
@@ -31,30 +55,42 @@ type look struct {
 	skew   time.Duration
 	access access
 	sample sample
-
-	findings []check.Finding
 }
 
-func (l *look) add(f check.Finding) { l.findings = append(l.findings, f) }
+// Take looks at a server and judges what it tells. Its error is of the connection;
+// refusals are none.
+func (q Question) Take(ctx context.Context, node *redis.Client) (*Look, error) {
+	l := &Look{Question: q, Addr: node.Options().Addr}
+	if q.Target.Topology == redisx.Sentinel {
+		l.Addr = "" // a placeholder of the client; there is but one
+	}
+	if err := l.take(ctx, node); err != nil {
+		return nil, err
+	}
+	l.judge()
+	return l, nil
+}
 
-// take asks the server. Its error is of the connection; refusals are none.
-func (l *look) take(ctx context.Context, node *redis.Client, n *names) error {
+func (l *Look) add(f check.Finding) { l.Findings = append(l.Findings, f) }
+
+// take asks the server.
+func (l *Look) take(ctx context.Context, node *redis.Client) error {
 	text, err := node.Info(ctx).Result()
 	if err == nil {
 		l.info = parseInfo(text)
-	} else if !refused(err) {
+	} else if !redisx.Refused(err) {
 		return err
 	}
 	if l.config, err = node.ConfigGet(ctx, "*").Result(); err != nil {
 		l.config = nil
-		if !refused(err) {
+		if !redisx.Refused(err) {
 			return err
 		}
 	}
 	for range checkTrips {
 		begin := time.Now()
 		// On a cluster most servers answer that the key is elsewhere.
-		if err := node.Get(ctx, n.epoch).Err(); err != nil && !refused(err) && !errors.Is(err, redis.Nil) {
+		if err := node.Get(ctx, l.Index.Epoch).Err(); err != nil && !redisx.Refused(err) && !errors.Is(err, redis.Nil) {
 			return err
 		}
 		l.trips = append(l.trips, time.Since(begin))
@@ -63,20 +99,14 @@ func (l *look) take(ctx context.Context, node *redis.Client, n *names) error {
 	begin := time.Now()
 	if now, err := node.Time(ctx).Result(); err == nil {
 		l.skew = now.Sub(begin.Add(time.Since(begin) / 2))
-	} else if !refused(err) {
+	} else if !redisx.Refused(err) {
 		return err
 	}
-	if l.access, err = takeAccess(ctx, node, n); err != nil {
+	if l.access, err = takeAccess(ctx, node, l.Index); err != nil {
 		return err
 	}
-	l.sample, err = takeSample(ctx, node, n)
+	l.sample, err = takeSample(ctx, node, l.Index)
 	return err
-}
-
-// refused tells a server's refusal from an error of the connection.
-func refused(err error) bool {
-	_, ok := errors.AsType[redis.Error](err)
-	return ok && !errors.Is(err, redis.Nil)
 }
 
 // parseInfo reads the reply of INFO.
@@ -91,13 +121,13 @@ func parseInfo(text string) map[string]string {
 }
 
 // number reads a number of INFO; what is not there is 0.
-func (l *look) number(name string) int64 {
+func (l *Look) number(name string) int64 {
 	n, _ := strconv.ParseInt(l.info[name], 10, 64)
 	return n
 }
 
 // judge finds what there is to find.
-func (l *look) judge() {
+func (l *Look) judge() {
 	l.judgeAccess()
 	if l.info != nil {
 		l.judgeVersion()
@@ -116,7 +146,7 @@ func (l *look) judge() {
 }
 
 // judgeVersion knows Redis from its likes.
-func (l *look) judgeVersion() {
+func (l *Look) judgeVersion() {
 	f := check.Finding{What: "version"}
 	kind, version := "Redis", l.info["redis_version"]
 	switch {
@@ -153,7 +183,7 @@ func majorMinor(version string) (major, minor int) {
 }
 
 // judgeMemory looks at the limit and at what happens when it is reached.
-func (l *look) judgeMemory() {
+func (l *Look) judgeMemory() {
 	limit, used, system := l.number("maxmemory"), l.number("used_memory"), l.number("total_system_memory")
 	policy := l.info["maxmemory_policy"]
 	evicts := strings.HasPrefix(policy, "allkeys-")
@@ -184,7 +214,7 @@ func (l *look) judgeMemory() {
 	l.add(f)
 	if policy != "" {
 		l.add(evictionPolicy(policy, limit > 0, l.number("evicted_keys")))
-		l.add(blockMemory(policy, limit > 0, l.prefix, l.sample))
+		l.add(blockMemory(policy, limit > 0, l.Index.Prefix, l.sample))
 	}
 }
 
@@ -254,7 +284,7 @@ func blockMemory(policy string, limited bool, prefix string, s sample) check.Fin
 }
 
 // judgePersistence says what a restart costs.
-func (l *look) judgePersistence() {
+func (l *Look) judgePersistence() {
 	aof := l.info["aof_enabled"] == "1"
 	save, saveKnown := l.config["save"]
 	sync := l.config["appendfsync"]
@@ -300,7 +330,7 @@ func (l *look) judgePersistence() {
 }
 
 // judgeReplication says what a failover costs.
-func (l *look) judgeReplication() {
+func (l *Look) judgeReplication() {
 	f := check.Finding{What: "replication"}
 	replicas := l.number("connected_slaves")
 	least, _ := strconv.ParseInt(l.config["min-replicas-to-write"], 10, 64)
@@ -315,7 +345,7 @@ func (l *look) judgeReplication() {
 	case replicas == 0 && least > 0:
 		f.Level, f.Found = check.Fail, fmt.Sprintf("no replica, and min-replicas-to-write %d", least)
 		f.Means, f.Do = "the server refuses writes (NOREPLICAS)", "start the replicas, or CONFIG SET min-replicas-to-write 0"
-	case replicas == 0 && l.target.Topology == redisx.Sentinel:
+	case replicas == 0 && l.Target.Topology == redisx.Sentinel:
 		f.Level, f.Found = check.Warn, "no replica"
 		f.Means, f.Do = "the sentinels have nothing to fail over to", "start a replica: replicaof HOST PORT"
 	case replicas == 0:
@@ -326,7 +356,7 @@ func (l *look) judgeReplication() {
 		f.Level, f.Found = check.Fail, fmt.Sprintf("%d of the %d replicas that writes need (min-replicas-to-write) are in step", l.number("min_slaves_good_slaves"), least)
 		f.Means, f.Do = "the server refuses writes (NOREPLICAS)", "see what holds the replicas up, or CONFIG SET min-replicas-to-write lower"
 	default:
-		f.Found = count(int(replicas), "replica")
+		f.Found = Count(int(replicas), "replica")
 		f.Means = "replication is asynchronous: a failover loses the last writes, usually milliseconds of them; blocks removed in that time are credited again until their pods clear, restart or are retired. Ids are not given twice"
 		if least == 0 && l.config != nil {
 			f.Level = check.Info
@@ -347,7 +377,7 @@ func (l *look) judgeReplication() {
 }
 
 // judgeClients looks at connections.
-func (l *look) judgeClients() {
+func (l *Look) judgeClients() {
 	f := check.Finding{What: "clients"}
 	now, limit := l.number("connected_clients"), l.number("maxclients")
 	if limit == 0 {
@@ -372,7 +402,7 @@ func (l *look) judgeClients() {
 }
 
 // judgeWork looks at what the server does beside its clients' commands.
-func (l *look) judgeWork() {
+func (l *Look) judgeWork() {
 	f := check.Finding{What: "background work"}
 	hz := l.number("hz")
 	f.Found = fmt.Sprintf("hz %d", hz)
@@ -402,8 +432,8 @@ func (l *look) judgeWork() {
 }
 
 // judgeMode compares what the URL says with what the server is.
-func (l *look) judgeMode() {
-	if l.info["cluster_enabled"] == "1" && l.target.Topology != redisx.Cluster {
+func (l *Look) judgeMode() {
+	if l.info["cluster_enabled"] == "1" && l.Target.Topology != redisx.Cluster {
 		l.add(check.Finding{
 			Level: check.Fail, What: "cluster", Found: "the server is a node of a cluster, and the URL is that of a single server",
 			Means: "most keys are on other nodes, which are never asked (MOVED, CROSSSLOT)", Do: "begin the URL with redis+cluster://",
@@ -415,18 +445,18 @@ func (l *look) judgeMode() {
 // windows of 64, 256 and 1,024 blocks.
 const tripsOfLookup = 3
 
-func (l *look) judgeTrips() {
+func (l *Look) judgeTrips() {
 	if len(l.trips) == 0 {
 		return
 	}
 	median, longest := l.trips[len(l.trips)/2], l.trips[len(l.trips)-1]
-	f := check.Finding{What: "round trip", Found: fmt.Sprintf("%s in the median of %d, %s at most; a lookup may take %v", short(median), len(l.trips), short(longest), l.budget)}
+	f := check.Finding{What: "round trip", Found: fmt.Sprintf("%s in the median of %d, %s at most; a lookup may take %v", short(median), len(l.trips), short(longest), l.Budget)}
 	switch {
-	case median > l.budget:
+	case median > l.Budget:
 		f.Level = check.Fail
 		f.Means = "no lookup can end within its budget: every answer is degraded"
 		f.Do = "move Redis nearer to the scorers, or raise score-budget"
-	case tripsOfLookup*median > l.budget/2:
+	case tripsOfLookup*median > l.Budget/2:
 		f.Level = check.Warn
 		f.Means = fmt.Sprintf("a lookup takes 1 to %d round trips: those of long prefixes will often be cut short", tripsOfLookup)
 		f.Do = "move Redis nearer to the scorers (one zone, a unix socket), or raise score-budget"
@@ -434,7 +464,7 @@ func (l *look) judgeTrips() {
 	l.add(f)
 }
 
-func (l *look) judgeClock() {
+func (l *Look) judgeClock() {
 	f := check.Finding{What: "clock", Found: "as here"}
 	if l.skew.Abs() > time.Second {
 		f.Level = check.Info
@@ -452,7 +482,7 @@ func (l *look) judgeClock() {
 // a hundred holders each, or a page of the registry.
 const largestReply = 16 << 20
 
-func (l *look) judgeBuffers() {
+func (l *Look) judgeBuffers() {
 	text, ok := l.config["client-output-buffer-limit"]
 	if !ok {
 		return
@@ -478,7 +508,7 @@ func (l *look) judgeBuffers() {
 }
 
 // judgeSight says what could not be looked at.
-func (l *look) judgeSight() {
+func (l *Look) judgeSight() {
 	f := check.Finding{Level: check.Info, What: "information"}
 	switch {
 	case l.info == nil:
