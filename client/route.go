@@ -131,6 +131,7 @@ type RouteResponse struct {
 	PullPlan *PullPlan `json:"pull_plan"`
 	// Degraded says why the choice was made with less than there is; may be nil.
 	Degraded *Degraded `json:"degraded"`
+	ReturnedTokens
 }
 
 // PullSource is a rank that part of a prompt is fetched from.

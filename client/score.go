@@ -42,6 +42,9 @@ type ScoreRequest struct {
 	Explain bool
 	// Predicted makes blocks count that routers predict. Routes count them anyway.
 	Predicted bool
+	// ReturnTokens asks for the tokens of the prompt: "ids" for TokenIDs, "packed" for
+	// PackedTokens, "body" for Body; "" for none.
+	ReturnTokens string
 	// Mode is how long the server waits for the tokens of a text: "wait" (up to
 	// Wait; the default), "async" (not at all) or "sync" (until they are there).
 	Mode string
@@ -74,6 +77,7 @@ type scoreWire struct {
 	CacheSalt string   `json:"cache_salt,omitempty"`
 	Explain   bool     `json:"explain,omitempty"`
 	Predicted bool     `json:"predicted,omitempty"`
+	Returns   string   `json:"return_tokens,omitempty"`
 	Mode      string   `json:"mode,omitempty"`
 	WaitMS    int64    `json:"wait_ms,omitempty"`
 	EarlyExit bool     `json:"early_exit,omitempty"`
@@ -89,6 +93,7 @@ func (r *ScoreRequest) wire() scoreWire {
 		CacheSalt: r.CacheSalt,
 		Explain:   r.Explain,
 		Predicted: r.Predicted,
+		Returns:   r.ReturnTokens,
 		Mode:      r.Mode,
 		WaitMS:    milliseconds(r.Wait),
 		EarlyExit: r.EarlyExit,
@@ -170,6 +175,17 @@ type ScoreResponse struct {
 	Frequencies []int `json:"frequencies"`
 	// Explain is set when asked for.
 	Explain *Explanation `json:"explain"`
+	ReturnedTokens
+}
+
+// ReturnedTokens are the tokens of a prompt, in the form of ReturnTokens. They are left out
+// where they are not exact.
+type ReturnedTokens struct {
+	// TokenIDs are the tokens; PackedTokens the same, each as u32 little-endian.
+	TokenIDs     []uint32 `json:"token_ids"`
+	PackedTokens []byte   `json:"token_ids_b64"`
+	// Body is what an engine's /v1/completions takes.
+	Body json.RawMessage `json:"body"`
 }
 
 // Resolved is what the name of a model means.

@@ -151,7 +151,7 @@ func (r *Router) routePair(ctx context.Context, q *Request, fresh bool) (*Decisi
 	}
 	d := &Decision{Policy: policy.Name}
 	v := View{Settings: settings, Explain: q.Explain, Now: picture.Now, Turn: r.turn.Add(1) - 1, Part: DecodePart}
-	match, err := r.match(ctx, q, policy.Blind, d)
+	match, err := r.match(ctx, q, policy.Blind && !q.Score.ReturnTokens, d)
 	if err != nil {
 		return nil, err
 	}

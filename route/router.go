@@ -149,7 +149,7 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 	v := r.takeView()
 	defer r.giveBack(v)
 	v.Settings, v.Explain, v.Now, v.Turn = settings, q.Explain, picture.Now, r.turn.Add(1)-1
-	match, err := r.match(ctx, q, policy.Blind, d)
+	match, err := r.match(ctx, q, policy.Blind && !q.Score.ReturnTokens, d)
 	if err != nil {
 		return nil, err
 	}

@@ -34,6 +34,9 @@ func (s *Scorer) finish(j *job, err error) {
 	if u := s.cfg.Usage; u != nil {
 		resp.Frequencies = u.Touch(s.cfg.Now(), j.req.Model, f.Keys[:f.Reach])
 	}
+	if j.req.ReturnTokens && j.resp.Exact && j.req.Input.kind != inputKeys {
+		resp.TokenIDs = slices.Clone(j.tokens)
+	}
 	if j.req.Match {
 		resp.Match = f.clone()
 	}

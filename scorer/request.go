@@ -110,6 +110,8 @@ type Request struct {
 	// Predicted makes predictions count, as blocks in tier gpu, where the rank holds a block
 	// in no other way.
 	Predicted bool
+	// ReturnTokens asks for Response.TokenIDs.
+	ReturnTokens bool
 }
 
 // validate checks what does not need the index, and returns how the strategy works.
@@ -191,6 +193,9 @@ type Response struct {
 	Degraded Degradation
 	// Stale is how old the picture of the index is that has answered; 0 is present.
 	Stale time.Duration
+	// TokenIDs are the tokens of the whole prompt, if they were asked for and are Exact. They
+	// belong to the caller.
+	TokenIDs []uint32
 	// Match is set when asked for: what each rank holds, of which Pods are made.
 	Match *Match
 	// Explanation is set when asked for.

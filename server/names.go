@@ -40,6 +40,7 @@ func (c *call) resolve(in *input, kind string) (store.Reading, error) {
 	if r.LoRA != "" && in.lora != "" && in.lora != r.LoRA {
 		return r, invalid("lora", "lora names another adapter than model, which is the adapter %s of %s", clipText(r.LoRA), clipText(r.Model))
 	}
+	in.named = in.model
 	in.resolved = r != store.Reading{Model: in.model}
 	in.model = r.Model
 	if r.LoRA != "" && kind != "block_keys" { // which already contain it

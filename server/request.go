@@ -20,6 +20,7 @@ type input struct {
 	limits *Limits
 
 	model           string
+	named           string // the model as the request names it
 	prompt          prompts
 	prompts         []string
 	tokens          []uint32 // of tokens, tokens_b64 or input_ids
@@ -209,6 +210,7 @@ type scoreRequest struct {
 	strategy  scorer.Strategy
 	explain   bool
 	predicted bool
+	returns   string // return_tokens
 	earlyExit bool
 	mode      prompt.Mode
 	wait      time.Duration
@@ -257,6 +259,7 @@ var scoreFields = append(engineFields(scoreInput), fields[scoreRequest]{
 	}},
 	inputOf("lora", scoreInput, readLoRA),
 	{"explain", func(s *scanner, q *scoreRequest) error { return s.bool(&q.explain) }},
+	{"return_tokens", readReturnTokens},
 	{"predicted", func(s *scanner, q *scoreRequest) error { return s.bool(&q.predicted) }},
 	{"wait_ms", func(s *scanner, q *scoreRequest) error {
 		ms, err := s.uint(uint64(q.limits.RequestTimeout.Milliseconds()), "a whole number of milliseconds")

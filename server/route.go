@@ -176,6 +176,9 @@ func (c *call) routePrompt() error {
 		return err
 	}
 	answer := q.answer(d)
+	if d.Score != nil && d.Score.TokenIDs != nil {
+		answer.returned = q.returned(d.Score.TokenIDs)
+	}
 	c.degraded = answer.degradedReason()
 	return c.replyJSON(http.StatusOK, answer)
 }
@@ -226,6 +229,7 @@ type routeAnswer struct {
 	KVTransfer *transferParams `json:"kv_transfer_params,omitempty"`
 	PullPlan   *planAnswer     `json:"pull_plan,omitempty"`
 	Degraded   *degraded       `json:"degraded,omitempty"`
+	returned
 }
 
 // overlapAnswer is what the chosen place can reuse.

@@ -53,6 +53,11 @@ func (c *call) scorePrompt(q *scoreRequest, kind string, in scorer.Input) error 
 	}
 	c.degraded = string(rs.Degraded)
 	c.out = append(appendScore(c.out[:0], rs, &q.input), '\n')
+	if rs.TokenIDs != nil {
+		if c.out, err = q.withTokens(c.out, rs.TokenIDs); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -95,6 +100,9 @@ func (q *scoreRequest) check(f form, kind string) error {
 	if err := q.checkFeatures(f, kind); err != nil {
 		return err
 	}
+	if err := q.checkReturnTokens(kind); err != nil {
+		return err
+	}
 	if f.has("wait_ms") && f.has("mode") && q.mode != 0 {
 		return invalid("wait_ms", "wait_ms is for mode wait only")
 	}
@@ -125,7 +133,7 @@ func (q *scoreRequest) with(in scorer.Input) scorer.Request {
 	return scorer.Request{
 		Model: q.model, Input: in, Pods: q.pods, Strategy: q.strategy,
 		LoRA: q.lora, Salt: q.salt, Objects: q.objects, Media: q.media, Mode: q.mode, Wait: q.wait,
-		NoSpecialTokens: q.noSpecialTokens, Truncation: q.cut, EarlyExit: q.earlyExit, Explain: q.explain, Predicted: q.predicted,
+		NoSpecialTokens: q.noSpecialTokens, Truncation: q.cut, EarlyExit: q.earlyExit, Explain: q.explain, Predicted: q.predicted, ReturnTokens: q.returns != "",
 	}
 }
 
