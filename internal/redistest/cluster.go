@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -207,4 +208,22 @@ func (c *Cluster) MoveSlot(key string, meanwhile func()) {
 	for _, m := range append([]*Server{to, from}, c.Masters...) {
 		c.must(m.Client().Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", id(to)).Err())
 	}
+	// A master that does not know the other's new epoch would give the slot back at the next move.
+	c.until("all masters agree who has the slots", func(s *Server) bool { return s.owners() == to.owners() })
+}
+
+// owners are who has which slots by which epoch, as a node sees it.
+func (s *Server) owners() string {
+	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket, Protocol: 2, DisableIdentity: true})
+	defer func() { _ = c.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	var out []string
+	for line := range strings.Lines(c.ClusterNodes(ctx).Val()) {
+		if f := strings.Fields(line); len(f) >= 8 && strings.Contains(f[2], "master") {
+			out = append(out, f[0]+" "+f[6]+" "+strings.Join(f[8:], " "))
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n")
 }

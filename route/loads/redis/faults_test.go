@@ -98,6 +98,9 @@ type load struct{ work, prefill, blocks, requests int64 }
 func (h *history) loads(s loads.Store) map[store.RankRef]load {
 	h.r.Helper()
 	p, err := s.Loads(context.Background(), "m")
+	for end := time.Now().Add(10 * time.Second); errors.Is(err, loads.ErrUnavailable) && time.Now().Before(end); {
+		p, err = s.Loads(context.Background(), "m") // the masters do not agree yet who has the slot
+	}
 	if err != nil {
 		h.r.Fatal(err)
 	}
@@ -117,7 +120,11 @@ func (h *history) check(model bool) {
 			h.r.Fatalf("%v, the model has %v", got, want)
 		}
 	}
-	if d, err := h.s.Audit(context.Background(), "m"); err != nil || len(d) > 0 {
+	d, err := h.s.Audit(context.Background(), "m")
+	for end := time.Now().Add(10 * time.Second); errors.Is(err, loads.ErrUnavailable) && time.Now().Before(end); {
+		d, err = h.s.Audit(context.Background(), "m")
+	}
+	if err != nil || len(d) > 0 {
 		h.r.Fatalf("the reservations come to something else: %+v, %v", d, err)
 	}
 }
