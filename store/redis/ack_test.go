@@ -49,8 +49,8 @@ func TestEndedGenerationsAreForgotten(t *testing.T) {
 			wantKnown := func(when string, x *Index, gens ...store.Generation) {
 				t.Helper()
 				acks, lists := x.acks.acks.Keys(), x.lists.logs.Keys()
-				if fmt.Sprint(acks) != fmt.Sprint(gens) || fmt.Sprint(lists) != fmt.Sprint(gens) || len(x.views.views) > len(gens) || len(x.acks.latest) > len(gens) {
-					t.Errorf("%s: acks of %v, logs of %v, %d views, pods %v; want %v", when, acks, lists, len(x.views.views), x.acks.latest, gens)
+				if fmt.Sprint(acks) != fmt.Sprint(gens) || fmt.Sprint(lists) != fmt.Sprint(gens) || x.views.Len() > len(gens) || len(x.acks.latest) > len(gens) {
+					t.Errorf("%s: acks of %v, logs of %v, %d views, pods %v; want %v", when, acks, lists, x.views.Len(), x.acks.latest, gens)
 				}
 			}
 			var ended, gen store.Generation

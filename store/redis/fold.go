@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/enginemap"
 )
 
 // Folding: the owner of a generation puts the changes of its map into the pages, when
@@ -105,7 +106,7 @@ type fold struct {
 	gen   store.Generation
 	fence uint64
 
-	state      mapState
+	state      enginemap.State
 	token      string
 	elements   int  // of the list, without the state
 	had, taken int  // changes that have been read, and put into pages
@@ -119,20 +120,20 @@ func (f *fold) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.had = len(changes.list)
-	f.entries = f.state.entries
-	if !f.more && f.had < f.x.lists.worth(f.state.entries) {
+	f.had = changes.Len()
+	f.entries = f.state.Entries
+	if !f.more && f.had < f.x.lists.worth(f.state.Entries) {
 		return nil // it was not known how long the list is
 	}
 	if err := f.announce(ctx); err != nil {
 		return err
 	}
-	changes = changes.last()
-	pages := f.state.pages
-	if most := f.state.entries + len(changes.list); pages == 0 || most > pages*pageEntries {
-		pages = min(maxPages, 1<<bits.Len(uint(most/(pageEntries/2))))
+	changes = changes.Last()
+	pages := f.state.Pages
+	if most := f.state.Entries + changes.Len(); pages == 0 || most > pages*pageEntries {
+		pages = min(enginemap.MaxPages, 1<<bits.Len(uint(most/(pageEntries/2))))
 	}
-	if pages == f.state.pages {
+	if pages == f.state.Pages {
 		err = f.change(ctx, changes)
 	} else {
 		err = f.spread(ctx, changes, pages)
@@ -144,10 +145,10 @@ func (f *fold) run(ctx context.Context) error {
 }
 
 // read reads the list.
-func (f *fold) read(ctx context.Context) (changes mapChanges, err error) {
+func (f *fold) read(ctx context.Context) (changes enginemap.Changes, err error) {
 	list := f.x.names.changes(f.gen)
 	for from := 0; ; {
-		step := listStep(from, len(changes.rows))
+		step := listStep(from, changes.Bytes())
 		f.x.roundTrips.Add(1)
 		part, err := f.x.client.LRange(ctx, list, int64(from), int64(from+step-1)).Result()
 		if redis.HasErrorPrefix(err, "WRONGTYPE") {
@@ -159,23 +160,23 @@ func (f *fold) read(ctx context.Context) (changes mapChanges, err error) {
 		}
 		f.more = len(part) == step
 		if from == 0 {
-			if f.state, err = parseMapState(part); err != nil {
+			if f.state, err = enginemap.ParseState(part); err != nil {
 				f.lost = true
 				return changes, err
 			}
-			most := min(f.x.lists.worth(f.state.entries), maxFoldBytes/16)
-			changes = mapChanges{rows: make([]byte, 0, 24*most), list: make([]mapChange, 0, most)}
+			most := min(f.x.lists.worth(f.state.Entries), maxFoldBytes/16)
+			changes = enginemap.NewChanges(most, 24*most)
 			part = part[1:]
 			from++
 		}
 		for _, element := range part {
-			if !changes.addRows(element) {
+			if !changes.AddRows(element) {
 				f.x.garbled.Add(1)
 			}
 		}
 		from += len(part)
 		f.elements = from - 1
-		if !f.more || len(changes.rows) > maxFoldBytes {
+		if !f.more || changes.Bytes() > maxFoldBytes {
 			return changes, nil
 		}
 	}
@@ -201,7 +202,7 @@ func (f *fold) call() *call {
 	return &call{
 		script: foldScript,
 		keys:   []string{f.x.names.mapRecords(f.gen, f.x.cluster), f.x.names.changes(f.gen), f.x.names.folder(f.gen)},
-		args:   []string{strconv.FormatUint(uint64(f.gen), 10), strconv.FormatUint(f.fence, 10), f.token, f.state.text, "", "0"},
+		args:   []string{strconv.FormatUint(uint64(f.gen), 10), strconv.FormatUint(f.fence, 10), f.token, f.state.Text, "", "0"},
 	}
 }
 
@@ -223,25 +224,25 @@ func (f *fold) send(ctx context.Context, c *call) error {
 }
 
 // change puts changes into the pages that are there.
-func (f *fold) change(ctx context.Context, all mapChanges) error {
-	changes := byPage(all.list, f.state.pages)
-	w := f.writer(f.state.pages)
+func (f *fold) change(ctx context.Context, all enginemap.Changes) error {
+	changes := all.ByPage(f.state.Pages)
+	w := f.writer(f.state.Pages)
 	for part := range slices.Chunk(changes, w.step) {
 		numbers := make([]int, len(part))
 		for i, c := range part {
-			numbers[i] = c.n
+			numbers[i] = c.N
 		}
 		have, err := f.pages(ctx, numbers)
 		if err != nil {
 			return err
 		}
 		for i, c := range part {
-			page, entries, had, ok := all.merge(have[i], c.list)
+			page, entries, had, ok := all.Merge(have[i], c)
 			if !ok {
 				f.x.garbled.Add(1)
 			}
 			f.entries += entries - had
-			if err := w.write(ctx, c.n, page); err != nil {
+			if err := w.write(ctx, c.N, page); err != nil {
 				return err
 			}
 		}
@@ -250,15 +251,15 @@ func (f *fold) change(ctx context.Context, all mapChanges) error {
 }
 
 // spread writes all entries, and changes, into more pages.
-func (f *fold) spread(ctx context.Context, all mapChanges, pages int) error {
-	changes := byPage(all.list, pages)
+func (f *fold) spread(ctx context.Context, all enginemap.Changes, pages int) error {
+	changes := all.ByPage(pages)
 	f.entries = 0
 	w := f.writer(pages)
-	olds := max(1, f.state.pages)
+	olds := max(1, f.state.Pages)
 	step := max(1, w.step/(pages/olds))
 	for from := 0; from < olds; from += step {
 		var numbers []int
-		for n := from; n < min(olds, from+step) && f.state.pages > 0; n++ {
+		for n := from; n < min(olds, from+step) && f.state.Pages > 0; n++ {
 			numbers = append(numbers, n)
 		}
 		have, err := f.pages(ctx, numbers)
@@ -272,10 +273,10 @@ func (f *fold) spread(ctx context.Context, all mapChanges, pages int) error {
 			for i := range pages / olds { // an even share of it, about
 				parts[n*(pages/olds)+i] = make([]byte, 0, len(page)/(pages/olds)*5/4+64)
 			}
-			ok := eachEntry(page, func(e mapEntry) {
-				i := pageOf(e.Hash, pages) - first
+			ok := enginemap.Each(page, func(e enginemap.Entry) {
+				i := enginemap.PageOf(e.Hash, pages) - first
 				if i >= 0 && i < len(parts) { // or it was written by somebody else
-					parts[i] = e.appendTo(parts[i])
+					parts[i] = e.AppendTo(parts[i])
 				}
 			})
 			if !ok {
@@ -283,11 +284,11 @@ func (f *fold) spread(ctx context.Context, all mapChanges, pages int) error {
 			}
 		}
 		for i, page := range parts {
-			var c []mapChange
-			if len(changes) > 0 && changes[0].n == first+i {
-				c, changes = changes[0].list, changes[1:]
+			var c enginemap.PageChanges
+			if len(changes) > 0 && changes[0].N == first+i {
+				c, changes = changes[0], changes[1:]
 			}
-			page, entries, _, _ := all.merge(page, c)
+			page, entries, _, _ := all.Merge(page, c)
 			f.entries += entries
 			if err := w.write(ctx, first+i, page); err != nil {
 				return err
@@ -304,10 +305,10 @@ func (f *fold) spread(ctx context.Context, all mapChanges, pages int) error {
 // drop deletes the pages that were before a spread. Those that cannot be deleted now go
 // with the generation.
 func (f *fold) drop(ctx context.Context) {
-	for from := 0; from < f.state.pages; from += foldElements {
+	for from := 0; from < f.state.Pages; from += foldElements {
 		var names []string
-		for n := from; n < min(f.state.pages, from+foldElements); n++ {
-			names = append(names, f.x.names.page(f.gen, f.state.pages, n))
+		for n := from; n < min(f.state.Pages, from+foldElements); n++ {
+			names = append(names, f.x.names.page(f.gen, f.state.Pages, n))
 		}
 		f.x.roundTrips.Add(1)
 		if f.x.client.Unlink(ctx, names...).Err() != nil {
@@ -323,7 +324,7 @@ func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
 	}
 	names := make([]string, len(numbers))
 	for i, n := range numbers {
-		names[i] = f.x.names.page(f.gen, f.state.pages, n)
+		names[i] = f.x.names.page(f.gen, f.state.Pages, n)
 	}
 	f.x.roundTrips.Add(1)
 	values, err := f.x.client.MGet(ctx, names...).Result()
@@ -333,11 +334,11 @@ func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
 	out := make([][]byte, len(values))
 	for i, v := range values {
 		s, _ := v.(string)
-		if out[i], err = openPage(s); err == nil {
+		if out[i], err = enginemap.OpenPage(s); err == nil {
 			continue
 		}
 		// Or somebody else has folded it since the list was read.
-		if now, asked := f.x.client.LIndex(ctx, f.x.names.changes(f.gen), 0).Result(); asked != nil || now != f.state.text {
+		if now, asked := f.x.client.LIndex(ctx, f.x.names.changes(f.gen), 0).Result(); asked != nil || now != f.state.Text {
 			return nil, errors.Join(errFolded, asked)
 		}
 		f.lost = true
@@ -358,7 +359,7 @@ type pageWriter struct {
 func (f *fold) writer(pages int) *pageWriter {
 	w := &pageWriter{f: f, pages: pages}
 	// An entry takes 20 to 30 bytes.
-	w.step = max(1, min(512, foldBytes/(1+30*max(f.state.entries, f.had)/pages)))
+	w.step = max(1, min(512, foldBytes/(1+30*max(f.state.Entries, f.had)/pages)))
 	return w
 }
 
@@ -389,6 +390,6 @@ func (w *pageWriter) end(ctx context.Context) error {
 	if w.c == nil {
 		w.c = w.f.call()
 	}
-	w.c.args[4], w.c.args[5] = w.f.state.after(w.pages, w.f.entries).text, strconv.Itoa(w.f.elements)
+	w.c.args[4], w.c.args[5] = w.f.state.After(w.pages, w.f.entries).Text, strconv.Itoa(w.f.elements)
 	return w.flush(ctx)
 }

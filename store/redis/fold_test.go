@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -15,70 +14,12 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/enginemap"
 )
-
-// A page that changes are put into is what a plain map says, whatever the order and the
-// number of changes of an entry; and cut into twice as many pages it is the same.
-func TestPages(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		entries := rapid.Custom(func(t *rapid.T) mapEntry {
-			e := mapEntry{MapKey: store.MapKey{Hash: rapid.Uint64Range(0, 9).Draw(t, "hash") << 60, Part: rapid.SampledFrom([]uint16{0, 1, 127, 128, 1 << 14, 1<<16 - 1}).Draw(t, "part")}}
-			if n := rapid.IntRange(0, store.MaxMapValue).Draw(t, "length"); n > 0 {
-				e.value = bytes.Repeat([]byte{byte(n)}, n)
-			}
-			return e
-		})
-		want := map[store.MapKey]string{}
-		var page []byte
-		for range rapid.IntRange(1, 5).Draw(t, "folds") {
-			var changes mapChanges
-			for _, e := range rapid.SliceOfN(entries, 0, 100).Draw(t, "changes") {
-				changes.add(e)
-				want[e.MapKey] = string(e.value)
-				if e.value == nil {
-					delete(want, e.MapKey)
-				}
-			}
-			last := changes.last()
-			was := 0
-			eachEntry(page, func(mapEntry) { was++ })
-			next, n, had, ok := last.merge(page, last.list)
-			if !ok || n != len(want) || had != was {
-				t.Fatalf("a page of %d entries, %d before, %v; want %d, %d", n, had, ok, len(want), was)
-			}
-			if page, err := openPage(string(next)); err != nil || len(page) != len(next)-1 {
-				t.Fatalf("the page cannot be opened: %v", err)
-			}
-			page = next[1:]
-			got := map[store.MapKey]string{}
-			before := store.MapKey{}
-			eachEntry(page, func(e mapEntry) {
-				if len(got) > 0 && cmpMapKey(before, e.MapKey) >= 0 {
-					t.Fatalf("%v comes after %v", e.MapKey, before)
-				}
-				got[e.MapKey], before = string(e.value), e.MapKey
-				for pages := 1; pages < 1<<20; pages *= 2 {
-					if pageOf(e.Hash, 2*pages)/2 != pageOf(e.Hash, pages) || pageOf(e.Hash, pages) >= pages {
-						t.Fatalf("hash %d is in page %d of %d, and in %d of twice as many", e.Hash, pageOf(e.Hash, pages), pages, pageOf(e.Hash, 2*pages))
-					}
-				}
-			})
-			if !maps.Equal(got, want) {
-				t.Fatalf("the page has %v, want %v", got, want)
-			}
-		}
-	})
-}
-
-// cmpMapKey is the order of entries in a page.
-func cmpMapKey(a, b store.MapKey) int {
-	return cmp.Or(cmp.Compare(mapPlace(a.Hash), mapPlace(b.Hash)), cmp.Compare(a.Part, b.Part))
-}
 
 // mapStory writes a map in steps, and knows what it is.
 type mapStory struct {
@@ -141,7 +82,7 @@ func TestFoldDies(t *testing.T) {
 						for i := range 4000 {
 							s.keys = append(s.keys, store.MapKey{Hash: rng.Uint64() >> rng.IntN(64), Part: uint16(i % 3)})
 						}
-						slices.SortFunc(s.keys, cmpMapKey)
+						slices.SortFunc(s.keys, func(a, b store.MapKey) int { return cmp.Or(cmp.Compare(a.Hash, b.Hash), cmp.Compare(a.Part, b.Part)) })
 						s.keys = slices.Compact(s.keys)
 						rng.Shuffle(len(s.keys), func(i, j int) { s.keys[i], s.keys[j] = s.keys[j], s.keys[i] })
 						x, life := mortal(t, Config{URL: url})
@@ -194,8 +135,8 @@ func TestFoldDies(t *testing.T) {
 						}
 						s.check(t, "folded by the next", next)
 						s.check(t, "as another reads it", x)
-						state, err := parseMapState(x.client.LRange(ctx, x.names.changes(s.gen), 0, 0).Val())
-						if left := x.client.LLen(ctx, x.names.changes(s.gen)).Val(); err != nil || left != 1 || state.entries < len(s.want)-200 || state.pages > 64 || state.pages < 2 {
+						state, err := enginemap.ParseState(x.client.LRange(ctx, x.names.changes(s.gen), 0, 0).Val())
+						if left := x.client.LLen(ctx, x.names.changes(s.gen)).Val(); err != nil || left != 1 || state.Entries < len(s.want)-200 || state.Pages > 64 || state.Pages < 2 {
 							t.Fatalf("%d changes are left, the state is %+v, %v; there are %d entries", left, state, err, len(s.want))
 						}
 						_, _ = x.Close(), next.Close()
@@ -225,13 +166,13 @@ func TestFolds(t *testing.T) {
 	story.check(t, "as another reads it", open(t, Config{URL: s.URL(), NoSweep: true}))
 	// A batch has 50 changes in one or two elements, and of what is very long, four
 	// times what is worth a fold, none is written more.
-	state, err := parseMapState(plain.LRange(t.Context(), x.names.changes(story.gen), 0, 0).Val())
-	if err != nil || state.folds < 10 || state.pages < 16 || longest > 2*4*4000/2/50+8 {
+	state, err := enginemap.ParseState(plain.LRange(t.Context(), x.names.changes(story.gen), 0, 0).Val())
+	if err != nil || state.Folds < 10 || state.Pages < 16 || longest > 2*4*4000/2/50+8 {
 		t.Errorf("the state is %+v, %v; the list had %d elements", state, err, longest)
 	}
 	pages := plain.Keys(t.Context(), x.names.life(story.gen)+"p:*").Val()
 	for _, p := range pages {
-		if !strings.HasPrefix(p, fmt.Sprintf("%sp:%d:", x.names.life(story.gen), state.pages)) {
+		if !strings.HasPrefix(p, fmt.Sprintf("%sp:%d:", x.names.life(story.gen), state.Pages)) {
 			t.Errorf("%s is left", p)
 		}
 	}
@@ -385,37 +326,6 @@ func TestMapIsLost(t *testing.T) {
 	}
 }
 
-// TestMapViews: what is kept of maps is bounded, and who was used last stays.
-func TestMapViews(t *testing.T) {
-	var s mapViews
-	const limit = 5000
-	for gen := range store.Generation(100) {
-		v := s.take(gen + 1)
-		for i := range uint64(10) {
-			e := mapEntry{store.MapKey{Hash: i}, []byte("value")}
-			if !v.add(string(e.appendTo(nil))) {
-				t.Fatal("an entry cannot be read")
-			}
-		}
-		s.put(gen+1, v, limit)
-		if first := s.take(1); gen < 5 && len(first.rows) == 0 {
-			t.Fatal("what is used all the time is gone")
-		} else if len(first.rows) > 0 {
-			s.put(1, first, limit)
-		}
-		sum := 0
-		for _, v := range s.views {
-			sum += v.bytes()
-		}
-		if sum != s.bytes || sum > limit {
-			t.Fatalf("%d bytes are kept, counted as %d", sum, s.bytes)
-		}
-	}
-	if v := s.take(1); len(v.rows) == 0 {
-		t.Error("what is used all the time is gone")
-	}
-}
-
 // TestFoldsOverlap: two processes that write a generation in turn, under one fence, fold
 // it at the same time; the one that is announced last wins, and no change is lost.
 func TestFoldsOverlap(t *testing.T) {
@@ -433,7 +343,7 @@ func TestFoldsOverlap(t *testing.T) {
 	if err := a.fold(ctx, story.gen, 1); err != nil {
 		t.Fatal(err)
 	}
-	begin := func(x *Index) (f fold, list mapChanges) {
+	begin := func(x *Index) (f fold, list enginemap.Changes) {
 		t.Helper()
 		f = fold{x: x, gen: story.gen, fence: 1}
 		changes, err := f.read(ctx)
@@ -443,7 +353,7 @@ func TestFoldsOverlap(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return f, changes.last()
+		return f, changes.Last()
 	}
 	story.write(t, a, rng, 1000, 3000)
 	slow, old := begin(a)

@@ -196,7 +196,7 @@ func (x *Index) forget(gens ...store.Generation) {
 	for _, gen := range gens {
 		x.acks.drop(gen)
 		x.lists.drop(gen)
-		x.views.take(gen)
+		x.views.Take(gen)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/enginemap"
 )
 
 // Index is a block index in Redis. It implements store.Index and is safe for
@@ -28,7 +29,7 @@ type Index struct {
 	pace     pace
 	clocks   clocks
 	acks     *ackCache
-	views    mapViews
+	views    enginemap.Views
 	lists    *mapLogs
 	folding  chan struct{} // has an element while a map is folded
 	readOnly readOnly

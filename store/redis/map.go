@@ -9,8 +9,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/enginemap"
 )
 
 // The map of a generation is written with every event and hardly ever read: its owner
@@ -53,14 +53,14 @@ func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*call) {
 		for i := range g.ops {
 			bytes += 12 + len(g.ops[i].Value)
 		}
-		all := mapChanges{rows: make([]byte, 0, bytes), list: make([]mapChange, 0, len(g.ops))}
+		all := enginemap.NewChanges(len(g.ops), bytes)
 		for _, op := range g.ops {
-			all.add(mapEntry{op.MapKey, op.Value})
+			all.Add(enginemap.Entry{MapKey: op.MapKey, Value: op.Value})
 		}
-		changes := all.last()
-		g.entries = len(changes.list)
+		changes := all.Last()
+		g.entries = changes.Len()
 		var del []byte
-		set := make([]byte, 0, min(len(all.rows), callBytes))
+		set := make([]byte, 0, min(all.Bytes(), callBytes))
 		flush := func() {
 			if len(set) > 0 {
 				sets = append(sets, &call{place: place, parts: []guardPart{{guard: g}}, maps: []mapEdit{{gen: g.Generation, sets: string(set)}}})
@@ -70,11 +70,11 @@ func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*call) {
 			}
 			set, del = set[:0], del[:0]
 		}
-		for _, m := range changes.list {
-			if m.del {
-				del = append(del, changes.row(m)...)
+		for row, deletes := range changes.All() {
+			if deletes {
+				del = append(del, row...)
 			} else {
-				set = append(set, changes.row(m)...)
+				set = append(set, row...)
 			}
 			if max(len(set), len(del)) > callBytes/2 {
 				flush()
@@ -85,43 +85,6 @@ func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*call) {
 	return sets, dels
 }
 
-// mapState is what is known of the pages of a map: how often they have been folded, how
-// many they are, a power of 2 or 0, and about how many entries they hold. The text is
-// the first element of the list, so that neither can be lost without the other.
-type mapState struct {
-	folds          uint64
-	pages, entries int
-	text           string
-}
-
-// newMap is the state of a map that nothing has been folded of.
-const newMap = "0,0,0"
-
-// maxPages is more pages than any map has: of 64 entries each, a billion.
-const maxPages = 1 << 24
-
-// parseMapState reads the state that a list begins with.
-func parseMapState(list []string) (mapState, error) {
-	if len(list) == 0 {
-		return mapState{}, fmt.Errorf("%w: the server has lost the list of its map", store.ErrEnded)
-	}
-	s := mapState{text: list[0]}
-	if s.text == newMap {
-		return s, nil
-	}
-	if n, err := fmt.Sscanf(s.text, "%d,%d,%d", &s.folds, &s.pages, &s.entries); err != nil || n != 3 || s.pages < 1 || s.pages > maxPages || s.pages&(s.pages-1) != 0 || s.entries < 0 {
-		return mapState{}, fmt.Errorf("%w: the list of its map begins with %q", store.ErrEnded, redisx.Clip(s.text))
-	}
-	return s, nil
-}
-
-// after is the state after a fold.
-func (s mapState) after(pages, entries int) mapState {
-	next := mapState{folds: s.folds + 1, pages: pages, entries: max(0, entries)}
-	next.text = fmt.Sprintf("%d,%d,%d", next.folds, next.pages, next.entries)
-	return next
-}
-
 // beginMap makes the list of a generation that has begun.
 func (x *Index) beginMap(ctx context.Context, gen store.Generation) error {
 	_, err := x.run(ctx, &call{script: mapScript, keys: []string{x.names.mapRecords(gen, x.cluster), x.names.changes(gen)}})
@@ -130,7 +93,7 @@ func (x *Index) beginMap(ctx context.Context, gen store.Generation) error {
 
 // takeMap forgets what is known of a map that others have written.
 func (x *Index) takeMap(gen store.Generation, fence uint64) {
-	x.views.take(gen)
+	x.views.Take(gen)
 	x.lists.open(gen, fence, -1)
 }
 
@@ -145,14 +108,14 @@ func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store
 	if gen == 0 || len(keys) > store.MaxMapOps {
 		return nil, fmt.Errorf("%w: %d keys of generation %d; there can be %d, of a generation", store.ErrInvalid, len(keys), gen, store.MaxMapOps)
 	}
-	v := x.views.take(gen)
+	v := x.views.Take(gen)
 	for range readTries {
 		out, next, err := x.readMap(ctx, gen, v, keys)
 		switch {
 		case err != nil:
 			return nil, err
 		case out != nil:
-			x.views.put(gen, next, x.config.MapCache)
+			x.views.Put(gen, next, x.config.MapCache)
 			return out, nil
 		}
 		v = next
@@ -161,9 +124,9 @@ func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store
 }
 
 // see takes in what is new of a list.
-func (x *Index) see(v *mapView, elements []string) {
+func (x *Index) see(v *enginemap.View, elements []string) {
 	for _, element := range elements {
-		if !v.add(element) {
+		if !v.Add(element) {
 			x.garbled.Add(1)
 		}
 	}
@@ -171,11 +134,11 @@ func (x *Index) see(v *mapView, elements []string) {
 
 // catchUp reads on in a list that is too long for one command, up to its end. If it is
 // folded meanwhile the view is wrong, which whoever looks at the state again sees.
-func (x *Index) catchUp(ctx context.Context, gen store.Generation, v *mapView) error {
+func (x *Index) catchUp(ctx context.Context, gen store.Generation, v *enginemap.View) error {
 	for {
-		step := listStep(v.elements, len(v.rows))
+		step := listStep(v.Elements, v.Bytes())
 		x.roundTrips.Add(1)
-		part, err := x.client.LRange(ctx, x.names.changes(gen), int64(v.elements)+1, int64(v.elements+step)).Result()
+		part, err := x.client.LRange(ctx, x.names.changes(gen), int64(v.Elements)+1, int64(v.Elements+step)).Result()
 		if redis.HasErrorPrefix(err, "WRONGTYPE") {
 			return nil // which is noticed with the state, too
 		}
@@ -191,12 +154,12 @@ func (x *Index) catchUp(ctx context.Context, gen store.Generation, v *mapView) e
 
 // readMap reads entries by what is known of the map, and what is new of it. Without
 // values and an error that was wrong, and the view that it returns is better.
-func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, keys []store.MapKey) ([][]byte, *mapView, error) {
+func (x *Index) readMap(ctx context.Context, gen store.Generation, v *enginemap.View, keys []store.MapKey) ([][]byte, *enginemap.View, error) {
 	byPage := map[int][]int{}
-	if v.state.pages > 0 {
+	if v.State.Pages > 0 {
 		for i, k := range keys {
-			if _, known := v.find(k); !known {
-				p := pageOf(k.Hash, v.state.pages)
+			if _, known := v.Find(k); !known {
+				p := enginemap.PageOf(k.Hash, v.State.Pages)
 				byPage[p] = append(byPage[p], i)
 			}
 		}
@@ -206,11 +169,11 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, k
 	pipe := x.client.Pipeline()
 	record := pipe.HGet(ctx, x.names.records, strconv.FormatUint(uint64(gen), 10))
 	before := pipe.LRange(ctx, x.names.changes(gen), 0, 0)
-	step := listStep(v.elements, len(v.rows))
-	changes := pipe.LRange(ctx, x.names.changes(gen), int64(v.elements)+1, int64(v.elements+step))
+	step := listStep(v.Elements, v.Bytes())
+	changes := pipe.LRange(ctx, x.names.changes(gen), int64(v.Elements)+1, int64(v.Elements+step))
 	pages := make(map[int]*redis.StringCmd, len(byPage))
 	for p := range byPage {
-		pages[p] = pipe.Get(ctx, x.names.page(gen, v.state.pages, p))
+		pages[p] = pipe.Get(ctx, x.names.page(gen, v.State.Pages, p))
 	}
 	after := pipe.LRange(ctx, x.names.changes(gen), 0, 0)
 	x.roundTrips.Add(1)
@@ -223,12 +186,12 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, k
 	case err != nil && !errors.Is(err, redis.Nil):
 		return nil, nil, failed(ctx, "map", err)
 	}
-	state, err := parseMapState(after.Val())
+	state, err := enginemap.ParseState(after.Val())
 	if err != nil {
 		return nil, nil, fmt.Errorf("map: %w", err)
 	}
-	if state != v.state || !slices.Equal(before.Val(), after.Val()) {
-		return nil, &mapView{state: state}, nil
+	if state != v.State || !slices.Equal(before.Val(), after.Val()) {
+		return nil, &enginemap.View{State: state}, nil
 	}
 	x.see(v, changes.Val())
 	if len(changes.Val()) == step {
@@ -240,13 +203,13 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, k
 		for _, i := range list {
 			wanted[keys[i]] = append(wanted[keys[i]], i)
 		}
-		rows, err := openPage(pages[p].Val())
+		rows, err := enginemap.OpenPage(pages[p].Val())
 		if err != nil {
-			return nil, nil, fmt.Errorf("map: page %d of %d of generation %d: %w", p, v.state.pages, gen, err)
+			return nil, nil, fmt.Errorf("map: page %d of %d of generation %d: %w", p, v.State.Pages, gen, err)
 		}
-		ok := eachEntry(rows, func(e mapEntry) {
+		ok := enginemap.Each(rows, func(e enginemap.Entry) {
 			for _, i := range wanted[e.MapKey] {
-				out[i] = slices.Clone(e.value)
+				out[i] = slices.Clone(e.Value)
 			}
 		})
 		if !ok {
@@ -254,7 +217,7 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *mapView, k
 		}
 	}
 	for i, k := range keys {
-		if value, known := v.find(k); known {
+		if value, known := v.Find(k); known {
 			out[i] = slices.Clone(value)
 		}
 	}

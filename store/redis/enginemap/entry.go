@@ -1,4 +1,4 @@
-package redis
+package enginemap
 
 import (
 	"encoding/binary"
@@ -9,43 +9,44 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// mapEntry is an entry of a map, or its deletion. In rows of changes and in pages it is
+// Entry is an entry of a map, or its deletion. In rows of changes and in pages it is
 //
 //	the hash, 8 bytes big endian; the part, a varint; the length of the value, a byte;
 //	the value
 //
 // with the length 0 in a deletion. A page is the byte pageFormat and entries, of which none
 // is a deletion; they ascend by place, and each key is there once.
-type mapEntry struct {
+type Entry struct {
 	store.MapKey
-	value []byte // nil deletes
+	Value []byte // nil deletes
 }
 
 // pageFormat begins a page. So no page is empty, and one that is not there has been lost.
 const pageFormat = 1
 
-// openPage returns the entries of a page. One that the server has evicted, or lost in a
+// OpenPage returns the entries of a page. One that the server has evicted, or lost in a
 // failover, says nothing about what it had, and nobody can go on from there: the
 // generation is as good as ended.
-func openPage(page string) ([]byte, error) {
+func OpenPage(page string) ([]byte, error) {
 	if page == "" || page[0] != pageFormat {
 		return nil, fmt.Errorf("%w: the server has lost a page of its map, or somebody else has written it: %q", store.ErrEnded, redisx.Clip(page))
 	}
 	return []byte(page[1:]), nil
 }
 
-// mapPlace is the place of a hash in a map. Engines' hashes need not be even, so they are
+// placeOf is the place of a hash in a map. Engines' hashes need not be even, so they are
 // mixed.
-func mapPlace(hash uint64) uint64 { return hash * 0x9e3779b97f4a7c15 }
+func placeOf(hash uint64) uint64 { return hash * 0x9e3779b97f4a7c15 }
 
-func (e *mapEntry) appendTo(dst []byte) []byte {
+// AppendTo appends the entry's row.
+func (e *Entry) AppendTo(dst []byte) []byte {
 	dst = binary.BigEndian.AppendUint64(dst, e.Hash)
 	dst = binary.AppendUvarint(dst, uint64(e.Part))
-	return append(append(dst, byte(len(e.value))), e.value...)
+	return append(append(dst, byte(len(e.Value))), e.Value...)
 }
 
 // nextEntry cuts the first entry off b. The value is a part of b.
-func nextEntry(b []byte) (e mapEntry, rest []byte, ok bool) {
+func nextEntry(b []byte) (e Entry, rest []byte, ok bool) {
 	if len(b) < 8 {
 		return e, b, false
 	}
@@ -61,14 +62,14 @@ func nextEntry(b []byte) (e mapEntry, rest []byte, ok bool) {
 		return e, b, false
 	}
 	if size > 0 {
-		e.value = b[1 : 1+size : 1+size]
+		e.Value = b[1 : 1+size : 1+size]
 	}
 	return e, b[1+size:], true
 }
 
-// eachEntry calls f with the entries of b, and reports whether that was all of it. What
+// Each calls f with the entries of b, and reports whether that was all of it. What
 // follows a place that cannot be read is left out.
-func eachEntry(b []byte, f func(mapEntry)) bool {
+func Each(b []byte, f func(Entry)) bool {
 	for len(b) > 0 {
 		e, rest, ok := nextEntry(b)
 		if !ok {
@@ -80,9 +81,9 @@ func eachEntry(b []byte, f func(mapEntry)) bool {
 	return true
 }
 
-// pageOf is the page that has the entries of a hash, of so many, a power of 2: each has
+// PageOf is the page that has the entries of a hash, of so many, a power of 2: each has
 // an even part of all places. Of twice as many pages, 2i and 2i+1 have what i had.
-func pageOf(hash uint64, pages int) int { return pageAt(mapPlace(hash), pages) }
+func PageOf(hash uint64, pages int) int { return pageAt(placeOf(hash), pages) }
 
 // pageAt is the same of the hash's place.
 func pageAt(place uint64, pages int) int {

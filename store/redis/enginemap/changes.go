@@ -1,21 +1,22 @@
-package redis
+package enginemap
 
 import (
 	"cmp"
+	"iter"
 	"math/bits"
 	"slices"
 )
 
-// mapChanges are changes of a map, in the order in which they were made or, by last,
+// Changes are changes of a map, in the order in which they were made or, by Last,
 // ascending. A fold has many: they are rows of bytes, and small things without pointers
 // that say where in them each is.
-type mapChanges struct {
+type Changes struct {
 	rows []byte
-	list []mapChange
+	list []change
 }
 
-// mapChange is one of them.
-type mapChange struct {
+// change is one of them.
+type change struct {
 	place uint64 // of its hash
 	at    uint32 // in the rows
 	part  uint16
@@ -23,19 +24,41 @@ type mapChange struct {
 	del   bool
 }
 
-// row is the change as it stands in a list or a page.
-func (c *mapChanges) row(m mapChange) []byte { return c.rows[m.at : m.at+uint32(m.size)] }
+// NewChanges makes room for n changes of so many bytes.
+func NewChanges(n, bytes int) Changes {
+	return Changes{rows: make([]byte, 0, bytes), list: make([]change, 0, n)}
+}
 
-// add appends a change.
-func (c *mapChanges) add(e mapEntry) {
+// Len is how many changes there are.
+func (c *Changes) Len() int { return len(c.list) }
+
+// Bytes is how long their rows are together.
+func (c *Changes) Bytes() int { return len(c.rows) }
+
+// All are the rows of the changes, and whether each is a deletion.
+func (c *Changes) All() iter.Seq2[[]byte, bool] {
+	return func(yield func([]byte, bool) bool) {
+		for _, m := range c.list {
+			if !yield(c.row(m), m.del) {
+				return
+			}
+		}
+	}
+}
+
+// row is the change as it stands in a list or a page.
+func (c *Changes) row(m change) []byte { return c.rows[m.at : m.at+uint32(m.size)] }
+
+// Add appends a change.
+func (c *Changes) Add(e Entry) {
 	at := len(c.rows)
-	c.rows = e.appendTo(c.rows)
+	c.rows = e.AppendTo(c.rows)
 	c.note(e, at, len(c.rows))
 }
 
-// addRows appends an element of a list, as far as it can be read, and reports whether that
+// AddRows appends an element of a list, as far as it can be read, and reports whether that
 // was all of it.
-func (c *mapChanges) addRows(element string) bool {
+func (c *Changes) AddRows(element string) bool {
 	at := len(c.rows)
 	c.rows = append(c.rows, element...)
 	for at < len(c.rows) {
@@ -50,17 +73,17 @@ func (c *mapChanges) addRows(element string) bool {
 	return true
 }
 
-func (c *mapChanges) note(e mapEntry, at, next int) {
-	c.list = append(c.list, mapChange{place: mapPlace(e.Hash), at: uint32(at), part: e.Part, size: uint8(next - at), del: e.value == nil})
+func (c *Changes) note(e Entry, at, next int) {
+	c.list = append(c.list, change{place: placeOf(e.Hash), at: uint32(at), part: e.Part, size: uint8(next - at), del: e.Value == nil})
 }
 
-// last returns the last change of each entry, ascending by place and part, of changes in
+// Last returns the last change of each entry, ascending by place and part, of changes in
 // the order in which they were made.
-func (c *mapChanges) last() mapChanges {
+func (c *Changes) Last() Changes {
 	// Places are even, so that cut by their highest bits they are some eight a piece,
 	// whose sorting takes no time that grows with their number.
 	width := bits.Len(uint(len(c.list) / 8))
-	pieceOf := func(m mapChange) uint64 { return m.place >> (64 - width) }
+	pieceOf := func(m change) uint64 { return m.place >> (64 - width) }
 	ends := make([]uint32, 1<<width+1)
 	for _, m := range c.list {
 		ends[pieceOf(m)+1]++
@@ -68,7 +91,7 @@ func (c *mapChanges) last() mapChanges {
 	for i := range ends[1:] {
 		ends[i+1] += ends[i]
 	}
-	sorted := make([]mapChange, len(c.list))
+	sorted := make([]change, len(c.list))
 	for _, m := range c.list {
 		p := pieceOf(m)
 		sorted[ends[p]] = m
@@ -79,7 +102,7 @@ func (c *mapChanges) last() mapChanges {
 	for _, to := range ends[:1<<width] {
 		piece := sorted[from:to]
 		from = to
-		slices.SortFunc(piece, func(a, b mapChange) int {
+		slices.SortFunc(piece, func(a, b change) int {
 			if a.place != b.place {
 				return cmp.Compare(a.place, b.place)
 			}
@@ -91,38 +114,39 @@ func (c *mapChanges) last() mapChanges {
 			}
 		}
 	}
-	return mapChanges{rows: c.rows, list: out}
+	return Changes{rows: c.rows, list: out}
 }
 
-// pageChange is a page and its changes.
-type pageChange struct {
-	n    int
-	list []mapChange
+// PageChanges are the changes of one page, N.
+type PageChanges struct {
+	N    int
+	list []change
 }
 
-// byPage cuts ascending changes into those of each page.
-func byPage(list []mapChange, pages int) []pageChange {
-	var out []pageChange
-	for len(list) > 0 {
+// ByPage cuts ascending changes into those of each of so many pages.
+func (c *Changes) ByPage(pages int) []PageChanges {
+	var out []PageChanges
+	for list := c.list; len(list) > 0; {
 		n, to := pageAt(list[0].place, pages), 1
 		for to < len(list) && pageAt(list[to].place, pages) == n {
 			to++
 		}
-		out = append(out, pageChange{n, list[:to]})
+		out = append(out, PageChanges{n, list[:to]})
 		list = list[to:]
 	}
 	return out
 }
 
-// merge returns the page that comes of the entries of a page and changes of c, which
+// Merge returns the page that comes of the entries of a page and changes of c, which
 // ascend and have each key once, and how many entries it has and had.
-func (c *mapChanges) merge(page []byte, list []mapChange) (out []byte, entries, had int, ok bool) {
+func (c *Changes) Merge(page []byte, changes PageChanges) (out []byte, entries, had int, ok bool) {
+	list := changes.list
 	size := 1 + len(page)
 	for _, m := range list {
 		size += int(m.size)
 	}
 	out = append(make([]byte, 0, size), pageFormat)
-	put := func(m mapChange) {
+	put := func(m change) {
 		if !m.del {
 			out = append(out, c.row(m)...)
 			entries++
@@ -135,7 +159,7 @@ func (c *mapChanges) merge(page []byte, list []mapChange) (out []byte, entries, 
 		if !ok {
 			break
 		}
-		next, place := len(page)-len(rest), mapPlace(e.Hash)
+		next, place := len(page)-len(rest), placeOf(e.Hash)
 		had++
 		entries++
 		for len(list) > 0 {

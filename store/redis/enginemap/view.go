@@ -1,4 +1,4 @@
-package redis
+package enginemap
 
 import (
 	"sync"
@@ -6,20 +6,20 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// mapView is the list of changes of a map as far as it has been read, with a table of
+// View is the list of changes of a map as far as it has been read, with a table of
 // the last change of each entry: 20 to 40 bytes an entry together.
-type mapView struct {
-	state    mapState // that the list belongs to
-	elements int      // of the list, without the state
+type View struct {
+	State    State // that the list belongs to
+	Elements int   // of the list, without the state
 	rows     []byte
 	table    []uint32 // places in rows + 1, 0 for none; its length is a power of 2
 	used     int
 	seen     uint64 // when it was put back last
 }
 
-// add takes in the next element of the list, and reports whether it could be read.
-func (v *mapView) add(element string) bool {
-	v.elements++
+// Add takes in the next element of the list, and reports whether it could be read.
+func (v *View) Add(element string) bool {
+	v.Elements++
 	from := len(v.rows)
 	v.rows = append(v.rows, element...)
 	for at := from; at < len(v.rows); {
@@ -35,7 +35,7 @@ func (v *mapView) add(element string) bool {
 }
 
 // note makes the entry at a place the last of its key.
-func (v *mapView) note(k store.MapKey, at int) {
+func (v *View) note(k store.MapKey, at int) {
 	if 4*(v.used+1) > 3*len(v.table) {
 		old := v.table
 		v.table = make([]uint32, max(64, 2*len(old)))
@@ -54,7 +54,7 @@ func (v *mapView) note(k store.MapKey, at int) {
 }
 
 // slot is where a key is in the table, or has its place.
-func (v *mapView) slot(k store.MapKey) int {
+func (v *View) slot(k store.MapKey) int {
 	mask := len(v.table) - 1
 	for i := int((k.Hash^uint64(k.Part)<<40)*0x9e3779b97f4a7c15>>33) & mask; ; i = (i + 1) & mask {
 		if v.table[i] == 0 {
@@ -66,9 +66,9 @@ func (v *mapView) slot(k store.MapKey) int {
 	}
 }
 
-// find returns the last change of an entry, nil for its deletion. The value is a part
+// Find returns the last change of an entry, nil for its deletion. The value is a part
 // of the view.
-func (v *mapView) find(k store.MapKey) (value []byte, known bool) {
+func (v *View) Find(k store.MapKey) (value []byte, known bool) {
 	if len(v.table) == 0 {
 		return nil, false
 	}
@@ -77,41 +77,51 @@ func (v *mapView) find(k store.MapKey) (value []byte, known bool) {
 		return nil, false
 	}
 	e, _, _ := nextEntry(v.rows[place-1:])
-	return e.value, true
+	return e.Value, true
 }
 
-func (v *mapView) bytes() int { return cap(v.rows) + 4*cap(v.table) + 200 }
+// Bytes is how long the rows that have been read are.
+func (v *View) Bytes() int { return len(v.rows) }
 
-// mapViews keeps views, those that were used last. Who uses one takes it out.
-type mapViews struct {
+func (v *View) bytes() int { return cap(v.rows) + 4*cap(v.table) + 200 }
+
+// Views keeps views, those that were used last. Who uses one takes it out.
+type Views struct {
 	mu    sync.Mutex // protects what follows
-	views map[store.Generation]*mapView
+	views map[store.Generation]*View
 	bytes int
 	clock uint64
 }
 
-// take takes out the view of a generation, or makes one of an empty map.
-func (s *mapViews) take(gen store.Generation) *mapView {
+// Len is how many views are kept.
+func (s *Views) Len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.views)
+}
+
+// Take takes out the view of a generation, or makes one of an empty map.
+func (s *Views) Take(gen store.Generation) *View {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := s.views[gen]
 	if v == nil {
-		return &mapView{state: mapState{text: newMap}}
+		return &View{State: State{Text: NewMap}}
 	}
 	delete(s.views, gen)
 	s.bytes -= v.bytes()
 	return v
 }
 
-// put keeps a view, in so many bytes as all of them may take.
-func (s *mapViews) put(gen store.Generation, v *mapView, limit int) {
+// Put keeps a view, in so many bytes as all of them may take.
+func (s *Views) Put(gen store.Generation, v *View, limit int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old := s.views[gen]; old != nil {
 		s.bytes -= old.bytes() // two have read at a time
 	}
 	if s.views == nil {
-		s.views = map[store.Generation]*mapView{}
+		s.views = map[store.Generation]*View{}
 	}
 	s.clock++
 	v.seen = s.clock

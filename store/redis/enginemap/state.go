@@ -1,0 +1,45 @@
+package enginemap
+
+import (
+	"fmt"
+
+	"github.com/kvatlas/kvatlas/internal/redisx"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// State is what is known of the pages of a map: how often they have been folded, how
+// many they are, a power of 2 or 0, and about how many entries they hold. The text is
+// the first element of the list, so that neither can be lost without the other.
+type State struct {
+	Folds          uint64
+	Pages, Entries int
+	Text           string
+}
+
+// NewMap is the state of a map that nothing has been folded of.
+const NewMap = "0,0,0"
+
+// MaxPages is more pages than any map has: of 64 entries each, a billion.
+const MaxPages = 1 << 24
+
+// ParseState reads the state that a list begins with.
+func ParseState(list []string) (State, error) {
+	if len(list) == 0 {
+		return State{}, fmt.Errorf("%w: the server has lost the list of its map", store.ErrEnded)
+	}
+	s := State{Text: list[0]}
+	if s.Text == NewMap {
+		return s, nil
+	}
+	if n, err := fmt.Sscanf(s.Text, "%d,%d,%d", &s.Folds, &s.Pages, &s.Entries); err != nil || n != 3 || s.Pages < 1 || s.Pages > MaxPages || s.Pages&(s.Pages-1) != 0 || s.Entries < 0 {
+		return State{}, fmt.Errorf("%w: the list of its map begins with %q", store.ErrEnded, redisx.Clip(s.Text))
+	}
+	return s, nil
+}
+
+// After is the state after a fold.
+func (s State) After(pages, entries int) State {
+	next := State{Folds: s.Folds + 1, Pages: pages, Entries: max(0, entries)}
+	next.Text = fmt.Sprintf("%d,%d,%d", next.Folds, next.Pages, next.Entries)
+	return next
+}
