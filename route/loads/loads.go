@@ -278,6 +278,14 @@ type Store interface {
 	// Missed says that the engine of a pod did not answer. Its next turn comes the later the
 	// more often in a row, up to MaxMissed.
 	Missed(ctx context.Context, model, pod string) error
+
+	// AddTruth adds what requests on ranks were promised and given, of at most MaxTurns ranks.
+	AddTruth(ctx context.Context, model string, list []Truth) error
+	// Truths returns the sums by rank.
+	Truths(ctx context.Context, model string) (map[store.RankRef]Truth, error)
+	// Claim reports whether the caller has something to do for a model that only one of all
+	// processes shall do until then.
+	Claim(ctx context.Context, model, what string, until time.Duration) (bool, error)
 }
 
 // Validate returns ErrInvalid, with the field and the reason, when nobody can call so.

@@ -43,6 +43,8 @@ type book struct {
 	lives    int64 // the last number given to a row
 	engines  map[store.RankRef]*Engine
 	turns    map[string]turn
+	truths   map[store.RankRef]*truthRow
+	claims   map[string]int64 // until when
 	settings []byte
 	version  int64 // of settings
 }
@@ -91,7 +93,7 @@ func (m *Memory) book(model string, want bool) *book {
 	defer m.mu.Unlock()
 	b := m.models[model]
 	if b == nil && want {
-		b = &book{rows: map[store.RankRef]*row{}, reserved: map[string]*reservation{}, engines: map[store.RankRef]*Engine{}, turns: map[string]turn{}}
+		b = &book{rows: map[store.RankRef]*row{}, reserved: map[string]*reservation{}, engines: map[store.RankRef]*Engine{}, turns: map[string]turn{}, truths: map[store.RankRef]*truthRow{}, claims: map[string]int64{}}
 		m.models[model] = b
 	}
 	return b

@@ -20,6 +20,8 @@ func runEngines(t *testing.T, open Open) {
 	t.Run("an engine that lags", func(t *testing.T) { engineLags(t, open) })
 	t.Run("turns", func(t *testing.T) { turns(t, open) })
 	t.Run("engines refused", func(t *testing.T) { enginesRefused(t, open) })
+	t.Run("truths", func(t *testing.T) { truths(t, open) })
+	t.Run("claims", func(t *testing.T) { claims(t, open) })
 	t.Run("engines' histories", func(t *testing.T) { engineHistories(t, open) })
 }
 

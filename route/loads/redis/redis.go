@@ -12,6 +12,8 @@
 //	kva{c}:x:h    hash  settings: what PutSettings has put, version: how often
 //	kva{c}:g:h    hash  rank:pod -> what its engine has told of its own load
 //	kva{c}:d:h    hash  pod -> when its engine is to be asked next, how often it did not answer
+//	kva{c}:o:h    hash  rank:pod -> when, generation, requests, tokens promised and given
+//	kva{c}:a:h:what  hash  until: when somebody's claim to do something ends
 //	kva{c}:m:h:rank:pod  hash  block key -> how many running requests have it
 //
 // Loads and reservations are numbers of 8 bytes, little-endian doubles: lua/loads.lua says
