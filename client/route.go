@@ -228,6 +228,36 @@ type Load struct {
 type RankLoad struct {
 	Place
 	Load
+	// Engine is what the rank's engine has told of itself within 10 s, nil for nothing.
+	Engine *EngineLoad `json:"engine"`
+	// Truth is what its requests were promised and given, nil where none has told.
+	Truth *Truth `json:"truth"`
+}
+
+// EngineLoad is what an engine says that runs on a rank.
+type EngineLoad struct {
+	// Running and Waiting are its requests.
+	Running int64 `json:"running"`
+	Waiting int64 `json:"waiting"`
+	// WaitingTokens is what the waiting ones have to prefill, nil if that is not known, and
+	// KVUsage the share of the cache in use.
+	WaitingTokens *int64   `json:"waiting_tokens"`
+	KVUsage       *float64 `json:"kv_usage"`
+	// KVTokens is for how many tokens the cache has room, 0 if that is not known.
+	KVTokens int64 `json:"kv_tokens"`
+	// Gone is how many booked requests it has not had for a while.
+	Gone int64 `json:"gone"`
+	// AgeS is how long ago it said so, in seconds.
+	AgeS float64 `json:"age_s"`
+}
+
+// Truth is what recent requests on a rank were promised by the index and given by the engine.
+type Truth struct {
+	Requests        int64 `json:"requests"`
+	PredictedTokens int64 `json:"predicted_tokens"`
+	DeliveredTokens int64 `json:"delivered_tokens"`
+	// Lies reports whether it was given less than half, of enough requests to tell.
+	Lies bool `json:"lies"`
 }
 
 // Report is what became of a report on a request.

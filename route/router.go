@@ -88,6 +88,8 @@ type Router struct {
 	turn  atomic.Uint64
 	views sync.Pool // of *View
 
+	outcomes outcomes
+
 	mu     sync.Mutex // protects rand, cold and models
 	rand   *rand.Rand
 	cold   map[store.RankRef]uint64
@@ -127,6 +129,9 @@ func (r *Router) Route(ctx context.Context, q Request) (*Decision, error) {
 			try = r.routePair
 		}
 		d, err := try(ctx, &q, again)
+		if err == nil {
+			r.noteChoice(q.Score.Model, d)
+		}
 		if !errors.Is(err, loads.ErrSettings) || again {
 			return d, err
 		}
@@ -410,9 +415,18 @@ func (r *Router) PutSettings(ctx context.Context, model string, object []byte) (
 func (r *Router) Done(ctx context.Context, model, id string, cached int) (loads.Report, error) {
 	m := r.state(model)
 	m.mu.Lock()
-	shape := m.settings.shape()
+	settings, known := m.settings, m.version >= 0
 	m.mu.Unlock()
-	return r.c.Loads.Done(ctx, model, id, loads.Done{Cached: cached, Shape: shape})
+	shape := settings.shape()
+	rep, err := r.c.Loads.Done(ctx, model, id, loads.Done{Cached: cached, Shape: shape})
+	if err == nil {
+		predict := &settings.Predict
+		if !known {
+			predict = nil
+		}
+		r.noteDone(model, &rep, cached, predict)
+	}
+	return rep, err
 }
 
 // Output reports how many tokens a request has put out so far.

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // TestPushLoad lets an engine tell what runs there, and the routing go by it.
@@ -114,5 +115,25 @@ func TestLoadsForPrometheus(t *testing.T) {
 	w = r.do("GET", "/v1/loads?format=prometheus&model=other", "")
 	if strings.Contains(w.Body.String(), "demo") || !strings.Contains(w.Body.String(), "other") {
 		t.Error(w.Body)
+	}
+}
+
+// TestTruthInLoads shows what requests were promised and given.
+func TestTruthInLoads(t *testing.T) {
+	kept := loads.NewMemory(nil)
+	r := newRouting(t, kept)
+	add := func(gen store.Generation) {
+		if err := kept.AddTruth(t.Context(), "demo", []loads.Truth{{RankRef: store.RankRef{Pod: "b", Rank: 1}, Generation: gen, Requests: 40, Predicted: 4000, Delivered: 100}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(0)
+	body := r.do("GET", "/v1/loads?model=demo", "").Body.String()
+	if !strings.Contains(body, `"truth":{"requests":40,"predicted_tokens":4000,"delivered_tokens":100,"lies":true}`) || strings.Count(body, "truth") != 1 {
+		t.Error(body)
+	}
+	add(9)
+	if body := r.do("GET", "/v1/loads?model=demo", "").Body.String(); strings.Contains(body, "truth") {
+		t.Errorf("of a generation that is not the present one: %s", body)
 	}
 }

@@ -16,6 +16,15 @@ type loadAnswer struct {
 	place
 	loads.Load
 	Engine *engineAnswer `json:"engine,omitempty"`
+	Truth  *truthAnswer  `json:"truth,omitempty"`
+}
+
+// truthAnswer is what requests on a rank were promised and given.
+type truthAnswer struct {
+	Requests  int64 `json:"requests"`
+	Predicted int64 `json:"predicted_tokens"`
+	Delivered int64 `json:"delivered_tokens"`
+	Lies      bool  `json:"lies"`
 }
 
 // listLoads is GET /v1/loads.
@@ -48,6 +57,10 @@ func (c *call) listLoads() error {
 		if err != nil {
 			return err
 		}
+		truths, err := c.s.cfg.Router.Truths(c.ctx, model)
+		if err != nil {
+			return err
+		}
 		list := liveLoads(reg, model, &picture)
 		ranks = append(ranks, list...)
 		out[model] = []loadAnswer{}
@@ -55,6 +68,9 @@ func (c *call) listLoads() error {
 			a := loadAnswer{place: place(list[i].RankRef), Load: list[i].Load}
 			if e := list[i].Engine; e != nil {
 				a.Engine = answerOfEngine(e, list[i].Now)
+			}
+			if t, told := truths[list[i].RankRef]; told && t.Generation == generationOf(reg, list[i].RankRef) {
+				a.Truth = &truthAnswer{t.Requests, t.Predicted, t.Delivered, t.Lies()}
 			}
 			out[model] = append(out[model], a)
 		}
@@ -70,6 +86,16 @@ func (c *call) listLoads() error {
 	c.w.Header().Set("Content-Type", telemetry.LoadsType)
 	c.reply(http.StatusOK, c.out)
 	return nil
+}
+
+// generationOf is a rank's present generation, 0 where it has none.
+func generationOf(reg *store.Registry, at store.RankRef) store.Generation {
+	if p, ok := reg.PodIndex(at.Pod); ok {
+		if slot, ok := reg.Slot(p, at.Rank); ok {
+			return reg.Generation(slot)
+		}
+	}
+	return 0
 }
 
 // liveLoads are the loads of the ranks that are registered, by pod and rank. What an ended

@@ -29,6 +29,9 @@ func described(t *testing.T) []string {
 	m := NewMetrics()
 	var n atomic.Int64
 	m.Snapshots()
+	if _, err := m.Routing(nil); err != nil {
+		t.Fatal(err)
+	}
 	for _, err := range []error{
 		m.Watch(Server{
 			Version: "v", Backend: "b", InFlight: &n, InFlightBytes: &n, Streams: &n,

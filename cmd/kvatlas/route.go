@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -44,12 +43,43 @@ func (s *service) makeRouter(sc *scorer.Scorer) (*route.Router, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := s.makeUpkeep(router); err != nil {
+		return nil, err
+	}
 	return router, s.makeScraper(router, kept)
 }
 
-// routedLately is how long after its last request, report or look at its loads a model's
-// engines are asked for their own.
-const routedLately = time.Minute
+// makeUpkeep makes what looks after loads, and after ranks whose index lies.
+func (s *service) makeUpkeep(router *route.Router) error {
+	counts, err := s.metrics.Routing(router.Outcomes)
+	if err != nil {
+		return err
+	}
+	s.upkeep = &route.Upkeep{
+		Router: router, Index: s.index,
+		Audited: func(model string, found []loads.Difference) {
+			counts.Audited(found)
+			for i := range found {
+				d := &found[i]
+				s.log.Warn().Str("model", model).Str("pod", d.Pod).Int("rank", d.Rank).Int64("requests", d.Load.Requests).Int64("reserved", d.Reserved.Requests).
+					Int64("blocks", d.Load.Blocks).Int64("reserved_blocks", d.Reserved.Blocks).Msg("a load was not the sum of its reservations, and was set right: has Redis lost keys?")
+			}
+		},
+		Lies: func(model string, t loads.Truth, mended bool) {
+			counts.Lied(mended)
+			does := "its blocks are read anew"
+			if !mended {
+				does = "nobody reads its events, so it cannot be read anew; clear it with POST /v1/blocks, or find out who writes it"
+			}
+			s.log.Warn().Str("model", model).Str("pod", t.Pod).Int("rank", t.Rank).Int64("requests", t.Requests).Int64("predicted", t.Predicted).Int64("delivered", t.Delivered).
+				Msg("the engine has less than half of what the index says it holds: " + does)
+		},
+		Failed: func(model string, err error) {
+			s.log.Warn().Str("model", model).Err(err).Msg("the upkeep of loads has failed, and is tried again")
+		},
+	}
+	return nil
+}
 
 // maxFailing is of how many pods it is remembered that the log has why they failed.
 const maxFailing = 4096
@@ -62,7 +92,7 @@ func (s *service) makeScraper(router *route.Router, kept loads.Store) (err error
 	var mu sync.Mutex
 	failing := map[string]bool{} // pods of which the log has why; mu protects it
 	s.scraper, err = scrape.New(scrape.Config{
-		Loads: kept, Pods: s.index.Cached, Models: func() []string { return router.Models(routedLately) },
+		Loads: kept, Pods: s.index.Cached, Models: func() []string { return router.Models(route.RoutedLately) },
 		Failed: func(pod string, err error) {
 			mu.Lock()
 			defer mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/lmcache/chunks"
 	"github.com/kvatlas/kvatlas/lmcache/learn"
+	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads/scrape"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
@@ -44,6 +45,7 @@ type service struct {
 
 	ingest  *ingesting      // nil without the role
 	scraper *scrape.Scraper // nil where engines' metrics are not read
+	upkeep  *route.Upkeep
 
 	lmcache lmcacheFeed
 }
@@ -206,6 +208,7 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 	playing.Go(func() { s.checkIndex(ctx) })
 	playing.Go(func() { s.runIngest(ctx, failed) })
 	playing.Go(func() { s.runLMCache(ctx, failed) })
+	playing.Go(func() { s.upkeep.Run(ctx) })
 	if s.scraper != nil {
 		playing.Go(func() { s.scraper.Run(ctx) })
 	}

@@ -125,6 +125,35 @@ func TestTokenizers(t *testing.T) {
 	}
 }
 
+// A server of which requests have told whether its index is right.
+func TestTruthOfTheIndex(t *testing.T) {
+	for _, c := range []struct {
+		truth string
+		level check.Level
+		found string
+	}{
+		{`{"requests":40,"predicted_tokens":4000,"delivered_tokens":3900,"lies":false}`, check.OK, "1 ranks have told"},
+		{`{"requests":40,"predicted_tokens":4000,"delivered_tokens":10,"lies":true}`, check.Warn, "p rank 3 (10 of 4000 tokens)"},
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			body := `{}`
+			switch r.URL.Path {
+			case "/healthz":
+				body = `{"version":"v2","backend":"redis"}`
+			case "/v1/loads":
+				body = `{"models":{"m":[{"pod":"p","rank":3,"truth":` + c.truth + `},{"pod":"q","rank":0}]}}`
+			}
+			_, _ = w.Write([]byte(body))
+		}))
+		_, sections := look(t, Config{Server: s.URL, Version: "v2"})
+		s.Close()
+		if f := has(t, sections["server"], "truth of the index", ""); f.Level != c.level || !strings.Contains(f.Found, c.found) {
+			t.Errorf("%s: %+v", c.truth, f)
+		}
+	}
+}
+
 // A server that is not ready, of another version, and with an index of another kind.
 func TestServer(t *testing.T) {
 	backend, ready := "redis", true

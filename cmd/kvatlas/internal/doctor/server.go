@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,5 +62,43 @@ func (c *Config) lookAtServer(ctx context.Context) *Section {
 		index.Do = "one server alone may do so; several share an index in Redis (--redis)"
 	}
 	add(index)
+	if f, ok := truthOf(ctx, at); ok {
+		add(f)
+	}
 	return s
+}
+
+// truthOf says whether engines have what the index says they hold; ok is false where no
+// request has told what its engine had cached.
+func truthOf(ctx context.Context, at *client.Client) (f check.Finding, ok bool) {
+	models, err := at.Loads(ctx, "")
+	if err != nil {
+		return f, false
+	}
+	var lies []string
+	told := 0
+	for _, list := range models {
+		for i := range list {
+			t := list[i].Truth
+			if t == nil {
+				continue
+			}
+			told++
+			if t.Lies {
+				lies = append(lies, fmt.Sprintf("%s rank %d (%d of %d tokens)", terminal.Printable(list[i].Pod), list[i].Rank, t.DeliveredTokens, t.PredictedTokens))
+			}
+		}
+	}
+	slices.Sort(lies)
+	f = check.Finding{What: "truth of the index", Found: fmt.Sprintf("%d ranks have told what their engines had cached, none much less than the index said", told)}
+	if len(lies) > 0 {
+		const most = 5
+		f.Level, f.Found = check.Warn, strings.Join(lies[:min(len(lies), most)], ", ")
+		if more := len(lies) - most; more > 0 {
+			f.Found += fmt.Sprintf(", and %d more", more)
+		}
+		f.Means = "these engines had less than half of what the index says they hold, so requests go to the wrong pods"
+		f.Do = "ranks with events are read anew by themselves; else compare block size, hash seed and adapter names of what writes the index with the engine's"
+	}
+	return f, told > 0
 }
