@@ -39,6 +39,9 @@ type RouteRequest struct {
 	Policy string
 	// Overrides are settings that this request has otherwise, a JSON object; may be nil.
 	Overrides json.RawMessage
+	// Session names what the request is a part of, up to 256 bytes: requests of one session go
+	// to one place while it may take them; "" is none.
+	Session string
 	// Role is "prefill" or "decode" for a pod of that part alone, "pair" for one of each.
 	Role string
 	// Pinned is the pod that must be chosen; may be nil. PinnedPrefill is the same for the
@@ -57,7 +60,7 @@ func (r RouteRequest) MarshalJSON() ([]byte, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	texts := []string{"request_id", r.ID, "policy", r.Policy, "role", r.Role, "overrides", string(r.Overrides)}
+	texts := []string{"request_id", r.ID, "policy", r.Policy, "role", r.Role, "session", r.Session, "overrides", string(r.Overrides)}
 	for name, value := range r.Labels {
 		texts = append(texts, "labels", name, "labels", value)
 	}
@@ -80,12 +83,13 @@ func (r RouteRequest) MarshalJSON() ([]byte, error) {
 		Expected  int                `json:"expected_output_tokens,omitempty"`
 		Policy    string             `json:"policy,omitempty"`
 		Overrides json.RawMessage    `json:"overrides,omitempty"`
+		Session   string             `json:"session,omitempty"`
 		Role      string             `json:"role,omitempty"`
 		Pinned    *Pin               `json:"pinned,omitempty"`
 		Prefill   *Pin               `json:"pinned_prefill,omitempty"`
 		Labels    map[string]string  `json:"labels,omitempty"`
 		Prefer    map[string]float64 `json:"prefer,omitempty"`
-	}{r.wire(), r.Reserve, r.ID, r.ExpectedOutputTokens, r.Policy, r.Overrides, r.Role, r.Pinned, r.PinnedPrefill, r.Labels, r.Prefer}
+	}{r.wire(), r.Reserve, r.ID, r.ExpectedOutputTokens, r.Policy, r.Overrides, r.Session, r.Role, r.Pinned, r.PinnedPrefill, r.Labels, r.Prefer}
 	w.Strategy, w.EarlyExit, w.scoreWire.Predicted = "", false, false
 	if r.Body != nil && r.Tokens == nil && r.BlockKeys == nil {
 		return over(r.Body, w)
@@ -105,6 +109,8 @@ type RouteResponse struct {
 	Fallbacks []Place `json:"fallbacks"`
 	// Overlap is what the chosen rank can reuse.
 	Overlap Overlap `json:"overlap"`
+	// Session is what became of the request's session; nil if it has none.
+	Session *RouteSession `json:"session"`
 	// Tokens are those of the prompt; with Source "estimate" they were not looked up.
 	Tokens TokenCount `json:"tokens"`
 	// Reservation is the name to report by; "" when nothing was booked.
@@ -156,6 +162,14 @@ type PullPlan struct {
 type PullWay struct {
 	Place
 	Total float64 `json:"total"`
+}
+
+// RouteSession is what became of a request's session.
+type RouteSession struct {
+	// State is new, kept, or why it moved: gone, busy, unbalanced, unknown.
+	State string `json:"state"`
+	// Was is where it went before, if that is known.
+	Was *Place `json:"was"`
 }
 
 // RoutePrefill is the pod that prefills.

@@ -30,6 +30,8 @@ type Decision struct {
 	// what could be done instead, if costs were asked for, are times, and fetches are possible.
 	Pull *Source
 	Ways *Ways
+	// Session is what became of the request's session; nil if it has none.
+	Session *Session
 	// Predicts is how many blocks the place is predicted to hold, since the request is booked
 	// there, beside those that it has told of.
 	Predicts int

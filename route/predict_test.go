@@ -76,7 +76,7 @@ func (f *fleet) add(index store.Index, kept loads.Store, noted notes.Store, now 
 		f.Fatal(err)
 	}
 	r, err := route.New(route.Config{
-		Scorer: s, Pods: index, Loads: kept, Index: index, Notes: noted, Now: now, Seed: 1,
+		Scorer: s, Pods: index, Loads: kept, Index: index, Notes: noted, Now: now, Seed: uint64(len(f.routers) + 1),
 		Predicted: func(_ int, err error) { f.told = append(f.told, err) },
 	})
 	if err != nil {

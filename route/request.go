@@ -26,6 +26,9 @@ type Request struct {
 	Overrides []byte
 	// Expected is the length of the output in tokens; 0 is not known.
 	Expected int
+	// Session, if not empty, names what the request is a part of, such as a chat: requests of
+	// one session go to one place while it may take them. Up to notes.MaxSession bytes.
+	Session string
 	// Role is what the pod is for: "prefill", "decode" or, for all of a request, "". With
 	// RolePair it is two pods: the decision is about the one that decodes, its Prefill the other.
 	Role string
@@ -46,6 +49,9 @@ func (q *Request) validate() error {
 	case "", "prefill", "decode", RolePair:
 	default:
 		return fmt.Errorf("%w: role %.40q is none of prefill, decode, pair", ErrRequest, q.Role)
+	}
+	if err := q.checkSession(); err != nil {
+		return err
 	}
 	if q.PinnedPrefill != nil && q.Role != RolePair {
 		return fmt.Errorf("%w: a pod that prefills can be pinned of a pair alone", ErrRequest)

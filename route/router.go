@@ -166,7 +166,13 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 	v.planPulls(match, q.Score.Model, &picture)
 	w := policy.Weigh(v)
 	totals := v.totals(w)
+	was := r.keepTogether(ctx, q, v, totals, d)
+	v.only = was.stay + 1
 	chosen, err := r.take(ctx, q, v, w, match, totals, version, away, d)
+	if errors.Is(err, ErrBusy) && v.only > 0 { // the picture did not know
+		v.only, d.Session.State = 0, SessionBusy
+		chosen, err = r.take(ctx, q, v, w, match, totals, version, away, d)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -174,6 +180,7 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 	if q.Explain && policy.Milliseconds {
 		d.Ways = v.ways(totals)
 	}
+	r.bind(ctx, q, v, was, d)
 	r.predict(ctx, v, match, q.Score.Model, &v.Candidates[chosen], d)
 	return d, nil
 }
@@ -219,6 +226,9 @@ func (v *View) totals(w loads.Weights) []float64 {
 // totals, and the loads of the candidates that were nominated, up to date.
 func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights, match *scorer.Match, totals []float64, version int64, away bool, d *Decision) (chosen int, err error) {
 	order := v.perm() // of equal costs any may win
+	if v.only > 0 {
+		order = []int{v.only - 1}
+	}
 	if q.Reserve && !away {
 		who := v.nominate(totals, order)
 		call := loads.Call{

@@ -48,6 +48,8 @@ type Settings struct {
 	Pull Pull `json:"pull"`
 	// Predict says how long what a router has sent to a pod counts as held there.
 	Predict Predict `json:"predict"`
+	// Affinity says how sessions are kept together.
+	Affinity Affinity `json:"affinity"`
 	// LeaseS is how long a reservation lives without a sign of its client, in seconds.
 	LeaseS float64 `json:"lease_s"`
 }
@@ -99,7 +101,7 @@ func DefaultSettings() Settings {
 	return Settings{
 		Policy: DefaultPolicy, TierWeights: TierWeights{store.GPU: 1, store.CPU: 0.8, store.Disk: 0.5, store.Shared: 0.3},
 		RequestMS: 1, Speed: loads.DefaultSpeed, Quadratic: loads.DefaultShape.Quadratic, OverheadMS: loads.DefaultShape.Overhead,
-		Bound: 1.25, Dynamo: DefaultDynamo, LLMD: LLMD{Prefix: 2, KV: 1, Queue: 1}, Pair: DefaultPair(), Pull: DefaultPull(), LeaseS: 120, Predict: DefaultPredict(),
+		Bound: 1.25, Dynamo: DefaultDynamo, LLMD: LLMD{Prefix: 2, KV: 1, Queue: 1}, Pair: DefaultPair(), Pull: DefaultPull(), LeaseS: 120, Predict: DefaultPredict(), Affinity: DefaultAffinity(),
 	}
 }
 
@@ -157,6 +159,9 @@ func (s *Settings) Validate() error {
 		{"predict.ttl_s", s.Predict.TTLS, 0, notes.MaxLease.Seconds()},
 		{"predict.max_blocks", float64(s.Predict.MaxBlocks), 0, 1 << 30},
 		{"predict.prune", s.Predict.Prune, 0, 1},
+		{"affinity.ttl_s", s.Affinity.TTLS, 0, notes.MaxLease.Seconds()},
+		{"affinity.absolute", float64(s.Affinity.Absolute), 0, 1e9},
+		{"affinity.relative", s.Affinity.Relative, 1, 1e6},
 		{"lease_s", s.LeaseS, 0.1, loads.MaxLease.Seconds()},
 		{"pair.local_tokens", float64(s.Pair.LocalTokens), 0, loads.MaxTokens},
 		{"pair.local_share", s.Pair.LocalShare, 0, 1},

@@ -93,6 +93,8 @@ type View struct {
 	// Candidates are who may take the request, ascending by pod and rank.
 	Candidates []Candidate
 
+	only int // the one of them that must be taken, from 1; 0 is any
+
 	spare *spare // nil outside of a Router
 }
 

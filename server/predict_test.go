@@ -27,7 +27,7 @@ func noting(t *testing.T, run func(r *routing)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: kept, Index: index, Notes: noted, Seed: 1})
+		router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: kept, Index: index, Notes: noted})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -23,11 +24,21 @@ type routeRequest struct {
 	expected  int
 	policy    string
 	overrides []byte
+	session   string
 	role      string
 	pinned    *store.RankRef
 	pinnedPre *store.RankRef
 	required  map[string]string
 	preferred map[string]float64
+}
+
+// sessionHeader names the session of a request whose body has none.
+const sessionHeader = "X-Session-Id"
+
+// sessionAnswer is what became of a request's session.
+type sessionAnswer struct {
+	State route.SessionState `json:"state"`
+	Was   *place             `json:"was,omitempty"`
 }
 
 // notRouted are the fields of /v1/score that /v1/route does not have.
@@ -67,6 +78,12 @@ func makeRouteFields() (fs fields[routeRequest]) {
 		field[routeRequest]{"overrides", func(s *scanner, q *routeRequest) (err error) {
 			q.overrides, err = s.raw("an object of settings")
 			return err
+		}},
+		field[routeRequest]{"session", func(s *scanner, q *routeRequest) error {
+			if err := s.text(&q.session); err != nil {
+				return err
+			}
+			return s.refusedBy(notes.CheckSession(q.session))
 		}},
 		field[routeRequest]{"role", func(s *scanner, q *routeRequest) error {
 			if err := s.text(&q.role); err != nil {
@@ -162,9 +179,18 @@ func (c *call) routePrompt() error {
 	if q.pinnedPre != nil && q.role != route.RolePair {
 		return invalid("pinned_prefill", "pinned_prefill is of role pair alone")
 	}
+	if q.session == "" { // what a proxy may add without a look at the body
+		q.session = c.r.Header.Get(sessionHeader)
+		if err := notes.CheckSession(q.session); err != nil && q.session != "" {
+			return invalid("session", "%s: %s", sessionHeader, plain(err, notes.ErrInvalid))
+		}
+	}
+	if q.session != "" && q.role == route.RolePair {
+		return invalid("session", "a session goes to one place, not to a pair")
+	}
 	d, err := c.s.cfg.Router.Route(c.ctx, route.Request{
 		Score: q.with(q.only(f, kind)), Reserve: q.reserve, ID: q.requestID, Overrides: q.overrides, Expected: q.expected,
-		Role: q.role, Pinned: q.pinned, PinnedPrefill: q.pinnedPre, Required: q.required, Preferred: q.preferred, Explain: q.explain,
+		Session: q.session, Role: q.role, Pinned: q.pinned, PinnedPrefill: q.pinnedPre, Required: q.required, Preferred: q.preferred, Explain: q.explain,
 	})
 	if errors.Is(err, route.ErrSettings) {
 		return invalid("overrides", "%s", plain(err, route.ErrSettings))
@@ -229,6 +255,7 @@ type routeAnswer struct {
 	KVTransfer *transferParams `json:"kv_transfer_params,omitempty"`
 	PullPlan   *planAnswer     `json:"pull_plan,omitempty"`
 	Degraded   *degraded       `json:"degraded,omitempty"`
+	Session    *sessionAnswer  `json:"session,omitempty"`
 	returned
 }
 
@@ -296,6 +323,9 @@ func (q *routeRequest) answer(d *route.Decision) *routeAnswer {
 	}
 	if d.Local {
 		a.Degraded = &degraded{reasonLoads}
+	}
+	if d.Session != nil {
+		a.Session = &sessionAnswer{State: d.Session.State, Was: (*place)(d.Session.Was)}
 	}
 	if q.resolved {
 		a.Resolved = &resolved{q.model, q.lora}

@@ -1,0 +1,164 @@
+package route_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/notes"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// say routes a request of a session by the routers in turn and leaves it running.
+func (f *fleet) say(session string, with func(*route.Request)) *route.Decision {
+	f.Helper()
+	r := f.routers[0]
+	f.routers = append(f.routers[1:], r)
+	q := of(words(1, 2))
+	q.Score.Model, q.Session, q.Reserve = "m", session, true
+	if with != nil {
+		with(&q)
+	}
+	d, err := r.Route(f.Context(), q)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return d
+}
+
+func (f *fleet) wantState(d *route.Decision, want route.SessionState) {
+	f.Helper()
+	if d.Session == nil || d.Session.State != want {
+		f.Fatalf("session %+v, want %s", d.Session, want)
+	}
+}
+
+// refresh makes the next choices see the loads of this moment.
+func (f *fleet) refresh() {
+	f.Helper()
+	for _, r := range f.routers {
+		if _, err := r.Settings(f.Context(), "m"); err != nil {
+			f.Fatal(err)
+		}
+	}
+}
+
+// A session stays where it is, whatever the policy would choose, for all routers.
+func TestSessionStays(t *testing.T) {
+	fleets(t, `{"policy":"least_requests"}`, func(f *fleet) {
+		first := f.say("chat", nil)
+		f.wantState(first, route.SessionNew)
+		for range 12 { // the fewest run elsewhere by now
+			d := f.say("chat", nil)
+			f.wantState(d, route.SessionKept)
+			if d.RankRef != first.RankRef || d.Session.Was == nil || *d.Session.Was != first.RankRef {
+				f.Fatalf("went to %v, was %v; want %v", d.RankRef, d.Session.Was, first.RankRef)
+			}
+		}
+		f.refresh()
+		if d := f.say("another", nil); d.RankRef == first.RankRef {
+			f.Errorf("another session went to %v as well", d.RankRef)
+		}
+		if d := f.say("", nil); d.Session != nil {
+			f.Errorf("a request without a session has %+v", d.Session)
+		}
+		if f.pass != nil {
+			f.pass(3601 * time.Second)
+			f.wantState(f.say("chat", nil), route.SessionNew)
+		}
+	})
+}
+
+// Liveness, what the request asks, limits and the guard come before a session; it then stays
+// with the place that was chosen instead.
+func TestSessionMoves(t *testing.T) {
+	fleets(t, `{"policy":"least_requests","affinity":{"absolute":3,"relative":1.5}}`, func(f *fleet) {
+		first := f.say("chat", nil)
+		f.refresh()
+		others := []string{}
+		for _, p := range []string{"a", "b", "c", "d"} {
+			if p != first.Pod {
+				others = append(others, p)
+			}
+		}
+		for name, c := range map[string]struct {
+			state route.SessionState
+			with  func(*route.Request)
+		}{
+			"not among those that may be chosen": {route.SessionGone, func(q *route.Request) { q.Score.Pods, q.Reserve = others, false }},
+			"pinned elsewhere":                   {route.SessionGone, func(q *route.Request) { q.Pinned, q.Reserve = &store.RankRef{Pod: others[0], Rank: -1}, false }},
+			"at its limits":                      {route.SessionBusy, func(q *route.Request) { q.Overrides, q.Reserve = []byte(`{"busy":{"requests":1}}`), false }},
+		} {
+			if d := f.say("chat", c.with); d.Session.State != c.state || d.RankRef == first.RankRef {
+				f.Errorf("%s: %+v at %v", name, d.Session, d.RankRef)
+			}
+		}
+		f.wantState(f.say("chat", nil), route.SessionKept) // queries have bound nothing
+		var d *route.Decision
+		for range 6 {
+			f.refresh()
+			if d = f.say("chat", nil); d.RankRef != first.RankRef {
+				break
+			}
+		}
+		f.wantState(d, route.SessionUnbalanced)
+		moved := d.RankRef
+		f.refresh()
+		if d := f.say("chat", nil); d.RankRef != moved {
+			f.Errorf("it went on to %v, want %v", d.RankRef, moved)
+		}
+		if _, err := f.index.Retire(f.Context(), moved.Pod); err != nil {
+			f.Fatal(err)
+		}
+		d = f.say("chat", nil)
+		f.wantState(d, route.SessionGone)
+		if d.RankRef == moved {
+			f.Errorf("it went to %v, which is gone", d.RankRef)
+		}
+	})
+}
+
+// A place that has reached its limits since the last picture is left at the booking.
+func TestSessionIsBusyAtBooking(t *testing.T) {
+	fleets(t, `{"policy":"least_requests","busy":{"requests":1}}`, func(f *fleet) {
+		first := f.say("chat", nil)
+		d := f.say("chat", nil) // by the picture of before, where time stands still
+		f.wantState(d, route.SessionBusy)
+		if d.RankRef == first.RankRef || d.Reservation == "" {
+			f.Errorf("went to %v, booked as %q", d.RankRef, d.Reservation)
+		}
+	})
+}
+
+// Without notes requests are routed as if they had no session, and say so.
+func TestSessionUnknown(t *testing.T) {
+	w := newWorld(t, func(c *route.Config) { c.Notes = lostNotes{} })
+	w.register(store.Pod{Name: "a"})
+	d, err := w.Route(t.Context(), route.Request{Session: "s", Reserve: true, Score: scorer.Request{Model: "m", Input: scorer.Tokens(words(1, 2))}})
+	if err != nil || d.Pod != "a" || d.Session.State != route.SessionUnknown {
+		t.Errorf("%+v, %v", d, err)
+	}
+	for name, q := range map[string]route.Request{
+		"a pair":      {Session: "s", Role: route.RolePair},
+		"a long name": {Session: strings.Repeat("s", notes.MaxSession+1)},
+	} {
+		q.Score = scorer.Request{Model: "m", Input: scorer.Tokens(words(1, 2))}
+		if _, err := w.Route(t.Context(), q); err == nil || !strings.Contains(fmt.Sprint(err), "session") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+type lostNotes struct{ notes.Store }
+
+func (lostNotes) Session(context.Context, string, string) (notes.Bound, error) {
+	return notes.Bound{}, notes.ErrUnavailable
+}
+
+func (lostNotes) Bind(context.Context, string, string, store.RankRef, time.Duration) error {
+	return notes.ErrUnavailable
+}
