@@ -32,7 +32,8 @@ type Config struct {
 	Workers int
 	// WorkBytes bounds the memory outside of Go's heap that the texts being
 	// tokenized take, in bytes: 350 for each byte of a part that cannot be cut. A
-	// part that takes more waits until it is alone. Default 256 MiB, at least 1 MiB.
+	// text with a part that would take more is ErrTooLong, but for parts of up to
+	// 16 KiB. Default 350 MiB, a part of one mebibyte; at least 1 MiB.
 	WorkBytes int64
 	// Queue is how many texts may wait for a worker, and as many again for a
 	// tokenizer that is being loaded. Default 1024, limit 1,000,000.
@@ -93,7 +94,7 @@ func (c *Config) validate() error {
 	set(&c.Queue, 1024)
 	set(&c.MaxTextBytes, 1<<20)
 	set(&c.QueueBytes, max(64<<20, int64(c.MaxTextBytes)))
-	set(&c.WorkBytes, 256<<20)
+	set(&c.WorkBytes, bytesPerByte<<20)
 	set(&c.PieceBytes, 64<<20)
 	set(&c.SharedTimeout, 20*time.Millisecond)
 	set(&c.Budget, 50*time.Millisecond)

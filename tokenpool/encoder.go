@@ -18,6 +18,8 @@ type encoder interface {
 	// encode returns the tokens of text and the byte offset at which each
 	// ends. It returns none when it fails: see tokenize.
 	encode(text string, special bool) (ids []uint32, ends []int)
+	// check returns ErrTooLong for a text that would take more memory than there is.
+	check(text string) error
 	// decode returns the text of tokens, cut at the first NUL in it.
 	decode(ids []uint32, skipSpecial bool) string
 	// vocabulary is the number of different tokens.
@@ -62,6 +64,8 @@ func (l library) encode(text string, special bool) ([]uint32, []int) {
 	return e.IDs, ends
 }
 
+func (l library) check(string) error { return nil }
+
 func (l library) decode(ids []uint32, skipSpecial bool) string { return l.t.Decode(ids, skipSpecial) }
 
 func (l library) vocabulary() int { return int(l.t.VocabSize()) }
@@ -77,6 +81,9 @@ func (l library) close() { _ = l.t.Close() } // always nil
 // the same text gets special tokens around it, or gives tokens for a letter put
 // behind it, the tokenizer did not fail on it.
 func tokenize(e encoder, text string, special bool) ([]uint32, []int, error) {
+	if err := e.check(text); err != nil {
+		return nil, nil, err
+	}
 	ids, ends := e.encode(text, special)
 	if len(ids) > 0 || text == "" {
 		return ids, ends, nil

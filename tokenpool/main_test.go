@@ -239,6 +239,8 @@ func (e *fakeEncoder) decode(ids []uint32, skipSpecial bool) string {
 	return text
 }
 
+func (e *fakeEncoder) check(string) error { return nil }
+
 func (e *fakeEncoder) vocabulary() int { return 2000 }
 
 func (e *fakeEncoder) close() {

@@ -325,6 +325,21 @@ func (p parted) encode(text string, special bool) (ids []uint32, ends []int) {
 	return ids, ends
 }
 
+// check implements encoder, for each part of a text.
+func (p parted) check(text string) error {
+	if p.encoder.check(text) == nil {
+		return nil
+	}
+	from := 0
+	for _, to := range append(p.cuts(text), len(text)) {
+		if err := p.encoder.check(text[from:to]); err != nil {
+			return err
+		}
+		from = to
+	}
+	return nil
+}
+
 // cuts says where a text is cut. Added tokens are none of a part.
 func (p parted) cuts(text string) (out []int) {
 	if len(text) <= p.maxRun {

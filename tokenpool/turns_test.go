@@ -195,8 +195,8 @@ func TestTextWaitsForItsTurn(t *testing.T) {
 	}
 }
 
-// What the texts in work take together stays within WorkBytes, and a text that takes
-// more than that is tokenized alone.
+// What the texts in work take together stays within WorkBytes, and a text with a part that
+// takes more than that is refused.
 func TestWorkBytes(t *testing.T) {
 	f := newFakes(t, "m")
 	f.gate = make(chan struct{})
@@ -228,6 +228,9 @@ func TestWorkBytes(t *testing.T) {
 	poll(t, "no text follows the one that has ended", func() bool { return f.runs() == 1 && (busy() == 4 || busy() == 3) })
 	close(f.gate)
 	all.Wait()
-	ask(strings.Repeat("z", 10*part)) // more than all
+	if res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: strings.Repeat("z", 3*part+1), Mode: prompt.Sync}); !errors.Is(err, ErrTooLong) {
+		t.Errorf("more than all: %+v, %v", res, err)
+	}
+	ask(strings.Repeat("z", 3*part))
 	all.Wait()
 }

@@ -2,6 +2,7 @@ package tokenpool
 
 import (
 	"context"
+	"fmt"
 
 	"golang.org/x/sync/semaphore"
 )
@@ -20,7 +21,15 @@ type weighed struct {
 	most   int64
 }
 
-// encode implements encoder. A text that takes more than there is runs alone.
+// check implements encoder.
+func (w weighed) check(text string) error {
+	if n := bytesPerByte * int64(len(text)); len(text) > unweighed && n > w.most {
+		return fmt.Errorf("%w: %d bytes of it cannot be cut and can take %d bytes of memory for each, more than the %d that all texts together may take", ErrTooLong, len(text), bytesPerByte, w.most)
+	}
+	return nil
+}
+
+// encode implements encoder, for a text that check lets pass.
 func (w weighed) encode(text string, special bool) ([]uint32, []int) {
 	if n := min(bytesPerByte*int64(len(text)), w.most); len(text) > unweighed && w.memory.Acquire(context.Background(), n) == nil {
 		defer w.memory.Release(n)

@@ -52,6 +52,7 @@ func (s *service) makeTokenizers() error {
 		Workers:       c.TokenizerWorkers,
 		Queue:         c.MaxInFlight,
 		QueueBytes:    c.TokenizerQueueBytes(),
+		WorkBytes:     c.TokenizerWorkBytes(),
 		MaxTextBytes:  int(c.MaxPromptBytes),
 		PieceBytes:    cmp.Or(int64(c.PieceCacheBytes), -1),
 		Shared:        s.pieces,

@@ -98,6 +98,8 @@ const (
 	// bytesPerQueued is the memory of max-in-flight-bytes that each byte of a queued text
 	// has taken; see Config.TokenizerQueueBytes.
 	bytesPerQueued = 4
+	// minWorkBytes is what a mebibyte of text that cannot be cut may take.
+	minWorkBytes = 350 << 20
 	// maxPieceTimeout bounds Config.PieceTimeout.
 	maxPieceTimeout = 10 * time.Second
 )
@@ -133,6 +135,10 @@ func (c *Config) LMCacheMaxWorkers() int { return max(c.IndexMaxPods*2/5, 1) }
 func (c *Config) TokenizerQueueBytes() int64 {
 	return max(int64(c.MaxInFlightBytes)/bytesPerQueued, int64(c.MaxPromptBytes))
 }
+
+// TokenizerWorkBytes is the memory of the tokenizers' library that all texts being tokenized
+// take.
+func (c *Config) TokenizerWorkBytes() int64 { return max(int64(c.MaxInFlightBytes), minWorkBytes) }
 
 // PieceTimeout is how long a text waits for shared pieces before it is tokenized.
 func (c *Config) PieceTimeout() time.Duration {
@@ -181,6 +187,7 @@ var removed = []removedSetting{
 	{"lmcache-write-ttl", LMCacheWriteTTL, "entries are renewed as long as their worker lives"},
 	{"usage-blocks", UsageBlocks, "they take 20 MB, and blocks that are used less often are seldom asked for"},
 	{"tokenizer-queue", "max-in-flight", "each request in flight may wait for a tokenizer"},
+	{"tokenizer-work-bytes", "max-in-flight-bytes, and at least 350 MiB", "the tokenizers' library takes as much as all else; 350 bytes for each byte of text that cannot be cut, and a longer text is refused"},
 	{"tokenizer-queue-bytes", fmt.Sprintf("1/%d of max-in-flight-bytes, and at least max-prompt-bytes", bytesPerQueued), "a request in flight has that much of its memory for its text"},
 	{"piece-timeout", "2/5 of tokenizer-budget, " + formatDuration(maxPieceTimeout) + " at most", "to wait longer leaves no time to tokenize"},
 }
