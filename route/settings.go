@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/notes"
+	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -99,7 +100,7 @@ func (w *TierWeights) UnmarshalJSON(b []byte) error {
 // DefaultSettings returns the settings of a model that nobody has set any for.
 func DefaultSettings() Settings {
 	return Settings{
-		Policy: DefaultPolicy, TierWeights: TierWeights{store.GPU: 1, store.CPU: 0.8, store.Disk: 0.5, store.Shared: 0.3},
+		Policy: DefaultPolicy, TierWeights: TierWeights(scorer.DefaultWeights()),
 		RequestMS: 1, Speed: loads.DefaultSpeed, Quadratic: loads.DefaultShape.Quadratic, OverheadMS: loads.DefaultShape.Overhead,
 		Bound: 1.25, Dynamo: DefaultDynamo, LLMD: LLMD{Prefix: 2, KV: 1, Queue: 1}, Pair: DefaultPair(), Pull: DefaultPull(), LeaseS: 120, Predict: DefaultPredict(), Affinity: DefaultAffinity(),
 	}

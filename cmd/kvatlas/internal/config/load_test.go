@@ -343,3 +343,11 @@ func TestStrategies(t *testing.T) {
 		}
 	}
 }
+
+// The default in the tag is the one of package scorer.
+func TestDefaultTierWeights(t *testing.T) {
+	got, err := load(t, nil, nil, "")
+	if err != nil || got.TierWeights != Weights(scorer.DefaultWeights()) {
+		t.Errorf("got %v, %v, want %v", got.TierWeights, err, scorer.DefaultWeights())
+	}
+}
