@@ -70,7 +70,7 @@ func (s shaken) Apply(ctx context.Context, batches ...store.Batch) error {
 func TestShakenHistories(t *testing.T) {
 	storetest.Histories(t, func(t *testing.T) storetest.Subject {
 		c := &clock{now: time.Unix(1000, 0)}
-		return storetest.Subject{Index: shaken{checked{open(t, Config{Clock: c.Now}), t}}, Advance: c.Advance}
+		return storetest.Subject{Index: shaken{checked{open(t, Config{Clock: c.Now}), t}}, Advance: c.Advance, Now: c.Now}
 	})
 }
 
