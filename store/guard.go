@@ -125,7 +125,8 @@ func (g *Guard) validate() error {
 // Rounds cuts the batches of a call into lists, in order, each of which an index
 // can fold into one change: all of its batches have guards or none has, and those
 // of one (pod, rank) have the same guard. Batches with one guard are one content
-// together. It is for implementations of Index.
+// together. A batch that enrols a pod comes in a later list than predictions for that pod,
+// which do nothing if it is not there. It is for implementations of Index.
 func Rounds(batches []Batch) [][]Batch {
 	type who struct {
 		pod  string
@@ -133,6 +134,7 @@ func Rounds(batches []Batch) [][]Batch {
 	}
 	var out [][]Batch
 	var seen map[who]Guard
+	var predicted []string // pods for which nothing but predictions has come
 	begin := 0
 	for i := range batches {
 		b := &batches[i]
@@ -141,9 +143,14 @@ func Rounds(batches []Batch) [][]Batch {
 			last, ok := seen[who{b.Pod, b.Rank}]
 			fits = !ok || last == *b.Guard
 		}
+		enrols := b.Guard == nil && b.Enrols()
+		fits = fits && !(enrols && slices.Contains(predicted, b.Pod))
 		if !fits {
 			out = append(out, batches[begin:i])
-			begin, seen = i, nil
+			begin, seen, predicted = i, nil, nil
+		}
+		if b.Guard == nil && !enrols && slices.ContainsFunc(b.Ops, func(op Op) bool { return op.Kind == Add }) {
+			predicted = append(predicted, b.Pod)
 		}
 		if b.Guard != nil {
 			if seen == nil {

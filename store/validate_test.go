@@ -69,7 +69,7 @@ func TestBatchValidate(t *testing.T) {
 		{"rank above", store.Batch{Pod: "p", Model: "m", Rank: store.MaxRanks}, "rank is 1024"},
 		{"no kind", op(0, store.GPU, 1), "op 1: store: invalid argument: kind 0"},
 		{"unknown kind", op(4, store.GPU, 1), "kind 4"},
-		{"tier", op(store.Remove, store.NumHolderTiers, 1), "tier 8"},
+		{"tier", op(store.Remove, store.NumHolderTiers+1, 1), "tier 9"},
 		{"window tier", op(store.Add, store.Shared.Window(), 1), ""},
 		{"clear a window tier", op(store.Clear, store.GPU.Window(), 0), "tier 4 is none to clear"},
 		{"window without block size", store.Batch{Pod: "p", Model: "m", Reuse: store.Reuse{Window: 128}}, "window is 128"},

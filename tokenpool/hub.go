@@ -385,7 +385,11 @@ func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 // tryLockDir is lockDir. It returns nothing where the folder was removed meanwhile by the
 // process that had the lock.
 func tryLockDir(ctx context.Context, dir string) (unlock func(), err error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	err = os.MkdirAll(dir, 0o755)
+	if errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil {
+		return nil, nil // a folder above was empty a moment ago
+	}
+	if err != nil {
 		return nil, err
 	}
 	path := filepath.Join(dir, lockFile)

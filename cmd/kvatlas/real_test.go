@@ -53,7 +53,7 @@ func TestSimulatedAsRecorded(t *testing.T) {
 			servers := record.Columns[3:]
 			for _, column := range servers {
 				size := strings.TrimPrefix(column, "predicted, ")
-				args = append(args, "--kvatlas="+size+"="+start(t, append(tokenizers, "--pods="+pods, "--block-size="+size)...).url)
+				args = append(args, "--kvatlas="+size+"="+start(t, append(tokenizers, "--pods="+pods, "--block-size="+size, "--tokenizer-budget=1m", "--request-timeout=5m")...).url)
 			}
 			out, err := exec.CommandContext(t.Context(), python, args...).CombinedOutput()
 			if err != nil {

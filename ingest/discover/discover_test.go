@@ -396,7 +396,7 @@ func TestTooManyPods(t *testing.T) {
 // TestSame tells two findings apart by each field of a pod: one that is the same is not asked
 // of its engine again.
 func TestSame(t *testing.T) {
-	values := map[reflect.Kind]any{reflect.String: "x", reflect.Int: 1, reflect.Int64: store.Seconds(1), reflect.Slice: []string{"x"}, reflect.Map: map[string]string{"x": "y"}, reflect.Pointer: &store.PartOf{Pod: "x"}}
+	values := map[reflect.Kind]any{reflect.Bool: true, reflect.String: "x", reflect.Int: 1, reflect.Int64: store.Seconds(1), reflect.Slice: []string{"x"}, reflect.Map: map[string]string{"x": "y"}, reflect.Pointer: &store.PartOf{Pod: "x"}}
 	for field := range reflect.TypeFor[store.Pod]().Fields() {
 		var a, b Found
 		reflect.ValueOf(&b.Pod).Elem().FieldByIndex(field.Index).Set(reflect.ValueOf(values[field.Type.Kind()]))

@@ -73,7 +73,7 @@ func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 // applyRound applies batches that can be applied at once. Those whose guards
 // refuse go to refused.
 func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *store.RefusedError) error {
-	p := newPlan(batches, x.Cached().Predicted)
+	p := newPlan(batches, x.predicted)
 	for _, g := range p.guards {
 		// What came before it in this call was refused.
 		g.err = refused.Generations[g.Generation]
@@ -100,6 +100,10 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 	for try := range applyTries {
 		status, err := x.carryOut(ctx, p)
 		if err != nil {
+			// What the server was told before it failed is not known.
+			for _, pod := range p.pods {
+				x.holders.drop(pod.name)
+			}
 			return failed(ctx, "apply", err)
 		}
 		if status == applied {
@@ -126,6 +130,16 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 		}
 	}
 	return fmt.Errorf("%w: apply: the holders of pod %s ended %d times while their blocks were being written, or its blocks are moving between nodes", store.ErrUnavailable, p.pods[0].name, applyTries)
+}
+
+// predicted returns the ends of the predictions of a rank that the registry of the last
+// lookup has, or that this process has made since.
+func (x *Index) predicted(pod string, rank int) []int64 {
+	ends := x.holders.predicted(pod, rank)
+	for _, h := range x.Cached().Predicted(pod, rank) {
+		ends = append(ends, h.Until.UnixMilli())
+	}
+	return ends
 }
 
 // retireAllLate retires the pods whose leases have run out.

@@ -26,20 +26,23 @@ type holderCache struct {
 type knownPod struct {
 	holders map[place]held
 	reuse   map[int]heldReuse
+	// predicts is set while there may be holders in tier Predicted.
+	predicts bool
 }
 
 // heldReuse is what the server knows of a rank's engine, and under which guard it was
 // told.
 type heldReuse struct {
 	store.Reuse
-	life store.Generation
+	life  store.Generation
+	fence uint64
 }
 
 // knows reports whether the server knows what is to be said of the pod's engines. Without
 // a guard another writer may have said something else since.
 func (k *knownPod) knows(pod *podPlan) bool {
 	for _, r := range pod.said() {
-		if is := k.reuse[r.rank]; r.guard == nil || is.Reuse != r.reuse || is.life != r.guard.Generation {
+		if r.guard == nil || k.reuse[r.rank] != (heldReuse{r.reuse, r.guard.Generation, r.guard.Fence}) {
 			return false
 		}
 	}
@@ -102,7 +105,9 @@ func (h *holderCache) learn(pod *podPlan, limit int) {
 	}
 	for _, r := range pod.said() {
 		if r.guard != nil {
-			known.reuse[r.rank] = heldReuse{r.reuse, r.guard.Generation}
+			known.reuse[r.rank] = heldReuse{r.reuse, r.guard.Generation, r.guard.Fence}
+		} else {
+			delete(known.reuse, r.rank) // what was told under a guard is replaced
 		}
 	}
 	for at := range known.holders {
@@ -114,6 +119,7 @@ func (h *holderCache) learn(pod *podPlan, limit int) {
 	}
 	known.forgetPredicted(time.Now().Add(-predictedKept).UnixMilli())
 	for _, r := range pod.order {
+		known.predicts = known.predicts || r.tier == store.Predicted
 		switch now := (held{id: r.id}); {
 		case r.dropped():
 		case r.id == 0:
@@ -133,11 +139,31 @@ const predictedKept = time.Minute
 
 // forgetPredicted forgets the holders in tier Predicted that ended before.
 func (k *knownPod) forgetPredicted(before int64) {
+	if !k.predicts {
+		return
+	}
+	k.predicts = false
 	for at := range k.holders {
 		if at.tier == store.Predicted && at.until < before {
 			delete(k.holders, at)
 		}
+		k.predicts = k.predicts || at.tier == store.Predicted
 	}
+}
+
+// predicted returns the ends of the holders of a rank in tier Predicted.
+func (h *holderCache) predicted(pod string, rank int) (ends []int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if known := h.pods[pod]; known != nil && known.predicts {
+		for at := range known.holders {
+			if at.tier == store.Predicted && at.rank == rank {
+				ends = append(ends, at.until)
+			}
+		}
+	}
+	slices.Sort(ends)
+	return ends
 }
 
 // drop forgets a pod.

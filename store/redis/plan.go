@@ -22,8 +22,9 @@ type plan struct {
 	byName  map[string]*podPlan
 	refs    []*holderRef
 	changes []change
-	// predicted returns the holders in tier Predicted that a rank is known to have.
-	predicted func(pod string, rank int) []store.Holder
+	// predicted returns the ends of the holders in tier Predicted that a rank is known to
+	// have, in milliseconds of the Unix epoch; one may come twice.
+	predicted func(pod string, rank int) []int64
 }
 
 // podPlan is the part of a plan that is about one pod.
@@ -123,7 +124,7 @@ type change struct {
 }
 
 // newPlan folds batches, which are valid. predicted is that of the plan.
-func newPlan(batches []store.Batch, predicted func(pod string, rank int) []store.Holder) *plan {
+func newPlan(batches []store.Batch, predicted func(pod string, rank int) []int64) *plan {
 	p := &plan{byName: make(map[string]*podPlan, len(batches)), predicted: predicted}
 	keys := 0
 	for i := range batches {
@@ -176,8 +177,8 @@ func (p *plan) addBatch(b *store.Batch) {
 
 // changePredicted is change for the predictions of a rank.
 func (p *plan) changePredicted(pod *podPlan, rank int, guard *guardPlan, op *store.Op, mask blockkey.Model) {
-	for _, h := range p.predicted(pod.name, rank) {
-		p.ref(pod, place{rank, store.Predicted, h.Until.UnixMilli()}, guard)
+	for _, until := range p.predicted(pod.name, rank) {
+		p.ref(pod, place{rank, store.Predicted, until}, guard)
 	}
 	for _, r := range pod.order { // and those that this call has made
 		if r.rank == rank && r.tier == store.Predicted {

@@ -16,7 +16,7 @@ func TestBlocksStayInOrder(t *testing.T) {
 	slices.Reverse(again)
 	for _, cluster := range []bool{false, true} {
 		x := &Index{cluster: cluster, names: newNames(DefaultPrefix)}
-		none := func(string, int) []store.Holder { return nil }
+		none := func(string, int) []int64 { return nil }
 		p := newPlan([]store.Batch{
 			batchOf("a", store.Add, chain...), batchOf("b", store.Add, chain...), batchOf("a", store.Add, again...),
 		}, none)

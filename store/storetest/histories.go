@@ -24,7 +24,7 @@ func Histories(t *testing.T, open Open) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := open(t)
 		defer s.close(rt.Errorf)
-		h := &history{Subject: s, t: t, m: NewModel()}
+		h := &history{Subject: s, t: t, owners: map[tenure]store.Index{}, m: NewModel()}
 		h.m.began = time.UnixMilli(s.now().UnixMilli())
 		actions := map[string]func(*rapid.T){
 			"":         h.compare,
@@ -51,6 +51,8 @@ type history struct {
 	m *Model
 	// gens are the generations that ever were, and what was sent under each.
 	gens []*generation
+	// owners are who writes under a fence.
+	owners map[tenure]store.Index
 }
 
 // generation is a life that a history has begun.
@@ -115,9 +117,15 @@ func (h *history) handle(t *rapid.T) store.Index {
 func (h *history) apply(t *rapid.T) {
 	batches := rapid.SliceOfN(genBatch, 1, 3).Draw(t, "batches")
 	x := h.handle(t)
+	h.dropEarlyPredictions(batches)
 	for i := range batches {
 		h.dateEnds(t, &batches[i])
 		h.refuseRank(t, x, &batches[i])
+		for _, g := range h.gens {
+			if g.pod == batches[i].Pod && g.rank == batches[i].Rank && h.m.life(g.id) != nil {
+				h.onlyOwnerTells(x, g, &batches[i])
+			}
+		}
 	}
 	// A batch that is applied again, as after a lost reply, changes nothing.
 	for range rapid.IntRange(1, 2).Draw(t, "times") {
@@ -129,6 +137,18 @@ func (h *history) apply(t *rapid.T) {
 			t.Fatalf("Apply: %v", err)
 		}
 		_ = h.m.Apply(batches...)
+	}
+}
+
+// dropEarlyPredictions takes out predictions for a pod that a batch of the same call registers:
+// where that call is made again after it has died, the pod is there, and they count.
+func (h *history) dropEarlyPredictions(batches []store.Batch) {
+	for i := range batches {
+		b := &batches[i]
+		enrols := func(other store.Batch) bool { return other.Pod == b.Pod && other.Enrols() }
+		if h.m.pods[b.Pod] == nil && !b.Enrols() && slices.ContainsFunc(batches, enrols) {
+			b.Ops = slices.DeleteFunc(b.Ops, func(op store.Op) bool { return op.Kind == store.Add })
+		}
 	}
 }
 

@@ -38,6 +38,19 @@ var predictionCases = []testCase{
 		b.apply(batch("a", 0, store.Op{Kind: store.Clear, Tier: store.Predicted, Until: soon}))
 		b.want(b.find(k...), by(on("a", store.GPU)), by(second), by(second))
 	}},
+	{"what comes in one call comes in its order", func(b *bench) {
+		k := chain(1, 2)
+		end := b.in(time.Hour)
+		predict := func(keys ...blockkey.Key) store.Batch {
+			return batch("a", 0, store.Op{Kind: store.Add, Tier: store.Predicted, Until: end, Keys: keys})
+		}
+		// The pod is not there yet when it is predicted, and is when it is again.
+		b.apply(predict(k[0]), batch("a", 0, adds(store.GPU, k[1])), predict(k[1]))
+		b.want(b.find(k...), nil, by(on("a", store.GPU), until("a", 0, end)))
+		// What this call has predicted, the call takes away.
+		b.apply(predict(k[0]), batch("a", 1, adds(store.GPU, k[1])), batch("a", 0, removes(store.GPU, k[0])))
+		b.want(b.find(k[0]), nil)
+	}},
 	{"what an engine removes from its GPU is not predicted any more", func(b *bench) {
 		b.register(store.Pod{Name: "a"})
 		k := chain(1, 4)

@@ -91,6 +91,19 @@ var windowCases = []testCase{
 		b.refused(gen, store.ErrFenced, b.Index.Apply(b.ctx, late))
 		b.wantReuse("a", 0, store.Reuse{Block: 16})
 	}},
+	{"what is said without a guard stands until the owner writes again", func(b *bench) {
+		k := chain(1, 1)
+		b.register(store.Pod{Name: "a"})
+		gen := b.begin("a", 0, 1)
+		for seq := range uint64(2) {
+			b.tell(gen, "a", 0, 1, seq+1, store.Reuse{Block: 16, Window: 128}, adds(store.GPU, k...))
+			b.wantReuse("a", 0, store.Reuse{Block: 16, Window: 128})
+			open := batch("a", 0, adds(store.GPU, k...))
+			open.Reuse = store.Reuse{Block: 16}
+			b.apply(open)
+			b.wantReuse("a", 0, store.Reuse{Block: 16})
+		}
+	}},
 	{"a batch for a rank that is not there tells nothing of its engine", func(b *bench) {
 		k := chain(1, 1)
 		b.register(store.Pod{Name: "a", Ranks: 1})

@@ -125,6 +125,9 @@ func (h *history) write(t *rapid.T) {
 		batches = append(batches, h.draw(t, g, l.Fence, l.Seq+rapid.Uint64Range(1, 3).Draw(t, "step")))
 	}
 	x := h.handle(t)
+	for i, g := range gens {
+		h.onlyOwnerTells(x, g, &batches[i])
+	}
 	err := h.dying(t, x, func() error { return x.Apply(h.t.Context(), batches...) })
 	switch {
 	case err == nil:
@@ -136,6 +139,28 @@ func (h *history) write(t *rapid.T) {
 		h.followUp(t, gens, batches)
 	default:
 		t.Fatalf("Apply: %v", err)
+	}
+}
+
+// tenure is a generation and a fence, which one writer owns.
+type tenure struct {
+	gen   store.Generation
+	fence uint64
+}
+
+// onlyOwnerTells lets a batch of a generation say what an engine can reuse only where it is
+// sent by the handle that has first written under the fence.
+func (h *history) onlyOwnerTells(x store.Index, g *generation, b *store.Batch) {
+	l := h.m.life(g.id)
+	at := tenure{g.id, l.Fence}
+	if b.Guard != nil {
+		at.fence = b.Guard.Fence
+		if h.owners[at] == nil {
+			h.owners[at] = x
+		}
+	}
+	if o := h.owners[at]; o != nil && o != x {
+		b.Reuse = store.Reuse{}
 	}
 }
 
@@ -178,7 +203,11 @@ func (h *history) followUp(t *rapid.T, gens []*generation, batches []store.Batch
 	x := h.handle(t)
 	for i, g := range gens {
 		l := h.m.life(g.id)
-		fence := l.Fence + rapid.Uint64Range(0, 2).Draw(t, "higher")
+		lowest := uint64(0)
+		if o := h.owners[tenure{g.id, l.Fence}]; o != nil && o != x {
+			lowest = 1 // another process has another fence
+		}
+		fence := l.Fence + rapid.Uint64Range(lowest, 2).Draw(t, "higher")
 		w, err := x.TakeOver(h.t.Context(), g.id, fence)
 		if err != nil || (w != l.Seq && w != batches[i].Guard.Seq) {
 			t.Fatalf("TakeOver: got %d, %v; the last sequence was %d, under way was %d", w, err, l.Seq, batches[i].Guard.Seq)
@@ -202,6 +231,7 @@ func (h *history) followUp(t *rapid.T, gens []*generation, batches []store.Batch
 			seq++
 		}
 		b.Guard = &store.Guard{Generation: g.id, Fence: fence, Seq: seq}
+		h.onlyOwnerTells(x, g, &b)
 		if err := x.Apply(h.t.Context(), b); err != nil {
 			t.Fatalf("Apply by the next writer: %v", err)
 		}
