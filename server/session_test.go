@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"encoding/json"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -14,7 +15,7 @@ func TestSessionsOverHTTP(t *testing.T) {
 			r.ok("POST", "/v1/pods", `{"name":"`+name+`","model":"demo"}`)
 		}
 		say := func(more, header string) (pod, state string) {
-			req := httptest.NewRequest("POST", "/v1/route", strings.NewReader(`{"model":"demo","tokens":[1,2,3],"policy":"least_requests","reserve":true`+more+`}`))
+			req := httptest.NewRequest(http.MethodPost, "/v1/route", strings.NewReader(`{"model":"demo","tokens":[1,2,3],"policy":"least_requests","reserve":true`+more+`}`))
 			if header != "" {
 				req.Header.Set("X-Session-Id", header)
 			}

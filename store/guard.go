@@ -144,7 +144,7 @@ func Rounds(batches []Batch) [][]Batch {
 			fits = !ok || last == *b.Guard
 		}
 		enrols := b.Guard == nil && b.Enrols()
-		fits = fits && !(enrols && slices.Contains(predicted, b.Pod))
+		fits = fits && (!enrols || !slices.Contains(predicted, b.Pod))
 		if !fits {
 			out = append(out, batches[begin:i])
 			begin, seen, predicted = i, nil, nil
