@@ -236,7 +236,9 @@ func TestBadEngines(t *testing.T) {
 		t.Errorf("failed %v, read %v, redirected %v", f.failed, f.read, redirected.Load())
 	}
 	for _, name := range []string{"500", "redirect", "html", "endless", "bomb"} {
-		if !errors.Is(f.failed[name], ErrPage) {
+		// On a busy machine a page may meet the bound of time before that of bytes.
+		late := (name == "endless" || name == "bomb") && errors.Is(f.failed[name], context.DeadlineExceeded)
+		if !errors.Is(f.failed[name], ErrPage) && !late {
 			t.Errorf("%s: %v", name, f.failed[name])
 		}
 	}
