@@ -181,6 +181,14 @@ func TestBadEngines(t *testing.T) {
 	var redirected atomic.Bool
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { redirected.Store(true) }))
 	t.Cleanup(elsewhere.Close)
+	var bomb bytes.Buffer // a megabyte in a kilobyte, as often as it is read
+	z := gzip.NewWriter(&bomb)
+	if _, err := z.Write(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
 	handlers := map[string]http.HandlerFunc{
 		"fine":     func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(fine)) },
 		"500":      func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
@@ -206,9 +214,8 @@ func TestBadEngines(t *testing.T) {
 		},
 		"bomb": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")
-			z := gzip.NewWriter(w)
-			for line := make([]byte, 1<<20); ; {
-				if _, err := z.Write(line); err != nil {
+			for {
+				if _, err := w.Write(bomb.Bytes()); err != nil {
 					return
 				}
 			}
