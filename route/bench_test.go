@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/store/memory"
 )
 
-// BenchmarkRoute routes prompts of which one of ten pods holds half, in process: score is the
-// scorer alone, query books nothing, request books, reports its first token and ends.
-func BenchmarkRoute(b *testing.B) {
+// embedded returns an index, its scorer and a router of one process.
+func embedded(b *testing.B) (*memory.Index, *scorer.Scorer, *route.Router) {
+	b.Helper()
 	index, err := memory.New(memory.Config{})
 	if err != nil {
 		b.Fatal(err)
@@ -28,6 +28,13 @@ func BenchmarkRoute(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	return index, s, r
+}
+
+// BenchmarkRoute routes prompts of which one of ten pods holds half, in process: score is the
+// scorer alone, query books nothing, request books, reports its first token and ends.
+func BenchmarkRoute(b *testing.B) {
+	index, s, r := embedded(b)
 	if _, err := index.EnsureModel(b.Context(), store.ModelInfo{Name: "m", BlockSize: 64, Scheme: store.SchemeNative}); err != nil {
 		b.Fatal(err)
 	}

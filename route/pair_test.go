@@ -13,9 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
-	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/store/memory"
 )
 
 func pairOf(p []uint32) route.Request {
@@ -326,19 +324,7 @@ func TestPairIsCheapest(t *testing.T) {
 func BenchmarkPair(b *testing.B) {
 	for _, n := range []int{4, 50, 500, 1000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			index, err := memory.New(memory.Config{})
-			if err != nil {
-				b.Fatal(err)
-			}
-			b.Cleanup(func() { _ = index.Close() })
-			s, err := scorer.New(scorer.Config{Index: index})
-			if err != nil {
-				b.Fatal(err)
-			}
-			r, err := route.New(route.Config{Scorer: s, Pods: index, Loads: loads.NewMemory(nil), Seed: 1})
-			if err != nil {
-				b.Fatal(err)
-			}
+			index, _, r := embedded(b)
 			for i := range n {
 				for _, role := range []string{"prefill", "decode"} {
 					p := pod(fmt.Sprint(role, i), role, fmt.Sprint("zone=", i%4))

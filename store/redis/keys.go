@@ -123,6 +123,16 @@ func BlockName(prefix string, k blockkey.StoreKey) (name, tag string, err error)
 	return string(newNames(prefix).appendBlock(nil, k)), tags[p : p+1], nil
 }
 
+// ModelKeys returns how keys of a model are named, by their kind, that lie beside the index
+// with a prefix which BlockName takes: all of them in one slot, that of the partition which the
+// model's own hash falls in.
+func ModelKeys(prefix, model string) func(kind string) string {
+	mask := blockkey.ModelOf(model)
+	p := blockkey.StoreKey(mask).Partition()
+	slot, hash := prefix+"{"+tags[p:p+1]+"}:", ":"+blockkey.Key(mask).String()
+	return func(kind string) string { return slot + kind + hash }
+}
+
 // parseBlock reads back what appendBlock wrote; ok is false for any other key.
 func (n *names) parseBlock(name string) (k blockkey.StoreKey, ok bool) {
 	if len(name) != n.blockLen() {

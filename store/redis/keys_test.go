@@ -167,3 +167,17 @@ func TestWorkedExample(t *testing.T) {
 		t.Errorf("a prefix with a brace gives %q", name)
 	}
 }
+
+// The keys of a model have the tag of the block that its own hash would be.
+func TestModelKeys(t *testing.T) {
+	for _, model := range []string{"m", "org/model", ""} {
+		_, tag, err := BlockName(DefaultPrefix, blockkey.StoreKey(blockkey.ModelOf(model)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ModelKeys(DefaultPrefix, model)("l")
+		if want := DefaultPrefix + "{" + tag + "}:l:" + blockkey.Key(blockkey.ModelOf(model)).String(); got != want {
+			t.Errorf("%q: got %q, want %q", model, got, want)
+		}
+	}
+}

@@ -31,7 +31,6 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 	index "github.com/kvatlas/kvatlas/store/redis"
@@ -118,11 +117,7 @@ func New(c Config) (*Store, error) {
 
 // keys are the key names of a model.
 func (s *Store) keys(model string) []string {
-	mask := blockkey.ModelOf(model)
-	_, tag, _ := index.BlockName(s.c.Prefix, blockkey.StoreKey(mask))
-	name := func(kind string) string {
-		return s.c.Prefix + "{" + tag + "}:" + kind + ":" + blockkey.Key(mask).String()
-	}
+	name := index.ModelKeys(s.c.Prefix, model)
 	return []string{name("l"), name("r"), name("t"), name("m") + ":", name("x"), name("g"), name("d")}
 }
 

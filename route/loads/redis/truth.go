@@ -10,7 +10,6 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 	index "github.com/kvatlas/kvatlas/store/redis"
@@ -28,9 +27,7 @@ var (
 
 // key is the name of a model's key of a kind, in the slot of its loads.
 func (s *Store) key(model, kind string) string {
-	mask := blockkey.ModelOf(model)
-	_, tag, _ := index.BlockName(s.c.Prefix, blockkey.StoreKey(mask))
-	return s.c.Prefix + "{" + tag + "}:" + kind + ":" + blockkey.Key(mask).String()
+	return index.ModelKeys(s.c.Prefix, model)(kind)
 }
 
 // AddTruth implements loads.Store.

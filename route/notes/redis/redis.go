@@ -21,7 +21,6 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/store"
 	index "github.com/kvatlas/kvatlas/store/redis"
@@ -67,9 +66,7 @@ func New(c Config) (*Store, error) {
 
 // name is a key of a model.
 func (s *Store) name(model, kind string) string {
-	mask := blockkey.ModelOf(model)
-	_, tag, _ := index.BlockName(s.c.Prefix, blockkey.StoreKey(mask))
-	return s.c.Prefix + "{" + tag + "}:" + kind + ":" + blockkey.Key(mask).String()
+	return index.ModelKeys(s.c.Prefix, model)(kind)
 }
 
 // run runs a script, with the time as its first argument.
