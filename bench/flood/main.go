@@ -91,9 +91,9 @@ func measure(ctx context.Context, o *options, f flood) error {
 		return errors.Join(err, errors.New("the server has gone"))
 	}
 	fmt.Printf("| %s | %s | %s | %s | %.1f s | %d | %s | %s | %s | %s | %d, %d, %d MB |\n", f.title,
-		sent.answers(), short(sent.quantile(0.5)), short(sent.quantile(1)), (after.cpu - before.cpu).Seconds(),
+		sent.answers(), short(sent.quantile(0.5)), short(sent.quantile(1)), (after.CPU - before.CPU).Seconds(),
 		probes.count(), short(probes.quantile(0.5)), short(probes.quantile(0.99)), short(probes.quantile(1)), probes.failures(),
-		before.rss>>20, after.peak>>20, after.rss>>20)
+		before.RSS>>20, after.Peak>>20, after.RSS>>20)
 	return nil
 }
 

@@ -2,15 +2,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"time"
+
+	"github.com/kvatlas/kvatlas/bench/internal/proc"
 )
 
 // server is a process of the program that is measured.
@@ -69,46 +68,5 @@ func (s *server) stop() {
 	_ = s.out.Close()
 }
 
-// usage is what the process has taken, memory in bytes.
-type usage struct {
-	cpu       time.Duration
-	rss, peak int64
-}
-
-// usage reads it from /proc.
-func (s *server) usage() (u usage, err error) {
-	dir := "/proc/" + strconv.Itoa(s.cmd.Process.Pid)
-	stat, err := os.ReadFile(dir + "/stat")
-	if err != nil {
-		return u, err
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return u, errors.New("no CPU time in " + dir + "/stat")
-	}
-	for _, f := range fields[11:13] { // user and system, in hundredths of a second
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return u, err
-		}
-		u.cpu += time.Duration(n) * 10 * time.Millisecond
-	}
-	status, err := os.ReadFile(dir + "/status")
-	if err != nil {
-		return u, err
-	}
-	for line := range strings.Lines(string(status)) {
-		name, value, _ := strings.Cut(line, ":")
-		to := map[string]*int64{"VmRSS": &u.rss, "VmHWM": &u.peak}[name]
-		if to == nil {
-			continue
-		}
-		n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-		if err != nil {
-			return u, err
-		}
-		*to = n << 10
-	}
-	return u, nil
-}
+// usage is what the process has taken.
+func (s *server) usage() (proc.Usage, error) { return proc.Read(s.cmd.Process.Pid) }

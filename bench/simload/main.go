@@ -86,7 +86,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		t.answered, float64(t.sent)/o.length.Seconds(), float64(t.chunks)/took.Seconds(), t.failed, t.firstError())
 	fmt.Fprintf(out, "first token: p50 %s, p99 %s; whole answer: p50 %s, p99 %s; sent late by: p50 %s, p99 %s\n",
 		quantile(t.first, .5), quantile(t.first, .99), quantile(t.whole, .5), quantile(t.whole, .99), quantile(t.late, .5), quantile(t.late, .99))
-	fmt.Fprintf(out, "the engines: %.2f cores, %d MB at most; this program: %.2f cores\n", (after.cpu-before.cpu).Seconds()/took.Seconds(), after.peak>>20, ours.Seconds()/took.Seconds())
+	fmt.Fprintf(out, "the engines: %.2f cores, %d MB at most; this program: %.2f cores\n", (after.CPU-before.CPU).Seconds()/took.Seconds(), after.Peak>>20, ours.Seconds()/took.Seconds())
 	if t.failed > 0 {
 		return fmt.Errorf("%d requests failed", t.failed)
 	}

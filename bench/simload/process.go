@@ -9,9 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kvatlas/kvatlas/bench/internal/proc"
 )
 
 // process is the engines' process.
@@ -66,40 +67,8 @@ func (c *process) stop() {
 	<-c.ended
 }
 
-// usage is what the process has taken, memory in bytes.
-type usage struct {
-	cpu  time.Duration
-	peak int64
-}
-
-// usage reads it from /proc.
-func (c *process) usage() (u usage, err error) {
-	dir := "/proc/" + strconv.Itoa(c.cmd.Process.Pid)
-	stat, err := os.ReadFile(dir + "/stat")
-	if err != nil {
-		return u, err
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return u, errors.New("no CPU time in " + dir + "/stat")
-	}
-	for _, f := range fields[11:13] { // user and system, in hundredths of a second
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return u, err
-		}
-		u.cpu += time.Duration(n) * 10 * time.Millisecond
-	}
-	status, err := os.ReadFile(dir + "/status")
-	if err != nil {
-		return u, err
-	}
-	_, peak, _ := strings.Cut(string(status), "VmHWM:")
-	n, err := strconv.ParseInt(strings.Fields(peak)[0], 10, 64)
-	u.peak = n << 10
-	return u, err
-}
+// usage is what the process has taken.
+func (c *process) usage() (proc.Usage, error) { return proc.Read(c.cmd.Process.Pid) }
 
 // processCPU is the CPU time that this program has used.
 func processCPU() time.Duration {
