@@ -32,7 +32,7 @@ type Pod struct {
 	BlockSize int `json:"block_size,omitempty"`
 	// KVTokens is how many tokens the cache of a rank has room for; 0 means not known.
 	KVTokens int `json:"kv_tokens,omitempty"`
-	// Approximate says that nobody tells what the pod holds: routers take what they have sent
+	// Approximate says that no events tell what the pod holds: routers take what they have sent
 	// there for held, for a time.
 	Approximate bool `json:"approximate,omitempty"`
 	// Labels are free words to choose pods by.
