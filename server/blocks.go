@@ -8,12 +8,15 @@ import (
 	"strconv"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/request"
+	"github.com/kvatlas/kvatlas/server/scan"
 	"github.com/kvatlas/kvatlas/store"
 )
 
 // blocksRequest is the body of POST /v1/blocks.
 type blocksRequest struct {
-	input
+	request.Input
 
 	op   store.OpKind
 	pod  string
@@ -21,73 +24,62 @@ type blocksRequest struct {
 	tier store.Tier
 }
 
-func blocksInput(q *blocksRequest) *input { return &q.input }
+func blocksInput(q *blocksRequest) *request.Input { return &q.Input }
 
 var opNames = map[string]store.OpKind{"add": store.Add, "remove": store.Remove, "clear": store.Clear}
 
-var blocksFields = fields[blocksRequest]{
-	{"op", func(s *scanner, q *blocksRequest) error {
-		b, err := s.string("a string")
+var blocksFields = scan.Fields[blocksRequest]{
+	{Name: "op", Read: func(s *scan.Scanner, q *blocksRequest) error {
+		b, err := s.StringBytes("a string")
 		if err != nil {
 			return err
 		}
 		var known bool
 		if q.op, known = opNames[string(b)]; !known {
-			return s.wrong("is none of add, remove, clear")
+			return s.Wrong("is none of add, remove, clear")
 		}
 		return nil
 	}},
-	inputOf("model", blocksInput, readModel),
-	{"pod", func(s *scanner, q *blocksRequest) error { return s.podName(&q.pod) }},
-	{"rank", func(s *scanner, q *blocksRequest) error {
-		n, err := s.uint(store.MaxRanks-1, "a whole number")
+	request.InputOf("model", blocksInput, request.ReadModel),
+	{Name: "pod", Read: func(s *scan.Scanner, q *blocksRequest) error { return s.PodName(&q.pod) }},
+	{Name: "rank", Read: func(s *scan.Scanner, q *blocksRequest) error {
+		n, err := s.Uint(store.MaxRanks-1, "a whole number")
 		q.rank = int(n)
 		return err
 	}},
-	{"tier", func(s *scanner, q *blocksRequest) error {
-		b, err := s.string("a string")
+	{Name: "tier", Read: func(s *scan.Scanner, q *blocksRequest) error {
+		b, err := s.StringBytes("a string")
 		if err != nil {
 			return err
 		}
 		if q.tier, err = store.ParseTier(string(b)); err != nil {
-			return s.wrong("is none of gpu, cpu, disk, shared")
+			return s.Wrong("is none of gpu, cpu, disk, shared")
 		}
 		return nil
 	}},
-	inputOf("lora", blocksInput, readLoRA),
-	inputOf("cache_salt", blocksInput, readSalt),
-	inputOf("tokens", blocksInput, readTokens),
-	inputOf("tokens_b64", blocksInput, readPacked),
-	inputOf("block_keys", blocksInput, readKeys),
-	inputOf("features", blocksInput, readFeatures),
+	request.InputOf("lora", blocksInput, request.ReadLoRA),
+	request.InputOf("cache_salt", blocksInput, request.ReadSalt),
+	request.InputOf("tokens", blocksInput, request.ReadTokens),
+	request.InputOf("tokens_b64", blocksInput, request.ReadPacked),
+	request.InputOf("block_keys", blocksInput, request.ReadKeys),
+	request.InputOf("features", blocksInput, request.ReadFeatures),
 }
 
-var blocksNames = namesOf(blocksFields)
-
-// podName reads the name of a pod.
-func (s *scanner) podName(dst *string) error {
-	if err := s.text(dst); err != nil {
-		return err
-	}
-	if err := store.CheckPodName(*dst); err != nil {
-		return s.refused(err)
-	}
-	return nil
-}
+var blocksNames = scan.NamesOf(blocksFields)
 
 // blocks is POST /v1/blocks.
 func (c *call) blocks() error {
-	q := &blocksRequest{input: c.req.input}
-	q.limits = &c.s.cfg.Limits
+	q := &blocksRequest{Input: c.req.Input}
+	q.Limits = &c.s.requests
 	f, err := read(c, blocksFields, blocksNames, q)
-	c.req.input = q.input // its room is for the next request
+	c.req.Input = q.Input // its room is for the next request
 	if err != nil {
 		return err
 	}
-	if err := f.need("op", "model", "pod"); err != nil {
+	if err := f.Need("op", "model", "pod"); err != nil {
 		return err
 	}
-	c.model = q.model
+	c.model = q.Model
 	if err := q.check(f); err != nil {
 		return err
 	}
@@ -102,47 +94,47 @@ func (c *call) blocks() error {
 }
 
 // check holds the rules between fields.
-func (q *blocksRequest) check(f form) error {
+func (q *blocksRequest) check(f scan.Form) error {
 	if q.op == store.Clear {
-		return f.exclude("clear is of all blocks", "tokens", "tokens_b64", "block_keys", "features", "lora", "cache_salt")
+		return f.Exclude("clear is of all blocks", "tokens", "tokens_b64", "block_keys", "features", "lora", "cache_salt")
 	}
-	kind, err := f.one("tokens", "tokens_b64", "block_keys")
+	kind, err := f.One("tokens", "tokens_b64", "block_keys")
 	if err == nil && kind == "block_keys" {
-		err = f.exclude(keysAreSeeded, "lora", "cache_salt")
+		err = f.Exclude(request.KeysAreSeeded, "lora", "cache_salt")
 	}
 	if err == nil {
-		err = q.checkFeatures(f, kind)
+		err = q.CheckFeatures(f, kind)
 	}
 	return err
 }
 
 // change applies a request to the index and returns how many blocks it named.
-func (s *Server) change(ctx context.Context, q *blocksRequest, f form) (int, error) {
-	if err := s.checkRanks(ctx, q.pod, q.model, q.rank); err != nil {
+func (s *Server) change(ctx context.Context, q *blocksRequest, f scan.Form) (int, error) {
+	if err := s.checkRanks(ctx, q.pod, q.Model, q.rank); err != nil {
 		return 0, err
 	}
 	if q.op == store.Add {
 		return s.add(ctx, q)
 	}
-	reg, err := s.registry(ctx, q.pod, q.model)
+	reg, err := s.registry(ctx, q.pod, q.Model)
 	if err != nil {
 		return 0, err
 	}
 	var chain []blockkey.Key
 	if q.op == store.Remove {
 		size := s.cfg.BlockSize
-		if m, ok := reg.Models[q.model]; ok {
+		if m, ok := reg.Models[q.Model]; ok {
 			size = m.BlockSize
 		}
 		chain = q.chain(size)
 	}
 	tier := q.tier
-	if !f.has("tier") {
+	if !f.Has("tier") {
 		tier = store.AllTiers
 	}
-	batch := store.Batch{Pod: q.pod, Rank: q.rank, Model: q.model}
+	batch := store.Batch{Pod: q.pod, Rank: q.rank, Model: q.Model}
 	if q.op == store.Clear {
-		batch.Ops = []store.Op{{Kind: store.Clear, Tier: tier, AllRanks: !f.has("rank")}}
+		batch.Ops = []store.Op{{Kind: store.Clear, Tier: tier, AllRanks: !f.Has("rank")}}
 	} else {
 		batch.Ops = ops(store.Remove, tier, chain)
 	}
@@ -151,12 +143,12 @@ func (s *Server) change(ctx context.Context, q *blocksRequest, f form) (int, err
 
 // add is the change that registers the pod and fixes the model's settings.
 func (s *Server) add(ctx context.Context, q *blocksRequest) (int, error) {
-	size, err := s.fixBlockSize(ctx, q.model)
+	size, err := s.fixBlockSize(ctx, q.Model)
 	if err != nil {
 		return 0, err
 	}
 	chain := q.chain(size)
-	batch := store.Batch{Pod: q.pod, Rank: q.rank, Model: q.model, Ops: ops(store.Add, q.tier, chain)}
+	batch := store.Batch{Pod: q.pod, Rank: q.rank, Model: q.Model, Ops: ops(store.Add, q.tier, chain)}
 	return len(chain), s.cfg.Index.Apply(ctx, batch)
 }
 
@@ -170,12 +162,12 @@ func ops(kind store.OpKind, tier store.Tier, keys []blockkey.Key) (all []store.O
 
 // chain is the block keys that the request names, under an index block size.
 func (q *blocksRequest) chain(size int) []blockkey.Key {
-	if len(q.keys) > 0 {
-		return q.keys
+	if len(q.Keys) > 0 {
+		return q.Keys
 	}
-	keys := blockkey.Chain{BlockSize: size, Seed: blockkey.NativeSeed(q.lora, q.salt)}
-	q.keys = keys.AppendObjects(q.keys[:0], q.tokens, q.objects)
-	return q.keys
+	keys := blockkey.Chain{BlockSize: size, Seed: blockkey.NativeSeed(q.LoRA, q.Salt)}
+	q.Keys = keys.AppendObjects(q.Keys[:0], q.Tokens, q.Objects)
+	return q.Keys
 }
 
 // registry asks the index itself only when this process has not seen the pod
@@ -232,7 +224,7 @@ func (s *Server) fixBlockSize(ctx context.Context, model string) (int, error) {
 	// Any block size will do, since the chain is cut to it; another scheme
 	// makes other keys.
 	if info.Scheme != want.Scheme {
-		return 0, &apiError{status: http.StatusConflict, code: "model_conflict", param: "model", message: "the model is indexed with block keys of scheme " + info.Scheme + "; blocks can be given for native only"}
+		return 0, &refusal.Error{Status: http.StatusConflict, Code: "model_conflict", Param: "model", Message: "the model is indexed with block keys of scheme " + info.Scheme + "; blocks can be given for native only"}
 	}
 	return info.BlockSize, nil
 }

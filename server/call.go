@@ -19,6 +19,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/request"
+	"github.com/kvatlas/kvatlas/server/scan"
 )
 
 // call is one request on its way, with its buffers. Calls are pooled: nothing
@@ -34,15 +37,15 @@ type call struct {
 
 	// For the log line.
 	model, degraded string
-	refusal         *apiError
+	refusal         *refusal.Error
 	status, sent    int
 
 	body    []byte       // the request's body
 	held    atomic.Int64 // how much of inFlightBytes is this call's
 	entered bool         // it counts as in flight
 	out     []byte       // the response's body
-	scan    scanner
-	req     scoreRequest
+	scan    scan.Scanner
+	req     request.Score
 
 	decoder event.Decoder
 
@@ -106,11 +109,11 @@ func (s *Server) serve(e apiRoute) http.HandlerFunc {
 	}
 }
 
-func (s *Server) overloaded(of string) *apiError {
+func (s *Server) overloaded(of string) *refusal.Error {
 	s.metrics.Overloaded()
-	return &apiError{
-		status: http.StatusServiceUnavailable, code: codeOverloaded, retry: time.Second,
-		message: "the server has as many " + of + " as it takes at once, try again later",
+	return &refusal.Error{
+		Status: http.StatusServiceUnavailable, Code: refusal.CodeOverloaded, Retry: time.Second,
+		Message: "the server has as many " + of + " as it takes at once, try again later",
 	}
 }
 
@@ -157,25 +160,25 @@ func (c *call) recovered(v any) (abort bool) {
 	if !abort {
 		c.refuse(errors.New("panic"))
 	}
-	c.body, c.out, c.req = nil, nil, scoreRequest{} // whoever panicked may still look at them
+	c.body, c.out, c.req = nil, nil, request.Score{} // whoever panicked may still look at them
 	return abort
 }
 
 // refuse answers with an error.
 func (c *call) refuse(err error) {
-	e := asAPIError(err)
-	if e.status == http.StatusGatewayTimeout && c.r.Context().Err() != nil {
-		e = asAPIError(context.Canceled)
+	e := refusal.Of(err)
+	if e.Status == http.StatusGatewayTimeout && c.r.Context().Err() != nil {
+		e = refusal.Of(context.Canceled)
 	}
 	c.refusal = e
-	if below := !errors.Is(err, e); below && e.status >= 500 { // it says more than its code
-		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", e.code).Err(err).Msg("request failed")
+	if below := !errors.Is(err, e); below && e.Status >= 500 { // it says more than its code
+		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", e.Code).Err(err).Msg("request failed")
 	}
-	if e.retry > 0 {
-		c.w.Header().Set("Retry-After", strconv.Itoa(int((e.retry+time.Second-1)/time.Second)))
+	if e.Retry > 0 {
+		c.w.Header().Set("Retry-After", strconv.Itoa(int((e.Retry+time.Second-1)/time.Second)))
 	}
-	c.out = e.appendJSON(c.out[:0])
-	c.reply(e.status, c.out)
+	c.out = e.AppendJSON(c.out[:0])
+	c.reply(e.Status, c.out)
 }
 
 // reply writes the whole response. A large one takes of the bytes in flight until its
@@ -251,7 +254,7 @@ func (c *call) logLine(took time.Duration) {
 		e.Str("degraded", c.degraded)
 	}
 	if c.refusal != nil {
-		e.Str("code", c.refusal.code)
+		e.Str("code", c.refusal.Code)
 	}
 	e.Msg("request")
 }
@@ -279,7 +282,7 @@ func (c *call) release() {
 	if cap(out) > keepBytes {
 		out = nil
 	}
-	req.reset()
+	req.Reset()
 	*c = call{s: c.s, body: body[:0], out: out[:0], req: req, decoder: c.decoder}
 	c.s.calls.Put(c)
 }
@@ -295,7 +298,7 @@ func (c *call) deadline(t time.Time) {
 func (c *call) plainBody() error {
 	for _, enc := range c.r.Header["Content-Encoding"] {
 		if enc != "identity" {
-			return &apiError{status: http.StatusUnsupportedMediaType, code: "unsupported_encoding", message: "the body must be sent without Content-Encoding"}
+			return &refusal.Error{Status: http.StatusUnsupportedMediaType, Code: "unsupported_encoding", Message: "the body must be sent without Content-Encoding"}
 		}
 	}
 	return nil
@@ -308,7 +311,7 @@ func (c *call) readBody() ([]byte, error) {
 		return nil, err
 	}
 	if limit := c.s.cfg.Limits.MaxBodyBytes; c.r.ContentLength > limit {
-		return nil, tooLarge("", "the body has %d bytes, the limit is %d", c.r.ContentLength, limit)
+		return nil, refusal.TooLarge("", "the body has %d bytes, the limit is %d", c.r.ContentLength, limit)
 	}
 	err := c.transfer(arrivals*c.s.cfg.Limits.MaxInFlight, c.cutBody, c.receive)
 	if errors.Is(err, errCutOff) {
@@ -324,8 +327,8 @@ func (c *call) readBody() ([]byte, error) {
 	return c.body, err
 }
 
-func bodyTimeout(message string) *apiError {
-	return &apiError{status: http.StatusRequestTimeout, code: "body_timeout", message: message}
+func bodyTimeout(message string) *refusal.Error {
+	return &refusal.Error{Status: http.StatusRequestTimeout, Code: "body_timeout", Message: message}
 }
 
 // receive reads the body to its end.
@@ -347,7 +350,7 @@ func (c *call) receive() error {
 		buf = buf[:len(buf)+n]
 		c.body = buf
 		if int64(len(buf)) > limit {
-			return tooLarge("", "the body has more than %d bytes, the limit", limit)
+			return refusal.TooLarge("", "the body has more than %d bytes, the limit", limit)
 		}
 		if more := int64(len(buf)) - uncounted - c.held.Load(); more > 0 {
 			if err := c.hold(more); err != nil {
@@ -365,7 +368,7 @@ func (c *call) receive() error {
 		case c.r.Context().Err() != nil && !errors.Is(err, io.ErrUnexpectedEOF):
 			return context.Canceled
 		default:
-			return &apiError{status: http.StatusBadRequest, code: "invalid_body", message: "the body ended early or its transfer encoding is broken"}
+			return &refusal.Error{Status: http.StatusBadRequest, Code: "invalid_body", Message: "the body ended early or its transfer encoding is broken"}
 		}
 	}
 }

@@ -12,6 +12,9 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/request"
+	"github.com/kvatlas/kvatlas/server/scan"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
@@ -40,7 +43,7 @@ func (c *call) stream() (leave func(), err error) {
 // ended puts the reason in the place of the bare end of a context.
 func (c *call) ended(err error) error {
 	if errors.Is(err, context.Canceled) && errors.Is(context.Cause(c.ctx), errDraining) {
-		return &apiError{status: http.StatusServiceUnavailable, code: "closing", message: errDraining.Error() + ", try another", retry: time.Second}
+		return &refusal.Error{Status: http.StatusServiceUnavailable, Code: "closing", Message: errDraining.Error() + ", try another", Retry: time.Second}
 	}
 	return err
 }
@@ -60,16 +63,16 @@ func (c *call) patience() time.Time { return time.Now().Add(c.s.cfg.Limits.Strea
 func (c *call) parameters(names ...string) (url.Values, error) {
 	q, err := url.ParseQuery(c.r.URL.RawQuery)
 	if err != nil {
-		return nil, invalid("", "the query cannot be read: a %% or ; is not percent-encoded right")
+		return nil, refusal.Invalid("", "the query cannot be read: a %% or ; is not percent-encoded right")
 	}
 	for name, values := range q {
 		switch {
 		case !slices.Contains(names, name):
-			return nil, &apiError{status: http.StatusBadRequest, code: codeUnknownField, param: clipText(name), message: "there is no such parameter"}
+			return nil, &refusal.Error{Status: http.StatusBadRequest, Code: refusal.CodeUnknownField, Param: refusal.Clip(name), Message: "there is no such parameter"}
 		case len(values) > 1:
-			return nil, invalid(name, "%s is given twice", name)
+			return nil, refusal.Invalid(name, "%s is given twice", name)
 		case values[0] == "":
-			return nil, invalid(name, "%s is empty", name)
+			return nil, refusal.Invalid(name, "%s is empty", name)
 		}
 	}
 	return q, nil
@@ -92,7 +95,7 @@ func (c *call) dump() error {
 	if limit := q.Get("limit"); limit != "" {
 		n, err := strconv.ParseUint(limit, 10, 31)
 		if err != nil || n == 0 {
-			return invalid("limit", "limit is %s, it must be a whole number of pages from 1 to %d", clipText(limit), 1<<31-1)
+			return refusal.Invalid("limit", "limit is %s, it must be a whole number of pages from 1 to %d", refusal.Clip(limit), 1<<31-1)
 		}
 		o.Pages = int(n)
 	}
@@ -111,19 +114,19 @@ func (c *call) dump() error {
 		return err
 	}
 	// The status has gone out: the last line says why there is no more.
-	c.refusal = asAPIError(err)
+	c.refusal = refusal.Of(err)
 	if w.failed != nil {
-		c.refusal = asAPIError(context.Canceled)
+		c.refusal = refusal.Of(context.Canceled)
 	} else {
-		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", c.refusal.code).Err(err).Msg("dump ended early")
-		_, _ = w.Write(c.refusal.appendJSON(c.out[:0])) // a failed write means that the client has gone
+		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", c.refusal.Code).Err(err).Msg("dump ended early")
+		_, _ = w.Write(c.refusal.AppendJSON(c.out[:0])) // a failed write means that the client has gone
 	}
 	return nil
 }
 
 // cannot refuses what the index behind the server is not made for.
 func cannot(what string) error {
-	return &apiError{status: http.StatusNotImplemented, code: codeNotImplemented, message: "the index of this server cannot " + what}
+	return &refusal.Error{Status: http.StatusNotImplemented, Code: refusal.CodeNotImplemented, Message: "the index of this server cannot " + what}
 }
 
 // known refuses a model that is neither indexed nor served, and a pod that is not
@@ -147,7 +150,7 @@ func (c *call) known(model, pod string) error {
 	if slices.ContainsFunc(reg.Pods, func(p store.Pod) bool { return p.Model == model }) {
 		return nil
 	}
-	return &apiError{status: http.StatusNotFound, code: "unknown_model", param: "model", message: "nothing is indexed of " + clipText(model)}
+	return &refusal.Error{Status: http.StatusNotFound, Code: "unknown_model", Param: "model", Message: "nothing is indexed of " + refusal.Clip(model)}
 }
 
 func (c *call) beginDump() {
@@ -193,7 +196,7 @@ func (c *call) restore() error {
 	mode := snapshot.Merge
 	if text := q.Get("mode"); text != "" {
 		if mode, err = snapshot.ParseMode(text); err != nil {
-			return invalid("mode", "mode is none of merge, replace")
+			return refusal.Invalid("mode", "mode is none of merge, replace")
 		}
 	}
 	if _, ok := c.s.cfg.Index.(store.Forgetter); mode == snapshot.Replace && !ok {
@@ -211,11 +214,11 @@ func (c *call) restore() error {
 	if body.failed != nil {
 		err = body.failed
 	}
-	e := *asAPIError(c.ended(err))
+	e := *refusal.Of(c.ended(err))
 	if report.Blocks > 0 {
-		e.message += fmt.Sprintf(" (%d blocks of the pages before stay loaded)", report.Blocks)
+		e.Message += fmt.Sprintf(" (%d blocks of the pages before stay loaded)", report.Blocks)
 	}
-	if e.status >= 500 {
+	if e.Status >= 500 {
 		return fmt.Errorf("%w: %w", &e, err) // the log has the rest
 	}
 	return &e
@@ -239,11 +242,11 @@ func (r *restoreBody) Read(b []byte) (int, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			r.failed = &apiError{status: http.StatusRequestTimeout, code: "body_timeout", message: "the next part of the body did not arrive in time"}
+			r.failed = &refusal.Error{Status: http.StatusRequestTimeout, Code: "body_timeout", Message: "the next part of the body did not arrive in time"}
 		case c.r.Context().Err() != nil:
 			r.failed = context.Canceled
 		default:
-			r.failed = &apiError{status: http.StatusBadRequest, code: "invalid_body", message: "the body ended early or its transfer encoding is broken"}
+			r.failed = &refusal.Error{Status: http.StatusBadRequest, Code: "invalid_body", Message: "the body ended early or its transfer encoding is broken"}
 		}
 	}
 	return n, err
@@ -255,26 +258,26 @@ type resetRequest struct {
 	all        bool
 }
 
-var resetFields = fields[resetRequest]{
-	{"model", func(s *scanner, q *resetRequest) error {
-		var in input
-		err := readModel(s, &in)
-		q.model = in.model
+var resetFields = scan.Fields[resetRequest]{
+	{Name: "model", Read: func(s *scan.Scanner, q *resetRequest) error {
+		var in request.Input
+		err := request.ReadModel(s, &in)
+		q.model = in.Model
 		return err
 	}},
-	{"pod", func(s *scanner, q *resetRequest) error { return s.podName(&q.pod) }},
-	{"all", func(s *scanner, q *resetRequest) error {
-		if err := s.bool(&q.all); err != nil {
+	{Name: "pod", Read: func(s *scan.Scanner, q *resetRequest) error { return s.PodName(&q.pod) }},
+	{Name: "all", Read: func(s *scan.Scanner, q *resetRequest) error {
+		if err := s.Bool(&q.all); err != nil {
 			return err
 		}
 		if !q.all {
-			return s.wrong("is false, leave it out")
+			return s.Wrong("is false, leave it out")
 		}
 		return nil
 	}},
 }
 
-var resetNames = namesOf(resetFields)
+var resetNames = scan.NamesOf(resetFields)
 
 // reset is POST /v1/reset.
 func (c *call) reset() error {
@@ -283,7 +286,7 @@ func (c *call) reset() error {
 	if err != nil {
 		return err
 	}
-	if _, err := f.one("model", "pod", "all"); err != nil {
+	if _, err := f.One("model", "pod", "all"); err != nil {
 		return err
 	}
 	if _, ok := c.s.cfg.Index.(store.Forgetter); q.pod == "" && !ok {

@@ -5,48 +5,51 @@ import (
 	"strconv"
 
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/server/answer"
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/scan"
 )
 
 // engineLoadRequest is the body of POST /v1/pods/{name}/load: what an engine says of a rank.
 type engineLoadRequest struct{ loads.Engine }
 
-func countOf(name, what string, at func(*loads.Engine) *int64) field[engineLoadRequest] {
-	return field[engineLoadRequest]{name, func(s *scanner, q *engineLoadRequest) error {
-		n, err := s.uint(loads.MaxEngineCount, what)
+func countOf(name, what string, at func(*loads.Engine) *int64) scan.Field[engineLoadRequest] {
+	return scan.Field[engineLoadRequest]{Name: name, Read: func(s *scan.Scanner, q *engineLoadRequest) error {
+		n, err := s.Uint(loads.MaxEngineCount, what)
 		*at(&q.Engine) = int64(n)
 		return err
 	}}
 }
 
-var engineLoadFields = fields[engineLoadRequest]{
-	{"rank", func(s *scanner, q *engineLoadRequest) error {
-		if err := s.count(&q.Rank); err != nil {
+var engineLoadFields = scan.Fields[engineLoadRequest]{
+	{Name: "rank", Read: func(s *scan.Scanner, q *engineLoadRequest) error {
+		if err := s.Count(&q.Rank); err != nil {
 			return err
 		}
-		return s.refusedBy((&loads.Engine{Rank: q.Rank}).Validate())
+		return s.RefusedBy((&loads.Engine{Rank: q.Rank}).Validate())
 	}},
 	countOf("running", "a number of requests", func(e *loads.Engine) *int64 { return &e.Running }),
 	countOf("waiting", "a number of requests", func(e *loads.Engine) *int64 { return &e.Waiting }),
 	countOf("waiting_tokens", "a number of tokens", func(e *loads.Engine) *int64 { return &e.WaitingTokens }),
 	countOf("kv_tokens", "a number of tokens", func(e *loads.Engine) *int64 { return &e.KVTokens }),
-	{"kv_usage", func(s *scanner, q *engineLoadRequest) error {
+	{Name: "kv_usage", Read: func(s *scan.Scanner, q *engineLoadRequest) error {
 		const want = "a number from 0 to 1"
-		if s.pos == len(s.data) || s.data[s.pos] < '0' || s.data[s.pos] > '9' {
-			return s.unexpected(want)
+		if !s.AtDigit() {
+			return s.Unexpected(want)
 		}
-		raw, err := s.raw(want)
+		raw, err := s.Raw(want)
 		if err != nil {
 			return err
 		}
 		q.KVUsage, err = strconv.ParseFloat(string(raw), 64)
 		if err != nil || q.KVUsage > 1 {
-			return s.wrong("is not " + want)
+			return s.Wrong("is not " + want)
 		}
 		return nil
 	}},
 }
 
-var engineLoadNames = namesOf(engineLoadFields)
+var engineLoadNames = scan.NamesOf(engineLoadFields)
 
 // pushLoad is POST /v1/pods/{name}/load.
 func (c *call) pushLoad() error {
@@ -62,7 +65,7 @@ func (c *call) pushLoad() error {
 	if err != nil {
 		return err
 	}
-	if err := f.need("running", "waiting"); err != nil {
+	if err := f.Need("running", "waiting"); err != nil {
 		return err
 	}
 	reg, err := c.s.cfg.Index.Registry(c.ctx)
@@ -77,9 +80,9 @@ func (c *call) pushLoad() error {
 	c.model = p.Model
 	switch {
 	case p.PartOf != nil:
-		return invalid("name", "the pod is part of %s, and has no load of its own", clipText(p.PartOf.Pod))
+		return refusal.Invalid("name", "the pod is part of %s, and has no load of its own", refusal.Clip(p.PartOf.Pod))
 	case q.Rank >= max(1, p.Ranks):
-		return invalid("rank", "rank is %d, the pod has %d", q.Rank, max(1, p.Ranks))
+		return refusal.Invalid("rank", "rank is %d, the pod has %d", q.Rank, max(1, p.Ranks))
 	}
 	if slot, ok := reg.Slot(i, q.Rank); ok {
 		q.Generation = reg.Generation(slot)
@@ -88,9 +91,9 @@ func (c *call) pushLoad() error {
 		return err
 	}
 	return c.replyJSON(http.StatusOK, struct {
-		place
+		answer.Place
 		Stale float64 `json:"stale_after_s"`
-	}{place{name, q.Rank}, loads.EngineStale.Seconds()})
+	}{answer.Place{Pod: name, Rank: q.Rank}, loads.EngineStale.Seconds()})
 }
 
 // engineAnswer is what an engine says of its load.

@@ -11,6 +11,9 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/server/answer"
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/scan"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -25,7 +28,7 @@ const maxSeq = store.MaxSequence - 1
 // events is POST /v1/events.
 func (c *call) events() error {
 	if c.s.cfg.Events == nil {
-		return &apiError{status: http.StatusNotImplemented, code: codeNoIngest, message: "this server takes no events: it does not have the role ingest"}
+		return &refusal.Error{Status: http.StatusNotImplemented, Code: refusal.CodeNoIngest, Message: "this server takes no events: it does not have the role ingest"}
 	}
 	body, err := c.readBody()
 	if err != nil {
@@ -36,7 +39,7 @@ func (c *call) events() error {
 	read := c.decoder.JSONPushes
 	if packed(c.r.Header.Get("Content-Type")) {
 		read = c.decoder.Pushes
-	} else if err := emptyBody(body); err != nil {
+	} else if err := scan.EmptyBody(body); err != nil {
 		return err
 	}
 	giveBack, err := c.takeTurn(len(body))
@@ -84,7 +87,7 @@ func (c *call) events() error {
 		}
 		results[i] = r
 	}
-	c.out = appendEventsReply(c.out[:0], results, pushes)
+	c.out = answer.AppendEvents(c.out[:0], results, pushes)
 	c.reply(http.StatusOK, c.out)
 	return nil
 }
@@ -98,17 +101,17 @@ func packed(contentType string) bool {
 // refusedEvents is what the client hears of a body that cannot be read.
 func refusedEvents(err error) error {
 	if p, ok := errors.AsType[*event.ParamError](err); ok {
-		code := codeInvalidRequest
+		code := refusal.CodeInvalidRequest
 		if p.Problem == "is not known" {
-			code = codeUnknownField
+			code = refusal.CodeUnknownField
 		}
-		return &apiError{status: http.StatusBadRequest, code: code, param: p.Param, message: p.Param + " " + p.Problem}
+		return &refusal.Error{Status: http.StatusBadRequest, Code: code, Param: p.Param, Message: p.Param + " " + p.Problem}
 	}
-	code := codeInvalidRequest
+	code := refusal.CodeInvalidRequest
 	if errors.Is(err, event.ErrJSON) {
-		code = codeInvalidJSON
+		code = refusal.CodeInvalidJSON
 	}
-	return &apiError{status: http.StatusBadRequest, code: code, message: err.Error()}
+	return &refusal.Error{Status: http.StatusBadRequest, Code: code, Message: err.Error()}
 }
 
 // fromQuery fills in what a message as engines publish it does not tell.
@@ -116,20 +119,20 @@ func fromQuery(p *event.Push, q url.Values) error {
 	p.Pod, p.Model, p.Engine = q.Get("pod"), q.Get("model"), q.Get("engine")
 	for _, name := range []string{"pod", "model"} {
 		if q.Get(name) == "" {
-			return invalid(name, "a message of an engine needs %s in the query", name)
+			return refusal.Invalid(name, "a message of an engine needs %s in the query", name)
 		}
 	}
 	if s := q.Get("seq"); s != "" {
 		seq, err := strconv.ParseUint(s, 10, 64)
 		if err != nil {
-			return invalid("seq", "seq is no sequence number: a whole number from 0 to 2^53-2")
+			return refusal.Invalid("seq", "seq is no sequence number: a whole number from 0 to 2^53-2")
 		}
 		p.Seq, p.HasSeq = seq, true
 	}
 	if s := q.Get("rank"); s != "" {
 		rank, err := strconv.Atoi(s)
 		if err != nil {
-			return invalid("rank", "rank is no number")
+			return refusal.Invalid("rank", "rank is no number")
 		}
 		p.Rank, p.HasRank = rank, true
 		for i := range p.Batches { // it goes before what the message says
@@ -143,24 +146,24 @@ func fromQuery(p *event.Push, q url.Values) error {
 func pushed(p *event.Push, many bool, i int) (out ingest.Pushed, err error) {
 	at := func(param string) string { return paramOf(param, many, i) }
 	if err := store.CheckPodName(p.Pod); err != nil {
-		return out, invalid(at("pod"), "%s", plain(err, store.ErrInvalid))
+		return out, refusal.Invalid(at("pod"), "%s", refusal.Plain(err, store.ErrInvalid))
 	}
 	if err := (&store.ModelInfo{Name: p.Model, BlockSize: 1, Scheme: store.SchemeNative}).Validate(); err != nil {
-		return out, invalid(at("model"), "%s", plain(err, store.ErrInvalid))
+		return out, refusal.Invalid(at("model"), "%s", refusal.Plain(err, store.ErrInvalid))
 	}
 	if err := store.CheckRank(p.Rank); err != nil {
-		return out, invalid(at("rank"), "%s", plain(err, store.ErrInvalid))
+		return out, refusal.Invalid(at("rank"), "%s", refusal.Plain(err, store.ErrInvalid))
 	}
 	out = ingest.Pushed{Pod: p.Pod, Model: p.Model, Engine: p.Engine, Rank: p.Rank, Skipped: p.Skipped}
 	if p.HasSeq {
 		if p.Seq > maxSeq {
-			return out, invalid(at("seq"), "seq is %d, the highest is %d", p.Seq, uint64(maxSeq))
+			return out, refusal.Invalid(at("seq"), "seq is %d, the highest is %d", p.Seq, uint64(maxSeq))
 		}
 		out.Seq = &p.Seq
 	}
 	for _, b := range p.Batches {
 		if err := store.CheckRank(b.Rank); err != nil {
-			return out, invalid(at("rank"), "%s", plain(err, store.ErrInvalid))
+			return out, refusal.Invalid(at("rank"), "%s", refusal.Plain(err, store.ErrInvalid))
 		}
 		out.Ranks = append(out.Ranks, ingest.RankEvents{Rank: b.Rank, Events: b.Events})
 	}
@@ -192,8 +195,8 @@ func inPush(err error, many bool, i int) error {
 	if !many || !errors.Is(err, store.ErrNoRank) && !errors.Is(err, ingest.ErrOtherModel) {
 		return err
 	}
-	e := asAPIError(err)
-	e.param = paramOf(e.param, many, i)
+	e := refusal.Of(err)
+	e.Param = paramOf(e.Param, many, i)
 	return e
 }
 

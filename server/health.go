@@ -10,6 +10,8 @@ import (
 
 	"github.com/go-chi/chi/v5"
 
+	"github.com/kvatlas/kvatlas/server/appendjson"
+	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -17,9 +19,9 @@ import (
 func (c *call) healthz() error {
 	b := c.out[:0]
 	b = append(b, `{"status":"ok","version":`...)
-	b = appendString(b, c.s.cfg.Version)
+	b = appendjson.String(b, c.s.cfg.Version)
 	b = append(b, `,"backend":`...)
-	b = appendString(b, c.s.cfg.Backend)
+	b = appendjson.String(b, c.s.cfg.Backend)
 	b = append(b, "}\n"...)
 	c.out = b
 	c.reply(http.StatusOK, c.out)
@@ -32,7 +34,7 @@ const readyProbe = time.Second
 // readyz is 200 when load balancers should send requests here.
 func (c *call) readyz() error {
 	if err := c.s.ready(c.ctx); err != "" {
-		return &apiError{status: http.StatusServiceUnavailable, code: "not_ready", message: err}
+		return &refusal.Error{Status: http.StatusServiceUnavailable, Code: "not_ready", Message: err}
 	}
 	c.out = append(c.out[:0], `{"status":"ready"}`+"\n"...)
 	c.reply(http.StatusOK, c.out)
@@ -97,7 +99,7 @@ func (c *counted) Write(b []byte) (int, error) {
 }
 
 func notFound(*call) error {
-	return &apiError{status: http.StatusNotFound, code: "not_found", message: "there is no such path; GET /openapi.json lists them"}
+	return &refusal.Error{Status: http.StatusNotFound, Code: "not_found", Message: "there is no such path; GET /openapi.json lists them"}
 }
 
 // methodNotAllowed is a 405 with the methods that the path has.
@@ -118,5 +120,5 @@ func methodNotAllowed(c *call, r chi.Routes) error {
 	slices.Sort(allow)
 	list := strings.Join(allow, ", ")
 	c.w.Header().Set("Allow", list)
-	return &apiError{status: http.StatusMethodNotAllowed, code: "method_not_allowed", message: "this path takes " + list}
+	return &refusal.Error{Status: http.StatusMethodNotAllowed, Code: "method_not_allowed", Message: "this path takes " + list}
 }

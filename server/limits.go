@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/kvatlas/kvatlas/server/request"
 )
 
 // Limits bound what one request, and all requests together, may cost. A zero
@@ -79,6 +81,14 @@ func (l *Limits) validate() error {
 		within("MaxRelayBytes", l.MaxRelayBytes, 1, 1<<30),
 		within("StreamStall", l.StreamStall, time.Millisecond, 10*time.Minute),
 	)
+}
+
+// requests are the limits of what one request carries.
+func (l *Limits) requests() request.Limits {
+	return request.Limits{
+		MaxTokens: l.MaxTokens, MaxBlockKeys: l.MaxBlockKeys, MaxPrompts: l.MaxPrompts, MaxPods: l.MaxPods, MaxObjects: l.MaxObjects,
+		MaxWait: l.RequestTimeout,
+	}
 }
 
 type number interface{ ~int | ~int64 }

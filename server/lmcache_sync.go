@@ -5,6 +5,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/lmcache/controller"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/scan"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -20,24 +22,24 @@ var _ Syncer = (*controller.Controller)(nil)
 // lmcacheSyncRequest is the body of POST /v1/lmcache/sync.
 type lmcacheSyncRequest struct{ id filing.ID }
 
-var lmcacheSyncFields = fields[lmcacheSyncRequest]{
-	{"instance", func(s *scanner, q *lmcacheSyncRequest) error {
-		if err := s.text(&q.id.Instance); err != nil {
+var lmcacheSyncFields = scan.Fields[lmcacheSyncRequest]{
+	{Name: "instance", Read: func(s *scan.Scanner, q *lmcacheSyncRequest) error {
+		if err := s.Text(&q.id.Instance); err != nil {
 			return err
 		}
 		if err := (filing.ID{Instance: q.id.Instance}).Validate(); err != nil {
-			return s.refused(err)
+			return s.Refused(err)
 		}
 		return nil
 	}},
-	{"worker", func(s *scanner, q *lmcacheSyncRequest) error {
-		n, err := s.uint(store.MaxRanks-1, "a whole number")
+	{Name: "worker", Read: func(s *scan.Scanner, q *lmcacheSyncRequest) error {
+		n, err := s.Uint(store.MaxRanks-1, "a whole number")
 		q.id.Worker = int(n)
 		return err
 	}},
 }
 
-var lmcacheSyncNames = namesOf(lmcacheSyncFields)
+var lmcacheSyncNames = scan.NamesOf(lmcacheSyncFields)
 
 // lmcacheSyncReply is its answer.
 type lmcacheSyncReply struct {
@@ -49,7 +51,7 @@ type lmcacheSyncReply struct {
 func (c *call) lmcacheSync() error {
 	syncer := c.s.cfg.Syncer
 	if syncer == nil {
-		return &apiError{status: http.StatusNotImplemented, code: "no_lmcache", message: "this server does not stand in for LMCache's controller: lmcache-controller-pull is not set"}
+		return &refusal.Error{Status: http.StatusNotImplemented, Code: "no_lmcache", Message: "this server does not stand in for LMCache's controller: lmcache-controller-pull is not set"}
 	}
 	var q lmcacheSyncRequest
 	f, err := read(c, lmcacheSyncFields, lmcacheSyncNames, &q)
@@ -57,16 +59,16 @@ func (c *call) lmcacheSync() error {
 		return err
 	}
 	switch {
-	case !f.has("worker"):
+	case !f.Has("worker"):
 		q.id.Worker = -1
-	case !f.has("instance"):
-		return invalid("instance", "instance is missing: a worker is one of an instance")
+	case !f.Has("instance"):
+		return refusal.Invalid("instance", "instance is missing: a worker is one of an instance")
 	}
 	heard, asked := syncer.AskSync(q.id.Instance, q.id.Worker)
 	if heard == 0 && q.id.Instance != "" {
-		e := &apiError{status: http.StatusNotFound, code: "unknown_worker", param: "instance", message: "this server hears no worker of that instance: another replica may"}
-		if f.has("worker") {
-			e.param, e.message = "worker", "this server does not hear that worker: another replica may"
+		e := &refusal.Error{Status: http.StatusNotFound, Code: "unknown_worker", Param: "instance", Message: "this server hears no worker of that instance: another replica may"}
+		if f.Has("worker") {
+			e.Param, e.Message = "worker", "this server does not hear that worker: another replica may"
 		}
 		return e
 	}

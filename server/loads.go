@@ -7,13 +7,15 @@ import (
 	"slices"
 
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/server/answer"
+	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/telemetry"
 )
 
 // loadAnswer is a load of GET /v1/loads.
 type loadAnswer struct {
-	place
+	answer.Place
 	loads.Load
 	Engine *engineAnswer `json:"engine,omitempty"`
 	Truth  *truthAnswer  `json:"truth,omitempty"`
@@ -35,7 +37,7 @@ func (c *call) listLoads() error {
 	query := c.r.URL.Query()
 	format := query.Get("format")
 	if format != "" && format != "json" && format != "prometheus" {
-		return invalid("format", "format is none of json, prometheus")
+		return refusal.Invalid("format", "format is none of json, prometheus")
 	}
 	reg, err := c.s.cfg.Index.Registry(c.ctx)
 	if err != nil {
@@ -65,7 +67,7 @@ func (c *call) listLoads() error {
 		ranks = append(ranks, list...)
 		out[model] = []loadAnswer{}
 		for i := range list {
-			a := loadAnswer{place: place(list[i].RankRef), Load: list[i].Load}
+			a := loadAnswer{Place: answer.Place(list[i].RankRef), Load: list[i].Load}
 			if e := list[i].Engine; e != nil {
 				a.Engine = answerOfEngine(e, list[i].Now)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/kvatlas/kvatlas/server/request"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -35,29 +36,9 @@ func meaningIn(reg *store.Registry, name string) store.Reading {
 }
 
 // resolve puts what the name in model means into model and lora, and returns it.
-func (c *call) resolve(in *input, kind string) (store.Reading, error) {
-	r := c.s.meaning(c.ctx, in.model)
-	if r.LoRA != "" && in.lora != "" && in.lora != r.LoRA {
-		return r, invalid("lora", "lora names another adapter than model, which is the adapter %s of %s", clipText(r.LoRA), clipText(r.Model))
-	}
-	in.named = in.model
-	in.resolved = r != store.Reading{Model: in.model}
-	in.model = r.Model
-	if r.LoRA != "" && kind != "block_keys" { // which already contain it
-		in.lora = r.LoRA
-	}
-	c.model = in.model
-	return r, nil
-}
-
-// appendResolved appends what the request's model means, where that is not itself.
-func (in *input) appendResolved(b []byte) []byte {
-	if !in.resolved {
-		return b
-	}
-	b = appendString(append(b, `,"resolved":{"model":`...), in.model)
-	if in.lora != "" {
-		b = appendString(append(b, `,"lora":`...), in.lora)
-	}
-	return append(b, '}')
+func (c *call) resolve(in *request.Input, kind string) (store.Reading, error) {
+	r := c.s.meaning(c.ctx, in.Model)
+	err := in.Resolve(r, kind)
+	c.model = in.Model
+	return r, err
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
-	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -14,6 +13,8 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/kvatlas/kvatlas/ingest/fleet"
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/scan"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
@@ -23,8 +24,8 @@ type podRequest struct{ store.Pod }
 
 // podField reads one field of a pod into what at points to, and lets the index
 // judge it on its own, so that a refusal can name it.
-func podField[V any](name string, read func(*scanner, *V) error, at func(*store.Pod) *V) field[podRequest] {
-	return field[podRequest]{name, func(s *scanner, q *podRequest) error {
+func podField[V any](name string, read func(*scan.Scanner, *V) error, at func(*store.Pod) *V) scan.Field[podRequest] {
+	return scan.Field[podRequest]{Name: name, Read: func(s *scan.Scanner, q *podRequest) error {
 		v := at(&q.Pod)
 		if err := read(s, v); err != nil {
 			return err
@@ -35,134 +36,45 @@ func podField[V any](name string, read func(*scanner, *V) error, at func(*store.
 			alone.Name = "q" // that it is not its own part is judged with the whole
 		}
 		if err := alone.Validate(); err != nil {
-			return s.refused(err)
+			return s.Refused(err)
 		}
 		return nil
 	}}
 }
 
-// count reads a whole number that a 32-bit int can hold.
-func (s *scanner) count(dst *int) error {
-	n, err := s.uint(math.MaxInt32, "a whole number")
-	*dst = int(n)
-	return err
-}
-
 // partOfFields are those of store.PartOf.
-var partOfFields = fields[store.PartOf]{
-	{"pod", func(s *scanner, p *store.PartOf) error { return s.text(&p.Pod) }},
-	{"rank", func(s *scanner, p *store.PartOf) error { return s.count(&p.Rank) }},
-	{"worker", func(s *scanner, p *store.PartOf) error { return s.count(&p.Worker) }},
-	{"workers", func(s *scanner, p *store.PartOf) error { return s.count(&p.Workers) }},
+var partOfFields = scan.Fields[store.PartOf]{
+	{Name: "pod", Read: func(s *scan.Scanner, p *store.PartOf) error { return s.Text(&p.Pod) }},
+	{Name: "rank", Read: func(s *scan.Scanner, p *store.PartOf) error { return s.Count(&p.Rank) }},
+	{Name: "worker", Read: func(s *scan.Scanner, p *store.PartOf) error { return s.Count(&p.Worker) }},
+	{Name: "workers", Read: func(s *scan.Scanner, p *store.PartOf) error { return s.Count(&p.Workers) }},
 }
 
-func (s *scanner) partOf(dst **store.PartOf) error {
+func readPartOf(s *scan.Scanner, dst **store.PartOf) error {
 	*dst = new(store.PartOf)
-	if !s.at('{') {
-		return s.unexpected("an object")
-	}
-	s.path = append(s.path, '.')
-	_, err := object(s, partOfFields, *dst)
-	if err == nil {
-		s.path = s.path[:len(s.path)-1]
-	}
-	return err
+	return scan.Nested(s, partOfFields, *dst)
 }
 
-// names reads a list of models' names.
-func (s *scanner) names(dst *[]string) error {
-	*dst = nil
-	return s.array("an array of strings", store.MaxNames, func() error {
-		*dst = append(*dst, "")
-		return s.text(&(*dst)[len(*dst)-1])
-	})
+var podFields = scan.Fields[podRequest]{
+	podField("name", (*scan.Scanner).Text, func(p *store.Pod) *string { return &p.Name }),
+	podField("model", (*scan.Scanner).Text, func(p *store.Pod) *string { return &p.Model }),
+	podField("aliases", (*scan.Scanner).Names, func(p *store.Pod) *[]string { return &p.Aliases }),
+	podField("adapters", (*scan.Scanner).Names, func(p *store.Pod) *[]string { return &p.Adapters }),
+	podField("address", (*scan.Scanner).Text, func(p *store.Pod) *string { return &p.Address }),
+	podField("role", (*scan.Scanner).Text, func(p *store.Pod) *string { return &p.Role }),
+	podField("ranks", (*scan.Scanner).Count, func(p *store.Pod) *int { return &p.Ranks }),
+	podField("engine", (*scan.Scanner).Text, func(p *store.Pod) *string { return &p.Engine }),
+	podField("events", (*scan.Scanner).Text, func(p *store.Pod) *string { return &p.Events }),
+	podField("replay", (*scan.Scanner).Text, func(p *store.Pod) *string { return &p.Replay }),
+	podField("block_size", (*scan.Scanner).Count, func(p *store.Pod) *int { return &p.BlockSize }),
+	podField("kv_tokens", (*scan.Scanner).Count, func(p *store.Pod) *int { return &p.KVTokens }),
+	podField("approximate", (*scan.Scanner).Bool, func(p *store.Pod) *bool { return &p.Approximate }),
+	podField("labels", (*scan.Scanner).Labels, func(p *store.Pod) *map[string]string { return &p.Labels }),
+	podField("part_of", readPartOf, func(p *store.Pod) **store.PartOf { return &p.PartOf }),
+	podField("lease_s", (*scan.Scanner).Seconds, func(p *store.Pod) *store.Seconds { return &p.Lease }),
 }
 
-func (s *scanner) labels(dst *map[string]string) (err error) {
-	*dst, err = s.stringMap(store.MaxLabels)
-	return err
-}
-
-func (s *scanner) seconds(dst *store.Seconds) error {
-	const want = "a number of seconds"
-	if !s.at('-') && (s.pos == len(s.data) || s.data[s.pos] < '0' || s.data[s.pos] > '9') {
-		return s.unexpected(want)
-	}
-	raw, err := s.raw(want)
-	if err != nil {
-		return err
-	}
-	if err := dst.UnmarshalJSON(raw); err != nil {
-		return s.refused(err)
-	}
-	return nil
-}
-
-var podFields = fields[podRequest]{
-	podField("name", (*scanner).text, func(p *store.Pod) *string { return &p.Name }),
-	podField("model", (*scanner).text, func(p *store.Pod) *string { return &p.Model }),
-	podField("aliases", (*scanner).names, func(p *store.Pod) *[]string { return &p.Aliases }),
-	podField("adapters", (*scanner).names, func(p *store.Pod) *[]string { return &p.Adapters }),
-	podField("address", (*scanner).text, func(p *store.Pod) *string { return &p.Address }),
-	podField("role", (*scanner).text, func(p *store.Pod) *string { return &p.Role }),
-	podField("ranks", (*scanner).count, func(p *store.Pod) *int { return &p.Ranks }),
-	podField("engine", (*scanner).text, func(p *store.Pod) *string { return &p.Engine }),
-	podField("events", (*scanner).text, func(p *store.Pod) *string { return &p.Events }),
-	podField("replay", (*scanner).text, func(p *store.Pod) *string { return &p.Replay }),
-	podField("block_size", (*scanner).count, func(p *store.Pod) *int { return &p.BlockSize }),
-	podField("kv_tokens", (*scanner).count, func(p *store.Pod) *int { return &p.KVTokens }),
-	podField("approximate", (*scanner).bool, func(p *store.Pod) *bool { return &p.Approximate }),
-	podField("labels", (*scanner).labels, func(p *store.Pod) *map[string]string { return &p.Labels }),
-	podField("part_of", (*scanner).partOf, func(p *store.Pod) **store.PartOf { return &p.PartOf }),
-	podField("lease_s", (*scanner).seconds, func(p *store.Pod) *store.Seconds { return &p.Lease }),
-}
-
-var podNames = namesOf(podFields)
-
-// stringMap reads an object of strings.
-func (s *scanner) stringMap(limit int) (map[string]string, error) {
-	if !s.take('{') {
-		return nil, s.unexpected("an object of strings")
-	}
-	m := map[string]string{}
-	s.space()
-	if s.take('}') {
-		return m, nil
-	}
-	base := len(s.path)
-	for {
-		if len(m) == limit {
-			return nil, s.tooMany(limit)
-		}
-		s.space()
-		b, err := s.string("a name")
-		if err != nil {
-			return nil, err
-		}
-		name := string(b)
-		s.path = append(append(s.path[:base], '.'), name...)
-		if _, twice := m[name]; twice {
-			return nil, s.wrong("is given twice")
-		}
-		s.space()
-		if !s.take(':') {
-			return nil, s.syntax("':'")
-		}
-		s.space()
-		if b, err = s.string("a string"); err != nil {
-			return nil, err
-		}
-		m[name] = string(b)
-		s.path = s.path[:base]
-		s.space()
-		if s.take('}') {
-			return m, nil
-		}
-		if !s.take(',') {
-			return nil, s.syntax("',' or '}'")
-		}
-	}
-}
+var podNames = scan.NamesOf(podFields)
 
 // registerPod is POST /v1/pods.
 func (c *call) registerPod() error {
@@ -171,14 +83,14 @@ func (c *call) registerPod() error {
 	if err != nil {
 		return err
 	}
-	if err := f.need("name", "model"); err != nil {
+	if err := f.Need("name", "model"); err != nil {
 		return err
 	}
 	c.model = q.Model
 	// Who registers is still there to correct it; the reader's log may be nobody's.
 	if err := fleet.Check(&q.Pod); err != nil {
 		if bad, ok := errors.AsType[*fleet.EndpointError](err); ok {
-			return invalid(bad.Field, "%s", bad.Why())
+			return refusal.Invalid(bad.Field, "%s", bad.Why())
 		}
 		return err
 	}
@@ -240,7 +152,7 @@ func (c *call) deletePod() error {
 }
 
 func unknownPod(param, name string) error {
-	return &apiError{status: http.StatusNotFound, code: "unknown_pod", param: param, message: "no pod is registered as " + clipText(name)}
+	return &refusal.Error{Status: http.StatusNotFound, Code: "unknown_pod", Param: param, Message: "no pod is registered as " + refusal.Clip(name)}
 }
 
 // pathName is pathText of a pod's name.
@@ -250,7 +162,7 @@ func (c *call) pathName(param string) (string, error) {
 		return "", err
 	}
 	if err := store.CheckPodName(name); err != nil {
-		return "", invalid(param, "%s", plain(err, store.ErrInvalid))
+		return "", refusal.Invalid(param, "%s", refusal.Plain(err, store.ErrInvalid))
 	}
 	return name, nil
 }
@@ -262,7 +174,7 @@ func (c *call) pathText(param string) (string, error) {
 		// The router matched the path as it was sent.
 		var err error
 		if name, err = url.PathUnescape(name); err != nil {
-			return "", invalid(param, "the name in the path is not percent-encoded right")
+			return "", refusal.Invalid(param, "the name in the path is not percent-encoded right")
 		}
 	}
 	return name, nil
@@ -297,11 +209,11 @@ func (c *call) listModels() error {
 // modelRequest is the body of PUT /v1/models/{model}.
 type modelRequest struct{ unregistered bool }
 
-var modelFields = fields[modelRequest]{
-	{"unregistered", func(s *scanner, q *modelRequest) error { return s.bool(&q.unregistered) }},
+var modelFields = scan.Fields[modelRequest]{
+	{Name: "unregistered", Read: func(s *scan.Scanner, q *modelRequest) error { return s.Bool(&q.unregistered) }},
 }
 
-var modelNames = namesOf(modelFields)
+var modelNames = scan.NamesOf(modelFields)
 
 // setModel is PUT /v1/models/{model}. Like an add of blocks it fixes the block size of a
 // model that has none, so that all servers cut prompts alike.
@@ -311,7 +223,7 @@ func (c *call) setModel() error {
 	if err != nil {
 		return err
 	}
-	if err := f.need("unregistered"); err != nil {
+	if err := f.Need("unregistered"); err != nil {
 		return err
 	}
 	name, err := c.pathText("model")
@@ -320,7 +232,7 @@ func (c *call) setModel() error {
 	}
 	want := store.ModelInfo{Name: name, BlockSize: c.s.cfg.BlockSize, Scheme: store.SchemeNative, Unregistered: q.unregistered}
 	if err := want.Validate(); err != nil {
-		return invalid("model", "%s", plain(err, store.ErrInvalid))
+		return refusal.Invalid("model", "%s", refusal.Plain(err, store.ErrInvalid))
 	}
 	c.model = name
 	index, ok := c.s.cfg.Index.(store.UnregisteredSetter)

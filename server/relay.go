@@ -13,6 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/server/appendjson"
+	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -35,7 +37,7 @@ const relayTries = 8
 // relay is what answers, and the rank of the path.
 func (c *call) relay() (r Relay, pod string, rank int, err error) {
 	if r = c.s.cfg.Relay; r == nil {
-		return nil, "", 0, &apiError{status: http.StatusNotImplemented, code: codeNoIngest, message: "this server reads no events: it does not have the role ingest"}
+		return nil, "", 0, &refusal.Error{Status: http.StatusNotImplemented, Code: refusal.CodeNoIngest, Message: "this server reads no events: it does not have the role ingest"}
 	}
 	if pod, err = c.pathName("pod"); err != nil {
 		return nil, "", 0, err
@@ -43,7 +45,7 @@ func (c *call) relay() (r Relay, pod string, rank int, err error) {
 	text := chi.URLParam(c.r, "rank")
 	n, err := strconv.ParseUint(text, 10, 31)
 	if err != nil || n >= store.MaxRanks {
-		return nil, "", 0, invalid("rank", "rank is %s, it must be a whole number from 0 to %d", clipText(text), store.MaxRanks-1)
+		return nil, "", 0, refusal.Invalid("rank", "rank is %s, it must be a whole number from 0 to %d", refusal.Clip(text), store.MaxRanks-1)
 	}
 	return r, pod, int(n), nil
 }
@@ -56,7 +58,7 @@ func whole(q url.Values, name string, def, low, high uint64) (uint64, error) {
 	}
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || n < low || n > high {
-		return 0, invalid(name, "%s is %s, it must be a whole number from %d to %d", name, clipText(text), low, high)
+		return 0, refusal.Invalid(name, "%s is %s, it must be a whole number from %d to %d", name, refusal.Clip(text), low, high)
 	}
 	return n, nil
 }
@@ -108,7 +110,7 @@ func (c *call) recentEvents() error {
 // appendRecent writes the messages, the first of them in any case and then as many as
 // there is room for in limit bytes.
 func (c *call) appendRecent(b []byte, pod string, rank int, r *ingest.Recent, to uint64, limit int) []byte {
-	b = appendString(append(b, `{"pod":`...), pod)
+	b = appendjson.String(append(b, `{"pod":`...), pod)
 	b = strconv.AppendInt(append(b, `,"rank":`...), int64(rank), 10)
 	if len(r.Messages) > 0 {
 		b = strconv.AppendUint(append(b, `,"first":`...), r.First, 10)
@@ -120,12 +122,12 @@ func (c *call) appendRecent(b []byte, pod string, rank int, r *ingest.Recent, to
 	more := false
 	for i := range r.Messages {
 		begun := len(b)
-		b = comma(b, i)
+		b = appendjson.Comma(b, i)
 		m := &r.Messages[i]
 		b = strconv.AppendUint(append(b, `{"seq":`...), m.Seq, 10)
-		b = appendString(append(b, `,"topic":`...), m.Topic)
+		b = appendjson.String(append(b, `,"topic":`...), m.Topic)
 		if err := c.decoder.Decode(m.Payload, &batch); err != nil {
-			b = append(appendString(append(b, `,"events":[],"malformed":`...), plain(err, event.ErrMalformed)), '}')
+			b = append(appendjson.String(append(b, `,"events":[],"malformed":`...), refusal.Plain(err, event.ErrMalformed)), '}')
 		} else {
 			b = appendBatch(b, &batch)
 		}
@@ -154,7 +156,7 @@ func appendBatch(b []byte, batch *event.Batch) []byte {
 	}
 	b = append(b, `,"events":[`...)
 	for i := range batch.Events {
-		b = event.AppendJSON(comma(b, i), &batch.Events[i])
+		b = event.AppendJSON(appendjson.Comma(b, i), &batch.Events[i])
 	}
 	b = append(b, ']')
 	if batch.Skipped > 0 {

@@ -4,6 +4,8 @@ import (
 	"net/http"
 
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/scan"
 )
 
 // reportRequest is the body of the reports on a request.
@@ -13,18 +15,18 @@ type reportRequest struct {
 	tokens int
 }
 
-func reportFields(more ...field[reportRequest]) fields[reportRequest] {
-	return append(fields[reportRequest]{{"model", func(s *scanner, q *reportRequest) error { return s.text(&q.model) }}}, more...)
+func reportFields(more ...scan.Field[reportRequest]) scan.Fields[reportRequest] {
+	return append(scan.Fields[reportRequest]{{Name: "model", Read: func(s *scan.Scanner, q *reportRequest) error { return s.Text(&q.model) }}}, more...)
 }
 
 var (
-	doneFields = reportFields(field[reportRequest]{"cached_tokens", func(s *scanner, q *reportRequest) error {
-		n, err := s.uint(loads.MaxTokens, "a number of tokens")
+	doneFields = reportFields(scan.Field[reportRequest]{Name: "cached_tokens", Read: func(s *scan.Scanner, q *reportRequest) error {
+		n, err := s.Uint(loads.MaxTokens, "a number of tokens")
 		q.cached = int(n)
 		return err
 	}})
-	outputFields = reportFields(field[reportRequest]{"tokens", func(s *scanner, q *reportRequest) error {
-		n, err := s.uint(loads.MaxTokens, "a number of tokens")
+	outputFields = reportFields(scan.Field[reportRequest]{Name: "tokens", Read: func(s *scan.Scanner, q *reportRequest) error {
+		n, err := s.Uint(loads.MaxTokens, "a number of tokens")
 		q.tokens = int(n)
 		return err
 	}})
@@ -63,7 +65,7 @@ func (c *call) requestEnd() error {
 
 // report reads a report and answers it. Of a request that is not known the answer is 200
 // too: the report has come late, or twice, or the lease was over, and none of it needs care.
-func (c *call) report(fs fields[reportRequest], tell func(q *reportRequest, id string) (loads.Report, error), need ...string) error {
+func (c *call) report(fs scan.Fields[reportRequest], tell func(q *reportRequest, id string) (loads.Report, error), need ...string) error {
 	if c.s.cfg.Router == nil {
 		return errNoRouter
 	}
@@ -72,14 +74,14 @@ func (c *call) report(fs fields[reportRequest], tell func(q *reportRequest, id s
 		return err
 	}
 	if err := loads.CheckID(id); err != nil {
-		return invalid("id", "%v", err)
+		return refusal.Invalid("id", "%v", err)
 	}
 	q := &reportRequest{cached: -1}
-	f, err := read(c, fs, namesOf(fs), q)
+	f, err := read(c, fs, scan.NamesOf(fs), q)
 	if err != nil {
 		return err
 	}
-	if err := f.need(append(need, "model")...); err != nil {
+	if err := f.Need(append(need, "model")...); err != nil {
 		return err
 	}
 	q.model = c.s.meaning(c.ctx, q.model).Model

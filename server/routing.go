@@ -3,6 +3,7 @@ package server
 import (
 	"net/http"
 
+	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -46,7 +47,7 @@ func (c *call) routedModel() (string, error) {
 	}
 	info := store.ModelInfo{Name: model, BlockSize: 1, Scheme: store.SchemeNative}
 	if err := info.Validate(); err != nil {
-		return "", invalid("model", "%v", err)
+		return "", refusal.Invalid("model", "%v", err)
 	}
 	c.model = c.s.meaning(c.ctx, model).Model
 	return c.model, nil

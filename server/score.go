@@ -6,26 +6,29 @@ import (
 	"net/http"
 
 	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/server/answer"
+	"github.com/kvatlas/kvatlas/server/request"
+	"github.com/kvatlas/kvatlas/server/scan"
 )
 
 // score is POST /v1/score.
 func (c *call) score() error {
 	q := &c.req
-	f, kind, err := readWithPrompt(c, scoreFields, scoreNames, q, &q.input, "prompt", "prompts", "messages", "input", "tokens", "tokens_b64", "block_keys")
+	f, kind, err := readWithPrompt(c, request.ScoreFields, request.ScoreNames, q, &q.Input, "prompt", "prompts", "messages", "input", "tokens", "tokens_b64", "block_keys")
 	if err != nil {
 		return err
 	}
-	if err := q.check(f, kind); err != nil {
+	if err := q.Check(f, kind); err != nil {
 		return err
 	}
-	answer := func() error { return c.scorePrompt(q, kind, q.only(f, kind)) }
-	if kind == "prompts" || q.prompt.list {
+	answer := func() error { return c.scorePrompt(q, kind, q.Only(f, kind)) }
+	if kind == "prompts" || q.Prompt.List {
 		answer = func() error { return c.scorePrompts(q, kind) }
 	}
-	asked, lora := q.model, q.lora
+	asked, lora := q.Model, q.LoRA
 	for try := range 2 {
-		q.model, q.lora = asked, lora
-		r, err := c.resolve(&q.input, kind)
+		q.Model, q.LoRA = asked, lora
+		r, err := c.resolve(&q.Input, kind)
 		if err != nil {
 			return err
 		}
@@ -46,15 +49,15 @@ func (c *call) score() error {
 }
 
 // scorePrompt makes the answer to a request with one prompt.
-func (c *call) scorePrompt(q *scoreRequest, kind string, in scorer.Input) error {
-	rs, err := c.s.cfg.Scorer.Score(c.ctx, q.with(in))
+func (c *call) scorePrompt(q *request.Score, kind string, in scorer.Input) error {
+	rs, err := c.s.cfg.Scorer.Score(c.ctx, q.With(in))
 	if err != nil {
-		return q.blame(kind, err)
+		return q.Blame(kind, err)
 	}
 	c.degraded = string(rs.Degraded)
-	c.out = append(appendScore(c.out[:0], rs, &q.input), '\n')
+	c.out = append(answer.AppendScore(c.out[:0], rs, &q.Input), '\n')
 	if rs.TokenIDs != nil {
-		if c.out, err = q.withTokens(c.out, rs.TokenIDs); err != nil {
+		if c.out, err = answer.AppendReturned(c.out, q, rs.TokenIDs); err != nil {
 			return err
 		}
 	}
@@ -62,114 +65,65 @@ func (c *call) scorePrompt(q *scoreRequest, kind string, in scorer.Input) error 
 }
 
 // read reads the body into dst and returns which fields were there.
-func read[T any](c *call, fs fields[T], names []string, dst *T) (form, error) {
-	return readAs(c, fs, names, false, dst)
+func read[T any](c *call, fs scan.Fields[T], names []string, dst *T) (scan.Form, error) {
+	return readAs(c, fs, names, nil, dst)
 }
 
 // readEngineBody is read for a body that a client may send an engine, too.
-func readEngineBody[T any](c *call, fs fields[T], names []string, dst *T) (form, error) {
-	return readAs(c, fs, names, true, dst)
+func readEngineBody[T any](c *call, fs scan.Fields[T], names []string, dst *T) (scan.Form, error) {
+	return readAs(c, fs, names, request.EngineSkips, dst)
 }
 
-func readAs[T any](c *call, fs fields[T], names []string, engine bool, dst *T) (form, error) {
+func readAs[T any](c *call, fs scan.Fields[T], names []string, skips *scan.Skips, dst *T) (scan.Form, error) {
 	body, err := c.readBody()
 	if err != nil {
-		return form{}, err
+		return scan.Form{}, err
 	}
 	giveBack, err := c.takeTurn(len(body))
 	if err != nil {
-		return form{}, err
+		return scan.Form{}, err
 	}
 	defer giveBack()
-	c.scan.start(body)
-	c.scan.engine = engine
-	seen, err := decode(&c.scan, fs, dst)
-	return form{names: names, seen: seen, skipped: c.scan.passed.first, refused: c.scan.passed.refused}, err
+	c.scan.Start(body, skips)
+	return scan.Read(&c.scan, fs, names, dst)
 }
 
-// check holds the rules between fields.
-func (q *scoreRequest) check(f form, kind string) error {
-	if kind == "block_keys" {
-		if err := f.exclude(keysAreSeeded, "lora", "cache_salt"); err != nil {
-			return err
-		}
+// readWithPrompt reads a body with one of several forms of a prompt, and returns which form it
+// has. The memory that its chat takes while it is rendered is held then.
+func readWithPrompt[T any](c *call, fs scan.Fields[T], names []string, dst *T, in *request.Input, forms ...string) (f scan.Form, kind string, err error) {
+	in.Limits = &c.s.requests
+	if f, err = readEngineBody(c, fs, names, dst); err != nil {
+		return f, "", err
 	}
-	if err := q.checkEngine(f, kind); err != nil {
-		return err
+	if err := f.Need("model"); err != nil {
+		return f, "", err
 	}
-	if err := q.checkFeatures(f, kind); err != nil {
-		return err
+	c.model = in.Model
+	if err := c.holdChat(&in.Chat); err != nil {
+		return f, "", err
 	}
-	if err := q.checkReturnTokens(kind); err != nil {
-		return err
-	}
-	if f.has("wait_ms") && f.has("mode") && q.mode != 0 {
-		return invalid("wait_ms", "wait_ms is for mode wait only")
-	}
-	if q.earlyExit && q.strategy != "" && q.strategy != scorer.LongestPrefix {
-		return invalid("early_exit", "early_exit is for strategy longest_prefix only")
-	}
-	return nil
-}
-
-// only is the prompt of a request that has one.
-func (q *scoreRequest) only(f form, kind string) scorer.Input {
-	switch {
-	case kind == "prompt" && q.prompt.tokens != nil:
-		return scorer.Tokens(q.prompt.tokens[0])
-	case kind == "prompt":
-		return scorer.Prompt(q.prompt.texts[0])
-	case kind == "block_keys":
-		return scorer.BlockKeys(q.keys)
-	case q.rendered(f, kind):
-		return scorer.Chat(q.chat)
-	default:
-		return scorer.Tokens(q.tokens)
-	}
-}
-
-// with is the scorer's request for one prompt.
-func (q *scoreRequest) with(in scorer.Input) scorer.Request {
-	return scorer.Request{
-		Model: q.model, Input: in, Pods: q.pods, Strategy: q.strategy,
-		LoRA: q.lora, Salt: q.salt, Objects: q.objects, Media: q.media, Mode: q.mode, Wait: q.wait,
-		NoSpecialTokens: q.noSpecialTokens, Truncation: q.cut, EarlyExit: q.earlyExit, Explain: q.explain, Predicted: q.predicted, ReturnTokens: q.returns != "",
-	}
-}
-
-// several are the prompts of a request with a list of them.
-func (q *scoreRequest) several(kind string) (out []scorer.Input) {
-	texts := q.prompts
-	if kind == "prompt" {
-		texts = q.prompt.texts
-	}
-	for _, t := range texts {
-		out = append(out, scorer.Prompt(t))
-	}
-	for _, ids := range q.prompt.tokens {
-		out = append(out, scorer.Tokens(ids))
-	}
-	return out
+	kind, err = f.One(forms...)
+	return f, kind, err
 }
 
 // scorePrompts makes the answer to a request with a list of prompts.
-func (c *call) scorePrompts(q *scoreRequest, kind string) error {
+func (c *call) scorePrompts(q *request.Score, kind string) error {
 	b := c.out[:0]
 	b = append(b, `{"results":[`...)
-	if ins := q.several(kind); len(ins) > 0 {
+	if ins := q.Several(kind); len(ins) > 0 {
 		all := make([]scorer.Request, len(ins))
 		for i, in := range ins {
-			all[i] = q.with(in)
+			all[i] = q.With(in)
 		}
 		rs, err := c.s.cfg.Scorer.ScoreAll(c.ctx, all)
 		if err != nil {
-			return blamePrompt(kind, err)
+			return request.BlamePrompt(kind, err)
 		}
 		for i, r := range rs {
 			if i > 0 {
 				b = append(b, ',')
 			}
-			b = appendScore(b, r, &q.input)
+			b = answer.AppendScore(b, r, &q.Input)
 			if r.Degraded != "" {
 				c.degraded = string(r.Degraded)
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/server/request"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/telemetry"
 	"github.com/kvatlas/kvatlas/tokenpool"
@@ -79,10 +80,11 @@ func (c *Config) validate() error {
 // Server is the HTTP API. It starts no goroutine and holds nothing that needs
 // closing.
 type Server struct {
-	cfg     Config
-	metrics *telemetry.Metrics
-	handler http.Handler
-	calls   sync.Pool // of *call
+	cfg      Config
+	metrics  *telemetry.Metrics
+	handler  http.Handler
+	requests request.Limits
+	calls    sync.Pool // of *call
 
 	inFlight      atomic.Int64 // requests to /v1 being worked on
 	inFlightBytes atomic.Int64 // memory that they and transfers take
@@ -103,7 +105,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, metrics: cfg.Metrics}
+	s := &Server{cfg: cfg, metrics: cfg.Metrics, requests: cfg.Limits.requests()}
 	s.life, s.endStreams = context.WithCancel(context.Background())
 	s.transfers.slowAfter = slowAfter
 	s.reading = make(chan struct{}, runtime.GOMAXPROCS(0))

@@ -6,6 +6,10 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/request"
 )
 
 const (
@@ -137,4 +141,27 @@ func (c *call) cutBody() { c.deadline(time.Unix(1, 0)) }
 
 func (c *call) cutAnswer() {
 	_ = http.NewResponseController(c.w).SetWriteDeadline(time.Unix(1, 0)) // recorders in tests have none
+}
+
+// valueBytes is what a JSON value of a chat takes while its template is rendered, at most:
+// measured are 33 of a number, 105 of an empty object and 152 of an array in another. It is
+// up to 80 bytes for each of the body, which madeOfBody does not know.
+const valueBytes = 160
+
+// holdChat holds what the JSON values of a chat take, and refuses those that take more than
+// all requests may.
+func (c *call) holdChat(q *prompt.Chat) error {
+	want := valueBytes * int64(request.ChatValues(q))
+	if want <= uncounted {
+		return nil
+	}
+	limit := c.s.cfg.Limits.MaxInFlightBytes
+	if want > limit {
+		return refusal.TooLarge("", "the chat has %d JSON values, which take %d bytes each while it is rendered; all requests together may take %d", want/valueBytes, valueBytes, limit)
+	}
+	// As with bodies, one that takes more than all with its body is let in alone.
+	if more := min(want, limit-c.held.Load()); more > 0 {
+		return c.hold(more)
+	}
+	return nil
 }

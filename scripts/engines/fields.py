@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the fields of the engines' requests to server/testdata/engine_fields.json.
+"""Write the fields of the engines' requests to server/request/testdata/engine_fields.json.
 
     python3 -m venv .cache/venv-requests
     .cache/venv-requests/bin/pip install -r scripts/engines/requirements.txt
@@ -78,7 +78,7 @@ def main():
         print(release, {api: len(f) for api, f in apis.items()})
     rows = [f"{json.dumps(release)}: {{\n" + ",\n".join(f"  {json.dumps(a)}: {json.dumps(f)}" for a, f in apis.items()) + "\n}"
             for release, apis in got.items()]
-    target = HERE.parent.parent / "server" / "testdata" / "engine_fields.json"
+    target = HERE.parent.parent / "server" / "request" / "testdata" / "engine_fields.json"
     target.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 

@@ -1,4 +1,4 @@
-package server
+package request
 
 import (
 	"bytes"
@@ -6,11 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/scan"
 )
 
 // features are what vLLM's render routes tell of the images, audio and video of a
@@ -34,27 +37,27 @@ var featureKinds = []string{"audio", "image", "video", "vision_chunk"}
 // uuid, which vLLM takes for one, is not much longer.
 const maxHash = 1024
 
-// readFeatures reads features, or null.
-func readFeatures(s *scanner, in *input) error {
-	in.objects = nil
-	if s.at('n') {
-		_, err := s.raw("an object")
+// ReadFeatures reads features, or null.
+func ReadFeatures(s *scan.Scanner, in *Input) error {
+	in.Objects = nil
+	if s.IsAt('n') {
+		_, err := s.Raw("an object")
 		return err
 	}
 	var hashes map[string][]uint64
 	var places map[string][]blockkey.Range
-	if err := s.members(func(name string) (err error) {
+	if err := s.Members("an object", math.MaxInt, func(name string) (err error) {
 		switch {
 		case name == "mm_hashes" && hashes == nil:
-			hashes, err = readKinds(s, in.limits.MaxObjects, readHash)
+			hashes, err = readKinds(s, in.Limits.MaxObjects, readHash)
 		case name == "mm_placeholders" && places == nil:
-			places, err = readKinds(s, in.limits.MaxObjects, func(s *scanner) (blockkey.Range, error) {
-				return readPlaceholder(s, uint64(in.limits.MaxTokens))
+			places, err = readKinds(s, in.Limits.MaxObjects, func(s *scan.Scanner) (blockkey.Range, error) {
+				return readPlaceholder(s, uint64(in.Limits.MaxTokens))
 			})
 		case name == "mm_hashes" || name == "mm_placeholders":
-			return s.wrong("is given twice")
+			return s.Wrong("is given twice")
 		default:
-			_, err = s.raw("a value")
+			_, err = s.Raw("a value")
 		}
 		return err
 	}); err != nil {
@@ -63,37 +66,37 @@ func readFeatures(s *scanner, in *input) error {
 	for _, kind := range featureKinds {
 		at := places[kind]
 		if len(at) > len(hashes[kind]) {
-			return s.wrong("has not as many mm_hashes as mm_placeholders of each kind")
+			return s.Wrong("has not as many mm_hashes as mm_placeholders of each kind")
 		}
 		if len(at) < len(hashes[kind]) {
-			return s.wrong("has not as many mm_placeholders as mm_hashes of each kind")
+			return s.Wrong("has not as many mm_placeholders as mm_hashes of each kind")
 		}
-		if len(at) > in.limits.MaxObjects-len(in.objects) {
-			return s.tooMany(in.limits.MaxObjects)
+		if len(at) > in.Limits.MaxObjects-len(in.Objects) {
+			return s.TooMany(in.Limits.MaxObjects)
 		}
 		if i := overlap(at); i >= 0 {
 			p := fmt.Sprintf("features.mm_placeholders.%s[%d]", kind, i)
-			return invalid(p, "%s overlaps another one of its kind", p)
+			return refusal.Invalid(p, "%s overlaps another one of its kind", p)
 		}
 		for i, hash := range hashes[kind] {
-			in.objects = append(in.objects, blockkey.Object{Hash: hash, Ranges: at[i : i+1 : i+1]})
+			in.Objects = append(in.Objects, blockkey.Object{Hash: hash, Ranges: at[i : i+1 : i+1]})
 		}
 	}
 	return nil
 }
 
 // readKinds reads an object with a list for each kind.
-func readKinds[T any](s *scanner, limit int, read func(*scanner) (T, error)) (map[string][]T, error) {
+func readKinds[T any](s *scan.Scanner, limit int, read func(*scan.Scanner) (T, error)) (map[string][]T, error) {
 	out := map[string][]T{}
-	err := s.members(func(kind string) error {
+	err := s.Members("an object", math.MaxInt, func(kind string) error {
 		if !slices.Contains(featureKinds, kind) {
-			return s.wrong("is none of " + strings.Join(featureKinds, ", "))
+			return s.Wrong("is none of " + strings.Join(featureKinds, ", "))
 		}
 		if _, twice := out[kind]; twice {
-			return s.wrong("is given twice")
+			return s.Wrong("is given twice")
 		}
 		out[kind] = nil
-		return s.array("an array", limit, func() error {
+		return s.Array("an array", limit, func() error {
 			v, err := read(s)
 			out[kind] = append(out[kind], v)
 			return err
@@ -102,39 +105,39 @@ func readKinds[T any](s *scanner, limit int, read func(*scanner) (T, error)) (ma
 	return out, err
 }
 
-func readHash(s *scanner) (uint64, error) {
-	b, err := s.string("a string")
+func readHash(s *scan.Scanner) (uint64, error) {
+	b, err := s.StringBytes("a string")
 	if err != nil {
 		return 0, err
 	}
 	if len(b) > maxHash {
-		return 0, s.wrong(fmt.Sprintf("has %d bytes, the limit is %d", len(b), maxHash))
+		return 0, s.Wrong(fmt.Sprintf("has %d bytes, the limit is %d", len(b), maxHash))
 	}
 	hash, ok := blockkey.ObjectHash(string(b))
 	if !ok {
-		return 0, s.wrong("is empty")
+		return 0, s.Wrong("is empty")
 	}
 	return hash, nil
 }
 
 // readPlaceholder reads a range of tokens. Its further fields are let pass.
-func readPlaceholder(s *scanner, most uint64) (blockkey.Range, error) {
+func readPlaceholder(s *scan.Scanner, most uint64) (blockkey.Range, error) {
 	var offset, length uint64
-	if err := s.members(func(name string) (err error) {
+	if err := s.Members("an object", math.MaxInt, func(name string) (err error) {
 		switch name {
 		case "offset":
-			offset, err = s.uint(most, "a whole number")
+			offset, err = s.Uint(most, "a whole number")
 		case "length":
-			length, err = s.uint(most, "a whole number")
+			length, err = s.Uint(most, "a whole number")
 		default:
-			_, err = s.raw("a value")
+			_, err = s.Raw("a value")
 		}
 		return err
 	}); err != nil {
 		return blockkey.Range{}, err
 	}
 	if length == 0 {
-		return blockkey.Range{}, s.wrong("has no length: each medium stands in the place of a token at least")
+		return blockkey.Range{}, s.Wrong("has no length: each medium stands in the place of a token at least")
 	}
 	return blockkey.Range{Start: int(offset), End: int(offset + length)}, nil
 }
@@ -166,26 +169,26 @@ type mediaItem struct {
 	TokenIDs json.RawMessage `json:"token_ids"`
 }
 
-// parseMedia reads mm_items, which is JSON, element by element, so that too many are
+// ParseMedia reads mm_items, which is JSON, element by element, so that too many are
 // not made room for.
-func parseMedia(raw []byte, limits *Limits) ([]prompt.Medium, error) {
-	s := &scanner{data: raw, path: []byte("mm_items")}
-	if !given(raw) {
+func ParseMedia(raw []byte, limits *Limits) ([]prompt.Medium, error) {
+	s := scan.New("mm_items", raw)
+	if !Given(raw) {
 		return nil, nil
 	}
-	if !s.at('[') {
-		return nil, s.unexpected("an array")
+	if !s.IsAt('[') {
+		return nil, s.Unexpected("an array")
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
 	if _, err := dec.Token(); err != nil {
-		return nil, s.syntax("an array")
+		return nil, s.Syntax("an array")
 	}
 	var out []prompt.Medium
 	total := 0
 	for i := 0; dec.More(); i++ {
 		if i == limits.MaxObjects {
-			return nil, s.tooMany(limits.MaxObjects)
+			return nil, s.TooMany(limits.MaxObjects)
 		}
 		var item *mediaItem
 		if err := dec.Decode(&item); err != nil {
@@ -193,7 +196,7 @@ func parseMedia(raw []byte, limits *Limits) ([]prompt.Medium, error) {
 			if at, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 				why = strings.TrimPrefix(at.Field+" cannot be a JSON "+at.Value, " ")
 			}
-			return nil, invalid("mm_items", "mm_items is not an array of {kind, hash, tokens, token_ids} or null: %s", clip(why, 200))
+			return nil, refusal.Invalid("mm_items", "mm_items is not an array of {kind, hash, tokens, token_ids} or null: %s", why[:min(len(why), 200)])
 		}
 		m, err := item.medium(fmt.Sprintf("mm_items[%d]", i), limits.MaxTokens-total, limits)
 		if err != nil {
@@ -211,41 +214,54 @@ func (item *mediaItem) medium(at string, room int, limits *Limits) (m prompt.Med
 		return m, nil
 	}
 	m = prompt.Medium{Kind: item.Kind, Hash: item.Hash, Tokens: item.Tokens}
-	if given(item.TokenIDs) {
-		s := &scanner{data: item.TokenIDs, path: []byte(at + ".token_ids")}
-		if m.TokenIDs, err = s.tokens(nil, limits.MaxTokens); err != nil {
+	if Given(item.TokenIDs) {
+		s := scan.New(at+".token_ids", item.TokenIDs)
+		if m.TokenIDs, err = s.Tokens(nil, limits.MaxTokens); err != nil {
 			return m, err
 		}
 	}
 	switch {
 	case len(item.Hash) > maxHash:
-		return m, invalid(at+".hash", "%s.hash has %d bytes, the limit is %d", at, len(item.Hash), maxHash)
+		return m, refusal.Invalid(at+".hash", "%s.hash has %d bytes, the limit is %d", at, len(item.Hash), maxHash)
 	case item.Tokens < 0:
-		return m, invalid(at+".tokens", "%s.tokens is below 0", at)
+		return m, refusal.Invalid(at+".tokens", "%s.tokens is below 0", at)
 	case item.Tokens > 0 && len(m.TokenIDs) > 0:
-		return m, invalid(at+".token_ids", "%s has both tokens and token_ids, give one", at)
+		return m, refusal.Invalid(at+".token_ids", "%s has both tokens and token_ids, give one", at)
 	case max(item.Tokens, len(m.TokenIDs)) > room:
-		return m, tooLarge(at, "mm_items have more than %d tokens, which is the limit", limits.MaxTokens)
+		return m, refusal.TooLarge(at, "mm_items have more than %d tokens, which is the limit", limits.MaxTokens)
 	}
 	return m, nil
 }
 
 // readMedia reads mm_items of a request with messages, or null.
-func readMedia(s *scanner, in *input) error {
-	if !s.at('[') && !s.at('n') {
-		return s.unexpected("an array")
+func readMedia(s *scan.Scanner, in *Input) error {
+	if !s.IsAt('[') && !s.IsAt('n') {
+		return s.Unexpected("an array")
 	}
-	raw, err := s.raw("an array")
+	raw, err := s.Raw("an array")
 	if err != nil {
 		return err
 	}
-	in.media, err = parseMedia(raw, in.limits)
+	in.Media, err = ParseMedia(raw, in.Limits)
 	return err
 }
 
-// appendFeatures appends the features of a chat as vLLM gives them, null for one
+// CheckFeatures holds the rules between features and the other fields.
+func (in *Input) CheckFeatures(f scan.Form, kind string) error {
+	if kind != "tokens" && kind != "tokens_b64" {
+		return f.Exclude("they belong to tokens", "features")
+	}
+	for _, o := range in.Objects {
+		if o.Ranges[0].End > len(in.Tokens) {
+			return refusal.Invalid("features", "features has a placeholder that ends at token %d of %d", o.Ranges[0].End, len(in.Tokens))
+		}
+	}
+	return nil
+}
+
+// AppendFeatures appends the features of a chat as vLLM gives them, null for one
 // without media.
-func appendFeatures(b []byte, media []prompt.PlacedMedium) []byte {
+func AppendFeatures(b []byte, media []prompt.PlacedMedium) []byte {
 	if len(media) == 0 {
 		return append(b, "null"...)
 	}
@@ -260,17 +276,4 @@ func appendFeatures(b []byte, media []prompt.PlacedMedium) []byte {
 	}
 	b = append(b, j[:len(j)-1]...)
 	return append(b, `,"kwargs_data":null}`...)
-}
-
-// checkFeatures holds the rules between features and the other fields.
-func (in *input) checkFeatures(f form, kind string) error {
-	if kind != "tokens" && kind != "tokens_b64" {
-		return f.exclude("they belong to tokens", "features")
-	}
-	for _, o := range in.objects {
-		if o.Ranges[0].End > len(in.tokens) {
-			return invalid("features", "features has a placeholder that ends at token %d of %d", o.Ranges[0].End, len(in.tokens))
-		}
-	}
-	return nil
 }

@@ -1,4 +1,4 @@
-package server
+package answer
 
 import (
 	"math"
@@ -11,17 +11,17 @@ import (
 
 // halfAnswer is who prefills, in the answer on a pair.
 type halfAnswer struct {
-	place
+	Place
 	Address   string        `json:"address,omitempty"`
-	Fallbacks []place       `json:"fallbacks"`
+	Fallbacks []Place       `json:"fallbacks"`
 	Overlap   overlapAnswer `json:"overlap"`
 	Costs     []costAnswer  `json:"costs,omitempty"`
 }
 
 // pairAnswer is what a pair costs; total is null of one with a place at its limits.
 type pairAnswer struct {
-	Prefill place              `json:"prefill"`
-	Decode  place              `json:"decode"`
+	Prefill Place              `json:"prefill"`
+	Decode  Place              `json:"decode"`
 	Total   *float64           `json:"total"`
 	Terms   map[string]float64 `json:"terms"`
 }
@@ -30,24 +30,24 @@ type pairAnswer struct {
 const headerPrefill = "x-prefiller-host-port"
 
 // addPair tells of a pair in an answer.
-func (a *routeAnswer) addPair(d *route.Decision, blockSize int) {
+func (a *Routed) addPair(d *route.Decision, blockSize int) {
 	a.LocalPrefill = string(d.Prefills)
 	for _, c := range d.Pairs {
-		a.Pairs = append(a.Pairs, pairAnswer{place(c.Prefill), place(c.Decode), numberOf(c.Total), termsOf(c.Terms)})
+		a.Pairs = append(a.Pairs, pairAnswer{Place(c.Prefill), Place(c.Decode), numberOf(c.Total), termsOf(c.Terms)})
 	}
 	h := d.Prefill
 	if h == nil {
 		return
 	}
 	a.Prefill = &halfAnswer{
-		place: place(h.RankRef), Address: h.Address, Fallbacks: placesOf(h.Fallbacks), Costs: costsOf(h.Costs),
+		Place: Place(h.RankRef), Address: h.Address, Fallbacks: placesOf(h.Fallbacks), Costs: costsOf(h.Costs),
 		Overlap: overlapAnswer{Blocks: h.Cached() / max(1, blockSize), Tokens: h.Cached(), Best: d.Best, Tiers: tierTokens(h.Held), Predicted: h.Predicted},
 	}
 	a.addHeader(headerPrefill, hostPort(h.Pod, h.Address))
 }
 
 // addHeader adds a header that the request is to be sent with.
-func (a *routeAnswer) addHeader(name, value string) {
+func (a *Routed) addHeader(name, value string) {
 	if a.Headers == nil {
 		a.Headers = map[string]string{}
 	}
@@ -65,17 +65,17 @@ func hostPort(pod, address string) string {
 	return address
 }
 
-func placesOf(all []store.RankRef) []place {
-	out := make([]place, 0, len(all))
+func placesOf(all []store.RankRef) []Place {
+	out := make([]Place, 0, len(all))
 	for _, at := range all {
-		out = append(out, place(at))
+		out = append(out, Place(at))
 	}
 	return out
 }
 
 func costsOf(all []route.PlaceCost) (out []costAnswer) {
 	for _, c := range all {
-		k := costAnswer{place: place(c.RankRef), Total: numberOf(c.Total), Terms: termsOf(c.Terms), Load: c.Load, Held: tierTokens(c.Held), Predicted: c.Predicted}
+		k := costAnswer{Place: Place(c.RankRef), Total: numberOf(c.Total), Terms: termsOf(c.Terms), Load: c.Load, Held: tierTokens(c.Held), Predicted: c.Predicted}
 		if c.Extra != (loads.Extra{}) {
 			k.Extra = &c.Extra
 		}

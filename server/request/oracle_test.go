@@ -1,4 +1,4 @@
-package server
+package request
 
 import (
 	"bytes"
@@ -45,7 +45,7 @@ func oracle(body []byte) (*decoded, error) {
 		raw[n] = v
 	}
 	d := &decoded{}
-	for _, n := range scoreNames {
+	for _, n := range ScoreNames {
 		v, ok := raw[n]
 		if !ok {
 			continue
@@ -60,7 +60,7 @@ func oracle(body []byte) (*decoded, error) {
 		}
 	}
 	for n := range raw {
-		if _, known := passes[n]; !known {
+		if !EngineSkips.Has(n) {
 			return nil, fmt.Errorf("unknown field %s", n)
 		}
 	}
@@ -330,18 +330,18 @@ func (d *decoded) set(name string, v []byte) (err error) {
 }
 
 // slowPrompts decodes the prompts of a completion.
-func slowPrompts(v []byte) (p prompts, err error) {
+func slowPrompts(v []byte) (p Completion, err error) {
 	if v[0] == '"' {
 		one, err := slowly[string](v)
-		return prompts{texts: []string{one}}, err
+		return Completion{Texts: []string{one}}, err
 	}
 	several, err := slowly[[]json.RawMessage](v)
 	if err != nil || len(several) == 0 {
 		return p, fmt.Errorf("no prompts: %w", err)
 	}
-	switch p.list = true; several[0][0] {
+	switch p.List = true; several[0][0] {
 	case '"':
-		p.texts, err = listOf[string](v)
+		p.Texts, err = listOf[string](v)
 	case '[':
 		total := 0
 		for _, l := range several {
@@ -353,14 +353,14 @@ func slowPrompts(v []byte) (p prompts, err error) {
 				return p, err
 			}
 			total += len(ids)
-			p.tokens = append(p.tokens, ids)
+			p.Tokens = append(p.Tokens, ids)
 		}
 		if total > 1<<20 {
 			return p, fmt.Errorf("too many tokens")
 		}
 	default:
 		ids, err := listOf[uint32](v)
-		return prompts{tokens: [][]uint32{ids}}, err
+		return Completion{Tokens: [][]uint32{ids}}, err
 	}
 	if len(several) > 64 {
 		return p, fmt.Errorf("too many prompts")

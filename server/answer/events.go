@@ -1,4 +1,4 @@
-package server
+package answer
 
 import (
 	"strconv"
@@ -6,14 +6,15 @@ import (
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/rechunk"
+	"github.com/kvatlas/kvatlas/server/appendjson"
 )
 
-// maxSkips is how many events that were left out an answer tells of.
-const maxSkips = 64
+// maxSkipsTold is how many events that were left out an answer tells of.
+const maxSkipsTold = 64
 
-// appendEventsReply appends the answer: counts, what became of each rank, and why events
+// AppendEvents appends the answer: counts, what became of each rank, and why events
 // were left out. Results and pushes have the same order.
-func appendEventsReply(b []byte, results []ingest.PushResult, pushes []event.Push) []byte {
+func AppendEvents(b []byte, results []ingest.PushResult, pushes []event.Push) []byte {
 	applied, skipped := 0, 0
 	for i := range results {
 		applied += results[i].Applied
@@ -55,7 +56,7 @@ func appendRankResult(b []byte, many bool, push int, r *ingest.RankResult) []byt
 		b = append(b, `,"duplicate":true`...)
 	}
 	if r.Began != 0 {
-		b = appendString(append(b, `,"began":`...), r.Began.String())
+		b = appendjson.String(append(b, `,"began":`...), r.Began.String())
 	}
 	n := 0
 	for reason, blocks := range r.Blocks {
@@ -68,7 +69,7 @@ func appendRankResult(b []byte, many bool, push int, r *ingest.RankResult) []byt
 			b = append(b, ',')
 		}
 		n++
-		b = append(appendString(b, rechunk.Reason(reason).String()), ':')
+		b = append(appendjson.String(b, rechunk.Reason(reason).String()), ':')
 		b = strconv.AppendUint(b, blocks, 10)
 	}
 	if n > 0 {
@@ -82,7 +83,7 @@ func appendSkips(b []byte, many bool, pushes []event.Push) []byte {
 	n := 0
 	for i := range pushes {
 		for _, s := range pushes[i].Skips {
-			if n == maxSkips {
+			if n == maxSkipsTold {
 				break
 			}
 			if n == 0 {
@@ -93,8 +94,8 @@ func appendSkips(b []byte, many bool, pushes []event.Push) []byte {
 			n++
 			b = appendPush(append(b, '{'), many, i)
 			b = strconv.AppendInt(append(b, `"event":`...), int64(s.Index), 10)
-			b = appendString(append(b, `,"reason":`...), s.Reason.String())
-			b = append(appendString(append(b, `,"field":`...), s.Field), '}')
+			b = appendjson.String(append(b, `,"reason":`...), s.Reason.String())
+			b = append(appendjson.String(append(b, `,"field":`...), s.Field), '}')
 		}
 	}
 	if n > 0 {

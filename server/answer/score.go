@@ -1,33 +1,34 @@
-package server
+package answer
 
 import (
 	"strconv"
-	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/server/appendjson"
+	"github.com/kvatlas/kvatlas/server/request"
 )
 
 // The response of /v1/score is written by hand: its objects are in ranking
 // order, which a Go map would lose, and it is on the path of every request.
 
-// appendScore appends one result of a request.
-func appendScore(b []byte, r *scorer.Response, in *input) []byte {
+// AppendScore appends one result of a request.
+func AppendScore(b []byte, r *scorer.Response, in *request.Input) []byte {
 	b = append(b, `{"scores":{`...)
 	for i := range r.Pods {
-		b = appendName(b, i, r.Pods[i].Pod)
+		b = appendjson.Name(b, i, r.Pods[i].Pod)
 		b = appendNumber(b, r.Pods[i].Score)
 	}
 	b = append(b, `},"best":`...)
 	if r.Best == "" {
 		b = append(b, "null"...)
 	} else {
-		b = appendString(b, r.Best)
+		b = appendjson.String(b, r.Best)
 	}
 	b = append(b, `,"matched":{`...)
 	n := 0
 	for i := range r.Pods {
 		if r.Pods[i].Blocks > 0 {
-			b = appendMatch(appendName(b, n, r.Pods[i].Pod), &r.Pods[i])
+			b = appendMatch(appendjson.Name(b, n, r.Pods[i].Pod), &r.Pods[i])
 			n++
 		}
 	}
@@ -38,13 +39,13 @@ func appendScore(b []byte, r *scorer.Response, in *input) []byte {
 	b = append(b, `},"tokens":{"total":`...)
 	b = strconv.AppendInt(b, int64(r.Tokens), 10)
 	b = append(b, `,"source":`...)
-	b = appendString(b, r.Source)
+	b = appendjson.String(b, r.Source)
 	b = append(b, `,"exact":`...)
 	b = strconv.AppendBool(b, r.Exact)
-	b = in.appendResolved(append(b, '}'))
+	b = in.AppendResolved(append(b, '}'))
 	if r.Degraded != "" {
 		b = append(b, `,"degraded":{"reason":`...)
-		b = appendString(b, string(r.Degraded))
+		b = appendjson.String(b, string(r.Degraded))
 		if r.Stale > 0 {
 			b = strconv.AppendInt(append(b, `,"stale_ms":`...), r.Stale.Milliseconds(), 10)
 		}
@@ -53,7 +54,7 @@ func appendScore(b []byte, r *scorer.Response, in *input) []byte {
 	if r.Frequencies != nil {
 		b = append(b, `,"frequencies":[`...)
 		for i, f := range r.Frequencies {
-			b = strconv.AppendInt(comma(b, i), int64(f), 10)
+			b = strconv.AppendInt(appendjson.Comma(b, i), int64(f), 10)
 		}
 		b = append(b, ']')
 	}
@@ -86,12 +87,12 @@ func appendMatch(b []byte, p *scorer.PodScore) []byte {
 	}
 	b = append(b, `,"tiers":{`...)
 	for i, t := range p.Tiers {
-		b = appendName(b, i, t.Tier)
+		b = appendjson.Name(b, i, t.Tier)
 		b = strconv.AppendInt(b, int64(t.Blocks), 10)
 	}
 	b = append(b, `},"ranks":{`...)
 	for i, r := range p.Ranks {
-		b = append(comma(b, i), '"')
+		b = append(appendjson.Comma(b, i), '"')
 		b = strconv.AppendInt(b, int64(r.Rank), 10)
 		b = append(b, '"', ':')
 		b = strconv.AppendInt(b, int64(r.Blocks), 10)
@@ -102,18 +103,18 @@ func appendMatch(b []byte, p *scorer.PodScore) []byte {
 func appendExplanation(b []byte, e *scorer.Explanation) []byte {
 	b = append(b, `{"blocks":[`...)
 	for i := range e.Blocks {
-		b = append(comma(b, i), `{"key":"`...)
+		b = append(appendjson.Comma(b, i), `{"key":"`...)
 		b = e.Blocks[i].Key.AppendText(b)
 		b = append(b, `","holders":[`...)
 		for j, h := range e.Blocks[i].Holders {
-			b = append(comma(b, j), `{"pod":`...)
-			b = appendString(b, h.Pod)
+			b = append(appendjson.Comma(b, j), `{"pod":`...)
+			b = appendjson.String(b, h.Pod)
 			b = append(b, `,"rank":`...)
 			b = strconv.AppendInt(b, int64(h.Rank), 10)
 			b = append(b, `,"tier":`...)
-			b = appendString(b, h.Tier)
+			b = appendjson.String(b, h.Tier)
 			if h.Kind != "" {
-				b = appendString(append(b, `,"kind":`...), h.Kind)
+				b = appendjson.String(append(b, `,"kind":`...), h.Kind)
 			}
 			b = append(b, '}')
 		}
@@ -125,75 +126,14 @@ func appendExplanation(b []byte, e *scorer.Explanation) []byte {
 	}
 	b = append(b, `,"block_keys":[`...)
 	for i, k := range e.Keys {
-		b = append(comma(b, i), '"')
+		b = append(appendjson.Comma(b, i), '"')
 		b = append(k.AppendText(b), '"')
 	}
 	b = append(b, `],"stages_us":{`...)
 	for i, s := range e.Stages {
-		b = appendName(b, i, s.Name)
+		b = appendjson.Name(b, i, s.Name)
 		// Microseconds with three decimals: whole nanoseconds.
 		b = strconv.AppendFloat(b, float64(s.Took.Nanoseconds())/1e3, 'f', -1, 64)
 	}
 	return append(b, "}}"...)
-}
-
-// comma separates the i-th element from the one before it.
-func comma(b []byte, i int) []byte {
-	if i > 0 {
-		b = append(b, ',')
-	}
-	return b
-}
-
-// appendName appends the name of an object's i-th member.
-func appendName(b []byte, i int, name string) []byte {
-	return append(appendString(comma(b, i), name), ':')
-}
-
-// appendString appends a JSON string. What is not UTF-8 becomes U+FFFD.
-func appendString(b []byte, s string) []byte {
-	const hex = "0123456789abcdef"
-	b = append(b, '"')
-	from := 0
-	for i := 0; i < len(s); {
-		c := s[i]
-		if c >= ' ' && c < utf8.RuneSelf && c != '"' && c != '\\' {
-			i++
-			continue
-		}
-		if c >= utf8.RuneSelf {
-			r, n := utf8.DecodeRuneInString(s[i:])
-			if r == utf8.RuneError && n == 1 {
-				b = append(append(b, s[from:i]...), "\uFFFD"...)
-				from = i + 1
-			}
-			i += n
-			continue
-		}
-		b = append(b, s[from:i]...)
-		switch c {
-		case '"', '\\':
-			b = append(b, '\\', c)
-		case '\n':
-			b = append(b, '\\', 'n')
-		case '\r':
-			b = append(b, '\\', 'r')
-		case '\t':
-			b = append(b, '\\', 't')
-		default:
-			b = append(b, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
-		}
-		i++
-		from = i
-	}
-	return append(append(b, s[from:]...), '"')
-}
-
-// appendTokens appends an array of tokens.
-func appendTokens(b []byte, tokens []uint32) []byte {
-	b = append(b, '[')
-	for i, t := range tokens {
-		b = strconv.AppendUint(comma(b, i), uint64(t), 10)
-	}
-	return append(b, ']')
 }

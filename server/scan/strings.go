@@ -1,4 +1,4 @@
-package server
+package scan
 
 import (
 	"encoding/binary"
@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// string reads a string. The bytes are valid until the next one is read.
-func (s *scanner) string(what string) ([]byte, error) {
-	if !s.take('"') {
-		return nil, s.unexpected(what)
+// StringBytes reads a string. The bytes are valid until the next one is read.
+func (s *Scanner) StringBytes(what string) ([]byte, error) {
+	if !s.TakeByte('"') {
+		return nil, s.Unexpected(what)
 	}
 	start := s.pos
 	ascii := s.run()
@@ -26,13 +26,13 @@ func (s *scanner) string(what string) ([]byte, error) {
 }
 
 // escaped reads on a string whose first escape (or fault) is at s.pos.
-func (s *scanner) escaped(start int, ascii bool) ([]byte, error) {
+func (s *Scanner) escaped(start int, ascii bool) ([]byte, error) {
 	out := s.plain[:0]
 	out = append(out, s.data[start:s.pos]...)
 	defer func() { s.plain = out }()
 	for {
 		if s.pos == len(s.data) {
-			return nil, s.syntax("the end of a string")
+			return nil, s.Syntax("the end of a string")
 		}
 		switch c := s.data[s.pos]; {
 		case c == '"':
@@ -42,11 +42,11 @@ func (s *scanner) escaped(start int, ascii bool) ([]byte, error) {
 			s.pos++
 			return out, nil
 		case c != '\\':
-			return nil, s.syntax("no control character in a string (write it as an escape)")
+			return nil, s.Syntax("no control character in a string (write it as an escape)")
 		}
 		s.pos++
 		if s.pos == len(s.data) {
-			return nil, s.syntax("the rest of an escape")
+			return nil, s.Syntax("the rest of an escape")
 		}
 		switch c := s.data[s.pos]; c {
 		case '"', '\\', '/':
@@ -68,7 +68,7 @@ func (s *scanner) escaped(start int, ascii bool) ([]byte, error) {
 			}
 			out = utf8.AppendRune(out, r)
 		default:
-			return nil, s.syntax("one of \"\\/bfnrtu after a backslash")
+			return nil, s.Syntax("one of \"\\/bfnrtu after a backslash")
 		}
 		s.pos++
 		from := s.pos
@@ -79,7 +79,7 @@ func (s *scanner) escaped(start int, ascii bool) ([]byte, error) {
 
 // unicode reads the digits of a \u escape, both halves of a pair, and leaves
 // s.pos at the last digit.
-func (s *scanner) unicode() (rune, error) {
+func (s *Scanner) unicode() (rune, error) {
 	r, err := s.hex4()
 	if err != nil || !utf16.IsSurrogate(r) {
 		return r, err
@@ -94,16 +94,16 @@ func (s *scanner) unicode() (rune, error) {
 			return r, nil
 		}
 	}
-	return 0, s.wrong("has half of a surrogate pair, which is no character")
+	return 0, s.Wrong("has half of a surrogate pair, which is no character")
 }
 
-func (s *scanner) hex4() (rune, error) {
+func (s *Scanner) hex4() (rune, error) {
 	b := s.data[s.pos+1:]
 	var r rune
 	for i := range 4 {
 		if i == len(b) || hexDigit[b[i]] > 15 {
 			s.pos += 1 + i
-			return 0, s.syntax("4 hex digits after \\u")
+			return 0, s.Syntax("4 hex digits after \\u")
 		}
 		r = r<<4 | rune(hexDigit[b[i]])
 	}
@@ -113,7 +113,7 @@ func (s *scanner) hex4() (rune, error) {
 
 // run moves s.pos over the bytes that stand for themselves in a string, and
 // reports whether all of them were ASCII. It looks at 8 bytes at once.
-func (s *scanner) run() (ascii bool) {
+func (s *Scanner) run() (ascii bool) {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
 	data, i := s.data, s.pos
 	var high uint64

@@ -1,4 +1,4 @@
-package server
+package refusal
 
 import (
 	"fmt"
@@ -31,9 +31,9 @@ func TestBrokenTokenizerFile(t *testing.T) {
 	}
 	defer func() { _ = pool.Close() }()
 	_, err = pool.Tokens(t.Context(), prompt.Request{Model: "m", Text: "a", Mode: prompt.Sync})
-	e := asAPIError(fmt.Errorf("scorer: %w", err))
-	if e.status != 422 || e.code != "tokenizer_broken" || e.param != "model" || e.retry != 0 ||
-		!strings.Contains(e.message, "tokenizer.json is a pointer of Git LFS") || !strings.Contains(e.message, "git lfs pull") {
+	e := Of(fmt.Errorf("scorer: %w", err))
+	if e.Status != 422 || e.Code != "tokenizer_broken" || e.Param != "model" || e.Retry != 0 ||
+		!strings.Contains(e.Message, "tokenizer.json is a pointer of Git LFS") || !strings.Contains(e.Message, "git lfs pull") {
 		t.Errorf("%+v", e)
 	}
 }

@@ -1,4 +1,4 @@
-package server
+package answer
 
 import (
 	"cmp"
@@ -10,7 +10,7 @@ import (
 
 // pullAnswer is whom part of a prompt is fetched from.
 type pullAnswer struct {
-	place
+	Place
 	Address string  `json:"address,omitempty"`
 	Tokens  int     `json:"tokens"`
 	MS      float64 `json:"ms"`
@@ -33,7 +33,7 @@ type planAnswer struct {
 }
 
 type wayAnswer struct {
-	place
+	Place
 	Total float64 `json:"total"`
 }
 
@@ -41,7 +41,7 @@ type wayAnswer struct {
 const headerSource = "x-kv-cache-source-host-port"
 
 // addPull tells in an answer what is fetched for a request, whose id may be empty.
-func (a *routeAnswer) addPull(d *route.Decision, id string) {
+func (a *Routed) addPull(d *route.Decision, id string) {
 	if w := d.Ways; w != nil {
 		a.PullPlan = &planAnswer{wayOf(w.Wait), wayOf(w.Recompute), wayOf(w.Pull)}
 	}
@@ -49,7 +49,7 @@ func (a *routeAnswer) addPull(d *route.Decision, id string) {
 	if from == nil {
 		return
 	}
-	a.PullFrom = &pullAnswer{place(from.RankRef), from.Address, from.Tokens, from.MS}
+	a.PullFrom = &pullAnswer{Place(from.RankRef), from.Address, from.Tokens, from.MS}
 	at := hostPort(from.Pod, from.Address)
 	a.addHeader(headerSource, at)
 	host, _, err := net.SplitHostPort(at)
@@ -65,5 +65,5 @@ func wayOf(w *route.Way) *wayAnswer {
 	if w == nil {
 		return nil
 	}
-	return &wayAnswer{place(w.RankRef), w.Total}
+	return &wayAnswer{Place(w.RankRef), w.Total}
 }

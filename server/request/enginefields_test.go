@@ -1,50 +1,53 @@
-package server
+package request
 
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/scan"
 )
 
 // engineBody reads a body as /v1/score does.
-func engineBody(body string) (*scoreRequest, form, error) {
-	var s scanner
-	q := &scoreRequest{}
-	q.limits = testLimits()
-	s.start([]byte(body))
-	s.engine = true
-	seen, err := decode(&s, scoreFields, q)
-	return q, form{names: scoreNames, seen: seen, skipped: s.passed.first, refused: s.passed.refused}, err
+func engineBody(body string) (*Score, scan.Form, error) {
+	var s scan.Scanner
+	q := &Score{}
+	q.Limits = testLimits()
+	s.Start([]byte(body), EngineSkips)
+	f, err := scan.Read(&s, ScoreFields, ScoreNames, q)
+	return q, f, err
 }
 
 // TestSkippedFields reads a chat with each field that is skipped, with values of every
 // kind, and finds the chat as it is without.
 func TestSkippedFields(t *testing.T) {
-	skipped := skippedFields()
-	if all := len(skipped) + len(refusedFields); len(passes) != all || all > len(passed{}.bits)*64 {
-		t.Fatalf("%d fields, of which %d differ, and a set has %d", all, len(passes), len(passed{}.bits)*64)
+	skipped := SkippedFields()
+	if all := slices.Concat(skipped, slices.Collect(maps.Keys(refusedFields))); len(all) > scan.MaxSkips || len(slices.Compact(slices.Sorted(slices.Values(all)))) != len(all) {
+		t.Fatalf("%d fields, of which some are listed twice or too many: there may be %d", len(all), scan.MaxSkips)
 	}
 	values := []string{"null", "true", "0.7", "-1e3", `"a \"text\", }"`, "[]", `[1,{"a":[]}]`, "{}", `{"model":"other","stream":{"b":"}"}}`}
 	body := `{"model":"m",`
 	for i, n := range skipped {
-		if slices.Contains(scoreNames, n) || slices.Contains(tokenizeNames, n) {
+		if slices.Contains(ScoreNames, n) || slices.Contains(TokenizeNames, n) {
 			t.Errorf("%s is read", n)
 		}
 		body += fmt.Sprintf("%q : %s ,", n, values[i%len(values)])
 		for _, v := range values {
 			q, f, err := engineBody(fmt.Sprintf(`{"messages":[1],%q:%s,"model":"m"}`, n, v))
-			if err != nil || q.model != "m" || f.skipped != n {
-				t.Errorf("%s = %s: %v, model %q, skipped %q", n, v, err, q.model, f.skipped)
+			if err != nil || q.Model != "m" || f.Skipped != n {
+				t.Errorf("%s = %s: %v, model %q, skipped %q", n, v, err, q.Model, f.Skipped)
 			}
 		}
 	}
 	body += `"messages":[{"role":"user","content":"x"}]}`
 	q, _, err := engineBody(body)
-	if err != nil || q.model != "m" || !strings.Contains(string(q.chat.Messages), "user") {
-		t.Errorf("%s: %v, %+v", body, err, q.chat)
+	if err != nil || q.Model != "m" || !strings.Contains(string(q.Chat.Messages), "user") {
+		t.Errorf("%s: %v, %+v", body, err, q.Chat)
 	}
 	for _, bad := range []string{
 		`{"stream":tru}`, `{"stream":"\ud800"}`, `{"stream"}`, `{"stream":}`, `{"stream":1 "n":1}`, `{"stream":1,"stream":null}`, `{"watermark":1,"rid":2,"watermark":1}`,
@@ -53,9 +56,6 @@ func TestSkippedFields(t *testing.T) {
 		if _, _, err := engineBody(bad); err == nil {
 			t.Errorf("%s is taken", bad)
 		}
-	}
-	if err := decodeText(`{"op":"add","stream":true}`, blocksFields, &blocksRequest{}); err == nil {
-		t.Error("a change of blocks can be streamed")
 	}
 }
 
@@ -87,8 +87,7 @@ func TestCaseRequestsThatEnginesTake(t *testing.T) {
 			}
 			for _, n := range names {
 				have[n] = true
-				_, skip := passes[n]
-				if !skip && !slices.Contains(scoreNames, n) && !slices.Contains(tokenizeNames, n) {
+				if !EngineSkips.Has(n) && !slices.Contains(ScoreNames, n) && !slices.Contains(TokenizeNames, n) {
 					t.Errorf("%s: a request of kind %s has %s: say whether it is skipped (enginefields.go), read (enginebody.go) or refused", release, api, n)
 				}
 				begin, known := form[api]
@@ -98,8 +97,8 @@ func TestCaseRequestsThatEnginesTake(t *testing.T) {
 				// null is like leaving it out, in requests of every kind.
 				q, f, err := engineBody(`{"model":"m",` + begin + `,"` + n + `":null}`)
 				if err == nil {
-					kind, _ := f.one("prompt", "messages", "input")
-					err = q.check(f, kind)
+					kind, _ := f.One("prompt", "messages", "input")
+					err = q.Check(f, kind)
 				}
 				if err != nil {
 					t.Errorf("%s: %s with %s null: %v", release, api, n, err)
@@ -127,13 +126,13 @@ func TestRefusedFields(t *testing.T) {
 		for kind, prompt := range map[string]string{"prompt": `"x"`, "messages": "[1]", "input": `"x"`} {
 			q, f, err := engineBody(`{"model":"m","` + kind + `":` + prompt + `,"` + n + `":["x"]}`)
 			if err == nil {
-				err = q.check(f, kind)
+				err = q.Check(f, kind)
 			}
 			if !slices.Contains(r.beside, kind) {
 				if err != nil {
 					t.Errorf("%s beside %s: %v", n, kind, err)
 				}
-			} else if err == nil || !strings.Contains(err.Error(), r.why) || asAPIError(err).param != n {
+			} else if err == nil || !strings.Contains(err.Error(), r.why) || refusal.Of(err).Param != n {
 				t.Errorf("%s beside %s: %v", n, kind, err)
 			}
 		}

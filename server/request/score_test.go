@@ -1,4 +1,4 @@
-package server
+package request
 
 import (
 	"bytes"
@@ -18,13 +18,15 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/scan"
 )
 
 // decoded are the values of a score request, as scanner and oracle find them.
 type decoded struct {
 	Seen                      []string
 	Model, LoRA, Salt, Path   string
-	Given                     prompts
+	Given                     Completion
 	Cut                       scorer.Truncation
 	Processed                 bool
 	Prompts, Pods             []string
@@ -41,76 +43,65 @@ type decoded struct {
 
 // testLimits are the defaults.
 func testLimits() *Limits {
-	var l Limits
-	if err := l.validate(); err != nil {
-		panic(err)
-	}
-	return &l
-}
-
-func TestDefaultLimits(t *testing.T) {
-	if l := testLimits(); l.MaxBodyBytes != 16<<20 || l.MaxTokens != 1<<20 || l.MaxInFlight != 1024 || l.RequestTimeout != 10*time.Second {
-		t.Errorf("defaults are %+v", l)
-	}
+	return &Limits{MaxTokens: 1 << 20, MaxBlockKeys: 1 << 17, MaxPrompts: 64, MaxPods: 1024, MaxObjects: 1024, MaxWait: 10 * time.Second}
 }
 
 // scanned is what the scanner makes of a body.
-func scanned(s *scanner, q *scoreRequest, body []byte) (*decoded, error) {
-	q.reset()
-	q.limits = testLimits()
-	s.start(body)
-	s.engine = true
-	seen, err := decode(s, scoreFields, q)
+func scanned(s *scan.Scanner, q *Score, body []byte) (*decoded, error) {
+	q.Reset()
+	q.Limits = testLimits()
+	s.Start(body, EngineSkips)
+	seen, err := scan.Decode(s, ScoreFields, q)
 	if err != nil {
 		return nil, err
 	}
 	d := &decoded{
-		Model: q.model, Given: q.prompt, LoRA: q.lora, Salt: q.salt, Path: q.loraPath, Prompts: q.prompts, Pods: q.pods,
-		Cut: q.cut, Processed: q.processed,
-		Tokens: q.tokens, Keys: q.keys, Strategy: q.strategy, Mode: q.mode, Wait: q.wait,
-		Explain: q.explain, Early: q.earlyExit, NoSpecial: q.noSpecialTokens,
+		Model: q.Model, Given: q.Prompt, LoRA: q.LoRA, Salt: q.Salt, Path: q.LoRAPath, Prompts: q.prompts, Pods: q.pods,
+		Cut: q.Truncation, Processed: q.processed,
+		Tokens: q.Tokens, Keys: q.Keys, Strategy: q.strategy, Mode: q.mode, Wait: q.wait,
+		Explain: q.Explain, Early: q.earlyExit, NoSpecial: q.NoSpecialTokens,
 	}
-	for i, n := range scoreNames {
+	for i, n := range ScoreNames {
 		if seen&(1<<i) == 0 {
 			continue
 		}
 		d.Seen = append(d.Seen, n)
 		switch n {
 		case "input":
-			d.chat(n, string(q.chat.Input))
+			d.chat(n, string(q.Chat.Input))
 		case "system":
-			d.chat(n, string(q.chat.System))
+			d.chat(n, string(q.Chat.System))
 		case "thinking":
-			d.chat(n, string(q.chat.Thinking))
+			d.chat(n, string(q.Chat.Thinking))
 		case "output_config":
-			d.chat(n, string(q.chat.OutputConfig))
+			d.chat(n, string(q.Chat.OutputConfig))
 		case "reasoning":
-			d.chat(n, string(q.chat.Reasoning))
+			d.chat(n, string(q.Chat.Reasoning))
 		case "instructions":
-			d.chat(n, q.chat.Instructions)
+			d.chat(n, q.Chat.Instructions)
 		case "messages":
-			d.chat(n, string(q.chat.Messages))
+			d.chat(n, string(q.Chat.Messages))
 		case "tools":
-			d.chat(n, string(q.chat.Tools))
+			d.chat(n, string(q.Chat.Tools))
 		case "documents":
-			d.chat(n, string(q.chat.Documents))
+			d.chat(n, string(q.Chat.Documents))
 		case "chat_template_kwargs":
-			d.chat(n, string(q.chat.ChatTemplateKwargs))
+			d.chat(n, string(q.Chat.ChatTemplateKwargs))
 		case "add_generation_prompt":
 			d.chat(n, "")
-			if q.chat.AddGenerationPrompt != nil {
-				d.chat(n, fmt.Sprint(*q.chat.AddGenerationPrompt))
+			if q.Chat.AddGenerationPrompt != nil {
+				d.chat(n, fmt.Sprint(*q.Chat.AddGenerationPrompt))
 			}
 		case "continue_final_message":
-			d.chat(n, fmt.Sprint(q.chat.ContinueFinalMessage))
+			d.chat(n, fmt.Sprint(q.Chat.ContinueFinalMessage))
 		case "chat_template":
-			d.chat(n, q.chat.ChatTemplate)
+			d.chat(n, q.Chat.ChatTemplate)
 		case "reasoning_effort":
-			d.chat(n, q.chat.ReasoningEffort)
+			d.chat(n, q.Chat.ReasoningEffort)
 		case "features":
-			d.Objects = q.objects
+			d.Objects = q.Objects
 		case "mm_items":
-			d.Media = q.media
+			d.Media = q.Media
 		}
 	}
 	return d, nil
@@ -127,7 +118,7 @@ func (d *decoded) chat(name, value string) {
 func same(t interface {
 	Helper()
 	Fatalf(string, ...any)
-}, s *scanner, q *scoreRequest, body []byte) {
+}, s *scan.Scanner, q *Score, body []byte) {
 	t.Helper()
 	got, err := scanned(s, q, body)
 	want, wantErr := oracle(body)
@@ -135,7 +126,7 @@ func same(t interface {
 		t.Fatalf("%q: scanner %v, oracle %v", body, err, wantErr)
 	}
 	if err != nil {
-		if e, ok := err.(*apiError); !ok || e.status/100 != 4 || e.message == "" { //nolint:errorlint // it must be that very type
+		if e, ok := err.(*refusal.Error); !ok || e.Status/100 != 4 || e.Message == "" { //nolint:errorlint // it must be that very type
 			t.Fatalf("%q: refused with %#v", body, err)
 		}
 		return
@@ -165,9 +156,9 @@ func same(t interface {
 		got.Tokens, want.Tokens = nil, nil
 	}
 	for _, d := range []*decoded{got, want} {
-		for i := range d.Given.tokens {
-			if len(d.Given.tokens[i]) == 0 {
-				d.Given.tokens[i] = nil
+		for i := range d.Given.Tokens {
+			if len(d.Given.Tokens[i]) == 0 {
+				d.Given.Tokens[i] = nil
 			}
 		}
 	}
@@ -179,7 +170,7 @@ func same(t interface {
 // traceBodies are the bodies of the golden traces.
 func traceBodies(t testing.TB) (bodies [][]byte) {
 	t.Helper()
-	files, err := filepath.Glob("testdata/traces/*.txt")
+	files, err := filepath.Glob("../testdata/traces/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no traces", err)
 	}
@@ -226,7 +217,7 @@ var odd = []string{
 // TestScannerOdd holds the scanner against the oracle where JSON is hard, at
 // every length of each body.
 func TestScannerOdd(t *testing.T) {
-	s, q := new(scanner), new(scoreRequest)
+	s, q := new(scan.Scanner), new(Score)
 	bodies := traceBodies(t)
 	for _, b := range odd {
 		bodies = append(bodies, []byte(b))
@@ -245,7 +236,7 @@ func TestScannerBroken(t *testing.T) {
 	for _, b := range odd {
 		bodies = append(bodies, []byte(b))
 	}
-	s, q := new(scanner), new(scoreRequest)
+	s, q := new(scan.Scanner), new(Score)
 	rapid.Check(t, func(t *rapid.T) {
 		b := slices.Clone(rapid.SampledFrom(bodies).Draw(t, "body"))
 		for range rapid.IntRange(1, 3).Draw(t, "changes") {
@@ -262,7 +253,7 @@ func TestScannerBroken(t *testing.T) {
 
 // TestScannerValues reads back what encoding/json writes.
 func TestScannerValues(t *testing.T) {
-	s, q := new(scanner), new(scoreRequest)
+	s, q := new(scan.Scanner), new(Score)
 	rapid.Check(t, func(t *rapid.T) {
 		v := map[string]any{}
 		tokens := rapid.SliceOf(rapid.Uint32()).Draw(t, "tokens")
@@ -309,16 +300,13 @@ func FuzzDecode(f *testing.F) {
 	for _, b := range odd {
 		f.Add([]byte(b))
 	}
-	s, q := new(scanner), new(scoreRequest)
+	s, q := new(scan.Scanner), new(Score)
 	f.Fuzz(func(t *testing.T, body []byte) { same(t, s, q, body) })
 }
 
 // TestLimitsOfFields checks each limit at its edge and one beyond.
 func TestLimitsOfFields(t *testing.T) {
-	limits := Limits{MaxTokens: 3, MaxBlockKeys: 2, MaxPrompts: 2, MaxPods: 2, RequestTimeout: time.Second}
-	if err := limits.validate(); err != nil {
-		t.Fatal(err)
-	}
+	limits := Limits{MaxTokens: 3, MaxBlockKeys: 2, MaxPrompts: 2, MaxPods: 2, MaxWait: time.Second}
 	for _, tc := range []struct {
 		body, param string // no param: taken
 	}{
@@ -334,38 +322,19 @@ func TestLimitsOfFields(t *testing.T) {
 		{`{"pods":["a","b"]}`, ""},
 		{`{"pods":["a","b","c"]}`, "pods"},
 	} {
-		s, q := new(scanner), &scoreRequest{}
-		q.limits = &limits
-		s.start([]byte(tc.body))
-		_, err := decode(s, scoreFields, q)
+		s, q := new(scan.Scanner), &Score{}
+		q.Limits = &limits
+		s.Start([]byte(tc.body), nil)
+		_, err := scan.Decode(s, ScoreFields, q)
 		if tc.param == "" {
 			if err != nil {
 				t.Errorf("%s: %v", tc.body, err)
 			}
 			continue
 		}
-		e, _ := err.(*apiError) //nolint:errorlint // it must be that very type
-		if e == nil || e.status != 413 || e.code != codeTooLarge || e.param != tc.param {
+		e, _ := err.(*refusal.Error) //nolint:errorlint // it must be that very type
+		if e == nil || e.Status != 413 || e.Code != refusal.CodeTooLarge || e.Param != tc.param {
 			t.Errorf("%s: %#v", tc.body, err)
 		}
 	}
-}
-
-// TestAppendString holds appendString against encoding/json.
-func TestAppendString(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		s := rapid.OneOf(rapid.String(), rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) })).Draw(t, "s")
-		b := appendString(nil, s)
-		var got, want string
-		if err := json.Unmarshal(b, &got); err != nil {
-			t.Fatalf("%q became %q: %v", s, b, err)
-		}
-		std, err := json.Marshal(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal(std, &want); err != nil || got != want {
-			t.Fatalf("%q became %q, want %q", s, got, want)
-		}
-	})
 }

@@ -1,4 +1,4 @@
-package server
+package scan
 
 import (
 	"encoding/binary"
@@ -11,20 +11,20 @@ import (
 
 // The long arrays: tokens and block keys.
 
-// tokens appends an array of token ids to dst. This is where most bytes of
+// Tokens appends an array of token ids to dst. This is where most bytes of
 // most requests pass.
-func (s *scanner) tokens(dst []uint32, limit int) ([]uint32, error) {
-	if !s.take('[') {
-		return dst, s.unexpected("an array of tokens")
+func (s *Scanner) Tokens(dst []uint32, limit int) ([]uint32, error) {
+	if !s.TakeByte('[') {
+		return dst, s.Unexpected("an array of tokens")
 	}
-	s.space()
-	if s.take(']') {
+	s.Space()
+	if s.TakeByte(']') {
 		return dst, nil
 	}
 	first, data := len(dst), s.data
 	for {
 		if len(dst)-first == limit {
-			return dst, s.tooMany(limit)
+			return dst, s.TooMany(limit)
 		}
 		// A local position stays in a register.
 		i := s.pos
@@ -33,8 +33,8 @@ func (s *scanner) tokens(dst []uint32, limit int) ([]uint32, error) {
 			s.pos = i + n + 1
 			continue
 		}
-		if i < len(data) && isSpace(data[i]) {
-			s.space()
+		if i < len(data) && IsSpace(data[i]) {
+			s.Space()
 			i = s.pos
 		}
 		start := i
@@ -51,14 +51,14 @@ func (s *scanner) tokens(dst []uint32, limit int) ([]uint32, error) {
 		if n == 0 || n > 10 || v > math.MaxUint32 || (n > 1 && data[start] == '0') {
 			return dst, s.badToken(len(dst) - first)
 		}
-		if i < len(data) && isSpace(data[i]) {
+		if i < len(data) && IsSpace(data[i]) {
 			s.pos = i
-			s.space()
+			s.Space()
 			i = s.pos
 		}
 		if i == len(data) {
 			s.pos = i
-			return dst, s.syntax("',' or ']'")
+			return dst, s.Syntax("',' or ']'")
 		}
 		dst = append(dst, uint32(v))
 		switch data[i] {
@@ -71,7 +71,7 @@ func (s *scanner) tokens(dst []uint32, limit int) ([]uint32, error) {
 			return dst, s.badToken(len(dst) - first - 1)
 		default:
 			s.pos = i
-			return dst, s.syntax("',' or ']'")
+			return dst, s.Syntax("',' or ']'")
 		}
 	}
 }
@@ -99,30 +99,30 @@ func shortNumber(b []byte) (v uint32, n int) {
 }
 
 // badToken says what is wrong with the element at s.pos.
-func (s *scanner) badToken(n int) error {
+func (s *Scanner) badToken(n int) error {
 	s.element(n)
-	_, err := s.uint(math.MaxUint32, "a whole number")
+	_, err := s.Uint(math.MaxUint32, "a whole number")
 	if err == nil {
-		err = s.syntax("a token")
+		err = s.Syntax("a token")
 	}
 	return err
 }
 
-// blockKeys appends an array of block keys to dst.
-func (s *scanner) blockKeys(dst []blockkey.Key, limit int) ([]blockkey.Key, error) {
-	if !s.take('[') {
-		return dst, s.unexpected("an array of block keys")
+// BlockKeys appends an array of block keys to dst.
+func (s *Scanner) BlockKeys(dst []blockkey.Key, limit int) ([]blockkey.Key, error) {
+	if !s.TakeByte('[') {
+		return dst, s.Unexpected("an array of block keys")
 	}
-	s.space()
-	if s.take(']') {
+	s.Space()
+	if s.TakeByte(']') {
 		return dst, nil
 	}
 	base := len(s.path)
 	for first := len(dst); ; {
 		if len(dst)-first == limit {
-			return dst, s.tooMany(limit)
+			return dst, s.TooMany(limit)
 		}
-		s.space()
+		s.Space()
 		k, ok := s.plainKey()
 		if !ok {
 			s.element(len(dst) - first)
@@ -133,18 +133,18 @@ func (s *scanner) blockKeys(dst []blockkey.Key, limit int) ([]blockkey.Key, erro
 			s.path = s.path[:base]
 		}
 		dst = append(dst, k)
-		s.space()
-		if s.take(']') {
+		s.Space()
+		if s.TakeByte(']') {
 			return dst, nil
 		}
-		if !s.take(',') {
-			return dst, s.syntax("',' or ']'")
+		if !s.TakeByte(',') {
+			return dst, s.Syntax("',' or ']'")
 		}
 	}
 }
 
 // plainKey reads a block key that is written without escapes, as all are.
-func (s *scanner) plainKey() (blockkey.Key, bool) {
+func (s *Scanner) plainKey() (blockkey.Key, bool) {
 	b := s.data[s.pos:]
 	if len(b) < 18 || b[0] != '"' || b[17] != '"' {
 		return 0, false
@@ -157,20 +157,20 @@ func (s *scanner) plainKey() (blockkey.Key, bool) {
 }
 
 // escapedKey reads a block key of any spelling, or says what is wrong with it.
-func (s *scanner) escapedKey() (blockkey.Key, error) {
-	b, err := s.string("a string of 16 hex digits")
+func (s *Scanner) escapedKey() (blockkey.Key, error) {
+	b, err := s.StringBytes("a string of 16 hex digits")
 	if err != nil {
 		return 0, err
 	}
 	k, err := blockkey.ParseKey(string(b))
 	if err != nil {
-		return 0, s.wrong("is not a block key: it takes a string of 16 hex digits")
+		return 0, s.Wrong("is not a block key: it takes a string of 16 hex digits")
 	}
 	return k, nil
 }
 
 // element puts the place in an array into the path.
-func (s *scanner) element(n int) {
+func (s *Scanner) element(n int) {
 	s.path = append(s.path, '[')
 	s.path = append(strconv.AppendInt(s.path, int64(n), 10), ']')
 }

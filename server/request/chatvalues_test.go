@@ -1,4 +1,4 @@
-package server
+package request
 
 import (
 	"encoding/json"
@@ -20,7 +20,7 @@ func TestChatValues(t *testing.T) {
 		}
 	}
 	one := json.RawMessage(`[1,1]`)
-	if n := chatValues(&prompt.Chat{Messages: one, Tools: one, Documents: one, ChatTemplateKwargs: one, System: one, Thinking: one, OutputConfig: one, Input: one, Reasoning: one}); n < 9*3 {
+	if n := ChatValues(&prompt.Chat{Messages: one, Tools: one, Documents: one, ChatTemplateKwargs: one, System: one, Thinking: one, OutputConfig: one, Input: one, Reasoning: one}); n < 9*3 {
 		t.Errorf("%d values of nine fields with three", n)
 	}
 }

@@ -1,4 +1,6 @@
-package server
+// Package refusal is how the HTTP API says no: one shape of error, and which status and
+// code the errors of the packages below have in it. Errors are plain values.
+package refusal
 
 import (
 	"context"
@@ -8,64 +10,66 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/server/appendjson"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 	"github.com/kvatlas/kvatlas/tokenpool"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
-// apiError is a refusal as the client sees it.
-type apiError struct {
-	status  int
-	code    string // a word that programs compare
-	message string // a sentence that people read
-	param   string // the field that is to blame; empty is null
-	retry   time.Duration
+// Error is a refusal as the client sees it.
+type Error struct {
+	Status  int
+	Code    string // a word that programs compare
+	Message string // a sentence that people read
+	Param   string // the field that is to blame; empty is null
+	Retry   time.Duration
 }
 
 // Error implements error.
-func (e *apiError) Error() string { return e.message }
+func (e *Error) Error() string { return e.Message }
 
-// appendJSON appends the one shape that errors have.
-func (e *apiError) appendJSON(b []byte) []byte {
+// AppendJSON appends the one shape that errors have.
+func (e *Error) AppendJSON(b []byte) []byte {
 	b = append(b, `{"error":{"code":`...)
-	b = appendString(b, e.code)
+	b = appendjson.String(b, e.Code)
 	b = append(b, `,"message":`...)
-	b = appendString(b, e.message)
+	b = appendjson.String(b, e.Message)
 	b = append(b, `,"param":`...)
-	if e.param == "" {
+	if e.Param == "" {
 		b = append(b, "null"...)
 	} else {
-		b = appendString(b, e.param)
+		b = appendjson.String(b, e.Param)
 	}
 	return append(b, "}}\n"...)
 }
 
 // Codes of refusals that this package makes itself.
 const (
-	codeInvalidJSON    = "invalid_json"
-	codeInvalidRequest = "invalid_request"
-	codeUnknownField   = "unknown_field"
-	codeTooLarge       = "too_large"
-	codeNotImplemented = "not_implemented"
-	codeOverloaded     = "overloaded"
+	CodeInvalidJSON    = "invalid_json"
+	CodeInvalidRequest = "invalid_request"
+	CodeUnknownField   = "unknown_field"
+	CodeTooLarge       = "too_large"
+	CodeNotImplemented = "not_implemented"
+	CodeOverloaded     = "overloaded"
 	codeInvalidDump    = "invalid_dump"
-	codeNoIngest       = "no_ingest"
+	CodeNoIngest       = "no_ingest"
 )
 
-// invalid is a 400 for one field.
-func invalid(param, format string, args ...any) *apiError {
-	return &apiError{status: http.StatusBadRequest, code: codeInvalidRequest, message: fmt.Sprintf(format, args...), param: param}
+// Invalid is a 400 for one field.
+func Invalid(param, format string, args ...any) *Error {
+	return &Error{Status: http.StatusBadRequest, Code: CodeInvalidRequest, Message: fmt.Sprintf(format, args...), Param: param}
 }
 
-// tooLarge is a 413 for one field, or for the body when param is empty.
-func tooLarge(param, format string, args ...any) *apiError {
-	return &apiError{status: http.StatusRequestEntityTooLarge, code: codeTooLarge, message: fmt.Sprintf(format, args...), param: param}
+// TooLarge is a 413 for one field, or for the body when param is empty.
+func TooLarge(param, format string, args ...any) *Error {
+	return &Error{Status: http.StatusRequestEntityTooLarge, Code: CodeTooLarge, Message: fmt.Sprintf(format, args...), Param: param}
 }
 
 // statusClientGone is what the log and the metrics show when the client went
@@ -83,15 +87,15 @@ var mapping = []struct {
 	message string
 	retry   time.Duration
 }{
-	{is: scorer.ErrRequest, status: 400, code: codeInvalidRequest},
-	{is: scorer.ErrCut, status: 400, code: codeInvalidRequest, param: "truncate_prompt_tokens"},
+	{is: scorer.ErrRequest, status: 400, code: CodeInvalidRequest},
+	{is: scorer.ErrCut, status: 400, code: CodeInvalidRequest, param: "truncate_prompt_tokens"},
 	{is: scorer.ErrNoTokenizer, status: 501, code: "no_tokenizer", param: "prompt", message: "this server has no tokenizers: send tokens, tokens_b64 or block_keys"},
 	{is: tokenpool.ErrUnsupported, status: 501, code: "tokenizer_unsupported", param: "model"},
 	{is: tokenpool.ErrUnknownModel, status: 404, code: "unknown_model", param: "model", message: "there is no tokenizer for this model: send tokens, or put it at DIR/<org>/<model>/tokenizer.json of the server's --tokenizers DIR"},
 	{is: tokenpool.ErrInvalidText, status: 400, code: "invalid_text", param: "prompt"},
 	{is: tokenpool.ErrInvalidTokens, status: 400, code: "invalid_tokens", param: "tokens"},
-	{is: tokenpool.ErrMedia, status: 400, code: codeInvalidRequest, param: "mm_items"},
-	{is: tokenpool.ErrTooLong, status: 413, code: codeTooLarge, param: "prompt"},
+	{is: tokenpool.ErrMedia, status: 400, code: CodeInvalidRequest, param: "mm_items"},
+	{is: tokenpool.ErrTooLong, status: 413, code: CodeTooLarge, param: "prompt"},
 	{is: tokenpool.ErrBusy, status: 503, code: "tokenizer_busy", message: "the tokenizer's queue is full, try again later", retry: time.Second},
 	{is: tokenpool.ErrPinned, status: 502, code: "tokenizer_changed", param: "model", message: "the files of this model's tokenizer are not the ones that are pinned (tokenizer-pins); the server's log says what differs", retry: 5 * time.Second},
 	{is: tokenpool.ErrBroken, status: 422, code: "tokenizer_broken", param: "model"},
@@ -105,22 +109,22 @@ var mapping = []struct {
 	{is: snapshot.ErrVersion, status: 400, code: codeInvalidDump},
 	{is: route.ErrNobody, status: 404, code: "no_pod"},
 	{is: route.ErrBusy, status: 503, code: "pods_busy", message: "every pod that may take the request is at its limits, try again later", retry: time.Second},
-	{is: route.ErrSettings, status: 400, code: codeInvalidRequest},
-	{is: route.ErrRequest, status: 400, code: codeInvalidRequest},
+	{is: route.ErrSettings, status: 400, code: CodeInvalidRequest},
+	{is: route.ErrRequest, status: 400, code: CodeInvalidRequest},
 	{is: loads.ErrReadOnly, status: 503, code: "loads_unavailable", message: "this server may not change loads in Redis: its user there may only read", retry: 5 * time.Second},
 	{is: loads.ErrUnavailable, status: 503, code: "loads_unavailable", message: "loads and settings cannot be reached, try again later", retry: time.Second},
-	{is: loads.ErrInvalid, status: 400, code: codeInvalidRequest},
+	{is: loads.ErrInvalid, status: 400, code: CodeInvalidRequest},
 	{is: ingest.ErrReading, status: 409, code: "rank_is_read", param: "pod", message: "the events of this rank are read from its engine by this server, so they cannot be pushed too"},
 	{is: ingest.ErrOtherModel, status: 409, code: "model_conflict", param: "model"},
 	{is: ingest.ErrNotRead, status: 404, code: "rank_not_read", param: "rank", message: "this server does not read the rank: another replica does, or nobody"},
 	{is: ingest.ErrRange, status: 400, code: "invalid_range", param: "to"},
 	{is: ingest.ErrTooNew, status: 416, code: "range_too_new", param: "from"},
 	{is: ingest.ErrTooOld, status: 416, code: "range_too_old", param: "from"},
-	{is: ingest.ErrNoPages, status: 501, code: codeNotImplemented, message: "the index of this server cannot be paged through"},
+	{is: ingest.ErrNoPages, status: 501, code: CodeNotImplemented, message: "the index of this server cannot be paged through"},
 	{is: ingest.ErrClosed, status: 503, code: "closing", message: "the server is shutting down", retry: time.Second},
 	{is: store.ErrUnknownPod, status: 404, code: "unknown_pod", param: "pod", message: "the pod is not registered any more"},
-	{is: store.ErrNoRank, status: 400, code: codeInvalidRequest, param: "rank"},
-	{is: store.ErrInvalid, status: 400, code: codeInvalidRequest},
+	{is: store.ErrNoRank, status: 400, code: CodeInvalidRequest, param: "rank"},
+	{is: store.ErrInvalid, status: 400, code: CodeInvalidRequest},
 	{is: store.ErrCursor, status: 400, code: "invalid_cursor", param: "cursor"},
 	{is: store.ErrModelConflict, status: 409, code: "model_conflict", param: "model"},
 	{is: store.ErrFenced, status: 503, code: "index_unavailable", message: "another server has written for this rank meanwhile, send this again", retry: time.Second},
@@ -134,16 +138,16 @@ var mapping = []struct {
 	{is: context.Canceled, status: statusClientGone, code: "client_gone", message: "the client closed the connection"},
 }
 
-// noTokenizer is scorer.ErrNoTokenizer for the field that needs one.
-func noTokenizer(param string) error {
-	e := *asAPIError(scorer.ErrNoTokenizer)
-	e.param = param
+// NoTokenizer is scorer.ErrNoTokenizer for the field that needs one.
+func NoTokenizer(param string) error {
+	e := *Of(scorer.ErrNoTokenizer)
+	e.Param = param
 	return &e
 }
 
-// asAPIError turns any error into what the client sees.
-func asAPIError(err error) *apiError {
-	if e, ok := errors.AsType[*apiError](err); ok {
+// Of turns any error into what the client sees.
+func Of(err error) *Error {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
 	for i := range mapping {
@@ -151,26 +155,39 @@ func asAPIError(err error) *apiError {
 		if !errors.Is(err, m.is) {
 			continue
 		}
-		e := &apiError{status: m.status, code: m.code, message: m.message, param: m.param, retry: m.retry}
+		e := &Error{Status: m.status, Code: m.code, Message: m.message, Param: m.param, Retry: m.retry}
 		if in, ok := errors.AsType[*scorer.InputError](err); ok {
 			err = in.Err
-			if e.param == "prompt" {
-				e.param = "prompts[" + strconv.Itoa(in.Index) + "]"
+			if e.Param == "prompt" {
+				e.Param = "prompts[" + strconv.Itoa(in.Index) + "]"
 			}
 		}
-		if e.message == "" {
-			e.message = plain(err, m.is)
+		if e.Message == "" {
+			e.Message = Plain(err, m.is)
 		}
 		return e
 	}
-	return &apiError{status: http.StatusInternalServerError, code: "internal", message: "an internal error; the server's log has it under this request's id"}
+	return &Error{Status: http.StatusInternalServerError, Code: "internal", Message: "an internal error; the server's log has it under this request's id"}
 }
 
-// plain is the error's text without the sentinel's, which the code stands for.
-func plain(err, sentinel error) string {
+// Plain is the error's text without the sentinel's, which the code stands for.
+func Plain(err, sentinel error) string {
 	text := strings.Replace(err.Error(), sentinel.Error()+": ", "", 1)
 	if text == sentinel.Error() {
 		_, text, _ = strings.Cut(text, ": ")
 	}
 	return text
+}
+
+// Clip keeps what a client sent readable in an error.
+func Clip(t string) string {
+	const most = 64
+	if len(t) <= most {
+		return t
+	}
+	n := most
+	for n > 0 && !utf8.RuneStart(t[n]) {
+		n--
+	}
+	return t[:n] + "..."
 }

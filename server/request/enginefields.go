@@ -1,6 +1,11 @@
-package server
+package request
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/scan"
+)
 
 // Who sends an engine a request can send /v1/score and /v1/tokenize the same body.
 // What of it makes the prompt is read; what is listed here changes nothing about the
@@ -59,81 +64,29 @@ var refusedFields = map[string]struct {
 	why    string
 }{
 	"conversation":            {[]string{"input"}, "what was said before is known to the engine alone: send all of it as input"},
-	"extra_key":               {engineForms, "which blocks SGLang keeps under a key of the caller is not in its events"},
+	"extra_key":               {EngineForms, "which blocks SGLang keeps under a key of the caller is not in its events"},
 	"previous_input_messages": {[]string{"input"}, "it is of Harmony's encoding, which is not done here"},
 	"previous_response_id":    {[]string{"input"}, "what was said before is known to the engine alone: send all of it as input"},
 	"prompt_embeds":           {[]string{"prompt"}, "embeddings are no tokens"},
 	"suffix":                  {[]string{"prompt"}, "SGLang puts it into the prompt by a template of its own: send the tokens"},
 }
 
-// passes are the fields that a body of an engine may have beside those that are read:
-// their places in a set.
-var passes = func() map[string]int {
-	out := map[string]int{}
-	for _, s := range skippedOf {
-		for _, name := range s.fields {
-			out[name] = len(out)
-		}
-	}
+// EngineSkips are the fields that a body of an engine may have beside those that are read.
+var EngineSkips = func() *scan.Skips {
+	var refused []string
 	for name := range refusedFields {
-		out[name] = len(out)
+		refused = append(refused, name)
 	}
-	return out
+	return scan.NewSkips(SkippedFields(), refused)
 }()
 
-// passed is the set of the fields that a body had of them.
-type passed struct {
-	bits    [4]uint64
-	first   string   // the first that was skipped, "" if none was
-	refused []string // those of refusedFields that had a value
+// RefusedField refuses a field that cannot be done.
+func RefusedField(name string) error {
+	return refusal.Invalid(name, "%s cannot be given: %s", name, refusedFields[name].why)
 }
 
-// add adds a field, and reports whether it was there.
-func (p *passed) add(i int) (again bool) {
-	word, bit := &p.bits[i/64], uint64(1)<<(i%64)
-	again = *word&bit != 0
-	*word |= bit
-	return again
-}
-
-// pass skips the value of a field that is in passes, and reports whether it is. A
-// field that cannot be done is refused with the reason.
-func (s *scanner) pass(name []byte) (bool, error) {
-	if !s.engine {
-		return false, nil
-	}
-	i, ok := passes[string(name)]
-	if !ok {
-		return false, nil
-	}
-	if s.passed.add(i) {
-		return true, s.wrong("is given twice")
-	}
-	s.space()
-	if !s.take(':') {
-		return true, s.syntax("':'")
-	}
-	s.space()
-	value, err := s.raw("a value")
-	if err != nil {
-		return true, err
-	}
-	if _, refused := refusedFields[string(name)]; refused && string(value) != "null" && string(value) != `""` {
-		s.passed.refused = append(s.passed.refused, string(name))
-	}
-	if s.passed.first == "" {
-		s.passed.first = string(name)
-	}
-	return true, nil
-}
-
-// refusedField refuses a field that cannot be done.
-func refusedField(name string) error {
-	return invalid(name, "%s cannot be given: %s", name, refusedFields[name].why)
-}
-
-// skippedFields are all fields that are skipped, by name.
-func skippedFields() []string {
+// SkippedFields are all fields that are skipped, by name.
+func SkippedFields() []string {
 	var out []string
 	for _, s := range skippedOf {
 		out = append(out, s.fields...)

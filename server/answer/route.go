@@ -1,0 +1,149 @@
+// Package answer makes the bodies of answers: of what the scorer, the router and ingest
+// have found, as JSON. Its functions are pure, and what is on the path of every request
+// is appended by hand.
+package answer
+
+import (
+	"cmp"
+
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/server/request"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// sessionAnswer is what became of a request's session.
+type sessionAnswer struct {
+	State route.SessionState `json:"state"`
+	Was   *Place             `json:"was,omitempty"`
+}
+
+// Place is a pod and a rank in an answer.
+type Place struct {
+	Pod  string `json:"pod"`
+	Rank int    `json:"rank"`
+}
+
+// Routed is the answer of POST /v1/route.
+type Routed struct {
+	Place
+	Address     string        `json:"address,omitempty"`
+	Policy      string        `json:"policy"`
+	Fallbacks   []Place       `json:"fallbacks"`
+	Overlap     overlapAnswer `json:"overlap"`
+	Tokens      routedTokens  `json:"tokens"`
+	Reservation string        `json:"reservation,omitempty"`
+	Again       bool          `json:"again,omitempty"`
+	Resolved    *resolved     `json:"resolved,omitempty"`
+	Costs       []costAnswer  `json:"costs,omitempty"`
+	// Prefill is who prefills, of a pair; without it LocalPrefill says why the place does.
+	Prefill      *halfAnswer       `json:"prefill,omitempty"`
+	LocalPrefill string            `json:"local_prefill,omitempty"`
+	Pairs        []pairAnswer      `json:"pairs,omitempty"`
+	Headers      map[string]string `json:"headers,omitempty"`
+	// PullFrom is whom the place that prefills fetches from, PullPlan what else could be done.
+	PullFrom   *pullAnswer     `json:"pull_from,omitempty"`
+	KVTransfer *transferParams `json:"kv_transfer_params,omitempty"`
+	PullPlan   *planAnswer     `json:"pull_plan,omitempty"`
+	Degraded   *degraded       `json:"degraded,omitempty"`
+	Session    *sessionAnswer  `json:"session,omitempty"`
+	returned
+}
+
+// overlapAnswer is what the chosen place can reuse.
+type overlapAnswer struct {
+	Blocks int            `json:"blocks"`
+	Tokens int            `json:"tokens"`
+	Best   int            `json:"best_tokens"`
+	Tiers  map[string]int `json:"tiers"`
+	// Predicted is how many of Tokens are only predicted.
+	Predicted int `json:"predicted_tokens,omitempty"`
+}
+
+type routedTokens struct {
+	Total  int    `json:"total"`
+	Source string `json:"source"`
+	Exact  bool   `json:"exact"`
+}
+
+type resolved struct {
+	Model string `json:"model"`
+	LoRA  string `json:"lora,omitempty"`
+}
+
+type degraded struct {
+	Reason string `json:"reason"`
+}
+
+// costAnswer is what a candidate costs; total is null of one that is busy.
+type costAnswer struct {
+	Place
+	Total *float64           `json:"total"`
+	Terms map[string]float64 `json:"terms"`
+	Load  loads.Load         `json:"load"`
+	Extra *loads.Extra       `json:"engine_extra,omitempty"`
+	Held  map[string]int     `json:"held_tokens"`
+	// Predicted is how many of Held are only predicted.
+	Predicted int `json:"predicted_tokens,omitempty"`
+}
+
+// reasonLoads is why an answer is degraded when the loads cannot be reached.
+const reasonLoads = "loads_stale"
+
+// DegradedReason is why the answer is degraded, "" when it is not.
+func (a *Routed) DegradedReason() string {
+	if a.Degraded == nil {
+		return ""
+	}
+	return a.Degraded.Reason
+}
+
+// Route is the answer to a request that was decided.
+func Route(q *request.Route, d *route.Decision) *Routed {
+	a := &Routed{
+		Place: Place(d.RankRef), Address: d.Address, Policy: d.Policy, Fallbacks: placesOf(d.Fallbacks), Reservation: d.Reservation, Again: d.Again,
+		Overlap: overlapAnswer{Tokens: d.Cached(), Best: d.Best, Tiers: tierTokens(d.Held), Predicted: d.Predicted},
+		Tokens:  routedTokens{Total: d.Tokens, Source: "estimate", Exact: !d.Estimated},
+	}
+	if d.Score != nil {
+		a.Tokens.Source, a.Tokens.Exact = d.Score.Source, d.Score.Exact
+		a.Overlap.Blocks = d.Cached() / d.Score.BlockSize
+		if d.Score.Degraded != "" {
+			a.Degraded = &degraded{string(d.Score.Degraded)}
+		}
+	} else if !d.Estimated {
+		a.Tokens.Source = "tokens"
+	}
+	if d.Local {
+		a.Degraded = &degraded{reasonLoads}
+	}
+	if d.Session != nil {
+		a.Session = &sessionAnswer{State: d.Session.State, Was: (*Place)(d.Session.Was)}
+	}
+	if d.Score != nil && d.Score.TokenIDs != nil {
+		a.returned = returnedOf(&q.Score, d.Score.TokenIDs)
+	}
+	if q.Resolved {
+		a.Resolved = &resolved{q.Model, q.LoRA}
+	}
+	if q.Explain {
+		a.Costs = costsOf(d.Costs)
+	}
+	blockSize := 0
+	if d.Score != nil {
+		blockSize = d.Score.BlockSize
+	}
+	a.addPair(d, blockSize)
+	a.addPull(d, cmp.Or(d.Reservation, q.ID))
+	return a
+}
+
+func tierTokens(held [store.NumTiers]int) map[string]int {
+	m := map[string]int{}
+	for t, n := range held {
+		if n > 0 {
+			m[store.Tier(t).String()] = n
+		}
+	}
+	return m
+}

@@ -1,0 +1,27 @@
+package appendjson
+
+import (
+	"encoding/json"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// TestAppendString holds appendString against encoding/json.
+func TestAppendString(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := rapid.OneOf(rapid.String(), rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) })).Draw(t, "s")
+		b := String(nil, s)
+		var got, want string
+		if err := json.Unmarshal(b, &got); err != nil {
+			t.Fatalf("%q became %q: %v", s, b, err)
+		}
+		std, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(std, &want); err != nil || got != want {
+			t.Fatalf("%q became %q, want %q", s, got, want)
+		}
+	})
+}
