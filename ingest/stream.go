@@ -173,8 +173,8 @@ func (s *stream) claim(ctx context.Context) error {
 		_, err := s.in.config.Index.Register(ctx, p)
 		return err
 	}
-	return fmt.Errorf("%w: the pod %s is registered for the model %s, and numbered events of a pod are of one model: push those of %s "+
-		"under another pod name, or register the pod for it (POST /v1/pods), which ends what it holds now", ErrOtherModel, p.Name, p.Model, s.p.Model)
+	return fmt.Errorf("%w: the pod %s is registered for the model %s, and numbered events of a pod are of one model: register %s "+
+		"beside it (POST /v1/pods with beside), push its events under another pod name, or register the pod for it instead, which ends what it holds now", ErrOtherModel, p.Name, p.Model, s.p.Model)
 }
 
 // byPush reports whether a registration says no more than a push does, which registers a

@@ -89,7 +89,7 @@ func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Pictur
 	v.Candidates = slices.Grow(v.Candidates[:0], places)
 	for i := range reg.Pods {
 		p := &reg.Pods[i]
-		if p.Model != q.Score.Model || p.PartOf != nil || named != nil && !slices.Contains(named, p.Name) || !q.suits(p, whole) {
+		if p.Model != q.Score.Model || p.PartOf != nil || named != nil && !isAmong(named, p.Name) || !q.suits(p, whole) {
 			continue
 		}
 		for rank := range max(1, p.Ranks) {
@@ -126,11 +126,16 @@ func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Pictur
 	return nil
 }
 
+// isAmong reports whether a registration is of one of the named pods, or is named itself.
+func isAmong(named []string, registration string) bool {
+	return slices.Contains(named, registration) || slices.Contains(named, store.PlainName(registration))
+}
+
 // suits reports whether a pod may take the request. whole says that the model has pods that
 // take requests from beginning to end.
 func (q *Request) suits(p *store.Pod, whole bool) bool {
 	switch {
-	case q.Pinned != nil && q.Pinned.Pod != p.Name,
+	case q.Pinned != nil && q.Pinned.Pod != p.Name && q.Pinned.Pod != store.PlainName(p.Name),
 		q.Role != "" && p.Role != "" && p.Role != "both" && p.Role != q.Role,
 		q.Role == "" && whole && p.Role != "" && p.Role != "both",
 		q.Score.LoRA != "" && len(p.Adapters) > 0 && !slices.Contains(p.Adapters, q.Score.LoRA):

@@ -92,6 +92,12 @@ func (f *fold) want(reg *store.Registry) {
 			if p, known := reg.PodIndex(name); known {
 				f.wanted[p] = true
 			}
+			if !reg.HasBeside() {
+				continue
+			}
+			if p, known := reg.Serving(name, f.model); known {
+				f.wanted[p] = true
+			}
 		}
 		return
 	}

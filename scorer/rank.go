@@ -24,6 +24,7 @@ func (s *Scorer) finish(j *job, err error) {
 		resp.Degraded = IndexUnavailable
 	}
 	resp.Pods = f.rank(j.rule, s.cfg.Weights)
+	resp.Pods = f.joinBeside(resp.Pods)
 	resp.Pods = f.addMissing(resp.Pods, j.req.Pods)
 	slices.SortFunc(resp.Pods, func(a, b PodScore) int {
 		return cmp.Or(cmp.Compare(b.Score, a.Score), cmp.Compare(a.Pod, b.Pod))
@@ -77,7 +78,7 @@ func (m *Match) rank(r *rule, w *Weights) []PodScore {
 		}
 		best, score := m.bestOf(r, w, first, end)
 		if best >= 0 {
-			p := PodScore{Pod: m.Registry.Pods[pod].Name, Score: score, Blocks: m.Held[best].Total(), Reusable: m.Reusable(best)}
+			p := PodScore{Pod: m.Registry.PodName(pod), Score: score, Blocks: m.Held[best].Total(), Reusable: m.Reusable(best)}
 			if len(m.Predicted) > 0 {
 				p.Predicted = int(m.Predicted[best])
 			}
@@ -89,6 +90,18 @@ func (m *Match) rank(r *rule, w *Weights) []PodScore {
 		first = end
 	}
 	return out
+}
+
+// joinBeside sorts pods by their plain names, and keeps of two registrations of one pod the
+// one with the higher score: it is the same engine.
+func (m *Match) joinBeside(pods []PodScore) []PodScore {
+	if m.Registry == nil || !m.Registry.HasBeside() {
+		return pods // sorted, and each has its own
+	}
+	slices.SortFunc(pods, func(a, b PodScore) int {
+		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(b.Score, a.Score), cmp.Compare(b.Blocks, a.Blocks))
+	})
+	return slices.CompactFunc(pods, func(a, b PodScore) bool { return a.Pod == b.Pod })
 }
 
 // part returns what was appended to list, in a slice that cannot grow into
@@ -138,7 +151,7 @@ func appendTiers(dst []TierBlocks, b TierCounts) []TierBlocks {
 func (m *Match) addMissing(have []PodScore, want []string) []PodScore {
 	n := len(have)
 	for _, name := range want {
-		if m.isWorker(name) {
+		if name = store.PlainName(name); m.isWorker(name) {
 			continue
 		}
 		named := func(p PodScore) bool { return p.Pod == name }
@@ -170,7 +183,7 @@ func (f *fold) explanation() *Explanation {
 		var hs []BlockHolder
 		for _, h := range run.held {
 			s := f.Registry.Slots[h.slot]
-			bh := BlockHolder{Pod: f.Registry.Pods[s.Pod].Name, Rank: s.Rank, Tier: h.tier.Memory().String()}
+			bh := BlockHolder{Pod: f.Registry.PodName(s.Pod), Rank: s.Rank, Tier: h.tier.Memory().String()}
 			switch {
 			case h.tier.IsWindow():
 				bh.Kind = KindWindow

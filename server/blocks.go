@@ -113,32 +113,46 @@ func (s *Server) change(ctx context.Context, q *blocksRequest, f scan.Form) (int
 	if err := s.checkRanks(ctx, q.pod, q.Model, q.rank); err != nil {
 		return 0, err
 	}
-	if q.op == store.Add {
-		return s.add(ctx, q)
-	}
 	reg, err := s.registry(ctx, q.pod, q.Model)
 	if err != nil {
 		return 0, err
 	}
-	var chain []blockkey.Key
-	if q.op == store.Remove {
-		size := s.cfg.BlockSize
-		if m, ok := reg.Models[q.Model]; ok {
-			size = m.BlockSize
-		}
-		chain = q.chain(size)
-	}
-	tier := q.tier
-	if !f.Has("tier") {
-		tier = store.AllTiers
-	}
-	batch := store.Batch{Pod: q.pod, Rank: q.rank, Model: q.Model}
 	if q.op == store.Clear {
-		batch.Ops = []store.Op{{Kind: store.Clear, Tier: tier, AllRanks: !f.Has("rank")}}
-	} else {
-		batch.Ops = ops(store.Remove, tier, chain)
+		return 0, s.cfg.Index.Apply(ctx, clears(reg, q, f)...)
 	}
+	if i, known := reg.Serving(q.pod, q.Model); known {
+		q.pod = reg.Pods[i].Name
+	}
+	if q.op == store.Add {
+		return s.add(ctx, q)
+	}
+	size := s.cfg.BlockSize
+	if m, ok := reg.Models[q.Model]; ok {
+		size = m.BlockSize
+	}
+	chain := q.chain(size)
+	batch := store.Batch{Pod: q.pod, Rank: q.rank, Model: q.Model, Ops: ops(store.Remove, q.tierOrAll(f), chain)}
 	return len(chain), s.cfg.Index.Apply(ctx, batch)
+}
+
+// tierOrAll is the tier that a request names, or all.
+func (q *blocksRequest) tierOrAll(f scan.Form) store.Tier {
+	if !f.Has("tier") {
+		return store.AllTiers
+	}
+	return q.tier
+}
+
+// clears are the changes of a clear, which is of all models of a pod: one for each of its
+// registrations.
+func clears(reg *store.Registry, q *blocksRequest, f scan.Form) []store.Batch {
+	op := store.Op{Kind: store.Clear, Tier: q.tierOrAll(f), AllRanks: !f.Has("rank")}
+	batches := []store.Batch{{Pod: q.pod, Rank: q.rank, Model: q.Model, Ops: []store.Op{op}}}
+	for _, i := range reg.Beside(q.pod) {
+		p := &reg.Pods[i]
+		batches = append(batches, store.Batch{Pod: p.Name, Rank: q.rank, Model: p.Model, Ops: []store.Op{op}})
+	}
+	return batches
 }
 
 // add is the change that registers the pod and fixes the model's settings.
@@ -171,11 +185,11 @@ func (q *blocksRequest) chain(size int) []blockkey.Key {
 }
 
 // registry asks the index itself only when this process has not seen the pod
-// or the model.
+// or the model, or knows of no registration of the pod for it.
 func (s *Server) registry(ctx context.Context, pod, model string) (*store.Registry, error) {
 	reg := s.cfg.Index.Cached()
 	if _, ok := reg.Models[model]; ok {
-		if _, ok := reg.PodIndex(pod); ok {
+		if i, ok := reg.Serving(pod, model); ok && (reg.Pods[i].Model == model || slices.Contains(reg.Pods[i].Aliases, model)) {
 			return reg, nil
 		}
 	}
@@ -187,17 +201,17 @@ func (s *Server) registry(ctx context.Context, pod, model string) (*store.Regist
 // ranks, so a refusal asks the index itself.
 func (s *Server) checkRanks(ctx context.Context, pod, model string, ranks ...int) error {
 	reg, err := s.registry(ctx, pod, model)
-	if err == nil && lacksRank(reg, pod, ranks) != nil {
+	if err == nil && lacksRank(reg, pod, model, ranks) != nil {
 		reg, err = s.cfg.Index.Registry(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	return lacksRank(reg, pod, ranks)
+	return lacksRank(reg, pod, model, ranks)
 }
 
-func lacksRank(reg *store.Registry, pod string, ranks []int) error {
-	i, known := reg.PodIndex(pod)
+func lacksRank(reg *store.Registry, pod, model string, ranks []int) error {
+	i, known := reg.Serving(pod, model)
 	if !known {
 		return nil
 	}

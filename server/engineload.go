@@ -8,6 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/server/answer"
 	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/server/scan"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // engineLoadRequest is the body of POST /v1/pods/{name}/load: what an engine says of a rank.
@@ -93,7 +94,7 @@ func (c *call) pushLoad() error {
 	return c.replyJSON(http.StatusOK, struct {
 		answer.Place
 		Stale float64 `json:"stale_after_s"`
-	}{answer.Place{Pod: name, Rank: q.Rank}, loads.EngineStale.Seconds()})
+	}{answer.PlaceOf(store.RankRef{Pod: name, Rank: q.Rank}), loads.EngineStale.Seconds()})
 }
 
 // engineAnswer is what an engine says of its load.

@@ -207,10 +207,11 @@ func (s *Server) introduce(ctx context.Context, p *ingest.Pushed) error {
 	if err != nil {
 		return err
 	}
-	at, known := reg.PodIndex(p.Pod)
+	at, known := reg.Serving(p.Pod, p.Model)
 	if !known {
 		return s.enroll(ctx, p)
 	}
+	p.Pod = reg.Pods[at].Name
 	if pod := &reg.Pods[at]; pod.Model != p.Model && slices.Contains(pod.Aliases, p.Model) {
 		p.Model = pod.Model // by another name of it
 	}

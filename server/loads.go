@@ -67,7 +67,7 @@ func (c *call) listLoads() error {
 		ranks = append(ranks, list...)
 		out[model] = []loadAnswer{}
 		for i := range list {
-			a := loadAnswer{Place: answer.Place(list[i].RankRef), Load: list[i].Load}
+			a := loadAnswer{Place: answer.PlaceOf(list[i].RankRef), Load: list[i].Load}
 			if e := list[i].Engine; e != nil {
 				a.Engine = answerOfEngine(e, list[i].Now)
 			}

@@ -20,7 +20,10 @@ import (
 )
 
 // podRequest is the body of POST /v1/pods: store.Pod, field by field.
-type podRequest struct{ store.Pod }
+type podRequest struct {
+	store.Pod
+	beside bool
+}
 
 // podField reads one field of a pod into what at points to, and lets the index
 // judge it on its own, so that a refusal can name it.
@@ -71,6 +74,7 @@ var podFields = scan.Fields[podRequest]{
 	podField("approximate", (*scan.Scanner).Bool, func(p *store.Pod) *bool { return &p.Approximate }),
 	podField("labels", (*scan.Scanner).Labels, func(p *store.Pod) *map[string]string { return &p.Labels }),
 	podField("part_of", readPartOf, func(p *store.Pod) **store.PartOf { return &p.PartOf }),
+	{Name: "beside", Read: func(s *scan.Scanner, q *podRequest) error { return s.Bool(&q.beside) }},
 	podField("lease_s", (*scan.Scanner).Seconds, func(p *store.Pod) *store.Seconds { return &p.Lease }),
 }
 
@@ -94,15 +98,21 @@ func (c *call) registerPod() error {
 		}
 		return err
 	}
+	if err := c.s.standBeside(c.ctx, &q); err != nil {
+		return err
+	}
 	created, err := c.s.cfg.Index.Register(c.ctx, q.Pod)
 	if err != nil {
 		return err
 	}
 	status := http.StatusOK
-	if created {
+	if created { // perhaps for another model than before
 		status = http.StatusCreated
+		if err := c.s.joinBeside(c.ctx, &q.Pod); err != nil {
+			return err
+		}
 	}
-	return c.replyJSON(status, q.Pod)
+	return c.replyJSON(status, answerOfPod(&q.Pod))
 }
 
 // listPods is GET /v1/pods.
@@ -111,11 +121,11 @@ func (c *call) listPods() error {
 	if err != nil {
 		return err
 	}
-	pods := reg.Pods
-	if pods == nil {
-		pods = []store.Pod{}
+	pods := make([]podAnswer, 0, len(reg.Pods))
+	for i := range reg.Pods {
+		pods = append(pods, answerOfPod(&reg.Pods[i]))
 	}
-	return c.replyJSON(http.StatusOK, map[string][]store.Pod{"pods": pods})
+	return c.replyJSON(http.StatusOK, map[string][]podAnswer{"pods": pods})
 }
 
 // getPod is GET /v1/pods/{name}.
@@ -128,14 +138,14 @@ func (c *call) getPod() error {
 	if err != nil {
 		return err
 	}
-	i, known := reg.PodIndex(name)
-	if !known {
+	all := registrations(reg, name)
+	if len(all) == 0 {
 		return unknownPod("name", name)
 	}
-	return c.replyJSON(http.StatusOK, reg.Pods[i])
+	return c.replyJSON(http.StatusOK, answerOfPod(&reg.Pods[all[0]]))
 }
 
-// deletePod is DELETE /v1/pods/{name}.
+// deletePod is DELETE /v1/pods/{name}, which ends all models of the pod.
 func (c *call) deletePod() error {
 	name, err := c.pathName("name")
 	if err != nil {
@@ -144,6 +154,17 @@ func (c *call) deletePod() error {
 	known, err := c.s.cfg.Index.Retire(c.ctx, name)
 	if err != nil {
 		return err
+	}
+	reg, err := c.s.cfg.Index.Registry(c.ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range reg.Beside(name) {
+		ended, err := c.s.cfg.Index.Retire(c.ctx, reg.Pods[i].Name)
+		if err != nil {
+			return err
+		}
+		known = known || ended
 	}
 	if !known {
 		return unknownPod("name", name)

@@ -6,6 +6,7 @@ import (
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/server/scan"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // reportRequest is the body of the reports on a request.
@@ -90,5 +91,5 @@ func (c *call) report(fs scan.Fields[reportRequest], tell func(q *reportRequest,
 	if err != nil {
 		return err
 	}
-	return c.replyJSON(http.StatusOK, reportAnswer{Known: r.Known, Pod: r.Pod, Rank: r.Rank, First: r.First, Predicted: r.Predicted})
+	return c.replyJSON(http.StatusOK, reportAnswer{Known: r.Known, Pod: store.PlainName(r.Pod), Rank: r.Rank, First: r.First, Predicted: r.Predicted})
 }

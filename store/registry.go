@@ -73,6 +73,10 @@ type Registry struct {
 	// predicted are the holders in tier Predicted, by slot; nil where there are none.
 	predicted map[int][]Holder
 
+	// plain are the plain names of registrations beside others, by their place in Pods;
+	// nil where there are none.
+	plain map[int]string
+
 	// readings are what the names of models mean, made when the first is asked for.
 	readings func() map[string]Reading
 
@@ -145,6 +149,7 @@ func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]M
 	}
 	r.readings = sync.OnceValue(func() map[string]Reading { return readNames(pods) })
 	r.densify()
+	r.findBeside()
 	r.findWorkers()
 	r.findAlike()
 	return r

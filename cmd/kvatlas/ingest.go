@@ -198,9 +198,13 @@ func (s *service) watchScorer() scorer.Observer {
 			return
 		}
 		s.ingest.ingester.Asked(model)
+		reg := s.index.Cached()
 		for i := range r.Pods {
-			if r.Pods[i].Blocks > 0 {
-				s.ingest.ingester.Matched(r.Pods[i].Pod)
+			if r.Pods[i].Blocks == 0 {
+				continue
+			}
+			if p, known := reg.Serving(r.Pods[i].Pod, model); known {
+				s.ingest.ingester.Matched(reg.Pods[p].Name)
 			}
 		}
 	}

@@ -180,7 +180,8 @@ func parameters(p *store.Pod, query string) error {
 // List is a source of pods that are always there.
 type List []store.Pod
 
-// ParseList reads texts of pods; see ParsePod.
+// ParseList reads texts of pods; see ParsePod. The second of one name, with another model, is a
+// further model of the pod.
 func ParseList(texts []string) (List, error) {
 	var l List
 	for _, t := range texts {
@@ -188,12 +189,28 @@ func ParseList(texts []string) (List, error) {
 		if err != nil {
 			return nil, err
 		}
+		if i := slices.IndexFunc(l, func(q store.Pod) bool { return q.Name == p.Name }); i >= 0 && p.Model != "" && l[i].Model != "" && p.Model != l[i].Model {
+			if err := standBeside(&p); err != nil {
+				return nil, err
+			}
+		}
 		if slices.ContainsFunc(l, func(q store.Pod) bool { return q.Name == p.Name }) {
 			return nil, fmt.Errorf("%w: the pod %s is there twice", ErrSpec, p.Name)
 		}
 		l = append(l, p)
 	}
 	return l, nil
+}
+
+// standBeside makes a pod of the list one of a further model of the pod of the same name.
+func standBeside(p *store.Pod) error {
+	name, err := store.BesideName(p.Name, p.Model)
+	if err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrSpec, p.Name, err)
+	}
+	def(&p.Address, p.Name)
+	p.Name = name
+	return nil
 }
 
 // Watch implements Source.

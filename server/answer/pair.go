@@ -33,14 +33,14 @@ const headerPrefill = "x-prefiller-host-port"
 func (a *Routed) addPair(d *route.Decision, blockSize int) {
 	a.LocalPrefill = string(d.Prefills)
 	for _, c := range d.Pairs {
-		a.Pairs = append(a.Pairs, pairAnswer{Place(c.Prefill), Place(c.Decode), numberOf(c.Total), termsOf(c.Terms)})
+		a.Pairs = append(a.Pairs, pairAnswer{PlaceOf(c.Prefill), PlaceOf(c.Decode), numberOf(c.Total), termsOf(c.Terms)})
 	}
 	h := d.Prefill
 	if h == nil {
 		return
 	}
 	a.Prefill = &halfAnswer{
-		Place: Place(h.RankRef), Address: h.Address, Fallbacks: placesOf(h.Fallbacks), Costs: costsOf(h.Costs),
+		Place: PlaceOf(h.RankRef), Address: AddressOf(h.Pod, h.Address), Fallbacks: placesOf(h.Fallbacks), Costs: costsOf(h.Costs),
 		Overlap: overlapAnswer{Blocks: h.Cached() / max(1, blockSize), Tokens: h.Cached(), Best: d.Best, Tiers: tierTokens(h.Held), Predicted: h.Predicted},
 	}
 	a.addHeader(headerPrefill, hostPort(h.Pod, h.Address))
@@ -57,7 +57,7 @@ func (a *Routed) addHeader(name, value string) {
 // hostPort is where a pod serves, without a scheme.
 func hostPort(pod, address string) string {
 	if address == "" {
-		return pod
+		return store.PlainName(pod)
 	}
 	if u, err := url.Parse(address); err == nil && u.Host != "" {
 		return u.Host
@@ -68,14 +68,14 @@ func hostPort(pod, address string) string {
 func placesOf(all []store.RankRef) []Place {
 	out := make([]Place, 0, len(all))
 	for _, at := range all {
-		out = append(out, Place(at))
+		out = append(out, PlaceOf(at))
 	}
 	return out
 }
 
 func costsOf(all []route.PlaceCost) (out []costAnswer) {
 	for _, c := range all {
-		k := costAnswer{Place: Place(c.RankRef), Total: numberOf(c.Total), Terms: termsOf(c.Terms), Load: c.Load, Held: tierTokens(c.Held), Predicted: c.Predicted}
+		k := costAnswer{Place: PlaceOf(c.RankRef), Total: numberOf(c.Total), Terms: termsOf(c.Terms), Load: c.Load, Held: tierTokens(c.Held), Predicted: c.Predicted}
 		if c.Extra != (loads.Extra{}) {
 			k.Extra = &c.Extra
 		}

@@ -49,7 +49,7 @@ func (a *Routed) addPull(d *route.Decision, id string) {
 	if from == nil {
 		return
 	}
-	a.PullFrom = &pullAnswer{Place(from.RankRef), from.Address, from.Tokens, from.MS}
+	a.PullFrom = &pullAnswer{PlaceOf(from.RankRef), AddressOf(from.Pod, from.Address), from.Tokens, from.MS}
 	at := hostPort(from.Pod, from.Address)
 	a.addHeader(headerSource, at)
 	host, _, err := net.SplitHostPort(at)
@@ -65,5 +65,5 @@ func wayOf(w *route.Way) *wayAnswer {
 	if w == nil {
 		return nil
 	}
-	return &wayAnswer{Place(w.RankRef), w.Total}
+	return &wayAnswer{PlaceOf(w.RankRef), w.Total}
 }

@@ -24,6 +24,18 @@ type Place struct {
 	Rank int    `json:"rank"`
 }
 
+// PlaceOf is a rank by the plain name of its pod.
+func PlaceOf(at store.RankRef) Place { return Place{store.PlainName(at.Pod), at.Rank} }
+
+// AddressOf is the address of a registration. One beside another has the plain name of its
+// pod for an address, which says nothing new to a client.
+func AddressOf(pod, address string) string {
+	if plain := store.PlainName(pod); plain != pod && plain == address {
+		return ""
+	}
+	return address
+}
+
 // Routed is the answer of POST /v1/route.
 type Routed struct {
 	Place
@@ -101,7 +113,7 @@ func (a *Routed) DegradedReason() string {
 // Route is the answer to a request that was decided.
 func Route(q *request.Route, d *route.Decision) *Routed {
 	a := &Routed{
-		Place: Place(d.RankRef), Address: d.Address, Policy: d.Policy, Fallbacks: placesOf(d.Fallbacks), Reservation: d.Reservation, Again: d.Again,
+		Place: PlaceOf(d.RankRef), Address: AddressOf(d.Pod, d.Address), Policy: d.Policy, Fallbacks: placesOf(d.Fallbacks), Reservation: d.Reservation, Again: d.Again,
 		Overlap: overlapAnswer{Tokens: d.Cached(), Best: d.Best, Tiers: tierTokens(d.Held), Predicted: d.Predicted},
 		Tokens:  routedTokens{Total: d.Tokens, Source: "estimate", Exact: !d.Estimated},
 	}
@@ -118,7 +130,11 @@ func Route(q *request.Route, d *route.Decision) *Routed {
 		a.Degraded = &degraded{reasonLoads}
 	}
 	if d.Session != nil {
-		a.Session = &sessionAnswer{State: d.Session.State, Was: (*Place)(d.Session.Was)}
+		a.Session = &sessionAnswer{State: d.Session.State}
+		if d.Session.Was != nil {
+			was := PlaceOf(*d.Session.Was)
+			a.Session.Was = &was
+		}
 	}
 	if d.Score != nil && d.Score.TokenIDs != nil {
 		a.returned = returnedOf(&q.Score, d.Score.TokenIDs)

@@ -88,6 +88,10 @@ func newTexts(r roster, late map[string]bool, ids map[string]store.HolderID) tex
 	out := texts{}
 	hosts := map[string]*member{} // nil for a host of several
 	addresses := map[string]*member{}
+	names := make(map[string]bool, len(r.members))
+	for _, m := range r.members {
+		names[m.name] = true
+	}
 	claim := func(to map[string]*member, text string, m *member) {
 		if other, taken := to[text]; taken && other != m {
 			m = nil
@@ -95,6 +99,9 @@ func newTexts(r roster, late map[string]bool, ids map[string]store.HolderID) tex
 		to[text] = m
 	}
 	for _, m := range r.members {
+		if plain := store.PlainName(m.name); plain != m.name && names[plain] {
+			continue // its texts are those of the registration under the pod's plain name
+		}
 		if m.pod.PartOf != nil || m.met {
 			continue // a cache worker, which nobody addresses, or a text that is its own name only
 		}

@@ -321,6 +321,7 @@ class Pod:
     kv_tokens: int = 0
     labels: Dict[str, str] = field(default_factory=dict)
     part_of: Optional[PartOf] = None
+    beside: bool = False
     lease_s: float = 0.0
 
 
