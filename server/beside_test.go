@@ -92,6 +92,10 @@ func modelsBesideEachOther(l *lives) {
 	status(http.StatusBadRequest, http.MethodPost, "/v1/pods", fmt.Sprintf(`{"name":%q,"model":"two"}`, pod+"?model=two"), `"param":"name"`)
 	status(http.StatusBadRequest, http.MethodPost, "/v1/pods", fmt.Sprintf(`{"name":%q,"model":%q,"beside":true}`, pod, strings.Repeat("m", 250)), `"param":"name"`)
 
+	l.post("/v1/pods", `{"name":"read","model":"one","events":"tcp://10.0.0.9:5557"}`)
+	status(http.StatusBadRequest, http.MethodPost, "/v1/pods", `{"name":"read","model":"two","beside":true,"events":"tcp://10.0.0.9:5557"}`, `"param":"events"`)
+	status(http.StatusBadRequest, http.MethodPost, "/v1/pods", `{"name":"q","model":"two","beside":true,"part_of":{"pod":"read","workers":1}}`, `"param":"beside"`)
+
 	// A clear is of all models, an end of one or of all.
 	l.post("/v1/blocks", fmt.Sprintf(`{"op":"clear","model":"one","pod":%q}`, pod))
 	want(0, 0)

@@ -46,6 +46,26 @@ func TestParsePod(t *testing.T) {
 	if _, err := ParseList([]string{"h:1", "h:1"}); !errors.Is(err, ErrSpec) {
 		t.Errorf("twice: got %v", err)
 	}
+	// Another model of one pod stands beside it, and is not read where that is.
+	l, err := ParseList([]string{"h:1?model=a&role=decode", "h:1?model=b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := Template{EventsPort: 5557}
+	for i, want := range []store.Pod{{Name: "h:1", Model: "a", Role: "decode", Events: "tcp://h:5557"}, {Name: "h:1?model=b", Model: "b", Address: "h:1"}} {
+		if template.fill(&l[i]); !reflect.DeepEqual(l[i], want) {
+			t.Errorf("got %+v, want %+v", l[i], want)
+		}
+	}
+	for text, list := range map[string][]string{
+		"of one model": {"h:1?model=a&events=tcp://h:2", "h:1?model=b&events=tcp://h:2"},
+		"there twice":  {"h:1?model=a", "h:1?model=b", "h:1?model=b"},
+		"the limit is": {"h:1?model=a", "h:1?model=" + strings.Repeat("b", 250)},
+	} {
+		if _, err := ParseList(list); !errors.Is(err, ErrSpec) || !strings.Contains(err.Error(), text) {
+			t.Errorf("%.60q: got %v, want %s", list, err, text)
+		}
+	}
 }
 
 // names is a resolver whose answers change.

@@ -75,8 +75,8 @@ func (t *Template) fill(p *store.Pod) {
 	if p.Address != "" {
 		host, _, err = net.SplitHostPort(p.Address)
 	}
-	if err != nil || p.Events != "" {
-		return // who names events names the replay socket too
+	if err != nil || p.Events != "" || store.PlainName(p.Name) != p.Name {
+		return // who names events names the replay socket too, and the ports are of a pod's own model
 	}
 	if t.EventsPort != 0 {
 		p.Events = endpoint(host, t.EventsPort)
@@ -190,6 +190,9 @@ func ParseList(texts []string) (List, error) {
 			return nil, err
 		}
 		if i := slices.IndexFunc(l, func(q store.Pod) bool { return q.Name == p.Name }); i >= 0 && p.Model != "" && l[i].Model != "" && p.Model != l[i].Model {
+			if p.Events != "" && p.Events == l[i].Events {
+				return nil, fmt.Errorf("%w: %s: events of %s are of one model", ErrSpec, p.Name, p.Events)
+			}
 			if err := standBeside(&p); err != nil {
 				return nil, err
 			}

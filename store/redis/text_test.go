@@ -49,6 +49,7 @@ func TestTexts(t *testing.T) {
 				store.Pod{Name: "llama-0", Address: "10.0.0.9:8000"},
 				store.Pod{Name: "llama-1", Address: "http://node.example:8000/v1"},
 				store.Pod{Name: "[fd00::1]:8000"}, store.Pod{Name: "ids"},
+				store.Pod{Name: "10.0.0.7:8000?model=two", Model: "two", Address: "10.0.0.7:8000"}, // has no texts of its own
 			)
 			apply(t, x, batchOf("10.0.0.7:8000", store.Add, 100), batchOf("ids", store.Add, 101))
 			cases := []struct{ text, want string }{
