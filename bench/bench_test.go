@@ -52,7 +52,7 @@ func startURL(tb testing.TB, masters int) string {
 func smallConfig(url string) RedisConfig {
 	return RedisConfig{
 		URL: url, Pods: 3, Keys: 2048, MemoryKeys: 2048, Sizes: []int{64, 1024}, Rounds: 2, EventBurst: 384, Track: true,
-		settle: 20 * time.Millisecond, idle: 50 * time.Millisecond,
+		settle: 20 * time.Millisecond, idle: 50 * time.Millisecond, usedIDs: 10_500,
 	}
 }
 

@@ -29,10 +29,6 @@ type MemoryRow struct {
 	RatioWithMaps float64 `json:"ratio_with_maps"`
 }
 
-// oldIDs is up to which id the holders of an index that is not new any more have
-// been given; Redis keeps integers below 10,000 once for all.
-const oldIDs = 100_000
-
 // memory measures what blocks take, from an empty database each time.
 func (r *redisRun) memory(ctx context.Context) error {
 	blocks := newCorpus(3, r.c.MemoryKeys, 1024)
@@ -52,7 +48,7 @@ func (r *redisRun) memory(ctx context.Context) error {
 			rows = append(rows, row)
 			return err
 		}
-		for _, used := range []int{0, oldIDs} {
+		for _, used := range []int{0, r.c.usedIDs} {
 			if err := add(r.oursMemory(ctx, blocks, pods, used)); err != nil {
 				return err
 			}

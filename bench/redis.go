@@ -54,6 +54,9 @@ type RedisConfig struct {
 	// settle is how far apart the memory is looked at until it stays as it is, idle
 	// how long an idle server is probed. Tests shorten them.
 	settle, idle time.Duration
+	// usedIDs is how many ids the holders of an index that is not new have been given.
+	// Redis keeps integers below 10,000 once for all. Tests use up fewer.
+	usedIDs int
 }
 
 // The parts of Redis.
@@ -76,6 +79,7 @@ func (c RedisConfig) withDefaults() (RedisConfig, error) {
 	def(&c.EventBurst, 2048)
 	def(&c.settle, 250*time.Millisecond)
 	def(&c.idle, 5*time.Second)
+	def(&c.usedIDs, 100_000)
 	if len(c.Parts) == 0 {
 		c.Parts = RedisParts
 	}
