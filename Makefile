@@ -57,7 +57,15 @@ lint: tokenizers ## check the policy of .golangci.yml
 bench: tokenizers models ## run the Go benchmarks (BENCH=regexp, BENCHTIME=1s, PKG=./...)
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem $(PKG)
 
-soak: models tokenizers ## tokenize ten million texts and hold the memory to what it was (SOAK=n for another number)
+soak: models tokenizers engines ## random histories for half an hour, and ten million texts within the memory that they had (SOAK=n for another number)
+	@echo "== soak, step 1 of 4: caches of engines, 20,000 requests each"
+	KVATLAS_TEST_REQUESTS=20000 $(GO) test ./internal/enginetest -run TestCaches -timeout 12h
+	@echo "== soak, step 2 of 4: simulated engines, 5,000 requests each"
+	KVATLAS_TEST_REQUESTS=5000 $(GO) test ./sim/wire -run TestPrediction -timeout 12h
+	@echo "== soak, step 3 of 4: indexes in memory and in Redis, keys that are lost, Redis set back"
+	$(GO) test ./store/memory ./store/redis ./store/replica -run 'Histories|Contract' -timeout 12h -args -rapid.checks=1000
+	KVATLAS_TEST_LOSS_ROUNDS=5000 KVATLAS_TEST_SET_BACK_ROUNDS=100 $(GO) test ./store/redis ./store/replica -run 'TestLossesAgainstAModel|TestSetBack' -timeout 12h
+	@echo "== soak, step 4 of 4: $(SOAK) texts"
 	KVATLAS_SOAK=$(SOAK) $(GO) test ./tokenpool -run Soak -v -timeout 12h
 
 real: build ## hold predictions against a real vLLM on this machine's CPU (5 minutes; downloads 1 GB the first time)
