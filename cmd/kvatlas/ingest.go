@@ -43,6 +43,7 @@ func (s *service) makeIngest() (err error) {
 	in := &ingesting{links: newConnections(s.log)}
 	in.ingester, err = ingest.New(ingest.Config{
 		Index: s.index, BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: c.IngestRankQueueBytes(),
+		Replays: config.IngestReplays, ReplayBytes: int64(config.IngestReplayBytes),
 		Media: media, Copies: c.IngestCopies, Records: c.IngestRecords,
 		RelayMessages: orNone(c.IngestRelayMessages), RelayBytes: int64(config.IngestRelayBytes),
 		Unremoved: orNone(c.IngestUnremovedBlocks),

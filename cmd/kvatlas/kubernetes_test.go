@@ -19,7 +19,9 @@ type container struct {
 	Image   string
 	Env     []environmentVariable
 	EnvFrom []envFrom `yaml:"envFrom"`
-	Ports   []struct {
+	// Resources has the limit of memory.
+	Resources struct{ Limits struct{ Memory string } }
+	Ports     []struct {
 		Name string
 		Port int `yaml:"containerPort"`
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 
 	"github.com/rs/zerolog"
@@ -160,6 +161,17 @@ func (s *service) warmUp(ctx context.Context) error {
 	return nil
 }
 
+// warnOfMemory says when Go's limit of memory is below what the settings let this process
+// take: the collector would then work all the time under load.
+func warnOfMemory(log zerolog.Logger, c *config.Config, limit int64) {
+	heap, native := c.MemoryBounds()
+	if limit >= heap {
+		return
+	}
+	log.Warn().Int64("gomemlimit", limit).Int64("settings_allow", heap).Int64("tokenizers_library", native).
+		Msg("GOMEMLIMIT is below what the settings allow together: lower max-in-flight-bytes, prefix-cache-bytes, piece-cache-bytes, ingest-queue-bytes, index-max-bytes or replica-max-bytes, or raise it (docs/sizing.md)")
+}
+
 // close ends what was made, the last first. Its error says that something is lost: the
 // last snapshot. All else that cannot be ended in order, such as a connection that has
 // broken, is for the log alone.
@@ -201,6 +213,7 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 	if !cold {
 		s.api.SetReady(nil)
 	}
+	warnOfMemory(s.log, &s.cfg.Config, debug.SetMemoryLimit(-1))
 	s.log.Info().Str("version", versionWord()).Str("index", s.backend).Str("address", l.api.Addr().String()).Str("admin_address", l.adminAddress()).
 		Str("config", s.cfg.File).Msg("listening")
 

@@ -69,6 +69,10 @@ const (
 
 	// IngestMaxRanks is the number of ranks whose events this process reads.
 	IngestMaxRanks = 10_000
+	// IngestReplays is the number of ranks that ask their engines for what they have missed
+	// at a time, and IngestReplayBytes what one answer may bring before the next question.
+	IngestReplays     = 8
+	IngestReplayBytes = Bytes(32 << 20)
 	// IngestHandOver is the number of ranks that change hands at a time when a process
 	// has joined.
 	IngestHandOver = 16
