@@ -1,109 +1,178 @@
 package main
 
 import (
-	"bytes"
-	"flag"
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
 	"os"
-	"slices"
-	"strconv"
+	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 
-	"github.com/goccy/go-yaml"
-	"github.com/rs/zerolog"
-
-	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 )
 
-const (
-	// loadedTokenizers is what two tokenizers take outside of Go's heap (docs/sizing.md).
-	loadedTokenizers = 180 << 20
-	// idleProgram is what the program takes that does nothing.
-	idleProgram = 64 << 20
-)
-
-// bytesOf is a size of a manifest: 2Gi, 2g or 1450MiB.
-func bytesOf(t *testing.T, text string) int64 {
-	t.Helper()
-	digits := strings.TrimRight(text, "gGMiB")
-	n, err := strconv.ParseInt(digits, 10, 64)
-	shift := map[string]int{"Gi": 30, "g": 30, "MiB": 20, "Mi": 20}[text[len(digits):]]
-	if err != nil || shift == 0 {
-		t.Fatalf("the size %q: %v", text, err)
+// TestMemoryOfRaisedLimits floods a process of its own, whose limit of a body is raised, with
+// chats that take 80 bytes of memory for each of the body. It stays within the bytes in
+// flight: one such chat is worked on at a time.
+func TestMemoryOfRaisedLimits(t *testing.T) {
+	if _, err := os.Stat("/proc/self/status"); err != nil {
+		t.Skip("the peak of a process's memory is read from /proc")
 	}
-	return n << shift
+	const budget = 150 << 20 // of one such chat, and the bodies of all
+	url, peak := startLimited(t, "--max-body-bytes=64MiB", fmt.Sprintf("--max-in-flight-bytes=%d", budget))
+	post := func(documents string) (status int, answer string) {
+		body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"a"}],"documents":[{"a":[%s]}],"mode":"sync"}`, demo.Model, documents)
+		resp, err := http.Post(url+"/v1/score", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Error(err)
+			return 0, ""
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		return resp.StatusCode, string(text)
+	}
+	if status, _ := post("1"); status != 200 {
+		t.Fatalf("a small chat: %d", status)
+	}
+	before := peak()
+	lists := func(n int) string {
+		return strings.TrimSuffix(strings.Repeat(strings.Repeat("[", 180)+strings.Repeat("]", 180)+",", n), ",")
+	}
+	nested := lists(3000) // 540,000 values take 82 MiB
+	var flood sync.WaitGroup
+	var mu sync.Mutex // protects got
+	got := map[int]int{}
+	for range 8 {
+		flood.Go(func() {
+			status, _ := post(nested)
+			mu.Lock()
+			defer mu.Unlock()
+			got[status]++
+		})
+	}
+	flood.Wait()
+	if got[200] == 0 || got[200]+got[503] != 8 {
+		t.Errorf("the answers are %v", got)
+	}
+	limit := budget >> 10
+	if raceDetector { // the race detector keeps shadows of what is used
+		limit += limit / 3
+	}
+	if grown := peak() - before; grown > limit {
+		t.Errorf("it has grown by %d MiB, the limit is %d", grown>>10, limit>>10)
+	}
+	// What would take more than all is refused, and nothing is made of it: no more values
+	// than a chat may have, which take 159 MiB.
+	if status, answer := post(lists(5800)); status != http.StatusRequestEntityTooLarge || !strings.Contains(answer, "all requests together may take") {
+		t.Errorf("a chat of more than all: %d %s", status, answer)
+	}
 }
 
-// settingsOf is the configuration that follows from flags and an environment.
-func settingsOf(t *testing.T, flags []string, env map[string]string) *config.Loaded {
+// startLimited runs a server of its own until the test ends. It returns its URL, and a func
+// that tells the most resident memory that it has had, in KiB.
+func startLimited(t *testing.T, args ...string) (url string, peak func() int) {
 	t.Helper()
-	var vars []string
-	for name, value := range env {
-		vars = append(vars, name+"="+value)
-	}
-	fs := flag.NewFlagSet("serve", flag.ContinueOnError)
-	loader := config.NewLoader(fs)
-	if err := fs.Parse(flags); err != nil {
-		t.Fatal(err)
-	}
-	c, err := loader.Load(vars, config.ReadFile)
+	cmd := exec.Command(os.Args[0], append([]string{"serve", "--listen=127.0.0.1:0", "--hub-offline", "--hub-cache=" + t.TempDir(), "--tokenizers=" + tokenizers(t),
+		"--drain-delay=0s", "--preload=" + demo.Model, "--request-timeout=5m"}, args...)...)
+	cmd.Env = []string{runAsProgram + "=1"}
+	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
-}
-
-// TestManifestsHaveTheMemory holds the limits of memory in the manifests and in compose's file
-// against what the settings there allow: Go's part fits its own limit, and that fits with the
-// tokenizers into the container's.
-func TestManifestsHaveTheMemory(t *testing.T) {
-	hold := func(name, goLimit, limit string, c *config.Loaded) {
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	drained := make(chan struct{})
+	lines := bufio.NewScanner(stderr)
+	for url == "" && lines.Scan() {
+		if _, rest, ok := strings.Cut(lines.Text(), `"address":"`); ok {
+			address, _, _ := strings.Cut(rest, `"`)
+			url = "http://" + address
+		}
+	}
+	go func() {
+		defer close(drained)
+		_, _ = io.Copy(io.Discard, stderr) // it ends with the process
+	}()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-drained; _ = cmd.Wait() })
+	if url == "" {
+		t.Fatal("it does not listen")
+	}
+	return url, func() (kib int) {
 		t.Helper()
-		heap, native := c.MemoryBounds()
-		if at := bytesOf(t, goLimit); heap+idleProgram > at {
-			t.Errorf("%s: GOMEMLIMIT is %s, and the settings allow %d MiB of heap", name, goLimit, heap>>20)
-		} else if at+native+loadedTokenizers > bytesOf(t, limit) {
-			t.Errorf("%s: the limit is %s, and GOMEMLIMIT, the tokenizers' share of %d MiB and the tokenizers are %d MiB", name, limit, native>>20, (at+native+loadedTokenizers)>>20)
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
 		}
-		var out bytes.Buffer
-		log := zerolog.New(&out)
-		if warnOfMemory(log, &c.Config, bytesOf(t, goLimit)); out.Len() > 0 {
-			t.Errorf("%s: %s", name, out.String())
+		_, rest, _ := strings.Cut(string(b), "VmHWM:")
+		if _, err := fmt.Sscan(rest, &kib); err != nil {
+			t.Fatal(err)
 		}
-		if warnOfMemory(log, &c.Config, heap-1); !strings.Contains(out.String(), "GOMEMLIMIT is below") {
-			t.Errorf("%s: no warning below %d", name, heap)
-		}
+		return kib
 	}
-	labels := manifests(t, "labels.yaml")
-	for _, file := range []string{"kvatlas.yaml", "lmcache.yaml"} {
-		found := manifests(t, file)
-		c := found["Deployment"].Spec.Template.Spec.Containers[0]
-		configs := []manifest{labels["ConfigMap"]}
-		if m, ok := found["ConfigMap"]; ok {
-			configs = append(configs, m)
-		}
-		env := c.environment(t, configs...)
-		hold(file, env["GOMEMLIMIT"], c.Resources.Limits.Memory, settingsOf(t, nil, env))
-	}
+}
 
-	text, err := os.ReadFile("../../docker-compose.yml")
-	if err != nil {
-		t.Fatal(err)
+// TestMemoryOfTextsThatCannotBeCut floods a process of its own, whose limit of a text is
+// raised, with texts that the tokenizers' library takes up to 350 bytes for each byte of. What
+// they take together stays within one share; a text that would take more is refused.
+func TestMemoryOfTextsThatCannotBeCut(t *testing.T) {
+	if _, err := os.Stat("/proc/self/status"); err != nil {
+		t.Skip("the peak of a process's memory is read from /proc")
 	}
-	var compose struct {
-		Scorer struct {
-			Command     []string
-			Environment map[string]string
-			Memory      string `yaml:"mem_limit"`
-		} `yaml:"x-scorer"`
+	const budget, work = 64 << 20, 350 << 20
+	url, peak := startLimited(t, "--max-body-bytes=16MiB", "--max-prompt-bytes=8MiB", fmt.Sprintf("--max-in-flight-bytes=%d", budget), "--tokenizer-workers=8", "--prefix-cache-bytes=1MiB")
+	post := func(text string) (int, string) {
+		resp, err := http.Post(url+"/v1/score", "application/json", strings.NewReader(fmt.Sprintf(`{"model":%q,"prompt":%q,"mode":"sync"}`, demo.Model, text)))
+		if err != nil {
+			t.Error(err)
+			return 0, ""
+		}
+		defer resp.Body.Close()
+		answer, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		return resp.StatusCode, string(answer)
 	}
-	if err := yaml.Unmarshal(text, &compose); err != nil {
-		t.Fatal(err)
+	if status, answer := post("a"); status != http.StatusOK {
+		t.Fatalf("a short text: %d %s", status, answer)
 	}
-	s := compose.Scorer
-	if i := slices.Index(s.Command, "serve"); i != 0 {
-		t.Fatalf("compose starts %q", s.Command)
+	before := peak()
+	const size = 384 << 10 // two of them at a time
+	var flood sync.WaitGroup
+	for i := range 12 {
+		units := []string{"7", " ", "z", "e\u0301", "?!"}
+		unit := units[i%len(units)]
+		text := string(rune('a'+i)) + strings.Repeat(unit, size/len(unit))
+		flood.Go(func() {
+			if status, answer := post(text); status != http.StatusOK && status != http.StatusServiceUnavailable {
+				t.Errorf("%d %.200s", status, answer)
+			}
+		})
 	}
-	delete(s.Environment, "HF_TOKEN")
-	hold("docker-compose.yml", s.Environment["GOMEMLIMIT"], s.Memory, settingsOf(t, s.Command[1:], s.Environment))
+	flood.Wait()
+	limit := (budget + work) >> 10
+	if raceDetector {
+		limit += limit / 3
+	}
+	if grown := peak() - before; grown > limit {
+		t.Errorf("it has grown by %d MiB, the limit is %d", grown>>10, limit>>10)
+	}
+	// Prose of any length is cut; what cannot be is refused before anything is made of it.
+	before = peak()
+	if status, answer := post(strings.Repeat("7", 2<<20)); status != http.StatusRequestEntityTooLarge || !strings.Contains(answer, "cannot be cut") {
+		t.Errorf("a text that takes more than all: %d %.200s", status, answer)
+	}
+	if status, answer := post(strings.Repeat("Words and more words.\n", 2<<20/22)); status != http.StatusOK {
+		t.Errorf("two mebibytes of prose: %d %.200s", status, answer)
+	}
+	if grown := peak() - before; grown > work>>11 {
+		t.Errorf("it has grown by %d MiB for texts that take little", grown>>10)
+	}
 }

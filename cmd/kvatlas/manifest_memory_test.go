@@ -1,0 +1,109 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+	"github.com/rs/zerolog"
+
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+)
+
+const (
+	// loadedTokenizers is what two tokenizers take outside of Go's heap (docs/sizing.md).
+	loadedTokenizers = 180 << 20
+	// idleProgram is what the program takes that does nothing.
+	idleProgram = 64 << 20
+)
+
+// bytesOf is a size of a manifest: 2Gi, 2g or 1450MiB.
+func bytesOf(t *testing.T, text string) int64 {
+	t.Helper()
+	digits := strings.TrimRight(text, "gGMiB")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	shift := map[string]int{"Gi": 30, "g": 30, "MiB": 20, "Mi": 20}[text[len(digits):]]
+	if err != nil || shift == 0 {
+		t.Fatalf("the size %q: %v", text, err)
+	}
+	return n << shift
+}
+
+// settingsOf is the configuration that follows from flags and an environment.
+func settingsOf(t *testing.T, flags []string, env map[string]string) *config.Loaded {
+	t.Helper()
+	var vars []string
+	for name, value := range env {
+		vars = append(vars, name+"="+value)
+	}
+	fs := flag.NewFlagSet("serve", flag.ContinueOnError)
+	loader := config.NewLoader(fs)
+	if err := fs.Parse(flags); err != nil {
+		t.Fatal(err)
+	}
+	c, err := loader.Load(vars, config.ReadFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestManifestsHaveTheMemory holds the limits of memory in the manifests and in compose's file
+// against what the settings there allow: Go's part fits its own limit, and that fits with the
+// tokenizers into the container's.
+func TestManifestsHaveTheMemory(t *testing.T) {
+	hold := func(name, goLimit, limit string, c *config.Loaded) {
+		t.Helper()
+		heap, native := c.MemoryBounds()
+		if at := bytesOf(t, goLimit); heap+idleProgram > at {
+			t.Errorf("%s: GOMEMLIMIT is %s, and the settings allow %d MiB of heap", name, goLimit, heap>>20)
+		} else if at+native+loadedTokenizers > bytesOf(t, limit) {
+			t.Errorf("%s: the limit is %s, and GOMEMLIMIT, the tokenizers' share of %d MiB and the tokenizers are %d MiB", name, limit, native>>20, (at+native+loadedTokenizers)>>20)
+		}
+		var out bytes.Buffer
+		log := zerolog.New(&out)
+		if warnOfMemory(log, &c.Config, bytesOf(t, goLimit)); out.Len() > 0 {
+			t.Errorf("%s: %s", name, out.String())
+		}
+		if warnOfMemory(log, &c.Config, heap-1); !strings.Contains(out.String(), "GOMEMLIMIT is below") {
+			t.Errorf("%s: no warning below %d", name, heap)
+		}
+	}
+	labels := manifests(t, "labels.yaml")
+	for _, file := range []string{"kvatlas.yaml", "lmcache.yaml"} {
+		found := manifests(t, file)
+		c := found["Deployment"].Spec.Template.Spec.Containers[0]
+		configs := []manifest{labels["ConfigMap"]}
+		if m, ok := found["ConfigMap"]; ok {
+			configs = append(configs, m)
+		}
+		env := c.environment(t, configs...)
+		hold(file, env["GOMEMLIMIT"], c.Resources.Limits.Memory, settingsOf(t, nil, env))
+	}
+
+	text, err := os.ReadFile("../../docker-compose.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var compose struct {
+		Scorer struct {
+			Command     []string
+			Environment map[string]string
+			Memory      string `yaml:"mem_limit"`
+		} `yaml:"x-scorer"`
+	}
+	if err := yaml.Unmarshal(text, &compose); err != nil {
+		t.Fatal(err)
+	}
+	s := compose.Scorer
+	if i := slices.Index(s.Command, "serve"); i != 0 {
+		t.Fatalf("compose starts %q", s.Command)
+	}
+	delete(s.Environment, "HF_TOKEN")
+	hold("docker-compose.yml", s.Environment["GOMEMLIMIT"], s.Memory, settingsOf(t, s.Command[1:], s.Environment))
+}
