@@ -1,6 +1,8 @@
 package route
 
 import (
+	"time"
+
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
@@ -43,6 +45,9 @@ type Decision struct {
 	// that it had been booked before.
 	Reservation string
 	Again       bool
+	// Lease is how long the reservation lives without a sign of its client. It is not set of
+	// a pair.
+	Lease time.Duration
 	// Local says that loads could not be reached: the choice was made by the last picture of
 	// them, and nothing was booked.
 	Local bool

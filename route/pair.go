@@ -9,7 +9,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/scorer"
@@ -425,7 +424,7 @@ func (p *pairing) call(version int64) (c *loads.PairCall, is, ks []int, err erro
 	v := p.decode
 	c = &loads.PairCall{
 		Call: loads.Call{
-			Model: p.q.Score.Model, ID: p.q.ID, Lease: time.Duration(v.Settings.LeaseS * float64(time.Second)), Tokens: v.Tokens, Expected: p.q.Expected,
+			Model: p.q.Score.Model, ID: p.q.ID, Lease: v.Settings.lease(), Tokens: v.Tokens, Expected: p.q.Expected,
 			BlockSize: v.BlockSize, Keys: p.match.Keys, Settings: version, Weights: p.wd, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
 		},
 		PrefillWeights: p.wp,

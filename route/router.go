@@ -232,7 +232,7 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 	if q.Reserve && !away {
 		who := v.nominate(totals, order)
 		call := loads.Call{
-			Model: q.Score.Model, ID: q.ID, Lease: time.Duration(v.Settings.LeaseS * float64(time.Second)), Tokens: v.Tokens, Expected: q.Expected,
+			Model: q.Score.Model, ID: q.ID, Lease: v.Settings.lease(), Tokens: v.Tokens, Expected: q.Expected,
 			BlockSize: v.BlockSize, Keys: match.Keys, Settings: version, Weights: w, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
 		}
 		if call.ID == "" {
@@ -343,6 +343,7 @@ func compareCosts(a, b float64) int {
 func (r *Router) conclude(q *Request, v *View, w loads.Weights, match *scorer.Match, totals []float64, chosen int, d *Decision) {
 	c := &v.Candidates[chosen]
 	d.RankRef, d.Held, d.Predicted, d.Pull = c.RankRef, c.Held, c.Predicted, c.Pull
+	d.Lease = v.Settings.lease()
 	if p, ok := match.Registry.PodIndex(c.Pod); ok {
 		d.Address = match.Registry.Pods[p].Address
 	}
@@ -425,16 +426,12 @@ func (r *Router) PutSettings(ctx context.Context, model string, object []byte) (
 func (r *Router) Done(ctx context.Context, model, id string, cached int) (loads.Report, error) {
 	m := r.state(model)
 	m.mu.Lock()
-	settings, known := m.settings, m.version >= 0
+	settings := m.settings
 	m.mu.Unlock()
 	shape := settings.shape()
 	rep, err := r.c.Loads.Done(ctx, model, id, loads.Done{Cached: cached, Shape: shape})
 	if err == nil {
-		predict := &settings.Predict
-		if !known {
-			predict = nil
-		}
-		r.noteDone(model, &rep, cached, predict)
+		r.noteDone(model, &rep, cached, r.predictOf(model))
 	}
 	return rep, err
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"strings"
+	"time"
 
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/notes"
@@ -54,6 +55,9 @@ type Settings struct {
 	// LeaseS is how long a reservation lives without a sign of its client, in seconds.
 	LeaseS float64 `json:"lease_s"`
 }
+
+// lease is LeaseS as a duration.
+func (s *Settings) lease() time.Duration { return time.Duration(s.LeaseS * float64(time.Second)) }
 
 // Busy are the loads at which a rank takes no more; 0 is no limit.
 type Busy struct {

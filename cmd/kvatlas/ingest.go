@@ -142,7 +142,7 @@ func (s *service) makeRegistrar(in *ingesting) error {
 	}
 	conf := discover.Config{
 		Index: s.index, Sources: sources, Lease: c.PodsLease, MaxPods: c.IndexMaxPods,
-		Template: discover.Template{Model: c.PodsModel, Engine: c.PodsEngine, EventsPort: c.PodsPortEvents, ReplayPort: c.PodsPortReplay, Ranks: c.PodsRanks},
+		Template: discover.Template{Model: c.PodsModel, Engine: c.PodsEngine, EventsPort: c.PodsPortEvents, ReplayPort: c.PodsPortReplay, Ranks: c.PodsRanks, Approximate: c.PodsApproximate},
 		Observer: discover.Observer{
 			Registered: func(p store.Pod) {
 				s.log.Info().Str("pod", p.Name).Str("model", p.Model).Str("events", p.Events).Msg("pod found")

@@ -25,10 +25,10 @@ func dialable(a net.Addr) string {
 	return net.JoinHostPort("127.0.0.1", fmt.Sprint(t.Port))
 }
 
-// listeners are the API's listener and, perhaps, the admin's.
+// listeners are the API's listener and, perhaps, the admin's and the gateway's.
 type listeners struct {
-	api, admin             net.Listener
-	apiServer, adminServer *http.Server
+	api, admin, gateway                   net.Listener
+	apiServer, adminServer, gatewayServer *http.Server
 }
 
 func (s *service) listen(ctx context.Context) (*listeners, error) {
@@ -39,11 +39,14 @@ func (s *service) listen(ctx context.Context) (*listeners, error) {
 		return nil, listenError("listen", s.cfg.Listen, err)
 	}
 	l.apiServer = s.httpServer(s.api.Handler())
+	if err := l.listenGateway(ctx, s); err != nil {
+		return nil, errors.Join(err, l.close())
+	}
 	if s.cfg.AdminListen == "" {
 		return l, nil
 	}
 	if l.admin, err = lc.Listen(ctx, "tcp", s.cfg.AdminListen); err != nil {
-		return nil, errors.Join(listenError("admin-listen", s.cfg.AdminListen, err), l.api.Close())
+		return nil, errors.Join(listenError("admin-listen", s.cfg.AdminListen, err), l.close())
 	}
 	l.apiServer.Handler = withoutAdmin(s.api.Handler())
 	l.adminServer = s.httpServer(adminHandler(s.api.Handler()))
@@ -112,18 +115,24 @@ func adminHandler(h http.Handler) http.Handler {
 	})
 }
 
-func (l *listeners) adminAddress() string {
-	if l.admin == nil {
+func (l *listeners) adminAddress() string   { return listenAddress(l.admin) }
+func (l *listeners) gatewayAddress() string { return listenAddress(l.gateway) }
+
+// listenAddress is where a listener listens, if there is one.
+func listenAddress(l net.Listener) string {
+	if l == nil {
 		return ""
 	}
-	return l.admin.Addr().String()
+	return l.Addr().String()
 }
 
 // close gives up listeners that nothing was served on.
 func (l *listeners) close() error {
 	err := l.api.Close()
-	if l.admin != nil {
-		err = errors.Join(err, l.admin.Close())
+	for _, other := range []net.Listener{l.admin, l.gateway} {
+		if other != nil {
+			err = errors.Join(err, other.Close())
+		}
 	}
 	return err
 }
@@ -141,6 +150,9 @@ func (l *listeners) serve(failed chan<- error) {
 	if l.admin != nil {
 		start(l.adminServer, l.admin)
 	}
+	if l.gateway != nil {
+		start(l.gatewayServer, l.gateway)
+	}
 }
 
 // errCutOff says that the drain timeout ended requests.
@@ -150,12 +162,16 @@ var errCutOff = errors.New("requests were still running after drain-timeout and 
 func (l *listeners) drain(s *service) error {
 	start := time.Now()
 	s.api.Drain()
+	if s.gateway != nil {
+		s.gateway.Drain()
+	}
 	s.log.Info().Dur("delay", s.cfg.DrainDelay).Dur("timeout", s.cfg.DrainTimeout).Msg("draining")
 	time.Sleep(s.cfg.DrainDelay)
 
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
 	defer cancel()
-	err := l.apiServer.Shutdown(ctx)
+	err := l.drainGateway(ctx)
+	err = errors.Join(err, l.apiServer.Shutdown(ctx))
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = errors.Join(errCutOff, l.apiServer.Close())
 	}
@@ -164,5 +180,18 @@ func (l *listeners) drain(s *service) error {
 		err = errors.Join(err, l.adminServer.Close())
 	}
 	s.log.Info().Dur("took", time.Since(start)).Msg("drained")
+	return err
+}
+
+// drainGateway waits until the gateway's requests have ended, streams among them. Until then
+// the API answers, so that what runs can be seen.
+func (l *listeners) drainGateway(ctx context.Context) error {
+	if l.gatewayServer == nil {
+		return nil
+	}
+	err := l.gatewayServer.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errors.Join(errCutOff, l.gatewayServer.Close())
+	}
 	return err
 }

@@ -2,6 +2,7 @@
 // engine holds the longest prefix of a prompt.
 //
 //	kvatlas serve     answer over HTTP
+//	kvatlas gateway   take requests of OpenAI's clients, and send them to engines
 //	kvatlas score     ask a server from the command line
 //	kvatlas doctor    look at what a server depends on
 //	kvatlas inspect   look at engines' events, record and play them; name blocks in Redis
@@ -68,6 +69,7 @@ const usage = `kvatlas is a distributed index of KV-cache blocks: it tells a sch
 engine holds the longest prefix of a prompt.
 
   kvatlas serve     answer over HTTP
+  kvatlas gateway   take requests of OpenAI's clients, and send them to engines
   kvatlas score     ask a server from the command line
   kvatlas doctor    look at what a server depends on
   kvatlas inspect   look at engines' events, record and play them; name blocks in Redis
@@ -98,6 +100,8 @@ func (p *program) run(ctx context.Context, args []string) int {
 	switch command, args := args[0], args[1:]; command {
 	case "serve":
 		return p.serve(ctx, args)
+	case "gateway":
+		return p.gateway(ctx, args)
 	case "score":
 		return p.score(ctx, args)
 	case "doctor":

@@ -20,19 +20,25 @@ const demoTokenizers = ".cache/tokenizers"
 
 // serve is the command.
 func (p *program) serve(ctx context.Context, args []string) int {
-	fs := flag.NewFlagSet("kvatlas serve", flag.ContinueOnError)
+	return p.serveAs(ctx, args, "serve", writeServeUsage, func(*config.Loader) {})
+}
+
+// serveAs is a command that serves, with a name, a help text and defaults of its own.
+func (p *program) serveAs(ctx context.Context, args []string, command string, usage func(io.Writer), defaults func(*config.Loader)) int {
+	fs := flag.NewFlagSet("kvatlas "+command, flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	loader := config.NewLoader(fs)
+	defaults(loader)
 	printConfig := fs.Bool("print-config", false, "write the configuration in force and the origin of each value, then exit")
 	play := fs.Bool("demo", false, "play three engines and a scheduler on the server, show the ranking, then go on serving")
 	switch err := fs.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		writeServeUsage(p.stdout)
+		usage(p.stdout)
 		return exitOK
 	case err != nil:
-		return p.misuse("serve", loader.FlagError(err))
+		return p.misuse(command, loader.FlagError(err))
 	case fs.NArg() > 0:
-		return p.misuse("serve", fmt.Errorf("%q: it takes flags only", fs.Arg(0)))
+		return p.misuse(command, fmt.Errorf("%q: it takes flags only", fs.Arg(0)))
 	}
 	if *play {
 		loader.SetDefault("tokenizers", demoTokenizers)
@@ -43,14 +49,14 @@ func (p *program) serve(ctx context.Context, args []string) int {
 	}
 	cfg, err := loader.Load(p.env, config.ReadFile)
 	if err != nil {
-		return p.misuse("serve", fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  ")))
+		return p.misuse(command, fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  ")))
 	}
 	if *play && cfg.Redis != "" {
-		return p.misuse("serve", errors.New("--demo adds pods of its own and is for the index in memory: leave redis out"))
+		return p.misuse(command, errors.New("--demo adds pods of its own and is for the index in memory: leave redis out"))
 	}
 	if *printConfig {
 		if err := cfg.WriteYAML(p.stdout); err != nil {
-			return p.fail("serve", err)
+			return p.fail(command, err)
 		}
 		return exitOK
 	}
@@ -58,17 +64,17 @@ func (p *program) serve(ctx context.Context, args []string) int {
 	log := newLogger(p.stderr, cfg)
 	svc, err := newService(cfg, log)
 	if err != nil {
-		return p.fail("serve", err)
+		return p.fail(command, err)
 	}
 	var after func(context.Context, string) error
 	if *play {
 		if err := svc.hasTokenizer(demo.Model); err != nil {
-			return p.fail("serve", errors.Join(err, svc.close()))
+			return p.fail(command, errors.Join(err, svc.close()))
 		}
 		after = func(ctx context.Context, url string) error { return p.demo(ctx, url) }
 	}
 	if err := svc.run(ctx, after); err != nil {
-		return p.fail("serve", err)
+		return p.fail(command, err)
 	}
 	return exitOK
 }

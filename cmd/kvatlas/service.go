@@ -10,6 +10,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/gateway"
 	"github.com/kvatlas/kvatlas/lmcache/chunks"
 	"github.com/kvatlas/kvatlas/lmcache/learn"
 	"github.com/kvatlas/kvatlas/route"
@@ -28,11 +29,12 @@ type service struct {
 	cfg *config.Loaded
 	log zerolog.Logger
 
-	origin tokenpool.Origin
-	pool   *tokenpool.Pool
-	index  store.Index
-	keeper *snapshot.Keeper // of the index in memory; nil without a snapshot-file
-	api    *server.Server
+	origin  tokenpool.Origin
+	pool    *tokenpool.Pool
+	index   store.Index
+	keeper  *snapshot.Keeper // of the index in memory; nil without a snapshot-file
+	api     *server.Server
+	gateway *gateway.Gateway // nil without the role
 
 	replica *replica.Replica // the index, if it is one; else nil
 	backend string           // memory, redis or replica
@@ -95,6 +97,9 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	}
 	router, err := s.makeRouter(sc)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.makeGateway(router); err != nil {
 		return nil, err
 	}
 	s.api, err = server.New(server.Config{
@@ -204,7 +209,7 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 		return err
 	}
 	// Room for all who can fail, so that nobody waits to tell.
-	failed := make(chan error, 5)
+	failed := make(chan error, 6)
 	if err := s.listenLMCache(ctx); err != nil {
 		return errors.Join(err, l.close())
 	}
@@ -214,7 +219,7 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 		s.api.SetReady(nil)
 	}
 	warnOfMemory(s.log, &s.cfg.Config, debug.SetMemoryLimit(-1))
-	s.log.Info().Str("version", versionWord()).Str("index", s.backend).Str("address", l.api.Addr().String()).Str("admin_address", l.adminAddress()).
+	s.log.Info().Str("version", versionWord()).Str("index", s.backend).Str("address", l.api.Addr().String()).Str("admin_address", l.adminAddress()).Str("gateway_address", l.gatewayAddress()).
 		Str("config", s.cfg.File).Msg("listening")
 
 	var playing sync.WaitGroup

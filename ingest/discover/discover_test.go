@@ -511,3 +511,23 @@ func TestRegistrar(t *testing.T) {
 		}
 	})
 }
+
+// Pods of which no events are known are approximate where the template says so.
+func TestTemplateApproximate(t *testing.T) {
+	for _, x := range []struct {
+		template Template
+		pod      store.Pod
+		want     bool
+	}{
+		{Template{Approximate: true}, store.Pod{Name: "h:1"}, true},
+		{Template{Approximate: true}, store.Pod{Name: "h:1", Events: "tcp://h:2"}, false},
+		{Template{Approximate: true, EventsPort: 5557}, store.Pod{Name: "h:1"}, false},
+		{Template{}, store.Pod{Name: "h:1"}, false},
+		{Template{}, store.Pod{Name: "h:1", Approximate: true}, true},
+	} {
+		p := x.pod
+		if x.template.fill(&p); p.Approximate != x.want {
+			t.Errorf("%+v of %+v", p, x)
+		}
+	}
+}

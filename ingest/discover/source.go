@@ -64,10 +64,13 @@ type Template struct {
 	EventsPort, ReplayPort int
 	// Ranks is the number of data-parallel ranks; 0 is 1.
 	Ranks int
+	// Approximate says that pods of which no endpoint of events is known have none.
+	Approximate bool
 }
 
 // fill gives a pod what it lacks.
 func (t *Template) fill(p *store.Pod) {
+	defer func() { p.Approximate = p.Approximate || t.Approximate && p.Events == "" }()
 	def(&p.Model, t.Model)
 	def(&p.Engine, t.Engine)
 	def(&p.Ranks, t.Ranks)

@@ -17,6 +17,7 @@ type Config struct {
 	httpSettings
 	limitSettings
 	shutdownSettings
+	gatewaySettings
 	indexSettings
 	replicaSettings
 	ingestSettings
@@ -58,7 +59,7 @@ type logSettings struct {
 func (c *Config) validate() error {
 	return errors.Join(
 		c.validateHTTP(), c.validateIndex(), c.validateScoring(), c.validateIngest(), c.validatePods(),
-		c.validateLMCache(), c.validateFeed(), c.validateTokenization(),
+		c.validateLMCache(), c.validateFeed(), c.validateTokenization(), c.validateGateway(),
 	)
 }
 

@@ -19,7 +19,7 @@ type httpSettings struct {
 	// has not, and for /healthz and /readyz. Empty serves them all on the API's listener.
 	AdminListen string `name:"admin-listen"`
 	// Roles is the list of parts that this process plays: score answers requests,
-	// ingest reads the events of engines.
+	// ingest reads the events of engines, gateway passes clients' requests on to engines.
 	Roles Roles `name:"roles" default:"score,ingest"`
 	// StrictReady makes /readyz answer 503 while Redis cannot be reached.
 	// Without it the process stays ready, since it goes on answering

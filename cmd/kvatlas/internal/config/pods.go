@@ -40,6 +40,9 @@ type podSettings struct {
 	// PodsAsk lets engines be asked for what is not known of a pod: its model, and
 	// where its events are.
 	PodsAsk bool `name:"pods-ask" default:"false"`
+	// PodsApproximate says that pods of which no endpoint of events is known have none: what
+	// was sent there lately counts as held.
+	PodsApproximate bool `name:"pods-approximate" default:"false"`
 	// PodsMetrics lets the metrics of pods be read for what runs there, by one of all servers
 	// each, while requests of their model are routed. It takes the engines vllm, sglang and trtllm.
 	PodsMetrics bool `name:"pods-metrics" default:"true"`

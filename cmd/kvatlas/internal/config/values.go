@@ -166,17 +166,21 @@ func (u SecretURL) String() string {
 type Roles []string
 
 // RoleScore answers scoring requests over HTTP; RoleIngest reads engines' events and
-// keeps the index true to them.
+// keeps the index true to them; RoleGateway passes clients' requests on to engines.
 const (
-	RoleScore  = "score"
-	RoleIngest = "ingest"
+	RoleScore   = "score"
+	RoleIngest  = "ingest"
+	RoleGateway = "gateway"
 )
+
+// theRoles are those of this version.
+var theRoles = []string{RoleScore, RoleIngest, RoleGateway}
 
 // Has tells whether a role is among them.
 func (r Roles) Has(role string) bool { return slices.Contains(r, role) }
 
 // laterRoles are known by name and not built yet.
-var laterRoles = []string{"web", "epp", "gateway"}
+var laterRoles = []string{"web", "epp"}
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (r *Roles) UnmarshalText(text []byte) error {
@@ -184,11 +188,11 @@ func (r *Roles) UnmarshalText(text []byte) error {
 	for name := range strings.SplitSeq(string(text), ",") {
 		name = strings.TrimSpace(name)
 		switch {
-		case name == RoleScore, name == RoleIngest:
+		case slices.Contains(theRoles, name):
 		case slices.Contains(laterRoles, name):
-			return fmt.Errorf("role %q is not in this version, it has %s and %s", name, RoleScore, RoleIngest)
+			return fmt.Errorf("role %q is not in this version, it has %s", name, strings.Join(theRoles, ", "))
 		default:
-			return fmt.Errorf("%q is no role; this version has %s and %s", name, RoleScore, RoleIngest)
+			return fmt.Errorf("%q is no role; this version has %s", name, strings.Join(theRoles, ", "))
 		}
 		if slices.Contains(roles, name) {
 			return fmt.Errorf("role %q is named twice", name)

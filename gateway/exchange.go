@@ -1,0 +1,277 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/notes"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// exchange is one request on its way. Its fields belong to the request's goroutine, but for
+// those that say otherwise.
+type exchange struct {
+	g     *Gateway
+	w     http.ResponseWriter
+	ctx   context.Context // the client's
+	began time.Time
+
+	id, method, path string
+
+	of      api
+	score   scorer.Request
+	model   string // what the request's model means; "" is not known
+	unread  string // why the prompt is not known
+	session string
+	stream  bool // the client asks for a stream
+	asks    bool // the engine is asked for a usage that the client did not ask for
+
+	body     []byte // nil when it is not kept
+	streamed *once  // the client's own body, if it is not read before
+	hosted   int64  // of Gateway.buffered
+
+	place     *place
+	pinned    *store.RankRef
+	fallbacks []store.RankRef
+	tried     []string // that have given no answer
+
+	booking atomic.Pointer[booking] // nil without a reservation; Gateway.look reads it
+	first   time.Time               // when the first byte of the answer came
+
+	predicted, tokens, delivered int
+	routed                       time.Duration
+	status                       int
+	isStream, cut                bool
+}
+
+var (
+	errOverloaded = errors.New("gateway: as many requests run as may")
+	errTooLarge   = errors.New("gateway: the body is too long")
+	errBodyStall  = errors.New("gateway: the body did not come in time")
+	errBody       = errors.New("gateway: the body ended early, or its transfer encoding is broken")
+)
+
+// prepare reads a request that is understood, and chooses where it goes.
+func (x *exchange) prepare(r *http.Request) error {
+	g := x.g
+	if r.ContentLength > g.c.MaxBody {
+		return errTooLarge
+	}
+	x.of = apis[r.URL.Path]
+	if r.Method != http.MethodPost || r.Header.Get("Content-Encoding") != "" {
+		x.of = apiOther
+	}
+	if x.session = r.Header.Get("X-Session-Id"); notes.CheckSession(x.session) != nil {
+		x.session = ""
+	}
+	if x.of == apiOther {
+		if r.Body != nil && r.Body != http.NoBody {
+			x.streamed = &once{ReadCloser: http.MaxBytesReader(x.w, r.Body, g.c.MaxBody)}
+		}
+		return x.chooseAlone("unread", nil)
+	}
+	if err := x.readBody(r); err != nil {
+		return err
+	}
+	a, err := readAsked(x.of, x.body)
+	if err != nil { // the engine says so in its own words
+		return x.chooseAlone("unread", nil)
+	}
+	x.score, x.unread, x.stream = a.score, a.unread, a.stream
+	if reading, known := g.meaning(x.ctx, a.model); known {
+		x.model = reading.Model
+		if reading.LoRA != "" {
+			x.score.LoRA = reading.LoRA
+		}
+	}
+	start := g.c.Now()
+	if err := x.choose(x.ctx); err != nil {
+		return err
+	}
+	x.routed = g.c.Now().Sub(start)
+	if x.stream && (x.of == apiChat || x.of == apiCompletions) && !a.usage.told && !g.c.LeaveUsage {
+		x.body, x.asks = a.withUsage(x.body), true
+	}
+	return nil
+}
+
+// readBody reads the whole body, which then counts among those that are kept.
+func (x *exchange) readBody(r *http.Request) error {
+	g, control := x.g, http.NewResponseController(x.w)
+	limit := g.c.MaxBody
+	buf := make([]byte, 0, min(max(r.ContentLength, 511), 1<<20)+1)
+	var deadline time.Time
+	for {
+		if now := time.Now(); deadline.Sub(now) < bodyStall*3/4 {
+			deadline = now.Add(bodyStall)
+			_ = control.SetReadDeadline(deadline) // recorders of tests have none
+		}
+		if len(buf) == cap(buf) {
+			next := make([]byte, len(buf), min(2*cap(buf), int(limit)+1))
+			copy(next, buf)
+			buf = next
+		}
+		n, err := r.Body.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if int64(len(buf)) > limit {
+			return errTooLarge
+		}
+		if g.buffered.Add(int64(n)) > g.c.MaxBuffered {
+			g.buffered.Add(-int64(n))
+			return errOverloaded
+		}
+		x.hosted += int64(n)
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF):
+			x.body = buf
+			_ = control.SetReadDeadline(time.Time{})
+			return nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return errBodyStall
+		case x.ctx.Err() != nil && !errors.Is(err, io.ErrUnexpectedEOF):
+			return context.Canceled
+		default:
+			return errBody
+		}
+	}
+}
+
+// dropBody gives up the body, when it will not be sent again.
+func (x *exchange) dropBody() {
+	x.body, x.score = nil, scorer.Request{}
+	x.g.buffered.Add(-x.hosted)
+	x.hosted = 0
+}
+
+// decided takes over what the router has decided.
+func (x *exchange) decided(d *route.Decision) {
+	if d.Reservation != "" {
+		x.booking.Store(x.g.reports.book(x.model, d.Reservation, d.Lease))
+	}
+	x.predicted, x.tokens = -1, -1
+	if d.Score != nil {
+		x.predicted, x.tokens = d.Cached(), d.Tokens
+	}
+	if x.pinned == nil {
+		x.fallbacks = d.Fallbacks
+	}
+}
+
+// chooseNext chooses another pod after one has given no answer, and reports whether there is
+// one: those of the fallback list first.
+func (x *exchange) chooseNext(failed error) bool {
+	was := x.place
+	if len(x.tried)+1 >= maxAttempts || x.ctx.Err() != nil {
+		return false
+	}
+	x.tried = append(x.tried, was.Pod)
+	x.release(-1)
+	if !x.chooseFallback() && (x.choose(x.ctx) != nil || slices.Contains(x.tried, x.place.Pod)) {
+		x.tried, x.place = x.tried[:len(x.tried)-1], was
+		return false
+	}
+	x.place.why += "; fallback"
+	x.cut = false
+	if told := x.g.c.Observer.Retried; told != nil {
+		told(was.Pod, failed)
+	}
+	return true
+}
+
+// chooseFallback books the first place of the fallback list that takes the request.
+func (x *exchange) chooseFallback() bool {
+	defer func() { x.pinned = nil }()
+	for len(x.fallbacks) > 0 {
+		next := x.fallbacks[0]
+		x.fallbacks = x.fallbacks[1:]
+		if slices.Contains(x.tried, next.Pod) || x.g.pods.isDown(next.Pod) {
+			continue
+		}
+		x.pinned = &next
+		if x.choose(x.ctx) == nil && x.place.Pod == next.Pod {
+			return true
+		}
+		x.release(-1)
+	}
+	return false
+}
+
+// release ends the reservation, if there is one.
+func (x *exchange) release(cached int) {
+	if b := x.booking.Swap(nil); b != nil {
+		x.g.reports.end(b, cached)
+	}
+}
+
+// firstByte notes that the answer begins.
+func (x *exchange) firstByte() {
+	x.first = x.g.c.Now()
+	if b := x.booking.Load(); x.isStream && b != nil {
+		x.g.reports.firstToken(b)
+	}
+}
+
+// finish ends the exchange, however it came to its end.
+func (x *exchange) finish() {
+	g := x.g
+	g.running.count.Add(-1)
+	g.running.mu.Lock()
+	delete(g.running.all, x)
+	g.running.mu.Unlock()
+	x.release(x.delivered)
+	x.dropBody()
+	told := g.c.Observer.Served
+	if told == nil {
+		return
+	}
+	s := Served{
+		RequestID: x.id, Method: x.method, Path: x.path, Model: x.model, Status: x.status, Attempts: len(x.tried), Stream: x.isStream, Cut: x.cut,
+		Prompt: x.tokens, Predicted: x.predicted, Delivered: x.delivered, Routed: x.routed, Took: g.c.Now().Sub(x.began),
+	}
+	if x.place != nil {
+		s.Pod, s.Why = x.place.Pod, x.place.why
+		s.Attempts++
+	}
+	if !x.first.IsZero() {
+		s.First = x.first.Sub(x.began)
+	}
+	told(&s)
+}
+
+// look tells the router of the answers that have gone on, and renews leases.
+func (g *Gateway) look() {
+	now := g.c.Now()
+	g.running.mu.Lock()
+	defer g.running.mu.Unlock()
+	for x := range g.running.all {
+		if b := x.booking.Load(); b != nil {
+			g.reports.progress(b, now)
+		}
+	}
+	g.reports.retry()
+}
+
+// once is a client's body that is passed on as it comes. It stays open until its request has
+// an answer, so that a request of which nothing was sent can go to another pod.
+type once struct {
+	io.ReadCloser
+	read atomic.Bool
+}
+
+// Read implements io.Reader.
+func (o *once) Read(p []byte) (int, error) {
+	o.read.Store(true)
+	return o.ReadCloser.Read(p)
+}
+
+// Close implements io.Closer; the server closes the body itself.
+func (o *once) Close() error { return nil }

@@ -1,0 +1,219 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log" //nolint:depguard // only to keep httputil from writing to stderr
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// Gateway is an http.Handler that passes requests on to engines. It is safe for concurrent use.
+type Gateway struct {
+	c         Config
+	proxy     *httputil.ReverseProxy
+	transport *http.Transport
+	buffers   *buffers
+	pods      pods
+	reports   *reports
+	draining  atomic.Bool
+	buffered  atomic.Int64 // bytes of bodies
+	running   exchanges
+
+	end     context.CancelFunc
+	working sync.WaitGroup
+}
+
+// Stats are the figures of a Gateway.
+type Stats struct {
+	// Requests is how many are passed on now, Buffered how many bytes of bodies are kept.
+	Requests, Buffered int64
+	// Ejected is how many pods get no requests now, Owed how many reports are tried again.
+	Ejected, Owed int64
+}
+
+// exchanges are the requests that are passed on now.
+type exchanges struct {
+	count atomic.Int64 // those that are let in
+	mu    sync.Mutex   // protects all
+	all   map[*exchange]struct{}
+}
+
+// New returns a Gateway, which asks pods for their health until Close.
+func New(c Config) (*Gateway, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	dialer := &net.Dialer{Timeout: c.Connect, KeepAlive: 15 * time.Second}
+	g := &Gateway{
+		c: c,
+		transport: &http.Transport{
+			DialContext: dialer.DialContext, TLSHandshakeTimeout: c.Connect, ForceAttemptHTTP2: false,
+			MaxIdleConns: 0, MaxIdleConnsPerHost: c.MaxRequests, IdleConnTimeout: 90 * time.Second,
+			DisableCompression:    true, // what the client takes is the client's
+			ExpectContinueTimeout: time.Second, ReadBufferSize: 4 << 10, WriteBufferSize: 4 << 10,
+		},
+		pods: pods{observer: c.Observer, now: c.Now, byName: map[string]*pod{}},
+	}
+	g.running.all = map[*exchange]struct{}{}
+	g.reports = newReports(&g.c)
+	g.buffers = &buffers{}
+	g.buffers.pool.New = func() any { b := make([]byte, copyBytes); return &b }
+	g.proxy = &httputil.ReverseProxy{
+		Rewrite: rewrite, Transport: g, FlushInterval: -1, BufferPool: g.buffers,
+		ModifyResponse: func(r *http.Response) error { exchangeOf(r.Request).mark(r); return nil },
+		ErrorLog:       log.New(io.Discard, "", 0), // Served has what it says
+		ErrorHandler:   func(w http.ResponseWriter, r *http.Request, err error) { exchangeOf(r).refuse(w, err) },
+	}
+	var ctx context.Context
+	ctx, g.end = context.WithCancel(context.Background())
+	g.working.Go(func() { g.every(ctx, c.Probe, func() { g.probeAll(ctx) }) })
+	g.working.Go(func() { g.every(ctx, lookEvery, g.look) })
+	return g, nil
+}
+
+// every does something again and again until ctx ends.
+func (g *Gateway) every(ctx context.Context, interval time.Duration, do func()) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			do()
+		}
+	}
+}
+
+// Drain makes /health answer 503, so that load balancers look elsewhere. Requests go on.
+func (g *Gateway) Drain() { g.draining.Store(true) }
+
+// Close ends the watch over pods, and waits until the router has been told of what has ended.
+// Call it when no request runs any more.
+func (g *Gateway) Close() error {
+	g.end()
+	g.working.Wait()
+	g.reports.close()
+	g.transport.CloseIdleConnections()
+	return nil
+}
+
+// Stats returns the figures of now.
+func (g *Gateway) Stats() Stats {
+	return Stats{Requests: g.running.count.Load(), Buffered: g.buffered.Load(), Ejected: g.pods.downs.Load(), Owed: g.reports.owes()}
+}
+
+// ServeHTTP passes a request on. It has /health for itself.
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/health" && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
+		g.health(w)
+		return
+	}
+	x := &exchange{g: g, w: w, ctx: r.Context(), began: g.c.Now(), predicted: -1, tokens: -1, delivered: -1}
+	x.id, x.method, x.path = r.Header.Get("X-Request-Id"), r.Method, r.URL.Path
+	defer x.finish()
+	if g.running.count.Add(1) > int64(g.c.MaxRequests) {
+		x.refuse(w, errOverloaded)
+		return
+	}
+	if r.Method == http.MethodGet && r.URL.Path == "/v1/models" && g.listModels(x, w, r) {
+		return
+	}
+	if err := x.prepare(r); err != nil {
+		x.refuse(w, err)
+		return
+	}
+	g.running.mu.Lock()
+	g.running.all[x] = struct{}{}
+	g.running.mu.Unlock()
+	guarded := &stallWriter{ResponseWriter: w, g: g}
+	defer guarded.release()
+	g.proxy.ServeHTTP(guarded, r.WithContext(context.WithValue(x.ctx, exchangeKey{}, x)))
+}
+
+type exchangeKey struct{}
+
+func exchangeOf(r *http.Request) *exchange { return r.Context().Value(exchangeKey{}).(*exchange) }
+
+// health answers whether there is a pod to send requests to.
+func (g *Gateway) health(w http.ResponseWriter) {
+	status := http.StatusServiceUnavailable
+	if !g.draining.Load() {
+		reg := g.c.Index.Cached()
+		for i := range reg.Pods {
+			if p := &reg.Pods[i]; p.PartOf == nil && !g.pods.isDown(p.Name) {
+				status = http.StatusOK
+				break
+			}
+		}
+	}
+	w.WriteHeader(status)
+}
+
+// askHealth asks a pod for its health. That it has no such page is an answer, too.
+func (g *Gateway) askHealth(ctx context.Context, p *store.Pod) error {
+	at, err := placeOf(g.c.Index.Cached(), store.RankRef{Pod: p.Name}, p.Address, "")
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*g.c.Probe)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at.url.JoinPath("health").String(), http.NoBody)
+	if err != nil {
+		return err
+	}
+	resp, err := g.transport.RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, 4<<10) // so that the connection can be used again
+	if resp.StatusCode >= http.StatusInternalServerError {
+		return fmt.Errorf("gateway: /health of the pod: status %d", resp.StatusCode)
+	}
+	return nil
+}
+
+// buffers are what answers pass through.
+type buffers struct{ pool sync.Pool }
+
+// Get implements httputil.BufferPool.
+func (b *buffers) Get() []byte { return *b.pool.Get().(*[]byte) }
+
+// Put implements httputil.BufferPool.
+func (b *buffers) Put(p []byte) { b.pool.Put(&p) }
+
+// stallWriter ends answers that the client does not take.
+type stallWriter struct {
+	http.ResponseWriter
+	g   *Gateway
+	set time.Time // when the deadline was set last
+}
+
+// Unwrap is for http.ResponseController.
+func (w *stallWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// Write implements io.Writer.
+func (w *stallWriter) Write(p []byte) (int, error) {
+	if now := w.g.c.Now(); now.Sub(w.set) > clientStall/4 {
+		w.set = now
+		// A writer without deadlines is a recorder of a test.
+		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(now.Add(clientStall))
+	}
+	return w.ResponseWriter.Write(p)
+}
+
+// release takes the deadline off the connection, which may get another request.
+func (w *stallWriter) release() {
+	if !w.set.IsZero() {
+		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Time{})
+	}
+}

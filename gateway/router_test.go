@@ -1,0 +1,69 @@
+package gateway_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/gateway"
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/sim/wire"
+)
+
+type routeOutcome = route.Outcome
+
+// broken is a router of which nothing works.
+type broken struct{}
+
+var errBroken = errors.New("broken")
+
+func (broken) Route(context.Context, route.Request) (*route.Decision, error) { return nil, errBroken }
+func (broken) Done(context.Context, string, string, int) (loads.Report, error) {
+	return loads.Report{}, errBroken
+}
+func (broken) Output(context.Context, string, string, int) (loads.Report, error) {
+	return loads.Report{}, errBroken
+}
+func (broken) Settle(context.Context, string, string, *loads.Report, int) (loads.Report, error) {
+	return loads.Report{}, errBroken
+}
+
+// away is a router whose loads cannot be told anything for a time.
+type away struct {
+	gateway.Router
+	is     atomic.Bool
+	mu     sync.Mutex // protects failed
+	failed int
+}
+
+func (a *away) Settle(ctx context.Context, model, id string, done *loads.Report, cached int) (loads.Report, error) {
+	if a.is.Load() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.failed++
+		return loads.Report{}, loads.ErrUnavailable
+	}
+	return a.Router.Settle(ctx, model, id, done, cached)
+}
+
+// Ends that cannot be told are told later, so that no load stays behind.
+func TestOwedReports(t *testing.T) {
+	_, addresses := startSims(t, 2, wire.Config{})
+	a := &away{}
+	base := newFleet(t, gateway.Config{}, addresses...) // whose router and index are used
+	a.Router = base.router
+	f := newFleet(t, gateway.Config{Router: a}, addresses...)
+	a.is.Store(true)
+	for range 20 {
+		if r := f.post("/v1/chat/completions", chat(10, "")); r.status != 200 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	until(t, "reports that are owed", func() bool { return f.g.Stats().Owed > 0 })
+	a.is.Store(false)
+	base.idle()
+	until(t, "end of all that is owed", func() bool { return f.g.Stats().Owed == 0 })
+}

@@ -1,0 +1,39 @@
+package route
+
+import (
+	"context"
+
+	"github.com/kvatlas/kvatlas/route/loads"
+)
+
+// Settle reports that a request is over, and how many tokens of its prompt the engine had
+// cached, negative if that is not known. It is for proxies, which see an engine's usage with
+// the end of an answer.
+//
+// done is what Done has returned at the first token, where cached was not known yet. It is
+// nil of an answer that came in one piece: when its prefill ended is not known, so nothing is
+// learnt of the rank's speed.
+func (r *Router) Settle(ctx context.Context, model, id string, done *loads.Report, cached int) (loads.Report, error) {
+	if done == nil && cached >= 0 {
+		rep, err := r.c.Loads.Done(ctx, model, id, loads.Done{Cached: cached})
+		if err != nil {
+			return rep, err
+		}
+		done = &rep
+	}
+	if done != nil {
+		r.noteDone(model, done, cached, r.predictOf(model))
+	}
+	return r.End(ctx, model, id)
+}
+
+// predictOf is what the settings of a model say of predictions, nil while they are not known.
+func (r *Router) predictOf(model string) *Predict {
+	m := r.state(model)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.version < 0 {
+		return nil
+	}
+	return &m.settings.Predict
+}
