@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 var autoTokenizerDir = filepath.Join("..", "testdata", "autotokenizer")
@@ -28,7 +30,7 @@ type autoVariant struct {
 }
 
 // autoFamilies returns the tokenizer.json files that the variants are of.
-func autoFamilies(t testing.TB) map[string]object {
+func autoFamilies(t testing.TB) map[string]tokenfile.Object {
 	t.Helper()
 	packed, err := os.ReadFile(filepath.Join(autoTokenizerDir, "families.json.gz"))
 	if err != nil {
@@ -46,9 +48,9 @@ func autoFamilies(t testing.TB) map[string]object {
 	if err := json.Unmarshal(data, &raw); err != nil {
 		t.Fatal(err)
 	}
-	out := map[string]object{}
+	out := map[string]tokenfile.Object{}
 	for name, r := range raw {
-		if out[name], err = readObject(r); err != nil {
+		if out[name], err = tokenfile.ReadObject(r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -56,15 +58,15 @@ func autoFamilies(t testing.TB) map[string]object {
 }
 
 // of returns the files of a variant.
-func (v autoVariant) of(families map[string]object) Files {
+func (v autoVariant) of(families map[string]tokenfile.Object) Files {
 	file := slices.Clone(families[v.Family]) // its members stay those of the family
 	for key, value := range v.Tokenizer {
-		file.set(key, value)
+		file.Set(key, value)
 	}
 	f := Files{
-		Tokenizer: file.appendJSON(nil), Added: v.Files[addedTokensFile], SpecialTokens: v.Files[specialTokensFile], Model: v.Files[modelFile],
+		Tokenizer: file.AppendJSON(nil), Added: v.Files[tokenfile.AddedTokensFile], SpecialTokens: v.Files[tokenfile.SpecialTokensFile], Model: v.Files[modelFile],
 	}
-	if !isNull(v.Config) {
+	if !tokenfile.IsNull(v.Config) {
 		f.Config = v.Config
 	}
 	return f
@@ -77,7 +79,7 @@ func TestAutoTokenizer(t *testing.T) {
 	for i, v := range readGoldenOf[autoVariant](t, filepath.Join(autoTokenizerDir, "variants.jsonl.gz")) {
 		if v.Error != "" { // no engine starts with these files
 			seen["refused"]++
-			_, _, _ = v.of(families).autoTokenizer()
+			_, _, _ = v.of(families).JSON()
 			continue
 		}
 		seen[v.Class]++
@@ -92,8 +94,8 @@ func TestAutoTokenizer(t *testing.T) {
 	}
 }
 
-func (v autoVariant) check(families map[string]object) error {
-	data, split, err := v.of(families).autoTokenizer()
+func (v autoVariant) check(families map[string]tokenfile.Object) error {
+	data, split, err := v.of(families).JSON()
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // TestCaseTokensOfTokenizerConfig changes one of Llama 3's two files in each of the ways in
@@ -69,7 +70,7 @@ func TestCaseTokensOfTokenizerConfig(t *testing.T) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		for name, edit := range map[string]func(map[string]any){tokenizerFile: c.file, configFile: c.config} {
+		for name, edit := range map[string]func(map[string]any){tokenfile.TokenizerFile: c.file, tokenfile.ConfigFile: c.config} {
 			data, err := os.ReadFile(filepath.Join(tokenizerDir, "meta-llama", "Meta-Llama-3-8B-Instruct", name))
 			if err != nil {
 				t.Fatal(err)
@@ -110,7 +111,7 @@ func TestCaseTokensOfTokenizerConfig(t *testing.T) {
 // another fingerprint, and no cut at what is text now.
 func TestSplitSpecialTokens(t *testing.T) {
 	qwen := autoFamilies(t)["qwen3"]
-	family := qwen.appendJSON(nil)
+	family := qwen.AppendJSON(nil)
 	plain, split, err := Files{Tokenizer: family}.JSON()
 	if err != nil || split || !bytes.Equal(plain, family) {
 		t.Fatalf("split %v, %v; the file as it is: %v", split, err, bytes.Equal(plain, family))

@@ -10,17 +10,18 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 const aPointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 17209961\n"
 
 // bytesRanks is a tiktoken file of the bytes alone.
 func bytesRanks() string {
-	r := ranks{}
+	r := map[string]uint32{}
 	for b := range 256 {
 		r[string([]byte{byte(b)})] = uint32(b)
 	}
-	return r.file()
+	return fileOf(r)
 }
 
 // tinyTokenizer is a whole tokenizer.json.
@@ -37,61 +38,61 @@ func TestCaseBrokenTokenizerFiles(t *testing.T) {
 		says  []string
 		cured string // the file that is put right, a tokenizer.json unless told
 	}{
-		{name: "a pointer", files: map[string]string{tokenizerFile: aPointer}, says: []string{"tokenizer.json is a pointer of Git LFS", "git lfs pull"}},
-		{name: "a cut", files: map[string]string{tokenizerFile: tinyTokenizer[:50]}, says: []string{"tokenizer.json is cut off after 50 bytes", "fetch the file again"}},
-		{name: "an object", files: map[string]string{tokenizerFile: "{}"}, says: []string{"tokenizer.json has no model", "put the model's file"}},
-		{name: "no object", files: map[string]string{tokenizerFile: "[1]"}, says: []string{"tokenizer.json is JSON, but no object"}},
-		{name: "a word", files: map[string]string{tokenizerFile: "null"}, says: []string{"tokenizer.json is JSON, but no object"}},
-		{name: "text", files: map[string]string{tokenizerFile: `{"version": nothing}`}, says: []string{"tokenizer.json is not JSON from byte"}},
-		{name: "two", files: map[string]string{tokenizerFile: tinyTokenizer + tinyTokenizer}, says: []string{"tokenizer.json is not JSON from byte"}},
-		{name: "empty", files: map[string]string{tokenizerFile: ""}, says: []string{"tokenizer.json is empty"}},
-		{name: "white space", files: map[string]string{tokenizerFile: " \n "}, says: []string{"tokenizer.json is empty"}},
-		{name: "a page", files: map[string]string{tokenizerFile: "\n<!DOCTYPE html><html></html>"}, says: []string{"tokenizer.json is a web page"}},
+		{name: "a pointer", files: map[string]string{tokenfile.TokenizerFile: aPointer}, says: []string{"tokenizer.json is a pointer of Git LFS", "git lfs pull"}},
+		{name: "a cut", files: map[string]string{tokenfile.TokenizerFile: tinyTokenizer[:50]}, says: []string{"tokenizer.json is cut off after 50 bytes", "fetch the file again"}},
+		{name: "an object", files: map[string]string{tokenfile.TokenizerFile: "{}"}, says: []string{"tokenizer.json has no model", "put the model's file"}},
+		{name: "no object", files: map[string]string{tokenfile.TokenizerFile: "[1]"}, says: []string{"tokenizer.json is JSON, but no object"}},
+		{name: "a word", files: map[string]string{tokenfile.TokenizerFile: "null"}, says: []string{"tokenizer.json is JSON, but no object"}},
+		{name: "text", files: map[string]string{tokenfile.TokenizerFile: `{"version": nothing}`}, says: []string{"tokenizer.json is not JSON from byte"}},
+		{name: "two", files: map[string]string{tokenfile.TokenizerFile: tinyTokenizer + tinyTokenizer}, says: []string{"tokenizer.json is not JSON from byte"}},
+		{name: "empty", files: map[string]string{tokenfile.TokenizerFile: ""}, says: []string{"tokenizer.json is empty"}},
+		{name: "white space", files: map[string]string{tokenfile.TokenizerFile: " \n "}, says: []string{"tokenizer.json is empty"}},
+		{name: "a page", files: map[string]string{tokenfile.TokenizerFile: "\n<!DOCTYPE html><html></html>"}, says: []string{"tokenizer.json is a web page"}},
 		{
-			name: "another type", files: map[string]string{tokenizerFile: strings.Replace(tinyTokenizer, "BPE", "Neural", 1)},
+			name: "another type", files: map[string]string{tokenfile.TokenizerFile: strings.Replace(tinyTokenizer, "BPE", "Neural", 1)},
 			says: []string{`tokenizer.json has a model of the type "Neural"`, "newer kvatlas"},
 		},
 		{
-			name: "another version", files: map[string]string{tokenizerFile: strings.Replace(tinyTokenizer, "1.0", "2.0", 1)},
+			name: "another version", files: map[string]string{tokenfile.TokenizerFile: strings.Replace(tinyTokenizer, "1.0", "2.0", 1)},
 			says: []string{"tokenizer.json is no tokenizer that the library reads (Unknown tokenizer version '2.0'"},
 		},
 		{
 			name:  "an unknown stage",
-			files: map[string]string{tokenizerFile: strings.Replace(tinyTokenizer, `"model"`, `"normalizer":{"type":"Upper"},"model"`, 1)},
+			files: map[string]string{tokenfile.TokenizerFile: strings.Replace(tinyTokenizer, `"model"`, `"normalizer":{"type":"Upper"},"model"`, 1)},
 			says:  []string{"tokenizer.json is no tokenizer that the library reads"},
 		},
 		{
 			// The library's own words for it would have a NUL, over which it ends the process.
 			name:  "a NUL",
-			files: map[string]string{tokenizerFile: strings.Replace(tinyTokenizer, `"model"`, `"normalizer":{"type":"a\u0000b"},"model"`, 1)},
+			files: map[string]string{tokenfile.TokenizerFile: strings.Replace(tinyTokenizer, `"model"`, `"normalizer":{"type":"a\u0000b"},"model"`, 1)},
 			says:  []string{"tokenizer.json has a NUL"},
 		},
 		{
-			name: "a NUL in the version", files: map[string]string{tokenizerFile: strings.Replace(tinyTokenizer, "1.0", `1\u0000`, 1)},
+			name: "a NUL in the version", files: map[string]string{tokenfile.TokenizerFile: strings.Replace(tinyTokenizer, "1.0", `1\u0000`, 1)},
 			says: []string{"tokenizer.json has a NUL"},
 		},
 		{
-			name: "the configuration", files: map[string]string{tokenizerFile: tinyTokenizer, configFile: aPointer}, cured: configFile,
+			name: "the configuration", files: map[string]string{tokenfile.TokenizerFile: tinyTokenizer, tokenfile.ConfigFile: aPointer}, cured: tokenfile.ConfigFile,
 			says: []string{"tokenizer_config.json is a pointer of Git LFS", "git lfs pull"},
 		},
 		{
-			name: "a cut configuration", files: map[string]string{tokenizerFile: tinyTokenizer, configFile: `{"bos_token":`}, cured: configFile,
+			name: "a cut configuration", files: map[string]string{tokenfile.TokenizerFile: tinyTokenizer, tokenfile.ConfigFile: `{"bos_token":`}, cured: tokenfile.ConfigFile,
 			says: []string{"tokenizer_config.json is cut off"},
 		},
 		{
-			name: "its numbers", files: map[string]string{tokenizerFile: tinyTokenizer, configFile: `{"added_tokens_decoder":{"x":1}}`}, cured: configFile,
+			name: "its numbers", files: map[string]string{tokenfile.TokenizerFile: tinyTokenizer, tokenfile.ConfigFile: `{"added_tokens_decoder":{"x":1}}`}, cured: tokenfile.ConfigFile,
 			says: []string{`tokenizer_config.json has no token of a number at "x"`},
 		},
 		{
-			name: "an older file", files: map[string]string{tokenizerFile: tinyTokenizer, addedTokensFile: `{"x":"y"}`}, cured: addedTokensFile,
+			name: "an older file", files: map[string]string{tokenfile.TokenizerFile: tinyTokenizer, tokenfile.AddedTokensFile: `{"x":"y"}`}, cured: tokenfile.AddedTokensFile,
 			says: []string{`added_tokens.json has no number for "x"`},
 		},
 		{name: "tiktoken", files: map[string]string{"tiktoken.model": "no base64\n"}, says: []string{"tiktoken.model cannot be used: line 1 is not a token"}},
 		{name: "a tiktoken pointer", files: map[string]string{"tiktoken.model": aPointer}, says: []string{"tiktoken.model is a pointer of Git LFS"}},
 		{name: "tiktoken alone", files: map[string]string{"tiktoken.model": bytesRanks()}, says: []string{"tiktoken.model cannot be used", "no tokenizer_config.json beside it"}},
-		{name: "a configuration alone", files: map[string]string{configFile: "{}"}, is: ErrUnsupported, says: []string{"only tokenizer_config.json", "save_pretrained"}},
+		{name: "a configuration alone", files: map[string]string{tokenfile.ConfigFile: "{}"}, is: ErrUnsupported, says: []string{"only tokenizer_config.json", "save_pretrained"}},
 		{name: "version 3", files: map[string]string{"tokenizer.model.v3": "x"}, is: ErrUnsupported, says: []string{"tokenizer.model.v3 (Mistral's", "save_pretrained"}},
-		{name: "a folder", files: map[string]string{filepath.Join(tokenizerFile, "x"): "x"}, says: []string{"tokenizer.json is not a regular file"}, cured: "-"},
+		{name: "a folder", files: map[string]string{filepath.Join(tokenfile.TokenizerFile, "x"): "x"}, says: []string{"tokenizer.json is not a regular file"}, cured: "-"},
 		{name: "a link", says: []string{"tokenizer.json is a link that leads to no file"}},
 		{name: "huge", says: []string{"tokenizer.json has 268435457 bytes, the limit is 268435456"}},
 	} {
@@ -104,14 +105,14 @@ func TestCaseBrokenTokenizerFiles(t *testing.T) {
 			for name, content := range c.files {
 				writeFile(t, content, folder, name)
 			}
-			file := filepath.Join(folder, tokenizerFile)
+			file := filepath.Join(folder, tokenfile.TokenizerFile)
 			switch c.name {
 			case "a link":
 				if err := os.Symlink("../blobs/none", file); err != nil {
 					t.Fatal(err)
 				}
 			case "huge":
-				writeFile(t, "{", folder, tokenizerFile)
+				writeFile(t, "{", folder, tokenfile.TokenizerFile)
 				if err := os.Truncate(file, maxTokenizerFile+1); err != nil {
 					t.Fatal(err)
 				}
@@ -131,7 +132,7 @@ func TestCaseBrokenTokenizerFiles(t *testing.T) {
 			}
 			is := c.is
 			if is == nil {
-				is = ErrBroken
+				is = tokenfile.ErrBroken
 			}
 			for range 2 { // the second answer is remembered
 				err := ask()
@@ -147,7 +148,7 @@ func TestCaseBrokenTokenizerFiles(t *testing.T) {
 			if c.cured == "-" {
 				return
 			}
-			whole, content := tokenizerFile, tinyTokenizer
+			whole, content := tokenfile.TokenizerFile, tinyTokenizer
 			if c.cured != "" {
 				whole, content = c.cured, "{}"
 			}
@@ -161,8 +162,8 @@ func TestCaseBrokenTokenizerFiles(t *testing.T) {
 		})
 	}
 	origin := &Directory{root: "/secret"}
-	err := origin.failed("org/model", tokenizerFile, &fs.PathError{Op: "open", Path: "/secret/org/model/tokenizer.json", Err: syscall.EACCES})
-	if !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), "tokenizer.json may not be read by this server: let the user") || strings.Contains(err.Error(), "secret") {
+	err := origin.failed("org/model", tokenfile.TokenizerFile, &fs.PathError{Op: "open", Path: "/secret/org/model/tokenizer.json", Err: syscall.EACCES})
+	if !errors.Is(err, tokenfile.ErrBroken) || !strings.Contains(err.Error(), "tokenizer.json may not be read by this server: let the user") || strings.Contains(err.Error(), "secret") {
 		t.Errorf("no permission: %v", err)
 	}
 }
@@ -173,18 +174,18 @@ func TestHubGivesAPointer(t *testing.T) {
 	h := newFakeHub(t)
 	h.files[hubPath] = aPointer
 	_, err := h.client(HubConfig{}).Fetch(t.Context(), "org/model")
-	if !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), "tokenizer.json is a pointer of Git LFS") || len(h.requests()) != 1 {
+	if !errors.Is(err, tokenfile.ErrBroken) || !strings.Contains(err.Error(), "tokenizer.json is a pointer of Git LFS") || len(h.requests()) != 1 {
 		t.Errorf("%v after %q", err, h.requests())
 	}
 	h.set(func(h *fakeHub) { h.files[hubPath] = "<html>sign in</html>" })
-	if _, err = h.client(HubConfig{Attempts: 1}).Fetch(t.Context(), "org/model"); errors.Is(err, ErrBroken) || !errors.Is(err, ErrLoad) {
+	if _, err = h.client(HubConfig{Attempts: 1}).Fetch(t.Context(), "org/model"); errors.Is(err, tokenfile.ErrBroken) || !errors.Is(err, tokenfile.ErrLoad) {
 		t.Errorf("a page of a proxy, which may be gone with the next try: %v", err)
 	}
 	h.set(func(h *fakeHub) {
 		h.files[hubPath] = tinyTokenizer
-		h.files[strings.TrimSuffix(hubPath, tokenizerFile)+configFile] = aPointer
+		h.files[strings.TrimSuffix(hubPath, tokenfile.TokenizerFile)+tokenfile.ConfigFile] = aPointer
 	})
-	if _, err = h.client(HubConfig{}).Fetch(t.Context(), "org/model"); !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), configFile) {
+	if _, err = h.client(HubConfig{}).Fetch(t.Context(), "org/model"); !errors.Is(err, tokenfile.ErrBroken) || !strings.Contains(err.Error(), tokenfile.ConfigFile) {
 		t.Errorf("the configuration: %v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // maxChats bounds the renderers that are kept of models whose tokenizers are
@@ -50,7 +51,7 @@ type rendered struct {
 // leaves, and the rendering goes on: its text is tokenized behind.
 func (p *Pool) render(ctx context.Context, c chatEntry, req prompt.Request, patience <-chan time.Time) (chat.Prompt, prompt.Behind, error) {
 	if c.err != nil {
-		return chat.Prompt{}, "", fmt.Errorf("tokenpool: model %s: %w", quoteModel(req.Model), c.err)
+		return chat.Prompt{}, "", fmt.Errorf("tokenpool: model %s: %w", tokenfile.Quote(req.Model), c.err)
 	}
 	turn := p.turns.of(c.isSlow(req.Chat))
 	if behind, err := p.takeTurn(ctx, req.Mode, turn, patience); behind != "" || err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 var hello = prompt.Chat{Messages: []byte(`[{"role":"user","content":"Hi"}]`)}
@@ -212,8 +213,8 @@ func TestChatConfig(t *testing.T) {
 // does not keep the tokenizer.
 func TestDirectoryChats(t *testing.T) {
 	root := t.TempDir()
-	writeFile(t, "1", root, "m", tokenizerFile)
-	writeFile(t, `{"chat_template":"config"}`, root, "m", configFile)
+	writeFile(t, "1", root, "m", tokenfile.TokenizerFile)
+	writeFile(t, `{"chat_template":"config"}`, root, "m", tokenfile.ConfigFile)
 	d, err := NewDirectory(root)
 	if err != nil {
 		t.Fatal(err)
@@ -254,9 +255,9 @@ func TestDirectoryChats(t *testing.T) {
 
 func TestHubChats(t *testing.T) {
 	h := newFakeHub(t)
-	base := strings.TrimSuffix(hubPath, tokenizerFile)
+	base := strings.TrimSuffix(hubPath, tokenfile.TokenizerFile)
 	h.files[hubPath] = "1"
-	h.files[base+configFile] = `{"bos_token":"<s>"}`
+	h.files[base+tokenfile.ConfigFile] = `{"bos_token":"<s>"}`
 	h.files[base+"chat_template.jinja"] = "jinja {{ bos_token }}{{ eos_token }}"
 	h.files[base+toolTemplate] = "tools"
 	h.files[base+"special_tokens_map.json"] = `{"eos_token":"</s>"}`

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // MaxTextLimit is the largest Config.MaxTextBytes. A text of 10 MB that cannot be cut
@@ -124,7 +125,7 @@ func (c *Config) validate() error {
 	var pins []error
 	for model, pin := range c.Pins {
 		if err := pin.validate(); err != nil {
-			pins = append(pins, fmt.Errorf("tokenpool: config: Pins of %s: %w", quoteModel(model), err))
+			pins = append(pins, fmt.Errorf("tokenpool: config: Pins of %s: %w", tokenfile.Quote(model), err))
 		}
 	}
 	return errors.Join(

@@ -5,6 +5,8 @@ import (
 	"index/suffixarray"
 	"slices"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // cutter knows where a text can be cut so that the tokens of the whole are those
@@ -57,30 +59,9 @@ type cutter struct {
 	added map[string]uint32
 }
 
-// lineSplits are expressions of which the second kind of cut has been proven: of
-// Llama 3, of Qwen 1 to 3, of gpt-oss (o200k), of DeepSeek V3, and of Kimi.
-var lineSplits = []string{
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-	"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-	kimiPattern,
-}
-
 // harmlessSplits are further expressions that match no line feed at all. Before
 // one of lineSplits they only cut more.
 var harmlessSplits = []string{`\p{N}{1,3}`, `[一-龥぀-ゟ゠-ヿ]+`}
-
-// addedToken is an element of added_tokens in a tokenizer.json.
-type addedToken struct {
-	ID         uint32 `json:"id"`
-	Content    string `json:"content"`
-	SingleWord bool   `json:"single_word"`
-	LStrip     bool   `json:"lstrip"`
-	RStrip     bool   `json:"rstrip"`
-	Normalized bool   `json:"normalized"`
-	Special    bool   `json:"special"`
-}
 
 // stage is a normalizer, or a pre-tokenizer.
 type stage struct {
@@ -100,9 +81,9 @@ type stage struct {
 // split, special tokens are not found in a text.
 func newCutter(data []byte, split bool) *cutter {
 	var file struct {
-		Added        []addedToken `json:"added_tokens"`
-		Normalizer   *stage       `json:"normalizer"`
-		PreTokenizer *stage       `json:"pre_tokenizer"`
+		Added        []tokenfile.AddedToken `json:"added_tokens"`
+		Normalizer   *stage                 `json:"normalizer"`
+		PreTokenizer *stage                 `json:"pre_tokenizer"`
 		Model        struct {
 			Type    string   `json:"type"`
 			Dropout *float64 `json:"dropout"`
@@ -133,10 +114,10 @@ func newCutter(data []byte, split bool) *cutter {
 		}
 	}
 	c.lines = file.Model.Type == "BPE" && keepsLines(file.Normalizer) && splitsLines(file.PreTokenizer) &&
-		!slices.ContainsFunc(file.Added, func(t addedToken) bool {
+		!slices.ContainsFunc(file.Added, func(t tokenfile.AddedToken) bool {
 			return t.LStrip || strings.Contains(t.Content, "\n")
 		})
-	c.words = c.lines && !slices.ContainsFunc(file.Added, func(t addedToken) bool {
+	c.words = c.lines && !slices.ContainsFunc(file.Added, func(t tokenfile.AddedToken) bool {
 		// One that takes what is to its right ends behind it.
 		return wordEnd(t.Content, 1) < len(t.Content) || t.RStrip && t.Content != "" && isAlnum(t.Content[len(t.Content)-1])
 	})
@@ -163,7 +144,7 @@ func (c *cutter) any() bool { return c.lines || c.firsts != "" }
 // contents are the added tokens' own texts, each between two zeros.
 type contents struct{ index *suffixarray.Index }
 
-func newContents(added []addedToken) contents {
+func newContents(added []tokenfile.AddedToken) contents {
 	b := []byte{0}
 	for _, t := range added {
 		b = append(append(b, t.Content...), 0)
@@ -206,7 +187,7 @@ func splitsLines(p *stage) bool {
 			}
 			continue
 		case last - 1:
-			known = lineSplits
+			known = tokenfile.LineSplits
 		}
 		if s.Type != "Split" || s.Invert || s.Behavior != "Isolated" || !slices.Contains(known, s.Pattern.Regex) {
 			return false

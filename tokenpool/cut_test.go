@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // fileWith is a tokenizer.json with what decides about cuts.
@@ -14,7 +16,7 @@ func fileWith(t *testing.T, edit func(map[string]any)) []byte {
 		"added_tokens": []any{map[string]any{"content": "<|a|>"}, map[string]any{"content": "<|end|>"}},
 		"normalizer":   map[string]any{"type": "NFC"},
 		"pre_tokenizer": map[string]any{"type": "Sequence", "pretokenizers": []any{
-			map[string]any{"type": "Split", "behavior": "Isolated", "pattern": map[string]any{"Regex": lineSplits[0]}},
+			map[string]any{"type": "Split", "behavior": "Isolated", "pattern": map[string]any{"Regex": tokenfile.LineSplits[0]}},
 			map[string]any{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false},
 		}},
 		"model": map[string]any{"type": "BPE"},
@@ -55,13 +57,13 @@ func TestCutter(t *testing.T) {
 	}{
 		{"all", nil, both},
 		{"no normalizer", func(f m) { delete(f, "normalizer") }, both},
-		{"digits split before", pre(split(`\p{N}{1,3}`), split(lineSplits[3]), level), both},
-		{"gpt-oss", pre(split(lineSplits[2]), level), both},
+		{"digits split before", pre(split(`\p{N}{1,3}`), split(tokenfile.LineSplits[3]), level), both},
+		{"gpt-oss", pre(split(tokenfile.LineSplits[2]), level), both},
 		{"another normalizer", func(f m) { f["normalizer"] = m{"type": "NFKC"} }, tokens},
 		{"another expression", pre(split(`\s+|\S+`), level), tokens},
-		{"a known one, last but two", pre(split(lineSplits[0]), split(`\p{N}{1,3}`), level), tokens},
-		{"GPT-2", pre(split(lineSplits[0]), m{"type": "ByteLevel", "add_prefix_space": false, "use_regex": true}), tokens},
-		{"a space before", pre(split(lineSplits[0]), m{"type": "ByteLevel", "add_prefix_space": true, "use_regex": false}), tokens},
+		{"a known one, last but two", pre(split(tokenfile.LineSplits[0]), split(`\p{N}{1,3}`), level), tokens},
+		{"GPT-2", pre(split(tokenfile.LineSplits[0]), m{"type": "ByteLevel", "add_prefix_space": false, "use_regex": true}), tokens},
+		{"a space before", pre(split(tokenfile.LineSplits[0]), m{"type": "ByteLevel", "add_prefix_space": true, "use_regex": false}), tokens},
 		{"no pre-tokenizer", func(f m) { delete(f, "pre_tokenizer") }, tokens},
 		{"Unigram", func(f m) { f["model"] = m{"type": "Unigram"} }, tokens},
 		{"dropout", func(f m) { f["model"] = m{"type": "BPE", "dropout": 0.1} }, nil},

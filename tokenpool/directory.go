@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // Directory is an Origin over a folder that holds
@@ -53,12 +54,12 @@ func (d *Directory) find(model string) (name, v string, err error) {
 		fi, err := os.Stat(d.path(model, name))
 		switch {
 		case err == nil && !fi.Mode().IsRegular():
-			return "", "", ofModel(model, fileError(name, "is not a regular file", cureReplace))
+			return "", "", tokenfile.OfModel(model, tokenfile.Wrong(name, "is not a regular file", tokenfile.CureReplace))
 		case err == nil:
 			return name, version(fi) + d.others(model), nil
 		}
 		if _, linked := os.Readlink(d.path(model, name)); errors.Is(err, fs.ErrNotExist) && linked == nil {
-			return "", "", ofModel(model, fileError(name, "is a link that leads to no file", cureAgain))
+			return "", "", tokenfile.OfModel(model, tokenfile.Wrong(name, "is a link that leads to no file", tokenfile.CureAgain))
 		}
 		if err = d.failed(model, name, err); !errors.Is(err, ErrUnknownModel) {
 			return "", "", err
@@ -83,9 +84,9 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 	if err != nil {
 		return Files{}, d.failed(model, name, err)
 	}
-	config, err := readConfig(d.path(model, configFile))
+	config, err := readConfig(d.path(model, tokenfile.ConfigFile))
 	if err != nil {
-		return Files{}, d.failed(model, configFile, err)
+		return Files{}, d.failed(model, tokenfile.ConfigFile, err)
 	}
 	media, err := readOptional(d.path(model, mediaFile), maxMediaFile)
 	if err != nil {
@@ -93,13 +94,13 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 	}
 	files := Files{Tokenizer: data, Name: name, Config: config, Media: media, From: "directory", Version: v + others}
 	for name, to := range map[string]*[]byte{
-		addedTokensFile: &files.Added, specialTokensFile: &files.SpecialTokens, modelFile: &files.Model,
+		tokenfile.AddedTokensFile: &files.Added, tokenfile.SpecialTokensFile: &files.SpecialTokens, modelFile: &files.Model,
 	} {
 		if *to, err = readOptional(d.path(model, name), maxConfigFile); err != nil {
 			return Files{}, d.failed(model, name, err)
 		}
 	}
-	if files.Chat, err = chat.ReadFiles(filepath.Dir(d.path(model, tokenizerFile))); err != nil {
+	if files.Chat, err = chat.ReadFiles(filepath.Dir(d.path(model, tokenfile.TokenizerFile))); err != nil {
 		files.ChatErr = withoutPath(err)
 	}
 	return files, nil
@@ -108,7 +109,7 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 // others identifies the content of the files beside the tokenizer.
 func (d *Directory) others(model string) string {
 	var b strings.Builder
-	for _, name := range append(chat.FileNames(), addedTokensFile, modelFile, mediaFile) {
+	for _, name := range append(chat.FileNames(), tokenfile.AddedTokensFile, modelFile, mediaFile) {
 		if fi, err := os.Stat(d.path(model, name)); err == nil {
 			b.WriteByte('/')
 			b.WriteString(version(fi))
@@ -124,16 +125,16 @@ func (d *Directory) path(model, file string) string {
 // failed tells a file that is not there from one that cannot be read. The
 // root's path stays out of it: clients see errors of this kind.
 func (d *Directory) failed(model, name string, err error) error {
-	if e, ok := errors.AsType[*brokenError](err); ok {
-		return ofModel(model, e)
+	if e, ok := errors.AsType[*tokenfile.Error](err); ok {
+		return tokenfile.OfModel(model, e)
 	}
 	if errors.Is(err, fs.ErrPermission) {
-		return ofModel(model, fileError(name, "may not be read by this server", cureMode))
+		return tokenfile.OfModel(model, tokenfile.Wrong(name, "may not be read by this server", tokenfile.CureMode))
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ENAMETOOLONG) {
 		return unknown(model, "the tokenizer directory has no %s/tokenizer.json", model)
 	}
-	return fmt.Errorf("%w: model %s: read from the tokenizer directory: %w", ErrLoad, quoteModel(model), withoutPath(err))
+	return fmt.Errorf("%w: model %s: read from the tokenizer directory: %w", tokenfile.ErrLoad, tokenfile.Quote(model), withoutPath(err))
 }
 
 // withoutPath leaves out of an error what it says about the place of a file.
@@ -167,7 +168,7 @@ func readFile(path string, limit int64) ([]byte, string, error) {
 		return nil, "", err
 	}
 	if fi.Size() > limit {
-		return nil, "", fileError(filepath.Base(path), fmt.Sprintf("has %d bytes, the limit is %d", fi.Size(), limit), cureReplace)
+		return nil, "", tokenfile.Wrong(filepath.Base(path), fmt.Sprintf("has %d bytes, the limit is %d", fi.Size(), limit), tokenfile.CureReplace)
 	}
 	data := make([]byte, fi.Size())
 	// A file that shrinks meanwhile ends in an error, one that grows has
@@ -191,7 +192,7 @@ func readOptional(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if !fi.Mode().IsRegular() {
-		return nil, fileError(filepath.Base(path), "is not a regular file", cureReplace)
+		return nil, tokenfile.Wrong(filepath.Base(path), "is not a regular file", tokenfile.CureReplace)
 	}
 	data, _, err := readFile(path, limit)
 	return data, err

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 func writeFile(t testing.TB, content string, path ...string) {
@@ -23,19 +25,19 @@ func writeFile(t testing.TB, content string, path ...string) {
 func TestDirectory(t *testing.T) {
 	top := t.TempDir()
 	root := filepath.Join(top, "root")
-	writeFile(t, "outside", top, tokenizerFile)
-	writeFile(t, "outside", top, "other", tokenizerFile)
-	writeFile(t, "{1}", root, "org", "model", tokenizerFile)
-	writeFile(t, "{c}", root, "org", "model", configFile)
-	writeFile(t, "{2}", root, "plain", tokenizerFile)
+	writeFile(t, "outside", top, tokenfile.TokenizerFile)
+	writeFile(t, "outside", top, "other", tokenfile.TokenizerFile)
+	writeFile(t, "{1}", root, "org", "model", tokenfile.TokenizerFile)
+	writeFile(t, "{c}", root, "org", "model", tokenfile.ConfigFile)
+	writeFile(t, "{2}", root, "plain", tokenfile.TokenizerFile)
 	writeFile(t, "x", root, "file")
-	if err := os.MkdirAll(filepath.Join(root, "folder", tokenizerFile), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(root, "folder", tokenfile.TokenizerFile), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.MkdirAll(filepath.Join(root, "pipe"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mkfifo(filepath.Join(root, "pipe", tokenizerFile), 0o644); err != nil {
+	if err := syscall.Mkfifo(filepath.Join(root, "pipe", tokenfile.TokenizerFile), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(filepath.Join(top, "other"), filepath.Join(root, "linked")); err != nil {
@@ -85,7 +87,7 @@ func TestDirectory(t *testing.T) {
 	} {
 		is := ErrUnknownModel
 		if model == "folder" || model == "pipe" {
-			is = ErrBroken
+			is = tokenfile.ErrBroken
 		}
 		for range 2 {
 			_, err := d.Stat(model)
@@ -101,7 +103,7 @@ func TestDirectory(t *testing.T) {
 	// Another content of the same size is another version.
 	before, _ := d.Stat("plain")
 	writeFile(t, "{3}", root, "new")
-	if err := os.Rename(filepath.Join(root, "new"), filepath.Join(root, "plain", tokenizerFile)); err != nil {
+	if err := os.Rename(filepath.Join(root, "new"), filepath.Join(root, "plain", tokenfile.TokenizerFile)); err != nil {
 		t.Fatal(err)
 	}
 	if after, err := d.Stat("plain"); err != nil || after == before {
@@ -118,23 +120,23 @@ func TestDirectory(t *testing.T) {
 
 func TestDirectoryUnreadable(t *testing.T) {
 	root := t.TempDir()
-	writeFile(t, "{}", root, "big", tokenizerFile)
-	if err := os.Truncate(filepath.Join(root, "big", tokenizerFile), maxTokenizerFile+1); err != nil {
+	writeFile(t, "{}", root, "big", tokenfile.TokenizerFile)
+	if err := os.Truncate(filepath.Join(root, "big", tokenfile.TokenizerFile), maxTokenizerFile+1); err != nil {
 		t.Fatal(err)
 	}
 	d, err := NewDirectory(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Fetch(t.Context(), "big"); !errors.Is(err, ErrLoad) || !strings.Contains(err.Error(), "the limit is") {
+	if _, err := d.Fetch(t.Context(), "big"); !errors.Is(err, tokenfile.ErrLoad) || !strings.Contains(err.Error(), "the limit is") {
 		t.Errorf("too large: %v", err)
 	}
-	writeFile(t, "{}", root, "loop", tokenizerFile)
-	loop := filepath.Join(root, "loop", tokenizerFile)
+	writeFile(t, "{}", root, "loop", tokenfile.TokenizerFile)
+	loop := filepath.Join(root, "loop", tokenfile.TokenizerFile)
 	if err := errors.Join(os.Remove(loop), os.Symlink(loop, loop)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Stat("loop"); !errors.Is(err, ErrLoad) || strings.Contains(err.Error(), root) {
+	if _, err := d.Stat("loop"); !errors.Is(err, tokenfile.ErrLoad) || strings.Contains(err.Error(), root) {
 		t.Errorf("cannot be read: %v", err)
 	}
 }
@@ -186,5 +188,5 @@ func TestChain(t *testing.T) {
 
 // replaceFile puts a model's file "next" in the place of its tokenizer.json.
 func replaceFile(root, model string) error {
-	return os.Rename(filepath.Join(root, model, "next"), filepath.Join(root, model, tokenizerFile))
+	return os.Rename(filepath.Join(root, model, "next"), filepath.Join(root, model, tokenfile.TokenizerFile))
 }

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // maxBackoff is the longest pause between attempts.
@@ -86,12 +88,12 @@ func (d *download) fetch(ctx context.Context) (fileMeta, error) {
 			d.stale = true
 			return have, nil
 		}
-		if errors.Is(err, ErrUnknownModel) || errors.Is(err, ErrBroken) {
+		if errors.Is(err, ErrUnknownModel) || errors.Is(err, tokenfile.ErrBroken) {
 			return fileMeta{}, err
 		}
 		var again *temporary
 		if !errors.As(err, &again) || attempt >= d.attempts || ctx.Err() != nil {
-			return fileMeta{}, fmt.Errorf("%w: %s of %s from the hub, attempt %d: %w", ErrLoad, d.file, quoteModel(d.model), attempt, err)
+			return fileMeta{}, fmt.Errorf("%w: %s of %s from the hub, attempt %d: %w", tokenfile.ErrLoad, d.file, tokenfile.Quote(d.model), attempt, err)
 		}
 		select {
 		case <-time.After(min(max(pause, again.after), maxBackoff)):
@@ -376,9 +378,9 @@ func (d *download) install(meta fileMeta) (fileMeta, error) {
 			}
 		}
 	}
-	if bytes.HasPrefix(data, lfsPointer) { // another try gives the same
+	if bytes.HasPrefix(data, tokenfile.LFSPointer) { // another try gives the same
 		d.discard()
-		return fileMeta{}, ofModel(d.model, fileError(d.file, "is a pointer of Git LFS in place of the file, on the hub or its mirror",
+		return fileMeta{}, tokenfile.OfModel(d.model, tokenfile.Wrong(d.file, "is a pointer of Git LFS in place of the file, on the hub or its mirror",
 			"have the mirror fetch its large files, with `git lfs pull`"))
 	}
 	if err := checkContent(d.file, data); err != nil {
@@ -399,11 +401,11 @@ func (d *download) install(meta fileMeta) (fileMeta, error) {
 // checkContent reports whether data can be the file of that name. A sign-in page of
 // a proxy comes with 200 as well.
 func checkContent(name string, data []byte) error {
-	if e := notTheFile(name, data); e != nil {
-		return errors.New("the content " + e.what)
+	if e := tokenfile.NotTheFile(name, data); e != nil {
+		return errors.New("the content " + e.What)
 	}
-	if tiktokenOf(name) != nil {
-		if _, err := readRanks(data); err != nil {
+	if tokenfile.IsTiktoken(name) {
+		if _, err := tokenfile.ReadRanks(data); err != nil {
 			return fmt.Errorf("the content is no tiktoken file: %w", err)
 		}
 		return nil

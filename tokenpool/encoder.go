@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
+	"unicode"
 
 	"github.com/daulet/tokenizers"
 
 	// libtokenizers.a is linked from the project's own folder.
 	_ "github.com/kvatlas/kvatlas/tokenpool/internal/link"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // encoder is a tokenizer in memory. The tests of queueing and loading use one
@@ -39,7 +42,7 @@ func newLibrary(data []byte, split bool) (encoder, error) {
 		return nil, err
 	}
 	if hasNUL(data) {
-		return nil, fileError(tokenizerFile, "has a NUL outside of its tokens", cureReplace)
+		return nil, tokenfile.Wrong(tokenfile.TokenizerFile, "has a NUL outside of its tokens", tokenfile.CureReplace)
 	}
 	var options []tokenizers.TokenizerOption
 	if split {
@@ -47,7 +50,7 @@ func newLibrary(data []byte, split bool) (encoder, error) {
 	}
 	t, err := tokenizers.FromBytes(data, options...)
 	if err != nil {
-		return nil, refused(err)
+		return nil, refusedBy(err)
 	}
 	return library{t}, nil
 }
@@ -123,16 +126,16 @@ func hasNUL(data []byte) bool {
 	if !bytes.Contains(data, nul) {
 		return false
 	}
-	file, err := readObject(data)
+	file, err := tokenfile.ReadObject(data)
 	if err != nil {
 		return true
 	}
-	file.drop("added_tokens")
-	if model, err := readObject(file.get("model")); err == nil {
-		model.drop("vocab")
-		file.set("model", model.appendJSON(nil))
+	file.Drop("added_tokens")
+	if model, err := tokenfile.ReadObject(file.Get("model")); err == nil {
+		model.Drop("vocab")
+		file.Set("model", model.AppendJSON(nil))
 	}
-	return bytes.Contains(file.appendJSON(nil), nul)
+	return bytes.Contains(file.AppendJSON(nil), nul)
 }
 
 // plain returns a tokenizer.json without its truncation and padding. Files of
@@ -166,4 +169,15 @@ func plain(data []byte) ([]byte, error) {
 		}
 	}
 	return append(out, data[from:]...), nil
+}
+
+// refusedBy says what the library finds wrong with a tokenizer.json. It has no line feeds
+// and is cut to a length fit for a client.
+func refusedBy(err error) error {
+	what := strings.Join(strings.FieldsFunc(err.Error(), unicode.IsSpace), " ")
+	what = strings.TrimPrefix(what, "Failed to create tokenizer from bytes: ")
+	if len(what) > 200 {
+		what = strings.ToValidUTF8(what[:200], "") + "..."
+	}
+	return tokenfile.Wrong(tokenfile.TokenizerFile, "is no tokenizer that the library reads ("+what+")", tokenfile.CureVersion)
 }

@@ -1,6 +1,10 @@
 package tokenpool
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
+)
 
 // Errors that callers tell apart with errors.Is.
 var (
@@ -28,10 +32,10 @@ var (
 	ErrTokenizer = errors.New("tokenpool: tokenizer failed")
 	// ErrLoad says that there is a tokenizer for the model, as far as known, but
 	// that it could not be fetched or read; try again later.
-	ErrLoad = errors.New("tokenpool: tokenizer cannot be loaded")
+	ErrLoad = tokenfile.ErrLoad
 	// ErrBroken says, beside ErrLoad, that a file of the model will not be read however
 	// often it is tried: the error names the file, what is wrong and what to do.
-	ErrBroken = errors.New("tokenpool: broken tokenizer file")
+	ErrBroken = tokenfile.ErrBroken
 	// ErrClosed says that the pool has been closed.
 	ErrClosed = errors.New("tokenpool: pool closed")
 )

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // tokenizerDir is where scripts/fetch-tokenizers.sh puts real tokenizers.
@@ -126,7 +127,7 @@ func realModels(t testing.TB) []realModel {
 		t.Fatalf("the manifest names %d tokenizers and %d texts", len(manifest.Tokenizers), manifest.Texts)
 	}
 	for _, m := range manifest.Tokenizers {
-		content, err := os.ReadFile(filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenizerFile))
+		content, err := os.ReadFile(filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenfile.TokenizerFile))
 		if err != nil {
 			t.Fatalf("%v\nThe tests need real tokenizers: `make test` prepares them (scripts/fetch-tokenizers.sh does only that); -short leaves these tests out.", err)
 		}
@@ -159,7 +160,7 @@ func TestGoldenEnds(t *testing.T) {
 	for _, m := range models {
 		t.Run(m.Name, func(t *testing.T) {
 			lines := readGolden[goldenLine](t, m.Name+".jsonl.gz")
-			data, err := os.ReadFile(filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenizerFile))
+			data, err := os.ReadFile(filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenfile.TokenizerFile))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // HubConfig configures a Hub. Zero fields take the default.
@@ -180,9 +181,9 @@ func (h *Hub) Stat(model string) (string, error) {
 		case err == nil && fi.Mode().IsRegular():
 			return version(fi), nil
 		case err == nil:
-			return "", fmt.Errorf("%w: model %s: its file in the hub's cache is not a regular one", ErrLoad, quoteModel(model))
+			return "", fmt.Errorf("%w: model %s: its file in the hub's cache is not a regular one", tokenfile.ErrLoad, tokenfile.Quote(model))
 		case !errors.Is(err, fs.ErrNotExist):
-			return "", fmt.Errorf("%w: model %s: hub cache: %w", ErrLoad, quoteModel(model), err)
+			return "", fmt.Errorf("%w: model %s: hub cache: %w", tokenfile.ErrLoad, tokenfile.Quote(model), err)
 		}
 	}
 	if h.cfg.Offline {
@@ -197,14 +198,14 @@ func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
 		return Files{}, err
 	}
 	if err := h.downloads.Acquire(ctx, 1); err != nil {
-		return Files{}, fmt.Errorf("%w: model %s: wait for another download: %w", ErrLoad, quoteModel(model), err)
+		return Files{}, fmt.Errorf("%w: model %s: wait for another download: %w", tokenfile.ErrLoad, tokenfile.Quote(model), err)
 	}
 	defer h.downloads.Release(1)
 
 	dir := h.dir(model)
 	unlock, err := lockDir(ctx, dir)
 	if err != nil {
-		return Files{}, fmt.Errorf("%w: model %s: hub cache: %w", ErrLoad, quoteModel(model), err)
+		return Files{}, fmt.Errorf("%w: model %s: hub cache: %w", tokenfile.ErrLoad, tokenfile.Quote(model), err)
 	}
 	defer unlock()
 
@@ -215,7 +216,7 @@ func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
 	}
 	data, v, err := readFile(d.path(""), h.cfg.MaxFileBytes)
 	if err != nil {
-		return Files{}, fmt.Errorf("%w: model %s: hub cache: %w", ErrLoad, quoteModel(model), err)
+		return Files{}, fmt.Errorf("%w: model %s: hub cache: %w", tokenfile.ErrLoad, tokenfile.Quote(model), err)
 	}
 	files := Files{
 		Tokenizer: data,
@@ -243,15 +244,15 @@ func (h *Hub) fetchTokens(ctx context.Context, d download, files *Files) error {
 		return readConfig(d.path(""))
 	}
 	var err error
-	if files.Config, err = get(configFile); err != nil {
+	if files.Config, err = get(tokenfile.ConfigFile); err != nil {
 		return err
 	}
 	if !bytes.Contains(files.Config, []byte(`"added_tokens_decoder"`)) {
-		if files.SpecialTokens, err = get(specialTokensFile); err != nil {
+		if files.SpecialTokens, err = get(tokenfile.SpecialTokensFile); err != nil {
 			return err
 		}
 		files.Chat.SpecialTokens = files.SpecialTokens
-		if files.Added, err = get(addedTokensFile); err != nil {
+		if files.Added, err = get(tokenfile.AddedTokensFile); err != nil {
 			return err
 		}
 	}

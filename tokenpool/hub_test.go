@@ -16,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // fakeHub serves files as huggingface.co does, and breaks as networks do.
@@ -152,7 +154,7 @@ func (h *fakeHub) requests() []string {
 	defer h.mu.Unlock()
 	var out []string
 	for _, l := range h.log {
-		if strings.Contains(l, tokenizerFile) {
+		if strings.Contains(l, tokenfile.TokenizerFile) {
 			out = append(out, l)
 		}
 	}
@@ -196,7 +198,7 @@ func TestHub(t *testing.T) {
 	h.token = "hf_secret"
 	var last string
 	c := h.client(HubConfig{Token: "hf_secret", Progress: func(model, file string, done, total int64) {
-		if file == tokenizerFile {
+		if file == tokenfile.TokenizerFile {
 			last = fmt.Sprint(model, " ", done, " ", total)
 		}
 	}})
@@ -299,7 +301,7 @@ func TestHubResumesLater(t *testing.T) {
 			h.files[hubPath] = large(300_000, "a")
 			h.cut, h.cuts = 100_000, 1
 			first := h.client(HubConfig{Attempts: 1})
-			if _, err := first.Fetch(t.Context(), "org/model"); !errors.Is(err, ErrLoad) || !strings.Contains(err.Error(), "broke off after 100000 bytes") {
+			if _, err := first.Fetch(t.Context(), "org/model"); !errors.Is(err, tokenfile.ErrLoad) || !strings.Contains(err.Error(), "broke off after 100000 bytes") {
 				t.Fatalf("cut: %v", err)
 			}
 			if v, err := first.Stat("org/model"); v != "" || err != nil {
@@ -354,14 +356,14 @@ func TestHubLargeFiles(t *testing.T) {
 
 	cdn.set(func(h *fakeHub) { h.files[hubPath] = large(200_000, "b") })
 	hub = h.client(HubConfig{Token: "hf_secret", Attempts: 2})
-	if _, err := hub.Fetch(t.Context(), "org/model"); !errors.Is(err, ErrLoad) || !strings.Contains(err.Error(), "SHA-256") {
+	if _, err := hub.Fetch(t.Context(), "org/model"); !errors.Is(err, tokenfile.ErrLoad) || !strings.Contains(err.Error(), "SHA-256") {
 		t.Errorf("wrong content: %v", err)
 	}
 	if v, _ := hub.Stat("org/model"); v != "" {
 		t.Error("wrong content is in the cache")
 	}
 	cdn.srv.Close()
-	if _, err := hub.Fetch(t.Context(), "org/model"); !errors.Is(err, ErrLoad) || strings.Contains(err.Error(), "secret") {
+	if _, err := hub.Fetch(t.Context(), "org/model"); !errors.Is(err, tokenfile.ErrLoad) || strings.Contains(err.Error(), "secret") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -380,16 +382,16 @@ func TestHubRefuses(t *testing.T) {
 		{"404 revision", func(h *fakeHub) { h.status, h.errCode = []int{404}, "RevisionNotFound" }, HubConfig{}, ErrUnknownModel, "no revision main", 1},
 		{"401", func(h *fakeHub) { h.token = "other" }, HubConfig{Token: "hf_secret"}, ErrUnknownModel, "private and the token does not open it (401)", 1},
 		{"401, no token", func(h *fakeHub) { h.token = "other" }, HubConfig{}, ErrUnknownModel, "no token is set (HF_TOKEN)", 1},
-		{"401 gated", func(h *fakeHub) { h.status, h.errCode = []int{401}, "GatedRepo" }, HubConfig{}, ErrLoad, "granted access", 1},
-		{"403", func(h *fakeHub) { h.status = []int{403} }, HubConfig{Token: "hf_secret"}, ErrLoad, "access to the model has to be granted", 1},
-		{"418", func(h *fakeHub) { h.status = []int{418} }, HubConfig{}, ErrLoad, "answered 418", 1},
-		{"500 for ever", func(h *fakeHub) { h.status = []int{500, 500, 500, 500} }, HubConfig{Attempts: 3}, ErrLoad, "attempt 3: the hub", 3},
-		{"cut for ever", func(h *fakeHub) { h.cut, h.cuts = 10, 100 }, HubConfig{Attempts: 3}, ErrLoad, "broke off after 30 bytes", 3},
-		{"slow", func(h *fakeHub) { h.slow = time.Minute }, HubConfig{Attempts: 2, ResponseTimeout: 500 * time.Millisecond}, ErrLoad, "attempt 2: nothing came for 500ms", 2},
-		{"stalls", func(h *fakeHub) { h.stall = 10 }, HubConfig{Attempts: 2, ResponseTimeout: 500 * time.Millisecond}, ErrLoad, "attempt 2: nothing came for 500ms", 2},
-		{"too large", func(h *fakeHub) {}, HubConfig{MaxFileBytes: 999}, ErrLoad, "1000 bytes, the limit is 999", 1},
-		{"too large, no length", func(h *fakeHub) { h.chunked = true }, HubConfig{MaxFileBytes: 999}, ErrLoad, "more than 999 bytes", 1},
-		{"not JSON", func(h *fakeHub) { h.files[hubPath] = "<html>sign in</html>" }, HubConfig{Attempts: 2}, ErrLoad, "web page", 2},
+		{"401 gated", func(h *fakeHub) { h.status, h.errCode = []int{401}, "GatedRepo" }, HubConfig{}, tokenfile.ErrLoad, "granted access", 1},
+		{"403", func(h *fakeHub) { h.status = []int{403} }, HubConfig{Token: "hf_secret"}, tokenfile.ErrLoad, "access to the model has to be granted", 1},
+		{"418", func(h *fakeHub) { h.status = []int{418} }, HubConfig{}, tokenfile.ErrLoad, "answered 418", 1},
+		{"500 for ever", func(h *fakeHub) { h.status = []int{500, 500, 500, 500} }, HubConfig{Attempts: 3}, tokenfile.ErrLoad, "attempt 3: the hub", 3},
+		{"cut for ever", func(h *fakeHub) { h.cut, h.cuts = 10, 100 }, HubConfig{Attempts: 3}, tokenfile.ErrLoad, "broke off after 30 bytes", 3},
+		{"slow", func(h *fakeHub) { h.slow = time.Minute }, HubConfig{Attempts: 2, ResponseTimeout: 500 * time.Millisecond}, tokenfile.ErrLoad, "attempt 2: nothing came for 500ms", 2},
+		{"stalls", func(h *fakeHub) { h.stall = 10 }, HubConfig{Attempts: 2, ResponseTimeout: 500 * time.Millisecond}, tokenfile.ErrLoad, "attempt 2: nothing came for 500ms", 2},
+		{"too large", func(h *fakeHub) {}, HubConfig{MaxFileBytes: 999}, tokenfile.ErrLoad, "1000 bytes, the limit is 999", 1},
+		{"too large, no length", func(h *fakeHub) { h.chunked = true }, HubConfig{MaxFileBytes: 999}, tokenfile.ErrLoad, "more than 999 bytes", 1},
+		{"not JSON", func(h *fakeHub) { h.files[hubPath] = "<html>sign in</html>" }, HubConfig{Attempts: 2}, tokenfile.ErrLoad, "web page", 2},
 		{"offline", func(h *fakeHub) {}, HubConfig{Offline: true}, ErrUnknownModel, "offline", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -407,7 +409,7 @@ func TestHubRefuses(t *testing.T) {
 			if got := h.requests(); len(got) != c.asks {
 				t.Errorf("%d requests, want %d", len(got), c.asks)
 			}
-			if matches, _ := filepath.Glob(filepath.Join(hub.cfg.CacheDir, "org", "model", "@main", tokenizerFile)); len(matches) != 0 {
+			if matches, _ := filepath.Glob(filepath.Join(hub.cfg.CacheDir, "org", "model", "@main", tokenfile.TokenizerFile)); len(matches) != 0 {
 				t.Errorf("in the cache: %v", matches)
 			}
 		})
@@ -476,21 +478,21 @@ func TestHubDamagedCache(t *testing.T) {
 	hub := h.client(HubConfig{})
 	dir := filepath.Join(hub.cfg.CacheDir, "org", "model", "@main")
 	for name, damage := range map[string]func(){
-		"no meta":               func() { _ = os.Remove(filepath.Join(dir, tokenizerFile+".meta")) },
-		"garbled meta":          func() { writeFile(t, "{", dir, tokenizerFile+".meta") },
-		"content of other size": func() { writeFile(t, "{}", dir, tokenizerFile) },
+		"no meta":               func() { _ = os.Remove(filepath.Join(dir, tokenfile.TokenizerFile+".meta")) },
+		"garbled meta":          func() { writeFile(t, "{", dir, tokenfile.TokenizerFile+".meta") },
+		"content of other size": func() { writeFile(t, "{}", dir, tokenfile.TokenizerFile) },
 		"part without meta": func() {
-			writeFile(t, "old", dir, tokenizerFile+".part")
-			_ = os.Remove(filepath.Join(dir, tokenizerFile))
+			writeFile(t, "old", dir, tokenfile.TokenizerFile+".part")
+			_ = os.Remove(filepath.Join(dir, tokenfile.TokenizerFile))
 		},
 		"part with garbled meta": func() {
-			writeFile(t, "x", dir, tokenizerFile+".part")
-			writeFile(t, "x", dir, tokenizerFile+".part.meta")
+			writeFile(t, "x", dir, tokenfile.TokenizerFile+".part")
+			writeFile(t, "x", dir, tokenfile.TokenizerFile+".part.meta")
 		},
 		"part longer than it should be": func() {
-			writeFile(t, "xxx", dir, tokenizerFile+".part")
-			writeFile(t, `{"etag":"e","size":2}`, dir, tokenizerFile+".part.meta")
-			_ = os.Remove(filepath.Join(dir, tokenizerFile))
+			writeFile(t, "xxx", dir, tokenfile.TokenizerFile+".part")
+			writeFile(t, `{"etag":"e","size":2}`, dir, tokenfile.TokenizerFile+".part.meta")
+			_ = os.Remove(filepath.Join(dir, tokenfile.TokenizerFile))
 		},
 	} {
 		if _, err := hub.Fetch(t.Context(), "org/model"); err != nil {
@@ -530,7 +532,7 @@ func TestHubShared(t *testing.T) {
 	defer unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := hub.Fetch(ctx, "org/model"); !errors.Is(err, ErrLoad) || !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := hub.Fetch(ctx, "org/model"); !errors.Is(err, tokenfile.ErrLoad) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("locked: %v", err)
 	}
 }

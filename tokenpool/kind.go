@@ -6,17 +6,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // tokenizerFiles are the files of which one holds a tokenizer that can be run, the
 // first one that a model has.
-var tokenizerFiles = func() []string {
-	names := []string{tokenizerFile}
-	for _, k := range tiktokens {
-		names = append(names, k.file)
-	}
-	return names
-}()
+var tokenizerFiles = tokenfile.Names()
 
 // slowFiles are what models have that transformers runs in Python, or turns into a
 // tokenizer.json when it loads them, with what is in them.
@@ -51,8 +47,8 @@ func slowOnly(dir string) string {
 		}
 	}
 	if len(found) == 0 {
-		if _, err := os.Stat(filepath.Join(dir, configFile)); err == nil {
-			found = append(found, configFile+" (which has no vocabulary)")
+		if _, err := os.Stat(filepath.Join(dir, tokenfile.ConfigFile)); err == nil {
+			found = append(found, tokenfile.ConfigFile+" (which has no vocabulary)")
 		}
 	}
 	return strings.Join(found, ", ")
@@ -63,16 +59,6 @@ func globEscape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
-// tiktokenOf returns the family that a file belongs to, nil for a tokenizer.json.
-func tiktokenOf(name string) *tiktoken {
-	for i := range tiktokens {
-		if tiktokens[i].file == name {
-			return &tiktokens[i]
-		}
-	}
-	return nil
-}
-
 // IsTokenizerFile reports whether a file of that name can hold a tokenizer that a Pool
 // runs.
 func IsTokenizerFile(name string) bool { return slices.Contains(tokenizerFiles, name) }
@@ -80,13 +66,9 @@ func IsTokenizerFile(name string) bool { return slices.Contains(tokenizerFiles, 
 // JSON returns the tokenizer.json that gives the tokens of the files: the one that they
 // have, with the tokens that transformers takes from the others, or one made of their
 // tiktoken file. split says that special tokens in a text are text.
-func (f Files) JSON() (data []byte, split bool, err error) {
-	k := tiktokenOf(f.Name)
-	if k == nil {
-		return f.autoTokenizer()
-	}
-	if data, err = k.json(f.Tokenizer, f.Config); err != nil {
-		return nil, false, fileError(k.file, "cannot be used: "+err.Error(), cureReplace)
-	}
-	return data, false, nil
+func (f Files) JSON() (data []byte, split bool, err error) { return f.sources().JSON() }
+
+// sources are the files that make the tokenizer.
+func (f Files) sources() tokenfile.Files {
+	return tokenfile.Files{Tokenizer: f.Tokenizer, Name: f.Name, Config: f.Config, Added: f.Added, SpecialTokens: f.SpecialTokens, Model: f.Model}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // tokenizer is one in memory. It is closed when it has been dropped and no
@@ -197,23 +198,23 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	start := time.Now()
 	files, err := p.cfg.Origin.Fetch(ctx, model)
 	if err != nil {
-		if errors.Is(err, ErrUnknownModel) || errors.Is(err, ErrLoad) {
+		if errors.Is(err, ErrUnknownModel) || errors.Is(err, tokenfile.ErrLoad) {
 			return nil, err
 		}
-		return nil, fmt.Errorf("%w: model %s: %w", ErrLoad, quoteModel(model), err)
+		return nil, fmt.Errorf("%w: model %s: %w", tokenfile.ErrLoad, tokenfile.Quote(model), err)
 	}
 	if err := p.cfg.Pins[model].check(model, files); err != nil {
 		return nil, err
 	}
 	data, split, err := files.JSON()
 	if err != nil {
-		return nil, ofModel(model, cmp.Or(files.check(), err))
+		return nil, tokenfile.OfModel(model, cmp.Or(files.sources().Check(), err))
 	}
 	sum := sumOf(data, split)
 	fingerprint := hex.EncodeToString(sum[:8])
 	if err := p.makeRoom(ctx); err != nil {
 		return nil, fmt.Errorf("%w: model %s: wait for one of %d tokenizers to end its work: %w",
-			ErrLoad, quoteModel(model), p.cfg.MaxTokenizers, err)
+			tokenfile.ErrLoad, tokenfile.Quote(model), p.cfg.MaxTokenizers, err)
 	}
 	before := memoryBytes()
 	enc, err := p.read(data, split)
@@ -221,7 +222,7 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		p.mu.Lock()
 		p.vacate()
 		p.mu.Unlock()
-		return nil, ofModel(model, cmp.Or(files.check(), err))
+		return nil, tokenfile.OfModel(model, cmp.Or(files.sources().Check(), err))
 	}
 	enc = weighed{encoder: enc, memory: p.memory, most: p.cfg.WorkBytes}
 	rendering := p.newChat(files)
@@ -229,9 +230,9 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	if rendering.media, err = placings(files.Media, cuts.added, enc); err != nil && rendering.err == nil {
 		rendering.err = fmt.Errorf("%w: %w", chat.ErrFiles, err)
 	}
-	if k := tiktokenOf(files.Name); k != nil && k.maxPart > 0 {
-		cuts.maxLines = k.maxPart
-		enc = parted{encoder: enc, added: cuts, maxPart: k.maxPart, maxRun: k.maxRun}
+	if part, run := tokenfile.Parts(files.Name); part > 0 {
+		cuts.maxLines = part
+		enc = parted{encoder: enc, added: cuts, maxPart: part, maxRun: run}
 	}
 	var around frame
 	if cuts.any() {
@@ -252,7 +253,7 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 			From:         files.From,
 			Revision:     files.Revision,
 			Fingerprint:  fingerprint,
-			File:         cmp.Or(files.Name, tokenizerFile),
+			File:         cmp.Or(files.Name, tokenfile.TokenizerFile),
 			SHA256:       sha256Hex(files.Tokenizer),
 			FileBytes:    int64(len(files.Tokenizer)),
 			MemoryBytes:  max(memoryBytes()-before, 0),

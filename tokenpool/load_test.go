@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 func TestLoadBurst(t *testing.T) {
@@ -48,8 +49,8 @@ func TestFailedLoad(t *testing.T) {
 		says          string
 	}{
 		{"unknown", "", nil, ErrUnknownModel, `no tokenizer for model "m": no fake`},
-		{"unreadable", "bad", nil, ErrBroken, `model "m": its tokenizer.json is not JSON from byte 1 on: fetch the file again`},
-		{"down", "1", errors.New("out of order"), ErrLoad, "out of order"},
+		{"unreadable", "bad", nil, tokenfile.ErrBroken, `model "m": its tokenizer.json is not JSON from byte 1 on: fetch the file again`},
+		{"down", "1", errors.New("out of order"), tokenfile.ErrLoad, "out of order"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -118,7 +119,7 @@ func TestFailureOfOldVersion(t *testing.T) {
 		ask := func() (prompt.Result, error) {
 			return p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "abc", Mode: prompt.Sync})
 		}
-		if _, err := ask(); !errors.Is(err, ErrLoad) {
+		if _, err := ask(); !errors.Is(err, tokenfile.ErrLoad) {
 			t.Errorf("error %v", err)
 		}
 		f.put("m", "1") // repaired: no need to wait
@@ -300,7 +301,7 @@ func TestLoadTimeout(t *testing.T) {
 		p := f.pool(Config{LoadTimeout: time.Minute})
 		start := time.Now()
 		_, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "abc", Mode: prompt.Sync})
-		if !errors.Is(err, ErrLoad) || time.Since(start) != time.Minute {
+		if !errors.Is(err, tokenfile.ErrLoad) || time.Since(start) != time.Minute {
 			t.Errorf("error %v after %v", err, time.Since(start))
 		}
 	})

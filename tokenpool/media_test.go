@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // mediaTemplate puts texts as they are, and Qwen's markers between vision tokens.
@@ -49,7 +50,7 @@ func mediaModel(t testing.TB, root, name, media string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, string(data), root, name, tokenizerFile)
+	writeFile(t, string(data), root, name, tokenfile.TokenizerFile)
 	writeFile(t, mediaTemplate, root, name, "chat_template.jinja")
 	if media != "" {
 		writeFile(t, media, root, name, mediaFile)

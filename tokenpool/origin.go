@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // Origin is where tokenizers come from. Directory and Hub implement it.
@@ -63,12 +64,8 @@ const (
 	maxConfigFile = 8 << 20
 	// maxModelName is the longest model name, in bytes.
 	maxModelName = 256
-	// Names of files.
-	tokenizerFile     = "tokenizer.json"
-	configFile        = "tokenizer_config.json"
-	addedTokensFile   = "added_tokens.json"
-	specialTokensFile = "special_tokens_map.json"
-	modelFile         = "config.json"
+	// modelFile is the name of the file that Files.Model is of.
+	modelFile = "config.json"
 )
 
 // Chain returns an Origin that asks the given ones in turn, until one has the
@@ -151,9 +148,9 @@ type unknownError struct {
 
 func (e *unknownError) Error() string {
 	if e.slow {
-		return fmt.Sprintf("%v: model %s: %s", ErrUnsupported, quoteModel(e.model), e.reason)
+		return fmt.Sprintf("%v: model %s: %s", ErrUnsupported, tokenfile.Quote(e.model), e.reason)
 	}
-	return fmt.Sprintf("%v %s: %s", ErrUnknownModel, quoteModel(e.model), e.reason)
+	return fmt.Sprintf("%v %s: %s", ErrUnknownModel, tokenfile.Quote(e.model), e.reason)
 }
 
 func (e *unknownError) Is(target error) bool {
@@ -168,14 +165,6 @@ func unknown(model, format string, args ...any) error {
 // can be run.
 func unsupported(model, format string, args ...any) error {
 	return &unknownError{model: model, reason: fmt.Sprintf(format, args...), slow: true}
-}
-
-// quoteModel quotes a name that a client sent, cut to a length fit for a log.
-func quoteModel(model string) string {
-	if len(model) > 100 {
-		model = model[:100] + "..."
-	}
-	return fmt.Sprintf("%q", model)
 }
 
 // checkModel refuses names that could lead out of a folder or into a strange

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // realTokenizer reads a tokenizer.json as the pool does.
@@ -94,10 +96,10 @@ var moreTokenizers = os.Getenv("KVATLAS_TEST_TOKENIZERS")
 func TestCutsAreExact(t *testing.T) {
 	files := map[string]string{}
 	for _, m := range realModels(t) {
-		files[m.Model] = filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenizerFile)
+		files[m.Model] = filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenfile.TokenizerFile)
 	}
 	if moreTokenizers != "" {
-		more, err := filepath.Glob(filepath.Join(moreTokenizers, "*", "*", tokenizerFile))
+		more, err := filepath.Glob(filepath.Join(moreTokenizers, "*", "*", tokenfile.TokenizerFile))
 		if err != nil || len(more) == 0 {
 			t.Fatalf("no tokenizers in %s: %v", moreTokenizers, err)
 		}
@@ -140,7 +142,7 @@ func TestPieces(t *testing.T) {
 	for _, m := range realModels(t) {
 		t.Run(filepath.Base(m.Model), func(t *testing.T) {
 			t.Parallel()
-			tok := realTokenizer(t, filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenizerFile))
+			tok := realTokenizer(t, filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenfile.TokenizerFile))
 			r := rand.New(rand.NewPCG(1, 2))
 			store := newPieces(1 << 20)
 			for range 30 {
@@ -174,7 +176,7 @@ func TestPieces(t *testing.T) {
 // TestFrame finds what real tokenizers put around a text.
 func TestFrame(t *testing.T) {
 	for _, m := range realModels(t) {
-		tok := realTokenizer(t, filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenizerFile))
+		tok := realTokenizer(t, filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenfile.TokenizerFile))
 		want := map[string][2][]uint32{
 			"meta-llama/Meta-Llama-3-8B-Instruct": {{128000}, {}},
 			"Qwen/Qwen3-8B":                       {{}, {}},

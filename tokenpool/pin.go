@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // Pin says which tokenizer a model must have. Empty fields ask for nothing.
@@ -66,7 +68,7 @@ func (p Pin) validate() error {
 // check holds what has been fetched against the pin.
 func (p Pin) check(model string, files Files) error {
 	wrong := func(what, is, want string) error {
-		return fmt.Errorf("%w: %w: model %s: %s %s, pinned is %s", ErrLoad, ErrPinned, quoteModel(model), what, is, want)
+		return fmt.Errorf("%w: %w: model %s: %s %s, pinned is %s", tokenfile.ErrLoad, ErrPinned, tokenfile.Quote(model), what, is, want)
 	}
 	if p.SHA256 != "" {
 		if sum := sha256Hex(files.Tokenizer); sum != p.SHA256 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // words is a tokenizer.json of words, whose numbers begin behind first.
@@ -28,7 +29,7 @@ func TestPins(t *testing.T) {
 	const model = "org/model"
 	root := t.TempDir()
 	good, other := words(0, "a b"), words(5, "a b")
-	writeFile(t, good, root, "org", "model", tokenizerFile)
+	writeFile(t, good, root, "org", "model", tokenfile.TokenizerFile)
 	dir, err := NewDirectory(root)
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +65,7 @@ func TestPins(t *testing.T) {
 		if c.says == "" && (err != nil || !slices.Equal(res.Tokens, []uint32{1, 2})) {
 			t.Errorf("%s: %v, %v", c.name, res, err)
 		}
-		if c.says != "" && (!errors.Is(err, ErrPinned) || !errors.Is(err, ErrLoad) || !strings.Contains(err.Error(), c.says)) {
+		if c.says != "" && (!errors.Is(err, ErrPinned) || !errors.Is(err, tokenfile.ErrLoad) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: error %v, want one that says %q", c.name, err, c.says)
 		}
 		_ = p.Close()
@@ -94,7 +95,7 @@ func TestParsePins(t *testing.T) {
 func TestPinHolds(t *testing.T) {
 	root := t.TempDir()
 	good, other := words(0, "a b"), words(5, "a b")
-	writeFile(t, good, root, "m", tokenizerFile)
+	writeFile(t, good, root, "m", tokenfile.TokenizerFile)
 	dir, err := NewDirectory(root)
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +110,7 @@ func TestPinHolds(t *testing.T) {
 		if i%2 == 1 {
 			content = other
 		}
-		writeFile(t, content, root, "m", tokenizerFile)
+		writeFile(t, content, root, "m", tokenfile.TokenizerFile)
 		time.Sleep(3 * time.Millisecond)
 		res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "a b", Mode: prompt.Sync})
 		if i%2 == 0 && (err != nil || !slices.Equal(res.Tokens, []uint32{1, 2})) || i%2 == 1 && !errors.Is(err, ErrPinned) {
@@ -223,7 +224,7 @@ func TestManyModels(t *testing.T) {
 	root := t.TempDir()
 	const models = 20
 	for i := range models {
-		writeFile(t, words(100*i, "a b"), root, fmt.Sprint("m", i), tokenizerFile)
+		writeFile(t, words(100*i, "a b"), root, fmt.Sprint("m", i), tokenfile.TokenizerFile)
 	}
 	dir, err := NewDirectory(root)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // TestRealOrigins takes a real tokenizer from the hub into the cache, another
@@ -55,15 +56,15 @@ func TestRealOrigins(t *testing.T) {
 	// The directory comes first as soon as it has the model.
 	words := `{"version":"1.0","added_tokens":[],"pre_tokenizer":{"type":"Whitespace"},
 		"model":{"type":"WordLevel","vocab":{"[UNK]":0,"Hello":1,"world":2},"unk_token":"[UNK]"}}`
-	writeFile(t, words, root, "bert", tokenizerFile)
+	writeFile(t, words, root, "bert", tokenfile.TokenizerFile)
 	time.Sleep(2 * time.Millisecond)
 	ask("bert", prompt.FromTokenizer, 1, 0, 2)
-	writeFile(t, `{"model":`, root, "bert", tokenizerFile)
+	writeFile(t, `{"model":`, root, "bert", tokenfile.TokenizerFile)
 	time.Sleep(2 * time.Millisecond)
-	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "bert", Text: "Hello, world", Mode: prompt.Sync}); !errors.Is(err, ErrLoad) {
+	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "bert", Text: "Hello, world", Mode: prompt.Sync}); !errors.Is(err, tokenfile.ErrLoad) {
 		t.Errorf("half a file: %v", err)
 	}
-	writeFile(t, bert, root, "bert", tokenizerFile)
+	writeFile(t, bert, root, "bert", tokenfile.TokenizerFile)
 	// The same content is the same scope, wherever it lies.
 	if res, err := p.Tokens(t.Context(), prompt.Request{Model: "bert", Text: "Hello, world", Mode: prompt.Sync}); err != nil || len(res.Tokens) != 5 {
 		t.Errorf("repaired: %+v, %v", res, err)

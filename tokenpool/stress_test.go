@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // TestStress asks for many texts in all ways at once of a pool in which
@@ -131,7 +132,7 @@ func expected(t *testing.T, req prompt.Request, err error) {
 	}
 	switch req.Model {
 	case "broken":
-		may = append(may, ErrLoad)
+		may = append(may, tokenfile.ErrLoad)
 	case "unknown", "../bad":
 		may = append(may, ErrUnknownModel)
 	}

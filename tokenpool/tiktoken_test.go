@@ -1,7 +1,6 @@
 package tokenpool
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
@@ -16,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // tiktokenFile makes a tiktoken file of the vocabulary of a byte-level BPE's
@@ -23,7 +23,7 @@ import (
 func tiktokenFile(t testing.TB, model string) string {
 	t.Helper()
 	realModels(t) // is it there
-	data, err := os.ReadFile(filepath.Join(tokenizerDir, filepath.FromSlash(model), tokenizerFile))
+	data, err := os.ReadFile(filepath.Join(tokenizerDir, filepath.FromSlash(model), tokenfile.TokenizerFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,10 +36,10 @@ func tiktokenFile(t testing.TB, model string) string {
 		t.Fatal(err)
 	}
 	byteOf := map[rune]byte{}
-	for b, c := range &byteChars {
+	for b, c := range &tokenfile.ByteChars {
 		byteOf[c] = byte(b)
 	}
-	r := ranks{}
+	r := map[string]uint32{}
 	for token, id := range file.Model.Vocab {
 		var b []byte
 		for _, c := range token {
@@ -47,11 +47,11 @@ func tiktokenFile(t testing.TB, model string) string {
 		}
 		r[string(b)] = id
 	}
-	return r.file()
+	return fileOf(r)
 }
 
-// file writes ranks as tiktoken does.
-func (r ranks) file() string {
+// fileOf writes ranks as tiktoken does.
+func fileOf(r map[string]uint32) string {
 	var b strings.Builder
 	for _, token := range slices.SortedFunc(maps.Keys(r), func(x, y string) int { return cmp.Compare(r[x], r[y]) }) {
 		fmt.Fprintf(&b, "%s %d\n", base64.StdEncoding.EncodeToString([]byte(token)), r[token])
@@ -71,7 +71,7 @@ func TestTiktokenGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, string(config), root, "kimi", configFile)
+	writeFile(t, string(config), root, "kimi", tokenfile.ConfigFile)
 	writeFile(t, tiktokenFile(t, "Qwen/Qwen3-8B"), root, "qwen", "qwen.tiktoken")
 	dir, err := NewDirectory(root)
 	if err != nil {
@@ -99,7 +99,7 @@ func TestTiktokenGolden(t *testing.T) {
 			}
 		}
 		for _, m := range p.Models() {
-			if m.File != tiktokens[0].file && m.File != tiktokens[1].file || m.Vocabulary < 128_256 || len(m.SHA256) != 64 || m.MemoryBytes < 10<<20 {
+			if m.File != "tiktoken.model" && m.File != "qwen.tiktoken" || m.Vocabulary < 128_256 || len(m.SHA256) != 64 || m.MemoryBytes < 10<<20 {
 				t.Errorf("%+v", m)
 			}
 			t.Logf("%s: %d MiB, loaded in %v", m.Name, m.MemoryBytes>>20, m.LoadTook)
@@ -134,7 +134,7 @@ func TestTiktokenGolden(t *testing.T) {
 var lastSpecial = map[string]uint32{"kimi": 128002, "qwen": 151645}
 
 // mergeAsTiktoken is tiktoken's way, step by step.
-func (r ranks) mergeAsTiktoken(text string) (ids []uint32) {
+func mergeAsTiktoken(r map[string]uint32, text string) (ids []uint32) {
 	if id, ok := r[text]; ok {
 		return []uint32{id}
 	}
@@ -166,7 +166,7 @@ func TestTiktokenMerges(t *testing.T) {
 	const letters = "abc"
 	for seed := range uint64(8) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		r := ranks{}
+		r := map[string]uint32{}
 		for b := range 256 {
 			r[string([]byte{byte(b)})] = uint32(b)
 		}
@@ -182,7 +182,7 @@ func TestTiktokenMerges(t *testing.T) {
 				r[w] = id
 			}
 		}
-		data, err := (&tiktokens[1]).json([]byte(r.file()), nil)
+		data, _, err := Files{Tokenizer: []byte(fileOf(r)), Name: "qwen.tiktoken"}.JSON()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,60 +192,11 @@ func TestTiktokenMerges(t *testing.T) {
 		}
 		for range 500 {
 			text := word(1 + rnd.IntN(24))
-			if got, _ := e.encode(text, false); !slices.Equal(got, r.mergeAsTiktoken(text)) {
-				t.Errorf("seed %d: %q is %v, want %v", seed, text, got, r.mergeAsTiktoken(text))
+			if got, _ := e.encode(text, false); !slices.Equal(got, mergeAsTiktoken(r, text)) {
+				t.Errorf("seed %d: %q is %v, want %v", seed, text, got, mergeAsTiktoken(r, text))
 			}
 		}
 		e.close()
-	}
-}
-
-func TestTiktokenRefused(t *testing.T) {
-	var all bytes.Buffer
-	for b := range 256 {
-		fmt.Fprintf(&all, "%s %d\n", base64.StdEncoding.EncodeToString([]byte{byte(b)}), b)
-	}
-	good := all.String()
-	config := `{"added_tokens_decoder":{"256":{"content":"[BOS]"}}}`
-	kimi, qwen := &tiktokens[0], &tiktokens[1]
-	for _, c := range []struct {
-		kind         *tiktoken
-		file, config string
-		says         string
-	}{
-		{kimi, good, config, ""},
-		{qwen, good, "", ""},
-		{qwen, "", "", "the byte 0x00 is no token"},
-		{qwen, good[:200], "", "is not a token"},
-		{qwen, "version https://git-lfs.github.com/spec/v1\n", "", "line 1 is not a token"},
-		{qwen, good + "AAA= 300\n", "", ""},
-		{qwen, good + "AAA=300\n", "", "line 257 is not a token"},
-		{qwen, good + "AAA= -1\n", "", "line 257 is not a token"},
-		{qwen, good + "AAA= 4294967296\n", "", "line 257 is not a token"},
-		{qwen, good + " 300\n", "", "line 257 is not a token"},
-		{qwen, good + "AA== 300\n", "", "an earlier line has"},
-		{qwen, good + "AAA= 255\n", "", "an earlier line has"},
-		{qwen, good + "AAA= 151643\n", "", "has the number 151643 of another one"},
-		{qwen, good + base64.StdEncoding.EncodeToString(make([]byte, maxTiktokenBytes+1)) + " 300\n", "", "a token of 1025 bytes"},
-		{kimi, good, "", "no tokenizer_config.json"},
-		{kimi, good, "{}", "no added_tokens_decoder"},
-		{kimi, good, "[]", "added_tokens_decoder"},
-		{kimi, good, `{"added_tokens_decoder":{"5":{"content":"x"}}}`, `"5": "x" is no token behind the 256`},
-		{kimi, good, `{"added_tokens_decoder":{"x":{"content":"x"}}}`, `is no token behind`},
-		{kimi, good, `{"added_tokens_decoder":{"300":{}}}`, `is no token behind`},
-		{kimi, good, `{"added_tokens_decoder":{"300":{"content":"x"},"301":{"content":"x"}}}`, `has two numbers`},
-	} {
-		var config []byte
-		if c.config != "" {
-			config = []byte(c.config)
-		}
-		data, err := c.kind.json([]byte(c.file), config)
-		switch {
-		case c.says == "" && (err != nil || !json.Valid(data)):
-			t.Errorf("%.60q, %s: %v", c.file, c.config, err)
-		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
-			t.Errorf("%.60q, %s: error %v, want one that says %q", c.file, c.config, err, c.says)
-		}
 	}
 }
 
@@ -287,14 +238,14 @@ func TestSlowOnly(t *testing.T) {
 // TestHubTiktoken takes tiktoken files from the hub, from its cache when the hub is
 // away, and from nowhere when it is not what it should be.
 func TestHubTiktoken(t *testing.T) {
-	r := ranks{}
+	r := map[string]uint32{}
 	for b := range 256 {
 		r[string([]byte{byte(b)})] = uint32(255 - b)
 	}
-	file := r.file()
+	file := fileOf(r)
 	h := newFakeHub(t)
 	h.files["/kimi/resolve/main/tiktoken.model"] = file
-	h.files["/kimi/resolve/main/"+configFile] = `{"added_tokens_decoder":{"256":{"content":"[BOS]"}}}`
+	h.files["/kimi/resolve/main/"+tokenfile.ConfigFile] = `{"added_tokens_decoder":{"256":{"content":"[BOS]"}}}`
 	h.files["/page/resolve/main/tiktoken.model"] = "<html>sign in</html>"
 	cfg := HubConfig{CacheDir: t.TempDir()}
 	ask := func(o Origin, model string) (prompt.Result, error) {
@@ -309,7 +260,7 @@ func TestHubTiktoken(t *testing.T) {
 	if res, err := ask(h.client(cfg), "kimi"); err != nil || !slices.Equal(res.Tokens, want) {
 		t.Errorf("from the hub: %v, %v", res, err)
 	}
-	if _, err := ask(h.client(HubConfig{Attempts: 1}), "page"); !errors.Is(err, ErrLoad) {
+	if _, err := ask(h.client(HubConfig{Attempts: 1}), "page"); !errors.Is(err, tokenfile.ErrLoad) {
 		t.Errorf("a page: %v", err)
 	}
 	h.srv.Close()

@@ -1,4 +1,4 @@
-package tokenpool
+package tokenfile
 
 import (
 	"bytes"
@@ -8,18 +8,18 @@ import (
 	"slices"
 )
 
-// object is a JSON object whose members keep their order, as Python's do: transformers
+// Object is a JSON object whose members keep their order, as Python's do: transformers
 // numbers tokens in the order in which files name them.
-type object []member
+type Object []member
 
 type member struct {
 	key   string
 	value json.RawMessage
 }
 
-// readObject reads a JSON object. Of members of one name the last value counts, at
+// ReadObject reads a JSON object. Of members of one name the last value counts, at
 // the place of the first.
-func readObject(data []byte) (object, error) {
+func ReadObject(data []byte) (Object, error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	t, err := dec.Token()
 	if err != nil {
@@ -28,7 +28,7 @@ func readObject(data []byte) (object, error) {
 	if t != json.Delim('{') {
 		return nil, errors.New("it is no JSON object")
 	}
-	var o object
+	var o Object
 	for dec.More() {
 		key, err := dec.Token()
 		if err != nil {
@@ -38,7 +38,7 @@ func readObject(data []byte) (object, error) {
 		if err := dec.Decode(&value); err != nil {
 			return nil, err
 		}
-		o.set(fmt.Sprint(key), value) // a decoder gives strings there
+		o.Set(fmt.Sprint(key), value) // a decoder gives strings there
 	}
 	if _, err := dec.Token(); err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func readObject(data []byte) (object, error) {
 	return o, nil
 }
 
-func (o *object) find(key string) int {
+func (o *Object) find(key string) int {
 	for i := range *o {
 		if (*o)[i].key == key {
 			return i
@@ -58,15 +58,16 @@ func (o *object) find(key string) int {
 	return -1
 }
 
-// get returns the value of key, nil if there is none.
-func (o *object) get(key string) json.RawMessage {
+// Get returns the value of key, nil if there is none.
+func (o *Object) Get(key string) json.RawMessage {
 	if i := o.find(key); i >= 0 {
 		return (*o)[i].value
 	}
 	return nil
 }
 
-func (o *object) set(key string, value json.RawMessage) {
+// Set puts a member in the place of the one of that key, or at the end.
+func (o *Object) Set(key string, value json.RawMessage) {
 	if i := o.find(key); i >= 0 {
 		(*o)[i].value = value
 		return
@@ -74,14 +75,15 @@ func (o *object) set(key string, value json.RawMessage) {
 	*o = append(*o, member{key, value})
 }
 
-func (o *object) drop(key string) {
+// Drop leaves a member out.
+func (o *Object) Drop(key string) {
 	if i := o.find(key); i >= 0 {
 		*o = slices.Delete(*o, i, i+1)
 	}
 }
 
-// appendJSON writes the object.
-func (o *object) appendJSON(b []byte) []byte {
+// AppendJSON writes the object.
+func (o *Object) AppendJSON(b []byte) []byte {
 	b = append(b, '{')
 	for i, m := range *o {
 		if i > 0 {
@@ -93,8 +95,8 @@ func (o *object) appendJSON(b []byte) []byte {
 	return append(b, '}')
 }
 
-// isNull reports whether a value is missing or null.
-func isNull(value json.RawMessage) bool { return value == nil || string(value) == "null" }
+// IsNull reports whether a value is missing or null.
+func IsNull(value json.RawMessage) bool { return value == nil || string(value) == "null" }
 
 // isTrue reports whether a value is one that Python takes for true.
 func isTrue(value json.RawMessage) bool {

@@ -1,4 +1,4 @@
-package tokenpool
+package tokenfile
 
 import (
 	"bytes"
@@ -10,8 +10,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"unicode"
-	"unicode/utf8"
 )
 
 // A tiktoken file has a token a line, its bytes in base64 and its rank, which is
@@ -71,7 +69,7 @@ var tiktokens = []tiktoken{
 	},
 	{
 		// tokenization_qwen.py, QWenTokenizer: Qwen 1. The expression is that of Qwen 2.
-		file: "qwen.tiktoken", pattern: lineSplits[1], normalize: true, special: qwenSpecial,
+		file: "qwen.tiktoken", pattern: LineSplits[1], normalize: true, special: qwenSpecial,
 	},
 }
 
@@ -131,9 +129,9 @@ func qwenSpecial(_ []byte, tokens int) (map[uint32]specialToken, error) {
 // ranks are the tokens of a tiktoken file, by their bytes.
 type ranks map[string]uint32
 
-// readRanks reads a tiktoken file.
-func readRanks(data []byte) (ranks, error) {
-	out := ranks{}
+// ReadRanks reads a tiktoken file: the number of each token, by its bytes.
+func ReadRanks(data []byte) (map[string]uint32, error) {
+	out := map[string]uint32{}
 	seen := map[uint32]bool{}
 	number := 0
 	for line := range bytes.Lines(data) {
@@ -211,9 +209,9 @@ func (r ranks) lastMerge(token string) int {
 	return 0
 }
 
-// byteChars are the characters by which byte-level BPE writes bytes: printable ones
+// ByteChars are the characters by which byte-level BPE writes bytes: printable ones
 // of Latin-1 as they are, the others from U+0100 on.
-var byteChars = func() (out [256]rune) {
+var ByteChars = func() (out [256]rune) {
 	next := rune(256)
 	for b := range out {
 		if b >= '!' && b <= '~' || b >= 0xa1 && b <= 0xac || b >= 0xae {
@@ -229,17 +227,18 @@ var byteChars = func() (out [256]rune) {
 func levelled(token string) string {
 	out := make([]rune, 0, 2*len(token))
 	for _, b := range []byte(token) {
-		out = append(out, byteChars[b])
+		out = append(out, ByteChars[b])
 	}
 	return string(out)
 }
 
 // json makes the tokenizer.json of a tiktoken file.
 func (k *tiktoken) json(data, config []byte) ([]byte, error) {
-	r, err := readRanks(data)
+	read, err := ReadRanks(data)
 	if err != nil {
 		return nil, err
 	}
+	r := ranks(read)
 	special, err := k.special(config, len(r))
 	if err != nil {
 		return nil, err
@@ -294,82 +293,3 @@ func (k *tiktoken) json(data, config []byte) ([]byte, error) {
 	}
 	return out.Bytes(), nil
 }
-
-// parted is an encoder of a family that does not tokenize long texts at once, as
-// its Python code does not, for fear of tiktoken's stack: what is between two added
-// tokens is cut behind maxPart characters, and a run with or without white space
-// behind maxRun of them.
-type parted struct {
-	encoder
-	added           *cutter
-	maxPart, maxRun int
-}
-
-func (p parted) encode(text string, special bool) (ids []uint32, ends []int) {
-	from := 0
-	for _, to := range append(p.cuts(text), len(text)) {
-		got, at := p.encoder.encode(text[from:to], special)
-		if len(got) == 0 && from < to {
-			return nil, nil // it has failed
-		}
-		if from == 0 {
-			ids, ends = got, at
-		} else {
-			for _, e := range at {
-				ends = append(ends, from+e)
-			}
-			ids = append(ids, got...)
-		}
-		from = to
-	}
-	return ids, ends
-}
-
-// check implements encoder, for each part of a text.
-func (p parted) check(text string) error {
-	if p.encoder.check(text) == nil {
-		return nil
-	}
-	from := 0
-	for _, to := range append(p.cuts(text), len(text)) {
-		if err := p.encoder.check(text[from:to]); err != nil {
-			return err
-		}
-		from = to
-	}
-	return nil
-}
-
-// cuts says where a text is cut. Added tokens are none of a part.
-func (p parted) cuts(text string) (out []int) {
-	if len(text) <= p.maxRun {
-		return nil
-	}
-	part, run, space := 0, 0, false
-	for i := 0; i < len(text); {
-		if n := p.added.at(text, i); n > 0 {
-			i += n
-			part, run = 0, 0
-			continue
-		}
-		r, n := utf8.DecodeRuneInString(text[i:])
-		now := isPythonSpace(r)
-		if part == p.maxPart || run == p.maxRun && now == space {
-			if part == p.maxPart {
-				part = 0
-			}
-			out = append(out, i)
-			run = 0
-		}
-		if run == 0 || now != space {
-			run, space = 0, now
-		}
-		part++
-		run++
-		i += n
-	}
-	return out
-}
-
-// isPythonSpace is str.isspace.
-func isPythonSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f }

@@ -1,4 +1,4 @@
-package tokenpool
+package tokenfile
 
 import (
 	"bytes"
@@ -23,7 +23,7 @@ type class struct {
 	// again, if set, gives the form in which it adds each special token once more.
 	again func(given) given
 	// finish, if set, changes the file at the end.
-	finish func(file *object, s *tokenSettings, added []addedToken)
+	finish func(file *Object, s *tokenSettings, added []AddedToken)
 }
 
 type dict = map[string]any
@@ -74,13 +74,13 @@ func (f Files) class(s *tokenSettings) *class {
 		Class string `json:"tokenizer_class"`
 	}
 	_ = json.Unmarshal(f.Model, &model) // a file that is none says nothing
-	name, ok := readText(s.raw.get("tokenizer_class"))
+	name, ok := readText(s.raw.Get("tokenizer_class"))
 	if !ok {
 		name = model.Class
 	}
 	name = strings.TrimSuffix(name, "Fast")
 	registered, isGeneric := ofType[model.Type], slices.Contains(generic, model.Type)
-	remote := s.raw.get("auto_map") != nil
+	remote := s.raw.Get("auto_map") != nil
 	switch {
 	case name == "":
 		name = registered
@@ -102,12 +102,12 @@ func (f Files) class(s *tokenSettings) *class {
 
 // build makes the file what the class makes of it. It reports false, and changes
 // nothing, where the vocabulary is of another kind than that of the class.
-func (c *class) build(file *object, s *tokenSettings) bool {
-	model, err := readObject(file.get("model"))
+func (c *class) build(file *Object, s *tokenSettings) bool {
+	model, err := ReadObject(file.Get("model"))
 	if err != nil {
 		return false
 	}
-	if vocab := model.get("vocab"); len(vocab) == 0 || vocab[0] != '{' {
+	if vocab := model.Get("vocab"); len(vocab) == 0 || vocab[0] != '{' {
 		return false
 	}
 	for _, d := range c.defaults {
@@ -115,28 +115,28 @@ func (c *class) build(file *object, s *tokenSettings) bool {
 			continue
 		}
 		if d[1] == "" {
-			s.raw.set(d[0], json.RawMessage("null"))
+			s.raw.Set(d[0], json.RawMessage("null"))
 		} else {
 			s.setDefault(d[0], d[1])
 		}
 	}
 	normalizer, preTokenizer, rest := c.parts(s)
-	made := object{{"type", json.RawMessage(`"BPE"`)}}
+	made := Object{{"type", json.RawMessage(`"BPE"`)}}
 	if c.wordPiece {
 		made[0].value = json.RawMessage(`"WordPiece"`)
 	}
 	for _, key := range slices.Sorted(keys(rest)) {
-		made.set(key, toJSON(rest[key]))
+		made.Set(key, toJSON(rest[key]))
 	}
-	made.set("vocab", model.get("vocab"))
-	if merges := model.get("merges"); !c.wordPiece && merges != nil {
-		made.set("merges", merges)
+	made.Set("vocab", model.Get("vocab"))
+	if merges := model.Get("merges"); !c.wordPiece && merges != nil {
+		made.Set("merges", merges)
 	} else if !c.wordPiece {
-		made.set("merges", json.RawMessage("[]"))
+		made.Set("merges", json.RawMessage("[]"))
 	}
-	file.set("model", made.appendJSON(nil))
-	file.set("normalizer", toJSON(normalizer))
-	file.set("pre_tokenizer", toJSON(preTokenizer))
+	file.Set("model", made.AppendJSON(nil))
+	file.Set("normalizer", toJSON(normalizer))
+	file.Set("pre_tokenizer", toJSON(preTokenizer))
 	return true
 }
 
@@ -161,7 +161,7 @@ func toJSON(v any) json.RawMessage {
 // flag returns a member that is a boolean, or otherwise what it is when it is missing
 // or null.
 func (s *tokenSettings) flag(key string, otherwise bool) bool {
-	if v := s.raw.get(key); !isNull(v) {
+	if v := s.raw.Get(key); !IsNull(v) {
 		return isTrue(v)
 	}
 	return otherwise
@@ -198,7 +198,7 @@ var qwenDefaults = [][2]string{{"unk_token", "<|endoftext|>"}, {"bos_token", ""}
 // classes are those that are known here.
 var classes = []class{
 	{
-		name: "Qwen2Tokenizer", defaults: qwenDefaults, parts: qwenParts(lineSplits[1]),
+		name: "Qwen2Tokenizer", defaults: qwenDefaults, parts: qwenParts(LineSplits[1]),
 		again: func(t given) given { return given{text: t.text, plain: true} },
 	},
 	{name: "Qwen3_5Tokenizer", defaults: qwenDefaults, parts: qwenParts(qwen35Pattern)},
@@ -258,7 +258,7 @@ var classes = []class{
 				dict{"continuing_subword_prefix": "", "end_of_word_suffix": ""}
 		},
 		// No setting puts tokens around a text, and what the file says of it is dropped.
-		finish: func(file *object, _ *tokenSettings, _ []addedToken) { file.set("post_processor", toJSON(nil)) },
+		finish: func(file *Object, _ *tokenSettings, _ []AddedToken) { file.Set("post_processor", toJSON(nil)) },
 	},
 	{
 		name: "BertTokenizer", wordPiece: true,
@@ -270,7 +270,7 @@ var classes = []class{
 				"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": s.flag("tokenize_chinese_chars", true),
 				"lowercase": s.flag("do_lower_case", true), "strip_accents": nil,
 			}
-			if v := s.raw.get("strip_accents"); !isNull(v) {
+			if v := s.raw.Get("strip_accents"); !IsNull(v) {
 				normalizer["strip_accents"] = isTrue(v)
 			}
 			return normalizer, dict{"type": "BertPreTokenizer"}, dict{
@@ -282,7 +282,7 @@ var classes = []class{
 }
 
 // bertEnds puts the two tokens of BERT around a text.
-func bertEnds(file *object, s *tokenSettings, added []addedToken) {
+func bertEnds(file *Object, s *tokenSettings, added []AddedToken) {
 	end := func(key string, id uint32) (string, dict) {
 		t, ok := s.token(key)
 		if !ok {
@@ -302,7 +302,7 @@ func bertEnds(file *object, s *tokenSettings, added []addedToken) {
 	}
 	sequence := func(name string, of int) dict { return dict{"Sequence": dict{"id": name, "type_id": of}} }
 	single := []dict{token(cls, 0), sequence("A", 0), token(sep, 0)}
-	file.set("post_processor", toJSON(dict{
+	file.Set("post_processor", toJSON(dict{
 		"type": "TemplateProcessing", "single": single, "pair": append(single[:3:3], sequence("B", 1), token(sep, 1)),
 		"special_tokens": dict{cls: first, sep: last},
 	}))

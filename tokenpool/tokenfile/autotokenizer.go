@@ -1,4 +1,4 @@
-package tokenpool
+package tokenfile
 
 import (
 	"bytes"
@@ -45,8 +45,8 @@ type flags struct {
 }
 
 // added returns the library's token.
-func (g given) added() addedToken {
-	t := addedToken{
+func (g given) added() AddedToken {
+	t := AddedToken{
 		Content: g.text, SingleWord: g.SingleWord, LStrip: g.LStrip, RStrip: g.RStrip, Normalized: !g.Special, Special: g.Special,
 	}
 	if g.Normalized != nil {
@@ -105,7 +105,7 @@ func (n *namedTokens) tokens() (out []given) {
 // tokenSettings are what the files beside a tokenizer.json say of its tokens.
 type tokenSettings struct {
 	// raw is tokenizer_config.json, changed by the files that are older than it.
-	raw object
+	raw Object
 	// tokens are members of raw that the older files have made tokens with flags.
 	tokens map[string]given
 	// decoder are the added tokens by number, and byText the last one of each text.
@@ -122,12 +122,12 @@ func (s *tokenSettings) token(key string) (given, bool) {
 	if t, ok := s.tokens[key]; ok {
 		return t, true
 	}
-	return readGiven(s.raw.get(key), false)
+	return readGiven(s.raw.Get(key), false)
 }
 
 // setToken makes a member a token.
 func (s *tokenSettings) setToken(key string, t given) {
-	s.raw.set(key, json.RawMessage("{}"))
+	s.raw.Set(key, json.RawMessage("{}"))
 	s.tokens[key] = t
 }
 
@@ -145,14 +145,14 @@ func (f Files) autoTokenizer() (data []byte, split bool, err error) {
 	if !bytes.HasPrefix(bytes.TrimLeft(f.Tokenizer, " \t\r\n"), []byte("{")) {
 		return f.Tokenizer, false, nil // the library says what it is
 	}
-	file, err := readObject(f.Tokenizer)
+	file, err := ReadObject(f.Tokenizer)
 	if err != nil {
-		return nil, false, fileError(tokenizerFile, "cannot be read: "+err.Error(), cureAgain)
+		return nil, false, Wrong(TokenizerFile, "cannot be read: "+err.Error(), CureAgain)
 	}
-	var tokens []addedToken
-	if v := file.get("added_tokens"); v != nil {
+	var tokens []AddedToken
+	if v := file.Get("added_tokens"); v != nil {
 		if err := json.Unmarshal(v, &tokens); err != nil {
-			return nil, false, fileError(tokenizerFile, "has added_tokens of another form: "+err.Error(), cureVersion)
+			return nil, false, Wrong(TokenizerFile, "has added_tokens of another form: "+err.Error(), CureVersion)
 		}
 	}
 	s, err := f.tokenSettings(tokens)
@@ -168,16 +168,16 @@ func (f Files) autoTokenizer() (data []byte, split bool, err error) {
 	var padding struct {
 		Token *string `json:"pad_token"`
 	}
-	if v := file.get("padding"); v != nil && json.Unmarshal(v, &padding) == nil && padding.Token != nil {
+	if v := file.Get("padding"); v != nil && json.Unmarshal(v, &padding) == nil && padding.Token != nil {
 		s.setDefault("pad_token", *padding.Token)
 	}
 	all := s.addTo(tokens, again)
-	split = isTrue(s.raw.get("split_special_tokens"))
+	split = isTrue(s.raw.Get("split_special_tokens"))
 	if !built && slices.Equal(all, tokens) {
 		return f.Tokenizer, split, nil
 	}
-	if err := assignIDs(all, file.get("model")); err != nil {
-		return nil, false, fileError(tokenizerFile, "has a vocabulary of another form: "+err.Error(), cureVersion)
+	if err := assignIDs(all, file.Get("model")); err != nil {
+		return nil, false, Wrong(TokenizerFile, "has a vocabulary of another form: "+err.Error(), CureVersion)
 	}
 	if built && class.finish != nil {
 		class.finish(&file, s, all)
@@ -188,31 +188,31 @@ func (f Files) autoTokenizer() (data []byte, split bool, err error) {
 	if err := enc.Encode(all); err != nil {
 		return nil, false, err
 	}
-	file.set("added_tokens", b.Bytes())
-	return file.appendJSON(make([]byte, 0, len(f.Tokenizer)+b.Len())), split, nil
+	file.Set("added_tokens", b.Bytes())
+	return file.AppendJSON(make([]byte, 0, len(f.Tokenizer)+b.Len())), split, nil
 }
 
 // tokenSettings reads the files beside tokenizer.json, which has the tokens added.
-func (f Files) tokenSettings(added []addedToken) (*tokenSettings, error) {
+func (f Files) tokenSettings(added []AddedToken) (*tokenSettings, error) {
 	s := &tokenSettings{tokens: map[string]given{}, decoder: map[int64]given{}, byText: map[string]given{}}
 	var err error
 	if f.Config != nil {
-		if s.raw, err = readObject(f.Config); err != nil {
-			return nil, fileError(configFile, "cannot be read: "+err.Error(), cureAgain)
+		if s.raw, err = ReadObject(f.Config); err != nil {
+			return nil, Wrong(ConfigFile, "cannot be read: "+err.Error(), CureAgain)
 		}
 	}
-	if v := s.raw.get("additional_special_tokens"); v != nil && !isTrue(s.raw.get("extra_special_tokens")) {
-		s.raw.drop("additional_special_tokens")
-		s.raw.set("extra_special_tokens", v)
+	if v := s.raw.Get("additional_special_tokens"); v != nil && !isTrue(s.raw.Get("extra_special_tokens")) {
+		s.raw.Drop("additional_special_tokens")
+		s.raw.Set("extra_special_tokens", v)
 	}
 	for _, m := range slices.Clone(s.raw) {
 		if t, plain := readText(m.value); plain && isSpecific(m.key) {
 			s.explicit.set(m.key, given{text: t, plain: true})
-			s.raw.drop(m.key)
+			s.raw.Drop(m.key)
 		}
 	}
 	s.takeNamedExtra()
-	if v := s.raw.get("added_tokens_decoder"); v != nil {
+	if v := s.raw.Get("added_tokens_decoder"); v != nil {
 		err = s.readDecoder(v)
 	} else {
 		err = s.readOlder(f, added)
@@ -226,11 +226,11 @@ func (f Files) tokenSettings(added []addedToken) (*tokenSettings, error) {
 			s.setToken(key, d)
 		}
 	}
-	if v := s.raw.get("additional_special_tokens"); v != nil && s.raw.find("extra_special_tokens") < 0 {
-		s.raw.set("extra_special_tokens", v)
+	if v := s.raw.Get("additional_special_tokens"); v != nil && s.raw.find("extra_special_tokens") < 0 {
+		s.raw.Set("extra_special_tokens", v)
 	}
 	var list []json.RawMessage
-	if v := s.raw.get("extra_special_tokens"); v != nil && json.Unmarshal(v, &list) == nil {
+	if v := s.raw.Get("extra_special_tokens"); v != nil && json.Unmarshal(v, &list) == nil {
 		var extra []given
 		for _, v := range list {
 			if t, ok := readGiven(v, false); ok {
@@ -244,11 +244,11 @@ func (f Files) tokenSettings(added []addedToken) (*tokenSettings, error) {
 
 // takeNamedExtra makes extra special tokens that have names tokens of this model.
 func (s *tokenSettings) takeNamedExtra() {
-	o, err := readObject(s.raw.get("extra_special_tokens"))
+	o, err := ReadObject(s.raw.Get("extra_special_tokens"))
 	if err != nil {
 		return // a list
 	}
-	s.raw.drop("extra_special_tokens")
+	s.raw.Drop("extra_special_tokens")
 	for _, m := range o {
 		if t, ok := readGiven(m.value, false); ok {
 			s.explicit.set(m.key, t)
@@ -260,15 +260,15 @@ func (s *tokenSettings) takeNamedExtra() {
 func (s *tokenSettings) number(id int64, t given) { s.decoder[id], s.byText[t.text] = t, t }
 
 func (s *tokenSettings) readDecoder(value json.RawMessage) error {
-	o, err := readObject(value)
+	o, err := ReadObject(value)
 	if err != nil {
-		return fileError(configFile, "has an added_tokens_decoder that is no object", cureReplace)
+		return Wrong(ConfigFile, "has an added_tokens_decoder that is no object", CureReplace)
 	}
 	for _, m := range o {
 		id, err := strconv.ParseInt(m.key, 10, 64)
 		t, ok := readGiven(m.value, true)
 		if err != nil || !ok || t.plain {
-			return fileError(configFile, fmt.Sprintf("has no token of a number at %s of added_tokens_decoder", quoteModel(m.key)), cureReplace)
+			return Wrong(ConfigFile, fmt.Sprintf("has no token of a number at %s of added_tokens_decoder", Quote(m.key)), CureReplace)
 		}
 		s.number(id, t)
 	}
@@ -277,12 +277,12 @@ func (s *tokenSettings) readDecoder(value json.RawMessage) error {
 
 // readOlder reads the files that older versions have written, which count where there
 // is no added_tokens_decoder.
-func (s *tokenSettings) readOlder(f Files, added []addedToken) error {
+func (s *tokenSettings) readOlder(f Files, added []AddedToken) error {
 	var extra []given
 	if f.SpecialTokens != nil {
-		o, err := readObject(f.SpecialTokens)
+		o, err := ReadObject(f.SpecialTokens)
 		if err != nil {
-			return fileError(specialTokensFile, "cannot be read: "+err.Error(), cureAgain)
+			return Wrong(SpecialTokensFile, "cannot be read: "+err.Error(), CureAgain)
 		}
 		for _, m := range o {
 			var list []json.RawMessage
@@ -294,7 +294,7 @@ func (s *tokenSettings) readOlder(f Files, added []addedToken) error {
 					}
 				}
 				if s.raw.find(m.key) < 0 {
-					s.raw.set(m.key, json.RawMessage("[]"))
+					s.raw.Set(m.key, json.RawMessage("[]"))
 				}
 				continue
 			}
@@ -304,20 +304,20 @@ func (s *tokenSettings) readOlder(f Files, added []addedToken) error {
 				continue
 			}
 			delete(s.tokens, m.key)
-			s.raw.set(m.key, m.value)
+			s.raw.Set(m.key, m.value)
 		}
 		s.takeNamedExtra()
 	}
 	if f.Added != nil {
-		o, err := readObject(f.Added)
+		o, err := ReadObject(f.Added)
 		if err != nil {
-			return fileError(addedTokensFile, "cannot be read: "+err.Error(), cureAgain)
+			return Wrong(AddedTokensFile, "cannot be read: "+err.Error(), CureAgain)
 		}
 		special := s.specialTexts(extra)
 		for _, m := range o {
 			id, err := strconv.ParseInt(string(m.value), 10, 64)
 			if err != nil {
-				return fileError(addedTokensFile, "has no number for "+quoteModel(m.key), cureReplace)
+				return Wrong(AddedTokensFile, "has no number for "+Quote(m.key), CureReplace)
 			}
 			normalized := !special[m.key]
 			s.number(id, given{text: m.key, flags: flags{Normalized: &normalized, Special: special[m.key]}})
@@ -336,7 +336,7 @@ func (s *tokenSettings) specialTexts(extra []given) map[string]bool {
 	for _, key := range named {
 		if t, ok := s.tokens[key]; ok {
 			out[t.text] = true
-		} else if t, ok := readText(s.raw.get(key)); ok {
+		} else if t, ok := readText(s.raw.Get(key)); ok {
 			out[t] = true
 		}
 	}
@@ -344,7 +344,7 @@ func (s *tokenSettings) specialTexts(extra []given) map[string]bool {
 		out[t.text] = true
 	}
 	var list []string
-	if v := s.raw.get("extra_special_tokens"); v != nil && json.Unmarshal(v, &list) == nil {
+	if v := s.raw.Get("extra_special_tokens"); v != nil && json.Unmarshal(v, &list) == nil {
 		for _, t := range list {
 			out[t] = true
 		}
@@ -376,7 +376,7 @@ func (s *tokenSettings) special() (out namedTokens) {
 
 // addTo returns a tokenizer's tokens and those of the settings. All special ones are
 // added once more in the form that again gives, if it is set.
-func (s *tokenSettings) addTo(tokens []addedToken, again func(given) given) []addedToken {
+func (s *tokenSettings) addTo(tokens []AddedToken, again func(given) given) []AddedToken {
 	var more []given
 	known := map[string]bool{}
 	for _, t := range tokens {
@@ -424,13 +424,13 @@ func (s *tokenSettings) addTo(tokens []addedToken, again func(given) given) []ad
 
 // tokenList are added tokens, one of each text.
 type tokenList struct {
-	list []addedToken
+	list []AddedToken
 	at   map[string]int
 }
 
 // add adds a token. One of a text that the list has changes its flags, but a special
 // token remains one.
-func (l *tokenList) add(t addedToken) {
+func (l *tokenList) add(t AddedToken) {
 	if t.Content == "" {
 		return
 	}
@@ -445,7 +445,7 @@ func (l *tokenList) add(t addedToken) {
 
 // assignIDs gives the tokens the numbers that the library gives them: those of the
 // vocabulary, and the next free ones to others.
-func assignIDs(tokens []addedToken, model json.RawMessage) error {
+func assignIDs(tokens []AddedToken, model json.RawMessage) error {
 	var m struct{ Vocab json.RawMessage }
 	if err := json.Unmarshal(model, &m); err != nil {
 		return err

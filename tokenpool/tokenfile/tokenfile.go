@@ -1,0 +1,101 @@
+// Package tokenfile makes one tokenizer.json of the files that a model has, as
+// transformers' AutoTokenizer and the code of tiktoken models read them, and says what is
+// wrong with a file that cannot be used. It is a pure function of the files.
+package tokenfile
+
+import "fmt"
+
+// Names of the files that a model may have.
+const (
+	TokenizerFile     = "tokenizer.json"
+	ConfigFile        = "tokenizer_config.json"
+	AddedTokensFile   = "added_tokens.json"
+	SpecialTokensFile = "special_tokens_map.json"
+)
+
+// Quote quotes a name that a client sent, cut to a length fit for a log.
+func Quote(model string) string {
+	if len(model) > 100 {
+		model = model[:100] + "..."
+	}
+	return fmt.Sprintf("%q", model)
+}
+
+// Files are the files of a model that make its tokenizer.
+type Files struct {
+	// Tokenizer is the content of the file called Name, which has the tokenizer: a
+	// tokenizer.json (or no name) or a tiktoken file.
+	Tokenizer []byte
+	Name      string
+	// Config, Added, SpecialTokens and Model are tokenizer_config.json, added_tokens.json,
+	// special_tokens_map.json and config.json; nil where there is none.
+	Config, Added, SpecialTokens, Model []byte
+}
+
+// tiktokenOf returns the family that a file belongs to, nil for a tokenizer.json.
+func tiktokenOf(name string) *tiktoken {
+	for i := range tiktokens {
+		if tiktokens[i].file == name {
+			return &tiktokens[i]
+		}
+	}
+	return nil
+}
+
+// JSON returns the tokenizer.json that gives the tokens of the files: the one that they
+// have, with the tokens that transformers takes from the others, or one made of their
+// tiktoken file. split says that special tokens in a text are text.
+func (f Files) JSON() (data []byte, split bool, err error) {
+	k := tiktokenOf(f.Name)
+	if k == nil {
+		return f.autoTokenizer()
+	}
+	if data, err = k.json(f.Tokenizer, f.Config); err != nil {
+		return nil, false, Wrong(k.file, "cannot be used: "+err.Error(), CureReplace)
+	}
+	return data, false, nil
+}
+
+// Parts says how a family tokenizes a long text: how many characters between two special
+// tokens at once, and how many of them in a row without (or of nothing but) white space.
+// 0 is any, as for all files that are no tiktoken file.
+func Parts(name string) (most, run int) {
+	if k := tiktokenOf(name); k != nil {
+		return k.maxPart, k.maxRun
+	}
+	return 0, 0
+}
+
+// Names are the names of the files of which one holds a tokenizer that can be run, the
+// first one that a model has.
+func Names() []string {
+	names := []string{TokenizerFile}
+	for _, k := range tiktokens {
+		names = append(names, k.file)
+	}
+	return names
+}
+
+// IsTiktoken reports whether a file of that name is a tiktoken file.
+func IsTiktoken(name string) bool { return tiktokenOf(name) != nil }
+
+// AddedToken is an element of added_tokens in a tokenizer.json.
+type AddedToken struct {
+	ID         uint32 `json:"id"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized bool   `json:"normalized"`
+	Special    bool   `json:"special"`
+}
+
+// LineSplits are expressions of which the second kind of cut has been proven: of
+// Llama 3, of Qwen 1 to 3, of gpt-oss (o200k), of DeepSeek V3, and of Kimi.
+var LineSplits = []string{
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+	kimiPattern,
+}
