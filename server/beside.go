@@ -84,3 +84,15 @@ func (s *Server) joinBeside(ctx context.Context, p *store.Pod) error {
 	_, err = s.cfg.Index.Retire(ctx, name)
 	return err
 }
+
+// checkPod refuses the name of a further registration for another model than that.
+func checkPod(param, pod, model string) error {
+	plain := store.PlainName(pod)
+	if plain == pod {
+		return nil
+	}
+	if of, err := store.BesideName(plain, model); err == nil && of == pod {
+		return nil
+	}
+	return refusal.Invalid(param, "pod is the name of %s for another model: give the pod's own name", refusal.Clip(plain))
+}

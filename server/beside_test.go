@@ -96,6 +96,11 @@ func modelsBesideEachOther(l *lives) {
 	status(http.StatusBadRequest, http.MethodPost, "/v1/pods", `{"name":"read","model":"two","beside":true,"events":"tcp://10.0.0.9:5557"}`, `"param":"events"`)
 	status(http.StatusBadRequest, http.MethodPost, "/v1/pods", `{"name":"q","model":"two","beside":true,"part_of":{"pod":"read","workers":1}}`, `"param":"beside"`)
 
+	for path, rest := range map[string]string{"/v1/blocks": `"op":"add","tokens":[1]`, "/v1/events": `"events":[]`} {
+		status(http.StatusBadRequest, http.MethodPost, path, fmt.Sprintf(`{"pod":%q,"model":"three",%s}`, pod+"?model=two", rest), `"param":"pod"`)
+		status(http.StatusOK, http.MethodPost, path, fmt.Sprintf(`{"pod":%q,"model":"two",%s}`, pod+"?model=two", rest), "")
+	}
+
 	// A clear is of all models, an end of one or of all.
 	l.post("/v1/blocks", fmt.Sprintf(`{"op":"clear","model":"one","pod":%q}`, pod))
 	want(0, 0)

@@ -110,6 +110,9 @@ func (q *blocksRequest) check(f scan.Form) error {
 
 // change applies a request to the index and returns how many blocks it named.
 func (s *Server) change(ctx context.Context, q *blocksRequest, f scan.Form) (int, error) {
+	if err := checkPod("pod", q.pod, q.Model); err != nil {
+		return 0, err
+	}
 	if err := s.checkRanks(ctx, q.pod, q.Model, q.rank); err != nil {
 		return 0, err
 	}

@@ -151,6 +151,9 @@ func pushed(p *event.Push, many bool, i int) (out ingest.Pushed, err error) {
 	if err := (&store.ModelInfo{Name: p.Model, BlockSize: 1, Scheme: store.SchemeNative}).Validate(); err != nil {
 		return out, refusal.Invalid(at("model"), "%s", refusal.Plain(err, store.ErrInvalid))
 	}
+	if err := checkPod(at("pod"), p.Pod, p.Model); err != nil {
+		return out, err
+	}
 	if err := store.CheckRank(p.Rank); err != nil {
 		return out, refusal.Invalid(at("rank"), "%s", refusal.Plain(err, store.ErrInvalid))
 	}

@@ -75,7 +75,7 @@ func (c *call) report(fs scan.Fields[reportRequest], tell func(q *reportRequest,
 		return err
 	}
 	if err := loads.CheckID(id); err != nil {
-		return refusal.Invalid("id", "%v", err)
+		return refusal.Invalid("id", "%s", refusal.Plain(err, loads.ErrInvalid))
 	}
 	q := &reportRequest{cached: -1}
 	f, err := read(c, fs, scan.NamesOf(fs), q)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -215,6 +216,9 @@ func TestRouteRefusals(t *testing.T) {
 		}
 		if c.status == 503 && w.Header().Get("Retry-After") == "" {
 			t.Errorf("%s: no Retry-After", c.body)
+		}
+		if regexp.MustCompile(`^(loads|notes|route|store): `).MatchString(e.Error.Message) {
+			t.Errorf("%s: the message begins with a package: %s", c.body, e.Error.Message)
 		}
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/server/refusal"
-	"github.com/kvatlas/kvatlas/store"
 )
 
 // Scanner reads one JSON text (RFC 8259) in one pass, straight into the fields
@@ -423,9 +422,14 @@ func (s *Scanner) Wrong(why string) *refusal.Error {
 	return refusal.Invalid(p, "%s %s", p, why)
 }
 
-// Refused is for a value that the index does not take.
+// Refused is for a value that the index does not take, or another package that judges it. The
+// text of the error's sentinel is left out.
 func (s *Scanner) Refused(err error) *refusal.Error {
-	return refusal.Invalid(refusal.Clip(string(s.path)), "%s", refusal.Plain(err, store.ErrInvalid))
+	sentinel := err
+	for inner := errors.Unwrap(sentinel); inner != nil; inner = errors.Unwrap(sentinel) {
+		sentinel = inner
+	}
+	return refusal.Invalid(refusal.Clip(string(s.path)), "%s", refusal.Plain(err, sentinel))
 }
 
 // tooDeep is for a value of which s.pos is more than maxNesting levels deep.
