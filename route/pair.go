@@ -488,6 +488,7 @@ func (p *pairing) take(ctx context.Context, version int64, away bool, d *Decisio
 		case !errors.Is(err, loads.ErrUnavailable):
 			return err
 		}
+		p.r.tellAway(p.q.Score.Model, err)
 		away = true
 	}
 	d.Local = away

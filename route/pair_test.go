@@ -194,7 +194,10 @@ func TestPairBusy(t *testing.T) {
 // TestPairAway chooses by the last picture and its own decisions when loads are away.
 func TestPairAway(t *testing.T) {
 	away := &awayLoads{Store: loads.NewMemory(nil)}
-	w := newWorld(t, func(c *route.Config) { c.Loads = away })
+	var told []error
+	w := newWorld(t, func(c *route.Config) {
+		c.Loads, c.Away = away, func(_ string, err error) { told = append(told, err) }
+	})
 	w.register(pod("d1", "decode"), pod("d2", "decode"), pod("p1", "prefill"), pod("p2", "prefill"))
 	away.err = loads.ErrUnavailable
 	q := pairOf(prompt(1, 2000))
@@ -210,6 +213,9 @@ func TestPairAway(t *testing.T) {
 	}
 	if fmt.Sprint(seen) != "map[d1:2 d2:2 p1:2 p2:2]" {
 		t.Error(seen)
+	}
+	if len(told) < 4 || !errors.Is(told[0], loads.ErrUnavailable) {
+		t.Errorf("told of %v", told)
 	}
 }
 

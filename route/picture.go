@@ -57,6 +57,22 @@ func (r *Router) Models(within time.Duration) (out []string) {
 // the settings that go with them.
 func (r *Router) picture(ctx context.Context, model string, fresh bool) (p loads.Picture, s *Settings, version int64, away bool) {
 	m := r.state(model)
+	p, s, version, err := r.readPicture(ctx, m, model, fresh)
+	if err != nil {
+		r.tellAway(model, err)
+	}
+	return p, s, version, err != nil
+}
+
+// tellAway tells that the loads of a model can not be read or changed.
+func (r *Router) tellAway(model string, err error) {
+	if r.c.Away != nil {
+		r.c.Away(model, err)
+	}
+}
+
+// readPicture is picture, with why the loads are away.
+func (r *Router) readPicture(ctx context.Context, m *modelState, model string, fresh bool) (p loads.Picture, s *Settings, version int64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := r.c.Now()
@@ -76,7 +92,7 @@ func (r *Router) picture(ctx context.Context, model string, fresh bool) (p loads
 			m.picture.Engines = nil
 		}
 	}
-	return m.picture, m.settings, m.picture.Version, m.failed != nil
+	return m.picture, m.settings, m.picture.Version, m.failed
 }
 
 // adopt takes over the settings that a picture has. Those that cannot be read, as a later

@@ -75,6 +75,9 @@ type Config struct {
 	Notes notes.Store
 	// Predicted, if not nil, is told how many blocks were predicted of a place, or why none.
 	Predicted func(blocks int, err error)
+	// Away, if not nil, is told with each request of a model whose loads can not be read or
+	// changed, and why.
+	Away func(model string, err error)
 	// Settings are those of models that have none of their own; nil is DefaultSettings.
 	Settings *Settings
 	// Now is the clock, time.Now if nil. Seed makes the random numbers; 0 draws one.
@@ -254,6 +257,7 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 		case !errors.Is(err, loads.ErrUnavailable):
 			return 0, err
 		}
+		r.tellAway(q.Score.Model, err)
 		away = true
 	}
 	d.Local = away

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -39,7 +41,7 @@ func (s *service) makeRouter(sc *scorer.Scorer) (*route.Router, error) {
 	for t, w := range settings.TierWeights { // the scorer's may be above 1; a token cannot be worth more than not computing it
 		settings.TierWeights[t] = min(1, w)
 	}
-	router, err := route.New(route.Config{Scorer: sc, Pods: s.index, Loads: kept, Index: s.index, Notes: noted, Predicted: s.metrics.Predicted, Settings: &settings})
+	router, err := route.New(route.Config{Scorer: sc, Pods: s.index, Loads: kept, Index: s.index, Notes: noted, Predicted: s.metrics.Predicted, Settings: &settings, Away: s.tellLoadsAway()})
 	if err != nil {
 		return nil, err
 	}
@@ -47,6 +49,31 @@ func (s *service) makeRouter(sc *scorer.Scorer) (*route.Router, error) {
 		return nil, err
 	}
 	return router, s.makeScraper(router, kept)
+}
+
+// loadsAwayEvery is how often the log says of a model that its loads are away.
+const loadsAwayEvery = time.Minute
+
+// tellLoadsAway returns what writes to the log why the loads of a model are away.
+func (s *service) tellLoadsAway() func(model string, err error) {
+	var mu sync.Mutex
+	told := map[string]time.Time{} // when, by model; mu protects it
+	return func(model string, err error) {
+		mu.Lock()
+		at, before := told[model]
+		again := before && (time.Since(at) < loadsAwayEvery || errors.Is(err, loads.ErrReadOnly)) // that is as somebody has set it
+		if !again {
+			if len(told) >= maxFailing {
+				clear(told)
+			}
+			told[model] = time.Now()
+		}
+		mu.Unlock()
+		if again {
+			return
+		}
+		s.log.Warn().Str("model", model).Err(err).Msg("loads cannot be read or booked: requests are routed by what this process knows of them alone")
+	}
 }
 
 // makeUpkeep makes what looks after loads, and after ranks whose index lies.

@@ -140,7 +140,29 @@ func (s *Store) run(ctx context.Context, script *goredis.Script, keys []string, 
 	case goredis.HasErrorPrefix(err, "NOPERM") || goredis.HasErrorPrefix(err, "READONLY"):
 		return nil, fmt.Errorf("%w: %w", loads.ErrReadOnly, err)
 	}
-	return nil, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
+	return nil, fmt.Errorf("%w: %w%s", loads.ErrUnavailable, err, s.explain(ctx, err, keys))
+}
+
+// explain names the key that is to blame for an error, and the cure, where it is of another
+// type than scripts expect. A model's keys are all hashes but for the leases, a sorted set.
+func (s *Store) explain(ctx context.Context, err error, keys []string) string {
+	if !goredis.HasErrorPrefix(err, "WRONGTYPE") {
+		return ""
+	}
+	for i, key := range keys {
+		want := "hash"
+		if i == 2 {
+			want = "zset"
+		}
+		t, err := s.c.Client.Type(ctx, key).Result()
+		if err != nil {
+			return "" // the user may not ask
+		}
+		if t != want && t != "none" {
+			return fmt.Sprintf(": the loads have the key %q, which is a %s: UNLINK it", key, t)
+		}
+	}
+	return fmt.Sprintf(": one of the keys that begin with %q is to blame: UNLINK it", keys[min(3, len(keys)-1)])
 }
 
 // field is the name of a rank's fields. The rank comes first, since a pod's name may have
@@ -295,7 +317,7 @@ func (s *Store) read(ctx context.Context, model string) (loads.Picture, error) {
 		return nil
 	})
 	if err != nil {
-		return loads.Picture{}, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
+		return loads.Picture{}, fmt.Errorf("%w: %w%s", loads.ErrUnavailable, err, s.explain(ctx, err, keys))
 	}
 	now := time.Now().UnixMicro()
 	if s.c.Now != nil {

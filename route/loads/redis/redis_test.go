@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -257,5 +258,49 @@ func TestAway(t *testing.T) {
 		}
 		server.Thaw()
 		server.Kill()
+	}
+}
+
+// TestKeysOfAnotherType puts another type under each of a model's keys: the error names the key
+// and the cure, after which loads are kept again.
+func TestKeysOfAnotherType(t *testing.T) {
+	client := redistest.Start(t).Client()
+	ctx := context.Background()
+	s := newStore(t, client, "kva", nil)
+	book := func(id string) error {
+		_, err := s.Book(ctx, request(id, "a"))
+		return err
+	}
+	if err := book("first"); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := client.Keys(ctx, "kva*").Result()
+	if err != nil || len(keys) < 3 {
+		t.Fatalf("%q, %v", keys, err)
+	}
+	for i, key := range keys {
+		if err := errors.Join(client.Del(ctx, key).Err(), client.LPush(ctx, key, "x").Err()); err != nil {
+			t.Fatal(err)
+		}
+		_, read := s.Loads(ctx, "m")
+		failed := 0
+		for _, err := range []error{book(fmt.Sprint("r", i)), read} {
+			if err == nil {
+				continue // it does not need that key
+			}
+			failed++
+			if !errors.Is(err, loads.ErrUnavailable) || !strings.Contains(err.Error(), "UNLINK it") || !strings.Contains(err.Error(), fmt.Sprintf("%q", key)) && !strings.Contains(key, ":m:") {
+				t.Errorf("%q: %v", key, err)
+			}
+		}
+		if failed == 0 && !strings.Contains(key, ":m:") {
+			t.Errorf("%q may be of any type", key)
+		}
+		if err := client.Unlink(ctx, key).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := book(fmt.Sprint("again", i)); err != nil {
+			t.Errorf("%q is gone: %v", key, err)
+		}
 	}
 }
