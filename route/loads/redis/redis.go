@@ -143,7 +143,7 @@ func (s *Store) run(ctx context.Context, script *goredis.Script, keys []string, 
 	return nil, fmt.Errorf("%w: %w%s", loads.ErrUnavailable, err, s.explain(ctx, err, keys))
 }
 
-// explain names the key that is to blame for an error, and the cure, where it is of another
+// explain names the key that is to blame for an error, or all that can be, and the cure, where it is of another
 // type than scripts expect. A model's keys are all hashes but for the leases, a sorted set.
 func (s *Store) explain(ctx context.Context, err error, keys []string) string {
 	if !goredis.HasErrorPrefix(err, "WRONGTYPE") {
@@ -156,13 +156,13 @@ func (s *Store) explain(ctx context.Context, err error, keys []string) string {
 		}
 		t, err := s.c.Client.Type(ctx, key).Result()
 		if err != nil {
-			return "" // the user may not ask
+			break // the user may not ask
 		}
 		if t != want && t != "none" {
 			return fmt.Sprintf(": the loads have the key %q, which is a %s: UNLINK it", key, t)
 		}
 	}
-	return fmt.Sprintf(": one of the keys that begin with %q is to blame: UNLINK it", keys[min(3, len(keys)-1)])
+	return fmt.Sprintf(": one of the keys that begin with one of %q is to blame: UNLINK it", keys)
 }
 
 // field is the name of a rank's fields. The rank comes first, since a pod's name may have
