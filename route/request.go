@@ -77,7 +77,14 @@ func (q *Request) validate() error {
 
 // candidates fills in who may take the request.
 func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Picture) error {
-	reg, named := match.Registry, q.Score.Pods
+	reg := match.Registry
+	var named map[string]bool // nil is all
+	if q.Score.Pods != nil {
+		named = make(map[string]bool, len(q.Score.Pods))
+		for _, name := range q.Score.Pods {
+			named[name] = true
+		}
+	}
 	seen, places, whole := 0, 0, false
 	for i := range reg.Pods {
 		if p := &reg.Pods[i]; p.Model == q.Score.Model && p.PartOf == nil {
@@ -89,7 +96,7 @@ func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Pictur
 	v.Candidates = slices.Grow(v.Candidates[:0], places)
 	for i := range reg.Pods {
 		p := &reg.Pods[i]
-		if p.Model != q.Score.Model || p.PartOf != nil || named != nil && !isAmong(named, p.Name) || !q.suits(p, whole) {
+		if p.Model != q.Score.Model || p.PartOf != nil || named != nil && !named[p.Name] && !named[store.PlainName(p.Name)] || !q.suits(p, whole) {
 			continue
 		}
 		for rank := range max(1, p.Ranks) {
@@ -124,11 +131,6 @@ func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Pictur
 		return fmt.Errorf("%w: of %d pods of model %.80q none has what is asked%s", ErrNobody, seen, q.Score.Model, q.wishes())
 	}
 	return nil
-}
-
-// isAmong reports whether a registration is of one of the named pods, or is named itself.
-func isAmong(named []string, registration string) bool {
-	return slices.Contains(named, registration) || slices.Contains(named, store.PlainName(registration))
 }
 
 // suits reports whether a pod may take the request. whole says that the model has pods that

@@ -149,18 +149,19 @@ func appendTiers(dst []TierBlocks, b TierCounts) []TierBlocks {
 // addMissing adds the pods that were asked for and hold nothing. Cache workers are no
 // pods to choose from.
 func (m *Match) addMissing(have []PodScore, want []string) []PodScore {
-	n := len(have)
+	if len(want) == 0 {
+		return have
+	}
+	listed := make(map[string]bool, len(have)+len(want)) // a request may name thousands
+	for i := range have {
+		listed[have[i].Pod] = true
+	}
 	for _, name := range want {
-		if name = store.PlainName(name); m.isWorker(name) {
+		if name = store.PlainName(name); m.isWorker(name) || listed[name] {
 			continue
 		}
-		named := func(p PodScore) bool { return p.Pod == name }
-		if _, found := slices.BinarySearchFunc(have[:n], name, func(p PodScore, t string) int { return cmp.Compare(p.Pod, t) }); found {
-			continue
-		}
-		if !slices.ContainsFunc(have[n:], named) {
-			have = append(have, PodScore{Pod: name})
-		}
+		listed[name] = true
+		have = append(have, PodScore{Pod: name})
 	}
 	return have
 }

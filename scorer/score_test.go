@@ -548,3 +548,29 @@ func BenchmarkScore(b *testing.B) {
 		})
 	}
 }
+
+// namedPods are n names, each of them twice.
+func namedPods(n int) (names []string) {
+	for i := range 2 * n {
+		names = append(names, fmt.Sprint("pod", i%n))
+	}
+	return names
+}
+
+// TestManyNamedPods asks for as many pods as a request may name: each is told of once.
+func TestManyNamedPods(t *testing.T) {
+	x := newPlainIndex(t)
+	x.add("m", "pod7", 0, store.GPU, chain8...)
+	s := newScorer(t, scorer.Config{Index: x})
+	r := score(t, s, scorer.Request{Model: "m", Input: scorer.BlockKeys(chain8), Pods: namedPods(10_000)})
+	if len(r.Pods) != 10_000 || r.Pods[0].Pod != "pod7" || r.Pods[0].Blocks != 8 || r.Best != "pod7" {
+		t.Errorf("%d pods, best %q, first %+v", len(r.Pods), r.Best, r.Pods[0])
+	}
+	seen := map[string]bool{}
+	for i := range r.Pods {
+		seen[r.Pods[i].Pod] = true
+	}
+	if len(seen) != 10_000 {
+		t.Errorf("%d names", len(seen))
+	}
+}
