@@ -10,14 +10,21 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
-// realTokenizer reads a tokenizer.json as the pool does.
+// realTokenizer reads a tokenizer.json as the pool does. Those of the goldens are loaded once for
+// all tests: each takes seconds with the race detector.
 func realTokenizer(t testing.TB, file string) *tokenizer {
 	t.Helper()
+	realTokenizers.Lock()
+	defer realTokenizers.Unlock()
+	if tok := realTokenizers.loaded[file]; tok != nil {
+		return tok
+	}
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -26,9 +33,20 @@ func realTokenizer(t testing.TB, file string) *tokenizer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(enc.close)
-	return &tokenizer{enc: enc, cuts: newCutter(data, false), frame: newFrame(enc)}
+	tok := &tokenizer{enc: enc, cuts: newCutter(data, false), frame: newFrame(enc)}
+	if strings.HasPrefix(file, tokenizerDir) {
+		realTokenizers.loaded[file] = tok
+	} else {
+		t.Cleanup(enc.close) // there may be many
+	}
+	return tok
 }
+
+// realTokenizers are what realTokenizer has loaded, by file.
+var realTokenizers = struct {
+	sync.Mutex
+	loaded map[string]*tokenizer
+}{loaded: map[string]*tokenizer{}}
 
 // scraps are what random texts are made of: what lies near a cut, and what
 // tokenizers treat in ways of their own.
@@ -96,7 +114,7 @@ var moreTokenizers = os.Getenv("KVATLAS_TEST_TOKENIZERS")
 func TestCutsAreExact(t *testing.T) {
 	files := map[string]string{}
 	for _, m := range realModels(t) {
-		files[m.Model] = filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenfile.TokenizerFile)
+		files[m.Model] = m.path()
 	}
 	if moreTokenizers != "" {
 		more, err := filepath.Glob(filepath.Join(moreTokenizers, "*", "*", tokenfile.TokenizerFile))
@@ -142,7 +160,7 @@ func TestPieces(t *testing.T) {
 	for _, m := range realModels(t) {
 		t.Run(filepath.Base(m.Model), func(t *testing.T) {
 			t.Parallel()
-			tok := realTokenizer(t, filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenfile.TokenizerFile))
+			tok := realTokenizer(t, m.path())
 			r := rand.New(rand.NewPCG(1, 2))
 			store := newPieces(1 << 20)
 			for range 30 {
@@ -176,7 +194,7 @@ func TestPieces(t *testing.T) {
 // TestFrame finds what real tokenizers put around a text.
 func TestFrame(t *testing.T) {
 	for _, m := range realModels(t) {
-		tok := realTokenizer(t, filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), tokenfile.TokenizerFile))
+		tok := realTokenizer(t, m.path())
 		want := map[string][2][]uint32{
 			"meta-llama/Meta-Llama-3-8B-Instruct": {{128000}, {}},
 			"Qwen/Qwen3-8B":                       {{}, {}},
