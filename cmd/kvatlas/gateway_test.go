@@ -125,12 +125,14 @@ func (g *gatewayProcess) ask(t *testing.T, body string) (http.Header, string) {
 }
 
 // booked is how many requests are booked anywhere.
-func (g *gatewayProcess) booked(t *testing.T) (n int) {
+func (g *gatewayProcess) booked(t *testing.T) (n int) { t.Helper(); return g.bookedOf(t, gatewayModel) }
+
+func (g *gatewayProcess) bookedOf(t *testing.T, model string) (n int) {
 	t.Helper()
 	var out struct {
 		Models map[string][]struct{ Requests int }
 	}
-	if err := g.tell(t, http.MethodGet, "/v1/loads?model="+url.QueryEscape(gatewayModel), nil, &out); err != nil {
+	if err := g.tell(t, http.MethodGet, "/v1/loads?model="+url.QueryEscape(model), nil, &out); err != nil {
 		t.Fatal(err)
 	}
 	for _, pods := range out.Models {

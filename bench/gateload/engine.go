@@ -1,0 +1,78 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// serveEngine is an engine that answers at once.
+func serveEngine(address string) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"m","object":"model","owned_by":"none"}]}`)
+	})
+	mux.HandleFunc("POST /v1/completions", complete)
+	s := &http.Server{Addr: address, Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	return s.ListenAndServe()
+}
+
+func complete(w http.ResponseWriter, r *http.Request) {
+	b, err := io.ReadAll(r.Body)
+	var q struct {
+		MaxTokens int  `json:"max_tokens"`
+		Stream    bool `json:"stream"`
+		Options   struct {
+			Usage bool `json:"include_usage"`
+		} `json:"stream_options"`
+	}
+	if err != nil || json.Unmarshal(b, &q) != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	const usage = `"usage":{"prompt_tokens":512,"completion_tokens":64,"total_tokens":576,"prompt_tokens_details":{"cached_tokens":0}}`
+	if !q.Stream {
+		body := `{"id":"cmpl-1","object":"text_completion","created":1764300000,"model":"m","choices":[{"index":0,"text":"an answer of a sentence or so, as they are","finish_reason":"stop"}],` + usage + `}`
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		_, _ = io.WriteString(w, body)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	control := http.NewResponseController(w)
+	pause, _ := time.ParseDuration(r.Header.Get("X-Pause")) // none without it
+	for i := range q.MaxTokens {
+		if i > 0 {
+			time.Sleep(pause)
+		}
+		fmt.Fprintf(w, "data: {\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":1764300000,\"model\":\"m\",\"choices\":[{\"index\":0,\"text\":\" word\",\"finish_reason\":null}],\"sent\":%d}\n\n", time.Now().UnixNano())
+		if control.Flush() != nil {
+			return
+		}
+	}
+	if q.Options.Usage {
+		_, _ = io.WriteString(w, `data: {"id":"cmpl-1","choices":[],`+usage+"}\n\n")
+	}
+	_, _ = io.WriteString(w, "data: [DONE]\n\n")
+}
+
+// serveBare is a ReverseProxy with nothing around it but idle connections enough for the load.
+func serveBare(address, engine string) error {
+	to, err := url.Parse("http://" + engine)
+	if err != nil {
+		return err
+	}
+	p := &httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(to); r.SetXForwarded() },
+		FlushInterval: -1,
+		Transport:     &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true},
+	}
+	s := &http.Server{Addr: address, Handler: p, ReadHeaderTimeout: 10 * time.Second}
+	return s.ListenAndServe()
+}

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/internal/redistest"
+	simengine "github.com/kvatlas/kvatlas/sim/engine"
+	simtokens "github.com/kvatlas/kvatlas/sim/tokens"
+	"github.com/kvatlas/kvatlas/sim/wire"
+	"github.com/kvatlas/kvatlas/tokenpool"
+)
+
+// seeing is a model's tokenizer that takes an image for tokens that a text cannot have.
+type seeing struct{ *simtokens.Tokenizer }
+
+func (s seeing) Chat(ctx context.Context, body []byte) ([]uint32, error) {
+	out, err := s.Tokenizer.Chat(ctx, body)
+	if !errors.Is(err, simtokens.ErrMedia) {
+		return out, err
+	}
+	var chat struct{ Messages json.RawMessage }
+	if err := json.Unmarshal(body, &chat); err != nil {
+		return nil, err
+	}
+	out, err = s.Text(ctx, string(chat.Messages), true)
+	return append(out, make([]uint32, 64)...), err
+}
+
+// openaiPython is a Python with OpenAI's client.
+func openaiPython(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("the client takes seconds to be imported")
+	}
+	python, err := filepath.Abs(filepath.Join("..", "..", ".cache", "venv-openai", "bin", "python"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(python); err != nil {
+		t.Skip("no Python with the client: run make test, or scripts/venv.sh openai sim/wire/testdata/requirements.txt")
+	}
+	return python
+}
+
+// startSeeing starts engines that have the tokenizer of the demo's model.
+func startSeeing(t *testing.T, dir string, n int) *simFleet {
+	t.Helper()
+	origin, err := tokenpool.NewDirectory(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := simtokens.Open(t.Context(), origin, demo.Model, simengine.VLLM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tok.Close() })
+	return startEngines(t, n, func(c *wire.Config) { c.Model, c.Tokenizer = demo.Model, seeing{tok} })
+}
+
+// OpenAI's client makes the same of answers that come through a gateway as of the engine's own.
+func TestGatewayOpenAIClient(t *testing.T) {
+	python, dir := openaiPython(t), tokenizers(t)
+	direct, behind := startSeeing(t, dir, 1), startSeeing(t, dir, 1)
+	g := startGateway(t, 1, behind.setting(), "--tokenizers="+dir)
+	ask := func(url string) (out map[string]any) {
+		cmd := exec.CommandContext(t.Context(), python, filepath.Join("testdata", "gateway_client.py"), "once", demo.Model, url)
+		cmd.Stderr = os.Stderr
+		b, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(b, &out); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	want, got := ask("http://"+direct.pods[0].Address()), ask(g.gateway)
+	if len(want) != 14 || !reflect.DeepEqual(got, want) {
+		t.Errorf("through the gateway:\n%v\nfrom an engine:\n%v", got, want)
+	}
+}
+
+// Two gateways share loads in Redis, in front of four engines that are killed, frozen and
+// revived, while Redis freezes and dies. No request is lost that had not begun to be answered,
+// and in the end no load is left.
+func TestGatewayFaults(t *testing.T) {
+	python, dir := openaiPython(t), tokenizers(t)
+	redis := redistest.Start(t)
+	f := startSeeing(t, dir, 4)
+	var gateways []*gatewayProcess
+	args := []string{python, filepath.Join("testdata", "gateway_client.py"), "storm", demo.Model}
+	for range 2 {
+		g := startGateway(t, 4, f.setting(), "--redis="+redis.URL(), "--tokenizers="+dir, "--preload="+demo.Model, "--gateway-idle-timeout=3s", "--score-budget=50ms")
+		gateways = append(gateways, g)
+		args = append(args, g.gateway)
+	}
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	fault := func(pod int, kind wire.FaultKind) func() {
+		return func() {
+			if err := f.pods[pod].Apply(wire.Fault{Kind: kind}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	steps := []func(){
+		fault(0, wire.Kill), fault(1, wire.Freeze), fault(0, wire.Revive), fault(2, wire.Restart), fault(1, wire.Thaw), fault(3, wire.Kill),
+		redis.Freeze, fault(3, wire.Revive), redis.Thaw, redis.Kill, fault(2, wire.Freeze), redis.Run, fault(2, wire.Thaw), fault(0, wire.Restart),
+		func() { _ = stdin.Close() },
+	}
+	const each = 60 // requests between two of them
+	type ended struct {
+		Kind    string
+		Gateway int
+		Begun   bool
+		Error   string
+	}
+	n, lost, cut, kinds := 0, []ended{}, 0, map[string]int{}
+	for s := bufio.NewScanner(stdout); s.Scan(); {
+		var e ended
+		if err := json.Unmarshal(s.Bytes(), &e); err != nil {
+			t.Fatal(err)
+		}
+		n++
+		kinds[e.Kind]++
+		switch {
+		case e.Error != "" && e.Begun:
+			cut++
+		case e.Error != "":
+			lost = append(lost, e)
+		}
+		if n%each == 0 && n/each <= len(steps) {
+			steps[n/each-1]()
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	t.Logf("%d requests, %v, %d were cut in the midst of their answer", n, kinds, cut)
+	if len(lost) > 0 {
+		t.Errorf("%d requests are lost that had not begun, the first: %+v", len(lost), lost[0])
+	}
+	if n < each*len(steps) || len(kinds) != 4 {
+		t.Errorf("%d requests, %v", n, kinds)
+	}
+	for _, g := range gateways {
+		awaitThat(t, "all reservations end", g.log, func() bool { return g.bookedOf(t, demo.Model) == 0 })
+		if retries := g.figure(t, "kvatlas_gateway_retries_total"); retries == "0" {
+			t.Errorf("a gateway has sent nothing again")
+		}
+	}
+}
+
+// A gateway that is killed leaves no load once the lease is over; the other one sees it until
+// then.
+func TestGatewayIsKilled(t *testing.T) {
+	redis := redistest.Start(t)
+	f := startEngines(t, 2, func(c *wire.Config) { c.Speed = 0.2 })
+	g, other := startGateway(t, 2, f.setting(), "--redis="+redis.URL()), startGateway(t, 2, f.setting(), "--redis="+redis.URL())
+	if err := other.tell(t, http.MethodPut, "/v1/models/"+url.PathEscape(gatewayModel)+"/routing", map[string]any{"lease_s": 2}, &struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	const streams = 8
+	begun := make(chan error, streams)
+	for i := range streams {
+		go func() {
+			body := strings.Replace(ids(100*i, 300, `,"stream":true`), `"max_tokens":3`, `"max_tokens":5000`, 1)
+			resp, err := http.Post(g.gateway+"/v1/completions", "application/json", strings.NewReader(body))
+			if err == nil {
+				defer resp.Body.Close()
+				_, err = io.ReadFull(resp.Body, make([]byte, 10))
+			}
+			begun <- err
+			if err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body) // until it is cut
+			}
+		}()
+	}
+	for range streams {
+		if err := <-begun; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := other.booked(t); n != streams {
+		t.Errorf("%d requests are booked of %d", n, streams)
+	}
+	if err := g.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	awaitThat(t, "the lease ends them", other.log, func() bool { return other.booked(t) == 0 })
+}
