@@ -38,6 +38,8 @@ type Config struct {
 	// Default: a transport of the Client's own that keeps up to 64 idle
 	// connections and follows no redirect.
 	HTTP *http.Client
+	// Token is sent as Authorization: Bearer with each request; empty sends none.
+	Token string
 	// UserAgent is sent with each request. Default "kvatlas-client".
 	UserAgent string
 }
@@ -98,6 +100,14 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
+// sign says who asks.
+func (c *Client) sign(req *http.Request) {
+	req.Header.Set("User-Agent", c.cfg.UserAgent)
+	if c.cfg.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.cfg.Token)
+	}
+}
+
 // Close closes idle connections. The Client can still be used.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
@@ -124,7 +134,7 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 		return fmt.Errorf("client: %w", err)
 	}
 	req.Header.Set("Accept", "application/json")
-	req.Header.Set("User-Agent", c.cfg.UserAgent)
+	c.sign(req)
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}

@@ -186,7 +186,7 @@ func (s *stream) do(method, path, contentType string, body io.Reader) (*http.Res
 	if err != nil {
 		return nil, fmt.Errorf("client: %w", err)
 	}
-	req.Header.Set("User-Agent", s.c.cfg.UserAgent)
+	s.c.sign(req)
 	if contentType != "" {
 		req.Header.Set("Content-Type", contentType)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/kvatlas/kvatlas/route"
@@ -67,6 +68,8 @@ type Config struct {
 	// Router and Index are required.
 	Router Router
 	Index  Index
+	// Control, if not nil, is asked before each connection to an engine, as net.Dialer's.
+	Control func(network, address string, c syscall.RawConn) error
 	// Connect is how long a connection to an engine may take to come up, 2 s.
 	Connect time.Duration
 	// Header is how long an engine may take from there until the header of its answer, 10

@@ -51,7 +51,7 @@ func New(c Config) (*Gateway, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	dialer := &net.Dialer{Timeout: c.Connect, KeepAlive: 15 * time.Second}
+	dialer := &net.Dialer{Timeout: c.Connect, KeepAlive: 15 * time.Second, Control: c.Control}
 	g := &Gateway{
 		c: c,
 		transport: &http.Transport{

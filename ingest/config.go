@@ -74,7 +74,7 @@ type Config struct {
 	// which its engine never tells of a removal, as LMCache does through vLLM: the oldest
 	// are taken for removed. 262,144; below 0 is no bound.
 	Unremoved int
-	// Wire has limits and times of connections. Endpoint, Bind, Topic and Curve are
+	// Wire has limits, times and the filter of connections. Endpoint, Bind, Topic and Curve are
 	// the source's, Dials is the Ingester's own.
 	Wire zmq.Config
 	// Observer is told what happens.

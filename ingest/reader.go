@@ -315,7 +315,7 @@ func (r *reader) replay(ctx context.Context, from uint64, limit time.Duration, g
 	}()
 	full := false
 	err = zmq.Replay(turn, zmq.ReplayConfig{
-		Endpoint: r.s.Replay, Curve: r.s.Curve, MaxMessage: c.Wire.MaxMessage, ConnectTimeout: c.Wire.ConnectTimeout, Idle: c.ReplayIdle,
+		Endpoint: r.s.Replay, Curve: r.s.Curve, Filter: c.Wire.Filter, MaxMessage: c.Wire.MaxMessage, ConnectTimeout: c.Wire.ConnectTimeout, Idle: c.ReplayIdle,
 	}, from, func(m zmq.Message) error {
 		if m.Seq >= store.MaxSequence {
 			return errNumber

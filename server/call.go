@@ -18,6 +18,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/server/request"
@@ -34,6 +35,8 @@ type call struct {
 	ctx   context.Context // ends at the deadline or when the client goes away
 	route *apiRoute
 	id    string // the request id
+
+	caller access.Caller
 
 	// For the log line.
 	model, degraded string
@@ -75,6 +78,11 @@ func (s *Server) serve(e apiRoute) http.HandlerFunc {
 				panic(http.ErrAbortHandler)
 			}
 		}()
+		var err error
+		if c.caller, err = s.cfg.Access.Admit(r, e.role); err != nil {
+			c.refuse(err)
+			return
+		}
 		if r.ContentLength != 0 {
 			c.deadline(start.Add(s.cfg.Limits.RequestTimeout))
 		}
@@ -174,6 +182,9 @@ func (c *call) refuse(err error) {
 	if below := !errors.Is(err, e); below && e.Status >= 500 { // it says more than its code
 		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", e.Code).Err(err).Msg("request failed")
 	}
+	if e.Status == http.StatusUnauthorized {
+		c.w.Header().Set("WWW-Authenticate", "Bearer")
+	}
 	if e.Retry > 0 {
 		c.w.Header().Set("Retry-After", strconv.Itoa(int((e.Retry+time.Second-1)/time.Second)))
 	}
@@ -252,6 +263,9 @@ func (c *call) logLine(took time.Duration) {
 	}
 	if c.degraded != "" {
 		e.Str("degraded", c.degraded)
+	}
+	if c.caller.Name != "" {
+		e.Str("caller", c.caller.Name)
 	}
 	if c.refusal != nil {
 		e.Str("code", c.refusal.Code)

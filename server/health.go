@@ -109,7 +109,7 @@ func methodNotAllowed(c *call, r chi.Routes) error {
 		path = c.r.URL.RawPath
 	}
 	var allow []string
-	for _, m := range []string{http.MethodDelete, http.MethodGet, http.MethodHead, http.MethodPost} {
+	for _, m := range []string{http.MethodDelete, http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut} {
 		if r.Match(chi.NewRouteContext(), m, path) {
 			allow = append(allow, m)
 		}

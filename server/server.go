@@ -12,6 +12,7 @@ import (
 	"github.com/go-chi/chi/v5"
 	"github.com/rs/zerolog"
 
+	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server/request"
@@ -43,6 +44,8 @@ type Config struct {
 	// model fixes for it. It should be that of scorer.Config. Default
 	// store.DefaultBlockSize.
 	BlockSize int
+	// Access says who may ask for what; nil lets every caller do everything.
+	Access *access.Guard
 	// Log takes a line for each request. The zero Logger drops them.
 	Log zerolog.Logger
 	// Metrics counts; nil makes one.
@@ -164,6 +167,7 @@ type apiRoute struct {
 	method, pattern string
 	handle          func(*call) error
 	duty            duty
+	role            access.Role // that its caller needs
 }
 
 // duty says what bounds the work for a route.
@@ -182,40 +186,40 @@ const (
 
 func (s *Server) routeTable() []apiRoute {
 	return []apiRoute{
-		{http.MethodGet, "/healthz", (*call).healthz, probe},
-		{http.MethodGet, "/readyz", (*call).readyz, probe},
-		{http.MethodGet, "/metrics", (*call).metrics, probe},
-		{http.MethodGet, "/openapi.json", (*call).openAPI, probe},
-		{http.MethodPost, "/v1/score", (*call).score, reading},
-		{http.MethodPost, "/v1/route", (*call).routePrompt, reading},
-		{http.MethodPost, "/v1/requests/{id}/done", (*call).requestDone, reading},
-		{http.MethodPost, "/v1/requests/{id}/output", (*call).requestOutput, reading},
-		{http.MethodPost, "/v1/requests/{id}/end", (*call).requestEnd, reading},
-		{http.MethodGet, "/v1/loads", (*call).listLoads, work},
-		{http.MethodGet, "/v1/models/{model}/routing", (*call).getRouting, work},
-		{http.MethodPut, "/v1/models/{model}/routing", (*call).putRouting, reading},
-		{http.MethodPost, "/v1/tokenize", (*call).tokenize, reading},
-		{http.MethodPost, "/v1/completions/render", (*call).renderCompletion, reading},
-		{http.MethodPost, "/v1/chat/completions/render", (*call).renderChat, reading},
-		{http.MethodPost, "/v1/messages/render", (*call).renderMessages, reading},
-		{http.MethodPost, "/v1/responses/render", (*call).renderResponses, reading},
-		{http.MethodPost, "/tokenize", (*call).engineTokenize, reading},
-		{http.MethodPost, "/detokenize", (*call).engineDetokenize, reading},
-		{http.MethodPost, "/v1/blocks", (*call).blocks, reading},
-		{http.MethodPost, "/v1/events", (*call).events, reading},
-		{http.MethodGet, "/v1/pods", (*call).listPods, work},
-		{http.MethodPost, "/v1/pods", (*call).registerPod, reading},
-		{http.MethodGet, "/v1/pods/{name}", (*call).getPod, work},
-		{http.MethodDelete, "/v1/pods/{name}", (*call).deletePod, work},
-		{http.MethodPost, "/v1/pods/{name}/load", (*call).pushLoad, reading},
-		{http.MethodGet, "/v1/models", (*call).listModels, work},
-		{http.MethodPut, "/v1/models/{model}", (*call).setModel, reading},
-		{http.MethodGet, "/v1/ingest/{pod}/{rank}/events", (*call).recentEvents, work},
-		{http.MethodGet, "/v1/ingest/{pod}/{rank}/blocks", (*call).heldBlocks, work},
-		{http.MethodGet, "/v1/dump", (*call).dump, stream},
-		{http.MethodPost, "/v1/restore", (*call).restore, stream},
-		{http.MethodPost, "/v1/reset", (*call).reset, stream},
-		{http.MethodPost, "/v1/lmcache/sync", (*call).lmcacheSync, reading},
+		{http.MethodGet, "/healthz", (*call).healthz, probe, access.None},
+		{http.MethodGet, "/readyz", (*call).readyz, probe, access.None},
+		{http.MethodGet, "/metrics", (*call).metrics, probe, access.Read},
+		{http.MethodGet, "/openapi.json", (*call).openAPI, probe, access.None},
+		{http.MethodPost, "/v1/score", (*call).score, reading, access.Read},
+		{http.MethodPost, "/v1/route", (*call).routePrompt, reading, access.Read},
+		{http.MethodPost, "/v1/requests/{id}/done", (*call).requestDone, reading, access.Read},
+		{http.MethodPost, "/v1/requests/{id}/output", (*call).requestOutput, reading, access.Read},
+		{http.MethodPost, "/v1/requests/{id}/end", (*call).requestEnd, reading, access.Read},
+		{http.MethodGet, "/v1/loads", (*call).listLoads, work, access.Read},
+		{http.MethodGet, "/v1/models/{model}/routing", (*call).getRouting, work, access.Read},
+		{http.MethodPut, "/v1/models/{model}/routing", (*call).putRouting, reading, access.Write},
+		{http.MethodPost, "/v1/tokenize", (*call).tokenize, reading, access.Read},
+		{http.MethodPost, "/v1/completions/render", (*call).renderCompletion, reading, access.Read},
+		{http.MethodPost, "/v1/chat/completions/render", (*call).renderChat, reading, access.Read},
+		{http.MethodPost, "/v1/messages/render", (*call).renderMessages, reading, access.Read},
+		{http.MethodPost, "/v1/responses/render", (*call).renderResponses, reading, access.Read},
+		{http.MethodPost, "/tokenize", (*call).engineTokenize, reading, access.Read},
+		{http.MethodPost, "/detokenize", (*call).engineDetokenize, reading, access.Read},
+		{http.MethodPost, "/v1/blocks", (*call).blocks, reading, access.Write},
+		{http.MethodPost, "/v1/events", (*call).events, reading, access.Write},
+		{http.MethodGet, "/v1/pods", (*call).listPods, work, access.Read},
+		{http.MethodPost, "/v1/pods", (*call).registerPod, reading, access.Write},
+		{http.MethodGet, "/v1/pods/{name}", (*call).getPod, work, access.Read},
+		{http.MethodDelete, "/v1/pods/{name}", (*call).deletePod, work, access.Write},
+		{http.MethodPost, "/v1/pods/{name}/load", (*call).pushLoad, reading, access.Write},
+		{http.MethodGet, "/v1/models", (*call).listModels, work, access.Read},
+		{http.MethodPut, "/v1/models/{model}", (*call).setModel, reading, access.Write},
+		{http.MethodGet, "/v1/ingest/{pod}/{rank}/events", (*call).recentEvents, work, access.Admin},
+		{http.MethodGet, "/v1/ingest/{pod}/{rank}/blocks", (*call).heldBlocks, work, access.Admin},
+		{http.MethodGet, "/v1/dump", (*call).dump, stream, access.Admin},
+		{http.MethodPost, "/v1/restore", (*call).restore, stream, access.Admin},
+		{http.MethodPost, "/v1/reset", (*call).reset, stream, access.Admin},
+		{http.MethodPost, "/v1/lmcache/sync", (*call).lmcacheSync, reading, access.Admin},
 	}
 }
 

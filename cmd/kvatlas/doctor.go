@@ -44,7 +44,7 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 	flags := flag.NewFlagSet("kvatlas doctor", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	loader := config.NewLoader(flags)
-	d := doctor.Config{Version: versionWord()}
+	d := doctor.Config{Version: versionWord(), Token: p.getenv("KVATLAS_TOKEN")}
 	flags.StringVar(&d.Server, "server", p.getenv("KVATLAS_SERVER"), "")
 	flags.StringVar(&d.Engine.Endpoint, "engine-events", "", "")
 	flags.StringVar(&d.Engine.Replay, "engine-replay", "", "")

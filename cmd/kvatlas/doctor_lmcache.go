@@ -49,6 +49,7 @@ type doctorLMCache struct {
 	tokens  string // a file
 	prompt  string
 	server  string
+	token   string
 	keys    int
 	timeout time.Duration
 	json    bool
@@ -99,6 +100,7 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 	flags.StringVar(&d.model, "model", "", "")
 	flags.StringVar(&d.tokens, "tokens-file", "", "")
 	flags.StringVar(&d.prompt, "prompt", "", "")
+	d.token = p.getenv("KVATLAS_TOKEN")
 	flags.StringVar(&d.server, "server", p.getenv("KVATLAS_SERVER"), "")
 	flags.IntVar(&d.keys, "keys", 100_000, "")
 	flags.DurationVar(&d.timeout, "timeout", 15*time.Second, "")
@@ -152,7 +154,7 @@ func (d *doctorLMCache) readTokens(ctx context.Context) ([]uint32, error) {
 		}
 		return tokens, nil
 	case d.prompt != "":
-		c, err := client.New(client.Config{URL: d.server, Timeout: d.timeout, UserAgent: "kvatlas-doctor/" + versionWord()})
+		c, err := client.New(client.Config{Token: d.token, URL: d.server, Timeout: d.timeout, UserAgent: "kvatlas-doctor/" + versionWord()})
 		if err != nil {
 			return nil, err
 		}

@@ -52,7 +52,7 @@ func (s *service) makeGateway(router *route.Router) (err error) {
 	}
 	count := s.metrics.Gateway()
 	s.gateway, err = gateway.New(gateway.Config{
-		Router: router, Index: s.index, Connect: c.GatewayConnectTimeout, Header: c.GatewayHeaderTimeout, FirstToken: c.GatewayFirstTokenTimeout,
+		Router: router, Index: s.index, Control: s.networks.Control, Connect: c.GatewayConnectTimeout, Header: c.GatewayHeaderTimeout, FirstToken: c.GatewayFirstTokenTimeout,
 		Idle: c.GatewayIdleTimeout, MaxBody: int64(c.GatewayMaxBodyBytes), MaxBuffered: int64(c.GatewayMaxBufferBytes), MaxRequests: c.GatewayMaxRequests,
 		LeaveUsage: !c.GatewayAskUsage,
 		Observer: gateway.Observer{
@@ -111,8 +111,9 @@ func (l *listeners) listenGateway(ctx context.Context, s *service) (err error) {
 	if l.gateway, err = lc.Listen(ctx, "tcp", s.cfg.GatewayListen); err != nil {
 		return listenError("gateway-listen", s.cfg.GatewayListen, err)
 	}
+	s.tellOpenGateway(l.gateway.Addr())
 	l.gatewayServer = &http.Server{
-		Handler: s.gateway, ReadHeaderTimeout: config.ReadHeaderTimeout, IdleTimeout: s.cfg.IdleTimeout,
+		Handler: s.admitClients(s.gateway), TLSConfig: s.tlsConfig(), ReadHeaderTimeout: config.ReadHeaderTimeout, IdleTimeout: s.cfg.IdleTimeout,
 		MaxHeaderBytes: int(config.MaxHeaderBytes), ErrorLog: httpLog(s.log),
 	}
 	return nil

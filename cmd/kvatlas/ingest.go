@@ -40,11 +40,11 @@ func (s *service) makeIngest() (err error) {
 	if err != nil {
 		return err
 	}
-	in := &ingesting{links: newConnections(s.log)}
+	in := &ingesting{links: newConnections(s.log), asker: discover.Asker{Client: s.engineClient()}}
 	in.ingester, err = ingest.New(ingest.Config{
 		Index: s.index, BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: c.IngestRankQueueBytes(),
 		Replays: config.IngestReplays, ReplayBytes: int64(config.IngestReplayBytes),
-		Media: media, Copies: c.IngestCopies, Records: c.IngestRecords,
+		Wire: zmq.Config{Filter: s.networks}, Media: media, Copies: c.IngestCopies, Records: c.IngestRecords,
 		RelayMessages: orNone(c.IngestRelayMessages), RelayBytes: int64(config.IngestRelayBytes),
 		Unremoved: orNone(c.IngestUnremovedBlocks),
 		Observer: ingest.Observer{

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 )
 
@@ -39,6 +40,7 @@ func (s *service) listen(ctx context.Context) (*listeners, error) {
 		return nil, listenError("listen", s.cfg.Listen, err)
 	}
 	l.apiServer = s.httpServer(s.api.Handler())
+	s.tellAnonymous("listen", l.api.Addr())
 	if err := l.listenGateway(ctx, s); err != nil {
 		return nil, errors.Join(err, l.close())
 	}
@@ -48,6 +50,7 @@ func (s *service) listen(ctx context.Context) (*listeners, error) {
 	if l.admin, err = lc.Listen(ctx, "tcp", s.cfg.AdminListen); err != nil {
 		return nil, errors.Join(listenError("admin-listen", s.cfg.AdminListen, err), l.close())
 	}
+	s.tellAnonymous("admin-listen", l.admin.Addr())
 	l.apiServer.Handler = withoutAdmin(s.api.Handler())
 	l.adminServer = s.httpServer(adminHandler(s.api.Handler()))
 	return l, nil
@@ -76,6 +79,10 @@ func (s *service) httpServer(h http.Handler) *http.Server {
 		IdleTimeout:       s.cfg.IdleTimeout,
 		MaxHeaderBytes:    int(config.MaxHeaderBytes),
 		ErrorLog:          httpLog(s.log),
+		TLSConfig:         s.tlsConfig(),
+		BaseContext: func(l net.Listener) context.Context {
+			return access.WithAnonymous(context.Background(), s.cfg.AnonymousRole(l.Addr()))
+		},
 	}
 }
 
@@ -141,7 +148,7 @@ func (l *listeners) close() error {
 func (l *listeners) serve(failed chan<- error) {
 	start := func(srv *http.Server, on net.Listener) {
 		go func() {
-			if err := srv.Serve(on); !errors.Is(err, http.ErrServerClosed) {
+			if err := serveOn(srv, on); !errors.Is(err, http.ErrServerClosed) {
 				failed <- err
 			}
 		}()

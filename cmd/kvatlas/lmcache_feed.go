@@ -54,7 +54,7 @@ func (s *service) listenLMCache(ctx context.Context) error {
 	}
 	if c.LMCacheControllerPull != "" {
 		f.controller, err = controller.New(ctx, controller.Config{
-			Index: index, Heard: heard, Pods: pods, Pull: c.LMCacheControllerPull, Reply: c.LMCacheControllerReply, Heartbeat: c.LMCacheControllerHeartbeat, HeartbeatURL: c.LMCacheControllerHeartbeatURL,
+			Index: index, Heard: heard, Pods: pods, Pull: c.LMCacheControllerPull, Reply: c.LMCacheControllerReply, Filter: s.networks, Heartbeat: c.LMCacheControllerHeartbeat, HeartbeatURL: c.LMCacheControllerHeartbeatURL,
 			Hashers: own, Lease: c.LMCacheLease, Workers: c.LMCacheWorkers, SyncWait: config.LMCacheSyncWait, Timeout: config.RedisTimeout,
 			MaxWorkers: c.LMCacheMaxWorkers(), QueueKeys: config.LMCacheQueueKeys, SyncKeys: c.LMCacheSyncKeys, MaxMessage: int(config.LMCacheMaxMessage),
 			Observer: s.watchController(),
@@ -87,6 +87,7 @@ func (s *service) listenLMCache(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, s.closeController())
 	}
+	f.listener = s.networks.Listener(f.listener)
 	s.log.Info().Stringer("address", f.listener.Addr()).Msg("standing in for the coordinator of LMCache's MP mode")
 	return nil
 }
@@ -156,7 +157,7 @@ func (s *service) runLMCache(ctx context.Context, failed chan<- error) {
 	}
 	srv := s.httpServer(f.coordinator)
 	go func() {
-		if err := srv.Serve(f.listener); !errors.Is(err, http.ErrServerClosed) {
+		if err := serveOn(srv, f.listener); !errors.Is(err, http.ErrServerClosed) {
 			failed <- err
 		}
 	}()

@@ -12,6 +12,7 @@
 //	kvatlas changelog switch the log on or off that replicas follow
 //	kvatlas sim       run simulated engines
 //	kvatlas up        try it: engines, a server and chats, in one go
+//	kvatlas token     make a credential for a caller
 //	kvatlas version   say which version this is
 //
 // A command ends with status 0, with 1 when it failed, and with 2 when it was
@@ -79,6 +80,7 @@ engine holds the longest prefix of a prompt.
   kvatlas changelog switch the log on or off that replicas follow
   kvatlas sim       run simulated engines
   kvatlas up        try it: engines, a server and chats, in one go
+  kvatlas token     make a credential for a caller
   kvatlas version   say which version this is
 
 kvatlas COMMAND --help lists the flags of a command.
@@ -125,6 +127,8 @@ func (p *program) run(ctx context.Context, args []string) int {
 		return p.sim(ctx, args)
 	case "up":
 		return p.up(ctx, args)
+	case "token":
+		return p.token(args)
 	case "version", "--version", "-version":
 		if len(args) == 1 && slices.Contains(helpFlags, args[0]) {
 			fmt.Fprint(p.stdout, versionUsage)

@@ -60,7 +60,7 @@ func (at *place) open(p *program, fs *flag.FlagSet, command string) error {
 		if given["redis-prefix"] {
 			return errors.New("--redis-prefix is for --redis, which is not given")
 		}
-		at.client, err = client.New(client.Config{URL: at.server, Timeout: at.timeout, UserAgent: "kvatlas-" + command + "/" + versionWord()})
+		at.client, err = client.New(client.Config{Token: p.getenv("KVATLAS_TOKEN"), URL: at.server, Timeout: at.timeout, UserAgent: "kvatlas-" + command + "/" + versionWord()})
 		if err != nil {
 			return fmt.Errorf("--server: %s", strings.TrimPrefix(err.Error(), "client: Config.URL: "))
 		}

@@ -44,6 +44,7 @@ type playCall struct {
 	speed      float64
 	wait, hold time.Duration
 	server     string
+	token      string
 	timeout    time.Duration
 	pod, model string
 	errs       io.Writer
@@ -51,7 +52,7 @@ type playCall struct {
 
 func (p *program) readPlayCall(args []string) (*playCall, error) {
 	fs := flag.NewFlagSet("kvatlas inspect play", flag.ContinueOnError)
-	c := &playCall{errs: p.stderr}
+	c := &playCall{errs: p.stderr, token: p.getenv("KVATLAS_TOKEN")}
 	fs.StringVar(&c.publish.Endpoint, "bind", "", "publish at this `ENDPOINT`")
 	fs.StringVar(&c.publish.Replay, "replay", "", "with --bind: have a replay socket at this `ENDPOINT`")
 	fs.DurationVar(&c.wait, "wait", time.Minute, "with --bind: how long to wait for the first subscriber")
@@ -216,7 +217,7 @@ func sleepUntil(ctx context.Context, t time.Time) bool {
 // sender returns what sends entries, and what ends it: wholly, or at once.
 func (c *playCall) sender(ctx context.Context) (sendFunc, func(whole bool) error, error) {
 	if c.server != "" {
-		cl, err := client.New(client.Config{URL: c.server, Timeout: c.timeout, UserAgent: "kvatlas-inspect/" + versionWord()})
+		cl, err := client.New(client.Config{Token: c.token, URL: c.server, Timeout: c.timeout, UserAgent: "kvatlas-inspect/" + versionWord()})
 		if err != nil {
 			return nil, nil, err
 		}

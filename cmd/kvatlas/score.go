@@ -57,7 +57,7 @@ func (p *program) score(ctx context.Context, args []string) int {
 	case err != nil:
 		return p.misuse("score", err)
 	}
-	c, err := client.New(client.Config{URL: call.server, Timeout: call.timeout, UserAgent: "kvatlas-score/" + versionWord()})
+	c, err := client.New(client.Config{Token: p.getenv("KVATLAS_TOKEN"), URL: call.server, Timeout: call.timeout, UserAgent: "kvatlas-score/" + versionWord()})
 	if err != nil {
 		return p.misuse("score", fmt.Errorf("--server: %s", strings.TrimPrefix(err.Error(), "client: Config.URL: ")))
 	}

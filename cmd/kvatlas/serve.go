@@ -43,6 +43,7 @@ func (p *program) serveAs(ctx context.Context, args []string, command string, us
 	if *play {
 		loader.SetDefault("tokenizers", demoTokenizers)
 		loader.SetDefault("hub-offline", "true")
+		loader.SetDefault("anonymous", "admin")
 		loader.SetDefault("drain-delay", "0s")
 		loader.SetDefault("log-format", "console")
 		loader.SetDefault("log-level", "warn")
@@ -81,7 +82,7 @@ func (p *program) serveAs(ctx context.Context, args []string, command string, us
 
 // demo plays the demo on the running server and stays until ctx ends.
 func (p *program) demo(ctx context.Context, url string) error {
-	c, err := client.New(client.Config{URL: url, UserAgent: "kvatlas-demo/" + versionWord()})
+	c, err := client.New(client.Config{Token: p.getenv("KVATLAS_TOKEN"), URL: url, UserAgent: "kvatlas-demo/" + versionWord()})
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/gateway"
 	"github.com/kvatlas/kvatlas/lmcache/chunks"
@@ -41,7 +42,11 @@ type service struct {
 	pieces  tokenpool.Shared // nil unless pieces of texts are shared
 
 	metrics *telemetry.Metrics
-	closers []func() error // in the order in which things were made
+
+	guard    *access.Guard
+	networks *access.Networks     // where engines are
+	tls      *access.Certificates // nil serves without TLS
+	closers  []func() error       // in the order in which things were made
 
 	leases  store.Leases   // the index's own
 	learner *learn.Learner // nil where nothing is learnt
@@ -62,6 +67,9 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 			err = errors.Join(err, s.close())
 		}
 	}()
+	if err := s.makeAccess(); err != nil {
+		return nil, err
+	}
 	if s.backend, err = s.makeIndex(); err != nil {
 		return nil, err
 	}
@@ -104,6 +112,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	}
 	s.api, err = server.New(server.Config{
 		Router:      router,
+		Access:      s.guard,
 		Events:      s.pusher(),
 		Relay:       s.relay(),
 		Syncer:      s.syncer(),
@@ -239,7 +248,7 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 			err = s.warmUp(ctx)
 		}
 		if err == nil && after != nil && ctx.Err() == nil {
-			err = after(ctx, "http://"+dialable(l.api.Addr()))
+			err = after(ctx, s.scheme()+dialable(l.api.Addr()))
 		}
 		if err != nil {
 			failed <- err

@@ -44,9 +44,19 @@ type Config struct {
 	// MinBackoff and MaxBackoff bound the pause before the next try, 50 ms and 2 s.
 	// It doubles; a random half of it is taken off.
 	MinBackoff, MaxBackoff time.Duration
+	// Filter says which addresses may be connected to, or may connect; nil is all.
+	Filter Filter
 	// Dials bounds the connections that are being made at once, together with all who
 	// share it; nil is no bound. It says nothing of Bind.
 	Dials *Dials
+}
+
+// Filter says which peers a socket has. It is asked before each connection is made, with the
+// address that a name was resolved to, and after each that was taken. It must be safe for
+// concurrent use.
+type Filter interface {
+	// Allow is nil, or why there is to be no connection. The network is tcp, tcp4, tcp6 or unix.
+	Allow(network, address string) error
 }
 
 // Curve are the keys for CURVE, 32 bytes each. The engine, or the proxy before it,
@@ -126,6 +136,8 @@ type ReplayConfig struct {
 	Endpoint string
 	// Curve are the keys of an engine that takes CURVE, nil for none.
 	Curve *Curve
+	// Filter says which addresses may be connected to; nil is all.
+	Filter Filter
 	// MaxMessage bounds the bytes of a message, 32 MiB.
 	MaxMessage int
 	// ConnectTimeout bounds connection and handshake together, 5 s.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -63,15 +64,26 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interva
 
 // dial connects and shakes hands as a socket of a type, with a peer of one of
 // others, within the timeout.
-func dial(ctx context.Context, to endpoint, socket string, peers []string, curve *Curve, limit int, timeout time.Duration) (*conn, error) {
+func dial(ctx context.Context, to endpoint, socket string, peers []string, curve *Curve, filter Filter, limit int, timeout time.Duration) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	d := net.Dialer{KeepAliveConfig: keepAlive}
+	if filter != nil {
+		d.Control = func(network, address string, _ syscall.RawConn) error { return filter.Allow(network, address) }
+	}
 	nc, err := d.DialContext(ctx, to.network, to.address)
 	if err != nil {
 		return nil, fmt.Errorf("zmq: %w", err)
 	}
 	return shake(ctx, nc, socket, peers, curve, limit)
+}
+
+// admit is nil where a connection that was taken may go on.
+func admit(filter Filter, nc net.Conn) error {
+	if filter == nil {
+		return nil
+	}
+	return filter.Allow(nc.RemoteAddr().Network(), nc.RemoteAddr().String())
 }
 
 // shake makes the handshake on a new connection, until ctx is done, and closes the

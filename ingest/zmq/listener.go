@@ -51,6 +51,8 @@ type ListenerConfig struct {
 	// peer. The frames belong to it. For Router they are without the identity, which is
 	// the Peer, and so begin with the empty frame that DEALER and REQ send.
 	Handle func(p *Peer, frames [][]byte)
+	// Filter says which peers may connect; nil is all. The others are refused.
+	Filter Filter
 	// Refused is told of peers that were disconnected for what they sent, and of those
 	// that found no room; nil for nobody. It must not block.
 	Refused func(addr string, err error)
@@ -208,6 +210,11 @@ func (l *Listener) accept(ctx context.Context) {
 			}
 			// Out of file descriptors or the like: it passes.
 			sleep(ctx, 100*time.Millisecond)
+			continue
+		}
+		if err := admit(l.config.Filter, nc); err != nil {
+			l.refuse(nc, err)
+			_ = nc.Close()
 			continue
 		}
 		if !l.enter(nc) {

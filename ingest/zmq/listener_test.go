@@ -179,7 +179,7 @@ func hello(t *testing.T, l *Listener, socket string) *conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	c, err := dial(ctx, endpoint{"tcp", l.Addr().String()}, socket, []string{"PULL", "ROUTER"}, nil, 1024, 30*time.Second)
+	c, err := dial(ctx, endpoint{"tcp", l.Addr().String()}, socket, []string{"PULL", "ROUTER"}, nil, nil, 1024, 30*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -78,7 +78,7 @@ func TestPublisherSlowSubscriber(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slow, err := dial(t.Context(), to, "SUB", publishers, nil, 1<<20, 5*time.Second)
+	slow, err := dial(t.Context(), to, "SUB", publishers, nil, nil, 1<<20, 5*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestPublisherRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := dial(t.Context(), to, "PUSH", publishers, nil, 1<<20, 5*time.Second)
+	c, err := dial(t.Context(), to, "PUSH", publishers, nil, nil, 1<<20, 5*time.Second)
 	if err != nil {
 		return
 	}

@@ -38,7 +38,7 @@ func Replay(ctx context.Context, c ReplayConfig, from uint64, fn func(Message) e
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Timeout, fmt.Errorf("%w: it took longer than %v", ErrCut, c.Timeout))
 	defer cancel()
 	// vLLM and SGLang have a ROUTER there.
-	conn, err := dial(ctx, to, "DEALER", []string{"ROUTER", "REP", "DEALER"}, c.Curve, c.MaxMessage, c.ConnectTimeout)
+	conn, err := dial(ctx, to, "DEALER", []string{"ROUTER", "REP", "DEALER"}, c.Curve, c.Filter, c.MaxMessage, c.ConnectTimeout)
 	if err != nil {
 		return err
 	}

@@ -107,7 +107,7 @@ func (s *Subscriber) dial(ctx context.Context) (*conn, error) {
 		return nil, err
 	}
 	defer leave()
-	c, err := dial(ctx, s.to, "SUB", publishers, s.config.Curve, s.config.MaxMessage, s.config.ConnectTimeout)
+	c, err := dial(ctx, s.to, "SUB", publishers, s.config.Curve, s.config.Filter, s.config.MaxMessage, s.config.ConnectTimeout)
 	s.failed = err != nil
 	return c, err
 }
@@ -240,6 +240,10 @@ func (b *binder) listen(ctx context.Context) {
 			}
 			// Out of file descriptors or the like: it passes.
 			sleep(ctx, 100*time.Millisecond)
+			continue
+		}
+		if admit(b.config.Filter, nc) != nil {
+			_ = nc.Close()
 			continue
 		}
 		select {

@@ -27,6 +27,8 @@ type Config struct {
 	// HeartbeatURL is what workers are told to send heartbeats to, host:port. By default
 	// it is the address at which the worker has reached Reply, with Heartbeat's port.
 	HeartbeatURL string
+	// Filter says which workers may connect; nil is all.
+	Filter zmq.Filter
 	// Hashers recompute the chunks of a model's tokens, for LookupMsg; without one of the
 	// model nothing is found.
 	Hashers map[string]*lmcache.Hasher
@@ -147,7 +149,7 @@ func (c Config) withDefaults() (Config, error) {
 
 func (c Config) listener(endpoint string, kind zmq.Kind) zmq.ListenerConfig {
 	return zmq.ListenerConfig{
-		Endpoint: endpoint, Kind: kind, Peers: c.Peers, MaxMessage: c.MaxMessage, MaxFrames: c.MaxFrames,
+		Endpoint: endpoint, Kind: kind, Filter: c.Filter, Peers: c.Peers, MaxMessage: c.MaxMessage, MaxFrames: c.MaxFrames,
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -87,6 +88,8 @@ var mapping = []struct {
 	message string
 	retry   time.Duration
 }{
+	{is: access.ErrUnauthorized, status: 401, code: "unauthorized"},
+	{is: access.ErrForbidden, status: 403, code: "forbidden"},
 	{is: scorer.ErrRequest, status: 400, code: CodeInvalidRequest},
 	{is: scorer.ErrCut, status: 400, code: CodeInvalidRequest, param: "truncate_prompt_tokens"},
 	{is: scorer.ErrNoTokenizer, status: 501, code: "no_tokenizer", param: "prompt", message: "this server has no tokenizers: send tokens, tokens_b64 or block_keys"},
@@ -149,6 +152,9 @@ func NoTokenizer(param string) error {
 func Of(err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
+	}
+	if e, ok := errors.AsType[*access.LimitError](err); ok {
+		return &Error{Status: http.StatusTooManyRequests, Code: "rate_limited", Message: "this caller asks too often (rate-limit)", Retry: e.Wait}
 	}
 	for i := range mapping {
 		m := &mapping[i]

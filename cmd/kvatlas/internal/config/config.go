@@ -15,6 +15,7 @@ type Config struct {
 	File string `name:"config" section:"File"`
 
 	httpSettings
+	accessSettings
 	limitSettings
 	shutdownSettings
 	gatewaySettings
@@ -58,7 +59,7 @@ type logSettings struct {
 // setting has passed its own limits when it is called.
 func (c *Config) validate() error {
 	return errors.Join(
-		c.validateHTTP(), c.validateIndex(), c.validateScoring(), c.validateIngest(), c.validatePods(),
+		c.validateHTTP(), c.validateAccess(), c.validateIndex(), c.validateScoring(), c.validateIngest(), c.validatePods(),
 		c.validateLMCache(), c.validateFeed(), c.validateTokenization(), c.validateGateway(),
 	)
 }

@@ -131,6 +131,7 @@ type value struct{ text, place string }
 // scripts read; a shell that exports them may still run serve.
 var otherVariables = []string{
 	"KVATLAS_SERVER", // kvatlas score
+	"KVATLAS_TOKEN",  // as it
 	"KVATLAS_CACHE",  // scripts/build-libtokenizers.sh
 }
 

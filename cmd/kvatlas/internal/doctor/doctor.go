@@ -29,6 +29,8 @@ type Config struct {
 	HubOffline bool
 	// Server is the server to ask, host:port or a URL.
 	Server string
+	// Token is what is sent to it as a bearer token; empty is none.
+	Token  string
 	Engine Engine
 	// Timeout is how long to look at each part at most. It must be positive.
 	Timeout time.Duration

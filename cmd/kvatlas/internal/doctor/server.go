@@ -19,7 +19,7 @@ func (c *Config) lookAtServer(ctx context.Context) *Section {
 	}
 	s := &Section{Name: "server", Subject: c.Server}
 	add := func(f check.Finding) { s.Findings = append(s.Findings, f) }
-	at, err := client.New(client.Config{URL: c.Server, Timeout: c.Timeout, UserAgent: "kvatlas-doctor/" + c.Version})
+	at, err := client.New(client.Config{URL: c.Server, Token: c.Token, Timeout: c.Timeout, UserAgent: "kvatlas-doctor/" + c.Version})
 	if err != nil {
 		add(check.Finding{Level: check.Fail, What: "health", Found: strings.TrimPrefix(err.Error(), "client: "), Do: "correct --server: host:port, or a URL"})
 		return s

@@ -1,0 +1,154 @@
+package access
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+var (
+	// ErrUnauthorized is what a request meets whose token or certificate nobody has named:
+	// send one that is in the server's file of credentials.
+	ErrUnauthorized = errors.New("access: the token is not known here")
+	// ErrCredentials is what a file of credentials meets that cannot be read as one.
+	ErrCredentials = errors.New("access: not a file of credentials")
+)
+
+// Bounds of a file of credentials, and of a token.
+const (
+	maxCredentials = 256 // lines: each is compared with every token that comes
+	maxFileBytes   = 1 << 20
+	maxTokenBytes  = 512
+	minTokenBytes  = 20 // of what Digest takes: a shorter one can be guessed from its digest
+)
+
+// Caller is who has sent a request.
+type Caller struct {
+	// Name is the credential's name in the file; empty for callers without one.
+	Name string
+	// Role is what the caller may do.
+	Role Role
+}
+
+// credential is one line of the file: a digest of a token, or the name in a certificate.
+type credential struct {
+	caller Caller
+	digest [sha256.Size]byte // of the token
+	cert   string            // the certificate's name; empty: it is a token
+}
+
+// NewToken returns a token of 256 random bits, which needs no slow hash to be safe.
+func NewToken() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return "kva_" + base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// Digest is how a token stands in the file: "sha256:" and its SHA-256 in hex. Tokens of fewer
+// than 20 bytes are refused.
+func Digest(token string) (string, error) {
+	if len(token) < minTokenBytes || len(token) > maxTokenBytes {
+		return "", fmt.Errorf("access: a token has %d to %d bytes, this one %d", minTokenBytes, maxTokenBytes, len(token))
+	}
+	sum := sha256.Sum256([]byte(token))
+	return "sha256:" + hex.EncodeToString(sum[:]), nil
+}
+
+// parse reads a file: a role, a digest or "cert:NAME", and a name on each line; blank lines
+// and those that begin with # are comments. An error names the line, and never its secret.
+func parse(text []byte) ([]credential, error) {
+	var all []credential
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		c, err := parseLine(line)
+		if err != nil {
+			return nil, fmt.Errorf("%w: line %d: %w", ErrCredentials, n, err)
+		}
+		if slices.ContainsFunc(all, func(o credential) bool { return o.cert == c.cert && o.digest == c.digest }) {
+			return nil, fmt.Errorf("%w: line %d: this token or certificate stands above already", ErrCredentials, n)
+		}
+		if all = append(all, c); len(all) > maxCredentials {
+			return nil, fmt.Errorf("%w: line %d: more than %d credentials", ErrCredentials, n, maxCredentials)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCredentials, err)
+	}
+	return all, nil
+}
+
+func parseLine(line string) (credential, error) {
+	words := strings.Fields(line)
+	if len(words) != 3 {
+		return credential{}, fmt.Errorf("%d words, and it has three: role, sha256:DIGEST or cert:NAME, name", len(words))
+	}
+	role, err := ParseRole(words[0])
+	if err != nil {
+		return credential{}, err
+	}
+	c := credential{caller: Caller{Name: words[2], Role: role}}
+	kind, value, _ := strings.Cut(words[1], ":")
+	switch {
+	case kind == "cert" && value != "":
+		c.cert = value
+	case kind == "sha256" && len(value) == hex.EncodedLen(sha256.Size):
+		if _, err := hex.Decode(c.digest[:], []byte(value)); err != nil {
+			return credential{}, errors.New("the digest is not hexadecimal")
+		}
+	default:
+		return credential{}, errors.New("the second word is neither sha256: with 64 hexadecimal digits nor cert: with a name; kvatlas token makes such lines")
+	}
+	return c, nil
+}
+
+// bearer is the token of a request, if it has one. Only one Authorization header counts, so
+// that proxies and the server cannot read different ones.
+func bearer(r *http.Request) (token string, given bool, err error) {
+	headers := r.Header["Authorization"]
+	if len(headers) == 0 {
+		return "", false, nil
+	}
+	scheme, token, _ := strings.Cut(headers[0], " ")
+	token = strings.TrimSpace(token)
+	if len(headers) > 1 || !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > maxTokenBytes {
+		return "", true, fmt.Errorf("%w: send one header Authorization: Bearer TOKEN", ErrUnauthorized)
+	}
+	return token, true, nil
+}
+
+// byToken finds a token's caller. It compares every digest, whichever fits, in constant time.
+func byToken(all []credential, token string) (found Caller, ok bool) {
+	sum := sha256.Sum256([]byte(token))
+	for i := range all {
+		c := &all[i]
+		if c.cert == "" && subtle.ConstantTimeCompare(c.digest[:], sum[:]) == 1 {
+			found, ok = c.caller, true
+		}
+	}
+	return found, ok
+}
+
+// byCertificate finds the caller of a verified certificate: by a DNS name of it, or else its
+// common name.
+func byCertificate(all []credential, cert *x509.Certificate) (Caller, bool) {
+	for i := range all {
+		if c := &all[i]; c.cert != "" && (slices.Contains(cert.DNSNames, c.cert) || c.cert == cert.Subject.CommonName) {
+			return c.caller, true
+		}
+	}
+	return Caller{}, false
+}

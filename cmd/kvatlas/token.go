@@ -1,0 +1,58 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+	"unicode"
+
+	"github.com/kvatlas/kvatlas/access"
+)
+
+const tokenUsage = `kvatlas token makes a credential for a caller.
+
+  kvatlas token --role read scheduler >> credentials
+
+It writes the line for the file of credentials to the output, and the token, which is shown
+only here, to the terminal. With --token it makes the line of a token that you have. Roles:
+
+  read    score, route, book and report; list pods, models and loads; metrics
+  write   also change blocks, pods, loads and settings
+  admin   also dump, restore and reset, and see what engines' events hold
+
+`
+
+// token is the command.
+func (p *program) token(args []string) int {
+	fs := flag.NewFlagSet("kvatlas token", flag.ContinueOnError)
+	role := fs.String("role", "read", "what the caller may do: read, write or admin")
+	token := fs.String("token", "", "the token, of at least 20 characters that cannot be guessed; else one is made")
+	words, err := p.readFlags(fs, args, tokenUsage)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return exitOK
+	case err != nil:
+		return p.misuse("token", err)
+	case len(words) != 1:
+		return p.misuse("token", fmt.Errorf("it takes one name of a caller, such as scheduler, and has %d", len(words)))
+	case words[0] == "" || strings.ContainsFunc(words[0], func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }):
+		return p.misuse("token", fmt.Errorf("%q is no name: one word", words[0]))
+	}
+	if r, err := access.ParseRole(*role); err != nil || r == access.None {
+		return p.misuse("token", fmt.Errorf("--role: %q is not read, write or admin", *role))
+	}
+	given := *token != ""
+	if !given {
+		*token = access.NewToken()
+	}
+	digest, err := access.Digest(*token)
+	if err != nil {
+		return p.misuse("token", err)
+	}
+	fmt.Fprintf(p.stdout, "%s %s %s\n", *role, digest, words[0])
+	if !given {
+		fmt.Fprintf(p.stderr, "%s\n", *token)
+	}
+	return exitOK
+}
