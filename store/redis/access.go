@@ -57,9 +57,9 @@ func (x *Index) unasked(what string, write func() error) error {
 	refused, news := x.readOnly.notice(err)
 	switch {
 	case news && err == nil:
-		x.log("this process may write again: it retires late pods and sweeps")
+		x.space.Log("this process may write again: it retires late pods and sweeps")
 	case news:
-		x.log(fmt.Sprintf("this process may only read: late pods are dead to it, and their retirement and sweeping are left to processes that may write (%s: %v)", what, err))
+		x.space.Log(fmt.Sprintf("this process may only read: late pods are dead to it, and their retirement and sweeping are left to processes that may write (%s: %v)", what, err))
 		return nil
 	case refused:
 		return nil
@@ -73,6 +73,6 @@ func (x *Index) retireNoticed(ctx context.Context, late []string) {
 		return
 	}
 	if err := x.unasked("retiring pods", func() error { return x.retireLate(redisx.Unasked(ctx), late) }); err != nil {
-		x.log(fmt.Sprintf("retiring %d pods whose leases have run out: %v", len(late), err))
+		x.space.Log(fmt.Sprintf("retiring %d pods whose leases have run out: %v", len(late), err))
 	}
 }

@@ -26,7 +26,7 @@ func TestAcksOfTheLivingStay(t *testing.T) {
 		apply(t, x, guardedBatch("a", a, 1, uint64(i+1), store.Add, manyKeys(1)...))
 		mustBegin(t, x, fmt.Sprintf("other-%d", i), 1)
 	}
-	if err := s.Client().HSet(t.Context(), x.names.records, fmt.Sprint(a), "1,2").Err(); err != nil {
+	if err := s.Client().HSet(t.Context(), x.space.Names.Records, fmt.Sprint(a), "1,2").Err(); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // the writer may try again, and the server would take it now

@@ -67,7 +67,7 @@ func roles(t *testing.T, url, other string) []*role {
 		if err := x.Lookup(ctx, q); err != nil {
 			return err
 		}
-		if x.garbled.Swap(0) > 0 {
+		if x.space.Garbled.Swap(0) > 0 {
 			return errors.New("entries cannot be read")
 		}
 		return nil

@@ -10,6 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 const (
@@ -25,15 +27,6 @@ const (
 	applyTries = 32
 )
 
-// What apply.lua returns instead of the bytes that it has looked at.
-const (
-	applied     int64 = 0 // or more
-	outdated    int64 = -1
-	leaseRunOut int64 = -2
-	// incomplete is for the guards that parts are missing of.
-	incomplete int64 = -3
-)
-
 // Apply implements store.Index.
 //
 // The writer believes that certain holders have certain ids; the server checks
@@ -46,7 +39,7 @@ const (
 // does not lose A's blocks to a life that is over: A is told, asks for the ids
 // again and writes as 18.
 func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
-	if err := x.begin(ctx, "apply"); err != nil {
+	if err := x.space.Check(ctx, "apply"); err != nil {
 		return err
 	}
 	for i := range batches {
@@ -95,7 +88,7 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 		}
 	}()
 	if err := x.foldDue(ctx, p.guards); err != nil {
-		return failed(ctx, "apply", err)
+		return keyspace.Failed(ctx, "apply", err)
 	}
 	for try := range applyTries {
 		status, err := x.carryOut(ctx, p)
@@ -104,9 +97,9 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 			for _, pod := range p.pods {
 				x.holders.drop(pod.name)
 			}
-			return failed(ctx, "apply", err)
+			return keyspace.Failed(ctx, "apply", err)
 		}
-		if status == applied {
+		if !status.Refused() {
 			for _, g := range p.guards {
 				if g.done {
 					x.forget(x.acks.is(g.Generation, g.pod, g.rank))
@@ -117,15 +110,15 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 		for _, pod := range p.pods {
 			x.holders.drop(pod.name)
 		}
-		if status == leaseRunOut {
+		if status == lua.Late {
 			if err := x.retireAllLate(ctx); err != nil {
-				return failed(ctx, "apply", err)
+				return keyspace.Failed(ctx, "apply", err)
 			}
 		}
 		// Writers who end each other's holders in turn get out of step.
 		if try > 2 {
-			if err := sleep(ctx, rand.N(time.Millisecond<<min(try, 6))); err != nil {
-				return failed(ctx, "apply", err)
+			if err := keyspace.Sleep(ctx, rand.N(time.Millisecond<<min(try, 6))); err != nil {
+				return keyspace.Failed(ctx, "apply", err)
 			}
 		}
 	}
@@ -152,15 +145,15 @@ func (x *Index) retireAllLate(ctx context.Context) error {
 }
 
 // carryOut makes one try at a plan.
-func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error) {
+func (x *Index) carryOut(ctx context.Context, p *plan) (status lua.Result, err error) {
 	if err := x.resolve(ctx, p); err != nil {
 		return 0, err
 	}
 	guards := openGuards(p.guards)
-	if x.cluster && slices.ContainsFunc(guards, x.acks.doubtful) {
+	if x.space.Cluster && slices.ContainsFunc(guards, x.acks.doubtful) {
 		// The watermark decides, before any block is written.
 		c := x.guardCall(x.checkCall(p), guards, 0)
-		if status, _, err := x.runPhase(ctx, []*call{c}, true); err != nil || status < applied {
+		if status, _, err := x.runPhase(ctx, []*run{c}, true); err != nil || status.Refused() {
 			return status, err
 		}
 		guards = openGuards(p.guards)
@@ -172,9 +165,9 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error)
 	switch {
 	case len(guards) > 0:
 	case len(p.guards) > 0:
-		return applied, nil
+		return lua.Applied, nil
 	case len(steps) == 0 && !slices.ContainsFunc(p.pods, func(pod *podPlan) bool { return !pod.resolved }):
-		return applied, nil
+		return lua.Applied, nil
 	}
 	phases := x.applyCalls(p, guards, steps)
 	for _, g := range guards {
@@ -185,7 +178,7 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error)
 		for _, g := range guards {
 			// A try that fails may have written to the map, on a cluster where the map's node
 			// has room and another is full each time anew.
-			if g.done || !g.dup && (err != nil || status < applied) {
+			if g.done || !g.dup && (err != nil || status.Refused()) {
 				x.lists.add(g.Generation, g.Fence, g.entries)
 			}
 		}
@@ -193,25 +186,26 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status int64, err error)
 	bytes := int64(0)
 	for _, calls := range phases {
 		status, met, err := x.runPhase(ctx, calls, len(guards) > 0)
-		if err != nil || status < applied {
+		if err != nil || status.Refused() {
 			return status, err
 		}
 		bytes += met
 	}
 	x.pace.learn(len(steps), bytes)
-	return applied, x.commit(ctx, p)
+	return lua.Applied, x.commit(ctx, p)
 }
 
 // runPhase makes runs of apply.lua.
-func (x *Index) runPhase(ctx context.Context, calls []*call, guarded bool) (status, bytes int64, err error) {
+func (x *Index) runPhase(ctx context.Context, calls []*run, guarded bool) (status lua.Result, bytes int64, err error) {
+	status = lua.Applied
 	for len(calls) > 0 {
 		n := min(len(calls), tripCalls)
-		cmds, err := x.run(ctx, calls[:n]...)
-		if x.cluster && redis.HasErrorPrefix(err, "TRYAGAIN") {
+		cmds, err := x.space.Run(ctx, callsOf(calls[:n])...)
+		if x.space.Cluster && redis.HasErrorPrefix(err, "TRYAGAIN") {
 			if guarded || x.logs(ctx, calls[:n]) {
 				// The record, or the log, and the blocks are on different nodes for a
 				// moment.
-				return incomplete, 0, nil
+				return lua.Gap, 0, nil
 			}
 			cmds, err = x.runSingly(ctx, calls[:n])
 		}
@@ -225,7 +219,7 @@ func (x *Index) runPhase(ctx context.Context, calls []*call, guarded bool) (stat
 			}
 			status, bytes = min(status, s), bytes+met
 		}
-		if status < applied && !guarded {
+		if status.Refused() && !guarded {
 			break
 		}
 		calls = calls[n:]
@@ -235,10 +229,10 @@ func (x *Index) runPhase(ctx context.Context, calls []*call, guarded bool) (stat
 
 // heard takes in the reply to calls[i]; the reply to a call that has been made
 // block by block has none.
-func (x *Index) heard(calls []*call, i int, c *redis.Cmd) (status, bytes int64, err error) {
+func (x *Index) heard(calls []*run, i int, c *redis.Cmd) (status lua.Result, bytes int64, err error) {
 	switch v := c.Val().(type) {
 	case int64:
-		return min(v, applied), max(v, 0), nil
+		return min(lua.Result(v), lua.Applied), max(v, 0), nil
 	case []any:
 		parts := calls[i].parts
 		if len(v) != 1+len(parts) {
@@ -246,19 +240,19 @@ func (x *Index) heard(calls []*call, i int, c *redis.Cmd) (status, bytes int64, 
 		}
 		bytes, _ = v[0].(int64)
 		for j, p := range parts {
-			verdict, _ := v[1+j].(int64)
-			switch {
-			case verdict == verdictGap:
-				status = incomplete
-			case verdict == verdictApplied:
+			n, _ := v[1+j].(int64)
+			switch verdict := lua.Result(n); {
+			case verdict == lua.Gap:
+				status = lua.Gap
+			case verdict == lua.Applied:
 				if last := p.parts > 0 && p.n == p.parts-1; last {
-					x.acks.learn(p.guard, calls[i].place)
-					p.guard.done = p.guard.done || calls[i].place == atRegistry
+					x.acks.learn(p.guard, calls[i].Place)
+					p.guard.done = p.guard.done || calls[i].Place == keyspace.AtRegistry
 				}
-			case verdict == verdictDuplicate && calls[i].place != atRegistry:
+			case verdict == lua.Duplicate && calls[i].Place != keyspace.AtRegistry:
 				// This partition has it from an earlier try.
 			case !p.guard.done:
-				p.guard.hear(verdict)
+				p.guard.refuse(verdict)
 			}
 		}
 		return status, bytes, nil
@@ -274,21 +268,9 @@ func (x *Index) commit(ctx context.Context, p *plan) error {
 		return nil
 	}
 	c := x.guardCall(unchecked, guards, 1)
-	cmds, err := x.run(ctx, c)
+	cmds, err := x.space.Run(ctx, &c.Call)
 	if err == nil {
-		_, _, err = x.heard([]*call{c}, 0, cmds[0])
+		_, _, err = x.heard([]*run{c}, 0, cmds[0])
 	}
 	return err
-}
-
-// sleep waits for d or the context's end, which is then its error.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

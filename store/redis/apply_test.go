@@ -15,6 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 	"github.com/kvatlas/kvatlas/store/storetest"
 )
 
@@ -58,7 +60,7 @@ func apply(tb testing.TB, x *Index, batches ...store.Batch) {
 
 // nameOf is the name of a block of model m.
 func nameOf(x *Index, k blockkey.Key) string {
-	return string(x.names.appendBlock(nil, k.In(blockkey.ModelOf("m"))))
+	return string(x.space.Names.AppendBlock(nil, k.In(blockkey.ModelOf("m"))))
 }
 
 func TestValues(t *testing.T) {
@@ -95,7 +97,7 @@ func TestForeignValues(t *testing.T) {
 			plain.Set(t.Context(), nameOf(x, 2), garbage, 0)
 			wantBlocks(t, x, keys, "a", "", "a")
 			// A text that names nobody is counted apart.
-			if s := x.Stats(); s.Garbled+s.UnknownTexts != 1 || (s.UnknownTexts == 1) != isText([]byte(garbage)) {
+			if s := x.Stats(); s.Garbled+s.UnknownTexts != 1 || (s.UnknownTexts == 1) != keyspace.IsText([]byte(garbage)) {
 				t.Errorf("%d garbled values and %d unknown texts counted, want 1", s.Garbled, s.UnknownTexts)
 			}
 			if garbage == "4294967296" {
@@ -250,11 +252,11 @@ func TestApplyScript(t *testing.T) {
 	})
 	rapid.Check(t, func(t *rapid.T) {
 		values := rapid.SliceOfN(value, 1, 8).Draw(t, "values")
-		c := &call{script: applyScript, args: []string{"0", "0", "0"}}
+		c := &keyspace.Call{Script: lua.Apply, Args: []string{"0", "0", "0"}}
 		var want []string
 		for i, v := range values {
 			name := fmt.Sprint("b", i)
-			c.keys = append(c.keys, name)
+			c.Keys = append(c.Keys, name)
 			if v == "<none>" {
 				plain.Del(ctx, name)
 			} else {
@@ -264,20 +266,20 @@ func TestApplyScript(t *testing.T) {
 			if rapid.IntRange(0, 9).Draw(t, "exact") == 0 {
 				ops = []string{"=" + v}
 			}
-			c.args = append(c.args, strings.Join(ops, ""), "1")
+			c.Args = append(c.Args, strings.Join(ops, ""), "1")
 			want = append(want, foldValue(v, ops))
 		}
-		cmds, err := x.run(ctx, c)
-		if n, _ := cmds[0].Val().(int64); err != nil || n < applied {
+		cmds, err := x.space.Run(ctx, c)
+		if n, _ := cmds[0].Val().(int64); err != nil || n < 0 {
 			t.Fatalf("got %v, %v", cmds[0].Val(), err)
 		}
-		for i, name := range c.keys {
+		for i, name := range c.Keys {
 			got, err := plain.Get(ctx, name).Result()
 			if errors.Is(err, redis.Nil) {
 				got = "<none>"
 			}
 			if got != want[i] {
-				t.Errorf("%q with %s became %q, want %q", values[i], c.args[3+2*i], got, want[i])
+				t.Errorf("%q with %s became %q, want %q", values[i], c.Args[3+2*i], got, want[i])
 			}
 		}
 	})
@@ -296,7 +298,7 @@ func TestApplyScriptOnLongGarbage(t *testing.T) {
 		plain.Set(ctx, "b", v, 0)
 		id := strconv.FormatUint(rapid.Uint64Range(1, 1<<32-1).Draw(t, "id"), 10)
 		for _, sign := range []string{"+", "-"} {
-			if _, err := x.run(ctx, &call{script: applyScript, keys: []string{"b"}, args: []string{"0", "0", "0", sign + id, "1"}}); err != nil {
+			if _, err := x.space.Run(ctx, &keyspace.Call{Script: lua.Apply, Keys: []string{"b"}, Args: []string{"0", "0", "0", sign + id, "1"}}); err != nil {
 				t.Fatalf("%s%s on %q: %v", sign, id, v, err)
 			}
 		}
@@ -319,7 +321,7 @@ func foldValue(v string, ops []string) string {
 	}
 	var ids []string
 	left := "<none>" // a text stays until an id takes its place
-	if _, ok := appendHolders(nil, []byte(v)); ok {
+	if _, ok := keyspace.AppendHolders(nil, []byte(v)); ok {
 		ids = strings.Split(v, ",")
 	} else if strings.Trim(v, "0123456789,") != "" {
 		left = v

@@ -49,9 +49,9 @@ func TestCaseCountersByHand(t *testing.T) {
 					}
 				}
 				wantBlocks(t, y, keys[:3], "", "", "")
-				key, del, set := x.names.count, []any{"hdel", x.names.count, field}, []any{"hset", x.names.count, field, value}
+				key, del, set := x.space.Names.Count, []any{"hdel", x.space.Names.Count, field}, []any{"hset", x.space.Names.Count, field, value}
 				if field == "epoch" {
-					key, del, set = x.names.epoch, []any{"del", x.names.epoch}, []any{"set", x.names.epoch, value}
+					key, del, set = x.space.Names.Epoch, []any{"del", x.space.Names.Epoch}, []any{"set", x.space.Names.Epoch, value}
 				}
 				do := set
 				if value == "gone" {
@@ -115,7 +115,7 @@ func TestCaseModelThatCannotBe(t *testing.T) {
 			if _, err := x.EnsureModel(t.Context(), store.ModelInfo{Name: "other", BlockSize: 8, Scheme: "native"}); err != nil {
 				t.Fatal(err)
 			}
-			if err := plain.HSet(t.Context(), x.names.meta, "model:x", value).Err(); err != nil {
+			if err := plain.HSet(t.Context(), x.space.Names.Meta, "model:x", value).Err(); err != nil {
 				t.Fatal(err)
 			}
 			found, err := x.Check(t.Context(), 0)
@@ -123,13 +123,13 @@ func TestCaseModelThatCannotBe(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !slices.ContainsFunc(found, func(f check.Finding) bool {
-				return f.Level == check.Warn && strings.Contains(f.Found, "model:x") && strings.Contains(f.Do, "HDEL "+x.names.meta)
+				return f.Level == check.Warn && strings.Contains(f.Found, "model:x") && strings.Contains(f.Do, "HDEL "+x.space.Names.Meta)
 			}) {
 				t.Error("the check does not name it")
 			}
 			got, err := x.EnsureModel(t.Context(), want)
 			if !mends {
-				if !errors.Is(err, store.ErrRefused) || !strings.Contains(err.Error(), "HDEL "+x.names.meta+` "model:x"`) {
+				if !errors.Is(err, store.ErrRefused) || !strings.Contains(err.Error(), "HDEL "+x.space.Names.Meta+` "model:x"`) {
 					t.Errorf("got %v, want the cure", err)
 				}
 				return
@@ -153,16 +153,16 @@ func TestMarksByHand(t *testing.T) {
 	apply(t, x, batchOf("a", store.Add, 1))
 	id := x.idsOf(t, 1)[0]
 	for p, value := range []string{"garbage", "", "-1", "99999999999999999999", "4026531840"} {
-		plain.Set(t.Context(), x.names.high(p), value, 0)
+		plain.Set(t.Context(), x.space.Names.High(p), value, 0)
 	}
-	plain.Del(t.Context(), x.names.count)
+	plain.Del(t.Context(), x.space.Names.Count)
 	apply(t, x, batchOf("b", store.Add, 2))
 	if next := x.idsOf(t, 2)[0]; next <= id {
 		t.Errorf("id %d after %d", next, id)
 	}
 	wantBlocks(t, x, []blockkey.Key{1, 2}, "a", "b")
 	for p := range blockkey.Partitions {
-		if v := plain.Get(t.Context(), x.names.high(p)).Val(); v != plain.HGet(t.Context(), x.names.count, "reserved").Val() {
+		if v := plain.Get(t.Context(), x.space.Names.High(p)).Val(); v != plain.HGet(t.Context(), x.space.Names.Count, "reserved").Val() {
 			t.Errorf("partition %d remembers %q", p, v)
 		}
 	}
@@ -180,9 +180,9 @@ func TestCopyByHand(t *testing.T) {
 				x, y := open(t, c), open(t, c)
 				apply(t, x, batchOf("a", store.Add, 1), batchOf("b", store.Add, 1))
 				wantBlocks(t, y, []blockkey.Key{1}, "a b")
-				plain.HSet(t.Context(), x.names.gen, "@a", value)
+				plain.HSet(t.Context(), x.space.Names.Gen, "@a", value)
 				if lost {
-					plain.Del(t.Context(), x.names.own("a"))
+					plain.Del(t.Context(), x.space.Names.Own("a"))
 				}
 				apply(t, open(t, c), batchOf("a", store.Remove, 1))
 				for _, i := range []*Index{x, y, open(t, c)} {
@@ -256,9 +256,9 @@ func TestHealedWithoutId(t *testing.T) {
 			x, y := open(t, c), open(t, c)
 			apply(t, x, batchOf("a", store.Add, 1), batchOf("b", store.Add, 1))
 			wantBlocks(t, y, []blockkey.Key{1}, "a b")
-			plain.HSet(t.Context(), x.names.gen, "@a", "garbage")
-			plain.Del(t.Context(), x.names.prefix+"{reg}:"+lost, x.names.count, x.names.high(3))
-			plain.SAdd(t.Context(), x.names.high(3), "x")
+			plain.HSet(t.Context(), x.space.Names.Gen, "@a", "garbage")
+			plain.Del(t.Context(), x.space.Names.Prefix+"{reg}:"+lost, x.space.Names.Count, x.space.Names.High(3))
+			plain.SAdd(t.Context(), x.space.Names.High(3), "x")
 			if _, err := open(t, c).Begin(t.Context(), "a", 0, 1); err == nil {
 				t.Fatal("a generation begins without an id")
 			}

@@ -18,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 	"github.com/kvatlas/kvatlas/store/redis/servercheck"
 )
 
@@ -33,14 +34,14 @@ import (
 // When servers cannot be reached, that is a finding, and the error is
 // store.ErrUnavailable as well.
 func (x *Index) Check(ctx context.Context, budget time.Duration) ([]check.Finding, error) {
-	if err := x.begin(ctx, "check"); err != nil {
+	if err := x.space.Check(ctx, "check"); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(x.life, cancel)()
+	defer context.AfterFunc(x.space.Life, cancel)()
 
-	to := x.config.connection(x.conn.Target)
+	to := x.config.connection(x.space.Conn.Target)
 	to.Log = nil // findings say it
 	conn := redisx.Open(to)
 	c := &checker{x: x, client: conn.Client, budget: budget}
@@ -49,7 +50,7 @@ func (x *Index) Check(ctx context.Context, budget time.Duration) ([]check.Findin
 	slices.SortStableFunc(c.findings, func(a, b check.Finding) int {
 		return slices.Index(servercheck.Names, a.What) - slices.Index(servercheck.Names, b.What)
 	})
-	return c.findings, failed(ctx, "check", err)
+	return c.findings, keyspace.Failed(ctx, "check", err)
 }
 
 // checker is one check.
@@ -66,19 +67,19 @@ func (c *checker) add(f check.Finding) { c.findings = append(c.findings, f) }
 func (c *checker) run(ctx context.Context) error {
 	if err := c.reach(ctx); err != nil {
 		if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			c.add(servercheck.Unreachable(c.x.conn.Target, err))
+			c.add(servercheck.Unreachable(c.x.space.Conn.Target, err))
 		}
 		return err
 	}
 	looks, err := c.looks(ctx)
 	if err != nil {
 		// Some master of a cluster; the others have been looked at.
-		c.add(servercheck.Unreachable(c.x.conn.Target, err))
+		c.add(servercheck.Unreachable(c.x.space.Conn.Target, err))
 	}
-	c.add(check.Finding{Level: check.OK, What: "connection", Found: fmt.Sprintf("%s, RESP%d", c.x.conn.Target, c.x.config.Protocol)})
+	c.add(check.Finding{Level: check.OK, What: "connection", Found: fmt.Sprintf("%s, RESP%d", c.x.space.Conn.Target, c.x.config.Protocol)})
 	c.findings = append(c.findings, servercheck.Merge(looks)...)
 	c.dataModel(ctx)
-	if c.x.cluster {
+	if c.x.space.Cluster {
 		c.spread(ctx, looks)
 	}
 	return err
@@ -86,7 +87,7 @@ func (c *checker) run(ctx context.Context) error {
 
 // reach makes a round trip. That the reply is a refusal is found later.
 func (c *checker) reach(ctx context.Context) error {
-	err := c.client.Get(ctx, c.x.names.epoch).Err()
+	err := c.client.Get(ctx, c.x.space.Names.Epoch).Err()
 	if err == nil || errors.Is(err, redis.Nil) {
 		return nil
 	}
@@ -106,11 +107,11 @@ func (c *checker) reach(ctx context.Context) error {
 func (c *checker) looks(ctx context.Context) ([]*servercheck.Look, error) {
 	var mu sync.Mutex // protects all
 	var all []*servercheck.Look
-	n := c.x.names
-	q := servercheck.Question{Target: c.x.conn.Target, Budget: c.budget, Index: servercheck.Index{
-		Prefix: n.prefix, Epoch: n.epoch, Meta: n.meta, IsText: isText,
-		IsBlock: func(key string) bool { _, ok := n.parseBlock(key); return ok },
-		IsHeld:  func(value []byte) bool { _, ok := appendHolders(nil, value); return ok },
+	n := c.x.space.Names
+	q := servercheck.Question{Target: c.x.space.Conn.Target, Budget: c.budget, Index: servercheck.Index{
+		Prefix: n.Prefix, Epoch: n.Epoch, Meta: n.Meta, IsText: keyspace.IsText,
+		IsBlock: func(key string) bool { _, ok := n.ParseBlock(key); return ok },
+		IsHeld:  func(value []byte) bool { _, ok := keyspace.AppendHolders(nil, value); return ok },
 	}}
 	visit := func(ctx context.Context, node *redis.Client) error {
 		l, err := q.Take(ctx, node)
@@ -140,7 +141,7 @@ func (c *checker) dataModel(ctx context.Context) {
 	f := check.Finding{What: "data model"}
 	snap, late, err := x.read(ctx, x.registry.current.Load())
 	switch {
-	case errors.Is(err, ErrSchema):
+	case errors.Is(err, keyspace.ErrSchema):
 		f.Level, f.Found = check.Fail, strings.TrimPrefix(err.Error(), "redis: ")
 		f.Means = "this version neither reads nor writes under the prefix " + x.config.Prefix
 		f.Do = "choose another prefix (redis-prefix), or run the version that wrote it"
@@ -155,7 +156,7 @@ func (c *checker) dataModel(ctx context.Context) {
 		f.Level, f.Found = check.Info, "the prefix "+x.config.Prefix+" is unused: nothing has been written yet"
 		f.Means = "every score is 0 until pods register and write"
 	default:
-		f.Found = fmt.Sprintf("schema %d with %d partitions, prefix %s", Schema, blockkey.Partitions, x.config.Prefix)
+		f.Found = fmt.Sprintf("schema %d with %d partitions, prefix %s", keyspace.Schema, blockkey.Partitions, x.config.Prefix)
 	}
 	c.add(f)
 	if err != nil {
@@ -185,7 +186,7 @@ func (c *checker) dataModel(ctx context.Context) {
 
 // values looks for numbers and settings that no script has written.
 func (c *checker) values(ctx context.Context) {
-	n := c.x.names
+	n := c.x.space.Names
 	bad := func(key, field, value, means, do string) {
 		if field != "" {
 			key += ", field " + field
@@ -194,15 +195,15 @@ func (c *checker) values(ctx context.Context) {
 	}
 	const itself = "nothing: it mends itself with the next registration, clear or new holder; find out who writes there"
 	pipe := c.client.Pipeline()
-	meta, counts, epoch := pipe.HGetAll(ctx, n.meta), pipe.HMGet(ctx, n.count, "holder", "reserved", "ended", "swept"), pipe.Get(ctx, n.epoch)
+	meta, counts, epoch := pipe.HGetAll(ctx, n.Meta), pipe.HMGet(ctx, n.Count, "holder", "reserved", "ended", "swept"), pipe.Get(ctx, n.Epoch)
 	_, _ = pipe.Exec(ctx) // each is looked at; what cannot be read has been told
 	for _, field := range slices.Sorted(maps.Keys(meta.Val())) {
-		name, ok := strings.CutPrefix(field, modelField)
+		name, ok := strings.CutPrefix(field, keyspace.ModelField)
 		if !ok {
 			continue
 		}
 		if _, err := parseModel(name, meta.Val()[field]); err != nil {
-			bad(n.meta, field, meta.Val()[field], "the model counts as not set: each process cuts its prompts by its own block size, and writes may be refused", n.unfix(name)+" makes the next write fix it anew")
+			bad(n.Meta, field, meta.Val()[field], "the model counts as not set: each process cuts its prompts by its own block size, and writes may be refused", n.Unfix(name)+" makes the next write fix it anew")
 		}
 	}
 	numbers := map[string]uint64{}
@@ -216,15 +217,15 @@ func (c *checker) values(ctx context.Context) {
 		// Its copy is never above it.
 		low, _ := strconv.ParseUint(meta.Val()[field], 10, 53)
 		if there && (err != nil || i < 2 && v >= uint64(store.FirstLocal)) || (there || len(counts.Val()) > 0) && v < low {
-			bad(n.count, field, text, "it is taken for lost: ids begin anew above all that have been given, and the index is swept", itself)
+			bad(n.Count, field, text, "it is taken for lost: ids begin anew above all that have been given, and the index is swept", itself)
 		}
 	}
 	if numbers["swept"] > numbers["ended"] {
-		bad(n.count, "swept", fmt.Sprint(numbers["swept"]), fmt.Sprintf("only %d lives have ended: the index is swept anew", numbers["ended"]), itself)
+		bad(n.Count, "swept", fmt.Sprint(numbers["swept"]), fmt.Sprintf("only %d lives have ended: the index is swept anew", numbers["ended"]), itself)
 	}
 	if text := epoch.Val(); text != "" {
-		if v, err := strconv.ParseUint(text, 10, 64); err != nil || v >= maxEpoch {
-			bad(n.epoch, "", text, "it is taken for lost: every lookup loads the registry", itself)
+		if v, err := strconv.ParseUint(text, 10, 64); err != nil || v >= keyspace.MaxEpoch {
+			bad(n.Epoch, "", text, "it is taken for lost: every lookup loads the registry", itself)
 		}
 	}
 }
@@ -241,7 +242,7 @@ func (c *checker) spread(ctx context.Context, looks []*servercheck.Look) {
 	}
 	var lost []string
 	for p := range blockkey.Partitions {
-		m, err := client.MasterForKey(ctx, c.x.names.high(p))
+		m, err := client.MasterForKey(ctx, c.x.space.Names.High(p))
 		if err != nil {
 			lost = append(lost, fmt.Sprint(p))
 			continue

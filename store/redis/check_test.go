@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 	"github.com/kvatlas/kvatlas/store/redis/servercheck"
 	"github.com/kvatlas/kvatlas/store/storetest"
 )
@@ -117,12 +118,12 @@ func TestCheck(t *testing.T) {
 	if f := find1(t, list, "keys"); !strings.Contains(f.Found, "2 keys of 3 blocks") || !strings.Contains(f.Found, "is no string") || !strings.Contains(f.Found, `"17,,4"`) {
 		t.Errorf("got %+v", f)
 	}
-	plain.HSet(t.Context(), y.names.meta, "schema", "99")
+	plain.HSet(t.Context(), y.space.Names.Meta, "schema", "99")
 	if list, err := y.Check(t.Context(), budget); err != nil || find1(t, list, "data model").Level != check.Fail {
 		t.Errorf("got %+v, %v", list, err)
 	}
-	plain.Del(t.Context(), y.names.meta)
-	plain.Set(t.Context(), y.names.meta, "x", 0)
+	plain.Del(t.Context(), y.space.Names.Meta)
+	plain.Set(t.Context(), y.space.Names.Meta, "x", 0)
 	if f := find1(t, checked(t, y), "data model"); f.Level != check.Fail || !strings.Contains(f.Found, "another type") {
 		t.Errorf("got %+v", f)
 	}
@@ -241,7 +242,7 @@ func TestCheckOnCluster(t *testing.T) {
 	id := func(s *redistest.Server) string { return s.Client().Do(ctx, "CLUSTER", "MYID").Val().(string) }
 	from, to := c.Masters[2], c.Masters[0]
 	for i := range 12 {
-		s := slotOf(63 - i)
+		s := keyspace.SlotOf(63 - i)
 		for _, m := range c.Masters {
 			// Without its keys, which the test does not need.
 			m.Client().Do(ctx, "DEBUG", "FLUSHALL")

@@ -12,18 +12,19 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
-// TestTagsOnServer compares the slots of the tags with what a server computes.
+// TestTagsOnServer compares the slots of the keyspace.Tags with what a server computes.
 func TestTagsOnServer(t *testing.T) {
 	c := redistest.StartCluster(t, 3, false)
 	plain := c.Client()
 	x := open(t, Config{URL: c.URL(), NoSweep: true})
-	for p := range tags {
+	for p := range keyspace.Tags {
 		k := blockkey.StoreKey(p) | 0xabcdef<<20
-		name := string(x.names.appendBlock(nil, k))
-		if got := plain.ClusterKeySlot(t.Context(), name).Val(); got != int64(slot(tags[p:p+1])) {
-			t.Errorf("partition %d: the server has slot %d, want %d", p, got, slot(tags[p:p+1]))
+		name := string(x.space.Names.AppendBlock(nil, k))
+		if got := plain.ClusterKeySlot(t.Context(), name).Val(); got != int64(keyspace.Slot(keyspace.Tags[p:p+1])) {
+			t.Errorf("partition %d: the server has slot %d, want %d", p, got, keyspace.Slot(keyspace.Tags[p:p+1]))
 		}
 	}
 	// Blocks are spread, and the pipeline of a lookup goes to all masters.
@@ -71,7 +72,7 @@ func TestRegistryIsLost(t *testing.T) {
 	if id := x.idsOf(t, keys...)[0]; id != 1 {
 		t.Fatalf("the first id is %d", id)
 	}
-	owner, err := plain.MasterForKey(t.Context(), x.names.gen)
+	owner, err := plain.MasterForKey(t.Context(), x.space.Names.Gen)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,17 +159,17 @@ func TestIdsBeyondTheLimit(t *testing.T) {
 		}
 		last = id
 		// The next id is the first beyond the limit.
-		limit := plain.HGet(t.Context(), x.names.count, "reserved").Val()
+		limit := plain.HGet(t.Context(), x.space.Names.Count, "reserved").Val()
 		if n, err := strconv.Atoi(limit); err != nil || n < int(id) {
 			t.Fatalf("id %d was given, the limit is %q", id, limit)
 		}
-		plain.HSet(t.Context(), x.names.count, "holder", limit)
+		plain.HSet(t.Context(), x.space.Names.Count, "holder", limit)
 	}
 	if last <= 2*reserveStep {
 		t.Errorf("the last id is %d", last)
 	}
 	for p := range blockkey.Partitions {
-		if v, _ := strconv.Atoi(plain.Get(t.Context(), x.names.high(p)).Val()); v < int(last) {
+		if v, _ := strconv.Atoi(plain.Get(t.Context(), x.space.Names.High(p)).Val()); v < int(last) {
 			t.Errorf("partition %d remembers %d, id %d was given", p, v, last)
 		}
 	}
@@ -197,7 +198,7 @@ func TestSlotMoves(t *testing.T) {
 	}
 	expect("before", "a")
 
-	s := slot(tags[partition : partition+1])
+	s := keyspace.Slot(keyspace.Tags[partition : partition+1])
 	from, to := c.Masters[0].Client(), c.Masters[2].Client()
 	id := func(c *redis.Client) string { return c.Do(ctx, "CLUSTER", "MYID").Val().(string) }
 	must := func(err error) {

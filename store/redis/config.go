@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/redisx"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // Config says where the index is and how it is used. The zero value of every
@@ -70,6 +71,10 @@ type Config struct {
 
 	// Observer is told what happens.
 	Observer Observer
+
+	// compactAt is how many changes of a map are worth a compaction; 0 is the default. Tests
+	// have few.
+	compactAt int
 }
 
 // Observer receives reports. Any func may be nil. They are called from the
@@ -103,13 +108,8 @@ type SweepProgress struct {
 	Done bool
 }
 
-// ErrSchema says that the prefix is in use with another data model. The remedy
-// is another prefix, or a version of kvatlas that knows that model.
-var ErrSchema = errors.New("redis: the prefix is in use with another schema")
-
 // The limits of Config.
 const (
-	maxPrefix   = 32
 	maxWindow   = 1 << 14
 	maxPoolSize = 4096
 )
@@ -140,6 +140,7 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.MaxHolders, 1<<17)
 	def(&c.MaxModels, 1<<10)
 	def(&c.MapCache, 64<<20)
+	def(&c.compactAt, foldEntries)
 	def(&c.TextAge, time.Hour)
 	def(&c.SweepDuty, 0.1)
 	def(&c.SweepInterval, 10*time.Second)
@@ -147,7 +148,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Windows = []int{64, 256, 1024, 4096}
 	}
 
-	if err := checkPrefix(c.Prefix); err != nil {
+	if err := keyspace.CheckPrefix(c.Prefix); err != nil {
 		return c, err
 	}
 	for _, w := range c.Windows {
@@ -181,20 +182,4 @@ func def[T comparable](v *T, d T) {
 	if *v == zero {
 		*v = d
 	}
-}
-
-// checkPrefix keeps out what would mean something in a key name (a hash tag) or
-// in a pattern of SCAN or of an ACL.
-func checkPrefix(p string) error {
-	if len(p) > maxPrefix {
-		return fmt.Errorf("redis: the prefix has %d bytes, the limit is %d", len(p), maxPrefix)
-	}
-	for _, r := range p {
-		switch {
-		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '_', r == '.', r == ':', r == '-':
-		default:
-			return fmt.Errorf("redis: the prefix %q has the character %q; it can have letters, digits and _ . : -", p, r)
-		}
-	}
-	return nil
 }

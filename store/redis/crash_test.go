@@ -107,10 +107,10 @@ func mortal(tb testing.TB, c Config) (*Index, *lifeline) {
 	c.NoSweep = true
 	x := open(tb, c)
 	l := &lifeline{}
-	if cluster, ok := x.client.(*redis.ClusterClient); ok {
+	if cluster, ok := x.space.Client.(*redis.ClusterClient); ok {
 		cluster.OnNewNode(func(node *redis.Client) { node.AddHook(l) })
 	} else {
-		x.client.AddHook(l)
+		x.space.Client.AddHook(l)
 	}
 	return x, l
 }

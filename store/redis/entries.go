@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // LMCache may file in the same Redis who holds its chunks, under names of its own, and
@@ -127,7 +128,7 @@ func (x *Index) entriesSplit() bool {
 	if x.source != nil {
 		return x.source.cluster
 	}
-	return x.cluster
+	return x.space.Cluster
 }
 
 func (x *Index) aging() bool { return x.config.EntryAge > 0 }
@@ -182,7 +183,7 @@ func (l *lookup) takeEntries() error {
 			at += n
 		}
 		if len(e.cmds) > 0 && at != len(e.names) {
-			return fmt.Errorf("%w: %d entries for %d names", errProtocol, at, len(e.names))
+			return fmt.Errorf("%w: %d entries for %d names", keyspace.ErrProtocol, at, len(e.names))
 		}
 	}
 	return nil
@@ -196,7 +197,7 @@ func (e *entryRead) take(cmd redis.Cmder, n int) {
 		for i := range n {
 			v := ""
 			if i < len(vals) {
-				v = word(vals[i])
+				v = keyspace.Word(vals[i])
 			}
 			e.owner = append(e.owner, v)
 		}
@@ -227,9 +228,11 @@ func (x *Index) readable(err error, n int) error {
 	case err == nil || errors.Is(err, redis.Nil):
 		return nil
 	case errors.As(err, &refused):
-		x.garbled.Add(uint64(n))
+		x.space.Garbled.Add(uint64(n))
 		if !redis.HasErrorPrefix(err, "WRONGTYPE") {
-			x.entriesRefused.Do(func() { x.log("entries of LMCache cannot be read and count for nobody: " + redisx.Clip(err.Error())) })
+			x.entriesRefused.Do(func() {
+				x.space.Log("entries of LMCache cannot be read and count for nobody: " + redisx.Clip(err.Error()))
+			})
 		}
 		return nil
 	default:
@@ -272,7 +275,7 @@ func (l *lookup) entryHolders(ids []store.HolderID, e *entryRead, i int, names t
 		return append(ids, first)
 	case store.EntryOwners:
 		if len(e.fields[i]) > maxFields {
-			l.x.garbled.Add(1)
+			l.x.space.Garbled.Add(1)
 			return ids
 		}
 		for _, f := range e.fields[i] {
@@ -298,8 +301,8 @@ func (l *lookup) named(names texts, text string) (store.HolderID, bool) {
 	if text == "" {
 		return 0, false
 	}
-	if len(text) > maxName || !isText([]byte(text)) {
-		l.x.garbled.Add(1)
+	if len(text) > keyspace.MaxName || !keyspace.IsText([]byte(text)) {
+		l.x.space.Garbled.Add(1)
 		return 0, false
 	}
 	id, ok := names.owner(text)
@@ -316,7 +319,7 @@ func (l *lookup) named(names texts, text string) (store.HolderID, bool) {
 func (l *lookup) young(meta string, now time.Time) bool {
 	at, err := strconv.ParseFloat(meta[strings.LastIndexByte(meta, '@')+1:], 64)
 	if err != nil || !(at <= float64(now.Add(maxAhead).UnixNano())/1e9) { // NaN neither
-		l.x.garbled.Add(1)
+		l.x.space.Garbled.Add(1)
 		return false
 	}
 	return at >= float64(now.Add(-l.x.config.EntryAge).UnixNano())/1e9

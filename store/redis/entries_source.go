@@ -21,6 +21,7 @@ type entrySource struct {
 	timeout time.Duration
 	rest    atomic.Int64 // until when it is not asked, in Unix nanoseconds
 	log     func(string)
+	closed  atomic.Bool
 }
 
 // entryRest is for how long a source that has failed is not asked.
@@ -38,6 +39,14 @@ func (c Config) openEntries() (*entrySource, error) {
 	conn := redisx.Open(c.connection(t))
 	s := &entrySource{conn: conn, client: conn.Client, cluster: t.Topology == redisx.Cluster, timeout: c.Timeout, log: c.Observer.Log}
 	return s, nil
+}
+
+// close closes the connection, once.
+func (s *entrySource) close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	return s.conn.Close()
 }
 
 func (s *entrySource) down() bool { return time.Now().UnixNano() < s.rest.Load() }
@@ -88,5 +97,5 @@ func (x *Index) foreign() redis.UniversalClient {
 	if x.source != nil {
 		return x.source.client
 	}
-	return x.client
+	return x.space.Client
 }

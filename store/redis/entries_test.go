@@ -76,7 +76,7 @@ func TestEntries(t *testing.T) {
 	topologies(t, func(t *testing.T, url string) {
 		ctx := t.Context()
 		x := open(t, Config{URL: url, NoSweep: true, Entries: true})
-		plain := x.client
+		plain := x.space.Client
 		register(t, x,
 			store.Pod{Name: "10.0.0.1:8000"}, store.Pod{Name: "10.0.0.2:8000"}, store.Pod{Name: "[fd00::1]:8000"},
 			store.Pod{Name: "llama-0", Address: "http://10.0.0.3:8000"},
@@ -124,7 +124,7 @@ func TestEntries(t *testing.T) {
 			wantHoldings(t, lookEntries(t, x, store.EntryOwner, 1, names...), want...)
 			after := x.Stats()
 			garbled := uint64(3)
-			if x.cluster {
+			if x.space.Cluster {
 				garbled++ // GET tells of the type, MGET does not
 			}
 			if n := after.Garbled - before.Garbled; n != garbled {
@@ -252,7 +252,7 @@ func TestEntriesGoAlong(t *testing.T) {
 		names := make([]string, 2*16)
 		for i := range names {
 			names[i] = fmt.Sprintf("vllm@m@2@%d@%x", i%2, i/2)
-			if err := x.client.Set(ctx, names[i], "10.0.0.1:8200", 0).Err(); err != nil {
+			if err := x.space.Client.Set(ctx, names[i], "10.0.0.1:8200", 0).Err(); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // Sink takes in what a Feed tells. Set is called from several goroutines; Anew and
@@ -178,13 +179,13 @@ func (x *Index) Follow(c FeedConfig) (*Feed, error) {
 	f := &Feed{x: x, c: c, began: time.Now(), moved: make(chan struct{}, 1), done: make(chan struct{})}
 	for _, place := range x.logPlaces() {
 		l := &following{place: place, parts: allPartitions}
-		if x.cluster {
+		if x.space.Cluster {
 			l.parts = 1 << place // none for the registry
 		}
 		f.logs = append(f.logs, l)
 	}
 	f.say(&f.why, ErrCatchingUp)
-	if !x.spawn(f.run) {
+	if !x.space.Spawn(f.run) {
 		return nil, store.ErrClosed
 	}
 	return f, nil
@@ -252,22 +253,22 @@ func (f *Feed) lag() time.Duration {
 // CatchUp waits until the sink has been told of all that was written before the
 // call, and the registry is not older than it.
 func (f *Feed) CatchUp(ctx context.Context) error {
-	if err := f.x.begin(ctx, "catch up"); err != nil {
+	if err := f.x.space.Check(ctx, "catch up"); err != nil {
 		return err
 	}
 	tails, err := f.tails(ctx)
 	if err != nil {
-		return failed(ctx, "catch up", err)
+		return keyspace.Failed(ctx, "catch up", err)
 	}
 	if _, err := f.x.Registry(ctx); err != nil {
 		return err
 	}
 	for !f.whole.Load() || !f.reached(tails) {
-		if f.x.life.Err() != nil {
+		if f.x.space.Life.Err() != nil {
 			return store.ErrClosed
 		}
-		if err := sleep(ctx, 200*time.Microsecond); err != nil {
-			return failed(ctx, "catch up", err)
+		if err := keyspace.Sleep(ctx, 200*time.Microsecond); err != nil {
+			return keyspace.Failed(ctx, "catch up", err)
 		}
 	}
 	return nil

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 const (
@@ -41,14 +43,14 @@ type group struct {
 
 // byNode groups the logs by the nodes that have them.
 func (f *Feed) byNode(ctx context.Context) ([]*group, error) {
-	c, ok := f.x.client.(*redis.ClusterClient)
+	c, ok := f.x.space.Client.(*redis.ClusterClient)
 	if !ok {
-		return []*group{f.newGroup(f.x.client, f.logs)}, nil
+		return []*group{f.newGroup(f.x.space.Client, f.logs)}, nil
 	}
 	byNode := map[*redis.Client]*group{}
 	var groups []*group
 	for _, l := range f.logs {
-		node, err := c.MasterForKey(ctx, f.x.names.logs[l.place].log)
+		node, err := c.MasterForKey(ctx, f.x.space.Names.Logs[l.place].Log)
 		if err != nil {
 			return nil, err
 		}
@@ -80,7 +82,7 @@ func (g *group) lag(now int64) int64 {
 
 // wait is how long one read waits, or what is not read yet rests.
 func (g *group) wait() time.Duration {
-	if g.f.x.cluster {
+	if g.f.x.space.Cluster {
 		return g.f.c.Poll
 	}
 	return g.f.c.Wait
@@ -102,12 +104,12 @@ func (g *group) follow(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if g.f.x.cluster && g.atEnd {
+		if g.f.x.space.Cluster && g.atEnd {
 			rest := g.f.c.Poll
 			if told > 0 {
 				rest = min(rest, busyRest)
 			}
-			if err := sleep(ctx, rest); err != nil {
+			if err := keyspace.Sleep(ctx, rest); err != nil {
 				return err
 			}
 		}
@@ -122,7 +124,7 @@ func (g *group) round(ctx context.Context) (told int, err error) {
 		g.waiting.Store(sent)
 	}
 	block, count := g.f.c.Wait, readEntries
-	if f.x.cluster {
+	if f.x.space.Cluster {
 		block, count = -1, clusterEntries // it waits not at all
 	}
 	// A frozen server is noticed a moment after the wait.
@@ -131,9 +133,9 @@ func (g *group) round(ctx context.Context) (told int, err error) {
 	pipe := g.node.Pipeline()
 	cmds := make([]*redis.XStreamSliceCmd, len(g.logs))
 	for i, l := range g.logs {
-		cmds[i] = pipe.XRead(bounded, &redis.XReadArgs{Streams: []string{f.x.names.logs[l.place].log, l.at}, Count: int64(count), Block: block})
+		cmds[i] = pipe.XRead(bounded, &redis.XReadArgs{Streams: []string{f.x.space.Names.Logs[l.place].Log, l.at}, Count: int64(count), Block: block})
 	}
-	f.x.roundTrips.Add(1)
+	f.x.space.Trips.Add(1)
 	_, err = pipe.Exec(bounded)
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -180,12 +182,12 @@ func (g *group) tell(l *following, msgs []redis.XMessage) error {
 	f.gate.RLock()
 	defer f.gate.RUnlock()
 	for i := range msgs {
-		e, err := parseEntry(msgs[i].Values, l.parts, func() { f.x.garbled.Add(1) })
+		e, err := parseEntry(msgs[i].Values, l.parts, func() { f.x.space.Garbled.Add(1) })
 		if err == nil && e.n != l.n.Load()+1 {
-			err = fmt.Errorf("%w: %s goes on with entry %d after %d", errGap, f.x.names.logs[l.place].log, e.n, l.n.Load())
+			err = fmt.Errorf("%w: %s goes on with entry %d after %d", errGap, f.x.space.Names.Logs[l.place].Log, e.n, l.n.Load())
 		}
 		if err == nil && e.n == l.ahead.n && msgs[i].ID != l.ahead.id {
-			err = fmt.Errorf("%w: %s has another entry %d than when blocks were read", errGap, f.x.names.logs[l.place].log, e.n)
+			err = fmt.Errorf("%w: %s has another entry %d than when blocks were read", errGap, f.x.space.Names.Logs[l.place].Log, e.n)
 		}
 		if err != nil {
 			// What stillThere will not find, so that the partitions are read again.
@@ -219,17 +221,17 @@ func (g *group) probe(ctx context.Context) error {
 	places := make([]int, len(g.logs))
 	for i, l := range g.logs {
 		places[i] = l.place
-		if l.place != atRegistry {
+		if l.place != keyspace.AtRegistry {
 			continue
 		}
-		epoch, err := g.node.Get(ctx, f.x.names.epoch).Result()
+		epoch, err := g.node.Get(ctx, f.x.space.Names.Epoch).Result()
 		if err != nil && !errors.Is(err, redis.Nil) {
 			if moved(err) {
 				err = fmt.Errorf("%w: %w", errMoved, err)
 			}
 			return err
 		}
-		if e := f.x.epochOf(epoch); e != f.epoch.Load() {
+		if e := f.x.space.EpochOf(epoch); e != f.epoch.Load() {
 			f.epoch.Store(e)
 			f.hear(0)
 		}
@@ -262,7 +264,7 @@ func (g *group) probe(ctx context.Context) error {
 		}
 		missing = missing || t.end() < ahead[i]
 		if missing {
-			err := fmt.Errorf("%w: %s has entries up to %d, not those told up to %d", errGap, f.x.names.logs[l.place].log, t.last.n, n)
+			err := fmt.Errorf("%w: %s has entries up to %d, not those told up to %d", errGap, f.x.space.Names.Logs[l.place].Log, t.last.n, n)
 			l.at = "0-0"
 			f.broken(err)
 			return err

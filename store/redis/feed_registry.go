@@ -31,7 +31,7 @@ func (f *Feed) hear(epoch uint64) {
 // keepRegistry loads the registry when its epoch has moved, and before a lease in
 // it runs out, so that no lookup has to.
 func (f *Feed) keepRegistry() {
-	ctx := f.x.life
+	ctx := f.x.space.Life
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // run holds one session after the other until the index is closed.
 func (f *Feed) run() {
 	defer close(f.done)
-	ctx := f.x.life
+	ctx := f.x.space.Life
 	var registry sync.WaitGroup
 	registry.Go(f.keepRegistry)
 	defer registry.Wait()
@@ -34,7 +36,7 @@ func (f *Feed) run() {
 		if errors.Is(err, errSink) || errors.Is(err, errTexts) {
 			d = f.c.Retry
 		}
-		if sleep(ctx, d) != nil {
+		if keyspace.Sleep(ctx, d) != nil {
 			return
 		}
 		rest = min(2*rest, most)
@@ -53,14 +55,14 @@ func (f *Feed) judge(err error) {
 		return
 	case errors.Is(err, errGap) || errors.Is(err, errEntry):
 		f.broken(err) // the next session finds out which
-		f.x.log(fmt.Sprintf("replica: %v: reading a snapshot again", err))
+		f.x.space.Log(fmt.Sprintf("replica: %v: reading a snapshot again", err))
 		return
 	case errors.Is(err, errMoved):
-		if c, ok := f.x.client.(*redis.ClusterClient); ok {
-			c.ReloadState(f.x.life)
+		if c, ok := f.x.space.Client.(*redis.ClusterClient); ok {
+			c.ReloadState(f.x.space.Life)
 		}
 	}
-	f.say(&f.down, failed(f.x.life, "following the change log", err))
+	f.say(&f.down, keyspace.Failed(f.x.space.Life, "following the change log", err))
 }
 
 // broken says that the sink is not whole.
@@ -136,7 +138,7 @@ func (f *Feed) attach(ctx context.Context) error {
 		}
 		if l.attached {
 			f.gaps.Add(1)
-			f.broken(fmt.Errorf("%w: of %s", errGap, f.x.names.logs[l.place].log))
+			f.broken(fmt.Errorf("%w: of %s", errGap, f.x.space.Names.Logs[l.place].Log))
 		}
 		l.attached, l.at, l.ahead = true, t.last.id, mark{}
 		l.n.Store(t.end())
@@ -170,9 +172,9 @@ func (f *Feed) stillThere(ctx context.Context) ([]bool, error) {
 		found *redis.XMessageSliceCmd
 	}
 	var all []wanted
-	pipe := f.x.client.Pipeline()
+	pipe := f.x.space.Client.Pipeline()
 	want := func(log int, m mark) {
-		all = append(all, wanted{log, m.n, pipe.XRange(ctx, f.x.names.logs[f.logs[log].place].log, m.id, m.id)})
+		all = append(all, wanted{log, m.n, pipe.XRange(ctx, f.x.space.Names.Logs[f.logs[log].place].Log, m.id, m.id)})
 	}
 	same := make([]bool, len(f.logs))
 	for i, l := range f.logs {
@@ -188,7 +190,7 @@ func (f *Feed) stillThere(ctx context.Context) ([]bool, error) {
 	if len(all) == 0 {
 		return same, nil
 	}
-	f.x.roundTrips.Add(1)
+	f.x.space.Trips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // walk reads the blocks of partitions that are due, and later all of them again
@@ -25,7 +26,7 @@ func (f *Feed) walk(ctx context.Context) error {
 				<-ctx.Done()
 				return ctx.Err()
 			}
-			if err := sleep(ctx, f.c.Verify); err != nil {
+			if err := keyspace.Sleep(ctx, f.c.Verify); err != nil {
 				return err
 			}
 			f.todo, f.at, verify = allPartitions, pageCursor{}, true
@@ -50,7 +51,7 @@ func (f *Feed) walkOnce(ctx context.Context, verify bool) error {
 		}
 		if verify {
 			rest := time.Duration(float64(time.Since(begin)) * (1 - f.c.VerifyDuty) / max(f.c.VerifyDuty, 0.001))
-			if err := sleep(ctx, rest); err != nil {
+			if err := keyspace.Sleep(ctx, rest); err != nil {
 				return err
 			}
 		}
@@ -77,7 +78,7 @@ func (f *Feed) settle(ctx context.Context) error {
 		}
 	}
 	for !f.reached(tails) {
-		if err := sleep(ctx, 200*time.Microsecond); err != nil {
+		if err := keyspace.Sleep(ctx, 200*time.Microsecond); err != nil {
 			return err
 		}
 	}

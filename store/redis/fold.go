@@ -14,6 +14,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/enginemap"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 // Folding: the owner of a generation puts the changes of its map into the pages, when
@@ -67,12 +69,12 @@ func (x *Index) fold(ctx context.Context, gen store.Generation, fence uint64) er
 // as time of this one.
 func (x *Index) foldLater(gen store.Generation, fence uint64) error {
 	f := fold{x: x, gen: gen, fence: fence}
-	wait, cancel := context.WithTimeout(x.life, foldWait)
+	wait, cancel := context.WithTimeout(x.space.Life, foldWait)
 	defer cancel()
 	if err := f.turn(wait); err != nil {
 		return fmt.Errorf("waiting until other maps are folded: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(x.life, foldTimeout)
+	ctx, cancel := context.WithTimeout(x.space.Life, foldTimeout)
 	defer cancel()
 	return f.inTurn(ctx)
 }
@@ -146,11 +148,11 @@ func (f *fold) run(ctx context.Context) error {
 
 // read reads the list.
 func (f *fold) read(ctx context.Context) (changes enginemap.Changes, err error) {
-	list := f.x.names.changes(f.gen)
+	list := f.x.space.Names.Changes(f.gen)
 	for from := 0; ; {
 		step := listStep(from, changes.Bytes())
-		f.x.roundTrips.Add(1)
-		part, err := f.x.client.LRange(ctx, list, int64(from), int64(from+step-1)).Result()
+		f.x.space.Trips.Add(1)
+		part, err := f.x.space.Client.LRange(ctx, list, int64(from), int64(from+step-1)).Result()
 		if redis.HasErrorPrefix(err, "WRONGTYPE") {
 			f.lost = true
 			return changes, fmt.Errorf("%w: the list of its map is of another type: %w", store.ErrEnded, err)
@@ -171,7 +173,7 @@ func (f *fold) read(ctx context.Context) (changes enginemap.Changes, err error) 
 		}
 		for _, element := range part {
 			if !changes.AddRows(element) {
-				f.x.garbled.Add(1)
+				f.x.space.Garbled.Add(1)
 			}
 		}
 		from += len(part)
@@ -198,26 +200,26 @@ func (f *fold) announce(ctx context.Context) error {
 }
 
 // call begins a run of fold.lua.
-func (f *fold) call() *call {
-	return &call{
-		script: foldScript,
-		keys:   []string{f.x.names.mapRecords(f.gen, f.x.cluster), f.x.names.changes(f.gen), f.x.names.folder(f.gen)},
-		args:   []string{strconv.FormatUint(uint64(f.gen), 10), strconv.FormatUint(f.fence, 10), f.token, f.state.Text, "", "0"},
+func (f *fold) call() *keyspace.Call {
+	return &keyspace.Call{
+		Script: lua.Fold,
+		Keys:   []string{f.x.space.Names.MapRecords(f.gen, f.x.space.Cluster), f.x.space.Names.Changes(f.gen), f.x.space.Names.Folder(f.gen)},
+		Args:   []string{strconv.FormatUint(uint64(f.gen), 10), strconv.FormatUint(f.fence, 10), f.token, f.state.Text, "", "0"},
 	}
 }
 
 // send makes a run of fold.lua.
-func (f *fold) send(ctx context.Context, c *call) error {
-	cmds, err := f.x.run(ctx, c)
+func (f *fold) send(ctx context.Context, c *keyspace.Call) error {
+	cmds, err := f.x.space.Run(ctx, c)
 	if err != nil {
 		return err
 	}
-	switch n, _ := cmds[0].Int64(); n {
-	case 1:
+	switch n, _ := cmds[0].Int64(); lua.Result(n) {
+	case lua.Applied:
 		return nil
-	case verdictFenced:
+	case lua.Fenced:
 		return store.ErrFenced
-	case verdictEnded:
+	case lua.Ended:
 		return store.ErrEnded
 	}
 	return errFolded
@@ -239,7 +241,7 @@ func (f *fold) change(ctx context.Context, all enginemap.Changes) error {
 		for i, c := range part {
 			page, entries, had, ok := all.Merge(have[i], c)
 			if !ok {
-				f.x.garbled.Add(1)
+				f.x.space.Garbled.Add(1)
 			}
 			f.entries += entries - had
 			if err := w.write(ctx, c.N, page); err != nil {
@@ -280,7 +282,7 @@ func (f *fold) spread(ctx context.Context, all enginemap.Changes, pages int) err
 				}
 			})
 			if !ok {
-				f.x.garbled.Add(1)
+				f.x.space.Garbled.Add(1)
 			}
 		}
 		for i, page := range parts {
@@ -308,10 +310,10 @@ func (f *fold) drop(ctx context.Context) {
 	for from := 0; from < f.state.Pages; from += foldElements {
 		var names []string
 		for n := from; n < min(f.state.Pages, from+foldElements); n++ {
-			names = append(names, f.x.names.page(f.gen, f.state.Pages, n))
+			names = append(names, f.x.space.Names.Page(f.gen, f.state.Pages, n))
 		}
-		f.x.roundTrips.Add(1)
-		if f.x.client.Unlink(ctx, names...).Err() != nil {
+		f.x.space.Trips.Add(1)
+		if f.x.space.Client.Unlink(ctx, names...).Err() != nil {
 			return
 		}
 	}
@@ -324,10 +326,10 @@ func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
 	}
 	names := make([]string, len(numbers))
 	for i, n := range numbers {
-		names[i] = f.x.names.page(f.gen, f.state.Pages, n)
+		names[i] = f.x.space.Names.Page(f.gen, f.state.Pages, n)
 	}
-	f.x.roundTrips.Add(1)
-	values, err := f.x.client.MGet(ctx, names...).Result()
+	f.x.space.Trips.Add(1)
+	values, err := f.x.space.Client.MGet(ctx, names...).Result()
 	if err != nil {
 		return nil, err
 	}
@@ -338,7 +340,7 @@ func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
 			continue
 		}
 		// Or somebody else has folded it since the list was read.
-		if now, asked := f.x.client.LIndex(ctx, f.x.names.changes(f.gen), 0).Result(); asked != nil || now != f.state.Text {
+		if now, asked := f.x.space.Client.LIndex(ctx, f.x.space.Names.Changes(f.gen), 0).Result(); asked != nil || now != f.state.Text {
 			return nil, errors.Join(errFolded, asked)
 		}
 		f.lost = true
@@ -352,7 +354,7 @@ type pageWriter struct {
 	f     *fold
 	pages int
 	step  int // how many pages to read at a time
-	c     *call
+	c     *keyspace.Call
 	bytes int
 }
 
@@ -368,9 +370,9 @@ func (w *pageWriter) write(ctx context.Context, n int, page []byte) error {
 		w.c = w.f.call()
 	}
 	c := w.c
-	c.keys = append(c.keys, w.f.x.names.page(w.f.gen, w.pages, n))
-	c.args = append(c.args, string(page))
-	if w.bytes += len(page); w.bytes < foldBytes && len(c.keys) < callKeys {
+	c.Keys = append(c.Keys, w.f.x.space.Names.Page(w.f.gen, w.pages, n))
+	c.Args = append(c.Args, string(page))
+	if w.bytes += len(page); w.bytes < foldBytes && len(c.Keys) < callKeys {
 		return nil
 	}
 	return w.flush(ctx)
@@ -390,6 +392,6 @@ func (w *pageWriter) end(ctx context.Context) error {
 	if w.c == nil {
 		w.c = w.f.call()
 	}
-	w.c.args[4], w.c.args[5] = w.f.state.After(w.pages, w.f.entries).Text, strconv.Itoa(w.f.elements)
+	w.c.Args[4], w.c.Args[5] = w.f.state.After(w.pages, w.f.entries).Text, strconv.Itoa(w.f.elements)
 	return w.flush(ctx)
 }

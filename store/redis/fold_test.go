@@ -122,11 +122,11 @@ func TestFoldDies(t *testing.T) {
 						s.check(t, "taken over", next)
 						s.write(t, next, rng, 1500, many)
 						x.lists.least, next.lists.least = 1, 1
-						before := x.client.LIndex(ctx, x.names.changes(s.gen), 0).Val()
+						before := x.space.Client.LIndex(ctx, x.space.Names.Changes(s.gen), 0).Val()
 						if err := x.fold(ctx, s.gen, s.fence-1); err != nil {
 							t.Fatalf("a zombie's fold: %v", err)
 						}
-						if now := x.client.LIndex(ctx, x.names.changes(s.gen), 0).Val(); now != before {
+						if now := x.space.Client.LIndex(ctx, x.space.Names.Changes(s.gen), 0).Val(); now != before {
 							t.Fatalf("a zombie has made the state %q of %q", now, before)
 						}
 						s.check(t, "after a zombie", next)
@@ -135,8 +135,8 @@ func TestFoldDies(t *testing.T) {
 						}
 						s.check(t, "folded by the next", next)
 						s.check(t, "as another reads it", x)
-						state, err := enginemap.ParseState(x.client.LRange(ctx, x.names.changes(s.gen), 0, 0).Val())
-						if left := x.client.LLen(ctx, x.names.changes(s.gen)).Val(); err != nil || left != 1 || state.Entries < len(s.want)-200 || state.Pages > 64 || state.Pages < 2 {
+						state, err := enginemap.ParseState(x.space.Client.LRange(ctx, x.space.Names.Changes(s.gen), 0, 0).Val())
+						if left := x.space.Client.LLen(ctx, x.space.Names.Changes(s.gen)).Val(); err != nil || left != 1 || state.Entries < len(s.want)-200 || state.Pages > 64 || state.Pages < 2 {
 							t.Fatalf("%d changes are left, the state is %+v, %v; there are %d entries", left, state, err, len(s.want))
 						}
 						_, _ = x.Close(), next.Close()
@@ -160,19 +160,19 @@ func TestFolds(t *testing.T) {
 	longest := int64(0)
 	for i := range 400 {
 		story.write(t, x, rng, 50, min(len(story.keys), 20*(i+1)))
-		longest = max(longest, plain.LLen(t.Context(), x.names.changes(story.gen)).Val())
+		longest = max(longest, plain.LLen(t.Context(), x.space.Names.Changes(story.gen)).Val())
 	}
 	story.check(t, "the end", x)
 	story.check(t, "as another reads it", open(t, Config{URL: s.URL(), NoSweep: true}))
 	// A batch has 50 changes in one or two elements, and of what is very long, four
 	// times what is worth a fold, none is written more.
-	state, err := enginemap.ParseState(plain.LRange(t.Context(), x.names.changes(story.gen), 0, 0).Val())
+	state, err := enginemap.ParseState(plain.LRange(t.Context(), x.space.Names.Changes(story.gen), 0, 0).Val())
 	if err != nil || state.Folds < 10 || state.Pages < 16 || longest > 2*4*4000/2/50+8 {
 		t.Errorf("the state is %+v, %v; the list had %d elements", state, err, longest)
 	}
-	pages := plain.Keys(t.Context(), x.names.life(story.gen)+"p:*").Val()
+	pages := plain.Keys(t.Context(), x.space.Names.Life(story.gen)+"p:*").Val()
 	for _, p := range pages {
-		if !strings.HasPrefix(p, fmt.Sprintf("%sp:%d:", x.names.life(story.gen), state.Pages)) {
+		if !strings.HasPrefix(p, fmt.Sprintf("%sp:%d:", x.space.Names.Life(story.gen), state.Pages)) {
 			t.Errorf("%s is left", p)
 		}
 	}
@@ -208,7 +208,7 @@ func TestFoldOfAFullServer(t *testing.T) {
 	if err != nil || got[0] != nil || got[499] != nil || string(got[500]) != "a value" {
 		t.Errorf("%q, %q, %q, %v", got[0], got[499], got[500], err)
 	}
-	if n := s.Client().LLen(ctx, x.names.changes(gen)).Val(); n != 1 {
+	if n := s.Client().LLen(ctx, x.space.Names.Changes(gen)).Val(); n != 1 {
 		t.Errorf("%d elements are left", n)
 	}
 	b = guardedBatch("a", gen, 1, 3, store.Add, 1)
@@ -225,7 +225,7 @@ func TestListOfAWriterThatTriesAgain(t *testing.T) {
 	x := open(t, Config{URL: c.URL(), NoSweep: true})
 	ctx := t.Context()
 	gen := mustBegin(t, x, "a", 1)
-	list := x.names.changes(gen)
+	list := x.space.Names.Changes(gen)
 	home, err := c.Client().MasterForKey(ctx, list)
 	if err != nil {
 		t.Fatal(err)
@@ -269,18 +269,20 @@ func TestMapIsLost(t *testing.T) {
 	plain := s.Client()
 	ctx := t.Context()
 	for name, lose := range map[string]func(x *Index, gen store.Generation) error{
-		"a page": func(x *Index, gen store.Generation) error { return plain.Del(ctx, x.names.page(gen, 8, 5)).Err() },
+		"a page": func(x *Index, gen store.Generation) error { return plain.Del(ctx, x.space.Names.Page(gen, 8, 5)).Err() },
 		"a page that is another's": func(x *Index, gen store.Generation) error {
-			return plain.Set(ctx, x.names.page(gen, 8, 5), "hello", 0).Err()
+			return plain.Set(ctx, x.space.Names.Page(gen, 8, 5), "hello", 0).Err()
 		},
 		"a page of another type": func(x *Index, gen store.Generation) error {
-			return errors.Join(plain.Del(ctx, x.names.page(gen, 8, 5)).Err(), plain.LPush(ctx, x.names.page(gen, 8, 5), "x").Err())
+			return errors.Join(plain.Del(ctx, x.space.Names.Page(gen, 8, 5)).Err(), plain.LPush(ctx, x.space.Names.Page(gen, 8, 5), "x").Err())
 		},
-		"the list":             func(x *Index, gen store.Generation) error { return plain.Del(ctx, x.names.changes(gen)).Err() },
-		"the list's beginning": func(x *Index, gen store.Generation) error { return plain.LPop(ctx, x.names.changes(gen)).Err() },
-		"the list's type":      func(x *Index, gen store.Generation) error { return plain.Set(ctx, x.names.changes(gen), "x", 0).Err() },
+		"the list":             func(x *Index, gen store.Generation) error { return plain.Del(ctx, x.space.Names.Changes(gen)).Err() },
+		"the list's beginning": func(x *Index, gen store.Generation) error { return plain.LPop(ctx, x.space.Names.Changes(gen)).Err() },
+		"the list's type": func(x *Index, gen store.Generation) error {
+			return plain.Set(ctx, x.space.Names.Changes(gen), "x", 0).Err()
+		},
 		"the state is another's": func(x *Index, gen store.Generation) error {
-			return plain.LSet(ctx, x.names.changes(gen), 0, "hello").Err()
+			return plain.LSet(ctx, x.space.Names.Changes(gen), 0, "hello").Err()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -378,13 +380,13 @@ func TestFoldsOverlap(t *testing.T) {
 	story.write(t, b, rng, 1000, 3000)
 	cut, list := begin(b)
 	names := s.Client()
-	if err := names.LTrim(ctx, b.names.changes(story.gen), 0, int64(cut.elements)-1).Err(); err != nil {
+	if err := names.LTrim(ctx, b.space.Names.Changes(story.gen), 0, int64(cut.elements)-1).Err(); err != nil {
 		t.Fatal(err)
 	}
 	if err := cut.change(ctx, list); !errors.Is(err, errFolded) {
 		t.Errorf("a fold of more than there is writes with %v", err)
 	}
-	if n, err := names.LLen(ctx, b.names.changes(story.gen)).Result(); err != nil || n != int64(cut.elements) {
+	if n, err := names.LLen(ctx, b.space.Names.Changes(story.gen)).Result(); err != nil || n != int64(cut.elements) {
 		t.Errorf("the list has %d elements, %v, want %d", n, err, cut.elements)
 	}
 }
@@ -394,7 +396,7 @@ func TestFoldOfNoList(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	gen := mustBegin(t, x, "a", 1)
-	if err := s.Client().Set(t.Context(), x.names.changes(gen), "x", 0).Err(); err != nil {
+	if err := s.Client().Set(t.Context(), x.space.Names.Changes(gen), "x", 0).Err(); err != nil {
 		t.Fatal(err)
 	}
 	f := fold{x: x, gen: gen, fence: 1}
@@ -419,12 +421,12 @@ func TestViewOfAFormerOwner(t *testing.T) {
 		apply(t, x, batch)
 	}
 	put(a, 1, 1, "one")
-	list, record := plain.Dump(ctx, a.names.changes(gen)).Val(), plain.HGet(ctx, a.names.records, fmt.Sprint(gen)).Val()
+	list, record := plain.Dump(ctx, a.space.Names.Changes(gen)).Val(), plain.HGet(ctx, a.space.Names.Records, fmt.Sprint(gen)).Val()
 	put(a, 1, 2, "lost")
 	if v, err := a.ReadMap(ctx, gen, k); err != nil || string(v[0]) != "lost" {
 		t.Fatalf("%q, %v", v, err)
 	}
-	if err := errors.Join(plain.RestoreReplace(ctx, a.names.changes(gen), 0, list).Err(), plain.HSet(ctx, a.names.records, fmt.Sprint(gen), record).Err()); err != nil {
+	if err := errors.Join(plain.RestoreReplace(ctx, a.space.Names.Changes(gen), 0, list).Err(), plain.HSet(ctx, a.space.Names.Records, fmt.Sprint(gen), record).Err()); err != nil {
 		t.Fatal(err)
 	}
 	if w, err := b.TakeOver(ctx, gen, 2); err != nil || w != 1 {
@@ -486,7 +488,7 @@ func TestFoldTimeIsItsOwn(t *testing.T) {
 		}
 		defer func() { _ = x.Close() }()
 		var server deadlines
-		x.client.AddHook(&server)
+		x.space.Client.AddHook(&server)
 		guard := guardPlan{Guard: store.Guard{Generation: 7, Fence: 1, Seq: 1}, ops: make([]store.MapOp, 1)}
 		for _, tc := range []struct {
 			wait time.Duration
@@ -536,7 +538,7 @@ func TestLongList(t *testing.T) {
 	if err := a.fold(ctx, story.gen, 1); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := s.Client().LLen(ctx, a.names.changes(story.gen)).Result(); err != nil || n != 1 {
+	if n, err := s.Client().LLen(ctx, a.space.Names.Changes(story.gen)).Result(); err != nil || n != 1 {
 		t.Errorf("after the fold the list has %d elements, %v, want its state alone", n, err)
 	}
 	story.check(t, "folded", b)

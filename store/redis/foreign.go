@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redisx"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // The bounds of what is read of a foreign value, in bytes of a string and in fields of
@@ -67,7 +68,7 @@ type ForeignScan struct {
 // It reads no value that is longer than ForeignKey says, whatever it is asked. all is
 // true when there are no more keys than Each was told of.
 func (x *Index) ScanForeign(ctx context.Context, s ForeignScan) (all bool, err error) {
-	if err := x.begin(ctx, "scan"); err != nil {
+	if err := x.space.Check(ctx, "scan"); err != nil {
 		return false, err
 	}
 	var mu sync.Mutex // protects all and what s has
@@ -88,7 +89,7 @@ func (x *Index) ScanForeign(ctx context.Context, s ForeignScan) (all bool, err e
 	default:
 		err = fmt.Errorf("redis: a client of type %T cannot be scanned", client)
 	}
-	return all && err == nil, failed(ctx, "scan", err)
+	return all && err == nil, keyspace.Failed(ctx, "scan", err)
 }
 
 // foreignWalk is a walk over one server.
@@ -101,10 +102,10 @@ type foreignWalk struct {
 }
 
 func (w *foreignWalk) walk(ctx context.Context) (all bool, err error) {
-	own := w.x.names.prefix + "{"
+	own := w.x.space.Names.Prefix + "{"
 	var cursor uint64
 	for range w.scan.MaxSteps {
-		w.x.roundTrips.Add(1)
+		w.x.space.Trips.Add(1)
 		found, next, err := w.node.Scan(ctx, cursor, w.scan.Match, 1000).Result()
 		if err != nil {
 			return false, err
@@ -169,7 +170,7 @@ func (w *foreignWalk) types(ctx context.Context, names []string) ([]ForeignKey, 
 	for i, name := range names {
 		types[i], ttls[i] = pipe.Type(ctx, name), pipe.PTTL(ctx, name)
 	}
-	w.x.roundTrips.Add(1)
+	w.x.space.Trips.Add(1)
 	if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
 		return nil, err
 	}
@@ -191,7 +192,7 @@ func (w *foreignWalk) types(ctx context.Context, names []string) ([]ForeignKey, 
 	if pipe.Len() == 0 {
 		return keys, nil
 	}
-	w.x.roundTrips.Add(1)
+	w.x.space.Trips.Add(1)
 	if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
 		return nil, err
 	}
@@ -225,7 +226,7 @@ func (w *foreignWalk) values(ctx context.Context, keys []ForeignKey, read map[st
 		}
 	}
 	if pipe.Len() > 0 {
-		w.x.roundTrips.Add(1)
+		w.x.space.Trips.Add(1)
 		if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
 			return err
 		}
@@ -254,7 +255,7 @@ func ignoreReplies(_ []redis.Cmder, err error) error {
 
 // HasForeign tells which of the names there are keys of, in order. No value is read.
 func (x *Index) HasForeign(ctx context.Context, names []string) ([]bool, error) {
-	if err := x.begin(ctx, "exists"); err != nil {
+	if err := x.space.Check(ctx, "exists"); err != nil {
 		return nil, err
 	}
 	out := make([]bool, 0, len(names))
@@ -265,9 +266,9 @@ func (x *Index) HasForeign(ctx context.Context, names []string) ([]bool, error) 
 		for i, name := range names[:n] {
 			replies[i] = pipe.Exists(ctx, name)
 		}
-		x.roundTrips.Add(1)
+		x.space.Trips.Add(1)
 		if _, err := pipe.Exec(ctx); err != nil {
-			return nil, failed(ctx, "exists", err)
+			return nil, keyspace.Failed(ctx, "exists", err)
 		}
 		for _, r := range replies {
 			out = append(out, r.Val() > 0)

@@ -46,7 +46,7 @@ func testForeign(t *testing.T, url string, client redis.UniversalClient) {
 	must(client.HSet(ctx, "hash@0", "10.0.0.1", "v").Err())
 	must(client.LPush(ctx, "list@0", "x").Err())
 	must(client.Set(ctx, "plain", "x", 0).Err())
-	must(client.Set(ctx, x.names.prefix+"{own}@", "x", 0).Err())
+	must(client.Set(ctx, x.space.Names.Prefix+"{own}@", "x", 0).Err())
 	must(client.PExpire(ctx, "hash@0", 1e12).Err())
 
 	seen := map[string]ForeignKey{}

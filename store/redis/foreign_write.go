@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // ForeignWrite is a change of an entry of another program's form: of a string, or of a
@@ -42,14 +44,14 @@ return 1`
 // ttl unless it is written again. A deleted string is deleted only as long as it has the
 // value.
 func (x *Index) WriteForeign(ctx context.Context, ttl time.Duration, writes []ForeignWrite) (refusals int, err error) {
-	if err := x.begin(ctx, "write entries"); err != nil {
+	if err := x.space.Check(ctx, "write entries"); err != nil {
 		return 0, err
 	}
 	ms := strconv.FormatInt(max(ttl.Milliseconds(), 1), 10)
 	old := strconv.FormatFloat(3*ttl.Seconds(), 'f', 3, 64)
 	for len(writes) > 0 {
 		n := min(len(writes), foreignPipeline)
-		pipe := x.client.Pipeline()
+		pipe := x.space.Client.Pipeline()
 		for i := range writes[:n] {
 			switch w := &writes[i]; {
 			case w.Field != "" && w.Delete:
@@ -62,10 +64,10 @@ func (x *Index) WriteForeign(ctx context.Context, ttl time.Duration, writes []Fo
 				pipe.Set(ctx, w.Name, w.Value, ttl)
 			}
 		}
-		x.roundTrips.Add(1)
+		x.space.Trips.Add(1)
 		replies, err := pipe.Exec(ctx)
 		if err = ignoreReplies(nil, err); err != nil {
-			return refusals, failed(ctx, "write entries", err)
+			return refusals, keyspace.Failed(ctx, "write entries", err)
 		}
 		for _, r := range replies {
 			switch err := r.Err(); {
@@ -73,7 +75,7 @@ func (x *Index) WriteForeign(ctx context.Context, ttl time.Duration, writes []Fo
 			case redis.HasErrorPrefix(err, "WRONGTYPE"), redis.HasErrorPrefix(err, "ERR"):
 				refusals++ // Redis 6 puts its own words before those of a command in a script
 			default:
-				return refusals, failed(ctx, "write entries", err)
+				return refusals, keyspace.Failed(ctx, "write entries", err)
 			}
 		}
 		writes = writes[n:]

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +17,8 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 // Guards, and the order of things that makes them hold.
@@ -34,16 +37,6 @@ import (
 // raises the fence at the registry, then in all partitions, where it sets the
 // records back to the watermark as well: what it applies from there on may be cut
 // otherwise than it was, and ids that it gets may be others.
-
-// What judge and apply.lua say to a guard.
-const (
-	verdictApplied   int64 = 1
-	verdictDuplicate int64 = 0
-	verdictFenced    int64 = -1
-	verdictEnded     int64 = -2
-	verdictLost      int64 = -3
-	verdictGap       int64 = -4
-)
 
 // guardPlan is a guard of a plan and what has become of it.
 type guardPlan struct {
@@ -64,16 +57,16 @@ type guardPlan struct {
 // over reports whether there is nothing more to be done under the guard.
 func (g *guardPlan) over() bool { return g.done || g.dup || g.err != nil }
 
-// hear takes in a verdict.
-func (g *guardPlan) hear(verdict int64) {
+// refuse takes in why nothing is done under the guard.
+func (g *guardPlan) refuse(verdict lua.Result) {
 	switch verdict {
-	case verdictDuplicate:
+	case lua.Duplicate:
 		g.dup = true
-	case verdictFenced:
+	case lua.Fenced:
 		g.err = store.ErrFenced
-	case verdictEnded:
+	case lua.Ended:
 		g.err, g.ended = store.ErrEnded, true
-	case verdictLost:
+	case lua.Lost:
 		// The server has a record, and would go by it if this process forgot what it knows.
 		g.err = fmt.Errorf("%w: the server has lost writes", store.ErrEnded)
 	}
@@ -102,17 +95,10 @@ func openGuards(guards []*guardPlan) []*guardPlan {
 	return slices.DeleteFunc(slices.Clone(guards), (*guardPlan).over)
 }
 
-// atRegistry is the place of the registry's record beside those of the partitions;
-// atMap is that of the record that guards a generation's map on a cluster.
-const (
-	atRegistry = blockkey.Partitions
-	atMap      = atRegistry + 1
-)
-
 // ack is what this process knows to be written of a generation.
 type ack struct {
 	fence uint64
-	seq   [atMap + 1]uint64
+	seq   [keyspace.AtMap + 1]uint64
 	// tried is the sequence that was last sent, answered or not.
 	tried uint64
 	// pod and rank are whose generation it is, when rank is not noRank.
@@ -239,7 +225,7 @@ func (c *ackCache) doubtful(g *guardPlan) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	a := c.of(g.Generation, g.Fence)
-	return a != nil && a.tried == g.Seq && a.seq[atRegistry] < g.Seq
+	return a != nil && a.tried == g.Seq && a.seq[keyspace.AtRegistry] < g.Seq
 }
 
 // try notes that the guard's batch is sent.
@@ -275,7 +261,7 @@ type guardPart struct {
 func (x *Index) guardArgs(args []string, place int, attempt uint64, parts []guardPart) []string {
 	for _, p := range parts {
 		again := "0"
-		if p.guard.tried && place != atRegistry {
+		if p.guard.tried && place != keyspace.AtRegistry {
 			again = "1"
 		}
 		for _, v := range []uint64{uint64(p.guard.Generation), p.guard.Fence, p.guard.Seq, x.acks.after(p.guard, place)} {
@@ -288,40 +274,39 @@ func (x *Index) guardArgs(args []string, place int, attempt uint64, parts []guar
 
 // Begin implements store.Index.
 func (x *Index) Begin(ctx context.Context, pod string, rank int, fence uint64) (store.Generation, error) {
-	if err := x.begin(ctx, "begin"); err != nil {
+	if err := x.space.Check(ctx, "begin"); err != nil {
 		return 0, err
 	}
 	if err := errors.Join(store.CheckPodName(pod), store.CheckRank(rank), store.CheckFence(fence)); err != nil {
 		return 0, err
 	}
-	c := x.registryCall(beginScript, x.names.own(pod), pod, strconv.Itoa(rank), strconv.FormatUint(fence, 10))
+	c := x.space.RegistryCall(lua.Begin, x.space.Names.Own(pod), pod, strconv.Itoa(rank), strconv.FormatUint(fence, 10))
 	cmds, err := x.runReserving(ctx, c)
 	if err != nil {
-		return 0, failed(ctx, "begin", err)
+		return 0, keyspace.Failed(ctx, "begin", err)
 	}
 	text, err := cmds[0].Text()
 	if err != nil {
-		return 0, failed(ctx, "begin", err)
+		return 0, keyspace.Failed(ctx, "begin", err)
 	}
-	switch text {
-	case "0":
+	n, err := strconv.ParseInt(text, 10, 64)
+	switch {
+	case err == nil && lua.Result(n) == lua.Unregistered:
 		return 0, fmt.Errorf("%w: %s", store.ErrUnknownPod, pod)
-	case "-1":
+	case err == nil && lua.Result(n) == lua.Fenced:
 		return 0, fmt.Errorf("%w: pod %s rank %d", store.ErrFenced, pod, rank)
-	}
-	n, err := strconv.ParseUint(text, 10, 32)
-	if err != nil {
+	case err != nil || n < 1 || n > math.MaxUint32:
 		return 0, fmt.Errorf("%w: begin.lua returned %q", store.ErrUnavailable, redisx.Clip(text))
 	}
 	gen := store.Generation(n)
 	x.holders.drop(pod)
 	// Until all partitions have it, the generation can be taken over.
 	if err := x.fence(ctx, gen, fence, 0, true); err != nil {
-		return 0, failed(ctx, "begin", err)
+		return 0, keyspace.Failed(ctx, "begin", err)
 	}
 	x.forget(x.acks.is(gen, pod, rank))
 	if err := x.beginMap(ctx, gen); err != nil {
-		return 0, failed(ctx, "begin", err)
+		return 0, keyspace.Failed(ctx, "begin", err)
 	}
 	x.lists.open(gen, fence, 0)
 	return gen, nil
@@ -329,7 +314,7 @@ func (x *Index) Begin(ctx context.Context, pod string, rank int, fence uint64) (
 
 // TakeOver implements store.Index.
 func (x *Index) TakeOver(ctx context.Context, gen store.Generation, fence uint64) (watermark uint64, err error) {
-	if err := x.begin(ctx, "take over"); err != nil {
+	if err := x.space.Check(ctx, "take over"); err != nil {
 		return 0, err
 	}
 	if gen == 0 {
@@ -338,18 +323,18 @@ func (x *Index) TakeOver(ctx context.Context, gen store.Generation, fence uint64
 	if err := store.CheckFence(fence); err != nil {
 		return 0, err
 	}
-	c := fenceCall(x.names.records, gen, fence, "", false)
-	c.keys = append(c.keys, x.names.live)
+	c := fenceCall(x.space.Names.Records, gen, fence, "", false)
+	c.Keys = append(c.Keys, x.space.Names.Live)
 	for range applyTries {
 		var cmds []*redis.Cmd
-		if cmds, err = x.run(ctx, c); err == nil {
+		if cmds, err = x.space.Run(ctx, c); err == nil {
 			watermark, err = fenced(cmds[0])
 		}
 		if !errors.Is(err, errLate) {
 			break
 		}
 		if err := x.retireAllLate(ctx); err != nil {
-			return 0, failed(ctx, "take over", err)
+			return 0, keyspace.Failed(ctx, "take over", err)
 		}
 	}
 	if errors.Is(err, store.ErrEnded) {
@@ -361,13 +346,13 @@ func (x *Index) TakeOver(ctx context.Context, gen store.Generation, fence uint64
 		err = x.fence(ctx, gen, fence, watermark, watermark == 0)
 	}
 	if err != nil {
-		return 0, failed(ctx, "take over", err)
+		return 0, keyspace.Failed(ctx, "take over", err)
 	}
 	x.takeMap(gen, fence)
 	if watermark == 0 {
 		// Begin may have had no time for this either.
 		if err := x.beginMap(ctx, gen); err != nil {
-			return 0, failed(ctx, "take over", err)
+			return 0, keyspace.Failed(ctx, "take over", err)
 		}
 	}
 	return watermark, nil
@@ -375,13 +360,13 @@ func (x *Index) TakeOver(ctx context.Context, gen store.Generation, fence uint64
 
 // fence writes the records of a generation in all partitions of a cluster.
 func (x *Index) fence(ctx context.Context, gen store.Generation, fence, seq uint64, create bool) error {
-	if x.cluster {
-		calls := make([]*call, blockkey.Partitions, atMap)
+	if x.space.Cluster {
+		calls := make([]*keyspace.Call, blockkey.Partitions, keyspace.AtMap)
 		for p := range calls {
-			calls[p] = fenceCall(x.names.guards(p), gen, fence, strconv.FormatUint(seq, 10), create)
+			calls[p] = fenceCall(x.space.Names.Guards(p), gen, fence, strconv.FormatUint(seq, 10), create)
 		}
-		calls = append(calls, fenceCall(x.names.mapRecords(gen, true), gen, fence, strconv.FormatUint(seq, 10), create))
-		cmds, err := x.run(ctx, calls...)
+		calls = append(calls, fenceCall(x.space.Names.MapRecords(gen, true), gen, fence, strconv.FormatUint(seq, 10), create))
+		cmds, err := x.space.Run(ctx, calls...)
 		if err != nil {
 			return err
 		}
@@ -395,12 +380,12 @@ func (x *Index) fence(ctx context.Context, gen store.Generation, fence, seq uint
 	return nil
 }
 
-func fenceCall(records string, gen store.Generation, fence uint64, seq string, create bool) *call {
+func fenceCall(records string, gen store.Generation, fence uint64, seq string, create bool) *keyspace.Call {
 	c := "0"
 	if create {
 		c = "1"
 	}
-	return &call{script: fenceScript, keys: []string{records}, args: []string{
+	return &keyspace.Call{Script: lua.Fence, Keys: []string{records}, Args: []string{
 		strconv.FormatUint(uint64(gen), 10), strconv.FormatUint(fence, 10), seq, c,
 	}}
 }
@@ -414,14 +399,14 @@ func fenced(c *redis.Cmd) (seq uint64, err error) {
 	if len(v) == 2 {
 		verdict, _ := v[0].(int64)
 		text, _ := v[1].(string)
-		switch verdict {
-		case verdictApplied:
+		switch lua.Result(verdict) {
+		case lua.Applied:
 			return strconv.ParseUint(text, 10, 64)
-		case verdictFenced:
+		case lua.Fenced:
 			return 0, store.ErrFenced
-		case verdictEnded:
+		case lua.Ended:
 			return 0, store.ErrEnded
-		case -3:
+		case lua.Late:
 			return 0, errLate
 		}
 	}
@@ -430,20 +415,20 @@ func fenced(c *redis.Cmd) (seq uint64, err error) {
 
 // Life implements store.Index.
 func (x *Index) Life(ctx context.Context, pod string, rank int) (store.Life, error) {
-	if err := x.begin(ctx, "life"); err != nil {
+	if err := x.space.Check(ctx, "life"); err != nil {
 		return store.Life{}, err
 	}
 	if err := errors.Join(store.CheckPodName(pod), store.CheckRank(rank)); err != nil {
 		return store.Life{}, err
 	}
-	cmds, err := x.run(ctx, &call{script: lifeScript, keys: []string{x.names.live, x.names.own(pod), x.names.records}, args: []string{pod, strconv.Itoa(rank)}})
+	cmds, err := x.space.Run(ctx, &keyspace.Call{Script: lua.Life, Keys: []string{x.space.Names.Live, x.space.Names.Own(pod), x.space.Names.Records}, Args: []string{pod, strconv.Itoa(rank)}})
 	if err != nil {
-		return store.Life{}, failed(ctx, "life", err)
+		return store.Life{}, keyspace.Failed(ctx, "life", err)
 	}
 	v, err := cmds[0].StringSlice()
 	switch {
 	case err != nil:
-		return store.Life{}, failed(ctx, "life", err)
+		return store.Life{}, keyspace.Failed(ctx, "life", err)
 	case len(v) != 2:
 		return store.Life{}, nil
 	}

@@ -15,6 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 // guardedBatch is a batch of rank 0 under a guard.
@@ -61,12 +63,12 @@ func TestRecordsAreSwept(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p := range blockkey.Partitions {
-		got := plain.HGetAll(ctx, x.names.guards(p)).Val()
+		got := plain.HGetAll(ctx, x.space.Names.Guards(p)).Val()
 		if len(got) != 2 || got[fmt.Sprint(last)] == "" || got[fmt.Sprint(other)] != "1,0" {
 			t.Fatalf("partition %d has the records %v", p, got)
 		}
 	}
-	if n := plain.HLen(ctx, x.names.records).Val(); n != 2 {
+	if n := plain.HLen(ctx, x.space.Names.Records).Val(); n != 2 {
 		t.Errorf("the registry has %d records, want 2", n)
 	}
 	apply(t, x, guardedBatch("a", last, 5, 2, store.Remove, manyKeys(200)...))
@@ -92,7 +94,7 @@ func TestLostWrites(t *testing.T) {
 				if cluster {
 					c := redistest.StartCluster(t, 3, false)
 					x = open(t, Config{URL: c.URL(), NoSweep: true})
-					record = x.names.guards(k[0].In(blockkey.ModelOf("m")).Partition())
+					record = x.space.Names.Guards(k[0].In(blockkey.ModelOf("m")).Partition())
 					set = func(f, v string) error {
 						if v == "" {
 							return c.Client().HDel(ctx, record, f).Err()
@@ -102,7 +104,7 @@ func TestLostWrites(t *testing.T) {
 				} else {
 					s := redistest.Start(t)
 					x = open(t, Config{URL: s.URL(), NoSweep: true})
-					record = x.names.records
+					record = x.space.Names.Records
 					set = func(f, v string) error {
 						if v == "" {
 							return s.Client().HDel(ctx, record, f).Err()
@@ -158,7 +160,7 @@ func TestMapsAreSwept(t *testing.T) {
 					n += len(c.Keys(ctx, "kva{g*").Val())
 					return nil
 				}
-				if c, ok := x.client.(*redis.ClusterClient); ok {
+				if c, ok := x.space.Client.(*redis.ClusterClient); ok {
 					var mu sync.Mutex
 					if err := c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
 						mu.Lock()
@@ -169,7 +171,7 @@ func TestMapsAreSwept(t *testing.T) {
 					}
 					return n
 				}
-				_ = count(ctx, x.client.(*redis.Client))
+				_ = count(ctx, x.space.Client.(*redis.Client))
 				return n
 			}
 			before := names()
@@ -234,39 +236,39 @@ func TestMissingPart(t *testing.T) {
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	ctx := t.Context()
 	gen := mustBegin(t, x, "a", 1)
-	send := func(attempt, part, parts string, want int64) {
+	send := func(attempt, part, parts string, want lua.Result) {
 		t.Helper()
-		c := &call{script: applyScript, keys: []string{x.names.records, "b" + part}, args: []string{
+		c := &keyspace.Call{Script: lua.Apply, Keys: []string{x.space.Names.Records, "b" + part}, Args: []string{
 			"0", "1", "0", fmt.Sprint(gen), "1", "5", "0", "0", attempt, part, parts, "+7", "1",
 		}}
-		cmds, err := x.run(ctx, c)
+		cmds, err := x.space.Run(ctx, c)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if v, _ := cmds[0].Slice(); len(v) != 2 || v[1] != want {
+		if v, _ := cmds[0].Slice(); len(v) != 2 || v[1] != int64(want) {
 			t.Fatalf("part %s of attempt %s: got %v, want %d", part, attempt, v, want)
 		}
 	}
 	record := func(want string) {
 		t.Helper()
-		if got := s.Client().HGet(ctx, x.names.records, fmt.Sprint(gen)).Val(); got != want {
+		if got := s.Client().HGet(ctx, x.space.Names.Records, fmt.Sprint(gen)).Val(); got != want {
 			t.Fatalf("the record is %q, want %q", got, want)
 		}
 	}
-	send("1", "1", "3", verdictGap)
+	send("1", "1", "3", lua.Gap)
 	record("1,0")
-	send("1", "0", "3", verdictApplied)
+	send("1", "0", "3", lua.Applied)
 	record("1,0,5,1,1")
-	send("1", "2", "3", verdictGap)
-	send("2", "1", "3", verdictGap)
-	send("1", "1", "3", verdictApplied)
-	send("3", "0", "2", verdictApplied)
-	send("1", "2", "3", verdictGap)
+	send("1", "2", "3", lua.Gap)
+	send("2", "1", "3", lua.Gap)
+	send("1", "1", "3", lua.Applied)
+	send("3", "0", "2", lua.Applied)
+	send("1", "2", "3", lua.Gap)
 	record("1,0,5,3,1")
-	send("3", "1", "2", verdictApplied)
+	send("3", "1", "2", lua.Applied)
 	record("1,5")
-	send("3", "1", "2", verdictDuplicate)
-	send("4", "0", "1", verdictDuplicate)
+	send("3", "1", "2", lua.Duplicate)
+	send("4", "0", "1", lua.Duplicate)
 }
 
 // TestGuardedTrips counts the round trips of guarded batches.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // A query may name pods that are not registered (store.Query.Named): guests. They are in
@@ -94,7 +95,7 @@ func (l *lookup) meetValue(met []string, c *chain, block int) []string {
 			return met
 		}
 	}
-	if _, ids := appendHolders(l.ids[:0], v); ids || !isText(v) {
+	if _, ids := keyspace.AppendHolders(l.ids[:0], v); ids || !keyspace.IsText(v) {
 		return met
 	}
 	for text := range bytes.SplitSeq(bytes.TrimPrefix(v, []byte{','}), []byte{','}) {
@@ -110,7 +111,7 @@ func (l *lookup) meetValue(met []string, c *chain, block int) []string {
 func (l *lookup) meetEntry(met []string, c *chain, block int) []string {
 	e := &l.entries[c.from]
 	meet := func(text string) {
-		if text == "" || len(text) > maxName || !isText([]byte(text)) || strings.Contains(text, ",") || l.snap.knows(text) {
+		if text == "" || len(text) > keyspace.MaxName || !keyspace.IsText([]byte(text)) || strings.Contains(text, ",") || l.snap.knows(text) {
 			return
 		}
 		if host, _, err := net.SplitHostPort(text); err != nil || !l.snap.knows(host) {
@@ -157,7 +158,7 @@ func (x *Index) withGuests(s *snapshot, queries []*store.Query, met []string) *s
 	var names []string
 	for _, q := range queries {
 		for _, name := range q.Named {
-			if _, registered := s.roster.find(name); registered || len(names) == maxGuests || len(name) > maxName || !isText([]byte(name)) || strings.Contains(name, ",") {
+			if _, registered := s.roster.find(name); registered || len(names) == maxGuests || len(name) > keyspace.MaxName || !keyspace.IsText([]byte(name)) || strings.Contains(name, ",") {
 				continue
 			}
 			if at, there := slices.BinarySearch(names, name); !there {

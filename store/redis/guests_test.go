@@ -43,7 +43,7 @@ func TestGuests(t *testing.T) {
 			var keys []blockkey.Key
 			write := func() {
 				for i, text := range texts {
-					put(t, x, x.client, blockkey.Key(i), text)
+					put(t, x, x.space.Client, blockkey.Key(i), text)
 				}
 			}
 			for i := range texts {
@@ -79,7 +79,7 @@ func TestGuests(t *testing.T) {
 			if _, err := x.Sweep(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if ttl := x.client.PTTL(t.Context(), nameOf(x, 0)).Val(); ttl <= 0 {
+			if ttl := x.space.Client.PTTL(t.Context(), nameOf(x, 0)).Val(); ttl <= 0 {
 				t.Errorf("a text of nobody lives for %v", ttl)
 			}
 			want("after a sweep", []string{"10.0.0.1:8000"}, one, one, "", both(one, nine), "", nine)
@@ -130,7 +130,7 @@ func TestMetGuests(t *testing.T) {
 		var keys []blockkey.Key
 		write := func() {
 			for i, text := range texts {
-				put(t, x, x.client, blockkey.Key(i), text)
+				put(t, x, x.space.Client, blockkey.Key(i), text)
 			}
 		}
 		for i := range texts {
@@ -217,7 +217,7 @@ func TestMetGuestsAreBounded(t *testing.T) {
 	x := open(t, Config{URL: redistest.Start(t).URL(), NoSweep: true})
 	letIn(t, x, "m", true)
 	const blocks, addresses = 100, 10_000
-	pipe := x.client.Pipeline()
+	pipe := x.space.Client.Pipeline()
 	var keys, flood []blockkey.Key
 	text := func(n int) string { return fmt.Sprintf("10.%d.%d.%d:8000", n>>16, n>>8&0xff, n&0xff) }
 	for i := range blocks {
@@ -295,7 +295,7 @@ func TestMetOwners(t *testing.T) {
 		var names, hashes []string
 		for i, text := range texts {
 			names, hashes = append(names, fmt.Sprint("owner-", i)), append(hashes, fmt.Sprint("owners-", i))
-			if err := errors.Join(x.client.Set(ctx, names[i], text, 0).Err(), x.client.HSet(ctx, hashes[i], text, "fmt@1@0@1", "10.0.0.9:8200", "fmt@1@0@1").Err()); err != nil {
+			if err := errors.Join(x.space.Client.Set(ctx, names[i], text, 0).Err(), x.space.Client.HSet(ctx, hashes[i], text, "fmt@1@0@1", "10.0.0.9:8200", "fmt@1@0@1").Err()); err != nil {
 				t.Fatal(err)
 			}
 		}

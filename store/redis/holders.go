@@ -13,6 +13,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 // holderCache remembers the ids of holders that this process writes under. What
@@ -188,7 +190,7 @@ func (x *Index) resolve(ctx context.Context, p *plan) error {
 	}
 	for len(asked) > 0 {
 		n := min(len(asked), tripCalls)
-		calls := make([]*call, n)
+		calls := make([]*keyspace.Call, n)
 		for i, pod := range asked[:n] {
 			var err error
 			if calls[i], err = x.holdersCall(pod); err != nil {
@@ -227,8 +229,8 @@ func (x *Index) resolved(pod *podPlan, c *redis.Cmd) (refused bool, err error) {
 	}
 	for i, g := range guards {
 		verdict, _ := reply[i].(int64)
-		if verdict != verdictApplied {
-			g.hear(verdict)
+		if r := lua.Result(verdict); r != lua.Applied {
+			g.refuse(r)
 			refused = true
 		}
 	}
@@ -258,8 +260,8 @@ func (pod *podPlan) open() []*holderRef {
 }
 
 // runReserving is run for calls that may need more ids than are reserved.
-func (x *Index) runReserving(ctx context.Context, calls ...*call) ([]*redis.Cmd, error) {
-	cmds, err := x.run(ctx, calls...)
+func (x *Index) runReserving(ctx context.Context, calls ...*keyspace.Call) ([]*redis.Cmd, error) {
+	cmds, err := x.space.Run(ctx, calls...)
 	// Once is enough, unless others take thousands of ids in between.
 	for range applyTries {
 		next, ok := reserveNeeded(err)
@@ -267,13 +269,13 @@ func (x *Index) runReserving(ctx context.Context, calls ...*call) ([]*redis.Cmd,
 			break
 		}
 		if err = x.reserve(ctx, next); err == nil {
-			cmds, err = x.run(ctx, calls...)
+			cmds, err = x.space.Run(ctx, calls...)
 		}
 	}
 	return cmds, err
 }
 
-func (x *Index) holdersCall(pod *podPlan) (*call, error) {
+func (x *Index) holdersCall(pod *podPlan) (*keyspace.Call, error) {
 	var text []byte
 	if pod.enrols {
 		var err error
@@ -292,10 +294,10 @@ func (x *Index) holdersCall(pod *podPlan) (*call, error) {
 	args = append(args, pod.name, string(text), strconv.Itoa(x.config.MaxPods), strconv.Itoa(x.config.MaxHolders), strconv.Itoa(len(guards)))
 	for _, g := range guards {
 		args = append(args, strconv.Itoa(g.rank))
-		for _, v := range []uint64{uint64(g.Generation), g.Fence, g.Seq, x.acks.after(g, atRegistry)} {
+		for _, v := range []uint64{uint64(g.Generation), g.Fence, g.Seq, x.acks.after(g, keyspace.AtRegistry)} {
 			args = append(args, strconv.FormatUint(v, 10))
 		}
-		args = append(args, flag(slices.ContainsFunc(clears, func(c clearance) bool { return c.guard == g })))
+		args = append(args, keyspace.Flag(slices.ContainsFunc(clears, func(c clearance) bool { return c.guard == g })))
 	}
 	args = append(args, strconv.Itoa(len(clears)))
 	for _, c := range clears {
@@ -303,12 +305,12 @@ func (x *Index) holdersCall(pod *podPlan) (*call, error) {
 	}
 	args = append(args, strconv.Itoa(len(refs)))
 	for _, r := range refs {
-		args = append(args, strconv.Itoa(r.rank), r.tierText(), flag(r.give))
+		args = append(args, strconv.Itoa(r.rank), r.tierText(), keyspace.Flag(r.give))
 	}
 	said := pod.said()
 	args = append(args, strconv.Itoa(len(said)))
 	for _, r := range said {
 		args = append(args, strconv.Itoa(r.rank), r.reuse.String())
 	}
-	return x.registryCall(holdersScript, x.names.own(pod.name), args...), nil
+	return x.space.RegistryCall(lua.Holders, x.space.Names.Own(pod.name), args...), nil
 }

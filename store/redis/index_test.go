@@ -21,12 +21,12 @@ func newPrefix() string { return fmt.Sprintf("t%d", prefixes.Add(1)) }
 // open opens an index and closes it when the test ends.
 func open(tb testing.TB, c Config) *Index {
 	tb.Helper()
+	if _, test := tb.(*testing.T); test && c.compactAt == 0 {
+		c.compactAt = 24 // so that maps are compacted all the time
+	}
 	x, err := Open(c)
 	if err != nil {
 		tb.Fatal(err)
-	}
-	if _, test := tb.(*testing.T); test {
-		x.lists.least = 24 // so that maps are folded all the time
 	}
 	tb.Cleanup(func() {
 		if err := x.Close(); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 // lateWrite is a write that is held up, and what others do between its being given up and
@@ -79,8 +80,8 @@ func lateWrites() map[string]lateWrite {
 func TestCaseALateWriteUndoesARemove(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()
-	for _, known := range []*script{applyScript, holdersScript, registerScript, retireScript, beginScript, modelScript} {
-		if err := plain.ScriptLoad(t.Context(), known.src).Err(); err != nil {
+	for _, known := range []*lua.Script{lua.Apply, lua.Holders, lua.Register, lua.Retire, lua.Begin, lua.Model} {
+		if err := plain.ScriptLoad(t.Context(), known.Source).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -166,72 +167,4 @@ func state(t *testing.T, s *redistest.Server, prefix string) []string {
 		names[i] += " " + plain.Dump(t.Context(), name).Val()
 	}
 	return names
-}
-
-// TestClockOfAnotherServer: what was known of the server's clock is of another, as after
-// a failover, or the clock has been set. A write is sent anew, and done.
-func TestClockOfAnotherServer(t *testing.T) {
-	for name, url := range map[string]string{
-		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			x := open(t, Config{URL: url, NoSweep: true})
-			apply(t, x, batchOf("a", store.Add, 1))
-			for place := range x.clocks.told {
-				x.clocks.learn(place, told{ms: 1, heard: time.Now(), dials: x.conn.Dials()})
-			}
-			apply(t, x, batchOf("a", store.Add, 2), batchOf("b", store.Add, 2))
-			wantBlocks(t, x, []blockkey.Key{1, 2}, "a", "a b")
-		})
-	}
-}
-
-// TestClocks: a server's clock is never taken to be later than it is, and is asked again
-// after a while and with each new connection.
-func TestClocks(t *testing.T) {
-	var c clocks
-	heard := time.Now()
-	c.learn(3, told{ms: 1_000_000, heard: heard, dials: 7})
-	now, ok := c.of(3, 7)
-	if !ok || now.at(heard) != 1_000_000 || now.at(heard.Add(10*time.Second)) != 1_009_990 || now.at(heard.Add(-10*time.Second)) != 989_990 {
-		t.Errorf("known %v: %d now, %d in 10 s", ok, now.at(heard), now.at(heard.Add(10*time.Second)))
-	}
-	if _, ok := c.of(4, 7); ok {
-		t.Error("the clock of another place is known")
-	}
-	if _, ok := c.of(3, 8); ok {
-		t.Error("the clock is known although there is a new connection")
-	}
-	c.learn(3, told{ms: 1_000_000, heard: heard.Add(-clockAge), dials: 7})
-	if _, ok := c.of(3, 7); ok {
-		t.Error("the clock is known after too long a time")
-	}
-	c.learn(3, told{ms: 1_000_000, heard: heard, dials: 7})
-	c.forget()
-	if _, ok := c.of(3, 7); ok {
-		t.Error("the clock is known although it has been forgotten")
-	}
-}
-
-// TestTooLate is what a writer hears who gives a time that is over.
-func TestTooLate(t *testing.T) {
-	s := redistest.Start(t)
-	x := open(t, Config{URL: s.URL(), NoSweep: true})
-	apply(t, x, batchOf("a", store.Add, 1))
-	for name, c := range map[string]*call{
-		"apply":    {script: applyScript, place: atRegistry, keys: []string{nameOf(x, 2)}, args: []string{"0", "0", "0", "+1", "1"}},
-		"register": x.registryCall(registerScript, x.names.own("b"), "b", `{"name":"b","model":"m"}`, "0", "10"),
-	} {
-		c.latest = 1
-		if err := x.client.Process(t.Context(), c.command(t.Context(), true)); !tooLate(err) {
-			t.Errorf("%s: got %v", name, err)
-		}
-		if err := failed(t.Context(), name, x.client.Process(t.Context(), c.command(t.Context(), true))); !errors.Is(err, store.ErrUnavailable) {
-			t.Errorf("%s: got %v, want ErrUnavailable", name, err)
-		}
-	}
-	wantBlocks(t, x, []blockkey.Key{1, 2}, "a", "")
-	if got := s.Client().HLen(t.Context(), x.names.pods).Val(); got != 1 {
-		t.Errorf("there are %d pods", got)
-	}
 }

@@ -11,33 +11,22 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
-//go:embed lua/lease.lua
-var leaseLua string
-
-// A late call of a reader keeps ranks from others for no longer than its ttl, and what a
-// reader writes is under guards: it needs no latest time.
-var leaseScript = newScript(registryLua, leaseLua).untimed()
-
 var _ store.Leases = (*Index)(nil)
-
-// readers are the keys of who reads what: who lives, and the leases.
-func (n *names) readers() (living, leases string) {
-	reg := n.prefix + "{" + registryTag + "}:"
-	return reg + "readers", reg + "leases"
-}
 
 // Lease implements store.Leases.
 func (x *Index) Lease(ctx context.Context, c store.LeaseCall) (store.LeaseView, error) {
 	const doing = "lease"
-	if err := x.begin(ctx, doing); err != nil {
+	if err := x.space.Check(ctx, doing); err != nil {
 		return store.LeaseView{}, err
 	}
 	if err := c.Validate(); err != nil {
 		return store.LeaseView{}, err
 	}
-	var calls []*call
+	var calls []*keyspace.Call
 	if len(c.Acquire)+len(c.Release) > leaseStep {
 		for part := range slices.Chunk(c.Release, leaseStep) {
 			calls = append(calls, x.leaseCall(&c, noView, nil, part))
@@ -48,9 +37,9 @@ func (x *Index) Lease(ctx context.Context, c store.LeaseCall) (store.LeaseView, 
 		c.Acquire, c.Release = nil, nil
 	}
 	calls = append(calls, x.leaseCall(&c, strconv.FormatUint(c.Version, 10), c.Acquire, c.Release))
-	cmds, err := x.run(ctx, calls...)
+	cmds, err := x.space.Run(ctx, calls...)
 	if err != nil {
-		return store.LeaseView{}, failed(ctx, doing, err)
+		return store.LeaseView{}, keyspace.Failed(ctx, doing, err)
 	}
 	v, many, err := parseLeases(cmds[len(cmds)-1].Val())
 	if err == nil && len(cmds) > 1 {
@@ -64,7 +53,7 @@ func (x *Index) Lease(ctx context.Context, c store.LeaseCall) (store.LeaseView, 
 	}
 	if many {
 		if v.Leases, err = x.allLeases(ctx); err != nil {
-			return store.LeaseView{}, failed(ctx, doing, err)
+			return store.LeaseView{}, keyspace.Failed(ctx, doing, err)
 		}
 	}
 	return v, nil
@@ -81,7 +70,7 @@ const (
 )
 
 // leaseCall is one run of lease.lua, with all of c but its ranks and version.
-func (x *Index) leaseCall(c *store.LeaseCall, version string, acquire, release []store.RankRef) *call {
+func (x *Index) leaseCall(c *store.LeaseCall, version string, acquire, release []store.RankRef) *keyspace.Call {
 	args := make([]string, 0, 8+len(acquire)+len(release))
 	args = append(args, c.Reader.Name, strconv.Itoa(c.Reader.Ranks), strconv.FormatInt(c.TTL.Milliseconds(), 10), version,
 		strconv.Itoa(store.MaxReaders), strconv.Itoa(x.config.MaxHolders), strconv.FormatUint(c.After, 10), strconv.Itoa(len(acquire)))
@@ -90,20 +79,20 @@ func (x *Index) leaseCall(c *store.LeaseCall, version string, acquire, release [
 			args = append(args, strconv.Itoa(r.Rank)+" "+r.Pod)
 		}
 	}
-	call := x.registryCall(leaseScript, x.names.own(""), args...)
-	living, leases := x.names.readers()
-	call.keys = append(call.keys, living, leases)
+	call := x.space.RegistryCall(lua.Lease, x.space.Names.Own(""), args...)
+	living, leases := x.space.Names.Readers()
+	call.Keys = append(call.Keys, living, leases)
 	return call
 }
 
 // allLeases reads the leases page by page. What changes meanwhile may be in it or not:
 // the version, which is older, tells the caller next time that there is more to see.
 func (x *Index) allLeases(ctx context.Context) (map[store.RankRef]store.Lease, error) {
-	_, key := x.names.readers()
+	_, key := x.space.Names.Readers()
 	out := map[store.RankRef]store.Lease{}
 	for cursor := uint64(0); ; {
-		x.roundTrips.Add(1)
-		page, next, err := x.client.HScan(ctx, key, cursor, "", leasePage).Result()
+		x.space.Trips.Add(1)
+		page, next, err := x.space.Client.HScan(ctx, key, cursor, "", leasePage).Result()
 		if err != nil {
 			return nil, err
 		}
@@ -128,7 +117,7 @@ func parseLeases(reply any) (v store.LeaseView, many bool, err error) {
 	if v.Version, err = strconv.ParseUint(version, 10, 64); err != nil {
 		return v, false, fmt.Errorf("the version is %q", redisx.Clip(version))
 	}
-	v.Lapsed = isOne(parts[1])
+	v.Lapsed = keyspace.IsOne(parts[1])
 	members, _ := parts[2].([]any)
 	for _, m := range members {
 		text, _ := m.(string)

@@ -59,16 +59,16 @@ func TestFencesAfterLoss(t *testing.T) {
 	}
 	grow("first")
 	// As if the clock of the last server had been ten minutes ahead of this one's.
-	plain.HSet(t.Context(), x.names.count, "lease", fmt.Sprintf("%d %s", last+600e6, strings.Repeat("0", 40)))
+	plain.HSet(t.Context(), x.space.Names.Count, "lease", fmt.Sprintf("%d %s", last+600e6, strings.Repeat("0", 40)))
 	before := last + 600e6
 	grow("another server")
 	if last <= before {
 		t.Fatalf("fence %d after a server that had given %d", last, before)
 	}
 	grow("the same server")
-	plain.Del(t.Context(), x.names.count)
+	plain.Del(t.Context(), x.space.Names.Count)
 	grow("no counters")
-	_, leases := x.names.readers()
+	_, leases := x.space.Names.Readers()
 	if err := plain.HSet(t.Context(), leases, "x", "y", "0 b", "words", "0 ", "1 z", "1 c", "5").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestLeaseIsBounded(t *testing.T) {
 		t.Error(err)
 	}
 	plain := s.Client()
-	living, _ := x.names.readers()
+	living, _ := x.space.Names.Readers()
 	for i := range store.MaxReaders {
 		plain.ZAdd(t.Context(), living, zOf(fmt.Sprint("r", i, " 5"), time.Now().Add(time.Hour)))
 	}
@@ -196,7 +196,7 @@ func TestLeaseSteps(t *testing.T) {
 func TestDeadReadersGo(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
-	living, _ := x.names.readers()
+	living, _ := x.space.Names.Readers()
 	plain := s.Client()
 	plain.ZAdd(t.Context(), living, zOf("old 1", time.Now().Add(-2*time.Hour)), zOf("dead 1", time.Now().Add(-time.Minute)))
 	leaseOf(t, x, "o", store.RankRef{Pod: "a"})

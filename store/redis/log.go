@@ -13,17 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
-)
-
-//go:embed lua/log.lua
-var logLua string
-
-//go:embed lua/want.lua
-var wantLua string
-
-var (
-	logScript  = newScript(logLua)
-	wantScript = newScript(registryLua, wantLua)
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 // The length of a log, in entries. An entry is what one run of apply.lua has
@@ -54,35 +45,35 @@ func (x *Index) EnsureLog(ctx context.Context, entries int) (inForce int, err er
 }
 
 func (x *Index) setLog(ctx context.Context, entries int, keep bool) (inForce int, err error) {
-	if err := x.begin(ctx, "log"); err != nil {
+	if err := x.space.Check(ctx, "log"); err != nil {
 		return 0, err
 	}
 	if entries != 0 && (entries < MinLogEntries || entries > MaxLogEntries) || entries == 0 && keep {
 		return 0, fmt.Errorf("%w: a log of %d entries; it can have %d to %d", store.ErrInvalid, entries, MinLogEntries, MaxLogEntries)
 	}
-	cmds, err := x.run(ctx, x.registryCall(wantScript, x.names.own(""), strconv.Itoa(entries), flag(keep)))
+	cmds, err := x.space.Run(ctx, x.space.RegistryCall(lua.Want, x.space.Names.Own(""), strconv.Itoa(entries), keyspace.Flag(keep)))
 	if err != nil {
-		return 0, failed(ctx, "log", err)
+		return 0, keyspace.Failed(ctx, "log", err)
 	}
 	text, _ := cmds[0].Val().(string)
 	if inForce, err = strconv.Atoi(text); err != nil || inForce < 0 {
 		return 0, fmt.Errorf("%w: kva{reg}:meta has the log %q", store.ErrUnavailable, redisx.Clip(text))
 	}
-	var calls []*call
+	var calls []*keyspace.Call
 	for _, place := range x.logPlaces() {
-		l := &x.names.logs[place]
-		calls = append(calls, &call{script: logScript, keys: []string{l.logged, l.log}, args: []string{text}})
+		l := &x.space.Names.Logs[place]
+		calls = append(calls, &keyspace.Call{Script: lua.Log, Keys: []string{l.Logged, l.Log}, Args: []string{text}})
 	}
-	_, err = x.run(ctx, calls...)
-	return inForce, failed(ctx, "log", err)
+	_, err = x.space.Run(ctx, calls...)
+	return inForce, keyspace.Failed(ctx, "log", err)
 }
 
 // logPlaces are where there are logs: in the slots of what they tell of.
 func (x *Index) logPlaces() []int {
-	if !x.cluster {
-		return []int{atRegistry}
+	if !x.space.Cluster {
+		return []int{keyspace.AtRegistry}
 	}
-	places := make([]int, atRegistry+1)
+	places := make([]int, keyspace.AtRegistry+1)
 	for i := range places {
 		places[i] = i
 	}
@@ -90,15 +81,15 @@ func (x *Index) logPlaces() []int {
 }
 
 // logs reports whether any of these runs of apply.lua would be logged, or may be.
-func (x *Index) logs(ctx context.Context, calls []*call) bool {
-	pipe := x.client.Pipeline()
+func (x *Index) logs(ctx context.Context, calls []*run) bool {
+	pipe := x.space.Client.Pipeline()
 	var cmds []*redis.StringCmd
 	for _, c := range calls {
 		if len(c.edits) > 0 {
-			cmds = append(cmds, pipe.Get(ctx, x.names.logs[c.place].logged))
+			cmds = append(cmds, pipe.Get(ctx, x.space.Names.Logs[c.Place].Logged))
 		}
 	}
-	x.roundTrips.Add(1)
+	x.space.Trips.Add(1)
 	_, _ = pipe.Exec(ctx)
 	for _, c := range cmds {
 		if !errors.Is(c.Err(), redis.Nil) {
@@ -112,18 +103,18 @@ func (x *Index) logs(ctx context.Context, calls []*call) bool {
 // stream; it is empty when there is none. A reader that goes on behind them misses
 // nothing that comes after the call.
 func (x *Index) LogOffsets(ctx context.Context) (map[string]string, error) {
-	if err := x.begin(ctx, "log"); err != nil {
+	if err := x.space.Check(ctx, "log"); err != nil {
 		return nil, err
 	}
 	places := x.logPlaces()
 	tails, err := x.readTails(ctx, places)
 	if err != nil {
-		return nil, failed(ctx, "log", err)
+		return nil, keyspace.Failed(ctx, "log", err)
 	}
 	out := map[string]string{}
 	for i, t := range tails {
 		if t.on {
-			out[x.names.logs[places[i]].log] = t.last.id
+			out[x.space.Names.Logs[places[i]].Log] = t.last.id
 		}
 	}
 	return out, nil
@@ -150,7 +141,7 @@ type mark struct {
 
 // readTails reads the ends of the logs of places.
 func (x *Index) readTails(ctx context.Context, places []int) ([]tail, error) {
-	return readTails(ctx, x, x.client, places)
+	return readTails(ctx, x, x.space.Client, places)
 }
 
 func readTails(ctx context.Context, x *Index, c redis.Cmdable, places []int) ([]tail, error) {
@@ -158,10 +149,10 @@ func readTails(ctx context.Context, x *Index, c redis.Cmdable, places []int) ([]
 	counts := make([]*redis.StringCmd, len(places))
 	lasts := make([]*redis.XMessageSliceCmd, len(places))
 	for i, p := range places {
-		counts[i] = pipe.Get(ctx, x.names.logs[p].logged)
-		lasts[i] = pipe.XRevRangeN(ctx, x.names.logs[p].log, "+", "-", 1)
+		counts[i] = pipe.Get(ctx, x.space.Names.Logs[p].Logged)
+		lasts[i] = pipe.XRevRangeN(ctx, x.space.Names.Logs[p].Log, "+", "-", 1)
 	}
-	x.roundTrips.Add(1)
+	x.space.Trips.Add(1)
 	_, _ = pipe.Exec(ctx) // each is looked at
 	tails := make([]tail, len(places))
 	for i := range places {
@@ -237,7 +228,7 @@ func parseEntry(values map[string]any, within uint64, garbled func()) (e entry, 
 		case strings.HasPrefix(field, "="):
 			c := logChange{keys: make([]blockkey.StoreKey, 0, len(text)/8)}
 			if field != "=" {
-				if c.holders, ok = appendHolders(nil, []byte(field[1:])); !ok {
+				if c.holders, ok = keyspace.AppendHolders(nil, []byte(field[1:])); !ok {
 					garbled()
 				}
 			}

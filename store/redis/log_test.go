@@ -12,6 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 // replay makes the values of blocks out of the logs alone, and checks that entries
@@ -19,8 +21,8 @@ import (
 func replay(t *rapid.T, x *Index, c redis.UniversalClient) map[blockkey.StoreKey]string {
 	out := map[blockkey.StoreKey]string{}
 	for _, place := range x.logPlaces() {
-		names := x.names.logs[place]
-		msgs, err := c.XRange(x.life, names.log, "-", "+").Result()
+		names := x.space.Names.Logs[place]
+		msgs, err := c.XRange(x.space.Life, names.Log, "-", "+").Result()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -31,15 +33,15 @@ func replay(t *rapid.T, x *Index, c redis.UniversalClient) map[blockkey.StoreKey
 				t.Fatal(err)
 			}
 			if last != 0 && e.n != last+1 {
-				t.Fatalf("%s has entry %d after %d", names.log, e.n, last)
+				t.Fatalf("%s has entry %d after %d", names.Log, e.n, last)
 			}
 			last = e.n
 			for field, v := range m.Values {
 				value, ok := strings.CutPrefix(field, "=")
 				for text := v.(string); ok && len(text) > 0; text = text[8:] {
-					k, is := x.names.parseBlock(x.names.blocks[text[7]&63] + text[:8])
-					if !is || x.cluster && k.Partition() != place {
-						t.Fatalf("%s tells of the block %x", names.log, text[:8])
+					k, is := x.space.Names.ParseBlock(x.space.Names.Blocks[text[7]&63] + text[:8])
+					if !is || x.space.Cluster && k.Partition() != place {
+						t.Fatalf("%s tells of the block %x", names.Log, text[:8])
 					}
 					delete(out, k)
 					if value != "" {
@@ -48,8 +50,8 @@ func replay(t *rapid.T, x *Index, c redis.UniversalClient) map[blockkey.StoreKey
 				}
 			}
 		}
-		if n, on := parseLogged(c.Get(x.life, names.logged).Val()); !on || n != last {
-			t.Fatalf("%s is at %d, its last entry is %d", names.logged, n, last)
+		if n, on := parseLogged(c.Get(x.space.Life, names.Logged).Val()); !on || n != last {
+			t.Fatalf("%s is at %d, its last entry is %d", names.Logged, n, last)
 		}
 	}
 	return out
@@ -98,10 +100,10 @@ func TestLogTells(t *testing.T) {
 						rt.Fatal(err)
 					}
 				}
-				got, want := replay(rt, x, x.client), map[blockkey.StoreKey]string{}
+				got, want := replay(rt, x, x.space.Client), map[blockkey.StoreKey]string{}
 				for _, k := range manyKeys(40) {
 					k := k.In(blockkey.ModelOf("m"))
-					if v := x.client.Get(t.Context(), string(x.names.appendBlock(nil, k))).Val(); v != "" {
+					if v := x.space.Client.Get(t.Context(), string(x.space.Names.AppendBlock(nil, k))).Val(); v != "" {
 						want[k] = v
 					}
 				}
@@ -209,21 +211,21 @@ func BenchmarkLogKeys(b *testing.B) {
 	x := open(b, Config{URL: s.URL(), NoSweep: true, Prefix: newPrefix()})
 	var names []string
 	for _, k := range manyKeys(16) {
-		names = append(names, string(x.names.appendBlock(nil, k.In(0))))
+		names = append(names, string(x.space.Names.AppendBlock(nil, k.In(0))))
 	}
 	for _, with := range []bool{false, true} {
 		b.Run(fmt.Sprintf("keys=%v", with), func(b *testing.B) {
-			c := &call{script: applyScript, keys: names, args: []string{"0", "0", "0", "", "16"}}
+			c := &keyspace.Call{Script: lua.Apply, Keys: names, Args: []string{"0", "0", "0", "", "16"}}
 			if with {
-				l := x.names.logs[atRegistry]
-				c.keys = append(append([]string{}, names...), l.logged, l.log)
+				l := x.space.Names.Logs[keyspace.AtRegistry]
+				c.Keys = append(append([]string{}, names...), l.Logged, l.Log)
 			}
 			s.Client().ConfigResetStat(b.Context())
 			at := 0
 			for b.Loop() {
-				c.args[3] = []string{"+7", "-7"}[at%2]
+				c.Args[3] = []string{"+7", "-7"}[at%2]
 				at++
-				if _, err := x.run(b.Context(), c); err != nil {
+				if _, err := x.space.Run(b.Context(), c); err != nil {
 					b.Fatal(err)
 				}
 			}

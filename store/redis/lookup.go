@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 const (
@@ -43,7 +44,7 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 		}
 	}
 	if len(queries) == 0 {
-		return x.begin(ctx, "lookup")
+		return x.space.Check(ctx, "lookup")
 	}
 	l := newLookup(x)
 	defer l.free()
@@ -54,7 +55,7 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 	}
 
 	l.snap = x.registry.current.Load()
-	err := x.begin(ctx, "lookup")
+	err := x.space.Check(ctx, "lookup")
 	if err == nil {
 		var epoch uint64
 		l.plan()
@@ -79,7 +80,7 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 		l.plan()
 		_, err = l.read(ctx, false)
 	}
-	return failed(ctx, "lookup", err)
+	return keyspace.Failed(ctx, "lookup", err)
 }
 
 // registryAt returns the registry for blocks that were read at an epoch. With
@@ -205,7 +206,7 @@ func (l *lookup) plan() {
 		c.from = keys
 		keys += c.n
 		for _, k := range c.q.Keys[c.at : c.at+c.n] {
-			l.names = l.x.names.appendBlock(l.names, k.In(c.q.Model))
+			l.names = l.x.space.Names.AppendBlock(l.names, k.In(c.q.Model))
 		}
 	}
 	l.split()
@@ -243,7 +244,7 @@ func (l *lookup) beside(i int) int {
 func (l *lookup) split() {
 	clear(l.keys)
 	l.keys = l.keys[:0]
-	n := l.x.names.blockLen()
+	n := l.x.space.Names.BlockLen()
 	for all := string(l.names); len(all) > 0; all = all[n:] {
 		l.keys = append(l.keys, all[:n])
 	}
@@ -255,7 +256,7 @@ func (x *Index) fetch(ctx context.Context, keys []blockkey.StoreKey) (*lookup, e
 	l := newLookup(x)
 	l.names = l.names[:0]
 	for _, k := range keys {
-		l.names = x.names.appendBlock(l.names, k)
+		l.names = x.space.Names.AppendBlock(l.names, k)
 	}
 	l.split()
 	_, err := l.read(ctx, false)
@@ -266,7 +267,7 @@ func (x *Index) fetch(ctx context.Context, keys []blockkey.StoreKey) (*lookup, e
 // read too.
 func (l *lookup) read(ctx context.Context, first bool) (epoch uint64, err error) {
 	l.spans = l.spans[:0]
-	if l.x.cluster {
+	if l.x.space.Cluster {
 		return l.readCluster(ctx, first)
 	}
 	return l.readServer(ctx, first)
@@ -284,7 +285,7 @@ func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err 
 		begin := len(l.args)
 		l.args = append(l.args, "mget")
 		if first && at == 0 {
-			l.args = append(l.args, &x.names.epoch)
+			l.args = append(l.args, &x.space.Names.Epoch)
 		}
 		for i := at; i < min(at+mgetKeys, len(l.keys)); i++ {
 			l.args = append(l.args, &l.keys[i])
@@ -293,7 +294,7 @@ func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err 
 		cmds = append(cmds, redis.NewRawCmd(ctx, args...))
 		counts = append(counts, len(args)-1)
 	}
-	x.roundTrips.Add(1)
+	x.space.Trips.Add(1)
 	if err := l.process(ctx, cmds); err != nil {
 		return 0, err
 	}
@@ -318,7 +319,7 @@ func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err 
 	if first {
 		v, _ := l.spans[0].of(l.buf)
 		l.vals = l.spans[1:]
-		return x.epochOf(string(v)), nil
+		return x.space.EpochOf(string(v)), nil
 	}
 	return 0, nil
 }
@@ -338,7 +339,7 @@ func (l *lookup) process(ctx context.Context, cmds []*redis.RawCmd) error {
 		}
 		return l.takeEntries()
 	}
-	pipe := x.client.Pipeline()
+	pipe := x.space.Client.Pipeline()
 	for _, c := range cmds {
 		_ = pipe.Process(ctx, c)
 	}
@@ -359,9 +360,9 @@ func (l *lookup) processBlocks(ctx context.Context, cmds []*redis.RawCmd) error 
 	case 0:
 		return nil
 	case 1:
-		return l.x.client.Process(ctx, cmds[0])
+		return l.x.space.Client.Process(ctx, cmds[0])
 	}
-	pipe := l.x.client.Pipeline()
+	pipe := l.x.space.Client.Pipeline()
 	for _, c := range cmds {
 		_ = pipe.Process(ctx, c)
 	}
@@ -413,7 +414,7 @@ func (l *lookup) runs(c *chain, vals []span) (more bool) {
 		l.ids = l.ids[:0]
 		if held {
 			var ok bool
-			if l.ids, ok = appendHolders(l.ids, v); !ok {
+			if l.ids, ok = keyspace.AppendHolders(l.ids, v); !ok {
 				l.ids = l.x.unread(l.ids, v, l.snap, n)
 			}
 		}

@@ -23,10 +23,10 @@ func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err
 		p := k[len(k)-1] % blockkey.Partitions
 		l.groups[p] = append(l.groups[p], i)
 	}
-	pipe := x.client.Pipeline()
+	pipe := x.space.Client.Pipeline()
 	var get *redis.StringCmd
 	if first {
-		get = pipe.Get(ctx, x.names.epoch)
+		get = pipe.Get(ctx, x.space.Names.Epoch)
 	}
 	var parts []part
 	for _, g := range &l.groups {
@@ -45,7 +45,7 @@ func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err
 	case len(l.entries) > 0:
 		wait = x.source.begin(ctx, l)
 	}
-	x.roundTrips.Add(1)
+	x.space.Trips.Add(1)
 	_, err = pipe.Exec(ctx)
 	wait()
 	if err != nil && !errors.Is(err, redis.Nil) {
@@ -69,7 +69,7 @@ func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err
 	if get == nil {
 		return 0, nil
 	}
-	return x.epochOf(get.Val()), nil
+	return x.space.EpochOf(get.Val()), nil
 }
 
 // firstError returns the error of a pipeline that is about blocks. all tells that there
@@ -124,12 +124,12 @@ func (l *lookup) take(ctx context.Context, p part) (err error) {
 // takeSingly reads a part key by key, which also works for the keys of a slot
 // that are on two nodes while it moves.
 func (l *lookup) takeSingly(ctx context.Context, keys []int) error {
-	pipe := l.x.client.Pipeline()
+	pipe := l.x.space.Client.Pipeline()
 	cmds := make([]*redis.StringCmd, len(keys))
 	for j, i := range keys {
 		cmds[j] = pipe.Get(ctx, l.keys[i])
 	}
-	l.x.roundTrips.Add(1)
+	l.x.space.Trips.Add(1)
 	// The pipeline's error is that of some command, and each is looked at.
 	_, _ = pipe.Exec(ctx)
 	for j, c := range cmds {

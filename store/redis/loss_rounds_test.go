@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 	"github.com/kvatlas/kvatlas/store/storetest"
 )
 
@@ -85,7 +86,7 @@ type lossHolding struct {
 type lossRound struct {
 	*testing.T
 	plain *redis.Client
-	names *names
+	names *keyspace.Names
 	keys  []blockkey.Key
 	both  []*Index
 
@@ -117,10 +118,10 @@ func newLossRound(t *testing.T, s *redistest.Server, plain *redis.Client, seed u
 	c := Config{URL: s.URL(), NoSweep: true, SweepDuty: 1}
 	for range 2 {
 		x := open(t, c)
-		x.client.AddHook(r)
+		x.space.Client.AddHook(r)
 		r.both = append(r.both, x)
 	}
-	r.names = r.both[0].names
+	r.names = r.both[0].space.Names
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(strings.Join(r.story, "\n"))
@@ -176,7 +177,7 @@ func (r *lossRound) perhaps(ctx context.Context) {
 	}
 	r.spoils++
 	n := r.names
-	all := []string{n.meta, n.pods, n.live, n.gen, n.epoch, n.count, n.records, n.own("p0"), n.own("p1"), n.high(r.rng.IntN(blockkey.Partitions))}
+	all := []string{n.Meta, n.Pods, n.Live, n.Gen, n.Epoch, n.Count, n.Records, n.Own("p0"), n.Own("p1"), n.High(r.rng.IntN(blockkey.Partitions))}
 	key := all[r.rng.IntN(len(all))]
 	switch r.rng.IntN(4) {
 	case 0, 1:
@@ -211,14 +212,14 @@ func (r *lossRound) garble(ctx context.Context, key string) {
 		}
 		slices.Sort(fields)
 		field := fields[r.rng.IntN(len(fields))]
-		if key == r.names.count && r.rng.IntN(2) == 0 {
+		if key == r.names.Count && r.rng.IntN(2) == 0 {
 			value = strconv.Itoa(r.rng.IntN(2))
 			if field == "reserved" {
 				value = "0" // more than its last value cannot be told from that
 			}
 		}
 		// That there was a pod, gen alone knows when pods and own are lost.
-		if r.rng.IntN(4) == 0 && (key != r.names.gen || !strings.HasPrefix(field, "@p")) {
+		if r.rng.IntN(4) == 0 && (key != r.names.Gen || !strings.HasPrefix(field, "@p")) {
 			r.say("    %s loses %q", key, field)
 			r.plain.HDel(ctx, key, field)
 			return
@@ -423,8 +424,8 @@ func (r *lossRound) write(x *Index, beside *lossWrite) *lossWrite {
 // show tells what Redis has of a pod. The caller holds mu.
 func (r *lossRound) show(pod string) {
 	ctx, n := r.Context(), r.names
-	r.say("own %v, gen %q", r.plain.HGetAll(ctx, n.own(pod)).Val(), r.plain.HGetAll(ctx, n.gen).Val())
-	r.say("epoch %s, count %v, pods %v", r.plain.Get(ctx, n.epoch).Val(), r.plain.HGetAll(ctx, n.count).Val(), r.plain.HGetAll(ctx, n.pods).Val())
+	r.say("own %v, gen %q", r.plain.HGetAll(ctx, n.Own(pod)).Val(), r.plain.HGetAll(ctx, n.Gen).Val())
+	r.say("epoch %s, count %v, pods %v", r.plain.Get(ctx, n.Epoch).Val(), r.plain.HGetAll(ctx, n.Count).Val(), r.plain.HGetAll(ctx, n.Pods).Val())
 	for b, k := range r.keys {
 		r.say("block %d: %q", b, r.plain.Get(ctx, nameOf(r.both[0], k)).Val())
 	}

@@ -84,13 +84,13 @@ func TestLostOwnIsHealed(t *testing.T) {
 	for tier := range store.Tier(store.NumHolderTiers) {
 		apply(t, x, store.Batch{Pod: "a", Rank: 3, Model: "m", Reuse: store.Reuse{Block: 16, Window: 128}, Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: keys[3:]}}})
 	}
-	before := plain.HGetAll(t.Context(), x.names.own("a")).Val()
-	if err := plain.Del(t.Context(), x.names.own("a")).Err(); err != nil {
+	before := plain.HGetAll(t.Context(), x.space.Names.Own("a")).Val()
+	if err := plain.Del(t.Context(), x.space.Names.Own("a")).Err(); err != nil {
 		t.Fatal(err)
 	}
 	apply(t, x, guardedBatch("a", gen, 1, 2, store.Add, keys[2]))
 	wantBlocks(t, x, keys, "a", "a", "a", "a a a a a a a a")
-	if after := plain.HGetAll(t.Context(), x.names.own("a")).Val(); fmt.Sprint(after) != fmt.Sprint(before) {
+	if after := plain.HGetAll(t.Context(), x.space.Names.Own("a")).Val(); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("got %v, want %v", after, before)
 	}
 }
@@ -260,7 +260,7 @@ func TestLostLeases(t *testing.T) {
 	const lease = 300 * time.Millisecond
 	register(t, x, store.Pod{Name: "a", Lease: store.Seconds(lease)}, store.Pod{Name: "b"}, store.Pod{Name: "c", Lease: store.Seconds(time.Hour)})
 	apply(t, x, batchOf("a", store.Add, 1), batchOf("b", store.Add, 1), batchOf("c", store.Add, 1))
-	if err := plain.Del(t.Context(), x.names.live).Err(); err != nil {
+	if err := plain.Del(t.Context(), x.space.Names.Live).Err(); err != nil {
 		t.Fatal(err)
 	}
 	register(t, x, store.Pod{Name: "c", Lease: store.Seconds(2 * time.Hour)}) // it lives and renews
@@ -269,7 +269,7 @@ func TestLostLeases(t *testing.T) {
 	if _, err := x.Sweep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	live := plain.ZRangeWithScores(t.Context(), x.names.live, 0, -1).Val()
+	live := plain.ZRangeWithScores(t.Context(), x.space.Names.Live, 0, -1).Val()
 	if len(live) != 2 || live[0].Member != "a" || live[1].Score-live[0].Score < float64(time.Hour.Milliseconds()) {
 		t.Errorf("the leases are %v", live)
 	}

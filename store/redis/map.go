@@ -11,6 +11,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/enginemap"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 // The map of a generation is written with every event and hardly ever read: its owner
@@ -29,7 +31,7 @@ type mapEdit struct {
 }
 
 // joinMaps adds changes to those of a call.
-func (c *call) joinMaps(maps []mapEdit) {
+func (c *run) joinMaps(maps []mapEdit) {
 	for _, m := range maps {
 		i := slices.IndexFunc(c.maps, func(have mapEdit) bool { return have.gen == m.gen })
 		if i < 0 {
@@ -41,12 +43,17 @@ func (c *call) joinMaps(maps []mapEdit) {
 	}
 }
 
+// mapRun is a run that changes a map alone.
+func mapRun(place int, g *guardPlan, m mapEdit) *run {
+	return &run{Call: keyspace.Call{Place: place}, parts: []guardPart{{guard: g}}, maps: []mapEdit{m}}
+}
+
 // mapCalls makes the runs of apply.lua that change maps: first those that set
 // entries, then those that delete some. They have no head yet.
-func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*call) {
-	place := atRegistry
-	if x.cluster {
-		place = atMap
+func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*run) {
+	place := keyspace.AtRegistry
+	if x.space.Cluster {
+		place = keyspace.AtMap
 	}
 	for _, g := range guards {
 		bytes := 0
@@ -63,10 +70,10 @@ func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*call) {
 		set := make([]byte, 0, min(all.Bytes(), callBytes))
 		flush := func() {
 			if len(set) > 0 {
-				sets = append(sets, &call{place: place, parts: []guardPart{{guard: g}}, maps: []mapEdit{{gen: g.Generation, sets: string(set)}}})
+				sets = append(sets, mapRun(place, g, mapEdit{gen: g.Generation, sets: string(set)}))
 			}
 			if len(del) > 0 {
-				dels = append(dels, &call{place: place, parts: []guardPart{{guard: g}}, maps: []mapEdit{{gen: g.Generation, dels: string(del)}}})
+				dels = append(dels, mapRun(place, g, mapEdit{gen: g.Generation, dels: string(del)}))
 			}
 			set, del = set[:0], del[:0]
 		}
@@ -87,7 +94,7 @@ func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*call) {
 
 // beginMap makes the list of a generation that has begun.
 func (x *Index) beginMap(ctx context.Context, gen store.Generation) error {
-	_, err := x.run(ctx, &call{script: mapScript, keys: []string{x.names.mapRecords(gen, x.cluster), x.names.changes(gen)}})
+	_, err := x.space.Run(ctx, &keyspace.Call{Script: lua.Map, Keys: []string{x.space.Names.MapRecords(gen, x.space.Cluster), x.space.Names.Changes(gen)}})
 	return err
 }
 
@@ -102,7 +109,7 @@ const readTries = 16
 
 // ReadMap implements store.Index.
 func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store.MapKey) ([][]byte, error) {
-	if err := x.begin(ctx, "map"); err != nil {
+	if err := x.space.Check(ctx, "map"); err != nil {
 		return nil, err
 	}
 	if gen == 0 || len(keys) > store.MaxMapOps {
@@ -127,7 +134,7 @@ func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store
 func (x *Index) see(v *enginemap.View, elements []string) {
 	for _, element := range elements {
 		if !v.Add(element) {
-			x.garbled.Add(1)
+			x.space.Garbled.Add(1)
 		}
 	}
 }
@@ -137,13 +144,13 @@ func (x *Index) see(v *enginemap.View, elements []string) {
 func (x *Index) catchUp(ctx context.Context, gen store.Generation, v *enginemap.View) error {
 	for {
 		step := listStep(v.Elements, v.Bytes())
-		x.roundTrips.Add(1)
-		part, err := x.client.LRange(ctx, x.names.changes(gen), int64(v.Elements)+1, int64(v.Elements+step)).Result()
+		x.space.Trips.Add(1)
+		part, err := x.space.Client.LRange(ctx, x.space.Names.Changes(gen), int64(v.Elements)+1, int64(v.Elements+step)).Result()
 		if redis.HasErrorPrefix(err, "WRONGTYPE") {
 			return nil // which is noticed with the state, too
 		}
 		if err != nil {
-			return failed(ctx, "map", err)
+			return keyspace.Failed(ctx, "map", err)
 		}
 		x.see(v, part)
 		if len(part) < step {
@@ -166,17 +173,17 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *enginemap.
 	}
 	// Pages and list belong together when the state is the same before and after.
 	// A page may have changes already that are in the list too, which does not matter.
-	pipe := x.client.Pipeline()
-	record := pipe.HGet(ctx, x.names.records, strconv.FormatUint(uint64(gen), 10))
-	before := pipe.LRange(ctx, x.names.changes(gen), 0, 0)
+	pipe := x.space.Client.Pipeline()
+	record := pipe.HGet(ctx, x.space.Names.Records, strconv.FormatUint(uint64(gen), 10))
+	before := pipe.LRange(ctx, x.space.Names.Changes(gen), 0, 0)
 	step := listStep(v.Elements, v.Bytes())
-	changes := pipe.LRange(ctx, x.names.changes(gen), int64(v.Elements)+1, int64(v.Elements+step))
+	changes := pipe.LRange(ctx, x.space.Names.Changes(gen), int64(v.Elements)+1, int64(v.Elements+step))
 	pages := make(map[int]*redis.StringCmd, len(byPage))
 	for p := range byPage {
-		pages[p] = pipe.Get(ctx, x.names.page(gen, v.State.Pages, p))
+		pages[p] = pipe.Get(ctx, x.space.Names.Page(gen, v.State.Pages, p))
 	}
-	after := pipe.LRange(ctx, x.names.changes(gen), 0, 0)
-	x.roundTrips.Add(1)
+	after := pipe.LRange(ctx, x.space.Names.Changes(gen), 0, 0)
+	x.space.Trips.Add(1)
 	_, err := pipe.Exec(ctx)
 	switch {
 	case errors.Is(record.Err(), redis.Nil):
@@ -184,7 +191,7 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *enginemap.
 	case redis.HasErrorPrefix(err, "WRONGTYPE"):
 		return nil, nil, fmt.Errorf("map: %w: somebody else has written what is kept of its map", store.ErrEnded)
 	case err != nil && !errors.Is(err, redis.Nil):
-		return nil, nil, failed(ctx, "map", err)
+		return nil, nil, keyspace.Failed(ctx, "map", err)
 	}
 	state, err := enginemap.ParseState(after.Val())
 	if err != nil {
@@ -213,7 +220,7 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *enginemap.
 			}
 		})
 		if !ok {
-			x.garbled.Add(1)
+			x.space.Garbled.Add(1)
 		}
 	}
 	for i, k := range keys {

@@ -148,10 +148,10 @@ func (x *Index) foldDue(ctx context.Context, guards []*guardPlan) error {
 				return err
 			}
 		case due:
-			x.spawn(func() {
+			x.space.Spawn(func() {
 				// That another process has folded it is as good.
-				if err := x.foldLater(g.Generation, g.Fence); err != nil && !errors.Is(err, errFolded) && x.life.Err() == nil {
-					x.log(fmt.Sprintf("the changes of the map of generation %d are not in its pages: %v", g.Generation, err))
+				if err := x.foldLater(g.Generation, g.Fence); err != nil && !errors.Is(err, errFolded) && x.space.Life.Err() == nil {
+					x.space.Log(fmt.Sprintf("the changes of the map of generation %d are not in its pages: %v", g.Generation, err))
 				}
 			})
 		}

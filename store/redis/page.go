@@ -18,6 +18,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 var (
@@ -73,7 +75,7 @@ const (
 
 // seal is what binds a cursor to an index, and tells when it has been changed.
 func (x *Index) seal(b []byte) uint32 {
-	return uint32(xxh3.HashSeed(append([]byte(x.names.prefix), b[5:cursorBytes]...), uint64(b[0])))
+	return uint32(xxh3.HashSeed(append([]byte(x.space.Names.Prefix), b[5:cursorBytes]...), uint64(b[0])))
 }
 
 // anew is the cursor with which the present master's partitions begin anew.
@@ -115,7 +117,7 @@ func (x *Index) parseCursor(s string) (c pageCursor, err error) {
 // with the same prefix. One SCAN visits some thousand keys of the server,
 // whoever's they are.
 func (x *Index) Page(ctx context.Context, cursor string, limit int) (store.Page, error) {
-	if err := x.begin(ctx, "page"); err != nil {
+	if err := x.space.Check(ctx, "page"); err != nil {
 		return store.Page{}, err
 	}
 	at, err := x.parseCursor(cursor)
@@ -130,7 +132,7 @@ func (x *Index) Page(ctx context.Context, cursor string, limit int) (store.Page,
 	p := newPager(x, at)
 	r, err := p.live(ctx, limit)
 	if err != nil {
-		return store.Page{}, failed(ctx, "page", err)
+		return store.Page{}, keyspace.Failed(ctx, "page", err)
 	}
 	page := store.Page{Registry: r, Blocks: p.blocks}
 	if p.at.done != allPartitions {
@@ -216,13 +218,13 @@ func (p *pager) walk(ctx context.Context, limit int) (same bool, err error) {
 // master returns the client of the master that owns the first partition of a
 // mask.
 func (p *pager) master(ctx context.Context, mask uint64) (*redis.Client, error) {
-	switch c := p.x.client.(type) {
+	switch c := p.x.space.Client.(type) {
 	case *redis.Client:
 		return c, nil
 	case *redis.ClusterClient:
-		return c.MasterForKey(ctx, p.x.names.high(bits.TrailingZeros64(mask)))
+		return c.MasterForKey(ctx, p.x.space.Names.High(bits.TrailingZeros64(mask)))
 	}
-	return nil, fmt.Errorf("redis: a client of type %T cannot be scanned", p.x.client)
+	return nil, fmt.Errorf("redis: a client of type %T cannot be scanned", p.x.space.Client)
 }
 
 // choose begins with the master of the first partition that is not done.
@@ -241,12 +243,12 @@ func (p *pager) choose(ctx context.Context) (err error) {
 			return nil
 		}
 		// The client's picture of the cluster is outdated.
-		c, ok := p.x.client.(*redis.ClusterClient)
+		c, ok := p.x.space.Client.(*redis.ClusterClient)
 		if !ok || try == 2 {
-			return fmt.Errorf("redis: nobody owns slot %d", slotOf(bits.TrailingZeros64(left)))
+			return fmt.Errorf("redis: nobody owns slot %d", keyspace.SlotOf(bits.TrailingZeros64(left)))
 		}
 		c.ReloadState(ctx)
-		if err := sleep(ctx, pageRest); err != nil {
+		if err := keyspace.Sleep(ctx, pageRest); err != nil {
 			return err
 		}
 	}
@@ -258,10 +260,10 @@ func (p *pager) ask(ctx context.Context) (owned, still uint64, run [20]byte, err
 	pipe := p.node.Pipeline()
 	info := pipe.Info(ctx, "server")
 	var nodes *redis.StringCmd
-	if p.x.cluster {
+	if p.x.space.Cluster {
 		nodes = pipe.ClusterNodes(ctx)
 	}
-	p.x.roundTrips.Add(1)
+	p.x.space.Trips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return 0, 0, run, err
 	}
@@ -279,7 +281,7 @@ func parseRun(info string) (run [20]byte, err error) {
 			return run, nil
 		}
 	}
-	return run, fmt.Errorf("%w: INFO has no run_id of 40 hex digits", errProtocol)
+	return run, fmt.Errorf("%w: INFO has no run_id of 40 hex digits", keyspace.ErrProtocol)
 }
 
 // ownPartitions reads the line "myself" of CLUSTER NODES:
@@ -316,7 +318,7 @@ func ownPartitions(nodes string) (owned, still uint64) {
 			}
 		}
 		for part := range blockkey.Partitions {
-			n := slotOf(part)
+			n := keyspace.SlotOf(part)
 			if own[n] {
 				owned |= 1 << part
 			}
@@ -326,20 +328,6 @@ func ownPartitions(nodes string) (owned, still uint64) {
 		}
 	}
 	return owned, still
-}
-
-// slotOf returns the slot of a partition: CRC-16/XMODEM of its tag, as in the
-// specification of Redis Cluster.
-func slotOf(partition int) int {
-	crc := uint16(tags[partition]) << 8
-	for range 8 {
-		if crc&0x8000 != 0 {
-			crc = crc<<1 ^ 0x1021
-		} else {
-			crc <<= 1
-		}
-	}
-	return int(crc) & (1<<14 - 1)
 }
 
 // step goes on with the SCAN. same is false when the server is not the one that
@@ -352,8 +340,8 @@ func (p *pager) step(ctx context.Context) (same bool, err error) {
 	}
 	pipe := p.node.Pipeline()
 	info := pipe.Info(ctx, "server")
-	scan := pipe.Scan(ctx, p.at.scan, p.x.names.prefix+"{*", pageScan)
-	p.x.roundTrips.Add(1)
+	scan := pipe.Scan(ctx, p.at.scan, p.x.space.Names.Prefix+"{*", pageScan)
+	p.x.space.Trips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return false, err
 	}
@@ -364,7 +352,7 @@ func (p *pager) step(ctx context.Context) (same bool, err error) {
 	names, next := scan.Val()
 	var keys []blockkey.StoreKey
 	for _, name := range names {
-		if k, ok := p.x.names.parseBlock(name); ok && p.at.done>>k.Partition()&1 == 0 {
+		if k, ok := p.x.space.Names.ParseBlock(name); ok && p.at.done>>k.Partition()&1 == 0 {
 			keys = append(keys, k)
 		}
 	}
@@ -386,7 +374,7 @@ func (p *pager) fetch(ctx context.Context, keys []blockkey.StoreKey) (err error)
 	defer l.free()
 	l.names = l.names[:0]
 	for _, k := range keys {
-		l.names = p.x.names.appendBlock(l.names, k)
+		l.names = p.x.space.Names.AppendBlock(l.names, k)
 	}
 	l.split()
 	if p.epoch, err = l.read(ctx, true); err != nil {
@@ -402,11 +390,11 @@ func (p *pager) fetch(ctx context.Context, keys []blockkey.StoreKey) (err error)
 		if !known {
 			var ok bool
 			// Texts age and are written again: they are not in pages.
-			if ids, ok = appendHolders(nil, v); !ok {
-				if p.x.config.TextAge >= 0 && isText(v) {
+			if ids, ok = keyspace.AppendHolders(nil, v); !ok {
+				if p.x.config.TextAge >= 0 && keyspace.IsText(v) {
 					p.texts = true
 				} else {
-					p.x.garbled.Add(1)
+					p.x.space.Garbled.Add(1)
 				}
 			}
 			p.sets[string(v)] = ids
@@ -438,7 +426,7 @@ func (p *pager) finish(ctx context.Context) (more bool, err error) {
 	p.at = pageCursor{done: p.at.done | p.at.mask&still}
 	p.node = nil
 	if !more {
-		err = sleep(ctx, pageRest)
+		err = keyspace.Sleep(ctx, pageRest)
 	}
 	return more, err
 }
@@ -464,19 +452,14 @@ func (p *pager) onlyLive(r *store.Registry) {
 	p.blocks = p.blocks[:n]
 }
 
-//go:embed lua/forget.lua
-var forgetLua string
-
-var forgetScript = newScript(registryLua, forgetLua)
-
 // Forget implements [store.Forgetter].
 func (x *Index) Forget(ctx context.Context, model string) (known bool, err error) {
-	if err := x.begin(ctx, "forget"); err != nil {
+	if err := x.space.Check(ctx, "forget"); err != nil {
 		return false, err
 	}
-	cmds, err := x.run(ctx, x.registryCall(forgetScript, x.names.own(""), modelField+model))
+	cmds, err := x.space.Run(ctx, x.space.RegistryCall(lua.Forget, x.space.Names.Own(""), keyspace.ModelField+model))
 	if err != nil {
-		return false, failed(ctx, "forget", err)
+		return false, keyspace.Failed(ctx, "forget", err)
 	}
-	return isOne(cmds[0].Val()), nil
+	return keyspace.IsOne(cmds[0].Val()), nil
 }

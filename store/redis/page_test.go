@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // walkPages walks through all pages and returns how often each block was given.
@@ -100,7 +101,7 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What looks like blocks and is none.
-	name := func(k blockkey.StoreKey) string { return string(x.names.appendBlock(nil, k)) }
+	name := func(k blockkey.StoreKey) string { return string(x.space.Names.AppendBlock(nil, k)) }
 	for _, err := range []error{
 		plain.LPush(t.Context(), name(1), "1").Err(),
 		plain.Set(t.Context(), name(2), "1,,2", 0).Err(),
@@ -266,7 +267,7 @@ func TestPageWhileASlotMoves(t *testing.T) {
 
 	// Partition 63 is the last master's; it moves to the first, one page at a time.
 	from, to := c.Masters[2].Client(), c.Masters[0].Client()
-	slot := slotOf(63)
+	slot := keyspace.SlotOf(63)
 	do := func(c *redis.Client, args ...any) {
 		t.Helper()
 		if err := c.Do(t.Context(), args...).Err(); err != nil {
@@ -325,8 +326,8 @@ func TestOwnPartitions(t *testing.T) {
 	}{
 		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-16383", allPartitions},
 		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-8191", mask(0, 31)},
-		{"a0 127.0.0.1:1@2,host myself,master - 0 0 1 connected 0-255 512-1023 " + fmt.Sprint(slotOf(40)), mask(0, 0) | mask(2, 3) | mask(40, 40)},
-		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-8191 [" + fmt.Sprint(slotOf(3)) + "->-b1] [" + fmt.Sprint(slotOf(4)) + "-<-b1]", mask(0, 2) | mask(5, 31)},
+		{"a0 127.0.0.1:1@2,host myself,master - 0 0 1 connected 0-255 512-1023 " + fmt.Sprint(keyspace.SlotOf(40)), mask(0, 0) | mask(2, 3) | mask(40, 40)},
+		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-8191 [" + fmt.Sprint(keyspace.SlotOf(3)) + "->-b1] [" + fmt.Sprint(keyspace.SlotOf(4)) + "-<-b1]", mask(0, 2) | mask(5, 31)},
 		{"a0 127.0.0.1:1@2 myself,slave b1 0 0 1 connected", 0},
 		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected", 0},
 		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-99999 x [y", 0},
@@ -340,11 +341,6 @@ func TestOwnPartitions(t *testing.T) {
 			if moving := strings.Contains(c.line, ">"); moving != (owned != got) || moving && owned != mask(0, 31) {
 				t.Errorf("%s\nowned %064b", c.line, owned)
 			}
-		}
-	}
-	for p := range len(tags) {
-		if got, want := slotOf(p), slot(tags[p:p+1]); got != want {
-			t.Errorf("partition %d: slot %d, want %d", p, got, want)
 		}
 	}
 }

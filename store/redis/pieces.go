@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // Pieces keeps sealed pieces of tokenized texts beside the index, for scorers that
@@ -30,18 +32,18 @@ func (p *Pieces) key(name string) string {
 // where there is none, or something else than a string. An error means that the
 // server has not answered in full.
 func (p *Pieces) GetPieces(ctx context.Context, names []string) ([][]byte, error) {
-	if err := p.x.begin(ctx, "pieces"); err != nil {
+	if err := p.x.space.Check(ctx, "pieces"); err != nil {
 		return nil, err
 	}
-	p.x.roundTrips.Add(1)
-	cmds, err := p.x.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+	p.x.space.Trips.Add(1)
+	cmds, err := p.x.space.Client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for _, n := range names {
 			pipe.Get(ctx, p.key(n))
 		}
 		return nil
 	})
 	if _, answered := errors.AsType[redis.Error](err); err != nil && !answered {
-		return nil, failed(ctx, "pieces", err)
+		return nil, keyspace.Failed(ctx, "pieces", err)
 	}
 	out := make([][]byte, len(names))
 	for i, c := range cmds {
@@ -51,7 +53,7 @@ func (p *Pieces) GetPieces(ctx context.Context, names []string) ([][]byte, error
 			out[i] = v
 		case errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "WRONGTYPE"):
 		default:
-			return nil, failed(ctx, "pieces", err)
+			return nil, keyspace.Failed(ctx, "pieces", err)
 		}
 	}
 	return out, nil
@@ -60,15 +62,15 @@ func (p *Pieces) GetPieces(ctx context.Context, names []string) ([][]byte, error
 // PutPieces keeps values, in one round trip. A piece that is there already lives
 // anew.
 func (p *Pieces) PutPieces(ctx context.Context, names []string, values [][]byte) error {
-	if err := p.x.begin(ctx, "pieces"); err != nil {
+	if err := p.x.space.Check(ctx, "pieces"); err != nil {
 		return err
 	}
-	p.x.roundTrips.Add(1)
-	_, err := p.x.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+	p.x.space.Trips.Add(1)
+	_, err := p.x.space.Client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, n := range names {
 			pipe.Set(ctx, p.key(n), values[i], p.ttl)
 		}
 		return nil
 	})
-	return failed(ctx, "pieces", err)
+	return keyspace.Failed(ctx, "pieces", err)
 }

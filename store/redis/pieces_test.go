@@ -25,7 +25,7 @@ func TestPieces(t *testing.T) {
 				values = append(values, []byte{byte(i), 0, 255})
 			}
 			eventually(t, "put", func() error { return p.PutPieces(t.Context(), names[:90], values[:90]) })
-			if err := x.client.RPush(t.Context(), p.key(names[95]), "x").Err(); err != nil {
+			if err := x.space.Client.RPush(t.Context(), p.key(names[95]), "x").Err(); err != nil {
 				t.Fatal(err)
 			}
 			got, err := p.GetPieces(t.Context(), names)
@@ -37,7 +37,7 @@ func TestPieces(t *testing.T) {
 					t.Errorf("value %d is %q", i, v)
 				}
 			}
-			if ttl := x.client.PTTL(t.Context(), p.key(names[0])).Val(); ttl <= 0 || ttl > time.Hour {
+			if ttl := x.space.Client.PTTL(t.Context(), p.key(names[0])).Val(); ttl <= 0 || ttl > time.Hour {
 				t.Errorf("a piece lives for %v", ttl)
 			}
 			ctx, cancel := context.WithCancel(t.Context())

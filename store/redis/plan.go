@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // plan is what a call of Apply comes to: clears first, and then for each block
@@ -74,6 +75,17 @@ type place struct {
 	rank  int
 	tier  store.Tier
 	until int64
+}
+
+// tierText is the tier as it is written.
+func (p place) tierText() string { return keyspace.TierText(p.tier, p.until) }
+
+// appendHolderField appends the name of a holder's field in its pod's hash:
+// rank/tier.
+func appendHolderField(dst []byte, at place) []byte {
+	dst = strconv.AppendInt(dst, int64(at.rank), 10)
+	dst = append(dst, '/')
+	return append(dst, at.tierText()...)
 }
 
 // placeOf is where an op is about.

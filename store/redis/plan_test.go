@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // TestBlocksStayInOrder holds writes to the order of the batches, which the time of
@@ -15,7 +16,7 @@ func TestBlocksStayInOrder(t *testing.T) {
 	again := slices.Clone(chain[:200]) // what comes once more stays where it was
 	slices.Reverse(again)
 	for _, cluster := range []bool{false, true} {
-		x := &Index{cluster: cluster, names: newNames(DefaultPrefix)}
+		x := &Index{space: &keyspace.Space{Cluster: cluster, Names: keyspace.NewNames(DefaultPrefix)}}
 		none := func(string, int) []int64 { return nil }
 		p := newPlan([]store.Batch{
 			batchOf("a", store.Add, chain...), batchOf("b", store.Add, chain...), batchOf("a", store.Add, again...),
@@ -25,14 +26,14 @@ func TestBlocksStayInOrder(t *testing.T) {
 		for _, calls := range x.applyCalls(p, nil, p.steps()) {
 			for _, c := range calls {
 				for _, e := range c.edits {
-					got[c.place] = append(got[c.place], e.key)
+					got[c.Place] = append(got[c.Place], e.key)
 				}
 			}
 		}
 		want := map[int][]blockkey.StoreKey{}
 		for _, k := range chain {
 			k := k.In(blockkey.ModelOf("m"))
-			place := atRegistry
+			place := keyspace.AtRegistry
 			if cluster {
 				place = k.Partition()
 			}

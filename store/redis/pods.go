@@ -9,25 +9,13 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
-
-// modelField is what the fields of models in kva{reg}:meta begin with.
-const modelField = "model:"
-
-// registryCall is a call of a script of the registry, with what all of them
-// take first.
-func (x *Index) registryCall(s *script, own string, args ...string) *call {
-	n := x.names
-	return &call{
-		script: s, place: atRegistry,
-		keys: []string{n.meta, n.count, n.epoch, n.pods, n.live, n.gen, n.records, own, n.logs[atRegistry].logged, n.logs[atRegistry].log},
-		args: append([]string{strconv.Itoa(Schema), strconv.Itoa(len(tags))}, args...),
-	}
-}
 
 // Register implements store.Index.
 func (x *Index) Register(ctx context.Context, p store.Pod) (created bool, err error) {
-	if err := x.begin(ctx, "register"); err != nil {
+	if err := x.space.Check(ctx, "register"); err != nil {
 		return false, err
 	}
 	if err := p.Validate(); err != nil {
@@ -43,12 +31,12 @@ func (x *Index) Register(ctx context.Context, p store.Pod) (created bool, err er
 		lease = 1
 	}
 	gens := x.acks.ofPod(p.Name) // before: a next life may begin while the reply is on its way
-	cmds, err := x.run(ctx, x.registryCall(registerScript, x.names.own(p.Name),
+	cmds, err := x.space.Run(ctx, x.space.RegistryCall(lua.Register, x.space.Names.Own(p.Name),
 		p.Name, string(text), strconv.FormatInt(lease, 10), strconv.Itoa(x.config.MaxPods)))
 	if err != nil {
-		return false, failed(ctx, "register", err)
+		return false, keyspace.Failed(ctx, "register", err)
 	}
-	if created = isOne(cmds[0].Val()); created {
+	if created = keyspace.IsOne(cmds[0].Val()); created {
 		x.forget(gens...)
 	}
 	return created, nil
@@ -56,23 +44,23 @@ func (x *Index) Register(ctx context.Context, p store.Pod) (created bool, err er
 
 // Retire implements store.Index.
 func (x *Index) Retire(ctx context.Context, pod string) (known bool, err error) {
-	if err := x.begin(ctx, "retire"); err != nil {
+	if err := x.space.Check(ctx, "retire"); err != nil {
 		return false, err
 	}
 	if err := store.CheckPodName(pod); err != nil {
 		return false, err
 	}
 	gens := x.acks.ofPod(pod) // before: a next life may begin while the reply is on its way
-	cmds, err := x.run(ctx, x.retireCall(pod, "always"))
+	cmds, err := x.space.Run(ctx, x.retireCall(pod, "always"))
 	if err != nil {
-		return false, failed(ctx, "retire", err)
+		return false, keyspace.Failed(ctx, "retire", err)
 	}
 	x.forget(gens...)
-	return isOne(cmds[0].Val()), nil
+	return keyspace.IsOne(cmds[0].Val()), nil
 }
 
-func (x *Index) retireCall(pod, when string) *call {
-	return x.registryCall(retireScript, x.names.own(pod), pod, when)
+func (x *Index) retireCall(pod, when string) *keyspace.Call {
+	return x.space.RegistryCall(lua.Retire, x.space.Names.Own(pod), pod, when)
 }
 
 // lateAtOnce is how many pods retireLate retires in one round trip.
@@ -83,11 +71,11 @@ const lateAtOnce = 64
 func (x *Index) retireLate(ctx context.Context, pods []string) error {
 	for len(pods) > 0 {
 		n := min(len(pods), lateAtOnce)
-		calls := make([]*call, n)
+		calls := make([]*keyspace.Call, n)
 		for i, pod := range pods[:n] {
 			calls[i] = x.retireCall(pod, "expired")
 		}
-		if _, err := x.run(ctx, calls...); err != nil {
+		if _, err := x.space.Run(ctx, calls...); err != nil {
 			return err
 		}
 		pods = pods[n:]
@@ -115,14 +103,9 @@ func parseModel(name, text string) (store.ModelInfo, error) {
 	return m, nil
 }
 
-// unfix is the command that takes away what is set for a model.
-func (n *names) unfix(model string) string {
-	return fmt.Sprintf("HDEL %s %q", n.meta, modelField+model)
-}
-
 // EnsureModel implements store.Index.
 func (x *Index) EnsureModel(ctx context.Context, want store.ModelInfo) (store.ModelInfo, error) {
-	if err := x.begin(ctx, "model"); err != nil {
+	if err := x.space.Check(ctx, "model"); err != nil {
 		return store.ModelInfo{}, err
 	}
 	if err := want.Validate(); err != nil {
@@ -141,7 +124,7 @@ func (x *Index) EnsureModel(ctx context.Context, want store.ModelInfo) (store.Mo
 
 // SetUnregistered implements [store.UnregisteredSetter].
 func (x *Index) SetUnregistered(ctx context.Context, want store.ModelInfo) (store.ModelInfo, error) {
-	if err := x.begin(ctx, "model"); err != nil {
+	if err := x.space.Check(ctx, "model"); err != nil {
 		return store.ModelInfo{}, err
 	}
 	if err := want.Validate(); err != nil {
@@ -157,19 +140,14 @@ func (x *Index) writeModel(ctx context.Context, want store.ModelInfo, unregister
 	if err != nil {
 		return store.ModelInfo{}, fmt.Errorf("redis: model %s: %w", want.Name, err)
 	}
-	cmds, err := x.run(ctx, x.registryCall(modelScript, x.names.own(""), modelField+want.Name, string(text), strconv.Itoa(x.config.MaxModels), unregistered))
+	cmds, err := x.space.Run(ctx, x.space.RegistryCall(lua.Model, x.space.Names.Own(""), keyspace.ModelField+want.Name, string(text), strconv.Itoa(x.config.MaxModels), unregistered))
 	if err != nil {
-		return store.ModelInfo{}, failed(ctx, "model", err)
+		return store.ModelInfo{}, keyspace.Failed(ctx, "model", err)
 	}
 	s, _ := cmds[0].Val().(string)
 	got, err := parseModel(want.Name, s)
 	if err != nil {
-		return store.ModelInfo{}, fmt.Errorf("%w, where it is %q; %s makes it be fixed anew", err, redisx.Clip(s), x.names.unfix(want.Name))
+		return store.ModelInfo{}, fmt.Errorf("%w, where it is %q; %s makes it be fixed anew", err, redisx.Clip(s), x.space.Names.Unfix(want.Name))
 	}
 	return got, nil
-}
-
-func isOne(v any) bool {
-	n, ok := v.(int64)
-	return ok && n == 1
 }

@@ -2,16 +2,13 @@ package redis
 
 import (
 	"context"
-	"fmt"
-	"math"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
-	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // snapshot is a registry, and what it has been made of.
@@ -67,7 +64,7 @@ func (x *Index) Cached() *store.Registry { return x.registry.current.Load().regi
 
 // Registry implements store.Index.
 func (x *Index) Registry(ctx context.Context) (*store.Registry, error) {
-	if err := x.begin(ctx, "registry"); err != nil {
+	if err := x.space.Check(ctx, "registry"); err != nil {
 		return nil, err
 	}
 	s, err := x.loadEither(ctx, true, func(*snapshot) bool { return false })
@@ -115,7 +112,7 @@ func (x *Index) await(ctx context.Context, whole bool) (s *snapshot, mine bool, 
 	case <-f.done:
 		return f.snap, mine, f.err
 	case <-ctx.Done():
-		return nil, mine, failed(ctx, "registry", ctx.Err())
+		return nil, mine, keyspace.Failed(ctx, "registry", ctx.Err())
 	}
 }
 
@@ -130,7 +127,7 @@ func (x *Index) join(whole bool) (f *flight, mine bool) {
 		return c.flight, false
 	}
 	f = &flight{done: make(chan struct{}), whole: whole || c.whole}
-	if !x.spawn(func() { x.fly(f) }) {
+	if !x.space.Spawn(func() { x.fly(f) }) {
 		return nil, false
 	}
 	c.flight, c.whole = f, false
@@ -140,7 +137,7 @@ func (x *Index) join(whole bool) (f *flight, mine bool) {
 // fly makes the load of f. It has a deadline of its own: whoever waits may
 // leave without harm to the others.
 func (x *Index) fly(f *flight) {
-	ctx, cancel := context.WithTimeout(x.life, x.config.Timeout)
+	ctx, cancel := context.WithTimeout(x.space.Life, x.config.Timeout)
 	defer cancel()
 	begin := time.Now()
 	base := x.registry.current.Load()
@@ -149,7 +146,7 @@ func (x *Index) fly(f *flight) {
 		read = x.read
 	}
 	snap, late, err := read(ctx, base)
-	f.snap, f.err = snap, failed(ctx, "loading the registry", err)
+	f.snap, f.err = snap, keyspace.Failed(ctx, "loading the registry", err)
 	x.registry.mu.Lock()
 	if err == nil {
 		x.registry.current.Store(snap)
@@ -165,47 +162,4 @@ func (x *Index) fly(f *flight) {
 	}
 	// Nobody waits for this: the late pods are not in the snapshot already.
 	x.retireNoticed(ctx, late)
-}
-
-// epochOf reads an epoch; 0 is one that is lost, and one that no script has written.
-func (x *Index) epochOf(s string) uint64 {
-	if s == "" {
-		return 0 // nobody has registered yet
-	}
-	e, err := strconv.ParseUint(s, 10, 64)
-	if err == nil && e >= maxEpoch {
-		err = fmt.Errorf("it is above %d", uint64(maxEpoch))
-	}
-	if err != nil {
-		x.unreadable("the epoch "+strconv.Quote(redisx.Clip(s))+" in "+x.names.epoch, s, err)
-		return 0
-	}
-	return e
-}
-
-// maxEpoch is above all epochs: scripts count in doubles.
-const maxEpoch = 1 << 53
-
-// counter reads one number of an HMGET; what is not there is 0.
-func counter(vals []any, i int) uint64 {
-	if i >= len(vals) {
-		return 0
-	}
-	s, _ := vals[i].(string)
-	n, _ := strconv.ParseUint(s, 10, 64)
-	return n
-}
-
-func number(v any) float64 {
-	switch v := v.(type) {
-	case string:
-		f, err := strconv.ParseFloat(v, 64)
-		if err != nil {
-			return math.NaN()
-		}
-		return f
-	case int64:
-		return float64(v)
-	}
-	return math.NaN()
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 	"github.com/kvatlas/kvatlas/store/storetest"
 )
 
@@ -135,17 +136,17 @@ func TestLeaseRunsOutForAll(t *testing.T) {
 	// And whoever looked has retired it for good.
 	plain := s.Client()
 	for range 200 {
-		if plain.HLen(t.Context(), x.names.pods).Val() == 0 {
+		if plain.HLen(t.Context(), x.space.Names.Pods).Val() == 0 {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	for _, key := range []string{x.names.pods, x.names.live, x.names.own("a")} {
+	for _, key := range []string{x.space.Names.Pods, x.space.Names.Live, x.space.Names.Own("a")} {
 		if plain.Exists(t.Context(), key).Val() != 0 {
 			t.Errorf("%s is left over", key)
 		}
 	}
-	if fields := plain.HKeys(t.Context(), x.names.gen).Val(); len(fields) != 1 || fields[0] != newsField {
+	if fields := plain.HKeys(t.Context(), x.space.Names.Gen).Val(); len(fields) != 1 || fields[0] != newsField {
 		t.Errorf("of the holders are left over %q", fields)
 	}
 }
@@ -236,7 +237,7 @@ func TestSchemaMismatch(t *testing.T) {
 		`schema ""`:         {"partitions", "64"},
 	} {
 		x := open(t, Config{URL: s.URL(), Prefix: newPrefix()})
-		if err := plain.HSet(t.Context(), x.names.meta, meta...).Err(); err != nil {
+		if err := plain.HSet(t.Context(), x.space.Names.Meta, meta...).Err(); err != nil {
 			t.Fatal(err)
 		}
 		c := &storetest.Collector{Keys: 1}
@@ -244,8 +245,8 @@ func TestSchemaMismatch(t *testing.T) {
 		_, register := x.Register(t.Context(), store.Pod{Name: "a", Model: "m"})
 		_, registry := x.Registry(t.Context())
 		for name, err := range map[string]error{"lookup": lookup, "register": register, "registry": registry, "apply": x.Apply(t.Context(), batchOf("a", store.Add, 1))} {
-			if !errors.Is(err, ErrSchema) {
-				t.Errorf("%s: got %v, want ErrSchema", name, err)
+			if !errors.Is(err, keyspace.ErrSchema) {
+				t.Errorf("%s: got %v, want keyspace.ErrSchema", name, err)
 			}
 		}
 		if !strings.Contains(lookup.Error(), say) {
@@ -270,14 +271,14 @@ func TestUnreadableRegistry(t *testing.T) {
 	x := open(t, Config{URL: s.URL(), Observer: Observer{Log: func(m string) { mu.Lock(); defer mu.Unlock(); said = append(said, m) }}})
 	apply(t, x, batchOf("a", store.Add, 1))
 	ctx := t.Context()
-	plain.HSet(ctx, x.names.pods, "b", "{", "c", `{"name":"d","model":"m"}`)
+	plain.HSet(ctx, x.space.Names.Pods, "b", "{", "c", `{"name":"d","model":"m"}`)
 	for i, copied := range []string{"x", "0 0/gpu x", "0 0/gpu 0", "0 0/gpu", "0 0/tape 77", "0 -1/gpu 77", "0 1024/gpu 77", "0 0/gpu 4294967296"} {
 		pod := fmt.Sprint("bad", i)
-		plain.HSet(ctx, x.names.pods, pod, `{"name":"`+pod+`","model":"m"}`)
-		plain.HSet(ctx, x.names.gen, newsField+pod, copied)
+		plain.HSet(ctx, x.space.Names.Pods, pod, `{"name":"`+pod+`","model":"m"}`)
+		plain.HSet(ctx, x.space.Names.Gen, newsField+pod, copied)
 	}
-	plain.HSet(ctx, x.names.meta, "model:bad", "{}", "model:worse", "")
-	plain.Incr(ctx, x.names.epoch)
+	plain.HSet(ctx, x.space.Names.Meta, "model:bad", "{}", "model:worse", "")
+	plain.Incr(ctx, x.space.Names.Epoch)
 	wantBlocks(t, x, []blockkey.Key{1}, "a")
 	if n := len(x.Cached().Holders()); n != 1 {
 		t.Errorf("%d holders, want 1", n)
@@ -297,12 +298,12 @@ func TestUnreadableRegistry(t *testing.T) {
 		}
 		wantSaid(12)
 	}
-	plain.HSet(ctx, x.names.pods, "b", "}")
+	plain.HSet(ctx, x.space.Names.Pods, "b", "}")
 	if _, err := x.Registry(ctx); err != nil {
 		t.Fatal(err)
 	}
 	wantSaid(13)
-	plain.Set(ctx, x.names.epoch, "soon", 0)
+	plain.Set(ctx, x.space.Names.Epoch, "soon", 0)
 	for range 2 { // it counts as lost: the registry is loaded each time, and it is said once
 		if err := x.Lookup(ctx, &store.Query{Fold: &storetest.Collector{}}); err != nil {
 			t.Errorf("an epoch that is no number: got %v", err)
@@ -324,7 +325,7 @@ func TestGenerations(t *testing.T) {
 	want := func(lives map[string]string) {
 		t.Helper()
 		got := map[string]string{}
-		for id, text := range plain.HGetAll(t.Context(), x.names.gen).Val() {
+		for id, text := range plain.HGetAll(t.Context(), x.space.Names.Gen).Val() {
 			if strings.HasPrefix(id, newsField) {
 				continue
 			}
@@ -351,7 +352,7 @@ func TestGenerations(t *testing.T) {
 	want(map[string]string{})
 	add(0, store.GPU)
 	want(map[string]string{"5": "gpu 0 5"})
-	if n := plain.HGet(t.Context(), x.names.count, "ended").Val(); n != "4" {
+	if n := plain.HGet(t.Context(), x.space.Names.Count, "ended").Val(); n != "4" {
 		t.Errorf("%s ended lives counted, want 4", n)
 	}
 }
@@ -370,7 +371,7 @@ func TestExpiredIsCheckedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantBlocks(t, x, []blockkey.Key{1}, "a")
-	plain.ZAdd(t.Context(), x.names.live, redis.Z{Score: 1, Member: "a"})
+	plain.ZAdd(t.Context(), x.space.Names.Live, redis.Z{Score: 1, Member: "a"})
 	if err := x.retireLate(t.Context(), []string{"a"}); err != nil {
 		t.Fatal(err)
 	}
@@ -429,11 +430,11 @@ func TestNewsTellAll(t *testing.T) {
 				t.Fatal(err)
 			}
 		case 1: // it is lost
-			plain.Del(t.Context(), x.names.epoch)
+			plain.Del(t.Context(), x.space.Names.Epoch)
 		case 2: // a hand moves the epoch
-			plain.Incr(t.Context(), x.names.epoch)
+			plain.Incr(t.Context(), x.space.Names.Epoch)
 		case 3: // the server has lost its latest writes
-			plain.HSet(t.Context(), x.names.count, "run", strings.Repeat("0", 40))
+			plain.HSet(t.Context(), x.space.Names.Count, "run", strings.Repeat("0", 40))
 		}
 		find(t, y, 1)
 		want, err := open(t, c).Registry(t.Context())
@@ -462,35 +463,19 @@ func TestManyLate(t *testing.T) {
 		t.Fatalf("found %q", got)
 	}
 	plain := s.Client()
-	for _, z := range plain.ZRangeWithScores(t.Context(), x.names.live, 0, -1).Val()[1:] {
-		plain.ZAdd(t.Context(), x.names.live, redis.Z{Score: 1, Member: z.Member})
+	for _, z := range plain.ZRangeWithScores(t.Context(), x.space.Names.Live, 0, -1).Val()[1:] {
+		plain.ZAdd(t.Context(), x.space.Names.Live, redis.Z{Score: 1, Member: z.Member})
 	}
 	if r, err := open(t, c).Registry(t.Context()); err != nil || len(r.Pods) != 2 {
 		t.Fatalf("%d pods, %v", len(r.Pods), err)
 	}
 	eventually(t, "the retirement", func() error {
-		if n := plain.ZCard(t.Context(), x.names.live).Val(); n != 1 {
+		if n := plain.ZCard(t.Context(), x.space.Names.Live).Val(); n != 1 {
 			return fmt.Errorf("%d leases are left", n)
 		}
 		return nil
 	})
 	if got := find(t, y, 1); len(strings.Fields(got[0])) != 2 {
 		t.Fatalf("found %q", got)
-	}
-}
-
-// TestOnceLogIsBounded: beyond its limit it says again what it said long ago.
-func TestOnceLogIsBounded(t *testing.T) {
-	l := newOnceLog(2)
-	for i, tc := range []struct {
-		name, text string
-		first      bool
-	}{
-		{"a", "x", true}, {"a", "x", false}, {"a", "y", true}, {"b", "y", true}, {"a", "y", false},
-		{"c", "", true}, {"a", "y", false}, {"b", "y", true},
-	} {
-		if got := l.first(tc.name, tc.text); got != tc.first {
-			t.Errorf("%d: %s %q: first is %v", i, tc.name, tc.text, got)
-		}
 	}
 }

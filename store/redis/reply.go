@@ -2,12 +2,13 @@ package redis
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // replyError is an error that the server answered with, as its text.
@@ -34,8 +35,6 @@ func (s span) of(buf []byte) (v []byte, ok bool) {
 	return buf[s.at : s.at+s.len], true
 }
 
-var errProtocol = errors.New("redis: the server's reply cannot be read")
-
 // readArray reads a reply to MGET of want keys, in either version of RESP, and
 // appends where its values are. at is where in buf the reply begins.
 //
@@ -44,10 +43,10 @@ var errProtocol = errors.New("redis: the server's reply cannot be read")
 func readArray(dst []span, buf []byte, at, want int) ([]span, error) {
 	b := buf[at:]
 	if len(buf) > math.MaxInt32 {
-		return dst, fmt.Errorf("%w: it has %d bytes", errProtocol, len(buf))
+		return dst, fmt.Errorf("%w: it has %d bytes", keyspace.ErrProtocol, len(buf))
 	}
 	if len(b) == 0 {
-		return dst, fmt.Errorf("%w: it is empty", errProtocol)
+		return dst, fmt.Errorf("%w: it is empty", keyspace.ErrProtocol)
 	}
 	switch b[0] {
 	case '*':
@@ -59,18 +58,18 @@ func readArray(dst []span, buf []byte, at, want int) ([]span, error) {
 		line, _, _ := bytes.Cut(rest, crlf)
 		return dst, replyError(line)
 	default:
-		return dst, fmt.Errorf("%w: it begins with %q where an array should", errProtocol, b[0])
+		return dst, fmt.Errorf("%w: it begins with %q where an array should", keyspace.ErrProtocol, b[0])
 	}
 	n, i, err := readLen(buf, at+1)
 	if err != nil {
 		return dst, err
 	}
 	if n != want {
-		return dst, fmt.Errorf("%w: it has %d values for %d keys", errProtocol, n, want)
+		return dst, fmt.Errorf("%w: it has %d values for %d keys", keyspace.ErrProtocol, n, want)
 	}
 	for range n {
 		if i >= len(buf) {
-			return dst, fmt.Errorf("%w: it is cut short", errProtocol)
+			return dst, fmt.Errorf("%w: it is cut short", keyspace.ErrProtocol)
 		}
 		kind := buf[i]
 		var l int
@@ -84,7 +83,7 @@ func readArray(dst []span, buf []byte, at, want int) ([]span, error) {
 			dst = append(dst, span{int32(i), int32(l)})
 			i += l + 2
 		default:
-			return dst, fmt.Errorf("%w: a value begins with %q and has %d bytes", errProtocol, kind, l)
+			return dst, fmt.Errorf("%w: a value begins with %q and has %d bytes", keyspace.ErrProtocol, kind, l)
 		}
 	}
 	return dst, nil
@@ -101,7 +100,7 @@ func readLen(buf []byte, at int) (n, next int, err error) {
 		case c-'0' < 10:
 			n = n*10 + int(c-'0')
 			if n > 1<<30 {
-				return 0, 0, fmt.Errorf("%w: a length of %s", errProtocol, strconv.Itoa(n))
+				return 0, 0, fmt.Errorf("%w: a length of %s", keyspace.ErrProtocol, strconv.Itoa(n))
 			}
 		case c == '-' && i == at:
 			neg = true
@@ -111,8 +110,8 @@ func readLen(buf []byte, at int) (n, next int, err error) {
 			}
 			return n, i + 2, nil
 		default:
-			return 0, 0, fmt.Errorf("%w: %q in a length", errProtocol, c)
+			return 0, 0, fmt.Errorf("%w: %q in a length", keyspace.ErrProtocol, c)
 		}
 	}
-	return 0, 0, fmt.Errorf("%w: it is cut short", errProtocol)
+	return 0, 0, fmt.Errorf("%w: it is cut short", keyspace.ErrProtocol)
 }

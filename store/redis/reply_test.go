@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 func TestReadArray(t *testing.T) {
@@ -18,18 +20,18 @@ func TestReadArray(t *testing.T) {
 		{"*3\r\n_\r\n$0\r\n\r\n$3\r\na\r\n\r\n", values{nil, "", "a\r\n"}, nil},
 		{"-LOADING Redis is loading\r\n", nil, replyError("LOADING Redis is loading")},
 		{"!21\r\nSYNTAX invalid syntax\r\n", nil, replyError("SYNTAX invalid syntax")},
-		{"", values{"x"}, errProtocol},
-		{":3\r\n", values{"x"}, errProtocol},
-		{"$3\r\nabc\r\n", values{"x"}, errProtocol},
-		{"*2\r\n$1\r\na\r\n", values{"a", "b"}, errProtocol},
-		{"*1\r\n$1\r\na\r\n", values{"a", "b"}, errProtocol},
-		{"*1\r\n$5\r\na\r\n", values{"a"}, errProtocol},
-		{"*1\r\n:1\r\n", values{"a"}, errProtocol},
-		{"*1\r\n$1x\r\na\r\n", values{"a"}, errProtocol},
-		{"*1\r\n$99999999999\r\na\r\n", values{"a"}, errProtocol},
-		{"*1\r\n$1", values{"a"}, errProtocol},
-		{"*1", values{"a"}, errProtocol},
-		{"*-1\r\n", values{"a"}, errProtocol},
+		{"", values{"x"}, keyspace.ErrProtocol},
+		{":3\r\n", values{"x"}, keyspace.ErrProtocol},
+		{"$3\r\nabc\r\n", values{"x"}, keyspace.ErrProtocol},
+		{"*2\r\n$1\r\na\r\n", values{"a", "b"}, keyspace.ErrProtocol},
+		{"*1\r\n$1\r\na\r\n", values{"a", "b"}, keyspace.ErrProtocol},
+		{"*1\r\n$5\r\na\r\n", values{"a"}, keyspace.ErrProtocol},
+		{"*1\r\n:1\r\n", values{"a"}, keyspace.ErrProtocol},
+		{"*1\r\n$1x\r\na\r\n", values{"a"}, keyspace.ErrProtocol},
+		{"*1\r\n$99999999999\r\na\r\n", values{"a"}, keyspace.ErrProtocol},
+		{"*1\r\n$1", values{"a"}, keyspace.ErrProtocol},
+		{"*1", values{"a"}, keyspace.ErrProtocol},
+		{"*-1\r\n", values{"a"}, keyspace.ErrProtocol},
 	} {
 		for _, at := range []int{0, 3} {
 			buf := []byte("..."[:at] + c.reply)

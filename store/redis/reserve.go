@@ -13,6 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 // The registry can be lost while blocks live on: a cluster's node restarts empty,
@@ -43,8 +45,8 @@ func (x *Index) isNew(ctx context.Context) (bool, error) {
 	look := func(ctx context.Context, c *redis.Client) error {
 		cursor := uint64(0)
 		for range newSteps {
-			x.roundTrips.Add(1)
-			names, next, err := c.Scan(ctx, cursor, x.names.prefix+"{*", newStep).Result()
+			x.space.Trips.Add(1)
+			names, next, err := c.Scan(ctx, cursor, x.space.Names.Prefix+"{*", newStep).Result()
 			if err != nil {
 				if redisx.Refused(err) {
 					found.Store(true) // nobody knows
@@ -53,7 +55,7 @@ func (x *Index) isNew(ctx context.Context) (bool, error) {
 				return err
 			}
 			for _, name := range names {
-				if _, ok := x.names.parseBlock(name); ok {
+				if _, ok := x.space.Names.ParseBlock(name); ok {
 					found.Store(true)
 				}
 			}
@@ -65,7 +67,7 @@ func (x *Index) isNew(ctx context.Context) (bool, error) {
 		return nil
 	}
 	var err error
-	switch c := x.client.(type) {
+	switch c := x.space.Client.(type) {
 	case *redis.ClusterClient:
 		err = c.ForEachMaster(ctx, look)
 	case *redis.Client:
@@ -76,8 +78,8 @@ func (x *Index) isNew(ctx context.Context) (bool, error) {
 
 // timeFloor is the id to begin above when all that was known is lost.
 func (x *Index) timeFloor(ctx context.Context) (uint64, error) {
-	x.roundTrips.Add(1)
-	now, err := x.client.Eval(ctx, "return redis.call('TIME')", []string{x.names.epoch}).StringSlice()
+	x.space.Trips.Add(1)
+	now, err := x.space.Client.Eval(ctx, "return redis.call('TIME')", []string{x.space.Names.Epoch}).StringSlice()
 	if err != nil || len(now) != 2 {
 		return 0, fmt.Errorf("redis: the server's time is %v: %w", now, err)
 	}
@@ -101,12 +103,12 @@ func reserveNeeded(err error) (next uint64, yes bool) {
 
 // reserve raises the limit to above next.
 func (x *Index) reserve(ctx context.Context, next uint64) error {
-	pipe := x.client.Pipeline()
+	pipe := x.space.Client.Pipeline()
 	var marks [blockkey.Partitions]*redis.StringCmd
 	for p := range marks {
-		marks[p] = pipe.Get(ctx, x.names.high(p))
+		marks[p] = pipe.Get(ctx, x.space.Names.High(p))
 	}
-	x.roundTrips.Add(1)
+	x.space.Trips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return err
 	}
@@ -121,7 +123,7 @@ func (x *Index) reserve(ctx context.Context, next uint64) error {
 		}
 		if err != nil {
 			// The others know better, and it is written anew below.
-			x.unreadable("the mark "+x.names.high(p)+", "+strconv.Quote(redisx.Clip(m.Val()))+",", m.Val(), err)
+			x.space.Unreadable("the mark "+x.space.Names.High(p)+", "+strconv.Quote(redisx.Clip(m.Val()))+",", m.Val(), err)
 			continue
 		}
 		marked = max(marked, v)
@@ -141,7 +143,7 @@ func (x *Index) reserve(ctx context.Context, next uint64) error {
 	if err != nil {
 		return err
 	}
-	_, err = x.run(ctx, x.registryCall(reserveScript, x.names.own(""), strconv.FormatUint(marked, 10), strconv.FormatUint(limit, 10)))
+	_, err = x.space.Run(ctx, x.space.RegistryCall(lua.Reserve, x.space.Names.Own(""), strconv.FormatUint(marked, 10), strconv.FormatUint(limit, 10)))
 	return err
 }
 
@@ -159,11 +161,11 @@ func (x *Index) raiseMarks(ctx context.Context, marked *uint64, next uint64) (li
 		if limit >= uint64(store.FirstLocal) {
 			return 0, fmt.Errorf("redis: all %d ids have been given; use another prefix", uint32(store.FirstLocal-1))
 		}
-		var calls [blockkey.Partitions]*call
+		var calls [blockkey.Partitions]*keyspace.Call
 		for p := range calls {
-			calls[p] = &call{script: markScript, keys: []string{x.names.high(p)}, args: []string{strconv.FormatUint(limit, 10)}}
+			calls[p] = &keyspace.Call{Script: lua.Mark, Keys: []string{x.space.Names.High(p)}, Args: []string{strconv.FormatUint(limit, 10)}}
 		}
-		cmds, err := x.run(ctx, calls[:]...)
+		cmds, err := x.space.Run(ctx, calls[:]...)
 		if err != nil {
 			return 0, err
 		}

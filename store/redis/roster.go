@@ -3,7 +3,6 @@ package redis
 import (
 	"cmp"
 	"context"
-	_ "embed"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -17,6 +16,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 const (
@@ -33,9 +34,6 @@ const (
 // newsField is the field of gen with the latest news, and what the fields of
 // pods begin with: see registry.lua.
 const newsField = "@"
-
-//go:embed lua/roster.lua
-var rosterLua string
 
 // roster is what a registry is made of. It is immutable, and two of them share
 // the members that have not changed.
@@ -96,24 +94,24 @@ type briefing struct {
 // ask runs roster.lua for a reader who knows the registry of an epoch, 0 for none.
 // It goes by EVAL, which is all that a reader's user may call.
 func (x *Index) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
-	n := x.names
-	x.roundTrips.Add(1)
+	n := x.space.Names
+	x.space.Trips.Add(1)
 	sent := time.Now()
-	v, err := x.client.Eval(ctx, rosterLua, []string{n.epoch, n.live, n.count, n.gen, n.pods, n.meta}, strconv.FormatUint(epoch, 10), scriptPods).Slice()
+	v, err := x.space.Client.Eval(ctx, lua.Roster.Source, []string{n.Epoch, n.Live, n.Count, n.Gen, n.Pods, n.Meta}, strconv.FormatUint(epoch, 10), scriptPods).Slice()
 	if err != nil {
 		return a, err
 	}
 	if len(v) < 6 {
 		return a, fmt.Errorf("redis: roster.lua returned %v", v)
 	}
-	a.epoch = x.epochOf(word(v[0]))
-	if _, err = fmt.Sscanf(word(v[3]), "%d %d", &a.swept, &a.ended); err != nil {
-		return a, fmt.Errorf("redis: the numbers of swept and ended lives are %q", redisx.Clip(word(v[3])))
+	a.epoch = x.space.EpochOf(keyspace.Word(v[0]))
+	if _, err = fmt.Sscanf(keyspace.Word(v[3]), "%d %d", &a.swept, &a.ended); err != nil {
+		return a, fmt.Errorf("redis: the numbers of swept and ended lives are %q", redisx.Clip(keyspace.Word(v[3])))
 	}
-	a.what = word(v[5])
-	ms := number(v[1])*1000 + number(v[2])/1000
+	a.what = keyspace.Word(v[5])
+	ms := keyspace.Number(v[1])*1000 + keyspace.Number(v[2])/1000
 	a.clock = serverClock{sent, int64(ms)}
-	leases, err := x.leases(ctx, words(v[4]), ms)
+	leases, err := x.leases(ctx, keyspace.Words(v[4]), ms)
 	if err != nil {
 		return a, err
 	}
@@ -132,11 +130,11 @@ func (x *Index) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
 	if len(v) < 10 {
 		return a, nil
 	}
-	a.names, a.texts, a.copies = words(v[6]), words(v[7]), words(v[8])
+	a.names, a.texts, a.copies = keyspace.Words(v[6]), keyspace.Words(v[7]), keyspace.Words(v[8])
 	if len(a.texts) != len(a.names) || len(a.copies) != len(a.names) {
 		return a, fmt.Errorf("redis: roster.lua returned %d names, %d texts and %d copies", len(a.names), len(a.texts), len(a.copies))
 	}
-	meta := words(v[9])
+	meta := keyspace.Words(v[9])
 	a.meta = make(map[string]string, len(meta)/2)
 	for i := 0; i+1 < len(meta); i += 2 {
 		a.meta[meta[i]] = meta[i+1]
@@ -152,8 +150,8 @@ func (x *Index) leases(ctx context.Context, first []string, ms float64) ([]strin
 	if till, err := strconv.ParseFloat(first[len(first)-1], 64); err == nil && till > ms {
 		return first, nil
 	}
-	x.roundTrips.Add(1)
-	list, err := x.client.ZRangeWithScores(ctx, x.names.live, 0, -1).Result()
+	x.space.Trips.Add(1)
+	list, err := x.space.Client.ZRangeWithScores(ctx, x.space.Names.Live, 0, -1).Result()
 	if err != nil {
 		return nil, err
 	}
@@ -167,22 +165,6 @@ func (x *Index) leases(ctx context.Context, first []string, ms float64) ([]strin
 
 // firstLeases is how many leases roster.lua tells.
 const firstLeases = 64
-
-// word is a string of a reply, "" for none.
-func word(v any) string {
-	s, _ := v.(string)
-	return s
-}
-
-// words are the strings of a list in a reply.
-func words(v any) []string {
-	list, _ := v.([]any)
-	out := make([]string, len(list))
-	for i := range list {
-		out[i] = word(list[i])
-	}
-	return out
-}
 
 // read reads the whole registry. late are the pods whose leases have run out.
 // What is written as in base need not be parsed again.
@@ -273,8 +255,8 @@ func (x *Index) renew(r *roster, name, text, copied string, base *snapshot) {
 func (x *Index) readPods(ctx context.Context, a *briefing) error {
 	pods := map[string]string{}
 	for cursor := uint64(0); ; {
-		x.roundTrips.Add(1)
-		list, next, err := x.client.HScan(ctx, x.names.pods, cursor, "", pageSize).Result()
+		x.space.Trips.Add(1)
+		list, next, err := x.space.Client.HScan(ctx, x.space.Names.Pods, cursor, "", pageSize).Result()
 		if err != nil {
 			return err
 		}
@@ -286,22 +268,22 @@ func (x *Index) readPods(ctx context.Context, a *briefing) error {
 		}
 	}
 	a.names = slices.Sorted(maps.Keys(pods))
-	pipe := x.client.Pipeline()
+	pipe := x.space.Client.Pipeline()
 	var cmds []*redis.SliceCmd
 	for part := range slices.Chunk(a.names, copiesAtOnce) {
 		fields := make([]string, len(part))
 		for i, name := range part {
 			fields[i] = newsField + name
 		}
-		cmds = append(cmds, pipe.HMGet(ctx, x.names.gen, fields...))
+		cmds = append(cmds, pipe.HMGet(ctx, x.space.Names.Gen, fields...))
 	}
-	x.roundTrips.Add(1)
+	x.space.Trips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return err
 	}
 	a.texts, a.copies = make([]string, 0, len(a.names)), make([]string, 0, len(a.names))
 	for _, c := range cmds {
-		a.copies = append(a.copies, words(c.Val())...)
+		a.copies = append(a.copies, keyspace.Words(c.Val())...)
 	}
 	for _, name := range a.names {
 		a.texts = append(a.texts, pods[name])
@@ -390,13 +372,13 @@ func (x *Index) member(name, text, copied string, base *snapshot) *member {
 			err = fmt.Errorf("it is that of %q", redisx.Clip(m.pod.Name))
 		}
 		if err != nil {
-			x.unreadable(fmt.Sprintf("the registration of pod %q", name), text, err)
+			x.space.Unreadable(fmt.Sprintf("the registration of pod %q", name), text, err)
 			return nil
 		}
 	}
 	var err error
 	if m.born, m.holders, err = parseCopy(name, copied); err != nil {
-		x.unreadable(fmt.Sprintf("a part of the holders of pod %q", name), copied, err)
+		x.space.Unreadable(fmt.Sprintf("a part of the holders of pod %q", name), copied, err)
 	}
 	return m
 }
@@ -435,7 +417,7 @@ func parseCopy(pod, text string) (born uint64, holders []store.Holder, err error
 		}
 		n, wrong := strconv.ParseUint(id, 10, 32)
 		rank, wrongRank := strconv.Atoi(rankText)
-		tier, until, wrongTier := parseTierText(tierText)
+		tier, until, wrongTier := keyspace.ParseTierText(tierText)
 		if wrong != nil || n == 0 || wrongRank != nil || rank < 0 || rank >= store.MaxRanks || wrongTier != nil {
 			err = fmt.Errorf("%q is no holder with an id of %q", redisx.Clip(field), redisx.Clip(id))
 			continue
@@ -458,17 +440,17 @@ func (x *Index) readMeta(meta map[string]string) (map[string]store.ModelInfo, er
 	if len(meta) == 0 {
 		return models, nil
 	}
-	if s, p := meta["schema"], meta["partitions"]; s != strconv.Itoa(Schema) || p != strconv.Itoa(len(tags)) {
-		return nil, schemaError(strconv.Quote(redisx.Clip(s)), strconv.Quote(redisx.Clip(p)))
+	if s, p := meta["schema"], meta["partitions"]; s != strconv.Itoa(keyspace.Schema) || p != strconv.Itoa(len(keyspace.Tags)) {
+		return nil, keyspace.SchemaError(strconv.Quote(redisx.Clip(s)), strconv.Quote(redisx.Clip(p)))
 	}
 	for field, text := range meta {
-		name, ok := strings.CutPrefix(field, modelField)
+		name, ok := strings.CutPrefix(field, keyspace.ModelField)
 		if !ok {
 			continue
 		}
 		m, err := parseModel(name, text)
 		if err != nil {
-			x.unreadable(fmt.Sprintf("what is set for model %q (%s takes it away)", name, x.names.unfix(name)), text, err)
+			x.space.Unreadable(fmt.Sprintf("what is set for model %q (%s takes it away)", name, x.space.Names.Unfix(name)), text, err)
 			continue
 		}
 		models[name] = m

@@ -7,18 +7,35 @@ import (
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
-// flag is how scripts take a bool.
-func flag(b bool) string {
-	if b {
-		return "1"
+// run is one run of apply.lua: what it changes, and which parts of which guards it is.
+type run struct {
+	keyspace.Call
+	edits   []edit
+	maps    []mapEdit
+	attempt uint64
+	parts   []guardPart
+}
+
+func newRun(place int, edits []edit) *run {
+	return &run{Call: keyspace.Call{Place: place}, edits: edits}
+}
+
+// callsOf are the runs as the server gets them.
+func callsOf(runs []*run) []*keyspace.Call {
+	out := make([]*keyspace.Call, len(runs))
+	for i, r := range runs {
+		out[i] = &r.Call
 	}
-	return "0"
+	return out
 }
 
 // unchecked is what a run of apply.lua has for a check when it has none.
-var unchecked = &call{args: []string{"0"}}
+var unchecked = &run{Call: keyspace.Call{Args: []string{"0"}}}
 
 // applyCalls makes the runs of apply.lua that a plan takes, in phases of which each
 // must be acknowledged before the next.
@@ -27,23 +44,23 @@ var unchecked = &call{args: []string{"0"}}
 // where blocks lie in other slots than the registry, a run of its own does that;
 // and entries of maps are there before the blocks that need them, and go after
 // them.
-func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) (phases [][]*call) {
+func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) (phases [][]*run) {
 	list, all := edits(steps, len(guards) > 1)
-	if x.cluster {
+	if x.space.Cluster {
 		slices.SortStableFunc(list, func(a, b edit) int { return a.key.Partition() - b.key.Partition() })
 	}
 	check := x.checkCall(p)
 	sets, dels := x.mapCalls(guards)
 	blocks := x.blockCalls(list, all)
-	if x.cluster {
+	if x.space.Cluster {
 		x.number(sets, blocks, dels)
 		x.finish(unchecked, all, sets, blocks, dels)
 		look := x.guardCall(check, guards, 0)
-		return [][]*call{sets, append([]*call{look}, blocks...), dels}
+		return [][]*run{sets, append([]*run{look}, blocks...), dels}
 	}
 	calls := slices.Concat(sets, blocks, dels)
 	if len(calls) == 0 {
-		calls = []*call{{place: atRegistry}}
+		calls = []*run{newRun(keyspace.AtRegistry, nil)}
 	}
 	bytes := 0
 	for _, c := range slices.Concat(sets, dels) {
@@ -64,7 +81,7 @@ func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) (phases [
 	}
 	// Guards that change nothing go with the others.
 	for _, g := range guards {
-		if !slices.ContainsFunc(calls, func(c *call) bool {
+		if !slices.ContainsFunc(calls, func(c *run) bool {
 			return slices.ContainsFunc(c.parts, func(p guardPart) bool { return p.guard == g })
 		}) {
 			calls[len(calls)-1].under(g)
@@ -72,12 +89,12 @@ func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) (phases [
 	}
 	x.number(calls)
 	x.finish(check, all, calls)
-	return [][]*call{calls}
+	return [][]*run{calls}
 }
 
 // guardCall is a run of apply.lua at the registry that changes nothing else.
-func (x *Index) guardCall(check *call, guards []*guardPlan, parts int) *call {
-	c := &call{place: atRegistry}
+func (x *Index) guardCall(check *run, guards []*guardPlan, parts int) *run {
+	c := newRun(keyspace.AtRegistry, nil)
 	for _, g := range guards {
 		c.parts = append(c.parts, guardPart{guard: g, parts: parts})
 	}
@@ -86,40 +103,40 @@ func (x *Index) guardCall(check *call, guards []*guardPlan, parts int) *call {
 }
 
 // under adds a guard to a call.
-func (c *call) under(g *guardPlan) {
+func (c *run) under(g *guardPlan) {
 	if !slices.ContainsFunc(c.parts, func(p guardPart) bool { return p.guard == g }) {
 		c.parts = append(c.parts, guardPart{guard: g})
 	}
 }
 
 // head begins a run of apply.lua: with the check, the guards and the maps of c.
-func (x *Index) head(c, check *call) {
-	c.script = applyScript
-	c.keys = append(make([]string, 0, len(check.keys)+1+len(c.maps)+len(c.edits)+2), check.keys...)
-	c.args = append(make([]string, 0, len(check.args)+2+8*len(c.parts)+3*len(c.maps)+2), check.args[0], strconv.Itoa(len(c.parts)), strconv.Itoa(len(c.maps)))
-	c.args = append(c.args, check.args[1:]...)
-	if len(c.parts) == 0 {
+func (x *Index) head(c, check *run) {
+	c.Script = lua.Apply
+	c.Keys = append(make([]string, 0, len(check.Keys)+1+len(c.maps)+len(c.edits)+2), check.Keys...)
+	c.Args = append(make([]string, 0, len(check.Args)+2+8*len(c.parts)+3*len(c.maps)+2), check.Args[0], strconv.Itoa(len(c.parts)), strconv.Itoa(len(c.maps)))
+	c.Args = append(c.Args, check.Args[1:]...)
+	if c.Guarded = len(c.parts) > 0; !c.Guarded {
 		return
 	}
-	records := x.names.records
-	switch c.place {
-	case atRegistry:
-	case atMap:
-		records = x.names.mapRecords(c.parts[0].guard.Generation, true)
+	records := x.space.Names.Records
+	switch c.Place {
+	case keyspace.AtRegistry:
+	case keyspace.AtMap:
+		records = x.space.Names.MapRecords(c.parts[0].guard.Generation, true)
 	default:
-		records = x.names.guards(c.place)
+		records = x.space.Names.Guards(c.Place)
 	}
-	c.keys = append(c.keys, records)
-	c.args = x.guardArgs(c.args, c.place, c.attempt, c.parts)
+	c.Keys = append(c.Keys, records)
+	c.Args = x.guardArgs(c.Args, c.Place, c.attempt, c.parts)
 	for i := range c.maps {
 		m := &c.maps[i]
-		c.keys = append(c.keys, x.names.changes(m.gen))
-		c.args = append(c.args, strconv.FormatUint(uint64(m.gen), 10), m.sets, m.dels)
+		c.Keys = append(c.Keys, x.space.Names.Changes(m.gen))
+		c.Args = append(c.Args, strconv.FormatUint(uint64(m.gen), 10), m.sets, m.dels)
 	}
 }
 
 // number numbers the parts of each guard in each place.
-func (x *Index) number(lists ...[]*call) {
+func (x *Index) number(lists ...[]*run) {
 	type where struct {
 		guard *guardPlan
 		place int
@@ -131,20 +148,20 @@ func (x *Index) number(lists ...[]*call) {
 		c.attempt = attempt
 		for i := range c.parts {
 			p := &c.parts[i]
-			p.n = counts[where{p.guard, c.place}]
-			counts[where{p.guard, c.place}]++
+			p.n = counts[where{p.guard, c.Place}]
+			counts[where{p.guard, c.Place}]++
 		}
 	}
 	for _, c := range calls {
 		for i := range c.parts {
-			c.parts[i].parts = counts[where{c.parts[i].guard, c.place}]
+			c.parts[i].parts = counts[where{c.parts[i].guard, c.Place}]
 		}
 	}
 }
 
 // editCalls makes runs of apply.lua that have no guards and no check. The list
 // ascends by partition.
-func (x *Index) editCalls(list []edit, all []ops) []*call {
+func (x *Index) editCalls(list []edit, all []ops) []*run {
 	calls := x.blockCalls(list, all)
 	x.finish(unchecked, all, calls)
 	return calls
@@ -152,13 +169,13 @@ func (x *Index) editCalls(list []edit, all []ops) []*call {
 
 // blockCalls cuts edits, which ascend by partition, into runs of apply.lua that
 // are not numbered and finished yet.
-func (x *Index) blockCalls(list []edit, all []ops) []*call {
-	cut := parts(list, x.pace.keys(), x.cluster)
-	calls := make([]*call, len(cut))
+func (x *Index) blockCalls(list []edit, all []ops) []*run {
+	cut := parts(list, x.pace.keys(), x.space.Cluster)
+	calls := make([]*run, len(cut))
 	for i, edits := range cut {
-		c := &call{place: atRegistry, edits: edits}
-		if x.cluster {
-			c.place = edits[0].key.Partition()
+		c := newRun(keyspace.AtRegistry, edits)
+		if x.space.Cluster {
+			c.Place = edits[0].key.Partition()
 		}
 		// Blocks that change alike stand together.
 		slices.SortStableFunc(edits, func(a, b edit) int { return a.ops - b.ops })
@@ -177,7 +194,7 @@ func (x *Index) blockCalls(list []edit, all []ops) []*call {
 }
 
 // finish writes the keys and args of calls.
-func (x *Index) finish(check *call, all []ops, lists ...[]*call) {
+func (x *Index) finish(check *run, all []ops, lists ...[]*run) {
 	blocks := 0
 	for _, calls := range lists {
 		for _, c := range calls {
@@ -185,11 +202,11 @@ func (x *Index) finish(check *call, all []ops, lists ...[]*call) {
 		}
 	}
 	// All names of blocks are parts of one string.
-	names := make([]byte, 0, blocks*x.names.blockLen())
+	names := make([]byte, 0, blocks*x.space.Names.BlockLen())
 	for _, calls := range lists {
 		for _, c := range calls {
 			for _, e := range c.edits {
-				names = x.names.appendBlock(names, e.key)
+				names = x.space.Names.AppendBlock(names, e.key)
 			}
 		}
 	}
@@ -198,19 +215,19 @@ func (x *Index) finish(check *call, all []ops, lists ...[]*call) {
 		for _, c := range calls {
 			x.head(c, check)
 			for range c.edits {
-				c.keys = append(c.keys, text[:x.names.blockLen()])
-				text = text[x.names.blockLen():]
+				c.Keys = append(c.Keys, text[:x.space.Names.BlockLen()])
+				text = text[x.space.Names.BlockLen():]
 			}
 			if len(c.edits) > 0 {
-				l := &x.names.logs[c.place]
-				c.keys = append(c.keys, l.logged, l.log)
+				l := &x.space.Names.Logs[c.Place]
+				c.Keys = append(c.Keys, l.Logged, l.Log)
 			}
 			for i := 0; i < len(c.edits); {
 				j := i
 				for j < len(c.edits) && c.edits[j].ops == c.edits[i].ops {
 					j++
 				}
-				c.args = append(c.args, all[c.edits[i].ops].text, strconv.Itoa(j-i))
+				c.Args = append(c.Args, all[c.edits[i].ops].text, strconv.Itoa(j-i))
 				i = j
 			}
 		}
@@ -220,30 +237,30 @@ func (x *Index) finish(check *call, all []ops, lists ...[]*call) {
 // runSingly makes the runs of a cluster again, each block in a run of its own.
 // While a slot moves from one node to another, a script can only be run where
 // all of its keys are, which for a single key is one node or the other.
-func (x *Index) runSingly(ctx context.Context, calls []*call) ([]*redis.Cmd, error) {
+func (x *Index) runSingly(ctx context.Context, calls []*run) ([]*redis.Cmd, error) {
 	var all []*redis.Cmd
 	for _, c := range calls {
-		if c.args[0] != "0" { // the check, which has no blocks
-			cmds, err := x.run(ctx, c)
+		if c.Args[0] != "0" { // the check, which has no blocks
+			cmds, err := x.space.Run(ctx, &c.Call)
 			if err != nil {
 				return nil, err
 			}
 			all = append(all, cmds...)
 			continue
 		}
-		keys := c.keys
-		var single []*call
-		for i := 3; i < len(c.args); i += 2 {
-			n, err := strconv.Atoi(c.args[i+1])
+		keys := c.Keys
+		var single []*keyspace.Call
+		for i := 3; i < len(c.Args); i += 2 {
+			n, err := strconv.Atoi(c.Args[i+1])
 			if err != nil {
 				return nil, err
 			}
 			for range n {
-				single = append(single, &call{script: c.script, place: c.place, keys: keys[:1], args: []string{"0", "0", "0", c.args[i], "1"}})
+				single = append(single, &keyspace.Call{Script: c.Script, Place: c.Place, Keys: keys[:1], Args: []string{"0", "0", "0", c.Args[i], "1"}})
 				keys = keys[1:]
 			}
 		}
-		cmds, err := x.run(ctx, single...)
+		cmds, err := x.space.Run(ctx, single...)
 		if err != nil {
 			return nil, err
 		}
@@ -274,8 +291,8 @@ func parts(list []edit, size int, byPartition bool) [][]edit {
 
 // checkCall is the check that runs of apply.lua begin with: the first of its args
 // is the number of pods, then comes what is believed of them.
-func (x *Index) checkCall(p *plan) *call {
-	c := &call{keys: []string{x.names.live}, args: []string{""}}
+func (x *Index) checkCall(p *plan) *run {
+	c := &run{Call: keyspace.Call{Keys: []string{x.space.Names.Live}, Args: []string{""}}}
 	var buf []byte
 	pods := 0
 	for _, pod := range p.pods {
@@ -284,21 +301,21 @@ func (x *Index) checkCall(p *plan) *call {
 			continue
 		}
 		pods++
-		c.keys = append(c.keys, x.names.own(pod.name))
-		c.args = append(c.args, strconv.Itoa(len(refs)+len(guards)))
+		c.Keys = append(c.Keys, x.space.Names.Own(pod.name))
+		c.Args = append(c.Args, strconv.Itoa(len(refs)+len(guards)))
 		for _, r := range refs {
 			buf = appendHolderField(buf[:0], r.place)
 			id := ""
 			if r.id != 0 {
 				id = strconv.FormatUint(uint64(r.id), 10)
 			}
-			c.args = append(c.args, string(buf), id)
+			c.Args = append(c.Args, string(buf), id)
 		}
 		for _, g := range guards {
-			c.args = append(c.args, strconv.Itoa(g.rank), strconv.FormatUint(uint64(g.Generation), 10))
+			c.Args = append(c.Args, strconv.Itoa(g.rank), strconv.FormatUint(uint64(g.Generation), 10))
 		}
 	}
-	c.args[0] = strconv.Itoa(pods)
+	c.Args[0] = strconv.Itoa(pods)
 	return c
 }
 

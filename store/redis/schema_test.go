@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // schemaDocument is the document of the data model.
@@ -28,12 +29,12 @@ func schemaDocument(t *testing.T) string {
 func TestDocument(t *testing.T) {
 	doc := schemaDocument(t)
 	var table strings.Builder
-	for p := range tags {
-		fmt.Fprintf(&table, "%02x ", tags[p])
+	for p := range keyspace.Tags {
+		fmt.Fprintf(&table, "%02x ", keyspace.Tags[p])
 		if p%16 == 15 {
 			line := strings.TrimSpace(table.String())
 			if !strings.Contains(doc, line) {
-				t.Errorf("the table of tags has no line %s", line)
+				t.Errorf("the table of keyspace.Tags has no line %s", line)
 			}
 			table.Reset()
 		}
@@ -47,8 +48,8 @@ func TestDocument(t *testing.T) {
 			t.Errorf("%s is not mentioned", name)
 		}
 	}
-	n := newNames("kva")
-	for _, key := range []string{n.meta, n.count, n.epoch, n.pods, n.live, n.gen, n.sweep, n.own(""), n.records, n.prefix + "{c}:high", n.prefix + "{c}:s", n.prefix + "{g<generation>}:m`", n.prefix + "{g<generation>}:f`", n.prefix + "{g<generation>}:p:<pages>:<n>`", n.prefix + "{g<generation>}:s"} {
+	n := keyspace.NewNames("kva")
+	for _, key := range []string{n.Meta, n.Count, n.Epoch, n.Pods, n.Live, n.Gen, n.Sweep, n.Own(""), n.Records, n.Prefix + "{c}:high", n.Prefix + "{c}:s", n.Prefix + "{g<generation>}:m`", n.Prefix + "{g<generation>}:f`", n.Prefix + "{g<generation>}:p:<pages>:<n>`", n.Prefix + "{g<generation>}:s"} {
 		if !strings.Contains(doc, "`"+key) {
 			t.Errorf("the key %s is not mentioned", key)
 		}
@@ -87,8 +88,8 @@ func TestStrangersScript(t *testing.T) {
 		}
 	}
 	eval(1, read("registry.lua")+read("register.lua"), reg, "1", "64", pod, text, "30000", "16384")
-	for p := range tags {
-		eval(0, read("mark.lua"), []string{"kva{" + tags[p:p+1] + "}:high"}, "4096")
+	for p := range keyspace.Tags {
+		eval(0, read("mark.lua"), []string{"kva{" + keyspace.Tags[p:p+1] + "}:high"}, "4096")
 	}
 	eval(1, read("registry.lua")+read("reserve.lua"), reg, "1", "64", "0", "4096")
 	eval([]any{"1"}, read("registry.lua")+read("guard.lua")+read("holders.lua"), reg, "1", "64", pod, text, "16384", "131072", "0", "0", "1", "0", "gpu", "1")

@@ -16,6 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 const (
@@ -39,34 +41,34 @@ func (x *Index) sweepLoop() {
 	for {
 		// Processes that began together do not ask together.
 		every := x.config.SweepInterval
-		if sleep(x.life, every/2+mathrand.N(every)) != nil {
+		if keyspace.Sleep(x.space.Life, every/2+mathrand.N(every)) != nil {
 			return
 		}
 		if x.readOnly.now() || !x.dueSweep() {
 			continue
 		}
-		err := x.unasked("sweeping", func() error { _, err := x.Sweep(redisx.Unasked(x.life)); return err })
+		err := x.unasked("sweeping", func() error { _, err := x.Sweep(redisx.Unasked(x.space.Life)); return err })
 		switch {
-		case err == nil || errors.Is(err, errOtherSweeps) || x.life.Err() != nil:
+		case err == nil || errors.Is(err, errOtherSweeps) || x.space.Life.Err() != nil:
 			told = false
 		case !told: // once until it works again: the server may be down for long
 			told = true
-			x.log(fmt.Sprintf("sweeping: %v", err))
+			x.space.Log(fmt.Sprintf("sweeping: %v", err))
 		}
 	}
 }
 
 // dueSweep reports whether there is something to sweep.
 func (x *Index) dueSweep() bool {
-	ctx, cancel := context.WithTimeout(x.life, x.config.Timeout)
+	ctx, cancel := context.WithTimeout(x.space.Life, x.config.Timeout)
 	defer cancel()
-	x.roundTrips.Add(1)
-	pipe := x.client.Pipeline()
-	count := pipe.HMGet(ctx, x.names.count, "ended", "swept", "swept_at")
-	clock := pipe.Eval(ctx, "return redis.call('TIME')[1]", []string{x.names.epoch})
+	x.space.Trips.Add(1)
+	pipe := x.space.Client.Pipeline()
+	count := pipe.HMGet(ctx, x.space.Names.Count, "ended", "swept", "swept_at")
+	clock := pipe.Eval(ctx, "return redis.call('TIME')[1]", []string{x.space.Names.Epoch})
 	_, err := pipe.Exec(ctx)
 	vals := count.Val()
-	return err == nil && (counter(vals, 0) > counter(vals, 1) || x.textsDue(float64(counter(vals, 2)), number(clock.Val())*1000))
+	return err == nil && (keyspace.Counter(vals, 0) > keyspace.Counter(vals, 1) || x.textsDue(float64(keyspace.Counter(vals, 2)), keyspace.Number(clock.Val())*1000))
 }
 
 // Sweep removes the ids of ended holders from the values of all blocks, and
@@ -76,12 +78,12 @@ func (x *Index) dueSweep() bool {
 // others it is an error. Nothing depends on it but memory, since ended holders
 // count for nothing, and Open's background sweeper does it unless NoSweep.
 func (x *Index) Sweep(ctx context.Context) (SweepProgress, error) {
-	if err := x.begin(ctx, "sweep"); err != nil {
+	if err := x.space.Check(ctx, "sweep"); err != nil {
 		return SweepProgress{}, err
 	}
 	s := &sweeper{x: x, token: rand.Text()}
 	err := s.run(ctx)
-	return s.progress, failed(ctx, "sweep", err)
+	return s.progress, keyspace.Failed(ctx, "sweep", err)
 }
 
 // sweeper is one sweep.
@@ -113,7 +115,7 @@ func (s *sweeper) run(ctx context.Context) error {
 	if err := s.relive(ctx); err != nil {
 		return err
 	}
-	if s.x.cluster {
+	if s.x.space.Cluster {
 		if err := s.sweepRecords(ctx); err != nil {
 			return err
 		}
@@ -146,13 +148,13 @@ func (s *sweeper) tell() {
 
 // hold takes, renews or with done ends the right to sweep.
 func (s *sweeper) hold(ctx context.Context, done string) error {
-	c := s.x.registryCall(sweepScript, s.x.names.own(""), s.token, strconv.FormatInt(sweepLease.Milliseconds(), 10), done)
-	c.keys = append(c.keys, s.x.names.sweep)
-	cmds, err := s.x.run(ctx, c)
+	c := s.x.space.RegistryCall(lua.Sweep, s.x.space.Names.Own(""), s.token, strconv.FormatInt(sweepLease.Milliseconds(), 10), done)
+	c.Keys = append(c.Keys, s.x.space.Names.Sweep)
+	cmds, err := s.x.space.Run(ctx, c)
 	if err != nil {
 		return err
 	}
-	if !isOne(cmds[0].Val()) {
+	if !keyspace.IsOne(cmds[0].Val()) {
 		return errOtherSweeps
 	}
 	s.held = time.Now()
@@ -163,12 +165,12 @@ func (s *sweeper) hold(ctx context.Context, done string) error {
 // up to the counter that is then not among the holders has ended and will never
 // be given again, while one that is given in between is above it.
 func (s *sweeper) look(ctx context.Context) error {
-	n := s.x.names
-	pipe := s.x.client.Pipeline()
-	count := pipe.HMGet(ctx, n.count, "holder", "ended", "swept")
-	gen := pipe.HKeys(ctx, n.gen)
-	records := pipe.HKeys(ctx, n.records)
-	s.x.roundTrips.Add(1)
+	n := s.x.space.Names
+	pipe := s.x.space.Client.Pipeline()
+	count := pipe.HMGet(ctx, n.Count, "holder", "ended", "swept")
+	gen := pipe.HKeys(ctx, n.Gen)
+	records := pipe.HKeys(ctx, n.Records)
+	s.x.space.Trips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return err
 	}
@@ -179,9 +181,9 @@ func (s *sweeper) look(ctx context.Context) error {
 		return err
 	}
 	s.x.textsThere.Store(false)
-	s.last = store.HolderID(min(counter(count.Val(), 0), 1<<32-1))
-	s.progress.Ended = counter(count.Val(), 1)
-	s.fresh = s.progress.Ended == counter(count.Val(), 2)
+	s.last = store.HolderID(min(keyspace.Counter(count.Val(), 0), 1<<32-1))
+	s.progress.Ended = keyspace.Counter(count.Val(), 1)
+	s.fresh = s.progress.Ended == keyspace.Counter(count.Val(), 2)
 	s.alive = make(map[store.HolderID]bool, len(gen.Val()))
 	for _, id := range gen.Val() {
 		if v, err := strconv.ParseUint(id, 10, 32); err == nil {
@@ -209,7 +211,7 @@ func (s *sweeper) relive(ctx context.Context) error {
 		}
 	}
 	for part := range slices.Chunk(args, 3*sweepStep) {
-		if _, err := s.x.run(ctx, s.x.registryCall(reliveScript, s.x.names.own(""), part...)); err != nil {
+		if _, err := s.x.space.Run(ctx, s.x.space.RegistryCall(lua.Relive, s.x.space.Names.Own(""), part...)); err != nil {
 			return err
 		}
 	}
@@ -220,10 +222,10 @@ func (s *sweeper) relive(ctx context.Context) error {
 // cluster. Those of the registry go when the lives end.
 func (s *sweeper) sweepRecords(ctx context.Context) error {
 	for p := range blockkey.Partitions {
-		name := s.x.names.guards(p)
+		name := s.x.space.Names.Guards(p)
 		for cursor := uint64(0); ; {
-			s.x.roundTrips.Add(1)
-			fields, next, err := s.x.client.HScan(ctx, name, cursor, "*", sweepStep).Result()
+			s.x.space.Trips.Add(1)
+			fields, next, err := s.x.space.Client.HScan(ctx, name, cursor, "*", sweepStep).Result()
 			if err != nil {
 				return err
 			}
@@ -235,8 +237,8 @@ func (s *sweeper) sweepRecords(ctx context.Context) error {
 				}
 			}
 			if len(gone) > 0 {
-				s.x.roundTrips.Add(1)
-				if err := s.x.client.HDel(ctx, name, gone...).Err(); err != nil {
+				s.x.space.Trips.Add(1)
+				if err := s.x.space.Client.HDel(ctx, name, gone...).Err(); err != nil {
 					return err
 				}
 			}
@@ -268,7 +270,7 @@ func (s *sweeper) nodes(ctx context.Context) ([]*redis.Client, error) {
 		s.progress.Keys += uint64(max(keys, 0))
 		return err
 	}
-	switch c := s.x.client.(type) {
+	switch c := s.x.space.Client.(type) {
 	case *redis.ClusterClient:
 		err := c.ForEachMaster(ctx, add)
 		return nodes, err
@@ -276,7 +278,7 @@ func (s *sweeper) nodes(ctx context.Context) ([]*redis.Client, error) {
 		err := add(ctx, c)
 		return nodes, err
 	}
-	return nil, fmt.Errorf("redis: a client of type %T cannot be scanned", s.x.client)
+	return nil, fmt.Errorf("redis: a client of type %T cannot be scanned", s.x.space.Client)
 }
 
 func (s *sweeper) sweepNode(ctx context.Context, node *redis.Client) error {
@@ -288,8 +290,8 @@ func (s *sweeper) sweepNode(ctx context.Context, node *redis.Client) error {
 			}
 		}
 		begin := time.Now()
-		s.x.roundTrips.Add(1)
-		names, next, err := node.Scan(ctx, cursor, s.x.names.prefix+"{*", sweepStep).Result()
+		s.x.space.Trips.Add(1)
+		names, next, err := node.Scan(ctx, cursor, s.x.space.Names.Prefix+"{*", sweepStep).Result()
 		if err != nil {
 			return err
 		}
@@ -303,7 +305,7 @@ func (s *sweeper) sweepNode(ctx context.Context, node *redis.Client) error {
 		}
 		// A step that was slow because the server is busy makes a longer rest.
 		rest := time.Duration(float64(time.Since(begin)) * (1 - duty) / duty)
-		if err := sleep(ctx, rest); err != nil {
+		if err := keyspace.Sleep(ctx, rest); err != nil {
 			return err
 		}
 	}
@@ -312,16 +314,16 @@ func (s *sweeper) sweepNode(ctx context.Context, node *redis.Client) error {
 // sweepKeys cleans the blocks among the keys.
 func (s *sweeper) sweepKeys(ctx context.Context, names []string) error {
 	var keys []blockkey.StoreKey
-	pipe := s.x.client.Pipeline()
+	pipe := s.x.space.Client.Pipeline()
 	for _, name := range names {
-		if k, ok := s.x.names.parseBlock(name); ok {
+		if k, ok := s.x.space.Names.ParseBlock(name); ok {
 			keys = append(keys, k)
-		} else if gen, ok := s.x.names.parseLife(name); ok && s.over(gen) {
+		} else if gen, ok := s.x.space.Names.ParseLife(name); ok && s.over(gen) {
 			pipe.Unlink(ctx, name)
 		}
 	}
 	if pipe.Len() > 0 {
-		s.x.roundTrips.Add(1)
+		s.x.space.Trips.Add(1)
 		if _, err := pipe.Exec(ctx); err != nil {
 			return err
 		}
@@ -352,8 +354,8 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 			s.progress.Foreign++
 			continue
 		}
-		ids, ok := appendHolders(l.ids[:0], v)
-		if !ok && s.x.config.TextAge >= 0 && isText(v) {
+		ids, ok := keyspace.AppendHolders(l.ids[:0], v)
+		if !ok && s.x.config.TextAge >= 0 && keyspace.IsText(v) {
 			if l.ids, ok = s.snap.texts().append(l.ids[:0], v); ok || s.fresh {
 				s.progress.Texts++
 				aging = append(aging, k)
@@ -390,12 +392,12 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 	s.progress.Cleaned += uint64(len(garbled))
 	calls := s.x.editCalls(list, all)
 	for range applyTries {
-		var status int64
-		if status, _, err = s.x.runPhase(ctx, calls, false); err != nil || status == applied {
+		var status lua.Result
+		if status, _, err = s.x.runPhase(ctx, calls, false); err != nil || !status.Refused() {
 			return err
 		}
 		// Slots are on the move.
-		if err := sleep(ctx, pageRest); err != nil {
+		if err := keyspace.Sleep(ctx, pageRest); err != nil {
 			return err
 		}
 	}

@@ -24,7 +24,7 @@ func blockValues(tb testing.TB, x *Index, plain redis.UniversalClient) map[block
 	add := func(ctx context.Context, c *redis.Client) error {
 		it := c.Scan(ctx, 0, "*", 1000).Iterator()
 		for it.Next(ctx) {
-			if k, ok := x.names.parseBlock(it.Val()); ok {
+			if k, ok := x.space.Names.ParseBlock(it.Val()); ok {
 				v, err := c.Get(ctx, it.Val()).Result()
 				if err != nil {
 					v = "<" + err.Error() + ">"
@@ -184,14 +184,14 @@ func TestOneSweepsAtATime(t *testing.T) {
 	plain := s.Client()
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	apply(t, x, batchOf("a", store.Add, 1), batchOf("a", store.Clear))
-	plain.Set(t.Context(), x.names.sweep, "another", time.Hour)
+	plain.Set(t.Context(), x.space.Names.Sweep, "another", time.Hour)
 	if _, err := x.Sweep(t.Context()); !errors.Is(err, errOtherSweeps) {
 		t.Fatalf("got %v, want %v", err, errOtherSweeps)
 	}
-	if v := plain.Get(t.Context(), x.names.sweep).Val(); v != "another" {
+	if v := plain.Get(t.Context(), x.space.Names.Sweep).Val(); v != "another" {
 		t.Fatalf("the right to sweep is %q's", v)
 	}
-	plain.Del(t.Context(), x.names.sweep)
+	plain.Del(t.Context(), x.space.Names.Sweep)
 	if _, err := x.Sweep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -200,10 +200,10 @@ func TestOneSweepsAtATime(t *testing.T) {
 	if err := s1.hold(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
-	if ttl := plain.PTTL(t.Context(), x.names.sweep).Val(); ttl <= 0 || ttl > sweepLease {
+	if ttl := plain.PTTL(t.Context(), x.space.Names.Sweep).Val(); ttl <= 0 || ttl > sweepLease {
 		t.Errorf("the right to sweep is for %v", ttl)
 	}
-	plain.Del(t.Context(), x.names.sweep)
+	plain.Del(t.Context(), x.space.Names.Sweep)
 	if err := s1.hold(t.Context(), "99"); !errors.Is(err, errOtherSweeps) {
 		t.Errorf("got %v, want %v", err, errOtherSweeps)
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 // An engine that knows nothing of ids may write the address of a pod as a block's
@@ -39,44 +41,10 @@ import (
 // SET.
 
 const (
-	// maxText is the longest value of texts in bytes, maxName the longest of them.
-	maxText, maxName = 4096, 255
 	// agedParts is how a text's age is cut: a quarter may pass until the sweeper
 	// sees it, the others are its time to live.
 	agedParts = 4
 )
-
-// isText reports whether a value is texts, which are printable ASCII without spaces
-// and quotes, each with something that is no digit. A comma in front is as if it were
-// not there: who adds a text by APPEND begins with one.
-func isText(v []byte) bool {
-	if len(v) > maxText {
-		return false
-	}
-	v = bytes.TrimPrefix(v, []byte{','})
-	if len(v) == 0 {
-		return false
-	}
-	begin, digits := 0, true
-	for i := 0; ; i++ {
-		if i == len(v) || v[i] == ',' {
-			if digits || i-begin > maxName {
-				return false
-			}
-			if i == len(v) {
-				return true
-			}
-			begin, digits = i+1, true
-			continue
-		}
-		switch c := v[i]; {
-		case c <= ' ' || c >= 0x7f || c == '"' || c == '\'' || c == '\\':
-			return false
-		case c < '0' || c > '9':
-			digits = false
-		}
-	}
-}
 
 // texts are the texts that name pods, and the holders that they stand for: 0 where the pods
 // are registered and do not count, or are several.
@@ -209,8 +177,8 @@ func (x *Index) local(r roster, late map[string]bool) (ids map[string]store.Hold
 
 // unread takes in that n blocks of a lookup have a value that is no list of ids.
 func (x *Index) unread(ids []store.HolderID, v []byte, s *snapshot, n int) []store.HolderID {
-	if x.config.TextAge < 0 || !isText(v) {
-		x.garbled.Add(uint64(n))
+	if x.config.TextAge < 0 || !keyspace.IsText(v) {
+		x.space.Garbled.Add(uint64(n))
 		return ids
 	}
 	x.texts.Add(uint64(n))
@@ -236,17 +204,17 @@ func (x *Index) textsDue(at, now float64) bool {
 // by partition.
 func (s *sweeper) age(ctx context.Context, keys []blockkey.StoreKey) error {
 	ttl := s.x.config.TextAge / agedParts * (agedParts - 1)
-	var calls []*call
+	var calls []*keyspace.Call
 	for len(keys) > 0 {
 		n := len(keys)
-		if s.x.cluster {
+		if s.x.space.Cluster {
 			if i := slices.IndexFunc(keys, func(k blockkey.StoreKey) bool { return k.Partition() != keys[0].Partition() }); i > 0 {
 				n = i
 			}
 		}
-		c := &call{script: textScript, args: []string{strconv.FormatInt(max(ttl.Milliseconds(), 1), 10)}}
+		c := &keyspace.Call{Script: lua.Text, Args: []string{strconv.FormatInt(max(ttl.Milliseconds(), 1), 10)}}
 		for _, k := range keys[:n] {
-			c.keys = append(c.keys, string(s.x.names.appendBlock(nil, k)))
+			c.Keys = append(c.Keys, string(s.x.space.Names.AppendBlock(nil, k)))
 		}
 		calls = append(calls, c)
 		keys = keys[n:]
@@ -254,6 +222,6 @@ func (s *sweeper) age(ctx context.Context, keys []blockkey.StoreKey) error {
 	if len(calls) == 0 {
 		return nil
 	}
-	_, err := s.x.run(ctx, calls...)
+	_, err := s.x.space.Run(ctx, calls...)
 	return err
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 func register(tb testing.TB, x *Index, pods ...store.Pod) {
@@ -42,7 +43,7 @@ func TestTexts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
-			plain := x.client
+			plain := x.space.Client
 			register(t, x,
 				store.Pod{Name: "10.0.0.7:8000"}, store.Pod{Name: "10.0.0.8:8000"},
 				store.Pod{Name: "10.0.0.8:8001"}, // a second one of a host
@@ -272,8 +273,8 @@ func TestTextsAreSweptInTheBackground(t *testing.T) {
 func TestIsText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := rapid.StringOfN(rapid.RuneFrom([]rune("0123456789,,.:-a[] \"\x00é")), 0, 40, -1).Draw(t, "value")
-		_, ids := appendHolders(nil, []byte(v))
-		text := isText([]byte(v))
+		_, ids := keyspace.AppendHolders(nil, []byte(v))
+		text := keyspace.IsText([]byte(v))
 		if ids && text {
 			t.Fatalf("%q is both", v)
 		}

@@ -23,6 +23,7 @@ import (
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 	"github.com/kvatlas/kvatlas/store/redis/servercheck"
 	"github.com/kvatlas/kvatlas/store/storetest"
 )
@@ -264,7 +265,7 @@ func (o *outage) watch(ctx context.Context) {
 		} else {
 			o.failed.Store(err.Error())
 		}
-		_ = sleep(ctx, 5*time.Millisecond)
+		_ = keyspace.Sleep(ctx, 5*time.Millisecond)
 	}
 }
 
@@ -402,7 +403,7 @@ func TestUsers(t *testing.T) {
 	// After a restart, ids jump ahead.
 	other := redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket, DB: 1, DisableIdentity: true})
 	t.Cleanup(func() { _ = other.Close() })
-	other.HSet(t.Context(), w.names.count, "run", strings.Repeat("0", 40))
+	other.HSet(t.Context(), w.space.Names.Count, "run", strings.Repeat("0", 40))
 	apply(t, w, batchOf("d", store.Add, 3))
 	_ = w.dueSweep()
 	other.Set(t.Context(), nameOf(w, 7), "a", 0)
@@ -428,8 +429,8 @@ func TestUsers(t *testing.T) {
 	for name, err := range map[string]error{
 		"remove":    r.Apply(t.Context(), batchOf("a", store.Remove, 1)),
 		"add":       r.Apply(t.Context(), batchOf("e", store.Add, 1)),
-		"a script":  r.client.Eval(t.Context(), "return redis.call('DEL', KEYS[1])", []string{w.names.gen}).Err(),
-		"other key": r.client.Get(t.Context(), "other").Err(),
+		"a script":  r.space.Client.Eval(t.Context(), "return redis.call('DEL', KEYS[1])", []string{w.space.Names.Gen}).Err(),
+		"other key": r.space.Client.Get(t.Context(), "other").Err(),
 	} {
 		if err == nil || !strings.Contains(err.Error(), "NOPERM") && !strings.Contains(err.Error(), "can't run this command") && !strings.Contains(err.Error(), "no permissions") {
 			t.Errorf("%s by a reader: got %v, want a refusal", name, err)
@@ -482,7 +483,7 @@ func TestUsersOnCluster(t *testing.T) {
 
 	// The slot of the first block is on its way to another master.
 	ctx := t.Context()
-	s := slotOf(keys[0].In(blockkey.ModelOf("m")).Partition())
+	s := keyspace.SlotOf(keys[0].In(blockkey.ModelOf("m")).Partition())
 	from := s * 3 / 16384
 	to := (from + 1) % 3
 	id := func(i int) string { return c.Masters[i].Client().Do(ctx, "CLUSTER", "MYID").Val().(string) }

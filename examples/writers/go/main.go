@@ -46,6 +46,8 @@ const (
 	schema, partitions             = "1", "64"
 	maxPods, maxHolders, maxModels = "16384", "131072", "1024"
 	maxRank                        = 1023
+	// outdated and late are results of apply.lua, from the document's table.
+	outdated, late = -5, -6
 	// callBlocks is how many blocks one call changes at most.
 	callBlocks = 512
 )
@@ -282,9 +284,9 @@ func (w *writer) try(ctx context.Context, sign, place string, keys []uint64) (ag
 	switch {
 	case err != nil:
 		return false, err
-	case said == -1:
+	case said == outdated:
 		delete(w.ids, place)
-	case said == -2:
+	case said == late:
 		return true, w.retireLate(ctx)
 	}
 	return said < 0, nil

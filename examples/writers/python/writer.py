@@ -29,6 +29,7 @@ TAGS = bytes.fromhex(
 )
 SCHEMA, PARTITIONS = 1, 64
 MAX_PODS, MAX_HOLDERS, MAX_MODELS = 16384, 131072, 1024
+OUTDATED, LATE = -5, -6  # results of apply.lua, from the document's table
 MAX_RANK, TIERS = 1023, ("gpu", "cpu", "disk", "shared")
 # The two lines of the plain form, from the document: they add a text to a block, and take it out, and leave those of
 # others as they are.
@@ -187,9 +188,9 @@ class Writer:
             holder = self.ids[place]
             names = [reg("live"), reg(f"own:{self.pod}"), *map(self.key, keys), reg("logged"), reg("log")]
             said = self.scripts["apply"](keys=names, args=[1, 0, 0, 1, place, holder, sign + holder, len(keys)])
-            if said == -1:  # others have ended this life
+            if said == OUTDATED:  # others have ended this life
                 del self.ids[place]
-            elif said == -2:  # some pod is late, and must be retired first
+            elif said == LATE:  # some pod is late, and must be retired first
                 seconds, microseconds = self.redis.time()
                 now = seconds * 1000 + microseconds // 1000
                 for pod in self.redis.zrange(reg("live"), "-inf", now, byscore=True):

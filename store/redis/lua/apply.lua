@@ -23,7 +23,7 @@
 --
 -- Of a map, sets and dels are rows of changes of entries, "" for none, which go behind
 -- the list that its key is; dels only delete. A list that is not there, or is none, has
--- been lost, and so has the map: -3. Who writes maps is to keep the list short: see
+-- been lost, and so has the map: LOST. Who writes maps is to keep the list short: see
 -- fold.lua.
 --
 -- The groups take the blocks in order; the ops are those of each block of the
@@ -37,10 +37,9 @@
 --
 -- Returns the bytes of the values that have been looked at, so that the writer
 -- can keep its next runs short. With guards it is an array of that and what judge
--- says to each, or -4 where a part before this one is missing; nothing is done
--- under a guard unless it is 1. When nothing at all is done: -1, the ids are not
--- what the writer believes; -2, the lease of some pod has run out and it has to
--- be retired first.
+-- says to each, or GAP where a part before this one is missing; nothing is done
+-- under a guard unless it is APPLIED. When nothing at all is done: OUTDATED, the ids
+-- are not what the writer believes, or LATE.
 
 local at = 4
 local first = 1
@@ -60,13 +59,13 @@ if owners > 0 then
     at = at + 1 + 2 * #fields
     local have = #fields > 0 and redis.call('HMGET', KEYS[1 + p], unpack(fields))
     for f = 1, #fields do
-      if (have[f] or '') ~= want[f] then return -1 end
+      if (have[f] or '') ~= want[f] then return OUTDATED end
     end
   end
   local next = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
   if next[2] then
     local now = redis.call('TIME')
-    if tonumber(next[2]) <= now[1] * 1000 + now[2] / 1000 then return -2 end
+    if tonumber(next[2]) <= now[1] * 1000 + now[2] / 1000 then return LATE end
   end
   first = owners + 2
 end
@@ -84,17 +83,17 @@ if guards > 0 then
     local life, fence, seq, after, again, attempt, part, parts = unpack(ARGV, at, at + 7)
     at = at + 8
     local verdict, s, next, tried, count = judge(have[g], fence, seq, after, again)
-    if verdict == 1 and parts ~= '0' then
+    if verdict == APPLIED and parts ~= '0' then
       local n = tonumber(part) + 1
       if n > 1 and (next ~= seq or tried ~= attempt or count ~= part) then
-        verdict = -4
+        verdict = GAP
       else
         written[#written + 1] = life
         written[#written + 1] = fence .. ',' .. (n == tonumber(parts) and seq or table.concat({s, seq, attempt, n}, ','))
       end
     end
     verdicts[1 + g] = verdict
-    if verdict == 1 then idle = false else skip[life] = true end
+    if verdict == APPLIED then idle = false else skip[life] = true end
   end
 end
 local maps, lost = {}, {}
@@ -122,10 +121,10 @@ if next(lost) then
   written, idle = kept, true
   for g = 1, guards do
     if lost[lives[g]] then
-      verdicts[1 + g] = -3
+      verdicts[1 + g] = LOST
       skip[lives[g]] = true
     end
-    if verdicts[1 + g] == 1 then idle = false end
+    if verdicts[1 + g] == APPLIED then idle = false end
   end
 end
 

@@ -1,7 +1,7 @@
 -- Ends the holders of a rank and begins a new generation of it.
 -- ARGV  schema partitions pod rank fence
--- Returns the generation; 0 when the pod is not registered, -1 when the present
--- generation has a higher fence. KVARANK is the answer for a rank that the pod's
+-- Returns the generation; UNREGISTERED when there is no such pod, FENCED when the present
+-- generation has a higher fence, both as texts. KVARANK is the answer for a rank that the pod's
 -- registration does not have.
 
 local pod, rank, fence = ARGV[3], ARGV[4], ARGV[5]
@@ -12,7 +12,7 @@ if expired(pod) then
 end
 if redis.call('HEXISTS', pods, pod) == 0 then
   if change then moved('p' .. pod) end
-  return '0'
+  return tostring(UNREGISTERED)
 end
 local problem = beyond(pod, rank)
 if problem then
@@ -24,7 +24,7 @@ if last then
   local record = redis.call('HGET', records, last)
   if record and tonumber(string.match(record, '^%d+') or '0') > tonumber(fence) then
     if change then moved('p' .. pod) end
-    return '-1'
+    return tostring(FENCED)
   end
 end
 freeing()

@@ -3,26 +3,25 @@
 -- ARGV  generation fence seq create
 -- seq is what the record shall say, "" to leave what it says; a sequence that is
 -- under way is forgotten. Without a record it is an error unless create is 1.
--- Returns {1, seq}; {-1, 0} when the record has a higher fence, {-2, 0} when
--- there is none, {-3, 0} when the lease of some pod has run out and it has to be
--- retired first.
+-- Returns {APPLIED, seq}; with 0, FENCED when the record has a higher fence, ENDED when
+-- there is none, LATE when the lease of some pod has run out.
 
 if KEYS[2] then
   local next = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
   if next[2] then
     local now = redis.call('TIME')
-    if tonumber(next[2]) <= now[1] * 1000 + now[2] / 1000 then return {-3, '0'} end
+    if tonumber(next[2]) <= now[1] * 1000 + now[2] / 1000 then return {LATE, '0'} end
   end
 end
 local record = redis.call('HGET', KEYS[1], ARGV[1])
 local f, s = string.match(record or '', '^(%d+),(%d+)')
 if not f then
-  if ARGV[4] ~= '1' then return {-2, '0'} end
+  if ARGV[4] ~= '1' then return {ENDED, '0'} end
   f, s = '0', '0'
 end
-if tonumber(f) > tonumber(ARGV[2]) then return {-1, '0'} end
+if tonumber(f) > tonumber(ARGV[2]) then return {FENCED, '0'} end
 if ARGV[3] ~= '' then s = ARGV[3] end
 -- On a full server, too: it refuses only a first write that may take memory.
 redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ',' .. s)
-return {1, s}
+return {APPLIED, s}

@@ -12,26 +12,26 @@
 -- slow would write pages over those of one that came later. With new not "" it is the
 -- last call: the state becomes new, and the first n changes go.
 --
--- Returns 1, or, with nothing done: -1, the fence is not that of the record; -2, there is
--- no record, the generation has ended; 0, the state, the token or the list is another.
+-- Returns APPLIED, or, with nothing done: FENCED, the fence is not that of the record;
+-- ENDED, there is no record; COMPACTED, the state, the token or the list is another.
 
 local record = redis.call('HGET', KEYS[1], ARGV[1])
-if not record then return -2 end
-if string.match(record, '^%d+') ~= ARGV[2] then return -1 end
-if redis.call('LINDEX', KEYS[2], 0) ~= ARGV[4] then return 0 end
+if not record then return ENDED end
+if string.match(record, '^%d+') ~= ARGV[2] then return FENCED end
+if redis.call('LINDEX', KEYS[2], 0) ~= ARGV[4] then return COMPACTED end
 -- A fold hardly takes memory, and what it takes it gives back, so that a server that
 -- is full should do it; it refuses only what comes first.
 redis.call('HDEL', KEYS[1], '')
 if #KEYS == 3 and ARGV[5] == '' then
   redis.call('SET', KEYS[3], ARGV[3])
-  return 1
+  return APPLIED
 end
-if redis.call('GET', KEYS[3]) ~= ARGV[3] then return 0 end
+if redis.call('GET', KEYS[3]) ~= ARGV[3] then return COMPACTED end
 -- A failover may have taken changes away that are to go: the fold has others then.
-if ARGV[5] ~= '' and redis.call('LLEN', KEYS[2]) <= tonumber(ARGV[6]) then return 0 end
+if ARGV[5] ~= '' and redis.call('LLEN', KEYS[2]) <= tonumber(ARGV[6]) then return COMPACTED end
 for i = 4, #KEYS do redis.call('SET', KEYS[i], ARGV[i + 3]) end
 if ARGV[5] ~= '' then
   redis.call('LTRIM', KEYS[2], ARGV[6], -1) -- the last of them becomes the state
   redis.call('LSET', KEYS[2], 0, ARGV[5])
 end
-return 1
+return APPLIED

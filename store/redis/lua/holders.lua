@@ -12,7 +12,7 @@
 --               is known of the rank's engine
 -- Ids are given up to the limit that reserve.lua has set, and to ranks that the pod's
 -- registration has: KVARANK is the answer for others.
--- Returns what judge says to each guard, and if it is 1 to all of them the ids in
+-- Returns what judge says to each guard, and if it is APPLIED to all of them the ids in
 -- the order wanted, 0 for a holder that has none; else nothing is done. Clears
 -- under a guard are made once a sequence, and say so in the record.
 
@@ -33,9 +33,9 @@ for i = 1, tonumber(ARGV[7]) do
   if redis.call('HGET', own, rank) == life then
     out[i], s, next = judge(redis.call('HGET', records, life), fence, seq, after)
   else
-    out[i] = -2
+    out[i] = ENDED
   end
-  if out[i] ~= 1 then
+  if out[i] ~= APPLIED then
     refused = true
   elseif clears == '1' then
     done[rank] = next == seq

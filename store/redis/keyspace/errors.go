@@ -1,4 +1,4 @@
-package redis
+package keyspace
 
 import (
 	"context"
@@ -12,11 +12,11 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// failed wraps an error of a call to the server into what this package
+// Failed wraps an error of a call to the server into what an index
 // promises: the context's error when that is why the call ended, and
 // store.ErrUnavailable for whatever the caller can do nothing about but try
 // again later.
-func failed(ctx context.Context, doing string, err error) error {
+func Failed(ctx context.Context, doing string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -30,7 +30,7 @@ func failed(ctx context.Context, doing string, err error) error {
 	}
 	if schema, ok := strings.CutPrefix(err.Error(), "KVASCHEMA "); ok {
 		s, p, _ := strings.Cut(schema, " ")
-		return schemaError(s, p)
+		return SchemaError(s, p)
 	}
 	if full, ok := strings.CutPrefix(err.Error(), "KVAFULL "); ok {
 		what, limit, _ := strings.Cut(full, " ")
@@ -50,6 +50,13 @@ func failed(ctx context.Context, doing string, err error) error {
 	}
 	return fmt.Errorf("%w: %s: %w", store.ErrUnavailable, doing, err)
 }
+
+// ErrSchema says that the prefix is in use with another data model. The remedy
+// is another prefix, or a version of kvatlas that knows that model.
+var ErrSchema = errors.New("redis: the prefix is in use with another schema")
+
+// ErrProtocol says that a reply is not what the command answers.
+var ErrProtocol = errors.New("redis: the server's reply cannot be read")
 
 // absentRank reads the answer KVARANK of a script; it returns nil for any other.
 func absentRank(err error) error {
@@ -85,6 +92,7 @@ func refusal(err error) error {
 	return nil
 }
 
-func schemaError(schema, partitions string) error {
-	return fmt.Errorf("%w: it has schema %s with %s partitions, this version has schema %d with %d", ErrSchema, schema, partitions, Schema, len(tags))
+// SchemaError is ErrSchema for an index that has this schema with these partitions.
+func SchemaError(schema, partitions string) error {
+	return fmt.Errorf("%w: it has schema %s with %s partitions, this version has schema %d with %d", ErrSchema, schema, partitions, Schema, len(Tags))
 }

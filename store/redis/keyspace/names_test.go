@@ -1,4 +1,4 @@
-package redis
+package keyspace
 
 import (
 	"encoding/hex"
@@ -12,35 +12,19 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// slot is the cluster slot of a hash tag: CRC16 (XMODEM), 14 bits of it.
-func slot(tag string) int {
-	var crc uint16
-	for i := range len(tag) {
-		crc ^= uint16(tag[i]) << 8
-		for range 8 {
-			if crc&0x8000 != 0 {
-				crc = crc<<1 ^ 0x1021
-			} else {
-				crc <<= 1
-			}
-		}
-	}
-	return int(crc & 0x3fff)
-}
-
 const slots = 16384
 
 func TestSlotVector(t *testing.T) {
 	// The check value of CRC16/XMODEM.
-	if got := slot("123456789"); got != 0x31c3 {
+	if got := Slot("123456789"); got != 0x31c3 {
 		t.Fatalf("slot is %#x, want 0x31c3", got)
 	}
 }
 
-// TestTags derives the table of tags from its rule.
+// TestTags derives the table of Tags from its rule.
 func TestTags(t *testing.T) {
-	if len(tags) != blockkey.Partitions {
-		t.Fatalf("%d tags for %d partitions", len(tags), blockkey.Partitions)
+	if len(Tags) != blockkey.Partitions {
+		t.Fatalf("%d tags for %d partitions", len(Tags), blockkey.Partitions)
 	}
 	order := "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" + "!#$%&'()+,-./:;<=>@^_`|~"
 	for b := 1; b < 256; b++ {
@@ -50,11 +34,11 @@ func TestTags(t *testing.T) {
 			order += string([]byte{byte(b)})
 		}
 	}
-	for p := range tags {
+	for p := range Tags {
 		for i := range order {
-			if tag := order[i : i+1]; slot(tag)/256 == p {
-				if tags[p:p+1] != tag {
-					t.Errorf("partition %d has the tag %q, the rule gives %q", p, tags[p:p+1], tag)
+			if tag := order[i : i+1]; Slot(tag)/256 == p {
+				if Tags[p:p+1] != tag {
+					t.Errorf("partition %d has the tag %q, the rule gives %q", p, Tags[p:p+1], tag)
 				}
 				break
 			}
@@ -67,12 +51,12 @@ func TestTags(t *testing.T) {
 func TestTagsAreEven(t *testing.T) {
 	for masters := 1; masters <= 64; masters++ {
 		count := make([]int, masters)
-		for p := range tags {
+		for p := range Tags {
 			for m := range masters {
 				// The bounds that redis-cli computes.
 				first := int(float64(m)*slots/float64(masters) + 0.5)
 				next := int(float64(m+1)*slots/float64(masters) + 0.5)
-				if s := slot(tags[p : p+1]); s >= first && s < next {
+				if s := Slot(Tags[p : p+1]); s >= first && s < next {
 					count[m]++
 				}
 			}
@@ -97,16 +81,16 @@ func TestTagsAreEven(t *testing.T) {
 
 func TestBlockNames(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		n := newNames(rapid.SampledFrom([]string{"kva", "k", "a:b", "x-1_2"}).Draw(t, "prefix"))
+		n := NewNames(rapid.SampledFrom([]string{"kva", "k", "a:b", "x-1_2"}).Draw(t, "prefix"))
 		k := blockkey.StoreKey(rapid.Uint64().Draw(t, "key"))
-		name := string(n.appendBlock(nil, k))
-		if len(name) != n.blockLen() {
-			t.Fatalf("%q has %d bytes, want %d", name, len(name), n.blockLen())
+		name := string(n.AppendBlock(nil, k))
+		if len(name) != n.BlockLen() {
+			t.Fatalf("%q has %d bytes, want %d", name, len(name), n.BlockLen())
 		}
-		if got, ok := n.parseBlock(name); !ok || got != k {
+		if got, ok := n.ParseBlock(name); !ok || got != k {
 			t.Fatalf("%q reads as %x, %v; want %x", name, got, ok, k)
 		}
-		if want := tags[k%64 : k%64+1]; name[len(n.prefix)+1:len(n.prefix)+2] != want {
+		if want := Tags[k%64 : k%64+1]; name[len(n.Prefix)+1:len(n.Prefix)+2] != want {
 			t.Fatalf("%q does not have the tag %q", name, want)
 		}
 	})
@@ -115,21 +99,21 @@ func TestBlockNames(t *testing.T) {
 // TestControlKeysAreNoBlocks guards the rule that no control key can be read as
 // a block's name.
 func TestControlKeysAreNoBlocks(t *testing.T) {
-	n := newNames("kva")
-	control := []string{n.meta, n.count, n.epoch, n.pods, n.live, n.gen, n.sweep}
+	n := NewNames("kva")
+	control := []string{n.Meta, n.Count, n.Epoch, n.Pods, n.Live, n.Gen, n.Sweep}
 	for l := range store.MaxPodName + 1 {
-		control = append(control, n.own(strings.Repeat("p", l)))
+		control = append(control, n.Own(strings.Repeat("p", l)))
 	}
-	for p := range n.blocks {
-		control = append(control, n.high(p), n.blocks[p]+":s", n.blocks[p]+":log")
+	for p := range n.Blocks {
+		control = append(control, n.High(p), n.Blocks[p]+":s", n.Blocks[p]+":log")
 	}
 	for _, name := range control {
-		if k, ok := n.parseBlock(name); ok {
+		if k, ok := n.ParseBlock(name); ok {
 			t.Errorf("%q reads as the block %x", name, k)
 		}
 	}
 	for _, name := range []string{"", "kva", "kva{a}", "kva{\x04}1234567", "kva{\x04}123456789", "kva{\x04}1234567\x01", "kvb{\x04}1234567\x40"} {
-		if _, ok := n.parseBlock(name); ok {
+		if _, ok := n.ParseBlock(name); ok {
 			t.Errorf("%q reads as a block", name)
 		}
 	}
@@ -155,7 +139,7 @@ func TestWorkedExample(t *testing.T) {
 		if got := fmt.Sprintf("%016x", uint64(k)); got != c.store || k.Partition() != c.partition {
 			t.Errorf("%s: store key %s in partition %d, want %s in %d", c.key, got, k.Partition(), c.store, c.partition)
 		}
-		if got := hex.EncodeToString(newNames("kva").appendBlock(nil, k)); got != c.name {
+		if got := hex.EncodeToString(NewNames("kva").AppendBlock(nil, k)); got != c.name {
 			t.Errorf("%s: got the name %s, want %s", c.key, got, c.name)
 		}
 		name, tag, err := BlockName("kva", k)
@@ -171,12 +155,12 @@ func TestWorkedExample(t *testing.T) {
 // The keys of a model have the tag of the block that its own hash would be.
 func TestModelKeys(t *testing.T) {
 	for _, model := range []string{"m", "org/model", ""} {
-		_, tag, err := BlockName(DefaultPrefix, blockkey.StoreKey(blockkey.ModelOf(model)))
+		_, tag, err := BlockName("kva", blockkey.StoreKey(blockkey.ModelOf(model)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := ModelKeys(DefaultPrefix, model)("l")
-		if want := DefaultPrefix + "{" + tag + "}:l:" + blockkey.Key(blockkey.ModelOf(model)).String(); got != want {
+		got := ModelKeys("kva", model)("l")
+		if want := "kva" + "{" + tag + "}:l:" + blockkey.Key(blockkey.ModelOf(model)).String(); got != want {
 			t.Errorf("%q: got %q, want %q", model, got, want)
 		}
 	}

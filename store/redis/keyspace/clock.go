@@ -1,4 +1,4 @@
-package redis
+package keyspace
 
 import (
 	"context"
@@ -43,7 +43,7 @@ const (
 // They are safe for concurrent use.
 type clocks struct {
 	mu   sync.Mutex // protects told
-	told [atMap]told
+	told [AtMap]told
 }
 
 // told is what a server has said of its time.
@@ -83,32 +83,32 @@ func (c *clocks) forget() {
 }
 
 // timed reports whether the call is not to be done later.
-func (c *call) timed() bool { return c.script.timed && len(c.parts) == 0 }
+func (c *Call) timed() bool { return c.Script.Timed && !c.Guarded }
 
 // stamp writes into the calls of todo that are timed until when they may be done, which
 // is until by the clock here.
-func (x *Index) stamp(ctx context.Context, calls []*call, todo []int, until time.Time) error {
+func (s *Space) stamp(ctx context.Context, calls []*Call, todo []int, until time.Time) error {
 	var unknown []int // places
 	for _, i := range todo {
 		c := calls[i]
 		if !c.timed() {
 			continue
 		}
-		if now, ok := x.clocks.of(c.place, x.conn.Dials()); ok {
+		if now, ok := s.clocks.of(c.Place, s.Conn.Dials()); ok {
 			c.latest = now.at(until)
-		} else if !slices.Contains(unknown, c.place) {
-			unknown = append(unknown, c.place)
+		} else if !slices.Contains(unknown, c.Place) {
+			unknown = append(unknown, c.Place)
 		}
 	}
 	if len(unknown) == 0 {
 		return nil
 	}
-	times, err := x.askTimes(ctx, unknown)
+	times, err := s.askTimes(ctx, unknown)
 	if err != nil {
 		return err
 	}
 	for _, i := range todo {
-		if at := slices.Index(unknown, calls[i].place); at >= 0 && calls[i].timed() {
+		if at := slices.Index(unknown, calls[i].Place); at >= 0 && calls[i].timed() {
 			calls[i].latest = times[at].at(until)
 		}
 	}
@@ -116,18 +116,18 @@ func (x *Index) stamp(ctx context.Context, calls []*call, todo []int, until time
 }
 
 // askTimes asks the servers of places for their time.
-func (x *Index) askTimes(ctx context.Context, places []int) ([]told, error) {
-	dials := x.conn.Dials()
-	pipe := x.client.Pipeline()
+func (s *Space) askTimes(ctx context.Context, places []int) ([]told, error) {
+	dials := s.Conn.Dials()
+	pipe := s.Client.Pipeline()
 	cmds := make([]*redis.Cmd, len(places))
 	for i, place := range places {
-		key := x.names.epoch
-		if place != atRegistry {
-			key = x.names.high(place)
+		key := s.Names.Epoch
+		if place != AtRegistry {
+			key = s.Names.High(place)
 		}
 		cmds[i] = pipe.Eval(ctx, "return redis.call('TIME')", []string{key})
 	}
-	x.roundTrips.Add(1)
+	s.Trips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, err
 	}
@@ -139,14 +139,14 @@ func (x *Index) askTimes(ctx context.Context, places []int) ([]told, error) {
 			return nil, fmt.Errorf("redis: the server's time is %v: %w", c.Val(), err)
 		}
 		out[i] = told{ms: v[0]*1000 + v[1]/1000, heard: heard, dials: dials}
-		x.clocks.learn(places[i], out[i])
+		s.clocks.learn(places[i], out[i])
 	}
 	return out, nil
 }
 
 // until is when a write that is sent now is given up, by the clock here.
-func (x *Index) until(ctx context.Context) time.Time {
-	t := time.Now().Add(x.config.Timeout)
+func (s *Space) until(ctx context.Context) time.Time {
+	t := time.Now().Add(s.Timeout)
 	if end, ok := ctx.Deadline(); ok && end.Before(t) {
 		return end
 	}

@@ -1,4 +1,4 @@
-package redis
+package keyspace
 
 import (
 	"fmt"
@@ -38,10 +38,10 @@ func (l *onceLog) first(name, text string) bool {
 	return true
 }
 
-// unreadable counts a text of the registry that cannot be read, and logs it the first time.
-func (x *Index) unreadable(what, text string, err error) {
-	x.garbled.Add(1)
-	if x.said.first(what, text) {
-		x.log(fmt.Sprintf("%s cannot be read and counts as none: %v", what, err))
+// Unreadable counts a text of the registry that cannot be read, and logs it the first time.
+func (s *Space) Unreadable(what, text string, err error) {
+	s.Garbled.Add(1)
+	if s.said.first(what, text) {
+		s.Log(fmt.Sprintf("%s cannot be read and counts as none: %v", what, err))
 	}
 }

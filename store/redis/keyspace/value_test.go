@@ -1,4 +1,4 @@
-package redis
+package keyspace
 
 import (
 	"slices"
@@ -25,7 +25,7 @@ func TestAppendHolders(t *testing.T) {
 		{v: ""}, {v: "0"}, {v: "01"}, {v: "1,0"}, {v: "1,02"}, {v: ","}, {v: "1,"}, {v: ",1"}, {v: "1,,2"}, {v: "1 2"}, {v: " 1"},
 		{v: "-1"}, {v: "+1"}, {v: "1.5"}, {v: "a"}, {v: "1,a"}, {v: "4026531840"}, {v: "4294967296"}, {v: "99999999999999999999999"}, {v: "1\x00"}, {v: "10.0.0.1:8000"},
 	} {
-		got, ok := appendHolders([]store.HolderID{99}, []byte(c.v))
+		got, ok := AppendHolders([]store.HolderID{99}, []byte(c.v))
 		if ok != (c.want != nil) || !slices.Equal(got, append([]store.HolderID{99}, c.want...)) {
 			t.Errorf("%q: got %v, %v; want %v after 99", c.v, got, ok, c.want)
 		}
@@ -39,7 +39,7 @@ func TestAppendHoldersReadsWhatIsWritten(t *testing.T) {
 		for i, id := range ids {
 			text[i] = strconv.FormatUint(uint64(id), 10)
 		}
-		got, ok := appendHolders(nil, []byte(strings.Join(text, ",")))
+		got, ok := AppendHolders(nil, []byte(strings.Join(text, ",")))
 		slices.Sort(ids)
 		if !ok || !slices.EqualFunc(got, ids, func(a store.HolderID, b uint32) bool { return uint32(a) == b }) {
 			t.Fatalf("got %v, %v; want %v", got, ok, ids)
@@ -52,7 +52,7 @@ func FuzzAppendHolders(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, v []byte) {
-		got, ok := appendHolders(nil, v)
+		got, ok := AppendHolders(nil, v)
 		if ok == (len(got) == 0) {
 			t.Fatalf("%q: got %v, %v", v, got, ok)
 		}
