@@ -7,6 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/learn"
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/external"
 )
 
 // learnSteps bounds a scan for names of LMCache, in steps of 1,000 keys of a server.
@@ -17,7 +18,7 @@ func (s *service) newLearner(x *redis.Index) *learn.Learner {
 	var last atomic.Value // the failure that was told last
 	return learn.New(learn.Config{
 		Names: func(ctx context.Context, each func(string)) error {
-			_, err := x.ScanForeign(ctx, redis.ForeignScan{
+			_, err := x.External().Scan(ctx, external.Scan{
 				Match: "*@*", MaxSteps: learnSteps,
 				Want: func(name string) (tell, read bool) {
 					each(name)
@@ -26,7 +27,7 @@ func (s *service) newLearner(x *redis.Index) *learn.Learner {
 			})
 			return err
 		},
-		There: x.HasForeign,
+		There: x.External().Has,
 		Learnt: func(model, profile string) {
 			s.log.Info().Str("model", model).Str("profile", profile).Msg("learnt how engines run LMCache, from what they have written to Redis: it counts in scores from now on")
 		},

@@ -10,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache/entries"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/external"
 )
 
 // writeLMCache returns the index for those who hear LMCache, and whom they tell of
@@ -38,11 +39,11 @@ func (s *service) writeLMCache() (index store.Index, heard func(lmcache.Hash), e
 	s.lmcache.entries, err = entries.New(entries.Config{
 		Registry: s.index.Cached, Shapes: shapes, Profiles: profiles, TTL: config.LMCacheWriteTTL, MaxEntries: s.cfg.LMCacheWriteEntries, Timeout: config.RedisTimeout,
 		Write: func(ctx context.Context, ttl time.Duration, list []entries.Write) error {
-			writes := make([]redis.ForeignWrite, len(list))
+			writes := make([]external.Write, len(list))
 			for i, w := range list {
-				writes[i] = redis.ForeignWrite{Name: w.Name, Field: w.Field, Value: w.Value, Delete: w.Delete}
+				writes[i] = external.Write{Name: w.Name, Field: w.Field, Value: w.Value, Delete: w.Delete}
 			}
-			refusals, err := x.WriteForeign(ctx, ttl, writes)
+			refusals, err := x.External().Write(ctx, ttl, writes)
 			if err == nil {
 				failing = false
 			}

@@ -22,6 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/external"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -545,8 +546,8 @@ func roundTrip(t *testing.T, url string) {
 			}
 			for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 				left := 0
-				if _, err := heard.ScanForeign(ctx, redis.ForeignScan{Match: "*" + m + "@*", MaxKeys: 1000, MaxSteps: 1000,
-					Want: func(string) (bool, bool) { return true, false }, Each: func(redis.ForeignKey) { left++ }}); err != nil {
+				if _, err := heard.External().Scan(ctx, external.Scan{Match: "*" + m + "@*", MaxKeys: 1000, MaxSteps: 1000,
+					Want: func(string) (bool, bool) { return true, false }, Each: func(external.Key) { left++ }}); err != nil {
 					t.Fatal(err)
 				}
 				if left == 0 {
@@ -561,10 +562,10 @@ func roundTrip(t *testing.T, url string) {
 }
 
 func writeTo(ctx context.Context, x *redis.Index, ttl time.Duration, list []entries.Write) error {
-	writes := make([]redis.ForeignWrite, len(list))
+	writes := make([]external.Write, len(list))
 	for i, w := range list {
-		writes[i] = redis.ForeignWrite{Name: w.Name, Field: w.Field, Value: w.Value, Delete: w.Delete}
+		writes[i] = external.Write{Name: w.Name, Field: w.Field, Value: w.Value, Delete: w.Delete}
 	}
-	_, err := x.WriteForeign(ctx, ttl, writes)
+	_, err := x.External().Write(ctx, ttl, writes)
 	return err
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/external"
 )
 
 // role is a use of Redis, with the log of the process that makes it.
@@ -88,13 +89,16 @@ func roles(t *testing.T, url, other string) []*role {
 	add("entries of LMCache", Config{Entries: true}, entries)
 	if other != "" {
 		add("entries of LMCache elsewhere", Config{Entries: true, URL: other, EntriesURL: url}, func(x *Index) error {
-			x.source.rest.Store(0)
-			return entries(x)
+			y, err := Open(x.config) // which does not rest after a failure yet
+			if err != nil {
+				return err
+			}
+			return errors.Join(entries(y), y.Close())
 		})
 		all[len(all)-1].goesOn = true
 	}
 	add("what is learnt of LMCache", Config{}, func(x *Index) error {
-		_, err := x.ScanForeign(ctx, ForeignScan{Match: "*@*", MaxKeys: 10, MaxSteps: 10, Want: func(string) (bool, bool) { return true, true }, Each: func(ForeignKey) {}})
+		_, err := x.External().Scan(ctx, external.Scan{Match: "*@*", MaxKeys: 10, MaxSteps: 10, Want: func(string) (bool, bool) { return true, true }, Each: func(external.Key) {}})
 		return err
 	})
 	r := &role{name: "replica"}

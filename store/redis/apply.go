@@ -137,9 +137,9 @@ func (x *Index) predicted(pod string, rank int) []int64 {
 
 // retireAllLate retires the pods whose leases have run out.
 func (x *Index) retireAllLate(ctx context.Context) error {
-	a, err := x.ask(ctx, x.registry.current.Load().roster.epoch)
+	late, err := x.roster.Late(ctx)
 	if err == nil {
-		err = x.retireLate(ctx, a.late)
+		err = x.retireLate(ctx, late)
 	}
 	return err
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/roster"
 	"github.com/kvatlas/kvatlas/store/redis/servercheck"
 )
 
@@ -139,7 +140,7 @@ func (c *checker) looks(ctx context.Context) ([]*servercheck.Look, error) {
 func (c *checker) dataModel(ctx context.Context) {
 	x := c.x
 	f := check.Finding{What: "data model"}
-	snap, late, err := x.read(ctx, x.registry.current.Load())
+	snap, late, err := x.roster.Read(ctx, x.roster.Current())
 	switch {
 	case errors.Is(err, keyspace.ErrSchema):
 		f.Level, f.Found = check.Fail, strings.TrimPrefix(err.Error(), "redis: ")
@@ -152,7 +153,7 @@ func (c *checker) dataModel(ctx context.Context) {
 	case err != nil:
 		f.Level, f.Found = check.Fail, "the registry cannot be read: "+err.Error()
 		f.Means = "who holds what cannot be told: nothing is scored"
-	case snap.registry.Epoch == 0 && len(snap.registry.Models) == 0:
+	case snap.Registry.Epoch == 0 && len(snap.Registry.Models) == 0:
 		f.Level, f.Found = check.Info, "the prefix "+x.config.Prefix+" is unused: nothing has been written yet"
 		f.Means = "every score is 0 until pods register and write"
 	default:
@@ -163,7 +164,7 @@ func (c *checker) dataModel(ctx context.Context) {
 		return
 	}
 	c.values(ctx)
-	r := snap.registry
+	r := snap.Registry
 	if r.Epoch == 0 {
 		return
 	}
@@ -202,7 +203,7 @@ func (c *checker) values(ctx context.Context) {
 		if !ok {
 			continue
 		}
-		if _, err := parseModel(name, meta.Val()[field]); err != nil {
+		if _, err := roster.ParseModel(name, meta.Val()[field]); err != nil {
 			bad(n.Meta, field, meta.Val()[field], "the model counts as not set: each process cuts its prompts by its own block size, and writes may be refused", n.Unfix(name)+" makes the next write fix it anew")
 		}
 	}

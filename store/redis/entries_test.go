@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/external"
 )
 
 // holdings is a folder that writes down who holds each block, as pod/rank/tier.
@@ -174,8 +175,8 @@ func TestEntries(t *testing.T) {
 				}
 				must(plain.HSet(ctx, name, args...).Err())
 			}
-			fill("m@d", maxFields)
-			fill("m@e", maxFields+1)
+			fill("m@d", external.MaxFields)
+			fill("m@e", external.MaxFields+1)
 			fill("m@f", 60_000)
 			must(plain.HSet(ctx, "m@g", "10.0.0.2", "vllm@1@0@1.5").Err())
 			aged := open(t, Config{URL: url, NoSweep: true, Entries: true, EntryAge: 100 * 365 * 24 * time.Hour})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/blocks"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
@@ -139,7 +140,7 @@ type Feed struct {
 	// todo are the partitions that must be walked through, at is where that walk is.
 	// They are the session's and, while it runs, its walker's.
 	todo uint64
-	at   pageCursor
+	at   blocks.Cursor
 
 	whole     atomic.Bool
 	why, down atomic.Pointer[error]
@@ -178,7 +179,7 @@ func (x *Index) Follow(c FeedConfig) (*Feed, error) {
 	}
 	f := &Feed{x: x, c: c, began: time.Now(), moved: make(chan struct{}, 1), done: make(chan struct{})}
 	for _, place := range x.logPlaces() {
-		l := &following{place: place, parts: allPartitions}
+		l := &following{place: place, parts: blocks.AllPartitions}
 		if x.space.Cluster {
 			l.parts = 1 << place // none for the registry
 		}

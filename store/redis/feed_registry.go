@@ -10,11 +10,11 @@ import (
 // Registry returns the registry as the feed knows it, which is a moment old at
 // most; it is read anew when a lease has run out since.
 func (f *Feed) Registry(ctx context.Context) (*store.Registry, error) {
-	s := f.x.registry.current.Load()
-	if s.loaded && !s.stale() {
-		return s.registry, nil
+	s := f.x.roster.Current()
+	if s.Usable() {
+		return s.Registry, nil
 	}
-	return f.x.registryAt(ctx, s.registry.Epoch, s.registry)
+	return f.x.roster.RegistryAt(ctx, s.Registry.Epoch, s.Registry)
 }
 
 // hear takes note of an epoch; 0 is one that is not known.
@@ -41,7 +41,7 @@ func (f *Feed) keepRegistry() {
 		case <-timer.C:
 		case <-f.moved:
 		}
-		reg, err := f.x.registryAt(ctx, f.epoch.Load(), nil)
+		reg, err := f.x.roster.RegistryAt(ctx, f.epoch.Load(), nil)
 		if err == nil && leaseEndsSoon(reg.ValidUntil) {
 			reg, err = f.x.Registry(ctx)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/store/redis/blocks"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
@@ -144,7 +145,7 @@ func (f *Feed) attach(ctx context.Context) error {
 		l.n.Store(t.end())
 		f.hear(0)
 		if l.parts != 0 {
-			f.todo, f.at = f.todo|l.parts, pageCursor{}
+			f.todo, f.at = f.todo|l.parts, blocks.Cursor{}
 		}
 	}
 	if f.todo != 0 && said(&f.why) == nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/blocks"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
@@ -29,7 +30,7 @@ func (f *Feed) walk(ctx context.Context) error {
 			if err := keyspace.Sleep(ctx, f.c.Verify); err != nil {
 				return err
 			}
-			f.todo, f.at, verify = allPartitions, pageCursor{}, true
+			f.todo, f.at, verify = blocks.AllPartitions, blocks.Cursor{}, true
 		}
 		if err := f.walkOnce(ctx, verify); err != nil {
 			return err
@@ -40,11 +41,11 @@ func (f *Feed) walk(ctx context.Context) error {
 
 func (f *Feed) walkOnce(ctx context.Context, verify bool) error {
 	mask := f.todo
-	if f.at == (pageCursor{}) {
+	if f.at == (blocks.Cursor{}) {
 		f.c.Sink.Anew(mask)
-		f.at = pageCursor{done: ^mask}
+		f.at = blocks.Cursor{Done: ^mask}
 	}
-	for f.at.done != allPartitions {
+	for f.at.Done != blocks.AllPartitions {
 		begin := time.Now()
 		if err := f.page(ctx); err != nil {
 			return err
@@ -60,7 +61,7 @@ func (f *Feed) walkOnce(ctx context.Context, verify bool) error {
 	if err := f.settle(ctx); err != nil {
 		return err
 	}
-	f.todo, f.at = 0, pageCursor{}
+	f.todo, f.at = 0, blocks.Cursor{}
 	f.snapshots.Add(1)
 	return nil
 }
@@ -99,8 +100,8 @@ func (f *Feed) page(ctx context.Context) error {
 	defer cancel()
 	f.gate.Lock()
 	defer f.gate.Unlock()
-	p := newPager(f.x, f.at)
-	same, err := p.walk(ctx, defaultPage)
+	p := f.x.newPager(f.at)
+	same, err := p.Walk(ctx, defaultPage)
 	if err != nil {
 		return err
 	}
@@ -108,32 +109,32 @@ func (f *Feed) page(ctx context.Context) error {
 	// they are read from.
 	tails, err := f.tails(ctx)
 	if err == nil && same {
-		same, err = p.same(ctx)
+		same, err = p.Same(ctx)
 	}
 	switch {
 	case err != nil:
 		return err
 	case !same:
-		f.at = p.at.anew()
+		f.at = p.At.Anew()
 		return fmt.Errorf("%w: another server has the blocks now", errMoved)
 	case !usable(tails):
 		return fmt.Errorf("%w: they have been lost while blocks were read", errGap)
-	case p.texts:
+	case p.Texts:
 		return errTexts
 	}
-	parts := p.at.mask
-	for _, b := range p.blocks {
+	parts := p.At.Mask
+	for _, b := range p.Blocks {
 		parts |= 1 << b.Key.Partition()
 	}
-	if p.at.shown() {
-		if _, err := p.finish(ctx); err != nil {
+	if p.At.Shown() {
+		if _, err := p.Finish(ctx); err != nil {
 			return err
 		}
 	}
 	// Blocks of one set are told at once.
 	bySet := map[*store.HolderID][]blockkey.StoreKey{}
 	sets := map[*store.HolderID][]store.HolderID{}
-	for _, b := range p.blocks {
+	for _, b := range p.Blocks {
 		first := &b.Holders[0]
 		bySet[first] = append(bySet[first], b.Key)
 		sets[first] = b.Holders
@@ -148,6 +149,6 @@ func (f *Feed) page(ctx context.Context) error {
 			l.ahead = tails[i].last
 		}
 	}
-	f.at = p.at
+	f.at = p.At
 	return nil
 }

@@ -1,16 +1,18 @@
 package redis
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
-	"time"
 
+	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/enginemap"
+	"github.com/kvatlas/kvatlas/store/redis/external"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/roster"
 )
 
 // Index is a block index in Redis. It implements store.Index and is safe for
@@ -19,7 +21,7 @@ type Index struct {
 	config Config
 	space  *keyspace.Space
 
-	registry registryCache
+	roster   *roster.Cache
 	holders  holderCache
 	pace     pace
 	acks     *ackCache
@@ -29,17 +31,12 @@ type Index struct {
 	readOnly readOnly
 	attempts atomic.Uint64 // numbers the tries at writing in parts
 
-	texts, unknownTexts atomic.Uint64
 	// textsThere is true when texts have been met since the last sweep began.
 	textsThere atomic.Bool
 
-	guestMu sync.Mutex // protects guests
-	guests  []guestSet
+	external *external.Source
 
-	entriesRefused sync.Once    // for the log
-	source         *entrySource // nil where entries are in the index's Redis
-
-	keysRead, registryLoads, duplicates atomic.Uint64
+	keysRead, duplicates atomic.Uint64
 }
 
 var _ store.Index = (*Index)(nil)
@@ -55,14 +52,21 @@ func Open(c Config) (*Index, error) {
 	if err != nil {
 		return nil, err
 	}
+	var elsewhere *redisx.Config
+	if c.EntriesURL != "" {
+		t, err := redisx.ParseURL(c.EntriesURL)
+		if err != nil {
+			return nil, fmt.Errorf("redis: the Redis of entries: %w", err)
+		}
+		to := c.connection(t)
+		elsewhere = &to
+	}
 	x := &Index{
 		config: c, space: keyspace.Open(c.connection(t), c.Prefix),
 		acks: newAckCache(c.MaxHolders), lists: newMapLogs(c.compactAt, c.MaxHolders), folding: make(chan struct{}, 1),
 	}
-	if x.source, err = c.openEntries(); err != nil {
-		return nil, errors.Join(fmt.Errorf("redis: the Redis of entries: %w", err), x.space.Close())
-	}
-	x.registry.current.Store(&snapshot{registry: store.NewRegistry(0, nil, nil, nil, time.Time{})})
+	x.external = external.Open(x.space, elsewhere, c.EntryAge)
+	x.roster = roster.New(x.space, roster.Config{Texts: c.TextAge >= 0, Entries: c.Entries, Loaded: c.Observer.RegistryLoaded, Late: x.retireNoticed})
 	if !c.NoSweep {
 		x.space.Spawn(x.sweepLoop)
 	}
@@ -75,17 +79,49 @@ func (x *Index) String() string { return x.space.Conn.Target.String() + " prefix
 // Close implements store.Index. Calls in flight end with an error. Later calls of it wait
 // until the first is done with what runs in the background.
 func (x *Index) Close() error {
-	var err error
-	if x.source != nil {
-		err = x.source.close()
-	}
-	return errors.Join(x.space.Close(), err)
+	return errors.Join(x.external.Close(), x.space.Close())
 }
+
+// External is what other programs keep in Redis, where lookups of store.Entries read too.
+func (x *Index) External() *external.Source { return x.external }
 
 // Stats implements store.Index.
 func (x *Index) Stats() store.Stats {
 	return store.Stats{
 		Blocks: -1, Bytes: -1,
-		Garbled: x.space.Garbled.Load(), Texts: x.texts.Load(), UnknownTexts: x.unknownTexts.Load(), RoundTrips: x.space.Trips.Load(), KeysRead: x.keysRead.Load(), RegistryLoads: x.registryLoads.Load(), Duplicates: x.duplicates.Load(),
+		Garbled: x.space.Garbled.Load(), Texts: x.space.Texts.Load(), UnknownTexts: x.space.UnknownTexts.Load(), RoundTrips: x.space.Trips.Load(), KeysRead: x.keysRead.Load(), RegistryLoads: x.roster.Loads.Load(), Duplicates: x.duplicates.Load(),
 	}
+}
+
+// Registry implements store.Index.
+func (x *Index) Registry(ctx context.Context) (*store.Registry, error) {
+	if err := x.space.Check(ctx, "registry"); err != nil {
+		return nil, err
+	}
+	return x.roster.Load(ctx)
+}
+
+// Cached implements store.Index.
+func (x *Index) Cached() *store.Registry { return x.roster.Current().Registry }
+
+// EntryOwners returns the names of the pods that entries of a model mean by texts, as
+// lookups of store.Entries find them, in order; "" for a text that means no pod. It
+// needs Config.Entries.
+func (x *Index) EntryOwners(ctx context.Context, model string, owners []string) ([]string, error) {
+	if _, err := x.Registry(ctx); err != nil {
+		return nil, err
+	}
+	s := x.roster.Current()
+	named := s.Owners(blockkey.ModelOf(model))
+	out := make([]string, len(owners))
+	for i, text := range owners {
+		id, ok := named.Owner(text)
+		if !ok {
+			continue
+		}
+		if slot, _, live := s.Registry.Holder(id); live {
+			out[i] = s.Registry.Pods[s.Registry.Slots[slot].Pod].Name
+		}
+	}
+	return out, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/blocks"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
@@ -28,7 +29,7 @@ func replay(t *rapid.T, x *Index, c redis.UniversalClient) map[blockkey.StoreKey
 		}
 		last := uint64(0)
 		for _, m := range msgs {
-			e, err := parseEntry(m.Values, allPartitions, func() { t.Fatalf("%v has a garbled value", m) })
+			e, err := parseEntry(m.Values, blocks.AllPartitions, func() { t.Fatalf("%v has a garbled value", m) })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -173,7 +174,7 @@ func TestParseEntry(t *testing.T) {
 			).Draw(t, "value")
 		}
 		garbled := 0
-		e, err := parseEntry(values, allPartitions, func() { garbled++ })
+		e, err := parseEntry(values, blocks.AllPartitions, func() { garbled++ })
 		if err != nil {
 			return
 		}

@@ -7,17 +7,14 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/redis/go-redis/v9"
-
-	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/blocks"
+	"github.com/kvatlas/kvatlas/store/redis/external"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/roster"
 )
 
 const (
-	// mgetKeys is how many keys one MGET has at most: longer ones cost the
-	// server more a key, and keep others waiting longer.
-	mgetKeys = 512
 	// tripKeys is how many keys one round trip reads at most, whatever the number
 	// of queries and their windows.
 	tripKeys = 1 << 14
@@ -54,23 +51,23 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 		}
 	}
 
-	l.snap = x.registry.current.Load()
+	l.snap = x.roster.Current()
 	err := x.space.Check(ctx, "lookup")
 	if err == nil {
 		var epoch uint64
 		l.plan()
 		epoch, err = l.read(ctx, true)
 		if err == nil {
-			l.snap, err = x.snapshotAt(ctx, epoch, l.snap)
+			l.snap, err = x.roster.At(ctx, epoch, l.snap)
 		}
 	}
 	var met []string
-	if err == nil && l.snap.open != nil {
+	if err == nil && l.snap.OpensAny() {
 		met = l.meet(queries)
 	}
-	l.snap = x.withGuests(l.snap, queries, met)
+	l.snap = x.roster.WithGuests(l.snap, queries, met)
 	for _, q := range queries {
-		q.Fold.Begin(l.snap.registry)
+		q.Fold.Begin(l.snap.Registry)
 	}
 	for err == nil {
 		l.fold()
@@ -83,48 +80,15 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 	return keyspace.Failed(ctx, "lookup", err)
 }
 
-// registryAt returns the registry for blocks that were read at an epoch. With
-// an error it returns the last one known.
-func (x *Index) registryAt(ctx context.Context, epoch uint64, known *store.Registry) (*store.Registry, error) {
-	s, err := x.snapshotAt(ctx, epoch, nil)
-	if err != nil {
-		return known, err
-	}
-	return s.registry, nil
-}
-
-// snapshotAt is registryAt with what the registry has been made of.
-func (x *Index) snapshotAt(ctx context.Context, epoch uint64, known *snapshot) (*snapshot, error) {
-	if s := x.registry.current.Load(); s.fresh(epoch) {
-		return s, nil
-	}
-	s, err := x.load(ctx, func(s *snapshot) bool { return s.fresh(epoch) })
-	if err != nil {
-		return known, err
-	}
-	return s, nil
-}
-
 // lookup is the working memory of one call of Lookup.
 type lookup struct {
 	x    *Index
 	open []chain // what is not answered yet
-	snap *snapshot
+	snap *roster.Snapshot
 
-	names []byte   // the key names of a round trip
-	keys  []string // the same one by one
-	args  []any
-	// groups are the partitions of a cluster's round trip.
-	groups [blockkey.Partitions][]int
-	// entries are what it reads of others, see entries.go.
-	entries []entryRead
-	spans   []span // where the values of the replies lie
-	order   []span // those of a cluster's replies, in the order of the keys
-	vals    []span // those of the keys: a part of spans, or order
-	buf     []byte // what they lie in: the reply itself or, of several, joined
-	joined  []byte
+	batch   *blocks.Batch
+	entries external.Round // what it reads of others
 	ids     []store.HolderID
-	next    []store.HolderID
 	over    []*store.Query // leads whose folders have enough, since fold began
 }
 
@@ -155,23 +119,17 @@ func newLookup(x *Index) *lookup {
 	if !ok {
 		l = new(lookup)
 	}
-	l.x, l.open = x, l.open[:0]
+	l.x, l.open, l.batch = x, l.open[:0], blocks.Get(x.space)
 	return l
 }
 
-// maxIdle is how much memory a lookup may hold on to while it is not used.
-const maxIdle = 1 << 20
-
 func (l *lookup) free() {
-	l.x, l.snap = nil, nil
+	l.batch.Free()
 	clear(l.open[:cap(l.open)])
-	clear(l.entries[:cap(l.entries)])
-	l.entries = l.entries[:0] // the next may read blocks only
+	l.entries.Reset(nil) // the next may read blocks only
 	clear(l.over[:cap(l.over)])
-	clear(l.keys)
-	clear(l.args)
-	l.buf = nil
-	if cap(l.names) > maxIdle || cap(l.joined) > maxIdle || cap(l.ids) > maxIdle/4 {
+	l.x, l.snap, l.batch = nil, nil, nil
+	if cap(l.ids) > 1<<18 {
 		*l = lookup{}
 	}
 	lookups.Put(l)
@@ -192,24 +150,22 @@ func (l *lookup) plan() {
 			left -= c.n * c.parts()
 		}
 	}
-	l.names, l.entries = l.names[:0], l.entries[:0]
+	l.batch.Reset()
+	l.entries.Reset(l.x.external)
 	keys, others := 0, 0
 	for i := range l.open {
 		c := &l.open[i]
 		if e := c.q.Entries; e != nil {
-			c.from = len(l.entries)
-			p := c.parts()
-			l.entries = append(l.entries, entryRead{form: e.Form, parts: p, names: e.Names[c.at*p : (c.at+c.n)*p]})
-			others += c.n * p
+			c.from = l.entries.Add(e, c.at, c.n)
+			others += c.n * c.parts()
 			continue
 		}
 		c.from = keys
 		keys += c.n
 		for _, k := range c.q.Keys[c.at : c.at+c.n] {
-			l.names = l.x.space.Names.AppendBlock(l.names, k.In(c.q.Model))
+			l.batch.Add(k.In(c.q.Model))
 		}
 	}
-	l.split()
 	l.x.keysRead.Add(uint64(keys + others))
 }
 
@@ -240,136 +196,6 @@ func (l *lookup) beside(i int) int {
 	return rest
 }
 
-// split makes the single names of all of them.
-func (l *lookup) split() {
-	clear(l.keys)
-	l.keys = l.keys[:0]
-	n := l.x.space.Names.BlockLen()
-	for all := string(l.names); len(all) > 0; all = all[n:] {
-		l.keys = append(l.keys, all[:n])
-	}
-}
-
-// fetch reads blocks without a query. Their values are in the vals of the
-// lookup that it returns, which must be freed also after an error.
-func (x *Index) fetch(ctx context.Context, keys []blockkey.StoreKey) (*lookup, error) {
-	l := newLookup(x)
-	l.names = l.names[:0]
-	for _, k := range keys {
-		l.names = x.space.Names.AppendBlock(l.names, k)
-	}
-	l.split()
-	_, err := l.read(ctx, false)
-	return l, err
-}
-
-// read reads the keys in one round trip. first reports whether the epoch is to be
-// read too.
-func (l *lookup) read(ctx context.Context, first bool) (epoch uint64, err error) {
-	l.spans = l.spans[:0]
-	if l.x.space.Cluster {
-		return l.readCluster(ctx, first)
-	}
-	return l.readServer(ctx, first)
-}
-
-// readServer reads from a single server: MGETs of at most mgetKeys keys, the
-// first of which has the epoch in front.
-func (l *lookup) readServer(ctx context.Context, first bool) (epoch uint64, err error) {
-	x := l.x
-	var cmds []*redis.RawCmd
-	clear(l.args)
-	l.args = slices.Grow(l.args[:0], len(l.keys)+2+len(l.keys)/mgetKeys)
-	counts := make([]int, 0, 1+len(l.keys)/mgetKeys)
-	for at := 0; at < len(l.keys) || at == 0 && first; at += mgetKeys {
-		begin := len(l.args)
-		l.args = append(l.args, "mget")
-		if first && at == 0 {
-			l.args = append(l.args, &x.space.Names.Epoch)
-		}
-		for i := at; i < min(at+mgetKeys, len(l.keys)); i++ {
-			l.args = append(l.args, &l.keys[i])
-		}
-		args := l.args[begin:len(l.args):len(l.args)]
-		cmds = append(cmds, redis.NewRawCmd(ctx, args...))
-		counts = append(counts, len(args)-1)
-	}
-	x.space.Trips.Add(1)
-	if err := l.process(ctx, cmds); err != nil {
-		return 0, err
-	}
-	l.buf = nil
-	if len(cmds) == 1 {
-		l.buf = cmds[0].Val()
-	} else {
-		l.joined = l.joined[:0]
-		for _, c := range cmds {
-			l.joined = append(l.joined, c.Val()...)
-		}
-		l.buf = l.joined
-	}
-	at := 0
-	for i, c := range cmds {
-		if l.spans, err = readArray(l.spans, l.buf, at, counts[i]); err != nil {
-			return 0, err
-		}
-		at += len(c.Val())
-	}
-	l.vals = l.spans
-	if first {
-		v, _ := l.spans[0].of(l.buf)
-		l.vals = l.spans[1:]
-		return x.space.EpochOf(string(v)), nil
-	}
-	return 0, nil
-}
-
-// process runs commands, and those of the entries, in one round trip.
-func (l *lookup) process(ctx context.Context, cmds []*redis.RawCmd) error {
-	x := l.x
-	if len(l.entries) == 0 {
-		return l.processBlocks(ctx, cmds)
-	}
-	if x.source != nil {
-		wait := x.source.begin(ctx, l)
-		err := l.processBlocks(ctx, cmds)
-		wait()
-		if err != nil {
-			return err
-		}
-		return l.takeEntries()
-	}
-	pipe := x.space.Client.Pipeline()
-	for _, c := range cmds {
-		_ = pipe.Process(ctx, c)
-	}
-	l.askEntries(ctx, pipe)
-	// The pipeline's error is that of some command, and each is looked at.
-	_, _ = pipe.Exec(ctx)
-	for _, c := range cmds {
-		if err := c.Err(); err != nil {
-			return err
-		}
-	}
-	return l.takeEntries()
-}
-
-// processBlocks is process of blocks alone.
-func (l *lookup) processBlocks(ctx context.Context, cmds []*redis.RawCmd) error {
-	switch len(cmds) {
-	case 0:
-		return nil
-	case 1:
-		return l.x.space.Client.Process(ctx, cmds[0])
-	}
-	pipe := l.x.space.Client.Pipeline()
-	for _, c := range cmds {
-		_ = pipe.Process(ctx, c)
-	}
-	_, err := pipe.Exec(ctx)
-	return err
-}
-
 // fold hands what has been read to the folders, and closes the chains that are
 // answered, together with those that go along with them.
 func (l *lookup) fold() {
@@ -378,9 +204,9 @@ func (l *lookup) fold() {
 	for _, c := range l.open {
 		var more bool
 		if c.q.Entries != nil {
-			more = l.entryRuns(&c)
+			more = l.entries.Fold(c.from, l.snap.Owners(c.q.Model), c.q.Fold)
 		} else {
-			more = l.runs(&c, l.vals[c.from:c.from+c.n])
+			more = l.runs(&c)
 		}
 		c.at += c.n
 		if c.n > 0 {
@@ -399,13 +225,22 @@ func (l *lookup) fold() {
 	l.open = left
 }
 
+// read reads what is planned in one round trip, with the epoch if first.
+func (l *lookup) read(ctx context.Context, first bool) (epoch uint64, err error) {
+	var rider blocks.Rider
+	if l.entries.Len() > 0 {
+		rider = &l.entries
+	}
+	return l.batch.Read(ctx, first, rider)
+}
+
 // runs tells a folder of the blocks of one window, equal neighbours at once.
-func (l *lookup) runs(c *chain, vals []span) (more bool) {
-	for i := 0; i < len(vals); {
-		v, held := vals[i].of(l.buf)
+func (l *lookup) runs(c *chain) (more bool) {
+	for i := 0; i < c.n; {
+		v, held := l.batch.Value(c.from + i)
 		n := 1
-		for i+n < len(vals) {
-			next, ok := vals[i+n].of(l.buf)
+		for i+n < c.n {
+			next, ok := l.batch.Value(c.from + i + n)
 			if ok != held || !bytes.Equal(next, v) {
 				break
 			}
@@ -424,4 +259,20 @@ func (l *lookup) runs(c *chain, vals []span) (more bool) {
 		i += n
 	}
 	return true
+}
+
+// unread takes in that n blocks of a lookup have a value that is no list of ids.
+func (x *Index) unread(ids []store.HolderID, v []byte, s *roster.Snapshot, n int) []store.HolderID {
+	if x.config.TextAge < 0 || !keyspace.IsText(v) {
+		x.space.Garbled.Add(uint64(n))
+		return ids
+	}
+	x.space.Texts.Add(uint64(n))
+	x.textsThere.Store(true)
+	before := len(ids)
+	ids, _ = s.AppendTexts(ids, v)
+	if len(ids) == before {
+		x.space.UnknownTexts.Add(uint64(n))
+	}
+	return ids
 }

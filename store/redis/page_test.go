@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/blocks"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
@@ -138,7 +138,7 @@ func TestPageAmongOthersKeys(t *testing.T) {
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	keys := pageKeys(1, 100)
 	applyMany(t, x, "a", store.Add, keys)
-	const others = 4 * pageSteps * pageScan
+	const others = 4 * blocks.PageSteps * blocks.PageScan
 	const step = 1 << 12 // on a busy machine all at once would keep the server for too long
 	for from := 0; from < others; from += step {
 		script := "for i = 1, tonumber(ARGV[2]) do redis.call('SET', 'other:' .. ARGV[1] + i, '') end return 1"
@@ -149,7 +149,7 @@ func TestPageAmongOthersKeys(t *testing.T) {
 	pages, before := 0, x.Stats().RoundTrips
 	wantAll(t, walkPages(t, x, 0, func(int) {
 		pages++
-		if n := x.Stats().RoundTrips - before; n > 3*pageSteps {
+		if n := x.Stats().RoundTrips - before; n > 3*blocks.PageSteps {
 			t.Errorf("page %d took %d round trips", pages, n)
 		}
 		before = x.Stats().RoundTrips
@@ -309,39 +309,6 @@ func TestPageWhileASlotMoves(t *testing.T) {
 	wantAll(t, seen, keys)
 	if !over {
 		t.Error("the slot has not moved")
-	}
-}
-
-func TestOwnPartitions(t *testing.T) {
-	const other = "b1 127.0.0.1:2@3 master - 0 0 1 connected 5461-16383\n"
-	mask := func(from, to int) (m uint64) {
-		for p := from; p <= to; p++ {
-			m |= 1 << p
-		}
-		return m
-	}
-	for _, c := range []struct {
-		line string
-		want uint64
-	}{
-		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-16383", allPartitions},
-		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-8191", mask(0, 31)},
-		{"a0 127.0.0.1:1@2,host myself,master - 0 0 1 connected 0-255 512-1023 " + fmt.Sprint(keyspace.SlotOf(40)), mask(0, 0) | mask(2, 3) | mask(40, 40)},
-		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-8191 [" + fmt.Sprint(keyspace.SlotOf(3)) + "->-b1] [" + fmt.Sprint(keyspace.SlotOf(4)) + "-<-b1]", mask(0, 2) | mask(5, 31)},
-		{"a0 127.0.0.1:1@2 myself,slave b1 0 0 1 connected", 0},
-		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected", 0},
-		{"a0 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-99999 x [y", 0},
-		{"", 0},
-	} {
-		for _, text := range []string{c.line + "\n" + other, other + c.line + "\n"} {
-			owned, got := ownPartitions(text)
-			if got != c.want {
-				t.Errorf("%s\ngot  %064b\nwant %064b", c.line, got, c.want)
-			}
-			if moving := strings.Contains(c.line, ">"); moving != (owned != got) || moving && owned != mask(0, 31) {
-				t.Errorf("%s\nowned %064b", c.line, owned)
-			}
-		}
 	}
 }
 

@@ -2,7 +2,6 @@ package redis
 
 import (
 	"cmp"
-	"math/bits"
 	"slices"
 	"strconv"
 
@@ -284,15 +283,6 @@ func (p *plan) steps() []step {
 	}
 	return out[:n]
 }
-
-// byPartition compares keys by partition and then by themselves: the partition is in
-// their lowest bits.
-func byPartition(a, b blockkey.StoreKey) int {
-	const width = 6 // of blockkey.Partitions
-	return cmp.Compare(bits.RotateLeft64(uint64(a), -width), bits.RotateLeft64(uint64(b), -width))
-}
-
-var _ = [1]int{blockkey.Partitions - 1<<6: 0} // or width is another
 
 // edit is a block and its ops.
 type edit struct {

@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 	"github.com/kvatlas/kvatlas/store/redis/lua"
+	"github.com/kvatlas/kvatlas/store/redis/roster"
 )
 
 // Register implements store.Index.
@@ -83,26 +84,6 @@ func (x *Index) retireLate(ctx context.Context, pods []string) error {
 	return nil
 }
 
-// modelSettings is the JSON form of a model in kva{reg}:meta.
-type modelSettings struct {
-	BlockSize    int    `json:"block_size"`
-	Scheme       string `json:"scheme"`
-	Unregistered bool   `json:"unregistered,omitempty"`
-}
-
-func parseModel(name, text string) (store.ModelInfo, error) {
-	var s modelSettings
-	if err := json.Unmarshal([]byte(text), &s); err != nil {
-		return store.ModelInfo{}, fmt.Errorf("%w: what Redis has of model %s: %w", store.ErrRefused, name, err)
-	}
-	m := store.ModelInfo{Name: name, BlockSize: s.BlockSize, Scheme: s.Scheme, Unregistered: s.Unregistered}
-	if err := m.Validate(); err != nil {
-		// Not ErrInvalid: it is nothing that the caller has said.
-		return store.ModelInfo{}, fmt.Errorf("%w: what Redis has of model %s: %s", store.ErrRefused, name, err.Error())
-	}
-	return m, nil
-}
-
 // EnsureModel implements store.Index.
 func (x *Index) EnsureModel(ctx context.Context, want store.ModelInfo) (store.ModelInfo, error) {
 	if err := x.space.Check(ctx, "model"); err != nil {
@@ -136,7 +117,7 @@ func (x *Index) SetUnregistered(ctx context.Context, want store.ModelInfo) (stor
 // writeModel fixes the settings of a model, unless they are, and sets unregistered in them
 // unless it is "".
 func (x *Index) writeModel(ctx context.Context, want store.ModelInfo, unregistered string) (store.ModelInfo, error) {
-	text, err := json.Marshal(modelSettings{BlockSize: want.BlockSize, Scheme: want.Scheme, Unregistered: want.Unregistered})
+	text, err := json.Marshal(roster.ModelSettings{BlockSize: want.BlockSize, Scheme: want.Scheme, Unregistered: want.Unregistered})
 	if err != nil {
 		return store.ModelInfo{}, fmt.Errorf("redis: model %s: %w", want.Name, err)
 	}
@@ -145,9 +126,21 @@ func (x *Index) writeModel(ctx context.Context, want store.ModelInfo, unregister
 		return store.ModelInfo{}, keyspace.Failed(ctx, "model", err)
 	}
 	s, _ := cmds[0].Val().(string)
-	got, err := parseModel(want.Name, s)
+	got, err := roster.ParseModel(want.Name, s)
 	if err != nil {
 		return store.ModelInfo{}, fmt.Errorf("%w, where it is %q; %s makes it be fixed anew", err, redisx.Clip(s), x.space.Names.Unfix(want.Name))
 	}
 	return got, nil
+}
+
+// Forget implements [store.Forgetter].
+func (x *Index) Forget(ctx context.Context, model string) (known bool, err error) {
+	if err := x.space.Check(ctx, "forget"); err != nil {
+		return false, err
+	}
+	cmds, err := x.space.Run(ctx, x.space.RegistryCall(lua.Forget, x.space.Names.Own(""), keyspace.ModelField+model))
+	if err != nil {
+		return false, keyspace.Failed(ctx, "forget", err)
+	}
+	return keyspace.IsOne(cmds[0].Val()), nil
 }

@@ -83,29 +83,8 @@ func TestRegistryLoadsOnce(t *testing.T) {
 	}
 }
 
-// A caller who wants all to be read, and finds a load running, gets the next one, whoever
-// starts that for less.
-func TestNextLoadReadsAll(t *testing.T) {
-	x := open(t, Config{URL: redistest.Start(t).URL(), NoSweep: true})
-	c := &x.registry
-	running := &flight{done: make(chan struct{})}
-	c.mu.Lock()
-	c.flight = running
-	c.mu.Unlock()
-	if f, mine := x.join(true); f != running || mine {
-		t.Fatal("the running load was not joined")
-	}
-	c.mu.Lock()
-	c.flight = nil
-	c.mu.Unlock()
-	for _, whole := range []bool{true, false} {
-		f, mine := x.join(false)
-		if !mine || f.whole != whole {
-			t.Errorf("mine %t, whole %t, want %t", mine, f.whole, whole)
-		}
-		<-f.done
-	}
-}
+// rosterPods and rosterLeases are how many pods and leases roster.lua tells of at most.
+const rosterPods, rosterLeases = 128, 64
 
 // TestLeaseRunsOutForAll renews and expires by the server's clock, seen by
 // another process that gets no news of it.
@@ -146,7 +125,7 @@ func TestLeaseRunsOutForAll(t *testing.T) {
 			t.Errorf("%s is left over", key)
 		}
 	}
-	if fields := plain.HKeys(t.Context(), x.space.Names.Gen).Val(); len(fields) != 1 || fields[0] != newsField {
+	if fields := plain.HKeys(t.Context(), x.space.Names.Gen).Val(); len(fields) != 1 || fields[0] != "@" {
 		t.Errorf("of the holders are left over %q", fields)
 	}
 }
@@ -275,7 +254,7 @@ func TestUnreadableRegistry(t *testing.T) {
 	for i, copied := range []string{"x", "0 0/gpu x", "0 0/gpu 0", "0 0/gpu", "0 0/tape 77", "0 -1/gpu 77", "0 1024/gpu 77", "0 0/gpu 4294967296"} {
 		pod := fmt.Sprint("bad", i)
 		plain.HSet(ctx, x.space.Names.Pods, pod, `{"name":"`+pod+`","model":"m"}`)
-		plain.HSet(ctx, x.space.Names.Gen, newsField+pod, copied)
+		plain.HSet(ctx, x.space.Names.Gen, "@"+pod, copied)
 	}
 	plain.HSet(ctx, x.space.Names.Meta, "model:bad", "{}", "model:worse", "")
 	plain.Incr(ctx, x.space.Names.Epoch)
@@ -326,7 +305,7 @@ func TestGenerations(t *testing.T) {
 		t.Helper()
 		got := map[string]string{}
 		for id, text := range plain.HGetAll(t.Context(), x.space.Names.Gen).Val() {
-			if strings.HasPrefix(id, newsField) {
+			if strings.HasPrefix(id, "@") {
 				continue
 			}
 			f := strings.SplitN(text, " ", 5)
@@ -389,7 +368,7 @@ func TestNewsTellAll(t *testing.T) {
 	pods := 40
 	for step := range 600 {
 		if step == 300 {
-			pods = 2 * scriptPods // more than the script tells of at once
+			pods = 2 * rosterPods // more than the script tells of at once
 		}
 		// Sometimes the reader looks rarely, and then at more than the news keep.
 		changes := 1
@@ -454,12 +433,12 @@ func TestManyLate(t *testing.T) {
 	c := Config{URL: s.URL(), NoSweep: true}
 	x, y := open(t, c), open(t, c)
 	apply(t, x, batchOf("stays", store.Add, 1))
-	for i := range 3 * firstLeases {
+	for i := range 3 * rosterLeases {
 		pod := fmt.Sprint("pod", i)
 		register(t, x, store.Pod{Name: pod, Lease: store.Seconds(time.Hour)})
 		apply(t, x, batchOf(pod, store.Add, 1))
 	}
-	if got := find(t, y, 1); len(strings.Fields(got[0])) != 1+3*firstLeases {
+	if got := find(t, y, 1); len(strings.Fields(got[0])) != 1+3*rosterLeases {
 		t.Fatalf("found %q", got)
 	}
 	plain := s.Client()

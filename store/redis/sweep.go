@@ -16,8 +16,10 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/blocks"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 	"github.com/kvatlas/kvatlas/store/redis/lua"
+	"github.com/kvatlas/kvatlas/store/redis/roster"
 )
 
 const (
@@ -28,6 +30,9 @@ const (
 	// one for 128 for 0.84, but for more than 2 once in 80 times.
 	sweepStep = 128
 	cleanStep = 48
+	// agedParts is how a text's age is cut: a quarter may pass until the sweeper
+	// sees it, the others are its time to live.
+	agedParts = 4
 	// sweepLease is how long the right to sweep outlives its owner.
 	sweepLease = 30 * time.Second
 )
@@ -99,7 +104,7 @@ type sweeper struct {
 	// lives are the generations that have records at the registry.
 	lives map[store.Generation]bool
 	// snap has the texts that count.
-	snap *snapshot
+	snap *roster.Snapshot
 	// fresh says that no life has ended since the last sweep: a text that names nobody
 	// is of no life that has.
 	fresh bool
@@ -177,7 +182,7 @@ func (s *sweeper) look(ctx context.Context) error {
 	// The pods are read after the number of lives that have ended: of a pod that is
 	// born since, former texts may be met where the sweep has been already.
 	var err error
-	if s.snap, _, err = s.x.read(ctx, s.x.registry.current.Load()); err != nil {
+	if s.snap, _, err = s.x.roster.Read(ctx, s.x.roster.Current()); err != nil {
 		return err
 	}
 	s.x.textsThere.Store(false)
@@ -204,12 +209,11 @@ func (s *sweeper) look(ctx context.Context) error {
 // would never die.
 func (s *sweeper) relive(ctx context.Context) error {
 	var args []string
-	for _, m := range s.snap.roster.members {
-		if m.pod.Lease > 0 {
-			ms := max(time.Duration(m.pod.Lease).Milliseconds(), 1)
-			args = append(args, m.name, m.text, strconv.FormatInt(ms, 10))
+	s.snap.EachPod(func(name, text string, lease time.Duration) {
+		if lease > 0 {
+			args = append(args, name, text, strconv.FormatInt(max(lease.Milliseconds(), 1), 10))
 		}
-	}
+	})
 	for part := range slices.Chunk(args, 3*sweepStep) {
 		if _, err := s.x.space.Run(ctx, s.x.space.RegistryCall(lua.Relive, s.x.space.Names.Own(""), part...)); err != nil {
 			return err
@@ -329,7 +333,7 @@ func (s *sweeper) sweepKeys(ctx context.Context, names []string) error {
 		}
 	}
 	// The same may come twice, and SCAN may return many more than COUNT.
-	slices.SortFunc(keys, byPartition)
+	slices.SortFunc(keys, blocks.ByPartition)
 	keys = slices.Compact(keys)
 	for part := range slices.Chunk(keys, cleanStep) {
 		if err := s.sweepBlocks(ctx, part); err != nil {
@@ -340,23 +344,24 @@ func (s *sweeper) sweepKeys(ctx context.Context, names []string) error {
 }
 
 func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) error {
-	l, err := s.x.fetch(ctx, keys)
-	defer l.free()
+	batch, err := blocks.Fetch(ctx, s.x.space, keys)
+	defer batch.Free()
 	if err != nil {
 		return err
 	}
+	var held []store.HolderID
 	var steps []step
 	var garbled []string
 	var where, aging []blockkey.StoreKey
 	for i, k := range keys {
-		v, held := l.vals[i].of(l.buf)
-		if !held {
+		v, there := batch.Value(i)
+		if !there {
 			s.progress.Foreign++
 			continue
 		}
-		ids, ok := keyspace.AppendHolders(l.ids[:0], v)
+		ids, ok := keyspace.AppendHolders(held[:0], v)
 		if !ok && s.x.config.TextAge >= 0 && keyspace.IsText(v) {
-			if l.ids, ok = s.snap.texts().append(l.ids[:0], v); ok || s.fresh {
+			if held, ok = s.snap.AppendTexts(held[:0], v); ok || s.fresh {
 				s.progress.Texts++
 				aging = append(aging, k)
 				continue
@@ -375,7 +380,7 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 		if len(steps) > n {
 			s.progress.Cleaned++
 		}
-		l.ids = ids
+		held = ids
 	}
 	if err := s.age(ctx, aging); err != nil {
 		return err
@@ -385,7 +390,7 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 		list = append(list, edit{where[i], len(all)})
 		all = append(all, ops{text: g})
 	}
-	slices.SortFunc(list, func(a, b edit) int { return byPartition(a.key, b.key) })
+	slices.SortFunc(list, func(a, b edit) int { return blocks.ByPartition(a.key, b.key) })
 	if len(list) == 0 {
 		return nil
 	}
@@ -397,9 +402,42 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 			return err
 		}
 		// Slots are on the move.
-		if err := keyspace.Sleep(ctx, pageRest); err != nil {
+		if err := keyspace.Sleep(ctx, blocks.MoveRest); err != nil {
 			return err
 		}
 	}
 	return fmt.Errorf("redis: blocks have been moving between nodes all the while")
+}
+
+// textsDue reports whether texts that this process knows of have to be looked
+// after: at is when the last sweep was complete, by the server's time.
+func (x *Index) textsDue(at, now float64) bool {
+	return x.config.TextAge >= 0 && x.textsThere.Load() &&
+		now-at >= float64(x.config.TextAge/agedParts/time.Millisecond)
+}
+
+// age gives values of texts a time to live, unless they have one. The keys ascend
+// by partition.
+func (s *sweeper) age(ctx context.Context, keys []blockkey.StoreKey) error {
+	ttl := s.x.config.TextAge / agedParts * (agedParts - 1)
+	var calls []*keyspace.Call
+	for len(keys) > 0 {
+		n := len(keys)
+		if s.x.space.Cluster {
+			if i := slices.IndexFunc(keys, func(k blockkey.StoreKey) bool { return k.Partition() != keys[0].Partition() }); i > 0 {
+				n = i
+			}
+		}
+		c := &keyspace.Call{Script: lua.Text, Args: []string{strconv.FormatInt(max(ttl.Milliseconds(), 1), 10)}}
+		for _, k := range keys[:n] {
+			c.Keys = append(c.Keys, string(s.x.space.Names.AppendBlock(nil, k)))
+		}
+		calls = append(calls, c)
+		keys = keys[n:]
+	}
+	if len(calls) == 0 {
+		return nil
+	}
+	_, err := s.x.space.Run(ctx, calls...)
+	return err
 }

@@ -397,7 +397,7 @@ func TestUsers(t *testing.T) {
 	}
 	apply(t, w, batchOf("a", store.Add, 1, 2), batchOf("b", store.Add, 1), batchOf("c", store.Add, 1))
 	apply(t, w, batchOf("c", store.Clear))
-	for i := range scriptPods { // so many that they are read in pages
+	for i := range rosterPods { // so many that they are read in pages
 		apply(t, w, batchOf(fmt.Sprint("more", i), store.Add, 99))
 	}
 	// After a restart, ids jump ahead.

@@ -28,8 +28,9 @@ type Space struct {
 	// Life ends with Close. What runs in the background heeds it.
 	Life context.Context
 
-	// Trips counts round trips, Garbled values that cannot be read.
-	Trips, Garbled atomic.Uint64
+	// Trips counts round trips, Garbled values that cannot be read, Texts those that name
+	// pods by text, UnknownTexts those of them that name no pod that counts.
+	Trips, Garbled, Texts, UnknownTexts atomic.Uint64
 
 	clocks clocks
 	said   *onceLog

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache/survey"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/external"
 )
 
 // lmcacheScanSteps bounds the steps of SCAN for each key that is looked at: keys of
@@ -65,13 +66,13 @@ func (l *LMCache) look(ctx context.Context) []check.Finding {
 	}
 	var entries []survey.Entry
 	var refusals []check.Finding // of what is told of single keys, each once
-	owners := &entryOwners{ask: func(model string, texts []string) ([]string, error) { return x.ForeignOwners(ctx, model, texts) }}
+	owners := &entryOwners{ask: func(model string, texts []string) ([]string, error) { return x.EntryOwners(ctx, model, texts) }}
 	s := survey.New(survey.Config{
 		Profiles: l.Profiles, Mode: l.Mode, Pods: reg.Pods, Now: time.Now(), MaxAge: l.Redis.EntryAge,
 		Owner: owners.of, Learns: l.Learns,
 	})
 	seen := map[string]bool{}
-	all, err := x.ScanForeign(ctx, redis.ForeignScan{
+	all, err := x.External().Scan(ctx, external.Scan{
 		Match: "*@*", MaxKeys: l.Keys, MaxSteps: lmcacheScanSteps,
 		Want: func(name string) (tell, read bool) {
 			if seen[name] {
@@ -83,7 +84,7 @@ func (l *LMCache) look(ctx context.Context) []check.Finding {
 			}
 			return tell, read
 		},
-		Each: func(k redis.ForeignKey) {
+		Each: func(k external.Key) {
 			if k.Refused != nil {
 				if f, ok := l.refused(k.Refused); ok && !slices.Contains(refusals, f) {
 					refusals = append(refusals, f)
@@ -204,7 +205,7 @@ func explain(ctx context.Context, x *redis.Index, e *survey.Explanation, model s
 	if err := x.Lookup(ctx, q); err != nil {
 		return nil, err
 	}
-	there, err := x.HasForeign(ctx, e.Names())
+	there, err := x.External().Has(ctx, e.Names())
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package redis
+package external
 
 import (
 	"context"
@@ -9,23 +9,23 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
-// The bounds of what is read of a foreign value, in bytes of a string and in fields of
-// a hash, and of how many keys go into one pipeline.
 const (
-	maxForeignText   = 512
-	maxForeignFields = 4096
-	foreignPipeline  = 500
+	// MaxText is the longest string that a scan reads, in bytes; maxHash is the number of
+	// fields of the largest hash.
+	MaxText = 512
+	maxHash = 4096
+	// pipelineKeys is how many keys go into one pipeline.
+	pipelineKeys = 500
 
 	unknownSize = -1 // of a value whose size could not be had, and which is not read
 )
 
-// ForeignKey is a key that another program keeps in a server of the index.
-type ForeignKey struct {
+// Key is a key that another program keeps in a server of the index.
+type Key struct {
 	Name string
 	// Type is Redis's word: string, hash, or another.
 	Type string
@@ -33,7 +33,7 @@ type ForeignKey struct {
 	Aged bool
 	// Size is the length of a string in bytes, or the number of a hash's fields.
 	Size int64
-	// Text is a string's value, Fields are a hash's, when ForeignScan.Want asked for
+	// Text is a string's value, Fields are a hash's, when Scan.Want asked for
 	// them and they are small: 512 bytes, 4096 fields.
 	Text   string
 	Fields map[string]string
@@ -43,15 +43,15 @@ type ForeignKey struct {
 }
 
 // note keeps the first refusal, and reports whether a reply has come.
-func (k *ForeignKey) note(err error) bool {
+func (k *Key) note(err error) bool {
 	if err != nil && k.Refused == nil && redisx.RefusedCommand(err) {
 		k.Refused = err
 	}
 	return err == nil
 }
 
-// ForeignScan is a walk over the keys of other programs.
-type ForeignScan struct {
+// Scan is a walk over the keys of other programs.
+type Scan struct {
 	// Match is a pattern of SCAN.
 	Match string
 	// MaxKeys bounds how many keys Each is told of, MaxSteps the steps of SCAN, of 1000
@@ -61,51 +61,44 @@ type ForeignScan struct {
 	// read. It is called for each name that matches, by one goroutine at a time.
 	Want func(name string) (tell, read bool)
 	// Each is told of the keys, by one goroutine at a time. A key may come twice.
-	Each func(ForeignKey)
+	Each func(Key)
 }
 
-// ScanForeign walks the keys of other programs. Names of the index itself are left out.
-// It reads no value that is longer than ForeignKey says, whatever it is asked. all is
+// Scan walks the keys of other programs. Names of the index itself are left out.
+// It reads no value that is longer than Key says, whatever it is asked. all is
 // true when there are no more keys than Each was told of.
-func (x *Index) ScanForeign(ctx context.Context, s ForeignScan) (all bool, err error) {
-	if err := x.space.Check(ctx, "scan"); err != nil {
+func (s *Source) Scan(ctx context.Context, scan Scan) (all bool, err error) {
+	if err := s.space.Check(ctx, "scan"); err != nil {
 		return false, err
 	}
 	var mu sync.Mutex // protects all and what s has
 	all = true
 	visit := func(ctx context.Context, node *redis.Client) error {
-		w := &foreignWalk{x: x, node: node, scan: &s, mu: &mu}
+		w := &walk{s: s, node: node, scan: &scan, mu: &mu}
 		done, err := w.walk(ctx)
 		mu.Lock()
 		defer mu.Unlock()
 		all = all && done
 		return err
 	}
-	switch client := x.foreign().(type) {
-	case *redis.ClusterClient:
-		err = client.ForEachMaster(ctx, visit)
-	case *redis.Client:
-		err = visit(ctx, client)
-	default:
-		err = fmt.Errorf("redis: a client of type %T cannot be scanned", client)
-	}
+	err = keyspace.EachMaster(ctx, s.client, visit)
 	return all && err == nil, keyspace.Failed(ctx, "scan", err)
 }
 
-// foreignWalk is a walk over one server.
-type foreignWalk struct {
-	x    *Index
+// walk is a walk over one server.
+type walk struct {
+	s    *Source
 	node *redis.Client
-	scan *ForeignScan
+	scan *Scan
 	mu   *sync.Mutex
 	told int
 }
 
-func (w *foreignWalk) walk(ctx context.Context) (all bool, err error) {
-	own := w.x.space.Names.Prefix + "{"
+func (w *walk) walk(ctx context.Context) (all bool, err error) {
+	own := w.s.space.Names.Prefix + "{"
 	var cursor uint64
 	for range w.scan.MaxSteps {
-		w.x.space.Trips.Add(1)
+		w.s.space.Trips.Add(1)
 		found, next, err := w.node.Scan(ctx, cursor, w.scan.Match, 1000).Result()
 		if err != nil {
 			return false, err
@@ -140,9 +133,9 @@ func (w *foreignWalk) walk(ctx context.Context) (all bool, err error) {
 }
 
 // look tells of the keys.
-func (w *foreignWalk) look(ctx context.Context, names []string, read map[string]bool) error {
+func (w *walk) look(ctx context.Context, names []string, read map[string]bool) error {
 	for len(names) > 0 {
-		n := min(len(names), foreignPipeline)
+		n := min(len(names), pipelineKeys)
 		keys, err := w.types(ctx, names[:n])
 		if err == nil {
 			err = w.values(ctx, keys, read)
@@ -163,22 +156,22 @@ func (w *foreignWalk) look(ctx context.Context, names []string, read map[string]
 }
 
 // types finds out what the keys are, without reading them.
-func (w *foreignWalk) types(ctx context.Context, names []string) ([]ForeignKey, error) {
+func (w *walk) types(ctx context.Context, names []string) ([]Key, error) {
 	pipe := w.node.Pipeline()
 	types := make([]*redis.StatusCmd, len(names))
 	ttls := make([]*redis.DurationCmd, len(names))
 	for i, name := range names {
 		types[i], ttls[i] = pipe.Type(ctx, name), pipe.PTTL(ctx, name)
 	}
-	w.x.space.Trips.Add(1)
+	w.s.space.Trips.Add(1)
 	if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
 		return nil, err
 	}
-	keys := make([]ForeignKey, len(names))
+	keys := make([]Key, len(names))
 	pipe = w.node.Pipeline()
 	sizes := make([]*redis.IntCmd, len(names))
 	for i, name := range names {
-		keys[i] = ForeignKey{Name: name, Type: types[i].Val(), Aged: ttls[i].Val() > 0}
+		keys[i] = Key{Name: name, Type: types[i].Val(), Aged: ttls[i].Val() > 0}
 		keys[i].note(ttls[i].Err())
 		switch keys[i].Type {
 		case "":
@@ -192,7 +185,7 @@ func (w *foreignWalk) types(ctx context.Context, names []string) ([]ForeignKey, 
 	if pipe.Len() == 0 {
 		return keys, nil
 	}
-	w.x.space.Trips.Add(1)
+	w.s.space.Trips.Add(1)
 	if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
 		return nil, err
 	}
@@ -210,7 +203,7 @@ func (w *foreignWalk) types(ctx context.Context, names []string) ([]ForeignKey, 
 
 // values reads the values that are wanted and small. One that has become another thing
 // meanwhile stays unread.
-func (w *foreignWalk) values(ctx context.Context, keys []ForeignKey, read map[string]bool) error {
+func (w *walk) values(ctx context.Context, keys []Key, read map[string]bool) error {
 	pipe := w.node.Pipeline()
 	texts := make([]*redis.StringCmd, len(keys))
 	hashes := make([]*redis.MapStringStringCmd, len(keys))
@@ -218,15 +211,15 @@ func (w *foreignWalk) values(ctx context.Context, keys []ForeignKey, read map[st
 		k := &keys[i]
 		switch {
 		case !read[k.Name], k.Size == unknownSize:
-		case k.Type == "string" && k.Size <= maxForeignText:
+		case k.Type == "string" && k.Size <= MaxText:
 			// Bounded here too: it may have grown since.
-			texts[i] = pipe.GetRange(ctx, k.Name, 0, maxForeignText-1)
-		case k.Type == "hash" && k.Size <= maxForeignFields:
+			texts[i] = pipe.GetRange(ctx, k.Name, 0, MaxText-1)
+		case k.Type == "hash" && k.Size <= maxHash:
 			hashes[i] = pipe.HGetAll(ctx, k.Name)
 		}
 	}
 	if pipe.Len() > 0 {
-		w.x.space.Trips.Add(1)
+		w.s.space.Trips.Add(1)
 		if err := ignoreReplies(pipe.Exec(ctx)); err != nil {
 			return err
 		}
@@ -253,20 +246,20 @@ func ignoreReplies(_ []redis.Cmder, err error) error {
 	return err
 }
 
-// HasForeign tells which of the names there are keys of, in order. No value is read.
-func (x *Index) HasForeign(ctx context.Context, names []string) ([]bool, error) {
-	if err := x.space.Check(ctx, "exists"); err != nil {
+// Has tells which of the names there are keys of, in order. No value is read.
+func (s *Source) Has(ctx context.Context, names []string) ([]bool, error) {
+	if err := s.space.Check(ctx, "exists"); err != nil {
 		return nil, err
 	}
 	out := make([]bool, 0, len(names))
 	for len(names) > 0 {
-		n := min(len(names), foreignPipeline)
-		pipe := x.foreign().Pipeline()
+		n := min(len(names), pipelineKeys)
+		pipe := s.client.Pipeline()
 		replies := make([]*redis.IntCmd, n)
 		for i, name := range names[:n] {
 			replies[i] = pipe.Exists(ctx, name)
 		}
-		x.space.Trips.Add(1)
+		s.space.Trips.Add(1)
 		if _, err := pipe.Exec(ctx); err != nil {
 			return nil, keyspace.Failed(ctx, "exists", err)
 		}
@@ -274,28 +267,6 @@ func (x *Index) HasForeign(ctx context.Context, names []string) ([]bool, error) 
 			out = append(out, r.Val() > 0)
 		}
 		names = names[n:]
-	}
-	return out, nil
-}
-
-// ForeignOwners returns the names of the pods that entries of a model mean by texts, as
-// lookups of store.Entries find them, in order; "" for a text that means no pod. It
-// needs Config.Entries.
-func (x *Index) ForeignOwners(ctx context.Context, model string, owners []string) ([]string, error) {
-	if _, err := x.Registry(ctx); err != nil {
-		return nil, err
-	}
-	s := x.registry.current.Load()
-	named := s.owners.of(blockkey.ModelOf(model))
-	out := make([]string, len(owners))
-	for i, text := range owners {
-		id, ok := named.owner(text)
-		if !ok {
-			continue
-		}
-		if slot, _, live := s.registry.Holder(id); live {
-			out[i] = s.registry.Pods[s.registry.Slots[slot].Pod].Name
-		}
 	}
 	return out, nil
 }

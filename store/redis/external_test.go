@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/external"
 )
 
 // TestForeign walks keys of others, on a single server and on a cluster.
@@ -41,7 +42,7 @@ func testForeign(t *testing.T, url string, client redis.UniversalClient) {
 	for i := range 1200 {
 		must(client.Set(ctx, fmt.Sprintf("a@%d", i), "10.0.0.1:8000", 0).Err())
 	}
-	must(client.Set(ctx, "big@0", strings.Repeat("x", maxForeignText+1), 0).Err())
+	must(client.Set(ctx, "big@0", strings.Repeat("x", external.MaxText+1), 0).Err())
 	must(client.Set(ctx, "unread@0", "x", 0).Err())
 	must(client.HSet(ctx, "hash@0", "10.0.0.1", "v").Err())
 	must(client.LPush(ctx, "list@0", "x").Err())
@@ -49,23 +50,23 @@ func testForeign(t *testing.T, url string, client redis.UniversalClient) {
 	must(client.Set(ctx, x.space.Names.Prefix+"{own}@", "x", 0).Err())
 	must(client.PExpire(ctx, "hash@0", 1e12).Err())
 
-	seen := map[string]ForeignKey{}
-	scan := ForeignScan{
+	seen := map[string]external.Key{}
+	scan := external.Scan{
 		Match: "*@*", MaxKeys: 5000, MaxSteps: 1000,
 		Want: func(name string) (tell, read bool) { return true, !strings.HasPrefix(name, "unread") },
-		Each: func(k ForeignKey) { seen[k.Name] = k },
+		Each: func(k external.Key) { seen[k.Name] = k },
 	}
 	before := x.Stats().RoundTrips
-	all, err := x.ScanForeign(ctx, scan)
+	all, err := x.External().Scan(ctx, scan)
 	if n := x.Stats().RoundTrips - before; n < 4 {
 		t.Errorf("%d round trips are counted; to find, ask the type and the size, and read are 4 at least", n)
 	}
 	if err != nil || !all || len(seen) != 1204 {
 		t.Fatalf("%v %v, %d keys", all, err, len(seen))
 	}
-	for name, want := range map[string]ForeignKey{
+	for name, want := range map[string]external.Key{
 		"a@7":      {Name: "a@7", Type: "string", Size: 13, Text: "10.0.0.1:8000"},
-		"big@0":    {Name: "big@0", Type: "string", Size: maxForeignText + 1},
+		"big@0":    {Name: "big@0", Type: "string", Size: external.MaxText + 1},
 		"unread@0": {Name: "unread@0", Type: "string", Size: 1},
 		"hash@0":   {Name: "hash@0", Type: "hash", Aged: true, Size: 1, Fields: map[string]string{"10.0.0.1": "v"}},
 		"list@0":   {Name: "list@0", Type: "list"},
@@ -82,11 +83,11 @@ func testForeign(t *testing.T, url string, client redis.UniversalClient) {
 
 	clear(seen)
 	scan.MaxKeys = 100
-	if all, err := x.ScanForeign(ctx, scan); err != nil || all || len(seen) < 100 || len(seen) > 300 {
+	if all, err := x.External().Scan(ctx, scan); err != nil || all || len(seen) < 100 || len(seen) > 300 {
 		t.Errorf("bounded: %v %v, %d keys", all, err, len(seen))
 	}
 
-	got, err := x.HasForeign(ctx, []string{"a@3", "nobody@3", "list@0"})
+	got, err := x.External().Has(ctx, []string{"a@3", "nobody@3", "list@0"})
 	if err != nil || !slices.Equal(got, []bool{true, false, true}) {
 		t.Errorf("%v %v", got, err)
 	}
@@ -97,7 +98,7 @@ func testForeign(t *testing.T, url string, client redis.UniversalClient) {
 		}
 	}
 	// The port is LMCache's: a host alone is enough where one pod of the model has it.
-	owners, err := x.ForeignOwners(ctx, "m", []string{"10.0.0.1:8000", "10.0.0.1", "10.0.0.1:8200", "10.0.0.2", "10.0.0.2:8001", "10.0.0.2:8200", "x"})
+	owners, err := x.EntryOwners(ctx, "m", []string{"10.0.0.1:8000", "10.0.0.1", "10.0.0.1:8200", "10.0.0.2", "10.0.0.2:8001", "10.0.0.2:8200", "x"})
 	if want := []string{"p0", "p0", "p0", "", "10.0.0.2:8001", "", ""}; err != nil || !slices.Equal(owners, want) {
 		t.Errorf("%q %v, want %q", owners, err, want)
 	}

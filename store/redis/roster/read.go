@@ -1,4 +1,4 @@
-package redis
+package roster
 
 import (
 	"cmp"
@@ -93,25 +93,25 @@ type briefing struct {
 
 // ask runs roster.lua for a reader who knows the registry of an epoch, 0 for none.
 // It goes by EVAL, which is all that a reader's user may call.
-func (x *Index) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
-	n := x.space.Names
-	x.space.Trips.Add(1)
+func (c *Cache) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
+	n := c.space.Names
+	c.space.Trips.Add(1)
 	sent := time.Now()
-	v, err := x.space.Client.Eval(ctx, lua.Roster.Source, []string{n.Epoch, n.Live, n.Count, n.Gen, n.Pods, n.Meta}, strconv.FormatUint(epoch, 10), scriptPods).Slice()
+	v, err := c.space.Client.Eval(ctx, lua.Roster.Source, []string{n.Epoch, n.Live, n.Count, n.Gen, n.Pods, n.Meta}, strconv.FormatUint(epoch, 10), scriptPods).Slice()
 	if err != nil {
 		return a, err
 	}
 	if len(v) < 6 {
 		return a, fmt.Errorf("redis: roster.lua returned %v", v)
 	}
-	a.epoch = x.space.EpochOf(keyspace.Word(v[0]))
+	a.epoch = c.space.EpochOf(keyspace.Word(v[0]))
 	if _, err = fmt.Sscanf(keyspace.Word(v[3]), "%d %d", &a.swept, &a.ended); err != nil {
 		return a, fmt.Errorf("redis: the numbers of swept and ended lives are %q", redisx.Clip(keyspace.Word(v[3])))
 	}
 	a.what = keyspace.Word(v[5])
 	ms := keyspace.Number(v[1])*1000 + keyspace.Number(v[2])/1000
 	a.clock = serverClock{sent, int64(ms)}
-	leases, err := x.leases(ctx, keyspace.Words(v[4]), ms)
+	leases, err := c.leases(ctx, keyspace.Words(v[4]), ms)
 	if err != nil {
 		return a, err
 	}
@@ -143,15 +143,15 @@ func (x *Index) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
 }
 
 // leases returns more leases where all of the first have run out.
-func (x *Index) leases(ctx context.Context, first []string, ms float64) ([]string, error) {
+func (c *Cache) leases(ctx context.Context, first []string, ms float64) ([]string, error) {
 	if len(first) < 2*firstLeases {
 		return first, nil
 	}
 	if till, err := strconv.ParseFloat(first[len(first)-1], 64); err == nil && till > ms {
 		return first, nil
 	}
-	x.space.Trips.Add(1)
-	list, err := x.space.Client.ZRangeWithScores(ctx, x.space.Names.Live, 0, -1).Result()
+	c.space.Trips.Add(1)
+	list, err := c.space.Client.ZRangeWithScores(ctx, c.space.Names.Live, 0, -1).Result()
 	if err != nil {
 		return nil, err
 	}
@@ -166,36 +166,36 @@ func (x *Index) leases(ctx context.Context, first []string, ms float64) ([]strin
 // firstLeases is how many leases roster.lua tells.
 const firstLeases = 64
 
-// read reads the whole registry. late are the pods whose leases have run out.
+// Read reads the whole registry. late are the pods whose leases have run out.
 // What is written as in base need not be parsed again.
 //
 // Where there are many pods the commands are separate, so that none blocks the
 // server for long, and the epoch is the first of them: when something changes
 // between two of them, the snapshot has an epoch that is over, and the next
 // lookup loads again.
-func (x *Index) read(ctx context.Context, base *snapshot) (snap *snapshot, late []string, err error) {
-	a, err := x.ask(ctx, 0)
+func (c *Cache) Read(ctx context.Context, base *Snapshot) (snap *Snapshot, late []string, err error) {
+	a, err := c.ask(ctx, 0)
 	if err != nil {
 		return nil, nil, err
 	}
-	return x.take(ctx, a, base)
+	return c.take(ctx, a, base)
 }
 
 // refresh makes a snapshot of an earlier one and what has changed since.
-func (x *Index) refresh(ctx context.Context, base *snapshot) (snap *snapshot, late []string, err error) {
+func (c *Cache) refresh(ctx context.Context, base *Snapshot) (snap *Snapshot, late []string, err error) {
 	known := uint64(0)
 	if base.loaded {
 		known = base.roster.epoch
 	}
-	a, err := x.ask(ctx, known)
+	a, err := c.ask(ctx, known)
 	if err != nil {
 		return nil, nil, err
 	}
-	return x.take(ctx, a, base)
+	return c.take(ctx, a, base)
 }
 
 // take makes a snapshot of a briefing and, of what it does not tell, of base.
-func (x *Index) take(ctx context.Context, a briefing, base *snapshot) (snap *snapshot, late []string, err error) {
+func (c *Cache) take(ctx context.Context, a briefing, base *Snapshot) (snap *Snapshot, late []string, err error) {
 	r := base.roster
 	r.epoch, r.swept, r.ended = a.epoch, a.swept, a.ended
 	switch a.what {
@@ -203,26 +203,26 @@ func (x *Index) take(ctx context.Context, a briefing, base *snapshot) (snap *sna
 	case "news":
 		r.members = slices.Clone(r.members)
 		for i, name := range a.names {
-			x.renew(&r, name, a.texts[i], a.copies[i], base)
+			c.renew(&r, name, a.texts[i], a.copies[i], base)
 		}
 		if len(a.meta) == 0 {
 			break
 		}
-		if r.models, err = x.readMeta(a.meta); err != nil {
+		if r.models, err = c.readMeta(a.meta); err != nil {
 			return nil, nil, err
 		}
 	case "all", "many":
-		if r.models, err = x.readMeta(a.meta); err != nil {
+		if r.models, err = c.readMeta(a.meta); err != nil {
 			return nil, nil, err
 		}
 		if a.what == "many" {
-			if err := x.readPods(ctx, &a); err != nil {
+			if err := c.readPods(ctx, &a); err != nil {
 				return nil, nil, err
 			}
 		}
 		r.members = make([]*member, 0, len(a.names))
 		for i, name := range a.names {
-			if m := x.member(name, a.texts[i], a.copies[i], base); m != nil {
+			if m := c.member(name, a.texts[i], a.copies[i], base); m != nil {
 				r.members = append(r.members, m)
 			}
 		}
@@ -230,15 +230,15 @@ func (x *Index) take(ctx context.Context, a briefing, base *snapshot) (snap *sna
 	default:
 		return nil, nil, fmt.Errorf("redis: roster.lua tells of %q", redisx.Clip(a.what))
 	}
-	return x.made(r, a), a.late, nil
+	return c.made(r, a), a.late, nil
 }
 
 // renew puts what is new of a pod into a roster; without a text it is gone.
-func (x *Index) renew(r *roster, name, text, copied string, base *snapshot) {
+func (c *Cache) renew(r *roster, name, text, copied string, base *Snapshot) {
 	at, there := r.find(name)
 	var m *member
 	if text != "" {
-		m = x.member(name, text, copied, base)
+		m = c.member(name, text, copied, base)
 	}
 	switch {
 	case m == nil && there:
@@ -252,11 +252,11 @@ func (x *Index) renew(r *roster, name, text, copied string, base *snapshot) {
 
 // readPods reads all pods, in pages. What is there all the while is read, in the
 // state of some moment of it.
-func (x *Index) readPods(ctx context.Context, a *briefing) error {
+func (c *Cache) readPods(ctx context.Context, a *briefing) error {
 	pods := map[string]string{}
 	for cursor := uint64(0); ; {
-		x.space.Trips.Add(1)
-		list, next, err := x.space.Client.HScan(ctx, x.space.Names.Pods, cursor, "", pageSize).Result()
+		c.space.Trips.Add(1)
+		list, next, err := c.space.Client.HScan(ctx, c.space.Names.Pods, cursor, "", pageSize).Result()
 		if err != nil {
 			return err
 		}
@@ -268,16 +268,16 @@ func (x *Index) readPods(ctx context.Context, a *briefing) error {
 		}
 	}
 	a.names = slices.Sorted(maps.Keys(pods))
-	pipe := x.space.Client.Pipeline()
+	pipe := c.space.Client.Pipeline()
 	var cmds []*redis.SliceCmd
 	for part := range slices.Chunk(a.names, copiesAtOnce) {
 		fields := make([]string, len(part))
 		for i, name := range part {
 			fields[i] = newsField + name
 		}
-		cmds = append(cmds, pipe.HMGet(ctx, x.space.Names.Gen, fields...))
+		cmds = append(cmds, pipe.HMGet(ctx, c.space.Names.Gen, fields...))
 	}
-	x.space.Trips.Add(1)
+	c.space.Trips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return err
 	}
@@ -292,12 +292,12 @@ func (x *Index) readPods(ctx context.Context, a *briefing) error {
 }
 
 // made makes the snapshot of a roster.
-func (x *Index) made(r roster, a briefing) *snapshot {
+func (c *Cache) made(r roster, a briefing) *Snapshot {
 	late := make(map[string]bool, len(a.late))
 	for _, name := range a.late {
 		late[name] = true
 	}
-	return x.assemble(r, late, a.until, a.clock)
+	return c.assemble(r, late, a.until, a.clock)
 }
 
 // serverClock translates the server's time: it was ms when it was at here, or later.
@@ -332,7 +332,7 @@ func (c serverClock) endPredictions(holders []store.Holder, until time.Time) ([]
 }
 
 // assemble is made, of what the briefing says of leases.
-func (x *Index) assemble(r roster, late map[string]bool, until time.Time, clock serverClock) *snapshot {
+func (c *Cache) assemble(r roster, late map[string]bool, until time.Time, clock serverClock) *Snapshot {
 	n := 0
 	for _, m := range r.members {
 		n += len(m.holders) + 1
@@ -344,18 +344,18 @@ func (x *Index) assemble(r roster, late map[string]bool, until time.Time, clock 
 		}
 	}
 	holders, until = clock.endPredictions(holders, until)
-	ids, extra := x.local(r, late)
-	owners, more := x.newOwners(r, late)
-	return &snapshot{
+	ids, extra := c.local(r, late)
+	owners, more := c.newOwners(r, late)
+	return &Snapshot{
 		loaded: true, roster: r, late: late, clock: clock, owners: owners, open: openModels(r.models),
-		registry: store.NewRegistry(r.epoch, pods, append(append(holders, extra...), more...), r.models, until),
+		Registry: store.NewRegistry(r.epoch, pods, append(append(holders, extra...), more...), r.models, until),
 		texts:    sync.OnceValue(func() texts { return newTexts(r, late, ids) }),
 	}
 }
 
 // member reads a pod; nil is one that cannot be read. Of base it takes what is
 // written as it was.
-func (x *Index) member(name, text, copied string, base *snapshot) *member {
+func (c *Cache) member(name, text, copied string, base *Snapshot) *member {
 	var old *member
 	if at, ok := base.roster.find(name); ok {
 		old = base.roster.members[at]
@@ -372,13 +372,13 @@ func (x *Index) member(name, text, copied string, base *snapshot) *member {
 			err = fmt.Errorf("it is that of %q", redisx.Clip(m.pod.Name))
 		}
 		if err != nil {
-			x.space.Unreadable(fmt.Sprintf("the registration of pod %q", name), text, err)
+			c.space.Unreadable(fmt.Sprintf("the registration of pod %q", name), text, err)
 			return nil
 		}
 	}
 	var err error
 	if m.born, m.holders, err = parseCopy(name, copied); err != nil {
-		x.space.Unreadable(fmt.Sprintf("a part of the holders of pod %q", name), copied, err)
+		c.space.Unreadable(fmt.Sprintf("a part of the holders of pod %q", name), copied, err)
 	}
 	return m
 }
@@ -435,7 +435,7 @@ func parseCopy(pod, text string) (born uint64, holders []store.Holder, err error
 
 // readMeta checks the schema and returns the models. An index that nobody has
 // written to yet has neither.
-func (x *Index) readMeta(meta map[string]string) (map[string]store.ModelInfo, error) {
+func (c *Cache) readMeta(meta map[string]string) (map[string]store.ModelInfo, error) {
 	models := map[string]store.ModelInfo{}
 	if len(meta) == 0 {
 		return models, nil
@@ -448,12 +448,39 @@ func (x *Index) readMeta(meta map[string]string) (map[string]store.ModelInfo, er
 		if !ok {
 			continue
 		}
-		m, err := parseModel(name, text)
+		m, err := ParseModel(name, text)
 		if err != nil {
-			x.space.Unreadable(fmt.Sprintf("what is set for model %q (%s takes it away)", name, x.space.Names.Unfix(name)), text, err)
+			c.space.Unreadable(fmt.Sprintf("what is set for model %q (%s takes it away)", name, c.space.Names.Unfix(name)), text, err)
 			continue
 		}
 		models[name] = m
 	}
 	return models, nil
+}
+
+// ModelSettings is the JSON form of a model in kva{reg}:meta.
+type ModelSettings struct {
+	BlockSize    int    `json:"block_size"`
+	Scheme       string `json:"scheme"`
+	Unregistered bool   `json:"unregistered,omitempty"`
+}
+
+// ParseModel reads it back. An error is store.ErrRefused.
+func ParseModel(name, text string) (store.ModelInfo, error) {
+	var s ModelSettings
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		return store.ModelInfo{}, fmt.Errorf("%w: what Redis has of model %s: %w", store.ErrRefused, name, err)
+	}
+	m := store.ModelInfo{Name: name, BlockSize: s.BlockSize, Scheme: s.Scheme, Unregistered: s.Unregistered}
+	if err := m.Validate(); err != nil {
+		// Not ErrInvalid: it is nothing that the caller has said.
+		return store.ModelInfo{}, fmt.Errorf("%w: what Redis has of model %s: %s", store.ErrRefused, name, err.Error())
+	}
+	return m, nil
+}
+
+// Late asks which pods' leases have run out, by the server's time.
+func (c *Cache) Late(ctx context.Context) ([]string, error) {
+	b, err := c.ask(ctx, c.Current().roster.epoch)
+	return b.late, err
 }

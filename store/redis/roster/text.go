@@ -1,18 +1,12 @@
-package redis
+package roster
 
 import (
 	"bytes"
-	"context"
 	"net"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
-	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/store/redis/keyspace"
-	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
 // An engine that knows nothing of ids may write the address of a pod as a block's
@@ -39,12 +33,6 @@ import (
 // The fold keeps no order between texts and ids: an id that is added takes the
 // place of texts, and a text takes that of ids, since its writer knows no better than
 // SET.
-
-const (
-	// agedParts is how a text's age is cut: a quarter may pass until the sweeper
-	// sees it, the others are its time to live.
-	agedParts = 4
-)
 
 // texts are the texts that name pods, and the holders that they stand for: 0 where the pods
 // are registered and do not count, or are several.
@@ -152,8 +140,8 @@ func (t texts) append(ids []store.HolderID, v []byte) (_ []store.HolderID, all b
 
 // local returns the holders that texts stand for: by pod, and those of them that
 // the registry has to know beside those with ids.
-func (x *Index) local(r roster, late map[string]bool) (ids map[string]store.HolderID, extra []store.Holder) {
-	if x.config.TextAge < 0 {
+func (c *Cache) local(r roster, late map[string]bool) (ids map[string]store.HolderID, extra []store.Holder) {
+	if !c.c.Texts {
 		return nil, nil
 	}
 	ids = make(map[string]store.HolderID, len(r.members))
@@ -173,55 +161,4 @@ func (x *Index) local(r roster, late map[string]bool) (ids map[string]store.Hold
 		ids[m.name] = id
 	}
 	return ids, extra
-}
-
-// unread takes in that n blocks of a lookup have a value that is no list of ids.
-func (x *Index) unread(ids []store.HolderID, v []byte, s *snapshot, n int) []store.HolderID {
-	if x.config.TextAge < 0 || !keyspace.IsText(v) {
-		x.space.Garbled.Add(uint64(n))
-		return ids
-	}
-	x.texts.Add(uint64(n))
-	x.textsThere.Store(true)
-	before := len(ids)
-	if s.texts != nil {
-		ids, _ = s.texts().append(ids, v)
-	}
-	if len(ids) == before {
-		x.unknownTexts.Add(uint64(n))
-	}
-	return ids
-}
-
-// textsDue reports whether texts that this process knows of have to be looked
-// after: at is when the last sweep was complete, by the server's time.
-func (x *Index) textsDue(at, now float64) bool {
-	return x.config.TextAge >= 0 && x.textsThere.Load() &&
-		now-at >= float64(x.config.TextAge/agedParts/time.Millisecond)
-}
-
-// age gives values of texts a time to live, unless they have one. The keys ascend
-// by partition.
-func (s *sweeper) age(ctx context.Context, keys []blockkey.StoreKey) error {
-	ttl := s.x.config.TextAge / agedParts * (agedParts - 1)
-	var calls []*keyspace.Call
-	for len(keys) > 0 {
-		n := len(keys)
-		if s.x.space.Cluster {
-			if i := slices.IndexFunc(keys, func(k blockkey.StoreKey) bool { return k.Partition() != keys[0].Partition() }); i > 0 {
-				n = i
-			}
-		}
-		c := &keyspace.Call{Script: lua.Text, Args: []string{strconv.FormatInt(max(ttl.Milliseconds(), 1), 10)}}
-		for _, k := range keys[:n] {
-			c.Keys = append(c.Keys, string(s.x.space.Names.AppendBlock(nil, k)))
-		}
-		calls = append(calls, c)
-		keys = keys[n:]
-	}
-	if len(calls) == 0 {
-		return nil
-	}
-	_, err := s.x.space.Run(ctx, calls...)
-	return err
 }

@@ -1,4 +1,4 @@
-package redis
+package blocks
 
 import (
 	"context"
@@ -13,63 +13,61 @@ import (
 // readCluster reads from a cluster: one MGET a partition, since a command can
 // name keys of one slot only, all in one pipeline, which the client splits by
 // node and sends to all of them at once.
-func (l *lookup) readCluster(ctx context.Context, first bool) (epoch uint64, err error) {
-	x := l.x
-	for p := range l.groups {
-		l.groups[p] = l.groups[p][:0]
+func (b *Batch) readCluster(ctx context.Context, first bool, rider Rider) (epoch uint64, err error) {
+	for p := range b.groups {
+		b.groups[p] = b.groups[p][:0]
 	}
-	for i, k := range l.keys {
+	for i, k := range b.keys {
 		// The last byte of a name is the lowest of its key.
 		p := k[len(k)-1] % blockkey.Partitions
-		l.groups[p] = append(l.groups[p], i)
+		b.groups[p] = append(b.groups[p], i)
 	}
-	pipe := x.space.Client.Pipeline()
+	pipe := b.space.Client.Pipeline()
 	var get *redis.StringCmd
 	if first {
-		get = pipe.Get(ctx, x.space.Names.Epoch)
+		get = pipe.Get(ctx, b.space.Names.Epoch)
 	}
 	var parts []part
-	for _, g := range &l.groups {
+	for _, g := range &b.groups {
 		for len(g) > 0 {
 			n := min(len(g), mgetKeys)
-			p := part{keys: g[:n], cmd: redis.NewRawCmd(ctx, l.mget(g[:n])...)}
+			p := part{keys: g[:n], cmd: redis.NewRawCmd(ctx, b.mget(g[:n])...)}
 			_ = pipe.Process(ctx, p.cmd)
 			parts = append(parts, p)
 			g = g[n:]
 		}
 	}
-	wait := func() {}
-	switch {
-	case x.source == nil:
-		l.askEntries(ctx, pipe)
-	case len(l.entries) > 0:
-		wait = x.source.begin(ctx, l)
+	if rider != nil {
+		rider.AskBeside(ctx, pipe)
 	}
-	x.space.Trips.Add(1)
+	b.space.Trips.Add(1)
 	_, err = pipe.Exec(ctx)
-	wait()
+	var wrong error
+	if rider != nil {
+		wrong = rider.TakeReplies()
+	}
 	if err != nil && !errors.Is(err, redis.Nil) {
-		// It may be that of an entry, which stops nothing.
-		if err := firstError(get, parts, len(l.entries) == 0 || x.source != nil, err); err != nil {
+		// It may be that of the rider, which stops nothing.
+		if err := firstError(get, parts, rider == nil, err); err != nil {
 			return 0, err
 		}
 	}
-	if err := l.takeEntries(); err != nil {
-		return 0, err
+	if wrong != nil {
+		return 0, wrong
 	}
-	l.joined = l.joined[:0]
-	l.order = slices.Grow(l.order[:0], len(l.keys))[:len(l.keys)]
-	l.vals = l.order
+	b.joined = b.joined[:0]
+	b.order = slices.Grow(b.order[:0], len(b.keys))[:len(b.keys)]
+	b.vals = b.order
 	for _, p := range parts {
-		if err := l.take(ctx, p); err != nil {
+		if err := b.takePart(ctx, p); err != nil {
 			return 0, err
 		}
 	}
-	l.buf = l.joined
+	b.buf = b.joined
 	if get == nil {
 		return 0, nil
 	}
-	return x.space.EpochOf(get.Val()), nil
+	return b.space.EpochOf(get.Val()), nil
 }
 
 // firstError returns the error of a pipeline that is about blocks. all tells that there
@@ -95,50 +93,50 @@ type part struct {
 	cmd  *redis.RawCmd
 }
 
-func (l *lookup) mget(keys []int) []any {
+func (b *Batch) mget(keys []int) []any {
 	args := make([]any, 0, len(keys)+1)
 	args = append(args, "mget")
 	for _, i := range keys {
-		args = append(args, &l.keys[i])
+		args = append(args, &b.keys[i])
 	}
 	return args
 }
 
-// take puts the values of a part in their places.
-func (l *lookup) take(ctx context.Context, p part) (err error) {
-	at := len(l.joined)
-	l.joined = append(l.joined, p.cmd.Val()...)
-	l.spans, err = readArray(l.spans[:0], l.joined, at, len(p.keys))
+// takePart puts the values of a part in their places.
+func (b *Batch) takePart(ctx context.Context, p part) (err error) {
+	at := len(b.joined)
+	b.joined = append(b.joined, p.cmd.Val()...)
+	b.spans, err = readArray(b.spans[:0], b.joined, at, len(p.keys))
 	if reply := replyError(""); errors.As(err, &reply) {
 		// The client does not look into raw replies, so that it has not followed
 		// a redirection, which is what this is while slots move or a master is
 		// new. Plain commands follow it, and make the client learn the new places.
-		return l.takeSingly(ctx, p.keys)
+		return b.takeSingly(ctx, p.keys)
 	}
-	for j, i := range p.keys[:min(len(p.keys), len(l.spans))] {
-		l.vals[i] = l.spans[j]
+	for j, i := range p.keys[:min(len(p.keys), len(b.spans))] {
+		b.vals[i] = b.spans[j]
 	}
 	return err
 }
 
 // takeSingly reads a part key by key, which also works for the keys of a slot
 // that are on two nodes while it moves.
-func (l *lookup) takeSingly(ctx context.Context, keys []int) error {
-	pipe := l.x.space.Client.Pipeline()
+func (b *Batch) takeSingly(ctx context.Context, keys []int) error {
+	pipe := b.space.Client.Pipeline()
 	cmds := make([]*redis.StringCmd, len(keys))
 	for j, i := range keys {
-		cmds[j] = pipe.Get(ctx, l.keys[i])
+		cmds[j] = pipe.Get(ctx, b.keys[i])
 	}
-	l.x.space.Trips.Add(1)
+	b.space.Trips.Add(1)
 	// The pipeline's error is that of some command, and each is looked at.
 	_, _ = pipe.Exec(ctx)
 	for j, c := range cmds {
-		l.vals[keys[j]] = span{0, noValue}
+		b.vals[keys[j]] = span{0, noValue}
 		v, err := c.Result()
 		switch {
 		case err == nil:
-			l.vals[keys[j]] = span{int32(len(l.joined)), int32(len(v))}
-			l.joined = append(l.joined, v...)
+			b.vals[keys[j]] = span{int32(len(b.joined)), int32(len(v))}
+			b.joined = append(b.joined, v...)
 		case errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "WRONGTYPE"):
 		default:
 			return err

@@ -1,4 +1,4 @@
-package redis
+package external
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
-// ForeignWrite is a change of an entry of another program's form: of a string, or of a
+// Write is a change of an entry of another program's form: of a string, or of a
 // field of a hash.
-type ForeignWrite struct {
+type Write struct {
 	Name string
 	// Field is of a hash; "" makes Name a string.
 	Field string
@@ -25,8 +25,8 @@ type ForeignWrite struct {
 // them. A field whose value ends with a time, in seconds behind the last @, is of
 // somebody who has died if that is ARGV[4] behind the one that is written: then it goes.
 const (
-	foreignDelete = `if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end return 0`
-	foreignField  = `redis.call('HSET',KEYS[1],ARGV[1],ARGV[2])
+	deleteScript = `if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end return 0`
+	fieldScript  = `redis.call('HSET',KEYS[1],ARGV[1],ARGV[2])
 redis.call('PEXPIRE',KEYS[1],ARGV[3])
 local now=tonumber(string.match(ARGV[2],'@([%d.]+)$'))
 if now and redis.call('HLEN',KEYS[1])<=64 then
@@ -39,32 +39,32 @@ end
 return 1`
 )
 
-// WriteForeign makes the changes, each for itself and in no order, and returns how many
+// Write makes the changes, each for itself and in no order, and returns how many
 // the server has refused, which is so of keys of another type. What is written lives for
 // ttl unless it is written again. A deleted string is deleted only as long as it has the
 // value.
-func (x *Index) WriteForeign(ctx context.Context, ttl time.Duration, writes []ForeignWrite) (refusals int, err error) {
-	if err := x.space.Check(ctx, "write entries"); err != nil {
+func (s *Source) Write(ctx context.Context, ttl time.Duration, writes []Write) (refusals int, err error) {
+	if err := s.space.Check(ctx, "write entries"); err != nil {
 		return 0, err
 	}
 	ms := strconv.FormatInt(max(ttl.Milliseconds(), 1), 10)
 	old := strconv.FormatFloat(3*ttl.Seconds(), 'f', 3, 64)
 	for len(writes) > 0 {
-		n := min(len(writes), foreignPipeline)
-		pipe := x.space.Client.Pipeline()
+		n := min(len(writes), pipelineKeys)
+		pipe := s.space.Client.Pipeline()
 		for i := range writes[:n] {
 			switch w := &writes[i]; {
 			case w.Field != "" && w.Delete:
 				pipe.HDel(ctx, w.Name, w.Field)
 			case w.Field != "":
-				pipe.Eval(ctx, foreignField, []string{w.Name}, w.Field, w.Value, ms, old)
+				pipe.Eval(ctx, fieldScript, []string{w.Name}, w.Field, w.Value, ms, old)
 			case w.Delete:
-				pipe.Eval(ctx, foreignDelete, []string{w.Name}, w.Value)
+				pipe.Eval(ctx, deleteScript, []string{w.Name}, w.Value)
 			default:
 				pipe.Set(ctx, w.Name, w.Value, ttl)
 			}
 		}
-		x.space.Trips.Add(1)
+		s.space.Trips.Add(1)
 		replies, err := pipe.Exec(ctx)
 		if err = ignoreReplies(nil, err); err != nil {
 			return refusals, keyspace.Failed(ctx, "write entries", err)
