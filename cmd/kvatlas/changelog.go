@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
-	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/changelog"
 )
 
 const changelogUsage = `kvatlas changelog switches the log of changes of an index in Redis on or off, which
@@ -29,15 +29,15 @@ func (p *program) changelog(ctx context.Context, args []string) int {
 	at.redisFlags(fs)
 	on := fs.Bool("on", false, "switch it on")
 	off := fs.Bool("off", false, "switch it off")
-	entries := fs.Int("entries", redis.DefaultLogEntries, "how many changes a log keeps at least; a cluster has 65 logs")
+	entries := fs.Int("entries", changelog.DefaultEntries, "how many changes a log keeps at least; a cluster has 65 logs")
 	if status, done := p.parseFlags("changelog", changelogUsage, fs, args); done {
 		return status
 	}
 	switch {
 	case *on && *off:
 		return p.misuse("changelog", errors.New("--on and --off are both given"))
-	case *entries < redis.MinLogEntries || *entries > redis.MaxLogEntries:
-		return p.misuse("changelog", fmt.Errorf("--entries is %d, it can be %d to %d", *entries, redis.MinLogEntries, redis.MaxLogEntries))
+	case *entries < changelog.MinEntries || *entries > changelog.MaxEntries:
+		return p.misuse("changelog", fmt.Errorf("--entries is %d, it can be %d to %d", *entries, changelog.MinEntries, changelog.MaxEntries))
 	case at.redis == "":
 		return p.misuse("changelog", errors.New("--redis is required: the log is in Redis"))
 	}

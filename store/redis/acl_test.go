@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/changelog"
 	"github.com/kvatlas/kvatlas/store/redis/external"
 )
 
@@ -88,12 +90,12 @@ func roles(t *testing.T, url, other string) []*role {
 	})
 	add("entries of LMCache", Config{Entries: true}, entries)
 	if other != "" {
-		add("entries of LMCache elsewhere", Config{Entries: true, URL: other, EntriesURL: url}, func(x *Index) error {
-			y, err := Open(x.config) // which does not rest after a failure yet
-			if err != nil {
-				return err
-			}
-			return errors.Join(entries(y), y.Close())
+		// With each call the rest is over that a failure takes.
+		var calls atomic.Int64
+		clock := func() time.Time { return time.Now().Add(time.Duration(calls.Load()) * time.Second) }
+		add("entries of LMCache elsewhere", Config{Entries: true, URL: other, EntriesURL: url, clock: clock}, func(x *Index) error {
+			calls.Add(1)
+			return entries(x)
 		})
 		all[len(all)-1].goesOn = true
 	}
@@ -103,7 +105,7 @@ func roles(t *testing.T, url, other string) []*role {
 	})
 	r := &role{name: "replica"}
 	x := open(t, Config{URL: url, NoSweep: true, Observer: Observer{Log: r.log}})
-	f, err := x.Follow(FeedConfig{Sink: noSink{}, Entries: DefaultLogEntries})
+	f, err := x.Follow(changelog.Config{Sink: noSink{}, Entries: changelog.DefaultEntries})
 	if err != nil {
 		t.Fatal(err)
 	}

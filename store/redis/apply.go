@@ -202,7 +202,7 @@ func (x *Index) runPhase(ctx context.Context, calls []*run, guarded bool) (statu
 		n := min(len(calls), tripCalls)
 		cmds, err := x.space.Run(ctx, callsOf(calls[:n])...)
 		if x.space.Cluster && redis.HasErrorPrefix(err, "TRYAGAIN") {
-			if guarded || x.logs(ctx, calls[:n]) {
+			if guarded || x.changes.Kept(ctx, editPlaces(calls[:n])) {
 				// The record, or the log, and the blocks are on different nodes for a
 				// moment.
 				return lua.Gap, 0, nil

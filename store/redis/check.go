@@ -123,15 +123,7 @@ func (c *checker) looks(ctx context.Context) ([]*servercheck.Look, error) {
 		}
 		return err
 	}
-	var err error
-	switch client := c.client.(type) {
-	case *redis.ClusterClient:
-		err = client.ForEachMaster(ctx, visit)
-	case *redis.Client:
-		err = visit(ctx, client)
-	default:
-		err = fmt.Errorf("redis: a client of type %T cannot be checked", c.client)
-	}
+	err := keyspace.EachMaster(ctx, c.client, visit)
 	slices.SortFunc(all, func(a, b *servercheck.Look) int { return cmp.Compare(a.Addr, b.Addr) })
 	return all, err
 }

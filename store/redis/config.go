@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/redisx"
+	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
@@ -75,6 +76,9 @@ type Config struct {
 	// compactAt is how many changes of a map are worth a compaction; 0 is the default. Tests
 	// have few.
 	compactAt int
+	// clock is that by which entries age, and their Redis is asked again after a failure;
+	// time.Now unless a test has another.
+	clock store.Clock
 }
 
 // Observer receives reports. Any func may be nil. They are called from the
@@ -141,6 +145,9 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.MaxModels, 1<<10)
 	def(&c.MapCache, 64<<20)
 	def(&c.compactAt, foldEntries)
+	if c.clock == nil {
+		c.clock = time.Now
+	}
 	def(&c.TextAge, time.Hour)
 	def(&c.SweepDuty, 0.1)
 	def(&c.SweepInterval, 10*time.Second)

@@ -10,7 +10,11 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/changelog"
 )
+
+// feedRead is how many entries a feed reads at a time.
+const feedRead = 256
 
 // copySink is a copy of the blocks in a map. page is called within Set of many blocks, which
 // only a page tells of.
@@ -80,7 +84,7 @@ func pageAhead(t *testing.T, n int) {
 	sink.page = func() {
 		switch pages++; pages {
 		case 1: // All that follows waits for the page: the log gets far ahead of who reads it.
-			for i := range 4 * readEntries {
+			for i := range 4 * feedRead {
 				must(x.Apply(t.Context(), batchOf("b", []store.OpKind{store.Remove, store.Add}[i%2], 1)))
 			}
 			must(s.Client().Save(t.Context()).Err())
@@ -92,7 +96,7 @@ func pageAhead(t *testing.T, n int) {
 			s.Run()
 		}
 	}
-	f, err := y.Follow(FeedConfig{Sink: sink, Entries: DefaultLogEntries, Verify: -1})
+	f, err := y.Follow(changelog.Config{Sink: sink, Entries: changelog.DefaultEntries, Verify: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

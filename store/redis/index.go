@@ -9,6 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis/changelog"
 	"github.com/kvatlas/kvatlas/store/redis/enginemap"
 	"github.com/kvatlas/kvatlas/store/redis/external"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -35,6 +36,7 @@ type Index struct {
 	textsThere atomic.Bool
 
 	external *external.Source
+	changes  *changelog.Log
 
 	keysRead, duplicates atomic.Uint64
 }
@@ -65,7 +67,8 @@ func Open(c Config) (*Index, error) {
 		config: c, space: keyspace.Open(c.connection(t), c.Prefix),
 		acks: newAckCache(c.MaxHolders), lists: newMapLogs(c.compactAt, c.MaxHolders), folding: make(chan struct{}, 1),
 	}
-	x.external = external.Open(x.space, elsewhere, c.EntryAge)
+	x.changes = changelog.New(x.space)
+	x.external = external.Open(x.space, elsewhere, c.EntryAge, c.clock)
 	x.roster = roster.New(x.space, roster.Config{Texts: c.TextAge >= 0, Entries: c.Entries, Loaded: c.Observer.RegistryLoaded, Late: x.retireNoticed})
 	if !c.NoSweep {
 		x.space.Spawn(x.sweepLoop)
@@ -124,4 +127,23 @@ func (x *Index) EntryOwners(ctx context.Context, model string, owners []string) 
 		}
 	}
 	return out, nil
+}
+
+// SetLog switches the log of changes on, or with 0 entries off: see [changelog.Log.Set].
+func (x *Index) SetLog(ctx context.Context, entries int) error { return x.changes.Set(ctx, entries) }
+
+// EnsureLog switches the log on unless SetLog has decided before: see [changelog.Log.Ensure].
+func (x *Index) EnsureLog(ctx context.Context, entries int) (inForce int, err error) {
+	return x.changes.Ensure(ctx, entries)
+}
+
+// LogOffsets returns the ids of the last entries: see [changelog.Log.Offsets].
+func (x *Index) LogOffsets(ctx context.Context) (map[string]string, error) {
+	return x.changes.Offsets(ctx)
+}
+
+// Follow starts a feed of the index's blocks and changes, which ends with the index.
+func (x *Index) Follow(c changelog.Config) (*changelog.Feed, error) {
+	c.Texts = x.config.TextAge >= 0
+	return x.changes.Follow(x.roster, c)
 }

@@ -66,13 +66,7 @@ func (x *Index) isNew(ctx context.Context) (bool, error) {
 		found.Store(true)
 		return nil
 	}
-	var err error
-	switch c := x.space.Client.(type) {
-	case *redis.ClusterClient:
-		err = c.ForEachMaster(ctx, look)
-	case *redis.Client:
-		err = look(ctx, c)
-	}
+	err := x.space.EachMaster(ctx, look)
 	return err == nil && !found.Load(), err
 }
 

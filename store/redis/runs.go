@@ -34,6 +34,16 @@ func callsOf(runs []*run) []*keyspace.Call {
 	return out
 }
 
+// editPlaces are where the runs change blocks.
+func editPlaces(runs []*run) (places []int) {
+	for _, r := range runs {
+		if len(r.edits) > 0 {
+			places = append(places, r.Place)
+		}
+	}
+	return places
+}
+
 // unchecked is what a run of apply.lua has for a check when it has none.
 var unchecked = &run{Call: keyspace.Call{Args: []string{"0"}}}
 

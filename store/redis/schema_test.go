@@ -15,17 +15,21 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
-// schemaDocument is the document of the data model.
+// schemaDocument is the documents of the data model.
 func schemaDocument(t *testing.T) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("..", "..", "docs", "redis-schema.md"))
-	if err != nil {
-		t.Fatal(err)
+	var all strings.Builder
+	for _, name := range []string{"redis-schema.md", "redis-internals.md", "redis-log.md"} {
+		b, err := os.ReadFile(filepath.Join("..", "..", "docs", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(b)
 	}
-	return string(b)
+	return all.String()
 }
 
-// TestDocument holds docs/redis-schema.md to the code.
+// TestDocument holds docs/redis-schema.md, redis-internals.md and redis-log.md to the code.
 func TestDocument(t *testing.T) {
 	doc := schemaDocument(t)
 	var table strings.Builder

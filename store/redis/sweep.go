@@ -274,15 +274,8 @@ func (s *sweeper) nodes(ctx context.Context) ([]*redis.Client, error) {
 		s.progress.Keys += uint64(max(keys, 0))
 		return err
 	}
-	switch c := s.x.space.Client.(type) {
-	case *redis.ClusterClient:
-		err := c.ForEachMaster(ctx, add)
-		return nodes, err
-	case *redis.Client:
-		err := add(ctx, c)
-		return nodes, err
-	}
-	return nil, fmt.Errorf("redis: a client of type %T cannot be scanned", s.x.space.Client)
+	err := s.x.space.EachMaster(ctx, add)
+	return nodes, err
 }
 
 func (s *sweeper) sweepNode(ctx context.Context, node *redis.Client) error {

@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/changelog"
 )
 
 // countFold counts blocks, as cheaply as a folder can.
@@ -103,7 +103,7 @@ func BenchmarkApply(b *testing.B) {
 		name, url string
 		servers   []*redistest.Server
 	}{{"single", single.URL(), []*redistest.Server{single}}, {"cluster", cluster.URL(), cluster.Masters}} {
-		for _, entries := range []int{0, redis.DefaultLogEntries} {
+		for _, entries := range []int{0, changelog.DefaultEntries} {
 			b.Run(fmt.Sprintf("%s/log=%v", on.name, entries > 0), func(b *testing.B) {
 				x := openRedis(b, on.url, newPrefix())
 				if err := x.SetLog(b.Context(), entries); err != nil {
@@ -168,7 +168,7 @@ func lag(b *testing.B, url string, rate int) {
 	p := newPrefix()
 	x, y := openRedis(b, url, p), openRedis(b, url, p)
 	s := &seen{table: newTable(1 << 30), began: time.Now()}
-	f, err := y.Follow(redis.FeedConfig{Sink: s, Entries: redis.DefaultLogEntries})
+	f, err := y.Follow(changelog.Config{Sink: s, Entries: changelog.DefaultEntries})
 	if err != nil {
 		b.Fatal(err)
 	}

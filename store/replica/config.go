@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/changelog"
 )
 
 // Config says what is copied and what the copy may cost. The zero value of every
@@ -24,14 +25,14 @@ type Config struct {
 	// is MaxLag at least.
 	MaxStale time.Duration
 	// LogEntries is the length of the change log that the replica switches on where
-	// nobody has decided about one; redis.DefaultLogEntries by default, below 0 is
+	// nobody has decided about one; changelog.DefaultEntries by default, below 0 is
 	// never.
 	LogEntries int
 	// Verify is how often all blocks are read anew; 10 minutes by default, below 0 is
-	// never. See redis.FeedConfig.
+	// never. See changelog.Config.
 	Verify time.Duration
 	// Poll is how long to rest between reads of the logs of a cluster while nothing
-	// changes; 5 ms by default. See redis.FeedConfig.
+	// changes; 5 ms by default. See changelog.Config.
 	Poll time.Duration
 	// Retry is how long to wait before an index that did not fit is read again; 1
 	// minute by default.
@@ -69,7 +70,7 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.MaxBytes, 1<<30)
 	def(&c.MaxLag, time.Second)
 	def(&c.MaxStale, max(30*time.Second, c.MaxLag))
-	def(&c.LogEntries, redis.DefaultLogEntries)
+	def(&c.LogEntries, changelog.DefaultEntries)
 	switch {
 	case c.Index == nil:
 		return c, errors.New("replica: Config.Index is required")

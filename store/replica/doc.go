@@ -5,7 +5,7 @@
 //
 // The copy is disposable. Truth is in Redis; writes and the registry go there, and
 // what the copy has is a snapshot and all that the change log has told since (see
-// redis.Feed). Whatever goes wrong with that, an answer is one of these:
+// changelog.Feed). Whatever goes wrong with that, an answer is one of these:
 //
 //   - from memory, at most Config.MaxLag old. It is what Redis would have answered
 //     at a moment that long ago or later, dead holders included: the registry is

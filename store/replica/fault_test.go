@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/changelog"
 )
 
 // logOf is the name of the only log of an index on a single server.
@@ -218,7 +218,7 @@ func TestLogOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "off is noticed", func() error {
-		if s := r.Status(); s.Mode != Redis || !errors.Is(s.Why, redis.ErrLogOff) {
+		if s := r.Status(); s.Mode != Redis || !errors.Is(s.Why, changelog.ErrOff) {
 			return fmt.Errorf("%+v", s)
 		}
 		return nil
@@ -250,7 +250,7 @@ func TestLogOff(t *testing.T) {
 	if s := r.Status(); s.Gaps != before.Gaps || s.Snapshots != before.Snapshots {
 		t.Errorf("%+v, before %+v", s, before)
 	}
-	for _, n := range []int{-1, redis.MinLogEntries - 1, redis.MaxLogEntries + 1} {
+	for _, n := range []int{-1, changelog.MinEntries - 1, changelog.MaxEntries + 1} {
 		if err := x.SetLog(t.Context(), n); !errors.Is(err, store.ErrInvalid) {
 			t.Errorf("SetLog(%d): %v", n, err)
 		}

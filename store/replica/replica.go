@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/changelog"
 )
 
 // Replica is an index in Redis whose lookups are answered from memory. All other
@@ -19,7 +20,7 @@ type Replica struct {
 	*redis.Index
 	c     Config
 	table *table
-	feed  *redis.Feed
+	feed  *changelog.Feed
 
 	keysRead atomic.Uint64
 	lookups  [numModes]atomic.Uint64
@@ -34,7 +35,7 @@ var (
 	_ store.Index     = (*Replica)(nil)
 	_ store.Pager     = (*Replica)(nil)
 	_ store.Forgetter = (*Replica)(nil)
-	_ redis.Sink      = (*Replica)(nil)
+	_ changelog.Sink  = (*Replica)(nil)
 )
 
 // New begins to copy. It does no I/O, and does not need the server to be up.
@@ -45,7 +46,7 @@ func New(c Config) (*Replica, error) {
 	}
 	r := &Replica{Index: c.Index, c: c, table: newTable(c.MaxBytes)}
 	r.life, r.end = context.WithCancel(context.Background())
-	r.feed, err = c.Index.Follow(redis.FeedConfig{Sink: r, Entries: max(c.LogEntries, 0), Verify: c.Verify, Poll: c.Poll, Retry: c.Retry})
+	r.feed, err = c.Index.Follow(changelog.Config{Sink: r, Entries: max(c.LogEntries, 0), Verify: c.Verify, Poll: c.Poll, Retry: c.Retry})
 	if err != nil {
 		r.end()
 		return nil, err
@@ -63,10 +64,10 @@ func (r *Replica) Close() error {
 	return err
 }
 
-// Anew implements redis.Sink, and is for the feed alone.
+// Anew implements changelog.Sink, and is for the feed alone.
 func (r *Replica) Anew(partitions uint64) { r.table.Anew(partitions) }
 
-// Set implements redis.Sink, and is for the feed alone.
+// Set implements changelog.Sink, and is for the feed alone.
 func (r *Replica) Set(keys []blockkey.StoreKey, holders []store.HolderID) error {
 	err := r.table.Set(keys, holders)
 	if err != nil {
@@ -78,7 +79,7 @@ func (r *Replica) Set(keys []blockkey.StoreKey, holders []store.HolderID) error 
 	return nil
 }
 
-// Whole implements redis.Sink, and is for the feed alone.
+// Whole implements changelog.Sink, and is for the feed alone.
 func (r *Replica) Whole(partitions uint64) { r.table.Whole(partitions) }
 
 // CatchUp waits until lookups from memory show all that was written before the
@@ -98,7 +99,7 @@ func (r *Replica) Ready() error {
 		return nil
 	case s.Down != nil:
 		return fmt.Errorf("the replica has not caught up: %w", s.Down)
-	case errors.Is(s.Why, redis.ErrCatchingUp):
+	case errors.Is(s.Why, changelog.ErrCatchingUp):
 		return fmt.Errorf("the replica has not caught up: %d blocks so far", r.table.blocks.Load())
 	}
 	return fmt.Errorf("the replica cannot catch up: %w", s.Why)
@@ -117,7 +118,7 @@ type Status struct {
 	Blocks, Bytes, MaxBytes int64
 	// Lookups counts lookups by Mode; Redis counts those that had to ask it.
 	Lookups [3]uint64
-	// Snapshots, Gaps and Entries are those of redis.FeedState.
+	// Snapshots, Gaps and Entries are those of changelog.State.
 	Snapshots, Gaps, Entries uint64
 }
 

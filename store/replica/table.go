@@ -44,7 +44,7 @@ type shard struct {
 	round uint32
 }
 
-// table is who holds which blocks. It implements redis.Sink.
+// table is who holds which blocks. It implements changelog.Sink.
 type table struct {
 	shards       [blockkey.Partitions]shard
 	sets         sets
@@ -103,7 +103,7 @@ func (t *table) find(k blockkey.StoreKey) uint32 {
 	}
 }
 
-// Anew implements redis.Sink.
+// Anew implements changelog.Sink.
 func (t *table) Anew(partitions uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -114,7 +114,7 @@ func (t *table) Anew(partitions uint64) {
 	}
 }
 
-// Set implements redis.Sink.
+// Set implements changelog.Sink.
 func (t *table) Set(keys []blockkey.StoreKey, holders []store.HolderID) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -224,7 +224,7 @@ func (t *table) rebuild(sh *shard) error {
 	return nil
 }
 
-// Whole implements redis.Sink.
+// Whole implements changelog.Sink.
 func (t *table) Whole(partitions uint64) {
 	for p := range t.shards {
 		if partitions>>p&1 != 0 {

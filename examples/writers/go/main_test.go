@@ -358,7 +358,7 @@ func TestPlainTogether(t *testing.T) {
 
 // TestPlainScriptsAreDocumented: the two lines of both writers are those of the document.
 func TestPlainScriptsAreDocumented(t *testing.T) {
-	document, err := os.ReadFile("../../../docs/redis-schema.md")
+	document, err := os.ReadFile("../../../docs/redis-internals.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,9 +18,11 @@ const mgetKeys = 512
 // Rider is what a read takes along: commands of its own in the round trip of the blocks, and
 // what it makes of their replies. An error of a command is the rider's business.
 type Rider interface {
-	// AskBeside puts the commands into the pipeline, or asks another server meanwhile.
-	AskBeside(ctx context.Context, pipe redis.Pipeliner)
-	// TakeReplies is called when the round trip is over. Its error ends the read.
+	// AskBeside puts the commands into the pipeline, or asks another server meanwhile, for
+	// which wait waits.
+	AskBeside(ctx context.Context, pipe redis.Pipeliner) (wait func())
+	// TakeReplies is called when the round trip is over, unless the blocks could not be read.
+	// Its error ends the read.
 	TakeReplies() error
 }
 
@@ -177,14 +179,14 @@ func (b *Batch) process(ctx context.Context, cmds []*redis.RawCmd, rider Rider) 
 		_, err := pipe.Exec(ctx)
 		return err
 	}
-	rider.AskBeside(ctx, pipe)
+	wait := rider.AskBeside(ctx, pipe)
 	// The pipeline's error is that of some command, and each is looked at.
 	_, _ = pipe.Exec(ctx)
-	err := rider.TakeReplies()
+	wait()
 	for _, c := range cmds {
 		if err := c.Err(); err != nil {
 			return err
 		}
 	}
-	return err
+	return rider.TakeReplies()
 }

@@ -37,23 +37,23 @@ func (b *Batch) readCluster(ctx context.Context, first bool, rider Rider) (epoch
 			g = g[n:]
 		}
 	}
+	wait := func() {}
 	if rider != nil {
-		rider.AskBeside(ctx, pipe)
+		wait = rider.AskBeside(ctx, pipe)
 	}
 	b.space.Trips.Add(1)
 	_, err = pipe.Exec(ctx)
-	var wrong error
-	if rider != nil {
-		wrong = rider.TakeReplies()
-	}
+	wait()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		// It may be that of the rider, which stops nothing.
 		if err := firstError(get, parts, rider == nil, err); err != nil {
 			return 0, err
 		}
 	}
-	if wrong != nil {
-		return 0, wrong
+	if rider != nil {
+		if err := rider.TakeReplies(); err != nil {
+			return 0, err
+		}
 	}
 	b.joined = b.joined[:0]
 	b.order = slices.Grow(b.order[:0], len(b.keys))[:len(b.keys)]

@@ -53,14 +53,13 @@ type Names interface {
 type Round struct {
 	s         *Source
 	reads     []read
-	wait      func() // where the source is another server than the index's
 	ids, next []store.HolderID
 }
 
 // Reset begins a round of a source; nil keeps nothing alive.
 func (r *Round) Reset(s *Source) {
 	clear(r.reads[:cap(r.reads)])
-	r.s, r.reads, r.wait = s, r.reads[:0], nil
+	r.s, r.reads = s, r.reads[:0]
 }
 
 // Len is how many reads there are.
@@ -90,12 +89,12 @@ type read struct {
 type ownerField struct{ text, meta string }
 
 // AskBeside implements blocks.Rider. Of another server it asks at the same time.
-func (r *Round) AskBeside(ctx context.Context, pipe redis.Pipeliner) {
+func (r *Round) AskBeside(ctx context.Context, pipe redis.Pipeliner) (wait func()) {
 	if r.s.apart == nil {
 		r.ask(ctx, pipe)
-		return
+		return func() {}
 	}
-	r.wait = r.s.apart.begin(ctx, r)
+	return r.s.apart.ask(ctx, r)
 }
 
 // ask puts the commands into a pipeline.
@@ -130,9 +129,6 @@ func (s *Source) askEntry(ctx context.Context, pipe redis.Pipeliner, form store.
 
 // TakeReplies implements blocks.Rider. Its error is that of the connection.
 func (r *Round) TakeReplies() error {
-	if r.wait != nil {
-		r.wait()
-	}
 	for i := range r.reads {
 		e := &r.reads[i]
 		at := 0 // names taken
@@ -212,7 +208,7 @@ func (s *Source) readable(err error, n int) error {
 // it wants more.
 func (r *Round) Fold(i int, names Names, f store.Folder) (more bool) {
 	e := &r.reads[i]
-	now := time.Now()
+	now := r.s.now()
 	run := 0
 	for i := range e.n {
 		r.next = r.appendHolders(r.next[:0], e, i, names, now)

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/internal/redisx"
+	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
@@ -22,17 +23,19 @@ type Source struct {
 	client  redis.UniversalClient
 	cluster bool
 	age     time.Duration
+	now     store.Clock
 	apart   *apart    // nil where it is the index's Redis
 	refused sync.Once // for the log
 }
 
 // Open returns the source beside an index, which is another server if c is not nil. Entries
-// that say when they were written count for no longer than age, 0 is any age. It does no I/O.
-func Open(space *keyspace.Space, c *redisx.Config, age time.Duration) *Source {
-	s := &Source{space: space, client: space.Client, cluster: space.Cluster, age: age}
+// that say when they were written count for no longer than age by the clock, 0 is any age. It
+// does no I/O.
+func Open(space *keyspace.Space, c *redisx.Config, age time.Duration, clock store.Clock) *Source {
+	s := &Source{space: space, client: space.Client, cluster: space.Cluster, age: age, now: clock}
 	if c != nil {
 		conn := redisx.Open(*c)
-		s.apart = &apart{conn: conn, timeout: c.Timeout, log: c.Log}
+		s.apart = &apart{conn: conn, timeout: c.Timeout, now: clock, log: c.Log}
 		s.client, s.cluster = conn.Client, c.Target.Topology == redisx.Cluster
 	}
 	return s
@@ -52,6 +55,7 @@ func (s *Source) Close() error {
 type apart struct {
 	conn    *redisx.Conn
 	timeout time.Duration
+	now     store.Clock
 	rest    atomic.Int64 // until when it is not asked, in Unix nanoseconds
 	log     func(string)
 	closed  atomic.Bool
@@ -60,19 +64,19 @@ type apart struct {
 // entryRest is for how long a source that has failed is not asked.
 const entryRest = time.Second
 
-func (s *apart) down() bool { return time.Now().UnixNano() < s.rest.Load() }
+func (s *apart) down() bool { return s.now().UnixNano() < s.rest.Load() }
 
 // fail notes that it has not answered, and says so once for each outage.
 func (s *apart) fail(err error) {
-	now := time.Now()
+	now := s.now()
 	before := s.rest.Swap(now.Add(entryRest).UnixNano())
 	if now.UnixNano()-before > int64(time.Minute) && s.log != nil {
 		s.log("the Redis of LMCache's entries, " + s.conn.Target.String() + ", does not answer; they count for nobody until it does: " + redisx.Clip(err.Error()))
 	}
 }
 
-// begin asks for what a round trip reads of entries. wait ends it.
-func (s *apart) begin(ctx context.Context, r *Round) (wait func()) {
+// ask asks for what a round trip reads of entries. wait ends it.
+func (s *apart) ask(ctx context.Context, r *Round) (wait func()) {
 	if s.down() {
 		for i := range r.reads {
 			r.reads[i].clear()

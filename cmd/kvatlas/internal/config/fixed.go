@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/changelog"
 )
 
 // Limits that nobody has a reason to set. The reason of each stands in removed, with its
@@ -62,7 +62,7 @@ const (
 
 	// ReplicaLogEntries is the length of the log of changes that is switched on where
 	// nobody has decided about one.
-	ReplicaLogEntries = redis.DefaultLogEntries
+	ReplicaLogEntries = changelog.DefaultEntries
 	// ReplicaPoll is how long to rest between reads of a cluster's logs while nothing
 	// changes.
 	ReplicaPoll = 5 * time.Millisecond

@@ -1,6 +1,7 @@
-package redis
+package changelog
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/blocks"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
+	"github.com/kvatlas/kvatlas/store/redis/roster"
 )
 
 // Sink takes in what a Feed tells. Set is called from several goroutines; Anew and
@@ -29,8 +31,8 @@ type Sink interface {
 	Whole(partitions uint64)
 }
 
-// FeedConfig is how an index is followed. Zero fields but Sink mean defaults.
-type FeedConfig struct {
+// Config is how an index is followed. Zero fields but Sink mean defaults.
+type Config struct {
 	// Sink is told. Required.
 	Sink Sink
 	// Entries is the length of the log that the feed switches on where nobody has
@@ -40,11 +42,13 @@ type FeedConfig struct {
 	// finds what changed without it: blocks that the server has evicted, or that
 	// somebody deleted by hand. 10 minutes by default; below 0 is never.
 	Verify time.Duration
+	// Texts says that values of blocks may name pods by text, with which no feed is whole.
+	Texts bool
 	// VerifyDuty is the part of one connection's time that this may take; 0.1 by
 	// default.
 	VerifyDuty float64
 	// Wait is how long one read waits for entries; it bounds how late it is noticed
-	// that the server has gone. 250 ms by default, at most half of Config.Timeout.
+	// that the server has gone. 250 ms by default, at most half of the index's timeout.
 	Wait time.Duration
 	// Poll is how long the logs of a cluster's node may rest while nothing comes from
 	// the one that is waited at; 5 ms by default.
@@ -54,17 +58,15 @@ type FeedConfig struct {
 	Retry time.Duration
 }
 
-func (c FeedConfig) withDefaults(timeout time.Duration) (FeedConfig, error) {
-	def(&c.Verify, 10*time.Minute)
-	def(&c.VerifyDuty, 0.1)
-	def(&c.Wait, 250*time.Millisecond)
-	def(&c.Poll, 5*time.Millisecond)
-	def(&c.Retry, time.Minute)
+func (c Config) withDefaults(timeout time.Duration) (Config, error) {
+	c.Verify, c.VerifyDuty = cmp.Or(c.Verify, 10*time.Minute), cmp.Or(c.VerifyDuty, 0.1)
+	c.Wait, c.Poll = cmp.Or(c.Wait, 250*time.Millisecond), cmp.Or(c.Poll, 5*time.Millisecond)
+	c.Retry = cmp.Or(c.Retry, time.Minute)
 	switch {
 	case c.Sink == nil:
 		return c, errors.New("redis: a feed without a sink")
-	case c.Entries != 0 && (c.Entries < MinLogEntries || c.Entries > MaxLogEntries):
-		return c, fmt.Errorf("redis: a log of %d entries; it can have %d to %d", c.Entries, MinLogEntries, MaxLogEntries)
+	case c.Entries != 0 && (c.Entries < MinEntries || c.Entries > MaxEntries):
+		return c, fmt.Errorf("redis: a log of %d entries; it can have %d to %d", c.Entries, MinEntries, MaxEntries)
 	case c.VerifyDuty < 0 || c.VerifyDuty > 1:
 		return c, fmt.Errorf("redis: verify duty %v; it can be 0 to 1", c.VerifyDuty)
 	case c.Wait < 0 || c.Poll < 0 || c.Retry < 0:
@@ -91,8 +93,8 @@ var (
 	errTexts = errors.New("redis: some blocks name pods by text, which the change log does not tell of")
 )
 
-// FeedState is how a feed stands.
-type FeedState struct {
+// State is how a feed stands.
+type State struct {
 	// Whole is true when the sink has been told of all blocks and, since then, of
 	// every change, up to Lag ago. Why is why not.
 	Whole bool
@@ -110,7 +112,7 @@ type FeedState struct {
 }
 
 // Feed tells a Sink of all blocks of an index and then of every change, in order,
-// and keeps the index's registry up to date meanwhile. It is made by Index.Follow.
+// and keeps the index's registry up to date meanwhile. It is made by Log.Follow.
 //
 // It reads the ends of all logs, then walks through the blocks (as Page does) while
 // it follows the logs from those ends on. A page is read and told with no entry
@@ -129,8 +131,10 @@ type FeedState struct {
 // than it did, or another one under the same number, the partitions of that log
 // are walked through again, and the sink is not whole until then.
 type Feed struct {
-	x *Index
-	c FeedConfig
+	log    *Log
+	space  *keyspace.Space
+	roster *roster.Cache
+	c      Config
 
 	// gate is held shared by who tells entries, alone by who reads and tells a page.
 	gate  sync.RWMutex
@@ -172,21 +176,21 @@ type following struct {
 }
 
 // Follow starts a feed, which ends with the index.
-func (x *Index) Follow(c FeedConfig) (*Feed, error) {
-	c, err := c.withDefaults(x.config.Timeout)
+func (l *Log) Follow(r *roster.Cache, c Config) (*Feed, error) {
+	c, err := c.withDefaults(l.space.Timeout)
 	if err != nil {
 		return nil, err
 	}
-	f := &Feed{x: x, c: c, began: time.Now(), moved: make(chan struct{}, 1), done: make(chan struct{})}
-	for _, place := range x.logPlaces() {
-		l := &following{place: place, parts: blocks.AllPartitions}
-		if x.space.Cluster {
-			l.parts = 1 << place // none for the registry
+	f := &Feed{log: l, space: l.space, roster: r, c: c, began: time.Now(), moved: make(chan struct{}, 1), done: make(chan struct{})}
+	for _, place := range l.places() {
+		at := &following{place: place, parts: blocks.AllPartitions}
+		if l.space.Cluster {
+			at.parts = 1 << place // none for the registry
 		}
-		f.logs = append(f.logs, l)
+		f.logs = append(f.logs, at)
 	}
 	f.say(&f.why, ErrCatchingUp)
-	if !x.space.Spawn(f.run) {
+	if !l.space.Spawn(f.run) {
 		return nil, store.ErrClosed
 	}
 	return f, nil
@@ -213,8 +217,8 @@ func said(p *atomic.Pointer[error]) error {
 func (f *Feed) now() int64 { return int64(time.Since(f.began)) }
 
 // State returns how the feed stands. It does no I/O.
-func (f *Feed) State() FeedState {
-	s := FeedState{
+func (f *Feed) State() State {
+	s := State{
 		Whole: f.whole.Load(), Down: said(&f.down), Lag: f.lag(),
 		Snapshots: f.snapshots.Load(), Gaps: f.gaps.Load(), Entries: f.entries.Load(),
 	}
@@ -254,18 +258,18 @@ func (f *Feed) lag() time.Duration {
 // CatchUp waits until the sink has been told of all that was written before the
 // call, and the registry is not older than it.
 func (f *Feed) CatchUp(ctx context.Context) error {
-	if err := f.x.space.Check(ctx, "catch up"); err != nil {
+	if err := f.space.Check(ctx, "catch up"); err != nil {
 		return err
 	}
 	tails, err := f.tails(ctx)
 	if err != nil {
 		return keyspace.Failed(ctx, "catch up", err)
 	}
-	if _, err := f.x.Registry(ctx); err != nil {
+	if _, err := f.roster.Load(ctx); err != nil {
 		return err
 	}
 	for !f.whole.Load() || !f.reached(tails) {
-		if f.x.space.Life.Err() != nil {
+		if f.space.Life.Err() != nil {
 			return store.ErrClosed
 		}
 		if err := keyspace.Sleep(ctx, 200*time.Microsecond); err != nil {
@@ -281,7 +285,7 @@ func (f *Feed) tails(ctx context.Context) ([]tail, error) {
 	for i, l := range f.logs {
 		places[i] = l.place
 	}
-	return f.x.readTails(ctx, places)
+	return f.log.readTails(ctx, f.space.Client, places)
 }
 
 // reached reports whether all entries up to these tails have been told.

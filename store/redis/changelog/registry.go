@@ -1,4 +1,4 @@
-package redis
+package changelog
 
 import (
 	"context"
@@ -10,11 +10,11 @@ import (
 // Registry returns the registry as the feed knows it, which is a moment old at
 // most; it is read anew when a lease has run out since.
 func (f *Feed) Registry(ctx context.Context) (*store.Registry, error) {
-	s := f.x.roster.Current()
+	s := f.roster.Current()
 	if s.Usable() {
 		return s.Registry, nil
 	}
-	return f.x.roster.RegistryAt(ctx, s.Registry.Epoch, s.Registry)
+	return f.roster.RegistryAt(ctx, s.Registry.Epoch, s.Registry)
 }
 
 // hear takes note of an epoch; 0 is one that is not known.
@@ -31,7 +31,7 @@ func (f *Feed) hear(epoch uint64) {
 // keepRegistry loads the registry when its epoch has moved, and before a lease in
 // it runs out, so that no lookup has to.
 func (f *Feed) keepRegistry() {
-	ctx := f.x.space.Life
+	ctx := f.space.Life
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -41,9 +41,9 @@ func (f *Feed) keepRegistry() {
 		case <-timer.C:
 		case <-f.moved:
 		}
-		reg, err := f.x.roster.RegistryAt(ctx, f.epoch.Load(), nil)
+		reg, err := f.roster.RegistryAt(ctx, f.epoch.Load(), nil)
 		if err == nil && leaseEndsSoon(reg.ValidUntil) {
-			reg, err = f.x.Registry(ctx)
+			reg, err = f.roster.Load(ctx)
 		}
 		if err != nil {
 			timer.Reset(100 * time.Millisecond)

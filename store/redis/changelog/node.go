@@ -1,4 +1,4 @@
-package redis
+package changelog
 
 import (
 	"context"
@@ -43,14 +43,14 @@ type group struct {
 
 // byNode groups the logs by the nodes that have them.
 func (f *Feed) byNode(ctx context.Context) ([]*group, error) {
-	c, ok := f.x.space.Client.(*redis.ClusterClient)
+	c, ok := f.space.Client.(*redis.ClusterClient)
 	if !ok {
-		return []*group{f.newGroup(f.x.space.Client, f.logs)}, nil
+		return []*group{f.newGroup(f.space.Client, f.logs)}, nil
 	}
 	byNode := map[*redis.Client]*group{}
 	var groups []*group
 	for _, l := range f.logs {
-		node, err := c.MasterForKey(ctx, f.x.space.Names.Logs[l.place].Log)
+		node, err := c.MasterForKey(ctx, f.space.Names.Logs[l.place].Log)
 		if err != nil {
 			return nil, err
 		}
@@ -82,7 +82,7 @@ func (g *group) lag(now int64) int64 {
 
 // wait is how long one read waits, or what is not read yet rests.
 func (g *group) wait() time.Duration {
-	if g.f.x.space.Cluster {
+	if g.f.space.Cluster {
 		return g.f.c.Poll
 	}
 	return g.f.c.Wait
@@ -104,7 +104,7 @@ func (g *group) follow(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if g.f.x.space.Cluster && g.atEnd {
+		if g.f.space.Cluster && g.atEnd {
 			rest := g.f.c.Poll
 			if told > 0 {
 				rest = min(rest, busyRest)
@@ -124,18 +124,18 @@ func (g *group) round(ctx context.Context) (told int, err error) {
 		g.waiting.Store(sent)
 	}
 	block, count := g.f.c.Wait, readEntries
-	if f.x.space.Cluster {
+	if f.space.Cluster {
 		block, count = -1, clusterEntries // it waits not at all
 	}
 	// A frozen server is noticed a moment after the wait.
-	bounded, cancel := context.WithTimeout(ctx, g.wait()+f.x.config.Timeout)
+	bounded, cancel := context.WithTimeout(ctx, g.wait()+f.space.Timeout)
 	defer cancel()
 	pipe := g.node.Pipeline()
 	cmds := make([]*redis.XStreamSliceCmd, len(g.logs))
 	for i, l := range g.logs {
-		cmds[i] = pipe.XRead(bounded, &redis.XReadArgs{Streams: []string{f.x.space.Names.Logs[l.place].Log, l.at}, Count: int64(count), Block: block})
+		cmds[i] = pipe.XRead(bounded, &redis.XReadArgs{Streams: []string{f.space.Names.Logs[l.place].Log, l.at}, Count: int64(count), Block: block})
 	}
-	f.x.space.Trips.Add(1)
+	f.space.Trips.Add(1)
 	_, err = pipe.Exec(bounded)
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -145,7 +145,7 @@ func (g *group) round(ctx context.Context) (told int, err error) {
 		switch err := c.Err(); {
 		case err == nil || errors.Is(err, redis.Nil):
 		case redis.HasErrorPrefix(err, "WRONGTYPE"):
-			return 0, fmt.Errorf("%w: %w", ErrLogOff, err)
+			return 0, fmt.Errorf("%w: %w", ErrOff, err)
 		case moved(err):
 			return 0, fmt.Errorf("%w: %w", errMoved, err)
 		default:
@@ -182,12 +182,12 @@ func (g *group) tell(l *following, msgs []redis.XMessage) error {
 	f.gate.RLock()
 	defer f.gate.RUnlock()
 	for i := range msgs {
-		e, err := parseEntry(msgs[i].Values, l.parts, func() { f.x.space.Garbled.Add(1) })
+		e, err := parseEntry(msgs[i].Values, l.parts, func() { f.space.Garbled.Add(1) })
 		if err == nil && e.n != l.n.Load()+1 {
-			err = fmt.Errorf("%w: %s goes on with entry %d after %d", errGap, f.x.space.Names.Logs[l.place].Log, e.n, l.n.Load())
+			err = fmt.Errorf("%w: %s goes on with entry %d after %d", errGap, f.space.Names.Logs[l.place].Log, e.n, l.n.Load())
 		}
 		if err == nil && e.n == l.ahead.n && msgs[i].ID != l.ahead.id {
-			err = fmt.Errorf("%w: %s has another entry %d than when blocks were read", errGap, f.x.space.Names.Logs[l.place].Log, e.n)
+			err = fmt.Errorf("%w: %s has another entry %d than when blocks were read", errGap, f.space.Names.Logs[l.place].Log, e.n)
 		}
 		if err != nil {
 			// What stillThere will not find, so that the partitions are read again.
@@ -215,7 +215,7 @@ func (g *group) tell(l *following, msgs []redis.XMessage) error {
 // writers that know no log do not tell.
 func (g *group) probe(ctx context.Context) error {
 	f := g.f
-	ctx, cancel := context.WithTimeout(ctx, f.x.config.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, f.space.Timeout)
 	defer cancel()
 	g.probed = time.Now()
 	places := make([]int, len(g.logs))
@@ -224,14 +224,14 @@ func (g *group) probe(ctx context.Context) error {
 		if l.place != keyspace.AtRegistry {
 			continue
 		}
-		epoch, err := g.node.Get(ctx, f.x.space.Names.Epoch).Result()
+		epoch, err := g.node.Get(ctx, f.space.Names.Epoch).Result()
 		if err != nil && !errors.Is(err, redis.Nil) {
 			if moved(err) {
 				err = fmt.Errorf("%w: %w", errMoved, err)
 			}
 			return err
 		}
-		if e := f.x.space.EpochOf(epoch); e != f.epoch.Load() {
+		if e := f.space.EpochOf(epoch); e != f.epoch.Load() {
 			f.epoch.Store(e)
 			f.hear(0)
 		}
@@ -242,7 +242,7 @@ func (g *group) probe(ctx context.Context) error {
 		ahead[i] = l.ahead.n
 	}
 	f.gate.RUnlock()
-	tails, err := readTails(ctx, f.x, g.node, places)
+	tails, err := f.log.readTails(ctx, g.node, places)
 	if err != nil {
 		if moved(err) {
 			err = fmt.Errorf("%w: %w", errMoved, err)
@@ -252,7 +252,7 @@ func (g *group) probe(ctx context.Context) error {
 	for i, t := range tails {
 		l := g.logs[i]
 		if !t.on {
-			return ErrLogOff
+			return ErrOff
 		}
 		n := l.n.Load()
 		l.known.Store(t.end())
@@ -264,7 +264,7 @@ func (g *group) probe(ctx context.Context) error {
 		}
 		missing = missing || t.end() < ahead[i]
 		if missing {
-			err := fmt.Errorf("%w: %s has entries up to %d, not those told up to %d", errGap, f.x.space.Names.Logs[l.place].Log, t.last.n, n)
+			err := fmt.Errorf("%w: %s has entries up to %d, not those told up to %d", errGap, f.space.Names.Logs[l.place].Log, t.last.n, n)
 			l.at = "0-0"
 			f.broken(err)
 			return err

@@ -1,10 +1,13 @@
-package redis
+// Package changelog is the log of an index's changes in Redis, and the feed that follows it: a
+// Feed tells a Sink of all blocks, and then of every change in order, or says why it is not
+// whole. docs/redis-log.md has the form of the log.
+package changelog
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,38 +23,44 @@ import (
 // The length of a log, in entries. An entry is what one run of apply.lua has
 // changed, 16 bytes and about 10 for each block.
 const (
-	MinLogEntries     = 16
-	DefaultLogEntries = 10_000
-	MaxLogEntries     = 10_000_000
+	MinEntries     = 16
+	DefaultEntries = 10_000
+	MaxEntries     = 10_000_000
 )
 
-// ErrLogOff says that the index keeps no log of its changes.
-var ErrLogOff = errors.New("redis: the change log is switched off")
+// ErrOff says that the index keeps no log of its changes.
+var ErrOff = errors.New("redis: the change log is switched off")
 
-// SetLog switches the log of changes on, which replicas follow, or with 0 entries
+// Log is the log of one index. It is safe for concurrent use.
+type Log struct{ space *keyspace.Space }
+
+// New returns the log of an index.
+func New(space *keyspace.Space) *Log { return &Log{space} }
+
+// Set switches the log of changes on, which replicas follow, or with 0 entries
 // off. It holds for all writers at once, whatever process they are in: the scripts
 // that change blocks look at it. entries is how many changes a log keeps at least,
-// MinLogEntries to MaxLogEntries; there is one on a single server, and one for each
+// MinEntries to MaxEntries; there is one on a single server, and one for each
 // partition and the registry on a cluster. It can be called again after an error.
-func (x *Index) SetLog(ctx context.Context, entries int) error {
-	_, err := x.setLog(ctx, entries, false)
+func (l *Log) Set(ctx context.Context, entries int) error {
+	_, err := l.set(ctx, entries, false)
 	return err
 }
 
-// EnsureLog switches the log on unless SetLog has decided before, and returns the
+// Ensure switches the log on unless Set has decided before, and returns the
 // entries that are in force, 0 for off. It makes a log good that has been lost.
-func (x *Index) EnsureLog(ctx context.Context, entries int) (inForce int, err error) {
-	return x.setLog(ctx, entries, true)
+func (l *Log) Ensure(ctx context.Context, entries int) (inForce int, err error) {
+	return l.set(ctx, entries, true)
 }
 
-func (x *Index) setLog(ctx context.Context, entries int, keep bool) (inForce int, err error) {
-	if err := x.space.Check(ctx, "log"); err != nil {
+func (l *Log) set(ctx context.Context, entries int, keep bool) (inForce int, err error) {
+	if err := l.space.Check(ctx, "log"); err != nil {
 		return 0, err
 	}
-	if entries != 0 && (entries < MinLogEntries || entries > MaxLogEntries) || entries == 0 && keep {
-		return 0, fmt.Errorf("%w: a log of %d entries; it can have %d to %d", store.ErrInvalid, entries, MinLogEntries, MaxLogEntries)
+	if entries != 0 && (entries < MinEntries || entries > MaxEntries) || entries == 0 && keep {
+		return 0, fmt.Errorf("%w: a log of %d entries; it can have %d to %d", store.ErrInvalid, entries, MinEntries, MaxEntries)
 	}
-	cmds, err := x.space.Run(ctx, x.space.RegistryCall(lua.Want, x.space.Names.Own(""), strconv.Itoa(entries), keyspace.Flag(keep)))
+	cmds, err := l.space.Run(ctx, l.space.RegistryCall(lua.Want, l.space.Names.Own(""), strconv.Itoa(entries), keyspace.Flag(keep)))
 	if err != nil {
 		return 0, keyspace.Failed(ctx, "log", err)
 	}
@@ -60,17 +69,17 @@ func (x *Index) setLog(ctx context.Context, entries int, keep bool) (inForce int
 		return 0, fmt.Errorf("%w: kva{reg}:meta has the log %q", store.ErrUnavailable, redisx.Clip(text))
 	}
 	var calls []*keyspace.Call
-	for _, place := range x.logPlaces() {
-		l := &x.space.Names.Logs[place]
-		calls = append(calls, &keyspace.Call{Script: lua.Log, Keys: []string{l.Logged, l.Log}, Args: []string{text}})
+	for _, place := range l.places() {
+		at := &l.space.Names.Logs[place]
+		calls = append(calls, &keyspace.Call{Script: lua.Log, Keys: []string{at.Logged, at.Log}, Args: []string{text}})
 	}
-	_, err = x.space.Run(ctx, calls...)
+	_, err = l.space.Run(ctx, calls...)
 	return inForce, keyspace.Failed(ctx, "log", err)
 }
 
 // logPlaces are where there are logs: in the slots of what they tell of.
-func (x *Index) logPlaces() []int {
-	if !x.space.Cluster {
+func (l *Log) places() []int {
+	if !l.space.Cluster {
 		return []int{keyspace.AtRegistry}
 	}
 	places := make([]int, keyspace.AtRegistry+1)
@@ -80,41 +89,34 @@ func (x *Index) logPlaces() []int {
 	return places
 }
 
-// logs reports whether any of these runs of apply.lua would be logged, or may be.
-func (x *Index) logs(ctx context.Context, calls []*run) bool {
-	pipe := x.space.Client.Pipeline()
-	var cmds []*redis.StringCmd
-	for _, c := range calls {
-		if len(c.edits) > 0 {
-			cmds = append(cmds, pipe.Get(ctx, x.space.Names.Logs[c.Place].Logged))
-		}
+// Kept reports whether changes in any of these places are logged, or may be.
+func (l *Log) Kept(ctx context.Context, places []int) bool {
+	pipe := l.space.Client.Pipeline()
+	cmds := make([]*redis.StringCmd, len(places))
+	for i, place := range places {
+		cmds[i] = pipe.Get(ctx, l.space.Names.Logs[place].Logged)
 	}
-	x.space.Trips.Add(1)
+	l.space.Trips.Add(1)
 	_, _ = pipe.Exec(ctx)
-	for _, c := range cmds {
-		if !errors.Is(c.Err(), redis.Nil) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(cmds, func(c *redis.StringCmd) bool { return !errors.Is(c.Err(), redis.Nil) })
 }
 
-// LogOffsets returns the id of the last entry of each log, by the name of the
+// Offsets returns the id of the last entry of each log, by the name of the
 // stream; it is empty when there is none. A reader that goes on behind them misses
 // nothing that comes after the call.
-func (x *Index) LogOffsets(ctx context.Context) (map[string]string, error) {
-	if err := x.space.Check(ctx, "log"); err != nil {
+func (l *Log) Offsets(ctx context.Context) (map[string]string, error) {
+	if err := l.space.Check(ctx, "log"); err != nil {
 		return nil, err
 	}
-	places := x.logPlaces()
-	tails, err := x.readTails(ctx, places)
+	places := l.places()
+	tails, err := l.readTails(ctx, l.space.Client, places)
 	if err != nil {
 		return nil, keyspace.Failed(ctx, "log", err)
 	}
 	out := map[string]string{}
 	for i, t := range tails {
 		if t.on {
-			out[x.space.Names.Logs[places[i]].Log] = t.last.id
+			out[l.space.Names.Logs[places[i]].Log] = t.last.id
 		}
 	}
 	return out, nil
@@ -139,20 +141,16 @@ type mark struct {
 	n  uint64
 }
 
-// readTails reads the ends of the logs of places.
-func (x *Index) readTails(ctx context.Context, places []int) ([]tail, error) {
-	return readTails(ctx, x, x.space.Client, places)
-}
-
-func readTails(ctx context.Context, x *Index, c redis.Cmdable, places []int) ([]tail, error) {
+// readTails reads the ends of the logs of places, at one node or all.
+func (l *Log) readTails(ctx context.Context, c redis.Cmdable, places []int) ([]tail, error) {
 	pipe := c.Pipeline()
 	counts := make([]*redis.StringCmd, len(places))
 	lasts := make([]*redis.XMessageSliceCmd, len(places))
 	for i, p := range places {
-		counts[i] = pipe.Get(ctx, x.space.Names.Logs[p].Logged)
-		lasts[i] = pipe.XRevRangeN(ctx, x.space.Names.Logs[p].Log, "+", "-", 1)
+		counts[i] = pipe.Get(ctx, l.space.Names.Logs[p].Logged)
+		lasts[i] = pipe.XRevRangeN(ctx, l.space.Names.Logs[p].Log, "+", "-", 1)
 	}
-	x.space.Trips.Add(1)
+	l.space.Trips.Add(1)
 	_, _ = pipe.Exec(ctx) // each is looked at
 	tails := make([]tail, len(places))
 	for i := range places {

@@ -1,4 +1,4 @@
-package redis
+package changelog
 
 import (
 	"context"
@@ -10,6 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/blocks"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
+
+// pageBlocks is how many blocks a page has, about.
+const pageBlocks = 4096
 
 // walk reads the blocks of partitions that are due, and later all of them again
 // from time to time.
@@ -84,7 +87,7 @@ func (f *Feed) settle(ctx context.Context) error {
 		}
 	}
 	// A registry that knows all holders told of.
-	if _, err := f.x.Registry(ctx); err != nil {
+	if _, err := f.roster.Load(ctx); err != nil {
 		return err
 	}
 	f.say(&f.why, nil)
@@ -96,12 +99,12 @@ func (f *Feed) settle(ctx context.Context) error {
 // or alive, as the log does. Who lives is for lookups to ask. A registry that has been set
 // back brings holders to life again, and nothing would tell their blocks anew.
 func (f *Feed) page(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, f.x.config.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, f.space.Timeout)
 	defer cancel()
 	f.gate.Lock()
 	defer f.gate.Unlock()
-	p := f.x.newPager(f.at)
-	same, err := p.Walk(ctx, defaultPage)
+	p := blocks.NewPager(f.space, f.c.Texts, f.at)
+	same, err := p.Walk(ctx, pageBlocks)
 	if err != nil {
 		return err
 	}

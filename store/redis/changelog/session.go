@@ -1,4 +1,4 @@
-package redis
+package changelog
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 // run holds one session after the other until the index is closed.
 func (f *Feed) run() {
 	defer close(f.done)
-	ctx := f.x.space.Life
+	ctx := f.space.Life
 	var registry sync.WaitGroup
 	registry.Go(f.keepRegistry)
 	defer registry.Wait()
@@ -47,7 +47,7 @@ func (f *Feed) run() {
 // judge takes note of why a session has ended.
 func (f *Feed) judge(err error) {
 	switch {
-	case errors.Is(err, errSink) || errors.Is(err, errTexts) || errors.Is(err, ErrLogOff):
+	case errors.Is(err, errSink) || errors.Is(err, errTexts) || errors.Is(err, ErrOff):
 		for _, l := range f.logs {
 			l.attached = false
 		}
@@ -56,14 +56,14 @@ func (f *Feed) judge(err error) {
 		return
 	case errors.Is(err, errGap) || errors.Is(err, errEntry):
 		f.broken(err) // the next session finds out which
-		f.x.space.Log(fmt.Sprintf("replica: %v: reading a snapshot again", err))
+		f.space.Log(fmt.Sprintf("replica: %v: reading a snapshot again", err))
 		return
 	case errors.Is(err, errMoved):
-		if c, ok := f.x.space.Client.(*redis.ClusterClient); ok {
-			c.ReloadState(f.x.space.Life)
+		if c, ok := f.space.Client.(*redis.ClusterClient); ok {
+			c.ReloadState(f.space.Life)
 		}
 	}
-	f.say(&f.down, keyspace.Failed(f.x.space.Life, "following the change log", err))
+	f.say(&f.down, keyspace.Failed(f.space.Life, "following the change log", err))
 }
 
 // broken says that the sink is not whole.
@@ -111,10 +111,10 @@ func (f *Feed) session(ctx context.Context) error {
 func (f *Feed) attach(ctx context.Context) error {
 	if f.c.Entries > 0 {
 		if tails, err := f.tails(ctx); err == nil && !usable(tails) {
-			switch _, err := f.x.EnsureLog(ctx, f.c.Entries); {
+			switch _, err := f.log.Ensure(ctx, f.c.Entries); {
 			case err == nil:
 			case strings.Contains(err.Error(), "NOPERM"):
-				return fmt.Errorf("%w, and this user may not switch it on: kvatlas changelog --on does: %w", ErrLogOff, err)
+				return fmt.Errorf("%w, and this user may not switch it on: kvatlas changelog --on does: %w", ErrOff, err)
 			default:
 				return err
 			}
@@ -125,7 +125,7 @@ func (f *Feed) attach(ctx context.Context) error {
 		return err
 	}
 	if !usable(tails) {
-		return ErrLogOff
+		return ErrOff
 	}
 	same, err := f.stillThere(ctx)
 	if err != nil {
@@ -139,7 +139,7 @@ func (f *Feed) attach(ctx context.Context) error {
 		}
 		if l.attached {
 			f.gaps.Add(1)
-			f.broken(fmt.Errorf("%w: of %s", errGap, f.x.space.Names.Logs[l.place].Log))
+			f.broken(fmt.Errorf("%w: of %s", errGap, f.space.Names.Logs[l.place].Log))
 		}
 		l.attached, l.at, l.ahead = true, t.last.id, mark{}
 		l.n.Store(t.end())
@@ -173,9 +173,9 @@ func (f *Feed) stillThere(ctx context.Context) ([]bool, error) {
 		found *redis.XMessageSliceCmd
 	}
 	var all []wanted
-	pipe := f.x.space.Client.Pipeline()
+	pipe := f.space.Client.Pipeline()
 	want := func(log int, m mark) {
-		all = append(all, wanted{log, m.n, pipe.XRange(ctx, f.x.space.Names.Logs[f.logs[log].place].Log, m.id, m.id)})
+		all = append(all, wanted{log, m.n, pipe.XRange(ctx, f.space.Names.Logs[f.logs[log].place].Log, m.id, m.id)})
 	}
 	same := make([]bool, len(f.logs))
 	for i, l := range f.logs {
@@ -191,7 +191,7 @@ func (f *Feed) stillThere(ctx context.Context) ([]bool, error) {
 	if len(all) == 0 {
 		return same, nil
 	}
-	f.x.space.Trips.Add(1)
+	f.space.Trips.Add(1)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, err
 	}
