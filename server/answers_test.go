@@ -25,6 +25,7 @@ import (
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // The models of the answers. Blocks have 4 tokens, those of wideModel 16. What downModel and
@@ -183,7 +184,7 @@ func (w *answerWorld) fillRedis() {
 	const one, two, three = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"
 	w.register(store.Pod{Name: one, Model: plainModel})
 	for i, k := range chainOf(4, "", "", numbers(1, 48)) {
-		name, _, err := redis.BlockName(redis.DefaultPrefix, k.In(blockkey.ModelOf(plainModel)))
+		name, _, err := keyspace.BlockName(redis.DefaultPrefix, k.In(blockkey.ModelOf(plainModel)))
 		if err != nil {
 			w.t.Fatal(err)
 		}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 const inspectKeysUsage = `kvatlas inspect keys prints under which names blocks are in Redis: a line a
@@ -61,7 +61,7 @@ func (p *program) readKeysCall(args []string) (*keysCall, error) {
 	case *size < 1 || *size > store.MaxBlockSize:
 		return nil, fmt.Errorf("--block-size is %d, it can be 1 to %d", *size, store.MaxBlockSize)
 	}
-	if _, _, err := redis.BlockName(c.prefix, 0); err != nil {
+	if _, _, err := keyspace.BlockName(c.prefix, 0); err != nil {
 		return nil, fmt.Errorf("--redis-prefix: %w", err)
 	}
 	if flagGiven(fs, "block-keys") {
@@ -97,7 +97,7 @@ func (p *program) inspectKeys(args []string) int {
 	out := bufio.NewWriter(p.stdout)
 	model := blockkey.ModelOf(call.model)
 	for _, k := range call.keys {
-		name, tag, err := redis.BlockName(call.prefix, k.In(model))
+		name, tag, err := keyspace.BlockName(call.prefix, k.In(model))
 		if err != nil {
 			return p.fail("inspect keys", err)
 		}

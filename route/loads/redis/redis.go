@@ -33,7 +33,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
-	index "github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 var (
@@ -106,7 +106,7 @@ var _ loads.Store = (*Store)(nil)
 
 // New returns a Store. It does no I/O. The error says what is wrong with the prefix.
 func New(c Config) (*Store, error) {
-	if _, _, err := index.BlockName(c.Prefix, 0); err != nil {
+	if _, _, err := keyspace.BlockName(c.Prefix, 0); err != nil {
 		return nil, err
 	}
 	if c.Timeout <= 0 {
@@ -117,7 +117,7 @@ func New(c Config) (*Store, error) {
 
 // keys are the key names of a model.
 func (s *Store) keys(model string) []string {
-	name := index.ModelKeys(s.c.Prefix, model)
+	name := keyspace.ModelKeys(s.c.Prefix, model)
 	return []string{name("l"), name("r"), name("t"), name("m") + ":", name("x"), name("g"), name("d")}
 }
 

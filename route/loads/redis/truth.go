@@ -12,7 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
-	index "github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 var (
@@ -27,7 +27,7 @@ var (
 
 // key is the name of a model's key of a kind, in the slot of its loads.
 func (s *Store) key(model, kind string) string {
-	return index.ModelKeys(s.c.Prefix, model)(kind)
+	return keyspace.ModelKeys(s.c.Prefix, model)(kind)
 }
 
 // AddTruth implements loads.Store.

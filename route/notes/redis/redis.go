@@ -23,7 +23,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/store"
-	index "github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 var (
@@ -55,7 +55,7 @@ var _ notes.Store = (*Store)(nil)
 
 // New returns a Store. It does no I/O. The error says what is wrong with the prefix.
 func New(c Config) (*Store, error) {
-	if _, _, err := index.BlockName(c.Prefix, 0); err != nil {
+	if _, _, err := keyspace.BlockName(c.Prefix, 0); err != nil {
 		return nil, err
 	}
 	if c.Timeout <= 0 {
@@ -66,7 +66,7 @@ func New(c Config) (*Store, error) {
 
 // name is a key of a model.
 func (s *Store) name(model, kind string) string {
-	return index.ModelKeys(s.c.Prefix, model)(kind)
+	return keyspace.ModelKeys(s.c.Prefix, model)(kind)
 }
 
 // run runs a script, with the time as its first argument.
