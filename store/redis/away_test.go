@@ -4,7 +4,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
@@ -39,13 +38,7 @@ func TestServerThatIsAwayIsToldOnce(t *testing.T) {
 		t.Errorf("%d lines: %q", n, lines)
 	}
 	s.Run()
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := x.Registry(t.Context()); err == nil {
-			break
-		} else if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
+	eventually(t, "the registry", func() error { _, err := x.Registry(t.Context()); return err })
 	if count("again, after") != 1 {
 		t.Errorf("no recovery in %q", lines)
 	}

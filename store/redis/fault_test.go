@@ -75,6 +75,22 @@ func eventually(t *testing.T, what string, f func() error) {
 	}
 }
 
+// waitForLease waits until a pod's lease is over by the clock of the server, which nothing tells of.
+func waitForLease(t *testing.T, x *Index, pod string) {
+	t.Helper()
+	eventually(t, "the lease of "+pod, func() error {
+		now, err := x.space.Client.Time(t.Context()).Result()
+		if err != nil {
+			return err
+		}
+		// One that is not there is over.
+		if end := x.space.Client.ZScore(t.Context(), x.space.Names.Live, pod).Val(); float64(now.UnixMicro())/1000 <= end {
+			return errors.New("it is not over")
+		}
+		return nil
+	})
+}
+
 // TestServerDownAtStart opens an index of a server that comes later.
 func TestServerDownAtStart(t *testing.T) {
 	s := redistest.Prepare(t)

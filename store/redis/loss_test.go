@@ -33,7 +33,7 @@ func TestRegistryKeysAreLost(t *testing.T) {
 			if _, err := x.Register(t.Context(), pod); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(5 * time.Millisecond)
+			waitForLease(t, x, "a")
 		},
 	}
 	for _, key := range []string{"own:a", "gen", "pods", "count", "epoch", "s", "meta", "live"} {
@@ -173,7 +173,7 @@ func TestReaderSaysOnceThatItMayNotWrite(t *testing.T) {
 		if _, err := w.Register(t.Context(), store.Pod{Name: pod, Model: "m", Lease: store.Seconds(time.Millisecond)}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(5 * time.Millisecond)
+		waitForLease(t, w, pod)
 		if reg, err := r.Registry(t.Context()); err != nil || len(reg.Pods) != 0 {
 			t.Fatalf("got %v, %v", reg, err)
 		}

@@ -114,12 +114,12 @@ func TestLeaseRunsOutForAll(t *testing.T) {
 	wantBlocks(t, y, []blockkey.Key{1}, "")
 	// And whoever looked has retired it for good.
 	plain := s.Client()
-	for range 200 {
-		if plain.HLen(t.Context(), x.space.Names.Pods).Val() == 0 {
-			break
+	eventually(t, "the retirement, which is in the background,", func() error {
+		if n := plain.HLen(t.Context(), x.space.Names.Pods).Val(); n > 0 {
+			return fmt.Errorf("%d pods are left", n)
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return nil
+	})
 	for _, key := range []string{x.space.Names.Pods, x.space.Names.Live, x.space.Names.Own("a")} {
 		if plain.Exists(t.Context(), key).Val() != 0 {
 			t.Errorf("%s is left over", key)

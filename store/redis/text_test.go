@@ -207,7 +207,7 @@ func TestTextsOfAFormerLife(t *testing.T) {
 		"begun":   func(t *testing.T, x *Index) { mustBegin(t, x, pod, 1) },
 		"late": func(t *testing.T, x *Index) {
 			register(t, x, store.Pod{Name: pod, Lease: store.Seconds(time.Millisecond)})
-			time.Sleep(5 * time.Millisecond)
+			waitForLease(t, x, pod)
 			register(t, x, store.Pod{Name: pod})
 		},
 	}
