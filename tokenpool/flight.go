@@ -380,5 +380,8 @@ func (p *Pool) fly(f *flight) {
 			Err:    err,
 		})
 	}
+	if err == nil {
+		p.spotCheck(f, ids, ends)
+	}
 	p.giveBack(f)
 }

@@ -19,10 +19,12 @@ import (
 // flight holds it any more.
 type tokenizer struct {
 	enc     encoder
+	proven  *proven   // within enc; nil where there is only the reference
 	version string    // of the origin
 	scopes  [2]string // of the prefix store, without and with special tokens
 	chat    chatEntry
 	sum     uint64 // of tokenizer.json, or of what was made in its place
+	data    []byte // of the same, until the load ends
 	cuts    *cutter
 	frame   frame
 
@@ -109,7 +111,7 @@ func (p *Pool) look(model string, special bool) (view, error) {
 	if e, ok := p.failed.Get(model); ok && e.version == version && now.Before(e.until) {
 		return view{}, e.err
 	}
-	if id, ok := p.idents.Get(model); ok && version != "" && id.version == version {
+	if id, ok := p.idents.Get(model); ok && version != "" && id.version == version && !p.distrusted[id.fingerprint] {
 		pair := scopes(model, id.fingerprint)
 		seen.scope = pair[0]
 		if special {
@@ -158,6 +160,12 @@ func (p *Pool) runLoad(l *load) {
 		for _, f := range waiting {
 			f.tok = t
 		}
+		if t.proven != nil && !p.distrusted[info.Fingerprint] && !p.closed {
+			t.refs++ // prove's
+			data := t.data
+			p.wg.Go(func() { p.prove(t, data) })
+		}
+		t.data = nil
 		out = p.makeWay()
 	} else {
 		if p.closed {
@@ -225,6 +233,11 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		return nil, tokenfile.OfModel(model, cmp.Or(files.sources().Check(), err))
 	}
 	enc = weighed{encoder: enc, memory: p.memory, most: p.cfg.WorkBytes}
+	var fast *proven
+	if p.cfg.Fast && !split {
+		fast = &proven{encoder: enc, memory: p.memory, most: p.cfg.WorkBytes, texts: &p.n.fast}
+		enc = fast
+	}
 	rendering := p.newChat(files)
 	cuts := newCutter(data, split)
 	if rendering.media, err = placings(files.Media, cuts.added, enc); err != nil && rendering.err == nil {
@@ -235,18 +248,29 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		enc = parted{encoder: enc, added: cuts, maxPart: part, maxRun: run}
 	}
 	var around frame
-	if cuts.any() {
+	if cuts.any() || fast != nil {
 		around = newFrame(enc)
+	}
+	if fast != nil {
+		fast.around = around
+	}
+	name := fingerprint
+	if p.distrusts(fingerprint) {
+		// Tokens of before are not used any more.
+		name += " by the reference"
+		sum = sumOf(sum[:], true)
 	}
 	now := time.Now()
 	return &tokenizer{
 		enc:     enc,
+		proven:  fast,
+		data:    data,
 		version: files.Version,
 		chat:    rendering,
 		sum:     binary.LittleEndian.Uint64(sum[:8]),
 		cuts:    cuts,
 		frame:   around,
-		scopes:  scopes(model, fingerprint),
+		scopes:  scopes(model, name),
 		checked: now,
 		info: Model{
 			Name:         model,
@@ -263,6 +287,14 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 			LoadedAt:     now,
 		},
 	}, nil
+}
+
+// distrusts reports whether the fast encoder has once differed for tokenizers of this
+// fingerprint.
+func (p *Pool) distrusts(fingerprint string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.distrusted[fingerprint]
 }
 
 // sumOf names what gives tokens: by it the prefix store and pieces tell tokenizers apart.

@@ -38,6 +38,7 @@ type Pool struct {
 	turns  turns
 	memory *semaphore.Weighted // WorkBytes, held by parts of texts in work
 	pieces *pieces             // nil keeps none
+	proofs *semaphore.Weighted // one, held while a fast encoder is checked
 
 	seed maphash.Seed
 	n    counters
@@ -47,14 +48,16 @@ type Pool struct {
 	flights map[flightKey]*flight
 	loads   map[string]*load
 	loaded  *simplelru.LRU[string, *tokenizer]
-	live    int                           // tokenizers in memory and being read, MaxTokenizers at most
-	leaving int                           // those of them that are dropped and not closed yet
-	wanting []chan struct{}               // loads that wait for room, in order
-	idents  *simplelru.LRU[string, ident] // of models loaded before
-	failed  *simplelru.LRU[string, failure]
-	chats   *simplelru.LRU[string, chatEntry] // of models loaded before
-	recent  [recentFlights]uint64             // hashes of the texts that were done last
-	ended   uint64                            // flights done; recent[(ended-1)%len] is the last
+	live    int             // tokenizers in memory and being read, MaxTokenizers at most
+	leaving int             // those of them that are dropped and not closed yet
+	wanting []chan struct{} // loads that wait for room, in order
+	// distrusted are fingerprints of tokenizers whose fast encoder has differed.
+	distrusted map[string]bool
+	idents     *simplelru.LRU[string, ident] // of models loaded before
+	failed     *simplelru.LRU[string, failure]
+	chats      *simplelru.LRU[string, chatEntry] // of models loaded before
+	recent     [recentFlights]uint64             // hashes of the texts that were done last
+	ended      uint64                            // flights done; recent[(ended-1)%len] is the last
 }
 
 // Bounds of what is remembered about models that are not loaded, and about
@@ -94,9 +97,12 @@ func newPool(cfg Config, read func([]byte, bool) (encoder, error)) (*Pool, error
 		remote:  semaphore.NewWeighted(int64(cfg.Queue+1) / 2),
 		turns:   newTurns(cfg.Workers),
 		memory:  semaphore.NewWeighted(cfg.WorkBytes),
+		proofs:  semaphore.NewWeighted(1),
 		seed:    maphash.MakeSeed(),
 		flights: make(map[flightKey]*flight),
 		loads:   make(map[string]*load),
+
+		distrusted: make(map[string]bool),
 	}
 	if cfg.PieceBytes > 0 {
 		p.pieces = newPieces(cfg.PieceBytes)
@@ -358,6 +364,7 @@ type counters struct {
 	tokenized, joined, textBytes            atomic.Uint64
 	tokens, reused                          atomic.Uint64
 	loads, loadErrors, dropped, refusedPuts atomic.Uint64
+	fast, untilCheck, checked, differences  atomic.Uint64
 	running, waiting, held                  atomic.Int64
 }
 

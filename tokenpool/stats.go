@@ -71,6 +71,10 @@ type Stats struct {
 	// from pieces of earlier texts. Joined counts requests that waited for a run
 	// that another had begun.
 	Runs, TextBytes, Tokens, Reused, Joined uint64
+	// Fast counts texts and parts of texts that package bpe has tokenized, Checked texts
+	// that the reference has tokenized as well, and Differences tokenizers that have been
+	// left to the reference since, because it gave other tokens.
+	Fast, Checked, Differences uint64
 	// FleetReused counts those of Reused that the fleet knew, FleetErrors calls to it
 	// that failed or brought what could not be read, FleetDropped texts whose pieces
 	// were not given to it because too many waited.
@@ -113,6 +117,9 @@ func (p *Pool) Stats() Stats {
 		Tokens:        p.n.tokens.Load(),
 		Reused:        p.n.reused.Load(),
 		Joined:        p.n.joined.Load(),
+		Fast:          p.n.fast.Load(),
+		Checked:       p.n.checked.Load(),
+		Differences:   p.n.differences.Load(),
 		PieceBytes:    p.pieces.size(),
 		MaxPieceBytes: max(p.cfg.PieceBytes, 0),
 		StoreRefused:  p.n.refusedPuts.Load(),

@@ -61,6 +61,8 @@ func (s *service) makeTokenizers() error {
 		Budget:        c.TokenizerBudget,
 		MaxTokenizers: c.TokenizersLoaded,
 		Pins:          pins,
+		Fast:          c.TokenizerFast,
+		CheckEvery:    c.TokenizerCheckEvery,
 		Chat: chat.Options{
 			Engine: chat.Engine(c.ChatEngine), DefaultKwargs: []byte(c.ChatKwargs),
 			Tools: toolForm(c.ChatRebuildTools), OwnTemplatesOnly: c.ChatOwnTemplatesOnly,
@@ -117,6 +119,16 @@ func (s *service) watchTokenizers() tokenpool.Observer {
 		}
 		s.log.Info().Str("model", m.Name).Str("from", m.From).Str("file", m.File).Str("revision", m.Revision).Str("sha256", m.SHA256).
 			Str("fingerprint", m.Fingerprint).Int("vocabulary", m.Vocabulary).Int64("memory_bytes", m.MemoryBytes).Dur("took", m.LoadTook).Msg("tokenizer loaded")
+	}
+	o.Proven = func(model string, err error) {
+		if err != nil {
+			s.log.Info().Str("model", model).Str("why", err.Error()).Msg("texts are tokenized by Hugging Face's library alone")
+			return
+		}
+		s.log.Info().Str("model", model).Msg("texts are tokenized fast: the tokens are proven to be those of Hugging Face's library")
+	}
+	o.Differed = func(model string, err error) {
+		s.log.Error().Str("model", model).Err(err).Msg("the fast tokenizer gave other tokens than Hugging Face's library, which does it all for this tokenizer from now on; please report it")
 	}
 	return o
 }

@@ -1,0 +1,103 @@
+package bpe
+
+import "unicode/utf8"
+
+// bridges knows between which two characters a token can reach. Where none can, merging
+// never joins what stands on both sides, so that a long word is merged in parts: as
+// Chinese, which has no spaces, where most parts are words that the cache knows.
+//
+// Of every token each place before a character's first byte is kept, with what of the
+// token stands next to it: the character before, or the bytes of it that the token has,
+// and the character behind, or its first bytes. A place in a text is bridged if any of
+// these can be there. They are bits of a filter: that two fall together only means that a
+// word is not cut where it could be. Places between two ASCII characters are left out,
+// since tokens reach over most of them.
+type bridges struct {
+	bits [bridgeBits / 64]uint64
+}
+
+const bridgeBits = 1 << 21
+
+func bridgeBit(before, after uint32) (word, bit uint32) {
+	h := uint32((uint64(before)<<32 | uint64(after)) * 0x9e3779b97f4a7c15 >> (64 - 21))
+	return h / 64, h % 64
+}
+
+// pack makes a number of up to four bytes.
+func pack(b []byte) (n uint32) {
+	for _, c := range b {
+		n = n<<8 | uint32(c)
+	}
+	return n
+}
+
+// add keeps the places in a token.
+func (s *bridges) add(token []byte) {
+	for i := 1; i < len(token); i++ {
+		if !utf8.RuneStart(token[i]) || token[i] < 0x80 && token[i-1] < 0x80 {
+			continue
+		}
+		from := i - 1
+		for from > 0 && from > i-4 && !utf8.RuneStart(token[from]) {
+			from--
+		}
+		to := i + 1
+		for to < len(token) && to < i+4 && !utf8.RuneStart(token[to]) {
+			to++
+		}
+		word, bit := bridgeBit(pack(token[from:i]), pack(token[i:to]))
+		s.bits[word] |= 1 << bit
+	}
+}
+
+// reach reports whether a token can reach from one character to the next one, of up to
+// four bytes each, packed.
+func (s *bridges) reach(before, after uint32) bool {
+	for b := before; ; b &= ^uint32(0) >> (uint32(leadingZeroBytes(b)+1) * 8) {
+		for a := after; a != 0; a >>= 8 {
+			if word, bit := bridgeBit(b, a); s.bits[word]>>bit&1 == 1 {
+				return true
+			}
+		}
+		if b < 0x100 {
+			return false
+		}
+	}
+}
+
+func leadingZeroBytes(n uint32) int {
+	switch {
+	case n >= 1<<24:
+		return 0
+	case n >= 1<<16:
+		return 1
+	case n >= 1<<8:
+		return 2
+	}
+	return 3
+}
+
+// next returns the first place behind i in b[i:end] that no token reaches over, or end.
+func (s *bridges) next(b []byte, i, end int) int {
+	before := uint32(b[i])
+	for i++; i < end; i++ {
+		c := b[i]
+		if !utf8.RuneStart(c) {
+			before = before<<8 | uint32(c)
+			continue
+		}
+		if c < 0x80 && before < 0x80 {
+			before = uint32(c)
+			continue
+		}
+		after := uint32(c)
+		for j := i + 1; j < end && j < i+4 && !utf8.RuneStart(b[j]); j++ {
+			after = after<<8 | uint32(b[j])
+		}
+		if !s.reach(before, after) {
+			return i
+		}
+		before = uint32(c)
+	}
+	return end
+}

@@ -1,0 +1,241 @@
+package bpe
+
+// merges has the pairs of tokens that BPE joins, with their ranks: of all pairs in a word,
+// the one of the lowest rank is joined first, the leftmost one of these.
+type merges struct {
+	// bytes has the ranks of pairs of two bytes, which every word begins with.
+	bytes []uint32
+	// table is open-addressed, at most half full: left<<43 | right<<22 | rank+1 in each
+	// entry, 0 where there is none.
+	table []uint64
+	shift uint8
+	// joined is the token that comes of a rank's pair.
+	joined []uint32
+}
+
+const (
+	maxToken = 1 << 21
+	maxRank  = 1<<22 - 2
+	noRank   = ^uint32(0)
+)
+
+// pair is what a rank joins.
+type pair struct{ left, right, joined uint32 }
+
+func newMerges(pairs []pair, byteIDs *[256]uint32) *merges {
+	m := &merges{bytes: make([]uint32, 1<<16), joined: make([]uint32, len(pairs)), shift: 63}
+	size := 2
+	for size < 2*len(pairs) {
+		size *= 2
+		m.shift--
+	}
+	m.table = make([]uint64, size)
+	for rank, p := range pairs {
+		m.joined[rank] = p.joined
+		key := uint64(p.left)<<43 | uint64(p.right)<<22
+		i := m.slot(key)
+		// Of a pair that is there twice, the last one counts, as in the reference.
+		for m.table[i] != 0 && m.table[i]>>22 != key>>22 {
+			i = (i + 1) & (len(m.table) - 1)
+		}
+		m.table[i] = key | uint64(rank+1)
+	}
+	for i := range m.bytes {
+		m.bytes[i] = m.rank(byteIDs[i>>8], byteIDs[i&0xff])
+	}
+	return m
+}
+
+// slot is where the search for a key begins. The pairs are the tokenizer's, not a text's,
+// so that nobody can choose them to collide.
+func (m *merges) slot(key uint64) int {
+	return int(((key >> 22) * 0x9e3779b97f4a7c15) >> m.shift)
+}
+
+// rank returns the rank of a pair, noRank if it is not joined.
+func (m *merges) rank(left, right uint32) uint32 {
+	key := uint64(left)<<43 | uint64(right)<<22
+	for i := m.slot(key); ; i = (i + 1) & (len(m.table) - 1) {
+		e := m.table[i]
+		if e == 0 {
+			return noRank
+		}
+		if e>>22 == key>>22 {
+			return uint32(e&(1<<22-1)) - 1
+		}
+	}
+}
+
+// shortWord is up to how many bytes a word is merged by looking through all its pairs for
+// each merge, which is faster than a heap there.
+const shortWord = 64
+
+// merger is the memory that merging takes.
+type merger struct {
+	ids   [shortWord]uint32
+	ranks [shortWord]uint32
+	long  longWord
+}
+
+// merge returns the tokens of a word. They are valid until the next call.
+func (w *merger) merge(m *merges, byteIDs *[256]uint32, word []byte) []uint32 {
+	if len(word) > shortWord {
+		return w.long.merge(m, byteIDs, word)
+	}
+	n := len(word)
+	ids, ranks := w.ids[:n], w.ranks[:n]
+	for i, c := range word {
+		ids[i] = byteIDs[c]
+		ranks[i] = noRank
+		if i+1 < n {
+			ranks[i] = m.bytes[int(c)<<8|int(word[i+1])]
+		}
+	}
+	for {
+		at, best := 0, noRank
+		for i, r := range ranks {
+			if r < best {
+				at, best = i, r
+			}
+		}
+		if best == noRank {
+			return ids
+		}
+		ids[at] = m.joined[best]
+		n--
+		copy(ids[at+1:], ids[at+2:])
+		copy(ranks[at:], ranks[at+1:])
+		ids, ranks = ids[:n], ranks[:n]
+		if at+1 < n {
+			ranks[at] = m.rank(ids[at], ids[at+1])
+		}
+		if at > 0 {
+			ranks[at-1] = m.rank(ids[at-1], ids[at])
+		}
+	}
+}
+
+// longWord merges with a heap, in time that grows little more than the word does.
+type longWord struct {
+	ids        []uint32
+	ranks      []uint32 // of the pair that begins here, noRank if there is none
+	prev, next []int32
+	queue      ranked
+}
+
+// ranked are pairs by rank and place: rank<<32 | place. Those that have changed since
+// they were put in are passed over.
+type ranked []uint64
+
+// down restores the order below i.
+func (q ranked) down(i int) {
+	x := q[i]
+	for {
+		child := 2*i + 1
+		if child >= len(q) {
+			break
+		}
+		if child+1 < len(q) && q[child+1] < q[child] {
+			child++
+		}
+		if q[child] >= x {
+			break
+		}
+		q[i] = q[child]
+		i = child
+	}
+	q[i] = x
+}
+
+// order makes a heap of what stands in any order.
+func (q ranked) order() {
+	for i := len(q)/2 - 1; i >= 0; i-- {
+		q.down(i)
+	}
+}
+
+// push puts a pair in.
+func (q *ranked) push(x uint64) {
+	*q = append(*q, x)
+	h := *q
+	i := len(h) - 1
+	for i > 0 {
+		parent := (i - 1) / 2
+		if h[parent] <= x {
+			break
+		}
+		h[i] = h[parent]
+		i = parent
+	}
+	h[i] = x
+}
+
+// pop takes the lowest one out. There must be one.
+func (q *ranked) pop() uint64 {
+	h := *q
+	x, n := h[0], len(h)-1
+	h[0] = h[n]
+	if *q = h[:n]; n > 0 {
+		q.down(0)
+	}
+	return x
+}
+
+// keptWord is up to how many bytes of a word the memory for it is kept for the next one.
+const keptWord = 16 << 10
+
+func (w *longWord) merge(m *merges, byteIDs *[256]uint32, word []byte) []uint32 {
+	n := len(word)
+	if n > keptWord {
+		w = new(longWord) // for this one
+	}
+	if cap(w.ids) < n {
+		w.ids, w.ranks = make([]uint32, n), make([]uint32, n)
+		w.prev, w.next = make([]int32, n), make([]int32, n)
+	}
+	ids, ranks, prev, next := w.ids[:n], w.ranks[:n], w.prev[:n], w.next[:n]
+	w.queue = w.queue[:0]
+	for i, c := range word {
+		ids[i], ranks[i] = byteIDs[c], noRank
+		prev[i], next[i] = int32(i-1), int32(i+1)
+		if i+1 < n {
+			if ranks[i] = m.bytes[int(c)<<8|int(word[i+1])]; ranks[i] != noRank {
+				w.queue = append(w.queue, uint64(ranks[i])<<32|uint64(i))
+			}
+		}
+	}
+	w.queue.order()
+	// rerank looks up the pair that begins at i.
+	rerank := func(i int32) {
+		ranks[i] = noRank
+		if j := next[i]; int(j) < n {
+			if ranks[i] = m.rank(ids[i], ids[j]); ranks[i] != noRank {
+				w.queue.push(uint64(ranks[i])<<32 | uint64(i))
+			}
+		}
+	}
+	for len(w.queue) > 0 {
+		x := w.queue.pop()
+		i, rank := int32(uint32(x)), uint32(x>>32)
+		if ranks[i] != rank {
+			continue // it is another pair now, or none
+		}
+		gone := next[i]
+		ids[i], ranks[gone] = m.joined[rank], noRank
+		next[i] = next[gone]
+		if j := next[i]; int(j) < n {
+			prev[j] = i
+		}
+		rerank(i)
+		if prev[i] >= 0 {
+			rerank(prev[i])
+		}
+	}
+	// What is left, moved together: a token never moves behind the place it has.
+	k := 0
+	for i := int32(0); int(i) < n; i = next[i] {
+		ids[k] = ids[i]
+		k++
+	}
+	return ids[:k]
+}

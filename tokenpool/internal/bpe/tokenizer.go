@@ -1,0 +1,212 @@
+package bpe
+
+import (
+	"math/rand/v2"
+	"strings"
+	"sync"
+
+	"golang.org/x/text/unicode/norm"
+)
+
+// Tokenizer gives the tokens of texts. It is safe for concurrent use.
+type Tokenizer struct {
+	splitter splitter
+	nfc      bool
+	merges   *merges
+	bridges  *bridges
+	byteIDs  [256]uint32
+	// whole has the tokens that a word is if it is spelled like them, whatever the merges
+	// make of it; nil if the tokenizer does not do that.
+	whole *vocabulary
+	// lengths has the number of bytes of each token.
+	lengths []uint16
+	// raw are the added tokens that are looked for in the text as it stands, normalized
+	// those that are looked for in what is left, after normalization.
+	raw, normalized *matcher
+	// added are the added tokens' texts.
+	added []string
+
+	mu   sync.Mutex // protects idle
+	idle []*worker
+}
+
+// worker is the memory for one text at a time, and what it remembers of words.
+type worker struct {
+	text  []byte
+	ids   []uint32
+	ends  []int
+	piece int
+	merger
+	words wordCache
+}
+
+// maxIdle is how many workers are kept. More texts than that at a time get new ones.
+const maxIdle = 8
+
+func (t *Tokenizer) worker() *worker {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := len(t.idle); n > 0 {
+		w := t.idle[n-1]
+		t.idle = t.idle[:n-1]
+		return w
+	}
+	return &worker{words: wordCache{seed: rand.Uint64()}}
+}
+
+func (t *Tokenizer) release(w *worker) {
+	const kept = 256 << 10
+	if cap(w.text) > kept {
+		w.text = nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.idle) < maxIdle {
+		t.idle = append(t.idle, w)
+	}
+}
+
+// Encode returns the tokens of a text, without those that go around it, and the byte at
+// which each ends, moved up to the end of a character where it is in the middle of one.
+// The text must be valid UTF-8. It returns false for one that normalization changes.
+func (t *Tokenizer) Encode(text string) ([]uint32, []int, bool) {
+	if t.nfc && !isNFC(text) {
+		return nil, nil, false
+	}
+	w := t.worker()
+	defer t.release(w)
+	end := len(text)
+	w.text = append(append(w.text[:0], text...), make([]byte, padding)...)
+	w.ids = make([]uint32, 0, end/3+8)
+	w.ends = make([]int, 0, end/3+8)
+	for i := 0; i < end; {
+		from, to, token := t.raw.find(w.text, i, end)
+		t.between(w, i, from)
+		if from < end {
+			w.add(token, to)
+			i = to
+		} else {
+			i = end
+		}
+	}
+	ids, ends := w.ids, w.ends
+	w.ids, w.ends = nil, nil
+	return ids, ends, true
+}
+
+// isNFC reports whether normalization to NFC changes nothing. What is composed begins
+// at U+0300.
+func isNFC(text string) bool {
+	i := strings.IndexFunc(text, func(r rune) bool { return r >= 0x300 })
+	return i < 0 || norm.NFC.IsNormalString(text)
+}
+
+// between tokenizes what stands between added tokens that are looked for first.
+func (t *Tokenizer) between(w *worker, i, end int) {
+	if t.normalized == nil {
+		t.plain(w, i, end)
+		return
+	}
+	for i < end {
+		from, to, token := t.normalized.find(w.text, i, end)
+		t.plain(w, i, from)
+		if from == end {
+			return
+		}
+		w.add(token, to)
+		i = to
+	}
+}
+
+// plain tokenizes a text without added tokens.
+func (t *Tokenizer) plain(w *worker, i, end int) {
+	w.piece = 0
+	for i < end {
+		j := t.splitter.next(w.text, i, end, &w.piece)
+		t.word(w, i, j)
+		i = j
+	}
+}
+
+// word adds the tokens of a word.
+func (t *Tokenizer) word(w *worker, i, j int) {
+	if j-i <= maxCached {
+		t.short(w, i, j, 0)
+		return
+	}
+	if id, ok := t.whole.find(w.text[i:j]); ok {
+		w.add(id, j)
+		return
+	}
+	for i < j {
+		part := t.bridges.next(w.text, i, j)
+		if part-i <= maxCached {
+			t.short(w, i, part, partOfWord)
+		} else {
+			t.spell(w, i, w.merge(t.merges, &t.byteIDs, w.text[i:part]))
+		}
+		i = part
+	}
+}
+
+// partOfWord sets parts of words apart from words in the cache: a word may be a token
+// whatever the merges make of it, a part of one may not.
+const partOfWord = 1 << 63
+
+// short adds the tokens of up to maxCached bytes.
+func (t *Tokenizer) short(w *worker, i, j int, part uint64) {
+	low, high := wordKey(w.text, i, j)
+	high |= part
+	set := w.words.set(low, high)
+	if c := find(set, low, high); c != nil {
+		if c.n == 1 {
+			w.add(c.tokens[0], j)
+			return
+		}
+		t.spell(w, i, c.tokens[:c.n])
+		return
+	}
+	var tokens []uint32
+	if id, ok := t.whole.find(w.text[i:j]); ok && part == 0 {
+		tokens = append(w.merger.ids[:0], id)
+	} else {
+		tokens = w.merge(t.merges, &t.byteIDs, w.text[i:j])
+	}
+	t.spell(w, i, tokens)
+	if len(tokens) <= maxCachedTokens {
+		keep(set, low, high, tokens)
+	}
+}
+
+// spell adds tokens of a word that begins at i.
+func (t *Tokenizer) spell(w *worker, i int, tokens []uint32) {
+	for _, id := range tokens {
+		i += int(t.lengths[id])
+		end := i
+		for w.text[end]&0xc0 == 0x80 { // the padding ends it
+			end++
+		}
+		w.add(id, end)
+	}
+}
+
+func (w *worker) add(id uint32, end int) {
+	w.ids = append(w.ids, id)
+	w.ends = append(w.ends, end)
+}
+
+// vocabulary finds tokens by their bytes.
+type vocabulary struct {
+	tokens map[string]uint32
+	// longest is the length of the longest one, in bytes.
+	longest int
+}
+
+// find returns the token that a word is. A nil vocabulary has none.
+func (v *vocabulary) find(word []byte) (uint32, bool) {
+	if v == nil || len(word) > v.longest {
+		return 0, false
+	}
+	id, ok := v.tokens[string(word)]
+	return id, ok
+}
