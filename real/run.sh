@@ -7,9 +7,9 @@
 #                 holds it against that. RECORD=1 makes recorded/ anew instead; go test ./cmd/kvatlas -run Recorded holds kvatlas sim against it
 #   tokens.py     compares the tokens of chats and texts, one by one
 #   lifecycle.py  clears, pauses, stops, kills and starts the engine
-#   route.py      sends conversations to two engines by /v1/route, with three policies; of all this, `real/run.sh route` does this alone
+#   route.py      sends conversations to two engines by /v1/route, and through kvatlas gateway, with three policies; of all this, `real/run.sh route` does this alone
 # Ends with 1 if anything differs that the rules in drive.py do not explain. All that it starts is stopped again.
-# Ports 18000, 18100, 18200, each +1000 and +2000, and 18080 to 18082 must be free.
+# Ports 18000, 18100, 18200, each +1000 and +2000, 18080 to 18083 and 18090 must be free.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
@@ -92,15 +92,25 @@ predictions() {
 }
 [ "$n" = 0 ] || predictions
 
-conversations() { # NAME-OF-STEP BLOCKS: two engines with caches of so many blocks of 32 tokens
-  step "$1"
+conversations() { # NAME BLOCKS: two engines with caches of so many blocks of 32 tokens
+  local port engines=(--engine http://127.0.0.1:18000 --engine http://127.0.0.1:18200)
+  step "conversations over two engines that have $1, by /v1/route"
   for port in 18000 18200; do BLOCKS=$2 MAXLEN=8192 "$here/serve.sh" "$REALVLLM/models/slow-qwen3" $port; done
   for port in 18000 18200; do up $port health; done
-  python3 "$here/route.py" --kvatlas http://127.0.0.1:18080 --engine http://127.0.0.1:18000 --engine http://127.0.0.1:18200 --chats 16 --turns 5
+  python3 "$here/route.py" --kvatlas http://127.0.0.1:18080 "${engines[@]}"
+  step "the same through kvatlas gateway, which is told the engines' addresses alone"
+  env -u REALVLLM "$kvatlas" gateway --listen 127.0.0.1:18083 --gateway-listen 127.0.0.1:18090 --tokenizers tokenizers --hub-offline \
+    --pods 127.0.0.1:18000,127.0.0.1:18200 >kvatlas-18083.log 2>&1 &
+  local gateway=$!
+  pids+=("$gateway")
+  up 18090 health
+  python3 "$here/route.py" --kvatlas http://127.0.0.1:18083 --gateway http://127.0.0.1:18090 "${engines[@]}"
+  kill "$gateway"
+  wait "$gateway" || rc=1
   for port in 18000 18200; do down $port; done
 }
-conversations "conversations over two engines that have room for them" 800
-conversations "conversations over two engines that have room for a third of them" 260
+conversations "room for them" 800
+conversations "room for a third of them" 260
 
 step "done"
 exit $rc
