@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"time"
 )
 
 // Place is a data-parallel rank of a pod.
@@ -341,6 +342,30 @@ func (c *Client) Loads(ctx context.Context, model string) (map[string][]RankLoad
 	}
 	err := c.Call(ctx, http.MethodGet, path, nil, &out)
 	return out.Models, err
+}
+
+// EngineReport is what an engine says that runs on a rank of a pod.
+type EngineReport struct {
+	// Rank is the rank, Running and Waiting are its requests.
+	Rank    int   `json:"rank,omitempty"`
+	Running int64 `json:"running"`
+	Waiting int64 `json:"waiting"`
+	// WaitingTokens is what the waiting ones have to prefill, and KVUsage the share of the cache
+	// that requests have in use, 0 to 1; nil is not known.
+	WaitingTokens *int64   `json:"waiting_tokens,omitempty"`
+	KVUsage       *float64 `json:"kv_usage,omitempty"`
+	// KVTokens is for how many tokens the rank's cache has room, 0 if that is not known.
+	KVTokens int64 `json:"kv_tokens,omitempty"`
+}
+
+// PushLoad tells what an engine says of its own load, and returns for how long that counts.
+// A pod that is not known is an *Error with status 404.
+func (c *Client) PushLoad(ctx context.Context, pod string, r EngineReport) (time.Duration, error) {
+	var out struct {
+		Stale float64 `json:"stale_after_s"`
+	}
+	err := c.Call(ctx, http.MethodPost, "/v1/pods/"+url.PathEscape(pod)+"/load", r, &out)
+	return time.Duration(out.Stale * float64(time.Second)), err
 }
 
 // Routing returns how a model's requests are routed, as a JSON object.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/client"
 )
@@ -58,6 +59,17 @@ func TestRoute(t *testing.T) {
 	}
 	if rep, err := c.End(ctx, "letters", "r/1"); err != nil || rep.Known {
 		t.Errorf("got %+v, %v", rep, err)
+	}
+	usage := 0.5
+	if stale, err := c.PushLoad(ctx, got.Pod, client.EngineReport{Rank: got.Rank, Running: 3, Waiting: 2, KVUsage: &usage, KVTokens: 1000}); err != nil || stale != 10*time.Second {
+		t.Errorf("%v, %v", stale, err)
+	}
+	if told, err := c.Loads(ctx, "letters"); err != nil || told["letters"][2].Engine == nil || told["letters"][2].Engine.Waiting != 2 || *told["letters"][2].Engine.KVUsage != 0.5 {
+		t.Errorf("%+v, %v", told, err)
+	}
+	var unknown *client.Error
+	if _, err := c.PushLoad(ctx, "no/body", client.EngineReport{}); !errors.As(err, &unknown) || unknown.Status != http.StatusNotFound {
+		t.Errorf("%v", err)
 	}
 	if all, err := c.Loads(ctx, ""); err != nil || all["letters"][2].Requests != 0 {
 		t.Errorf("got %+v, %v", all, err)

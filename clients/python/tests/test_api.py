@@ -61,6 +61,9 @@ def test_route(client: kvatlas.Client) -> None:
     assert client.route("m", tokens=range(100), reserve=True, request_id="r/1 ü").again
     load = client.loads("m")["m"][2]
     assert (load.pod, load.rank, load.requests, load.prefill_tokens) == ("b", 1, 1, 36)
+    assert client.push_load("b", rank=1, running=1, waiting=0, kv_usage=0.25, kv_tokens=6400) == 10
+    with pytest.raises(kvatlas.APIError):
+        client.push_load("b", rank=2, running=1, waiting=0)
     done = client.done("m", "r/1 ü", cached_tokens=64)
     assert done == kvatlas.Report(known=True, pod="b", rank=1, first=True, predicted_tokens=64)
     assert client.output("m", "r/1 ü", 3).known

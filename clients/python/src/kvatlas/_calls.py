@@ -126,6 +126,10 @@ def loads(model: Optional[str]) -> Call[t.Loads]:
     return Call("GET", "/v1/loads" + ("" if model is None else "?" + urlencode({"model": model})), t.Loads)
 
 
+def push_load(pod: str, fields: Mapping[str, Any]) -> Call[t.LoadPushed]:
+    return Call("POST", f"/v1/pods/{_name(pod)}/load", t.LoadPushed, {k: v for k, v in fields.items() if v is not None})
+
+
 def routing(model: str) -> Call[Dict[str, Any]]:
     return Call("GET", f"/v1/models/{_name(model)}/routing", Any)
 

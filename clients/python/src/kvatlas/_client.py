@@ -165,6 +165,28 @@ class Client:
         """What runs on each rank, by model."""
         return (self._send(_calls.loads(model))).models
 
+    def push_load(
+        self,
+        pod: str,
+        *,
+        running: int,
+        waiting: int,
+        rank: int = 0,
+        waiting_tokens: Optional[int] = None,
+        kv_usage: Optional[float] = None,
+        kv_tokens: Optional[int] = None,
+    ) -> float:
+        """Tell what an engine says that runs on a rank of a pod. Returns for how many seconds it counts."""
+        fields = dict(
+            rank=rank,
+            running=running,
+            waiting=waiting,
+            waiting_tokens=waiting_tokens,
+            kv_usage=kv_usage,
+            kv_tokens=kv_tokens,
+        )
+        return (self._send(_calls.push_load(pod, fields))).stale_after_s
+
     def routing(self, model: str) -> Dict[str, Any]:
         """How a model's requests are routed."""
         return self._send(_calls.routing(model))
@@ -393,6 +415,28 @@ class AsyncClient:
     async def loads(self, model: Optional[str] = None) -> Dict[str, List[RankLoad]]:
         """What runs on each rank, by model."""
         return (await self._send(_calls.loads(model))).models
+
+    async def push_load(
+        self,
+        pod: str,
+        *,
+        running: int,
+        waiting: int,
+        rank: int = 0,
+        waiting_tokens: Optional[int] = None,
+        kv_usage: Optional[float] = None,
+        kv_tokens: Optional[int] = None,
+    ) -> float:
+        """Tell what an engine says that runs on a rank of a pod. Returns for how many seconds it counts."""
+        fields = dict(
+            rank=rank,
+            running=running,
+            waiting=waiting,
+            waiting_tokens=waiting_tokens,
+            kv_usage=kv_usage,
+            kv_tokens=kv_tokens,
+        )
+        return (await self._send(_calls.push_load(pod, fields))).stale_after_s
 
     async def routing(self, model: str) -> Dict[str, Any]:
         """How a model's requests are routed."""

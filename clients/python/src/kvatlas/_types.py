@@ -400,5 +400,12 @@ class Loads:
 
 
 @dataclass(frozen=True)
+class LoadPushed:
+    pod: str
+    rank: int
+    stale_after_s: float
+
+
+@dataclass(frozen=True)
 class Blocks:
     blocks: int
