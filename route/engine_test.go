@@ -76,6 +76,7 @@ func TestDeadRequestsCountNoMore(t *testing.T) {
 		q.Reserve, q.Pinned = true, &store.RankRef{Pod: "a"}
 		w.route(q)
 	}
+	w.settings(`{"evict":0}`) // they were to fill its cache
 	idle := loads.Engine{KVUsage: -1}
 	w.tell("a", idle)
 	if got := w.chosen(20); got["a"] != 0 {

@@ -1,61 +1,79 @@
 package route
 
 import (
+	"math"
+
 	"github.com/kvatlas/kvatlas/route/loads"
+)
+
+// What eta's terms are bounded by.
+const (
+	// maxFill is how many times the mean of all a cache counts as filled at the most.
+	maxFill = 2
+	// maxUse is which part of a cache counts as in use at the most: beyond it, one request
+	// waits for several others.
+	maxUse = 2
 )
 
 // eta takes the candidate that would begin to answer first, in milliseconds, with what is
 // prefilled weighed higher than the wait, since prefill that is done twice is time that the
 // fleet loses:
 //
-//	cost = wait + (1 + beta) x prefill + requests x request_ms
+//	cost = wait + (1 + beta) x prefill + evict + room + requests x request_ms
 //
-// wait is the work that is booked and not done over the rank's learnt speed. prefill is that
+// wait is the work that is booked and not done over the rank's speed. prefill is that
 // of the tokens that the rank does not hold; a token in a slower tier counts for the share
-// that its tier's weight leaves. beta is 2 + 4 x (mean wait / mean prefill): the more
-// requests wait, the more a hit is worth. It is fixed where the settings say so.
+// that its tier's weight leaves. beta does not grow with the load: it then sends the more to who
+// holds a prompt the longer the queue there is already.
+//
+// evict is what the prompt takes from others: its tokens push as many out of the cache, which
+// are the younger, and the sooner asked for again, the faster the cache was filled of late. So
+// it is the prefill of these tokens at the mean speed of all, times how much more than
+// the mean was put into this cache, times a setting. room is what it costs that running
+// requests need the cache: one that finds no room waits until others have put out all of
+// their answers. Both are 0 while nothing is known of what they depend on.
 //
 // Of a candidate that fetches part of the prompt, prefill is that of the rest, and the time of
-// the fetch is added. beta goes by prefills without fetches.
+// the fetch is added.
 //
-// In a pair the prefill costs the wait and the prefill, the decode what the requests add: an
-// engine decodes before it prefills what waits.
+// In a pair the prefill costs the wait, the prefill, evict and room, the decode room and what
+// the requests add: an engine decodes before it prefills what waits.
 func eta(v *View) loads.Weights {
 	s := v.Settings
 	if v.Part == DecodePart {
 		for i := range v.Candidates {
-			v.set(i, 0, 0)
+			room := v.Candidates[i].room(s.RoomMS)
+			v.set(i, room, 0, Term{"room_ms", room})
 		}
 		return loads.Weights{Requests: s.RequestMS}
 	}
 	shape := s.shape()
-	var wait, prefill float64
-	own := v.floats(len(v.Candidates))
+	beta, speed := s.Beta, 0.0
+	own, fill := v.floats(len(v.Candidates)), v.fills()
 	for i := range v.Candidates {
 		c := &v.Candidates[i]
 		if !c.Decode {
 			own[i] = c.prefill(v, shape, 0)
 		}
-		wait += c.Load.Wait(v.Now, s.Speed)
-		prefill += own[i]
-	}
-	beta := 2.0
-	if prefill > 0 {
-		beta += 4 * wait / prefill
-	}
-	if s.Beta != nil {
-		beta = *s.Beta
+		speed += v.speedOf(c) / float64(len(v.Candidates))
 	}
 	for i := range v.Candidates {
 		c := &v.Candidates[i]
+		room, evict := c.room(s.RoomMS), 0.0
+		if fill[i] > 0 && !c.Decode {
+			cached := min(c.Cached(), v.Tokens)
+			evict = s.Evict * fill[i] * float64(shape.Units(v.Tokens-cached, cached)) / speed
+		}
+		more := evict + room
 		if c.Pull == nil {
-			v.set(i, (1+beta)*own[i], 0, Term{"prefill_ms", own[i]}, Term{"beta", beta}, Term{"weighed_prefill_ms", (1 + beta) * own[i]})
+			v.set(i, (1+beta)*own[i]+more, 0, Term{"prefill_ms", own[i]}, Term{"beta", beta}, Term{"weighed_prefill_ms", (1 + beta) * own[i]},
+				Term{"evict_ms", evict}, Term{"room_ms", room})
 			continue
 		}
 		rest := c.prefill(v, shape, c.Pull.Tokens)
-		v.set(i, (1+beta)*rest+c.Pull.MS, 0, Term{"prefill_ms", rest}, Term{"beta", beta}, Term{"weighed_prefill_ms", (1 + beta) * rest},
-			Term{"pull_ms", c.Pull.MS}, Term{"recompute_ms", own[i]})
-		c.Cost.Without = (1 + beta) * own[i]
+		v.set(i, (1+beta)*rest+c.Pull.MS+more, 0, Term{"prefill_ms", rest}, Term{"beta", beta}, Term{"weighed_prefill_ms", (1 + beta) * rest},
+			Term{"pull_ms", c.Pull.MS}, Term{"recompute_ms", own[i]}, Term{"evict_ms", evict}, Term{"room_ms", room})
+		c.Cost.Without = (1+beta)*own[i] + more
 	}
 	if v.Part == PrefillPart {
 		return loads.Weights{Wait: 1}
@@ -66,14 +84,101 @@ func eta(v *View) loads.Weights {
 // prefill returns how many milliseconds the candidate takes for what it does not hold when it
 // has fetched so many tokens.
 func (c *Candidate) prefill(v *View, shape loads.Shape, fetched int) float64 {
-	speed := c.Load.Speed
-	if speed <= 0 {
-		speed = v.Settings.Speed
-	}
 	cached := min(c.Cached()+fetched, v.Tokens)
 	work := float64(shape.Units(v.Tokens-cached, cached))
 	for tier, held := range c.Held {
 		work += float64(held) * (1 - v.Settings.TierWeights[tier])
 	}
-	return shape.Overhead + work/speed
+	return shape.Overhead + work/v.speedOf(c)
+}
+
+// fills returns how much was put into each candidate's cache lately, for its size, over the
+// mean of all, at most maxFill. Where the size of one is not known, all count as alike.
+func (v *View) fills() []float64 {
+	out := v.floats(len(v.Candidates))
+	sized, sum := true, 0.0
+	for i := range v.Candidates {
+		sized = sized && v.Candidates[i].CapacityBlocks > 0
+	}
+	for i := range v.Candidates {
+		c := &v.Candidates[i]
+		if out[i] = c.Load.FilledBy(v.Now); sized {
+			out[i] /= float64(c.CapacityBlocks)
+		}
+		sum += out[i]
+	}
+	if sum <= 0 {
+		return out
+	}
+	mean := sum / float64(len(out))
+	for i := range out {
+		out[i] = min(maxFill, out[i]/mean)
+	}
+	return out
+}
+
+// room returns what it costs, in milliseconds, that running requests and this one need the
+// cache: full of what they take all of it, and little as long as half of it is free. It is 0 of
+// a rank that nothing runs on, since whatever is in its cache makes room, and where the size
+// of the cache is not known.
+func (c *Candidate) room(full float64) float64 {
+	if c.CapacityBlocks <= 0 || c.Load.Requests <= 0 {
+		return 0
+	}
+	use := min(maxUse, float64(c.Load.Blocks+c.Added)/float64(c.CapacityBlocks))
+	cube := use * use * use
+	return full * cube * cube
+}
+
+// speedOf is the speed to reckon with of a candidate.
+func (v *View) speedOf(c *Candidate) float64 {
+	switch {
+	case c.Speed > 0:
+		return c.Speed
+	case c.Load.Speed > 0:
+		return c.Load.Speed
+	}
+	return v.Settings.Speed
+}
+
+// speedNoise is by how much a prefill's time differs from what is expected of it, as the
+// standard deviation of its logarithm: what runs beside it, and how requests fall into batches,
+// is not known here.
+const speedNoise = 0.25
+
+// learnSpeeds finds out how fast candidates are. What is learnt of each is off by chance, and
+// of several that are alike one always looks the fastest; it would then get every prompt that
+// nobody holds. So speeds are drawn towards their mean, by the share that chance has in how they
+// differ: wholly where that explains all of it, and hardly where pods are of two kinds
+// (the estimator of James and Stein). Of one that nothing was learnt of it is the mean.
+func (v *View) learnSpeeds() {
+	var n, sum, squares, noise float64
+	for i := range v.Candidates {
+		if l := &v.Candidates[i].Load; l.Samples > 0 && l.Speed > 0 {
+			x := math.Log(l.Speed)
+			n, sum, squares, noise = n+1, sum+x, squares+x*x, noise+speedVariance(l.Samples)
+		}
+	}
+	if n == 0 {
+		return
+	}
+	mean, between := sum/n, 0.0
+	if n > 1 {
+		between = max(0, (squares-n*mean*mean)/(n-1)-noise/n)
+	}
+	all := math.Exp(mean)
+	for i := range v.Candidates {
+		c := &v.Candidates[i]
+		c.Speed = all
+		if l := &c.Load; between > 0 && l.Samples > 0 && l.Speed > 0 {
+			c.Speed = all * math.Pow(l.Speed/all, between/(between+speedVariance(l.Samples)))
+		}
+	}
+}
+
+// speedVariance is how much chance there is in a speed that was learnt from so many requests,
+// as the variance of its logarithm: that of a mean with the weights of loads.Load.
+func speedVariance(samples int64) float64 {
+	w := max(loads.MinSpeedWeight, 1/float64(samples+1))
+	return speedNoise * speedNoise * w / (2 - w)
 }

@@ -159,6 +159,8 @@ func (r *Router) routePair(ctx context.Context, q *Request, fresh bool) (*Decisi
 	if err := p.places(&picture); err != nil {
 		return nil, err
 	}
+	p.prefill.learnSpeeds()
+	p.decode.learnSpeeds()
 	r.draw(p.prefill)
 	r.draw(p.decode)
 	p.prefill.planPulls(match, q.Score.Model, &picture)

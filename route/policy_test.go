@@ -202,6 +202,52 @@ func TestNoHitLRU(t *testing.T) {
 	}
 }
 
+// steps2 are what makes the first of two cheaper by what is in their caches.
+var steps2 = []struct {
+	what   string
+	change func(a, b *Candidate)
+}{
+	{"the other was filled more", func(_, b *Candidate) { b.Load.Filled *= 1.2 }},
+	{"the other was filled later", func(a, _ *Candidate) { a.Load.FilledAt -= loads.FillHalf.Microseconds() }},
+	{"the other is smaller, and nothing runs", func(a, b *Candidate) {
+		a.Load.Requests, b.Load.Requests, b.CapacityBlocks = 0, 0, 1500
+	}},
+	{"the other is filled, though it looks a little faster", func(a, b *Candidate) {
+		a.Load.Speed, b.Load.Speed, b.Load.Filled = 100, 105, 70_000
+	}},
+	{"the other has no room", func(_, b *Candidate) { b.Load.Blocks = 1900 }},
+}
+
+// TestSpeeds: what is learnt of pods that are alike differs by chance, and counts as one speed;
+// of pods of two kinds nearly all of the difference counts.
+func TestSpeeds(t *testing.T) {
+	speeds := func(learnt ...float64) (out []float64) {
+		v := fleet(len(learnt), 100)
+		for i, speed := range learnt {
+			if speed > 0 {
+				v.Candidates[i].Load = loads.Load{Speed: speed, Samples: 50}
+			}
+		}
+		v.learnSpeeds()
+		for i := range v.Candidates {
+			out = append(out, v.speedOf(&v.Candidates[i]))
+		}
+		return out
+	}
+	if got := speeds(0, 0); got[0] != loads.DefaultSpeed || got[1] != got[0] {
+		t.Errorf("nothing is learnt: %v", got)
+	}
+	alike := speeds(100, 104, 97, 0)
+	for _, speed := range alike {
+		if speed != alike[0] || speed < 97 || speed > 104 {
+			t.Errorf("alike but for chance: %v", alike)
+		}
+	}
+	if got := speeds(100, 100, 300, 300); got[0] > 104 || got[2] < 288 || got[0] >= got[2] {
+		t.Errorf("of two kinds: %v", got)
+	}
+}
+
 // TestETA goes through the terms of eta one by one.
 func TestETA(t *testing.T) {
 	v := fleet(2, 10000)
@@ -236,18 +282,30 @@ func TestETA(t *testing.T) {
 		}
 	}
 
-	// 5,008 tokens behind 4,992, at 100 units a millisecond, beside a wait of 400 ms there and
-	// none here: the wait is worth it as beta adapts, and not when beta is 0.
+	// Of two that are alike the one that less was put into lately is taken, for its size, and
+	// the one whose cache running requests need less.
+	for _, step := range steps2 {
+		v := fleet(2, 10000)
+		for i := range v.Candidates {
+			v.Candidates[i].CapacityBlocks, v.Candidates[i].Load = 2000, loads.Load{Requests: 2, Blocks: 500, Filled: 50_000, FilledAt: v.Now}
+		}
+		step.change(&v.Candidates[0], &v.Candidates[1])
+		if got := decide(t, "eta", v); got != 0 {
+			t.Errorf("%s: it is not taken", step.what)
+		}
+	}
+
+	// 5,008 tokens behind 4,992, at 100 units a millisecond, beside a wait of 150 ms there and
+	// none here: the wait is worth it, and not when beta is 0.
 	v = fleet(2, 10000)
 	for i := range v.Candidates {
 		v.Candidates[i].Load.Speed = 100
 	}
-	v.Candidates[0].Held[store.GPU], v.Candidates[0].Load.Work = 4992, 40_000
+	v.Candidates[0].Held[store.GPU], v.Candidates[0].Load.Work = 4992, 15_000
 	if got := decide(t, "eta", v); got != 0 {
 		t.Error("a hit is not waited for")
 	}
-	zero := 0.0
-	v.Settings.Beta = &zero
+	v.Settings.Beta = 0
 	if got := decide(t, "eta", v); got != 1 {
 		t.Error("with beta 0 the sooner answer is not taken")
 	}
@@ -336,10 +394,10 @@ func TestSettings(t *testing.T) {
 	}
 	got, err := s.Merge([]byte(`{"policy":"dynamo","tier_weights":{"disk":0},"dynamo":{"prefill_load_scale":4},"beta":8}`))
 	if err != nil || got.Policy != "dynamo" || got.TierWeights != (TierWeights{1, 0.8, 0, 0.3}) || got.Dynamo.PrefillLoadScale != 4 ||
-		got.Dynamo.HostCacheHitWeight != 0.75 || *got.Beta != 8 {
+		got.Dynamo.HostCacheHitWeight != 0.75 || got.Beta != 8 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if s.TierWeights[store.Disk] != 0.5 || s.Beta != nil {
+	if s.TierWeights[store.Disk] != 0.5 || s.Beta != 2 {
 		t.Error("the settings merged into have changed")
 	}
 	for _, bad := range []string{

@@ -196,7 +196,7 @@ func TestPullIsNeverDearer(t *testing.T) {
 			}
 			wait := 0.0
 			for _, t := range c.Terms {
-				if t.Name == "wait_ms" || t.Name == "requests_load" {
+				if slices.Contains([]string{"wait_ms", "requests_load", "evict_ms", "room_ms"}, t.Name) {
 					wait += t.Value
 				}
 			}

@@ -165,6 +165,7 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 	if err := q.candidates(v, match, &picture); err != nil {
 		return nil, err
 	}
+	v.learnSpeeds()
 	r.draw(v)
 	v.planPulls(match, q.Score.Model, &picture)
 	w := policy.Weigh(v)
@@ -386,7 +387,7 @@ func (v *View) terms(c *Candidate, w loads.Weights) []Term {
 	out := slices.Clone(c.Cost.Terms)
 	blocks := float64(c.Load.Blocks + c.Added)
 	for _, t := range []Term{
-		{"wait_ms", w.Wait * c.Load.Wait(v.Now, v.Settings.Speed)},
+		{"wait_ms", w.Wait * c.Load.Wait(v.Now, v.speedOf(c))},
 		{"prefill_load", w.Prefill * float64(c.Load.Prefill)},
 		{"decode_load", w.Decode * blocks},
 		{"blocks_load", w.Blocks * blocks},

@@ -26,12 +26,17 @@ type Settings struct {
 	Policy string `json:"policy"`
 	// Temperature, if above 0, draws among the candidates by the softmax of their costs.
 	Temperature float64 `json:"temperature"`
-	// Beta weighs the prefill of policy eta; without it beta adapts to the load.
-	Beta *float64 `json:"beta,omitempty"`
+	// Beta is by how much policy eta weighs prefill higher than waiting.
+	Beta float64 `json:"beta"`
 	// TierWeights are what a token counts by the tier that holds it, between 0 and 1.
 	TierWeights TierWeights `json:"tier_weights"`
 	// RequestMS is what policy eta adds for each request that runs, in milliseconds.
 	RequestMS float64 `json:"request_ms"`
+	// RoomMS is what policy eta adds for a rank of which running requests, with this one, take
+	// the whole cache, in milliseconds: how long one waits for others to end.
+	RoomMS float64 `json:"room_ms"`
+	// Evict weighs what a prompt pushes out of a cache, of policy eta; 0 takes no notice of it.
+	Evict float64 `json:"evict"`
 	// Speed is the speed of ranks of which none is learnt, in units of prefill a
 	// millisecond: see loads.Shape. Quadratic and OverheadMS are the model's shape.
 	Speed      float64 `json:"speed"`
@@ -105,7 +110,7 @@ func (w *TierWeights) UnmarshalJSON(b []byte) error {
 func DefaultSettings() Settings {
 	return Settings{
 		Policy: DefaultPolicy, TierWeights: TierWeights(scorer.DefaultWeights()),
-		RequestMS: 1, Speed: loads.DefaultSpeed, Quadratic: loads.DefaultShape.Quadratic, OverheadMS: loads.DefaultShape.Overhead,
+		Beta: 2, RequestMS: 1, RoomMS: 10_000, Evict: 4, Speed: loads.DefaultSpeed, Quadratic: loads.DefaultShape.Quadratic, OverheadMS: loads.DefaultShape.Overhead,
 		Bound: 1.25, Dynamo: DefaultDynamo, LLMD: LLMD{Prefix: 2, KV: 1, Queue: 1}, Pair: DefaultPair(), Pull: DefaultPull(), LeaseS: 120, Predict: DefaultPredict(), Affinity: DefaultAffinity(),
 	}
 }
@@ -114,10 +119,6 @@ func DefaultSettings() Settings {
 // error is ErrSettings.
 func (s *Settings) Merge(object []byte) (Settings, error) {
 	out := *s
-	if s.Beta != nil {
-		beta := *s.Beta // not shared with the copy
-		out.Beta = &beta
-	}
 	out.Pair = s.Pair.clone()
 	d := json.NewDecoder(bytes.NewReader(object))
 	d.DisallowUnknownFields()
@@ -156,6 +157,8 @@ func (s *Settings) Validate() error {
 	}{
 		{"temperature", s.Temperature, 0, 1e6},
 		{"request_ms", s.RequestMS, 0, 1e9},
+		{"room_ms", s.RoomMS, 0, 1e9},
+		{"evict", s.Evict, 0, 1e6},
 		{"speed", s.Speed, 1e-6, 1e12},
 		{"quadratic", s.Quadratic, 0, 1},
 		{"overhead_ms", s.OverheadMS, 0, 1e6},
@@ -183,7 +186,7 @@ func (s *Settings) Validate() error {
 		{"tier_weights.cpu", s.TierWeights[store.CPU], 0, 1},
 		{"tier_weights.disk", s.TierWeights[store.Disk], 0, 1},
 		{"tier_weights.shared", s.TierWeights[store.Shared], 0, 1},
-		{"beta", valueOf(s.Beta), 0, 1e6},
+		{"beta", s.Beta, 0, 1e6},
 		{"dynamo.overlap_score_credit", s.Dynamo.OverlapScoreCredit, 0, 1e6},
 		{"dynamo.overlap_score_credit_decay", s.Dynamo.OverlapScoreCreditDecay, 0, 1e6},
 		{"dynamo.prefill_load_scale", s.Dynamo.PrefillLoadScale, 0, 1e6},
@@ -200,13 +203,6 @@ func (s *Settings) Validate() error {
 		}
 	}
 	return s.Pair.validate()
-}
-
-func valueOf(p *float64) float64 {
-	if p == nil {
-		return 0
-	}
-	return *p
 }
 
 func (s *Settings) shape() loads.Shape {

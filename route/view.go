@@ -25,6 +25,9 @@ type Candidate struct {
 	Booked loads.Load
 	Extra  loads.Extra
 	Added  int64
+	// Speed is the speed to reckon with, in units of prefill a millisecond: that which was
+	// learnt, as far as it differs from others' by more than chance, or that of the settings.
+	Speed float64
 	// Engine is what the engine has told lately, nil for nothing.
 	Engine *loads.Engine
 	// Decode says that the pod only decodes: others have prefilled the prompt.
@@ -132,7 +135,7 @@ func (v *View) candidate(i int) loads.Candidate {
 	}
 	out := loads.Candidate{
 		RankRef: c.RankRef, Generation: c.Generation, Uncached: uncached,
-		Base: c.Cost.Base, Floor: c.Cost.Floor, Factor: c.Cost.Factor, Prior: v.Settings.Speed,
+		Base: c.Cost.Base, Floor: c.Cost.Floor, Factor: c.Cost.Factor, Speed: v.speedOf(c),
 		Limits: v.limits(c),
 	}
 	if !c.Decode {
@@ -148,8 +151,8 @@ func (v *View) bookable(i int, w loads.Weights) loads.Candidate {
 	if c.Load == c.Booked {
 		return out
 	}
-	prior := v.Settings.Speed
-	out.Base += w.Wait*(c.Load.Wait(v.Now, prior)-c.Booked.Wait(v.Now, prior)) + w.Blocks*float64(c.Load.Blocks-c.Booked.Blocks) +
+	speed := v.speedOf(c)
+	out.Base += w.Wait*(c.Load.Wait(v.Now, speed)-c.Booked.Wait(v.Now, speed)) + w.Blocks*float64(c.Load.Blocks-c.Booked.Blocks) +
 		w.Requests*float64(c.Load.Requests-c.Booked.Requests)
 	out.Floor += w.Prefill*float64(c.Load.Prefill-c.Booked.Prefill) + w.Decode*float64(c.Load.Blocks-c.Booked.Blocks)
 	return out
@@ -198,6 +201,6 @@ func (v *View) limits(c *Candidate) loads.Limits {
 // Total returns what candidate i costs at its load in the view.
 func (v *View) Total(i int, w loads.Weights) float64 {
 	c := &v.Candidates[i]
-	k := loads.Candidate{Base: c.Cost.Base, Floor: c.Cost.Floor, Factor: c.Cost.Factor, Prior: v.Settings.Speed}
+	k := loads.Candidate{Base: c.Cost.Base, Floor: c.Cost.Floor, Factor: c.Cost.Factor, Speed: v.speedOf(c)}
 	return k.Cost(w, &c.Load, c.Added, v.Now)
 }

@@ -67,16 +67,37 @@ type Load struct {
 	Samples int64   `json:"samples,omitempty"`
 	// Learnt is when the last one was, in microseconds of the Unix epoch.
 	Learnt int64 `json:"-"`
+	// Filled is how many tokens requests have put into the rank's cache lately: those that
+	// were booked there uncached. They fade, half of them in FillHalf, and are as of FilledAt,
+	// in microseconds of the Unix epoch.
+	Filled   float64 `json:"-"`
+	FilledAt int64   `json:"-"`
+}
+
+// FillHalf is the time in which half of what Load.Filled counts fades.
+const FillHalf = 200 * time.Second
+
+// FilledBy returns Filled as it has faded by a time.
+func (l *Load) FilledBy(now int64) float64 {
+	if l.Filled <= 0 {
+		return 0
+	}
+	return l.Filled * math.Pow(0.5, float64(max(0, now-l.FilledAt))/float64(FillHalf.Microseconds()))
+}
+
+// lasting is what there is of a load without its requests.
+func (l *Load) lasting() Load {
+	return Load{Speed: l.Speed, Samples: l.Samples, Learnt: l.Learnt, Filled: l.Filled, FilledAt: l.FilledAt}
+}
+
+// IsForgotten reports whether nothing is left of a load by a time, or nothing that counts.
+func (l *Load) IsForgotten(now int64) bool {
+	return l.Requests == 0 && now-max(l.Learnt, l.FilledAt) > ForgetSpeed.Microseconds()
 }
 
 // Wait returns for how many milliseconds a request that arrives now waits for the prefill
-// before it. The rank has worked on it since Since, at its Speed, or at prior where that is
-// not known.
-func (l *Load) Wait(now int64, prior float64) float64 {
-	speed := l.Speed
-	if speed <= 0 {
-		speed = prior
-	}
+// before it, on which the rank has worked since Since, at a speed in units a millisecond.
+func (l *Load) Wait(now int64, speed float64) float64 {
 	if speed <= 0 || l.Work <= 0 {
 		return 0
 	}
@@ -84,10 +105,11 @@ func (l *Load) Wait(now int64, prior float64) float64 {
 }
 
 // In returns the load as it stands in a generation of its rank: when that is newer, the
-// engine has restarted, and nothing is left but what was learnt of its speed.
+// engine has restarted, and nothing is left but what was learnt of its speed, and Filled,
+// which fades.
 func (l *Load) In(gen store.Generation) Load {
 	if l.IsVoid(gen) {
-		return Load{Speed: l.Speed, Samples: l.Samples, Learnt: l.Learnt}
+		return l.lasting()
 	}
 	return *l
 }
@@ -101,6 +123,7 @@ func (l *Load) Add(c *Candidate, blocks, now int64) {
 		l.Since = now
 	}
 	l.Work, l.Prefill, l.Requests, l.Blocks = l.Work+c.Work, l.Prefill+int64(c.Uncached), l.Requests+1, l.Blocks+blocks
+	l.Filled, l.FilledAt = l.FilledBy(now)+float64(c.Uncached), now
 }
 
 // Weights are the factors of a cost that depends on load:
@@ -138,8 +161,9 @@ type Candidate struct {
 	Work     int64
 	// Base, Floor and Factor are the parts of its cost that no load changes: see Weights.
 	Base, Floor, Factor float64
-	// Prior is the speed to reckon with while none is learnt, in units a millisecond.
-	Prior float64
+	// Speed is the speed to reckon with, in units a millisecond. The index goes by it and not
+	// by what it has learnt, of which the caller may know better.
+	Speed float64
 	// Limits say when it is busy.
 	Limits Limits
 }
@@ -147,7 +171,7 @@ type Candidate struct {
 // Cost returns what the candidate costs at a load, when the request adds so many blocks.
 func (c *Candidate) Cost(w Weights, l *Load, added int64, now int64) float64 {
 	blocks := float64(l.Blocks + added)
-	return c.Factor * (c.Base + w.Wait*l.Wait(now, c.Prior) + max(0, c.Floor+w.Prefill*float64(l.Prefill)+w.Decode*blocks) +
+	return c.Factor * (c.Base + w.Wait*l.Wait(now, c.Speed) + max(0, c.Floor+w.Prefill*float64(l.Prefill)+w.Decode*blocks) +
 		w.Blocks*blocks + w.Requests*float64(l.Requests))
 }
 
@@ -220,7 +244,8 @@ type Report struct {
 
 // Picture are the loads of a model at one moment.
 type Picture struct {
-	// Loads has every (pod, rank) with running requests or a learnt speed.
+	// Loads has every (pod, rank) with running requests, a learnt speed, or a cache that was
+	// filled lately.
 	Loads map[store.RankRef]Load
 	// Engines has every (pod, rank) whose engine has told its own load within EngineStale.
 	Engines map[store.RankRef]Engine
@@ -321,8 +346,8 @@ func (c *Call) Validate() error {
 
 func (c *Candidate) validate() error {
 	switch {
-	case !isFinite(c.Base) || !isFinite(c.Floor) || !isFinite(c.Factor) || !isFinite(c.Prior):
-		return fmt.Errorf("%w: the cost of %v is %v x (%v, %v) at a speed of %v", ErrInvalid, c.RankRef, c.Factor, c.Base, c.Floor, c.Prior)
+	case !isFinite(c.Base) || !isFinite(c.Floor) || !isFinite(c.Factor) || !isFinite(c.Speed):
+		return fmt.Errorf("%w: the cost of %v is %v x (%v, %v) at a speed of %v", ErrInvalid, c.RankRef, c.Factor, c.Base, c.Floor, c.Speed)
 	case c.Uncached < 0 || c.Uncached > MaxTokens || c.Work < 0 || c.Work > maxWork:
 		return fmt.Errorf("%w: %v has %d tokens to prefill, %d units", ErrInvalid, c.RankRef, c.Uncached, c.Work)
 	}

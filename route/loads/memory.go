@@ -50,7 +50,7 @@ type book struct {
 }
 
 // row is the load of a (pod, rank) with what its blocks are counted by. A row without
-// requests keeps only its speed.
+// requests keeps only its speed, and what its cache was filled with.
 type row struct {
 	Load
 	// life tells the row from those that the rank had before: reservations of theirs have
@@ -191,7 +191,7 @@ func (b *book) row(at store.RankRef, gen store.Generation, now int64) *row {
 		b.lives = max(b.lives+1, now)
 		fresh := &row{life: b.lives, marks: map[blockkey.Key]int{}}
 		if r != nil {
-			fresh.Speed, fresh.Samples, fresh.Learnt = r.Speed, r.Samples, r.Learnt
+			fresh.Load = r.lasting()
 		}
 		r = fresh
 		b.rows[at] = r
@@ -279,13 +279,13 @@ func (r *reservation) prefills() part {
 	return r.part
 }
 
-// empty forgets a load without requests, but for its speed.
+// empty forgets a load without requests, but for what lasts of it.
 func (b *book) empty(at store.RankRef, l *row) {
-	if l.Samples == 0 {
+	l.Load = l.lasting()
+	if l.Load == (Load{}) {
 		delete(b.rows, at)
 		return
 	}
-	l.Load = Load{Speed: l.Speed, Samples: l.Samples, Learnt: l.Learnt}
 	l.marks, l.life = nil, 0
 }
 
@@ -399,7 +399,7 @@ func (m *Memory) Loads(_ context.Context, model string) (Picture, error) {
 	b.endOverdue(now, math.MaxInt)
 	p.Settings, p.Version = b.settings, b.version
 	for at, r := range b.rows {
-		if r.Requests == 0 && now-r.Learnt > ForgetSpeed.Microseconds() {
+		if r.IsForgotten(now) {
 			delete(b.rows, at)
 			continue
 		}
@@ -432,7 +432,8 @@ func (m *Memory) Audit(_ context.Context, model string) ([]Difference, error) {
 	b.endOverdue(now, math.MaxInt)
 	sums := map[store.RankRef]*row{}
 	for at, l := range b.rows {
-		sums[at] = &row{Load: Load{Generation: l.Generation, Since: l.Since, Speed: l.Speed, Samples: l.Samples, Learnt: l.Learnt}, life: l.life, marks: map[blockkey.Key]int{}}
+		sums[at] = &row{Load: l.lasting(), life: l.life, marks: map[blockkey.Key]int{}}
+		sums[at].Generation, sums[at].Since = l.Generation, l.Since
 	}
 	live := func(at part) *row {
 		if s := sums[at.RankRef]; s != nil && s.life == at.life {

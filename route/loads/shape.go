@@ -43,7 +43,6 @@ func (s Shape) Units(n, c int) int64 {
 // What a speed is learnt from.
 const (
 	minSample  = 256  // tokens; a shorter prefill is mostly overhead
-	minWeight  = 0.1  // of a sample, however many there are
 	maxStep    = 2.0  // by which one sample may differ from what is known
 	minService = 0.01 // ms; below it a report says nothing
 	minSpeed   = 1e-6
@@ -51,6 +50,10 @@ const (
 	markGrowth = 4  // marks grow by a quarter
 	maxMarks   = 96 // of a prompt
 )
+
+// MinSpeedWeight is the weight of a request in the speed that is learnt, however many there were
+// before it.
+const MinSpeedWeight = 0.1
 
 // ForgetSpeed is how long a speed is kept of which no request tells any more.
 const ForgetSpeed = 24 * time.Hour
@@ -69,7 +72,7 @@ func (l *Load) learn(units, ms, overhead float64, now int64) {
 		return
 	}
 	ratio := min(maxStep, max(1/maxStep, sample/l.Speed))
-	l.Speed = min(maxSpeed, max(minSpeed, l.Speed*math.Pow(ratio, max(minWeight, 1/float64(l.Samples+1)))))
+	l.Speed = min(maxSpeed, max(minSpeed, l.Speed*math.Pow(ratio, max(MinSpeedWeight, 1/float64(l.Samples+1)))))
 	l.Samples++
 }
 

@@ -102,7 +102,7 @@ func pod(name string, rank int) store.RankRef { return store.RankRef{Pod: name, 
 func call(id string, keys []blockkey.Key, places ...store.RankRef) *loads.Call {
 	c := &loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: len(keys)*blockSize + 3, BlockSize: blockSize, Keys: keys}
 	for _, p := range places {
-		c.Candidates = append(c.Candidates, loads.Candidate{RankRef: p, Uncached: c.Tokens, Work: int64(c.Tokens) * 2, Factor: 1, Prior: 1})
+		c.Candidates = append(c.Candidates, loads.Candidate{RankRef: p, Uncached: c.Tokens, Work: int64(c.Tokens) * 2, Factor: 1, Speed: 1})
 	}
 	return c
 }
@@ -119,6 +119,7 @@ func Run(t *testing.T, open Open) {
 	t.Run("leases", func(t *testing.T) { lease(t, open) })
 	t.Run("output", func(t *testing.T) { output(t, open) })
 	t.Run("speeds are learnt", func(t *testing.T) { learns(t, open) })
+	t.Run("caches are filled", func(t *testing.T) { fills(t, open) })
 	t.Run("models are apart", func(t *testing.T) { models(t, open) })
 	t.Run("settings", func(t *testing.T) { settings(t, open) })
 	t.Run("refuses", func(t *testing.T) { refuses(t, open) })
@@ -135,10 +136,17 @@ func book(t tester, s loads.Store, c *loads.Call) loads.Booked {
 	return b
 }
 
+// load returns the load of a place, without what its cache was filled with.
 func load(t tester, s loads.Store, at store.RankRef) loads.Load {
 	p, err := s.Loads(ctx, "m")
 	must(t, err)
-	return p.Loads[at]
+	return unfilled(p.Loads[at])
+}
+
+// unfilled returns a load without what its cache was filled with.
+func unfilled(l loads.Load) loads.Load {
+	l.Filled, l.FilledAt = 0, 0
+	return l
 }
 
 func bookAndEnd(t *testing.T, open Open) {
@@ -395,6 +403,56 @@ func learns(t *testing.T, open Open) {
 	near(t, speed, l.Speed, speed*1e-3, "a speed outlives its requests")
 	clock.Advance(25 * time.Hour)
 	zero(t, load(t, s, a), "and is forgotten when nobody tells of it")
+}
+
+// fills counts what is put into a cache. It fades, outlives requests, and is forgotten.
+func fills(t *testing.T, open Open) {
+	clock := NewClock()
+	s := open(t, clock)
+	a, b := pod("a", 0), pod("b", 0)
+	filled := func(at store.RankRef) float64 {
+		p, err := s.Loads(ctx, "m")
+		must(t, err)
+		l := p.Loads[at]
+		return l.FilledBy(p.Now)
+	}
+	run := func(id string, uncached int) {
+		c := call(id, nil, a)
+		c.Tokens, c.Candidates[0].Uncached = 1000, uncached
+		book(t, s, c)
+		book(t, s, c) // the same once more
+	}
+	run("one", 1000)
+	near(t, 1000, filled(a), 0.1)
+	clock.Advance(loads.FillHalf)
+	near(t, 500, filled(a), 0.1, "half of it has faded")
+	run("two", 300)
+	near(t, 800, filled(a), 0.1)
+	_, err := s.Output(ctx, "m", "two", 50)
+	must(t, err)
+	for _, id := range []string{"one", "two"} {
+		_, err := s.Done(ctx, "m", id, loads.Done{Cached: 0})
+		must(t, err)
+		end(t, s, id)
+	}
+	_, err = s.Audit(ctx, "m")
+	must(t, err)
+	near(t, 800, filled(a), 0.1, "they are over")
+	zero(t, load(t, s, a))
+	run("three", 200)
+	near(t, 1000, filled(a), 0.1)
+	restarted := call("four", nil, a)
+	restarted.Tokens, restarted.Candidates[0].Uncached, restarted.Candidates[0].Generation = 1000, 0, 9
+	book(t, s, restarted)
+	near(t, 1000, filled(a), 0.1, "what it was filled with fades, whatever becomes of it")
+	zero(t, filled(b))
+	end(t, s, "four")
+	clock.Advance(25 * time.Hour)
+	p, err := s.Loads(ctx, "m")
+	must(t, err)
+	p, err = s.Loads(ctx, "m")
+	must(t, err)
+	equal(t, 0, len(p.Loads), "and is forgotten")
 }
 
 func models(t *testing.T, open Open) {
@@ -676,7 +734,9 @@ func histories(t *testing.T, open Open) {
 		clock.Advance(2 * time.Minute)
 		p, err := s.Loads(ctx, "m")
 		must(r, err)
-		equal(r, 0, len(p.Loads), "all loads are zero one lease after the last sign")
+		for at, l := range p.Loads {
+			zero(r, unfilled(l), "one lease after the last sign", at)
+		}
 	})
 }
 
@@ -714,6 +774,7 @@ func compare(r *rapid.T, got loads.Load, clock *Clock, all map[string]*running, 
 	for _, n := range marked {
 		want.Blocks += n
 	}
+	got = unfilled(got)
 	got.Since, got.Generation = 0, 0
 	if want.Requests == 0 && got.Requests == 0 {
 		want = loads.Load{}

@@ -33,7 +33,7 @@ func TestWrongArguments(t *testing.T) {
 			if i > 0 {
 				list = &c.Prefill
 			}
-			*list = append(*list, loads.Candidate{RankRef: store.RankRef{Pod: pod}, Uncached: 50, Work: 60, Factor: 1, Prior: 1})
+			*list = append(*list, loads.Candidate{RankRef: store.RankRef{Pod: pod}, Uncached: 50, Work: 60, Factor: 1, Speed: 1})
 		}
 		return c
 	}

@@ -47,7 +47,7 @@ func packCandidates(cs []loads.Candidate) []byte {
 	b := make([]byte, 0, 10*8*len(cs))
 	for i := range cs {
 		d := &cs[i]
-		b = appendNumbers(b, float64(d.Generation), float64(d.Uncached), float64(d.Work), d.Base, d.Floor, d.Factor, d.Prior,
+		b = appendNumbers(b, float64(d.Generation), float64(d.Uncached), float64(d.Work), d.Base, d.Floor, d.Factor, d.Speed,
 			float64(d.Limits.Requests), float64(d.Limits.Prefill), float64(d.Limits.Blocks))
 	}
 	return b

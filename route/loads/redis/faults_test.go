@@ -106,7 +106,9 @@ func (h *history) loads(s loads.Store) map[store.RankRef]load {
 	}
 	out := map[store.RankRef]load{}
 	for at, l := range p.Loads {
-		out[at] = load{l.Work, l.Prefill, l.Blocks, l.Requests}
+		if runs := (load{l.Work, l.Prefill, l.Blocks, l.Requests}); runs != (load{}) {
+			out[at] = runs
+		}
 	}
 	return out
 }
@@ -222,6 +224,8 @@ func TestLostTail(t *testing.T) {
 			h.check(false)
 		}
 		h.over()
+		h.clock.Advance(loads.ForgetSpeed)
+		h.loads(h.s) // which forgets what caches were filled with
 		if n := client.DBSize(ctx).Val(); n != 0 {
 			r.Fatalf("%d keys are left", n)
 		}

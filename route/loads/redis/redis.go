@@ -5,8 +5,8 @@
 // falls in, so that a script sees all of them and models spread over a cluster. With {c} for
 // the partition's tag and h for the model's hash in 16 hex digits the keys are
 //
-//	kva{c}:l:h    hash  rank:pod -> gen life booked work prefill blocks requests since speed samples learnt,
-//	                    @ -> the version of the settings
+//	kva{c}:l:h    hash  rank:pod -> gen life booked work prefill blocks requests since speed samples learnt
+//	                    filled filledAt,  @ -> the version of the settings
 //	kva{c}:r:h    hash  id -> a reservation
 //	kva{c}:t:h    zset  id, padded -> when its lease ends at the earliest, in microseconds of TIME
 //	kva{c}:x:h    hash  settings: what PutSettings has put, version: how often
@@ -349,8 +349,8 @@ func picture(now int64, rows, engines *reader, settings string, version int64) (
 		at, err := parseField(name)
 		l := readLoad(row)
 		switch {
-		case err != nil || l.Requests == 0 && l.Samples == 0:
-		case l.Requests == 0 && now-l.Learnt > loads.ForgetSpeed.Microseconds():
+		case err != nil || l.Requests == 0 && l.Samples == 0 && l.FilledAt == 0:
+		case l.IsForgotten(now):
 			old = append(old, name)
 		default:
 			p.Loads[at] = l

@@ -48,7 +48,7 @@ func TestCluster(t *testing.T) {
 func request(id string, places ...string) *loads.Call {
 	c := &loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: 100, BlockSize: 16}
 	for _, p := range places {
-		c.Candidates = append(c.Candidates, loads.Candidate{RankRef: store.RankRef{Pod: p}, Uncached: 100, Work: 100, Factor: 1, Prior: 1})
+		c.Candidates = append(c.Candidates, loads.Candidate{RankRef: store.RankRef{Pod: p}, Uncached: 100, Work: 100, Factor: 1, Speed: 1})
 	}
 	return c
 }
@@ -104,7 +104,7 @@ func TestServersClock(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(p.Loads) == 0 {
+		if p.Loads[store.RankRef{Pod: "a"}].Requests == 0 {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -152,8 +152,18 @@ func TestLostKeys(t *testing.T) {
 				t.Errorf("after an audit there are still differences: %v, %v", d, err)
 			}
 			clock.Advance(2 * time.Minute)
-			if p, err := s.Loads(ctx, "m"); err != nil || len(p.Loads) > 0 {
-				t.Errorf("one lease later: %v, %v", p, err)
+			p, err := s.Loads(ctx, "m")
+			for at, l := range p.Loads {
+				if l.Requests != 0 || l.Work != 0 || l.Prefill != 0 || l.Blocks != 0 {
+					t.Errorf("one lease later: %v has %+v", at, l)
+				}
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			clock.Advance(loads.ForgetSpeed)
+			if _, err := s.Loads(ctx, "m"); err != nil {
+				t.Error(err)
 			}
 			if n := client.DBSize(ctx).Val(); n != 0 {
 				t.Errorf("%d keys are left: %v", n, client.Keys(ctx, "*").Val())

@@ -70,7 +70,7 @@ func (r *reader) list() *reader {
 }
 
 // rowSize is the size of a load in lua/loads.lua.
-const rowSize = 11 * 8
+const rowSize = 13 * 8
 
 // appendNumbers appends numbers as the scripts read them.
 func appendNumbers(b []byte, ns ...float64) []byte {
@@ -92,7 +92,7 @@ func readLoad(row string) (l loads.Load) {
 	if len(row) != rowSize {
 		return l
 	}
-	var n [11]int64
+	var n [13]int64
 	for i := range n {
 		v := number(row, i)
 		if !(v >= 0 && v < 1<<53) {
@@ -103,6 +103,9 @@ func readLoad(row string) (l loads.Load) {
 	l = loads.Load{Generation: store.Generation(n[0]), Work: n[3], Prefill: n[4], Blocks: n[5], Requests: n[6], Since: n[7]}
 	if n[9] > 0 {
 		l.Speed, l.Samples, l.Learnt = number(row, 8), n[9], n[10]
+	}
+	if n[12] > 0 {
+		l.Filled, l.FilledAt = number(row, 11), n[12]
 	}
 	return l
 }

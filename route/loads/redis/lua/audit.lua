@@ -14,8 +14,8 @@ for i = 5, #ARGV do
   end
 end
 local before = call('HGET', LOAD, name)
-if not before or #before ~= 88 then return {'same'} end
-local g, l, k, w, p, b, n, since, speed, samples, learnt = numbers('<ddddddddddd', before)
+if not before or #before ~= 104 then return {'same'} end
+local g, l, k, w, p, b, n, since, speed, samples, learnt, filled, filledAt = numbers('<ddddddddddddd', before)
 if l ~= life or k ~= booked then return {'moved'} end
 local work, prefill, blocks, requests, marks = 0, 0, 0, 0, {}
 for _, v in ipairs(held) do
@@ -39,8 +39,8 @@ end
 if work == w and prefill == p and blocks == b and requests == n then return {'same'} end
 call('UNLINK', MARKS .. name)
 if requests == 0 then
-  if samples == 0 then call('HDEL', LOAD, name)
-  else call('HSET', LOAD, name, pack('<ddddddddddd', 0, l, 0, 0, 0, 0, 0, 0, speed, samples, learnt)) end
+  if samples == 0 and filled == 0 then call('HDEL', LOAD, name)
+  else call('HSET', LOAD, name, pack('<ddddddddddddd', 0, l, 0, 0, 0, 0, 0, 0, speed, samples, learnt, filled, filledAt)) end
 else
   local set = {'', PAD}
   for m, count in pairs(marks) do
@@ -48,6 +48,6 @@ else
     if #set >= 512 then call('HSET', MARKS .. name, unpack(set)); set = {} end
   end
   if #set > 0 then call('HSET', MARKS .. name, unpack(set)) end
-  call('HSET', LOAD, name, pack('<ddddddddddd', g, l, k, work, prefill, blocks, requests, since, speed, samples, learnt))
+  call('HSET', LOAD, name, pack('<ddddddddddddd', g, l, k, work, prefill, blocks, requests, since, speed, samples, learnt, filled, filledAt))
 end
 return {'mended', before, call('HGET', LOAD, name) or ''}

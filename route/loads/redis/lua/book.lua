@@ -2,7 +2,7 @@
 -- ARGV  2 id  3 of the call: lease in us, tokens, tail, expected, block size, temperature, draw, most
 --       reservations, version of the settings, how many overdue ids are wanted before anything
 --       is booked, weights of wait, prefill, decode, blocks and requests  4 marks
---       5 of each who may do it: gen, uncached, work, base, floor, factor, prior, limits of requests,
+--       5 of each who may do it: gen, uncached, work, base, floor, factor, speed, limits of requests,
 --       prefill and blocks  6 the same of each who may prefill for another; '' for no pair
 --       7 of a pair: the weights of who prefills, how many options and last resorts, and of each: who
 --       prefills and who decodes, counted from 1, extra, factor; '' for no pair
@@ -61,11 +61,10 @@ for c = 1, n do
   if c > n1 then weighWait, weighPrefill, weighDecode, weighBlocks, weighRequests = numbers('<ddddd', options) end
   local gen, _, _, base, least, factor, speed, mr, mp, mb = numbers('<dddddddddd', candidates, 80 * c - 79)
   local row, work, prefill, blocks, requests, since = rows[c + 1], 0, 0, 0, 0, now
-  if row and #row == 88 then
-    local g, _, _, w, p, b, r, s, learnt = numbers('<ddddddddddd', row)
-    if learnt > 0 then speed = learnt end
+  if row and #row == 104 then
+    local g, _, _, w, p, b, r, s = numbers('<dddddddd', row)
     if r > 0 and (g == 0 or g >= gen) then work, prefill, blocks, requests, since = w, p, b, r, s end
-  else rows[c + 1] = string.rep('\0', 88) end
+  else rows[c + 1] = string.rep('\0', 104) end
   if (mr ~= 0 and requests >= mr) or (mp ~= 0 and prefill >= mp) or (mb ~= 0 and blocks >= mb) then
     costs[c] = 0 / 0
   else
@@ -144,7 +143,7 @@ for part = 1, d == p and 1 or 2 do -- who does it or decodes, then who prefills 
   local c = part == 1 and d or p
   local name, gen, newWork, newPrefill = ARGV[7 + c], numbers('<d', candidates, 80 * c - 79), work, uncached
   if c ~= p then newWork, newPrefill = 0, 0 end
-  local g, l, k, w, pre, b, r, since, speed, samples, learnt = numbers('<ddddddddddd', rows[c + 1])
+  local g, l, k, w, pre, b, r, since, speed, samples, learnt, filled, filledAt = numbers('<ddddddddddddd', rows[c + 1])
   -- life, a time, tells a load from those that the rank had before.
   local fresh = r <= 0 or (g ~= 0 and g < gen)
   if fresh then
@@ -170,7 +169,8 @@ for part = 1, d == p and 1 or 2 do -- who does it or decodes, then who prefills 
     call('HSET', MARKS .. name, unpack(set))
   end
   if w == 0 then since = now end
-  call('HSET', LOAD, name, pack('<ddddddddddd', max(g, gen), l, k + 1, w + newWork, pre + newPrefill, b, r + 1, since, speed, samples, learnt))
+  filled, filledAt = filled * 0.5 ^ (max(0, now - filledAt) / HALF) + newPrefill, now -- FilledBy in loads.go
+  call('HSET', LOAD, name, pack('<ddddddddddddd', max(g, gen), l, k + 1, w + newWork, pre + newPrefill, b, r + 1, since, speed, samples, learnt, filled, filledAt))
 end
 local name, other = ARGV[7 + d], d == p and '' or ARGV[7 + p]
 call('HSET', RES, id, pack('<dddddddddddddddd', now + lease, 0, 0, 0, lives[1], uncached, work, now, tokens, tail, expected, size,

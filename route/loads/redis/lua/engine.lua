@@ -13,7 +13,7 @@ for a = 7, #ARGV, 8 do
   if old or rows < tonumber(ARGV[6]) then
     if not old then rows = rows + 1 end
     local row, work, prefill, blocks, requests = call('HGET', LOAD, name), 0, 0, 0, 0
-    if row and #row == 88 then
+    if row and #row == 104 then
       local g, _, _, w, p, b, n = numbers('<ddddddd', row)
       if g == 0 or g >= gen then work, prefill, blocks, requests = w, p, b, n end
     end

@@ -1,12 +1,12 @@
--- Forget speeds, and what engines have said, of which nobody has told for long.
--- ARGV  2 how long a speed is kept, in us  3 the same of an engine's load  4... rank and pod of each
+-- Forget loads without requests, and what engines have said, of which nobody has told for long.
+-- ARGV  2 how long such a load is kept, in us  3 the same of an engine's load  4... rank and pod of each
 local keep, keepEngine = tonumber(ARGV[2]), tonumber(ARGV[3])
 if not (#ARGV >= 4 and keep and keepEngine) then error('arguments are wrong', 0) end
 for i = 4, #ARGV do
   local row, engine = call('HGET', LOAD, ARGV[i]), call('HGET', ENGINES, ARGV[i])
-  if row and #row == 88 then
-    local requests, _, _, _, learnt = numbers('<ddddd', row, 49)
-    if requests == 0 and now - learnt > keep then call('HDEL', LOAD, ARGV[i]) end
+  if row and #row == 104 then
+    local requests, _, _, _, learnt, _, filledAt = numbers('<ddddddd', row, 49)
+    if requests == 0 and now - max(learnt, filledAt) > keep then call('HDEL', LOAD, ARGV[i]) end
   end
   if engine then
     local _, fields = string.gsub(engine, '%S+', '')

@@ -50,8 +50,8 @@ for i = 4, #ARGV do
     if part == 1 then blocks = tail + outblocks
     else name, its = string.sub(v, 129 + length, 128 + length + pairLength), pairLife end
     local row = call('HGET', LOAD, name)
-    local g, l, k, w, p, b, n, since, speed, samples, learnt
-    if row and #row == 88 then g, l, k, w, p, b, n, since, speed, samples, learnt = numbers('<ddddddddddd', row) end
+    local g, l, k, w, p, b, n, since, speed, samples, learnt, filled, filledAt
+    if row and #row == 104 then g, l, k, w, p, b, n, since, speed, samples, learnt, filled, filledAt = numbers('<ddddddddddddd', row) end
     if l ~= its then -- of a load that was lost the marks may be left
       if leaves and not row then call('UNLINK', MARKS .. name) end
     else
@@ -77,8 +77,8 @@ for i = 4, #ARGV do
       end
       if leaves and n <= 1 then
         call('UNLINK', MARKS .. name)
-        if samples == 0 then call('HDEL', LOAD, name)
-        else call('HSET', LOAD, name, pack('<ddddddddddd', 0, l, 0, 0, 0, 0, 0, 0, speed, samples, learnt)) end
+        if samples == 0 and filled == 0 then call('HDEL', LOAD, name)
+        else call('HSET', LOAD, name, pack('<ddddddddddddd', 0, l, 0, 0, 0, 0, 0, 0, speed, samples, learnt, filled, filledAt)) end
       else
         local m = (#v - 128 - length - pairLength) / 8
         if leaves and m > 0 then
@@ -99,7 +99,7 @@ for i = 4, #ARGV do
           if #set > 0 then call('HSET', MARKS .. name, unpack(set)) end
         end
         if leaves then b, n = max(0, b - blocks), n - 1 end
-        call('HSET', LOAD, name, pack('<ddddddddddd', g, l, k, w, p, b, n, since, speed, samples, learnt))
+        call('HSET', LOAD, name, pack('<ddddddddddddd', g, l, k, w, p, b, n, since, speed, samples, learnt, filled, filledAt))
       end
     end
   end

@@ -5,8 +5,8 @@
 --
 -- Numbers are little-endian doubles, since text takes several times as long. All are whole
 -- and below 2^53 but for costs and speeds, and what they are made of.
--- A load, 88 bytes: gen life booked work prefill blocks requests since speed samples learnt.
--- One without requests keeps only its speed.
+-- A load, 104 bytes: gen life booked work prefill blocks requests since speed samples learnt filled
+-- filledAt. One without requests keeps only its speed, and what its cache was filled with.
 -- A reservation, 128 bytes: till prefilled output outblocks, which change, life prefill work
 -- booked tokens tail expected blocksize lease, the length of the name, that of the name of who
 -- prefills, 0 if that is no other, and the life there; then both names, and the marks, 8
@@ -16,6 +16,7 @@
 -- and marks have a field '' with PAD beside them.
 local LOAD, RES, LEASE, MARKS, SETTINGS, ENGINES, TURNS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local call, pack, numbers, max, floor = redis.call, struct.pack, struct.unpack, math.max, math.floor
+local HALF = 200000000 -- us in which half of filled fades: FillHalf in loads.go
 local PAD = string.rep('\0', 65)
 local now = tonumber(ARGV[1])
 if not (#KEYS == 7 and now and now >= 0 and now < 2 ^ 53) then error('keys or time are wrong', 0) end

@@ -12,10 +12,10 @@ if more then
   local blocks = floor(out / size)
   if expected > 0 then blocks = floor(blocks * max(0, 1 - out / expected)) end
   local row = call('HGET', LOAD, name)
-  if row and #row == 88 then
-    local g, l, k, w, p, b, n, since, speed, samples, learnt = numbers('<ddddddddddd', row)
+  if row and #row == 104 then
+    local g, l, k, w, p, b, n, since, speed, samples, learnt, filled, filledAt = numbers('<ddddddddddddd', row)
     if l == life then
-      call('HSET', LOAD, name, pack('<ddddddddddd', g, l, k, w, p, max(0, b + blocks - outblocks), n, since, speed, samples, learnt))
+      call('HSET', LOAD, name, pack('<ddddddddddddd', g, l, k, w, p, max(0, b + blocks - outblocks), n, since, speed, samples, learnt, filled, filledAt))
     end
   end
   output, outblocks = out, blocks
