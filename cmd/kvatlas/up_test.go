@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/sim/trial"
 )
 
 // kvatlas up has conversations with engines where its server routes them, and shows that what
@@ -108,18 +109,16 @@ func TestTrialPredicts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		trial, err := newTrial(t.Context(), c, "eta")
+		config, err := c.trialOf("eta")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := trial.run(t.Context()); err != nil {
+		r, err := trial.Run(t.Context(), config)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if err := trial.close(); err != nil {
-			t.Fatal(err)
-		}
-		if trial.predicted != trial.cached || trial.cached == 0 || trial.turns < 50 {
-			t.Errorf("%s: %d tokens of %d turns were predicted, %d were cached", engine, trial.predicted, trial.turns, trial.cached)
+		if r.Predicted != r.Cached || r.Cached == 0 || r.Turns < 50 {
+			t.Errorf("%s: %d tokens of %d turns were predicted, %d were cached", engine, r.Predicted, r.Turns, r.Cached)
 		}
 	}
 }
