@@ -48,7 +48,7 @@ func (r *readOnly) notice(err error) (refused, news bool) {
 	return true, news
 }
 
-// unasked makes a write that nobody has asked for, and says what came of it.
+// unasked makes a write that no caller has asked for, and says what came of it.
 func (x *Index) unasked(what string, write func() error) error {
 	if x.readOnly.now() {
 		return nil

@@ -115,7 +115,7 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 				return keyspace.Failed(ctx, "apply", err)
 			}
 		}
-		// Writers who end each other's holders in turn get out of step.
+		// Writers that end each other's holders in turn get out of step.
 		if try > 2 {
 			if err := keyspace.Sleep(ctx, rand.N(time.Millisecond<<min(try, 6))); err != nil {
 				return keyspace.Failed(ctx, "apply", err)
@@ -213,7 +213,7 @@ func (x *Index) runPhase(ctx context.Context, calls []*run, guarded bool) (statu
 			return 0, 0, err
 		}
 		for i, c := range cmds {
-			s, met, err := x.heard(calls, i, c)
+			s, met, err := x.readReply(calls, i, c)
 			if err != nil {
 				return 0, 0, err
 			}
@@ -227,9 +227,9 @@ func (x *Index) runPhase(ctx context.Context, calls []*run, guarded bool) (statu
 	return status, bytes, nil
 }
 
-// heard takes in the reply to calls[i]; the reply to a call that has been made
+// readReply takes in the reply to calls[i]; the reply to a call that has been made
 // block by block has none.
-func (x *Index) heard(calls []*run, i int, c *redis.Cmd) (status lua.Result, bytes int64, err error) {
+func (x *Index) readReply(calls []*run, i int, c *redis.Cmd) (status lua.Result, bytes int64, err error) {
 	switch v := c.Val().(type) {
 	case int64:
 		return min(lua.Result(v), lua.Applied), max(v, 0), nil
@@ -270,7 +270,7 @@ func (x *Index) commit(ctx context.Context, p *plan) error {
 	c := x.guardCall(unchecked, guards, 1)
 	cmds, err := x.space.Run(ctx, &c.Call)
 	if err == nil {
-		_, _, err = x.heard([]*run{c}, 0, cmds[0])
+		_, _, err = x.readReply([]*run{c}, 0, cmds[0])
 	}
 	return err
 }

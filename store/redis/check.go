@@ -63,21 +63,21 @@ type checker struct {
 	findings []check.Finding
 }
 
-func (c *checker) add(f check.Finding) { c.findings = append(c.findings, f) }
+func (c *checker) report(f check.Finding) { c.findings = append(c.findings, f) }
 
 func (c *checker) run(ctx context.Context) error {
 	if err := c.reach(ctx); err != nil {
 		if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			c.add(servercheck.Unreachable(c.x.space.Conn.Target, err))
+			c.report(servercheck.Unreachable(c.x.space.Conn.Target, err))
 		}
 		return err
 	}
 	looks, err := c.looks(ctx)
 	if err != nil {
 		// Some master of a cluster; the others have been looked at.
-		c.add(servercheck.Unreachable(c.x.space.Conn.Target, err))
+		c.report(servercheck.Unreachable(c.x.space.Conn.Target, err))
 	}
-	c.add(check.Finding{Level: check.OK, What: "connection", Found: fmt.Sprintf("%s, RESP%d", c.x.space.Conn.Target, c.x.config.Protocol)})
+	c.report(check.Finding{Level: check.OK, What: "connection", Found: fmt.Sprintf("%s, RESP%d", c.x.space.Conn.Target, c.x.config.Protocol)})
 	c.findings = append(c.findings, servercheck.Merge(looks)...)
 	c.dataModel(ctx)
 	if c.x.space.Cluster {
@@ -151,7 +151,7 @@ func (c *checker) dataModel(ctx context.Context) {
 	default:
 		f.Found = fmt.Sprintf("schema %d with %d partitions, prefix %s", keyspace.Schema, blockkey.Partitions, x.config.Prefix)
 	}
-	c.add(f)
+	c.report(f)
 	if err != nil {
 		return
 	}
@@ -174,7 +174,7 @@ func (c *checker) dataModel(ctx context.Context) {
 			reg.Do = "retire what is gone, or raise index-max-" + full.what
 		}
 	}
-	c.add(reg)
+	c.report(reg)
 }
 
 // values looks for numbers and settings that no script has written.
@@ -184,7 +184,7 @@ func (c *checker) values(ctx context.Context) {
 		if field != "" {
 			key += ", field " + field
 		}
-		c.add(check.Finding{Level: check.Warn, What: "data model", Found: fmt.Sprintf("%s is %q, which it cannot be", key, redisx.Clip(value)), Means: means, Do: do})
+		c.report(check.Finding{Level: check.Warn, What: "data model", Found: fmt.Sprintf("%s is %q, which it cannot be", key, redisx.Clip(value)), Means: means, Do: do})
 	}
 	const itself = "nothing: it mends itself with the next registration, clear or new holder; find out who writes there"
 	pipe := c.client.Pipeline()
@@ -247,7 +247,7 @@ func (c *checker) spread(ctx context.Context, looks []*servercheck.Look) {
 		f.Level, f.Found = check.Fail, fmt.Sprintf("no master for partitions %s", strings.Join(lost, ", "))
 		f.Means = "lookups of their blocks fail; answers are degraded"
 		f.Do = "CLUSTER NODES tells which slots have no master; redis-cli --cluster fix gives them one"
-		c.add(f)
+		c.report(f)
 		return
 	}
 	var least, most int
@@ -267,5 +267,5 @@ func (c *checker) spread(ctx context.Context, looks []*servercheck.Look) {
 		f.Means = fmt.Sprintf("one master does the work of %d partitions where an even share is %d, and another that of %d", most, even, least)
 		f.Do = "redis-cli --cluster rebalance evens the slots out; partitions follow slots"
 	}
-	c.add(f)
+	c.report(f)
 }

@@ -23,7 +23,7 @@ import (
 
 // Guards, and the order of things that makes them hold.
 //
-// The record of a generation says who may write for it and how far it has been
+// The record of a generation says which writer may write for it and how far it has been
 // written. On a single server there is one, at the registry, and each run of
 // apply.lua reads and writes it along with the blocks. On a cluster each
 // partition has one too, in the slot of the blocks that it guards, and the one at
@@ -33,7 +33,7 @@ import (
 //	2. apply.lua in each partition: blocks and the partition's record
 //	3. apply.lua at the registry: the watermark, when all of 2 are acknowledged
 //
-// A writer who dies anywhere leaves the watermark where it was. The next one
+// A writer that dies anywhere leaves the watermark where it was. The next one
 // raises the fence at the registry, then in all partitions, where it sets the
 // records back to the watermark as well: what it applies from there on may be cut
 // otherwise than it was, and ids that it gets may be others.

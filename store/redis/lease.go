@@ -65,7 +65,7 @@ const (
 	leaseStep = 128
 	// leasePage is how many leases are read at a time where there are many.
 	leasePage = 512
-	// noView is the version of a call whose leases nobody wants to see.
+	// noView is the version of a call that wants to see no leases.
 	noView = "-"
 )
 

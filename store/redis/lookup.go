@@ -25,7 +25,7 @@ const (
 // It reads the chains in windows, those of all queries in one round trip. The
 // epoch comes with the first of them; on a single server it is read in the same
 // command as the blocks. So the registry that Begin gets is never older than
-// the blocks, and who has been retired before the call is not in it:
+// the blocks, and a pod that was retired before the call is not in it:
 //
 //	A: reads blocks of holder 17 with epoch 7
 //	B: retires the pod of holder 17: epoch 8
@@ -171,7 +171,7 @@ func (l *lookup) plan() {
 
 // window returns how many blocks of a chain its next window has. One also takes a rest
 // that is no longer than itself: a chain of two windows is one round trip, for at most
-// as many keys again where nobody holds it.
+// as many keys again where it is not held.
 func (l *lookup) window(c *chain) int {
 	windows := l.x.config.Windows
 	n := windows[min(c.window, len(windows)-1)]

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/roster"
 )
 
-// meet returns the texts that name nobody in what has been read of open models, ascending.
+// meet returns the texts that name no pod in what has been read of open models, ascending.
 // There are none where queries name pods.
 func (l *lookup) meet(queries []*store.Query) (met []string) {
 	if slices.ContainsFunc(queries, func(q *store.Query) bool { return q.Named != nil }) {

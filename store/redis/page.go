@@ -50,8 +50,8 @@ func (x *Index) Page(ctx context.Context, cursor string, limit int) (store.Page,
 	return page, nil
 }
 
-// livePage makes a page of what live holders hold, and returns the registry that says who
-// lives.
+// livePage makes a page of what live holders hold, and returns the registry that says which
+// those are.
 func (x *Index) livePage(ctx context.Context, p *blocks.Pager, limit int) (*store.Registry, error) {
 	for p.At.Done != blocks.AllPartitions && p.Room(limit) {
 		same, err := p.Walk(ctx, limit)
@@ -86,7 +86,7 @@ func (x *Index) livePage(ctx context.Context, p *blocks.Pager, limit int) (*stor
 }
 
 // onlyLive takes the ended holders and the predictions out of the blocks, and the blocks
-// that nobody else holds.
+// that have no other holder.
 func onlyLive(p *blocks.Pager, r *store.Registry) {
 	live := make(map[*store.HolderID][]store.HolderID, len(p.Sets))
 	for _, ids := range p.Sets {

@@ -141,7 +141,7 @@ func (x *Index) reserve(ctx context.Context, next uint64) error {
 	return err
 }
 
-// raiseMarks raises the marks of all partitions to a limit that nobody else has raised
+// raiseMarks raises the marks of all partitions to a limit that no other process has raised
 // them to, so that the ids above marked are for one registry to give:
 //
 //	A and B: read 4097, as the counters have been lost

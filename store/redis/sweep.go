@@ -24,7 +24,7 @@ import (
 
 const (
 	// sweepStep is the COUNT of the sweeper's SCAN, cleanStep the number of blocks
-	// that one of its scripts cleans at most. Blocks that nobody has asked for lately
+	// that one of its scripts cleans at most. Blocks that have not been read lately
 	// are in none of the processor's caches: in an index of a million with 10 holders
 	// each, a script for 512 of them keeps the server for 3.6 ms, and a SCAN for 2.7;
 	// one for 128 for 0.84, but for more than 2 once in 80 times.
@@ -105,7 +105,7 @@ type sweeper struct {
 	lives map[store.Generation]bool
 	// snap has the texts that count.
 	snap *roster.Snapshot
-	// fresh says that no life has ended since the last sweep: a text that names nobody
+	// fresh says that no life has ended since the last sweep: a text that names no pod
 	// is of no life that has.
 	fresh bool
 }
@@ -166,7 +166,7 @@ func (s *sweeper) hold(ctx context.Context, done string) error {
 	return nil
 }
 
-// look finds out who is alive. The counters are read before the holders: an id
+// look finds out which holders are alive. The counters are read before the holders: an id
 // up to the counter that is then not among the holders has ended and will never
 // be given again, while one that is given in between is above it.
 func (s *sweeper) look(ctx context.Context) error {

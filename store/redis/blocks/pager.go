@@ -27,7 +27,7 @@ const (
 	// there are millions.
 	PageScan = 256
 	// PageSteps is how many of them a page takes at most: a server that is full of others'
-	// keys would keep a caller for as long as it takes to find a page of blocks, and who has
+	// keys would keep a caller for as long as it takes to find a page of blocks, and a caller that has
 	// no such time would never get on.
 	PageSteps = 256
 	// MoveRest is how long to rest when slots are on the move.
@@ -308,7 +308,7 @@ func (p *Pager) step(ctx context.Context) (same bool, err error) {
 	return true, nil
 }
 
-// Fetch reads who holds the blocks, and the epoch along with it.
+// Fetch reads the holders of blocks, and the epoch along with it.
 func (p *Pager) Fetch(ctx context.Context, keys []blockkey.StoreKey) (err error) {
 	b := Get(p.space)
 	defer b.Free()

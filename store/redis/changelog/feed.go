@@ -23,11 +23,11 @@ type Sink interface {
 	// told. What is known of them stays until then.
 	Anew(partitions uint64)
 	// Set says that these are the holders of these blocks from now on, ascending;
-	// none when nobody holds them. The slices are for reading during the call. An
+	// none when they are not held. The slices are for reading during the call. An
 	// error ends what the feed tells for a while; it then begins from nothing.
 	Set(keys []blockkey.StoreKey, holders []store.HolderID) error
 	// Whole says that blocks of these partitions that Set has not named since Anew
-	// are held by nobody.
+	// are not held.
 	Whole(partitions uint64)
 }
 
@@ -35,7 +35,7 @@ type Sink interface {
 type Config struct {
 	// Sink is told. Required.
 	Sink Sink
-	// Entries is the length of the log that the feed switches on where nobody has
+	// Entries is the length of the log that the feed switches on where it has not been
 	// decided yet; 0 leaves it off.
 	Entries int
 	// Verify is how often all blocks are read anew while the log is followed, which
@@ -88,7 +88,7 @@ var (
 	// errMoved says that a log is not where it was.
 	errMoved = errors.New("redis: the change log has moved to another node")
 	errSink  = errors.New("redis: the feed's sink has failed")
-	// errTexts says that no feed can be whole: who writes texts writes by SET, which
+	// errTexts says that no feed can be whole: a writer of texts writes by SET, which
 	// is in no log.
 	errTexts = errors.New("redis: some blocks name pods by text, which the change log does not tell of")
 )
@@ -136,7 +136,7 @@ type Feed struct {
 	roster *roster.Cache
 	c      Config
 
-	// gate is held shared by who tells entries, alone by who reads and tells a page.
+	// gate is held shared to tell entries, alone to read and tell a page.
 	gate  sync.RWMutex
 	began time.Time
 	logs  []*following
@@ -171,7 +171,7 @@ type following struct {
 	known    atomic.Uint64 // that there are entries up to this number
 	// ahead is the last entry that pages may have the effect of. What they tell is right
 	// only if that one is still met: a server that has lost it has undone what they show.
-	// It is for who holds the gate, and between sessions.
+	// It is for the holder of the gate, and between sessions.
 	ahead mark
 }
 

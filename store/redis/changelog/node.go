@@ -201,7 +201,7 @@ func (g *group) tell(l *following, msgs []redis.XMessage) error {
 			}
 		}
 		if e.epoch != 0 {
-			f.hear(e.epoch)
+			f.noteEpoch(e.epoch)
 		}
 		l.at = msgs[i].ID
 		l.n.Store(e.n)
@@ -233,7 +233,7 @@ func (g *group) probe(ctx context.Context) error {
 		}
 		if e := f.space.EpochOf(epoch); e != f.epoch.Load() {
 			f.epoch.Store(e)
-			f.hear(0)
+			f.noteEpoch(0)
 		}
 	}
 	ahead := make([]uint64, len(g.logs))

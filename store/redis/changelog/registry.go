@@ -17,8 +17,8 @@ func (f *Feed) Registry(ctx context.Context) (*store.Registry, error) {
 	return f.roster.RegistryAt(ctx, s.Registry.Epoch, s.Registry)
 }
 
-// hear takes note of an epoch; 0 is one that is not known.
-func (f *Feed) hear(epoch uint64) {
+// noteEpoch takes note of an epoch; 0 is one that is not known.
+func (f *Feed) noteEpoch(epoch uint64) {
 	if epoch != 0 && f.epoch.Swap(epoch) == epoch {
 		return
 	}

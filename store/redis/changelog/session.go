@@ -143,7 +143,7 @@ func (f *Feed) attach(ctx context.Context) error {
 		}
 		l.attached, l.at, l.ahead = true, t.last.id, mark{}
 		l.n.Store(t.end())
-		f.hear(0)
+		f.noteEpoch(0)
 		if l.parts != 0 {
 			f.todo, f.at = f.todo|l.parts, blocks.Cursor{}
 		}

@@ -37,7 +37,7 @@ type Key struct {
 	// them and they are small: 512 bytes, 4096 fields.
 	Text   string
 	Fields map[string]string
-	// Refused is what the server says to a user who may not ask for some of that; what
+	// Refused is what the server says to a user that may not ask for some of that; what
 	// was refused is zero then. nil when nothing was.
 	Refused error
 }

@@ -101,7 +101,7 @@ func (s *apart) ask(ctx context.Context, r *Round) (wait func()) {
 	}
 }
 
-// clear makes the entries nobody's.
+// clear makes the entries count for no pod.
 func (e *read) clear() {
 	n := len(e.names)
 	e.owner, e.fields, e.there = make([]string, n), make([][]ownerField, n), make([]bool, n)

@@ -23,7 +23,7 @@ type Write struct {
 
 // The scripts are short and sent as they are: a cluster's nodes each would have to load
 // them. A field whose value ends with a time, in seconds behind the last @, is of
-// somebody who has died if that is ARGV[4] behind the one that is written: then it goes.
+// a worker that has died if that is ARGV[4] behind the one that is written: then it goes.
 const (
 	deleteScript = `if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end return 0`
 	fieldScript  = `redis.call('HSET',KEYS[1],ARGV[1],ARGV[2])

@@ -37,7 +37,7 @@ func Counter(vals []any, i int) uint64 {
 	return n
 }
 
-// Number is a number of a reply, NaN for what is none.
+// Number is a number of a reply, NaN for any other.
 func Number(v any) float64 {
 	switch v := v.(type) {
 	case string:

@@ -56,7 +56,7 @@ const MaxText, MaxName = 4096, 255
 
 // IsText reports whether a value is texts, which are printable ASCII without spaces
 // and quotes, each with something that is no digit. A comma in front is as if it were
-// not there: who adds a text by APPEND begins with one.
+// not there: a writer that adds a text by APPEND begins with one.
 func IsText(v []byte) bool {
 	if len(v) > MaxText {
 		return false

@@ -19,18 +19,18 @@ type Snapshot struct {
 	roster roster
 	late   map[string]bool // pods whose leases have run out
 	clock  serverClock
-	// open are the models whose texts count for pods that nobody has registered; nil where
+	// open are the models whose texts count for pods that are not registered; nil where
 	// there are none.
 	open map[blockkey.Model]bool
 	// texts are the texts that name pods, made when the first is met; nil where
 	// there are none.
 	texts func() texts
-	// owners are whom entries of LMCache name; nil when they are not read.
+	// owners are the pods that entries of LMCache name; nil when they are not read.
 	owners *owners
 }
 
 // fresh reports whether the snapshot is right for an index at this epoch. An epoch
-// that is lost (0) tells nothing, unless there is nobody.
+// that is lost (0) tells nothing, unless there are no pods.
 func (s *Snapshot) fresh(epoch uint64) bool {
 	return s.loaded && s.Registry.Epoch == epoch && !s.stale() && (epoch != 0 || len(s.roster.members) == 0)
 }
@@ -41,7 +41,7 @@ func (s *Snapshot) Usable() bool { return s.loaded && !s.stale() }
 // AllSwept reports whether nothing is left in the index of lives that have ended.
 func (s *Snapshot) AllSwept() bool { return s.roster.swept == s.roster.ended }
 
-// Opens reports whether texts in blocks of a model count for pods that nobody has registered.
+// Opens reports whether texts in blocks of a model count for pods that are not registered.
 func (s *Snapshot) Opens(m blockkey.Model) bool { return s.open[m] }
 
 // OpensAny reports whether those of any model do.
@@ -141,7 +141,7 @@ func (c *Cache) load(ctx context.Context, enough func(*Snapshot) bool) (*Snapsho
 	return c.loadEither(ctx, false, enough)
 }
 
-// loadEither is load. whole is for who wants all to be read, not just what has
+// loadEither is load. whole is for a caller that wants all to be read, not just what has
 // changed.
 func (c *Cache) loadEither(ctx context.Context, whole bool, enough func(*Snapshot) bool) (*Snapshot, error) {
 	s, mine, err := c.await(ctx, whole)
@@ -204,14 +204,14 @@ func (c *Cache) fly(f *flight) {
 	}
 	c.flight = nil
 	c.mu.Unlock()
-	c.Loads.Add(1) // before those who wait for it look
+	c.Loads.Add(1) // before those that wait for it look
 	close(f.done)
 
 	if told := c.c.Loaded; told != nil {
 		r := c.Current().Registry
 		told(time.Since(begin), len(r.Pods), len(r.Slots), f.err)
 	}
-	// Nobody waits for this: the late pods are not in the snapshot already.
+	// No caller waits for this: the late pods are not in the snapshot already.
 	if c.c.Late != nil {
 		c.c.Late(ctx, late)
 	}

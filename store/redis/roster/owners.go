@@ -12,7 +12,7 @@ import (
 // The ids by which entries name pods within a snapshot: local ones, after those of texts.
 const firstOwner = store.FirstLocal + 1<<26
 
-// owners finds out whom entries of a model mean.
+// owners finds out which pods entries of a model mean.
 type owners struct {
 	r    roster
 	late map[string]bool

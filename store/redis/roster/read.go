@@ -91,7 +91,7 @@ type briefing struct {
 	meta                 map[string]string
 }
 
-// ask runs roster.lua for a reader who knows the registry of an epoch, 0 for none.
+// ask runs roster.lua for a reader that knows the registry of an epoch, 0 for none.
 // It goes by EVAL, which is all that a reader's user may call.
 func (c *Cache) ask(ctx context.Context, epoch uint64) (a briefing, err error) {
 	n := c.space.Names

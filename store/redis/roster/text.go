@@ -14,18 +14,18 @@ import (
 // in tier gpu. It has no life of its own, so that two things are done for it:
 //
 //   - It ages. The sweeper gives each value of texts that has no time to live one;
-//     who writes it again takes that away and begins anew.
+//     a writer that writes it again takes that away and begins anew.
 //   - It counts only for a pod whose former lives have been swept. A sweep deletes
-//     values with a text that names nobody who counts:
+//     values with a text that names no pod that counts:
 //
-//     1. retire: 7 lives have ended; the text names nobody
+//     1. retire: 7 lives have ended; the text names no pod
 //     2. register: the pod is born when 7 had ended, and 6 are swept: it does not
 //     count for texts yet
 //     3. a sweep that begins now knows of 7, meets every value of before 2, and
 //     deletes the text
 //     4. it ends, and 7 are swept: what is written from now on counts
 //
-// A text that names nobody who is registered counts for a pod that a query names
+// A text that names no registered pod counts for a pod that a query names
 // (guests.go), or for the pod of that name where the model allows it, while all lives that
 // have ended are swept: a sweep that has lives to sweep deletes it, and one that has none
 // lets it age.
@@ -59,7 +59,7 @@ func newTexts(r roster, late map[string]bool, ids map[string]store.HolderID) tex
 			continue // its texts are those of the registration under the pod's plain name
 		}
 		if m.pod.PartOf != nil || m.met {
-			continue // a cache worker, which nobody addresses, or a text that is its own name only
+			continue // a cache worker, which has no address of its own, or a text that is its own name only
 		}
 		for _, text := range []string{m.name, endpoint(m.pod.Address)} {
 			if text == "" {
