@@ -221,8 +221,9 @@ func (f *fold) send(ctx context.Context, c *keyspace.Call) error {
 		return store.ErrFenced
 	case lua.Ended:
 		return store.ErrEnded
+	default:
+		return errFolded
 	}
-	return errFolded
 }
 
 // change puts changes into the pages that are there.

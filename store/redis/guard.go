@@ -69,6 +69,7 @@ func (g *guardPlan) refuse(verdict lua.Result) {
 	case lua.Lost:
 		// The server has a record, and would go by it if this process forgot what it knows.
 		g.err = fmt.Errorf("%w: the server has lost writes", store.ErrEnded)
+	default: // of no guard
 	}
 }
 
@@ -408,6 +409,7 @@ func fenced(c *redis.Cmd) (seq uint64, err error) {
 			return 0, store.ErrEnded
 		case lua.Late:
 			return 0, errLate
+		default: // fence.lua answers no other
 		}
 	}
 	return 0, fmt.Errorf("redis: fence.lua returned %v", c.Val())

@@ -3,7 +3,6 @@ package redis
 import (
 	"cmp"
 	"context"
-	_ "embed"
 	"fmt"
 	"slices"
 	"strconv"

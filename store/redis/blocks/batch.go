@@ -1,3 +1,5 @@
+// Package blocks reads the blocks of an index: many in one round trip, with a Rider beside
+// the MGETs, and all of them page by page, by SCAN.
 package blocks
 
 import (

@@ -3,7 +3,6 @@ package blocks
 import (
 	"cmp"
 	"context"
-	_ "embed"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"

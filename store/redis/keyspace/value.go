@@ -51,8 +51,12 @@ func AppendHolders(dst []store.HolderID, v []byte) (ids []store.HolderID, ok boo
 	return dst, true
 }
 
-// MaxText is the longest value of texts in bytes, MaxName the longest of them.
-const MaxText, MaxName = 4096, 255
+const (
+	// MaxText is the longest value of texts, in bytes.
+	MaxText = 4096
+	// MaxName is the longest of them.
+	MaxName = 255
+)
 
 // IsText reports whether a value is texts, which are printable ASCII without spaces
 // and quotes, each with something that is no digit. A comma in front is as if it were

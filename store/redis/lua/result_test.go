@@ -28,7 +28,7 @@ func TestResultsAgree(t *testing.T) {
 		if got := inLua[strings.ToUpper(name)]; got != number {
 			t.Errorf("guard.lua has %q for %v, Go has %s", got, r, number)
 		}
-		if !strings.Contains(string(doc), fmt.Sprintf("| %s | `%s` |", number, strings.ToUpper(name))) {
+		if !strings.Contains(string(doc), "| "+number+" | `"+strings.ToUpper(name)+"` |") {
 			t.Errorf("the document has no row for %v, %s", r, number)
 		}
 	}

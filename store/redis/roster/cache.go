@@ -1,3 +1,5 @@
+// Package roster has the registry as it is read: pods, holders and models as of an epoch, and
+// the texts that name pods. One load serves all that wait for it.
 package roster
 
 import (
