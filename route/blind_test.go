@@ -25,7 +25,7 @@ func TestBlindSeesWhoGoes(t *testing.T) {
 		return x
 	}
 	index, other := open(), open()
-	s, err := scorer.New(scorer.Config{Index: index, BlockSize: 16})
+	s, err := scorer.New(scorer.Config{Index: index, BlockSize: 16, Budget: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -71,7 +71,7 @@ func fleets(t *testing.T, settings string, run func(f *fleet)) {
 
 func (f *fleet) add(index store.Index, kept loads.Store, noted notes.Store, now func() time.Time) {
 	f.Helper()
-	s, err := scorer.New(scorer.Config{Index: index, BlockSize: 16})
+	s, err := scorer.New(scorer.Config{Index: index, BlockSize: 16, Budget: 10 * time.Second})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -37,7 +37,7 @@ func newWorld(t *testing.T, with func(*route.Config)) *world {
 	}
 	t.Cleanup(func() { _ = index.Close() })
 	w.index = index
-	s, err := scorer.New(scorer.Config{Index: index, BlockSize: 16})
+	s, err := scorer.New(scorer.Config{Index: index, BlockSize: 16, Budget: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,7 +303,7 @@ func TestRestartVoidsLoad(t *testing.T) {
 func TestSettingsAreSeen(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
-	s, err := scorer.New(scorer.Config{Index: w.index, BlockSize: 16})
+	s, err := scorer.New(scorer.Config{Index: w.index, BlockSize: 16, Budget: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -396,7 +396,7 @@ func TestBurst(t *testing.T) {
 	for i := range 16 {
 		w.register(store.Pod{Name: fmt.Sprint("p", i)})
 	}
-	s, err := scorer.New(scorer.Config{Index: w.index, BlockSize: 16})
+	s, err := scorer.New(scorer.Config{Index: w.index, BlockSize: 16, Budget: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ import (
 // take the requests in turn.
 func noting(t *testing.T, run func(r *routing)) {
 	open := func(t *testing.T, index store.Index, kept loads.Store, noted notes.Store) http.Handler {
-		sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16})
+		sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16, Budget: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
