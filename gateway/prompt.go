@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -263,16 +262,33 @@ func (r *reader) readPrompts(v gjson.Result, field string) {
 	r.score.Input = scorer.Tokens(tokens)
 }
 
+// readTokens reads an array of token ids.
 func readTokens(v gjson.Result) (tokens []uint32, ok bool) {
-	ok = v.IsArray()
-	tokens = make([]uint32, 0, len(v.Raw)/5)
-	v.ForEach(func(_, one gjson.Result) bool {
-		n, err := strconv.ParseUint(one.Raw, 10, 32)
-		ok = err == nil
-		tokens = append(tokens, uint32(n))
-		return ok
-	})
-	return tokens, ok && len(tokens) > 0
+	raw, ok := strings.CutPrefix(v.Raw, "[")
+	if !ok {
+		return nil, false
+	}
+	tokens = make([]uint32, 0, len(raw)/5)
+	n, digits := uint64(0), 0
+	for i := range len(raw) {
+		switch c := raw[i]; {
+		case c >= '0' && c <= '9':
+			n, digits = n*10+uint64(c-'0'), digits+1
+			if n > math.MaxUint32 || digits > 10 {
+				return nil, false
+			}
+		case c == ',' || c == ']':
+			if digits == 0 {
+				return nil, false
+			}
+			tokens = append(tokens, uint32(n))
+			n, digits = 0, 0
+		case c == ' ' || c == '\n' || c == '\r' || c == '\t':
+		default:
+			return nil, false
+		}
+	}
+	return tokens, len(tokens) > 0
 }
 
 // oneText reads a text, or a list of one, which SGLang takes for it.

@@ -130,3 +130,15 @@ func FuzzReadAsked(f *testing.F) {
 		}
 	})
 }
+
+func TestReadTokens(t *testing.T) {
+	for text, want := range map[string]string{
+		`[1]`: "[1] true", "[ 1 ,\n23,4294967295]": "[1 23 4294967295] true", `[]`: "[] false", `[4294967296]`: "[] false", `[1,"a"]`: "[] false", `[1.5]`: "[] false", `[-1]`: "[] false",
+		`[1,[2]]`: "[] false", `[1,,2]`: "[] false", `{}`: "[] false",
+	} {
+		tokens, ok := readTokens(gjson.Parse(text))
+		if got := fmt.Sprint(tokens, ok); got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
+	}
+}

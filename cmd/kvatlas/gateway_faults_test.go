@@ -2,16 +2,20 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -212,4 +216,86 @@ func TestGatewayIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitThat(t, "the lease ends them", other.log, func() bool { return other.booked(t) == 0 })
+}
+
+// Two thousand streams at a time take memory once, however long they go on.
+func TestGatewayStreams(t *testing.T) {
+	if testing.Short() || raceDetector {
+		t.Skip("it measures memory")
+	}
+	const streams, parts = 2000, 15
+	next := make([]chan struct{}, parts)
+	for i := range next {
+		next[i] = make(chan struct{})
+	}
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			_, _ = io.WriteString(w, `{"data":[{"id":"m","owned_by":"vllm"}]}`)
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i := range parts {
+			<-next[i]
+			_, _ = io.WriteString(w, "data: {\"choices\":[{\"text\":\""+strings.Repeat("word ", 20)+"\"}]}\n\n")
+			_ = http.NewResponseController(w).Flush()
+		}
+		_, _ = io.WriteString(w, "data: {\"choices\":[],\"usage\":{\"prompt_tokens_details\":{\"cached_tokens\":0}}}\n\ndata: [DONE]\n\n")
+	}))
+	t.Cleanup(engine.Close)
+	g := startGateway(t, 1, "--pods="+strings.TrimPrefix(engine.URL, "http://"), "--pods-metrics=false", "--log-level=info")
+	memory := func() float64 {
+		n, err := strconv.ParseFloat(g.figure(t, "process_resident_memory_bytes"), 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n / (1 << 20)
+	}
+	empty := memory()
+	read := make(chan error, streams*parts)
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: streams}}
+	t.Cleanup(client.CloseIdleConnections)
+	for i := range streams {
+		go func() {
+			body := fmt.Sprintf(`{"model":"m","stream":true,"prompt":[%d%s]}`, i, strings.Repeat(",7", 500))
+			resp, err := client.Post(g.gateway+"/v1/completions", "application/json", strings.NewReader(body))
+			if err != nil {
+				read <- err
+				return
+			}
+			defer resp.Body.Close()
+			n, last := 0, ""
+			for s := bufio.NewScanner(resp.Body); s.Scan(); {
+				if last = cmp.Or(s.Text(), last); strings.Contains(last, `"text"`) {
+					if s.Text() != "" {
+						n++
+						read <- nil
+					}
+				}
+			}
+			if n != parts || last != "data: [DONE]" {
+				read <- fmt.Errorf("stream %d has ended after %d parts with %q", i, n, last)
+			}
+		}()
+	}
+	early, late := 0.0, 0.0
+	for i := range parts {
+		close(next[i])
+		for range streams {
+			if err := <-read; err != nil {
+				t.Fatalf("part %d: %v", i, err)
+			}
+		}
+		switch {
+		case i == 4:
+			early = memory()
+		case i == parts-1:
+			late = memory()
+		}
+	}
+	t.Logf("%.0f MiB before, %.0f with %d streams after 5 parts, %.0f after %d", empty, early, streams, late, parts)
+	if late > early*1.15+8 {
+		t.Errorf("the memory grows with the streams' length: %.0f MiB, then %.0f", early, late)
+	}
+	awaitThat(t, "all reservations end", g.log, func() bool { return g.bookedOf(t, "m") == 0 })
 }
