@@ -229,8 +229,13 @@ func TestGatewayStreams(t *testing.T) {
 		next[i] = make(chan struct{})
 	}
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet {
+		switch r.URL.Path {
+		case "/v1/models":
 			_, _ = io.WriteString(w, `{"data":[{"id":"m","owned_by":"vllm"}]}`)
+			return
+		case "/v1/completions":
+		default:
+			http.NotFound(w, r)
 			return
 		}
 		_, _ = io.Copy(io.Discard, r.Body)
