@@ -38,7 +38,7 @@ func described(t *testing.T) []string {
 			Index: func() (s store.Stats) { return s }, Registry: func() *store.Registry { return &store.Registry{} },
 			Tokenizers: func() (s tokenpool.Stats) { return s }, Models: func() []tokenpool.Model { return nil },
 		}),
-		m.PrefixStore(nil), m.Ingest(nil, nil, nil), m.LMCacheController(nil), m.LMCacheCoordinator(nil), m.LMCacheEntries(nil), m.Replica(nil), m.EngineLoads(nil),
+		m.PrefixStore(nil), m.Ingest(nil, nil, nil), m.LMCacheController(nil), m.LMCacheCoordinator(nil), m.LMCacheEntries(nil), m.Replica(nil), m.EngineLoads(nil), m.Gateway().Watch(nil),
 	} {
 		if err != nil {
 			t.Fatal(err)
