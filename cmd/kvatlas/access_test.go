@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -98,7 +99,7 @@ func TestCredentials(t *testing.T) {
 	t.Parallel()
 	status, line, token := call(t, "", "token", "--role=write", "ingester")
 	token = strings.TrimSpace(token)
-	if status != exitOK || strings.Contains(line, token) || token == "" {
+	if status != cli.ExitOK || strings.Contains(line, token) || token == "" {
 		t.Fatalf("%d %q %q", status, line, token)
 	}
 	path := filepath.Join(t.TempDir(), "credentials")
@@ -116,15 +117,15 @@ func TestCredentials(t *testing.T) {
 	}
 	ask := func(token string) (int, string) {
 		var out, errs output
-		p := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, name: "kvatlas", env: []string{"KVATLAS_TOKEN=" + token}}
+		p := &program{&cli.Program{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Name: "kvatlas", Env: []string{"KVATLAS_TOKEN=" + token}}}
 		status := p.run(t.Context(), []string{"score", "--server", r.url, "--model=m", "--tokens=0,7919,15838,23757"})
 		return status, out.String() + errs.String()
 	}
-	if status, text := ask(token); status != exitOK || !strings.Contains(text, "p ") {
+	if status, text := ask(token); status != cli.ExitOK || !strings.Contains(text, "p ") {
 		t.Errorf("with the token: %d %s", status, text)
 	}
 	for _, wrong := range []string{"", "another token of some length"} {
-		if status, text := ask(wrong); status != exitFailed || !strings.Contains(text, "unauthorized") {
+		if status, text := ask(wrong); status != cli.ExitFailed || !strings.Contains(text, "unauthorized") {
 			t.Errorf("with %q: %d %s", wrong, status, text)
 		}
 	}
@@ -138,13 +139,13 @@ func TestCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.await(func() map[string]any {
-		if status, _ := ask(token); status == exitFailed {
+		if status, _ := ask(token); status == cli.ExitFailed {
 			return map[string]any{}
 		}
 		return nil
 	})
 	for _, args := range [][]string{{}, {"a", "b"}, {"--role=none", "a"}, {"--role=root", "a"}, {"--token=short", "a"}, {"a b"}, {""}} {
-		if status, _, stderr := call(t, "", append([]string{"token"}, args...)...); status != exitUsage || stderr == "" {
+		if status, _, stderr := call(t, "", append([]string{"token"}, args...)...); status != cli.ExitUsage || stderr == "" {
 			t.Errorf("token %q: %d %s", args, status, stderr)
 		}
 	}
@@ -184,7 +185,7 @@ func TestServeTLS(t *testing.T) {
 		"tls-cert, tls-key":         {"--tls-cert=" + filepath.Join(dir, "key"), "--tls-key=" + filepath.Join(dir, "cert")},
 	} {
 		status, _, stderr := call(t, "", append([]string{"serve", "--listen=127.0.0.1:0", "--hub-cache=" + dir}, args...)...)
-		if status == exitOK || !strings.Contains(stderr, want) {
+		if status == cli.ExitOK || !strings.Contains(stderr, want) {
 			t.Errorf("%q: %d %s", args, status, stderr)
 		}
 	}

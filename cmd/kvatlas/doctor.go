@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/doctor"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
@@ -44,8 +45,8 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 	flags := flag.NewFlagSet("kvatlas doctor", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	loader := config.NewLoader(flags)
-	d := doctor.Config{Version: versionWord(), Token: p.getenv("KVATLAS_TOKEN")}
-	flags.StringVar(&d.Server, "server", p.getenv("KVATLAS_SERVER"), "")
+	d := doctor.Config{Version: versionWord(), Token: p.Getenv("KVATLAS_TOKEN")}
+	flags.StringVar(&d.Server, "server", p.Getenv("KVATLAS_SERVER"), "")
 	flags.StringVar(&d.Engine.Endpoint, "engine-events", "", "")
 	flags.StringVar(&d.Engine.Replay, "engine-replay", "", "")
 	flags.Func("engine-seed", "", func(s string) error {
@@ -56,30 +57,30 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 	asJSON := flags.Bool("json", false, "")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(p.stdout, doctorUsage)
-		return exitOK
+		fmt.Fprint(p.Stdout, doctorUsage)
+		return cli.ExitOK
 	case err != nil:
-		return p.misuse("doctor", loader.FlagError(err))
+		return p.Misuse("doctor", loader.FlagError(err))
 	case flags.NArg() > 0:
-		return p.misuse("doctor", fmt.Errorf("%q: it takes flags only", flags.Arg(0)))
+		return p.Misuse("doctor", fmt.Errorf("%q: it takes flags only", flags.Arg(0)))
 	case d.Engine.Endpoint == "" && (d.Engine.Replay != "" || d.Engine.Seeds != nil):
-		return p.misuse("doctor", errors.New("--engine-replay and --engine-seed are for --engine-events"))
+		return p.Misuse("doctor", errors.New("--engine-replay and --engine-seed are for --engine-events"))
 	case d.Timeout <= 0:
-		return p.misuse("doctor", fmt.Errorf("--timeout is %v, it must be positive", d.Timeout))
+		return p.Misuse("doctor", fmt.Errorf("--timeout is %v, it must be positive", d.Timeout))
 	}
-	cfg, err := loader.Load(p.env, config.ReadFile)
+	cfg, err := loader.Load(p.Env, config.ReadFile)
 	if err != nil {
-		return p.misuse("doctor", fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  ")))
+		return p.Misuse("doctor", fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  ")))
 	}
 	d.Redis, d.RedisName, d.ScoreBudget = redisConfig(cfg), cfg.Redis.String(), cfg.ScoreBudget
 	d.Tokenizers, d.TokenizersGiven = cfg.Tokenizers, cfg.Given("tokenizers")
 	d.Hub, d.HubOffline = cfg.HubEndpoint, cfg.HubOffline
 	report := doctor.Look(ctx, d)
 	if ctx.Err() != nil {
-		return p.fail("doctor", context.Cause(ctx))
+		return p.Fail("doctor", context.Cause(ctx))
 	}
 	if len(report) == 0 {
-		return p.misuse("doctor", errors.New("there is nothing to look at: name something with --redis, --tokenizers, --server, --engine-events or --config"))
+		return p.Misuse("doctor", errors.New("there is nothing to look at: name something with --redis, --tokenizers, --server, --engine-events or --config"))
 	}
 	return p.writeSections(report, *asJSON)
 }
@@ -87,22 +88,22 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 // writeSections writes a report, and returns the status that follows from it.
 func (p *program) writeSections(report []doctor.Section, asJSON bool) int {
 	if asJSON {
-		e := json.NewEncoder(p.stdout)
+		e := json.NewEncoder(p.Stdout)
 		e.SetEscapeHTML(false)
 		e.SetIndent("", "  ")
 		if err := e.Encode(struct {
 			Worst    check.Level      `json:"worst"`
 			Sections []doctor.Section `json:"sections"`
 		}{worst(report), report}); err != nil {
-			return p.fail("doctor", err)
+			return p.Fail("doctor", err)
 		}
 	} else {
-		writeReport(p.stdout, report)
+		writeReport(p.Stdout, report)
 	}
 	if worst(report) == check.Fail {
-		return exitFailed
+		return cli.ExitFailed
 	}
-	return exitOK
+	return cli.ExitOK
 }
 
 func worst(report []doctor.Section) check.Level {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/doctor"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
@@ -62,16 +63,16 @@ func (p *program) doctorLMCache(ctx context.Context, args []string) int {
 	d, err := p.readDoctorLMCache(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(p.stdout, doctorLMCacheUsage)
-		return exitOK
+		fmt.Fprint(p.Stdout, doctorLMCacheUsage)
+		return cli.ExitOK
 	case err != nil:
-		return p.misuse("doctor lmcache", err)
+		return p.Misuse("doctor lmcache", err)
 	}
 	within, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
 	tokens, err := d.readTokens(within)
 	if err != nil {
-		return p.fail("doctor lmcache", err)
+		return p.Fail("doctor lmcache", err)
 	}
 	s := doctor.LookAtLMCache(within, doctor.LMCache{
 		Redis: redisConfig(d.cfg), RedisName: d.cfg.Redis.String(),
@@ -79,7 +80,7 @@ func (p *program) doctorLMCache(ctx context.Context, args []string) int {
 		Keys: d.keys, Model: d.model, Tokens: tokens,
 	})
 	if ctx.Err() != nil {
-		return p.fail("doctor lmcache", context.Cause(ctx))
+		return p.Fail("doctor lmcache", context.Cause(ctx))
 	}
 	return p.writeSections([]doctor.Section{s}, d.json)
 }
@@ -100,8 +101,8 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 	flags.StringVar(&d.model, "model", "", "")
 	flags.StringVar(&d.tokens, "tokens-file", "", "")
 	flags.StringVar(&d.prompt, "prompt", "", "")
-	d.token = p.getenv("KVATLAS_TOKEN")
-	flags.StringVar(&d.server, "server", p.getenv("KVATLAS_SERVER"), "")
+	d.token = p.Getenv("KVATLAS_TOKEN")
+	flags.StringVar(&d.server, "server", p.Getenv("KVATLAS_SERVER"), "")
 	flags.IntVar(&d.keys, "keys", 100_000, "")
 	flags.DurationVar(&d.timeout, "timeout", 15*time.Second, "")
 	flags.BoolVar(&d.json, "json", false, "")
@@ -128,7 +129,7 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 		return nil, errors.New("--prompt needs --server, which makes tokens of it; --tokens-file does not")
 	}
 	var err error
-	if d.cfg, err = loader.Load(p.env, config.ReadFile); err != nil {
+	if d.cfg, err = loader.Load(p.Env, config.ReadFile); err != nil {
 		return nil, fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  "))
 	}
 	if len(d.profiles) == 0 {

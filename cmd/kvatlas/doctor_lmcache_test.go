@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
@@ -41,16 +42,16 @@ func TestDoctorOfLMCache(t *testing.T) {
 		return status, worst, sections["lmcache"]
 	}
 	status, worst, list := report("0.3.1")
-	if f := has(t, list, "lmcache chain", model); status != exitOK || worst != check.Warn || f.Level != check.OK || !strings.Contains(f.Found, "as configured") {
+	if f := has(t, list, "lmcache chain", model); status != cli.ExitOK || worst != check.Warn || f.Level != check.OK || !strings.Contains(f.Found, "as configured") {
 		t.Errorf("ends with %d, %v: %+v", status, worst, list)
 	}
-	if status, worst, list = report("0.5.6&algorithm=sha256_cbor&vllm=true&seed=0"); status != exitFailed || worst != check.Fail {
+	if status, worst, list = report("0.5.6&algorithm=sha256_cbor&vllm=true&seed=0"); status != cli.ExitFailed || worst != check.Fail {
 		t.Errorf("ends with %d, %v: %+v", status, worst, list)
 	}
 
 	// As text, and as people call it.
 	status, stdout, _ := call(t, "", "doctor", "lmcache", "--redis=redis://"+s.Addr, "--profile="+model+"?version=0.3.1", "--keys=2")
-	if status != exitOK || !strings.Contains(stdout, "2 entries") || !strings.Contains(stdout, "fail: 0") {
+	if status != cli.ExitOK || !strings.Contains(stdout, "2 entries") || !strings.Contains(stdout, "fail: 0") {
 		t.Errorf("ends with %d\n%s", status, stdout)
 	}
 }
@@ -71,11 +72,11 @@ func TestDoctorOfLMCacheIsMisused(t *testing.T) {
 		{[]string{"--redis=redis://x", "--profile=m?colour=red"}, "there are algorithm"},
 		{[]string{"--redis=redis://x", "more"}, "it takes flags only"},
 	} {
-		if status, _, stderr := call(t, "", append([]string{"doctor", "lmcache"}, c.args...)...); status != exitUsage || !strings.Contains(stderr, c.says) {
+		if status, _, stderr := call(t, "", append([]string{"doctor", "lmcache"}, c.args...)...); status != cli.ExitUsage || !strings.Contains(stderr, c.says) {
 			t.Errorf("%q ends with %d, without %q\n%s", c.args, status, c.says, stderr)
 		}
 	}
-	if status, stdout, _ := call(t, "", "doctor", "lmcache", "--help"); status != exitOK || !strings.Contains(stdout, "--tokens-file") {
+	if status, stdout, _ := call(t, "", "doctor", "lmcache", "--help"); status != cli.ExitOK || !strings.Contains(stdout, "--tokens-file") {
 		t.Errorf("--help ends with %d\n%s", status, stdout)
 	}
 }
@@ -85,7 +86,7 @@ func TestDoctorOfLMCachePrompt(t *testing.T) {
 	s := redistest.Start(t)
 	r := start(t)
 	status, _, stderr := call(t, "", "doctor", "lmcache", "--redis=redis://"+s.Addr, "--model=no/such", "--prompt=Hello", "--server="+r.url)
-	if status != exitFailed || !strings.Contains(stderr, "the server at "+r.url+" answers 404") || strings.Contains(stderr, "(model)") {
+	if status != cli.ExitFailed || !strings.Contains(stderr, "the server at "+r.url+" answers 404") || strings.Contains(stderr, "(model)") {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 }

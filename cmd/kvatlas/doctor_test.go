@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/doctor"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
@@ -45,7 +46,7 @@ func TestDoctorOfRedis(t *testing.T) {
 	s := redistest.Start(t, "--requirepass", "secret", "--maxmemory", "100mb")
 	url := "redis://:secret@" + s.Addr
 	status, stdout, stderr := call(t, "", "doctor", "--redis="+url)
-	if status != exitOK || strings.Contains(stdout+stderr, "secret") {
+	if status != cli.ExitOK || strings.Contains(stdout+stderr, "secret") {
 		t.Errorf("ends with %d\n%s%s", status, stdout, stderr)
 	}
 	for _, want := range []string{"redis  redis://:***@" + s.Addr, "  ok    eviction policy    noeviction", "-> ", "fail: 0, warn: 0, "} {
@@ -59,7 +60,7 @@ func TestDoctorOfRedis(t *testing.T) {
 		}
 	}
 	status, worst, sections := doctorReport(t, "--redis=redis://"+s.Addr)
-	if f := has(t, sections["redis"], "connection", ""); status != exitFailed || worst != check.Fail || f.Level != check.Fail {
+	if f := has(t, sections["redis"], "connection", ""); status != cli.ExitFailed || worst != check.Fail || f.Level != check.Fail {
 		t.Errorf("ends with %d, %v, %+v", status, worst, f)
 	}
 }
@@ -73,10 +74,10 @@ func TestDoctorOfTokenizers(t *testing.T) {
 		level  check.Level
 		says   string
 	}{
-		{[]string{"--tokenizers=" + root}, exitOK, check.Warn, ""},
-		{[]string{"--tokenizers=" + root, "--hub-endpoint=https://hub.example"}, exitOK, check.Warn, "https://hub.example"},
-		{[]string{"--tokenizers=" + root, "--hub-offline"}, exitFailed, check.Fail, ""},
-		{[]string{"--tokenizers=" + filepath.Join(root, "no")}, exitFailed, check.Fail, "correct --tokenizers"},
+		{[]string{"--tokenizers=" + root}, cli.ExitOK, check.Warn, ""},
+		{[]string{"--tokenizers=" + root, "--hub-endpoint=https://hub.example"}, cli.ExitOK, check.Warn, "https://hub.example"},
+		{[]string{"--tokenizers=" + root, "--hub-offline"}, cli.ExitFailed, check.Fail, ""},
+		{[]string{"--tokenizers=" + filepath.Join(root, "no")}, cli.ExitFailed, check.Fail, "correct --tokenizers"},
 	} {
 		status, _, sections := doctorReport(t, c.args...)
 		if f := has(t, sections["tokenizers"], "directory", ""); status != c.status || f.Level != c.level || !strings.Contains(f.Means+f.Do, c.says) {
@@ -89,7 +90,7 @@ func TestDoctorOfServer(t *testing.T) {
 	r := start(t)
 	status, worst, sections := doctorReport(t, "--server="+r.url)
 	list := sections["server"]
-	if status != exitOK || worst != check.Info || len(list) != 4 {
+	if status != cli.ExitOK || worst != check.Info || len(list) != 4 {
 		t.Errorf("ends with %d, %v, %+v", status, worst, list)
 	}
 	if f := has(t, list, "server version", ""); f.Level != check.OK || f.Found != versionWord() {
@@ -101,7 +102,7 @@ func TestDoctorOfServer(t *testing.T) {
 		t.Errorf("got %v, %+v", worst, f)
 	}
 	status, _, sections = doctorReport(t, fmt.Sprintf("--server=http://127.0.0.1:%d", redistest.FreePort(t)))
-	if f := has(t, sections["server"], "health", ""); status != exitFailed || f.Level != check.Fail {
+	if f := has(t, sections["server"], "health", ""); status != cli.ExitFailed || f.Level != check.Fail {
 		t.Errorf("ends with %d, %+v", status, f)
 	}
 }
@@ -113,7 +114,7 @@ func TestDoctorOfEngine(t *testing.T) {
 		p.Publish(m)
 	}
 	status, worst, sections := doctorReport(t, "--engine-events="+endpoint, "--engine-replay="+replay, "--engine-seed=0")
-	if f := has(t, sections["engine"], "hash seed", ""); status != exitOK || worst != check.Warn || !strings.HasSuffix(f.Found, "your seed differs") {
+	if f := has(t, sections["engine"], "hash seed", ""); status != cli.ExitOK || worst != check.Warn || !strings.HasSuffix(f.Found, "your seed differs") {
 		t.Errorf("ends with %d, %v, %+v", status, worst, f)
 	}
 	if f := has(t, sections["engine"], "replay", replay); f.Found != "3 messages from 0 on" {
@@ -132,11 +133,11 @@ func TestDoctorIsMisused(t *testing.T) {
 		{"--engine-replay=tcp://a:1", "are for --engine-events"},
 	} {
 		status, _, stderr := call(t, "", append([]string{"doctor"}, strings.Fields(c.args)...)...)
-		if status != exitUsage || !strings.Contains(stderr, c.want) {
+		if status != cli.ExitUsage || !strings.Contains(stderr, c.want) {
 			t.Errorf("%q: ends with %d\n%s\nwant %q", c.args, status, stderr, c.want)
 		}
 	}
-	if status, stdout, _ := call(t, "", "doctor", "--help"); status != exitOK || stdout != doctorUsage {
+	if status, stdout, _ := call(t, "", "doctor", "--help"); status != cli.ExitOK || stdout != doctorUsage {
 		t.Errorf("help: ends with %d\n%s", status, stdout)
 	}
 }
@@ -154,7 +155,7 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 	if line["level"] != "error" || line["do"] == "" || line["check"] != "eviction policy" {
 		t.Errorf("got %v", line)
 	}
-	if status := r.end(); status != exitOK {
+	if status := r.end(); status != cli.ExitOK {
 		t.Errorf("ends with %d", status)
 	}
 	for _, what := range []string{down, policy} {

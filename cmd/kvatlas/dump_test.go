@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -43,7 +44,7 @@ func TestDumpAndRestore(t *testing.T) {
 	must := func(stdin string, args ...string) string {
 		t.Helper()
 		status, stdout, stderr := call(t, stdin, args...)
-		if status != exitOK {
+		if status != cli.ExitOK {
 			t.Fatalf("%v ends with %d\n%s%s", args, status, stdout, stderr)
 		}
 		return stdout + stderr
@@ -76,7 +77,7 @@ func TestDumpAndRestore(t *testing.T) {
 	// Replace asks.
 	give(t, to.client(), "b", 12800)
 	status, _, stderr := call(t, "no\n", "restore", "--server", to.url, "--mode=replace", plain)
-	if status != exitFailed || !strings.Contains(stderr, "Type all to go on") || !strings.Contains(stderr, "nothing was changed") || holds(t, to.client(), 12800) != "b" {
+	if status != cli.ExitFailed || !strings.Contains(stderr, "Type all to go on") || !strings.Contains(stderr, "nothing was changed") || holds(t, to.client(), 12800) != "b" {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 	must("all\n", "restore", plain, "--server", to.url, "--mode=replace")
@@ -90,7 +91,7 @@ func TestDumpAndRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	status, _, stderr = call(t, "", "restore", "--server", to.url, "--mode=replace", "--yes", bad)
-	if status != exitFailed || !strings.Contains(stderr, "cut off") || !strings.Contains(stderr, bad) || holds(t, to.client(), 6400) != "a" {
+	if status != cli.ExitFailed || !strings.Contains(stderr, "cut off") || !strings.Contains(stderr, bad) || holds(t, to.client(), 6400) != "a" {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*.part"))
@@ -114,7 +115,7 @@ func TestDumpResumes(t *testing.T) {
 	}
 	for _, name := range []string{"d.ndjson", "d.ndjson.gz"} {
 		file := filepath.Join(t.TempDir(), name)
-		if status, _, stderr := call(t, "", "dump", "--server", over.url, "-o", file); status != exitOK {
+		if status, _, stderr := call(t, "", "dump", "--server", over.url, "-o", file); status != cli.ExitOK {
 			t.Fatalf("ends with %d\n%s", status, stderr)
 		}
 		whole, err := os.ReadFile(file)
@@ -130,7 +131,7 @@ func TestDumpResumes(t *testing.T) {
 			}
 			// Another machine goes on, without the server.
 			status, _, stderr := call(t, "", "dump", "--redis", redis.URL(), "-o", file, "--resume")
-			if status != exitOK {
+			if status != cli.ExitOK {
 				t.Fatalf("cut at %d of %d: ends with %d\n%s", n, len(whole), status, stderr)
 			}
 			if again := strings.Contains(stderr, "beginning anew"); again != (n <= 10) {
@@ -138,7 +139,7 @@ func TestDumpResumes(t *testing.T) {
 			}
 			to := start(t)
 			status, _, stderr = call(t, "", "restore", "--server", to.url, file)
-			if status != exitOK {
+			if status != cli.ExitOK {
 				t.Errorf("cut at %d of %d: ends with %d\n%s", n, len(whole), status, stderr)
 			}
 			if _, metrics := get(t, to.url+"/metrics"); !strings.Contains(metrics, "kvatlas_index_blocks 32768\n") {
@@ -151,7 +152,7 @@ func TestDumpResumes(t *testing.T) {
 			t.Fatal(err)
 		}
 		status, _, stderr := call(t, "", "dump", "--redis", redis.URL(), "-o", file, "--resume", "--pod=b")
-		if status != exitFailed || !strings.Contains(stderr, "was begun with --pod") {
+		if status != cli.ExitFailed || !strings.Contains(stderr, "was begun with --pod") {
 			t.Errorf("ends with %d\n%s", status, stderr)
 		}
 	}
@@ -162,14 +163,14 @@ func TestDumpResumes(t *testing.T) {
 	give(t, to.client(), "a", 64)
 	status, _, _ := call(t, "", "dump", "--server", over.url, "-o", file)
 	whole, err := os.ReadFile(file)
-	if err != nil || status != exitOK {
+	if err != nil || status != cli.ExitOK {
 		t.Fatal(status, err)
 	}
 	if err := os.WriteFile(file+".part", whole[:len(whole)*3/4], 0o600); err != nil {
 		t.Fatal(err)
 	}
 	status, _, stderr := call(t, "", "dump", "--server", to.url, "-o", file, "--resume")
-	if status != exitFailed || !strings.Contains(stderr, "dump anew, without --resume") {
+	if status != cli.ExitFailed || !strings.Contains(stderr, "dump anew, without --resume") {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 }
@@ -186,14 +187,14 @@ func TestReset(t *testing.T) {
 		give(t, c, "a", 640)
 		give(t, c, "b", 1280)
 		for _, stdin := range []string{"", "\n", "a\n", "y\n"} {
-			if status, stderr := reset(stdin, "--pod=b"); status != exitFailed || !strings.Contains(stderr, "Type b to go on") || !strings.Contains(stderr, "nothing was changed") {
+			if status, stderr := reset(stdin, "--pod=b"); status != cli.ExitFailed || !strings.Contains(stderr, "Type b to go on") || !strings.Contains(stderr, "nothing was changed") {
 				t.Errorf("%q: ends with %d\n%s", stdin, status, stderr)
 			}
 		}
 		if best := holds(t, c, 1280); best != "b" {
 			t.Fatalf("the best pod is %q", best)
 		}
-		if status, stderr := reset("b\n", "--pod=b"); status != exitOK || !strings.Contains(stderr, "1 pods removed") {
+		if status, stderr := reset("b\n", "--pod=b"); status != cli.ExitOK || !strings.Contains(stderr, "1 pods removed") {
 			t.Errorf("ends with %d\n%s", status, stderr)
 		}
 		if best := holds(t, c, 1280); best != "a" {
@@ -201,11 +202,11 @@ func TestReset(t *testing.T) {
 		}
 		for _, yes := range [][]string{{"--yes"}, nil} {
 			status, stderr := reset("", append(yes, "--pod=b")...)
-			if status != exitFailed || strings.Contains(stderr, "Type b") || !strings.Contains(stderr, "pod") {
+			if status != cli.ExitFailed || strings.Contains(stderr, "Type b") || !strings.Contains(stderr, "pod") {
 				t.Errorf("%v: ends with %d\n%s", yes, status, stderr)
 			}
 		}
-		if status, stderr := reset("m", "--model=m"); status != exitOK || !strings.Contains(stderr, "1 pods cleared, 1 models forgotten") {
+		if status, stderr := reset("m", "--model=m"); status != cli.ExitOK || !strings.Contains(stderr, "1 pods cleared, 1 models forgotten") {
 			t.Errorf("ends with %d\n%s", status, stderr)
 		}
 		if best := holds(t, c, 1280); best != "" {
@@ -214,10 +215,10 @@ func TestReset(t *testing.T) {
 		if pods, err := c.Pods(t.Context()); err != nil || len(pods) != 1 {
 			t.Errorf("got %v, %v", pods, err)
 		}
-		if status, stderr := reset("", "--model=m2", "--yes"); status != exitFailed || !strings.Contains(stderr, "m2") {
+		if status, stderr := reset("", "--model=m2", "--yes"); status != cli.ExitFailed || !strings.Contains(stderr, "m2") {
 			t.Errorf("ends with %d\n%s", status, stderr)
 		}
-		if status, stderr := reset("", "--all", "--yes"); status != exitOK || !strings.Contains(stderr, "1 pods removed") {
+		if status, stderr := reset("", "--all", "--yes"); status != cli.ExitOK || !strings.Contains(stderr, "1 pods removed") {
 			t.Errorf("ends with %d\n%s", status, stderr)
 		}
 		if pods, err := c.Pods(t.Context()); err != nil || len(pods) != 0 {
@@ -248,12 +249,12 @@ func TestDumpMisuse(t *testing.T) {
 		{"reset x --all", "flags only"},
 	} {
 		status, _, stderr := call(t, "", strings.Fields(c.args)...)
-		if status != exitUsage || !strings.Contains(stderr, c.want) {
+		if status != cli.ExitUsage || !strings.Contains(stderr, c.want) {
 			t.Errorf("%s: ends with %d\n%s\nwant %s", c.args, status, stderr, c.want)
 		}
 	}
 	for _, command := range []string{"dump", "restore", "reset"} {
-		if status, stdout, _ := call(t, "", command, "--help"); status != exitOK || !strings.Contains(stdout, "kvatlas "+command+" --redis") && command != "reset" || !strings.Contains(stdout, "-redis-prefix") {
+		if status, stdout, _ := call(t, "", command, "--help"); status != cli.ExitOK || !strings.Contains(stdout, "kvatlas "+command+" --redis") && command != "reset" || !strings.Contains(stdout, "-redis-prefix") {
 			t.Errorf("%s --help: ends with %d\n%s", command, status, stdout)
 		}
 	}
@@ -262,7 +263,7 @@ func TestDumpMisuse(t *testing.T) {
 		{"dump", "--server=http://" + nobody}, {"dump", "--redis=redis://" + nobody, "--timeout=100ms"},
 		{"reset", "--all", "--yes", "--server=http://" + nobody}, {"restore", "nofile"},
 	} {
-		if status, _, stderr := call(t, "", args...); status != exitFailed || stderr == "" || strings.Contains(stderr, "line 0") {
+		if status, _, stderr := call(t, "", args...); status != cli.ExitFailed || stderr == "" || strings.Contains(stderr, "line 0") {
 			t.Errorf("%v: ends with %d\n%s", args, status, stderr)
 		}
 	}
@@ -274,17 +275,17 @@ func TestAdminHasDump(t *testing.T) {
 	r := start(t, "--admin-listen=127.0.0.1:0")
 	give(t, r.client(), "a", 640)
 	status, _, stderr := call(t, "", "dump", "--server", r.url)
-	if status != exitFailed || !strings.Contains(stderr, "on the admin listener") {
+	if status != cli.ExitFailed || !strings.Contains(stderr, "on the admin listener") {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 	status, stdout, stderr := call(t, "", "dump", "--server", r.admin)
-	if status != exitOK || !strings.Contains(stdout, `"kvatlas":"end"`) {
+	if status != cli.ExitOK || !strings.Contains(stdout, `"kvatlas":"end"`) {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
-	if status, _, stderr := call(t, stdout, "restore", "--server", r.admin, "-"); status != exitOK {
+	if status, _, stderr := call(t, stdout, "restore", "--server", r.admin, "-"); status != cli.ExitOK {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
-	if status, _, stderr := call(t, stdout, "reset", "--server", r.admin, "--all", "--yes"); status != exitOK {
+	if status, _, stderr := call(t, stdout, "reset", "--server", r.admin, "--all", "--yes"); status != cli.ExitOK {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 }
@@ -310,7 +311,7 @@ func TestSnapshotFile(t *testing.T) {
 	if _, metrics := get(t, r.url+"/metrics"); !strings.Contains(metrics, `kvatlas_snapshot_saves_total{result="saved"} 1`) {
 		t.Error("the metric is another")
 	}
-	if status := r.end(); status != exitOK {
+	if status := r.end(); status != cli.ExitOK {
 		t.Fatalf("ends with %d\n%s", status, r.stderr)
 	}
 
@@ -325,7 +326,7 @@ func TestSnapshotFile(t *testing.T) {
 	if pods, err := r.client().Pods(t.Context()); err != nil || len(pods) != 2 {
 		t.Errorf("got %v, %v", pods, err)
 	}
-	if status := r.end(); status != exitOK {
+	if status := r.end(); status != cli.ExitOK {
 		t.Fatalf("ends with %d\n%s", status, r.stderr)
 	}
 
@@ -342,7 +343,7 @@ func TestSnapshotFile(t *testing.T) {
 	if best := holds(t, r.client(), 6400); best != "" {
 		t.Errorf("the best pod is %q", best)
 	}
-	if status := r.end(); status != exitOK {
+	if status := r.end(); status != cli.ExitOK {
 		t.Fatalf("ends with %d\n%s", status, r.stderr)
 	}
 
@@ -356,7 +357,7 @@ func TestSnapshotFile(t *testing.T) {
 	for _, args := range [][]string{flags, {"--snapshot-file=" + filepath.Join(file, "none", "s")}, {"--snapshot-file=x", "--redis=redis://x"}} {
 		began := time.Now()
 		status, _, stderr := call(t, "", append([]string{"serve", "--listen=127.0.0.1:0", "--hub-offline", "--drain-delay=0s", "--hub-cache=" + t.TempDir()}, args...)...)
-		if status == exitOK || !strings.Contains(stderr, "snapshot") {
+		if status == cli.ExitOK || !strings.Contains(stderr, "snapshot") {
 			t.Errorf("%v: ends with %d after %v\n%s", args, status, time.Since(began), stderr)
 		}
 	}
@@ -412,7 +413,7 @@ func TestDumpUsers(t *testing.T) {
 		do("ACL", "LOG", "RESET")
 		do("SCRIPT", "FLUSH")
 		status, out := dump(url)
-		if refused := c.Do(t.Context(), "ACL", "LOG").Val(); status != exitOK || fmt.Sprint(refused) != "[]" || !strings.Contains(out, `"blocks":2,`) || !strings.Contains(out, `{"seq":{`) {
+		if refused := c.Do(t.Context(), "ACL", "LOG").Val(); status != cli.ExitOK || fmt.Sprint(refused) != "[]" || !strings.Contains(out, `"blocks":2,`) || !strings.Contains(out, `{"seq":{`) {
 			t.Errorf("%s ends with %d, refused %v\n%.300s", url, status, refused, out)
 		}
 	}
@@ -422,7 +423,7 @@ func TestDumpUsers(t *testing.T) {
 		}
 		do("ACL", "SETUSER", "kvatlas-reader", "-"+strings.TrimPrefix(right, "+"))
 		// Of what a script lacks, Redis says nothing but that.
-		if status, out := dump(reader, "--timeout=1s"); status == exitOK || !strings.Contains(out, "refused") && !strings.Contains(out, "can't run this command") {
+		if status, out := dump(reader, "--timeout=1s"); status == cli.ExitOK || !strings.Contains(out, "refused") && !strings.Contains(out, "can't run this command") {
 			t.Errorf("without %s the dump ends with %d\n%.300s", right, status, out)
 		}
 		do("ACL", "SETUSER", "kvatlas-reader", right)
@@ -432,7 +433,7 @@ func TestDumpUsers(t *testing.T) {
 	do("ACL", "LOG", "RESET")
 	_, whole := dump(reader)
 	for _, args := range [][]string{{"reset", "--redis", writer, "--all", "--yes"}, {"restore", "--redis", writer, "-"}, {"reset", "--redis", writer, "--model=m", "--yes"}, {"reset", "--redis", writer, "--pod=a", "--yes"}} {
-		if status, stdout, stderr := call(t, whole, args...); status != exitOK {
+		if status, stdout, stderr := call(t, whole, args...); status != cli.ExitOK {
 			t.Errorf("%v ends with %d\n%.300s%.300s", args, status, stdout, stderr)
 		}
 	}
@@ -457,7 +458,7 @@ func TestCaseSmallOnesUnderAttackLastSnapshot(t *testing.T) {
 				t.Fatal(err)
 			}
 			status, line := r.end(), r.logged("snapshot not saved")
-			if failed := status == exitFailed; failed != changed || (line != nil) != changed {
+			if failed := status == cli.ExitFailed; failed != changed || (line != nil) != changed {
 				t.Errorf("ends with %d, logged %v\n%s", status, line, r.stderr)
 			}
 			if changed && !strings.Contains(r.stderr.String(), "kvatlas serve: the last snapshot could not be saved") {

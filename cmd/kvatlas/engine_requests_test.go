@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 )
 
 // ask posts a body and returns the status and the answer.
@@ -84,19 +85,19 @@ func TestScoreChatFileIsTheAPI(t *testing.T) {
 		status     int
 		want       string // of the output, or of what is wrong
 	}{
-		{"a chat", `{"model":"` + demo.Model + `",` + said + `,"stream":true,"rid":null}`, exitOK, ": 11 tokens ("},
-		{"its messages", `[{"role":"user","content":"Hello"}]`, exitOK, ": 11 tokens ("},
-		{"a completion", `{"prompt":"Hello","max_tokens":5}`, exitOK, ": 2 tokens ("},
-		{"token ids", `{"prompt":[1,2,3]}`, exitOK, ": 3 tokens ("},
-		{"a list of prompts", `{"prompt":["Hello","Hello you"]}`, exitOK, "prompt 1\n"},
-		{"messages of Anthropic's", `{"system":"s","max_tokens":5,` + said + `}`, exitOK, " tokens ("},
-		{"responses", `{"input":"Hello"}`, exitOK, ": 12 tokens ("},
-		{"a slip of the pen", `{"tool":[],` + said + `}`, exitFailed, "answers 400 unknown_field: there is no such field (tool)"},
-		{"a wrong value", `{"add_generation_prompt":7,` + said + `}`, exitFailed, "(add_generation_prompt)"},
-		{"what cannot be done", `{"previous_response_id":"x","input":"Hello"}`, exitFailed, "(previous_response_id)"},
-		{"given twice", `{"stream":true,"stream":true,` + said + `}`, exitFailed, "stream is given twice"},
-		{"no prompt", `{"stream":true}`, exitUsage, "there are no messages in it"},
-		{"no JSON", `{"messages":[}`, exitUsage, "it is no JSON of a request"},
+		{"a chat", `{"model":"` + demo.Model + `",` + said + `,"stream":true,"rid":null}`, cli.ExitOK, ": 11 tokens ("},
+		{"its messages", `[{"role":"user","content":"Hello"}]`, cli.ExitOK, ": 11 tokens ("},
+		{"a completion", `{"prompt":"Hello","max_tokens":5}`, cli.ExitOK, ": 2 tokens ("},
+		{"token ids", `{"prompt":[1,2,3]}`, cli.ExitOK, ": 3 tokens ("},
+		{"a list of prompts", `{"prompt":["Hello","Hello you"]}`, cli.ExitOK, "prompt 1\n"},
+		{"messages of Anthropic's", `{"system":"s","max_tokens":5,` + said + `}`, cli.ExitOK, " tokens ("},
+		{"responses", `{"input":"Hello"}`, cli.ExitOK, ": 12 tokens ("},
+		{"a slip of the pen", `{"tool":[],` + said + `}`, cli.ExitFailed, "answers 400 unknown_field: there is no such field (tool)"},
+		{"a wrong value", `{"add_generation_prompt":7,` + said + `}`, cli.ExitFailed, "(add_generation_prompt)"},
+		{"what cannot be done", `{"previous_response_id":"x","input":"Hello"}`, cli.ExitFailed, "(previous_response_id)"},
+		{"given twice", `{"stream":true,"stream":true,` + said + `}`, cli.ExitFailed, "stream is given twice"},
+		{"no prompt", `{"stream":true}`, cli.ExitUsage, "there are no messages in it"},
+		{"no JSON", `{"messages":[}`, cli.ExitUsage, "it is no JSON of a request"},
 	} {
 		status, stdout, stderr := call(t, c.body, "score", "--server", r.url, "--model", demo.Model, "--mode=sync", "--chat-file=-")
 		if status != c.status || !strings.Contains(stdout+stderr, c.want) {
@@ -105,7 +106,7 @@ func TestScoreChatFileIsTheAPI(t *testing.T) {
 	}
 	// A flag goes before what the file says.
 	body := `{"model":"nobody/knows","mode":"wait","cache_salt":"x",` + said + `}`
-	if status, stdout, stderr := call(t, body, "score", "--server", r.url, "--model", demo.Model, "--mode=sync", "--chat-file=-"); status != exitOK || !strings.Contains(stdout, ": 11 tokens (") {
+	if status, stdout, stderr := call(t, body, "score", "--server", r.url, "--model", demo.Model, "--mode=sync", "--chat-file=-"); status != cli.ExitOK || !strings.Contains(stdout, ": 11 tokens (") {
 		t.Errorf("flags over a file: %d\n%s%s", status, stdout, stderr)
 	}
 }
@@ -113,7 +114,7 @@ func TestScoreChatFileIsTheAPI(t *testing.T) {
 // TestScoreJSONHasTheStatus ends alike with --json and without.
 func TestScoreJSONHasTheStatus(t *testing.T) {
 	t.Parallel()
-	for reason, want := range map[string]int{"index_unavailable": exitFailed, "index_timeout": exitFailed, "index_stale": exitOK, "tokenization_budget": exitOK} {
+	for reason, want := range map[string]int{"index_unavailable": cli.ExitFailed, "index_timeout": cli.ExitFailed, "index_stale": cli.ExitOK, "tokenization_budget": cli.ExitOK} {
 		const one = `{"scores":{},"best":null,"matched":{},"blocks":{"total":1,"size":4},"tokens":{"total":4,"source":"tokens","exact":true},"degraded":{"reason":"`
 		for name, answer := range map[string]string{"one": one + reason + `"}}`, "several": `{"results":[` + one + `multimodal"}},` + one + reason + `"}}]}`} {
 			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -140,7 +141,7 @@ func TestEveryCommandHasHelp(t *testing.T) {
 		words := strings.Fields(c)
 		for _, args := range [][]string{append(words, "--help"), append(words, "-h"), append([]string{"help"}, words...)} {
 			status, stdout, stderr := call(t, "", args...)
-			if status != exitOK || !strings.Contains(stdout, "kvatlas "+c) || stderr != "" {
+			if status != cli.ExitOK || !strings.Contains(stdout, "kvatlas "+c) || stderr != "" {
 				t.Errorf("%v: ends with %d\n%.300s%s", args, status, stdout, stderr)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
 )
@@ -37,7 +38,7 @@ func TestExampleEvents(t *testing.T) {
 		t.Fatalf("%v, or more than %d bytes", err, maxExample)
 	}
 	status, _, stderr := call(t, "", "inspect", "play", exampleEvents, "--bind", events, "--replay", replay, "--speed=0")
-	if status != exitOK || !strings.Contains(stderr, "# 8 entries of the record are sent\n") ||
+	if status != cli.ExitOK || !strings.Contains(stderr, "# 8 entries of the record are sent\n") ||
 		!strings.Contains(stderr, "kvatlas serve --pods 'HOST:PORT?model=MODEL&events="+events+"&replay="+replay+"'\n") {
 		t.Fatalf("ends with %d\n%s", status, stderr)
 	}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 )
 
 // What is asked and answered when something is not as it should be at the first try.
@@ -21,7 +23,7 @@ func TestServerWithoutScheme(t *testing.T) {
 		{"dump", at, "-o", file}, {"restore", at, file}, {"doctor", at}, {"score", at, "--model=m", "--tokens=1,2"},
 		{"inspect", "play", "../../examples/events.jsonl", at, "--pod=b", "--model=m2", "--speed=0"}, {"reset", at, "--all", "--yes"},
 	} {
-		if status, stdout, stderr := call(t, "", args...); status != exitOK {
+		if status, stdout, stderr := call(t, "", args...); status != cli.ExitOK {
 			t.Errorf("%v: ends with %d\n%s%s", args, status, stdout, stderr)
 		}
 	}
@@ -31,7 +33,7 @@ func TestDumpThatFailsAtOnceLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	at := "--server=" + strings.TrimPrefix(freeEndpoint(t), "tcp://")
 	status, _, stderr := call(t, "", "dump", at, "-o", filepath.Join(dir, "dump"))
-	if status != exitFailed || !strings.Contains(stderr, "no server can be reached") || strings.Contains(stderr, "--resume") {
+	if status != cli.ExitFailed || !strings.Contains(stderr, "no server can be reached") || strings.Contains(stderr, "--resume") {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 	if files, err := os.ReadDir(dir); err != nil || len(files) != 0 {
@@ -47,7 +49,7 @@ func TestRestoreKnowsARecordOfEvents(t *testing.T) {
 	}
 	for _, name := range []string{record, "-"} {
 		status, _, stderr := call(t, string(text), "restore", "--server=127.0.0.1:9", name)
-		if status != exitFailed || !strings.Contains(stderr, "this is a record of events") || !strings.Contains(stderr, "kvatlas inspect play") {
+		if status != cli.ExitFailed || !strings.Contains(stderr, "this is a record of events") || !strings.Contains(stderr, "kvatlas inspect play") {
 			t.Errorf("%s: ends with %d\n%s", name, status, stderr)
 		}
 	}
@@ -73,7 +75,7 @@ func TestChatFileNamesTheModel(t *testing.T) {
 		if tc.flag != "" {
 			args = append(args, tc.flag)
 		}
-		if status, _, stderr := call(t, tc.chat, args...); status != exitOK {
+		if status, _, stderr := call(t, tc.chat, args...); status != cli.ExitOK {
 			t.Fatalf("ends with %d\n%s", status, stderr)
 		}
 		if got := <-asked; !strings.Contains(got, tc.want) || !strings.Contains(got, `"hi"`) {
@@ -81,7 +83,7 @@ func TestChatFileNamesTheModel(t *testing.T) {
 		}
 	}
 	for _, chat := range []string{`{` + messages + `}`, `[{"role":"user","content":"hi"}]`} {
-		if status, _, stderr := call(t, chat, "score", "--server", s.URL, "--chat-file=-"); status != exitUsage || !strings.Contains(stderr, "--chat-file names no model") {
+		if status, _, stderr := call(t, chat, "score", "--server", s.URL, "--chat-file=-"); status != cli.ExitUsage || !strings.Contains(stderr, "--chat-file names no model") {
 			t.Errorf("%s: ends with %d\n%s", chat, status, stderr)
 		}
 	}
@@ -100,7 +102,7 @@ func TestStartSaysWhatToDo(t *testing.T) {
 		"--pods-kubernetes=app=vllm": "--pods-kubernetes-config",
 	} {
 		args := append([]string{"serve", "--listen=127.0.0.1:0", "--hub-cache=" + t.TempDir()}, strings.Fields(flags)...)
-		if status, _, stderr := call(t, "", args...); status != exitFailed || !strings.Contains(stderr, want) {
+		if status, _, stderr := call(t, "", args...); status != cli.ExitFailed || !strings.Contains(stderr, want) {
 			t.Errorf("%s: ends with %d\n%s\nwant %s", flags, status, stderr, want)
 		}
 	}
@@ -117,7 +119,7 @@ func TestFirstSnapshotIsNone(t *testing.T) {
 // TestDoctorOfAnEngineThatIsAway has one thing to say.
 func TestDoctorOfAnEngineThatIsAway(t *testing.T) {
 	status, stdout, _ := call(t, "", "doctor", "--engine-events", freeEndpoint(t), "--timeout=500ms")
-	if status != exitFailed || !strings.Contains(stdout, "engine connection") || strings.Contains(stdout, "none came") || strings.Contains(stdout, "hash seed") {
+	if status != cli.ExitFailed || !strings.Contains(stdout, "engine connection") || strings.Contains(stdout, "none came") || strings.Contains(stdout, "hash seed") {
 		t.Errorf("ends with %d\n%s", status, stdout)
 	}
 }

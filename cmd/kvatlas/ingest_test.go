@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/redistest"
@@ -212,7 +213,7 @@ func TestIngestInMemory(t *testing.T) {
 	awaitThat(t, "a silent engine is counted", s.log, func() bool { return s.figure(t, "kvatlas_ingest_silent_engines") == "1" })
 	e.store(tokens(64))
 	s.best(t, tokens(64), map[string]float64{pod: 4})
-	if status := r.end(); status != exitOK {
+	if status := r.end(); status != cli.ExitOK {
 		t.Errorf("ends with %d\n%s", status, r.stderr)
 	}
 }

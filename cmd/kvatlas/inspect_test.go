@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
@@ -92,7 +93,7 @@ func inspecting(t *testing.T, args ...string) (end func() (status int, stdout, s
 	done := make(chan result, 1)
 	go func() {
 		var out, errs output
-		p := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, name: "kvatlas"}
+		p := &program{&cli.Program{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Name: "kvatlas"}}
 		status := p.run(t.Context(), append([]string{"inspect", "events"}, args...))
 		done <- result{status, out.String(), errs.String()}
 	}()
@@ -138,7 +139,7 @@ func TestInspectEvents(t *testing.T) {
 	for _, h := range []event.Hash{b.Events[0].Hashes[0], b.Events[0].Hashes[1], b.Events[0].Hashes[1], b.Events[0].Hashes[0]} {
 		want = strings.Replace(want, "HASH", fmt.Sprintf("%016x", uint64(h)), 1)
 	}
-	if status != exitOK || stdout != want {
+	if status != cli.ExitOK || stdout != want {
 		t.Errorf("ends with %d\n%swant\n%s%s", status, stdout, want, stderr)
 	}
 	for _, note := range []string{
@@ -151,7 +152,7 @@ func TestInspectEvents(t *testing.T) {
 	}
 	status, stdout, _ = machine()
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
-	if status != exitOK || len(lines) != 4 {
+	if status != cli.ExitOK || len(lines) != 4 {
 		t.Fatalf("ends with %d\n%s", status, stdout)
 	}
 	var line struct {
@@ -169,7 +170,7 @@ func TestInspectEvents(t *testing.T) {
 		*line.Rank != 2 || line.Event.Type != "BlockStored" || len(line.Event.TokenIDs) != 4 || line.Event.LoRA != "l\x1b[2J" {
 		t.Errorf("%s: %+v %v", lines[1], line, err)
 	}
-	if status, _, stderr := other(); status != exitFailed || !strings.Contains(stderr, "no event came from "+endpoint) {
+	if status, _, stderr := other(); status != cli.ExitFailed || !strings.Contains(stderr, "no event came from "+endpoint) {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 	if text, err := os.ReadFile(file); err != nil || bytes.Count(text, []byte("\n")) != 4 {
@@ -184,14 +185,14 @@ func TestInspectReplay(t *testing.T) {
 		p.Publish(m)
 	}
 	status, stdout, stderr := inspecting(t, endpoint, "--replay", replay, "--from=1", "--count=3")()
-	if status != exitOK || strings.Count(stdout, "\n") != 3 || !strings.HasPrefix(stdout, "1 rank 2 stored") {
+	if status != cli.ExitOK || strings.Count(stdout, "\n") != 3 || !strings.HasPrefix(stdout, "1 rank 2 stored") {
 		t.Errorf("ends with %d\n%s%s", status, stdout, stderr)
 	}
 	// What comes live goes on where the replay ends.
 	var out, errs output
 	done := make(chan int)
 	go func() {
-		prog := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, name: "kvatlas"}
+		prog := &program{&cli.Program{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Name: "kvatlas"}}
 		done <- prog.run(t.Context(), []string{"inspect", "events", endpoint, "--replay", replay, "--count=5", "--timeout=5m"})
 	}()
 	until(t, "replay", func() bool { return strings.Contains(out.String(), "2 rank 2 cleared\n") && p.Subscribers() == 1 })
@@ -200,7 +201,7 @@ func TestInspectReplay(t *testing.T) {
 		p.Publish(more)
 	}
 	status = <-done
-	if lines := strings.Split(out.String(), "\n"); status != exitOK || len(lines) != 6 || !strings.HasPrefix(lines[4], "3 ") ||
+	if lines := strings.Split(out.String(), "\n"); status != cli.ExitOK || len(lines) != 6 || !strings.HasPrefix(lines[4], "3 ") ||
 		strings.Contains(errs.String(), "missing") || strings.Contains(errs.String(), "back") {
 		t.Errorf("ends with %d\n%s%s", status, out.String(), errs.String())
 	}
@@ -226,10 +227,10 @@ func TestInspectPlay(t *testing.T) {
 	again := filepath.Join(dir, "again")
 	end := inspecting(t, endpoint, "--record", again, "--count=4")
 	status, _, stderr := call(t, "", "inspect", "play", file, "--bind", endpoint, "--speed=0")
-	if status != exitOK || !strings.HasSuffix(stderr, "'HOST:PORT?model=MODEL&events="+endpoint+"'\n# 3 entries of the record are sent\n") {
+	if status != cli.ExitOK || !strings.HasSuffix(stderr, "'HOST:PORT?model=MODEL&events="+endpoint+"'\n# 3 entries of the record are sent\n") {
 		t.Fatalf("ends with %d\n%s", status, stderr)
 	}
-	if status, stdout, stderr := end(); status != exitOK || strings.Count(stdout, "\n") != 4 {
+	if status, stdout, stderr := end(); status != cli.ExitOK || strings.Count(stdout, "\n") != 4 {
 		t.Fatalf("ends with %d\n%s%s", status, stdout, stderr)
 	}
 	payloads := func(path string) (out []string) {
@@ -266,7 +267,7 @@ func TestInspectPlayDynamo(t *testing.T) {
 	}
 	play := func() {
 		t.Helper()
-		if status, _, stderr := call(t, "", "inspect", "play", file, "--server", r.url, "--model=m", "--speed=0"); status != exitOK {
+		if status, _, stderr := call(t, "", "inspect", "play", file, "--server", r.url, "--model=m", "--speed=0"); status != cli.ExitOK {
 			t.Fatalf("ends with %d\n%s", status, stderr)
 		}
 	}
@@ -305,7 +306,7 @@ func TestInspectPlayDynamo(t *testing.T) {
 			_ = s.Run(ctx)
 		}
 	}()
-	if status, _, stderr := call(t, "", "inspect", "play", file, "--bind", endpoint); status != exitFailed || !strings.Contains(stderr, "has no tokens") {
+	if status, _, stderr := call(t, "", "inspect", "play", file, "--bind", endpoint); status != cli.ExitFailed || !strings.Contains(stderr, "has no tokens") {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 }
@@ -336,7 +337,7 @@ func TestInspectPlayToServer(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if status, _, stderr := call(t, "", "inspect", "play", file, "--server", srv.URL, "--pod=p", "--model=m", "--speed=0"); status != exitOK {
+	if status, _, stderr := call(t, "", "inspect", "play", file, "--server", srv.URL, "--pod=p", "--model=m", "--speed=0"); status != cli.ExitOK {
 		t.Fatalf("ends with %d\n%s", status, stderr)
 	}
 	var d event.Decoder
@@ -349,7 +350,7 @@ func TestInspectPlayToServer(t *testing.T) {
 	if len(bodies) != 3 {
 		t.Errorf("%d pushes", len(bodies))
 	}
-	if status, _, stderr := call(t, "", "inspect", "play", file, "--server", srv.URL, "--model=m"); status != exitFailed || !strings.Contains(stderr, "--pod is missing") {
+	if status, _, stderr := call(t, "", "inspect", "play", file, "--server", srv.URL, "--model=m"); status != cli.ExitFailed || !strings.Contains(stderr, "--pod is missing") {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
 }
@@ -364,7 +365,7 @@ func TestInspectKeys(t *testing.T) {
 		{"--tokens=18038,95411,87593,48849,40269,54969,126870,44865,1", "--block-size=4"},
 		{"--block-keys=17407f9d3c42e032,d21540b926828aff"},
 	} {
-		if status, stdout, stderr := call(t, "", append(example, args...)...); status != exitOK || stdout != want || stderr != "" {
+		if status, stdout, stderr := call(t, "", append(example, args...)...); status != cli.ExitOK || stdout != want || stderr != "" {
 			t.Errorf("%q: ends with %d\n%s%s\nwant\n%s", args, status, stdout, stderr, want)
 		}
 	}
@@ -380,7 +381,7 @@ func TestInspectKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	status, stdout, stderr := call(t, "", "inspect", "keys", "--model=m", "--block-size=2", "--lora=l", "--cache-salt=s", "--redis-prefix=ours", "--tokens="+strings.Join(list, ","))
-	if status != exitOK {
+	if status != cli.ExitOK {
 		t.Fatalf("ends with %d\n%s", status, stderr)
 	}
 	c := server.Client()
@@ -437,12 +438,12 @@ func TestInspectMisuse(t *testing.T) {
 		"keys --model=m --tokens=1 --block-size=0":                    "--block-size is 0",
 		"keys --model=m --tokens=1 --block-size=1 --redis-prefix=a{b": "--redis-prefix: ",
 	} {
-		if status, _, stderr := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != exitUsage || !strings.Contains(stderr, want) {
+		if status, _, stderr := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != cli.ExitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("%s: ends with %d\n%s\nwant %s", args, status, stderr, want)
 		}
 	}
 	for _, args := range []string{"--help", "events --help", "play --help", "keys --help"} {
-		if status, stdout, _ := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != exitOK || !strings.Contains(stdout, "kvatlas inspect") {
+		if status, stdout, _ := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != cli.ExitOK || !strings.Contains(stdout, "kvatlas inspect") {
 			t.Errorf("%s: ends with %d\n%s", args, status, stdout)
 		}
 	}
@@ -456,7 +457,7 @@ func TestInspectMisuse(t *testing.T) {
 		"play /no/such/file --server 127.0.0.1:9 --model m":              "no such file",
 		"play ../../README.md --server 127.0.0.1:9 --model m":            "README.md, line 1",
 	} {
-		if status, _, stderr := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != exitFailed || !strings.Contains(stderr, want) {
+		if status, _, stderr := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != cli.ExitFailed || !strings.Contains(stderr, want) {
 			t.Errorf("%s: ends with %d\n%s\nwant %s", args, status, stderr, want)
 		}
 	}

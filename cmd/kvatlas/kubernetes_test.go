@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 )
 
 // container is what is read of a container.
@@ -104,11 +106,11 @@ func (c *container) environment(t *testing.T, configs ...manifest) map[string]st
 func printed(t *testing.T, env map[string]string) string {
 	t.Helper()
 	var out, errs output
-	p := &program{stdout: &out, stderr: &errs}
+	p := &program{&cli.Program{Stdout: &out, Stderr: &errs}}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
-		p.env = append(p.env, name+"="+env[name])
+		p.Env = append(p.Env, name+"="+env[name])
 	}
-	if status := p.run(t.Context(), []string{"serve", "--print-config"}); status != exitOK {
+	if status := p.run(t.Context(), []string{"serve", "--print-config"}); status != cli.ExitOK {
 		t.Fatalf("ends with %d\n%s", status, errs.String())
 	}
 	return out.String()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
@@ -98,7 +99,7 @@ func TestLMCacheIsHeard(t *testing.T) {
 	if status, body := get(t, r.url+"/metrics"); status != http.StatusOK || !strings.Contains(body, "kvatlas_lmcache_syncs_total") || !strings.Contains(body, "kvatlas_lmcache_mp_stored_total 4") {
 		t.Errorf("metrics: %d\n%s", status, body)
 	}
-	if status := r.end(); status != exitOK {
+	if status := r.end(); status != cli.ExitOK {
 		t.Errorf("ends with %d\n%s", status, r.stderr)
 	}
 }
@@ -109,7 +110,7 @@ func TestLMCachePortIsTaken(t *testing.T) {
 	taken := strings.TrimPrefix(r.url, "http://")
 	for _, flag := range []string{"--lmcache-controller-pull=tcp://" + taken, "--lmcache-coordinator-listen=" + taken} {
 		status, _, stderr := call(t, "", "serve", "--hub-offline", "--hub-cache="+t.TempDir(), "--listen=127.0.0.1:0", flag)
-		if status != exitFailed || !strings.Contains(stderr, taken) {
+		if status != cli.ExitFailed || !strings.Contains(stderr, taken) {
 			t.Errorf("%s: ends with %d\n%s", flag, status, stderr)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -63,7 +64,7 @@ func TestLMCache(t *testing.T) {
 		if !maps.Equal(resp.Scores, c.want) || !maps.Equal(resp.Matched["10.0.0.1:8000"].Tiers, c.tier) {
 			t.Errorf("%q: %+v, %+v; want %v, %v", c.args, resp.Scores, resp.Matched, c.want, c.tier)
 		}
-		if status := r.end(); status != exitOK {
+		if status := r.end(); status != cli.ExitOK {
 			t.Errorf("ends with %d\n%s", status, r.stderr)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
@@ -86,7 +87,7 @@ func TestLMCacheIsWritten(t *testing.T) {
 	awaitThat(t, "the end of a silent worker", r.stderr, func() bool { return len(there()) == 0 })
 	other.tiersOf(t, "silent", prompt, pod, map[string]int{})
 
-	if status, _, stderr := call(t, "", "serve", "--hub-offline", "--hub-cache="+t.TempDir(), "--listen=127.0.0.1:0", "--lmcache-write=set", fmt.Sprintf("--lmcache-controller-pull=tcp://127.0.0.1:%d", redistest.FreePort(t))); status != exitFailed || !strings.Contains(stderr, "lmcache-write") {
+	if status, _, stderr := call(t, "", "serve", "--hub-offline", "--hub-cache="+t.TempDir(), "--listen=127.0.0.1:0", "--lmcache-write=set", fmt.Sprintf("--lmcache-controller-pull=tcp://127.0.0.1:%d", redistest.FreePort(t))); status != cli.ExitFailed || !strings.Contains(stderr, "lmcache-write") {
 		t.Errorf("without Redis it ends with %d\n%s", status, stderr)
 	}
 }

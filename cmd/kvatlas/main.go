@@ -23,7 +23,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"slices"
@@ -32,13 +31,10 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-)
 
-// The exit statuses.
-const (
-	exitOK     = 0
-	exitFailed = 1
-	exitUsage  = 2
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/admin"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/inspect"
 )
 
 func main() {
@@ -54,16 +50,8 @@ func main() {
 		signal.Stop(signals)
 		end(fmt.Errorf("%v signal received", first))
 	}()
-	p := &program{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, env: os.Environ(), name: os.Args[0]}
+	p := &program{&cli.Program{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), Name: os.Args[0], Version: versionWord()}}
 	os.Exit(p.run(ctx, os.Args[1:]))
-}
-
-// program is the command line program with what it reads and writes.
-type program struct {
-	stdin          io.Reader
-	stdout, stderr io.Writer
-	env            []string
-	name           string // as it was called
 }
 
 const usage = `kvatlas is a distributed index of KV-cache blocks: it tells a scheduler which
@@ -89,15 +77,15 @@ kvatlas COMMAND --help lists the flags of a command.
 const versionUsage = `kvatlas version says which version this is.
 `
 
-// helpFlags ask for help.
-var helpFlags = []string{"--help", "-help", "-h"}
+// program is the command line program.
+type program struct{ *cli.Program }
 
 // run runs one command to its end and returns the exit status. Its orderly end
 // begins when ctx ends.
 func (p *program) run(ctx context.Context, args []string) int {
 	if len(args) == 0 {
-		fmt.Fprint(p.stderr, usage)
-		return exitUsage
+		fmt.Fprint(p.Stderr, usage)
+		return cli.ExitUsage
 	}
 	switch command, args := args[0], args[1:]; command {
 	case "serve":
@@ -112,17 +100,17 @@ func (p *program) run(ctx context.Context, args []string) int {
 		}
 		return p.doctor(ctx, args)
 	case "inspect":
-		return p.inspect(ctx, args)
+		return inspect.Run(ctx, p.Program, args)
 	case "bench":
-		return p.fail("bench", errors.New("it is a program of its own now: go run ./cmd/kvbench in a checkout"))
+		return p.Fail("bench", errors.New("it is a program of its own now: go run ./cmd/kvbench in a checkout"))
 	case "dump":
-		return p.dump(ctx, args)
+		return admin.Dump(ctx, p.Program, args)
 	case "restore":
-		return p.restore(ctx, args)
+		return admin.Restore(ctx, p.Program, args)
 	case "reset":
-		return p.reset(ctx, args)
+		return admin.Reset(ctx, p.Program, args)
 	case "changelog":
-		return p.changelog(ctx, args)
+		return admin.Changelog(ctx, p.Program, args)
 	case "sim":
 		return p.sim(ctx, args)
 	case "up":
@@ -130,50 +118,27 @@ func (p *program) run(ctx context.Context, args []string) int {
 	case "token":
 		return p.token(args)
 	case "version", "--version", "-version":
-		if len(args) == 1 && slices.Contains(helpFlags, args[0]) {
-			fmt.Fprint(p.stdout, versionUsage)
-			return exitOK
+		if len(args) == 1 && slices.Contains(cli.HelpFlags, args[0]) {
+			fmt.Fprint(p.Stdout, versionUsage)
+			return cli.ExitOK
 		}
 		if len(args) > 0 {
-			return p.misuse("version", fmt.Errorf("%q: it takes no arguments", args[0]))
+			return p.Misuse("version", fmt.Errorf("%q: it takes no arguments", args[0]))
 		}
-		fmt.Fprintln(p.stdout, "kvatlas "+versionLine())
-		return exitOK
+		fmt.Fprintln(p.Stdout, "kvatlas "+versionLine())
+		return cli.ExitOK
 	case "help", "--help", "-help", "-h":
 		if len(args) > 0 && !strings.HasPrefix(args[0], "-") && args[0] != "help" {
 			return p.run(ctx, append(args, "--help"))
 		}
-		fmt.Fprint(p.stdout, usage)
-		return exitOK
+		fmt.Fprint(p.Stdout, usage)
+		return cli.ExitOK
 	default:
 		if strings.HasPrefix(command, "-") {
-			fmt.Fprintf(p.stderr, "kvatlas: %q comes before a command: flags stand behind it, as in kvatlas serve %s\n\n%s", command, command, usage)
-			return exitUsage
+			fmt.Fprintf(p.Stderr, "kvatlas: %q comes before a command: flags stand behind it, as in kvatlas serve %s\n\n%s", command, command, usage)
+			return cli.ExitUsage
 		}
-		fmt.Fprintf(p.stderr, "kvatlas: %q is no command\n\n%s", command, usage)
-		return exitUsage
+		fmt.Fprintf(p.Stderr, "kvatlas: %q is no command\n\n%s", command, usage)
+		return cli.ExitUsage
 	}
-}
-
-// misuse says what is wrong with a call of a command.
-func (p *program) misuse(command string, err error) int {
-	fmt.Fprintf(p.stderr, "kvatlas %s: %v\n(kvatlas %s --help lists the flags)\n", command, err, command)
-	return exitUsage
-}
-
-// fail says why a command failed.
-func (p *program) fail(command string, err error) int {
-	fmt.Fprintf(p.stderr, "kvatlas %s: %v\n", command, err)
-	return exitFailed
-}
-
-// getenv returns a variable of the program's environment.
-func (p *program) getenv(name string) string {
-	value := ""
-	for _, kv := range p.env {
-		if n := len(name); len(kv) > n && kv[n] == '=' && kv[:n] == name {
-			value = kv[n+1:]
-		}
-	}
-	return value
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 )
 
 // TestMain is the program itself when the test binary is started with this
@@ -56,7 +57,7 @@ func (o *output) String() string {
 func call(t *testing.T, stdin string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	var out, errs output
-	p := &program{stdin: strings.NewReader(stdin), stdout: &out, stderr: &errs, name: "kvatlas"}
+	p := &program{&cli.Program{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs, Name: "kvatlas"}}
 	status = p.run(t.Context(), args)
 	return status, out.String(), errs.String()
 }
@@ -78,7 +79,7 @@ func start(t *testing.T, args ...string) *running {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	r := &running{t: t, stdout: &output{}, stderr: &output{}, stop: stop, done: make(chan struct{})}
-	p := &program{stdin: strings.NewReader(""), stdout: r.stdout, stderr: r.stderr, name: "kvatlas"}
+	p := &program{&cli.Program{Stdin: strings.NewReader(""), Stdout: r.stdout, Stderr: r.stderr, Name: "kvatlas"}}
 	base := []string{"serve", "--listen=127.0.0.1:0", "--log-format=json", "--log-level=info", "--hub-offline", "--hub-cache=" + t.TempDir(), "--drain-delay=0s", "--score-budget=5s"}
 	go func() {
 		defer close(r.done)
@@ -230,8 +231,8 @@ func TestCommands(t *testing.T) {
 
 func TestEnvironmentIsRead(t *testing.T) {
 	var out, errs output
-	p := &program{stdout: &out, stderr: &errs, env: []string{"KVATLAS_LISTEN=:1", "HF_TOKEN=hf_secret"}}
-	if status := p.run(t.Context(), []string{"serve", "--print-config"}); status != exitOK {
+	p := &program{&cli.Program{Stdout: &out, Stderr: &errs, Env: []string{"KVATLAS_LISTEN=:1", "HF_TOKEN=hf_secret"}}}
+	if status := p.run(t.Context(), []string{"serve", "--print-config"}); status != cli.ExitOK {
 		t.Fatalf("ends with %d\n%s", status, errs.String())
 	}
 	got := out.String()

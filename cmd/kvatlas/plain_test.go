@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -22,7 +23,7 @@ func blockNames(t *testing.T, model string, size int, prompt []uint32) (names []
 		t.Fatal(err)
 	}
 	status, stdout, stderr := call(t, "", "inspect", "keys", "--model", model, "--block-size", fmt.Sprint(size), "--tokens", strings.Trim(string(list), "[]"))
-	if status != exitOK {
+	if status != cli.ExitOK {
 		t.Fatal(status, stderr)
 	}
 	for line := range strings.Lines(stdout) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 )
 
@@ -24,7 +25,7 @@ func writeScore(out io.Writer, model string, r *client.ScoreResponse, took time.
 		writeRanking(out, r)
 	}
 	fmt.Fprintf(out, "\n%s: %s (%s), %s of %d, %s\n", terminal.Printable(model),
-		count(r.Tokens.Total, "token"), terminal.Printable(r.Tokens.Source), count(r.Blocks.Total, "block"), r.Blocks.Size, formatTime(took))
+		cli.Count(r.Tokens.Total, "token"), terminal.Printable(r.Tokens.Source), cli.Count(r.Blocks.Total, "block"), r.Blocks.Size, formatTime(took))
 	if r.Explain != nil && len(r.Explain.Blocks) > 0 {
 		writeExplanation(out, r.Explain)
 	}
@@ -115,14 +116,6 @@ func lateness(loaded, known, chat bool) string {
 // indexFailed reports whether the index could not be asked at all.
 func indexFailed(r *client.ScoreResponse) bool {
 	return r.Degraded != nil && (r.Degraded.Reason == "index_unavailable" || r.Degraded.Reason == "index_timeout")
-}
-
-// count writes a number of things.
-func count(n int, thing string) string {
-	if n != 1 {
-		thing += "s"
-	}
-	return fmt.Sprintf("%d %s", n, thing)
 }
 
 // stages are the server's stages in their order.

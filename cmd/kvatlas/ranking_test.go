@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/scorer"
 )
 
@@ -77,7 +78,7 @@ func TestScoreSaysWhichPodsAreNotRegistered(t *testing.T) {
 		}))
 		status, stdout, stderr := call(t, "", "score", "--server", s.URL, "--model=m", "--tokens=1", "--pods=a,b,no\x1bpod,b")
 		s.Close()
-		if status != exitOK || stderr != "" || !strings.HasPrefix(stdout, "POD") || !strings.Contains(stdout, tc.want) || tc.want == "" && strings.Contains(stdout, "registered") {
+		if status != cli.ExitOK || stderr != "" || !strings.HasPrefix(stdout, "POD") || !strings.Contains(stdout, tc.want) || tc.want == "" && strings.Contains(stdout, "registered") {
 			t.Errorf("%s: ends with %d\n%s%s\nwant %q", name, status, stdout, stderr, tc.want)
 		}
 	}
@@ -112,7 +113,7 @@ func TestScoreSaysWhatIsLate(t *testing.T) {
 		}
 		status, stdout, stderr := call(t, `[{"role":"user","content":"hi"}]`, args...)
 		s.Close()
-		if status != exitOK || stderr != "" || !strings.HasPrefix(stdout, "this answer is incomplete, its scores are lower bounds: "+tc.want) {
+		if status != cli.ExitOK || stderr != "" || !strings.HasPrefix(stdout, "this answer is incomplete, its scores are lower bounds: "+tc.want) {
 			t.Errorf("%s: ends with %d\n%s%s\nwant %q", name, status, stdout, stderr, tc.want)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
@@ -141,7 +142,7 @@ func TestRecordsAlike(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sim.jsonl")
 	status, _, stderr := call(t, "", "inspect", "events", fmt.Sprintf("tcp://127.0.0.1:%d", ports[1]), "--replay", fmt.Sprintf("tcp://127.0.0.1:%d", ports[2]),
 		"--record", path, fmt.Sprintf("--count=%d", len(theirs.events)), "--timeout=20s")
-	if status != exitOK {
+	if status != cli.ExitOK {
 		t.Fatalf("it ends with %d: %s", status, stderr)
 	}
 	ours := readRecorded(t, path)
@@ -180,7 +181,7 @@ func TestRecordsAlike(t *testing.T) {
 	}
 	r := start(t, "--pods="+strings.Join(settings, ","), "--block-size=32")
 	for pod, file := range pods {
-		if status, _, stderr := call(t, "", "inspect", "play", file, "--bind", endpoints[pod], "--speed=0"); status != exitOK {
+		if status, _, stderr := call(t, "", "inspect", "play", file, "--bind", endpoints[pod], "--speed=0"); status != cli.ExitOK {
 			t.Fatalf("%s: it ends with %d: %s", file, status, stderr)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -83,7 +84,7 @@ func TestReplica(t *testing.T) {
 		}
 		return nil
 	})
-	if status := r.end(); status != exitOK {
+	if status := r.end(); status != cli.ExitOK {
 		t.Errorf("ends with %d\n%s", status, r.stderr)
 	}
 }
@@ -94,7 +95,7 @@ func TestChangelog(t *testing.T) {
 		args, want string
 	}{{"", "off\n"}, {"--on --entries 100", "on\nkva{reg}:log ends at "}, {"", "on\nkva{reg}:log ends at "}, {"--off", "off\n"}, {"", "off\n"}} {
 		status, out, errs := call(t, "", append([]string{"changelog", "--redis", redis.URL()}, strings.Fields(step.args)...)...)
-		if status != exitOK || !strings.HasPrefix(out, step.want) {
+		if status != cli.ExitOK || !strings.HasPrefix(out, step.want) {
 			t.Errorf("%q: status %d, %q %q", step.args, status, out, errs)
 		}
 	}
@@ -106,11 +107,11 @@ func TestChangelog(t *testing.T) {
 		"--redis redis://127.0.0.1:1 --timeout 1s": "",
 	} {
 		status, _, errs := call(t, "", append([]string{"changelog"}, strings.Fields(args)...)...)
-		if status == exitOK || !strings.Contains(errs, want) {
+		if status == cli.ExitOK || !strings.Contains(errs, want) {
 			t.Errorf("%q: status %d, %q", args, status, errs)
 		}
 	}
-	if status, out, _ := call(t, "", "changelog", "--help"); status != exitOK || !strings.Contains(out, "-entries") {
+	if status, out, _ := call(t, "", "changelog", "--help"); status != cli.ExitOK || !strings.Contains(out, "-entries") {
 		t.Errorf("help: %d %s", status, out)
 	}
 }

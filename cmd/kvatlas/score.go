@@ -12,16 +12,13 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 )
-
-// defaultServer is where kvatlas serve listens unless told otherwise.
-const defaultServer = "http://127.0.0.1:8080"
 
 // maxPromptFile is the longest prompt read from a file or from stdin, in bytes.
 // The server has a limit of its own, which is lower by default.
@@ -53,41 +50,41 @@ func (p *program) score(ctx context.Context, args []string) int {
 	call, err := p.readScoreCall(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		return exitOK
+		return cli.ExitOK
 	case err != nil:
-		return p.misuse("score", err)
+		return p.Misuse("score", err)
 	}
-	c, err := client.New(client.Config{Token: p.getenv("KVATLAS_TOKEN"), URL: call.server, Timeout: call.timeout, UserAgent: "kvatlas-score/" + versionWord()})
+	c, err := client.New(client.Config{Token: p.Getenv("KVATLAS_TOKEN"), URL: call.server, Timeout: call.timeout, UserAgent: "kvatlas-score/" + versionWord()})
 	if err != nil {
-		return p.misuse("score", fmt.Errorf("--server: %s", strings.TrimPrefix(err.Error(), "client: Config.URL: ")))
+		return p.Misuse("score", fmt.Errorf("--server: %s", strings.TrimPrefix(err.Error(), "client: Config.URL: ")))
 	}
 	defer c.Close()
 
 	start := time.Now()
 	var raw json.RawMessage
 	if err := c.Call(ctx, http.MethodPost, "/v1/score", call.request, &raw); err != nil {
-		return p.fail("score", terminal.ServerError(call.server, err))
+		return p.Fail("score", terminal.ServerError(call.server, err))
 	}
 	took := time.Since(start)
 	answers, several, err := readAnswers(raw)
 	if err != nil {
-		return p.fail("score", fmt.Errorf("the answer of %s cannot be read: %w", call.server, err))
+		return p.Fail("score", fmt.Errorf("the answer of %s cannot be read: %w", call.server, err))
 	}
 	if call.json {
-		fmt.Fprintf(p.stdout, "%s\n", raw)
+		fmt.Fprintf(p.Stdout, "%s\n", raw)
 	}
-	status := exitOK
+	status := cli.ExitOK
 	for i := range answers {
 		if indexFailed(&answers[i]) {
-			status = exitFailed // a script must not take this for "nobody"
+			status = cli.ExitFailed // a script must not take this for "nobody"
 		}
 		if call.json {
 			continue
 		}
 		if several {
-			fmt.Fprintf(p.stdout, "prompt %d\n", i)
+			fmt.Fprintf(p.Stdout, "prompt %d\n", i)
 		}
-		call.write(ctx, p.stdout, c, &answers[i], took)
+		call.write(ctx, p.Stdout, c, &answers[i], took)
 	}
 	return status
 }
@@ -171,7 +168,7 @@ func (s *scoreCall) unregistered(ctx context.Context, c *client.Client, r *clien
 
 func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	fs := flag.NewFlagSet("kvatlas score", flag.ContinueOnError)
-	call := &scoreCall{server: cmp.Or(p.getenv("KVATLAS_SERVER"), defaultServer)}
+	call := &scoreCall{server: cmp.Or(p.Getenv("KVATLAS_SERVER"), cli.DefaultServer)}
 	r := &call.request
 	fs.StringVar(&call.server, "server", call.server, "the server's `URL` [$KVATLAS_SERVER]")
 	fs.DurationVar(&call.timeout, "timeout", 30*time.Second, "how long to wait for the answer")
@@ -191,7 +188,7 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	fs.BoolVar(&r.EarlyExit, "early-exit", false, "stop once the best pod is known")
 	fs.BoolVar(&r.Explain, "explain", false, "show the holders of each block and the time of each stage")
 
-	words, err := p.readFlags(fs, args, scoreUsage)
+	words, err := p.ReadFlags(fs, args, scoreUsage)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +201,7 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	given := map[string]bool{}
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	if given["pods"] {
-		r.Pods = splitList(*pods)
+		r.Pods = cli.SplitList(*pods)
 	}
 	if r.Model == "" && *chatFile == "" { // which may name it
 		return nil, errors.New("--model is missing")
@@ -244,10 +241,10 @@ func (p *program) readPrompt(r *client.ScoreRequest, words []string, given map[s
 		}
 		return readChat(r, b)
 	case given["tokens"]:
-		r.Tokens, err = parseTokens(tokens)
+		r.Tokens, err = cli.ParseTokens(tokens)
 		return err
 	case given["block-keys"]:
-		r.BlockKeys = splitList(keys)
+		r.BlockKeys = cli.SplitList(keys)
 		return nil
 	}
 	r.Prompt = words[0]
@@ -255,7 +252,7 @@ func (p *program) readPrompt(r *client.ScoreRequest, words []string, given map[s
 }
 
 func (p *program) readPromptFile(setting, name string) ([]byte, error) {
-	in := p.stdin
+	in := p.Stdin
 	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {
@@ -300,17 +297,4 @@ func readChat(r *client.ScoreRequest, b []byte) error {
 	}
 	r.Body, r.Model = b, cmp.Or(r.Model, model)
 	return nil
-}
-
-func parseTokens(list string) ([]uint32, error) {
-	words := splitList(list)
-	out := make([]uint32, 0, len(words))
-	for i, w := range words {
-		n, err := strconv.ParseUint(w, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("--tokens: number %d, %.40q, is no token id (0 to %d)", i+1, w, uint32(1<<32-1))
-		}
-		out = append(out, uint32(n))
-	}
-	return out, nil
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 )
 
 func TestScoreCommand(t *testing.T) {
@@ -45,7 +46,7 @@ func TestScoreCommand(t *testing.T) {
 	score := func(stdin string, args ...string) string {
 		t.Helper()
 		status, stdout, stderr := call(t, stdin, append([]string{"score", "--server", r.url, "--model", model, "--mode=sync"}, args...)...)
-		if status != exitOK || stderr != "" {
+		if status != cli.ExitOK || stderr != "" {
 			t.Fatalf("%.80q: ends with %d\n%s", args, status, stderr)
 		}
 		return stdout
@@ -178,8 +179,8 @@ func TestScoreErrors(t *testing.T) {
 
 func TestServerFromEnvironment(t *testing.T) {
 	var out, errs output
-	p := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, env: []string{"A=b", "KVATLAS_SERVER=http://127.0.0.1:1/x"}}
-	if status := p.run(t.Context(), []string{"score", "--model=m", "p"}); status != exitFailed || !strings.Contains(errs.String(), "http://127.0.0.1:1/x") {
+	p := &program{&cli.Program{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Env: []string{"A=b", "KVATLAS_SERVER=http://127.0.0.1:1/x"}}}
+	if status := p.run(t.Context(), []string{"score", "--model=m", "p"}); status != cli.ExitFailed || !strings.Contains(errs.String(), "http://127.0.0.1:1/x") {
 		t.Errorf("ends with %d\n%s", status, errs.String())
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 )
 
@@ -33,12 +34,12 @@ func (p *program) serveAs(ctx context.Context, args []string, command string, us
 	play := fs.Bool("demo", false, "play three engines and a scheduler on the server, show the ranking, then go on serving")
 	switch err := fs.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		usage(p.stdout)
-		return exitOK
+		usage(p.Stdout)
+		return cli.ExitOK
 	case err != nil:
-		return p.misuse(command, loader.FlagError(err))
+		return p.Misuse(command, loader.FlagError(err))
 	case fs.NArg() > 0:
-		return p.misuse(command, fmt.Errorf("%q: it takes flags only", fs.Arg(0)))
+		return p.Misuse(command, fmt.Errorf("%q: it takes flags only", fs.Arg(0)))
 	}
 	if *play {
 		loader.SetDefault("tokenizers", demoTokenizers)
@@ -48,46 +49,46 @@ func (p *program) serveAs(ctx context.Context, args []string, command string, us
 		loader.SetDefault("log-format", "console")
 		loader.SetDefault("log-level", "warn")
 	}
-	cfg, err := loader.Load(p.env, config.ReadFile)
+	cfg, err := loader.Load(p.Env, config.ReadFile)
 	if err != nil {
-		return p.misuse(command, fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  ")))
+		return p.Misuse(command, fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  ")))
 	}
 	if *play && cfg.Redis != "" {
-		return p.misuse(command, errors.New("--demo adds pods of its own and is for the index in memory: leave redis out"))
+		return p.Misuse(command, errors.New("--demo adds pods of its own and is for the index in memory: leave redis out"))
 	}
 	if *printConfig {
-		if err := cfg.WriteYAML(p.stdout); err != nil {
-			return p.fail(command, err)
+		if err := cfg.WriteYAML(p.Stdout); err != nil {
+			return p.Fail(command, err)
 		}
-		return exitOK
+		return cli.ExitOK
 	}
 
-	log := newLogger(p.stderr, cfg)
+	log := newLogger(p.Stderr, cfg)
 	svc, err := newService(cfg, log)
 	if err != nil {
-		return p.fail(command, err)
+		return p.Fail(command, err)
 	}
 	var after func(context.Context, string) error
 	if *play {
 		if err := svc.hasTokenizer(demo.Model); err != nil {
-			return p.fail(command, errors.Join(err, svc.close()))
+			return p.Fail(command, errors.Join(err, svc.close()))
 		}
 		after = func(ctx context.Context, url string) error { return p.demo(ctx, url) }
 	}
 	if err := svc.run(ctx, after); err != nil {
-		return p.fail(command, err)
+		return p.Fail(command, err)
 	}
-	return exitOK
+	return cli.ExitOK
 }
 
 // demo plays the demo on the running server and stays until ctx ends.
 func (p *program) demo(ctx context.Context, url string) error {
-	c, err := client.New(client.Config{Token: p.getenv("KVATLAS_TOKEN"), URL: url, UserAgent: "kvatlas-demo/" + versionWord()})
+	c, err := client.New(client.Config{Token: p.Getenv("KVATLAS_TOKEN"), URL: url, UserAgent: "kvatlas-demo/" + versionWord()})
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	files, err := demo.Run(ctx, demo.Config{Client: c, URL: url, Program: p.name, Out: p.stdout})
+	files, err := demo.Run(ctx, demo.Config{Client: c, URL: url, Program: p.Name, Out: p.Stdout})
 	if files != "" {
 		defer func() { _ = os.RemoveAll(files) }() // what stays in the temporary folder harms nobody
 	}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -66,7 +67,7 @@ func TestServe(t *testing.T) {
 	if err := c.Ready(ctx); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
-	if status := r.end(); status != exitOK {
+	if status := r.end(); status != cli.ExitOK {
 		t.Errorf("ends with %d\n%s", status, r.stderr)
 	}
 }
@@ -101,7 +102,7 @@ func TestPortIsTaken(t *testing.T) {
 	for _, args := range [][]string{{"--listen=" + taken}, {"--listen=127.0.0.1:0", "--admin-listen=" + taken}} {
 		status, _, stderr := call(t, "", append([]string{"serve", "--hub-offline", "--hub-cache=" + t.TempDir()}, args...)...)
 		flag, _, _ := strings.Cut(args[len(args)-1], "=")
-		if want := "something else listens on " + taken + " already: stop it, or choose another address with " + flag; status != exitFailed || !strings.Contains(stderr, want) {
+		if want := "something else listens on " + taken + " already: stop it, or choose another address with " + flag; status != cli.ExitFailed || !strings.Contains(stderr, want) {
 			t.Errorf("%v: ends with %d\n%s\nwant %s", args, status, stderr, want)
 		}
 	}
@@ -138,7 +139,7 @@ func TestDrain(t *testing.T) {
 	if got := <-answered; got != "200 OK" {
 		t.Errorf("the request under way got %q", got)
 	}
-	if status := r.end(); status != exitOK {
+	if status := r.end(); status != cli.ExitOK {
 		t.Errorf("ends with %d\n%s", status, r.stderr)
 	}
 	if r.logged("drained") == nil {
@@ -149,7 +150,7 @@ func TestDrain(t *testing.T) {
 func TestDrainTimeout(t *testing.T) {
 	r := start(t, "--drain-timeout=50ms")
 	finish, answered := slowRequest(t, r.url)
-	if status := r.end(); status != exitFailed || !strings.Contains(r.stderr.String(), errCutOff.Error()) {
+	if status := r.end(); status != cli.ExitFailed || !strings.Contains(r.stderr.String(), errCutOff.Error()) {
 		t.Errorf("ends with %d\n%s", status, r.stderr)
 	}
 	finish()
@@ -203,7 +204,7 @@ func TestRedisIsDown(t *testing.T) {
 		t.Errorf("not ready: %v", err)
 	}
 	status, stdout, stderr := call(t, "", "score", "--server", r.url, "--model=m", "--tokens=1,2")
-	if status != exitFailed || !strings.Contains(stdout, "incomplete") || !strings.Contains(stdout, "index") {
+	if status != cli.ExitFailed || !strings.Contains(stdout, "incomplete") || !strings.Contains(stdout, "index") {
 		t.Errorf("status %d\n%s%s", status, stdout, stderr)
 	}
 	strict := start(t, url, "--strict-ready")
@@ -211,7 +212,7 @@ func TestRedisIsDown(t *testing.T) {
 	if err := strict.client().Ready(t.Context()); !errors.As(err, &e) || e.Status != 503 {
 		t.Errorf("strict readiness: %v", err)
 	}
-	if status := r.end(); status != exitOK {
+	if status := r.end(); status != cli.ExitOK {
 		t.Errorf("ends with %d\n%s", status, r.stderr)
 	}
 }
@@ -304,7 +305,7 @@ func TestDemo(t *testing.T) {
 		t.Errorf("score ends with %d\n%s%s", status, stdout, stderr)
 	}
 
-	if status := r.end(); status != exitOK {
+	if status := r.end(); status != cli.ExitOK {
 		t.Errorf("ends with %d\n%s", status, r.stderr)
 	}
 	if _, err := os.Stat(f.Name()); !errors.Is(err, os.ErrNotExist) {

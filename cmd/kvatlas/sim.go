@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	simengine "github.com/kvatlas/kvatlas/sim/engine"
 	simtokens "github.com/kvatlas/kvatlas/sim/tokens"
 	"github.com/kvatlas/kvatlas/sim/wire"
@@ -81,7 +82,7 @@ func (p *program) readSimCall(args []string) (*simCall, error) {
 	fs.IntVar(&c.eventsPort, "events-port", 15557, "port of the events of the first rank")
 	fs.IntVar(&c.replaysPort, "replay-port", 25557, "port of the first rank's replay socket")
 	fs.StringVar(&c.control, "control", "127.0.0.1:7999", "`ADDRESS` of the control page")
-	words, err := p.readFlags(fs, args, simUsage)
+	words, err := p.ReadFlags(fs, args, simUsage)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +95,7 @@ func (p *program) readSimCall(args []string) (*simCall, error) {
 	if e.Retention, err = parseRetention(*retention); err != nil {
 		return nil, fmt.Errorf("--retention: %w", err)
 	}
-	c.config.LoRAs = splitList(*loras)
+	c.config.LoRAs = cli.SplitList(*loras)
 	if c.pods < 1 || c.pods > maxSimPods {
 		return nil, fmt.Errorf("--pods is %d, it must be 1 to %d", c.pods, maxSimPods)
 	}
@@ -190,17 +191,17 @@ func (p *program) sim(ctx context.Context, args []string) int {
 	c, err := p.readSimCall(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		return exitOK
+		return cli.ExitOK
 	case err != nil:
-		return p.misuse("sim", err)
+		return p.Misuse("sim", err)
 	}
 	closeTokenizer, err := c.openTokenizer(ctx)
 	if err != nil {
-		return p.fail("sim", err)
+		return p.Fail("sim", err)
 	}
 	f, err := wire.StartFleet(c.podConfigs())
 	if err != nil {
-		return p.fail("sim", errors.Join(err, closeTokenizer()))
+		return p.Fail("sim", errors.Join(err, closeTokenizer()))
 	}
 	err = serveControl(ctx, c.control, f, func(address string) {
 		settings := make([]string, 0, c.pods)
@@ -209,18 +210,18 @@ func (p *program) sim(ctx context.Context, args []string) int {
 		}
 		more := ""
 		if c.tokenizers == "" {
-			fmt.Fprintln(p.stdout, "# texts have a token for each byte, as no model has; --tokenizers DIRECTORY gives them those of --model")
+			fmt.Fprintln(p.Stdout, "# texts have a token for each byte, as no model has; --tokenizers DIRECTORY gives them those of --model")
 		} else {
-			fmt.Fprintf(p.stdout, "# texts and chats have the tokens of %s\n", c.config.Model)
+			fmt.Fprintf(p.Stdout, "# texts and chats have the tokens of %s\n", c.config.Model)
 			more = " --tokenizers '" + c.tokenizers + "'"
 		}
-		fmt.Fprintf(p.stdout, "# %d simulated %v %s, control at http://%s/pods; a server that reads their events:\n", c.pods, c.config.Engine.Kind, f.Pods()[0].Config().Version, address)
-		fmt.Fprintf(p.stdout, "kvatlas serve --pods '%s'%s\n", strings.Join(settings, ","), more)
+		fmt.Fprintf(p.Stdout, "# %d simulated %v %s, control at http://%s/pods; a server that reads their events:\n", c.pods, c.config.Engine.Kind, f.Pods()[0].Config().Version, address)
+		fmt.Fprintf(p.Stdout, "kvatlas serve --pods '%s'%s\n", strings.Join(settings, ","), more)
 	})
 	if err = errors.Join(err, f.Close(), closeTokenizer()); err != nil {
-		return p.fail("sim", err)
+		return p.Fail("sim", err)
 	}
-	return exitOK
+	return cli.ExitOK
 }
 
 // serveControl serves the control page until ctx ends. ready is told where.

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -19,11 +20,11 @@ func startSim(t *testing.T, args ...string) (pods, control string) {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var out, errs output
-	p := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, name: "kvatlas"}
+	p := &program{&cli.Program{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Name: "kvatlas"}}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if status := p.run(ctx, append([]string{"sim", "--control=127.0.0.1:0"}, args...)); status != exitOK {
+		if status := p.run(ctx, append([]string{"sim", "--control=127.0.0.1:0"}, args...)); status != cli.ExitOK {
 			t.Errorf("kvatlas sim ended with %d: %s", status, errs.String())
 		}
 	}()
@@ -133,11 +134,11 @@ func TestSimUsage(t *testing.T) {
 		{"--block-size -4", "BlockSize"},
 	} {
 		status, _, errs := call(t, "", append([]string{"sim"}, strings.Fields(x.args)...)...)
-		if status != exitUsage || !strings.Contains(errs, x.says) {
+		if status != cli.ExitUsage || !strings.Contains(errs, x.says) {
 			t.Errorf("kvatlas sim %s: %d %s", x.args, status, errs)
 		}
 	}
-	if status, out, _ := call(t, "", "sim", "--help"); status != exitOK || !strings.Contains(out, "simulated engines") {
+	if status, out, _ := call(t, "", "sim", "--help"); status != cli.ExitOK || !strings.Contains(out, "simulated engines") {
 		t.Errorf("help: %d %s", status, out)
 	}
 }

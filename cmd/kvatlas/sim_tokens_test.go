@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -130,7 +131,7 @@ func TestSimTokenizerErrors(t *testing.T) {
 		{"--tokenizers=" + t.TempDir(), "no tokenizer for model"},
 	} {
 		status, _, errs := call(t, "", "sim", "--model=org/model", x.args)
-		if status != exitFailed || !strings.Contains(errs, x.says) {
+		if status != cli.ExitFailed || !strings.Contains(errs, x.says) {
 			t.Errorf("kvatlas sim %s: %d %s", x.args, status, errs)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"github.com/kvatlas/kvatlas/access"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 )
 
 const tokenUsage = `kvatlas token makes a credential for a caller.
@@ -28,19 +29,19 @@ func (p *program) token(args []string) int {
 	fs := flag.NewFlagSet("kvatlas token", flag.ContinueOnError)
 	role := fs.String("role", "read", "what the caller may do: read, write or admin")
 	token := fs.String("token", "", "the token, of at least 20 characters that cannot be guessed; else one is made")
-	words, err := p.readFlags(fs, args, tokenUsage)
+	words, err := p.ReadFlags(fs, args, tokenUsage)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		return exitOK
+		return cli.ExitOK
 	case err != nil:
-		return p.misuse("token", err)
+		return p.Misuse("token", err)
 	case len(words) != 1:
-		return p.misuse("token", fmt.Errorf("it takes one name of a caller, such as scheduler, and has %d", len(words)))
+		return p.Misuse("token", fmt.Errorf("it takes one name of a caller, such as scheduler, and has %d", len(words)))
 	case words[0] == "" || strings.ContainsFunc(words[0], func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }):
-		return p.misuse("token", fmt.Errorf("%q is no name: one word", words[0]))
+		return p.Misuse("token", fmt.Errorf("%q is no name: one word", words[0]))
 	}
 	if r, err := access.ParseRole(*role); err != nil || r == access.None {
-		return p.misuse("token", fmt.Errorf("--role: %q is not read, write or admin", *role))
+		return p.Misuse("token", fmt.Errorf("--role: %q is not read, write or admin", *role))
 	}
 	given := *token != ""
 	if !given {
@@ -48,11 +49,11 @@ func (p *program) token(args []string) int {
 	}
 	digest, err := access.Digest(*token)
 	if err != nil {
-		return p.misuse("token", err)
+		return p.Misuse("token", err)
 	}
-	fmt.Fprintf(p.stdout, "%s %s %s\n", *role, digest, words[0])
+	fmt.Fprintf(p.Stdout, "%s %s %s\n", *role, digest, words[0])
 	if !given {
-		fmt.Fprintf(p.stderr, "%s\n", *token)
+		fmt.Fprintf(p.Stderr, "%s\n", *token)
 	}
-	return exitOK
+	return cli.ExitOK
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/sim/talks"
@@ -72,13 +73,13 @@ func (p *program) readUpCall(args []string) (*upCall, error) {
 	fs.Uint64Var(&c.seed, "seed", 1, "in which order conversations come")
 	fs.DurationVar(&c.interval, "interval", time.Second, "how often the picture is drawn")
 	fs.DurationVar(&c.length, "for", 0, "for how long; 0 is until Ctrl-C")
-	words, err := p.readFlags(fs, args, upUsage)
+	words, err := p.ReadFlags(fs, args, upUsage)
 	if err != nil {
 		return nil, err
 	}
 	if *choose != "" {
 		name, ok := chosenPolicies[*choose]
-		if !ok || flagGiven(fs, "policy", "compare") {
+		if !ok || cli.FlagGiven(fs, "policy", "compare") {
 			return nil, fmt.Errorf("--choose is %q: it must be prefix or turns, without --policy and --compare", *choose)
 		}
 		*policy = name
@@ -90,13 +91,13 @@ func (p *program) readUpCall(args []string) (*upCall, error) {
 		return nil, fmt.Errorf("--chats is %d, it must be 1 to %d", c.chats, maxChats)
 	case c.interval < 10*time.Millisecond || c.length < 0:
 		return nil, errors.New("--interval must be at least 10ms, and --for not negative")
-	case *compare != "" && flagGiven(fs, "policy", "for", "interval", "listen", "control", "port", "events-port", "replay-port", "speed"):
+	case *compare != "" && cli.FlagGiven(fs, "policy", "for", "interval", "listen", "control", "port", "events-port", "replay-port", "speed"):
 		return nil, errors.New("--compare is in virtual time and without servers: --policy, --for, --interval, --speed, addresses and ports are for the picture")
 	}
 	if c.policy, err = route.ParsePolicy(*policy); err != nil {
 		return nil, fmt.Errorf("--policy: %w", err)
 	}
-	c.compare = splitList(*compare)
+	c.compare = cli.SplitList(*compare)
 	if len(c.compare) > maxCompared {
 		return nil, fmt.Errorf("--compare has %d policies, at most %d can stand side by side", len(c.compare), maxCompared)
 	}
@@ -145,15 +146,15 @@ func (p *program) up(ctx context.Context, args []string) int {
 	c, err := p.readUpCall(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		return exitOK
+		return cli.ExitOK
 	case err != nil:
-		return p.misuse("up", err)
+		return p.Misuse("up", err)
 	}
 	if len(c.compare) > 0 {
 		if err := p.comparePolicies(ctx, c); err != nil {
-			return p.fail("up", err)
+			return p.Fail("up", err)
 		}
-		return exitOK
+		return cli.ExitOK
 	}
 	if c.length > 0 {
 		var cancel context.CancelFunc
@@ -162,12 +163,12 @@ func (p *program) up(ctx context.Context, args []string) int {
 	}
 	f, err := wire.StartFleet(c.sim.podConfigs())
 	if err != nil {
-		return p.fail("up", err)
+		return p.Fail("up", err)
 	}
 	if err := errors.Join(p.runUp(ctx, c, f), f.Close()); err != nil {
-		return p.fail("up", err)
+		return p.Fail("up", err)
 	}
-	return exitOK
+	return cli.ExitOK
 }
 
 // runUp serves beside the engines and has conversations with them until ctx ends.
@@ -187,12 +188,12 @@ func (p *program) runUp(ctx context.Context, c *upCall, f *wire.Fleet) error {
 	if err != nil {
 		return err
 	}
-	svc, err := newService(cfg, newLogger(p.stderr, cfg))
+	svc, err := newService(cfg, newLogger(p.Stderr, cfg))
 	if err != nil {
 		return err
 	}
 	return svc.run(ctx, func(ctx context.Context, url string) error {
-		s := newShow(c, f, p.stdout, url)
+		s := newShow(c, f, p.Stdout, url)
 		defer s.http.CloseIdleConnections()
 		return serveControl(ctx, c.sim.control, f, func(control string) {
 			s.control = control

@@ -64,9 +64,9 @@ func (p *program) comparePolicies(ctx context.Context, c *upCall) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(p.stdout, "%d recorded conversations, %d turns with %d prompt tokens, %d at a time, %d simulated %v with room for %d tokens each, seed %d\n\n",
+	fmt.Fprintf(p.Stdout, "%d recorded conversations, %d turns with %d prompt tokens, %d at a time, %d simulated %v with room for %d tokens each, seed %d\n\n",
 		len(config.Work.Talks), one.Turns, one.Prompt, c.chats, len(config.Pods), c.sim.config.Engine.Kind, pod.Capacity(), c.seed)
-	w := tabwriter.NewWriter(p.stdout, 0, 0, 3, ' ', tabwriter.AlignRight)
+	w := tabwriter.NewWriter(p.Stdout, 0, 0, 3, ' ', tabwriter.AlignRight)
 	row := func(name string, cell func(t *compared) string) {
 		fmt.Fprintf(w, "%s\t", name)
 		for i := range results {
@@ -93,7 +93,7 @@ func (p *program) comparePolicies(ctx context.Context, c *upCall) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(p.stdout, "\n"+strings.TrimSpace(compareNote))
+	_, err = fmt.Fprintln(p.Stdout, "\n"+strings.TrimSpace(compareNote))
 	return err
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/mattn/go-isatty"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/sim/talks"
 	"github.com/kvatlas/kvatlas/sim/wire"
 )
@@ -149,7 +150,7 @@ func (s *show) chat(ctx context.Context) {
 }
 
 // rest waits, and returns false when ctx ends before.
-func rest(ctx context.Context, d time.Duration) bool { return sleepUntil(ctx, time.Now().Add(d)) }
+func rest(ctx context.Context, d time.Duration) bool { return cli.SleepUntil(ctx, time.Now().Add(d)) }
 
 // take takes a turn: has the server choose a pod and book the turn there, sends it, and
 // reports its first token and its end.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/trial"
 )
@@ -27,7 +28,7 @@ func TestUp(t *testing.T) {
 	} {
 		ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 		var out, errs output
-		p := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, name: "kvatlas"}
+		p := &program{&cli.Program{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Name: "kvatlas"}}
 		done := make(chan struct{})
 		r := &running{t: t, stdout: &out, stderr: &errs, done: done}
 		go func() {
@@ -51,7 +52,7 @@ func TestUp(t *testing.T) {
 		})
 		stop()
 		<-done
-		if r.status != exitOK {
+		if r.status != cli.ExitOK {
 			t.Errorf("%v: it ended with %d: %s", x.args, r.status, errs.String())
 		}
 		if text := out.String(); strings.Contains(text, "failed:") && !strings.Contains(text, "context canceled") {
@@ -62,7 +63,7 @@ func TestUp(t *testing.T) {
 		"--choose=luck", "--choose=turns --policy=eta", "--policy=luck", "--compare=eta,luck", "--compare=eta --policy=eta", "--compare=eta --for=1s", "--chats=0", "--interval=1ms",
 		"--engine=tgi", "--blocks=300", "--compare=" + strings.Repeat("eta,", 17), "now",
 	} {
-		if status, _, errs := call(t, "", append([]string{"up"}, strings.Fields(args)...)...); status != exitUsage {
+		if status, _, errs := call(t, "", append([]string{"up"}, strings.Fields(args)...)...); status != cli.ExitUsage {
 			t.Errorf("kvatlas up %s: %d %s", args, status, errs)
 		}
 	}
@@ -72,7 +73,7 @@ func TestUp(t *testing.T) {
 func TestCompare(t *testing.T) {
 	compare := func(more ...string) string {
 		status, out, errs := call(t, "", append([]string{"up", "--compare=eta,round_robin,random", "--pods=4", "--chats=4", "--blocks=1000"}, more...)...)
-		if status != exitOK {
+		if status != cli.ExitOK {
 			t.Fatalf("%v: %d %s", more, status, errs)
 		}
 		return out
@@ -104,7 +105,7 @@ func TestCompare(t *testing.T) {
 // predicted in a trial is cached, token by token.
 func TestTrialPredicts(t *testing.T) {
 	for _, engine := range []string{"vllm", "sglang", "trtllm"} {
-		p := &program{}
+		p := &program{&cli.Program{}}
 		c, err := p.readUpCall([]string{"--compare=eta", "--chats=1", "--pods=2", "--blocks=1000", "--engine=" + engine})
 		if err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
@@ -130,11 +131,11 @@ func TestCurve(t *testing.T) {
 		t.Errorf("the file is not in\n%s", config)
 	}
 	status, _, stderr := call(t, "", "serve", "--listen=127.0.0.1:0", "--ingest-curve-keys="+own, "--ingest-curve-server="+filepath.Join(dir, "none"))
-	if status != exitFailed || !strings.Contains(stderr, "ingest-curve-keys, ingest-curve-server: ") || !strings.Contains(stderr, "no such file") {
+	if status != cli.ExitFailed || !strings.Contains(stderr, "ingest-curve-keys, ingest-curve-server: ") || !strings.Contains(stderr, "no such file") {
 		t.Errorf("ends with %d: %s", status, stderr)
 	}
 	status, _, stderr = call(t, "", "serve", "--listen=127.0.0.1:0", "--ingest-curve-keys="+engines, "--ingest-curve-server="+engines)
-	if status != exitFailed || !strings.Contains(stderr, "has no secret-key") {
+	if status != cli.ExitFailed || !strings.Contains(stderr, "has no secret-key") {
 		t.Errorf("ends with %d: %s", status, stderr)
 	}
 }

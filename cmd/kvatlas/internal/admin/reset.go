@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
@@ -23,16 +24,16 @@ command asks for the name, or "all", before it does anything, unless --yes is gi
 
 `
 
-// reset is the command.
-func (p *program) reset(ctx context.Context, args []string) int {
+// Reset is the command.
+func Reset(ctx context.Context, p *cli.Program, args []string) int {
 	fs := flag.NewFlagSet("kvatlas reset", flag.ContinueOnError)
-	at := p.placeFlags(fs)
+	at := placeFlags(p, fs)
 	var t snapshot.Target
 	fs.StringVar(&t.Model, "model", "", "the `model` to forget")
 	fs.StringVar(&t.Pod, "pod", "", "the `pod` to remove")
 	fs.BoolVar(&t.All, "all", false, "forget everything")
 	yes := fs.Bool("yes", false, "do not ask")
-	if status, done := p.parseFlags("reset", resetUsage, fs, args); done {
+	if status, done := p.ParseFlags("reset", resetUsage, fs, args); done {
 		return status
 	}
 	given := 0
@@ -42,15 +43,15 @@ func (p *program) reset(ctx context.Context, args []string) int {
 		}
 	}
 	if given != 1 {
-		return p.misuse("reset", errors.New("give one of --model, --pod and --all"))
+		return p.Misuse("reset", errors.New("give one of --model, --pod and --all"))
 	}
 	if err := at.open(p, fs, "reset"); err != nil {
-		return p.misuse("reset", err)
+		return p.Misuse("reset", err)
 	}
 	defer at.close()
 	if !*yes {
 		if err := at.hasPod(ctx, t.Pod); err != nil {
-			return p.fail("reset", err)
+			return p.Fail("reset", err)
 		}
 		about, word := fmt.Sprintf("All pods and models of the index at %s are forgotten.", at), "all"
 		switch {
@@ -59,20 +60,20 @@ func (p *program) reset(ctx context.Context, args []string) int {
 		case t.Pod != "":
 			about, word = fmt.Sprintf("The pod %s is removed from the index at %s.", terminal.Printable(t.Pod), at), t.Pod
 		}
-		if err := p.confirm(about, word); err != nil {
-			return p.fail("reset", err)
+		if err := confirm(p, about, word); err != nil {
+			return p.Fail("reset", err)
 		}
 	}
 	pods, models, err := at.reset(ctx, t)
 	if err != nil {
-		return p.fail("reset", at.failure(err))
+		return p.Fail("reset", at.failure(err))
 	}
 	what := "removed"
 	if t.Model != "" {
 		what = "cleared"
 	}
-	fmt.Fprintf(p.stderr, "%d pods %s, %d models forgotten\n", pods, what, models)
-	return exitOK
+	fmt.Fprintf(p.Stderr, "%d pods %s, %d models forgotten\n", pods, what, models)
+	return cli.ExitOK
 }
 
 // hasPod is an error when the index says that it does not know the pod: then there is

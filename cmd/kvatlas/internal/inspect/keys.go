@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"bufio"
@@ -7,7 +7,9 @@ import (
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
@@ -35,7 +37,7 @@ type keysCall struct {
 	keys   []blockkey.Key
 }
 
-func (p *program) readKeysCall(args []string) (*keysCall, error) {
+func readKeysCall(p *cli.Program, args []string) (*keysCall, error) {
 	fs := flag.NewFlagSet("kvatlas inspect keys", flag.ContinueOnError)
 	c := &keysCall{}
 	fs.StringVar(&c.model, "model", "", "the `model`'s name (required)")
@@ -44,8 +46,8 @@ func (p *program) readKeysCall(args []string) (*keysCall, error) {
 	size := fs.Int("block-size", store.DefaultBlockSize, "with --tokens: the model's index block size, which GET /v1/models has (a model that is not there has that of the server)")
 	lora := fs.String("lora", "", "with --tokens: `NAME` of the LoRA adapter")
 	salt := fs.String("cache-salt", "", "with --tokens: the cache `SALT`")
-	prefixFlag(fs, &c.prefix)
-	words, err := p.readFlags(fs, args, inspectKeysUsage)
+	fs.StringVar(&c.prefix, "redis-prefix", redis.DefaultPrefix, "what the names of all keys in Redis begin with")
+	words, err := p.ReadFlags(fs, args, inspectKeysUsage)
 	if err != nil {
 		return nil, err
 	}
@@ -54,9 +56,9 @@ func (p *program) readKeysCall(args []string) (*keysCall, error) {
 		return nil, fmt.Errorf("%q: it takes flags only", words[0])
 	case c.model == "":
 		return nil, errors.New("--model is missing")
-	case flagGiven(fs, "tokens") == flagGiven(fs, "block-keys"):
+	case cli.FlagGiven(fs, "tokens") == cli.FlagGiven(fs, "block-keys"):
 		return nil, errors.New("give either --tokens or --block-keys")
-	case flagGiven(fs, "block-keys") && flagGiven(fs, "block-size", "lora", "cache-salt"):
+	case cli.FlagGiven(fs, "block-keys") && cli.FlagGiven(fs, "block-size", "lora", "cache-salt"):
 		return nil, errors.New("--block-size, --lora and --cache-salt are for --tokens; block keys have them in them")
 	case *size < 1 || *size > store.MaxBlockSize:
 		return nil, fmt.Errorf("--block-size is %d, it can be 1 to %d", *size, store.MaxBlockSize)
@@ -64,8 +66,8 @@ func (p *program) readKeysCall(args []string) (*keysCall, error) {
 	if _, _, err := keyspace.BlockName(c.prefix, 0); err != nil {
 		return nil, fmt.Errorf("--redis-prefix: %w", err)
 	}
-	if flagGiven(fs, "block-keys") {
-		for i, w := range splitList(*keys) {
+	if cli.FlagGiven(fs, "block-keys") {
+		for i, w := range cli.SplitList(*keys) {
 			k, err := blockkey.ParseKey(w)
 			if err != nil {
 				return nil, fmt.Errorf("--block-keys: number %d: %w", i+1, err)
@@ -74,40 +76,40 @@ func (p *program) readKeysCall(args []string) (*keysCall, error) {
 		}
 		return c, nil
 	}
-	list, err := parseTokens(*tokens)
+	list, err := cli.ParseTokens(*tokens)
 	if err != nil {
 		return nil, err
 	}
 	if len(list) < *size {
-		return nil, fmt.Errorf("--tokens: %s are less than a block of %d (--block-size)", count(len(list), "token"), *size)
+		return nil, fmt.Errorf("--tokens: %s are less than a block of %d (--block-size)", cli.Count(len(list), "token"), *size)
 	}
 	c.keys = blockkey.AppendNative(nil, list, *size, blockkey.NativeSeed(*lora, *salt))
 	return c, nil
 }
 
 // inspectKeys is kvatlas inspect keys.
-func (p *program) inspectKeys(args []string) int {
-	call, err := p.readKeysCall(args)
+func inspectKeys(p *cli.Program, args []string) int {
+	call, err := readKeysCall(p, args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		return exitOK
+		return cli.ExitOK
 	case err != nil:
-		return p.misuse("inspect keys", err)
+		return p.Misuse("inspect keys", err)
 	}
-	out := bufio.NewWriter(p.stdout)
+	out := bufio.NewWriter(p.Stdout)
 	model := blockkey.ModelOf(call.model)
 	for _, k := range call.keys {
 		name, tag, err := keyspace.BlockName(call.prefix, k.In(model))
 		if err != nil {
-			return p.fail("inspect keys", err)
+			return p.Fail("inspect keys", err)
 		}
 		key := len(name) - 8 // the store key, all of it as hex
 		fmt.Fprintf(out, "%s %s \"%s%s\"\n", k, escaped(tag), escaped(name[:key]), hexEscaped(name[key:]))
 	}
 	if err := out.Flush(); err != nil {
-		return p.fail("inspect keys", err)
+		return p.Fail("inspect keys", err)
 	}
-	return exitOK
+	return cli.ExitOK
 }
 
 // escaped writes what is no letter, digit or sign as redis-cli reads it within quotes. Tags

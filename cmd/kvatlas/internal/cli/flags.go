@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"errors"
@@ -10,15 +10,15 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 )
 
-// readFlags reads the flags of a command, which may stand behind its arguments too,
+// ReadFlags reads the flags of a command, which may stand behind its arguments too,
 // and returns the arguments. It writes the help that is asked for, and says of a
 // wrong flag what is near it.
-func (p *program) readFlags(fs *flag.FlagSet, args []string, usage string) (words []string, err error) {
+func (p *Program) ReadFlags(fs *flag.FlagSet, args []string, usage string) (words []string, err error) {
 	fs.SetOutput(io.Discard)
 	words, err = parseInterspersed(fs, args)
 	if errors.Is(err, flag.ErrHelp) {
-		fmt.Fprint(p.stdout, usage)
-		fs.SetOutput(p.stdout)
+		fmt.Fprint(p.Stdout, usage)
+		fs.SetOutput(p.Stdout)
 		fs.PrintDefaults()
 	}
 	if err != nil {
@@ -46,22 +46,22 @@ func parseInterspersed(fs *flag.FlagSet, args []string) (words []string, err err
 	}
 }
 
-// parseFlags reads the flags of a command that takes nothing else. Where done is true the
+// ParseFlags reads the flags of a command that takes nothing else. Where done is true the
 // command ends with the status.
-func (p *program) parseFlags(command, usage string, fs *flag.FlagSet, args []string) (status int, done bool) {
-	switch words, err := p.readFlags(fs, args, usage); {
+func (p *Program) ParseFlags(command, usage string, fs *flag.FlagSet, args []string) (status int, done bool) {
+	switch words, err := p.ReadFlags(fs, args, usage); {
 	case errors.Is(err, flag.ErrHelp):
-		return exitOK, true
+		return ExitOK, true
 	case err != nil:
-		return p.misuse(command, err), true
+		return p.Misuse(command, err), true
 	case len(words) > 0:
-		return p.misuse(command, fmt.Errorf("%q: it takes flags only", words[0])), true
+		return p.Misuse(command, fmt.Errorf("%q: it takes flags only", words[0])), true
 	}
-	return exitOK, false
+	return ExitOK, false
 }
 
-// flagGiven reports whether one of the flags stands on the command line.
-func flagGiven(fs *flag.FlagSet, names ...string) bool {
+// FlagGiven reports whether one of the flags stands on the command line.
+func FlagGiven(fs *flag.FlagSet, names ...string) bool {
 	given := false
 	fs.Visit(func(f *flag.Flag) {
 		for _, n := range names {
@@ -71,8 +71,8 @@ func flagGiven(fs *flag.FlagSet, names ...string) bool {
 	return given
 }
 
-// splitList splits at commas and drops spaces; an empty list has no members.
-func splitList(s string) []string {
+// SplitList splits at commas and drops spaces; an empty list has no members.
+func SplitList(s string) []string {
 	out := []string{}
 	if strings.TrimSpace(s) == "" {
 		return out

@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 	"github.com/kvatlas/kvatlas/store/redis/changelog"
 )
@@ -22,27 +23,27 @@ servers with --replica follow. It holds for all writers at once.
 
 `
 
-// changelog is the command.
-func (p *program) changelog(ctx context.Context, args []string) int {
+// Changelog is the command.
+func Changelog(ctx context.Context, p *cli.Program, args []string) int {
 	fs := flag.NewFlagSet("kvatlas changelog", flag.ContinueOnError)
 	at := &place{}
 	at.redisFlags(fs)
 	on := fs.Bool("on", false, "switch it on")
 	off := fs.Bool("off", false, "switch it off")
 	entries := fs.Int("entries", changelog.DefaultEntries, "how many changes a log keeps at least; a cluster has 65 logs")
-	if status, done := p.parseFlags("changelog", changelogUsage, fs, args); done {
+	if status, done := p.ParseFlags("changelog", changelogUsage, fs, args); done {
 		return status
 	}
 	switch {
 	case *on && *off:
-		return p.misuse("changelog", errors.New("--on and --off are both given"))
+		return p.Misuse("changelog", errors.New("--on and --off are both given"))
 	case *entries < changelog.MinEntries || *entries > changelog.MaxEntries:
-		return p.misuse("changelog", fmt.Errorf("--entries is %d, it can be %d to %d", *entries, changelog.MinEntries, changelog.MaxEntries))
+		return p.Misuse("changelog", fmt.Errorf("--entries is %d, it can be %d to %d", *entries, changelog.MinEntries, changelog.MaxEntries))
 	case at.redis == "":
-		return p.misuse("changelog", errors.New("--redis is required: the log is in Redis"))
+		return p.Misuse("changelog", errors.New("--redis is required: the log is in Redis"))
 	}
 	if err := at.open(p, fs, "changelog"); err != nil {
-		return p.misuse("changelog", err)
+		return p.Misuse("changelog", err)
 	}
 	defer at.close()
 	ctx, cancel := context.WithTimeout(ctx, at.timeout)
@@ -59,15 +60,15 @@ func (p *program) changelog(ctx context.Context, args []string) int {
 		ends, err = at.index.LogOffsets(ctx)
 	}
 	if err != nil {
-		return p.fail("changelog", at.failure(err))
+		return p.Fail("changelog", at.failure(err))
 	}
 	if len(ends) == 0 {
-		fmt.Fprintln(p.stdout, "off")
-		return exitOK
+		fmt.Fprintln(p.Stdout, "off")
+		return cli.ExitOK
 	}
-	fmt.Fprintln(p.stdout, "on")
+	fmt.Fprintln(p.Stdout, "on")
 	for _, name := range slices.Sorted(maps.Keys(ends)) {
-		fmt.Fprintf(p.stdout, "%s ends at %s\n", terminal.Printable(name), ends[name])
+		fmt.Fprintf(p.Stdout, "%s ends at %s\n", terminal.Printable(name), ends[name])
 	}
-	return exitOK
+	return cli.ExitOK
 }

@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"cmp"
@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
@@ -48,11 +49,12 @@ type playCall struct {
 	timeout    time.Duration
 	pod, model string
 	errs       io.Writer
+	version    string
 }
 
-func (p *program) readPlayCall(args []string) (*playCall, error) {
+func readPlayCall(p *cli.Program, args []string) (*playCall, error) {
 	fs := flag.NewFlagSet("kvatlas inspect play", flag.ContinueOnError)
-	c := &playCall{errs: p.stderr, token: p.getenv("KVATLAS_TOKEN")}
+	c := &playCall{errs: p.Stderr, version: p.Version, token: p.Getenv("KVATLAS_TOKEN")}
 	fs.StringVar(&c.publish.Endpoint, "bind", "", "publish at this `ENDPOINT`")
 	fs.StringVar(&c.publish.Replay, "replay", "", "with --bind: have a replay socket at this `ENDPOINT`")
 	fs.DurationVar(&c.wait, "wait", time.Minute, "with --bind: how long to wait for the first subscriber")
@@ -62,7 +64,7 @@ func (p *program) readPlayCall(args []string) (*playCall, error) {
 	fs.StringVar(&c.pod, "pod", "", "with --server: whose events they are to be")
 	fs.StringVar(&c.model, "model", "", "with --server: of which model")
 	fs.Float64Var(&c.speed, "speed", 1, "how fast: 2 is twice as fast as recorded, 0 as fast as possible")
-	words, err := p.readFlags(fs, args, inspectPlayUsage)
+	words, err := p.ReadFlags(fs, args, inspectPlayUsage)
 	if err != nil {
 		return nil, err
 	}
@@ -73,9 +75,9 @@ func (p *program) readPlayCall(args []string) (*playCall, error) {
 	switch {
 	case (c.publish.Endpoint == "") == (c.server == ""):
 		return nil, errors.New("either --bind or --server is needed")
-	case c.server == "" && flagGiven(fs, "pod", "model", "timeout"):
+	case c.server == "" && cli.FlagGiven(fs, "pod", "model", "timeout"):
 		return nil, errors.New("--pod, --model and --timeout are for --server")
-	case c.server != "" && flagGiven(fs, "replay", "wait", "hold"):
+	case c.server != "" && cli.FlagGiven(fs, "replay", "wait", "hold"):
 		return nil, errors.New("--replay, --wait and --hold are for --bind")
 	case c.server != "" && c.model == "":
 		return nil, errors.New("--model is missing")
@@ -88,21 +90,21 @@ func (p *program) readPlayCall(args []string) (*playCall, error) {
 }
 
 // inspectPlay is kvatlas inspect play.
-func (p *program) inspectPlay(ctx context.Context, args []string) int {
-	call, err := p.readPlayCall(args)
+func inspectPlay(ctx context.Context, p *cli.Program, args []string) int {
+	call, err := readPlayCall(p, args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		return exitOK
+		return cli.ExitOK
 	case err != nil:
-		return p.misuse("inspect play", err)
+		return p.Misuse("inspect play", err)
 	}
 	// Before anybody waits for a subscriber.
 	if err := call.look(); err != nil {
-		return p.fail("inspect play", err)
+		return p.Fail("inspect play", err)
 	}
 	send, end, err := call.sender(ctx)
 	if err != nil {
-		return p.fail("inspect play", err)
+		return p.Fail("inspect play", err)
 	}
 	n, err := call.play(ctx, send)
 	if err == nil && ctx.Err() == nil {
@@ -111,13 +113,13 @@ func (p *program) inspectPlay(ctx context.Context, args []string) int {
 		err = errors.Join(err, end(false))
 	}
 	if err != nil {
-		return p.fail("inspect play", err)
+		return p.Fail("inspect play", err)
 	}
 	if ctx.Err() != nil {
-		return p.fail("inspect play", context.Cause(ctx))
+		return p.Fail("inspect play", context.Cause(ctx))
 	}
-	fmt.Fprintf(p.stderr, "# %d entries of the record are sent\n", n)
-	return exitOK
+	fmt.Fprintf(p.Stderr, "# %d entries of the record are sent\n", n)
+	return cli.ExitOK
 }
 
 // sendFunc sends an entry of a record.
@@ -178,7 +180,7 @@ func (c *playCall) play(ctx context.Context, send sendFunc) (n int, err error) {
 			}
 			if c.speed > 0 {
 				due := begin.Add(time.Duration(float64(e.At-first) / c.speed))
-				if !sleepUntil(ctx, due) {
+				if !cli.SleepUntil(ctx, due) {
 					break
 				}
 			}
@@ -198,26 +200,10 @@ func (c *playCall) play(ctx context.Context, send sendFunc) (n int, err error) {
 	return n, nil
 }
 
-// sleepUntil waits, and returns false when ctx ends before.
-func sleepUntil(ctx context.Context, t time.Time) bool {
-	d := time.Until(t)
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // sender returns what sends entries, and what ends it: wholly, or at once.
 func (c *playCall) sender(ctx context.Context) (sendFunc, func(whole bool) error, error) {
 	if c.server != "" {
-		cl, err := client.New(client.Config{Token: c.token, URL: c.server, Timeout: c.timeout, UserAgent: "kvatlas-inspect/" + versionWord()})
+		cl, err := client.New(client.Config{Token: c.token, URL: c.server, Timeout: c.timeout, UserAgent: "kvatlas-inspect/" + c.version})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -232,7 +218,7 @@ func (c *playCall) sender(ctx context.Context) (sendFunc, func(whole bool) error
 	within, cancel := context.WithTimeout(ctx, c.wait)
 	defer cancel()
 	for pub.Subscribers() == 0 {
-		if !sleepUntil(within, time.Now().Add(5*time.Millisecond)) {
+		if !cli.SleepUntil(within, time.Now().Add(5*time.Millisecond)) {
 			return nil, nil, errors.Join(fmt.Errorf("nobody subscribed at %s within %v", c.publish.Endpoint, c.wait), pub.Close())
 		}
 	}
@@ -259,7 +245,7 @@ func publishTo(pub *zmq.Publisher) sendFunc {
 			return errDynamo
 		}
 		for pub.Waiting() > half {
-			if !sleepUntil(ctx, time.Now().Add(time.Millisecond)) {
+			if !cli.SleepUntil(ctx, time.Now().Add(time.Millisecond)) {
 				return context.Cause(ctx)
 			}
 		}
@@ -271,10 +257,10 @@ func publishTo(pub *zmq.Publisher) sendFunc {
 // endPublisher waits until what was published has gone, and for as long as asked.
 func (c *playCall) endPublisher(ctx context.Context, pub *zmq.Publisher, whole bool) error {
 	if whole {
-		for pub.Waiting() > 0 && sleepUntil(ctx, time.Now().Add(time.Millisecond)) {
+		for pub.Waiting() > 0 && cli.SleepUntil(ctx, time.Now().Add(time.Millisecond)) {
 		}
 		// What has left the queue is written within this.
-		sleepUntil(ctx, time.Now().Add(max(c.hold, 200*time.Millisecond)))
+		cli.SleepUntil(ctx, time.Now().Add(max(c.hold, 200*time.Millisecond)))
 	}
 	lost := pub.Lost()
 	if err := pub.Close(); err != nil {

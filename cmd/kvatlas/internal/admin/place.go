@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"bufio"
@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 	"github.com/kvatlas/kvatlas/store/redis"
 )
@@ -29,8 +30,8 @@ type place struct {
 }
 
 // placeFlags adds the flags that say which index it is.
-func (p *program) placeFlags(fs *flag.FlagSet) *place {
-	at := &place{server: cmp.Or(p.getenv("KVATLAS_SERVER"), defaultServer)}
+func placeFlags(p *cli.Program, fs *flag.FlagSet) *place {
+	at := &place{server: cmp.Or(p.Getenv("KVATLAS_SERVER"), cli.DefaultServer)}
 	fs.StringVar(&at.server, "server", at.server, "the server's `URL`, of its admin listener when it has one [$KVATLAS_SERVER]")
 	at.redisFlags(fs)
 	return at
@@ -39,17 +40,12 @@ func (p *program) placeFlags(fs *flag.FlagSet) *place {
 // redisFlags adds the flags of an index in Redis.
 func (at *place) redisFlags(fs *flag.FlagSet) {
 	fs.StringVar(&at.redis, "redis", "", "the `URL` of Redis, to do without a server; - takes it from $KVATLAS_REDIS, which keeps a password out of the list of processes")
-	prefixFlag(fs, &at.prefix)
+	fs.StringVar(&at.prefix, "redis-prefix", redis.DefaultPrefix, "what the names of all keys in Redis begin with")
 	fs.DurationVar(&at.timeout, "timeout", 30*time.Second, "how long to wait when nothing moves")
 }
 
-// prefixFlag adds the flag that says what the names of keys begin with.
-func prefixFlag(fs *flag.FlagSet, prefix *string) {
-	fs.StringVar(prefix, "redis-prefix", redis.DefaultPrefix, "what the names of all keys in Redis begin with")
-}
-
 // open opens the index.
-func (at *place) open(p *program, fs *flag.FlagSet, command string) error {
+func (at *place) open(p *cli.Program, fs *flag.FlagSet, command string) error {
 	if at.timeout <= 0 {
 		return fmt.Errorf("--timeout is %v, it must be positive", at.timeout)
 	}
@@ -60,7 +56,7 @@ func (at *place) open(p *program, fs *flag.FlagSet, command string) error {
 		if given["redis-prefix"] {
 			return errors.New("--redis-prefix is for --redis, which is not given")
 		}
-		at.client, err = client.New(client.Config{Token: p.getenv("KVATLAS_TOKEN"), URL: at.server, Timeout: at.timeout, UserAgent: "kvatlas-" + command + "/" + versionWord()})
+		at.client, err = client.New(client.Config{Token: p.Getenv("KVATLAS_TOKEN"), URL: at.server, Timeout: at.timeout, UserAgent: "kvatlas-" + command + "/" + p.Version})
 		if err != nil {
 			return fmt.Errorf("--server: %s", strings.TrimPrefix(err.Error(), "client: Config.URL: "))
 		}
@@ -70,7 +66,7 @@ func (at *place) open(p *program, fs *flag.FlagSet, command string) error {
 		return errors.New("--server and --redis are both given: the index is at one of them")
 	}
 	if at.redis == "-" {
-		if at.redis = p.getenv("KVATLAS_REDIS"); at.redis == "" {
+		if at.redis = p.Getenv("KVATLAS_REDIS"); at.redis == "" {
 			return errors.New("--redis -: $KVATLAS_REDIS is not set")
 		}
 	}
@@ -110,14 +106,14 @@ func (at *place) failure(err error) error {
 }
 
 // confirm asks for a word that must be typed.
-func (p *program) confirm(about, word string) error {
-	fmt.Fprintf(p.stderr, "%s\nType %s to go on: ", about, terminal.Printable(word))
-	line, err := bufio.NewReader(io.LimitReader(p.stdin, 4096)).ReadString('\n')
+func confirm(p *cli.Program, about, word string) error {
+	fmt.Fprintf(p.Stderr, "%s\nType %s to go on: ", about, terminal.Printable(word))
+	line, err := bufio.NewReader(io.LimitReader(p.Stdin, 4096)).ReadString('\n')
 	if strings.TrimRight(line, "\r\n") == word {
 		return nil
 	}
 	if err != nil && line == "" {
-		fmt.Fprintln(p.stderr)
+		fmt.Fprintln(p.Stderr)
 		return errors.New("nobody has typed it (--yes goes on without): nothing was changed")
 	}
 	return errors.New("that is something else: nothing was changed")

@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"bufio"
@@ -11,6 +11,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
 
@@ -24,59 +25,59 @@ first of it is loaded.
 
 `
 
-// restore is the command.
-func (p *program) restore(ctx context.Context, args []string) int {
+// Restore is the command.
+func Restore(ctx context.Context, p *cli.Program, args []string) int {
 	fs := flag.NewFlagSet("kvatlas restore", flag.ContinueOnError)
-	at := p.placeFlags(fs)
+	at := placeFlags(p, fs)
 	modeName := fs.String("mode", "merge", "merge adds to what is there, replace resets the whole index first: `merge|replace`")
 	yes := fs.Bool("yes", false, "do not ask before a replace")
-	words, err := p.readFlags(fs, args, restoreUsage)
+	words, err := p.ReadFlags(fs, args, restoreUsage)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		return exitOK
+		return cli.ExitOK
 	case err != nil:
-		return p.misuse("restore", err)
+		return p.Misuse("restore", err)
 	case len(words) != 1:
-		return p.misuse("restore", fmt.Errorf("%d arguments: it takes the file of a dump", len(words)))
+		return p.Misuse("restore", fmt.Errorf("%d arguments: it takes the file of a dump", len(words)))
 	}
 	mode, err := snapshot.ParseMode(*modeName)
 	if err != nil {
-		return p.misuse("restore", fmt.Errorf("--mode: %q is none of merge, replace", *modeName))
+		return p.Misuse("restore", fmt.Errorf("--mode: %q is none of merge, replace", *modeName))
 	}
 	ask := mode == snapshot.Replace && !*yes
 	if ask && words[0] == "-" {
-		return p.misuse("restore", errors.New("--mode replace asks on standard input, which has the dump: give --yes"))
+		return p.Misuse("restore", errors.New("--mode replace asks on standard input, which has the dump: give --yes"))
 	}
 	if err := at.open(p, fs, "restore"); err != nil {
-		return p.misuse("restore", err)
+		return p.Misuse("restore", err)
 	}
 	defer at.close()
-	in, closeIn, err := p.openDump(words[0])
+	in, closeIn, err := openDump(p, words[0])
 	if err != nil {
-		return p.fail("restore", err)
+		return p.Fail("restore", err)
 	}
 	defer closeIn()
 	if ask {
-		if err := p.confirm(fmt.Sprintf("All that the index at %s holds is replaced.", at), "all"); err != nil {
-			return p.fail("restore", err)
+		if err := confirm(p, fmt.Sprintf("All that the index at %s holds is replaced.", at), "all"); err != nil {
+			return p.Fail("restore", err)
 		}
 	}
 	start := time.Now()
 	blocks, pods, skipped, err := at.restore(ctx, in, mode)
 	if err != nil {
-		return p.fail("restore", at.failure(err))
+		return p.Fail("restore", at.failure(err))
 	}
-	fmt.Fprintf(p.stderr, "%s: %d blocks, and %d pods that were not there, loaded in %v\n", words[0], blocks, pods, time.Since(start).Round(time.Millisecond))
+	fmt.Fprintf(p.Stderr, "%s: %d blocks, and %d pods that were not there, loaded in %v\n", words[0], blocks, pods, time.Since(start).Round(time.Millisecond))
 	if skipped > 0 {
-		fmt.Fprintf(p.stderr, "%d (block, holder) pairs were left out, since their pods ended meanwhile\n", skipped)
+		fmt.Fprintf(p.Stderr, "%d (block, holder) pairs were left out, since their pods ended meanwhile\n", skipped)
 	}
-	return exitOK
+	return cli.ExitOK
 }
 
 // openDump opens a dump, and reads a file through.
-func (p *program) openDump(name string) (in io.Reader, closeIn func(), err error) {
+func openDump(p *cli.Program, name string) (in io.Reader, closeIn func(), err error) {
 	if name == "-" {
-		if in, err = snapshot.Decompress(p.stdin); err != nil {
+		if in, err = snapshot.Decompress(p.Stdin); err != nil {
 			return nil, nil, err
 		}
 		b := bufio.NewReaderSize(in, 4096)

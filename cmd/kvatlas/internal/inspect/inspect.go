@@ -1,4 +1,6 @@
-package main
+// Package inspect is the commands below kvatlas inspect: they show engines' events, record
+// and play them, and name blocks in Redis.
+package inspect
 
 import (
 	"bufio"
@@ -11,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
@@ -27,25 +30,25 @@ Redis.
 kvatlas inspect events --help, and so on, list the flags.
 `
 
-// inspect is the command.
-func (p *program) inspect(ctx context.Context, args []string) int {
+// Run is the command.
+func Run(ctx context.Context, p *cli.Program, args []string) int {
 	if len(args) == 0 {
-		fmt.Fprint(p.stderr, inspectUsage)
-		return exitUsage
+		fmt.Fprint(p.Stderr, inspectUsage)
+		return cli.ExitUsage
 	}
 	switch args[0] {
 	case "events":
-		return p.inspectEvents(ctx, args[1:])
+		return inspectEvents(ctx, p, args[1:])
 	case "play":
-		return p.inspectPlay(ctx, args[1:])
+		return inspectPlay(ctx, p, args[1:])
 	case "keys":
-		return p.inspectKeys(args[1:])
+		return inspectKeys(p, args[1:])
 	case "help", "--help", "-help", "-h":
-		fmt.Fprint(p.stdout, inspectUsage)
-		return exitOK
+		fmt.Fprint(p.Stdout, inspectUsage)
+		return cli.ExitOK
 	}
-	fmt.Fprintf(p.stderr, "kvatlas inspect: %q is nothing to inspect\n\n%s", args[0], inspectUsage)
-	return exitUsage
+	fmt.Fprintf(p.Stderr, "kvatlas inspect: %q is nothing to inspect\n\n%s", args[0], inspectUsage)
+	return cli.ExitUsage
 }
 
 const inspectEventsUsage = `kvatlas inspect events prints the KV-cache events of one rank of an engine, as
@@ -81,7 +84,7 @@ type eventsCall struct {
 	media    event.Media
 }
 
-func (p *program) readEventsCall(args []string) (*eventsCall, error) {
+func readEventsCall(p *cli.Program, args []string) (*eventsCall, error) {
 	fs := flag.NewFlagSet("kvatlas inspect events", flag.ContinueOnError)
 	c := &eventsCall{}
 	fs.BoolVar(&c.live.Bind, "bind", false, "listen at ENDPOINT for an engine that connects")
@@ -101,7 +104,7 @@ func (p *program) readEventsCall(args []string) (*eventsCall, error) {
 	})
 	fs.StringVar(&c.loraPath, "lora-path", "", "with --explain: the path of the adapters, which vLLM hashes from 0.31 on")
 	fs.TextVar(&c.media, "media", &event.Media{}, "tiers of words for media that are not known, a `LIST` such as cxl=cpu,tape=disk")
-	words, err := p.readFlags(fs, args, inspectEventsUsage)
+	words, err := p.ReadFlags(fs, args, inspectEventsUsage)
 	if err != nil {
 		return nil, err
 	}
@@ -114,11 +117,11 @@ func (p *program) readEventsCall(args []string) (*eventsCall, error) {
 		return nil, fmt.Errorf("--count is %d, it must not be negative", c.count)
 	case c.timeout < 0:
 		return nil, fmt.Errorf("--timeout is %v, it must not be negative", c.timeout)
-	case c.record.Path == "" && flagGiven(fs, "record-bytes", "record-files"):
+	case c.record.Path == "" && cli.FlagGiven(fs, "record-bytes", "record-files"):
 		return nil, errors.New("--record-bytes and --record-files are for --record")
-	case !c.explain && flagGiven(fs, "seed", "lora-path"):
+	case !c.explain && cli.FlagGiven(fs, "seed", "lora-path"):
 		return nil, errors.New("--seed and --lora-path are for --explain")
-	case c.replay == "" && flagGiven(fs, "from"):
+	case c.replay == "" && cli.FlagGiven(fs, "from"):
 		return nil, errors.New("--from is for --replay")
 	}
 	if err := c.live.Validate(); err != nil {
@@ -133,18 +136,18 @@ func (p *program) readEventsCall(args []string) (*eventsCall, error) {
 }
 
 // inspectEvents is kvatlas inspect events.
-func (p *program) inspectEvents(ctx context.Context, args []string) int {
-	call, err := p.readEventsCall(args)
+func inspectEvents(ctx context.Context, p *cli.Program, args []string) int {
+	call, err := readEventsCall(p, args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		return exitOK
+		return cli.ExitOK
 	case err != nil:
-		return p.misuse("inspect events", err)
+		return p.Misuse("inspect events", err)
 	}
-	v := &viewer{call: call, out: bufio.NewWriter(p.stdout), errs: p.stderr}
+	v := &viewer{call: call, out: bufio.NewWriter(p.Stdout), errs: p.Stderr}
 	if call.record.Path != "" {
 		if v.record, err = record.Create(call.record); err != nil {
-			return p.fail("inspect events", err)
+			return p.Fail("inspect events", err)
 		}
 	}
 	err = v.run(ctx)
@@ -152,9 +155,9 @@ func (p *program) inspectEvents(ctx context.Context, args []string) int {
 		err = errors.Join(err, v.record.Close())
 	}
 	if err = errors.Join(err, v.out.Flush()); err != nil {
-		return p.fail("inspect events", err)
+		return p.Fail("inspect events", err)
 	}
-	return exitOK
+	return cli.ExitOK
 }
 
 // errEnough ends a viewer that has printed what it was to.

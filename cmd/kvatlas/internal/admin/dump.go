@@ -1,4 +1,6 @@
-package main
+// Package admin is the commands that write down, load and empty an index, at a server or
+// in Redis itself: dump, restore, reset and changelog.
+package admin
 
 import (
 	"context"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
@@ -35,47 +38,47 @@ type dumpCall struct {
 	pages      int // that were written
 }
 
-// dump is the command.
-func (p *program) dump(ctx context.Context, args []string) int {
+// Dump is the command.
+func Dump(ctx context.Context, p *cli.Program, args []string) int {
 	fs := flag.NewFlagSet("kvatlas dump", flag.ContinueOnError)
-	d := &dumpCall{at: p.placeFlags(fs)}
+	d := &dumpCall{at: placeFlags(p, fs)}
 	fs.StringVar(&d.file, "o", "-", "write to `FILE`, - is standard output")
 	fs.BoolVar(&d.resume, "resume", false, "go on with FILE.part")
 	fs.StringVar(&d.model, "model", "", "only pods that are registered for this `model`")
 	fs.StringVar(&d.pod, "pod", "", "only this `pod`")
 	fs.IntVar(&d.rate, "rate", 0, "with --redis: read so many blocks a second at most; 0 is as many as there are")
-	if status, done := p.parseFlags("dump", dumpUsage, fs, args); done {
+	if status, done := p.ParseFlags("dump", dumpUsage, fs, args); done {
 		return status
 	}
 	switch {
 	case d.resume && d.file == "-":
-		return p.misuse("dump", errors.New("--resume goes on with a file: name it with -o FILE"))
+		return p.Misuse("dump", errors.New("--resume goes on with a file: name it with -o FILE"))
 	case d.rate < 0:
-		return p.misuse("dump", fmt.Errorf("--rate is %d, it must not be negative", d.rate))
+		return p.Misuse("dump", fmt.Errorf("--rate is %d, it must not be negative", d.rate))
 	case d.rate > 0 && d.at.redis == "":
-		return p.misuse("dump", errors.New("--rate is for --redis; a server is read as fast as what it sends is taken"))
+		return p.Misuse("dump", errors.New("--rate is for --redis; a server is read as fast as what it sends is taken"))
 	}
 	if err := d.at.open(p, fs, "dump"); err != nil {
-		return p.misuse("dump", err)
+		return p.Misuse("dump", err)
 	}
 	defer d.at.close()
 	if d.file == "-" {
-		if _, err := d.copy(ctx, snapshot.NewWriter(p.stdout, false), ""); err != nil {
-			return p.fail("dump", err)
+		if _, err := d.copy(ctx, snapshot.NewWriter(p.Stdout, false), ""); err != nil {
+			return p.Fail("dump", err)
 		}
-		return exitOK
+		return cli.ExitOK
 	}
 	start := time.Now()
 	blocks, bytes, err := d.toFile(ctx, p)
 	if err != nil {
-		return p.fail("dump", err)
+		return p.Fail("dump", err)
 	}
-	fmt.Fprintf(p.stderr, "%s: %d blocks in %d bytes, written in %v\n", d.file, blocks, bytes, time.Since(start).Round(time.Millisecond))
-	return exitOK
+	fmt.Fprintf(p.Stderr, "%s: %d blocks in %d bytes, written in %v\n", d.file, blocks, bytes, time.Since(start).Round(time.Millisecond))
+	return cli.ExitOK
 }
 
 // toFile writes the dump into the file.
-func (d *dumpCall) toFile(ctx context.Context, p *program) (blocks, bytes int64, err error) {
+func (d *dumpCall) toFile(ctx context.Context, p *cli.Program) (blocks, bytes int64, err error) {
 	part := d.file + ".part"
 	flags := os.O_RDWR | os.O_CREATE
 	if !d.resume {
@@ -93,13 +96,13 @@ func (d *dumpCall) toFile(ctx context.Context, p *program) (blocks, bytes int64,
 			if err != nil {
 				return 0, 0, err
 			}
-			fmt.Fprintf(p.stderr, "%s is whole already\n", part)
+			fmt.Fprintf(p.Stderr, "%s is whole already\n", part)
 			return 0, s.Size(), snapshot.Replaces(f, d.file)
 		} else if err != nil {
 			return 0, 0, err
 		}
 		if cursor == "" {
-			fmt.Fprintf(p.stderr, "%s has no whole page: beginning anew\n", part)
+			fmt.Fprintf(p.Stderr, "%s has no whole page: beginning anew\n", part)
 		}
 	}
 	out := snapshot.NewWriter(f, snapshot.Compressed(d.file))
