@@ -24,6 +24,7 @@ type Gateway struct {
 	pods      pods
 	reports   *reports
 	draining  atomic.Bool
+	looking   atomic.Bool  // a request looks for pods, for all that wait
 	buffered  atomic.Int64 // bytes of bodies
 	running   exchanges
 

@@ -148,7 +148,7 @@ func (x *exchange) chooseAlone(why string, because error) error {
 	reg := x.g.c.Index.Cached()
 	best := x.leastBusy(reg)
 	if best < 0 { // a pod may have registered since this process last looked something up
-		reg = x.g.registry(x.ctx, nameWait)
+		reg = x.g.anyPods(x.ctx)
 		best = x.leastBusy(reg)
 	}
 	if best < 0 {
@@ -164,6 +164,34 @@ func (x *exchange) chooseAlone(why string, because error) error {
 	}
 	x.place.ranked = false // the engine chooses one
 	return nil
+}
+
+// podsWait is how long a request waits where no pod at all is known: a gateway that has just
+// begun, or a Redis that has come back empty, knows them again within a second.
+const podsWait = 3 * time.Second
+
+// anyPods is the registry as soon as it has pods, or what it is after podsWait. One request
+// looks for all that wait.
+func (g *Gateway) anyPods(ctx context.Context) *store.Registry {
+	reg := g.registry(ctx, nameWait)
+	again := time.NewTicker(nameWait)
+	defer again.Stop()
+	for end := time.After(podsWait); len(reg.Pods) == 0; {
+		select {
+		case <-ctx.Done():
+			return reg
+		case <-end:
+			return reg
+		case <-again.C:
+		}
+		if g.looking.CompareAndSwap(false, true) {
+			reg = g.registry(ctx, nameWait)
+			g.looking.Store(false)
+		} else {
+			reg = g.c.Index.Cached()
+		}
+	}
+	return reg
 }
 
 // registry is the one that stands, or else the last one known.

@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/sim/wire"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 type routeOutcome = route.Outcome
@@ -66,4 +68,18 @@ func TestOwedReports(t *testing.T) {
 	a.is.Store(false)
 	base.idle()
 	until(t, "end of all that is owed", func() bool { return f.g.Stats().Owed == 0 })
+}
+
+// TestPodsThatComeLate: where no pod at all is known a request waits for one, as after a Redis
+// that has come back empty.
+func TestPodsThatComeLate(t *testing.T) {
+	_, addresses := startSims(t, 1, wire.Config{})
+	f := newFleet(t, gateway.Config{})
+	got := make(chan reply, 1)
+	go func() { got <- f.post("/v1/chat/completions", chat(10, "")) }()
+	until(t, "the request waits", func() bool { return f.g.Stats().Requests == 1 })
+	f.register(store.Pod{Name: addresses[0], Model: model})
+	if r := <-got; r.status != http.StatusOK {
+		t.Fatalf("%d %s", r.status, r.body)
+	}
 }

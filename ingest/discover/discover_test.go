@@ -531,3 +531,52 @@ func TestTemplateApproximate(t *testing.T) {
 		}
 	}
 }
+
+// TestRegistryThatIsLost: pods of a registry that has none of them any more come back at once,
+// and one that was taken out alone does with its next renewal.
+func TestRegistryThatIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, err := memory.New(memory.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		list := List{{Name: "a:1", Model: "m"}, {Name: "b:1", Model: "m"}}
+		r, err := New(Config{Index: x, Sources: []Source{list}, Lease: 30 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { _ = r.Run(ctx) })
+		want := func(after time.Duration, pods int) {
+			t.Helper()
+			time.Sleep(after)
+			synctest.Wait()
+			reg, err := x.Registry(ctx)
+			if err != nil || len(reg.Pods) != pods {
+				t.Fatalf("%d pods, want %d: %v", len(reg.Pods), pods, err)
+			}
+		}
+		retire := func(names ...string) {
+			for _, name := range names {
+				if _, err := x.Retire(ctx, name); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := x.Registry(ctx); err != nil { // as a lookup reads it
+				t.Fatal(err)
+			}
+		}
+		want(time.Second, 2)
+		retire("a:1", "b:1")
+		want(2*lookEvery, 2)
+		retire("a:1")
+		want(2*lookEvery, 1)
+		want(10*time.Second, 2)
+		cancel()
+		running.Wait()
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}

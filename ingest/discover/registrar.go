@@ -107,18 +107,42 @@ func (r *Registrar) Run(ctx context.Context) error {
 			_ = s.Watch(ctx, Watcher{Report: func(pods []Found) { r.report(i, pods) }, Failed: r.failed})
 		})
 	}
+	renew, look := time.NewTicker(r.config.Lease/3), time.NewTicker(lookEvery)
+	defer renew.Stop()
+	defer look.Stop()
 	for {
 		r.pass(ctx)
-		timer := time.NewTimer(r.config.Lease / 3)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-r.changed:
-			timer.Stop()
-		case <-timer.C:
+		renew.Reset(r.config.Lease / 3)
+		for due := false; !due; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-r.changed:
+				due = true
+			case <-renew.C:
+				due = true
+			case <-look.C:
+				due = r.lost()
+			}
 		}
 	}
+}
+
+// lookEvery is how often the registry, as it was read last, is looked at for losses.
+const lookEvery = 250 * time.Millisecond
+
+// lost reports whether the registry has none of our pods any more, as that of a Redis that has
+// come back empty: no request finds a pod until they are registered again.
+func (r *Registrar) lost() bool {
+	reg := r.config.Index.Cached()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name := range r.pods {
+		if registered(reg, name) != nil {
+			return false
+		}
+	}
+	return len(r.pods) > 0
 }
 
 func (r *Registrar) report(source int, pods []Found) {
