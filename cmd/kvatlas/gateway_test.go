@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -176,13 +177,19 @@ func TestGatewayCommand(t *testing.T) {
 				}
 			}
 			first, _ := g.ask(t, ids(1000, 400, ""))
+			// Until an engine's events come, others may get the prompt as well.
+			asked := []string{first.Get("X-Kvatlas-Pod")}
 			var again http.Header
 			awaitThat(t, "what the engine holds is known", g.log, func() bool {
 				again, _ = g.ask(t, ids(1000, 400, `,"stream":true`))
-				return again.Get("X-Kvatlas-Predicted-Tokens") != "0"
+				known := again.Get("X-Kvatlas-Predicted-Tokens") != "0"
+				if !known {
+					asked = append(asked, again.Get("X-Kvatlas-Pod"))
+				}
+				return known
 			})
-			if pod := first.Get("X-Kvatlas-Pod"); pod == "" || again.Get("X-Kvatlas-Pod") != pod || again.Get("X-Kvatlas-Delivered-Tokens") != "384" {
-				t.Errorf("%v then %v", first, again)
+			if asked[0] == "" || !slices.Contains(asked, again.Get("X-Kvatlas-Pod")) || again.Get("X-Kvatlas-Delivered-Tokens") != "384" {
+				t.Errorf("asked %v, then %v", asked, again)
 			}
 			awaitThat(t, "all reservations end", g.log, func() bool { return g.booked(t) == 0 })
 			if n := g.figure(t, `kvatlas_gateway_requests_total{status="2xx"}`); n == "" || n == "0" {
