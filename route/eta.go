@@ -10,6 +10,8 @@ import (
 const (
 	// maxFill is how many times the mean of all a cache counts as filled at the most.
 	maxFill = 2
+	// assumedCache is how many tokens a cache of unknown size is taken to have room for.
+	assumedCache = 1 << 17
 	// maxUse is which part of a cache counts as in use at the most: beyond it, one request
 	// waits for several others.
 	maxUse = 2
@@ -29,7 +31,8 @@ const (
 // evict is what the prompt takes from others: its tokens push as many out of the cache, which
 // are the younger, and the sooner asked for again, the faster the cache was filled of late. So
 // it is the prefill of these tokens at the mean speed of all, times how much more than
-// the mean was put into this cache, times a setting. room is what it costs that running
+// the mean was put into this cache, times a setting; as long as less than a cache was put into
+// each, it counts for that share. room is what it costs that running
 // requests need the cache: one that finds no room waits until others have put out all of
 // their answers. Both are 0 while nothing is known of what they depend on.
 //
@@ -93,7 +96,8 @@ func (c *Candidate) prefill(v *View, shape loads.Shape, fetched int) float64 {
 }
 
 // fills returns how much was put into each candidate's cache lately, for its size, over the
-// mean of all, at most maxFill. Where the size of one is not known, all count as alike.
+// mean of all, at most maxFill, and times the share of a cache that this mean fills, at most
+// all of it. Where the size of one is not known, all count as alike, of assumedCache tokens.
 func (v *View) fills() []float64 {
 	out := v.floats(len(v.Candidates))
 	sized, sum := true, 0.0
@@ -111,8 +115,14 @@ func (v *View) fills() []float64 {
 		return out
 	}
 	mean := sum / float64(len(out))
+	full := float64(assumedCache)
+	if sized {
+		full = float64(v.BlockSize)
+	}
+	// As long as little was put into the caches, a prompt takes their room from what is old.
+	counts := min(1, mean/full)
 	for i := range out {
-		out[i] = min(maxFill, out[i]/mean)
+		out[i] = counts * min(maxFill, out[i]/mean)
 	}
 	return out
 }

@@ -75,7 +75,7 @@ sum=$root/.cache/bin/gotestsum
   GOBIN=$root/.cache/bin GOFLAGS='' go install "gotest.tools/gotestsum@v$gotestsum"
 if [ $# = 0 ]; then
   # Those that take longest and wait most begin first, so that the others run beside them.
-  packages=(./store/redis ./cmd/kvatlas ./internal/enginetest ./...)
+  packages=(./store/redis ./cmd/kvatlas ./internal/enginetest ./tokenpool ./...)
 fi
 all=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' "${packages[@]}" | sort -u | grep -c .)
 step 10 "go test -race, $all packages"
@@ -83,7 +83,7 @@ step 10 "go test -race, $all packages"
 # Many tests wait for servers, leases and failovers, so there are two packages to a core.
 done=0
 # shellcheck disable=SC2086 # GOTESTFLAGS is a list of words
-"$sum" --format pkgname --format-hide-empty-pkg --jsonfile .cache/test.json -- -race -vet=off -p $((2 * $(getconf _NPROCESSORS_ONLN))) -timeout 15m ${GOTESTFLAGS:-} "${packages[@]}" |
+"$sum" --format pkgname --format-hide-empty-pkg --jsonfile .cache/test.json -- -race -vet=off -p $((2 * $(getconf _NPROCESSORS_ONLN))) -timeout 30m ${GOTESTFLAGS:-} "${packages[@]}" |
   while IFS= read -r line; do
     case $line in
     "✓"* | "✖"* | "∅"*) printf '[%s of %s, %ds] %s\n' $((++done)) "$all" $((SECONDS - start)) "$line" ;;
