@@ -472,7 +472,7 @@ func TestListener(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
+		t.Cleanup(func() { _ = c.Close() })
 	}
 	if got := <-accepted; !strings.HasPrefix(got, "127.0.0.2:") {
 		t.Fatalf("accepted %s", got)
@@ -567,7 +567,7 @@ func TestCertificates(t *testing.T) {
 		}
 		transport := &http.Transport{TLSClientConfig: config}
 		defer transport.CloseIdleConnections()
-		resp, err := (&http.Client{Transport: transport}).Get(srv.URL) //nolint:noctx // the test ends it
+		resp, err := (&http.Client{Transport: transport}).Get(srv.URL)
 		if err != nil {
 			return "", "", err
 		}

@@ -53,7 +53,7 @@ func (g *Gateway) RoundTrip(req *http.Request) (*http.Response, error) {
 			return resp, err
 		}
 		if resp != nil {
-			resp.Body.Close()
+			_ = resp.Body.Close()
 		}
 	}
 }
@@ -99,8 +99,7 @@ func (x *exchange) try(req *http.Request) (_ *http.Response, err error) {
 	x.isStream = strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
 	b := &answer{attempt: a, body: resp.Body, resp: resp, plain: resp.Header.Get("Content-Encoding") == ""}
 	if err := b.begin(); err != nil {
-		b.release()
-		return nil, a.fail(err)
+		return nil, a.fail(errors.Join(err, b.release()))
 	}
 	a.clock(&errIdle, g.c.Idle)
 	resp.Body = b

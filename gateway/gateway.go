@@ -142,7 +142,11 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 type exchangeKey struct{}
 
-func exchangeOf(r *http.Request) *exchange { return r.Context().Value(exchangeKey{}).(*exchange) }
+// exchangeOf is the exchange of a request that ServeHTTP has given to the proxy.
+func exchangeOf(r *http.Request) *exchange {
+	x, _ := r.Context().Value(exchangeKey{}).(*exchange)
+	return x
+}
 
 // health answers whether there is a pod to send requests to.
 func (g *Gateway) health(w http.ResponseWriter) {

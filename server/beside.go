@@ -70,9 +70,9 @@ func (s *Server) standBeside(ctx context.Context, q *podRequest) error {
 // joinBeside ends the registration beside a pod for the model that the pod itself is
 // registered for by now.
 func (s *Server) joinBeside(ctx context.Context, p *store.Pod) error {
-	name, err := store.BesideName(p.Name, p.Model)
-	if err != nil {
-		return nil // no model stands beside this one
+	name, invalid := store.BesideName(p.Name, p.Model)
+	if invalid != nil { // no model stands beside this one
+		return nil //nolint:nilerr // the name is none that could be registered
 	}
 	reg, err := s.cfg.Index.Registry(ctx)
 	if err != nil {

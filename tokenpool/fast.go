@@ -70,7 +70,7 @@ func (p *Pool) prove(t *tokenizer, data []byte) {
 	if err == nil {
 		err = fast.Check(t.proven, func() bool { return p.wanted(t) })
 	}
-	var differs *bpe.Difference
+	var differs *bpe.DifferenceError
 	switch {
 	case errors.As(err, &differs):
 		p.differ(t, err)
@@ -122,7 +122,7 @@ func (p *Pool) spotCheck(f *flight, ids []uint32, ends []int) {
 	p.n.checked.Add(1)
 	want, wantEnds := t.proven.encoder.encode(f.text, f.key.special)
 	if at := firstOther(ids, ends, want, wantEnds); at >= 0 {
-		p.differ(t, &bpe.Difference{Text: f.text, Token: at})
+		p.differ(t, &bpe.DifferenceError{Text: f.text, Token: at})
 	}
 }
 

@@ -150,7 +150,7 @@ func TestFastThatDiffers(t *testing.T) {
 				}
 				p.tokensOf(t, text)
 			}
-			var d *bpe.Difference
+			var d *bpe.DifferenceError
 			if err := receive(t, differed); !errors.As(err, &d) || strings.Contains(err.Error(), "lies") {
 				t.Fatalf("differed with %v", err)
 			}

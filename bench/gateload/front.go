@@ -46,9 +46,10 @@ func startFronts(ctx context.Context, o *options) (all []*front, err error) {
 		return f
 	}
 	start := func(program string, args ...string) (*exec.Cmd, error) {
-		cmd := exec.Command(program, args...) //nolint:gosec // the programs are the user's to choose
+		cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...) //nolint:gosec // the programs are the user's to choose
 		cmd.Stderr = os.Stderr
-		return cmd, cmd.Start()
+		err := cmd.Start()
+		return cmd, err
 	}
 	engine := newFront("engine", 0)
 	if engine.engine, err = start(self, "engine", at(0)); err != nil {
@@ -66,7 +67,7 @@ func startFronts(ctx context.Context, o *options) (all []*front, err error) {
 		if err != nil {
 			return all, err
 		}
-		defer os.RemoveAll(dir)
+		defer func() { _ = os.RemoveAll(dir) }()
 		file := filepath.Join(dir, "haproxy.cfg")
 		text := fmt.Sprintf("global\n  nbthread 1\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 1m\n  timeout server 1m\n  option forwardfor\n  option http-no-delay\nlisten all\n  bind %s\n  server e %s\n", at(2), at(0))
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -95,7 +96,7 @@ func (f *front) await(ctx context.Context) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if _, err := f.ask(ctx, `{"model":"m","max_tokens":1,"prompt":[1]}`); err == nil {
+		if err := f.ask(ctx, `{"model":"m","max_tokens":1,"prompt":[1]}`); err == nil {
 			return nil
 		}
 		select {
@@ -129,12 +130,12 @@ func (f *front) measure(ctx context.Context, o *options) error {
 		f.sent++
 		body := prompt(o, f.sent, false)
 		start := time.Now()
-		if _, err := f.ask(ctx, body); err != nil {
+		if err := f.ask(ctx, body); err != nil {
 			return err
 		}
 		f.alone = append(f.alone, time.Since(start))
 	}
-	cpu, err := f.count(o, o.requests, func(n int) error { _, err := f.ask(ctx, prompt(o, n, false)); return err })
+	cpu, err := f.count(o, o.requests, func(n int) error { return f.ask(ctx, prompt(o, n, false)) })
 	f.cpu += cpu
 	if err != nil {
 		return err
@@ -197,13 +198,15 @@ func (f *front) post(ctx context.Context, body string, pause time.Duration) (*ht
 	return resp, nil
 }
 
-func (f *front) ask(ctx context.Context, body string) ([]byte, error) {
+// ask sends a request and reads its answer.
+func (f *front) ask(ctx context.Context, body string) error {
 	resp, err := f.post(ctx, body, 0)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer resp.Body.Close()
-	return io.ReadAll(resp.Body)
+	_, err = io.Copy(io.Discard, resp.Body)
+	return err
 }
 
 // stream reads a stream and returns how long after the engine had sent it each part came.

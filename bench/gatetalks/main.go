@@ -228,7 +228,8 @@ func await(ctx context.Context, url string, right func([]byte) bool) error {
 		}
 		if resp, err := http.DefaultClient.Do(req); err == nil {
 			b, err := io.ReadAll(resp.Body)
-			if resp.Body.Close(); err == nil && resp.StatusCode == http.StatusOK && right(b) {
+			_ = resp.Body.Close()
+			if err == nil && resp.StatusCode == http.StatusOK && right(b) {
 				return nil
 			}
 		}

@@ -293,10 +293,10 @@ func TestGatewayStreams(t *testing.T) {
 				t.Fatalf("part %d: %v", i, err)
 			}
 		}
-		switch {
-		case i == 4:
+		switch i {
+		case 4:
 			early = memory()
-		case i == parts-1:
+		case parts - 1:
 			late = memory()
 		}
 	}

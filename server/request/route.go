@@ -35,8 +35,10 @@ type Route struct {
 var notRouted = map[string]bool{"prompts": true, "predicted": true, "strategy": true, "early_exit": true}
 
 var (
+	// RouteFields are the fields of a body of /v1/route.
 	RouteFields = makeRouteFields()
-	RouteNames  = scan.NamesOf(RouteFields)
+	// RouteNames are their names.
+	RouteNames = scan.NamesOf(RouteFields)
 )
 
 func makeRouteFields() (fs scan.Fields[Route]) {

@@ -18,7 +18,7 @@ var texts = map[string]func(i int) string{
 			noun(i), noun(i*3+1), noun(i*5+2), i, noun(i*7+3), i*2654435761)
 	},
 	"JSON": func(i int) string {
-		return fmt.Sprintf(`{"id":%d,"name":"%s","tags":["%s","%s"],"score":%d.%d,"at":"2026-11-%02dT%02d:%02d:00Z","ok":%v},`,
+		return fmt.Sprintf(`{"id":%d,"name":%q,"tags":[%q,%q],"score":%d.%d,"at":"2026-11-%02dT%02d:%02d:00Z","ok":%v},`,
 			i*7919, noun(i), noun(i*3+1), noun(i*5+2), i%97, i*31, i%28+1, i%24, i%60, i%2 == 0)
 	},
 	"Chinese": func(i int) string {

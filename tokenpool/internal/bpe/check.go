@@ -91,15 +91,15 @@ func (t *Tokenizer) Compare(ref Reference, text string) error {
 	want, wantEnds := ref.Encode(text)
 	for i := range max(len(ids), len(want)) {
 		if i >= len(ids) || i >= len(want) || ids[i] != want[i] || ends[i] != wantEnds[i] {
-			return &Difference{Text: text, Token: i}
+			return &DifferenceError{Text: text, Token: i}
 		}
 	}
 	return nil
 }
 
-// Difference is where the reference gives other tokens. Its text is not in the message: a
+// DifferenceError is where the reference gives other tokens. Its text is not in the message: a
 // prompt is not for the log.
-type Difference struct {
+type DifferenceError struct {
 	// Text is the text, and Token the place of the first token that is another, or ends
 	// elsewhere.
 	Text  string
@@ -107,7 +107,7 @@ type Difference struct {
 }
 
 // Error implements error.
-func (d *Difference) Error() string {
+func (d *DifferenceError) Error() string {
 	return fmt.Sprintf("bpe: token %d of a text of %d bytes is not the reference's", d.Token, len(d.Text))
 }
 

@@ -22,7 +22,7 @@ var rewrite = flag.Bool("rewrite", false, "write classes.txt anew")
 func matches(t *testing.T, expression string) []bool {
 	t.Helper()
 	vocab := map[string]int{}
-	for r, c := range spelling {
+	for r, c := range &spelling {
 		if c >= 0 {
 			vocab[string(rune(r))] = int(c)
 		}

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // Corpus makes texts that are hard for a tokenizer: of what its vocabulary, its added
@@ -99,7 +100,8 @@ func (c *Corpus) fragment(b *strings.Builder, kind int) {
 	case 6:
 		for range c.several() {
 			if w := c.pick(words); c.rnd.IntN(4) == 0 {
-				b.WriteRune(unicode.SimpleFold([]rune(w)[0]))
+				first, _ := utf8.DecodeRuneInString(w)
+				b.WriteRune(unicode.SimpleFold(first))
 			} else {
 				b.WriteString(w)
 			}

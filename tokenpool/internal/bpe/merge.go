@@ -128,28 +128,29 @@ type longWord struct {
 type ranked []uint64
 
 // down restores the order below i.
-func (q ranked) down(i int) {
-	x := q[i]
+func (q *ranked) down(i int) {
+	h := *q
+	x := h[i]
 	for {
 		child := 2*i + 1
-		if child >= len(q) {
+		if child >= len(h) {
 			break
 		}
-		if child+1 < len(q) && q[child+1] < q[child] {
+		if child+1 < len(h) && h[child+1] < h[child] {
 			child++
 		}
-		if q[child] >= x {
+		if h[child] >= x {
 			break
 		}
-		q[i] = q[child]
+		h[i] = h[child]
 		i = child
 	}
-	q[i] = x
+	h[i] = x
 }
 
 // order makes a heap of what stands in any order.
-func (q ranked) order() {
-	for i := len(q)/2 - 1; i >= 0; i-- {
+func (q *ranked) order() {
+	for i := len(*q)/2 - 1; i >= 0; i-- {
 		q.down(i)
 	}
 }
