@@ -60,9 +60,9 @@ var errConfig = errors.New("discover: invalid config")
 type Registrar struct {
 	config  Config
 	changed chan struct{}
-	// Both belong to Run: that the index cannot be asked, and that there are too many
-	// pods, of which was told.
-	away, crowded bool
+	// All belong to Run: that the index cannot be asked, that it can and refuses pods, and that
+	// there are too many of them, of which was told.
+	away, refuses, crowded bool
 
 	mu    sync.Mutex         // protects all below
 	found []map[string]Found // by source
@@ -122,7 +122,7 @@ func (r *Registrar) Run(ctx context.Context) error {
 			case <-renew.C:
 				due = true
 			case <-look.C:
-				due = r.lost()
+				due = !r.refuses && r.lost()
 			}
 		}
 	}
@@ -218,7 +218,7 @@ func (r *Registrar) pass(ctx context.Context) {
 	_ = g.Wait() // they return none
 
 	// That the index is away has been told.
-	if faults.n > 0 && !r.away {
+	if r.refuses = faults.n > 0 && !r.away; r.refuses {
 		r.failed(faults.err())
 	}
 }
