@@ -19,7 +19,7 @@ import (
 )
 
 // A journal is the other way to keep what a generation's next owner needs: its events as
-// they came, appended in the call that writes their blocks, and now and then a checkpoint
+// they came, appended by a call of its own, and now and then a checkpoint
 // of the state, after which the journal before it goes. It exists here alone, to be measured
 // beside the map. A checkpoint is what the map has, entry by entry, in strings of 256 KiB; it
 // is due when the journal has as many bytes as half of the last one. Events keep their
