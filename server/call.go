@@ -182,12 +182,7 @@ func (c *call) refuse(err error) {
 	if below := !errors.Is(err, e); below && e.Status >= 500 { // it says more than its code
 		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", e.Code).Err(err).Msg("request failed")
 	}
-	if e.Status == http.StatusUnauthorized {
-		c.w.Header().Set("WWW-Authenticate", "Bearer")
-	}
-	if e.Retry > 0 {
-		c.w.Header().Set("Retry-After", strconv.Itoa(int((e.Retry+time.Second-1)/time.Second)))
-	}
+	e.SetHeader(c.w.Header())
 	c.out = e.AppendJSON(c.out[:0])
 	c.reply(e.Status, c.out)
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/kvatlas/kvatlas/access"
@@ -106,12 +105,7 @@ func (s *service) admitClients(h http.Handler) http.Handler {
 		if err != nil {
 			e := refusal.Of(err)
 			w.Header().Set("Content-Type", "application/json")
-			if e.Status == http.StatusUnauthorized {
-				w.Header().Set("WWW-Authenticate", "Bearer")
-			}
-			if e.Retry > 0 {
-				w.Header().Set("Retry-After", strconv.Itoa(int(e.Retry.Seconds())+1))
-			}
+			e.SetHeader(w.Header())
 			w.WriteHeader(e.Status)
 			_, _ = w.Write(e.AppendJSON(nil))
 			return

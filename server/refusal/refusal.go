@@ -51,6 +51,17 @@ func (e *Error) AppendJSON(b []byte) []byte {
 	return append(b, "}}\n"...)
 }
 
+// SetHeader writes what a client is told of the refusal beside its body: when to ask again, and
+// how to say who it is.
+func (e *Error) SetHeader(h http.Header) {
+	if e.Status == http.StatusUnauthorized {
+		h.Set("WWW-Authenticate", "Bearer")
+	}
+	if e.Retry > 0 {
+		h.Set("Retry-After", strconv.Itoa(int((e.Retry+time.Second-1)/time.Second)))
+	}
+}
+
 // Codes of refusals that this package makes itself.
 const (
 	CodeInvalidJSON    = "invalid_json"
