@@ -16,21 +16,16 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kvatlas/kvatlas/bench/internal/program"
 )
 
 func main() {
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Args[1:])
-	cancel()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "flood:", err)
-		os.Exit(1)
-	}
+	program.Main("flood", func(ctx context.Context) error { return run(ctx, os.Args[1:]) })
 }
 
 // options are what the command line says.

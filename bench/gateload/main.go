@@ -17,21 +17,16 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/kvatlas/kvatlas/bench/internal/program"
 )
 
 func main() {
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Args[1:], os.Stdout)
-	cancel()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "gateload:", err)
-		os.Exit(1)
-	}
+	program.Main("gateload", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout) })
 }
 
 // options are what the command line says.

@@ -20,7 +20,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,17 +27,12 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/kvatlas/kvatlas/bench/internal/program"
 	"github.com/kvatlas/kvatlas/sim/talks"
 )
 
 func main() {
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Args[1:], os.Stdout)
-	cancel()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "gatetalks:", err)
-		os.Exit(1)
-	}
+	program.Main("gatetalks", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout) })
 }
 
 // options are what the command line says.

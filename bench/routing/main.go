@@ -15,24 +15,17 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/kvatlas/kvatlas/bench/internal/program"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/sim/trial"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "routing:", err)
-		os.Exit(1)
-	}
+	program.Main("routing", run)
 }
 
 func run(ctx context.Context) error {

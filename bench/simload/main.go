@@ -15,21 +15,16 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/signal"
 	"runtime"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kvatlas/kvatlas/bench/internal/program"
 )
 
 func main() {
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Args[1:], os.Stdout)
-	cancel()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "simload:", err)
-		os.Exit(1)
-	}
+	program.Main("simload", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout) })
 }
 
 // options are what the command line says.
