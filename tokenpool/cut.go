@@ -63,27 +63,13 @@ type cutter struct {
 // one of lineSplits they only cut more.
 var harmlessSplits = []string{`\p{N}{1,3}`, `[一-龥぀-ゟ゠-ヿ]+`}
 
-// stage is a normalizer, or a pre-tokenizer.
-type stage struct {
-	Type          string  `json:"type"`
-	Normalizers   []stage `json:"normalizers"`
-	Pretokenizers []stage `json:"pretokenizers"`
-	Pattern       struct {
-		Regex string
-	} `json:"pattern"`
-	Behavior       string `json:"behavior"`
-	Invert         bool   `json:"invert"`
-	AddPrefixSpace *bool  `json:"add_prefix_space"`
-	UseRegex       *bool  `json:"use_regex"`
-}
-
 // newCutter reads a tokenizer.json. What it does not understand makes no cuts. With
 // split, special tokens are not found in a text.
 func newCutter(data []byte, split bool) *cutter {
 	var file struct {
 		Added        []tokenfile.AddedToken `json:"added_tokens"`
-		Normalizer   *stage                 `json:"normalizer"`
-		PreTokenizer *stage                 `json:"pre_tokenizer"`
+		Normalizer   *tokenfile.Stage       `json:"normalizer"`
+		PreTokenizer *tokenfile.Stage       `json:"pre_tokenizer"`
 		Model        struct {
 			Type    string   `json:"type"`
 			Dropout *float64 `json:"dropout"`
@@ -166,14 +152,14 @@ func (c contents) apart(s string) bool {
 	return true
 }
 
-func keepsLines(n *stage) bool {
+func keepsLines(n *tokenfile.Stage) bool {
 	if n == nil || n.Type == "NFC" {
 		return true
 	}
-	return n.Type == "Sequence" && !slices.ContainsFunc(n.Normalizers, func(s stage) bool { return !keepsLines(&s) })
+	return n.Type == "Sequence" && !slices.ContainsFunc(n.Normalizers, func(s tokenfile.Stage) bool { return !keepsLines(&s) })
 }
 
-func splitsLines(p *stage) bool {
+func splitsLines(p *tokenfile.Stage) bool {
 	if p == nil || p.Type != "Sequence" || len(p.Pretokenizers) < 2 {
 		return false
 	}

@@ -90,6 +90,23 @@ type AddedToken struct {
 	Special    bool   `json:"special"`
 }
 
+// Stage is a normalizer, pre-tokenizer or post-processor of a tokenizer.json, or a sequence of
+// them: the fields that decide about tokens.
+type Stage struct {
+	Type          string  `json:"type"`
+	Normalizers   []Stage `json:"normalizers"`
+	Pretokenizers []Stage `json:"pretokenizers"`
+	Processors    []Stage `json:"processors"`
+	Pattern       struct {
+		Regex string
+	} `json:"pattern"`
+	Behavior       string `json:"behavior"`
+	Invert         bool   `json:"invert"`
+	AddPrefixSpace *bool  `json:"add_prefix_space"`
+	UseRegex       *bool  `json:"use_regex"`
+	TrimOffsets    *bool  `json:"trim_offsets"`
+}
+
 // LineSplits are expressions of which the second kind of cut has been proven: of
 // Llama 3, of Qwen 1 to 3, of gpt-oss (o200k), of DeepSeek V3, and of Kimi.
 var LineSplits = []string{

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // ErrUnsupported says that a tokenizer is left to the reference. The text of an error that
@@ -46,38 +48,13 @@ var deepSeekPatterns = []string{
 
 // file is what of a tokenizer.json decides about tokens.
 type file struct {
-	Truncation    any          `json:"truncation"`
-	Padding       any          `json:"padding"`
-	Added         []addedToken `json:"added_tokens"`
-	Normalizer    *stage       `json:"normalizer"`
-	PreTokenizer  *stage       `json:"pre_tokenizer"`
-	PostProcessor *stage       `json:"post_processor"`
-	Model         model        `json:"model"`
-}
-
-type addedToken struct {
-	ID         uint32 `json:"id"`
-	Content    string `json:"content"`
-	SingleWord bool   `json:"single_word"`
-	LStrip     bool   `json:"lstrip"`
-	RStrip     bool   `json:"rstrip"`
-	Normalized bool   `json:"normalized"`
-}
-
-// stage is a normalizer, pre-tokenizer or post-processor.
-type stage struct {
-	Type          string  `json:"type"`
-	Normalizers   []stage `json:"normalizers"`
-	Pretokenizers []stage `json:"pretokenizers"`
-	Processors    []stage `json:"processors"`
-	Pattern       struct {
-		Regex string
-	} `json:"pattern"`
-	Behavior       string `json:"behavior"`
-	Invert         bool   `json:"invert"`
-	AddPrefixSpace *bool  `json:"add_prefix_space"`
-	UseRegex       *bool  `json:"use_regex"`
-	TrimOffsets    *bool  `json:"trim_offsets"`
+	Truncation    any                    `json:"truncation"`
+	Padding       any                    `json:"padding"`
+	Added         []tokenfile.AddedToken `json:"added_tokens"`
+	Normalizer    *tokenfile.Stage       `json:"normalizer"`
+	PreTokenizer  *tokenfile.Stage       `json:"pre_tokenizer"`
+	PostProcessor *tokenfile.Stage       `json:"post_processor"`
+	Model         model                  `json:"model"`
 }
 
 type model struct {
@@ -134,7 +111,7 @@ func (t *Tokenizer) pipeline(f *file) error {
 }
 
 // checkPostProcessor refuses those that change where tokens end.
-func checkPostProcessor(p *stage) error {
+func checkPostProcessor(p *tokenfile.Stage) error {
 	if p == nil {
 		return nil
 	}
@@ -156,11 +133,11 @@ func checkPostProcessor(p *stage) error {
 	return unsupported("post-processor %s", p.Type)
 }
 
-func splitterOf(p *stage) (splitter, error) {
+func splitterOf(p *tokenfile.Stage) (splitter, error) {
 	if p == nil {
 		return splitter{}, unsupported("no pre-tokenizer")
 	}
-	stages := []stage{*p}
+	stages := []tokenfile.Stage{*p}
 	if p.Type == "Sequence" {
 		stages = p.Pretokenizers
 	}
@@ -203,7 +180,7 @@ func splitterOf(p *stage) (splitter, error) {
 
 // numberAdded gives added tokens the numbers that the reference gives them, whatever the
 // file says: that of the vocabulary's token, or else the next one behind it.
-func numberAdded(added []addedToken, vocab map[string]uint32) {
+func numberAdded(added []tokenfile.AddedToken, vocab map[string]uint32) {
 	next := uint32(len(vocab))
 	for i := range added {
 		a := &added[i]
@@ -219,7 +196,7 @@ func numberAdded(added []addedToken, vocab map[string]uint32) {
 	}
 }
 
-func (t *Tokenizer) addTokens(added []addedToken) error {
+func (t *Tokenizer) addTokens(added []tokenfile.AddedToken) error {
 	raw, normalized := map[string]uint32{}, map[string]uint32{}
 	for _, a := range added {
 		to := raw
@@ -280,7 +257,7 @@ func unspell(b []byte, token string) ([]byte, bool) {
 	return b, true
 }
 
-func (t *Tokenizer) model(m *model, added []addedToken) error {
+func (t *Tokenizer) model(m *model, added []tokenfile.AddedToken) error {
 	switch {
 	case m.Type != "BPE" && m.Type != "":
 		return unsupported("model %s", m.Type)
