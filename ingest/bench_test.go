@@ -7,16 +7,13 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/cputime"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
@@ -61,13 +58,6 @@ func (l *load) next() []byte {
 	return encode.Append(nil, &l.b, encode.VLLM24)
 }
 
-// cpuTime is the CPU time of this process.
-func cpuTime() time.Duration {
-	var u syscall.Rusage
-	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
 // residentBytes is the memory of this process that is in RAM.
 func residentBytes() int64 {
 	text, err := os.ReadFile("/proc/self/statm")
@@ -77,23 +67,6 @@ func residentBytes() int64 {
 	var all, resident int64
 	fmt.Sscan(string(text), &all, &resident)
 	return resident * int64(os.Getpagesize())
-}
-
-// serverTime is the CPU time of a Redis server.
-func serverTime(b *testing.B, c *goredis.Client) time.Duration {
-	text, err := c.Info(b.Context(), "cpu").Result()
-	if err != nil {
-		b.Fatal(err)
-	}
-	var sum float64
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		if name == "used_cpu_user" || name == "used_cpu_sys" {
-			v, _ := strconv.ParseFloat(value, 64)
-			sum += v
-		}
-	}
-	return time.Duration(sum * float64(time.Second))
 }
 
 // benchIndexes runs a benchmark with both indexes; other is the CPU time that the index
@@ -114,9 +87,7 @@ func benchIndexes(b *testing.B, run func(b *testing.B, x store.Index, other func
 			b.Fatal(err)
 		}
 		defer x.Close()
-		c := goredis.NewClient(&goredis.Options{Addr: server.Addr})
-		defer c.Close()
-		run(b, x, func() time.Duration { return serverTime(b, c) })
+		run(b, x, server.CPUTime)
 	})
 }
 
@@ -155,7 +126,7 @@ func BenchmarkWire(b *testing.B) {
 		runtime.GC()
 		b.ReportAllocs()
 		b.ResetTimer()
-		before, server := cpuTime(), other()
+		before, server := cputime.Process(), other()
 		for i := range messages {
 			for i%256 == 0 && i-int(in.Stats().Ranks[0].Next) > 1<<13 {
 				time.Sleep(time.Millisecond)
@@ -168,7 +139,7 @@ func BenchmarkWire(b *testing.B) {
 			}
 			time.Sleep(200 * time.Microsecond)
 		}
-		used := cpuTime() - before
+		used := cputime.Process() - before
 		b.StopTimer()
 		b.ReportMetric(float64((other()-server).Microseconds())/float64(16*b.N), "server-us/block")
 		b.ReportMetric(float64(16*b.N)/b.Elapsed().Seconds(), "blocks/s")
@@ -261,12 +232,12 @@ func BenchmarkFanIn(b *testing.B) {
 		full := residentBytes()
 		b.ReportAllocs()
 		b.ResetTimer()
-		began, before, server := time.Now(), cpuTime(), other()
+		began, before, server := time.Now(), cputime.Process(), other()
 		for range b.N {
 			round()
 		}
 		settle()
-		took, used := time.Since(began), cpuTime()-before
+		took, used := time.Since(began), cputime.Process()-before
 		b.StopTimer()
 		debug.FreeOSMemory()
 		blocks := float64(16 * ranks * b.N)
@@ -334,13 +305,13 @@ func BenchmarkOneEngine(b *testing.B) {
 		full := residentBytes()
 		b.ReportAllocs()
 		b.ResetTimer()
-		began, before, server := time.Now(), cpuTime(), other()
+		began, before, server := time.Now(), cputime.Process(), other()
 		for i := range b.N {
 			time.Sleep(time.Until(began.Add(time.Duration(i) * 10 * time.Millisecond)))
 			send()
 		}
 		wait()
-		used := cpuTime() - before
+		used := cputime.Process() - before
 		b.StopTimer()
 		b.ReportMetric(100*(other()-server).Seconds()/time.Since(began).Seconds(), "server-percent")
 		b.ReportMetric(100*used.Seconds()/time.Since(began).Seconds(), "percent-of-core")

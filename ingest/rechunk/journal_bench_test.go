@@ -92,20 +92,16 @@ func filling(blocks int, each func(event.Batch)) {
 	}
 }
 
-// cost is what a server has used.
-func cost(b *testing.B, c *goredis.Client) (memory, cpu float64) {
+// cost is what a server has used: bytes, and seconds of its main thread.
+func cost(b *testing.B, s *redistest.Server) (memory, cpu float64) {
 	b.Helper()
-	for line := range strings.Lines(c.Info(b.Context(), "memory", "cpu").Val()) {
-		name, text, _ := strings.Cut(strings.TrimSpace(line), ":")
-		v, _ := strconv.ParseFloat(text, 64)
-		switch name {
-		case "used_memory":
-			memory = v
-		case "used_cpu_sys", "used_cpu_user":
-			cpu += v
-		}
+	_, rest, _ := strings.Cut(s.Client().Info(b.Context(), "memory").Val(), "used_memory:")
+	text, _, _ := strings.Cut(rest, "\r\n")
+	memory, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		b.Fatal(err)
 	}
-	return memory, cpu
+	return memory, s.CPUTime().Seconds()
 }
 
 const checkpointPart = 256 << 10
@@ -146,7 +142,7 @@ func takeover(b *testing.B, kind string, blocks int) {
 	must(err)
 	gen, err := x.Begin(ctx, "a", 0, 1)
 	must(err)
-	memory, cpu := cost(b, plain)
+	memory, cpu := cost(b, s)
 
 	c := mustNew(b, Config{BlockSize: 64, Fresh: true, MaxRecords: 1 << 21})
 	state, bytes, journal, last := map[store.MapKey][]byte{}, 0, 0, 0
@@ -218,7 +214,7 @@ func takeover(b *testing.B, kind string, blocks int) {
 		must(plain.Unlink(ctx, "journal").Err())
 		journal = 0
 	})
-	memoryNow, cpuNow := cost(b, plain)
+	memoryNow, cpuNow := cost(b, s)
 	b.ReportMetric((memoryNow-memory)/float64(blocks), "server-B/block")
 	b.ReportMetric((cpuNow-cpu)/float64(came)*1e9, "server-ns/block")
 	if kind == "none" {

@@ -5,15 +5,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/cputime"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -42,31 +40,11 @@ func (f *tally) Run(n int, holders []store.HolderID) bool {
 // less than it does the clock: of this process and of the server.
 func cpu(b *testing.B, plain *redis.Client) (report func()) {
 	b.Helper()
-	client := func() time.Duration {
-		var u syscall.Rusage
-		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-			b.Fatal(err)
-		}
-		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-	}
-	server := func() time.Duration {
-		var sum float64
-		for line := range strings.Lines(plain.Info(b.Context(), "cpu").Val()) {
-			name, v, _ := strings.Cut(strings.TrimSpace(line), ":")
-			if name == "used_cpu_user_main_thread" || name == "used_cpu_sys_main_thread" {
-				f, err := strconv.ParseFloat(v, 64)
-				if err != nil {
-					b.Fatal(err)
-				}
-				sum += f
-			}
-		}
-		return time.Duration(sum * float64(time.Second))
-	}
-	c, s := client(), server()
+	server := func() time.Duration { return cputime.Redis(plain.Info(b.Context(), "cpu").Val()) }
+	c, s := cputime.Process(), server()
 	return func() {
 		n := float64(b.N) * float64(time.Microsecond)
-		b.ReportMetric(float64(client()-c)/n, "client-us/op")
+		b.ReportMetric(float64(cputime.Process()-c)/n, "client-us/op")
 		b.ReportMetric(float64(server()-s)/n, "server-us/op")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/cputime"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/changelog"
@@ -234,4 +235,28 @@ func lag(b *testing.B, url string, rate int) {
 	if st := f.State(); st.Gaps != 0 {
 		b.Fatalf("%+v", st)
 	}
+}
+
+// BenchmarkReady is from nothing to a replica that answers from memory, of an index of
+// 1,048,576 blocks that two pods hold. It reports the CPU time of this process and of the
+// server for each block beside the time on the clock.
+func BenchmarkReady(b *testing.B) {
+	s := redistest.Start(b)
+	p := newPrefix()
+	all := keysOf(1, 1<<20)
+	fill(b, openRedis(b, s.URL(), p), 2, all)
+	b.ResetTimer()
+	own, server := cputime.Process(), s.CPUTime()
+	for b.Loop() {
+		r := openReplica(b, s.URL(), p)
+		catchUp(b, r)
+		if st := r.Status(); st.Blocks != int64(len(all)) {
+			b.Fatalf("%+v", st)
+		}
+		r.Close()
+	}
+	n := float64(b.N * len(all))
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/n, "ns/block")
+	b.ReportMetric(float64((cputime.Process()-own).Nanoseconds())/n, "own-ns/block")
+	b.ReportMetric(float64((s.CPUTime()-server).Nanoseconds())/n, "server-ns/block")
 }

@@ -146,10 +146,41 @@ func (p *Pager) Walk(ctx context.Context, limit int) (same bool, err error) {
 			return false, err
 		}
 	}
-	for {
+	if p.node == nil {
+		if p.node, err = p.master(ctx, p.At.Mask); err != nil {
+			return false, err
+		}
+	}
+	for found := p.scan(ctx, p.At.scan); ; {
 		p.steps++
-		if same, err = p.step(ctx); err != nil || !same || p.At.scan == 0 || !p.Room(limit) {
-			return same, err
+		if found.err != nil || found.run != p.At.run {
+			return false, found.err
+		}
+		keys := p.parse(found.names)
+		// The server looks for the next names while this process reads these ones' values.
+		var ahead chan scanned
+		if found.next != 0 && len(p.Blocks)+len(keys) < limit && p.steps < PageSteps {
+			ahead = make(chan scanned, 1)
+			go func(at uint64) { ahead <- p.scan(ctx, at) }(found.next)
+		}
+		for part := range slices.Chunk(keys, PageScan) {
+			if err = p.Fetch(ctx, part); err != nil {
+				break
+			}
+		}
+		next := found.next
+		if ahead != nil {
+			found = <-ahead
+		}
+		if err != nil {
+			return false, err
+		}
+		p.At.scan = next
+		if next == 0 || !p.Room(limit) {
+			return true, nil
+		}
+		if ahead == nil { // fewer blocks than names
+			found = p.scan(ctx, next)
 		}
 	}
 }
@@ -269,42 +300,38 @@ func ownPartitions(nodes string) (owned, still uint64) {
 	return owned, still
 }
 
-// step goes on with the SCAN. same is false when the server is not the one that
-// the SCAN began on.
-func (p *Pager) step(ctx context.Context) (same bool, err error) {
-	if p.node == nil {
-		if p.node, err = p.master(ctx, p.At.Mask); err != nil {
-			return false, err
-		}
-	}
+// scanned is what one SCAN has found, on which run of which server.
+type scanned struct {
+	names []string
+	next  uint64
+	run   [20]byte
+	err   error
+}
+
+// scan makes one SCAN. It only reads p.
+func (p *Pager) scan(ctx context.Context, at uint64) (s scanned) {
 	pipe := p.node.Pipeline()
 	info := pipe.Info(ctx, "server")
-	scan := pipe.Scan(ctx, p.At.scan, p.space.Names.Prefix+"{*", PageScan)
+	scan := pipe.Scan(ctx, at, p.space.Names.Prefix+"{*", PageScan)
 	p.space.Trips.Add(1)
-	if _, err := pipe.Exec(ctx); err != nil {
-		return false, err
+	if _, s.err = pipe.Exec(ctx); s.err != nil {
+		return s
 	}
-	run, err := parseRun(info.Val())
-	if err != nil || run != p.At.run {
-		return false, err
-	}
-	names, next := scan.Val()
-	var keys []blockkey.StoreKey
+	s.names, s.next = scan.Val()
+	s.run, s.err = parseRun(info.Val())
+	return s
+}
+
+// parse returns the blocks that names of keys are, in the order of their partitions, without
+// those of partitions that are done. A SCAN may find a name twice.
+func (p *Pager) parse(names []string) (keys []blockkey.StoreKey) {
 	for _, name := range names {
 		if k, ok := p.space.Names.ParseBlock(name); ok && p.At.Done>>k.Partition()&1 == 0 {
 			keys = append(keys, k)
 		}
 	}
-	// The same may come twice, and SCAN may return many more than COUNT.
 	slices.SortFunc(keys, ByPartition)
-	keys = slices.Compact(keys)
-	for part := range slices.Chunk(keys, PageScan) {
-		if err := p.Fetch(ctx, part); err != nil {
-			return false, err
-		}
-	}
-	p.At.scan = next
-	return true, nil
+	return slices.Compact(keys)
 }
 
 // Fetch reads the holders of blocks, and the epoch along with it.
