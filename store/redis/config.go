@@ -32,10 +32,11 @@ type Config struct {
 	Protocol int
 
 	// Windows are the numbers of blocks that a lookup reads of a chain in its
-	// first, second, ... round trip; the last one is that of all further ones.
-	// {64, 256, 1024, 4096} by default. A window takes a rest that is no longer
-	// than itself along. Small first windows make misses cheap,
-	// large later ones save round trips.
+	// first, second, ... round trip. Each further one has half as many as were read
+	// before it, but no fewer than the last of these. {64, 256, 1024, 1536} by default. A window takes a rest
+	// that is no longer than itself along. Small first windows make misses cheap,
+	// large later ones save round trips, and what is read behind the last hit stays
+	// in proportion to it.
 	Windows []int
 
 	// MaxPods, MaxHolders and MaxModels bound what may be registered; beyond
@@ -152,7 +153,7 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.SweepDuty, 0.1)
 	def(&c.SweepInterval, 10*time.Second)
 	if len(c.Windows) == 0 {
-		c.Windows = []int{64, 256, 1024, 4096}
+		c.Windows = []int{64, 256, 1024, 1536}
 	}
 
 	if err := keyspace.CheckPrefix(c.Prefix); err != nil {

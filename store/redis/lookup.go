@@ -175,6 +175,9 @@ func (l *lookup) plan() {
 func (l *lookup) window(c *chain) int {
 	windows := l.x.config.Windows
 	n := windows[min(c.window, len(windows)-1)]
+	if c.window >= len(windows) {
+		n = max(n, c.at/2)
+	}
 	if rest := c.q.Len() - c.at; rest <= 2*n {
 		return rest
 	}

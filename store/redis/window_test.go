@@ -25,7 +25,7 @@ func (f *none) Run(n int, holders []store.HolderID) bool {
 }
 
 // TestWindows holds the round trips and the keys of a lookup against the windows:
-// one takes a rest that is no longer than itself, and no more.
+// one takes a rest that is no longer than itself, and no more; those behind the last of them grow.
 func TestWindows(t *testing.T) {
 	x := open(t, Config{URL: redistest.Start(t).URL(), NoSweep: true, Windows: []int{4, 16}})
 	if _, err := x.Registry(t.Context()); err != nil {
@@ -44,6 +44,8 @@ func TestWindows(t *testing.T) {
 		{37, 3, 37, 4},
 		{4 + 16 + 32, 3, 52, 4},
 		{4 + 16 + 33, 4, 53, 4},
+		{4 + 16 + 16 + 36, 4, 72, 4}, // the fourth has half of the 36 before it, 18
+		{4 + 16 + 16 + 37, 5, 73, 4},
 	} {
 		keys := make([]blockkey.Key, c.blocks)
 		for i := range keys {
