@@ -97,7 +97,7 @@ func TestGatewayOpenAIClient(t *testing.T) {
 	}
 }
 
-// Two gateways share loads in Redis, in front of four engines that are killed, frozen and
+// Two gateways share loads in Redis, in front of four engines that are slow, killed, frozen and
 // revived, while Redis freezes and dies. No request is lost that had not begun to be answered,
 // and in the end no load is left.
 func TestGatewayFaults(t *testing.T) {
@@ -131,8 +131,15 @@ func TestGatewayFaults(t *testing.T) {
 			}
 		}
 	}
+	slow := func(pod int, factor float64) func() {
+		return func() {
+			if err := f.pods[pod].Apply(wire.Fault{Kind: wire.Throttle, Factor: factor}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
 	steps := []func(){
-		fault(0, wire.Kill), fault(1, wire.Freeze), fault(0, wire.Revive), fault(2, wire.Restart), fault(1, wire.Thaw), fault(3, wire.Kill),
+		slow(2, 10), fault(0, wire.Kill), slow(2, 1), fault(1, wire.Freeze), fault(0, wire.Revive), fault(2, wire.Restart), fault(1, wire.Thaw), fault(3, wire.Kill),
 		redis.Freeze, fault(3, wire.Revive), redis.Thaw, redis.Kill, fault(2, wire.Freeze), redis.Run, fault(2, wire.Thaw), fault(0, wire.Restart),
 		func() { _ = stdin.Close() },
 	}

@@ -35,6 +35,7 @@ above. At --control GET /pods says what the pods are doing, and POST
   {"fault":"freeze"}  {"fault":"thaw"}  {"fault":"full","part":0.9}
   {"fault":"lose","count":3}  {"fault":"lose","count":3,"burn":true}
   {"fault":"delay","ms":500}  {"fault":"slow","bytes_per_second":10000}
+  {"fault":"throttle","factor":10}
 
 With --tokenizers, texts and chats have the tokens of the model: --model names
 it, and its folder below the directory has its tokenizer.json. Without, a text's

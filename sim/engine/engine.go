@@ -19,19 +19,20 @@ var (
 
 // Engine is one rank of a simulated engine.
 type Engine struct {
-	config   Config
-	cache    cache
-	told     tell
-	waiting  []*sequence
-	running  []*sequence
-	batch    []work
-	busy     bool
-	prefills bool          // the iteration computes a prompt
-	stuck    bool          // what waits has no room until something else happens
-	until    time.Duration // when the iteration ends, or the last one did
-	quiet    int           // SGLang: iterations since events were last sent
-	hitRate  float64
-	counts   Counts
+	config    Config
+	cache     cache
+	told      tell
+	waiting   []*sequence
+	running   []*sequence
+	batch     []work
+	busy      bool
+	prefills  bool          // the iteration computes a prompt
+	stuck     bool          // what waits has no room until something else happens
+	until     time.Duration // when the iteration ends, or the last one did
+	quiet     int           // SGLang: iterations since events were last sent
+	throttled float64       // how many times as long iterations take, 0 is 1
+	hitRate   float64
+	counts    Counts
 }
 
 // work is what an iteration computes of a request.
@@ -187,6 +188,10 @@ func (e *Engine) Occupy(n int) int {
 	e.stuck = false
 	return e.cache.occupy(max(n, 0))
 }
+
+// Throttle has all that is computed from the next iteration on take factor times as long, as
+// of an engine whose cores or power are short. 1 ends that; what is less counts as 1.
+func (e *Engine) Throttle(factor float64) { e.throttled = max(1, factor) }
 
 // Stats returns what the engine is doing.
 func (e *Engine) Stats() Stats {
@@ -399,7 +404,7 @@ func (e *Engine) time() (d time.Duration) {
 	if decodes {
 		d += e.config.Timing.decode(min(1, float64(active)/float64(e.Capacity())))
 	}
-	return d
+	return time.Duration(float64(d) * max(1, e.throttled))
 }
 
 // end ends the iteration.

@@ -343,3 +343,35 @@ func play(t *rapid.T, c Config) {
 		t.Fatal("an idle engine is not cleared")
 	}
 }
+
+// A throttled engine takes so many times as long for the same, until that is over.
+func TestThrottle(t *testing.T) {
+	e, err := New(Config{Blocks: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Duration(0)
+	took := func() time.Duration {
+		began := at
+		if err := e.Submit(at, Request{ID: 1, Tokens: []uint32{1, 2, 3}, Output: []uint32{4, 5}}); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			due, ok := e.Due()
+			if !ok {
+				return at - began
+			}
+			at = due
+			e.Advance(at, &Report{})
+		}
+	}
+	plain := took()
+	e.Throttle(10)
+	if slow := took(); plain <= 0 || slow != 10*plain {
+		t.Errorf("it takes %v, and %v when it is throttled", plain, slow)
+	}
+	e.Throttle(0)
+	if again := took(); again != plain {
+		t.Errorf("it takes %v again, %v before", again, plain)
+	}
+}

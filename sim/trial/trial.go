@@ -23,6 +23,10 @@ type Pod struct {
 	// Name is that of its registration.
 	Name   string
 	Engine engine.Config
+	// Slow, if above 1, is how many times as long the engine takes for all that it computes
+	// until SlowUntil, as one that has just begun, or whose cores others use.
+	Slow      float64
+	SlowUntil time.Duration
 }
 
 // Config says what a trial is.
@@ -98,6 +102,8 @@ type pod struct {
 	kind   engine.Kind
 	engine *engine.Engine
 	seq    uint64
+	// slowUntil is until when it is throttled.
+	slowUntil time.Duration
 }
 
 // flight is a turn: that is to come, or that an engine works on.
@@ -137,7 +143,10 @@ func (t *trial) open(ctx context.Context) (err error) {
 				return err
 			}
 		}
-		t.pods = append(t.pods, pod{name: p.Name, kind: e.Config().Kind, engine: e})
+		if p.Slow > 1 {
+			e.Throttle(p.Slow)
+		}
+		t.pods = append(t.pods, pod{name: p.Name, kind: e.Config().Kind, engine: e, slowUntil: p.SlowUntil})
 		t.places[p.Name] = i
 		if _, err := t.index.Register(ctx, store.Pod{Name: p.Name, Model: Model, Ranks: 1, KVTokens: e.Config().Blocks * e.Config().BlockSize}); err != nil {
 			return err
@@ -258,6 +267,10 @@ func (t *trial) take(ctx context.Context, f *flight) error {
 // advance has an engine do what is due, and tells index and router of it.
 func (t *trial) advance(ctx context.Context, at int) error {
 	p := &t.pods[at]
+	if p.slowUntil > 0 && t.now >= p.slowUntil {
+		p.engine.Throttle(1)
+		p.slowUntil = 0
+	}
 	t.report.Outputs, t.report.Batches = t.report.Outputs[:0], t.report.Batches[:0]
 	p.engine.Advance(t.now, &t.report)
 	for _, b := range t.report.Batches {

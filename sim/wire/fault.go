@@ -22,6 +22,8 @@ type Fault struct {
 	Rate int `json:"bytes_per_second,omitempty"`
 	// Part is which part of the cache is occupied, 0 to 1.
 	Part float64 `json:"part,omitempty"`
+	// Factor is how many times as long all takes that is computed, up to MaxThrottle.
+	Factor float64 `json:"factor,omitempty"`
 	// Rank is which rank it is about; nil is all of them.
 	Rank *int `json:"rank,omitempty"`
 }
@@ -52,7 +54,12 @@ const (
 	Slow FaultKind = "slow"
 	// Full occupies Part of the cache with blocks that nobody uses; 0 ends that.
 	Full FaultKind = "full"
+	// Throttle has all that is computed take Factor times as long; 0 ends that.
+	Throttle FaultKind = "throttle"
 )
+
+// MaxThrottle is the most by which an engine can be throttled.
+const MaxThrottle = 1e6
 
 // ErrFault says that a fault is not one, or cannot be had now.
 var ErrFault = errors.New("wire: no such fault")
@@ -80,8 +87,8 @@ func (p *Pod) Apply(f Fault) error {
 		}
 		ranks = ranks[*f.Rank : *f.Rank+1]
 	}
-	if f.Count < 0 || f.For < 0 || f.Rate < 0 || f.Part < 0 || f.Part > 1 {
-		return fmt.Errorf("%w: %+v: numbers are not negative, and part is at most 1", ErrFault, f)
+	if f.Count < 0 || f.For < 0 || f.Rate < 0 || f.Part < 0 || f.Part > 1 || f.Factor < 0 || f.Factor > MaxThrottle {
+		return fmt.Errorf("%w: %+v: numbers are not negative, part is at most 1, and factor %d", ErrFault, f, int(MaxThrottle))
 	}
 	switch f.Kind {
 	case Freeze:
@@ -116,6 +123,8 @@ func (r *rank) apply(f Fault) (err error) {
 		r.link.set(func(l *link) { l.rate = f.Rate })
 	case Full:
 		r.do(func(e *engine.Engine) { e.Occupy(int(f.Part * float64(e.Config().Blocks))) })
+	case Throttle:
+		r.do(func(e *engine.Engine) { e.Throttle(f.Factor) })
 	default:
 		return fmt.Errorf("%w: %q", ErrFault, f.Kind)
 	}

@@ -188,6 +188,7 @@ func TestControl(t *testing.T) {
 		{"/pods/sim-1/faults", `{"fault":"explode"}`, 400, []bool{true, true}},
 		{"/pods/sim-1/faults", `{"fault":"lose","count":-1}`, 400, []bool{true, true}},
 		{"/pods/sim-1/faults", `{"fault":"full","part":2}`, 400, []bool{true, true}},
+		{"/pods/sim-1/faults", `{"fault":"throttle","factor":1e9}`, 400, []bool{true, true}},
 		{"/pods/sim-1/faults", `{"fault":"lose","rank":1}`, 400, []bool{true, true}},
 		{"/pods/sim-1/faults", `{"fault":"lose","number":1}`, 400, []bool{true, true}},
 	} {
