@@ -2,10 +2,12 @@ package main
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"time"
 
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/trial"
@@ -34,33 +36,76 @@ func fleet(n, blocks, blockSize int, speeds ...float64) []trial.Pod {
 	return out
 }
 
+// slowAtFirst has the last of some engines take so many times as long until a time.
+func slowAtFirst(pods []trial.Pod, factor float64, until time.Duration) []trial.Pod {
+	if factor > 0 {
+		last := &pods[len(pods)-1]
+		last.Slow, last.SlowUntil = factor, until
+	}
+	return pods
+}
+
 // recorded are the scenarios of the recorded conversations.
 func recorded(seeds int) (out []scenario) {
 	for _, s := range []struct {
 		name                   string
 		pods, together, blocks int
 		speeds                 []float64
+		slow                   float64 // the last engine in the first minute
 	}{
-		{"plenty of room", 8, 24, 48_000, nil},
-		{"room", 8, 24, 12_000, nil},
-		{"little room", 8, 24, 6_000, nil},
-		{"very little room", 8, 24, 3_000, nil},
-		{"few chats", 8, 4, 12_000, nil},
-		{"few chats, little room", 4, 4, 2_000, nil},
-		{"many chats", 8, 48, 12_000, nil},
-		{"many chats, little room", 8, 48, 6_000, nil},
-		{"two slow of eight", 8, 24, 12_000, []float64{1, 1, 1, 3}},
-		{"two speeds", 8, 24, 12_000, []float64{1, 2}},
-		{"two speeds, little room", 8, 24, 6_000, []float64{1, 2}},
+		{"plenty of room", 8, 24, 48_000, nil, 0},
+		{"room", 8, 24, 12_000, nil, 0},
+		{"little room", 8, 24, 6_000, nil, 0},
+		{"very little room", 8, 24, 3_000, nil, 0},
+		{"few chats", 8, 4, 12_000, nil, 0},
+		{"few chats, little room", 4, 4, 2_000, nil, 0},
+		{"many chats", 8, 48, 12_000, nil, 0},
+		{"many chats, little room", 8, 48, 6_000, nil, 0},
+		{"two slow of eight", 8, 24, 12_000, []float64{1, 1, 1, 3}, 0},
+		{"two speeds", 8, 24, 12_000, []float64{1, 2}, 0},
+		{"two speeds, little room", 8, 24, 6_000, []float64{1, 2}, 0},
+		{"two engines, few chats", 2, 4, 12_000, nil, 0},
+		{"two engines, few chats, one slow at first", 2, 4, 12_000, nil, 8},
+		{"room, one slow at first", 8, 24, 12_000, nil, 8},
 	} {
 		out = append(out, scenario{name: s.name, trials: seeds, config: func(n int) trial.Config {
-			pods := fleet(s.pods, s.blocks, 16, s.speeds...)
+			pods := slowAtFirst(fleet(s.pods, s.blocks, 16, s.speeds...), s.slow, time.Minute)
 			w := trial.Work{Talks: trial.Recorded((s.blocks - 1) * 16), Together: s.together}
 			w.Shuffle(uint64(n + 1))
 			return trial.Config{Pods: pods, Work: w, Seed: uint64(n + 1)}
 		}})
 	}
-	return out
+	return append(out, small(10*seeds, "two small engines", 0), small(10*seeds, "two small engines, one slow at first", 5))
+}
+
+// small is two small engines, as two that share a machine's CPU, with 16 chats of five turns,
+// of which about two wait for an answer at a time. The caches have room for all chats only
+// together.
+func small(seeds int, name string, slow float64) scenario {
+	return scenario{name: name, trials: seeds, config: func(n int) trial.Config {
+		pods := fleet(2, 1600, 16, 4)
+		var w trial.Work
+		for chat := range 16 {
+			rng := rand.New(rand.NewPCG(uint64(n), uint64(chat)))
+			var t trial.Talk
+			for turn := range 5 {
+				tokens := 400 * (turn + 2)
+				t.Turns = append(t.Turns, trial.Turn{Think: time.Duration(rng.ExpFloat64() * float64(2*time.Second)), Output: 8, Prompt: func() []uint32 {
+					out := make([]uint32, tokens)
+					for i := range out {
+						out[i] = uint32(1000*(i/400) + chat)
+					}
+					for i := range 400 { // one of four system prompts
+						out[i] = uint32(1000*n + chat%4)
+					}
+					return out
+				}})
+			}
+			w.Talks = append(w.Talks, t)
+		}
+		w.Together = len(w.Talks)
+		return trial.Config{Pods: slowAtFirst(pods, slow, 3*time.Second), Work: w, Seed: uint64(n + 1)}
+	}}
 }
 
 var blockSizeOf = regexp.MustCompile(`_b(\d+)\.jsonl$`)
