@@ -131,23 +131,16 @@ type Held struct {
 	Keys [store.NumTiers][]blockkey.StoreKey
 }
 
-// ErrNoPages says that the index cannot be walked through.
-var ErrNoPages = errors.New("ingest: the index has no pages")
-
 // Held returns a page of all blocks that the index holds of a rank, whoever reads it: the
 // dump that Dynamo's worker query falls back to. It begins with the cursor ""; limit is
 // how many blocks of the index, of whatever rank, a page looks at, see store.Pager. Blocks
 // may come twice.
 func (in *Ingester) Held(ctx context.Context, pod string, rank int, cursor string, limit int) (Held, error) {
-	pager, ok := in.config.Index.(store.Pager)
-	if !ok {
-		return Held{}, ErrNoPages
-	}
 	life, err := in.config.Index.Life(ctx, pod, rank)
 	if err != nil {
 		return Held{}, err
 	}
-	page, err := pager.Page(ctx, cursor, limit)
+	page, err := in.config.Index.Page(ctx, cursor, limit)
 	if err != nil {
 		return Held{}, err
 	}

@@ -83,15 +83,14 @@ const ndjson = "application/x-ndjson"
 
 // dump is GET /v1/dump.
 func (c *call) dump() error {
-	from, ok := c.s.cfg.Index.(snapshot.Source)
-	if !ok {
-		return cannot("be dumped")
-	}
 	q, err := c.parameters("model", "pod", "cursor", "limit")
 	if err != nil {
 		return err
 	}
 	o := snapshot.Options{Model: q.Get("model"), Pod: q.Get("pod"), After: q.Get("cursor"), Patience: c.s.cfg.Limits.StreamStall / 2}
+	if c.s.cfg.Shared != nil {
+		o.Logs = c.s.cfg.Shared.LogOffsets
+	}
 	if limit := q.Get("limit"); limit != "" {
 		n, err := strconv.ParseUint(limit, 10, 31)
 		if err != nil || n == 0 {
@@ -107,7 +106,7 @@ func (c *call) dump() error {
 		return nil
 	}
 	w := &dumpWriter{c: c}
-	if _, err = snapshot.Dump(c.ctx, w, from, o); err != nil {
+	if _, err = snapshot.Dump(c.ctx, w, c.s.cfg.Index, o); err != nil {
 		err = c.ended(err)
 	}
 	if err == nil || c.status == 0 {
@@ -122,11 +121,6 @@ func (c *call) dump() error {
 		_, _ = w.Write(c.refusal.AppendJSON(c.out[:0])) // a failed write means that the client has gone
 	}
 	return nil
-}
-
-// cannot refuses what the index behind the server is not made for.
-func cannot(what string) error {
-	return &refusal.Error{Status: http.StatusNotImplemented, Code: refusal.CodeNotImplemented, Message: "the index of this server cannot " + what}
 }
 
 // known refuses a model that is neither indexed nor served, and a pod that is not
@@ -198,9 +192,6 @@ func (c *call) restore() error {
 		if mode, err = snapshot.ParseMode(text); err != nil {
 			return refusal.Invalid("mode", "mode is none of merge, replace")
 		}
-	}
-	if _, ok := c.s.cfg.Index.(store.Forgetter); mode == snapshot.Replace && !ok {
-		return cannot("be replaced")
 	}
 	if err := c.plainBody(); err != nil {
 		return err
@@ -288,9 +279,6 @@ func (c *call) reset() error {
 	}
 	if _, err := f.One("model", "pod", "all"); err != nil {
 		return err
-	}
-	if _, ok := c.s.cfg.Index.(store.Forgetter); q.pod == "" && !ok {
-		return cannot("forget models")
 	}
 	c.model = q.model
 	if err := c.known(q.model, q.pod); err != nil {

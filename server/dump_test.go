@@ -246,7 +246,7 @@ func TestRestoreStreams(t *testing.T) {
 	from := openIndex(t)
 	fill(t, from, "a", "m", 40_000)
 	var text bytes.Buffer
-	if _, err := snapshot.Dump(t.Context(), &text, from.(snapshot.Source), snapshot.Options{}); err != nil {
+	if _, err := snapshot.Dump(t.Context(), &text, from, snapshot.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	index := openIndex(t)
@@ -312,17 +312,5 @@ func TestRestoreStreams(t *testing.T) {
 	defer resp.Body.Close()
 	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(body), "body_timeout") {
 		t.Errorf("%d %s", resp.StatusCode, body)
-	}
-}
-
-// bare is an index that has nothing but the methods of store.Index.
-type bare struct{ store.Index }
-
-func TestBareIndex(t *testing.T) {
-	s := newServer(t, bare{openIndex(t)})
-	for _, req := range [][3]string{{"GET", "/v1/dump"}, {"POST", "/v1/restore?mode=replace"}, {"POST", "/v1/reset", `{"all":true}`}} {
-		if w := s.do(req[0], req[1], strings.NewReader(req[2])); w.Code != 501 || !strings.Contains(w.Body.String(), "the index of this server cannot") {
-			t.Errorf("%v: %d %s", req, w.Code, w.Body)
-		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store/redis"
 )
 
@@ -14,7 +15,7 @@ func TestSetModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = index.Close() })
-	s := newServer(t, index)
+	s := newServer(t, index, func(c *server.Config) { c.Shared = index })
 	put := func(path, body string) (int, string) {
 		w := s.do("PUT", path, strings.NewReader(body))
 		return w.Code, strings.TrimSpace(w.Body.String())

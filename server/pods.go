@@ -16,7 +16,6 @@ import (
 	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/server/scan"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
 // podRequest is the body of POST /v1/pods: store.Pod, field by field.
@@ -215,8 +214,8 @@ func (c *call) listModels() error {
 		Models     []store.ModelInfo `json:"models"`
 		Tokenizers []loadedTokenizer `json:"tokenizers,omitempty"`
 	}{Models: models}
-	if pool, ok := c.s.cfg.Tokenizer.(interface{ Models() []tokenpool.Model }); ok {
-		for _, m := range pool.Models() {
+	if c.s.cfg.Tokenizers != nil {
+		for _, m := range c.s.cfg.Tokenizers.Models() {
 			out.Tokenizers = append(out.Tokenizers, loadedTokenizer{
 				Model: m.Name, From: m.From, Revision: m.Revision, File: m.File, SHA256: m.SHA256, Fingerprint: m.Fingerprint,
 				FileBytes: m.FileBytes, MemoryBytes: m.MemoryBytes, Vocabulary: m.Vocabulary, ChatTemplate: m.ChatTemplate,
@@ -256,11 +255,13 @@ func (c *call) setModel() error {
 		return refusal.Invalid("model", "%s", refusal.Plain(err, store.ErrInvalid))
 	}
 	c.model = name
-	index, ok := c.s.cfg.Index.(store.UnregisteredSetter)
-	if !ok {
-		return cannot("count for pods that are not registered")
+	if c.s.cfg.Shared == nil {
+		return &refusal.Error{
+			Status: http.StatusNotImplemented, Code: refusal.CodeNotImplemented,
+			Message: "the index of this server cannot count for pods that are not registered",
+		}
 	}
-	set, err := index.SetUnregistered(c.ctx, want)
+	set, err := c.s.cfg.Shared.SetUnregistered(c.ctx, want)
 	if err != nil {
 		return err
 	}

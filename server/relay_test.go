@@ -228,8 +228,6 @@ func TestHeldBlocks(t *testing.T) {
 		switch {
 		case cursor == "bad":
 			return ingest.Held{}, fmt.Errorf("%w: bad", store.ErrCursor)
-		case cursor == "none":
-			return ingest.Held{}, ingest.ErrNoPages
 		case cursor != "":
 			return ingest.Held{Generation: 3, Seq: uint64(limit)}, nil
 		}
@@ -247,7 +245,6 @@ func TestHeldBlocks(t *testing.T) {
 		{path, 200, `{"pod":"a/b","rank":1,"generation":3,"seq":7,"block_keys":{"cpu":["1122334455667788"]},"next":"n"}`},
 		{path + "?cursor=n&limit=65536", 200, `{"pod":"a/b","rank":1,"generation":3,"seq":65536,"block_keys":{}}`},
 		{path + "?cursor=bad", 400, `{"error":{"code":"invalid_cursor","message":"bad","param":"cursor"}}`},
-		{path + "?cursor=none", 501, `{"error":{"code":"not_implemented","message":"the index of this server cannot be paged through","param":null}}`},
 		{path + "?limit=0", 400, `{"error":{"code":"invalid_request","message":"limit is 0, it must be a whole number from 1 to 65536","param":"limit"}}`},
 		{path + "?limit=65537", 400, ""},
 		{"/v1/ingest/c/1/blocks", 404, `{"error":{"code":"unknown_pod","message":"no pod is registered as c","param":"pod"}}`},

@@ -27,9 +27,15 @@ type Config struct {
 	Scorer *scorer.Scorer
 	// Index is the block index behind the scorer. Required.
 	Index store.Index
+	// Shared is the same index where several processes share it; nil where it is
+	// this process's alone.
+	Shared SharedIndex
 	// Tokenizer answers /v1/tokenize, and is the scorer's own; nil refuses
 	// texts there.
 	Tokenizer scorer.Tokenizer
+	// Tokenizers, if not nil, tells of the tokenizers that are loaded: in the metrics
+	// and in GET /v1/models.
+	Tokenizers Tokenizers
 	// Detokenizer answers /detokenize; nil refuses it.
 	Detokenizer Detokenizer
 	// Events applies what comes to /v1/events; nil refuses it there.
@@ -61,6 +67,19 @@ type Config struct {
 	// Version is the program's version, Backend the index's kind ("memory",
 	// "redis" or "replica"); both are shown by /healthz and in the metrics.
 	Version, Backend string
+}
+
+// SharedIndex is what an index can do beside store.Index where several processes share it.
+type SharedIndex interface {
+	store.UnregisteredSetter
+	// LogOffsets returns the id of the last entry of each log of changes, by the log's name.
+	LogOffsets(ctx context.Context) (map[string]string, error)
+}
+
+// Tokenizers tells of loaded tokenizers.
+type Tokenizers interface {
+	Stats() tokenpool.Stats
+	Models() []tokenpool.Model
 }
 
 func (c *Config) validate() error {
@@ -128,11 +147,8 @@ func (s *Server) watch() error {
 		InFlight: &s.inFlight, InFlightBytes: &s.inFlightBytes, Streams: &s.streams,
 		Index: s.cfg.Index.Stats, Registry: s.cfg.Index.Cached,
 	}
-	if pool, ok := s.cfg.Tokenizer.(interface{ Stats() tokenpool.Stats }); ok {
-		seen.Tokenizers = pool.Stats
-	}
-	if pool, ok := s.cfg.Tokenizer.(interface{ Models() []tokenpool.Model }); ok {
-		seen.Models = pool.Models
+	if t := s.cfg.Tokenizers; t != nil {
+		seen.Tokenizers, seen.Models = t.Stats, t.Models
 	}
 	if err := s.metrics.Watch(seen); err != nil {
 		return fmt.Errorf("server: Config.Metrics is already another server's: %w", err)

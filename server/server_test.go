@@ -541,10 +541,11 @@ type pool struct{}
 func (pool) Tokens(ctx context.Context, r prompt.Request) (prompt.Result, error) {
 	return bytewise(ctx, r)
 }
-func (pool) Stats() tokenpool.Stats { return tokenpool.Stats{Whole: 7, Queued: 3} }
+func (pool) Stats() tokenpool.Stats    { return tokenpool.Stats{Whole: 7, Queued: 3} }
+func (pool) Models() []tokenpool.Model { return nil }
 
 func TestMetrics(t *testing.T) {
-	s := newServer(t, openIndex(t), func(c *server.Config) { c.Tokenizer = pool{} })
+	s := newServer(t, openIndex(t), func(c *server.Config) { c.Tokenizer, c.Tokenizers = pool{}, pool{} })
 	s.post(t, "/v1/blocks", `{"op":"add","model":"m","pod":"a","tokens":[1,2,3,4]}`)
 	s.post(t, "/v1/score", `{"model":"m","tokens":[1,2,3,4,5,6,7,8,9]}`)
 	s.post(t, "/v1/score", `{"model":"text-model","prompts":["slow","x"]}`)

@@ -34,7 +34,7 @@ type Page struct {
 	Next string
 }
 
-// Pager is an index whose blocks can be walked through.
+// Pager walks through the blocks of an index.
 //
 // A walk begins with the cursor "" and goes on with Page.Next until that is
 // empty. It may stop for any time and, where the index outlives the process,
@@ -62,7 +62,7 @@ type UnregisteredSetter interface {
 	SetUnregistered(ctx context.Context, want ModelInfo) (ModelInfo, error)
 }
 
-// Forgetter is an index that can forget a model.
+// Forgetter forgets models.
 type Forgetter interface {
 	// Forget removes the settings of a model, so that the next EnsureModel fixes
 	// them anew. Blocks are not touched: a block does not tell its model. known

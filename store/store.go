@@ -97,6 +97,9 @@ type Folder interface {
 // models. Memory and Redis implement it with one contract, held together by
 // the suite in storetest. All methods are safe for concurrent use.
 type Index interface {
+	Pager
+	Forgetter
+
 	// Lookup answers all queries, sharing round trips between them. An error
 	// means that the answer is cut short; what the folders have seen until
 	// then is right. Begin has always been called when Lookup returns, with

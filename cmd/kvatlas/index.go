@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -41,7 +42,7 @@ func (s *service) makeIndex() (backend string, err error) {
 // makeRedis makes the index in Redis, or the replica of it.
 func (s *service) makeRedis(c redis.Config) (x store.Index, backend string, err error) {
 	in, err := redis.Open(c)
-	s.leases = in
+	s.redis, s.leases = in, in
 	if err == nil && s.cfg.LMCacheLearns() {
 		s.learner = s.newLearner(in)
 	}
@@ -74,6 +75,14 @@ func (s *service) makeRedis(c redis.Config) (x store.Index, backend string, err 
 		return nil, "", errors.Join(err, s.replica.Close())
 	}
 	return s.replica, "replica", nil
+}
+
+// shared returns what only the index in Redis can do; nil for the one in memory.
+func (s *service) shared() server.SharedIndex {
+	if s.redis == nil {
+		return nil
+	}
+	return s.redis
 }
 
 // replicaReady is what /readyz waits for besides the start; nil for nothing.
@@ -172,16 +181,13 @@ const (
 // checkIndex looks once at what the index depends on and writes down what
 // should not be so. It waits for a Redis that is down.
 func (s *service) checkIndex(ctx context.Context) {
-	x, ok := s.index.(interface {
-		Check(ctx context.Context, budget time.Duration) ([]check.Finding, error)
-	})
-	if !ok {
+	if s.redis == nil {
 		return
 	}
 	var told []check.Finding
 	for {
 		within, cancel := context.WithTimeout(ctx, checkTimeout)
-		list, err := x.Check(within, s.cfg.ScoreBudget)
+		list, err := s.redis.Check(within, s.cfg.ScoreBudget)
 		cancel()
 		if ctx.Err() != nil {
 			return

@@ -9,7 +9,6 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/entries"
 	"github.com/kvatlas/kvatlas/store"
-	"github.com/kvatlas/kvatlas/store/redis"
 	"github.com/kvatlas/kvatlas/store/redis/external"
 )
 
@@ -27,8 +26,7 @@ func (s *service) writeLMCache() (index store.Index, heard func(lmcache.Hash), e
 	default:
 		return s.index, nil, nil
 	}
-	x, ok := s.leases.(*redis.Index)
-	if !ok {
+	if s.redis == nil {
 		return nil, nil, fmt.Errorf("lmcache-write (from %s): it writes into the Redis of the index, and there is none", s.cfg.Origins["lmcache-write"])
 	}
 	profiles := map[string]lmcache.Profile{}
@@ -43,7 +41,7 @@ func (s *service) writeLMCache() (index store.Index, heard func(lmcache.Hash), e
 			for i, w := range list {
 				writes[i] = external.Write{Name: w.Name, Field: w.Field, Value: w.Value, Delete: w.Delete}
 			}
-			refusals, err := x.External().Write(ctx, ttl, writes)
+			refusals, err := s.redis.External().Write(ctx, ttl, writes)
 			if err == nil {
 				failing = false
 			}

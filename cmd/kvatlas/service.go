@@ -19,6 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
+	"github.com/kvatlas/kvatlas/store/redis"
 	"github.com/kvatlas/kvatlas/store/replica"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 	"github.com/kvatlas/kvatlas/telemetry"
@@ -48,6 +49,7 @@ type service struct {
 	tls      *access.Certificates // nil serves without TLS
 	closers  []func() error       // in the order in which things were made
 
+	redis   *redis.Index   // the index, or what a replica copies; nil for one in memory
 	leases  store.Leases   // the index's own
 	learner *learn.Learner // nil where nothing is learnt
 
@@ -118,7 +120,9 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 		Syncer:      s.syncer(),
 		Scorer:      sc,
 		Index:       s.index,
+		Shared:      s.shared(),
 		Tokenizer:   s.pool,
+		Tokenizers:  s.pool,
 		Detokenizer: s.pool,
 		BlockSize:   cfg.BlockSize,
 		Log:         log,

@@ -134,7 +134,6 @@ var mapping = []struct {
 	{is: ingest.ErrRange, status: 400, code: "invalid_range", param: "to"},
 	{is: ingest.ErrTooNew, status: 416, code: "range_too_new", param: "from"},
 	{is: ingest.ErrTooOld, status: 416, code: "range_too_old", param: "from"},
-	{is: ingest.ErrNoPages, status: 501, code: CodeNotImplemented, message: "the index of this server cannot be paged through"},
 	{is: ingest.ErrClosed, status: 503, code: "closing", message: "the server is shutting down", retry: time.Second},
 	{is: store.ErrUnknownPod, status: 404, code: "unknown_pod", param: "pod", message: "the pod is not registered any more"},
 	{is: store.ErrNoRank, status: 400, code: CodeInvalidRequest, param: "rank"},

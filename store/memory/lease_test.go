@@ -12,7 +12,8 @@ import (
 func TestLeases(t *testing.T) {
 	storetest.RunLeases(t, func(t *testing.T) storetest.Subject {
 		c := &clock{now: time.Unix(1000, 0)}
-		return storetest.Subject{Index: open(t, Config{Clock: c.Now}), Advance: c.Advance}
+		x := open(t, Config{Clock: c.Now})
+		return storetest.Subject{Index: x, Leases: x, PeerLeases: x, Advance: c.Advance}
 	})
 }
 

@@ -55,5 +55,9 @@ func subject(t *testing.T, c Config) storetest.Subject {
 	// On a busy machine a second may pass before a connection is made.
 	c.DialTimeout, c.Timeout = patience, patience
 	x, line := mortal(t, c)
-	return storetest.Subject{Index: x, Peer: open(t, c), Limit: func(n int) { line.limit(n, n%2 == 1) }}
+	peer := open(t, c)
+	return storetest.Subject{
+		Index: x, Peer: peer, Leases: x, PeerLeases: peer, Unregistered: x, PeerUnregistered: peer,
+		Limit: func(n int) { line.limit(n, n%2 == 1) },
+	}
 }

@@ -38,7 +38,8 @@ func quick(t *testing.T, url string, options ...func(*Config)) {
 		for _, o := range options {
 			o(&c)
 		}
-		return storetest.Subject{Index: open(t, c), Peer: open(t, c)}
+		x, peer := open(t, c), open(t, c)
+		return storetest.Subject{Index: x, Peer: peer, Unregistered: x, PeerUnregistered: peer}
 	})
 }
 
@@ -388,7 +389,8 @@ func TestUsers(t *testing.T) {
 	storetest.RunQuick(t, func(*testing.T) storetest.Subject {
 		fresh()
 		c := Config{URL: as(asWriter), NoSweep: true, DialTimeout: patience, Timeout: patience}
-		return storetest.Subject{Index: open(t, c), Peer: open(t, c)}
+		x, peer := open(t, c), open(t, c)
+		return storetest.Subject{Index: x, Peer: peer, Unregistered: x, PeerUnregistered: peer}
 	})
 	fresh()
 	w := open(t, Config{URL: as(asWriter), NoSweep: true, SweepDuty: 1})

@@ -35,7 +35,8 @@ func contract(url string) storetest.Open {
 		prefix := newPrefix()
 		peer := openRedis(t, url, prefix)
 		patient := func(c *Config) { c.MaxLag = patience } // it never asks Redis for being slow
-		return storetest.Subject{Index: caughtUp{openReplica(t, url, prefix, patient), t}, Peer: peer}
+		x := caughtUp{openReplica(t, url, prefix, patient), t}
+		return storetest.Subject{Index: x, Peer: peer, Unregistered: x, PeerUnregistered: peer}
 	}
 }
 

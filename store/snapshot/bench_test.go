@@ -18,7 +18,7 @@ const benchBlocks = 100_000
 
 // eachBench runs a benchmark for both indexes, and with blocks of one and of ten
 // pods.
-func eachBench(b *testing.B, run func(b *testing.B, open opener, full snapshot.Backend)) {
+func eachBench(b *testing.B, run func(b *testing.B, open opener, full store.Index)) {
 	b.Helper()
 	server := redistest.Start(b)
 	for _, index := range []struct {
@@ -45,7 +45,7 @@ type tally int64
 func (n *tally) Write(b []byte) (int, error) { *n += tally(len(b)); return len(b), nil }
 
 func BenchmarkDump(b *testing.B) {
-	eachBench(b, func(b *testing.B, _ opener, full snapshot.Backend) {
+	eachBench(b, func(b *testing.B, _ opener, full store.Index) {
 		var plain, packed tally
 		z, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
 		if err != nil {
@@ -68,7 +68,7 @@ func BenchmarkDump(b *testing.B) {
 }
 
 func BenchmarkRestore(b *testing.B) {
-	eachBench(b, func(b *testing.B, open opener, full snapshot.Backend) {
+	eachBench(b, func(b *testing.B, open opener, full store.Index) {
 		text := dump(b, full, snapshot.Options{})
 		for b.Loop() {
 			b.StopTimer()

@@ -40,6 +40,10 @@ type Options struct {
 	// Rate is how many blocks are read from the index in a second at most; 0 is
 	// as many as there are.
 	Rate int
+	// Logs, if not nil, returns the ends of the index's logs of changes, which
+	// the header then has. An error leaves them out: a user who may not read them gets
+	// a dump all the same.
+	Logs func(ctx context.Context) (map[string]string, error)
 	// Patience is for how long a page that the index is unavailable for is tried
 	// again; 0 is 10 s, negative not at all.
 	Patience time.Duration
@@ -80,7 +84,12 @@ func Dump(ctx context.Context, w io.Writer, from Source, o Options) (Summary, er
 	if err := o.validate(); err != nil {
 		return Summary{}, err
 	}
-	logs := offsets(ctx, from)
+	var logs map[string]string
+	if o.Logs != nil {
+		if ends, err := o.Logs(ctx); err == nil {
+			logs = ends
+		}
+	}
 	reg, err := from.Registry(ctx)
 	if err != nil {
 		return Summary{}, err
@@ -96,22 +105,6 @@ func Dump(ctx context.Context, w io.Writer, from Source, o Options) (Summary, er
 	}
 	err = d.run(ctx, from, reg, head)
 	return Summary{End: d.end, Bytes: d.written, TrueAt: head.TrueAt}, err
-}
-
-// offsets are the ends of the logs of an index that keeps some. They are an extra:
-// a user who may not read them gets a dump without.
-func offsets(ctx context.Context, from Source) map[string]string {
-	logged, ok := from.(interface {
-		LogOffsets(ctx context.Context) (map[string]string, error)
-	})
-	if !ok {
-		return nil
-	}
-	ends, err := logged.LogOffsets(ctx)
-	if err != nil {
-		return nil
-	}
-	return ends
 }
 
 // dumper writes one segment.

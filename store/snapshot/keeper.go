@@ -15,17 +15,10 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// Backend is an index that a Keeper can keep.
-type Backend interface {
-	store.Index
-	store.Pager
-	store.Forgetter
-}
-
 // KeeperConfig is what a Keeper is made of.
 type KeeperConfig struct {
 	// Index is the index to keep. Required.
-	Index Backend
+	Index store.Index
 	// File is where the snapshot is; its folder must be there. With a name that
 	// ends with .gz it is compressed. Required.
 	File string
@@ -58,7 +51,7 @@ type Observer struct {
 // store.ErrUnavailable until Restore has returned: what they take away could come
 // back otherwise.
 type Keeper struct {
-	Backend
+	store.Index
 	cfg KeeperConfig
 
 	restored atomic.Bool
@@ -70,8 +63,6 @@ type Keeper struct {
 	once    sync.Once
 	closed  error
 }
-
-var _ Backend = (*Keeper)(nil)
 
 // NewKeeper returns a Keeper; Restore is to be called next.
 func NewKeeper(cfg KeeperConfig) (*Keeper, error) {
@@ -97,7 +88,7 @@ func NewKeeper(cfg KeeperConfig) (*Keeper, error) {
 	} else if !s.IsDir() {
 		return nil, fmt.Errorf("snapshot: %s, where the file is to be, is no folder", dir)
 	}
-	k := &Keeper{Backend: cfg.Index, cfg: cfg}
+	k := &Keeper{Index: cfg.Index, cfg: cfg}
 	k.life, k.end = context.WithCancel(context.Background())
 	return k, nil
 }
@@ -167,7 +158,7 @@ func (k *Keeper) load(ctx context.Context) (Report, error) {
 	if r, err = Decompress(withContext{ctx, f}); err != nil {
 		return Report{}, err
 	}
-	return Restore(ctx, r, k.Backend, Merge)
+	return Restore(ctx, r, k.Index, Merge)
 }
 
 // check reads the file to its end.
@@ -218,7 +209,7 @@ func (k *Keeper) save(ctx context.Context) error {
 	began := time.Now()
 	// What changes while it is written counts for the next one.
 	changes := k.changes.Swap(0)
-	s, err := Save(ctx, k.cfg.File, k.Backend, Options{})
+	s, err := Save(ctx, k.cfg.File, k.Index, Options{})
 	if err != nil {
 		k.changes.Add(changes)
 	}
@@ -237,7 +228,7 @@ func (k *Keeper) Close() error {
 		if k.restored.Load() && k.changes.Load() > 0 {
 			k.closed = k.save(context.Background())
 		}
-		k.closed = errors.Join(k.closed, k.Backend.Close())
+		k.closed = errors.Join(k.closed, k.Index.Close())
 	})
 	return k.closed
 }
@@ -273,7 +264,7 @@ func (k *Keeper) Apply(ctx context.Context, batches ...store.Batch) error {
 			life = life || batches[i].Ops[j].Kind == store.Clear
 		}
 	}
-	err := k.Backend.Apply(ctx, batches...)
+	err := k.Index.Apply(ctx, batches...)
 	k.changed(n, life) // also after an error, since a part may have been applied
 	return err
 }
@@ -283,7 +274,7 @@ func (k *Keeper) Register(ctx context.Context, p store.Pod) (created bool, err e
 	if err := k.begin(); err != nil {
 		return false, err
 	}
-	created, err = k.Backend.Register(ctx, p)
+	created, err = k.Index.Register(ctx, p)
 	if created {
 		k.changed(1, false)
 	}
@@ -295,7 +286,7 @@ func (k *Keeper) Retire(ctx context.Context, pod string) (known bool, err error)
 	if err := k.begin(); err != nil {
 		return false, err
 	}
-	known, err = k.Backend.Retire(ctx, pod)
+	known, err = k.Index.Retire(ctx, pod)
 	k.changed(0, known)
 	return known, err
 }
@@ -305,7 +296,7 @@ func (k *Keeper) Begin(ctx context.Context, pod string, rank int, fence uint64) 
 	if err := k.begin(); err != nil {
 		return 0, err
 	}
-	gen, err := k.Backend.Begin(ctx, pod, rank, fence)
+	gen, err := k.Index.Begin(ctx, pod, rank, fence)
 	k.changed(0, err == nil)
 	return gen, err
 }
@@ -315,7 +306,7 @@ func (k *Keeper) TakeOver(ctx context.Context, gen store.Generation, fence uint6
 	if err := k.begin(); err != nil {
 		return 0, err
 	}
-	return k.Backend.TakeOver(ctx, gen, fence)
+	return k.Index.TakeOver(ctx, gen, fence)
 }
 
 // EnsureModel implements store.Index.
@@ -323,7 +314,7 @@ func (k *Keeper) EnsureModel(ctx context.Context, want store.ModelInfo) (store.M
 	if err := k.begin(); err != nil {
 		return store.ModelInfo{}, err
 	}
-	m, err := k.Backend.EnsureModel(ctx, want)
+	m, err := k.Index.EnsureModel(ctx, want)
 	k.changed(1, false)
 	return m, err
 }
@@ -333,7 +324,7 @@ func (k *Keeper) Forget(ctx context.Context, model string) (known bool, err erro
 	if err := k.begin(); err != nil {
 		return false, err
 	}
-	known, err = k.Backend.Forget(ctx, model)
+	known, err = k.Index.Forget(ctx, model)
 	k.changed(0, known)
 	return known, err
 }

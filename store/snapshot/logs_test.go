@@ -28,7 +28,7 @@ func TestTrueAtLogs(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		sum, err := snapshot.Dump(t.Context(), &out, x, snapshot.Options{})
+		sum, err := snapshot.Dump(t.Context(), &out, x, snapshot.Options{Logs: x.LogOffsets})
 		if err != nil {
 			t.Fatal(err)
 		}

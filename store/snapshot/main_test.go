@@ -32,9 +32,9 @@ type tester interface {
 }
 
 // opener makes an empty index that is closed when the test ends.
-type opener func(tb testing.TB) snapshot.Backend
+type opener func(tb testing.TB) store.Index
 
-func openMemory(tb testing.TB) snapshot.Backend {
+func openMemory(tb testing.TB) store.Index {
 	tb.Helper()
 	x, err := memory.New(memory.Config{})
 	if err != nil {
@@ -47,7 +47,7 @@ func openMemory(tb testing.TB) snapshot.Backend {
 var prefixes atomic.Int64
 
 func openRedis(url string) opener {
-	return func(tb testing.TB) snapshot.Backend {
+	return func(tb testing.TB) store.Index {
 		tb.Helper()
 		x, err := redis.Open(redis.Config{URL: url, Prefix: fmt.Sprintf("t%d", prefixes.Add(1)), NoSweep: true, Timeout: time.Minute})
 		if err != nil {

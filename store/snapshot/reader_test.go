@@ -20,7 +20,7 @@ import (
 )
 
 // sample is an index of two models, three pods and some blocks.
-func sample(t *testing.T) (snapshot.Backend, []blockkey.Key) {
+func sample(t *testing.T) (store.Index, []blockkey.Key) {
 	t.Helper()
 	x := openMemory(t)
 	if _, err := x.EnsureModel(t.Context(), store.ModelInfo{Name: "m1", BlockSize: 64, Scheme: store.SchemeNative}); err != nil {

@@ -50,8 +50,7 @@ const clearsAtOnce = 64
 // of this one, which is nothing unless one pod serves several.
 //
 // What is not there is no error: the numbers are 0. A reset that ended with an
-// error can be made again. With a model or All the index must be a
-// store.Forgetter.
+// error can be made again.
 func Reset(ctx context.Context, x store.Index, t Target) (done Resets, err error) {
 	given := 0
 	for _, is := range []bool{t.Model != "", t.Pod != "", t.All} {
@@ -65,10 +64,6 @@ func Reset(ctx context.Context, x store.Index, t Target) (done Resets, err error
 	if t.Pod != "" {
 		err = retire(ctx, x, t.Pod, &done)
 		return done, err
-	}
-	forgetter, ok := x.(store.Forgetter)
-	if !ok {
-		return done, fmt.Errorf("snapshot: an index of type %T cannot forget models", x)
 	}
 	reg, err := x.Registry(ctx)
 	if err != nil {
@@ -98,7 +93,7 @@ func Reset(ctx context.Context, x store.Index, t Target) (done Resets, err error
 	}
 	for name := range reg.Models {
 		if t.All || name == t.Model {
-			known, err := forgetter.Forget(ctx, name)
+			known, err := x.Forget(ctx, name)
 			if err != nil {
 				return done, err
 			}

@@ -444,9 +444,8 @@ var modelCases = []testCase{
 		}
 	}},
 	{"pods that are not registered are let in or not", func(b *bench) {
-		x, ok := b.Index.(store.UnregisteredSetter)
-		peer, _ := b.peer().(store.UnregisteredSetter)
-		if !ok {
+		x, peer := b.Unregistered, b.PeerUnregistered
+		if x == nil {
 			return // nothing names pods there
 		}
 		set := func(x store.UnregisteredSetter, m store.ModelInfo, want store.ModelInfo) {
@@ -470,13 +469,11 @@ var modelCases = []testCase{
 		}
 		set(peer, store.ModelInfo{Name: model, BlockSize: 16, Scheme: "vllm"}, off) // the keys stay
 		set(x, on, on)
-		if f, ok := b.Index.(store.Forgetter); ok {
-			if known, err := f.Forget(b.ctx, model); err != nil || !known {
-				b.Fatal(known, err)
-			}
-			if got, err := b.Index.EnsureModel(b.ctx, off); err != nil || got != off {
-				b.Fatalf("after it was forgotten: %+v, %v", got, err)
-			}
+		if known, err := b.Index.Forget(b.ctx, model); err != nil || !known {
+			b.Fatal(known, err)
+		}
+		if got, err := b.Index.EnsureModel(b.ctx, off); err != nil || got != off {
+			b.Fatalf("after it was forgotten: %+v, %v", got, err)
 		}
 		if _, err := x.SetUnregistered(b.ctx, store.ModelInfo{Name: model}); !errors.Is(err, store.ErrInvalid) {
 			b.Fatalf("settings that cannot be: %v", err)

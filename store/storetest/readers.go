@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// RunLeases holds an index that implements [store.Leases] to its contract.
+// RunLeases holds the Leases of a Subject to their contract.
 func RunLeases(t *testing.T, open Open) {
 	run(t, open, []group{{"Leases", readerCases}})
 }
@@ -26,11 +26,11 @@ func refs(pod string, n int) []store.RankRef {
 
 // tryLease calls through the peer when the reader's name begins with p.
 func (b *bench) tryLease(c store.LeaseCall) (store.LeaseView, error) {
-	x := b.Index
+	x := b.Leases
 	if c.Reader.Name != "" && c.Reader.Name[0] == 'p' {
-		x = b.peer()
+		x = b.PeerLeases
 	}
-	return x.(store.Leases).Lease(b.ctx, c)
+	return x.Lease(b.ctx, c)
 }
 
 func (b *bench) lease(name string, acquire, release []store.RankRef) store.LeaseView {

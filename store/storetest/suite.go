@@ -31,6 +31,12 @@ type Subject struct {
 	// Peer is another handle to the same data, as another process would have
 	// it; nil when there is no such thing. The suite closes it.
 	Peer store.Index
+	// Leases and PeerLeases are the handles as what RunLeases is about. Without a peer
+	// they are the same.
+	Leases, PeerLeases store.Leases
+	// Unregistered and PeerUnregistered are the handles as what lets pods count that are
+	// not registered; nil where no value names pods.
+	Unregistered, PeerUnregistered store.UnregisteredSetter
 	// Limit lets Index, not Peer, send so many more commands to where its data is,
 	// and fail with store.ErrUnavailable from then on; below 0 any number. It is
 	// nil when there is nothing to send.

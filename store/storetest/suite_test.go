@@ -19,6 +19,8 @@ import (
 // plain is a store.Index made of Model and a mutex: the suite must pass on the
 // plainest index there is, and it must notice when that index is broken.
 type plain struct {
+	store.Pager // nil: no case walks
+
 	mu     sync.Mutex // protects all below
 	m      *Model
 	now    time.Time
@@ -376,6 +378,14 @@ func (x *plain) EnsureModel(ctx context.Context, want store.ModelInfo) (store.Mo
 		return have, store.ErrModelConflict
 	}
 	return have, nil
+}
+
+func (x *plain) Forget(_ context.Context, model string) (bool, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	_, known := x.infos[model]
+	delete(x.infos, model)
+	return known, nil
 }
 
 func (x *plain) Registry(ctx context.Context) (*store.Registry, error) {

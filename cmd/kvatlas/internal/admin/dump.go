@@ -190,7 +190,7 @@ func (d *dumpCall) lines(ctx context.Context, cursor string) (io.ReadCloser, err
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, err := snapshot.Dump(ctx, w, d.at.index, snapshot.Options{Model: d.model, Pod: d.pod, After: cursor, Rate: d.rate, Patience: d.at.timeout})
+		_, err := snapshot.Dump(ctx, w, d.at.index, snapshot.Options{Model: d.model, Pod: d.pod, After: cursor, Rate: d.rate, Logs: d.at.index.LogOffsets, Patience: d.at.timeout})
 		_ = w.CloseWithError(err)
 	}()
 	return &pipeEnd{r, func() {
