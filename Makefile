@@ -13,7 +13,7 @@ SOAK      ?= 10000000
 TOKENIZERS := .cache/tokenizers
 
 .DEFAULT_GOAL := help
-.PHONY: help run build tokenizers models engines lmcache test lint bench soak real goldens clean FORCE
+.PHONY: help run build tokenizers models engines lmcache test lint audit bench soak real goldens clean FORCE
 
 help: ## list these targets
 	@echo "kvatlas $(VERSION)"
@@ -53,6 +53,9 @@ test: ## install what the tests need and run them: gofmt, go vet, go test -race
 
 lint: tokenizers ## check the policy of .golangci.yml
 	@scripts/lint.sh
+
+audit: ## check licences and known vulnerabilities of all that the program is built from
+	@scripts/audit.sh
 
 bench: tokenizers models ## run the Go benchmarks (BENCH=regexp, BENCHTIME=1s, PKG=./...)
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem $(PKG)

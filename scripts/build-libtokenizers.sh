@@ -27,7 +27,6 @@ name=libtokenizers
 readonly module=github.com/daulet/tokenizers
 # Raise it when a change in this file changes the library that it builds.
 readonly recipe=1
-readonly min_cargo=1.78
 readonly out=$root/lib/libtokenizers.a stamp=$root/lib/libtokenizers.stamp
 readonly go_stamp=$root/tokenpool/internal/link/zz_stamp.go
 readonly work=$root/.cache/libtokenizers
@@ -154,40 +153,6 @@ from_release() {
   install_library "$tmp/libtokenizers.a" "released archive"
 }
 
-# cargo_version: prints it; empty when there is none.
-cargo_version() { { cargo --version 2>/dev/null || true; } | awk '{ print $2 }'; }
-
-# need_cargo: cargo new enough, from PATH, from rustup's folder, or else Debian's.
-need_cargo() {
-  local have pkg cand
-  have=$(cargo_version)
-  if [ -z "$have" ] && [ -x "${HOME:-/nonexistent}/.cargo/bin/cargo" ]; then
-    PATH=$HOME/.cargo/bin:$PATH; export PATH
-    have=$(cargo_version)
-  fi
-  if [ -n "$have" ] && version_at_least "$have" "$min_cargo"; then log "cargo $have"; return 0; fi
-  log "cargo >= $min_cargo is needed, ${have:-none} is here"
-  if can_apt; then
-    # Debian 12 has an old `cargo` and a newer `cargo-web`; later ones have a new `cargo`.
-    for pkg in cargo-web cargo; do
-      cand=$(apt-cache policy "$pkg" 2>/dev/null | awk '/Candidate:/ { print $2 }')
-      if [ -z "$cand" ] || [ "$cand" = "(none)" ]; then
-        [ -n "${refreshed:-}" ] || { log "refreshing Debian's package lists"; as_root apt-get update -q >/dev/null 2>&1 || true; refreshed=1; }
-        cand=$(apt-cache policy "$pkg" 2>/dev/null | awk '/Candidate:/ { print $2 }')
-      fi
-      case $cand in '' | '(none)') continue ;; esac
-      version_at_least "${cand%%[+~-]*}" "$min_cargo" || continue
-      apt_install "$name" "$pkg" || continue
-      # Debian's may stand behind an older one on PATH.
-      PATH=/usr/bin:$PATH; export PATH
-      hash -r
-      have=$(cargo_version)
-      [ -n "$have" ] && version_at_least "$have" "$min_cargo" && { log "cargo $have from Debian's $pkg"; return 0; }
-    done
-  fi
-  die "$name" "please install cargo >= $min_cargo: rustup (https://rustup.rs), or on Debian 12 'apt-get install cargo-web', on Debian 13 'apt-get install cargo'; then run this again"
-}
-
 # lay_out_sources: the crate in $work/src: our manifest and lock file, the module's lib.rs, our modules.
 lay_out_sources() {
   local src=$work/src made_for mod
@@ -228,7 +193,7 @@ progress() {
 
 from_source() {
   need_cxx "$name"
-  need_cargo
+  need_cargo "$name"
   lay_out_sources
   export CARGO_TARGET_DIR=$work/target CARGO_TERM_COLOR=never CARGO_TERM_PROGRESS_WHEN=never
   cd "$work/src"
@@ -250,7 +215,7 @@ from_source() {
 }
 
 relock() {
-  need_cargo
+  need_cargo "$name"
   cp "$root/rust/Cargo.lock" "$tmp/old.lock"
   lay_out_sources
   (cd "$work/src" && cargo generate-lockfile)

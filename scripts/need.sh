@@ -67,3 +67,37 @@ need_cxx() {
   need_tool "$1" cc build-essential "cgo compiles with it"
   need_tool "$1" c++ g++ "the tokenizer library holds C++ and links libstdc++"
 }
+
+# cargo_version: prints it; empty when there is none.
+cargo_version() { { cargo --version 2>/dev/null || true; } | awk '{ print $2 }'; }
+
+# need_cargo NAME: cargo new enough (Cargo.lock is of format 4), from PATH, from rustup's folder, or else Debian's.
+need_cargo() {
+  local name=$1 min_cargo=1.78 have pkg cand refreshed
+  have=$(cargo_version)
+  if [ -z "$have" ] && [ -x "${HOME:-/nonexistent}/.cargo/bin/cargo" ]; then
+    PATH=$HOME/.cargo/bin:$PATH; export PATH
+    have=$(cargo_version)
+  fi
+  if [ -n "$have" ] && version_at_least "$have" "$min_cargo"; then say "$name" "cargo $have"; return 0; fi
+  say "$name" "cargo >= $min_cargo is needed, ${have:-none} is here"
+  if can_apt; then
+    # Debian 12 has an old `cargo` and a newer `cargo-web`; later ones have a new `cargo`.
+    for pkg in cargo-web cargo; do
+      cand=$(apt-cache policy "$pkg" 2>/dev/null | awk '/Candidate:/ { print $2 }')
+      if [ -z "$cand" ] || [ "$cand" = "(none)" ]; then
+        [ -n "${refreshed:-}" ] || { say "$name" "refreshing Debian's package lists"; as_root apt-get update -q >/dev/null 2>&1 || true; refreshed=1; }
+        cand=$(apt-cache policy "$pkg" 2>/dev/null | awk '/Candidate:/ { print $2 }')
+      fi
+      case $cand in '' | '(none)') continue ;; esac
+      version_at_least "${cand%%[+~-]*}" "$min_cargo" || continue
+      apt_install "$name" "$pkg" || continue
+      # Debian's may stand behind an older one on PATH.
+      PATH=/usr/bin:$PATH; export PATH
+      hash -r
+      have=$(cargo_version)
+      [ -n "$have" ] && version_at_least "$have" "$min_cargo" && { say "$name" "cargo $have from Debian's $pkg"; return 0; }
+    done
+  fi
+  die "$name" "please install cargo >= $min_cargo: rustup (https://rustup.rs), or on Debian 12 'apt-get install cargo-web', on Debian 13 'apt-get install cargo'; then run this again"
+}
