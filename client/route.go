@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 )
 
@@ -339,6 +340,27 @@ func (c *Client) Loads(ctx context.Context, model string) (map[string][]RankLoad
 	}
 	var out struct {
 		Models map[string][]RankLoad `json:"models"`
+	}
+	err := c.Call(ctx, http.MethodGet, path, nil, &out)
+	return out.Models, err
+}
+
+// Prefixes returns the prefixes that requests were routed with most of late, by model; model ""
+// is all models, and limit 0 the server's own, 20.
+func (c *Client) Prefixes(ctx context.Context, model string, limit int) (map[string]ModelPrefixes, error) {
+	query := url.Values{}
+	if model != "" {
+		query.Set("model", model)
+	}
+	if limit != 0 {
+		query.Set("limit", strconv.Itoa(limit))
+	}
+	path := "/v1/prefixes"
+	if len(query) > 0 {
+		path += "?" + query.Encode()
+	}
+	var out struct {
+		Models map[string]ModelPrefixes `json:"models"`
 	}
 	err := c.Call(ctx, http.MethodGet, path, nil, &out)
 	return out.Models, err

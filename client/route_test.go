@@ -75,6 +75,23 @@ func TestRoute(t *testing.T) {
 		t.Errorf("got %+v, %v", all, err)
 	}
 
+	hot, err := c.Prefixes(ctx, "letters", 3)
+	if m := hot["letters"]; err != nil || len(hot) != 1 || m.Degraded != nil || m.Requests == 0 {
+		t.Errorf("got %+v, %v", hot, err)
+	}
+	for range 3 {
+		if _, err := c.Route(ctx, client.RouteRequest{ScoreRequest: client.ScoreRequest{Model: "letters", Prompt: strings.Repeat("a", 200)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hot, err = c.Prefixes(ctx, "", 0)
+	if m := hot["letters"]; err != nil || len(m.Prefixes) == 0 || m.Prefixes[0].Requests < 2.9 || len(m.Prefixes[0].Key) != 16 || m.Prefixes[0].Tokens != m.Prefixes[0].Blocks*m.BlockSize || len(m.Prefixes[0].Sent) == 0 {
+		t.Errorf("got %+v, %v", hot, err)
+	}
+	if _, err := c.Prefixes(ctx, "", 101); err == nil {
+		t.Error("a limit of 101 was taken")
+	}
+
 	for want, r := range map[string]client.RouteRequest{
 		"a":   {Labels: map[string]string{"zone": "1"}},
 		"b/c": {Pinned: &client.Pin{Pod: "b/c"}, Policy: "least_requests"},

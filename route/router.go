@@ -69,8 +69,8 @@ type Config struct {
 	Pods   Pods
 	Loads  loads.Store
 	// Index is where predictions are written, and Notes what routers note for each other of
-	// them and of sessions. Without either nothing is predicted, and without Notes no session
-	// is kept together.
+	// them, of sessions and of the demand for prefixes. Without either nothing is predicted, and
+	// without Notes no session is kept together.
 	Index Index
 	Notes notes.Store
 	// Predicted, if not nil, is told how many blocks were predicted of a place, or why none.
@@ -92,6 +92,7 @@ type Router struct {
 	views sync.Pool // of *View
 
 	outcomes outcomes
+	demands  demands
 
 	mu     sync.Mutex // protects rand, cold and models
 	rand   *rand.Rand
@@ -117,7 +118,7 @@ func New(c Config) (*Router, error) {
 	if c.Seed == 0 {
 		c.Seed = rand.Uint64()
 	}
-	return &Router{c: c, rand: rand.New(rand.NewPCG(c.Seed, 0)), cold: map[store.RankRef]uint64{}, models: map[string]*modelState{}}, nil
+	return &Router{c: c, rand: rand.New(rand.NewPCG(c.Seed, 0)), cold: map[store.RankRef]uint64{}, models: map[string]*modelState{}, demands: newDemands()}, nil
 }
 
 // Route chooses. Errors are ErrNobody, ErrBusy, ErrRequest, ErrSettings, ErrPolicy and the
@@ -134,6 +135,7 @@ func (r *Router) Route(ctx context.Context, q Request) (*Decision, error) {
 		d, err := try(ctx, &q, again)
 		if err == nil {
 			r.noteChoice(q.Score.Model, d)
+			r.noteDemand(q.Score.Model, d)
 		}
 		if !errors.Is(err, loads.ErrSettings) || again {
 			return d, err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -24,9 +25,9 @@ const (
 )
 
 // Upkeep looks after the models that a Router routes. It shares what requests were promised
-// and given; begins a rank anew whose index lies, so that who reads its events builds it up
-// again from what the engine still has; and audits loads. Any number of processes run one
-// each: who does what is claimed.
+// and given, and what their prompts begin with; begins a rank anew whose index lies, so that who
+// reads its events builds it up again from what the engine still has; and audits loads. Any
+// number of processes run one each: who does what is claimed.
 type Upkeep struct {
 	// Router and Index are required.
 	Router *Router
@@ -60,10 +61,10 @@ func (u *Upkeep) Look(ctx context.Context) {
 	for _, model := range u.Router.Models(RoutedLately) {
 		bound, cancel := context.WithTimeout(ctx, 5*time.Second)
 		u.Router.picture(bound, model, false) // a process that only takes reports goes by the settings too
-		err := errors.Join(u.Router.shareTruths(bound, model), u.mend(bound, model), u.audit(bound, model))
+		err := errors.Join(u.Router.shareTruths(bound, model), u.Router.shareDemand(bound, model), u.mend(bound, model), u.audit(bound, model))
 		cancel()
 		// While the loads are away everything waits; routing has told of it.
-		if err != nil && !errors.Is(err, loads.ErrUnavailable) && u.Failed != nil && ctx.Err() == nil {
+		if err != nil && !errors.Is(err, loads.ErrUnavailable) && !errors.Is(err, notes.ErrUnavailable) && u.Failed != nil && ctx.Err() == nil {
 			u.Failed(model, err)
 		}
 	}

@@ -19,7 +19,7 @@ var needs = map[string]access.Role{
 
 	"GET /metrics": access.Read, "POST /v1/score": access.Read, "POST /v1/route": access.Read,
 	"POST /v1/requests/r/done": access.Read, "POST /v1/requests/r/output": access.Read, "POST /v1/requests/r/end": access.Read,
-	"GET /v1/loads": access.Read, "GET /v1/models/m/routing": access.Read, "POST /v1/tokenize": access.Read,
+	"GET /v1/loads": access.Read, "GET /v1/prefixes": access.Read, "GET /v1/models/m/routing": access.Read, "POST /v1/tokenize": access.Read,
 	"POST /v1/completions/render": access.Read, "POST /v1/chat/completions/render": access.Read,
 	"POST /v1/messages/render": access.Read, "POST /v1/responses/render": access.Read,
 	"POST /tokenize": access.Read, "POST /detokenize": access.Read,

@@ -41,7 +41,7 @@ func newExplained(t *testing.T) *explained {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.routing = &routing{t, s.Handler()}
+	e.routing = &routing{T: t, h: s.Handler()}
 	for _, pod := range []string{
 		`{"name":"a","model":"m","labels":{"zone":"1"},"kv_tokens":64000,"address":"http://10.0.0.1:8000"}`,
 		`{"name":"b","model":"m","ranks":2,"block_size":32,"labels":{"zone":"2"}}`,

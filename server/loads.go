@@ -43,18 +43,9 @@ func (c *call) listLoads() error {
 	if err != nil {
 		return err
 	}
-	only := query.Get("model")
-	models := map[string]bool{}
-	for i := range reg.Pods {
-		p := &reg.Pods[i]
-		if p.PartOf != nil || p.Model == "" || only != "" && p.Model != only {
-			continue
-		}
-		models[p.Model] = true
-	}
 	out := map[string][]loadAnswer{}
 	var ranks []telemetry.RankLoad
-	for _, model := range slices.Sorted(maps.Keys(models)) {
+	for _, model := range servedModels(reg, query.Get("model")) {
 		picture, err := c.s.cfg.Router.Loads(c.ctx, model)
 		if err != nil {
 			return err
@@ -88,6 +79,18 @@ func (c *call) listLoads() error {
 	c.w.Header().Set("Content-Type", telemetry.LoadsType)
 	c.reply(http.StatusOK, c.out)
 	return nil
+}
+
+// servedModels are the models that pods serve, sorted, or only one of them.
+func servedModels(reg *store.Registry, only string) []string {
+	models := map[string]bool{}
+	for i := range reg.Pods {
+		p := &reg.Pods[i]
+		if p.PartOf == nil && p.Model != "" && (only == "" || p.Model == only) {
+			models[p.Model] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(models))
 }
 
 // generationOf is a rank's present generation, 0 where it has none.

@@ -22,6 +22,7 @@ import (
 // noting runs a test on one server with all in memory, and on two that share Redis, which
 // take the requests in turn.
 func noting(t *testing.T, run func(r *routing)) {
+	var looks []func()
 	open := func(t *testing.T, index store.Index, kept loads.Store, noted notes.Store) http.Handler {
 		sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16, Budget: 10 * time.Second})
 		if err != nil {
@@ -35,13 +36,17 @@ func noting(t *testing.T, run func(r *routing)) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		u := &route.Upkeep{Router: router, Index: index, Failed: func(_ string, err error) { t.Error(err) }}
+		looks = append(looks, func() { u.Look(t.Context()) })
 		return s.Handler()
 	}
 	t.Run("memory", func(t *testing.T) {
-		run(&routing{t, open(t, openIndex(t), loads.NewMemory(nil), notes.NewMemory(nil))})
+		h := open(t, openIndex(t), loads.NewMemory(nil), notes.NewMemory(nil))
+		run(&routing{t, h, looks})
 	})
 	t.Run("Redis", func(t *testing.T) {
 		redis := redistest.Start(t)
+		looks = nil
 		var turn []http.Handler
 		for range 2 {
 			index, err := storeredis.Open(storeredis.Config{URL: redis.URL(), Timeout: 10 * time.Second})
@@ -60,7 +65,7 @@ func noting(t *testing.T, run func(r *routing)) {
 			h := turn[0]
 			turn = append(turn[1:], h)
 			h.ServeHTTP(w, r)
-		})})
+		}), looks})
 	})
 }
 

@@ -18,7 +18,8 @@ import (
 // routing is a server that routes, with three pods of model demo.
 type routing struct {
 	*testing.T
-	h http.Handler
+	h     http.Handler
+	looks []func() // what the upkeep of each server does
 }
 
 func newRouting(t *testing.T, kept loads.Store) *routing {
@@ -36,7 +37,7 @@ func newRouting(t *testing.T, kept loads.Store) *routing {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &routing{t, s.Handler()}
+	r := &routing{T: t, h: s.Handler()}
 	r.ok("POST", "/v1/pods", `{"name":"a","model":"demo","labels":{"zone":"1"},"aliases":["nick"],"kv_tokens":1600}`)
 	r.ok("POST", "/v1/pods", `{"name":"b","model":"demo","ranks":2,"adapters":["poet"],"address":"10.0.0.2:8000"}`)
 	r.ok("POST", "/v1/pods", `{"name":"c","model":"demo","role":"prefill"}`)

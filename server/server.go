@@ -212,6 +212,7 @@ func (s *Server) routeTable() []apiRoute {
 		{http.MethodPost, "/v1/requests/{id}/output", (*call).requestOutput, reading, access.Read},
 		{http.MethodPost, "/v1/requests/{id}/end", (*call).requestEnd, reading, access.Read},
 		{http.MethodGet, "/v1/loads", (*call).listLoads, work, access.Read},
+		{http.MethodGet, "/v1/prefixes", (*call).listPrefixes, work, access.Read},
 		{http.MethodGet, "/v1/models/{model}/routing", (*call).getRouting, work, access.Read},
 		{http.MethodPut, "/v1/models/{model}/routing", (*call).putRouting, reading, access.Write},
 		{http.MethodPost, "/v1/tokenize", (*call).tokenize, reading, access.Read},

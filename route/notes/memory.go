@@ -16,7 +16,8 @@ type Memory struct {
 	mu       sync.Mutex // protects all below
 	ranks    map[rankOf][]slice
 	sessions map[string]*sessions
-	swept    int64 // when ranks were last looked through, in ms
+	demand   map[string]map[string]told // by model and process
+	swept    int64                      // when ranks were last looked through, in ms
 }
 
 var _ Store = (*Memory)(nil)
@@ -26,7 +27,7 @@ func NewMemory(now func() time.Time) *Memory {
 	if now == nil {
 		now = time.Now
 	}
-	return &Memory{now: now, ranks: map[rankOf][]slice{}, sessions: map[string]*sessions{}}
+	return &Memory{now: now, ranks: map[rankOf][]slice{}, sessions: map[string]*sessions{}, demand: map[string]map[string]told{}}
 }
 
 type rankOf struct {

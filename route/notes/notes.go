@@ -1,5 +1,6 @@
 // Package notes keeps what routers note for each other beside loads: under which time
-// their predictions end, and where sessions are.
+// their predictions end, where sessions are, and what each has counted of the demand for
+// prefixes.
 //
 // Memory keeps it in one process; notes/redis shares it. Both keep to one contract, the
 // suite in notes/notestest. What is lost of it costs placement and no more.
@@ -33,6 +34,15 @@ const (
 	MaxSessions = 1 << 18
 	// MaxLease is the longest lease of a session, and the longest life of a prediction.
 	MaxLease = 24 * time.Hour
+	// MaxDemand is the most that a process can tell of the demand for a model's prefixes, in
+	// bytes, and MaxTellers how many processes are kept: the one that told longest ago makes
+	// room.
+	MaxDemand  = 256 << 10
+	MaxTellers = 64
+	// MaxTeller is the longest name of a process in bytes.
+	MaxTeller = 64
+	// DemandForget is how long that is kept of a process that tells no more.
+	DemandForget = 30 * time.Minute
 	// slices is how many parts the life of a prediction is cut into. With the one that is
 	// written and one that its size has cut off early they fit store.MaxPredicted.
 	slices = 4
@@ -75,6 +85,10 @@ type Store interface {
 	Session(ctx context.Context, model, session string) (Bound, error)
 	// Bind binds a session for a time, wherever it was bound before.
 	Bind(ctx context.Context, model, session string, at store.RankRef, lease time.Duration) error
+	// PutDemand keeps what a process has counted for a model, in place of what it told before.
+	PutDemand(ctx context.Context, model, process string, counted []byte) error
+	// Demand returns what processes have told of a model, by process, within DemandForget.
+	Demand(ctx context.Context, model string) (map[string][]byte, error)
 }
 
 // Validate returns ErrInvalid, with the reason, when nobody can ask so.
@@ -108,6 +122,17 @@ func CheckBind(session string, at store.RankRef, lease time.Duration) error {
 		return err
 	}
 	return CheckSession(session)
+}
+
+// CheckDemand returns ErrInvalid when no process can tell this.
+func CheckDemand(process string, counted []byte) error {
+	if process == "" || len(process) > MaxTeller {
+		return fmt.Errorf("%w: the name of a process has 1 to %d bytes, this one %d", ErrInvalid, MaxTeller, len(process))
+	}
+	if len(counted) > MaxDemand {
+		return fmt.Errorf("%w: %d bytes of demand, the limit is %d", ErrInvalid, len(counted), MaxDemand)
+	}
+	return nil
 }
 
 func checkPlace(at store.RankRef) error {

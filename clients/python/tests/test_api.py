@@ -71,6 +71,17 @@ def test_route(client: kvatlas.Client) -> None:
     assert not client.end("m", "r/1 ü").known
     assert all(load.requests == 0 for load in client.loads()["m"])
 
+    prefixes = client.prefixes("m", limit=3)["m"]
+    assert prefixes.degraded is None and prefixes.block_size == 64 and prefixes.requests > 0
+    for _ in range(3):
+        client.route("m", tokens=range(100))
+    [hot] = client.prefixes()["m"].prefixes
+    assert (hot.blocks, hot.tokens, hot.missed, hot.copies, hot.should_hold) == (1, 64, 0, 1, [])
+    assert hot.requests > 3 and [(s.pod, s.rank) for s in hot.sent] == [("b", 1)]
+    assert [(h.pod, h.rank, h.tier) for h in hot.held_by] == [("b", 1, "gpu")]
+    with pytest.raises(kvatlas.APIError):
+        client.prefixes("m", limit=0)
+
     assert client.route("m", tokens=[7], labels={"zone": "1"}).pod == "a"
     assert client.route("m", tokens=[7], pinned={"pod": "b"}, policy="least_requests").pod == "b"
     assert client.route("m", tokens=[7], prefer={"zone=1": 5}).pod == "a"

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,13 +19,15 @@ type Open func(t *testing.T, now func() time.Time) notes.Store
 // Run holds a store to the contract.
 func Run(t *testing.T, open Open) {
 	for name, run := range map[string]func(*bench){
-		"slices end a quarter of a life apart":       slicesEnd,
-		"too many blocks end the oldest slices":      tooMany,
-		"a slice that is too large ends by itself":   tooLarge,
-		"ranks and models have slices of their own":  apart,
-		"a session is where it was bound last":       sessions,
-		"what cannot be asked is refused":            refused,
-		"sessions beyond their lease make no answer": leases,
+		"slices end a quarter of a life apart":                              slicesEnd,
+		"too many blocks end the oldest slices":                             tooMany,
+		"a slice that is too large ends by itself":                          tooLarge,
+		"ranks and models have slices of their own":                         apart,
+		"a session is where it was bound last":                              sessions,
+		"what cannot be asked is refused":                                   refused,
+		"sessions beyond their lease make no answer":                        leases,
+		"demand is what each process told last":                             demand,
+		"demand of more processes pushes out the one that told longest ago": tellers,
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := &bench{T: t, now: time.UnixMilli(1_800_000_000_500)}
@@ -176,4 +179,64 @@ func refused(b *bench) {
 			b.Errorf("%s: got %v, want ErrInvalid", name, err)
 		}
 	}
+}
+
+func (b *bench) tell(model, process, counted string) {
+	b.Helper()
+	if err := b.PutDemand(b.Context(), model, process, []byte(counted)); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bench) told(model string, want map[string]string) {
+	b.Helper()
+	got, err := b.Demand(b.Context(), model)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if len(got) != len(want) {
+		b.Fatalf("%d processes have told, want %d", len(got), len(want))
+	}
+	for process, counted := range want {
+		if string(got[process]) != counted {
+			b.Errorf("%s told %q, want %q", process, got[process], counted)
+		}
+	}
+}
+
+func demand(b *bench) {
+	b.told("m", nil)
+	b.tell("m", "one", "1")
+	b.tell("other", "one", "of another model")
+	b.now = b.now.Add(time.Minute)
+	b.tell("m", "two", "2\x00\n 2")
+	b.tell("m", "one", "1 again")
+	b.told("m", map[string]string{"one": "1 again", "two": "2\x00\n 2"})
+	b.told("other", map[string]string{"one": "of another model"})
+	b.now = b.now.Add(notes.DemandForget / 2)
+	b.tell("m", "two", "")
+	b.now = b.now.Add(notes.DemandForget/2 + time.Second)
+	b.told("m", map[string]string{"two": ""})
+	for _, err := range []error{
+		b.PutDemand(b.Context(), "m", "", nil),
+		b.PutDemand(b.Context(), "m", strings.Repeat("p", notes.MaxTeller+1), nil),
+		b.PutDemand(b.Context(), "m", "p", make([]byte, notes.MaxDemand+1)),
+	} {
+		if !errors.Is(err, notes.ErrInvalid) {
+			b.Errorf("%v, want ErrInvalid", err)
+		}
+	}
+}
+
+func tellers(b *bench) {
+	want := map[string]string{}
+	for i := range notes.MaxTellers + 5 {
+		name := fmt.Sprint("p", i)
+		b.tell("m", name, name)
+		b.now = b.now.Add(time.Second)
+		if i >= 5 {
+			want[name] = name
+		}
+	}
+	b.told("m", want)
 }

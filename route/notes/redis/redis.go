@@ -6,6 +6,7 @@
 //
 //	kva{c}:p:h:rank:pod  string  how many blocks are predicted under which end
 //	kva{c}:a:h           hash    session -> rank:pod
+//	kva{c}:h:h           hash    process -> when, in microseconds of TIME, and what it has counted of prefixes
 //	kva{c}:b:h           zset    session -> when its lease ends, in microseconds of TIME
 //
 // All of them end by themselves. A session is named by a hash of its name.

@@ -126,6 +126,11 @@ def loads(model: Optional[str]) -> Call[t.Loads]:
     return Call("GET", "/v1/loads" + ("" if model is None else "?" + urlencode({"model": model})), t.Loads)
 
 
+def prefixes(model: Optional[str], limit: Optional[int]) -> Call[t.Prefixes]:
+    query = urlencode(_with({}, model=model, limit=limit))
+    return Call("GET", "/v1/prefixes" + ("?" + query if query else ""), t.Prefixes)
+
+
 def push_load(pod: str, fields: Mapping[str, Any]) -> Call[t.LoadPushed]:
     return Call("POST", f"/v1/pods/{_name(pod)}/load", t.LoadPushed, {k: v for k, v in fields.items() if v is not None})
 

@@ -10,7 +10,7 @@ import httpx
 from . import _calls
 from ._calls import Call, Messages
 from ._errors import TransportError
-from ._types import EventsReport, Model, Pod, RankLoad, Report, Route, Score, Tokens
+from ._types import EventsReport, Model, ModelPrefixes, Pod, RankLoad, Report, Route, Score, Tokens
 
 T = TypeVar("T")
 
@@ -164,6 +164,10 @@ class Client:
     def loads(self, model: Optional[str] = None) -> Dict[str, List[RankLoad]]:
         """What runs on each rank, by model."""
         return (self._send(_calls.loads(model))).models
+
+    def prefixes(self, model: Optional[str] = None, limit: Optional[int] = None) -> Dict[str, ModelPrefixes]:
+        """The prefixes that requests were routed with most, who holds them and who should, by model."""
+        return (self._send(_calls.prefixes(model, limit))).models
 
     def push_load(
         self,
@@ -415,6 +419,10 @@ class AsyncClient:
     async def loads(self, model: Optional[str] = None) -> Dict[str, List[RankLoad]]:
         """What runs on each rank, by model."""
         return (await self._send(_calls.loads(model))).models
+
+    async def prefixes(self, model: Optional[str] = None, limit: Optional[int] = None) -> Dict[str, ModelPrefixes]:
+        """The prefixes that requests were routed with most, who holds them and who should, by model."""
+        return (await self._send(_calls.prefixes(model, limit))).models
 
     async def push_load(
         self,

@@ -179,6 +179,57 @@ class RankLoad(Load):
 
 
 @dataclass(frozen=True)
+class SentTo:
+    """How many requests went to a rank."""
+
+    pod: str
+    rank: int
+    requests: float
+
+
+@dataclass(frozen=True)
+class PrefixHolder:
+    """A rank that holds a prefix."""
+
+    pod: str
+    rank: int
+    tier: str
+    """The slowest that part of it is in."""
+
+
+@dataclass(frozen=True)
+class HotPrefix:
+    """A prefix that requests are routed with."""
+
+    key: str
+    """The block key, in hex, that names it; `block_keys` of `score` takes it."""
+    blocks: int
+    tokens: int
+    requests: float
+    """Those whose prompts begin so; half of them fade in 10 minutes."""
+    share: float
+    """Their part of all requests of the model."""
+    missed: float
+    """Those that were sent to a rank which did not hold all of it."""
+    copies: int
+    """On how many ranks it should be."""
+    sent: List[SentTo] = field(default_factory=list)
+    held_by: List[PrefixHolder] = field(default_factory=list)
+    should_hold: List[Place] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ModelPrefixes:
+    """The prefixes that requests of a model were routed with most, most first."""
+
+    requests: float
+    block_size: int
+    prefixes: List[HotPrefix]
+    degraded: Optional[Degraded] = None
+    """What is missing; None when nothing is."""
+
+
+@dataclass(frozen=True)
 class Cost:
     """What a candidate costs."""
 
@@ -397,6 +448,11 @@ class Models:
 @dataclass(frozen=True)
 class Loads:
     models: Dict[str, List[RankLoad]]
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    models: Dict[str, ModelPrefixes]
 
 
 @dataclass(frozen=True)
