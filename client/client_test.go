@@ -85,10 +85,10 @@ func TestRequestBodies(t *testing.T) {
 		{client.ScoreRequest{Model: "m", BlockKeys: []string{}, Tokens: []uint32{1}}, `{"model":"m","block_keys":[]}`},
 		{
 			client.ScoreRequest{
-				Model: "m", Prompt: "x", Pods: []string{}, Strategy: "coverage", LoRA: "l", CacheSalt: "s",
+				Model: "m", Prompt: "x", Pods: []string{}, Top: 3, Strategy: "coverage", LoRA: "l", CacheSalt: "s",
 				Explain: true, Mode: "wait", Wait: 1500 * time.Microsecond, EarlyExit: true, NoSpecialTokens: true,
 			},
-			`{"model":"m","prompt":"x","pods":[],"strategy":"coverage","lora":"l","cache_salt":"s","explain":true,"mode":"wait","wait_ms":2,"early_exit":true,"add_special_tokens":false}`,
+			`{"model":"m","prompt":"x","pods":[],"top":3,"strategy":"coverage","lora":"l","cache_salt":"s","explain":true,"mode":"wait","wait_ms":2,"early_exit":true,"add_special_tokens":false}`,
 		},
 		{
 			client.ScoreRequest{Model: "m", Chat: &client.Chat{Messages: []byte(`[{"role": "user", "b": 1.0, "a": "<"}]`), Tools: []byte(`[]`), AddGenerationPrompt: new(bool)}},

@@ -27,7 +27,7 @@ type Pin struct {
 
 // RouteRequest asks which pod and rank a request should go to.
 type RouteRequest struct {
-	// ScoreRequest is the prompt, and which Pods may be chosen. Its Strategy, EarlyExit
+	// ScoreRequest is the prompt, and which Pods may be chosen. Its Top, Strategy, EarlyExit
 	// and Predicted are not sent.
 	ScoreRequest
 	// Reserve books the request where it goes. Without it nothing is changed.
@@ -92,7 +92,7 @@ func (r RouteRequest) MarshalJSON() ([]byte, error) {
 		Labels    map[string]string  `json:"labels,omitempty"`
 		Prefer    map[string]float64 `json:"prefer,omitempty"`
 	}{r.wire(), r.Reserve, r.ID, r.ExpectedOutputTokens, r.Policy, r.Overrides, r.Session, r.Role, r.Pinned, r.PinnedPrefill, r.Labels, r.Prefer}
-	w.Strategy, w.EarlyExit, w.scoreWire.Predicted = "", false, false
+	w.Top, w.Strategy, w.EarlyExit, w.scoreWire.Predicted = 0, "", false, false
 	if r.Body != nil && r.Tokens == nil && r.BlockKeys == nil {
 		return over(r.Body, w)
 	}

@@ -33,6 +33,8 @@ type ScoreRequest struct {
 	// Pods limits the answer to these pods, and has each in it even when it
 	// holds nothing. nil means every pod that holds something.
 	Pods []string
+	// Top limits the answer to the first so many pods of the ranking; 0 is all.
+	Top int
 	// Strategy is longest_prefix, highest_block or coverage; empty is the
 	// server's default.
 	Strategy string
@@ -72,6 +74,7 @@ type scoreWire struct {
 	Model string `json:"model,omitempty"`
 	promptForm
 	Pods      []string `json:"pods,omitzero"`
+	Top       int      `json:"top,omitzero"`
 	Strategy  string   `json:"strategy,omitempty"`
 	LoRA      string   `json:"lora,omitempty"`
 	CacheSalt string   `json:"cache_salt,omitempty"`
@@ -88,6 +91,7 @@ func (r *ScoreRequest) wire() scoreWire {
 	w := scoreWire{
 		Model:     r.Model,
 		Pods:      r.Pods,
+		Top:       r.Top,
 		Strategy:  r.Strategy,
 		LoRA:      r.LoRA,
 		CacheSalt: r.CacheSalt,
@@ -170,6 +174,8 @@ type ScoreResponse struct {
 	// Degraded is set when something was cut off; the scores are then lower
 	// bounds.
 	Degraded *Degraded `json:"degraded"`
+	// LeftOut is how many pods are not in Scores because of Top.
+	LeftOut int `json:"left_out"`
 	// Frequencies has for each leading block that a pod holds how often it was
 	// asked for before; nil when the server does not count that.
 	Frequencies []int `json:"frequencies"`

@@ -1,13 +1,12 @@
 package scorer
 
 import (
-	"slices"
-
 	"github.com/kvatlas/kvatlas/store"
 )
 
 // fold turns the runs of one lookup into a Match. A fold is used again for the next
-// request: reset keeps its arrays.
+// request: reset keeps its arrays. Those by slot are zero but for the slots in found, so
+// that a lookup costs by who holds something, not by who is registered.
 type fold struct {
 	Match
 	earlyExit bool
@@ -19,9 +18,15 @@ type fold struct {
 	only      []string                   // pods asked for; nil is all
 	model     string
 
+	limited bool      // engines of the registry may have limits, which count
 	resized bool      // the registry knows the model by another block size
-	wanted  []bool    // by pod: asked for; empty when all pods are
-	seen    []uint32  // by slot: number of the run that last held it
+	named   bool      // pods are asked for by name: those of wanted
+	wanted  []bool    // by pod: asked for by name
+	asked   []int     // the pods that wanted has
+	guests  bool      // pods that are not registered count, too
+	plain   bool      // all slots are wanted, none has limits, predictions or workers
+	found   []int32   // slots that have held a run, each once
+	seen    []uint32  // by slot: number of the run that last held it; 0 is none
 	best    []uint8   // by slot: best tier in that run; onlyPredicted for none
 	touched []int32   // slots that the present run holds
 	alive   []int32   // slots that have held every block so far
@@ -52,70 +57,92 @@ type heldRun struct {
 // reset forgets the lookup before, so that nothing of it counts if the next one does
 // not begin.
 func (f *fold) reset() {
+	f.forget()
 	f.Registry, f.Held, f.Predicted, f.Highest, f.Reach = nil, f.Held[:0], f.Predicted[:0], f.Highest[:0], 0
-	f.limits, f.limitOf = f.limits[:0], f.limitOf[:0]
 	f.resized, f.trace = false, f.trace[:0]
 	f.sources, f.begun, f.flushed = f.sources[:0], false, false
 	f.waiting, f.all = nil, nil
+}
+
+// forget makes the arrays zero again.
+func (f *fold) forget() {
+	for _, s := range f.found {
+		f.Held[s], f.Highest[s], f.seen[s], f.best[s] = TierCounts{}, 0, 0, 0
+		if len(f.Predicted) > 0 {
+			f.Predicted[s] = 0
+		}
+	}
+	for i := range f.limits {
+		f.limitOf[f.limits[i].slot] = 0
+	}
+	for _, p := range f.asked {
+		f.wanted[p] = false
+	}
+	f.found, f.limits, f.limitOf, f.asked = f.found[:0], f.limits[:0], f.limitOf[:0], f.asked[:0]
 }
 
 var _ store.Folder = (*fold)(nil)
 
 // Begin implements store.Folder.
 func (f *fold) Begin(reg *store.Registry) {
+	f.forget()
 	n := len(reg.Slots)
 	f.Registry = reg
-	f.Held = cleared(f.Held, n)
+	f.Held = zeros(f.Held, n)
 	if f.predicted {
-		f.Predicted = cleared(f.Predicted, n)
+		f.Predicted = zeros(f.Predicted, n)
 	}
-	f.Highest = cleared(f.Highest, n)
-	f.seen = cleared(f.seen, n)
-	f.best = cleared(f.best, n)
+	f.Highest = zeros(f.Highest, n)
+	f.seen = zeros(f.seen, n)
+	f.best = zeros(f.best, n)
 	f.touched, f.alive = f.touched[:0], f.alive[:0]
 	f.run, f.pos, f.Reach, f.gap, f.done = 0, 0, 0, false, false
 	f.trace, f.told, f.full = f.trace[:0], share{}, false
 	f.begun, f.block, f.waiting, f.all = true, 0, nil, nil
-	f.beginLimits()
+	f.limited = f.Extent == Prefix && reg.HasLimited(f.BlockSize)
 	info, known := reg.Models[f.model]
 	f.resized = known && info.BlockSize != f.BlockSize
+	f.guests = !reg.HasGuests() || info.Unregistered
 	f.want(reg)
+	f.plain = !f.named && f.guests && !f.limited && !f.predicted && reg.Instances() == 0
 }
 
-// want finds out which pods are asked for: those that the request names, or all that are
-// registered and, where the model allows it, all others.
+// want finds the pods that the request names.
 func (f *fold) want(reg *store.Registry) {
-	f.wanted = f.wanted[:0]
-	if f.only != nil {
-		f.wanted = cleared(f.wanted, len(reg.Pods))
-		for _, name := range f.only {
-			if p, known := reg.PodIndex(name); known {
-				f.wanted[p] = true
-			}
-			if !reg.HasBeside() {
-				continue
-			}
-			if p, known := reg.Serving(name, f.model); known {
-				f.wanted[p] = true
-			}
+	if f.named = f.only != nil; !f.named {
+		return
+	}
+	f.wanted = zeros(f.wanted, len(reg.Pods))
+	for _, name := range f.only {
+		if p, known := reg.PodIndex(name); known {
+			f.ask(p)
 		}
-		return
+		if !reg.HasBeside() {
+			continue
+		}
+		if p, known := reg.Serving(name, f.model); known {
+			f.ask(p)
+		}
 	}
-	if reg.Models[f.model].Unregistered || !slices.ContainsFunc(reg.Pods, unregistered) {
-		return
-	}
-	f.wanted = cleared(f.wanted, len(reg.Pods))
-	for p := range reg.Pods {
-		f.wanted[p] = !unregistered(reg.Pods[p])
+}
+
+func (f *fold) ask(pod int) {
+	if !f.wanted[pod] {
+		f.wanted[pod] = true
+		f.asked = append(f.asked, pod)
 	}
 }
 
 // unregistered reports whether a pod is there only because a query, or a value, names it.
-func unregistered(p store.Pod) bool { return p.Model == "" }
+func unregistered(p *store.Pod) bool { return p.Model == "" }
 
-// wants reports whether the pod of a slot is asked for.
+// wants reports whether the pod of a slot is asked for: those that the request names, or
+// all that are registered and, where the model allows it, all others.
 func (f *fold) wants(slot int) bool {
-	return len(f.wanted) == 0 || f.wanted[f.Registry.Slots[slot].Pod]
+	if f.named {
+		return f.wanted[f.Registry.Slots[slot].Pod]
+	}
+	return f.guests || !unregistered(&f.Registry.Pods[f.Registry.Slots[slot].Pod])
 }
 
 // Run implements store.Folder.
@@ -178,14 +205,17 @@ func (f *fold) bestOfRun(slot int32) (tier uint8, predicted bool) {
 	return f.best[slot], false
 }
 
-// hold counts n blocks of the present run for a slot.
-func (f *fold) hold(slot, n int32) {
-	tier, predicted := f.bestOfRun(slot)
-	f.Held[slot][tier] += n
-	if predicted {
-		f.Predicted[slot] += n
+// holdAll counts n blocks of the present run for slots that hold it.
+func (f *fold) holdAll(slots []int32, n int32) {
+	to := f.pos + n
+	for _, slot := range slots {
+		tier, predicted := f.bestOfRun(slot)
+		f.Held[slot][tier] += n
+		f.Highest[slot] = to
+		if predicted {
+			f.Predicted[slot] += n
+		}
 	}
-	f.Highest[slot] = f.pos + n
 }
 
 // holder returns the slot and the tier, perhaps a window tier, of a holder that can be
@@ -208,9 +238,7 @@ func (f *fold) count(n int32) (more bool) {
 	if f.Extent == Prefix {
 		return f.countPrefix(n)
 	}
-	for _, s := range f.touched {
-		f.hold(s, n)
-	}
+	f.holdAll(f.touched, n)
 	f.advance(n)
 	return true
 }
@@ -220,7 +248,7 @@ func (f *fold) countPrefix(n int32) (more bool) {
 	if f.run == 1 {
 		f.alive = append(f.alive, f.touched...)
 	} else {
-		f.alive = slices.DeleteFunc(f.alive, func(s int32) bool { return f.seen[s] != f.run })
+		f.keepAlive()
 	}
 	switch {
 	case len(f.alive) == 0:
@@ -238,11 +266,20 @@ func (f *fold) countPrefix(n int32) (more bool) {
 	if len(f.limits) > 0 {
 		f.extendLimits(n)
 	}
-	for _, s := range f.alive {
-		f.hold(s, n)
-	}
+	f.holdAll(f.alive, n)
 	f.advance(n)
 	return more
+}
+
+// keepAlive drops those of alive that do not hold the present run.
+func (f *fold) keepAlive() {
+	kept := f.alive[:0]
+	for _, s := range f.alive {
+		if f.seen[s] == f.run {
+			kept = append(kept, s)
+		}
+	}
+	f.alive = kept
 }
 
 func (f *fold) advance(n int32) {
@@ -256,6 +293,10 @@ func (f *fold) advance(n int32) {
 func (f *fold) touch(holders []store.HolderID) {
 	f.run++
 	f.touched = f.touched[:0]
+	if f.plain {
+		f.touchPlain(holders)
+		return
+	}
 	for _, id := range holders {
 		switch slot, tier, ok := f.holder(id); {
 		case !ok:
@@ -269,15 +310,50 @@ func (f *fold) touch(holders []store.HolderID) {
 	}
 }
 
+// touchPlain is touch where every slot is wanted and no tier needs more than a look at
+// the best: this loop is most of the work where a thousand pods hold a prompt.
+func (f *fold) touchPlain(holders []store.HolderID) {
+	reg, seen, best, touched, run := f.Registry, f.seen, f.best, f.touched, f.run
+	for _, id := range holders {
+		slot, tier, ok := reg.Holder(id)
+		if !ok || slot >= len(seen) || slot >= len(best) {
+			continue
+		}
+		switch was := seen[slot]; {
+		case was == run:
+			if f.place[tier] < f.place[best[slot]] {
+				best[slot] = uint8(tier)
+			}
+			continue
+		case was == 0:
+			f.found = append(f.found, int32(slot))
+		}
+		seen[slot], best[slot] = run, uint8(tier)
+		touched = append(touched, int32(slot))
+	}
+	f.touched = touched
+}
+
 func (f *fold) touchSlot(slot int, tier store.Tier) {
 	switch {
 	case f.seen[slot] != f.run:
-		f.seen[slot] = f.run
+		f.see(slot)
 		f.best[slot] = uint8(tier)
 		f.touched = append(f.touched, int32(slot))
 	case f.best[slot] == onlyPredicted || f.place[tier] < f.place[f.best[slot]]:
 		f.best[slot] = uint8(tier)
 	}
+}
+
+// see notes that a slot holds the present run.
+func (f *fold) see(slot int) {
+	if f.seen[slot] == 0 {
+		f.found = append(f.found, int32(slot))
+		if f.limited {
+			f.beginLimit(slot)
+		}
+	}
+	f.seen[slot] = f.run
 }
 
 // touchPredicted notes that a slot is predicted to hold the present run, its windows too.
@@ -287,9 +363,19 @@ func (f *fold) touchPredicted(slot int) {
 	}
 	f.touchWindow(slot, store.GPU)
 	if f.seen[slot] != f.run {
-		f.seen[slot], f.best[slot] = f.run, onlyPredicted
+		f.see(slot)
+		f.best[slot] = onlyPredicted
 		f.touched = append(f.touched, int32(slot))
 	}
+}
+
+// zeros returns a slice of n zero values. All within the capacity of s are zero, and it
+// is used again where it is long enough.
+func zeros[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
 }
 
 // cleared returns a slice of n zero values that reuses s where it can.
@@ -304,7 +390,8 @@ func cleared[T any](s []T, n int) []T {
 
 // chain is the fold over the block keys of one request, and what is beside them.
 type chain struct {
-	fold   fold
-	chunks []store.Query // of the sources of the fold
-	spare  []*source     // those of the fold, and others to use again
+	fold    fold
+	ranking ranking
+	chunks  []store.Query // of the sources of the fold
+	spare   []*source     // those of the fold, and others to use again
 }

@@ -235,7 +235,7 @@ func (f *fold) everyone(reg *store.Registry) []held {
 	}
 	f.all = make([]held, 0, len(reg.Slots))
 	for i, s := range reg.Slots {
-		if p := &reg.Pods[s.Pod]; (p.Model == f.model || f.only != nil && unregistered(*p)) && p.PartOf == nil {
+		if p := &reg.Pods[s.Pod]; (p.Model == f.model || f.only != nil && unregistered(p)) && p.PartOf == nil {
 			f.all = append(f.all, held{unit: int32(i), slot: int32(i), tier: store.Shared})
 		}
 	}

@@ -34,19 +34,17 @@ type tail struct {
 // anyTokens is the room of a prompt that may have more tokens than are known.
 const anyTokens = math.MaxInt32
 
-// beginLimits finds the slots that have limits. Blocks that count anywhere have none.
-func (m *Match) beginLimits() {
-	m.limits, m.limitOf = m.limits[:0], m.limitOf[:0]
-	if m.Extent != Prefix {
+// beginLimit gives a slot a limit if its engine has one and it has none yet. Blocks that
+// count anywhere have no limits.
+func (f *fold) beginLimit(slot int) {
+	if len(f.limits) == 0 {
+		f.limitOf = zeros(f.limitOf, len(f.Registry.Slots))
+	}
+	if f.limitOf[slot] != 0 || !f.Registry.IsLimited(slot, f.BlockSize) {
 		return
 	}
-	for slot := range m.Registry.Limited(m.BlockSize) {
-		if len(m.limits) == 0 {
-			m.limitOf = cleared(m.limitOf, len(m.Registry.Slots))
-		}
-		m.limits = append(m.limits, limit{slot: int32(slot), reuse: m.Registry.Reuse(slot)})
-		m.limitOf[slot] = int32(len(m.limits))
-	}
+	f.limits = append(f.limits, limit{slot: int32(slot), reuse: f.Registry.Reuse(slot)})
+	f.limitOf[slot] = int32(len(f.limits))
 }
 
 // limitFor returns the limit of a slot; nil where all that it holds can be reused.
@@ -59,6 +57,10 @@ func (m *Match) limitFor(slot int32) *limit {
 
 // touchWindow notes that the window groups of a slot hold the present run.
 func (f *fold) touchWindow(slot int, memory store.Tier) {
+	if !f.limited {
+		return
+	}
+	f.beginLimit(slot)
 	l := f.limitFor(int32(slot))
 	if l == nil {
 		return

@@ -1,6 +1,7 @@
 package scorer_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -136,5 +137,35 @@ func TestMatchIsTheCallers(t *testing.T) {
 	}
 	if r := score(t, s, scorer.Request{Model: "m", Input: scorer.Tokens(tokens)}); r.Match != nil {
 		t.Error("a match that nobody has asked for")
+	}
+}
+
+// TestTop holds an answer with Top against the beginning of the whole one.
+func TestTop(t *testing.T) {
+	x := newCrowdIndex(40, 2, 64)
+	s := newScorer(t, scorer.Config{Index: x})
+	keys := make([]blockkey.Key, 64)
+	for i := range keys {
+		keys[i] = blockkey.Key(i + 1)
+	}
+	for _, strategy := range scorer.Strategies() {
+		for _, pods := range [][]string{nil, {"10.0.0.9:8000", "nobody", "10.0.0.7:8000", "a", "nobody"}} {
+			req := scorer.Request{Model: "m", Input: scorer.BlockKeys(keys), Strategy: strategy, Pods: pods}
+			all := score(t, s, req)
+			if all.LeftOut != 0 || len(all.Pods) < 4 {
+				t.Fatalf("%s: %d pods, %d left out", strategy, len(all.Pods), all.LeftOut)
+			}
+			for top := 1; top <= len(all.Pods)+1; top++ {
+				req.Top = top
+				got := score(t, s, req)
+				n := min(top, len(all.Pods))
+				if !reflect.DeepEqual(got.Pods, all.Pods[:n]) || got.Best != all.Best || got.LeftOut != len(all.Pods)-n {
+					t.Fatalf("%s, top %d of %v: best %s, %d left out, %+v; want %s and the beginning of %+v", strategy, top, pods, got.Best, got.LeftOut, got.Pods, all.Best, all.Pods)
+				}
+			}
+		}
+	}
+	if _, err := s.Score(t.Context(), scorer.Request{Model: "m", Top: -1}); !errors.Is(err, scorer.ErrRequest) {
+		t.Error(err)
 	}
 }

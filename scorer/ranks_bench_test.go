@@ -78,3 +78,28 @@ func BenchmarkScoreOfManyRanks(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkScoreBesideIdlePods is the cost of a prompt that ten pods hold, by how many others
+// are registered.
+func BenchmarkScoreBesideIdlePods(b *testing.B) {
+	for _, idle := range []int{0, 1000, 9000} {
+		x := newCrowdIndex(idle+10, 1, 64)
+		for i := range x.runs {
+			x.runs[i] = []store.HolderID{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
+		}
+		keys := make([]blockkey.Key, 64)
+		for i := range keys {
+			keys[i] = blockkey.Key(i + 1)
+		}
+		b.Run(fmt.Sprintf("idle=%d", idle), func(b *testing.B) {
+			s := newScorer(b, scorer.Config{Index: x, Budget: time.Second})
+			req := scorer.Request{Model: "m", Input: scorer.BlockKeys(keys)}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := s.Score(b.Context(), req); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

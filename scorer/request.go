@@ -79,6 +79,9 @@ type Request struct {
 	// Pods limits the answer to these pods, and has each of them in it even
 	// when it holds nothing. nil means every pod that holds something.
 	Pods []string
+	// Top limits the answer to this many pods, the first of the ranking; 0 is all. Best is
+	// of all, whatever Top is.
+	Top int
 	// Strategy is how blocks become scores; empty is the Scorer's default.
 	Strategy Strategy
 	// LoRA and Salt are the adapter's name and the cache salt; they are part
@@ -139,6 +142,9 @@ func (r *Request) validate(def Strategy) (*rule, error) {
 	if r.EarlyExit && st != LongestPrefix {
 		return nil, fmt.Errorf("%w: early exit is for longest_prefix, not for %s", ErrRequest, st)
 	}
+	if r.Top < 0 {
+		return nil, fmt.Errorf("%w: top is %d, it must be at least 0", ErrRequest, r.Top)
+	}
 	if slices.Contains(r.Pods, "") {
 		return nil, fmt.Errorf("%w: a pod's name is empty", ErrRequest)
 	}
@@ -173,6 +179,8 @@ const (
 type Response struct {
 	// Pods are the candidates: highest score first, equal ones by name.
 	Pods []PodScore
+	// LeftOut is how many more there are, which Request.Top has left out.
+	LeftOut int
 	// Best names a pod of the highest score, empty when no pod scores above 0. Of
 	// equal pods the prompt decides: the same one in every process, and another one
 	// for other prompts.

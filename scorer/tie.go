@@ -12,19 +12,19 @@ import (
 // hashing. Every scorer gives one prompt the same answer, different prompts spread
 // evenly over the pods, and a pod that leaves moves only the prompts that it had.
 
-// winner returns the place of the pod to choose among the leading pods of equal
-// score. The pods are sorted by falling score.
-func winner(pods []PodScore, lot uint64) int {
-	best, highest := 0, uint64(0)
-	for i := range pods {
-		if pods[i].Score != pods[0].Score {
-			break
+// best returns the pod to choose among those of the highest score, "" where that is 0.
+func (r *ranking) best(lot uint64) (pod string) {
+	most, drawn := 0.0, uint64(0)
+	for i := range r.all {
+		c := &r.all[i]
+		if c.score < most || c.score == 0 {
+			continue
 		}
-		if h := xxh3.HashStringSeed(pods[i].Pod, lot); i == 0 || h > highest {
-			best, highest = i, h
+		if h := xxh3.HashStringSeed(c.pod, lot); c.score > most || h > drawn {
+			pod, most, drawn = c.pod, c.score, h
 		}
 	}
-	return best
+	return pod
 }
 
 // lot is the part of the draw that comes from the prompt: the key of its last block

@@ -67,8 +67,14 @@ type Registry struct {
 	generations []Generation
 	// reuse is by slot; nil where nothing is known of any.
 	reuse []Reuse
-	// alike are the slots of which something is known, by what it is.
-	alike []alike
+	// largestBlock is that of all slots' engines, in tokens; windows is whether any has them.
+	largestBlock int
+	windows      bool
+
+	// guests is whether a pod is there that is not registered.
+	guests bool
+	// engines are the kinds of engine by model, made when the first is asked for.
+	engines func() map[string]string
 
 	// predicted are the holders in tier Predicted, by slot; nil where there are none.
 	predicted map[int][]Holder
@@ -148,10 +154,12 @@ func NewRegistry(epoch uint64, pods []Pod, holders []Holder, models map[string]M
 		}
 	}
 	r.readings = sync.OnceValue(func() map[string]Reading { return readNames(pods) })
+	r.engines = sync.OnceValue(func() map[string]string { return enginesOf(pods) })
 	r.densify()
 	r.findBeside()
 	r.findWorkers()
-	r.findAlike()
+	r.findLimits()
+	r.guests = slices.ContainsFunc(pods, func(p Pod) bool { return p.Model == "" })
 	return r
 }
 
@@ -237,20 +245,34 @@ func (r *Registry) Predicted(pod string, rank int) []Holder {
 	return r.predicted[slot]
 }
 
+// HasGuests reports whether Pods has some that are not registered: they are there only
+// because a query, or a value, names them, and have no model.
+func (r *Registry) HasGuests() bool { return r.guests }
+
 // EngineOf returns the kind of engine that all live pods of a model have, empty where
 // they differ, or where one of them does not say.
 func (r *Registry) EngineOf(model string) string {
-	engine, found := "", false
-	for i := range r.Pods {
-		switch p := &r.Pods[i]; {
-		case p.Model != model || p.PartOf != nil:
-		case !found:
-			engine, found = p.Engine, true
-		case p.Engine != engine:
-			return ""
+	if r.engines == nil {
+		return "" // the zero Registry
+	}
+	return r.engines()[model]
+}
+
+// enginesOf is EngineOf of all models.
+func enginesOf(pods []Pod) map[string]string {
+	engines := map[string]string{}
+	for i := range pods {
+		p := &pods[i]
+		if p.PartOf != nil {
+			continue
+		}
+		if engine, found := engines[p.Model]; found && engine != p.Engine {
+			engines[p.Model] = ""
+		} else if !found {
+			engines[p.Model] = p.Engine
 		}
 	}
-	return engine
+	return engines
 }
 
 // setGeneration notes the generation of the last slot so far.

@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"iter"
 	"strconv"
 	"strings"
 )
@@ -61,27 +60,20 @@ func (r *Registry) Reuse(slot int) Reuse {
 	return u
 }
 
-// Limited gives the slots whose engines cannot reuse every index block that they hold,
-// where index blocks have blockSize tokens: those with windows, and those with larger
-// blocks.
-func (r *Registry) Limited(blockSize int) iter.Seq[int] {
-	return func(yield func(int) bool) {
-		for i := range r.alike {
-			if c := &r.alike[i]; c.reuse.Window > 0 || c.reuse.Block > blockSize {
-				for _, slot := range c.slots {
-					if !yield(int(slot)) {
-						return
-					}
-				}
-			}
-		}
-	}
+// HasLimited reports whether the engine of any slot cannot reuse every index block that it
+// holds, where index blocks have blockSize tokens.
+func (r *Registry) HasLimited(blockSize int) bool {
+	return r.windows || r.largestBlock > blockSize
 }
 
-// alike are the slots whose engines can reuse the same.
-type alike struct {
-	reuse Reuse
-	slots []int32
+// IsLimited reports whether the engine of a slot cannot reuse every index block that it
+// holds: it has windows, or larger blocks.
+func (r *Registry) IsLimited(slot, blockSize int) bool {
+	if !r.HasLimited(blockSize) {
+		return false
+	}
+	u := r.Reuse(slot)
+	return u.Window > 0 || u.Block > blockSize
 }
 
 // setReuse notes what is known of the last slot so far.
@@ -95,25 +87,14 @@ func (r *Registry) setReuse(u Reuse) {
 	r.reuse[len(r.Slots)-1] = u
 }
 
-// findAlike fills alike in. The slots are complete by then.
-func (r *Registry) findAlike() {
+// findLimits finds what HasLimited asks for. The slots are complete by then.
+func (r *Registry) findLimits() {
 	for r.reuse != nil && len(r.reuse) < len(r.Slots) {
 		r.reuse = append(r.reuse, Reuse{})
 	}
-	kinds, at := map[Reuse]int{}, 0 // neighbours are of one kind, mostly
 	for slot := range r.Slots {
 		u := r.Reuse(slot)
-		if u.Block <= 1 && u.Window == 0 {
-			continue
-		}
-		if at >= len(r.alike) || r.alike[at].reuse != u {
-			place, known := kinds[u]
-			if at = place; !known {
-				at = len(r.alike)
-				kinds[u] = at
-				r.alike = append(r.alike, alike{reuse: u})
-			}
-		}
-		r.alike[at].slots = append(r.alike[at].slots, int32(slot))
+		r.largestBlock = max(r.largestBlock, u.Block)
+		r.windows = r.windows || u.Window > 0
 	}
 }

@@ -57,6 +57,9 @@ func writeRanking(out io.Writer, r *client.ScoreResponse) {
 		fmt.Fprintf(w, "\t%s\n", tierList(m.Tiers))
 	}
 	_ = w.Flush() // out's errors are those of a closed terminal
+	if r.LeftOut > 0 {
+		fmt.Fprintf(out, "and %s\n", cli.Count(r.LeftOut, "more pod"))
+	}
 }
 
 // verdicts say in words what the numbers do not, the most important first: an

@@ -24,12 +24,15 @@ func TestVerdicts(t *testing.T) {
 	}
 	held := answer(3, true, "")
 	held.Scores = map[string]float64{"p": 3}
+	cut := answer(3, true, "")
+	cut.Scores, cut.LeftOut = map[string]float64{"p": 3}, 7
 	for name, tc := range map[string]struct {
 		r       *client.ScoreResponse
 		want    []string // parts of the text, in order
 		without string   // a part that it must not have
 	}{
 		"held":           {held, []string{"POD", "p", "3"}, "no pod"},
+		"top":            {cut, []string{"POD", "p", "3", "and 7 more pods"}, "no pod"},
 		"nobody":         {answer(3, true, ""), []string{"no pod holds the first block"}, "incomplete"},
 		"short":          {answer(0, true, ""), []string{"shorter than a block of 64 tokens"}, "no pod"},
 		"loading":        {answer(0, false, "tokenization_budget"), []string{"incomplete", "--mode sync"}, "shorter"},

@@ -148,7 +148,7 @@ func (s *scoreCall) loaded(ctx context.Context, c *client.Client) (loaded, known
 // registered; none where that cannot be found out.
 func (s *scoreCall) unregistered(ctx context.Context, c *client.Client, r *client.ScoreResponse) (names []string) {
 	for _, name := range s.request.Pods {
-		if r.Scores[name] == 0 && !slices.Contains(names, name) {
+		if score, listed := r.Scores[name]; listed && score == 0 && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -179,6 +179,7 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	tokens := fs.String("tokens", "", "the prompt's token ids, a `LIST` with commas")
 	keys := fs.String("block-keys", "", "the prompt's block keys, a `LIST` of 16 hex digits each")
 	pods := fs.String("pods", "", "rank these pods only, a `LIST` with commas")
+	fs.IntVar(&r.Top, "top", 0, "show the first `N` pods of the ranking; 0 is all")
 	fs.StringVar(&r.Strategy, "strategy", "", "longest_prefix, highest_block or coverage; the server's default when empty")
 	fs.StringVar(&r.LoRA, "lora", "", "`NAME` of the LoRA adapter")
 	fs.StringVar(&r.CacheSalt, "cache-salt", "", "the cache `SALT`")
@@ -194,6 +195,9 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	}
 	if call.timeout <= 0 {
 		return nil, fmt.Errorf("--timeout is %v, it must be positive", call.timeout)
+	}
+	if r.Top < 0 {
+		return nil, fmt.Errorf("--top is %d, it must not be negative", r.Top)
 	}
 	if r.Wait < 0 {
 		return nil, fmt.Errorf("--wait is %v, it must not be negative", r.Wait)

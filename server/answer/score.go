@@ -32,7 +32,11 @@ func AppendScore(b []byte, r *scorer.Response, in *request.Input) []byte {
 			n++
 		}
 	}
-	b = append(b, `},"blocks":{"total":`...)
+	b = append(b, '}')
+	if r.LeftOut > 0 {
+		b = strconv.AppendInt(append(b, `,"left_out":`...), int64(r.LeftOut), 10)
+	}
+	b = append(b, `,"blocks":{"total":`...)
 	b = strconv.AppendInt(b, int64(r.Blocks), 10)
 	b = append(b, `,"size":`...)
 	b = strconv.AppendInt(b, int64(r.BlockSize), 10)

@@ -288,6 +288,12 @@ func (d *decoded) set(name string, v []byte) (err error) {
 				return e
 			}
 		}
+	case "top":
+		var n int32
+		if n, err = slowly[int32](v); err == nil && n < 0 {
+			err = fmt.Errorf("below 0")
+		}
+		d.Top = int(n)
 	case "strategy":
 		var s string
 		if s, err = slowly[string](v); err == nil {

@@ -32,7 +32,7 @@ type Route struct {
 }
 
 // notRouted are the fields of /v1/score that /v1/route does not have.
-var notRouted = map[string]bool{"prompts": true, "predicted": true, "strategy": true, "early_exit": true}
+var notRouted = map[string]bool{"prompts": true, "predicted": true, "top": true, "strategy": true, "early_exit": true}
 
 var (
 	// RouteFields are the fields of a body of /v1/route.

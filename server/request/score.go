@@ -54,7 +54,7 @@ func (q *Score) Only(f scan.Form, kind string) scorer.Input {
 // With is the scorer's request for one prompt.
 func (q *Score) With(in scorer.Input) scorer.Request {
 	return scorer.Request{
-		Model: q.Model, Input: in, Pods: q.pods, Strategy: q.strategy,
+		Model: q.Model, Input: in, Pods: q.pods, Top: q.top, Strategy: q.strategy,
 		LoRA: q.LoRA, Salt: q.Salt, Objects: q.Objects, Media: q.Media, Mode: q.mode, Wait: q.wait,
 		NoSpecialTokens: q.NoSpecialTokens, Truncation: q.Truncation, EarlyExit: q.earlyExit, Explain: q.Explain, Predicted: q.predicted, ReturnTokens: q.Returns != "",
 	}
@@ -80,6 +80,7 @@ type Score struct {
 	Input
 
 	pods      []string
+	top       int
 	strategy  scorer.Strategy
 	Explain   bool
 	predicted bool
@@ -117,6 +118,7 @@ var ScoreFields = append(engineFields(scoreInput), scan.Fields[Score]{
 			return nil
 		})
 	}},
+	{Name: "top", Read: func(s *scan.Scanner, q *Score) error { return s.Count(&q.top) }},
 	{Name: "strategy", Read: func(s *scan.Scanner, q *Score) error {
 		b, err := s.StringBytes("a string")
 		if err != nil {

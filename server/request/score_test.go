@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -30,6 +31,7 @@ type decoded struct {
 	Cut                       scorer.Truncation
 	Processed                 bool
 	Prompts, Pods             []string
+	Top                       int
 	Tokens                    []uint32
 	Keys                      []blockkey.Key
 	Strategy                  scorer.Strategy
@@ -56,7 +58,7 @@ func scanned(s *scan.Scanner, q *Score, body []byte) (*decoded, error) {
 		return nil, err
 	}
 	d := &decoded{
-		Model: q.Model, Given: q.Prompt, LoRA: q.LoRA, Salt: q.Salt, Path: q.LoRAPath, Prompts: q.prompts, Pods: q.pods,
+		Model: q.Model, Given: q.Prompt, LoRA: q.LoRA, Salt: q.Salt, Path: q.LoRAPath, Prompts: q.prompts, Pods: q.pods, Top: q.top,
 		Cut: q.Truncation, Processed: q.processed,
 		Tokens: q.Tokens, Keys: q.Keys, Strategy: q.strategy, Mode: q.mode, Wait: q.wait,
 		Explain: q.Explain, Early: q.earlyExit, NoSpecial: q.NoSpecialTokens,
@@ -273,6 +275,7 @@ func TestScannerValues(t *testing.T) {
 		v["lora"] = rapid.StringMatching(`[ -~]{0,40}`).Draw(t, "lora")
 		v["prompts"] = rapid.SliceOfN(rapid.String(), 0, 8).Draw(t, "prompts")
 		v["wait_ms"] = rapid.IntRange(0, 10_000).Draw(t, "wait")
+		v["top"] = rapid.IntRange(0, math.MaxInt32).Draw(t, "top")
 		v["early_exit"] = rapid.Bool().Draw(t, "early")
 		body, err := json.Marshal(v)
 		if err != nil {

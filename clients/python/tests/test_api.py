@@ -15,6 +15,8 @@ def test_score(client: kvatlas.Client) -> None:
     assert client.pod("a") == kvatlas.Pod("a", model="m", ranks=2, labels={"zone": "1"}, lease_s=60.5)
     assert [p.name for p in client.pods()] == ["a", "b/c"]
 
+    first = client.score("m", tokens=range(130), pods=["a", "b/c", "none"], top=1)
+    assert (len(first.scores), first.left_out) == (1, 2)
     s = client.score("m", tokens=range(130), pods=["a", "b/c", "none"], explain=True)
     assert s.best == "a"
     assert s.scores == {"a": 2.0, "b/c": 0.8, "none": 0.0}

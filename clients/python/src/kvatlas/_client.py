@@ -67,6 +67,7 @@ class Client:
         block_keys: Optional[Sequence[str]] = None,
         body: Optional[Mapping[str, Any]] = None,
         pods: Optional[Sequence[str]] = None,
+        top: Optional[int] = None,
         strategy: Optional[str] = None,
         lora: Optional[str] = None,
         cache_salt: Optional[str] = None,
@@ -85,6 +86,7 @@ class Client:
         form = {"prompt": prompt, "messages": messages, "tokens": tokens, "block_keys": block_keys, "body": body}
         fields.update(
             pods=None if pods is None else list(pods),
+            top=top,
             strategy=strategy,
             lora=lora,
             cache_salt=cache_salt,
@@ -322,6 +324,7 @@ class AsyncClient:
         block_keys: Optional[Sequence[str]] = None,
         body: Optional[Mapping[str, Any]] = None,
         pods: Optional[Sequence[str]] = None,
+        top: Optional[int] = None,
         strategy: Optional[str] = None,
         lora: Optional[str] = None,
         cache_salt: Optional[str] = None,
@@ -340,6 +343,7 @@ class AsyncClient:
         form = {"prompt": prompt, "messages": messages, "tokens": tokens, "block_keys": block_keys, "body": body}
         fields.update(
             pods=None if pods is None else list(pods),
+            top=top,
             strategy=strategy,
             lora=lora,
             cache_salt=cache_salt,

@@ -126,6 +126,8 @@ class Score:
     tokens: TokenCount
     resolved: Optional[Resolved] = None
     degraded: Optional[Degraded] = None
+    left_out: int = 0
+    """How many pods are not in scores, because of top."""
     frequencies: Optional[List[int]] = None
     explain: Optional[Dict[str, Any]] = None
 

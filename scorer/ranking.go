@@ -1,0 +1,235 @@
+package scorer
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/store"
+)
+
+// candidate is a pod of a ranking: one that holds a counted block, or that was asked for.
+type candidate struct {
+	pod         string // its plain name
+	score       float64
+	best        int32 // the slot of its best rank; -1 where the pod holds nothing
+	blocks      int32 // what that holds
+	first, last int32 // its ranks: ranking.slots[first:last]
+}
+
+// place is where a candidate stands. It is small, as it is what is sorted.
+type place struct {
+	score uint64 // the bits of the candidate's score, which order as scores do: none is below 0
+	at    int32  // which of ranking.all it is
+}
+
+// compare orders places by falling score, and by name.
+func (p place) compare(q place) int {
+	return cmp.Or(cmp.Compare(q.score, p.score), cmp.Compare(p.at, q.at))
+}
+
+// ranking orders the pods of one fold. It is used again for the next request. The work is by
+// pods that hold something, and of those that are not in the answer only their scores are made.
+type ranking struct {
+	all    []candidate // by name
+	slots  []int32     // the slots that hold a counted block, ascending
+	places []place
+}
+
+// collect finds who holds what.
+func (r *ranking) collect(f *fold, how *rule, w *Weights) {
+	r.all, r.slots = r.all[:0], r.slots[:0]
+	if f.Registry == nil {
+		return
+	}
+	r.slots = f.appendHolders(r.slots)
+	slots := f.Registry.Slots
+	// Slots ascend by pod, so a pod's ranks are neighbours.
+	for first := 0; first < len(r.slots); {
+		pod, end := slots[r.slots[first]].Pod, first+1
+		for end < len(r.slots) && slots[r.slots[end]].Pod == pod {
+			end++
+		}
+		c := candidate{pod: f.Registry.PodName(pod), first: int32(first), last: int32(end)}
+		c.best, c.score, c.blocks = f.bestOf(how, w, r.slots[first:end])
+		r.all = append(r.all, c)
+		first = end
+	}
+	if f.Registry.HasBeside() {
+		r.joinBeside()
+	}
+}
+
+// appendHolders appends the slots that hold a counted block, in ascending order.
+func (f *fold) appendHolders(dst []int32) []int32 {
+	// Where many are found, going through all is cheaper than sorting.
+	const few = 8
+	if len(f.found) > len(f.Held)/few {
+		for s := range f.Held {
+			if f.Held[s] != (TierCounts{}) {
+				dst = append(dst, int32(s))
+			}
+		}
+		return dst
+	}
+	for _, s := range f.found {
+		if f.Held[s] != (TierCounts{}) {
+			dst = append(dst, s)
+		}
+	}
+	slices.Sort(dst)
+	return dst
+}
+
+// bestOf returns the best of the slots of one pod, its score and its blocks: the highest
+// score, of equal ones the most blocks, then the lowest rank.
+func (m *Match) bestOf(r *rule, w *Weights, slots []int32) (best int32, score float64, blocks int32) {
+	best = -1
+	for _, s := range slots {
+		n := int32(m.Held[s].Total())
+		if sc := r.score(m, int(s), w); best < 0 || sc > score || (sc == score && n > blocks) {
+			best, score, blocks = s, sc, n
+		}
+	}
+	return best, score, blocks
+}
+
+// joinBeside sorts pods by their plain names, and keeps of two registrations of one pod the
+// one with the higher score: it is the same engine.
+func (r *ranking) joinBeside() {
+	slices.SortFunc(r.all, func(a, b candidate) int {
+		return cmp.Or(strings.Compare(a.pod, b.pod), cmp.Compare(b.score, a.score), cmp.Compare(b.blocks, a.blocks))
+	})
+	r.all = slices.CompactFunc(r.all, func(a, b candidate) bool { return a.pod == b.pod })
+}
+
+// addMissing adds the pods that were asked for and hold nothing. Cache workers are no
+// pods to choose from.
+func (r *ranking) addMissing(m *fold, want []string) {
+	if len(want) == 0 {
+		return
+	}
+	listed := make(map[string]bool, len(r.all)+len(want)) // a request may name thousands
+	for i := range r.all {
+		listed[r.all[i].pod] = true
+	}
+	missing := false
+	for _, name := range want {
+		if name = store.PlainName(name); listed[name] || m.isWorker(name) {
+			continue
+		}
+		listed[name], missing = true, true
+		r.all = append(r.all, candidate{pod: name, best: -1})
+	}
+	if missing {
+		slices.SortFunc(r.all, func(a, b candidate) int { return strings.Compare(a.pod, b.pod) })
+	}
+}
+
+func (m *Match) isWorker(name string) bool {
+	if m.Registry == nil {
+		return false
+	}
+	p, known := m.Registry.PodIndex(name)
+	return known && m.Registry.Pods[p].PartOf != nil
+}
+
+// order makes the places of the top candidates; 0 is all of them.
+func (r *ranking) order(top int) {
+	r.places = r.places[:0]
+	for i := range r.all {
+		p := place{math.Float64bits(r.all[i].score), int32(i)}
+		switch {
+		case top == 0 || len(r.places) < top:
+			r.places = append(r.places, p)
+			if len(r.places) == top {
+				heapify(r.places)
+			}
+		case p.compare(r.places[0]) < 0:
+			r.places[0] = p
+			siftDown(r.places, 0)
+		}
+	}
+	slices.SortFunc(r.places, place.compare)
+}
+
+// heapify makes a heap of places, the last in order at its top.
+func heapify(h []place) {
+	for i := len(h)/2 - 1; i >= 0; i-- {
+		siftDown(h, i)
+	}
+}
+
+func siftDown(h []place, i int) {
+	for {
+		last := i
+		for child := 2*i + 1; child <= 2*i+2 && child < len(h); child++ {
+			if h[child].compare(h[last]) > 0 {
+				last = child
+			}
+		}
+		if last == i {
+			return
+		}
+		h[i], h[last] = h[last], h[i]
+		i = last
+	}
+}
+
+// podScores makes the answer of the places. All lists in it share two arrays.
+func (r *ranking) podScores(f *fold) []PodScore {
+	if len(r.places) == 0 {
+		return nil
+	}
+	held, inTiers := 0, 0
+	for _, p := range r.places {
+		c := &r.all[p.at]
+		held += int(c.last - c.first)
+		if c.best >= 0 {
+			inTiers += f.Held[c.best].tiers()
+		}
+	}
+	out := make([]PodScore, len(r.places))
+	ranks := make([]RankBlocks, 0, held)
+	tiers := make([]TierBlocks, 0, inTiers)
+	for i, at := range r.places {
+		c, p := &r.all[at.at], &out[i]
+		p.Pod = c.pod
+		if c.best < 0 {
+			continue
+		}
+		p.Score, p.Blocks, p.Reusable = c.score, int(c.blocks), f.Reusable(int(c.best))
+		if len(f.Predicted) > 0 {
+			p.Predicted = int(f.Predicted[c.best])
+		}
+		p.Tokens = p.Blocks * f.BlockSize
+		p.Ranks, ranks = part(ranks, f.appendRanks(ranks, r.slots[c.first:c.last]))
+		p.Tiers, tiers = part(tiers, appendTiers(tiers, f.Held[c.best]))
+	}
+	return out
+}
+
+// part returns what was appended to list, in a slice that cannot grow into
+// what comes after, and the longer list.
+func part[T any](list, longer []T) (added, all []T) {
+	return longer[len(list):len(longer):len(longer)], longer
+}
+
+// appendRanks appends the blocks of each rank.
+func (m *Match) appendRanks(dst []RankBlocks, slots []int32) []RankBlocks {
+	for _, s := range slots {
+		dst = append(dst, RankBlocks{Rank: m.Registry.Slots[s].Rank, Blocks: m.Held[s].Total()})
+	}
+	return dst
+}
+
+// appendTiers appends the tiers that have blocks.
+func appendTiers(dst []TierBlocks, b TierCounts) []TierBlocks {
+	for t, n := range b {
+		if n > 0 {
+			dst = append(dst, TierBlocks{Tier: store.Tier(t).String(), Blocks: int(n)})
+		}
+	}
+	return dst
+}
