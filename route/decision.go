@@ -58,6 +58,19 @@ type Decision struct {
 	Estimated bool
 }
 
+// size returns how many tokens to reckon with: an estimate of a text that was not tokenized in
+// time, of which otherwise only the known beginning, often nothing, would be booked.
+func (d *Decision) size(s *scorer.Request) int {
+	if d.Score == nil || d.Score.Exact {
+		return d.Tokens
+	}
+	n, _ := s.Input.Size()
+	if keep := s.Truncation.Keep; keep > 0 {
+		n = min(n, keep)
+	}
+	return max(d.Tokens, n)
+}
+
 // Cached is how many tokens of the prompt the place can reuse.
 func (d *Decision) Cached() (n int) {
 	for _, held := range d.Held {

@@ -151,44 +151,69 @@ func (v *View) speedOf(c *Candidate) float64 {
 	return v.Settings.Speed
 }
 
-// speedNoise is by how much a prefill's time differs from what is expected of it, as the
-// standard deviation of its logarithm: what runs beside it, and how requests fall into batches,
-// is not known here.
-const speedNoise = 0.25
+// What is known of how speeds that were learnt are off, as standard deviations of their
+// logarithms.
+const (
+	// speedNoise is that of one request: what runs beside it, and how requests fall into
+	// batches, is not known here.
+	speedNoise = 0.25
+	// firstNoise is what the first request adds. An engine that has just begun compiles and
+	// allocates, and often others begin beside it: of two real engines that were alike, one
+	// looked 4.3 times as slow by its first request.
+	firstNoise = 1.5
+	// speedDrift is by how much a speed may have changed since it was last seen: the square
+	// of a deviation, in a second. Without it a rank that was slow for a while gets no prompt
+	// that could show that it is fast again.
+	speedDrift = 1.0 / 2000
+)
 
 // learnSpeeds finds out how fast candidates are. What is learnt of each is off by chance, and
 // of several that are alike one always looks the fastest; it would then get every prompt that
 // nobody holds. So speeds are drawn towards their mean, by the share that chance has in how they
 // differ: wholly where that explains all of it, and hardly where pods are of two kinds
-// (the estimator of James and Stein). Of one that nothing was learnt of it is the mean.
+// (the estimator of James and Stein). A speed of which little is known counts little in the
+// mean, and is drawn there the most. Of a rank that nothing was learnt of it is the mean.
 func (v *View) learnSpeeds() {
 	var n, sum, squares, noise float64
 	for i := range v.Candidates {
 		if l := &v.Candidates[i].Load; l.Samples > 0 && l.Speed > 0 {
 			x := math.Log(l.Speed)
-			n, sum, squares, noise = n+1, sum+x, squares+x*x, noise+speedVariance(l.Samples)
+			n, sum, squares, noise = n+1, sum+x, squares+x*x, noise+speedVariance(l, v.Now)
 		}
 	}
 	if n == 0 {
 		return
 	}
-	mean, between := sum/n, 0.0
+	between := 0.0
 	if n > 1 {
-		between = max(0, (squares-n*mean*mean)/(n-1)-noise/n)
+		between = max(0, (squares-sum*sum/n)/(n-1)-noise/n)
 	}
-	all := math.Exp(mean)
+	var weights, weighed float64
+	for i := range v.Candidates {
+		if l := &v.Candidates[i].Load; l.Samples > 0 && l.Speed > 0 {
+			w := 1 / (between + speedVariance(l, v.Now))
+			weights, weighed = weights+w, weighed+w*math.Log(l.Speed)
+		}
+	}
+	all := math.Exp(weighed / weights)
 	for i := range v.Candidates {
 		c := &v.Candidates[i]
 		c.Speed = all
 		if l := &c.Load; between > 0 && l.Samples > 0 && l.Speed > 0 {
-			c.Speed = all * math.Pow(l.Speed/all, between/(between+speedVariance(l.Samples)))
+			c.Speed = all * math.Pow(l.Speed/all, between/(between+speedVariance(l, v.Now)))
 		}
 	}
 }
 
-// speedVariance is how much chance there is in a speed that was learnt from so many requests,
-// as the variance of its logarithm: that of a mean with the weights of loads.Load.
-func speedVariance(samples int64) float64 {
-	w := max(loads.MinSpeedWeight, 1/float64(samples+1))
-	return speedNoise * speedNoise * w / (2 - w)
+// speedVariance is how much chance there is by now in a speed that was learnt, as the variance
+// of its logarithm: that of a mean with the weights of loads.Load, in which the first request
+// is off by more, and what may have changed since.
+func speedVariance(l *loads.Load, now int64) float64 {
+	const lasting = loads.MinSpeedWeight / (2 - loads.MinSpeedWeight)
+	n := float64(l.Samples)
+	first := firstNoise / n
+	if even := 1 / loads.MinSpeedWeight; n > even {
+		first *= math.Pow(1-loads.MinSpeedWeight, n-even)
+	}
+	return speedNoise*speedNoise*max(lasting, 1/n) + first*first + speedDrift*float64(max(0, now-l.Learnt))/1e6
 }

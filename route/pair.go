@@ -154,7 +154,7 @@ func (r *Router) routePair(ctx context.Context, q *Request, fresh bool) (*Decisi
 	if err != nil {
 		return nil, err
 	}
-	v.prompt(d.Tokens, match)
+	v.prompt(d.size(&q.Score), match)
 	p := &pairing{r: r, q: q, decode: &v, match: match, ms: policy.Milliseconds}
 	if err := p.places(&picture); err != nil {
 		return nil, err

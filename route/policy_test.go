@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -221,11 +222,16 @@ var steps2 = []struct {
 // TestSpeeds: what is learnt of pods that are alike differs by chance, and counts as one speed;
 // of pods of two kinds nearly all of the difference counts.
 func TestSpeeds(t *testing.T) {
+	var (
+		samples []int64
+		ago     []time.Duration
+	)
 	speeds := func(learnt ...float64) (out []float64) {
 		v := fleet(len(learnt), 100)
+		v.Now = time.Hour.Microseconds()
 		for i, speed := range learnt {
 			if speed > 0 {
-				v.Candidates[i].Load = loads.Load{Speed: speed, Samples: 50}
+				v.Candidates[i].Load = loads.Load{Speed: speed, Samples: samples[i], Learnt: v.Now - ago[i].Microseconds()}
 			}
 		}
 		v.learnSpeeds()
@@ -234,6 +240,7 @@ func TestSpeeds(t *testing.T) {
 		}
 		return out
 	}
+	samples, ago = []int64{50, 50, 50, 50}, make([]time.Duration, 4)
 	if got := speeds(0, 0); got[0] != loads.DefaultSpeed || got[1] != got[0] {
 		t.Errorf("nothing is learnt: %v", got)
 	}
@@ -245,6 +252,21 @@ func TestSpeeds(t *testing.T) {
 	}
 	if got := speeds(100, 100, 300, 300); got[0] > 104 || got[2] < 288 || got[0] >= got[2] {
 		t.Errorf("of two kinds: %v", got)
+	}
+	// One request of an engine that has just begun says little, of either pod: not that it is
+	// four times as slow as one that is known, and not that the other is slower than it is.
+	samples = []int64{50, 1}
+	if got := speeds(400, 100); got[0] < 360 || got[1] < 250 {
+		t.Errorf("after one slow request: %v", got)
+	}
+	// What was so for long counts, and less when it was long ago.
+	samples = []int64{50, 50}
+	if got := speeds(400, 100); got[1] > 110 {
+		t.Errorf("after fifty: %v", got)
+	}
+	ago[1] = 50 * time.Minute
+	if got := speeds(400, 100); got[1] < 200 {
+		t.Errorf("after fifty, long ago: %v", got)
 	}
 }
 

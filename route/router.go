@@ -163,7 +163,7 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 	if err != nil {
 		return nil, err
 	}
-	v.prompt(d.Tokens, match)
+	v.prompt(d.size(&q.Score), match)
 	if err := q.candidates(v, match, &picture); err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	tokens "github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/scorer"
@@ -490,5 +491,49 @@ func TestPinnedBeforeCost(t *testing.T) {
 	q.Pinned, q.Reserve = &store.RankRef{Pod: "b", Rank: -1}, true
 	if d := w.route(q); d.Pod != "b" || len(d.Fallbacks) != 0 {
 		t.Errorf("%+v", d)
+	}
+}
+
+// A text that is not tokenized in time is booked by its length: otherwise a pod that works on
+// many of them would look idle.
+func TestNotTokenizedInTime(t *testing.T) {
+	w := newWorld(t, func(c *route.Config) {
+		late := scorer.TokenizerFunc(func(context.Context, tokens.Request) (tokens.Result, error) { return tokens.Result{}, nil })
+		s, err := scorer.New(scorer.Config{Index: c.Pods.(store.Index), Tokenizer: late, BlockSize: 16, Budget: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Scorer = s
+	})
+	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
+	text := strings.Repeat("word ", 4000)
+	for _, x := range []struct {
+		what   string
+		change func(q *route.Request)
+		want   int64
+	}{
+		{"a text", func(*route.Request) {}, 5000},
+		{"a text that is cut", func(q *route.Request) { q.Score.Truncation.Keep = 100 }, 100},
+		{"a chat with an image", func(q *route.Request) {
+			image := `{"type":"image_url","image_url":{"url":"data:image/png;base64,` + strings.Repeat("A", 40_000) + `"}}`
+			q.Score.Input = scorer.Chat(tokens.Chat{Messages: []byte(`[{"role":"user","content":[{"type":"text","text":"` + text + `"},` + image + `]}]`)})
+		}, 5020},
+	} {
+		q := route.Request{Score: scorer.Request{Model: "m", Input: scorer.Prompt(text)}, Reserve: true, ID: x.what}
+		x.change(&q)
+		d := w.route(q)
+		p, err := w.Loads(t.Context(), "m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Loads[d.RankRef].Prefill; got < x.want || got > x.want+10 {
+			t.Errorf("%s: %d tokens are booked, want %d", x.what, got, x.want)
+		}
+		if d.Tokens != 0 || d.Score.Exact {
+			t.Errorf("%s: the answer says %d tokens, exact %v", x.what, d.Tokens, d.Score.Exact)
+		}
+		if _, err := w.End(t.Context(), "m", x.what); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

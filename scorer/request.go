@@ -1,6 +1,7 @@
 package scorer
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -54,7 +55,7 @@ func Tokens(ids []uint32) Input { return Input{kind: inputTokens, tokens: ids} }
 func BlockKeys(keys []blockkey.Key) Input { return Input{kind: inputKeys, keys: keys} }
 
 // Size returns the length of the prompt in tokens. Of texts it is an estimate, 4 bytes a
-// token; of block keys it is not known, and 0.
+// token, without media that are inline; of block keys it is not known, and 0.
 func (in *Input) Size() (tokens int, estimated bool) {
 	const bytesPerToken = 4
 	switch in.kind {
@@ -63,10 +64,25 @@ func (in *Input) Size() (tokens int, estimated bool) {
 	case inputText:
 		return len(in.text) / bytesPerToken, true
 	case inputChat:
-		return len(in.chat.Messages) / bytesPerToken, true
+		return textBytes(in.chat.Messages) / bytesPerToken, true
 	case inputKeys:
 	}
 	return 0, true
+}
+
+// textBytes is the length of JSON without the data: URLs in it.
+func textBytes(b []byte) int {
+	n := len(b)
+	for start := []byte(`"data:`); ; {
+		at := bytes.Index(b, start)
+		if at < 0 {
+			return n
+		}
+		b = b[at+len(start):]
+		end := max(0, bytes.IndexByte(b, '"'))
+		n -= end
+		b = b[end:]
+	}
 }
 
 // Request asks for the ranking of pods for one prompt.

@@ -65,6 +65,7 @@ func recorded(seeds int) (out []scenario) {
 		{"two speeds", 8, 24, 12_000, []float64{1, 2}, 0},
 		{"two speeds, little room", 8, 24, 6_000, []float64{1, 2}, 0},
 		{"two engines, few chats", 2, 4, 12_000, nil, 0},
+		{"few chats, one slow of four", 4, 4, 12_000, []float64{1, 1, 1, 3}, 0},
 		{"two engines, few chats, one slow at first", 2, 4, 12_000, nil, 8},
 		{"room, one slow at first", 8, 24, 12_000, nil, 8},
 	} {
