@@ -74,7 +74,7 @@ func (x *exchange) prepare(r *http.Request) error {
 	}
 	if x.of == apiOther {
 		if r.Body != nil && r.Body != http.NoBody {
-			x.streamed = &once{ReadCloser: http.MaxBytesReader(x.w, r.Body, g.c.MaxBody)}
+			x.streamed = &once{ReadCloser: http.MaxBytesReader(x.w, r.Body, g.c.MaxBody), left: r.ContentLength}
 		}
 		return x.chooseAlone("unread", nil)
 	}
@@ -262,15 +262,27 @@ func (g *Gateway) look() {
 
 // once is a client's body that is passed on as it comes. It stays open until its request has
 // an answer, so that a request of which nothing was sent can go to another pod.
+//
+// It is not read beyond its length. A transport reads on there to find the end, beside the
+// answer: the server has closed the body by then, and for that error the transport would cut
+// the answer of an engine that was quick.
 type once struct {
 	io.ReadCloser
+	left int64 // bytes that are to come, negative if that is not known; of the transport's goroutine
 	read atomic.Bool
 }
 
 // Read implements io.Reader.
 func (o *once) Read(p []byte) (int, error) {
 	o.read.Store(true)
-	return o.ReadCloser.Read(p)
+	if o.left == 0 {
+		return 0, io.EOF
+	}
+	n, err := o.ReadCloser.Read(p)
+	if o.left > 0 {
+		o.left = max(0, o.left-int64(n))
+	}
+	return n, err
 }
 
 // Close implements io.Closer; the server closes the body itself.

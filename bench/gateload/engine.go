@@ -62,6 +62,25 @@ func complete(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "data: [DONE]\n\n")
 }
 
+// sized is a body that is not read beyond its length. http.Transport reads on there to find
+// the end, which is an error once the server has closed the body, as it does with the first
+// byte of the answer. The transport then cuts that answer: of an engine that is quick, on a
+// machine that is busy, one in some hundred.
+type sized struct {
+	io.ReadCloser
+	left int64
+}
+
+// Read implements io.Reader.
+func (s *sized) Read(p []byte) (int, error) {
+	if s.left <= 0 {
+		return 0, io.EOF
+	}
+	n, err := s.ReadCloser.Read(p)
+	s.left -= int64(n)
+	return n, err
+}
+
 // serveBare is a ReverseProxy with nothing around it but idle connections enough for the load.
 func serveBare(address, engine string) error {
 	to, err := url.Parse("http://" + engine)
@@ -69,7 +88,11 @@ func serveBare(address, engine string) error {
 		return err
 	}
 	p := &httputil.ReverseProxy{
-		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(to); r.SetXForwarded() },
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(to)
+			r.SetXForwarded()
+			r.Out.Body = &sized{r.Out.Body, r.Out.ContentLength}
+		},
 		FlushInterval: -1,
 		Transport:     &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true},
 	}
