@@ -11,6 +11,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvatlas/kvatlas/internal/nearest"
 	"github.com/kvatlas/kvatlas/route/loads"
 )
 
@@ -67,7 +68,7 @@ func ParsePolicy(name string) (Entry, error) {
 	defer registry.mu.RUnlock()
 	e, ok := registry.entries[name]
 	if !ok {
-		return Entry{}, fmt.Errorf("%w: %.40q is none of %s", ErrPolicy, name, strings.Join(names(), ", "))
+		return Entry{}, fmt.Errorf("%w: %.40q is none of %s%s", ErrPolicy, name, strings.Join(names(), ", "), nearest.Clause(name, names()))
 	}
 	return e, nil
 }

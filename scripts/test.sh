@@ -24,6 +24,10 @@ step 1 "tools that the tests need"
 need_go "$name"
 need_cxx "$name"
 need_tool "$name" redis-server redis-server "the Redis store is tested against a real server"
+# Completion is typed into all three; a test is skipped of one that is not there.
+for shell in zsh fish; do
+  command -v $shell >/dev/null || ! can_apt || apt_install "$name" $shell || true
+done
 go version
 redis-server --version
 

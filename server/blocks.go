@@ -26,19 +26,19 @@ type blocksRequest struct {
 
 func blocksInput(q *blocksRequest) *request.Input { return &q.Input }
 
-var opNames = map[string]store.OpKind{"add": store.Add, "remove": store.Remove, "clear": store.Clear}
+// opNames are the names of ops.
+var (
+	opNames = []string{"add", "remove", "clear"}
+	opKinds = []store.OpKind{store.Add, store.Remove, store.Clear}
+)
 
 var blocksFields = scan.Fields[blocksRequest]{
 	{Name: "op", Read: func(s *scan.Scanner, q *blocksRequest) error {
-		b, err := s.StringBytes("a string")
-		if err != nil {
-			return err
+		i, err := s.WordOf(opNames)
+		if err == nil {
+			q.op = opKinds[i]
 		}
-		var known bool
-		if q.op, known = opNames[string(b)]; !known {
-			return s.Wrong("is none of add, remove, clear")
-		}
-		return nil
+		return err
 	}},
 	request.InputOf("model", blocksInput, request.ReadModel),
 	{Name: "pod", Read: func(s *scan.Scanner, q *blocksRequest) error { return s.PodName(&q.pod) }},
@@ -53,7 +53,7 @@ var blocksFields = scan.Fields[blocksRequest]{
 			return err
 		}
 		if q.tier, err = store.ParseTier(string(b)); err != nil {
-			return s.Wrong("is none of gpu, cpu, disk, shared")
+			return s.NoneOf(string(b), []string{store.GPU.String(), store.CPU.String(), store.Disk.String(), store.Shared.String()})
 		}
 		return nil
 	}},

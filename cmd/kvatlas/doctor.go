@@ -27,42 +27,34 @@ that means and what to do about it. It changes nothing.
   kvatlas doctor --config FILE         the redis and the tokenizers of this file of kvatlas serve
   kvatlas doctor lmcache               what LMCache has filed; see its own --help
 
-It takes the flags, variables and file of kvatlas serve, and these:
-
-  --server URL         the server to ask, host:port or a URL [$KVATLAS_SERVER]
-  --engine-events URL  the endpoint of one rank's events, tcp://host:port
-  --engine-replay URL  that of its replay socket
-  --engine-seed SEED   the PYTHONHASHSEED that it should have
-  --timeout DURATION   how long to look at each of them at most (default 15s)
-  --json               write the findings as JSON
-
 It ends with status 0, and with 1 when something fails. docs/operations.md has
-a paragraph on each finding.
+a paragraph on each finding. It takes the flags, variables and file of kvatlas
+serve, and these:
+
 `
 
 // doctor is the command.
 func (p *program) doctor(ctx context.Context, args []string) int {
 	flags := flag.NewFlagSet("kvatlas doctor", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
 	loader := config.NewLoader(flags)
 	d := doctor.Config{Version: versionWord(), Token: p.Getenv("KVATLAS_TOKEN")}
-	flags.StringVar(&d.Server, "server", p.Getenv("KVATLAS_SERVER"), "")
-	flags.StringVar(&d.Engine.Endpoint, "engine-events", "", "")
-	flags.StringVar(&d.Engine.Replay, "engine-replay", "", "")
-	flags.Func("engine-seed", "", func(s string) error {
+	flags.StringVar(&d.Server, "server", p.Getenv("KVATLAS_SERVER"), "the server to ask, host:port or a `URL` [$KVATLAS_SERVER]")
+	flags.StringVar(&d.Engine.Endpoint, "engine-events", "", "the `ENDPOINT` of one rank's events, tcp://host:port")
+	flags.StringVar(&d.Engine.Replay, "engine-replay", "", "the `ENDPOINT` of its replay socket")
+	flags.Func("engine-seed", "the PYTHONHASHSEED that it should have, a `SEED`; may stand more than once", func(s string) error {
 		d.Engine.Seeds = append(d.Engine.Seeds, s)
 		return nil
 	})
-	flags.DurationVar(&d.Timeout, "timeout", 15*time.Second, "")
-	asJSON := flags.Bool("json", false, "")
-	switch err := flags.Parse(args); {
+	flags.DurationVar(&d.Timeout, "timeout", 15*time.Second, "how long to look at each of them at most")
+	asJSON := flags.Bool("json", false, "write the findings as JSON")
+	switch err := p.ReadSettings(flags, loader, args, func(w io.Writer) {
+		fmt.Fprint(w, doctorUsage)
+		cli.WriteFlags(w, flags, loader)
+	}); {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(p.Stdout, doctorUsage)
 		return cli.ExitOK
 	case err != nil:
-		return p.Misuse("doctor", loader.FlagError(err))
-	case flags.NArg() > 0:
-		return p.Misuse("doctor", fmt.Errorf("%q: it takes flags only", flags.Arg(0)))
+		return p.Misuse("doctor", err)
 	case d.Engine.Endpoint == "" && (d.Engine.Replay != "" || d.Engine.Seeds != nil):
 		return p.Misuse("doctor", errors.New("--engine-replay and --engine-seed are for --engine-events"))
 	case d.Timeout <= 0:
@@ -131,7 +123,7 @@ func writeReport(w io.Writer, report []doctor.Section) {
 				found = f.Where + ": " + found
 			}
 			indent := strings.Repeat(" ", name+9)
-			text := wrap(terminal.Printable(found), indent, reportWidth)
+			text := cli.Wrap(terminal.Printable(found), indent, reportWidth)
 			head := fmt.Sprintf("  %-4s  %-*s ", f.Level, name, terminal.Printable(f.What))
 			if len(head) > len(indent) {
 				text = head + "\n" + text
@@ -140,10 +132,10 @@ func writeReport(w io.Writer, report []doctor.Section) {
 			}
 			fmt.Fprint(w, text)
 			if f.Means != "" {
-				fmt.Fprint(w, wrap(terminal.Printable(f.Means), indent, reportWidth))
+				fmt.Fprint(w, cli.Wrap(terminal.Printable(f.Means), indent, reportWidth))
 			}
 			if f.Do != "" {
-				text := wrap(terminal.Printable(f.Do), indent+"   ", reportWidth)
+				text := cli.Wrap(terminal.Printable(f.Do), indent+"   ", reportWidth)
 				fmt.Fprint(w, indent+"-> "+strings.TrimLeft(text, " "))
 			}
 		}

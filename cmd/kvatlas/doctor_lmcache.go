@@ -26,21 +26,10 @@ workers, scoring will find, and which never match.
   kvatlas doctor lmcache --redis URL --profile PROFILE --model MODEL --tokens-file FILE
   kvatlas doctor lmcache --redis URL --profile PROFILE --model MODEL --prompt TEXT --server URL
 
-It takes the flags, variables and file of kvatlas serve, and these:
-
-  --profile PROFILE    how engines of a model run LMCache, may stand more than once,
-                       as in lmcache-models, which it replaces:
-                       MODEL?version=0.5.6&algorithm=sha256_cbor&seed=0
-  --model MODEL        the model of the prompt
-  --tokens-file FILE   a prompt that an engine has had, as token ids in JSON: [1,2,...]
-  --prompt TEXT        the same as text, which --server makes into tokens
-  --server URL         the server to ask, http://host:port [$KVATLAS_SERVER]
-  --keys N             how many of LMCache's keys to look at (default 100000)
-  --timeout DURATION   how long to look at most (default 15s)
-  --json               write the findings as JSON
-
 With a prompt it looks for the hashes by which engines have filed it, and says
-which setting differs. It reads no tensors and changes nothing.
+which setting differs. It reads no tensors and changes nothing. It takes the flags,
+variables and file of kvatlas serve, and these:
+
 `
 
 // doctorLMCache is one call of kvatlas doctor lmcache.
@@ -63,7 +52,6 @@ func (p *program) doctorLMCache(ctx context.Context, args []string) int {
 	d, err := p.readDoctorLMCache(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(p.Stdout, doctorLMCacheUsage)
 		return cli.ExitOK
 	case err != nil:
 		return p.Misuse("doctor lmcache", err)
@@ -87,10 +75,9 @@ func (p *program) doctorLMCache(ctx context.Context, args []string) int {
 
 func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 	flags := flag.NewFlagSet("kvatlas doctor lmcache", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
 	loader := config.NewLoader(flags)
 	d := &doctorLMCache{profiles: map[string][]lmcache.Profile{}}
-	flags.Func("profile", "", func(text string) error {
+	flags.Func("profile", "how engines of a model run LMCache, a `PROFILE` as in lmcache-models, which it replaces: MODEL?version=0.5.6&algorithm=sha256_cbor&seed=0; may stand more than once", func(text string) error {
 		model, p, err := config.ParseLMCacheProfile(text)
 		if err != nil {
 			return err
@@ -98,23 +85,21 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 		d.profiles[model] = append(d.profiles[model], p)
 		return nil
 	})
-	flags.StringVar(&d.model, "model", "", "")
-	flags.StringVar(&d.tokens, "tokens-file", "", "")
-	flags.StringVar(&d.prompt, "prompt", "", "")
+	flags.StringVar(&d.model, "model", "", "the `MODEL` of the prompt")
+	flags.StringVar(&d.tokens, "tokens-file", "", "a prompt that an engine has had, a `FILE` of token ids in JSON: [1,2,...]")
+	flags.StringVar(&d.prompt, "prompt", "", "the same as `TEXT`, which --server makes into tokens")
 	d.token = p.Getenv("KVATLAS_TOKEN")
-	flags.StringVar(&d.server, "server", p.Getenv("KVATLAS_SERVER"), "")
-	flags.IntVar(&d.keys, "keys", 100_000, "")
-	flags.DurationVar(&d.timeout, "timeout", 15*time.Second, "")
-	flags.BoolVar(&d.json, "json", false, "")
-	if err := flags.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return nil, err
-		}
-		return nil, loader.FlagError(err)
+	flags.StringVar(&d.server, "server", p.Getenv("KVATLAS_SERVER"), "the server to ask, host:port or a `URL` [$KVATLAS_SERVER]")
+	flags.IntVar(&d.keys, "keys", 100_000, "how many of LMCache's keys to look at")
+	flags.DurationVar(&d.timeout, "timeout", 15*time.Second, "how long to look at most")
+	flags.BoolVar(&d.json, "json", false, "write the findings as JSON")
+	if err := p.ReadSettings(flags, loader, args, func(w io.Writer) {
+		fmt.Fprint(w, doctorLMCacheUsage)
+		cli.WriteFlags(w, flags, loader)
+	}); err != nil {
+		return nil, err
 	}
 	switch {
-	case flags.NArg() > 0:
-		return nil, fmt.Errorf("%q: it takes flags only", flags.Arg(0))
 	case d.timeout <= 0:
 		return nil, fmt.Errorf("--timeout is %v, it must be positive", d.timeout)
 	case d.keys < 1 || d.keys > 10_000_000:

@@ -92,7 +92,7 @@ func TestScoreChatFileIsTheAPI(t *testing.T) {
 		{"a list of prompts", `{"prompt":["Hello","Hello you"]}`, cli.ExitOK, "prompt 1\n"},
 		{"messages of Anthropic's", `{"system":"s","max_tokens":5,` + said + `}`, cli.ExitOK, " tokens ("},
 		{"responses", `{"input":"Hello"}`, cli.ExitOK, ": 12 tokens ("},
-		{"a slip of the pen", `{"tool":[],` + said + `}`, cli.ExitFailed, "answers 400 unknown_field: there is no such field (tool)"},
+		{"a slip of the pen", `{"tool":[],` + said + `}`, cli.ExitFailed, "answers 400 unknown_field: there is no such field (did you mean tools?) (tool)"},
 		{"a wrong value", `{"add_generation_prompt":7,` + said + `}`, cli.ExitFailed, "(add_generation_prompt)"},
 		{"what cannot be done", `{"previous_response_id":"x","input":"Hello"}`, cli.ExitFailed, "(previous_response_id)"},
 		{"given twice", `{"stream":true,"stream":true,` + said + `}`, cli.ExitFailed, "stream is given twice"},
@@ -135,9 +135,7 @@ func TestScoreJSONHasTheStatus(t *testing.T) {
 // TestEveryCommandHasHelp asks each command for its help in every way.
 func TestEveryCommandHasHelp(t *testing.T) {
 	t.Parallel()
-	for _, c := range []string{
-		"serve", "score", "doctor", "doctor lmcache", "inspect", "inspect events", "inspect play", "inspect keys", "dump", "restore", "reset", "changelog", "version",
-	} {
+	for _, c := range everyCommand(t) {
 		words := strings.Fields(c)
 		for _, args := range [][]string{append(words, "--help"), append(words, "-h"), append([]string{"help"}, words...)} {
 			status, stdout, stderr := call(t, "", args...)

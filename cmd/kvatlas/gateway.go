@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"flag"
 	"io"
 	"net"
 	"net/http"
@@ -28,7 +29,7 @@ func (p *program) gateway(ctx context.Context, args []string) int {
 	})
 }
 
-func writeGatewayUsage(w io.Writer) {
+func writeGatewayUsage(w io.Writer, _ *flag.FlagSet, _ *config.Loader) {
 	_, _ = io.WriteString(w, `kvatlas gateway takes the requests of OpenAI's clients, and sends each to the engine
 that holds the longest part of its prompt and has the least to do.
 

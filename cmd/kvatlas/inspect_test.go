@@ -407,7 +407,7 @@ func TestInspectKeys(t *testing.T) {
 func TestInspectMisuse(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                      "kvatlas inspect looks at",
-		"pods":                                  `"pods" is nothing to inspect`,
+		"pods":                                  `"pods" is no command`,
 		"events":                                "one ENDPOINT is needed",
 		"events a b":                            "one ENDPOINT is needed",
 		"events http://x":                       "ENDPOINT: ",

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"log"
 	"os"
 	"strings"
@@ -12,16 +11,18 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 )
 
-// newLogger makes the program's logger.
-func newLogger(w io.Writer, cfg *config.Loaded) zerolog.Logger {
+// newLogger makes the program's logger, which writes to its standard error.
+func (p *program) newLogger(cfg *config.Loaded) zerolog.Logger {
 	level, err := zerolog.ParseLevel(cfg.LogLevel)
 	if err != nil {
 		level = zerolog.InfoLevel // the config allows known words only
 	}
-	if cfg.LogFormat == "console" {
-		f, isFile := w.(*os.File)
-		color := isFile && isatty.IsTerminal(f.Fd()) && os.Getenv("NO_COLOR") == ""
-		w = zerolog.ConsoleWriter{Out: w, NoColor: !color, TimeFormat: "15:04:05.000"}
+	w := p.Stderr
+	f, isFile := w.(*os.File)
+	terminal := isFile && isatty.IsTerminal(f.Fd())
+	if cfg.LogFormat == "console" || cfg.LogFormat == "auto" && terminal {
+		// no-color.org: any value but an empty one.
+		w = zerolog.ConsoleWriter{Out: w, NoColor: !terminal || p.Getenv("NO_COLOR") != "" || p.Getenv("TERM") == "dumb", TimeFormat: "15:04:05.000"}
 	}
 	return zerolog.New(w).Level(level).With().Timestamp().Logger()
 }

@@ -25,21 +25,17 @@ func (p *program) serve(ctx context.Context, args []string) int {
 }
 
 // serveAs is a command that serves, with a name, a help text and defaults of its own.
-func (p *program) serveAs(ctx context.Context, args []string, command string, usage func(io.Writer), defaults func(*config.Loader)) int {
+func (p *program) serveAs(ctx context.Context, args []string, command string, usage func(io.Writer, *flag.FlagSet, *config.Loader), defaults func(*config.Loader)) int {
 	fs := flag.NewFlagSet("kvatlas "+command, flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	loader := config.NewLoader(fs)
 	defaults(loader)
 	printConfig := fs.Bool("print-config", false, "write the configuration in force and the origin of each value, then exit")
 	play := fs.Bool("demo", false, "play three engines and a scheduler on the server, show the ranking, then go on serving")
-	switch err := fs.Parse(args); {
+	switch err := p.ReadSettings(fs, loader, args, func(w io.Writer) { usage(w, fs, loader) }); {
 	case errors.Is(err, flag.ErrHelp):
-		usage(p.Stdout)
 		return cli.ExitOK
 	case err != nil:
-		return p.Misuse(command, loader.FlagError(err))
-	case fs.NArg() > 0:
-		return p.Misuse(command, fmt.Errorf("%q: it takes flags only", fs.Arg(0)))
+		return p.Misuse(command, err)
 	}
 	if *play {
 		loader.SetDefault("tokenizers", demoTokenizers)
@@ -63,7 +59,7 @@ func (p *program) serveAs(ctx context.Context, args []string, command string, us
 		return cli.ExitOK
 	}
 
-	log := newLogger(p.Stderr, cfg)
+	log := p.newLogger(cfg)
 	svc, err := newService(cfg, log)
 	if err != nil {
 		return p.Fail(command, err)
@@ -102,62 +98,17 @@ func (p *program) demo(ctx context.Context, url string) error {
 	return nil
 }
 
-func writeServeUsage(w io.Writer) {
+func writeServeUsage(w io.Writer, fs *flag.FlagSet, loader *config.Loader) {
 	fmt.Fprint(w, `kvatlas serve answers scoring requests over HTTP.
 
   kvatlas serve [flags]            the index in memory, or in Redis with --redis
   kvatlas serve --print-config     the configuration in force, and where it comes from
   kvatlas serve --demo             three engines and a scheduler, played on this server
 
-Each flag is also an environment variable and a key of the file that --config
-names; docs/configuration.md has the rules.
-`)
-	section := ""
-	for _, s := range config.Settings() {
-		if s.Section != section {
-			section = s.Section
-			fmt.Fprintf(w, "\n%s\n", section)
-		}
-		flag := "--" + s.Name
-		if !s.IsSwitch() {
-			flag += " " + s.Placeholder()
-		}
-		fmt.Fprintf(w, "  %s\n", flag)
-		fmt.Fprint(w, wrap(s.Doc(), "      ", 88))
-		notes := "[$" + s.Env
-		if s.Alias != "" {
-			notes += ", $" + s.Alias
-		}
-		notes += "]"
-		if s.Default != "" {
-			notes = "default " + s.Default + " " + notes
-		}
-		if s.Min != "" {
-			notes = s.Min + " to " + s.Max + ", " + notes
-		}
-		fmt.Fprintf(w, "      %s\n", notes)
-	}
-}
+Each flag below a heading is also an environment variable and a key of the file that
+--config names; docs/configuration.md has the rules.
 
-// wrap breaks a text into lines of width bytes at most, indented.
-func wrap(text, indent string, width int) string {
-	var b strings.Builder
-	column := 0
-	for word := range strings.FieldsSeq(text) {
-		switch {
-		case column == 0:
-			b.WriteString(indent)
-			column = len(indent)
-		case column+1+len(word) > width:
-			b.WriteString("\n" + indent)
-			column = len(indent)
-		default:
-			b.WriteByte(' ')
-			column++
-		}
-		b.WriteString(word)
-		column += len(word)
-	}
-	b.WriteByte('\n')
-	return b.String()
+`)
+	cli.WriteFlags(w, fs, loader)
+	cli.WriteSettings(w)
 }

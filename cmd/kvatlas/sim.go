@@ -64,7 +64,7 @@ func (p *program) readSimCall(args []string) (*simCall, error) {
 	c := &simCall{}
 	e := &c.config.Engine
 	fs.IntVar(&c.pods, "pods", 1, "how many engines")
-	kind := fs.String("engine", "vllm", "whose they are: vllm, sglang or trtllm")
+	kind := fs.String("engine", "vllm", "whose they are: `"+strings.Join(simengine.Kinds(), "|")+"`")
 	fs.StringVar(&c.config.Version, "engine-version", "", "the `RELEASE` whose events and pages they have; the newest that is known when empty")
 	fs.StringVar(&c.config.Model, "model", "sim/model", "the model's `NAME`")
 	fs.StringVar(&c.tokenizers, "tokenizers", "", "`DIRECTORY` of tokenizers, as of kvatlas serve; none when empty")
@@ -76,7 +76,7 @@ func (p *program) readSimCall(args []string) (*simCall, error) {
 	fs.IntVar(&e.DiskBlocks, "disk-blocks", 0, "blocks of the disk below that; 0 is none")
 	fs.IntVar(&e.Window, "window", 0, "tokens of a sliding window in half of the layers (vllm only); 0 is none")
 	fs.BoolVar(&e.State, "states", false, "states as Mamba's in half of the layers (vllm only)")
-	retention := fs.String("retention", "", "what is kept of windows and states: `all`, or what is before the ends of prompts, as ends, or each so many tokens as well; the release's own when empty")
+	retention := fs.String("retention", "", "`WHAT` is kept of windows and states: all, or what is before the ends of prompts, as ends, or each so many tokens as well; the release's own when empty")
 	fs.Float64Var(&c.config.Speed, "speed", 1, "how many times faster than a real engine")
 	fs.StringVar(&c.host, "host", "127.0.0.1", "the `ADDRESS` at which engines listen")
 	fs.IntVar(&c.port, "port", 8000, "HTTP port of the first engine")

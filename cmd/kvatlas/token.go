@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -25,9 +26,9 @@ only here, to the terminal. With --token it makes the line of a token that you h
 `
 
 // token is the command.
-func (p *program) token(args []string) int {
+func (p *program) token(_ context.Context, args []string) int {
 	fs := flag.NewFlagSet("kvatlas token", flag.ContinueOnError)
-	role := fs.String("role", "read", "what the caller may do: read, write or admin")
+	role := fs.String("role", "read", "what the caller may do: `read|write|admin`")
 	token := fs.String("token", "", "the token, of at least 20 characters that cannot be guessed; else one is made")
 	words, err := p.ReadFlags(fs, args, tokenUsage)
 	switch {
@@ -40,8 +41,8 @@ func (p *program) token(args []string) int {
 	case words[0] == "" || strings.ContainsFunc(words[0], func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }):
 		return p.Misuse("token", fmt.Errorf("%q is no name: one word", words[0]))
 	}
-	if r, err := access.ParseRole(*role); err != nil || r == access.None {
-		return p.Misuse("token", fmt.Errorf("--role: %q is not read, write or admin", *role))
+	if err := cli.OneOf("role", *role, []string{access.Read.String(), access.Write.String(), access.Admin.String()}); err != nil {
+		return p.Misuse("token", err)
 	}
 	given := *token != ""
 	if !given {

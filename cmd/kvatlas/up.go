@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/route"
+	simengine "github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/talks"
 	"github.com/kvatlas/kvatlas/sim/wire"
 )
@@ -58,7 +59,7 @@ func (p *program) readUpCall(args []string) (*upCall, error) {
 	fs := flag.NewFlagSet("kvatlas up", flag.ContinueOnError)
 	c := &upCall{}
 	pods := fs.Int("pods", 8, "how many engines")
-	engine := fs.String("engine", "vllm", "whose they are: vllm, sglang or trtllm")
+	engine := fs.String("engine", "vllm", "whose they are: `"+strings.Join(simengine.Kinds(), "|")+"`")
 	blocks := fs.Int("blocks", 12_000, "blocks of 16 tokens that each has room for")
 	speed := fs.Float64("speed", 4, "how many times faster than real engines they are")
 	port := fs.Int("port", 8000, "HTTP port of the first engine")
@@ -67,9 +68,9 @@ func (p *program) readUpCall(args []string) (*upCall, error) {
 	control := fs.String("control", "127.0.0.1:7999", "`ADDRESS` of the engines' control page")
 	fs.StringVar(&c.listen, "listen", "127.0.0.1:8080", "the server's `ADDRESS`")
 	fs.IntVar(&c.chats, "chats", 24, "how many conversations go on at a time")
-	policy := fs.String("policy", "eta", "the `NAME` of the policy by which a pod is chosen: "+strings.Join(route.Policies(), ", "))
+	policy := fs.String("policy", "eta", "the policy by which a pod is chosen: `"+strings.Join(route.Policies(), "|")+"`")
 	compare := fs.String("compare", "", "have the conversations by each policy of a `LIST` with commas, and print what came of it")
-	choose := fs.String("choose", "", "an older name of --policy: prefix is eta, turns is round_robin")
+	choose := fs.String("choose", "", "an older name of --policy, `prefix|turns`: prefix is eta, turns is round_robin")
 	fs.Uint64Var(&c.seed, "seed", 1, "in which order conversations come")
 	fs.DurationVar(&c.interval, "interval", time.Second, "how often the picture is drawn")
 	fs.DurationVar(&c.length, "for", 0, "for how long; 0 is until Ctrl-C")
@@ -188,7 +189,7 @@ func (p *program) runUp(ctx context.Context, c *upCall, f *wire.Fleet) error {
 	if err != nil {
 		return err
 	}
-	svc, err := newService(cfg, newLogger(p.Stderr, cfg))
+	svc, err := newService(cfg, p.newLogger(cfg))
 	if err != nil {
 		return err
 	}

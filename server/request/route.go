@@ -2,6 +2,7 @@ package request
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -81,8 +82,8 @@ func makeRouteFields() (fs scan.Fields[Route]) {
 			if err := s.Text(&q.Role); err != nil {
 				return err
 			}
-			if q.Role != "prefill" && q.Role != "decode" && q.Role != route.RolePair {
-				return s.Wrong("is none of prefill, decode, pair")
+			if roles := []string{"prefill", "decode", route.RolePair}; !slices.Contains(roles, q.Role) {
+				return s.NoneOf(q.Role, roles)
 			}
 			return nil
 		}},

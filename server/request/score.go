@@ -1,7 +1,6 @@
 package request
 
 import (
-	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/prompt"
@@ -99,6 +98,20 @@ func (q *Score) Reset() {
 
 func scoreInput(q *Score) *Input { return &q.Input }
 
+// modeNames are the names of modes.
+var (
+	modeNames = []string{"wait", "async", "sync"}
+	modes     = []prompt.Mode{prompt.Wait, prompt.Async, prompt.Sync}
+)
+
+// strategyNames are the names of all strategies.
+var strategyNames = func() (out []string) {
+	for _, s := range scorer.Strategies() {
+		out = append(out, string(s))
+	}
+	return out
+}()
+
 // ScoreFields are the fields of POST /v1/score.
 var ScoreFields = append(engineFields(scoreInput), scan.Fields[Score]{
 	InputOf("model", scoreInput, ReadModel),
@@ -120,19 +133,11 @@ var ScoreFields = append(engineFields(scoreInput), scan.Fields[Score]{
 	}},
 	{Name: "top", Read: func(s *scan.Scanner, q *Score) error { return s.Count(&q.top) }},
 	{Name: "strategy", Read: func(s *scan.Scanner, q *Score) error {
-		b, err := s.StringBytes("a string")
-		if err != nil {
-			return err
+		i, err := s.WordOf(strategyNames)
+		if err == nil {
+			q.strategy = scorer.Strategy(strategyNames[i])
 		}
-		var names []string
-		for _, st := range scorer.Strategies() {
-			if string(b) == string(st) {
-				q.strategy = st
-				return nil
-			}
-			names = append(names, string(st))
-		}
-		return s.Wrong("is none of " + strings.Join(names, ", "))
+		return err
 	}},
 	InputOf("lora", scoreInput, ReadLoRA),
 	{Name: "explain", Read: func(s *scan.Scanner, q *Score) error { return s.Bool(&q.Explain) }},
@@ -145,21 +150,11 @@ var ScoreFields = append(engineFields(scoreInput), scan.Fields[Score]{
 		return err
 	}},
 	{Name: "mode", Read: func(s *scan.Scanner, q *Score) error {
-		b, err := s.StringBytes("a string")
-		if err != nil {
-			return err
+		i, err := s.WordOf(modeNames)
+		if err == nil {
+			q.mode = modes[i]
 		}
-		switch string(b) {
-		case "wait":
-			q.mode = prompt.Wait
-		case "async":
-			q.mode = prompt.Async
-		case "sync":
-			q.mode = prompt.Sync
-		default:
-			return s.Wrong("is none of wait, async, sync")
-		}
-		return nil
+		return err
 	}},
 	{Name: "early_exit", Read: func(s *scan.Scanner, q *Score) error { return s.Bool(&q.earlyExit) }},
 }...)

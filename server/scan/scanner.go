@@ -10,8 +10,10 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
+	"github.com/kvatlas/kvatlas/internal/nearest"
 	"github.com/kvatlas/kvatlas/server/refusal"
 )
 
@@ -52,6 +54,14 @@ type Field[T any] struct {
 
 // Fields are what an object may hold, at most 64.
 type Fields[T any] []Field[T]
+
+// names are those of the fields.
+func (fs Fields[T]) names() (out []string) {
+	for i := range fs {
+		out = append(out, fs[i].Name)
+	}
+	return out
+}
 
 // Decode reads the text as one object and nothing after it. It returns the set
 // of fields that were there, by their place in fs.
@@ -106,7 +116,7 @@ func object[T any](s *Scanner, fs Fields[T], dst *T) (seen uint64, err error) {
 				}
 				continue
 			}
-			return 0, &refusal.Error{Status: http.StatusBadRequest, Code: refusal.CodeUnknownField, Param: refusal.Clip(string(s.path)), Message: "there is no such field"}
+			return 0, &refusal.Error{Status: http.StatusBadRequest, Code: refusal.CodeUnknownField, Param: refusal.Clip(string(s.path)), Message: "there is no such field" + nearest.Clause(string(s.path[base:]), fs.names())}
 		}
 		if (seen|nulls)&(1<<i) != 0 {
 			return 0, s.Wrong("is given twice")
@@ -420,6 +430,26 @@ func (s *Scanner) Unexpected(want string) *refusal.Error {
 func (s *Scanner) Wrong(why string) *refusal.Error {
 	p := refusal.Clip(string(s.path))
 	return refusal.Invalid(p, "%s %s", p, why)
+}
+
+// WordOf reads a text that must be one of words, and returns which; the error says of another
+// what was probably meant.
+func (s *Scanner) WordOf(words []string) (int, error) {
+	b, err := s.StringBytes("a string")
+	if err != nil {
+		return 0, err
+	}
+	for i, w := range words {
+		if string(b) == w {
+			return i, nil
+		}
+	}
+	return 0, s.NoneOf(string(b), words)
+}
+
+// NoneOf is the error for a text that is none of words.
+func (s *Scanner) NoneOf(text string, words []string) *refusal.Error {
+	return s.Wrong("is none of " + strings.Join(words, ", ") + nearest.Clause(text, words))
 }
 
 // Refused is for a value that the index does not take, or another package that judges it. The

@@ -3,9 +3,11 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/nearest"
 )
 
 // Kind is whose rules an engine follows.
@@ -35,8 +37,11 @@ func ParseKind(s string) (Kind, error) {
 			return Kind(i), nil
 		}
 	}
-	return 0, fmt.Errorf("%q is none of vllm, sglang, trtllm", s)
+	return 0, fmt.Errorf("%.40q is none of %s%s", s, strings.Join(kindNames[:], ", "), nearest.Clause(s, kindNames[:]))
 }
+
+// Kinds returns the names of all kinds.
+func Kinds() []string { return kindNames[:] }
 
 // ErrConfig is what every error of New is.
 var ErrConfig = errors.New("engine: wrong configuration")

@@ -40,9 +40,12 @@ func Restore(ctx context.Context, p *cli.Program, args []string) int {
 	case len(words) != 1:
 		return p.Misuse("restore", fmt.Errorf("%d arguments: it takes the file of a dump", len(words)))
 	}
+	if err := cli.OneOf("mode", *modeName, []string{snapshot.Merge.String(), snapshot.Replace.String()}); err != nil {
+		return p.Misuse("restore", err)
+	}
 	mode, err := snapshot.ParseMode(*modeName)
 	if err != nil {
-		return p.Misuse("restore", fmt.Errorf("--mode: %q is none of merge, replace", *modeName))
+		return p.Misuse("restore", err)
 	}
 	ask := mode == snapshot.Replace && !*yes
 	if ask && words[0] == "-" {

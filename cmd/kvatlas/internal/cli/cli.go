@@ -24,6 +24,9 @@ type Program struct {
 	Env            []string
 	Name           string // as it was called
 	Version        string // the word for what it is a version of
+	// OnFlags, if not nil, is given the flags of the command that is run, which then ends
+	// with ExitOK: completion looks at them.
+	OnFlags func(Flags)
 }
 
 // HelpFlags ask for help.

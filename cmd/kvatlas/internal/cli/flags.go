@@ -5,24 +5,55 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/internal/nearest"
 )
 
+// Flags are those of a command. Loader has the settings among them, and is nil where there
+// are none.
+type Flags struct {
+	Set    *flag.FlagSet
+	Loader *config.Loader
+}
+
 // ReadFlags reads the flags of a command, which may stand behind its arguments too,
-// and returns the arguments. It writes the help that is asked for, and says of a
-// wrong flag what is near it.
+// and returns the arguments. It writes the help that is asked for, usage and the flags, and
+// says of a wrong flag what is near it.
 func (p *Program) ReadFlags(fs *flag.FlagSet, args []string, usage string) (words []string, err error) {
-	fs.SetOutput(io.Discard)
-	words, err = parseInterspersed(fs, args)
-	if errors.Is(err, flag.ErrHelp) {
-		fmt.Fprint(p.Stdout, usage)
-		fs.SetOutput(p.Stdout)
-		fs.PrintDefaults()
+	return p.read(Flags{Set: fs}, args, func(w io.Writer) {
+		fmt.Fprint(w, usage)
+		WriteFlags(w, fs, nil)
+	})
+}
+
+// ReadSettings is ReadFlags for a command that takes the settings of kvatlas serve, which are
+// loader's, and nothing but flags. help writes its help.
+func (p *Program) ReadSettings(fs *flag.FlagSet, loader *config.Loader, args []string, help func(io.Writer)) error {
+	words, err := p.read(Flags{fs, loader}, args, help)
+	if err == nil && len(words) > 0 {
+		return fmt.Errorf("%q: it takes flags only", words[0])
 	}
-	if err != nil {
-		return nil, config.FlagError(fs, err)
+	return err
+}
+
+func (p *Program) read(f Flags, args []string, help func(io.Writer)) (words []string, err error) {
+	if p.OnFlags != nil {
+		p.OnFlags(f)
+		return nil, flag.ErrHelp
+	}
+	f.Set.SetOutput(io.Discard)
+	words, err = parseInterspersed(f.Set, args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		help(p.Stdout)
+		return nil, err
+	case err != nil && f.Loader != nil:
+		return nil, f.Loader.FlagError(err)
+	case err != nil:
+		return nil, config.FlagError(f.Set, err)
 	}
 	return words, nil
 }
@@ -81,4 +112,21 @@ func SplitList(s string) []string {
 		out = append(out, strings.TrimSpace(w))
 	}
 	return out
+}
+
+// OneOf is an error, with what was probably meant, unless the flag's value is one of the words.
+func OneOf(flag, value string, words []string) error { return WordOf("--"+flag, value, words) }
+
+// WordOf is OneOf for a value that what names.
+func WordOf(what, value string, words []string) error {
+	if slices.Contains(words, value) {
+		return nil
+	}
+	return fmt.Errorf("%s: %.40q is none of %s%s", what, value, strings.Join(words, ", "), nearest.Clause(value, words))
+}
+
+// IsSwitch reports whether a flag needs no value.
+func IsSwitch(f *flag.Flag) bool {
+	b, ok := f.Value.(interface{ IsBoolFlag() bool }) // package flag's own way to tell
+	return ok && b.IsBoolFlag()
 }

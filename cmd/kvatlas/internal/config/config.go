@@ -51,8 +51,9 @@ type scoringSettings struct {
 type logSettings struct {
 	// LogLevel is the least important kind of line that is written.
 	LogLevel string `name:"log-level" default:"info" oneof:"debug,info,warn,error" section:"Log"`
-	// LogFormat is json for machines or console for people.
-	LogFormat string `name:"log-format" default:"json" oneof:"json,console"`
+	// LogFormat is json for machines, console for people, or auto: console where the log
+	// goes to a terminal, and json elsewhere. NO_COLOR in the environment leaves out colours.
+	LogFormat string `name:"log-format" default:"auto" oneof:"auto,json,console"`
 }
 
 // validate checks the form of texts and the rules between settings. Each

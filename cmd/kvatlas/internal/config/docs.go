@@ -62,7 +62,7 @@ var docs = map[string]string{
 	"LMCacheWrite":                  "LMCacheWrite says in which of LMCache's shapes what the controller and the coordinator are told is written into the Redis of the index as well, for tools that read it: set is its strings, hset the fork's hashes.",
 	"LMCacheWriteEntries":           "LMCacheWriteEntries is the number of such entries at a time, of about 1 KB each in this process; what is beyond is not written.",
 	"Listen":                        "Listen is the address that the API is served on, host:port. Port 0 takes a free one; an empty host takes all addresses of the machine.",
-	"LogFormat":                     "LogFormat is json for machines or console for people.",
+	"LogFormat":                     "LogFormat is json for machines, console for people, or auto: console where the log goes to a terminal, and json elsewhere. NO_COLOR in the environment leaves out colours.",
 	"LogLevel":                      "LogLevel is the least important kind of line that is written.",
 	"MaxBodyBytes":                  "MaxBodyBytes is the longest body of a request.",
 	"MaxInFlight":                   "MaxInFlight is the number of requests worked on at a time; more are refused with 503.",

@@ -11,6 +11,8 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+
+	"github.com/kvatlas/kvatlas/internal/nearest"
 )
 
 // maxFile is the largest configuration file in bytes.
@@ -68,7 +70,7 @@ func readYAML(path string, readFile func(string) ([]byte, error), settings []Set
 			case refuseRemoved(place, strings.ReplaceAll(key, "_", "-")) != nil:
 				errs = append(errs, refuseRemoved(place, strings.ReplaceAll(key, "_", "-")))
 			case !slices.Contains(known, key):
-				errs = append(errs, fmt.Errorf("%s: %s: no such setting%s", place, key, didYouMean(strings.ReplaceAll(key, "_", "-"), known)))
+				errs = append(errs, fmt.Errorf("%s: %s: no such setting%s", place, key, nearest.Clause(strings.ReplaceAll(key, "_", "-"), known)))
 			case key == "config":
 				errs = append(errs, fmt.Errorf("%s: config: a file cannot name another file", place))
 			case err != nil:

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/nearest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store/redis"
 )
@@ -141,7 +142,7 @@ func ParseLMCacheProfile(text string) (model string, p lmcache.Profile, err erro
 		switch {
 		case !known:
 			return "", p, fmt.Errorf("%s: %s: no such parameter%s; there are %s", model, name,
-				didYouMean(name, slices.Sorted(maps.Keys(lmcacheParams))), strings.Join(slices.Sorted(maps.Keys(lmcacheParams)), ", "))
+				nearest.Clause(name, slices.Sorted(maps.Keys(lmcacheParams))), strings.Join(slices.Sorted(maps.Keys(lmcacheParams)), ", "))
 		case len(values[name]) > 1:
 			return "", p, fmt.Errorf("%s: %s is there twice", model, name)
 		}

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/internal/nearest"
 )
 
 // Loader collects values from the three places and makes a Config of them.
@@ -33,6 +35,18 @@ func NewLoader(fs *flag.FlagSet) *Loader {
 		}
 	}
 	return l
+}
+
+// Setting is the setting that a flag stands for; a nil Loader has none.
+func (l *Loader) Setting(name string) (s Setting, ok bool) {
+	if l == nil {
+		return s, false
+	}
+	i := slices.IndexFunc(l.settings, func(s Setting) bool { return s.Name == name })
+	if i < 0 {
+		return s, false
+	}
+	return l.settings[i], true
 }
 
 // SetDefault replaces the default of a setting for this load.
@@ -174,7 +188,7 @@ func (l *Loader) readEnv(env []string) (map[string]value, error) {
 		case refuseRemoved(name, settingOf(name)) != nil:
 			errs = append(errs, refuseRemoved(name, settingOf(name)))
 		default:
-			errs = append(errs, fmt.Errorf("%s: no such setting%s", name, didYouMean(name, mapKeys(byEnv))))
+			errs = append(errs, fmt.Errorf("%s: no such setting%s", name, nearest.Clause(name, mapKeys(byEnv))))
 		}
 	}
 	return out, errors.Join(errs...)
@@ -209,11 +223,11 @@ func FlagError(fs *flag.FlagSet, err error) error {
 	}
 	var known []string
 	fs.VisitAll(func(f *flag.Flag) { known = append(known, f.Name) })
-	for i := range known {
-		known[i] = "--" + known[i]
+	near := nearest.Word(name, known)
+	if near != "" {
+		near = " (did you mean --" + near + "?)"
 	}
-	name = "--" + name
-	return fmt.Errorf("%s: no such flag%s", name, didYouMean(name, known))
+	return fmt.Errorf("--%s: no such flag%s", name, near)
 }
 
 func mapKeys[V any](m map[string]V) []string {

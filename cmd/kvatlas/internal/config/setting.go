@@ -10,6 +10,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/internal/nearest"
 )
 
 // EnvPrefix begins the name of every environment variable of kvatlas.
@@ -134,7 +136,7 @@ func (s *Setting) checkWord(text string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is none of %s", text, strings.Join(s.OneOf, ", "))
+	return fmt.Errorf("%q is none of %s%s", text, strings.Join(s.OneOf, ", "), nearest.Clause(text, s.OneOf))
 }
 
 // text returns the setting's value in c as it would be written in a file,

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/nearest"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -192,7 +193,7 @@ func (r *Roles) UnmarshalText(text []byte) error {
 		case slices.Contains(laterRoles, name):
 			return fmt.Errorf("role %q is not in this version, it has %s", name, strings.Join(theRoles, ", "))
 		default:
-			return fmt.Errorf("%q is no role; this version has %s", name, strings.Join(theRoles, ", "))
+			return fmt.Errorf("%q is no role; this version has %s%s", name, strings.Join(theRoles, ", "), nearest.Clause(name, theRoles))
 		}
 		if slices.Contains(roles, name) {
 			return fmt.Errorf("role %q is named twice", name)

@@ -20,35 +20,18 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 )
 
-const inspectUsage = `kvatlas inspect looks at what engines say of their caches, and at where it is in
-Redis.
-
-  kvatlas inspect events ENDPOINT    print an engine's events as they come
-  kvatlas inspect play FILE          send a record of events again
-  kvatlas inspect keys               print the names of blocks in Redis
-
-kvatlas inspect events --help, and so on, list the flags.
-`
-
-// Run is the command.
-func Run(ctx context.Context, p *cli.Program, args []string) int {
-	if len(args) == 0 {
-		fmt.Fprint(p.Stderr, inspectUsage)
-		return cli.ExitUsage
+// Command is kvatlas inspect, with those below it.
+func Command(p *cli.Program) cli.Command {
+	return cli.Command{
+		Name: "inspect", Short: "look at engines' events, record and play them; name blocks in Redis",
+		About: `kvatlas inspect looks at what engines say of their caches, and at where it is in
+Redis.`,
+		Commands: []cli.Command{
+			{Name: "events", Short: "print an engine's events as they come", Run: func(ctx context.Context, args []string) int { return inspectEvents(ctx, p, args) }},
+			{Name: "play", Short: "send a record of events again", Files: true, Run: func(ctx context.Context, args []string) int { return inspectPlay(ctx, p, args) }},
+			{Name: "keys", Short: "print the names of blocks in Redis", Run: func(_ context.Context, args []string) int { return inspectKeys(p, args) }},
+		},
 	}
-	switch args[0] {
-	case "events":
-		return inspectEvents(ctx, p, args[1:])
-	case "play":
-		return inspectPlay(ctx, p, args[1:])
-	case "keys":
-		return inspectKeys(p, args[1:])
-	case "help", "--help", "-help", "-h":
-		fmt.Fprint(p.Stdout, inspectUsage)
-		return cli.ExitOK
-	}
-	fmt.Fprintf(p.Stderr, "kvatlas inspect: %q is nothing to inspect\n\n%s", args[0], inspectUsage)
-	return cli.ExitUsage
 }
 
 const inspectEventsUsage = `kvatlas inspect events prints the KV-cache events of one rank of an engine, as
