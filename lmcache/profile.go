@@ -78,12 +78,14 @@ type EntryKind uint8
 // The shapes.
 const (
 	// OwnerString is a string, the host:port of the one pod that holds a worker's chunk:
-	// the lookup server of LMCache up to 0.3.6.
+	// the lookup server of LMCache up to 0.3.6. Its holder is rank 0 of the pod, in tier cpu.
 	OwnerString EntryKind = iota + 1
 	// OwnerHash is a hash whose fields are host or host:port of the pods that hold a
-	// chunk, and whose values are fmt@world_size@worker_id@time: that of the fork.
+	// chunk, and whose values are fmt@world_size@worker_id@time: that of the fork. Holders
+	// are as of OwnerString.
 	OwnerHash
-	// Tensors is a worker's chunk itself, of which only whether it is there is asked.
+	// Tensors is a worker's chunk itself, in a store that all pods of the model read, so that
+	// its holder is store.Everyone. Only whether it is there is asked.
 	Tensors
 )
 
@@ -256,6 +258,19 @@ type Entries struct {
 	around []around // Parts of them
 	base   int
 }
+
+// EntryNames are the entries of one shape that a prompt's chunks may have in Redis. It is a
+// store.Beside: the index in Redis reads them in the round trips of its blocks.
+type EntryNames struct {
+	Kind EntryKind
+	// Names are the names of Redis keys, Parts of them for each chunk.
+	Names []string
+	// Parts is how many entries a chunk has, 0 means 1. Who holds it is named by all of them.
+	Parts int
+}
+
+// Len returns the number of chunks.
+func (e *EntryNames) Len() int { return len(e.Names) / max(1, e.Parts) }
 
 // AppendNames appends the names of the Redis keys of chunks with these hashes, Parts of
 // each, in order.

@@ -125,3 +125,15 @@ func TestParseRemote(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestEntryNamesLen(t *testing.T) {
+	for want, e := range map[int]EntryNames{
+		0: {},
+		3: {Names: []string{"a", "b", "c"}},
+		2: {Names: []string{"a", "b", "c", "d"}, Parts: 2},
+	} {
+		if n := e.Len(); n != want {
+			t.Errorf("%+v: %d, want %d", e, n, want)
+		}
+	}
+}

@@ -63,15 +63,22 @@ type Query struct {
 	// Unregistered is set, those count that the first blocks read name. The registry has
 	// them likewise, and perhaps others that earlier lookups have met.
 	Named []string
-	// Entries, if not nil, are what the query is about instead of Keys. Only the index
-	// in Redis knows them; the one in memory refuses the query with ErrInvalid.
-	Entries *Entries
+	// Beside, if not nil, is what the query is about instead of Keys: what another program
+	// keeps beside the index's blocks, in a form that its own package has. An index that does
+	// not know the form refuses the query with ErrInvalid.
+	Beside Beside
+}
+
+// Beside is a list of blocks that another program keeps.
+type Beside interface {
+	// Len returns the number of blocks.
+	Len() int
 }
 
 // Len returns the number of blocks that the query asks about.
 func (q *Query) Len() int {
-	if q.Entries != nil {
-		return q.Entries.Len()
+	if q.Beside != nil {
+		return q.Beside.Len()
 	}
 	return len(q.Keys)
 }
@@ -104,7 +111,7 @@ type Index interface {
 	// means that the answer is cut short; what the folders have seen until
 	// then is right. Begin has always been called when Lookup returns, with
 	// the last known registry (possibly empty) if need be; only a query that
-	// is nil, has no Fold or has Entries that the index does not know is refused,
+	// is nil, has no Fold or is about what the index does not know is refused,
 	// with ErrInvalid, before any Begin.
 	Lookup(ctx context.Context, queries ...*Query) error
 

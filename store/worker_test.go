@@ -3,6 +3,8 @@ package store
 import (
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/blockkey"
 )
 
 func TestRegistryWorkers(t *testing.T) {
@@ -107,17 +109,22 @@ func TestRegistryWorkers(t *testing.T) {
 	}
 }
 
+// others is a list of another program's blocks.
+type others int
+
+func (n others) Len() int { return int(n) }
+
 func TestQueryLen(t *testing.T) {
 	for _, c := range []struct {
 		q    Query
 		want int
 	}{
 		{Query{}, 0},
-		{Query{Entries: &Entries{Names: []string{"a", "b", "c"}}}, 3},
-		{Query{Entries: &Entries{Names: []string{"a", "b", "c", "d"}, Parts: 2}}, 2},
+		{Query{Keys: make([]blockkey.Key, 3)}, 3},
+		{Query{Keys: make([]blockkey.Key, 3), Beside: others(2)}, 2},
 	} {
 		if n := c.q.Len(); n != c.want {
-			t.Errorf("%+v: %d, want %d", c.q.Entries, n, c.want)
+			t.Errorf("%+v: %d, want %d", c.q, n, c.want)
 		}
 	}
 }

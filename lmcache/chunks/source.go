@@ -57,13 +57,13 @@ func (s *Source) AppendQueries(dst []store.Query, model string, tokens []uint32,
 // already: two versions of LMCache may hash alike.
 func appendKeys(dst []store.Query, span int, chain []lmcache.Hash) []store.Query {
 	dst, q := lengthen(dst)
-	q.Span, q.Entries = span, nil
+	q.Span, q.Beside = span, nil
 	for i := range chain {
 		q.Keys = append(q.Keys, chain[i].ChunkKey())
 	}
 	before := dst[:len(dst)-1]
 	for i := range before {
-		if other := &before[i]; other.Entries == nil && other.Span == span && slices.Equal(other.Keys, q.Keys) {
+		if other := &before[i]; other.Beside == nil && other.Span == span && slices.Equal(other.Keys, q.Keys) {
 			return before
 		}
 	}
@@ -73,11 +73,13 @@ func appendKeys(dst []store.Query, span int, chain []lmcache.Hash) []store.Query
 func appendEntries(dst []store.Query, span int, e *lmcache.Entries, chain []lmcache.Hash) []store.Query {
 	dst, q := lengthen(dst)
 	q.Span, q.Keys = span, nil
-	if q.Entries == nil {
-		q.Entries = new(store.Entries)
+	names, ok := q.Beside.(*lmcache.EntryNames) // of an earlier prompt
+	if !ok {
+		names = new(lmcache.EntryNames)
+		q.Beside = names
 	}
-	q.Entries.Form, q.Entries.Parts = formOf(e.Kind), e.Parts
-	q.Entries.Names = e.AppendNames(q.Entries.Names[:0], chain)
+	names.Kind, names.Parts = e.Kind, e.Parts
+	names.Names = e.AppendNames(names.Names[:0], chain)
 	return dst
 }
 
@@ -85,18 +87,6 @@ func appendEntries(dst []store.Query, span int, e *lmcache.Entries, chain []lmca
 func lengthen(dst []store.Query) ([]store.Query, *store.Query) {
 	dst = slices.Grow(dst, 1)[:len(dst)+1]
 	q := &dst[len(dst)-1]
-	*q = store.Query{Keys: q.Keys[:0], Entries: q.Entries}
+	*q = store.Query{Keys: q.Keys[:0], Beside: q.Beside}
 	return dst, q
-}
-
-// formOf is the index's name of a shape of entries.
-func formOf(k lmcache.EntryKind) store.EntryForm {
-	switch k {
-	case lmcache.OwnerHash:
-		return store.EntryOwners
-	case lmcache.Tensors:
-		return store.EntryPresent
-	default:
-		return store.EntryOwner
-	}
 }

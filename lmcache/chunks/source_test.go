@@ -41,11 +41,12 @@ var (
 func said(queries []store.Query) string {
 	var out []string
 	for _, q := range queries {
-		if q.Entries == nil {
+		e, ok := q.Beside.(*lmcache.EntryNames)
+		if !ok {
 			out = append(out, fmt.Sprintf("%d keys of %d", len(q.Keys), q.Span))
 			continue
 		}
-		out = append(out, fmt.Sprintf("form %d: %d names, %d a chunk of %d", q.Entries.Form, len(q.Entries.Names), q.Entries.Parts, q.Span))
+		out = append(out, fmt.Sprintf("form %d: %d names, %d a chunk of %d", e.Kind, len(e.Names), e.Parts, q.Span))
 		if len(q.Keys) > 0 {
 			out = append(out, "and keys")
 		}

@@ -27,8 +27,8 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 		if q == nil || q.Fold == nil {
 			return fmt.Errorf("%w: query %d has no folder", store.ErrInvalid, i)
 		}
-		if q.Entries != nil {
-			return fmt.Errorf("%w: query %d is about entries in Redis, and this index is in memory", store.ErrInvalid, i)
+		if q.Beside != nil {
+			return fmt.Errorf("%w: query %d is about entries of another program, and this index is in memory", store.ErrInvalid, i)
 		}
 	}
 	// The registry comes first: whoever is found to hold a block that was added

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/changelog"
 	"github.com/kvatlas/kvatlas/store/redis/external"
@@ -66,7 +67,7 @@ func roles(t *testing.T, url, other string) []*role {
 		all = append(all, r)
 	}
 	entries := func(x *Index) error {
-		q := &store.Query{Model: blockkey.ModelOf("m"), Fold: &holdings{}, Entries: &store.Entries{Form: store.EntryOwner, Names: []string{"m@1@0@aa"}}}
+		q := &store.Query{Model: blockkey.ModelOf("m"), Fold: &holdings{}, Beside: &lmcache.EntryNames{Kind: lmcache.OwnerString, Names: []string{"m@1@0@aa"}}}
 		if err := x.Lookup(ctx, q); err != nil {
 			return err
 		}

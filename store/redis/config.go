@@ -53,7 +53,7 @@ type Config struct {
 	TextAge time.Duration
 
 	// Entries lets lookups read what LMCache has written into the same Redis itself
-	// (store.Query.Entries). Without it such queries are refused.
+	// (lmcache.EntryNames). Without it such queries are refused.
 	Entries bool
 	// EntriesURL is where that Redis is, if it is another than the index's.
 	EntriesURL string

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/external"
 )
@@ -52,11 +53,11 @@ func topologies(t *testing.T, f func(t *testing.T, url string)) {
 	t.Run("cluster", func(t *testing.T) { f(t, redistest.StartCluster(t, 3, false).URL()) })
 }
 
-func lookEntries(t *testing.T, x *Index, form store.EntryForm, parts int, names ...string) []string {
+func lookEntries(t *testing.T, x *Index, form lmcache.EntryKind, parts int, names ...string) []string {
 	t.Helper()
 	f := &holdings{}
 	before := x.Stats()
-	q := &store.Query{Model: blockkey.ModelOf("m"), Fold: f, Entries: &store.Entries{Form: form, Names: names, Parts: parts}}
+	q := &store.Query{Model: blockkey.ModelOf("m"), Fold: f, Beside: &lmcache.EntryNames{Kind: form, Names: names, Parts: parts}}
 	if err := x.Lookup(t.Context(), q); err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +123,7 @@ func TestEntries(t *testing.T) {
 			must(plain.Set(ctx, "vllm@m@1@0@last", "10.0.0.1:8200", 0).Err())
 			names, want = append(names, "vllm@m@1@0@none", "vllm@m@1@0@hash", "vllm@m@1@0@last"), append(want, "", "", "10.0.0.1:8000/0/cpu")
 			before := x.Stats()
-			wantHoldings(t, lookEntries(t, x, store.EntryOwner, 1, names...), want...)
+			wantHoldings(t, lookEntries(t, x, lmcache.OwnerString, 1, names...), want...)
 			after := x.Stats()
 			garbled := uint64(3)
 			if x.space.Cluster {
@@ -149,7 +150,7 @@ func TestEntries(t *testing.T) {
 			names := slices.Concat(
 				both(0, "10.0.0.1:8200", "10.0.0.1:8201"), both(1, "10.0.0.1:8200", ""), both(2, "", "10.0.0.1:8200"),
 				both(3, "10.0.0.1:8200", "10.0.0.2:8200"), both(4, "10.0.0.2:8200", "10.0.0.2:8200"))
-			wantHoldings(t, lookEntries(t, x, store.EntryOwner, 2, names...), "10.0.0.1:8000/0/cpu", "", "", "", "10.0.0.2:8000/0/cpu")
+			wantHoldings(t, lookEntries(t, x, lmcache.OwnerString, 2, names...), "10.0.0.1:8000/0/cpu", "", "", "", "10.0.0.2:8000/0/cpu")
 		})
 
 		t.Run("owners", func(t *testing.T) {
@@ -159,7 +160,7 @@ func TestEntries(t *testing.T) {
 			must(plain.LPush(ctx, "m@3", "10.0.0.1").Err())
 			must(plain.HSet(ctx, "m@5", "a b", "x", "10.0.0.1", "x").Err())
 			before := x.Stats().Garbled
-			wantHoldings(t, lookEntries(t, x, store.EntryOwners, 1, "m@0", "m@1", "m@2", "m@3", "m@4", "m@5"),
+			wantHoldings(t, lookEntries(t, x, lmcache.OwnerHash, 1, "m@0", "m@1", "m@2", "m@3", "m@4", "m@5"),
 				"10.0.0.1:8000/0/cpu 10.0.0.2:8000/0/cpu", "[fd00::1]:8000/0/cpu", "", "", "", "10.0.0.1:8000/0/cpu")
 			if n := x.Stats().Garbled - before; n != 3 {
 				t.Errorf("%d garbled, want 3: two of a wrong type, and one field", n)
@@ -185,7 +186,7 @@ func TestEntries(t *testing.T) {
 			}
 			for _, by := range []*Index{x, aged} {
 				before := by.Stats().Garbled
-				wantHoldings(t, lookEntries(t, by, store.EntryOwners, 1, "m@d", "m@e", "m@f", "m@g"), "10.0.0.1:8000/0/cpu", "", "", "10.0.0.2:8000/0/cpu")
+				wantHoldings(t, lookEntries(t, by, lmcache.OwnerHash, 1, "m@d", "m@e", "m@f", "m@g"), "10.0.0.1:8000/0/cpu", "", "", "10.0.0.2:8000/0/cpu")
 				if n := by.Stats().Garbled - before; n != 2 {
 					t.Errorf("%d garbled, want 2", n)
 				}
@@ -204,8 +205,8 @@ func TestEntries(t *testing.T) {
 			must(plain.HSet(ctx, "m@b", "10.0.0.1", at(2*time.Hour), "10.0.0.2", at(-time.Minute)).Err())
 			must(plain.LPush(ctx, "m@c", "10.0.0.1").Err())
 			must(plain.HSet(ctx, "m@h", "10.0.0.1", "vllm@1@0@inf", "10.0.0.2", at(-2*time.Hour), "llama-0", "vllm@1@0@nan").Err())
-			wantHoldings(t, lookEntries(t, old, store.EntryOwners, 1, "m@a", "m@b", "m@c", "m@h"), "10.0.0.1:8000/0/cpu", "10.0.0.2:8000/0/cpu", "", "")
-			wantHoldings(t, lookEntries(t, x, store.EntryOwners, 1, "m@a"), "10.0.0.1:8000/0/cpu 10.0.0.2:8000/0/cpu llama-0/0/cpu")
+			wantHoldings(t, lookEntries(t, old, lmcache.OwnerHash, 1, "m@a", "m@b", "m@c", "m@h"), "10.0.0.1:8000/0/cpu", "10.0.0.2:8000/0/cpu", "", "")
+			wantHoldings(t, lookEntries(t, x, lmcache.OwnerHash, 1, "m@a"), "10.0.0.1:8000/0/cpu 10.0.0.2:8000/0/cpu llama-0/0/cpu")
 			if n := old.Stats().Garbled; n != 5 {
 				t.Errorf("%d garbled, want 5: four times, a type", n)
 			}
@@ -221,7 +222,7 @@ func TestEntries(t *testing.T) {
 			for i := range 5 {
 				names = append(names, fmt.Sprintf("m@2@0@%dmetadata", i), fmt.Sprintf("m@2@1@%dmetadata", i))
 			}
-			wantHoldings(t, lookEntries(t, x, store.EntryPresent, 2, names...), "everyone", "", "", "everyone", "")
+			wantHoldings(t, lookEntries(t, x, lmcache.Tensors, 2, names...), "everyone", "", "", "everyone", "")
 		})
 
 		t.Run("a pod that is gone", func(t *testing.T) {
@@ -229,7 +230,7 @@ func TestEntries(t *testing.T) {
 				t.Fatal(err)
 			}
 			f := &holdings{}
-			q := &store.Query{Model: blockkey.ModelOf("m"), Fold: f, Entries: &store.Entries{Form: store.EntryOwners, Names: []string{"m@0"}}}
+			q := &store.Query{Model: blockkey.ModelOf("m"), Fold: f, Beside: &lmcache.EntryNames{Kind: lmcache.OwnerHash, Names: []string{"m@0"}}}
 			if err := x.Lookup(ctx, q); err != nil {
 				t.Fatal(err)
 			}
@@ -268,7 +269,7 @@ func TestEntriesGoAlong(t *testing.T) {
 			err := x.Lookup(ctx,
 				&store.Query{Model: m, Keys: big, Fold: folds[0], Span: 16, Lead: lead},
 				&store.Query{Model: m, Keys: small, Fold: folds[1], Span: 3, Lead: lead},
-				&store.Query{Model: m, Entries: &store.Entries{Form: store.EntryOwner, Names: names, Parts: 2}, Fold: folds[2], Span: 16, Lead: lead},
+				&store.Query{Model: m, Beside: &lmcache.EntryNames{Kind: lmcache.OwnerString, Names: names, Parts: 2}, Fold: folds[2], Span: 16, Lead: lead},
 				lead)
 			if err != nil {
 				t.Fatal(err)
@@ -303,13 +304,24 @@ func TestEntriesGoAlong(t *testing.T) {
 	})
 }
 
+// strange is a list of blocks in a form that the index does not know.
+type strange struct{}
+
+func (strange) Len() int { return 1 }
+
 func TestEntriesRefused(t *testing.T) {
 	s := redistest.Start(t)
 	ctx := t.Context()
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
-	err := x.Lookup(ctx, &store.Query{Fold: &all{}, Entries: &store.Entries{Form: store.EntryOwner, Names: []string{"a"}}})
+	err := x.Lookup(ctx, &store.Query{Fold: &all{}, Beside: &lmcache.EntryNames{Kind: lmcache.OwnerString, Names: []string{"a"}}})
 	if !errors.Is(err, store.ErrInvalid) {
 		t.Errorf("entries without Config.Entries: %v", err)
+	}
+	// What another index may know is refused for what it is.
+	with := open(t, Config{URL: s.URL(), NoSweep: true, Entries: true})
+	err = with.Lookup(ctx, &store.Query{Fold: &all{}, Beside: strange{}})
+	if !errors.Is(err, store.ErrInvalid) || !strings.Contains(err.Error(), "query 0 is about a redis.strange") {
+		t.Errorf("a form that is not known: %v", err)
 	}
 	if _, err := Open(Config{URL: s.URL(), EntryAge: -1}); err == nil {
 		t.Error("a negative age was taken")
@@ -330,10 +342,10 @@ func TestEntriesRefused(t *testing.T) {
 	reader := open(t, Config{URL: strings.Replace(s.URL(), "redis://", "redis://reader:secret@", 1), NoSweep: true, Entries: true,
 		Observer: Observer{Log: func(msg string) { logged = append(logged, msg) }}})
 	for range 2 {
-		for form := store.EntryOwner; form <= store.EntryPresent; form++ {
+		for form := lmcache.OwnerString; form <= lmcache.Tensors; form++ {
 			blocks, entries := &holdings{}, &holdings{}
 			m := blockkey.ModelOf("m")
-			err := reader.Lookup(ctx, &store.Query{Model: m, Fold: entries, Entries: &store.Entries{Form: form, Names: []string{"theirs"}}},
+			err := reader.Lookup(ctx, &store.Query{Model: m, Fold: entries, Beside: &lmcache.EntryNames{Kind: form, Names: []string{"theirs"}}},
 				&store.Query{Model: m, Keys: []blockkey.Key{1, 2}, Fold: blocks})
 			if err != nil {
 				t.Fatal(err)
@@ -363,13 +375,13 @@ func TestEntriesRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantHoldings(t, lookEntries(t, reader, store.EntryOwner, 1, "vllm@m@1@0@0"), "10.0.0.1:8000/0/cpu")
-	wantHoldings(t, lookEntries(t, reader, store.EntryOwners, 1, "m@0"), "10.0.0.1:8000/0/cpu")
-	wantHoldings(t, lookEntries(t, reader, store.EntryPresent, 1, "m@0"), "everyone")
+	wantHoldings(t, lookEntries(t, reader, lmcache.OwnerString, 1, "vllm@m@1@0@0"), "10.0.0.1:8000/0/cpu")
+	wantHoldings(t, lookEntries(t, reader, lmcache.OwnerHash, 1, "m@0"), "10.0.0.1:8000/0/cpu")
+	wantHoldings(t, lookEntries(t, reader, lmcache.Tensors, 1, "m@0"), "everyone")
 
 	// A server that is gone is an error, as ever.
 	s.Stop()
-	err = reader.Lookup(ctx, &store.Query{Fold: &all{}, Entries: &store.Entries{Form: store.EntryOwner, Names: []string{"a"}}})
+	err = reader.Lookup(ctx, &store.Query{Fold: &all{}, Beside: &lmcache.EntryNames{Kind: lmcache.OwnerString, Names: []string{"a"}}})
 	if !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("without a server: %v", err)
 	}
@@ -398,16 +410,16 @@ func BenchmarkEntries(b *testing.B) {
 	for _, c := range []struct {
 		name  string
 		age   time.Duration
-		form  store.EntryForm
+		form  lmcache.EntryKind
 		names []string
 	}{
-		{"SET by MGET", 0, store.EntryOwner, owner}, {"HSET by HKEYS", 0, store.EntryOwners, owners},
-		{"HSET by HGETALL", time.Hour, store.EntryOwners, owners}, {"EXISTS", 0, store.EntryPresent, owner},
+		{"SET by MGET", 0, lmcache.OwnerString, owner}, {"HSET by HKEYS", 0, lmcache.OwnerHash, owners},
+		{"HSET by HGETALL", time.Hour, lmcache.OwnerHash, owners}, {"EXISTS", 0, lmcache.Tensors, owner},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			x := open(b, Config{URL: s.URL(), NoSweep: true, Entries: true, EntryAge: c.age})
 			register(b, x, store.Pod{Name: "10.0.0.1:8000"})
-			q := &store.Query{Model: blockkey.ModelOf("m"), Fold: &all{}, Entries: &store.Entries{Form: c.form, Names: c.names}}
+			q := &store.Query{Model: blockkey.ModelOf("m"), Fold: &all{}, Beside: &lmcache.EntryNames{Kind: c.form, Names: c.names}}
 			report := cpu(b, plain)
 			b.ReportAllocs()
 			for b.Loop() {

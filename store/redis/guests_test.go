@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/roster"
 )
@@ -296,13 +297,13 @@ func TestMetOwners(t *testing.T) {
 		}
 		const nine = "10.0.0.9:8200/0/cpu"
 		two := "10.0.0.2:8000/0/cpu"
-		wantHoldings(t, lookEntries(t, x, store.EntryOwner, 1, names...), "", two, "", "", "", "")
+		wantHoldings(t, lookEntries(t, x, lmcache.OwnerString, 1, names...), "", two, "", "", "", "")
 		letIn(t, x, "m", true)
 		if _, err := x.Registry(ctx); err != nil {
 			t.Fatal(err)
 		}
-		wantHoldings(t, lookEntries(t, x, store.EntryOwner, 1, names...), "10.0.0.1:8200/0/cpu", two, "", "10.0.0.4/0/cpu", "", "")
-		got := lookEntries(t, x, store.EntryOwners, 1, hashes...)
+		wantHoldings(t, lookEntries(t, x, lmcache.OwnerString, 1, names...), "10.0.0.1:8200/0/cpu", two, "", "10.0.0.4/0/cpu", "", "")
+		got := lookEntries(t, x, lmcache.OwnerHash, 1, hashes...)
 		for i, block := range got {
 			held := strings.Fields(block)
 			slices.Sort(held)
@@ -313,6 +314,6 @@ func TestMetOwners(t *testing.T) {
 		if _, err := x.Registry(ctx); err != nil {
 			t.Fatal(err)
 		}
-		wantHoldings(t, lookEntries(t, x, store.EntryOwner, 1, names...), "", two, "", "", "", "")
+		wantHoldings(t, lookEntries(t, x, lmcache.OwnerString, 1, names...), "", two, "", "", "", "")
 	})
 }

@@ -85,7 +85,7 @@ func (x *Index) Close() error {
 	return errors.Join(x.external.Close(), x.space.Close())
 }
 
-// External is what other programs keep in Redis, where lookups of store.Entries read too.
+// External is what other programs keep in Redis, where lookups of lmcache.EntryNames read too.
 func (x *Index) External() *external.Source { return x.external }
 
 // Stats implements store.Index.
@@ -108,7 +108,7 @@ func (x *Index) Registry(ctx context.Context) (*store.Registry, error) {
 func (x *Index) Cached() *store.Registry { return x.roster.Current().Registry }
 
 // EntryOwners returns the names of the pods that entries of a model mean by texts, as
-// lookups of store.Entries find them, in order; "" for a text that means no pod. It
+// lookups of lmcache.EntryNames find them, in order; "" for a text that means no pod. It
 // needs Config.Entries.
 func (x *Index) EntryOwners(ctx context.Context, model string, owners []string) ([]string, error) {
 	if _, err := x.Registry(ctx); err != nil {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/blocks"
 	"github.com/kvatlas/kvatlas/store/redis/external"
@@ -36,7 +37,13 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 		if q == nil || q.Fold == nil {
 			return fmt.Errorf("%w: query %d has no folder", store.ErrInvalid, i)
 		}
-		if q.Entries != nil && !x.config.Entries {
+		if q.Beside == nil {
+			continue
+		}
+		if _, known := q.Beside.(*lmcache.EntryNames); !known {
+			return fmt.Errorf("%w: query %d is about a %T, and only entries of LMCache are read", store.ErrInvalid, i, q.Beside)
+		}
+		if !x.config.Entries {
 			return fmt.Errorf("%w: query %d is about entries of LMCache, which Config.Entries is not set for", store.ErrInvalid, i)
 		}
 	}
@@ -47,7 +54,8 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 	defer l.free()
 	for _, q := range queries {
 		if q.Len() > 0 {
-			l.open = append(l.open, chain{q: q})
+			entries, _ := q.Beside.(*lmcache.EntryNames)
+			l.open = append(l.open, chain{q: q, entries: entries})
 		}
 	}
 
@@ -94,7 +102,8 @@ type lookup struct {
 
 // chain is the state of one query.
 type chain struct {
-	q *store.Query
+	q       *store.Query
+	entries *lmcache.EntryNames // what it is about; nil for blocks of the index
 	// at is the next block to read, n how many of them this round trip reads,
 	// window which window that is.
 	at, n, window int
@@ -105,8 +114,8 @@ type chain struct {
 
 // parts is how many keys make a block.
 func (c *chain) parts() int {
-	if c.q.Entries != nil {
-		return max(1, c.q.Entries.Parts)
+	if c.entries != nil {
+		return max(1, c.entries.Parts)
 	}
 	return 1
 }
@@ -155,8 +164,8 @@ func (l *lookup) plan() {
 	keys, others := 0, 0
 	for i := range l.open {
 		c := &l.open[i]
-		if e := c.q.Entries; e != nil {
-			c.from = l.entries.Add(e, c.at, c.n)
+		if c.entries != nil {
+			c.from = l.entries.Add(c.entries, c.at, c.n)
 			others += c.n * c.parts()
 			continue
 		}
@@ -206,7 +215,7 @@ func (l *lookup) fold() {
 	l.over = l.over[:0]
 	for _, c := range l.open {
 		var more bool
-		if c.q.Entries != nil {
+		if c.entries != nil {
 			more = l.entries.Fold(c.from, l.snap.Owners(c.q.Model), c.q.Fold)
 		} else {
 			more = l.runs(&c)

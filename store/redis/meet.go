@@ -25,7 +25,7 @@ func (l *lookup) meet(queries []*store.Query) (met []string) {
 			c := &l.open[i]
 			switch {
 			case block >= c.n || !l.snap.Opens(c.q.Model):
-			case c.q.Entries != nil:
+			case c.entries != nil:
 				met = l.meetEntry(met, c, block)
 			default:
 				met = l.meetValue(met, c, block)

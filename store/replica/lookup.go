@@ -58,7 +58,7 @@ func (r *Replica) fold(reg *store.Registry, queries []*store.Query) {
 		q.Fold.Begin(reg)
 	}
 	for _, q := range queries {
-		if q.Entries == nil { // else Redis is away, and nothing is known
+		if q.Beside == nil { // else Redis is away, and nothing is known
 			read += r.table.lookup(q)
 		}
 	}
@@ -67,7 +67,7 @@ func (r *Replica) fold(reg *store.Registry, queries []*store.Query) {
 
 // foreign reports whether a query is about what the copy does not have.
 func foreign(queries []*store.Query) bool {
-	return slices.ContainsFunc(queries, func(q *store.Query) bool { return q.Entries != nil })
+	return slices.ContainsFunc(queries, func(q *store.Query) bool { return q.Beside != nil })
 }
 
 // ask answers from Redis or, when that turns out to be away before it has told
@@ -79,7 +79,7 @@ func (r *Replica) ask(ctx context.Context, queries []*store.Query) error {
 	folds := make([]deferred, len(queries))
 	for i, q := range queries {
 		folds[i] = deferred{to: q.Fold, begun: &begun}
-		later[i] = &store.Query{Model: q.Model, Keys: q.Keys, Fold: &folds[i], Span: q.Span, Named: q.Named, Entries: q.Entries}
+		later[i] = &store.Query{Model: q.Model, Keys: q.Keys, Fold: &folds[i], Span: q.Span, Named: q.Named, Beside: q.Beside}
 	}
 	for i, q := range queries {
 		if q.Lead != nil {

@@ -12,12 +12,13 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/internal/redisx"
+	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // LMCache may file in the same Redis who holds its chunks, under names of its own, and
-// put the chunks' tensors beside. A query of store.Entries reads those, in the round
+// put the chunks' tensors beside. A query of lmcache.EntryNames reads those, in the round
 // trips of the blocks. Nothing of them is ever written.
 //
 // They name pods by host or host:port, as values of texts do (text.go), with two
@@ -33,7 +34,7 @@ import (
 // than that at most, in random order, and all of a smaller one. HGETALL of 60,000 fields
 // holds a server up for 130 ms, which is the budget of all other credit; this for 2.7.
 
-// MaxFields is how many fields a hash of EntryOwners can have: each is a pod that holds the
+// MaxFields is how many fields a hash of OwnerHash can have: each is a pod that holds the
 // chunk.
 const MaxFields = 1024
 
@@ -66,23 +67,23 @@ func (r *Round) Reset(s *Source) {
 func (r *Round) Len() int { return len(r.reads) }
 
 // Add adds a read of n blocks of entries, from block at on, and returns its number.
-func (r *Round) Add(e *store.Entries, at, n int) int {
+func (r *Round) Add(e *lmcache.EntryNames, at, n int) int {
 	p := max(1, e.Parts)
-	r.reads = append(r.reads, read{form: e.Form, parts: p, names: e.Names[at*p : (at+n)*p], n: n})
+	r.reads = append(r.reads, read{kind: e.Kind, parts: p, names: e.Names[at*p : (at+n)*p], n: n})
 	return len(r.reads) - 1
 }
 
 // read is what one round trip reads of a query of entries, and what was found.
 type read struct {
 	n     int // blocks
-	form  store.EntryForm
+	kind  lmcache.EntryKind
 	parts int
 	names []string
 	cmds  []redis.Cmder
 
-	owner  []string       // of EntryOwner: a value a name, "" for none
-	fields [][]ownerField // of EntryOwners
-	there  []bool         // of EntryPresent
+	owner  []string       // of OwnerString: a value a name, "" for none
+	fields [][]ownerField // of OwnerHash
+	there  []bool         // of Tensors
 }
 
 // ownerField is a field of a hash; meta is only known when entries age.
@@ -102,23 +103,23 @@ func (r *Round) ask(ctx context.Context, pipe redis.Pipeliner) {
 	for i := range r.reads {
 		e := &r.reads[i]
 		switch {
-		case e.form == store.EntryOwner && !r.s.cluster:
+		case e.kind == lmcache.OwnerString && !r.s.cluster:
 			for part := range slices.Chunk(e.names, mgetKeys) {
 				e.cmds = append(e.cmds, pipe.MGet(ctx, part...))
 			}
 		default:
 			for _, name := range e.names {
-				e.cmds = append(e.cmds, r.s.askEntry(ctx, pipe, e.form, name))
+				e.cmds = append(e.cmds, r.s.askEntry(ctx, pipe, e.kind, name))
 			}
 		}
 	}
 }
 
-func (s *Source) askEntry(ctx context.Context, pipe redis.Pipeliner, form store.EntryForm, name string) redis.Cmder {
+func (s *Source) askEntry(ctx context.Context, pipe redis.Pipeliner, kind lmcache.EntryKind, name string) redis.Cmder {
 	switch {
-	case form == store.EntryOwner:
+	case kind == lmcache.OwnerString:
 		return pipe.Get(ctx, name)
-	case form == store.EntryPresent:
+	case kind == lmcache.Tensors:
 		return pipe.Exists(ctx, name)
 	case s.age > 0:
 		return pipe.HRandFieldWithValues(ctx, name, MaxFields+1)
@@ -226,8 +227,8 @@ func (r *Round) Fold(i int, names Names, f store.Folder) (more bool) {
 
 // appendHolders appends the holders of block i.
 func (r *Round) appendHolders(ids []store.HolderID, e *read, i int, names Names, now time.Time) []store.HolderID {
-	switch e.form {
-	case store.EntryOwner:
+	switch e.kind {
+	case lmcache.OwnerString:
 		var first store.HolderID
 		for k, text := range e.owner[i*e.parts : (i+1)*e.parts] {
 			id, ok := r.s.named(names, text)
@@ -237,7 +238,7 @@ func (r *Round) appendHolders(ids []store.HolderID, e *read, i int, names Names,
 			first = id
 		}
 		return append(ids, first)
-	case store.EntryOwners:
+	case lmcache.OwnerHash:
 		if len(e.fields[i]) > MaxFields {
 			r.s.space.Garbled.Add(1)
 			return ids
@@ -268,18 +269,18 @@ func (r *Round) EachText(i, block int, f func(text string)) {
 			f(text)
 		}
 	}
-	switch e.form {
-	case store.EntryOwner:
+	switch e.kind {
+	case lmcache.OwnerString:
 		for _, text := range e.owner[block*e.parts : (block+1)*e.parts] {
 			tell(text)
 		}
-	case store.EntryOwners:
+	case lmcache.OwnerHash:
 		if len(e.fields[block]) <= MaxFields {
 			for _, f := range e.fields[block] {
 				tell(f.text)
 			}
 		}
-	default: // store.EntryPresent is everyone's
+	default: // lmcache.Tensors is everyone's
 	}
 }
 
