@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store/redis"
 )
@@ -52,4 +53,32 @@ func TestSetModel(t *testing.T) {
 	}
 	memory := newServer(t, openIndex(t))
 	refused(t, memory.do("PUT", "/v1/models/m", strings.NewReader(`{"unregistered":true}`)), 501, "not_implemented")
+}
+
+// TestBlockSizeIsKnownBefore: a process that has never looked a model up hashes its first
+// prompt by the model's own block size, and looks it up once.
+func TestBlockSizeIsKnownBefore(t *testing.T) {
+	url := redistest.Start(t).URL()
+	open := func() *redis.Index {
+		x, err := redis.Open(redis.Config{URL: url, NoSweep: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = x.Close() })
+		return x
+	}
+	tokens := strings.TrimSuffix(strings.Repeat("1,", 64), ",")
+	newServer(t, open()).post(t, "/v1/blocks", `{"op":"add","model":"m","pod":"p","tokens":[`+tokens+`]}`) // in blocks of 4
+	x := open()
+	sc, err := scorer.New(scorer.Config{Index: x, BlockSize: 32})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newServer(t, x, func(c *server.Config) { c.Scorer, c.BlockSize = sc, 32 })
+	if got := s.post(t, "/v1/score", `{"model":"m","tokens":[`+tokens+`]}`); !strings.Contains(got, `"p":16`) || !strings.Contains(got, `"size":4}`) {
+		t.Errorf("got %s", got)
+	}
+	if st := x.Stats(); st.KeysRead != 16 {
+		t.Errorf("%d keys were read, one lookup of 64 tokens reads 16", st.KeysRead)
+	}
 }
