@@ -128,7 +128,7 @@ type tokenizerMemory struct {
 
 func newTokenizerMemory(read func() []tokenpool.Model) prometheus.Collector {
 	return tokenizerMemory{read, prometheus.NewDesc("kvatlas_tokenizer_memory_bytes",
-		"By how much the memory of libraries grew while the tokenizer was read.", []string{"model"}, nil)}
+		"By how much the memory of libraries grew while the tokenizer was read, and what its fast tables take.", []string{"model"}, nil)}
 }
 
 // Describe implements prometheus.Collector.

@@ -67,6 +67,11 @@ type Config struct {
 	// behind its answer; one difference leaves the tokenizer to that library from then
 	// on. 0 checks none, the limit is 1,000,000,000.
 	CheckEvery int
+	// ProofDir is a folder that keeps what is proven of fast tokenizers, and their tables,
+	// for later pools of the same program: they serve at once, and the library is read
+	// behind. Only this program may be able to write to it. It is made when it is needed,
+	// and has 256 MiB at most. Empty keeps nothing.
+	ProofDir string
 	// Budget is how long Wait waits when the request says nothing. Default
 	// 50 ms, limit 1 minute.
 	Budget time.Duration
@@ -183,11 +188,15 @@ type Observer struct {
 	// Loaded is called when a load has ended, in a tokenizer or in err.
 	Loaded func(m Model, err error)
 	// Dropped is called when a tokenizer leaves the pool. The reason is "room",
-	// "replaced", "removed", "differs" or "closed". It may still finish work after that.
+	// "replaced", "removed", "differs", "reference" (which could not be read behind the
+	// load) or "closed". It may still finish work after that.
 	Dropped func(m Model, reason string)
 	// Proven is called when Config.Fast is in use for a model, or with why that is not
 	// possible.
 	Proven func(model string, err error)
+	// ProofNotKept is called when Config.ProofDir did not take a proof: the next process
+	// proves again.
+	ProofNotKept func(model string, err error)
 	// Differed is called when the fast tokenizer of a model has given other tokens than
 	// Hugging Face's, which it is left to from then on. The error has no prompt text.
 	Differed func(model string, err error)

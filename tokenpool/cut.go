@@ -31,7 +31,7 @@ import (
 // is the added token itself, so that none is put there, as in the whole.
 //
 // Between a line feed and an ASCII letter or digit, for tokenizers that split the
-// text with one of the expressions in lineSplits. None of their alternatives
+// text with one of the expressions in tokenfile.LineSplits. None of their alternatives
 // matches a line feed with a letter or a digit behind it, so that a match ends
 // there in any case, and the one that takes line feeds at the end of white space
 // comes before the one that looks ahead, so that the match before the cut is the
@@ -60,8 +60,8 @@ type cutter struct {
 }
 
 // harmlessSplits are further expressions that match no line feed at all. Before
-// one of lineSplits they only cut more.
-var harmlessSplits = []string{`\p{N}{1,3}`, `[一-龥぀-ゟ゠-ヿ]+`}
+// one of tokenfile.LineSplits they only cut more.
+var harmlessSplits = []string{tokenfile.SplitNumbers, tokenfile.SplitHan}
 
 // newCutter reads a tokenizer.json. What it does not understand makes no cuts. With
 // split, special tokens are not found in a text.

@@ -100,8 +100,8 @@ func tokenize(e encoder, text string, special bool) ([]uint32, []int, error) {
 	return nil, nil, fmt.Errorf("%w: it gave no tokens for a text of %d bytes", ErrTokenizer, len(text))
 }
 
-// limits reports whether a tokenizer.json has truncation or padding set, judged by
-// the words alone: a quick look that may say yes for a word in the vocabulary.
+// limits reports whether a tokenizer.json may have truncation or padding set, judged by the
+// words alone. In a vocabulary a number stands behind them.
 func limits(data []byte) bool {
 	for _, key := range []string{`"truncation"`, `"padding"`} {
 		for rest := data; ; {
@@ -110,8 +110,11 @@ func limits(data []byte) bool {
 				break
 			}
 			rest = bytes.TrimLeft(rest[i+len(key):], " \t\r\n")
-			if value, ok := bytes.CutPrefix(rest, []byte(":")); ok && !bytes.HasPrefix(bytes.TrimLeft(value, " \t\r\n"), []byte("null")) {
-				return true
+			if value, ok := bytes.CutPrefix(rest, []byte(":")); ok {
+				value = bytes.TrimLeft(value, " \t\r\n")
+				if !bytes.HasPrefix(value, []byte("null")) && (len(value) == 0 || value[0] < '0' || value[0] > '9') {
+					return true
+				}
 			}
 		}
 	}

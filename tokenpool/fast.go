@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvatlas/kvatlas/tokenpool/internal/bpe"
+	"github.com/kvatlas/kvatlas/tokenpool/internal/proofs"
 )
 
 // proven is an encoder that has the fast one of package bpe in its place, as soon as it is
@@ -29,6 +30,9 @@ const fastBytesPerByte = 100
 // encode implements encoder.
 func (e *proven) encode(text string, special bool) ([]uint32, []int) {
 	fast := e.fast.Load()
+	if text == "" && !special {
+		return nil, nil
+	}
 	if fast == nil || text == "" || special && !e.around.known {
 		return e.encoder.encode(text, special)
 	}
@@ -46,6 +50,17 @@ func (e *proven) encode(text string, special bool) ([]uint32, []int) {
 		ends = slices.Concat(make([]int, before), ends, make([]int, behind))
 	}
 	return ids, ends
+}
+
+// memoryBytes is what the fast encoder takes. There is none in nil.
+func (e *proven) memoryBytes() int64 {
+	if e == nil {
+		return 0
+	}
+	if fast := e.fast.Load(); fast != nil {
+		return fast.MemoryBytes()
+	}
+	return 0
 }
 
 // Encode and Decode implement bpe.Reference.
@@ -66,7 +81,11 @@ func (p *Pool) prove(t *tokenizer, data []byte) {
 	if !p.wanted(t) {
 		return
 	}
-	fast, err := bpe.New(data)
+	var fast *bpe.Tokenizer
+	tables, err := bpe.Read(data)
+	if err == nil {
+		fast, err = bpe.New(tables)
+	}
 	if err == nil {
 		err = fast.Check(t.proven, func() bool { return p.wanted(t) })
 	}
@@ -76,6 +95,10 @@ func (p *Pool) prove(t *tokenizer, data []byte) {
 		p.differ(t, err)
 	case err == nil:
 		t.proven.fast.Store(fast)
+		p.keepProof(t, &proofs.Proof{
+			Tables: tables, Sum: t.made, Vocabulary: t.info.Vocabulary,
+			Framed: t.frame.known, Before: t.frame.before, Behind: t.frame.behind,
+		})
 		fallthrough
 	default:
 		if o := p.cfg.Observer.Proven; o != nil && (err == nil || errors.Is(err, bpe.ErrUnsupported)) {
@@ -91,12 +114,13 @@ func (p *Pool) wanted(t *tokenizer) bool {
 	return !t.dropped && !p.closed
 }
 
-// differ turns the fast encoder off, for all tokenizers of this content and for as long as
-// the pool lives. The tokenizer leaves, and comes back under another name in the prefix
+// differ turns the fast encoder off, for all tokenizers of this content, for as long as the
+// pool lives, and where proofs are kept for as long as the program is the same. The tokenizer leaves, and comes back under another name in the prefix
 // store and among pieces, so that no tokens are used any more which may be wrong.
 func (p *Pool) differ(t *tokenizer, err error) {
 	t.proven.fast.Store(nil)
 	p.n.differences.Add(1)
+	p.keepProof(t, &proofs.Proof{Differed: true, Sum: t.made})
 	p.mu.Lock()
 	p.distrusted[t.info.Fingerprint] = true
 	p.idents.Remove(t.info.Name)

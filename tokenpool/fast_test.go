@@ -43,7 +43,7 @@ func smallBPE(t *testing.T) []byte {
 		"added_tokens": []any{m{"id": 300, "content": "<|end|>", "special": true, "normalized": false, "single_word": false, "lstrip": false, "rstrip": false}},
 		"normalizer":   nil,
 		"pre_tokenizer": m{"type": "Sequence", "pretokenizers": []any{
-			m{"type": "Split", "behavior": "Isolated", "invert": false, "pattern": m{"Regex": tokenfile.LineSplits[0]}},
+			m{"type": "Split", "behavior": "Isolated", "invert": false, "pattern": m{"Regex": tokenfile.SplitLlama3}},
 			m{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
 		}},
 		"post_processor": nil, "decoder": m{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
@@ -58,14 +58,21 @@ func smallBPE(t *testing.T) []byte {
 // fastPool is a pool of one model with a tokenizer that is small. read makes its reference.
 func fastPool(t *testing.T, every int, read func([]byte, bool) (encoder, error)) (p *Pool, proven, differed chan error) {
 	t.Helper()
+	return keepingPool(t, "", every, read)
+}
+
+// keepingPool is a fastPool that keeps proofs in a folder.
+func keepingPool(t *testing.T, dir string, every int, read func([]byte, bool) (encoder, error)) (p *Pool, proven, differed chan error) {
+	t.Helper()
 	f := newFakes(t)
 	f.models["m"] = string(smallBPE(t))
 	proven, differed = make(chan error, 8), make(chan error, 8)
 	p, err := newPool(Config{
-		Origin: f, Fast: true, CheckEvery: every,
+		Origin: f, Fast: true, CheckEvery: every, ProofDir: dir,
 		Observer: Observer{
-			Proven:   func(_ string, err error) { proven <- err },
-			Differed: func(_ string, err error) { differed <- err },
+			Proven:       func(_ string, err error) { proven <- err },
+			Differed:     func(_ string, err error) { differed <- err },
+			ProofNotKept: func(_ string, err error) { t.Error(err) },
 		},
 	}, read)
 	if err != nil {
@@ -199,13 +206,17 @@ func TestFastGoldens(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		fast, err := bpe.New(data)
+		tables, err := bpe.Read(data)
 		if m.Name == "bert" {
 			if !errors.Is(err, bpe.ErrUnsupported) {
-				t.Errorf("BERT is no byte-level BPE, but New says %v", err)
+				t.Errorf("BERT is no byte-level BPE, but Read says %v", err)
 			}
 			continue
 		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		fast, err := bpe.New(tables)
 		if err != nil {
 			t.Fatal(err)
 		}

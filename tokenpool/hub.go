@@ -328,6 +328,10 @@ func (h *Hub) dir(model string) string {
 	return filepath.Join(h.cfg.CacheDir, filepath.FromSlash(model), "@"+url.PathEscape(h.revision(model)))
 }
 
+// CacheDir is HubConfig.CacheDir, or its default. No model's files lie in a folder of it
+// whose name begins with a dot.
+func (h *Hub) CacheDir() string { return h.cfg.CacheDir }
+
 func (h *Hub) revision(model string) string {
 	return cmp.Or(h.cfg.Revisions[model], h.cfg.Revision)
 }

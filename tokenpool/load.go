@@ -5,13 +5,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/internal/proofs"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
@@ -19,12 +19,15 @@ import (
 // flight holds it any more.
 type tokenizer struct {
 	enc     encoder
-	proven  *proven   // within enc; nil where there is only the reference
-	version string    // of the origin
-	scopes  [2]string // of the prefix store, without and with special tokens
+	proven  *proven // within enc; nil where there is only the reference
+	late    *late   // the reference, where it is read behind the load; nil else
+	key     *proofs.Key
+	made    [sha256.Size]byte // SHA-256 of tokenizer.json, or of what was made in its place
+	version string            // of the origin
+	scopes  [2]string         // of the prefix store, without and with special tokens
 	chat    chatEntry
-	sum     uint64 // of tokenizer.json, or of what was made in its place
-	data    []byte // of the same, until the load ends
+	sum     uint64 // of pieces: of made, and whether the reference alone made them
+	data    []byte // what made is of, until the load ends; nil where nothing is to be proven
 	cuts    *cutter
 	frame   frame
 
@@ -147,6 +150,7 @@ func (p *Pool) runLoad(l *load) {
 	waiting := l.waiting
 	if err == nil {
 		info = t.info
+		info.MemoryBytes += t.proven.memoryBytes()
 		if id, ok := p.idents.Peek(l.model); ok && id.fingerprint != info.Fingerprint {
 			t.info.Before, info.Before = id.fingerprint, id.fingerprint
 		}
@@ -161,9 +165,12 @@ func (p *Pool) runLoad(l *load) {
 			f.tok = t
 		}
 		if t.proven != nil && !p.distrusted[info.Fingerprint] && !p.closed {
-			t.refs++ // prove's
-			data := t.data
-			p.wg.Go(func() { p.prove(t, data) })
+			t.refs++ // given back behind it
+			if data := t.data; t.late != nil {
+				p.wg.Go(func() { p.loadReference(t) })
+			} else {
+				p.wg.Go(func() { p.prove(t, data) })
+			}
 		}
 		t.data = nil
 		out = p.makeWay()
@@ -180,6 +187,9 @@ func (p *Pool) runLoad(l *load) {
 	p.mu.Unlock()
 	if o := p.cfg.Observer.Loaded; o != nil {
 		o(info, err)
+	}
+	if o := p.cfg.Observer.Proven; o != nil && err == nil && t.late != nil {
+		o(info.Name, nil)
 	}
 	p.sendOff(out, "room")
 	for _, f := range waiting {
@@ -214,32 +224,34 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	if err := p.cfg.Pins[model].check(model, files); err != nil {
 		return nil, err
 	}
-	data, split, err := files.JSON()
+	src, err := p.findSource(files)
 	if err != nil {
 		return nil, tokenfile.OfModel(model, cmp.Or(files.sources().Check(), err))
 	}
-	sum := sumOf(data, split)
-	fingerprint := hex.EncodeToString(sum[:8])
 	if err := p.makeRoom(ctx); err != nil {
 		return nil, fmt.Errorf("%w: model %s: wait for one of %d tokenizers to end its work: %w",
 			tokenfile.ErrLoad, tokenfile.Quote(model), p.cfg.MaxTokenizers, err)
 	}
 	before := memoryBytes()
-	enc, err := p.read(data, split)
+	enc, reference, err := p.readReference(files, src)
 	if err != nil {
 		p.mu.Lock()
 		p.vacate()
 		p.mu.Unlock()
 		return nil, tokenfile.OfModel(model, cmp.Or(files.sources().Check(), err))
 	}
+	if src.proof == nil {
+		src.vocabulary = enc.vocabulary()
+	}
 	enc = weighed{encoder: enc, memory: p.memory, most: p.cfg.WorkBytes}
 	var fast *proven
-	if p.cfg.Fast && !split {
+	if p.cfg.Fast && !src.split {
 		fast = &proven{encoder: enc, memory: p.memory, most: p.cfg.WorkBytes, texts: &p.n.fast}
+		fast.fast.Store(src.fast)
 		enc = fast
 	}
 	rendering := p.newChat(files)
-	cuts := newCutter(data, split)
+	cuts := newCutter(src.data, src.split)
 	if rendering.media, err = placings(files.Media, cuts.added, enc); err != nil && rendering.err == nil {
 		rendering.err = fmt.Errorf("%w: %w", chat.ErrFiles, err)
 	}
@@ -248,12 +260,16 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		enc = parted{encoder: enc, added: cuts, maxPart: part, maxRun: run}
 	}
 	var around frame
-	if cuts.any() || fast != nil {
+	switch {
+	case src.proof != nil:
+		around = frame{src.proof.Framed, src.proof.Before, src.proof.Behind}
+	case cuts.any() || fast != nil:
 		around = newFrame(enc)
 	}
 	if fast != nil {
 		fast.around = around
 	}
+	fingerprint, sum := fingerprintOf(src.sum), src.sum
 	name := fingerprint
 	if p.distrusts(fingerprint) {
 		// Tokens of before are not used any more.
@@ -264,7 +280,10 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	return &tokenizer{
 		enc:     enc,
 		proven:  fast,
-		data:    data,
+		late:    reference,
+		key:     src.key,
+		made:    src.sum,
+		data:    src.data,
 		version: files.Version,
 		chat:    rendering,
 		sum:     binary.LittleEndian.Uint64(sum[:8]),
@@ -281,7 +300,7 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 			SHA256:       sha256Hex(files.Tokenizer),
 			FileBytes:    int64(len(files.Tokenizer)),
 			MemoryBytes:  max(memoryBytes()-before, 0),
-			Vocabulary:   enc.vocabulary(),
+			Vocabulary:   src.vocabulary,
 			ChatTemplate: rendering.err == nil && (rendering.renderer.HasTemplate(false) || rendering.renderer.HasTemplate(true)),
 			LoadTook:     now.Sub(start),
 			LoadedAt:     now,

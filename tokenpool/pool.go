@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/internal/proofs"
 )
 
 // Pool tokenizes texts. New makes one. All methods are safe for concurrent
@@ -38,7 +39,8 @@ type Pool struct {
 	turns  turns
 	memory *semaphore.Weighted // WorkBytes, held by parts of texts in work
 	pieces *pieces             // nil keeps none
-	proofs *semaphore.Weighted // one, held while a fast encoder is checked
+	proofs *semaphore.Weighted // one, held while a fast encoder is checked, or its reference is read behind
+	kept   *proofs.Folder      // nil keeps none
 
 	seed maphash.Seed
 	n    counters
@@ -104,6 +106,9 @@ func newPool(cfg Config, read func([]byte, bool) (encoder, error)) (*Pool, error
 
 		distrusted: make(map[string]bool),
 	}
+	if cfg.Fast && cfg.ProofDir != "" {
+		p.kept = proofs.NewFolder(cfg.ProofDir)
+	}
 	if cfg.PieceBytes > 0 {
 		p.pieces = newPieces(cfg.PieceBytes)
 	}
@@ -122,6 +127,9 @@ func newPool(cfg Config, read func([]byte, bool) (encoder, error)) (*Pool, error
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	for range cfg.Workers {
 		p.wg.Go(p.work)
+	}
+	if p.kept != nil {
+		p.wg.Go(func() { _, _ = p.kept.Key() }) // the first load does not wait for the program's hash
 	}
 	if cfg.Shared != nil {
 		p.wg.Go(func() { p.pieces.fleet.give(p.done) })

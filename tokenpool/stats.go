@@ -24,11 +24,12 @@ type Model struct {
 	// what decides about the tokens. Before is the one that the model had in this
 	// pool before, if that was another one: tokens of then are not used any more.
 	Fingerprint, Before string
-	// MemoryBytes is by how much the memory that libraries have allocated (glibc's
-	// malloc; nothing of Go) grew while the tokenizer was read: the library does
-	// not tell its own. Other work at the same time counts too, so it is near the
-	// truth where tokenizers are loaded one at a time. Where the system does not
-	// tell that, it is the growth of the resident memory, which is rough.
+	// MemoryBytes is what the fast tokenizer's tables take, and by how much the memory
+	// that libraries have allocated (glibc's malloc) grew while the tokenizer was read: the
+	// library does not tell its own. Other work at the same time counts too, so it is near
+	// the truth where tokenizers are loaded one at a time. Where the system does not
+	// tell that, it is the growth of the resident memory, which is rough. Both grow
+	// behind the load.
 	MemoryBytes int64
 	// Vocabulary is the number of different tokens, added ones included.
 	Vocabulary int
@@ -48,6 +49,7 @@ func (p *Pool) Models() []Model {
 	for _, t := range p.loaded.Values() {
 		m := t.info
 		m.Texts = t.requests
+		m.MemoryBytes += t.proven.memoryBytes()
 		all = append(all, m)
 	}
 	p.mu.Unlock()

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"path/filepath"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/prefixcache"
@@ -34,9 +35,11 @@ func (s *service) makeTokenizers() error {
 		return fmt.Errorf("tokenizer-pins: %w", err)
 	}
 	hub, err := s.makeHub(pins)
+	kept := ""
 	switch {
 	case err == nil:
 		origins = append(origins, hub)
+		kept = filepath.Join(hub.CacheDir(), ".proofs")
 		s.closers = append(s.closers, func() error { hub.Close(); return nil })
 	case c.HubCache == "" && c.Tokenizers != "":
 		// A read-only container without a home is a fine place for a scorer
@@ -63,6 +66,7 @@ func (s *service) makeTokenizers() error {
 		Pins:          pins,
 		Fast:          c.TokenizerFast,
 		CheckEvery:    c.TokenizerCheckEvery,
+		ProofDir:      kept,
 		Chat: chat.Options{
 			Engine: chat.Engine(c.ChatEngine), DefaultKwargs: []byte(c.ChatKwargs),
 			Tools: toolForm(c.ChatRebuildTools), OwnTemplatesOnly: c.ChatOwnTemplatesOnly,
@@ -126,6 +130,9 @@ func (s *service) watchTokenizers() tokenpool.Observer {
 			return
 		}
 		s.log.Info().Str("model", model).Msg("texts are tokenized fast: the tokens are proven to be those of Hugging Face's library")
+	}
+	o.ProofNotKept = func(model string, err error) {
+		s.log.Info().Str("model", model).Err(err).Msg("the proof of this tokenizer is not kept: the next start takes a few seconds longer; hub-cache names a folder that can be written to")
 	}
 	o.Differed = func(model string, err error) {
 		s.log.Error().Str("model", model).Err(err).Msg("the fast tokenizer gave other tokens than Hugging Face's library, which does it all for this tokenizer from now on; please report it")

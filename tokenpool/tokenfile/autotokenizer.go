@@ -446,14 +446,14 @@ func (l *tokenList) add(t AddedToken) {
 // assignIDs gives the tokens the numbers that the library gives them: those of the
 // vocabulary, and the next free ones to others.
 func assignIDs(tokens []AddedToken, model json.RawMessage) error {
-	var m struct{ Vocab json.RawMessage }
-	if err := json.Unmarshal(model, &m); err != nil {
+	m, err := ReadObject(model)
+	if err != nil {
 		return err
 	}
 	vocab := map[string]uint32{}
-	if err := json.Unmarshal(m.Vocab, &vocab); err != nil {
+	if err := json.Unmarshal(m.Get("vocab"), &vocab); err != nil {
 		var list [][2]any // of a Unigram: text and score
-		if err := json.Unmarshal(m.Vocab, &list); err != nil {
+		if err := json.Unmarshal(m.Get("vocab"), &list); err != nil {
 			return err
 		}
 		for i, v := range list {

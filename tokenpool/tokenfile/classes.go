@@ -190,18 +190,15 @@ func qwenParts(pattern string) func(*tokenSettings) (any, any, dict) {
 	}
 }
 
-// qwen35Pattern is the expression of Qwen 3.5.
-const qwen35Pattern = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-
 var qwenDefaults = [][2]string{{"unk_token", "<|endoftext|>"}, {"bos_token", ""}, {"eos_token", "<|endoftext|>"}, {"pad_token", "<|endoftext|>"}}
 
 // classes are those that are known here.
 var classes = []class{
 	{
-		name: "Qwen2Tokenizer", defaults: qwenDefaults, parts: qwenParts(LineSplits[1]),
+		name: "Qwen2Tokenizer", defaults: qwenDefaults, parts: qwenParts(SplitQwen),
 		again: func(t given) given { return given{text: t.text, plain: true} },
 	},
-	{name: "Qwen3_5Tokenizer", defaults: qwenDefaults, parts: qwenParts(qwen35Pattern)},
+	{name: "Qwen3_5Tokenizer", defaults: qwenDefaults, parts: qwenParts(SplitQwen35)},
 	{
 		name:     "LlamaTokenizer",
 		defaults: [][2]string{{"unk_token", "<unk>"}, {"bos_token", "<s>"}, {"eos_token", "</s>"}},

@@ -2,9 +2,9 @@ package tokenfile
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 )
 
@@ -18,36 +18,73 @@ type member struct {
 }
 
 // ReadObject reads a JSON object. Of members of one name the last value counts, at
-// the place of the first.
+// the place of the first. Values are parts of data.
 func ReadObject(data []byte) (Object, error) {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	t, err := dec.Token()
-	if err != nil {
-		return nil, err
+	if !json.Valid(data) {
+		var v json.RawMessage
+		err := json.Unmarshal(data, &v)
+		return nil, cmp.Or(err, errors.New("it is no JSON"))
 	}
-	if t != json.Delim('{') {
+	i := skipSpace(data, 0)
+	if data[i] != '{' {
 		return nil, errors.New("it is no JSON object")
 	}
 	var o Object
-	for dec.More() {
-		key, err := dec.Token()
-		if err != nil {
+	for i = skipSpace(data, i+1); data[i] != '}'; i = skipSpace(data, i) {
+		if data[i] == ',' {
+			i = skipSpace(data, i+1)
+		}
+		end := skipValue(data, i)
+		var key string
+		if err := json.Unmarshal(data[i:end], &key); err != nil {
 			return nil, err
 		}
-		var value json.RawMessage
-		if err := dec.Decode(&value); err != nil {
-			return nil, err
-		}
-		o.Set(fmt.Sprint(key), value) // a decoder gives strings there
-	}
-	if _, err := dec.Token(); err != nil {
-		return nil, err
-	}
-	if dec.More() {
-		return nil, errors.New("something follows the JSON object")
+		i = skipSpace(data, skipSpace(data, end)+1) // over the colon
+		end = skipValue(data, i)
+		o.Set(key, data[i:end:end])
+		i = end
 	}
 	return o, nil
 }
+
+// skipSpace returns the first place at i or behind it without white space.
+func skipSpace(data []byte, i int) int {
+	for data[i] == ' ' || data[i] == '\n' || data[i] == '\r' || data[i] == '\t' {
+		i++
+	}
+	return i
+}
+
+// skipValue returns the end of the value that begins at i, in what is valid JSON.
+func skipValue(data []byte, i int) int {
+	for depth := 0; ; i++ {
+		switch data[i] {
+		case '"':
+			for i++; data[i] != '"'; i++ {
+				if data[i] == '\\' {
+					i++
+				}
+			}
+		case '{', '[':
+			depth++
+			continue
+		case '}', ']':
+			depth--
+		case ' ', '\n', '\r', '\t', ',', ':':
+			continue
+		default: // a number or a word
+			for i+1 < len(data) && !bytes.ContainsRune(ends, rune(data[i+1])) {
+				i++
+			}
+		}
+		if depth == 0 {
+			return i + 1
+		}
+	}
+}
+
+// ends are what stands behind a number or a word.
+var ends = []byte(" \n\r\t,:]}")
 
 func (o *Object) find(key string) int {
 	for i := range *o {

@@ -55,21 +55,15 @@ type specialToken struct {
 	Special    bool   `json:"special"`
 }
 
-// kimiPattern is of tokenization_kimi.py (and _moonshot.py), TikTokenTokenizer.
-const kimiPattern = `[\p{Han}]+` +
-	`|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?` +
-	`|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?` +
-	`|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-
 // tiktokens are the families, in the order in which their files are looked for.
 var tiktokens = []tiktoken{
 	{
-		file: "tiktoken.model", pattern: kimiPattern, special: kimiSpecial,
+		file: "tiktoken.model", pattern: SplitKimi, special: kimiSpecial,
 		maxPart: 400_000, maxRun: 25_000,
 	},
 	{
 		// tokenization_qwen.py, QWenTokenizer: Qwen 1. The expression is that of Qwen 2.
-		file: "qwen.tiktoken", pattern: LineSplits[1], normalize: true, special: qwenSpecial,
+		file: "qwen.tiktoken", pattern: SplitQwen, normalize: true, special: qwenSpecial,
 	},
 }
 

@@ -1,7 +1,7 @@
 // Package bpe tokenizes with byte-level BPE, as most models that are served today do, to
 // the tokens of Hugging Face's tokenizers, at a tenth of their cost or less.
 //
-// New reads a tokenizer.json and refuses everything that it does not do in exactly the
+// Read reads a tokenizer.json and refuses everything that it does not do in exactly the
 // same way: another model than BPE, an expression that is not one of those in
 // patterns, normalization other than NFC, added tokens that look at what stands around
 // them. Who uses it keeps the reference beside it for all that, and proves with Check

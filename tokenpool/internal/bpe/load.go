@@ -4,8 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
@@ -21,30 +21,17 @@ func unsupported(format string, args ...any) error {
 // patterns are the expressions that are known, by their text, each of which matches at
 // every place of a text.
 var patterns = map[string]splitter{
-	// Llama 3, GLM 4.5, cl100k.
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {family: cl100k, word: letters, digits: 3},
-	// Qwen 1 to 3.
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {family: cl100k, word: letters, digits: 1},
-	// Qwen 3.5.
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {family: cl100k, word: letters | mark, digits: 1},
-	// gpt-oss, Llama 4, MiniMax: o200k.
-	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {family: o200k, digits: 3, slash: true, suffix: true},
-	// Mistral's tekken, Nemotron.
-	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {family: o200k, digits: 1, slash: true},
-	// Kimi K2.
-	`[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {family: o200k, digits: 3, suffix: true, apart: han},
-	// GPT-2, when it is spelled out.
-	gpt2Pattern: {family: gpt2},
+	tokenfile.SplitLlama3: {family: cl100k, word: letters, digits: 3},
+	tokenfile.SplitQwen:   {family: cl100k, word: letters, digits: 1},
+	tokenfile.SplitQwen35: {family: cl100k, word: letters | mark, digits: 1},
+	tokenfile.SplitO200k:  {family: o200k, digits: 3, slash: true, suffix: true},
+	tokenfile.SplitTekken: {family: o200k, digits: 1, slash: true},
+	tokenfile.SplitKimi:   {family: o200k, digits: 3, suffix: true, apart: han},
+	tokenfile.SplitGPT2:   {family: gpt2},
 }
-
-const gpt2Pattern = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
 // deepSeekPatterns are those of DeepSeek V3 to V4, one behind the other.
-var deepSeekPatterns = []string{
-	`\p{N}{1,3}`,
-	`[一-龥぀-ゟ゠-ヿ]+`,
-	"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-}
+var deepSeekPatterns = []string{tokenfile.SplitNumbers, tokenfile.SplitHan, tokenfile.SplitDeepSeek}
 
 // file is what of a tokenizer.json decides about tokens.
 type file struct {
@@ -60,54 +47,174 @@ type file struct {
 type model struct {
 	Type         string            `json:"type"`
 	Dropout      *float64          `json:"dropout"`
-	UnkToken     *string           `json:"unk_token"`
 	Prefix       string            `json:"continuing_subword_prefix"`
 	Suffix       string            `json:"end_of_word_suffix"`
 	IgnoreMerges bool              `json:"ignore_merges"`
-	Vocab        map[string]uint32 `json:"vocab"`
-	Merges       json.RawMessage   `json:"merges"`
+	Vocab        map[string]uint32 `json:"vocab,omitempty"`
+	Merges       json.RawMessage   `json:"merges,omitempty"`
 }
 
-// New reads a tokenizer.json. The error wraps ErrUnsupported if the tokenizer is one of
+// Tables are a tokenizer.json in a form that is read in a tenth of the time. All fields are
+// for encoding/gob.
+type Tables struct {
+	// File is the tokenizer.json without its vocabulary and merges.
+	File []byte
+	// Added are the numbers of its added tokens, in their order.
+	Added []uint32
+	// Spelled has the bytes of all tokens, in the order of their numbers; Lengths how many
+	// each has, 0 for one that no text has.
+	Spelled []byte
+	Lengths []uint16
+	// Merges are the pairs that are merged, by rank: left, right, and what they make.
+	Merges []uint32
+}
+
+// Read reads a tokenizer.json. The error wraps ErrUnsupported if the tokenizer is one of
 // those that are left to the reference.
-func New(data []byte) (*Tokenizer, error) {
+func Read(data []byte) (*Tables, error) {
 	var f file
 	if err := json.Unmarshal(data, &f); err != nil {
 		return nil, unsupported("%v", err)
 	}
-	t := &Tokenizer{}
-	if err := t.pipeline(&f); err != nil {
+	vocab, lines := f.Model.Vocab, f.Model.Merges
+	f.Model.Vocab, f.Model.Merges = nil, nil
+	t := &Tables{}
+	var err error
+	if t.File, err = json.Marshal(f); err != nil {
+		return nil, unsupported("%v", err)
+	}
+	// Refused before the larger part of the work.
+	if _, err := t.pipeline(); err != nil {
 		return nil, err
 	}
-	numberAdded(f.Added, f.Model.Vocab)
-	if err := t.addTokens(f.Added); err != nil {
+	top := numberAdded(f.Added, vocab)
+	for _, a := range f.Added {
+		t.Added = append(t.Added, a.ID)
+	}
+	for _, id := range vocab {
+		top = max(top, id)
+	}
+	if top >= maxToken {
+		return nil, unsupported("token %d", top)
+	}
+	if err := t.readVocabulary(vocab, int(top)+1); err != nil {
 		return nil, err
 	}
-	if err := t.model(&f.Model, f.Added); err != nil {
+	if t.Merges, err = readMerges(lines, vocab); err != nil {
 		return nil, err
 	}
 	return t, nil
 }
 
-// pipeline reads what stands around the model.
-func (t *Tokenizer) pipeline(f *file) error {
-	if f.Truncation != nil || f.Padding != nil {
-		return unsupported("it truncates or pads")
+// readVocabulary fills in what tokens are spelled like.
+func (t *Tables) readVocabulary(vocab map[string]uint32, size int) error {
+	names := make([]string, size)
+	for token, id := range vocab {
+		if names[id] != "" {
+			return unsupported("token %d is there twice", id)
+		}
+		names[id] = token
 	}
-	switch n := f.Normalizer; {
+	t.Lengths = make([]uint16, size)
+	for id, name := range names {
+		from := len(t.Spelled)
+		var ok bool
+		if t.Spelled, ok = unspell(t.Spelled, name); !ok {
+			t.Spelled = t.Spelled[:from]
+		}
+		n := len(t.Spelled) - from
+		if n > math.MaxUint16 {
+			return unsupported("a token of %d bytes", n)
+		}
+		t.Lengths[id] = uint16(n)
+	}
+	return nil
+}
+
+// New makes a Tokenizer. The error wraps ErrUnsupported if it is one of those that are left
+// to the reference.
+func New(tables *Tables) (*Tokenizer, error) {
+	f, err := tables.pipeline()
+	if err != nil {
+		return nil, err
+	}
+	t := &Tokenizer{splitter: f.splitter, nfc: f.nfc, lengths: tables.Lengths}
+	if len(f.Added) != len(tables.Added) {
+		return nil, unsupported("%d added tokens have %d numbers", len(f.Added), len(tables.Added))
+	}
+	for i := range f.Added {
+		f.Added[i].ID = tables.Added[i]
+	}
+	if err := t.addTokens(f.Added); err != nil {
+		return nil, err
+	}
+	if err := t.addVocabulary(tables.Spelled, f.Model.IgnoreMerges); err != nil {
+		return nil, err
+	}
+	t.merges, err = newMerges(tables.Merges, len(t.lengths), &t.byteIDs)
+	return t, err
+}
+
+// addVocabulary makes the tables that go by how tokens are spelled.
+func (t *Tokenizer) addVocabulary(spelled []byte, ignoreMerges bool) error {
+	t.bridges = &bridges{}
+	single, at := 0, 0
+	for id, n := range t.lengths {
+		if at+int(n) > len(spelled) {
+			return unsupported("a vocabulary that is cut off")
+		}
+		token := spelled[at : at+int(n)]
+		at += int(n)
+		t.bridges.add(token)
+		if n == 1 {
+			t.byteIDs[token[0]] = uint32(id)
+			single++
+		}
+	}
+	if single != len(t.byteIDs) {
+		return unsupported("the vocabulary lacks bytes")
+	}
+	if ignoreMerges {
+		t.whole = newVocabulary(spelled, t.lengths)
+	}
+	return nil
+}
+
+// stages is what stands around the model.
+type stages struct {
+	file
+	nfc      bool
+	splitter splitter
+}
+
+// pipeline reads what stands around the model.
+func (t *Tables) pipeline() (s stages, err error) {
+	if err := json.Unmarshal(t.File, &s.file); err != nil {
+		return s, unsupported("%v", err)
+	}
+	if s.Truncation != nil || s.Padding != nil {
+		return s, unsupported("it truncates or pads")
+	}
+	switch n := s.Normalizer; {
 	case n == nil || n.Type == "Sequence" && len(n.Normalizers) == 0:
 	case n.Type == "NFC" || n.Type == "Sequence" && len(n.Normalizers) == 1 && n.Normalizers[0].Type == "NFC":
-		t.nfc = true
+		s.nfc = true
 	default:
-		return unsupported("normalizer %s", n.Type)
+		return s, unsupported("normalizer %s", n.Type)
 	}
-	s, err := splitterOf(f.PreTokenizer)
-	if err != nil {
-		return err
+	switch m := &s.Model; {
+	case m.Type != "BPE" && m.Type != "":
+		return s, unsupported("model %s", m.Type)
+	case m.Dropout != nil && *m.Dropout != 0:
+		return s, unsupported("dropout")
+	case m.Prefix != "" || m.Suffix != "":
+		return s, unsupported("affixes of words")
 	}
-	s.classes = classes()
-	t.splitter = s
-	return checkPostProcessor(f.PostProcessor)
+	if s.splitter, err = splitterOf(s.PreTokenizer); err != nil {
+		return s, err
+	}
+	s.splitter.classes = classes()
+	return s, checkPostProcessor(s.PostProcessor)
 }
 
 // checkPostProcessor refuses those that change where tokens end.
@@ -150,7 +257,7 @@ func splitterOf(p *tokenfile.Stage) (splitter, error) {
 	}
 	usesRegex := last.UseRegex == nil || *last.UseRegex
 	if len(splits) == 0 && usesRegex {
-		return patterns[gpt2Pattern], nil
+		return patterns[tokenfile.SplitGPT2], nil
 	}
 	if usesRegex {
 		return splitter{}, unsupported("two expressions")
@@ -179,8 +286,9 @@ func splitterOf(p *tokenfile.Stage) (splitter, error) {
 }
 
 // numberAdded gives added tokens the numbers that the reference gives them, whatever the
-// file says: that of the vocabulary's token, or else the next one behind it.
-func numberAdded(added []tokenfile.AddedToken, vocab map[string]uint32) {
+// file says: that of the vocabulary's token, or else the next one behind it. It returns
+// the highest one.
+func numberAdded(added []tokenfile.AddedToken, vocab map[string]uint32) (top uint32) {
 	next := uint32(len(vocab))
 	for i := range added {
 		a := &added[i]
@@ -193,7 +301,9 @@ func numberAdded(added []tokenfile.AddedToken, vocab map[string]uint32) {
 			a.ID = next
 		}
 		next = max(next, a.ID+1)
+		top = max(top, a.ID)
 	}
+	return top
 }
 
 func (t *Tokenizer) addTokens(added []tokenfile.AddedToken) error {
@@ -212,7 +322,7 @@ func (t *Tokenizer) addTokens(added []tokenfile.AddedToken) error {
 			return unsupported("an added token of %d bytes", len(a.Content))
 		case t.nfc && a.Normalized && !isNFC(a.Content):
 			return unsupported("added token %q is normalized", a.Content)
-		case a.ID >= maxToken:
+		case int(a.ID) >= len(t.lengths):
 			return unsupported("token %d", a.ID)
 		}
 		if _, ok := raw[a.Content]; ok {
@@ -246,7 +356,7 @@ var spelling = func() (of [0x144]int16) {
 	return of
 }()
 
-// unspell appends the bytes of a token to b. It returns false for one that no text has.
+// unspell appends the bytes of a token to b. It reports false for one that no text has.
 func unspell(b []byte, token string) ([]byte, bool) {
 	for _, r := range token {
 		if int(r) >= len(spelling) || spelling[r] < 0 {
@@ -257,69 +367,12 @@ func unspell(b []byte, token string) ([]byte, bool) {
 	return b, true
 }
 
-func (t *Tokenizer) model(m *model, added []tokenfile.AddedToken) error {
-	switch {
-	case m.Type != "BPE" && m.Type != "":
-		return unsupported("model %s", m.Type)
-	case m.Dropout != nil && *m.Dropout != 0:
-		return unsupported("dropout")
-	case m.Prefix != "" || m.Suffix != "":
-		return unsupported("affixes of words")
-	}
-	top := uint32(0)
-	for _, id := range m.Vocab {
-		top = max(top, id)
-	}
-	for _, a := range added {
-		top = max(top, a.ID)
-	}
-	if top >= maxToken {
-		return unsupported("token %d", top)
-	}
-	t.lengths = make([]uint16, top+1)
-	var slab []byte
-	whole := make(map[string]uint32, len(m.Vocab))
-	longest, seen := 0, 0
-	t.bridges = &bridges{}
-	for token, id := range m.Vocab {
-		var ok bool
-		if slab, ok = unspell(slab[:0], token); !ok || len(slab) == 0 {
-			continue
-		}
-		if len(slab) > 1<<16-1 {
-			return unsupported("a token of %d bytes", len(slab))
-		}
-		t.lengths[id] = uint16(len(slab))
-		t.bridges.add(slab)
-		if len(slab) == 1 {
-			t.byteIDs[slab[0]] = id
-			seen++
-		}
-		if m.IgnoreMerges && utf8.Valid(slab) {
-			whole[string(slab)] = id
-			longest = max(longest, len(slab))
-		}
-	}
-	if seen != len(t.byteIDs) {
-		return unsupported("the vocabulary lacks bytes")
-	}
-	if m.IgnoreMerges {
-		t.whole = &vocabulary{tokens: whole, longest: longest}
-	}
-	pairs, err := readMerges(m)
-	if err != nil {
-		return err
-	}
-	t.merges = newMerges(pairs, &t.byteIDs)
-	return nil
-}
-
 // readMerges reads the list, which has pairs, or both tokens with a space between.
-func readMerges(m *model) ([]pair, error) {
+func readMerges(data json.RawMessage, vocab map[string]uint32) ([]uint32, error) {
 	var split [][2]string
-	if json.Unmarshal(m.Merges, &split) != nil {
+	if json.Unmarshal(data, &split) != nil {
 		var lines []string
-		if err := json.Unmarshal(m.Merges, &lines); err != nil {
+		if err := json.Unmarshal(data, &lines); err != nil {
 			return nil, unsupported("merges: %v", err)
 		}
 		split = make([][2]string, len(lines))
@@ -331,20 +384,17 @@ func readMerges(m *model) ([]pair, error) {
 			split[i] = [2]string{left, right}
 		}
 	}
-	if len(split) > maxRank {
-		return nil, unsupported("%d merges", len(split))
-	}
-	pairs := make([]pair, len(split))
+	merges := make([]uint32, 0, 3*len(split))
 	var joined []byte
-	for i, s := range split {
+	for _, s := range split {
 		joined = append(append(joined[:0], s[0]...), s[1]...)
-		left, ok := m.Vocab[s[0]]
-		right, ok2 := m.Vocab[s[1]]
-		both, ok3 := m.Vocab[string(joined)]
+		left, ok := vocab[s[0]]
+		right, ok2 := vocab[s[1]]
+		both, ok3 := vocab[string(joined)]
 		if !ok || !ok2 || !ok3 {
 			return nil, unsupported("merge %q gives no token", s)
 		}
-		pairs[i] = pair{left, right, both}
+		merges = append(merges, left, right, both)
 	}
-	return pairs, nil
+	return merges, nil
 }

@@ -19,20 +19,25 @@ const (
 	noRank   = ^uint32(0)
 )
 
-// pair is what a rank joins.
-type pair struct{ left, right, joined uint32 }
-
-func newMerges(pairs []pair, byteIDs *[256]uint32) *merges {
-	m := &merges{bytes: make([]uint32, 1<<16), joined: make([]uint32, len(pairs)), shift: 63}
+// newMerges makes the tables of Tables.Merges, for so many tokens.
+func newMerges(list []uint32, tokens int, byteIDs *[256]uint32) (*merges, error) {
+	if len(list)%3 != 0 || len(list)/3 > maxRank {
+		return nil, unsupported("%d merges", len(list)/3)
+	}
+	m := &merges{bytes: make([]uint32, 1<<16), joined: make([]uint32, len(list)/3), shift: 63}
 	size := 2
-	for size < 2*len(pairs) {
+	for size < 2*len(m.joined) {
 		size *= 2
 		m.shift--
 	}
 	m.table = make([]uint64, size)
-	for rank, p := range pairs {
-		m.joined[rank] = p.joined
-		key := uint64(p.left)<<43 | uint64(p.right)<<22
+	for rank := range m.joined {
+		pair := list[3*rank : 3*rank+3]
+		if int(max(pair[0], pair[1], pair[2])) >= tokens {
+			return nil, unsupported("merges of tokens that are not there")
+		}
+		m.joined[rank] = pair[2]
+		key := uint64(pair[0])<<43 | uint64(pair[1])<<22
 		i := m.slot(key)
 		// Of a pair that is there twice, the last one counts, as in the reference.
 		for m.table[i] != 0 && m.table[i]>>22 != key>>22 {
@@ -43,7 +48,7 @@ func newMerges(pairs []pair, byteIDs *[256]uint32) *merges {
 	for i := range m.bytes {
 		m.bytes[i] = m.rank(byteIDs[i>>8], byteIDs[i&0xff])
 	}
-	return m
+	return m, nil
 }
 
 // slot is where the search for a key begins. The pairs are the tokenizer's, not a text's,

@@ -34,7 +34,11 @@ type both struct {
 
 func load(t testing.TB, name string, data []byte) both {
 	t.Helper()
-	fast, err := New(data)
+	tables, err := Read(data)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	fast, err := New(tables)
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}

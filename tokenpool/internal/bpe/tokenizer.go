@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/text/unicode/norm"
 )
@@ -52,6 +53,17 @@ func (t *Tokenizer) worker() *worker {
 		return w
 	}
 	return &worker{words: wordCache{seed: rand.Uint64()}}
+}
+
+// MemoryBytes is what the tables take, and the words that are remembered: those of up to
+// 8 texts at a time.
+func (t *Tokenizer) MemoryBytes() int64 {
+	t.mu.Lock()
+	n := int64(len(t.idle)) * int64(unsafe.Sizeof(worker{}))
+	t.mu.Unlock()
+	n += int64(unsafe.Sizeof(bridges{})) + 2*int64(cap(t.lengths))
+	n += 4*int64(cap(t.merges.bytes)+cap(t.merges.joined)) + 8*int64(cap(t.merges.table))
+	return n + t.whole.memoryBytes()
 }
 
 func (t *Tokenizer) release(w *worker) {
@@ -193,20 +205,4 @@ func (t *Tokenizer) spell(w *worker, i int, tokens []uint32) {
 func (w *worker) add(id uint32, end int) {
 	w.ids = append(w.ids, id)
 	w.ends = append(w.ends, end)
-}
-
-// vocabulary finds tokens by their bytes.
-type vocabulary struct {
-	tokens map[string]uint32
-	// longest is the length of the longest one, in bytes.
-	longest int
-}
-
-// find returns the token that a word is. A nil vocabulary has none.
-func (v *vocabulary) find(word []byte) (uint32, bool) {
-	if v == nil || len(word) > v.longest {
-		return 0, false
-	}
-	id, ok := v.tokens[string(word)]
-	return id, ok
 }

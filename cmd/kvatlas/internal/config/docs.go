@@ -25,7 +25,7 @@ var docs = map[string]string{
 	"GatewayMaxBodyBytes":           "GatewayMaxBodyBytes is the longest body of a request, images included.",
 	"GatewayMaxBufferBytes":         "GatewayMaxBufferBytes is the memory for the bodies of requests that no engine has begun to answer.",
 	"GatewayMaxRequests":            "GatewayMaxRequests is the number of requests that are passed on at a time, streams among them; more are refused with 503.",
-	"HubCache":                      "HubCache is the directory that keeps what was fetched. Empty is kvatlas/tokenizers below the user's cache directory.",
+	"HubCache":                      "HubCache is the directory that keeps what was fetched, and in .proofs the tables of fast tokenizers, with which the next start is quick. Empty is kvatlas/tokenizers below the user's cache directory.",
 	"HubEndpoint":                   "HubEndpoint is the URL of the hub that tokenizers are fetched from.",
 	"HubOffline":                    "HubOffline never asks the hub. What was fetched before is used.",
 	"HubRevision":                   "HubRevision is the branch, tag or commit of the hub's models.",

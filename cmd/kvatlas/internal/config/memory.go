@@ -5,6 +5,9 @@ package config
 // Loaded tokenizers, some 90 MiB each, and what the process is made of come on top.
 func (c *Config) MemoryBounds() (heap, native int64) {
 	heap = int64(c.MaxInFlightBytes + c.PrefixCacheBytes + c.PieceCacheBytes)
+	if c.TokenizerFast {
+		heap += int64(c.TokenizersLoaded) * fastTokenizerBytes
+	}
 	switch {
 	case c.Redis == "":
 		heap += int64(c.IndexMaxBytes)
@@ -19,3 +22,7 @@ func (c *Config) MemoryBounds() (heap, native int64) {
 	}
 	return heap, c.TokenizerWorkBytes()
 }
+
+// fastTokenizerBytes is what a fast tokenizer of 200,000 tokens takes: 15 MB of tables, and
+// the words that eight texts at a time have left.
+const fastTokenizerBytes = 26 << 20

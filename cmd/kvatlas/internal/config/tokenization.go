@@ -22,7 +22,8 @@ type tokenizationSettings struct {
 	HubToken Secret `name:"hub-token" alias:"HF_TOKEN"`
 	// HubRevision is the branch, tag or commit of the hub's models.
 	HubRevision string `name:"hub-revision" default:"main"`
-	// HubCache is the directory that keeps what was fetched. Empty is
+	// HubCache is the directory that keeps what was fetched, and in .proofs the tables of
+	// fast tokenizers, with which the next start is quick. Empty is
 	// kvatlas/tokenizers below the user's cache directory.
 	HubCache string `name:"hub-cache"`
 	// HubOffline never asks the hub. What was fetched before is used.
