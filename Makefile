@@ -13,11 +13,11 @@ SOAK      ?= 10000000
 TOKENIZERS := .cache/tokenizers
 
 .DEFAULT_GOAL := help
-.PHONY: help run build tokenizers models engines lmcache test lint audit bench soak real goldens clean FORCE
+.PHONY: help run test-all build tokenizers models engines lmcache test interop lint audit bench soak real goldens clean FORCE
 
 help: ## list these targets
 	@echo "kvatlas $(VERSION)"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: ## build all that is needed and show a ranking on a real prompt; serves on 127.0.0.1:8080 until Ctrl-C
 	@echo "== run, step 1 of 4: tokenizer library (about 2 minutes the first time)"
@@ -34,7 +34,7 @@ build: tokenizers bin/kvatlas ## build bin/kvatlas
 # The go command knows best whether there is anything to do.
 bin/kvatlas: FORCE
 	@echo "kvatlas: building bin/kvatlas $(VERSION)"
-	@$(GO) build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./cmd/kvatlas
+	@scripts/go-progress.sh build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./cmd/kvatlas
 
 tokenizers: ## put libtokenizers.a, which the program links with, into lib/
 	@scripts/build-libtokenizers.sh
@@ -48,8 +48,13 @@ engines: ## prepare the publishers and caches of vLLM and SGLang that tests run,
 lmcache: ## prepare the parts of LMCache that tests run, in .cache/lmcache
 	@scripts/fetch-lmcache.sh
 
-test: ## install what the tests need and run them: gofmt, go vet, go test -race
+test: ## install what the tests need and run them: gofmt, go vet, go test -race; without other projects' code
 	@scripts/test.sh
+
+test-all: test interop ## make test, and then the tests that it puts off: with the code of engines, LMCache and clients (downloads 700 MB)
+
+interop: ## fetch other projects' code, and run the tests that the last make test has put off
+	@scripts/interop.sh
 
 lint: tokenizers ## check the policy of .golangci.yml
 	@scripts/lint.sh

@@ -175,8 +175,8 @@ progress() {
   local total=$1 n=0 line current='' rc
   while :; do
     rc=0
-    IFS= read -r -t 15 line || rc=$?
-    if [ "$rc" -gt 128 ]; then # nothing for 15 s
+    IFS= read -r -t 10 line || rc=$?
+    if [ "$rc" -gt 128 ]; then # nothing for 10 s
       [ -z "$current" ] || log "still compiling $current$([ "$n" -lt "$total" ] || echo ', the last one: optimising the whole library')"
       continue
     fi

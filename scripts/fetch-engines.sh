@@ -33,7 +33,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$requirements" ]; then
     can_apt && apt_install "$name" python3-venv && python3 -m venv "$dir/venv"
   }
   # shellcheck disable=SC2086 # a list of words
-  "$dir/venv/bin/python" -m pip install -q --disable-pip-version-check $requirements
+  beat "$name" "still installing" "$dir/venv/bin/python" -m pip install -q --disable-pip-version-check $requirements
   printf '%s\n' "$requirements" >"$stamp"
 fi
 python=$dir/venv/bin/python
@@ -79,14 +79,15 @@ while read -r package version file sum; do
   case " ${missing[*]-} " in *" $package=$version "*) ;; *) missing+=("$package=$version") ;; esac
 done <<<"$engines"
 
+asked=0
 for ((i = 0; i < ${#missing[@]}; i += 2)); do
   pids=()
   for which in "${missing[@]:i:2}"; do
-    say "$name" "fetching $which"
+    say "$name" "fetching $which ($((++asked)) of ${#missing[@]})"
     fetch "${which%=*}" "${which#*=}" &
     pids+=($!)
   done
-  for pid in "${pids[@]}"; do wait "$pid" || die "$name" "a package could not be fetched"; done
+  for pid in "${pids[@]}"; do beat "$name" "still fetching ${missing[*]:i:2}" wait "$pid" || die "$name" "a package could not be fetched"; done
   while read -r package version file sum; do
     case " ${missing[*]:i:2} " in *" $package=$version "*) place "$package" "$version" "$file" "$sum" ;; esac
   done <<<"$engines"

@@ -40,7 +40,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$requirements" ]; then
     can_apt && apt_install "$name" python3-venv && "$base" -m venv "$dir/venv"
   }
   # shellcheck disable=SC2086 # a list of words
-  "$dir/venv/bin/python" -m pip install -q --disable-pip-version-check $requirements
+  beat "$name" "still installing" "$dir/venv/bin/python" -m pip install -q --disable-pip-version-check $requirements
   printf '%s\n' "$requirements" >"$stamp"
 fi
 python=$dir/venv/bin/python
@@ -56,7 +56,7 @@ fetch() {
     return
   fi
   say "$name" "fetching LMCache $1"
-  "$python" -m pip download -q --disable-pip-version-check --no-deps --only-binary :all: --python-version 3.11 --implementation cp --abi cp311 \
+  beat "$name" "still fetching LMCache $1" "$python" -m pip download -q --disable-pip-version-check --no-deps --only-binary :all: --python-version 3.11 --implementation cp --abi cp311 \
     --platform manylinux_2_28_x86_64 -d "$tmp" "lmcache==$1"
   wheel=$(find "$tmp" -name "lmcache-$1-*.whl")
   got=$(sha256 "$wheel")
@@ -103,7 +103,7 @@ torch() {
   fi
   say "$name" "fetching Debian's torch (150 MB)"
   download() { as_root apt-get install -y -q --no-install-recommends --download-only -o "Dir::Cache::archives=$to/debs" python3-torch >"$to/log" 2>&1; }
-  if ! download && ! { as_root apt-get update -q >>"$to/log" 2>&1 && download; }; then
+  if ! beat "$name" "still fetching torch" download && ! { as_root apt-get update -q >>"$to/log" 2>&1 && beat "$name" "still fetching torch" download; }; then
     tail -n 5 "$to/log" >&2
     die "$name" "apt-get could not fetch python3-torch"
   fi

@@ -29,10 +29,10 @@ apt_install() {
   local name=$1 log; shift
   log=$(mktemp)
   say "$name" "installing Debian packages: $*"
-  if as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" >"$log" 2>&1 ||
+  if beat "$name" "still installing $*" quietly "$log" as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" ||
     { say "$name" "refreshing the package lists first"
-      as_root apt-get update -q >"$log" 2>&1 &&
-        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" >>"$log" 2>&1; }; then
+      beat "$name" "still refreshing" quietly "$log" as_root apt-get update -q &&
+        beat "$name" "still installing $*" quietly "$log" as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"; }; then
     rm -f "$log"; hash -r
   else
     tail -n 15 "$log" >&2; rm -f "$log"
@@ -100,4 +100,29 @@ need_cargo() {
     done
   fi
   die "$name" "please install cargo >= $min_cargo: rustup (https://rustup.rs), or on Debian 12 'apt-get install cargo-web', on Debian 13 'apt-get install cargo'; then run this again"
+}
+
+# quietly FILE COMMAND...: run it; FILE has what it says.
+quietly() {
+  local file=$1
+  shift
+  "$@" >"$file" 2>&1
+}
+
+# beat NAME TEXT COMMAND...: run a program that says nothing, with a line every 15 s.
+beat() {
+  local name=$1 text=$2 start=$SECONDS rc=0 pid
+  shift 2
+  # In steps of a second, so that no sleep outlives it; it ends with the script, too.
+  (
+    n=0
+    while sleep 1 && kill -0 $$ 2>/dev/null; do
+      n=$((n + 1))
+      [ $((n % 15)) != 0 ] || say "$name" "[$(printf %3d $((SECONDS - start)))s] $text"
+    done
+  ) &
+  pid=$!
+  "$@" || rc=$?
+  kill "$pid" 2>/dev/null && wait "$pid" 2>/dev/null || true
+  return "$rc"
 }

@@ -27,7 +27,7 @@ if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
 fi
 rm -rf "$venv"
 python3 -m venv "$venv"
-"$venv/bin/pip" install -q --disable-pip-version-check -r "$requirements" ||
+beat "$name" "still installing" "$venv/bin/pip" install -q --disable-pip-version-check -r "$requirements" ||
   die "$name" "pip could not install $(tr '\n' ' ' <"$requirements"): is the package index reachable?"
 cp "$requirements" "$venv/requirements.txt"
 say "$name" "$venv has $(tr '\n' ' ' <"$requirements")"

@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/internal/interop"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	simengine "github.com/kvatlas/kvatlas/sim/engine"
 	simtokens "github.com/kvatlas/kvatlas/sim/tokens"
@@ -46,17 +47,11 @@ func (s seeing) Chat(ctx context.Context, body []byte) ([]uint32, error) {
 // openaiPython is a Python with OpenAI's client.
 func openaiPython(t *testing.T) string {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("the client takes seconds to be imported")
-	}
 	python, err := filepath.Abs(filepath.Join("..", "..", ".cache", "venv-openai", "bin", "python"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(python); err != nil {
-		t.Skip("no Python with the client: run make test, or scripts/venv.sh openai sim/wire/testdata/requirements.txt")
-	}
-	return python
+	return interop.Python(t, python, "scripts/venv.sh openai sim/wire/testdata/requirements.txt")
 }
 
 // startSeeing starts engines that have the tokenizer of the demo's model.

@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/interop"
 )
 
 // TestPythonClient runs the tests of clients/python, the examples of its README among them,
@@ -14,10 +16,7 @@ func TestPythonClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	python := filepath.Join(root, ".cache", "venv-clients", "bin", "python")
-	if _, err := os.Stat(python); err != nil {
-		t.Skip("no Python with what the client needs: run make test, or scripts/venv.sh clients clients/python/requirements-test.txt")
-	}
+	python := interop.Python(t, filepath.Join(root, ".cache", "venv-clients", "bin", "python"), "scripts/venv.sh clients clients/python/requirements-test.txt")
 	s := start(t)
 	for _, args := range [][]string{{"-m", "mypy"}, {"-m", "pytest", "-q", "-p", "no:cacheprovider"}} {
 		cmd := exec.CommandContext(t.Context(), python, args...)

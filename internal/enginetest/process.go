@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/interop"
 )
 
 // DirVariable is the environment variable that names another folder than
@@ -38,8 +40,9 @@ func dir() string {
 // module returns the folder of a release's modules.
 func module(tb testing.TB, r Release) string {
 	tb.Helper()
+	interop.Need(tb)
 	path := filepath.Join(dir(), r.String())
-	if _, err := os.Stat(path); err != nil && !testing.Short() {
+	if _, err := os.Stat(path); err != nil {
 		tb.Fatalf("%v\nscripts/fetch-engines.sh prepares it", err)
 	}
 	return path
@@ -48,14 +51,7 @@ func module(tb testing.TB, r Release) string {
 // Python returns the interpreter that has pyzmq.
 func Python(tb testing.TB) string {
 	tb.Helper()
-	if testing.Short() {
-		tb.Skip("real publishers are left out of -short runs")
-	}
-	python := filepath.Join(dir(), "venv", "bin", "python")
-	if _, err := os.Stat(python); err != nil {
-		tb.Fatalf("%v\nThese tests need the publishers of real engines: `make test` prepares them (scripts/fetch-engines.sh does only that); -short leaves these tests out.", err)
-	}
-	return python
+	return interop.Python(tb, filepath.Join(dir(), "venv", "bin", "python"), "make engines")
 }
 
 // process is a Python script that answers commands. Its methods are for one goroutine.

@@ -18,6 +18,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/interop"
 )
 
 // DirVariable is the environment variable that says where fetch-lmcache.sh has put
@@ -91,15 +93,10 @@ func needs(tb testing.TB, dir, file string) {
 // Start runs a client until the test ends or Kill is called.
 func Start(tb testing.TB, o Options) *Client {
 	tb.Helper()
-	if testing.Short() {
-		tb.Skip("LMCache's own code is left out of -short runs")
-	}
-	python := filepath.Join(dir(), "venv", "bin", "python")
+	python := interop.Python(tb, filepath.Join(dir(), "venv", "bin", "python"), "make lmcache")
 	tree := filepath.Join(dir(), "lmcache-"+o.Kind[strings.LastIndexByte(o.Kind, '-')+1:])
-	for _, p := range []string{python, filepath.Join(tree, "lmcache")} {
-		if _, err := os.Stat(p); err != nil {
-			tb.Fatalf("%v\nThese tests need LMCache's own code: `make test` prepares it (scripts/fetch-lmcache.sh does only that); -short leaves these tests out.", err)
-		}
+	if _, err := os.Stat(filepath.Join(tree, "lmcache")); err != nil {
+		tb.Fatalf("%v\n`make lmcache` prepares it.", err)
 	}
 	libraries, path := filepath.Join(dir(), "native"), tree
 	if strings.Contains(o.Kind, "resp") {

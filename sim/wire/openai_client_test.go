@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/interop"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
 )
@@ -36,14 +37,7 @@ type clientError struct {
 // The official Python client of OpenAI reads what every engine answers: usage with cached
 // tokens, streams, chats and errors.
 func TestOpenAIClient(t *testing.T) {
-	if testing.Short() {
-		t.Skip("the client takes seconds to be imported")
-	}
-	root := filepath.Join("..", "..")
-	python := filepath.Join(root, ".cache", "venv-openai", "bin", "python")
-	if _, err := os.Stat(python); err != nil {
-		t.Skip("no Python with the client: run make test, or scripts/venv.sh openai sim/wire/testdata/requirements.txt")
-	}
+	python := interop.Python(t, filepath.Join("..", "..", ".cache", "venv-openai", "bin", "python"), "scripts/venv.sh openai sim/wire/testdata/requirements.txt")
 	pods := []struct {
 		kind    engine.Kind
 		version string

@@ -16,6 +16,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/interop"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -39,17 +40,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// python is a Python with what the writer needs. `make test` prepares one.
+// python is a Python with what the writer needs. `make test-all` prepares one.
 func python(t *testing.T) string {
 	t.Helper()
-	p := os.Getenv(pythonVariable)
-	if p == "" {
-		p = "../../../.cache/venv-writers/bin/python"
+	if p := os.Getenv(pythonVariable); p != "" {
+		return p
 	}
-	if out, err := exec.Command(p, "-c", "import redis, xxhash").CombinedOutput(); err != nil {
-		t.Skipf("no Python with redis-py and xxhash, which scripts/test.sh installs: %v\n%s", err, out)
-	}
-	return p
+	return interop.Python(t, "../../../.cache/venv-writers/bin/python", "scripts/venv.sh writers examples/writers/python/requirements.txt")
 }
 
 // process is a running writer.

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Run `go build` or `go vet`, and say every ten seconds how far it is, since the go command says nothing for minutes.
+#
+#   scripts/go-progress.sh build -trimpath -o bin/kvatlas ./cmd/kvatlas
+#   scripts/go-progress.sh vet -race ./...
+#
+# What is compiled already is not compiled again, so that the number of packages is one that is not passed.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/need.sh
+. "$here/need.sh"
+
+command=$1
+shift
+need_go "$command"
+packages=()
+for arg; do case $arg in ./*) packages+=("$arg") ;; esac; done
+say "go $command" "reading what ${packages[*]} is built from"
+total=$(go list -deps "${packages[@]}" | grep -c .)
+start=$SECONDS compiled=0 modules=0 current='' told=$SECONDS
+
+tell() {
+  told=$SECONDS
+  say "go $command" "[$(printf %3d $((SECONDS - start)))s] $compiled of at most $total packages compiled${current:+, now $current}"
+}
+
+# A read that times out keeps nothing of a line: the go command writes whole ones.
+go "$command" -v "$@" 2>&1 | {
+  while :; do
+    rc=0
+    IFS= read -r -t 5 line || rc=$?
+    if [ "$rc" -gt 128 ]; then line=''; elif [ "$rc" != 0 ]; then break; fi
+    case $line in
+    '') ;;
+    'go: downloading '*) modules=$((modules + 1)) current="downloading module $modules, ${line#go: downloading }" ;;
+    *[\ :]*) printf '%s\n' "$line" ;;
+    *) compiled=$((compiled + 1)) current=$line ;;
+    esac
+    [ $((SECONDS - told)) -lt 10 ] || tell
+  done
+  current=''
+  tell
+}
