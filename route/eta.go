@@ -36,6 +36,10 @@ const (
 // requests need the cache: one that finds no room waits until others have put out all of
 // their answers. Both are 0 while nothing is known of what they depend on.
 //
+// What a request that runs there already prefills of the prompt, or has prefilled without that it
+// was told, is spared: neither prefill nor evict count it. Only who books sees that, so of equal
+// prompts that come together the second waits for the first where that takes less time.
+//
 // Of a candidate that fetches part of the prompt, prefill is that of the rest, and the time of
 // the fetch is added.
 //
@@ -68,15 +72,17 @@ func eta(v *View) loads.Weights {
 			evict = s.Evict * fill[i] * float64(shape.Units(v.Tokens-cached, cached)) / speed
 		}
 		more := evict + room
+		twin := (1+beta)/v.speedOf(c) + s.Evict*fill[i]/speed
 		if c.Pull == nil {
 			v.set(i, (1+beta)*own[i]+more, 0, Term{"prefill_ms", own[i]}, Term{"beta", beta}, Term{"weighed_prefill_ms", (1 + beta) * own[i]},
 				Term{"evict_ms", evict}, Term{"room_ms", room})
+			c.Cost.Twin = twin
 			continue
 		}
 		rest := c.prefill(v, shape, c.Pull.Tokens)
 		v.set(i, (1+beta)*rest+c.Pull.MS+more, 0, Term{"prefill_ms", rest}, Term{"beta", beta}, Term{"weighed_prefill_ms", (1 + beta) * rest},
 			Term{"pull_ms", c.Pull.MS}, Term{"recompute_ms", own[i]}, Term{"evict_ms", evict}, Term{"room_ms", room})
-		c.Cost.Without = (1+beta)*own[i] + more
+		c.Cost.Without, c.Cost.Twin = (1+beta)*own[i]+more, twin
 	}
 	if v.Part == PrefillPart {
 		return loads.Weights{Wait: 1}

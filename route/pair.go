@@ -427,7 +427,7 @@ func (p *pairing) call(version int64) (c *loads.PairCall, is, ks []int, err erro
 	c = &loads.PairCall{
 		Call: loads.Call{
 			Model: p.q.Score.Model, ID: p.q.ID, Lease: v.Settings.lease(), Tokens: v.Tokens, Expected: p.q.Expected,
-			BlockSize: v.BlockSize, Keys: p.match.Keys, Settings: version, Weights: p.wd, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
+			BlockSize: v.BlockSize, Keys: p.match.Keys, Settings: version, Quadratic: p.decode.Settings.Quadratic, Weights: p.wd, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
 		},
 		PrefillWeights: p.wp,
 	}

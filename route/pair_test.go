@@ -92,7 +92,10 @@ func TestPair(t *testing.T) {
 	// The next one is spread: the cheapest prefill pod has work by now.
 	q = pairOf(prompt(7, 2000))
 	q.Reserve = true
-	first, second := w.route(q), w.route(q)
+	first := w.route(q)
+	q = pairOf(prompt(90_000, 2000))
+	q.Reserve = true
+	second := w.route(q)
 	if first.Prefill.Pod == second.Prefill.Pod || first.Pod == second.Pod {
 		t.Errorf("%s, then %s", places(first), places(second))
 	}

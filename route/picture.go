@@ -120,7 +120,7 @@ func (r *Router) bookLocally(model string, v *View, chosen int) {
 	c := v.candidate(chosen)
 	all := maps.Clone(m.picture.Loads) // earlier callers still read the old map
 	l := all[c.RankRef]
-	l.Add(&c, int64(v.Blocks()), m.picture.Now)
+	l.Add(&c, int64(v.Blocks()), c.Uncached, m.picture.Now)
 	all[c.RankRef] = l
 	m.picture.Loads = all
 }

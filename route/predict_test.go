@@ -337,10 +337,13 @@ func (brokenNotes) Slice(context.Context, notes.Slice) (notes.Sliced, error) {
 }
 
 // A burst of equal prompts goes to one pod while nothing of the first has come back, up to
-// where the load there weighs more.
+// where the load there weighs more: with eta since it sees what runs, with others by predictions.
 func TestBurstGoesToOnePod(t *testing.T) {
-	for _, bridge := range []string{"3600", "0"} {
-		fleets(t, fmt.Sprintf(`{"predict":{"bridge_s":%s},"speed":16}`, bridge), func(f *fleet) {
+	for _, c := range []struct {
+		policy, bridge string
+		together       bool
+	}{{"eta", "0", true}, {"eta", "3600", true}, {"longest_prefix", "3600", true}, {"longest_prefix", "0", false}} {
+		fleets(t, fmt.Sprintf(`{"policy":%q,"predict":{"bridge_s":%s},"speed":16}`, c.policy, c.bridge), func(f *fleet) {
 			pods := map[string]int{}
 			for range 6 {
 				r := f.routers[0]
@@ -353,8 +356,8 @@ func TestBurstGoesToOnePod(t *testing.T) {
 				}
 				pods[d.Pod]++
 			}
-			if together := len(pods) == 1; together != (bridge == "3600") {
-				f.Errorf("bridge_s %s: a burst goes to %v", bridge, pods)
+			if together := len(pods) == 1; together != c.together {
+				f.Errorf("%+v: a burst goes to %v", c, pods)
 			}
 		})
 	}

@@ -239,7 +239,7 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 		who := v.nominate(totals, order)
 		call := loads.Call{
 			Model: q.Score.Model, ID: q.ID, Lease: v.Settings.lease(), Tokens: v.Tokens, Expected: q.Expected,
-			BlockSize: v.BlockSize, Keys: match.Keys, Settings: version, Weights: w, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
+			BlockSize: v.BlockSize, Keys: match.Keys, Settings: version, Weights: w, Quadratic: v.Settings.Quadratic, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
 		}
 		if call.ID == "" {
 			call.ID = "r" + strconv.FormatUint(v.Rand.Uint64(), 36) + strconv.FormatUint(v.Rand.Uint64(), 36)
@@ -252,7 +252,7 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 		switch {
 		case err == nil:
 			d.Reservation, d.Again = call.ID, b.Again
-			return v.booked(b, who, totals, d)
+			return v.booked(b, who, w, totals, d)
 		case errors.Is(err, loads.ErrBusy):
 			return 0, ErrBusy
 		case errors.Is(err, loads.ErrFull):
@@ -279,11 +279,17 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 }
 
 // booked reads what a booking says into the view.
-func (v *View) booked(b loads.Booked, who []int, totals []float64, d *Decision) (chosen int, err error) {
+func (v *View) booked(b loads.Booked, who []int, w loads.Weights, totals []float64, d *Decision) (chosen int, err error) {
 	v.Now = b.Now
 	for k := range b.Costs {
 		totals[who[k]] = b.Costs[k]
-		v.seeBooked(&v.Candidates[who[k]], b.Loads[k])
+		c := &v.Candidates[who[k]]
+		v.seeBooked(c, b.Loads[k])
+		if c.Cost.Twin > 0 && v.Explain {
+			if less := b.Costs[k] - v.Total(who[k], w); less < -1e-6 { // what else there was is the same
+				c.Cost.Terms = append(c.Cost.Terms, Term{"twin_ms", less / c.Cost.Factor})
+			}
+		}
 	}
 	chosen = slices.IndexFunc(v.Candidates, func(c Candidate) bool { return c.RankRef == b.RankRef })
 	if chosen < 0 { // of a call that is repeated, a place that may take no more by now

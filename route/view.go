@@ -63,6 +63,9 @@ type Cost struct {
 	Base, Floor, Factor float64
 	// Without is what Base would be if nothing was fetched.
 	Without float64
+	// Twin is what each unit of prefill is worth that a request spares which runs there and has
+	// the same beginning: by so much the index of loads makes Base less.
+	Twin float64
 	// Terms are what it is made of, for an explanation.
 	Terms []Term
 }
@@ -136,7 +139,7 @@ func (v *View) candidate(i int) loads.Candidate {
 	out := loads.Candidate{
 		RankRef: c.RankRef, Generation: c.Generation, Uncached: uncached,
 		Base: c.Cost.Base, Floor: c.Cost.Floor, Factor: c.Cost.Factor, Speed: v.speedOf(c),
-		Limits: v.limits(c),
+		Limits: v.limits(c), Twin: c.Cost.Twin,
 	}
 	if !c.Decode {
 		out.Work = v.Settings.shape().Units(uncached, cached)

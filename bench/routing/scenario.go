@@ -76,7 +76,35 @@ func recorded(seeds int) (out []scenario) {
 			return trial.Config{Pods: pods, Work: w, Seed: uint64(n + 1)}
 		}})
 	}
-	return append(out, small(10*seeds, "two small engines", 0), small(10*seeds, "two small engines, one slow at first", 5))
+	return append(out, bursts(seeds, "bursts of one document", 12_000), bursts(seeds, "bursts with one beginning", 4_000), small(10*seeds, "two small engines", 0), small(10*seeds, "two small engines, one slow at first", 5))
+}
+
+// bursts are eight engines that six requests with one beginning of so many tokens come to within
+// 50 ms, four times a second, as when a program asks several questions on one document. The
+// questions themselves are of 1,000 tokens each.
+func bursts(seeds int, name string, tokens uint32) scenario {
+	return scenario{name: name, trials: seeds, config: func(n int) trial.Config {
+		rng := rand.New(rand.NewPCG(uint64(n), 7))
+		var w trial.Work
+		for burst := range uint32(80) {
+			for question := range uint32(6) {
+				w.Talks = append(w.Talks, trial.Talk{
+					At: time.Duration(burst)*time.Second/4 + time.Duration(rng.IntN(50))*time.Millisecond,
+					Turns: []trial.Turn{{Output: 50, Prompt: func() []uint32 {
+						out := make([]uint32, tokens+1000)
+						for i := range out {
+							out[i] = burst<<16 | uint32(i)
+							if uint32(i) >= tokens {
+								out[i] = 1<<30 | burst<<16 | question<<12 | uint32(i)-tokens
+							}
+						}
+						return out
+					}}},
+				})
+			}
+		}
+		return trial.Config{Pods: fleet(8, 12_000, 16), Work: w, Seed: uint64(n + 1)}
+	}}
 }
 
 // small is two small engines, as two that share a machine's CPU, with 16 chats of five turns,

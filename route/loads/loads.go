@@ -117,13 +117,14 @@ func (l *Load) In(gen store.Generation) Load {
 // IsVoid reports whether the load is of a generation that ended before this one.
 func (l *Load) IsVoid(gen store.Generation) bool { return l.Generation != 0 && l.Generation < gen }
 
-// Add adds a request that goes to a candidate at a time, with the blocks that it brings.
-func (l *Load) Add(c *Candidate, blocks, now int64) {
+// Add adds a request that goes to a candidate at a time, with the blocks that it brings and the
+// tokens that it puts into the cache.
+func (l *Load) Add(c *Candidate, blocks int64, fills int, now int64) {
 	if l.Work == 0 {
 		l.Since = now
 	}
 	l.Work, l.Prefill, l.Requests, l.Blocks = l.Work+c.Work, l.Prefill+int64(c.Uncached), l.Requests+1, l.Blocks+blocks
-	l.Filled, l.FilledAt = l.FilledBy(now)+float64(c.Uncached), now
+	l.Filled, l.FilledAt = l.FilledBy(now)+float64(fills), now
 }
 
 // Weights are the factors of a cost that depends on load:
@@ -161,6 +162,9 @@ type Candidate struct {
 	Work     int64
 	// Base, Floor and Factor are the parts of its cost that no load changes: see Weights.
 	Base, Floor, Factor float64
+	// Twin is by how much Base is less for each unit of Work that the rank does anyway, since a
+	// request that runs there has the same beginning; 0 takes no notice of what runs.
+	Twin float64
 	// Speed is the speed to reckon with, in units a millisecond. The index goes by it and not
 	// by what it has learnt, of which the caller may know better.
 	Speed float64
@@ -195,6 +199,8 @@ type Call struct {
 	Settings int64
 	// Weights are those of the policy.
 	Weights Weights
+	// Quadratic is that of the model's Shape, for the work that a running request spares.
+	Quadratic float64
 	// Temperature, if above 0, draws among the candidates instead of taking the cheapest:
 	// see Pick. Draw is the random number for it, in [0, 1).
 	Temperature, Draw float64
@@ -328,6 +334,8 @@ func (c *Call) Validate() error {
 		return fmt.Errorf("%w: %d blocks of %d tokens, the prompt has %d tokens", ErrInvalid, len(c.Keys), c.BlockSize, c.Tokens)
 	case len(c.Candidates) == 0 || len(c.Candidates) > MaxCandidates:
 		return fmt.Errorf("%w: %d candidates, it can be 1 to %d", ErrInvalid, len(c.Candidates), MaxCandidates)
+	case !(c.Quadratic >= 0 && c.Quadratic <= 1):
+		return fmt.Errorf("%w: quadratic is %v, it can be 0 to 1", ErrInvalid, c.Quadratic)
 	case !(c.Temperature >= 0) || math.IsInf(c.Temperature, 0) || !(c.Draw >= 0 && c.Draw < 1):
 		return fmt.Errorf("%w: temperature %v with draw %v", ErrInvalid, c.Temperature, c.Draw)
 	}
@@ -346,6 +354,8 @@ func (c *Call) Validate() error {
 
 func (c *Candidate) validate() error {
 	switch {
+	case !(c.Twin >= 0) || math.IsInf(c.Twin, 0):
+		return fmt.Errorf("%w: a unit that is spared at %v is worth %v", ErrInvalid, c.RankRef, c.Twin)
 	case !isFinite(c.Base) || !isFinite(c.Floor) || !isFinite(c.Factor) || !isFinite(c.Speed):
 		return fmt.Errorf("%w: the cost of %v is %v x (%v, %v) at a speed of %v", ErrInvalid, c.RankRef, c.Factor, c.Base, c.Floor, c.Speed)
 	case c.Uncached < 0 || c.Uncached > MaxTokens || c.Work < 0 || c.Work > maxWork:

@@ -118,7 +118,7 @@ func (m *Memory) Book(_ context.Context, c *Call) (Booked, error) {
 	}
 	marks, tail := c.Marked()
 	out := Booked{Now: now}
-	out.Costs, out.Loads = b.costs(c.Candidates, c.Weights, marks, tail, now)
+	out.Costs, out.Loads = b.costs(c, c.Candidates, c.Weights, marks, tail, now)
 	i := Pick(out.Costs, c.Temperature, c.Draw)
 	if i < 0 {
 		return out, ErrBusy
@@ -146,8 +146,9 @@ func (b *book) open(c *Call, now int64) (*reservation, error) {
 
 // reserve books a call at a candidate.
 func (b *book) reserve(c *Call, chosen *Candidate, marks []blockkey.Key, tail, now int64) *reservation {
+	at, work := b.addRequest(c, chosen, marks, tail, now)
 	r := &reservation{
-		part: b.addRequest(chosen, marks, tail, now), id: c.ID, prefill: int64(chosen.Uncached), work: chosen.Work, booked: now,
+		part: at, id: c.ID, prefill: int64(chosen.Uncached), work: work, booked: now,
 		tokens: c.Tokens, tail: tail, expected: c.Expected, blockSize: c.BlockSize, marks: marks, lease: c.Lease,
 		until: now + c.Lease.Microseconds(),
 	}
@@ -156,15 +157,20 @@ func (b *book) reserve(c *Call, chosen *Candidate, marks []blockkey.Key, tail, n
 	return r
 }
 
-// addRequest adds a request to the row of a candidate.
-func (b *book) addRequest(c *Candidate, marks []blockkey.Key, tail, now int64) part {
+// addRequest adds a request to the row of a candidate, and returns its part there with the work
+// that it is.
+func (b *book) addRequest(call *Call, c *Candidate, marks []blockkey.Key, tail, now int64) (part, int64) {
 	l := b.row(c.RankRef, c.Generation, now)
-	l.Add(c, l.addMarks(marks)+tail, now)
-	return part{c.RankRef, l.life}
+	d, fills := *c, c.Uncached
+	if c.Twin > 0 && c.Uncached >= minTwin && len(l.marks) > 0 {
+		d, fills = call.beside(d, call.shared(c, l.marks, marks))
+	}
+	l.Add(&d, l.addMarks(marks)+tail, fills, now)
+	return part{c.RankRef, l.life}, d.Work
 }
 
 // cost returns what a candidate costs now, NaN where it is busy, and its load.
-func (b *book) cost(c *Candidate, w Weights, marks []blockkey.Key, tail, now int64) (float64, Load) {
+func (b *book) cost(call *Call, c *Candidate, w Weights, marks []blockkey.Key, tail, now int64) (float64, Load) {
 	var l Load
 	var held map[blockkey.Key]int
 	if r := b.rows[c.RankRef]; r != nil {
@@ -179,8 +185,11 @@ func (b *book) cost(c *Candidate, w Weights, marks []blockkey.Key, tail, now int
 	if w.CountsBlocks() {
 		added = tail + missing(held, marks)
 	}
-	cost := c.Cost(w, &l, added, now)
-	return cost, l
+	if c.Twin > 0 && c.Uncached >= minTwin && len(held) > 0 {
+		d, _ := call.beside(*c, call.shared(c, held, marks))
+		c = &d
+	}
+	return c.Cost(w, &l, added, now), l
 }
 
 // row returns the row of a rank, which it makes or begins anew where there is none or it is
@@ -337,7 +346,11 @@ func (m *Memory) Done(_ context.Context, model, id string, d Done) (Report, erro
 		began := max(r.booked, l.Since)
 		l.Since = now
 		if n, c := computed(r.tokens, int(r.prefill), d.Cached); n >= minSample && d.Shape != (Shape{}) {
-			l.learn(float64(d.Shape.Units(n, c)), float64(now-began)/1000, d.Shape.Overhead, now)
+			units := d.Shape.Units(n, c)
+			if d.Cached < 0 { // as was predicted, which may be less than that
+				units = r.work
+			}
+			l.learn(float64(units), float64(now-began)/1000, d.Shape.Overhead, now)
 		}
 		if r.pair != nil {
 			b.leave(at, r.marks, 0, 0, r.tail)

@@ -121,8 +121,8 @@ func (m *Memory) BookPair(_ context.Context, c *PairCall) (BookedPair, error) {
 	}
 	marks, tail := c.Marked()
 	out := BookedPair{Booked: Booked{Now: now}}
-	out.Costs, out.Loads = b.costs(c.Candidates, c.Weights, marks, tail, now)
-	out.PrefillCosts, out.PrefillLoads = b.costs(c.Prefill, c.PrefillWeights, marks, tail, now)
+	out.Costs, out.Loads = b.costs(&c.Call, c.Candidates, c.Weights, marks, tail, now)
+	out.PrefillCosts, out.PrefillLoads = b.costs(&c.Call, c.Prefill, c.PrefillWeights, marks, tail, now)
 	var chosen int
 	out.Totals, out.Resorted, chosen = c.Choose(out.PrefillCosts, out.Costs)
 	if chosen < 0 {
@@ -131,24 +131,23 @@ func (m *Memory) BookPair(_ context.Context, c *PairCall) (BookedPair, error) {
 	o := c.Option(out.Resorted, chosen)
 	prefills, decodes := &c.Prefill[o.Prefill], c.Candidates[o.Decode]
 	out.RankRef, out.Prefill = decodes.RankRef, prefills.RankRef
-	decodes.Uncached, decodes.Work = 0, 0
+	decodes.Uncached, decodes.Work, decodes.Twin = 0, 0, 0
 	if out.RankRef == out.Prefill {
-		decodes.Uncached, decodes.Work = prefills.Uncached, prefills.Work
+		decodes.Uncached, decodes.Work, decodes.Twin = prefills.Uncached, prefills.Work, prefills.Twin
 	}
 	r := b.reserve(&c.Call, &decodes, marks, tail, now)
 	if out.RankRef != out.Prefill {
-		r.prefill, r.work = int64(prefills.Uncached), prefills.Work
-		at := b.addRequest(prefills, marks, tail, now)
-		r.pair = &at
+		at, work := b.addRequest(&c.Call, prefills, marks, tail, now)
+		r.prefill, r.work, r.pair = int64(prefills.Uncached), work, &at
 	}
 	return out, nil
 }
 
 // costs are those of candidates now, NaN where one is busy, and their loads.
-func (b *book) costs(cs []Candidate, w Weights, marks []blockkey.Key, tail, now int64) ([]float64, []Load) {
+func (b *book) costs(call *Call, cs []Candidate, w Weights, marks []blockkey.Key, tail, now int64) ([]float64, []Load) {
 	costs, loads := make([]float64, len(cs)), make([]Load, len(cs))
 	for i := range cs {
-		costs[i], loads[i] = b.cost(&cs[i], w, marks, tail, now)
+		costs[i], loads[i] = b.cost(call, &cs[i], w, marks, tail, now)
 	}
 	return costs, loads
 }

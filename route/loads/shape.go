@@ -92,6 +92,41 @@ func Marks(keys []blockkey.Key) (marks []blockkey.Key, covered int) {
 	return marks, covered
 }
 
+// minTwin is how many tokens a candidate must have to prefill for running requests to be looked
+// at: with fewer there is little to spare.
+const minTwin = 256
+
+// shared returns how many tokens of the prompt there are up to the last mark that running requests
+// have, of those behind what the candidate holds, without a gap; 0 for none.
+func (c *Call) shared(d *Candidate, held map[blockkey.Key]int, marks []blockkey.Key) int {
+	n, at := 0, 0
+	for _, k := range marks {
+		at = nextMark(at)
+		if at*c.BlockSize <= c.Tokens-d.Uncached {
+			continue
+		}
+		if held[k] <= 0 {
+			break
+		}
+		n = at
+	}
+	return n * c.BlockSize
+}
+
+// beside returns the candidate as it is beside running requests that have so many tokens of the
+// prompt: they prefill these, so what is left is the rest, but for one token at least. What it
+// holds and has to prefill of the prompt stays as it is.
+func (c *Call) beside(d Candidate, shared int) (_ Candidate, uncached int) {
+	shared = min(shared, c.Tokens-1)
+	if shared <= c.Tokens-d.Uncached {
+		return d, d.Uncached
+	}
+	left := min(d.Work, Shape{Quadratic: c.Quadratic}.Units(c.Tokens-shared, shared))
+	d.Base -= d.Twin * float64(d.Work-left)
+	d.Work = left
+	return d, c.Tokens - shared
+}
+
 // OutputBlocks returns the blocks that an output of so many tokens counts for.
 func OutputBlocks(tokens, expected, blockSize int) int64 {
 	blocks := float64(tokens / blockSize)

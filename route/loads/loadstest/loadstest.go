@@ -114,6 +114,7 @@ func Run(t *testing.T, open Open) {
 	t.Run("a call repeated", func(t *testing.T) { repeated(t, open) })
 	t.Run("unknown, late and double reports", func(t *testing.T) { reports(t, open) })
 	t.Run("costs", func(t *testing.T) { costs(t, open) })
+	t.Run("a request beside its twin", func(t *testing.T) { twins(t, open) })
 	t.Run("limits", func(t *testing.T) { limits(t, open) })
 	t.Run("a restart voids a load", func(t *testing.T) { restart(t, open) })
 	t.Run("leases", func(t *testing.T) { lease(t, open) })
@@ -575,6 +576,64 @@ func burst(t *testing.T, open Open) {
 	equal(t, 0, len(d))
 }
 
+// twins books equal prompts, one with the same beginning, and another one.
+func twins(t *testing.T, open Open) {
+	clock := NewClock()
+	s := open(t, clock)
+	a, b := pod("a", 0), pod("b", 0)
+	ask := func(id string, keys []blockkey.Key) *loads.Call {
+		c := call(id, keys, a, b)
+		c.Weights, c.Quadratic = loads.Weights{Wait: 1}, 0.01
+		for i := range c.Candidates {
+			k := &c.Candidates[i]
+			k.Work = loads.Shape{Quadratic: c.Quadratic}.Units(k.Uncached, 0)
+			k.Twin, k.Base = 3, 3*float64(k.Work)
+		}
+		c.Candidates[1].Base++
+		return c
+	}
+	one := chain(1, 2, 32, 64) // 1,027 tokens
+	first := book(t, s, ask("r1", one))
+	equal(t, a, first.RankRef)
+	whole := load(t, s, a).Work
+	equal(t, 11574, whole)
+	// It waits for the first one's work, and does no more than the 19 tokens behind the last mark.
+	second := book(t, s, ask("r2", one))
+	equal(t, a, second.RankRef, "the twin waits")
+	left := loads.Shape{Quadratic: 0.01}.Units(1027-63*blockSize, 63*blockSize)
+	near(t, float64(whole)+3*float64(left), second.Costs[0], 1)
+	equal(t, whole+left, load(t, s, a).Work)
+	// A third of it is shared: it waits for as much as it would do elsewhere, and does the rest.
+	third := ask("r3", chain(1, 3, 32, 64))
+	third.Weights.Wait = 0.1
+	got := book(t, s, third)
+	equal(t, a, got.RankRef)
+	rest := loads.Shape{Quadratic: 0.01}.Units(1027-27*blockSize, 27*blockSize)
+	equal(t, whole+left+rest, load(t, s, a).Work)
+	equal(t, b, book(t, s, ask("r4", chain(9, 9, 0, 64))).RankRef, "nothing is shared")
+	equal(t, 0, book(t, s, func() *loads.Call { c := ask("r5", chain(1, 2, 32, 4)); c.Candidates = c.Candidates[1:]; return c }()).Rank, "too short to look")
+	// What was put into the cache is what is computed.
+	p, err := s.Loads(ctx, "m")
+	must(t, err)
+	l := p.Loads[a]
+	near(t, 1027+(1027-63*blockSize)+(1027-27*blockSize), l.Filled, 1)
+	equal(t, int64(3*1027), l.Prefill, "what is not cached there is not cached there")
+	// Reports take off what was booked, and learn from it where the engine does not tell.
+	clock.Advance(time.Second)
+	for _, id := range []string{"r1", "r2", "r3"} {
+		rep, err := s.Done(ctx, "m", id, loads.Done{Cached: -1, Shape: loads.Shape{Quadratic: 0.01}})
+		must(t, err)
+		equal(t, 0, rep.Predicted)
+	}
+	zero(t, load(t, s, a).Work)
+	for _, id := range []string{"r1", "r2", "r3", "r4", "r5"} {
+		end(t, s, id)
+	}
+	// With nothing that runs there is no twin.
+	again := book(t, s, ask("r6", one))
+	near(t, 3*float64(whole), again.Costs[0], 1e-6)
+}
+
 // softmax draws many times and compares with the distribution, by chi-square.
 func softmax(t *testing.T, open Open) {
 	s := open(t, NewClock())
@@ -658,6 +717,7 @@ func histories(t *testing.T, open Open) {
 				keys := chain(uint64(rapid.IntRange(1, 2).Draw(r, "head")), uint64(rapid.IntRange(3, 4).Draw(r, "tail")), rapid.IntRange(0, 40).Draw(r, "fork"), n)
 				c := call(id, keys, places[at])
 				c.Candidates[0].Generation, c.Expected = gen, rapid.SampledFrom([]int{0, 64, 500}).Draw(r, "expected")
+				looksForTwins(r, c, &c.Candidates[0])
 				b := book(r, s, c)
 				if old := all[id]; old != nil {
 					equal(r, true, b.Again)
@@ -666,9 +726,11 @@ func histories(t *testing.T, open Open) {
 				}
 				equal(r, false, b.Again)
 				enter(at, gen)
+				work := workBeside(all, clock, places[at], lives[at], c, &c.Candidates[0])
+				near(r, -c.Candidates[0].Twin*float64(c.Candidates[0].Work-work), b.Costs[0], 1e-6)
 				all[id] = &running{
 					at: places[at], life: lives[at], keys: keys, tokens: c.Tokens, prefill: int64(c.Candidates[0].Uncached),
-					work: c.Candidates[0].Work, expected: c.Expected, until: clock.Now().Add(c.Lease),
+					work: work, expected: c.Expected, until: clock.Now().Add(c.Lease),
 				}
 			case 4:
 				got, err := s.Done(ctx, "m", id, loads.Done{Cached: -1})
@@ -702,6 +764,7 @@ func histories(t *testing.T, open Open) {
 				keys := chain(uint64(rapid.IntRange(1, 2).Draw(r, "head")), 3, 10, rapid.IntRange(0, 40).Draw(r, "blocks"))
 				c := pair(id, keys, places[p:p+1], places[d:d+1])
 				c.Prefill[0].Generation, c.Candidates[0].Generation = gens[p], gens[d]
+				looksForTwins(r, &c.Call, &c.Prefill[0])
 				b, err := s.BookPair(ctx, c)
 				must(r, err)
 				if old := all[id]; old != nil {
@@ -710,11 +773,14 @@ func histories(t *testing.T, open Open) {
 					break
 				}
 				enter(d, gens[d])
-				q := running{at: places[d], life: lives[d], keys: keys, tokens: c.Tokens, prefilled: p != d, until: clock.Now().Add(c.Lease)}
-				q.prefill, q.work = int64(c.Prefill[0].Uncached), c.Prefill[0].Work
-				all[id] = &q
 				if p != d {
 					enter(p, gens[p])
+				}
+				work := workBeside(all, clock, places[p], lives[p], &c.Call, &c.Prefill[0])
+				q := running{at: places[d], life: lives[d], keys: keys, tokens: c.Tokens, prefilled: p != d, until: clock.Now().Add(c.Lease)}
+				q.prefill, q.work = int64(c.Prefill[0].Uncached), work
+				all[id] = &q
+				if p != d {
 					other := q
 					other.at, other.life, other.prefilled = places[p], lives[p], false
 					all[half(id)] = &other
@@ -738,6 +804,41 @@ func histories(t *testing.T, open Open) {
 			zero(r, unfilled(l), "one lease after the last sign", at)
 		}
 	})
+}
+
+// looksForTwins has a call take notice of what runs, or not.
+func looksForTwins(r *rapid.T, c *loads.Call, of *loads.Candidate) {
+	of.Twin, c.Quadratic = rapid.SampledFrom([]float64{0, 0.25}).Draw(r, "twin"), rapid.SampledFrom([]float64{0, 0.001}).Draw(r, "quadratic")
+}
+
+// workBeside is the work of a request at a place where others run, counted by hand: of what one
+// of them has nothing is left, up to a mark.
+func workBeside(all map[string]*running, clock *Clock, at store.RankRef, life int, c *loads.Call, of *loads.Candidate) int64 {
+	if of.Twin == 0 || of.Uncached < 256 {
+		return of.Work
+	}
+	marks, _ := loads.Marks(c.Keys)
+	had := map[blockkey.Key]bool{}
+	for _, q := range all {
+		if q.at != at || q.life != life || !clock.Now().Before(q.until) {
+			continue
+		}
+		others, _ := loads.Marks(q.keys)
+		for _, k := range others {
+			had[k] = true
+		}
+	}
+	shared := 0
+	for _, k := range marks {
+		if !had[k] {
+			break
+		}
+		shared = (slices.Index(c.Keys, k) + 1) * blockSize
+	}
+	if shared <= c.Tokens-of.Uncached {
+		return of.Work
+	}
+	return min(of.Work, loads.Shape{Quadratic: c.Quadratic}.Units(c.Tokens-shared, shared))
 }
 
 func values[K comparable, V any](m map[K]V) func(func(V) bool) {

@@ -87,7 +87,7 @@ func BenchmarkServerCPU(b *testing.B) {
 				c.Keys = append(c.Keys, key)
 			}
 			for p := range 8 {
-				c.Candidates = append(c.Candidates, loads.Candidate{RankRef: store.RankRef{Pod: fmt.Sprint("10.0.0.", p, ":8000")}, Uncached: tokens / 2, Work: int64(tokens), Factor: 1, Speed: 16})
+				c.Candidates = append(c.Candidates, loads.Candidate{RankRef: store.RankRef{Pod: fmt.Sprint("10.0.0.", p, ":8000")}, Uncached: tokens / 2, Work: int64(tokens), Factor: 1, Speed: 16, Twin: 0.2})
 			}
 			return c
 		}

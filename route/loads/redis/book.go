@@ -39,16 +39,16 @@ func (s *Store) bookArgs(c *loads.PairCall) []any {
 func packCall(c *loads.Call, overdue int) []byte {
 	_, tail := c.Marked()
 	w := &c.Weights
-	return appendNumbers(make([]byte, 0, 15*8), float64(c.Lease.Microseconds()), float64(c.Tokens), float64(tail), float64(c.Expected), float64(c.BlockSize),
-		c.Temperature, c.Draw, loads.MaxReservations, float64(c.Settings), float64(overdue), w.Wait, w.Prefill, w.Decode, w.Blocks, w.Requests)
+	return appendNumbers(make([]byte, 0, 16*8), float64(c.Lease.Microseconds()), float64(c.Tokens), float64(tail), float64(c.Expected), float64(c.BlockSize),
+		c.Temperature, c.Draw, loads.MaxReservations, float64(c.Settings), float64(overdue), w.Wait, w.Prefill, w.Decode, w.Blocks, w.Requests, c.Quadratic)
 }
 
 func packCandidates(cs []loads.Candidate) []byte {
-	b := make([]byte, 0, 10*8*len(cs))
+	b := make([]byte, 0, 11*8*len(cs))
 	for i := range cs {
 		d := &cs[i]
 		b = appendNumbers(b, float64(d.Generation), float64(d.Uncached), float64(d.Work), d.Base, d.Floor, d.Factor, d.Speed,
-			float64(d.Limits.Requests), float64(d.Limits.Prefill), float64(d.Limits.Blocks))
+			float64(d.Limits.Requests), float64(d.Limits.Prefill), float64(d.Limits.Blocks), d.Twin)
 	}
 	return b
 }

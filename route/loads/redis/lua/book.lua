@@ -1,9 +1,9 @@
 -- Choose who does a request, or who prefills it and who decodes it, and book it.
 -- ARGV  2 id  3 of the call: lease in us, tokens, tail, expected, block size, temperature, draw, most
 --       reservations, version of the settings, how many overdue ids are wanted before anything
---       is booked, weights of wait, prefill, decode, blocks and requests  4 marks
+--       is booked, weights of wait, prefill, decode, blocks and requests, quadratic  4 marks
 --       5 of each who may do it: gen, uncached, work, base, floor, factor, speed, limits of requests,
---       prefill and blocks  6 the same of each who may prefill for another; '' for no pair
+--       prefill and blocks, what a unit is worth that a running request spares  6 the same of each who may prefill for another; '' for no pair
 --       7 of a pair: the weights of who prefills, how many options and last resorts, and of each: who
 --       prefills and who decodes, counted from 1, extra, factor; '' for no pair
 --       8... rank and pod of those of 5 and of 6
@@ -11,18 +11,18 @@
 --       {'busy' | 'booked', now, name, costs, loads} and, of a pair, name of who prefills, costs, loads,
 --       totals, whether they are those of the last resorts
 local id, marked, candidates, options = ARGV[2], ARGV[4], ARGV[5] .. ARGV[6], ARGV[7]
-local n, n1 = #candidates / 80, #ARGV[5] / 80
+local n, n1 = #candidates / 88, #ARGV[5] / 88
 local paired = n > n1
-if not (n1 > 0 and #ARGV[3] == 120 and #marked % 8 == 0 and #ARGV[5] % 80 == 0 and #ARGV == 7 + n and paired == (#options > 0)) then
+if not (n1 > 0 and #ARGV[3] == 128 and #marked % 8 == 0 and #ARGV[5] % 88 == 0 and #ARGV == 7 + n and paired == (#options > 0)) then
   error('arguments are wrong', 0)
 end
 local lease, tokens, tail, expected, size, temperature, draw, most, version, overdue, weighWait, weighPrefill, weighDecode,
-  weighBlocks, weighRequests = numbers('<ddddddddddddddd', ARGV[3])
-if not (lease > 0 and tokens >= 0 and tail >= 0 and expected >= 0 and size > 0 and max(lease, tokens, tail, expected, size) < 2 ^ 50) then
+  weighBlocks, weighRequests, quadratic = numbers('<dddddddddddddddd', ARGV[3])
+if not (quadratic >= 0 and quadratic <= 1 and lease > 0 and tokens >= 0 and tail >= 0 and expected >= 0 and size > 0 and max(lease, tokens, tail, expected, size) < 2 ^ 50) then
   error('numbers are wrong', 0)
 end
 for c = 1, n do
-  local gen, uncached, work = numbers('<ddd', candidates, 80 * c - 79)
+  local gen, uncached, work = numbers('<ddd', candidates, 88 * c - 87)
   if not (gen >= 0 and uncached >= 0 and work >= 0 and max(gen, uncached, work) < 2 ^ 50) then error('a candidate is wrong', 0) end
 end
 local choices, resorts = 0, 0
@@ -56,10 +56,11 @@ end
 
 local m = #marked / 8
 local marks = {numbers(string.rep('c8', m), marked)}
-local costs = {}
+local costs, works, fills, haves = {}, {}, {}, {} -- of each: the work and the tokens that running requests leave, their marks
 for c = 1, n do
   if c > n1 then weighWait, weighPrefill, weighDecode, weighBlocks, weighRequests = numbers('<ddddd', options) end
-  local gen, _, _, base, least, factor, speed, mr, mp, mb = numbers('<dddddddddd', candidates, 80 * c - 79)
+  local gen, uncached, units, base, least, factor, speed, mr, mp, mb, twin = numbers('<ddddddddddd', candidates, 88 * c - 87)
+  works[c], fills[c] = units, uncached
   local row, work, prefill, blocks, requests, since = rows[c + 1], 0, 0, 0, 0, now
   if row and #row == 104 then
     local g, _, _, w, p, b, r, s = numbers('<dddddddd', row)
@@ -70,10 +71,35 @@ for c = 1, n do
   else
     local wait = 0
     if speed > 0 and work > 0 then wait = max(0, work / speed - max(0, now - since) / 1000) end
-    if weighBlocks ~= 0 or weighDecode ~= 0 then
+    local counts, have, name = weighBlocks ~= 0 or weighDecode ~= 0, {}, MARKS .. ARGV[7 + c]
+    if counts and m > 0 and requests > 0 then
+      have = call('HMGET', name, unpack(marks, 1, m))
+      haves[c] = have
+    end
+    if twin > 0 and uncached >= 256 and requests > 0 then -- shared and beside in shape.go
+      local j, at = 1, 1
+      while j <= m and at * size <= tokens - uncached do
+        j, at = j + 1, at + max(1, floor(at / 4))
+      end
+      -- Most often there is no twin: one mark tells.
+      if j <= m and not counts and call('HGET', name, marks[j]) then
+        have = call('HMGET', name, unpack(marks, 1, m))
+        haves[c] = have
+      end
+      local shared = 0
+      while j <= m and have[j] do
+        shared, j, at = at, j + 1, at + max(1, floor(at / 4))
+      end
+      shared = math.min(shared * size, tokens - 1)
+      if shared > tokens - uncached then
+        local left = tokens - shared + quadratic * (tokens * tokens - shared * shared)
+        left = math.min(units, floor(math.min(2 ^ 44, max(0, left)) + 0.5))
+        base, works[c], fills[c] = base - twin * (units - left), left, tokens - shared
+      end
+    end
+    if counts then
       blocks = blocks + tail
-      local have, at = {}, 0
-      if m > 0 and requests > 0 then have = call('HMGET', MARKS .. ARGV[7 + c], unpack(marks, 1, m)) end
+      local at = 0
       for j = 1, m do
         local next = at + max(1, floor(at / 4))
         if not have[j] then blocks = blocks + next - at end
@@ -137,12 +163,13 @@ if paired then
 end
 if best == 0 then return reply end
 
-local _, uncached, work = numbers('<ddd', candidates, 80 * p - 79)
+local _, uncached = numbers('<dd', candidates, 88 * p - 87)
+local work = works[p]
 local lives = {}
 for part = 1, d == p and 1 or 2 do -- who does it or decodes, then who prefills for it
   local c = part == 1 and d or p
-  local name, gen, newWork, newPrefill = ARGV[7 + c], numbers('<d', candidates, 80 * c - 79), work, uncached
-  if c ~= p then newWork, newPrefill = 0, 0 end
+  local name, gen, newWork, newPrefill, fill = ARGV[7 + c], numbers('<d', candidates, 88 * c - 87), work, uncached, fills[p]
+  if c ~= p then newWork, newPrefill, fill = 0, 0, 0 end
   local g, l, k, w, pre, b, r, since, speed, samples, learnt, filled, filledAt = numbers('<ddddddddddddd', rows[c + 1])
   -- life, a time, tells a load from those that the rank had before.
   local fresh = r <= 0 or (g ~= 0 and g < gen)
@@ -154,7 +181,7 @@ for part = 1, d == p and 1 or 2 do -- who does it or decodes, then who prefills 
   b = b + tail
   if m > 0 then
     local have, set, at = {}, {}, 0
-    if not fresh then have = call('HMGET', MARKS .. name, unpack(marks, 1, m)) end
+    if not fresh then have = haves[c] or call('HMGET', MARKS .. name, unpack(marks, 1, m)) end
     for j = 1, m do
       local next, had = at + max(1, floor(at / 4)), tonumber(have[j] or 0) or 0
       set[2 * j - 1] = marks[j]
@@ -169,7 +196,7 @@ for part = 1, d == p and 1 or 2 do -- who does it or decodes, then who prefills 
     call('HSET', MARKS .. name, unpack(set))
   end
   if w == 0 then since = now end
-  filled, filledAt = filled * 0.5 ^ (max(0, now - filledAt) / HALF) + newPrefill, now -- FilledBy in loads.go
+  filled, filledAt = filled * 0.5 ^ (max(0, now - filledAt) / HALF) + fill, now -- FilledBy in loads.go
   call('HSET', LOAD, name, pack('<ddddddddddddd', max(g, gen), l, k + 1, w + newWork, pre + newPrefill, b, r + 1, since, speed, samples, learnt, filled, filledAt))
 end
 local name, other = ARGV[7 + d], d == p and '' or ARGV[7 + p]

@@ -62,7 +62,8 @@ for i = 4, #ARGV do
           if cached >= 0 then before = math.min(cached, tokens); computed = tokens - before end
           if learn == 1 and computed >= 256 and ms >= 0.01 then
             local total = computed + before
-            local units = floor(math.min(2 ^ 44, max(0, computed + quadratic * (total * total - before * before))) + 0.5)
+            local units = work -- as was predicted, which may be less than that
+            if cached >= 0 then units = floor(math.min(2 ^ 44, max(0, computed + quadratic * (total * total - before * before))) + 0.5) end
             local sample = units / ms
             if samples == 0 or speed <= 0 then
               speed, samples = sample, 1
