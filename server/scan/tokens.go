@@ -1,9 +1,11 @@
 package scan
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
 	"math/bits"
+	"slices"
 	"strconv"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -22,17 +24,15 @@ func (s *Scanner) Tokens(dst []uint32, limit int) ([]uint32, error) {
 		return dst, nil
 	}
 	first, data := len(dst), s.data
+	dst = s.manyTokens(dst, limit)
 	for {
+		room := dst[len(dst):max(len(dst), min(cap(dst), first+limit))]
+		at, n := shortTokens(data, room, s.pos)
+		s.pos, dst = at, dst[:len(dst)+n]
 		if len(dst)-first == limit {
 			return dst, s.TooMany(limit)
 		}
-		// A local position stays in a register.
 		i := s.pos
-		if v, n := shortNumber(data[i:]); n > 0 && data[i+n] == ',' {
-			dst = append(dst, v)
-			s.pos = i + n + 1
-			continue
-		}
 		if i < len(data) && IsSpace(data[i]) {
 			s.Space()
 			i = s.pos
@@ -47,7 +47,7 @@ func (s *Scanner) Tokens(dst []uint32, limit int) ([]uint32, error) {
 			v = v*10 + uint64(d)
 			i++
 		}
-		n := i - start
+		n = i - start
 		if n == 0 || n > 10 || v > math.MaxUint32 || (n > 1 && data[start] == '0') {
 			return dst, s.badToken(len(dst) - first)
 		}
@@ -76,26 +76,126 @@ func (s *Scanner) Tokens(dst []uint32, limit int) ([]uint32, error) {
 	}
 }
 
-// shortNumber reads the 1 to 7 digits that b begins with and says how many they
-// are; 0 stands for all else, and for what is near the end of b. It takes the
-// digits together instead of one by one, which halves the time of a long list:
-// their number varies from token to token, so a loop over them is mispredicted
-// at every end.
-func shortNumber(b []byte) (v uint32, n int) {
-	if len(b) < 8 {
-		return 0, 0
+// tokenLanes is in how many parts a long array is read at once. Where an element begins is
+// known only when the one before it has been read; the processor works on several such
+// chains at the same time.
+const tokenLanes = 2
+
+// lane is a part of an array: where its next element begins, where that goes, and how many
+// there are still.
+type lane struct{ at, to, left int }
+
+// manyTokens makes room in dst for the array that is next and reads the most of it, if it is
+// long and its elements are as shortTokens takes them. What it leaves is for the caller.
+func (s *Scanner) manyTokens(dst []uint32, limit int) []uint32 {
+	list := s.data[s.pos:]
+	if end := bytes.IndexByte(list, ']'); end >= 0 {
+		list = list[:end]
 	}
-	w := binary.LittleEndian.Uint64(b) ^ 0x3030303030303030 // digits become 0 to 9
-	stop := ((w + 0x0606060606060606) | w) & 0xf0f0f0f0f0f0f0f0
-	n = bits.TrailingZeros64(stop) / 8
-	if n == 0 || n == 8 || (w&0xff == 0 && n > 1) {
-		return 0, 0
+	comma := []byte{','} // searches for single bytes are many times as fast as reading
+	n := bytes.Count(list, comma)
+	dst = slices.Grow(dst, min(n+1, limit))
+	if n < 16*tokenLanes || n >= limit {
+		return dst
 	}
-	w <<= 64 - 8*n // as if zeros stood in front, to make 8 digits
+	list = list[:len(list)-16] // what is near the end cannot be read 8 bytes at once
+	var lanes [tokenLanes + 1]lane
+	at, to := s.pos, len(dst)
+	for k := range tokenLanes {
+		lanes[k] = lane{at: at, to: to}
+		part := list[min(at-s.pos, len(list)):max(at-s.pos, (k+1)*len(list)/tokenLanes)]
+		next := bytes.LastIndexByte(part, ',') + 1
+		lanes[k].left = bytes.Count(part, comma)
+		if next == 0 || lanes[k].left < 2 {
+			return dst
+		}
+		at, to = at+next, to+lanes[k].left
+		if s.data[at] == ' ' {
+			at++
+		}
+	}
+	lanes[tokenLanes] = lane{at: at, to: to}
+	if !readLanes(s.data, dst[:to], &lanes) {
+		return dst
+	}
+	s.pos = at
+	return dst[:to]
+}
+
+// readLanes reads all lanes but the last, which says where the one before it ends. It reports
+// whether they were as they should be. 16 bytes or more follow them.
+func readLanes(data []byte, dst []uint32, lanes *[tokenLanes + 1]lane) bool {
+	a, b := lanes[0], lanes[1]
+	together := min(a.left, b.left)
+	into, intoB := dst[a.to:][:together], dst[b.to:][:together]
+	i, j := a.at, b.at
+	for k := range into {
+		v, w := binary.LittleEndian.Uint64(data[i:])^digitZeros, binary.LittleEndian.Uint64(data[j:])^digitZeros
+		n, m := digitBits(v), digitBits(w)
+		if !isToken(v, n) || !isToken(w, m) {
+			return false
+		}
+		i, j = i+n/8+1, j+m/8+1
+		if data[i] == ' ' {
+			i++
+		}
+		if data[j] == ' ' {
+			j++
+		}
+		into[k], intoB[k] = tokenOf(v, n), tokenOf(w, m)
+	}
+	return lane{i, a.to + together, a.left - together}.finish(data, dst, b.at) &&
+		lane{j, b.to + together, b.left - together}.finish(data, dst, lanes[tokenLanes].at)
+}
+
+// finish reads the rest of a lane, and reports whether it ends where it should.
+func (l lane) finish(data []byte, dst []uint32, end int) bool {
+	at, n := shortTokens(data, dst[l.to:l.to+l.left], l.at)
+	return n == l.left && at == end
+}
+
+// shortTokens reads elements of 1 to 7 digits, each with a comma and perhaps a space behind
+// it, from data[at:] into dst, for as long as there are such. What is otherwise, or near the
+// end of data, is left to the caller.
+func shortTokens(data []byte, dst []uint32, at int) (end, n int) {
+	for n < len(dst) && len(data)-at > 8 {
+		w := binary.LittleEndian.Uint64(data[at:]) ^ digitZeros
+		b := digitBits(w)
+		if !isToken(w, b) {
+			break
+		}
+		at += b/8 + 1
+		if data[at] == ' ' {
+			at++
+		}
+		dst[n] = tokenOf(w, b)
+		n++
+	}
+	return at, n
+}
+
+// The digits of an element are taken together instead of one by one: their number varies
+// from token to token, so a loop over them is mispredicted at every end. Of eight bytes of
+// text in w, digitZeros makes digits 0 to 9.
+const digitZeros = 0x3030303030303030
+
+// digitBits returns how many of the bits of w are those of its leading digits.
+func digitBits(w uint64) int {
+	return bits.TrailingZeros64(((w+0x0606060606060606)|w)&0xf0f0f0f0f0f0f0f0) &^ 7
+}
+
+// isToken reports whether the b bits of digits are 1 to 7, without a zero before others, and
+// have a comma behind them.
+func isToken(w uint64, b int) bool {
+	return byte(w>>(b&63)) == ','^'0' && b&63 != 0 && (byte(w) != 0 || b == 8)
+}
+
+// tokenOf returns the number that the b bits of digits are.
+func tokenOf(w uint64, b int) uint32 {
+	w <<= -b & 63 // as if zeros stood in front, to make 8 digits
 	w = (w * (10<<8 + 1)) >> 8 & 0x00ff00ff00ff00ff
 	w = (w * (100<<16 + 1)) >> 16 & 0x0000ffff0000ffff
-	w = (w * (10000<<32 + 1)) >> 32
-	return uint32(w), n
+	return uint32((w * (10000<<32 + 1)) >> 32)
 }
 
 // badToken says what is wrong with the element at s.pos.
