@@ -15,7 +15,7 @@ import (
 // needs is the role that each request needs; TestOpenAPI holds the routes to the document, and
 // TestRoles this table to the routes.
 var needs = map[string]access.Role{
-	"GET /healthz": access.None, "GET /readyz": access.None, "GET /openapi.json": access.None,
+	"GET /": access.None, "GET /healthz": access.None, "GET /readyz": access.None, "GET /openapi.json": access.None,
 
 	"GET /metrics": access.Read, "POST /v1/score": access.Read, "POST /v1/route": access.Read,
 	"POST /v1/requests/r/done": access.Read, "POST /v1/requests/r/output": access.Read, "POST /v1/requests/r/end": access.Read,

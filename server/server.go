@@ -105,6 +105,7 @@ type Server struct {
 	cfg      Config
 	metrics  *telemetry.Metrics
 	handler  http.Handler
+	page     frontPage
 	requests request.Limits
 	calls    sync.Pool // of *call
 
@@ -133,7 +134,11 @@ func New(cfg Config) (*Server, error) {
 	s.reading = make(chan struct{}, runtime.GOMAXPROCS(0))
 	s.calls.New = func() any { return &call{s: s} }
 	s.SetReady(errStarting)
-	if err := s.watch(); err != nil {
+	err := s.watch()
+	if err != nil {
+		return nil, err
+	}
+	if s.page, err = s.makeFront(); err != nil {
 		return nil, err
 	}
 	s.handler = s.routes()
@@ -202,6 +207,7 @@ const (
 
 func (s *Server) routeTable() []apiRoute {
 	return []apiRoute{
+		{http.MethodGet, "/", (*call).front, probe, access.None},
 		{http.MethodGet, "/healthz", (*call).healthz, probe, access.None},
 		{http.MethodGet, "/readyz", (*call).readyz, probe, access.None},
 		{http.MethodGet, "/metrics", (*call).metrics, probe, access.Read},

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/completion"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/inspect"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/look"
 )
 
 func main() {
@@ -59,10 +61,12 @@ func (p *program) run(ctx context.Context, args []string) int {
 // commands is the tree of all commands.
 func commands(of *cli.Program) *cli.Command {
 	p := &program{of}
-	return &cli.Command{About: about, Commands: []cli.Command{
+	first := []cli.Command{
 		{Name: "serve", Short: "answer over HTTP", Run: p.serve},
 		{Name: "gateway", Short: "take requests of OpenAI's clients, and send them to engines", Run: p.gateway},
 		{Name: "score", Short: "ask a server from the command line", Run: p.score},
+	}
+	rest := []cli.Command{
 		{
 			Name: "doctor", Short: "look at what a server depends on", Run: p.doctor,
 			Commands: []cli.Command{{Name: "lmcache", Short: "look at what LMCache has filed", Run: p.doctorLMCache}},
@@ -84,7 +88,8 @@ func commands(of *cli.Program) *cli.Command {
 			return p.Fail("bench", errors.New("it is a program of its own now: go run ./cmd/kvbench in a checkout"))
 		}},
 		completion.Asked(of, commands),
-	}}
+	}
+	return &cli.Command{About: about, Commands: slices.Concat(first, look.Commands(of), rest)}
 }
 
 // tellVersion is the command.

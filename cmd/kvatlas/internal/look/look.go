@@ -1,0 +1,120 @@
+// Package look is the commands that look at a running server: pods, models and loads.
+package look
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
+)
+
+// page is one of the commands: what it asks for, and how it shows it.
+type page struct {
+	name, short, usage string
+	path               string
+	byModel            string // what --model says of it; empty where there is no such flag
+	write              func(t *table, answer []byte, model string) error
+}
+
+var pages = []page{
+	{"pods", "list the pods of a running server", podsUsage, "/v1/pods", "only pods that are registered for this `model`", writePods},
+	{"models", "list the models of a running server, and their tokenizers", modelsUsage, "/v1/models", "", writeModels},
+	{"loads", "list what runs where, as a running server has booked it", loadsUsage, "/v1/loads", "only loads of this `model`", writeLoads},
+}
+
+// Commands are the commands.
+func Commands(p *cli.Program) (out []cli.Command) {
+	for i := range pages {
+		out = append(out, cli.Command{Name: pages[i].name, Short: pages[i].short, Run: func(ctx context.Context, args []string) int { return pages[i].run(ctx, p, args) }})
+	}
+	return out
+}
+
+// run is one of the commands.
+func (g *page) run(ctx context.Context, p *cli.Program, args []string) int {
+	fs := flag.NewFlagSet("kvatlas "+g.name, flag.ContinueOnError)
+	server := fs.String("server", cmp.Or(p.Getenv("KVATLAS_SERVER"), cli.DefaultServer), "the server's `URL` [$KVATLAS_SERVER]")
+	timeout := fs.Duration("timeout", 30*time.Second, "how long to wait for the answer")
+	asJSON := fs.Bool("json", false, "write the server's JSON as it is")
+	model := new(string)
+	if g.byModel != "" {
+		fs.StringVar(model, "model", "", g.byModel)
+	}
+	if status, done := p.ParseFlags(g.name, g.usage, fs, args); done {
+		return status
+	}
+	switch {
+	case *timeout <= 0:
+		return p.Misuse(g.name, fmt.Errorf("--timeout is %v, it must be positive", *timeout))
+	case *asJSON && *model != "":
+		return p.Misuse(g.name, errors.New("--json writes the answer as it is: --model is for the table"))
+	}
+	c, err := client.New(client.Config{Token: p.Getenv("KVATLAS_TOKEN"), URL: *server, Timeout: *timeout, UserAgent: "kvatlas-" + g.name + "/" + p.Version})
+	if err != nil {
+		return p.Misuse(g.name, fmt.Errorf("--server: %s", strings.TrimPrefix(err.Error(), "client: Config.URL: ")))
+	}
+	defer c.Close()
+	var answer json.RawMessage
+	if err := c.Call(ctx, http.MethodGet, g.path, nil, &answer); err != nil {
+		return p.Fail(g.name, terminal.ServerError(*server, err))
+	}
+	if *asJSON {
+		fmt.Fprintf(p.Stdout, "%s\n", strings.TrimSpace(string(answer)))
+		return cli.ExitOK
+	}
+	t := &table{to: tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)}
+	if err := g.write(t, answer, *model); err != nil {
+		return p.Fail(g.name, fmt.Errorf("the answer of %s cannot be read: %w", *server, err))
+	}
+	if err := t.end(p.Stdout, "no "+g.name); err != nil {
+		return p.Fail(g.name, err)
+	}
+	return cli.ExitOK
+}
+
+// table is written with aligned columns. What a server says is in it, so nothing steers the
+// terminal.
+type table struct {
+	to   *tabwriter.Writer
+	rows int // below the head
+}
+
+// row writes a row; the first one is the head. A cell that is empty is a dash.
+func (t *table) row(cells ...string) {
+	t.rows++
+	for i, c := range cells {
+		cells[i] = cmp.Or(terminal.Printable(c), "-")
+	}
+	fmt.Fprintln(t.to, strings.Join(cells, "\t"))
+}
+
+// end writes the table, or the sentence where it has a head alone.
+func (t *table) end(w io.Writer, none string) error {
+	if t.rows < 2 {
+		_, err := fmt.Fprintln(w, none)
+		return err
+	}
+	return t.to.Flush()
+}
+
+// count is a number, "" for 0, which stands for what is not known.
+func count[N int | int64](n N) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
+}
+
+// mebibytes is a size.
+func mebibytes(n int64) string { return fmt.Sprintf("%d MiB", n>>20) }
