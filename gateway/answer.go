@@ -30,7 +30,7 @@ type answer struct {
 // whole.
 func (b *answer) begin() error {
 	x := b.x
-	b.clock(&errFirstTime, x.g.c.FirstToken)
+	x.await(phaseFirst, x.g.c.FirstToken)
 	if n := b.resp.ContentLength; !x.isStream && n > 0 && n <= wholeAnswer {
 		b.ready = make([]byte, n)
 		if _, err := io.ReadFull(b.body, b.ready); err != nil {
@@ -55,9 +55,11 @@ func (b *answer) begin() error {
 func (b *answer) Read(p []byte) (int, error) {
 	for len(b.ready) == 0 && b.err == nil {
 		if b.filters() {
+			b.x.await(phaseIdle, b.x.g.c.Idle)
 			b.fill()
 			continue
 		}
+		b.x.await(phaseIdle, b.x.g.c.Idle)
 		n, err := b.body.Read(p)
 		b.noteRead(p[:n], err)
 		b.err = err
@@ -76,7 +78,7 @@ func (b *answer) passed(err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return err
 	}
-	if cause := context.Cause(b.ctx); cause != nil {
+	if cause := context.Cause(b.work.ctx); cause != nil {
 		return cause
 	}
 	return err
@@ -110,7 +112,6 @@ func (b *answer) fill() {
 // noteRead notes what a read has brought.
 func (b *answer) noteRead(p []byte, err error) {
 	if len(p) > 0 {
-		b.timer.Reset(b.x.g.c.Idle)
 		b.pod.heard.Store(b.x.g.c.Now().UnixNano())
 		b.note(p)
 	}

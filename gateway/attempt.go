@@ -8,32 +8,22 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync/atomic"
-	"time"
 )
 
 // What an engine was given up for.
 var (
 	errHeaderTime = errors.New("gateway: the engine has not begun to answer in time")
+	errRouteTime  = errors.New("gateway: no pod was chosen in time")
 	errFirstTime  = errors.New("gateway: the engine's answer has no first byte in time")
 	errIdle       = errors.New("gateway: the engine's answer has paused for too long")
 )
 
 // attempt is a request at one pod.
 type attempt struct {
-	x      *exchange
-	pod    *pod
-	cancel context.CancelCauseFunc
-	ctx    context.Context
-	timer  *time.Timer
-	phase  atomic.Pointer[error] // what it is given up for when the timer ends
-	over   bool
-}
-
-// clock has the attempt be given up for a reason after a time.
-func (a *attempt) clock(why *error, after time.Duration) {
-	a.phase.Store(why)
-	a.timer.Reset(after)
+	x    *exchange
+	pod  *pod
+	work *work
+	over bool
 }
 
 // RoundTrip implements http.RoundTripper for the ReverseProxy: it sends a request to one pod
@@ -80,18 +70,15 @@ func (x *exchange) mayRepeat(err error) bool {
 func (x *exchange) try(req *http.Request) (_ *http.Response, err error) {
 	g := x.g
 	a := &attempt{x: x, pod: g.pods.get(x.place.Pod)}
-	a.ctx, a.cancel = context.WithCancelCause(req.Context())
-	a.phase.Store(&errHeaderTime)
-	a.timer = time.AfterFunc(g.c.Header, func() { a.cancel(*a.phase.Load()) })
+	out := a.begin(req)
 	a.pod.running.Add(1)
-	a.pod.wait(a)
-	defer a.pod.waitNoMore(a)
-	resp, err := g.transport.RoundTrip(a.request(req))
+	x.await(phaseHeader, g.c.Header)
+	resp, err := g.transport.RoundTrip(out)
 	if err != nil {
 		return nil, a.fail(err)
 	}
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		a.timer.Stop() // what follows is no answer, and its body is both ways
+		x.awaitNothing() // what follows is no answer, and its body is both ways
 		x.status = resp.StatusCode
 		a.pod.running.Add(-1)
 		return resp, nil
@@ -101,7 +88,7 @@ func (x *exchange) try(req *http.Request) (_ *http.Response, err error) {
 	if err := b.begin(); err != nil {
 		return nil, a.fail(errors.Join(err, b.release()))
 	}
-	a.clock(&errIdle, g.c.Idle)
+	x.await(phaseClient, clientStall)
 	resp.Body = b
 	x.status = resp.StatusCode
 	if refuses(resp.StatusCode) {
@@ -114,42 +101,74 @@ func (x *exchange) try(req *http.Request) (_ *http.Response, err error) {
 	return resp, nil
 }
 
-// request is the request of the attempt, which shares what it does not change.
-func (a *attempt) request(req *http.Request) *http.Request {
+// begin begins the work of the attempt and returns its request. The first one is the proxy's
+// own request, which belongs to nobody else yet; what comes behind it gets copies.
+func (a *attempt) begin(req *http.Request) *http.Request {
+	x, out := a.x, req
+	if len(x.tried) > 0 {
+		ctx, cancel := context.WithCancelCause(context.WithoutCancel(req.Context()))
+		stop := context.AfterFunc(x.ctx, func() { cancel(context.Cause(x.ctx)) })
+		a.work = &work{ctx: ctx, cancel: func(why error) { stop(); cancel(why) }, pod: a.pod}
+		out = req.WithContext(ctx)
+		u := *req.URL
+		out.URL, out.Header = &u, req.Header.Clone()
+	} else {
+		was := x.work.Load()
+		a.work = &work{ctx: was.ctx, cancel: was.cancel, pod: a.pod}
+	}
+	x.work.Store(a.work)
+	a.fill(out)
+	return out
+}
+
+// fill makes a request one to the place that is chosen.
+func (a *attempt) fill(out *http.Request) {
 	x := a.x
-	out := req.WithContext(a.ctx)
-	u := *req.URL
+	path := x.from
+	u := out.URL
 	u.Scheme, u.Host = x.place.url.Scheme, x.place.url.Host
+	u.Path, u.RawPath = path.Path, path.RawPath
 	if base := strings.TrimSuffix(x.place.url.Path, "/"); base != "" {
 		u.Path, u.RawPath = base+u.Path, ""
 	}
-	out.URL, out.Host = &u, ""
-	if x.place.ranked || x.asks {
-		out.Header = req.Header.Clone()
-		if x.place.ranked {
-			out.Header.Set("X-Data-Parallel-Rank", strconv.Itoa(x.place.Rank))
-		}
-		if x.asks { // what is to be taken out must be readable
-			out.Header.Set("Accept-Encoding", "identity")
-		}
+	out.Host = ""
+	if x.place.ranked {
+		out.Header.Set("X-Data-Parallel-Rank", strconv.Itoa(x.place.Rank))
+	} else if len(x.tried) > 0 {
+		restore(out.Header, x.header, "X-Data-Parallel-Rank")
+	}
+	if x.asks { // what is to be taken out must be readable
+		out.Header.Set("Accept-Encoding", "identity")
 	}
 	switch {
 	case x.of != apiOther:
+		out.ContentLength, out.TransferEncoding = int64(len(x.body)), nil
 		body := x.body
-		out.ContentLength, out.TransferEncoding = int64(len(body)), nil
-		out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-		out.Body, _ = out.GetBody()
+		out.GetBody = func() (io.ReadCloser, error) { return newKept(body), nil }
+		out.Body = newKept(body)
 	case x.streamed != nil:
 		out.Body = x.streamed
 	}
-	return out
 }
+
+// restore makes a header what the client sent.
+func restore(h, sent http.Header, name string) {
+	if was := sent[name]; was != nil {
+		h[name] = was
+		return
+	}
+	delete(h, name)
+}
+
+// newKept reads a body that is kept. http.Transport knows this type, and sends header and body
+// with one call.
+func newKept(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
 
 // fail ends an attempt without an answer, and returns what it has failed for.
 func (a *attempt) fail(err error) error {
 	x := a.x
 	if x.ctx.Err() == nil {
-		if cause := context.Cause(a.ctx); cause != nil {
+		if cause := context.Cause(a.work.ctx); cause != nil {
 			err = cause
 		}
 		if !errors.Is(err, errEjected) {
@@ -166,7 +185,7 @@ func (a *attempt) end() {
 		return
 	}
 	a.over = true
-	a.timer.Stop()
-	a.cancel(context.Canceled)
+	a.x.awaitNothing()
+	a.work.cancel(context.Canceled)
 	a.pod.running.Add(-1)
 }

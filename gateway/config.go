@@ -19,7 +19,7 @@ const (
 	// routeWait bounds how long a request waits to be routed. Index, tokenizer and loads have
 	// budgets of their own, which are shorter.
 	routeWait = 2 * time.Second
-	// reportWait bounds one report to the router.
+	// reportWait bounds one report to the router: none takes more than twice as long.
 	reportWait = 2 * time.Second
 	// reporters is how many reports go at a time, and queuedReports how many wait for each of
 	// them. What finds no room is lost, and the lease ends the reservation.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -24,7 +25,12 @@ type exchange struct {
 	ctx   context.Context // the client's
 	began time.Time
 
+	due  atomic.Int64         // until when it may wait, and for what: see await
+	work atomic.Pointer[work] // what is done for it now
+
 	id, method, path string
+	from             *url.URL    // of the client's request, as its header
+	header           http.Header // of the client's request
 
 	of      api
 	score   scorer.Request
@@ -59,6 +65,12 @@ var (
 	errBody       = errors.New("gateway: the body ended early, or its transfer encoding is broken")
 )
 
+// begin begins the work for the exchange.
+func (x *exchange) begin() {
+	ctx, cancel := context.WithCancelCause(context.WithValue(x.ctx, exchangeKey{}, x))
+	x.work.Store(&work{ctx: ctx, cancel: cancel})
+}
+
 // prepare reads a request that is understood, and chooses where it goes.
 func (x *exchange) prepare(r *http.Request) error {
 	g := x.g
@@ -69,7 +81,7 @@ func (x *exchange) prepare(r *http.Request) error {
 	if r.Method != http.MethodPost || r.Header.Get("Content-Encoding") != "" {
 		x.of = apiOther
 	}
-	if x.session = r.Header.Get("X-Session-Id"); notes.CheckSession(x.session) != nil {
+	if x.session = r.Header.Get("X-Session-Id"); x.session != "" && notes.CheckSession(x.session) != nil {
 		x.session = ""
 	}
 	if x.of == apiOther {
@@ -93,7 +105,7 @@ func (x *exchange) prepare(r *http.Request) error {
 		}
 	}
 	start := g.c.Now()
-	if err := x.choose(x.ctx); err != nil {
+	if err := x.choose(); err != nil {
 		return err
 	}
 	x.routed = g.c.Now().Sub(start)
@@ -105,15 +117,10 @@ func (x *exchange) prepare(r *http.Request) error {
 
 // readBody reads the whole body, which then counts among those that are kept.
 func (x *exchange) readBody(r *http.Request) error {
-	g, control := x.g, http.NewResponseController(x.w)
-	limit := g.c.MaxBody
+	g, limit := x.g, x.g.c.MaxBody
 	buf := make([]byte, 0, min(max(r.ContentLength, 511), 1<<20)+1)
-	var deadline time.Time
 	for {
-		if now := time.Now(); deadline.Sub(now) < bodyStall*3/4 {
-			deadline = now.Add(bodyStall)
-			_ = control.SetReadDeadline(deadline) // recorders of tests have none
-		}
+		x.await(phaseBody, bodyStall)
 		if len(buf) == cap(buf) {
 			next := make([]byte, len(buf), min(2*cap(buf), int(limit)+1))
 			copy(next, buf)
@@ -133,7 +140,7 @@ func (x *exchange) readBody(r *http.Request) error {
 		case err == nil:
 		case errors.Is(err, io.EOF):
 			x.body = buf
-			_ = control.SetReadDeadline(time.Time{})
+			x.awaitNothing()
 			return nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return errBodyStall
@@ -175,7 +182,7 @@ func (x *exchange) chooseNext(failed error) bool {
 	}
 	x.tried = append(x.tried, was.Pod)
 	x.release(-1)
-	if !x.chooseFallback() && (x.choose(x.ctx) != nil || slices.Contains(x.tried, x.place.Pod)) {
+	if !x.chooseFallback() && (x.choose() != nil || slices.Contains(x.tried, x.place.Pod)) {
 		x.tried, x.place = x.tried[:len(x.tried)-1], was
 		return false
 	}
@@ -197,7 +204,7 @@ func (x *exchange) chooseFallback() bool {
 			continue
 		}
 		x.pinned = &next
-		if x.choose(x.ctx) == nil && x.place.Pod == next.Pod {
+		if x.choose() == nil && x.place.Pod == next.Pod {
 			return true
 		}
 		x.release(-1)
@@ -227,6 +234,7 @@ func (x *exchange) finish() {
 	g.running.mu.Lock()
 	delete(g.running.all, x)
 	g.running.mu.Unlock()
+	x.giveUp(context.Canceled)
 	x.release(x.delivered)
 	x.dropBody()
 	told := g.c.Observer.Served

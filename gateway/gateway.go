@@ -65,8 +65,7 @@ func New(c Config) (*Gateway, error) {
 	}
 	g.running.all = map[*exchange]struct{}{}
 	g.reports = newReports(&g.c)
-	g.buffers = &buffers{}
-	g.buffers.pool.New = func() any { b := make([]byte, copyBytes); return &b }
+	g.buffers = newBuffers()
 	g.proxy = &httputil.ReverseProxy{
 		Rewrite: rewrite, Transport: g, FlushInterval: -1, BufferPool: g.buffers,
 		ModifyResponse: func(r *http.Response) error { exchangeOf(r.Request).mark(r); return nil },
@@ -77,6 +76,7 @@ func New(c Config) (*Gateway, error) {
 	ctx, g.end = context.WithCancel(context.Background())
 	g.working.Go(func() { g.every(ctx, c.Probe, func() { g.probeAll(ctx) }) })
 	g.working.Go(func() { g.every(ctx, lookEvery, g.look) })
+	g.working.Go(func() { g.every(ctx, g.c.watchEvery(), g.endOverdue) })
 	return g, nil
 }
 
@@ -128,16 +128,16 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodGet && r.URL.Path == "/v1/models" && g.listModels(x, w, r) {
 		return
 	}
+	x.begin()
+	g.running.mu.Lock()
+	g.running.all[x] = struct{}{}
+	g.running.mu.Unlock()
 	if err := x.prepare(r); err != nil {
 		x.refuse(w, err)
 		return
 	}
-	g.running.mu.Lock()
-	g.running.all[x] = struct{}{}
-	g.running.mu.Unlock()
-	guarded := &stallWriter{ResponseWriter: w, g: g}
-	defer guarded.release()
-	g.proxy.ServeHTTP(guarded, r.WithContext(context.WithValue(x.ctx, exchangeKey{}, x)))
+	x.from, x.header = r.URL, r.Header
+	g.proxy.ServeHTTP(&stallWriter{w, x}, r.WithContext(x.work.Load().ctx))
 }
 
 type exchangeKey struct{}
@@ -165,7 +165,7 @@ func (g *Gateway) health(w http.ResponseWriter) {
 
 // askHealth asks a pod for its health. That it has no such page is an answer, too.
 func (g *Gateway) askHealth(ctx context.Context, p *store.Pod) error {
-	at, err := placeOf(g.c.Index.Cached(), store.RankRef{Pod: p.Name}, p.Address, "")
+	at, err := g.placeOf(g.c.Index.Cached(), store.RankRef{Pod: p.Name}, p.Address, "")
 	if err != nil {
 		return err
 	}
@@ -187,20 +187,23 @@ func (g *Gateway) askHealth(ctx context.Context, p *store.Pod) error {
 	return nil
 }
 
-// buffers are what answers pass through.
+// buffers are what answers pass through, of copyBytes each.
 type buffers struct{ pool sync.Pool }
 
+func newBuffers() *buffers {
+	return &buffers{sync.Pool{New: func() any { return new([copyBytes]byte) }}}
+}
+
 // Get implements httputil.BufferPool.
-func (b *buffers) Get() []byte { return *b.pool.Get().(*[]byte) }
+func (b *buffers) Get() []byte { return b.pool.Get().(*[copyBytes]byte)[:] }
 
 // Put implements httputil.BufferPool.
-func (b *buffers) Put(p []byte) { b.pool.Put(&p) }
+func (b *buffers) Put(p []byte) { b.pool.Put((*[copyBytes]byte)(p)) }
 
-// stallWriter ends answers that the client does not take.
+// stallWriter bounds how long a client may take nothing of an answer that has come.
 type stallWriter struct {
 	http.ResponseWriter
-	g   *Gateway
-	set time.Time // when the deadline was set last
+	x *exchange
 }
 
 // Unwrap is for http.ResponseController.
@@ -208,17 +211,6 @@ func (w *stallWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Write implements io.Writer.
 func (w *stallWriter) Write(p []byte) (int, error) {
-	if now := w.g.c.Now(); now.Sub(w.set) > clientStall/4 {
-		w.set = now
-		// A writer without deadlines is a recorder of a test.
-		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(now.Add(clientStall))
-	}
+	w.x.await(phaseClient, clientStall)
 	return w.ResponseWriter.Write(p)
-}
-
-// release takes the deadline off the connection, which may get another request.
-func (w *stallWriter) release() {
-	if !w.set.IsZero() {
-		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Time{})
-	}
 }

@@ -80,7 +80,7 @@ func (g *Gateway) listModels(x *exchange, w http.ResponseWriter, r *http.Request
 
 // askModels returns the cards that a pod lists, none where it does not answer.
 func (g *Gateway) askModels(ctx context.Context, p *store.Pod, header http.Header) []json.RawMessage {
-	at, err := placeOf(g.c.Index.Cached(), store.RankRef{Pod: p.Name}, p.Address, "")
+	at, err := g.placeOf(g.c.Index.Cached(), store.RankRef{Pod: p.Name}, p.Address, "")
 	if err != nil {
 		return nil
 	}

@@ -41,22 +41,33 @@ func (g *Gateway) meaning(ctx context.Context, name string) (store.Reading, bool
 }
 
 // placeOf is a (pod, rank) with its address.
-func placeOf(reg *store.Registry, at store.RankRef, address, why string) (*place, error) {
+func (g *Gateway) placeOf(reg *store.Registry, at store.RankRef, address, why string) (*place, error) {
 	p := &place{RankRef: at, why: why}
 	if i, ok := reg.PodIndex(at.Pod); ok {
 		p.ranked = reg.Pods[i].Ranks > 1
 		address = cmp.Or(address, reg.Pods[i].Address)
 	}
 	address = cmp.Or(address, at.Pod)
-	if !strings.Contains(address, "://") {
-		address = "http://" + address
+	var err error
+	p.url, err = g.pods.get(at.Pod).urlOf(address)
+	return p, err
+}
+
+// urlOf is the URL of an address, which is parsed when it is another than before.
+func (p *pod) urlOf(address string) (*url.URL, error) {
+	if was := p.at.Load(); was != nil && was.text == address {
+		return was.url, nil
 	}
-	u, err := url.Parse(address)
+	full := address
+	if !strings.Contains(full, "://") {
+		full = "http://" + full
+	}
+	u, err := url.Parse(full)
 	if err != nil || u.Host == "" {
-		return nil, errors.New("gateway: the address of pod " + at.Pod + " is no URL")
+		return nil, errors.New("gateway: the address of pod " + p.name + " is no URL")
 	}
-	p.url = u
-	return p, nil
+	p.at.Store(&podAddress{address, u})
+	return u, nil
 }
 
 // fewest overrides a model's policy where the prompt is not known.
@@ -64,13 +75,17 @@ var fewest = []byte(`{"policy":"least_requests"}`)
 
 // choose has the router choose for a request, and books it. Where it cannot, the pod with the
 // fewest requests of this gateway takes it. Its error is errNoPods or route.ErrBusy.
-func (x *exchange) choose(ctx context.Context) error {
+func (x *exchange) choose() error {
 	g := x.g
 	if x.model == "" {
 		return x.chooseAlone("unread", nil)
 	}
-	ctx, cancel := context.WithTimeout(ctx, routeWait)
-	defer cancel()
+	if len(x.tried) > 0 {
+		x.begin() // the work before was given up
+	}
+	ctx := x.work.Load().ctx
+	x.await(phaseRoute, routeWait)
+	defer x.awaitNothing()
 	q := route.Request{Score: x.score, Reserve: true, Session: x.session}
 	q.Score.Model = x.model
 	q.Score.Pods = g.usable(x.model, x.tried)
@@ -93,6 +108,9 @@ func (x *exchange) choose(ctx context.Context) error {
 	case err != nil && x.ctx.Err() != nil:
 		return x.ctx.Err()
 	case err != nil:
+		if ctx.Err() != nil {
+			x.begin()
+		}
 		return x.chooseAlone("fewest", err)
 	}
 	if why != "" {
@@ -110,7 +128,7 @@ func (x *exchange) choose(ctx context.Context) error {
 		why += "; loads_stale"
 	}
 	x.decided(d)
-	x.place, err = placeOf(g.c.Index.Cached(), d.RankRef, d.Address, why)
+	x.place, err = g.placeOf(g.c.Index.Cached(), d.RankRef, d.Address, why)
 	return err
 }
 
@@ -159,7 +177,7 @@ func (x *exchange) chooseAlone(why string, because error) error {
 	}
 	x.predicted, x.tokens = -1, -1
 	var err error
-	if x.place, err = placeOf(reg, store.RankRef{Pod: reg.Pods[best].Name}, "", why); err != nil {
+	if x.place, err = x.g.placeOf(reg, store.RankRef{Pod: reg.Pods[best].Name}, "", why); err != nil {
 		return err
 	}
 	x.place.ranked = false // the engine chooses one

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/url"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -32,13 +33,19 @@ type pod struct {
 	running atomic.Int64 // requests of this gateway
 	heard   atomic.Int64 // when its last byte came, in ns of the Unix epoch
 	down    atomic.Bool
+	at      atomic.Pointer[podAddress]
 
 	mu       sync.Mutex // protects all below
-	waiting  map[*attempt]struct{}
-	failures int       // in a row
-	misses   int       // of probes, in a row
-	ejected  int       // how often, in a row
-	until    time.Time // how long it stays ejected at least
+	failures int        // in a row
+	misses   int        // of probes, in a row
+	ejected  int        // how often, in a row
+	until    time.Time  // how long it stays ejected at least
+}
+
+// podAddress is an address as it is registered, and parsed.
+type podAddress struct {
+	text string
+	url  *url.URL
 }
 
 // pods are all that a Gateway has to do with.
@@ -61,7 +68,7 @@ func (ps *pods) get(name string) *pod {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if p = ps.byName[name]; p == nil {
-		p = &pod{name: name, waiting: map[*attempt]struct{}{}}
+		p = &pod{name: name}
 		ps.byName[name] = p
 	}
 	return p
@@ -88,19 +95,6 @@ func (ps *pods) forget(reg *store.Registry) {
 		}
 		delete(ps.byName, name)
 	}
-}
-
-// wait notes that an attempt waits for the first byte of its answer.
-func (p *pod) wait(a *attempt) {
-	p.mu.Lock()
-	p.waiting[a] = struct{}{}
-	p.mu.Unlock()
-}
-
-func (p *pod) waitNoMore(a *attempt) {
-	p.mu.Lock()
-	delete(p.waiting, a)
-	p.mu.Unlock()
 }
 
 // answered notes that a pod has answered a request.
@@ -139,23 +133,18 @@ func (ps *pods) eject(p *pod, why error) {
 	}
 }
 
-// probed notes what a probe of a pod's health has found. A busy engine may be slow to answer
-// it: one from which bytes of answers come is alive.
-func (ps *pods) probed(p *pod, began time.Time, err error) {
+// probed notes what a probe of a pod's health has found, and reports whether what waits there
+// is to go elsewhere. A busy engine may be slow to answer it: one from which bytes of answers
+// come is alive.
+func (ps *pods) probed(p *pod, began time.Time, err error) (gone bool) {
 	if err != nil && p.heard.Load() >= began.UnixNano() {
 		err = nil
 	}
 	p.mu.Lock()
 	down := p.down.Load()
-	var give []*attempt
 	switch {
 	case err != nil:
 		p.misses++
-		if p.misses >= probesAfter {
-			for a := range p.waiting {
-				give = append(give, a)
-			}
-		}
 	case down && ps.now().Before(p.until):
 		p.misses = 0
 	case down:
@@ -166,7 +155,7 @@ func (ps *pods) probed(p *pod, began time.Time, err error) {
 		p.misses = 0
 	}
 	admitted := down && !p.down.Load()
-	gone := p.misses >= probesAfter
+	gone = p.misses >= probesAfter
 	p.mu.Unlock()
 	if admitted && ps.observer.Admitted != nil {
 		ps.observer.Admitted(p.name)
@@ -174,9 +163,7 @@ func (ps *pods) probed(p *pod, began time.Time, err error) {
 	if gone {
 		ps.eject(p, err)
 	}
-	for _, a := range give {
-		a.cancel(errEjected)
-	}
+	return gone
 }
 
 // isConnectFailure reports whether an error of a transport says that no connection came up, so
@@ -202,8 +189,8 @@ func (g *Gateway) probeAll(ctx context.Context) {
 			defer func() { <-turns }()
 			began := g.c.Now()
 			err := g.askHealth(ctx, p)
-			if ctx.Err() == nil {
-				g.pods.probed(g.pods.get(p.Name), began, err)
+			if of := g.pods.get(p.Name); ctx.Err() == nil && g.pods.probed(of, began, err) {
+				g.giveUpAt(of)
 			}
 		})
 	}

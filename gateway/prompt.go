@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/tidwall/gjson"
 
@@ -63,7 +64,7 @@ var changesPrompt = map[string][]api{
 // readAsked reads a body as engines do: what is unknown is let pass. The JSON of a chat is the
 // body's own memory.
 func readAsked(of api, body []byte) (*asked, error) {
-	top := gjson.ParseBytes(body)
+	top := gjson.Parse(unsafe.String(unsafe.SliceData(body), len(body))) // nobody writes into it
 	if !top.IsObject() {
 		return nil, errNoObject
 	}

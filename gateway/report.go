@@ -69,16 +69,18 @@ func newReports(c *Config) *reports {
 
 // run tells what is in a queue until the end, and then what is left there.
 func (r *reports) run(q <-chan report) {
+	var s spell
+	defer func() { s.end() }()
 	for {
 		select {
 		case one := <-q:
-			r.tell(one)
+			r.tell(s.context(r.now()), one)
 			continue
 		default:
 		}
 		select {
 		case one := <-q:
-			r.tell(one)
+			r.tell(s.context(r.now()), one)
 		case <-r.stop:
 			if len(q) == 0 {
 				return
@@ -158,9 +160,31 @@ func (r *reports) retry() {
 	}
 }
 
-func (r *reports) tell(one report) {
-	ctx, cancel := context.WithTimeout(context.Background(), reportWait)
-	defer cancel()
+// spell is a context that reports of a queue share one after the other: with a timer for each
+// of them a report would take twice as long.
+type spell struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	until  time.Time // of its use
+}
+
+// context returns one that ends in reportWait or up to twice that.
+func (s *spell) context(now time.Time) context.Context {
+	if s.ctx == nil || s.ctx.Err() != nil || !now.Before(s.until) {
+		s.end()
+		s.ctx, s.cancel = context.WithTimeout(context.Background(), 2*reportWait)
+		s.until = now.Add(reportWait)
+	}
+	return s.ctx
+}
+
+func (s *spell) end() {
+	if s.cancel != nil {
+		s.cancel()
+	}
+}
+
+func (r *reports) tell(ctx context.Context, one report) {
 	b := one.of
 	var err error
 	switch one.kind {

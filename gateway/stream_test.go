@@ -18,10 +18,9 @@ import (
 // passed is what of an engine's stream reaches a client that did not ask for its usage.
 func passed(t *testing.T, stream string, cuts func(io.Reader) io.Reader) string {
 	t.Helper()
-	g := &Gateway{c: Config{Idle: time.Minute, FirstToken: time.Minute, Now: time.Now}, buffers: &buffers{}}
-	g.buffers.pool.New = func() any { b := make([]byte, copyBytes); return &b }
+	g := &Gateway{c: Config{Idle: time.Minute, FirstToken: time.Minute, Now: time.Now}, buffers: newBuffers()}
 	x := &exchange{g: g, of: apiChat, asks: true, isStream: true, delivered: -1}
-	a := &attempt{x: x, pod: &pod{}, ctx: t.Context(), cancel: func(error) {}, timer: time.NewTimer(time.Hour)}
+	a := &attempt{x: x, pod: &pod{}, work: &work{ctx: t.Context(), cancel: func(error) {}}}
 	b := &answer{attempt: a, body: io.NopCloser(cuts(strings.NewReader(stream))), resp: &http.Response{ContentLength: -1}, plain: true}
 	if err := b.begin(); err != nil {
 		t.Fatal(err)
