@@ -142,6 +142,7 @@ func (a *attempt) fill(out *http.Request) {
 	}
 	switch {
 	case x.of != apiOther:
+		delete(out.Header, "Expect") // the client has been told to go on, and has
 		out.ContentLength, out.TransferEncoding = int64(len(x.body)), nil
 		body := x.body
 		out.GetBody = func() (io.ReadCloser, error) { return newKept(body), nil }

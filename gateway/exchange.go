@@ -61,6 +61,7 @@ type exchange struct {
 var (
 	errOverloaded = errors.New("gateway: as many requests run as may")
 	errTooLarge   = errors.New("gateway: the body is too long")
+	errMethod     = errors.New("gateway: the method is none of those that are passed on")
 	errBodyStall  = errors.New("gateway: the body did not come in time")
 	errBody       = errors.New("gateway: the body ended early, or its transfer encoding is broken")
 )

@@ -125,6 +125,10 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.refuse(w, errOverloaded)
 		return
 	}
+	if r.Method == http.MethodConnect || r.Method == "PRI" { // a tunnel, HTTP/2 without TLS
+		x.refuse(w, errMethod)
+		return
+	}
 	if r.Method == http.MethodGet && r.URL.Path == "/v1/models" && g.listModels(x, w, r) {
 		return
 	}

@@ -27,6 +27,8 @@ func refusalOf(err error) refusal {
 	switch {
 	case errors.Is(err, errTooLarge), isTooLarge(err):
 		return refusal{http.StatusRequestEntityTooLarge, "invalid_request_error", "body_too_large", "the body is longer than the gateway takes", 0}
+	case errors.Is(err, errMethod):
+		return refusal{http.StatusMethodNotAllowed, "invalid_request_error", "method_not_allowed", "the gateway opens no tunnels, and speaks HTTP/2 with TLS only", 0}
 	case errors.Is(err, errBodyStall):
 		return refusal{http.StatusRequestTimeout, "invalid_request_error", "body_timeout", "the body did not come in time", 0}
 	case errors.Is(err, errBody):
@@ -55,7 +57,9 @@ func isTimeout(err error) bool {
 
 // refuse answers with an error in OpenAI's form, which its clients raise.
 func (x *exchange) refuse(w http.ResponseWriter, err error) {
-	if x.ctx.Err() != nil || errors.Is(err, context.Canceled) {
+	// The server ends the request's context when a read of its body fails; the client whose
+	// body did not come in time is still there to be told.
+	if !errors.Is(err, errBodyStall) && (x.ctx.Err() != nil || errors.Is(err, context.Canceled)) {
 		x.status, x.cut = StatusGone, true
 		return
 	}
