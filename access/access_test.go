@@ -74,7 +74,14 @@ func TestFilesThatAreRefused(t *testing.T) {
 	good := "read " + digest + " a\n"
 	for name, c := range map[string]struct{ text, want string }{
 		"two words":       {good + "read " + digest + "\n", "line 2: 2 words"},
-		"four words":      {"read " + digest + " a b\n", "line 1: 4 words"},
+		"four words":      {good + "read " + digest + " a b\n", "line 2: the fourth word is not salt="},
+		"five words":      {"read " + digest + " a salt=0123456789abcdef b\n", "line 1: 5 words"},
+		"short salt":      {"read " + digest + " a salt=hunter2\n", "line 1: access: a salt has 16 to 128 characters, this one 7"},
+		"long salt":       {"read " + digest + " a salt=" + strings.Repeat("x", 129) + "\n", "this one 129"},
+		"slash in salt":   {"read " + digest + " a salt=hunter2hunter2/hunter2\n", "letters, digits"},
+		"quote in salt":   {"read " + digest + " a salt=hunter2hunter2\"hunter2\n", "letters, digits"},
+		"salted writer":   {"write " + digest + " a salt=0123456789abcdef\n", "a caller with a salt has role read"},
+		"salted admin":    {"admin cert:x a salt=0123456789abcdef\n", "a caller with a salt has role read"},
 		"no role":         {"root " + digest + " a\n", `line 1: access: "root" is no role`},
 		"role in capital": {"Read " + digest + " a\n", `"Read" is no role`},
 		"plain token":     {"read hunter2hunter2hunter2hunter2 a\n", "line 1: the second word is neither"},
@@ -155,7 +162,7 @@ func TestTokens(t *testing.T) {
 			if ok != c.ok || !errors.Is(err, c.want) {
 				t.Fatalf("got %+v, %v, %v", caller, ok, err)
 			}
-			if ok && caller != (Caller{"scheduler", Write}) {
+			if ok && caller != (Caller{Name: "scheduler", Role: Write}) {
 				t.Fatalf("got %+v", caller)
 			}
 		})
@@ -167,6 +174,37 @@ func TestTokens(t *testing.T) {
 	}
 	if a, b := NewToken(), NewToken(); a == b || len(a) < 40 {
 		t.Errorf("tokens %q and %q", a, b)
+	}
+}
+
+// TestSalts: callers of different salts never get the same one, whatever they ask for.
+func TestSalts(t *testing.T) {
+	const a, b = "the token of a tenant is here", "the token of another tenant is"
+	salts := map[string]string{a: NewSalt(), b: NewSalt()}
+	text := strings.TrimSpace(line(t, Read, a, "a")) + " salt=" + salts[a] + "\n" + strings.TrimSpace(line(t, Read, b, "b")) + " salt=" + salts[b] + "\n"
+	creds, _ := open(t, text, nil)
+	from := map[string]string{}
+	asked := []string{"", "user", "user/" + salts[b], salts[b], salts[b] + "/user", "/", "/" + salts[b], "\x00", "ü"}
+	for _, token := range []string{a, b} {
+		caller, ok, err := creds.Caller(request("Bearer " + token))
+		if err != nil || !ok || caller.Salt != salts[token] {
+			t.Fatalf("%+v %v %v", caller, ok, err)
+		}
+		for _, ask := range asked {
+			got := caller.CacheSalt(ask)
+			if other, taken := from[got]; taken {
+				t.Errorf("%s with %q has the salt of %s", caller.Name, ask, other)
+			}
+			if from[got] = caller.Name + " with " + ask; !strings.HasPrefix(got, salts[token]) {
+				t.Errorf("%q becomes %q", ask, got)
+			}
+		}
+	}
+	if got := (Caller{Name: "x"}).CacheSalt("own"); got != "own" {
+		t.Errorf("a caller without a salt gets %q", got)
+	}
+	if CallerOf(t.Context()) != (Caller{}) || CallerOf(WithCaller(t.Context(), Caller{Name: "x"})).Name != "x" {
+		t.Error("a context does not say whose request it is")
 	}
 }
 
@@ -362,9 +400,13 @@ func TestNetworks(t *testing.T) {
 		{"169.254.169.254", false, false, false},
 		{"169.254.0.1", false, false, false},
 		{"::ffff:169.254.169.254", false, false, false},
-		{"64:ff9b::a9fe:a9fe", false, false, false}, // NAT64
-		{"2002:a9fe:a9fe::1", false, false, false},  // 6to4
-		{"::169.254.169.254", false, false, false},  // IPv4-compatible
+		{"64:ff9b::a9fe:a9fe", false, false, false},       // NAT64
+		{"2002:a9fe:a9fe::1", false, false, false},        // 6to4
+		{"::169.254.169.254", false, false, false},        // IPv4-compatible
+		{"::ffff:0:169.254.169.254", false, false, false}, // IPv4-translated
+		{"64:ff9b:1::a9fe:a9fe", false, false, false},     // an operator's own NAT64
+		{"64:ff9b:1:a9fe:a9:fe00::", false, false, false},
+		{"2001:0:7f00:1::5601:5601", false, false, false}, // Teredo
 		{"fe80::1", false, false, false},
 		{"fe80::1%eth0", false, false, false},
 		{"fd00:ec2::254", false, false, false},

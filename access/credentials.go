@@ -30,6 +30,8 @@ const (
 	maxFileBytes   = 1 << 20
 	maxTokenBytes  = 512
 	minTokenBytes  = 20 // of what Digest takes: a shorter one can be guessed from its digest
+	minSaltBytes   = 16
+	maxSaltBytes   = 128
 )
 
 // Caller is who has sent a request.
@@ -38,6 +40,36 @@ type Caller struct {
 	Name string
 	// Role is what the caller may do.
 	Role Role
+	// Salt is mixed into the cache salt of every request of the caller, see CacheSalt; empty
+	// leaves salts to the caller. Only callers of role Read have one.
+	Salt string
+}
+
+// CacheSalt returns the cache salt under which a request of the caller runs that asks for one
+// itself, or for none (""). Callers of different Salts never get the same one, whatever they
+// ask: a Salt has no slash.
+func (c Caller) CacheSalt(asked string) string {
+	switch {
+	case c.Salt == "":
+		return asked
+	case asked == "":
+		return c.Salt
+	}
+	return c.Salt + "/" + asked
+}
+
+// CheckSalt returns an error if salt cannot be the Salt of a caller: 16 to 128 letters, digits,
+// hyphens and underscores. The error does not show it.
+func CheckSalt(salt string) error {
+	if len(salt) < minSaltBytes || len(salt) > maxSaltBytes {
+		return fmt.Errorf("access: a salt has %d to %d characters, this one %d", minSaltBytes, maxSaltBytes, len(salt))
+	}
+	for i := range len(salt) {
+		if c := salt[i] | 0x20; (c < 'a' || c > 'z') && (salt[i] < '0' || salt[i] > '9') && salt[i] != '-' && salt[i] != '_' {
+			return errors.New("access: a salt has letters, digits, hyphens and underscores only")
+		}
+	}
+	return nil
 }
 
 // credential is one line of the file: a digest of a token, or the name in a certificate.
@@ -48,10 +80,13 @@ type credential struct {
 }
 
 // NewToken returns a token of 256 random bits, which needs no slow hash to be safe.
-func NewToken() string {
+func NewToken() string { return "kva_" + NewSalt() }
+
+// NewSalt returns a Salt of 256 random bits.
+func NewSalt() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // it never fails
-	return "kva_" + base64.RawURLEncoding.EncodeToString(b[:])
+	return base64.RawURLEncoding.EncodeToString(b[:])
 }
 
 // Digest is how a token stands in the file: "sha256:" and its SHA-256 in hex. Tokens of fewer
@@ -64,8 +99,8 @@ func Digest(token string) (string, error) {
 	return "sha256:" + hex.EncodeToString(sum[:]), nil
 }
 
-// parse reads a file: a role, a digest or "cert:NAME", and a name on each line; blank lines
-// and those that begin with # are comments. An error names the line, and never its secret.
+// parse reads a file: a role, a digest or "cert:NAME", a name, and perhaps "salt=SALT" on each
+// line; blank lines and those that begin with # are comments. An error names the line, and never its secret.
 func parse(text []byte) ([]credential, error) {
 	var all []credential
 	lines := bufio.NewScanner(bytes.NewReader(text))
@@ -93,14 +128,19 @@ func parse(text []byte) ([]credential, error) {
 
 func parseLine(line string) (credential, error) {
 	words := strings.Fields(line)
-	if len(words) != 3 {
-		return credential{}, fmt.Errorf("%d words, and it has three: role, sha256:DIGEST or cert:NAME, name", len(words))
+	if len(words) != 3 && len(words) != 4 {
+		return credential{}, fmt.Errorf("%d words, and it has three: role, sha256:DIGEST or cert:NAME, name; a fourth may be salt=SALT", len(words))
 	}
 	role, err := ParseRole(words[0])
 	if err != nil {
 		return credential{}, err
 	}
 	c := credential{caller: Caller{Name: words[2], Role: role}}
+	if len(words) == 4 {
+		if c.caller.Salt, err = parseSalt(words[3], role); err != nil {
+			return credential{}, err
+		}
+	}
 	kind, value, _ := strings.Cut(words[1], ":")
 	switch {
 	case kind == "cert" && value != "":
@@ -113,6 +153,18 @@ func parseLine(line string) (credential, error) {
 		return credential{}, errors.New("the second word is neither sha256: with 64 hexadecimal digits nor cert: with a name; kvatlas token makes such lines")
 	}
 	return c, nil
+}
+
+// parseSalt reads the fourth word of a line.
+func parseSalt(word string, role Role) (string, error) {
+	salt, ok := strings.CutPrefix(word, "salt=")
+	switch {
+	case !ok:
+		return "", errors.New("the fourth word is not salt=SALT")
+	case role != Read:
+		return "", fmt.Errorf("a caller with a salt has role read: with %s it could reach what others have", role)
+	}
+	return salt, CheckSalt(salt)
 }
 
 // bearer is the token of a request, if it has one. Only one Authorization header counts, so

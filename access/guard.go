@@ -42,6 +42,19 @@ func WithAnonymous(ctx context.Context, role Role) context.Context {
 	return context.WithValue(ctx, anonymousKey{}, role)
 }
 
+type callerKey struct{}
+
+// WithCaller returns a context that says whose request it is, for CallerOf.
+func WithCaller(ctx context.Context, c Caller) context.Context {
+	return context.WithValue(ctx, callerKey{}, c)
+}
+
+// CallerOf returns the caller of WithCaller, or one without a name.
+func CallerOf(ctx context.Context) Caller {
+	c, _ := ctx.Value(callerKey{}).(Caller)
+	return c
+}
+
 // Admit returns who has sent the request, if that caller may do what needs the role. Its errors
 // are ErrUnauthorized, for a caller without credentials whose role is not enough too,
 // ErrForbidden and *LimitError. What needs no role is let in unseen.

@@ -70,6 +70,10 @@ type Config struct {
 	Index  Index
 	// Control, if not nil, is asked before each connection to an engine, as net.Dialer's.
 	Control func(network, address string, c syscall.RawConn) error
+	// Salt, if not nil, returns the cache salt under which a request runs whose body asks for one,
+	// or for none (""). A client that gets one when it asks for none has it in all its requests:
+	// the gateway sends it to the engine, and refuses what has no place for it.
+	Salt func(ctx context.Context, asked string) string
 	// Connect is how long a connection to an engine may take to come up, 2 s.
 	Connect time.Duration
 	// Header is how long an engine may take from there until the header of its answer, 10

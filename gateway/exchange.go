@@ -63,6 +63,8 @@ var (
 	errTooLarge   = errors.New("gateway: the body is too long")
 	errMethod     = errors.New("gateway: the method is none of those that are passed on")
 	errBodyStall  = errors.New("gateway: the body did not come in time")
+	errUnsalted   = errors.New("gateway: the client has a cache salt, and this request no place for it")
+	errSalt       = errors.New("gateway: the client has a cache salt, and the body is no JSON object with one of its own at the most")
 	errBody       = errors.New("gateway: the body ended early, or its transfer encoding is broken")
 )
 
@@ -85,6 +87,10 @@ func (x *exchange) prepare(r *http.Request) error {
 	if x.session = r.Header.Get("X-Session-Id"); x.session != "" && notes.CheckSession(x.session) != nil {
 		x.session = ""
 	}
+	salted := g.c.Salt != nil && g.c.Salt(x.ctx, "") != ""
+	if salted && !takesSalt[x.of] && (r.Method != http.MethodGet && r.Method != http.MethodHead || r.Header.Get("Upgrade") != "") {
+		return errUnsalted
+	}
 	if x.of == apiOther {
 		if r.Body != nil && r.Body != http.NoBody {
 			x.streamed = &once{ReadCloser: http.MaxBytesReader(x.w, r.Body, g.c.MaxBody), left: r.ContentLength}
@@ -94,11 +100,20 @@ func (x *exchange) prepare(r *http.Request) error {
 	if err := x.readBody(r); err != nil {
 		return err
 	}
+	if salted {
+		var err error
+		if x.body, err = withSalt(x.body, func(asked string) string { return g.c.Salt(x.ctx, asked) }); err != nil {
+			return err
+		}
+	}
 	a, err := readAsked(x.of, x.body)
 	if err != nil { // the engine says so in its own words
 		return x.chooseAlone("unread", nil)
 	}
 	x.score, x.unread, x.stream = a.score, a.unread, a.stream
+	if salted {
+		x.score.Scope = g.c.Salt(x.ctx, "")
+	}
 	if reading, known := g.meaning(x.ctx, a.model); known {
 		x.model = reading.Model
 		if reading.LoRA != "" {

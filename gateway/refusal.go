@@ -33,6 +33,10 @@ func refusalOf(err error) refusal {
 		return refusal{http.StatusRequestTimeout, "invalid_request_error", "body_timeout", "the body did not come in time", 0}
 	case errors.Is(err, errBody):
 		return refusal{http.StatusBadRequest, "invalid_request_error", "invalid_body", "the body ended early, or its transfer encoding is broken", 0}
+	case errors.Is(err, errSalt):
+		return refusal{http.StatusBadRequest, "invalid_request_error", "invalid_body", "the body is no JSON object, or has more than one cache_salt, which your credentials bring", 0}
+	case errors.Is(err, errUnsalted):
+		return refusal{http.StatusForbidden, "invalid_request_error", "forbidden", "your credentials bring a cache salt, and engines take none with this request", 0}
 	case errors.Is(err, errOverloaded):
 		return refusal{http.StatusServiceUnavailable, "overloaded_error", "overloaded", "the gateway has as many requests as it takes", 1}
 	case errors.Is(err, route.ErrBusy):
@@ -55,13 +59,14 @@ func isTimeout(err error) bool {
 	return ok && e.Timeout()
 }
 
-// refuse answers with an error in OpenAI's form, which its clients raise.
+// refuse answers with an error in OpenAI's form, which its clients raise. A client that has left
+// gets none: its connection is cut, since net/http would answer 200 for a handler that returns.
 func (x *exchange) refuse(w http.ResponseWriter, err error) {
 	// The server ends the request's context when a read of its body fails; the client whose
 	// body did not come in time is still there to be told.
 	if !errors.Is(err, errBodyStall) && (x.ctx.Err() != nil || errors.Is(err, context.Canceled)) {
 		x.status, x.cut = StatusGone, true
-		return
+		panic(http.ErrAbortHandler)
 	}
 	r := refusalOf(err)
 	x.status = r.status

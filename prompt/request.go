@@ -36,6 +36,9 @@ type Request struct {
 	// around a text (a chat template has put its own). Special tokens written
 	// in the text are recognised in both cases, as engines do.
 	NoSpecialTokens bool
+	// Scope keeps apart what is remembered of texts: whether one is known, which an answer and
+	// its time show, is known within its scope only. There should be few of them.
+	Scope string
 	// Mode says how long to wait, Budget how long Wait does; 0 is the tokenizer's
 	// default, and less than 0 is not at all. The time in which a tokenizer is
 	// loaded counts.

@@ -103,6 +103,8 @@ type Request struct {
 	// LoRA and Salt are the adapter's name and the cache salt; they are part
 	// of the block keys, so block keys exclude them.
 	LoRA, Salt string
+	// Scope is prompt.Request's: what is remembered of texts is kept apart by it.
+	Scope string
 	// Objects are the images, audio and video in Input, which must be tokens with
 	// the model's placeholders in their places. Their hashes are part of the block
 	// keys.

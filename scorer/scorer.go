@@ -299,6 +299,7 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 		Chat:            j.req.Input.chat,
 		Media:           j.req.Media,
 		NoSpecialTokens: j.req.NoSpecialTokens,
+		Scope:           j.req.Scope,
 		Mode:            j.req.Mode,
 		Budget:          j.req.Wait,
 	}

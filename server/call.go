@@ -79,7 +79,10 @@ func (s *Server) serve(e apiRoute) http.HandlerFunc {
 			}
 		}()
 		var err error
-		if c.caller, err = s.cfg.Access.Admit(r, e.role); err != nil {
+		if c.caller, err = s.cfg.Access.Admit(r, e.role); err == nil {
+			err = c.checkSalted()
+		}
+		if err != nil {
 			c.refuse(err)
 			return
 		}

@@ -81,7 +81,7 @@ func (c *call) readEngineRequest() (*request.Engine, error) {
 // promptTokens are the tokens of the prompts of a completion.
 func (c *call) promptTokens(q *request.Engine, p request.Completion) (out [][]uint32, err error) {
 	for i, text := range p.Texts {
-		r := prompt.Request{Model: q.Served, Text: text, Mode: prompt.Sync, NoSpecialTokens: q.NoSpecialTokens}
+		r := prompt.Request{Model: q.Served, Text: text, Mode: prompt.Sync, NoSpecialTokens: q.NoSpecialTokens, Scope: c.caller.Salt}
 		res, err := q.Truncation.Tokenized(c.ctx, c.s.cfg.Tokenizer, r)
 		if err != nil {
 			if p.List {
@@ -101,7 +101,7 @@ func (c *call) promptTokens(q *request.Engine, p request.Completion) (out [][]ui
 // with a part of the tokens would be taken for the whole.
 func (c *call) chatTokens(q *request.Engine) (res prompt.Result, err error) {
 	q.ToolForm = scorer.ToolForm(c.s.cfg.Index.Cached(), q.Served)
-	r := prompt.Request{Model: q.Served, Chat: &q.Chat, Mode: prompt.Sync}
+	r := prompt.Request{Model: q.Served, Chat: &q.Chat, Mode: prompt.Sync, Scope: c.caller.Salt}
 	if request.Given(q.Media) {
 		if r.Media, err = request.ParseMedia(q.Media, &c.s.requests); err != nil {
 			return res, err

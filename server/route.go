@@ -30,6 +30,9 @@ func (c *call) routePrompt() error {
 	if err := q.Check(f, kind); err != nil {
 		return err
 	}
+	if err := c.keepSalt(&q.Score); err != nil {
+		return err
+	}
 	if q.Overrides, err = request.WithPolicy(q.Overrides, q.Policy); err != nil {
 		return err
 	}

@@ -21,6 +21,9 @@ func (c *call) score() error {
 	if err := q.Check(f, kind); err != nil {
 		return err
 	}
+	if err := c.keepSalt(q); err != nil {
+		return err
+	}
 	answer := func() error { return c.scorePrompt(q, kind, q.Only(f, kind)) }
 	if kind == "prompts" || q.Prompt.List {
 		answer = func() error { return c.scorePrompts(q, kind) }
@@ -102,8 +105,10 @@ func readWithPrompt[T any](c *call, fs scan.Fields[T], names []string, dst *T, i
 	if err := c.holdChat(&in.Chat); err != nil {
 		return f, "", err
 	}
-	kind, err = f.One(forms...)
-	return f, kind, err
+	if kind, err = f.One(forms...); err != nil {
+		return f, "", err
+	}
+	return f, kind, c.applySalt(in, kind)
 }
 
 // scorePrompts makes the answer to a request with a list of prompts.

@@ -69,7 +69,7 @@ func (c *call) appendTokensOf(b []byte, q *request.Tokenize, r prompt.Request) (
 	if c.s.cfg.Tokenizer == nil {
 		return nil, scorer.ErrNoTokenizer
 	}
-	r.Model, r.Mode, r.NoSpecialTokens = q.Model, prompt.Sync, q.NoSpecialTokens
+	r.Model, r.Mode, r.NoSpecialTokens, r.Scope = q.Model, prompt.Sync, q.NoSpecialTokens, q.Scope
 	res, err := q.Truncation.Tokenized(c.ctx, c.s.cfg.Tokenizer, r)
 	if err != nil {
 		return nil, err

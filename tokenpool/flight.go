@@ -39,6 +39,7 @@ type flightKey struct {
 	model   string
 	version string
 	special bool
+	scope   string // prompt.Request's
 	length  int
 	hash    uint64
 	salt    uint8
@@ -81,6 +82,7 @@ func (p *Pool) submit(ctx context.Context, req prompt.Request, seen view) (*flig
 		model:   req.Model,
 		version: seen.version,
 		special: !req.NoSpecialTokens,
+		scope:   req.Scope,
 		length:  len(req.Text),
 		hash:    maphash.String(p.seed, req.Text),
 	}
@@ -357,7 +359,7 @@ func (p *Pool) fly(f *flight) {
 
 	// A text without tokens is not stored: stores take that for a failure.
 	if p.cfg.Store != nil && err == nil && (len(ids) > 0 || f.text == "") {
-		if err := p.cfg.Store.Put(f.tok.scope(f.key.special), f.text, ids, ends); err != nil {
+		if err := p.cfg.Store.Put(f.tok.scope(f.key.special)+f.key.scope, f.text, ids, ends); err != nil {
 			p.n.refusedPuts.Add(1)
 			if o := p.cfg.Observer.StoreRefused; o != nil {
 				o(f.key.model, err)

@@ -248,7 +248,7 @@ func (p *Pool) ask(ctx context.Context, req prompt.Request, expire <-chan time.T
 	if err != nil {
 		return prompt.Result{}, err
 	}
-	known := p.find(seen.scope, req.Text)
+	known := p.find(seen.scope, &req)
 	if known.Whole {
 		return exact(known.Tokens, req.Text, prompt.FromPrefixStore), nil
 	}
@@ -298,7 +298,7 @@ func (p *Pool) ask(ctx context.Context, req prompt.Request, expire <-chan time.T
 	if seen.scope == "" {
 		// The tokenizer was not loaded when the store was to be asked.
 		if again, err := p.look(req.Model, !req.NoSpecialTokens); err == nil {
-			if known = p.find(again.scope, req.Text); known.Whole {
+			if known = p.find(again.scope, &req); known.Whole {
 				return exact(known.Tokens, req.Text, prompt.FromPrefixStore), nil
 			}
 		}
@@ -307,11 +307,11 @@ func (p *Pool) ask(ctx context.Context, req prompt.Request, expire <-chan time.T
 }
 
 // find asks the prefix store, if there is one and the scope is known.
-func (p *Pool) find(scope, text string) prefixcache.Match {
+func (p *Pool) find(scope string, req *prompt.Request) prefixcache.Match {
 	if p.cfg.Store == nil || scope == "" {
 		return prefixcache.Match{}
 	}
-	return p.cfg.Store.Find(make([]uint32, 0, p.guess(len(text))), scope, text)
+	return p.cfg.Store.Find(make([]uint32, 0, p.guess(len(req.Text))), scope+req.Scope, req.Text)
 }
 
 // guess says how many tokens a text of n bytes may have, going by those seen so

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -257,6 +258,54 @@ func TestSameTextOnce(t *testing.T) {
 			}
 			if f.fetches.Load() != 1 {
 				t.Errorf("loaded %d times", f.fetches.Load())
+			}
+		})
+	}
+}
+
+// TestScopes: what one scope has asked neither answers nor hastens what another asks.
+func TestScopes(t *testing.T) {
+	for _, kind := range []string{"map", "lru", "trie"} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakes(t, "m")
+			f.took = 30 * time.Millisecond
+			cfg := Config{Store: &mapStore{}, Workers: 8}
+			if kind != "map" {
+				var err error
+				if cfg.Store, err = prefixcache.New(kind, prefixcache.Config{MaxBytes: 1 << 20}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p := f.pool(cfg)
+			ask := func(scope string, source prompt.Source) {
+				t.Helper()
+				text := strings.Repeat("a prompt ", 100)
+				start := time.Now()
+				res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text, Scope: scope, Mode: prompt.Sync})
+				want(t, res, err, tokensOf(text), source, true, len(text), "")
+				if took := time.Since(start); (took < 30*time.Millisecond) != (source == prompt.FromPrefixStore) {
+					t.Errorf("scope %q: answered after %v", scope, took)
+				}
+			}
+			for _, scope := range []string{"", "a", "b", "ab"} {
+				ask(scope, prompt.FromTokenizer)
+				synctest.Wait()
+				ask(scope, prompt.FromPrefixStore)
+			}
+			// One text at the same time is tokenized for each scope.
+			before := f.runs()
+			var wg sync.WaitGroup
+			for i := range 12 {
+				wg.Go(func() {
+					_, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "another", Scope: []string{"", "a", "b"}[i%3], Mode: prompt.Sync})
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			if n := f.runs() - before; n != 3 {
+				t.Errorf("%s: tokenized %d times for three scopes", kind, n)
 			}
 		})
 	}

@@ -113,6 +113,9 @@ func (s *service) admitClients(h http.Handler) http.Handler {
 		if caller.Name != "" {
 			r.Header.Del("Authorization")
 		}
+		if caller.Salt != "" {
+			r = r.WithContext(access.WithCaller(r.Context(), caller))
+		}
 		h.ServeHTTP(w, r)
 	})
 }

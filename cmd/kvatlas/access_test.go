@@ -319,6 +319,73 @@ func TestNoPromptIsWritten(t *testing.T) {
 	}
 }
 
+// TestTenants: two callers with salts that kvatlas token has made send one prompt through the
+// gateway: engines get it under two salts, and neither is told of the other's, in the API
+// either. The log does not show a salt.
+func TestTenants(t *testing.T) {
+	t.Parallel()
+	seen := make(chan string, 1)
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/completions" {
+			b, _ := io.ReadAll(r.Body)
+			seen <- string(b)
+		}
+		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"m","object":"model"}]}`)
+	}))
+	defer engine.Close()
+	var file string
+	var tenants []struct{ token, salt string }
+	for _, name := range []string{"one", "two"} {
+		status, line, token := call(t, "", "token", "--salt=new", name)
+		_, salt, ok := strings.Cut(strings.TrimSpace(line), " salt=")
+		if status != cli.ExitOK || !ok || strings.Contains(token, salt) {
+			t.Fatalf("%d %q %q", status, line, token)
+		}
+		file += line
+		tenants = append(tenants, struct{ token, salt string }{strings.TrimSpace(token), salt})
+	}
+	path := filepath.Join(t.TempDir(), "credentials")
+	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, "--roles=score,ingest,gateway", "--gateway-listen=127.0.0.1:0", "--block-size=4", "--credentials="+path, "--log-level=debug", "--pods-approximate",
+		"--pods="+strings.TrimPrefix(engine.URL, "http://")+"?model=m")
+	at, _ := r.logged("listening")["gateway_address"].(string)
+	const prompt = `{"model":"m","prompt":[1,2,3,4,5,6,7,8,9]}`
+	const scored = `{"model":"m","tokens":[1,2,3,4,5,6,7,8,9]}`
+	for i, c := range tenants {
+		for turn := range 2 {
+			status, body := 0, ""
+			r.await(func() map[string]any { // until the pod is registered
+				if status, body = postAs(t, http.DefaultClient, "http://"+at+"/v1/completions", c.token, prompt); status >= 404 {
+					return nil
+				}
+				return map[string]any{}
+			})
+			if got := <-seen; status != http.StatusOK || !strings.Contains(got, `"cache_salt":"`+c.salt+`"`) {
+				t.Fatalf("tenant %d, turn %d: %d %s, the engine gets %s", i, turn, status, body, got)
+			}
+		}
+		status, body := postAs(t, http.DefaultClient, r.url+"/v1/score", c.token, scored)
+		if status != http.StatusOK || strings.Contains(body, tenants[1-i].salt) || strings.Contains(body, c.salt) {
+			t.Errorf("tenant %d: %d %s", i, status, body)
+		}
+		if status, body := postAs(t, http.DefaultClient, r.url+"/v1/score", c.token, `{"model":"m","block_keys":["00000000000000aa"]}`); status != http.StatusForbidden {
+			t.Errorf("tenant %d by keys: %d %s", i, status, body)
+		}
+	}
+	for _, c := range tenants {
+		if strings.Contains(r.stderr.String(), c.salt) || strings.Contains(r.stdout.String(), c.salt) {
+			t.Errorf("the log has a salt: %s", r.stderr)
+		}
+	}
+	for _, args := range [][]string{{"--salt=short", "a"}, {"--salt=new", "--role=write", "a"}, {"--salt=has/a/slash/in/it", "a"}} {
+		if status, _, stderr := call(t, "", append([]string{"token"}, args...)...); status != cli.ExitUsage || !strings.Contains(stderr, "salt") {
+			t.Errorf("token %q: %d %s", args, status, stderr)
+		}
+	}
+}
+
 // TestGatewayCallers: with credentials the gateway takes callers that it knows, and keeps their
 // tokens from the engine.
 func TestGatewayCallers(t *testing.T) {

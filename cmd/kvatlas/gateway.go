@@ -9,6 +9,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 	"github.com/kvatlas/kvatlas/gateway"
 	"github.com/kvatlas/kvatlas/route"
@@ -56,6 +57,7 @@ func (s *service) makeGateway(router *route.Router) (err error) {
 		Router: router, Index: s.index, Control: s.networks.Control, Connect: c.GatewayConnectTimeout, Header: c.GatewayHeaderTimeout, FirstToken: c.GatewayFirstTokenTimeout,
 		Idle: c.GatewayIdleTimeout, MaxBody: int64(c.GatewayMaxBodyBytes), MaxBuffered: int64(c.GatewayMaxBufferBytes), MaxRequests: c.GatewayMaxRequests,
 		LeaveUsage: !c.GatewayAskUsage,
+		Salt:       func(ctx context.Context, asked string) string { return access.CallerOf(ctx).CacheSalt(asked) },
 		Observer: gateway.Observer{
 			Served: func(r *gateway.Served) { count.Served(r); s.logServed(r) },
 			Retried: func(pod string, why error) {

@@ -17,7 +17,10 @@ const tokenUsage = `kvatlas token makes a credential for a caller.
   kvatlas token --role read scheduler >> credentials
 
 It writes the line for the file of credentials to the output, and the token, which is shown
-only here, to the terminal. With --token it makes the line of a token that you have. Roles:
+only here, to the terminal. With --token it makes the line of a token that you have. With --salt
+all that the caller asks runs under a cache salt of its own, which engines hash into their blocks:
+it learns nothing of what others have sent. Give new for a random one, and when you replace a
+token the salt of its line, or what is cached is lost. Roles:
 
   read    score, route, book and report; list pods, models and loads; metrics
   write   also change blocks, pods, loads and settings
@@ -30,6 +33,7 @@ func (p *program) token(_ context.Context, args []string) int {
 	fs := flag.NewFlagSet("kvatlas token", flag.ContinueOnError)
 	role := fs.String("role", "read", "what the caller may do: `read|write|admin`")
 	token := fs.String("token", "", "the token, of at least 20 characters that cannot be guessed; else one is made")
+	salt := fs.String("salt", "", "the cache salt of all that the caller asks, new makes one; role read only")
 	words, err := p.ReadFlags(fs, args, tokenUsage)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -44,6 +48,19 @@ func (p *program) token(_ context.Context, args []string) int {
 	if err := cli.OneOf("role", *role, []string{access.Read.String(), access.Write.String(), access.Admin.String()}); err != nil {
 		return p.Misuse("token", err)
 	}
+	last := ""
+	if *salt != "" {
+		if *role != access.Read.String() {
+			return p.Misuse("token", fmt.Errorf("--salt: a caller with a salt has role read: with %s it could reach what others have", *role))
+		}
+		if *salt == "new" {
+			*salt = access.NewSalt()
+		}
+		if err := access.CheckSalt(*salt); err != nil {
+			return p.Misuse("token", err)
+		}
+		last = " salt=" + *salt
+	}
 	given := *token != ""
 	if !given {
 		*token = access.NewToken()
@@ -52,7 +69,7 @@ func (p *program) token(_ context.Context, args []string) int {
 	if err != nil {
 		return p.Misuse("token", err)
 	}
-	fmt.Fprintf(p.Stdout, "%s %s %s\n", *role, digest, words[0])
+	fmt.Fprintf(p.Stdout, "%s %s %s%s\n", *role, digest, words[0], last)
 	if !given {
 		fmt.Fprintf(p.Stderr, "%s\n", *token)
 	}

@@ -52,7 +52,8 @@ type Input struct {
 	processed       bool // media are not processed as by default
 	Keys            []blockkey.Key
 	LoRA, Salt      string
-	Resolved        bool // model and lora are what the request's model means
+	Scope           string // prompt.Request's
+	Resolved        bool   // model and lora are what the request's model means
 	LoRAPath        string
 	NoSpecialTokens bool
 	Truncation      scorer.Truncation

@@ -54,7 +54,7 @@ func (q *Score) Only(f scan.Form, kind string) scorer.Input {
 func (q *Score) With(in scorer.Input) scorer.Request {
 	return scorer.Request{
 		Model: q.Model, Input: in, Pods: q.pods, Top: q.top, Strategy: q.strategy,
-		LoRA: q.LoRA, Salt: q.Salt, Objects: q.Objects, Media: q.Media, Mode: q.mode, Wait: q.wait,
+		LoRA: q.LoRA, Salt: q.Salt, Scope: q.Scope, Objects: q.Objects, Media: q.Media, Mode: q.mode, Wait: q.wait,
 		NoSpecialTokens: q.NoSpecialTokens, Truncation: q.Truncation, EarlyExit: q.earlyExit, Explain: q.Explain, Predicted: q.predicted, ReturnTokens: q.Returns != "",
 	}
 }

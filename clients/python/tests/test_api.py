@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import os
 
 import pytest
 
@@ -167,6 +168,26 @@ def test_async(client: kvatlas.Client, url: str) -> None:
         async with kvatlas.AsyncClient("http://127.0.0.1:1") as c:
             with pytest.raises(kvatlas.TransportError):
                 await c.ready()
+
+    asyncio.run(run())
+
+
+def test_token() -> None:
+    url, token = os.environ["KVATLAS_GUARDED_URL"], os.environ["KVATLAS_GUARDED_TOKEN"]
+    with kvatlas.Client(url, token=token) as c:
+        assert c.add_blocks("m", "a", tokens=range(64)) == 1
+        assert c.score("m", tokens=range(64)).best == "a"
+    for wrong in (None, token + "x"):
+        with kvatlas.Client(url, token=wrong) as c, pytest.raises(kvatlas.APIError) as e:
+            c.score("m", tokens=range(64))
+        assert (e.value.status, e.value.code) == (401, "unauthorized") and token not in str(e.value)
+
+    async def run() -> None:
+        async with kvatlas.AsyncClient(url, token=token) as c:
+            assert (await c.score("m", tokens=range(64))).best == "a"
+        async with kvatlas.AsyncClient(url) as c:
+            with pytest.raises(kvatlas.APIError):
+                await c.score("m", tokens=range(64))
 
     asyncio.run(run())
 

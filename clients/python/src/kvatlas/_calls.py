@@ -62,6 +62,14 @@ def refusal(status: int, headers: Mapping[str, str], content: bytes) -> APIError
     return APIError(status, code, message, param, headers.get("x-request-id"), wait)
 
 
+def headers(token: Optional[str]) -> Dict[str, str]:
+    """The headers of every request."""
+    common = {"content-type": "application/json", "accept": "application/json"}
+    if token is not None:
+        common["authorization"] = "Bearer " + token
+    return common
+
+
 def _name(text: str) -> str:
     return quote(text, safe="")
 

@@ -27,12 +27,21 @@ class Client:
     Args:
         url: where the server is, such as ``http://127.0.0.1:8080``.
         timeout: seconds for each step of a call (connect, write, read).
+        token: a bearer token that the server knows; None sends none.
         http: an httpx.Client to send by, with its own proxies, TLS, headers and timeouts;
             the caller closes it.
     """
 
-    def __init__(self, url: str, *, timeout: float = _TIMEOUT, http: Optional[httpx.Client] = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = _TIMEOUT,
+        token: Optional[str] = None,
+        http: Optional[httpx.Client] = None,
+    ) -> None:
         self._url = _base(url).rstrip("/")
+        self._headers = _calls.headers(token)
         self._own = http is None
         self._http = http if http is not None else httpx.Client(timeout=timeout)
 
@@ -50,9 +59,8 @@ class Client:
         self.close()
 
     def _send(self, call: Call[T]) -> T:
-        headers = {"content-type": "application/json", "accept": "application/json"}
         try:
-            got = self._http.request(call.method, self._url + call.path, content=call.content(), headers=headers)
+            got = self._http.request(call.method, self._url + call.path, content=call.content(), headers=self._headers)
         except httpx.HTTPError as e:
             raise TransportError(f"{call.method} {call.path}: {e or type(e).__name__}") from e
         return call.read(got.status_code, got.headers, got.content)
@@ -285,11 +293,20 @@ class AsyncClient:
     Args:
         url: where the server is, such as ``http://127.0.0.1:8080``.
         timeout: seconds for each step of a call (connect, write, read).
+        token: a bearer token that the server knows; None sends none.
         http: an httpx.AsyncClient to send by; the caller closes it.
     """
 
-    def __init__(self, url: str, *, timeout: float = _TIMEOUT, http: Optional[httpx.AsyncClient] = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = _TIMEOUT,
+        token: Optional[str] = None,
+        http: Optional[httpx.AsyncClient] = None,
+    ) -> None:
         self._url = _base(url).rstrip("/")
+        self._headers = _calls.headers(token)
         self._own = http is None
         self._http = http if http is not None else httpx.AsyncClient(timeout=timeout)
 
@@ -307,9 +324,8 @@ class AsyncClient:
         await self.close()
 
     async def _send(self, call: Call[T]) -> T:
-        headers = {"content-type": "application/json", "accept": "application/json"}
         try:
-            got = await self._http.request(call.method, self._url + call.path, content=call.content(), headers=headers)
+            got = await self._http.request(call.method, self._url + call.path, content=call.content(), headers=self._headers)
         except httpx.HTTPError as e:
             raise TransportError(f"{call.method} {call.path}: {e or type(e).__name__}") from e
         return call.read(got.status_code, got.headers, got.content)

@@ -12,8 +12,8 @@ import (
 // accessSettings are who may use the server, and whom it connects to.
 type accessSettings struct {
 	// Credentials is the file of tokens and client certificates that are known, a line each of
-	// role, sha256:DIGEST or cert:NAME, and a name; kvatlas token makes such lines. It may change
-	// while the server runs.
+	// role, sha256:DIGEST or cert:NAME, a name, and for a tenant salt=SALT; kvatlas token makes such
+	// lines. It may change while the server runs.
 	Credentials string `name:"credentials" section:"Access"`
 	// Anonymous is the role of callers without credentials: none, read, write or admin. With auto it
 	// is none where there is a file of credentials, else admin on a listener that only this machine

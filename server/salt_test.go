@@ -1,0 +1,176 @@
+package server_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/access"
+	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/server"
+)
+
+// TestSaltOfACaller: a tenant whose credentials have a salt finds its own blocks only, by every
+// form of a prompt on every route that has one, whatever cache_salt it asks for.
+func TestSaltOfACaller(t *testing.T) {
+	tokens := map[string]string{}
+	salts := map[string]string{"one": access.NewSalt(), "two": access.NewSalt()}
+	var file strings.Builder
+	for _, name := range []string{"writer", "one", "two", "free"} {
+		tokens[name] = access.NewToken()
+		digest, err := access.Digest(tokens[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case name == "writer":
+			fmt.Fprintf(&file, "write %s writer\n", digest)
+		case salts[name] != "":
+			fmt.Fprintf(&file, "read %s %s salt=%s\n", digest, name, salts[name])
+		default:
+			fmt.Fprintf(&file, "read %s %s\n", digest, name)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "credentials")
+	if err := os.WriteFile(path, []byte(file.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	creds, err := access.Open(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := openIndex(t)
+	tokenizer := scorer.TokenizerFunc(bytewise)
+	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: tokenizer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Seed: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, Router: router, Access: &access.Guard{Credentials: creds}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(caller, path, body string) (int, string) {
+		r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
+		r.Header.Set("Authorization", "Bearer "+tokens[caller])
+		w := httptest.NewRecorder()
+		s.Handler().ServeHTTP(w, r)
+		return w.Code, w.Body.String()
+	}
+	text := strings.Repeat("Of a secret that one tenant has sent. ", 8)
+	tokenized, err := bytewise(t.Context(), prompt.Request{Model: textModel, Text: text})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := json.Marshal(tokenized.Tokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Each of these pods holds the text under one salt.
+	for pod, salt := range map[string]string{"of-none": "", "of-one": salts["one"], "of-two": salts["two"], "of-ones-user": salts["one"] + "/user"} {
+		if status, body := ask("writer", "/v1/blocks", fmt.Sprintf(`{"op":"add","model":%q,"pod":%q,"tokens":%s,"cache_salt":%q}`, textModel, pod, list, salt)); status != http.StatusOK {
+			t.Fatalf("%d %s", status, body)
+		}
+	}
+	forms := map[string]string{
+		"tokens": `"tokens":` + string(list), "prompt": fmt.Sprintf(`"prompt":%q`, text), "prompt of tokens": `"prompt":` + string(list),
+		"prompts": fmt.Sprintf(`"prompts":[%q]`, text), "prompt list": fmt.Sprintf(`"prompt":[%q]`, text),
+	}
+	for name, form := range forms {
+		for caller, of := range map[string]map[string]string{
+			"one":  {"": "of-one", "user": "of-ones-user", salts["two"]: "", "../" + salts["two"]: "", "/" + salts["two"]: ""},
+			"two":  {"": "of-two", "user": "", salts["one"]: "", salts["one"] + "/user": ""},
+			"free": {"": "of-none", salts["one"]: "of-one"},
+		} {
+			for asked, want := range of {
+				for _, path := range []string{"/v1/score", "/v1/route"} {
+					if path == "/v1/route" && strings.HasSuffix(name, "s") && name != "tokens" || name == "prompt list" && path == "/v1/route" {
+						continue // one prompt at a time
+					}
+					status, body := ask(caller, path, fmt.Sprintf(`{"model":%q,%s,"cache_salt":%q,"mode":"sync"}`, textModel, form, asked))
+					held := heldBy(t, body)
+					if status != http.StatusOK || held != want {
+						t.Errorf("%s by %s asks for salt %.8q by %s: status %d, %q, want %q\n%s", path, caller, asked, name, status, held, want, body)
+					}
+				}
+			}
+		}
+	}
+	// Keys may be under any salt: who has one sends none.
+	keys := blockkey.AppendNative(nil, tokenized.Tokens, 64, blockkey.NativeSeed("", ""))
+	body := fmt.Sprintf(`{"model":%q,"block_keys":["%016x"]}`, textModel, uint64(keys[0]))
+	for _, path := range []string{"/v1/score", "/v1/route"} {
+		if status, answer := ask("one", path, body); status != http.StatusForbidden || !strings.Contains(answer, "block_keys may be under any") {
+			t.Errorf("%s of keys by a tenant: %d %s", path, status, answer)
+		}
+		if status, answer := ask("free", path, body); status != http.StatusOK || !strings.Contains(answer, "of-none") {
+			t.Errorf("%s of keys by another: %d %s", path, status, answer)
+		}
+	}
+	// It is not shown its salt, nor keys under it.
+	for _, field := range []string{`"explain":true`, `"return_tokens":"body"`} {
+		for _, path := range []string{"/v1/score", "/v1/route"} {
+			body := fmt.Sprintf(`{"model":%q,"tokens":%s,%s}`, textModel, list, field)
+			if status, answer := ask("one", path, body); status != http.StatusForbidden || strings.Contains(answer, salts["one"]) {
+				t.Errorf("%s with %s by a tenant: %d %s", path, field, status, answer)
+			}
+			if status, answer := ask("free", path, body); status != http.StatusOK {
+				t.Errorf("%s with %s by another: %d %s", path, field, status, answer)
+			}
+		}
+	}
+	// Of all routes it has those that answer from its own prompts, and names of pods and models.
+	own := 0
+	for route, need := range needs {
+		method, path, _ := strings.Cut(route, " ")
+		r := httptest.NewRequest(method, path, strings.NewReader("no JSON"))
+		r.Header.Set("Authorization", "Bearer "+tokens["one"])
+		w := httptest.NewRecorder()
+		s.Handler().ServeHTTP(w, r)
+		others := need > access.Read || strings.Contains(" /metrics /v1/loads /v1/prefixes /v1/models/m/routing ", " "+path+" ")
+		if (w.Code == http.StatusForbidden) != others {
+			t.Errorf("%s by a tenant: %d %s", route, w.Code, w.Body)
+		}
+		if !others {
+			own++
+		}
+	}
+	if own != 18 {
+		t.Errorf("a tenant may use %d routes", own)
+	}
+}
+
+// heldBy is the pod that an answer credits; "" is none.
+func heldBy(t *testing.T, body string) string {
+	t.Helper()
+	for _, pod := range []string{"of-none", "of-ones-user", "of-one", "of-two"} {
+		var a struct {
+			Scores  map[string]float64
+			Results []struct{ Scores map[string]float64 }
+			Pod     string
+			Overlap struct{ Tokens int }
+		}
+		if err := json.Unmarshal([]byte(body), &a); err != nil {
+			t.Fatalf("%s: %v", body, err)
+		}
+		if len(a.Results) > 0 {
+			a.Scores = a.Results[0].Scores
+		}
+		if a.Scores[pod] > 0 || a.Pod == pod && a.Overlap.Tokens > 0 {
+			return pod
+		}
+	}
+	return ""
+}
