@@ -36,6 +36,9 @@ var never = prefixes(
 	"168.63.129.16/32",                  // Azure
 	"192.0.0.192/32",                    // Oracle Cloud
 	"fd00:ec2::/32", "fd20:ce::254/128", // AWS, Google Cloud
+	// They reach an IPv4 address that cannot be told from them: NAT64 of an operator's own
+	// (RFC 8215), Teredo (RFC 4380).
+	"64:ff9b:1::/48", "2001::/32",
 )
 
 func prefixes(texts ...string) []netip.Prefix {
@@ -74,7 +77,7 @@ func ParseNetworks(list []string) (*Networks, error) {
 }
 
 // Allows reports whether an engine may be at the address. Forms of IPv6 that stand for an IPv4
-// address (mapped, NAT64, 6to4) are judged by that one.
+// address (mapped, NAT64, translated, 6to4) are judged by that one.
 func (n *Networks) Allows(a netip.Addr) bool {
 	if n == nil {
 		return true
@@ -100,7 +103,7 @@ func embedded(a netip.Addr) netip.Addr {
 	}
 	b := a.As16()
 	switch {
-	case nat64.Contains(a):
+	case nat64.Contains(a), translated.Contains(a):
 		return netip.AddrFrom4([4]byte(b[12:]))
 	case sixToFour.Contains(a):
 		return netip.AddrFrom4([4]byte(b[2:6]))
@@ -111,9 +114,10 @@ func embedded(a netip.Addr) netip.Addr {
 }
 
 var (
-	nat64      = netip.MustParsePrefix("64:ff9b::/96") // RFC 6052
-	sixToFour  = netip.MustParsePrefix("2002::/16")    // RFC 3056
-	compatible = netip.MustParsePrefix("::/96")        // RFC 4291, deprecated
+	nat64      = netip.MustParsePrefix("64:ff9b::/96")    // RFC 6052
+	translated = netip.MustParsePrefix("::ffff:0:0:0/96") // RFC 7915's, of old
+	sixToFour  = netip.MustParsePrefix("2002::/16")       // RFC 3056
+	compatible = netip.MustParsePrefix("::/96")           // RFC 4291, deprecated
 )
 
 // Allow is nil when the other end of a connection may be an engine, and ErrNetwork otherwise. The
