@@ -3,6 +3,9 @@
 #
 #   scripts/build-libtokenizers.sh            nothing if lib/ is up to date; else from the cache, else
 #                                             a released archive, else built from source
+#   scripts/build-libtokenizers.sh --beside COMMAND...
+#                                             the same; COMMAND runs beside a build from source, whose second half
+#                                             keeps one core busy and no more
 #   scripts/build-libtokenizers.sh --relock   resolve rust/Cargo.lock anew (see rust/README.md)
 #
 # The version is the one in go.mod. "Up to date" means that the library was made for that version and
@@ -32,7 +35,7 @@ readonly module=github.com/daulet/tokenizers
 readonly recipe=1
 readonly go_stamp=$root/tokenpool/internal/link/zz_stamp.go
 start=$SECONDS
-tmp=
+tmp='' besides=() beside=''
 
 # set_places: out is the library, stamp says what it was made of, work is for cargo. triple is Rust's
 # name of another platform than this machine's, and empty for its own.
@@ -64,7 +67,10 @@ need_cross() {
 }
 
 log() { printf '%s: [%3ds] %s\n' "$name" $((SECONDS - start)) "$*" >&2; }
-cleanup() { [ -z "$tmp" ] || rm -rf "$tmp"; }
+cleanup() {
+  [ -z "$beside" ] || kill "$beside" 2>/dev/null || true
+  [ -z "$tmp" ] || rm -rf "$tmp"
+}
 trap cleanup EXIT
 
 # --- what is wanted ---------------------------------------------------------------------------------
@@ -240,10 +246,20 @@ from_source() {
   done
   local total
   total=$(cargo tree ${target[@]+"${target[@]}"} --locked --offline --edges normal,build --prefix none --no-dedupe 2>/dev/null | awk '{ print $1, $2 }' | sort -u | grep -c . || true)
+  if [ ${#besides[@]} -gt 0 ]; then
+    # At a lower priority than the library, which takes longer. It only fills the go command's cache, so it may fail:
+    # whoever needs it says so.
+    (cd "$root" && exec nice -n 15 "${besides[@]}") 9>&- &
+    beside=$!
+  fi
   log "building $version from source: $total crates, about 2 minutes on 2 cores"
   # nice, so that the machine stays usable; 2>&1 into progress, which gives errors through.
   nice -n 5 cargo build --release --lib --locked --offline ${target[@]+"${target[@]}"} 2>&1 | progress "$total"
   cd "$root"
+  if [ -n "$beside" ]; then
+    wait "$beside" || log "${besides[*]} failed"
+    beside=''
+  fi
   install_library "$work/target/${triple:+$triple/}release/libtokenizers.a" "built from source with $(rustc --version 2>/dev/null | awk '{ print $1, $2 }')"
 }
 
@@ -296,5 +312,6 @@ main() {
 
 case ${1:-} in
   '' | --relock) main "$@" ;;
-  *) die "$name" "unknown argument $1 (only --relock is known)" ;;
+  --beside) besides=("${@:2}") && main ;;
+  *) die "$name" "unknown argument $1 (only --beside and --relock are known)" ;;
 esac

@@ -3,6 +3,8 @@
 #
 #   scripts/go-progress.sh build -trimpath -o bin/kvatlas ./cmd/kvatlas
 #   scripts/go-progress.sh vet -race ./...
+#   scripts/go-progress.sh parts -race ./...      go build of all that these packages are built from and that is not linked
+#                                                 with the tokenizer library: what can be compiled before it is there
 #
 # What is compiled already is not compiled again, so that the number of packages is one that is not passed.
 set -euo pipefail
@@ -16,7 +18,18 @@ need_go "$command"
 packages=()
 for arg; do case $arg in ./*) packages+=("$arg") ;; esac; done
 say "go $command" "reading what ${packages[*]} is built from"
-total=$(go list -deps "${packages[@]}" | grep -c .)
+flags=("$@")
+case $command in
+parts)
+  command=build
+  for i in "${!flags[@]}"; do case ${flags[i]} in ./*) unset "flags[i]" ;; esac; done
+  mapfile -t parts < <(go list -deps -f '{{if ne .Name "main"}}{{.ImportPath}}{{range .Deps}} {{.}}{{end}}{{end}}' "${packages[@]}" |
+    grep -v -e github.com/daulet/tokenizers -e tokenpool/internal/link -e '^$' | cut -d' ' -f1)
+  flags+=("${parts[@]}")
+  total=${#parts[@]} ;;
+vet) total=$(go list -deps -test "${packages[@]}" | sed 's/ .*//' | sort -u | grep -c .) ;;
+*) total=$(go list -deps "${packages[@]}" | grep -c .) ;;
+esac
 start=$SECONDS compiled=0 modules=0 current='' told=$SECONDS
 
 tell() {
@@ -25,7 +38,7 @@ tell() {
 }
 
 # A read that times out keeps nothing of a line: the go command writes whole ones.
-go "$command" -v "$@" 2>&1 | {
+go "$command" -v "${flags[@]}" 2>&1 | {
   while :; do
     rc=0
     IFS= read -r -t 5 line || rc=$?

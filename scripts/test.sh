@@ -34,8 +34,8 @@ done
 go version
 redis-server --version
 
-step 2 "tokenizer library"
-scripts/build-libtokenizers.sh
+step 2 "tokenizer library, and Go packages beside it"
+scripts/build-libtokenizers.sh --beside scripts/go-progress.sh parts -race "${packages[@]}"
 
 step 3 "tokenizers that the tests load"
 scripts/fetch-tokenizers.sh
