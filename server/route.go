@@ -19,7 +19,8 @@ func (c *call) routePrompt() error {
 	if c.s.cfg.Router == nil {
 		return errNoRouter
 	}
-	q := &request.Route{}
+	q := &request.Route{Score: c.req}
+	defer func() { c.req = q.Score }() // its room is for the next request
 	f, kind, err := readWithPrompt(c, request.RouteFields, request.RouteNames, q, &q.Input, "prompt", "messages", "input", "tokens", "tokens_b64", "block_keys")
 	if err != nil {
 		return err

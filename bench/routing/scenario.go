@@ -95,7 +95,7 @@ func bursts(seeds int, name string, tokens uint32) scenario {
 						for i := range out {
 							out[i] = burst<<16 | uint32(i)
 							if uint32(i) >= tokens {
-								out[i] = 1<<30 | burst<<16 | question<<12 | uint32(i)-tokens
+								out[i] = 1<<30 | burst<<16 | question<<12 | uint32(i) - tokens
 							}
 						}
 						return out

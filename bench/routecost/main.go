@@ -1,0 +1,94 @@
+// Command routecost measures what a routed request costs beside a scored one, in one run: the
+// figures of docs/performance.md, "Routing, side by side".
+//
+//	go build -o bin/kvatlas ./cmd/kvatlas
+//	go run ./bench/routecost --kvatlas bin/kvatlas
+//
+// It starts a redis-server and a server of kvatlas, and asks one call after the other on one
+// connection, each kind of call in turn in every round. The prompts are tokens of which one of
+// eight pods holds half. At last it asks a router in its own process, without Redis and HTTP.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/bench"
+	"github.com/kvatlas/kvatlas/bench/internal/program"
+)
+
+func main() {
+	program.Main("routecost", func(ctx context.Context) error { return run(ctx, os.Args[1:]) })
+}
+
+// sizes are the lengths of prompts in tokens, and what Dynamo's service took of its processor for
+// select_and_reserve of them, by the peer's own measurement on a machine of this class.
+var sizes = []struct {
+	tokens int
+	dynamo time.Duration
+}{{2048, 220 * time.Microsecond}, {16384, 1152 * time.Microsecond}, {131072, 9682 * time.Microsecond}}
+
+func run(ctx context.Context, args []string) (err error) {
+	fs := flag.NewFlagSet("routecost", flag.ContinueOnError)
+	program := fs.String("kvatlas", "bin/kvatlas", "the program to measure")
+	redisServer := fs.String("redis-server", "redis-server", "the Redis to start")
+	calls := fs.Int("calls", 400, "calls of each kind in a round; of the longest prompts a quarter")
+	rounds := fs.Int("rounds", 5, "how often all kinds are asked in turn")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	started, err := bench.Start(ctx, *redisServer, 1)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = started.Close() }() // nothing of it is kept
+	s, err := startServer(ctx, *program, started.URL)
+	if err != nil {
+		return err
+	}
+	defer s.stop()
+	at, err := redis.ParseURL(started.URL)
+	if err != nil {
+		return err
+	}
+	s.redis = redis.NewClient(at)
+	defer func() { _ = s.redis.Close() }()
+	if err := s.register(ctx); err != nil {
+		return err
+	}
+	fmt.Println("| tokens | PING | score | query, over score | reserve, over score + PING | server CPU: score | query | reserve, over Dynamo's | Redis CPU: MGET | lookup | route + done + end, without the lookup |")
+	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|")
+	for _, size := range sizes {
+		n := *calls
+		if size.tokens > 100_000 {
+			n /= 4
+		}
+		t, err := s.measure(ctx, size.tokens, n, *rounds)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("| %d | %s | %s | %s, %.2f | %s, +%s | %s | %s | %s, %.2f | %s | %s | %s, %s |\n", size.tokens,
+			us(t.wall["ping"]), us(t.wall["score"]), us(t.wall["query"]), over(t.wall["query"], t.wall["score"]),
+			us(t.wall["reserve"]), us(t.wall["reserve"]-t.wall["score"]-t.wall["ping"]),
+			us(t.cpu["score"]), us(t.cpu["query"]), us(t.cpu["reserve"]), over(t.cpu["reserve"], size.dynamo),
+			us(t.redis["mget"]), us(t.redis["score"]), us(t.redis["whole"]), us(t.redis["whole"]-t.redis["score"]))
+	}
+	return inProcess(ctx, 2048)
+}
+
+// us is a time in microseconds.
+func us(d time.Duration) string { return fmt.Sprintf("%.0f us", float64(d)/1e3) }
+
+func over(a, b time.Duration) float64 { return float64(a) / float64(max(1, b)) }
+
+// median is that of times, which it sorts.
+func median(ds []time.Duration) time.Duration {
+	slices.Sort(ds)
+	return ds[len(ds)/2]
+}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/bench/internal/proc"
+	"github.com/kvatlas/kvatlas/blockkey"
+)
+
+// server is the program that is measured, and the Redis behind it.
+type server struct {
+	cmd    *exec.Cmd
+	url    string
+	http   http.Client
+	redis  *redis.Client
+	stderr bytes.Buffer
+	ids    int
+}
+
+// startServer starts the program and waits until it is ready.
+func startServer(ctx context.Context, program, redisURL string) (*server, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	address := l.Addr().String()
+	if err := l.Close(); err != nil {
+		return nil, err
+	}
+	s := &server{url: "http://" + address}
+	s.cmd = exec.CommandContext(ctx, program, "serve", "--listen", address, "--redis", redisURL) //nolint:gosec // the program is the user's to choose
+	s.cmd.Stderr = &s.stderr
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if err = s.ask(ctx, http.MethodGet, "/readyz", nil); err == nil {
+			return s, nil
+		}
+	}
+	s.stop()
+	return nil, fmt.Errorf("it is not ready after a minute: %w; its log: %s", err, s.stderr.String())
+}
+
+// stop kills the process.
+func (s *server) stop() {
+	_ = s.cmd.Process.Kill() // it may have ended by itself
+	_ = s.cmd.Wait()         // it says that it was killed
+}
+
+// ask sends a request and reads the answer to its end. An answer other than 2xx is an error.
+func (s *server) ask(ctx context.Context, method, path string, body []byte) error {
+	req, err := http.NewRequestWithContext(ctx, method, s.url+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := s.http.Do(req)
+	if err != nil {
+		return err
+	}
+	text, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close() // it was read
+	if err == nil && resp.StatusCode/100 != 2 {
+		return fmt.Errorf("%s %s: %d %.200s", method, path, resp.StatusCode, text)
+	}
+	return err
+}
+
+// register makes eight pods.
+func (s *server) register(ctx context.Context) error {
+	for i := range 8 {
+		if err := s.ask(ctx, http.MethodPost, "/v1/pods", fmt.Appendf(nil, `{"name":"10.0.0.%d:8000","model":"m"}`, i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// times are medians of calls, and what they took of two processors for each.
+type times struct{ wall, cpu, redis map[string]time.Duration }
+
+// measure asks all kinds of calls about a prompt, in turn.
+func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times, error) {
+	ids := make([]uint32, tokens)
+	var packed []byte
+	for i := range ids {
+		ids[i] = uint32(tokens + i)
+		packed = binary.LittleEndian.AppendUint32(packed, ids[i])
+	}
+	prompt := func(n int) string { return base64.StdEncoding.EncodeToString(packed[:4*n]) }
+	err := s.ask(ctx, http.MethodPost, "/v1/blocks", fmt.Appendf(nil, `{"op":"add","model":"m","pod":"10.0.0.3:8000","tokens_b64":%q}`, prompt(tokens/2)))
+	if err != nil {
+		return nil, err
+	}
+	plain := fmt.Appendf(nil, `{"model":"m","tokens_b64":%q}`, prompt(tokens))
+	booked := fmt.Appendf(nil, `{"model":"m","reserve":true,"request_id":"r0000000000","tokens_b64":%q}`, prompt(tokens))
+	id := booked[bytes.Index(booked, []byte("r0"))+1:][:10] // is written over: a long body is not built for each call
+	names := make([]string, len(blockkey.AppendNative(nil, ids, 64, blockkey.NativeSeed("", ""))))
+	for i := range names {
+		names[i] = fmt.Sprintf("of the benchmark:%d:%d", tokens, i)
+		if err := s.redis.Set(ctx, names[i], "17", 0).Err(); err != nil {
+			return nil, err
+		}
+	}
+	report := func(id int, kind string) error {
+		return s.ask(ctx, http.MethodPost, fmt.Sprintf("/v1/requests/r%010d/%s", id, kind), []byte(`{"model":"m"}`))
+	}
+	book := func() error {
+		s.ids++
+		copy(id, fmt.Sprintf("%010d", s.ids))
+		return s.ask(ctx, http.MethodPost, "/v1/route", booked)
+	}
+	kinds := []struct {
+		name  string
+		call  func() error
+		after func(calls int) error // of all calls of a round, not measured
+	}{
+		{"ping", func() error { return s.redis.Ping(ctx).Err() }, nil},
+		{"mget", func() error { return s.redis.MGet(ctx, names...).Err() }, nil},
+		{"score", func() error { return s.ask(ctx, http.MethodPost, "/v1/score", plain) }, nil},
+		{"query", func() error { return s.ask(ctx, http.MethodPost, "/v1/route", plain) }, nil},
+		{"reserve", book, func(calls int) (err error) {
+			for id := s.ids; id > s.ids-calls; id-- {
+				err = errors.Join(err, report(id, "end"))
+			}
+			return err
+		}},
+		{"whole", func() error { return errors.Join(book(), report(s.ids, "done"), report(s.ids, "end")) }, nil},
+	}
+	out := &times{map[string]time.Duration{}, map[string]time.Duration{}, map[string]time.Duration{}}
+	wall := map[string][]time.Duration{}
+	for round := range rounds + 1 { // the first one warms up
+		for _, k := range kinds {
+			before, err := s.spent(ctx)
+			if err != nil {
+				return nil, err
+			}
+			var took []time.Duration
+			for range calls {
+				began := time.Now()
+				if err := k.call(); err != nil {
+					return nil, err
+				}
+				took = append(took, time.Since(began))
+			}
+			after, err := s.spent(ctx)
+			if err != nil {
+				return nil, err
+			}
+			if k.after != nil {
+				if err := k.after(calls); err != nil {
+					return nil, err
+				}
+			}
+			if round > 0 {
+				wall[k.name] = append(wall[k.name], took...)
+				out.cpu[k.name] += (after[0] - before[0]) / time.Duration(calls*rounds)
+				out.redis[k.name] += (after[1] - before[1]) / time.Duration(calls*rounds)
+			}
+		}
+	}
+	for name, all := range wall {
+		out.wall[name] = median(all)
+	}
+	return out, nil
+}
+
+// spent is what the server and Redis have taken of a processor until now.
+func (s *server) spent(ctx context.Context) (out [2]time.Duration, err error) {
+	u, err := proc.Read(s.cmd.Process.Pid)
+	if err != nil {
+		return out, err
+	}
+	out[0] = u.CPU
+	info, err := s.redis.Info(ctx, "cpu").Result()
+	for line := range strings.Lines(info) {
+		for _, name := range []string{"used_cpu_sys:", "used_cpu_user:"} {
+			if v, ok := strings.CutPrefix(strings.TrimSpace(line), name); ok {
+				seconds, wrong := strconv.ParseFloat(v, 64)
+				err = errors.Join(err, wrong)
+				out[1] += time.Duration(seconds * float64(time.Second))
+			}
+		}
+	}
+	return out, err
+}
