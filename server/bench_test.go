@@ -18,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
+	"github.com/kvatlas/kvatlas/server/request"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/telemetry"
 )
@@ -59,6 +60,7 @@ func benchBodies(tb testing.TB, index store.Index, n int) map[string]string {
 		"tokens":     `{"model":"m","tokens":` + string(list) + `}`,
 		"tokens_b64": `{"model":"m","tokens_b64":"` + base64.StdEncoding.EncodeToString(raw) + `"}`,
 		"block_keys": `{"model":"m","block_keys":` + string(hexList) + `}`,
+		"binary":     "{\"model\":\"m\"}\n" + string(raw),
 	}
 }
 
@@ -82,7 +84,7 @@ func eachBody(b *testing.B, run func(b *testing.B, s *server.Server, body string
 	s := benchServer(b, index)
 	for _, n := range []int{2 << 10, 16 << 10, 128 << 10} {
 		bodies := benchBodies(b, index, n)
-		for _, form := range []string{"tokens", "tokens_b64", "block_keys"} {
+		for _, form := range []string{"tokens", "tokens_b64", "block_keys", "binary"} {
 			b.Run(fmt.Sprintf("%s/%dk", form, n>>10), func(b *testing.B) { run(b, s, bodies[form]) })
 		}
 	}
@@ -99,6 +101,7 @@ func BenchmarkScoreHandler(b *testing.B) {
 		w := &nowhere{header: http.Header{}}
 		text := strings.NewReader(body)
 		r := httptest.NewRequest(http.MethodPost, "/v1/score", text)
+		r.Header.Set("Content-Type", contentType(body))
 		before := processorTime(b)
 		for b.Loop() {
 			text.Reset(body)
@@ -111,6 +114,14 @@ func BenchmarkScoreHandler(b *testing.B) {
 		}
 		reportCPU(b, before)
 	})
+}
+
+// contentType is the one of a body of benchBodies.
+func contentType(body string) string {
+	if strings.Contains(body[:min(100, len(body))], "\n") {
+		return request.TokensType
+	}
+	return "application/json"
 }
 
 // nowhere is a http.ResponseWriter that keeps nothing.
@@ -130,13 +141,13 @@ func BenchmarkScoreHTTP(b *testing.B) {
 	eachBody(b, func(b *testing.B, s *server.Server, body string) {
 		ts := httptest.NewServer(s.Handler())
 		defer ts.Close()
-		client := ts.Client()
+		client, kind := ts.Client(), contentType(body)
 		answer := new(bytes.Buffer)
 		b.SetBytes(int64(len(body)))
 		b.ReportAllocs()
 		before := processorTime(b)
 		for b.Loop() {
-			resp, err := client.Post(ts.URL+"/v1/score", "application/json", strings.NewReader(body))
+			resp, err := client.Post(ts.URL+"/v1/score", kind, strings.NewReader(body))
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server/answer"
@@ -95,7 +96,12 @@ func readAs[T any](c *call, fs scan.Fields[T], names []string, skips *scan.Skips
 // has. The memory that its chat takes while it is rendered is held then.
 func readWithPrompt[T any](c *call, fs scan.Fields[T], names []string, dst *T, in *request.Input, forms ...string) (f scan.Form, kind string, err error) {
 	in.Limits = &c.s.requests
-	if f, err = readEngineBody(c, fs, names, dst); err != nil {
+	if request.IsTokensType(c.r.Header.Get("Content-Type")) && slices.Contains(forms, "tokens") {
+		f, err = readBinary(c, fs, names, dst, in)
+	} else {
+		f, err = readEngineBody(c, fs, names, dst)
+	}
+	if err != nil {
 		return f, "", err
 	}
 	if err := f.Need("model"); err != nil {
@@ -109,6 +115,28 @@ func readWithPrompt[T any](c *call, fs scan.Fields[T], names []string, dst *T, i
 		return f, "", err
 	}
 	return f, kind, c.applySalt(in, kind)
+}
+
+// readBinary reads a body of request.TokensType.
+func readBinary[T any](c *call, fs scan.Fields[T], names []string, dst *T, in *request.Input) (f scan.Form, err error) {
+	body, err := c.readBody()
+	if err != nil {
+		return f, err
+	}
+	giveBack, err := c.takeTurn(len(body))
+	if err != nil {
+		return f, err
+	}
+	defer giveBack()
+	head, tokens, err := request.CutTokens(body)
+	if err != nil {
+		return f, err
+	}
+	c.scan.Start(head, request.EngineSkips)
+	if f, err = scan.Read(&c.scan, fs, names, dst); err != nil {
+		return f, err
+	}
+	return f, in.ReadBinary(&f, tokens)
 }
 
 // scorePrompts makes the answer to a request with a list of prompts.

@@ -12,10 +12,7 @@
 package request
 
 import (
-	"bytes"
-	"encoding/base64"
-	"encoding/binary"
-	"slices"
+	"errors"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -57,7 +54,6 @@ type Input struct {
 	LoRAPath        string
 	NoSpecialTokens bool
 	Truncation      scorer.Truncation
-	unpacked        []byte // room for tokens_b64
 }
 
 // Resolve puts what the model's name means into model and lora.
@@ -88,7 +84,7 @@ func (in *Input) AppendResolved(b []byte) []byte {
 
 // reset empties the input and keeps its room.
 func (in *Input) reset() {
-	*in = Input{Tokens: room(in.Tokens), Keys: room(in.Keys), unpacked: room(in.unpacked)}
+	*in = Input{Tokens: room(in.Tokens), Keys: room(in.Keys)}
 }
 
 // keepRoom is how many elements of a slice wait for the next request at the most.
@@ -153,30 +149,28 @@ func ReadSalt(s *scan.Scanner, in *Input) error { return s.Text(&in.Salt) }
 // ReadPacked reads tokens_b64: u32 little-endian in base64 (RFC 4648, section
 // 4), with padding or without.
 func ReadPacked(s *scan.Scanner, in *Input) error {
+	// Most bytes of such a request are these: they are looked at once, by the decoder, which
+	// takes nothing that a string could not have.
+	if b, ok := s.PeekQuoted(); ok && len(b)/4*3 <= 4*in.Limits.MaxTokens+2 {
+		if tokens, err := appendPacked(in.Tokens[:0], b); err == nil {
+			in.Tokens = tokens
+			s.SkipQuoted(b)
+			return nil
+		}
+	}
 	b, err := s.StringBytes("a string of base64")
 	if err != nil {
 		return err
 	}
-	enc := base64.RawStdEncoding
-	if len(b)%4 == 0 {
-		enc = base64.StdEncoding
-	}
 	if most := in.Limits.MaxTokens; len(b)/4*3 > 4*most+2 {
 		return s.TooMany(most)
 	}
-	in.unpacked = slices.Grow(in.unpacked[:0], enc.DecodedLen(len(b)))
-	raw := in.unpacked[:enc.DecodedLen(len(b))]
-	n, err := enc.Strict().Decode(raw, b)
-	// The decoder skips line ends; then it gives less than the digits make.
-	if digits := bytes.TrimRight(b, "="); err != nil || n != base64.RawStdEncoding.DecodedLen(len(digits)) {
-		return s.Wrong("is not base64 (standard alphabet, padded or not)")
-	}
-	if n%4 != 0 {
+	in.Tokens, err = appendPacked(in.Tokens[:0], b)
+	switch {
+	case errors.Is(err, errPartOfToken):
 		return s.Wrong("does not hold whole tokens: they have 4 bytes each, little-endian")
-	}
-	in.Tokens = slices.Grow(in.Tokens[:0], n/4)[:n/4]
-	for i := range in.Tokens {
-		in.Tokens[i] = binary.LittleEndian.Uint32(raw[4*i:])
+	case err != nil:
+		return s.Wrong("is not base64 (standard alphabet, padded or not)")
 	}
 	return nil
 }

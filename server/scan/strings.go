@@ -1,6 +1,7 @@
 package scan
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/bits"
 	"unicode/utf16"
@@ -24,6 +25,20 @@ func (s *Scanner) StringBytes(what string) ([]byte, error) {
 	}
 	return s.escaped(start, ascii)
 }
+
+// PeekQuoted returns what stands between the quotes of the string that is next, without
+// having looked at it; ok is false where no string is next, or it has no end. Who has found
+// that its bytes need no look, as nothing but an alphabet is in them, goes on by SkipQuoted.
+func (s *Scanner) PeekQuoted() (b []byte, ok bool) {
+	if !s.IsAt('"') {
+		return nil, false
+	}
+	b, _, ok = bytes.Cut(s.data[s.pos+1:], []byte{'"'})
+	return b, ok
+}
+
+// SkipQuoted moves on over a string that PeekQuoted has returned.
+func (s *Scanner) SkipQuoted(b []byte) { s.pos += len(b) + 2 }
 
 // escaped reads on a string whose first escape (or fault) is at s.pos.
 func (s *Scanner) escaped(start int, ascii bool) ([]byte, error) {
