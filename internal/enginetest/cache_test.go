@@ -24,8 +24,9 @@ import (
 
 const (
 	// requestsVariable is the environment variable that says how many requests each of
-	// TestCaches makes.
+	// TestCaches makes, defaultRequests unless it is set. make soak makes more.
 	requestsVariable = "KVATLAS_TEST_REQUESTS"
+	defaultRequests  = 5000
 	// seedVariable repeats a run.
 	seedVariable = "KVATLAS_TEST_SEED"
 
@@ -41,18 +42,6 @@ type setup struct {
 	// doubted is the part of requests that may be credited with too little, for copies that
 	// nothing tells from reports (docs/engines.md).
 	doubted float64
-}
-
-// requests returns how many requests a run makes unless requestsVariable says. make soak
-// makes more.
-func (s setup) requests() uint64 {
-	switch {
-	case s.doubted > 0:
-		return 5000 // their share is held to a bound, and varies more the fewer there are
-	case s.cache.BlockSize == 1:
-		return 1000 // SGLang's cache works page by page, five times as long for a request
-	}
-	return 2000
 }
 
 // setups are the caches.
@@ -163,7 +152,7 @@ func number(t *testing.T, variable string, or uint64) uint64 {
 func TestCaches(t *testing.T) {
 	seed := number(t, seedVariable, uint64(rand.Uint32()))
 	for _, s := range setups {
-		requests := int(number(t, requestsVariable, s.requests()))
+		requests := int(number(t, requestsVariable, defaultRequests))
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
 			s.cache.Seed, s.cache.IndexBlock = seed, s.indexBlock

@@ -126,7 +126,7 @@ class VLLM:
         whole = held // self.index_block * self.index_block
         while self.longest(r, whole) != whole:
             whole -= self.index_block
-        doubted = [i * self.block_size for i in range(whole // self.block_size) if self.copies.doubted(self.external(r.block_hashes[i]), i, whole // self.block_size)]
+        doubted = [i * self.block_size for i in range(whole // self.block_size) if self.copies.doubts and self.copies.doubted(self.external(r.block_hashes[i]), i, whole // self.block_size)]
         return dict(held=held, whole=whole, reused=self.longest(r, r.num_tokens - 1), first_group=first * self.block_size, doubted=doubted)
 
     def step(self):
@@ -323,7 +323,7 @@ class SGLang:
         return self.radix.RadixKey(array.array("q", r.all[:n]), r.extra_key, **kw)
 
     def request(self, p):
-        r = types.SimpleNamespace(all=list(p.tokens), salt=p.salt or None, extra_key=None, lora_id=None, done=0, shared=0, node=None)
+        r = types.SimpleNamespace(all=list(p.tokens), prompt=len(p.tokens), salt=p.salt or None, extra_key=None, lora_id=None, done=0, shared=0, node=None)
         if p.lora:
             r.lora_id = r.extra_key = hashlib.md5(p.lora.encode()).hexdigest()
             self.names.register(r, p.lora)
@@ -356,11 +356,12 @@ class SGLang:
             self.cache.evict(self.base.EvictParams(num_tokens=over))
         r.done += n
         self.private += n
-        self.checkpoint(r)
+        if r.done <= r.prompt:
+            self.checkpoint(r)
         return True
 
     def checkpoint(self, r):
-        """Give the tree what is computed of a request in whole pages, as after each chunk of a prompt."""
+        """Give the tree what is computed of a request in whole pages: as after each chunk of a prompt, and of what is said at the end."""
         n = r.done // self.page * self.page
         if n <= r.shared:
             return
@@ -383,12 +384,17 @@ class SGLang:
         return list(r.all)
 
     def end(self, r):
+        self.checkpoint(r)
+        self.release(r)
+
+    def release(self, r):
         self.private -= r.done - r.shared
         self.cache.dec_lock_ref(r.node)
 
     def preempt(self, r):
-        self.end(r)
-        r.done = r.shared = 0
+        """What was said becomes a part of the prompt."""
+        self.release(r)
+        r.prompt, r.done, r.shared = len(r.all), 0, 0
 
     def lose(self, rng):
         """The scheduler makes room for more than one request."""

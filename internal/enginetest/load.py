@@ -28,7 +28,9 @@ class StandIn(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return Any_(name, (), {"__init__": lambda self, *a, **k: None})
+        made = Any_(name, (), {"__init__": lambda self, *a, **k: None})
+        setattr(self, name, made)  # engines look some up for each block
+        return made
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
