@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // ErrNetwork is what a connection meets that a server does not make or take: the other end is
@@ -144,6 +146,26 @@ func (n *Networks) Allow(network, address string) error {
 // connection, so that a name which changes its address gains nothing.
 func (n *Networks) Control(network, address string, _ syscall.RawConn) error {
 	return n.Allow(network, address)
+}
+
+// Bounds of Client.
+const (
+	dialTimeout  = 5 * time.Second
+	idleTimeout  = 10 * time.Second
+	maxIdle      = 256
+	maxPageHeads = 64 << 10
+)
+
+// Client returns a client that asks engines: only where they may be, and wherever they say
+// something else is. It keeps one connection to each.
+func (n *Networks) Client() *http.Client {
+	return &http.Client{
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{
+			DialContext:  (&net.Dialer{Timeout: dialTimeout, Control: n.Control}).DialContext,
+			MaxIdleConns: maxIdle, MaxIdleConnsPerHost: 1, IdleConnTimeout: idleTimeout, MaxResponseHeaderBytes: maxPageHeads,
+		},
+	}
 }
 
 // Listener closes connections at once whose other end may be no engine.

@@ -122,6 +122,21 @@ func (g *Guard) validate() error {
 	return nil
 }
 
+// ApplyRounds applies the batches of a call round by round, and returns what Index.Apply does:
+// apply puts the generations whose guards refuse into refused, and an error of it ends the call.
+func ApplyRounds(batches []Batch, apply func(round []Batch, refused *RefusedError) error) error {
+	var refused RefusedError
+	for _, round := range Rounds(batches) {
+		if refused.Stopped = apply(round, &refused); refused.Stopped != nil {
+			break
+		}
+	}
+	if refused.Generations != nil {
+		return &refused
+	}
+	return refused.Stopped
+}
+
 // Rounds cuts the batches of a call into lists, in order, each of which an index
 // can fold into one change: all of its batches have guards or none has, and those
 // of one (pod, rank) have the same guard. Batches with one guard are one content

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
@@ -75,18 +74,6 @@ func serveOn(srv *http.Server, on net.Listener) error {
 		return srv.ServeTLS(on, "", "")
 	}
 	return srv.Serve(on)
-}
-
-// engineClient asks engines: only where they may be, and wherever they say something else is.
-func (s *service) engineClient() *http.Client {
-	const timeout = 5 * time.Second
-	return &http.Client{
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport: &http.Transport{
-			DialContext:  (&net.Dialer{Timeout: timeout, Control: s.networks.Control}).DialContext,
-			MaxIdleConns: 256, MaxIdleConnsPerHost: 1, IdleConnTimeout: 10 * time.Second, MaxResponseHeaderBytes: 64 << 10,
-		},
-	}
 }
 
 // admitClients lets in who may use the gateway: with a file of credentials or a rate, callers of

@@ -40,7 +40,7 @@ func (s *service) makeIngest() (err error) {
 	if err != nil {
 		return err
 	}
-	in := &ingesting{links: newConnections(s.log), asker: discover.Asker{Client: s.engineClient()}}
+	in := &ingesting{links: newConnections(s.log), asker: discover.Asker{Client: s.networks.Client()}}
 	in.ingester, err = ingest.New(ingest.Config{
 		Index: s.index, BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: c.IngestRankQueueBytes(),
 		Replays: config.IngestReplays, ReplayBytes: int64(config.IngestReplayBytes),

@@ -119,7 +119,7 @@ func (s *service) makeScraper(router *route.Router, kept loads.Store) (err error
 	var mu sync.Mutex
 	failing := map[string]bool{} // pods of which the log has why; mu protects it
 	s.scraper, err = scrape.New(scrape.Config{
-		Client: s.engineClient(), Loads: kept, Pods: s.index.Cached, Models: func() []string { return router.Models(route.RoutedLately) },
+		Client: s.networks.Client(), Loads: kept, Pods: s.index.Cached, Models: func() []string { return router.Models(route.RoutedLately) },
 		Failed: func(pod string, err error) {
 			mu.Lock()
 			defer mu.Unlock()

@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -191,6 +192,9 @@ func TestSRV(t *testing.T) {
 }
 
 // engine answers as engines do.
+// anywhere asks engines at any address.
+var anywhere = (*access.Networks)(nil).Client()
+
 func engine(t *testing.T, pages map[string]string) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -205,7 +209,7 @@ func engine(t *testing.T, pages map[string]string) string {
 		}
 	}))
 	t.Cleanup(s.Close)
-	t.Cleanup(plain.CloseIdleConnections)
+	t.Cleanup(anywhere.CloseIdleConnections)
 	return strings.TrimPrefix(s.URL, "http://")
 }
 
@@ -253,7 +257,7 @@ func TestAsk(t *testing.T) {
 		p := c.pod
 		p.Name = engine(t, c.pages)
 		c.want.Name = p.Name
-		err := (&Asker{}).Ask(t.Context(), &p)
+		err := (&Asker{Client: anywhere}).Ask(t.Context(), &p)
 		if c.err != "" {
 			if c.want = c.pod; err == nil || !strings.Contains(err.Error(), c.err) || p.Model != c.pod.Model || p.Events != "" {
 				t.Errorf("%s: got %+v, %v; want %s", name, p, err, c.err)
@@ -265,11 +269,11 @@ func TestAsk(t *testing.T) {
 		}
 	}
 	well := store.Pod{Name: "x", Address: "http://" + engine(t, map[string]string{"/health": ""})}
-	if err := (&Asker{}).Healthy(t.Context(), &well); err != nil {
+	if err := (&Asker{Client: anywhere}).Healthy(t.Context(), &well); err != nil {
 		t.Error(err)
 	}
 	well.Address = engine(t, map[string]string{"/health": "down"})
-	if err := (&Asker{}).Healthy(t.Context(), &well); err == nil {
+	if err := (&Asker{Client: anywhere}).Healthy(t.Context(), &well); err == nil {
 		t.Error("an engine that is down is healthy")
 	}
 }

@@ -18,7 +18,8 @@ import (
 
 // Asker asks engines what they are. It is safe for concurrent use.
 type Asker struct {
-	// Client makes the requests; nil is one that follows no redirects.
+	// Client makes the requests, and should follow no redirects: access.Networks has one.
+	// Required.
 	Client *http.Client
 	// Timeout bounds each request, 2 s.
 	Timeout time.Duration
@@ -30,15 +31,11 @@ type Asker struct {
 // errNotThere is a page that an engine does not have.
 var errNotThere = errors.New("discover: the engine does not have it")
 
-// plain is the client of an Asker that has none.
-var plain = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-
 // get fetches a page of an engine; a nil out reads nothing.
 func (a *Asker) get(ctx context.Context, address, path string, out any) error {
-	timeout, limit, client := a.Timeout, a.MaxBody, a.Client
+	timeout, limit := a.Timeout, a.MaxBody
 	def(&timeout, 2*time.Second)
 	def(&limit, 4<<20)
-	def(&client, plain)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if !strings.Contains(address, "://") {
@@ -48,7 +45,7 @@ func (a *Asker) get(ctx context.Context, address, path string, out any) error {
 	if err != nil {
 		return err
 	}
-	resp, err := client.Do(req)
+	resp, err := a.Client.Do(req)
 	if err != nil {
 		return err
 	}

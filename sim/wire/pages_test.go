@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	prom "github.com/prometheus/common/model"
 
+	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/ingest/discover"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
@@ -181,11 +182,11 @@ func TestDiscovered(t *testing.T) {
 		events  bool
 	}{{engine.VLLM, "", true}, {engine.VLLM, "0.30.0", false}, {engine.SGLang, "", true}, {engine.TRTLLM, "", false}} {
 		p := start(t, wire.Config{Engine: engine.Config{Kind: x.kind, BlockSize: 32}, Version: x.version, Ranks: 2, Topic: "kv"})
-		if err := (&discover.Asker{}).Healthy(t.Context(), &store.Pod{Name: p.Address()}); err != nil {
+		if err := (&discover.Asker{Client: (*access.Networks)(nil).Client()}).Healthy(t.Context(), &store.Pod{Name: p.Address()}); err != nil {
 			t.Errorf("%v: %v", x.kind, err)
 		}
 		got := store.Pod{Name: p.Address()}
-		if err := (&discover.Asker{}).Ask(t.Context(), &got); err != nil {
+		if err := (&discover.Asker{Client: (*access.Networks)(nil).Client()}).Ask(t.Context(), &got); err != nil {
 			t.Fatal(err)
 		}
 		c := p.Config()

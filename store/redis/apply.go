@@ -47,20 +47,9 @@ func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 			return fmt.Errorf("batch %d: %w", i, err)
 		}
 	}
-	var refused store.RefusedError
-	for _, round := range store.Rounds(batches) {
-		if err := x.applyRound(ctx, round, &refused); err != nil {
-			if refused.Generations != nil {
-				refused.Stopped = err
-				return &refused
-			}
-			return err
-		}
-	}
-	if refused.Generations != nil {
-		return &refused
-	}
-	return nil
+	return store.ApplyRounds(batches, func(round []store.Batch, refused *store.RefusedError) error {
+		return x.applyRound(ctx, round, refused)
+	})
 }
 
 // applyRound applies batches that can be applied at once. Those whose guards

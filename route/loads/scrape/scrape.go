@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -39,7 +38,7 @@ type Store interface {
 	Missed(ctx context.Context, model, pod string) error
 }
 
-// Config is what a Scraper is made of. All but Client and Observer is required.
+// Config is what a Scraper is made of. All but Observer is required.
 type Config struct {
 	// Loads is told what engines say.
 	Loads Store
@@ -47,7 +46,7 @@ type Config struct {
 	Pods func() *store.Registry
 	// Models returns the models whose engines are to be asked.
 	Models func() []string
-	// Client makes the requests; nil is one that follows no redirects.
+	// Client makes the requests, and should follow no redirects: access.Networks has one.
 	Client *http.Client
 	// Failed, if not nil, is told why an engine's load could not be read, and Read that it
 	// was. Both are called from the goroutines that read, and must not block.
@@ -71,17 +70,8 @@ type Scraper struct {
 
 // New returns a Scraper that does nothing until Run.
 func New(c Config) (*Scraper, error) {
-	if c.Loads == nil || c.Pods == nil || c.Models == nil {
-		return nil, errors.New("scrape: Loads, Pods and Models are required")
-	}
-	if c.Client == nil {
-		c.Client = &http.Client{
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-			Transport: &http.Transport{
-				DialContext: (&net.Dialer{Timeout: Timeout}).DialContext, MaxIdleConns: 8 * MaxAtOnce, MaxIdleConnsPerHost: 1,
-				IdleConnTimeout: 4 * loads.EngineEvery, MaxResponseHeaderBytes: 64 << 10,
-			},
-		}
+	if c.Loads == nil || c.Pods == nil || c.Models == nil || c.Client == nil {
+		return nil, errors.New("scrape: Loads, Pods, Models and Client are required")
 	}
 	return &Scraper{c: c, atOnce: make(chan struct{}, MaxAtOnce)}, nil
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/loads/loadstest"
@@ -64,7 +65,7 @@ func (f *fleet) register(pods ...store.Pod) {
 func (f *fleet) scraper() *Scraper {
 	f.Helper()
 	s, err := New(Config{
-		Loads: f.loads, Pods: f.index.Cached, Models: func() []string { return []string{"m", "none"} },
+		Client: (*access.Networks)(nil).Client(), Loads: f.loads, Pods: f.index.Cached, Models: func() []string { return []string{"m", "none"} },
 		Failed: func(pod string, err error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
