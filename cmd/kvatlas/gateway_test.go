@@ -198,3 +198,15 @@ func TestGatewayCommand(t *testing.T) {
 		})
 	}
 }
+
+// A gateway loads the tokenizers of its engines' models by itself, before the first request asks
+// for one.
+func TestGatewayLoadsTokenizers(t *testing.T) {
+	dir := tokenizers(t)
+	f := startSeeing(t, dir, 1)
+	g := startGateway(t, 1, f.setting(), "--tokenizers="+dir, "--log-level=info")
+	awaitThat(t, "the tokenizer is loaded", g.log, func() bool { return strings.Contains(g.log.String(), `"vocabulary":`) })
+	if n := g.figure(t, `kvatlas_gateway_requests_total{status="2xx"}`); n != "" && n != "0" {
+		t.Errorf("%s requests were sent", n)
+	}
+}

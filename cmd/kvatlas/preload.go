@@ -87,6 +87,34 @@ func (s *service) load(ctx context.Context, p *preloading) {
 	wg.Wait()
 }
 
+// lookForModels is how often a gateway looks which models its pods have.
+const lookForModels = 250 * time.Millisecond
+
+// loadTokenizersOfPods loads the tokenizer of each model that a pod tells of, once: a gateway's
+// first requests would otherwise wait for it, and be sent without a look at their prompts. One
+// that cannot be loaded is tried again with the first request that wants it.
+func (s *service) loadTokenizersOfPods(ctx context.Context) {
+	tick := time.NewTicker(lookForModels)
+	defer tick.Stop()
+	seen := map[string]bool{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, p := range s.index.Cached().Pods {
+			if seen[p.Model] {
+				continue
+			}
+			seen[p.Model] = true
+			if _, err := s.pool.Tokens(ctx, prompt.Request{Model: p.Model, Text: "a", Mode: prompt.Sync}); err != nil && ctx.Err() == nil {
+				s.log.Info().Str("model", p.Model).Err(err).Msg("the tokenizer of a model that a pod has cannot be loaded now")
+			}
+		}
+	}
+}
+
 func (s *service) loadOne(ctx context.Context, model string, p *preloading) {
 	again := time.NewTicker(preloadAgain)
 	defer again.Stop()

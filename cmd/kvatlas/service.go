@@ -240,6 +240,9 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 	playing.Go(func() { s.runIngest(ctx, failed) })
 	playing.Go(func() { s.runLMCache(ctx, failed) })
 	playing.Go(func() { s.upkeep.Run(ctx) })
+	if s.gateway != nil {
+		playing.Go(func() { s.loadTokenizersOfPods(ctx) })
+	}
 	if s.scraper != nil {
 		playing.Go(func() { s.scraper.Run(ctx) })
 	}
