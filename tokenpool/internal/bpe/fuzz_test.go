@@ -6,22 +6,20 @@ import (
 	"testing"
 )
 
-// TestRandomTexts compares tokens and ends on texts of Corpus, of as many bytes for each
-// tokenizer as KVATLAS_TEST_BYTES says.
+// TestRandomTexts compares tokens and ends on texts of Corpus: a megabyte for each tokenizer,
+// or as many bytes as KVATLAS_TEST_BYTES says, or as many texts as KVATLAS_TEST_TEXTS.
 func TestRandomTexts(t *testing.T) {
-	size := 1 << 20
-	if s := os.Getenv("KVATLAS_TEST_BYTES"); s != "" {
-		var err error
-		if size, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
+	size, count := fromEnv(t, "KVATLAS_TEST_BYTES"), fromEnv(t, "KVATLAS_TEST_TEXTS")
+	if size == 0 && count == 0 {
+		size = 1 << 20
 	}
 	for _, b := range all(t) {
 		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
 			seed := uint64(os.Getpid())
 			c := b.fast.NewCorpus(seed, b.ref.decode)
 			n, done, bad, left := 0, 0, 0, 0
-			for ; done < size; n++ {
+			for ; done < size || n < count; n++ {
 				text := c.Text(1 + c.rnd.IntN(400))
 				done += len(text)
 				if _, _, ok := b.fast.Encode(text); !ok {
@@ -40,4 +38,18 @@ func TestRandomTexts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// fromEnv is a number of the environment, 0 where there is none.
+func fromEnv(t *testing.T, name string) int {
+	t.Helper()
+	s := os.Getenv(name)
+	if s == "" {
+		return 0
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
 }

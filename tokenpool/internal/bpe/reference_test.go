@@ -46,7 +46,7 @@ func load(t testing.TB, name string, data []byte) both {
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
-	t.Cleanup(func() { _ = ref.Close() })
+	t.Cleanup(func() { _ = ref.Close() }) // after parallel subtests
 	return both{name, fast, reference{ref}}
 }
 
