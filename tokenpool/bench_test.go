@@ -104,35 +104,55 @@ func hardTexts(n int) map[string]string {
 	}
 }
 
-// BenchmarkHardTexts measures time and peak memory of one text. It is for -benchtime
-// 1x: the second run would find the pieces of the first.
+// BenchmarkHardTexts measures time and peak memory of one text, fast and by the reference.
+// It is for -benchtime 1x: the second run would find the pieces of the first.
 func BenchmarkHardTexts(b *testing.B) {
 	for _, m := range realModels(b) {
 		for _, size := range []int{1 << 20, 10 << 20} {
 			texts := hardTexts(size)
 			for _, name := range []string{"prose", "json_array", "one_word", "varied_word", "spaces", "line_feeds", "emoji", "combining", "chinese", "almost_tokens"} {
-				b.Run(fmt.Sprintf("%s/%dMB/%s", m.Name, size>>20, name), func(b *testing.B) {
-					p := realPool(b, Config{MaxTextBytes: MaxTextLimit})
-					defer func() { _ = p.Close() }()
-					ask := func(text string) (tokens int) {
-						res, err := p.Tokens(b.Context(), prompt.Request{Model: m.Model, Text: text, Mode: prompt.Sync})
-						if err != nil || !res.Exact {
-							b.Fatal(err)
-						}
-						return len(res.Tokens)
-					}
-					ask("a")
-					before, n := resetPeak(), 0
-					b.SetBytes(int64(len(texts[name])))
-					for b.Loop() {
-						n = ask(texts[name])
-					}
-					b.ReportMetric(float64(n), "tokens")
-					b.ReportMetric(float64(peak()-before)/(1<<20), "peak-MiB")
-				})
+				for _, fast := range []bool{true, false} {
+					b.Run(fmt.Sprintf("%s/%dMB/%s/fast=%v", m.Name, size>>20, name, fast), func(b *testing.B) {
+						benchHard(b, m.Model, texts[name], fast)
+					})
+				}
 			}
 		}
 	}
+}
+
+func benchHard(b *testing.B, model, text string, fast bool) {
+	p := benchPool(b, Config{MaxTextBytes: MaxTextLimit, WorkBytes: bytesPerByte * MaxTextLimit, Fast: fast}, model)
+	before, n := resetPeak(), 0
+	cpu := cpuTime(b)
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		res, err := p.Tokens(b.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync})
+		if err != nil || !res.Exact {
+			b.Fatal(err)
+		}
+		n = len(res.Tokens)
+	}
+	b.ReportMetric(float64((cpuTime(b)-cpu).Milliseconds())/float64(b.N), "cpu-ms/op")
+	b.ReportMetric(float64(n), "tokens")
+	b.ReportMetric(float64(peak()-before)/(1<<20), "peak-MiB")
+}
+
+// benchPool is a pool that has a model loaded, and proven if that can be.
+func benchPool(b *testing.B, cfg Config, model string) *Pool {
+	ready := make(chan error, 1)
+	cfg.Observer.Proven = func(_ string, err error) { ready <- err }
+	p := realPool(b, cfg)
+	b.Cleanup(func() { _ = p.Close() })
+	if _, err := p.Tokens(b.Context(), prompt.Request{Model: model, Text: "a", Mode: prompt.Sync}); err != nil {
+		b.Fatal(err)
+	}
+	if cfg.Fast {
+		if err := <-ready; err != nil {
+			b.Skip(err)
+		}
+	}
+	return p
 }
 
 // resetPeak begins a new peak of the resident memory, and returns what it is now.
@@ -212,4 +232,45 @@ func cpuTime(b *testing.B) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkGrowing tokenizes texts that go on where others ended, and such as are new, with
+// pieces and without, with the fast tokenizer and with the reference. It gives the
+// processor time of the process for each text.
+func BenchmarkGrowing(b *testing.B) {
+	const more = 1 << 10 // bytes that a text grows by
+	model := realModels(b)[0].Model
+	number := 0
+	for _, fast := range []bool{true, false} {
+		for name, pieces := range map[string]int64{"pieces": 0, "without": -1} {
+			p := benchPool(b, Config{PieceBytes: pieces, MaxTextBytes: MaxTextLimit, WorkBytes: bytesPerByte * MaxTextLimit, Fast: fast}, model)
+			ask := func(text string) {
+				if _, err := p.Tokens(b.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for _, size := range []int{2 << 10, 8 << 10, 64 << 10, 1 << 20} {
+				text := benchText(size)
+				for _, grown := range []bool{false, true} {
+					b.Run(fmt.Sprintf("fast=%v/%s/grown=%v/%dKB", fast, name, grown, size>>10), func(b *testing.B) {
+						var took time.Duration
+						for range b.N {
+							number++
+							// Each line is another one, so that no piece is known.
+							s := strings.ReplaceAll(text, "Paragraph", fmt.Sprint("Paragraph ", number, " of "))
+							if grown {
+								ask(s)
+								s += fmt.Sprint(number, benchText(more))
+							}
+							before := cpuTime(b)
+							ask(s)
+							took += cpuTime(b) - before
+						}
+						b.ReportMetric(0, "ns/op")
+						b.ReportMetric(float64(took.Microseconds())/float64(b.N), "cpu-us/op")
+					})
+				}
+			}
+		}
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/prompt"
@@ -341,13 +342,36 @@ func (p *Pool) work() {
 	}
 }
 
+// together runs work on this goroutine and, for each worker that is idle, on another one.
+// These leave when a text comes for their worker; leave says so. It returns when all have.
+func (p *Pool) together(work func(leave func() bool)) {
+	var wg sync.WaitGroup
+	for p.takeHelper() {
+		wg.Go(func() {
+			defer p.n.helping.Add(-1)
+			work(func() bool { return p.n.running.Load()+p.n.helping.Load() > int64(p.cfg.Workers) })
+		})
+	}
+	work(func() bool { return false })
+	wg.Wait()
+}
+
+// takeHelper takes the place of an idle worker, to be given back.
+func (p *Pool) takeHelper() bool {
+	if p.n.helping.Add(1)+p.n.running.Load() <= int64(p.cfg.Workers) {
+		return true
+	}
+	p.n.helping.Add(-1)
+	return false
+}
+
 // fly tokenizes the text of f. The order is: those who wait are told, the
 // store is filled, the flight goes. So whoever comes in between finds either
 // the flight or the store's entry, and endedSince tells the one who looked
 // into the store too early and for the flight too late.
 func (p *Pool) fly(f *flight) {
 	start := time.Now()
-	ids, ends, fresh, err := p.pieces.tokenize(f.tok, f.text, f.key.special)
+	ids, ends, fresh, err := p.pieces.tokenize(f.tok, f.text, f.key.special, p.together)
 	took := time.Since(start)
 	f.tokens, f.err = ids, err
 	// Who has the answer finds it counted.

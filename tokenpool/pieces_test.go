@@ -169,7 +169,7 @@ func TestPieces(t *testing.T) {
 					text += randomText(r, tok.cuts, 200+r.IntN(1500))
 					special := turn%2 == 0
 					want, wantEnds := tok.enc.encode(text, special)
-					ids, ends, fresh, err := store.tokenize(tok, text, special)
+					ids, ends, fresh, err := store.tokenize(tok, text, special, crowd)
 					if err != nil || !slices.Equal(ids, want) || !slices.Equal(ends, wantEnds) {
 						t.Fatalf("turn %d, special %v: %d tokens, %v; want %d of\n%q", turn, special, len(ids), err, len(want), text)
 					}
@@ -178,7 +178,7 @@ func TestPieces(t *testing.T) {
 						t.Errorf("turn %d: %d of %d tokens made, %d were known", turn, fresh, len(ids), known)
 					}
 					known = len(ids)
-					again, _, fresh, err := store.tokenize(tok, text, special)
+					again, _, fresh, err := store.tokenize(tok, text, special, crowd)
 					if err != nil || !slices.Equal(again, want) || tok.cuts.lines && turn > 2 && fresh > len(ids)/2 {
 						t.Fatalf("turn %d again: %d tokens, %d of them made, %v", turn, len(again), fresh, err)
 					}
@@ -217,17 +217,17 @@ func TestPieceStore(t *testing.T) {
 	text := strings.Repeat("a"+line, 4)
 	// Equal pieces are one; the last is always made.
 	for i, want := range []int{2 * (len(line) + 1), len(line) + 1} {
-		ids, _, fresh, err := s.tokenize(words, text, false)
+		ids, _, fresh, err := s.tokenize(words, text, false, crowd)
 		if err != nil || len(ids) != len(text) || fresh != want {
 			t.Errorf("run %d: %d tokens, %d made, %v; want %d and %d", i, len(ids), fresh, err, len(text), want)
 		}
 	}
 	other := &tokenizer{enc: byteEncoder{}, cuts: words.cuts, frame: words.frame, sum: 1}
-	if _, _, fresh, _ := s.tokenize(other, text, false); fresh == len(line)+1 {
+	if _, _, fresh, _ := s.tokenize(other, text, false, crowd); fresh == len(line)+1 {
 		t.Error("another tokenizer finds the pieces of the first")
 	}
 	for i := range 1000 {
-		if _, _, _, err := s.tokenize(words, strings.Repeat(strconv.Itoa(i)+line, 3), false); err != nil {
+		if _, _, _, err := s.tokenize(words, strings.Repeat(strconv.Itoa(i)+line, 3), false, crowd); err != nil {
 			t.Fatal(err)
 		}
 		if s.size() > 64<<10 {
@@ -250,11 +250,11 @@ func TestPieceStore(t *testing.T) {
 		t.Error("a token of 64 KiB is kept")
 	}
 	failing := &tokenizer{enc: silent{}, cuts: words.cuts, frame: words.frame}
-	if _, _, _, err := s.tokenize(failing, strings.Repeat("b"+line, 3), false); !errors.Is(err, ErrTokenizer) {
+	if _, _, _, err := s.tokenize(failing, strings.Repeat("b"+line, 3), false, crowd); !errors.Is(err, ErrTokenizer) {
 		t.Errorf("a tokenizer that fails: %v", err)
 	}
 	var none *pieces
-	if ids, _, fresh, err := none.tokenize(words, text, false); err != nil || fresh != len(ids) || none.size() != 0 {
+	if ids, _, fresh, err := none.tokenize(words, text, false, crowd); err != nil || fresh != len(ids) || none.size() != 0 {
 		t.Errorf("no store: %d of %d made, %v", fresh, len(ids), err)
 	}
 }

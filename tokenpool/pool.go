@@ -373,7 +373,7 @@ type counters struct {
 	tokens, reused                          atomic.Uint64
 	loads, loadErrors, dropped, refusedPuts atomic.Uint64
 	fast, untilCheck, checked, differences  atomic.Uint64
-	running, waiting, held                  atomic.Int64
+	running, helping, waiting, held         atomic.Int64
 }
 
 // count counts an answer and passes it on.

@@ -2,11 +2,8 @@ package bpe
 
 import (
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"unsafe"
-
-	"golang.org/x/text/unicode/norm"
 )
 
 // Tokenizer gives the tokens of texts. It is safe for concurrent use.
@@ -104,13 +101,6 @@ func (t *Tokenizer) Encode(text string) ([]uint32, []int, bool) {
 	ids, ends := w.ids, w.ends
 	w.ids, w.ends = nil, nil
 	return ids, ends, true
-}
-
-// isNFC reports whether normalization to NFC changes nothing. What is composed begins
-// at U+0300.
-func isNFC(text string) bool {
-	i := strings.IndexFunc(text, func(r rune) bool { return r >= 0x300 })
-	return i < 0 || norm.NFC.IsNormalString(text)
 }
 
 // between tokenizes what stands between added tokens that are looked for first.
