@@ -23,7 +23,8 @@ case $command in
 parts)
   command=build
   for i in "${!flags[@]}"; do case ${flags[i]} in ./*) unset "flags[i]" ;; esac; done
-  mapfile -t parts < <(go list -deps -f '{{if ne .Name "main"}}{{.ImportPath}}{{range .Deps}} {{.}}{{end}}{{end}}' "${packages[@]}" |
+  parts=()
+  while IFS= read -r line; do parts+=("$line"); done < <(go list -deps -f '{{if ne .Name "main"}}{{.ImportPath}}{{range .Deps}} {{.}}{{end}}{{end}}' "${packages[@]}" |
     grep -v -e github.com/daulet/tokenizers -e tokenpool/internal/link -e '^$' | cut -d' ' -f1)
   flags+=("${parts[@]}")
   total=${#parts[@]} ;;

@@ -28,7 +28,8 @@ step 3 "LMCache's own code"
 scripts/fetch-lmcache.sh
 
 step 4 "$(grep -c . .cache/put-off) tests that were put off"
-mapfile -t packages < <(cut -d' ' -f1 .cache/put-off | sort -u)
+packages=()
+while IFS= read -r line; do packages+=("$line"); done < <(cut -d' ' -f1 .cache/put-off | sort -u)
 # "A/b" becomes ^A$/^b$, its letters alone meaning something.
 pattern=$(cut -d' ' -f2 .cache/put-off | sort -u | sed 's/[][\\.*^$+?(){}|]/\\&/g; s|/|$/^|g; s/.*/^&$/' | paste -sd'|')
 unset KVATLAS_TEST_INTEROP
