@@ -68,11 +68,14 @@ step 6 "go test -race"
 json=.cache/test.json
 go_tests "$name" $json "${packages[@]}"
 
-# Put off is a test that was skipped for that reason (internal/interop).
+# Put off is a test that was skipped for that reason (internal/interop). A run of some packages leaves the list alone.
 ids $json '"Action":"skip"' >.cache/skipped
-ids $json '"Output":.*put off: make test-all runs it' | comm -12 - .cache/skipped >.cache/put-off
-other=$(comm -23 .cache/skipped .cache/put-off)
-[ ! -s .cache/put-off ] || say "$name" "$(grep -c . .cache/put-off) tests run other projects' code: put off (make test-all runs them)"
+other=$(cat .cache/skipped)
+if [ "${KVATLAS_TEST_INTEROP:-}" = later ]; then
+  ids $json '"Output":.*put off: make test-all runs it' | comm -12 - .cache/skipped >.cache/put-off
+  other=$(comm -23 .cache/skipped .cache/put-off)
+  say "$name" "$(grep -c . .cache/put-off) tests run other projects' code: put off (make test-all runs them)"
+fi
 if [ -n "$other" ] && [ "${CI:-}" = true ]; then
   printf '%s\n' "$other" >&2
   die "$name" "these tests were skipped, and where CI=true that is a failure"
