@@ -25,6 +25,9 @@ var (
 	ErrSettings = errors.New("loads: the settings have changed")
 	// ErrFull says that the model has MaxReservations running requests. Nothing was booked.
 	ErrFull = errors.New("loads: too many running requests")
+	// ErrMixed says that processes of several versions share the loads, and that each version
+	// sees its own alone. It ends with the last request of the others.
+	ErrMixed = errors.New("loads: processes of another version book requests, and neither sees the other's: update all of them")
 	// ErrInvalid says that an argument cannot be right; the message says which.
 	ErrInvalid = errors.New("loads: invalid argument")
 )
@@ -296,7 +299,8 @@ type Store interface {
 	// PutSettings keeps what routers shall go by for a model, at most MaxSettings bytes. All
 	// of them see it with their next Book or Loads.
 	PutSettings(ctx context.Context, model string, settings []byte) error
-	// Audit compares the loads of a model with its reservations and sets right what differs.
+	// Audit compares the loads of a model with its reservations and sets right what differs. The
+	// error may be ErrMixed.
 	Audit(ctx context.Context, model string) ([]Difference, error)
 
 	// PutEngine keeps what the engine of a pod says of its ranks, at most MaxEngineRanks, and

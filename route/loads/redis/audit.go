@@ -5,14 +5,42 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/route/loads"
 )
 
+// checkForms returns ErrMixed, with the version, when processes of another version have
+// requests that run: each version counts its own alone.
+func (s *Store) checkForms(ctx context.Context, model string) error {
+	now := s.now()
+	if now == 0 {
+		now = time.Now().UnixMicro()
+	}
+	for _, form := range earlierForms {
+		ids, err := s.c.Client.ZRangeArgs(ctx, goredis.ZRangeArgs{
+			Key: s.key(model, "t"+form), ByScore: true, Start: strconv.FormatInt(now, 10), Stop: "+inf", Count: 1,
+		}).Result()
+		if err != nil {
+			return fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
+		}
+		if len(ids) > 0 {
+			return fmt.Errorf("%w: requests of model %.80q are booked in the form of an earlier one", loads.ErrMixed, model)
+		}
+	}
+	return nil
+}
+
 // Audit implements loads.Store. It reads the reservations in pages, so a rank whose
 // requests come faster than that is left for the next time.
 func (s *Store) Audit(ctx context.Context, model string) (out []loads.Difference, err error) {
+	if err := s.checkForms(ctx, model); err != nil {
+		return nil, err
+	}
 	left := map[string]bool(nil)
 	for range auditTries {
 		var found []loads.Difference

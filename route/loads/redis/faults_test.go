@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
@@ -250,5 +251,35 @@ func (h *history) lenient() {
 	}
 	if err != nil {
 		h.r.Fatal(err)
+	}
+}
+
+// TestEarlierForm has a process of an earlier version book beside this one.
+func TestEarlierForm(t *testing.T) {
+	client := redistest.Start(t).Client()
+	s, err := redis.New(redis.Config{Client: client, Prefix: "kva", Timeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := &loads.Call{Model: "m", ID: "r", Lease: time.Minute, Tokens: 10, BlockSize: 16, Candidates: []loads.Candidate{{RankRef: store.RankRef{Pod: "a"}, Factor: 1}}}
+	if _, err := s.Book(t.Context(), call); err != nil {
+		t.Fatal(err)
+	}
+	ours := client.Keys(t.Context(), "kva{*}:t2:*").Val()
+	if len(ours) != 1 {
+		t.Fatalf("leases are %q", ours)
+	}
+	theirs := strings.Replace(ours[0], ":t2:", ":t:", 1)
+	audit := func(till time.Time, want error) {
+		t.Helper()
+		client.ZAdd(t.Context(), theirs, goredis.Z{Score: float64(till.UnixMicro()), Member: "their request"})
+		if _, err := s.Audit(t.Context(), "m"); !errors.Is(err, want) {
+			t.Errorf("the audit says %v, want %v", err, want)
+		}
+	}
+	audit(time.Now().Add(time.Minute), loads.ErrMixed)
+	audit(time.Now().Add(-time.Second), nil)
+	if p, err := s.Loads(t.Context(), "m"); err != nil || p.Loads[store.RankRef{Pod: "a"}].Requests != 1 {
+		t.Errorf("%+v, %v", p, err)
 	}
 }

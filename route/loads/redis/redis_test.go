@@ -118,7 +118,7 @@ func TestServersClock(t *testing.T) {
 func TestLostKeys(t *testing.T) {
 	client := redistest.Start(t).Client()
 	ctx := context.Background()
-	for _, kind := range []string{"l", "r", "t", "m"} {
+	for _, kind := range []string{"l2", "r2", "t2", "m2"} {
 		t.Run(kind, func(t *testing.T) {
 			clock := loadstest.NewClock()
 			s := newStore(t, client, "lost"+kind, clock)
@@ -183,7 +183,7 @@ func TestDrift(t *testing.T) {
 		}
 	}
 	before, _ := s.Loads(ctx, "m")
-	key := client.Keys(ctx, "kva{*}:l:*").Val()[0]
+	key := client.Keys(ctx, "kva{*}:l2:*").Val()[0]
 	row := []byte(client.HGet(ctx, key, "0:a").Val())
 	binary.LittleEndian.PutUint64(row[5*8:], math.Float64bits(9999))
 	client.HSet(ctx, key, "0:a", row)
