@@ -1,5 +1,5 @@
 // Package blockkey turns tokens into block keys: the hashes under which the
-// index stores who holds which block of which prompt.
+// index stores the holders of each block of a prompt.
 //
 // # The native scheme
 //

@@ -13,7 +13,7 @@ const SchemeVLLM = "vllm"
 
 // VLLMDefaultSeed is what vLLM 0.29 and later hash with when PYTHONHASHSEED is not
 // set and the algorithm is one of sha256. Before, and with the xxhash algorithms,
-// it is 32 random bytes then, which nobody outside of the process knows.
+// it is 32 random bytes then, which only the process knows.
 const VLLMDefaultSeed = "vllm-none-hash"
 
 // VLLMAlgorithm is how vLLM hashes a block, its --prefix-caching-hash-algo.

@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 )
 
-// ErrUnknowable is wrapped by New's error about an engine whose hashes nobody outside
+// ErrUnknowable is wrapped by New's error about an engine whose hashes no program outside
 // of it can know. The error says what to set.
 var ErrUnknowable = errors.New("lmcache: hashes that only the engine knows")
 

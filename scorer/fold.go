@@ -48,7 +48,7 @@ type fold struct {
 	units   units
 }
 
-// heldRun is a run of blocks and who holds them, kept for an explanation.
+// heldRun is a run of blocks and their holders, kept for an explanation.
 type heldRun struct {
 	n    int
 	held []held
@@ -219,7 +219,7 @@ func (f *fold) holdAll(slots []int32, n int32) {
 }
 
 // holder returns the slot and the tier, perhaps a window tier, of a holder that can be
-// scored: one that lives and is no cache worker, nor a prediction that nobody asks for.
+// scored: one that lives and is no cache worker, nor a prediction that the request does not ask for.
 func (f *fold) holder(id store.HolderID) (slot int, tier store.Tier, ok bool) {
 	slot, tier, ok = f.Registry.AnyHolder(id)
 	if ok && f.Registry.Instances() > 0 {

@@ -16,10 +16,10 @@ import (
 //	blocks   | | | | | | | | | | | | | | |
 //	         A B   (4) A     (4) nobody           and who holds blocks natively besides
 //
-// A block is held by who holds every chunk that has a token of it, in the slowest of
+// A holder of a block holds every chunk that has a token of it, in the slowest of
 // the tiers that these are in: what it takes to have all of it. A chunk that the
 // source does not have, behind the prompt's last whole one or behind the first image,
-// is nobody's.
+// has no holder.
 //
 // The sources are told of chunks before the fold is told of blocks, so that it decides
 // at once whether more can change the result. Where an index does it otherwise, blocks
@@ -164,7 +164,7 @@ func (s *source) ahead(block, size int) (blocks int, ok bool) {
 	return min(run.end*s.span, s.end)/size - block, true
 }
 
-// meet returns who holds all chunks from those of the present run to last.
+// meet returns the holders of all chunks from those of the present run to last.
 func (s *source) meet(last int) []held {
 	u := &s.f.units
 	u.next(len(s.reg.Slots) + s.reg.Instances())
@@ -275,7 +275,7 @@ func (f *fold) settle() (more bool) {
 }
 
 // flush takes in the blocks that still wait when the index has told all that it will:
-// chunks that it has not told of are nobody's.
+// chunks that it has not told of have no holder.
 func (f *fold) flush() {
 	if len(f.waiting) == 0 {
 		return

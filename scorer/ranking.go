@@ -37,7 +37,7 @@ type ranking struct {
 	places []place
 }
 
-// collect finds who holds what.
+// collect finds what each pod holds.
 func (r *ranking) collect(f *fold, how *rule, w *Weights) {
 	r.all, r.slots = r.all[:0], r.slots[:0]
 	if f.Registry == nil {

@@ -285,7 +285,7 @@ type Explanation struct {
 	Stages []Stage
 }
 
-// BlockHolders is one block and who holds it.
+// BlockHolders is one block and its holders.
 type BlockHolders struct {
 	Key     blockkey.Key
 	Holders []BlockHolder

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Errors of guarded writes. All of them are final for the writer who gets them:
+// Errors of guarded writes. All of them are final for the writer that gets them:
 // trying again does not help.
 var (
 	// ErrFenced says that another writer owns the generation under a higher

@@ -26,9 +26,9 @@ type Reader struct {
 	Ranks int
 }
 
-// Lease says who reads a rank.
+// Lease names the process that reads a rank.
 type Lease struct {
-	// Reader is the Name of who reads it. It may be dead; see LeaseView.Readers.
+	// Reader is the Name of its reader. It may be dead; see LeaseView.Readers.
 	Reader string
 	// Fence is what it writes under: see Guard. A later lease of the rank has a
 	// higher one.
@@ -49,12 +49,12 @@ const (
 
 // LeaseCall is what a reader says and wants.
 type LeaseCall struct {
-	// Reader is who calls.
+	// Reader is the caller.
 	Reader Reader
 	// TTL is how long the reader lives without another call, 10 ms to MaxLeaseTTL.
 	// With 0 it ends its life: its leases are free.
 	TTL time.Duration
-	// Acquire are ranks to read. One that nobody has, or whose reader is dead, is
+	// Acquire are ranks to read. One that is free, or whose reader is dead, is
 	// given under a new fence, and so is one that the caller has. One that another
 	// living reader has is not.
 	Acquire []RankRef

@@ -14,7 +14,7 @@ var ErrCursor = errors.New("store: the cursor is not of this index")
 // MaxPage is the largest page of a walk in blocks.
 const MaxPage = 1 << 16
 
-// Block is a block as an index stores it, and who holds it.
+// Block is a block as an index stores it, with its holders.
 type Block struct {
 	// Key is the block's store key. The model is mixed into it and cannot be
 	// told from it.

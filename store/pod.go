@@ -24,7 +24,7 @@ const (
 	NumHolderTiers = 2 * NumTiers
 	// Predicted is the tier of blocks that an engine is thought to have on its GPU, since a
 	// request was sent to it. A holder in it ends at a time of its own, see Op.Until, and a
-	// rank has one for each such time. It counts only for who asks for predictions.
+	// rank has one for each such time. It counts only for requests that ask for predictions.
 	Predicted Tier = NumHolderTiers
 	// AllTiers stands for every tier where an operation allows it.
 	AllTiers Tier = 0xff
@@ -188,7 +188,7 @@ type ModelInfo struct {
 	// Scheme is the scheme of the block keys: "native".
 	Scheme string `json:"scheme"`
 	// Unregistered lets values that name pods by their addresses count for pods that
-	// nobody has registered. An [UnregisteredSetter] can change it.
+	// are not registered. An [UnregisteredSetter] can change it.
 	Unregistered bool `json:"unregistered,omitempty"`
 }
 
@@ -197,7 +197,7 @@ func (m *ModelInfo) SameKeys(as *ModelInfo) bool {
 	return m.Name == as.Name && m.BlockSize == as.BlockSize && m.Scheme == as.Scheme
 }
 
-// DefaultBlockSize is the index block size of a model that nobody has set:
+// DefaultBlockSize is the index block size of a model that has none set:
 // tokens per block in the index, independent of the engine's own.
 const DefaultBlockSize = 64
 

@@ -34,7 +34,7 @@ var (
 // HolderID names one holder: a (pod, rank, tier) in one life. The tier may be a window
 // tier. Ids are given in
 // ascending order, begin at 1 and are never reused, so that a block which still
-// names a holder of an ended life credits nobody.
+// names a holder of an ended life gives no credit.
 type HolderID uint32
 
 // Query asks who holds the blocks of one chain.
@@ -92,7 +92,7 @@ type Folder interface {
 	Begin(*Registry)
 	// Run tells that the next n blocks of the chain (n >= 1) are held by
 	// exactly these holders: ascending, without duplicates, valid only during
-	// the call, empty where nobody holds the block. Ids that the registry does
+	// the call, empty where the block has no holder. Ids that the registry does
 	// not know belong to ended lives and count for nothing. Neighbouring runs
 	// may have equal holders: where a run ends is the index's business alone.
 	// Run returns false when no later block can change its result; the index

@@ -85,14 +85,14 @@ type Observer struct {
 	// spoken for the worker before that registered on another one, by. It is told once for
 	// each registration.
 	Stale func(id filing.ID, from, by string)
-	// Shared says that several processes use the id of a worker, and who they are. Of those
+	// Shared says that several processes use the id of a worker, and names them. Of those
 	// that cannot be told apart nothing is kept.
 	Shared func(id filing.ID, by []string)
 	// Lost says that something of a worker may be missing.
 	Lost func(id filing.ID, location, why string)
 	// Synced says that a full sync has been written.
 	Synced func(id filing.ID, location string, keys int, took time.Duration)
-	// Location says that nobody knows the tier of a location; it is told once for each.
+	// Location says that the tier of a location is unknown; it is told once for each.
 	Location func(location string)
 	// Malformed says that a frame was no message, or that a peer was disconnected.
 	Malformed func(addr string, err error)
@@ -174,7 +174,7 @@ type location struct {
 	synced bool
 }
 
-// locationOf is the number of a location; ok is false when nobody knows it.
+// locationOf is the number of a location; ok is false when it is unknown.
 func locationOf(name string) (n int, ok bool) {
 	for i := range locations {
 		if locations[i].name == name {

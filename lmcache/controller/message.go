@@ -206,7 +206,7 @@ func (m *message) unpack(b []byte) error {
 	return nil
 }
 
-// field reads the value of a field and returns what follows. Fields that nobody needs
+// field reads the value of a field and returns what follows. Fields that are not needed
 // are skipped.
 func (m *message) field(name string, b []byte) ([]byte, error) {
 	if len(b) > 0 && b[0] == 0xc0 { // nil is as if it were not there

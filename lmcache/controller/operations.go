@@ -23,7 +23,7 @@ func (c *Controller) push(p *zmq.Peer, frames [][]byte) {
 	}
 }
 
-// errUnknown says that nobody knows a type of message.
+// errUnknown says that a type of message is unknown.
 var errUnknown = errors.New("controller: unknown type of message")
 
 // said takes a message in that needs no answer. It is errStale for one that does not count,

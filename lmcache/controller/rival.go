@@ -96,7 +96,7 @@ func (c *Controller) pushed(w *worker) bool {
 
 // rivals are the processes that use the worker's id at its host, nil if there is but one;
 // c.mu is held. Each process has one address that it tells, and one PUSH socket. Nothing
-// ties the two, so that operations of more than one process are nobody's.
+// ties the two, so that operations of more than one process count for no worker.
 func (c *Controller) rivals(w *worker) []string {
 	told, pushes := map[address]string{}, []string{}
 	for p, s := range c.speaking(w) {

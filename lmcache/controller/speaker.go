@@ -27,7 +27,7 @@ var errStale = errors.New("controller: the worker has registered anew since")
 // one; the rest is for names that were damaged.
 const maxMade = 8
 
-// speaker is whom a connection speaks for: the worker that it has named last.
+// speaker is the worker that a connection speaks for: the one that it has named last.
 type speaker struct {
 	w    *worker
 	life uint64 // of the worker, when it began to speak for it

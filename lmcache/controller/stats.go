@@ -18,7 +18,7 @@ type Stats struct {
 	Stale uint64
 	// Admitted and Evicted count keys.
 	Admitted, Evicted uint64
-	// Unknown counts operations in locations whose tier nobody knows, Unplaced those of
+	// Unknown counts operations in locations of unknown tier, Unplaced those of
 	// workers without a pod, and Dropped those that found no room.
 	Unknown, Unplaced, Dropped uint64
 	// Gaps counts holes in the numbers of operations, Cleared the tiers that lost their

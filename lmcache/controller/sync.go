@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// Limits of a full sync that nobody needs to set.
+// Limits of a full sync that need no setting.
 const (
 	// maxBatches is how many batches a full sync can have; LMCache puts 2,000 keys in
 	// one.

@@ -68,7 +68,7 @@ type Observer struct {
 	// Unmapped says that no pod is known for an instance: nothing is kept of what it
 	// says. It is told once for each reason.
 	Unmapped func(instance string, err error)
-	// Shared says that several servers use the id of an instance, and who they are.
+	// Shared says that several servers use the id of an instance, and names them.
 	Shared func(instance string, by []string)
 	// Lost says that something of an instance may be missing, so that its credit ends.
 	Lost func(instance, why string)

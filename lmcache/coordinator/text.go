@@ -11,14 +11,14 @@ import (
 // text reads a JSON text of a request, one value after another, so that what has too many
 // elements is refused at the first of them that is too much, and before there is memory
 // for more: with encoding/json an empty object of two bytes becomes a struct of a hundred.
-// As LMCache's own coordinator does it skips fields that nobody needs, and of a name that
+// As LMCache's own coordinator does it skips fields that are not needed, and of a name that
 // stands twice takes the last.
 type text struct {
 	b  []byte // is valid JSON
 	at int
 }
 
-// fault is what is wrong with a text, in words for who has sent it.
+// fault is what is wrong with a text, in words for its sender.
 type fault struct {
 	status     int
 	place, why string

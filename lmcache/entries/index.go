@@ -157,7 +157,7 @@ func (w *Writer) silence(now time.Time) {
 	}
 }
 
-// end ends a worker; without removal its entries are left to who writes them now.
+// end ends a worker; without removal its entries are left to their present writer.
 func (w *Writer) end(name string, removal bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

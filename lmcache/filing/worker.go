@@ -62,7 +62,7 @@ type Worker struct {
 	id     ID
 	target Target
 	// IP and Peer are what the worker tells of itself, Host is where its connections come
-	// from, and Shared who else has its id; see the labels.
+	// from, and Shared the others that have its id; see the labels.
 	IP, Peer, Host, Shared string
 	// Incarnation is the number of the instance's life, "" where it has none.
 	Incarnation string
@@ -88,7 +88,7 @@ func NewWorker(c Config, id ID, t Target, shared bool) *Worker {
 // Name is the registration's.
 func (w *Worker) Name() string { return w.name }
 
-// Target is whom it works for.
+// Target is the rank that it works for.
 func (w *Worker) Target() Target { return w.target }
 
 // Open reports whether there is a generation to write to.

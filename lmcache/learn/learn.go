@@ -1,5 +1,5 @@
 // Package learn finds out how engines run LMCache from what LMCache has written to Redis,
-// for models that nobody has configured: the form of the keys, the hash algorithm, the
+// for models that are not configured: the form of the keys, the hash algorithm, the
 // seed and the size of chunks.
 //
 // The names of keys say what is hashed for which model, and not how. So a [Learner] takes a

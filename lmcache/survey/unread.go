@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache"
 )
 
-// whyUnread says why nobody asks for such names.
+// whyUnread says why such names are never asked for.
 func (s *Survey) whyUnread(g *group) check.Finding {
 	never := func(level check.Level, because, do string) check.Finding {
 		return check.Finding{Level: level, Means: "they never match: " + because, Do: do}

@@ -12,12 +12,12 @@ import (
 // Behind an evicted block a chain is unreachable, however many blocks are left
 // of it. So victims should be tails, or whole chains. A lookup walks a chain
 // from its head, and so renews the head whenever it renews a block behind it; a
-// chain that nobody asks for grows old as a whole and lies together, and goes
+// chain that no request asks for grows old as a whole and lies together, and goes
 // as a whole, tail first. Random or least-frequently-used eviction takes heads
 // as often as tails and leaves most of the survivors unreachable.
 //
 // The age moves by one with each eighth of the index that is filled anew, so a
-// block that nobody asks for is gone after about eight ages, and 64 are enough
+// block that no request asks for is gone after about eight ages, and 64 are enough
 // to tell old from young.
 const (
 	// agesOfALife is the number of ages in which the whole index is filled anew.

@@ -260,7 +260,7 @@ func (j *janitor) empty(c *chunk, id uint32) {
 	}
 }
 
-// reap frees sets that nobody refers to. It returns whether there are more.
+// reap frees unused sets, and reports whether there are more.
 func (x *Index) reap(limit int) (more bool) {
 	x.gate.Lock()
 	defer x.gate.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// leases are who reads which rank. Within one process there is one reader, most
+// leases are the readers of ranks. Within one process there is one reader, most
 // often; more of them are for tests.
 type leases struct {
 	mu      sync.Mutex // protects all below

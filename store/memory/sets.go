@@ -14,7 +14,7 @@ import (
 //
 // A set is counted by the slots that refer to it. While writers work, counts
 // lag behind the slots and may even be negative; they are exact under the gate.
-// Only there are the sets freed that nobody refers to, see reap.
+// Unused sets are freed only there, see reap.
 type sets struct {
 	root [1 << rootBits]atomic.Pointer[setDir] // readers go through it
 
@@ -248,7 +248,7 @@ func (s *sets) intern(ids []store.HolderID) (uint32, bool) {
 	s.byHash[hash] = id
 	s.peak = max(s.peak, len(s.byHash))
 	s.size.Add(p.bytes())
-	// Nobody refers to it yet, and perhaps nobody ever will.
+	// It is unused so far, and may stay so.
 	s.queue(id, page)
 	return id, true
 }

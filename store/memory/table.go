@@ -20,7 +20,7 @@ const (
 // lock; writers hold the shard's lock.
 type bucket struct {
 	// passed counts the entries that did not fit here and lie further on. A
-	// reader who does not find its key goes on only where it is not 0.
+	// reader that does not find its key goes on only where it is not 0.
 	passed uint32
 	// built is how many entries resize has put here; nothing else reads it.
 	built uint32
@@ -197,7 +197,7 @@ func (x *Index) resize(id uint8, s *shard, n int) {
 	x.bytes.Add(int64(n-len(old)) * bucketBytes)
 }
 
-// put is insert into a table that nobody else can see.
+// put is insert into a table that no other goroutine can see.
 func (t table) put(e uint64) {
 	for i := t.home(entryTag(e)); ; i = t.after(i) {
 		b := &t[i]

@@ -194,7 +194,7 @@ func (l *lookup) window(c *chain) int {
 }
 
 // beside returns how many blocks of a chain have tokens of its lead's present window.
-// Leads stand behind who goes along with them; one that is not there has been read
+// Leads stand behind the queries that go along with them; one that is not there has been read
 // wholly.
 func (l *lookup) beside(i int) int {
 	c := &l.open[i]

@@ -9,7 +9,7 @@ import (
 )
 
 // sets interns sets of holders: equal ones are one, with a small number. 0 is the
-// empty set and has no entry. Its methods are for who holds the table's lock, but
+// empty set and has no entry. Its methods need the table's lock, but
 // for ids.
 type sets struct {
 	// root leads to all sets by number, through pages that stay once they are there.
@@ -92,7 +92,7 @@ func (s *sets) intern(ids []store.HolderID) (uint32, error) {
 	return n, nil
 }
 
-// queue notes that nobody may refer to a set.
+// queue notes that a set may be unused.
 func (s *sets) queue(n uint32) {
 	if e := s.get(n); !e.queued {
 		e.queued = true
@@ -108,7 +108,7 @@ func (s *sets) count(n uint32, by int) {
 	}
 }
 
-// reapSome frees what nobody refers to, when there is enough of it: each time costs
+// reapSome frees unused sets, when there is enough of it: each time costs
 // readers a second look at a few blocks.
 func (s *sets) reapSome() {
 	if len(s.zeros) >= max(256, s.live/8) {

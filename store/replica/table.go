@@ -23,7 +23,7 @@ const (
 	slotBytes = int64(unsafe.Sizeof(slot{}))
 )
 
-// dead is the set of a slot whose block is held by nobody any more.
+// dead is the set of a slot whose block has lost all its holders.
 const dead = ^uint32(0)
 
 // slot is a block. Its key is written once, before its set.
@@ -44,7 +44,7 @@ type shard struct {
 	round uint32
 }
 
-// table is who holds which blocks. It implements changelog.Sink.
+// table has the holders of blocks. It implements changelog.Sink.
 type table struct {
 	shards       [blockkey.Partitions]shard
 	sets         sets
@@ -81,7 +81,7 @@ func (t *table) home(k blockkey.StoreKey, n int) int {
 	return int(hi)
 }
 
-// find returns the set of a block, 0 when nobody holds it. It takes no lock.
+// find returns the set of a block, 0 when it has no holder. It takes no lock.
 func (t *table) find(k blockkey.StoreKey) uint32 {
 	slots := *t.shards[k.Partition()].slots.Load()
 	for i := t.home(k, len(slots)); ; {

@@ -69,7 +69,7 @@ type Header struct {
 	Version    int `json:"version"`
 	Schema     int `json:"schema"`
 	Partitions int `json:"partitions"`
-	// Created is when the segment was begun, by the clock of who wrote it.
+	// Created is when the segment was begun, by its writer's clock.
 	Created time.Time `json:"created"`
 	// Epoch is the registry's epoch then.
 	Epoch uint64 `json:"epoch"`

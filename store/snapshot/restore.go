@@ -358,7 +358,7 @@ func (d *restorer) apply(ctx context.Context, lines []lineSpan, from lineSpan) e
 }
 
 // alive renews the pods of this restore, so that none ends because the restore
-// takes long, and returns who is registered.
+// takes long, and returns the registered pods.
 func (d *restorer) alive(ctx context.Context) (*store.Registry, error) {
 	reg, err := d.into.Registry(ctx)
 	if err != nil {

@@ -51,7 +51,7 @@ type history struct {
 	m *Model
 	// gens are the generations that ever were, and what was sent under each.
 	gens []*generation
-	// owners are who writes under a fence.
+	// owners are the writers under each fence.
 	owners map[tenure]store.Index
 }
 

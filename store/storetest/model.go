@@ -326,7 +326,7 @@ func (m *Model) Pods() []store.Pod {
 	return out
 }
 
-// Lookup returns who holds the blocks of a chain.
+// Lookup returns the holders of the blocks of a chain.
 func (m *Model) Lookup(mask blockkey.Model, keys []blockkey.Key) Answer {
 	out := make(Answer, len(keys))
 	names := slices.Sorted(maps.Keys(m.pods))

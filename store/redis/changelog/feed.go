@@ -119,7 +119,7 @@ type State struct {
 // being told meanwhile:
 //
 //	walk: reads block k: held by 17
-//	writer: k is held by nobody: entry 5
+//	writer: k has no holder: entry 5
 //	feed: tells entry 5; must not tell 17 after that
 //
 // An entry that is told after a page, and was written before it, may for a moment
