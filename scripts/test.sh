@@ -64,6 +64,10 @@ if [ $# = 0 ]; then
   # Those that take longest and wait most begin first, so that the others run beside them.
   packages=(./store/redis ./cmd/kvatlas ./tokenpool ./...)
 fi
+if [ $# = 0 ]; then
+  # Again with what must hold after each change of the loads' state (internal/invariants).
+  go test -vet=off -tags kvatlas_invariants ./route/loads
+fi
 step 6 "go test -race"
 json=.cache/test.json
 go_tests "$name" $json "${packages[@]}"

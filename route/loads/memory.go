@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"container/heap"
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/invariants"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -109,6 +111,7 @@ func (m *Memory) Book(_ context.Context, c *Call) (Booked, error) {
 	b, now := m.book(c.Model, true), m.micros()
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	defer b.mustAgree()
 	old, err := b.open(c, now)
 	if err != nil {
 		return Booked{}, err
@@ -315,6 +318,7 @@ func (m *Memory) report(model, id string, change func(b *book, r *reservation, n
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	defer b.mustAgree()
 	b.endOverdue(now, maxOverdue)
 	r := b.reserved[id]
 	if r == nil || r.until <= now {
@@ -443,6 +447,26 @@ func (m *Memory) Audit(_ context.Context, model string) ([]Difference, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.endOverdue(now, math.MaxInt)
+	out, sums := b.compare()
+	for _, d := range out {
+		b.rows[d.RankRef] = sums[d.RankRef]
+	}
+	return out, nil
+}
+
+// mustAgree panics where a load is not the sum of its reservations, in a build with
+// invariants.
+func (b *book) mustAgree() {
+	if !invariants.Enabled {
+		return
+	}
+	if out, _ := b.compare(); len(out) > 0 {
+		panic(fmt.Sprintf("loads: loads that are not the sum of their reservations: %+v", out))
+	}
+}
+
+// compare returns where loads differ from the sums of their reservations, and these sums.
+func (b *book) compare() ([]Difference, map[store.RankRef]*row) {
 	sums := map[store.RankRef]*row{}
 	for at, l := range b.rows {
 		sums[at] = &row{Load: l.lasting(), life: l.life, marks: map[blockkey.Key]int{}}
@@ -473,11 +497,10 @@ func (m *Memory) Audit(_ context.Context, model string) ([]Difference, error) {
 	for at, l := range b.rows {
 		if s := sums[at]; s.Load != l.Load {
 			out = append(out, Difference{RankRef: at, Load: l.Load, Reserved: s.Load})
-			b.rows[at] = s
 		}
 	}
 	slices.SortFunc(out, func(x, y Difference) int { return cmp.Or(cmp.Compare(x.Pod, y.Pod), cmp.Compare(x.Rank, y.Rank)) })
-	return out, nil
+	return out, sums
 }
 
 // leases is a heap of reservations by the end of their leases.
