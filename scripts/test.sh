@@ -27,9 +27,10 @@ step 1 "tools that the tests need"
 need_go "$name"
 need_cxx "$name"
 need_tool "$name" redis-server redis-server "the Redis store is tested against a real server"
-# Completion is typed into all three; a test is skipped of one that is not there.
-for shell in zsh fish; do
-  command -v $shell >/dev/null || ! can_apt || apt_install "$name" $shell || true
+# Completion is typed into all three shells, and commands of the documents use the others; a test is skipped of one that
+# is not there.
+for tool in zsh fish curl jq; do
+  command -v $tool >/dev/null || ! can_apt || apt_install "$name" $tool || true
 done
 go version
 redis-server --version

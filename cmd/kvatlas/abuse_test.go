@@ -4,12 +4,9 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -150,19 +147,7 @@ func TestAbusePage(t *testing.T) {
 			text = p.text
 		}
 	}
-	files := map[string]string{} // of each test
-	_ = filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err == nil && d.IsDir() && d.Name() != ".." && strings.HasPrefix(d.Name(), "."):
-			return fs.SkipDir
-		case err == nil && strings.HasSuffix(path, "_test.go"):
-			source, _ := os.ReadFile(path)
-			for _, f := range testNames.FindAllStringSubmatch(string(source), -1) {
-				files[f[1]] += string(source)
-			}
-		}
-		return err
-	})
+	files := testFiles(t)
 	tables := []string{
 		"TestTokens", "TestAdmit", "TestFilesThatAreRefused", "TestCertificates", "TestListenerOfOthers", "TestAbuse", "TestSmuggling",
 		"TestSaltOfAClient", "TestAddressForms", "TestNetworks", "TestRebinding", "TestRedirects",

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 )
@@ -165,6 +167,7 @@ func TestDocumentedCommands(t *testing.T) {
 		all.WriteString(text)
 	}
 	seen := map[string]int{}
+	tests := testFiles(t)
 	for _, p := range pages(t) {
 		wrong := func(line, format string, args ...any) {
 			t.Errorf("%s: %q: %s", p.name, strings.TrimSpace(line), fmt.Sprintf(format, args...))
@@ -219,6 +222,11 @@ func TestDocumentedCommands(t *testing.T) {
 					wrong(line, "there is no file %s", m[1])
 				}
 			}
+			if name := strings.TrimSpace(line); strings.HasPrefix(name, "Test") && testName.MatchString(name) {
+				if seen["tests"]++; tests[name] == "" && name != "TestCase" { // which is a beginning
+					wrong(line, "there is no such test")
+				}
+			}
 			checkGo(line, seen, func(format string, args ...any) { wrong(line, format, args...) })
 			for _, m := range regexp.MustCompile(`(?:^(?:(GET|POST|PUT|DELETE) )?|(?:\$K|127\.0\.0\.1:80\d\d|localhost:80\d\d))(/(?:v1|healthz|readyz|metrics|openapi\.json|tokenize|detokenize)[^\s'"?#]*)`).FindAllStringSubmatch(line, -1) {
 				if seen["paths"]++; !knownPath(api, m[1], m[2]) {
@@ -228,7 +236,7 @@ func TestDocumentedCommands(t *testing.T) {
 		}
 	}
 	t.Logf("%v", seen)
-	for what, least := range map[string]int{"commands": 90, "flags": 180, "paths": 180, "make": 30, "files": 30, "tests": 40} {
+	for what, least := range map[string]int{"commands": 90, "flags": 180, "paths": 180, "make": 30, "files": 30, "tests": 400} {
 		if seen[what] < least {
 			t.Errorf("only %d %s are found in the pages", seen[what], what)
 		}
@@ -291,6 +299,83 @@ func checkGo(line string, seen map[string]int, wrong func(string, ...any)) {
 		wrong("no test of %v is named by %s", dirs, pattern)
 	}
 }
+
+// testFiles are the sources of the files that each test stands in.
+func testFiles(t *testing.T) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && d.Name() != ".." && strings.HasPrefix(d.Name(), "."):
+			return fs.SkipDir
+		case !strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		source, err := os.ReadFile(path)
+		for _, f := range testNames.FindAllStringSubmatch(string(source), -1) {
+			files[f[1]] += string(source)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// TestDocumentedLinks: what a page links to within the repository is there, headings too.
+func TestDocumentedLinks(t *testing.T) {
+	headings := map[string]map[string]bool{}
+	for _, p := range pages(t) {
+		headings[p.name] = map[string]bool{}
+		for _, m := range regexp.MustCompile("(?m)^#+ (.*)$").FindAllStringSubmatch(fences.ReplaceAllString(p.text, ""), -1) {
+			headings[p.name][anchor(m[1])] = true
+		}
+		for _, m := range regexp.MustCompile(`<a id="([^"]+)">`).FindAllStringSubmatch(p.text, -1) {
+			headings[p.name][m[1]] = true
+		}
+	}
+	links := 0
+	for _, p := range pages(t) {
+		for _, m := range regexp.MustCompile(`\]\(([^()\s]+)\)`).FindAllStringSubmatch(fences.ReplaceAllString(p.text, ""), -1) {
+			if strings.Contains(m[1], "://") || strings.HasPrefix(m[1], "mailto:") {
+				continue
+			}
+			links++
+			file, heading, some := strings.Cut(m[1], "#")
+			to := p.name
+			if file != "" {
+				to = path.Join(path.Dir(p.name), file)
+			}
+			if _, err := os.Stat("../../" + to); err != nil {
+				t.Errorf("%s links to %s, which is not there", p.name, m[1])
+			} else if known, page := headings[to]; some && page && !known[heading] {
+				t.Errorf("%s links to %s, which has no such heading", p.name, m[1])
+			}
+		}
+	}
+	if links < 300 {
+		t.Errorf("only %d links are found", links)
+	}
+}
+
+// anchor is the name that GitHub gives a heading.
+func anchor(heading string) string {
+	var b strings.Builder
+	for _, c := range strings.ToLower(regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`).ReplaceAllString(heading, "$1")) {
+		switch {
+		case c == ' ':
+			b.WriteByte('-')
+		case c == '-' || c == '_' || unicode.IsLetter(c) || unicode.IsDigit(c):
+			b.WriteRune(c)
+		}
+	}
+	return b.String()
+}
+
+var testName = regexp.MustCompile(`^Test\w+$`)
 
 var testNames = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark|Example)\w*)\(`)
 
