@@ -122,6 +122,7 @@ func BenchmarkHardTexts(b *testing.B) {
 }
 
 func benchHard(b *testing.B, model, text string, fast bool) {
+	b.Helper()
 	p := benchPool(b, Config{MaxTextBytes: MaxTextLimit, WorkBytes: bytesPerByte * MaxTextLimit, Fast: fast}, model)
 	before, n := resetPeak(), 0
 	cpu := cpuTime(b)
@@ -140,6 +141,7 @@ func benchHard(b *testing.B, model, text string, fast bool) {
 
 // benchPool is a pool that has a model loaded, and proven if that can be.
 func benchPool(b *testing.B, cfg Config, model string) *Pool {
+	b.Helper()
 	ready := make(chan error, 1)
 	cfg.Observer.Proven = func(_ string, err error) { ready <- err }
 	p := realPool(b, cfg)

@@ -31,8 +31,8 @@ func fingerprintOf(sum [sha256.Size]byte) string { return hex.EncodeToString(sum
 // tokenizer.json.
 func (p *Pool) findSource(files Files) (src source, err error) {
 	if p.kept != nil {
-		key, err := p.kept.Key(files.Tokenizer, []byte(files.Name), files.Config, files.Added, files.SpecialTokens, files.Model)
-		if err == nil {
+		// Without a key all goes on as without a folder.
+		if key, keyErr := p.kept.Key(files.Tokenizer, []byte(files.Name), files.Config, files.Added, files.SpecialTokens, files.Model); keyErr == nil {
 			src.key = &key
 			p.useProof(&src, p.kept.Load(key))
 		}

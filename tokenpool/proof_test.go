@@ -65,7 +65,7 @@ func TestProofOfOtherFiles(t *testing.T) {
 	prove(t, dir)
 	f := newFakes(t)
 	f.models["m"] = strings.Replace(string(smallBPE(t)), "|end|", "|eos|", 1)
-	p, err := newPool(Config{Origin: f, Fast: true, ProofDir: dir}, func(data []byte, split bool) (encoder, error) {
+	p, err := newPool(Config{Origin: f, Fast: true, ProofDir: dir}, func([]byte, bool) (encoder, error) {
 		return nil, errors.New("the reference is asked")
 	})
 	if err != nil {

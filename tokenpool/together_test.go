@@ -43,7 +43,10 @@ type watched struct {
 func (w *watched) encode(text string, special bool) ([]uint32, []int) {
 	n := w.inside.Add(1)
 	defer w.inside.Add(-1)
-	for m := w.most.Load(); n > m && !w.most.CompareAndSwap(m, n); m = w.most.Load() {
+	for {
+		if m := w.most.Load(); n <= m || w.most.CompareAndSwap(m, n) {
+			break
+		}
 	}
 	if n > 1 {
 		w.once.Do(func() { close(w.met) })
