@@ -13,7 +13,7 @@ SOAK      ?= 10000000
 TOKENIZERS := .cache/tokenizers
 
 .DEFAULT_GOAL := help
-.PHONY: help run test-all build tokenizers models engines lmcache test interop lint audit bench soak real goldens clean FORCE
+.PHONY: help run test-all build tokenizers models engines lmcache test interop lint audit bench soak real goldens charts clean FORCE
 
 help: ## list these targets
 	@echo "kvatlas $(VERSION)"
@@ -61,6 +61,9 @@ lint: tokenizers ## check the policy of .golangci.yml
 
 audit: ## check licences and known vulnerabilities of all that the program is built from
 	@scripts/audit.sh
+
+charts: ## render the Helm chart and read it and the Kubernetes manifests strictly, in a module of its own
+	cd deploy/check && $(GO) test .
 
 bench: tokenizers models ## run the Go benchmarks (BENCH=regexp, BENCHTIME=1s, PKG=./...)
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem $(PKG)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"flag"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,7 +54,34 @@ func settingsOf(t *testing.T, flags []string, env map[string]string) *config.Loa
 	return c
 }
 
-// TestManifestsHaveTheMemory holds the limits of memory in the manifests and in compose's file
+// chartObjects are kvatlas's own Deployment and settings of what deploy/check has rendered the
+// Helm chart to.
+func chartObjects(t *testing.T, file string) (deployment, settings manifest) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for doc := range bytes.SplitSeq(text, []byte("---\n")) {
+		var m manifest
+		if err := yaml.Unmarshal(doc, &m); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		switch {
+		case m.Metadata.Name != "kvatlas":
+		case m.Kind == "Deployment":
+			deployment = m
+		case m.Kind == "ConfigMap":
+			settings = m
+		}
+	}
+	if len(deployment.Spec.Template.Spec.Containers) != 1 || len(settings.Data) == 0 {
+		t.Fatalf("%s: %+v %+v", file, deployment, settings)
+	}
+	return deployment, settings
+}
+
+// TestManifestsHaveTheMemory holds the limits of memory in the manifests, in the Helm chart and in compose's file
 // against what the settings there allow: Go's part fits its own limit, and that fits with the
 // tokenizers into the container's.
 func TestManifestsHaveTheMemory(t *testing.T) {
@@ -83,6 +111,17 @@ func TestManifestsHaveTheMemory(t *testing.T) {
 			configs = append(configs, m)
 		}
 		env := c.environment(t, configs...)
+		hold(file, env["GOMEMLIMIT"], c.Resources.Limits.Memory, settingsOf(t, nil, env))
+	}
+
+	rendered, err := filepath.Glob("../../deploy/check/testdata/*.rendered.yaml")
+	if err != nil || len(rendered) < 3 {
+		t.Fatalf("the chart is rendered to %q: %v", rendered, err)
+	}
+	for _, file := range rendered {
+		deployment, settings := chartObjects(t, file)
+		c := deployment.Spec.Template.Spec.Containers[0]
+		env := c.environment(t, settings)
 		hold(file, env["GOMEMLIMIT"], c.Resources.Limits.Memory, settingsOf(t, nil, env))
 	}
 
