@@ -36,6 +36,7 @@ func (f *fleet) raw(t *testing.T, text string, methods ...string) (out []reply) 
 			t.Fatalf("%v after %d answers to %.100q", err, len(out), text)
 		}
 		b, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
 		if err != nil {
 			t.Fatalf("%v in answer %d to %.100q", err, len(out), text)
 		}
@@ -172,6 +173,9 @@ func TestUpgrade(t *testing.T) {
 	_, _ = io.WriteString(c, "GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: words\r\n\r\n")
 	r := bufio.NewReader(c)
 	resp, err := http.ReadResponse(r, nil)
+	if err == nil {
+		defer resp.Body.Close()
+	}
 	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols || resp.Header.Get("X-Kvatlas-Pod") != address {
 		t.Fatalf("%+v, %v", resp, err)
 	}
@@ -267,10 +271,14 @@ func TestClientsThatStall(t *testing.T) {
 		if s.Status != x.status || s.Cut != (x.status == http.StatusOK) {
 			t.Errorf("%s: %+v", x.what, s)
 		}
-		if resp, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || resp.StatusCode != x.status {
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil || resp.StatusCode != x.status {
 			t.Errorf("%s: the client sees %+v, %v", x.what, resp, err)
 		}
 		_ = c.Close()
+		if err == nil {
+			_ = resp.Body.Close()
+		}
 	}
 	<-gone
 	f.idle()
