@@ -51,6 +51,7 @@ var said = map[string][]string{
 	"docs/replica.md":     {"on", "off"},
 	"docs/lmcache.md":     {`"best":"10.0.0.1:8000"`, `"tiers":{"cpu":4}`},
 	"docs/routing.md":     {`"bandwidth":12500000000`},
+	"docs/cli.md":         {"no pods", "MODEL", "no loads"},
 	"docs/operations.md":  {},
 }
 
@@ -215,6 +216,7 @@ func newDesk(t *testing.T) *desk {
 	wrapper := fmt.Sprintf(`#!/bin/bash
 export %[1]s=1
 case $1 in
+pods | models | loads) set -- "$@" --server 127.0.0.1:%[8]s ;;
 sim) set -- "$@" --port %[3]d --control 127.0.0.1:%[4]d --events-port %[5]d --replay-port %[6]d ;;
 serve)
 	case "$*" in *--pods*) set -- "$@" --preload %[7]s ;; esac
@@ -229,7 +231,7 @@ score)
 	exit ;;
 esac
 exec %[2]q "$@"
-`, runAsProgram, self, sim, sim+8, sim+9, sim+17, demo.Model)
+`, runAsProgram, self, sim, sim+8, sim+9, sim+17, demo.Model, d.ports["8080"])
 	if err := os.WriteFile(filepath.Join(d.dir, "bin", "kvatlas"), []byte(wrapper), 0o700); err != nil { //nolint:gosec // it is run
 		t.Fatal(err)
 	}
