@@ -147,7 +147,7 @@ func TestSaltOfACaller(t *testing.T) {
 			own++
 		}
 	}
-	if own != 18 {
+	if own != 19 {
 		t.Errorf("a tenant may use %d routes", own)
 	}
 }
