@@ -123,6 +123,7 @@ beat() {
   ) &
   pid=$!
   "$@" || rc=$?
-  kill "$pid" 2>/dev/null && wait "$pid" 2>/dev/null || true
+  # Not TERM: one that comes before the subshell has begun makes it run the script's EXIT trap.
+  kill -KILL "$pid" 2>/dev/null && wait "$pid" 2>/dev/null || true
   return "$rc"
 }
