@@ -188,7 +188,7 @@ func (r *Router) Prefixes(ctx context.Context, model string, most int) (Prefixes
 // gatherDemand returns what was counted here and by other processes. With an error it is what was
 // counted here.
 func (r *Router) gatherDemand(ctx context.Context, model string) (out []demand.Counted, err error) {
-	if own, any := r.counted(model, 0); any {
+	if own, ok := r.counted(model, 0); ok {
 		out = append(out, own)
 	}
 	if r.c.Notes == nil {

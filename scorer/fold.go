@@ -319,13 +319,13 @@ func (f *fold) touchPlain(holders []store.HolderID) {
 		if !ok || slot >= len(seen) || slot >= len(best) {
 			continue
 		}
-		switch was := seen[slot]; {
-		case was == run:
+		switch seen[slot] {
+		case run:
 			if f.place[tier] < f.place[best[slot]] {
 				best[slot] = uint8(tier)
 			}
 			continue
-		case was == 0:
+		case 0:
 			f.found = append(f.found, int32(slot))
 		}
 		seen[slot], best[slot] = run, uint8(tier)

@@ -136,7 +136,7 @@ func readBinary[T any](c *call, fs scan.Fields[T], names []string, dst *T, in *r
 	if f, err = scan.Read(&c.scan, fs, names, dst); err != nil {
 		return f, err
 	}
-	return f, in.ReadBinary(&f, tokens)
+	return in.ReadBinary(f, tokens)
 }
 
 // scorePrompts makes the answer to a request with a list of prompts.

@@ -34,7 +34,7 @@ func raw(t *testing.T, address, text string, halfClose bool) (statuses []int) {
 	go func() {
 		_, _ = io.WriteString(c, text)
 		if halfClose {
-			_ = c.(*net.TCPConn).CloseWrite() //nolint:forcetypeassert // it is TCP
+			_ = c.(*net.TCPConn).CloseWrite()
 		}
 	}()
 	for r := bufio.NewReader(c); ; {

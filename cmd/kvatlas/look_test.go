@@ -113,7 +113,7 @@ func TestLookWithAToken(t *testing.T) {
 		"pods --server ftp://h":                 "--server: ",
 		"pods --json --model m --server http:h": "--model is for the table",
 		"models x":                              "it takes flags only",
-		"pods --modle x":                        "did you mean --model?",
+		"pods --moodel x":                       "did you mean --model?",
 	} {
 		if status, _, stderr := call(t, "", strings.Fields(args)...); status == cli.ExitOK || !strings.Contains(stderr, want) {
 			t.Errorf("%s: ends with %d\n%s\nwant %s", args, status, stderr, want)

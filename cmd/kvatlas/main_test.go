@@ -227,7 +227,7 @@ func TestCommands(t *testing.T) {
 		{[]string{"token", "--role", "wirte", "n"}, 2, "", "(did you mean write?)"},
 		{[]string{"restore", "--mode", "replce", "f"}, 2, "", "(did you mean replace?)"},
 		{[]string{"completion", "zhs"}, 2, "", "(did you mean zsh?)"},
-		{[]string{"score", "--modle", "m", "x"}, 2, "", "--modle: no such flag (did you mean --model?)"},
+		{[]string{"score", "--moodel", "m", "x"}, 2, "", "--moodel: no such flag (did you mean --model?)"},
 		{[]string{"serve", "--help"}, 0, "--score-budget DURATION", ""},
 		{[]string{"serve", "--lisen=x"}, 2, "", "--lisen: no such flag (did you mean --listen?)"},
 		{[]string{"serve", "now"}, 2, "", `"now": it takes flags only`},

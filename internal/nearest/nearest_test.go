@@ -10,7 +10,7 @@ func TestWord(t *testing.T) {
 	for wrong, want := range map[string]string{
 		"srve":                             "serve",
 		"scoer":                            "score",
-		"modle":                            "model",
+		"moodel":                           "model",
 		"SERVE":                            "serve",
 		"round":                            "round_robin",
 		"longest-prefix":                   "longest_prefix",

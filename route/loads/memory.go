@@ -192,7 +192,8 @@ func (b *book) cost(call *Call, c *Candidate, w Weights, marks []blockkey.Key, t
 		d, _ := call.beside(*c, call.shared(c, held, marks))
 		c = &d
 	}
-	return c.Cost(w, &l, added, now), l
+	cost := c.Cost(w, &l, added, now)
+	return cost, l
 }
 
 // row returns the row of a rank, which it makes or begins anew where there is none or it is

@@ -22,7 +22,7 @@ func (m *Memory) PutDemand(_ context.Context, model, process string, counted []b
 	if _, known := all[process]; !known && len(all) >= MaxTellers {
 		oldest := process
 		for name, t := range all {
-			if o, any := all[oldest]; !any || t.at < o.at || t.at == o.at && name < oldest {
+			if o, ok := all[oldest]; !ok || t.at < o.at || t.at == o.at && name < oldest {
 				oldest = name
 			}
 		}

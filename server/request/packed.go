@@ -32,19 +32,18 @@ func CutTokens(body []byte) (head, tokens []byte, err error) {
 	return head, tokens, nil
 }
 
-// ReadBinary reads the tokens behind the object, which the form has then.
-func (in *Input) ReadBinary(f *scan.Form, tokens []byte) error {
+// ReadBinary reads the tokens behind the object, and returns the object's form with them.
+func (in *Input) ReadBinary(f scan.Form, tokens []byte) (scan.Form, error) {
 	switch most := in.Limits.MaxTokens; {
 	case f.Has("tokens"):
-		return refusal.Invalid("tokens", "tokens are given twice, in the object and behind it")
+		return f, refusal.Invalid("tokens", "tokens are given twice, in the object and behind it")
 	case len(tokens)%4 != 0:
-		return refusal.Invalid("tokens", "there are %d bytes behind the object, which are no whole tokens: they have 4 bytes each, little-endian", len(tokens))
+		return f, refusal.Invalid("tokens", "there are %d bytes behind the object, which are no whole tokens: they have 4 bytes each, little-endian", len(tokens))
 	case len(tokens)/4 > most:
-		return refusal.TooLarge("tokens", "tokens has more than %d elements, the limit", most)
+		return f, refusal.TooLarge("tokens", "tokens has more than %d elements, the limit", most)
 	}
 	in.Tokens = appendTokens(in.Tokens[:0], tokens)
-	f.Add("tokens")
-	return nil
+	return f.With("tokens"), nil
 }
 
 // appendTokens appends u32 little-endian, of which raw has whole ones.

@@ -35,8 +35,11 @@ func NamesOf[T any](fs Fields[T]) []string {
 // Has reports whether a field was given.
 func (f Form) Has(name string) bool { return f.seen&(1<<slices.Index(f.names, name)) != 0 }
 
-// Add makes a field one that was given.
-func (f *Form) Add(name string) { f.seen |= 1 << slices.Index(f.names, name) }
+// With returns the form with one more field as given.
+func (f Form) With(name string) Form {
+	f.seen |= 1 << slices.Index(f.names, name)
+	return f
+}
 
 // Need refuses a form without these fields.
 func (f Form) Need(names ...string) error {

@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"bytes"
 	"hash/maphash"
 	"unicode/utf8"
 	"unsafe"
@@ -58,7 +59,7 @@ func (v *vocabulary) find(word []byte) (uint32, bool) {
 		return 0, false
 	}
 	for i := v.slot(word); v.table[i] != 0; i = (i + 1) & (len(v.table) - 1) {
-		if id := v.table[i] - 1; string(v.token(id)) == string(word) {
+		if id := v.table[i] - 1; bytes.Equal(v.token(id), word) {
 			return id, true
 		}
 	}
