@@ -13,7 +13,7 @@ SOAK      ?= 10000000
 TOKENIZERS := .cache/tokenizers
 
 .DEFAULT_GOAL := help
-.PHONY: help run test-all build tokenizers models engines lmcache test interop lint audit bench soak real goldens charts clean FORCE
+.PHONY: help run test-all build tokenizers models engines lmcache test interop lint audit bench soak real goldens charts dist clean FORCE
 
 help: ## list these targets
 	@echo "kvatlas $(VERSION)"
@@ -62,6 +62,9 @@ lint: tokenizers ## check the policy of .golangci.yml
 audit: ## check licences and known vulnerabilities of all that the program is built from
 	@scripts/audit.sh
 
+dist: ## build what a release has into dist/: a static program, an SBOM, sums (DIST="linux-amd64 linux-arm64" for both)
+	@VERSION=$(VERSION) scripts/dist.sh $(DIST)
+
 charts: ## render the Helm chart and read it and the Kubernetes manifests strictly, in a module of its own
 	cd deploy/check && $(GO) test .
 
@@ -87,6 +90,6 @@ goldens: models ## make testdata/tokens anew with the reference library (needs P
 	scripts/make-token-goldens.py
 
 clean: ## remove what the build made; libraries cached for other checkouts stay
-	rm -rf bin lib .cache tokenpool/internal/link/zz_stamp.go
+	rm -rf bin dist lib .cache tokenpool/internal/link/zz_stamp.go
 
 FORCE:
