@@ -39,6 +39,7 @@ var notRun = map[string]string{
 	"docs/http-api.md:":                           "TestDocumentedExamples of package server runs all of them",
 	"docs/operations.md: kvatlas token --role":    "a certificate for a name; TestCredentials, TestServeTLS",
 	"docs/sim.md: scripts/fetch-tokenizers.sh":    "the internet; TestSimTokenizer",
+	"docs/release.md: make dist":                  "minutes, and cross compilers",
 	"docs/release.md: CGO_ENABLED=0 go install":   "the internet; CI builds what needs no cgo without it",
 	"examples/writers/README.md: scripts/venv.sh": "the internet; the tests of examples/writers run both writers",
 	"real/README.md:":                             "a vLLM",
