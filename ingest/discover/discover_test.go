@@ -584,3 +584,68 @@ func TestRegistryThatIsLost(t *testing.T) {
 		}
 	})
 }
+
+// starting is an engine that answers from a time on.
+type starting struct {
+	at    time.Time
+	asked int
+}
+
+func (s *starting) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.asked++
+	if time.Now().Before(s.at) {
+		return nil, errors.New("connection refused")
+	}
+	w := httptest.NewRecorder()
+	if r.URL.Path == "/v1/models" {
+		_, _ = w.WriteString(`{"object":"list","data":[{"id":"m","object":"model"}]}`)
+	} else {
+		http.NotFound(w, r)
+	}
+	return w.Result(), nil
+}
+
+// TestEngineThatStarts registers a pod soon after its engine can be asked, and does not ask one
+// that never can much more often than its registration would be renewed.
+func TestEngineThatStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, err := memory.New(memory.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		engine := &starting{at: time.Now().Add(1200 * time.Millisecond)}
+		r, err := New(Config{Index: x, Sources: []Source{List{{Name: "a:1"}}}, Lease: 30 * time.Second, Asker: &Asker{Client: &http.Client{Transport: engine}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { _ = r.Run(ctx) })
+		time.Sleep(1600 * time.Millisecond) // asked at 0, 0.5 and 1.5 s
+		synctest.Wait()
+		if reg, err := x.Registry(ctx); err != nil || len(reg.Pods) != 1 {
+			t.Errorf("%d pods 0.4 s after the engine can be asked: %v", len(reg.Pods), err)
+		}
+		cancel()
+		running.Wait()
+
+		never := &starting{at: time.Now().Add(time.Hour)}
+		r, err = New(Config{Index: x, Sources: []Source{List{{Name: "b:1"}}}, Lease: 30 * time.Second, Asker: &Asker{Client: &http.Client{Transport: never}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		running.Go(func() { _ = r.Run(ctx) })
+		time.Sleep(105 * time.Second)
+		synctest.Wait()
+		// At 0, 0.5, 1.5, 3.5, 7.5, 15.5 s and each 10 s then.
+		if never.asked < 13 || never.asked > 16 {
+			t.Errorf("it was asked %d times in 105 s", never.asked)
+		}
+		cancel()
+		running.Wait()
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -63,6 +64,7 @@ type Registrar struct {
 	// All belong to Run: that the index cannot be asked, that it can and refuses pods, and that
 	// there are too many of them, of which was told.
 	away, refuses, crowded bool
+	unasked                atomic.Bool // an engine of the last pass could not be asked
 
 	mu    sync.Mutex         // protects all below
 	found []map[string]Found // by source
@@ -108,17 +110,26 @@ func (r *Registrar) Run(ctx context.Context) error {
 		})
 	}
 	renew, look := time.NewTicker(r.config.Lease/3), time.NewTicker(lookEvery)
+	again := time.NewTimer(r.config.Lease) // of engines that could not be asked
 	defer renew.Stop()
 	defer look.Stop()
+	defer again.Stop()
+	pause := firstPause
 	for {
 		r.pass(ctx)
 		renew.Reset(r.config.Lease / 3)
+		again.Stop()
+		if r.unasked.Swap(false) && !r.refuses {
+			again.Reset(pause)
+		}
 		for due := false; !due; {
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-r.changed:
-				due = true
+				due, pause = true, firstPause
+			case <-again.C:
+				due, pause = true, min(2*pause, r.config.Lease/3)
 			case <-renew.C:
 				due = true
 			case <-look.C:
@@ -127,6 +138,10 @@ func (r *Registrar) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// firstPause is how soon an engine is asked again that could not be asked, as one that is still
+// loading its model. Each further pause is twice as long, up to that of the renewals.
+const firstPause = 500 * time.Millisecond
 
 // lookEvery is how often the registry, as it was read last, is looked at for losses.
 const lookEvery = 250 * time.Millisecond
@@ -312,6 +327,9 @@ func (r *Registrar) register(ctx context.Context, f Found, ends bool, reg *store
 	} else {
 		ok, err := r.complete(ctx, &p, last)
 		r.once(name, err)
+		if !p.asked {
+			r.unasked.Store(true)
+		}
 		if !ok {
 			return nil
 		}
