@@ -20,7 +20,7 @@ help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: ## build all that is needed and show a ranking on a real prompt; serves on 127.0.0.1:8080 until Ctrl-C
-	@echo "== run, step 1 of 4: tokenizer library, and Go packages beside it (about 3 minutes the first time)"
+	@echo "== run, step 1 of 4: tokenizer library, and Go packages beside it (3 minutes the first time on 2 idle cores, 10 on busy ones)"
 	@scripts/build-libtokenizers.sh --beside scripts/go-progress.sh parts -trimpath -buildvcs=false ./cmd/kvatlas
 	@echo "== run, step 2 of 4: bin/kvatlas (half a minute the first time)"
 	@$(MAKE) --no-print-directory bin/kvatlas

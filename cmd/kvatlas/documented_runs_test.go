@@ -48,7 +48,7 @@ var notRun = map[string]string{
 // said is what the blocks of a page must print when they run, beside the JSON that stands
 // behind them.
 var said = map[string][]string{
-	"docs/first-steps.md": {"10.0.0.1:8000  3      3       192", `"pod":"10.0.0.9:8000"`, `"generation":1,"seq":8,"block_keys":{"cpu":[`, `"cached_tokens": 0`, "  3      3       192     gpu 3", `"10.0.0.9:8000":1`, "version"},
+	"docs/first-steps.md": {"10.0.0.1:8000  3      3       192", `"pod":"10.0.0.9:8000"`, `"generation":1,"seq":8,"block_keys":{"cpu":[`, `"cached_tokens": 0`, "X-Kvatlas-Pod: 127.0.0.1:", "  3      3       192     gpu 3", `"10.0.0.9:8000":1`, "version"},
 	"docs/sim.md":         {`"completion_tokens":20`, "sim-7"},
 	"docs/replica.md":     {"on", "off"},
 	"docs/lmcache.md":     {`"best":"10.0.0.1:8000"`, `"tiers":{"cpu":4}`},
