@@ -59,6 +59,9 @@ func (p *program) serveAs(ctx context.Context, args []string, command string, us
 		return cli.ExitOK
 	}
 
+	if *play {
+		cfg.PodsMetrics = false // the demonstration's engines are made up
+	}
 	log := p.newLogger(cfg)
 	svc, err := newService(cfg, log)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
@@ -202,7 +203,7 @@ func (p *program) sim(ctx context.Context, args []string) int {
 	}
 	f, err := wire.StartFleet(c.podConfigs())
 	if err != nil {
-		return p.Fail("sim", errors.Join(err, closeTokenizer()))
+		return p.Fail("sim", errors.Join(portTaken(err), closeTokenizer()))
 	}
 	err = serveControl(ctx, c.control, f, func(address string) {
 		settings := make([]string, 0, c.pods)
@@ -219,10 +220,18 @@ func (p *program) sim(ctx context.Context, args []string) int {
 		fmt.Fprintf(p.Stdout, "# %d simulated %v %s, control at http://%s/pods; a server that reads their events:\n", c.pods, c.config.Engine.Kind, f.Pods()[0].Config().Version, address)
 		fmt.Fprintf(p.Stdout, "kvatlas serve --pods '%s'%s\n", strings.Join(settings, ","), more)
 	})
-	if err = errors.Join(err, f.Close(), closeTokenizer()); err != nil {
+	if err = errors.Join(portTaken(err), f.Close(), closeTokenizer()); err != nil {
 		return p.Fail("sim", err)
 	}
 	return cli.ExitOK
+}
+
+// portTaken says what to do where a port of simulated engines has been taken.
+func portTaken(err error) error {
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%w: stop what listens there (another kvatlas sim or up?), or choose other ports with --port, --events-port, --replay-port and --control", err)
+	}
+	return err
 }
 
 // serveControl serves the control page until ctx ends. ready is told where.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"regexp"
 	"strings"
@@ -140,5 +141,21 @@ func TestSimUsage(t *testing.T) {
 	}
 	if status, out, _ := call(t, "", "sim", "--help"); status != cli.ExitOK || !strings.Contains(out, "simulated engines") {
 		t.Errorf("help: %d %s", status, out)
+	}
+}
+
+// TestSimPortTaken says which port is taken, and which flags choose others.
+func TestSimPortTaken(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	taken := l.Addr().(*net.TCPAddr).Port
+	for _, command := range []string{"sim", "up"} {
+		status, _, errs := call(t, "", command, fmt.Sprintf("--events-port=%d", taken), fmt.Sprintf("--port=%d", freeRow(t, 16)), fmt.Sprintf("--replay-port=%d", freeRow(t, 16)))
+		if status != cli.ExitFailed || !strings.Contains(errs, l.Addr().String()) || !strings.Contains(errs, "--events-port") {
+			t.Errorf("%s: %d %q", command, status, errs)
+		}
 	}
 }

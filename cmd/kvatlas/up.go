@@ -164,7 +164,7 @@ func (p *program) up(ctx context.Context, args []string) int {
 	}
 	f, err := wire.StartFleet(c.sim.podConfigs())
 	if err != nil {
-		return p.Fail("up", err)
+		return p.Fail("up", portTaken(err))
 	}
 	if err := errors.Join(p.runUp(ctx, c, f), f.Close()); err != nil {
 		return p.Fail("up", err)

@@ -164,6 +164,7 @@ type viewer struct {
 	live     bool
 	events   int
 	said     string // what was last said of the hashes
+	news     string // what was last said of the connection
 	failed   int    // events whose hashes could not be explained
 }
 
@@ -218,9 +219,13 @@ func (v *viewer) follow(ctx context.Context, f *zmq.Feed) error {
 			return nil
 		case h := <-f.To:
 			if h.News != "" {
-				v.note("%s", h.News)
+				if h.News != v.news { // it goes on trying, several times a second
+					v.news = h.News
+					v.note("%s", h.News)
+				}
 				continue
 			}
+			v.news = ""
 			if v.call.timeout > 0 {
 				quiet.Reset(v.call.timeout)
 			}
