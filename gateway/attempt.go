@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -16,6 +17,7 @@ var (
 	errRouteTime  = errors.New("gateway: no pod was chosen in time")
 	errFirstTime  = errors.New("gateway: the engine's answer has no first byte in time")
 	errIdle       = errors.New("gateway: the engine's answer has paused for too long")
+	errStatus     = errors.New("gateway: the engine's answer has a status that HTTP does not have")
 )
 
 // attempt is a request at one pod.
@@ -76,6 +78,10 @@ func (x *exchange) try(req *http.Request) (_ *http.Response, err error) {
 	resp, err := g.transport.RoundTrip(out)
 	if err != nil {
 		return nil, a.fail(err)
+	}
+	// net/http reads any three digits, but panics when it is to write one below 100.
+	if resp.StatusCode < 100 || resp.StatusCode > 999 {
+		return nil, a.fail(errors.Join(fmt.Errorf("%w: %.20q", errStatus, resp.Status), resp.Body.Close()))
 	}
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		x.awaitNothing() // what follows is no answer, and its body is both ways

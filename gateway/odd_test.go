@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/gateway"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // raw sends bytes to the gateway and returns its answers, read as those of requests with these
@@ -140,6 +141,48 @@ func TestOddRequests(t *testing.T) {
 	f.idle()
 	if s := f.g.Stats(); s.Requests != 0 || s.Buffered != 0 {
 		t.Errorf("%+v is left", s)
+	}
+}
+
+// brokenStatus is an engine whose answers begin with a status line that net/http reads and cannot
+// write.
+func brokenStatus(t *testing.T, code string) (address string) {
+	return fake(t, func(w http.ResponseWriter, _ *http.Request) {
+		c, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		_, _ = rw.WriteString("HTTP/1.1 " + code + " Foo\r\nContent-Length: 2\r\n\r\n{}")
+		_ = rw.Flush()
+	})
+}
+
+// An engine whose status HTTP does not have is one that has not answered: the request goes to
+// another, and where there is none the client is told so.
+func TestStatusThatIsNone(t *testing.T) {
+	for _, code := range []string{"000", "007", "099"} {
+		var retried []string
+		bad := brokenStatus(t, code)
+		f := newFleet(t, gateway.Config{Observer: gateway.Observer{Retried: func(pod string, why error) { retried = append(retried, fmt.Sprint(pod, " ", why)) }}}, bad)
+		if r := f.post("/v1/chat/completions", chat(30, "")); r.status != http.StatusBadGateway || !strings.Contains(r.body, "engine_unavailable") {
+			t.Errorf("status %s of the only engine: %d %s", code, r.status, r.body)
+		}
+		if s := f.last(); s.Status != http.StatusBadGateway || s.Pod != bad || len(retried) != 0 {
+			t.Errorf("status %s of the only engine: %+v, retried %q", code, s, retried)
+		}
+		f.idle()
+
+		good := echo(t)
+		f.register(store.Pod{Name: good, Model: model, Approximate: true})
+		f.post("/v1/chat/completions", chat(30, "")) // the first one is held by the broken engine
+		if s := f.last(); s.Status != http.StatusOK || s.Pod != good || s.Attempts != 2 {
+			t.Errorf("status %s of one of two engines: %+v", code, s)
+		}
+		if len(retried) != 1 || !strings.HasPrefix(retried[0], bad) || !strings.Contains(retried[0], `"`+code+` Foo"`) {
+			t.Errorf("status %s: retried, as %q", code, retried)
+		}
 	}
 }
 
