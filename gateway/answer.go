@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"strconv"
 
@@ -187,21 +188,48 @@ func (b *answer) release() error {
 // usageKey begins the usage of an answer. In a text of the answer its quotes would be escaped.
 var usageKey = []byte(`"usage":`)
 
+// maxPrompt bounds the tokens of a prompt that an engine may say it had cached. It is far beyond
+// what any engine takes.
+const maxPrompt = 1 << 31
+
 // cachedTokens returns how many tokens of the prompt were cached by the last usage in b, -1
-// where none says.
+// where none says. A count that is no whole number up to maxPrompt says nothing. No more were
+// cached than the same usage says that the prompt has; Anthropic's form counts the cached apart.
 func cachedTokens(b []byte) int {
 	for at := bytes.LastIndex(b, usageKey); at >= 0; at = bytes.LastIndex(b[:at], usageKey) {
 		u := gjson.ParseBytes(bytes.TrimLeft(b[at+len(usageKey):], " "))
 		if !u.IsObject() {
 			continue
 		}
-		for _, path := range []string{"prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens", "cache_read_input_tokens"} {
-			if n := u.Get(path); n.Type == gjson.Number && n.Int() >= 0 {
-				return int(n.Int())
+		for _, path := range cachedPaths {
+			if n, ok := tokensAt(&u, path.cached); ok {
+				if most, ok := tokensAt(&u, path.prompt); ok {
+					n = min(n, most)
+				}
+				return n
 			}
 		}
 	}
 	return -1
+}
+
+// cachedPaths are where a usage has the cached tokens of a prompt, and all tokens of it.
+var cachedPaths = []struct{ cached, prompt string }{
+	{"prompt_tokens_details.cached_tokens", "prompt_tokens"},
+	{"input_tokens_details.cached_tokens", "input_tokens"},
+	{"cache_read_input_tokens", ""},
+}
+
+// tokensAt returns the count of tokens at a path of a usage, and whether a sane one is there.
+func tokensAt(usage *gjson.Result, path string) (n int, ok bool) {
+	if path == "" {
+		return 0, false
+	}
+	v := usage.Get(path)
+	if v.Type != gjson.Number || !(v.Num >= 0 && v.Num <= maxPrompt) || v.Num != math.Trunc(v.Num) {
+		return 0, false
+	}
+	return int(v.Num), true
 }
 
 // wholeEvents returns the length of the events of a stream that have come whole. Before old

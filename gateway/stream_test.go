@@ -80,13 +80,20 @@ func TestCachedTokens(t *testing.T) {
 	}{
 		{`{"usage":{"prompt_tokens_details":{"cached_tokens":64}}}`, 64},
 		{`{"usage": {"prompt_tokens_details":{"cached_tokens":0}},"x":1}`, 0},
-		{`"usage":{"input_tokens":1,"input_tokens_details":{"cached_tokens":5},"output_tokens":2}}}`, 5},
+		{`"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":5},"output_tokens":2}}}`, 5},
 		{`"usage":{"input_tokens":1,"cache_read_input_tokens":6}`, 6},
 		{`{"usage":{"prompt_tokens_details":{"cached_tokens":3}}} data: {"usage":null}`, 3},
 		{`{"usage":{"prompt_tokens_details":null}}`, -1},
 		{`{"text":"\"usage\":{\"prompt_tokens_details\":{\"cached_tokens\":9}}"}`, -1},
 		{``, -1},
 		{`"usage":{"prompt_tokens_details":{"cached_tok`, -1},
+		{`{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":10}}}`, 9},
+		{`{"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":10}}}`, 9},
+		{`{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":99999999999999999999}}}`, -1},
+		{`{"usage":{"prompt_tokens":1e30,"prompt_tokens_details":{"cached_tokens":7}}}`, 7},
+		{`{"usage":{"cache_read_input_tokens":1e400}}`, -1},
+		{`{"usage":{"cache_read_input_tokens":-1}}`, -1},
+		{`{"usage":{"cache_read_input_tokens":1.5}}`, -1},
 	} {
 		if got := cachedTokens([]byte(x.text)); got != x.want {
 			t.Errorf("%s: %d, want %d", x.text, got, x.want)
