@@ -71,6 +71,16 @@ func (a *Asker) get(ctx context.Context, address, path string, out any) error {
 	return nil
 }
 
+// getOwn fetches a page that only one kind of engine has. JSON of another shape is the page of
+// another server that has this path, such as one that answers 200 to all: errNotThere.
+func (a *Asker) getOwn(ctx context.Context, address, path string, out any) error {
+	err := a.get(ctx, address, path, out)
+	if _, other := errors.AsType[*json.UnmarshalTypeError](err); other {
+		return fmt.Errorf("%w: %w", errNotThere, err)
+	}
+	return err
+}
+
 // Healthy is nil when the engine says that it works: 200 of /health.
 func (a *Asker) Healthy(ctx context.Context, p *store.Pod) error {
 	return a.get(ctx, addressOf(p), "/health", nil)
@@ -183,8 +193,14 @@ func (a *Asker) vllm(ctx context.Context, at string, p *store.Pod) error {
 		Endpoint  string  `json:"endpoint"`
 		Replay    *string `json:"replay_endpoint"`
 	}
-	if err := a.get(ctx, at, "/kv_event_sources", &ranks); err != nil {
+	if err := a.getOwn(ctx, at, "/kv_event_sources", &ranks); err != nil {
 		return err
+	}
+	for _, c := range ranks {
+		// What vLLM lists is the configuration of a rank, which has a publisher and an endpoint.
+		if c.Publisher == "" && c.Endpoint == "" && c.Enabled == nil {
+			return fmt.Errorf("%w: /kv_event_sources is another page", errNotThere)
+		}
 	}
 	if len(ranks) == 0 || len(ranks) > store.MaxRanks {
 		return nil // it publishes nothing
@@ -238,7 +254,7 @@ func (a *Asker) sglang(ctx context.Context, at string, p *store.Pod) error {
 			Ranks     int    `json:"dp_size"`
 		} `json:"kv_events"`
 	}
-	if err := a.get(ctx, at, "/server_info", &answer); err != nil {
+	if err := a.getOwn(ctx, at, "/server_info", &answer); err != nil {
 		return err
 	}
 	if answer.Events == nil {
