@@ -379,9 +379,9 @@ func TestTenants(t *testing.T) {
 			t.Errorf("the log has a salt: %s", r.stderr)
 		}
 	}
-	for _, args := range [][]string{{"--salt=short", "a"}, {"--salt=new", "--role=write", "a"}, {"--salt=has/a/slash/in/it", "a"}} {
-		if status, _, stderr := call(t, "", append([]string{"token"}, args...)...); status != cli.ExitUsage || !strings.Contains(stderr, "salt") {
-			t.Errorf("token %q: %d %s", args, status, stderr)
+	for _, args := range [][]string{{"--salt=", "a"}, {"--salt", "", "a"}, {"--salt=short", "a"}, {"--salt=new", "--role=write", "a"}, {"--salt=has/a/slash/in/it", "a"}} {
+		if status, stdout, stderr := call(t, "", append([]string{"token"}, args...)...); status != cli.ExitUsage || !strings.Contains(stderr, "salt") || stdout != "" {
+			t.Errorf("token %q: %d %s%s", args, status, stdout, stderr)
 		}
 	}
 }

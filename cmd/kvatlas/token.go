@@ -48,8 +48,12 @@ func (p *program) token(_ context.Context, args []string) int {
 	if err := cli.OneOf("role", *role, []string{access.Read.String(), access.Write.String(), access.Admin.String()}); err != nil {
 		return p.Misuse("token", err)
 	}
-	last := ""
-	if *salt != "" {
+	last, salted := "", false
+	fs.Visit(func(f *flag.Flag) { salted = salted || f.Name == "salt" })
+	if salted {
+		if *salt == "" { // of a variable that is not set, it may be
+			return p.Misuse("token", errors.New("--salt is empty: the caller would have no salt; give one, or new, or leave --salt out"))
+		}
 		if *role != access.Read.String() {
 			return p.Misuse("token", fmt.Errorf("--salt: a caller with a salt has role read: with %s it could reach what others have", *role))
 		}
