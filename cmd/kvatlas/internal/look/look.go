@@ -23,14 +23,15 @@ import (
 type page struct {
 	name, short, usage string
 	path               string
+	key                string // what the answer has its list under
 	byModel            string // what --model says of it; empty where there is no such flag
 	write              func(t *table, answer []byte, model string) error
 }
 
 var pages = []page{
-	{"pods", "list the pods of a running server", podsUsage, "/v1/pods", "only pods that are registered for this `model`", writePods},
-	{"models", "list the models of a running server, and their tokenizers", modelsUsage, "/v1/models", "", writeModels},
-	{"loads", "list what runs where, as a running server has booked it", loadsUsage, "/v1/loads", "only loads of this `model`", writeLoads},
+	{"pods", "list the pods of a running server", podsUsage, "/v1/pods", "pods", "only pods that are registered for this `model`", writePods},
+	{"models", "list the models of a running server, and their tokenizers", modelsUsage, "/v1/models", "models", "", writeModels},
+	{"loads", "list what runs where, as a running server has booked it", loadsUsage, "/v1/loads", "models", "only loads of this `model`", writeLoads},
 }
 
 // Commands are the commands.
@@ -69,6 +70,9 @@ func (g *page) run(ctx context.Context, p *cli.Program, args []string) int {
 	if err := c.Call(ctx, http.MethodGet, g.path, nil, &answer); err != nil {
 		return p.Fail(g.name, terminal.ServerError(*server, err))
 	}
+	if err := g.check(answer); err != nil {
+		return p.Fail(g.name, fmt.Errorf("%s: %w", *server, err))
+	}
 	if *asJSON {
 		fmt.Fprintf(p.Stdout, "%s\n", strings.TrimSpace(string(answer)))
 		return cli.ExitOK
@@ -81,6 +85,19 @@ func (g *page) run(ctx context.Context, p *cli.Program, args []string) int {
 		return p.Fail(g.name, err)
 	}
 	return cli.ExitOK
+}
+
+// check returns an error for JSON that something else than kvatlas has answered with, such as
+// the list of models of an engine. The list of a server that has none is there, and empty.
+func (g *page) check(answer []byte) error {
+	if len(answer) == 0 {
+		return fmt.Errorf("not an answer of kvatlas: GET %s gives nothing", g.path)
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(answer, &fields); err != nil || len(fields[g.key]) == 0 || string(fields[g.key]) == "null" {
+		return fmt.Errorf("not an answer of kvatlas: GET %s gives JSON without %q", g.path, g.key)
+	}
+	return nil
 }
 
 // table is written with aligned columns. What a server says is in it, so nothing steers the

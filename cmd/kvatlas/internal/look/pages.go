@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 const podsUsage = `kvatlas pods lists the pods that are registered at a running server.
@@ -34,19 +35,27 @@ func writePods(t *table, answer []byte, model string) error {
 		if model != "" && p.Model != model && !slices.Contains(p.Aliases, model) {
 			continue
 		}
-		role, events, lease := p.Role, p.Events, "until deleted"
+		role, events := p.Role, p.Events
 		if o := p.PartOf; o != nil {
 			role = fmt.Sprintf("worker %d of %d of %s#%d", o.Worker, o.Workers, o.Pod, o.Rank)
 		}
 		if events == "" && p.Approximate {
 			events = "approximate"
 		}
-		if p.LeaseSeconds > 0 {
-			lease = time.Duration(p.LeaseSeconds * float64(time.Second)).Round(time.Millisecond).String()
-		}
-		t.row(p.Name, p.Model, p.Engine, role, count(p.Ranks), count(p.KVTokens), events, lease)
+		t.row(p.Name, p.Model, p.Engine, role, count(p.Ranks), count(p.KVTokens), events, lease(p.LeaseSeconds))
 	}
 	return nil
+}
+
+// lease is how long a registration lives, "" where what the server says is no lease.
+func lease(seconds float64) string {
+	switch {
+	case seconds == 0:
+		return "until deleted"
+	case seconds < 0 || seconds > store.MaxLease.Seconds():
+		return ""
+	}
+	return time.Duration(seconds * float64(time.Second)).Round(time.Millisecond).String()
 }
 
 const modelsUsage = `kvatlas models lists the models that a running server indexes, and the tokenizers

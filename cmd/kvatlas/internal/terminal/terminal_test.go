@@ -28,6 +28,9 @@ func TestServerError(t *testing.T) {
 			t.Errorf("got %q, want %q", got, c.first)
 		}
 	}
+	if got := Printable("pod\u202e8\u200b0\u2066\ufeff:\u2028x \u00df\u4f60"); got != "pod?8?0??:?x \u00df\u4f60" {
+		t.Errorf("got %q", got)
+	}
 	if got := Printable("a\x1b[2J\r\tb\u0085\u00e4"); got != "a?[2J??b?\u00e4" {
 		t.Errorf("got %q", got)
 	}
