@@ -17,6 +17,9 @@ const (
 	toldPlaces = 256
 	// MinRequests is how much of a block's count must be left to be told: more than one request.
 	MinRequests = 1.01
+	// minSamples is how many requests of a block must have been counted one by one. With many
+	// requests a second one that is counted has the weight of several, and yet came once.
+	minSamples = 2
 )
 
 // ErrCounted says that what a process has counted cannot be read.
@@ -68,7 +71,7 @@ func (s *Sketch) Counted(now int64) Counted {
 		if n.requests/w < MinRequests || len(out.Nodes) == toldNodes {
 			break
 		}
-		if (n.requests-n.guessed)/w < MinRequests {
+		if n.samples < minSamples || (n.requests-n.guessed)/w < MinRequests {
 			continue
 		}
 		told := Node{Key: n.key, Parent: n.parent, Blocks: int(n.blocks), Requests: round(n.requests / w), Missed: round(n.missed / w)}

@@ -173,6 +173,36 @@ func TestFlood(t *testing.T) {
 	}
 }
 
+// TestOnce has 2,000 different prompts a second: one that is counted stands for several, and is
+// still no prefix that prompts share. One that comes again and again is, with all that it stands for.
+func TestOnce(t *testing.T) {
+	for _, shared := range []int{0, 20} { // every which request begins so
+		s, now := demand.New(), int64(1_800_000_000*second)
+		for i := range 20_000 {
+			now += second / 2000
+			c := chain(0, 0, 20, i)
+			if shared > 0 && i%shared == 0 {
+				c = chain(7, 16, 20, i)
+			}
+			if !s.Skips() {
+				s.Add(c, at("a"), 0, now)
+			}
+		}
+		list, requests := demand.Merge([]demand.Counted{s.Counted(now)}, now, 100)
+		if math.Abs(requests-20_000) > 3000 {
+			t.Errorf("%v requests, want about 20,000", requests)
+		}
+		for i := range list {
+			if p := &list[i]; shared == 0 || !slices.Contains(chain(7, 16, 16, 0), p.Key) {
+				t.Errorf("a prompt that came once is one of those that are asked for most: %+v", p)
+			}
+		}
+		if shared > 0 && (len(list) == 0 || math.Abs(list[0].Requests-1000) > 500) {
+			t.Errorf("got %+v, want the prefix of 1,000 requests", list)
+		}
+	}
+}
+
 func TestCopies(t *testing.T) {
 	places := []store.RankRef{at("a"), at("b"), at("c"), at("d")}
 	for _, c := range []struct {

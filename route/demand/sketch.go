@@ -63,6 +63,7 @@ type Sketch struct {
 type node struct {
 	key, parent blockkey.Key // parent is that of the block counted before it, 0 for none
 	blocks      int32        // of the prefix
+	samples     uint8        // requests of it that were counted one by one, at most all that fit
 	requests    float64
 	missed      float64
 	cut         float64 // requests that went on, of which no further block was counted
@@ -128,6 +129,7 @@ func (s *Sketch) Add(keys []blockkey.Key, at store.RankRef, held int, now int64)
 		n := &s.nodes[i]
 		last = *n
 		n.requests += w
+		n.samples = max(n.samples, n.samples+1)
 		if depth > held {
 			n.missed += w
 		}
