@@ -6,6 +6,13 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/route/notes"
+	"github.com/kvatlas/kvatlas/scorer"
+	"github.com/kvatlas/kvatlas/server"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // TestPrefixes has requests with one beginning come to two servers, one of which then tells of
@@ -85,4 +92,52 @@ func TestPrefixes(t *testing.T) {
 			refused(t, r.do("GET", "/v1/prefixes?limit="+limit, ""), 400, "invalid_request")
 		}
 	})
+}
+
+// TestPrefixesWithoutIndex lists what was counted while the index cannot be reached, and says that
+// who holds it is not known.
+func TestPrefixesWithoutIndex(t *testing.T) {
+	index := &faulty{Index: openIndex(t)}
+	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Index: index, Notes: notes.NewMemory(nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Router: router, BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &routing{t, s.Handler(), nil}
+	away := fmt.Errorf("%w: gone", store.ErrUnavailable)
+	index.set(away)
+	refused(t, r.do("GET", "/v1/prefixes", ""), 503, "index_unavailable") // no model was seen
+	index.set(nil)
+	r.ok("POST", "/v1/pods", `{"name":"a","model":"text-model"}`)
+	r.ok("POST", "/v1/pods", `{"name":"b","model":"quiet"}`)
+	for range 3 {
+		r.ok("POST", "/v1/route", `{"model":"text-model","prompt":"`+strings.Repeat("Du bist ein Papagei. ", 8)+`"}`)
+	}
+	index.set(away)
+	w := r.do("GET", "/v1/prefixes", "")
+	var out struct {
+		Models map[string]struct {
+			Degraded struct{ Reason string }
+			Prefixes []map[string]any
+		}
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &out); err != nil || w.Code != http.StatusOK || len(out.Models) != 2 {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	busy, quiet := out.Models["text-model"], out.Models["quiet"]
+	if busy.Degraded.Reason != "index_unavailable" || len(busy.Prefixes) != 1 || busy.Prefixes[0]["requests"] != 3.0 || busy.Prefixes[0]["held_by"] != nil {
+		t.Errorf("%s", w.Body)
+	}
+	if quiet.Degraded.Reason != "index_unavailable" || len(quiet.Prefixes) != 0 {
+		t.Errorf("%s", w.Body)
+	}
+	index.set(store.ErrClosed)
+	refused(t, r.do("GET", "/v1/prefixes", ""), 503, "closing")
 }
