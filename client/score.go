@@ -33,7 +33,8 @@ type ScoreRequest struct {
 	// Pods limits the answer to these pods, and has each in it even when it
 	// holds nothing. nil means every pod that holds something.
 	Pods []string
-	// Top limits the answer to the first so many pods of the ranking; 0 is all.
+	// Top limits the answer to the first so many pods of the ranking, Best always among them; 0 is
+	// all.
 	Top int
 	// Strategy is longest_prefix, highest_block or coverage; empty is the
 	// server's default.

@@ -159,7 +159,7 @@ func TestTop(t *testing.T) {
 				req.Top = top
 				got := score(t, s, req)
 				n := min(top, len(all.Pods))
-				if !reflect.DeepEqual(got.Pods, all.Pods[:n]) || got.Best != all.Best || got.LeftOut != len(all.Pods)-n {
+				if !reflect.DeepEqual(got.Pods, firstOf(all, n)) || got.Best != all.Best || got.LeftOut != len(all.Pods)-n {
 					t.Fatalf("%s, top %d of %v: best %s, %d left out, %+v; want %s and the beginning of %+v", strategy, top, pods, got.Best, got.LeftOut, got.Pods, all.Best, all.Pods)
 				}
 			}

@@ -26,8 +26,11 @@ func (s *Scorer) finish(j *job, err error) {
 	r := &j.chain.ranking
 	r.collect(f, j.rule, s.cfg.Weights)
 	r.addMissing(f, j.req.Pods)
-	resp.Best = r.best(lot(f.Keys, j.rest()))
-	r.order(j.req.Top)
+	best := r.best(lot(f.Keys, j.rest()))
+	if best >= 0 {
+		resp.Best = r.all[best].pod
+	}
+	r.order(j.req.Top, best)
 	resp.Pods, resp.LeftOut = r.podScores(f), len(r.all)-len(r.places)
 	if u := s.cfg.Usage; u != nil {
 		resp.Frequencies = u.Touch(s.cfg.Now(), j.req.Model, f.Keys[:f.Reach])

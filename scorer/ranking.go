@@ -135,8 +135,10 @@ func (m *Match) isWorker(name string) bool {
 	return known && m.Registry.Pods[p].PartOf != nil
 }
 
-// order makes the places of the top candidates; 0 is all of them.
-func (r *ranking) order(top int) {
+// order makes the places of the top candidates; 0 is all of them. best, if it is not -1, has one of
+// the places: it has the highest score, so where it is not among them by its name all of them have
+// that score, and it takes the last one.
+func (r *ranking) order(top, best int) {
 	r.places = r.places[:0]
 	for i := range r.all {
 		p := place{math.Float64bits(r.all[i].score), int32(i)}
@@ -152,6 +154,9 @@ func (r *ranking) order(top int) {
 		}
 	}
 	slices.SortFunc(r.places, place.compare)
+	if n := len(r.places); best >= 0 && n < len(r.all) && !slices.ContainsFunc(r.places, func(p place) bool { return int(p.at) == best }) {
+		r.places[n-1] = place{math.Float64bits(r.all[best].score), int32(best)}
+	}
 }
 
 // heapify makes a heap of places, the last in order at its top.

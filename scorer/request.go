@@ -96,7 +96,8 @@ type Request struct {
 	// when it holds nothing. nil means every pod that holds something.
 	Pods []string
 	// Top limits the answer to this many pods, the first of the ranking; 0 is all. Best is
-	// of all, whatever Top is.
+	// of all, whatever Top is, and always one of them: of more equal pods than Top it is the
+	// last one in the answer.
 	Top int
 	// Strategy is how blocks become scores; empty is the Scorer's default.
 	Strategy Strategy

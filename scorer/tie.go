@@ -12,8 +12,9 @@ import (
 // hashing. Every scorer gives one prompt the same answer, different prompts spread
 // evenly over the pods, and a pod that leaves moves only the prompts that it had.
 
-// best returns the pod to choose among those of the highest score, "" where that is 0.
-func (r *ranking) best(lot uint64) (pod string) {
+// best returns which of all is to be chosen among those of the highest score, -1 where that is 0.
+func (r *ranking) best(lot uint64) (at int) {
+	at = -1
 	most, drawn := 0.0, uint64(0)
 	for i := range r.all {
 		c := &r.all[i]
@@ -21,10 +22,10 @@ func (r *ranking) best(lot uint64) (pod string) {
 			continue
 		}
 		if h := xxh3.HashStringSeed(c.pod, lot); c.score > most || h > drawn {
-			pod, most, drawn = c.pod, c.score, h
+			at, most, drawn = i, c.score, h
 		}
 	}
-	return pod
+	return at
 }
 
 // lot is the part of the draw that comes from the prompt: the key of its last block

@@ -2,6 +2,8 @@ package scorer_test
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -51,6 +53,37 @@ func TestTies(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTiesInTop has best among the pods of the answer, however few of equal ones are in it, and the
+// order and the others as without Top.
+func TestTiesInTop(t *testing.T) {
+	x := newPlainIndex(t)
+	keys := blockkey.AppendNative(nil, firstTokens(32), 16, blockkey.NativeSeed("", ""))
+	for _, pod := range []string{"a", "b", "c", "d"} {
+		x.add("m", pod, 0, store.GPU, keys...)
+	}
+	x.add("m", "less", 0, store.GPU, keys[:1]...)
+	s := newScorer(t, scorer.Config{Index: x, BlockSize: 16})
+	for i := range 50 {
+		all := score(t, s, scorer.Request{Model: "m", Pods: []string{"a", "b", "c", "d", "less", "none"}, Input: scorer.Tokens(ask(i))})
+		for top := 1; top <= 6; top++ {
+			r := score(t, s, scorer.Request{Model: "m", Top: top, Pods: []string{"a", "b", "c", "d", "less", "none"}, Input: scorer.Tokens(ask(i))})
+			want := firstOf(all, top)
+			if r.Best != all.Best || r.LeftOut != 6-top || !reflect.DeepEqual(r.Pods, want) {
+				t.Fatalf("top %d of %+v: best %s, %d left out of %+v; want %s and %+v", top, all.Pods, r.Best, r.LeftOut, r.Pods, all.Best, want)
+			}
+		}
+	}
+}
+
+// firstOf is what Top leaves of a whole answer.
+func firstOf(all *scorer.Response, top int) []scorer.PodScore {
+	out := slices.Clone(all.Pods[:min(top, len(all.Pods))])
+	if at := slices.IndexFunc(all.Pods, func(p scorer.PodScore) bool { return p.Pod == all.Best }); at >= len(out) {
+		out[len(out)-1] = all.Pods[at]
+	}
+	return out
 }
 
 // TestTiesByKeys has the same choice for tokens that are whole blocks as for their
