@@ -28,11 +28,11 @@ type answer struct {
 }
 
 // begin reads the first bytes of the answer. One in one piece that is not too long is read
-// whole.
+// whole; one to HEAD has the length of a body and none.
 func (b *answer) begin() error {
 	x := b.x
 	x.await(phaseFirst, x.g.c.FirstToken)
-	if n := b.resp.ContentLength; !x.isStream && n > 0 && n <= wholeAnswer {
+	if n := b.resp.ContentLength; !x.isStream && n > 0 && n <= wholeAnswer && x.method != http.MethodHead {
 		b.ready = make([]byte, n)
 		if _, err := io.ReadFull(b.body, b.ready); err != nil {
 			return err
