@@ -4,10 +4,13 @@ import (
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -21,6 +24,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"go.uber.org/goleak"
 )
@@ -73,27 +77,32 @@ func TestFilesThatAreRefused(t *testing.T) {
 	}
 	good := "read " + digest + " a\n"
 	for name, c := range map[string]struct{ text, want string }{
-		"two words":       {good + "read " + digest + "\n", "line 2: 2 words"},
-		"four words":      {good + "read " + digest + " a b\n", "line 2: the fourth word is not salt="},
-		"five words":      {"read " + digest + " a salt=0123456789abcdef b\n", "line 1: 5 words"},
-		"short salt":      {"read " + digest + " a salt=hunter2\n", "line 1: access: a salt has 16 to 128 characters, this one 7"},
-		"long salt":       {"read " + digest + " a salt=" + strings.Repeat("x", 129) + "\n", "this one 129"},
-		"slash in salt":   {"read " + digest + " a salt=hunter2hunter2/hunter2\n", "letters, digits"},
-		"quote in salt":   {"read " + digest + " a salt=hunter2hunter2\"hunter2\n", "letters, digits"},
-		"salted writer":   {"write " + digest + " a salt=0123456789abcdef\n", "a caller with a salt has role read"},
-		"salted admin":    {"admin cert:x a salt=0123456789abcdef\n", "a caller with a salt has role read"},
-		"no role":         {"root " + digest + " a\n", `line 1: access: "root" is no role`},
-		"role in capital": {"Read " + digest + " a\n", `"Read" is no role`},
-		"plain token":     {"read hunter2hunter2hunter2hunter2 a\n", "line 1: the second word is neither"},
-		"short digest":    {"read sha256:00ff a\n", "neither"},
-		"no hex":          {"read sha256:" + strings.Repeat("zz", 32) + " a\n", "not hexadecimal"},
-		"other hash":      {"read md5:" + strings.Repeat("00", 32) + " a\n", "neither"},
-		"no certificate":  {"read cert: a\n", "neither"},
-		"twice":           {good + "\n# more\nadmin " + digest + " b\n", "line 4: this token or certificate stands above"},
-		"cert twice":      {"read cert:x a\nread cert:x b\n", "line 2: this token"},
-		"too many":        {manyLines(maxCredentials + 1), "more than 256"},
-		"binary":          {"\x00\x01\x02", "line 1"},
-		"endless line":    {"read " + strings.Repeat("x", 1<<17), "token too long"},
+		"two words":         {good + "read " + digest + "\n", "line 2: 2 words"},
+		"four words":        {good + "read " + digest + " a b\n", "line 2: the fourth word is not salt="},
+		"five words":        {"read " + digest + " a salt=0123456789abcdef b\n", "line 1: 5 words"},
+		"short salt":        {"read " + digest + " a salt=hunter2\n", "line 1: access: a salt has 16 to 128 characters, this one 7"},
+		"long salt":         {"read " + digest + " a salt=" + strings.Repeat("x", 129) + "\n", "this one 129"},
+		"slash in salt":     {"read " + digest + " a salt=hunter2hunter2/hunter2\n", "letters, digits"},
+		"at in salt":        {"read " + digest + " a salt=hunter2hunter2@hunter2\n", "letters, digits"},
+		"backslash in it":   {"read " + digest + " a salt=hunter2hunter2\\hunter2\n", "letters, digits"},
+		"NUL in salt":       {"read " + digest + " a salt=hunter2hunter2\x00hunter2\n", "letters, digits"},
+		"salt in another":   {"read cert:a a salt=hunter2hunter2hunter2\nread cert:b b salt=hunter2hunter2hunter2hunter2\n", "line 2: its salt and one above begin alike"},
+		"salt in one below": {"read cert:a a salt=hunter2hunter2hunter2hunter2\nread cert:b b\nread cert:c c salt=hunter2hunter2hunter2\n", "line 3: its salt and one above begin alike"},
+		"quote in salt":     {"read " + digest + " a salt=hunter2hunter2\"hunter2\n", "letters, digits"},
+		"salted writer":     {"write " + digest + " a salt=0123456789abcdef\n", "a caller with a salt has role read"},
+		"salted admin":      {"admin cert:x a salt=0123456789abcdef\n", "a caller with a salt has role read"},
+		"no role":           {"root " + digest + " a\n", `line 1: access: "root" is no role`},
+		"role in capital":   {"Read " + digest + " a\n", `"Read" is no role`},
+		"plain token":       {"read hunter2hunter2hunter2hunter2 a\n", "line 1: the second word is neither"},
+		"short digest":      {"read sha256:00ff a\n", "neither"},
+		"no hex":            {"read sha256:" + strings.Repeat("zz", 32) + " a\n", "not hexadecimal"},
+		"other hash":        {"read md5:" + strings.Repeat("00", 32) + " a\n", "neither"},
+		"no certificate":    {"read cert: a\n", "neither"},
+		"twice":             {good + "\n# more\nadmin " + digest + " b\n", "line 4: this token or certificate stands above"},
+		"cert twice":        {"read cert:x a\nread cert:x b\n", "line 2: this token"},
+		"too many":          {manyLines(maxCredentials + 1), "more than 256"},
+		"binary":            {"\x00\x01\x02", "line 1"},
+		"endless line":      {"read " + strings.Repeat("x", 1<<17), "token too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "credentials")
@@ -184,7 +193,10 @@ func TestSalts(t *testing.T) {
 	text := strings.TrimSpace(line(t, Read, a, "a")) + " salt=" + salts[a] + "\n" + strings.TrimSpace(line(t, Read, b, "b")) + " salt=" + salts[b] + "\n"
 	creds, _ := open(t, text, nil)
 	from := map[string]string{}
-	asked := []string{"", "user", "user/" + salts[b], salts[b], salts[b] + "/user", "/", "/" + salts[b], "\x00", "ü"}
+	asked := []string{
+		"", "user", "user/" + salts[b], salts[b], salts[b] + "/user", "/", "/" + salts[b], "\x00", "ü", "a@b", `a\b`,
+		strings.Repeat("long", 1000), strings.Repeat("x", maxSaltBytes), strings.Repeat("x", maxSaltBytes) + "y",
+	}
 	for _, token := range []string{a, b} {
 		caller, ok, err := creds.Caller(request("Bearer " + token))
 		if err != nil || !ok || caller.Salt != salts[token] {
@@ -195,9 +207,21 @@ func TestSalts(t *testing.T) {
 			if other, taken := from[got]; taken {
 				t.Errorf("%s with %q has the salt of %s", caller.Name, ask, other)
 			}
-			if from[got] = caller.Name + " with " + ask; !strings.HasPrefix(got, salts[token]) {
+			if from[got] = caller.Name + " with " + ask; !vllmTakes(got) {
+				t.Errorf("%q becomes %q, which vLLM refuses", ask, got)
+			}
+			if ask == "" && got != salts[token] || ask != "" && got != hashed(salts[token], ask) {
 				t.Errorf("%q becomes %q", ask, got)
 			}
+		}
+	}
+	// The longest salt is one that vLLM takes, and one that it does not take is none.
+	if longest := strings.Repeat("x", maxSaltBytes); CheckSalt(longest) != nil || !vllmTakes((Caller{Salt: longest}).CacheSalt("")) {
+		t.Errorf("a salt of %d characters", len(longest))
+	}
+	for c := range rune(0x100) {
+		if salt := strings.Repeat("x", minSaltBytes) + string(c); CheckSalt(salt) == nil && !vllmTakes(salt) {
+			t.Errorf("a salt with %q", c)
 		}
 	}
 	if got := (Caller{Name: "x"}).CacheSalt("own"); got != "own" {
@@ -205,6 +229,56 @@ func TestSalts(t *testing.T) {
 	}
 	if CallerOf(t.Context()) != (Caller{}) || CallerOf(WithCaller(t.Context(), Caller{Name: "x"})).Name != "x" {
 		t.Error("a context does not say whose request it is")
+	}
+}
+
+// vllmTakes is vLLM's rule for a cache_salt (validate_cache_salt, 0.33): 1 to 128 characters,
+// none of '@', '/', '\\' and NUL.
+func vllmTakes(salt string) bool {
+	return salt != "" && utf8.RuneCountInString(salt) <= 128 && !strings.ContainsAny(salt, "@/\\\x00")
+}
+
+// hashed is the HMAC-SHA256 of a text in base64url, without padding.
+func hashed(key, text string) string {
+	h := hmac.New(sha256.New, []byte(key))
+	h.Write([]byte(text))
+	return base64.RawURLEncoding.EncodeToString(h.Sum(nil))
+}
+
+// TestScopesOfCallers: what callers of different salts give one name goes by two, which fit
+// wherever one does and are no cache salts; one without a salt keeps its own.
+func TestScopesOfCallers(t *testing.T) {
+	a, b := Caller{Name: "a", Salt: NewSalt()}, Caller{Name: "b", Salt: NewSalt()}
+	from := map[string]string{}
+	for _, c := range []Caller{a, b, {Name: "c"}} {
+		for _, name := range []string{"r1", "r2", "/", "ü", strings.Repeat("x", 256)} {
+			got := c.Scoped(name)
+			if other, taken := from[got]; taken || got != c.Scoped(name) {
+				t.Errorf("%s with %q is %q, as %s", c.Name, name, got, other)
+			}
+			from[got] = c.Name + " with " + name
+			if c.Salt == "" && got != name || c.Salt != "" && (len(got) != 43 || strings.Trim(got, base64URL) != "" || got == c.CacheSalt(name)) {
+				t.Errorf("%s with %q is %q", c.Name, name, got)
+			}
+		}
+		if got := c.Scoped(""); got != "" {
+			t.Errorf("%s without a name has %q", c.Name, got)
+		}
+	}
+	// Who replaces its token keeps its names.
+	if replaced := (Caller{Name: "another", Salt: a.Salt}); replaced.Scoped("r1") != a.Scoped("r1") {
+		t.Error("the names of a salt differ by the caller")
+	}
+}
+
+const base64URL = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+// TestSaltOfAReplacedToken: two tokens of one salt are in one file.
+func TestSaltOfAReplacedToken(t *testing.T) {
+	salt := NewSalt()
+	creds, _ := open(t, "read cert:a a salt="+salt+"\nread cert:b a salt="+salt+"\nread cert:c c salt="+NewSalt()+"\nread cert:d d\n", nil)
+	if creds.Len() != 4 {
+		t.Errorf("%d credentials", creds.Len())
 	}
 }
 

@@ -3,6 +3,7 @@ package access
 import (
 	"bufio"
 	"bytes"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -31,7 +32,9 @@ const (
 	maxTokenBytes  = 512
 	minTokenBytes  = 20 // of what Digest takes: a shorter one can be guessed from its digest
 	minSaltBytes   = 16
-	maxSaltBytes   = 128
+	// maxSaltBytes is the longest cache_salt that vLLM takes, in which it takes none of '@', '/',
+	// '\\' and NUL either.
+	maxSaltBytes = 128
 )
 
 // Caller is who has sent a request.
@@ -46,8 +49,9 @@ type Caller struct {
 }
 
 // CacheSalt returns the cache salt under which a request of the caller runs that asks for one
-// itself, or for none (""). Callers of different Salts never get the same one, whatever they
-// ask: a Salt has no slash.
+// itself, or for none (""): its Salt, or the HMAC-SHA256 by it of what is asked, in base64url
+// without padding. Callers of different Salts never get the same one, and engines take all of
+// them, whatever is asked.
 func (c Caller) CacheSalt(asked string) string {
 	switch {
 	case c.Salt == "":
@@ -55,7 +59,26 @@ func (c Caller) CacheSalt(asked string) string {
 	case asked == "":
 		return c.Salt
 	}
-	return c.Salt + "/" + asked
+	return keyedHash([]byte(c.Salt), asked)
+}
+
+// Scoped returns the name under which others keep what the caller calls name, such as a request
+// or a session: a keyed hash of 43 letters, digits, hyphens and underscores, so that callers of
+// different Salts never share one. Without a Salt, or without a name, it is the name itself.
+func (c Caller) Scoped(name string) string {
+	if c.Salt == "" || name == "" {
+		return name
+	}
+	// Engines show names in their answers: under the same key as CacheSalt's the caller would
+	// read there what its cache salts are.
+	key := sha256.Sum256([]byte("kvatlas names\x00" + c.Salt))
+	return keyedHash(key[:], name)
+}
+
+func keyedHash(key []byte, text string) string {
+	h := hmac.New(sha256.New, key)
+	h.Write([]byte(text))
+	return base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
 // CheckSalt returns an error if salt cannot be the Salt of a caller: 16 to 128 letters, digits,
@@ -116,6 +139,11 @@ func parse(text []byte) ([]credential, error) {
 		if slices.ContainsFunc(all, func(o credential) bool { return o.cert == c.cert && o.digest == c.digest }) {
 			return nil, fmt.Errorf("%w: line %d: this token or certificate stands above already", ErrCredentials, n)
 		}
+		if slices.ContainsFunc(all, func(o credential) bool {
+			return extends(o.caller.Salt, c.caller.Salt) || extends(c.caller.Salt, o.caller.Salt)
+		}) {
+			return nil, fmt.Errorf("%w: line %d: its salt and one above begin alike up to the end of one: an engine that puts other words behind a salt could make one of the other; take a new salt, or the same", ErrCredentials, n)
+		}
 		if all = append(all, c); len(all) > maxCredentials {
 			return nil, fmt.Errorf("%w: line %d: more than %d credentials", ErrCredentials, n, maxCredentials)
 		}
@@ -124,6 +152,11 @@ func parse(text []byte) ([]credential, error) {
 		return nil, fmt.Errorf("%w: %w", ErrCredentials, err)
 	}
 	return all, nil
+}
+
+// extends reports whether a salt is another one, which there is, with more behind it.
+func extends(salt, other string) bool {
+	return other != "" && salt != other && strings.HasPrefix(salt, other)
 }
 
 func parseLine(line string) (credential, error) {

@@ -87,7 +87,7 @@ func (c *call) report(fs scan.Fields[reportRequest], tell func(q *reportRequest,
 	}
 	q.model = c.s.meaning(c.ctx, q.model).Model
 	c.model = q.model
-	r, err := tell(q, id)
+	r, err := tell(q, c.caller.Scoped(id))
 	if err != nil {
 		return err
 	}

@@ -52,9 +52,10 @@ func (c *call) routePrompt() error {
 	if q.Session != "" && q.Role == route.RolePair {
 		return refusal.Invalid("session", "a session goes to one place, not to a pair")
 	}
+	own := c.scopeID(q)
 	d, err := c.s.cfg.Router.Route(c.ctx, route.Request{
 		Score: q.With(q.Only(f, kind)), Reserve: q.Reserve, ID: q.ID, Overrides: q.Overrides, Expected: q.Expected,
-		Session: q.Session, Role: q.Role, Pinned: q.Pinned, PinnedPrefill: q.PinnedPrefill, Required: q.Required, Preferred: q.Preferred, Explain: q.Explain,
+		Session: c.caller.Scoped(q.Session), Role: q.Role, Pinned: q.Pinned, PinnedPrefill: q.PinnedPrefill, Required: q.Required, Preferred: q.Preferred, Explain: q.Explain,
 	})
 	if errors.Is(err, route.ErrSettings) {
 		return refusal.Invalid("overrides", "%s", refusal.Plain(err, route.ErrSettings))
@@ -66,6 +67,9 @@ func (c *call) routePrompt() error {
 		return err
 	}
 	a := answer.Route(q, d)
+	if a.Reservation != "" && a.Reservation == q.ID {
+		a.Reservation = own
+	}
 	c.degraded = a.DegradedReason()
 	return c.replyJSON(http.StatusOK, a)
 }

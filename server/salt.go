@@ -1,6 +1,7 @@
 package server
 
 import (
+	"crypto/rand"
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/access"
@@ -42,4 +43,15 @@ func (c *call) keepSalt(q *request.Score) error {
 		return fmt.Errorf("%w: the credentials of %q have a salt, which explain, and return_tokens with body, would show", access.ErrForbidden, c.caller.Name)
 	}
 	return nil
+}
+
+// scopeID has a request run under an ID that no other tenant can name, if its caller has a
+// salt, and returns the one that the caller knows it by. A request that is booked without an
+// ID gets one here: the caller is to report by it.
+func (c *call) scopeID(q *request.Route) (own string) {
+	if own = q.ID; own == "" && q.Reserve && c.caller.Salt != "" {
+		own = rand.Text()
+	}
+	q.ID = c.caller.Scoped(own)
+	return own
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 )
@@ -55,7 +56,7 @@ func TestSaltOfACaller(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Seed: 1})
+	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Notes: notes.NewMemory(nil), Seed: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,9 +64,12 @@ func TestSaltOfACaller(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask := func(caller, path, body string) (int, string) {
+	ask := func(caller, path, body string, headers ...string) (int, string) {
 		r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
 		r.Header.Set("Authorization", "Bearer "+tokens[caller])
+		for i := 0; i < len(headers); i += 2 {
+			r.Header.Set(headers[i], headers[i+1])
+		}
 		w := httptest.NewRecorder()
 		s.Handler().ServeHTTP(w, r)
 		return w.Code, w.Body.String()
@@ -80,7 +84,7 @@ func TestSaltOfACaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Each of these pods holds the text under one salt.
-	for pod, salt := range map[string]string{"of-none": "", "of-one": salts["one"], "of-two": salts["two"], "of-ones-user": salts["one"] + "/user"} {
+	for pod, salt := range map[string]string{"of-none": "", "of-one": salts["one"], "of-two": salts["two"], "of-ones-user": access.Caller{Salt: salts["one"]}.CacheSalt("user")} {
 		if status, body := ask("writer", "/v1/blocks", fmt.Sprintf(`{"op":"add","model":%q,"pod":%q,"tokens":%s,"cache_salt":%q}`, textModel, pod, list, salt)); status != http.StatusOK {
 			t.Fatalf("%d %s", status, body)
 		}
@@ -132,6 +136,8 @@ func TestSaltOfACaller(t *testing.T) {
 			}
 		}
 	}
+	checkRequestsOfTenants(t, ask, string(list))
+	checkSessionsOfTenants(t, ask, string(list))
 	// Of all routes it has those that answer from its own prompts, and names of pods and models.
 	own := 0
 	closed := []string{"/metrics", "/v1/loads", "/v1/prefixes", "/v1/models/m/routing"}
@@ -151,6 +157,92 @@ func TestSaltOfACaller(t *testing.T) {
 	}
 	if own != 19 {
 		t.Errorf("a tenant may use %d routes", own)
+	}
+}
+
+// asker sends a body as one of the callers.
+type asker = func(caller, path, body string, headers ...string) (int, string)
+
+// checkRequestsOfTenants: what callers with salts give one ID are two requests: neither caller
+// sees, reports or ends the other's, and each reads the ID that it gave.
+func checkRequestsOfTenants(t *testing.T, ask asker, list string) {
+	t.Helper()
+	book := func(caller, id string) (reservation string, again bool) {
+		if id != "" {
+			id = fmt.Sprintf(`,"request_id":%q`, id)
+		}
+		status, body := ask(caller, "/v1/route", fmt.Sprintf(`{"model":%q,"tokens":%s,"reserve":true%s}`, textModel, list, id))
+		var a struct {
+			Reservation string
+			Again       bool
+		}
+		if err := json.Unmarshal([]byte(body), &a); err != nil || status != http.StatusOK {
+			t.Fatalf("%s: %d %s", caller, status, body)
+		}
+		return a.Reservation, a.Again
+	}
+	known := func(caller, id, report, more string) bool {
+		status, body := ask(caller, "/v1/requests/"+id+"/"+report, fmt.Sprintf(`{"model":%q%s}`, textModel, more))
+		if status != http.StatusOK {
+			t.Fatalf("%s: %d %s", caller, status, body)
+		}
+		return strings.Contains(body, `"known":true`)
+	}
+	reports := map[string]string{"done": `,"cached_tokens":0`, "output": `,"tokens":1`, "end": ""}
+	for _, id := range []string{"one-id", strings.Repeat("x", loads.MaxID)} {
+		if got, again := book("one", id); got != id || again {
+			t.Errorf("one books %s as %q, again %v", id, got, again)
+		}
+		for _, other := range []string{"two", "free"} {
+			for report, more := range reports {
+				if known(other, id, report, more) {
+					t.Errorf("%s is told of one's request %s by its %s", other, id, report)
+				}
+			}
+		}
+		for _, other := range []string{"two", "free"} {
+			if got, again := book(other, id); got != id || again {
+				t.Errorf("%s books %s as %q, again %v", other, id, got, again)
+			}
+			if !known(other, id, "end", "") {
+				t.Errorf("%s cannot end its own %s", other, id)
+			}
+		}
+		if got, again := book("one", id); got != id || !again {
+			t.Errorf("one books %s a second time as %q, again %v", id, got, again)
+		}
+		for _, report := range []string{"done", "output", "end"} {
+			if !known("one", id, report, reports[report]) {
+				t.Errorf("one's own %s of %s is not known", report, id)
+			}
+		}
+	}
+	// An ID that is drawn is one to report by, for its caller alone.
+	drawn, _ := book("one", "")
+	if drawn == "" || known("two", drawn, "end", "") || known("free", drawn, "end", "") || !known("one", drawn, "end", "") {
+		t.Errorf("the drawn ID %q", drawn)
+	}
+	if status, body := ask("one", "/v1/route", fmt.Sprintf(`{"model":%q,"tokens":%s,"request_id":"r"}`, textModel, list)); status != http.StatusOK || strings.Contains(body, "reservation") {
+		t.Errorf("a query: %d %s", status, body)
+	}
+}
+
+// checkSessionsOfTenants: what callers with salts give one name are two sessions, by the body and
+// by the header.
+func checkSessionsOfTenants(t *testing.T, ask asker, list string) {
+	t.Helper()
+	name := strings.Repeat("s", notes.MaxSession)
+	for i, c := range []struct{ caller, state string }{{"one", "new"}, {"two", "new"}, {"free", "new"}, {"one", "kept"}, {"two", "kept"}, {"free", "kept"}} {
+		for _, by := range []string{"body", "header"} {
+			field, headers := fmt.Sprintf(`,"session":"%s by %s"`, name[:200], by), []string(nil)
+			if by == "header" {
+				field, headers = "", []string{"X-Session-Id", name}
+			}
+			status, body := ask(c.caller, "/v1/route", fmt.Sprintf(`{"model":%q,"tokens":%s,"policy":"least_requests","reserve":true%s}`, textModel, list, field), headers...)
+			if status != http.StatusOK || !strings.Contains(body, fmt.Sprintf(`"session":{"state":%q`, c.state)) {
+				t.Errorf("turn %d of %s by the %s: %d %s, want it to be %s", i, c.caller, by, status, body, c.state)
+			}
+		}
 	}
 }
 
