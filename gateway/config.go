@@ -74,6 +74,9 @@ type Config struct {
 	// or for none (""). A client that gets one when it asks for none has it in all its requests:
 	// the gateway sends it to the engine, and refuses what has no place for it.
 	Salt func(ctx context.Context, asked string) string
+	// Scoped is needed with Salt. It returns the name under which engines and the router know
+	// what such a client calls name, a request or a session: no other client has the same.
+	Scoped func(ctx context.Context, name string) string
 	// Connect is how long a connection to an engine may take to come up, 2 s.
 	Connect time.Duration
 	// Header is how long an engine may take from there until the header of its answer, 10
@@ -143,6 +146,9 @@ type Served struct {
 func (c *Config) validate() error {
 	if c.Router == nil || c.Index == nil {
 		return errors.New("gateway: Router and Index are required")
+	}
+	if (c.Salt == nil) != (c.Scoped == nil) {
+		return errors.New("gateway: Salt and Scoped go together")
 	}
 	for _, d := range []struct {
 		name string

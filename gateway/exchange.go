@@ -37,6 +37,7 @@ type exchange struct {
 	model   string // what the request's model means; "" is not known
 	unread  string // why the prompt is not known
 	session string
+	salted  bool // the client has a cache salt in all its requests
 	stream  bool // the client asks for a stream
 	asks    bool // the engine is asked for a usage that the client did not ask for
 
@@ -64,6 +65,7 @@ var (
 	errMethod     = errors.New("gateway: the method is none of those that are passed on")
 	errBodyStall  = errors.New("gateway: the body did not come in time")
 	errUnsalted   = errors.New("gateway: the client has a cache salt, and this request no place for it")
+	errOfOthers   = errors.New("gateway: the client has a cache salt, and this page may tell of requests of others")
 	errSalt       = errors.New("gateway: the client has a cache salt, and the body is no JSON object with one of its own at the most")
 	errBody       = errors.New("gateway: the body ended early, or its transfer encoding is broken")
 )
@@ -84,12 +86,16 @@ func (x *exchange) prepare(r *http.Request) error {
 	if r.Method != http.MethodPost || r.Header.Get("Content-Encoding") != "" {
 		x.of = apiOther
 	}
-	if x.session = r.Header.Get("X-Session-Id"); x.session != "" && notes.CheckSession(x.session) != nil {
+	if x.session = r.Header.Get(headerSession); x.session != "" && notes.CheckSession(x.session) != nil {
 		x.session = ""
 	}
-	salted := g.c.Salt != nil && g.c.Salt(x.ctx, "") != ""
-	if salted && !takesSalt[x.of] && (r.Method != http.MethodGet && r.Method != http.MethodHead || r.Header.Get("Upgrade") != "") {
-		return errUnsalted
+	if x.salted = g.c.Salt != nil && g.c.Salt(x.ctx, "") != ""; x.salted {
+		if err := checkSalted(x.of, r); err != nil {
+			return err
+		}
+		if x.session != "" {
+			x.session = g.c.Scoped(x.ctx, x.session)
+		}
 	}
 	if x.of == apiOther {
 		if r.Body != nil && r.Body != http.NoBody {
@@ -100,7 +106,7 @@ func (x *exchange) prepare(r *http.Request) error {
 	if err := x.readBody(r); err != nil {
 		return err
 	}
-	if salted {
+	if x.salted {
 		var err error
 		if x.body, err = withSalt(x.body, func(asked string) string { return g.c.Salt(x.ctx, asked) }); err != nil {
 			return err
@@ -111,7 +117,7 @@ func (x *exchange) prepare(r *http.Request) error {
 		return x.chooseAlone("unread", nil)
 	}
 	x.score, x.unread, x.stream = a.score, a.unread, a.stream
-	if salted {
+	if x.salted {
 		x.score.Scope = g.c.Salt(x.ctx, "")
 	}
 	if reading, known := g.meaning(x.ctx, a.model); known {

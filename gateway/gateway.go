@@ -119,7 +119,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x := &exchange{g: g, w: w, ctx: r.Context(), began: g.c.Now(), predicted: -1, tokens: -1, delivered: -1}
-	x.id, x.method, x.path = r.Header.Get("X-Request-Id"), r.Method, r.URL.Path
+	x.id, x.method, x.path = r.Header.Get(headerRequest), r.Method, r.URL.Path
 	defer x.finish()
 	if g.running.count.Add(1) > int64(g.c.MaxRequests) {
 		x.refuse(w, errOverloaded)

@@ -7,6 +7,12 @@ import (
 	"strings"
 )
 
+// The headers by which clients name their requests and sessions.
+const (
+	headerRequest = "X-Request-Id"
+	headerSession = "X-Session-Id"
+)
+
 // The headers of answers that are the gateway's own.
 const (
 	headerPrefix    = "X-Kvatlas-"
@@ -28,7 +34,19 @@ func rewrite(pr *httputil.ProxyRequest) {
 		pr.Out.Header["X-Forwarded-For"] = from
 	}
 	pr.SetXForwarded()
+	if x := exchangeOf(pr.In); x.salted {
+		for _, name := range scopedHeaders {
+			pr.Out.Header.Del(name)
+			if own := pr.In.Header.Get(name); own != "" {
+				pr.Out.Header.Set(name, x.g.c.Scoped(x.ctx, own))
+			}
+		}
+	}
 }
+
+// scopedHeaders name a request or a session, and an engine knows one by its name. One of the
+// client with a salt is changed, so that no other client can name it.
+var scopedHeaders = [...]string{headerRequest, headerSession}
 
 func dropOwn(h http.Header) {
 	for name := range h {
@@ -43,6 +61,9 @@ func dropOwn(h http.Header) {
 func (x *exchange) mark(resp *http.Response) {
 	h := resp.Header
 	dropOwn(h)
+	if x.salted && x.id != "" && h.Get(headerRequest) != "" {
+		h.Set(headerRequest, x.id) // the engine has been told another
+	}
 	h[headerPod] = []string{x.place.Pod}
 	h[headerWhy] = []string{x.place.why}
 	if x.place.ranked {

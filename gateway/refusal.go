@@ -24,6 +24,9 @@ type refusal struct {
 
 // refusalOf says what a client is told of an error. What the error itself says stays here.
 func refusalOf(err error) refusal {
+	if e, ok := errors.AsType[*fieldError](err); ok {
+		return refusal{http.StatusForbidden, "invalid_request_error", "forbidden", "your credentials bring a cache salt, so leave out " + e.name + ": " + e.why, 0}
+	}
 	switch {
 	case errors.Is(err, errTooLarge), isTooLarge(err):
 		return refusal{http.StatusRequestEntityTooLarge, "invalid_request_error", "body_too_large", "the body is longer than the gateway takes", 0}
@@ -37,6 +40,8 @@ func refusalOf(err error) refusal {
 		return refusal{http.StatusBadRequest, "invalid_request_error", "invalid_body", "the body is no JSON object, or has more than one cache_salt, which your credentials bring", 0}
 	case errors.Is(err, errUnsalted):
 		return refusal{http.StatusForbidden, "invalid_request_error", "forbidden", "your credentials bring a cache salt, and engines take none with this request", 0}
+	case errors.Is(err, errOfOthers):
+		return refusal{http.StatusForbidden, "invalid_request_error", "forbidden", "your credentials bring a cache salt, and this page may tell of requests of others", 0}
 	case errors.Is(err, errOverloaded):
 		return refusal{http.StatusServiceUnavailable, "overloaded_error", "overloaded", "the gateway has as many requests as it takes", 1}
 	case errors.Is(err, route.ErrBusy):

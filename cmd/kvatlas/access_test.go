@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
@@ -42,6 +43,26 @@ func postAs(t *testing.T, c *http.Client, url, token, body string) (int, string)
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
 	resp, err := c.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// getAs is a page, and its status, as the caller of a token gets it.
+func getAs(t *testing.T, url, token string) (int, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer "+token)
+	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -366,12 +387,42 @@ func TestTenants(t *testing.T) {
 				t.Fatalf("tenant %d, turn %d: %d %s, the engine gets %s", i, turn, status, body, got)
 			}
 		}
+		// It may have users of its own, and no fields and pages that reach what others have sent.
+		own := strings.Replace(prompt, "{", `{"cache_salt":"users/one",`, 1)
+		if status, body := postAs(t, http.DefaultClient, "http://"+at+"/v1/completions", c.token, own); status != http.StatusOK {
+			t.Errorf("tenant %d with a salt of its own: %d %s", i, status, body)
+		} else if got := <-seen; !strings.Contains(got, `"cache_salt":"`+access.Caller{Salt: c.salt}.CacheSalt("users/one")+`"`) {
+			t.Errorf("tenant %d with a salt of its own: the engine gets %s", i, got)
+		}
+		for _, field := range []string{`"extra_key":"x"`, `"previous_response_id":"resp_1"`, `"kv_transfer_params":{}`} {
+			status, body := postAs(t, http.DefaultClient, "http://"+at+"/v1/completions", c.token, strings.Replace(prompt, "{", "{"+field+",", 1))
+			if status != http.StatusForbidden || !strings.Contains(body, strings.Split(field, `"`)[1]) {
+				t.Errorf("tenant %d with %s: %d %s", i, field, status, body)
+			}
+		}
+		for page, want := range map[string]int{"/v1/models": 200, "/version": 200, "/metrics": 403, "/server_info": 403, "/flush_cache": 403, "/v1/responses/resp_1": 403} {
+			if status, body := getAs(t, "http://"+at+page, c.token); status != want {
+				t.Errorf("tenant %d asks for %s: %d %s", i, page, status, body)
+			}
+		}
 		status, body := postAs(t, http.DefaultClient, r.url+"/v1/score", c.token, scored)
 		if status != http.StatusOK || strings.Contains(body, tenants[1-i].salt) || strings.Contains(body, c.salt) {
 			t.Errorf("tenant %d: %d %s", i, status, body)
 		}
 		if status, body := postAs(t, http.DefaultClient, r.url+"/v1/score", c.token, `{"model":"m","block_keys":["00000000000000aa"]}`); status != http.StatusForbidden {
 			t.Errorf("tenant %d by keys: %d %s", i, status, body)
+		}
+	}
+	// Requests and sessions that both give one name are two each.
+	for _, c := range tenants {
+		status, body := postAs(t, http.DefaultClient, r.url+"/v1/route", c.token, strings.Replace(scored, "{", `{"reserve":true,"request_id":"r1","session":"s1",`, 1))
+		if status != http.StatusOK || !strings.Contains(body, `"reservation":"r1"`) || strings.Contains(body, `"again"`) || !strings.Contains(body, `"session":{"state":"new"`) {
+			t.Errorf("%d %s", status, body)
+		}
+	}
+	for i, c := range tenants {
+		if status, body := postAs(t, http.DefaultClient, r.url+"/v1/requests/r1/end", c.token, `{"model":"m"}`); status != http.StatusOK || !strings.Contains(body, `"known":true`) {
+			t.Errorf("tenant %d ends r1: %d %s", i, status, body)
 		}
 	}
 	for _, c := range tenants {

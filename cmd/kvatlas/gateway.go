@@ -58,6 +58,7 @@ func (s *service) makeGateway(router *route.Router) (err error) {
 		Idle: c.GatewayIdleTimeout, MaxBody: int64(c.GatewayMaxBodyBytes), MaxBuffered: int64(c.GatewayMaxBufferBytes), MaxRequests: c.GatewayMaxRequests,
 		LeaveUsage: !c.GatewayAskUsage,
 		Salt:       func(ctx context.Context, asked string) string { return access.CallerOf(ctx).CacheSalt(asked) },
+		Scoped:     func(ctx context.Context, name string) string { return access.CallerOf(ctx).Scoped(name) },
 		Observer: gateway.Observer{
 			Served: func(r *gateway.Served) { count.Served(r); s.logServed(r) },
 			Retried: func(pod string, why error) {
