@@ -39,7 +39,7 @@ func TestSaltOfAClient(t *testing.T) {
 		for name, c := range map[string]struct {
 			path, body string
 			status     int
-			salt       string // that the engine gets from a tenant
+			salt       string // that the engine gets from a tenant; of a refusal what it says
 			headers    []string
 		}{
 			"chat":                {"/v1/chat/completions", `{"model":"sim/model","messages":[{"role":"user","content":"}{"}]}`, 200, "tenant", nil},
@@ -69,22 +69,22 @@ func TestSaltOfAClient(t *testing.T) {
 			"embeddings":          {"/v1/embeddings", `{"model":"sim/model","input":"x"}`, 403, "", nil},
 			"unknown":             {"/inference/v1/generate", `{"token_ids":[1]}`, 403, "", nil},
 			"other words":         {"/v1//completions", `{"model":"sim/model","prompt":"x"}`, 403, "", nil},
-			"a response before":   {"/v1/responses", `{"model":"sim/model","input":"x","previous_response_id":"resp_1"}`, 403, "", nil},
-			"before, escaped":     {"/v1/responses", `{"model":"sim/model","input":"x","previous_response\u005fid":"resp_1"}`, 403, "", nil},
-			"before, twice":       {"/v1/responses", `{"previous_response_id":null,"model":"sim/model","input":"x","previous_response_id":"resp_1"}`, 403, "", nil},
+			"a response before":   {"/v1/responses", `{"model":"sim/model","input":"x","previous_response_id":"resp_1"}`, 403, "leave out previous_response_id: ", nil},
+			"before, escaped":     {"/v1/responses", `{"model":"sim/model","input":"x","previous_response\u005fid":"resp_1"}`, 403, "leave out previous_response_id: ", nil},
+			"before, twice":       {"/v1/responses", `{"previous_response_id":null,"model":"sim/model","input":"x","previous_response_id":"resp_1"}`, 403, "leave out previous_response_id: ", nil},
 			"before, null":        {"/v1/responses", `{"model":"sim/model","input":"x","previous_response_id":null}`, 200, "tenant", nil},
-			"a conversation":      {"/v1/responses", `{"model":"sim/model","input":"x","conversation":"conv_1"}`, 403, "", nil},
-			"an extra key":        {"/v1/completions", `{"model":"sim/model","prompt":"x","extra_key":"more"}`, 403, "", nil},
-			"extra key, a list":   {"/v1/completions", `{"model":"sim/model","prompt":"x","extra_key":["more"]}`, 403, "", nil},
-			"extra key, a chat":   {"/v1/chat/completions", `{"model":"sim/model","messages":[{"role":"user","content":"x"}],"extra_key":"more"}`, 403, "", nil},
+			"a conversation":      {"/v1/responses", `{"model":"sim/model","input":"x","conversation":"conv_1"}`, 403, "leave out conversation: ", nil},
+			"an extra key":        {"/v1/completions", `{"model":"sim/model","prompt":"x","extra_key":"more"}`, 403, "leave out extra_key: ", nil},
+			"extra key, a list":   {"/v1/completions", `{"model":"sim/model","prompt":"x","extra_key":["more"]}`, 403, "leave out extra_key: ", nil},
+			"extra key, a chat":   {"/v1/chat/completions", `{"model":"sim/model","messages":[{"role":"user","content":"x"}],"extra_key":"more"}`, 403, "leave out extra_key: ", nil},
 			"extra key, within":   {"/v1/chat/completions", `{"model":"sim/model","messages":[{"role":"user","content":"x","extra_key":"more"}]}`, 200, "tenant", nil},
-			"blocks of an engine": {"/v1/completions", `{"model":"sim/model","prompt":"x","kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[1]}}`, 403, "", nil},
-			"blocks, in xargs":    {"/v1/completions", `{"model":"sim/model","prompt":"x","vllm_xargs":{"kv_transfer_params":"x"}}`, 403, "", nil},
+			"blocks of an engine": {"/v1/completions", `{"model":"sim/model","prompt":"x","kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[1]}}`, 403, "leave out kv_transfer_params: ", nil},
+			"blocks, in xargs":    {"/v1/completions", `{"model":"sim/model","prompt":"x","vllm_xargs":{"kv_transfer_params":"x"}}`, 403, "leave out kv_transfer_params: ", nil},
 			"other xargs":         {"/v1/completions", `{"model":"sim/model","prompt":"x","vllm_xargs":{"a":1}}`, 200, "tenant", nil},
-			"a room":              {"/v1/completions", `{"model":"sim/model","prompt":"x","bootstrap_room":1}`, 403, "", nil},
-			"an engine's session": {"/v1/completions", `{"model":"sim/model","prompt":"x","session_params":{"id":"s"}}`, 403, "", nil},
-			"an id in the body":   {"/v1/completions", `{"model":"sim/model","prompt":"x","request_id":"r"}`, 403, "", nil},
-			"SGLang's id":         {"/v1/completions", `{"model":"sim/model","prompt":"x","rid":"r"}`, 403, "", nil},
+			"a room":              {"/v1/completions", `{"model":"sim/model","prompt":"x","bootstrap_room":1}`, 403, "leave out bootstrap_room: ", nil},
+			"an engine's session": {"/v1/completions", `{"model":"sim/model","prompt":"x","session_params":{"id":"s"}}`, 403, "leave out session_params: ", nil},
+			"an id in the body":   {"/v1/completions", `{"model":"sim/model","prompt":"x","request_id":"r"}`, 403, "leave out request_id: ", nil},
+			"SGLang's id":         {"/v1/completions", `{"model":"sim/model","prompt":"x","rid":"r"}`, 403, "leave out rid: ", nil},
 			"slash behind":        {"/v1/completions/", `{"model":"sim/model","prompt":"x"}`, 403, "", nil},
 		} {
 			r := f.post(c.path, c.body, c.headers...)
@@ -104,6 +104,9 @@ func TestSaltOfAClient(t *testing.T) {
 				t.Errorf("%s: %d %s, want %d", name, r.status, r.body, c.status)
 			}
 			if r.status != 200 {
+				if !strings.Contains(r.body, c.salt) {
+					t.Errorf("%s: %s, want it to say %q", name, r.body, c.salt)
+				}
 				if len(seen) != 0 {
 					t.Errorf("%s: refused, and the engine has had %v", name, <-seen)
 				}
