@@ -146,7 +146,7 @@ func TestSlowBody(t *testing.T) {
 func hold(t *testing.T, s subject) (end func() *httptest.ResponseRecorder) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	began := make(chan struct{})
+	before, began := inFlight(t, s), make(chan struct{})
 	var w *httptest.ResponseRecorder
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -155,11 +155,28 @@ func hold(t *testing.T, s subject) (end func() *httptest.ResponseRecorder) {
 		s.Handler().ServeHTTP(w, httptest.NewRequestWithContext(ctx, "POST", "/v1/score", body))
 	})
 	<-began
+	// It is in flight a moment after its body has been read.
+	for deadline := time.Now().Add(time.Minute); inFlight(t, s) == before; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it is not worked on")
+		}
+	}
 	return func() *httptest.ResponseRecorder {
 		cancel()
 		wg.Wait()
 		return w
 	}
+}
+
+// inFlight is how many requests the server works on.
+func inFlight(t *testing.T, s subject) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(s.do("GET", "/metrics", nil).Body.String(), "\nkvatlas_http_in_flight ")
+	if !ok {
+		t.Fatal("no kvatlas_http_in_flight")
+	}
+	n, _, _ := strings.Cut(rest, "\n")
+	return n
 }
 
 // closeOnRead is an empty reader that tells that it has been read.
