@@ -17,6 +17,14 @@ import (
 	"github.com/kvatlas/kvatlas/gateway"
 )
 
+// configOf is that of a gateway all of whose requests are one caller's.
+func configOf(caller access.Caller) gateway.Config {
+	return gateway.Config{
+		Salt:   func(_ context.Context, asked string) string { return caller.CacheSalt(asked) },
+		Scoped: func(_ context.Context, name string) string { return caller.Scoped(name) },
+	}
+}
+
 // TestSaltOfAClient: what a client with a salt sends reaches the engine under it, in every API
 // that has a place for one and whatever the client wrote there; the rest is refused.
 func TestSaltOfAClient(t *testing.T) {
@@ -31,11 +39,7 @@ func TestSaltOfAClient(t *testing.T) {
 	}))
 	defer engine.Close()
 	for _, tenant := range []string{"tenant", ""} {
-		caller := access.Caller{Salt: tenant}
-		f := newFleet(t, gateway.Config{
-			Salt:   func(_ context.Context, asked string) string { return caller.CacheSalt(asked) },
-			Scoped: func(_ context.Context, name string) string { return caller.Scoped(name) },
-		}, strings.TrimPrefix(engine.URL, "http://"))
+		f := newFleet(t, configOf(access.Caller{Salt: tenant}), strings.TrimPrefix(engine.URL, "http://"))
 		for name, c := range map[string]struct {
 			path, body string
 			status     int
@@ -154,11 +158,7 @@ func TestSaltOfAReader(t *testing.T) {
 	}))
 	defer engine.Close()
 	for _, tenant := range []string{"tenant", ""} {
-		caller := access.Caller{Salt: tenant}
-		f := newFleet(t, gateway.Config{
-			Salt:   func(_ context.Context, asked string) string { return caller.CacheSalt(asked) },
-			Scoped: func(_ context.Context, name string) string { return caller.Scoped(name) },
-		}, strings.TrimPrefix(engine.URL, "http://"))
+		f := newFleet(t, configOf(access.Caller{Salt: tenant}), strings.TrimPrefix(engine.URL, "http://"))
 		for asked, status := range map[string]int{
 			"GET /version": 200, "HEAD /version": 200, "GET /ping": 200, "GET /v1/models": 200, "HEAD /v1/models": 200, "GET /v1/models/sim/model": 200, "GET /version?x=1": 200,
 			"GET /metrics": 403, "HEAD /metrics": 403, "GET /flush_cache": 403, "GET /server_info": 403, "GET /get_server_info": 403, "GET /v1/responses/resp_1": 403,

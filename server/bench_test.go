@@ -11,11 +11,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/cputime"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/server/request"
@@ -102,7 +102,7 @@ func BenchmarkScoreHandler(b *testing.B) {
 		text := strings.NewReader(body)
 		r := httptest.NewRequest(http.MethodPost, "/v1/score", text)
 		r.Header.Set("Content-Type", contentType(body))
-		before := processorTime(b)
+		before := cputime.Process()
 		for b.Loop() {
 			text.Reset(body)
 			clear(w.header)
@@ -145,7 +145,7 @@ func BenchmarkScoreHTTP(b *testing.B) {
 		answer := new(bytes.Buffer)
 		b.SetBytes(int64(len(body)))
 		b.ReportAllocs()
-		before := processorTime(b)
+		before := cputime.Process()
 		for b.Loop() {
 			resp, err := client.Post(ts.URL+"/v1/score", kind, strings.NewReader(body))
 			if err != nil {
@@ -163,17 +163,8 @@ func BenchmarkScoreHTTP(b *testing.B) {
 	})
 }
 
-// processorTime is what the process has used so far.
-func processorTime(b *testing.B) time.Duration {
-	b.Helper()
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
+// reportCPU reports the CPU time of the process since before.
 func reportCPU(b *testing.B, before time.Duration) {
 	b.Helper()
-	b.ReportMetric(float64((processorTime(b)-before).Nanoseconds())/1e3/float64(b.N), "cpu-us/op")
+	b.ReportMetric(float64((cputime.Process()-before).Nanoseconds())/1e3/float64(b.N), "cpu-us/op")
 }

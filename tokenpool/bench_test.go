@@ -8,10 +8,10 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/cputime"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -125,7 +125,7 @@ func benchHard(b *testing.B, model, text string, fast bool) {
 	b.Helper()
 	p := benchPool(b, Config{MaxTextBytes: MaxTextLimit, WorkBytes: bytesPerByte * MaxTextLimit, Fast: fast}, model)
 	before, n := resetPeak(), 0
-	cpu := cpuTime(b)
+	cpu := cputime.Process()
 	b.SetBytes(int64(len(text)))
 	for b.Loop() {
 		res, err := p.Tokens(b.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync})
@@ -134,7 +134,7 @@ func benchHard(b *testing.B, model, text string, fast bool) {
 		}
 		n = len(res.Tokens)
 	}
-	b.ReportMetric(float64((cpuTime(b)-cpu).Milliseconds())/float64(b.N), "cpu-ms/op")
+	b.ReportMetric(float64((cputime.Process()-cpu).Milliseconds())/float64(b.N), "cpu-ms/op")
 	b.ReportMetric(float64(n), "tokens")
 	b.ReportMetric(float64(peak()-before)/(1<<20), "peak-MiB")
 }
@@ -203,7 +203,7 @@ func BenchmarkGoroutines(b *testing.B) {
 	} {
 		for _, goroutines := range []int{1, 8} {
 			b.Run(fmt.Sprintf("%s/%d", name, goroutines), func(b *testing.B) {
-				cpu := cpuTime(b)
+				cpu := cputime.Process()
 				var left, tokens atomic.Int64
 				left.Store(int64(b.N))
 				var wg sync.WaitGroup
@@ -221,19 +221,10 @@ func BenchmarkGoroutines(b *testing.B) {
 				}
 				wg.Wait()
 				b.ReportMetric(float64(tokens.Load())/b.Elapsed().Seconds(), "tokens/s")
-				b.ReportMetric(float64(cpuTime(b)-cpu)/float64(b.N), "cpu-ns/op")
+				b.ReportMetric(float64(cputime.Process()-cpu)/float64(b.N), "cpu-ns/op")
 			})
 		}
 	}
-}
-
-// cpuTime is the processor time that the process has had.
-func cpuTime(b *testing.B) time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // BenchmarkGrowing tokenizes texts that go on where others ended, and such as are new, with
@@ -264,9 +255,9 @@ func BenchmarkGrowing(b *testing.B) {
 								ask(s)
 								s += fmt.Sprint(number, benchText(more))
 							}
-							before := cpuTime(b)
+							before := cputime.Process()
 							ask(s)
-							took += cpuTime(b) - before
+							took += cputime.Process() - before
 						}
 						b.ReportMetric(0, "ns/op")
 						b.ReportMetric(float64(took.Microseconds())/float64(b.N), "cpu-us/op")

@@ -293,23 +293,7 @@ func TestSlowHeaders(t *testing.T) {
 // that is not within engine-networks, and the server goes on.
 func TestAddressForms(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "0.0.0.0:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	var connected atomic.Int32
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			connected.Add(1)
-			_ = c.Close()
-		}
-	}()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
+	port, connected := countConnections(t, "0.0.0.0:0")
 	r := start(t, "--block-size=4", "--pods-ask", "--engine-networks=10.255.255.0/24", "--ingest-ttl=1s")
 	c := r.client()
 	taken := 0

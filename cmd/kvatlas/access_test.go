@@ -212,16 +212,16 @@ func TestServeTLS(t *testing.T) {
 	}
 }
 
-// TestEnginesElsewhere: a registration has the server connect to no address outside of
-// engine-networks, by events, metrics or questions, whatever name or form it has.
-func TestEnginesElsewhere(t *testing.T) {
-	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// countConnections listens on an address until the test ends. It returns the port, and how many
+// have connected so far.
+func countConnections(t *testing.T, address string) (port string, connected *atomic.Int32) {
+	t.Helper()
+	l, err := net.Listen("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	var connected atomic.Int32
+	t.Cleanup(func() { _ = l.Close() })
+	connected = new(atomic.Int32)
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -232,7 +232,18 @@ func TestEnginesElsewhere(t *testing.T) {
 			_ = c.Close()
 		}
 	}()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
+	_, port, err = net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port, connected
+}
+
+// TestEnginesElsewhere: a registration has the server connect to no address outside of
+// engine-networks, by events, metrics or questions, whatever name or form it has.
+func TestEnginesElsewhere(t *testing.T) {
+	t.Parallel()
+	port, connected := countConnections(t, "127.0.0.1:0")
 	r := start(t, "--block-size=4", "--pods-ask", "--engine-networks=10.0.0.0/8", "--ingest-ttl=1s")
 	c := r.client()
 	hosts := []string{"127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]"}

@@ -14,7 +14,7 @@ import (
 func Process() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		return 0
+		panic(err) // of one's own process it never fails
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
