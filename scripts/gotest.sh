@@ -11,22 +11,27 @@ tests_running() {
 }
 
 # go_tests NAME JSON ARG...: go test with the race detector and the flags and packages given, and a line for each package
-# that is done or when nothing was said for 15 s. What test2json writes goes to JSON.
+# that is done or when nothing was said for 15 s. What test2json writes goes to JSON. A test that fails runs once more, when
+# the others have ended: many start servers and kill them, on cores that all share. What passes then is printed as unsteady
+# with what it said; a data race, or more than five failures, is never tried again.
 go_tests() {
   local name=$1 json=$2 start=$SECONDS total passed line rc
   shift 2
   local gotestsum=1.13.0 sum=$PWD/.cache/bin/gotestsum
   [ "$("$sum" --version 2>/dev/null)" = "gotestsum version v$gotestsum" ] ||
     GOBIN=$PWD/.cache/bin GOFLAGS='' go install "gotest.tools/gotestsum@v$gotestsum"
-  local packages=()
-  for line; do case $line in ./* | github.com/*) packages+=("$line") ;; esac; done
+  local packages=() flags=() unsteady=$json.unsteady
+  for line; do case $line in ./* | github.com/*) packages+=("$line") ;; *) flags+=("$line") ;; esac; done
   total=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' "${packages[@]}" | sort -u | grep -c .)
   say "$name" "$total packages with tests"
   : >"$json"
+  rm -f "$unsteady"
   # The time is a package's: the longest takes three minutes on two idle cores, and seven on busy ones. Vet has passed over them before.
   # Many tests wait for servers, leases and failovers, so there are two packages to a core.
   # shellcheck disable=SC2086 # GOTESTFLAGS is a list of words
-  "$sum" --format pkgname --format-hide-empty-pkg --hide-summary=skipped --jsonfile "$json" -- -race -vet=off -p $((2 * $(getconf _NPROCESSORS_ONLN))) -timeout 30m ${GOTESTFLAGS:-} "$@" | {
+  "$sum" --format pkgname --format-hide-empty-pkg --hide-summary=skipped --jsonfile "$json" \
+    --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report "$unsteady" --packages "${packages[*]}" -- \
+    -race -vet=off -p $((2 * $(getconf _NPROCESSORS_ONLN))) -timeout 30m ${GOTESTFLAGS:-} "${flags[@]}" | {
     passed=0
     while :; do
       rc=0
@@ -43,4 +48,5 @@ go_tests() {
       esac
     done
   }
+  [ ! -s "$unsteady" ] || { say "$name" "unsteady tests: each failed, and passed when it ran again by itself; what it said at first is above" && cat "$unsteady"; }
 }

@@ -121,12 +121,17 @@ func TestAbuse(t *testing.T) {
 	r := start(t, "--block-size=4")
 	address := strings.TrimPrefix(r.url, "http://")
 	for name, c := range abuse {
-		got := raw(t, address, c.text, true)
+		// A server may take who sends no more for gone, so a request that is served has another behind it instead.
+		text, want, served := c.text, c.want, c.want[0] == http.StatusOK
+		if served {
+			text, want = text+"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", slices.Concat(want, []int{http.StatusOK})
+		}
+		got := raw(t, address, text, !served)
 		if len(got) > 0 && got[0] == http.StatusMethodNotAllowed && c.want[0] == http.StatusNotFound {
 			got[0] = http.StatusNotFound
 		}
-		if fmt.Sprint(got) != fmt.Sprint(c.want) {
-			t.Errorf("%s gets %v, want %v", name, got, c.want)
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s gets %v, want %v", name, got, want)
 		}
 		if status, body := get(t, r.url+"/healthz"); status != 200 {
 			t.Fatalf("after %s: %d %s", name, status, body)
