@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -32,7 +33,7 @@ type body struct {
 		ContinuousUsageStats bool  `json:"continuous_usage_stats"`
 	} `json:"stream_options"`
 	AddSpecialTokens *bool           `json:"add_special_tokens"`
-	CacheSalt        string          `json:"cache_salt"`
+	CacheSalt        *string         `json:"cache_salt"`
 	LoRAPath         json.RawMessage `json:"lora_path"`
 	DataParallelRank *int            `json:"data_parallel_rank"`
 	RoutedDPRank     *int            `json:"routed_dp_rank"`
@@ -100,6 +101,26 @@ func (l *life) complete(chat bool) http.HandlerFunc {
 	}
 }
 
+// maxSalt bounds a cache salt, in characters.
+const maxSalt = 128
+
+// salt is the cache salt of a request, "" for none. vLLM takes no empty one, and since 0.32 (the oldest release
+// whose rule was read) neither a long one nor the characters that caches behind it write between their fields.
+func (l *life) salt(asked *string) (string, error) {
+	vllm := l.pod.config.Engine.Kind == engine.VLLM
+	switch {
+	case asked == nil:
+		return "", nil
+	case vllm && *asked == "":
+		return "", bad("cache_salt", "cache_salt must be a non-empty string if provided")
+	case (!vllm || l.pod.release >= v0(32, 0)) && utf8.RuneCountInString(*asked) > maxSalt:
+		return "", bad("cache_salt", "cache_salt has more than %d characters", maxSalt)
+	case vllm && l.pod.release >= v0(32, 0) && strings.ContainsAny(*asked, "@/\\\x00"):
+		return "", bad("cache_salt", "cache_salt must not contain '@', '/', '\\\\', or NUL")
+	}
+	return *asked, nil
+}
+
 // read reads a request and has the engine work on it.
 func (l *life) read(w http.ResponseWriter, r *http.Request, chat bool) (*job, error) {
 	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
@@ -129,8 +150,9 @@ func (l *life) read(w http.ResponseWriter, r *http.Request, chat bool) (*job, er
 		}
 		j.continuous = j.usage && o.ContinuousUsageStats
 	}
-	if len(b.CacheSalt) > 128 {
-		return nil, bad("cache_salt", "cache_salt has more than 128 characters")
+	salt, err := l.salt(b.CacheSalt)
+	if err != nil {
+		return nil, err
 	}
 	prompts, err := l.prompts(r.Context(), &b, raw, chat)
 	if err != nil {
@@ -143,7 +165,7 @@ func (l *life) read(w http.ResponseWriter, r *http.Request, chat bool) (*job, er
 		if err != nil {
 			return nil, j.abandon(err)
 		}
-		q.ID, q.LoRA, q.Salt = first+uint64(i), lora, b.CacheSalt
+		q.ID, q.LoRA, q.Salt = first+uint64(i), lora, salt
 		rank, err := l.rank(r, &b)
 		if err != nil {
 			return nil, j.abandon(err)

@@ -296,6 +296,28 @@ func TestPrompts(t *testing.T) {
 	}
 }
 
+// A cache salt is refused where the engine's release refuses it.
+func TestSalts(t *testing.T) {
+	old := wire.Config{Version: "0.31.0"}
+	sglang := wire.Config{Engine: engine.Config{Kind: engine.SGLang}}
+	for _, x := range []struct {
+		engine wire.Config
+		salt   any
+		status int
+	}{
+		{wire.Config{}, nil, 200}, {wire.Config{}, "tenant-_7", 200}, {wire.Config{}, strings.Repeat("\u00e4", 128), 200},
+		{wire.Config{}, strings.Repeat("s", 129), 400}, {wire.Config{}, "", 400}, {wire.Config{}, "a@b", 400}, {wire.Config{}, "a/b", 400}, {wire.Config{}, `a\b`, 400}, {wire.Config{}, "a\x00", 400},
+		{old, "a@b", 200}, {old, strings.Repeat("s", 129), 200}, {old, "", 400},
+		{sglang, "a@b", 200}, {sglang, "", 200},
+	} {
+		p := start(t, x.engine)
+		status, b := call(t, p, http.MethodPost, "/v1/completions", fields{"prompt": "a", "cache_salt": x.salt})
+		if status != x.status || status == 400 && !strings.Contains(string(b), "cache_salt") {
+			t.Errorf("%v %s, salt %q: %d %s", x.engine.Engine.Kind, x.engine.Version, x.salt, status, b)
+		}
+	}
+}
+
 // What goes before one pod's cache apart goes apart: adapters, salts and ranks.
 func TestApart(t *testing.T) {
 	for _, kind := range []engine.Kind{engine.VLLM, engine.SGLang, engine.TRTLLM} {
