@@ -187,7 +187,7 @@ func (x *exchange) decided(d *route.Decision) {
 		x.booking.Store(x.g.reports.book(x.model, d.Reservation, d.Lease))
 	}
 	x.predicted, x.tokens = -1, -1
-	if d.Score != nil {
+	if d.Score != nil && d.Tokens > 0 { // 0 is a prompt of which no token is known
 		x.predicted, x.tokens = d.Cached(), d.Tokens
 	}
 	if x.pinned == nil {

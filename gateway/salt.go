@@ -3,8 +3,10 @@ package gateway
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -15,8 +17,14 @@ import (
 var takesSalt = [...]bool{apiOther: false, apiCompletions: true, apiChat: true, apiEmbeddings: false, apiResponses: true, apiMessages: true}
 
 // checkSalted refuses a client with a salt what engines answer without it: all but the APIs that
-// have a place for it, and pages that tell of an engine and of no requests.
+// have a place for it, and pages that tell of an engine and of no requests. It refuses headers by
+// which a request reaches what others have sent, too.
 func checkSalted(of api, r *http.Request) error {
+	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
+		if namesEngine(name) {
+			return &fieldError{strings.ToLower(name), "it names an engine to work with, whose blocks may be another's"}
+		}
+	}
 	switch {
 	case takesSalt[of]:
 		return nil
@@ -26,6 +34,14 @@ func checkSalted(of api, r *http.Request) error {
 		return errOfOthers
 	}
 	return nil
+}
+
+// namesEngine reports whether a header tells llm-d's sidecar, which may stand before an engine,
+// which other engine to have blocks or encoded media from: x-prefiller-host-port,
+// x-kv-cache-source-host-port, x-encoder-hosts-ports and x-data-parallel-host-port, also behind
+// x-llm-d-, and x-prefiller-url before them.
+func namesEngine(header string) bool {
+	return strings.HasSuffix(header, "-Host-Port") || strings.HasSuffix(header, "-Hosts-Ports") || strings.HasSuffix(header, "-Prefiller-Url")
 }
 
 // tellsOfNone reports whether an engine's page tells of no requests: its health, its version and
@@ -56,7 +72,7 @@ var ofOthers = map[string]string{
 	"rid":                  "another may have a request of that name; the header X-Request-Id is kept apart",
 }
 
-// fieldError is a field of ofOthers in the body of a client with a salt.
+// fieldError is a field of ofOthers in the body of a client with a salt, or such a header.
 type fieldError struct{ name, why string }
 
 // Error implements error.

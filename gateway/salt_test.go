@@ -89,6 +89,13 @@ func TestSaltOfAClient(t *testing.T) {
 			"an engine's session": {"/v1/completions", `{"model":"sim/model","prompt":"x","session_params":{"id":"s"}}`, 403, "leave out session_params: ", nil},
 			"an id in the body":   {"/v1/completions", `{"model":"sim/model","prompt":"x","request_id":"r"}`, 403, "leave out request_id: ", nil},
 			"SGLang's id":         {"/v1/completions", `{"model":"sim/model","prompt":"x","rid":"r"}`, 403, "leave out rid: ", nil},
+			"a prefiller":         {"/v1/completions", `{"model":"sim/model","prompt":"x"}`, 403, "leave out x-prefiller-host-port: ", []string{"X-Prefiller-Host-Port", "10.0.0.1:80"}},
+			"an older prefiller":  {"/v1/completions", `{"model":"sim/model","prompt":"x"}`, 403, "leave out x-prefiller-url: ", []string{"x-prefiller-url", "http://10.0.0.1:80"}},
+			"a source":            {"/v1/completions", `{"model":"sim/model","prompt":"x"}`, 403, "leave out x-kv-cache-source-host-port: ", []string{"X-Kv-Cache-Source-Host-Port", "10.0.0.1:80"}},
+			"a source, renamed":   {"/v1/completions", `{"model":"sim/model","prompt":"x"}`, 403, "leave out x-llm-d-kv-cache-source-host-port: ", []string{"X-LLM-D-KV-Cache-Source-Host-Port", "10.0.0.1:80"}},
+			"encoders":            {"/v1/chat/completions", `{"model":"sim/model","messages":[{"role":"user","content":"x"}]}`, 403, "leave out x-encoder-hosts-ports: ", []string{"X-Encoder-Hosts-Ports", "10.0.0.1:80,10.0.0.2:80"}},
+			"a rank's address":    {"/v1/completions", `{"model":"sim/model","prompt":"x"}`, 403, "leave out x-data-parallel-host-port: ", []string{"X-Data-Parallel-Host-Port", "10.0.0.1:80"}},
+			"a rank":              {"/v1/completions", `{"model":"sim/model","prompt":"x"}`, 200, "tenant", []string{"X-Data-Parallel-Rank", "0"}},
 			"slash behind":        {"/v1/completions/", `{"model":"sim/model","prompt":"x"}`, 403, "", nil},
 		} {
 			r := f.post(c.path, c.body, c.headers...)
