@@ -90,7 +90,10 @@ func TestDoctorOfServer(t *testing.T) {
 	r := start(t)
 	status, worst, sections := doctorReport(t, "--server="+r.url)
 	list := sections["server"]
-	if status != cli.ExitOK || worst != check.Info || len(list) != 4 {
+	if f := has(t, list, "pods", ""); f.Level != check.Warn || f.Do == "" {
+		t.Errorf("without pods: %+v", f)
+	}
+	if status != cli.ExitOK || worst != check.Warn || len(list) != 5 {
 		t.Errorf("ends with %d, %v, %+v", status, worst, list)
 	}
 	if f := has(t, list, "server version", ""); f.Level != check.OK || f.Found != versionWord() {

@@ -53,7 +53,7 @@ var said = map[string][]string{
 	"docs/replica.md":     {"on", "off"},
 	"docs/lmcache.md":     {`"best":"10.0.0.1:8000"`, `"tiers":{"cpu":4}`},
 	"docs/routing.md":     {`"bandwidth":12500000000`},
-	"docs/cli.md":         {"no pods", "MODEL", "no loads"},
+	"docs/cli.md":         {"no pods", "MODEL", "no loads", "no prefixes"},
 	"docs/operations.md":  {},
 }
 
@@ -218,7 +218,7 @@ func newDesk(t *testing.T) *desk {
 	wrapper := fmt.Sprintf(`#!/bin/bash
 export %[1]s=1
 case $1 in
-pods | models | loads) set -- "$@" --server 127.0.0.1:%[8]s ;;
+pods | models | loads | prefixes) set -- "$@" --server 127.0.0.1:%[8]s ;;
 sim) set -- "$@" --port %[3]d --control 127.0.0.1:%[4]d --events-port %[5]d --replay-port %[6]d ;;
 serve)
 	case "$*" in *--pods*) set -- "$@" --preload %[7]s ;; esac

@@ -147,7 +147,7 @@ func (s *service) makeRegistrar(in *ingesting) error {
 			Registered: func(p store.Pod) {
 				s.log.Info().Str("pod", p.Name).Str("model", p.Model).Str("events", p.Events).Msg("pod found")
 			},
-			Failed: func(err error) { s.log.Warn().Err(err).Msg("finding pods") },
+			Failed: func(err error) { s.log.Warn().Err(err).Msg("cannot find or register pods now; it is tried again") },
 		},
 	}
 	if c.PodsAsk {

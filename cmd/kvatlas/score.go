@@ -18,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
+	"github.com/kvatlas/kvatlas/internal/nearest"
 )
 
 // maxPromptFile is the longest prompt read from a file or from stdin, in bytes.
@@ -63,7 +64,7 @@ func (p *program) score(ctx context.Context, args []string) int {
 	start := time.Now()
 	var raw json.RawMessage
 	if err := c.Call(ctx, http.MethodPost, "/v1/score", call.request, &raw); err != nil {
-		return p.Fail("score", terminal.ServerError(call.server, err))
+		return p.Fail("score", fmt.Errorf("%w%s", terminal.ServerError(call.server, err), call.sayModel(ctx, c, err)))
 	}
 	took := time.Since(start)
 	answers, several, err := readAnswers(raw)
@@ -109,8 +110,8 @@ func readAnswers(raw json.RawMessage) (_ []client.ScoreResponse, several bool, e
 func (s *scoreCall) write(ctx context.Context, out io.Writer, c *client.Client, r *client.ScoreResponse, took time.Duration) {
 	late := ""
 	if r.Degraded != nil && r.Degraded.Reason == tokenizationBudget {
-		loaded, known := s.loaded(ctx, c)
-		late = lateness(loaded, known, s.request.Body != nil || s.request.Chat != nil)
+		_, tokenizers, known := s.models(ctx, c)
+		late = lateness(slices.Contains(tokenizers, s.request.Model), known, s.request.Body != nil || s.request.Chat != nil)
 	}
 	writeScore(out, s.request.Model, r, took, late)
 	if indexFailed(r) {
@@ -124,24 +125,61 @@ func (s *scoreCall) write(ctx context.Context, out io.Writer, c *client.Client, 
 // asideBudget bounds what is asked beside the score: the answer is there already.
 const asideBudget = 2 * time.Second
 
-// loaded reports whether the server has the model's tokenizer in memory by now; known is
-// false where it does not say.
-func (s *scoreCall) loaded(ctx context.Context, c *client.Client) (loaded, known bool) {
+// models are the names of the models that the server indexes, and of the tokenizers that it has
+// in memory by now; known is false where it does not say.
+func (s *scoreCall) models(ctx context.Context, c *client.Client) (indexed, tokenizers []string, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, asideBudget)
 	defer cancel()
 	var out struct {
-		Models     []json.RawMessage `json:"models"` // always there
+		Models     []client.Model `json:"models"` // always there
 		Tokenizers []struct {
 			Model string `json:"model"`
 		} `json:"tokenizers"`
 	}
 	if err := c.Call(ctx, http.MethodGet, "/v1/models", nil, &out); err != nil || out.Models == nil {
-		return false, false
+		return nil, nil, false
+	}
+	for _, m := range out.Models {
+		indexed = append(indexed, m.Name)
 	}
 	for _, t := range out.Tokenizers {
-		loaded = loaded || t.Model == s.request.Model
+		tokenizers = append(tokenizers, t.Model)
 	}
-	return loaded, true
+	return indexed, tokenizers, true
+}
+
+// sayModel says, of an answer that there is no tokenizer, which name was asked for and which
+// models the server has. It is empty of any other error.
+func (s *scoreCall) sayModel(ctx context.Context, c *client.Client, err error) string {
+	e, ok := errors.AsType[*client.Error](err)
+	if !ok || s.request.Model == "" || e.Code != "unknown_model" && e.Code != "tokenizer_unavailable" {
+		return ""
+	}
+	text := fmt.Sprintf("\n--model is %q", s.request.Model)
+	indexed, tokenizers, known := s.models(ctx, c)
+	if !known {
+		return text
+	}
+	names := slices.Concat(indexed, tokenizers)
+	if pods, err := c.Pods(ctx); err == nil {
+		for i := range pods {
+			names = append(names, pods[i].Model)
+		}
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	switch {
+	case len(names) == 0:
+		return text + "; the server has no model yet"
+	case slices.Contains(names, s.request.Model):
+		return text + ", which the server has: its tokenizer alone is missing"
+	}
+	const most = 8
+	text += nearest.Clause(s.request.Model, names) + "; the server has " + terminal.Printable(strings.Join(names[:min(len(names), most)], ", "))
+	if more := len(names) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // unregistered are those of the pods asked for that score 0 because no such pod is

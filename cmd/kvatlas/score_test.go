@@ -172,6 +172,20 @@ func TestScoreErrors(t *testing.T) {
 			t.Errorf("%s: ends with %d, want %d\nstdout %s\nstderr %s\nwant   %s", tc.name, status, tc.status, stdout, stderr, tc.want)
 		}
 	}
+	known := start(t, "--hub-offline", "--tokenizers="+t.TempDir())
+	for _, c := range []struct{ model, want string }{
+		{"org/first", "\n--model is \"org/first\"; the server has no model yet\n"},
+		{"org/secnd", "\n--model is \"org/secnd\" (did you mean org/second?); the server has org/second\n"},
+		{"org/second", "\n--model is \"org/second\", which the server has: its tokenizer alone is missing\n"},
+	} {
+		status, _, stderr := call(t, "", "score", "--server", known.url, "--model", c.model, "--mode=sync", "x")
+		if status != 1 || !strings.Contains(stderr, c.want) {
+			t.Errorf("%s: ends with %d\n%s\nwant %s", c.model, status, stderr, c.want)
+		}
+		if err := known.client().RegisterPod(t.Context(), client.Pod{Name: "a:1", Model: "org/second"}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if status, stdout, _ := call(t, "", "score", "--help"); status != 0 || !strings.Contains(stdout, "--prompt-file FILE") || !strings.Contains(stdout, "$KVATLAS_SERVER") {
 		t.Errorf("--help ends with %d\n%s", status, stdout)
 	}

@@ -113,7 +113,7 @@ var mapping = []struct {
 	{is: tokenpool.ErrBusy, status: 503, code: "tokenizer_busy", message: "the tokenizer's queue is full, try again later", retry: time.Second},
 	{is: tokenpool.ErrPinned, status: 502, code: "tokenizer_changed", param: "model", message: "the files of this model's tokenizer are not the ones that are pinned (tokenizer-pins); the server's log says what differs", retry: 5 * time.Second},
 	{is: tokenpool.ErrBroken, status: 422, code: "tokenizer_broken", param: "model"},
-	{is: tokenpool.ErrLoad, status: 502, code: "tokenizer_unavailable", param: "model", message: "the tokenizer of this model could not be fetched or read now; the server's log says why", retry: 5 * time.Second},
+	{is: tokenpool.ErrLoad, status: 502, code: "tokenizer_unavailable", param: "model", message: "the tokenizer of this model could not be fetched or read now; the server's log says why. Correct the model's name, put its files into MODEL/ below the server's --tokenizers DIR, or let the server reach the hub", retry: 5 * time.Second},
 	{is: tokenpool.ErrTokenizer, status: 500, code: "tokenizer_failed", param: "prompt", message: "the tokenizer failed on this text"},
 	{is: chat.ErrFiles, status: 500, code: "chat_template_invalid", param: "model", message: "the files of this model's chat template are malformed; the server's log says how"},
 	{is: chat.ErrCompile, status: 500, code: "chat_template_invalid", param: "model", message: "this model's chat template does not compile; the server's log says why"},

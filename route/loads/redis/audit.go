@@ -14,14 +14,14 @@ import (
 	"github.com/kvatlas/kvatlas/route/loads"
 )
 
-// checkForms returns ErrMixed, with the version, when processes of another version have
-// requests that run: each version counts its own alone.
-func (s *Store) checkForms(ctx context.Context, model string) error {
+// CheckForms returns loads.ErrMixed where processes of another version have requests of a model
+// that run: each version counts its own alone. It changes nothing.
+func (s *Store) CheckForms(ctx context.Context, model string) error {
 	now := s.now()
 	if now == 0 {
 		now = time.Now().UnixMicro()
 	}
-	for _, form := range earlierForms {
+	for _, form := range otherForms {
 		ids, err := s.c.Client.ZRangeArgs(ctx, goredis.ZRangeArgs{
 			Key: s.key(model, "t"+form), ByScore: true, Start: strconv.FormatInt(now, 10), Stop: "+inf", Count: 1,
 		}).Result()
@@ -29,7 +29,7 @@ func (s *Store) checkForms(ctx context.Context, model string) error {
 			return fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
 		}
 		if len(ids) > 0 {
-			return fmt.Errorf("%w: requests of model %.80q are booked in the form of an earlier one", loads.ErrMixed, model)
+			return fmt.Errorf("%w: requests of model %.80q are booked in the form of another one", loads.ErrMixed, model)
 		}
 	}
 	return nil
@@ -38,7 +38,7 @@ func (s *Store) checkForms(ctx context.Context, model string) error {
 // Audit implements loads.Store. It reads the reservations in pages, so a rank whose
 // requests come faster than that is left for the next time.
 func (s *Store) Audit(ctx context.Context, model string) (out []loads.Difference, err error) {
-	if err := s.checkForms(ctx, model); err != nil {
+	if err := s.CheckForms(ctx, model); err != nil {
 		return nil, err
 	}
 	left := map[string]bool(nil)

@@ -91,8 +91,8 @@ const (
 // whenever that changes; before the first, 2, there was none.
 const form = "2"
 
-// earlierForms are those that processes which still run may have.
-var earlierForms = []string{""}
+// otherForms are those that processes of other versions may have: the earlier ones, and the next.
+var otherForms = []string{"", "3"}
 
 // Config says where loads are kept.
 type Config struct {

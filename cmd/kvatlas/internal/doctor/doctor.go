@@ -7,9 +7,16 @@ package doctor
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/route/loads"
+	loadsredis "github.com/kvatlas/kvatlas/route/loads/redis"
 	"github.com/kvatlas/kvatlas/store/redis"
 )
 
@@ -80,10 +87,60 @@ func (c *Config) lookAtRedis(ctx context.Context) *Section {
 	}
 	defer func() { _ = x.Close() }()
 	s.Findings, err = x.Check(ctx, c.ScoreBudget)
+	if err == nil {
+		s.Findings = append(s.Findings, c.loadsOf(ctx, x)...)
+	}
 	if err != nil && check.Worst(s.Findings) < check.Fail {
 		s.Findings = append(s.Findings, check.Finding{
 			Level: check.Fail, What: "connection", Found: err.Error(), Means: "the check has not come to its end", Do: "try again, with a longer --timeout",
 		})
 	}
 	return s
+}
+
+// maxModels bounds the models whose loads are looked at.
+const maxModels = 1000
+
+// loadsOf says of which models processes of several versions book requests. It says nothing
+// where no model is indexed, and where loads cannot be read.
+func (c *Config) loadsOf(ctx context.Context, x *redis.Index) []check.Finding {
+	registry, err := x.Registry(ctx)
+	if err != nil {
+		return nil
+	}
+	models := slices.Collect(maps.Keys(registry.Models))
+	for i := range registry.Pods {
+		models = append(models, registry.Pods[i].Model)
+	}
+	slices.Sort(models)
+	if models = slices.Compact(models); len(models) == 0 {
+		return nil
+	}
+	store, err := loadsredis.Open(loadsredis.Address{URL: c.Redis.URL, Prefix: c.Redis.Prefix, PoolSize: 1, Timeout: c.Timeout})
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = store.Close() }()
+	var mixed []string
+	for _, m := range models[:min(len(models), maxModels)] {
+		switch err := store.CheckForms(ctx, m); {
+		case errors.Is(err, loads.ErrMixed):
+			mixed = append(mixed, m)
+		case err != nil:
+			return nil
+		}
+	}
+	if len(mixed) == 0 {
+		return []check.Finding{{What: "forms of loads", Found: "no running request is booked by another version"}}
+	}
+	f := check.Finding{
+		Level: check.Warn, What: "forms of loads", Means: "routers of several versions run: each counts its own requests alone, so engines get more than their share",
+		Do: "update all of them to one version; until then let one version route a model",
+	}
+	const most = 5
+	f.Found = "requests of these models are booked by another version: " + strings.Join(mixed[:min(len(mixed), most)], ", ")
+	if more := len(mixed) - most; more > 0 {
+		f.Found += fmt.Sprintf(", and %d more", more)
+	}
+	return []check.Finding{f}
 }

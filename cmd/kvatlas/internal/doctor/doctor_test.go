@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -11,11 +12,14 @@ import (
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/internal/redistest"
+	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
+	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
 // operations is the document on what findings mean and which rights users need.
@@ -162,6 +166,9 @@ func TestServer(t *testing.T) {
 		switch {
 		case r.URL.Path == "/healthz":
 			_, _ = w.Write([]byte(`{"version":"v2","backend":"` + backend + `"}`))
+		case r.URL.Path == "/v1/pods": // TestPodsOfAServer looks at what it lists
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = w.Write([]byte(`{"error":{"code":"forbidden","message":"no"}}`))
 		case ready:
 			_, _ = w.Write([]byte(`{}`))
 		default:
@@ -199,6 +206,72 @@ func TestServer(t *testing.T) {
 		worst, sections := look(t, Config{Server: at})
 		if f := has(t, sections["server"], "health", ""); worst != check.Fail || f.Level != check.Fail || f.Do == "" {
 			t.Errorf("%s: %+v", at, f)
+		}
+	}
+}
+
+// Pods that are missing are told, and models of pods whose texts a server cannot read.
+func TestPodsOfAServer(t *testing.T) {
+	var pods string
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		body := `{}`
+		switch r.URL.Path {
+		case "/healthz":
+			body = `{"version":"v2","backend":"redis"}`
+		case "/v1/pods":
+			body = `{"pods":[` + pods + `]}`
+		case "/v1/tokenize":
+			asked, _ := io.ReadAll(r.Body)
+			if body = `{"tokens":[1]}`; strings.Contains(string(asked), `"model":"no"`) {
+				w.WriteHeader(http.StatusBadGateway)
+				body = `{"error":{"code":"tokenizer_unavailable","message":"the hub is away","param":"model"}}`
+			}
+		}
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(s.Close)
+	worst, sections := look(t, Config{Server: s.URL, Version: "v2"})
+	if f := has(t, sections["server"], "pods", ""); worst != check.Warn || f.Level != check.Warn || f.Found != "none are registered" || f.Do == "" {
+		t.Errorf("%v, %+v", worst, f)
+	}
+	pods = `{"name":"a","model":"yes"},{"name":"b","model":"no"},{"name":"c","model":"yes"},{"name":"d","model":"part","part_of":{"pod":"a"}}`
+	_, sections = look(t, Config{Server: s.URL, Version: "v2"})
+	list := sections["server"]
+	if f := has(t, list, "pods", ""); f.Level != check.OK || f.Found != "4, of 2 models" {
+		t.Errorf("%+v", f)
+	}
+	if f := has(t, list, "tokenizer of a pod", "yes"); f.Level != check.OK {
+		t.Errorf("%+v", f)
+	}
+	if f := has(t, list, "tokenizer of a pod", "no"); f.Level != check.Warn || !strings.Contains(f.Found, "the hub is away") || f.Do == "" {
+		t.Errorf("%+v", f)
+	}
+}
+
+// Requests that a process of another version has booked are told.
+func TestFormsOfLoads(t *testing.T) {
+	s := redistest.Start(t, "--maxmemory", "100mb")
+	url := "redis://" + s.Addr
+	x, err := redis.Open(redis.Config{URL: url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m"}); err != nil {
+		t.Fatal(err)
+	}
+	for form, want := range map[string]check.Level{"": check.Warn, "2": check.OK, "3": check.Warn} {
+		key := keyspace.ModelKeys(redis.DefaultPrefix, "m")("t" + form)
+		if err := s.Client().ZAdd(t.Context(), key, goredis.Z{Score: float64(time.Now().Add(time.Hour).UnixMicro()), Member: "r"}).Err(); err != nil {
+			t.Fatal(err)
+		}
+		_, sections := look(t, Config{Redis: redis.Config{URL: url}, ScoreBudget: time.Second})
+		if f := has(t, sections["redis"], "forms of loads", ""); f.Level != want || want == check.Warn && (!strings.HasSuffix(f.Found, ": m") || f.Do == "") {
+			t.Errorf("form %q: %+v", form, f)
+		}
+		if err := s.Client().Del(t.Context(), key).Err(); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

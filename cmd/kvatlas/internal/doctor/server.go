@@ -62,6 +62,7 @@ func (c *Config) lookAtServer(ctx context.Context) *Section {
 		index.Do = "one server alone may do so; several share an index in Redis (--redis)"
 	}
 	add(index)
+	s.Findings = append(s.Findings, podsOf(ctx, at)...)
 	if f, ok := truthOf(ctx, at); ok {
 		add(f)
 	}
@@ -101,4 +102,40 @@ func truthOf(ctx context.Context, at *client.Client) (f check.Finding, ok bool) 
 		f.Do = "ranks with events are read anew by themselves; else compare block size, hash seed and adapter names of what writes the index with the engine's"
 	}
 	return f, told > 0
+}
+
+// maxAsked bounds the models whose tokenizers a server is asked for: it loads them for that.
+const maxAsked = 8
+
+// podsOf says which pods there are, and of which of their models the server has no tokenizer.
+// It says nothing where the token may not list pods.
+func podsOf(ctx context.Context, at *client.Client) (out []check.Finding) {
+	pods, err := at.Pods(ctx)
+	if err != nil {
+		return nil
+	}
+	if len(pods) == 0 {
+		return []check.Finding{{
+			Level: check.Warn, What: "pods", Found: "none are registered", Means: "there is nobody to send a request to: scores are empty, and routes are refused",
+			Do: "name engines with --pods when the server starts, or register them with POST /v1/pods; the log says why pods that were named are missing",
+		}}
+	}
+	var models []string
+	for i := range pods {
+		if m := pods[i].Model; pods[i].PartOf == nil && !slices.Contains(models, m) {
+			models = append(models, m)
+		}
+	}
+	slices.Sort(models)
+	out = append(out, check.Finding{What: "pods", Found: fmt.Sprintf("%d, of %d models", len(pods), len(models))})
+	for _, m := range models[:min(len(models), maxAsked)] {
+		f := check.Finding{What: "tokenizer of a pod", Where: terminal.Printable(m), Found: "the server has it"}
+		if _, err := at.Tokenize(ctx, client.TokenizeRequest{Model: m, Prompt: "a"}); err != nil {
+			f.Level, f.Found = check.Warn, terminal.ServerAnswer("it", err)
+			f.Means = "texts and chats of this model are sent by load alone, wherever their prefix is cached; token ids and block keys can be scored"
+			f.Do = "put its files into MODEL/ below the server's --tokenizers, or let the server reach the hub"
+		}
+		out = append(out, f)
+	}
+	return out
 }

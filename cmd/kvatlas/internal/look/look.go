@@ -1,4 +1,4 @@
-// Package look is the commands that look at a running server: pods, models and loads.
+// Package look is the commands that look at a running server: pods, models, loads and prefixes.
 package look
 
 import (
@@ -25,13 +25,19 @@ type page struct {
 	path               string
 	key                string // what the answer has its list under
 	byModel            string // what --model says of it; empty where there is no such flag
+	next               string // what to do where there are none
 	write              func(t *table, answer []byte, model string) error
 }
 
 var pages = []page{
-	{"pods", "list the pods of a running server", podsUsage, "/v1/pods", "pods", "only pods that are registered for this `model`", writePods},
-	{"models", "list the models of a running server, and their tokenizers", modelsUsage, "/v1/models", "models", "", writeModels},
-	{"loads", "list what runs where, as a running server has booked it", loadsUsage, "/v1/loads", "models", "only loads of this `model`", writeLoads},
+	{"pods", "list the pods of a running server", podsUsage, "/v1/pods", "pods", "only pods that are registered for this `model`",
+		"name engines with --pods when the server starts, or register one with POST /v1/pods", writePods},
+	{"models", "list the models of a running server, and their tokenizers", modelsUsage, "/v1/models", "models", "",
+		"a model is indexed with its first pod, and its tokenizer loaded with its first text", writeModels},
+	{"loads", "list what runs where, as a running server has booked it", loadsUsage, "/v1/loads", "models", "only loads of this `model`",
+		"a load begins with POST /v1/route that has \"reserve\":true, with a request through the gateway, or with what an engine says", writeLoads},
+	{"prefixes", "list the prefixes that requests are routed with most, and who holds them", prefixesUsage, "/v1/prefixes", "models", "only prefixes of this `model`",
+		"requests that are routed count, by POST /v1/route or through the gateway", writePrefixes},
 }
 
 // Commands are the commands.
@@ -81,7 +87,11 @@ func (g *page) run(ctx context.Context, p *cli.Program, args []string) int {
 	if err := g.write(t, answer, *model); err != nil {
 		return p.Fail(g.name, fmt.Errorf("the answer of %s cannot be read: %w", *server, err))
 	}
-	if err := t.end(p.Stdout, "no "+g.name); err != nil {
+	none := "no " + g.name
+	if *model != "" {
+		none += " of model " + terminal.Printable(*model)
+	}
+	if err := t.end(p.Stdout, none+": "+g.next); err != nil {
 		return p.Fail(g.name, err)
 	}
 	return cli.ExitOK

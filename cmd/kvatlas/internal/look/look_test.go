@@ -41,7 +41,7 @@ func TestAnswersOfOthers(t *testing.T) {
 		{200, `{}`}, {200, `null`}, {200, `[]`}, {200, `"pods"`}, {200, `{"object":"list","data":[{"id":"m"}]}`},
 		{200, `{"pods":null,"models":null}`}, {204, ``}, {200, `{"pods":7,"models":7}`},
 	} {
-		for _, name := range []string{"pods", "models", "loads"} {
+		for _, name := range []string{"pods", "models", "loads", "prefixes"} {
 			for _, args := range [][]string{nil, {"--json"}} {
 				if c.answer == `{"pods":7,"models":7}` && args != nil {
 					continue // written as it is
@@ -53,8 +53,8 @@ func TestAnswersOfOthers(t *testing.T) {
 			}
 		}
 	}
-	for name, answer := range map[string]string{"pods": `{"pods":[]}`, "models": `{"models":[],"tokenizers":[]}`, "loads": `{"models":{}}`} {
-		if exit, stdout, stderr := look(t, name, 200, answer); exit != cli.ExitOK || stdout != "no "+name+"\n" || stderr != "" {
+	for name, answer := range map[string]string{"pods": `{"pods":[]}`, "models": `{"models":[],"tokenizers":[]}`, "loads": `{"models":{}}`, "prefixes": `{"models":{"m":{"prefixes":[]}}}`} {
+		if exit, stdout, stderr := look(t, name, 200, answer); exit != cli.ExitOK || !strings.HasPrefix(stdout, "no "+name+": ") || strings.Count(stdout, "\n") != 1 || stderr != "" {
 			t.Errorf("%s of an empty server: ends with %d\n%s%s", name, exit, stdout, stderr)
 		}
 	}
@@ -68,5 +68,23 @@ func TestOddPods(t *testing.T) {
 		if exit != cli.ExitOK || stderr != "" || len(lines) != 2 || !strings.HasPrefix(lines[1], "a?b ") || !strings.HasSuffix(lines[1], "  "+want) {
 			t.Errorf("a lease of %s: ends with %d\n%s%s", lease, exit, stdout, stderr)
 		}
+	}
+}
+
+// A prefix has its holders beside it; what is not known is a dash.
+func TestPrefixes(t *testing.T) {
+	const answer = `{"models":{"m":{"requests":4,"block_size":16,"prefixes":[
+		{"key":"445502a8048d6688","blocks":2,"tokens":32,"requests":3.25,"share":0.75,"missed":1,"sent":[],"held_by":[{"pod":"a","rank":0,"tier":"gpu"},{"pod":"b","rank":1,"tier":"cpu"}],"copies":3,"should_hold":[{"pod":"c","rank":0}]},
+		{"key":"0000000000000001","blocks":1,"tokens":16,"requests":1,"share":0.25,"missed":0,"sent":[],"copies":1}]},"other":{"prefixes":[{"key":"2"}]}}}`
+	const want = `MODEL  KEY               TOKENS  REQUESTS  SHARE  MISSED  HOLD                    SHOULD HOLD
+m      445502a8048d6688  32      3.2       75%    1.0     a#0 (gpu), b#1 (cpu)    c#0
+m      0000000000000001  16      1.0       25%    0.0     -                       -
+`
+	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
+	if exit, stdout, stderr := look(t, "prefixes", 200, answer, "--model=m"); exit != cli.ExitOK || squeeze(stdout) != squeeze(want) || stderr != "" {
+		t.Errorf("ends with %d\n%s%s", exit, stdout, stderr)
+	}
+	if _, stdout, _ := look(t, "prefixes", 200, answer, "--model=n"); !strings.HasPrefix(stdout, "no prefixes of model n: ") {
+		t.Error(stdout)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
@@ -155,6 +156,48 @@ func writeLoads(t *table, answer []byte, model string) error {
 				}
 			}
 			t.row(cells...)
+		}
+	}
+	return nil
+}
+
+const prefixesUsage = `kvatlas prefixes lists the prefixes that requests were routed with most of late: system
+prompts, tools, long chats.
+
+  kvatlas prefixes
+  kvatlas prefixes --model MODEL
+  kvatlas prefixes --json
+
+A token is taken from $KVATLAS_TOKEN. KEY is the block key that names a prefix, which
+kvatlas score --block-keys takes; no text is kept. SHARE is the part of the model's
+requests that begin so, MISSED how many of them were sent where not all of it was held.
+SHOULD HOLD are the ranks that should have it besides those that HOLD it.
+
+`
+
+func writePrefixes(t *table, answer []byte, model string) error {
+	var a struct {
+		Models map[string]client.ModelPrefixes `json:"models"`
+	}
+	if err := json.Unmarshal(answer, &a); err != nil {
+		return err
+	}
+	t.row("MODEL", "KEY", "TOKENS", "REQUESTS", "SHARE", "MISSED", "HOLD", "SHOULD HOLD")
+	for _, m := range slices.Sorted(maps.Keys(a.Models)) {
+		if model != "" && m != model {
+			continue
+		}
+		list := a.Models[m].Prefixes
+		for i := range list {
+			x := &list[i]
+			var hold, should []string
+			for _, h := range x.HeldBy {
+				hold = append(hold, fmt.Sprintf("%s#%d (%s)", h.Pod, h.Rank, h.Tier))
+			}
+			for _, s := range x.ShouldHold {
+				should = append(should, fmt.Sprintf("%s#%d", s.Pod, s.Rank))
+			}
+			t.row(m, x.Key, fmt.Sprint(x.Tokens), fmt.Sprintf("%.1f", x.Requests), percent(x.Share), fmt.Sprintf("%.1f", x.Missed), strings.Join(hold, ", "), strings.Join(should, ", "))
 		}
 	}
 	return nil
