@@ -119,6 +119,9 @@ func TestRedis(t *testing.T) {
 			t.Errorf("%d samples of %d", js.Samples, js.Burst)
 		}
 	}
+	if h := r.Half; h == nil || h.Blocks != 1024 || len(h.Sides) != 2 || h.Sides[1].Received >= h.Sides[0].Received || h.Sides[1].Sent > h.Sides[0].Sent {
+		t.Errorf("half a hit: %+v", h)
+	}
 	if len(r.Ingest) != 2 || len(r.Evict) != 2 {
 		t.Fatalf("%d and %d rows of events", len(r.Ingest), len(r.Evict))
 	}
@@ -150,7 +153,7 @@ func TestRedis(t *testing.T) {
 	if err := r.Write(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"### Memory", "### Lookup", "### Ingest", "### Evict", "### Ingest of a full cache", "### Retire", "1,024 blocks, 100 % held: JSON fields, decoded"} {
+	for _, want := range []string{"### Memory", "### Lookup", "### Half a hit", "1,024 blocks, half held", "### Ingest", "### Evict", "### Ingest of a full cache", "### Retire", "1,024 blocks, 100 % held: JSON fields, decoded"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the report has no %q:\n%s", want, &text)
 		}
@@ -393,13 +396,13 @@ func TestCorpus(t *testing.T) {
 func TestSpread(t *testing.T) {
 	list := []float64{5, 1, 4, 2, 3}
 	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-	if s := spread(list); s != (Spread{Median: 3, Low: 2, High: 4}) {
+	if s := SpreadOf(list); s != (Spread{Median: 3, Low: 2, High: 4}) {
 		t.Errorf("%+v", s)
 	}
-	if s := spread(nil); s != (Spread{}) {
+	if s := SpreadOf(nil); s != (Spread{}) {
 		t.Errorf("of nothing: %+v", s)
 	}
-	if s := spread([]float64{7}); s != (Spread{Median: 7, Low: 7, High: 7}) {
+	if s := SpreadOf([]float64{7}); s != (Spread{Median: 7, Low: 7, High: 7}) {
 		t.Errorf("of one: %+v", s)
 	}
 }

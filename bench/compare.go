@@ -141,15 +141,15 @@ func compare(ctx context.Context, s *server, t turns, list []contender) ([]Side,
 	sides := make([]Side, len(list))
 	for i, st := range states {
 		sides[i] = Side{
-			Name: list[i].name, Millis: spread(st.millis), Ratio: spread(st.ratio),
-			ServerMicros: spread(st.server).Median, ClientMicros: spread(st.client).Median,
+			Name: list[i].name, Millis: SpreadOf(st.millis), Ratio: SpreadOf(st.ratio),
+			ServerMicros: SpreadOf(st.server).Median, ClientMicros: SpreadOf(st.client).Median,
 			Sent: st.sent / st.operation, Received: st.received / st.operation, RoundTrips: st.trips / st.operation,
 			Samples: t.rounds, Burst: st.burst * max(1, list[i].ops),
 		}
 	}
 	for i := range sides {
 		if t.second > 0 {
-			r := spread(states[i].ratio2)
+			r := SpreadOf(states[i].ratio2)
 			sides[i].RatioToSecond = &r
 		}
 	}

@@ -80,8 +80,8 @@ type Spread struct {
 	High   float64 `json:"high"`
 }
 
-// spread sorts the samples.
-func spread(samples []float64) Spread {
+// SpreadOf returns the spread of samples, which it sorts. Of no samples it is zero.
+func SpreadOf(samples []float64) Spread {
 	if len(samples) == 0 {
 		return Spread{}
 	}

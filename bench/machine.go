@@ -19,9 +19,8 @@ func cpuModel() string {
 	return ""
 }
 
-// loadAverage are the load averages of 1, 5 and 15 minutes where Linux tells
-// them.
-func loadAverage() string {
+// LoadAverage returns the load averages of 1, 5 and 15 minutes, as Linux tells them, or "".
+func LoadAverage() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
 		return ""

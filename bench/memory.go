@@ -128,7 +128,7 @@ func Memory(ctx context.Context, c MemoryConfig) (*MemoryReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &MemoryReport{Machine: machine(), Began: time.Now(), LoadBefore: loadAverage(), Blocks: c.Blocks}
+	r := &MemoryReport{Machine: Machine(), Began: time.Now(), LoadBefore: LoadAverage(), Blocks: c.Blocks}
 	for _, holders := range c.Holders {
 		for _, shape := range []string{shapeWhole, shapeForks, shapeStairs} {
 			for _, n := range c.Sizes {
@@ -152,7 +152,7 @@ func Memory(ctx context.Context, c MemoryConfig) (*MemoryReport, error) {
 	if r.Size, err = sizes(ctx, c); err != nil {
 		return nil, err
 	}
-	r.Took, r.LoadAfter = time.Since(r.Began), loadAverage()
+	r.Took, r.LoadAfter = time.Since(r.Began), LoadAverage()
 	return r, nil
 }
 
@@ -268,7 +268,7 @@ func find(ctx context.Context, c MemoryConfig, shape string, holders, n int) (ro
 		}
 		cold, hot = append(cold, a), append(hot, b)
 	}
-	return FindRow{Shape: shape, Holders: holders, Blocks: n, Cold: spread(cold), Hot: spread(hot)}, nil
+	return FindRow{Shape: shape, Holders: holders, Blocks: n, Cold: SpreadOf(cold), Hot: SpreadOf(hot)}, nil
 }
 
 // apply measures events of n blocks: all blocks of an index are added, added
@@ -302,7 +302,7 @@ func apply(ctx context.Context, c MemoryConfig, n int) (row ApplyRow, err error)
 			return row, err
 		}
 	}
-	return ApplyRow{Blocks: n, New: spread(samples[0]), Again: spread(samples[1]), Remove: spread(samples[2])}, nil
+	return ApplyRow{Blocks: n, New: SpreadOf(samples[0]), Again: SpreadOf(samples[1]), Remove: SpreadOf(samples[2])}, nil
 }
 
 // heapInUse is what Go's heap holds after a collection.

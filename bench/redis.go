@@ -25,10 +25,10 @@ type RedisConfig struct {
 	Parts []string
 	// Pods is the number of pods that hold each block; 10 by default, 2 to 100.
 	Pods int
-	// Keys is the number of blocks in the index while it is measured; 1,000,000
+	// Keys is the number of blocks in the index while it is measured; 131,072
 	// by default, at most 100 million.
 	Keys int
-	// MemoryKeys is the number of blocks that memory is measured with; 250,000 by
+	// MemoryKeys is the number of blocks that memory is measured with; 65,536 by
 	// default.
 	MemoryKeys int
 	// Sizes are the numbers of blocks of a lookup; 128, 1,024 and 8,192 by
@@ -37,7 +37,7 @@ type RedisConfig struct {
 	// Hits are the parts of a lookup's chain that all pods hold, in percent; 0,
 	// 50 and 100 by default.
 	Hits []int
-	// Rounds is how often each side has its turn; 20 by default.
+	// Rounds is how often each side has its turn; 6 by default.
 	Rounds int
 	// EventBlocks is the number of blocks of an engine's event; 16 by default.
 	EventBlocks int
@@ -72,9 +72,9 @@ var RedisParts = []string{PartMemory, PartLookup, PartIngest, PartRetire}
 
 func (c RedisConfig) withDefaults() (RedisConfig, error) {
 	def(&c.Pods, 10)
-	def(&c.Keys, 1_000_000)
-	def(&c.MemoryKeys, 250_000)
-	def(&c.Rounds, 20)
+	def(&c.Keys, 1<<17)
+	def(&c.MemoryKeys, 1<<16)
+	def(&c.Rounds, 6)
 	def(&c.EventBlocks, 16)
 	def(&c.EventBurst, 2048)
 	def(&c.settle, 250*time.Millisecond)
@@ -146,6 +146,8 @@ type RedisReport struct {
 
 	Memory []MemoryRow `json:"memory,omitempty"`
 	Lookup []LookupRow `json:"lookup,omitempty"`
+	// Half has two sides, a whole hit of the longest lookup and a half one, in turn.
+	Half   *LookupRow  `json:"half,omitempty"`
 	Ingest []EventRow  `json:"ingest,omitempty"`
 	Evict  []EventRow  `json:"evict,omitempty"`
 	Retire *Retirement `json:"retire,omitempty"`
@@ -189,14 +191,14 @@ func Redis(ctx context.Context, c RedisConfig) (_ *RedisReport, err error) {
 		return nil, err
 	}
 	r := &redisRun{c: c, s: s, ours: o, report: &RedisReport{
-		Machine: machine(), Began: time.Now(), LoadBefore: loadAverage(), Pods: c.Pods,
+		Machine: Machine(), Began: time.Now(), LoadBefore: LoadAverage(), Pods: c.Pods,
 	}}
 	if r.report.Server, err = s.about(ctx); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.cleanUp(ctx)) }()
 	err = r.all(ctx)
-	r.report.Took, r.report.LoadAfter = time.Since(r.report.Began), loadAverage()
+	r.report.Took, r.report.LoadAfter = time.Since(r.report.Began), LoadAverage()
 	if err != nil && r.report.empty() {
 		return nil, err
 	}
@@ -377,6 +379,29 @@ func (r *redisRun) lookup(ctx context.Context, main corpus, peers []*peer) error
 			r.report.Lookup = append(r.report.Lookup, LookupRow{Blocks: n, Hit: hit, Sides: sides})
 		}
 	}
+	return r.halfHit(ctx, main)
+}
+
+// halfHit compares a lookup of which all is held with one of which half is, of other chains.
+func (r *redisRun) halfHit(ctx context.Context, main corpus) error {
+	n := slices.Max(r.c.Sizes)
+	r.c.Progress(fmt.Sprintf("lookup of %d blocks, all and half held in turn", n))
+	ways := min(max(1, main.chains/2), 32)
+	side := func(name string, first, hit int) contender {
+		prompts := make([][]blockkey.Key, ways)
+		for i := range prompts {
+			prompts[i] = main.prompt((first+2*i)%main.chains, n, hit)
+		}
+		return contender{name: name, trips: r.ours.trips, run: func(ctx context.Context, seq int) error {
+			_, err := r.ours.lookup(ctx, prompts[seq%len(prompts)])
+			return err
+		}}
+	}
+	sides, err := compare(ctx, r.s, turns{rounds: r.c.Rounds}, []contender{side("all held", 0, 100), side("half held", 1, 50)})
+	if err != nil {
+		return err
+	}
+	r.report.Half = &LookupRow{Blocks: n, Hit: 50, Sides: sides}
 	return nil
 }
 
@@ -486,8 +511,8 @@ func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) err
 	return nil
 }
 
-// machine describes this one.
-func machine() string {
+// Machine describes this machine in a line: its system, processors and Go release.
+func Machine() string {
 	return fmt.Sprintf("%s/%s, %d CPUs%s, %s", runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), cpuModel(), runtime.Version())
 }
 

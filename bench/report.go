@@ -96,6 +96,9 @@ func writeRedis(w io.Writer, r *RedisReport) error {
 	if len(r.Lookup) > 0 {
 		sb.WriteString("\n### Lookup\n\n" + lookupTable(r.Lookup))
 	}
+	if r.Half != nil {
+		sb.WriteString("\n### Half a hit\n\n" + halfTable(r.Half))
+	}
 	if len(r.Ingest) > 0 {
 		sb.WriteString("\n### Ingest\n\n" + eventTable(r.Ingest))
 	}
@@ -132,6 +135,19 @@ func lookupTable(rows []LookupRow) string {
 				short(s.ServerMicros), short(s.ClientMicros), cpu, short(s.Sent), short(s.Received), short(s.RoundTrips))
 		}
 	}
+	return t.String()
+}
+
+// halfTable has what a half hit costs of a whole one.
+func halfTable(r *LookupRow) string {
+	t := newTable("lookup", "ms", "server us", "client us", "bytes sent", "received", "trips")
+	for _, s := range r.Sides {
+		t.add(group(int64(r.Blocks))+" blocks, "+s.Name, s.Millis.String(), short(s.ServerMicros), short(s.ClientMicros), short(s.Sent), short(s.Received), short(s.RoundTrips))
+	}
+	all, half := r.Sides[0], r.Sides[1]
+	part := func(of func(Side) float64) string { return short(of(half)/max(1e-9, of(all))) + "x" }
+	t.add("half of all", times(half.Ratio), part(func(s Side) float64 { return s.ServerMicros }), part(func(s Side) float64 { return s.ClientMicros }),
+		part(func(s Side) float64 { return s.Sent }), part(func(s Side) float64 { return s.Received }), part(func(s Side) float64 { return s.RoundTrips }))
 	return t.String()
 }
 
@@ -209,37 +225,25 @@ func retireTable(r *Retirement) string {
 
 func writeMemory(w io.Writer, r *MemoryReport) error {
 	var sb strings.Builder
-	fmt.Fprintf(&sb, "store/memory; %s.\nLoad %s at the beginning, %s at the end; %.0f s in all. CPU time of one thread; medians, with quartiles\nin brackets. Dynamo's figures are those it was measured with on another run of a like machine, for orientation.\n",
+	fmt.Fprintf(&sb, "store/memory; %s.\nLoad %s at the beginning, %s at the end; %.0f s in all. CPU time of one thread; medians, with quartiles\nin brackets. bench/peers/dynamo measures Dynamo's indexers by the same shapes.\n",
 		r.Machine, r.LoadBefore, r.LoadAfter, r.Took.Seconds())
 	fmt.Fprintf(&sb, "\n### Find, of %s blocks\n\n", group(int64(r.Blocks)))
-	t := newTable("chain", "holders", "shape", "cold us", "ns/block", "hot us", "ns/block", "Dynamo cold us", "hot us")
+	t := newTable("chain", "holders", "shape", "cold us", "ns/block", "hot us", "ns/block")
 	for _, f := range r.Find {
-		cold, hot := "", ""
-		if f.Blocks == 128 && f.Holders == 1 && f.Shape == shapeWhole {
-			cold, hot = "1.8-2.0", "0.3"
-		}
 		n := float64(f.Blocks)
-		t.add(group(int64(f.Blocks))+" blocks", fmt.Sprint(f.Holders), f.Shape, f.Cold.String(), short(f.Cold.Median*1e3/n), f.Hot.String(), short(f.Hot.Median*1e3/n), cold, hot)
+		t.add(group(int64(f.Blocks))+" blocks", fmt.Sprint(f.Holders), f.Shape, f.Cold.String(), short(f.Cold.Median*1e3/n), f.Hot.String(), short(f.Hot.Median*1e3/n))
 	}
 	sb.WriteString(t.String())
 	sb.WriteString("\n### Apply, million blocks/s/core\n\n")
-	t = newTable("event", "new", "again", "remove", "Dynamo new: with channel", "bare")
+	t = newTable("event", "new", "again", "remove")
 	for _, a := range r.Apply {
-		with, bare := "", ""
-		if a.Blocks == 16 {
-			with, bare = "5.8", "9.4"
-		}
-		t.add(fmt.Sprintf("%d blocks", a.Blocks), a.New.String(), a.Again.String(), a.Remove.String(), with, bare)
+		t.add(fmt.Sprintf("%d blocks", a.Blocks), a.New.String(), a.Again.String(), a.Remove.String())
 	}
 	sb.WriteString(t.String())
 	sb.WriteString("\n### Memory\n\n")
-	t = newTable("index", "blocks", "bytes a block, counted", "heap", "Dynamo")
-	for i, s := range r.Size {
-		d := ""
-		if i == 0 {
-			d = "74"
-		}
-		t.add(s.What, group(s.Blocks), short(s.Counted), short(s.Heap), d)
+	t = newTable("index", "blocks", "bytes a block, counted", "heap")
+	for _, s := range r.Size {
+		t.add(s.What, group(s.Blocks), short(s.Counted), short(s.Heap))
 	}
 	sb.WriteString(t.String())
 	_, err := io.WriteString(w, sb.String())

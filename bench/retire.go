@@ -100,7 +100,7 @@ func (r *redisRun) retire(ctx context.Context, main corpus, pods []string) (err 
 			}
 		}
 	}
-	out.Call, out.Visible = spread(calls), spread(visible)
+	out.Call, out.Visible = SpreadOf(calls), SpreadOf(visible)
 	out.Worst = visible[len(visible)-1] // sorted by now
 	r.c.Progress(fmt.Sprintf("sweeping %d blocks of all pods", main.keys()))
 	if out.All, err = r.sweep(ctx, main.keys(), perPing); err != nil {

@@ -48,7 +48,7 @@ func TestHelp(t *testing.T) {
 	if stdout, _, err := call(t, "--help"); err != nil || !strings.Contains(stdout, "kvbench memory") {
 		t.Errorf("%v:\n%s", err, stdout)
 	}
-	if stdout, _, err := call(t, "redis", "--help"); !errors.Is(err, flag.ErrHelp) || !strings.Contains(stdout, "-memory-keys") {
+	if stdout, _, err := call(t, "redis", "--help"); !errors.Is(err, flag.ErrHelp) || !strings.Contains(stdout, "-memory-keys") || !strings.Contains(stdout, "end measuring after this time") {
 		t.Errorf("%v:\n%s", err, stdout)
 	}
 }
@@ -73,5 +73,12 @@ func TestRedis(t *testing.T) {
 	stdout, stderr, err := call(t, "redis", "--start", "--parts", "lookup", "--keys", "1024", "--sizes", "64", "--hits", "100", "--rounds", "1", "--pods", "2")
 	if err != nil || !strings.Contains(stdout, "64 blocks, 100 % held: kvatlas") {
 		t.Errorf("%v:\n%s%s", err, stdout, stderr)
+	}
+}
+
+func TestRedisLimit(t *testing.T) {
+	_, _, err := call(t, "redis", "--start", "--limit", "1ns")
+	if err == nil || !strings.Contains(err.Error(), "it has not ended within 1ns") {
+		t.Errorf("%v", err)
 	}
 }
