@@ -182,11 +182,9 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 
 // spent is what the server and Redis have taken of a processor until now.
 func (s *server) spent(ctx context.Context) (out [2]time.Duration, err error) {
-	u, err := proc.Read(s.cmd.Process.Pid)
-	if err != nil {
+	if out[0], err = proc.CPU(s.cmd.Process.Pid); err != nil {
 		return out, err
 	}
-	out[0] = u.CPU
 	info, err := s.redis.Info(ctx, "cpu").Result()
 	for line := range strings.Lines(info) {
 		for _, name := range []string{"used_cpu_sys:", "used_cpu_user:"} {

@@ -3,9 +3,12 @@ package proc
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -51,4 +54,33 @@ func Read(pid int) (u Usage, err error) {
 		*to = n << 10
 	}
 	return u, nil
+}
+
+// CPU returns the processor time that the threads of a process have taken, to the microsecond and
+// better, by their schedstat. Threads that have ended count no more.
+func CPU(pid int) (time.Duration, error) {
+	files, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/schedstat")
+	if err != nil {
+		return 0, err
+	}
+	var sum time.Duration
+	for _, name := range files {
+		text, err := os.ReadFile(name) //nolint:gosec // a file of the kernel
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // the thread has ended
+		}
+		if err != nil {
+			return 0, err
+		}
+		first, _, _ := strings.Cut(string(text), " ")
+		n, err := strconv.ParseInt(first, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(n)
+	}
+	if sum == 0 {
+		return 0, fmt.Errorf("no CPU time of process %d", pid)
+	}
+	return sum, nil
 }
