@@ -14,6 +14,7 @@ import "unicode/utf8"
 // since tokens reach over most of them.
 type bridges struct {
 	bits [bridgeBits / 64]uint64
+	wide *wide // answers for characters of three bytes
 }
 
 const bridgeBits = 1 << 21
@@ -31,21 +32,27 @@ func pack(b []byte) (n uint32) {
 	return n
 }
 
+// around is what of the characters on both sides of token[i] is in the token.
+func around(token []byte, i int) (before, after []byte) {
+	from := i - 1
+	for from > 0 && from > i-4 && !utf8.RuneStart(token[from]) {
+		from--
+	}
+	to := i + 1
+	for to < len(token) && to < i+4 && !utf8.RuneStart(token[to]) {
+		to++
+	}
+	return token[from:i], token[i:to]
+}
+
 // add keeps the places in a token.
 func (s *bridges) add(token []byte) {
 	for i := 1; i < len(token); i++ {
 		if !utf8.RuneStart(token[i]) || token[i] < 0x80 && token[i-1] < 0x80 {
 			continue
 		}
-		from := i - 1
-		for from > 0 && from > i-4 && !utf8.RuneStart(token[from]) {
-			from--
-		}
-		to := i + 1
-		for to < len(token) && to < i+4 && !utf8.RuneStart(token[to]) {
-			to++
-		}
-		word, bit := bridgeBit(pack(token[from:i]), pack(token[i:to]))
+		before, after := around(token, i)
+		word, bit := bridgeBit(pack(before), pack(after))
 		s.bits[word] |= 1 << bit
 	}
 }
@@ -77,27 +84,29 @@ func leadingZeroBytes(n uint32) int {
 	return 3
 }
 
-// next returns the first place behind i in b[i:end] that no token reaches over, or end.
+// next returns the first place behind i in b[i:end] that no token reaches over, or end. A
+// character begins at i.
 func (s *bridges) next(b []byte, i, end int) int {
-	before := uint32(b[i])
-	for i++; i < end; i++ {
-		c := b[i]
-		if !utf8.RuneStart(c) {
-			before = before<<8 | uint32(c)
-			continue
+	for from := i; ; from = i {
+		i++
+		for i < end && !utf8.RuneStart(b[i]) {
+			i++
 		}
-		if c < 0x80 && before < 0x80 {
-			before = uint32(c)
-			continue
+		switch {
+		case i >= end:
+			return end
+		case isWide(b[from]) && isWide(b[i]):
+			if s.wide.apart(wideAt(b, from), wideAt(b, i)) {
+				return i
+			}
+		case b[from] >= 0x80 || b[i] >= 0x80:
+			to := i + 1
+			for to < end && !utf8.RuneStart(b[to]) {
+				to++
+			}
+			if !s.reach(pack(b[from:i]), pack(b[i:to])) {
+				return i
+			}
 		}
-		after := uint32(c)
-		for j := i + 1; j < end && j < i+4 && !utf8.RuneStart(b[j]); j++ {
-			after = after<<8 | uint32(b[j])
-		}
-		if !s.reach(before, after) {
-			return i
-		}
-		before = uint32(c)
 	}
-	return end
 }

@@ -151,13 +151,16 @@ func New(tables *Tables) (*Tokenizer, error) {
 	if err := t.addVocabulary(tables.Spelled, f.Model.IgnoreMerges); err != nil {
 		return nil, err
 	}
-	t.merges, err = newMerges(tables.Merges, len(t.lengths), &t.byteIDs)
-	return t, err
+	if t.merges, err = newMerges(tables.Merges, len(t.lengths), &t.byteIDs); err != nil {
+		return nil, err
+	}
+	t.bridges.wide.addTokens(tables.Spelled, t.lengths, t.merges, &t.byteIDs)
+	return t, nil
 }
 
 // addVocabulary makes the tables that go by how tokens are spelled.
 func (t *Tokenizer) addVocabulary(spelled []byte, ignoreMerges bool) error {
-	t.bridges = &bridges{}
+	t.bridges = &bridges{wide: newWide(spelled, t.lengths)}
 	single, at := 0, 0
 	for id, n := range t.lengths {
 		if at+int(n) > len(spelled) {

@@ -2,6 +2,7 @@ package bpe
 
 import (
 	"sync"
+	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
 )
@@ -28,17 +29,24 @@ const settledEnd = 0x20000
 // isNFC reports whether normalization to NFC changes nothing. What is composed begins
 // at U+0300.
 func isNFC(text string) bool {
-	for i, r := range text {
-		if r < 0x300 {
+	bits := settled()
+	for i := 0; i < len(text); {
+		r, n := rune(text[i]), 1
+		switch {
+		case r < 0x80:
+			i++
 			continue
+		case r < 0xe0 || i+3 > len(text):
+			r, n = utf8.DecodeRuneInString(text[i:])
+		case r < 0xf0:
+			r, n = r&0xf<<12|rune(text[i+1]&0x3f)<<6|rune(text[i+2]&0x3f), 3
+		default:
+			r, n = utf8.DecodeRuneInString(text[i:])
 		}
-		bits := settled()
-		for _, r := range text[i:] {
-			if r >= settledEnd || bits[r/64]>>(r%64)&1 == 0 {
-				return norm.NFC.IsNormalString(text)
-			}
+		if r >= settledEnd || bits[r/64]>>(r%64)&1 == 0 {
+			return norm.NFC.IsNormalString(text)
 		}
-		break
+		i += n
 	}
 	return true
 }

@@ -27,9 +27,10 @@ func (r reference) decode(ids []uint32) string { return r.Decode(ids, false) }
 
 // both are a tokenizer and its reference.
 type both struct {
-	name string
-	fast *Tokenizer
-	ref  reference
+	name   string
+	tables *Tables
+	fast   *Tokenizer
+	ref    reference
 }
 
 func load(t testing.TB, name string, data []byte) both {
@@ -47,7 +48,7 @@ func load(t testing.TB, name string, data []byte) both {
 		t.Fatalf("%s: %v", name, err)
 	}
 	t.Cleanup(func() { _ = ref.Close() }) // after parallel subtests
-	return both{name, fast, reference{ref}}
+	return both{name, tables, fast, reference{ref}}
 }
 
 // all loads the tokenizers at hand: those of `make models`, and those in the folder that

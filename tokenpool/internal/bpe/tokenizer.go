@@ -58,7 +58,7 @@ func (t *Tokenizer) MemoryBytes() int64 {
 	t.mu.Lock()
 	n := int64(len(t.idle)) * int64(unsafe.Sizeof(worker{}))
 	t.mu.Unlock()
-	n += int64(unsafe.Sizeof(bridges{})) + 2*int64(cap(t.lengths))
+	n += int64(unsafe.Sizeof(bridges{})) + t.bridges.wide.memoryBytes() + 2*int64(cap(t.lengths))
 	n += 4*int64(cap(t.merges.bytes)+cap(t.merges.joined)) + 8*int64(cap(t.merges.table))
 	return n + t.whole.memoryBytes()
 }
@@ -141,6 +141,9 @@ func (t *Tokenizer) word(w *worker, i, j int) {
 		return
 	}
 	for i < j {
+		if i = t.singles(w, i, j); i == j {
+			return
+		}
 		part := t.bridges.next(w.text, i, j)
 		if part-i <= maxCached {
 			t.short(w, i, part, partOfWord)
@@ -148,6 +151,35 @@ func (t *Tokenizer) word(w *worker, i, j int) {
 			t.spell(w, i, w.merge(t.merges, &t.byteIDs, w.text[i:part]))
 		}
 		i = part
+	}
+}
+
+// singles adds the tokens of characters of three bytes, as long as each is one token that
+// stands apart, and returns where the first one begins that is not, or j. No token may reach
+// to i.
+func (t *Tokenizer) singles(w *worker, i, j int) int {
+	if !isWide(w.text[i]) {
+		return i
+	}
+	wide := t.bridges.wide
+	for r := wideAt(w.text, i); ; {
+		token, next, behind := wide.of[r]&wideToken, i+3, uint32(0)
+		if token == 0 {
+			return i
+		}
+		if next < j {
+			if !isWide(w.text[next]) {
+				return i
+			}
+			if behind = wideAt(w.text, next); !wide.apart(r, behind) {
+				return i
+			}
+		}
+		w.add(token-1, next)
+		if next == j {
+			return j
+		}
+		i, r = next, behind
 	}
 }
 

@@ -2,6 +2,7 @@ package bpe
 
 import (
 	"bytes"
+	"encoding/binary"
 	"hash/maphash"
 	"unicode/utf8"
 	"unsafe"
@@ -19,6 +20,9 @@ type vocabulary struct {
 	starts  []uint32
 	// longest is the length of the longest one, in bytes.
 	longest int
+	// long are the lengths and first bytes of those that are longer than maxCached: few,
+	// so that most long words are known not to be tokens without a look at the table.
+	long filter
 }
 
 // newVocabulary has those tokens of Tables that are text.
@@ -31,6 +35,7 @@ func newVocabulary(spelled []byte, lengths []uint16) *vocabulary {
 		seed: maphash.MakeSeed(), table: make([]uint32, size),
 		spelled: spelled, starts: make([]uint32, len(lengths)+1),
 	}
+	var long [][2]uint64
 	for id, n := range lengths {
 		v.starts[id+1] = v.starts[id] + uint32(n)
 		token := v.token(uint32(id))
@@ -43,8 +48,17 @@ func newVocabulary(spelled []byte, lengths []uint16) *vocabulary {
 		}
 		v.table[i] = uint32(id) + 1
 		v.longest = max(v.longest, len(token))
+		if len(token) > maxCached {
+			long = append(long, longKey(token))
+		}
 	}
+	v.long = newFilter(long)
 	return v
+}
+
+// longKey is what filter long has of a word.
+func longKey(word []byte) [2]uint64 {
+	return [2]uint64{uint64(len(word)), binary.LittleEndian.Uint64(word)}
 }
 
 func (v *vocabulary) slot(word []byte) int {
@@ -57,6 +71,11 @@ func (v *vocabulary) token(id uint32) []byte { return v.spelled[v.starts[id]:v.s
 func (v *vocabulary) find(word []byte) (uint32, bool) {
 	if v == nil || len(word) > v.longest {
 		return 0, false
+	}
+	if len(word) > maxCached {
+		if key := longKey(word); !v.long.has(key[0], key[1]) {
+			return 0, false
+		}
 	}
 	for i := v.slot(word); v.table[i] != 0; i = (i + 1) & (len(v.table) - 1) {
 		if id := v.table[i] - 1; bytes.Equal(v.token(id), word) {
@@ -71,5 +90,5 @@ func (v *vocabulary) memoryBytes() int64 {
 	if v == nil {
 		return 0
 	}
-	return int64(unsafe.Sizeof(*v)) + 4*int64(cap(v.table)+cap(v.starts)) + int64(cap(v.spelled))
+	return int64(unsafe.Sizeof(*v)) + 4*int64(cap(v.table)+cap(v.starts)) + 8*int64(cap(v.long.bits)) + int64(cap(v.spelled))
 }
