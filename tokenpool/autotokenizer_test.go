@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/tokenpool/internal/bpe"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
@@ -76,6 +77,7 @@ func (v autoVariant) of(families map[string]tokenfile.Object) Files {
 func TestAutoTokenizer(t *testing.T) {
 	families := autoFamilies(t)
 	seen := map[string]int{}
+	fast := 0
 	for i, v := range readGoldenOf[autoVariant](t, filepath.Join(autoTokenizerDir, "variants.jsonl.gz")) {
 		if v.Error != "" { // no engine starts with these files
 			seen["refused"]++
@@ -84,36 +86,51 @@ func TestAutoTokenizer(t *testing.T) {
 		}
 		seen[v.Class]++
 		seen["all"]++
-		if err := v.check(families); err != nil {
+		isFast, err := v.check(families)
+		if isFast {
+			fast++
+		}
+		if err != nil {
 			t.Errorf("variant %d, %s (%s): %s: %v\nconfig: %.2000s\nfiles: %s", i, v.Family, v.Class, v.What, err, v.Config, v.Files)
 		}
 	}
-	t.Log(seen)
-	if seen["all"] < 500 {
-		t.Errorf("only %d variants", seen["all"])
+	t.Log(seen, "of which fast", fast)
+	if seen["all"] < 500 || fast < 500 {
+		t.Errorf("only %d variants, %d fast", seen["all"], fast)
 	}
 }
 
-func (v autoVariant) check(families map[string]tokenfile.Object) error {
+// check holds the library, and the fast tokenizer where it does these files, to the tokens.
+func (v autoVariant) check(families map[string]tokenfile.Object) (isFast bool, err error) {
 	data, split, err := v.of(families).JSON()
 	if err != nil {
-		return err
+		return false, err
 	}
 	e, err := newLibrary(data, split)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer e.close()
+	if tables, err := bpe.Read(data); err == nil && !split {
+		if fast, err := bpe.New(tables); err == nil {
+			isFast = true
+			for _, text := range v.Texts {
+				if err := fast.Compare(&proven{encoder: e}, text); err != nil {
+					return true, fmt.Errorf("fast: %q: %w", text, err)
+				}
+			}
+		}
+	}
 	for i, text := range v.Texts {
 		for around, want := range v.IDs[i] {
 			got, _, err := tokenize(e, text, around == 1)
 			if err != nil {
-				return err
+				return isFast, err
 			}
 			if !slices.Equal(got, want) {
-				return fmt.Errorf("%q, special %v:\ngot  %d\nwant %d", text, around == 1, got, want)
+				return isFast, fmt.Errorf("%q, special %v:\ngot  %d\nwant %d", text, around == 1, got, want)
 			}
 		}
 	}
-	return nil
+	return isFast, nil
 }

@@ -98,11 +98,18 @@ type Stage struct {
 	Pretokenizers []Stage `json:"pretokenizers"`
 	Processors    []Stage `json:"processors"`
 	Pattern       struct {
-		Regex string
+		Regex, String string
 	} `json:"pattern"`
 	Behavior       string `json:"behavior"`
 	Invert         bool   `json:"invert"`
 	AddPrefixSpace *bool  `json:"add_prefix_space"`
 	UseRegex       *bool  `json:"use_regex"`
 	TrimOffsets    *bool  `json:"trim_offsets"`
+	// Of Prepend and Replace.
+	Prepend string `json:"prepend"`
+	Content string `json:"content"`
+	// Of Metaspace.
+	Replacement   string `json:"replacement"`
+	PrependScheme string `json:"prepend_scheme"`
+	Split         *bool  `json:"split"`
 }

@@ -119,6 +119,7 @@ var fixedTexts = []string{
 	"camelCase HTTPServer ABCdef ǅungla ʰʲ ªº straße İstanbul Ωμέγα ПРИВЕТмир",
 	"中文没有空格，句子很长。日本語テスト、カタカナー゛゜・ 한국어 조합 \u1112\u1161\u11ab",
 	"e\u0301\u0327 a\u0300b \u0301x ก็ नमस्ते שָׁלוֹם مَرْحَبًا",
+	"\u2581", " \u2581", "\u2581 \u2581a\u2581\u2581b \u2581c", "中 \u2581 文", "<0x0A> <0x41>\n<0x", "  x   y    z\t \n  v ",
 	"👍🏽👩‍👩‍👧‍👦🇩🇪 ✈️ ♥ \u200b\u200d\ufeff\ufffd",
 	"if (x != y) { return a->b[\"c\"]; } // TODO\n\t/* ... */ #!/bin/sh\n<div class='x'/>///\n",
 	strings.Repeat(" ", 3000), strings.Repeat("\n", 1000), strings.Repeat("a", 3000), strings.Repeat("7", 1000),

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
@@ -50,6 +51,7 @@ type model struct {
 	Prefix       string            `json:"continuing_subword_prefix"`
 	Suffix       string            `json:"end_of_word_suffix"`
 	IgnoreMerges bool              `json:"ignore_merges"`
+	ByteFallback bool              `json:"byte_fallback"`
 	Vocab        map[string]uint32 `json:"vocab,omitempty"`
 	Merges       json.RawMessage   `json:"merges,omitempty"`
 }
@@ -67,6 +69,8 @@ type Tables struct {
 	Lengths []uint16
 	// Merges are the pairs that are merged, by rank: left, right, and what they make.
 	Merges []uint32
+	// Bytes are the tokens of bytes, of SentencePiece's BPE; nil if tokens are bytes.
+	Bytes []uint32
 }
 
 // Read reads a tokenizer.json. The error wraps ErrUnsupported if the tokenizer is one of
@@ -84,7 +88,8 @@ func Read(data []byte) (*Tables, error) {
 		return nil, unsupported("%v", err)
 	}
 	// Refused before the larger part of the work.
-	if _, err := t.pipeline(); err != nil {
+	stages, err := t.pipeline()
+	if err != nil {
 		return nil, err
 	}
 	top := numberAdded(f.Added, vocab)
@@ -97,7 +102,7 @@ func Read(data []byte) (*Tables, error) {
 	if top >= maxToken {
 		return nil, unsupported("token %d", top)
 	}
-	if err := t.readVocabulary(vocab, int(top)+1); err != nil {
+	if err := t.readVocabulary(vocab, int(top)+1, stages.chars); err != nil {
 		return nil, err
 	}
 	if t.Merges, err = readMerges(lines, vocab); err != nil {
@@ -106,8 +111,9 @@ func Read(data []byte) (*Tables, error) {
 	return t, nil
 }
 
-// readVocabulary fills in what tokens are spelled like.
-func (t *Tables) readVocabulary(vocab map[string]uint32, size int) error {
+// readVocabulary fills in what tokens are spelled like, of SentencePiece's BPE if chars is
+// set.
+func (t *Tables) readVocabulary(vocab map[string]uint32, size int, chars bool) error {
 	names := make([]string, size)
 	for token, id := range vocab {
 		if names[id] != "" {
@@ -116,18 +122,29 @@ func (t *Tables) readVocabulary(vocab map[string]uint32, size int) error {
 		names[id] = token
 	}
 	t.Lengths = make([]uint16, size)
+	if chars {
+		return t.readChars(names, vocab)
+	}
 	for id, name := range names {
 		from := len(t.Spelled)
 		var ok bool
 		if t.Spelled, ok = unspell(t.Spelled, name); !ok {
 			t.Spelled = t.Spelled[:from]
 		}
-		n := len(t.Spelled) - from
-		if n > math.MaxUint16 {
-			return unsupported("a token of %d bytes", n)
+		if err := t.setLength(id, from); err != nil {
+			return err
 		}
-		t.Lengths[id] = uint16(n)
 	}
+	return nil
+}
+
+// setLength sets the length of a token that is spelled from there on.
+func (t *Tables) setLength(id, from int) error {
+	n := len(t.Spelled) - from
+	if n > math.MaxUint16 {
+		return unsupported("a token of %d bytes", n)
+	}
+	t.Lengths[id] = uint16(n)
 	return nil
 }
 
@@ -145,8 +162,18 @@ func New(tables *Tables) (*Tokenizer, error) {
 	for i := range f.Added {
 		f.Added[i].ID = tables.Added[i]
 	}
-	if err := t.addTokens(f.Added); err != nil {
+	if err := t.addTokens(f.Added, f.spaces.normalize); err != nil {
 		return nil, err
+	}
+	if f.chars {
+		t.spaces = f.spaces
+		if t.chars, err = newChars(tables, f.spaces.split); err != nil {
+			return nil, err
+		}
+		t.byteIDs = t.chars.asciiIDs()
+		t.normalized.ink(f.spaces.normalized)
+		t.merges, err = newMerges(tables.Merges, len(t.lengths), &t.byteIDs)
+		return t, err
 	}
 	if err := t.addVocabulary(tables.Spelled, f.Model.IgnoreMerges); err != nil {
 		return nil, err
@@ -188,6 +215,9 @@ type stages struct {
 	file
 	nfc      bool
 	splitter splitter
+	// chars says that it is SentencePiece's BPE; spaces is how that writes them.
+	chars  bool
+	spaces spaces
 }
 
 // pipeline reads what stands around the model.
@@ -198,13 +228,6 @@ func (t *Tables) pipeline() (s stages, err error) {
 	if s.Truncation != nil || s.Padding != nil {
 		return s, unsupported("it truncates or pads")
 	}
-	switch n := s.Normalizer; {
-	case n == nil || n.Type == "Sequence" && len(n.Normalizers) == 0:
-	case n.Type == "NFC" || n.Type == "Sequence" && len(n.Normalizers) == 1 && n.Normalizers[0].Type == "NFC":
-		s.nfc = true
-	default:
-		return s, unsupported("normalizer %s", n.Type)
-	}
 	switch m := &s.Model; {
 	case m.Type != "BPE" && m.Type != "":
 		return s, unsupported("model %s", m.Type)
@@ -212,6 +235,23 @@ func (t *Tables) pipeline() (s stages, err error) {
 		return s, unsupported("dropout")
 	case m.Prefix != "" || m.Suffix != "":
 		return s, unsupported("affixes of words")
+	}
+	if s.Model.ByteFallback && !isByteLevel(s.PreTokenizer) {
+		if s.Model.IgnoreMerges {
+			return s, unsupported("ignore_merges over characters")
+		}
+		s.chars = true
+		if s.spaces, err = spacesOf(s.Normalizer, s.PreTokenizer); err != nil {
+			return s, err
+		}
+		return s, checkPostProcessor(s.PostProcessor)
+	}
+	switch n := s.Normalizer; {
+	case n == nil || n.Type == "Sequence" && len(n.Normalizers) == 0:
+	case n.Type == "NFC" || n.Type == "Sequence" && len(n.Normalizers) == 1 && n.Normalizers[0].Type == "NFC":
+		s.nfc = true
+	default:
+		return s, unsupported("normalizer %s", n.Type)
 	}
 	if s.splitter, err = splitterOf(s.PreTokenizer); err != nil {
 		return s, err
@@ -241,6 +281,11 @@ func checkPostProcessor(p *tokenfile.Stage) error {
 		return nil
 	}
 	return unsupported("post-processor %s", p.Type)
+}
+
+// isByteLevel reports whether a pre-tokenizer writes a text as bytes.
+func isByteLevel(p *tokenfile.Stage) bool {
+	return p != nil && (p.Type == "ByteLevel" || slices.ContainsFunc(p.Pretokenizers, func(s tokenfile.Stage) bool { return isByteLevel(&s) }))
 }
 
 func splitterOf(p *tokenfile.Stage) (splitter, error) {
@@ -309,33 +354,43 @@ func numberAdded(added []tokenfile.AddedToken, vocab map[string]uint32) (top uin
 	return top
 }
 
-func (t *Tokenizer) addTokens(added []tokenfile.AddedToken) error {
-	raw, normalized := map[string]uint32{}, map[string]uint32{}
+// addTokens takes the added tokens. normalize makes of the content of one that is looked
+// for in normalized text what is looked for there.
+func (t *Tokenizer) addTokens(added []tokenfile.AddedToken, normalize func(string) string) error {
+	raw, normalized := map[string]addedToken{}, map[string]addedToken{}
+	contents := map[string]bool{}
+	strips, spaced := false, false
 	for _, a := range added {
-		to := raw
-		if a.Normalized {
-			to = normalized
-		}
+		to, content := raw, a.Content
 		switch {
-		case a.LStrip || a.RStrip || a.SingleWord:
+		case a.SingleWord:
 			return unsupported("added token %q goes by what stands beside it", a.Content)
-		case a.Content == "":
+		case content == "":
 			continue
-		case len(a.Content) > maxAdded:
-			return unsupported("an added token of %d bytes", len(a.Content))
-		case t.nfc && a.Normalized && !isNFC(a.Content):
-			return unsupported("added token %q is normalized", a.Content)
+		case len(content) > maxAdded:
+			return unsupported("an added token of %d bytes", len(content))
+		case t.nfc && a.Normalized && !isNFC(content):
+			return unsupported("added token %q is normalized", content)
 		case int(a.ID) >= len(t.lengths):
 			return unsupported("token %d", a.ID)
+		case contents[content]:
+			return unsupported("added token %q is there twice", content)
 		}
-		if _, ok := raw[a.Content]; ok {
-			return unsupported("added token %q is there twice", a.Content)
+		contents[content] = true
+		if a.Normalized {
+			to = normalized
+			content = normalize(content)
+			if _, ok := to[content]; ok {
+				return unsupported("added token %q is there twice", a.Content)
+			}
 		}
-		if _, ok := normalized[a.Content]; ok {
-			return unsupported("added token %q is there twice", a.Content)
-		}
-		to[a.Content] = a.ID
+		to[content] = addedToken{a.ID, a.LStrip, a.RStrip}
+		strips = strips || a.LStrip || a.RStrip
+		spaced = spaced || startsWithSpace(a.Content)
 		t.added = append(t.added, a.Content)
+	}
+	if strips && spaced {
+		return unsupported("added tokens of white space, and some that take it")
 	}
 	t.raw, t.normalized = newMatcher(raw), newMatcher(normalized)
 	return nil

@@ -96,6 +96,13 @@ func (w *merger) merge(m *merges, byteIDs *[256]uint32, word []byte) []uint32 {
 			ranks[i] = m.bytes[int(c)<<8|int(word[i+1])]
 		}
 	}
+	return settle(m, ids, ranks)
+}
+
+// settle merges the tokens of a word in place. Of each the rank of the pair that begins
+// with it is given.
+func settle(m *merges, ids, ranks []uint32) []uint32 {
+	n := len(ids)
 	for {
 		at, best := 0, noRank
 		for i, r := range ranks {
@@ -192,6 +199,19 @@ const keptWord = 16 << 10
 
 func (w *longWord) merge(m *merges, byteIDs *[256]uint32, word []byte) []uint32 {
 	n := len(word)
+	w = w.grow(n)
+	for i, c := range word {
+		rank := noRank
+		if i+1 < n {
+			rank = m.bytes[int(c)<<8|int(word[i+1])]
+		}
+		w.put(i, byteIDs[c], rank)
+	}
+	return w.settle(m, n)
+}
+
+// grow makes room for a word of up to n tokens. It returns the memory to use.
+func (w *longWord) grow(n int) *longWord {
 	if n > keptWord {
 		w = new(longWord) // for this one
 	}
@@ -199,17 +219,23 @@ func (w *longWord) merge(m *merges, byteIDs *[256]uint32, word []byte) []uint32 
 		w.ids, w.ranks = make([]uint32, n), make([]uint32, n)
 		w.prev, w.next = make([]int32, n), make([]int32, n)
 	}
-	ids, ranks, prev, next := w.ids[:n], w.ranks[:n], w.prev[:n], w.next[:n]
+	w.ids, w.ranks, w.prev, w.next = w.ids[:n], w.ranks[:n], w.prev[:n], w.next[:n]
 	w.queue = w.queue[:0]
-	for i, c := range word {
-		ids[i], ranks[i] = byteIDs[c], noRank
-		prev[i], next[i] = int32(i-1), int32(i+1)
-		if i+1 < n {
-			if ranks[i] = m.bytes[int(c)<<8|int(word[i+1])]; ranks[i] != noRank {
-				w.queue = append(w.queue, uint64(ranks[i])<<32|uint64(i))
-			}
-		}
+	return w
+}
+
+// put sets the token at i, and the rank of the pair that begins with it.
+func (w *longWord) put(i int, id, rank uint32) {
+	w.ids[i], w.ranks[i] = id, rank
+	w.prev[i], w.next[i] = int32(i-1), int32(i+1)
+	if rank != noRank {
+		w.queue = append(w.queue, uint64(rank)<<32|uint64(i))
 	}
+}
+
+// settle merges the first n tokens.
+func (w *longWord) settle(m *merges, n int) []uint32 {
+	ids, ranks, prev, next := w.ids, w.ranks, w.prev, w.next
 	w.queue.order()
 	// rerank looks up the pair that begins at i.
 	rerank := func(i int32) {

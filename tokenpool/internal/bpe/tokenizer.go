@@ -23,6 +23,9 @@ type Tokenizer struct {
 	raw, normalized *matcher
 	// added are the added tokens' texts.
 	added []string
+	// chars is what SentencePiece's BPE has in place of words and bytes, nil if it is none.
+	chars  *chars
+	spaces spaces
 
 	mu   sync.Mutex // protects idle
 	idle []*worker
@@ -34,6 +37,8 @@ type worker struct {
 	ids   []uint32
 	ends  []int
 	piece int
+	// bars are the places of U+2581 that are written as spaces.
+	bars []int
 	merger
 	words wordCache
 }
@@ -60,13 +65,16 @@ func (t *Tokenizer) MemoryBytes() int64 {
 	t.mu.Unlock()
 	n += int64(unsafe.Sizeof(bridges{})) + t.bridges.wide.memoryBytes() + 2*int64(cap(t.lengths))
 	n += 4*int64(cap(t.merges.bytes)+cap(t.merges.joined)) + 8*int64(cap(t.merges.table))
-	return n + t.whole.memoryBytes()
+	return n + t.whole.memoryBytes() + t.chars.memoryBytes()
 }
 
 func (t *Tokenizer) release(w *worker) {
 	const kept = 256 << 10
 	if cap(w.text) > kept {
 		w.text = nil
+	}
+	if cap(w.bars) > kept/8 {
+		w.bars = nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -84,40 +92,24 @@ func (t *Tokenizer) Encode(text string) ([]uint32, []int, bool) {
 	}
 	w := t.worker()
 	defer t.release(w)
-	end := len(text)
-	w.text = append(append(w.text[:0], text...), make([]byte, padding)...)
-	w.ids = make([]uint32, 0, end/3+8)
-	w.ends = make([]int, 0, end/3+8)
-	for i := 0; i < end; {
-		from, to, token := t.raw.find(w.text, i, end)
-		t.between(w, i, from)
-		if from < end {
-			w.add(token, to)
-			i = to
-		} else {
-			i = end
-		}
+	w.ids = make([]uint32, 0, len(text)/3+8)
+	w.ends = make([]int, 0, len(text)/3+8)
+	if t.chars != nil {
+		t.encodeChars(w, text)
+	} else {
+		t.encodeBytes(w, text)
 	}
 	ids, ends := w.ids, w.ends
 	w.ids, w.ends = nil, nil
 	return ids, ends, true
 }
 
-// between tokenizes what stands between added tokens that are looked for first.
-func (t *Tokenizer) between(w *worker, i, end int) {
-	if t.normalized == nil {
-		t.plain(w, i, end)
-		return
-	}
-	for i < end {
-		from, to, token := t.normalized.find(w.text, i, end)
-		t.plain(w, i, from)
-		if from == end {
-			return
-		}
-		w.add(token, to)
-		i = to
-	}
+// encodeBytes is Encode of byte-level BPE.
+func (t *Tokenizer) encodeBytes(w *worker, text string) {
+	w.text = append(append(w.text[:0], text...), make([]byte, padding)...)
+	t.raw.each(w.text, 0, len(text), func(i, j int) {
+		t.normalized.each(w.text, i, j, func(i, j int) { t.plain(w, i, j) }, w.add)
+	}, w.add)
 }
 
 // plain tokenizes a text without added tokens.

@@ -115,7 +115,7 @@ var docs = map[string]string{
 	"TierWeights":                   "TierWeights are what a block counts by the best tier that holds it, each within 0 and 1000, as gpu=1,cpu=0.8; tiers left out keep their default.",
 	"TokenizerBudget":               "TokenizerBudget is how long a request waits for its tokens where it does not say; the answer then covers the part that is known.",
 	"TokenizerCheckEvery":           "TokenizerCheckEvery is of how many texts one is tokenized by that library as well, behind its answer. One difference, and the tokenizer is left to it. 0 checks none.",
-	"TokenizerFast":                 "TokenizerFast tokenizes byte-level BPE with code of kvatlas's own, at a tenth of the cost, where it is proven to give the tokens of Hugging Face's library. False leaves all to that library.",
+	"TokenizerFast":                 "TokenizerFast tokenizes BPE with code of kvatlas's own, at a tenth of the cost, where it is proven to give the tokens of Hugging Face's library. False leaves all to that library.",
 	"TokenizerPins":                 "TokenizerPins are what the tokenizers of single models must be, as MODEL=sha256:DIGITS of the tokenizer's file or MODEL=REVISION of the hub, with commas. A model whose files are others is refused.",
 	"TokenizerWorkers":              "TokenizerWorkers is the number of texts tokenized at a time. 0 is one for each CPU.",
 	"Tokenizers":                    "Tokenizers is the directory of tokenizers, <org>/<model>/tokenizer.json below it (or tiktoken.model, qwen.tiktoken). Models that are not there come from the hub.",

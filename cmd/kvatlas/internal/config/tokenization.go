@@ -41,7 +41,7 @@ type tokenizationSettings struct {
 	// MODEL=sha256:DIGITS of the tokenizer's file or MODEL=REVISION of the hub, with
 	// commas. A model whose files are others is refused.
 	TokenizerPins Names `name:"tokenizer-pins"`
-	// TokenizerFast tokenizes byte-level BPE with code of kvatlas's own, at a tenth of
+	// TokenizerFast tokenizes BPE with code of kvatlas's own, at a tenth of
 	// the cost, where it is proven to give the tokens of Hugging Face's library. False
 	// leaves all to that library.
 	TokenizerFast bool `name:"tokenizer-fast" default:"true"`
