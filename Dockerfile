@@ -19,7 +19,7 @@ FROM library AS build
 RUN go mod download
 COPY . .
 ARG VERSION=
-RUN make build VERSION="$VERSION"
+RUN GOFLAGS=-trimpath make build VERSION="$VERSION"
 
 # --- What runs: Debian's small image has both of them, and bash, for the health check.
 FROM debian:bookworm-slim

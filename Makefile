@@ -21,7 +21,7 @@ help: ## list these targets
 
 run: ## build all that is needed and show a ranking on a real prompt; serves on 127.0.0.1:8080 until Ctrl-C
 	@echo "== run, step 1 of 4: tokenizer library, and Go packages beside it (3 minutes the first time on 2 idle cores, 10 on busy ones)"
-	@scripts/build-libtokenizers.sh --beside scripts/go-progress.sh parts -trimpath -buildvcs=false ./cmd/kvatlas
+	@scripts/build-libtokenizers.sh --beside scripts/go-progress.sh parts -buildvcs=false ./cmd/kvatlas
 	@echo "== run, step 2 of 4: bin/kvatlas (half a minute the first time)"
 	@$(MAKE) --no-print-directory bin/kvatlas
 	@echo "== run, step 3 of 4: a real tokenizer"
@@ -34,7 +34,7 @@ build: tokenizers bin/kvatlas ## build bin/kvatlas
 # The go command knows best whether there is anything to do.
 bin/kvatlas: FORCE
 	@echo "kvatlas: building bin/kvatlas $(VERSION)"
-	@scripts/go-progress.sh build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./cmd/kvatlas
+	@scripts/go-progress.sh build -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./cmd/kvatlas
 
 tokenizers: ## put libtokenizers.a, which the program links with, into lib/
 	@scripts/build-libtokenizers.sh
@@ -48,10 +48,11 @@ engines: ## prepare the publishers and caches of vLLM and SGLang that tests run,
 lmcache: ## prepare the parts of LMCache that tests run, in .cache/lmcache
 	@scripts/fetch-lmcache.sh
 
-test: ## install what the tests need and run them: gofmt, go vet, go test -race; without other projects' code
+test: ## install what the tests need and run them: gofmt, go vet, go test (RACE=1: with the race detector); without other projects' code
 	@scripts/test.sh
 
-test-all: test interop ## make test, and then the tests that it puts off: with the code of engines, LMCache and clients (downloads 450 MB)
+test-all: export RACE = 1
+test-all: test interop ## make test with the race detector, and then the tests that it puts off: with the code of engines, LMCache and clients (downloads 450 MB)
 
 interop: ## fetch other projects' code, and run the tests that the last make test has put off
 	@scripts/interop.sh

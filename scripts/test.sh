@@ -5,7 +5,8 @@
 #   scripts/test.sh                  everything, as CI does it
 #   scripts/test.sh ./store/...      only the tests of these packages, put off is none of them
 #
-# Environment: CI=true makes a skipped test a failure. GOTESTFLAGS adds flags to go test.
+# Environment: RACE=1 has the race detector watch, which takes two to three times as long. CI=true does so too, and makes a
+# skipped test a failure. GOTESTFLAGS adds flags to go test.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
@@ -15,6 +16,7 @@ cd "$root"
 # shellcheck source=scripts/gotest.sh
 . "$here/gotest.sh"
 
+# shellcheck disable=SC2086 # $race may be no word
 name="test"
 total=6
 start=$SECONDS
@@ -36,7 +38,7 @@ go version
 redis-server --version
 
 step 2 "tokenizer library, and Go packages beside it"
-scripts/build-libtokenizers.sh --beside scripts/go-progress.sh parts -race "${packages[@]}"
+scripts/build-libtokenizers.sh --beside scripts/go-progress.sh parts $race "${packages[@]}"
 
 step 3 "tokenizers that the tests load"
 scripts/fetch-tokenizers.sh
@@ -56,20 +58,20 @@ fi
 echo "$(tr -cd '\0' <.cache/gofiles | wc -c) files, all formatted"
 
 step 5 "go vet"
-# With the race detector, so that the tests need not compile all packages again.
-scripts/go-progress.sh vet -race "${packages[@]}"
+# With the race detector where the tests have it, so that they need not compile all packages again.
+scripts/go-progress.sh vet $race "${packages[@]}"
 echo "no complaint"
 
 if [ $# = 0 ]; then
   export KVATLAS_TEST_INTEROP=later
-  # Those that take longest and wait most begin first, so that the others run beside them.
-  packages=(./store/redis ./cmd/kvatlas ./tokenpool ./...)
+  # Those that take longest begin first, so that none of them is left alone in the end.
+  packages=(./cmd/kvatlas ./store/redis ./tokenpool ./store/replica ./sim/wire ./tokenpool/internal/bpe ./store/memory ./bench ./sim/trial ./store/snapshot ./...)
 fi
 if [ $# = 0 ]; then
   # Again with what must hold after each change of the loads' state (internal/invariants).
-  go test -vet=off -tags kvatlas_invariants ./route/loads
+  go test $race -vet=off -tags kvatlas_invariants ./route/loads
 fi
-step 6 "go test -race"
+step 6 "go test${race:+ $race}"
 json=.cache/test.json
 go_tests "$name" $json "${packages[@]}"
 

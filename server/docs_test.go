@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"io/fs"
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -100,49 +98,5 @@ func TestDocumentedExamples(t *testing.T) {
 	}
 	if lines < 12 || answers < 3 {
 		t.Errorf("only %d lines run and %d answers compared", lines, answers)
-	}
-}
-
-// TestFaults holds docs/faults.md to the tests: each that it names is there, and each test of
-// a case is named.
-func TestFaults(t *testing.T) {
-	page, err := os.ReadFile("../docs/faults.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	named := map[string]bool{}
-	for _, name := range regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(string(page), -1) {
-		named[name] = true
-	}
-	delete(named, "TestCase") // the pattern that runs them
-	begins := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-	found := map[string]bool{}
-	err = filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && d.Name() != ".." && strings.HasPrefix(d.Name(), "."):
-			return fs.SkipDir
-		case !strings.HasSuffix(path, "_test.go"):
-			return nil
-		}
-		text, err := os.ReadFile(path)
-		for _, f := range begins.FindAllSubmatch(text, -1) {
-			found[string(f[1])] = true
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range named {
-		if !found[name] {
-			t.Errorf("the page names %s, which is no test", name)
-		}
-	}
-	for name := range found {
-		if strings.HasPrefix(name, "TestCase") && !named[name] {
-			t.Errorf("the page does not name %s", name)
-		}
 	}
 }

@@ -54,7 +54,7 @@ func same(n int, body []byte) func(context.Context, *server, *tally) {
 		defer client.CloseIdleConnections()
 		var all sync.WaitGroup
 		for range n {
-			all.Go(func() { post(ctx, client, s.url, body, t) })
+			all.Go(func() { post(ctx, client, s.URL, body, t) })
 		}
 		all.Wait()
 	}
@@ -99,7 +99,7 @@ func slowBodies(n int) func(context.Context, *server, *tally) {
 			all.Go(func() {
 				start := time.Now()
 				var d net.Dialer
-				conn, err := d.DialContext(ctx, "tcp", strings.TrimPrefix(s.url, "http://"))
+				conn, err := d.DialContext(ctx, "tcp", strings.TrimPrefix(s.URL, "http://"))
 				if err != nil {
 					t.note("not connected", time.Since(start))
 					return

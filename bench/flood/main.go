@@ -67,21 +67,21 @@ func measure(ctx context.Context, o *options, f flood) error {
 		return err
 	}
 	defer s.stop()
-	before, err := s.usage()
+	before, err := s.Usage()
 	if err != nil {
 		return err
 	}
 	stop := make(chan struct{})
 	var probes tally
 	var prober sync.WaitGroup
-	prober.Go(func() { probe(ctx, s.url, &probes, stop) })
+	prober.Go(func() { probe(ctx, s.URL, &probes, stop) })
 	var sent tally
 	for range o.rounds {
 		f.send(ctx, s, &sent)
 	}
 	close(stop)
 	prober.Wait()
-	after, err := s.usage()
+	after, err := s.Usage()
 	if err != nil {
 		return errors.Join(err, errors.New("the server has gone"))
 	}

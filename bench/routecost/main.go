@@ -49,7 +49,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer s.stop()
+	defer s.Stop()
 	at, err := redis.ParseURL(started.URL)
 	if err != nil {
 		return err

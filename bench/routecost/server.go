@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"os/exec"
 	"strconv"
 	"strings"
 	"time"
@@ -23,49 +21,25 @@ import (
 
 // server is the program that is measured, and the Redis behind it.
 type server struct {
-	cmd    *exec.Cmd
-	url    string
-	http   http.Client
-	redis  *redis.Client
-	stderr bytes.Buffer
-	ids    int
+	*proc.Server
+	http  http.Client
+	redis *redis.Client
+	ids   int
 }
 
 // startServer starts the program and waits until it is ready.
 func startServer(ctx context.Context, program, redisURL string) (*server, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	var log bytes.Buffer
+	s, err := proc.Serve(ctx, program, &log, "--redis", redisURL)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w; its log: %s", err, log.String())
 	}
-	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		return nil, err
-	}
-	s := &server{url: "http://" + address}
-	s.cmd = exec.CommandContext(ctx, program, "serve", "--listen", address, "--redis", redisURL) //nolint:gosec // the program is the user's to choose
-	s.cmd.Stderr = &s.stderr
-	if err := s.cmd.Start(); err != nil {
-		return nil, err
-	}
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if err = s.ask(ctx, http.MethodGet, "/readyz", nil); err == nil {
-			return s, nil
-		}
-	}
-	s.stop()
-	return nil, fmt.Errorf("it is not ready after a minute: %w; its log: %s", err, s.stderr.String())
-}
-
-// stop kills the process.
-func (s *server) stop() {
-	_ = s.cmd.Process.Kill() // it may have ended by itself
-	_ = s.cmd.Wait()         // it says that it was killed
+	return &server{Server: s}, nil
 }
 
 // ask sends a request and reads the answer to its end. An answer other than 2xx is an error.
 func (s *server) ask(ctx context.Context, method, path string, body []byte) error {
-	req, err := http.NewRequestWithContext(ctx, method, s.url+path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, s.URL+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -182,7 +156,7 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 
 // spent is what the server and Redis have taken of a processor until now.
 func (s *server) spent(ctx context.Context) (out [2]time.Duration, err error) {
-	if out[0], err = proc.CPU(s.cmd.Process.Pid); err != nil {
+	if out[0], err = s.CPU(); err != nil {
 		return out, err
 	}
 	info, err := s.redis.Info(ctx, "cpu").Result()

@@ -325,6 +325,31 @@ func testFiles(t *testing.T) map[string]string {
 	return files
 }
 
+// TestFaults holds docs/faults.md to the tests: each that it names is there, and each test of
+// a case is named.
+func TestFaults(t *testing.T) {
+	page, err := os.ReadFile("../../docs/faults.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]bool{}
+	for _, name := range regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(string(page), -1) {
+		named[name] = true
+	}
+	delete(named, "TestCase") // the pattern that runs them
+	files := testFiles(t)
+	for name := range named {
+		if files[name] == "" {
+			t.Errorf("the page names %s, which is no test", name)
+		}
+	}
+	for name := range files {
+		if strings.HasPrefix(name, "TestCase") && !named[name] {
+			t.Errorf("the page does not name %s", name)
+		}
+	}
+}
+
 // TestDocumentedLinks: what a page links to within the repository is there, headings too.
 func TestDocumentedLinks(t *testing.T) {
 	headings := map[string]map[string]bool{}

@@ -104,11 +104,12 @@ func serveProcess(t *testing.T, args ...string) *served {
 // awaitThat waits for what must come.
 func awaitThat(t *testing.T, what string, log fmt.Stringer, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: it did not come\n%s", what, log)
+	eventually(t, what, func() error {
+		if !ok() {
+			return fmt.Errorf("it did not come\n%s", log)
 		}
-	}
+		return nil
+	})
 }
 
 // figure reads one figure of a process without labels.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -55,11 +56,12 @@ func engine(t *testing.T, replay string) (*zmq.Publisher, string) {
 
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("no %s", what)
+	eventually(t, what, func() error {
+		if !ok() {
+			return errors.New("it did not come")
 		}
-	}
+		return nil
+	})
 }
 
 // steps are the messages of an engine.

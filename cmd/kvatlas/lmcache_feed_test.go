@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
@@ -53,8 +52,7 @@ func TestLMCacheIsHeard(t *testing.T) {
 	}
 	scores := func(want string) {
 		t.Helper()
-		got := ""
-		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		eventually(t, "scores", func() error {
 			resp, err := c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: prompt})
 			if err != nil {
 				t.Fatal(err)
@@ -64,11 +62,11 @@ func TestLMCacheIsHeard(t *testing.T) {
 			for _, p := range []string{"pod-two", "pod-one", "mp"} {
 				list = append(list, fmt.Sprintf("%.1f", resp.Scores[p]/4))
 			}
-			if got = strings.Join(list, " "); got == want {
-				return
+			if got := strings.Join(list, " "); got != want {
+				return fmt.Errorf("they are %s, want %s\n%s", got, want, r.stderr)
 			}
-		}
-		t.Fatalf("the scores are %s, want %s\n%s", got, want, r.stderr)
+			return nil
+		})
 	}
 	worker := func(instance string, n, world int) *lmcachetest.Client {
 		return lmcachetest.Start(t, lmcachetest.Options{

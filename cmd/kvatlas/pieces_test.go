@@ -1,12 +1,12 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
@@ -50,10 +50,13 @@ func TestSharedPieces(t *testing.T) {
 	}
 	a := tokenize(serve())
 	b := serve()
-	// Until there are pieces beside the keys of the index.
-	for len(redis.Client().Keys(t.Context(), "*{t*}").Val()) == 0 {
-		time.Sleep(20 * time.Millisecond)
-	}
+	eventually(t, "pieces beside the keys of the index", func() error {
+		keys, err := redis.Client().Keys(t.Context(), "*{t*}").Result()
+		if err == nil && len(keys) == 0 {
+			err = errors.New("there are none")
+		}
+		return err
+	})
 	if got := tokenize(b); got.Count != a.Count || !got.Exact || reused(b) == "0" {
 		t.Errorf("%d tokens, want %d; %s of them from the other server", got.Count, a.Count, reused(b))
 	}

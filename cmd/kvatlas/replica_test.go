@@ -12,19 +12,22 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
-// eventually waits until f returns nil.
+// eventually waits until f returns nil; in the end it says what it was told last.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
+	end := time.After(patience)
 	for {
 		err := f()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		select {
+		case <-again.C:
+		case <-end:
 			t.Fatalf("%s: %v", what, err)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 

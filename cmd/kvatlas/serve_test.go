@@ -14,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
@@ -328,11 +327,7 @@ func TestSignals(t *testing.T) {
 	}
 	await := func(out *output, text string) {
 		t.Helper()
-		for deadline := time.Now().Add(patience); !strings.Contains(out.String(), text); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("no %q\n%s", text, out)
-			}
-		}
+		awaitThat(t, text, out, func() bool { return strings.Contains(out.String(), text) })
 	}
 
 	cmd, out := process("--drain-delay=0s")

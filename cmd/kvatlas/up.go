@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,7 +30,8 @@ which was, how busy the engines are, and how they rank. Ctrl-C ends it.
   kvatlas up --compare eta,round_robin # both, side by side, in a few seconds
 
 With --compare the same conversations are had once by each policy, in virtual
-time and without a socket: the same call prints the same figures.
+time and without a socket: the same call prints the same figures. A port that is
+not named, and on which something listens already, is left for another one.
 
 `
 
@@ -44,6 +46,7 @@ type upCall struct {
 	talks    []talks.Conversation
 	interval time.Duration
 	length   time.Duration
+	given    func(flag string) bool
 }
 
 // The values of --choose, which was there before --policy: what they mean.
@@ -57,7 +60,7 @@ const (
 
 func (p *program) readUpCall(args []string) (*upCall, error) {
 	fs := flag.NewFlagSet("kvatlas up", flag.ContinueOnError)
-	c := &upCall{}
+	c := &upCall{given: func(flag string) bool { return cli.FlagGiven(fs, flag) }}
 	pods := fs.Int("pods", 8, "how many engines")
 	engine := fs.String("engine", "vllm", "whose they are: `"+strings.Join(simengine.Kinds(), "|")+"`")
 	blocks := fs.Int("blocks", 12_000, "blocks of 16 tokens that each has room for")
@@ -162,6 +165,9 @@ func (p *program) up(ctx context.Context, args []string) int {
 		ctx, cancel = context.WithTimeout(ctx, c.length)
 		defer cancel()
 	}
+	for _, moved := range c.leaveTakenPorts(ctx) {
+		fmt.Fprintln(p.Stderr, "kvatlas up: "+moved)
+	}
 	f, err := wire.StartFleet(c.sim.podConfigs())
 	if err != nil {
 		return p.Fail("up", portTaken(err))
@@ -170,6 +176,64 @@ func (p *program) up(ctx context.Context, args []string) int {
 		return p.Fail("up", err)
 	}
 	return cli.ExitOK
+}
+
+// leaveTakenPorts moves what the call has left at its default away from ports on which something
+// listens already, and returns what it has moved: many ports by portStep, a single one to any
+// that is free. Where it finds none it leaves them, and who listens there says so.
+func (c *upCall) leaveTakenPorts(ctx context.Context) (moved []string) {
+	for _, ports := range []struct {
+		flag, what string
+		from       *int
+	}{{"port", "the engines", &c.sim.port}, {"events-port", "their events", &c.sim.eventsPort}, {"replay-port", "their replay sockets", &c.sim.replaysPort}} {
+		if c.given(ports.flag) {
+			continue
+		}
+		for try := range portTries {
+			from := *ports.from + try*portStep
+			if anyTaken(ctx, c.sim.host, from, c.sim.pods) {
+				continue
+			}
+			if try > 0 {
+				moved = append(moved, fmt.Sprintf("something else listens at port %d or above: %s are at %d and above (--%s chooses)", *ports.from, ports.what, from, ports.flag))
+				*ports.from = from
+			}
+			break
+		}
+	}
+	for _, one := range []struct {
+		flag, what string
+		at         *string
+	}{{"listen", "the server", &c.listen}, {"control", "the engines' control page", &c.sim.control}} {
+		host, port, err := net.SplitHostPort(*one.at)
+		if c.given(one.flag) || err != nil {
+			continue
+		}
+		if n, err := strconv.Atoi(port); err == nil && anyTaken(ctx, host, n, 1) {
+			moved = append(moved, fmt.Sprintf("something else listens on %s: %s is at a free port (--%s chooses)", *one.at, one.what, one.flag))
+			*one.at = net.JoinHostPort(host, "0")
+		}
+	}
+	return moved
+}
+
+// portStep is how far ports are moved that are taken, portTries how often at most: engines,
+// events and replay sockets stay below each other.
+const (
+	portStep  = 1000
+	portTries = 7
+)
+
+// anyTaken reports whether something listens on one of n ports.
+func anyTaken(ctx context.Context, host string, from, n int) bool {
+	for port := from; port < from+n; port++ {
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err != nil {
+			return true
+		}
+		_ = l.Close()
+	}
+	return false
 }
 
 // runUp serves beside the engines and has conversations with them until ctx ends.

@@ -1,4 +1,4 @@
-// Package proc reads what a process has taken, on Linux.
+// Package proc starts the server that a program measures, and reads what a process has taken, on Linux.
 package proc
 
 import (
