@@ -19,24 +19,33 @@ type fold struct {
 	model     string
 
 	limited bool      // engines of the registry may have limits, which count
-	resized bool      // the registry knows the model by another block size
 	named   bool      // pods are asked for by name: those of wanted
 	wanted  []bool    // by pod: asked for by name
 	asked   []int     // the pods that wanted has
 	guests  bool      // pods that are not registered count, too
-	plain   bool      // all slots are wanted, none has limits, predictions or workers
+	plain   bool      // all slots count: none is a worker's, and all are wanted
 	found   []int32   // slots that have held a run, each once
-	seen    []uint32  // by slot: number of the run that last held it; 0 is none
-	best    []uint8   // by slot: best tier in that run; onlyPredicted for none
-	touched []int32   // slots that the present run holds
-	alive   []int32   // slots that have held every block so far
+	seen    []uint32  // by slot: number of the run that last touched it; 0 is none
+	touched []int32   // slots that the present run touches
 	run     uint32    // number of the present run, from 1
 	pos     int32     // blocks read so far
 	gap     bool      // a block that no candidate holds has been read
 	done    bool      // the counts are final; only an explanation reads on
 	trace   []heldRun // what was read, for an explanation
-	told    share     // of the limits of explanations: what trace has taken
-	full    bool      // trace has no room for the next block
+
+	// Of a fold by changes, for which touched are slots of which a holder has come or
+	// gone; see changes.go.
+	byChange  bool
+	last      []store.HolderID // holders of the run before
+	stretches []stretch        // by slot
+	holding   int              // slots that hold the present run
+
+	// Of a fold that looks at all holders, for which touched are slots that hold the run.
+	best  []uint8 // by slot: best tier in the run that seen says; onlyPredicted for none
+	alive []int32 // slots that have held every block so far
+
+	told share // of the limits of explanations: what trace has taken
+	full bool  // trace has no room for the next block
 
 	// What is joined from other sources than the chain of blocks; see join.go.
 	sources []*source
@@ -59,7 +68,7 @@ type heldRun struct {
 func (f *fold) reset() {
 	f.forget()
 	f.Registry, f.Held, f.Predicted, f.Highest, f.Reach = nil, f.Held[:0], f.Predicted[:0], f.Highest[:0], 0
-	f.resized, f.trace = false, f.trace[:0]
+	f.trace = f.trace[:0]
 	f.sources, f.begun, f.flushed = f.sources[:0], false, false
 	f.waiting, f.all = nil, nil
 }
@@ -67,7 +76,7 @@ func (f *fold) reset() {
 // forget makes the arrays zero again.
 func (f *fold) forget() {
 	for _, s := range f.found {
-		f.Held[s], f.Highest[s], f.seen[s], f.best[s] = TierCounts{}, 0, 0, 0
+		f.Held[s], f.Highest[s], f.seen[s], f.best[s], f.stretches[s] = TierCounts{}, 0, 0, 0, stretch{}
 		if len(f.Predicted) > 0 {
 			f.Predicted[s] = 0
 		}
@@ -95,16 +104,16 @@ func (f *fold) Begin(reg *store.Registry) {
 	f.Highest = zeros(f.Highest, n)
 	f.seen = zeros(f.seen, n)
 	f.best = zeros(f.best, n)
-	f.touched, f.alive = f.touched[:0], f.alive[:0]
+	f.stretches = zeros(f.stretches, n)
+	f.touched, f.alive, f.last, f.holding = f.touched[:0], f.alive[:0], f.last[:0], 0
 	f.run, f.pos, f.Reach, f.gap, f.done = 0, 0, 0, false, false
 	f.trace, f.told, f.full = f.trace[:0], share{}, false
 	f.begun, f.block, f.waiting, f.all = true, 0, nil, nil
 	f.limited = f.Extent == Prefix && reg.HasLimited(f.BlockSize)
-	info, known := reg.Models[f.model]
-	f.resized = known && info.BlockSize != f.BlockSize
-	f.guests = !reg.HasGuests() || info.Unregistered
+	f.guests = !reg.HasGuests() || reg.Models[f.model].Unregistered
 	f.want(reg)
-	f.plain = !f.named && f.guests && !f.limited && !f.predicted && reg.Instances() == 0
+	f.plain = !f.named && f.guests && reg.Instances() == 0
+	f.byChange = !f.limited && len(f.sources) == 0
 }
 
 // want finds the pods that the request names.
@@ -147,16 +156,17 @@ func (f *fold) wants(slot int) bool {
 
 // Run implements store.Folder.
 func (f *fold) Run(n int, holders []store.HolderID) (more bool) {
-	if f.resized {
-		return false
-	}
 	if len(f.sources) > 0 {
 		return f.runJoined(n, holders)
 	}
 	if f.explain {
 		f.note(n, holders)
 	}
-	if !f.done {
+	switch {
+	case f.done:
+	case f.byChange:
+		f.done = !f.foldChanges(int32(n), holders)
+	default:
 		f.touch(holders)
 		f.done = !f.count(int32(n))
 	}
@@ -199,10 +209,16 @@ const onlyPredicted = store.NumTiers
 // bestOfRun returns the tier that the present run counts in for a slot that holds it, and
 // whether that is only predicted.
 func (f *fold) bestOfRun(slot int32) (tier uint8, predicted bool) {
-	if f.best[slot] == onlyPredicted {
+	return countedTier(f.best[slot])
+}
+
+// countedTier returns the tier that a block counts in whose best is this one, and whether it
+// is only predicted.
+func countedTier(best uint8) (tier uint8, predicted bool) {
+	if best == onlyPredicted {
 		return uint8(store.GPU), true
 	}
-	return f.best[slot], false
+	return best, false
 }
 
 // holdAll counts n blocks of the present run for slots that hold it.
@@ -222,11 +238,16 @@ func (f *fold) holdAll(slots []int32, n int32) {
 // scored: one that lives and is no cache worker, nor a prediction that the request does not ask for.
 func (f *fold) holder(id store.HolderID) (slot int, tier store.Tier, ok bool) {
 	slot, tier, ok = f.Registry.AnyHolder(id)
-	if ok && f.Registry.Instances() > 0 {
-		_, worker := f.Registry.Worker(slot)
-		ok = !worker
+	return slot, tier, ok && !f.isWorkers(slot) && (f.predicted || tier != store.Predicted)
+}
+
+// isWorkers reports whether a slot is a cache worker's.
+func (f *fold) isWorkers(slot int) bool {
+	if f.Registry.Instances() == 0 {
+		return false
 	}
-	return slot, tier, ok && (f.predicted || tier != store.Predicted)
+	_, worker := f.Registry.Worker(slot)
+	return worker
 }
 
 // count takes one run, whose holders have been touched, into the counts and says
@@ -293,10 +314,6 @@ func (f *fold) advance(n int32) {
 func (f *fold) touch(holders []store.HolderID) {
 	f.run++
 	f.touched = f.touched[:0]
-	if f.plain {
-		f.touchPlain(holders)
-		return
-	}
 	for _, id := range holders {
 		switch slot, tier, ok := f.holder(id); {
 		case !ok:
@@ -308,30 +325,6 @@ func (f *fold) touch(holders []store.HolderID) {
 			f.touchSlot(slot, tier)
 		}
 	}
-}
-
-// touchPlain is touch where every slot is wanted and no tier needs more than a look at
-// the best: this loop is most of the work where a thousand pods hold a prompt.
-func (f *fold) touchPlain(holders []store.HolderID) {
-	reg, seen, best, touched, run := f.Registry, f.seen, f.best, f.touched, f.run
-	for _, id := range holders {
-		slot, tier, ok := reg.Holder(id)
-		if !ok || slot >= len(seen) || slot >= len(best) {
-			continue
-		}
-		switch seen[slot] {
-		case run:
-			if f.place[tier] < f.place[best[slot]] {
-				best[slot] = uint8(tier)
-			}
-			continue
-		case 0:
-			f.found = append(f.found, int32(slot))
-		}
-		seen[slot], best[slot] = run, uint8(tier)
-		touched = append(touched, int32(slot))
-	}
-	f.touched = touched
 }
 
 func (f *fold) touchSlot(slot int, tier store.Tier) {

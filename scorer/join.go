@@ -76,7 +76,7 @@ func (s *source) Begin(reg *store.Registry) {
 // Run implements store.Folder.
 func (s *source) Run(n int, holders []store.HolderID) (more bool) {
 	f := s.f
-	if f.begun && (f.resized || f.over()) {
+	if f.begun && f.over() {
 		return false
 	}
 	s.read += n
@@ -274,9 +274,12 @@ func (f *fold) settle() (more bool) {
 	return !f.over()
 }
 
-// flush takes in the blocks that still wait when the index has told all that it will:
-// chunks that it has not told of have no holder.
+// flush ends the fold when the index has told all that it will. It takes in the blocks that still
+// wait: chunks that it has not told of have no holder.
 func (f *fold) flush() {
+	if f.byChange {
+		f.creditAll()
+	}
 	if len(f.waiting) == 0 {
 		return
 	}

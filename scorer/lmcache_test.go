@@ -255,7 +255,7 @@ func replay(t *testing.T, client *goredis.Client, commands []string, without str
 
 const recordedModel = "meta-llama/Llama-3.1-8B-Instruct"
 
-func openRedis(t *testing.T, url string) *redis.Index {
+func openRedis(t testing.TB, url string) *redis.Index {
 	t.Helper()
 	x, err := redis.Open(redis.Config{URL: url, NoSweep: true, Entries: true})
 	if err != nil {

@@ -314,7 +314,7 @@ func TestTokensAndBlockSize(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	if x.lookups != 2 {
-		t.Errorf("%d lookups, want 2: the first finds out the block size", x.lookups)
+		t.Errorf("%d lookups, want 2: the first brings the block size and reads nothing", x.lookups)
 	}
 	r = score(t, s, scorer.Request{Model: "m", Input: scorer.Tokens(tokens), LoRA: "ad", Salt: "salt"})
 	if got := scores(r); !maps.Equal(got, map[string]float64{"q": 12}) {
@@ -438,8 +438,8 @@ func TestText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if x.lookups-before != 1 || rs[0].Pods[0].Blocks != 2 || len(rs[1].Pods) != 0 || rs[2].Pods[0].Blocks != 1 {
-		t.Errorf("three prompts in %d lookups: %+v %+v %+v", x.lookups-before, rs[0], rs[1], rs[2])
+	if x.lookups-before != 2 || rs[0].Pods[0].Blocks != 2 || len(rs[1].Pods) != 0 || rs[2].Pods[0].Blocks != 1 {
+		t.Errorf("three prompts in %d lookups, want 2, of which one brings the registry: %+v %+v %+v", x.lookups-before, rs[0], rs[1], rs[2])
 	}
 	_, err = s.ScoreAll(t.Context(), []scorer.Request{{Model: "m", Input: scorer.Prompt("a")}, {Model: "gone", Input: scorer.Prompt("b")}})
 	var in *scorer.InputError

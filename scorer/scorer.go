@@ -188,19 +188,13 @@ func (s *Scorer) ScoreAll(ctx context.Context, rs []Request) ([]*Response, error
 		jobs[i].chain = s.folds.Get().(*chain)
 	}
 	defer s.release(jobs)
-	s.hash(jobs, s.cfg.Index.Cached())
-	watch.lap("hash")
-
 	// One budget for all that is asked of the index.
 	bound, cancel := context.WithTimeout(ctx, s.cfg.Budget)
 	defer cancel()
+	s.hash(jobs, s.models(bound))
+	watch.lap("hash")
+
 	err := s.lookup(bound, jobs)
-	if err == nil && s.resized(jobs) {
-		// The model's block size was not the one that the keys were made with:
-		// this process had not seen the model yet. Once more with the right one.
-		s.hash(jobs, jobs[0].chain.fold.Registry)
-		err = s.lookup(bound, jobs)
-	}
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return nil, ctx.Err() // nobody waits for an answer
 	}
@@ -330,6 +324,25 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 	return nil
 }
 
+// models returns the registry that block sizes are taken from: the one in memory, which each lookup
+// brings up to date. Before the first lookup of this process, one of no blocks brings it.
+func (s *Scorer) models(ctx context.Context) *store.Registry {
+	known := registryOnly{s.cfg.Index.Cached()}
+	if known.Epoch == 0 {
+		_ = s.cfg.Index.Lookup(ctx, &store.Query{Fold: &known}) // that of the blocks says what is wrong
+	}
+	return known.Registry
+}
+
+// registryOnly is a store.Folder that wants just the registry.
+type registryOnly struct{ *store.Registry }
+
+// Begin implements store.Folder.
+func (r *registryOnly) Begin(reg *store.Registry) { r.Registry = reg }
+
+// Run implements store.Folder.
+func (*registryOnly) Run(int, []store.HolderID) (more bool) { return false }
+
 // hash makes the block keys of all jobs with the block sizes of reg.
 func (s *Scorer) hash(jobs []job, reg *store.Registry) {
 	for i := range jobs {
@@ -407,15 +420,6 @@ func (s *Scorer) release(jobs []job) {
 	for i := range jobs {
 		s.folds.Put(jobs[i].chain)
 	}
-}
-
-func (s *Scorer) resized(jobs []job) bool {
-	for i := range jobs {
-		if jobs[i].chain.fold.resized {
-			return true
-		}
-	}
-	return false
 }
 
 // stopwatch times the stages of one call.

@@ -133,7 +133,7 @@ func (x *Index) Registry(ctx context.Context) (*store.Registry, error) {
 }
 
 // Cached implements [store.Index].
-func (x *Index) Cached() *store.Registry { return x.registry.snap.Load() }
+func (x *Index) Cached() *store.Registry { return x.registry.current() }
 
 // Stats implements [store.Index]. Blocks counts those of ended lives until they
 // have been swept.
