@@ -96,8 +96,9 @@ type lookup struct {
 
 	batch   *blocks.Batch
 	entries external.Round // what it reads of others
-	ids     []store.HolderID
-	over    []*store.Query // leads whose folders have enough, since fold began
+	reader  keyspace.HolderReader
+	ids     []store.HolderID // of a value that the reader does not read
+	over    []*store.Query   // leads whose folders have enough, since fold began
 }
 
 // chain is the state of one query.
@@ -138,7 +139,8 @@ func (l *lookup) free() {
 	l.entries.Reset(nil) // the next may read blocks only
 	clear(l.over[:cap(l.over)])
 	l.x, l.snap, l.batch = nil, nil, nil
-	if cap(l.ids) > 1<<18 {
+	l.reader.Forget()
+	if l.reader.Held() > 1<<18 {
 		*l = lookup{}
 	}
 	lookups.Put(l)
@@ -248,6 +250,7 @@ func (l *lookup) read(ctx context.Context, first bool) (epoch uint64, err error)
 
 // runs tells a folder of the blocks of one window, equal neighbours at once.
 func (l *lookup) runs(c *chain) (more bool) {
+	l.reader.Forget() // values of other windows
 	for i := 0; i < c.n; {
 		v, held := l.batch.Value(c.from + i)
 		n := 1
@@ -258,14 +261,15 @@ func (l *lookup) runs(c *chain) (more bool) {
 			}
 			n++
 		}
-		l.ids = l.ids[:0]
+		var ids []store.HolderID
 		if held {
 			var ok bool
-			if l.ids, ok = keyspace.AppendHolders(l.ids, v); !ok {
-				l.ids = l.x.unread(l.ids, v, l.snap, n)
+			if ids, ok = l.reader.Read(v); !ok {
+				l.ids = l.x.unread(l.ids[:0], v, l.snap, n)
+				ids = l.ids
 			}
 		}
-		if !c.q.Fold.Run(n, l.ids) {
+		if !c.q.Fold.Run(n, ids) {
 			return false
 		}
 		i += n

@@ -14,28 +14,34 @@ import (
 // Ids that do not ascend are put in order: an engine-side writer may have
 // appended without looking.
 func AppendHolders(dst []store.HolderID, v []byte) (ids []store.HolderID, ok bool) {
+	ids, _, ok = appendIDs(dst, v)
+	return ids, ok
+}
+
+// appendIDs is AppendHolders, and reports whether the ids ascend in the value itself.
+func appendIDs(dst []store.HolderID, v []byte) (ids []store.HolderID, ascending, ok bool) {
 	begin := len(dst)
 	var n uint64
 	digits := 0
-	sorted := true
+	ascending = true
 	last := store.HolderID(0)
 	for i := 0; ; i++ {
 		if i < len(v) && v[i]-'0' < 10 {
 			if digits > 0 && n == 0 {
-				return dst[:begin], false
+				return dst[:begin], false, false
 			}
 			n = n*10 + uint64(v[i]-'0')
 			if n >= uint64(store.FirstLocal) {
-				return dst[:begin], false
+				return dst[:begin], false, false
 			}
 			digits++
 			continue
 		}
 		if digits == 0 || n == 0 || (i < len(v) && v[i] != ',') {
-			return dst[:begin], false
+			return dst[:begin], false, false
 		}
 		id := store.HolderID(n)
-		sorted = sorted && id > last
+		ascending = ascending && id > last
 		last = id
 		dst = append(dst, id)
 		if i == len(v) {
@@ -43,12 +49,12 @@ func AppendHolders(dst []store.HolderID, v []byte) (ids []store.HolderID, ok boo
 		}
 		n, digits = 0, 0
 	}
-	if !sorted {
+	if !ascending {
 		part := dst[begin:]
 		slices.Sort(part)
 		dst = dst[:begin+len(slices.Compact(part))]
 	}
-	return dst, true
+	return dst, ascending, true
 }
 
 const (

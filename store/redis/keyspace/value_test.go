@@ -47,6 +47,48 @@ func TestAppendHoldersReadsWhatIsWritten(t *testing.T) {
 	})
 }
 
+// TestReaderReadsAsAppendHolders holds a reader of values that are much alike against AppendHolders,
+// which reads each by itself.
+func TestReaderReadsAsAppendHolders(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ids := rapid.SliceOfNDistinct(rapid.Uint32Range(1, 3000), 30, 200, rapid.ID).Draw(t, "ids")
+		slices.Sort(ids)
+		var r HolderReader
+		for range rapid.IntRange(1, 20).Draw(t, "values") {
+			for range rapid.IntRange(0, 4).Draw(t, "changes") {
+				i := rapid.IntRange(0, len(ids)).Draw(t, "at")
+				id := rapid.OneOf(rapid.Uint32Range(1, 3000), rapid.Just(uint32(store.FirstLocal)-1), rapid.Just(uint32(store.FirstLocal))).Draw(t, "id")
+				switch what := rapid.IntRange(0, 9).Draw(t, "what"); {
+				case what == 9: // out of order, or twice
+					ids = slices.Insert(ids, i, id)
+				case what > 4:
+					if at, has := slices.BinarySearch(ids, id); !has {
+						ids = slices.Insert(ids, at, id)
+					}
+				case i < len(ids):
+					ids = slices.Delete(ids, i, i+1)
+				}
+			}
+			text := make([]string, len(ids))
+			for i, id := range ids {
+				text[i] = strconv.FormatUint(uint64(id), 10)
+			}
+			v := []byte(strings.Join(text, ","))
+			if rapid.IntRange(0, 9).Draw(t, "garble") == 0 && len(v) > 0 {
+				v[rapid.IntRange(0, len(v)-1).Draw(t, "byte")] = rapid.SampledFrom([]byte(",0x19")).Draw(t, "by")
+			}
+			if rapid.IntRange(0, 9).Draw(t, "cut") == 0 {
+				v = v[:rapid.IntRange(0, len(v)).Draw(t, "length")]
+			}
+			want, wantOK := AppendHolders(nil, v)
+			got, ok := r.Read(v)
+			if ok != wantOK || ok && !slices.Equal(got, want) {
+				t.Fatalf("%s: got %v, %v; want %v, %v", v, got, ok, want, wantOK)
+			}
+		}
+	})
+}
+
 func FuzzAppendHolders(f *testing.F) {
 	for _, s := range []string{"1", "17,136", "1,,2", "4294967296", ""} {
 		f.Add([]byte(s))
