@@ -24,8 +24,12 @@ func Name(b []byte, i int, name string) []byte {
 func String(b []byte, s string) []byte {
 	const hex = "0123456789abcdef"
 	b = append(b, '"')
+	i := plain(s)
+	if i == len(s) {
+		return append(append(b, s...), '"')
+	}
 	from := 0
-	for i := 0; i < len(s); {
+	for i < len(s) {
 		c := s[i]
 		if c >= ' ' && c < utf8.RuneSelf && c != '"' && c != '\\' {
 			i++
@@ -57,6 +61,27 @@ func String(b []byte, s string) []byte {
 		from = i
 	}
 	return append(append(b, s[from:]...), '"')
+}
+
+// plain returns how many of the first bytes are ASCII that needs no escape: a lower bound, of
+// which what is whole words of 8 bytes is known at once.
+func plain(s string) (n int) {
+	const ones, tops = 0x0101010101010101, 0x8080808080808080
+	for ; n+8 <= len(s); n += 8 {
+		w := s[n : n+8]
+		x := uint64(w[0]) | uint64(w[1])<<8 | uint64(w[2])<<16 | uint64(w[3])<<24 | uint64(w[4])<<32 | uint64(w[5])<<40 | uint64(w[6])<<48 | uint64(w[7])<<56
+		quote, slash := x^'"'*ones, x^'\\'*ones
+		// A top bit is set for a byte below ' ', for a quote and for a slash.
+		if (x|(x-' '*ones)&^x|(quote-ones)&^quote|(slash-ones)&^slash)&tops != 0 {
+			return n
+		}
+	}
+	for ; n < len(s); n++ {
+		if c := s[n]; c < ' ' || c >= utf8.RuneSelf || c == '"' || c == '\\' {
+			return n
+		}
+	}
+	return n
 }
 
 // Tokens appends an array of tokens.

@@ -25,3 +25,11 @@ func TestAppendString(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkString is the encoding of a pod's name.
+func BenchmarkString(b *testing.B) {
+	var buf []byte
+	for b.Loop() {
+		buf = String(buf[:0], "vllm-llama-70b-0123:8000")
+	}
+}
