@@ -196,3 +196,30 @@ func BenchmarkRetire(b *testing.B) {
 		_ = x.Close()
 	}
 }
+
+// BenchmarkMemoryOfMixedHolders is what a block takes where each chain of 128 blocks is held by ten of
+// 1,000 pods at random, each of which holds another part of its beginning.
+func BenchmarkMemoryOfMixedHolders(b *testing.B) {
+	const total, chain, pods, holders = 1 << 20, 128, 1000, 10
+	rng := rand.New(rand.NewPCG(1, 2))
+	keys := randomKeys(rng, total)
+	for b.Loop() {
+		before := heap()
+		x, err := New(Config{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for part := range slices.Chunk(keys, chain) {
+			for i, pod := range rng.Perm(pods)[:holders] {
+				n := chain
+				if i > 0 {
+					n = 1 + rng.IntN(chain)
+				}
+				mustApply(b, x, benchBatch(fmt.Sprint("pod", pod), store.Add, part[:n]))
+			}
+		}
+		b.ReportMetric(float64(heap()-before)/total, "heap-B/block")
+		b.ReportMetric(float64(x.Stats().Bytes)/total, "B/block")
+		_ = x.Close()
+	}
+}

@@ -141,28 +141,30 @@ func checkInvariants(tb testing.TB, x *Index) {
 				}
 				continue
 			}
+			ids := p.ids()
 			live++
-			size += p.bytes()
-			if got := page.refs[i].Load(); got != refs[id] {
-				tb.Fatalf("set %d of %v: %d refs, %d are counted", id, p.ids, got, refs[id])
+			size += setSize(len(ids))
+			if got := page.refs[i].Load(); int64(got) != refs[id] {
+				tb.Fatalf("set %d of %v: %d refs, %d are counted", id, ids, got, refs[id])
 			}
 			if refs[id] == 0 && !page.queued[i] {
-				tb.Fatalf("set %d of %v is unused and not to be freed", id, p.ids)
+				tb.Fatalf("set %d of %v is unused and not to be freed", id, ids)
 			}
-			if len(p.ids) == 0 || !slices.IsSorted(p.ids) || len(slices.Compact(slices.Clone(p.ids))) != len(p.ids) {
-				tb.Fatalf("set %d is %v", id, p.ids)
+			if len(ids) == 0 || !slices.IsSorted(ids) || len(slices.Compact(slices.Clone(ids))) != len(ids) {
+				tb.Fatalf("set %d is %v", id, ids)
 			}
 			key := ""
-			for _, h := range p.ids {
+			for _, h := range ids {
 				key += string(rune(h)) + "|"
 			}
 			if seen[key] {
-				tb.Fatalf("set %v is there twice", p.ids)
+				tb.Fatalf("set %v is there twice", ids)
 			}
 			seen[key] = true
 		}
 	}
-	if s.live != live || s.size.Load() != size {
+	size += int64(len(s.found.entries)) * entryBytes
+	if s.live != live || s.found.n != live || s.size.Load() != size {
 		tb.Fatalf("%d sets of %d bytes, %d of %d are counted", s.live, s.size.Load(), live, size)
 	}
 }

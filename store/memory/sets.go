@@ -1,10 +1,10 @@
 package memory
 
 import (
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -22,8 +22,7 @@ type sets struct {
 	freed   atomic.Uint64 // how often sets have been freed
 
 	mu     sync.Mutex // protects all below, and writing to what root leads to
-	byHash map[uint64]uint32
-	peak   int // most entries of byHash since it was last built
+	found  setTable   // finds a set by its holders
 	live   int
 	lowest int      // no page below this one has a free entry
 	zeros  []uint32 // may have become unused
@@ -42,9 +41,8 @@ const (
 	pageSize = 1 << pageBits
 	maxPages = 1 << (rootBits + dirBits)
 	numSteps = 4096
-	// pageBytes and setBytes are what pages and sets take besides the ids.
-	pageBytes = pageSize*(8+8+4+4+1) + 16
-	setBytes  = 24 + 8 + 24 // the slice's header, the hash, the map's entry
+	// pageBytes is what a page takes, without the sets.
+	pageBytes = pageSize*(8+4+1) + 8
 	// minZeros is how many sets must have become unused before they are freed;
 	// each time costs readers a second look at a few blocks.
 	minZeros = 256
@@ -56,22 +54,38 @@ type setDir [1 << dirBits]atomic.Pointer[setPage]
 // setPage is a page of sets. A page without sets is given back.
 type setPage struct {
 	sets [pageSize]atomic.Pointer[set]
-	// refs are the counts. They are not beside what readers read.
-	refs [pageSize]atomic.Int64
+	// refs are the counts. They are not beside what readers read. They wrap, and are 0 only
+	// where no slot refers to the set: there are fewer than 2^32 slots.
+	refs [pageSize]atomic.Int32
 
 	// Protected by sets.mu.
-	next   [pageSize]uint32 // the next set of the same hash
-	queued [pageSize]bool   // is in zeros
+	queued [pageSize]bool // is in zeros
 	used   int
 }
 
-// set is immutable.
-type set struct {
-	ids  []store.HolderID // ascending
-	hash uint64
+// set is immutable. It is the first of the numbers that it is made of: how many holders it
+// has, and behind that those, ascending. A slice would take another 24 bytes.
+type set store.HolderID
+
+func newSet(ids []store.HolderID) *set {
+	all := make([]set, 1, 1+len(ids))
+	all[0] = set(len(ids))
+	for _, id := range ids {
+		all = append(all, set(id))
+	}
+	return &all[0]
 }
 
-func (s *set) bytes() int64 { return setBytes + int64(cap(s.ids))*4 }
+// ids returns the holders.
+func (s *set) ids() []store.HolderID {
+	return unsafe.Slice((*store.HolderID)(s), 1+int(*s))[1:]
+}
+
+// setSize is what a set of so many holders takes.
+func setSize(holders int) int64 {
+	const class = 16 // sizes that the allocator has ascend by that
+	return (4*(1+int64(holders)) + class - 1) / class * class
+}
 
 // step is a remembered change of a set by one holder.
 type step struct {
@@ -82,7 +96,6 @@ type step struct {
 
 func (s *sets) init(limit int64) {
 	s.limit = limit
-	s.byHash = map[uint64]uint32{}
 }
 
 // ids returns the holders of a set. A reader may ask for a set that has been
@@ -90,7 +103,7 @@ func (s *sets) init(limit int64) {
 // another set.
 func (s *sets) ids(id uint32) []store.HolderID {
 	if p := s.get(id); p != nil {
-		return p.ids
+		return p.ids()
 	}
 	return nil
 }
@@ -119,7 +132,7 @@ func (s *sets) count(id uint32, n int64) {
 		return
 	}
 	page, i := s.entry(id)
-	if page.refs[i].Add(n) != 0 {
+	if page.refs[i].Add(int32(n)) != 0 {
 		return
 	}
 	s.mu.Lock()
@@ -226,16 +239,11 @@ func (s *sets) intern(ids []store.HolderID) (uint32, bool) {
 		return 0, true
 	}
 	hash := hashIDs(ids)
-	first := s.byHash[hash]
-	for id := first; id != 0; {
-		page, i := s.entry(id)
-		if slices.Equal(page.sets[i].Load().ids, ids) {
-			return id, true
-		}
-		id = page.next[i]
+	if id := s.found.find(hash, func(id uint32) bool { return slices.Equal(s.ids(id), ids) }); id != 0 {
+		return id, true
 	}
-	p := &set{ids: append(make([]store.HolderID, 0, len(ids)), ids...), hash: hash}
-	if s.size.Load()+p.bytes() > s.limit {
+	size := setSize(len(ids))
+	if s.size.Load()+size > s.limit {
 		return 0, false
 	}
 	id, ok := s.allot()
@@ -243,11 +251,8 @@ func (s *sets) intern(ids []store.HolderID) (uint32, bool) {
 		return 0, false
 	}
 	page, i := s.entry(id)
-	page.sets[i].Store(p)
-	page.next[i] = first
-	s.byHash[hash] = id
-	s.peak = max(s.peak, len(s.byHash))
-	s.size.Add(p.bytes())
+	page.sets[i].Store(newSet(ids))
+	s.size.Add(size + s.found.insert(hash, id))
 	// It is unused so far, and may stay so.
 	s.queue(id, page)
 	return id, true
@@ -320,12 +325,7 @@ func (s *sets) reap(limit int) (more bool) {
 		}
 		clear(s.steps[:])
 	}
-	if s.peak > 1024 && len(s.byHash) < s.peak/4 {
-		// A Go map never gives memory back; a new one does.
-		m := make(map[uint64]uint32, len(s.byHash))
-		maps.Copy(m, s.byHash)
-		s.byHash, s.peak = m, len(m)
-	}
+	s.size.Add(s.found.shrink())
 	if rest > 0 {
 		return true
 	}
@@ -336,25 +336,12 @@ func (s *sets) reap(limit int) (more bool) {
 
 func (s *sets) free(id uint32) {
 	page, i := s.entry(id)
-	p := page.sets[i].Load()
-	if first := s.byHash[p.hash]; first != id {
-		for at := first; ; {
-			prev, j := s.entry(at)
-			if at = prev.next[j]; at == id {
-				prev.next[j] = page.next[i]
-				break
-			}
-		}
-	} else if page.next[i] != 0 {
-		s.byHash[p.hash] = page.next[i]
-	} else {
-		delete(s.byHash, p.hash)
-	}
+	ids := s.ids(id)
+	s.found.remove(hashIDs(ids), id)
 	page.sets[i].Store(nil)
-	page.next[i] = 0
 	page.used--
 	s.live--
-	s.size.Add(-p.bytes())
+	s.size.Add(-setSize(len(ids)))
 	n := int(id >> pageBits)
 	s.lowest = min(s.lowest, n)
 	if page.used == 0 {
@@ -364,11 +351,11 @@ func (s *sets) free(id uint32) {
 }
 
 // hashIDs mixes ids one by one; it need not be strong, as sets are compared.
-func hashIDs(ids []store.HolderID) uint64 {
+func hashIDs(ids []store.HolderID) uint32 {
 	h := uint64(len(ids))
 	for _, id := range ids {
 		h = (h ^ uint64(id)) * 0x9e3779b97f4a7c15
 		h ^= h >> 32
 	}
-	return h
+	return uint32(h)
 }
