@@ -23,7 +23,7 @@ type Config struct {
 	// store.ErrFull. 0 is 10,000 pods, 100,000 holders and 10,000 models.
 	MaxPods, MaxHolders, MaxModels int
 	// MaxMapEntries bounds the entries of the maps of all generations together,
-	// which take about 100 bytes each beside MaxBytes; beyond it batches that set
+	// which take about 60 bytes each beside MaxBytes; beyond it batches that set
 	// some are refused with store.ErrFull. 0 is 4 Mi.
 	MaxMapEntries int
 	// Clock is what leases are measured by. nil is time.Now.

@@ -1,10 +1,10 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -23,7 +23,7 @@ type life struct {
 
 	mu         sync.Mutex // protects all below
 	fence, seq uint64
-	entries    map[store.MapKey]string
+	entries    entryMap
 }
 
 // Begin implements [store.Index].
@@ -100,16 +100,14 @@ func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store
 	defer l.mu.Unlock()
 	out := make([][]byte, len(keys))
 	for i, k := range keys {
-		if v, ok := l.entries[k]; ok {
-			out[i] = []byte(v)
-		}
+		out[i] = slices.Clone(l.entries.get(k))
 	}
 	return out, nil
 }
 
 // mapRoom returns store.ErrFull when the map ops of the open batches may make more
 // entries than there can be. It counts every set as a new entry.
-func (h *guarded) mapRoom(g *registry, batches []store.Batch) error {
+func (h guarded) mapRoom(g *registry, batches []store.Batch) error {
 	sets := 0
 	for i := range batches {
 		if h.skips(&batches[i]) {
@@ -127,22 +125,20 @@ func (h *guarded) mapRoom(g *registry, batches []store.Batch) error {
 	return nil
 }
 
-// change makes the map ops of a batch.
-func (h *guarded) change(g *registry, b *store.Batch) {
-	i := slices.IndexFunc(h.locked, func(l *life) bool { return l.id == b.Guard.Generation })
-	l := h.locked[i]
-	before := len(l.entries)
-	for _, op := range b.Map {
-		switch {
-		case op.Value == nil:
-			delete(l.entries, op.MapKey)
-		case l.entries == nil:
-			l.entries = map[store.MapKey]string{op.MapKey: string(op.Value)}
-		default:
-			l.entries[op.MapKey] = string(op.Value)
+// change makes the map ops of a batch under an open guard.
+func (h guarded) change(g *registry, b *store.Batch) {
+	l := h.of(b.Guard.Generation).life
+	before := l.entries.len()
+	for i := range b.Map {
+		if op := &b.Map[i]; op.Value == nil {
+			l.entries.remove(op.MapKey)
+		} else {
+			l.entries.set(op.MapKey, op.Value)
 		}
 	}
-	g.countEntries(l, len(l.entries)-before)
+	if n := l.entries.len() - before; n != 0 {
+		g.countEntries(l, n)
+	}
 }
 
 // lifeOf returns the present life of a rank, nil for none.
@@ -193,7 +189,7 @@ func (g *registry) beginLife(pod string, rank int, fence uint64, last *life) (ge
 	}
 	g.endRank(r)
 	g.lastID++
-	r.life = &life{id: store.Generation(g.lastID), pod: p.reg.Name, rank: rank, fence: fence}
+	r.life = &life{id: store.Generation(g.lastID), pod: p.reg.Name, rank: rank, fence: fence, entries: entryMap{seed: g.salt}}
 	g.lives[r.life.id] = r.life
 	return r.life.id, false, nil
 }
@@ -218,22 +214,37 @@ func (g *registry) countEntries(l *life, n int) {
 	}
 }
 
-// guarded are the lives that a round of batches is about, locked, and the guards
-// that may write. A life that is not among them is to be skipped.
-type guarded struct {
-	locked []*life
-	open   map[store.Generation]store.Guard
+// guarded are the generations that a round of batches is about, ascending. A generation
+// that is not among them is to be skipped.
+type guarded []guardedLife
+
+// guardedLife is a life that is locked, and the guard that may write to it.
+type guardedLife struct {
+	life  *life
+	guard store.Guard
+	open  bool // the guard may
 }
 
-// guard locks the lives of the batches and judges their guards.
+// guard locks the lives of the batches and judges their guards. Batches of one rank have
+// the same guard; two ranks' may name one generation, which is of one of them at most.
 func (g *registry) guard(batches []store.Batch, refused *store.RefusedError) guarded {
-	h := guarded{open: map[store.Generation]store.Guard{}}
-	wanted := map[store.Generation]*store.Batch{}
+	wanted := make([]*store.Batch, 0, 8)
 	for i := range batches {
-		wanted[batches[i].Guard.Generation] = &batches[i]
+		b := &batches[i]
+		if n := len(wanted); n > 0 && wanted[n-1].Guard.Generation == b.Guard.Generation {
+			wanted[n-1] = b
+		} else {
+			wanted = append(wanted, b)
+		}
 	}
-	for _, gen := range slices.Sorted(maps.Keys(wanted)) {
-		b := wanted[gen]
+	// The last batch of a generation speaks for it, so equal ones must stay in order.
+	slices.SortStableFunc(wanted, func(a, b *store.Batch) int { return cmp.Compare(a.Guard.Generation, b.Guard.Generation) })
+	h := make(guarded, 0, len(wanted))
+	for i, b := range wanted {
+		gen := b.Guard.Generation
+		if i+1 < len(wanted) && wanted[i+1].Guard.Generation == gen {
+			continue
+		}
 		if refused.Generations[gen] != nil {
 			continue // an earlier one of this call was
 		}
@@ -243,13 +254,10 @@ func (g *registry) guard(batches []store.Batch, refused *store.RefusedError) gua
 			continue
 		}
 		l.mu.Lock()
-		h.locked = append(h.locked, l)
-		switch {
-		case b.Guard.Fence < l.fence:
+		if b.Guard.Fence < l.fence {
 			refuse(refused, gen, store.ErrFenced)
-		case b.Guard.Seq > l.seq:
-			h.open[gen] = *b.Guard
 		}
+		h = append(h, guardedLife{life: l, guard: *b.Guard, open: b.Guard.Fence >= l.fence && b.Guard.Seq > l.seq})
 	}
 	return h
 }
@@ -261,30 +269,39 @@ func refuse(r *store.RefusedError, gen store.Generation, err error) {
 	r.Generations[gen] = err
 }
 
+// of returns what is locked of a generation, nil for nothing.
+func (h guarded) of(gen store.Generation) *guardedLife {
+	i, ok := slices.BinarySearchFunc(h, gen, func(l guardedLife, gen store.Generation) int { return cmp.Compare(l.life.id, gen) })
+	if !ok {
+		return nil
+	}
+	return &h[i]
+}
+
 // skips reports whether a batch is not to be applied. Two pods' batches may name
 // one generation: it is of one of them at most.
-func (h *guarded) skips(b *store.Batch) bool {
-	g, ok := h.open[b.Guard.Generation]
-	return !ok || g != *b.Guard
+func (h guarded) skips(b *store.Batch) bool {
+	l := h.of(b.Guard.Generation)
+	return l == nil || !l.open || l.guard != *b.Guard
 }
 
 // end notes that a life has ended while its batch was applied.
-func (h *guarded) end(b *store.Batch, refused *store.RefusedError) {
-	delete(h.open, b.Guard.Generation)
+func (h guarded) end(b *store.Batch, refused *store.RefusedError) {
+	h.of(b.Guard.Generation).open = false
 	refuse(refused, b.Guard.Generation, store.ErrEnded)
 }
 
 // commit notes that all open guards have been applied.
-func (h *guarded) commit() {
-	for _, l := range h.locked {
-		if g, ok := h.open[l.id]; ok {
-			l.fence, l.seq = g.Fence, g.Seq
+func (h guarded) commit() {
+	for i := range h {
+		if l := &h[i]; l.open {
+			l.life.fence, l.life.seq = l.guard.Fence, l.guard.Seq
 		}
 	}
 }
 
-func (h *guarded) release() {
-	for _, l := range h.locked {
-		l.mu.Unlock()
+func (h guarded) release() {
+	for i := range h {
+		h[i].life.mu.Unlock()
 	}
 }

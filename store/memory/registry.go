@@ -5,6 +5,7 @@ import (
 	"hash/maphash"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -22,6 +23,7 @@ type registry struct {
 	cfg   Config
 	sets  *sets
 	seed  maphash.Seed
+	salt  uint64    // the seed of maps of generations
 	began time.Time // what times count from, so that a step of the wall clock ends no lease
 
 	snap  atomic.Pointer[store.Registry]
@@ -77,6 +79,7 @@ type holder struct {
 
 func (g *registry) init(cfg Config, s *sets) {
 	g.cfg, g.sets, g.began, g.seed = cfg, s, cfg.Clock(), maphash.MakeSeed()
+	g.salt = rand.Uint64()
 	g.pods = map[string]*pod{}
 	g.lives = map[store.Generation]*life{}
 	g.models = map[string]store.ModelInfo{}
