@@ -1,7 +1,9 @@
 package zmq
 
 import (
+	"bufio"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -18,18 +20,21 @@ const (
 const step = 64 << 10
 
 // readFrame reads a frame of at most limit bytes into memory of its own.
-func readFrame(r io.Reader, limit int) (flags byte, body []byte, err error) {
-	var head [9]byte
-	if _, err := io.ReadFull(r, head[:2]); err != nil {
+func readFrame(r *bufio.Reader, limit int) (flags byte, body []byte, err error) {
+	head, err := peek(r, 2)
+	if err != nil {
 		return 0, nil, err
 	}
 	flags = head[0]
-	size := uint64(head[1])
+	size, n := uint64(head[1]), 2
 	if flags&flagLong != 0 {
-		if _, err := io.ReadFull(r, head[2:]); err != nil {
+		if head, err = peek(r, 9); err != nil {
 			return 0, nil, err
 		}
-		size = binary.BigEndian.Uint64(head[1:])
+		size, n = binary.BigEndian.Uint64(head[1:]), 9
+	}
+	if _, err := r.Discard(n); err != nil {
+		return 0, nil, err
 	}
 	switch {
 	case flags&^(flagMore|flagLong|flagCommand) != 0 || flags&flagCommand != 0 && flags&flagMore != 0:
@@ -39,6 +44,16 @@ func readFrame(r io.Reader, limit int) (flags byte, body []byte, err error) {
 	}
 	body, err = readBody(r, int(size))
 	return flags, body, err
+}
+
+// peek returns the next n bytes without taking them. As with io.ReadFull the error is
+// io.EOF only where there is none of them.
+func peek(r *bufio.Reader, n int) ([]byte, error) {
+	head, err := r.Peek(n)
+	if errors.Is(err, io.EOF) && len(head) > 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	return head, err
 }
 
 // readBody reads n bytes, and allocates no more than twice what has come.
