@@ -443,7 +443,7 @@ func TestBounded(t *testing.T) {
 	p := play(t, Config{BlockSize: 64, MaxRecords: 500})
 	for _, m := range stream(16, 1000) {
 		p.do(&m)
-		if n := len(p.c.blocks); n > 500 {
+		if n := p.c.blocks.n; n > 500 {
 			t.Fatalf("%d records", n)
 		}
 	}

@@ -2,7 +2,6 @@ package rechunk
 
 import (
 	"encoding/binary"
-	"math/bits"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/store"
@@ -84,7 +83,7 @@ func appendRecord(dst []byte, b *block, size int, tokens [2]int) []byte {
 	set(&flags, isKeyed, b.keyed)
 	set(&flags, hasTail, b.tail != nil)
 	set(&flags, hasBranch, b.branch != nil)
-	set(&flags, oneCopy, len(b.slots) == 0 && b.slot == slot{copies: 1})
+	set(&flags, oneCopy, len(b.slots()) == 0 && b.slot == slot{copies: 1})
 	set(&extra, isAmbiguous, b.ambiguous)
 	set(&extra, hasEra, b.era != 0)
 	set(&extra, isShared, b.keyed && b.shared)
@@ -101,9 +100,9 @@ func appendRecord(dst []byte, b *block, size int, tokens [2]int) []byte {
 		if !b.held() {
 			dst = append(dst, 0)
 		} else {
-			dst = append(dst, byte(1+len(b.slots)))
+			dst = append(dst, byte(1+len(b.slots())))
 			dst = appendSlot(dst, b.slot)
-			for _, s := range b.slots {
+			for _, s := range b.slots() {
 				dst = appendSlot(dst, s)
 			}
 		}
@@ -116,9 +115,9 @@ func appendRecord(dst []byte, b *block, size int, tokens [2]int) []byte {
 		dst = binary.BigEndian.AppendUint64(dst, uint64(b.seed))
 	}
 	if b.keyed {
-		dst = binary.AppendUvarint(dst, uint64(len(b.more)))
+		dst = binary.AppendUvarint(dst, uint64(len(b.more())))
 		dst = binary.BigEndian.AppendUint64(dst, uint64(b.key))
-		for _, k := range b.more {
+		for _, k := range b.more() {
 			dst = binary.BigEndian.AppendUint64(dst, uint64(k))
 		}
 	}
@@ -179,12 +178,14 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 	if r.closed {
 		plain = r.held == 1<<store.GPU
 	}
-	plain = plain && r.present[store.GPU].full(n) && r.placed.full(n)
+	plain = plain && r.present.gpu.full(n) && r.placed.full(n)
 	lacking, windows := false, r.held>>store.NumTiers != 0
-	for t := range numTiers {
-		plain = plain && (t == int(store.GPU) || r.present[t].empty())
-		lacking = lacking || !r.lacking[t].empty()
-		windows = windows || t >= store.NumTiers && (!r.present[t].empty() || !r.lacking[t].empty())
+	lacking = !r.lacking.gpu.empty()
+	for t := int(store.GPU) + 1; t < numTiers && (r.present.others != nil || r.lacking.others != nil); t++ {
+		present, lack := !r.present.of(t).empty(), !r.lacking.of(t).empty()
+		plain = plain && !present
+		lacking = lacking || lack
+		windows = windows || t >= store.NumTiers && (present || lack)
 	}
 	plain = plain && !lacking
 	var flags byte
@@ -221,7 +222,7 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 		}
 	}
 	dst = append(dst, byte(tokens))
-	kids := uint64(len(r.kids)) << 1
+	kids := uint64(len(r.kids())) << 1
 	if r.shared {
 		kids |= 1
 	}
@@ -239,12 +240,12 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 			dst = append(dst, r.held>>store.NumTiers)
 		}
 		for t := range tiers {
-			dst = appendBits(dst, &r.present[t], n)
+			dst = appendBits(dst, r.present.of(t), n)
 		}
-		dst = appendBits(dst, &r.placed, n)
+		dst = appendBits(dst, r.placed, n)
 		if lacking {
 			for t := range tiers {
-				dst = appendBits(dst, &r.lacking[t], n)
+				dst = appendBits(dst, r.lacking.of(t), n)
 			}
 		}
 	}
@@ -261,7 +262,7 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 
 // appendBits appends a set of numbers below n: 0 for none, 1 for all, or 2 and a
 // bit each, the lowest first.
-func appendBits(dst []byte, s *bitset, n int) []byte {
+func appendBits(dst []byte, s bitset, n int) []byte {
 	switch {
 	case s.empty():
 		return append(dst, 0)
@@ -388,7 +389,7 @@ func decodeRecord(b *block, v []byte, size int) bool {
 		}
 		b.slot = all[0]
 		if n > 1 {
-			b.slots = all[1:]
+			b.setSlots(all[1:])
 		}
 		b.tidy(0)
 	}
@@ -406,10 +407,11 @@ func decodeRecord(b *block, v []byte, size int) bool {
 		n := d.upTo(MaxEngineBlock)
 		b.key = blockkey.Key(d.uint64())
 		if n > 0 && len(d.b) >= 8*n {
-			b.more = make([]blockkey.Key, n)
-			for i := range b.more {
-				b.more[i] = blockkey.Key(d.uint64())
+			more := make([]blockkey.Key, n)
+			for i := range more {
+				more[i] = blockkey.Key(d.uint64())
 			}
+			b.setMore(more)
 		} else if n > 0 {
 			d.bad = true
 		}
@@ -481,7 +483,7 @@ func (d *decoder) run(b *block, i, size int) *run {
 	b.stored.kids[i] = uint16((kids + kidsPage - 1) / kidsPage)
 	if flags&runPlain != 0 {
 		for i := range n {
-			r.present[store.GPU].set(i, true)
+			r.present.gpu.set(i, true)
 			r.placed.set(i, true)
 		}
 		if r.closed {
@@ -496,12 +498,12 @@ func (d *decoder) run(b *block, i, size int) *run {
 			r.held |= d.byte() << store.NumTiers
 		}
 		for t := range tiers {
-			r.present[t] = d.bits(n)
+			r.present.put(t, d.bits(n))
 		}
 		r.placed = d.bits(n)
 		if held&isLacking != 0 {
 			for t := range tiers {
-				r.lacking[t] = d.bits(n)
+				r.lacking.put(t, d.bits(n))
 			}
 		}
 	}
@@ -511,78 +513,8 @@ func (d *decoder) run(b *block, i, size int) *run {
 			r.objects = append(r.objects, object{d.uint64(), uint16(d.upTo(size)), uint16(d.upTo(size))})
 		}
 	}
-	if !d.bad {
-		r.kids = make([]uint64, kids)
+	if !d.bad && kids > 0 {
+		r.kin = &kin{kids: make([]uint64, kids)}
 	}
 	return r
-}
-
-// Tokens are kept in chunks of one entry each: a byte with the bits of a token, one
-// with their number, and the tokens, the first in the lowest bits. A chunk has as
-// many tokens as it can, so that more tokens change only the last.
-
-// chunkOf returns how many of tokens the first chunk takes and how wide they are.
-func chunkOf(tokens []uint32) (count, width int) {
-	const room = 8 * (store.MaxMapValue - 2)
-	for count < len(tokens) && count < 255 {
-		w := max(width, bits.Len32(tokens[count]))
-		if w*(count+1) > room {
-			break
-		}
-		width = w
-		count++
-	}
-	return count, width
-}
-
-// chunks is how many chunks tokens take.
-func chunks(tokens []uint32) (n int) {
-	for len(tokens) > 0 {
-		count, _ := chunkOf(tokens)
-		tokens = tokens[count:]
-		n++
-	}
-	return n
-}
-
-func appendChunk(dst []byte, tokens []uint32, width int) []byte {
-	dst = append(dst, byte(width), byte(len(tokens)))
-	var acc uint64
-	have := 0
-	for _, t := range tokens {
-		acc |= uint64(t) << have
-		for have += width; have >= 8; have -= 8 {
-			dst = append(dst, byte(acc))
-			acc >>= 8
-		}
-	}
-	if have > 0 {
-		dst = append(dst, byte(acc))
-	}
-	return dst
-}
-
-// decodeChunk appends the tokens of a chunk. It returns false when that is none.
-func decodeChunk(dst []uint32, v []byte) ([]uint32, bool) {
-	if len(v) < 2 || v[0] > 32 || v[1] == 0 {
-		return dst, false
-	}
-	width, count := int(v[0]), int(v[1])
-	v = v[2:]
-	if len(v) != (width*count+7)/8 {
-		return dst, false
-	}
-	var acc uint64
-	have := 0
-	for range count {
-		for have < width {
-			acc |= uint64(v[0]) << have
-			v = v[1:]
-			have += 8
-		}
-		dst = append(dst, uint32(acc&(1<<width-1)))
-		acc >>= width
-		have -= width
-	}
-	return dst, true
 }

@@ -224,18 +224,19 @@ func (r *rig) want(tier store.Tier, n int) {
 func (r *rig) check() {
 	r.t.Helper()
 	entries := 0
-	for h, b := range r.c.blocks {
+	for _, b := range r.c.ring {
+		h := b.hash
 		if b.dead {
 			r.t.Fatalf("block %x is dead and still there", h)
 		}
-		if b.hash != h || r.c.ring[b.ring] != b {
+		if r.c.blocks.get(h) != b || r.c.ring[b.ring] != b {
 			r.t.Fatalf("block %x is not at its place", h)
 		}
 		other := mustNew(r.t, Config{BlockSize: r.c.size})
 		if err := other.load(r.t.Context(), r.sink.read, []uint64{h}); err != nil {
 			r.t.Fatal(err)
 		}
-		o := other.blocks[h]
+		o := other.blocks.get(h)
 		if o == nil {
 			tail, branch := run{}, run{}
 			if b.tail != nil {
@@ -254,9 +255,9 @@ func (r *rig) check() {
 			if (x[0] == nil) != (x[1] == nil) {
 				r.t.Fatalf("block %x: run %d is not what is written", h, i)
 			}
-			if x[0] != nil && (!slices.Equal(x[0].tokens, x[1].tokens) || !slices.Equal(x[0].ends, x[1].ends) || !slices.Equal(x[0].kids, x[1].kids) ||
+			if x[0] != nil && (!slices.Equal(x[0].tokens, x[1].tokens) || !slices.Equal(x[0].ends, x[1].ends) || !slices.Equal(x[0].kids(), x[1].kids()) ||
 				x[0].held != x[1].held || !x[0].placed.equal(&x[1].placed) || !sameSets(&x[0].present, &x[1].present) ||
-				!sameSets(&x[0].lacking, &x[1].lacking) || x[0].count != x[1].count) {
+				!sameSets(&x[0].lacking, &x[1].lacking) || x[0].branches() != x[1].branches()) {
 				r.t.Fatalf("block %x: run %d is %+v, written as %+v", h, i, *x[0], *x[1])
 			}
 			if x[0] != nil {
@@ -290,9 +291,9 @@ func (r *rig) check() {
 	}
 }
 
-func sameSets(a, b *[numTiers]bitset) bool {
-	for t := range a {
-		if !a[t].equal(&b[t]) {
+func sameSets(a, b *tierSets) bool {
+	for t := range numTiers {
+		if have, want := a.of(t), b.of(t); !have.equal(&want) {
 			return false
 		}
 	}

@@ -28,7 +28,7 @@ func BenchmarkMemory(b *testing.B) {
 				}
 				runtime.GC()
 				runtime.ReadMemStats(&after)
-				b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/float64(len(c.blocks)), "B/block")
+				b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/float64(c.blocks.n), "B/block")
 				runtime.KeepAlive(c)
 			}
 		})

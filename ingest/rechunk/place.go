@@ -32,8 +32,8 @@ func (c *Chunker) after(b *block) cursor {
 		return cursor{ok: true, seed: b.tail.seed, run: b.tail}
 	case b.keyed:
 		last := b.key
-		if n := len(b.more); n > 0 {
-			last = b.more[n-1]
+		if more := b.more(); len(more) > 0 {
+			last = more[len(more)-1]
 		}
 		return cursor{ok: true, seed: b.seed, prev: last, hasPrev: true}
 	case b.joined:
@@ -332,7 +332,7 @@ func (b *block) is(p *place) bool {
 		return false
 	case b.joined && (p.how != matches || b.join != p.run.ref || b.part != p.part):
 		return false
-	case b.keyed && (b.key != p.keys[0] || !slices.Equal(b.more, p.keys[1:])):
+	case b.keyed && (b.key != p.keys[0] || !slices.Equal(b.more(), p.keys[1:])):
 		return false
 	}
 	return b.tail == nil || b.begins(p)
@@ -375,10 +375,9 @@ func (c *Chunker) put(b *block, p *place) bool {
 		c.extend(p.run, p)
 		c.touch(p.run.owner)
 	case forks:
-		r := &run{
-			ref: ref{b.hash, true}, owner: b, seed: p.run.seed, prev: p.run.prev, hasPrev: p.run.hasPrev,
-			child: true, parent: p.run.ref, fork: p.part, start: uint16(c.endOf(p.run, p.part-1)), tokensDirty: true, tokensCut: true,
-		}
+		r := c.newRun(b, true)
+		r.seed, r.prev, r.hasPrev = p.run.seed, p.run.prev, p.run.hasPrev
+		r.child, r.parent, r.fork, r.start = true, p.run.ref, p.part, uint16(c.endOf(p.run, p.part-1))
 		if !c.adopt(p.run, r) {
 			return false
 		}
@@ -397,18 +396,16 @@ func (c *Chunker) put(b *block, p *place) bool {
 	}
 	b.shared = p.shared
 	if b.keyed {
-		b.key, b.more = p.keys[0], nil
-		if len(p.keys) > 1 {
-			b.more = slices.Clone(p.keys[1:])
-		}
+		b.key = p.keys[0]
+		b.setMore(slices.Clone(p.keys[1:]))
 	}
 	if len(p.tail) > 0 {
 		if b.tail == nil {
-			b.tail = &run{
-				ref: ref{b.hash, false}, owner: b, seed: p.seed, prev: p.prev, hasPrev: p.hasPrev,
-				ends: append(make([]uint16, 0, max(1, min(8, c.size/len(p.tail)))), uint16(len(p.tail))), tokensDirty: true, tokensCut: true,
-				tokens: append(make([]uint32, 0, min(c.size, max(len(p.tail), c.size-len(p.tail)))), p.tail...),
-			}
+			r := c.newRun(b, false)
+			r.seed, r.prev, r.hasPrev = p.seed, p.prev, p.hasPrev
+			r.ends = append(slices.Grow(r.ends, max(1, min(8, c.size/len(p.tail)))), uint16(len(p.tail)))
+			r.tokens = append(slices.Grow(r.tokens, min(c.size, max(len(p.tail), c.size-len(p.tail)))), p.tail...)
+			b.tail = r
 			for _, o := range p.tailObj {
 				b.tail.objects = append(b.tail.objects, object{hash: o.Hash})
 			}
@@ -461,25 +458,30 @@ func (c *Chunker) adopt(from, r *run) bool {
 	if r.hash == 0 {
 		return false // stands for none in the list
 	}
-	if n := len(from.free); n > 0 {
-		r.place = from.free[n-1]
-		from.free = from.free[:n-1]
-		from.kids[r.place] = r.hash
+	k := from.kin
+	if k == nil {
+		k = &kin{}
+		from.kin = k
+	}
+	if n := len(k.free); n > 0 {
+		r.place = k.free[n-1]
+		k.free = k.free[:n-1]
+		k.kids[r.place] = r.hash
 	} else {
-		if len(from.kids) >= maxKids {
+		if len(k.kids) >= maxKids {
 			return false
 		}
-		r.place = len(from.kids)
-		from.kids = append(from.kids, r.hash)
+		r.place = len(k.kids)
+		k.kids = append(k.kids, r.hash)
 	}
-	from.count++
-	from.pageChanged(r.place)
+	k.count++
+	k.pageChanged(r.place)
 	c.touch(from.owner)
 	return true
 }
 
-func (r *run) pageChanged(place int) {
-	if page := place / kidsPage; !slices.Contains(r.pagesDirty, page) {
-		r.pagesDirty = append(r.pagesDirty, page)
+func (k *kin) pageChanged(place int) {
+	if page := place / kidsPage; !slices.Contains(k.pagesDirty, page) {
+		k.pagesDirty = append(k.pagesDirty, page)
 	}
 }

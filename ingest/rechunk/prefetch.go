@@ -89,7 +89,7 @@ func (c *Chunker) want(e *event.Event) {
 // lookUp returns the block of a hash. If it is not in memory and may be in the map
 // it is collected.
 func (c *Chunker) lookUp(hash uint64) *block {
-	b := c.blocks[hash]
+	b := c.blocks.get(hash)
 	if b == nil {
 		if _, none := c.absent[hash]; !none {
 			c.absent[hash] = struct{}{} // asked for once
@@ -137,7 +137,7 @@ func (c *Chunker) wantRun(r ref, kind event.Kind, tier store.Tier, depth int) {
 	if x.child {
 		c.wantRun(x.parent, kind, tier, depth+1)
 	}
-	if x.count > 0 && (kind != event.Stored || b.era != c.meta.era || !x.present[tier].full(len(x.ends))) {
+	if x.branches() && (kind != event.Stored || b.era != c.meta.era || !x.present.of(int(tier)).full(len(x.ends))) {
 		c.wantKids(x, depth)
 	}
 }
@@ -146,11 +146,11 @@ func (c *Chunker) wantKids(x *run, depth int) {
 	if depth > c.size {
 		return
 	}
-	for _, h := range x.kids {
+	for _, h := range x.kids() {
 		if h == 0 {
 			continue
 		}
-		if k := c.lookUp(h); k != nil && k.branch != nil && k.branch.count > 0 && k.branch.fork > x.fork {
+		if k := c.lookUp(h); k != nil && k.branch != nil && k.branch.branches() && k.branch.fork > x.fork {
 			c.wantKids(k.branch, depth+1)
 		}
 	}
@@ -271,7 +271,7 @@ func (r *run) decodeTokens(values [][]byte) bool {
 }
 
 func (r *run) decodeKids(values [][]byte) bool {
-	kids := r.kids
+	kids := r.kids()
 	for _, v := range values {
 		n := min(len(kids), kidsPage)
 		if len(v) != 8*n {
@@ -282,11 +282,11 @@ func (r *run) decodeKids(values [][]byte) bool {
 		}
 		kids = kids[n:]
 	}
-	for i, k := range r.kids {
+	for i, k := range r.kids() {
 		if k == 0 {
-			r.free = append(r.free, i)
+			r.kin.free = append(r.kin.free, i)
 		} else {
-			r.count++
+			r.kin.count++
 		}
 	}
 	return len(kids) == 0

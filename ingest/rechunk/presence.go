@@ -31,9 +31,10 @@ func (c *Chunker) flip(b *block, old, now tiers) {
 // ops tells of the whole index blocks of b. Those behind whose end it goes on can be
 // held by others.
 func (b *block) ops(c *Chunker, add bool, tier int) {
-	n := len(b.more)
+	more := b.more()
+	n := len(more)
 	c.op(add, tier, b.shared || n > 0 || b.tail != nil, b.key)
-	for i, k := range b.more {
+	for i, k := range more {
 		c.op(add, tier, b.shared || i < n-1 || b.tail != nil, k)
 	}
 }
@@ -41,24 +42,15 @@ func (b *block) ops(c *Chunker, add bool, tier int) {
 // turn says that the tiers of the block at an own part of r have changed.
 func (c *Chunker) turn(r *run, part int, old, now tiers) {
 	own := part - int(r.fork)
-	setTiers(&r.lacking, own, old.lacking^now.lacking, now.lacking)
-	setTiers(&r.present, own, old.present^now.present, now.present)
+	r.lacking.turn(own, old.lacking^now.lacking, now.lacking)
+	r.present.turn(own, old.present^now.present, now.present)
 	c.touch(r.owner)
 	if old.present == now.present {
 		return
 	}
 	c.judge(r)
-	if r.count > 0 {
+	if r.branches() {
 		c.judgeKids(r, part)
-	}
-}
-
-// setTiers sets, for the tiers of changed, whether a number is in their sets.
-func setTiers(sets *[numTiers]bitset, i int, changed, now uint8) {
-	for t := range sets {
-		if changed>>t&1 != 0 {
-			sets[t].set(i, now>>t&1 != 0)
-		}
 	}
 }
 
@@ -88,7 +80,7 @@ func (c *Chunker) judge(r *run) {
 // full reports whether the first parts of r's path are all held in a tier.
 func (c *Chunker) full(r *run, parts, tier int) bool {
 	for r.child {
-		if !r.present[tier].full(parts - int(r.fork)) {
+		if !r.present.of(tier).full(parts - int(r.fork)) {
 			return false
 		}
 		parts = int(r.fork)
@@ -96,7 +88,7 @@ func (c *Chunker) full(r *run, parts, tier int) bool {
 			return false
 		}
 	}
-	return r.present[tier].full(parts)
+	return r.present.of(tier).full(parts)
 }
 
 // up is the run that r is a branch of, nil if it is none or if the map is torn.
@@ -113,7 +105,7 @@ func (c *Chunker) up(r *run) *run {
 
 // judgeKids judges all branches whose path has the part of r.
 func (c *Chunker) judgeKids(r *run, part int) {
-	for _, h := range r.kids {
+	for _, h := range r.kids() {
 		if h == 0 {
 			continue
 		}
@@ -123,7 +115,7 @@ func (c *Chunker) judgeKids(r *run, part int) {
 		}
 		if k := b.branch; int(k.fork) > part && k.fork > r.fork {
 			c.judge(k)
-			if k.count > 0 {
+			if k.branches() {
 				c.judgeKids(k, part)
 			}
 		}
@@ -140,7 +132,8 @@ func (c *Chunker) leave(b *block) {
 			c.settle(r)
 		}
 	}
-	b.keyed, b.more = false, nil
+	b.keyed = false
+	b.setMore(nil)
 	if t := b.tail; t != nil {
 		t.placed.set(0, false)
 		c.settle(t)
@@ -152,11 +145,11 @@ func (c *Chunker) leave(b *block) {
 // settle cuts the parts at r's end that nobody has, which come back as they went,
 // and ends r when that is all of it. A run with branches is left as it is.
 func (c *Chunker) settle(r *run) {
-	if r.count > 0 {
+	if r.branches() {
 		return
 	}
 	n := r.placed.top()
-	if n == len(r.ends) || n == 0 && r.branch && c.blocks[r.parent.hash] == nil {
+	if n == len(r.ends) || n == 0 && r.branch && c.blocks.get(r.parent.hash) == nil {
 		return // or its parent, which has to know, is not in memory
 	}
 	c.touch(r.owner)
@@ -174,18 +167,25 @@ func (c *Chunker) settle(r *run) {
 	}
 	b := r.owner
 	if !r.branch {
-		b.tail = nil
+		if b.tail == r {
+			b.tail = nil
+			c.ended = append(c.ended, r)
+		}
 		c.bury(b)
 		return
 	}
-	b.branch = nil
-	if p := c.up(r); p != nil && r.place < len(p.kids) && p.kids[r.place] == r.hash {
-		p.kids[r.place] = 0
-		p.free = append(p.free, r.place)
-		p.count--
-		p.pageChanged(r.place)
-		if p.count == 0 {
-			p.kids, p.free = p.kids[:0], p.free[:0]
+	if b.branch == r {
+		b.branch = nil
+		c.ended = append(c.ended, r)
+	}
+	if p := c.up(r); p != nil && r.place < len(p.kids()) && p.kin.kids[r.place] == r.hash {
+		k := p.kin
+		k.kids[r.place] = 0
+		k.free = append(k.free, r.place)
+		k.count--
+		k.pageChanged(r.place)
+		if k.count == 0 {
+			k.kids, k.free = k.kids[:0], k.free[:0]
 		}
 		c.touch(p.owner)
 		c.settle(p)

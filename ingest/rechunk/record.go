@@ -1,7 +1,6 @@
 package rechunk
 
 import (
-	"math/bits"
 	"slices"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -24,14 +23,13 @@ type block struct {
 	join ref
 	part uint16 // of join, counted over its path
 	key  blockkey.Key
-	more []blockkey.Key
 	seed blockkey.Seed // of the chain; with join it is the run's
 
 	tail   *run // begins with the tokens behind the last whole index block
 	branch *run // begins with this block, where a run that was there goes on otherwise
 
-	slot  slot   // the first; copies 0 and none in more when there are none
-	slots []slot // the others
+	slot slot  // the first; copies 0, and none in slots, when there are none
+	wide *wide // nil where all of it is empty, as it is of most blocks
 
 	joined, keyed, ambiguous bool
 	shared                   bool // others can have the same last key
@@ -44,6 +42,48 @@ type block struct {
 	stamp  uint32 // the Take that wrote it last
 	ring   int32  // its place on the clock
 	stored lasting
+}
+
+// wide is what few blocks have.
+type wide struct {
+	more  []blockkey.Key // of the whole index blocks behind the first
+	slots []slot         // behind the first
+}
+
+// more are the keys of the whole index blocks behind the first.
+func (b *block) more() []blockkey.Key {
+	if b.wide == nil {
+		return nil
+	}
+	return b.wide.more
+}
+
+func (b *block) setMore(keys []blockkey.Key) {
+	if b.widen(len(keys) > 0) {
+		b.wide.more = keys
+	}
+}
+
+// slots are the slots behind the first.
+func (b *block) slots() []slot {
+	if b.wide == nil {
+		return nil
+	}
+	return b.wide.slots
+}
+
+func (b *block) setSlots(slots []slot) {
+	if b.widen(len(slots) > 0) {
+		b.wide.slots = slots
+	}
+}
+
+// widen reports whether b has room for what few blocks have, and makes it if it is wanted.
+func (b *block) widen(wanted bool) bool {
+	if b.wide == nil && wanted {
+		b.wide = &wide{}
+	}
+	return b.wide != nil
 }
 
 // lasting counts the entries that a record has in the map.
@@ -103,18 +143,34 @@ type run struct {
 	ends    []uint16 // tokens of the index block up to the end of each own part
 	tokens  []uint32 // of the own parts but the one that closes the index block
 	objects []object
-	present [numTiers]bitset // which own parts are held
-	lacking [numTiers]bitset // which have a block that has copies there, and not of each group that a hit needs
-	placed  bitset           // which own parts a block is placed at: it is held, or lacking, somewhere
-	held    uint8            // tiers in which the index block is held
+	present tierSets // which own parts are held
+	lacking tierSets // which have a block that has copies there, and not of each group that a hit needs
+	placed  bitset   // which own parts a block is placed at: it is held, or lacking, somewhere
+	held    uint8    // tiers in which the index block is held
 
-	kids  []uint64 // branches by hash, 0 for none
-	free  []int    // places of kids that are 0
-	count int      // kids that are not 0
+	kin *kin // nil for one that never had branches
 
 	tokensDirty bool // there are more, or, with tokensCut, less or others than in the map
 	tokensCut   bool
-	pagesDirty  []int
+}
+
+// kin are the branches of a run.
+type kin struct {
+	kids       []uint64 // by hash, 0 for none
+	free       []int    // places of kids that are 0
+	count      int      // kids that are not 0
+	pagesDirty []int
+}
+
+// branches reports whether r has any.
+func (r *run) branches() bool { return r.kin != nil && r.kin.count > 0 }
+
+// kids are the branches of r by hash, 0 for none.
+func (r *run) kids() []uint64 {
+	if r.kin == nil {
+		return nil
+	}
+	return r.kin.kids
 }
 
 // object is a multimodal object that reaches into parts first to last of a run.
@@ -158,7 +214,7 @@ func (r *run) kept() int {
 }
 
 // held reports whether anybody can have a copy.
-func (b *block) held() bool { return b.slot.some() || len(b.slots) > 0 }
+func (b *block) held() bool { return b.slot.some() || len(b.slots()) > 0 }
 
 // find returns the slot of a tier and group, nil for none.
 func (b *block) find(tier store.Tier, group uint8) *slot {
@@ -168,8 +224,8 @@ func (b *block) find(tier store.Tier, group uint8) *slot {
 	if b.slot.tier == tier && b.slot.group == group {
 		return &b.slot
 	}
-	for i := range b.slots {
-		if s := &b.slots[i]; s.tier == tier && s.group == group {
+	for i := range b.slots() {
+		if s := &b.wide.slots[i]; s.tier == tier && s.group == group {
 			return s
 		}
 	}
@@ -197,6 +253,18 @@ func (c *Chunker) tiersOf(b *block) (t tiers) {
 		return t
 	}
 	need := &c.form.need[b.layer]
+	if len(b.slots()) == 0 {
+		var have uint32
+		if b.slot.copies > 0 {
+			have = c.form.bit(b.slot.group)
+		}
+		if tier := b.slot.tier; have&need[tier] == need[tier] {
+			t.present = 1 << tier
+		} else {
+			t.lacking = 1 << tier
+		}
+		return t
+	}
 	var have [numTiers]uint32
 	var mask uint8
 	count := func(s *slot) {
@@ -208,8 +276,8 @@ func (c *Chunker) tiersOf(b *block) (t tiers) {
 		}
 	}
 	count(&b.slot)
-	for i := range b.slots {
-		count(&b.slots[i])
+	for i := range b.slots() {
+		count(&b.wide.slots[i])
 	}
 	for i := range have {
 		switch {
@@ -225,13 +293,13 @@ func (c *Chunker) tiersOf(b *block) (t tiers) {
 
 // tidy drops the slots without copies, and those of the tiers in drop.
 func (b *block) tidy(drop uint8) {
-	if len(b.slots) == 0 {
+	if len(b.slots()) == 0 {
 		if drop&(1<<b.slot.tier) != 0 {
 			b.slot.copies, b.slot.doubts = 0, 0
 		}
 		return
 	}
-	all := append(slices.Clone(b.slots), b.slot)
+	all := append(slices.Clone(b.slots()), b.slot)
 	kept := all[:0]
 	for _, s := range all {
 		if s.some() && drop&(1<<s.tier) == 0 {
@@ -240,88 +308,15 @@ func (b *block) tidy(drop uint8) {
 	}
 	switch len(kept) {
 	case 0:
-		b.slot, b.slots = slot{}, nil
+		b.slot = slot{}
+		b.setSlots(nil)
 	case 1:
-		b.slot, b.slots = kept[0], nil
+		b.slot = kept[0]
+		b.setSlots(nil)
 	default:
-		b.slot, b.slots = kept[len(kept)-1], kept[:len(kept)-1:len(kept)-1]
+		b.slot = kept[len(kept)-1]
+		b.setSlots(kept[: len(kept)-1 : len(kept)-1])
 	}
-}
-
-// bitset is a set of small numbers, of which those below 64 take no memory of their
-// own.
-type bitset struct {
-	lo uint64
-	hi *[]uint64
-}
-
-// word is the i-th 64 numbers.
-func (s *bitset) word(i int) uint64 {
-	switch {
-	case i == 0:
-		return s.lo
-	case s.hi != nil && i-1 < len(*s.hi):
-		return (*s.hi)[i-1]
-	}
-	return 0
-}
-
-// words is the number of words that may have numbers.
-func (s *bitset) words() int {
-	if s.hi == nil {
-		return 1
-	}
-	return 1 + len(*s.hi)
-}
-
-// at is the i-th word, to be changed.
-func (s *bitset) at(i int) *uint64 {
-	if i == 0 {
-		return &s.lo
-	}
-	if s.hi == nil {
-		s.hi = new([]uint64)
-	}
-	for i-1 >= len(*s.hi) {
-		*s.hi = append(*s.hi, 0)
-	}
-	return &(*s.hi)[i-1]
-}
-
-func (s *bitset) has(i int) bool { return s.word(i>>6)>>(i&63)&1 != 0 }
-
-func (s *bitset) set(i int, on bool) {
-	if on {
-		*s.at(i >> 6) |= 1 << (i & 63)
-	} else if i>>6 < s.words() {
-		*s.at(i >> 6) &^= 1 << (i & 63)
-	}
-}
-
-// full reports whether 0 to n-1 are all in s.
-func (s *bitset) full(n int) bool {
-	for i := 0; n > 0; i, n = i+1, n-64 {
-		want := ^uint64(0)
-		if n < 64 {
-			want = 1<<n - 1
-		}
-		if s.word(i)&want != want {
-			return false
-		}
-	}
-	return true
-}
-
-func (s *bitset) empty() bool { return s.top() == 0 }
-
-// top is one more than the highest number in s.
-func (s *bitset) top() int {
-	for i := s.words() - 1; i >= 0; i-- {
-		if w := s.word(i); w != 0 {
-			return 64*i + bits.Len64(w)
-		}
-	}
-	return 0
 }
 
 // void takes from r what it has in some tiers, which were cleared.
@@ -329,20 +324,12 @@ func (r *run) void(gone uint8) {
 	r.placed = bitset{}
 	for t := range numTiers {
 		if gone>>t&1 != 0 {
-			r.present[t], r.lacking[t] = bitset{}, bitset{}
+			r.present.put(t, bitset{})
+			r.lacking.put(t, bitset{})
 			continue
 		}
-		r.placed.add(&r.present[t])
-		r.placed.add(&r.lacking[t])
+		r.placed.add(r.present.of(t))
+		r.placed.add(r.lacking.of(t))
 	}
 	r.held &^= gone
-}
-
-// add adds the numbers of o.
-func (s *bitset) add(o *bitset) {
-	for i := range o.words() {
-		if w := o.word(i); w != 0 {
-			*s.at(i) |= w
-		}
-	}
 }

@@ -86,7 +86,8 @@ func (c *Chunker) refresh(b *block) {
 	if held && !b.held() {
 		// The run that it is a part of knows that by itself, and may have another
 		// block in its place by now.
-		b.joined, b.keyed, b.more = false, false, nil
+		b.joined, b.keyed = false, false
+		b.setMore(nil)
 	}
 	for _, r := range [2]*run{b.tail, b.branch} {
 		if r != nil {
@@ -186,15 +187,20 @@ func (c *Chunker) Done() {
 		case !b.dead: // back again, or forgotten already
 		case b.dirty || b.stamp > c.done:
 			buried = append(buried, b)
-		case c.blocks[b.hash] == b:
+		case c.blocks.get(b.hash) == b:
 			c.forget(b)
 		}
 	}
 	clear(c.buried[len(buried):])
 	c.buried = buried
+	for _, r := range c.ended {
+		c.reuseRun(r)
+	}
+	clear(c.ended)
+	c.ended = c.ended[:0]
 	c.dropShares()
 	// Two rounds of the hand: the first takes the marks of use away.
-	for left := 2 * len(c.ring); len(c.blocks) > c.config.MaxRecords && left > 0; left-- {
+	for left := 2 * len(c.ring); c.blocks.n > c.config.MaxRecords && left > 0; left-- {
 		if c.hand >= len(c.ring) {
 			c.hand = 0
 		}
@@ -243,23 +249,31 @@ func (c *Chunker) write(b *block) {
 				r.tokensDirty, r.tokensCut = false, false
 				tokens = c.writeTokens(b, partTokens[i], r, tokens)
 			}
-			kids = (len(r.kids) + kidsPage - 1) / kidsPage
-			for _, page := range r.pagesDirty {
-				if page >= kids {
-					continue
-				}
-				from := len(c.values)
-				for _, k := range r.kids[page*kidsPage : min((page+1)*kidsPage, len(r.kids))] {
-					c.values = binary.BigEndian.AppendUint64(c.values, k)
-				}
-				c.put1(store.MapKey{Hash: b.hash, Part: partKids[i] + uint16(page)}, from)
-			}
-			r.pagesDirty = r.pagesDirty[:0]
+			kids = (len(r.kids()) + kidsPage - 1) / kidsPage
+			c.writeKids(b, partKids[i], r.kin, kids)
 		}
 		c.drop(b, partTokens[i], tokens, int(b.stored.tokens[i]))
 		c.drop(b, partKids[i], kids, int(b.stored.kids[i]))
 		b.stored.tokens[i], b.stored.kids[i] = uint8(tokens), uint16(kids)
 	}
+}
+
+// writeKids makes the map ops for those pages of a run's branches that have changed.
+func (c *Chunker) writeKids(b *block, part uint16, k *kin, pages int) {
+	if k == nil {
+		return
+	}
+	for _, page := range k.pagesDirty {
+		if page >= pages {
+			continue
+		}
+		from := len(c.values)
+		for _, kid := range k.kids[page*kidsPage : min((page+1)*kidsPage, len(k.kids))] {
+			c.values = binary.BigEndian.AppendUint64(c.values, kid)
+		}
+		c.put1(store.MapKey{Hash: b.hash, Part: part + uint16(page)}, from)
+	}
+	k.pagesDirty = k.pagesDirty[:0]
 }
 
 // writeTokens makes the map ops for a run's tokens, of which the first have chunks
