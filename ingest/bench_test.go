@@ -91,6 +91,12 @@ func benchIndexes(b *testing.B, run func(b *testing.B, x store.Index, other func
 	})
 }
 
+// inProcess reports whether an index is memory of this process, as Config.InProcess says.
+func inProcess(x store.Index) bool {
+	_, ok := x.(*memory.Index)
+	return ok
+}
+
 // BenchmarkWire is from bytes on a TCP connection to the index, for one rank: an op is
 // a message of 16 engine blocks of 16 tokens stored and 16 removed. The messages are
 // made before, and sent by another goroutine, whose CPU time is in the figure.
@@ -105,7 +111,7 @@ func BenchmarkWire(b *testing.B) {
 			b.Fatal(err)
 		}
 		defer pub.Close()
-		in, err := New(Config{Index: x, QueueMessages: 1 << 16, QueueBytes: 128 << 20, RelayMessages: -1})
+		in, err := New(Config{Index: x, InProcess: inProcess(x), QueueMessages: 1 << 16, QueueBytes: 128 << 20, RelayMessages: -1})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -182,7 +188,7 @@ func BenchmarkFanIn(b *testing.B) {
 		}
 		debug.FreeOSMemory()
 		base := residentBytes()
-		in, err := New(Config{Index: x, RelayMessages: 32})
+		in, err := New(Config{Index: x, InProcess: inProcess(x), RelayMessages: 32})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -265,7 +271,7 @@ func BenchmarkOneEngine(b *testing.B) {
 			b.Fatal(err)
 		}
 		defer pub.Close()
-		in, err := New(Config{Index: x})
+		in, err := New(Config{Index: x, InProcess: inProcess(x)})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -32,6 +32,10 @@ type Config struct {
 	// others are being written, 2 ms. Writers is how many calls may be under way, 4.
 	Linger  time.Duration
 	Writers int
+	// InProcess says that Index is memory of this process: each rank writes its batches by
+	// itself, at once, since waiting for those of others saves no trip. Linger and Writers
+	// do nothing then.
+	InProcess bool
 	// ReplayBytes bounds what one question to a replay socket may bring before the
 	// next is asked, 32 MiB. Replays is how many ranks ask at a time, 8; the answers that
 	// all have and have not worked off stay below that many times ReplayBytes.

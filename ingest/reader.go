@@ -509,6 +509,9 @@ func (r *reader) send(ctx context.Context) error {
 	r.written, r.wrote = r.window.last, true
 	r.window = window{}
 	r.flying.done = r.in.writer.start(batches)
+	if r.in.config.InProcess {
+		return r.landed(ctx, <-r.flying.done)
+	}
 	return nil
 }
 

@@ -111,7 +111,7 @@ func BenchmarkPublished(b *testing.B) {
 				}
 				var applied atomic.Int64
 				connected, done := make(chan struct{}, ranks), make(chan struct{})
-				in, err := New(Config{Index: x, RelayMessages: -1, Observer: Observer{
+				in, err := New(Config{Index: x, InProcess: inProcess(x), RelayMessages: -1, Observer: Observer{
 					Connected: func(string, int, string) { connected <- struct{}{} },
 					Events: func(_ string, _ int, _ event.Kind, n int) {
 						if applied.Add(int64(n)) == int64(ranks*b.N) {

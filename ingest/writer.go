@@ -18,6 +18,7 @@ const maxCall = 1024
 type writer struct {
 	index  store.Index
 	linger time.Duration
+	direct bool          // a call is made by the one who starts it
 	slots  chan struct{} // one token for each call that may be under way
 	wake   chan struct{}
 
@@ -33,13 +34,17 @@ type write struct {
 }
 
 func newWriter(c *Config) *writer {
-	return &writer{index: c.Index, linger: c.Linger, slots: make(chan struct{}, c.Writers), wake: make(chan struct{}, 1)}
+	return &writer{index: c.Index, linger: c.Linger, direct: c.InProcess, slots: make(chan struct{}, c.Writers), wake: make(chan struct{}, 1)}
 }
 
 // start gives batches of one generation to be written; the channel tells what has
 // become of them. Until it does they must be left alone.
 func (w *writer) start(batches []store.Batch) chan error {
 	p := &write{batches: batches, done: make(chan error, 1)}
+	if w.direct {
+		w.call(context.Background(), []*write{p})
+		return p.done
+	}
 	w.mu.Lock()
 	w.pending = append(w.pending, p)
 	w.mu.Unlock()
@@ -98,9 +103,12 @@ func (w *writer) grab() []*write {
 
 // call writes a list, and tells each what has become of it.
 func (w *writer) call(ctx context.Context, list []*write) {
-	var batches []store.Batch
-	for _, p := range list {
-		batches = append(batches, p.batches...)
+	batches := list[0].batches
+	if len(list) > 1 {
+		batches = nil
+		for _, p := range list {
+			batches = append(batches, p.batches...)
+		}
 	}
 	err := w.index.Apply(ctx, batches...)
 	refused, ok := errors.AsType[*store.RefusedError](err)

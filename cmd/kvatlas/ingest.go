@@ -42,7 +42,7 @@ func (s *service) makeIngest() (err error) {
 	}
 	in := &ingesting{links: newConnections(s.log), asker: discover.Asker{Client: s.networks.Client()}}
 	in.ingester, err = ingest.New(ingest.Config{
-		Index: s.index, BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: c.IngestRankQueueBytes(),
+		Index: s.index, InProcess: s.cfg.Redis == "", BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: c.IngestRankQueueBytes(),
 		Replays: config.IngestReplays, ReplayBytes: int64(config.IngestReplayBytes),
 		Wire: zmq.Config{Filter: s.networks}, Media: media, Copies: c.IngestCopies, Records: c.IngestRecords,
 		RelayMessages: orNone(c.IngestRelayMessages), RelayBytes: int64(config.IngestRelayBytes),
