@@ -328,10 +328,27 @@ func (c *conn) beat(interval time.Duration, done <-chan struct{}) {
 	// the engine has told would be lost.
 	ttl := binary.BigEndian.AppendUint16(nil, uint16(min(max(peerPatience*interval/(100*time.Millisecond), 1), 0xffff)))
 	ping := frame{flagCommand, newCommand("PING", ttl)}
+	// All connections ping at the same times: a process that is idle wakes once for all of
+	// them, and not once for each.
+	first := time.NewTimer(interval - time.Duration(time.Now().UnixNano())%interval)
+	defer first.Stop()
+	select {
+	case <-done:
+		return
+	case <-first.C:
+	}
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	last, missed := c.reads.Load(), 0
 	for {
+		if err := c.send(ping); err != nil {
+			// A peer that has gone is found by reading, behind all that it has sent. One
+			// that leaves pings unread is not.
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				_ = c.net.Close()
+			}
+			return
+		}
 		select {
 		case <-done:
 			return
@@ -343,18 +360,9 @@ func (c *conn) beat(interval time.Duration, done <-chan struct{}) {
 		} else {
 			last, missed = now, 0
 		}
-		// Before the first tick nothing was asked.
 		if missed > 3 {
 			c.silent.Store(true)
 			_ = c.net.Close()
-			return
-		}
-		if err := c.send(ping); err != nil {
-			// A peer that has gone is found by reading, behind all that it has sent. One
-			// that leaves pings unread is not.
-			if errors.Is(err, os.ErrDeadlineExceeded) {
-				_ = c.net.Close()
-			}
 			return
 		}
 	}
