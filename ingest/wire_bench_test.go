@@ -59,7 +59,7 @@ func publish(what string) error {
 	pubs, all := make([]*zmq.Publisher, ranks), make([][]zmq.Message, ranks)
 	for i := range pubs {
 		var err error
-		if pubs[i], err = zmq.NewPublisher(zmq.PublisherConfig{Endpoint: fmt.Sprintf("ipc://%s/%d", dir, i), Queue: messages + 1, Keep: 1}); err != nil {
+		if pubs[i], err = zmq.NewPublisher(zmq.PublisherConfig{Endpoint: fmt.Sprintf("ipc://%s/%d", dir, i), Replay: fmt.Sprintf("ipc://%s/r%d", dir, i), Queue: messages + 1, Keep: 16}); err != nil {
 			return err
 		}
 		defer pubs[i].Close()
