@@ -30,7 +30,7 @@ const (
 	entryClass   = 8 // bytes by which cells of one class are larger than those of the one before
 	entryClasses = store.MaxMapValue / entryClass
 	cellsPage    = 64 // cells that are allocated together
-	minEntries   = 16 // slots
+	leastSlots   = 16 // slots
 )
 
 // cellClass has the values of one range of sizes.
@@ -80,7 +80,7 @@ func (m *entryMap) value(s *entrySlot) []byte {
 // set gives a key a value, which is copied.
 func (m *entryMap) set(k store.MapKey, value []byte) {
 	if m.n*4 >= len(m.slots)*3 {
-		m.resize(max(minEntries, 2*len(m.slots)))
+		m.resize(max(leastSlots, 2*len(m.slots)))
 	}
 	i, ok := m.find(k)
 	s := &m.slots[i]
@@ -121,7 +121,7 @@ func (m *entryMap) remove(k store.MapKey) {
 	switch { // what was taken for more than there is goes back
 	case m.n == 0:
 		*m = entryMap{seed: m.seed}
-	case m.n*8 < len(m.slots) && len(m.slots) > minEntries:
+	case m.n*8 < len(m.slots) && len(m.slots) > leastSlots:
 		m.resize(len(m.slots) / 4)
 	}
 }
