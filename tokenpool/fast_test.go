@@ -64,8 +64,14 @@ func fastPool(t *testing.T, every int, read func([]byte, bool) (encoder, error))
 // keepingPool is a fastPool that keeps proofs in a folder.
 func keepingPool(t *testing.T, dir string, every int, read func([]byte, bool) (encoder, error)) (p *Pool, proven, differed chan error) {
 	t.Helper()
+	return poolOf(t, string(smallBPE(t)), dir, every, read)
+}
+
+// poolOf is a keepingPool of a model with this tokenizer.json.
+func poolOf(t *testing.T, tokenizer, dir string, every int, read func([]byte, bool) (encoder, error)) (p *Pool, proven, differed chan error) {
+	t.Helper()
 	f := newFakes(t)
-	f.models["m"] = string(smallBPE(t))
+	f.models["m"] = tokenizer
 	proven, differed = make(chan error, 8), make(chan error, 8)
 	p, err := newPool(Config{
 		Origin: f, Fast: true, CheckEvery: every, ProofDir: dir,
@@ -119,6 +125,32 @@ func TestFastIsProven(t *testing.T) {
 	_ = p.Close() // the check of the text ends before
 	if s := p.Stats(); s.Checked != 1 || s.Differences != 0 || len(differed) > 0 {
 		t.Errorf("%d texts checked, %d differences", s.Checked, s.Differences)
+	}
+}
+
+// TestFastCharacters is TestFastIsProven with SentencePiece's BPE of real models, cut down.
+func TestFastCharacters(t *testing.T) {
+	for name, text := range map[string]string{"llama2": "the inn</s> 12 \u00e9 \u2581x", "gemma3": "the inn\n\n<eos> 12 \u00e9 \u2581x"} {
+		family := autoFamilies(t)[name]
+		p, proven, differed := poolOf(t, string(family.AppendJSON(nil)), "", 1, newLibrary)
+		want := p.tokensOf(t, text)
+		if err := receive(t, proven); err != nil {
+			t.Fatal(err)
+		}
+		before := p.Stats().Fast
+		if got := p.tokensOf(t, text); !slices.Equal(got, want) {
+			t.Errorf("%s: tokens %v, want %v", name, got, want)
+		}
+		if p.Stats().Fast == before {
+			t.Errorf("%s: the fast encoder was not used", name)
+		}
+		if m := p.Models(); len(m) != 1 || m[0].MemoryBytes < 1<<20 {
+			t.Errorf("%s: models %+v", name, m)
+		}
+		_ = p.Close() // the check of the text ends before
+		if s := p.Stats(); s.Checked != 1 || s.Differences != 0 || len(differed) > 0 {
+			t.Errorf("%s: %d texts checked, %d differences", name, s.Checked, s.Differences)
+		}
 	}
 }
 
