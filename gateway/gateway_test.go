@@ -433,6 +433,22 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// A prompt of which no token is known has no length in the answer, and none in the log.
+func TestUnknownLength(t *testing.T) {
+	_, addresses := startSims(t, 1, wire.Config{})
+	f := newFleet(t, gateway.Config{}, addresses...)
+	for text, known := range map[string]bool{unread: false, "a text": true} {
+		r := f.post("/v1/completions", `{"model":"sim/model","prompt":"`+text+`"}`)
+		s := f.last()
+		if _, has := r.header["X-Kvatlas-Prompt-Tokens"]; r.status != 200 || has != known || s.Prompt >= 0 != known {
+			t.Errorf("%q: %d %v, %+v", text, r.status, r.header, s)
+		}
+		if why := r.header.Get("X-Kvatlas-Why"); strings.Contains(why, "; tokenization_budget") == known {
+			t.Errorf("%q: %s", text, why)
+		}
+	}
+}
+
 // Where no router, tokenizer or index helps, requests go on.
 func TestFallsOpen(t *testing.T) {
 	_, addresses := startSims(t, 2, wire.Config{})
