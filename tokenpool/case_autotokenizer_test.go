@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/prompt"
+	"github.com/kvatlas/kvatlas/tokenpool/internal/cut"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
@@ -124,10 +125,10 @@ func TestSplitSpecialTokens(t *testing.T) {
 		t.Error("both have one fingerprint")
 	}
 	const text = "a b<|im_start|>c d"
-	if at := newCutter(plain, false).next(text, 1); at != 3 {
+	if at := cut.New(plain, false).Next(text, 1); at != 3 {
 		t.Errorf("cut at %d, want 3", at)
 	}
-	if at := newCutter(again, true).next(text, 1); at != len(text) {
+	if at := cut.New(again, true).Next(text, 1); at != len(text) {
 		t.Errorf("cut at %d, though the token is text there", at)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/internal/media"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
@@ -19,8 +20,8 @@ const maxChats = 64
 type chatEntry struct {
 	version  string // of the origin
 	renderer *chat.Renderer
-	media    map[string]placing // where media stand, by kind
-	err      error              // why there is none
+	media    media.Rules // where media stand, by kind
+	err      error       // why there is none
 }
 
 // RenderChat renders the messages of a chat with the model's template, as the

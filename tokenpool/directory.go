@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/internal/media"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
@@ -88,11 +89,11 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 	if err != nil {
 		return Files{}, d.failed(model, tokenfile.ConfigFile, err)
 	}
-	media, err := readOptional(d.path(model, mediaFile), maxMediaFile)
+	rules, err := readOptional(d.path(model, media.File), media.MaxFileBytes)
 	if err != nil {
-		return Files{}, d.failed(model, mediaFile, err)
+		return Files{}, d.failed(model, media.File, err)
 	}
-	files := Files{Tokenizer: data, Name: name, Config: config, Media: media, From: "directory", Version: v + others}
+	files := Files{Tokenizer: data, Name: name, Config: config, Media: rules, From: "directory", Version: v + others}
 	for name, to := range map[string]*[]byte{
 		tokenfile.AddedTokensFile: &files.Added, tokenfile.SpecialTokensFile: &files.SpecialTokens, modelFile: &files.Model,
 	} {
@@ -109,7 +110,7 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 // others identifies the content of the files beside the tokenizer.
 func (d *Directory) others(model string) string {
 	var b strings.Builder
-	for _, name := range append(chat.FileNames(), tokenfile.AddedTokensFile, modelFile, mediaFile) {
+	for _, name := range append(chat.FileNames(), tokenfile.AddedTokensFile, modelFile, media.File) {
 		if fi, err := os.Stat(d.path(model, name)); err == nil {
 			b.WriteByte('/')
 			b.WriteString(version(fi))

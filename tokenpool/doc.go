@@ -10,7 +10,7 @@
 //     (Result.Exact) and why (Result.Behind).
 //   - A text that goes on where another ended, as a chat does turn by turn, costs
 //     what is new in it, and its tokens are exactly those of the whole: it is cut
-//     only where that is certain (cutter).
+//     only where that is certain (package cut).
 //   - A failing tokenizer is an error, never an empty or cut answer: texts that
 //     the library would cut or replace (NUL, invalid UTF-8) are refused, and so
 //     are texts longer than a limit.

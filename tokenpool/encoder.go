@@ -10,6 +10,7 @@ import (
 
 	"github.com/daulet/tokenizers"
 
+	"github.com/kvatlas/kvatlas/tokenpool/internal/cut"
 	// libtokenizers.a is linked from the project's own folder.
 	_ "github.com/kvatlas/kvatlas/tokenpool/internal/link"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
@@ -74,6 +75,47 @@ func (l library) decode(ids []uint32, skipSpecial bool) string { return l.t.Deco
 func (l library) vocabulary() int { return int(l.t.VocabSize()) }
 
 func (l library) close() { _ = l.t.Close() } // always nil
+
+// parted is an encoder of a family that tokenizes long texts in parts.
+type parted struct {
+	encoder
+	parts cut.Parts
+}
+
+func (p parted) encode(text string, special bool) (ids []uint32, ends []int) {
+	from := 0
+	for _, to := range append(p.parts.Cuts(text), len(text)) {
+		got, at := p.encoder.encode(text[from:to], special)
+		if len(got) == 0 && from < to {
+			return nil, nil // it has failed
+		}
+		if from == 0 {
+			ids, ends = got, at
+		} else {
+			for _, e := range at {
+				ends = append(ends, from+e)
+			}
+			ids = append(ids, got...)
+		}
+		from = to
+	}
+	return ids, ends
+}
+
+// check implements encoder, for each part of a text.
+func (p parted) check(text string) error {
+	if p.encoder.check(text) == nil {
+		return nil
+	}
+	from := 0
+	for _, to := range append(p.parts.Cuts(text), len(text)) {
+		if err := p.encoder.check(text[from:to]); err != nil {
+			return err
+		}
+		from = to
+	}
+	return nil
+}
 
 // tokenize runs e over text. The library swallows errors and panics of the
 // tokenizer and returns no tokens, which is also the right answer to some texts

@@ -3,6 +3,7 @@ package tokenpool
 import (
 	"errors"
 
+	"github.com/kvatlas/kvatlas/tokenpool/internal/media"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
@@ -17,7 +18,7 @@ var (
 	// for.
 	ErrPinned = errors.New("tokenpool: tokenizer is not the pinned one")
 	// ErrMedia says that what a request tells of its media cannot be: it has others.
-	ErrMedia = errors.New("tokenpool: media")
+	ErrMedia = media.Err
 	// ErrBusy says that the queue is full; try again later.
 	ErrBusy = errors.New("tokenpool: queue is full")
 	// ErrTooLong says that the text is longer than the configured limit.

@@ -139,7 +139,7 @@ func (p *Pool) differ(t *tokenizer, err error) {
 // compares. The answer has been given by then.
 func (p *Pool) spotCheck(f *flight, ids []uint32, ends []int) {
 	t := f.tok
-	if p.cfg.CheckEvery <= 0 || t.proven == nil || t.proven.fast.Load() == nil || len(f.text) > maxSpotCheck || t.cuts.maxLines > 0 && len(f.text) > maxPartedCheck ||
+	if p.cfg.CheckEvery <= 0 || t.proven == nil || t.proven.fast.Load() == nil || len(f.text) > maxSpotCheck || t.cuts.MaxLines > 0 && len(f.text) > maxPartedCheck ||
 		p.n.untilCheck.Add(1)%uint64(p.cfg.CheckEvery) != 0 {
 		return
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/internal/cut"
+	"github.com/kvatlas/kvatlas/tokenpool/internal/media"
 	"github.com/kvatlas/kvatlas/tokenpool/internal/proofs"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
@@ -28,7 +30,7 @@ type tokenizer struct {
 	chat    chatEntry
 	sum     uint64 // of pieces: of made, and whether the reference alone made them
 	data    []byte // what made is of, until the load ends; nil where nothing is to be proven
-	cuts    *cutter
+	cuts    *cut.Cutter
 	frame   frame
 
 	// Protected by Pool.mu.
@@ -251,19 +253,19 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		enc = fast
 	}
 	rendering := p.newChat(files)
-	cuts := newCutter(src.data, src.split)
-	if rendering.media, err = placings(files.Media, cuts.added, enc); err != nil && rendering.err == nil {
+	cuts := cut.New(src.data, src.split)
+	if rendering.media, err = media.NewRules(files.Media, cuts.Added, func(text string) []uint32 { ids, _ := enc.encode(text, false); return ids }); err != nil && rendering.err == nil {
 		rendering.err = fmt.Errorf("%w: %w", chat.ErrFiles, err)
 	}
 	if part, run := tokenfile.Parts(files.Name); part > 0 {
-		cuts.maxLines = part
-		enc = parted{encoder: enc, added: cuts, maxPart: part, maxRun: run}
+		cuts.MaxLines = part
+		enc = parted{encoder: enc, parts: cut.Parts{Added: cuts, Most: part, Run: run}}
 	}
 	var around frame
 	switch {
 	case src.proof != nil:
 		around = frame{src.proof.Framed, src.proof.Before, src.proof.Behind}
-	case cuts.any() || fast != nil:
+	case cuts.Any() || fast != nil:
 		around = newFrame(enc)
 	}
 	if fast != nil {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/internal/media"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
@@ -30,7 +30,7 @@ const (
 )
 
 // mediaModel writes a model whose words w0, w1 ... are the tokens 0, 1 ...
-func mediaModel(t testing.TB, root, name, media string) {
+func mediaModel(t testing.TB, root, name, rules string) {
 	t.Helper()
 	vocab := map[string]int{}
 	for i := range 300 {
@@ -52,8 +52,8 @@ func mediaModel(t testing.TB, root, name, media string) {
 	}
 	writeFile(t, string(data), root, name, tokenfile.TokenizerFile)
 	writeFile(t, mediaTemplate, root, name, "chat_template.jinja")
-	if media != "" {
-		writeFile(t, media, root, name, mediaFile)
+	if rules != "" {
+		writeFile(t, rules, root, name, media.File)
 	}
 }
 
@@ -183,7 +183,7 @@ func TestMedia(t *testing.T) {
 		{chatOf("<image>"), []prompt.Medium{{}, {}}, "2 are described, the chat has 1"},
 		{chatOf("<image>"), []prompt.Medium{{Kind: "audio", Hash: "a", Tokens: 1}}, `number 0 is described as "audio", the chat has "image" there`},
 		{chatOf("<image>"), []prompt.Medium{{Hash: "a", Tokens: -1}}, "has -1 tokens"},
-		{chatOf("<image>", "<image>"), []prompt.Medium{{Hash: "a", Tokens: maxMediaTokens}, {Hash: "a", Tokens: 1}}, "number 1 has 1 tokens"},
+		{chatOf("<image>", "<image>"), []prompt.Medium{{Hash: "a", Tokens: media.MaxTokens}, {Hash: "a", Tokens: 1}}, "number 1 has 1 tokens"},
 	} {
 		if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Chat: c.chat, Media: c.media, Mode: prompt.Sync}); !errors.Is(err, ErrMedia) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("error %v, want one that says %q", err, c.says)
@@ -197,55 +197,6 @@ func TestMedia(t *testing.T) {
 	}
 	if res, err := p.Tokens(t.Context(), prompt.Request{Model: "bad", Text: "w1 w2", Mode: prompt.Sync}); err != nil || len(res.Tokens) != 2 {
 		t.Errorf("a text beside a bad media.json: %v, %v", res, err)
-	}
-}
-
-// TestMediaPrefixes: what a text's known prefix gives is a prefix of what the whole
-// gives, with the media in it.
-func TestMediaPrefixes(t *testing.T) {
-	rules := map[string]placing{
-		"image": {target: []uint32{7}, repeat: 8},
-		"audio": {target: []uint32{5, 6}, before: []uint32{1}, repeat: 9, after: []uint32{2}},
-	}
-	for seed := range uint64(500) {
-		rnd := rand.New(rand.NewPCG(seed, 2))
-		plan := &mediaPlan{rules: rules, items: map[string][]prompt.Medium{}}
-		var ids []uint32
-		known := true
-		for range rnd.IntN(30) {
-			m := prompt.Medium{Hash: "x", Tokens: 3 + rnd.IntN(4)}
-			if rnd.IntN(8) == 0 {
-				m.Hash = ""
-			}
-			switch rnd.IntN(4) {
-			case 0:
-				ids, plan.items["image"] = append(ids, 7), append(plan.items["image"], m)
-				known = known && m.Hash != ""
-			case 1:
-				ids, plan.items["audio"] = append(ids, 5, 6), append(plan.items["audio"], m)
-				known = known && m.Hash != ""
-			default:
-				ids = append(ids, 20)
-			}
-		}
-		whole, placed, all, found := plan.apply(ids)
-		if all != known || !found {
-			t.Fatalf("seed %d: all %v, found %v", seed, all, found)
-		}
-		for _, m := range placed {
-			if m.Offset+m.Length > len(whole) || m.Length < 3 {
-				t.Errorf("seed %d: %+v of %d", seed, m, len(whole))
-			}
-		}
-		for n := range ids {
-			if n > 0 && ids[n] == 6 {
-				continue // a text is not cut there, between two added tokens, without a mark
-			}
-			part, some, _, _ := plan.apply(ids[:n])
-			if len(part) > len(whole) || !slices.Equal(part, whole[:len(part)]) || !slices.Equal(some, placed[:len(some)]) {
-				t.Errorf("seed %d: the first %d give %v %v, the whole %v %v", seed, n, part, some, whole, placed)
-			}
-		}
 	}
 }
 

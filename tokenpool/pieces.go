@@ -107,7 +107,7 @@ func (s *pieces) put(k xxh3.Uint128, p *piece) {
 // that are known. fresh is how many tokens the tokenizer has made for it. together has
 // other goroutines help with a long text.
 func (s *pieces) tokenize(t *tokenizer, text string, special bool, together func(work func(leave func() bool))) (ids []uint32, ends []int, fresh int, err error) {
-	first := t.cuts.next(text, min(pieceBytes, len(text)))
+	first := t.cuts.Next(text, min(pieceBytes, len(text)))
 	if s == nil || first == len(text) || special && !t.frame.known {
 		ids, ends, err = tokenize(t.enc, text, special)
 		return ids, ends, len(ids), err
@@ -243,7 +243,7 @@ func chunksOf(parts []part) (chunks [][]part) {
 // cut cuts a text, the first part of which ends at first, and finds what is known.
 func (s *pieces) cut(t *tokenizer, text string, first int) []part {
 	parts := make([]part, 0, len(text)/pieceBytes+1)
-	for from, to := 0, first; from < len(text); from, to = to, t.cuts.next(text, min(to+pieceBytes, len(text))) {
+	for from, to := 0, first; from < len(text); from, to = to, t.cuts.Next(text, min(to+pieceBytes, len(text))) {
 		p := part{from: from, to: to, keep: to < len(text)}
 		if p.keep {
 			p.key = xxh3.HashString128Seed(text[from:to], s.seed^t.sum)

@@ -3,6 +3,7 @@ package tokenpool
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/tokenpool/internal/cut"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
@@ -33,7 +35,7 @@ func realTokenizer(t testing.TB, file string) *tokenizer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tok := &tokenizer{enc: enc, cuts: newCutter(data, false), frame: newFrame(enc)}
+	tok := &tokenizer{enc: enc, cuts: cut.New(data, false), frame: newFrame(enc)}
 	if strings.HasPrefix(file, tokenizerDir) {
 		realTokenizers.loaded[file] = tok
 	} else {
@@ -61,8 +63,8 @@ var scraps = []string{
 }
 
 // randomText makes a text of the tokenizer's own added tokens and of scraps.
-func randomText(r *rand.Rand, cuts *cutter, n int) string {
-	own := slices.Sorted(maps.Keys(cuts.tokens))
+func randomText(r *rand.Rand, cuts *cut.Cutter, n int) string {
+	own := slices.Sorted(maps.Keys(cuts.Tokens))
 	var b strings.Builder
 	tokens := r.IntN(12)
 	for b.Len() < n {
@@ -83,7 +85,7 @@ func comparePieces(t *testing.T, name string, tok *tokenizer, text string, every
 	want, wantEnds := tok.enc.encode(text, false)
 	var got, gotEnds = []uint32{}, []int{}
 	for from := 0; from < len(text); {
-		to := tok.cuts.next(text, min(from+every, len(text)))
+		to := tok.cuts.Next(text, min(from+every, len(text)))
 		ids, ends := tok.enc.encode(text[from:to], false)
 		got = append(got, ids...)
 		for _, e := range ends {
@@ -134,7 +136,7 @@ func TestCutsAreExact(t *testing.T) {
 			cuts := 0
 			for range rounds {
 				text := randomText(r, tok.cuts, 1+r.IntN(120))
-				tok.cuts.wordsAfter = r.IntN(2) * r.IntN(30)
+				tok.cuts.WordsAfter = r.IntN(2) * r.IntN(30)
 				cuts += comparePieces(t, name, tok, text, 1+r.IntN(3)*r.IntN(20))
 			}
 			if cuts < rounds*2 {
@@ -174,12 +176,12 @@ func TestPieces(t *testing.T) {
 						t.Fatalf("turn %d, special %v: %d tokens, %v; want %d of\n%q", turn, special, len(ids), err, len(want), text)
 					}
 					// All but the last piece are known by the next turn.
-					if most := len(ids) - known + 400; tok.cuts.lines && turn > 0 && fresh > most {
+					if most := len(ids) - known + 400; tok.cuts.Lines && turn > 0 && fresh > most {
 						t.Errorf("turn %d: %d of %d tokens made, %d were known", turn, fresh, len(ids), known)
 					}
 					known = len(ids)
 					again, _, fresh, err := store.tokenize(tok, text, special, crowd)
-					if err != nil || !slices.Equal(again, want) || tok.cuts.lines && turn > 2 && fresh > len(ids)/2 {
+					if err != nil || !slices.Equal(again, want) || tok.cuts.Lines && turn > 2 && fresh > len(ids)/2 {
 						t.Fatalf("turn %d again: %d tokens, %d of them made, %v", turn, len(again), fresh, err)
 					}
 				}
@@ -209,10 +211,14 @@ func TestFrame(t *testing.T) {
 	}
 }
 
+// lineSplit is a tokenizer.json that is cut at line feeds.
+var lineSplit = fmt.Sprintf(`{"model": {"type": "BPE"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+	{"type": "Split", "behavior": "Isolated", "pattern": {"Regex": %q}}, {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]}}`, tokenfile.SplitLlama3)
+
 // TestPieceStore holds the store to its bound and to what it takes.
 func TestPieceStore(t *testing.T) {
 	s := newPieces(64 << 10)
-	words := &tokenizer{enc: byteEncoder{}, cuts: &cutter{lines: true}, frame: frame{known: true}}
+	words := &tokenizer{enc: byteEncoder{}, cuts: cut.New([]byte(lineSplit), false), frame: frame{known: true}}
 	line := strings.Repeat("x", pieceBytes-1) + "\n"
 	text := strings.Repeat("a"+line, 4)
 	// Equal pieces are one; the last is always made.
@@ -328,9 +334,9 @@ func TestSyntheticCutsAreExact(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer enc.close()
-			tok := &tokenizer{enc: enc, cuts: newCutter(data, false)}
-			if got := slices.Sorted(maps.Keys(tok.cuts.tokens)); !slices.Equal(got, []string{"<unk>", "<|b|>", "<|right|>", "[c]"}) || tok.cuts.lines {
-				t.Errorf("cuts before %q, lines %v", got, tok.cuts.lines)
+			tok := &tokenizer{enc: enc, cuts: cut.New(data, false)}
+			if got := slices.Sorted(maps.Keys(tok.cuts.Tokens)); !slices.Equal(got, []string{"<unk>", "<|b|>", "<|right|>", "[c]"}) || tok.cuts.Lines {
+				t.Errorf("cuts before %q, lines %v", got, tok.cuts.Lines)
 			}
 			r := rand.New(rand.NewPCG(3, uint64(len(name))))
 			more := []string{"<|a|>", "<|left|>", "word", "norm", "NORM", " word", "a", "b", "a b", "\na", ".\na", " a", "\n1"}
@@ -340,7 +346,7 @@ func TestSyntheticCutsAreExact(t *testing.T) {
 					text += more[r.IntN(len(more))] + randomText(r, tok.cuts, r.IntN(10))
 				}
 				if text != "" {
-					tok.cuts.wordsAfter = r.IntN(2) * r.IntN(30)
+					tok.cuts.WordsAfter = r.IntN(2) * r.IntN(30)
 					comparePieces(t, name, tok, text, 1+r.IntN(3)*r.IntN(20))
 				}
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/internal/media"
 	"github.com/kvatlas/kvatlas/tokenpool/internal/proofs"
 )
 
@@ -177,7 +178,7 @@ func (p *Pool) Tokens(ctx context.Context, req prompt.Request) (prompt.Result, e
 		return prompt.Result{}, fmt.Errorf("%w: they belong to a chat", ErrMedia)
 	}
 	var rendered chat.Prompt
-	var plan *mediaPlan
+	var plan *media.Plan
 	if req.Chat != nil {
 		c, behind, err := p.chat(ctx, req, expire)
 		if err != nil || behind != "" {
@@ -193,7 +194,7 @@ func (p *Pool) Tokens(ctx context.Context, req prompt.Request) (prompt.Result, e
 			return p.count(partial(prefixcache.Match{}, behind), nil)
 		}
 		if err == nil {
-			plan, err = newMediaPlan(c.media, req.Media, rendered)
+			plan, err = media.NewPlan(c.media, req.Media, rendered)
 		}
 		if err != nil {
 			p.n.refused.Add(1)
@@ -219,7 +220,7 @@ func (p *Pool) Tokens(ctx context.Context, req prompt.Request) (prompt.Result, e
 			}
 			return p.count(res, nil)
 		}
-		ids, placed, all, found := plan.apply(res.Tokens)
+		ids, placed, all, found := plan.Apply(res.Tokens)
 		if res.Exact && !found {
 			// The template puts no markers, or others.
 			plan, req.Text = nil, rendered.Text[:rendered.Sure]

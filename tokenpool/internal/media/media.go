@@ -1,4 +1,13 @@
-package tokenpool
+// Package media places the media of chats in their tokens: what stands for an image, an
+// audio or a video is replaced by the tokens that the engine's processor puts there. It is
+// pure; plans are for one user at a time, rules for any number.
+//
+// A medium stands in a rendered chat as the marker that the template puts for it. The
+// engine's processor puts as many tokens there as the medium has, and its hash goes into
+// the block keys. What belongs where is known by rules, which are data (media.json, and the
+// file of that name that a model may have beside its tokenizer); how many tokens a medium
+// has, and its hash, by the caller.
+package media
 
 import (
 	"cmp"
@@ -13,28 +22,24 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
-// An image, an audio or a video stands in a rendered chat as the marker that the
-// template puts for it. The engine's processor for the model puts as many tokens
-// there as the medium has, and its hash goes into the block keys. What belongs where
-// is known by rules, which are data (media.json, and the file of that name that a
-// model may have beside its tokenizer); how many tokens a medium has, and its
-// hash, by the caller.
+// Err says that what a caller tells of a chat's media cannot be: the chat has others.
+var Err = errors.New("tokenpool: media")
 
-// maxMediaTokens bounds the tokens of all media of a chat.
-const maxMediaTokens = 1 << 22
+// MaxTokens bounds the tokens of all media of a chat.
+const MaxTokens = 1 << 22
 
-// mediaFile is the file beside a tokenizer that has a model's own rules: an array
-// like that of media.json, without "models".
+// File is the file beside a tokenizer that has a model's own rules: an array like that of
+// media.json, without "models". It has MaxFileBytes at most.
 const (
-	mediaFile    = "media.json"
-	maxMediaFile = 64 << 10
+	File         = "media.json"
+	MaxFileBytes = 64 << 10
 )
 
 //go:embed media.json
-var mediaRules []byte
+var builtIn []byte
 
-// mediaRule is an element of media.json.
-type mediaRule struct {
+// rule is an element of media.json.
+type rule struct {
 	// Kind is the kind of medium. The first rule of a kind counts whose tokens the
 	// tokenizer has.
 	Kind string `json:"kind"`
@@ -49,6 +54,9 @@ type mediaRule struct {
 	Models string `json:"models"`
 }
 
+// Rules are the rules that a tokenizer can follow, by kind.
+type Rules map[string]placing
+
 // placing is a rule in the tokens of a tokenizer.
 type placing struct {
 	text          string // of target
@@ -57,25 +65,26 @@ type placing struct {
 	repeat        uint32
 }
 
-// mediaKinds are the kinds that package chat knows.
-var mediaKinds = []string{"image", "audio", "video"}
+// kinds are the kinds that package chat knows.
+var kinds = []string{"image", "audio", "video"}
 
-// placings are the rules that a tokenizer can follow, by kind. An own file must be
-// right; built-in rules of other models are passed over.
-func placings(own []byte, added map[string]uint32, e encoder) (map[string]placing, error) {
-	out := map[string]placing{}
-	for _, file := range [][]byte{own, mediaRules} {
+// NewRules returns the rules of a tokenizer with these added tokens, of which encode gives
+// the tokens of a text. An own file must be right; built-in rules of other models are
+// passed over.
+func NewRules(own []byte, added map[string]uint32, encode func(text string) []uint32) (Rules, error) {
+	out := Rules{}
+	for _, file := range [][]byte{own, builtIn} {
 		if file == nil {
 			continue
 		}
-		var rules []mediaRule
+		var rules []rule
 		if err := json.Unmarshal(file, &rules); err != nil {
-			return nil, fmt.Errorf("%s: %w", mediaFile, err)
+			return nil, fmt.Errorf("%s: %w", File, err)
 		}
 		for i, r := range rules {
-			p, err := r.placing(added, e)
+			p, err := r.placing(added, encode)
 			if err != nil && len(own) > 0 && &file[0] == &own[0] {
-				return nil, fmt.Errorf("%s: rule %d: %w", mediaFile, i, err)
+				return nil, fmt.Errorf("%s: rule %d: %w", File, i, err)
 			}
 			if _, have := out[r.Kind]; err == nil && !have {
 				out[r.Kind] = p
@@ -85,9 +94,9 @@ func placings(own []byte, added map[string]uint32, e encoder) (map[string]placin
 	return out, nil
 }
 
-func (r mediaRule) placing(added map[string]uint32, e encoder) (p placing, err error) {
-	if !slices.Contains(mediaKinds, r.Kind) {
-		return p, fmt.Errorf("kind is %q, none of %s", r.Kind, strings.Join(mediaKinds, ", "))
+func (r rule) placing(added map[string]uint32, encode func(text string) []uint32) (p placing, err error) {
+	if !slices.Contains(kinds, r.Kind) {
+		return p, fmt.Errorf("kind is %q, none of %s", r.Kind, strings.Join(kinds, ", "))
 	}
 	for rest := r.Target; rest != ""; {
 		longest := ""
@@ -104,7 +113,6 @@ func (r mediaRule) placing(added map[string]uint32, e encoder) (p placing, err e
 	if p.text = r.Target; p.text == "" {
 		return p, errors.New("target is empty")
 	}
-	encode := func(text string) []uint32 { ids, _ := e.encode(text, false); return ids }
 	repeat := encode(r.Repeat)
 	if len(repeat) != 1 {
 		return p, fmt.Errorf("repeat: %q is %d tokens, not one", r.Repeat, len(repeat))
@@ -128,20 +136,20 @@ func (p placing) fill(m prompt.Medium) []uint32 {
 	return slices.Concat(p.before, slices.Repeat([]uint32{p.repeat}, n), p.after)
 }
 
-// mediaPlan is what is to be done about the media of one chat.
-type mediaPlan struct {
-	rules map[string]placing
+// Plan is what is to be done about the media of one chat.
+type Plan struct {
+	rules Rules
 	// items are the media by kind, in their order.
 	items map[string][]prompt.Medium
 }
 
-// newMediaPlan holds what a caller knows against the parts that the chat has. The
-// plan is nil when a kind has no rule, or the template has not put its markers.
-func newMediaPlan(rules map[string]placing, known []prompt.Medium, rendered chat.Prompt) (*mediaPlan, error) {
+// NewPlan holds what a caller knows against the parts that the chat has; an error wraps
+// Err. The plan is nil when a kind has no rule, or the template has not put its markers.
+func NewPlan(rules Rules, known []prompt.Medium, rendered chat.Prompt) (*Plan, error) {
 	if len(known) > len(rendered.Media) {
-		return nil, fmt.Errorf("%w: %d are described, the chat has %d", ErrMedia, len(known), len(rendered.Media))
+		return nil, fmt.Errorf("%w: %d are described, the chat has %d", Err, len(known), len(rendered.Media))
 	}
-	plan := &mediaPlan{rules: rules, items: map[string][]prompt.Medium{}}
+	plan := &Plan{rules: rules, items: map[string][]prompt.Medium{}}
 	total, ruled := 0, true
 	for i, kind := range rendered.Media {
 		m := prompt.Medium{Kind: kind}
@@ -149,13 +157,13 @@ func newMediaPlan(rules map[string]placing, known []prompt.Medium, rendered chat
 			m = known[i]
 		}
 		if m.Kind != "" && m.Kind != kind {
-			return nil, fmt.Errorf("%w: number %d is described as %q, the chat has %q there", ErrMedia, i, m.Kind, kind)
+			return nil, fmt.Errorf("%w: number %d is described as %q, the chat has %q there", Err, i, m.Kind, kind)
 		}
 		if m.Hash == "" && i < len(rendered.MediaIDs) {
 			m.Hash = rendered.MediaIDs[i]
 		}
-		if n := max(m.Tokens, len(m.TokenIDs)); m.Tokens < 0 || n > maxMediaTokens-total {
-			return nil, fmt.Errorf("%w: number %d has %d tokens; all can have 0 to %d", ErrMedia, i, cmp.Or(len(m.TokenIDs), m.Tokens), maxMediaTokens)
+		if n := max(m.Tokens, len(m.TokenIDs)); m.Tokens < 0 || n > MaxTokens-total {
+			return nil, fmt.Errorf("%w: number %d has %d tokens; all can have 0 to %d", Err, i, cmp.Or(len(m.TokenIDs), m.Tokens), MaxTokens)
 		}
 		total += max(m.Tokens, len(m.TokenIDs))
 		if _, ok := rules[kind]; !ok {
@@ -172,11 +180,11 @@ func newMediaPlan(rules map[string]placing, known []prompt.Medium, rendered chat
 	return plan, nil
 }
 
-// apply puts the media into the tokens of a rendered chat. Like vLLM it takes the
+// Apply puts the media into the tokens of a rendered chat. Like vLLM it takes the
 // first markers of a kind, in their order, for its media. It reports whether all have
 // been placed; if not, the tokens end before the first that is not known. found is
 // false when the whole text has fewer markers than media.
-func (p *mediaPlan) apply(ids []uint32) (out []uint32, placed []prompt.PlacedMedium, all, found bool) {
+func (p *Plan) Apply(ids []uint32) (out []uint32, placed []prompt.PlacedMedium, all, found bool) {
 	out = make([]uint32, 0, len(ids))
 	next := map[string]int{}
 	left := 0
@@ -205,8 +213,8 @@ func (p *mediaPlan) apply(ids []uint32) (out []uint32, placed []prompt.PlacedMed
 }
 
 // at finds the kind of which a medium is to be placed where ids begin.
-func (p *mediaPlan) at(ids []uint32, next map[string]int) (string, placing, bool) {
-	for _, kind := range mediaKinds {
+func (p *Plan) at(ids []uint32, next map[string]int) (string, placing, bool) {
+	for _, kind := range kinds {
 		rule, ok := p.rules[kind]
 		if ok && next[kind] < len(p.items[kind]) && len(ids) >= len(rule.target) && slices.Equal(ids[:len(rule.target)], rule.target) {
 			return kind, rule, true

@@ -1,4 +1,4 @@
-package tokenpool
+package cut
 
 import (
 	"encoding/json"
@@ -83,7 +83,7 @@ func TestCutter(t *testing.T) {
 		{"one that begins with its end", added(m{"content": "<|a|>"}, m{"content": "|>z"}), lines},
 		{"overlaps itself", added(m{"content": "<|a|><"}), lines},
 	} {
-		cuts := newCutter(fileWith(t, c.edit), false)
+		cuts := New(fileWith(t, c.edit), false)
 		var want, got []int
 		for _, w := range c.want {
 			for i := range text {
@@ -94,19 +94,19 @@ func TestCutter(t *testing.T) {
 		}
 		slices.Sort(want)
 		for i := 1; i < len(text); i++ {
-			if n := cuts.next(text, i); n == i {
+			if n := cuts.Next(text, i); n == i {
 				got = append(got, i)
-			} else if n < i || n < len(text) && cuts.next(text, n) != n {
+			} else if n < i || n < len(text) && cuts.Next(text, n) != n {
 				t.Errorf("%s: next from %d is %d", c.name, i, n)
 			}
 		}
 		if !slices.Equal(got, want) || len(want) != len(c.want) {
 			t.Errorf("%s: cuts at %v, want %v", c.name, got, want)
 		}
-		if cuts.any() != (len(got) > 0) {
-			t.Errorf("%s: any says %v", c.name, cuts.any())
+		if cuts.Any() != (len(got) > 0) {
+			t.Errorf("%s: any says %v", c.name, cuts.Any())
 		}
-		if n := cuts.next(text, len(text)); n != len(text) {
+		if n := cuts.Next(text, len(text)); n != len(text) {
 			t.Errorf("%s: next from the end is %d", c.name, n)
 		}
 	}
@@ -115,12 +115,12 @@ func TestCutter(t *testing.T) {
 // TestCutBetweenWords cuts a long line, which has no other places.
 func TestCutBetweenWords(t *testing.T) {
 	type m = map[string]any
-	long := func(tokens ...m) *cutter {
-		return newCutter(fileWith(t, func(f m) { f["added_tokens"] = tokens }), false)
+	long := func(tokens ...m) *Cutter {
+		return New(fileWith(t, func(f m) { f["added_tokens"] = tokens }), false)
 	}
 	const text = "ab, c d  e,f 'g' 1,2 é,3\u00a04 5"
 	for _, c := range []struct {
-		cuts *cutter
+		cuts *Cutter
 		want []int
 	}{
 		{long(), []int{2, 5, 7, 10, 12, 18, 20, 28}},
@@ -129,9 +129,9 @@ func TestCutBetweenWords(t *testing.T) {
 		{long(m{"content": "<end", "rstrip": true}), nil},
 		{long(m{"content": "<end>", "rstrip": true}), []int{2, 5, 7, 10, 12, 18, 20, 28}},
 	} {
-		c.cuts.wordsAfter = 0
+		c.cuts.WordsAfter = 0
 		var got []int
-		for at := c.cuts.next(text, 1); at < len(text); at = c.cuts.next(text, at+1) {
+		for at := c.cuts.Next(text, 1); at < len(text); at = c.cuts.Next(text, at+1) {
 			got = append(got, at)
 		}
 		if !slices.Equal(got, c.want) {
@@ -141,13 +141,13 @@ func TestCutBetweenWords(t *testing.T) {
 	// A line feed within wordsAfter goes before words; behind it, words go before.
 	cuts := long()
 	words := strings.Repeat("word ", 2*wordsAfter/5)
-	if at := cuts.next(words[:wordsAfter]+"\na", 10); at != wordsAfter+1 {
+	if at := cuts.Next(words[:wordsAfter]+"\na", 10); at != wordsAfter+1 {
 		t.Errorf("cut at %d, not at the line feed", at)
 	}
-	if at := cuts.next(words+"\na", 10); at < wordsAfter+10 || at > wordsAfter+15 {
+	if at := cuts.Next(words+"\na", 10); at < wordsAfter+10 || at > wordsAfter+15 {
 		t.Errorf("cut at %d, not between words", at)
 	}
-	if at := cuts.next(words, 10); at < wordsAfter+10 || at > wordsAfter+15 {
+	if at := cuts.Next(words, 10); at < wordsAfter+10 || at > wordsAfter+15 {
 		t.Errorf("cut at %d without a line feed", at)
 	}
 }

@@ -1,15 +1,4 @@
-package tokenpool
-
-import (
-	"encoding/json"
-	"index/suffixarray"
-	"slices"
-	"strings"
-
-	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
-)
-
-// cutter knows where a text can be cut so that the tokens of the whole are those
+// Package cut knows where a text can be cut so that the tokens of the whole are those
 // of the parts, one after the other. The tokenization of a prefix is in general
 // not a prefix of the tokenization of the whole; at two kinds of places it is.
 //
@@ -45,27 +34,42 @@ import (
 // token may have such a pair in it. These places are many, so that cuts at them lie
 // elsewhere whenever something in front has changed; they are taken only where there is
 // no other within wordsAfter bytes, as in a long line of numbers.
-type cutter struct {
-	tokens  map[string]bool
+package cut
+
+import (
+	"encoding/json"
+	"index/suffixarray"
+	"slices"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
+)
+
+// Cutter cuts the texts of one tokenizer. It is safe for concurrent use, once its fields
+// are set.
+type Cutter struct {
+	// Tokens are the added tokens before which it cuts.
+	Tokens  map[string]bool
 	firsts  string     // the bytes that they begin with
 	lengths [256][]int // of those that begin with a byte, ascending
-	lines   bool
-	words   bool
-	// wordsAfter is behind how many bytes cuts between words are taken.
-	wordsAfter int
-	// maxLines is how many bytes a text may have to be cut at lines; 0 is any.
-	maxLines int
-	// added are all added tokens, by their content.
-	added map[string]uint32
+	// Lines reports whether texts are cut at line feeds.
+	Lines bool
+	words bool
+	// WordsAfter is behind how many bytes cuts between words are taken.
+	WordsAfter int
+	// MaxLines is how many bytes a text may have to be cut at lines; 0 is any.
+	MaxLines int
+	// Added are all added tokens, by their content.
+	Added map[string]uint32
 }
 
 // harmlessSplits are further expressions that match no line feed at all. Before
 // one of tokenfile.LineSplits they only cut more.
 var harmlessSplits = []string{tokenfile.SplitNumbers, tokenfile.SplitHan}
 
-// newCutter reads a tokenizer.json. What it does not understand makes no cuts. With
-// split, special tokens are not found in a text.
-func newCutter(data []byte, split bool) *cutter {
+// New reads a tokenizer.json. What it does not understand makes no cuts. With split,
+// special tokens are not found in a text.
+func New(data []byte, split bool) *Cutter {
 	var file struct {
 		Added        []tokenfile.AddedToken `json:"added_tokens"`
 		Normalizer   *tokenfile.Stage       `json:"normalizer"`
@@ -75,12 +79,12 @@ func newCutter(data []byte, split bool) *cutter {
 			Dropout *float64 `json:"dropout"`
 		} `json:"model"`
 	}
-	c := &cutter{tokens: map[string]bool{}, wordsAfter: wordsAfter, added: map[string]uint32{}}
+	c := &Cutter{Tokens: map[string]bool{}, WordsAfter: wordsAfter, Added: map[string]uint32{}}
 	if json.Unmarshal(data, &file) != nil {
 		return c
 	}
 	for _, t := range file.Added {
-		c.added[t.Content] = t.ID
+		c.Added[t.Content] = t.ID
 	}
 	if file.Model.Dropout != nil && *file.Model.Dropout > 0 {
 		return c
@@ -88,30 +92,30 @@ func newCutter(data []byte, split bool) *cutter {
 	all := newContents(file.Added)
 	for _, t := range file.Added {
 		if split && t.Special || t.Normalized || t.LStrip || t.SingleWord || t.Content == "" || !isSign(t.Content[0]) || strings.TrimSpace(t.Content) != t.Content ||
-			!all.apart(t.Content) || c.tokens[t.Content] {
+			!all.apart(t.Content) || c.Tokens[t.Content] {
 			continue
 		}
 		first, n := t.Content[0], len(t.Content)
-		if c.tokens[t.Content] = true; len(c.lengths[first]) == 0 {
+		if c.Tokens[t.Content] = true; len(c.lengths[first]) == 0 {
 			c.firsts += string(rune(first))
 		}
 		if i, found := slices.BinarySearch(c.lengths[first], n); !found {
 			c.lengths[first] = slices.Insert(c.lengths[first], i, n)
 		}
 	}
-	c.lines = file.Model.Type == "BPE" && keepsLines(file.Normalizer) && splitsLines(file.PreTokenizer) &&
+	c.Lines = file.Model.Type == "BPE" && keepsLines(file.Normalizer) && splitsLines(file.PreTokenizer) &&
 		!slices.ContainsFunc(file.Added, func(t tokenfile.AddedToken) bool {
 			return t.LStrip || strings.Contains(t.Content, "\n")
 		})
-	c.words = c.lines && !slices.ContainsFunc(file.Added, func(t tokenfile.AddedToken) bool {
+	c.words = c.Lines && !slices.ContainsFunc(file.Added, func(t tokenfile.AddedToken) bool {
 		// One that takes what is to its right ends behind it.
 		return wordEnd(t.Content, 1) < len(t.Content) || t.RStrip && t.Content != "" && isAlnum(t.Content[len(t.Content)-1])
 	})
 	return c
 }
 
-// wordsAfter is eight times the least piece: words are cut where lines are long.
-const wordsAfter = 8 * pieceBytes
+// wordsAfter is eight times the least piece that is kept: words are cut where lines are long.
+const wordsAfter = 4 << 10
 
 // wordEnd returns the first place at from (1 or more) or behind it that is between a
 // letter or digit and a space or comma, or the end of the text.
@@ -124,8 +128,8 @@ func wordEnd(text string, from int) int {
 	return len(text)
 }
 
-// any reports whether there can be cuts at all.
-func (c *cutter) any() bool { return c.lines || c.firsts != "" }
+// Any reports whether there can be cuts at all.
+func (c *Cutter) Any() bool { return c.Lines || c.firsts != "" }
 
 // contents are the added tokens' own texts, each between two zeros.
 type contents struct{ index *suffixarray.Index }
@@ -182,20 +186,20 @@ func splitsLines(p *tokenfile.Stage) bool {
 	return true
 }
 
-// next returns the first place at from or behind it where text can be cut, or
+// Next returns the first place at from or behind it where text can be cut, or
 // the end of the text. What comes behind the place and what belongs to the cut
 // there makes no difference to it.
-func (c *cutter) next(text string, from int) int {
+func (c *Cutter) Next(text string, from int) int {
 	end := len(text)
-	inLines := c.maxLines == 0 || end <= c.maxLines
+	inLines := c.MaxLines == 0 || end <= c.MaxLines
 	if c.words && inLines {
 		// Found first, so that nothing behind it is looked at: a text is cut in time
 		// that grows with its length.
-		if word := max(from+c.wordsAfter, 1); word < end {
+		if word := max(from+c.WordsAfter, 1); word < end {
 			end = wordEnd(text, word)
 		}
 	}
-	if c.lines && inLines {
+	if c.Lines && inLines {
 		for i := max(from, 1); i < end; {
 			n := strings.IndexByte(text[i-1:end], '\n')
 			if n < 0 {
@@ -214,17 +218,17 @@ func (c *cutter) next(text string, from int) int {
 			break
 		}
 		i += n
-		if i > 0 && c.at(text, i) > 0 {
+		if i > 0 && c.At(text, i) > 0 {
 			return i
 		}
 	}
 	return end
 }
 
-// at returns how long the added token is that stands at i, 0 if there is none.
-func (c *cutter) at(text string, i int) int {
+// At returns how long the added token is that stands at i, 0 if there is none.
+func (c *Cutter) At(text string, i int) int {
 	for _, l := range c.lengths[text[i]] {
-		if l <= len(text)-i && c.tokens[text[i:i+l]] {
+		if l <= len(text)-i && c.Tokens[text[i:i+l]] {
 			return l
 		}
 	}
