@@ -77,9 +77,7 @@ func (p *Pool) warm(b *testing.B, model, text string) {
 	if _, err := p.Tokens(b.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync}); err != nil {
 		b.Fatal(err)
 	}
-	for p.underWay() > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	p.settle()
 }
 
 // hardTexts are texts of about n bytes that make a tokenizer work, or that it cannot

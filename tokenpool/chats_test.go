@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvatlas/kvatlas/prompt"
@@ -36,7 +37,7 @@ func TestRenderChat(t *testing.T) {
 		}
 		return sayVersion(model, content)
 	}
-	p := f.pool(Config{MaxTokenizers: 1, Recheck: time.Millisecond})
+	p := f.pool(Config{MaxTokenizers: 1})
 	render := func(model string) (string, error) {
 		prompt, err := p.RenderChat(t.Context(), model, hello)
 		return prompt.Text, err
@@ -55,7 +56,7 @@ func TestRenderChat(t *testing.T) {
 	}
 	f.put("a", "2")
 	f.put("b", "3")
-	time.Sleep(2 * time.Millisecond)
+	p.recheck()
 	for model, want := range map[string]string{"a": "2:Hi", "b": "3:Hi"} {
 		if got, err := render(model); err != nil || got != want {
 			t.Errorf("%s, replaced: %q, %v, want %q", model, got, err, want)
@@ -101,30 +102,30 @@ func TestRenderChatLoadsOnce(t *testing.T) {
 }
 
 func TestRenderChatGoesAway(t *testing.T) {
-	f := newFakes(t, "a")
-	f.chats = sayVersion
-	f.slow = time.Hour
-	p := f.pool(Config{})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	if _, err := p.RenderChat(ctx, "a", hello); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("the time is over: %v", err)
-	}
-	ended := make(chan error)
-	go func() {
-		_, err := p.RenderChat(context.Background(), "a", hello) // Close ends it
-		ended <- err
-	}()
-	for p.Stats().Waiting == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	_ = p.Close()
-	if err := <-ended; !errors.Is(err, ErrClosed) {
-		t.Errorf("the pool is closed: %v", err)
-	}
-	if _, err := p.RenderChat(t.Context(), "a", hello); !errors.Is(err, ErrClosed) {
-		t.Errorf("the pool was closed: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes(t, "a")
+		f.chats = sayVersion
+		f.slow = time.Hour
+		p := f.pool(Config{})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if _, err := p.RenderChat(ctx, "a", hello); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the time is over: %v", err)
+		}
+		ended := make(chan error)
+		go func() {
+			_, err := p.RenderChat(context.Background(), "a", hello) // Close ends it
+			ended <- err
+		}()
+		synctest.Wait()
+		_ = p.Close()
+		if err := <-ended; !errors.Is(err, ErrClosed) {
+			t.Errorf("the pool is closed: %v", err)
+		}
+		if _, err := p.RenderChat(t.Context(), "a", hello); !errors.Is(err, ErrClosed) {
+			t.Errorf("the pool was closed: %v", err)
+		}
+	})
 }
 
 // TestChatTokens asks for the tokens of chats in each mode: those of the rendered
@@ -182,7 +183,7 @@ func TestChatTokens(t *testing.T) {
 		if got.Exact {
 			break
 		}
-		time.Sleep(time.Millisecond)
+		p.settle()
 	}
 	f.slow = time.Hour
 	if got, err := p.Tokens(t.Context(), prompt.Request{Model: "never", Chat: &hello, Budget: time.Millisecond}); err != nil || got.Exact || got.Behind != prompt.BehindBudget {
@@ -219,14 +220,14 @@ func TestDirectoryChats(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := newPool(Config{Origin: d, Recheck: time.Millisecond}, newFakes(t).read)
+	p, err := newPool(Config{Origin: d}, newFakes(t).read)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = p.Close() }()
 	check := func(want string) {
 		t.Helper()
-		time.Sleep(2 * time.Millisecond)
+		p.recheck()
 		if prompt, err := p.RenderChat(t.Context(), "m", hello); err != nil || prompt.Text != want {
 			t.Errorf("%q, %v, want %q", prompt.Text, err, want)
 		}
@@ -234,8 +235,8 @@ func TestDirectoryChats(t *testing.T) {
 	check("config")
 	writeFile(t, "jinja", root, "m", "chat_template.jinja")
 	check("jinja")
-	writeFile(t, "other", root, "m", "chat_template.jinja")
-	check("other")
+	writeFile(t, "another", root, "m", "chat_template.jinja") // of another size, in the same tick of the clock
+	check("another")
 	if err := os.Remove(filepath.Join(root, "m", "chat_template.jinja")); err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +244,7 @@ func TestDirectoryChats(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(root, "m", "chat_template.jinja"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * time.Millisecond)
+	p.recheck()
 	_, err = p.RenderChat(t.Context(), "m", hello)
 	if err == nil || !strings.Contains(err.Error(), "chat_template.jinja is not a regular file") || strings.Contains(err.Error(), root) {
 		t.Errorf("a folder for a template: %v", err)

@@ -275,17 +275,8 @@ func (g goldenRun) run(t *testing.T, model string, mode prompt.Mode, hot bool, l
 		}
 	}
 	// Until all is done that goes on behind.
-	for g.pool.underWay() > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	g.pool.settle()
 	if want := 2*len(g.texts) - blank; hot && fromStore != want {
 		t.Errorf("%d answers from the store, want %d", fromStore, want)
 	}
-}
-
-// underWay is the number of texts under way.
-func (p *Pool) underWay() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.flights)
 }

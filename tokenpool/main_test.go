@@ -149,6 +149,32 @@ func (f *fakes) pool(cfg Config) *Pool {
 	return p
 }
 
+// settle waits until no text is under way.
+func (p *Pool) settle() {
+	for {
+		p.mu.Lock()
+		var next *flight
+		for _, next = range p.flights {
+			break
+		}
+		p.mu.Unlock()
+		if next == nil {
+			return
+		}
+		<-next.done
+	}
+}
+
+// recheck has the next request ask the origin of its tokenizer, as if Config.Recheck had
+// passed.
+func (p *Pool) recheck() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, t := range p.loaded.Values() {
+		t.checked = time.Time{}
+	}
+}
+
 // check looks whether a closed pool has given everything back.
 func (f *fakes) check(p *Pool) {
 	f.t.Helper()

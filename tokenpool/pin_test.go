@@ -28,7 +28,7 @@ func words(first int, text string) string {
 func TestPins(t *testing.T) {
 	const model = "org/model"
 	root := t.TempDir()
-	good, other := words(0, "a b"), words(5, "a b")
+	good, other := words(0, "a b"), words(5, "a b c") // of other sizes, in one tick of the clock
 	writeFile(t, good, root, "org", "model", tokenfile.TokenizerFile)
 	dir, err := NewDirectory(root)
 	if err != nil {
@@ -94,13 +94,13 @@ func TestParsePins(t *testing.T) {
 // stores know by then; put back, it is right again.
 func TestPinHolds(t *testing.T) {
 	root := t.TempDir()
-	good, other := words(0, "a b"), words(5, "a b")
+	good, other := words(0, "a b"), words(5, "a b c") // of other sizes, in one tick of the clock
 	writeFile(t, good, root, "m", tokenfile.TokenizerFile)
 	dir, err := NewDirectory(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := New(Config{Origin: dir, Recheck: time.Millisecond, FailureTTL: time.Millisecond, Pins: map[string]Pin{"m": {SHA256: sha256Hex([]byte(good))}}})
+	p, err := New(Config{Origin: dir, Pins: map[string]Pin{"m": {SHA256: sha256Hex([]byte(good))}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestPinHolds(t *testing.T) {
 			content = other
 		}
 		writeFile(t, content, root, "m", tokenfile.TokenizerFile)
-		time.Sleep(3 * time.Millisecond)
+		p.recheck()
 		res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "a b", Mode: prompt.Sync})
 		if i%2 == 0 && (err != nil || !slices.Equal(res.Tokens, []uint32{1, 2})) || i%2 == 1 && !errors.Is(err, ErrPinned) {
 			t.Errorf("step %d: %v, %v", i, res, err)
@@ -164,6 +164,7 @@ func TestHotReload(t *testing.T) {
 				}
 				return v
 			}
+			newer := make(chan struct{}, 1) // seen has changed
 			stop := make(chan struct{})
 			var wg sync.WaitGroup
 			for g := range 6 {
@@ -188,15 +189,23 @@ func TestHotReload(t *testing.T) {
 						if v < know {
 							t.Errorf("version %d after %d (%s)", v, know, res.Source)
 						}
-						for old := seen.Load(); v > old && !seen.CompareAndSwap(old, v); old = seen.Load() {
+						for old := seen.Load(); v > old; old = seen.Load() {
+							if seen.CompareAndSwap(old, v) {
+								select {
+								case newer <- struct{}{}:
+								default:
+								}
+							}
 						}
 					}
 				})
 			}
 			for v := 1; v <= 15; v++ {
 				put(v)
-				for deadline := time.Now().Add(30 * time.Second); seen.Load() < int64(v); time.Sleep(time.Millisecond) {
-					if time.Now().After(deadline) {
+				for seen.Load() < int64(v) {
+					select {
+					case <-newer:
+					case <-time.After(time.Minute):
 						t.Fatalf("version %d is not seen", v)
 					}
 				}

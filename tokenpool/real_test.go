@@ -4,7 +4,6 @@ import (
 	"errors"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
@@ -27,16 +26,14 @@ func TestRealOrigins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := New(Config{Origin: Chain(dir, h.client(HubConfig{})), Store: store, Recheck: time.Millisecond})
+	p, err := New(Config{Origin: Chain(dir, h.client(HubConfig{})), Store: store})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = p.Close() }()
 	ask := func(model string, from prompt.Source, tokens ...uint32) {
 		t.Helper()
-		for p.underWay() > 0 { // or it might find the run before
-			time.Sleep(time.Millisecond)
-		}
+		p.settle() // or it might find the run before
 		res, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: "Hello, world", Mode: prompt.Sync})
 		if err != nil || !res.Exact || res.Source != from || !slices.Equal(res.Tokens, tokens) {
 			t.Errorf("%s: %+v, %v, want %v from %s", model, res, err, tokens, from)
@@ -57,10 +54,10 @@ func TestRealOrigins(t *testing.T) {
 	words := `{"version":"1.0","added_tokens":[],"pre_tokenizer":{"type":"Whitespace"},
 		"model":{"type":"WordLevel","vocab":{"[UNK]":0,"Hello":1,"world":2},"unk_token":"[UNK]"}}`
 	writeFile(t, words, root, "bert", tokenfile.TokenizerFile)
-	time.Sleep(2 * time.Millisecond)
+	p.recheck()
 	ask("bert", prompt.FromTokenizer, 1, 0, 2)
 	writeFile(t, `{"model":`, root, "bert", tokenfile.TokenizerFile)
-	time.Sleep(2 * time.Millisecond)
+	p.recheck()
 	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "bert", Text: "Hello, world", Mode: prompt.Sync}); !errors.Is(err, tokenfile.ErrLoad) {
 		t.Errorf("half a file: %v", err)
 	}

@@ -21,6 +21,7 @@ type mapShared struct {
 	m    map[string][]byte // protected by mu
 	err  error             // protected by mu
 	gets int               // protected by mu
+	put  chan struct{}     // has one behind the last put; nil has none
 }
 
 func (s *mapShared) GetPieces(_ context.Context, names []string) ([][]byte, error) {
@@ -43,7 +44,21 @@ func (s *mapShared) PutPieces(_ context.Context, names []string, values [][]byte
 	for i, n := range names {
 		s.m[n] = bytes.Clone(values[i])
 	}
+	select {
+	case s.put <- struct{}{}:
+	default:
+	}
 	return nil
+}
+
+// count is the number of pieces that are kept.
+func (s *pieces) count() (n int) {
+	for i := range s.shards {
+		s.shards[i].mu.Lock()
+		n += s.shards[i].lru.Len()
+		s.shards[i].mu.Unlock()
+	}
+	return n
 }
 
 func (s *mapShared) size() int {
@@ -56,7 +71,7 @@ func (s *mapShared) size() int {
 // only the last piece.
 func TestShared(t *testing.T) {
 	const secret = "a secret of some length"
-	shared := &mapShared{m: map[string][]byte{}}
+	shared := &mapShared{m: map[string][]byte{}, put: make(chan struct{}, 1)}
 	model := realModels(t)[0].Model
 	text := benchText(20 << 10)
 	pool := func(secret string) *Pool {
@@ -74,8 +89,8 @@ func TestShared(t *testing.T) {
 	}
 	a := pool(secret)
 	want := tokens(a, text)
-	for n := 0; n == 0 || n != shared.size(); time.Sleep(20 * time.Millisecond) {
-		n = shared.size() // until all are given
+	for shared.size() < a.pieces.count() {
+		<-shared.put
 	}
 	b := pool(secret)
 	if got := tokens(b, text); !slices.Equal(got, want) {
