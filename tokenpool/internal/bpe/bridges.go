@@ -1,6 +1,9 @@
 package bpe
 
-import "unicode/utf8"
+import (
+	"unicode/utf8"
+	"unsafe"
+)
 
 // bridges knows between which two characters a token can reach. Where none can, merging
 // never joins what stands on both sides, so that a long word is merged in parts: as
@@ -82,6 +85,14 @@ func leadingZeroBytes(n uint32) int {
 		return 2
 	}
 	return 3
+}
+
+// memoryBytes is what it takes.
+func (s *bridges) memoryBytes() int64 {
+	if s == nil {
+		return 0
+	}
+	return int64(unsafe.Sizeof(*s)+unsafe.Sizeof(*s.wide)) + 8*int64(cap(s.wide.pairs.bits)+cap(s.wide.cuts.bits))
 }
 
 // next returns the first place behind i in b[i:end] that no token reaches over, or end. A

@@ -12,6 +12,7 @@ import (
 type Corpus struct {
 	rnd    *rand.Rand
 	added  []string
+	wides  []rune // characters of three bytes that are one token
 	tokens int
 	decode func(ids []uint32) string
 }
@@ -19,12 +20,16 @@ type Corpus struct {
 // NewCorpus returns a corpus for t. decode gives the text of tokens; of what is no text by
 // itself, any.
 func (t *Tokenizer) NewCorpus(seed uint64, decode func(ids []uint32) string) *Corpus {
-	return &Corpus{
+	c := &Corpus{
 		rnd:    rand.New(rand.NewPCG(seed, 17)),
 		added:  t.added,
 		tokens: len(t.lengths),
 		decode: decode,
 	}
+	if t.bridges != nil {
+		c.wides = t.bridges.wide.singles()
+	}
+	return c
 }
 
 // blocks are where characters are taken from: of each script some that matter to words,
@@ -47,12 +52,15 @@ var (
 	signs        = []string{"!", "//", "...", "({[", "->", "=\"", "\\n", "#", "$%", "_", "-", "/", "<|", "|>", "<", "、", "。", "“", "…", "€", "©", "\u2581", "\u2581\u2581"}
 )
 
+// fragments is how many kinds of fragments there are.
+const fragments = 11
+
 // Text returns the next text, of about so many bytes, without a NUL.
 func (c *Corpus) Text(size int) string {
 	var b strings.Builder
-	kinds := c.rnd.Uint32() | 1<<c.rnd.IntN(10) // what this text is made of
+	kinds := c.rnd.Uint32() | 1<<c.rnd.IntN(fragments) // what this text is made of
 	for b.Len() < size {
-		if kind := c.rnd.IntN(10); kinds>>kind&1 == 1 {
+		if kind := c.rnd.IntN(fragments); kinds>>kind&1 == 1 {
 			c.fragment(&b, kind)
 		}
 	}
@@ -113,6 +121,15 @@ func (c *Corpus) fragment(b *strings.Builder, kind int) {
 	case 8:
 		one := c.pick([]string{" ", "\n", "a", "A", "1", "!", "\t", "字", "\u0301", "é", "👍", "ー"})
 		b.WriteString(strings.Repeat(one, c.several()))
+	case 9:
+		// Long words without a space, of which a token may have several characters.
+		for range 4 * c.several() {
+			if len(c.wides) > 0 {
+				b.WriteRune(c.wides[c.rnd.IntN(len(c.wides))])
+			} else {
+				b.WriteRune('字')
+			}
+		}
 	default:
 		b.WriteByte(' ')
 		b.WriteString(c.pick(words))

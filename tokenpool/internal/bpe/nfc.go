@@ -31,16 +31,16 @@ const settledEnd = 0x20000
 func isNFC(text string) bool {
 	bits := settled()
 	for i := 0; i < len(text); {
-		r, n := rune(text[i]), 1
-		switch {
-		case r < 0x80:
+		c := text[i]
+		if c < 0x80 {
 			i++
 			continue
-		case r < 0xe0 || i+3 > len(text):
-			r, n = utf8.DecodeRuneInString(text[i:])
-		case r < 0xf0:
-			r, n = r&0xf<<12|rune(text[i+1]&0x3f)<<6|rune(text[i+2]&0x3f), 3
-		default:
+		}
+		var r rune
+		n := 3
+		if isWide(c) && i+2 < len(text) {
+			r = rune(c&0xf)<<12 | rune(text[i+1]&0x3f)<<6 | rune(text[i+2]&0x3f)
+		} else {
 			r, n = utf8.DecodeRuneInString(text[i:])
 		}
 		if r >= settledEnd || bits[r/64]>>(r%64)&1 == 0 {

@@ -63,10 +63,8 @@ func (t *Tokenizer) MemoryBytes() int64 {
 	t.mu.Lock()
 	n := int64(len(t.idle)) * int64(unsafe.Sizeof(worker{}))
 	t.mu.Unlock()
-	if t.bridges != nil {
-		n += int64(unsafe.Sizeof(bridges{})) + t.bridges.wide.memoryBytes()
-	}
-	n += 2*int64(cap(t.lengths)) + 4*int64(cap(t.merges.bytes)+cap(t.merges.joined)) + 8*int64(cap(t.merges.table))
+	n += t.bridges.memoryBytes() + 2*int64(cap(t.lengths))
+	n += 4*int64(cap(t.merges.bytes)+cap(t.merges.joined)) + 8*int64(cap(t.merges.table))
 	return n + t.whole.memoryBytes() + t.chars.memoryBytes()
 }
 

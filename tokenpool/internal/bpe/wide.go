@@ -118,9 +118,16 @@ func (w *wide) addTokens(spelled []byte, lengths []uint16, m *merges, byteIDs *[
 	}
 }
 
-// memoryBytes is what it takes.
-func (w *wide) memoryBytes() int64 {
-	return 4*int64(len(w.of)) + 8*int64(cap(w.pairs.bits)+cap(w.cuts.bits))
+// singles are the characters that are one token. There are none in nil.
+func (w *wide) singles() (out []rune) {
+	if w != nil {
+		for r, is := range &w.of {
+			if is&wideToken != 0 {
+				out = append(out, rune(r))
+			}
+		}
+	}
+	return out
 }
 
 // filter has pairs of numbers. Of one in sixteen pairs or less that it has not it says that
