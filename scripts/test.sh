@@ -68,8 +68,8 @@ if [ $# = 0 ]; then
   packages=(./cmd/kvatlas ./store/redis ./tokenpool ./store/replica ./sim/wire ./tokenpool/internal/bpe ./store/memory ./bench ./sim/trial ./store/snapshot ./...)
 fi
 if [ $# = 0 ]; then
-  # Again with what must hold after each change of the loads' state (internal/invariants).
-  go test $race -vet=off -tags kvatlas_invariants ./route/loads
+  # Again with what must hold after each change of the loads' state and of a generation's (internal/invariants).
+  go test $race -vet=off -tags kvatlas_invariants ./route/loads ./ingest/rechunk
 fi
 step 6 "go test${race:+ $race}"
 json=.cache/test.json

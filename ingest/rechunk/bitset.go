@@ -91,6 +91,16 @@ func (s *bitset) add(o bitset) {
 	}
 }
 
+// equal reports whether both have the same numbers.
+func (s *bitset) equal(o *bitset) bool {
+	for i := range max(s.words(), o.words()) {
+		if s.word(i) != o.word(i) {
+			return false
+		}
+	}
+	return true
+}
+
 // tierSets are a bitset for each tier. Those of other tiers than the GPU's, which most runs
 // never have, are somewhere else.
 type tierSets struct {

@@ -210,6 +210,7 @@ func (c *Chunker) ApplyEach(ctx context.Context, b *event.Batch, read Reader, do
 	c.expire()
 	c.sweepSome()
 	c.sweepShares()
+	c.mustHold()
 	return nil
 }
 

@@ -300,15 +300,6 @@ func sameSets(a, b *tierSets) bool {
 	return true
 }
 
-func (s *bitset) equal(o *bitset) bool {
-	for i := range max(s.words(), o.words()) {
-		if s.word(i) != o.word(i) {
-			return false
-		}
-	}
-	return true
-}
-
 // failer is what testing.TB and rapid.T have in common.
 type failer interface {
 	Helper()
