@@ -443,23 +443,34 @@ func (s *stage) lossless() {
 // TestReadIndexAway takes the index away while the engine goes on, until the queue has no
 // room: the engine's connection is not read, and all of it is there in the end.
 func TestReadIndexAway(t *testing.T) {
-	x := newIndex(t)
-	broken := &faulty{pagedIndex: x}
-	s := newStage(t, broken, true, Config{QueueMessages: 16, WindowMessages: 8})
-	s.read(1)
-	for range 20 {
-		s.publish()
+	for _, inProcess := range []bool{false, true} {
+		t.Run(fmt.Sprintf("in process %v", inProcess), func(t *testing.T) {
+			broken := &faulty{pagedIndex: newIndex(t)}
+			s := newStage(t, broken, true, Config{QueueMessages: 16, WindowMessages: 8, InProcess: inProcess})
+			s.read(1)
+			for range 20 {
+				s.publish()
+			}
+			s.settled()
+			broken.dead.Store(true)
+			for range 200 {
+				s.publish()
+			}
+			s.hears("failed")
+			s.paused()
+			broken.dead.Store(false)
+			s.settled()
+			s.lossless()
+			// Another reader goes on where this one is.
+			s.stop()
+			for range 20 {
+				s.publish()
+			}
+			s.read(2)
+			s.hears("took over")
+			s.settled()
+		})
 	}
-	s.settled()
-	broken.dead.Store(true)
-	for range 200 {
-		s.publish()
-	}
-	s.hears("failed")
-	s.paused()
-	broken.dead.Store(false)
-	s.settled()
-	s.lossless()
 }
 
 // TestReadBurst sends much more than finds room, of an engine without a replay socket, to
