@@ -82,7 +82,7 @@ soak: models tokenizers engines ## random histories for half an hour, and ten mi
 	KVATLAS_TEST_LOSS_ROUNDS=5000 KVATLAS_TEST_SET_BACK_ROUNDS=100 $(GO) test ./store/redis ./store/replica -run 'TestLossesAgainstAModel|TestSetBack' -timeout 12h
 	@echo "== soak, step 4 of 4: $(SOAK) texts"
 	KVATLAS_SOAK=$(SOAK) $(GO) test ./tokenpool -run Soak -v -timeout 12h
-	KVATLAS_TEST_BYTES=200000000 $(GO) test ./tokenpool/internal/bpe -run RandomTexts -v -timeout 12h
+	KVATLAS_TEST_TEXTS=$(SOAK) KVATLAS_TEST_LENGTH=40 $(GO) test ./tokenpool/internal/bpe -run RandomTexts -v -timeout 12h
 
 real: build ## hold predictions against a real vLLM on this machine's CPU (5 minutes; downloads 1 GB the first time)
 	@real/run.sh
