@@ -41,15 +41,15 @@ type Batch struct {
 	spans  []span // where the values of the replies lie
 	order  []span // those of a cluster's replies, in the order of the keys
 	vals   []span // those of the keys: a part of spans, or order
-	buf    []byte // what they lie in: the reply itself or, of several, joined
-	joined []byte
+	buf    []byte // what they lie in
+	joined []byte // replies, one behind the other
 }
 
 // batches are those that wait for their next use.
 var batches sync.Pool
 
 // maxIdle is how much memory a batch may hold on to while it is not used.
-const maxIdle = 1 << 20
+const maxIdle = 4 << 20
 
 // Get returns a batch without blocks. It is given back with Free.
 func Get(space *keyspace.Space) *Batch {
@@ -118,10 +118,9 @@ func (b *Batch) Read(ctx context.Context, epoch bool, rider Rider) (uint64, erro
 // readServer reads from a single server: MGETs of at most mgetKeys keys, the
 // first of which has the epoch in front.
 func (b *Batch) readServer(ctx context.Context, first bool, rider Rider) (epoch uint64, err error) {
-	var cmds []*redis.RawCmd
 	clear(b.args)
 	b.args = slices.Grow(b.args[:0], len(b.keys)+2+len(b.keys)/mgetKeys)
-	counts := make([]int, 0, 1+len(b.keys)/mgetKeys)
+	var lists [][]any
 	for at := 0; at < len(b.keys) || at == 0 && first; at += mgetKeys {
 		begin := len(b.args)
 		b.args = append(b.args, "mget")
@@ -131,30 +130,18 @@ func (b *Batch) readServer(ctx context.Context, first bool, rider Rider) (epoch 
 		for i := at; i < min(at+mgetKeys, len(b.keys)); i++ {
 			b.args = append(b.args, &b.keys[i])
 		}
-		args := b.args[begin:len(b.args):len(b.args)]
-		cmds = append(cmds, redis.NewRawCmd(ctx, args...))
-		counts = append(counts, len(args)-1)
+		lists = append(lists, b.args[begin:len(b.args):len(b.args)])
 	}
 	b.space.Trips.Add(1)
-	if err := b.process(ctx, cmds, rider); err != nil {
+	begins, err := b.stream(ctx, lists, rider)
+	if err != nil {
 		return 0, err
 	}
-	b.buf = nil
-	if len(cmds) == 1 {
-		b.buf = cmds[0].Val()
-	} else {
-		b.joined = b.joined[:0]
-		for _, c := range cmds {
-			b.joined = append(b.joined, c.Val()...)
-		}
-		b.buf = b.joined
-	}
-	at := 0
-	for i, c := range cmds {
-		if b.spans, err = readArray(b.spans, b.buf, at, counts[i]); err != nil {
+	b.buf = b.joined
+	for i, list := range lists {
+		if b.spans, err = readArray(b.spans, b.buf, begins[i], len(list)-1); err != nil {
 			return 0, err
 		}
-		at += len(c.Val())
 	}
 	b.vals = b.spans
 	if first {
@@ -165,21 +152,73 @@ func (b *Batch) readServer(ctx context.Context, first bool, rider Rider) (epoch 
 	return 0, nil
 }
 
-// process runs commands, and those of the rider, in one round trip.
-func (b *Batch) process(ctx context.Context, cmds []*redis.RawCmd, rider Rider) error {
-	if len(cmds) == 1 && rider == nil {
-		return b.space.Client.Process(ctx, cmds[0])
+// stream reads the replies to commands one behind the other, and returns where each begins.
+//
+// The client reads a raw reply into a slice that grows by a quarter each time, which is most of the
+// work of a lookup where a value has a thousand holders. So replies are written to the
+// batch's own memory. The client does not make such commands again after an error of
+// the connection, as it does others: they are then made once more as others are.
+func (b *Batch) stream(ctx context.Context, lists [][]any, rider Rider) (begins []int, err error) {
+	begins = make([]int, len(lists))
+	b.joined = b.joined[:0]
+	if rider == nil {
+		cmds := make([]*redis.RawWriteToCmd, len(lists))
+		for i, args := range lists {
+			cmds[i] = redis.NewRawWriteToCmd(ctx, (*reply)(&b.joined), args...)
+		}
+		if err = process(ctx, b.space.Client, cmds); err == nil {
+			at := 0
+			for i, c := range cmds {
+				begins[i] = at
+				at += int(c.Val())
+			}
+			return begins, nil
+		}
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		b.joined = b.joined[:0]
 	}
-	pipe := b.space.Client.Pipeline()
+	cmds := make([]*redis.RawCmd, len(lists))
+	for i, args := range lists {
+		cmds[i] = redis.NewRawCmd(ctx, args...)
+	}
+	if rider == nil {
+		err = process(ctx, b.space.Client, cmds)
+	} else {
+		err = b.processBeside(ctx, cmds, rider)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i, c := range cmds {
+		begins[i] = len(b.joined)
+		b.joined = append(b.joined, c.Val()...)
+	}
+	return begins, nil
+}
+
+// process runs commands in one round trip.
+func process[C redis.Cmder](ctx context.Context, client redis.UniversalClient, cmds []C) error {
+	switch len(cmds) {
+	case 0:
+		return nil
+	case 1:
+		return client.Process(ctx, cmds[0])
+	}
+	pipe := client.Pipeline()
 	for _, c := range cmds {
 		_ = pipe.Process(ctx, c)
 	}
-	if rider == nil {
-		if len(cmds) == 0 {
-			return nil
-		}
-		_, err := pipe.Exec(ctx)
-		return err
+	_, err := pipe.Exec(ctx)
+	return err
+}
+
+// processBeside runs commands, and those of the rider, in one round trip.
+func (b *Batch) processBeside(ctx context.Context, cmds []*redis.RawCmd, rider Rider) error {
+	pipe := b.space.Client.Pipeline()
+	for _, c := range cmds {
+		_ = pipe.Process(ctx, c)
 	}
 	wait := rider.AskBeside(ctx, pipe)
 	// The pipeline's error is that of some command, and each is looked at.
