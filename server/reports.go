@@ -2,8 +2,10 @@ package server
 
 import (
 	"net/http"
+	"strconv"
 
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/server/appendjson"
 	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/server/scan"
 	"github.com/kvatlas/kvatlas/store"
@@ -34,13 +36,16 @@ var (
 	endFields = reportFields()
 )
 
-// reportAnswer says what became of a report.
-type reportAnswer struct {
-	Known     bool   `json:"known"`
-	Pod       string `json:"pod,omitempty"`
-	Rank      int    `json:"rank"`
-	First     bool   `json:"first"`
-	Predicted int    `json:"predicted_tokens"`
+// appendReport appends what became of a report.
+func appendReport(b []byte, r *loads.Report) []byte {
+	b = strconv.AppendBool(append(b, `{"known":`...), r.Known)
+	if r.Pod != "" {
+		b = appendjson.String(append(b, `,"pod":`...), store.PlainName(r.Pod))
+	}
+	b = strconv.AppendInt(append(b, `,"rank":`...), int64(r.Rank), 10)
+	b = strconv.AppendBool(append(b, `,"first":`...), r.First)
+	b = strconv.AppendInt(append(b, `,"predicted_tokens":`...), int64(r.Predicted), 10)
+	return append(b, "}\n"...)
 }
 
 // requestDone is POST /v1/requests/{id}/done.
@@ -91,5 +96,7 @@ func (c *call) report(fs scan.Fields[reportRequest], tell func(q *reportRequest,
 	if err != nil {
 		return err
 	}
-	return c.replyJSON(http.StatusOK, reportAnswer{Known: r.Known, Pod: store.PlainName(r.Pod), Rank: r.Rank, First: r.First, Predicted: r.Predicted})
+	c.out = appendReport(c.out[:0], &r)
+	c.reply(http.StatusOK, c.out)
+	return nil
 }

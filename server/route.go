@@ -71,7 +71,11 @@ func (c *call) routePrompt() error {
 		a.Reservation = own
 	}
 	c.degraded = a.DegradedReason()
-	return c.replyJSON(http.StatusOK, a)
+	if c.out, err = a.Append(c.out[:0]); err != nil {
+		return err
+	}
+	c.reply(http.StatusOK, c.out)
+	return nil
 }
 
 var errNoRouter = &refusal.Error{Status: http.StatusNotImplemented, Code: refusal.CodeNotImplemented, Message: "this server does not route"}

@@ -41,7 +41,7 @@ func (a *Routed) addPair(d *route.Decision, blockSize int) {
 	}
 	a.Prefill = &halfAnswer{
 		Place: PlaceOf(h.RankRef), Address: AddressOf(h.Pod, h.Address), Fallbacks: placesOf(h.Fallbacks), Costs: costsOf(h.Costs),
-		Overlap: overlapAnswer{Blocks: h.Cached() / max(1, blockSize), Tokens: h.Cached(), Best: d.Best, Tiers: tierTokens(h.Held), Predicted: h.Predicted},
+		Overlap: overlapAnswer{Blocks: h.Cached() / max(1, blockSize), Tokens: h.Cached(), Best: d.Best, Tiers: h.Held, Predicted: h.Predicted},
 	}
 	a.addHeader(headerPrefill, hostPort(h.Pod, h.Address))
 }
@@ -75,7 +75,7 @@ func placesOf(all []store.RankRef) []Place {
 
 func costsOf(all []route.PlaceCost) (out []costAnswer) {
 	for _, c := range all {
-		k := costAnswer{Place: PlaceOf(c.RankRef), Total: numberOf(c.Total), Terms: termsOf(c.Terms), Load: c.Load, Held: tierTokens(c.Held), Predicted: c.Predicted}
+		k := costAnswer{Place: PlaceOf(c.RankRef), Total: numberOf(c.Total), Terms: termsOf(c.Terms), Load: c.Load, Held: c.Held, Predicted: c.Predicted}
 		if c.Extra != (loads.Extra{}) {
 			k.Extra = &c.Extra
 		}

@@ -4,10 +4,16 @@
 package answer
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/server/appendjson"
 	"github.com/kvatlas/kvatlas/server/request"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -46,8 +52,13 @@ type Routed struct {
 	Tokens      routedTokens  `json:"tokens"`
 	Reservation string        `json:"reservation,omitempty"`
 	Again       bool          `json:"again,omitempty"`
-	Resolved    *resolved     `json:"resolved,omitempty"`
-	Costs       []costAnswer  `json:"costs,omitempty"`
+	seldom
+}
+
+// seldom is what most answers have nothing of.
+type seldom struct {
+	Resolved *resolved    `json:"resolved,omitempty"`
+	Costs    []costAnswer `json:"costs,omitempty"`
 	// Prefill is who prefills, of a pair; without it LocalPrefill says why the place does.
 	Prefill      *halfAnswer       `json:"prefill,omitempty"`
 	LocalPrefill string            `json:"local_prefill,omitempty"`
@@ -62,15 +73,94 @@ type Routed struct {
 	returned
 }
 
+// isEmpty reports whether there is nothing to append.
+func (s *seldom) isEmpty() bool {
+	return s.Resolved == nil && s.Costs == nil && s.Prefill == nil && s.LocalPrefill == "" && s.Pairs == nil && s.Headers == nil && s.PullFrom == nil &&
+		s.KVTransfer == nil && s.PullPlan == nil && s.Degraded == nil && s.Session == nil && len(s.IDs) == 0 && len(s.Packed) == 0 && s.Body == nil
+}
+
+// Append appends the answer and a line end. It is what encoding/json makes of it, in a fraction
+// of the time where there is nothing seldom.
+func (a *Routed) Append(b []byte) ([]byte, error) {
+	b = a.Place.appendMembers(append(b, '{'))
+	if a.Address != "" {
+		b = appendjson.String(append(b, `,"address":`...), a.Address)
+	}
+	b = appendjson.String(append(b, `,"policy":`...), a.Policy)
+	b = append(b, `,"fallbacks":[`...)
+	for i := range a.Fallbacks {
+		b = append(appendjson.Comma(b, i), '{')
+		b = append(a.Fallbacks[i].appendMembers(b), '}')
+	}
+	o := &a.Overlap
+	b = strconv.AppendInt(append(b, `],"overlap":{"blocks":`...), int64(o.Blocks), 10)
+	b = strconv.AppendInt(append(b, `,"tokens":`...), int64(o.Tokens), 10)
+	b = strconv.AppendInt(append(b, `,"best_tokens":`...), int64(o.Best), 10)
+	b = o.Tiers.append(append(b, `,"tiers":`...))
+	if o.Predicted != 0 {
+		b = strconv.AppendInt(append(b, `,"predicted_tokens":`...), int64(o.Predicted), 10)
+	}
+	b = strconv.AppendInt(append(b, `},"tokens":{"total":`...), int64(a.Tokens.Total), 10)
+	b = appendjson.String(append(b, `,"source":`...), a.Tokens.Source)
+	b = append(strconv.AppendBool(append(b, `,"exact":`...), a.Tokens.Exact), '}')
+	if a.Reservation != "" {
+		b = appendjson.String(append(b, `,"reservation":`...), a.Reservation)
+	}
+	if a.Again {
+		b = append(b, `,"again":true`...)
+	}
+	if a.isEmpty() {
+		return append(b, "}\n"...), nil
+	}
+	rest := bytes.NewBuffer(append(b, ','))
+	enc := json.NewEncoder(rest)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(&a.seldom)
+	return slices.Delete(rest.Bytes(), len(b)+1, len(b)+2), err // its brace
+}
+
+// appendMembers appends the members of the object.
+func (p *Place) appendMembers(b []byte) []byte {
+	b = appendjson.String(append(b, `"pod":`...), p.Pod)
+	return strconv.AppendInt(append(b, `,"rank":`...), int64(p.Rank), 10)
+}
+
 // overlapAnswer is what the chosen place can reuse.
 type overlapAnswer struct {
-	Blocks int            `json:"blocks"`
-	Tokens int            `json:"tokens"`
-	Best   int            `json:"best_tokens"`
-	Tiers  map[string]int `json:"tiers"`
+	Blocks int        `json:"blocks"`
+	Tokens int        `json:"tokens"`
+	Best   int        `json:"best_tokens"`
+	Tiers  tierTokens `json:"tiers"`
 	// Predicted is how many of Tokens are only predicted.
 	Predicted int `json:"predicted_tokens,omitempty"`
 }
+
+// tierTokens are numbers of tokens by tier: an object of those above 0, in the order of names.
+type tierTokens [store.NumTiers]int
+
+// tiersByName are the tiers in the order of their names.
+var tiersByName = func() (all []store.Tier) {
+	for t := range store.NumTiers {
+		all = append(all, store.Tier(t))
+	}
+	slices.SortFunc(all, func(x, y store.Tier) int { return strings.Compare(x.String(), y.String()) })
+	return all
+}()
+
+func (t *tierTokens) append(b []byte) []byte {
+	b = append(b, '{')
+	n := 0
+	for _, tier := range tiersByName {
+		if tokens := t[tier]; tokens > 0 {
+			b = strconv.AppendInt(appendjson.Name(b, n, tier.String()), int64(tokens), 10)
+			n++
+		}
+	}
+	return append(b, '}')
+}
+
+// MarshalJSON implements json.Marshaler.
+func (t tierTokens) MarshalJSON() ([]byte, error) { return t.append(nil), nil }
 
 type routedTokens struct {
 	Total  int    `json:"total"`
@@ -94,7 +184,7 @@ type costAnswer struct {
 	Terms map[string]float64 `json:"terms"`
 	Load  loads.Load         `json:"load"`
 	Extra *loads.Extra       `json:"engine_extra,omitempty"`
-	Held  map[string]int     `json:"held_tokens"`
+	Held  tierTokens         `json:"held_tokens"`
 	// Predicted is how many of Held are only predicted.
 	Predicted int `json:"predicted_tokens,omitempty"`
 }
@@ -114,7 +204,7 @@ func (a *Routed) DegradedReason() string {
 func Route(q *request.Route, d *route.Decision) *Routed {
 	a := &Routed{
 		Place: PlaceOf(d.RankRef), Address: AddressOf(d.Pod, d.Address), Policy: d.Policy, Fallbacks: placesOf(d.Fallbacks), Reservation: d.Reservation, Again: d.Again,
-		Overlap: overlapAnswer{Tokens: d.Cached(), Best: d.Best, Tiers: tierTokens(d.Held), Predicted: d.Predicted},
+		Overlap: overlapAnswer{Tokens: d.Cached(), Best: d.Best, Tiers: d.Held, Predicted: d.Predicted},
 		Tokens:  routedTokens{Total: d.Tokens, Source: "estimate", Exact: !d.Estimated},
 	}
 	if d.Score != nil {
@@ -152,14 +242,4 @@ func Route(q *request.Route, d *route.Decision) *Routed {
 	a.addPair(d, blockSize)
 	a.addPull(d, cmp.Or(d.Reservation, q.ID))
 	return a
-}
-
-func tierTokens(held [store.NumTiers]int) map[string]int {
-	m := map[string]int{}
-	for t, n := range held {
-		if n > 0 {
-			m[store.Tier(t).String()] = n
-		}
-	}
-	return m
 }
