@@ -57,6 +57,7 @@ func (p *pairing) call(version int64) (c *loads.PairCall, is, ks []int, err erro
 		Call: loads.Call{
 			Model: p.q.Score.Model, ID: p.q.ID, Lease: v.Settings.lease(), Tokens: v.Tokens, Expected: p.q.Expected,
 			BlockSize: v.BlockSize, Keys: p.match.Keys, Settings: version, Quadratic: p.decode.Settings.Quadratic, Weights: p.wd, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
+			WantLoads: p.q.Explain,
 		},
 		PrefillWeights: p.wp,
 	}
@@ -154,11 +155,15 @@ func (p *pairing) booked(b *loads.BookedPair, is, ks []int) {
 	p.prefill.Now, p.decode.Now = b.Now, b.Now
 	for n := range b.PrefillCosts {
 		p.tp[is[n]] = b.PrefillCosts[n]
-		p.prefill.seeBooked(&p.prefill.Candidates[is[n]], b.PrefillLoads[n])
+		if p.q.Explain {
+			p.prefill.seeBooked(&p.prefill.Candidates[is[n]], b.PrefillLoads[n])
+		}
 	}
 	for n := range b.Costs {
 		p.td[ks[n]] = b.Costs[n]
-		p.decode.seeBooked(&p.decode.Candidates[ks[n]], b.Loads[n])
+		if p.q.Explain {
+			p.decode.seeBooked(&p.decode.Candidates[ks[n]], b.Loads[n])
+		}
 	}
 }
 

@@ -240,6 +240,7 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 		call := loads.Call{
 			Model: q.Score.Model, ID: q.ID, Lease: v.Settings.lease(), Tokens: v.Tokens, Expected: q.Expected,
 			BlockSize: v.BlockSize, Keys: match.Keys, Settings: version, Weights: w, Quadratic: v.Settings.Quadratic, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
+			WantLoads: q.Explain,
 		}
 		if call.ID == "" {
 			call.ID = "r" + strconv.FormatUint(v.Rand.Uint64(), 36) + strconv.FormatUint(v.Rand.Uint64(), 36)
@@ -284,8 +285,11 @@ func (v *View) booked(b loads.Booked, who []int, w loads.Weights, totals []float
 	for k := range b.Costs {
 		totals[who[k]] = b.Costs[k]
 		c := &v.Candidates[who[k]]
+		if !v.Explain {
+			continue
+		}
 		v.seeBooked(c, b.Loads[k])
-		if c.Cost.Twin > 0 && v.Explain {
+		if c.Cost.Twin > 0 {
 			if less := b.Costs[k] - v.Total(who[k], w); less < -1e-6 { // what else there was is the same
 				c.Cost.Terms = append(c.Cost.Terms, Term{"twin_ms", less / c.Cost.Factor})
 			}

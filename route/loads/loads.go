@@ -207,6 +207,8 @@ type Call struct {
 	// Temperature, if above 0, draws among the candidates instead of taking the cheapest:
 	// see Pick. Draw is the random number for it, in [0, 1).
 	Temperature, Draw float64
+	// WantLoads asks for Booked.Loads, which take time that few have a use for.
+	WantLoads bool
 	// Candidates are who may be taken, at most MaxCandidates. Of equal costs the first
 	// one wins, so the caller shuffles them.
 	Candidates []Candidate
@@ -220,7 +222,7 @@ type Booked struct {
 	Again bool
 	// Costs are those of the call's candidates; NaN where one is busy.
 	Costs []float64
-	// Loads are their loads before this request was added.
+	// Loads are their loads before this request was added, if the call wants them.
 	Loads []Load
 	// Now is when it was booked, in microseconds of the Unix epoch.
 	Now int64
@@ -276,7 +278,8 @@ type Difference struct {
 // Store keeps loads. Memory and loads/redis implement it with one contract, held together
 // by the suite in loads/loadstest. All methods are safe for concurrent use.
 type Store interface {
-	// Book chooses and books in one step. The error is ErrBusy, ErrFull, ErrSettings,
+	// Book chooses and books in one step. Reservations whose lease is over may count until the next
+	// Loads, but never stand in the way: not under the call's id, and not where there are too many. The error is ErrBusy, ErrFull, ErrSettings,
 	// ErrInvalid, or ErrUnavailable; only after the last one may something have been booked.
 	Book(ctx context.Context, c *Call) (Booked, error)
 	// BookPair chooses who prefills a request and who decodes it, and books both in one step

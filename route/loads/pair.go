@@ -41,7 +41,8 @@ type Option struct {
 type BookedPair struct {
 	// Booked is who decodes, with the costs and the loads of the call's Candidates.
 	Booked
-	// Prefill is who prefills. PrefillCosts and PrefillLoads are those of the call's Prefill.
+	// Prefill is who prefills. PrefillCosts and PrefillLoads are those of the call's Prefill, the
+	// latter if it wants loads.
 	Prefill      store.RankRef
 	PrefillCosts []float64
 	PrefillLoads []Load
@@ -143,11 +144,17 @@ func (m *Memory) BookPair(_ context.Context, c *PairCall) (BookedPair, error) {
 	return out, nil
 }
 
-// costs are those of candidates now, NaN where one is busy, and their loads.
-func (b *book) costs(call *Call, cs []Candidate, w Weights, marks []blockkey.Key, tail, now int64) ([]float64, []Load) {
-	costs, loads := make([]float64, len(cs)), make([]Load, len(cs))
+// costs are those of candidates now, NaN where one is busy, and their loads if the call wants them.
+func (b *book) costs(call *Call, cs []Candidate, w Weights, marks []blockkey.Key, tail, now int64) (costs []float64, loads []Load) {
+	costs = make([]float64, len(cs))
+	if call.WantLoads {
+		loads = make([]Load, len(cs))
+	}
 	for i := range cs {
-		costs[i], loads[i] = b.cost(call, &cs[i], w, marks, tail, now)
+		cost, l := b.cost(call, &cs[i], w, marks, tail, now)
+		if costs[i] = cost; loads != nil {
+			loads[i] = l
+		}
 	}
 	return costs, loads
 }

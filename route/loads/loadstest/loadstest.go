@@ -95,7 +95,7 @@ func pod(name string, rank int) store.RankRef { return store.RankRef{Pod: name, 
 
 // call is a request of n blocks that may go to the places.
 func call(id string, keys []blockkey.Key, places ...store.RankRef) *loads.Call {
-	c := &loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: len(keys)*blockSize + 3, BlockSize: blockSize, Keys: keys}
+	c := &loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: len(keys)*blockSize + 3, BlockSize: blockSize, Keys: keys, WantLoads: true}
 	for _, p := range places {
 		c.Candidates = append(c.Candidates, loads.Candidate{RankRef: p, Uncached: c.Tokens, Work: int64(c.Tokens) * 2, Factor: 1, Speed: 1})
 	}

@@ -7,7 +7,7 @@ import (
 
 // bookArgs are the arguments of lua/book.lua.
 func (s *Store) bookArgs(c *loads.PairCall) []any {
-	marks, _ := loads.Marks(c.Keys)
+	marks, tail := c.Marked()
 	packed := make([]byte, 0, 8*len(marks))
 	for _, k := range marks {
 		b := blockkey.StoreKey(k).Bytes()
@@ -25,7 +25,7 @@ func (s *Store) bookArgs(c *loads.PairCall) []any {
 		}
 	}
 	args := make([]any, 0, 7+len(c.Candidates)+len(c.Prefill))
-	args = append(args, s.now(), c.ID, packCall(&c.Call, overdueAtOnce), packed, packCandidates(c.Candidates), packCandidates(c.Prefill), pair)
+	args = append(args, s.now(), c.ID, packCall(&c.Call, tail, overdueAtOnce), packed, packCandidates(c.Candidates), packCandidates(c.Prefill), pair)
 	for _, list := range [][]loads.Candidate{c.Candidates, c.Prefill} {
 		for i := range list {
 			args = append(args, field(list[i].RankRef))
@@ -34,13 +34,15 @@ func (s *Store) bookArgs(c *loads.PairCall) []any {
 	return args
 }
 
-// packCall returns the numbers of a call. With overdue above 0 the script books nothing if there
-// are overdue reservations, but returns up to so many.
-func packCall(c *loads.Call, overdue int) []byte {
-	_, tail := c.Marked()
-	w := &c.Weights
-	return appendNumbers(make([]byte, 0, 16*8), float64(c.Lease.Microseconds()), float64(c.Tokens), float64(tail), float64(c.Expected), float64(c.BlockSize),
-		c.Temperature, c.Draw, loads.MaxReservations, float64(c.Settings), float64(overdue), w.Wait, w.Prefill, w.Decode, w.Blocks, w.Requests, c.Quadratic)
+// packCall returns the numbers of a call. With overdue above 0 the script returns up to so many
+// overdue reservations where these are in the way, and books nothing.
+func packCall(c *loads.Call, tail int64, overdue int) []byte {
+	w, wanted := &c.Weights, 0.0
+	if c.WantLoads {
+		wanted = 1
+	}
+	return appendNumbers(make([]byte, 0, 17*8), float64(c.Lease.Microseconds()), float64(c.Tokens), float64(tail), float64(c.Expected), float64(c.BlockSize),
+		c.Temperature, c.Draw, loads.MaxReservations, float64(c.Settings), float64(overdue), w.Wait, w.Prefill, w.Decode, w.Blocks, w.Requests, c.Quadratic, wanted)
 }
 
 func packCandidates(cs []loads.Candidate) []byte {
@@ -69,10 +71,10 @@ func readBooked(reply []any, c *loads.PairCall) (out loads.BookedPair, err error
 	if out.Again = state == "again"; out.Again {
 		prefills = r.text()
 	} else {
-		out.Costs, out.Loads = r.weighed(c.Candidates)
+		out.Costs, out.Loads = r.weighed(c.Candidates, c.WantLoads)
 		if paired {
 			prefills = r.text()
-			out.PrefillCosts, out.PrefillLoads = r.weighed(c.Prefill)
+			out.PrefillCosts, out.PrefillLoads = r.weighed(c.Prefill, c.WantLoads)
 			totals := r.text()
 			out.Resorted = r.int() == 1
 			n := len(c.Options)

@@ -131,6 +131,10 @@ func (s *Store) keys(model string) []string {
 	return []string{name("l" + form), name("r" + form), name("t" + form), name("m"+form) + ":", name("x"), name("g"), name("d")}
 }
 
+// requestKeys are those of keys that what is done with every request goes by: each costs the server
+// time.
+func (s *Store) requestKeys(model string) []string { return s.keys(model)[:5] }
+
 // now is the first argument of every script.
 func (s *Store) now() int64 {
 	if s.c.Now == nil {
@@ -208,11 +212,12 @@ func (s *Store) BookPair(ctx context.Context, c *loads.PairCall) (loads.BookedPa
 
 // book books a pair or, where nobody is there to prefill, one place.
 func (s *Store) book(ctx context.Context, c *loads.PairCall) (loads.BookedPair, error) {
-	keys, args := s.keys(c.Model), s.bookArgs(c)
+	keys, args := s.requestKeys(c.Model), s.bookArgs(c)
 	reply, err := s.run(ctx, bookScript, keys, args)
-	if err == nil && len(reply) == 2 { // some are overdue
+	if err == nil && len(reply) == 2 && reply[0] == "overdue" {
 		if err = s.endOverdue(ctx, keys, reply[1]); err == nil {
-			args[2] = packCall(&c.Call, 0)
+			_, tail := c.Marked()
+			args[2] = packCall(&c.Call, tail, 0)
 			reply, err = s.run(ctx, bookScript, keys, args)
 		}
 	}
@@ -265,7 +270,7 @@ func (s *Store) report(ctx context.Context, script *goredis.Script, model, id st
 	if err := loads.CheckID(id); err != nil {
 		return loads.Report{}, err
 	}
-	reply, err := s.run(ctx, script, s.keys(model), append([]any{s.now()}, args...))
+	reply, err := s.run(ctx, script, s.requestKeys(model), append([]any{s.now()}, args...))
 	if err != nil || len(reply) == 0 {
 		return loads.Report{}, err
 	}

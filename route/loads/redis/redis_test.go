@@ -46,7 +46,7 @@ func TestCluster(t *testing.T) {
 }
 
 func request(id string, places ...string) *loads.Call {
-	c := &loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: 100, BlockSize: 16}
+	c := &loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: 100, BlockSize: 16, WantLoads: true}
 	for _, p := range places {
 		c.Candidates = append(c.Candidates, loads.Candidate{RankRef: store.RankRef{Pod: p}, Uncached: 100, Work: 100, Factor: 1, Speed: 1})
 	}

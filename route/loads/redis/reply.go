@@ -120,9 +120,12 @@ func (r *reader) time() int64 {
 	return int64(number(s, 0))
 }
 
-// weighed reads the costs of candidates, and their loads.
-func (r *reader) weighed(cs []loads.Candidate) ([]float64, []loads.Load) {
+// weighed reads the costs of candidates, and their loads where these were asked for.
+func (r *reader) weighed(cs []loads.Candidate, wanted bool) ([]float64, []loads.Load) {
 	costs, rows := r.numbers(len(cs)), r.text()
+	if !wanted {
+		return costs, nil
+	}
 	if len(rows) != rowSize*len(cs) {
 		r.fail(rows)
 		return nil, nil

@@ -1,7 +1,8 @@
 -- Choose who does a request, or who prefills it and who decodes it, and book it.
 -- ARGV  2 id  3 of the call: lease in us, tokens, tail, expected, block size, temperature, draw, most
---       reservations, version of the settings, how many overdue ids are wanted before anything
---       is booked, weights of wait, prefill, decode, blocks and requests, quadratic  4 marks
+--       reservations, version of the settings, how many overdue ids are wanted where there are
+--       too many reservations, weights of wait, prefill, decode, blocks and requests, quadratic,
+--       whether the loads are wanted  4 marks
 --       5 of each who may do it: gen, uncached, work, base, floor, factor, speed, limits of requests,
 --       prefill and blocks, what a unit is worth that a running request spares  6 the same of each who may prefill for another; '' for no pair
 --       7 of a pair: the weights of who prefills, how many options and last resorts, and of each: who
@@ -13,17 +14,13 @@
 local id, marked, candidates, options = ARGV[2], ARGV[4], ARGV[5] .. ARGV[6], ARGV[7]
 local n, n1 = #candidates / 88, #ARGV[5] / 88
 local paired = n > n1
-if not (n1 > 0 and #ARGV[3] == 128 and #marked % 8 == 0 and #ARGV[5] % 88 == 0 and #ARGV == 7 + n and paired == (#options > 0)) then
+if not (n1 > 0 and #ARGV[3] == 136 and #marked % 8 == 0 and #ARGV[5] % 88 == 0 and #ARGV == 7 + n and paired == (#options > 0)) then
   error('arguments are wrong', 0)
 end
 local lease, tokens, tail, expected, size, temperature, draw, most, version, overdue, weighWait, weighPrefill, weighDecode,
-  weighBlocks, weighRequests, quadratic = numbers('<dddddddddddddddd', ARGV[3])
+  weighBlocks, weighRequests, quadratic, wanted = numbers('<ddddddddddddddddd', ARGV[3])
 if not (quadratic >= 0 and quadratic <= 1 and lease > 0 and tokens >= 0 and tail >= 0 and expected >= 0 and size > 0 and max(lease, tokens, tail, expected, size) < 2 ^ 50) then
   error('numbers are wrong', 0)
-end
-for c = 1, n do
-  local gen, uncached, work = numbers('<ddd', candidates, 88 * c - 87)
-  if not (gen >= 0 and uncached >= 0 and work >= 0 and max(gen, uncached, work) < 2 ^ 50) then error('a candidate is wrong', 0) end
 end
 local choices, resorts = 0, 0
 if paired then
@@ -34,24 +31,25 @@ if paired then
     if not (p >= 1 and p <= n - n1 and d >= 1 and d <= n1 and floor(p) == p and floor(d) == d) then error('options are wrong', 0) end
   end
 end
-local stamp = pack('<d', now)
+local stamp, NONE = pack('<d', now), '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 
-if overdue > 0 then
-  local ids = call('ZRANGE', LEASE, '-inf', string.format('%.0f', now), 'BYSCORE', 'LIMIT', '0', string.format('%d', overdue))
-  if #ids > 0 then return {'overdue', ids} end
-end
 local old = call('HGET', RES, id)
 if old and #old >= 128 then
+  if overdue > 0 and numbers('<d', old) <= now then return {'overdue', {id}} end
   local length, pairLength = numbers('<dd', old, 105)
   local name = string.sub(old, 129, 128 + length)
   return {'again', stamp, name, pairLength > 0 and string.sub(old, 129 + length, 128 + length + pairLength) or name}
 end
-if call('HLEN', RES) >= most then return {'full', stamp} end
-local rows = call('HMGET', LOAD, '@', unpack(ARGV, 8))
+if call('HLEN', RES) >= most then
+  local ids = {}
+  if overdue > 0 then ids = call('ZRANGE', LEASE, '-inf', string.format('%.0f', now), 'BYSCORE', 'LIMIT', '0', string.format('%d', overdue)) end
+  if #ids > 0 then return {'overdue', ids} end
+  return {'full', stamp}
+end
+local rows, lost = call('HMGET', LOAD, '@', unpack(ARGV, 8)), nil
 if tonumber(rows[1] or 0) ~= version then
-  local put = call('HGET', SETTINGS, 'version') or '0'
-  if tonumber(put) ~= version then return {'settings', stamp} end
-  call('HSET', LOAD, '@', put) -- it was lost
+  lost = call('HGET', SETTINGS, 'version') or '0'
+  if tonumber(lost) ~= version then return {'settings', stamp} end
 end
 
 local m = #marked / 8
@@ -60,12 +58,13 @@ local costs, works, fills, haves = {}, {}, {}, {} -- of each: the work and the t
 for c = 1, n do
   if c > n1 then weighWait, weighPrefill, weighDecode, weighBlocks, weighRequests = numbers('<ddddd', options) end
   local gen, uncached, units, base, least, factor, speed, mr, mp, mb, twin = numbers('<ddddddddddd', candidates, 88 * c - 87)
+  if not (gen >= 0 and uncached >= 0 and units >= 0 and max(gen, uncached, units) < 2 ^ 50) then error('a candidate is wrong', 0) end
   works[c], fills[c] = units, uncached
   local row, work, prefill, blocks, requests, since = rows[c + 1], 0, 0, 0, 0, now
   if row and #row == 104 then
     local g, _, _, w, p, b, r, s = numbers('<dddddddd', row)
     if r > 0 and (g == 0 or g >= gen) then work, prefill, blocks, requests, since = w, p, b, r, s end
-  else rows[c + 1] = string.rep('\0', 104) end
+  else rows[c + 1] = NONE end
   if (mr ~= 0 and requests >= mr) or (mp ~= 0 and prefill >= mp) or (mb ~= 0 and blocks >= mb) then
     costs[c] = 0 / 0
   else
@@ -111,6 +110,8 @@ for c = 1, n do
   end
 end
 
+if lost then call('HSET', LOAD, '@', lost) end
+
 -- Pick in shape.go. A cost that is not a number cannot be taken.
 local best, totals, count, resorted = 0, costs, n1, 0
 for try = 0, resorts > 0 and 1 or 0 do
@@ -154,11 +155,11 @@ if paired and best > 0 then
   if ARGV[7 + p] == ARGV[7 + d] then d = p end
 end
 local reply = {best > 0 and 'booked' or 'busy', stamp, ARGV[7 + d], pack('<' .. string.rep('d', n1), unpack(costs)),
-  table.concat(rows, '', 2, 1 + n1)}
+  wanted == 1 and table.concat(rows, '', 2, 1 + n1) or ''}
 if best == 0 then reply[3] = '' end
 if paired then
   reply[6], reply[7] = best > 0 and ARGV[7 + p] or '', pack('<' .. string.rep('d', n - n1), unpack(costs, n1 + 1))
-  reply[8] = table.concat(rows, '', n1 + 2, n + 1)
+  reply[8] = wanted == 1 and table.concat(rows, '', n1 + 2, n + 1) or ''
   reply[9], reply[10] = pack('<' .. string.rep('d', count), unpack(totals, 1, count)), resorted
 end
 if best == 0 then return reply end
@@ -200,7 +201,7 @@ for part = 1, d == p and 1 or 2 do -- who does it or decodes, then who prefills 
   call('HSET', LOAD, name, pack('<ddddddddddddd', max(g, gen), l, k + 1, w + newWork, pre + newPrefill, b, r + 1, since, speed, samples, learnt, filled, filledAt))
 end
 local name, other = ARGV[7 + d], d == p and '' or ARGV[7 + p]
-call('HSET', RES, id, pack('<dddddddddddddddd', now + lease, 0, 0, 0, lives[1], uncached, work, now, tokens, tail, expected, size,
-  lease, #name, #other, lives[2] or 0) .. name .. other .. marked)
+call('HSET', RES, id, pack('<ddddddddddddddddc0c0c0', now + lease, 0, 0, 0, lives[1], uncached, work, now, tokens, tail, expected, size,
+  lease, #name, #other, lives[2] or 0, name, other, marked))
 call('ZADD', LEASE, string.format('%.0f', now + lease), id .. PAD)
 return reply

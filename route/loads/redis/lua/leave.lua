@@ -34,7 +34,7 @@ for i = 4, #ARGV do
       call('ZREM', LEASE, id .. PAD)
       to = 2
     else
-      call('HSET', RES, id, pack('<dddd', now + lease, 1, output, outblocks) .. string.sub(v, 33))
+      call('HSET', RES, id, pack('<ddddc0', now + lease, 1, output, outblocks, string.sub(v, 33)))
       from = pairLength > 0 and 2 or 1
       if prefilled ~= 1 then to = from end
     end

@@ -20,5 +20,5 @@ if more then
   end
   output, outblocks = out, blocks
 end
-call('HSET', RES, id, pack('<dddd', now + lease, prefilled, output, outblocks) .. string.sub(v, 33))
+call('HSET', RES, id, pack('<ddddc0', now + lease, prefilled, output, outblocks, string.sub(v, 33)))
 return {name, tokens - prefill, tokens, more and 1 or 0}
