@@ -20,7 +20,7 @@ func embedded(b *testing.B) (*memory.Index, *scorer.Scorer, *route.Router) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = index.Close() })
-	s, err := scorer.New(scorer.Config{Index: index})
+	s, err := scorer.New(scorer.Config{Index: index, Budget: scorer.Unbounded})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -51,7 +51,7 @@ type Decision struct {
 	// Local says that loads could not be reached: the choice was made by the last picture of
 	// them, and nothing was booked.
 	Local bool
-	// Score is what the scorer found; nil if the policy needed none.
+	// Score is what the scorer found, with the first of its Pods; nil if the policy needed none.
 	Score *scorer.Response
 	// Tokens is the length of the prompt, an estimate if Estimated.
 	Tokens    int

@@ -30,7 +30,7 @@ func embed(ctx context.Context) error {
 		return err
 	}
 	defer index.Close()
-	s, err := scorer.New(scorer.Config{Index: index})
+	s, err := scorer.New(scorer.Config{Index: index, Budget: scorer.Unbounded})
 	if err != nil {
 		return err
 	}

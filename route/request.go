@@ -103,8 +103,9 @@ func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Pictur
 			if q.Pinned != nil && q.Pinned.Rank >= 0 && q.Pinned.Rank != rank {
 				continue
 			}
-			v.Candidates = append(v.Candidates, Candidate{RankRef: store.RankRef{Pod: p.Name, Rank: rank}, Decode: q.Role == "decode", Added: int64(v.Blocks())})
+			v.Candidates = v.Candidates[:len(v.Candidates)+1] // there is room, which giveBack has cleared
 			c := &v.Candidates[len(v.Candidates)-1]
+			c.RankRef, c.Decode, c.Added = store.RankRef{Pod: p.Name, Rank: rank}, q.Role == "decode", int64(v.Blocks())
 			if slot, ok := reg.Slot(i, rank); ok {
 				c.Generation = reg.Generation(slot)
 				if slot < len(match.Held) {

@@ -128,11 +128,13 @@ func (r *Router) Route(ctx context.Context, q Request) (*Decision, error) {
 		return nil, err
 	}
 	for again := false; ; again = true {
-		try := r.route
+		var d *Decision
+		var err error
 		if q.Role == RolePair {
-			try = r.routePair
+			d, err = r.routePair(ctx, &q, again)
+		} else {
+			d, err = r.route(ctx, &q, again)
 		}
-		d, err := try(ctx, &q, again)
 		if err == nil {
 			r.noteChoice(q.Score.Model, d)
 			r.noteDemand(q.Score.Model, d)
@@ -195,7 +197,7 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 // without tokens: that reads no block, and brings who is registered up to date all the same.
 func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision) (*scorer.Match, error) {
 	ask := q.Score
-	ask.Strategy, ask.EarlyExit, ask.Match, ask.Predicted = scorer.LongestPrefix, false, true, true
+	ask.Strategy, ask.EarlyExit, ask.Match, ask.Predicted, ask.Top = scorer.LongestPrefix, false, true, true, 1
 	if blind {
 		ask = scorer.Request{Model: ask.Model, Strategy: ask.Strategy, Match: true}
 	}

@@ -88,3 +88,39 @@ func TestLateBeforeTheIndex(t *testing.T) {
 		}
 	}
 }
+
+// deadlines is an index that remembers whether the last lookup had a deadline.
+type deadlines struct {
+	store.Index
+	last bool
+}
+
+func (d *deadlines) Lookup(ctx context.Context, queries ...*store.Query) error {
+	_, d.last = ctx.Deadline()
+	return d.Index.Lookup(ctx, queries...)
+}
+
+// TestUnbounded leaves a lookup the deadline of its caller, and gives it none of its own.
+func TestUnbounded(t *testing.T) {
+	plain, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	bounded, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	x := &deadlines{Index: plain}
+	for _, c := range []struct {
+		budget time.Duration
+		ctx    context.Context
+		want   bool
+	}{{0, t.Context(), true}, {scorer.Unbounded, t.Context(), false}, {scorer.Unbounded, bounded, true}} {
+		s := newScorer(t, scorer.Config{Index: x, Budget: c.budget})
+		if _, err := s.Score(c.ctx, scorer.Request{Model: "m", Input: scorer.Tokens(make([]uint32, 100))}); err != nil || x.last != c.want {
+			t.Errorf("with a budget of %v the lookup has a deadline: %v, expected %v; %v", c.budget, x.last, c.want, err)
+		}
+	}
+	if _, err := scorer.New(scorer.Config{Index: x, Budget: -2}); err == nil {
+		t.Error("a budget below Unbounded was taken")
+	}
+}

@@ -20,7 +20,7 @@ func inProcess(ctx context.Context, tokens int) error {
 		return err
 	}
 	defer func() { _ = index.Close() }() // nothing of it is kept
-	s, err := scorer.New(scorer.Config{Index: index})
+	s, err := scorer.New(scorer.Config{Index: index, Budget: scorer.Unbounded})
 	if err != nil {
 		return err
 	}

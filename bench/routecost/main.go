@@ -3,6 +3,7 @@
 //
 //	go build -o bin/kvatlas ./cmd/kvatlas
 //	go run ./bench/routecost --kvatlas bin/kvatlas
+//	go run ./bench/routecost --embedded
 //
 // It starts a redis-server and a server of kvatlas, and asks one call after the other on one
 // connection, each kind of call in turn in every round. The prompts are tokens of which one of
@@ -37,8 +38,12 @@ func run(ctx context.Context, args []string) (err error) {
 	redisServer := fs.String("redis-server", "redis-server", "the Redis to start")
 	calls := fs.Int("calls", 400, "calls of each kind in a round; of the longest prompts a quarter")
 	rounds := fs.Int("rounds", 5, "how often all kinds are asked in turn")
+	embedded := fs.Bool("embedded", false, "measure only the router in this process")
 	if err := fs.Parse(args); err != nil {
 		return err
+	}
+	if *embedded {
+		return inProcess(ctx, 2048)
 	}
 	started, err := bench.Start(ctx, *redisServer, 1)
 	if err != nil {
