@@ -30,13 +30,9 @@ type Predict struct {
 // DefaultPredict are the settings of a model that nobody has set any for.
 func DefaultPredict() Predict { return Predict{TTLS: 120, Prune: 0.2} }
 
-const (
-	// defaultPredicted is how many blocks may be predicted of a rank of which nobody has said
-	// how many it has room for: a million tokens in blocks of 64.
-	defaultPredicted = 1 << 14
-	// predictWait bounds how long a decision waits until its prediction is written.
-	predictWait = 100 * time.Millisecond
-)
+// defaultPredicted is how many blocks may be predicted of a rank of which nobody has said
+// how many it has room for: a million tokens in blocks of 64.
+const defaultPredicted = 1 << 14
 
 // ttl is how long predictions hold on a pod; 0 is that there are none.
 func (p *Predict) ttl(pod *store.Pod) time.Duration {

@@ -40,10 +40,19 @@ const (
 	// pictureAge is how old a picture of the loads may be. All requests of that time share it;
 	// booking looks at the loads themselves.
 	pictureAge = 50 * time.Millisecond
-	// pictureWait bounds the reading of one. With none in time the last one is used.
-	pictureWait = 200 * time.Millisecond
 	// maxModels bounds what is remembered by model.
 	maxModels = 4096
+)
+
+// How long a decision waits at most. They are variables for tests, whose outcome is no matter of
+// how busy a machine is.
+var (
+	// pictureWait is for a picture of the loads. With none in time the last one is used.
+	pictureWait = 200 * time.Millisecond
+	// predictWait is for its prediction to be written.
+	predictWait = 100 * time.Millisecond
+	// sessionWait is to learn, or to note, where a session is.
+	sessionWait = 100 * time.Millisecond
 )
 
 // Scorer finds out who holds a prompt. *scorer.Scorer is one.

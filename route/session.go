@@ -44,9 +44,6 @@ type Session struct {
 	Was *store.RankRef
 }
 
-// sessionWait bounds how long a decision waits to learn, or to note, where a session is.
-const sessionWait = 100 * time.Millisecond
-
 // bound is where a session is, as an index of the candidates; stay is -1 where it must not
 // stay there.
 type bound struct {

@@ -16,8 +16,9 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// TestWrongArguments calls the scripts with arguments that are too few, too many, or no such
-// numbers. A script that says so has changed nothing.
+// TestWrongArguments calls the scripts with arguments that are too few, too many, twice, in another
+// order, or no such numbers. A script that says so has changed nothing, and one that takes them
+// leaves loads that are the sum of their reservations, and 0 when these have ended.
 func TestWrongArguments(t *testing.T) {
 	client, ctx := redistest.Start(t).Client(), context.Background()
 	clock := time.UnixMicro(1_800_000_000_000_000)
@@ -71,7 +72,7 @@ func TestWrongArguments(t *testing.T) {
 		return m
 	}
 	wrong := rapid.SampledFrom([]any{"", "x", "nan", "inf", "-inf", "-1", "1e300", "\x00", "12345678", string(learnt), string(appendNumbers(nil, -5))})
-	refused := 0
+	refused, taken := 0, 0
 	rapid.Check(t, func(r *rapid.T) {
 		client.FlushAll(ctx)
 		for _, c := range []*loads.PairCall{single("1"), call("2"), single("3")} {
@@ -83,13 +84,18 @@ func TestWrongArguments(t *testing.T) {
 		args, names := slices.Clone(c.args), keys
 		for range rapid.IntRange(1, 3).Draw(r, "changes") {
 			i := rapid.IntRange(c.keep, len(args)).Draw(r, "at")
-			switch what := rapid.IntRange(0, 4).Draw(r, "what"); {
+			switch what := rapid.IntRange(0, 6).Draw(r, "what"); {
 			case what == 0 && i < len(args):
 				args = slices.Delete(args, i, i+1)
 			case what == 1:
 				args = slices.Insert(args, i, wrong.Draw(r, "more"))
 			case what == 2:
 				names = keys[:rapid.IntRange(0, len(keys)-1).Draw(r, "keys")]
+			case what == 5 && i < len(args):
+				args = slices.Insert(args, rapid.IntRange(c.keep, len(args)).Draw(r, "again at"), args[i])
+			case what == 6 && i < len(args):
+				j := rapid.IntRange(c.keep, len(args)-1).Draw(r, "with")
+				args[i], args[j] = args[j], args[i]
 			case what == 3 && i < len(args):
 				if b, ok := args[i].([]byte); ok && len(b) > 0 {
 					b = slices.Clone(b)
@@ -107,9 +113,29 @@ func TestWrongArguments(t *testing.T) {
 			if after := state(); !maps.Equal(before, after) {
 				r.Fatalf("%s said %v, and has changed something", c.name, err)
 			}
+			return
+		}
+		taken++
+		if d, err := s.Audit(ctx, "m"); err != nil || len(d) > 0 {
+			r.Fatalf("%s took %q; loads are not the sum of reservations any more: %+v, %v", c.name, args, d, err)
+		}
+		for _, id := range client.HKeys(ctx, keys[1]).Val() {
+			if err := leaveScript.Run(ctx, client, keys[:5], s.now(), "end", "", id).Err(); err != nil {
+				r.Fatal(err)
+			}
+		}
+		clock = clock.Add(loads.MaxLease) // what had ended before is overdue by now
+		p, err := s.Loads(ctx, "m")
+		if err != nil {
+			r.Fatalf("%s took %q: %v", c.name, args, err)
+		}
+		for at, l := range p.Loads {
+			if l.Requests != 0 || l.Work != 0 || l.Prefill != 0 || l.Blocks != 0 {
+				r.Fatalf("%s took %q; %v has %+v when all have ended", c.name, args, at, l)
+			}
 		}
 	})
-	if refused == 0 {
-		t.Error("nothing was refused")
+	if refused == 0 || taken == 0 {
+		t.Errorf("%d calls were refused, and %d taken", refused, taken)
 	}
 }

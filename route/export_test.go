@@ -1,0 +1,5 @@
+package route
+
+import "time"
+
+func init() { pictureWait, predictWait, sessionWait = time.Minute, time.Minute, time.Minute }
