@@ -75,6 +75,7 @@ func TestWrongArguments(t *testing.T) {
 	refused, taken := 0, 0
 	rapid.Check(t, func(r *rapid.T) {
 		client.FlushAll(ctx)
+		clock = time.UnixMicro(1_800_000_000_000_000) // that of the arguments
 		for _, c := range []*loads.PairCall{single("1"), call("2"), single("3")} {
 			if _, err := s.book(ctx, c); err != nil {
 				r.Fatal(err)

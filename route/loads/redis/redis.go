@@ -87,6 +87,9 @@ const (
 	auditIDs      = 1024
 )
 
+// pad is PAD in lua/loads.lua.
+var pad = strings.Repeat("\x00", 65)
+
 // form is the version of what lua/loads.lua says of loads and reservations. It is one more
 // whenever that changes; before the first, 2, there was none.
 const form = "2"
@@ -233,7 +236,7 @@ func (s *Store) endOverdue(ctx context.Context, keys []string, ids any) error {
 	r.reply, _ = ids.([]any)
 	args := []any{s.now(), "overdue", ""}
 	for r.more() {
-		args = append(args, strings.TrimRight(r.text(), "\x00")) // see PAD in lua/loads.lua
+		args = append(args, strings.TrimSuffix(r.text(), pad))
 	}
 	if len(args) == 3 || r.err != nil {
 		return r.err

@@ -58,7 +58,7 @@ local costs, works, fills, haves = {}, {}, {}, {} -- of each: the work and the t
 for c = 1, n do
   if c > n1 then weighWait, weighPrefill, weighDecode, weighBlocks, weighRequests = numbers('<ddddd', options) end
   local gen, uncached, units, base, least, factor, speed, mr, mp, mb, twin = numbers('<ddddddddddd', candidates, 88 * c - 87)
-  if not (gen >= 0 and uncached >= 0 and units >= 0 and max(gen, uncached, units) < 2 ^ 50) then error('a candidate is wrong', 0) end
+  if not (#ARGV[7 + c] >= 3 and gen >= 0 and uncached >= 0 and units >= 0 and max(gen, uncached, units) < 2 ^ 50) then error('a candidate is wrong', 0) end
   works[c], fills[c] = units, uncached
   local row, work, prefill, blocks, requests, since = rows[c + 1], 0, 0, 0, 0, now
   if row and #row == 104 then
