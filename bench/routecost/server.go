@@ -37,9 +37,9 @@ func startServer(ctx context.Context, program, redisURL string) (*server, error)
 	return &server{Server: s}, nil
 }
 
-// ask sends a request and reads the answer to its end. An answer other than 2xx is an error.
-func (s *server) ask(ctx context.Context, method, path string, body []byte) error {
-	req, err := http.NewRequestWithContext(ctx, method, s.URL+path, bytes.NewReader(body))
+// post sends a request and reads the answer to its end. An answer other than 2xx is an error.
+func (s *server) post(ctx context.Context, path string, body []byte) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (s *server) ask(ctx context.Context, method, path string, body []byte) erro
 	text, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close() // it was read
 	if err == nil && resp.StatusCode/100 != 2 {
-		return fmt.Errorf("%s %s: %d %.200s", method, path, resp.StatusCode, text)
+		return fmt.Errorf("POST %s: %d %.200s", path, resp.StatusCode, text)
 	}
 	return err
 }
@@ -58,7 +58,7 @@ func (s *server) ask(ctx context.Context, method, path string, body []byte) erro
 // register makes eight pods.
 func (s *server) register(ctx context.Context) error {
 	for i := range 8 {
-		if err := s.ask(ctx, http.MethodPost, "/v1/pods", fmt.Appendf(nil, `{"name":"10.0.0.%d:8000","model":"m"}`, i)); err != nil {
+		if err := s.post(ctx, "/v1/pods", fmt.Appendf(nil, `{"name":"10.0.0.%d:8000","model":"m"}`, i)); err != nil {
 			return err
 		}
 	}
@@ -77,7 +77,7 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 		packed = binary.LittleEndian.AppendUint32(packed, ids[i])
 	}
 	prompt := func(n int) string { return base64.StdEncoding.EncodeToString(packed[:4*n]) }
-	err := s.ask(ctx, http.MethodPost, "/v1/blocks", fmt.Appendf(nil, `{"op":"add","model":"m","pod":"10.0.0.3:8000","tokens_b64":%q}`, prompt(tokens/2)))
+	err := s.post(ctx, "/v1/blocks", fmt.Appendf(nil, `{"op":"add","model":"m","pod":"10.0.0.3:8000","tokens_b64":%q}`, prompt(tokens/2)))
 	if err != nil {
 		return nil, err
 	}
@@ -92,12 +92,12 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 		}
 	}
 	report := func(id int, kind string) error {
-		return s.ask(ctx, http.MethodPost, fmt.Sprintf("/v1/requests/r%010d/%s", id, kind), []byte(`{"model":"m"}`))
+		return s.post(ctx, fmt.Sprintf("/v1/requests/r%010d/%s", id, kind), []byte(`{"model":"m"}`))
 	}
 	book := func() error {
 		s.ids++
 		copy(id, fmt.Sprintf("%010d", s.ids))
-		return s.ask(ctx, http.MethodPost, "/v1/route", booked)
+		return s.post(ctx, "/v1/route", booked)
 	}
 	kinds := []struct {
 		name  string
@@ -106,8 +106,8 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 	}{
 		{"ping", func() error { return s.redis.Ping(ctx).Err() }, nil},
 		{"mget", func() error { return s.redis.MGet(ctx, names...).Err() }, nil},
-		{"score", func() error { return s.ask(ctx, http.MethodPost, "/v1/score", plain) }, nil},
-		{"query", func() error { return s.ask(ctx, http.MethodPost, "/v1/route", plain) }, nil},
+		{"score", func() error { return s.post(ctx, "/v1/score", plain) }, nil},
+		{"query", func() error { return s.post(ctx, "/v1/route", plain) }, nil},
 		{"reserve", book, func(calls int) (err error) {
 			for id := s.ids; id > s.ids-calls; id-- {
 				err = errors.Join(err, report(id, "end"))
