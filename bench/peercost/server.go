@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/bench/internal/proc"
+	"github.com/kvatlas/kvatlas/internal/cputime"
+)
+
+// side is a server that is asked: a process and, of ours in Redis mode, the Redis behind it.
+type side struct {
+	name    string
+	cmd     *exec.Cmd
+	log     *os.File
+	address string
+	probe   request
+	redis   *redis.Client // nil without Redis
+}
+
+// freeAddress is one of this machine that nobody listens on.
+func freeAddress(ctx context.Context) (string, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+// startSide starts a program and waits until its probe answers. args gets the address that the
+// program is to listen at.
+func startSide(ctx context.Context, name, program, probe string, args func(host, port string) []string) (_ *side, err error) {
+	s := &side{name: name, probe: newRequest(http.MethodGet, probe, "", nil)}
+	if s.address, err = freeAddress(ctx); err != nil {
+		return nil, err
+	}
+	if s.log, err = os.CreateTemp("", "kvatlas-peercost-*.log"); err != nil {
+		return nil, err
+	}
+	host, port, err := net.SplitHostPort(s.address)
+	if err != nil {
+		return nil, err
+	}
+	s.cmd = exec.CommandContext(ctx, program, args(host, port)...) //nolint:gosec // the program is the user's to choose
+	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		var open []*conn
+		if open, err = s.connect(ctx, 1); err == nil {
+			closeAll(open)
+			return s, nil
+		}
+	}
+	text, _ := os.ReadFile(s.log.Name())
+	return nil, errors.Join(fmt.Errorf("%s is not ready after a minute: %w; its log: %.2000s", name, err, text), s.stop())
+}
+
+// stop ends the process.
+func (s *side) stop() error {
+	_ = s.cmd.Process.Kill() // it may have ended by itself
+	_ = s.cmd.Wait()         // it says that it was killed
+	return errors.Join(s.log.Close(), os.Remove(s.log.Name()))
+}
+
+// connect opens connections, on each of which the probe has been answered.
+func (s *side) connect(ctx context.Context, n int) (out []*conn, err error) {
+	for range n {
+		c, err := dial(ctx, s.address)
+		if err != nil {
+			closeAll(out)
+			return nil, err
+		}
+		out = append(out, c)
+		if _, err := c.ask(&s.probe, ""); err != nil {
+			closeAll(out)
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// do asks once, in no measured call, and returns the answer.
+func (s *side) do(ctx context.Context, method, path, body string) ([]byte, error) {
+	kind := ""
+	if body != "" {
+		kind = jsonKind
+	}
+	r := newRequest(method, path, kind, []byte(body))
+	c, err := dial(ctx, s.address)
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll([]*conn{c})
+	answer, err := c.ask(&r, "")
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s %s: %w", s.name, method, path, err)
+	}
+	return answer, nil
+}
+
+// spent is what the process, and Redis behind it, have taken of a processor.
+func (s *side) spent(ctx context.Context) (own, behind time.Duration, err error) {
+	if s.redis != nil {
+		info, err := s.redis.Info(ctx, "cpu").Result()
+		if err != nil {
+			return 0, 0, err
+		}
+		behind = cputime.Redis(info)
+	}
+	own, err = proc.CPU(s.cmd.Process.Pid)
+	return own, behind, err
+}
+
+// register makes a pod of each of the publishers: an engine of 16-token blocks that serves a model.
+func (s *side) register(ctx context.Context, model string, first int, endpoints []string) error {
+	for i, at := range endpoints {
+		id := strconv.Itoa(first + i)
+		var err error
+		switch s.name {
+		case dynamoIndexer:
+			_, err = s.do(ctx, http.MethodPost, "/register", `{"instance_id":`+id+`,"endpoint":"`+at+`","model_name":"`+model+`","block_size":16}`)
+		case dynamoSelection:
+			_, err = s.do(ctx, http.MethodPost, "/workers", `{"worker_id":`+id+`,"model_name":"`+model+`","endpoint":"http://10.0.0.1:80`+id+
+				`","kv_events_endpoint":"`+at+`","block_size":16,"max_num_batched_tokens":8192,"total_kv_blocks":1000000}`)
+		default:
+			_, err = s.do(ctx, http.MethodPost, "/v1/pods", `{"name":"pod-`+id+`","model":"`+model+`","engine":"vllm","block_size":16,"events":"`+at+`"}`)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

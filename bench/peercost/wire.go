@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/bench"
+)
+
+// wireChain is the length of the prompts of which new blocks are told, in blocks of the engine.
+const wireChain = 128
+
+// wireBlocks are how many blocks an engine stores in a sample, by how many an event has: enough
+// for some hundredths of a second.
+var wireBlocks = []struct{ event, all int }{{1, 1024}, {16, 8192}, {128, 16384}}
+
+// stream are the engines that a side hears alone.
+type stream struct {
+	side    *side
+	engines []*engine
+	model   string
+}
+
+// wire measures what it costs a side to hear of a block, from the wire to its index: each is told
+// of blocks that it does not know, by engines of its own, until it answers that it has the last.
+func wire(ctx context.Context, list []*side, rounds int) error {
+	fmt.Printf("\n### Events of %d engines, us of CPU a block: medians (quartiles)\n\n", pods)
+	head, line := "| blocks an event |", "|---:|"
+	for i, s := range list {
+		head, line = head+" "+s.name+" |", line+"---:|"
+		if i > 0 {
+			head, line = head+" ratio |", line+"---:|"
+		}
+	}
+	fmt.Println(head + "\n" + line)
+	var streams []*stream
+	for i, s := range list {
+		t := &stream{side: s, model: fmt.Sprintf("events-%d", i)}
+		var err error
+		if t.engines, err = newEngines(ctx, pods); err != nil {
+			return err
+		}
+		if err := errors.Join(s.register(ctx, t.model, 100, endpoints(t.engines)), heard(t.engines, 1)); err != nil {
+			return err
+		}
+		streams = append(streams, t)
+	}
+	random := rand.New(rand.NewPCG(16, 128)) //nolint:gosec // tokens of a benchmark
+	for _, n := range wireBlocks {
+		got, err := turns(rounds, len(list), func(k int) (cost, error) { return streams[k].sample(ctx, random, n.event, n.all) })
+		if err != nil {
+			return err
+		}
+		var row strings.Builder
+		for k := range got {
+			fmt.Fprintf(&row, " %s |", both(list[k], &got[k]))
+			if k > 0 {
+				fmt.Fprintf(&row, " %s |", ratio(bench.SpreadOf(got[k].ratio)))
+			}
+		}
+		fmt.Printf("| %d |%s\n", n.event, row.String())
+	}
+	return nil
+}
+
+// sample lets each engine tell of so many new blocks, and returns what one cost.
+func (t *stream) sample(ctx context.Context, random *rand.Rand, event, blocks int) (c cost, err error) {
+	payloads := make([][][]byte, len(t.engines))
+	last := make([][]uint32, len(t.engines))
+	for i := range t.engines {
+		for range blocks / wireChain {
+			last[i] = newPrompt(random, wireChain*engineBlock)
+			payloads[i] = stored(payloads[i], last[i], event)
+		}
+	}
+	own, behind, err := t.side.spent(ctx)
+	if err != nil {
+		return c, err
+	}
+	for i, e := range t.engines {
+		e.publish(payloads[i])
+	}
+	for i := range t.engines {
+		if err := t.side.settled(ctx, t.model, last[i], 1); err != nil {
+			return c, err
+		}
+	}
+	ownAfter, behindAfter, err := t.side.spent(ctx)
+	for _, e := range t.engines {
+		if n := e.pub.Lost(); n > 0 {
+			return c, fmt.Errorf("%s: %d messages were lost", t.side.name, n)
+		}
+	}
+	all := time.Duration(blocks * len(t.engines))
+	return cost{(ownAfter - own) / all, (behindAfter - behind) / all}, err
+}
