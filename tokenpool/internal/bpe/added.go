@@ -135,7 +135,7 @@ func (m *matcher) each(b []byte, i, end int, between func(i, j int), token func(
 	}
 }
 
-func (m *matcher) isSpace(r rune) bool { return unicode.IsSpace(r) && !(m.inked && r == ' ') }
+func (m *matcher) isSpace(r rune) bool { return unicode.IsSpace(r) && (!m.inked || r != ' ') }
 
 // startsWithSpace reports whether white space is the first of a token's content.
 func startsWithSpace(content string) bool {

@@ -242,7 +242,7 @@ func (c *chars) memoryBytes() int64 {
 		return 0
 	}
 	n := int64(unsafe.Sizeof(*c)) + 8*int64(cap(c.pairs))
-	for _, page := range c.pages {
+	for _, page := range &c.pages {
 		if page != nil {
 			n += int64(unsafe.Sizeof(*page))
 		}

@@ -158,6 +158,7 @@ func (t *Tokenizer) prepends(i int, spaced bool) bool {
 		return !spaced
 	case everywhere:
 		return true
+	case never:
 	}
 	return false
 }
