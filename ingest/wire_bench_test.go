@@ -62,7 +62,6 @@ func publish(what string) error {
 		if pubs[i], err = zmq.NewPublisher(zmq.PublisherConfig{Endpoint: fmt.Sprintf("ipc://%s/%d", dir, i), Replay: fmt.Sprintf("ipc://%s/r%d", dir, i), Queue: messages + 1, Keep: 16}); err != nil {
 			return err
 		}
-		defer pubs[i].Close()
 		all[i] = chain(i, messages, blocks)
 	}
 	fmt.Println("ready")
@@ -76,6 +75,9 @@ func publish(what string) error {
 		}
 	}
 	_, err := io.Copy(io.Discard, in)
+	for _, p := range pubs {
+		p.Close()
+	}
 	return err
 }
 

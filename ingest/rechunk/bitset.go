@@ -14,7 +14,7 @@ type bitset struct {
 }
 
 // word is the i-th 64 numbers.
-func (s bitset) word(i int) uint64 {
+func (s *bitset) word(i int) uint64 {
 	switch {
 	case i == 0:
 		return s.lo
@@ -25,7 +25,7 @@ func (s bitset) word(i int) uint64 {
 }
 
 // words is the number of words that may have numbers.
-func (s bitset) words() int {
+func (s *bitset) words() int {
 	if s.hi == nil {
 		return 1
 	}
@@ -46,7 +46,7 @@ func (s *bitset) at(i int) *uint64 {
 	return &(*s.hi)[i-1]
 }
 
-func (s bitset) has(i int) bool { return s.word(i>>6)>>(i&63)&1 != 0 }
+func (s *bitset) has(i int) bool { return s.word(i>>6)>>(i&63)&1 != 0 }
 
 func (s *bitset) set(i int, on bool) {
 	if on {
@@ -57,7 +57,7 @@ func (s *bitset) set(i int, on bool) {
 }
 
 // full reports whether 0 to n-1 are all in s.
-func (s bitset) full(n int) bool {
+func (s *bitset) full(n int) bool {
 	for i := 0; n > 0; i, n = i+1, n-64 {
 		want := ^uint64(0)
 		if n < 64 {
@@ -70,10 +70,10 @@ func (s bitset) full(n int) bool {
 	return true
 }
 
-func (s bitset) empty() bool { return s.top() == 0 }
+func (s *bitset) empty() bool { return s.top() == 0 }
 
 // top is one more than the highest number in s.
-func (s bitset) top() int {
+func (s *bitset) top() int {
 	for i := s.words() - 1; i >= 0; i-- {
 		if w := s.word(i); w != 0 {
 			return 64*i + bits.Len64(w)
@@ -83,7 +83,7 @@ func (s bitset) top() int {
 }
 
 // add adds the numbers of o.
-func (s *bitset) add(o bitset) {
+func (s *bitset) add(o *bitset) {
 	for i := range o.words() {
 		if w := o.word(i); w != 0 {
 			*s.at(i) |= w
@@ -108,15 +108,18 @@ type tierSets struct {
 	others *[numTiers]bitset // nil where all are empty
 }
 
+// none is the set of a tier that has none; it stays empty.
+var none bitset
+
 // of returns the set of a tier, to be read.
-func (s *tierSets) of(tier int) bitset {
+func (s *tierSets) of(tier int) *bitset {
 	switch {
 	case tier == int(store.GPU):
-		return s.gpu
+		return &s.gpu
 	case s.others == nil:
-		return bitset{}
+		return &none
 	}
-	return s.others[tier]
+	return &s.others[tier]
 }
 
 // put replaces the set of a tier.

@@ -179,8 +179,7 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 		plain = r.held == 1<<store.GPU
 	}
 	plain = plain && r.present.gpu.full(n) && r.placed.full(n)
-	lacking, windows := false, r.held>>store.NumTiers != 0
-	lacking = !r.lacking.gpu.empty()
+	lacking, windows := !r.lacking.gpu.empty(), r.held>>store.NumTiers != 0
 	for t := int(store.GPU) + 1; t < numTiers && (r.present.others != nil || r.lacking.others != nil); t++ {
 		present, lack := !r.present.of(t).empty(), !r.lacking.of(t).empty()
 		plain = plain && !present
@@ -242,7 +241,7 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 		for t := range tiers {
 			dst = appendBits(dst, r.present.of(t), n)
 		}
-		dst = appendBits(dst, r.placed, n)
+		dst = appendBits(dst, &r.placed, n)
 		if lacking {
 			for t := range tiers {
 				dst = appendBits(dst, r.lacking.of(t), n)
@@ -262,7 +261,7 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 
 // appendBits appends a set of numbers below n: 0 for none, 1 for all, or 2 and a
 // bit each, the lowest first.
-func appendBits(dst []byte, s bitset, n int) []byte {
+func appendBits(dst []byte, s *bitset, n int) []byte {
 	switch {
 	case s.empty():
 		return append(dst, 0)

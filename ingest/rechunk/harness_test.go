@@ -293,7 +293,7 @@ func (r *rig) check() {
 
 func sameSets(a, b *tierSets) bool {
 	for t := range numTiers {
-		if have, want := a.of(t), b.of(t); !have.equal(&want) {
+		if !a.of(t).equal(b.of(t)) {
 			return false
 		}
 	}

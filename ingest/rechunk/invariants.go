@@ -82,7 +82,7 @@ func (r *run) fault(b *block, branch bool) string {
 	}
 	for t := range numTiers {
 		held := r.held>>t&1 != 0
-		if full := r.present.of(t).full(len(r.ends)); held && !(r.closed && full) || !held && r.closed && full && !r.child {
+		if full := r.closed && r.present.of(t).full(len(r.ends)); held && !full || !held && full && !r.child {
 			return fmt.Sprintf("has tier %d held: %v", t, held)
 		}
 	}
