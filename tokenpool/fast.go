@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvatlas/kvatlas/tokenpool/internal/bpe"
+	"github.com/kvatlas/kvatlas/tokenpool/internal/cut"
 	"github.com/kvatlas/kvatlas/tokenpool/internal/proofs"
 )
 
@@ -95,6 +96,7 @@ func (p *Pool) prove(t *tokenizer, data []byte) {
 		p.differ(t, err)
 	case err == nil:
 		t.proven.fast.Store(fast)
+		cutSpaces(t.cuts, fast)
 		p.keepProof(t, &proofs.Proof{
 			Tables: tables, Sum: t.made, Vocabulary: t.info.Vocabulary,
 			Framed: t.frame.known, Before: t.frame.before, Behind: t.frame.behind,
@@ -104,6 +106,13 @@ func (p *Pool) prove(t *tokenizer, data []byte) {
 		if o := p.cfg.Observer.Proven; o != nil && (err == nil || errors.Is(err, bpe.ErrUnsupported)) {
 			o(t.info.Name, err)
 		}
+	}
+}
+
+// cutSpaces has texts cut before spaces where fast says that they can be.
+func cutSpaces(cuts *cut.Cutter, fast *bpe.Tokenizer) {
+	if c, ok := fast.SpaceCut(); ok {
+		cuts.CutSpaces(c.Put, c.Token)
 	}
 }
 

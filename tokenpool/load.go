@@ -254,6 +254,9 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	}
 	rendering := p.newChat(files)
 	cuts := cut.New(src.data, src.split)
+	if src.fast != nil && fast != nil {
+		cutSpaces(cuts, src.fast)
+	}
 	if rendering.media, err = media.NewRules(files.Media, cuts.Added, func(text string) []uint32 { ids, _ := enc.encode(text, false); return ids }); err != nil && rendering.err == nil {
 		rendering.err = fmt.Errorf("%w: %w", chat.ErrFiles, err)
 	}

@@ -114,7 +114,7 @@ func (s *pieces) tokenize(t *tokenizer, text string, special bool, together func
 	}
 	parts := s.cut(t, text, first)
 	if s.fleet != nil {
-		s.fleet.fetch(t.sum, text, parts)
+		s.fleet.fetch(t, text, parts)
 	}
 	if chunks := chunksOf(parts); len(chunks) > 1 {
 		var next atomic.Int64
@@ -166,7 +166,7 @@ func (s *pieces) tokenize(t *tokenizer, text string, special bool, together func
 		ends = append(ends, make([]int, len(t.frame.behind))...)
 	}
 	if s.fleet != nil {
-		s.fleet.offer(t.sum, text, parts)
+		s.fleet.offer(t, text, parts)
 	}
 	return ids, ends, fresh, nil
 }
@@ -174,6 +174,10 @@ func (s *pieces) tokenize(t *tokenizer, text string, special bool, together func
 // part is a part of a text.
 type part struct {
 	from, to int
+	// bare says that it is tokenized without the space that it begins with, which by
+	// itself is token space.
+	bare  bool
+	space uint32
 	// keep says that it is a piece: the last part of a text ends with the text, not
 	// at a cut, and is no piece of any other one.
 	keep  bool
@@ -203,7 +207,7 @@ func (s *pieces) fill(t *tokenizer, text string, p *part) {
 		}
 		return
 	}
-	ids, ends, err := tokenize(t.enc, text[p.from:p.to], false)
+	ids, ends, err := p.tokenize(t.enc, text)
 	if p.fresh, p.err = len(ids), err; err != nil {
 		return
 	}
@@ -215,6 +219,30 @@ func (s *pieces) fill(t *tokenizer, text string, p *part) {
 		}
 	}
 	p.ids, p.ends = ids, ends
+}
+
+// tokenize tokenizes a part, whose ends are counted from its beginning.
+func (p *part) tokenize(e encoder, text string) (ids []uint32, ends []int, err error) {
+	if !p.bare {
+		return tokenize(e, text[p.from:p.to], false)
+	}
+	ids, ends, err = tokenize(e, text[p.from+1:p.to], false)
+	for i := range ends {
+		ends[i]++
+	}
+	if len(ids) > 0 && ids[0] == p.space {
+		ends[0] = 1 // where the space is, which was put before the text
+	}
+	return ids, ends, err
+}
+
+// sum is what tells the pieces of a tokenizer apart: those of which the space is put there
+// from others of the same text.
+func (p *part) sum(t *tokenizer) uint64 {
+	if p.bare {
+		return ^t.sum
+	}
+	return t.sum
 }
 
 // chunkBytes is how much of a text one goroutine takes at a time, in bytes: about 0.3 ms of
@@ -245,8 +273,9 @@ func (s *pieces) cut(t *tokenizer, text string, first int) []part {
 	parts := make([]part, 0, len(text)/pieceBytes+1)
 	for from, to := 0, first; from < len(text); from, to = to, t.cuts.Next(text, min(to+pieceBytes, len(text))) {
 		p := part{from: from, to: to, keep: to < len(text)}
+		p.space, p.bare = t.cuts.Bare(text, from)
 		if p.keep {
-			p.key = xxh3.HashString128Seed(text[from:to], s.seed^t.sum)
+			p.key = xxh3.HashString128Seed(text[from:to], s.seed^p.sum(t))
 			p.piece = s.get(p.key)
 		}
 		parts = append(parts, p)

@@ -2,6 +2,7 @@ package tokenpool
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,8 +13,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/tokenpool/internal/bpe"
 	"github.com/kvatlas/kvatlas/tokenpool/internal/cut"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
@@ -86,7 +89,12 @@ func comparePieces(t *testing.T, name string, tok *tokenizer, text string, every
 	var got, gotEnds = []uint32{}, []int{}
 	for from := 0; from < len(text); {
 		to := tok.cuts.Next(text, min(from+every, len(text)))
-		ids, ends := tok.enc.encode(text[from:to], false)
+		p := part{from: from, to: to}
+		p.space, p.bare = tok.cuts.Bare(text, from)
+		ids, ends, err := p.tokenize(tok.enc, text)
+		if err != nil {
+			t.Fatal(err)
+		}
 		got = append(got, ids...)
 		for _, e := range ends {
 			gotEnds = append(gotEnds, from+e)
@@ -143,6 +151,80 @@ func TestCutsAreExact(t *testing.T) {
 				t.Errorf("%d parts of %d texts", cuts, rounds)
 			}
 		})
+	}
+}
+
+// TestSpaceCutsAreExact is TestCutsAreExact for SentencePiece's BPE, in each form in which
+// files have it, by the library and by the fast tokenizer. Texts that grow have the same
+// tokens in a store of pieces, where a text may begin with what is a piece of another one.
+func TestSpaceCutsAreExact(t *testing.T) {
+	const bars = `{"type":"Replace","pattern":{"String":" "},"content":"▁"}`
+	meta := func(scheme string, split bool) [2]string {
+		return [2]string{`null`, fmt.Sprintf(`{"type":"Metaspace","replacement":"▁","prepend_scheme":%q,"split":%v}`, scheme, split)}
+	}
+	for name, stages := range map[string][2]string{
+		"legacy": {`{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"▁"},` + bars + `]}`, `null`},
+		"Gemma":  {bars, `null`},
+		"first":  meta("first", false), "always": meta("always", false), "never": meta("never", false), "split": meta("always", true),
+	} {
+		for _, family := range []string{"llama2", "gemma3"} {
+			t.Run(family+", "+name, func(t *testing.T) {
+				file := slices.Clone(autoFamilies(t)[family])
+				file.Set("normalizer", json.RawMessage(stages[0]))
+				file.Set("pre_tokenizer", json.RawMessage(stages[1]))
+				data := file.AppendJSON(nil)
+				tables, err := bpe.Read(data)
+				if err != nil {
+					t.Fatal(err)
+				}
+				fast, err := bpe.New(tables)
+				if err != nil {
+					t.Fatal(err)
+				}
+				library, err := newLibrary(data, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer library.close()
+				both := &proven{encoder: library, texts: new(atomic.Uint64)}
+				both.fast.Store(fast)
+				r := rand.New(rand.NewPCG(5, uint64(len(name))))
+				for _, enc := range []encoder{library, both} {
+					tok := &tokenizer{enc: enc, cuts: cut.New(data, false), frame: frame{known: true}}
+					if cutSpaces(tok.cuts, fast); !tok.cuts.Any() {
+						t.Fatal("no cuts before spaces")
+					}
+					parts, spaced := 0, 0
+					for range cutRounds(t) / 10 {
+						text := randomText(r, tok.cuts, 1+r.IntN(120))
+						for range r.IntN(6) {
+							text += []string{"a b", "x 1\n2 y z", " the", "f f f", "\nq a"}[r.IntN(5)] + randomText(r, tok.cuts, r.IntN(10))
+						}
+						tok.cuts.WordsAfter = r.IntN(2) * r.IntN(30)
+						every := 1 + r.IntN(3)*r.IntN(20)
+						parts += comparePieces(t, name, tok, text, every)
+						if at := tok.cuts.Next(text, min(every, len(text))); at < len(text) && text[at] == ' ' {
+							spaced++
+						}
+					}
+					if spaced < cutRounds(t)/100 {
+						t.Errorf("%d cuts before spaces in %d parts", spaced, parts)
+					}
+					tok.cuts.WordsAfter = 0
+					store, line := newPieces(1<<20), strings.Repeat(" word", pieceBytes/5)
+					for _, text := range []string{line + " a b", "x" + strings.Repeat(line, 4), line + line + line + "\nc d", "y" + strings.Repeat(line, 4)} {
+						want, wantEnds := library.encode(text, false)
+						ids, ends, fresh, err := store.tokenize(tok, text, false, crowd)
+						if err != nil || !slices.Equal(ids, want) || !slices.Equal(ends, wantEnds) {
+							t.Fatalf("%v: %d tokens, want %d, of %.20q", err, len(ids), len(want), text)
+						}
+						if text[0] == 'y' && fresh > len(ids)*3/4 {
+							t.Errorf("%d of %d tokens were made, though the middle is known", fresh, len(ids))
+						}
+					}
+				}
+			})
+		}
 	}
 }
 

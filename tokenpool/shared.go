@@ -119,7 +119,7 @@ func (f *fleet) decode(name string, value []byte, n int) (*piece, error) {
 
 // fetch fills in the parts of a text that are not known here but to the fleet. What
 // goes wrong is counted, and the text is tokenized.
-func (f *fleet) fetch(sum uint64, text string, parts []part) {
+func (f *fleet) fetch(t *tokenizer, text string, parts []part) {
 	if time.Now().UnixNano() < f.paused.Load() {
 		return
 	}
@@ -160,7 +160,7 @@ func (f *fleet) fetch(sum uint64, text string, parts []part) {
 		if p.piece != nil || !p.keep {
 			continue
 		}
-		at, names = append(at, i), append(names, f.name(sum, text[p.from:p.to]))
+		at, names = append(at, i), append(names, f.name(p.sum(t), text[p.from:p.to]))
 		if len(names) == sharedNames && !ask() {
 			return
 		}
@@ -169,11 +169,11 @@ func (f *fleet) fetch(sum uint64, text string, parts []part) {
 }
 
 // offer has the parts that were made here given to the fleet, some time.
-func (f *fleet) offer(sum uint64, text string, parts []part) {
+func (f *fleet) offer(t *tokenizer, text string, parts []part) {
 	var out []sealed
 	for _, p := range parts {
 		if p.keep && p.made && p.piece != nil {
-			name := f.name(sum, text[p.from:p.to])
+			name := f.name(p.sum(t), text[p.from:p.to])
 			out = append(out, sealed{name, f.encode(name, p.piece)})
 		}
 	}

@@ -263,3 +263,48 @@ func TestRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestSpaceCut asks whether texts can be cut before spaces, with added tokens and merges that
+// stand in the way.
+func TestSpaceCut(t *testing.T) {
+	gemma := func(f object) { f["normalizer"], f["pre_tokenizer"] = barStage, nil }
+	for name, c := range map[string]struct {
+		edit   func(f object)
+		tokens []any
+		put    bool
+		not    bool
+	}{
+		"legacy":              {put: true},
+		"Gemma":               {edit: gemma},
+		"Metaspace":           {edit: func(f object) { f["normalizer"], f["pre_tokenizer"] = nil, metaspace("first", false) }, put: true},
+		"no space is put":     {edit: func(f object) { f["normalizer"], f["pre_tokenizer"] = nil, metaspace("never", true) }},
+		"harmless tokens":     {tokens: []any{added("<a> b", "lstrip"), added(bar + bar), added("<|b|>", "rstrip")}, put: true},
+		"normalized":          {edit: gemma, tokens: []any{added("<a>", "normalized")}},
+		"a space in one":      {tokens: []any{added("<a b>")}, not: true},
+		"a bar in one":        {edit: gemma, tokens: []any{added("<a"+bar+"b>", "normalized")}, not: true},
+		"a space before one":  {tokens: []any{added(" <a>")}, not: true},
+		"a bar before one":    {edit: gemma, tokens: []any{added(bar+"<a>", "normalized")}, not: true},
+		"a letter before one": {tokens: []any{added("a>")}, not: true},
+		"one takes it":        {tokens: []any{added("<a", "rstrip")}, not: true},
+		"a prefix before one": {tokens: []any{added("<a>", "normalized")}, not: true},
+		"a token over it":     {edit: func(f object) { addMerges(f, [2]string{"e", bar}) }, not: true},
+		"a token over signs":  {edit: func(f object) { addMerges(f, [2]string{">", bar}) }, put: true},
+	} {
+		file := families(t)["llama2"]
+		if c.edit != nil {
+			c.edit(file)
+		}
+		file["added_tokens"] = append([]any{added("</s>")}, c.tokens...)
+		b := load(t, name, toJSON(t, file))
+		cut, ok := b.fast.SpaceCut()
+		if ok == c.not || cut.Put != c.put {
+			t.Errorf("%s: %+v, %v", name, cut, ok)
+		}
+		if want, _ := b.ref.encode(" "); ok && !c.put && cut.Token != want[0] {
+			t.Errorf("%s: a space is token %d, want %d", name, cut.Token, want)
+		}
+	}
+	if _, ok := load(t, "llama3", toJSON(t, families(t)["llama3"])).fast.SpaceCut(); ok {
+		t.Error("byte-level BPE is cut before spaces")
+	}
+}

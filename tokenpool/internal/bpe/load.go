@@ -167,6 +167,7 @@ func New(tables *Tables) (*Tokenizer, error) {
 	}
 	if f.chars {
 		t.spaces = f.spaces
+		t.spaceTokens = slices.ContainsFunc(f.Added, func(a tokenfile.AddedToken) bool { return a.Content != "" && f.spaces.touchesSpace(a) })
 		if t.chars, err = newChars(tables, f.spaces.split); err != nil {
 			return nil, err
 		}

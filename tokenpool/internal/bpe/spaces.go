@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
@@ -255,3 +256,45 @@ func (t *Tokenizer) spellPart(w *worker, i int, tokens []uint32) {
 		w.add(id, end-1)
 	}
 }
+
+// SpaceCut is how texts of SentencePiece's BPE can be cut before a space with an ASCII
+// letter or digit on both sides.
+type SpaceCut struct {
+	// Put says that the tokenizer puts a space before a text that begins with a letter, so
+	// that what is behind a cut is tokenized without its own.
+	Put bool
+	// Token is a space by itself.
+	Token uint32
+}
+
+// SpaceCut reports whether, and how, texts can be cut before such a space. No merge reaches
+// from what is before it to it; no added token has such a place, begins where the space
+// or the letter behind it stands, or takes the space.
+func (t *Tokenizer) SpaceCut() (SpaceCut, bool) {
+	if t.chars == nil || t.spaceTokens {
+		return SpaceCut{}, false
+	}
+	for c := range byte(utf8.RuneSelf) {
+		if isAlnum(c) && t.chars.reach(uint32(c), ' ') {
+			return SpaceCut{}, false
+		}
+	}
+	return SpaceCut{Put: t.spaces.prepend != never, Token: t.chars.token(' ') - 1}, true
+}
+
+// touchesSpace reports whether an added token may be found otherwise where a text is cut
+// before a space.
+func (s spaces) touchesSpace(a tokenfile.AddedToken) bool {
+	content := strings.ReplaceAll(a.Content, bar, " ")
+	if isAlnum(content[0]) || content[0] == ' ' && (a.Normalized || a.Content[0] == ' ') || a.Normalized && s.prepend == everywhere {
+		return true
+	}
+	for i := 1; i < len(content); i++ {
+		if content[i] == ' ' && isAlnum(content[i-1]) {
+			return true
+		}
+	}
+	return a.RStrip && isAlnum(content[len(content)-1])
+}
+
+func isAlnum(c byte) bool { return isASCIILetter(c) || c >= '0' && c <= '9' }

@@ -26,6 +26,8 @@ type Tokenizer struct {
 	// chars is what SentencePiece's BPE has in place of words and bytes, nil if it is none.
 	chars  *chars
 	spaces spaces
+	// spaceTokens says that an added token touches a space, as in touchesSpace.
+	spaceTokens bool
 
 	mu   sync.Mutex // protects idle
 	idle []*worker

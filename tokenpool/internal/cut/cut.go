@@ -34,6 +34,9 @@
 // token may have such a pair in it. These places are many, so that cuts at them lie
 // elsewhere whenever something in front has changed; they are taken only where there is
 // no other within wordsAfter bytes, as in a long line of numbers.
+//
+// Before a space with an ASCII letter or digit on both sides, for SentencePiece's BPE where
+// no token reaches over such a place (space.go).
 package cut
 
 import (
@@ -41,6 +44,7 @@ import (
 	"index/suffixarray"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
@@ -61,6 +65,8 @@ type Cutter struct {
 	MaxLines int
 	// Added are all added tokens, by their content.
 	Added map[string]uint32
+	// space is how a text is cut before a space; nil if it is not, or not yet known.
+	space atomic.Pointer[space]
 }
 
 // harmlessSplits are further expressions that match no line feed at all. Before
@@ -129,7 +135,7 @@ func wordEnd(text string, from int) int {
 }
 
 // Any reports whether there can be cuts at all.
-func (c *Cutter) Any() bool { return c.Lines || c.firsts != "" }
+func (c *Cutter) Any() bool { return c.Lines || c.firsts != "" || c.space.Load() != nil }
 
 // contents are the added tokens' own texts, each between two zeros.
 type contents struct{ index *suffixarray.Index }
@@ -211,6 +217,9 @@ func (c *Cutter) Next(text string, from int) int {
 			}
 			i++
 		}
+	}
+	if c.space.Load() != nil {
+		end = c.nextSpace(text, from, end)
 	}
 	for i := from; i < end; i++ {
 		n := strings.IndexAny(text[i:end], c.firsts)
