@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -183,7 +182,7 @@ func (s *side) askHeld(ctx context.Context, model string, tokens []uint32) (int,
 	case dynamoSelection:
 		path, body = "/overlap_scores", `{"model_name":"`+model+`","token_ids":[`
 	}
-	answer, err := s.do(ctx, http.MethodPost, path, body+jsonTokens(tokens)+"]}")
+	answer, err := s.post(ctx, path, body+jsonTokens(tokens)+"]}")
 	if err != nil {
 		return 0, err
 	}

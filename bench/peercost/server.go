@@ -90,13 +90,9 @@ func (s *side) connect(ctx context.Context, n int) (out []*conn, err error) {
 	return out, nil
 }
 
-// do asks once, in no measured call, and returns the answer.
-func (s *side) do(ctx context.Context, method, path, body string) ([]byte, error) {
-	kind := ""
-	if body != "" {
-		kind = jsonKind
-	}
-	r := newRequest(method, path, kind, []byte(body))
+// post posts JSON, in no measured call, and returns the answer.
+func (s *side) post(ctx context.Context, path, body string) ([]byte, error) {
+	r := newRequest(http.MethodPost, path, jsonKind, []byte(body))
 	c, err := dial(ctx, s.address)
 	if err != nil {
 		return nil, err
@@ -104,7 +100,7 @@ func (s *side) do(ctx context.Context, method, path, body string) ([]byte, error
 	defer closeAll([]*conn{c})
 	answer, err := c.ask(&r, "")
 	if err != nil {
-		return nil, fmt.Errorf("%s: %s %s: %w", s.name, method, path, err)
+		return nil, fmt.Errorf("%s: %s: %w", s.name, path, err)
 	}
 	return answer, nil
 }
@@ -129,12 +125,12 @@ func (s *side) register(ctx context.Context, model string, first int, endpoints 
 		var err error
 		switch s.name {
 		case dynamoIndexer:
-			_, err = s.do(ctx, http.MethodPost, "/register", `{"instance_id":`+id+`,"endpoint":"`+at+`","model_name":"`+model+`","block_size":16}`)
+			_, err = s.post(ctx, "/register", `{"instance_id":`+id+`,"endpoint":"`+at+`","model_name":"`+model+`","block_size":16}`)
 		case dynamoSelection:
-			_, err = s.do(ctx, http.MethodPost, "/workers", `{"worker_id":`+id+`,"model_name":"`+model+`","endpoint":"http://10.0.0.1:80`+id+
+			_, err = s.post(ctx, "/workers", `{"worker_id":`+id+`,"model_name":"`+model+`","endpoint":"http://10.0.0.1:80`+id+
 				`","kv_events_endpoint":"`+at+`","block_size":16,"max_num_batched_tokens":8192,"total_kv_blocks":1000000}`)
 		default:
-			_, err = s.do(ctx, http.MethodPost, "/v1/pods", `{"name":"pod-`+id+`","model":"`+model+`","engine":"vllm","block_size":16,"events":"`+at+`"}`)
+			_, err = s.post(ctx, "/v1/pods", `{"name":"pod-`+id+`","model":"`+model+`","engine":"vllm","block_size":16,"events":"`+at+`"}`)
 		}
 		if err != nil {
 			return err
