@@ -69,6 +69,11 @@ func publish(what string) error {
 	if _, err := in.ReadString('\n'); err != nil {
 		return err
 	}
+	for _, p := range pubs {
+		for p.Subscribers() == 0 { // connected, and what it subscribes to is still on its way
+			time.Sleep(time.Millisecond)
+		}
+	}
 	for i := range messages {
 		for j, p := range pubs {
 			p.Publish(all[j][i])
