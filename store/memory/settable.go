@@ -29,7 +29,7 @@ func (t *setTable) find(hash uint32, is func(id uint32) bool) (id uint32) {
 		return 0
 	}
 	for i := t.home(hash); t.entries[i] != 0; i = t.after(i) {
-		if e := t.entries[i]; uint32(e>>32) == hash && is(uint32(e)) {
+		if e := t.entries[i]; e>>32 == uint64(hash) && is(uint32(e)) {
 			return uint32(e)
 		}
 	}
