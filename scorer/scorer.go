@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/bound"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -193,16 +194,16 @@ func (s *Scorer) ScoreAll(ctx context.Context, rs []Request) ([]*Response, error
 	}
 	defer s.release(jobs)
 	// One budget for all that is asked of the index.
-	bound := ctx
+	within := ctx
 	if s.cfg.Budget != Unbounded {
 		var cancel context.CancelFunc
-		bound, cancel = context.WithTimeout(ctx, s.cfg.Budget)
+		within, cancel = bound.WithTimeout(ctx, s.cfg.Budget)
 		defer cancel()
 	}
-	s.hash(jobs, s.models(bound))
+	s.hash(jobs, s.models(within))
 	watch.lap("hash")
 
-	err := s.lookup(bound, jobs)
+	err := s.lookup(within, jobs)
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return nil, ctx.Err() // nobody waits for an answer
 	}
