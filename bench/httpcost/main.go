@@ -1,0 +1,148 @@
+// Command httpcost measures what a request costs a server in processor time, for several builds
+// of kvatlas in one run: the figures of docs/performance.md, "What HTTP costs".
+//
+//	go build -o bin/before ./cmd/kvatlas    # at one commit
+//	go build -o bin/kvatlas ./cmd/kvatlas   # at another
+//	go run ./bench/httpcost --kvatlas bin/before,bin/kvatlas
+//
+// Each kind of request is sent to each server in turn, in every round: one after the other on one
+// connection, or on several at once. Beside them it sends them to a bare server of net/http, in a
+// process of its own, that reads the body and answers as many bytes: what is left of a server
+// whose handler does nothing.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/bench"
+	"github.com/kvatlas/kvatlas/bench/internal/program"
+)
+
+func main() {
+	program.Main("httpcost", func(ctx context.Context) error {
+		if len(os.Args) == 3 && os.Args[1] == "bare" {
+			return serveBare(os.Args[2])
+		}
+		return run(ctx, os.Args[1:])
+	})
+}
+
+// options are what the command line says.
+type options struct {
+	programs          []string
+	tokenizers, model string
+	redisServer       string
+	calls, rounds     int
+	connections       int
+	only              string
+	extra             []string // further arguments of the servers
+}
+
+func run(ctx context.Context, args []string) (err error) {
+	o := options{}
+	fs := flag.NewFlagSet("httpcost", flag.ContinueOnError)
+	programs := fs.String("kvatlas", "bin/kvatlas", "the programs to measure, with commas")
+	fs.StringVar(&o.tokenizers, "tokenizers", ".cache/tokenizers", "directory of tokenizers")
+	fs.StringVar(&o.model, "model", "Qwen/Qwen3-8B", "a model in it, for texts")
+	fs.StringVar(&o.redisServer, "redis-server", "redis-server", "the Redis to start")
+	fs.IntVar(&o.calls, "calls", 2000, "requests of a kind to a server in a round; of the longest kinds a tenth")
+	fs.IntVar(&o.rounds, "rounds", 5, "how often all kinds are sent in turn")
+	fs.IntVar(&o.connections, "connections", 1, "how many connections send at once")
+	fs.StringVar(&o.only, "only", "", "kinds of requests, with commas; empty sends all")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	o.programs, o.extra = strings.Split(*programs, ","), fs.Args()
+	started, err := bench.Start(ctx, o.redisServer, 1)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = started.Close() }() // nothing of it is kept
+	fmt.Printf("| request, on %d connections | bare net/http | %s |\n|---|---|%s\n", o.connections, strings.Join(o.programs, " | "), strings.Repeat("---|", len(o.programs)))
+	for _, redis := range []string{"", started.URL} {
+		if err := o.measureMode(ctx, redis); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measureMode measures all kinds of requests with the index in memory, or in Redis.
+func (o *options) measureMode(ctx context.Context, redis string) (err error) {
+	var servers []*server
+	defer func() {
+		for _, s := range servers {
+			s.stop()
+		}
+	}()
+	bare, err := startBare(ctx)
+	if err != nil {
+		return err
+	}
+	servers = append(servers, bare)
+	for _, p := range o.programs {
+		s, err := o.startServer(ctx, p, redis)
+		if err != nil {
+			return err
+		}
+		servers = append(servers, s)
+	}
+	for _, k := range o.kinds(redis != "") {
+		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), k.name) {
+			continue
+		}
+		if err := o.measure(ctx, k, servers); err != nil {
+			return fmt.Errorf("%s: %w", k.name, err)
+		}
+	}
+	return nil
+}
+
+// measure sends one kind of request to all servers, in turn, and prints a line: processor time
+// and time by the clock of a request, medians of the rounds.
+func (o *options) measure(ctx context.Context, k kind, servers []*server) error {
+	cpu, wall := make([][]time.Duration, len(servers)), make([][]time.Duration, len(servers))
+	answer := 0
+	for _, s := range servers[1:] { // the first one is bare
+		if err := k.prepare(ctx, s); err != nil {
+			return err
+		}
+		n, err := s.warmUp(ctx, k, min(200, k.calls))
+		if err != nil {
+			return err
+		}
+		answer = max(answer, n)
+	}
+	for round := range o.rounds + 1 { // the first one warms up
+		for i, s := range servers {
+			c, w, err := s.send(ctx, k, k.calls, o.connections, answer)
+			if err != nil {
+				return err
+			}
+			if round > 0 {
+				cpu[i], wall[i] = append(cpu[i], c), append(wall[i], w)
+			}
+		}
+	}
+	fmt.Printf("| %s (%d bytes, answer %d) ", k.name, len(k.body), answer)
+	for i := range servers {
+		fmt.Printf("| %s; %s ", us(median(cpu[i])), us(median(wall[i])))
+	}
+	fmt.Println("|")
+	return nil
+}
+
+// us is a time in microseconds.
+func us(d time.Duration) string { return fmt.Sprintf("%.1f us", float64(d)/1e3) }
+
+// median is that of times, which it sorts.
+func median(ds []time.Duration) time.Duration {
+	slices.Sort(ds)
+	return ds[len(ds)/2]
+}

@@ -1,0 +1,221 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/bench/internal/proc"
+)
+
+// server is a process that is measured.
+type server struct {
+	cmd     *exec.Cmd
+	address string
+	stderr  bytes.Buffer
+}
+
+// startServer starts a build of kvatlas and waits until it is ready.
+func (o *options) startServer(ctx context.Context, program, redis string) (*server, error) {
+	args := []string{"serve", "--hub-offline", "--tokenizers", o.tokenizers}
+	if redis != "" {
+		args = append(args, "--redis", redis)
+	} else {
+		args = append(args, "--preload", o.model)
+	}
+	return start(ctx, program, "--listen", append(args, o.extra...)...)
+}
+
+// startBare starts this program as a server that does nothing.
+func startBare(ctx context.Context) (*server, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return start(ctx, self, "", "bare")
+}
+
+// start starts a program with an address of its own behind its arguments.
+func start(ctx context.Context, program, flag string, args ...string) (*server, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	s := &server{address: l.Addr().String()}
+	if err := l.Close(); err != nil {
+		return nil, err
+	}
+	if flag != "" {
+		args = append(args, flag)
+	}
+	s.cmd = exec.CommandContext(ctx, program, append(args, s.address)...) //nolint:gosec // the program is the user's to choose
+	s.cmd.Stderr = &s.stderr
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if err = s.ready(ctx); err == nil {
+			return s, nil
+		}
+	}
+	s.stop()
+	return nil, fmt.Errorf("%s is not ready after a minute: %w; its log: %s", program, err, s.stderr.String())
+}
+
+// ready reports whether the server answers and has all that it needs.
+func (s *server) ready(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.address+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	_ = resp.Body.Close() // its status is all
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	return nil
+}
+
+// stop kills the process.
+func (s *server) stop() {
+	_ = s.cmd.Process.Kill() // it may have ended by itself
+	_ = s.cmd.Wait()         // it says that it was killed
+}
+
+// post sends a request of which only the status counts.
+func (s *server) post(ctx context.Context, path string, body []byte) error {
+	c, err := s.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	_, err = c.ask(request(path, body, 0))
+	return err
+}
+
+// warmUp sends n requests and returns how long an answer is.
+func (s *server) warmUp(ctx context.Context, k kind, n int) (answer int, err error) {
+	c, err := s.dial(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer c.close()
+	for range n {
+		if answer, err = c.ask(request(k.path, k.body, 0)); err != nil {
+			return 0, err
+		}
+	}
+	return answer, nil
+}
+
+// send sends n requests on connections at once, and returns the processor time of the server and
+// the time by the clock of one. answer is how long a bare server's answers are.
+func (s *server) send(ctx context.Context, k kind, n, connections, answer int) (cpu, wall time.Duration, err error) {
+	text := request(k.path, k.body, answer)
+	conns := make([]*conn, connections)
+	for i := range conns {
+		if conns[i], err = s.dial(ctx); err != nil {
+			return 0, 0, err
+		}
+		defer conns[i].close()
+	}
+	before, err := proc.CPU(s.cmd.Process.Pid)
+	if err != nil {
+		return 0, 0, err
+	}
+	began := time.Now()
+	failed := make([]error, connections)
+	var all sync.WaitGroup
+	each := max(1, n/connections)
+	for i, c := range conns {
+		all.Go(func() {
+			for range each {
+				if _, failed[i] = c.ask(text); failed[i] != nil {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	took := time.Since(began)
+	after, err := proc.CPU(s.cmd.Process.Pid)
+	if err := errors.Join(append(failed, err)...); err != nil {
+		return 0, 0, err
+	}
+	return (after - before) / time.Duration(each*connections), took / time.Duration(each), nil
+}
+
+// request is the bytes of a request.
+func request(path string, body []byte, answer int) []byte {
+	b := fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: kvatlas\r\nUser-Agent: httpcost\r\nAccept-Encoding: gzip\r\nContent-Type: application/json\r\nX-Answer: %d\r\nContent-Length: %d\r\n\r\n", path, answer, len(body))
+	return append(b, body...)
+}
+
+// conn is a connection that is kept open.
+type conn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (s *server) dial(ctx context.Context) (*conn, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", s.address)
+	if err != nil {
+		return nil, err
+	}
+	return &conn{c, bufio.NewReaderSize(c, 64<<10)}, nil
+}
+
+func (c *conn) close() { _ = c.Close() } // nothing is to be lost
+
+// ask sends a request and returns the length of its answer.
+func (c *conn) ask(text []byte) (int, error) {
+	if _, err := c.Write(text); err != nil {
+		return 0, err
+	}
+	resp, err := http.ReadResponse(c.r, nil)
+	if err != nil {
+		return 0, err
+	}
+	body, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close() // all of it was read
+	if err == nil && resp.StatusCode/100 != 2 {
+		err = fmt.Errorf("%s: %.200s", resp.Status, body)
+	}
+	return len(body), err
+}
+
+// serveBare serves answers of X-Answer bytes, with the timeouts that kvatlas has.
+func serveBare(address string) error {
+	srv := &http.Server{
+		Addr: address, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			n, _ := strconv.Atoi(r.Header.Get("X-Answer")) // 0 of another request
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Length", strconv.Itoa(n))
+			_, _ = w.Write(answers[:min(n, len(answers))]) // the client counts them
+		}),
+	}
+	return srv.ListenAndServe()
+}
+
+// answers are those of a bare server.
+var answers = bytes.Repeat([]byte("."), 1<<20)
