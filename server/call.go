@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/bound"
 	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/server/request"
 	"github.com/kvatlas/kvatlas/server/scan"
@@ -32,6 +33,7 @@ type call struct {
 	s     *Server
 	w     http.ResponseWriter
 	r     *http.Request
+	start time.Time
 	ctx   context.Context // ends at the deadline or when the client goes away
 	route *apiRoute
 	id    string // the request id
@@ -44,6 +46,7 @@ type call struct {
 	status, sent    int
 
 	body    []byte       // the request's body
+	lingers bool         // the body has not been read, and is not refused by a deadline
 	held    atomic.Int64 // how much of inFlightBytes is this call's
 	entered bool         // it counts as in flight
 	out     []byte       // the response's body
@@ -54,6 +57,8 @@ type call struct {
 
 	// Of a body that is coming or an answer that is going.
 	since time.Time
+	until time.Time     // when it is cut off whatever room there is; zero is never
+	late  bool          // it has been cut off by then
 	place *list.Element // among the transfers; nil is not there
 	cut   func()        // ends it
 }
@@ -65,12 +70,12 @@ const keepBytes = 4 << 20
 func (s *Server) serve(e apiRoute) http.HandlerFunc {
 	seen := s.metrics.Route(e.method, e.pattern)
 	return func(w http.ResponseWriter, r *http.Request) {
-		start := time.Now()
 		c, _ := s.calls.Get().(*call)
-		c.w, c.r, c.ctx, c.route, c.id = w, r, r.Context(), &e, requestID(r)
+		c.start, c.w, c.r, c.ctx, c.route, c.id = time.Now(), w, r, r.Context(), &e, requestID(r)
+		c.lingers = r.ContentLength != 0
 		defer func() {
 			abort := c.recovered(recover())
-			took := time.Since(start)
+			took := time.Since(c.start)
 			seen.Observe(c.status, took)
 			c.logLine(took)
 			c.release()
@@ -86,8 +91,8 @@ func (s *Server) serve(e apiRoute) http.HandlerFunc {
 			c.refuse(err)
 			return
 		}
-		if r.ContentLength != 0 {
-			c.deadline(start.Add(s.cfg.Limits.RequestTimeout))
+		if c.lingers && e.duty != reading {
+			c.deadline(c.due())
 		}
 		switch e.duty {
 		case probe:
@@ -111,7 +116,7 @@ func (s *Server) serve(e apiRoute) http.HandlerFunc {
 				}
 			}
 			var cancel context.CancelFunc
-			c.ctx, cancel = context.WithTimeout(c.ctx, s.cfg.Limits.RequestTimeout)
+			c.ctx, cancel = bound.WithTimeout(c.ctx, s.cfg.Limits.RequestTimeout)
 			defer cancel()
 		}
 		if err := e.handle(c); err != nil {
@@ -185,6 +190,9 @@ func (c *call) refuse(err error) {
 	if below := !errors.Is(err, e); below && e.Status >= 500 { // it says more than its code
 		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", e.Code).Err(err).Msg("request failed")
 	}
+	if c.lingers {
+		c.deadline(c.due())
+	}
 	e.SetHeader(c.w.Header())
 	c.out = e.AppendJSON(c.out[:0])
 	c.reply(e.Status, c.out)
@@ -199,7 +207,7 @@ func (c *call) reply(status int, body []byte) {
 			return
 		}
 		// Its number is bounded, since it is in flight.
-		_ = c.transfer(math.MaxInt, c.cutAnswer, func() error { return c.write(status, body) })
+		_ = c.transfer(math.MaxInt, time.Time{}, c.cutAnswer, func() error { return c.write(status, body) })
 		return
 	}
 	_ = c.write(status, body)
@@ -212,8 +220,8 @@ func (c *call) write(status int, body []byte) error {
 	if h["Content-Type"] == nil {
 		h["Content-Type"] = jsonType
 	}
-	h["X-Request-Id"] = []string{c.id}
-	h["Content-Length"] = []string{strconv.Itoa(len(body))}
+	values := [...]string{c.id, strconv.Itoa(len(body))}
+	h["X-Request-Id"], h["Content-Length"] = values[:1:1], values[1:]
 	c.status = status
 	c.w.WriteHeader(status)
 	for {
@@ -244,14 +252,31 @@ func (c *call) progress() {
 
 var jsonType = []string{"application/json"}
 
-// logLine writes the request's line. Probes are for debugging only.
-func (c *call) logLine(took time.Duration) {
-	level := zerolog.InfoLevel
-	if c.route.duty == probe && c.status < 400 {
-		level = zerolog.DebugLevel
+// slowRequest is how long a request takes at the least that has a log line for its time
+// alone. Most take less than a millisecond.
+const slowRequest = time.Second
+
+// logLevel is the level of the line of a request that took a time. What failed, was slow or
+// concerns a whole index has a line in most logs; others by Config.LogEveryRequest.
+func (c *call) logLevel(took time.Duration) zerolog.Level {
+	switch {
+	case c.status >= 400, took >= slowRequest, c.route.duty == stream:
+		return zerolog.InfoLevel
+	case c.s.cfg.LogEveryRequest && c.route.duty != probe:
+		return zerolog.InfoLevel
 	}
-	e := c.s.cfg.Log.WithLevel(level)
-	if !c.enabled(level) || e == nil {
+	return zerolog.DebugLevel
+}
+
+// logLine writes the request's line.
+func (c *call) logLine(took time.Duration) {
+	level := c.logLevel(took)
+	log := &c.s.cfg.Log
+	if level < log.GetLevel() || level < zerolog.GlobalLevel() {
+		return // WithLevel does not look at it
+	}
+	e := log.WithLevel(level)
+	if e == nil {
 		return
 	}
 	e.Str("request_id", c.id).Str("method", clip(c.r.Method, 16)).Str("route", c.route.pattern).
@@ -269,12 +294,6 @@ func (c *call) logLine(took time.Duration) {
 		e.Str("code", c.refusal.Code)
 	}
 	e.Msg("request")
-}
-
-// enabled reports whether the logger takes lines of a level; WithLevel alone
-// does not look at it.
-func (c *call) enabled(l zerolog.Level) bool {
-	return l >= c.s.cfg.Log.GetLevel() && l >= zerolog.GlobalLevel()
 }
 
 func clip(s string, n int) string {
@@ -298,6 +317,9 @@ func (c *call) release() {
 	*c = call{s: c.s, body: body[:0], out: out[:0], req: req, decoder: c.decoder}
 	c.s.calls.Put(c)
 }
+
+// due is when the request must have ended.
+func (c *call) due() time.Time { return c.start.Add(c.s.cfg.Limits.RequestTimeout) }
 
 // deadline cuts off a client that lingers with its body, also after a refusal:
 // net/http reads on for a while before it sends one. Recorders in tests have no
@@ -325,18 +347,30 @@ func (c *call) readBody() ([]byte, error) {
 	if limit := c.s.cfg.Limits.MaxBodyBytes; c.r.ContentLength > limit {
 		return nil, refusal.TooLarge("", "the body has %d bytes, the limit is %d", c.r.ContentLength, limit)
 	}
-	err := c.transfer(arrivals*c.s.cfg.Limits.MaxInFlight, c.cutBody, c.receive)
-	if errors.Is(err, errCutOff) {
-		return nil, bodyTimeout("the body came so slowly that it was cut off for others")
-	}
+	err := c.transferBody()
 	if err == nil {
-		c.deadline(time.Time{})
 		err = c.enter()
 	}
 	if err == nil {
 		err = c.holdBody(len(c.body))
 	}
 	return c.body, err
+}
+
+// transferBody receives the body as one of the transfers.
+func (c *call) transferBody() error {
+	err := c.transfer(arrivals*c.s.cfg.Limits.MaxInFlight, c.due(), c.cutBody, c.receive)
+	switch {
+	case err == nil:
+		c.lingers = false
+	case errors.Is(err, errCutOff):
+		c.lingers = false
+		return bodyTimeout("the body came so slowly that it was cut off for others")
+	case errors.Is(err, errLate):
+		c.lingers = false
+		return bodyTimeout("the body did not arrive in time")
+	}
+	return err
 }
 
 func bodyTimeout(message string) *refusal.Error {
@@ -374,7 +408,7 @@ func (c *call) receive() error {
 		case errors.Is(err, io.EOF):
 			return nil
 		case errors.Is(err, os.ErrDeadlineExceeded): // net/http has then ended the context, too
-			return bodyTimeout("the body did not arrive in time")
+			return errLate
 		// A client that has shut its side of the connection may still read, and
 		// net/http ends the context for it as well.
 		case c.r.Context().Err() != nil && !errors.Is(err, io.ErrUnexpectedEOF):

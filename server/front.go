@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	_ "embed"
 	"fmt"
 	"html/template"
 	"net/http"
@@ -82,5 +83,17 @@ func (c *call) front() error {
 	}
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	c.reply(http.StatusOK, c.s.page.text)
+	return nil
+}
+
+// document is the OpenAPI description of every route of this package; a test
+// holds the two against each other.
+//
+//go:embed openapi.json
+var document []byte
+
+// openAPI is GET /openapi.json.
+func (c *call) openAPI() error {
+	c.reply(http.StatusOK, document)
 	return nil
 }

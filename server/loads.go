@@ -5,10 +5,12 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/server/answer"
 	"github.com/kvatlas/kvatlas/server/refusal"
+	"github.com/kvatlas/kvatlas/server/scan"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/telemetry"
 )
@@ -129,4 +131,112 @@ func liveLoads(reg *store.Registry, model string, picture *loads.Picture) (out [
 		}
 	}
 	return out
+}
+
+// engineLoadRequest is the body of POST /v1/pods/{name}/load: what an engine says of a rank.
+type engineLoadRequest struct{ loads.Engine }
+
+func countOf(name, what string, at func(*loads.Engine) *int64) scan.Field[engineLoadRequest] {
+	return scan.Field[engineLoadRequest]{Name: name, Read: func(s *scan.Scanner, q *engineLoadRequest) error {
+		n, err := s.Uint(loads.MaxEngineCount, what)
+		*at(&q.Engine) = int64(n)
+		return err
+	}}
+}
+
+var engineLoadFields = scan.Fields[engineLoadRequest]{
+	{Name: "rank", Read: func(s *scan.Scanner, q *engineLoadRequest) error {
+		if err := s.Count(&q.Rank); err != nil {
+			return err
+		}
+		return s.RefusedBy((&loads.Engine{Rank: q.Rank}).Validate())
+	}},
+	countOf("running", "a number of requests", func(e *loads.Engine) *int64 { return &e.Running }),
+	countOf("waiting", "a number of requests", func(e *loads.Engine) *int64 { return &e.Waiting }),
+	countOf("waiting_tokens", "a number of tokens", func(e *loads.Engine) *int64 { return &e.WaitingTokens }),
+	countOf("kv_tokens", "a number of tokens", func(e *loads.Engine) *int64 { return &e.KVTokens }),
+	{Name: "kv_usage", Read: func(s *scan.Scanner, q *engineLoadRequest) error {
+		const want = "a number from 0 to 1"
+		if !s.AtDigit() {
+			return s.Unexpected(want)
+		}
+		raw, err := s.Raw(want)
+		if err != nil {
+			return err
+		}
+		q.KVUsage, err = strconv.ParseFloat(string(raw), 64)
+		if err != nil || q.KVUsage > 1 {
+			return s.Wrong("is not " + want)
+		}
+		return nil
+	}},
+}
+
+var engineLoadNames = scan.NamesOf(engineLoadFields)
+
+// pushLoad is POST /v1/pods/{name}/load.
+func (c *call) pushLoad() error {
+	if c.s.cfg.Router == nil {
+		return errNoRouter
+	}
+	name, err := c.pathName("name")
+	if err != nil {
+		return err
+	}
+	q := engineLoadRequest{loads.Engine{WaitingTokens: -1, KVUsage: -1}}
+	f, err := read(c, engineLoadFields, engineLoadNames, &q)
+	if err != nil {
+		return err
+	}
+	if err := f.Need("running", "waiting"); err != nil {
+		return err
+	}
+	reg, err := c.s.cfg.Index.Registry(c.ctx)
+	if err != nil {
+		return err
+	}
+	i, known := reg.PodIndex(name)
+	if !known {
+		return unknownPod("name", name)
+	}
+	p := &reg.Pods[i]
+	c.model = p.Model
+	switch {
+	case p.PartOf != nil:
+		return refusal.Invalid("name", "the pod is part of %s, and has no load of its own", refusal.Clip(p.PartOf.Pod))
+	case q.Rank >= max(1, p.Ranks):
+		return refusal.Invalid("rank", "rank is %d, the pod has %d", q.Rank, max(1, p.Ranks))
+	}
+	if slot, ok := reg.Slot(i, q.Rank); ok {
+		q.Generation = reg.Generation(slot)
+	}
+	if err := c.s.cfg.Router.PutEngine(c.ctx, p.Model, name, []loads.Engine{q.Engine}); err != nil {
+		return err
+	}
+	return c.replyJSON(http.StatusOK, struct {
+		answer.Place
+		Stale float64 `json:"stale_after_s"`
+	}{answer.PlaceOf(store.RankRef{Pod: name, Rank: q.Rank}), loads.EngineStale.Seconds()})
+}
+
+// engineAnswer is what an engine says of its load.
+type engineAnswer struct {
+	Running       int64    `json:"running"`
+	Waiting       int64    `json:"waiting"`
+	WaitingTokens *int64   `json:"waiting_tokens,omitempty"`
+	KVUsage       *float64 `json:"kv_usage,omitempty"`
+	KVTokens      int64    `json:"kv_tokens,omitempty"`
+	Gone          int64    `json:"gone,omitempty"`
+	Age           float64  `json:"age_s"`
+}
+
+func answerOfEngine(e *loads.Engine, now int64) *engineAnswer {
+	a := &engineAnswer{Running: e.Running, Waiting: e.Waiting, KVTokens: e.KVTokens, Gone: e.Gone, Age: float64(max(0, now-e.At)/1000) / 1000}
+	if e.WaitingTokens >= 0 {
+		a.WaitingTokens = &e.WaitingTokens
+	}
+	if e.KVUsage >= 0 {
+		a.KVUsage = &e.KVUsage
+	}
+	return a
 }

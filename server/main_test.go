@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -43,6 +44,9 @@ var chats = func() *chat.Renderer {
 // textModel is the one model that bytewise knows.
 const textModel = "text-model"
 
+// tokenizing has channels by the texts of which bytewise is to say that it has begun them.
+var tokenizing sync.Map
+
 // bytewise is a tokenizer with a chat template, whose tokens are the text's bytes after a 1. A text
 // that begins with "slow" is half done when the budget of a Wait is over, one
 // with "busy" finds the queue full, one with "broken" fails.
@@ -69,6 +73,9 @@ func bytewise(ctx context.Context, r prompt.Request) (prompt.Result, error) {
 	case strings.HasPrefix(r.Text, "panic"):
 		panic(errors.New(r.Text))
 	case strings.HasPrefix(r.Text, "forever"):
+		if began, ok := tokenizing.LoadAndDelete(r.Text); ok {
+			close(began.(chan struct{}))
+		}
 		<-ctx.Done()
 		return prompt.Result{}, ctx.Err()
 	}

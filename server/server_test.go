@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
@@ -119,25 +122,46 @@ type brokenReader struct{}
 
 func (brokenReader) Read([]byte) (int, error) { return 0, errors.New("broken") }
 
-// TestSlowBody sends half a body and waits.
+// TestSlowBody sends half a body and waits: alone, beside another that began later, and again.
+// A client whose body is refused unread is not waited for either.
 func TestSlowBody(t *testing.T) {
 	s := newServer(t, openIndex(t), func(c *server.Config) { c.Limits.RequestTimeout = 50 * time.Millisecond })
 	ts := httptest.NewServer(s.Handler())
 	defer ts.Close()
-	conn, err := net.Dial("tcp", ts.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
+	begin := func(header string) net.Conn {
+		conn, err := net.Dial("tcp", ts.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		fmt.Fprintf(conn, "POST /v1/score HTTP/1.1\r\nHost: x\r\n%sContent-Length: 100\r\n\r\n{\"model\":", header)
+		return conn
 	}
-	defer conn.Close()
-	fmt.Fprintf(conn, "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"model\":")
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Fatal(err)
+	end := func(conn net.Conn, status int, code string) {
+		t.Helper()
+		r := bufio.NewReader(conn)
+		resp, err := http.ReadResponse(r, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != status || !strings.Contains(string(text), code) {
+			t.Errorf("%d %s %v, want %d %s", resp.StatusCode, text, err, status, code)
+		}
+		if _, err := r.ReadByte(); err == nil {
+			t.Error("the connection goes on")
+		}
 	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(text), "body_timeout") {
-		t.Errorf("%d %s %v", resp.StatusCode, text, err)
+	for range 3 {
+		first, refused := begin(""), begin("Content-Encoding: gzip\r\n")
+		if resp, err := http.Post(ts.URL+"/v1/score", "application/json", strings.NewReader(`{"model":"m","tokens":[1,2,3,4]}`)); err != nil || resp.Body.Close() != nil || resp.StatusCode != http.StatusOK {
+			t.Fatal(resp, err)
+		}
+		second := begin("")
+		end(first, http.StatusRequestTimeout, "body_timeout")
+		end(second, http.StatusRequestTimeout, "body_timeout")
+		end(refused, http.StatusUnsupportedMediaType, "unsupported_encoding")
 	}
 }
 
@@ -146,37 +170,20 @@ func TestSlowBody(t *testing.T) {
 func hold(t *testing.T, s subject) (end func() *httptest.ResponseRecorder) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	before, began := inFlight(t, s), make(chan struct{})
+	text, began := fmt.Sprintf("forever %d", rand.Uint64()), make(chan struct{})
+	tokenizing.Store(text, began)
 	var w *httptest.ResponseRecorder
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		body := io.MultiReader(strings.NewReader(`{"model":"text-model","mode":"sync","prompt":"forever`), closeOnRead{began}, strings.NewReader(`"}`))
 		w = httptest.NewRecorder()
-		s.Handler().ServeHTTP(w, httptest.NewRequestWithContext(ctx, "POST", "/v1/score", body))
+		s.Handler().ServeHTTP(w, httptest.NewRequestWithContext(ctx, "POST", "/v1/score", strings.NewReader(`{"model":"text-model","mode":"sync","prompt":"`+text+`"}`)))
 	})
 	<-began
-	// It is in flight a moment after its body has been read.
-	for deadline := time.Now().Add(time.Minute); inFlight(t, s) == before; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("it is not worked on")
-		}
-	}
 	return func() *httptest.ResponseRecorder {
 		cancel()
 		wg.Wait()
 		return w
 	}
-}
-
-// inFlight is how many requests the server works on.
-func inFlight(t *testing.T, s subject) string {
-	t.Helper()
-	_, rest, ok := strings.Cut(s.do("GET", "/metrics", nil).Body.String(), "\nkvatlas_http_in_flight ")
-	if !ok {
-		t.Fatal("no kvatlas_http_in_flight")
-	}
-	n, _, _ := strings.Cut(rest, "\n")
-	return n
 }
 
 // closeOnRead is an empty reader that tells that it has been read.
@@ -525,6 +532,30 @@ func TestLog(t *testing.T) {
 		for _, part := range []string{`"route":"` + tc.route + `"`, fmt.Sprintf(`"status":%d`, w.Code), fmt.Sprintf(`"bytes":%d`, w.Body.Len()), `"request_id":"` + w.Header().Get("X-Request-Id") + `"`, `"took":`, tc.want} {
 			if !strings.Contains(last, part) {
 				t.Errorf("%s %s: no %s in %s", tc.method, tc.path, part, last)
+			}
+		}
+	}
+}
+
+// TestWhichRequestsAreLogged: at level info a request has a line if it failed or is about a whole
+// index, and else only where each has one.
+func TestWhichRequestsAreLogged(t *testing.T) {
+	x := openIndex(t)
+	for every, want := range map[bool]map[string]bool{
+		false: {"score": false, "refused": true, "probe": false, "dump": true},
+		true:  {"score": true, "refused": true, "probe": false, "dump": true},
+	} {
+		s := newServer(t, x, func(c *server.Config) { c.Log, c.LogEveryRequest = c.Log.Level(zerolog.InfoLevel), every })
+		for name, ask := range map[string]func(){
+			"score":   func() { s.post(t, "/v1/score", `{"model":"m","tokens":[1,2,3,4]}`) },
+			"refused": func() { s.do("POST", "/v1/score", strings.NewReader(`{`)) },
+			"probe":   func() { s.do("GET", "/healthz", nil) },
+			"dump":    func() { s.do("GET", "/v1/dump", nil) },
+		} {
+			s.log.Reset()
+			ask()
+			if got := strings.Contains(s.log.String(), `"message":"request"`); got != want[name] {
+				t.Errorf("%s, every %v: a line %v, want %v: %s", name, every, got, want[name], s.log)
 			}
 		}
 	}

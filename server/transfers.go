@@ -33,23 +33,30 @@ const (
 type transfers struct {
 	slowAfter time.Duration
 
-	mu  sync.Mutex // protects all, and place, since and cutOff of the calls in it
-	all list.List  // of *call, oldest first
+	mu      sync.Mutex // protects what follows, and place, since, until, late and cut of the calls in all
+	all     list.List  // of *call, oldest first
+	watched bool       // a timer will call cutLate
 }
 
-// errCutOff says that a transfer was cut off for others.
-var errCutOff = errors.New("server: a slow client was cut off")
+// errCutOff says that a transfer was cut off for others, errLate that its time was over.
+var (
+	errCutOff = errors.New("server: a slow client was cut off")
+	errLate   = errors.New("server: a body was late")
+)
 
 // transfer does f, which waits for the client and which cut ends from outside, as one of
-// at most most transfers.
-func (c *call) transfer(most int, cut func(), f func() error) (err error) {
+// at most most transfers. It is cut off at until, if that is not zero.
+func (c *call) transfer(most int, until time.Time, cut func(), f func() error) (err error) {
 	t := &c.s.transfers
 	t.mu.Lock()
 	if t.all.Len() >= most && !c.s.cutSlowest() {
 		t.mu.Unlock()
 		return c.s.overloaded("bodies on their way")
 	}
-	c.since, c.cut, c.place = time.Now(), cut, t.all.PushBack(c)
+	c.since, c.until, c.cut, c.place = time.Now(), until, cut, t.all.PushBack(c)
+	if !until.IsZero() {
+		c.s.watchTransfers(until)
+	}
 	t.mu.Unlock()
 	defer func() {
 		t.mu.Lock()
@@ -60,8 +67,44 @@ func (c *call) transfer(most int, cut func(), f func() error) (err error) {
 		}
 		t.all.Remove(c.place)
 		c.place = nil
+		if c.late {
+			err = errLate
+		}
 	}()
 	return f()
+}
+
+// watchTransfers has transfers cut off that are late, the first of them at a time. Callers
+// hold transfers.mu.
+//
+// There is one timer for all: all bodies have the same time to come, so that those behind the
+// first are due later, and one that starts while a timer runs need not touch it.
+func (s *Server) watchTransfers(at time.Time) {
+	if t := &s.transfers; !t.watched {
+		t.watched = true
+		time.AfterFunc(time.Until(at), s.cutLate)
+	}
+}
+
+// cutLate cuts off the transfers whose time is over, and waits for the next.
+func (s *Server) cutLate() {
+	t := &s.transfers
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.watched = false
+	now := time.Now()
+	for e := t.all.Front(); e != nil; e = e.Next() {
+		c, _ := e.Value.(*call)
+		switch {
+		case c.until.IsZero() || c.late:
+		case now.Before(c.until):
+			s.watchTransfers(c.until)
+			return
+		default:
+			c.late = true
+			c.cut()
+		}
+	}
 }
 
 // cutSlowest cuts off the transfer that has been on its way longest, if that is long.

@@ -126,6 +126,9 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 		Detokenizer: s.pool,
 		BlockSize:   cfg.BlockSize,
 		Log:         log,
+
+		LogEveryRequest: cfg.AccessLog == "all",
+
 		Metrics:     s.metrics,
 		StrictReady: cfg.StrictReady,
 		Version:     versionWord(),

@@ -156,7 +156,7 @@ func (in *Input) CheckEngine(f scan.Form, kind string) error {
 	}{
 		{chatNames, []string{"messages"}}, {renderedNames, []string{"messages", "input"}}, {inputNames, []string{"input"}}, {engineNames, EngineForms},
 	} {
-		if !slices.Contains(group.to, kind) {
+		if !slices.Contains(group.to, kind) && f.HasAny(group.names) {
 			if err := f.Exclude("it belongs to "+strings.Join(group.to, ", "), group.names...); err != nil {
 				return err
 			}

@@ -1,6 +1,7 @@
 package scan
 
 import (
+	"math/bits"
 	"slices"
 	"strings"
 
@@ -34,6 +35,17 @@ func NamesOf[T any](fs Fields[T]) []string {
 
 // Has reports whether a field was given.
 func (f Form) Has(name string) bool { return f.seen&(1<<slices.Index(f.names, name)) != 0 }
+
+// HasAny reports whether one of the fields was given. It looks at those that were, which are
+// few, and not at all names.
+func (f Form) HasAny(names []string) bool {
+	for rest := f.seen; rest != 0; rest &= rest - 1 {
+		if slices.Contains(names, f.names[bits.TrailingZeros64(rest)]) {
+			return true
+		}
+	}
+	return false
+}
 
 // With returns the form with one more field as given.
 func (f Form) With(name string) Form {

@@ -54,6 +54,10 @@ type logSettings struct {
 	// LogFormat is json for machines, console for people, or auto: console where the log
 	// goes to a terminal, and json elsewhere. NO_COLOR in the environment leaves out colours.
 	LogFormat string `name:"log-format" default:"auto" oneof:"auto,json,console"`
+	// AccessLog says which requests to the API have a line at level info: problems are those
+	// that fail or take longer than a second, and dumps, restores and resets; all are all but
+	// probes. At level debug each request has a line.
+	AccessLog string `name:"access-log" default:"problems" oneof:"problems,all"`
 }
 
 // validate checks the form of texts and the rules between settings. Each

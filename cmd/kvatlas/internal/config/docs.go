@@ -4,6 +4,7 @@ package config
 
 // docs are the doc comments of Config's fields, by field.
 var docs = map[string]string{
+	"AccessLog":                     "AccessLog says which requests to the API have a line at level info: problems are those that fail or take longer than a second, and dumps, restores and resets; all are all but probes. At level debug each request has a line.",
 	"AdminListen":                   "AdminListen is the address of a listener of its own for /metrics, /v1/dump, /v1/restore, /v1/reset, /v1/lmcache/sync and /v1/ingest, which the API's listener then has not, and for /healthz and /readyz. Empty serves them all on the API's listener.",
 	"Anonymous":                     "Anonymous is the role of callers without credentials: none, read, write or admin. With auto it is none where there is a file of credentials, else admin on a listener that only this machine reaches (loopback), and read on others.",
 	"BlockSize":                     "BlockSize is the number of tokens in an index block of a model that the index does not know yet. It is fixed once a model is written.",
