@@ -176,7 +176,7 @@ func (c *call) recovered(v any) (abort bool) {
 	if !abort {
 		c.refuse(errors.New("panic"))
 	}
-	c.body, c.out, c.req = nil, nil, request.Score{} // whoever panicked may still look at them
+	c.body, c.out, c.req, c.scan = nil, nil, request.Score{}, scan.Scanner{} // whoever panicked may still look at them
 	return abort
 }
 
@@ -314,7 +314,8 @@ func (c *call) release() {
 		out = nil
 	}
 	req.Reset()
-	*c = call{s: c.s, body: body[:0], out: out[:0], req: req, decoder: c.decoder}
+	c.scan.Release(keepBytes)
+	*c = call{s: c.s, body: body[:0], out: out[:0], req: req, scan: c.scan, decoder: c.decoder}
 	c.s.calls.Put(c)
 }
 
@@ -388,7 +389,11 @@ func (c *call) receive() error {
 	}
 	for {
 		if len(buf) == cap(buf) {
-			next := make([]byte, len(buf), min(2*cap(buf), int(limit)+1))
+			more := min(2*cap(buf), int(limit)+1)
+			if whole := int(c.r.ContentLength) + 1; whole > len(buf) {
+				more = min(more, whole)
+			}
+			next := make([]byte, len(buf), more)
 			copy(next, buf)
 			buf = next
 		}

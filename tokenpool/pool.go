@@ -319,7 +319,7 @@ func (p *Pool) find(scope string, req *prompt.Request) prefixcache.Match {
 // far: growing a slice of 100,000 tokens step by step costs as much as finding
 // them.
 func (p *Pool) guess(n int) int {
-	tokens, bytes := p.n.tokens.Load(), p.n.textBytes.Load()
+	tokens, bytes := p.n.tokens.Load()+p.n.reused.Load(), p.n.textBytes.Load()
 	if bytes == 0 {
 		tokens, bytes = 1, 4
 	}

@@ -43,6 +43,16 @@ func (s *Scanner) Start(data []byte, skips *Skips) {
 	s.skips, s.passed = skips, passed{}
 }
 
+// Release lets go of the text. The scanner keeps room for strings with escapes, of at most
+// keep bytes.
+func (s *Scanner) Release(keep int) {
+	plain := s.plain[:0]
+	if cap(plain) > keep {
+		plain = nil
+	}
+	*s = Scanner{plain: plain, path: s.path[:0]}
+}
+
 // New is a scanner of a text that a request has at path.
 func New(path string, text []byte) *Scanner { return &Scanner{data: text, path: []byte(path)} }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/bits"
+	"slices"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -42,7 +43,8 @@ func (s *Scanner) SkipQuoted(b []byte) { s.pos += len(b) + 2 }
 
 // escaped reads on a string whose first escape (or fault) is at s.pos.
 func (s *Scanner) escaped(start int, ascii bool) ([]byte, error) {
-	out := s.plain[:0]
+	// A text without its escapes is shorter: there is room for all that can follow.
+	out := slices.Grow(s.plain[:0], len(s.data)-start)
 	out = append(out, s.data[start:s.pos]...)
 	defer func() { s.plain = out }()
 	for {
@@ -86,9 +88,9 @@ func (s *Scanner) escaped(start int, ascii bool) ([]byte, error) {
 			return nil, s.Syntax("one of \"\\/bfnrtu after a backslash")
 		}
 		s.pos++
-		from := s.pos
-		ascii = s.run() && ascii
-		out = append(out, s.data[from:s.pos]...)
+		var plain bool
+		out, plain = s.copyRun(out)
+		ascii = ascii && plain
 	}
 }
 
@@ -126,19 +128,54 @@ func (s *Scanner) hex4() (rune, error) {
 	return r, nil
 }
 
+// copyRun is run for what stands behind an escape, which is mostly short: it appends the bytes
+// to out, which has room for all of the text, as it looks at them.
+func (s *Scanner) copyRun(out []byte) (_ []byte, ascii bool) {
+	data, i, n := s.data, s.pos, len(out)
+	room := out[:cap(out)]
+	var high uint64
+	for len(data)-i >= 8 && len(room)-n >= 8 {
+		w := binary.LittleEndian.Uint64(data[i:])
+		binary.LittleEndian.PutUint64(room[n:], w)
+		if stop := stops(w); stop != 0 {
+			k := bits.TrailingZeros64(stop) / 8
+			high |= w & (1<<(8*k) - 1)
+			s.pos = i + k
+			return room[:n+k], high&tops == 0
+		}
+		high |= w
+		i, n = i+8, n+8
+	}
+	out = room[:n]
+	for ; i < len(data); i++ {
+		c := data[i]
+		if c < 0x20 || c == '"' || c == '\\' {
+			break
+		}
+		out = append(out, c)
+		high |= uint64(c)
+	}
+	s.pos = i
+	return out, high&tops == 0
+}
+
+const ones, tops = 0x0101010101010101, 0x8080808080808080
+
+// stops returns the top bit of each byte of w that is below 0x20, a quote or a backslash; the
+// lowest bit set is always right, those above it may not be.
+func stops(w uint64) uint64 {
+	quote, back := w^ones*'"', w^ones*'\\'
+	return (((w - ones*0x20) &^ w) | ((quote - ones) &^ quote) | ((back - ones) &^ back)) & tops
+}
+
 // run moves s.pos over the bytes that stand for themselves in a string, and
 // reports whether all of them were ASCII. It looks at 8 bytes at once.
 func (s *Scanner) run() (ascii bool) {
-	const ones, tops = 0x0101010101010101, 0x8080808080808080
 	data, i := s.data, s.pos
 	var high uint64
 	for len(data)-i >= 8 {
 		w := binary.LittleEndian.Uint64(data[i:])
-		quote, back := w^ones*'"', w^ones*'\\'
-		// The top bit of each byte that is below 0x20, a quote or a backslash;
-		// the lowest bit set is always right, those above it may not be.
-		stop := ((w - ones*0x20) &^ w) | ((quote - ones) &^ quote) | ((back - ones) &^ back)
-		if stop &= tops; stop != 0 {
+		if stop := stops(w); stop != 0 {
 			n := bits.TrailingZeros64(stop) / 8
 			high |= w & (1<<(8*n) - 1)
 			s.pos = i + n
