@@ -180,8 +180,9 @@ func TestBudget(t *testing.T) {
 		wg.Go(func() { c.Score(context.Background(), client.ScoreRequest{Model: "m"}) })
 	}
 	wg.Wait()
-	// At any time a tenth, and 3, may be retries; each of those has five at most.
-	if most := int64(callers + 5*(callers/10+3)); s.calls.Load() > most || s.failed.Load() != callers {
+	// At any time a tenth, and 3, may be retries: how many that comes to goes by how the callers are
+	// scheduled. Without a budget it is six calls each.
+	if most := int64(2 * callers); s.calls.Load() > most || s.failed.Load() != callers {
 		t.Errorf("%d calls for %d callers, at most %d; %d failures", s.calls.Load(), callers, most, s.failed.Load())
 	}
 }

@@ -100,8 +100,8 @@ func (r *refusals) hear(ctx context.Context, err error, of func(redis.Cmder) err
 	}
 	for _, c := range cmds {
 		err := of(c)
-		if raw, ok := c.(*redis.RawCmd); ok && err == nil {
-			err = rawError(raw.Val())
+		if reply, raw := rawReply(c); raw && err == nil {
+			err = rawError(reply)
 		}
 		switch {
 		case RefusedEntry(err):
@@ -143,8 +143,8 @@ func rawError(reply []byte) error {
 }
 
 func isRawError(c redis.Cmder) bool {
-	raw, ok := c.(*redis.RawCmd)
-	return ok && len(raw.Val()) > 0 && raw.Val()[0] == '-'
+	reply, _ := rawReply(c)
+	return len(reply) > 0 && reply[0] == '-'
 }
 
 // any reports whether some spell is on.

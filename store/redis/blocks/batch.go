@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
@@ -162,15 +163,13 @@ func (b *Batch) stream(ctx context.Context, lists [][]any, rider Rider) (begins 
 	begins = make([]int, len(lists))
 	b.joined = b.joined[:0]
 	if rider == nil {
-		cmds := make([]*redis.RawWriteToCmd, len(lists))
+		cmds := make([]*redisx.RawInto, len(lists))
 		for i, args := range lists {
-			cmds[i] = redis.NewRawWriteToCmd(ctx, (*reply)(&b.joined), args...)
+			cmds[i] = redisx.NewRawInto(ctx, &b.joined, args...)
 		}
 		if err = process(ctx, b.space.Client, cmds); err == nil {
-			at := 0
 			for i, c := range cmds {
-				begins[i] = at
-				at += int(c.Val())
+				begins[i] = c.Begin()
 			}
 			return begins, nil
 		}

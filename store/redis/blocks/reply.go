@@ -2,44 +2,14 @@ package blocks
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io"
 	"math"
-	"slices"
 	"strconv"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
-
-// reply is memory that a reply is written to.
-type reply []byte
-
-// Write implements io.Writer.
-func (r *reply) Write(b []byte) (int, error) {
-	*r = append(*r, b...)
-	return len(b), nil
-}
-
-// ReadFrom implements io.ReaderFrom, which the client copies each value by.
-func (r *reply) ReadFrom(src io.Reader) (total int64, err error) {
-	for {
-		at := len(*r)
-		if at == cap(*r) {
-			*r = slices.Grow(*r, at+4096)
-		}
-		n, err := src.Read((*r)[at:cap(*r)])
-		*r, total = (*r)[:at+n], total+int64(n)
-		switch {
-		case errors.Is(err, io.EOF):
-			return total, nil
-		case err != nil:
-			return total, err
-		}
-	}
-}
 
 // replyError is an error that the server answered with, as its text.
 type replyError string
