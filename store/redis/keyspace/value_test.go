@@ -89,6 +89,58 @@ func TestReaderReadsAsAppendHolders(t *testing.T) {
 	})
 }
 
+// FuzzReader has a reader read a chain of values that are like each other, made from two by cutting
+// and joining them anywhere, as AppendHolders reads each by itself.
+func FuzzReader(f *testing.F) {
+	var long []string
+	for id := 100; id < 400; id += 2 {
+		long = append(long, strconv.Itoa(id))
+	}
+	base := strings.Join(long, ",")
+	for _, other := range []string{
+		"", "0", ",", ",7", "7,", "7,,8", "07", "00", "7 8", "\x00", "a", "-1", "1e3", "10.0.0.1:8000", "10.0.0.1:8000,10.0.0.2:8000",
+		"4026531839", "4026531840", "4294967296", "18446744073709551617", "99999999999999999999999", "7,7", "9,8", "101,101,101", "101",
+		strings.Repeat("7,", 100) + "7", strings.Repeat("1", 200), strings.Repeat(",", 200), strings.Repeat("10.0.0.1:8000,", 20) + "x",
+	} {
+		f.Add([]byte(base), []byte(other), []byte{0, 7, 3, 4, 0, 5, 250, 0, 0, 0, 1, 0})
+		f.Add([]byte(base), []byte(base+","+other), []byte{1, 255, 0, 2, 9, 9, 77, 30, 12})
+	}
+	f.Fuzz(func(t *testing.T, one, other, cuts []byte) {
+		var r HolderReader
+		last := one
+		for step := 0; ; step++ {
+			v := last
+			if step > 0 {
+				if len(cuts) < 3 || len(last) > 1<<16 {
+					return
+				}
+				// A value is what the last one has before a place, a part of other, and what the last
+				// one has a few bytes behind that place.
+				from := len(last) * int(cuts[0]) / 256
+				to := min(len(last), from+int(cuts[1]%8))
+				part := other[len(other)*int(cuts[2]%16)/16:]
+				if cuts[1] >= 128 {
+					part = part[:min(len(part), int(cuts[1]%5))]
+				}
+				v = slices.Concat(last[:from], part, last[to:])
+				cuts = cuts[3:]
+			}
+			want, wantOK := AppendHolders(nil, v)
+			got, ok := r.Read(v)
+			if ok != wantOK || !slices.Equal(got, want) {
+				t.Fatalf("%q after %q: got %v, %v; want %v, %v", v, last, got, ok, want, wantOK)
+			}
+			last = v
+			if step%2 == 0 { // and back, from what differs
+				want, wantOK := AppendHolders(nil, one)
+				if got, ok := r.Read(one); ok != wantOK || !slices.Equal(got, want) {
+					t.Fatalf("%q after %q: got %v, %v; want %v, %v", one, v, got, ok, want, wantOK)
+				}
+			}
+		}
+	})
+}
+
 func FuzzAppendHolders(f *testing.F) {
 	for _, s := range []string{"1", "17,136", "1,,2", "4294967296", ""} {
 		f.Add([]byte(s))
