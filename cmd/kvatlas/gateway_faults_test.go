@@ -257,7 +257,7 @@ func TestGatewayStreams(t *testing.T) {
 		_, _ = io.WriteString(w, "data: {\"choices\":[],\"usage\":{\"prompt_tokens_details\":{\"cached_tokens\":0}}}\n\ndata: [DONE]\n\n")
 	}))
 	t.Cleanup(engine.Close)
-	g := startGateway(t, 1, "--pods="+strings.TrimPrefix(engine.URL, "http://"), "--pods-metrics=false", "--log-level=info")
+	g := startGateway(t, 1, "--pods="+strings.TrimPrefix(engine.URL, "http://"), "--pods-metrics=false", "--gateway-connect-timeout=1m", "--log-level=info")
 	memory := func() float64 {
 		n, err := strconv.ParseFloat(g.figure(t, "process_resident_memory_bytes"), 64)
 		if err != nil {
