@@ -43,14 +43,17 @@ func (s *Scanner) Start(data []byte, skips *Skips) {
 	s.skips, s.passed = skips, passed{}
 }
 
-// Release lets go of the text. The scanner keeps room for strings with escapes, of at most
-// keep bytes.
+// Release lets go of the text. The scanner keeps room for strings with escapes and for a path,
+// of at most keep bytes each.
 func (s *Scanner) Release(keep int) {
-	plain := s.plain[:0]
+	plain, path := s.plain[:0], s.path[:0]
 	if cap(plain) > keep {
 		plain = nil
 	}
-	*s = Scanner{plain: plain, path: s.path[:0]}
+	if cap(path) > keep { // the name of a field may be as long as a body
+		path = nil
+	}
+	*s = Scanner{plain: plain, path: path}
 }
 
 // New is a scanner of a text that a request has at path.

@@ -36,6 +36,27 @@ func TestEscapedStrings(t *testing.T) {
 	}
 }
 
+// TestReleaseLongPath has a scanner keep no room that the name of a field took, which may be as
+// long as a body.
+func TestReleaseLongPath(t *testing.T) {
+	var s Scanner
+	name := strings.Repeat("x", 1<<16)
+	s.Start([]byte(`{"`+name+`":1}`), nil)
+	read := func(path string) error {
+		if path != name {
+			t.Fatalf("the path has %d bytes", len(path))
+		}
+		_, err := s.Raw("a number")
+		return err
+	}
+	if err := s.Members("an object", 1, read); err != nil || cap(s.path) < len(name) {
+		t.Fatalf("room for a path of %d bytes: %v", cap(s.path), err)
+	}
+	if s.Release(64); cap(s.path) > 64 {
+		t.Fatalf("keeps %d bytes", cap(s.path))
+	}
+}
+
 // BenchmarkEscapedText reads a text of 1 MB in lines of code, of which every sixth byte is an
 // escape, with a scanner that is used again.
 func BenchmarkEscapedText(b *testing.B) {
