@@ -39,8 +39,8 @@ type crowd struct {
 // holdersOf are what a rank of a crowd may hold a block in.
 var holdersOf = []store.Tier{store.GPU, store.CPU, store.Disk, store.Shared, store.GPU.Window(), store.Disk.Window(), store.Predicted}
 
-// drawCrowd draws a crowd. One that is real can be put into an index.
-func drawCrowd(t *rapid.T, real bool) *crowd {
+// drawCrowd draws a crowd. One that is plain can be put into an index.
+func drawCrowd(t *rapid.T, plain bool) *crowd {
 	c := &crowd{holders: map[store.HolderID]store.Holder{}, rng: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 7))}
 	most := 8
 	if rapid.IntRange(0, 4).Draw(t, "large") == 0 {
@@ -49,14 +49,14 @@ func drawCrowd(t *rapid.T, real bool) *crowd {
 	pods := rapid.IntRange(1, most).Draw(t, "pods")
 	kinds := rapid.IntRange(1, len(holdersOf)).Draw(t, "kinds")
 	twice := 1
-	if !real {
+	if !plain {
 		twice = rapid.IntRange(1, 3).Draw(t, "holders of one tier")
 	}
 	var ids []store.HolderID
 	for p := range pods {
 		pod := store.Pod{Name: fmt.Sprintf("10.0.0.%d:8000", p), Model: "m"}
 		ended := false
-		if !real {
+		if !plain {
 			switch c.rng.IntN(10) {
 			case 0:
 				pod.Model = "" // only a value names it
@@ -80,7 +80,7 @@ func drawCrowd(t *rapid.T, real bool) *crowd {
 		}
 	}
 	c.unregistered = rapid.Bool().Draw(t, "unregistered")
-	if !real && rapid.IntRange(0, 3).Draw(t, "limited") == 0 {
+	if !plain && rapid.IntRange(0, 3).Draw(t, "limited") == 0 {
 		c.limited = true
 		c.pods = append(c.pods, store.Pod{Name: "limited", Model: "m", BlockSize: 4 * crowdBlock})
 		c.holders[1<<20] = store.Holder{ID: 1 << 20, Pod: "limited", Tier: store.GPU}
