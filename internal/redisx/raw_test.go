@@ -1,0 +1,117 @@
+package redisx
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// answering is the address of a server that answers a GET with the bytes that its key is, in
+// which \n stands for a line's end, and ends the connection behind "cut". It knows no other command.
+func answering(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go answer(c)
+		}
+	}()
+	return l.Addr().String()
+}
+
+func answer(c net.Conn) {
+	defer c.Close()
+	r := bufio.NewReader(c)
+	number := func() (n int) {
+		line, _ := r.ReadString('\n')
+		if line = strings.TrimSpace(line); line != "" {
+			n, _ = strconv.Atoi(line[1:])
+		}
+		return n
+	}
+	for {
+		args := make([]string, number())
+		for i := range args {
+			b := make([]byte, number()+2)
+			if _, err := io.ReadFull(r, b); err != nil {
+				return
+			}
+			args[i] = string(b[:len(b)-2])
+		}
+		if len(args) == 0 {
+			return
+		}
+		reply, cut := "-ERR unknown command\n", false
+		if strings.EqualFold(args[0], "get") {
+			reply, cut = strings.CutSuffix(args[1], "cut")
+		}
+		_, _ = io.WriteString(c, strings.ReplaceAll(reply, "\n", "\r\n"))
+		if cut {
+			return
+		}
+	}
+}
+
+// TestRawInto: replies lie one behind the other as they came, errors of the server among them,
+// and a connection that ends amid one is an error.
+func TestRawInto(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: answering(t), Protocol: 2, DisableIdentity: true, MaxRetries: -1})
+	t.Cleanup(func() { _ = client.Close() })
+	long := "$70000\n" + strings.Repeat("x", 70000) + "\n"
+	for _, c := range []struct {
+		name    string
+		replies []string
+		fails   bool
+	}{
+		{"one", []string{"$3\nabc\n"}, false},
+		{"an array with nothing in it", []string{"*3\n$1\na\n$-1\n$0\n\n"}, false},
+		{"an error between others", []string{"$1\na\n", "-NOPERM no\n", long, "*0\n"}, false},
+		{"cut before the reply", []string{"cut"}, true},
+		{"cut amid a value", []string{"$1\na\n", "*2\n$1\na\n$9\nabccut"}, true},
+		{"cut amid a number", []string{"*2cut"}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			memory := []byte("before")
+			pipe := client.Pipeline()
+			cmds := make([]*RawInto, len(c.replies))
+			for i, r := range c.replies {
+				cmds[i] = NewRawInto(t.Context(), &memory, "get", r)
+				_ = pipe.Process(t.Context(), cmds[i])
+			}
+			_, err := pipe.Exec(t.Context())
+			if (err != nil) != c.fails {
+				t.Fatalf("got %v, fails: %v", err, c.fails)
+			}
+			if c.fails {
+				return
+			}
+			all := "before"
+			for i, r := range c.replies {
+				want := strings.ReplaceAll(r, "\n", "\r\n")
+				if got := string(cmds[i].Reply()); got != want || cmds[i].Begin() != len(all) {
+					t.Errorf("reply %d is %.40q at %d, want %.40q at %d", i, got, cmds[i].Begin(), want, len(all))
+				}
+				if isRawError(cmds[i]) != strings.HasPrefix(r, "-") {
+					t.Errorf("reply %d is taken for an error: %v", i, isRawError(cmds[i]))
+				}
+				all += want
+			}
+			if string(memory) != all {
+				t.Errorf("the memory has %d bytes, want %d", len(memory), len(all))
+			}
+		})
+	}
+}
