@@ -17,8 +17,7 @@ type kind struct {
 	name    string
 	path    string
 	body    []byte
-	calls   int // of a round
-	tokens  []uint32
+	calls   int                                  // of a round
 	prepare func(context.Context, *server) error // before the first, once
 }
 

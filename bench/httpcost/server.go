@@ -126,12 +126,18 @@ func (s *server) warmUp(ctx context.Context, k kind, n int) (answer int, err err
 // the time by the clock of one. answer is how long a bare server's answers are.
 func (s *server) send(ctx context.Context, k kind, n, connections, answer int) (cpu, wall time.Duration, err error) {
 	text := request(k.path, k.body, answer)
-	conns := make([]*conn, connections)
-	for i := range conns {
-		if conns[i], err = s.dial(ctx); err != nil {
+	conns := make([]*conn, 0, connections)
+	defer func() {
+		for _, c := range conns {
+			c.close()
+		}
+	}()
+	for range connections {
+		c, err := s.dial(ctx)
+		if err != nil {
 			return 0, 0, err
 		}
-		defer conns[i].close()
+		conns = append(conns, c)
 	}
 	before, err := proc.CPU(s.cmd.Process.Pid)
 	if err != nil {
@@ -153,7 +159,7 @@ func (s *server) send(ctx context.Context, k kind, n, connections, answer int) (
 	all.Wait()
 	took := time.Since(began)
 	after, err := proc.CPU(s.cmd.Process.Pid)
-	if err := errors.Join(append(failed, err)...); err != nil {
+	if err := errors.Join(err, errors.Join(failed...)); err != nil {
 		return 0, 0, err
 	}
 	return (after - before) / time.Duration(each*connections), took / time.Duration(each), nil

@@ -107,7 +107,7 @@ func TestThreeNumbers(t *testing.T) {
 		maps.Copy(ask, more)
 		r := s.book(t, ask)
 		for _, report := range []map[string]any{{"kind": "done", "model": "m", "cached_tokens": cachedOf(t, r.Pod, tokens)}, {"kind": "end", "model": "m"}} {
-			kind := report["kind"].(string) //nolint:errcheck,forcetypeassert // it is one
+			kind := report["kind"].(string)
 			delete(report, "kind")
 			if err := s.tell(t, http.MethodPost, "/v1/requests/"+r.Reservation+"/"+kind, report, &struct{}{}); err != nil {
 				t.Fatal(err)

@@ -45,7 +45,7 @@ func TestLikeContext(t *testing.T) {
 		}
 	}
 	// play returns what is seen after all steps.
-	play := func(t *testing.T, with withTimeout, order string) (err, child error, done, childDone bool) {
+	play := func(t *testing.T, with withTimeout, order string) (done, childDone bool, err, child error) {
 		parent, cancelParent := context.WithCancel(context.WithValue(t.Context(), key{}, 7))
 		defer cancelParent()
 		w := &world{parent: cancelParent}
@@ -66,7 +66,7 @@ func TestLikeContext(t *testing.T) {
 		if again := w.ctx.Err(); !errors.Is(again, err) {
 			t.Errorf("%s: %v, then %v", order, err, again)
 		}
-		return err, child, done, childDone
+		return done, childDone, err, child
 	}
 	synctest.Test(t, func(t *testing.T) {
 		letters := "cptwek"
@@ -81,8 +81,8 @@ func TestLikeContext(t *testing.T) {
 			from = upto
 		}
 		for _, o := range orders {
-			err, child, done, childDone := play(t, bound.WithTimeout, o)
-			wantErr, wantChild, wantDone, wantChildDone := play(t, context.WithTimeout, o)
+			done, childDone, err, child := play(t, bound.WithTimeout, o)
+			wantDone, wantChildDone, wantErr, wantChild := play(t, context.WithTimeout, o)
 			// Which of two ends came first is not told by one that nothing had asked by then.
 			if (err == nil) != (wantErr == nil) || done != wantDone || (child == nil) != (wantChild == nil) || childDone != wantChildDone {
 				t.Errorf("%q: %v %v %v %v, want %v %v %v %v", o, err, done, child, childDone, wantErr, wantDone, wantChild, wantChildDone)
