@@ -448,6 +448,25 @@ func TestText(t *testing.T) {
 	}
 }
 
+// TestFirstRefusal: of several prompts that are refused the first in order is told, also when
+// another is refused before it.
+func TestFirstRefusal(t *testing.T) {
+	second := make(chan struct{})
+	s := newScorer(t, scorer.Config{Index: newPlainIndex(t), Tokenizer: scorer.TokenizerFunc(func(_ context.Context, r prompt.Request) (prompt.Result, error) {
+		if r.Text == "second" {
+			close(second)
+		} else {
+			<-second
+		}
+		return prompt.Result{}, errors.New(r.Text)
+	})})
+	_, err := s.ScoreAll(t.Context(), []scorer.Request{{Model: "m", Input: scorer.Prompt("first")}, {Model: "m", Input: scorer.Prompt("second")}})
+	var in *scorer.InputError
+	if !errors.As(err, &in) || in.Index != 0 || in.Err.Error() != "first" {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestUsage(t *testing.T) {
 	x := newPlainIndex(t)
 	x.add("m", "p", 0, store.GPU, chain8[:4]...)

@@ -244,9 +244,11 @@ func (j *job) rest() []uint32 {
 	return j.tokens[min(j.resp.Blocks*j.resp.BlockSize, len(j.tokens)):]
 }
 
-// tokenize fills in the tokens of all jobs.
+// tokenize fills in the tokens of all jobs. Of several that are refused the first in order is
+// told, whichever is refused first, so that equal requests get equal answers.
 func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
-	var g *errgroup.Group
+	var g *errgroup.Group // nil until there is a text
+	var refused []error
 	for i := range jobs {
 		j := &jobs[i]
 		switch in := &j.req.Input; in.kind {
@@ -266,16 +268,25 @@ func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
 				return wrapInput(0, s.tokenizeText(ctx, j))
 			}
 			if g == nil {
-				g, ctx = errgroup.WithContext(ctx)
+				g, refused = &errgroup.Group{}, make([]error, len(jobs))
 				g.SetLimit(tokenizeParallel)
 			}
-			g.Go(func() error { return wrapInput(i, s.tokenizeText(ctx, j)) })
+			g.Go(func() error {
+				refused[i] = s.tokenizeText(ctx, j)
+				return nil
+			})
 		}
 	}
 	if g == nil {
 		return nil
 	}
-	return g.Wait()
+	_ = g.Wait() // each has its own
+	for i, err := range refused {
+		if err != nil {
+			return wrapInput(i, err)
+		}
+	}
+	return nil
 }
 
 // ToolForm is the form that a model's engines give to the tools of a chat: SGLang's,
