@@ -124,15 +124,21 @@ func TestSpaces(t *testing.T) {
 						t.Errorf("%.2000s", d)
 					}
 				}
-				c := b.fast.NewCorpus(uint64(os.Getpid()), b.ref.decode)
-				for done := 0; done < 30<<10; {
-					text := c.Text(1 + c.rnd.IntN(400))
-					done += len(text)
-					if d := b.differ(text); d != "" {
-						t.Fatalf("seed %d: %s", os.Getpid(), d)
-					}
-				}
+				compareRandom(t, b, 30<<10)
 			}
+		}
+	}
+}
+
+// compareRandom compares tokens and ends on random texts of so many bytes in all.
+func compareRandom(t *testing.T, b both, size int) {
+	t.Helper()
+	c := b.fast.NewCorpus(uint64(os.Getpid()), b.ref.decode)
+	for done := 0; done < size; {
+		text := c.Text(1 + c.rnd.IntN(400))
+		done += len(text)
+		if d := b.differ(text); d != "" {
+			t.Fatalf("seed %d: %s", os.Getpid(), d)
 		}
 	}
 }
@@ -206,14 +212,7 @@ func TestStrips(t *testing.T) {
 		added("<|im_start|>", "lstrip", "rstrip"), added("<|im_end|>", "rstrip"), added("<|l|>", "lstrip"), added("<|n|>", "normalized", "lstrip"), added("<|n|>2", "normalized"),
 	}
 	b := load(t, "llama3", toJSON(t, file))
-	c := b.fast.NewCorpus(uint64(os.Getpid()), b.ref.decode)
-	for done := 0; done < 200<<10; {
-		text := c.Text(1 + c.rnd.IntN(400))
-		done += len(text)
-		if d := b.differ(text); d != "" {
-			t.Fatalf("seed %d: %s", os.Getpid(), d)
-		}
-	}
+	compareRandom(t, b, 200<<10)
 }
 
 // TestRefused changes a file in ways that leave it to the reference.

@@ -220,7 +220,7 @@ func (t *Tokenizer) parts(w *worker, i, end int) {
 		case j-i <= maxCached:
 			t.shortPart(w, i, j)
 		default:
-			t.spellPart(w, i, t.chars.merge(&w.merger, t.merges, w.text[i:j]))
+			t.spell(w, i, t.chars.merge(&w.merger, t.merges, w.text[i:j]), 1)
 		}
 		i = j
 	}
@@ -235,25 +235,13 @@ func (t *Tokenizer) shortPart(w *worker, i, j int) {
 			w.add(c.tokens[0], j-1)
 			return
 		}
-		t.spellPart(w, i, c.tokens[:c.n])
+		t.spell(w, i, c.tokens[:c.n], 1)
 		return
 	}
 	tokens := t.chars.merge(&w.merger, t.merges, w.text[i:j])
-	t.spellPart(w, i, tokens)
+	t.spell(w, i, tokens, 1)
 	if len(tokens) <= maxCachedTokens {
 		keep(set, low, high, tokens)
-	}
-}
-
-// spellPart adds tokens of a part that begins at i.
-func (t *Tokenizer) spellPart(w *worker, i int, tokens []uint32) {
-	for _, id := range tokens {
-		i += int(t.lengths[id])
-		end := i
-		for w.text[end]&0xc0 == 0x80 { // the padding ends it
-			end++
-		}
-		w.add(id, end-1)
 	}
 }
 

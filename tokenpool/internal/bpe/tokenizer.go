@@ -142,7 +142,7 @@ func (t *Tokenizer) word(w *worker, i, j int) {
 		if part-i <= maxCached {
 			t.short(w, i, part, partOfWord)
 		} else {
-			t.spell(w, i, w.merge(t.merges, &t.byteIDs, w.text[i:part]))
+			t.spell(w, i, w.merge(t.merges, &t.byteIDs, w.text[i:part]), 0)
 		}
 		i = part
 	}
@@ -191,7 +191,7 @@ func (t *Tokenizer) short(w *worker, i, j int, part uint64) {
 			w.add(c.tokens[0], j)
 			return
 		}
-		t.spell(w, i, c.tokens[:c.n])
+		t.spell(w, i, c.tokens[:c.n], 0)
 		return
 	}
 	var tokens []uint32
@@ -200,21 +200,22 @@ func (t *Tokenizer) short(w *worker, i, j int, part uint64) {
 	} else {
 		tokens = w.merge(t.merges, &t.byteIDs, w.text[i:j])
 	}
-	t.spell(w, i, tokens)
+	t.spell(w, i, tokens, 0)
 	if len(tokens) <= maxCachedTokens {
 		keep(set, low, high, tokens)
 	}
 }
 
-// spell adds tokens of a word that begins at i.
-func (t *Tokenizer) spell(w *worker, i int, tokens []uint32) {
+// spell adds tokens of a word or a part that begins at i. In front of the text stand so many
+// bytes that were not sent, which ends do not count.
+func (t *Tokenizer) spell(w *worker, i int, tokens []uint32, front int) {
 	for _, id := range tokens {
 		i += int(t.lengths[id])
 		end := i
 		for w.text[end]&0xc0 == 0x80 { // the padding ends it
 			end++
 		}
-		w.add(id, end)
+		w.add(id, end-front)
 	}
 }
 
