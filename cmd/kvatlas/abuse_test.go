@@ -121,7 +121,8 @@ func TestAbuse(t *testing.T) {
 	r := start(t, "--block-size=4")
 	address := strings.TrimPrefix(r.url, "http://")
 	for name, c := range abuse {
-		// A server may take who sends no more for gone, so a request that is served has another behind it instead.
+		// A server may take a client that sends no more for gone, so each request that is served has another
+		// behind it.
 		text, want, served := c.text, c.want, c.want[0] == http.StatusOK
 		if served {
 			text, want = text+"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", slices.Concat(want, []int{http.StatusOK})
@@ -252,7 +253,7 @@ func TestSmuggling(t *testing.T) {
 			t.Errorf("%s gets %v, want %v; the engine gets %q, want %q", name, got, c.want, sent, c.sent)
 		}
 	}
-	// Who has left, or says that it has, gets no answer for one: never an empty 200.
+	// A client that has left, or says so, gets no answer that looks like one: never an empty 200.
 	for name, text := range map[string]string{"a body that ends early": rawPost(path, "Content-Length: 1000\r\n", body), "chunks without an end": rawPost(path, "Transfer-Encoding: chunked\r\n", "1a\r\n{")} {
 		if got := raw(t, at, text, true); len(got) > 1 || len(got) == 1 && got[0] != 400 {
 			t.Errorf("%s gets %v", name, got)

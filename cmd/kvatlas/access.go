@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/server/refusal"
 )
 
-// makeAccess makes what says who may use the server, and whom it connects to.
+// makeAccess makes the rules for callers of the server, and for the addresses that it connects to.
 func (s *service) makeAccess() (err error) {
 	c := s.cfg
 	if s.networks, err = c.Networks(); err != nil {
@@ -76,9 +76,9 @@ func serveOn(srv *http.Server, on net.Listener) error {
 	return srv.Serve(on)
 }
 
-// admitClients lets in who may use the gateway: with a file of credentials or a rate, callers of
-// role read. A token that is the server's own business goes no further; without credentials
-// Authorization is the engines', and passes.
+// admitClients checks callers of the gateway: with a file of credentials or a rate, it admits those of role
+// read. A token that is the server's own business goes no further; without credentials Authorization is the
+// engines', and passes.
 func (s *service) admitClients(h http.Handler) http.Handler {
 	if s.guard.Credentials == nil && s.guard.Limiter == nil {
 		return h

@@ -76,8 +76,8 @@ func getAs(t *testing.T, url, token string) (int, string) {
 
 const addBlocks = `{"op":"add","model":"m","pod":"p","tokens":[1,2,3,4]}`
 
-// TestListenerOfOthers: where others reach the server and it knows nobody, it answers and takes
-// no writes, and says so at its start, unless it is told otherwise.
+// TestListenerOfOthers: where others reach the server and it has no credentials, it answers and takes no
+// writes, and logs so at its start, unless a setting allows writes.
 func TestListenerOfOthers(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -352,8 +352,8 @@ func TestNoPromptIsWritten(t *testing.T) {
 }
 
 // TestTenants: two callers with salts that kvatlas token has made send one prompt through the
-// gateway: engines get it under two salts, and neither is told of the other's, in the API
-// either. The log does not show a salt.
+// gateway: engines get it under two salts, and neither caller sees the other's salt, in the API either. The
+// log does not show a salt.
 func TestTenants(t *testing.T) {
 	t.Parallel()
 	seen := make(chan string, 1)

@@ -228,7 +228,7 @@ func TestShellsComplete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It is the program for who completes, and writes down any other call.
+	// It stands in for the program when a shell completes, and writes down any other call.
 	program := "#!/bin/sh\nif [ \"$1\" = __complete ] || [ \"$1\" = completion ]; then exec '" + self + "' \"$@\"; fi\necho \"$*\" >>\"$CALLED\"\n"
 	for name, text := range map[string]string{"kvatlas": program, "dump.jsonl": "", ".bashrc": "source <(kvatlas completion bash)\nPS1='ready>'\n", ".zshrc": "autoload -Uz compinit && compinit -u -D\nsource <(kvatlas completion zsh)\nPS1='ready>'\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o777); err != nil {

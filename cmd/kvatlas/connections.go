@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// How soon and how often a rank whose engine is away is told of. An engine is away for
+// How soon and how often the log names a rank whose engine is away. An engine is away for
 // minutes while it loads its model, and for good where its address is wrong.
 const (
 	awayGrace = 5 * time.Second // nothing is said of what is shorter
@@ -34,9 +34,9 @@ type connections struct {
 // connection is that of one rank which this process reads.
 type connection struct {
 	source ingest.Source
-	peer   string    // who is connected; "" is nobody
-	since  time.Time // when that began; a connection shorter than awayGrace is none
-	away   time.Time // when nobody was connected first
+	peer   string    // the connected engine's address; "" means none
+	since  time.Time // when that began; a connection shorter than awayGrace does not count
+	away   time.Time // since when no engine has been connected
 	err    error     // of the last try
 	told   bool      // that it is connected
 	next   time.Time // no warning before

@@ -85,7 +85,7 @@ func TestConnectionsAreTold(t *testing.T) {
 
 // TestUnreachableEngineIsTold has no engine at first.
 func TestUnreachableEngineIsTold(t *testing.T) {
-	t.Parallel() // it waits for seconds that nobody can shorten
+	t.Parallel() // it waits for seconds that no setting shortens
 	endpoint := freeEndpoint(t)
 	r := start(t, "--pods", "127.0.0.1:1?model=m&events="+endpoint)
 	await := func(message string) map[string]any {

@@ -126,7 +126,7 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 	return d, nil
 }
 
-// readTokens are those of the prompt; nil when there is none.
+// readTokens are those of the prompt; nil without a prompt.
 func (d *doctorLMCache) readTokens(ctx context.Context) ([]uint32, error) {
 	switch {
 	case d.tokens != "":

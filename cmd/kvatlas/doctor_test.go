@@ -148,7 +148,7 @@ func TestDoctorIsMisused(t *testing.T) {
 // What a server depends on is written into its log, once, also when it comes
 // later than the server.
 func TestServeSaysWhatIsWrong(t *testing.T) {
-	t.Parallel() // it waits for seconds that nobody can shorten
+	t.Parallel() // it waits for seconds that no setting shortens
 	s := redistest.Prepare(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
 	r := start(t, "--redis="+s.URL())
 	const down = "redis: connection: "

@@ -130,7 +130,7 @@ func TestDocumentedRuns(t *testing.T) {
 	}
 }
 
-// whyNotRun is the entry of notRun for a block; "" is none.
+// whyNotRun is the entry of notRun for a block; "" means that the block is run.
 func whyNotRun(page, block string) string {
 	first := page + ": " + strings.TrimSpace(block)
 	for name := range notRun {

@@ -78,7 +78,7 @@ type helps struct {
 	texts map[string]string
 }
 
-// help is what a command says of itself; ok is false if there is none of these words.
+// help is a command's help text; ok reports whether there is a command of these words.
 func (h *helps) help(words ...string) (text string, ok bool) {
 	name := strings.Join(words, " ")
 	if _, seen := h.texts[name]; !seen {

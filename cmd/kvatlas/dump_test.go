@@ -395,7 +395,7 @@ func TestDumpUsers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for pod := range 150 { // more than a script tells of: they are read in pages
+	for pod := range 150 { // more than a script returns: they are read in pages
 		b := store.Batch{Pod: fmt.Sprint("more", pod), Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: []blockkey.Key{1, 2}}}}
 		if pod == 0 {
 			b.Pod, b.Guard = "a", &store.Guard{Generation: gen, Fence: 1, Seq: 1}
@@ -419,7 +419,7 @@ func TestDumpUsers(t *testing.T) {
 	}
 	for _, right := range own[0][3:] {
 		if right == "+xrevrange" {
-			continue // tells where the log of changes is, if there is one
+			continue // names the place of the log of changes, if there is one
 		}
 		do("ACL", "SETUSER", "kvatlas-reader", "-"+strings.TrimPrefix(right, "+"))
 		// Of what a script lacks, Redis says nothing but that.
@@ -442,8 +442,7 @@ func TestDumpUsers(t *testing.T) {
 	}
 }
 
-// A last snapshot that cannot be written is a failure of the process, and is told; one
-// that was not needed is none.
+// A last snapshot that cannot be written fails the process with an error; one that was not needed does not.
 func TestCaseSmallOnesUnderAttackLastSnapshot(t *testing.T) {
 	for name, changed := range map[string]bool{"changed": true, "unchanged": false} {
 		t.Run(name, func(t *testing.T) {

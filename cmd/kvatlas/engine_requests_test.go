@@ -152,7 +152,7 @@ func TestEveryCommandHasHelp(t *testing.T) {
 // TestFailedPreloadIsTold is not ready, and says of which model, until its tokenizer is
 // there.
 func TestFailedPreloadIsTold(t *testing.T) {
-	t.Parallel() // it waits for seconds that nobody can shorten
+	t.Parallel() // it waits for seconds that no setting shortens
 	dir := t.TempDir()
 	r := start(t, "--tokenizers="+dir, "--preload=some/model")
 	eventually(t, "told", func() error {

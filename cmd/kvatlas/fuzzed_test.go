@@ -73,7 +73,7 @@ func fuzzNumber(t *testing.T, variable string, otherwise int) int {
 	return n
 }
 
-// heldModel is who holds what: pod, rank and tier to prefixes, each named by its scope and
+// heldModel is what each holder has: pod, rank and tier to prefixes, each named by its scope and
 // the tokens up to its end.
 type heldModel map[fuzzHolder]map[string]bool
 

@@ -99,9 +99,8 @@ func startStreams(t *testing.T, g *gatewayProcess, e *heldEngine, n int) <-chan 
 	return ended
 }
 
-// A gateway that is told to end ends no stream: it says at /health that it takes no more,
-// takes what comes until its drain delay is over, lets nobody in then, and is gone with the
-// last answer.
+// A gateway that gets a signal to end breaks no stream. /health says at once that it is draining; it accepts
+// requests until its drain delay is over, then none, and exits with the last answer.
 func TestGatewayDrains(t *testing.T) {
 	e := holdStreams(t)
 	g := startGateway(t, 1, "--pods="+strings.TrimPrefix(e.URL, "http://"), "--pods-metrics=false", "--drain-delay=5s", "--log-level=info")
@@ -188,8 +187,8 @@ func TestGatewayDrainTimeout(t *testing.T) {
 	}
 }
 
-// An engine that is slow, and not ill, keeps what it works on: the answers come, late, nobody
-// ejects it, and others get what comes next.
+// An engine that is slow, and not ill, keeps what it works on. The answers come late, it is not ejected, and
+// other engines get what comes next.
 func TestGatewaySlowEngine(t *testing.T) {
 	f := startEngines(t, 3, func(c *wire.Config) { c.Speed = 5 })
 	g := startGateway(t, 3, f.setting(), "--log-level=info")

@@ -26,7 +26,7 @@ func (s *service) makeIndex() (backend string, err error) {
 		backend = "memory"
 	} else {
 		c := redisConfig(s.cfg)
-		// A wrong setting is told of when the scorer is made.
+		// A wrong setting is reported when the scorer is made.
 		_, c.Entries, _ = s.cfg.LMCacheReaders()
 		c.Entries = c.Entries || s.cfg.LMCacheLearns()
 		c.Observer = redis.Observer{Log: func(msg string) { s.log.Warn().Msg(msg) }}

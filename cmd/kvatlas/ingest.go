@@ -18,8 +18,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// ingesting is what the role ingest is made of: who finds the pods, who shares out the
-// reading of them, and who reads.
+// ingesting has the parts of the role ingest: discovery of pods, the fleet that shares out the ranks, and the
+// readers.
 type ingesting struct {
 	ingester  *ingest.Ingester
 	fleet     *fleet.Fleet
@@ -195,7 +195,7 @@ func (s *service) watchScorer() scorer.Observer {
 	count := o.Scored
 	o.Scored = func(model string, r *scorer.Response) {
 		count(model, r)
-		if s.ingest == nil || r.Blocks == 0 { // nobody can hold a prompt without blocks
+		if s.ingest == nil || r.Blocks == 0 { // no pod can hold a prompt without blocks
 			return
 		}
 		s.ingest.ingester.Asked(model)

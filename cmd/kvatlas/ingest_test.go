@@ -163,7 +163,7 @@ func TestIngest(t *testing.T) {
 		t.Errorf("%s replicas", n)
 	}
 
-	// What is published while nobody reads comes by the replay.
+	// What is published while no replica reads comes by the replay.
 	if err := first.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -263,7 +263,7 @@ func TestInspectPlayDynamo(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "dynamo.jsonl")
 	const stored = `{"timestamp":0,"event":{"worker_id":7,"storage_tier":"%s","event":{"event_id":3,"data":{"stored":{"parent_hash":%s,"blocks":[{"block_hash":%d,"tokens_hash":%d}]}},"dp_rank":1}}}` + "\n"
 	text := fmt.Sprintf(stored, "device", "null", 1, uint64(14643705804678351452)) + fmt.Sprintf(stored, "host_pinned", "1", 2, uint64(16777012769546811212)) +
-		fmt.Sprintf(stored, "device", "99", 3, 5) // whose parent nobody knows
+		fmt.Sprintf(stored, "device", "99", 3, 5) // whose parent is unknown
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -452,7 +452,7 @@ func TestInspectMisuse(t *testing.T) {
 	for args, want := range map[string]string{
 		"events tcp://127.0.0.1:9 --record /no/such/file":                            "no such file",
 		"play ../../examples/events.jsonl --bind " + freeEndpoint(t) + " --wait 1ms": "nobody subscribed",
-		// Nobody waits for a subscriber of what cannot be played.
+		// A record that cannot be played waits for no subscriber.
 		"play /no/such/file --bind " + freeEndpoint(t) + " --wait 24h":   "no such file",
 		"play ../../README.md --bind " + freeEndpoint(t) + " --wait 24h": "README.md, line 1",
 		"play /dev/null --bind " + freeEndpoint(t) + " --wait 24h":       "has no entries",

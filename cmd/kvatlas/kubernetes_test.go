@@ -196,8 +196,8 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// TestLMCacheManifest starts from what lmcache.yaml sets: there is one process, at whose
-// ports the Service ends, and it is told of as what it is.
+// TestLMCacheManifest starts from what lmcache.yaml sets: there is one process, the Service ends at its
+// ports, and its labels say what it is.
 func TestLMCacheManifest(t *testing.T) {
 	base, own, labels := manifests(t, "kvatlas.yaml"), manifests(t, "lmcache.yaml"), manifests(t, "labels.yaml")
 	d, service := own["Deployment"], own["Service"]
@@ -252,8 +252,8 @@ func TestLMCacheManifest(t *testing.T) {
 	}
 }
 
-// TestHubToken: a gated model's tokenizer is fetched with the token of a Secret, and
-// nothing waits for the Secret where there is none.
+// TestHubToken: a gated model's tokenizer is fetched with the token of a Secret, and nothing waits for the
+// Secret where it is missing.
 func TestHubToken(t *testing.T) {
 	labels := manifests(t, "labels.yaml")
 	for _, file := range []string{"kvatlas.yaml", "lmcache.yaml"} {
@@ -274,7 +274,7 @@ func TestHubToken(t *testing.T) {
 	}
 }
 
-// TestPodMonitor: Prometheus is told of the port that has the metrics, of all pods.
+// TestPodMonitor: it names the port that has the metrics, of all pods.
 func TestPodMonitor(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/kubernetes/podmonitor.yaml")
 	if err != nil {
@@ -309,7 +309,7 @@ func TestPodMonitor(t *testing.T) {
 	}
 }
 
-// TestManifestFiles has every manifest named where it is told how to apply them.
+// TestManifestFiles checks that the docs on how to apply manifests name each one.
 func TestManifestFiles(t *testing.T) {
 	manifests(t, "namespace.yaml")
 	text, err := os.ReadFile("../../docs/operations.md")

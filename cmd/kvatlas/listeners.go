@@ -183,7 +183,7 @@ func (l *listeners) drain(s *service) error {
 		err = errors.Join(errCutOff, l.apiServer.Close())
 	}
 	if l.adminServer != nil {
-		// Nobody's work is lost with it.
+		// No request is lost with it.
 		err = errors.Join(err, l.adminServer.Close())
 	}
 	s.log.Info().Dur("took", time.Since(start)).Msg("drained")

@@ -184,8 +184,7 @@ func TestLMCacheThroughVLLM(t *testing.T) {
 			v.publish(stored([]int64{-11}, nil, other[128:384], 256, text("cpu")))
 			s.tiersOf(t, "the second is the oldest", prompt, pod, map[string]int{"cpu": 256})
 
-			// MP mode tells of removals, in capitals, and is believed from then on: the
-			// oldest stay.
+			// MP mode announces removals, in capitals, and is believed from then on: the oldest stay.
 			v.publish(removedFrom([]int64{-11}, "CPU"))
 			s.tiersOf(t, "removed", other[128:], pod, map[string]int{})
 			for i := range 8 {

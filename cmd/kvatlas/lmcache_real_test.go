@@ -25,7 +25,7 @@ func keysIn(t *testing.T, s *redistest.Server) (out []string) {
 	return keys
 }
 
-// entriesOf is what a lookup server says that it holds: keys, and whom they name.
+// entriesOf reads what a lookup server holds: keys, and the pods that they name.
 func entriesOf(t *testing.T, holds []json.RawMessage) (keys []string, owners map[string]int) {
 	t.Helper()
 	owners = map[string]int{}
@@ -101,7 +101,7 @@ func TestLMCacheLookupServers(t *testing.T) {
 			a.Do("admit", 0)
 			both("stored again", 768, 0)
 
-			// A key names one pod, the last; who evicts deletes it for all.
+			// A key names one pod, the last to write it; a pod that evicts deletes it for all.
 			b := run("10.0.0.2:8200", 0, 1)
 			b.Do("admit", 0, 1)
 			both("stored by another", 0, 512)
@@ -113,7 +113,7 @@ func TestLMCacheLookupServers(t *testing.T) {
 			a.Do("admit", 0, 1, 2, 3)
 			both("stored again", 1024, 0)
 
-			// Nobody takes a dead process's entries back; they end with the pod.
+			// A dead process's entries are not taken back; they end with the pod.
 			a.Kill()
 			if err := s.c.DeletePod(t.Context(), one); err != nil {
 				t.Fatal(err)

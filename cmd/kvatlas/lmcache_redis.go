@@ -52,8 +52,8 @@ func (s *service) learn() func(string, []uint32) *lmcache.Reader {
 	return s.learner.Reader
 }
 
-// writeLMCache returns the index for those who hear LMCache, and whom they tell of
-// hashes: where entries of LMCache are to be written, both pass through their writer.
+// writeLMCache returns the index that LMCache's controller and coordinator write to, and the function that
+// they report hashes to. Where entries of LMCache are to be written, both pass through their writer.
 func (s *service) writeLMCache() (index store.Index, heard func(lmcache.Hash), err error) {
 	var shapes entries.Shapes
 	switch s.cfg.LMCacheWrite {

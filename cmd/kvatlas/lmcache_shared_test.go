@@ -146,8 +146,8 @@ func TestCaseTwoPodsWithOneInstanceID(t *testing.T) {
 	}
 }
 
-// Two of LMCache's own workers, of 0.5.6, with one id: nothing of either counts, until one
-// of them ends and the other tells what it holds.
+// Two of LMCache's own workers, of 0.5.6, with one id: nothing of either counts, until one of them ends and
+// the other reports its content.
 func TestLMCacheWorkersWithOneID(t *testing.T) {
 	pull, reply, beat := redistest.FreePort(t), redistest.FreePort(t), redistest.FreePort(t)
 	r := start(t, "--redis="+redistest.Start(t).URL(), "--lmcache-lease=6s", "--lmcache-models=m?version=0.5.6&vllm=false",

@@ -17,8 +17,8 @@ import (
 )
 
 // TestLMCacheIsAsked: two replicas have a worker of LMCache 0.5.6 each, and Redis loses a
-// part of what they hold, and gets what they do not. A replica that is asked to has its own
-// worker tell it again, by LMCache's own full sync, and nobody else's.
+// part of what they hold, and gets what they do not. A replica that is asked to has its own worker send
+// everything again, by LMCache's own full sync, and no other replica's.
 func TestLMCacheIsAsked(t *testing.T) {
 	s := redistest.Start(t)
 	replica := func(more ...string) (r *running, worker *lmcachetest.Client, instance string) {

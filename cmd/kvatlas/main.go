@@ -28,8 +28,7 @@ import (
 func main() {
 	zerolog.TimeFieldFormat = time.RFC3339Nano
 	// The first signal ends the command in an orderly way. A second one ends the
-	// process at once: signals have their usual effect again before anybody learns
-	// of the first.
+	// process at once: signals have their usual effect again before the context of the first ends.
 	ctx, end := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)

@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 )
 
-// TestMultimodal has an engine's events tell of a chat with two images, as vLLM 0.19
+// TestMultimodal has an engine publish the events of a chat with two images, as vLLM 0.19
 // and later does, and the chat itself scored: with what a caller knows of the
 // images, with one of them changed, and with nothing known.
 func TestMultimodal(t *testing.T) {

@@ -36,8 +36,8 @@ func blockNames(t *testing.T, model string, size int, prompt []uint32) (names []
 	return names
 }
 
-// Engines write block keys and their addresses, and nobody registers anything: a request
-// that names pods finds what they hold, and one that names none nothing.
+// Engines write block keys and their addresses, and register nothing. A request that names pods finds what
+// they hold; one that names none finds nothing.
 func TestPlainValuesOfUnregisteredPods(t *testing.T) {
 	const one, two = "10.0.0.1:8000", "10.0.0.2:8000"
 	standalone, cluster := redistest.Start(t), redistest.StartCluster(t, 3, false)
@@ -75,7 +75,7 @@ func TestPlainValuesOfUnregisteredPods(t *testing.T) {
 				two + "map[" + two + ":2]":                 {two},
 				one + "map[" + one + ":4 10.0.0.3:8000:0]": {one, "10.0.0.3:8000"},
 				"map[]":           nil,
-				"map[10.0.0.1:0]": {"10.0.0.1"}, // a text with a port is of who has the port
+				"map[10.0.0.1:0]": {"10.0.0.1"}, // a value with a port belongs to the pod with that port
 			} {
 				if got := ask(pods...); got != want {
 					t.Errorf("%q: %s, want %s", pods, got, want)
@@ -98,7 +98,7 @@ func TestPlainValuesOfUnregisteredPods(t *testing.T) {
 	}
 }
 
-// Where the model allows it, nobody need name those pods either, on any server.
+// Where the model allows it, requests need not name those pods either, on any server.
 func TestPlainValuesOfAllowedModels(t *testing.T) {
 	const one, two, model = "10.0.0.1:8000", "10.0.0.2:8000", "org/m"
 	standalone, cluster := redistest.Start(t), redistest.StartCluster(t, 3, false)

@@ -77,8 +77,8 @@ func newPreloading(models []string) *preloading {
 	return p
 }
 
-// load loads the tokenizers of all models, all at once. One that cannot be loaded is in
-// the log, keeps nobody from the others, and is tried again until ctx ends.
+// load loads the tokenizers of all models, all at once. One that cannot be loaded is logged, does not keep
+// the others from use, and is tried again until ctx ends.
 func (s *service) load(ctx context.Context, p *preloading) {
 	var wg sync.WaitGroup
 	for _, model := range s.cfg.Preload {
@@ -90,7 +90,7 @@ func (s *service) load(ctx context.Context, p *preloading) {
 // lookForModels is how often a gateway looks which models its pods have.
 const lookForModels = 250 * time.Millisecond
 
-// loadTokenizersOfPods loads the tokenizer of each model that a pod tells of, once: a gateway's
+// loadTokenizersOfPods loads the tokenizer of each model that a pod serves, once: a gateway's
 // first requests would otherwise wait for it, and be sent without a look at their prompts. One
 // that cannot be loaded is tried again with the first request that wants it.
 func (s *service) loadTokenizersOfPods(ctx context.Context) {

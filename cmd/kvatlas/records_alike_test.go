@@ -20,7 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
-// recorded is what is read of a record, whoever has sent it.
+// recorded is what is read of a record, from any source.
 type recorded struct {
 	// events are lines: the fields of each in their order, with what they say. Hashes are
 	// numbered as they come.

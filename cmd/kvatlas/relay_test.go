@@ -10,9 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
-// TestRelay asks two replicas on one Redis for what an engine has sent: who reads it
-// gives the messages, everybody gives the blocks, and both together are the whole. They
-// are on the admin listener alone.
+// TestRelay asks two replicas on one Redis for what an engine has sent: the one that reads it returns the
+// messages, each returns the blocks, and both together are the whole. They are on the admin listener alone.
 func TestRelay(t *testing.T) {
 	redis := redistest.Start(t)
 	e := newTestEngine(t)
@@ -43,7 +42,7 @@ func TestRelay(t *testing.T) {
 		}
 		return ""
 	}
-	// Whoever reads the rank answers; which of them that is may still be settled.
+	// The replica that reads the rank answers; which one that is may not be settled yet.
 	var got *client.Recent
 	var err error
 	var by int

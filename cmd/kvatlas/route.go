@@ -61,7 +61,7 @@ func (s *service) tellLoadsAway() func(model string, err error) {
 	return func(model string, err error) {
 		mu.Lock()
 		at, before := told[model]
-		again := before && (time.Since(at) < loadsAwayEvery || errors.Is(err, loads.ErrReadOnly)) // that is as somebody has set it
+		again := before && (time.Since(at) < loadsAwayEvery || errors.Is(err, loads.ErrReadOnly)) // that is as an operator has set it
 		if !again {
 			if len(told) >= maxFailing {
 				clear(told)

@@ -77,7 +77,7 @@ func (p *program) score(ctx context.Context, args []string) int {
 	status := cli.ExitOK
 	for i := range answers {
 		if indexFailed(&answers[i]) {
-			status = cli.ExitFailed // a script must not take this for "nobody"
+			status = cli.ExitFailed // a script must not take this for "no pod holds it"
 		}
 		if call.json {
 			continue

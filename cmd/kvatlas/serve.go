@@ -89,7 +89,7 @@ func (p *program) demo(ctx context.Context, url string) error {
 	defer c.Close()
 	files, err := demo.Run(ctx, demo.Config{Client: c, URL: url, Program: p.Name, Out: p.Stdout})
 	if files != "" {
-		defer func() { _ = os.RemoveAll(files) }() // what stays in the temporary folder harms nobody
+		defer func() { _ = os.RemoveAll(files) }() // what stays in the temporary folder does no harm
 	}
 	switch {
 	case ctx.Err() != nil:

@@ -224,7 +224,7 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 	if err != nil {
 		return err
 	}
-	// Room for all who can fail, so that nobody waits to tell.
+	// Room for one error of each part, so that none waits to send its own.
 	failed := make(chan error, 6)
 	if err := s.listenLMCache(ctx); err != nil {
 		return errors.Join(err, l.close())

@@ -234,7 +234,7 @@ func portTaken(err error) error {
 	return err
 }
 
-// serveControl serves the control page until ctx ends. ready is told where.
+// serveControl serves the control page until ctx ends. It sends the address to ready.
 func serveControl(ctx context.Context, address string, f *wire.Fleet, ready func(address string)) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {

@@ -85,10 +85,9 @@ func cachedOf(t *testing.T, engine string, tokens []int) int {
 	return answer.Usage.Details.Cached
 }
 
-// TestThreeNumbers routes prompts to simulated engines, and reports what each had cached: the
-// metrics tell by pod what anybody held, what the chosen pod held and what its engine had, and
-// for which of three causes the rest was computed anew. A rank whose engine has less than half of
-// what was promised is named by doctor.
+// TestThreeNumbers routes prompts to simulated engines, and reports what each had cached: the metrics count
+// by pod what any pod held, what the chosen pod held and what its engine had, and for which of three causes
+// the rest was computed anew. A rank whose engine has less than half of what was promised is named by doctor.
 func TestThreeNumbers(t *testing.T) {
 	s := serveProcess(t, "--redis="+redistest.Start(t).URL(), "--block-size=16", "--roles=score,ingest")
 	one, two := simulated(t, s, true), simulated(t, s, true)
@@ -126,7 +125,7 @@ func TestThreeNumbers(t *testing.T) {
 	}
 
 	cold := prompt(1)
-	serve(cold, at(one)) // nobody holds it: the workload
+	serve(cold, at(one)) // no pod holds it: the workload
 	awaitThat(t, "the engine's blocks are read", s.log, func() bool { return query(cold, nil).Overlap.Best == 320 })
 	serve(cold, at(one)) // it is there, but for the last block, which the engine computes anyway
 
@@ -191,9 +190,9 @@ func TestThreeNumbers(t *testing.T) {
 	}
 }
 
-// TestLyingIndexIsReadAnew has an engine whose index holds what it has, and what somebody
-// has written besides. Requests tell that this is not there; then the rank is read anew, and
-// holds what the engine replays.
+// TestLyingIndexIsReadAnew has an engine whose index holds what it has, and blocks that were written by hand
+// besides. Requests show that those are not there; then the rank is read anew, and holds what the engine
+// replays.
 func TestLyingIndexIsReadAnew(t *testing.T) {
 	s := serveProcess(t, "--redis="+redistest.Start(t).URL(), "--block-size=16", "--roles=score,ingest")
 	name := simulated(t, s, true)

@@ -87,7 +87,7 @@ func TestBind(t *testing.T) {
 	p.Flush()
 	s.best(t, tokens(64), map[string]float64{"pod": 4}) // by the replay, if it was sent too early
 
-	// Who has not said so listens for nobody.
+	// Without the setting nothing listens.
 	r := start(t)
 	if err := r.client().RegisterPod(t.Context(), client.Pod{Name: "pod", Model: "m", Events: pod.Events}); err != nil {
 		t.Fatal(err)
@@ -223,7 +223,7 @@ func TestRecordsSetting(t *testing.T) {
 	s.best(t, prompts[1], map[string]float64{"pod": 16})
 }
 
-// TestUnknownMedium warns once of an engine's word that nobody knows, and counts all of
+// TestUnknownMedium warns once of an engine's unknown word, and counts all of
 // its blocks.
 func TestUnknownMedium(t *testing.T) {
 	events, replay := redistest.FreePort(t), redistest.FreePort(t)
