@@ -23,7 +23,7 @@ func newCorpus(seed uint64, keys, depth int) corpus {
 func (c corpus) keys() int { return c.chains * c.depth }
 
 // key is the key of a block of a chain. There are further chains than those of
-// the corpus, and chains go on beyond its depth: blocks that nobody holds.
+// the corpus, and chains go on beyond its depth: blocks that no pod holds.
 func (c corpus) key(chain, block int) blockkey.Key {
 	// The steps of splitmix64, whose outputs for different inputs differ.
 	z := c.seed + (uint64(chain)<<32|uint64(block))*0x9e3779b97f4a7c15
@@ -44,7 +44,7 @@ func (c corpus) append(dst []blockkey.Key, chain, from, to int) []blockkey.Key {
 func (c corpus) prompt(chain, n, percent int) []blockkey.Key {
 	held := n * percent / 100
 	keys := c.append(make([]blockkey.Key, 0, n), chain%c.chains, 0, held)
-	// What follows is of a chain that nobody holds.
+	// What follows is of a chain that no pod holds.
 	return c.append(keys, c.chains+chain, held, n)
 }
 

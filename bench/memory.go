@@ -91,7 +91,7 @@ type FindRow struct {
 type ApplyRow struct {
 	Blocks int `json:"blocks"`
 	// New, Again and Remove are in million blocks a second and core: blocks that
-	// nobody holds, that the pod holds already, and their removal.
+	// no pod holds, that the pod holds already, and their removal.
 	New    Spread `json:"new_mblocks"`
 	Again  Spread `json:"again_mblocks"`
 	Remove Spread `json:"remove_mblocks"`

@@ -213,7 +213,7 @@ func (p *peer) read(ctx context.Context, keys []blockkey.Key) ([]*redis.StringSl
 	return cmds, err
 }
 
-// entries are read's fields decoded, up to the first block that nobody holds.
+// entries are read's fields decoded, up to the first block that no pod holds.
 func (p *peer) entries(ctx context.Context, keys []blockkey.Key) (map[uint64][]podEntry, error) {
 	cmds, err := p.read(ctx, keys)
 	if err != nil {

@@ -23,7 +23,7 @@ type Retirement struct {
 	Visible Spread  `json:"visible_ms"`
 	Worst   float64 `json:"visible_worst_ms"`
 	Times   int     `json:"times"`
-	// Idle are the stalls of a server that nobody else uses, for comparison, seen
+	// Idle are the stalls of a server that no other uses, for comparison, seen
 	// for so many seconds.
 	Idle        Stalls  `json:"idle"`
 	IdleSeconds float64 `json:"idle_seconds"`

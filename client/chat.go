@@ -8,7 +8,7 @@ import "encoding/json"
 type Chat struct {
 	// Messages is the array of messages. Required.
 	Messages json.RawMessage `json:"messages"`
-	// Tools and Documents are arrays; nil is none, which an empty one is not.
+	// Tools and Documents are arrays; nil means none, which an empty one is not.
 	Tools     json.RawMessage `json:"tools,omitempty"`
 	Documents json.RawMessage `json:"documents,omitempty"`
 	// AddGenerationPrompt says whether the prompt ends with the beginning of an

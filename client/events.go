@@ -110,7 +110,7 @@ type EventsReport struct {
 	// Ranks say it of each rank, those too whose generations ended because a push before
 	// this one is missing.
 	Ranks []EventsRank `json:"ranks"`
-	// Skips tell of the first of those that could not be understood or are not for
+	// Skips report the first of those that could not be understood or are not for
 	// an index.
 	Skips []EventSkip `json:"skips"`
 }

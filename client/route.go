@@ -42,7 +42,7 @@ type RouteRequest struct {
 	// Overrides are settings that this request has otherwise, a JSON object; may be nil.
 	Overrides json.RawMessage
 	// Session names what the request is a part of, up to 256 bytes: requests of one session go
-	// to one place while it may take them; "" is none.
+	// to one place while it may take them; "" means none.
 	Session string
 	// Role is "prefill" or "decode" for a pod of that part alone, "pair" for one of each.
 	Role string

@@ -197,7 +197,7 @@ type ReturnedTokens struct {
 
 // Resolved is what the name of a model means.
 type Resolved struct {
-	// Model is the model that the pods are registered for, LoRA the adapter; "" is none.
+	// Model is the model that the pods are registered for, LoRA the adapter; "" means none.
 	Model string `json:"model"`
 	LoRA  string `json:"lora"`
 }

@@ -108,7 +108,7 @@ func (x *exchange) try(req *http.Request) (_ *http.Response, err error) {
 }
 
 // begin begins the work of the attempt and returns its request. The first one is the proxy's
-// own request, which belongs to nobody else yet; what comes behind it gets copies.
+// own request, which belongs to no other yet; what comes behind it gets copies.
 func (a *attempt) begin(req *http.Request) *http.Request {
 	x, out := a.x, req
 	if len(x.tried) > 0 {

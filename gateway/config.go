@@ -54,7 +54,7 @@ type Router interface {
 	Settle(ctx context.Context, model, id string, done *loads.Report, cached int) (loads.Report, error)
 }
 
-// Index knows who is registered. Every store.Index does.
+// Index knows which pods are registered. Every store.Index does.
 type Index interface {
 	// Cached returns the last registry, without I/O.
 	Cached() *store.Registry
@@ -100,7 +100,7 @@ type Config struct {
 	// Probe is how often the health of pods is asked, 1 s, and how long an answer may take is
 	// twice that.
 	Probe time.Duration
-	// Observer is told what happens.
+	// Observer receives what happens.
 	Observer Observer
 	// Now is the clock, time.Now if nil.
 	Now func() time.Time

@@ -161,7 +161,7 @@ func (f *fleet) last() gateway.Served {
 	}
 }
 
-// until waits for something that nothing tells of.
+// until waits for something that nothing reports.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick, deadline := time.NewTicker(time.Millisecond), time.NewTimer(time.Minute)

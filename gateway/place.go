@@ -224,7 +224,7 @@ func (g *Gateway) registry(ctx context.Context, wait time.Duration) *store.Regis
 }
 
 // leastBusy returns the pod with the fewest requests of this gateway, of those that are not
-// ejected if there are any; -1 is none.
+// ejected if there are any; -1 means none.
 func (x *exchange) leastBusy(reg *store.Registry) int {
 	best, least, bestDown := -1, int64(0), false
 	for i := range reg.Pods {

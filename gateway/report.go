@@ -98,7 +98,7 @@ func (r *reports) book(model, id string, lease time.Duration) *booking {
 func (r *reports) firstToken(b *booking)      { r.put(report{kind: reportFirst, of: b}) }
 func (r *reports) end(b *booking, cached int) { r.put(report{kind: reportEnd, of: b, tokens: cached}) }
 
-// progress tells of an answer that has gone on, and renews the lease of one that has not.
+// progress reports an answer that has gone on, and renews the lease of one that has not.
 func (r *reports) progress(b *booking, now time.Time) {
 	n := b.output.Load()
 	if n-b.told < tellTokens && now.Sub(b.renewed) < b.lease/3 {

@@ -44,7 +44,7 @@ func namesEngine(header string) bool {
 	return strings.HasSuffix(header, "-Host-Port") || strings.HasSuffix(header, "-Hosts-Ports") || strings.HasSuffix(header, "-Prefiller-Url")
 }
 
-// tellsOfNone reports whether an engine's page tells of no requests: its health, its version and
+// tellsOfNone reports whether an engine's page reports no requests: its health, its version and
 // its models. A name of a model may have slashes in it, and nothing that another server could
 // read as a way to another page.
 func tellsOfNone(page string) bool {

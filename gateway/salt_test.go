@@ -154,7 +154,7 @@ func vllmTakes(salt string) bool {
 }
 
 // TestSaltOfAReader: of what engines answer without a salt, a client that has one is told what
-// tells of no requests.
+// reports no requests.
 func TestSaltOfAReader(t *testing.T) {
 	seen := make(chan string, 1)
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -175,7 +175,7 @@ const (
 
 // learnSpeeds finds out how fast candidates are. What is learnt of each is off by chance, and
 // of several that are alike one always looks the fastest; it would then get every prompt that
-// nobody holds. So speeds are drawn towards their mean, by the share that chance has in how they
+// no pod holds. So speeds are drawn towards their mean, by the share that chance has in how they
 // differ: wholly where that explains all of it, and hardly where pods are of two kinds
 // (the estimator of James and Stein). A speed of which little is known counts little in the
 // mean, and is drawn there the most. Of a rank that nothing was learnt of it is the mean.

@@ -32,7 +32,7 @@ type Pair struct {
 	LocalFallback bool `json:"local_fallback"`
 }
 
-// DefaultPair are the settings of a model that nobody has set any for.
+// DefaultPair are the settings of a model without its own.
 func DefaultPair() Pair {
 	return Pair{RequireSame: []string{}, PreferSame: map[string]float64{}, LocalTokens: 256, LocalShare: 0.1, LocalFallback: true}
 }

@@ -270,7 +270,7 @@ func llmD(v *View) loads.Weights {
 	return loads.Weights{}
 }
 
-// noHitLRU spreads prompts that nobody holds over the candidates that have waited longest
+// noHitLRU spreads prompts that no pod holds over the candidates that have waited longest
 // for such a one, as llm-d's scorer of this name does. Others are weighed as by llm_d.
 func noHitLRU(v *View) loads.Weights {
 	if v.isWarm() {

@@ -27,7 +27,7 @@ type Predict struct {
 	Prune float64 `json:"prune"`
 }
 
-// DefaultPredict are the settings of a model that nobody has set any for.
+// DefaultPredict are the settings of a model without its own.
 func DefaultPredict() Predict { return Predict{TTLS: 120, Prune: 0.2} }
 
 // defaultPredicted is how many blocks may be predicted of a rank of which nobody has said

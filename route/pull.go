@@ -25,7 +25,7 @@ type Pull struct {
 	Port int `json:"port"`
 }
 
-// DefaultPull are the settings of a model that nobody has set any for: off. The port is that
+// DefaultPull are the settings of a model without its own: off. The port is that
 // of vLLM's tier for it.
 func DefaultPull() Pull { return Pull{Tiers: Tiers{store.GPU: true, store.CPU: true}, Port: 5710} }
 

@@ -55,12 +55,12 @@ var (
 	sessionWait = 100 * time.Millisecond
 )
 
-// Scorer finds out who holds a prompt. *scorer.Scorer is one.
+// Scorer finds out which pods hold a prompt. *scorer.Scorer is one.
 type Scorer interface {
 	Score(ctx context.Context, r scorer.Request) (*scorer.Response, error)
 }
 
-// Pods knows who is registered. Every store.Index does.
+// Pods knows which pods are registered. Every store.Index does.
 type Pods interface {
 	// Cached returns the last registry, without I/O.
 	Cached() *store.Registry
@@ -202,8 +202,8 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 	return d, nil
 }
 
-// match finds out who holds the prompt. For a policy that does not ask it looks up a prompt
-// without tokens: that reads no block, and brings who is registered up to date all the same.
+// match finds out which pods hold the prompt. For a policy that does not ask it looks up a prompt
+// without tokens: that reads no block, and brings which pods are registered up to date all the same.
 func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision) (*scorer.Match, error) {
 	ask := q.Score
 	ask.Strategy, ask.EarlyExit, ask.Match, ask.Predicted, ask.Top = scorer.LongestPrefix, false, true, true, 1

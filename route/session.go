@@ -21,7 +21,7 @@ type Affinity struct {
 	Relative float64 `json:"relative"`
 }
 
-// DefaultAffinity are the settings of a model that nobody has set any for.
+// DefaultAffinity are the settings of a model without its own.
 func DefaultAffinity() Affinity { return Affinity{TTLS: 3600, Absolute: 32, Relative: 1.1} }
 
 // SessionState says what became of a request's session.

@@ -106,7 +106,7 @@ func (w *TierWeights) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// DefaultSettings returns the settings of a model that nobody has set any for.
+// DefaultSettings returns the settings of a model without its own.
 func DefaultSettings() Settings {
 	return Settings{
 		Policy: DefaultPolicy, TierWeights: TierWeights(scorer.DefaultWeights()),

@@ -14,7 +14,7 @@ import (
 const maxOutcomes = 1 << 14
 
 // Outcome is what requests came to on a rank, in tokens since this process began. How much
-// of their prompts was not reused has three causes: nobody held it, another held more, and
+// of their prompts was not reused has three causes: no pod held it, another held more, and
 // the engine did not have what the index said.
 type Outcome struct {
 	store.RankRef

@@ -37,7 +37,7 @@ type Candidate struct {
 	// Preference is the sum of the weights of preferred labels that the pod has. Above 0
 	// makes it cheaper, below dearer.
 	Preference float64
-	// Turn is when the rank last took a request whose prompt nobody held, as a count of
+	// Turn is when the rank last took a request whose prompt no pod held, as a count of
 	// such requests; 0 is never.
 	Turn uint64
 

@@ -26,7 +26,7 @@ var (
 
 // Generation names one life of a (pod, rank): of its process and event stream.
 // It is a number from the same series as the holder ids and is never given
-// twice. 0 is none.
+// twice. 0 means none.
 type Generation uint64
 
 // Guard makes a batch one of a numbered series that a single writer owns.

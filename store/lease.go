@@ -22,7 +22,7 @@ type Reader struct {
 	// Name is the process's own in this one life of it: another process, and the
 	// same one started again, has another. 1 to 128 bytes without spaces.
 	Name string
-	// Ranks is how many ranks it will read at most; 0 is none.
+	// Ranks is how many ranks it will read at most; 0 means none.
 	Ranks int
 }
 
@@ -61,7 +61,7 @@ type LeaseCall struct {
 	// Release are ranks to give up. Those that a dead reader has are given up too;
 	// those of another living reader are left alone.
 	Release []RankRef
-	// After is a fence that those given now shall be above; 0 is none. It is for who
+	// After is a fence that those given now shall be above; 0 means none. It is for who
 	// was refused under its own, see ErrFenced, and has asked Life for the other's.
 	After uint64
 	// Version is that of the last view. While it is the present one the next view

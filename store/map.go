@@ -14,7 +14,7 @@ const (
 // MapKey names an entry of a generation's map: a part of what is kept of a block
 // as the engine names it.
 //
-// Engines tell of evictions by their own hashes, which do not tell the block key.
+// Engines report evictions by their own hashes, which do not tell the block key.
 // The map keeps for each what its owner needs to know to follow, so that the next
 // owner can go on where it was left. It lives as long as its generation. A Clear
 // does not touch it.

@@ -13,7 +13,7 @@ const MaxNames = 1024
 type Reading struct {
 	// Model is the model that pods are registered for, under which blocks are indexed.
 	Model string
-	// LoRA is the adapter; "" is none.
+	// LoRA is the adapter; "" means none.
 	LoRA string
 }
 

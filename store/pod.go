@@ -19,7 +19,7 @@ const (
 	Shared
 	// NumTiers is the number of tiers of memory.
 	NumTiers = iota
-	// NumHolderTiers is the number of tiers that engines tell of: those of memory, and the
+	// NumHolderTiers is the number of tiers that engines report: those of memory, and the
 	// window tier of each.
 	NumHolderTiers = 2 * NumTiers
 	// Predicted is the tier of blocks that an engine is thought to have on its GPU, since a

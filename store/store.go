@@ -258,7 +258,7 @@ type Stats struct {
 	// Evicted counts blocks dropped because the index was full.
 	Evicted uint64
 	// Garbled counts values that could not be read and so counted as
-	// "nobody holds it".
+	// "no pod holds it".
 	Garbled uint64
 	// Texts counts values that name pods by text instead of by id, UnknownTexts
 	// those of them that name no pod that counts.

@@ -95,7 +95,7 @@ type Config struct {
 	// Chat says how chats are rendered (RenderChat). Its Limits.OutputBytes are
 	// MaxTextBytes by default: what is longer cannot be tokenized.
 	Chat chat.Options
-	// Observer is told what happens. All of its funcs may be nil.
+	// Observer receives what happens. All of its funcs may be nil.
 	Observer Observer
 }
 
@@ -204,7 +204,7 @@ type Observer struct {
 	StoreRefused func(model string, err error)
 }
 
-// TokenizedEvent tells of one run of a tokenizer.
+// TokenizedEvent reports one run of a tokenizer.
 type TokenizedEvent struct {
 	// Model is the model asked for.
 	Model string

@@ -17,7 +17,7 @@ var (
 	// ErrPinned says that a model's tokenizer is not the one that Config.Pins asks
 	// for.
 	ErrPinned = errors.New("tokenpool: tokenizer is not the pinned one")
-	// ErrMedia says that what a request tells of its media cannot be: it has others.
+	// ErrMedia says that what a request reports its media cannot be: it has others.
 	ErrMedia = media.Err
 	// ErrBusy says that the queue is full; try again later.
 	ErrBusy = errors.New("tokenpool: queue is full")

@@ -403,7 +403,7 @@ func (p *Pool) drop(t *tokenizer) dropped {
 	return dropped{t, t.info, t.refs == 0}
 }
 
-// sendOff closes what has been dropped and is idle, and tells of it.
+// sendOff closes what has been dropped and is idle, and reports it.
 func (p *Pool) sendOff(out []dropped, reason string) {
 	for _, d := range out {
 		if d.idle {

@@ -16,7 +16,7 @@ import (
 type Origin interface {
 	// Stat says, without waiting for a network, which version of the model's
 	// tokenizer Fetch would give. The version is opaque and changes when the
-	// file does; it is empty when only Fetch can tell whether there is one.
+	// file does; it is empty when only Fetch can report whether there is one.
 	// An error that wraps ErrUnknownModel says that there is none.
 	Stat(model string) (version string, err error)
 

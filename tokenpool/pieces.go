@@ -24,7 +24,7 @@ const pieceBytes = 512
 // the process begins. It is safe for concurrent use.
 type pieces struct {
 	max    int64  // in bytes, of all shards
-	fleet  *fleet // nil asks nobody else
+	fleet  *fleet // nil asks no other
 	seed   uint64
 	shards [pieceShards]pieceShard
 	bytes  atomic.Int64

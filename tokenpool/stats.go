@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Model tells of a loaded tokenizer.
+// Model reports a loaded tokenizer.
 type Model struct {
 	// Name is the model's name, as in requests.
 	Name string

@@ -156,7 +156,7 @@ func (w *worker) decode(ctx context.Context, o *order) (*result, error) {
 	return w.generate(ctx, o.Tokens, o.MaxTokens)
 }
 
-// compute takes the time that a prompt takes which nobody else has computed: this engine has
+// compute takes the time that a prompt takes which no other has computed: this engine has
 // prompts for nothing.
 func (w *worker) compute(ctx context.Context, tokens []uint32) error {
 	w.mu.Lock()

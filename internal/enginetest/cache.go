@@ -25,7 +25,7 @@ type CacheOptions struct {
 	Blocks, BlockSize int
 	// IndexBlock is the tokens of an index block, for Question.Whole.
 	IndexBlock int
-	// Window adds a group with a sliding window of this many tokens; 0 is none. vLLM
+	// Window adds a group with a sliding window of this many tokens; 0 means none. vLLM
 	// only.
 	Window int
 	// States adds a group with Mamba's states; vLLM only.

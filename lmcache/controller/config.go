@@ -67,11 +67,11 @@ type Config struct {
 	// Heard is told of the hash of each chunk that a worker has or lists, before its key
 	// goes to Index. It may be nil, and must not block.
 	Heard func(lmcache.Hash)
-	// Observer is told what happens.
+	// Observer receives what happens.
 	Observer Observer
 }
 
-// Observer is told what happens. Any func may be nil. They are called by the goroutines
+// Observer receives what happens. Any func may be nil. They are called by the goroutines
 // that do the work and must not block.
 type Observer struct {
 	// Began says that a worker's life has begun, or that its generation was taken over.

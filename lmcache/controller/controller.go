@@ -29,7 +29,7 @@ type Controller struct {
 	roll     roll
 	speakers map[*zmq.Peer]speaker
 	sweepAt  int             // how many speakers there are when the closed are looked for
-	told     map[string]bool // locations that nobody knows, of which was told
+	told     map[string]bool // unknown locations, of which was told
 	// lookAgain is when room is looked for again, after there was none.
 	lookAgain time.Time
 }

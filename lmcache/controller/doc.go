@@ -30,7 +30,7 @@
 // A connection speaks for one worker at a time, as LMCache's do, the last that it has named;
 // for the others it does not count any more. LMCache's workers register once in their lives,
 // and most send no heartbeats: after a restart any message may be the first sign of one, and
-// has to be taken for it. But a name that nobody knows, on a connection that speaks for
+// has to be taken for it. But an unknown name, on a connection that speaks for
 // somebody else, is refused unless it registers or comes twice, so that a frame whose name
 // is damaged makes no worker. One that is made all the same, by the first frame of a
 // connection, is gone with its lease, since the next frame names another.

@@ -153,7 +153,7 @@ func apartBy(list []*worker) (out []string) {
 // where says where a process is.
 func where(ip, host string) string { return fmt.Sprintf("%s (connected from %s)", ip, host) }
 
-// settle takes over what the process tells of itself that a worker is left to; c.mu is held.
+// settle takes over what the process reports itself that a worker is left to; c.mu is held.
 func (c *Controller) settle(w *worker) {
 	w.at = address{}
 	peer := ""

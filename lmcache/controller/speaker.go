@@ -83,10 +83,10 @@ func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
 // speaksFor returns the worker of an id, and notes that the connection speaks for it. gone
 // are workers that had to make room, to be ended once c.mu, which is held, is not.
 //
-// LMCache's workers have connections of their own and register once, when they start: a
-// worker that nobody knows may be one that another process has heard until now, of which
-// this message is the first sign. On a connection that has spoken for somebody else it is
-// more likely damaged, and it is taken for what it says when it says so twice.
+// LMCache's workers have connections of their own and register once, when they start: an unknown worker may
+// be one that another process has heard until now, of which this message is the first sign. On a connection
+// that has spoken for somebody else it is more likely damaged, and it is taken for what it says when it says
+// so twice.
 func (c *Controller) speaksFor(p *zmq.Peer, id filing.ID, m *message) (w *worker, gone []*worker, err error) {
 	registers, told := m.Type == "RegisterMsg", address{m.IP, m.Port}
 	was := c.speakers[p]

@@ -119,7 +119,7 @@ func TestWorkersOfTheIndex(t *testing.T) {
 	_ = y
 }
 
-// An index that has no room at all holds nobody else up.
+// An index that has no room at all holds no other up.
 func TestIndexFull(t *testing.T) {
 	x, err := memory.New(memory.Config{MaxPods: 2})
 	if err != nil {

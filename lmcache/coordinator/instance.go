@@ -170,7 +170,7 @@ func (in *instance) write(ctx context.Context, list []batch) (s summary, err err
 }
 
 // cursor is a place in the batches of an instance; its incarnation is one higher than
-// LMCache's, 0 is none.
+// LMCache's, 0 means none.
 type cursor struct{ incarnation, seq uint64 }
 
 // holed reports whether the batches leave a hole behind the cursor, or in themselves.

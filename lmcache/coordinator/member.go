@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// member is what an instance tells of itself.
+// member is what an instance reports itself.
 type member struct {
 	ID         string            `json:"instance_id"`
 	IP         string            `json:"ip"`

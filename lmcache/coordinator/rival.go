@@ -55,7 +55,7 @@ func (in *instance) outlived(old, by uint64) {
 	in.tellShared(fmt.Sprintf("incarnation %d (connected from %s), which does not count", old, in.host), fmt.Sprintf("incarnation %d", by))
 }
 
-// tellShared tells of two servers with one id, once for each pair.
+// tellShared reports two servers with one id, once for each pair.
 func (in *instance) tellShared(one, other string) {
 	in.memberMu.Lock()
 	pair := one + other

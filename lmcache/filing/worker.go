@@ -61,7 +61,7 @@ type Worker struct {
 	config Config
 	id     ID
 	target Target
-	// IP and Peer are what the worker tells of itself, Host is where its connections come
+	// IP and Peer are what the worker reports itself, Host is where its connections come
 	// from, and Shared the others that have its id; see the labels.
 	IP, Peer, Host, Shared string
 	// Incarnation is the number of the instance's life, "" where it has none.
@@ -131,7 +131,7 @@ func (w *Worker) Retire(ctx context.Context) error {
 // fenceBits is how many bits of a fence are random.
 const fenceBits = 20
 
-// nextFence is a fence above another one that nobody else chooses.
+// nextFence is a fence above another one that no other chooses.
 func nextFence(last uint64) uint64 {
 	return (last>>fenceBits+1)<<fenceBits | rand.Uint64N(1<<fenceBits)
 }

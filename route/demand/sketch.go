@@ -73,7 +73,7 @@ type node struct {
 
 // sent is how many requests went to a place.
 type sent struct {
-	place    uint16 // index in names + 1; 0 is none
+	place    uint16 // index in names + 1; 0 means none
 	requests float32
 }
 

@@ -311,7 +311,7 @@ type Store interface {
 	// MaxEngines rows of the model it keeps no new ones.
 	PutEngine(ctx context.Context, model, pod string, ranks []Engine) error
 	// Turns returns up to most of the pods whose engines are to be asked for their load now.
-	// It is then the caller's to do: nobody else gets the turn for EngineEvery.
+	// It is then the caller's to do: no other gets the turn for EngineEvery.
 	Turns(ctx context.Context, model string, pods []string, most int) ([]string, error)
 	// Missed says that the engine of a pod did not answer. Its next turn comes the later the
 	// more often in a row, up to MaxMissed.

@@ -142,7 +142,7 @@ func checkPlace(at store.RankRef) error {
 	return nil
 }
 
-// SessionKey stands for a session wherever it is kept: names may tell of users.
+// SessionKey stands for a session wherever it is kept: names may report users.
 func SessionKey(session string) [16]byte {
 	h := xxh3.HashString128Seed(session, 1337)
 	return h.Bytes()

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/server/appendjson"
 )
 
-// maxSkipsTold is how many events that were left out an answer tells of.
+// maxSkipsTold is how many events that were left out an answer reports.
 const maxSkipsTold = 64
 
 // AppendEvents appends the answer: counts, what became of each rank, and why events

@@ -29,7 +29,7 @@ type pairAnswer struct {
 // headerPrefill is how llm-d's sidecars are told who prefills.
 const headerPrefill = "x-prefiller-host-port"
 
-// addPair tells of a pair in an answer.
+// addPair reports a pair in an answer.
 func (a *Routed) addPair(d *route.Decision, blockSize int) {
 	a.LocalPrefill = string(d.Prefills)
 	for _, c := range d.Pairs {

@@ -16,7 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/server/scan"
 )
 
-// features are what vLLM's render routes tell of the images, audio and video of a
+// features are what vLLM's render routes report the images, audio and video of a
 // prompt beside its tokens: by kind, the hash of each, and the tokens that stand
 // in its place. Their further fields are let pass.
 type features struct {

@@ -22,7 +22,7 @@ type cache interface {
 	clear() bool
 	// reusable is what would be reused of q, which was not admitted.
 	reusable(q *sequence) Hit
-	// occupy holds n blocks that nobody uses, or as many as there are, and returns how
+	// occupy holds n blocks that no request uses, or as many as there are, and returns how
 	// many it holds.
 	occupy(n int) int
 	// capacity is how many tokens of one request have room.
@@ -35,7 +35,7 @@ type cache interface {
 type Usage struct {
 	// Total is how many the GPU has for requests, Used those of them that requests, or
 	// a fault, hold, Cached those that are in the prefix cache, used or not.
-	// Idle are those that are cached and that nobody uses (of a tree; vLLM does not say).
+	// Idle are those that are cached and that no request uses (of a tree; vLLM does not say).
 	Total, Used, Cached, Idle int
 	// Host and Disk are how many blocks are there, HostTotal and DiskTotal how many
 	// have room.
@@ -50,7 +50,7 @@ type tell struct{ events []event.Event }
 
 func (t *tell) add(e event.Event) { t.events = append(t.events, e) }
 
-// removed tells of blocks that are gone.
+// removed reports blocks that are gone.
 func (t *tell) removed(medium string, group int, hashes ...event.Hash) {
 	t.add(event.Event{Kind: event.Removed, Hashes: hashes, Medium: medium, Group: group})
 }

@@ -74,7 +74,7 @@ type Config struct {
 	// disk.
 	HostBlocks, DiskBlocks int
 	// Window adds to a vLLM a group of layers with a sliding window of so many tokens;
-	// 0 is none. It goes with no host.
+	// 0 means none. It goes with no host.
 	Window int
 	// State adds to a vLLM a group of layers with a state, as Mamba's, of which there is
 	// one for each block that a chunk of a prompt ends with (mamba_cache_mode align). It

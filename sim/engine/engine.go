@@ -179,7 +179,7 @@ func (e *Engine) Cancel(id uint64) {
 }
 
 // Clear empties the prefix cache. It returns false, and has done nothing, while requests
-// hold blocks. vLLM tells of it with its next iteration, SGLang when Advance is called.
+// hold blocks. vLLM reports it with its next iteration, SGLang when Advance is called.
 func (e *Engine) Clear() bool { return e.cache.clear() }
 
 // Occupy holds n blocks that no request uses, or as many as can be had, so that the cache

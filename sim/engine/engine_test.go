@@ -308,7 +308,7 @@ func play(t *rapid.T, c Config) {
 	if len(open) > 0 || e.Stats().Running+e.Stats().Waiting > 0 {
 		t.Fatalf("%d requests have not ended: %+v", len(open), e.Stats())
 	}
-	// A request by itself, so that an idle vLLM tells of a clear.
+	// A request by itself, so that an idle vLLM reports a clear.
 	if err := e.Submit(now, Request{ID: id + 1, Tokens: []uint32{77}, Output: []uint32{1}}); err != nil {
 		t.Fatal(err)
 	}

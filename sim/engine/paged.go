@@ -359,7 +359,7 @@ func (p *paged) keeps(q *sequence, kind, i int) bool {
 }
 
 // cache puts the blocks of q up to the n-th into the cache of a group, those that it keeps,
-// and tells of them: of those between, the tokens alone.
+// and reports them: of those between, the tokens alone.
 func (p *paged) cache(q *sequence, kind, n int) {
 	from := q.cached[kind]
 	if n <= from {

@@ -111,7 +111,7 @@ func TestLastBlockIsComputedAgain(t *testing.T) {
 	}
 }
 
-// vLLM computes the last block again into another block, and tells of a second copy. A tree
+// vLLM computes the last block again into another block, and reports a second copy. A tree
 // has one.
 func TestCopies(t *testing.T) {
 	for k, want := range map[Kind]int{VLLM: 2, SGLang: 1, TRTLLM: 1} {
@@ -258,7 +258,7 @@ func TestDisk(t *testing.T) {
 	}
 }
 
-// An idle vLLM does not tell of a clear before its next iteration.
+// An idle vLLM does not report a clear before its next iteration.
 func TestClear(t *testing.T) {
 	for k, want := range map[Kind]int{VLLM: 0, SGLang: 1, TRTLLM: 1} {
 		e := started(t, Config{Kind: k})
@@ -283,7 +283,7 @@ func TestClear(t *testing.T) {
 	}
 }
 
-// SGLang tells of what happens while it only generates with its 40th iteration.
+// SGLang reports what happens while it only generates with its 40th iteration.
 func TestEventsWhileGenerating(t *testing.T) {
 	e := started(t, Config{Kind: SGLang, Blocks: 6, BlockSize: 4})
 	answer(t, e, count(0, 12), 1)

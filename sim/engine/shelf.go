@@ -51,7 +51,7 @@ func (s *shelf) touch(h event.Hash) {
 	}
 }
 
-// offer puts a block on the shelf and tells of it by the event; one that is there is only
+// offer puts a block on the shelf and reports it by the event; one that is there is only
 // touched.
 func (s *shelf) offer(h event.Hash, e event.Event) {
 	if s.has(h) {
@@ -75,7 +75,7 @@ func (s *shelf) offer(h event.Hash, e event.Event) {
 	s.tell.add(e)
 }
 
-// offerAll puts those of a request's blocks on the shelf that are not there, and tells of
+// offerAll puts those of a request's blocks on the shelf that are not there, and reports
 // each. Others than these go for them; where that is not enough it changes nothing and
 // returns false. Those that are there are not touched.
 func (s *shelf) offerAll(keys []event.Hash) bool {

@@ -52,7 +52,7 @@ const (
 	Delay FaultKind = "delay"
 	// Slow has the link take Rate bytes a second; 0 ends that.
 	Slow FaultKind = "slow"
-	// Full occupies Part of the cache with blocks that nobody uses; 0 ends that.
+	// Full occupies Part of the cache with blocks that no request uses; 0 ends that.
 	Full FaultKind = "full"
 	// Throttle has all that is computed take Factor times as long; 0 ends that.
 	Throttle FaultKind = "throttle"

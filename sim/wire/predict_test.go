@@ -322,7 +322,7 @@ func predict(t *testing.T, s setup, p *wire.Pod, requests int, seed uint64) {
 			if err := p.Apply(wire.Fault{Kind: wire.Clear}); err != nil {
 				t.Fatal(err)
 			}
-			// An idle vLLM tells of it when it has something to do.
+			// An idle vLLM reports it when it has something to do.
 			complete(t, p, k.text(1), &conversation{}, 1)
 		}
 		tokens, c := k.next(named)

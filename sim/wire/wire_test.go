@@ -73,7 +73,7 @@ func freeEndpoint(t *testing.T) string {
 	return fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
 }
 
-// until waits for something that nothing tells of.
+// until waits for something that nothing reports.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick, deadline := time.NewTicker(time.Millisecond), time.NewTimer(time.Minute)

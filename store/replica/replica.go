@@ -166,7 +166,7 @@ func (r *Replica) mode(lag time.Duration) Mode {
 	return Redis
 }
 
-// watch tells of changes of the mode.
+// watch reports changes of the mode.
 func (r *Replica) watch() {
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()

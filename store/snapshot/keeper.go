@@ -31,7 +31,7 @@ type KeeperConfig struct {
 	Interval time.Duration
 	// MaxAge is how old a snapshot may be that is restored; 0 is any age.
 	MaxAge time.Duration
-	// Observer is told what happens.
+	// Observer receives what happens.
 	Observer Observer
 }
 

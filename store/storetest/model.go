@@ -25,7 +25,7 @@ type Model struct {
 
 type modelPod struct {
 	reg    store.Pod
-	until  time.Duration // end of the lease; 0 is none
+	until  time.Duration // end of the lease; 0 means none
 	blocks map[blockkey.StoreKey]map[place]bool
 	lives  map[int]*store.Life // by rank
 	reuse  map[int]store.Reuse // by rank

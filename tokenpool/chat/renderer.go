@@ -419,7 +419,7 @@ func (r *Renderer) template(given string, tools bool) (*Template, *lent, error) 
 	return l.Template, l, nil
 }
 
-// giveBack ends the use of a request's template; nil is none.
+// giveBack ends the use of a request's template; nil means none.
 func (r *Renderer) giveBack(given *lent) {
 	if given != nil {
 		r.opts.Given.giveBack(given)

@@ -81,7 +81,7 @@ func isOpen(item []member) bool {
 type items struct {
 	spend *budget
 	done  []json.RawMessage
-	last  []member          // the message that may still grow; nil is none
+	last  []member          // the message that may still grow; nil means none
 	calls []json.RawMessage // of last
 }
 

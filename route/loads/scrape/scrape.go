@@ -42,7 +42,7 @@ type Store interface {
 type Config struct {
 	// Loads is told what engines say.
 	Loads Store
-	// Pods returns who is registered, without I/O.
+	// Pods returns which pods are registered, without I/O.
 	Pods func() *store.Registry
 	// Models returns the models whose engines are to be asked.
 	Models func() []string

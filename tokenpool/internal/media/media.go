@@ -22,7 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
-// Err says that what a caller tells of a chat's media cannot be: the chat has others.
+// Err says that what a caller reports a chat's media cannot be: the chat has others.
 var Err = errors.New("tokenpool: media")
 
 // MaxTokens bounds the tokens of all media of a chat.

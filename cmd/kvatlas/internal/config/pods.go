@@ -50,10 +50,10 @@ type podSettings struct {
 	PodsModel string `name:"pods-model"`
 	// PodsEngine is the kind of their engine: vllm, sglang, trtllm or another word.
 	PodsEngine string `name:"pods-engine"`
-	// PodsPortEvents is the port of their events; 0 is none. Rank n has the nth port
+	// PodsPortEvents is the port of their events; 0 means none. Rank n has the nth port
 	// after it.
 	PodsPortEvents int `name:"pods-port-events" default:"0" min:"0" max:"65535"`
-	// PodsPortReplay is the port of their replay sockets; 0 is none.
+	// PodsPortReplay is the port of their replay sockets; 0 means none.
 	PodsPortReplay int `name:"pods-port-replay" default:"0" min:"0" max:"65535"`
 	// PodsRanks is the number of data-parallel ranks that they have.
 	PodsRanks int `name:"pods-ranks" default:"1" min:"1" max:"1024"`
@@ -109,7 +109,7 @@ func (c *Config) validatePods() error {
 	return errors.Join(errs...)
 }
 
-// portsMeet tells whether ports of all pods would be of events and of replay sockets.
+// portsMeet reports whether ports of all pods would be of events and of replay sockets.
 func (c *Config) portsMeet() bool {
 	apart := c.PodsPortReplay - c.PodsPortEvents
 	return c.PodsPortEvents != 0 && c.PodsPortReplay != 0 && max(apart, -apart) < c.PodsRanks

@@ -177,7 +177,7 @@ const (
 // theRoles are those of this version.
 var theRoles = []string{RoleScore, RoleIngest, RoleGateway}
 
-// Has tells whether a role is among them.
+// Has reports whether a role is among them.
 func (r Roles) Has(role string) bool { return slices.Contains(r, role) }
 
 // laterRoles are known by name and not built yet.
