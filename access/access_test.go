@@ -215,7 +215,7 @@ func TestSalts(t *testing.T) {
 			}
 		}
 	}
-	// The longest salt is one that vLLM takes, and one that it does not take is none.
+	// The longest salt is one that vLLM takes; a longer one is refused.
 	if longest := strings.Repeat("x", maxSaltBytes); CheckSalt(longest) != nil || !vllmTakes((Caller{Salt: longest}).CacheSalt("")) {
 		t.Errorf("a salt of %d characters", len(longest))
 	}
@@ -265,7 +265,7 @@ func TestScopesOfCallers(t *testing.T) {
 			t.Errorf("%s without a name has %q", c.Name, got)
 		}
 	}
-	// Who replaces its token keeps its names.
+	// A caller that replaces its token keeps its names.
 	if replaced := (Caller{Name: "another", Salt: a.Salt}); replaced.Scoped("r1") != a.Scoped("r1") {
 		t.Error("the names of a salt differ by the caller")
 	}
@@ -320,14 +320,14 @@ func TestRotation(t *testing.T) {
 	if len(failures) != 2 || !errors.Is(failures[1], os.ErrNotExist) || !known(after) {
 		t.Fatalf("a file that is gone: %v", failures)
 	}
-	// What has not changed is not told of again.
+	// What has not changed is not reported again.
 	creds.watch.look(now.Add(6 * lookEvery))
 	if len(failures) != 2 {
 		t.Fatalf("told again: %v", failures)
 	}
 }
 
-// TestAdmit: who is let in, by the role that is needed, the credentials and the listener.
+// TestAdmit: which callers are admitted, by the role that is needed, the credentials and the listener.
 func TestAdmit(t *testing.T) {
 	const reader, writer, admin = "the token of a reader is this", "the token of a writer is this", "the token of an admin is this"
 	creds, _ := open(t, line(t, Read, reader, "r")+line(t, Write, writer, "w")+line(t, Admin, admin, "a"), nil)
@@ -561,7 +561,7 @@ func TestDialedNames(t *testing.T) {
 	}
 }
 
-// TestListener: who may be no engine gets no connection, and the next one does.
+// TestListener: an address outside the networks gets no connection, and the next one does.
 func TestListener(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

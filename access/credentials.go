@@ -18,8 +18,8 @@ import (
 )
 
 var (
-	// ErrUnauthorized is what a request meets whose token or certificate nobody has named:
-	// send one that is in the server's file of credentials.
+	// ErrUnauthorized refuses a request whose token or certificate is unknown: send one that is in the
+	// server's file of credentials.
 	ErrUnauthorized = errors.New("access: the token is not known here")
 	// ErrCredentials is what a file of credentials meets that cannot be read as one.
 	ErrCredentials = errors.New("access: not a file of credentials")
@@ -37,7 +37,7 @@ const (
 	maxSaltBytes = 128
 )
 
-// Caller is who has sent a request.
+// Caller is the sender of a request.
 type Caller struct {
 	// Name is the credential's name in the file; empty for callers without one.
 	Name string

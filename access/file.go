@@ -42,7 +42,7 @@ func Open(path string, failed func(error)) (*Credentials, error) {
 	return c, nil
 }
 
-// Caller returns who has sent the request; ok is false when it brings no credentials. A token
+// Caller returns the sender of the request; ok is false when it brings no credentials. A token
 // that is not known is ErrUnauthorized, even beside a certificate that is. A certificate that
 // TLS has verified and the file does not name brings none.
 func (c *Credentials) Caller(r *http.Request) (_ Caller, ok bool, err error) {

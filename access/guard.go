@@ -55,9 +55,9 @@ func CallerOf(ctx context.Context) Caller {
 	return c
 }
 
-// Admit returns who has sent the request, if that caller may do what needs the role. Its errors
+// Admit returns the sender of the request, if its role is enough. Its errors
 // are ErrUnauthorized, for a caller without credentials whose role is not enough too,
-// ErrForbidden and *LimitError. What needs no role is let in unseen.
+// ErrForbidden and *LimitError. A request that needs no role is admitted unchecked.
 func (g *Guard) Admit(r *http.Request, need Role) (Caller, error) {
 	if g == nil || need == None {
 		return Caller{}, nil

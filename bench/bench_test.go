@@ -180,7 +180,7 @@ func TestRedisCluster(t *testing.T) {
 	}
 }
 
-// TestRefuses runs on what is somebody's.
+// TestRefuses runs on a database that has keys.
 func TestRefuses(t *testing.T) {
 	url := startURL(t, 1)
 	s, err := connect(t.Context(), url)

@@ -108,7 +108,7 @@ func compare(ctx context.Context, s *server, t turns, list []contender) ([]Side,
 				i = len(list) - 1 - j
 			}
 			st := &states[i]
-			// What the others have left behind is collected at nobody's cost.
+			// What the others have left behind is collected before the next is measured.
 			runtime.GC()
 			before, err := s.read(ctx)
 			if err != nil {

@@ -29,7 +29,7 @@ type MemoryConfig struct {
 	Events []int
 	// Rounds is the number of samples of each figure; 20 by default.
 	Rounds int
-	// Progress is told what is going on; nil for nobody.
+	// Progress receives what is going on; it may be nil.
 	Progress func(string)
 }
 

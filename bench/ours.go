@@ -26,7 +26,7 @@ type ours struct {
 	x     *redis.Index
 	steps atomic.Int64 // of sweeps
 	// guarded makes writes those of an ingester: numbered batches of a generation,
-	// with the map from the engine's hashes. Else they are those of anybody.
+	// with the map from the engine's hashes. Else they are unguarded.
 	guarded bool
 	lives   map[string]*life
 }
@@ -175,8 +175,7 @@ func (o *ours) lookup(ctx context.Context, keys []blockkey.Key) (prefixes, error
 	return f.prefixes(), nil
 }
 
-// forget removes blocks from whoever holds them, which are the pods of the
-// registry.
+// forget removes blocks from their holders, which are the pods of the registry.
 func (o *ours) forget(ctx context.Context, keys []blockkey.Key) error {
 	reg, err := o.x.Registry(ctx)
 	if err != nil {

@@ -33,7 +33,7 @@ import (
 type peer struct {
 	s    *server
 	json bool
-	// maps is false for what nobody does, an index without the engine's hashes,
+	// maps is false for an unrealistic index, one without the engine's hashes,
 	// to tell their cost from that of the blocks.
 	maps bool
 	// mask keeps the blocks of several layouts apart in one database.

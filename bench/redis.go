@@ -48,7 +48,7 @@ type RedisConfig struct {
 	// which it resets the server's statistics and changes its configuration until
 	// it ends. It needs a server of version 7.
 	Track bool
-	// Progress is told what is going on; nil for nobody.
+	// Progress receives what is going on; it may be nil.
 	Progress func(string)
 
 	// settle is how far apart the memory is looked at until it stays as it is, idle

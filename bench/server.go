@@ -23,7 +23,7 @@ type server struct {
 	trips *tripCounter
 }
 
-// ErrNotEmpty says that the database has keys, so that it may be somebody's.
+// ErrNotEmpty says that the database has keys, so that it may be in use.
 var ErrNotEmpty = errors.New("bench: the database is not empty")
 
 // connect connects to a server as the peer does: with go-redis and its defaults.

@@ -175,7 +175,7 @@ func until(ctx context.Context, f func() error) error {
 	}
 }
 
-// freePorts returns ports that nobody listens on now.
+// freePorts returns ports that are free now.
 func freePorts(ctx context.Context, n int) ([]int, error) {
 	var ports []int
 	var open []net.Listener

@@ -93,14 +93,14 @@ func New(cfg Config) (*Client, error) {
 		t.MaxIdleConns, t.MaxIdleConnsPerHost = 64, 64
 		c.http = &http.Client{
 			Transport: t,
-			// The API never redirects; whoever does is not the API.
+			// The API never redirects; a server that does is not the API.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		}
 	}
 	return c, nil
 }
 
-// sign says who asks.
+// sign adds the caller's token.
 func (c *Client) sign(req *http.Request) {
 	req.Header.Set("User-Agent", c.cfg.UserAgent)
 	if c.cfg.Token != "" {

@@ -14,7 +14,7 @@ type Explanation struct {
 	StagesUS map[string]float64 `json:"stages_us"`
 }
 
-// BlockHolders is one block and who holds it.
+// BlockHolders is one block and its holders.
 type BlockHolders struct {
 	// Key is the block key, 16 hex digits.
 	Key     string   `json:"key"`

@@ -14,8 +14,7 @@ type Model struct {
 	BlockSize int `json:"block_size"`
 	// Scheme is the scheme of the block keys: "native".
 	Scheme string `json:"scheme"`
-	// Unregistered says that values that name pods by their addresses count for pods that
-	// nobody has registered.
+	// Unregistered says that values that name pods by their addresses count for unregistered pods too.
 	Unregistered bool `json:"unregistered,omitempty"`
 }
 
@@ -28,7 +27,7 @@ func (c *Client) Models(ctx context.Context) ([]Model, error) {
 	return out.Models, err
 }
 
-// SetUnregistered lets pods that nobody has registered count for a model, or not. A model
+// SetUnregistered sets whether unregistered pods count for a model. A model
 // that is not indexed yet gets the server's block size. The index in memory has no such
 // values: an *Error with status 501.
 func (c *Client) SetUnregistered(ctx context.Context, model string, on bool) (*Model, error) {

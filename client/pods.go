@@ -25,7 +25,7 @@ type Pod struct {
 	// Engine is the engine's kind: vllm, sglang, trtllm or another word.
 	Engine string `json:"engine,omitempty"`
 	// Events and Replay are ZMQ endpoints of rank 0, as tcp://host:port. The server
-	// refuses those that nobody could read.
+	// refuses those that cannot be read.
 	Events string `json:"events,omitempty"`
 	Replay string `json:"replay,omitempty"`
 	// BlockSize is the engine's own block size in tokens; 0 means not known.

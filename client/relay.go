@@ -80,10 +80,10 @@ type Held struct {
 	Next string `json:"next"`
 }
 
-// HeldBlocks returns a page of what the index holds of a rank, whoever reads it. The
+// HeldBlocks returns a page of what the index holds of a rank, whichever replica reads its events. The
 // first page has the cursor ""; limit is how many blocks of the index, of whatever rank, it
-// looks at, 0 for the server's choice. Who reads all pages, and then the messages from the
-// first page's Seq on, has the whole, unless the generation has changed.
+// looks at, 0 for the server's choice. All pages, and then the messages from the first page's Seq on, are the
+// whole, unless the generation has changed.
 func (c *Client) HeldBlocks(ctx context.Context, pod string, rank int, cursor string, limit int) (*Held, error) {
 	q := url.Values{}
 	if cursor != "" {

@@ -131,7 +131,7 @@ type RouteResponse struct {
 	Pairs []PairCost `json:"pairs"`
 	// Headers are those to send the request with, as llm-d's sidecars read them.
 	Headers map[string]string `json:"headers"`
-	// PullFrom is whom the pod that prefills fetches part of the prompt from; nil is nobody.
+	// PullFrom is the place from which the pod that prefills fetches part of the prompt; nil means none.
 	// KVTransferParams is the same as vLLM's field of that name.
 	PullFrom         *PullSource     `json:"pull_from"`
 	KVTransferParams json.RawMessage `json:"kv_transfer_params"`
@@ -152,8 +152,8 @@ type PullSource struct {
 	MS     float64 `json:"ms"`
 }
 
-// PullPlan is what it costs to wait at who holds the prompt, to prefill it elsewhere, and to
-// fetch it elsewhere; each nil where there is no such place.
+// PullPlan is the cost of waiting at a holder of the prompt, of prefilling elsewhere, and of fetching
+// elsewhere; each nil where there is no such place.
 type PullPlan struct {
 	Wait      *PullWay `json:"wait"`
 	Recompute *PullWay `json:"recompute"`
@@ -244,7 +244,7 @@ type Load struct {
 type RankLoad struct {
 	Place
 	Load
-	// Engine is what the rank's engine has told of itself within 10 s, nil for nothing.
+	// Engine is what the rank's engine has reported within 10 s, nil for nothing.
 	Engine *EngineLoad `json:"engine"`
 	// Truth is what its requests were promised and given, nil where none has told.
 	Truth *Truth `json:"truth"`
@@ -281,7 +281,7 @@ type Report struct {
 	// Known reports whether the request runs. Of one that has ended, or whose lease is
 	// over, the report changes nothing.
 	Known bool `json:"known"`
-	// Place is where it was booked; after Done of a pair, who prefilled.
+	// Place is where it was booked; after Done of a pair, the place that prefilled.
 	Place
 	// First reports whether this report changed something: it is not the second of its kind.
 	First bool `json:"first"`

@@ -27,7 +27,7 @@ const (
 	queuedReports = 4096
 	// maxOwed is how many reports that failed are tried again.
 	maxOwed = 1 << 14
-	// lookEvery is how often running requests are looked at for what is to be told of them.
+	// lookEvery is how often running requests are checked for news that the router needs.
 	lookEvery = 500 * time.Millisecond
 	// tellTokens is after how many more tokens of an answer the router is told.
 	tellTokens = 256
@@ -116,7 +116,7 @@ type Observer struct {
 	// Ejected says that a pod gets no requests any more, and Admitted that it does again.
 	Ejected  func(pod string, why error)
 	Admitted func(pod string)
-	// Unreported says that the router could not be told of a request.
+	// Unreported receives each request that could not be reported to the router.
 	Unreported func(err error)
 }
 

@@ -97,7 +97,7 @@ func (g *Gateway) every(ctx context.Context, interval time.Duration, do func()) 
 // Drain makes /health answer 503, so that load balancers look elsewhere. Requests go on.
 func (g *Gateway) Drain() { g.draining.Store(true) }
 
-// Close ends the watch over pods, and waits until the router has been told of what has ended.
+// Close ends the watch over pods, and waits until the router knows of all that has ended.
 // Call it when no request runs any more.
 func (g *Gateway) Close() error {
 	g.end()

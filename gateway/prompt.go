@@ -64,7 +64,7 @@ var changesPrompt = map[string][]api{
 // readAsked reads a body as engines do: what is unknown is let pass. The JSON of a chat is the
 // body's own memory.
 func readAsked(of api, body []byte) (*asked, error) {
-	top := gjson.Parse(unsafe.String(unsafe.SliceData(body), len(body))) // nobody writes into it
+	top := gjson.Parse(unsafe.String(unsafe.SliceData(body), len(body))) // it is never written to
 	if !top.IsObject() {
 		return nil, errNoObject
 	}

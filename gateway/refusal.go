@@ -22,7 +22,7 @@ type refusal struct {
 	retry      int // seconds; 0 says nothing
 }
 
-// refusalOf says what a client is told of an error. What the error itself says stays here.
+// refusalOf returns the answer that a client gets for an error. What the error itself says stays here.
 func refusalOf(err error) refusal {
 	if e, ok := errors.AsType[*fieldError](err); ok {
 		return refusal{http.StatusForbidden, "invalid_request_error", "forbidden", "your credentials bring a cache salt, so leave out " + e.name + ": " + e.why, 0}

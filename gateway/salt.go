@@ -17,7 +17,7 @@ import (
 var takesSalt = [...]bool{apiOther: false, apiCompletions: true, apiChat: true, apiEmbeddings: false, apiResponses: true, apiMessages: true}
 
 // checkSalted refuses a client with a salt what engines answer without it: all but the APIs that
-// have a place for it, and pages that tell of an engine and of no requests. It refuses headers by
+// have a place for it, and pages about an engine and not about requests. It refuses headers by
 // which a request reaches what others have sent, too.
 func checkSalted(of api, r *http.Request) error {
 	for _, name := range slices.Sorted(maps.Keys(r.Header)) {

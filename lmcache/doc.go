@@ -19,9 +19,8 @@
 // # Hashes
 //
 // A Config says what an engine is: version, algorithm, chunk size, seed and Python.
-// New makes a Hasher of it, or says why nobody outside of the engine can know its
-// hashes and what to set there; such an error is an ErrUnknowable. Keys goes from
-// tokens to the strings that a lookup has to read.
+// New makes a Hasher of it, or says why its hashes cannot be known outside of the engine and what to set
+// there; such an error is an ErrUnknowable. Keys goes from tokens to the strings that a lookup has to read.
 //
 // A Profile adds what else stands in an engine's keys, and a Reader what a scorer has to
 // ask for of a model whose engines have some profiles: chunk keys in the index

@@ -115,8 +115,8 @@ func ParseObjectKey(s string) (ObjectKey, error) {
 	return k, nil
 }
 
-// ForkKey is the name of the Redis hash in which the fork that llm-d v0.1 used files
-// who holds a chunk, from its commit 0e03c6a: "model@hash". The holders are its fields.
+// ForkKey is the name of the Redis hash in which the fork that llm-d v0.1 used keeps the holders of a chunk,
+// from its commit 0e03c6a: "model@hash". The holders are its fields.
 type ForkKey struct {
 	Model string // may contain @
 	Hash  blockkey.Digest

@@ -25,7 +25,7 @@ type Remote uint8
 
 // The ways.
 const (
-	// NoRemote is none.
+	// NoRemote is a profile without a remote store.
 	NoRemote Remote = iota
 	// RemoteRedis is redis://, two keys a chunk, with kv_bytes and metadata behind the
 	// key's string.
@@ -265,7 +265,7 @@ type EntryNames struct {
 	Kind EntryKind
 	// Names are the names of Redis keys, Parts of them for each chunk.
 	Names []string
-	// Parts is how many entries a chunk has, 0 means 1. Who holds it is named by all of them.
+	// Parts is how many entries a chunk has, 0 means 1. Each of them names the holder.
 	Parts int
 }
 

@@ -65,8 +65,8 @@ var (
 )
 
 // VersionOf returns the line of a release of LMCache, "0.5.6" or "v0.5.6.post1", and
-// VFork of "fork". What follows the third number is not looked at. Releases that
-// nobody has measured, 0.2 and those after 0.5.6, are an error.
+// VFork of "fork". What follows the third number is not looked at. Releases that were not measured, 0.2 and
+// those after 0.5.6, are an error.
 func VersionOf(s string) (Version, error) {
 	if s == versions[VFork] {
 		return VFork, nil

@@ -16,10 +16,9 @@ import (
 // chained hashes. See the package comment for what it promises.
 //
 // The key of a chunk is a 128-bit hash over the scope, all chunks before it
-// and the chunk. Its seeds are drawn when the store is made, so that nobody
-// can prepare texts whose keys collide. What lies behind the last full chunk,
-// with the special tokens behind the text, is an entry of its own, keyed by
-// the whole text.
+// and the chunk. Its seeds are drawn when the store is made, so that no client can prepare texts whose keys
+// collide. What lies behind the last full chunk, with the special tokens behind the text, is an entry of its
+// own, keyed by the whole text.
 //
 // An entry is the difference to the chunks before it: how many of their tokens
 // to take back, then which to add. A digest over these differences says which

@@ -333,7 +333,7 @@ func TestModelWithEviction(t *testing.T) {
 	})
 }
 
-// audit recounts what the LRU has in its books. Nobody may use it meanwhile.
+// audit recounts what the LRU has in its books. It must not be in use meanwhile.
 func (s *LRU) audit() error {
 	var bytes, entries int64
 	for i := range s.shards {

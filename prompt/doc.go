@@ -5,7 +5,7 @@
 //
 //	Tokens(ctx context.Context, r prompt.Request) (prompt.Result, error)
 //
-// as tokenpool.Pool does, and whoever scores prompts asks it so. Neither needs the other, and
+// as tokenpool.Pool does, and the scorer asks it so. Neither needs the other, and
 // nothing here links a library of tokenizers: a program that has tokens already can be built
 // without cgo.
 //

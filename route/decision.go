@@ -16,7 +16,7 @@ type Decision struct {
 	Address string
 	// Fallbacks are where to go if it fails, best first.
 	Fallbacks []store.RankRef
-	// Policy is who decided.
+	// Policy is the policy that decided.
 	Policy string
 	// Held is how many tokens of the prompt the place can reuse, by tier. Best is the most
 	// that any place can, of those that may take the request.
@@ -28,14 +28,14 @@ type Decision struct {
 	// Prefills says then why.
 	Prefill  *Half
 	Prefills Local
-	// Pull is what the place that prefills fetches, and from whom; nil is nothing. Ways are
+	// Pull is what the place that prefills fetches, and from which place; nil means nothing. Ways are
 	// what could be done instead, if costs were asked for, are times, and fetches are possible.
 	Pull *Source
 	Ways *Ways
 	// Session is what became of the request's session; nil if it has none.
 	Session *Session
 	// Predicts is how many blocks the place is predicted to hold, since the request is booked
-	// there, beside those that it has told of.
+	// there, beside those that its events have reported.
 	Predicts int
 	// Costs are those of all candidates, cheapest first, if they were asked for.
 	Costs []PlaceCost

@@ -157,7 +157,7 @@ func TestDynamosCost(t *testing.T) {
 	for _, c := range readDynamo(t).Cases {
 		v, costs := c.view()
 		if c.Error != "" {
-			continue // nobody is eligible: there is nothing to weigh
+			continue // no rank is eligible: there is nothing to weigh
 		}
 		w := dynamo(v)
 		for i, want := range costs {

@@ -23,7 +23,7 @@ func (w *world) tell(pod string, e loads.Engine) {
 	w.clock = w.clock.Add(time.Second) // the picture is older than may be
 }
 
-// chosen counts who takes n queries.
+// chosen counts which places take n queries.
 func (w *world) chosen(n int) map[string]int {
 	w.Helper()
 	out := map[string]int{}

@@ -25,8 +25,8 @@ const (
 //
 // wait is the work that is booked and not done over the rank's speed. prefill is that
 // of the tokens that the rank does not hold; a token in a slower tier counts for the share
-// that its tier's weight leaves. beta does not grow with the load: it then sends the more to who
-// holds a prompt the longer the queue there is already.
+// that its tier's weight leaves. beta does not grow with the load: it would send the more to a holder the
+// longer its queue is already.
 //
 // evict is what the prompt takes from others: its tokens push as many out of the cache, which
 // are the younger, and the sooner asked for again, the faster the cache was filled of late. So
@@ -37,7 +37,7 @@ const (
 // their answers. Both are 0 while nothing is known of what they depend on.
 //
 // What a request that runs there already prefills of the prompt, or has prefilled without that it
-// was told, is spared: neither prefill nor evict count it. Only who books sees that, so of equal
+// was told, is spared: neither prefill nor evict count it. Only a booking call sees that, so of equal
 // prompts that come together the second waits for the first where that takes less time.
 //
 // Of a candidate that fetches part of the prompt, prefill is that of the rest, and the time of

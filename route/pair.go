@@ -118,7 +118,7 @@ const (
 type pairing struct {
 	r       *Router
 	q       *Request
-	prefill *View // who may prefill: others, then those of decode that may for themselves
+	prefill *View // which may prefill: others, then those of decode that may for themselves
 	decode  *View
 	wp, wd  loads.Weights
 	// totals by candidate.
@@ -192,7 +192,7 @@ func (r *Router) draw(v *View) {
 	}
 }
 
-// places fills in who may prefill and who may decode.
+// places fills in the places that may prefill and those that may decode.
 func (p *pairing) places(picture *loads.Picture) error {
 	ask := *p.q
 	ask.Role = "decode"
@@ -235,7 +235,7 @@ func (p *pairing) places(picture *loads.Picture) error {
 	return nil
 }
 
-// mergePrefill puts who may prefill into the order that policies expect, those of decode that
+// mergePrefill puts the places that may prefill into the order that policies expect, those of decode that
 // may for themselves with the others. Both are in it.
 func (p *pairing) mergePrefill(alone []int) {
 	others := p.prefill.Candidates

@@ -36,7 +36,7 @@ func (p *pairing) call(version int64) (c *loads.PairCall, is, ks []int, err erro
 			useK(o.Decode)
 		}
 	}
-	for _, k := range p.leastBusy() { // whom the picture may know too late
+	for _, k := range p.leastBusy() { // which the picture may know too late
 		if len(ks) < nominated && p.own[k] >= 0 {
 			useK(k)
 		}

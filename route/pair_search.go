@@ -38,9 +38,8 @@ type pairOf struct {
 	total float64
 }
 
-// search returns the cheapest options by the picture, and whether anybody may work with
-// anybody. Of places with the same labels the cheapest do, since what labels add is the same
-// for all of them.
+// search returns the cheapest options by the picture, and whether any pair may work together. Of places with
+// the same labels the cheapest do, since what labels add is the same for all of them.
 func (p *pairing) search() (best []pairOf, found bool) {
 	add := func(i, k int) {
 		extra, factor, ok := p.option(i, k)

@@ -22,7 +22,7 @@ func pairOf(p []uint32) route.Request {
 	return q
 }
 
-// places are who prefills and who decodes, or why that is the same one.
+// places names the places that prefill and decode, or why that is the same one.
 func places(d *route.Decision) string {
 	if d.Prefill == nil {
 		return d.Pod + " alone: " + string(d.Prefills)
@@ -167,7 +167,7 @@ func TestPairRules(t *testing.T) {
 	}
 }
 
-// TestPairBusy has the decode pod prefill when no prefill pod has room, and then nobody.
+// TestPairBusy has the decode pod prefill when no prefill pod has room, and then no pod.
 func TestPairBusy(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register(pod("d", "decode"), pod("p", "prefill"))

@@ -39,7 +39,7 @@ type Entry struct {
 	Name string
 	// Milliseconds says that its costs are times, to which those of transfers can be added.
 	Milliseconds bool
-	// Blind says that it takes no notice of who holds the prompt, so that the prompt need
+	// Blind says that it takes no notice of the prompt's holders, so that the prompt need
 	// not be looked up.
 	Blind bool
 }
@@ -89,7 +89,7 @@ func names() []string {
 	return out
 }
 
-// DefaultPolicy is what decides where nobody has said what.
+// DefaultPolicy decides where no policy is set.
 const DefaultPolicy = "eta"
 
 func init() {
@@ -211,9 +211,9 @@ const (
 )
 
 // cacheAware decides as SGLang's router does: where the loads are out of balance, by more
-// than 32 requests and 1.1 times, it takes the shortest queue; else, where somebody holds
-// more than half of the prompt, the best holder; else the one with the most room. Room is
-// the fewest blocks in use here, where SGLang takes the smallest tree.
+// than 32 requests and 1.1 times, it takes the shortest queue; else, where a place holds more than half of
+// the prompt, the best holder; else the one with the most room. Room is the fewest blocks in use here, where
+// SGLang takes the smallest tree.
 func cacheAware(v *View) loads.Weights {
 	low, high := int64(math.MaxInt64), int64(0)
 	for i := range v.Candidates {

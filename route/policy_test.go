@@ -35,7 +35,7 @@ func cheapest(v *View, w loads.Weights) int {
 	return loads.Pick(costs, 0, 0)
 }
 
-// decide returns whom a policy takes.
+// decide returns the place that a policy takes.
 func decide(t *testing.T, policy string, v *View) int {
 	t.Helper()
 	p, err := ParsePolicy(policy)

@@ -30,8 +30,8 @@ type Predict struct {
 // DefaultPredict are the settings of a model without its own.
 func DefaultPredict() Predict { return Predict{TTLS: 120, Prune: 0.2} }
 
-// defaultPredicted is how many blocks may be predicted of a rank of which nobody has said
-// how many it has room for: a million tokens in blocks of 64.
+// defaultPredicted is how many blocks may be predicted of a rank whose room is not known: a million tokens in
+// blocks of 64.
 const defaultPredicted = 1 << 14
 
 // ttl is how long predictions hold on a pod; 0 is that there are none.

@@ -16,8 +16,8 @@ import (
 const (
 	// MaxPrefixes is how many prefixes Router.Prefixes returns at most.
 	MaxPrefixes = 100
-	// maxSketches is of how many models the demand for prefixes is counted. The one that nobody
-	// has asked for longest makes room.
+	// maxSketches bounds the models whose demand for prefixes is counted. The one that was not asked for
+	// longest makes room.
 	maxSketches = 64
 	// tellDemand is how often a process tells the others what it has counted of a model.
 	tellDemand = 10 * time.Second
@@ -123,15 +123,15 @@ type Prefixes struct {
 	// List are the prefixes, those first that are asked for most.
 	List []HotPrefix
 	// Alone says that what other processes have counted could not be read: the list is of this
-	// process alone. Unheld says that the index did not tell who holds them, and why.
+	// process alone. Unheld says that the index did not name the holders, and why.
 	Alone  bool
 	Unheld scorer.Degradation
 }
 
-// HotPrefix is a prefix that is asked for, with who holds it.
+// HotPrefix is a prefix that is asked for, with its holders.
 type HotPrefix struct {
 	demand.Prefix
-	// Holders are who holds all of it, by pod and rank.
+	// Holders hold all of it, by pod and rank.
 	Holders []Holder
 	// Copies is on how many ranks it should be, by how much it is asked for, and Lacking are
 	// the ranks that should hold it besides the holders, first those that need it most.
@@ -209,7 +209,7 @@ func (r *Router) gatherDemand(ctx context.Context, model string) (out []demand.C
 	return out, err
 }
 
-// holders returns who holds all blocks of a prefix that are counted, and writes into all what the
+// holders returns the holders of all blocks of a prefix that are counted, and writes into all what the
 // index told besides.
 func (r *Router) holders(ctx context.Context, model string, p *demand.Prefix, all *Prefixes) (out []Holder, err error) {
 	resp, err := r.c.Scorer.Score(ctx, scorer.Request{

@@ -107,9 +107,9 @@ type holder struct {
 
 // planPulls finds out for each candidate whether it is quicker to fetch what another rank
 // holds than to prefill it. More tokens take the same time each to fetch, and ever more to
-// prefill, so only who holds most comes into question: of several the one with the fewest
-// requests, then one that is drawn. A rank that holds part of it in a tier that cannot be
-// fetched from is none, since nothing says which part.
+// prefill, so only the largest holder comes into question: of several the one with the fewest requests, then
+// one that is drawn. A rank that holds part of it in a tier that cannot be fetched from does not, since
+// nothing says which part.
 func (v *View) planPulls(match *scorer.Match, model string, picture *loads.Picture) {
 	if !v.Settings.Pull.isOn() || match.Registry == nil {
 		return
@@ -145,7 +145,7 @@ func (c *Candidate) plan(v *View, shape loads.Shape, from *holder) *Source {
 	return &s
 }
 
-// holders returns by kin who is fetched from.
+// holders returns by kin the rank to fetch from.
 func (v *View) holders(match *scorer.Match, model string, picture *loads.Picture) map[kin]*holder {
 	best, equals := map[kin]*holder{}, map[kin]int{}
 	for i := range match.Registry.Pods {
@@ -181,7 +181,7 @@ func (v *View) holders(match *scorer.Match, model string, picture *loads.Picture
 	return best
 }
 
-// fetchable returns how many blocks can be fetched from who holds these.
+// fetchable returns how many blocks can be fetched from the holder of these.
 func (p *Pull) fetchable(held scorer.TierCounts) int {
 	for tier, n := range held {
 		if n > 0 && !p.Tiers[tier] {
@@ -201,7 +201,7 @@ type Way struct {
 
 // Ways are the cheapest places of each kind; one is nil where there is none.
 type Ways struct {
-	// Wait is to go to who holds at least as much as could be fetched, Recompute to prefill
+	// Wait is to go to a rank that holds at least as much as could be fetched, Recompute to prefill
 	// elsewhere, and Pull to fetch elsewhere.
 	Wait, Recompute, Pull *Way
 }

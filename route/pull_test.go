@@ -18,7 +18,7 @@ import (
 // at the default speed 61 us to prefill.
 const pulls = `"pull":{"block_bytes":1000000,"bandwidth":1e10}`
 
-// pulled says who takes a request and what that fetches.
+// pulled says which rank takes a request and what it fetches.
 func pulled(d *route.Decision) string {
 	if d.Pull == nil {
 		return d.Pod
@@ -119,7 +119,7 @@ func TestPullOfPair(t *testing.T) {
 	}
 }
 
-// TestPullSpreads fetches from those with the fewest requests of who holds the same.
+// TestPullSpreads fetches from those with the fewest requests among equal holders.
 func TestPullSpreads(t *testing.T) {
 	w := newWorld(t, nil)
 	p := prompt(1, 2000)

@@ -75,7 +75,7 @@ func (q *Request) validate() error {
 	return nil
 }
 
-// candidates fills in who may take the request.
+// candidates fills in the places that may take the request.
 func (q *Request) candidates(v *View, match *scorer.Match, picture *loads.Picture) error {
 	reg := match.Registry
 	var named map[string]bool // nil is all

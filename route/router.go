@@ -131,7 +131,7 @@ func New(c Config) (*Router, error) {
 }
 
 // Route chooses. Errors are ErrNobody, ErrBusy, ErrRequest, ErrSettings, ErrPolicy and the
-// scorer's. That loads or the index are away is none: the decision says so.
+// scorer's. An absent index or absent loads are not an error: the decision says so.
 func (r *Router) Route(ctx context.Context, q Request) (*Decision, error) {
 	if err := q.validate(); err != nil {
 		return nil, err

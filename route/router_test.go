@@ -430,7 +430,7 @@ func TestBurst(t *testing.T) {
 		t.Fatal(err)
 	}
 	for at, l := range p.Loads {
-		if l.Requests > 55 { // fewer may be: for 50 ms a router goes by one picture of who is worth weighing
+		if l.Requests > 55 { // fewer may be: for 50 ms a router goes by one picture of the candidates worth weighing
 			t.Errorf("%v has %d of 800 requests, an even share is 50", at, l.Requests)
 		}
 	}
@@ -481,7 +481,7 @@ func TestOwnSelector(t *testing.T) {
 	}
 }
 
-// TestPinnedBeforeCost goes to a pod that is pinned, whoever holds the prompt.
+// TestPinnedBeforeCost goes to a pod that is pinned, wherever the prompt is held.
 func TestPinnedBeforeCost(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})

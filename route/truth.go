@@ -19,8 +19,8 @@ const maxOutcomes = 1 << 14
 type Outcome struct {
 	store.RankRef
 	Model string
-	// Prompt are the tokens of all requests that were booked there, Anybody those of them that
-	// anybody held who could take the request, Chosen those that the rank held.
+	// Prompt are the tokens of all requests that were booked there, Anybody those of them that any candidate
+	// held, Chosen those that the rank held.
 	Prompt, Anybody, Chosen uint64
 	// Predicted are those that the index said of requests of which the engine has told what
 	// it had cached, Delivered what that was, and Missing what was less than predicted.
@@ -76,7 +76,7 @@ func (r *Router) noteChoice(model string, d *Decision) {
 	}
 }
 
-// noteDone counts what an engine has told of a request's prompt. predict is what the model's
+// noteDone counts what an engine has reported about a request's prompt. predict is what the model's
 // settings say, nil while they are not known.
 func (r *Router) noteDone(model string, rep *loads.Report, cached int, predict *Predict) {
 	if !rep.Known || !rep.First || cached < 0 {

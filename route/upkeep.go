@@ -25,16 +25,16 @@ const (
 )
 
 // Upkeep looks after the models that a Router routes. It shares what requests were promised
-// and given, and what their prompts begin with; begins a rank anew whose index lies, so that who
-// reads its events builds it up again from what the engine still has; and audits loads. Any
-// number of processes run one each: who does what is claimed.
+// and given, and what their prompts begin with; begins a rank anew whose index lies, so that the reader of
+// its events builds it up again from what the engine still has; and audits loads. Any number of processes run
+// one each, and claim each piece of work.
 type Upkeep struct {
 	// Router and Index are required.
 	Router *Router
 	Index  store.Index
 	// Audited, if not nil, is told what an audit has found and set right.
 	Audited func(model string, found []loads.Difference)
-	// Lies, if not nil, is told of a rank whose index lies, by the process that has claimed to
+	// Lies, if not nil, receives each rank whose index lies, in the process that has claimed to
 	// mend it. mended reports whether it is read anew: a rank without events cannot be.
 	Lies func(model string, t loads.Truth, mended bool)
 	// Failed, if not nil, is told what could not be done.
@@ -63,7 +63,7 @@ func (u *Upkeep) Look(ctx context.Context) {
 		u.Router.picture(bound, model, false) // a process that only takes reports goes by the settings too
 		err := errors.Join(u.Router.shareTruths(bound, model), u.Router.shareDemand(bound, model), u.mend(bound, model), u.audit(bound, model))
 		cancel()
-		// While the loads are away everything waits; routing has told of it.
+		// While the loads are away everything waits; routing has reported that.
 		if err != nil && !errors.Is(err, loads.ErrUnavailable) && !errors.Is(err, notes.ErrUnavailable) && u.Failed != nil && ctx.Err() == nil {
 			u.Failed(model, err)
 		}

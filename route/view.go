@@ -96,7 +96,7 @@ type View struct {
 	Part Part
 	// Explain asks for Terms.
 	Explain bool
-	// Candidates are who may take the request, ascending by pod and rank.
+	// Candidates may take the request; they ascend by pod and rank.
 	Candidates []Candidate
 
 	only int // the one of them that must be taken, from 1; 0 is any
@@ -112,7 +112,7 @@ func (v *View) set(i int, base, floor float64, terms ...Term) {
 	c := &v.Candidates[i]
 	c.Cost = Cost{Base: base, Floor: floor, Factor: c.factor(), Without: base}
 	if v.Explain {
-		c.Cost.Terms = slices.Clone(terms) // so that terms that nobody asked for take no memory
+		c.Cost.Terms = slices.Clone(terms) // so that terms that were not asked for take no memory
 	}
 }
 

@@ -13,7 +13,7 @@ const besideMark = "?model="
 
 // BesideName is the name of the registration of a further model of a pod, which stands
 // beside the one under the pod's plain name. An index takes both for pods of their own:
-// lives, streams, leases and loads of the two are apart. Who shows it uses PlainName.
+// lives, streams, leases and loads of the two are apart. Use PlainName to show it.
 // It is ErrInvalid where it would be too long, or pod is such a name already.
 func BesideName(pod, model string) (string, error) {
 	if strings.Contains(pod, besideMark) {

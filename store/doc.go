@@ -4,7 +4,7 @@
 //
 // Writers name blocks by block key and say which rank of which pod holds them in
 // which tier ([Batch]). Readers give the chain of a prompt and a [Folder], which
-// is told block after block who holds it, by small integer ids, and stops the
+// receives the holders of block after block, by small integer ids, and stops the
 // reading once it knows enough. Names come in only at the edge, from the
 // [Registry] that belongs to the answer.
 package store

@@ -19,8 +19,8 @@ var (
 	ErrEnded = errors.New("store: the generation has ended")
 	// ErrUnknownPod says that a pod is not registered.
 	ErrUnknownPod = errors.New("store: the pod is not registered")
-	// ErrNoRank says that the pod's registration declares how many ranks it has, and
-	// that this is none of them.
+	// ErrNoRank says that the pod's registration declares how many ranks it has, and that this is not one of
+	// them.
 	ErrNoRank = errors.New("store: the pod has no such rank")
 )
 
@@ -41,7 +41,7 @@ type Generation uint64
 //
 // A writer sends the batches of a generation one after the other, each when the
 // last has returned. (generation, fence, sequence) stands for one content for
-// ever: who tries again sends the same. After an error that leaves open what has
+// ever: a retry sends the same. After an error that leaves open what has
 // been applied, the same batch again completes it, and so does one with a newer
 // sequence that has all of its ops too. After TakeOver the sequences beyond the
 // watermark are free to be cut anew.
@@ -91,8 +91,8 @@ func (e *RefusedError) Error() string {
 	return strings.Join(parts, "; ")
 }
 
-// Unwrap makes errors.Is find each reason, and what has stopped the call. Who has a part
-// in a call that is not refused looks at Stopped: the reasons are not its own.
+// Unwrap makes errors.Is find each reason, and what has stopped the call. A caller whose part of a call is
+// not refused looks at Stopped: the reasons are not its own.
 func (e *RefusedError) Unwrap() []error {
 	errs := slices.Collect(maps.Values(e.Generations))
 	if e.Stopped != nil {

@@ -61,8 +61,8 @@ type LeaseCall struct {
 	// Release are ranks to give up. Those that a dead reader has are given up too;
 	// those of another living reader are left alone.
 	Release []RankRef
-	// After is a fence that those given now shall be above; 0 means none. It is for who
-	// was refused under its own, see ErrFenced, and has asked Life for the other's.
+	// After is a fence that those given now shall be above; 0 means none. It is for a writer that was refused
+	// under its own, see ErrFenced, and has asked Life for the other's.
 	After uint64
 	// Version is that of the last view. While it is the present one the next view
 	// comes without its leases.
@@ -93,8 +93,7 @@ type LeaseView struct {
 // read a rank cannot be ruled out: one of them may have been stopped for a while.
 // What keeps them apart is the fence that the leases are given under. It only
 // grows, and none is given twice, also when the index has lost its latest writes:
-// who begins or takes over the generation with the higher fence shuts the other one
-// out.
+// the process that begins or takes over the generation with the higher fence shuts the other one out.
 type Leases interface {
 	// Lease renews the life of the caller, releases, acquires, and returns what
 	// there is then, in one step and one round trip. It may be repeated: that costs
@@ -106,8 +105,7 @@ type Leases interface {
 	Lease(ctx context.Context, c LeaseCall) (LeaseView, error)
 }
 
-// Validate returns ErrInvalid, with the field and the reason, when nobody can
-// call so.
+// Validate returns ErrInvalid, with the field and the reason, for a call that cannot be made.
 func (c *LeaseCall) Validate() error {
 	if err := checkName("name of the reader", c.Reader.Name, maxReaderName); err != nil {
 		return err

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 )
 
-// ErrCursor says that a cursor is none of this index's: it was cut or changed,
+// ErrCursor says that a cursor is not this index's: it was cut or changed,
 // or it is another index's, or of one that has ended.
 var ErrCursor = errors.New("store: the cursor is not of this index")
 

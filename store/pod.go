@@ -115,8 +115,8 @@ type Pod struct {
 	// Role is what the pod is for in a disaggregated fleet: "", "prefill",
 	// "decode" or "both".
 	Role string `json:"role,omitempty"`
-	// Ranks is the number of data-parallel ranks; 0 is not declared, which means 1 to who
-	// asks and any to who writes.
+	// Ranks is the number of data-parallel ranks; 0 is not declared, which means 1 to readers and any to
+	// writers.
 	Ranks int `json:"ranks,omitempty"`
 	// Engine is the engine's kind: vllm, sglang, trtllm or another word.
 	Engine string `json:"engine,omitempty"`

@@ -213,8 +213,8 @@ func (r *Registry) AnyHolder(id HolderID) (slot int, tier Tier, live bool) {
 	return int(e>>8) - 1, Tier(e & 0xff), true
 }
 
-// IsTold reports whether the id is that of a live holder of which somebody has told: it is
-// no prediction.
+// IsTold reports whether the id is that of a live holder that events or a write have reported: it is no
+// prediction.
 func (r *Registry) IsTold(id HolderID) bool {
 	_, tier, live := r.AnyHolder(id)
 	return live && tier != Predicted

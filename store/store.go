@@ -37,7 +37,7 @@ var (
 // names a holder of an ended life gives no credit.
 type HolderID uint32
 
-// Query asks who holds the blocks of one chain.
+// Query asks for the holders of the blocks of one chain.
 type Query struct {
 	// Model is the mask of the model whose chain it is.
 	Model blockkey.Model
@@ -48,9 +48,8 @@ type Query struct {
 
 	// Lead, if not nil, is the query of the same Lookup that this one goes along with:
 	// another chain over the same tokens, which stands behind it in the list. An index
-	// that reads in windows reads of this one the tokens of the lead's window, tells of
-	// them before it tells of the lead's, and stops when the lead's folder has enough. A
-	// lead has no lead.
+	// that reads in windows reads of this one the tokens of the lead's window, reports them before the
+	// lead's, and stops when the lead's folder has enough. A lead has no lead.
 	Lead *Query
 	// Span is the number of tokens in a block of the chain. It need be set of a query
 	// with a lead and of the lead only.
@@ -193,8 +192,8 @@ type Batch struct {
 	// be written only when the writer says another thing than before: what another process
 	// says meanwhile of that rank, without the guard, may stand until then.
 	Reuse Reuse
-	// Guard makes the batch one of a series that a single writer owns; nil is
-	// a write that anybody may make at any time.
+	// Guard makes the batch one of a series that a single writer owns; nil is a write that any caller may
+	// make at any time.
 	Guard *Guard
 	// Map are changes of the generation's map, which are made with the ops. They
 	// need a guard. Of several changes of one entry the last counts.

@@ -23,7 +23,7 @@ const (
 	MaxOpKeys = 8192
 	// MaxBlockSize is the largest block in tokens, the index's or an engine's.
 	MaxBlockSize = 1 << 16
-	// MaxLease is the longest lease. Who wants more wants none.
+	// MaxLease is the longest lease. A pod that needs more needs none.
 	MaxLease = 366 * 24 * time.Hour
 	// MaxLabels is the number of labels of a pod.
 	MaxLabels = 64
@@ -181,8 +181,8 @@ func CheckRank(rank int) error {
 	return nil
 }
 
-// CheckRank returns ErrNoRank, with the ranks that there are, when the registration
-// declares them and this is none.
+// CheckRank returns ErrNoRank, with the ranks that there are, when the registration declares them and this is
+// not one of them.
 func (p *Pod) CheckRank(rank int) error {
 	switch {
 	case p.Ranks == 0 || rank < p.Ranks:

@@ -9,8 +9,8 @@ import (
 
 // Worker says what a slot counts for whose pod is a cache worker (Pod.PartOf).
 type Worker struct {
-	// For is the slot of the (pod, rank) that the worker works for; -1 when it counts
-	// for nobody: that pod is not registered, or another worker has the same number.
+	// For is the slot of the (pod, rank) that the worker works for; -1 when it counts for no pod: that pod is
+	// not registered, or another worker has the same number.
 	For int
 	// Instance is a dense number of the worker's instance. All workers of an instance
 	// work for one (pod, rank), which may have several instances. Those of one instance
@@ -79,7 +79,7 @@ func (r *Registry) findWorkers() {
 			numbers[instanceOf(p)] = n
 			most = append(most, 0)
 		}
-		// Who writes registrations may learn of further workers one by one.
+		// A writer of registrations may learn of further workers one by one.
 		most[n] = max(most[n], p.PartOf.Workers)
 	}
 	if numbers == nil {

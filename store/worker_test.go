@@ -16,7 +16,7 @@ func TestRegistryWorkers(t *testing.T) {
 		{Name: "a/x/0", PartOf: part("a", 1, 0, 2)}, {Name: "a/x/1", PartOf: part("a", 1, 1, 2)},
 		{Name: "a/y/0", PartOf: part("a", 1, 0, 2)}, // another instance of that rank
 		{Name: "a/x/00", PartOf: part("a", 1, 0, 2)},
-		{Name: "c/x/0", PartOf: part("c", 0, 0, 1)},     // nobody of that name
+		{Name: "c/x/0", PartOf: part("c", 0, 0, 1)},     // no pod of that name
 		{Name: "d/x/0", PartOf: part("a/x/0", 0, 0, 1)}, // works for a worker
 		{Name: "e/x/0", PartOf: part("b", 0, 0, 1)},     // holds nothing yet
 		{Name: "z/11", PartOf: part("b", 0, 1, 2)}, {Name: "z/1", PartOf: part("b", 0, 1, 2)},

@@ -39,12 +39,12 @@ func (m *Metrics) Ingest(read func() ingest.Stats, shared func() fleet.Stats, si
 	return nil
 }
 
-// maxShownRanks is how many ranks have series of their own, some 25 each: whoever registers
-// pods chooses their names, and how many there are.
+// maxShownRanks bounds the ranks with series of their own, some 25 each: the caller that registers pods
+// chooses their names and number.
 const maxShownRanks = 1024
 
 // rankFigures shows the figures of ranks that are read. Those that have series keep them for
-// as long as they are read: whoever comes later finds what room there is.
+// as long as they are read: later ones find what room there is.
 type rankFigures struct {
 	read func() ingest.Stats
 

@@ -98,8 +98,8 @@ func (m *Metrics) Handler() http.Handler { return m.exporter }
 // Register adds a collector, for what the program around the server counts.
 func (m *Metrics) Register(c prometheus.Collector) error { return m.registry.Register(c) }
 
-// The values of labels that come from the packages below. What is none of
-// them counts as "other", so that no series is ever made by a caller.
+// The values of labels that come from the packages below. Any other value counts as "other", so that no
+// series is ever made by a caller.
 var (
 	degradations = []string{"", string(scorer.IndexUnavailable), string(scorer.IndexTimeout), string(scorer.IndexStale), string(scorer.TokenizationBudget), string(scorer.TokenizationBusy), string(scorer.Multimodal)}
 	sources      = []string{scorer.SourceTokens, scorer.SourceBlockKeys, string(prompt.FromTokenizer), string(prompt.FromPrefixStore), string(prompt.FromNowhere)}

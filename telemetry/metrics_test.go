@@ -20,7 +20,7 @@ func page(m *Metrics) string {
 	return w.Body.String()
 }
 
-// What is counted is in the next scrape, and a value that nobody has foreseen makes no series.
+// What is counted is in the next scrape, and an unforeseen value makes no series.
 func TestMetrics(t *testing.T) {
 	m := NewMetrics()
 	var inFlight, rest atomic.Int64

@@ -270,7 +270,7 @@ func TestHubChats(t *testing.T) {
 	if prompt, err := p.RenderChat(t.Context(), "org/model", hello); err != nil || prompt.Text != "jinja <s></s>" {
 		t.Errorf("%q, %v", prompt.Text, err)
 	}
-	// A page in place of a template is none.
+	// A page in place of a template is refused.
 	h.set(func(h *fakeHub) { h.files[base+"chat_template.jinja"] = "\n<!DOCTYPE html><title>Sign in</title>" })
 	if files, err := h.client(HubConfig{}).Fetch(t.Context(), "org/model"); err != nil || files.Chat.Template != nil {
 		t.Errorf("a page: %q, %v", files.Chat.Template, err)

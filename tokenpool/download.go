@@ -103,8 +103,8 @@ func (d *download) fetch(ctx context.Context) (fileMeta, error) {
 	}
 }
 
-// fetchOptional is fetch of a file that a model need not have. It asks nobody when the
-// hub has not answered for an earlier file.
+// fetchOptional is fetch of a file that a model need not have. It asks nothing when the hub has not answered
+// for an earlier file.
 func (d *download) fetchOptional(ctx context.Context) error {
 	if d.stale {
 		return nil

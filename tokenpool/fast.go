@@ -71,7 +71,7 @@ func (e *proven) Encode(text string) ([]uint32, []int) { return e.encoder.encode
 func (e *proven) Decode(ids []uint32) string { return e.decode(ids, false) }
 
 // prove checks the fast encoder of a tokenizer that has just been loaded, while the
-// reference serves the first texts: it takes a second or two, in which nobody waits. The
+// reference serves the first texts: it takes a second or two, in which no request waits. The
 // tokenizer is held, and its memory given back at the end.
 func (p *Pool) prove(t *tokenizer, data []byte) {
 	defer p.release(t)

@@ -17,8 +17,8 @@ var (
 	errDoneMeanwhile = errors.New("tokenpool: the text was tokenized meanwhile")
 )
 
-// flight is one text on its way through the pool. Everyone who asks for the
-// text meanwhile waits for the same flight.
+// flight is one text on its way through the pool. All that ask for the text meanwhile wait for the same
+// flight.
 type flight struct {
 	key     flightKey
 	text    string
@@ -34,8 +34,8 @@ type flight struct {
 // flightKey finds the flight of a text. The text itself is compared outside
 // the lock; salt is counted up on the day two different ones have one hash.
 //
-// version is the one that the asker has seen at the origin: who comes after a
-// replacement does not join a flight of before.
+// version is the one that the asker has seen at the origin: one that comes after a replacement does not join
+// a flight from before.
 type flightKey struct {
 	model   string
 	version string
@@ -46,7 +46,7 @@ type flightKey struct {
 	salt    uint8
 }
 
-// result is the answer to those who wait. done must be closed.
+// result is the answer to all waiters. done must be closed.
 func (f *flight) result() (prompt.Result, error) {
 	if f.err != nil {
 		return prompt.Result{}, f.err
@@ -54,8 +54,8 @@ func (f *flight) result() (prompt.Result, error) {
 	return exact(f.tokens, f.text, prompt.FromTokenizer), nil
 }
 
-// ended reports whether the flight has. One may end at the moment at which the time of
-// who waits is over, or before this process runs again.
+// ended reports whether the flight has. One may end at the moment at which the waiter's time is over, or
+// before this process runs again.
 func (f *flight) ended() bool {
 	select {
 	case <-f.done:
@@ -192,7 +192,7 @@ func (p *Pool) leftQueue(err error) error {
 	return fmt.Errorf("%w: %w", ErrBusy, err)
 }
 
-// tryEnter takes a place of those who wait for a load. Models that may not
+// tryEnter takes a place among the waiters for a load. Models that may not
 // exist, since only the network can tell, get half of them: a flood of made-up
 // names leaves room for those at hand.
 func (p *Pool) tryEnter(want place) bool {
@@ -280,7 +280,7 @@ func (p *Pool) enqueue(ctx context.Context, f *flight) error {
 		p.finish(f, ErrClosed)
 		return ErrClosed
 	case <-ctx.Done():
-		// Others who joined try again: they may have more time.
+		// Others that joined try again: they may have more time.
 		p.remove(f)
 		p.finish(f, errAbandoned)
 		return p.leftQueue(ctx.Err())
@@ -293,7 +293,7 @@ func (p *Pool) remove(f *flight) {
 	p.mu.Unlock()
 }
 
-// finish gives those who wait for f an error, and gives back what f holds. f
+// finish gives the waiters of f an error, and gives back what f holds. f
 // must have been unregistered.
 func (p *Pool) finish(f *flight, err error) {
 	f.err = err
@@ -365,16 +365,15 @@ func (p *Pool) takeHelper() bool {
 	return false
 }
 
-// fly tokenizes the text of f. The order is: those who wait are told, the
-// store is filled, the flight goes. So whoever comes in between finds either
-// the flight or the store's entry, and endedSince tells the one who looked
-// into the store too early and for the flight too late.
+// fly tokenizes the text of f. The order is: the waiters get the result, the store is filled, the flight
+// goes. So a caller in between finds either the flight or the store's entry. endedSince serves the one that
+// looked into the store too early and for the flight too late.
 func (p *Pool) fly(f *flight) {
 	start := time.Now()
 	ids, ends, fresh, err := p.pieces.tokenize(f.tok, f.text, f.key.special, p.together)
 	took := time.Since(start)
 	f.tokens, f.err = ids, err
-	// Who has the answer finds it counted.
+	// A caller with the answer finds it counted.
 	p.n.tokenized.Add(1)
 	p.n.textBytes.Add(uint64(len(f.text)))
 	p.n.tokens.Add(uint64(fresh))

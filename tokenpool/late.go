@@ -14,7 +14,7 @@ type late struct {
 	bytes int64 // as Model.MemoryBytes
 }
 
-// load reads the encoder, or waits for who reads it.
+// load reads the encoder, or waits for the goroutine that reads it.
 func (l *late) load() error {
 	l.once.Do(func() {
 		before := memoryBytes()

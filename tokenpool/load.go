@@ -387,7 +387,7 @@ func (p *Pool) vacate() {
 	p.wanting = p.wanting[1:]
 }
 
-// dropped is a tokenizer that nobody new can get.
+// dropped is a tokenizer that no new caller can get.
 type dropped struct {
 	t    *tokenizer
 	info Model
@@ -427,7 +427,7 @@ func (p *Pool) release(t *tokenizer) {
 	}
 }
 
-// closeTokenizer closes one that nobody can reach.
+// closeTokenizer closes one that no caller can reach.
 func (p *Pool) closeTokenizer(t *tokenizer) {
 	t.enc.close()
 	p.mu.Lock()

@@ -59,7 +59,7 @@ func TestWait(t *testing.T) {
 		want(t, res, err, []uint32{1, 1097, 1098}, prompt.FromPrefixStore, false, 2, prompt.BehindBudget)
 		res, err = p.Tokens(short, prompt.Request{Model: "m", Text: "aby"})
 		want(t, res, err, []uint32{1, 1097, 1098}, prompt.FromPrefixStore, false, 2, prompt.BehindBudget)
-		// Who has gone away gets an error.
+		// A caller that has gone away gets an error.
 		gone, cancel := context.WithCancel(ctx)
 		time.AfterFunc(10*time.Millisecond, cancel)
 		if _, err := p.Tokens(gone, prompt.Request{Model: "m", Text: "abz"}); !errors.Is(err, context.Canceled) {
@@ -182,7 +182,7 @@ func TestQueueFull(t *testing.T) {
 		// The same text as one in the queue needs no place.
 		res, err = ask("m", "abc2", prompt.Wait)
 		want(t, res, err, tokensOf("abc")[:4], prompt.FromPrefixStore, false, 3, prompt.BehindBudget)
-		// Those who wait for a load have as many places.
+		// Waiters for a load have as many places.
 		for i := range 2 {
 			res, err = ask("other", fmt.Sprint(i), prompt.Async)
 			want(t, res, err, nil, prompt.FromNowhere, false, 0, prompt.BehindAsync)

@@ -44,7 +44,7 @@ func (p *Pool) findSource(files Files) (src source, err error) {
 	return src, err
 }
 
-// useProof makes proof that of src, unless it is none, or is not to be trusted.
+// useProof makes proof that of src, unless it is nil, or not to be trusted.
 func (p *Pool) useProof(src *source, proof *proofs.Proof) {
 	if proof == nil {
 		return

@@ -78,8 +78,7 @@ func newFleet(s Shared, secret []byte, timeout time.Duration) (*fleet, error) {
 	return &fleet{shared: s, timeout: timeout, names: names, seal: seal, out: make(chan []sealed, sharedQueue)}, nil
 }
 
-// name names a piece of a tokenizer's texts: who has no key cannot report whether a
-// text is there.
+// name names a piece of a tokenizer's texts: without the key no one can tell that a text is there.
 func (f *fleet) name(sum uint64, text string) string {
 	h := hmac.New(sha256.New, f.names)
 	_, _ = h.Write(binary.LittleEndian.AppendUint64(nil, sum))

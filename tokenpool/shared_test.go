@@ -105,7 +105,7 @@ func TestShared(t *testing.T) {
 		t.Errorf("asked again, after %d times: %+v", gets, b.Stats())
 	}
 
-	// Neither names nor values tell anything to who has not the secret.
+	// Neither names nor values say anything without the secret.
 	for name, value := range shared.m {
 		if len(name) != 16 || bytes.Contains(value, []byte("scheduler")) {
 			t.Fatalf("%q: %q", name, value)
@@ -162,7 +162,7 @@ func TestSharedConfig(t *testing.T) {
 	}
 }
 
-// FuzzSealedPiece opens what nobody has sealed, and what has another length.
+// FuzzSealedPiece opens what was never sealed, and what has another length.
 func FuzzSealedPiece(f *testing.F) {
 	fl, err := newFleet(&mapShared{}, make([]byte, 16), time.Second)
 	if err != nil {

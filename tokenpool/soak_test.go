@@ -77,9 +77,9 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// TestTenMegabytes asks for a text of 10 MB, where that is allowed. Who does not wait
-// for it has an answer before it is done, which says that there is more; its tokens
-// are those of the text, since they are the text again.
+// TestTenMegabytes asks for a text of 10 MB, where that is allowed. A caller that does not wait has an answer
+// before it is done, which says that there is more; its tokens are those of the text, since they are the text
+// again.
 func TestTenMegabytes(t *testing.T) {
 	t.Parallel()
 	const size = 10 << 20

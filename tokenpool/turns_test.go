@@ -46,7 +46,7 @@ func asChat(content, template string) *prompt.Chat {
 }
 
 // TestCaseChatsWithoutABound: chats are rendered in turns, which texts and chats that are
-// quick to render do not share with slow ones, and nobody waits longer than it wants.
+// quick to render do not share with slow ones, and no caller waits longer than it wants.
 func TestCaseChatsWithoutABound(t *testing.T) {
 	const workers = 4
 	p, begun, gate := gatedPool(t, Config{Workers: workers, Budget: time.Millisecond})
@@ -97,7 +97,7 @@ func TestCaseChatsWithoutABound(t *testing.T) {
 	ask(prompt.Request{Model: "m", Chat: asChat("z", ""), Mode: prompt.Sync})
 	poll(t, "a short chat does not begin", func() bool { return len(begun) == workers/2+1 })
 
-	// Who leaves while it waits is told why, and is not rendered later.
+	// A caller that leaves while it waits gets the reason, and is not rendered later.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := p.Tokens(ctx, prompt.Request{Model: "m", Chat: asChat("gone", "{{ 1 }}")}); !errors.Is(err, context.Canceled) {

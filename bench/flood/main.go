@@ -1,5 +1,5 @@
-// Command flood measures what hostile clients do to a server, and to others who ask it
-// meanwhile: the figures of docs/performance.md, "Under attack".
+// Command flood measures what hostile clients do to a server, and to other clients meanwhile: the figures of
+// docs/performance.md, "Under attack".
 //
 //	go build -o bin/kvatlas ./cmd/kvatlas
 //	go run ./bench/flood --kvatlas bin/kvatlas --tokenizers .cache/tokenizers

@@ -166,7 +166,7 @@ func fill(ctx context.Context, s *sides, prompts map[int][][]uint32) error {
 	if err := heard(engines, len(s.all())); err != nil {
 		return err
 	}
-	// Who has subscribed a moment too late has missed something, and is told again.
+	// A subscriber that came too late has missed something, and gets it again.
 	for try := 1; ; try++ {
 		for _, list := range prompts {
 			for _, p := range list {

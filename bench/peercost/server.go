@@ -27,7 +27,7 @@ type side struct {
 	redis   *redis.Client // nil without Redis
 }
 
-// freeAddress is one of this machine that nobody listens on.
+// freeAddress is one of this machine that is free.
 func freeAddress(ctx context.Context) (string, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {

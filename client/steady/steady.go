@@ -1,6 +1,6 @@
-// Package steady is a client for whom an answer in time matters more than the best one: a
-// scheduler on a request's path. Where package client retries nothing and returns every
-// error, this one retries and hedges within a budget and then falls open.
+// Package steady is a client for callers that need an answer in time more than the best one, such as a
+// scheduler on a request's path. Where package client retries nothing and returns every error, this one
+// retries and hedges within a budget and then falls open.
 //
 //	c, err := steady.New(steady.Config{Client: plain})
 //	...
@@ -45,7 +45,7 @@ type Config struct {
 	// hedges, so that a server that is overloaded is not loaded more. Default 0.2; three at a
 	// time always may.
 	Budget float64
-	// Failed is told of the error of each call that fell open, from the goroutine of the
+	// Failed receives the error of each call that fell open, from the goroutine of the
 	// call. May be nil.
 	Failed func(error)
 }

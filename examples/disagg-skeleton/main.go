@@ -1,6 +1,6 @@
-// Program disagg-skeleton is disaggregated serving in small: a processor asks a router with a
-// cost function of its own who shall prefill a request and who shall decode it, and sends it
-// to simulated workers, which tell the router what they hold and what runs there.
+// Program disagg-skeleton is disaggregated serving in small: a processor asks a router with a cost function
+// of its own for a worker that prefills a request and one that decodes it, and sends it to simulated workers,
+// which tell the router what they hold and what runs there.
 //
 //	go run ./examples/disagg-skeleton
 //

@@ -58,7 +58,7 @@ func TestFleet(t *testing.T) {
 	if d.Policy != policyName || d.Prefill.Costs[0].Total != 8 || d.Prefill.Costs[0].Terms[0].Value != 8 || d.Pod != "d-1" {
 		t.Errorf("%+v, %+v", d, d.Prefill)
 	}
-	// Who fetches KV that is not there, or of another prompt, is refused.
+	// A fetch of KV that is not there, or of another prompt, is refused.
 	var res result
 	for _, o := range []order{{ID: "none", Tokens: numbers(1, 8), MaxTokens: 1, From: f.workers["p-1"].url}, {Tokens: nil, MaxTokens: 1}} {
 		if err := call(t.Context(), "POST", f.workers["d-1"].url+"/decode", o, &res); err == nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// processor takes requests: it asks the router who shall do them, sends them there, and
+// processor takes requests: it asks the router for workers, sends them there, and
 // reports how they go on.
 type processor struct{ router *router }
 
@@ -27,7 +27,7 @@ type request struct {
 	prefill, decode string
 }
 
-// answer says who did what.
+// answer names the workers that did each part.
 type answer struct {
 	prefill, decode string
 	alone           route.Local // why decode did all
@@ -58,7 +58,7 @@ func (p *processor) serve(ctx context.Context, r *request) (*answer, error) {
 			if _, err := p.router.Done(ctx, model, d.Reservation, done.Cached); err != nil {
 				return nil, err
 			}
-		} // else who decodes prefills as well
+		} // else the decode worker prefills as well
 	}
 	var done result
 	if err := call(ctx, http.MethodPost, d.Address+"/decode", decode, &done); err != nil {

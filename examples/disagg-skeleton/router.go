@@ -18,9 +18,9 @@ const (
 	blockSize = 16
 )
 
-// router is kvatlas in one process: what workers hold, what they say of their load, and who
-// takes a request. With store/redis and route/loads/redis in the place of what is in memory,
-// any number of processors choose by the same.
+// router is kvatlas in one process: what workers hold, what they say of their load, and which takes a
+// request. With store/redis and route/loads/redis in the place of what is in memory, any number of processors
+// choose by the same.
 type router struct {
 	*route.Router
 	index  *memory.Index

@@ -77,7 +77,7 @@ func startWorker(ctx context.Context, r *router, name, role, zone string) (*work
 	return w, nil
 }
 
-// close ends the worker as a crash would: nobody is told.
+// close ends the worker as a crash would: without a message.
 func (w *worker) close() {
 	w.stop()
 	_ = w.server.Close()
@@ -115,7 +115,7 @@ func serve(do func(ctx context.Context, o *order) (*result, error)) http.Handler
 	}
 }
 
-// prefill computes a prompt, and keeps its KV for who decodes.
+// prefill computes a prompt, and keeps its KV for the decode worker.
 func (w *worker) prefill(ctx context.Context, o *order) (*result, error) {
 	res, err := w.generate(ctx, o.Tokens, 1)
 	if err != nil {

@@ -41,7 +41,7 @@ type Weighted struct {
 type Scheduler struct {
 	Filters []Filter
 	Scorers []Weighted
-	// Failed is told of a scorer that failed. Scheduling goes on without it: a request must
+	// Failed receives the error of a scorer that failed. Scheduling goes on without it: a request must
 	// not wait for what only makes it faster.
 	Failed func(error)
 }

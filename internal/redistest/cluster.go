@@ -212,7 +212,7 @@ func (c *Cluster) MoveSlot(key string, meanwhile func()) {
 	c.until("all masters agree who has the slots", func(s *Server) bool { return s.owners() == to.owners() })
 }
 
-// owners are who has which slots by which epoch, as a node sees it.
+// owners says which node has which slots by which epoch, as one node sees it.
 func (s *Server) owners() string {
 	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket, Protocol: 2, DisableIdentity: true})
 	defer func() { _ = c.Close() }()

@@ -83,7 +83,7 @@ func (s *Sentinels) URL() string {
 	return "redis+sentinel://" + strings.Join(addrs, ",") + "/" + MasterName
 }
 
-// Client returns a client of whoever is master. It is closed when the test ends.
+// Client returns a client of the current master. It is closed when the test ends.
 func (s *Sentinels) Client() *redis.Client {
 	var addrs []string
 	for _, w := range s.Sentinels {

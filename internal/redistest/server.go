@@ -151,8 +151,7 @@ var ports struct {
 	given map[int]bool
 }
 
-// FreePort returns a TCP port of the loopback interface that nobody listens on, and
-// that it has not returned before.
+// FreePort returns a TCP port of the loopback interface that is free, and that it has not returned before.
 func FreePort(tb testing.TB) int {
 	tb.Helper()
 	for range 1000 {

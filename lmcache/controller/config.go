@@ -48,11 +48,10 @@ type Config struct {
 	// Timeout bounds a call of the index, 2 s; large writes may take longer.
 	Timeout time.Duration
 
-	// MaxWorkers bounds the workers, 4,096: those that this process hears, messages of
-	// others are dropped, and those that the index has, whoever hears them: of one that
-	// would be added nothing is kept. It is to leave room for engines, for each worker is
-	// a registration of the index. Before one is refused here, those have to go for whom no
-	// connection speaks.
+	// MaxWorkers bounds the workers, 4,096: those that this process hears, and those that the index has from
+	// all processes. Messages of further workers are dropped, and none is added to the index. It leaves room
+	// for engines, since each worker is a registration of the index. Workers without a connection make room
+	// before one is refused here.
 	MaxWorkers int
 	// QueueKeys bounds the keys that wait to be written, for all workers, 1,000,000.
 	QueueKeys int
@@ -64,7 +63,7 @@ type Config struct {
 	// Peers bounds the connections of each socket, 8,192.
 	Peers int
 
-	// Heard is told of the hash of each chunk that a worker has or lists, before its key
+	// Heard receives the hash of each chunk that a worker has or lists, before its key
 	// goes to Index. It may be nil, and must not block.
 	Heard func(lmcache.Hash)
 	// Observer receives what happens.

@@ -196,7 +196,7 @@ func TestMalformed(t *testing.T) {
 	if st := c.Stats(); st.Malformed != uint64(2*len(bad)-1) || st.Refused != uint64(len(refused)+2) {
 		t.Errorf("%d malformed, want %d; %d refused, want %d", st.Malformed, 2*len(bad)-1, st.Refused, len(refused)+2)
 	}
-	// A location that nobody knows is told once.
+	// An unknown location is reported once.
 	for range 3 {
 		x.say("RustRawBlockBackend", 0, "+5")
 	}
@@ -378,7 +378,7 @@ func TestTakeOverOfOldWorker(t *testing.T) {
 	s.Until("-c", "inst/lmcache/0", ints(1, 2)...)
 }
 
-// A worker whose connections move between two replicas is written by whom it talks to.
+// A worker whose connections move between two replicas is written by the replica that it talks to.
 func TestTwoReplicas(t *testing.T) {
 	s := newStage(t, "inst")
 	a, b := s.controller(), s.controller()

@@ -76,7 +76,7 @@ func TestMadeCountsForALease(t *testing.T) {
 	lmcachetest.WaitFor(t, "the end of a lease", func() bool { return x.register("late") == "" })
 }
 
-// Where there is no room, workers have to go for whom no connection speaks, and no others.
+// Where there is no room, workers without a connection have to go, and no others.
 func TestRoomForTheHeard(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "inst")
@@ -112,7 +112,7 @@ func TestRoomForTheHeard(t *testing.T) {
 	if why := connect(t, reply, "DEALER").register("d"); why != "" {
 		t.Error(why)
 	}
-	// Now somebody speaks for each of them.
+	// Now each of them has a connection.
 	z := connect(t, reply, "DEALER")
 	if why := z.register("e"); !strings.Contains(why, "e/0 would be one more than 3 workers (2/5 of index-max-pods)") {
 		t.Errorf("refused because of %q", why)
@@ -122,8 +122,8 @@ func TestRoomForTheHeard(t *testing.T) {
 	s.Until("c", "inst/lmcache/0", ints(1)...)
 }
 
-// An id that registers on another connection, because it is used twice or somebody claims
-// it, is not heard on those before: that is counted and told, and ends with the connection.
+// An id that registers on another connection, because it is used twice or claimed, is not heard on those
+// before: that is counted and reported, and ends with the connection.
 func TestIDUsedTwice(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "inst")

@@ -30,12 +30,12 @@
 // A connection speaks for one worker at a time, as LMCache's do, the last that it has named;
 // for the others it does not count any more. LMCache's workers register once in their lives,
 // and most send no heartbeats: after a restart any message may be the first sign of one, and
-// has to be taken for it. But an unknown name, on a connection that speaks for
-// somebody else, is refused unless it registers or comes twice, so that a frame whose name
-// is damaged makes no worker. One that is made all the same, by the first frame of a
-// connection, is gone with its lease, since the next frame names another.
+// has to be taken for it. But an unknown name, on a connection that speaks for another worker, is refused
+// unless it registers or comes twice, so that a frame whose name is damaged makes no worker. One that is made
+// all the same, by the first frame of a connection, is gone with its lease, since the next frame names
+// another.
 //
-// Who registers is believed: the protocol has no secret. On connections that have spoken for
+// A registration is believed: the protocol has no secret. On connections that have spoken for
 // the worker before, what comes is of a process that has ended and does not count: that is
 // counted, and told once for each registration.
 //
@@ -78,10 +78,9 @@
 // together. When it is full, because the index does not answer, what comes is dropped and
 // counted, and the worker's tier is treated as above. Workers, instances, frames,
 // connections and keys of full syncs are bounded by the Config as well. One connection can
-// make 8 workers in a lease, and where there are as many as there can be, those go first for
-// whom no connection speaks.
+// make 8 workers in a lease, and at the limit workers without a connection go first.
 //
 // Since each worker is a registration, no worker is added to an index that has
-// Config.MaxWorkers of them, whoever has registered them; of one that finds no room nothing
-// is kept, as of one without a pod.
+// Config.MaxWorkers of them from all processes; of one that finds no room nothing is kept, as of one without
+// a pod.
 package controller

@@ -95,7 +95,7 @@ func (w *worker) tryOpen(ctx context.Context) error {
 	w.mu.Lock()
 	ip, peer, was := w.ip, w.peer, w.unmapped
 	w.mu.Unlock()
-	// Of the index as of this process: each worker is a registration there, whoever hears it.
+	// Of the index as of this process: each worker is a registration there, from all processes.
 	if _, registered := reg.PodIndex(w.file.Name()); !registered && filing.Registered(reg) >= c.config.MaxWorkers {
 		return fmt.Errorf("%w: the index has %d workers of LMCache or more (2/5 of index-max-pods)", ErrFull, c.config.MaxWorkers)
 	}

@@ -48,7 +48,7 @@ func (w *worker) put(it item) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.ended: // nobody would give its room back
+	case w.ended: // its room would never be given back
 		return
 	case it.kind == doRegister || it.kind == doDeregister:
 		// What came before is of a life that ends with it.

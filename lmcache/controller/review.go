@@ -8,9 +8,9 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// review looks again which pod the worker works for, since its process, or who else has its
-// id, has changed. Credit that is another's by now ends first: while that fails nothing is
-// kept, and the next renewal tries again.
+// review looks again which pod the worker works for, since its process, or the others with its id, have
+// changed. Credit that is another's by now ends first: while that fails nothing is kept, and the next renewal
+// tries again.
 func (w *worker) review(ctx context.Context) {
 	for try := 0; ctx.Err() == nil; try++ {
 		err := w.tryReview(ctx)

@@ -32,9 +32,9 @@ func hostOf(p *zmq.Peer) string {
 }
 
 // find returns the worker of an id that a connection can be of, nil if there is none;
-// c.mu is held. A worker's connections come from one host. Where they do not, the address
-// that it tells says who it is, and else only one that has just started, of which no
-// operation has come from its own host, is taken to have another way.
+// c.mu is held. A worker's connections come from one host. Where they do not, the address that it tells
+// identifies it. Without one, only a worker that has just started, and sent no operation from its own host,
+// is taken to have another way.
 func (c *Controller) find(id filing.ID, p *zmq.Peer, told address, registers bool) *worker {
 	list, host := c.roll.of[id], hostOf(p)
 	for _, w := range list {
@@ -224,7 +224,7 @@ func (w *worker) place(reg *store.Registry) (t filing.Target, err error) {
 	return t, nil
 }
 
-// sharedError is filing.ErrShared with who they are.
+// sharedError is filing.ErrShared with their names.
 type sharedError struct{ by string }
 
 func shared(by []string) error {

@@ -68,9 +68,8 @@ func shortLease(c *Config) { c.Lease = lease }
 
 const podOne, podTwo, podThree = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.9:8000"
 
-// Processes behind one address that tell different ones cannot be told apart: neither
-// counts, whoever speaks first, what one had ends, and both are named. Once one has gone
-// the other counts.
+// Processes behind one address that tell different ones cannot be told apart: neither counts in either order,
+// what one had ends, and both are named. Once one has gone the other counts.
 func TestOneIDBehindOneAddress(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -238,8 +237,8 @@ func TestOneIDAfterARestart(t *testing.T) {
 	}
 }
 
-// After a restart of the controller nobody registers: operations from two hosts are of two
-// processes, and those of two sockets at one host are nobody's.
+// After a restart of the controller no worker registers: operations from two hosts are of two processes, and
+// those of two sockets at one host count for no pod.
 func TestOneIDAfterTheControllersRestart(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "127.0.0.2:8000", "127.0.0.3:8000")

@@ -34,7 +34,7 @@ type speaker struct {
 	// told is the address that it has told, and peer where its peers fetch chunks.
 	told address
 	peer string
-	// stranger is whom it has named last of those that nobody knows.
+	// stranger is the unknown worker that it has named last.
 	stranger filing.ID
 	// made is how many workers it has made since then.
 	made  int
@@ -85,8 +85,7 @@ func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
 //
 // LMCache's workers have connections of their own and register once, when they start: an unknown worker may
 // be one that another process has heard until now, of which this message is the first sign. On a connection
-// that has spoken for somebody else it is more likely damaged, and it is taken for what it says when it says
-// so twice.
+// that has spoken for another worker the id is more likely damaged, and is believed when it comes twice.
 func (c *Controller) speaksFor(p *zmq.Peer, id filing.ID, m *message) (w *worker, gone []*worker, err error) {
 	registers, told := m.Type == "RegisterMsg", address{m.IP, m.Port}
 	was := c.speakers[p]
@@ -149,7 +148,7 @@ func (c *Controller) speaksFor(p *zmq.Peer, id filing.ID, m *message) (w *worker
 }
 
 // others reports whether a connection that is open has told another address than a process
-// that registers on p: that one lives too, and is none that it follows; c.mu is held.
+// that registers on p: that one lives too, and is not a predecessor; c.mu is held.
 func (c *Controller) others(w *worker, p *zmq.Peer, told address) bool {
 	for other, s := range c.speaking(w) {
 		if other != p && s.told.known() && s.told != told {
@@ -162,9 +161,9 @@ func (c *Controller) others(w *worker, p *zmq.Peer, told address) bool {
 // over reports whether a lease has passed since the first of the workers that it has made.
 func (s *speaker) over(lease time.Duration) bool { return time.Since(s.since) >= lease }
 
-// makeRoom sees to it that there is room for one worker more; c.mu is held. Where there is
-// none, those have to go for whom nobody speaks, which else beat would find: what they hold
-// in the index lives on to the end of its lease, and one that is heard again begins again.
+// makeRoom makes room for one more worker; c.mu is held. Workers without a connection go first, which beat
+// would find otherwise. What they hold in the index lives on to the end of its lease, and one that is heard
+// again begins again.
 func (c *Controller) makeRoom(id filing.ID) (gone []*worker, err error) {
 	if err := c.ctx.Err(); err != nil {
 		return nil, err
@@ -197,7 +196,7 @@ func (c *Controller) begin(id filing.ID, p *zmq.Peer, registers bool) *worker {
 	return w
 }
 
-// unheard takes those workers off the list for whom nobody speaks, and returns them; c.mu
+// unheard takes the workers without a connection off the list, and returns them; c.mu
 // is held. They are to be ended with remove.
 func (c *Controller) unheard() (silent []*worker) {
 	alive := c.living()

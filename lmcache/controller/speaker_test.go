@@ -23,7 +23,7 @@ func onePod(instances ...string) func(*Config) {
 	}
 }
 
-// A name that nobody knows is refused on a connection that speaks for another worker, and
+// An unknown name is refused on a connection that speaks for another worker, and
 // what comes behind it counts; one that registers, or comes twice, is taken for what it says.
 func TestStranger(t *testing.T) {
 	t.Parallel()
@@ -52,7 +52,7 @@ func TestStranger(t *testing.T) {
 	}
 	s.Until("c", "next/lmcache/0", ints(3)...)
 	s.Until("cc", "inst/lmcache/0", ints(1, 2)...)
-	// Who registers is believed, and has left the one before: nobody speaks for that.
+	// A registration is believed, and leaves the worker before without a connection.
 	if r := x.deal.request(about("RegisterMsg", "next", 0)); r["type"] != "RegisterRetMsg" {
 		t.Error(r)
 	}
@@ -93,8 +93,8 @@ func TestStrangerAfterRestart(t *testing.T) {
 	}
 }
 
-// Workers are registrations of the index: of one beyond the limit, whoever hears the
-// others, nothing is kept until there is room.
+// Workers are registrations of the index: of one beyond the limit, in any process, nothing is kept until
+// there is room.
 func TestWorkersOfTheIndex(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "inst", "other")
@@ -263,7 +263,7 @@ func TestAskedSyncMends(t *testing.T) {
 	}
 }
 
-// What comes for a worker that has just ended takes no room, which nobody would give back.
+// What comes for a worker that has just ended takes no room, which would never be given back.
 func TestEndedWorkerTakesNoRoom(t *testing.T) {
 	s := newStage(t, "inst")
 	c := s.controller()

@@ -194,8 +194,7 @@ func (w *worker) finishSync(ctx context.Context, it *item) {
 		return // its status tells what is missing
 	}
 	w.flush(ctx)
-	// Batches do not change any more: all are there. Nobody but this goroutine appends to
-	// since.
+	// Batches do not change any more: all are there. Only this goroutine appends to since.
 	var ops filing.Ops
 	ops.Clear(s.tier)
 	for i := 0; i < len(s.keys); i += store.MaxOpKeys {

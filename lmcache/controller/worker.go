@@ -32,7 +32,7 @@ type worker struct {
 	mu       sync.Mutex // protects all of this block
 	queue    []item
 	overflow bool // messages found no room
-	ended    bool // run has: what comes is nobody's
+	ended    bool // run has: what comes belongs to no worker
 	ip, peer string
 	beats    bool // it sends heartbeats
 	unmapped bool

@@ -34,9 +34,8 @@ type Config struct {
 	// MaxInstances bounds the instances, 1,024, and MaxWorkers the workers of each for
 	// each pod, 64.
 	MaxInstances, MaxWorkers int
-	// MaxRegistrations bounds the workers of all instances, 4,096: of this process, and of
-	// the index, whoever has registered them there. It is to leave room for engines, for
-	// each worker is a registration of the index.
+	// MaxRegistrations bounds the workers of all instances, 4,096: of this process, and of the index from all
+	// processes. It leaves room for engines, since each worker is a registration of the index.
 	MaxRegistrations int
 	// MaxBody bounds a body, 64 MiB: an entry with its tokens takes about 1.5 KiB.
 	MaxBody int64
@@ -55,7 +54,7 @@ type Config struct {
 	// 16,384.
 	MaxTokens, MaxKeys int
 
-	// Heard is told of the hash of each chunk that is stored, before its key goes to
+	// Heard receives the hash of each chunk that is stored, before its key goes to
 	// Index. It may be nil, and must not block.
 	Heard func(lmcache.Hash)
 	// Observer receives what happens.

@@ -135,7 +135,7 @@ func (c *Coordinator) registry(ctx context.Context) (*store.Registry, error) {
 func answer(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // who does not read it does not want it
+	_ = json.NewEncoder(w).Encode(v) // a client that does not read it does not want it
 }
 
 // fail writes an error as FastAPI does.
@@ -148,7 +148,7 @@ func fail(w http.ResponseWriter, status int, why string) {
 func (c *Coordinator) read(w http.ResponseWriter, r *http.Request, decode func(*text) error) (done func(), ok bool) {
 	taken := int64(0)
 	done = func() { c.flight.Add(-taken) }
-	// Who sends slowly holds what it has sent, for ReadTimeout, and no place of the others.
+	// A slow client holds what it has sent, for ReadTimeout, and takes no place of the others.
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(c.config.ReadTimeout)) // where there is no connection it cannot be slow
 	body, err := c.receive(r.Body, &taken)

@@ -389,7 +389,7 @@ func TestLease(t *testing.T) {
 	})
 }
 
-// Who is only known by its events is to register, and who has gone is not known any more.
+// A server known only by its events is asked to register; one that has gone is unknown.
 func TestMembers(t *testing.T) {
 	s := newStage(t, "mp")
 	c := s.coordinator()

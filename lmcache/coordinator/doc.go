@@ -6,7 +6,7 @@
 // # What is answered
 //
 //	POST /events                       applied, duplicates, stale
-//	POST /directory/lookup             who holds the chunks of tokens, or some keys
+//	POST /directory/lookup             the holders of the chunks of tokens, or some keys
 //	GET, POST /instances               membership
 //	PUT /instances/{id}/heartbeat
 //	DELETE /instances/{id}

@@ -102,7 +102,7 @@ func (in *instance) place(reg *store.Registry) ([]filing.Target, error) {
 }
 
 // others are servers at other hosts that have the id and live: they have spoken since this
-// one began, within a lease. One process that comes from several hosts is none.
+// one began, within a lease. One process that comes from several hosts is not among them.
 func (in *instance) others() (out []*instance) {
 	in.c.mu.Lock()
 	var same []*instance

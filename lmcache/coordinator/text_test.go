@@ -59,14 +59,14 @@ func TestBodiesOfSmallElements(t *testing.T) {
 	if n := c.flight.Load(); n != 0 {
 		t.Errorf("%d bytes are still in flight", n)
 	}
-	// What nobody needs is passed over, whatever it is.
+	// Fields that are not needed are skipped, whatever they are.
 	odd := strings.Replace(event(1, "store", "l1", "a"), `"seq"`, `"x":{"a":[1,"]}\"",{}],"b":null} , "y" : -1e5 , "z":"\\" ,"seq"`, 1)
 	if got := post(t, c, odd) + holds(t, c, "a"); got != "1 0 0d" {
 		t.Error(got)
 	}
 }
 
-// Clients that send a byte and no more keep nobody out.
+// Clients that send a byte and no more do not keep others out.
 func TestSlowClients(t *testing.T) {
 	s := newStage(t, "mp")
 	c := s.coordinator(func(c *Config) { c.MaxBodies, c.ReadTimeout = 1, 200*time.Millisecond })

@@ -11,7 +11,7 @@
 //
 //	HSET model@hash  host:port  vllm@world_size@worker_id@time
 //
-// A [Writer] stands between who hears the workers and the index ([Writer.Index]): what
+// A [Writer] stands between the services that hear the workers and the index ([Writer.Index]): what
 // has been applied there is written here, behind and never in its way. It keeps what
 // there should be, so that several changes of an entry become one, and a Redis that does
 // not answer costs no more than the memory of that.

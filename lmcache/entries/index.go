@@ -38,7 +38,7 @@ type chunk struct {
 	plain map[int]bool  // workers whose string is wanted
 }
 
-// Index returns an index for those who hear workers: what they apply to it is applied to
+// Index returns an index for the services that hear workers: what they apply to it is applied to
 // x, and then written as entries.
 func (w *Writer) Index(x store.Index) store.Index { return &index{x, w} }
 

@@ -61,7 +61,7 @@ type Config struct {
 	MaxEntries int
 	// Timeout bounds a call of Write, 2 s.
 	Timeout time.Duration
-	// Failed is told of errors of Write, which is tried again. It may be nil.
+	// Failed receives errors of Write, which is tried again. It may be nil.
 	Failed func(error)
 }
 
@@ -105,7 +105,7 @@ type target struct{ name, field string }
 // entry is what there should be at a target.
 type entry struct {
 	target
-	// values are those of all who want it; the last one's is written. Of a hash's field
+	// values are those of all that want it; the last one's is written. Of a hash's field
 	// the time is put behind.
 	values []string
 	last   string // that was written
@@ -168,7 +168,7 @@ func (w *Writer) Heard(h lmcache.Hash) {
 	w.hashes.Add(h.ChunkKey(), h)
 }
 
-// want makes somebody want an entry, w.mu is held. It is false when there is no room.
+// want adds a value to an entry; w.mu is held. It returns false when there is no room.
 func (w *Writer) want(t target, value string) bool {
 	e := w.entries[t]
 	if e == nil {
@@ -185,7 +185,7 @@ func (w *Writer) want(t target, value string) bool {
 	return true
 }
 
-// drop ends that somebody wants an entry, w.mu is held.
+// drop takes a value from an entry; w.mu is held.
 func (w *Writer) drop(t target, value string) {
 	e := w.entries[t]
 	if e == nil {

@@ -205,7 +205,7 @@ func TestLife(t *testing.T) {
 		r.want("evicted", s("0", 0), s("0", 1))
 		r.apply(b, add(store.CPU, keys[0]))
 
-		// Another pod has the same: the string names who came last, the hash both.
+		// Another pod has the same: the string names the last one, the hash both.
 		c := r.worker("j", "p2", 0, 2, 0)
 		d := r.worker("j", "p2", 1, 2, 0)
 		r.apply(c, add(store.CPU, keys[0]))
@@ -450,8 +450,7 @@ func roundTrip(t *testing.T, url string) {
 		t.Cleanup(func() { _ = x.Close() })
 		return x
 	}
-	// Who hears workers has an index of its own, so that nothing but the entries can be
-	// what the scorer finds.
+	// The controller has an index of its own, so that the scorer can find nothing but the entries.
 	heard, scored := open("one"), open("two")
 	for _, c := range []struct {
 		name   string

@@ -1,5 +1,5 @@
-// Package filing writes into the index what LMCache's workers hold, for those who hear
-// of it: lmcache/controller and lmcache/coordinator.
+// Package filing writes into the index what LMCache's workers hold, for lmcache/controller and
+// lmcache/coordinator, which hear of it.
 //
 // Each worker is a registration of its own beside the pod's ([store.PartOf]), with its
 // own lease and generation, so that one that dies or restarts loses its blocks in O(1)
@@ -8,12 +8,11 @@
 //
 // # One writer among replicas
 //
-// LMCache chooses which replica of kvatlas it talks to, so nobody gives out leases to
-// write: whoever hears a worker takes its generation over, under a fence above the one
-// it finds. The low 20 bits of a fence are random. Two replicas that take over at the
-// same moment so have two fences, the higher one keeps the generation, and the other one
-// learns of it with its next write (store.ErrFenced). It takes over anew when the worker
-// goes on talking to it.
+// LMCache chooses which replica of kvatlas it talks to, so there are no leases to write: the replica that
+// hears a worker takes its generation over, under a fence above the one it finds. The low 20 bits of a fence
+// are random. Two replicas that take over at the same moment so have two fences, the higher one keeps the
+// generation, and the other one learns of it with its next write (store.ErrFenced). It takes over anew when
+// the worker goes on talking to it.
 //
 // What a writer must know to go on where another one was left is in the generation's map
 // as marks: numbers that are written with the blocks, in one step.

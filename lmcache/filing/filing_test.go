@@ -101,8 +101,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// Whoever takes over goes on where the other one was, and shuts it out; two fences are
-// never the same.
+// A takeover goes on where the other writer was, and shuts it out; two fences are never the same.
 func TestTakeOver(t *testing.T) {
 	x, err := memory.New(memory.Config{})
 	if err != nil {

@@ -70,7 +70,7 @@ func ParseMap(texts []string) (map[string][]Target, error) {
 
 // Find returns the targets of an instance that tells this IP: those that are set; else
 // the pod that is called like the instance; else the one whose host is the IP, if it is
-// the only one. Pods that are not registered, and cache workers, are none.
+// the only one. Pods that are not registered, and cache workers, are never returned.
 func (p *Pods) Find(reg *store.Registry, instance, ip string) ([]Target, error) {
 	if set := p.Map[instance]; len(set) > 0 {
 		out := slices.Clone(set)

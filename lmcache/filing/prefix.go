@@ -11,7 +11,7 @@ import (
 
 // Prefix is how much of a chain one worker of an instance holds, from its first chunk.
 type Prefix struct {
-	// Instance and Worker are LMCache's, and Pod is whom it works for.
+	// Instance and Worker are LMCache's, and Pod is the pod that it works for.
 	Instance string
 	Pod      string
 	Worker   int

@@ -215,7 +215,7 @@ func (w *Worker) TakeOver(ctx context.Context, kinds ...uint64) (marks []uint64,
 	return marks, true, nil
 }
 
-// Mark is a number that is written with blocks, for whoever takes over.
+// Mark is a number that is written with blocks, for the next writer.
 type Mark struct{ Kind, Value uint64 }
 
 // Batch is one write: ops and marks together. It is applied under the next sequence.

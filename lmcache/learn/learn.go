@@ -4,9 +4,8 @@
 //
 // The names of keys say what is hashed for which model, and not how. So a [Learner] takes a
 // prompt that is asked for, hashes its first chunk in all ways that there are, and looks
-// whether one of these hashes is among the keys of that model. What it finds is proof: a
-// hash of 64 bits or more has been recomputed, and a profile that is learnt credits nobody
-// by anything else than hashes that are recomputed for each prompt.
+// whether one of these hashes is among the keys of that model. What it finds is proof: a hash of 64 bits or
+// more has been recomputed. A learnt profile gives credit only by hashes that are recomputed for each prompt.
 //
 // No request waits for it, and where no key has such a name nothing is done but a bounded
 // SCAN, at the start and, while models without a profile are asked for, ever more seldom.
@@ -44,10 +43,10 @@ type Config struct {
 	Names func(ctx context.Context, each func(name string)) error
 	// There reports which of the names are keys.
 	There func(ctx context.Context, names []string) ([]bool, error)
-	// Learnt is told of each profile that is learnt, as lmcache-models takes it, and of
-	// the entries that are found.
+	// Learnt receives each profile that is learnt, as lmcache-models takes it, and the entries that are
+	// found.
 	Learnt func(model, profile string)
-	// Failed is told of what cannot be looked at; it may be nil.
+	// Failed receives the errors of looks at Redis; it may be nil.
 	Failed func(error)
 	// Now is the clock; default time.Now.
 	Now func() time.Time

@@ -166,7 +166,7 @@ func TestLearnsNoOther(t *testing.T) {
 	})
 }
 
-// A Redis that refuses is told of, and asked again later.
+// A Redis that refuses is reported, and asked again later.
 func TestLearnsAfterAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		prompt := tokens(0, 512)

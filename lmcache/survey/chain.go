@@ -207,8 +207,8 @@ func (e *Explanation) Profiles(names []string, there []bool) (out []lmcache.Prof
 	return out
 }
 
-// Findings says which chain the prompt is filed by. held says which of Keys somebody
-// holds, there which of Names there are.
+// Findings says which chain the prompt is filed by. held says which of Keys have a holder, there which of
+// Names exist.
 func (e *Explanation) Findings(held, there []bool) []check.Finding {
 	found := map[int][]place{} // by chain
 	for i, ok := range held {

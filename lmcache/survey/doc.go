@@ -1,7 +1,7 @@
 // Package survey says which entries of LMCache in Redis a scorer will find, which it
 // never will, and what has to be set otherwise.
 //
-// A [Survey] is told of keys, groups them by what their names have in common, and holds
+// A [Survey] is given keys, groups them by what their names have in common, and holds
 // each group against the names that [lmcache.Reader] makes of the profiles that are
 // configured: what it says of a group so follows from what scoring does. [Survey.Explain] does
 // the same from the other end: it looks for the chain of hashes by which engines have

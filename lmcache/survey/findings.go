@@ -161,7 +161,7 @@ func last(name string) string {
 	return path.Base(name)
 }
 
-// judgeOwners holds what entries say of who holds a chunk against the registry.
+// judgeOwners compares the holders that entries name with the registry.
 func (s *Survey) judgeOwners(g *group, add func(check.Finding)) {
 	if g.shape != owner && g.shape != owners {
 		return

@@ -114,7 +114,7 @@ type parsed struct {
 	digits bool // the hash may be decimal or hex
 }
 
-// parse takes a name apart; ok is false of what is none of LMCache's.
+// parse takes a name apart; ok is false for a name that is not LMCache's.
 func parse(name string) (p parsed, ok bool) {
 	for _, suffix := range suffixes {
 		bare, found := strings.CutSuffix(name, suffix)
@@ -192,7 +192,7 @@ type Survey struct {
 	c      Config
 	groups map[kind]*group
 	passed int // entries of groups beyond maxGroups
-	other  int // names that are none of LMCache's
+	other  int // names that are not LMCache's
 	reads  []read
 	broken []error // profiles that no reader can be made of
 	// profiles are those of Config that a reader can be made of.
@@ -261,7 +261,7 @@ func kinds(p lmcache.Profile, r *lmcache.Reader) (out []parsed) {
 	return out
 }
 
-// Want reports whether Add is to be told of a key of this name, and whether its value is
+// Want reports whether Add needs a key of this name, and whether its value is
 // needed. Keys that may hold tensors are never to be read.
 func (s *Survey) Want(name string) (tell, read bool) {
 	p, ok := parse(name)

@@ -115,7 +115,7 @@ func (p *Prefix) Copies(places int) int {
 
 // Lacking returns which of the places should hold the prefix besides those that do, so that
 // there are as many as Copies says: those that requests with it are sent to already, most first,
-// and then by a hash of prefix and place, so that whoever asks is told the same.
+// and then by a hash of prefix and place, so that each caller gets the same.
 func (p *Prefix) Lacking(places, holders []store.RankRef) []store.RankRef {
 	n := p.Copies(len(places)) - len(holders)
 	if n <= 0 {

@@ -187,7 +187,7 @@ func (s *Sketch) placeOf(at store.RankRef) uint16 {
 }
 
 // addSent counts a request to a place. A place that is new takes the room, and the count, of the
-// one with the fewest, as a space-saving sketch does: what is told of it is then an upper bound.
+// one with the fewest, as a space-saving sketch does: its count is then an upper bound.
 func (n *node) addSent(place uint16, w float32) {
 	least := 0
 	for k := range n.sent {

@@ -14,7 +14,7 @@ const (
 	EngineEvery = 2 * time.Second
 	// EngineStale is how long what an engine has told counts.
 	EngineStale = 10 * time.Second
-	// EngineForget is how long a rank's row is kept of which nobody tells any more.
+	// EngineForget is how long a rank's row is kept after the last report.
 	EngineForget = time.Hour
 	// MaxEngines is how many ranks of a model can have one. MaxEngineRanks is of how many
 	// one call tells.

@@ -34,7 +34,7 @@ var (
 
 // Limits of a call.
 const (
-	// MaxCandidates is how many candidates one call can weigh. Who has more nominates.
+	// MaxCandidates is how many candidates one call can weigh. A caller with more nominates.
 	MaxCandidates = 64
 	// MaxID is the longest id of a request in bytes.
 	MaxID = 128
@@ -209,7 +209,7 @@ type Call struct {
 	Temperature, Draw float64
 	// WantLoads asks for Booked.Loads, which take time that few have a use for.
 	WantLoads bool
-	// Candidates are who may be taken, at most MaxCandidates. Of equal costs the first
+	// Candidates are the places that may be taken, at most MaxCandidates. Of equal costs the first
 	// one wins, so the caller shuffles them.
 	Candidates []Candidate
 }
@@ -282,9 +282,9 @@ type Store interface {
 	// Loads, but never stand in the way: not under the call's id, and not where there are too many. The error is ErrBusy, ErrFull, ErrSettings,
 	// ErrInvalid, or ErrUnavailable; only after the last one may something have been booked.
 	Book(ctx context.Context, c *Call) (Booked, error)
-	// BookPair chooses who prefills a request and who decodes it, and books both in one step
-	// under its one id. The prefill pod has the request until Done, the other one until End.
-	// A call with the id of a request that runs books nothing, as with Book.
+	// BookPair chooses the place that prefills a request and the one that decodes it, and books both in one
+	// step under its one id. The prefill pod has the request until Done, the other one until End. A call with
+	// the id of a request that runs books nothing, as with Book.
 	BookPair(ctx context.Context, c *PairCall) (BookedPair, error)
 	// Done takes the prefill of a request off its rank's load, learns the rank's speed, and
 	// renews the lease.
@@ -326,7 +326,7 @@ type Store interface {
 	Claim(ctx context.Context, model, what string, until time.Duration) (bool, error)
 }
 
-// Validate returns ErrInvalid, with the field and the reason, when nobody can call so.
+// Validate returns ErrInvalid, with the field and the reason, for a call that cannot be made.
 func (c *Call) Validate() error {
 	switch {
 	case c.Lease < time.Millisecond || c.Lease > MaxLease:
@@ -398,7 +398,7 @@ func CheckSettings(b []byte) error {
 	return nil
 }
 
-// CheckOutput returns ErrInvalid when Output cannot be told of so many tokens.
+// CheckOutput returns ErrInvalid when so many tokens are out of bounds for Output.
 func CheckOutput(tokens int) error {
 	if tokens < 0 || tokens > MaxTokens {
 		return fmt.Errorf("%w: %d tokens, it can be 0 to %d", ErrInvalid, tokens, MaxTokens)

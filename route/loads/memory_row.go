@@ -56,7 +56,7 @@ func (r *row) addMarks(marks []blockkey.Key) int64 {
 	return n
 }
 
-// dropMarks counts one less, and returns how many blocks nobody has any more.
+// dropMarks counts one less, and returns how many blocks no request has any more.
 func (r *row) dropMarks(marks []blockkey.Key) int64 {
 	for _, k := range marks {
 		if r.marks[k]--; r.marks[k] <= 0 {

@@ -13,12 +13,12 @@ const MaxOptions = 256
 
 // PairCall books a request that one place prefills and another, or the same, decodes.
 type PairCall struct {
-	// Call is the request. Its Candidates are who may decode, and its Weights are theirs.
+	// Call is the request. Its Candidates may decode, and its Weights are theirs.
 	Call
-	// Prefill are who may prefill, at most MaxCandidates, and PrefillWeights are theirs.
+	// Prefill are the places that may prefill, at most MaxCandidates, and PrefillWeights are theirs.
 	Prefill        []Candidate
 	PrefillWeights Weights
-	// Options are who may work together. Of equal costs the first one wins.
+	// Options are the pairs that may work together. Of equal costs the first one wins.
 	Options []Option
 	// Resorts are the options of which one is taken when each of Options has a place at its
 	// limits.
@@ -27,7 +27,7 @@ type PairCall struct {
 
 // Option is a place that prefills and one that decodes. It costs
 //
-//	Factor x (cost of who prefills + cost of who decodes + Extra)
+//	Factor x (cost of the prefill + cost of the decode + Extra)
 //
 // and cannot be taken when one of them is at its limits. Where both are the same place, that
 // does all of the request.
@@ -39,9 +39,9 @@ type Option struct {
 
 // BookedPair is what became of a PairCall.
 type BookedPair struct {
-	// Booked is who decodes, with the costs and the loads of the call's Candidates.
+	// Booked is the place that decodes, with the costs and the loads of the call's Candidates.
 	Booked
-	// Prefill is who prefills. PrefillCosts and PrefillLoads are those of the call's Prefill, the
+	// Prefill is the place that prefills. PrefillCosts and PrefillLoads are those of the call's Prefill, the
 	// latter if it wants loads.
 	Prefill      store.RankRef
 	PrefillCosts []float64
@@ -52,7 +52,7 @@ type BookedPair struct {
 	Resorted bool
 }
 
-// Validate returns ErrInvalid, with the field and the reason, when nobody can call so.
+// Validate returns ErrInvalid, with the field and the reason, for a call that cannot be made.
 func (c *PairCall) Validate() error {
 	if err := c.Call.Validate(); err != nil {
 		return err

@@ -79,7 +79,7 @@ func (l *Load) learn(units, ms, overhead float64, now int64) {
 // nextMark returns the block after which the next mark stands, counted from 1. Marks stand
 // close where prompts share most, at 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, ...: 38 of them in
 // 8,192 blocks. Their places depend on no prompt, so that a mark always stands for the
-// blocks since the one before it, and what is counted does not depend on who came first.
+// blocks since the one before it, and what is counted does not depend on which prompt came first.
 func nextMark(at int) int { return at + max(1, at/markGrowth) }
 
 // Marks returns the block keys of the chain that running requests are counted by, and how

@@ -32,8 +32,8 @@ type Truth struct {
 // requests to tell.
 func (t *Truth) Lies() bool { return t.Requests >= minTruth && 2*t.Delivered < t.Predicted }
 
-// add adds what further requests found. What is told of a generation that is over is left
-// out, and a newer one begins anew. lua/truth.lua does the same.
+// add adds what further requests found. A report on a generation that is over is left out, and a newer one
+// begins anew. lua/truth.lua does the same.
 func (t *Truth) add(more *Truth) {
 	if more.Generation < t.Generation {
 		return

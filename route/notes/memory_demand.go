@@ -5,7 +5,7 @@ import (
 	"context"
 )
 
-// told is what a process has told of the demand for a model's prefixes.
+// told is one process's report on the demand for a model's prefixes.
 type told struct {
 	at      int64 // in us of the Unix epoch
 	counted []byte

@@ -34,9 +34,8 @@ const (
 	MaxSessions = 1 << 18
 	// MaxLease is the longest lease of a session, and the longest life of a prediction.
 	MaxLease = 24 * time.Hour
-	// MaxDemand is the most that a process can tell of the demand for a model's prefixes, in
-	// bytes, and MaxTellers how many processes are kept: the one that told longest ago makes
-	// room.
+	// MaxDemand bounds a process's report on the demand for a model's prefixes, in bytes, and MaxTellers how
+	// many processes are kept: the one that told longest ago makes room.
 	MaxDemand  = 256 << 10
 	MaxTellers = 64
 	// MaxTeller is the longest name of a process in bytes.
@@ -87,11 +86,11 @@ type Store interface {
 	Bind(ctx context.Context, model, session string, at store.RankRef, lease time.Duration) error
 	// PutDemand keeps what a process has counted for a model, in place of what it told before.
 	PutDemand(ctx context.Context, model, process string, counted []byte) error
-	// Demand returns what processes have told of a model, by process, within DemandForget.
+	// Demand returns the reports on a model, by process, of the last DemandForget.
 	Demand(ctx context.Context, model string) (map[string][]byte, error)
 }
 
-// Validate returns ErrInvalid, with the reason, when nobody can ask so.
+// Validate returns ErrInvalid, with the reason, for a question that cannot be asked.
 func (s *Slice) Validate() error {
 	switch {
 	case s.Blocks < 1 || s.Blocks > s.Max || s.Keep < 0 || s.Keep > s.Max:
@@ -113,7 +112,7 @@ func CheckSession(session string) error {
 	return nil
 }
 
-// CheckBind returns ErrInvalid when nobody can bind so.
+// CheckBind returns ErrInvalid for arguments that Bind refuses.
 func CheckBind(session string, at store.RankRef, lease time.Duration) error {
 	if lease < time.Millisecond || lease > MaxLease {
 		return fmt.Errorf("%w: the lease of a session is %v, it can be 1 ms to %v", ErrInvalid, lease, MaxLease)

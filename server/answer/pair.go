@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// halfAnswer is who prefills, in the answer on a pair.
+// halfAnswer is the place that prefills, in the answer on a pair.
 type halfAnswer struct {
 	Place
 	Address   string        `json:"address,omitempty"`
@@ -26,7 +26,7 @@ type pairAnswer struct {
 	Terms   map[string]float64 `json:"terms"`
 }
 
-// headerPrefill is how llm-d's sidecars are told who prefills.
+// headerPrefill gives llm-d's sidecars the pod that prefills.
 const headerPrefill = "x-prefiller-host-port"
 
 // addPair reports a pair in an answer.

@@ -14,7 +14,7 @@ type ModelPrefixes struct {
 	Degraded  *degraded       `json:"degraded,omitempty"`
 }
 
-// prefixAnswer is one of them. Who holds it is left out where the index did not tell.
+// prefixAnswer is one of them. Its holders are left out where the index did not answer.
 type prefixAnswer struct {
 	Key        string         `json:"key"`
 	Blocks     int            `json:"blocks"`

@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/route"
 )
 
-// pullAnswer is whom part of a prompt is fetched from.
+// pullAnswer is the place from which part of a prompt is fetched.
 type pullAnswer struct {
 	Place
 	Address string  `json:"address,omitempty"`
@@ -37,7 +37,7 @@ type wayAnswer struct {
 	Total float64 `json:"total"`
 }
 
-// headerSource is how llm-d's sidecars are told whom to fetch from.
+// headerSource gives llm-d's sidecars the pod to fetch from.
 const headerSource = "x-kv-cache-source-host-port"
 
 // addPull tells in an answer what is fetched for a request, whose id may be empty.

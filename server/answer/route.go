@@ -59,12 +59,12 @@ type Routed struct {
 type seldom struct {
 	Resolved *resolved    `json:"resolved,omitempty"`
 	Costs    []costAnswer `json:"costs,omitempty"`
-	// Prefill is who prefills, of a pair; without it LocalPrefill says why the place does.
+	// Prefill is the place that prefills, of a pair; without it LocalPrefill says why the place does.
 	Prefill      *halfAnswer       `json:"prefill,omitempty"`
 	LocalPrefill string            `json:"local_prefill,omitempty"`
 	Pairs        []pairAnswer      `json:"pairs,omitempty"`
 	Headers      map[string]string `json:"headers,omitempty"`
-	// PullFrom is whom the place that prefills fetches from, PullPlan what else could be done.
+	// PullFrom is the place that the prefilling one fetches from, PullPlan what else could be done.
 	PullFrom   *pullAnswer     `json:"pull_from,omitempty"`
 	KVTransfer *transferParams `json:"kv_transfer_params,omitempty"`
 	PullPlan   *planAnswer     `json:"pull_plan,omitempty"`

@@ -51,8 +51,7 @@ func (e *Error) AppendJSON(b []byte) []byte {
 	return append(b, "}}\n"...)
 }
 
-// SetHeader writes what a client is told of the refusal beside its body: when to ask again, and
-// how to say who it is.
+// SetHeader writes the headers of the refusal: when to ask again, and how to authenticate.
 func (e *Error) SetHeader(h http.Header) {
 	if e.Status == http.StatusUnauthorized {
 		h.Set("WWW-Authenticate", "Bearer")
@@ -85,7 +84,7 @@ func TooLarge(param, format string, args ...any) *Error {
 }
 
 // statusClientGone is what the log and the metrics show when the client went
-// away before its answer; nobody receives it. The number is nginx's.
+// away before its answer; it is never sent. The number is nginx's.
 const statusClientGone = 499
 
 // mapping says how an error of the packages below is told to a client. An

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/server/scan"
 )
 
-// Who sends an engine a request can send /v1/score and /v1/tokenize the same body.
+// A client of an engine can send /v1/score and /v1/tokenize the same body.
 // What of it makes the prompt is read; what is listed here changes nothing about the
 // tokens of the prompt (how the answer is sampled, sent, named, routed and paid for)
 // and is skipped, whatever its value is.

@@ -384,7 +384,7 @@ func slowBool(v []byte) (bool, error) {
 	return i%2 == 1, nil
 }
 
-// slowText decodes a string, or a list of one or none; null is none.
+// slowText decodes a string, or a list of one or none; null means none.
 func slowText(v []byte) (string, error) {
 	if v[0] != '[' {
 		return slowly[string](v)

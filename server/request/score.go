@@ -145,7 +145,7 @@ var ScoreFields = append(engineFields(scoreInput), scan.Fields[Score]{
 	{Name: "predicted", Read: func(s *scan.Scanner, q *Score) error { return s.Bool(&q.predicted) }},
 	{Name: "wait_ms", Read: func(s *scan.Scanner, q *Score) error {
 		ms, err := s.Uint(uint64(q.Limits.MaxWait.Milliseconds()), "a whole number of milliseconds")
-		// To the tokenizer a wait of 0 is its default; here it is none.
+		// To the tokenizer a wait of 0 is its default; here it means no wait.
 		q.wait = max(time.Duration(ms)*time.Millisecond, 1)
 		return err
 	}},

@@ -2,10 +2,9 @@
 // TensorRT-LLM do with a prefix cache, and how long a batch takes, without a model, a
 // clock, a socket or a goroutine.
 //
-// An [Engine] lives in virtual time: the caller says what time it is and is told when
-// something happens next, so a server can run it at the speed of the day and a
-// simulation of a trace as fast as the machine allows. The same calls with the same times
-// give the same outputs and the same events.
+// An [Engine] lives in virtual time: the caller says what time it is and learns when something happens next,
+// so a server can run it at the speed of the day and a simulation of a trace as fast as the machine allows.
+// The same calls with the same times give the same outputs and the same events.
 //
 //	e, _ := engine.New(engine.Config{Kind: engine.VLLM})
 //	e.Submit(0, engine.Request{ID: 1, Tokens: prompt, Output: []uint32{7, 8}})

@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 )
 
-// reader is what somebody who reads the events knows: how many copies of a block there are
+// reader is what a reader of the events knows: how many copies of a block there are
 // in a medium and group.
 type reader map[place]int
 
@@ -208,7 +208,7 @@ func configs() map[string]Config {
 	return out
 }
 
-// Whatever an engine is asked, who reads its events knows what its next request reuses.
+// Whatever an engine is asked, a reader of its events knows what its next request reuses.
 func TestEventsTellWhatIsReused(t *testing.T) {
 	for name, c := range configs() {
 		t.Run(name, func(t *testing.T) {

@@ -374,7 +374,7 @@ func TestDeterministic(t *testing.T) {
 	}
 }
 
-// A request that can never be done is refused, and one that nobody has room for waits.
+// A request that can never be done is refused, and one without room waits.
 func TestSubmit(t *testing.T) {
 	for _, k := range []Kind{VLLM, SGLang, TRTLLM} {
 		e := started(t, Config{Kind: k, Blocks: 11})

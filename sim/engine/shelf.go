@@ -120,7 +120,7 @@ func (s *shelf) evictEntry(i int32) {
 	s.tell.removed(s.medium, 0, h)
 }
 
-// clear empties the shelf. What is below it stays. What is told of it is the GPU's clear.
+// clear empties the shelf. What is below it stays. The event is the GPU's clear.
 func (s *shelf) clear() {
 	if s != nil {
 		clear(s.places)

@@ -64,8 +64,8 @@ type RankState struct {
 	ReusedTokens  uint64 `json:"reused_tokens"`
 	Preemptions   uint64 `json:"preemptions"`
 	EvictedBlocks uint64 `json:"evicted_blocks"`
-	// Published is how many messages of events it has sent, those that were lost on the
-	// way included: who has read as many knows all.
+	// Published counts the messages of events it has sent, with those lost on the way: a reader of as many
+	// knows all.
 	Published uint64 `json:"published"`
 }
 

@@ -82,7 +82,7 @@ func (l *life) sources(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, out)
 }
 
-// reachable is the endpoint of a rank as who asks can reach it: a host that is all
+// reachable is the endpoint of a rank as the client can reach it: a host that is all
 // addresses is the one that was asked.
 func reachable(endpoint string, rank int, r *http.Request) string {
 	to, err := rankEndpoint(endpoint, rank)

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/sim/wire"
 )
 
-// vLLM says the token ids of prompt and answer to who asks for them: beside the choices of a
+// vLLM returns the token ids of prompt and answer on request: beside the choices of a
 // chat, in those of a completion, and in a stream token by token.
 func TestTokenIDs(t *testing.T) {
 	for _, kind := range []engine.Kind{engine.VLLM, engine.SGLang, engine.TRTLLM} {

@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/sim/engine"
 )
 
-// metrics are an engine's, under its names. Gauges and counters are read from the ranks
-// when somebody asks; histograms are filled as requests go on.
+// metrics are an engine's, under its names. Gauges and counters are read from the ranks at a scrape;
+// histograms are filled as requests go on.
 type metrics struct {
 	kind     engine.Kind
 	release  release

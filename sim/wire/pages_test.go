@@ -193,7 +193,7 @@ func TestDiscovered(t *testing.T) {
 		want := store.Pod{Name: p.Address(), Model: c.Model, Engine: x.kind.String()}
 		if x.events {
 			want.Events, want.Replay, want.Ranks = c.Events, c.Replay, 2
-			if x.kind == engine.SGLang { // which leaves it to who asks
+			if x.kind == engine.SGLang { // which leaves it to the client
 				want.Events, want.Replay = strings.Replace(c.Events, "127.0.0.1", "*", 1), strings.Replace(c.Replay, "127.0.0.1", "*", 1)
 			}
 		}

@@ -138,7 +138,7 @@ func (l *life) close() (err error) {
 	return err
 }
 
-// Kill ends the pod's life: its sockets are closed, and nobody is told why.
+// Kill ends the pod's life: its sockets are closed, without a reason.
 func (p *Pod) Kill() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -119,7 +119,7 @@ func (r *rank) advance() (time.Duration, bool) {
 	defer r.mu.Unlock()
 	r.report.Outputs, r.report.Batches = r.report.Outputs[:0], r.report.Batches[:0]
 	r.engine.Advance(r.clock.now(), &r.report)
-	// Events first, so that who reads an answer can read them as well.
+	// Events first, so that the reader of an answer can read them as well.
 	for i := range r.report.Batches {
 		r.publish(r.report.Batches[i].Events)
 	}

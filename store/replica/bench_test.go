@@ -42,7 +42,7 @@ func fill(b *testing.B, x store.Index, pods int, keys []blockkey.Key) {
 	}
 }
 
-// BenchmarkLookup is a lookup of a chain that 10 pods hold, or nobody does, in an
+// BenchmarkLookup is a lookup of a chain that 10 pods hold, or none, in an
 // index of 200,000 blocks: from the replica, and from Redis (MGET) beside it.
 func BenchmarkLookup(b *testing.B) {
 	s := redistest.Start(b)

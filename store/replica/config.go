@@ -24,9 +24,8 @@ type Config struct {
 	// MaxStale is how old it may be while Redis cannot be asked. 30 s by default; it
 	// is MaxLag at least.
 	MaxStale time.Duration
-	// LogEntries is the length of the change log that the replica switches on where
-	// nobody has decided about one; changelog.DefaultEntries by default, below 0 is
-	// never.
+	// LogEntries is the length of the change log that the replica switches on where there is no decision
+	// about one; changelog.DefaultEntries by default, below 0 is never.
 	LogEntries int
 	// Verify is how often all blocks are read anew; 10 minutes by default, below 0 is
 	// never. See changelog.Config.

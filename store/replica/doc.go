@@ -4,7 +4,7 @@
 // # What it guarantees
 //
 // The copy is disposable. Truth is in Redis; writes and the registry go there, and
-// what the copy has is a snapshot and all that the change log has told since (see
+// what the copy has is a snapshot and all that the change log has had since (see
 // changelog.Feed). Whatever goes wrong with that, an answer is one of these:
 //
 //   - from memory, at most Config.MaxLag old. It is what Redis would have answered

@@ -178,7 +178,7 @@ func TestGarbledEntry(t *testing.T) {
 	}
 }
 
-// TestGarbledValue: a value in an entry that cannot be read is nobody's.
+// TestGarbledValue: a value in an entry that cannot be read counts for no pod.
 func TestGarbledValue(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()
@@ -520,7 +520,7 @@ func TestTexts(t *testing.T) {
 	if got, err := find(t, r, keys...); err != nil || len(got) != 10 {
 		t.Errorf("found %v, %v", got, err)
 	}
-	// Redis hears whom a query names, and which models let others in.
+	// Redis gets the pods that a query names, and the models that let others in.
 	s.Client().Set(t.Context(), name, "b", 0)
 	pods := func(named ...string) string {
 		t.Helper()

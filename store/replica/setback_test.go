@@ -30,7 +30,7 @@ const setBackVariable = "KVATLAS_TEST_SET_BACK_ROUNDS"
 // Set back is what a server may lose: all of it, by a restart or in place; on a cluster the
 // slots of some partitions, or that of the registry; and of the registry what a hand or a
 // policy may take beside blocks that stay. A log beside its blocks is not among them: it is
-// in their slot, and what the replica has not read of it by then nobody can tell it.
+// in their slot, and what the replica has not read of it by then is lost.
 func TestSetBack(t *testing.T) {
 	rounds := 2
 	if n, err := strconv.Atoi(os.Getenv(setBackVariable)); err == nil {

@@ -20,7 +20,7 @@ type sets struct {
 	byHash map[uint64]uint32
 	top    uint32   // the highest number ever used
 	free   []uint32 // numbers to use again
-	zeros  []uint32 // sets that nobody may refer to
+	zeros  []uint32 // sets without a reference
 	live   int
 }
 
@@ -118,7 +118,7 @@ func (s *sets) reapSome() {
 
 // reap frees the sets that no slot refers to.
 //
-// It moves freed before it frees the first. A reader who has read a slot before
+// It moves freed before it frees the first. A reader that has read a slot before
 // its set was given up, and fetches what the number means by then, finds that freed
 // has moved since it began, and looks again.
 func (s *sets) reap() {

@@ -48,12 +48,12 @@ type shard struct {
 type table struct {
 	shards       [blockkey.Partitions]shard
 	sets         sets
-	seed, factor uint64 // keep others from choosing who shares a slot
+	seed, factor uint64 // keep others from choosing which blocks share a slot
 	limit        int64
 	bytes        atomic.Int64 // of slots
 	blocks       atomic.Int64
 
-	mu sync.Mutex // held by who changes anything
+	mu sync.Mutex // held for every change
 }
 
 func newTable(limit int64) *table {

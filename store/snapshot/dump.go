@@ -41,8 +41,8 @@ type Options struct {
 	// as many as there are.
 	Rate int
 	// Logs, if not nil, returns the ends of the index's logs of changes, which
-	// the header then has. An error leaves them out: a user who may not read them gets
-	// a dump all the same.
+	// the header then has. An error leaves them out: a user without the right to read them gets a dump all
+	// the same.
 	Logs func(ctx context.Context) (map[string]string, error)
 	// Patience is for how long a page that the index is unavailable for is tried
 	// again; 0 is 10 s, negative not at all.

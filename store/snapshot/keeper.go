@@ -38,18 +38,17 @@ type KeeperConfig struct {
 // Observer receives a Keeper's reports. Any func may be nil. They are called from
 // the goroutine where it happens.
 type Observer struct {
-	// Saved is told of each try to write the snapshot.
+	// Saved receives the result of each try to write the snapshot.
 	Saved func(s Summary, took time.Duration, err error)
-	// Restored is told of the restore, with an error that says where a file is
+	// Restored receives the result of the restore, with an error that says where a file is
 	// now that could not be read.
 	Restored func(r Report, took time.Duration, err error)
 }
 
 // Keeper keeps a snapshot of an index: it restores it, and writes it anew when
-// enough has changed, and when it is closed. It is the index for everybody else,
-// since it counts the changes on their way. Writes are refused with
-// store.ErrUnavailable until Restore has returned: what they take away could come
-// back otherwise.
+// enough has changed, and when it is closed. All others use it as the index, since it counts the changes on
+// their way. Writes are refused with store.ErrUnavailable until Restore has returned: what they take away
+// could come back otherwise.
 type Keeper struct {
 	store.Index
 	cfg KeeperConfig

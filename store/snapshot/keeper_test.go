@@ -158,7 +158,7 @@ func TestKeeperRefusesUntilRestored(t *testing.T) {
 	}
 }
 
-// A file that cannot be restored is put aside, told, and in nobody's way.
+// A file that cannot be restored is put aside, reported, and in the way of nothing.
 func TestKeeperPutsAside(t *testing.T) {
 	ctx := t.Context()
 	x, _ := sample(t)

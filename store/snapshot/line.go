@@ -90,8 +90,7 @@ type TrueAt struct {
 	Time  time.Time `json:"time"`
 	Epoch uint64    `json:"epoch"`
 	// Logs has the id of the last entry that each log of changes had then, by the
-	// name of its stream, where there are logs: who reads the dump and goes on behind
-	// them misses nothing.
+	// name of its stream, where there are logs: a reader of the dump that goes on behind them misses nothing.
 	Logs map[string]string `json:"logs,omitempty"`
 }
 

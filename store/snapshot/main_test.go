@@ -136,7 +136,7 @@ func play(t *rapid.T, x store.Index, m *storetest.Model) {
 	}
 }
 
-// found returns who holds what of the keys, for each model.
+// found returns the holders of the keys, for each model.
 func found(t tester, x store.Index, ks []blockkey.Key) map[string]storetest.Answer {
 	t.Helper()
 	out := map[string]storetest.Answer{}

@@ -52,7 +52,7 @@ func subset(t *testing.T, y, x store.Index, ks []blockkey.Key) {
 	}
 }
 
-// A dump that ends early is noticed wherever it ends, credits nobody falsely,
+// A dump that ends early is noticed wherever it ends, gives no false credit,
 // and can be gone on with.
 func TestCut(t *testing.T) {
 	ctx := t.Context()

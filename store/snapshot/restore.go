@@ -182,11 +182,11 @@ func (d *restorer) line(ctx context.Context, l *Line) error {
 }
 
 // restoreFence is the fence under which a restore owns the generations that it
-// begins: the lowest, so that anybody can take them over.
+// begins: the lowest, so that any writer can take them over.
 const restoreFence = 1
 
-// beginRank begins a generation for a rank whose events were numbered, so that
-// who reads them can take it over and go on where the dump is true at:
+// beginRank begins a generation for a rank whose events were numbered, so that their reader can take it over
+// and go on where the dump is true at:
 //
 //	dump:    all batches up to 4711 are in it
 //	restore: begins generation 9, loads, and numbers it 4711
@@ -229,7 +229,7 @@ func (d *restorer) sequence(ctx context.Context) error {
 		}
 	}
 	for part := range slices.Chunk(batches, clearsAtOnce) {
-		// Who has been taken over meanwhile, or has ended, needs no number.
+		// A rank that was taken over meanwhile, or has ended, needs no number.
 		if err := d.into.Apply(ctx, part...); err != nil && !errors.Is(err, store.ErrFenced) && !errors.Is(err, store.ErrEnded) {
 			return d.failed(err)
 		}

@@ -247,8 +247,7 @@ func TestConcurrentWriters(t *testing.T) {
 	}
 }
 
-// Who reads an engine's events goes on with a restored index where the dump is
-// true at.
+// The reader of an engine's events goes on with a restored index where the dump is true at.
 func TestSequences(t *testing.T) {
 	for name, open := range backends(t) {
 		t.Run(name, func(t *testing.T) {

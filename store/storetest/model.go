@@ -20,7 +20,7 @@ type Model struct {
 	// Duplicates counts batches that were skipped.
 	Duplicates uint64
 
-	applied func(store.Batch) // told of each batch that was not skipped, if not nil
+	applied func(store.Batch) // receives each batch that was not skipped, if not nil
 }
 
 type modelPod struct {

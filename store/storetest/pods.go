@@ -294,7 +294,7 @@ var leaseCases = []testCase{
 		b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
 		b.add("a", 0, store.GPU, k...)
 		b.pass(b.Lease + b.Lease/5)
-		// Nobody has looked in between.
+		// No lookup was made in between.
 		if !b.register(store.Pod{Name: "a"}) {
 			b.Fatal("created is false for a pod whose lease had run out")
 		}

@@ -70,7 +70,7 @@ func (b *bench) living(v store.LeaseView, want ...string) {
 
 var readerCases = []testCase{
 	{"a rank has one reader", func(b *bench) {
-		b.Lease = time.Minute // nobody dies
+		b.Lease = time.Minute // no reader dies
 		r := refs("a", 3)
 		v := b.lease("o", r[:2], nil)
 		if !v.Lapsed {
@@ -91,7 +91,7 @@ var readerCases = []testCase{
 		}
 	}},
 	{"fences only grow", func(b *bench) {
-		b.Lease = time.Minute // nobody dies
+		b.Lease = time.Minute // no reader dies
 		r := refs("a", 2)
 		last := uint64(0)
 		grow := func(v store.LeaseView, reader string) {
@@ -164,7 +164,7 @@ var readerCases = []testCase{
 		})
 	}},
 	{"a reader that ends leaves its ranks free at once", func(b *bench) {
-		b.Lease = time.Minute // nobody dies
+		b.Lease = time.Minute // no reader dies
 		r := refs("a", 2)
 		b.lease("o", r, nil)
 		b.lease("p", nil, nil)
@@ -175,7 +175,7 @@ var readerCases = []testCase{
 		b.living(b.leaseCall(store.LeaseCall{Reader: store.Reader{Name: "o"}}), "p")
 	}},
 	{"what another reads cannot be released", func(b *bench) {
-		b.Lease = time.Minute // nobody dies
+		b.Lease = time.Minute // no reader dies
 		r := refs("a", 1)
 		b.lease("o", r, nil)
 		b.reads(b.lease("p", nil, r), r[0], "o")
@@ -183,7 +183,7 @@ var readerCases = []testCase{
 		b.lease("o", nil, r)
 	}},
 	{"a view has the leases only when they have changed", func(b *bench) {
-		b.Lease = time.Minute // nobody dies
+		b.Lease = time.Minute // no reader dies
 		r := refs("a", 2)
 		again := func(v store.LeaseView) store.LeaseView {
 			b.Helper()

@@ -110,8 +110,7 @@ func (h *history) takeOverBy(t *rapid.T, x store.Index, g *generation, fence uin
 }
 
 // write sends the next batches of one or several generations under their fences.
-// A writer that dies is followed by one under a higher fence, who begins behind
-// the watermark.
+// A writer that dies is followed by one under a higher fence, which begins behind the watermark.
 func (h *history) write(t *rapid.T) {
 	var gens []*generation
 	var batches []store.Batch

@@ -76,7 +76,7 @@ func (c *Templates) giveBack(l *lent) {
 	l.closeUnused()
 }
 
-// closeUnused closes a template that nobody can reach any more.
+// closeUnused closes a template that no render can reach any more.
 func (l *lent) closeUnused() {
 	if l.users == 0 && !l.kept {
 		l.close()

@@ -56,7 +56,7 @@ type Renderer struct {
 	thinkingOff  func() string
 }
 
-// compiled is one of the model's templates, or why it is none.
+// compiled is one of the model's templates, or the error that compiling it gave.
 type compiled struct {
 	t   *Template
 	err error

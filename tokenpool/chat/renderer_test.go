@@ -141,8 +141,7 @@ func TestMedia(t *testing.T) {
 	}
 }
 
-// TestSure holds what is told of a chat with media against the texts of the
-// messages before them.
+// TestSure compares what is known of a chat with media with the texts of the messages before them.
 func TestSure(t *testing.T) {
 	const (
 		parts = `{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content | trim }}{% else %}{% for p in m.content %}{{ "[img]" if p.type == "image" else p.text }}{% endfor %}{% endif %}{% endfor %}<end>`

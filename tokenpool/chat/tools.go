@@ -53,9 +53,8 @@ func (p *preparer) toolCalls(where string, raw json.RawMessage) (json.RawMessage
 // message and messages.
 const argumentsDepth = 5
 
-// callArguments returns the arguments of a call as an object. Those that are
-// none are taken for an empty one, since they lie in the history of a
-// conversation, which would never go on otherwise.
+// callArguments returns the arguments of a call as an object. Anything else is taken for an empty one, since
+// they lie in the history of a conversation, which would never go on otherwise.
 func (p *preparer) callArguments(where string, raw json.RawMessage) (json.RawMessage, error) {
 	switch first(raw) {
 	case '{':

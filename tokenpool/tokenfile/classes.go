@@ -13,7 +13,7 @@ import (
 type class struct {
 	name string
 	// defaults are tokens that a tokenizer has unless the configuration names others;
-	// an empty one is none.
+	// an empty one means no such token.
 	defaults [][2]string
 	// wordPiece says that the model is a WordPiece. It is a BPE else.
 	wordPiece bool
@@ -66,14 +66,14 @@ var (
 	corrected = strings.Fields("qwen3_5 qwen3_5_moe hyperclovax_vision_v2 qwen3_5_moe_text qwen4_exp qwen2")
 )
 
-// class returns the class that AutoTokenizer takes for the files, nil if that is none of
-// classes: then tokenizer.json is taken as it is.
+// class returns the class that AutoTokenizer takes for the files, nil if that is not one of classes: then
+// tokenizer.json is taken as it is.
 func (f Files) class(s *tokenSettings) *class {
 	var model struct {
 		Type  string `json:"model_type"`
 		Class string `json:"tokenizer_class"`
 	}
-	_ = json.Unmarshal(f.Model, &model) // a file that is none says nothing
+	_ = json.Unmarshal(f.Model, &model) // a file that is not an object says nothing
 	name, ok := readText(s.raw.Get("tokenizer_class"))
 	if !ok {
 		name = model.Class

@@ -39,8 +39,7 @@ const (
 	CureVersion = "save it again with transformers that this version of kvatlas reads, or use a newer kvatlas"
 )
 
-// Wrong says what is wrong with one of a model's files. Its model is filled in by
-// who knows it.
+// Wrong says what is wrong with one of a model's files. The caller that knows the model fills it in.
 func Wrong(file, what, cure string) *Error {
 	return &Error{file: file, What: what, cure: cure}
 }

@@ -234,7 +234,7 @@ func (w *writer) reserve(ctx context.Context, next string) error {
 		if was <= highest {
 			return w.registry(ctx, "reserve", "", highest, limit).Err()
 		}
-		highest = was // somebody else is at it
+		highest = was // another writer is at it
 	}
 }
 
@@ -369,8 +369,8 @@ func numbers(words []string, base, bits int) ([]uint64, error) {
 	return out, nil
 }
 
-// checkPlace refuses ranks and tiers that are none: the scripts take any word, and
-// nobody finds what is held there. every allows "*" for all.
+// checkPlace refuses ranks and tiers that do not exist: the scripts take any word, and no lookup finds what
+// is held there. every allows "*" for all.
 func checkPlace(rank, tier string, every bool) error {
 	if n, err := strconv.ParseUint(rank, 10, 16); (err != nil || n > maxRank || strconv.FormatUint(n, 10) != rank) && (!every || rank != "*") {
 		return fmt.Errorf("rank %q is no number from 0 to %d", rank, maxRank)

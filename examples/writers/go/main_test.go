@@ -370,8 +370,8 @@ func TestPlainScriptsAreDocumented(t *testing.T) {
 	}
 }
 
-// TestLostRegistry: a writer goes on when the registry has been lost, and nobody
-// inherits the blocks that are left.
+// TestLostRegistry: a writer goes on when the registry has been lost, and no pod inherits the blocks that are
+// left.
 func TestLostRegistry(t *testing.T) {
 	each(t, func(t *testing.T, language string) {
 		s := redistest.Start(t)

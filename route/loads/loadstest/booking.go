@@ -137,7 +137,7 @@ func lease(t *testing.T, open Open) {
 	clock.Advance(time.Minute)
 	zero(t, load(t, s, a))
 
-	// A request whose lease is over is no obstacle to one with its id, though nobody has looked.
+	// A request whose lease is over is no obstacle to one with its id, though no call has looked since.
 	for i := range 8 {
 		book(t, s, call(fmt.Sprint(i), nil, a))
 	}

@@ -152,7 +152,7 @@ func (s *Scraper) takeTurns(ctx context.Context, reg *store.Registry, model stri
 	defer cancel()
 	turns, err := s.c.Loads.Turns(bound, model, names, free)
 	if err != nil {
-		return // nobody is asked while the loads are away
+		return // no engine is asked while the loads are away
 	}
 	for _, name := range turns {
 		i, ok := at[name]

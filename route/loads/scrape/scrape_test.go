@@ -57,7 +57,7 @@ func (f *fleet) register(pods ...store.Pod) {
 			f.Fatal(err)
 		}
 	}
-	if _, err := f.index.Registry(f.Context()); err != nil { // as who routes has seen it
+	if _, err := f.index.Registry(f.Context()); err != nil { // as the router has seen it
 		f.Fatal(err)
 	}
 }
@@ -250,7 +250,7 @@ func TestBadEngines(t *testing.T) {
 			t.Errorf("%s: %v", name, f.failed[name])
 		}
 	}
-	// Who failed is left alone for longer than who did not.
+	// An engine that failed is left alone for longer than one that did not.
 	clear(f.failed)
 	f.clock.Advance(loads.EngineEvery + time.Millisecond)
 	s.round(t.Context())

@@ -15,8 +15,8 @@ import (
 // of all merges, since no token comes about but by one of them; before a space there is
 // one nearly everywhere, so that parts are what words are to others.
 type chars struct {
-	// pages has for each character its token and 1, 0 where it is none, by its upper and
-	// its lower bits; nil where none of a page is one.
+	// pages has for each character its token and 1, 0 where there is none, by its upper and
+	// its lower bits; nil where a page has none.
 	pages [0x110000 >> pageBits]*[1 << pageBits]uint32
 	// bytes are the tokens of bytes.
 	bytes [256]uint32
@@ -125,7 +125,7 @@ func (c *chars) reach(before, after uint32) bool {
 	return c.pairs[word]>>bit&1 == 1
 }
 
-// token returns the token that a character is and 1, 0 if it is none.
+// token returns the token that a character is and 1, 0 if there is none.
 func (c *chars) token(r uint32) uint32 {
 	if page := c.pages[r>>pageBits]; page != nil {
 		return page[r&(1<<pageBits-1)]

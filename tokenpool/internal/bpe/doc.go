@@ -5,8 +5,8 @@
 // Read reads a tokenizer.json and refuses everything that it does not do in exactly the
 // same way: another model than BPE, an expression that is not one of those in patterns,
 // normalization other than NFC or spaces that are written as U+2581, added tokens that
-// must be words. Who uses it keeps the reference beside it for all that, and proves with
-// Check that both agree before it trusts this one.
+// must be words. Its user keeps the reference beside it all the same, and proves with Check that both agree
+// before it trusts this one.
 //
 // A text is tokenized in four steps. Added tokens are found in it (added.go); what is
 // between them is split into words (split.go), by hand-written matchers of the

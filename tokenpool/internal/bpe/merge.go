@@ -52,7 +52,7 @@ func newMerges(list []uint32, tokens int, byteIDs *[256]uint32) (*merges, error)
 }
 
 // slot is where the search for a key begins. The pairs are the tokenizer's, not a text's,
-// so that nobody can choose them to collide.
+// so that no client can choose them to collide.
 func (m *merges) slot(key uint64) int {
 	return int(((key >> 22) * 0x9e3779b97f4a7c15) >> m.shift)
 }

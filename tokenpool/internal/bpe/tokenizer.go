@@ -23,7 +23,7 @@ type Tokenizer struct {
 	raw, normalized *matcher
 	// added are the added tokens' texts.
 	added []string
-	// chars is what SentencePiece's BPE has in place of words and bytes, nil if it is none.
+	// chars is what SentencePiece's BPE has in place of words and bytes, nil for another tokenizer.
 	chars  *chars
 	spaces spaces
 	// spaceTokens says that an added token touches a space, as in touchesSpace.

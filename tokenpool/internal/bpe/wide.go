@@ -7,7 +7,7 @@ import "unicode/utf8"
 // apart, and between which two of them a token can reach. Its tables are smaller than those
 // of bridges and than the cache of words, and are read once or twice for a character.
 type wide struct {
-	// of has for each character its token and 1, 0 where it is none or several, and the
+	// of has for each character its token and 1, 0 where there is none or several, and the
 	// bits below.
 	of [1 << 16]uint32
 	// pairs has the pairs of characters that a token has beside each other, whole; cuts has

@@ -13,7 +13,7 @@ type Parts struct {
 	Most, Run int
 }
 
-// Cuts returns where a text is cut. Added tokens are none of a part.
+// Cuts returns where a text is cut. Added tokens belong to no part.
 func (p Parts) Cuts(text string) (out []int) {
 	if len(text) <= p.Run {
 		return nil

@@ -3,7 +3,7 @@
 //
 // A proof is good for one program and the files of one model, byte for byte: its name is a
 // hash over both. Whatever cannot be read, is cut off, or was written by another program is
-// as good as not there. The folder must be the server's own: who can write to it can change
+// as good as not there. The folder must be the server's own: a process that can write to it can change
 // tokens, as with the tokenizers themselves.
 package proofs
 

@@ -9,15 +9,15 @@ import (
 	"github.com/kvatlas/kvatlas/access"
 )
 
-// accessSettings are who may use the server, and whom it connects to.
+// accessSettings say which callers may use the server, and which addresses it connects to.
 type accessSettings struct {
 	// Credentials is the file of tokens and client certificates that are known, a line each of
 	// role, sha256:DIGEST or cert:NAME, a name, and for a tenant salt=SALT; kvatlas token makes such
 	// lines. It may change while the server runs.
 	Credentials string `name:"credentials" section:"Access"`
-	// Anonymous is the role of callers without credentials: none, read, write or admin. With auto it
-	// is none where there is a file of credentials, else admin on a listener that only this machine
-	// reaches (loopback), and read on others.
+	// Anonymous is the role of callers without credentials: none, read, write or admin. With auto the role is
+	// "none" where there is a file of credentials, else admin on a listener that only this machine reaches
+	// (loopback), and read on others.
 	Anonymous string `name:"anonymous" default:"auto" oneof:"auto,none,read,write,admin"`
 	// TLSCert is the PEM file of the certificate that HTTP is served with. It may change while the
 	// server runs, as the two below.

@@ -12,7 +12,7 @@
 //	if err := fs.Parse(args); err != nil { ... }
 //	loaded, err := l.Load(os.Environ(), config.ReadFile)
 //
-// What nobody would read is an error: an unknown flag, key or KVATLAS_
+// What would never be read is an error: an unknown flag, key or KVATLAS_
 // variable, with the nearest known name beside it. All errors of a load are
 // reported at once, each with the place that the value came from. Secrets are
 // never part of an error and never printed.

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/changelog"
 )
 
-// Limits that nobody has a reason to set. The reason of each stands in removed, with its
+// Limits that no operator has a reason to set. The reason of each stands in removed, with its
 // value, and in docs/configuration.md.
 const (
 	// ReadHeaderTimeout is how long a client may take to send the header of a request.
@@ -60,8 +60,8 @@ const (
 	// snapshot before a new one is written.
 	SnapshotChanges = 10_000
 
-	// ReplicaLogEntries is the length of the log of changes that is switched on where
-	// nobody has decided about one.
+	// ReplicaLogEntries is the length of the log of changes that is switched on where there is no decision
+	// about one.
 	ReplicaLogEntries = changelog.DefaultEntries
 	// ReplicaPoll is how long to rest between reads of a cluster's logs while nothing
 	// changes.
@@ -93,8 +93,7 @@ const (
 	LMCacheMaxMessage = Bytes(4 << 20)
 	// LMCacheMaxBody is the longest body of a report in MP mode.
 	LMCacheMaxBody = Bytes(64 << 20)
-	// LMCacheWriteTTL is how long an entry lives that is written for others and that
-	// nobody renews.
+	// LMCacheWriteTTL is how long an entry lives that is written for others and not renewed.
 	LMCacheWriteTTL = time.Minute
 
 	// UsageBlocks is the number of blocks whose uses are counted, of about 200 bytes each.
@@ -131,7 +130,7 @@ func (c *Config) IngestRankQueueBytes() int64 {
 }
 
 // LMCacheMaxWorkers is the number of workers, and of instances of MP mode, that are heard
-// at a time, and of workers that the index may have, whoever hears them. Each is a
+// at a time, and of workers that the index may have from all processes. Each is a
 // registration, so engines have room beside them.
 func (c *Config) LMCacheMaxWorkers() int { return max(c.IndexMaxPods*2/5, 1) }
 
@@ -153,7 +152,7 @@ func (c *Config) PieceTimeout() time.Duration {
 type removedSetting struct {
 	name string
 	is   any    // the value, or a text that says what it follows from
-	why  string // nobody has to set it
+	why  string // it need not be set
 }
 
 // removed are refused wherever a setting can stand, with a sentence that says so.

@@ -46,7 +46,7 @@ func TestRemovedSettings(t *testing.T) {
 	}
 }
 
-// TestRemovedAreNotSuggested: who misspells a setting is not sent to one that is gone.
+// TestRemovedAreNotSuggested: a misspelled setting is not corrected to one that is gone.
 func TestRemovedAreNotSuggested(t *testing.T) {
 	for _, args := range [][]string{{"--max-prompt=1"}, {"--tokenizer-queu=1"}, {"--max-obiects=1"}} {
 		_, err := load(t, args, nil, "")

@@ -18,11 +18,11 @@ type ingestSettings struct {
 	// IngestQueueBytes is the size of all events that wait to be applied; ranks that find
 	// no room are not read until there is some.
 	IngestQueueBytes Bytes `name:"ingest-queue-bytes" default:"256MiB" min:"64KiB" max:"1TiB"`
-	// IngestRelayMessages is how many of the last messages of each rank are kept for
-	// who asks for recent events, 1 MiB of them at most. 0 keeps none.
+	// IngestRelayMessages is how many of the last messages of each rank are kept for clients that ask for
+	// recent events, 1 MiB of them at most. 0 keeps none.
 	IngestRelayMessages int `name:"ingest-relay-messages" default:"1024" min:"0" max:"1048576"`
 	// IngestSilent is how long a rank may send nothing before its engine's /health is
-	// asked, and an engine that is healthy is counted as silent. 0 asks nobody.
+	// asked, and an engine that is healthy is counted as silent. 0 never asks.
 	IngestSilent time.Duration `name:"ingest-silent" default:"0s" min:"0s" max:"24h"`
 	// IngestUnremovedBlocks is the number of engine blocks that count for a rank in a tier
 	// other than the GPU's in which its engine never reports a removal, as LMCache does
@@ -32,7 +32,7 @@ type ingestSettings struct {
 	// {rank} in it stand for those of each stream. Empty reads all.
 	IngestTopic string `name:"ingest-topic"`
 	// IngestBind is the address of this machine at which engines may connect whose pod's
-	// events are bind+tcp://*:PORT; * is all addresses. Empty lets nobody.
+	// events are bind+tcp://*:PORT; * is all addresses. Empty means that none may.
 	IngestBind string `name:"ingest-bind"`
 	// IngestCurveKeys is the file with the public and the secret key of kvatlas for
 	// engines behind CURVE, as zmq.auth.create_certificates writes it (NAME.key_secret).

@@ -12,19 +12,19 @@ import (
 // lmcacheFeedSettings are what LMCache itself talks to.
 type lmcacheFeedSettings struct {
 	// LMCacheControllerPull is the endpoint where LMCache's workers say what they hold,
-	// as tcp://*:8300: their controller_pull_url. Empty is none.
+	// as tcp://*:8300: their controller_pull_url. Empty means none.
 	LMCacheControllerPull string `name:"lmcache-controller-pull"`
 	// LMCacheControllerReply is the endpoint of their controller_reply_url, as
 	// tcp://*:8400, which workers from 0.3.10 on need.
 	LMCacheControllerReply string `name:"lmcache-controller-reply"`
 	// LMCacheControllerHeartbeat is the endpoint of their heartbeats, as tcp://*:8401.
-	// They are told of it when they register, and what they are asked for is asked there.
+	// They get it when they register, and requests to them are sent there.
 	LMCacheControllerHeartbeat string `name:"lmcache-controller-heartbeat"`
 	// LMCacheControllerHeartbeatURL is the host:port that they are told. Empty is the
 	// address at which they have reached this process.
 	LMCacheControllerHeartbeatURL string `name:"lmcache-controller-heartbeat-url"`
 	// LMCacheCoordinatorListen is the address, host:port, where servers of LMCache's MP
-	// mode report: their --coordinator-url. Empty is none.
+	// mode report: their --coordinator-url. Empty means none.
 	LMCacheCoordinatorListen string `name:"lmcache-coordinator-listen"`
 	// LMCacheInstances are the pods of LMCache's instances, as instance=pod or
 	// instance=pod#rank. Of others it is the pod of that name, or the only one at

@@ -110,7 +110,7 @@ func (l *Loader) defaultOf(s *Setting) string {
 	return s.Default
 }
 
-// Given names a setting as it was given, for who is to correct it: --name, the variable,
+// Given names a setting as it was given, for errors: --name, the variable,
 // or the name and its line in the file.
 func (l *Loaded) Given(setting string) string {
 	origin := l.Origins[setting]

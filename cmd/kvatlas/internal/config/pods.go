@@ -118,7 +118,7 @@ func (c *Config) portsMeet() bool {
 // validateModel says that pods of this text could never be registered, as nothing will say
 // which model they serve.
 func (c *Config) validateModel(setting, text, model string) error {
-	if model != "" || c.PodsModel != "" || c.PodsAsk || !c.Roles.Has(RoleIngest) { // who ingests registers them
+	if model != "" || c.PodsModel != "" || c.PodsAsk || !c.Roles.Has(RoleIngest) { // the ingesting process registers them
 		return nil
 	}
 	sep := "?"
@@ -130,7 +130,7 @@ func (c *Config) validateModel(setting, text, model string) error {
 
 // validateEvents says why the events of a pod of the list could never be read by this
 // process. Pods that register over HTTP are asked by fleet.Check, which knows no process;
-// one that stands here is the operator's, who is still there to correct it.
+// one that stands here is the operator's, to be corrected at once.
 func (c *Config) validateEvents(text string, p store.Pod) error {
 	w := fleet.Wiring{Topic: c.IngestTopic, Bind: c.IngestBind}
 	switch {

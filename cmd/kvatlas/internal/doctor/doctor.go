@@ -36,7 +36,7 @@ type Config struct {
 	HubOffline bool
 	// Server is the server to ask, host:port or a URL.
 	Server string
-	// Token is what is sent to it as a bearer token; empty is none.
+	// Token is what is sent to it as a bearer token; empty means none.
 	Token  string
 	Engine Engine
 	// Timeout is how long to look at each part at most. It must be positive.

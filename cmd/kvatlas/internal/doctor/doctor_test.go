@@ -129,7 +129,7 @@ func TestTokenizers(t *testing.T) {
 	}
 }
 
-// A server of which requests have told whether its index is right.
+// A server whose requests have shown that its index is right.
 func TestTruthOfTheIndex(t *testing.T) {
 	for _, c := range []struct {
 		truth string

@@ -81,7 +81,7 @@ func TestEngine(t *testing.T) {
 		t.Errorf("the worst is %v, %+v", worst, f)
 	}
 
-	// With what cannot be used, of media that nobody knows, with a hole and a random
+	// With what cannot be used, of unknown media, with a hole and a random
 	// seed.
 	odd := event.Batch{Events: []event.Event{
 		{Kind: event.Stored, Hashes: []event.Hash{1}, Tokens: []uint32{1, 2}, BlockSize: 2, Medium: "TAPE"},

@@ -65,7 +65,7 @@ func (l *LMCache) look(ctx context.Context) []check.Finding {
 		return failed(err)
 	}
 	var entries []survey.Entry
-	var refusals []check.Finding // of what is told of single keys, each once
+	var refusals []check.Finding // of the findings on single keys, each once
 	owners := &entryOwners{ask: func(model string, texts []string) ([]string, error) { return x.EntryOwners(ctx, model, texts) }}
 	s := survey.New(survey.Config{
 		Profiles: l.Profiles, Mode: l.Mode, Pods: reg.Pods, Now: time.Now(), MaxAge: l.Redis.EntryAge,

@@ -245,7 +245,7 @@ func TestLMCacheSuggests(t *testing.T) {
 		list := lookAtLMCache(t, LMCache{Redis: redis.Config{URL: "redis://" + s.Addr}, Model: model, Tokens: tokens}, profile)
 		return has(t, list, "lmcache chain", model)
 	}
-	// Profiles of nobody here: one that cannot be, and one of a chunk size that nobody has.
+	// Profiles without a pod here: one that cannot be, and one of a chunk size that no engine has.
 	remote := []string{"kv_bytes", "metadata"} // what redis:// puts behind a key
 	wrong := []string{"org/a%20model?version=0.5.6&algorithm=sha256_cbor", "org/a%20model?version=0.5.6&mp=true&chunk_size=2048"}
 	for name, e := range map[string]struct {

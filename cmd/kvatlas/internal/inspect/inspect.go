@@ -235,7 +235,7 @@ func (v *viewer) follow(ctx context.Context, f *zmq.Feed) error {
 				}
 				return err
 			}
-			if len(f.To) == 0 { // somebody is watching
+			if len(f.To) == 0 { // a person is watching
 				if err := v.flush(); err != nil {
 					return err
 				}

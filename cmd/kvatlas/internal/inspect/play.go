@@ -98,7 +98,7 @@ func inspectPlay(ctx context.Context, p *cli.Program, args []string) int {
 	case err != nil:
 		return p.Misuse("inspect play", err)
 	}
-	// Before anybody waits for a subscriber.
+	// Before the wait for a subscriber.
 	if err := call.look(); err != nil {
 		return p.Fail("inspect play", err)
 	}
