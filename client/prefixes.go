@@ -9,7 +9,7 @@ type ModelPrefixes struct {
 	// Prefixes are the prefixes, those first that are asked for most.
 	Prefixes []HotPrefix `json:"prefixes"`
 	// Degraded says what is missing; nil when nothing is.
-	Degraded *Degraded `json:"degraded"`
+	Degraded *Degraded `json:"degraded,omitempty"`
 }
 
 // HotPrefix is a prefix that requests are routed with.
@@ -28,11 +28,11 @@ type HotPrefix struct {
 	// Sent are the ranks that got most of them, most first.
 	Sent []SentTo `json:"sent"`
 	// HeldBy are the ranks that hold all of it; nil where the index did not tell.
-	HeldBy []PrefixHolder `json:"held_by"`
+	HeldBy []PrefixHolder `json:"held_by,omitzero"`
 	// Copies is on how many ranks it should be, and ShouldHold those that should hold it besides,
 	// first those that need it most.
 	Copies     int     `json:"copies"`
-	ShouldHold []Place `json:"should_hold"`
+	ShouldHold []Place `json:"should_hold,omitzero"`
 }
 
 // SentTo is how many requests went to a rank.

@@ -146,7 +146,7 @@ type RouteResponse struct {
 type PullSource struct {
 	Place
 	// Address is its pod's, where the registration has one.
-	Address string `json:"address"`
+	Address string `json:"address,omitempty"`
 	// Tokens is how many are fetched, and MS how many milliseconds that takes.
 	Tokens int     `json:"tokens"`
 	MS     float64 `json:"ms"`
@@ -171,7 +171,7 @@ type RouteSession struct {
 	// State is new, kept, or why it moved: gone, busy, unbalanced, unknown.
 	State string `json:"state"`
 	// Was is where it went before, if that is known.
-	Was *Place `json:"was"`
+	Was *Place `json:"was,omitempty"`
 }
 
 // RoutePrefill is the pod that prefills.
@@ -257,12 +257,12 @@ type EngineLoad struct {
 	Waiting int64 `json:"waiting"`
 	// WaitingTokens is what the waiting ones have to prefill, nil if that is not known, and
 	// KVUsage the share of the cache in use.
-	WaitingTokens *int64   `json:"waiting_tokens"`
-	KVUsage       *float64 `json:"kv_usage"`
+	WaitingTokens *int64   `json:"waiting_tokens,omitempty"`
+	KVUsage       *float64 `json:"kv_usage,omitempty"`
 	// KVTokens is for how many tokens the cache has room, 0 if that is not known.
-	KVTokens int64 `json:"kv_tokens"`
+	KVTokens int64 `json:"kv_tokens,omitempty"`
 	// Gone is how many booked requests it has not had for a while.
-	Gone int64 `json:"gone"`
+	Gone int64 `json:"gone,omitempty"`
 	// AgeS is how long ago it said so, in seconds.
 	AgeS float64 `json:"age_s"`
 }

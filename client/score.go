@@ -199,7 +199,7 @@ type ReturnedTokens struct {
 type Resolved struct {
 	// Model is the model that the pods are registered for, LoRA the adapter; "" means none.
 	Model string `json:"model"`
-	LoRA  string `json:"lora"`
+	LoRA  string `json:"lora,omitempty"`
 }
 
 // Match is what a pod holds of a prompt.
@@ -240,7 +240,7 @@ type Degraded struct {
 	Reason string `json:"reason"`
 	// StaleMS is how old the copy of the index is that has answered, in
 	// milliseconds, with the reason index_stale.
-	StaleMS int64 `json:"stale_ms"`
+	StaleMS int64 `json:"stale_ms,omitempty"`
 }
 
 // Ranking returns the pods of Scores, the highest score first and equal ones

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/server/answer"
 	"github.com/kvatlas/kvatlas/server/refusal"
@@ -17,18 +18,10 @@ import (
 
 // loadAnswer is a load of GET /v1/loads.
 type loadAnswer struct {
-	answer.Place
+	client.Place
 	loads.Load
-	Engine *engineAnswer `json:"engine,omitempty"`
-	Truth  *truthAnswer  `json:"truth,omitempty"`
-}
-
-// truthAnswer is what requests on a rank were promised and given.
-type truthAnswer struct {
-	Requests  int64 `json:"requests"`
-	Predicted int64 `json:"predicted_tokens"`
-	Delivered int64 `json:"delivered_tokens"`
-	Lies      bool  `json:"lies"`
+	Engine *client.EngineLoad `json:"engine,omitempty"`
+	Truth  *client.Truth      `json:"truth,omitempty"`
 }
 
 // listLoads is GET /v1/loads.
@@ -65,7 +58,7 @@ func (c *call) listLoads() error {
 				a.Engine = answerOfEngine(e, list[i].Now)
 			}
 			if t, told := truths[list[i].RankRef]; told && t.Generation == generationOf(reg, list[i].RankRef) {
-				a.Truth = &truthAnswer{t.Requests, t.Predicted, t.Delivered, t.Lies()}
+				a.Truth = &client.Truth{Requests: t.Requests, PredictedTokens: t.Predicted, DeliveredTokens: t.Delivered, Lies: t.Lies()}
 			}
 			out[model] = append(out[model], a)
 		}
@@ -214,24 +207,14 @@ func (c *call) pushLoad() error {
 		return err
 	}
 	return c.replyJSON(http.StatusOK, struct {
-		answer.Place
+		client.Place
 		Stale float64 `json:"stale_after_s"`
 	}{answer.PlaceOf(store.RankRef{Pod: name, Rank: q.Rank}), loads.EngineStale.Seconds()})
 }
 
-// engineAnswer is what an engine says of its load.
-type engineAnswer struct {
-	Running       int64    `json:"running"`
-	Waiting       int64    `json:"waiting"`
-	WaitingTokens *int64   `json:"waiting_tokens,omitempty"`
-	KVUsage       *float64 `json:"kv_usage,omitempty"`
-	KVTokens      int64    `json:"kv_tokens,omitempty"`
-	Gone          int64    `json:"gone,omitempty"`
-	Age           float64  `json:"age_s"`
-}
-
-func answerOfEngine(e *loads.Engine, now int64) *engineAnswer {
-	a := &engineAnswer{Running: e.Running, Waiting: e.Waiting, KVTokens: e.KVTokens, Gone: e.Gone, Age: float64(max(0, now-e.At)/1000) / 1000}
+// answerOfEngine is what an engine says of its load.
+func answerOfEngine(e *loads.Engine, now int64) *client.EngineLoad {
+	a := &client.EngineLoad{Running: e.Running, Waiting: e.Waiting, KVTokens: e.KVTokens, Gone: e.Gone, AgeS: float64(max(0, now-e.At)/1000) / 1000}
 	if e.WaitingTokens >= 0 {
 		a.WaitingTokens = &e.WaitingTokens
 	}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server/answer"
@@ -40,7 +41,7 @@ func (c *call) listPrefixes() error {
 	if len(models) == 0 && away != nil {
 		return away // nothing is known, which is not to say that there is nothing
 	}
-	out := map[string]*answer.ModelPrefixes{}
+	out := map[string]*client.ModelPrefixes{}
 	for _, model := range models {
 		all, err := c.s.cfg.Router.Prefixes(c.ctx, model, limit)
 		if err != nil {

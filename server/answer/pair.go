@@ -4,6 +4,7 @@ import (
 	"math"
 	"net/url"
 
+	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
@@ -11,19 +12,11 @@ import (
 
 // halfAnswer is the place that prefills, in the answer on a pair.
 type halfAnswer struct {
-	Place
-	Address   string        `json:"address,omitempty"`
-	Fallbacks []Place       `json:"fallbacks"`
-	Overlap   overlapAnswer `json:"overlap"`
-	Costs     []costAnswer  `json:"costs,omitempty"`
-}
-
-// pairAnswer is what a pair costs; total is null of one with a place at its limits.
-type pairAnswer struct {
-	Prefill Place              `json:"prefill"`
-	Decode  Place              `json:"decode"`
-	Total   *float64           `json:"total"`
-	Terms   map[string]float64 `json:"terms"`
+	client.Place
+	Address   string         `json:"address,omitempty"`
+	Fallbacks []client.Place `json:"fallbacks"`
+	Overlap   overlapAnswer  `json:"overlap"`
+	Costs     []costAnswer   `json:"costs,omitempty"`
 }
 
 // headerPrefill gives llm-d's sidecars the pod that prefills.
@@ -33,7 +26,7 @@ const headerPrefill = "x-prefiller-host-port"
 func (a *Routed) addPair(d *route.Decision, blockSize int) {
 	a.LocalPrefill = string(d.Prefills)
 	for _, c := range d.Pairs {
-		a.Pairs = append(a.Pairs, pairAnswer{PlaceOf(c.Prefill), PlaceOf(c.Decode), numberOf(c.Total), termsOf(c.Terms)})
+		a.Pairs = append(a.Pairs, client.PairCost{Prefill: PlaceOf(c.Prefill), Decode: PlaceOf(c.Decode), Total: numberOf(c.Total), Terms: termsOf(c.Terms)})
 	}
 	h := d.Prefill
 	if h == nil {
@@ -65,8 +58,8 @@ func hostPort(pod, address string) string {
 	return address
 }
 
-func placesOf(all []store.RankRef) []Place {
-	out := make([]Place, 0, len(all))
+func placesOf(all []store.RankRef) []client.Place {
+	out := make([]client.Place, 0, len(all))
 	for _, at := range all {
 		out = append(out, PlaceOf(at))
 	}

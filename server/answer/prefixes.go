@@ -3,66 +3,35 @@ package answer
 import (
 	"math"
 
+	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/route"
 )
-
-// ModelPrefixes are the prefixes of a model that are asked for most, of GET /v1/prefixes.
-type ModelPrefixes struct {
-	Requests  float64         `json:"requests"`
-	BlockSize int             `json:"block_size"`
-	Prefixes  []*prefixAnswer `json:"prefixes"`
-	Degraded  *degraded       `json:"degraded,omitempty"`
-}
-
-// prefixAnswer is one of them. Its holders are left out where the index did not answer.
-type prefixAnswer struct {
-	Key        string         `json:"key"`
-	Blocks     int            `json:"blocks"`
-	Tokens     int            `json:"tokens"`
-	Requests   float64        `json:"requests"`
-	Share      float64        `json:"share"`
-	Missed     float64        `json:"missed"`
-	Sent       []sentAnswer   `json:"sent"`
-	HeldBy     []holderAnswer `json:"held_by,omitzero"`
-	Copies     int            `json:"copies"`
-	ShouldHold []Place        `json:"should_hold,omitzero"`
-}
-
-type sentAnswer struct {
-	Place
-	Requests float64 `json:"requests"`
-}
-
-type holderAnswer struct {
-	Place
-	Tier string `json:"tier"`
-}
 
 // reasonAlone is why prefixes are degraded when other servers' counts cannot be read.
 const reasonAlone = "counts_unavailable"
 
-// Prefixes is the answer for a model.
-func Prefixes(all *route.Prefixes) *ModelPrefixes {
-	out := &ModelPrefixes{Requests: tenths(all.Requests), BlockSize: all.BlockSize, Prefixes: []*prefixAnswer{}}
+// Prefixes is the answer for a model of GET /v1/prefixes.
+func Prefixes(all *route.Prefixes) *client.ModelPrefixes {
+	out := &client.ModelPrefixes{Requests: tenths(all.Requests), BlockSize: all.BlockSize, Prefixes: []client.HotPrefix{}}
 	switch {
 	case all.Unheld != "":
-		out.Degraded = &degraded{string(all.Unheld)}
+		out.Degraded = &client.Degraded{Reason: string(all.Unheld)}
 	case all.Alone:
-		out.Degraded = &degraded{reasonAlone}
+		out.Degraded = &client.Degraded{Reason: reasonAlone}
 	}
 	for i := range all.List {
 		p := &all.List[i]
-		a := &prefixAnswer{
+		a := client.HotPrefix{
 			Key: p.Key.String(), Blocks: p.Blocks, Tokens: p.Blocks * all.BlockSize, Requests: tenths(p.Requests),
-			Share: math.Round(p.Share*1000) / 1000, Missed: tenths(p.Missed), Sent: []sentAnswer{}, Copies: p.Copies,
+			Share: math.Round(p.Share*1000) / 1000, Missed: tenths(p.Missed), Sent: []client.SentTo{}, Copies: p.Copies,
 		}
 		for _, s := range p.Sent {
-			a.Sent = append(a.Sent, sentAnswer{PlaceOf(s.RankRef), tenths(s.Requests)})
+			a.Sent = append(a.Sent, client.SentTo{Place: PlaceOf(s.RankRef), Requests: tenths(s.Requests)})
 		}
 		if all.Unheld == "" {
-			a.HeldBy, a.ShouldHold = []holderAnswer{}, placesOf(p.Lacking)
+			a.HeldBy, a.ShouldHold = []client.PrefixHolder{}, placesOf(p.Lacking)
 			for _, h := range p.Holders {
-				a.HeldBy = append(a.HeldBy, holderAnswer{PlaceOf(h.RankRef), h.Tier.String()})
+				a.HeldBy = append(a.HeldBy, client.PrefixHolder{Place: PlaceOf(h.RankRef), Tier: h.Tier.String()})
 			}
 		}
 		out.Prefixes = append(out.Prefixes, a)

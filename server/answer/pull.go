@@ -5,16 +5,9 @@ import (
 	"crypto/rand"
 	"net"
 
+	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/route"
 )
-
-// pullAnswer is the place from which part of a prompt is fetched.
-type pullAnswer struct {
-	Place
-	Address string  `json:"address,omitempty"`
-	Tokens  int     `json:"tokens"`
-	MS      float64 `json:"ms"`
-}
 
 // transferParams are vLLM's kv_transfer_params for its tier that fetches from other engines.
 type transferParams struct {
@@ -25,31 +18,19 @@ type transferParams struct {
 	} `json:"remote_kv_source"`
 }
 
-// planAnswer is what each way costs.
-type planAnswer struct {
-	Wait      *wayAnswer `json:"wait"`
-	Recompute *wayAnswer `json:"recompute"`
-	Pull      *wayAnswer `json:"pull"`
-}
-
-type wayAnswer struct {
-	Place
-	Total float64 `json:"total"`
-}
-
 // headerSource gives llm-d's sidecars the pod to fetch from.
 const headerSource = "x-kv-cache-source-host-port"
 
 // addPull tells in an answer what is fetched for a request, whose id may be empty.
 func (a *Routed) addPull(d *route.Decision, id string) {
 	if w := d.Ways; w != nil {
-		a.PullPlan = &planAnswer{wayOf(w.Wait), wayOf(w.Recompute), wayOf(w.Pull)}
+		a.PullPlan = &client.PullPlan{Wait: wayOf(w.Wait), Recompute: wayOf(w.Recompute), Pull: wayOf(w.Pull)}
 	}
 	from := d.Pull
 	if from == nil {
 		return
 	}
-	a.PullFrom = &pullAnswer{PlaceOf(from.RankRef), AddressOf(from.Pod, from.Address), from.Tokens, from.MS}
+	a.PullFrom = &client.PullSource{Place: PlaceOf(from.RankRef), Address: AddressOf(from.Pod, from.Address), Tokens: from.Tokens, MS: from.MS}
 	at := hostPort(from.Pod, from.Address)
 	a.addHeader(headerSource, at)
 	host, _, err := net.SplitHostPort(at)
@@ -61,9 +42,9 @@ func (a *Routed) addPull(d *route.Decision, id string) {
 	a.KVTransfer = p
 }
 
-func wayOf(w *route.Way) *wayAnswer {
+func wayOf(w *route.Way) *client.PullWay {
 	if w == nil {
 		return nil
 	}
-	return &wayAnswer{PlaceOf(w.RankRef), w.Total}
+	return &client.PullWay{Place: PlaceOf(w.RankRef), Total: w.Total}
 }

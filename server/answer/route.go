@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/server/appendjson"
@@ -18,20 +19,10 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// sessionAnswer is what became of a request's session.
-type sessionAnswer struct {
-	State route.SessionState `json:"state"`
-	Was   *Place             `json:"was,omitempty"`
-}
-
-// Place is a pod and a rank in an answer.
-type Place struct {
-	Pod  string `json:"pod"`
-	Rank int    `json:"rank"`
-}
-
 // PlaceOf is a rank by the plain name of its pod.
-func PlaceOf(at store.RankRef) Place { return Place{store.PlainName(at.Pod), at.Rank} }
+func PlaceOf(at store.RankRef) client.Place {
+	return client.Place{Pod: store.PlainName(at.Pod), Rank: at.Rank}
+}
 
 // AddressOf is the address of a registration. One beside another has the plain name of its
 // pod for an address, which says nothing new to a client.
@@ -44,32 +35,32 @@ func AddressOf(pod, address string) string {
 
 // Routed is the answer of POST /v1/route.
 type Routed struct {
-	Place
-	Address     string        `json:"address,omitempty"`
-	Policy      string        `json:"policy"`
-	Fallbacks   []Place       `json:"fallbacks"`
-	Overlap     overlapAnswer `json:"overlap"`
-	Tokens      routedTokens  `json:"tokens"`
-	Reservation string        `json:"reservation,omitempty"`
-	Again       bool          `json:"again,omitempty"`
+	client.Place
+	Address     string            `json:"address,omitempty"`
+	Policy      string            `json:"policy"`
+	Fallbacks   []client.Place    `json:"fallbacks"`
+	Overlap     overlapAnswer     `json:"overlap"`
+	Tokens      client.TokenCount `json:"tokens"`
+	Reservation string            `json:"reservation,omitempty"`
+	Again       bool              `json:"again,omitempty"`
 	seldom
 }
 
 // seldom is what most answers have nothing of.
 type seldom struct {
-	Resolved *resolved    `json:"resolved,omitempty"`
-	Costs    []costAnswer `json:"costs,omitempty"`
+	Resolved *client.Resolved `json:"resolved,omitempty"`
+	Costs    []costAnswer     `json:"costs,omitempty"`
 	// Prefill is the place that prefills, of a pair; without it LocalPrefill says why the place does.
 	Prefill      *halfAnswer       `json:"prefill,omitempty"`
 	LocalPrefill string            `json:"local_prefill,omitempty"`
-	Pairs        []pairAnswer      `json:"pairs,omitempty"`
+	Pairs        []client.PairCost `json:"pairs,omitempty"`
 	Headers      map[string]string `json:"headers,omitempty"`
 	// PullFrom is the place that the prefilling one fetches from, PullPlan what else could be done.
-	PullFrom   *pullAnswer     `json:"pull_from,omitempty"`
-	KVTransfer *transferParams `json:"kv_transfer_params,omitempty"`
-	PullPlan   *planAnswer     `json:"pull_plan,omitempty"`
-	Degraded   *degraded       `json:"degraded,omitempty"`
-	Session    *sessionAnswer  `json:"session,omitempty"`
+	PullFrom   *client.PullSource   `json:"pull_from,omitempty"`
+	KVTransfer *transferParams      `json:"kv_transfer_params,omitempty"`
+	PullPlan   *client.PullPlan     `json:"pull_plan,omitempty"`
+	Degraded   *client.Degraded     `json:"degraded,omitempty"`
+	Session    *client.RouteSession `json:"session,omitempty"`
 	returned
 }
 
@@ -82,7 +73,7 @@ func (s *seldom) isEmpty() bool {
 // Append appends the answer and a line end. It is what encoding/json makes of it, in a fraction
 // of the time where there is nothing seldom.
 func (a *Routed) Append(b []byte) ([]byte, error) {
-	b = a.Place.appendMembers(append(b, '{'))
+	b = appendPlace(append(b, '{'), &a.Place)
 	if a.Address != "" {
 		b = appendjson.String(append(b, `,"address":`...), a.Address)
 	}
@@ -90,7 +81,7 @@ func (a *Routed) Append(b []byte) ([]byte, error) {
 	b = append(b, `,"fallbacks":[`...)
 	for i := range a.Fallbacks {
 		b = append(appendjson.Comma(b, i), '{')
-		b = append(a.Fallbacks[i].appendMembers(b), '}')
+		b = append(appendPlace(b, &a.Fallbacks[i]), '}')
 	}
 	o := &a.Overlap
 	b = strconv.AppendInt(append(b, `],"overlap":{"blocks":`...), int64(o.Blocks), 10)
@@ -119,8 +110,8 @@ func (a *Routed) Append(b []byte) ([]byte, error) {
 	return slices.Delete(rest.Bytes(), len(b)+1, len(b)+2), err // its brace
 }
 
-// appendMembers appends the members of the object.
-func (p *Place) appendMembers(b []byte) []byte {
+// appendPlace appends the members of a place.
+func appendPlace(b []byte, p *client.Place) []byte {
 	b = appendjson.String(append(b, `"pod":`...), p.Pod)
 	return strconv.AppendInt(append(b, `,"rank":`...), int64(p.Rank), 10)
 }
@@ -162,24 +153,9 @@ func (t *tierTokens) append(b []byte) []byte {
 // MarshalJSON implements json.Marshaler.
 func (t tierTokens) MarshalJSON() ([]byte, error) { return t.append(nil), nil }
 
-type routedTokens struct {
-	Total  int    `json:"total"`
-	Source string `json:"source"`
-	Exact  bool   `json:"exact"`
-}
-
-type resolved struct {
-	Model string `json:"model"`
-	LoRA  string `json:"lora,omitempty"`
-}
-
-type degraded struct {
-	Reason string `json:"reason"`
-}
-
 // costAnswer is what a candidate costs; total is null of one that is busy.
 type costAnswer struct {
-	Place
+	client.Place
 	Total *float64           `json:"total"`
 	Terms map[string]float64 `json:"terms"`
 	Load  loads.Load         `json:"load"`
@@ -205,22 +181,22 @@ func Route(q *request.Route, d *route.Decision) *Routed {
 	a := &Routed{
 		Place: PlaceOf(d.RankRef), Address: AddressOf(d.Pod, d.Address), Policy: d.Policy, Fallbacks: placesOf(d.Fallbacks), Reservation: d.Reservation, Again: d.Again,
 		Overlap: overlapAnswer{Tokens: d.Cached(), Best: d.Best, Tiers: d.Held, Predicted: d.Predicted},
-		Tokens:  routedTokens{Total: d.Tokens, Source: "estimate", Exact: !d.Estimated},
+		Tokens:  client.TokenCount{Total: d.Tokens, Source: "estimate", Exact: !d.Estimated},
 	}
 	if d.Score != nil {
 		a.Tokens.Source, a.Tokens.Exact = d.Score.Source, d.Score.Exact
 		a.Overlap.Blocks = d.Cached() / d.Score.BlockSize
 		if d.Score.Degraded != "" {
-			a.Degraded = &degraded{string(d.Score.Degraded)}
+			a.Degraded = &client.Degraded{Reason: string(d.Score.Degraded)}
 		}
 	} else if !d.Estimated {
 		a.Tokens.Source = "tokens"
 	}
 	if d.Local {
-		a.Degraded = &degraded{reasonLoads}
+		a.Degraded = &client.Degraded{Reason: reasonLoads}
 	}
 	if d.Session != nil {
-		a.Session = &sessionAnswer{State: d.Session.State}
+		a.Session = &client.RouteSession{State: string(d.Session.State)}
 		if d.Session.Was != nil {
 			was := PlaceOf(*d.Session.Was)
 			a.Session.Was = &was
@@ -230,7 +206,7 @@ func Route(q *request.Route, d *route.Decision) *Routed {
 		a.returned = returnedOf(&q.Score, d.Score.TokenIDs)
 	}
 	if q.Resolved {
-		a.Resolved = &resolved{q.Model, q.LoRA}
+		a.Resolved = &client.Resolved{Model: q.Model, LoRA: q.LoRA}
 	}
 	if q.Explain {
 		a.Costs = costsOf(d.Costs)
