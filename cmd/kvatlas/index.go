@@ -47,7 +47,7 @@ func (s *service) makeRedis(c redis.Config) (x store.Index, backend string, err 
 		s.learner = s.newLearner(in)
 	}
 	if err == nil && s.cfg.PieceSecret != "" {
-		s.pieces = in.Pieces(s.cfg.PieceTTL)
+		s.pieces = in.Pieces(config.PieceTTL)
 	}
 	if err != nil || !s.cfg.Replica {
 		return in, "redis", err

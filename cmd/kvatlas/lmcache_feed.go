@@ -56,7 +56,7 @@ func (s *service) listenLMCache(ctx context.Context) error {
 		f.controller, err = controller.New(ctx, controller.Config{
 			Index: index, Heard: heard, Pods: pods, Pull: c.LMCacheControllerPull, Reply: c.LMCacheControllerReply, Filter: s.networks, Heartbeat: c.LMCacheControllerHeartbeat, HeartbeatURL: c.LMCacheControllerHeartbeatURL,
 			Hashers: own, Lease: c.LMCacheLease, Workers: c.LMCacheWorkers, SyncWait: config.LMCacheSyncWait, Timeout: config.RedisTimeout,
-			MaxWorkers: c.LMCacheMaxWorkers(), QueueKeys: config.LMCacheQueueKeys, SyncKeys: c.LMCacheSyncKeys, MaxMessage: int(config.LMCacheMaxMessage),
+			MaxWorkers: c.LMCacheMaxWorkers(), QueueKeys: config.LMCacheQueueKeys, SyncKeys: config.LMCacheSyncKeys, MaxMessage: int(config.LMCacheMaxMessage),
 			Observer: s.watchController(),
 		})
 		if err != nil {

@@ -75,7 +75,7 @@ func (s *service) writeLMCache() (index store.Index, heard func(lmcache.Hash), e
 	}
 	failing := false // of the one goroutine that writes
 	s.lmcache.entries, err = entries.New(entries.Config{
-		Registry: s.index.Cached, Shapes: shapes, Profiles: profiles, TTL: config.LMCacheWriteTTL, MaxEntries: s.cfg.LMCacheWriteEntries, Timeout: config.RedisTimeout,
+		Registry: s.index.Cached, Shapes: shapes, Profiles: profiles, TTL: config.LMCacheWriteTTL, MaxEntries: config.LMCacheWriteEntries, Timeout: config.RedisTimeout,
 		Write: func(ctx context.Context, ttl time.Duration, list []entries.Write) error {
 			writes := make([]external.Write, len(list))
 			for i, w := range list {

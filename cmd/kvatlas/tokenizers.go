@@ -65,7 +65,7 @@ func (s *service) makeTokenizers() error {
 		MaxTokenizers: c.TokenizersLoaded,
 		Pins:          pins,
 		Fast:          c.TokenizerFast,
-		CheckEvery:    c.TokenizerCheckEvery,
+		CheckEvery:    config.TokenizerCheckEvery,
 		ProofDir:      kept,
 		Chat: chat.Options{
 			Engine: chat.Engine(c.ChatEngine), DefaultKwargs: []byte(c.ChatKwargs),

@@ -89,12 +89,18 @@ const (
 	// LMCacheQueueKeys is the number of chunks that may wait to be written, of all workers;
 	// what finds no room is dropped, and asked for again.
 	LMCacheQueueKeys = 1_000_000
+	// LMCacheSyncKeys is the number of chunks of all full syncs at a time, of about 50 bytes
+	// each.
+	LMCacheSyncKeys = 4_000_000
 	// LMCacheMaxMessage is the longest message of a worker.
 	LMCacheMaxMessage = Bytes(4 << 20)
 	// LMCacheMaxBody is the longest body of a report in MP mode.
 	LMCacheMaxBody = Bytes(64 << 20)
 	// LMCacheWriteTTL is how long an entry lives that is written for others and not renewed.
 	LMCacheWriteTTL = time.Minute
+	// LMCacheWriteEntries is the number of such entries at a time, of about 1 KB each in this
+	// process; what is beyond is not written.
+	LMCacheWriteEntries = 1 << 18
 
 	// UsageBlocks is the number of blocks whose uses are counted, of about 200 bytes each.
 	UsageBlocks = 100_000
@@ -103,6 +109,11 @@ const (
 	bytesPerQueued = 4
 	// minWorkBytes is what a mebibyte of text that cannot be cut may take.
 	minWorkBytes = 350 << 20
+	// TokenizerCheckEvery is of how many texts one is tokenized by the library as well, behind its
+	// answer. One difference, and the tokenizer is left to it.
+	TokenizerCheckEvery = 1000
+	// PieceTTL is how long Redis keeps a shared piece.
+	PieceTTL = 24 * time.Hour
 	// maxPieceTimeout bounds Config.PieceTimeout.
 	maxPieceTimeout = 10 * time.Second
 )
@@ -185,13 +196,17 @@ var removed = []removedSetting{
 	{"lmcache-sync-wait", LMCacheSyncWait, "a full sync takes seconds, and what LMCache has lost must not count for long"},
 	{"lmcache-max-workers", "2/5 of index-max-pods", "each worker is a registration, and engines need room beside them"},
 	{"lmcache-queue-keys", LMCacheQueueKeys, "what finds no room is asked for again, with a full sync"},
+	{"lmcache-sync-keys", LMCacheSyncKeys, "they take 200 MB, and a sync that finds no room is asked for again"},
 	{"lmcache-max-message", LMCacheMaxMessage, "LMCache puts 2,000 keys into a message, which take much less"},
 	{"lmcache-max-body", LMCacheMaxBody, "it has 512 bytes for each of the 131,072 entries that a report may have"},
 	{"lmcache-write-ttl", LMCacheWriteTTL, "entries are renewed as long as their worker lives"},
+	{"lmcache-write-entries", LMCacheWriteEntries, "they take 262 MB, and an entry that is not written is only not found by other tools"},
 	{"usage-blocks", UsageBlocks, "they take 20 MB, and blocks that are used less often are seldom asked for"},
 	{"tokenizer-queue", "max-in-flight", "each request in flight may wait for a tokenizer"},
 	{"tokenizer-work-bytes", "max-in-flight-bytes, and at least 350 MiB", "the tokenizers' library takes as much as all else; 350 bytes for each byte of text that cannot be cut, and a longer text is refused"},
 	{"tokenizer-queue-bytes", fmt.Sprintf("1/%d of max-in-flight-bytes, and at least max-prompt-bytes", bytesPerQueued), "a request in flight has that much of its memory for its text"},
+	{"tokenizer-check-every", TokenizerCheckEvery, "it costs a hundredth of what tokenizing does; tokenizer-fast false leaves all texts to the library"},
+	{"piece-ttl", PieceTTL, "maxmemory of Redis bounds what pieces take, and a piece that is used again is soon made again"},
 	{"piece-timeout", "2/5 of tokenizer-budget, " + formatDuration(maxPieceTimeout) + " at most", "to wait longer leaves no time to tokenize"},
 }
 

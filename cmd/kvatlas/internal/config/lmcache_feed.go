@@ -37,16 +37,10 @@ type lmcacheFeedSettings struct {
 	LMCacheWorkers int `name:"lmcache-workers" default:"1" min:"1" max:"1024"`
 	// LMCacheLease is how long a worker keeps its blocks that is not heard any more.
 	LMCacheLease time.Duration `name:"lmcache-lease" default:"30s" min:"100ms" max:"24h"`
-	// LMCacheSyncKeys is the number of chunks of all full syncs at a time, of about 50
-	// bytes each.
-	LMCacheSyncKeys int `name:"lmcache-sync-keys" default:"4000000" min:"1" max:"1073741824"`
 	// LMCacheWrite says in which of LMCache's shapes what the controller and the
 	// coordinator are told is written into the Redis of the index as well, for tools that
 	// read it: set is its strings, hset the fork's hashes.
 	LMCacheWrite string `name:"lmcache-write" default:"off" oneof:"off,set,hset,both"`
-	// LMCacheWriteEntries is the number of such entries at a time, of about 1 KB each in this
-	// process; what is beyond is not written.
-	LMCacheWriteEntries int `name:"lmcache-write-entries" default:"262144" min:"1" max:"100000000"`
 }
 
 // validateFeed checks the rules between the settings of what LMCache talks to.

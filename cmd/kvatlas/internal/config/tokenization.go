@@ -45,10 +45,6 @@ type tokenizationSettings struct {
 	// the cost, where it is proven to give the tokens of Hugging Face's library. False
 	// leaves all to that library.
 	TokenizerFast bool `name:"tokenizer-fast" default:"true"`
-	// TokenizerCheckEvery is of how many texts one is tokenized by that library as
-	// well, behind its answer. One difference, and the tokenizer is left to it. 0
-	// checks none.
-	TokenizerCheckEvery int `name:"tokenizer-check-every" default:"1000" min:"0" max:"1000000000"`
 	// Preload is the list of models, with commas, whose tokenizers are loaded
 	// before /readyz says ready; it names those that cannot be, which are tried
 	// again. Others are loaded by the first text, which takes seconds.
@@ -69,8 +65,6 @@ type tokenizationSettings struct {
 	// bytes; empty shares nothing. A variable or the file keeps it out of the list
 	// of processes.
 	PieceSecret Secret `name:"piece-secret"`
-	// PieceTTL is how long Redis keeps a shared piece.
-	PieceTTL time.Duration `name:"piece-ttl" default:"24h" min:"1s" max:"8760h"`
 }
 
 // chatSettings are how messages become texts.
