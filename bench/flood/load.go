@@ -12,12 +12,14 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kvatlas/kvatlas/bench/internal/proc"
 )
 
 // flood is one kind of attack.
 type flood struct {
 	name, title string
-	send        func(ctx context.Context, s *server, t *tally)
+	send        func(ctx context.Context, s *proc.Process, t *tally)
 }
 
 // hostile is a template of some 2^60 calls: it ends where its fuel does.
@@ -48,8 +50,8 @@ func floods(model string) []flood {
 }
 
 // same sends n equal requests at once.
-func same(n int, body []byte) func(context.Context, *server, *tally) {
-	return func(ctx context.Context, s *server, t *tally) {
+func same(n int, body []byte) func(context.Context, *proc.Process, *tally) {
+	return func(ctx context.Context, s *proc.Process, t *tally) {
 		client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n}}
 		defer client.CloseIdleConnections()
 		var all sync.WaitGroup
@@ -92,8 +94,8 @@ func outcome(status int, body []byte) string {
 
 // slowBodies opens n connections that send 9 bytes of a body and no more, until the
 // server ends them or 3 s are over.
-func slowBodies(n int) func(context.Context, *server, *tally) {
-	return func(ctx context.Context, s *server, t *tally) {
+func slowBodies(n int) func(context.Context, *proc.Process, *tally) {
+	return func(ctx context.Context, s *proc.Process, t *tally) {
 		var all sync.WaitGroup
 		for range n {
 			all.Go(func() {

@@ -21,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/bench/internal/proc"
 	"github.com/kvatlas/kvatlas/bench/internal/program"
 )
 
@@ -62,11 +63,13 @@ func run(ctx context.Context, args []string) error {
 
 // measure sends one flood to a server of its own and writes a line of the table.
 func measure(ctx context.Context, o *options, f flood) error {
-	s, err := startServer(ctx, o)
+	s, err := proc.Serve(ctx, o.kvatlas, append([]string{
+		"--tokenizers", o.tokenizers, "--hub-offline", "--preload", o.model, "--drain-delay", "0s", "--drain-timeout", "0s",
+	}, o.extra...)...)
 	if err != nil {
 		return err
 	}
-	defer s.stop()
+	defer s.Stop()
 	before, err := s.Usage()
 	if err != nil {
 		return err

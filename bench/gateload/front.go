@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -20,11 +19,13 @@ import (
 	"github.com/kvatlas/kvatlas/bench/internal/proc"
 )
 
+// engineFront is the name of the engine itself, whose figures are not those of a front.
+const engineFront = "engine"
+
 // front is what stands in front of the engine, or the engine itself, with what was measured.
 type front struct {
 	name, url string
-	cmd       *exec.Cmd // nil of the engine
-	engine    *exec.Cmd
+	process   *proc.Process
 	client    *http.Client
 	sent      int
 
@@ -40,26 +41,15 @@ func startFronts(ctx context.Context, o *options) (all []*front, err error) {
 		return nil, err
 	}
 	at := func(n int) string { return "127.0.0.1:" + strconv.Itoa(o.port+n) }
-	newFront := func(name string, n int) *front {
+	start := func(name string, n int, program string, args ...string) error {
 		f := &front{name: name, url: "http://" + at(n), client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}}
-		all = append(all, f)
-		return f
+		f.process, err = proc.Start(ctx, at(n), func(ctx context.Context) error { return f.ask(ctx, `{"model":"m","max_tokens":1,"prompt":[1]}`) }, program, args...)
+		if err == nil {
+			all = append(all, f)
+		}
+		return err
 	}
-	start := func(program string, args ...string) (*exec.Cmd, error) {
-		cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...) //nolint:gosec // the programs are the user's to choose
-		cmd.Stderr = os.Stderr
-		err := cmd.Start()
-		return cmd, err
-	}
-	engine := newFront("engine", 0)
-	if engine.engine, err = start(self, "engine", at(0)); err != nil {
-		return all, err
-	}
-	if err := engine.await(ctx); err != nil {
-		return all, err
-	}
-	bare := newFront("bare", 1)
-	if bare.cmd, err = start(self, "bare", at(1), at(0)); err != nil {
+	if err := errors.Join(start(engineFront, 0, self, "engine", at(0)), start("bare", 1, self, "bare", at(1), at(0))); err != nil {
 		return all, err
 	}
 	if o.haproxy != "" {
@@ -73,55 +63,11 @@ func startFronts(ctx context.Context, o *options) (all []*front, err error) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			return all, err
 		}
-		f := newFront("haproxy", 2)
-		if f.cmd, err = start(o.haproxy, "-db", "-q", "-f", file); err != nil {
-			return all, err
-		}
-		if err := f.await(ctx); err != nil {
+		if err := start("haproxy", 2, o.haproxy, "-db", "-q", "-f", file); err != nil {
 			return all, err
 		}
 	}
-	kv := newFront("kvatlas", 3)
-	kv.cmd, err = start(o.kvatlas, "gateway", "--pods", at(0), "--gateway-listen", at(3), "--listen", at(4), "--log-level", "error", "--hub-offline", "--drain-delay", "0s")
-	if err != nil {
-		return all, err
-	}
-	return all, errors.Join(bare.await(ctx), kv.await(ctx))
-}
-
-// await waits until requests are answered.
-func (f *front) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if err := f.ask(ctx, `{"model":"m","max_tokens":1,"prompt":[1]}`); err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return errors.New("no request is answered within 30 s")
-		case <-tick.C:
-		}
-	}
-}
-
-func (f *front) stop() {
-	for _, cmd := range []*exec.Cmd{f.cmd, f.engine} {
-		if cmd != nil && cmd.Process != nil {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait() // it says that it was killed
-		}
-	}
-}
-
-// usage is what the front has taken so far.
-func (f *front) usage() (u proc.Usage, err error) {
-	if f.cmd != nil {
-		u, err = proc.Read(f.cmd.Process.Pid)
-	}
-	return u, err
+	return all, start("kvatlas", 3, o.kvatlas, "gateway", "--pods", at(0), "--gateway-listen", at(3), "--listen", at(4), "--log-level", "error", "--hub-offline", "--drain-delay", "0s")
 }
 
 // measure is one turn.
@@ -154,7 +100,7 @@ func (f *front) measure(ctx context.Context, o *options) error {
 
 // count does something n times, o.together at a time, and returns the CPU time of the front.
 func (f *front) count(o *options, n int, do func(n int) error) (time.Duration, error) {
-	before, err := f.usage()
+	before, err := f.process.Usage()
 	if err != nil {
 		return 0, err
 	}
@@ -176,7 +122,7 @@ func (f *front) count(o *options, n int, do func(n int) error) (time.Duration, e
 	}
 	all.Wait()
 	f.sent += n
-	after, err := f.usage()
+	after, err := f.process.Usage()
 	f.peak = after.Peak
 	return after.CPU - before.CPU, errors.Join(errors.Join(errs...), err)
 }

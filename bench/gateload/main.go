@@ -65,7 +65,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	fronts, err := startFronts(ctx, &o)
 	defer func() {
 		for _, f := range fronts {
-			f.stop()
+			f.process.Stop()
 		}
 	}()
 	if err != nil {
@@ -89,7 +89,7 @@ func printFronts(out io.Writer, fronts []*front, o *options) error {
 	bare := fronts[slices.IndexFunc(fronts, func(f *front) bool { return f.name == "bare" })]
 	for _, f := range fronts {
 		us := func(d time.Duration) string { return fmt.Sprintf("%.0f", float64(d.Nanoseconds())/1e3) }
-		if f.cmd == nil {
+		if f.name == engineFront {
 			fmt.Fprintf(w, "%s\t%s\t%s\t\t\t\t\t\t%s\t%s\t\t\n", f.name, us(f.alone.at(50)), us(f.alone.at(99)), us(f.parts.at(50)), us(f.parts.at(99)))
 			continue
 		}

@@ -19,7 +19,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,6 +26,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/kvatlas/kvatlas/bench/internal/proc"
 	"github.com/kvatlas/kvatlas/bench/internal/program"
 	"github.com/kvatlas/kvatlas/sim/talks"
 )
@@ -86,43 +86,27 @@ type trial struct {
 
 // try has all conversations by a policy.
 func (o *options) try(ctx context.Context, policy string) (_ *trial, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-	start := func(args ...string) error {
-		cmd := exec.CommandContext(ctx, o.kvatlas, args...) //nolint:gosec // the program is the user's to choose
-		cmd.Stderr = os.Stderr
-		if err := cmd.Start(); err != nil {
-			return err
-		}
-		running.Go(func() { _ = cmd.Wait() }) // it is killed in the end
-		return nil
-	}
 	at := func(n int) string { return "127.0.0.1:" + strconv.Itoa(o.port+n) }
-	err = start("sim", "--model", "m", "--pods", strconv.Itoa(o.pods), "--blocks", strconv.Itoa(o.blocks), "--speed", fmt.Sprint(o.speed), "--port", strconv.Itoa(o.port),
+	control, api := "http://"+at(300), "http://"+at(302)
+	engines, err := proc.Start(ctx, at(300), proc.Answers(control+"/pods"), o.kvatlas, "sim", "--model", "m", "--pods", strconv.Itoa(o.pods), "--blocks", strconv.Itoa(o.blocks), "--speed", fmt.Sprint(o.speed), "--port", strconv.Itoa(o.port),
 		"--events-port", strconv.Itoa(o.port+100), "--replay-port", strconv.Itoa(o.port+200), "--control", at(300))
 	if err != nil {
 		return nil, err
 	}
-	if err := await(ctx, "http://"+at(300)+"/pods", func([]byte) bool { return true }); err != nil {
-		return nil, err
-	}
+	defer engines.Stop()
 	var pods []string
 	for n := range o.pods {
 		pods = append(pods, at(n))
 	}
-	err = start("gateway", "--pods", strings.Join(pods, ","), "--gateway-listen", at(301), "--listen", at(302), "--log-level", "error", "--hub-offline", "--block-size", "16", "--drain-delay", "0s")
+	gateway, err := proc.Start(ctx, at(301), o.hasEvents(api+"/v1/pods"), o.kvatlas, "gateway", "--pods", strings.Join(pods, ","), "--gateway-listen", at(301), "--listen", at(302), "--log-level", "error", "--hub-offline", "--block-size", "16", "--drain-delay", "0s")
 	if err != nil {
 		return nil, err
 	}
-	if err := await(ctx, "http://"+at(302)+"/v1/pods", func(b []byte) bool { return bytes.Count(b, []byte(`"events":`)) == o.pods }); err != nil {
+	defer gateway.Stop()
+	if err := put(ctx, api+"/v1/models/m/routing", `{"policy":`+strconv.Quote(policy)+`}`); err != nil {
 		return nil, err
 	}
-	if err := put(ctx, "http://"+at(302)+"/v1/models/m/routing", `{"policy":`+strconv.Quote(policy)+`}`); err != nil {
-		return nil, err
-	}
-	t := &trial{gateway: "http://" + at(301)}
+	t := &trial{gateway: gateway.URL}
 	list := make(chan talks.Conversation)
 	var chats sync.WaitGroup
 	errs := make([]error, o.chats)
@@ -211,27 +195,23 @@ func (t *trial) ask(ctx context.Context, turn *talks.Turn) error {
 	return nil
 }
 
-// await asks for a page until its body is right.
-func await(ctx context.Context, url string, right func([]byte) bool) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	for {
+// hasEvents has no error when the gateway has found where the events of all engines are.
+func (o *options) hasEvents(url string) func(context.Context) error {
+	return func(ctx context.Context) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 		if err != nil {
 			return err
 		}
-		if resp, err := http.DefaultClient.Do(req); err == nil {
-			b, err := io.ReadAll(resp.Body)
-			_ = resp.Body.Close()
-			if err == nil && resp.StatusCode == http.StatusOK && right(b) {
-				return nil
-			}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s is not as it must be within a minute", url)
-		case <-time.After(20 * time.Millisecond):
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if n := bytes.Count(b, []byte(`"events":`)); err == nil && n != o.pods {
+			err = fmt.Errorf("the gateway reads the events of %d engines", n)
 		}
+		return err
 	}
 }
 

@@ -78,7 +78,7 @@ func (o *options) measureMode(ctx context.Context, redis string) (err error) {
 	var servers []*server
 	defer func() {
 		for _, s := range servers {
-			s.stop()
+			s.Stop()
 		}
 	}()
 	bare, err := startBare(ctx)

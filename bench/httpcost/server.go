@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"strconv"
 	"sync"
 	"time"
@@ -19,21 +18,18 @@ import (
 )
 
 // server is a process that is measured.
-type server struct {
-	cmd     *exec.Cmd
-	address string
-	stderr  bytes.Buffer
-}
+type server struct{ *proc.Process }
 
 // startServer starts a build of kvatlas and waits until it is ready.
 func (o *options) startServer(ctx context.Context, program, redis string) (*server, error) {
-	args := []string{"serve", "--hub-offline", "--tokenizers", o.tokenizers}
+	args := []string{"--hub-offline", "--tokenizers", o.tokenizers}
 	if redis != "" {
 		args = append(args, "--redis", redis)
 	} else {
 		args = append(args, "--preload", o.model)
 	}
-	return start(ctx, program, "--listen", append(args, o.extra...)...)
+	p, err := proc.Serve(ctx, program, append(args, o.extra...)...)
+	return &server{p}, err
 }
 
 // startBare starts this program as a server that does nothing.
@@ -42,58 +38,12 @@ func startBare(ctx context.Context) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return start(ctx, self, "", "bare")
-}
-
-// start starts a program with an address of its own behind its arguments.
-func start(ctx context.Context, program, flag string, args ...string) (*server, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	address, err := proc.FreeAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s := &server{address: l.Addr().String()}
-	if err := l.Close(); err != nil {
-		return nil, err
-	}
-	if flag != "" {
-		args = append(args, flag)
-	}
-	s.cmd = exec.CommandContext(ctx, program, append(args, s.address)...) //nolint:gosec // the program is the user's to choose
-	s.cmd.Stderr = &s.stderr
-	if err := s.cmd.Start(); err != nil {
-		return nil, err
-	}
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if err = s.ready(ctx); err == nil {
-			return s, nil
-		}
-	}
-	s.stop()
-	return nil, fmt.Errorf("%s is not ready after a minute: %w; its log: %s", program, err, s.stderr.String())
-}
-
-// ready reports whether the server answers and has all that it needs.
-func (s *server) ready(ctx context.Context) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.address+"/readyz", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	_ = resp.Body.Close() // its status is all
-	if resp.StatusCode != http.StatusOK {
-		return errors.New(resp.Status)
-	}
-	return nil
-}
-
-// stop kills the process.
-func (s *server) stop() {
-	_ = s.cmd.Process.Kill() // it may have ended by itself
-	_ = s.cmd.Wait()         // it says that it was killed
+	p, err := proc.Start(ctx, address, proc.Answers("http://"+address), self, "bare", address)
+	return &server{p}, err
 }
 
 // post sends a request of which only the status counts.
@@ -139,7 +89,7 @@ func (s *server) send(ctx context.Context, k kind, n, connections, answer int) (
 		}
 		conns = append(conns, c)
 	}
-	before, err := proc.CPU(s.cmd.Process.Pid)
+	before, err := s.CPU()
 	if err != nil {
 		return 0, 0, err
 	}
@@ -158,7 +108,7 @@ func (s *server) send(ctx context.Context, k kind, n, connections, answer int) (
 	}
 	all.Wait()
 	took := time.Since(began)
-	after, err := proc.CPU(s.cmd.Process.Pid)
+	after, err := s.CPU()
 	if err := errors.Join(err, errors.Join(failed...)); err != nil {
 		return 0, 0, err
 	}
@@ -179,7 +129,7 @@ type conn struct {
 
 func (s *server) dial(ctx context.Context) (*conn, error) {
 	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp", s.address)
+	c, err := d.DialContext(ctx, "tcp", s.Address)
 	if err != nil {
 		return nil, err
 	}

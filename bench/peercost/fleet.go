@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/bench/internal/proc"
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
@@ -37,7 +38,7 @@ type engine struct {
 // newEngines makes n engines.
 func newEngines(ctx context.Context, n int) (out []*engine, err error) {
 	for range n {
-		address, err := freeAddress(ctx)
+		address, err := proc.FreeAddress(ctx)
 		if err != nil {
 			return nil, err
 		}

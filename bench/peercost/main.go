@@ -140,7 +140,7 @@ func start(ctx context.Context, o *options) (s *sides, stop func() error, err er
 		if err != nil {
 			return nil, nil, err
 		}
-		ends = append(ends, got.stop)
+		ends = append(ends, func() error { got.Stop(); return nil })
 		*c.to = got
 	}
 	at, err := redis.ParseURL(started.URL)

@@ -2,12 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
 	"strconv"
 	"time"
 
@@ -19,64 +16,32 @@ import (
 
 // side is a server that is asked: a process and, of ours in Redis mode, the Redis behind it.
 type side struct {
-	name    string
-	cmd     *exec.Cmd
-	log     *os.File
-	address string
-	probe   request
-	redis   *redis.Client // nil without Redis
-}
-
-// freeAddress is one of this machine that is free.
-func freeAddress(ctx context.Context) (string, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
+	*proc.Process
+	name  string
+	probe request
+	redis *redis.Client // nil without Redis
 }
 
 // startSide starts a program and waits until its probe answers. args gets the address that the
 // program is to listen at.
 func startSide(ctx context.Context, name, program, probe string, args func(host, port string) []string) (_ *side, err error) {
-	s := &side{name: name, probe: newRequest(http.MethodGet, probe, "", nil)}
-	if s.address, err = freeAddress(ctx); err != nil {
-		return nil, err
-	}
-	if s.log, err = os.CreateTemp("", "kvatlas-peercost-*.log"); err != nil {
-		return nil, err
-	}
-	host, port, err := net.SplitHostPort(s.address)
+	address, err := proc.FreeAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s.cmd = exec.CommandContext(ctx, program, args(host, port)...) //nolint:gosec // the program is the user's to choose
-	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
-	if err := s.cmd.Start(); err != nil {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
 		return nil, err
 	}
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		var open []*conn
-		if open, err = s.connect(ctx, 1); err == nil {
-			closeAll(open)
-			return s, nil
-		}
-	}
-	text, _ := os.ReadFile(s.log.Name())
-	return nil, errors.Join(fmt.Errorf("%s is not ready after a minute: %w; its log: %.2000s", name, err, text), s.stop())
-}
-
-// stop ends the process.
-func (s *side) stop() error {
-	_ = s.cmd.Process.Kill() // it may have ended by itself
-	_ = s.cmd.Wait()         // it says that it was killed
-	return errors.Join(s.log.Close(), os.Remove(s.log.Name()))
+	s := &side{name: name, probe: newRequest(http.MethodGet, probe, "", nil)}
+	s.Process, err = proc.Start(ctx, address, proc.Answers("http://"+address+probe), program, args(host, port)...)
+	return s, err
 }
 
 // connect opens connections, on each of which the probe has been answered.
 func (s *side) connect(ctx context.Context, n int) (out []*conn, err error) {
 	for range n {
-		c, err := dial(ctx, s.address)
+		c, err := dial(ctx, s.Address)
 		if err != nil {
 			closeAll(out)
 			return nil, err
@@ -93,7 +58,7 @@ func (s *side) connect(ctx context.Context, n int) (out []*conn, err error) {
 // post posts JSON, in no measured call, and returns the answer.
 func (s *side) post(ctx context.Context, path, body string) ([]byte, error) {
 	r := newRequest(http.MethodPost, path, jsonKind, []byte(body))
-	c, err := dial(ctx, s.address)
+	c, err := dial(ctx, s.Address)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +79,7 @@ func (s *side) spent(ctx context.Context) (own, behind time.Duration, err error)
 		}
 		behind = cputime.Redis(info)
 	}
-	own, err = proc.CPU(s.cmd.Process.Pid)
+	own, err = s.CPU()
 	return own, behind, err
 }
 

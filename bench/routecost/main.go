@@ -22,6 +22,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/bench"
+	"github.com/kvatlas/kvatlas/bench/internal/proc"
 	"github.com/kvatlas/kvatlas/bench/internal/program"
 )
 
@@ -50,16 +51,16 @@ func run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer func() { _ = started.Close() }() // nothing of it is kept
-	s, err := startServer(ctx, *program, started.URL)
+	process, err := proc.Serve(ctx, *program, "--redis", started.URL)
 	if err != nil {
 		return err
 	}
-	defer s.Stop()
+	defer process.Stop()
 	at, err := redis.ParseURL(started.URL)
 	if err != nil {
 		return err
 	}
-	s.redis = redis.NewClient(at)
+	s := &server{Process: process, redis: redis.NewClient(at)}
 	defer func() { _ = s.redis.Close() }()
 	if err := s.register(ctx); err != nil {
 		return err

@@ -9,32 +9,21 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/bench/internal/proc"
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/cputime"
 )
 
 // server is the program that is measured, and the Redis behind it.
 type server struct {
-	*proc.Server
+	*proc.Process
 	http  http.Client
 	redis *redis.Client
 	ids   int
-}
-
-// startServer starts the program and waits until it is ready.
-func startServer(ctx context.Context, program, redisURL string) (*server, error) {
-	var log bytes.Buffer
-	s, err := proc.Serve(ctx, program, &log, "--redis", redisURL)
-	if err != nil {
-		return nil, fmt.Errorf("%w; its log: %s", err, log.String())
-	}
-	return &server{Server: s}, nil
 }
 
 // post sends a request and reads the answer to its end. An answer other than 2xx is an error.
@@ -160,14 +149,6 @@ func (s *server) spent(ctx context.Context) (out [2]time.Duration, err error) {
 		return out, err
 	}
 	info, err := s.redis.Info(ctx, "cpu").Result()
-	for line := range strings.Lines(info) {
-		for _, name := range []string{"used_cpu_sys:", "used_cpu_user:"} {
-			if v, ok := strings.CutPrefix(strings.TrimSpace(line), name); ok {
-				seconds, wrong := strconv.ParseFloat(v, 64)
-				err = errors.Join(err, wrong)
-				out[1] += time.Duration(seconds * float64(time.Second))
-			}
-		}
-	}
+	out[1] = cputime.Redis(info)
 	return out, err
 }

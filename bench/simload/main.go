@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/bench/internal/program"
+	"github.com/kvatlas/kvatlas/internal/cputime"
 )
 
 func main() {
@@ -61,19 +62,19 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer c.stop()
-	before, err := c.usage()
+	defer c.Stop()
+	before, err := c.Usage()
 	if err != nil {
 		return err
 	}
-	ours := processCPU()
+	ours := cputime.Process()
 	l := newLoad(&o)
 	took := l.send(ctx)
-	after, err := c.usage()
+	after, err := c.Usage()
 	if err != nil {
 		return errors.Join(err, errors.New("the engines have gone"))
 	}
-	ours = processCPU() - ours
+	ours = cputime.Process() - ours
 	t := &l.tally
 	fmt.Fprintf(out, "%d %s pods at speed %g, %d requests in %.1f s, prompts of %d tokens, answers of %d, %d CPUs\n",
 		o.pods, o.engine, o.speed, t.sent, took.Seconds(), o.prompt, o.answer, runtime.NumCPU())
