@@ -94,7 +94,7 @@ func (c RedisConfig) withDefaults() (RedisConfig, error) {
 	}
 	for _, p := range c.Parts {
 		if !slices.Contains(RedisParts, p) {
-			return c, fmt.Errorf("bench: part %q is none of %s", p, strings.Join(RedisParts, ", "))
+			return c, fmt.Errorf("bench: part %q is not one of %s", p, strings.Join(RedisParts, ", "))
 		}
 	}
 	check := func(what string, v, low, high int) error {

@@ -265,7 +265,7 @@ func (s *server) settledMemory(ctx context.Context, interval time.Duration) (flo
 			return 0, err
 		}
 	}
-	return 0, errors.New("bench: the server's memory does not settle: somebody else uses it")
+	return 0, errors.New("bench: the server's memory does not settle: something else uses it")
 }
 
 // settle lets the tables of keys become what they are in a server that has been running

@@ -62,10 +62,10 @@ type exchange struct {
 var (
 	errOverloaded = errors.New("gateway: as many requests run as may")
 	errTooLarge   = errors.New("gateway: the body is too long")
-	errMethod     = errors.New("gateway: the method is none of those that are passed on")
+	errMethod     = errors.New("gateway: the method is not one of those that are passed on")
 	errBodyStall  = errors.New("gateway: the body did not come in time")
 	errUnsalted   = errors.New("gateway: the client has a cache salt, and this request no place for it")
-	errOfOthers   = errors.New("gateway: the client has a cache salt, and this page may tell of requests of others")
+	errOfOthers   = errors.New("gateway: the client has a cache salt, and this page may show requests of others")
 	errSalt       = errors.New("gateway: the client has a cache salt, and the body is no JSON object with one of its own at the most")
 	errBody       = errors.New("gateway: the body ended early, or its transfer encoding is broken")
 )

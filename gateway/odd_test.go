@@ -94,7 +94,7 @@ func TestOddRequests(t *testing.T) {
 		methods    []string
 		check      func(r []reply) bool
 	}{
-		{"a method that nobody knows", head("BREW /pot?a;b=%zz", ""), []string{"BREW"}, func(r []reply) bool {
+		{"an unknown method", head("BREW /pot?a;b=%zz", ""), []string{"BREW"}, func(r []reply) bool {
 			return r[0].status == 200 && strings.HasPrefix(r[0].header.Get("X-Saw"), "BREW /pot?a;b=%zz ")
 		}},
 		{"OPTIONS *", head("OPTIONS *", ""), []string{"OPTIONS"}, func(r []reply) bool { return r[0].status == 200 }},

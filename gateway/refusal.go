@@ -41,7 +41,7 @@ func refusalOf(err error) refusal {
 	case errors.Is(err, errUnsalted):
 		return refusal{http.StatusForbidden, "invalid_request_error", "forbidden", "your credentials bring a cache salt, and engines take none with this request", 0}
 	case errors.Is(err, errOfOthers):
-		return refusal{http.StatusForbidden, "invalid_request_error", "forbidden", "your credentials bring a cache salt, and this page may tell of requests of others", 0}
+		return refusal{http.StatusForbidden, "invalid_request_error", "forbidden", "your credentials bring a cache salt, and this page may show requests of others", 0}
 	case errors.Is(err, errOverloaded):
 		return refusal{http.StatusServiceUnavailable, "overloaded_error", "overloaded", "the gateway has as many requests as it takes", 1}
 	case errors.Is(err, route.ErrBusy):

@@ -68,7 +68,7 @@ func ParseAlgorithm(s string) (Algorithm, error) {
 			return Algorithm(a), nil
 		}
 	}
-	return 0, fmt.Errorf("%w: algorithm %q is none of %q", ErrConfig, clip(s), algorithms)
+	return 0, fmt.Errorf("%w: algorithm %q is not one of %q", ErrConfig, clip(s), algorithms)
 }
 
 const (

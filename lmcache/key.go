@@ -111,7 +111,7 @@ func (k Key) Validate() error {
 	case k.Form.hasFmt() != (k.Fmt != "") || strings.Contains(k.Fmt, sep):
 		return bad("fmt %q in a key of the form %s", clip(k.Fmt), k.Form)
 	case k.Form == FormDType && !slices.Contains(formats, k.Fmt):
-		return bad("fmt %q is none of %s", clip(k.Fmt), strings.Join(formats, ", "))
+		return bad("fmt %q is not one of %s", clip(k.Fmt), strings.Join(formats, ", "))
 	case k.Model == "":
 		return bad("no model name")
 	case k.WorldSize < 1 || k.WorldSize > maxWorkers:
@@ -119,7 +119,7 @@ func (k Key) Validate() error {
 	case k.WorkerID < 0 || k.WorkerID >= k.WorldSize && (k.WorldSize > 1 || k.WorkerID >= maxWorkers):
 		return bad("worker %d of %d", k.WorkerID, k.WorldSize)
 	case k.Form.hasDType() && !slices.Contains(dtypes, k.DType):
-		return bad("dtype %q is none of %s", clip(k.DType), strings.Join(dtypes, ", "))
+		return bad("dtype %q is not one of %s", clip(k.DType), strings.Join(dtypes, ", "))
 	case !k.Form.hasDType() && k.DType != "":
 		return bad("dtype %q in a key of the form %s", clip(k.DType), k.Form)
 	case k.HasLayer && (k.Layer < 0 || k.Layer >= maxLayers):

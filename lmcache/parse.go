@@ -45,6 +45,6 @@ func Parse(s string) (Parsed, error) {
 	if k, err := ParseForkKey(s); err == nil {
 		return Parsed{Fork: &k}, nil
 	}
-	return Parsed{}, fmt.Errorf("%w: %q is none of %s, model@kv_rank@object_group@hash, model@hash",
+	return Parsed{}, fmt.Errorf("%w: %q is not one of %s, model@kv_rank@object_group@hash, model@hash",
 		ErrKey, clip(s), strings.Join(forms[:], ", "))
 }

@@ -53,7 +53,7 @@ func ParseRemote(s string) (Remote, error) {
 			return Remote(r), nil
 		}
 	}
-	return 0, fmt.Errorf("%w: remote store %q is none of %q", ErrConfig, clip(s), remotes)
+	return 0, fmt.Errorf("%w: remote store %q is not one of %q", ErrConfig, clip(s), remotes)
 }
 
 // Mode is which entries in Redis a Reader names.

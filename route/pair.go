@@ -229,7 +229,7 @@ func (p *pairing) places(picture *loads.Picture) error {
 	}
 	p.mergePrefill(alone)
 	if len(p.prefill.Candidates) == 0 {
-		return fmt.Errorf("%w: nobody may prefill for one of %d ranks that may decode", ErrNobody, n)
+		return fmt.Errorf("%w: no pod may prefill for one of %d ranks that may decode", ErrNobody, n)
 	}
 	p.topo = newTopology(s, p.match.Registry, p.prefill.Candidates, p.decode.Candidates)
 	return nil

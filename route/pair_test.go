@@ -114,7 +114,7 @@ func TestPairRules(t *testing.T) {
 		tune     func(*route.Request)
 		want     string // of which there may be several
 	}{
-		{"nobody holds it", plain, 0, `{}`, nil, "p for d1|p for d2"},
+		{"no pod holds it", plain, 0, `{}`, nil, "p for d1|p for d2"},
 		{"decode holds most of it", plain, 1808, `{}`, nil, "d1 alone: short"},
 		{"by share", plain, 1808, `{"pair":{"local_tokens":0}}`, nil, "d1 alone: held"},
 		{"neither", plain, 1808, `{"pair":{"local_tokens":0,"local_share":0}}`, nil, "p for d1|p for d2"},
@@ -292,7 +292,7 @@ func TestPairIsCheapest(t *testing.T) {
 					return
 				}
 			}
-			rt.Fatalf("%s is none of %+v", places(d), d.Pairs)
+			rt.Fatalf("%s is not one of %+v", places(d), d.Pairs)
 		}
 		for _, c := range other.Costs {
 			prefill[c.Pod] = c.Total

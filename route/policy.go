@@ -68,7 +68,7 @@ func ParsePolicy(name string) (Entry, error) {
 	defer registry.mu.RUnlock()
 	e, ok := registry.entries[name]
 	if !ok {
-		return Entry{}, fmt.Errorf("%w: %.40q is none of %s%s", ErrPolicy, name, strings.Join(names(), ", "), nearest.Clause(name, names()))
+		return Entry{}, fmt.Errorf("%w: %.40q is not one of %s%s", ErrPolicy, name, strings.Join(names(), ", "), nearest.Clause(name, names()))
 	}
 	return e, nil
 }

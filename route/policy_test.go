@@ -195,7 +195,7 @@ func TestNoHitLRU(t *testing.T) {
 		v.Candidates[i].Turn = turn
 	}
 	if got := decide(t, "no_hit_lru", v); got != 1 {
-		t.Errorf("it takes %d for a prompt that nobody holds", got)
+		t.Errorf("it takes %d for a prompt that no pod holds", got)
 	}
 	v.Candidates[2].Held[store.CPU] = 16
 	if got := decide(t, "no_hit_lru", v); got != 2 {

@@ -81,7 +81,7 @@ func TestPrefixesAlone(t *testing.T) {
 				t.Errorf("%+v, %v", all, err)
 			}
 			if l := all.List[0]; len(l.Lacking) != 1 || len(l.Holders) != 0 || l.Copies != 1 {
-				t.Errorf("nobody holds it: %+v", l)
+				t.Errorf("no pod holds it: %+v", l)
 			}
 		})
 	}

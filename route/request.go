@@ -48,7 +48,7 @@ func (q *Request) validate() error {
 	switch q.Role {
 	case "", "prefill", "decode", RolePair:
 	default:
-		return fmt.Errorf("%w: role %.40q is none of prefill, decode, pair", ErrRequest, q.Role)
+		return fmt.Errorf("%w: role %.40q is not one of prefill, decode, pair", ErrRequest, q.Role)
 	}
 	if err := q.checkSession(); err != nil {
 		return err

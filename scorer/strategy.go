@@ -66,7 +66,7 @@ func ruleOf(s Strategy) (*rule, error) {
 		}
 		names = append(names, string(rules[i].name))
 	}
-	return nil, fmt.Errorf("%w: strategy %.40q is none of %s%s", ErrRequest, s, strings.Join(names, ", "), nearest.Clause(string(s), names))
+	return nil, fmt.Errorf("%w: strategy %.40q is not one of %s%s", ErrRequest, s, strings.Join(names, ", "), nearest.Clause(string(s), names))
 }
 
 // Weights is what a block counts by the tier that holds it, indexed by

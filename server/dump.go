@@ -190,7 +190,7 @@ func (c *call) restore() error {
 	mode := snapshot.Merge
 	if text := q.Get("mode"); text != "" {
 		if mode, err = snapshot.ParseMode(text); err != nil {
-			return refusal.Invalid("mode", "mode is none of merge, replace")
+			return refusal.Invalid("mode", "mode is not one of merge, replace")
 		}
 	}
 	if err := c.plainBody(); err != nil {

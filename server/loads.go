@@ -32,7 +32,7 @@ func (c *call) listLoads() error {
 	query := c.r.URL.Query()
 	format := query.Get("format")
 	if format != "" && format != "json" && format != "prometheus" {
-		return refusal.Invalid("format", "format is none of json, prometheus")
+		return refusal.Invalid("format", "format is not one of json, prometheus")
 	}
 	reg, err := c.s.cfg.Index.Registry(c.ctx)
 	if err != nil {

@@ -13,7 +13,7 @@ func TestPodsEvents(t *testing.T) {
 	for body, want := range map[string][2]string{ // the field to blame, a part of the message
 		`"events":"127.0.0.1:5557"`:                                    {"events", `"127.0.0.1:5557": it is not of the form tcp://host:port or ipc://path`},
 		`"events":"tcp://127.0.0.1"`:                                   {"events", "missing port in address"},
-		`"events":"http://127.0.0.1:5557"`:                             {"events", `transport "http" is none of tcp and ipc`},
+		`"events":"http://127.0.0.1:5557"`:                             {"events", `transport "http" is not one of tcp and ipc`},
 		`"events":"tcp://*:5557"`:                                      {"events", "names no host, and neither does the pod's address or name"},
 		`"events":"tcp://h:65535","ranks":2`:                           {"events", "rank 1 would have port 65535+1"},
 		`"events":"bind+tcp://h:5557"`:                                 {"events", "write *"},

@@ -155,7 +155,7 @@ func TestRecentEvents(t *testing.T) {
 		{"/v1/ingest/a%2Fb/x/events", 400, `{"error":{"code":"invalid_request","message":"rank is x, it must be a whole number from 0 to 1023","param":"rank"}}`},
 		{"/v1/ingest/a%2Fb/1024/events", 400, `{"error":{"code":"invalid_request","message":"rank is 1024, it must be a whole number from 0 to 1023","param":"rank"}}`},
 		{"/v1/ingest/%FF/1/events", 400, ""},
-		{"/v1/ingest/c/1/events", 404, `{"error":{"code":"rank_not_read","message":"this server does not read the rank: another replica does, or nobody","param":"rank"}}`},
+		{"/v1/ingest/c/1/events", 404, `{"error":{"code":"rank_not_read","message":"this server does not read the rank: another replica does, or none","param":"rank"}}`},
 	} {
 		if status, got := ask(tc.path); status != tc.status || tc.want != "" && got != tc.want {
 			t.Errorf("%s: got %d %s\nwant %d %s", tc.path, status, got, tc.status, tc.want)

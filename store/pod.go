@@ -95,7 +95,7 @@ func ParseTier(s string) (Tier, error) {
 			return Tier(i), nil
 		}
 	}
-	return 0, fmt.Errorf("%w: tier %q is none of gpu, cpu, disk, shared", ErrInvalid, s)
+	return 0, fmt.Errorf("%w: tier %q is not one of gpu, cpu, disk, shared", ErrInvalid, s)
 }
 
 // Pod is the registration of an engine replica that serves requests. Its JSON

@@ -91,7 +91,7 @@ func (p *Pod) Validate() error {
 	switch p.Role {
 	case "", "prefill", "decode", "both":
 	default:
-		return fmt.Errorf("%w: role is none of prefill, decode, both", ErrInvalid)
+		return fmt.Errorf("%w: role is not one of prefill, decode, both", ErrInvalid)
 	}
 	if p.Ranks < 0 || p.Ranks > MaxRanks {
 		return fmt.Errorf("%w: ranks is %d, it can be 0 to %d", ErrInvalid, p.Ranks, MaxRanks)
@@ -204,7 +204,7 @@ func (o *Op) validate() error {
 			return fmt.Errorf("%w: a clear takes no keys, it has %d", ErrInvalid, len(o.Keys))
 		}
 	default:
-		return fmt.Errorf("%w: kind %d is none of add, remove, clear", ErrInvalid, o.Kind)
+		return fmt.Errorf("%w: kind %d is not one of add, remove, clear", ErrInvalid, o.Kind)
 	}
 	if o.Tier == Predicted {
 		return o.validatePredicted()
@@ -213,7 +213,7 @@ func (o *Op) validate() error {
 		return fmt.Errorf("%w: holders in tier %s do not end at a time", ErrInvalid, o.Tier)
 	}
 	if int(o.Tier) >= NumTiers && (o.Tier != AllTiers || o.Kind == Add) && (!o.Tier.IsWindow() || o.Kind == Clear) {
-		return fmt.Errorf("%w: tier %d is none to %s", ErrInvalid, uint8(o.Tier), [...]string{Add: "add to", Remove: "remove from", Clear: "clear"}[o.Kind])
+		return fmt.Errorf("%w: there is no tier %d to %s", ErrInvalid, uint8(o.Tier), [...]string{Add: "add to", Remove: "remove from", Clear: "clear"}[o.Kind])
 	}
 	return o.checkKeys()
 }

@@ -53,7 +53,7 @@ func indexFigures(read func() store.Stats) prometheus.Collector {
 		gauge("kvatlas_index_blocks", "Blocks held in this process; absent when they are elsewhere.", func(s s) int64 { return s.Blocks }),
 		gauge("kvatlas_index_bytes", "Memory of the blocks held in this process; absent when they are elsewhere.", func(s s) int64 { return s.Bytes }),
 		counter("kvatlas_index_evicted_blocks_total", "Blocks dropped because the index was full.", func(s s) uint64 { return s.Evicted }),
-		counter("kvatlas_index_garbled_values_total", "Values that could not be read and counted as nobody's.", func(s s) uint64 { return s.Garbled }),
+		counter("kvatlas_index_garbled_values_total", "Values that could not be read and counted for no pod.", func(s s) uint64 { return s.Garbled }),
 		counter("kvatlas_index_texts_total", "Values that name pods by text.", func(s s) uint64 { return s.Texts }),
 		counter("kvatlas_index_unknown_texts_total", "Values that name pods by text, of which none counts.", func(s s) uint64 { return s.UnknownTexts }),
 		counter("kvatlas_index_round_trips_total", "Round trips to the index's server.", func(s s) uint64 { return s.RoundTrips }),

@@ -117,7 +117,7 @@ var (
 	rankCounters = []rankFigure{
 		{rankDesc("messages_total", "Messages that have been followed."), func(r *ingest.RankStats) float64 { return float64(r.Messages) }},
 		{rankDesc("connections_total", "Connections to the publisher."), func(r *ingest.RankStats) float64 { return float64(r.Connections) }},
-		{rankDesc("expired_blocks_total", "Blocks taken for removed, of an engine that does not tell of removals."), func(r *ingest.RankStats) float64 { return float64(r.Blocks.Expired) }},
+		{rankDesc("expired_blocks_total", "Blocks taken for removed, of an engine that does not report removals."), func(r *ingest.RankStats) float64 { return float64(r.Blocks.Expired) }},
 		{rankDesc("undecodable_total", "Messages and events that could not be understood."), func(r *ingest.RankStats) float64 { return float64(r.Undecodable) }},
 		{rankDesc("gaps_total", "Times that messages were missing."), func(r *ingest.RankStats) float64 { return float64(r.Gaps) }},
 		{rankDesc("doubts_total", "Times that the replay socket began to contradict what the engine publishes."), func(r *ingest.RankStats) float64 { return float64(r.Doubts) }},

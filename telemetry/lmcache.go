@@ -22,7 +22,7 @@ func (m *Metrics) LMCacheController(read func() controller.Stats) error {
 		counter("kvatlas_lmcache_stale_messages_total", "Messages that did not count: on connections that had spoken for a worker before it registered on another one.", func(s s) uint64 { return s.Stale }),
 		counter("kvatlas_lmcache_admitted_keys_total", "Chunks admitted.", func(s s) uint64 { return s.Admitted }),
 		counter("kvatlas_lmcache_evicted_keys_total", "Chunks evicted.", func(s s) uint64 { return s.Evicted }),
-		counter("kvatlas_lmcache_unknown_location_keys_total", "Operations in locations whose tier nobody knows.", func(s s) uint64 { return s.Unknown }),
+		counter("kvatlas_lmcache_unknown_location_keys_total", "Operations in locations of an unknown tier.", func(s s) uint64 { return s.Unknown }),
 		counter("kvatlas_lmcache_unmapped_keys_total", "Operations of workers for which no pod was known.", func(s s) uint64 { return s.Unplaced }),
 		counter("kvatlas_lmcache_dropped_keys_total", "Operations that found no room in the queue.", func(s s) uint64 { return s.Dropped }),
 		counter("kvatlas_lmcache_gaps_total", "Holes in the numbers of operations.", func(s s) uint64 { return s.Gaps }),

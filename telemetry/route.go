@@ -26,10 +26,10 @@ type outcomes struct {
 
 var (
 	routedTokens    = prometheus.NewDesc("kvatlas_route_prompt_tokens_total", "Tokens of prompts that were booked at the pod.", []string{"pod"}, nil)
-	heldTokens      = prometheus.NewDesc("kvatlas_route_held_tokens_total", "Tokens of those that anybody held who could take the request, and that the chosen pod held.", []string{"pod", "by"}, nil)
-	predictedTokens = prometheus.NewDesc("kvatlas_route_predicted_tokens_total", "Tokens that the index said are cached, of requests whose engine has told what was.", []string{"pod"}, nil)
+	heldTokens      = prometheus.NewDesc("kvatlas_route_held_tokens_total", "Tokens of those that any candidate held, and that the chosen pod held.", []string{"pod", "by"}, nil)
+	predictedTokens = prometheus.NewDesc("kvatlas_route_predicted_tokens_total", "Tokens that the index said are cached, of requests whose engine has reported what was.", []string{"pod"}, nil)
 	deliveredTokens = prometheus.NewDesc("kvatlas_route_delivered_tokens_total", "Tokens of the same requests that the engine had cached.", []string{"pod"}, nil)
-	lostTokens      = prometheus.NewDesc("kvatlas_route_lost_tokens_total", "Tokens that were computed anew, by cause: workload, as nobody held them; routing, as another pod did; index, as the engine did not have what it said.", []string{"pod", "cause"}, nil)
+	lostTokens      = prometheus.NewDesc("kvatlas_route_lost_tokens_total", "Tokens that were computed anew, by cause: workload, as no pod held them; routing, as another pod did; index, as the engine did not have what it said.", []string{"pod", "cause"}, nil)
 )
 
 // Describe implements prometheus.Collector.

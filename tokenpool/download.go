@@ -276,7 +276,7 @@ func (d *download) refused(resp *http.Response) error {
 		return &unknownError{model: d.model, maybe: code == "", reason: fmt.Sprintf("the hub %s has no such model, or no %s in revision %s", host, d.file, d.revision)}
 	case http.StatusUnauthorized:
 		if code == "GatedRepo" {
-			return fmt.Errorf("the hub %s gives the model only to those who have been granted access (401%s)", host, hint)
+			return fmt.Errorf("the hub %s gives the model only to those with granted access (401%s)", host, hint)
 		}
 		return unknown(d.model, "the hub %s has no such model, or it is private and the token does not open it (401%s)", host, hint)
 	case http.StatusForbidden:

@@ -242,7 +242,7 @@ func TestDumpMisuse(t *testing.T) {
 		{"dump --none", "none"},
 		{"restore", "0 arguments"},
 		{"restore a b", "2 arguments"},
-		{"restore --mode=x a", "is none of merge, replace"},
+		{"restore --mode=x a", "is not one of merge, replace"},
 		{"restore --mode=replace -", "give --yes"},
 		{"reset", "give one of"},
 		{"reset --all --pod=a", "give one of"},

@@ -322,7 +322,7 @@ func TestManifestFiles(t *testing.T) {
 	}
 	for _, f := range files {
 		if !strings.Contains(string(text), f.Name()) {
-			t.Errorf("docs/operations.md does not tell of %s", f.Name())
+			t.Errorf("docs/operations.md does not name %s", f.Name())
 		}
 	}
 }

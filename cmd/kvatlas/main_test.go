@@ -221,7 +221,7 @@ func TestCommands(t *testing.T) {
 		{[]string{"doctor", "lmcahe"}, 2, "", `kvatlas doctor: "lmcahe" is no command (did you mean lmcache?)`},
 		{[]string{"up", "--policy", "round-robin"}, 2, "", "(did you mean round_robin?)"},
 		{[]string{"up", "--compare", "eta,dynamoo"}, 2, "", "(did you mean dynamo?)"},
-		{[]string{"sim", "--engine", "vlm"}, 2, "", "--engine: \"vlm\" is none of vllm, sglang, trtllm (did you mean vllm?)"},
+		{[]string{"sim", "--engine", "vlm"}, 2, "", "--engine: \"vlm\" is not one of vllm, sglang, trtllm (did you mean vllm?)"},
 		{[]string{"serve", "--roles", "scores"}, 2, "", "(did you mean score?)"},
 		{[]string{"serve", "--strategy", "longest-prefix"}, 2, "", "(did you mean longest_prefix?)"},
 		{[]string{"token", "--role", "wirte", "n"}, 2, "", "(did you mean write?)"},

@@ -96,7 +96,7 @@ func (s *service) makeUpkeep(router *route.Router) error {
 			counts.Lied(mended)
 			does := "its blocks are read anew"
 			if !mended {
-				does = "nobody reads its events, so it cannot be read anew; clear it with POST /v1/blocks, or find out who writes it"
+				does = "no process reads its events, so it cannot be read anew; clear it with POST /v1/blocks, or find out what writes it"
 			}
 			s.log.Warn().Str("model", model).Str("pod", t.Pod).Int("rank", t.Rank).Int64("requests", t.Requests).Int64("predicted", t.Predicted).Int64("delivered", t.Delivered).
 				Msg("the engine has less than half of what the index says it holds: " + does)

@@ -73,9 +73,9 @@ func (p *program) readSimCall(args []string) (*simCall, error) {
 	fs.IntVar(&c.config.Ranks, "ranks", 1, "data-parallel ranks of each engine")
 	fs.IntVar(&e.BlockSize, "block-size", 16, "tokens a block, or a page")
 	fs.IntVar(&e.Blocks, "blocks", 1<<16, "blocks of the GPU of each rank")
-	fs.IntVar(&e.HostBlocks, "host-blocks", 0, "blocks of the host's memory, to which the GPU's are offloaded; 0 is none")
-	fs.IntVar(&e.DiskBlocks, "disk-blocks", 0, "blocks of the disk below that; 0 is none")
-	fs.IntVar(&e.Window, "window", 0, "tokens of a sliding window in half of the layers (vllm only); 0 is none")
+	fs.IntVar(&e.HostBlocks, "host-blocks", 0, "blocks of the host's memory, to which the GPU's are offloaded; 0 means none")
+	fs.IntVar(&e.DiskBlocks, "disk-blocks", 0, "blocks of the disk below that; 0 means none")
+	fs.IntVar(&e.Window, "window", 0, "tokens of a sliding window in half of the layers (vllm only); 0 means none")
 	fs.BoolVar(&e.State, "states", false, "states as Mamba's in half of the layers (vllm only)")
 	retention := fs.String("retention", "", "`WHAT` is kept of windows and states: all, or what is before the ends of prompts, as ends, or each so many tokens as well; the release's own when empty")
 	fs.Float64Var(&c.config.Speed, "speed", 1, "how many times faster than a real engine")
@@ -134,7 +134,7 @@ func parseRetention(s string) (int, error) {
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 1 {
-		return 0, fmt.Errorf("%q is none of all, ends, and a number of tokens", s)
+		return 0, fmt.Errorf("%q is not one of all, ends, and a number of tokens", s)
 	}
 	return n, nil
 }

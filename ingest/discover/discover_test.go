@@ -37,7 +37,7 @@ func TestParsePod(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"": "no host:port", "h": "no host:port", ":1": "no host:port", "h:0": "no host:port", "h:70000": "no host:port",
-		"h:1?color=red": "color is none of", "h:1?ranks=x": `ranks is "x"`, "h:1?ranks=2000": "0 to 1024", "h:1?role=x": "role is none",
+		"h:1?color=red": "color is not one of", "h:1?ranks=x": `ranks is "x"`, "h:1?ranks=2000": "0 to 1024", "h:1?role=x": "role is not one of",
 		"h:1?model=a&model=b": "twice", "h:1?name=": "pod name is empty", "h:1?%": "invalid", "h:1?aliases=a,": "name of aliases is empty",
 	} {
 		if _, err := ParsePod(text); !errors.Is(err, ErrSpec) || !strings.Contains(err.Error(), want) {
@@ -512,7 +512,7 @@ func TestRegistrar(t *testing.T) {
 		want(time.Second, "a:1 ", "-b:1")
 		want(9*time.Second, "") // a's lease is over
 		stays.pods <- []Found{{Pod: store.Pod{Name: "c:1", Role: "x"}}}
-		want(time.Minute, "", `discover: the pod c:1: store: invalid argument: role is none of prefill, decode, both`)
+		want(time.Minute, "", `discover: the pod c:1: store: invalid argument: role is not one of prefill, decode, both`)
 		cancel()
 		running.Wait()
 		if err := x.Close(); err != nil {

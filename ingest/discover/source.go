@@ -169,7 +169,7 @@ func parameters(p *store.Pod, query string) error {
 		case "block_size":
 			err = number(&p.BlockSize, store.MaxBlockSize)
 		default:
-			err = fmt.Errorf("%s is none of name, model, aliases, adapters, role, ranks, engine, events, replay, block_size", name)
+			err = fmt.Errorf("%s is not one of name, model, aliases, adapters, role, ranks, engine, events, replay, block_size", name)
 		}
 		if err != nil {
 			return err

@@ -8,7 +8,7 @@ type fields struct {
 	e *Event
 
 	kind      Kind
-	unknown   bool // a kind was told, and it is none of the known
+	unknown   bool // a kind was told, and it is not one of the known
 	hasHashes bool
 	chained   bool // hashes are from seq_hashes, which go before block_hashes
 	eagle     bool

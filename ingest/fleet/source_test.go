@@ -77,7 +77,7 @@ func TestWiring(t *testing.T) {
 		{Wiring{Bind: "*"}, pod("bind+tcp://*", "", 1), "", "missing port"},
 		{Wiring{Bind: "*"}, pod("bind+ipc:///run/x", "", 1), "", "only bind+tcp://*:PORT"},
 		{Wiring{Bind: "*"}, pod("bind+tcp://*:1,tcp://h:2", "", 2), "", "only bind+tcp://*:PORT"},
-		{Wiring{Bind: "*"}, pod("bind+tcp://*:1", "bind+tcp://*:2", 1), "", "none of tcp and ipc"},
+		{Wiring{Bind: "*"}, pod("bind+tcp://*:1", "bind+tcp://*:2", 1), "", "not one of tcp and ipc"},
 		{Wiring{}, pod("bind+tcp://*:5557", "", 1), "", "lets no engine connect"},
 		{Wiring{Bind: "*", Curve: &zmq.Curve{}}, pod("bind+tcp://*:5557", "", 1), "", "CURVE works towards a publisher that listens"},
 		{Wiring{Topic: "kv@{host}@{model}/{rank}{pod}"}, pod("tcp://h:1", "", 2), "tcp://h:1 false  kv@10.0.0.1@org/m/0pod, tcp://h:2 false  kv@10.0.0.1@org/m/1pod", ""},

@@ -42,7 +42,7 @@ func (c Copies) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 func (c *Copies) UnmarshalText(text []byte) error {
 	i := slices.Index(copiesWords[:], string(text))
 	if i < 0 {
-		return fmt.Errorf("%q is none of %s", text, strings.Join(copiesWords[:], ", "))
+		return fmt.Errorf("%q is not one of %s", text, strings.Join(copiesWords[:], ", "))
 	}
 	*c = Copies(i)
 	return nil
@@ -94,7 +94,7 @@ const (
 // For requests that ask for it (kv_cache_report_mode "full", 0.26 and later) it also
 // tells of what a request has found in its cache as if it were new, and never takes that
 // back: for each group an event that begins at the root, directly before what it computes
-// behind that. An event of what its lookup would not find is none of these.
+// behind that. An event of what its lookup would not find is not one of these.
 //
 // What vLLM announces as computed begins at the root only where its lookup has found
 // nothing. So an event of what it could reuse is a report, with two exceptions. The last

@@ -52,7 +52,7 @@ func (e *RouterEvent) UnmarshalJSON(b []byte) error {
 	}
 	tier, known := dynamoTiers[in.Tier]
 	if !known {
-		return fmt.Errorf("the tier %q is none of Dynamo's", in.Tier)
+		return fmt.Errorf("the tier %q is not one of Dynamo's", in.Tier)
 	}
 	if err := store.CheckRank(in.Event.Rank); err != nil {
 		return err
@@ -90,7 +90,7 @@ func (e *RouterEvent) UnmarshalJSON(b []byte) error {
 	case data.Removed != nil:
 		e.Kind, e.Hashes = store.Remove, data.Removed.Hashes
 	default:
-		return errors.New("data is none of stored, removed and cleared")
+		return errors.New("data is not one of stored, removed and cleared")
 	}
 	return nil
 }

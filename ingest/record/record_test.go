@@ -153,7 +153,7 @@ func TestReadErrors(t *testing.T) {
 		`{"timestamp":1,"event":{}}`:            "without data",
 		`{"timestamp":1,"event":{"storage_tier":"x","event":{"data":"cleared"}}}`: `tier "x"`,
 		`{"timestamp":1,"event":{"event":{"data":"cleared","dp_rank":-1}}}`:       "rank",
-		`{"timestamp":1,"event":{"event":{"data":{}}}}`:                           "none of stored",
+		`{"timestamp":1,"event":{"event":{"data":{}}}}`:                           "not one of stored",
 		`{"timestamp":1,"event":{"event":{"data":5}}}`:                            "cannot unmarshal",
 	} {
 		r := record.NewReader(strings.NewReader(good+"\n\n"+bad+"\n"+good), "file")

@@ -241,7 +241,7 @@ type frame struct {
 	body  []byte
 }
 
-// next reads a frame that is none of the connection's own business, of at most
+// next reads a frame that is not one of the connection's own business, of at most
 // limit bytes.
 func (c *conn) next(limit int) (flags byte, body []byte, err error) {
 	for {

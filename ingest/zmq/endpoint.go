@@ -33,7 +33,7 @@ func parseEndpoint(s string, bind bool) (endpoint, error) {
 		return endpoint{"unix", rest}, nil
 	case "tcp":
 	default:
-		return bad("transport %q is none of tcp and ipc", kind)
+		return bad("transport %q is not one of tcp and ipc", kind)
 	}
 	host, port, err := net.SplitHostPort(rest)
 	if err != nil {

@@ -47,7 +47,7 @@ func readFrame(r *bufio.Reader, limit int) (flags byte, body []byte, err error) 
 }
 
 // peek returns the next n bytes without taking them. As with io.ReadFull the error is
-// io.EOF only where there is none of them.
+// io.EOF only where there are none.
 func peek(r *bufio.Reader, n int) ([]byte, error) {
 	head, err := r.Peek(n)
 	if errors.Is(err, io.EOF) && len(head) > 0 {

@@ -14,7 +14,7 @@ import (
 var ErrFull = errors.New("controller: no room")
 
 // errStranger says that a connection speaks for one worker and names another.
-var errStranger = errors.New("controller: nobody knows the worker")
+var errStranger = errors.New("controller: unknown worker")
 
 // errGreedy says that a connection has made as many workers as it may.
 var errGreedy = errors.New("controller: too many workers of one connection")

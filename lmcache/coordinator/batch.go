@@ -136,7 +136,7 @@ func (b *batch) check() error {
 	switch b.Type {
 	case "store", "delete", "access", "config":
 	default:
-		return fmt.Errorf("event_type %.40q is none of store, delete, access, config", b.Type)
+		return fmt.Errorf("event_type %.40q is not one of store, delete, access, config", b.Type)
 	}
 	if b.Tier != "l1" && b.Tier != "l2" {
 		return fmt.Errorf("tier %.40q is neither l1 nor l2", b.Tier)

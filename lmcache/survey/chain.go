@@ -229,7 +229,7 @@ func (e *Explanation) Findings(held, there []bool) []check.Finding {
 		return []check.Finding{f}
 	}
 	if len(found) == 0 {
-		f.Level, f.Found = check.Info, fmt.Sprintf("nobody has filed these tokens by any of %d chains that were tried", len(e.chains))
+		f.Level, f.Found = check.Info, fmt.Sprintf("no engine has filed these tokens by any of %d chains that were tried", len(e.chains))
 		f.Means = "no engine holds the prompt; or its seed is random (PYTHONHASHSEED not set) or another one; or it has seen other tokens: another tokenizer, chat template or special tokens"
 		f.Do = "send the prompt to an engine and try again; then set PYTHONHASHSEED at all engines and in the profile"
 		return []check.Finding{f}

@@ -56,9 +56,9 @@ func (s *Survey) judgeController(add func(check.Finding)) {
 		}
 	}
 	warn(unasked, "%d workers are of models without a profile: %s", "what they hold is never asked for", "add a profile of LMCache for the model")
-	warn(orphans, "%d workers are part of pods that are not registered: %s", "what they hold counts for nobody", "register the pods")
+	warn(orphans, "%d workers are part of pods that are not registered: %s", "what they hold counts for no pod", "register the pods")
 	shared, apart := s.sharedIDs()
-	warn(shared, "%d ids of workers are used by several processes: %s", "nothing says which of them an operation is of: what they hold counts for nobody", "give each engine an lmcache_instance_id of its own")
+	warn(shared, "%d ids of workers are used by several processes: %s", "nothing says which of them an operation is of: what they hold counts for no pod", "give each engine an lmcache_instance_id of its own")
 	warn(apart, "%d ids of workers are used at several addresses: %s", "each counts for the pod at its address; LMCache's own controller would take them for one", "give each engine an lmcache_instance_id of its own")
 	var halves []string
 	for in, has := range seen {

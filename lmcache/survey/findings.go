@@ -82,7 +82,7 @@ func (s *Survey) judgeEntries(g *group, all bool) check.Finding {
 	if bad := sum(g.wrong); bad > 0 {
 		f.Level = check.Warn
 		f.Found += fmt.Sprintf("; %d are of another type, such as %s", bad, slices.Sorted(maps.Keys(g.wrong))[0])
-		f.Means, f.Do = "those are passed over, and count as held by nobody", "find out who writes them"
+		f.Means, f.Do = "those are passed over, and count as held by no pod", "find out what writes them"
 	}
 	if len(s.readers(g.kind)) > 0 {
 		return f
@@ -168,8 +168,8 @@ func (s *Survey) judgeOwners(g *group, add func(check.Finding)) {
 	}
 	if len(g.owners) == 0 {
 		add(check.Finding{
-			Level: check.Warn, What: "lmcache owners", Where: g.pattern(), Found: fmt.Sprintf("none of %s names anybody", count(g.entries, "entry")),
-			Means: "those entries count for nobody; they are empty, of another type, longer than what is read, or this user may not read them", Do: "look at one, such as " + g.sample,
+			Level: check.Warn, What: "lmcache owners", Where: g.pattern(), Found: fmt.Sprintf("none of %s names a pod", count(g.entries, "entry")),
+			Means: "those entries count for no pod; they are empty, of another type, longer than what is read, or this user may not read them", Do: "look at one, such as " + g.sample,
 		})
 		return
 	}
@@ -193,7 +193,7 @@ func (s *Survey) judgeOwners(g *group, add func(check.Finding)) {
 			why = append(why, fmt.Sprintf("%q (%s)", text, s.whyNobody(model, text)))
 		}
 		f.Found += ": " + strings.Join(why, ", ")
-		f.Means = "those entries count for nobody"
+		f.Means = "those entries count for no pod"
 		f.Do = "register the pods with these addresses, or give LMCache's distributed_url the host, or the host and port, that pods are registered with"
 	}
 	add(f)
@@ -302,7 +302,7 @@ func (s *Survey) judgeAge(g *group, add func(check.Finding)) {
 		if g.old > 0 {
 			f.Level = check.Info
 			f.Found += fmt.Sprintf("; %d of %s are older than %v", g.old, count(g.timed, "field"), s.c.MaxAge)
-			f.Means, f.Do = "those count for nobody: who wrote them may have lost the chunk long since", "a longer maximum age lets them count"
+			f.Means, f.Do = "those count for no pod: their writer may have lost the chunk long since", "a longer maximum age lets them count"
 		}
 	case g.aged == g.entries:
 		f.Found = "all have a time to live"
@@ -330,7 +330,7 @@ func (s *Survey) judgeTensors(groups []*group, add func(check.Finding)) {
 	}
 	add(check.Finding{
 		What: "lmcache tensors", Found: fmt.Sprintf("%s hold tensors; of %d of them scoring asks whether they are there", count(n, "key"), read),
-		Means: "they show that a chunk is in the shared tier, and not who has it; they have not been read, and never are",
+		Means: "they show that a chunk is in the shared tier, and not which pod has it; they have not been read, and never are",
 	})
 }
 

@@ -176,8 +176,8 @@ func TestEntriesThatNeverMatch(t *testing.T) {
 		{"owner of another model", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{Model: "other"}), "10.0.0.1:8000"), "lmcache owners", check.Warn, []string{"no pod is registered at this host"}},
 		{"several pods on a host", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), "10.0.0.2"), "lmcache owners", check.Warn, []string{"a host of 2 pods"}},
 		{"IPv6", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), "fd00::7"), "lmcache owners", check.Warn, []string{"IPv6 without a port"}},
-		{"no owner", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), ""), "lmcache owners", check.Warn, []string{"none of 4 entries names anybody", "count for nobody"}},
-		{"owners of another type", lmcache.AutoEntries, []lmcache.Profile{p031}, []Entry{{Name: keys(t, v031, lmcache.Target{})[0], Type: "list"}}, "lmcache owners", check.Warn, []string{"none of 1 entry names anybody"}},
+		{"no owner", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), ""), "lmcache owners", check.Warn, []string{"none of 4 entries names a pod", "count for no pod"}},
+		{"owners of another type", lmcache.AutoEntries, []lmcache.Profile{p031}, []Entry{{Name: keys(t, v031, lmcache.Target{})[0], Type: "list"}}, "lmcache owners", check.Warn, []string{"none of 1 entry names a pod"}},
 		{"nobody", lmcache.AutoEntries, []lmcache.Profile{p031}, owned(keys(t, v031, lmcache.Target{}), "10.9.9.9:1"), "lmcache owners", check.Warn, []string{"no pod is registered at this host"}},
 		{"a worker is missing", lmcache.AutoEntries, []lmcache.Profile{{Config: v031, WorldSizes: []int{2}}}, append(owned(keys(t, v031, lmcache.Target{WorldSize: 2}), "10.0.0.1"), owned(keys(t, v031, lmcache.Target{WorldSize: 2, WorkerID: 1})[:3], "10.0.0.1")...), "lmcache workers", check.Info, []string{"3 of 4 chunks", "worker 1 lacks most, 1"}},
 		{"a worker never writes", lmcache.AutoEntries, []lmcache.Profile{{Config: v031, WorldSizes: []int{2}}}, owned(keys(t, v031, lmcache.Target{WorldSize: 2}), "10.0.0.1"), "lmcache workers", check.Warn, []string{"0 of 4 chunks", "save_only_first_rank"}},
@@ -258,7 +258,7 @@ func TestExplain(t *testing.T) {
 		})
 	}
 	s := survey(Config{})
-	want(t, s.Explain(model, tokens()).Findings(nil, nil), "lmcache chain", check.Info, "nobody has filed")
+	want(t, s.Explain(model, tokens()).Findings(nil, nil), "lmcache chain", check.Info, "no engine has filed")
 	want(t, s.Explain(model, tokens()[:8]).Findings(nil, nil), "lmcache chain", check.Info, "8 tokens are less than")
 	e := s.Explain(model, tokens())
 	held := make([]bool, len(e.Keys()))
@@ -391,7 +391,7 @@ func TestController(t *testing.T) {
 	want(t, list, "lmcache controller", check.Warn, "1 ids of workers are used by several processes: b/0 by 10.0.0.3:9000 and 10.0.0.4:9000")
 	want(t, list, "lmcache controller", check.Warn, "1 ids of workers are used at several addresses: a/0 at 10.0.0.1 and 10.0.0.2")
 	want(t, list, "lmcache controller", check.Warn, "unasked/lmcache/0", "never asked for")
-	want(t, list, "lmcache controller", check.Warn, "orphan/lmcache/0", "counts for nobody")
+	want(t, list, "lmcache controller", check.Warn, "orphan/lmcache/0", "counts for no pod")
 	want(t, list, "lmcache controller", check.Warn, "1 instances lack workers: half/lmcache/* (1 of 2)")
 }
 

@@ -129,7 +129,7 @@ var mapping = []struct {
 	{is: loads.ErrInvalid, status: 400, code: CodeInvalidRequest},
 	{is: ingest.ErrReading, status: 409, code: "rank_is_read", param: "pod", message: "the events of this rank are read from its engine by this server, so they cannot be pushed too"},
 	{is: ingest.ErrOtherModel, status: 409, code: "model_conflict", param: "model"},
-	{is: ingest.ErrNotRead, status: 404, code: "rank_not_read", param: "rank", message: "this server does not read the rank: another replica does, or nobody"},
+	{is: ingest.ErrNotRead, status: 404, code: "rank_not_read", param: "rank", message: "this server does not read the rank: another replica does, or none"},
 	{is: ingest.ErrRange, status: 400, code: "invalid_range", param: "to"},
 	{is: ingest.ErrTooNew, status: 416, code: "range_too_new", param: "from"},
 	{is: ingest.ErrTooOld, status: 416, code: "range_too_old", param: "from"},

@@ -126,7 +126,7 @@ func readTruncationSide(s *scan.Scanner, in *Input) error {
 	case "right":
 		in.Truncation.Side = scorer.CutRight
 	default:
-		return s.Wrong("is none of left, right")
+		return s.Wrong("is not one of left, right")
 	}
 	return nil
 }

@@ -90,7 +90,7 @@ func readKinds[T any](s *scan.Scanner, limit int, read func(*scan.Scanner) (T, e
 	out := map[string][]T{}
 	err := s.Members("an object", math.MaxInt, func(kind string) error {
 		if !slices.Contains(featureKinds, kind) {
-			return s.Wrong("is none of " + strings.Join(featureKinds, ", "))
+			return s.Wrong("is not one of " + strings.Join(featureKinds, ", "))
 		}
 		if _, twice := out[kind]; twice {
 			return s.Wrong("is given twice")

@@ -22,7 +22,7 @@ func readReturnTokens(s *scan.Scanner, q *Score) error {
 		return err
 	}
 	if !slices.Contains(returnForms, q.Returns) {
-		return s.Wrong("is none of " + strings.Join(returnForms, ", "))
+		return s.Wrong("is not one of " + strings.Join(returnForms, ", "))
 	}
 	return nil
 }

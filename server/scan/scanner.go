@@ -460,9 +460,9 @@ func (s *Scanner) WordOf(words []string) (int, error) {
 	return 0, s.NoneOf(string(b), words)
 }
 
-// NoneOf is the error for a text that is none of words.
+// NoneOf is the error for a text that is not one of words.
 func (s *Scanner) NoneOf(text string, words []string) *refusal.Error {
-	return s.Wrong("is none of " + strings.Join(words, ", ") + nearest.Clause(text, words))
+	return s.Wrong("is not one of " + strings.Join(words, ", ") + nearest.Clause(text, words))
 }
 
 // Refused is for a value that the index does not take, or another package that judges it. The

@@ -37,7 +37,7 @@ func ParseKind(s string) (Kind, error) {
 			return Kind(i), nil
 		}
 	}
-	return 0, fmt.Errorf("%.40q is none of %s%s", s, strings.Join(kindNames[:], ", "), nearest.Clause(s, kindNames[:]))
+	return 0, fmt.Errorf("%.40q is not one of %s%s", s, strings.Join(kindNames[:], ", "), nearest.Clause(s, kindNames[:]))
 }
 
 // Kinds returns the names of all kinds.

@@ -164,7 +164,7 @@ func (e *Engine) Reusable(r Request) Hit {
 	return e.cache.reusable(e.sequence(r))
 }
 
-// Cancel ends a request without further output. It does nothing where there is none of the
+// Cancel ends a request without further output. It does nothing where there is not one of the
 // name.
 func (e *Engine) Cancel(id uint64) {
 	e.stuck = false

@@ -108,16 +108,16 @@ func check(e *Engine) error {
 		case *paged:
 			want = len(c.occupied)
 			if c.reserved != 0 {
-				return fmt.Errorf("%d blocks are reserved for nobody", c.reserved)
+				return fmt.Errorf("%d blocks are reserved for no request", c.reserved)
 			}
 		case *tree:
 			want = c.occupied
 			if c.reserved != 0 || c.private != 0 {
-				return fmt.Errorf("%d pages are reserved and %d private for nobody", c.reserved, c.private)
+				return fmt.Errorf("%d pages are reserved and %d private for no request", c.reserved, c.private)
 			}
 		}
 		if u.Used != want {
-			return fmt.Errorf("%d blocks are used by nobody", u.Used-want)
+			return fmt.Errorf("%d blocks are used by no request", u.Used-want)
 		}
 	}
 	switch c := e.cache.(type) {

@@ -275,7 +275,7 @@ func TestClear(t *testing.T) {
 			t.Errorf("%v: it is idle and was not cleared", k)
 		}
 		if r := finish(t, e); len(r.Batches) != want {
-			t.Errorf("%v: %+v is told of a clear at once, want %d batches", k, r.Batches, want)
+			t.Errorf("%v: %+v has a clear at once, want %d batches", k, r.Batches, want)
 		}
 		if hit, _ := answer(t, e, count(0, 64), 1); hit != (Hit{}) {
 			t.Errorf("%v: %+v is reused of a cleared cache", k, hit)
@@ -469,7 +469,7 @@ func TestStates(t *testing.T) {
 			}
 		}
 		if u := e.Stats(); u.Used != 0 {
-			t.Errorf("%d blocks are used by nobody", u.Used)
+			t.Errorf("%d blocks are used by no request", u.Used)
 		}
 	}
 }

@@ -361,7 +361,7 @@ func TestEntriesRefused(t *testing.T) {
 			t.Errorf("log %q", logged)
 		}
 	}
-	if n := reader.Stats().Garbled; n != 6 || said["entries of LMCache cannot be read and count for nobody"] != 1 {
+	if n := reader.Stats().Garbled; n != 6 || said["entries of LMCache cannot be read and count for no pod"] != 1 {
 		t.Errorf("%d garbled, log %q", n, logged)
 	}
 

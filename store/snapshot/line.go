@@ -254,7 +254,7 @@ func (l *Line) parse(raw []byte) error {
 	}
 	switch {
 	case kinds != 1:
-		return fmt.Errorf("it is none of the lines of a dump: %s", clip(text))
+		return fmt.Errorf("it is not one of the lines of a dump: %s", clip(text))
 	case w.Model != nil:
 		l.Model = *w.Model
 		return plainly(l.Model.Validate())

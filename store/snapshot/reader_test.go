@@ -169,7 +169,7 @@ func TestBadLines(t *testing.T) {
 	}{
 		{"", snapshot.ErrCut, "empty"},
 		{"hello\n", snapshot.ErrCorrupt, "line 1: it cannot be read"},
-		{"{}\n", snapshot.ErrCorrupt, "line 1: it is none of the lines"},
+		{"{}\n", snapshot.ErrCorrupt, "line 1: it is not one of the lines"},
 		{"\n", snapshot.ErrCorrupt, "line 1: it is empty"},
 		{`{"pod":{"name":"a","model":"m"}}` + "\n", snapshot.ErrCorrupt, "line 1: a dump, or a part of it, begins with"},
 		{strings.Replace(head, `"version":1`, `"version":2`, 1), snapshot.ErrVersion, "version 2 of the format"},
@@ -179,7 +179,7 @@ func TestBadLines(t *testing.T) {
 		{head + head, snapshot.ErrCorrupt, "line 2: another part"},
 		{head + `{"pod":{"name":"","model":"m"}}` + "\n", snapshot.ErrCorrupt, "line 2: pod name is empty"},
 		{head + `{"pod":{"name":"a","model":"m","x":1}}` + "\n", snapshot.ErrCorrupt, `unknown field "x"`},
-		{head + `{"pod":{"name":"a","model":"m"},"k":["0000000000000001"]}` + "\n", snapshot.ErrCorrupt, "none of the lines"},
+		{head + `{"pod":{"name":"a","model":"m"},"k":["0000000000000001"]}` + "\n", snapshot.ErrCorrupt, "not one of the lines"},
 		{head + `{"model":{"name":"m","block_size":0,"scheme":"native"}}` + "\n", snapshot.ErrCorrupt, "block size of model is 0"},
 		{head + `{"holder":{"id":0,"pod":"a","rank":0,"tier":"gpu"}}` + "\n", snapshot.ErrCorrupt, "ids begin at 1"},
 		{head + `{"holder":{"id":1,"pod":"a","rank":0,"tier":"tape"}}` + "\n", snapshot.ErrCorrupt, "tape"},

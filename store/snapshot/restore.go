@@ -31,7 +31,7 @@ func ParseMode(s string) (Mode, error) {
 	case "replace":
 		return Replace, nil
 	}
-	return 0, fmt.Errorf("%w: mode %q is none of merge, replace", store.ErrInvalid, clip([]byte(s)))
+	return 0, fmt.Errorf("%w: mode %q is not one of merge, replace", store.ErrInvalid, clip([]byte(s)))
 }
 
 // String returns merge or replace.

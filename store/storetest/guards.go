@@ -212,7 +212,7 @@ var guardCases = []testCase{
 			b.Fatalf("the life is %+v", l)
 		}
 	}},
-	{"a life that nobody began is none", func(b *bench) {
+	{"a life that was not begun is refused", func(b *bench) {
 		b.add("a", 0, store.GPU, chain(1, 1)...)
 		for _, at := range []At{{Pod: "a"}, {Pod: "a", Rank: 1}, {Pod: "b"}} {
 			if l := b.life(at.Pod, at.Rank); l != (store.Life{}) {

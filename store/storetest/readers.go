@@ -150,7 +150,7 @@ var readerCases = []testCase{
 			}
 			taken := b.reads(v, r[0], "p")
 			if b.reads(v, r[1], "o") != f {
-				b.Fatal("nobody has taken the rank, and it changed")
+				b.Fatal("no reader has taken the rank, and it changed")
 			}
 			v = b.lease("o", r, r[:1])
 			if !b.inTime(begin) {

@@ -21,7 +21,7 @@ var windowCases = []testCase{
 		b.remove("a", 0, store.AllTiers, k...)
 		b.want(b.find(k...), nil, nil, nil)
 	}},
-	{"a window holder is none of a tier of memory", func(b *bench) {
+	{"a window holder is not one of a tier of memory", func(b *bench) {
 		b.add("a", 0, store.CPU.Window(), chain(1, 1)...)
 		r := b.registry()
 		h := r.Holders()

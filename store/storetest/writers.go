@@ -194,7 +194,7 @@ func (h *history) followUp(t *rapid.T, gens []*generation, batches []store.Batch
 		for i, at := range q.Fold.(*Collector).Answer {
 			for _, a := range at {
 				if !slices.Contains(was[i], a) && !slices.Contains(will[i], a) {
-					t.Fatalf("block %d is credited to %v, who held it neither before nor after what was under way", i, a)
+					t.Fatalf("block %d is credited to %v, which held it neither before nor after what was under way", i, a)
 				}
 			}
 		}

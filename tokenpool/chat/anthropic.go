@@ -164,7 +164,7 @@ func (c *conversion) message(i int, ms []member) error {
 		}
 		return err
 	default:
-		return bad(where, "role is none of user, assistant, system")
+		return bad(where, "role is not one of user, assistant, system")
 	}
 	out := []member{{"role", quote(role)}}
 	switch content := get(ms, "content"); first(content) {

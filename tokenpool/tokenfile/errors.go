@@ -124,7 +124,7 @@ func (f Files) Check() error {
 		return Wrong(TokenizerFile, "has no model: it is of something else than a tokenizer", CureReplace)
 	}
 	if !models[t.Model.Type] {
-		return Wrong(TokenizerFile, fmt.Sprintf("has a model of the type %s, which is none of BPE, WordPiece, WordLevel and Unigram", Quote(t.Model.Type)), CureVersion)
+		return Wrong(TokenizerFile, fmt.Sprintf("has a model of the type %s, which is not one of BPE, WordPiece, WordLevel and Unigram", Quote(t.Model.Type)), CureVersion)
 	}
 	return nil
 }

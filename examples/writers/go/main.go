@@ -376,7 +376,7 @@ func checkPlace(rank, tier string, every bool) error {
 		return fmt.Errorf("rank %q is no number from 0 to %d", rank, maxRank)
 	}
 	if !slices.Contains(tiers, tier) && (!every || tier != "*") {
-		return fmt.Errorf("tier %q is none of %s", tier, strings.Join(tiers, ", "))
+		return fmt.Errorf("tier %q is not one of %s", tier, strings.Join(tiers, ", "))
 	}
 	return nil
 }

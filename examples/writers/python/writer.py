@@ -74,7 +74,7 @@ def check_place(rank, tier, every=False):
     if not number and not (every and rank == "*"):
         raise ValueError(f"rank {rank!r} is no number from 0 to {MAX_RANK}")
     if tier not in TIERS and not (every and tier == "*"):
-        raise ValueError(f"tier {tier!r} is none of {', '.join(TIERS)}")
+        raise ValueError(f"tier {tier!r} is not one of {', '.join(TIERS)}")
 
 
 def numbers(words, base, bits):

@@ -171,7 +171,7 @@ func pairLimits(t *testing.T, open Open) {
 	c := ask("4")
 	c.Options, c.Resorts = nil, nil
 	_, err = s.BookPair(ctx, c)
-	equal(t, true, errors.Is(err, loads.ErrBusy), "nobody may work with anybody")
+	equal(t, true, errors.Is(err, loads.ErrBusy), "no pair may work together")
 	equal(t, "2 4", fmt.Sprint(load(t, s, p).Requests, load(t, s, d).Requests))
 	_, err = s.Done(ctx, "m", "0", loads.Done{Cached: -1})
 	must(t, err)

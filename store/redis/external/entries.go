@@ -196,7 +196,7 @@ func (s *Source) readable(err error, n int) error {
 		s.space.Garbled.Add(uint64(n))
 		if !redis.HasErrorPrefix(err, "WRONGTYPE") {
 			s.refused.Do(func() {
-				s.space.Log("entries of LMCache cannot be read and count for nobody: " + redisx.Clip(err.Error()))
+				s.space.Log("entries of LMCache cannot be read and count for no pod: " + redisx.Clip(err.Error()))
 			})
 		}
 		return nil

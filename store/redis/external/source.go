@@ -71,7 +71,7 @@ func (s *apart) fail(err error) {
 	now := s.now()
 	before := s.rest.Swap(now.Add(entryRest).UnixNano())
 	if now.UnixNano()-before > int64(time.Minute) && s.log != nil {
-		s.log("the Redis of LMCache's entries, " + s.conn.Target.String() + ", does not answer; they count for nobody until it does: " + redisx.Clip(err.Error()))
+		s.log("the Redis of LMCache's entries, " + s.conn.Target.String() + ", does not answer; they count for no pod until it does: " + redisx.Clip(err.Error()))
 	}
 }
 

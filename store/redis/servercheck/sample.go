@@ -130,8 +130,8 @@ func (l *Look) judgeSample() {
 	case s.strangers > 0:
 		f.Level = check.Warn
 		f.Found = fmt.Sprintf("%s of %s are none: %s", Count(s.strangers, "key"), Count(s.blocks, "block"), strings.Join(s.foreign, "; "))
-		f.Means = "something else writes keys with the names of blocks; they count as held by nobody, and end the prefixes that they are in"
-		f.Do = "find out who writes them, or choose another prefix (redis-prefix)"
+		f.Means = "something else writes keys with the names of blocks; they count as held by no pod, and end the prefixes that they are in"
+		f.Do = "find out what writes them, or choose another prefix (redis-prefix)"
 	default:
 		f.Found = fmt.Sprintf("%s looked at, all in order", Count(s.blocks, "block"))
 		if s.texts > 0 {

@@ -327,7 +327,7 @@ func (s *splitter) white(b []byte, i, end int, lines bool) int {
 }
 
 // contraction returns the length of (?i:'s|'t|'re|'ve|'m|'ll|'d) at i, where an
-// apostrophe stands; 0 if there is none of them.
+// apostrophe stands; 0 if there is not one of them.
 func contraction(b []byte, i, end int) int {
 	if i+1 >= end {
 		return 0

@@ -114,7 +114,7 @@ func confirm(p *cli.Program, about, word string) error {
 	}
 	if err != nil && line == "" {
 		fmt.Fprintln(p.Stderr)
-		return errors.New("nobody has typed it (--yes goes on without): nothing was changed")
+		return errors.New("it was not typed (--yes goes on without): nothing was changed")
 	}
 	return errors.New("that is something else: nothing was changed")
 }

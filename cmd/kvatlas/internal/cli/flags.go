@@ -122,7 +122,7 @@ func WordOf(what, value string, words []string) error {
 	if slices.Contains(words, value) {
 		return nil
 	}
-	return fmt.Errorf("%s: %.40q is none of %s%s", what, value, strings.Join(words, ", "), nearest.Clause(value, words))
+	return fmt.Errorf("%s: %.40q is not one of %s%s", what, value, strings.Join(words, ", "), nearest.Clause(value, words))
 }
 
 // IsSwitch reports whether a flag needs no value.

@@ -168,7 +168,7 @@ type removedSetting struct {
 
 // removed are refused wherever a setting can stand, with a sentence that says so.
 var removed = []removedSetting{
-	{"read-header-timeout", ReadHeaderTimeout, "a header is a packet or two, and who sends it slower only holds a connection"},
+	{"read-header-timeout", ReadHeaderTimeout, "a header is a packet or two, and a client that sends it slower only holds a connection"},
 	{"write-timeout", "request-timeout and " + formatDuration(writeGrace), "an answer is made within request-timeout, and the rest is enough to receive it"},
 	{"max-header-bytes", MaxHeaderBytes, "gateways pass on no larger one unless they are told to"},
 	{"max-block-keys", fmt.Sprintf("one for each %d tokens of max-tokens", tokensPerKey), "a prompt of max-tokens has fewer, unless its blocks are smaller than any engine's default"},
@@ -182,13 +182,13 @@ var removed = []removedSetting{
 	{"stream-stall", StreamStall, "a client that is gone must not hold one of the places for dumps and restores"},
 	{"redis-timeout", RedisTimeout, "requests have budgets of their own, and what writes tries again"},
 	{"redis-map-cache", RedisMapCache, "what it has no room for is read again"},
-	{"index-max-blocks", fmt.Sprintf("one for each %d bytes of index-max-bytes", bytesPerBlock), "a block takes about 26, and the rest is for who holds it"},
+	{"index-max-blocks", fmt.Sprintf("one for each %d bytes of index-max-bytes", bytesPerBlock), "a block takes about 26, and the rest is for its holders"},
 	{"index-max-holders", fmt.Sprintf("%d for each of index-max-pods", holdersPerPod), "a pod has one for each of its ranks and tiers, most have two or three"},
 	{"index-max-models", IndexMaxModels, "adapters (LoRA) and salts are no models of their own"},
 	{"replica-log-entries", ReplicaLogEntries, "kvatlas changelog --on --entries N makes another length, and --off switches it off, for all servers at once"},
 	{"replica-poll", ReplicaPoll, "a change is seen as soon on a cluster as a request needs it, at 1 to 3 % of a core"},
 	{"ingest-max-ranks", IngestMaxRanks, "ranks are shared out evenly, and one takes some 25 KB"},
-	{"ingest-hand-over", IngestHandOver, "more at a time would be read by nobody for longer"},
+	{"ingest-hand-over", IngestHandOver, "more at a time helps no reader"},
 	{"ingest-rank-queue-bytes", maxRankQueue.String() + ", and at most ingest-queue-bytes", "a rank that has more to say waits in its engine's socket, and loses nothing"},
 	{"ingest-relay-bytes", IngestRelayBytes, "ingest-relay-messages bounds what is kept, and this how long messages can be"},
 	{"pods-dns-interval", PodsDNSInterval, "it is well within pods-lease, and costs a query"},

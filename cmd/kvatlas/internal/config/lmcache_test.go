@@ -87,7 +87,7 @@ func TestLMCacheSettings(t *testing.T) {
 		{[]string{fork, "--lmcache=set"}, 0, false, "redis is not set"},
 		{[]string{redis, "--lmcache=hset"}, 0, false, "lmcache-models has none"},
 		{[]string{now + "&remote=redis&dtype=half"}, 0, false, "m has a remote store"},
-		{[]string{"--lmcache=yes"}, 0, false, "none of auto, off, set, hset"},
+		{[]string{"--lmcache=yes"}, 0, false, "not one of auto, off, set, hset"},
 		{[]string{"--lmcache-models=m?version=0.5.6"}, 0, false, "PYTHONHASHSEED"},
 		{[]string{now + "&remote=redis&dtype=int3"}, 0, false, "int3"},
 		{[]string{"--lmcache-models=m"}, 0, false, "version is missing"},

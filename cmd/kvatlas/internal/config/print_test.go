@@ -83,7 +83,7 @@ func TestDocument(t *testing.T) {
 
 func fixedTable() string {
 	var b strings.Builder
-	b.WriteString("\n| limit | value | why nobody sets it |\n|---|---|---|\n")
+	b.WriteString("\n| limit | value | why it is not a setting |\n|---|---|---|\n")
 	for i := range removed {
 		r := &removed[i]
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", r.name, r.now(), r.why)

@@ -136,7 +136,7 @@ func (s *Setting) checkWord(text string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is none of %s%s", text, strings.Join(s.OneOf, ", "), nearest.Clause(text, s.OneOf))
+	return fmt.Errorf("%q is not one of %s%s", text, strings.Join(s.OneOf, ", "), nearest.Clause(text, s.OneOf))
 }
 
 // text returns the setting's value in c as it would be written in a file,

@@ -224,7 +224,7 @@ func (h *heardEvents) report(add func(check.Finding), seeds []string) {
 // so nothing here is wrong, unless the operator expects a seed.
 func (h *heardEvents) reportHashes(add func(check.Finding), seeds []string) {
 	f := check.Finding{What: "hash seed"}
-	const means = "kvatlas goes by tokens and not by these hashes; whoever recomputes them, such as another router or a shared cache between engines, finds nothing"
+	const means = "kvatlas goes by tokens and not by these hashes; a program that recomputes them, such as another router or a shared cache between engines, finds nothing"
 	switch x := h.explained; {
 	case x != nil && x.Tried && len(seeds) > 0:
 		f.Level, f.Found, f.Means = check.Warn, x.String()+": your seed differs", means

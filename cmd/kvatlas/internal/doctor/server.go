@@ -29,7 +29,7 @@ func (c *Config) lookAtServer(ctx context.Context) *Section {
 	h, err := at.Health(ctx)
 	if err != nil {
 		add(check.Finding{
-			Level: check.Fail, What: "health", Found: terminal.ServerAnswer(c.Server, err), Means: "nobody is answered there",
+			Level: check.Fail, What: "health", Found: terminal.ServerAnswer(c.Server, err), Means: "no client is answered there",
 			Do: "start a server (kvatlas serve), or correct --server",
 		})
 		return s
@@ -116,7 +116,7 @@ func podsOf(ctx context.Context, at *client.Client) (out []check.Finding) {
 	}
 	if len(pods) == 0 {
 		return []check.Finding{{
-			Level: check.Warn, What: "pods", Found: "none are registered", Means: "there is nobody to send a request to: scores are empty, and routes are refused",
+			Level: check.Warn, What: "pods", Found: "none are registered", Means: "there is no pod to send a request to: scores are empty, and routes are refused",
 			Do: "name engines with --pods when the server starts, or register them with POST /v1/pods; the log says why pods that were named are missing",
 		}}
 	}

@@ -15,7 +15,7 @@ import (
 
 const inspectKeysUsage = `kvatlas inspect keys prints under which names blocks are in Redis: a line a
 block, with its block key, the tag of its partition, and the name of its key as
-redis-cli takes it from its standard input. It asks nobody.
+redis-cli takes it from its standard input. It asks no server.
 
   kvatlas inspect keys --model M --tokens 1,2,3,...
   kvatlas inspect keys --model M --block-keys HEX,HEX

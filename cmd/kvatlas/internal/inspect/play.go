@@ -219,7 +219,7 @@ func (c *playCall) sender(ctx context.Context) (sendFunc, func(whole bool) error
 	defer cancel()
 	for pub.Subscribers() == 0 {
 		if !cli.SleepUntil(within, time.Now().Add(5*time.Millisecond)) {
-			return nil, nil, errors.Join(fmt.Errorf("nobody subscribed at %s within %v", c.publish.Endpoint, c.wait), pub.Close())
+			return nil, nil, errors.Join(fmt.Errorf("no subscriber came to %s within %v", c.publish.Endpoint, c.wait), pub.Close())
 		}
 	}
 	return publishTo(pub), func(whole bool) error { return c.endPublisher(ctx, pub, whole) }, nil
