@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,8 +35,8 @@ type MemoryConfig struct {
 }
 
 func (c MemoryConfig) withDefaults() (MemoryConfig, error) {
-	def(&c.Blocks, 1<<20)
-	def(&c.Rounds, 20)
+	c.Blocks = cmp.Or(c.Blocks, 1<<20)
+	c.Rounds = cmp.Or(c.Rounds, 20)
 	if len(c.Sizes) == 0 {
 		c.Sizes = []int{128, 1024, 8192}
 	}
