@@ -1,6 +1,10 @@
 package rechunk
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/kvatlas/kvatlas/internal/pages"
+)
 
 // blockTable finds blocks by their hashes: open addressing over slots in which the hash
 // stands beside the block, so that a block that is not meant is not looked at. The zero
@@ -20,10 +24,12 @@ type tableSlot struct {
 // minTable is the least number of slots.
 const minTable = 64
 
-// home is the slot of a hash if nothing else lies there.
+// home is the slot of a hash if nothing else lies there. Tables of all sizes have hashes in
+// the same order, so that a resize reads and writes one page after the other.
 func (t *blockTable) home(hash uint64) int {
 	hi, lo := bits.Mul64(hash^t.seed, 0x9e3779b97f4a7c15)
-	return int((hi ^ lo) & uint64(len(t.slots)-1))
+	home, _ := bits.Mul64(hi^lo, uint64(len(t.slots)))
+	return int(home)
 }
 
 // get returns the block of a hash, nil for none.
@@ -81,7 +87,7 @@ func (t *blockTable) remove(hash uint64) {
 
 func (t *blockTable) resize(n int) {
 	old := t.slots
-	t.slots = make([]tableSlot, max(n, minTable))
+	t.slots = pages.Make[tableSlot](max(n, minTable))
 	for _, s := range old {
 		if s.block != nil {
 			t.place(s)

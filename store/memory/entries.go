@@ -3,6 +3,7 @@ package memory
 import (
 	"math/bits"
 
+	"github.com/kvatlas/kvatlas/internal/pages"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -43,10 +44,12 @@ type cellClass struct {
 // len is the number of entries.
 func (m *entryMap) len() int { return m.n }
 
-// home is where a key lies if nothing else does.
+// home is where a key lies if nothing else does. Tables of all sizes have keys in the same
+// order, so that a resize reads and writes one page after the other.
 func (m *entryMap) home(k store.MapKey) int {
 	hi, lo := bits.Mul64(k.Hash^m.seed, 0x9e3779b97f4a7c15^uint64(k.Part)<<17)
-	return int((hi ^ lo) & uint64(len(m.slots)-1))
+	home, _ := bits.Mul64(hi^lo, uint64(len(m.slots)))
+	return int(home)
 }
 
 // find returns the slot of a key, or the free one where it belongs.
@@ -135,7 +138,7 @@ func (m *entryMap) drop(s *entrySlot) {
 // resize moves the entries into a table of n slots. Where that has less, so have cells.
 func (m *entryMap) resize(n int) {
 	old, cells := m.slots, m.cells
-	m.slots = make([]entrySlot, n)
+	m.slots = pages.Make[entrySlot](n)
 	if n < len(old) {
 		m.cells = [entryClasses]cellClass{}
 	}

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/pages"
 )
 
 const (
@@ -183,7 +184,7 @@ func larger(n int) int { return 2*n + 1 }
 // whether it is there. The caller holds the shard's lock.
 func (x *Index) resize(id uint8, s *shard, n int) {
 	old := s.t
-	t := make(table, n)
+	t := table(pages.Make[bucket](n))
 	for i := range old {
 		for slot := range old[i].entries {
 			e := atomic.LoadUint64(&old[i].entries[slot])
