@@ -34,7 +34,8 @@ type Config struct {
 	Writers int
 	// InProcess says that Index is memory of this process: each rank writes its batches by
 	// itself, at once, since waiting for those of others saves no trip. Linger and Writers
-	// do nothing then.
+	// do nothing then. No other Ingester reads ranks of it: while all that is known of a rank
+	// fits in memory, the generation's map is not written.
 	InProcess bool
 	// ReplayBytes bounds what one question to a replay socket may bring before the
 	// next is asked, 32 MiB. Replays is how many ranks ask at a time, 8; the answers that

@@ -44,8 +44,9 @@ type Ingester struct {
 	writes chan struct{} // closed when the writer has ended
 	active sync.WaitGroup
 
-	mu      sync.Mutex // protects readers, closed
+	mu      sync.Mutex // protects all below
 	readers map[rankKey]*reader
+	parked  map[rankKey]parked
 	closed  bool
 }
 

@@ -85,16 +85,29 @@ func (r *reader) run(ctx context.Context) error {
 			err = r.f.giveUp(ctx, Lost, r.f.next)
 			continue
 		default:
-			_ = r.land() // whatever has come of it, it is over
+			r.leave(ctx)
 			return err
 		}
 		if ctx.Err() != nil {
-			_ = r.land()
+			r.leave(ctx)
 			return ctx.Err()
 		}
 		r.settle()
 		err = r.step(ctx, quiet, &silence)
 	}
+}
+
+// leave ends what is under way, whatever comes of it. A reader that is called off parks what
+// the map does not have.
+func (r *reader) leave(ctx context.Context) {
+	_ = r.land()
+	if ctx.Err() == nil || r.in.ctx.Err() != nil || r.chunk == nil || !r.chunk.Alone() {
+		return
+	}
+	if r.window.messages > 0 && r.send(ctx) != nil || !r.wrote {
+		return
+	}
+	r.in.park(context.WithoutCancel(ctx), r)
 }
 
 // step takes the next thing that is to be done, or waits for one.
@@ -158,15 +171,18 @@ func (r *reader) resume(ctx context.Context) error {
 	var mark uint64
 	known, renamed := false, false
 	next := uint64(0)
+	kept := r.in.unpark(rankKey{r.s.Pod, r.s.Rank})
 	err = r.retry(ctx, func() error {
 		next, err = r.in.config.Index.TakeOver(ctx, life.Generation, r.fence)
 		if err != nil || next == 0 {
 			return err
 		}
 		r.gen = life.Generation
-		torn, err := rechunk.Torn(ctx, next, r.readMap)
-		if err != nil || torn {
-			return err
+		if kept.gen != r.gen || kept.seq != next || kept.size != r.model.BlockSize {
+			kept = parked{}
+			if torn, err := rechunk.Torn(ctx, next, r.readMap); err != nil || torn {
+				return err
+			}
 		}
 		values, err := r.readMap(ctx, lastKey)
 		if err == nil {
@@ -191,7 +207,9 @@ func (r *reader) resume(ctx context.Context) error {
 		// message.
 		return r.begin(ctx, Lost)
 	}
-	if err := r.newChunker(false); err != nil {
+	if r.chunk = kept.chunk; r.chunk != nil {
+		r.chunk.GoOn(r.s.Engine)
+	} else if err := r.newChunker(false); err != nil {
 		return err
 	}
 	r.wrote, r.written = true, last{next - 1, mark}
@@ -205,7 +223,9 @@ func (r *reader) resume(ctx context.Context) error {
 
 func (r *reader) newChunker(fresh bool) (err error) {
 	r.count.rechunked()
-	r.chunk, err = rechunk.New(r.in.chunking(r.s.Pod, r.s.Engine, r.s.Rank, r.model.BlockSize, fresh))
+	c := r.in.chunking(r.s.Pod, r.s.Engine, r.s.Rank, r.model.BlockSize, fresh)
+	c.Alone = r.in.config.InProcess
+	r.chunk, err = rechunk.New(c)
 	if err != nil {
 		return fmt.Errorf("ingest: model %s: %w", r.model.Name, err)
 	}

@@ -207,9 +207,17 @@ func TestLagOfNoTime(t *testing.T) {
 	}
 }
 
+// TestReadAndTakeOver reads an engine, and goes on after a pause: with what the map has, and
+// where the index is of this process with what the reader has left.
 func TestReadAndTakeOver(t *testing.T) {
+	for name, inProcess := range map[string]bool{"by the map": false, "in process": true} {
+		t.Run(name, func(t *testing.T) { readAndTakeOver(t, inProcess) })
+	}
+}
+
+func readAndTakeOver(t *testing.T, inProcess bool) {
 	x := newIndex(t)
-	s := newStage(t, x, true, Config{WindowMessages: 4})
+	s := newStage(t, x, true, Config{WindowMessages: 4, InProcess: inProcess})
 	for range 20 {
 		s.publish() // before anybody listens
 	}

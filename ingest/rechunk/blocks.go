@@ -101,7 +101,9 @@ func (c *Chunker) forget(b *block) {
 func (c *Chunker) touch(b *block) {
 	if !b.dirty {
 		b.dirty = true
-		c.dirty = append(c.dirty, b)
+		if !c.alone {
+			c.dirty = append(c.dirty, b)
+		}
 	}
 }
 

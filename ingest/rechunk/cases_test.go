@@ -610,3 +610,26 @@ func TestUnseen(t *testing.T) {
 		})
 	}
 }
+
+// TestAlone: a Chunker that is alone tells others to leave its generation, and writes all of
+// it once there is too much.
+func TestAlone(t *testing.T) {
+	r := newRig(t, Config{BlockSize: 64, Alone: true})
+	r.c.config.MaxRecords = 8 // below what New allows
+	tokens := count(0, 640)
+	r.do(storedOf(tokens[:128], 16, 0))
+	if torn, err := Torn(t.Context(), r.seq, r.read); !torn || err != nil || !r.c.Alone() {
+		t.Fatalf("torn is %v, %v; alone is %v", torn, err, r.c.Alone())
+	}
+	r.do(storedOf(tokens, 16, 8))
+	if torn, err := Torn(t.Context(), r.seq, r.read); torn || err != nil || r.c.Alone() {
+		t.Fatalf("torn is %v, %v; alone is %v", torn, err, r.c.Alone())
+	}
+	r.takeOver()
+	r.do(removed(prompt(tokens, 16)[5]))
+	r.want(store.GPU, 9)
+	next := mustNew(t, Config{BlockSize: 64, Alone: true}) // not of a generation that has begun before
+	if next.Alone() {
+		t.Fatal("a Chunker that is not fresh is alone")
+	}
+}

@@ -43,6 +43,11 @@ type Config struct {
 	// Fresh says that the generation has just begun and its map is empty, so that
 	// nothing has to be read as long as all of it fits in memory.
 	Fresh bool
+	// Alone says that nobody but this Chunker, which is Fresh, will go on with the generation
+	// while this process lives. It writes nothing to the map while all of it fits in memory,
+	// but a mark by which Torn tells others to leave it. What does not fit is written, and from
+	// then on the map is kept as ever.
+	Alone bool
 	// MaxRecords is how many engine blocks are kept in memory, 200 to 400 bytes
 	// each; the rest is read again when it is needed. It can be exceeded by what one Apply
 	// needs and by what Done has not been called for. 0 is 256 Ki, the least is
@@ -101,6 +106,8 @@ type Chunker struct {
 	runs   []*run // to be used again
 
 	complete bool // what is not in blocks is not in the map
+	alone    bool // the map has nothing but perhaps its mark
+	marked   bool // it has that
 	begun    bool // the meta record has been read
 	meta     meta
 	form     form
@@ -108,9 +115,9 @@ type Chunker struct {
 	agings   [store.NumTiers]aging
 	sweep    int // how much of ring is still to be looked at after a clear
 
-	dirty          []*block
-	taken          uint32 // number of Takes
-	done           uint32 // ... that are written
+	dirty          []*block // none while alone: then all that says so is
+	taken          uint32   // number of Takes
+	done           uint32   // ... that are written
 	ops            []opRange
 	opKeys         []blockkey.Key
 	givenKeys      []blockkey.Key // of the last Take
@@ -153,7 +160,7 @@ func New(config Config) (*Chunker, error) {
 	}
 	return &Chunker{
 		config: config, size: config.BlockSize, blocks: blockTable{seed: rand.Uint64()}, absent: map[uint64]struct{}{}, shares: map[blockkey.Key]*share{},
-		complete: config.Fresh, begun: config.Fresh, sharesComplete: config.Fresh, agings: newAgings(),
+		complete: config.Fresh, alone: config.Fresh && config.Alone, begun: config.Fresh, sharesComplete: config.Fresh, agings: newAgings(),
 	}, nil
 }
 
@@ -162,6 +169,17 @@ func (c *Chunker) Stats() Stats {
 	s := c.stats
 	s.Records = c.blocks.n
 	return s
+}
+
+// Alone reports whether all that is known of the generation is in this Chunker, and the map
+// is of no use.
+func (c *Chunker) Alone() bool { return c.alone }
+
+// GoOn is for another owner of a Chunker that is alone, in place of New: its figures begin
+// anew, and the engine's kind is as with Tell.
+func (c *Chunker) GoOn(engine string) {
+	c.stats = Stats{}
+	c.Tell(engine)
 }
 
 // Apply takes in the events of one message. Their changes come on top of those that

@@ -475,13 +475,13 @@ func (c *Chunker) adopt(from, r *run) bool {
 		k.kids = append(k.kids, r.hash)
 	}
 	k.count++
-	k.pageChanged(r.place)
+	c.pageChanged(k, r.place)
 	c.touch(from.owner)
 	return true
 }
 
-func (k *kin) pageChanged(place int) {
-	if page := place / kidsPage; !slices.Contains(k.pagesDirty, page) {
+func (c *Chunker) pageChanged(k *kin, place int) {
+	if page := place / kidsPage; !c.alone && !slices.Contains(k.pagesDirty, page) {
 		k.pagesDirty = append(k.pagesDirty, page)
 	}
 }

@@ -183,7 +183,7 @@ func (c *Chunker) settle(r *run) {
 		k.kids[r.place] = 0
 		k.free = append(k.free, r.place)
 		k.count--
-		k.pageChanged(r.place)
+		c.pageChanged(k, r.place)
 		if k.count == 0 {
 			k.kids, k.free = k.kids[:0], k.free[:0]
 		}
@@ -198,5 +198,8 @@ func (c *Chunker) bury(b *block) {
 	if !b.held() && b.tail == nil && b.branch == nil && !b.dead {
 		b.dead, b.ambiguous = true, false
 		c.touch(b)
+		if c.alone {
+			c.buried = append(c.buried, b)
+		}
 	}
 }

@@ -162,6 +162,7 @@ func TestHistories(t *testing.T) {
 		h.silent = rapid.Bool().Draw(t, "silent")
 		r := newRig(t, Config{
 			BlockSize: index, Copies: Copies(rapid.IntRange(0, 2).Draw(t, "copies")), Unremoved: rapid.SampledFrom([]int{0, 1, 2, 5, 20}).Draw(t, "unremoved"),
+			Alone: rapid.Bool().Draw(t, "alone"),
 		})
 		r.c.config.MaxRecords = rapid.SampledFrom([]int{1, 8, 1 << 20}).Draw(t, "records") // below what New allows
 		steps := rapid.IntRange(1, 30).Draw(t, "messages")

@@ -68,6 +68,11 @@ func (s *share) clear(tier int) (some bool) {
 	return some
 }
 
+// empty reports whether nothing is counted.
+func (s *share) empty() bool {
+	return s.counts == tierCounts{} && (s.more == nil || *s.more == layersCounts{})
+}
+
 func shareKey(k blockkey.Key) store.MapKey {
 	return store.MapKey{Hash: uint64(k), Part: partShare}
 }
@@ -198,6 +203,11 @@ func (c *Chunker) writeShares() {
 		}
 		s.was = now
 		switch {
+		case c.alone:
+			if last < 0 {
+				c.goneShares = append(c.goneShares, s)
+			}
+			continue
 		case last < 0 && s.stored:
 			c.mapOps = append(c.mapOps, store.MapOp{MapKey: shareKey(s.key)})
 		case last >= 0:
@@ -230,7 +240,7 @@ func (c *Chunker) dropShares() {
 	gone := c.goneShares[:0]
 	for _, s := range c.goneShares {
 		switch {
-		case s.stored || c.shares[s.key] != s: // back again, or dropped already
+		case s.stored || c.shares[s.key] != s || c.alone && !s.empty(): // back again, or dropped already
 		case s.dirty || s.stamp > c.done:
 			gone = append(gone, s)
 		default:
@@ -239,7 +249,7 @@ func (c *Chunker) dropShares() {
 	}
 	clear(c.goneShares[len(gone):])
 	c.goneShares = gone
-	for left := len(c.shareRing); len(c.shareRing) > c.config.MaxRecords && left > 0; left-- {
+	for left := len(c.shareRing); !c.alone && len(c.shareRing) > c.config.MaxRecords && left > 0; left-- {
 		if c.shareHand >= len(c.shareRing) {
 			c.shareHand = 0
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/store"
@@ -138,6 +139,9 @@ func Torn(ctx context.Context, watermark uint64, read Reader) (bool, error) {
 // until Done. read is used as by Apply; the error is one of it, wrapped in ErrRead,
 // and means that nothing has been taken.
 func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, error) {
+	if c.alone && max(c.blocks.n, len(c.shareRing)) > c.config.MaxRecords {
+		c.beginMap()
+	}
 	if err := c.resolve(ctx, read); err != nil {
 		return Changes{}, fmt.Errorf("%w: %w", ErrRead, err)
 	}
@@ -151,6 +155,14 @@ func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, e
 		c.storeOps = append(c.storeOps, store.Op{Kind: o.kind, Tier: o.tier, Keys: c.opKeys[o.from:o.to:o.to]})
 	}
 	c.ops, c.opKeys, c.givenKeys = c.ops[:0], c.givenKeys[:0], c.opKeys
+	if c.alone {
+		if !c.marked {
+			c.marked = true
+			c.values = binary.AppendUvarint(c.values, math.MaxUint64)
+			c.put1(markKey, 0)
+		}
+		return Changes{Ops: c.storeOps, Map: c.mapOps, Reuse: c.form.reuse()}, nil
+	}
 	for _, b := range c.dirty {
 		b.dirty, b.stamp = false, c.taken
 		c.write(b)
@@ -178,6 +190,25 @@ func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, e
 	return Changes{Ops: c.storeOps, Map: c.mapOps, Reuse: c.form.reuse()}, nil
 }
 
+// beginMap ends that the Chunker is alone: the next Take gives all that it knows.
+func (c *Chunker) beginMap() {
+	c.alone = false
+	for _, b := range c.ring {
+		if b.dirty {
+			c.dirty = append(c.dirty, b)
+		}
+		for _, r := range [2]*run{b.tail, b.branch} {
+			for place := 0; r != nil && place < len(r.kids()); place += kidsPage {
+				r.kin.pagesDirty = append(r.kin.pagesDirty, place/kidsPage)
+			}
+		}
+	}
+	for _, s := range c.shareRing {
+		c.touchShare(s)
+	}
+	c.buried, c.goneShares = c.buried[:0], c.goneShares[:0] // Take finds them again
+}
+
 // Done says that all that Take has given is written.
 func (c *Chunker) Done() {
 	c.done = c.taken
@@ -185,7 +216,7 @@ func (c *Chunker) Done() {
 	for _, b := range c.buried {
 		switch {
 		case !b.dead: // back again, or forgotten already
-		case b.dirty || b.stamp > c.done:
+		case !c.alone && (b.dirty || b.stamp > c.done):
 			buried = append(buried, b)
 		case c.blocks.get(b.hash) == b:
 			c.forget(b)
@@ -200,7 +231,7 @@ func (c *Chunker) Done() {
 	c.ended = c.ended[:0]
 	c.dropShares()
 	// Two rounds of the hand: the first takes the marks of use away.
-	for left := 2 * len(c.ring); c.blocks.n > c.config.MaxRecords && left > 0; left-- {
+	for left := 2 * len(c.ring); !c.alone && c.blocks.n > c.config.MaxRecords && left > 0; left-- {
 		if c.hand >= len(c.ring) {
 			c.hand = 0
 		}
