@@ -47,54 +47,44 @@ func (c *Chunker) run(r ref) *run {
 	return b.tail
 }
 
-// slab is how many blocks are allocated together.
-const slab = 64
-
 // fresh returns a block for a hash of which nothing is known.
 func (c *Chunker) fresh(hash uint64) *block {
+	b := c.lastBlock
 	if !c.lastNone || c.lastHash != hash {
-		if b := c.blocks.get(hash); b != nil { // dead: the map still has it
-			*b = block{hash: hash, ring: b.ring, stored: b.stored, dirty: b.dirty, era: c.meta.era, used: true, stamp: b.stamp}
-			return b
-		}
+		b = c.blocks.get(hash)
 	}
-	if len(c.spare) == 0 {
-		blocks := make([]block, slab)
-		for i := range blocks {
-			c.spare = append(c.spare, &blocks[i])
-		}
+	if b != nil { // dead: the map still has it
+		*b = block{hash: hash, number: b.number, stored: b.stored, dirty: b.dirty, stamp: b.stamp}
+	} else {
+		b = c.blocks.add(hash)
+		c.lastHash, c.lastBlock, c.lastNone = hash, b, false
 	}
-	n := len(c.spare) - 1
-	b := c.spare[n] // which is empty
-	c.spare = c.spare[:n]
-	b.hash, b.era, b.used = hash, c.meta.era, true
-	c.insert(b)
+	b.era, b.used = c.meta.era, true
 	return b
 }
 
-func (c *Chunker) insert(b *block) {
-	b.ring = int32(len(c.ring))
-	c.ring = append(c.ring, b)
-	c.blocks.put(b)
+// insert takes a block into memory that was read.
+func (c *Chunker) insert(read *block) {
+	b := c.blocks.add(read.hash)
+	read.number = b.number
+	*b = *read
+	for _, r := range [2]*run{b.tail, b.branch} {
+		if r != nil {
+			r.owner = b
+		}
+	}
 	c.lastHash, c.lastBlock, c.lastNone = b.hash, b, false
 }
 
 // forget takes b out of memory. It is called by Done alone, when no cursor is anywhere.
 func (c *Chunker) forget(b *block) {
-	c.blocks.remove(b.hash)
-	last := len(c.ring) - 1
-	c.ring[b.ring] = c.ring[last]
-	c.ring[b.ring].ring = b.ring
-	c.ring[last] = nil
-	c.ring = c.ring[:last]
 	c.lastBlock, c.lastOwner, c.lastNone = nil, nil, false
 	for _, r := range [2]*run{b.tail, b.branch} {
 		if r != nil {
 			c.reuseRun(r)
 		}
 	}
-	*b = block{}
-	c.spare = append(c.spare, b)
+	c.blocks.remove(b)
 }
 
 // touch notes that b has to be written.

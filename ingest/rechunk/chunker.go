@@ -98,10 +98,8 @@ type Chunker struct {
 	config Config
 	size   int
 	blocks blockTable
-	ring   []*block // all of blocks, for the clock
-	hand   int
+	hand   int      // of the clock, over the numbers of blocks
 	buried []*block // dead and taken
-	spare  []*block
 	ended  []*run // that no block has any more
 	runs   []*run // to be used again
 
@@ -113,7 +111,7 @@ type Chunker struct {
 	form     form
 	flipped  uint8 // the layer of the block that is flipped
 	agings   [store.NumTiers]aging
-	sweep    int // how much of ring is still to be looked at after a clear
+	sweep    int // up to which number blocks are still to be looked at after a clear
 
 	dirty          []*block // none while alone: then all that says so is
 	taken          uint32   // number of Takes

@@ -228,12 +228,12 @@ func (r *rig) want(tier store.Tier, n int) {
 func (r *rig) check() {
 	r.t.Helper()
 	entries := 0
-	for _, b := range r.c.ring {
+	for b := range r.c.blocks.all() {
 		h := b.hash
 		if b.dead {
 			r.t.Fatalf("block %x is dead and still there", h)
 		}
-		if r.c.blocks.get(h) != b || r.c.ring[b.ring] != b {
+		if r.c.blocks.get(h) != b || r.c.blocks.at(int(b.number)) != b {
 			r.t.Fatalf("block %x is not at its place", h)
 		}
 		if r.c.Alone() {

@@ -13,8 +13,8 @@ func (c *Chunker) mustHold() {
 	if !invariants.Enabled {
 		return
 	}
-	if c.blocks.n != len(c.ring) {
-		panic(fmt.Sprintf("rechunk: %d blocks in the table, %d on the clock", c.blocks.n, len(c.ring)))
+	if c.blocks.n+len(c.blocks.spare) != c.blocks.top() {
+		panic(fmt.Sprintf("rechunk: %d blocks and %d free ones of %d", c.blocks.n, len(c.blocks.spare), c.blocks.top()))
 	}
 	for _, b := range [2]*block{c.lastBlock, c.lastOwner} {
 		if b != nil && c.blocks.get(b.hash) != b {
@@ -41,8 +41,8 @@ func (c *Chunker) fault(b *block) string {
 	switch {
 	case c.blocks.get(b.hash) != b:
 		return "is not in the table"
-	case int(b.ring) >= len(c.ring) || c.ring[b.ring] != b:
-		return "is not at its place on the clock"
+	case c.blocks.at(int(b.number)) != b:
+		return "is not the one of its number"
 	case !b.dirty:
 		return "is to be written and does not know it"
 	case b.dead && (b.held() || b.tail != nil || b.branch != nil):

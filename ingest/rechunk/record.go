@@ -40,7 +40,7 @@ type block struct {
 	layer  uint8  // of the groups that have it, if held
 	era    uint32 // of the last change
 	stamp  uint32 // the Take that wrote it last
-	ring   int32  // its place on the clock
+	number uint32 // in the table, 0 for a block that is free
 	stored lasting
 }
 

@@ -16,10 +16,9 @@ func TestBlockTable(t *testing.T) {
 				h := uint64(r.IntN(hashes)) << (16 * r.IntN(3))
 				switch put := r.IntN(10) < 7 == (phase%2 == 0); {
 				case put && want[h] == nil:
-					want[h] = &block{hash: h}
-					table.put(want[h])
+					want[h] = table.add(h)
 				case !put && want[h] != nil:
-					table.remove(h)
+					table.remove(want[h])
 					delete(want, h)
 				}
 				if table.get(h) != want[h] {

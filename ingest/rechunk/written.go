@@ -55,7 +55,7 @@ func (c *Chunker) clearTier(tier store.Tier) {
 	c.meta.cleared[tier], c.meta.cleared[tier.Window()] = c.meta.era, c.meta.era
 	c.meta.dirty = true
 	c.ops = append(c.ops, opRange{store.Clear, tier, len(c.opKeys), len(c.opKeys)})
-	c.sweep, c.shareSweep = len(c.ring), len(c.shareRing)
+	c.sweep, c.shareSweep = c.blocks.top(), len(c.shareRing)
 	c.voidAged(tier, false)
 	if tier == store.GPU && c.form.vague > 0 {
 		c.form.vague, c.form.dirty = 0, true
@@ -100,11 +100,10 @@ func (c *Chunker) refresh(b *block) {
 
 // sweepSome deletes what clears have left, a step at a time.
 func (c *Chunker) sweepSome() {
-	c.sweep = min(c.sweep, len(c.ring))
 	for range min(sweepStep, c.sweep) {
+		b := c.blocks.at(c.sweep)
 		c.sweep--
-		b := c.ring[c.sweep]
-		if !b.dead && b.era != c.meta.era {
+		if b != nil && !b.dead && b.era != c.meta.era {
 			c.refresh(b)
 		}
 	}
@@ -193,7 +192,7 @@ func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, e
 // beginMap ends that the Chunker is alone: the next Take gives all that it knows.
 func (c *Chunker) beginMap() {
 	c.alone = false
-	for _, b := range c.ring {
+	for b := range c.blocks.all() {
 		if b.dirty {
 			c.dirty = append(c.dirty, b)
 		}
@@ -231,14 +230,14 @@ func (c *Chunker) Done() {
 	c.ended = c.ended[:0]
 	c.dropShares()
 	// Two rounds of the hand: the first takes the marks of use away.
-	for left := 2 * len(c.ring); !c.alone && c.blocks.n > c.config.MaxRecords && left > 0; left-- {
-		if c.hand >= len(c.ring) {
-			c.hand = 0
+	for left := 2 * c.blocks.top(); !c.alone && c.blocks.n > c.config.MaxRecords && left > 0; left-- {
+		c.hand = c.hand%c.blocks.top() + 1
+		b := c.blocks.at(c.hand)
+		if b == nil {
+			continue
 		}
-		b := c.ring[c.hand]
 		if b.used || b.dirty || b.dead || b.stamp > c.done {
 			b.used = false
-			c.hand++
 			continue
 		}
 		c.complete = false
