@@ -1,9 +1,6 @@
 package blockkey
 
-import (
-	"encoding/binary"
-	"math"
-)
+import ()
 
 // LMCacheVLLMChain is a place in a chain of LMCache's chunks, from which it goes on,
 // under one of vLLM's hash functions, as LMCache 0.3.13 and later hash when
@@ -65,12 +62,7 @@ func (c *LMCacheVLLMChain) Append(dst []Digest, tokens []uint32) []Digest {
 	e := encoder{b: make([]byte, 0, 128+5*min(c.ChunkSize, len(tokens)))}
 	for i := range out {
 		chunk := tokens[i*c.ChunkSize : min((i+1)*c.ChunkSize, len(tokens))]
-		e.b = e.b[:0]
-		if c.Algorithm.pickled() {
-			c.pickle(&e, chunk)
-		} else {
-			c.cbor(&e, chunk)
-		}
+		c.encode(&e, chunk)
 		out[i] = c.fold(c.Algorithm.hash(e.b))
 		if i < full {
 			c.Parent = out[i]
@@ -79,44 +71,22 @@ func (c *LMCacheVLLMChain) Append(dst []Digest, tokens []uint32) []Digest {
 	return dst
 }
 
-func (c *LMCacheVLLMChain) cbor(e *encoder, chunk []uint32) {
-	e.cborHead(array, 3)
+// encode writes what is hashed of a chunk.
+func (c *LMCacheVLLMChain) encode(e *encoder, chunk []uint32) {
+	e.begin(c.Algorithm)
+	e.openTuple(3)
 	if c.Fold {
-		e.cborHead(0, c.Parent.VLLMWire())
+		e.unsigned(c.Parent.VLLMWire())
 	} else {
-		e.cborBytes(c.Parent[len(c.Parent)-c.Algorithm.size():])
+		e.bytes(c.Parent[len(c.Parent)-c.Algorithm.size():])
 	}
-	e.cborHead(array, uint64(len(chunk)))
-	for _, t := range chunk {
-		e.cborHead(0, uint64(t))
-	}
+	e.tokens(chunk)
 	if c.EmptyTuple {
-		e.cborHead(array, 0)
+		e.openTuple(0)
+		e.closeTuple(0)
 	} else {
-		e.cborNull()
+		e.null()
 	}
-}
-
-func (c *LMCacheVLLMChain) pickle(e *encoder, chunk []uint32) {
-	e.pickleOpen()
-	switch v := c.Parent.VLLMWire(); {
-	case !c.Fold:
-		e.pickleBytes(c.Parent[len(c.Parent)-c.Algorithm.size():])
-	case v <= math.MaxInt64:
-		e.pickleInt(int64(v))
-	default:
-		e.pickleLong(append(binary.LittleEndian.AppendUint64(nil, v), 0)) // with a sign
-	}
-	e.pickleTuple(len(chunk))
-	for _, t := range chunk {
-		e.pickleInt(int64(t))
-	}
-	e.pickleEnd(len(chunk))
-	if c.EmptyTuple {
-		e.pickleEnd(0)
-	} else {
-		e.pickleNone()
-	}
-	e.pickleEnd(3)
-	e.pickleClose()
+	e.closeTuple(3)
+	e.finish()
 }

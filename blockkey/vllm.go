@@ -83,13 +83,9 @@ func (a VLLMAlgorithm) hash(b []byte) (d Digest) {
 // vLLM's NONE_HASH, of the seed in PYTHONHASHSEED.
 func (a VLLMAlgorithm) None(seed string) Digest {
 	var e encoder
-	if a.pickled() {
-		e.pickleOpen()
-		e.pickleText(seed)
-		e.pickleClose()
-	} else {
-		e.cborText(seed)
-	}
+	e.begin(a)
+	e.text(seed)
+	e.finish()
 	return a.hash(e.b)
 }
 
@@ -194,12 +190,7 @@ func (c *VLLMChain) Append(dst []Digest, tokens []uint32, objects ...VLLMObject)
 	e := encoder{b: make([]byte, 0, 128+5*c.BlockSize)}
 	for i := range out {
 		from := i * c.BlockSize
-		e.b = e.b[:0]
-		if c.Algorithm.pickled() {
-			c.pickle(&e, tokens[from:], objects)
-		} else {
-			c.cbor(&e, tokens[from:], objects)
-		}
+		c.encode(&e, tokens[from:], objects)
 		out[i] = c.Algorithm.hash(e.b)
 		c.Parent, c.First = out[i], false
 		c.Position += c.BlockSize
@@ -239,129 +230,57 @@ func (c *VLLMChain) extras(objects []VLLMObject) int {
 	return n
 }
 
-// array is CBOR's major type of arrays.
-const array = 4
-
-// cbor writes what is hashed of the block at the place as canonical CBOR.
-func (c *VLLMChain) cbor(e *encoder, tokens []uint32, objects []VLLMObject) {
-	e.cborHead(array, 3)
-	if c.Algorithm == VLLMSHA256CBOR64 {
-		e.cborHead(0, c.Parent.VLLMWire())
-	} else {
-		e.cborBytes(c.Parent[len(c.Parent)-c.Algorithm.size():])
-	}
-	e.cborHead(array, uint64(c.BlockSize))
-	for _, t := range tokens[:c.BlockSize] {
-		e.cborHead(0, uint64(t))
-	}
-	if c.Lookahead > 0 {
-		e.cborHead(array, uint64(1+c.Lookahead))
-	}
-	if n := c.extras(objects); n == 0 {
-		e.cborNull()
-	} else {
-		e.cborHead(array, uint64(n))
-		c.cborExtras(e, objects)
-	}
-	for _, t := range tokens[c.BlockSize:][:max(0, c.Lookahead)] {
-		e.cborHead(0, uint64(t))
-	}
-}
-
-func (c *VLLMChain) cborExtras(e *encoder, objects []VLLMObject) {
-	tagged := c.Keys == VLLMKeys31
-	if c.hasLoRA() {
-		switch {
-		case tagged:
-			e.cborHead(array, 3)
-			e.cborText("lora")
-			e.cborText(c.LoRA.Name)
-			e.cborText(c.LoRA.Path)
-		case c.Keys == VLLMKeys9:
-			e.cborInt(c.LoRA.ID)
-		default:
-			e.cborText(c.LoRA.Name)
-		}
-	}
-	for _, o := range objects {
-		offset, ok := c.reaches(o)
-		if !ok {
-			continue
-		}
-		switch c.Keys {
-		case VLLMKeys31:
-			e.cborHead(array, 3)
-			e.cborText("mm")
-			e.cborText(o.ID)
-			e.cborInt(int64(offset))
-		case VLLMKeys19:
-			e.cborHead(array, 2)
-			e.cborText(o.ID)
-			e.cborInt(int64(offset))
-		default:
-			e.cborText(o.ID)
-		}
-	}
-	if c.First && c.Salt != "" {
-		if tagged {
-			e.cborHead(array, 2)
-			e.cborText("cache_salt")
-		}
-		e.cborText(c.Salt)
-	}
-}
-
-// pickle writes the same as Python's pickle does. Of two objects with one
-// identifier in a block, Python's depends on whether they share the string; here
-// each has its own.
-func (c *VLLMChain) pickle(e *encoder, tokens []uint32, objects []VLLMObject) {
-	e.pickleOpen()
-	if c.Algorithm == VLLMSHA256Int {
+// encode writes what is hashed of the block at the place. Of two objects with one identifier in
+// a block, a pickle of Python's depends on whether they share the string; here each has its own.
+func (c *VLLMChain) encode(e *encoder, tokens []uint32, objects []VLLMObject) {
+	e.begin(c.Algorithm)
+	e.openTuple(3)
+	switch c.Algorithm {
+	case VLLMSHA256CBOR64:
+		e.unsigned(c.Parent.VLLMWire())
+	case VLLMSHA256Int:
 		e.pickleDigest(c.Parent)
-	} else {
-		e.pickleBytes(c.Parent[len(c.Parent)-c.Algorithm.size():])
+	default:
+		e.bytes(c.Parent[len(c.Parent)-c.Algorithm.size():])
 	}
-	e.pickleTuple(c.BlockSize)
-	for _, t := range tokens[:c.BlockSize] {
-		e.pickleInt(int64(t))
-	}
-	e.pickleEnd(c.BlockSize)
+	e.tokens(tokens[:c.BlockSize])
 	if c.Lookahead > 0 {
-		e.pickleTuple(1 + c.Lookahead)
+		e.openTuple(1 + c.Lookahead)
 	}
 	if n := c.extras(objects); n == 0 {
-		e.pickleNone()
+		e.null()
 	} else {
-		e.pickleTuple(n)
-		c.pickleExtras(e, objects)
-		e.pickleEnd(n)
+		e.openTuple(n)
+		c.encodeExtras(e, objects)
+		e.closeTuple(n)
 	}
 	if c.Lookahead > 0 {
 		for _, t := range tokens[c.BlockSize:][:c.Lookahead] {
-			e.pickleInt(int64(t))
+			e.integer(int64(t))
 		}
-		e.pickleEnd(1 + c.Lookahead)
+		e.closeTuple(1 + c.Lookahead)
 	}
-	e.pickleEnd(3)
-	e.pickleClose()
+	e.closeTuple(3)
+	e.finish()
 }
 
-func (c *VLLMChain) pickleExtras(e *encoder, objects []VLLMObject) {
+func (c *VLLMChain) encodeExtras(e *encoder, objects []VLLMObject) {
 	tagged := c.Keys == VLLMKeys31
 	if c.hasLoRA() {
 		switch {
 		case tagged:
-			e.pickleText("lora")
-			e.pickleText(c.LoRA.Name)
-			e.pickleText(c.LoRA.Path)
-			e.pickleEnd(3)
+			e.openTuple(3)
+			e.text("lora")
+			e.text(c.LoRA.Name)
+			e.text(c.LoRA.Path)
+			e.closeTuple(3)
 		case c.Keys == VLLMKeys9:
-			e.pickleInt(c.LoRA.ID)
+			e.integer(c.LoRA.ID)
 		default:
-			e.pickleText(c.LoRA.Name)
+			e.text(c.LoRA.Name)
 		}
 	}
-	tag := -1 // where the memo has "mm", a constant that is pickled once
+	tag := -1
 	for _, o := range objects {
 		offset, ok := c.reaches(o)
 		if !ok {
@@ -369,30 +288,28 @@ func (c *VLLMChain) pickleExtras(e *encoder, objects []VLLMObject) {
 		}
 		switch c.Keys {
 		case VLLMKeys31:
-			if tag < 0 {
-				tag = e.memo
-				e.pickleText("mm")
-			} else {
-				e.pickleAgain(tag)
-			}
-			e.pickleText(o.ID)
-			e.pickleInt(int64(offset))
-			e.pickleEnd(3)
+			e.openTuple(3)
+			e.constant("mm", &tag)
+			e.text(o.ID)
+			e.integer(int64(offset))
+			e.closeTuple(3)
 		case VLLMKeys19:
-			e.pickleText(o.ID)
-			e.pickleInt(int64(offset))
-			e.pickleEnd(2)
+			e.openTuple(2)
+			e.text(o.ID)
+			e.integer(int64(offset))
+			e.closeTuple(2)
 		default:
-			e.pickleText(o.ID)
+			e.text(o.ID)
 		}
 	}
 	if c.First && c.Salt != "" {
 		if tagged {
-			e.pickleText("cache_salt")
-			e.pickleText(c.Salt)
-			e.pickleEnd(2)
-		} else {
-			e.pickleText(c.Salt)
+			e.openTuple(2)
+			e.text("cache_salt")
+		}
+		e.text(c.Salt)
+		if tagged {
+			e.closeTuple(2)
 		}
 	}
 }
