@@ -19,25 +19,26 @@ const (
 // BlocksRequest says what changed in what a pod holds.
 type BlocksRequest struct {
 	// Op is OpAdd, OpRemove or OpClear.
-	Op string
+	Op string `json:"op"`
 	// Model is the model's name. Required.
-	Model string
+	Model string `json:"model"`
 	// Pod is the pod's name; one that is not registered is registered by an
 	// add. Required.
-	Pod string
+	Pod string `json:"pod"`
 	// Rank is the data-parallel rank: nil is rank 0, and every rank for
 	// OpClear.
-	Rank *int
+	Rank *int `json:"rank,omitempty"`
 	// Tier is gpu, cpu, disk or shared. Empty is gpu for OpAdd and every tier
 	// otherwise.
-	Tier string
+	Tier string `json:"tier,omitempty"`
 	// LoRA and CacheSalt are the adapter's name and the cache salt.
-	LoRA, CacheSalt string
+	LoRA      string `json:"lora,omitempty"`
+	CacheSalt string `json:"cache_salt,omitempty"`
 	// Tokens are the tokens of a chain from its start; each full index block
 	// of them is meant. BlockKeys, when not nil, are the blocks themselves,
 	// 16 hex digits each. OpClear takes neither.
-	Tokens    []uint32
-	BlockKeys []string
+	Tokens    []uint32 `json:"-"`
+	BlockKeys []string `json:"block_keys,omitzero"`
 }
 
 // MarshalJSON writes the body of POST /v1/blocks.
@@ -45,17 +46,11 @@ func (r BlocksRequest) MarshalJSON() ([]byte, error) {
 	if err := checkTexts("model", r.Model, "pod", r.Pod, "lora", r.LoRA, "cache_salt", r.CacheSalt); err != nil {
 		return nil, err
 	}
+	type plain BlocksRequest
 	w := struct {
-		Op        string   `json:"op"`
-		Model     string   `json:"model"`
-		Pod       string   `json:"pod"`
-		Rank      *int     `json:"rank,omitempty"`
-		Tier      string   `json:"tier,omitempty"`
-		LoRA      string   `json:"lora,omitempty"`
-		CacheSalt string   `json:"cache_salt,omitempty"`
-		TokensB64 *packed  `json:"tokens_b64,omitempty"`
-		BlockKeys []string `json:"block_keys,omitzero"`
-	}{Op: r.Op, Model: r.Model, Pod: r.Pod, Rank: r.Rank, Tier: r.Tier, LoRA: r.LoRA, CacheSalt: r.CacheSalt, BlockKeys: r.BlockKeys}
+		plain
+		TokensB64 *packed `json:"tokens_b64,omitempty"`
+	}{plain: plain(r)}
 	if r.Tokens != nil {
 		w.TokensB64 = (*packed)(&r.Tokens)
 	}

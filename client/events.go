@@ -19,24 +19,25 @@ const (
 // Event is a KV-cache event with vLLM's names.
 type Event struct {
 	// Type is EventStored, EventRemoved or EventCleared.
-	Type string
+	Type string `json:"type"`
 	// BlockHashes are the engine's hashes of the blocks, of a store in order.
-	BlockHashes []uint64
+	BlockHashes []uint64 `json:"block_hashes,omitempty"`
 	// ParentBlockHash is the block before the first; nil for the start of a prompt.
-	ParentBlockHash *uint64
+	ParentBlockHash *uint64 `json:"parent_block_hash,omitempty"`
 	// TokenIDs are the tokens of all blocks of a store, BlockSize a block.
-	TokenIDs  []uint32
-	BlockSize int
+	TokenIDs  []uint32 `json:"token_ids,omitempty"`
+	BlockSize int      `json:"block_size,omitempty"`
 	// Medium is where the blocks are: "GPU", "CPU", "DISK" or another of the
 	// engines' words; "" is the GPU.
-	Medium string
+	Medium string `json:"medium,omitempty"`
 	// LoRAName and CacheSalt are the adapter's name and the cache salt.
-	LoRAName, CacheSalt string
+	LoRAName  string `json:"lora_name,omitempty"`
+	CacheSalt string `json:"cache_salt,omitempty"`
 	// Group is the engine's cache group.
-	Group int
+	Group int `json:"group_idx,omitempty"`
 	// Raw, when it is not nil, is sent as it is in the place of all this: an event as
 	// the engine gave it.
-	Raw json.RawMessage
+	Raw json.RawMessage `json:"-"`
 }
 
 // MarshalJSON writes an entry of events.
@@ -47,38 +48,30 @@ func (e Event) MarshalJSON() ([]byte, error) {
 	if err := checkTexts("type", e.Type, "medium", e.Medium, "lora_name", e.LoRAName, "cache_salt", e.CacheSalt); err != nil {
 		return nil, err
 	}
-	return json.Marshal(struct {
-		Type            string   `json:"type"`
-		BlockHashes     []uint64 `json:"block_hashes,omitempty"`
-		ParentBlockHash *uint64  `json:"parent_block_hash,omitempty"`
-		TokenIDs        []uint32 `json:"token_ids,omitempty"`
-		BlockSize       int      `json:"block_size,omitempty"`
-		Medium          string   `json:"medium,omitempty"`
-		LoRAName        string   `json:"lora_name,omitempty"`
-		CacheSalt       string   `json:"cache_salt,omitempty"`
-		Group           int      `json:"group_idx,omitempty"`
-	}{e.Type, e.BlockHashes, e.ParentBlockHash, e.TokenIDs, e.BlockSize, e.Medium, e.LoRAName, e.CacheSalt, e.Group})
+	type plain Event
+	return json.Marshal(plain(e))
 }
 
 // EventsRequest is a push of events.
 type EventsRequest struct {
 	// Pod and Model say whose events they are. Required. A pod that is not
 	// registered is registered.
-	Pod, Model string
+	Pod   string `json:"pod"`
+	Model string `json:"model"`
 	// Rank is the data-parallel rank of events that name none themselves. With Seq it
 	// names the stream of pushes, too.
-	Rank int
+	Rank int `json:"rank,omitempty"`
 	// Engine is the engine's kind; may be empty.
-	Engine string
+	Engine string `json:"engine,omitempty"`
 	// Seq is the number of the push in its stream, from 0. With it each push is applied
 	// once, also when it is sent again after an error, and a hole begins a new
 	// generation of each rank that the stream has events of. nil applies it as it comes.
-	Seq *uint64
+	Seq *uint64 `json:"seq,omitempty"`
 	// BlockSize is the engine's block size in tokens, for TensorRT-LLM's events in
 	// Raw alone.
-	BlockSize int
+	BlockSize int `json:"block_size,omitempty"`
 	// Events are the events, in order.
-	Events []Event
+	Events []Event `json:"events"`
 }
 
 // MarshalJSON writes the body of POST /v1/events.
@@ -86,19 +79,11 @@ func (r EventsRequest) MarshalJSON() ([]byte, error) {
 	if err := checkTexts("pod", r.Pod, "model", r.Model, "engine", r.Engine); err != nil {
 		return nil, err
 	}
-	events := r.Events
-	if events == nil {
-		events = []Event{}
+	if r.Events == nil {
+		r.Events = []Event{}
 	}
-	return json.Marshal(struct {
-		Pod       string  `json:"pod"`
-		Model     string  `json:"model"`
-		Rank      int     `json:"rank,omitempty"`
-		Engine    string  `json:"engine,omitempty"`
-		Seq       *uint64 `json:"seq,omitempty"`
-		BlockSize int     `json:"block_size,omitempty"`
-		Events    []Event `json:"events"`
-	}{r.Pod, r.Model, r.Rank, r.Engine, r.Seq, r.BlockSize, events})
+	type plain EventsRequest
+	return json.Marshal(plain(r))
 }
 
 // EventsReport says what has become of the events of a push.

@@ -51,8 +51,6 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 		fmt.Fprint(w, doctorUsage)
 		cli.WriteFlags(w, flags, loader)
 	}); {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
 	case err != nil:
 		return p.Misuse("doctor", err)
 	case d.Engine.Endpoint == "" && (d.Engine.Replay != "" || d.Engine.Seeds != nil):

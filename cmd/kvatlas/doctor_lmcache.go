@@ -50,10 +50,7 @@ type doctorLMCache struct {
 // doctorLMCache is the command.
 func (p *program) doctorLMCache(ctx context.Context, args []string) int {
 	d, err := p.readDoctorLMCache(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
-	case err != nil:
+	if err != nil {
 		return p.Misuse("doctor lmcache", err)
 	}
 	within, cancel := context.WithTimeout(ctx, d.timeout)

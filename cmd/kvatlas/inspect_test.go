@@ -451,7 +451,7 @@ func TestInspectMisuse(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"events tcp://127.0.0.1:9 --record /no/such/file":                            "no such file",
-		"play ../../examples/events.jsonl --bind " + freeEndpoint(t) + " --wait 1ms": "nobody subscribed",
+		"play ../../examples/events.jsonl --bind " + freeEndpoint(t) + " --wait 1ms": "no subscriber came",
 		// A record that cannot be played waits for no subscriber.
 		"play /no/such/file --bind " + freeEndpoint(t) + " --wait 24h":   "no such file",
 		"play ../../README.md --bind " + freeEndpoint(t) + " --wait 24h": "README.md, line 1",

@@ -94,10 +94,7 @@ func commands(of *cli.Program) *cli.Command {
 // tellVersion is the command.
 func (p *program) tellVersion(_ context.Context, args []string) int {
 	words, err := p.ReadFlags(flag.NewFlagSet("kvatlas version", flag.ContinueOnError), args, versionUsage)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
-	case err == nil && len(words) > 0:
+	if err == nil && len(words) > 0 {
 		err = fmt.Errorf("%q: it takes no arguments", words[0])
 	}
 	if err != nil {

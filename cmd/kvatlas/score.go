@@ -49,10 +49,7 @@ stand before and behind it; -- ends them.
 // score is the command.
 func (p *program) score(ctx context.Context, args []string) int {
 	call, err := p.readScoreCall(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
-	case err != nil:
+	if err != nil {
 		return p.Misuse("score", err)
 	}
 	c, err := client.New(client.Config{Token: p.Getenv("KVATLAS_TOKEN"), URL: call.server, Timeout: call.timeout, UserAgent: "kvatlas-score/" + versionWord()})

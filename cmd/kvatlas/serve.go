@@ -32,8 +32,6 @@ func (p *program) serveAs(ctx context.Context, args []string, command string, us
 	printConfig := fs.Bool("print-config", false, "write the configuration in force and the origin of each value, then exit")
 	play := fs.Bool("demo", false, "play three engines and a scheduler on the server, show the ranking, then go on serving")
 	switch err := p.ReadSettings(fs, loader, args, func(w io.Writer) { usage(w, fs, loader) }); {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
 	case err != nil:
 		return p.Misuse(command, err)
 	}

@@ -191,10 +191,7 @@ func podSetting(p *wire.Pod) string {
 // sim is the command.
 func (p *program) sim(ctx context.Context, args []string) int {
 	c, err := p.readSimCall(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
-	case err != nil:
+	if err != nil {
 		return p.Misuse("sim", err)
 	}
 	closeTokenizer, err := c.openTokenizer(ctx)

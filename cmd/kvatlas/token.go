@@ -36,8 +36,6 @@ func (p *program) token(_ context.Context, args []string) int {
 	salt := fs.String("salt", "", "the cache salt of all that the caller asks, new makes one; role read only")
 	words, err := p.ReadFlags(fs, args, tokenUsage)
 	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
 	case err != nil:
 		return p.Misuse("token", err)
 	case len(words) != 1:

@@ -148,10 +148,7 @@ func (c *upCall) fitTalks() error {
 // up is the command.
 func (p *program) up(ctx context.Context, args []string) int {
 	c, err := p.readUpCall(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
-	case err != nil:
+	if err != nil {
 		return p.Misuse("up", err)
 	}
 	if len(c.compare) > 0 {

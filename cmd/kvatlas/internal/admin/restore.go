@@ -33,8 +33,6 @@ func Restore(ctx context.Context, p *cli.Program, args []string) int {
 	yes := fs.Bool("yes", false, "do not ask before a replace")
 	words, err := p.ReadFlags(fs, args, restoreUsage)
 	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
 	case err != nil:
 		return p.Misuse("restore", err)
 	case len(words) != 1:

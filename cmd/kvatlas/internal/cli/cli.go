@@ -4,6 +4,8 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"strconv"
@@ -32,8 +34,11 @@ type Program struct {
 // HelpFlags ask for help.
 var HelpFlags = []string{"--help", "-help", "-h"}
 
-// Misuse says what is wrong with a call of a command.
+// Misuse says what is wrong with a call of a command. Help that was asked for is no misuse.
 func (p *Program) Misuse(command string, err error) int {
+	if errors.Is(err, flag.ErrHelp) {
+		return ExitOK
+	}
 	fmt.Fprintf(p.Stderr, "kvatlas %s: %v\n(kvatlas %s --help lists the flags)\n", command, err, command)
 	return ExitUsage
 }

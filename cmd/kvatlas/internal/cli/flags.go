@@ -81,8 +81,6 @@ func parseInterspersed(fs *flag.FlagSet, args []string) (words []string, err err
 // command ends with the status.
 func (p *Program) ParseFlags(command, usage string, fs *flag.FlagSet, args []string) (status int, done bool) {
 	switch words, err := p.ReadFlags(fs, args, usage); {
-	case errors.Is(err, flag.ErrHelp):
-		return ExitOK, true
 	case err != nil:
 		return p.Misuse(command, err), true
 	case len(words) > 0:

@@ -6,7 +6,6 @@ package completion
 import (
 	"context"
 	"embed"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -36,8 +35,6 @@ func Command(p *cli.Program) cli.Command {
 	return cli.Command{Name: "completion", Short: "write a script that completes commands in a shell", Words: shells, Run: func(_ context.Context, args []string) int {
 		words, err := p.ReadFlags(flag.NewFlagSet("kvatlas completion", flag.ContinueOnError), args, usage)
 		switch {
-		case errors.Is(err, flag.ErrHelp):
-			return cli.ExitOK
 		case err == nil && len(words) != 1:
 			err = fmt.Errorf("it takes the name of a shell: %s", strings.Join(shells, ", "))
 		case err == nil:

@@ -121,10 +121,7 @@ func readEventsCall(p *cli.Program, args []string) (*eventsCall, error) {
 // inspectEvents is kvatlas inspect events.
 func inspectEvents(ctx context.Context, p *cli.Program, args []string) int {
 	call, err := readEventsCall(p, args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
-	case err != nil:
+	if err != nil {
 		return p.Misuse("inspect events", err)
 	}
 	v := &viewer{call: call, out: bufio.NewWriter(p.Stdout), errs: p.Stderr}

@@ -90,10 +90,7 @@ func readKeysCall(p *cli.Program, args []string) (*keysCall, error) {
 // inspectKeys is kvatlas inspect keys.
 func inspectKeys(p *cli.Program, args []string) int {
 	call, err := readKeysCall(p, args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
-	case err != nil:
+	if err != nil {
 		return p.Misuse("inspect keys", err)
 	}
 	out := bufio.NewWriter(p.Stdout)

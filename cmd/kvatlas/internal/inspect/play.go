@@ -92,10 +92,7 @@ func readPlayCall(p *cli.Program, args []string) (*playCall, error) {
 // inspectPlay is kvatlas inspect play.
 func inspectPlay(ctx context.Context, p *cli.Program, args []string) int {
 	call, err := readPlayCall(p, args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return cli.ExitOK
-	case err != nil:
+	if err != nil {
 		return p.Misuse("inspect play", err)
 	}
 	// Before the wait for a subscriber.
