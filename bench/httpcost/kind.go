@@ -26,6 +26,9 @@ const pods = 10
 
 // kinds are what a server with the index in memory, or in Redis, is asked.
 func (o *options) kinds(redis bool) []kind {
+	if o.fleets {
+		return o.fleetKinds(redis)
+	}
 	where, few := "", max(1, o.calls/10)
 	if redis {
 		where = "redis-"
@@ -54,13 +57,18 @@ func tokensOf(n int) []uint32 {
 	return out
 }
 
-// held has all pods hold the tokens.
-func held(tokens []uint32) func(context.Context, *server) error {
+// packed is the text of tokens_b64.
+func packed(tokens []uint32) string {
 	var raw []byte
 	for _, t := range tokens {
 		raw = binary.LittleEndian.AppendUint32(raw, t)
 	}
-	text := base64.StdEncoding.EncodeToString(raw)
+	return base64.StdEncoding.EncodeToString(raw)
+}
+
+// held has all pods hold the tokens.
+func held(tokens []uint32) func(context.Context, *server) error {
+	text := packed(tokens)
 	return func(ctx context.Context, s *server) error {
 		for i := range pods {
 			if err := s.post(ctx, "/v1/blocks", fmt.Appendf(nil, `{"op":"add","model":"m","pod":"10.0.0.%d:8000","tokens_b64":%q}`, i, text)); err != nil {

@@ -8,7 +8,8 @@
 // Each kind of request is sent to each server in turn, in every round: one after the other on one
 // connection, or on several at once. Beside them it sends them to a bare server of net/http, in a
 // process of its own, that reads the body and answers as many bytes: what is left of a server
-// whose handler does nothing.
+// whose handler does nothing. With --fleets they are about what a thousand pods cost that hold a
+// prompt, beside ten.
 package main
 
 import (
@@ -41,6 +42,7 @@ type options struct {
 	calls, rounds     int
 	connections       int
 	only              string
+	fleets            bool
 	extra             []string // further arguments of the servers
 }
 
@@ -54,6 +56,7 @@ func run(ctx context.Context, args []string) (err error) {
 	fs.IntVar(&o.calls, "calls", 2000, "requests of a kind to a server in a round; of the longest kinds a tenth")
 	fs.IntVar(&o.rounds, "rounds", 5, "how often all kinds are sent in turn")
 	fs.IntVar(&o.connections, "connections", 1, "how many connections send at once")
+	fs.BoolVar(&o.fleets, "fleets", false, "ask for prompts of 16,384 tokens that ten and a thousand pods hold, instead")
 	fs.StringVar(&o.only, "only", "", "kinds of requests, with commas; empty sends all")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -93,49 +96,74 @@ func (o *options) measureMode(ctx context.Context, redis string) (err error) {
 		}
 		servers = append(servers, s)
 	}
+	var all []*measured
 	for _, k := range o.kinds(redis != "") {
 		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), k.name) {
 			continue
 		}
-		if err := o.measure(ctx, k, servers); err != nil {
+		m, err := k.begin(ctx, servers)
+		if err != nil {
 			return fmt.Errorf("%s: %w", k.name, err)
+		}
+		all = append(all, m)
+	}
+	for round := range o.rounds + 1 { // the first one warms up
+		for _, m := range all {
+			if err := m.sendRound(ctx, servers, o.connections, round > 0); err != nil {
+				return fmt.Errorf("%s: %w", m.name, err)
+			}
+		}
+	}
+	for _, m := range all {
+		m.print()
+	}
+	return nil
+}
+
+// measured is a kind of request and what it has cost each server, by rounds.
+type measured struct {
+	kind
+	answer    int // its bytes
+	cpu, wall [][]time.Duration
+}
+
+// begin prepares the servers for a kind of request. The first one is bare.
+func (k kind) begin(ctx context.Context, servers []*server) (*measured, error) {
+	m := &measured{kind: k, cpu: make([][]time.Duration, len(servers)), wall: make([][]time.Duration, len(servers))}
+	for _, s := range servers[1:] {
+		if err := k.prepare(ctx, s); err != nil {
+			return nil, err
+		}
+		n, err := s.warmUp(ctx, k, min(200, k.calls))
+		if err != nil {
+			return nil, err
+		}
+		m.answer = max(m.answer, n)
+	}
+	return m, nil
+}
+
+// sendRound sends the requests of a round to all servers, in turn.
+func (m *measured) sendRound(ctx context.Context, servers []*server, connections int, counts bool) error {
+	for i, s := range servers {
+		c, w, err := s.send(ctx, m.kind, m.calls, connections, m.answer)
+		if err != nil {
+			return err
+		}
+		if counts {
+			m.cpu[i], m.wall[i] = append(m.cpu[i], c), append(m.wall[i], w)
 		}
 	}
 	return nil
 }
 
-// measure sends one kind of request to all servers, in turn, and prints a line: processor time
-// and time by the clock of a request, medians of the rounds.
-func (o *options) measure(ctx context.Context, k kind, servers []*server) error {
-	cpu, wall := make([][]time.Duration, len(servers)), make([][]time.Duration, len(servers))
-	answer := 0
-	for _, s := range servers[1:] { // the first one is bare
-		if err := k.prepare(ctx, s); err != nil {
-			return err
-		}
-		n, err := s.warmUp(ctx, k, min(200, k.calls))
-		if err != nil {
-			return err
-		}
-		answer = max(answer, n)
-	}
-	for round := range o.rounds + 1 { // the first one warms up
-		for i, s := range servers {
-			c, w, err := s.send(ctx, k, k.calls, o.connections, answer)
-			if err != nil {
-				return err
-			}
-			if round > 0 {
-				cpu[i], wall[i] = append(cpu[i], c), append(wall[i], w)
-			}
-		}
-	}
-	fmt.Printf("| %s (%d bytes, answer %d) ", k.name, len(k.body), answer)
-	for i := range servers {
-		fmt.Printf("| %s; %s ", us(median(cpu[i])), us(median(wall[i])))
+// print prints a line: processor time and time by the clock of a request, medians of the rounds.
+func (m *measured) print() {
+	fmt.Printf("| %s (%d bytes, answer %d) ", m.name, len(m.body), m.answer)
+	for i := range m.cpu {
+		fmt.Printf("| %s; %s ", us(median(m.cpu[i])), us(median(m.wall[i])))
 	}
 	fmt.Println("|")
-	return nil
 }
 
 // us is a time in microseconds.

@@ -65,9 +65,11 @@ func (s *server) warmUp(ctx context.Context, k kind, n int) (answer int, err err
 	}
 	defer c.close()
 	for range n {
-		if answer, err = c.ask(request(k.path, k.body, 0)); err != nil {
+		body, err := c.ask(request(k.path, k.body, 0))
+		if err != nil {
 			return 0, err
 		}
+		answer = len(body)
 	}
 	return answer, nil
 }
@@ -138,21 +140,21 @@ func (s *server) dial(ctx context.Context) (*conn, error) {
 
 func (c *conn) close() { _ = c.Close() } // nothing is to be lost
 
-// ask sends a request and returns the length of its answer.
-func (c *conn) ask(text []byte) (int, error) {
+// ask sends a request and returns its answer.
+func (c *conn) ask(text []byte) ([]byte, error) {
 	if _, err := c.Write(text); err != nil {
-		return 0, err
+		return nil, err
 	}
 	resp, err := http.ReadResponse(c.r, nil)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	body, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close() // all of it was read
 	if err == nil && resp.StatusCode/100 != 2 {
 		err = fmt.Errorf("%s: %.200s", resp.Status, body)
 	}
-	return len(body), err
+	return body, err
 }
 
 // serveBare serves answers of X-Answer bytes, with the timeouts that kvatlas has.
