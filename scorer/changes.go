@@ -30,11 +30,12 @@ type stretch struct {
 func (f *fold) foldChanges(n int32, holders []store.HolderID) (more bool) {
 	f.run++
 	f.touched = f.touched[:0]
-	f.compare(holders)
+	same := alike(f.last, holders)
+	f.compare(f.last[same:], holders[same:])
+	f.last = append(f.last[:same], holders[same:]...)
 	for _, slot := range f.touched {
 		f.restretch(slot)
 	}
-	f.last = append(f.last[:0], holders...)
 	if f.holding == 0 {
 		f.gap = true
 	}
@@ -52,8 +53,7 @@ func (f *fold) foldChanges(n int32, holders []store.HolderID) (more bool) {
 }
 
 // compare finds which holders have come and gone since the run before.
-func (f *fold) compare(now []store.HolderID) {
-	was := f.last
+func (f *fold) compare(was, now []store.HolderID) {
 	for len(was) > 0 && len(now) > 0 {
 		same := alike(was, now)
 		was, now = was[same:], now[same:]
@@ -77,7 +77,11 @@ func (f *fold) compare(now []store.HolderID) {
 
 // alike returns how many of the first holders are the same.
 func alike(a, b []store.HolderID) (n int) {
-	const width = 8
+	const page, width = 64, 8
+	for len(a) >= page && len(b) >= page && *(*[page]store.HolderID)(a) == *(*[page]store.HolderID)(b) {
+		a, b = a[page:], b[page:]
+		n += page
+	}
 	for len(a) >= width && len(b) >= width {
 		x, y := (*[width]store.HolderID)(a), (*[width]store.HolderID)(b)
 		if (x[0]^y[0])|(x[1]^y[1])|(x[2]^y[2])|(x[3]^y[3])|(x[4]^y[4])|(x[5]^y[5])|(x[6]^y[6])|(x[7]^y[7]) != 0 {

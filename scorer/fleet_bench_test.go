@@ -34,24 +34,26 @@ func BenchmarkScoreOfFleet(b *testing.B) {
 	for name, open := range map[string]func(*testing.B) (store.Index, func() time.Duration){"memory": inMemory, "redis": inRedis} {
 		for _, shape := range []string{"stairs", "whole"} {
 			for _, pods := range []int{10, 1000} {
-				x, server := open(b)
-				fillFleet(b, x, shape, pods, keys)
-				s := newScorer(b, scorer.Config{Index: x, Budget: time.Minute})
-				for _, top := range []int{10, 0} {
-					b.Run(fmt.Sprintf("%s/%s/pods=%d/top=%d", name, shape, pods, top), func(b *testing.B) {
-						req := scorer.Request{Model: "m", Input: scorer.Tokens(tokens), Top: top}
-						b.ReportAllocs()
-						own, others := cputime.Process(), server()
-						for b.Loop() {
-							if r, err := s.Score(b.Context(), req); err != nil || r.Degraded != "" || r.Pods[0].Blocks != len(keys) {
-								b.Fatal(r, err)
+				b.Run(fmt.Sprintf("%s/%s/pods=%d", name, shape, pods), func(b *testing.B) {
+					x, server := open(b)
+					fillFleet(b, x, shape, pods, keys)
+					s := newScorer(b, scorer.Config{Index: x, Budget: time.Minute})
+					for _, top := range []int{10, 0} {
+						b.Run(fmt.Sprintf("top=%d", top), func(b *testing.B) {
+							req := scorer.Request{Model: "m", Input: scorer.Tokens(tokens), Top: top}
+							b.ReportAllocs()
+							own, others := cputime.Process(), server()
+							for b.Loop() {
+								if r, err := s.Score(b.Context(), req); err != nil || r.Degraded != "" || r.Pods[0].Blocks != len(keys) {
+									b.Fatal(r, err)
+								}
 							}
-						}
-						n := float64(b.N) * float64(time.Microsecond)
-						b.ReportMetric(float64(cputime.Process()-own)/n, "cpu-us/op")
-						b.ReportMetric(float64(server()-others)/n, "server-us/op")
-					})
-				}
+							n := float64(b.N) * float64(time.Microsecond)
+							b.ReportMetric(float64(cputime.Process()-own)/n, "cpu-us/op")
+							b.ReportMetric(float64(server()-others)/n, "server-us/op")
+						})
+					}
+				})
 			}
 		}
 	}

@@ -73,8 +73,24 @@ func (f *fold) reset() {
 	f.waiting, f.all = nil, nil
 }
 
+// many reports whether so many slots have been found that going through all costs less than
+// going from one to the other.
+func (f *fold) many() bool {
+	const few = 8
+	return len(f.found) > len(f.Held)/few
+}
+
 // forget makes the arrays zero again.
 func (f *fold) forget() {
+	if f.many() {
+		clear(f.Held)
+		clear(f.Predicted)
+		clear(f.Highest)
+		clear(f.seen)
+		clear(f.best)
+		clear(f.stretches)
+		f.found = f.found[:0]
+	}
 	for _, s := range f.found {
 		f.Held[s], f.Highest[s], f.seen[s], f.best[s], f.stretches[s] = TierCounts{}, 0, 0, 0, stretch{}
 		if len(f.Predicted) > 0 {

@@ -18,16 +18,6 @@ func (c TierCounts) Total() (n int) {
 	return n
 }
 
-// tiers returns the number of tiers that have blocks.
-func (c TierCounts) tiers() (n int) {
-	for _, in := range c {
-		if in > 0 {
-			n++
-		}
-	}
-	return n
-}
-
 // Extent is which of the blocks that a rank holds count.
 type Extent uint8
 

@@ -26,9 +26,9 @@ func (s *Scorer) finish(j *job, err error) {
 	r := &j.chain.ranking
 	r.collect(f, j.rule, s.cfg.Weights)
 	r.addMissing(f, j.req.Pods)
-	best := r.best(lot(f.Keys, j.rest()))
+	best := r.best(f, lot(f.Keys, j.rest()))
 	if best >= 0 {
-		resp.Best = r.all[best].pod
+		resp.Best = r.name(&f.Match, &r.all[best])
 	}
 	r.order(j.req.Top, best)
 	resp.Pods, resp.LeftOut = r.podScores(f), len(r.all)-len(r.places)

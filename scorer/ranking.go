@@ -9,13 +9,13 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// candidate is a pod of a ranking: one that holds a counted block, or that was asked for.
+// candidate is a pod of a ranking: one that holds a counted block, or that was asked for. It
+// has no pointer, since a thousand are made for a request.
 type candidate struct {
-	pod         string // its plain name
 	score       float64
 	best        int32 // the slot of its best rank; -1 where the pod holds nothing
 	blocks      int32 // what that holds
-	first, last int32 // its ranks: ranking.slots[first:last]
+	first, last int32 // its ranks: ranking.slots[first:last]; of one that holds nothing, the name is ranking.missing[first]
 }
 
 // place is where a candidate stands. It is small, as it is what is sorted.
@@ -26,20 +26,24 @@ type place struct {
 
 // compare orders places by falling score, and by name.
 func (p place) compare(q place) int {
-	return cmp.Or(cmp.Compare(q.score, p.score), cmp.Compare(p.at, q.at))
+	if p.score != q.score {
+		return cmp.Compare(q.score, p.score)
+	}
+	return cmp.Compare(p.at, q.at)
 }
 
 // ranking orders the pods of one fold. It is used again for the next request. The work is by
 // pods that hold something, and of those that are not in the answer only their scores are made.
 type ranking struct {
-	all    []candidate // by name
-	slots  []int32     // the slots that hold a counted block, ascending
-	places []place
+	all     []candidate // by name
+	slots   []int32     // the slots that hold a counted block, ascending
+	missing []string    // the pods that were asked for and hold nothing
+	places  []place
 }
 
 // collect finds what each pod holds.
 func (r *ranking) collect(f *fold, how *rule, w *Weights) {
-	r.all, r.slots = r.all[:0], r.slots[:0]
+	r.all, r.slots, r.missing = r.all[:0], r.slots[:0], nil
 	if f.Registry == nil {
 		return
 	}
@@ -51,21 +55,51 @@ func (r *ranking) collect(f *fold, how *rule, w *Weights) {
 		for end < len(r.slots) && slots[r.slots[end]].Pod == pod {
 			end++
 		}
-		c := candidate{pod: f.Registry.PodName(pod), first: int32(first), last: int32(end)}
+		c := candidate{first: int32(first), last: int32(end)}
 		c.best, c.score, c.blocks = f.bestOf(how, w, r.slots[first:end])
 		r.all = append(r.all, c)
 		first = end
 	}
 	if f.Registry.HasBeside() {
-		r.joinBeside()
+		r.joinBeside(&f.Match)
+	}
+}
+
+// name returns the plain name of a candidate's pod. Names are far from what is held in memory,
+// so that nobody asks for them where scores tell.
+func (r *ranking) name(m *Match, c *candidate) string {
+	if c.best < 0 {
+		return r.missing[c.first]
+	}
+	return m.Registry.PodName(m.Registry.Slots[c.best].Pod)
+}
+
+// named is a candidate and its name.
+type named struct {
+	name string
+	candidate
+}
+
+// byName returns all candidates with their names.
+func (r *ranking) byName(m *Match) []named {
+	out := make([]named, len(r.all))
+	for i := range r.all {
+		out[i] = named{r.name(m, &r.all[i]), r.all[i]}
+	}
+	return out
+}
+
+// setAll makes all of candidates in order.
+func (r *ranking) setAll(list []named) {
+	r.all = r.all[:0]
+	for i := range list {
+		r.all = append(r.all, list[i].candidate)
 	}
 }
 
 // appendHolders appends the slots that hold a counted block, in ascending order.
 func (f *fold) appendHolders(dst []int32) []int32 {
-	// Where many are found, going through all is cheaper than sorting.
-	const few = 8
-	if len(f.found) > len(f.Held)/few {
+	if f.many() {
 		for s := range f.Held {
 			if f.Held[s] != (TierCounts{}) {
 				dst = append(dst, int32(s))
@@ -97,11 +131,12 @@ func (m *Match) bestOf(r *rule, w *Weights, slots []int32) (best int32, score fl
 
 // joinBeside sorts pods by their plain names, and keeps of two registrations of one pod the
 // one with the higher score: it is the same engine.
-func (r *ranking) joinBeside() {
-	slices.SortFunc(r.all, func(a, b candidate) int {
-		return cmp.Or(strings.Compare(a.pod, b.pod), cmp.Compare(b.score, a.score), cmp.Compare(b.blocks, a.blocks))
+func (r *ranking) joinBeside(m *Match) {
+	all := r.byName(m)
+	slices.SortFunc(all, func(a, b named) int {
+		return cmp.Or(strings.Compare(a.name, b.name), cmp.Compare(b.score, a.score), cmp.Compare(b.blocks, a.blocks))
 	})
-	r.all = slices.CompactFunc(r.all, func(a, b candidate) bool { return a.pod == b.pod })
+	r.setAll(slices.CompactFunc(all, func(a, b named) bool { return a.name == b.name }))
 }
 
 // addMissing adds the pods that were asked for and hold nothing. Cache workers are no
@@ -110,20 +145,23 @@ func (r *ranking) addMissing(m *fold, want []string) {
 	if len(want) == 0 {
 		return
 	}
-	listed := make(map[string]bool, len(r.all)+len(want)) // a request may name thousands
-	for i := range r.all {
-		listed[r.all[i].pod] = true
+	all := r.byName(&m.Match)
+	listed := make(map[string]bool, len(all)+len(want)) // a request may name thousands
+	for i := range all {
+		listed[all[i].name] = true
 	}
-	missing := false
 	for _, name := range want {
 		if name = store.PlainName(name); listed[name] || m.isWorker(name) {
 			continue
 		}
-		listed[name], missing = true, true
-		r.all = append(r.all, candidate{pod: name, best: -1})
+		listed[name] = true
+		at := int32(len(r.missing))
+		all = append(all, named{name, candidate{best: -1, first: at, last: at}})
+		r.missing = append(r.missing, name)
 	}
-	if missing {
-		slices.SortFunc(r.all, func(a, b candidate) int { return strings.Compare(a.pod, b.pod) })
+	if len(r.missing) > 0 {
+		slices.SortFunc(all, func(a, b named) int { return strings.Compare(a.name, b.name) })
+		r.setAll(all)
 	}
 }
 
@@ -148,7 +186,7 @@ func (r *ranking) order(top, best int) {
 			if len(r.places) == top {
 				heapify(r.places)
 			}
-		case p.compare(r.places[0]) < 0:
+		case p.score > r.places[0].score: // of equal scores those before by name have places
 			r.places[0] = p
 			siftDown(r.places, 0)
 		}
@@ -182,25 +220,18 @@ func siftDown(h []place, i int) {
 	}
 }
 
-// podScores makes the answer of the places. All lists in it share two arrays.
+// podScores makes the answer of the places. The lists in it share a few arrays.
 func (r *ranking) podScores(f *fold) []PodScore {
 	if len(r.places) == 0 {
 		return nil
 	}
-	held, inTiers := 0, 0
-	for _, p := range r.places {
-		c := &r.all[p.at]
-		held += int(c.last - c.first)
-		if c.best >= 0 {
-			inTiers += f.Held[c.best].tiers()
-		}
-	}
 	out := make([]PodScore, len(r.places))
-	ranks := make([]RankBlocks, 0, held)
-	tiers := make([]TierBlocks, 0, inTiers)
+	// Most pods have one rank, and blocks in one tier.
+	ranks := make([]RankBlocks, 0, len(r.places))
+	tiers := make([]TierBlocks, 0, len(r.places))
 	for i, at := range r.places {
 		c, p := &r.all[at.at], &out[i]
-		p.Pod = c.pod
+		p.Pod = r.name(&f.Match, c)
 		if c.best < 0 {
 			continue
 		}

@@ -105,10 +105,13 @@ func (w Weights) order() (place [store.NumTiers]uint8) {
 // score turns block counts by tier into a score. It is computed from whole
 // counts in a fixed order and rounded to 1e-6, so that the same blocks give
 // the same number whatever windows they were read in.
-func (w Weights) score(blocks TierCounts) float64 {
+func (w *Weights) score(blocks TierCounts) float64 {
 	var sum float64
 	for t, n := range blocks {
 		sum += float64(n) * w[t]
+	}
+	if sum == float64(int64(sum)) {
+		return sum // as it would be rounded
 	}
 	return math.Round(sum*1e6) / 1e6
 }

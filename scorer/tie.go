@@ -13,7 +13,7 @@ import (
 // evenly over the pods, and a pod that leaves moves only the prompts that it had.
 
 // best returns which of all is to be chosen among those of the highest score, -1 where that is 0.
-func (r *ranking) best(lot uint64) (at int) {
+func (r *ranking) best(f *fold, lot uint64) (at int) {
 	at = -1
 	most, drawn := 0.0, uint64(0)
 	for i := range r.all {
@@ -21,7 +21,7 @@ func (r *ranking) best(lot uint64) (at int) {
 		if c.score < most || c.score == 0 {
 			continue
 		}
-		if h := xxh3.HashStringSeed(c.pod, lot); c.score > most || h > drawn {
+		if h := xxh3.HashStringSeed(r.name(&f.Match, c), lot); c.score > most || h > drawn {
 			at, most, drawn = i, c.score, h
 		}
 	}
