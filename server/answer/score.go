@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/kvatlas/kvatlas/scorer"
@@ -25,14 +26,7 @@ func AppendScore(b []byte, r *scorer.Response, in *request.Input) []byte {
 		b = appendjson.String(b, r.Best)
 	}
 	b = append(b, `,"matched":{`...)
-	n := 0
-	for i := range r.Pods {
-		if r.Pods[i].Blocks > 0 {
-			b = appendMatch(appendjson.Name(b, n, r.Pods[i].Pod), &r.Pods[i])
-			n++
-		}
-	}
-	b = append(b, '}')
+	b = append(appendMatches(b, r.Pods), '}')
 	if r.LeftOut > 0 {
 		b = strconv.AppendInt(append(b, `,"left_out":`...), int64(r.LeftOut), 10)
 	}
@@ -74,6 +68,34 @@ func appendNumber(b []byte, score float64) []byte {
 		return strconv.AppendInt(b, n, 10)
 	}
 	return strconv.AppendFloat(b, score, 'f', -1, 64)
+}
+
+// appendMatches appends what the pods hold. Neighbours in a ranking often hold as much: then
+// the text of the one before is right.
+func appendMatches(b []byte, pods []scorer.PodScore) []byte {
+	n, from, to := 0, 0, 0
+	for i := range pods {
+		p := &pods[i]
+		if p.Blocks == 0 {
+			continue
+		}
+		b = appendjson.Name(b, n, p.Pod)
+		at := len(b)
+		if n > 0 && holdsAsMuch(p, &pods[i-1]) {
+			b = append(b, b[from:to]...)
+		} else {
+			b = appendMatch(b, p)
+		}
+		from, to = at, len(b)
+		n++
+	}
+	return b
+}
+
+// holdsAsMuch reports whether the texts of two pods are the same but for their names.
+func holdsAsMuch(p, q *scorer.PodScore) bool {
+	return p.Blocks == q.Blocks && p.Tokens == q.Tokens && p.Reusable == q.Reusable && p.Predicted == q.Predicted &&
+		slices.Equal(p.Tiers, q.Tiers) && slices.Equal(p.Ranks, q.Ranks)
 }
 
 // appendMatch appends what one pod holds.
