@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -93,72 +95,30 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Index == nil {
 		return c, fmt.Errorf("%w: no Index", errConfig)
 	}
-	for _, v := range []struct {
-		name     string
-		p        *int
-		def, max int
-	}{
-		{"BlockSize", &c.BlockSize, store.DefaultBlockSize, store.MaxBlockSize},
-		{"QueueMessages", &c.QueueMessages, 4096, 1 << 20},
-		{"WindowMessages", &c.WindowMessages, 64, 1 << 16},
-		{"Writers", &c.Writers, 4, 256},
-		{"Replays", &c.Replays, 8, 4096},
-		{"ReplayTries", &c.ReplayTries, 5, 1000},
-		{"Pushers", &c.Pushers, 4096, 1 << 20},
-	} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-		if *v.p < 1 || *v.p > v.max {
-			return c, fmt.Errorf("%w: %s is %d, it can be 1 to %d", errConfig, v.name, *v.p, v.max)
-		}
-	}
-	for _, v := range []struct {
-		name string
-		p    *int64
-		def  int64
-	}{
-		{"QueueBytes", &c.QueueBytes, 16 << 20},
-		{"TotalBytes", &c.TotalBytes, 256 << 20},
-		{"ReplayBytes", &c.ReplayBytes, 32 << 20},
-	} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-		if *v.p < 1<<16 {
-			return c, fmt.Errorf("%w: %s is %d, the least is 65536", errConfig, v.name, *v.p)
-		}
-	}
-	for _, v := range []struct {
-		name     string
-		p        *time.Duration
-		def, max time.Duration
-	}{
-		{"Linger", &c.Linger, 2 * time.Millisecond, time.Second},
-		{"Quiet", &c.Quiet, 2 * time.Second, time.Hour},
-		{"ReplayIdle", &c.ReplayIdle, 2 * time.Second, time.Minute},
-		{"ReplayPatience", &c.ReplayPatience, 1500 * time.Millisecond, time.Hour},
-	} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-		if *v.p < 0 || *v.p > v.max {
-			return c, fmt.Errorf("%w: %s is %v, it can be up to %v", errConfig, v.name, *v.p, v.max)
-		}
+	err := cmp.Or(
+		defaults.Within("BlockSize", &c.BlockSize, store.DefaultBlockSize, 1, store.MaxBlockSize),
+		defaults.Within("QueueMessages", &c.QueueMessages, 4096, 1, 1<<20),
+		defaults.Within("WindowMessages", &c.WindowMessages, 64, 1, 1<<16),
+		defaults.Within("Writers", &c.Writers, 4, 1, 256),
+		defaults.Within("Replays", &c.Replays, 8, 1, 4096),
+		defaults.Within("ReplayTries", &c.ReplayTries, 5, 1, 1000),
+		defaults.Within("Pushers", &c.Pushers, 4096, 1, 1<<20),
+		defaults.AtLeast("QueueBytes", &c.QueueBytes, 16<<20, 1<<16),
+		defaults.AtLeast("TotalBytes", &c.TotalBytes, 256<<20, 1<<16),
+		defaults.AtLeast("ReplayBytes", &c.ReplayBytes, 32<<20, 1<<16),
+		defaults.Within("Linger", &c.Linger, 2*time.Millisecond, 0, time.Second),
+		defaults.Within("Quiet", &c.Quiet, 2*time.Second, 0, time.Hour),
+		defaults.Within("ReplayIdle", &c.ReplayIdle, 2*time.Second, 0, time.Minute),
+		defaults.Within("ReplayPatience", &c.ReplayPatience, 1500*time.Millisecond, 0, time.Hour),
+	)
+	if err != nil {
+		return c, fmt.Errorf("%w: %w", errConfig, err)
 	}
 	// An index block size is to be had of each model; these are the same for all.
 	if _, err := rechunk.New(rechunk.Config{BlockSize: 1, Copies: c.Copies, MaxRecords: c.Records}); err != nil {
 		return c, fmt.Errorf("%w: %w", errConfig, err)
 	}
-	if c.Unremoved == 0 {
-		c.Unremoved = 256 << 10
-	}
-	c.Unremoved = max(c.Unremoved, 0)
-	if c.RelayMessages == 0 {
-		c.RelayMessages = 1024
-	}
-	if c.RelayBytes == 0 {
-		c.RelayBytes = 1 << 20
-	}
+	c.Unremoved = max(cmp.Or(c.Unremoved, 256<<10), 0)
+	c.RelayMessages, c.RelayBytes = cmp.Or(c.RelayMessages, 1024), cmp.Or(c.RelayBytes, 1<<20)
 	return c, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/server/request"
 )
 
@@ -55,32 +56,25 @@ type Limits struct {
 
 // validate fills in the defaults and checks every limit.
 func (l *Limits) validate() error {
-	set(&l.MaxBodyBytes, 16<<20)
-	set(&l.MaxTokens, 1<<20)
-	set(&l.MaxBlockKeys, 1<<17)
-	set(&l.MaxPrompts, 64)
-	set(&l.MaxPods, 1024)
-	set(&l.MaxObjects, 1024)
-	set(&l.MaxInFlight, 1024)
-	set(&l.MaxInFlightBytes, max(256<<20, 2*l.MaxBodyBytes))
-	set(&l.RequestTimeout, 10*time.Second)
-	set(&l.MaxStreams, 2)
-	set(&l.MaxRelayBytes, 4<<20)
-	set(&l.StreamStall, 30*time.Second)
-	return errors.Join(
-		within("MaxBodyBytes", l.MaxBodyBytes, 1, 1<<30),
-		within("MaxTokens", l.MaxTokens, 1, 1<<28),
-		within("MaxBlockKeys", l.MaxBlockKeys, 1, 1<<26),
-		within("MaxPrompts", l.MaxPrompts, 1, 4096),
-		within("MaxPods", l.MaxPods, 1, 1<<16),
-		within("MaxObjects", l.MaxObjects, 1, 1<<16),
-		within("MaxInFlight", l.MaxInFlight, 1, 1_000_000),
-		within("MaxInFlightBytes", l.MaxInFlightBytes, l.MaxBodyBytes, 1<<40),
-		within("RequestTimeout", l.RequestTimeout, time.Millisecond, 10*time.Minute),
-		within("MaxStreams", l.MaxStreams, 1, 1024),
-		within("MaxRelayBytes", l.MaxRelayBytes, 1, 1<<30),
-		within("StreamStall", l.StreamStall, time.Millisecond, 10*time.Minute),
+	body := defaults.Within("MaxBodyBytes", &l.MaxBodyBytes, 16<<20, 1, 1<<30) // before what follows from it
+	err := errors.Join(
+		body,
+		defaults.Within("MaxTokens", &l.MaxTokens, 1<<20, 1, 1<<28),
+		defaults.Within("MaxBlockKeys", &l.MaxBlockKeys, 1<<17, 1, 1<<26),
+		defaults.Within("MaxPrompts", &l.MaxPrompts, 64, 1, 4096),
+		defaults.Within("MaxPods", &l.MaxPods, 1024, 1, 1<<16),
+		defaults.Within("MaxObjects", &l.MaxObjects, 1024, 1, 1<<16),
+		defaults.Within("MaxInFlight", &l.MaxInFlight, 1024, 1, 1_000_000),
+		defaults.Within("MaxInFlightBytes", &l.MaxInFlightBytes, max(256<<20, 2*l.MaxBodyBytes), l.MaxBodyBytes, 1<<40),
+		defaults.Within("RequestTimeout", &l.RequestTimeout, 10*time.Second, time.Millisecond, 10*time.Minute),
+		defaults.Within("MaxStreams", &l.MaxStreams, 2, 1, 1024),
+		defaults.Within("MaxRelayBytes", &l.MaxRelayBytes, 4<<20, 1, 1<<30),
+		defaults.Within("StreamStall", &l.StreamStall, 30*time.Second, time.Millisecond, 10*time.Minute),
 	)
+	if err != nil {
+		return fmt.Errorf("server: Limits: %w", err)
+	}
+	return nil
 }
 
 // requests are the limits of what one request carries.
@@ -89,19 +83,4 @@ func (l *Limits) requests() request.Limits {
 		MaxTokens: l.MaxTokens, MaxBlockKeys: l.MaxBlockKeys, MaxPrompts: l.MaxPrompts, MaxPods: l.MaxPods, MaxObjects: l.MaxObjects,
 		MaxWait: l.RequestTimeout,
 	}
-}
-
-type number interface{ ~int | ~int64 }
-
-func set[T number](field *T, def T) {
-	if *field == 0 {
-		*field = def
-	}
-}
-
-func within[T number](name string, v, low, high T) error {
-	if v < low || v > high {
-		return fmt.Errorf("server: Limits.%s is %v, it must be within %v and %v", name, v, low, high)
-	}
-	return nil
 }

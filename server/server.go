@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,7 +93,7 @@ func (c *Config) validate() error {
 	if c.Index == nil {
 		return errors.New("server: Config.Index is required")
 	}
-	set(&c.BlockSize, store.DefaultBlockSize)
+	c.BlockSize = cmp.Or(c.BlockSize, store.DefaultBlockSize)
 	if c.BlockSize < 1 || c.BlockSize > store.MaxBlockSize {
 		return fmt.Errorf("server: Config.BlockSize is %d, it must be within 1 and %d", c.BlockSize, store.MaxBlockSize)
 	}

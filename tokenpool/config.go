@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
@@ -104,18 +105,7 @@ func (c *Config) validate() error {
 	if c.Origin == nil {
 		return errors.New("tokenpool: config: Origin is missing")
 	}
-	set(&c.Workers, runtime.GOMAXPROCS(0))
-	set(&c.Queue, 1024)
-	set(&c.MaxTextBytes, 1<<20)
-	set(&c.QueueBytes, max(64<<20, int64(c.MaxTextBytes)))
-	set(&c.WorkBytes, bytesPerByte<<20)
-	set(&c.PieceBytes, 64<<20)
-	set(&c.SharedTimeout, 20*time.Millisecond)
-	set(&c.Budget, 50*time.Millisecond)
-	set(&c.MaxTokenizers, 8)
-	set(&c.LoadTimeout, 10*time.Minute)
-	set(&c.FailureTTL, 5*time.Second)
-	set(&c.Recheck, 10*time.Second)
+	text := defaults.Within("MaxTextBytes", &c.MaxTextBytes, 1<<20, 1, MaxTextLimit) // before what follows from it
 	if c.Chat.Limits.OutputBytes == 0 {
 		c.Chat.Limits.OutputBytes = uint64(max(c.MaxTextBytes, 0))
 	}
@@ -141,42 +131,25 @@ func (c *Config) validate() error {
 			pins = append(pins, fmt.Errorf("tokenpool: config: Pins of %s: %w", tokenfile.Quote(model), err))
 		}
 	}
-	return errors.Join(
-		err, shared, errors.Join(pins...),
-		within("SharedTimeout", c.SharedTimeout, time.Microsecond, 10*time.Second),
-		within("Workers", c.Workers, 1, 1024),
-		within("Queue", c.Queue, 1, 1_000_000),
-		within("MaxTextBytes", c.MaxTextBytes, 1, MaxTextLimit),
-		within("QueueBytes", c.QueueBytes, int64(c.MaxTextBytes), 1<<40),
-		within("WorkBytes", c.WorkBytes, 1<<20, 1<<40),
-		within("PieceBytes", c.PieceBytes, math.MinInt64, 1<<40),
-		within("CheckEvery", c.CheckEvery, 0, 1_000_000_000),
-		within("Budget", c.Budget, time.Microsecond, time.Minute),
-		within("MaxTokenizers", c.MaxTokenizers, 1, 1024),
-		within("LoadTimeout", c.LoadTimeout, time.Millisecond, time.Hour),
-		within("FailureTTL", c.FailureTTL, time.Millisecond, 5*time.Minute),
-		within("Recheck", c.Recheck, time.Millisecond, time.Hour),
+	limits := errors.Join(
+		text,
+		defaults.Within("SharedTimeout", &c.SharedTimeout, 20*time.Millisecond, time.Microsecond, 10*time.Second),
+		defaults.Within("Workers", &c.Workers, runtime.GOMAXPROCS(0), 1, 1024),
+		defaults.Within("Queue", &c.Queue, 1024, 1, 1_000_000),
+		defaults.Within("QueueBytes", &c.QueueBytes, max(64<<20, int64(c.MaxTextBytes)), int64(c.MaxTextBytes), 1<<40),
+		defaults.Within("WorkBytes", &c.WorkBytes, bytesPerByte<<20, 1<<20, 1<<40),
+		defaults.Within("PieceBytes", &c.PieceBytes, 64<<20, math.MinInt64, 1<<40),
+		defaults.Within("CheckEvery", &c.CheckEvery, 0, 0, 1_000_000_000),
+		defaults.Within("Budget", &c.Budget, 50*time.Millisecond, time.Microsecond, time.Minute),
+		defaults.Within("MaxTokenizers", &c.MaxTokenizers, 8, 1, 1024),
+		defaults.Within("LoadTimeout", &c.LoadTimeout, 10*time.Minute, time.Millisecond, time.Hour),
+		defaults.Within("FailureTTL", &c.FailureTTL, 5*time.Second, time.Millisecond, 5*time.Minute),
+		defaults.Within("Recheck", &c.Recheck, 10*time.Second, time.Millisecond, time.Hour),
 	)
-}
-
-// number is what a config field may be.
-type number interface {
-	~int | ~int64
-}
-
-// set gives v the default d if it is zero.
-func set[T number](v *T, d T) {
-	if *v == 0 {
-		*v = d
+	if limits != nil {
+		limits = fmt.Errorf("tokenpool: config: %w", limits)
 	}
-}
-
-// within says what is wrong when v is not in [lo, hi].
-func within[T number](field string, v, lo, hi T) error {
-	if v < lo || v > hi {
-		return fmt.Errorf("tokenpool: config: %s is %v, must be in [%v, %v]", field, v, lo, hi)
-	}
-	return nil
+	return errors.Join(err, shared, errors.Join(pins...), limits)
 }
 
 // Observer is told what a Pool does. Its funcs are called without a lock held,

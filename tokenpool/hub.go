@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
@@ -93,18 +94,17 @@ func (c *HubConfig) validate() error {
 		}
 		c.CacheDir = filepath.Join(user, "kvatlas", "tokenizers")
 	}
-	set(&c.MaxDownloads, 4)
-	set(&c.MaxFileBytes, maxTokenizerFile)
-	set(&c.Attempts, 5)
-	set(&c.ResponseTimeout, 15*time.Second)
-	set(&c.Backoff, 500*time.Millisecond)
-	return errors.Join(
-		within("MaxDownloads", c.MaxDownloads, 1, 64),
-		within("MaxFileBytes", c.MaxFileBytes, 1, maxTokenizerFile),
-		within("Attempts", c.Attempts, 1, 100),
-		within("ResponseTimeout", c.ResponseTimeout, time.Millisecond, 10*time.Minute),
-		within("Backoff", c.Backoff, time.Millisecond, maxBackoff),
+	err = errors.Join(
+		defaults.Within("MaxDownloads", &c.MaxDownloads, 4, 1, 64),
+		defaults.Within("MaxFileBytes", &c.MaxFileBytes, maxTokenizerFile, 1, maxTokenizerFile),
+		defaults.Within("Attempts", &c.Attempts, 5, 1, 100),
+		defaults.Within("ResponseTimeout", &c.ResponseTimeout, 15*time.Second, time.Millisecond, 10*time.Minute),
+		defaults.Within("Backoff", &c.Backoff, 500*time.Millisecond, time.Millisecond, maxBackoff),
 	)
+	if err != nil {
+		return fmt.Errorf("tokenpool: hub config: %w", err)
+	}
+	return nil
 }
 
 // redact leaves out what may be a password in a URL.

@@ -1,6 +1,7 @@
 package tokenpool
 
 import (
+	"cmp"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -168,7 +169,7 @@ func (h *fakeHub) client(cfg HubConfig) *Hub {
 	if cfg.CacheDir == "" {
 		cfg.CacheDir = h.t.TempDir()
 	}
-	set(&cfg.Backoff, time.Millisecond)
+	cfg.Backoff = cmp.Or(cfg.Backoff, time.Millisecond)
 	c, err := NewHub(cfg)
 	if err != nil {
 		h.t.Fatal(err)

@@ -1,6 +1,7 @@
 package discover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,8 +35,8 @@ var errNotThere = errors.New("discover: the engine does not have it")
 // get fetches a page of an engine; a nil out reads nothing.
 func (a *Asker) get(ctx context.Context, address, path string, out any) error {
 	timeout, limit := a.Timeout, a.MaxBody
-	def(&timeout, 2*time.Second)
-	def(&limit, 4<<20)
+	timeout = cmp.Or(timeout, 2*time.Second)
+	limit = cmp.Or(limit, 4<<20)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if !strings.Contains(address, "://") {
@@ -153,8 +154,8 @@ func (a *Asker) models(ctx context.Context, at string, p *store.Pod) error {
 		return fmt.Errorf("discover: %s has no model", at)
 	}
 	base := cards[first]
-	def(&p.Model, base.ID)
-	def(&p.Engine, engines[base.OwnedBy])
+	p.Model = cmp.Or(p.Model, base.ID)
+	p.Engine = cmp.Or(p.Engine, engines[base.OwnedBy])
 	if p.Aliases == nil && p.Adapters == nil {
 		p.Aliases, p.Adapters = namesIn(cards, base, p.Model)
 	}
@@ -220,7 +221,7 @@ func (a *Asker) vllm(ctx context.Context, at string, p *store.Pod) error {
 		}
 	}
 	p.Events, p.Replay, p.Ranks = join(events), join(replay), len(ranks)
-	def(&p.Engine, "vllm")
+	p.Engine = cmp.Or(p.Engine, "vllm")
 	return nil
 }
 
@@ -264,13 +265,13 @@ func (a *Asker) sglang(ctx context.Context, at string, p *store.Pod) error {
 	if e.Port < 1 || e.Port > 65535 || e.Ranks < 0 || e.Ranks > store.MaxRanks || e.BlockSize < 0 || e.BlockSize > store.MaxBlockSize {
 		return fmt.Errorf("discover: %s has events at port %d, %d ranks and blocks of %d tokens", at, e.Port, e.Ranks, e.BlockSize)
 	}
-	def(&e.Host, "*")
+	e.Host = cmp.Or(e.Host, "*")
 	p.Events = endpoint(e.Host, e.Port)
 	if e.Replay != nil && *e.Replay > 0 {
 		p.Replay = endpoint(e.Host, *e.Replay)
 	}
 	p.Ranks = max(1, e.Ranks)
-	def(&p.BlockSize, e.BlockSize)
-	def(&p.Engine, "sglang")
+	p.BlockSize = cmp.Or(p.BlockSize, e.BlockSize)
+	p.Engine = cmp.Or(p.Engine, "sglang")
 	return nil
 }

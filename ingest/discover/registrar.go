@@ -1,6 +1,7 @@
 package discover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,9 +86,9 @@ func New(c Config) (*Registrar, error) {
 	if c.Index == nil {
 		return nil, fmt.Errorf("%w: no Index", errConfig)
 	}
-	def(&c.Lease, 30*time.Second)
-	def(&c.MaxPods, 10_000)
-	def(&c.Parallel, 8)
+	c.Lease = cmp.Or(c.Lease, 30*time.Second)
+	c.MaxPods = cmp.Or(c.MaxPods, 10_000)
+	c.Parallel = cmp.Or(c.Parallel, 8)
 	if c.Lease < time.Second || c.Lease > store.MaxLease {
 		return nil, fmt.Errorf("%w: Lease is %v, it can be 1 s to %v", errConfig, c.Lease, store.MaxLease)
 	}

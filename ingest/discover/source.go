@@ -1,6 +1,7 @@
 package discover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,9 +72,9 @@ type Template struct {
 // fill gives a pod what it lacks.
 func (t *Template) fill(p *store.Pod) {
 	defer func() { p.Approximate = p.Approximate || t.Approximate && p.Events == "" }()
-	def(&p.Model, t.Model)
-	def(&p.Engine, t.Engine)
-	def(&p.Ranks, t.Ranks)
+	p.Model = cmp.Or(p.Model, t.Model)
+	p.Engine = cmp.Or(p.Engine, t.Engine)
+	p.Ranks = cmp.Or(p.Ranks, t.Ranks)
 	host, _, err := net.SplitHostPort(p.Name)
 	if p.Address != "" {
 		host, _, err = net.SplitHostPort(p.Address)
@@ -86,13 +87,6 @@ func (t *Template) fill(p *store.Pod) {
 		if t.ReplayPort != 0 && p.Replay == "" {
 			p.Replay = endpoint(host, t.ReplayPort)
 		}
-	}
-}
-
-func def[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
 	}
 }
 
@@ -176,7 +170,7 @@ func parameters(p *store.Pod, query string) error {
 		}
 	}
 	probe := *p
-	def(&probe.Model, "to be found out")
+	probe.Model = cmp.Or(probe.Model, "to be found out")
 	return probe.Validate()
 }
 
@@ -214,7 +208,7 @@ func standBeside(p *store.Pod) error {
 	if err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrSpec, p.Name, err)
 	}
-	def(&p.Address, p.Name)
+	p.Address = cmp.Or(p.Address, p.Name)
 	p.Name = name
 	return nil
 }

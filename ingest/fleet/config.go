@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -77,11 +78,11 @@ func (c Config) withDefaults() (Config, error) {
 		host = strings.ReplaceAll(host, " ", "-")
 		c.Name = host[:min(len(host), 96)] + "-" + rand.Text()[:12]
 	}
-	def(&c.TTL, 2*time.Second)
-	def(&c.Beat, min(500*time.Millisecond, c.TTL/3))
-	def(&c.MaxRanks, 10_000)
-	def(&c.HandOver, 16)
-	def(&c.Stop, 5*time.Second)
+	c.TTL = cmp.Or(c.TTL, 2*time.Second)
+	c.Beat = cmp.Or(c.Beat, min(500*time.Millisecond, c.TTL/3))
+	c.MaxRanks = cmp.Or(c.MaxRanks, 10_000)
+	c.HandOver = cmp.Or(c.HandOver, 16)
+	c.Stop = cmp.Or(c.Stop, 5*time.Second)
 	switch {
 	case c.TTL < 30*time.Millisecond || c.TTL > store.MaxLeaseTTL:
 		return c, fmt.Errorf("%w: TTL is %v, it can be 30 ms to %v", errConfig, c.TTL, store.MaxLeaseTTL)
@@ -99,11 +100,4 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	call := store.LeaseCall{Reader: store.Reader{Name: c.Name}, TTL: c.TTL}
 	return c, call.Validate()
-}
-
-func def[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
 }

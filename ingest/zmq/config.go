@@ -1,9 +1,12 @@
 package zmq
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/defaults"
 )
 
 // Errors.
@@ -95,34 +98,19 @@ func (c Config) withDefaults() (Config, error) {
 	if len(c.Topic) > 255 {
 		return c, fmt.Errorf("%w: the topic has %d bytes, the limit is 255", ErrConfig, len(c.Topic))
 	}
-	if c.MaxMessage == 0 {
-		c.MaxMessage = 32 << 20
-	}
-	if c.MaxMessage < 1024 || c.MaxMessage > 1<<30 {
-		return c, fmt.Errorf("%w: MaxMessage is %d, it can be 1 KiB to 1 GiB", ErrConfig, c.MaxMessage)
-	}
-	for _, v := range []struct {
-		name     string
-		p        *time.Duration
-		def, max time.Duration
-	}{
-		{"ConnectTimeout", &c.ConnectTimeout, 5 * time.Second, time.Hour},
-		{"MinBackoff", &c.MinBackoff, 50 * time.Millisecond, time.Hour},
-		{"MaxBackoff", &c.MaxBackoff, 2 * time.Second, time.Hour},
-	} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-		if *v.p < time.Millisecond || *v.p > v.max {
-			return c, fmt.Errorf("%w: %s is %v, it can be 1 ms to %v", ErrConfig, v.name, *v.p, v.max)
-		}
+	err := cmp.Or(
+		defaults.Within("MaxMessage", &c.MaxMessage, 32<<20, 1024, 1<<30),
+		defaults.Within("ConnectTimeout", &c.ConnectTimeout, 5*time.Second, time.Millisecond, time.Hour),
+		defaults.Within("MinBackoff", &c.MinBackoff, 50*time.Millisecond, time.Millisecond, time.Hour),
+		defaults.Within("MaxBackoff", &c.MaxBackoff, 2*time.Second, time.Millisecond, time.Hour),
+	)
+	if err != nil {
+		return c, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	if c.MaxBackoff < c.MinBackoff {
 		return c, fmt.Errorf("%w: MaxBackoff is %v and MinBackoff %v", ErrConfig, c.MaxBackoff, c.MinBackoff)
 	}
-	if c.Heartbeat == 0 {
-		c.Heartbeat = time.Second
-	}
+	c.Heartbeat = cmp.Or(c.Heartbeat, time.Second)
 	if c.Heartbeat > 0 && (c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Hour) {
 		return c, fmt.Errorf("%w: Heartbeat is %v, it can be 10 ms to 1 h, or below 0 for none", ErrConfig, c.Heartbeat)
 	}
@@ -162,12 +150,7 @@ func (c ReplayConfig) withDefaults() (ReplayConfig, error) {
 		return c, err
 	}
 	c.MaxMessage, c.ConnectTimeout = wire.MaxMessage, wire.ConnectTimeout
-	if c.Idle == 0 {
-		c.Idle = 2 * time.Second
-	}
-	if c.Timeout == 0 {
-		c.Timeout = time.Minute
-	}
+	c.Idle, c.Timeout = cmp.Or(c.Idle, 2*time.Second), cmp.Or(c.Timeout, time.Minute)
 	if c.Idle < time.Millisecond || c.Timeout < c.Idle || c.Timeout > time.Hour {
 		return c, fmt.Errorf("%w: Idle is %v and Timeout %v; they ascend and can be 1 ms to 1 h", ErrConfig, c.Idle, c.Timeout)
 	}

@@ -1,6 +1,7 @@
 package zmq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/defaults"
 )
 
 // Kind is a kind of bound socket that takes messages from many peers.
@@ -68,28 +71,15 @@ func (c ListenerConfig) withDefaults() (ListenerConfig, error) {
 	if c.Handle == nil {
 		return c, fmt.Errorf("%w: nobody handles the messages", ErrConfig)
 	}
-	for _, v := range []struct {
-		name          string
-		p             *int
-		def, min, max int
-	}{
-		{"Peers", &c.Peers, 4096, 1, 1 << 20},
-		{"MaxMessage", &c.MaxMessage, 32 << 20, 1024, 1 << 30},
-		{"MaxFrames", &c.MaxFrames, 64, 1, 1 << 16},
-	} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-		if *v.p < v.min || *v.p > v.max {
-			return c, fmt.Errorf("%w: %s is %d, it can be %d to %d", ErrConfig, v.name, *v.p, v.min, v.max)
-		}
+	err := cmp.Or(
+		defaults.Within("Peers", &c.Peers, 4096, 1, 1<<20),
+		defaults.Within("MaxMessage", &c.MaxMessage, 32<<20, 1024, 1<<30),
+		defaults.Within("MaxFrames", &c.MaxFrames, 64, 1, 1<<16),
+	)
+	if err != nil {
+		return c, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	if c.ConnectTimeout == 0 {
-		c.ConnectTimeout = 5 * time.Second
-	}
-	if c.Heartbeat == 0 {
-		c.Heartbeat = 5 * time.Second
-	}
+	c.ConnectTimeout, c.Heartbeat = cmp.Or(c.ConnectTimeout, 5*time.Second), cmp.Or(c.Heartbeat, 5*time.Second)
 	if c.ConnectTimeout < time.Millisecond || c.Heartbeat > 0 && c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Hour {
 		return c, fmt.Errorf("%w: ConnectTimeout is %v, at least 1 ms, and Heartbeat %v, 10 ms to 1 h or below 0", ErrConfig, c.ConnectTimeout, c.Heartbeat)
 	}

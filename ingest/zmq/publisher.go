@@ -2,6 +2,7 @@ package zmq
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -11,6 +12,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/defaults"
 )
 
 // PublisherConfig says how to publish as engines do. The zero value of each field
@@ -35,25 +38,16 @@ type PublisherConfig struct {
 }
 
 func (c PublisherConfig) withDefaults() (PublisherConfig, error) {
-	for _, v := range []struct {
-		name string
-		p    *int
-		def  int
-	}{{"Queue", &c.Queue, 10_000}, {"Keep", &c.Keep, 10_000}, {"Peers", &c.Peers, 64}} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-		if *v.p < 1 {
-			return c, fmt.Errorf("%w: %s is %d, the least is 1", ErrConfig, v.name, *v.p)
-		}
+	err := cmp.Or(
+		defaults.AtLeast("Queue", &c.Queue, 10_000, 1),
+		defaults.AtLeast("Keep", &c.Keep, 10_000, 1),
+		defaults.AtLeast("Peers", &c.Peers, 64, 1),
+		defaults.AtLeast("KeepBytes", &c.KeepBytes, 256<<20, 1),
+	)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	if c.KeepBytes == 0 {
-		c.KeepBytes = 256 << 20
-	}
-	if c.KeepBytes < 1 {
-		return c, fmt.Errorf("%w: KeepBytes is %d, the least is 1", ErrConfig, c.KeepBytes)
-	}
-	return c, nil
+	return c, err
 }
 
 // Publisher is a PUB socket with a replay socket beside it, as engines have them:

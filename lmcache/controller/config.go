@@ -1,11 +1,13 @@
 package controller
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
@@ -106,42 +108,21 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Heartbeat != "" && c.Reply == "" {
 		return c, fmt.Errorf("%w: a socket for heartbeats without one for replies, which tells its address", ErrConfig)
 	}
-	for _, v := range []struct {
-		name          string
-		p             *time.Duration
-		def, min, max time.Duration
-	}{
-		{"Lease", &c.Lease, 30 * time.Second, 100 * time.Millisecond, store.MaxLease},
-		{"SyncWait", &c.SyncWait, 2 * time.Minute, 10 * time.Millisecond, 24 * time.Hour},
-		{"AskAgain", &c.AskAgain, 30 * time.Second, 10 * time.Millisecond, 24 * time.Hour},
-		{"Timeout", &c.Timeout, 2 * time.Second, time.Millisecond, time.Hour},
-	} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-		if *v.p < v.min || *v.p > v.max {
-			return c, fmt.Errorf("%w: %s is %v, it can be %v to %v", ErrConfig, v.name, *v.p, v.min, v.max)
-		}
-	}
-	for _, v := range []struct {
-		name          string
-		p             *int
-		def, min, max int
-	}{
-		{"Workers", &c.Workers, 1, 1, store.MaxRanks},
-		{"MaxWorkers", &c.MaxWorkers, 4096, 1, 1 << 20},
-		{"QueueKeys", &c.QueueKeys, 1_000_000, 1, 1 << 30},
-		{"SyncKeys", &c.SyncKeys, 4_000_000, 1, 1 << 30},
-		{"MaxMessage", &c.MaxMessage, 4 << 20, 1024, 1 << 30},
-		{"MaxFrames", &c.MaxFrames, 256, 8, 1 << 16},
-		{"Peers", &c.Peers, 8192, 1, 1 << 20},
-	} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-		if *v.p < v.min || *v.p > v.max {
-			return c, fmt.Errorf("%w: %s is %d, it can be %d to %d", ErrConfig, v.name, *v.p, v.min, v.max)
-		}
+	err := cmp.Or(
+		defaults.Within("Lease", &c.Lease, 30*time.Second, 100*time.Millisecond, store.MaxLease),
+		defaults.Within("SyncWait", &c.SyncWait, 2*time.Minute, 10*time.Millisecond, 24*time.Hour),
+		defaults.Within("AskAgain", &c.AskAgain, 30*time.Second, 10*time.Millisecond, 24*time.Hour),
+		defaults.Within("Timeout", &c.Timeout, 2*time.Second, time.Millisecond, time.Hour),
+		defaults.Within("Workers", &c.Workers, 1, 1, store.MaxRanks),
+		defaults.Within("MaxWorkers", &c.MaxWorkers, 4096, 1, 1<<20),
+		defaults.Within("QueueKeys", &c.QueueKeys, 1_000_000, 1, 1<<30),
+		defaults.Within("SyncKeys", &c.SyncKeys, 4_000_000, 1, 1<<30),
+		defaults.Within("MaxMessage", &c.MaxMessage, 4<<20, 1024, 1<<30),
+		defaults.Within("MaxFrames", &c.MaxFrames, 256, 8, 1<<16),
+		defaults.Within("Peers", &c.Peers, 8192, 1, 1<<20),
+	)
+	if err != nil {
+		return c, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	return c, nil
 }

@@ -1,10 +1,12 @@
 package coordinator
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
@@ -83,54 +85,28 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Index == nil {
 		return c, fmt.Errorf("%w: an Index is needed", ErrConfig)
 	}
-	for _, v := range []struct {
-		name          string
-		p             *time.Duration
-		def, min, max time.Duration
-	}{
-		{"Lease", &c.Lease, 30 * time.Second, 100 * time.Millisecond, store.MaxLease},
-		{"Timeout", &c.Timeout, 1500 * time.Millisecond, time.Millisecond, time.Hour},
-		{"ReadTimeout", &c.ReadTimeout, 5 * time.Second, time.Millisecond, time.Hour},
-	} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-		if *v.p < v.min || *v.p > v.max {
-			return c, fmt.Errorf("%w: %s is %v, it can be %v to %v", ErrConfig, v.name, *v.p, v.min, v.max)
-		}
-	}
-	if c.MaxBody == 0 {
-		c.MaxBody = 64 << 20
-	}
-	if c.MaxBody < 1024 {
-		return c, fmt.Errorf("%w: MaxBody is %d, the least is 1024", ErrConfig, c.MaxBody)
+	err := cmp.Or(
+		defaults.Within("Lease", &c.Lease, 30*time.Second, 100*time.Millisecond, store.MaxLease),
+		defaults.Within("Timeout", &c.Timeout, 1500*time.Millisecond, time.Millisecond, time.Hour),
+		defaults.Within("ReadTimeout", &c.ReadTimeout, 5*time.Second, time.Millisecond, time.Hour),
+		defaults.AtLeast("MaxBody", &c.MaxBody, 64<<20, 1024),
+		defaults.Within("MaxInstances", &c.MaxInstances, 1024, 1, 1<<20),
+		defaults.Within("MaxWorkers", &c.MaxWorkers, 64, 1, 255),
+		defaults.Within("MaxRegistrations", &c.MaxRegistrations, 4096, 1, 1<<20),
+		defaults.Within("MaxBodies", &c.MaxBodies, 16, 1, 1<<16),
+		defaults.Within("MaxBatches", &c.MaxBatches, 4096, 1, 1<<20),
+		defaults.Within("MaxEntries", &c.MaxEntries, 1<<17, 1, 1<<24),
+		defaults.Within("MaxTokens", &c.MaxTokens, 1<<20, 1, 1<<26),
+		defaults.Within("MaxKeys", &c.MaxKeys, 1<<14, 1, 1<<20),
+	)
+	if err != nil {
+		return c, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = max(256<<20, 2*c.MaxBody)
 	}
 	if c.MaxInFlight < c.MaxBody {
 		return c, fmt.Errorf("%w: MaxInFlight is %d, less than MaxBody, %d", ErrConfig, c.MaxInFlight, c.MaxBody)
-	}
-	for _, v := range []struct {
-		name     string
-		p        *int
-		def, max int
-	}{
-		{"MaxInstances", &c.MaxInstances, 1024, 1 << 20},
-		{"MaxWorkers", &c.MaxWorkers, 64, 255},
-		{"MaxRegistrations", &c.MaxRegistrations, 4096, 1 << 20},
-		{"MaxBodies", &c.MaxBodies, 16, 1 << 16},
-		{"MaxBatches", &c.MaxBatches, 4096, 1 << 20},
-		{"MaxEntries", &c.MaxEntries, 1 << 17, 1 << 24},
-		{"MaxTokens", &c.MaxTokens, 1 << 20, 1 << 26},
-		{"MaxKeys", &c.MaxKeys, 1 << 14, 1 << 20},
-	} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-		if *v.p < 1 || *v.p > v.max {
-			return c, fmt.Errorf("%w: %s is %d, it can be 1 to %d", ErrConfig, v.name, *v.p, v.max)
-		}
 	}
 	return c, nil
 }

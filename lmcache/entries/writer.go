@@ -1,6 +1,7 @@
 package entries
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
@@ -66,15 +67,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.TTL == 0 {
-		c.TTL = time.Minute
-	}
-	if c.MaxEntries == 0 {
-		c.MaxEntries = 1 << 18
-	}
-	if c.Timeout == 0 {
-		c.Timeout = 2 * time.Second
-	}
+	c.TTL, c.MaxEntries, c.Timeout = cmp.Or(c.TTL, time.Minute), cmp.Or(c.MaxEntries, 1<<18), cmp.Or(c.Timeout, 2*time.Second)
 	switch {
 	case c.Write == nil || c.Registry == nil:
 		return c, fmt.Errorf("%w: Write and Registry are needed", ErrConfig)

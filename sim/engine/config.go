@@ -1,12 +1,14 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/internal/nearest"
 )
 
@@ -108,26 +110,18 @@ type Timing struct {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	for _, v := range []struct {
-		name          string
-		p             *int
-		def, min, max int
-	}{
-		{"BlockSize", &c.BlockSize, 16, 1, MaxBlockSize},
-		{"Blocks", &c.Blocks, 1 << 16, 2, MaxBlocks},
-		{"HostBlocks", &c.HostBlocks, 0, 0, MaxBlocks},
-		{"DiskBlocks", &c.DiskBlocks, 0, 0, MaxBlocks},
-		{"Window", &c.Window, 0, 0, 1 << 30},
-		{"Retention", &c.Retention, RetainAll, RetainEnds, 1 << 30},
-		{"BatchTokens", &c.BatchTokens, 8192, 1, 1 << 30},
-		{"BatchRequests", &c.BatchRequests, 256, 1, 1 << 20},
-	} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-		if *v.p < v.min || *v.p > v.max {
-			return c, fmt.Errorf("%w: %s is %d, it must be %d to %d", ErrConfig, v.name, *v.p, v.min, v.max)
-		}
+	err := cmp.Or(
+		defaults.Within("BlockSize", &c.BlockSize, 16, 1, MaxBlockSize),
+		defaults.Within("Blocks", &c.Blocks, 1<<16, 2, MaxBlocks),
+		defaults.Within("HostBlocks", &c.HostBlocks, 0, 0, MaxBlocks),
+		defaults.Within("DiskBlocks", &c.DiskBlocks, 0, 0, MaxBlocks),
+		defaults.Within("Window", &c.Window, 0, 0, 1<<30),
+		defaults.Within("Retention", &c.Retention, RetainAll, RetainEnds, 1<<30),
+		defaults.Within("BatchTokens", &c.BatchTokens, 8192, 1, 1<<30),
+		defaults.Within("BatchRequests", &c.BatchRequests, 256, 1, 1<<20),
+	)
+	if err != nil {
+		return c, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	switch {
 	case int(c.Kind) >= len(kindNames):
@@ -161,22 +155,8 @@ func (c Config) withDefaults() (Config, error) {
 func (c Config) hybrid() bool { return c.Window > 0 || c.State }
 
 func (t Timing) withDefaults() Timing {
-	for _, v := range []struct {
-		p   *float64
-		def float64
-	}{{&t.Prefill, 4}, {&t.Decode, 1.5}} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-	}
-	for _, v := range []struct {
-		p   *time.Duration
-		def time.Duration
-	}{{&t.Host, 4 * time.Microsecond}, {&t.Disk, 40 * time.Microsecond}} {
-		if *v.p == 0 {
-			*v.p = v.def
-		}
-	}
+	t.Prefill, t.Decode = cmp.Or(t.Prefill, 4), cmp.Or(t.Decode, 1.5)
+	t.Host, t.Disk = cmp.Or(t.Host, 4*time.Microsecond), cmp.Or(t.Disk, 40*time.Microsecond)
 	return t
 }
 

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,26 +83,14 @@ func (c Config) withDefaults() (Config, release, error) {
 	}
 	c.Version = version
 	c.Engine.Keys = keys(r)
-	if c.Engine.Retention == 0 {
-		c.Engine.Retention = retention(c.Engine.Kind, r)
-	}
+	c.Engine.Retention = cmp.Or(c.Engine.Retention, retention(c.Engine.Kind, r))
 	e, err := engine.New(c.Engine)
 	if err != nil {
 		return wrong("%v", err)
 	}
 	c.Engine = e.Config()
-	if c.Ranks == 0 {
-		c.Ranks = 1
-	}
-	if c.MaxModelLen == 0 {
-		c.MaxModelLen = min(131072, e.Capacity())
-	}
-	if c.Speed == 0 {
-		c.Speed = 1
-	}
-	if c.BufferSteps == 0 {
-		c.BufferSteps = 10_000
-	}
+	c.Ranks, c.MaxModelLen = cmp.Or(c.Ranks, 1), cmp.Or(c.MaxModelLen, min(131072, e.Capacity()))
+	c.Speed, c.BufferSteps = cmp.Or(c.Speed, 1), cmp.Or(c.BufferSteps, 10_000)
 	if c.Tokenizer == nil {
 		c.Tokenizer = Bytes{}
 	}

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -136,22 +137,22 @@ func (c Config) connection(t *redisx.Target) redisx.Config {
 
 // withDefaults returns the config with defaults in, or says what is wrong.
 func (c Config) withDefaults() (Config, error) {
-	def(&c.Prefix, DefaultPrefix)
-	def(&c.PoolSize, 32)
-	def(&c.DialTimeout, time.Second)
-	def(&c.Timeout, 2*time.Second)
-	def(&c.Protocol, 3)
-	def(&c.MaxPods, 1<<14)
-	def(&c.MaxHolders, 1<<17)
-	def(&c.MaxModels, 1<<10)
-	def(&c.MapCache, 64<<20)
-	def(&c.compactAt, foldEntries)
+	c.Prefix = cmp.Or(c.Prefix, DefaultPrefix)
+	c.PoolSize = cmp.Or(c.PoolSize, 32)
+	c.DialTimeout = cmp.Or(c.DialTimeout, time.Second)
+	c.Timeout = cmp.Or(c.Timeout, 2*time.Second)
+	c.Protocol = cmp.Or(c.Protocol, 3)
+	c.MaxPods = cmp.Or(c.MaxPods, 1<<14)
+	c.MaxHolders = cmp.Or(c.MaxHolders, 1<<17)
+	c.MaxModels = cmp.Or(c.MaxModels, 1<<10)
+	c.MapCache = cmp.Or(c.MapCache, 64<<20)
+	c.compactAt = cmp.Or(c.compactAt, foldEntries)
 	if c.clock == nil {
 		c.clock = time.Now
 	}
-	def(&c.TextAge, time.Hour)
-	def(&c.SweepDuty, 0.1)
-	def(&c.SweepInterval, 10*time.Second)
+	c.TextAge = cmp.Or(c.TextAge, time.Hour)
+	c.SweepDuty = cmp.Or(c.SweepDuty, 0.1)
+	c.SweepInterval = cmp.Or(c.SweepInterval, 10*time.Second)
 	if len(c.Windows) == 0 {
 		c.Windows = []int{64, 256, 1024, 1536}
 	}
@@ -183,11 +184,4 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("redis: sweep duty %v; it can be 0 to 1", c.SweepDuty)
 	}
 	return c, nil
-}
-
-func def[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
 }

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -66,10 +67,10 @@ func (m Mode) String() string {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	def(&c.MaxBytes, 1<<30)
-	def(&c.MaxLag, time.Second)
-	def(&c.MaxStale, max(30*time.Second, c.MaxLag))
-	def(&c.LogEntries, changelog.DefaultEntries)
+	c.MaxBytes = cmp.Or(c.MaxBytes, 1<<30)
+	c.MaxLag = cmp.Or(c.MaxLag, time.Second)
+	c.MaxStale = cmp.Or(c.MaxStale, max(30*time.Second, c.MaxLag))
+	c.LogEntries = cmp.Or(c.LogEntries, changelog.DefaultEntries)
 	switch {
 	case c.Index == nil:
 		return c, errors.New("replica: Config.Index is required")
@@ -81,11 +82,4 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("replica: MaxStale is %v, less than MaxLag, %v", c.MaxStale, c.MaxLag)
 	}
 	return c, nil
-}
-
-func def[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
 }
