@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -252,6 +253,18 @@ func (s *Server) routeTable() []apiRoute {
 
 // straight are the patterns of requests that most traffic is.
 var straight = map[string]bool{"/v1/score": true, "/v1/route": true}
+
+// IsShort reports whether requests of a method to a path are short ones that come often: what
+// package httploop is for. They take one answer of a length that it declares.
+func IsShort(method, path string) bool {
+	switch method {
+	case http.MethodPost:
+		return straight[path] || strings.HasPrefix(path, "/v1/requests/")
+	case http.MethodGet:
+		return path == "/healthz" || path == "/readyz"
+	}
+	return false
+}
 
 // router sends requests to their handlers: those of straight by their whole path, all others
 // by chi, which copies each request.

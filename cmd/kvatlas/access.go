@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -68,13 +69,25 @@ func (s *service) tlsConfig() *tls.Config {
 	return s.tls.Config()
 }
 
-// serveOn serves with TLS where the server has a certificate.
-func serveOn(srv *http.Server, on net.Listener) error {
-	if srv.TLSConfig != nil {
-		return srv.ServeTLS(on, "", "")
-	}
-	return srv.Serve(on)
+// httpServer is what a listener is served by.
+type httpServer interface {
+	Serve(on net.Listener) error
+	Shutdown(ctx context.Context) error
+	Close() error
 }
+
+// withTLS is a server that uses its certificates, if it has any.
+func withTLS(srv *http.Server) httpServer {
+	if srv.TLSConfig != nil {
+		return tlsServer{srv}
+	}
+	return srv
+}
+
+type tlsServer struct{ *http.Server }
+
+// Serve implements httpServer.
+func (s tlsServer) Serve(on net.Listener) error { return s.ServeTLS(on, "", "") }
 
 // admitClients checks callers of the gateway: with a file of credentials or a rate, it admits those of role
 // read. A token that is the server's own business goes no further; without credentials Authorization is the

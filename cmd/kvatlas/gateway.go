@@ -116,9 +116,9 @@ func (l *listeners) listenGateway(ctx context.Context, s *service) (err error) {
 		return listenError("gateway-listen", s.cfg.GatewayListen, err)
 	}
 	s.tellOpenGateway(l.gateway.Addr())
-	l.gatewayServer = &http.Server{
+	l.gatewayServer = withTLS(&http.Server{
 		Handler: s.admitClients(s.gateway), TLSConfig: s.tlsConfig(), ReadHeaderTimeout: config.ReadHeaderTimeout, IdleTimeout: s.cfg.IdleTimeout,
 		MaxHeaderBytes: int(config.MaxHeaderBytes), ErrorLog: httpLog(s.log),
-	}
+	})
 	return nil
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/server"
+	"github.com/kvatlas/kvatlas/server/httploop"
 )
 
 // dialable is an address to reach a listener at: one that listens on all
@@ -29,7 +31,7 @@ func dialable(a net.Addr) string {
 // listeners are the API's listener and, perhaps, the admin's and the gateway's.
 type listeners struct {
 	api, admin, gateway                   net.Listener
-	apiServer, adminServer, gatewayServer *http.Server
+	apiServer, adminServer, gatewayServer httpServer
 }
 
 func (s *service) listen(ctx context.Context) (*listeners, error) {
@@ -39,7 +41,7 @@ func (s *service) listen(ctx context.Context) (*listeners, error) {
 	if l.api, err = lc.Listen(ctx, "tcp", s.cfg.Listen); err != nil {
 		return nil, listenError("listen", s.cfg.Listen, err)
 	}
-	l.apiServer = s.httpServer(s.api.Handler())
+	l.apiServer = s.apiServer(s.api.Handler())
 	s.tellAnonymous("listen", l.api.Addr())
 	if err := l.listenGateway(ctx, s); err != nil {
 		return nil, errors.Join(err, l.close())
@@ -51,8 +53,8 @@ func (s *service) listen(ctx context.Context) (*listeners, error) {
 		return nil, errors.Join(listenError("admin-listen", s.cfg.AdminListen, err), l.close())
 	}
 	s.tellAnonymous("admin-listen", l.admin.Addr())
-	l.apiServer.Handler = withoutAdmin(s.api.Handler())
-	l.adminServer = s.httpServer(adminHandler(s.api.Handler()))
+	l.apiServer = s.apiServer(withoutAdmin(s.api.Handler()))
+	l.adminServer = withTLS(s.httpServer(adminHandler(s.api.Handler())))
 	return l, nil
 }
 
@@ -67,6 +69,15 @@ func listenError(setting, address string, err error) error {
 		return fmt.Errorf("this machine has no address %s: choose another with --%s", address, setting)
 	}
 	return fmt.Errorf("--%s: %w", setting, err)
+}
+
+// apiServer serves the API: with TLS by net/http, without by a loop for what comes often.
+func (s *service) apiServer(h http.Handler) httpServer {
+	srv := s.httpServer(h)
+	if srv.TLSConfig != nil {
+		return withTLS(srv)
+	}
+	return httploop.New(srv, server.IsShort)
 }
 
 // httpServer bounds what a client can hold without sending a request.
@@ -146,9 +157,9 @@ func (l *listeners) close() error {
 
 // serve begins to serve. A listener that breaks reports to failed.
 func (l *listeners) serve(failed chan<- error) {
-	start := func(srv *http.Server, on net.Listener) {
+	start := func(srv httpServer, on net.Listener) {
 		go func() {
-			if err := serveOn(srv, on); !errors.Is(err, http.ErrServerClosed) {
+			if err := srv.Serve(on); !errors.Is(err, http.ErrServerClosed) {
 				failed <- err
 			}
 		}()

@@ -155,9 +155,9 @@ func (s *service) runLMCache(ctx context.Context, failed chan<- error) {
 		<-ctx.Done()
 		return
 	}
-	srv := s.httpServer(f.coordinator)
+	srv := withTLS(s.httpServer(f.coordinator))
 	go func() {
-		if err := serveOn(srv, f.listener); !errors.Is(err, http.ErrServerClosed) {
+		if err := srv.Serve(f.listener); !errors.Is(err, http.ErrServerClosed) {
 			failed <- err
 		}
 	}()

@@ -1,0 +1,338 @@
+package httploop
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// headBytes is the longest head of a request that is served here.
+const headBytes = 4 << 10
+
+// longAgo is a deadline that is over.
+var longAgo = time.Unix(1, 0)
+
+// conn is a connection. All of it is its goroutine's but what the watcher reads: phased and
+// what mu protects.
+type conn struct {
+	s    *Server
+	nc   net.Conn
+	base context.Context
+
+	phased atomic.Int64 // what it waits for, and since when
+
+	in   []byte // what was read and not used
+	buf  []byte // which in is a part of
+	head bytes.Reader
+	text *bufio.Reader // of head
+	out  []byte
+
+	again   bool // it has had a request
+	mu      sync.Mutex
+	cancel  context.CancelFunc // of the request that is handled
+	request *writer            // its answer
+	// Of deadlines that the handler set: which one is not yet in force, since nothing had to
+	// be read, whether one is, and whether one was over.
+	wanted            time.Time
+	readSet, writeSet bool
+	readOver          bool
+}
+
+func newConn(s *Server, base context.Context, nc net.Conn) *conn {
+	c := &conn{s: s, nc: nc, base: context.WithValue(base, http.LocalAddrContextKey, nc.LocalAddr())}
+	c.buf = make([]byte, headBytes)
+	c.text = bufio.NewReaderSize(&c.head, headBytes)
+	c.enter(fresh)
+	return c
+}
+
+// A phase is what a connection waits for.
+type phase uint8
+
+const (
+	fresh     phase = iota // its first byte
+	idle                   // the first byte of another request
+	heading                // the rest of a head
+	handling               // its handler
+	reading                // more of a body
+	writing                // room for an answer
+	phaseBits = 3
+)
+
+// enter begins a phase.
+func (c *conn) enter(p phase) {
+	c.phased.Store(int64(time.Since(c.s.began))<<phaseBits | int64(p))
+}
+
+// phase returns the phase and since when it lasts.
+func (c *conn) phase() (phase, time.Time) {
+	v := c.phased.Load()
+	return phase(v & (1<<phaseBits - 1)), c.s.began.Add(time.Duration(v >> phaseBits))
+}
+
+// look ends what has lasted too long. The timeouts are those of net/http.
+func (c *conn) look(now time.Time) {
+	p, since := c.phase()
+	var limit time.Duration
+	switch rest := c.s.rest; p {
+	case handling:
+		if now.Sub(since) > watchEvery && hasGone(c.nc) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.cancel != nil {
+				c.cancel()
+			}
+		}
+		return
+	case idle:
+		limit = orElse(rest.IdleTimeout, rest.ReadTimeout)
+	case fresh, heading:
+		limit = orElse(rest.ReadHeaderTimeout, rest.ReadTimeout)
+	case reading:
+		limit = rest.ReadTimeout
+	case writing:
+		limit = rest.WriteTimeout
+	}
+	if limit > 0 && now.Sub(since) > limit {
+		_ = c.nc.Close()
+	}
+}
+
+func orElse(d, other time.Duration) time.Duration {
+	if d != 0 {
+		return d
+	}
+	return other
+}
+
+// serve serves requests until the connection ends or goes to net/http.
+func (c *conn) serve() {
+	defer func() {
+		if v := recover(); v != nil {
+			if v != http.ErrAbortHandler { //nolint:errorlint // net/http compares it the same way
+				c.s.logf("http: panic serving %v: %v\n%s", c.nc.RemoteAddr(), v, debug.Stack())
+			}
+			c.end()
+		}
+	}()
+	for {
+		n, err := c.readHead()
+		if err != nil {
+			c.end()
+			return
+		}
+		r := c.parse(n)
+		if r == nil {
+			c.giveUp()
+			return
+		}
+		c.in, c.again = c.in[n:], true
+		if keep := c.handle(r); !keep {
+			c.end()
+			return
+		}
+		c.enter(idle)
+		// Shutdown ends what it sees idle; this is for a request that it saw.
+		if c.s.closing.Load() {
+			c.end()
+			return
+		}
+	}
+}
+
+// end closes the connection.
+func (c *conn) end() {
+	_ = c.nc.Close()
+	c.s.drop(c)
+}
+
+// giveUp gives the connection to net/http.
+func (c *conn) giveUp() {
+	c.s.drop(c)
+	c.s.handOver.put(&begun{c.nc, c.in})
+}
+
+// readHead reads until a head is there, and returns how long it is. It is 0 where there is
+// none in as many bytes as one may have, or as came.
+func (c *conn) readHead() (n int, err error) {
+	for looked := 0; ; {
+		if i := bytes.Index(c.in[looked:], headEnd); i >= 0 {
+			return looked + i + len(headEnd), nil
+		}
+		looked = max(0, len(c.in)-len(headEnd)+1)
+		if len(c.in) == headBytes {
+			return 0, nil
+		}
+		if len(c.in) > 0 {
+			if p, _ := c.phase(); p != heading {
+				c.enter(heading)
+			}
+		}
+		copy(c.buf, c.in)
+		c.in = c.buf[:len(c.in)]
+		m, err := c.nc.Read(c.buf[len(c.in):])
+		c.in = c.buf[:len(c.in)+m]
+		switch {
+		case m > 0 || err == nil:
+		case errors.Is(err, io.EOF) && (len(c.in) >= 4 || !c.again && len(c.in) > 0):
+			return 0, nil // net/http has a word to say about half a head, if it is not the crumbs behind a request
+		default:
+			return 0, err
+		}
+	}
+}
+
+var headEnd = []byte("\r\n\r\n")
+
+// parse returns the request that the first n bytes are the head of; nil if it is not plain.
+func (c *conn) parse(n int) *http.Request {
+	c.head.Reset(c.in[:n])
+	c.text.Reset(&c.head)
+	r, err := http.ReadRequest(c.text)
+	if err != nil || c.text.Buffered() > 0 || c.head.Len() > 0 || !c.isPlain(r) {
+		return nil
+	}
+	r.RemoteAddr = c.nc.RemoteAddr().String()
+	return r
+}
+
+// isPlain reports whether a request is one to serve here: for one of the paths, and with
+// nothing in it that net/http treats in a way of its own.
+func (c *conn) isPlain(r *http.Request) bool {
+	if r.ProtoMajor != 1 || r.ProtoMinor != 1 || r.Close || len(r.TransferEncoding) > 0 || len(r.Trailer) > 0 || r.URL.Host != "" {
+		return false
+	}
+	if r.Host == "" || !httpguts.ValidHostHeader(r.Host) {
+		return false
+	}
+	for k, values := range r.Header {
+		switch k {
+		case "Expect", "Upgrade", "Te", "Transfer-Encoding", "Trailer":
+			return false
+		case "Connection":
+			if len(values) != 1 || !strings.EqualFold(values[0], "keep-alive") {
+				return false
+			}
+		}
+		if !httpguts.ValidHeaderFieldName(k) {
+			return false
+		}
+		for _, v := range values {
+			if !httpguts.ValidHeaderFieldValue(v) {
+				return false
+			}
+		}
+	}
+	return r.Method != http.MethodHead && c.s.plain(r.Method, r.URL.Path)
+}
+
+// handle has a request handled, and reports whether the connection can have another.
+func (c *conn) handle(r *http.Request) (keep bool) {
+	ctx, cancel := context.WithCancel(c.base)
+	defer cancel()
+	r = r.WithContext(ctx)
+	b := body{c: c, left: r.ContentLength}
+	r.Body = &b
+	if b.left == 0 {
+		r.Body = http.NoBody
+	}
+	w := writer{c: c, body: &b, header: http.Header{}}
+	c.mu.Lock()
+	c.cancel, c.request = cancel, &w
+	c.mu.Unlock()
+
+	c.enter(handling)
+	c.s.rest.Handler.ServeHTTP(&w, r)
+	err := errors.Join(w.finish(), c.forgetRequest())
+	if w.ends && b.left > 0 {
+		c.letRead()
+	}
+	return err == nil && !w.ends
+}
+
+// forgetRequest takes back what was set for a request.
+func (c *conn) forgetRequest() (err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cancel, c.request = nil, nil
+	if c.readSet {
+		err = c.nc.SetReadDeadline(time.Time{})
+	}
+	if c.writeSet {
+		err = errors.Join(err, c.nc.SetWriteDeadline(time.Time{}))
+	}
+	c.wanted, c.readSet, c.writeSet, c.readOver = time.Time{}, false, false, false
+	return err
+}
+
+// letRead waits until a client has read the last answer, whose request was not read to its
+// end: a connection that is closed with something unread is reset, and what the client has
+// not read is lost. net/http waits as long.
+func (c *conn) letRead() {
+	if w, ok := c.nc.(interface{ CloseWrite() error }); ok {
+		_ = w.CloseWrite()
+	}
+	time.Sleep(500 * time.Millisecond)
+}
+
+// body is a request's.
+type body struct {
+	c    *conn
+	left int64
+	err  error
+}
+
+// Read implements io.Reader.
+func (b *body) Read(p []byte) (n int, err error) {
+	switch {
+	case b.left == 0:
+		return 0, io.EOF
+	case b.err != nil:
+		return 0, b.err
+	case len(p) == 0:
+		return 0, nil
+	}
+	p = p[:min(int64(len(p)), b.left)]
+	if c := b.c; len(c.in) > 0 {
+		n = copy(p, c.in)
+		c.in = c.in[n:]
+	} else {
+		n, err = c.readBody(p)
+	}
+	b.left -= int64(n)
+	switch {
+	case b.left == 0:
+		return n, io.EOF
+	case errors.Is(err, io.EOF):
+		err = io.ErrUnexpectedEOF
+	}
+	b.err = err
+	return n, err
+}
+
+// Close implements io.Closer. The rest is the connection's business.
+func (b *body) Close() error { return nil }
+
+// readBody reads from the client, with the deadline that the handler wants.
+func (c *conn) readBody(p []byte) (int, error) {
+	c.mu.Lock()
+	if !c.wanted.IsZero() && !c.readOver {
+		_ = c.nc.SetReadDeadline(c.wanted)
+		c.wanted, c.readSet = time.Time{}, true
+	}
+	c.mu.Unlock()
+	c.enter(reading)
+	defer c.enter(handling)
+	return c.nc.Read(p)
+}

@@ -1,0 +1,71 @@
+package httploop
+
+import (
+	"net"
+	"net/http"
+	"sync"
+)
+
+// handOver is the listener through which net/http gets connections.
+type handOver struct {
+	addr   net.Addr
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newHandOver(addr net.Addr) *handOver {
+	return &handOver{addr: addr, conns: make(chan net.Conn), closed: make(chan struct{})}
+}
+
+// put gives a connection to net/http, or closes it where that takes no more.
+func (h *handOver) put(c net.Conn) {
+	select {
+	case h.conns <- c:
+	case <-h.closed:
+		_ = c.Close()
+	}
+}
+
+// Accept implements net.Listener.
+func (h *handOver) Accept() (net.Conn, error) {
+	select {
+	case c := <-h.conns:
+		return c, nil
+	case <-h.closed:
+		return nil, http.ErrServerClosed
+	}
+}
+
+// Close implements net.Listener.
+func (h *handOver) Close() error {
+	h.once.Do(func() { close(h.closed) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (h *handOver) Addr() net.Addr { return h.addr }
+
+// begun is a connection of which some bytes have been read.
+type begun struct {
+	net.Conn
+	read []byte
+}
+
+// Read implements net.Conn.
+func (c *begun) Read(p []byte) (int, error) {
+	if len(c.read) > 0 {
+		n := copy(p, c.read)
+		c.read = c.read[n:]
+		return n, nil
+	}
+	return c.Conn.Read(p)
+}
+
+// CloseWrite has net/http end its side alone, so that a client can read the last answer.
+func (c *begun) CloseWrite() error {
+	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return nil
+}
