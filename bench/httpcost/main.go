@@ -6,9 +6,9 @@
 //	go run ./bench/httpcost --kvatlas bin/before,bin/kvatlas
 //
 // Each kind of request is sent to each server in turn, in every round: one after the other on one
-// connection, or on several at once. Beside them it sends them to a bare server of net/http, in a
-// process of its own, that reads the body and answers as many bytes: what is left of a server
-// whose handler does nothing. With --fleets they are about what a thousand pods cost that hold a
+// connection, or on several at once. Beside them it sends them to two bare servers, of net/http
+// and of package httploop, each in a process of its own, that read the body and answer as many
+// bytes: what is left of a server whose handler does nothing. With --fleets they are about what a thousand pods cost that hold a
 // prompt, beside ten.
 package main
 
@@ -27,12 +27,15 @@ import (
 
 func main() {
 	program.Main("httpcost", func(ctx context.Context) error {
-		if len(os.Args) == 3 && os.Args[1] == "bare" {
-			return serveBare(os.Args[2])
+		if len(os.Args) == 4 && os.Args[1] == "bare" {
+			return serveBare(ctx, os.Args[2], os.Args[3])
 		}
 		return run(ctx, os.Args[1:])
 	})
 }
+
+// bareKinds are the servers that do nothing, in the order of the table.
+var bareKinds = []string{"net/http", "loop"}
 
 // options are what the command line says.
 type options struct {
@@ -67,7 +70,7 @@ func run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer func() { _ = started.Close() }() // nothing of it is kept
-	fmt.Printf("| request, on %d connections | bare net/http | %s |\n|---|---|%s\n", o.connections, strings.Join(o.programs, " | "), strings.Repeat("---|", len(o.programs)))
+	fmt.Printf("| request, on %d connections | bare net/http | bare loop | %s |\n|---|---|---|%s\n", o.connections, strings.Join(o.programs, " | "), strings.Repeat("---|", len(o.programs)))
 	for _, redis := range []string{"", started.URL} {
 		if err := o.measureMode(ctx, redis); err != nil {
 			return err
@@ -84,11 +87,13 @@ func (o *options) measureMode(ctx context.Context, redis string) (err error) {
 			s.Stop()
 		}
 	}()
-	bare, err := startBare(ctx)
-	if err != nil {
-		return err
+	for _, kind := range bareKinds {
+		s, err := startBare(ctx, kind)
+		if err != nil {
+			return err
+		}
+		servers = append(servers, s)
 	}
-	servers = append(servers, bare)
 	for _, p := range o.programs {
 		s, err := o.startServer(ctx, p, redis)
 		if err != nil {
@@ -127,10 +132,10 @@ type measured struct {
 	cpu, wall [][]time.Duration
 }
 
-// begin prepares the servers for a kind of request. The first one is bare.
+// begin prepares the servers for a kind of request. The first ones are bare.
 func (k kind) begin(ctx context.Context, servers []*server) (*measured, error) {
 	m := &measured{kind: k, cpu: make([][]time.Duration, len(servers)), wall: make([][]time.Duration, len(servers))}
-	for _, s := range servers[1:] {
+	for _, s := range servers[len(bareKinds):] {
 		if err := k.prepare(ctx, s); err != nil {
 			return nil, err
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/bench/internal/proc"
+	"github.com/kvatlas/kvatlas/server/httploop"
 )
 
 // server is a process that is measured.
@@ -32,8 +33,9 @@ func (o *options) startServer(ctx context.Context, program, redis string) (*serv
 	return &server{p}, err
 }
 
-// startBare starts this program as a server that does nothing.
-func startBare(ctx context.Context) (*server, error) {
+// startBare starts this program as a server that does nothing: of net/http, or of the loop
+// that kvatlas has before it.
+func startBare(ctx context.Context, kind string) (*server, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -42,7 +44,7 @@ func startBare(ctx context.Context) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := proc.Start(ctx, address, proc.Answers("http://"+address), self, "bare", address)
+	p, err := proc.Start(ctx, address, proc.Answers("http://"+address), self, "bare", kind, address)
 	return &server{p}, err
 }
 
@@ -158,9 +160,9 @@ func (c *conn) ask(text []byte) ([]byte, error) {
 }
 
 // serveBare serves answers of X-Answer bytes, with the timeouts that kvatlas has.
-func serveBare(address string) error {
+func serveBare(ctx context.Context, kind, address string) error {
 	srv := &http.Server{
-		Addr: address, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if _, err := io.Copy(io.Discard, r.Body); err != nil {
 				http.Error(w, err.Error(), http.StatusBadRequest)
@@ -172,7 +174,14 @@ func serveBare(address string) error {
 			_, _ = w.Write(answers[:min(n, len(answers))]) // the client counts them
 		}),
 	}
-	return srv.ListenAndServe()
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	if kind == "loop" {
+		return httploop.New(srv, func(string, string) bool { return true }).Serve(l)
+	}
+	return srv.Serve(l)
 }
 
 // answers are those of a bare server.

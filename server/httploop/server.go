@@ -2,8 +2,8 @@
 // connection, and leaves everything else to net/http.
 //
 // net/http starts a goroutine beside each request, which reads on to see the client go away,
-// and sets deadlines around each. On a machine that is not busy each of these wakes another
-// thread: three quarters of what a server takes for a request of a few hundred microseconds.
+// and sets deadlines around each. Each of these can wake another thread, which costs more than
+// most requests of that length do (docs/performance.md, "What HTTP costs").
 // Here one goroutine reads, handles and writes, and one watcher looks after all connections
 // ten times a second: after those whose time is over, and after clients that have gone.
 //
