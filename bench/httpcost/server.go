@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/bench/internal/proc"
-	"github.com/kvatlas/kvatlas/server/httploop"
+	"github.com/kvatlas/kvatlas/internal/httploop"
 )
 
 // server is a process that is measured.

@@ -14,8 +14,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/internal/httploop"
 	"github.com/kvatlas/kvatlas/server"
-	"github.com/kvatlas/kvatlas/server/httploop"
 )
 
 // dialable is an address to reach a listener at: one that listens on all

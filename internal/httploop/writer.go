@@ -166,7 +166,8 @@ func (w *writer) makeHead(p []byte) {
 	if w.ends {
 		b = append(b, "Connection: close\r\n"...)
 	}
-	w.c.out = append(b, "\r\n"...)
+	b = append(b, "\r\n"...)
+	w.c.out = b
 }
 
 // readRest reads what the handler left of the body, and reports whether the connection can

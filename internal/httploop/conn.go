@@ -49,7 +49,7 @@ type conn struct {
 	readOver          bool
 }
 
-func newConn(s *Server, base context.Context, nc net.Conn) *conn {
+func newConn(base context.Context, s *Server, nc net.Conn) *conn {
 	c := &conn{s: s, nc: nc, base: context.WithValue(base, http.LocalAddrContextKey, nc.LocalAddr())}
 	c.buf = make([]byte, headBytes)
 	c.text = bufio.NewReaderSize(&c.head, headBytes)

@@ -19,7 +19,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/kvatlas/kvatlas/server/httploop"
+	"github.com/kvatlas/kvatlas/internal/httploop"
 )
 
 // plain is what the loop has in the tests.

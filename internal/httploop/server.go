@@ -17,7 +17,6 @@ package httploop
 import (
 	"context"
 	"errors"
-	"log"
 	"net"
 	"net/http"
 	"sync"
@@ -45,7 +44,7 @@ type Server struct {
 }
 
 // New returns a server of what rest serves, whose handler, timeouts, contexts and log it
-// has; rest needs a Handler. Requests for which plain says so are served here. Their handler
+// has; rest needs a Handler, and says nothing without an ErrorLog. Requests for which plain says so are served here. Their handler
 // finds a ResponseWriter that has deadlines and Flush, and must declare the length of its
 // answer unless the connection is to end with it.
 func New(rest *http.Server, plain func(method, path string) bool) *Server {
@@ -97,14 +96,12 @@ func isTemporary(err error) bool {
 func (s *Server) logf(format string, args ...any) {
 	if s.rest.ErrorLog != nil {
 		s.rest.ErrorLog.Printf(format, args...)
-		return
 	}
-	log.Printf(format, args...)
 }
 
 // add serves a new connection.
 func (s *Server) add(base context.Context, nc net.Conn) {
-	c := newConn(s, base, nc)
+	c := newConn(base, s, nc)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closing.Load() {

@@ -21,7 +21,7 @@ func hasGone(nc net.Conn) (gone bool) {
 	err = raw.Control(func(fd uintptr) {
 		var b [1]byte
 		n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		gone = n == 0 && err == nil || err == syscall.ECONNRESET || err == syscall.EPIPE || err == syscall.ETIMEDOUT //nolint:errorlint // it is an Errno
+		gone = n == 0 && err == nil || err == syscall.ECONNRESET || err == syscall.EPIPE || err == syscall.ETIMEDOUT
 	})
 	return gone || err != nil
 }

@@ -20,7 +20,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kvatlas/kvatlas/server/httploop"
+	"github.com/kvatlas/kvatlas/internal/httploop"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -106,9 +106,9 @@ func TestClientGoes(t *testing.T) {
 	})})
 	for name, leaves := range map[string]func(c *client){
 		"closes":          func(c *client) { _ = c.Close() },
-		"closes its side": func(c *client) { _ = c.Conn.(*net.TCPConn).CloseWrite() }, //nolint:forcetypeassert // it is one
+		"closes its side": func(c *client) { _ = c.Conn.(*net.TCPConn).CloseWrite() },
 		"is reset": func(c *client) {
-			_ = c.Conn.(*net.TCPConn).SetLinger(0) //nolint:forcetypeassert // it is one
+			_ = c.Conn.(*net.TCPConn).SetLinger(0)
 			_ = c.Close()
 		},
 	} {
@@ -141,12 +141,13 @@ func TestClientGoes(t *testing.T) {
 // TestContext: a request's context has what net/http puts there, and ends with the request.
 func TestContext(t *testing.T) {
 	type key struct{}
-	var of context.Context
+	contexts := make(chan context.Context, 3)
 	rest := &http.Server{
 		BaseContext: func(net.Listener) context.Context { return context.WithValue(context.Background(), key{}, "base") },
 	}
 	rest.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		of = r.Context()
+		of := r.Context()
+		contexts <- of
 		local, _ := of.Value(http.LocalAddrContextKey).(net.Addr)
 		text(w, fmt.Sprintf("%v, %t, %v, %v", of.Value(key{}), of.Value(http.ServerContextKey) == rest, local, of.Err()))
 	})
@@ -166,7 +167,7 @@ func TestContext(t *testing.T) {
 	if _, got, _ := c.receive(); got != "base, true, "+addr+", <nil>" {
 		t.Errorf("got %q", got)
 	}
-	<-of.Done()
+	<-(<-contexts).Done()
 	c.send(strings.Replace(request("a", "abc"), "/plain/", "/other/", 1))
 	c.receive()
 	if n := handedOver.Load(); n != 1 {
@@ -379,16 +380,16 @@ type flaky struct {
 
 func (l *flaky) Accept() (net.Conn, error) {
 	if l.failures.Add(-1) >= 0 {
-		return nil, tooMany{}
+		return nil, tooManyError{}
 	}
 	return l.Listener.Accept()
 }
 
-type tooMany struct{}
+type tooManyError struct{}
 
-func (tooMany) Error() string   { return "too many open files" }
-func (tooMany) Timeout() bool   { return false }
-func (tooMany) Temporary() bool { return true }
+func (tooManyError) Error() string   { return "too many open files" }
+func (tooManyError) Timeout() bool   { return false }
+func (tooManyError) Temporary() bool { return true }
 
 func TestAcceptFails(t *testing.T) {
 	s := httploop.New(&http.Server{Handler: http.HandlerFunc(handler), ErrorLog: silent}, plain)
