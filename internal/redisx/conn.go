@@ -45,11 +45,17 @@ func Open(c Config) *Conn {
 	told := newRefusals(&c)
 	switch client := conn.Client.(type) {
 	case *redis.ClusterClient:
-		client.OnNewNode(func(node *redis.Client) { node.AddHook(told) })
+		client.OnNewNode(func(node *redis.Client) { addHooks(node, told) })
 	default:
-		client.AddHook(told)
+		addHooks(client, told)
 	}
 	return conn
+}
+
+// addHooks adds what sees each command to a client of one server.
+func addHooks(client interface{ AddHook(redis.Hook) }, told *refusals) {
+	client.AddHook(told)
+	client.AddHook(glances{})
 }
 
 // Dials returns how many connections have been begun.

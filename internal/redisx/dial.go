@@ -1,15 +1,15 @@
 package redisx
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // Bounds of what is said of dials.
@@ -47,16 +47,51 @@ type dialError struct{ error }
 // Unwrap is for errors.Is and errors.As.
 func (e dialError) Unwrap() error { return e.error }
 
-// newDialer returns a dialer that connects as go-redis does by itself. A nil log is deaf.
+// newDialer returns a dialer of connections whose deadlines are lazy. A nil log is deaf.
 func newDialer(c *Config) *dialer {
-	d := &dialer{
-		dial: redis.NewDialer(&redis.Options{DialTimeout: c.DialTimeout, TLSConfig: c.Target.tls}),
-		log:  c.Log, now: time.Now, addrs: map[string]*dialled{},
-	}
+	d := &dialer{dial: dialLazy(c.DialTimeout, c.Target.tls), log: c.Log, now: time.Now, addrs: map[string]*dialled{}}
 	if d.log == nil {
 		d.log = func(string) {}
 	}
 	return d
+}
+
+// dialLazy returns a func that connects as go-redis does by itself, but to a [lazyConn], on which
+// TLS is spoken where secure is not nil. limit bounds the whole of it.
+func dialLazy(limit time.Duration, secure *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	// As go-redis has it: dead connections are found before balancers and NATs forget idle ones.
+	plain := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		c, err := plain.DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		lazy, err := newLazyConn(c.(kernelConn)) //nolint:forcetypeassert // both kinds that it makes, TCP's and Unix's, are
+		if err != nil {
+			return nil, err
+		}
+		if secure == nil {
+			return lazy, nil
+		}
+		config := secure.Clone()
+		config.ServerName = cmp.Or(config.ServerName, hostOf(addr))
+		encrypted := tls.Client(lazy, config)
+		if err := encrypted.HandshakeContext(ctx); err != nil {
+			return nil, errors.Join(err, lazy.Close())
+		}
+		return encrypted, nil
+	}
+}
+
+// hostOf is an address without its port.
+func hostOf(addr string) string {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr
+	}
+	return host
 }
 
 // Dial is the Dialer of go-redis's options.

@@ -34,6 +34,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/bound"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -148,7 +149,7 @@ func (s *Store) now() int64 {
 
 // run runs a script. The first argument is now.
 func (s *Store) run(ctx context.Context, script *goredis.Script, keys []string, args []any) ([]any, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.c.Timeout)
+	ctx, cancel := bound.WithTimeout(ctx, s.c.Timeout)
 	defer cancel()
 	reply, err := script.Run(ctx, s.c.Client, keys, args...).Slice()
 	switch {
@@ -326,7 +327,7 @@ func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) 
 
 // read is Loads for a user who may not run the script.
 func (s *Store) read(ctx context.Context, model string) (loads.Picture, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.c.Timeout)
+	ctx, cancel := bound.WithTimeout(ctx, s.c.Timeout)
 	defer cancel()
 	keys := s.keys(model)
 	var rows, settings, engines *goredis.MapStringStringCmd

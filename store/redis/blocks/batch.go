@@ -22,7 +22,7 @@ const mgetKeys = 512
 // what it makes of their replies. An error of a command is the rider's business.
 type Rider interface {
 	// AskBeside puts the commands into the pipeline, or asks another server meanwhile, for
-	// which wait waits.
+	// which wait waits. It is called again where the round trip is made again.
 	AskBeside(ctx context.Context, pipe redis.Pipeliner) (wait func())
 	// TakeReplies is called when the round trip is over, unless the blocks could not be read.
 	// Its error ends the read.
@@ -153,56 +153,50 @@ func (b *Batch) readServer(ctx context.Context, first bool, rider Rider) (epoch 
 	return 0, nil
 }
 
-// stream reads the replies to commands one behind the other, and returns where each begins.
+// tries is how often a read is made where the connection fails, as the client makes other
+// commands.
+const tries = 2
+
+// stream reads the replies to commands, and those of the rider, one behind the other into the
+// batch's memory, and returns where each begins.
 //
-// The client reads a raw reply into a slice that grows by a quarter each time, which is most of the
-// work of a lookup where a value has a thousand holders. So replies are written to the
-// batch's own memory. The client does not make such commands again after an error of
-// the connection, as it does others: they are then made once more as others are.
+// The client would read a raw reply into a slice that grows by a quarter each time, which is
+// most of the work of a lookup where a value has a thousand holders. It does not repeat a
+// command that writes its reply elsewhere, so that stream does.
 func (b *Batch) stream(ctx context.Context, lists [][]any, rider Rider) (begins []int, err error) {
-	begins = make([]int, len(lists))
-	b.joined = b.joined[:0]
-	if rider == nil {
-		cmds := make([]*redisx.RawInto, len(lists))
+	cmds := make([]*redisx.RawInto, len(lists))
+	for try := 1; ; try++ {
+		b.joined = b.joined[:0]
 		for i, args := range lists {
 			cmds[i] = redisx.NewRawInto(ctx, &b.joined, args...)
 		}
-		if err = process(ctx, b.space.Client, cmds); err == nil {
-			for i, c := range cmds {
-				begins[i] = c.Begin()
-			}
-			return begins, nil
+		if rider == nil {
+			err = process(ctx, b.space.Client, cmds)
+		} else {
+			err = processBeside(ctx, b.space.Client, cmds, rider)
 		}
-		if ctx.Err() != nil {
+		if err == nil {
+			break
+		}
+		if try == tries || ctx.Err() != nil {
 			return nil, err
 		}
-		b.joined = b.joined[:0]
 	}
-	cmds := make([]*redis.RawCmd, len(lists))
-	for i, args := range lists {
-		cmds[i] = redis.NewRawCmd(ctx, args...)
+	if rider != nil {
+		if err := rider.TakeReplies(); err != nil {
+			return nil, err
+		}
 	}
-	if rider == nil {
-		err = process(ctx, b.space.Client, cmds)
-	} else {
-		err = b.processBeside(ctx, cmds, rider)
-	}
-	if err != nil {
-		return nil, err
-	}
+	begins = make([]int, len(cmds))
 	for i, c := range cmds {
-		begins[i] = len(b.joined)
-		b.joined = append(b.joined, c.Val()...)
+		begins[i] = c.Begin()
 	}
 	return begins, nil
 }
 
 // process runs commands in one round trip.
-func process[C redis.Cmder](ctx context.Context, client redis.UniversalClient, cmds []C) error {
-	switch len(cmds) {
-	case 0:
-		return nil
-	case 1:
+func process(ctx context.Context, client redis.UniversalClient, cmds []*redisx.RawInto) error {
+	if len(cmds) == 1 {
 		return client.Process(ctx, cmds[0])
 	}
 	pipe := client.Pipeline()
@@ -214,8 +208,8 @@ func process[C redis.Cmder](ctx context.Context, client redis.UniversalClient, c
 }
 
 // processBeside runs commands, and those of the rider, in one round trip.
-func (b *Batch) processBeside(ctx context.Context, cmds []*redis.RawCmd, rider Rider) error {
-	pipe := b.space.Client.Pipeline()
+func processBeside(ctx context.Context, client redis.UniversalClient, cmds []*redisx.RawInto, rider Rider) error {
+	pipe := client.Pipeline()
 	for _, c := range cmds {
 		_ = pipe.Process(ctx, c)
 	}
@@ -228,5 +222,5 @@ func (b *Batch) processBeside(ctx context.Context, cmds []*redis.RawCmd, rider R
 			return err
 		}
 	}
-	return rider.TakeReplies()
+	return nil
 }

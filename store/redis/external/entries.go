@@ -91,6 +91,9 @@ type ownerField struct{ text, meta string }
 
 // AskBeside implements blocks.Rider. Of another server it asks at the same time.
 func (r *Round) AskBeside(ctx context.Context, pipe redis.Pipeliner) (wait func()) {
+	for i := range r.reads {
+		r.reads[i].cmds = nil // of a round trip that has failed
+	}
 	if r.s.apart == nil {
 		r.ask(ctx, pipe)
 		return func() {}
