@@ -368,7 +368,7 @@ func TestFarNumbers(t *testing.T) {
 	for _, far := range []uint64{1 << 50, store.MaxSequence - 1, store.MaxSequence, 1 << 62, 1<<64 - 2, 1<<64 - 1} {
 		t.Run(fmt.Sprint(far), func(t *testing.T) {
 			s := newStage(t, newIndex(t), true, Config{ReplayPatience: 20 * time.Millisecond, ReplayTries: 1})
-			s.pub.Publish(zmq.Message{Seq: far, Payload: []byte("x")}) // before anybody listens
+			s.pub.Publish(zmq.Message{Seq: far, Payload: []byte("x")}) // before a listener is there
 			s.read(1)
 			taken := func() bool {
 				s.publish()

@@ -60,26 +60,25 @@ type Config struct {
 	// there is more, 2 s; while there is nothing the time doubles up to 1 minute.
 	Quiet time.Duration
 	// RelayMessages and RelayBytes bound what is kept of each rank for
-	// Ingester.Recent: 1,024 messages and 1 MiB. Below 0 is none.
+	// Ingester.Recent: 1,024 messages and 1 MiB. Below 0 keeps none.
 	RelayMessages int
 	RelayBytes    int64
 	// Pushers bounds the ranks that push over HTTP and of which state is kept here,
-	// 4,096. Whoever is longest silent is forgotten and read from the index again.
+	// 4,096. The one that is longest silent is forgotten and read from the index again.
 	Pushers int
 	// Events bounds what a message may have; zero fields are event.Limits' defaults.
 	Events event.Limits
 	// Media maps engines' words for where blocks are to tiers; nil is the known words.
 	Media *event.Media
-	// Copies is what it means that an engine announces a block which it has told of
-	// already.
+	// Copies is what a repeated store of a block means.
 	Copies rechunk.Copies
 	// Records is how many engine blocks of a rank are kept in memory, 200 to 400 bytes
 	// each; what is beyond is read from the index when it is needed. 256 Ki, at least
 	// rechunk.MinRecords.
 	Records int
-	// Unremoved bounds the engine blocks that a rank holds in each tier but the GPU's in
-	// which its engine never tells of a removal, as LMCache does through vLLM: the oldest
-	// are taken for removed. 262,144; below 0 is no bound.
+	// Unremoved bounds the engine blocks that a rank holds in each tier but the GPU's in which its engine
+	// never reports a removal, as LMCache does through vLLM: the oldest are taken for removed. 262,144; below
+	// 0 is no bound.
 	Unremoved int
 	// Wire has limits, times and the filter of connections. Endpoint, Bind, Topic and Curve are
 	// the source's, Dials is the Ingester's own.

@@ -24,7 +24,7 @@ type last struct{ seq, mark uint64 }
 // A value of lastKey is the last message of a batch and that of the batch before, each
 // as 8 bytes of its sequence and 8 of its fingerprint, big endian. It has two because on
 // a cluster the map is written before the watermark: of a batch that was cut off there,
-// the watermark still tells of the one before. Behind them comes the mask of the model
+// the watermark is still that of the one before. Behind them comes the mask of the model
 // under which the generation's blocks are filed, 8 bytes.
 const lastSize = 16
 

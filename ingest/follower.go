@@ -22,7 +22,7 @@ type actions interface {
 	accept(ctx context.Context, m zmq.Message, mark uint64) error
 	// begin ends the life and begins another one.
 	begin(ctx context.Context, reason Reason) error
-	// gap is told of sequences that are missing, from first to before next.
+	// gap receives the sequences that are missing, from first to before next.
 	gap(first, next uint64)
 	// doubt is told, once until it agrees again, that the replay contradicts the live
 	// stream: live is the last number that was heard, next is the one that was to come.
@@ -33,7 +33,7 @@ type actions interface {
 	pause(ctx context.Context, n int, limit time.Duration) error
 }
 
-// errStale says that there is nobody any more to ask.
+// errStale says that the socket to ask is gone.
 var errStale = errors.New("ingest: the connection has ended")
 
 // follower brings a stream into its order, by asking for what is missing. It has no
@@ -154,8 +154,7 @@ func (f *follower) review(ctx context.Context) error {
 	return f.contradict(ctx, 0)
 }
 
-// probe asks whether there is more, after a silence. That nobody answers means
-// nothing then.
+// probe asks whether there is more, after a silence. A missing answer means nothing then.
 func (f *follower) probe(ctx context.Context) error {
 	if !f.act.replayable() {
 		return nil
@@ -272,7 +271,7 @@ func (f *follower) catchUp(ctx context.Context, q question) error {
 			m := messages[i]
 			mark := fingerprint(m.Payload)
 			if q.gap && !verified && m.Seq > q.upto {
-				break // it may be anybody's
+				break // it may be any engine's
 			}
 			switch f.replayed(m.Seq, mark) {
 			case take:

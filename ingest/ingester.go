@@ -57,17 +57,17 @@ type rankKey struct {
 }
 
 // maxDials is how many first tries to connect, and how many others, are under way at once.
-// One that nobody answers takes up to 5 s, and a file descriptor.
+// One without an answer takes up to 5 s, and a file descriptor.
 const maxDials = 256
 
 // podMedium is a medium of a pod's.
 type podMedium struct{ pod, medium string }
 
-// maxUnknownMedia is how many are told of: whoever pushes chooses the words, and each is a
-// line of the log. Blocks in further ones are counted all the same.
+// maxUnknownMedia bounds those that are reported: clients that push choose the words, and each is a line of
+// the log. Blocks in further ones are counted all the same.
 const maxUnknownMedia = 1024
 
-// unknownMedium is what the Chunker of a rank calls; nil where nobody wants to know.
+// unknownMedium is what the Chunker of a rank calls; nil where it is not observed.
 func (in *Ingester) unknownMedium(pod string, rank int) func(string, int) {
 	tell := in.config.Observer.UnknownMedium
 	if tell == nil {
@@ -105,7 +105,7 @@ func New(c Config) (*Ingester, error) {
 		return nil, err
 	}
 	in.ctx, in.cancel = context.WithCancel(context.Background())
-	// The writer ends after all who write.
+	// The writer ends after all that write.
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		defer close(in.writes)
@@ -257,7 +257,7 @@ func stamped(times *sync.Map, name string) time.Time {
 	return time.Time{}
 }
 
-// model returns how a model is indexed, and fixes it if nobody has.
+// model returns how a model is indexed, and fixes it if it is not fixed.
 func (in *Ingester) model(ctx context.Context, name string) (store.ModelInfo, error) {
 	m, err := in.config.Index.EnsureModel(ctx, store.ModelInfo{Name: name, BlockSize: in.config.BlockSize, Scheme: store.SchemeNative})
 	if errors.Is(err, store.ErrModelConflict) && m.Scheme == store.SchemeNative {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/store/memory"
 )
 
-// TestUnknownMedia: each pod and medium is told of once, by whatever way it comes, and all
+// TestUnknownMedia: each pod and medium is reported once, by whatever way it comes, and all
 // its blocks are counted, over generations too.
 func TestUnknownMedia(t *testing.T) {
 	x, err := memory.New(memory.Config{})

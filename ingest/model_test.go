@@ -65,7 +65,7 @@ func (c *fakeCache) pick(ok func(*cached) bool) *cached {
 
 var media = [...]string{store.GPU: "GPU", store.CPU: "CPU"}
 
-// event does something and tells of it.
+// event does something and reports it.
 func (c *fakeCache) event() enginetest.Event {
 	tier := store.GPU
 	if c.tiered && c.rng.IntN(4) == 0 {
@@ -168,7 +168,7 @@ func (p *plain) apply(events []enginetest.Event) {
 			var parent *cached
 			if h, ok := e["parent_block_hash"].(int64); ok {
 				if parent = p.blocks[h]; parent == nil || !parent.held() {
-					continue // whoever has not seen the parent does not know the place
+					continue // without the parent the place is not known
 				}
 			}
 			tokens := e["token_ids"].([]uint32)

@@ -10,8 +10,8 @@ import (
 // Observer is told what happens. Any func may be nil. They are called from the
 // goroutines that do the work, outside of locks, and must not block.
 type Observer struct {
-	// Connected and Disconnected tell of the connection to a rank's publisher. err
-	// says why it ended or why it could not be made, which is told for each try.
+	// Connected and Disconnected report the connection to a rank's publisher. err says why it ended or why it
+	// could not be made, for each try.
 	Connected    func(pod string, rank int, peer string)
 	Disconnected func(pod string, rank int, err error)
 	// Began says that a generation has begun, and why. With Reason First there was none
@@ -42,8 +42,8 @@ type Observer struct {
 	// that they are left out. It is told once for each pod and medium, of the last 1,024
 	// of which it was; RankStats.Blocks counts all such blocks.
 	UnknownMedium func(pod string, rank int, medium string)
-	// Lag tells how old the newest event of a batch was, by the engine's clock, when
-	// it had been applied. It is not told of times before 2020, which are none.
+	// Lag reports the age of a batch's newest event, by the engine's clock, when it had been applied. It is
+	// not reported for times before 2020, which are not real.
 	Lag func(pod string, rank int, lag time.Duration)
 	// OtherRank says that a batch names another data-parallel rank than the source
 	// does. It is indexed under the source's. It is told once for each rank that is
@@ -67,7 +67,7 @@ const (
 	Restarted
 	// Lost: messages are missing that the replay does not give.
 	Lost
-	// Ended: the generation was ended by somebody else, or the index has lost some
+	// Ended: the generation was ended by another process, or the index has lost some
 	// of it.
 	Ended
 	// Renamed: the blocks of the one before are filed under another model's name.
@@ -76,7 +76,7 @@ const (
 	Contradicted
 )
 
-// NumReasons is above all reasons; 0 is none.
+// NumReasons is above all reasons; 0 means none.
 const NumReasons = int(Contradicted) + 1
 
 // String is the reason as one word, fit for the label of a metric.

@@ -48,8 +48,8 @@ const (
 	missing
 	// reborn: it is of another life of the engine than what was taken.
 	reborn
-	// unproven: the engine does not have the last message that was taken, so that
-	// nobody can tell whether this one is of the same life.
+	// unproven: the engine does not have the last message that was taken, so that it is open whether this one
+	// is of the same life.
 	unproven
 	// contradicted: under the number of a live message something else was taken, which a
 	// replay has told.
@@ -76,8 +76,8 @@ func (o *order) skipTo(seq uint64) {
 	o.next, o.open = seq, true
 }
 
-// ask returns the sequence to ask a replay from: that of the last message, whose bytes
-// tell whether it is still the same life.
+// ask returns the sequence to ask a replay from: that of the last message, whose bytes show whether it is
+// still the same life.
 func (o *order) ask() uint64 {
 	o.proved = !o.known
 	if o.known {

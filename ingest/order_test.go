@@ -183,7 +183,7 @@ func TestFollower(t *testing.T) {
 				}
 			case 5:
 				do("probe", func() error { return f.probe(ctx) })
-			case 6: // somebody else has ended the generation
+			case 6: // another process has ended the generation
 				do("resync", func() error { return f.resync(ctx, Ended) })
 			default:
 				receive(w.publish(false))
@@ -249,8 +249,8 @@ func TestFollowerSameLife(t *testing.T) {
 	})
 }
 
-// TestFollowerRestartAhead is a process that is restarted while nobody is connected and
-// has come beyond the old one's numbers before anybody is.
+// TestFollowerRestartAhead is a process that is restarted while no reader is connected and has come beyond
+// the old one's numbers before one is.
 func TestFollowerRestartAhead(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &wire{t: t, up: true, buffer: 1 << 20}

@@ -8,8 +8,8 @@ import (
 )
 
 // parked is what a reader has left that was called off, where the index is memory of this
-// process: its next reader here goes on with it, as the map has none of it. What somebody
-// else has done to the generation meanwhile has moved its sequence.
+// process: its next reader here goes on with it, as the map has none of it. A change of the generation by
+// another has moved its sequence.
 type parked struct {
 	gen   store.Generation
 	seq   uint64 // in the index, when the reader ended
@@ -25,7 +25,7 @@ func (in *Ingester) park(ctx context.Context, r *reader) {
 		in.parked = map[rankKey]parked{}
 	}
 	in.parked[rankKey{r.s.Pod, r.s.Rank}] = parked{r.gen, r.written.seq + 1, r.model.BlockSize, r.chunk}
-	// Nobody comes for a generation that has ended.
+	// No reader comes for a generation that has ended.
 	for key, p := range in.parked {
 		if life, err := in.config.Index.Life(ctx, key.pod, key.rank); err == nil && life.Generation != p.gen {
 			delete(in.parked, key)

@@ -35,8 +35,8 @@ type RankEvents struct {
 
 // PushResult is what has become of the events of a push.
 type PushResult struct {
-	// Applied are events that have been applied, Skipped those that were understood
-	// by nobody, are not for an index or had been applied before.
+	// Applied are events that have been applied, Skipped those that could not be understood, are not for an
+	// index or had been applied before.
 	Applied, Skipped int
 	// Ranks says it of each rank, ascending: of those that the push has events of, of
 	// the one that names the stream if there is a sequence, and of those whose
@@ -47,7 +47,7 @@ type PushResult struct {
 // RankResult is what has become of one rank's events.
 type RankResult struct {
 	Rank int
-	// Applied and Skipped are as in PushResult, without what nobody understood.
+	// Applied and Skipped are as in PushResult, without what could not be understood.
 	Applied, Skipped int
 	// Duplicate reports whether the sequence had been applied before.
 	Duplicate bool
@@ -73,7 +73,7 @@ const maxSeq = store.MaxSequence - 1
 // known to this process alone then. A rank must not be both read and pushed: ErrReading.
 //
 // Sequences are of one model, that of the pod's registration: a push of another is
-// ErrOtherModel, unless it goes on where the last one of a pod that nobody but a push has
+// ErrOtherModel, unless it goes on where the last one of a pod that only a push has
 // registered ended. That is the same stream with another name for its model: a new
 // generation begins, for the registration that says so.
 //

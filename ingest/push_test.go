@@ -326,7 +326,7 @@ func TestWriterIsolates(t *testing.T) {
 	}
 }
 
-// stopping is an index that is away for who is not refused.
+// stopping is an index that is away for callers that are not refused.
 type stopping struct {
 	store.Index
 	why error

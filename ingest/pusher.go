@@ -197,7 +197,7 @@ func (in *Ingester) mapReader(gen store.Generation) rechunk.Reader {
 // forget drops what is known of the rank's generation after a try that failed.
 func (s *pusher) forget(err error) {
 	if errors.Is(err, store.ErrEnded) {
-		// By somebody; or the index has lost of its map what is needed, and would say
+		// By another process; or the index has lost of its map what is needed, and would say
 		// so again: then another begins.
 		s.ended = s.life.Generation
 	}

@@ -20,8 +20,8 @@ const maxReplay = 10 * time.Second
 // windowBytes bounds the payloads that are written as one batch.
 const windowBytes = 4 << 20
 
-// earliestEvent is 2020 in seconds since 1970: before it there was no engine, and what says
-// so is no time, but the count of a record that somebody has made.
+// earliestEvent is 2020 in seconds since 1970: before it there was no engine, and what says so is no time,
+// but the count of a record made by hand.
 const earliestEvent = 1577836800
 
 // errNumber says that a message's number has no place in the index.
@@ -78,7 +78,7 @@ func (r *reader) run(ctx context.Context) error {
 		switch {
 		case err == nil, errors.Is(err, errStale):
 		case errors.Is(err, store.ErrEnded):
-			pause(ctx, backoff(1)) // whoever ends generations again and again
+			pause(ctx, backoff(1)) // a process that ends generations again and again
 			err = r.f.resync(ctx, Ended)
 			continue
 		case errors.Is(err, errInvalid):

@@ -133,7 +133,7 @@ func (s *stage) stop() {
 	}
 }
 
-// publish publishes a batch; lost is one that nobody hears of but by replay.
+// publish publishes a batch; lost is one that is received by replay alone.
 func (s *stage) publish() {
 	events := []enginetest.Event{s.cache.event(), s.cache.event()}
 	s.log = append(s.log, events)
@@ -155,8 +155,8 @@ func (s *stage) until(what string, ok func() bool) {
 	s.t.Fatalf("waited for %s; told: %q", what, s.told)
 }
 
-// hears waits until something has been told that begins like each of these: what is
-// told of a window is told when the index has it.
+// hears waits until a report has come that begins like each of these: those of a window come when the index
+// has it.
 func (s *stage) hears(what ...string) {
 	s.t.Helper()
 	for _, w := range what {
@@ -219,7 +219,7 @@ func readAndTakeOver(t *testing.T, inProcess bool) {
 	x := newIndex(t)
 	s := newStage(t, x, true, Config{WindowMessages: 4, InProcess: inProcess})
 	for range 20 {
-		s.publish() // before anybody listens
+		s.publish() // before a reader listens
 	}
 	s.read(1)
 	s.settled()
@@ -274,7 +274,7 @@ func readAndTakeOver(t *testing.T, inProcess bool) {
 		t.Errorf("a dump of %d keys, not %d and %d", dump, len(got[store.GPU]), len(got[store.CPU]))
 	}
 	s.stop()
-	// While nobody reads.
+	// While no reader is there.
 	for range 30 {
 		s.publish()
 	}
@@ -293,7 +293,7 @@ func readAndTakeOver(t *testing.T, inProcess bool) {
 	s.read(3)
 	s.settled()
 	s.hears("began restarted")
-	// Somebody else reads, under a higher fence.
+	// Another process reads, under a higher fence.
 	life, err := x.Life(t.Context(), "pod", 0)
 	if err != nil {
 		t.Fatal(err)
@@ -362,7 +362,7 @@ func TestReadRenamed(t *testing.T) {
 				{"renamed", false, "began renamed"}, {testModel, true, "began first"},
 			} {
 				s.stop()
-				s.publish() // while nobody reads
+				s.publish() // while no reader is there
 				if c.registered {
 					register(xs[1], c.model)
 				}
@@ -391,7 +391,7 @@ func TestReadWithoutReplay(t *testing.T) {
 	}
 	s.settled()
 	s.hears("gap 20 21", "began lost", "started 21")
-	// The link breaks, and nobody can tell what came of the engine.
+	// The link breaks, and what came of the engine is not known.
 	s.publisher()
 	s.until("a connection", func() bool { return s.pub.Subscribers() > 0 })
 	for range 20 {

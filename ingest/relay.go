@@ -13,13 +13,12 @@ import (
 
 // Errors of Ingester.Recent.
 var (
-	// ErrNotRead says that this process does not read the rank: another replica does,
-	// or nobody.
+	// ErrNotRead says that this process does not read the rank: another replica does, or none.
 	ErrNotRead = errors.New("ingest: the rank is not read here")
 	// ErrTooNew says that a range begins beyond the newest message.
 	ErrTooNew = errors.New("ingest: the range begins beyond the newest message")
-	// ErrTooOld says that a range begins before the oldest message that is kept: who
-	// asks needs a picture of the whole, such as Ingester.Held gives.
+	// ErrTooOld says that a range begins before the oldest message that is kept: the client needs a picture
+	// of the whole, such as Ingester.Held gives.
 	ErrTooOld = errors.New("ingest: the range begins before the oldest message that is kept")
 	// ErrRange says that a range ends before it begins.
 	ErrRange = errors.New("ingest: invalid range")
@@ -122,8 +121,8 @@ func (in *Ingester) Recent(pod string, rank int, from, to uint64) (Recent, error
 type Held struct {
 	// Next is the cursor of the next page, "" after the last. Generation and Seq are the
 	// rank's life before the page was read: all of the engine's messages before Seq are
-	// in it, and of later ones some may be. Whoever reads all pages and then the messages
-	// from the first page's Seq on has the whole, unless the generation has changed.
+	// in it, and of later ones some may be. All pages and then the messages from the first page's Seq on are
+	// the whole, unless the generation has changed.
 	Next       string
 	Generation store.Generation
 	Seq        uint64
@@ -131,10 +130,9 @@ type Held struct {
 	Keys [store.NumTiers][]blockkey.StoreKey
 }
 
-// Held returns a page of all blocks that the index holds of a rank, whoever reads it: the
-// dump that Dynamo's worker query falls back to. It begins with the cursor ""; limit is
-// how many blocks of the index, of whatever rank, a page looks at, see store.Pager. Blocks
-// may come twice.
+// Held returns a page of all blocks that the index holds of a rank, whichever process reads it: the dump that
+// Dynamo's worker query falls back to. It begins with the cursor ""; limit is how many blocks of the index,
+// of whatever rank, a page looks at, see store.Pager. Blocks may come twice.
 func (in *Ingester) Held(ctx context.Context, pod string, rank int, cursor string, limit int) (Held, error) {
 	life, err := in.config.Index.Life(ctx, pod, rank)
 	if err != nil {

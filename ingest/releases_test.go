@@ -116,7 +116,7 @@ func (f *faulty) Apply(ctx context.Context, batches ...store.Batch) error {
 	}
 	err := f.pagedIndex.Apply(ctx, batches...)
 	if f.dead.Load() {
-		return errKilled // it has been done, and nobody knows
+		return errKilled // it has been done, without an answer
 	}
 	return err
 }
@@ -315,7 +315,7 @@ func TestReleasesUnderFaults(t *testing.T) {
 			p.pub.Kill()
 			p.start(t, rng)
 		case "restart at once":
-			// And beyond the old numbers before anybody is connected.
+			// And beyond the old numbers before a reader is connected.
 			faults[fault]++
 			next := len(p.log)
 			p.pub.Kill()

@@ -38,7 +38,7 @@ type RankStats struct {
 	Messages    uint64
 	Events      [event.NumKinds]uint64
 	Undecodable uint64
-	// Gaps, Replays, Failures and Generations count what Observer is told of.
+	// Gaps, Replays, Failures and Generations count what Observer gets.
 	Gaps, Replays, Failures, Generations uint64
 	// Begun are the generations by reason. Doubts counts how often the replay began to
 	// contradict the live stream.
@@ -60,11 +60,11 @@ type RankStats struct {
 	LastMessage time.Time
 	// FirstBlock is when the first block was indexed, zero for never.
 	FirstBlock time.Time
-	// LastMatch is when Matched was told of the pod last, zero for never. Where Events
+	// LastMatch is when Matched last got the pod, zero for never. Where Events
 	// grow and this does not, keys are not computed as they are asked for: see
 	// Unmatched.
 	LastMatch time.Time
-	// LastAsked is when Asked was told of the model last, zero for never, as in a process
+	// LastAsked is when Asked last got the model, zero for never, as in a process
 	// that does not score.
 	LastAsked time.Time
 	// Blocks are figures of the blocks that the present generation has named, Skipped

@@ -48,7 +48,7 @@ func (s *stream) push(ctx context.Context) ([]RankResult, error) {
 		if err == nil {
 			return s.results(), nil
 		}
-		// Somebody has ended a generation, or another replica has begun one: a few
+		// Another process has ended a generation, or another replica has begun one: a few
 		// times that passes.
 		if try >= 2 || !errors.Is(err, store.ErrEnded) && !errors.Is(err, store.ErrFenced) {
 			return nil, err
@@ -154,7 +154,7 @@ func (s *stream) judge(ctx context.Context) (reason Reason, duplicate bool, err 
 // claim makes sure that the pod is registered for the push's model before a generation of
 // it begins: what a pod's ranks hold is of one model, and two streams that end each other
 // would both get nothing. A registration that a push has made follows the stream that it
-// was made for; any other is for whoever made it to change.
+// was made for; any other is for its maker to change.
 func (s *stream) claim(ctx context.Context) error {
 	reg, err := s.in.config.Index.Registry(ctx)
 	if err != nil {
@@ -177,8 +177,7 @@ func (s *stream) claim(ctx context.Context) error {
 		"beside it (POST /v1/pods with beside), push its events under another pod name, or register the pod for it instead, which ends what it holds now", ErrOtherModel, p.Name, p.Model, s.p.Model)
 }
 
-// byPush reports whether a registration says no more than a push does, which registers a
-// pod that nobody has.
+// byPush reports whether a registration says no more than a push does, which registers an unregistered pod.
 func byPush(p *store.Pod) bool {
 	return reflect.DeepEqual(*p, store.Pod{Name: p.Name, Model: p.Model})
 }

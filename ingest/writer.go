@@ -18,7 +18,7 @@ const maxCall = 1024
 type writer struct {
 	index  store.Index
 	linger time.Duration
-	direct bool          // a call is made by the one who starts it
+	direct bool          // a call is made by the one that starts it
 	slots  chan struct{} // one token for each call that may be under way
 	wake   chan struct{}
 
@@ -113,7 +113,7 @@ func (w *writer) call(ctx context.Context, list []*write) {
 	err := w.index.Apply(ctx, batches...)
 	refused, ok := errors.AsType[*store.RefusedError](err)
 	if ok {
-		err = refused.Stopped // all that is said to who is not refused
+		err = refused.Stopped // all that is said to callers that are not refused
 	}
 	// One of them may be at fault for all.
 	alone := len(list) > 1 && err != nil && !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, store.ErrClosed)

@@ -89,8 +89,8 @@ func drawCrowd(t *rapid.T, plain bool) *crowd {
 	return c
 }
 
-// drawBlocks draws who holds each block: nearly those of the block before, others, those of
-// any earlier one again, one alone, or nobody.
+// drawBlocks draws the holders of each block: nearly those of the block before, others, those of any earlier
+// one again, one alone, or none.
 func (c *crowd) drawBlocks(t *rapid.T, ids []store.HolderID) {
 	now := map[store.HolderID]bool{}
 	for _, id := range ids {
@@ -106,7 +106,7 @@ func (c *crowd) drawBlocks(t *rapid.T, ids []store.HolderID) {
 			for _, id := range again {
 				now[id] = true
 			}
-		case what == 1: // nobody, or one alone
+		case what == 1: // none, or one alone
 			if clear(now); c.rng.IntN(3) > 0 {
 				now[ids[c.rng.IntN(len(ids))]] = true
 			}
@@ -142,7 +142,7 @@ func (c *crowd) model() store.ModelInfo {
 	return store.ModelInfo{Name: "m", BlockSize: crowdBlock, Scheme: store.SchemeNative, Unregistered: c.unregistered}
 }
 
-// Lookup tells of the chain, whatever the keys are, in runs that end anywhere. Queries take turns.
+// Lookup reports the chain, whatever the keys are, in runs that end anywhere. Queries take turns.
 func (c *crowd) Lookup(_ context.Context, queries ...*store.Query) error {
 	var holders []store.Holder
 	for _, h := range c.holders {
@@ -205,8 +205,8 @@ func (c *crowd) counts(pod string, req *scorer.Request) bool {
 	return false
 }
 
-// byRank counts block by block and rank by rank what a request finds, and how many leading blocks
-// somebody holds.
+// byRank counts block by block and rank by rank what a request finds, and how many leading blocks have a
+// holder.
 func (c *crowd) byRank(req *scorer.Request, w *scorer.Weights) (of map[rank]counted, reach int32) {
 	of = map[rank]counted{}
 	candidates := map[string]bool{}
@@ -469,7 +469,7 @@ func (c *crowd) checkIn(ctx context.Context, t *rapid.T, x store.Index) {
 	for i := range reqs {
 		c.check(t, &reqs[i], got[i], &w, max(len(tokens)-1, 0))
 	}
-	// Blocks of one adapter are none of another's.
+	// Blocks of one adapter do not match another's.
 	other, err := s.Score(ctx, scorer.Request{Model: "m", Input: scorer.Tokens(tokens), LoRA: "other"})
 	must(err)
 	if len(other.Pods) > 0 {

@@ -18,7 +18,7 @@
 // Config.Chunks adds what another cache, such as LMCache, holds in chunks of its own: it is
 // asked for in the same lookup and joined with the blocks by tokens (join.go).
 //
-// Nothing here, nor in the packages that it imports, needs cgo: who has tokens already builds
+// Nothing here, nor in the packages that it imports, needs cgo: a program that has tokens already builds
 // with CGO_ENABLED=0. package tokenpool, which makes tokens of texts, does.
 //
 // A Scorer is safe for concurrent use. Its methods allocate per pod and per

@@ -5,8 +5,8 @@ import (
 )
 
 // fold turns the runs of one lookup into a Match. A fold is used again for the next
-// request: reset keeps its arrays. Those by slot are zero but for the slots in found, so
-// that a lookup costs by who holds something, not by who is registered.
+// request: reset keeps its arrays. Those by slot are zero but for the slots in found, so that a lookup costs
+// by its holders, not by all registered pods.
 type fold struct {
 	Match
 	earlyExit bool
@@ -25,7 +25,7 @@ type fold struct {
 	guests  bool      // pods that are not registered count, too
 	plain   bool      // all slots count: none is a worker's, and all are wanted
 	found   []int32   // slots that have held a run, each once
-	seen    []uint32  // by slot: number of the run that last touched it; 0 is none
+	seen    []uint32  // by slot: number of the run that last touched it; 0 means none
 	touched []int32   // slots that the present run touches
 	run     uint32    // number of the present run, from 1
 	pos     int32     // blocks read so far
@@ -50,7 +50,7 @@ type fold struct {
 	// What is joined from other sources than the chain of blocks; see join.go.
 	sources []*source
 	begun   bool         // Begin has been called
-	flushed bool         // sources are told of nothing more
+	flushed bool         // sources get nothing more
 	block   int          // blocks joined so far
 	waiting []waitingRun // blocks that wait for their chunks
 	all     []held       // what everyone is, once asked for

@@ -12,9 +12,9 @@ import (
 // the two are joined by the tokens that they stand for:
 //
 //	tokens   0        256       512       768
-//	chunks   |  A B    |  A      |   -     |      who holds each, in some tier
+//	chunks   |  A B    |  A      |   -     |      holders of each, in some tier
 //	blocks   | | | | | | | | | | | | | | |
-//	         A B   (4) A     (4) nobody           and who holds blocks natively besides
+//	         A B   (4) A     (4) none             and native holders of blocks besides
 //
 // A holder of a block holds every chunk that has a token of it, in the slowest of
 // the tiers that these are in: what it takes to have all of it. A chunk that the
@@ -53,8 +53,8 @@ type source struct {
 	reg        *store.Registry
 	runs       []chunkRun
 	at         int    // the first run that a block to come can lie in
-	read       int    // chunks told of
-	now        []held // who holds the blocks that ahead was asked about
+	read       int    // chunks reported
+	now        []held // holders of the blocks that ahead was asked about
 	arena, met []held
 }
 
@@ -87,7 +87,7 @@ func (s *source) Run(n int, holders []store.HolderID) (more bool) {
 	return f.settle()
 }
 
-// resolve returns who holds a chunk: each slot once, each instance of cache workers
+// resolve returns the holders of a chunk: each slot once, each instance of cache workers
 // once if all its workers do.
 func (s *source) resolve(holders []store.HolderID) []held {
 	if len(holders) == 0 {
@@ -136,7 +136,7 @@ func (s *source) resolve(holders []store.HolderID) []held {
 	return kept[:len(kept):len(kept)]
 }
 
-// ahead finds out who holds the block by this source, which is then in now, and for
+// ahead finds the holders of the block by this source, which is then in now, and for
 // how many blocks from it on they are the same. ok is false when the source has not
 // been told yet.
 func (s *source) ahead(block, size int) (blocks int, ok bool) {
@@ -275,7 +275,7 @@ func (f *fold) settle() (more bool) {
 }
 
 // flush ends the fold when the index has told all that it will. It takes in the blocks that still
-// wait: chunks that it has not told of have no holder.
+// wait: chunks that it has not reported have no holder.
 func (f *fold) flush() {
 	if f.byChange {
 		f.creditAll()
@@ -288,8 +288,8 @@ func (f *fold) flush() {
 	f.waiting = nil
 }
 
-// join takes in up to n blocks with these holders, as many as the sources can tell of,
-// and returns how many those were.
+// join takes in up to n blocks with these holders, as many as the sources know, and returns how many those
+// were.
 func (f *fold) join(n int, holders []store.HolderID) (used int) {
 	for used < n && !f.over() {
 		part := n - used

@@ -49,7 +49,7 @@ func chunkKeys(t interface{ Fatal(...any) }, p lmcache.Profile, tokens []uint32)
 	return keys
 }
 
-// rank is a (pod, rank) that is scored, unit who holds chunks for one: itself, or an
+// rank is a (pod, rank) that is scored, unit what holds chunks for one: itself, or an
 // instance of cache workers.
 type rank struct {
 	pod  string
@@ -148,7 +148,7 @@ func drawWorld(t *rapid.T) *joinWorld {
 	return w
 }
 
-// plain is who holds each block and in which best tier, found token by token.
+// plain has the holders of each block and their best tier, found token by token.
 func (w *joinWorld) plain(weights scorer.Weights) []map[rank]store.Tier {
 	better := func(a, b store.Tier) bool { return weights[a] > weights[b] || weights[a] == weights[b] && a < b }
 	bestOf := func(c cache, piece int) (best store.Tier, has bool) {

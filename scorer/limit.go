@@ -96,7 +96,7 @@ func (f *fold) extendLimits(n int32) {
 }
 
 // resume returns the last place within a run of n blocks where the engine can resume,
-// which is in this tier; 0 is none.
+// which is in this tier; 0 means none.
 func (f *fold) resume(l *limit, n int32, tier uint8) int {
 	size, block := f.BlockSize, l.reuse.Block
 	end := min(int(f.pos+n)*size, f.room)

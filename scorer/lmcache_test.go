@@ -479,9 +479,8 @@ func TestReplicaAndEntries(t *testing.T) {
 	}
 }
 
-// BenchmarkScoreWithLMCache is BenchmarkScore of a model with settings of LMCache, on an
-// index in memory where nobody holds anything, and on one where a pod of two workers
-// holds all chunks.
+// BenchmarkScoreWithLMCache is BenchmarkScore of a model with settings of LMCache, on an empty index in
+// memory, and on one where a pod of two workers holds all chunks.
 func BenchmarkScoreWithLMCache(b *testing.B) {
 	for _, c := range []struct {
 		name string

@@ -51,7 +51,7 @@ type Match struct {
 	// Predicted is, by slot, how many of the blocks of Held, in tier gpu, are only predicted.
 	// It is empty where predictions were not asked for.
 	Predicted []int32
-	// Highest is, by slot, the 1-based index of the highest block that counts; 0 is none.
+	// Highest is, by slot, the 1-based index of the highest block that counts; 0 means none.
 	Highest []int32
 	// Reach is the number of leading blocks of which each is held by some rank.
 	Reach int32

@@ -36,7 +36,7 @@ func TestMatch(t *testing.T) {
 		for i := range keys {
 			keys[i] = blockkey.Key(i + 1)
 		}
-		holds := map[rank][]store.Tier{} // by block the best tier, NumTiers is none
+		holds := map[rank][]store.Tier{} // by block the best tier, NumTiers means none
 		for range rapid.IntRange(0, 8).Draw(rt, "adds") {
 			r := rank{rapid.SampledFrom([]string{"a", "b", "c"}).Draw(rt, "pod"), rapid.IntRange(0, 2).Draw(rt, "rank")}
 			tier := store.Tier(rapid.IntRange(0, store.NumTiers-1).Draw(rt, "tier"))

@@ -45,7 +45,7 @@ func chainOf(n int) []blockkey.Key {
 	return k
 }
 
-// A predicted block counts only for who asks, as one on the GPU, and only where the rank
+// A predicted block counts only where it is asked for, as one on the GPU, and only where the rank
 // holds it in no other way.
 func TestPredictedBlocks(t *testing.T) {
 	k := chainOf(8)
@@ -76,7 +76,7 @@ func TestPredictedBlocks(t *testing.T) {
 			t.Errorf("%s, predicted %v: %+v", c.strategy, c.predicted, r.Pods[at])
 		}
 	}
-	// Who has but predictions is in the answer of who asks for them alone.
+	// A pod with predictions alone is only in answers that ask for them.
 	x.hold("silent", store.GPU, store.Reuse{}, 99)
 	x.hold("silent", store.Predicted, store.Reuse{}, k...)
 	for _, asked := range []bool{false, true} {

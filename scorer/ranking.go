@@ -66,7 +66,7 @@ func (r *ranking) collect(f *fold, how *rule, w *Weights) {
 }
 
 // name returns the plain name of a candidate's pod. Names are far from what is held in memory,
-// so that nobody asks for them where scores tell.
+// so that they are not read where scores decide.
 func (r *ranking) name(m *Match, c *candidate) string {
 	if c.best < 0 {
 		return r.missing[c.first]

@@ -60,7 +60,7 @@ func TestEarlyExit(t *testing.T) {
 	}
 }
 
-// A long chain that nobody goes on with is not read to its end.
+// A long chain that no pod goes on with is not read to its end.
 func TestStopsReading(t *testing.T) {
 	x := newPlainIndex(t)
 	keys := make([]blockkey.Key, 1000)
@@ -487,7 +487,7 @@ func TestUsage(t *testing.T) {
 	}{
 		{0, chain8, scorer.LongestPrefix, []int{}},                   // never used before
 		{time.Second, chain8[:2], scorer.LongestPrefix, []int{1, 1}}, // once
-		{time.Second, chain8, scorer.Coverage, []int{2, 2, 1, 1}},    // the tail once; blocks 5 to 8 are held by nobody
+		{time.Second, chain8, scorer.Coverage, []int{2, 2, 1, 1}},    // the tail once; blocks 5 to 8 have no holder
 		{0, chain8, scorer.LongestPrefix, []int{3, 3, 2, 2}},         // within the same bucket
 		{13 * time.Second, chain8, scorer.LongestPrefix, []int{4, 4, 3, 3}},
 		{time.Second, chain8, scorer.LongestPrefix, []int{4, 4, 3, 3}}, // the first use has left the window
@@ -576,7 +576,7 @@ func namedPods(n int) (names []string) {
 	return names
 }
 
-// TestManyNamedPods asks for as many pods as a request may name: each is told of once.
+// TestManyNamedPods asks for as many pods as a request may name: each is reported once.
 func TestManyNamedPods(t *testing.T) {
 	x := newPlainIndex(t)
 	x.add("m", "pod7", 0, store.GPU, chain8...)

@@ -61,7 +61,7 @@ type Config struct {
 	Chunks Chunks
 	// Now is the clock; default time.Now.
 	Now store.Clock
-	// Observer is told of each scored request.
+	// Observer receives each scored request.
 	Observer Observer
 }
 
@@ -205,7 +205,7 @@ func (s *Scorer) ScoreAll(ctx context.Context, rs []Request) ([]*Response, error
 
 	err := s.lookup(within, jobs)
 	if errors.Is(ctx.Err(), context.Canceled) {
-		return nil, ctx.Err() // nobody waits for an answer
+		return nil, ctx.Err() // no caller waits for an answer
 	}
 	if err != nil && late != nil { // an index in memory answers all the same
 		return nil, fmt.Errorf("scorer: before the index was asked: %w", late)
@@ -451,7 +451,7 @@ type stopwatch struct {
 	observe func(string, time.Duration)
 }
 
-// lap ends a stage, if somebody wants to know.
+// lap ends a stage, if its time is wanted.
 func (w *stopwatch) lap(name string) {
 	if !w.keep && w.observe == nil {
 		return

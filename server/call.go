@@ -176,7 +176,7 @@ func (c *call) recovered(v any) (abort bool) {
 	if !abort {
 		c.refuse(errors.New("panic"))
 	}
-	c.body, c.out, c.req, c.scan = nil, nil, request.Score{}, scan.Scanner{} // whoever panicked may still look at them
+	c.body, c.out, c.req, c.scan = nil, nil, request.Score{}, scan.Scanner{} // the goroutine that panicked may still look at them
 	return abort
 }
 
@@ -213,8 +213,7 @@ func (c *call) reply(status int, body []byte) {
 	_ = c.write(status, body)
 }
 
-// write writes a response. A failed write means that the client has gone; there is nobody
-// to tell.
+// write writes a response. A failed write means that the client has gone; there is no one to report it to.
 func (c *call) write(status int, body []byte) error {
 	h := c.w.Header()
 	if h["Content-Type"] == nil {

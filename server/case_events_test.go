@@ -94,13 +94,13 @@ func TestCaseSelfDescribingOffloadWithSalt(t *testing.T) {
 		l.next("p", strings.Replace(storedBlocks("1", "null", 1, 4, 4, ""), "GPU", "CPU", 1))
 		l.next("p", strings.Replace(storedBlocks("2", "1", 5, 4, 4, ""), "GPU", "CPU", 1))
 		salted(l, `"p":2`)
-		l.score("m", 8, "") // nobody holds it without the salt
+		l.score("m", 8, "") // no pod holds it without the salt
 		l.next("p", `{"type":"BlockRemoved","block_hashes":[1,2],"medium":"GPU"}`)
 		salted(l, `"p":1.6`)
 	})
 }
 
-// TestCaseGroupsOfTwoBlockSizes needs both groups, whichever is told of first.
+// TestCaseGroupsOfTwoBlockSizes needs both groups, whichever comes first.
 func TestCaseGroupsOfTwoBlockSizes(t *testing.T) {
 	group := func(i int) string {
 		return fmt.Sprintf(`,"group_idx":%d,"kv_cache_spec_kind":"full_attention"`, i)
@@ -150,7 +150,8 @@ func TestCaseLayerGroupsOfOneWindow(t *testing.T) {
 		l.score("m", 8, "p/0=1")
 		l.next("p", event(stored("1", block(2, 5, 4)), 4096, 0))
 		l.score("m", 8, "p/0=2")
-		// A narrower window says nothing of prefixes, whoever takes the push; nor do partial blocks.
+		// A narrower window says nothing of prefixes, in any process that takes the push; nor do partial
+		// blocks.
 		l.next("p", event(removed, 64, 2))
 		l.next("p", event(stored("2", block(9, 9, 4)), 64, 2))
 		l.next("p", event(stored("2", block(10, 9, 3)), 4096, 0)+","+event(stored("2", block(10, 9, 3)), 4096, 1))

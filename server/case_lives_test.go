@@ -382,7 +382,7 @@ func TestCaseTwoModelsOnePod(t *testing.T) {
 		l.taken("p", "one", 2, stored(3))
 		l.score("one", 4, "p/0=1")
 		l.score("two", 4, "p/two/0=1")
-		// What somebody has registered is for him to change, also where the number fits.
+		// A registration made by hand is changed by hand alone, also where the number fits.
 		l.post("/v1/pods", `{"name":"r","model":"one","engine":"vllm"}`)
 		l.taken("r", "one", 0, stored(1))
 		l.otherModel("r", "two", 1, stored(7))

@@ -203,7 +203,7 @@ func inPush(err error, many bool, i int) error {
 	return e
 }
 
-// introduce registers a pod that nobody has registered, as POST /v1/blocks does. Events of
+// introduce registers an unregistered pod, as POST /v1/blocks does. Events of
 // one that has other names for its model are filed under its registration's.
 func (s *Server) introduce(ctx context.Context, p *ingest.Pushed) error {
 	reg, err := s.registry(ctx, p.Pod, p.Model)

@@ -118,7 +118,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// A pod that nobody has registered is, once.
+// An unregistered pod is registered, once.
 func TestEventsRegister(t *testing.T) {
 	index := openIndex(t)
 	s := newServer(t, index, func(c *server.Config) { c.Events = &pusher{} })

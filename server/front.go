@@ -12,7 +12,7 @@ import (
 // frontPage is the page at /, as text and as HTML. Both are made once.
 type frontPage struct{ text, html []byte }
 
-// aboutServer says what answers here, to who has come by chance.
+// aboutServer says what answers here, to visitors by chance.
 const aboutServer = "This is kvatlas, a distributed index of KV-cache blocks: it tells a scheduler which engine holds the longest prefix of a prompt."
 
 // tries are calls that a newcomer can begin with, relative to where the page is.

@@ -121,7 +121,7 @@ func TestRoutePair(t *testing.T) {
 	}
 }
 
-// TestRoutePull names whom to fetch from, and what the other ways cost.
+// TestRoutePull names the place to fetch from, and what the other ways cost.
 func TestRoutePull(t *testing.T) {
 	r := newRouting(t, loads.NewMemory(nil))
 	for _, p := range []string{`{"name":"10.0.0.1:8000","model":"pull","ranks":2}`, `{"name":"c","model":"pull"}`} {

@@ -90,7 +90,7 @@ func (c *call) registerPod() error {
 		return err
 	}
 	c.model = q.Model
-	// Who registers is still there to correct it; the reader's log may be nobody's.
+	// The caller can still correct it; the reader's log may have no reader.
 	if err := fleet.Check(&q.Pod); err != nil {
 		if bad, ok := errors.AsType[*fleet.EndpointError](err); ok {
 			return refusal.Invalid(bad.Field, "%s", bad.Why())

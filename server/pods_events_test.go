@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestPodsEvents registers pods whose events can be read by somebody, and refuses the others.
+// TestPodsEvents registers pods whose events a server can read, and refuses the others.
 func TestPodsEvents(t *testing.T) {
 	s := newServer(t, openIndex(t))
 	for body, want := range map[string][2]string{ // the field to blame, a part of the message

@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// TestPrefixes has requests with one beginning come to two servers, one of which then tells of
-// all of them; nothing that is told has a word of a prompt.
+// TestPrefixes has requests with one beginning come to two servers, one of which then lists all of them;
+// nothing that is shared has a word of a prompt.
 func TestPrefixes(t *testing.T) {
 	noting(t, func(r *routing) {
 		for _, pod := range []string{"a", "b", "c"} {
@@ -94,8 +94,8 @@ func TestPrefixes(t *testing.T) {
 	})
 }
 
-// TestPrefixesWithoutIndex lists what was counted while the index cannot be reached, and says that
-// who holds it is not known.
+// TestPrefixesWithoutIndex lists what was counted while the index cannot be reached, and says that its
+// holders are not known.
 func TestPrefixesWithoutIndex(t *testing.T) {
 	index := &faulty{Index: openIndex(t)}
 	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16})

@@ -25,7 +25,7 @@ import (
 type kept struct {
 	first    uint64
 	messages []zmq.Message
-	moves    int // how often the oldest goes while somebody asks
+	moves    int // how often the oldest goes while a client asks
 	held     func(cursor string, limit int) (ingest.Held, error)
 }
 

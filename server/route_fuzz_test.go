@@ -75,7 +75,7 @@ func FuzzRouteBodies(f *testing.F) {
 	})
 }
 
-// TestRouteReadOnly routes as a user of Redis who may only read: all is answered, nothing is
+// TestRouteReadOnly routes as a user of Redis that may only read: all is answered, nothing is
 // booked, and the answers say so.
 func TestRouteReadOnly(t *testing.T) {
 	redisServer := redistest.Start(t)

@@ -21,7 +21,7 @@ var forSalted = map[string]bool{
 // checkSalted refuses a caller with a salt what is not for it.
 func (c *call) checkSalted() error {
 	if c.caller.Salt != "" && !forSalted[c.route.pattern] {
-		return fmt.Errorf("%w: the credentials of %q have a salt, and this tells of requests of others", access.ErrForbidden, c.caller.Name)
+		return fmt.Errorf("%w: the credentials of %q have a salt, and this shows requests of others", access.ErrForbidden, c.caller.Name)
 	}
 	return nil
 }
@@ -36,7 +36,7 @@ func (c *call) applySalt(in *request.Input, kind string) error {
 }
 
 // keepSalt refuses what would show a caller its own salt, or keys from which it could be found:
-// keys add the hashes of salt and adapter, so that who knows the one can choose the name of an
+// keys add the hashes of salt and adapter, so that a caller that knows the one can choose the name of an
 // adapter that undoes it.
 func (c *call) keepSalt(q *request.Score) error {
 	if c.caller.Salt != "" && (q.Explain || q.Returns == request.ReturnBody) {

@@ -113,7 +113,7 @@ func TestSaltOfACaller(t *testing.T) {
 			}
 		}
 	}
-	// Keys may be under any salt: who has one sends none.
+	// Keys may be under any salt: a caller with a salt sends none.
 	keys := blockkey.AppendNative(nil, tokenized.Tokens, 64, blockkey.NativeSeed("", ""))
 	body := fmt.Sprintf(`{"model":%q,"block_keys":["%016x"]}`, textModel, uint64(keys[0]))
 	for _, path := range []string{"/v1/score", "/v1/route"} {
@@ -246,7 +246,7 @@ func checkSessionsOfTenants(t *testing.T, ask asker, list string) {
 	}
 }
 
-// heldBy is the pod that an answer credits; "" is none.
+// heldBy is the pod that an answer credits; "" means none.
 func heldBy(t *testing.T, body string) string {
 	t.Helper()
 	for _, pod := range []string{"of-none", "of-ones-user", "of-one", "of-two"} {

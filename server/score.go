@@ -168,7 +168,7 @@ func (c *call) scorePrompts(q *request.Score, kind string) error {
 }
 
 // gone is an error when the client has left: a scorer whose context ends gives
-// what it has, as for a slow index, but there is nobody to give it to.
+// what it has, as for a slow index, but there is no client to give it to.
 func (c *call) gone() error {
 	if errors.Is(c.ctx.Err(), context.Canceled) {
 		return context.Canceled

@@ -35,7 +35,7 @@ type Config struct {
 	// Tokenizer answers /v1/tokenize, and is the scorer's own; nil refuses
 	// texts there.
 	Tokenizer scorer.Tokenizer
-	// Tokenizers, if not nil, tells of the tokenizers that are loaded: in the metrics
+	// Tokenizers, if not nil, lists the tokenizers that are loaded: in the metrics
 	// and in GET /v1/models.
 	Tokenizers Tokenizers
 	// Detokenizer answers /detokenize; nil refuses it.
@@ -52,7 +52,7 @@ type Config struct {
 	// model fixes for it. It should be that of scorer.Config. Default
 	// store.DefaultBlockSize.
 	BlockSize int
-	// Access says who may ask for what; nil lets every caller do everything.
+	// Access says what each caller may ask for; nil lets every caller do everything.
 	Access *access.Guard
 	// Log takes a line for each request that failed, took longer than a second or was a dump,
 	// restore or reset; of others at level debug. The zero Logger drops them.
@@ -81,7 +81,7 @@ type SharedIndex interface {
 	LogOffsets(ctx context.Context) (map[string]string, error)
 }
 
-// Tokenizers tells of loaded tokenizers.
+// Tokenizers lists loaded tokenizers.
 type Tokenizers interface {
 	Stats() tokenpool.Stats
 	Models() []tokenpool.Model
@@ -170,8 +170,8 @@ func (s *Server) watch() error {
 func (s *Server) Handler() http.Handler { return s.handler }
 
 // Drain turns /readyz to 503 "draining", so that load balancers look
-// elsewhere. Requests go on being answered; dumps, restores and resets end, since
-// nobody knows for how long they would go on.
+// elsewhere. Requests go on being answered; dumps, restores and resets end, since they could go on for any
+// time.
 func (s *Server) Drain() {
 	s.draining.Store(true)
 	s.endStreams()

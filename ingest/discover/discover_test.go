@@ -374,7 +374,7 @@ func TestIndexThatRefusesIsToldOnce(t *testing.T) {
 	})
 }
 
-// TestTooManyPods is told of when there begin to be too many, not in each pass.
+// TestTooManyPods: too many pods are reported when they begin to be too many, not in each pass.
 func TestTooManyPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x, err := memory.New(memory.Config{})

@@ -23,7 +23,7 @@ type Resolver interface {
 // DNS is a source of the pods behind a name, such as that of a headless service of
 // Kubernetes. The name is resolved again and again. While it cannot be, the last answer
 // stands; a name that does not exist has no pods, since a headless service without ready
-// pods has no name either. The Watcher is told of both once, until it is something else.
+// pods has no name either. The Watcher gets each once, until it is something else.
 type DNS struct {
 	text     string
 	host     string // of A and AAAA records, with port; or

@@ -45,7 +45,7 @@ var (
 type KubernetesConfig struct {
 	// Client reads the cluster; see KubernetesClient.
 	Client dynamic.Interface
-	// Namespace is where the pods are; "" is all, for who may read all. A Pool needs it.
+	// Namespace is where the pods are; "" means all, for a user that may read all. A Pool needs it.
 	Namespace string
 	// Selector are labels as kubectl takes them: app=vllm,tier in (a,b).
 	Selector string
@@ -59,10 +59,10 @@ type KubernetesConfig struct {
 	EventsPort, ReplayPort int
 }
 
-// Kubernetes is a source of the pods of a cluster that are ready. It is told of changes
-// by the API server at once. A pod that is being deleted, or whose engine does not run,
-// has ended; one whose container was restarted begins a new life when it is ready; one
-// that is not ready any more, but runs, stays: its blocks are still there.
+// Kubernetes is a source of the pods of a cluster that are ready. The API server sends it changes at once. A
+// pod that is being deleted, or whose engine does not run, has ended; one whose container was restarted
+// begins a new life when it is ready; one that is not ready any more, but runs, stays: its blocks are still
+// there.
 //
 // Labels and annotations kvatlas.io/model, /engine, /role, /ranks, /events-port and
 // /replay-port of a pod say what is true of it alone. llm-d.ai/role and
@@ -348,8 +348,8 @@ func slim(o any) (any, error) {
 	return u, nil
 }
 
-// found is what a pod of the cluster is: its life, "" when it is none or was not ready
-// yet, and one engine for each port. What err is about is left out of them.
+// found is what a pod of the cluster is: its life, "" when it has none or was not ready yet, and one engine
+// for each port. What err is about is left out of them.
 func (k *Kubernetes) found(o *unstructured.Unstructured, t target) (life string, out []Found, err error) {
 	text := func(path ...string) string { s, _, _ := unstructured.NestedString(o.Object, path...); return s }
 	ip := text("status", "podIP")

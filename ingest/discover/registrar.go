@@ -30,7 +30,7 @@ type Config struct {
 	Sources []Source
 	// Template has what is the same for all pods.
 	Template Template
-	// Asker asks engines for what is not known otherwise; nil asks nobody.
+	// Asker asks engines for what is not known otherwise; nil asks none.
 	Asker *Asker
 	// Lease is how long a pod stays registered that is not found any more, 30 s. It is
 	// renewed at a third of that.
@@ -70,7 +70,7 @@ type Registrar struct {
 	mu    sync.Mutex         // protects all below
 	found []map[string]Found // by source
 	pods  map[string]pod     // what is registered by us
-	told  map[string]string  // what was told of a pod's faults last
+	told  map[string]string  // a pod's last reported fault
 }
 
 // pod is one that we have registered.
@@ -106,7 +106,7 @@ func (r *Registrar) Run(ctx context.Context) error {
 	defer watching.Wait()
 	for i, s := range r.config.Sources {
 		watching.Go(func() {
-			// It ends with ctx, whose error nobody needs.
+			// It ends with ctx, whose error is not needed.
 			_ = s.Watch(ctx, Watcher{Report: func(pods []Found) { r.report(i, pods) }, Failed: r.failed})
 		})
 	}
@@ -276,7 +276,7 @@ func (r *Registrar) registry(ctx context.Context) (*store.Registry, error) {
 	return reg, nil
 }
 
-// once tells of a pod's fault, when it is another than the last.
+// once reports a pod's fault, when it is another than the last.
 func (r *Registrar) once(name string, err error) {
 	text := ""
 	if err != nil {
@@ -388,7 +388,7 @@ func (r *Registrar) complete(ctx context.Context, p *pod, last *store.Pod) (ok b
 	p.reg.Lease = store.Seconds(r.config.Lease)
 	if p.reg.Model == "" {
 		if err == nil {
-			err = errors.New("nobody says which model it serves: name it as model= (pods, pods-dns) or for all of them (pods-model), or let the engine be asked (pods-ask)")
+			err = errors.New("nothing says which model it serves: name it as model= (pods, pods-dns) or for all of them (pods-model), or let the engine be asked (pods-ask)")
 		}
 		return false, err
 	}

@@ -42,9 +42,9 @@ type Source interface {
 
 // Watcher is what a source tells.
 type Watcher struct {
-	// Report is told of all pods.
+	// Report receives all pods.
 	Report func(pods []Found)
-	// Failed is told of faults; it may be nil.
+	// Failed receives faults; it may be nil.
 	Failed func(err error)
 }
 
@@ -61,7 +61,7 @@ type Template struct {
 	// Engine is the engine's kind as in store.Pod.
 	Engine string
 	// EventsPort and ReplayPort are the ports of rank 0's endpoints on the pod's host;
-	// 0 is none.
+	// 0 means none.
 	EventsPort, ReplayPort int
 	// Ranks is the number of data-parallel ranks; 0 is 1.
 	Ranks int
@@ -80,7 +80,7 @@ func (t *Template) fill(p *store.Pod) {
 		host, _, err = net.SplitHostPort(p.Address)
 	}
 	if err != nil || p.Events != "" || store.PlainName(p.Name) != p.Name {
-		return // who names events names the replay socket too, and the ports are of a pod's own model
+		return // a registration that names events names the replay socket too, and the ports are of a pod's own model
 	}
 	if t.EventsPort != 0 {
 		p.Events = endpoint(host, t.EventsPort)

@@ -232,7 +232,7 @@ func (d *Decoder) skipped(i int, f fault) {
 	}
 }
 
-// fault is why an event is left out; the zero value is none.
+// fault is why an event is left out; the zero value means no fault.
 type fault struct {
 	reason Reason
 	field  string

@@ -31,8 +31,8 @@ type Explanation struct {
 	// Namespace tells that SGLang mixes the salt into what it sends, its event
 	// format "dynamo".
 	Namespace bool
-	// Tried tells that the seed is none that the caller named, nor vLLM's default:
-	// it was found by trying small numbers.
+	// Tried says that the seed was found by trying small numbers: the caller did not name it, and it is not
+	// vLLM's default.
 	Tried bool
 }
 

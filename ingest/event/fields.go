@@ -408,7 +408,7 @@ func (d *Decoder) lookaheadRows() ([]uint32, bool) {
 	return a.tokens[from.tokens:len(a.tokens):len(a.tokens)], true
 }
 
-// finish makes of what was read an event, or says why it is none.
+// finish makes an event of what was read, or says why it cannot.
 func (d *Decoder) finish(f *fields) fault {
 	e := f.e
 	e.Kind = f.kind

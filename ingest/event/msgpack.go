@@ -8,7 +8,7 @@ import (
 // cursor reads MessagePack. A method that reads a value of some type returns false
 // and leaves the cursor where it is when the value has another type. When the bytes
 // end before the value does, or are no MessagePack, the cursor is broken for good
-// and stands at the end; whoever reads through it checks that once.
+// and stands at the end; a reader checks that once.
 type cursor struct {
 	b      []byte
 	i      int

@@ -24,7 +24,7 @@ type Push struct {
 	Seq    uint64
 	HasSeq bool
 	// BlockSize is the engine's block size in tokens, for TensorRT-LLM's events: smaller
-	// blocks are partial and left out. 0 leaves that to who applies the events.
+	// blocks are partial and left out. 0 leaves that to the caller that applies the events.
 	BlockSize int
 	// Batches are the events, one for each rank that they are of; within it in order.
 	Batches []Batch

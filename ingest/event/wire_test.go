@@ -44,7 +44,7 @@ func TestAppendMessages(t *testing.T) {
 		switch {
 		case strings.Contains(m.What, "32-byte hashes"), // only their last 8 bytes
 			m.ID == 39, // bare identifiers, which 0.19 no longer sends
-			strings.Contains(m.Payload, hex.EncodeToString([]byte("session_id"))), // is for nobody here
+			strings.Contains(m.Payload, hex.EncodeToString([]byte("session_id"))), // is not used here
 			strings.Contains(m.Payload, hex.EncodeToString([]byte("ownership"))):
 			continue
 		}

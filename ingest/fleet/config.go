@@ -48,8 +48,8 @@ type Config struct {
 // Observer is told what happens. Any func may be nil. They are called from the
 // goroutines that do the work and must not block.
 type Observer struct {
-	// Started says that this replica reads a rank, under a fence. took is what the
-	// rank's last reader was: "" is nobody.
+	// Started says that this replica reads a rank, under a fence. took is the rank's last reader; "" means
+	// none.
 	Started func(s ingest.Source, fence uint64, took string)
 	// Stopped says that it does not any more, and why: nil when it was to end.
 	Stopped func(s ingest.Source, fence uint64, err error)

@@ -1,12 +1,11 @@
-// Package fleet decides who reads whom: it gives each rank that sends events exactly
+// Package fleet decides which replica reads which rank: it gives each rank that sends events exactly
 // one reader among all replicas of kvatlas, and keeps it so while replicas and engines
 // come and go.
 //
-// Each replica runs a [Fleet]. A few times a second it says that it lives, sees who
-// else does and who reads what ([store.Leases]), and works out by itself what is to be
-// done (plan.go, a pure function of that view). All replicas that see the same come to
-// the same, so nobody has to be chosen to lead; where two see different things, the
-// index lets one of them have the rank. What it guarantees:
+// Each replica runs a [Fleet]. A few times a second it says that it lives, sees which others do and what each
+// reads ([store.Leases]), and works out by itself what is to be done (plan.go, a pure function of that view).
+// All replicas that see the same come to the same, so no leader has to be chosen; where two see
+// different things, the index lets one of them have the rank. What it guarantees:
 //
 //   - A rank is read by one replica. Should one be stopped and come back, what it
 //     writes is refused, since its fence is the lower one.
@@ -17,7 +16,7 @@
 //     more than the slack, a few at a time; so a replica that comes or goes does not
 //     shake those that stay.
 //   - After an index that could not be reached, when all replicas look dead to each
-//     other, nobody takes anything from anybody until they have had time to come back.
+//     other, none takes anything from another until they have had time to come back.
 //
 // What to read comes from the registry: each pod with an Events endpoint. See
 // [Sources] for how the ranks' endpoints are made of it.

@@ -33,7 +33,7 @@ type Fleet struct {
 	unread   int               // of the last plan
 	crowded  int               // ranks for which the index had no room in the last call
 	idle     seen              // of which the plan has nothing to do
-	telling  map[string]string // what was told of unreadable pods: their registration
+	telling  map[string]string // unreadable pods that were reported: their registration
 	closed   bool              // the ingester is
 
 	mu    sync.Mutex // protects stats
@@ -45,7 +45,7 @@ type Stats struct {
 	// Replicas is how many replicas live, as far as this one knows.
 	Replicas int
 	// Ranks is how many ranks there are to be read; Reading how many this replica
-	// reads; Unread how many nobody does.
+	// reads; Unread how many no replica reads.
 	Ranks, Reading, Unread int
 	// Asked is when the index was last asked successfully; zero is never.
 	Asked time.Time
@@ -293,9 +293,8 @@ func (f *Fleet) call(ctx context.Context, p *plan) (ok bool) {
 }
 
 // callForLess calls again when there is no room for so many leases, and so nothing has been
-// done: our life, and what the dead have left, must not wait until there is. Of the ranks
-// that nobody has, it asks for half as many each time, as the index does not say how many
-// there is room for.
+// done: our life, and what the dead have left, must not wait until there is. Of the free ranks it asks for
+// half as many each time, as the index does not say how many there is room for.
 func (f *Fleet) callForLess(ctx context.Context, c *store.LeaseCall) (v store.LeaseView, err error) {
 	var leased, fresh []store.RankRef
 	for _, r := range c.Acquire {
@@ -369,7 +368,7 @@ func (f *Fleet) settle(ctx context.Context) {
 		if f.leases[r].Reader != f.config.Name || f.readings[r] != nil || f.giving[r] {
 			continue
 		}
-		// Ours, and nobody reads it: its reading has ended.
+		// Ours, and not read: its reading has ended.
 		if _, ok := f.failed[r]; !ok {
 			f.failed[r] = failure{}
 		}
@@ -430,7 +429,7 @@ func (f *Fleet) reap() {
 			was.tries++
 			was.after = 0
 			if !errors.Is(g.err, store.ErrFenced) {
-				was.after = 1 // nobody's fence was in the way
+				was.after = 1 // no fence was in the way
 			}
 			was.at = time.Now().Add(min(maxPause, minPause<<min(was.tries, 10)))
 			f.failed[r] = was

@@ -26,8 +26,7 @@ type scene struct {
 	mu   sync.Mutex // protects all below
 	cut  map[string]bool
 	down bool
-	// reading is who reads each rank, with which fences: more than one while
-	// a replica is cut off.
+	// reading has the readers of each rank, with their fences: more than one while a replica is cut off.
 	reading map[store.RankRef]map[string]uint64
 	highest map[store.RankRef]uint64
 	starts  int
@@ -447,7 +446,7 @@ func TestFencesCannotBeHad(t *testing.T) {
 		a := s.replica("a", func(c *Config) { c.Index = x })
 		pass(time.Minute)
 		s.once(0)
-		// It is told of once a beat, not for each rank.
+		// It is reported once a beat, not for each rank.
 		if n := a.failed.Load(); a.lapsed != 0 || n == 0 || n > 121 || s.starts != 20 {
 			t.Errorf("lapsed %d times, told of %d failures, began %d readings", a.lapsed, n, s.starts)
 		}
@@ -662,7 +661,7 @@ func TestGivingUpMany(t *testing.T) {
 	}
 }
 
-// A reading that does not end keeps nobody waiting for ever.
+// A reading that does not end does not make others wait for ever.
 func TestStubbornReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)

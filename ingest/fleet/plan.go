@@ -18,7 +18,7 @@ type view struct {
 	readers []store.Reader
 	// ranks are all that are to be read, ascending.
 	ranks []store.RankRef
-	// leases are who reads what, dead readers' among them.
+	// leases say which reader has which rank, dead readers' among them.
 	leases map[store.RankRef]store.Lease
 	// patient leaves alone what dead readers have.
 	patient bool
@@ -30,7 +30,7 @@ type view struct {
 type plan struct {
 	// acquire and release are the ranks to take and to give up.
 	acquire, release []store.RankRef
-	// unread is how many ranks nobody takes: the replicas are full, or we are patient.
+	// unread is how many ranks no replica takes: the replicas are full, or we are patient.
 	unread int
 }
 
@@ -79,7 +79,7 @@ func makePlan(v *view) plan {
 
 	level, gap := levelOf(seats, len(v.ranks)-p.unread), slack(len(v.ranks), len(seats))
 	for _, r := range free {
-		// Nobody takes what would have to be moved on.
+		// No replica takes what would have to be moved on.
 		least := leastOf(seats)
 		best := pick(seats, r, func(s *seat) bool { return s.load < min(s.limit, level) && s.load <= least+gap-2 })
 		if best == nil {

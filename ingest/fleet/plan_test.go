@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// world is what replicas act on: an index with who lives and who reads what.
+// world is what replicas act on: an index with the live replicas and what each reads.
 type world struct {
 	alive  map[string]int // limits
 	ranks  []store.RankRef
@@ -50,7 +50,7 @@ func (w *world) act(self string) bool {
 	return len(p.release)+len(p.acquire) > 0
 }
 
-// settle lets all act, in the given order, until nobody has anything to do.
+// settle lets all act, in the given order, until none has anything to do.
 func (w *world) settle(order func([]string) []string) (rounds int) {
 	for quiet := false; !quiet; rounds++ {
 		quiet = true
@@ -78,8 +78,8 @@ func (w *world) loads() map[string]int {
 }
 
 // TestPlanConverges plays random comings and goings. After each, replicas that act
-// in any order come to rest; each rank is read that there is room for, nobody reads
-// more than it may or what is not there, and the spread is even.
+// in any order come to rest; each rank is read that there is room for, no replica reads more than it may or
+// what is not there, and the spread is even.
 func TestPlanConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{alive: map[string]int{}, leases: map[store.RankRef]store.Lease{}}
@@ -230,7 +230,7 @@ func TestRendezvous(t *testing.T) {
 	}
 }
 
-// TestPlanIsPatient: after an outage nobody takes what the others had.
+// TestPlanIsPatient: after an outage no replica takes what the others had.
 func TestPlanIsPatient(t *testing.T) {
 	ranks := []store.RankRef{{Pod: "p", Rank: 0}, {Pod: "p", Rank: 1}, {Pod: "p", Rank: 2}}
 	v := &view{

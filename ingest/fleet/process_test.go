@@ -56,7 +56,7 @@ func beReplica() int {
 	say := func(r report) {
 		mu.Lock()
 		defer mu.Unlock()
-		_ = out.Encode(r) // who reads it is the test
+		_ = out.Encode(r) // the reader is the test
 	}
 	f, err := New(Config{
 		Index: x, Leases: x, Name: os.Getenv(runAsReplica),
@@ -176,7 +176,7 @@ func startProcess(t *testing.T, name, url string, said chan<- saying) *process {
 type board struct {
 	t    *testing.T
 	said chan saying
-	// reads is who reads each rank under the highest fence of all, and where it went on.
+	// reads has the reader of each rank under the highest fence of all, and where it went on.
 	// Lines of several processes come in any order.
 	reads  map[store.RankRef]saying
 	newest map[store.RankRef]uint64

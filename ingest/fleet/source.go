@@ -15,7 +15,7 @@ import (
 // ErrEndpoints says that the ranks' endpoints cannot be made of a registration.
 var ErrEndpoints = errors.New("fleet: no endpoints")
 
-// EndpointError is the ErrEndpoints of a registration whose Events or Replay nobody can read.
+// EndpointError is the ErrEndpoints of a registration whose Events or Replay cannot be read.
 type EndpointError struct {
 	// Field is the one to blame: events or replay.
 	Field string
@@ -182,7 +182,7 @@ func reachable(p *store.Pod, endpoint string) (string, error) {
 	return "tcp://" + net.JoinHostPort(host, port), nil
 }
 
-// hostOf is the host that the pod's address or name has; "" is none.
+// hostOf is the host that the pod's address or name has; "" means none.
 func hostOf(p *store.Pod) string {
 	for _, text := range []string{p.Address, p.Name} {
 		_, rest, found := strings.Cut(text, "://")

@@ -15,8 +15,8 @@ import (
 // their pods say. The zero value connects to them, in the clear, and reads all topics.
 type Wiring struct {
 	// Bind is the address of this machine, without a port, at which engines may connect
-	// whose pod's endpoint is bind+tcp://*:PORT; * is all of its addresses. "" refuses
-	// such pods: whoever registers one would otherwise open ports here.
+	// whose pod's endpoint is bind+tcp://*:PORT; * is all of its addresses. "" refuses such pods: a
+	// registration would otherwise open ports here.
 	Bind string
 	// Topic is the prefix of the topics that are read, in which {pod}, {host}, {model}
 	// and {rank} stand for those of each stream. "" reads all.

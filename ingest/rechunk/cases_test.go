@@ -534,7 +534,7 @@ func TestRunsBeginAnew(t *testing.T) {
 			r := newRig(t, Config{BlockSize: index})
 			r.do(c.before...)
 			r.do(c.after...)
-			r.takeOver() // by who has nothing but the map
+			r.takeOver() // by a process that has nothing but the map
 			r.do(storedOf(c.then, size, 1))
 			r.want(store.GPU, 1)
 		})
@@ -576,7 +576,7 @@ func TestUnseen(t *testing.T) {
 	more.Hashes = hashes[:5]
 	head := storedOf(tokens[:16], 16, 0)
 	shown := []event.Event{all, storedOf(tokens[:80], 16, 4)} // a report for certain, where all is held
-	orphan := storedOf(count(5000, 32), 16, 1)                // behind a block that nobody knows
+	orphan := storedOf(count(5000, 32), 16, 1)                // behind an unknown block
 	gone := removed(hashes[0])
 	for what, c := range map[string]struct {
 		late   bool

@@ -15,8 +15,8 @@ type Changes struct {
 	Reuse store.Reuse
 }
 
-// Empty reports whether nothing changes. The sequence goes on all the same: who
-// keeps count of it in the index writes a batch without ops.
+// Empty reports whether nothing changes. The sequence goes on all the same: an owner that keeps count of it
+// in the index writes a batch without ops.
 func (c *Changes) Empty() bool { return len(c.Ops) == 0 && len(c.Map) == 0 }
 
 // AppendBatches appends the changes to dst as batches that the store accepts, all

@@ -43,10 +43,9 @@ type Config struct {
 	// Fresh says that the generation has just begun and its map is empty, so that
 	// nothing has to be read as long as all of it fits in memory.
 	Fresh bool
-	// Alone says that nobody but this Chunker, which is Fresh, will go on with the generation
-	// while this process lives. It writes nothing to the map while all of it fits in memory,
-	// but a mark by which Torn tells others to leave it. What does not fit is written, and from
-	// then on the map is kept as ever.
+	// Alone says that only this Chunker, which is Fresh, will go on with the generation while this process
+	// lives. It writes nothing to the map while all of it fits in memory, but a mark by which Torn has others
+	// leave it. What does not fit is written, and from then on the map is kept as ever.
 	Alone bool
 	// MaxRecords is how many engine blocks are kept in memory, 200 to 400 bytes
 	// each; the rest is read again when it is needed. It can be exceeded by what one Apply
@@ -100,8 +99,8 @@ type Chunker struct {
 	blocks blockTable
 	hand   int      // of the clock, over the numbers of blocks
 	buried []*block // dead and taken
-	ended  []*run // that no block has any more
-	runs   []*run // to be used again
+	ended  []*run   // that no block has any more
+	runs   []*run   // to be used again
 
 	complete bool // what is not in blocks is not in the map
 	alone    bool // the map has nothing but perhaps its mark

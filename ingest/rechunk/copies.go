@@ -90,11 +90,10 @@ const (
 // tells returns what the first of events says, a Stored, and how many of them say the same
 // of one stretch: each of another group.
 //
-// vLLM tells of two physical blocks of one content by two events, and of each one's end.
-// For requests that ask for it (kv_cache_report_mode "full", 0.26 and later) it also
-// tells of what a request has found in its cache as if it were new, and never takes that
-// back: for each group an event that begins at the root, directly before what it computes
-// behind that. An event of what its lookup would not find is not one of these.
+// vLLM reports two physical blocks of one content by two events, and each one's end. For requests that ask
+// for it (kv_cache_report_mode "full", 0.26 and later) it also reports what a request has found in its cache
+// as if it were new, and never takes that back: for each group an event that begins at the root, directly
+// before what it computes behind that. An event of what its lookup would not find is not one of these.
 //
 // What vLLM announces as computed begins at the root only where its lookup has found
 // nothing. So an event of what it could reuse is a report, with two exceptions. The last
@@ -189,7 +188,7 @@ func (c *Chunker) holds(e *event.Event, hashes []event.Hash) (can, does bool) {
 	return true, does
 }
 
-// NoteUnseen says that the engine can hold blocks that the Chunker is not told of: its
+// NoteUnseen says that the engine can hold blocks that the Chunker does not hear of: its
 // stream has begun before the generation, or a part of it cannot be read. What a report
 // and what copies are is less certain then, until the engine clears its cache.
 func (c *Chunker) NoteUnseen() {

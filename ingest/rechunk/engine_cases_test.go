@@ -229,7 +229,7 @@ func TestSpecOfAGroup(t *testing.T) {
 	r.want(store.CPU, 2)
 	apply(bare("CPU", 0, h...))
 	r.want(store.CPU, 4)
-	// What was taken for full attention and is none has no credit.
+	// What was taken for full attention and is not has no credit.
 	r = newRig(t, Config{BlockSize: 16})
 	plain := storedOf(tokens, 16, 0)
 	apply(plain)

@@ -24,7 +24,7 @@ type form struct {
 	// (event.SpecWidest).
 	window, full uint32
 	engine       engine // as Config.Engine has told, here or to an owner before
-	reports      bool   // it tells of what requests find in its cache
+	reports      bool   // it reports what requests find in its cache
 	unseen       bool   // it can hold blocks on the GPU that are not known (NoteUnseen)
 	vague        uint16 // slots whose copies are all doubtful
 	dirty        bool

@@ -28,7 +28,7 @@ func (c *Chunker) flip(b *block, old, now tiers) {
 	}
 }
 
-// ops tells of the whole index blocks of b. Those behind whose end it goes on can be
+// ops reports the whole index blocks of b. Those behind whose end it goes on can be
 // held by others.
 func (b *block) ops(c *Chunker, add bool, tier int) {
 	more := b.more()
@@ -91,7 +91,7 @@ func (c *Chunker) full(r *run, parts, tier int) bool {
 	return r.present.of(tier).full(parts)
 }
 
-// up is the run that r is a branch of, nil if it is none or if the map is torn.
+// up is the run that r is a branch of, nil if it is not a branch or if the map is torn.
 func (c *Chunker) up(r *run) *run {
 	if !r.child {
 		return nil
@@ -142,7 +142,7 @@ func (c *Chunker) leave(b *block) {
 	c.bury(b)
 }
 
-// settle cuts the parts at r's end that nobody has, which come back as they went,
+// settle cuts the parts at r's end without a holder, which come back as they went,
 // and ends r when that is all of it. A run with branches is left as it is.
 func (c *Chunker) settle(r *run) {
 	if r.branches() {

@@ -153,8 +153,8 @@ func (h *history) draw(t *rapid.T) (events []event.Event) {
 	return events
 }
 
-// TestHistories: whatever the engine does, however messages are folded and whoever
-// goes on in between, the index holds what the model says.
+// TestHistories: whatever the engine does, however messages are folded and however often another goes on, the
+// index holds what the model says.
 func TestHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		index := rapid.SampledFrom([]int{1, 2, 4, 8, 12, 64}).Draw(t, "index block")

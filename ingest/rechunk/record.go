@@ -11,7 +11,7 @@ import (
 // window tier of each.
 const numTiers = store.NumHolderTiers
 
-// block is what is known of an engine block: where it lies and who has it. It is
+// block is what is known of an engine block: where it lies and where it is held. It is
 // one record of the map.
 type block struct {
 	hash uint64
@@ -19,7 +19,7 @@ type block struct {
 	// The place. An engine block covers, in this order and each perhaps not: the
 	// rest of an index block that was begun before (it is a part of join), whole
 	// index blocks (key and more), the beginning of another (the first part of tail).
-	// A block that nobody holds has no place but its runs.
+	// A block without a holder has no place but its runs.
 	join ref
 	part uint16 // of join, counted over its path
 	key  blockkey.Key
@@ -213,7 +213,7 @@ func (r *run) kept() int {
 	return int(r.ends[n-1]) - int(r.start)
 }
 
-// held reports whether anybody can have a copy.
+// held reports whether any tier can have a copy.
 func (b *block) held() bool { return b.slot.some() || len(b.slots()) > 0 }
 
 // find returns the slot of a tier and group, nil for none.

@@ -15,7 +15,7 @@ const (
 	// NoPrefix: the group is one of a sliding window, of a recurrent state or of a
 	// kind that is not known, which says nothing about a prefix.
 	NoPrefix
-	// UnknownMedium: nobody knows what tier the medium is.
+	// UnknownMedium: the medium's tier is not known.
 	UnknownMedium
 	// UnnamedLoRA: the adapter has a number and no name.
 	UnnamedLoRA

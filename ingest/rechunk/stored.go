@@ -128,7 +128,7 @@ type stored struct {
 func (c *Chunker) storeBlock(e *event.Event, n *stored, at cursor) cursor {
 	b := c.get(n.hash)
 	if b != nil && b.held() {
-		// Behind a hash of two places nobody can tell which place is meant either.
+		// Behind a hash of two places it is open which place is meant, too.
 		behind := n.tokens != nil && n.tier == store.GPU && at.why == Ambiguous
 		if !b.ambiguous && (behind && !at.ok || at.ok && !c.known(e, n, b, at)) {
 			c.confuse(b)

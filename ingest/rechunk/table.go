@@ -11,7 +11,7 @@ import (
 // of a word each. Neither slots nor numbers are pointers, so that the garbage collector meets
 // a block only in its slab. The zero value is empty.
 type blockTable struct {
-	seed  uint64 // keeps engines, which choose hashes, from choosing who lies where
+	seed  uint64 // keeps engines, which choose hashes, from choosing slots
 	n     int
 	slots []uint64 // a power of two of them; none before the first add
 	slabs []*[slab]block

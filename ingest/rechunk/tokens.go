@@ -51,7 +51,7 @@ func appendChunk(dst []byte, tokens []uint32, width int) []byte {
 	return dst
 }
 
-// decodeChunk appends the tokens of a chunk. It returns false when that is none.
+// decodeChunk appends the tokens of a chunk. It returns false when the bytes are not a chunk.
 func decodeChunk(dst []uint32, v []byte) ([]uint32, bool) {
 	if len(v) < 2 || v[0] > 32 || v[1] == 0 {
 		return dst, false

@@ -9,13 +9,12 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// LMCache tells through vLLM what it stores in the host's memory and never what it
-// evicts there. What such an engine holds is bounded here, in each tier but the GPU's:
-// the copies are numbered as they come, and beyond Config.Unremoved of them the oldest
-// counts as removed, which is the order in which a cache of that size forgets what is
-// not asked for again. A block that is stored again is a copy with a number of its own,
-// and so stays for as long as its youngest. An engine that tells of one removal in a
-// tier is believed to tell of all, and its tier is counted no more.
+// LMCache reports through vLLM what it stores in the host's memory and never what it evicts there. What such
+// an engine holds is bounded here, in each tier but the GPU's: the copies are numbered as they come, and
+// beyond Config.Unremoved of them the oldest counts as removed, which is the order in which a cache of that
+// size forgets what is not asked for again. A block that is stored again is a copy with a number of its own,
+// and so stays for as long as its youngest. An engine that reports one removal in a tier is believed to
+// report all, and its tier is counted no more.
 //
 // The numbers are in the generation's map, an entry each, so that another owner goes on
 // with them.
@@ -95,8 +94,8 @@ func (c *Chunker) age(tier store.Tier, hash uint64, group uint8) {
 	a.dirty = true
 }
 
-// voidAged ends the numbering of what a tier has: told says that the engine tells of
-// removals there, otherwise it has cleared it.
+// voidAged ends the numbering of what a tier has: told says that the engine reports removals there, otherwise
+// it has cleared it.
 func (c *Chunker) voidAged(tier store.Tier, told bool) {
 	if tier.IsWindow() {
 		return
@@ -152,7 +151,7 @@ func (c *Chunker) expire() {
 	}
 }
 
-// pop takes the oldest copy; ok is false when nobody knows what it was.
+// pop takes the oldest copy; ok is false when it is not known what it was.
 func (a *aging) pop() (at aged, ok bool) {
 	n := a.tail
 	a.tail++

@@ -45,7 +45,7 @@ func (c *Chunker) clear(e *event.Event) {
 	}
 	c.noteSeen()
 	if c.form.engine == unique {
-		c.clearTier(store.CPU) // a tree is flushed with what it has on the host, and this alone tells of it
+		c.clearTier(store.CPU) // a tree is flushed with what it has on the host, and this alone reports it
 	}
 }
 

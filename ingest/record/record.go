@@ -1,5 +1,5 @@
 // Package record keeps engines' messages in files and reads them back: to see later
-// what an engine said, to play it again, to hand it to somebody.
+// what an engine said, to play it again, to hand it on.
 //
 // A record is JSONL. A line is a message as it came, with the time since the record
 // began:

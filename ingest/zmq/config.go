@@ -49,8 +49,8 @@ type Config struct {
 	MinBackoff, MaxBackoff time.Duration
 	// Filter says which addresses may be connected to, or may connect; nil is all.
 	Filter Filter
-	// Dials bounds the connections that are being made at once, together with all who
-	// share it; nil is no bound. It says nothing of Bind.
+	// Dials bounds the connections that are being made at once, together with all that share it; nil is no
+	// bound. It says nothing of Bind.
 	Dials *Dials
 }
 
@@ -77,12 +77,11 @@ type Message struct {
 	Topic string
 	// Seq is the engine's number of the message.
 	Seq uint64
-	// Payload is the batch of events. It belongs to whoever gets the message.
+	// Payload is the batch of events. It belongs to the receiver of the message.
 	Payload []byte
 }
 
-// Validate returns ErrEndpoint or ErrConfig with the reason when nobody can
-// subscribe like this.
+// Validate returns ErrEndpoint or ErrConfig with the reason for a subscription that cannot be made.
 func (c Config) Validate() error {
 	_, err := c.withDefaults()
 	return err
@@ -137,8 +136,7 @@ type ReplayConfig struct {
 	Timeout time.Duration
 }
 
-// Validate returns ErrEndpoint or ErrConfig with the reason when nobody can ask
-// like this.
+// Validate returns ErrEndpoint or ErrConfig with the reason for a question that cannot be asked.
 func (c ReplayConfig) Validate() error {
 	_, err := c.withDefaults()
 	return err

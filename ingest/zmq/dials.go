@@ -6,7 +6,7 @@ import (
 )
 
 // Dials bounds how many connections are being made at once by all Subscribers that share
-// it. Addresses come from whoever registers pods: many that answer nobody must neither take
+// it. Addresses come from registrations: many that never answer must neither take
 // a file descriptor each nor hold up those that do. So the first try of a Subscriber, and
 // the first after a connection, has other places than a try after one that failed. It is
 // safe for concurrent use.

@@ -43,7 +43,7 @@ func (d *deaf) accept() {
 	}
 }
 
-// watched is a Handler that tells of the first connection and of the first failure.
+// watched is a Handler that reports the first connection and the first failure.
 type watched struct{ connected, failed func() }
 
 func (w watched) Connected(string)   { w.connected() }
@@ -51,7 +51,7 @@ func (w watched) Disconnected(error) { w.failed() }
 func (watched) Message(Message)      {}
 func (watched) Malformed(error)      {}
 
-// TestCaseSmallOnesUnderAttackDials floods a process with addresses that answer nobody: few
+// TestCaseSmallOnesUnderAttackDials floods a process with addresses that never answer: few
 // connections are being made at once, and an engine that comes then is reached all the same.
 func TestCaseSmallOnesUnderAttackDials(t *testing.T) {
 	const places, floods = 4, 200

@@ -4,9 +4,9 @@
 //
 // It speaks ZMTP 3.0 and 3.1 (https://rfc.zeromq.org/spec/23, /37) over TCP and unix
 // sockets, with the mechanisms NULL and CURVE (/25, /26), by itself: libzmq costs
-// two to three and a half times the CPU, tells nobody but its monitor that a publisher
-// has gone, which is what losing nothing begins with, and must be there on every
-// machine. The tests hold it against libzmq; docs/ingest.md has the comparison.
+// two to three and a half times the CPU, reports to its monitor alone that a publisher has gone, which is
+// what losing nothing begins with, and must be there on every machine. The tests hold it against libzmq;
+// docs/ingest.md has the comparison.
 //
 // A [Listener] takes messages of many peers, and keeps no queue of its own: a peer whose
 // messages wait to be handled is not read, so that they stay in its queue.

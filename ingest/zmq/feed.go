@@ -8,11 +8,11 @@ type Heard struct {
 	News string
 }
 
-// Feed is a Handler that gives what it is told to whoever reads To. While there is no
+// Feed is a Handler that gives what it gets to the reader of To. While there is no
 // room it waits, and the publisher with it.
 type Feed struct {
 	To   chan Heard
-	Done <-chan struct{} // closed when nobody reads any more
+	Done <-chan struct{} // closed when the reader has gone
 }
 
 var _ Handler = (*Feed)(nil)

@@ -18,7 +18,7 @@ func TestFeed(t *testing.T) {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 	}
-	// A feed that nobody reads any more keeps nobody.
+	// A feed without a reader blocks no subscriber.
 	close(done)
 	for range 10 {
 		f.Message(Message{})

@@ -137,7 +137,7 @@ func parseMetadata(b []byte) (metadata, error) {
 	return m, nil
 }
 
-// lower is the ASCII text in lower case, with what is none made visible.
+// lower is the ASCII text in lower case, with other bytes made visible.
 func lower(b []byte) string {
 	out := make([]byte, len(b))
 	for i, c := range b {

@@ -56,8 +56,8 @@ type ListenerConfig struct {
 	Handle func(p *Peer, frames [][]byte)
 	// Filter says which peers may connect; nil is all. The others are refused.
 	Filter Filter
-	// Refused is told of peers that were disconnected for what they sent, and of those
-	// that found no room; nil for nobody. It must not block.
+	// Refused receives peers that were disconnected for what they sent, and those that found no room; it may
+	// be nil. It must not block.
 	Refused func(addr string, err error)
 }
 
@@ -69,7 +69,7 @@ func (c ListenerConfig) withDefaults() (ListenerConfig, error) {
 		return c, fmt.Errorf("%w: Kind is %q, it can be PULL or ROUTER", ErrConfig, c.Kind)
 	}
 	if c.Handle == nil {
-		return c, fmt.Errorf("%w: nobody handles the messages", ErrConfig)
+		return c, fmt.Errorf("%w: no handler of the messages", ErrConfig)
 	}
 	err := cmp.Or(
 		defaults.Within("Peers", &c.Peers, 4096, 1, 1<<20),

@@ -187,7 +187,7 @@ func hello(t *testing.T, l *Listener, socket string) *conn {
 	return c
 }
 
-// What is beyond a limit ends its peer's connection and nobody else's.
+// What is beyond a limit ends its peer's connection and no other.
 func TestListenerLimits(t *testing.T) {
 	var b inbox
 	l := listen(t, ListenerConfig{Kind: Pull, Peers: 3, MaxMessage: 2048, MaxFrames: 4, ConnectTimeout: time.Hour, Handle: b.handle, Refused: b.refuse})
@@ -254,7 +254,7 @@ func TestListenerLimits(t *testing.T) {
 	waitFor(t, "the message of the peer that does nothing wrong", func() bool { return b.count() == 1 })
 }
 
-// A peer whose messages nobody handles gets no more read of it; the others go on, and
+// A peer whose messages are not handled is not read; the others go on, and
 // Close waits for the handler.
 func TestListenerPushesBack(t *testing.T) {
 	release := make(chan struct{})

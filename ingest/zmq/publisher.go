@@ -233,7 +233,7 @@ func (p *Publisher) subscribed(s *subscription, flags byte, body []byte) bool {
 	case len(body) > 0 && body[0] <= 1:
 		add, body = body[0] == 1, body[1:]
 	default:
-		return true // nobody's message
+		return true // a message of no subscriber
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -281,8 +281,8 @@ func (p *Publisher) Waiting() int {
 	return n
 }
 
-// Publish sends a message to all who have subscribed to its topic, and keeps it for
-// the replay socket. It waits for nobody. The payload must not be changed after.
+// Publish sends a message to all subscribers of its topic, and keeps it for
+// the replay socket. It never waits. The payload must not be changed after.
 func (p *Publisher) Publish(m Message) {
 	encoded := newMessage([]byte(m.Topic), binary.BigEndian.AppendUint64(nil, m.Seq), m.Payload)
 	p.mu.Lock()
@@ -303,7 +303,7 @@ func (p *Publisher) Publish(m Message) {
 	}
 }
 
-// Keep keeps a message for the replay socket and sends it to nobody, as if it were lost on
+// Keep keeps a message for the replay socket and does not send it, as if it were lost on
 // its way. The payload must not be changed after.
 func (p *Publisher) Keep(m Message) {
 	p.mu.Lock()

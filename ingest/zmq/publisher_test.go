@@ -33,7 +33,7 @@ func newPublisher(t *testing.T, c PublisherConfig) *Publisher {
 	return p
 }
 
-// What is published comes to those who have subscribed to its topic, in order, and
+// What is published comes to the subscribers of its topic, in order, and
 // can be asked for again.
 func TestPublisher(t *testing.T) {
 	live, again := endpoint4("127.0.0.1", redistest.FreePort(t)), endpoint4("127.0.0.1", redistest.FreePort(t))
@@ -70,7 +70,7 @@ func TestPublisher(t *testing.T) {
 	}
 }
 
-// A subscriber that does not read loses messages, and holds nobody up.
+// A subscriber that does not read loses messages, and does not hold others up.
 func TestPublisherSlowSubscriber(t *testing.T) {
 	live := endpoint4("127.0.0.1", redistest.FreePort(t))
 	p := newPublisher(t, PublisherConfig{Endpoint: live, Queue: 2})
@@ -113,7 +113,7 @@ func TestPublisherRefuses(t *testing.T) {
 	if _, err := NewPublisher(PublisherConfig{Endpoint: endpoint4("127.0.0.1", redistest.FreePort(t)), Replay: endpoint4("127.0.0.1", port)}); err == nil {
 		t.Error("a port twice")
 	}
-	// Who is no subscriber is sent away.
+	// A peer that is no subscriber is sent away.
 	to, err := parseEndpoint(endpoint4("127.0.0.1", port), false)
 	if err != nil {
 		t.Fatal(err)

@@ -19,12 +19,12 @@ const maxShaking = 64
 // return, no more is read of the connection, and the publisher's queue fills; the other
 // methods must not block.
 type Handler interface {
-	// Connected tells of a new connection, which may be to another process than the
+	// Connected reports a new connection, which may be to another process than the
 	// one before. Whatever the peer publishes from now on will be received.
 	Connected(peer string)
 	// Message gives a message.
 	Message(Message)
-	// Malformed tells of a message that has not the three frames of an event.
+	// Malformed reports a message that has not the three frames of an event.
 	Malformed(err error)
 	// Disconnected tells that the connection has ended or that none could be made.
 	Disconnected(err error)
@@ -71,7 +71,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 			began := time.Now()
 			replaced, err = s.serve(ctx, c, next)
 			for replaced != nil {
-				// Whoever comes on is served at once.
+				// A peer that connects is served at once.
 				s.handler.Disconnected(err)
 				replaced, err = s.serve(ctx, replaced, next)
 			}
@@ -199,8 +199,8 @@ func malformed(frames [][]byte) error {
 	return fmt.Errorf("%w: a sequence of %d bytes, it has 8", ErrProtocol, len(frames[1]))
 }
 
-// binder takes connections on a bound endpoint. Peers that say nothing hold nobody
-// up: each shakes hands in a goroutine of its own.
+// binder takes connections on a bound endpoint. Peers that say nothing do not hold others up: each shakes
+// hands in a goroutine of its own.
 type binder struct {
 	*Subscriber
 	ready    chan *conn

@@ -18,7 +18,7 @@ const (
 	maxDialled = 1024        // addresses that are remembered
 )
 
-// dialer makes the connections of a client, and tells of those that fail: one line when
+// dialer makes the connections of a client, and reports those that fail: one line when
 // an address cannot be reached any more, one a minute while that lasts, and one when it
 // can. A client dials several times a second while its server is away. It is safe for
 // concurrent use.
@@ -103,7 +103,7 @@ func (d *dialer) Dial(ctx context.Context, network, addr string) (net.Conn, erro
 		d.reached(addr)
 		return c, nil
 	case errors.Is(ctx.Err(), context.Canceled):
-		return nil, dialError{err} // by who wanted it, which is no fault of the server's
+		return nil, dialError{err} // by its caller, which is no fault of the server's
 	}
 	d.failed(addr, err)
 	return nil, dialError{err}
@@ -142,7 +142,7 @@ func (d *dialer) reached(addr string) {
 	told := a != nil && a.told
 	var away time.Duration
 	if told {
-		a.told, a.fails = false, 0 // next stays: one that comes and goes is told of once a minute, too
+		a.told, a.fails = false, 0 // next stays: one that comes and goes is reported once a minute, too
 		away = d.now().Sub(a.away)
 	}
 	d.mu.Unlock()

@@ -19,10 +19,10 @@ import (
 // taken ends the spell: old connections may go on beside new ones that are refused.
 const refusalQuiet = time.Second
 
-// refusals tells of what a server refuses to the client's user: that it is not let in
+// refusals reports what a server refuses to the client's user: that it is not let in
 // (WRONGPASS, NOAUTH), and commands that it may not call (NOPERM), as when a server has
 // been restarted without its ACL file. There is one line when a spell of it begins, and one
-// when it is over; a spell that comes and goes is told of once a minute. It is a hook of
+// when it is over; a spell that comes and goes is reported once a minute. It is a hook of
 // clients, and safe for concurrent use.
 type refusals struct {
 	user, where string

@@ -118,7 +118,7 @@ func readURL(s string) (*Target, error) {
 	}
 
 	rest, query, _ := strings.Cut(rest, "?")
-	// A password may hold an @ that nobody has encoded, a host cannot.
+	// A password may hold an @ that is not encoded, a host cannot.
 	if i := strings.LastIndexByte(rest, '@'); i >= 0 {
 		if err := t.parseUser(rest[:i]); err != nil {
 			return nil, err

@@ -28,8 +28,8 @@ func (s *Scanner) StringBytes(what string) ([]byte, error) {
 }
 
 // PeekQuoted returns what stands between the quotes of the string that is next, without
-// having looked at it; ok is false where no string is next, or it has no end. Who has found
-// that its bytes need no look, as nothing but an alphabet is in them, goes on by SkipQuoted.
+// having looked at it; ok is false where no string is next, or it has no end. A caller that finds nothing but
+// an alphabet in it goes on by SkipQuoted.
 func (s *Scanner) PeekQuoted() (b []byte, ok bool) {
 	if !s.IsAt('"') {
 		return nil, false

@@ -286,7 +286,7 @@ func hex16(b []byte) (v uint64, ok bool) {
 	return v, true
 }
 
-// hexDigit is the value of a hex digit, 0xff for what is none.
+// hexDigit is the value of a hex digit, 0xff for any other byte.
 var hexDigit = func() (t [256]byte) {
 	for i := range t {
 		t[i] = 0xff

@@ -82,7 +82,7 @@ func BenchmarkFindScattered(b *testing.B) {
 	benchFind(b, c)
 }
 
-// BenchmarkFindNothing looks up chains that nobody holds: to the end, and as a
+// BenchmarkFindNothing looks up chains that no pod holds: to the end, and as a
 // folder does that stops at once.
 func BenchmarkFindNothing(b *testing.B) {
 	c := newCorpus(b, 1<<20, 128, 1, false)

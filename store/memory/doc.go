@@ -9,9 +9,9 @@
 // every lookup that begins after it. Writers of different blocks hardly meet.
 // Retiring a pod and clearing a tier cost the same for one block and for a
 // hundred million. Blocks, bytes, pods, holders and models have limits that
-// [Config] sets; a full index evicts what nobody has added or looked up for the
+// [Config] sets; a full index evicts what was not added or looked up for the
 // longest time. Memory follows what lives: what is dead goes within moments,
-// also when nobody writes any more.
+// also without further writes.
 //
 // # How it is laid out
 //
@@ -40,10 +40,10 @@
 //
 // # How readers stay right without locks
 //
-// Whoever changes a block holds the lock of its shard. The log is the truth and
+// A change of a block holds the lock of its shard. The log is the truth and
 // the tables only lead there: a slot is filled once, its key never changes, and
 // a ref of 0 says that the block is not, or not any more, there. Writers keep to
-// an order (see Index.seek) in which a reader who is led to a dead slot finds the
+// an order (see Index.seek) in which a reader that is led to a dead slot finds the
 // right place when it looks again. So tables can be resized, blocks moved and
 // chunk ids used again while lookups go on. Only a set's id could come to mean
 // other holders; frees of sets are rare, and a lookup that meets one reads its
@@ -53,5 +53,5 @@
 // # Lock order
 //
 // life.mu or janitor.mu, then gate, then registry.mu or lane.mu, then shard.mu, then sets.mu
-// or blockLog.mu. Nobody holds two shards or two lanes.
+// or blockLog.mu. No goroutine holds two shards or two lanes.
 package memory

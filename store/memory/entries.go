@@ -12,7 +12,7 @@ import (
 // the garbage collector looks at no entry, and a change of one allocates nothing. The zero
 // value is empty. It is not safe for concurrent use.
 type entryMap struct {
-	seed  uint64      // keeps engines, which choose hashes, from choosing who lies where
+	seed  uint64      // keeps engines, which choose hashes, from choosing slots
 	slots []entrySlot // a power of two of them; none while there is no entry
 	n     int
 	cells [entryClasses]cellClass

@@ -57,7 +57,7 @@ func (w *writer) makeRoom() {
 	for over() > 0 && w.evict(int(over())) {
 	}
 	// Bytes come back in whole chunks, and from sets and tables later: a few
-	// chunks at a time will do, since whoever writes next looks again.
+	// chunks at a time will do, since the next writer looks again.
 	for i := 0; i < 4 && full() && w.evict(chunkSlots); i++ {
 		w.flush()
 	}

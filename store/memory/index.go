@@ -20,7 +20,7 @@ type Index struct {
 	closed   atomic.Bool
 	touching atomic.Bool   // lookups renew the age of what they find
 	age      atomic.Uint32 // the present age, of which slots keep the lower 6 bits
-	seed     uint64        // keeps others from choosing who shares a bucket
+	seed     uint64        // keeps others from choosing which blocks share a bucket
 	factor   uint64        // odd, for the same reason
 	sets     sets
 	registry registry
@@ -34,8 +34,8 @@ type Index struct {
 	blocks     atomic.Int64
 	bytes      atomic.Int64 // of chunks and tables
 
-	// gate is held shared by whoever changes slots, for one op at a time, and
-	// alone by whoever frees sets or must know that all changes have arrived.
+	// gate is held shared to change slots, for one op at a time, and alone to free sets or to know that all
+	// changes have arrived.
 	gate sync.RWMutex
 
 	maxBlocks, maxBytes int64

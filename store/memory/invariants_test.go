@@ -15,7 +15,7 @@ func checkInvariants(tb testing.TB, x *Index) {
 	x.gate.Lock()
 	defer x.gate.Unlock()
 
-	// The log: what lives in each chunk, and who refers to which set.
+	// The log: what lives in each chunk, and which slots refer to which set.
 	refs := map[uint32]int64{}
 	blocks := map[uint32]bool{} // by position
 	chunks := int64(0)

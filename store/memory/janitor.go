@@ -13,8 +13,7 @@ const (
 	reapStep = 1024
 	// compactStep is how many chunks are emptied in one step.
 	compactStep = 4
-	// maxEnded is how many ended holders may wait to be swept. Beyond it, who
-	// writes sweeps first.
+	// maxEnded is how many ended holders may wait to be swept. Beyond it, a writer sweeps first.
 	maxEnded = 1 << 16
 )
 
@@ -36,7 +35,7 @@ type janitor struct {
 	done chan struct{}
 	once sync.Once
 
-	mu   sync.Mutex // held by who sweeps or compacts; protects all below
+	mu   sync.Mutex // held to sweep or compact; protects all below
 	hand uint32     // the chunk that was last looked at to compact
 	lane lane
 }
@@ -118,8 +117,8 @@ func (j *janitor) sweep() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	x := j.x
-	// Those who have ended before the gate is closed have no writer any more
-	// who looked them up while they lived. The others are for the next time.
+	// Those that have ended before the gate is closed have no writer any more that looked them up while they
+	// lived. The others are for the next time.
 	x.gate.Lock()
 	ended := x.registry.ended.Load()
 	x.gate.Unlock()

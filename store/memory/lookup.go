@@ -31,8 +31,7 @@ func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 			return fmt.Errorf("%w: query %d is about entries of another program, and this index is in memory", store.ErrInvalid, i)
 		}
 	}
-	// The registry comes first: whoever is found to hold a block that was added
-	// before is in it.
+	// The registry comes first: each holder of a block that was added before is in it.
 	r := x.registry.current()
 	for _, q := range queries {
 		q.Fold.Begin(r)
@@ -181,7 +180,7 @@ func alike(ks []blockkey.StoreKey, ahead []blockkey.Key, refs []uint32, mask blo
 type seeker struct {
 	from, to int // keys that have been looked for
 	hashes   [maxAhead]uint64
-	hints    [maxAhead]uint32 // positions where they may be; 0 is none, absent is nowhere
+	hints    [maxAhead]uint32 // positions where they may be; 0 means none, absent is nowhere
 }
 
 // absent is no position, since its offset is beyond a chunk's end.

@@ -103,8 +103,7 @@ func (x *Index) Page(ctx context.Context, cursor string, limit int) (store.Page,
 	if at.shard < numShards {
 		p.Next = at.text(x)
 	}
-	// Who has been found to hold something is in a registry that is read
-	// afterwards, unless his life has ended since.
+	// A holder that was found is in a registry that is read afterwards, unless its life has ended since.
 	p.Registry = x.registry.current()
 	p.Blocks = onlyLive(p.Blocks, p.Registry)
 	return p, nil
@@ -162,8 +161,8 @@ func (t table) firstTag(i int) uint32 {
 	return uint32((uint64(i)<<32 + uint64(len(t)) - 1) / uint64(len(t)))
 }
 
-// onlyLive takes the ended holders and the predictions out of blocks, and the blocks that
-// nobody else holds. The sets are shared, so that most are looked at once.
+// onlyLive takes the ended holders and the predictions out of blocks, and the blocks without another holder.
+// The sets are shared, so that most are looked at once.
 func onlyLive(blocks []store.Block, r *store.Registry) []store.Block {
 	known := map[*store.HolderID][]store.HolderID{}
 	n := 0

@@ -50,7 +50,7 @@ type registry struct {
 // pod is a live pod.
 type pod struct {
 	reg   store.Pod
-	until int64 // end of the lease in ns since began; 0 is none
+	until int64 // end of the lease in ns since began; 0 means none
 	ranks []rank
 }
 
@@ -61,7 +61,7 @@ type rank struct {
 	// predicted are the holders in tier Predicted, ascending by when they end.
 	predicted []prediction
 	reuse     store.Reuse
-	life      *life // nil is none that Begin has begun
+	life      *life // nil means none that Begin has begun
 }
 
 // prediction is a holder in tier Predicted, and when it ends, in ms of the Unix epoch.
@@ -70,7 +70,7 @@ type prediction struct {
 	holder
 }
 
-// holder is a live holder; id 0 is none.
+// holder is a live holder; id 0 means none.
 type holder struct {
 	id     store.HolderID
 	single uint32 // the set of just this holder, which the holder keeps in use
@@ -141,7 +141,7 @@ func (g *registry) snapshot() *store.Registry {
 	return r
 }
 
-// changed says that who is who has changed. The caller holds mu.
+// changed says that the registry has changed. The caller holds mu.
 func (g *registry) changed() {
 	g.epoch++
 	g.dirty.Store(true)

@@ -302,9 +302,8 @@ func (s *sets) addPage(n int) *setPage {
 // It returns whether there are others to look at. The caller holds the gate.
 //
 // It moves freed before it frees the first set. By then no slot refers to any of
-// them, so that a reader who reads refs after it meets none; and a reader who
-// has read refs before it, and finds freed as it was after fetching the sets,
-// has fetched them before they went.
+// them, so that a reader that reads refs after it meets none; and a reader that has read refs before it, and
+// finds freed as it was after fetching the sets, has fetched them before they went.
 func (s *sets) reap(limit int) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

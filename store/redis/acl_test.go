@@ -119,8 +119,8 @@ func roles(t *testing.T, url, other string) []*role {
 }
 
 // TestUserIsLostInARestart restarts a server without its users, with another password, with
-// a password that the URL does not have, and with fewer rights: each process says once what
-// is refused to whom and what to do about it, and once that it is over.
+// a password that the URL does not have, and with fewer rights: each process says once what is refused to
+// which user and what to do about it, and once that it is over.
 func TestUserIsLostInARestart(t *testing.T) {
 	const full = "on >secret ~* &* +@all"
 	for _, fault := range []struct {
@@ -200,7 +200,7 @@ func TestUserIsLostInARestart(t *testing.T) {
 			for _, r := range all {
 				eventually(t, r.name+" again", func() error {
 					err := r.call()
-					if err == nil && len(r.with("again, after")) == 0 { // a command that is seldom needed may be told of later
+					if err == nil && len(r.with("again, after")) == 0 { // a command that is seldom needed may be reported later
 						err = fmt.Errorf("it has said %q", r.with(""))
 					}
 					return err

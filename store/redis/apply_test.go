@@ -85,7 +85,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// TestForeignValues puts under the names of blocks what nobody should.
+// TestForeignValues puts under the names of blocks what does not belong there.
 func TestForeignValues(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()
@@ -96,7 +96,7 @@ func TestForeignValues(t *testing.T) {
 			apply(t, x, batchOf("a", store.Add, keys...))
 			plain.Set(t.Context(), nameOf(x, 2), garbage, 0)
 			wantBlocks(t, x, keys, "a", "", "a")
-			// A text that names nobody is counted apart.
+			// A text that names no pod is counted apart.
 			if s := x.Stats(); s.Garbled+s.UnknownTexts != 1 || (s.UnknownTexts == 1) != keyspace.IsText([]byte(garbage)) {
 				t.Errorf("%d garbled values and %d unknown texts counted, want 1", s.Garbled, s.UnknownTexts)
 			}
@@ -152,7 +152,7 @@ func TestScriptFlush(t *testing.T) {
 	}
 }
 
-// TestWriterWithEndedHolder is the race that Apply's comment tells of: a writer
+// TestWriterWithEndedHolder is the race of Apply's comment: a writer
 // whose ids are of an ended life loses nothing.
 func TestWriterWithEndedHolder(t *testing.T) {
 	s := redistest.Start(t)

@@ -16,8 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// tally is a Folder that counts, as cheaply as a strategy could. It stops when
-// nobody holds a block.
+// tally is a Folder that counts, as cheaply as a strategy could. It stops when no pod holds a block.
 type tally struct {
 	reg    *store.Registry
 	blocks [64]int

@@ -144,7 +144,7 @@ func (c *checker) dataModel(ctx context.Context) {
 		f.Do = "delete that key, or choose another prefix (redis-prefix)"
 	case err != nil:
 		f.Level, f.Found = check.Fail, "the registry cannot be read: "+err.Error()
-		f.Means = "who holds what cannot be told: nothing is scored"
+		f.Means = "holders cannot be read: nothing is scored"
 	case snap.Registry.Epoch == 0 && len(snap.Registry.Models) == 0:
 		f.Level, f.Found = check.Info, "the prefix "+x.config.Prefix+" is unused: nothing has been written yet"
 		f.Means = "every score is 0 until pods register and write"
@@ -186,7 +186,7 @@ func (c *checker) values(ctx context.Context) {
 		}
 		c.report(check.Finding{Level: check.Warn, What: "data model", Found: fmt.Sprintf("%s is %q, which it cannot be", key, redisx.Clip(value)), Means: means, Do: do})
 	}
-	const itself = "nothing: it mends itself with the next registration, clear or new holder; find out who writes there"
+	const itself = "nothing: it mends itself with the next registration, clear or new holder; find out what writes there"
 	pipe := c.client.Pipeline()
 	meta, counts, epoch := pipe.HGetAll(ctx, n.Meta), pipe.HMGet(ctx, n.Count, "holder", "reserved", "ended", "swept"), pipe.Get(ctx, n.Epoch)
 	_, _ = pipe.Exec(ctx) // each is looked at; what cannot be read has been told

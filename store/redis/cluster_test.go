@@ -62,7 +62,7 @@ func TestSweepOnCluster(t *testing.T) {
 }
 
 // TestRegistryIsLost restarts the node of the registry empty, while blocks live
-// on elsewhere: nobody may inherit them.
+// on elsewhere: no pod may inherit them.
 func TestRegistryIsLost(t *testing.T) {
 	c := redistest.StartCluster(t, 3, false)
 	plain := c.Client()

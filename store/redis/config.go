@@ -89,10 +89,10 @@ type Observer struct {
 	// Log is told what an operator may want to read, the Redis client's own
 	// messages among it. It never holds a password.
 	Log func(msg string)
-	// RegistryLoaded is told of each reload of the registry, and of how many pods
+	// RegistryLoaded receives each reload of the registry, and how many pods
 	// and ranks that hold blocks are in it.
 	RegistryLoaded func(took time.Duration, pods, ranks int, err error)
-	// Swept is told of the progress of a sweep, after each step.
+	// Swept receives the progress of a sweep, after each step.
 	Swept func(SweepProgress)
 }
 

@@ -230,7 +230,7 @@ func states(tb testing.TB, ranks []*rank) []*storetest.Model {
 	return out
 }
 
-// answer is who holds the keys of the story.
+// answer has the holders of the keys of the story.
 func answer(tb testing.TB, x *Index) storetest.Answer {
 	tb.Helper()
 	k := crashKeys(90)

@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/external"
 )
 
-// holdings is a folder that writes down who holds each block, as pod/rank/tier.
+// holdings is a folder that writes down the holders of each block, as pod/rank/tier.
 type holdings struct {
 	reg    *store.Registry
 	blocks []string
@@ -127,7 +127,7 @@ func TestEntries(t *testing.T) {
 			after := x.Stats()
 			garbled := uint64(3)
 			if x.space.Cluster {
-				garbled++ // GET tells of the type, MGET does not
+				garbled++ // GET reports the type, MGET does not
 			}
 			if n := after.Garbled - before.Garbled; n != garbled {
 				t.Errorf("%d garbled, want %d", n, garbled)
@@ -167,7 +167,7 @@ func TestEntries(t *testing.T) {
 			}
 		})
 
-		// A hash of too many fields is nobody's, and the others in its round trip count.
+		// A hash of too many fields counts for no pod, and the others in its round trip count.
 		t.Run("owners of many fields", func(t *testing.T) {
 			fill := func(name string, n int) {
 				args := []any{"10.0.0.1:8200", "vllm@1@0@1.5"}
@@ -327,7 +327,7 @@ func TestEntriesRefused(t *testing.T) {
 		t.Error("a negative age was taken")
 	}
 
-	// A user who may read the index alone: blocks count, entries do not, and the log
+	// A user that may read the index alone: blocks count, entries do not, and the log
 	// says so once.
 	register(t, x, store.Pod{Name: "10.0.0.1:8000"})
 	apply(t, x, batchOf("10.0.0.1:8000", store.Add, 1, 2))

@@ -75,7 +75,7 @@ func eventually(t *testing.T, what string, f func() error) {
 	}
 }
 
-// waitForLease waits until a pod's lease is over by the clock of the server, which nothing tells of.
+// waitForLease waits until a pod's lease is over by the clock of the server, which no event announces.
 func waitForLease(t *testing.T, x *Index, pod string) {
 	t.Helper()
 	eventually(t, "the lease of "+pod, func() error {

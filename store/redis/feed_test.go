@@ -16,8 +16,7 @@ import (
 // feedRead is how many entries a feed reads at a time.
 const feedRead = 256
 
-// copySink is a copy of the blocks in a map. page is called within Set of many blocks, which
-// only a page tells of.
+// copySink is a copy of the blocks in a map. page is called within Set of many blocks, which only a page has.
 type copySink struct {
 	mu     sync.Mutex
 	blocks map[blockkey.StoreKey][]store.HolderID
@@ -83,7 +82,7 @@ func pageAhead(t *testing.T, n int) {
 	sink := &copySink{blocks: map[blockkey.StoreKey][]store.HolderID{}}
 	sink.page = func() {
 		switch pages++; pages {
-		case 1: // All that follows waits for the page: the log gets far ahead of who reads it.
+		case 1: // All that follows waits for the page: the log gets far ahead of its reader.
 			for i := range 4 * feedRead {
 				must(x.Apply(t.Context(), batchOf("b", []store.OpKind{store.Remove, store.Add}[i%2], 1)))
 			}

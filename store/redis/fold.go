@@ -26,7 +26,7 @@ import (
 //  2. for some pages at a time: read them, put the changes in, write them (fold.lua)
 //  3. with the last of them: take the changes from the list, and write the new state
 //
-// Who stops anywhere leaves a map that is read as it was: the list still has all changes,
+// A fold that stops anywhere leaves a map that is read as it was: the list still has all changes,
 // and wins over the pages. An owner whose fence is not the record's any more writes
 // nothing. Nor does a fold after which another has been announced: two processes may
 // write a generation in turn under one fence, and the slower would put older pages over
@@ -278,7 +278,7 @@ func (f *fold) spread(ctx context.Context, all enginemap.Changes, pages int) err
 			}
 			ok := enginemap.Each(page, func(e enginemap.Entry) {
 				i := enginemap.PageOf(e.Hash, pages) - first
-				if i >= 0 && i < len(parts) { // or it was written by somebody else
+				if i >= 0 && i < len(parts) { // or it was written by another process
 					parts[i] = e.AppendTo(parts[i])
 				}
 			})
@@ -340,7 +340,7 @@ func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
 		if out[i], err = enginemap.OpenPage(s); err == nil {
 			continue
 		}
-		// Or somebody else has folded it since the list was read.
+		// Or another process has folded it since the list was read.
 		if now, asked := f.x.space.Client.LIndex(ctx, f.x.space.Names.Changes(f.gen), 0).Result(); asked != nil || now != f.state.Text {
 			return nil, errors.Join(errFolded, asked)
 		}
@@ -385,7 +385,7 @@ func (w *pageWriter) flush(ctx context.Context) error {
 	return w.f.send(ctx, c)
 }
 
-// errFolded says that somebody else has folded the map.
+// errFolded says that another process has folded the map.
 var errFolded = errors.New("redis: the map has other pages than were read")
 
 // end writes what is left, and the new state.

@@ -63,9 +63,8 @@ func (s *mapStory) check(t *testing.T, what string, x *Index) {
 	}
 }
 
-// TestFoldDies: an owner that dies anywhere in a fold leaves a map that is as it was, to
-// the next owner, who may fold it, and to whoever has read it before; and a fold of one
-// who is the owner no more changes nothing.
+// TestFoldDies: an owner that dies anywhere in a fold leaves a map that is as it was, to the next owner,
+// which may fold it, and to any earlier reader; and a fold of a former owner changes nothing.
 func TestFoldDies(t *testing.T) {
 	for name, url := range map[string]string{
 		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
@@ -262,8 +261,8 @@ func TestListOfAWriterThatTriesAgain(t *testing.T) {
 	}
 }
 
-// TestMapIsLost: when the server loses something of a map, nobody goes on with what is
-// left of it: not who reads it, nor who writes it on.
+// TestMapIsLost: when the server loses something of a map, no process goes on with what is left of it: no
+// reader, and no writer.
 func TestMapIsLost(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()
@@ -514,8 +513,8 @@ func TestFoldTimeIsItsOwn(t *testing.T) {
 	})
 }
 
-// TestLongList: a list is read in pieces that keep the server for a short time, and whole,
-// by who folds it and by who takes it over.
+// TestLongList: a list is read in pieces that keep the server for a short time, and whole, by the fold and by
+// a takeover.
 func TestLongList(t *testing.T) {
 	s := redistest.Start(t)
 	ctx := t.Context()

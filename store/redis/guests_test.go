@@ -15,7 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/roster"
 )
 
-// named is a store.Folder that notes whom each block is held by.
+// named is a store.Folder that notes the holders of each block.
 type named struct {
 	reg  *store.Registry
 	held []string
@@ -85,7 +85,7 @@ func TestGuests(t *testing.T) {
 				t.Errorf("a text of nobody lives for %v", ttl)
 			}
 			want("after a sweep", []string{"10.0.0.1:8000"}, one, one, "", both(one, nine), "", nine)
-			// 10.0.0.1:8000 was registered, and its life has ended: what it had is nobody's.
+			// 10.0.0.1:8000 was registered, and its life has ended: what it had counts for no pod.
 			register(t, x, store.Pod{Name: "10.0.0.1:8000"})
 			apply(t, x, batchOf("10.0.0.1:8000", store.Add, 100))
 			if _, err := x.Retire(t.Context(), "10.0.0.1:8000"); err != nil {
@@ -104,7 +104,7 @@ func TestGuests(t *testing.T) {
 
 func both(one, nine string) string { return one + " " + nine }
 
-// letIn sets whether texts of a model count for pods that nobody has registered.
+// letIn sets whether texts of a model count for unregistered pods.
 func letIn(t *testing.T, x *Index, model string, on bool) {
 	t.Helper()
 	if _, err := x.SetUnregistered(t.Context(), store.ModelInfo{Name: model, BlockSize: 16, Scheme: store.SchemeNative, Unregistered: on}); err != nil {
@@ -123,7 +123,7 @@ func heldBy(t *testing.T, x *Index, keys []blockkey.Key, model ...string) (held 
 	return f.held, f.reg
 }
 
-// Where the model allows it, each text that nobody is registered for is a pod of that name.
+// Where the model allows it, each text without a registered pod is a pod of that name.
 func TestMetGuests(t *testing.T) {
 	topologies(t, func(t *testing.T, url string) {
 		x := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
@@ -260,7 +260,7 @@ func TestMetGuestsAreBounded(t *testing.T) {
 	if n := len(folds[0].reg.Pods); n != roster.MaxMet {
 		t.Errorf("one lookup meets %d", n)
 	}
-	// A later window's are for nobody, until a lookup has met them in its first one.
+	// A later window's count for no pod, until a lookup has met them in its first one.
 	long := make([]blockkey.Key, 400)
 	for i := range long {
 		long[i] = keys[0]
@@ -270,7 +270,7 @@ func TestMetGuestsAreBounded(t *testing.T) {
 	if held, _ := heldBy(t, x, long); held[299] != both || held[300] != "" || held[301] != both {
 		t.Errorf("in another window: %q", held[299:302])
 	}
-	// The same registry serves those who meet the same in turn.
+	// The same registry serves lookups that meet the same in turn.
 	_, first := heldBy(t, x, flood[:1])
 	_, second := heldBy(t, x, keys[:1])
 	if _, again := heldBy(t, x, flood[:1]); again != first && again != second {
@@ -278,7 +278,7 @@ func TestMetGuestsAreBounded(t *testing.T) {
 	}
 }
 
-// Entries of LMCache name pods that nobody has registered, by the same leave.
+// Entries of LMCache name unregistered pods, by the same setting.
 func TestMetOwners(t *testing.T) {
 	topologies(t, func(t *testing.T, url string) {
 		x := open(t, Config{URL: url, NoSweep: true, Entries: true})

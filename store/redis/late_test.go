@@ -121,7 +121,7 @@ func TestCaseALateWriteUndoesARemove(t *testing.T) {
 }
 
 // TestCutWriteIsOver: when the connection of a write breaks, its bytes may still be on
-// their way. Whoever made it hears of that when they can do nothing any more.
+// their way. Its caller gets the error when they can do nothing any more.
 func TestCutWriteIsOver(t *testing.T) {
 	s := redistest.Start(t)
 	p := redistest.StartProxy(t, s.Addr)

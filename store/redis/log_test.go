@@ -145,7 +145,7 @@ func TestLogOffLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestLogIsNoStream: where somebody has put another key, writers go on, and readers
+// TestLogIsNoStream: where another key was put, writers go on, and readers
 // see that there is no log.
 func TestLogIsNoStream(t *testing.T) {
 	s := redistest.Start(t)

@@ -31,7 +31,7 @@ const (
 //	A: reads blocks of holder 17 with epoch 7
 //	B: retires the pod of holder 17: epoch 8
 //	A: folds with the registry of epoch 7: an answer of before B's call
-//	A: the next lookup reads epoch 8, loads the registry, and 17 is nobody
+//	A: the next lookup reads epoch 8, loads the registry, and 17 does not count
 func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 	for i, q := range queries {
 		if q == nil || q.Fold == nil {

@@ -29,8 +29,8 @@ const (
 )
 
 // TestLossesAgainstAModel lets two processes write and read while a hand deletes, garbles and
-// replaces keys of the registry between any two of their commands. Nobody may be credited
-// with a block that is not its own by the acknowledged writes; to lose credit is allowed.
+// replaces keys of the registry between any two of their commands. No pod may be credited with a block that
+// is not its own by the acknowledged writes; to lose credit is allowed.
 func TestLossesAgainstAModel(t *testing.T) {
 	s := redistest.Start(t)
 	rounds, seed := 200, rand.Uint64N(1<<40)
@@ -258,7 +258,7 @@ func (r *lossRound) play() {
 		r.operate()
 		r.check()
 	}
-	// Whoever comes later sees the same.
+	// A later reader sees the same.
 	r.both = append(r.both, open(r.T, Config{URL: r.both[0].config.URL, NoSweep: true}))
 	r.check()
 	r.check()

@@ -15,8 +15,7 @@ import (
 )
 
 // TestRegistryKeysAreLost takes one key of the registry after the other away, as
-// an eviction does: nobody is credited for a life that is over, and who writes
-// again is credited again.
+// an eviction does: no pod is credited for a life that is over, and one that writes again is credited again.
 func TestRegistryKeysAreLost(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()
@@ -96,7 +95,7 @@ func TestLostOwnIsHealed(t *testing.T) {
 }
 
 // TestEvictionsWithoutFalseCredit lets pods live and die on a server that evicts
-// whatever it likes. Nobody may be credited for what a former life has written.
+// whatever it likes. No pod may be credited for what a former life has written.
 func TestEvictionsWithoutFalseCredit(t *testing.T) {
 	for _, policy := range []string{"allkeys-random", "allkeys-lru"} {
 		t.Run(policy, func(t *testing.T) {
@@ -200,9 +199,8 @@ func TestReaderSaysOnceThatItMayNotWrite(t *testing.T) {
 	}
 }
 
-// TestClearBetweenTries: a batch that an error has cut short, and whose rank is
-// cleared by somebody before it is sent again, is whole at the end; and one that
-// was whole before the clear stays cleared.
+// TestClearBetweenTries: a batch that an error has cut short, and whose rank is cleared by another process
+// before it is sent again, is whole at the end; and one that was whole before the clear stays cleared.
 func TestClearBetweenTries(t *testing.T) {
 	for name, url := range map[string]string{
 		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),

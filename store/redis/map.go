@@ -140,7 +140,7 @@ func (x *Index) see(v *enginemap.View, elements []string) {
 }
 
 // catchUp reads on in a list that is too long for one command, up to its end. If it is
-// folded meanwhile the view is wrong, which whoever looks at the state again sees.
+// folded meanwhile the view is wrong, which the next look at the state shows.
 func (x *Index) catchUp(ctx context.Context, gen store.Generation, v *enginemap.View) error {
 	for {
 		step := listStep(v.Elements, v.Bytes())
@@ -189,7 +189,7 @@ func (x *Index) readMap(ctx context.Context, gen store.Generation, v *enginemap.
 	case errors.Is(record.Err(), redis.Nil):
 		return nil, nil, store.ErrEnded
 	case redis.HasErrorPrefix(err, "WRONGTYPE"):
-		return nil, nil, fmt.Errorf("map: %w: somebody else has written what is kept of its map", store.ErrEnded)
+		return nil, nil, fmt.Errorf("map: %w: another process has written what is kept of its map", store.ErrEnded)
 	case err != nil && !errors.Is(err, redis.Nil):
 		return nil, nil, keyspace.Failed(ctx, "map", err)
 	}

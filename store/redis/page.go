@@ -23,8 +23,7 @@ func (x *Index) newPager(at blocks.Cursor) *blocks.Pager {
 }
 
 // Page implements [store.Pager]. A cursor is good in any process, for an index
-// with the same prefix. One SCAN visits some thousand keys of the server,
-// whoever's they are.
+// with the same prefix. One SCAN visits some thousand keys of the server, others' too.
 func (x *Index) Page(ctx context.Context, cursor string, limit int) (store.Page, error) {
 	if err := x.space.Check(ctx, "page"); err != nil {
 		return store.Page{}, err

@@ -100,7 +100,7 @@ func TestPage(t *testing.T) {
 	if _, err := x.Retire(t.Context(), "gone"); err != nil {
 		t.Fatal(err)
 	}
-	// What looks like blocks and is none.
+	// What only looks like blocks.
 	name := func(k blockkey.StoreKey) string { return string(x.space.Names.AppendBlock(nil, k)) }
 	for _, err := range []error{
 		plain.LPush(t.Context(), name(1), "1").Err(),

@@ -114,7 +114,7 @@ func (c *clearance) covers(p place) bool {
 type holderRef struct {
 	place
 	pod *podPlan
-	id  store.HolderID // 0 is none
+	id  store.HolderID // 0 means none
 	// give is true when the holder must get an id if it has none.
 	give bool
 	// from is the first change that counts; a clear has taken those before.
@@ -258,7 +258,7 @@ func (p *plan) steps() []step {
 	out := make([]step, 0, len(p.changes))
 	blocks := make(map[blockkey.StoreKey]int, len(p.changes))
 	for i, c := range p.changes {
-		// Who has no id holds nothing that could be removed.
+		// A rank without an id holds nothing that could be removed.
 		if r := p.refs[c.ref]; i >= r.from && r.id != 0 && !r.dropped() {
 			block, ok := blocks[c.key]
 			if !ok {

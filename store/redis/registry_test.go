@@ -47,7 +47,7 @@ func TestPeerSeesDeathAtItsNextLookup(t *testing.T) {
 		t.Fatal(err)
 	}
 	trips(2, "b", "b")
-	for range 3 { // a renewal that changes nothing is none either
+	for range 3 { // a renewal that changes nothing moves nothing either
 		if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}); err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +83,7 @@ func TestRegistryLoadsOnce(t *testing.T) {
 	}
 }
 
-// rosterPods and rosterLeases are how many pods and leases roster.lua tells of at most.
+// rosterPods and rosterLeases are how many pods and leases roster.lua returns at most.
 const rosterPods, rosterLeases = 128, 64
 
 // TestLeaseRunsOutForAll renews and expires by the server's clock, seen by
@@ -109,10 +109,10 @@ func TestLeaseRunsOutForAll(t *testing.T) {
 		wantBlocks(t, y, []blockkey.Key{1}, "a")
 		time.Sleep(lease / 8)
 	}
-	// Nobody renews: it is gone within the lease, whoever looks.
+	// Without a renewal it is gone within the lease, to every reader.
 	time.Sleep(lease + lease/4)
 	wantBlocks(t, y, []blockkey.Key{1}, "")
-	// And whoever looked has retired it for good.
+	// And the reader has retired it for good.
 	plain := s.Client()
 	eventually(t, "the retirement, which is in the background,", func() error {
 		if n := plain.HLen(t.Context(), x.space.Names.Pods).Val(); n > 0 {
@@ -149,7 +149,7 @@ func TestIdsAfterARewind(t *testing.T) {
 
 	s.Kill()
 	s.Run()
-	// The server is back in the first life. Whoever knows a later one is told.
+	// The server is back in the first life. A process that knows a later one gets an error.
 	apply(t, x, batchOf("a", store.Clear), batchOf("a", store.Add, 2))
 	wantBlocks(t, reader, []blockkey.Key{1, 2}, "", "a")
 	now := reader.Cached()
@@ -162,7 +162,7 @@ func TestIdsAfterARewind(t *testing.T) {
 }
 
 // TestRegistryIsDeleted takes the registry away and leaves the blocks, as an
-// eviction or a careless hand does: nobody may inherit them.
+// eviction or a careless hand does: no pod may inherit them.
 func TestRegistryIsDeleted(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()
@@ -357,8 +357,8 @@ func TestExpiredIsCheckedAgain(t *testing.T) {
 	wantBlocks(t, x, []blockkey.Key{1}, "")
 }
 
-// TestNewsTellAll changes a registry at random and compares what a reader who is
-// told of changes has with what one reads who begins.
+// TestNewsTellAll changes a registry at random and compares a reader that follows changes with one that
+// begins.
 func TestNewsTellAll(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()
@@ -368,7 +368,7 @@ func TestNewsTellAll(t *testing.T) {
 	pods := 40
 	for step := range 600 {
 		if step == 300 {
-			pods = 2 * rosterPods // more than the script tells of at once
+			pods = 2 * rosterPods // more than the script returns at once
 		}
 		// Sometimes the reader looks rarely, and then at more than the news keep.
 		changes := 1

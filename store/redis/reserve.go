@@ -18,7 +18,7 @@ import (
 )
 
 // The registry can be lost while blocks live on: a cluster's node restarts empty,
-// a policy evicts the counters, somebody deletes them. Were ids then given from 1
+// a policy evicts the counters, a hand deletes them. Were ids then given from 1
 // again, the old blocks would credit new holders. So ids are given up to a limit
 // only, and before the limit is raised each partition remembers the new one. A
 // registry that has lost its counters begins above what any partition remembers.
@@ -49,7 +49,7 @@ func (x *Index) isNew(ctx context.Context) (bool, error) {
 			names, next, err := c.Scan(ctx, cursor, x.space.Names.Prefix+"{*", newStep).Result()
 			if err != nil {
 				if redisx.Refused(err) {
-					found.Store(true) // nobody knows
+					found.Store(true) // not known
 					return nil
 				}
 				return err

@@ -65,8 +65,8 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// TestStrangersScript makes the calls of the document's example as somebody
-// would who knows nothing but the document, and reads what he wrote.
+// TestStrangersScript makes the calls of the document's example, knowing nothing but the document, and reads
+// what it wrote.
 func TestStrangersScript(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()

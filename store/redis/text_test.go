@@ -100,7 +100,7 @@ func TestTexts(t *testing.T) {
 					t.Errorf("%q does not count as garbled", redisx.Clip(garbage))
 				}
 			}
-			// Whoever takes texts for garbled is free to.
+			// A reader is free to take texts for garbled.
 			off := open(t, Config{URL: url, NoSweep: true, TextAge: -1})
 			wantBlocks(t, off, keys[:2], "", "")
 			if s := off.Stats(); s.Garbled != 2 {
@@ -143,7 +143,7 @@ func TestTexts(t *testing.T) {
 			if ttl := plain.PTTL(t.Context(), nameOf(x, 101)).Val(); ttl != -1 {
 				t.Errorf("a block with ids lives for %v", ttl)
 			}
-			// Who writes again begins anew; who looks again does not.
+			// A write begins anew; a look does not.
 			plain.PExpire(t.Context(), nameOf(x, 0), time.Minute)
 			put(t, x, plain, 1, cases[1].text)
 			if _, err := x.Sweep(t.Context()); err != nil {

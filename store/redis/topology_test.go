@@ -193,8 +193,8 @@ func TestTLSOnCluster(t *testing.T) {
 }
 
 // TestTLSFailsOver speaks TLS to sentinels and masters. The sentinels are down
-// when the index is opened, and later the master dies under a reader and a
-// writer, who go on by themselves. How long they cannot is logged.
+// when the index is opened, and later the master dies under a reader and a writer, which go on by themselves.
+// How long they cannot is logged.
 func TestTLSFailsOver(t *testing.T) {
 	ca := redistest.NewAuthority(t)
 	s := redistest.StartSentinels(t, ca.Args("no", "127.0.0.1")...)

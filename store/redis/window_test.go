@@ -17,7 +17,7 @@ func (f *all) Run(n int, _ []store.HolderID) bool {
 	return true
 }
 
-// none is a folder that has seen enough when nobody holds a block.
+// none is a folder that has seen enough when no pod holds a block.
 type none struct{ all }
 
 func (f *none) Run(n int, holders []store.HolderID) bool {

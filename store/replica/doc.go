@@ -30,6 +30,6 @@
 //
 // Lookups take no lock and allocate nothing: a slot's key is written once and
 // before its set, a set is immutable, and a counter tells when a set's number could
-// mean another one. Who writes holds one mutex, a few microseconds for each entry
+// mean another one. A writer holds one mutex, a few microseconds for each entry
 // of the log. A block takes 20 to 32 bytes.
 package replica

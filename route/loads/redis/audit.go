@@ -95,7 +95,7 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 		}
 		args := []any{s.now(), name, life, booked}
 		slices.Sort(ids[name])
-		for _, id := range slices.Compact(ids[name]) { // a scan may tell of one twice
+		for _, id := range slices.Compact(ids[name]) { // a scan may return one twice
 			args = append(args, id)
 		}
 		reply, err := s.run(ctx, auditScript, keys, args)

@@ -62,7 +62,7 @@ func (s *Store) Missed(ctx context.Context, model, pod string) error {
 	return err
 }
 
-// engine reads what an engine has told, and when it did so last; that is 0 of what is none.
+// engine reads what an engine has reported, and when; the time is 0 without a report.
 func (r *reader) engine(rank int) (e loads.Engine, told int64) {
 	f := strings.Fields(r.text())
 	if len(f) != 16 {

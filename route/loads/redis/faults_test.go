@@ -100,7 +100,7 @@ func (h *history) loads(s loads.Store) map[store.RankRef]load {
 	h.r.Helper()
 	p, err := s.Loads(context.Background(), "m")
 	for end := time.Now().Add(10 * time.Second); errors.Is(err, loads.ErrUnavailable) && time.Now().Before(end); {
-		p, err = s.Loads(context.Background(), "m") // the masters do not agree yet who has the slot
+		p, err = s.Loads(context.Background(), "m") // the masters do not agree yet which of them has the slot
 	}
 	if err != nil {
 		h.r.Fatal(err)
@@ -233,7 +233,7 @@ func TestLostTail(t *testing.T) {
 	})
 }
 
-// lenient makes one call of which nobody says what it must answer.
+// lenient makes one call whose answer does not matter.
 func (h *history) lenient() {
 	id, ctx := fmt.Sprint("r", rapid.IntRange(0, 12).Draw(h.r, "id")), context.Background()
 	var err error

@@ -45,7 +45,7 @@ func Open(a Address) (*Store, error) {
 	return s, nil
 }
 
-// Config returns what the store is made of, for who keeps something beside its loads.
+// Config returns what the store is made of, for packages that keep something beside its loads.
 func (s *Store) Config() Config { return s.c }
 
 // Close ends the connections of a Store that Open has made.

@@ -13,7 +13,7 @@
 //	kva{c}:g:h    hash  rank:pod -> what its engine has told of its own load
 //	kva{c}:d:h    hash  pod -> when its engine is to be asked next, how often it did not answer
 //	kva{c}:o:h    hash  rank:pod -> when, generation, requests, tokens promised and given
-//	kva{c}:a:h:what  hash  until: when somebody's claim to do something ends
+//	kva{c}:a:h:what  hash  until: when a process's claim to do something ends
 //	kva{c}:m2:h:rank:pod  hash  block key -> how many running requests have it
 //
 // The 2 is the version of the form of loads and reservations: processes that know another one
@@ -214,7 +214,7 @@ func (s *Store) BookPair(ctx context.Context, c *loads.PairCall) (loads.BookedPa
 	return s.book(ctx, c)
 }
 
-// book books a pair or, where nobody is there to prefill, one place.
+// book books a pair or, where no place is there to prefill, one place.
 func (s *Store) book(ctx context.Context, c *loads.PairCall) (loads.BookedPair, error) {
 	keys, args := s.requestKeys(c.Model), s.bookArgs(c)
 	reply, err := s.run(ctx, bookScript, keys, args)
@@ -269,7 +269,7 @@ func (s *Store) End(ctx context.Context, model, id string) (loads.Report, error)
 	return s.report(ctx, leaveScript, model, id, "end", "", id)
 }
 
-// report runs a script that tells of a request.
+// report runs a script that reports on a request.
 func (s *Store) report(ctx context.Context, script *goredis.Script, model, id string, args ...any) (loads.Report, error) {
 	if err := loads.CheckID(id); err != nil {
 		return loads.Report{}, err
@@ -288,7 +288,7 @@ func (s *Store) report(ctx context.Context, script *goredis.Script, model, id st
 	return out, err
 }
 
-// Loads implements loads.Store. A user who may only read gets the loads as they stand,
+// Loads implements loads.Store. A user that may only read gets the loads as they stand,
 // those of reservations whose lease is over included.
 func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) {
 	keys := s.keys(model)
@@ -325,7 +325,7 @@ func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) 
 	}
 }
 
-// read is Loads for a user who may not run the script.
+// read is Loads for a user that may not run the script.
 func (s *Store) read(ctx context.Context, model string) (loads.Picture, error) {
 	ctx, cancel := bound.WithTimeout(ctx, s.c.Timeout)
 	defer cancel()
@@ -355,9 +355,8 @@ func flat(m map[string]string) *reader {
 	return r
 }
 
-// picture reads loads and what engines say. What is none is left out: the version of the
-// settings, what cannot be read. old are the names of those of which nobody has told for so long
-// that they are to be forgotten.
+// picture reads loads and what engines say. It leaves out the version of the settings, and what cannot be
+// read. old names those without a report for so long that they are to be forgotten.
 func picture(now int64, rows, engines *reader, settings string, version int64) (p loads.Picture, old []any, err error) {
 	p = loads.Picture{Now: now, Loads: make(map[store.RankRef]loads.Load, len(rows.reply)/2), Engines: map[store.RankRef]loads.Engine{}, Version: version}
 	if settings != "" {

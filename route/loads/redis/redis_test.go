@@ -194,14 +194,14 @@ func TestDrift(t *testing.T) {
 	if after, _ := s.Loads(ctx, "m"); !maps.Equal(after.Loads, before.Loads) {
 		t.Errorf("%v, expected %v", after, before)
 	}
-	// A row that cannot be read is none: the next request begins anew.
+	// A row that cannot be read does not count: the next request begins anew.
 	client.HSet(ctx, key, "0:a", "rubbish")
 	if b, err := s.Book(ctx, request("new", "a")); err != nil || b.Loads[0].Requests != 0 {
 		t.Errorf("%+v, %v", b, err)
 	}
 }
 
-// TestReadOnly gives the loads to a user who may only read, and refuses to book.
+// TestReadOnly gives the loads to a user that may only read, and refuses to book.
 func TestReadOnly(t *testing.T) {
 	server := redistest.Start(t)
 	admin, ctx := server.Client(), context.Background()
@@ -225,7 +225,7 @@ func TestReadOnly(t *testing.T) {
 }
 
 // TestDocumentedUsers makes the users of docs/operations.md. The writer can do all that the
-// contract asks for. TestReadOnly has one who may only read.
+// contract asks for. TestReadOnly has one that may only read.
 func TestDocumentedUsers(t *testing.T) {
 	server := redistest.Start(t)
 	admin, ctx := server.Client(), context.Background()

@@ -87,7 +87,7 @@ func number(s string, i int) float64 {
 	return math.Float64frombits(binary.LittleEndian.Uint64(b[:]))
 }
 
-// readLoad reads a load; what is none reads as an empty one, as the scripts take it.
+// readLoad reads a load; what is not a load reads as an empty one, as the scripts take it.
 func readLoad(row string) (l loads.Load) {
 	if len(row) != rowSize {
 		return l

@@ -46,7 +46,7 @@ const (
 // restart, orders its keys otherwise. So the run id is read along with each
 // step, and when it has changed the partitions of Mask begin anew.
 //
-// What is found of any partition that is not done is given, whoever owns it. But
+// What is found of any partition that is not done is given, on whichever master. But
 // Mask is done only when the master owns it still at the end, with no slot of it
 // on the move, since else
 //
@@ -215,7 +215,7 @@ func (p *Pager) choose(ctx context.Context) (err error) {
 		// The client's picture of the cluster is outdated.
 		c, ok := p.space.Client.(*redis.ClusterClient)
 		if !ok || try == 2 {
-			return fmt.Errorf("redis: nobody owns slot %d", keyspace.SlotOf(bits.TrailingZeros64(left)))
+			return fmt.Errorf("redis: no master owns slot %d", keyspace.SlotOf(bits.TrailingZeros64(left)))
 		}
 		c.ReloadState(ctx)
 		if err := keyspace.Sleep(ctx, MoveRest); err != nil {

@@ -39,8 +39,8 @@ type Config struct {
 	// decided yet; 0 leaves it off.
 	Entries int
 	// Verify is how often all blocks are read anew while the log is followed, which
-	// finds what changed without it: blocks that the server has evicted, or that
-	// somebody deleted by hand. 10 minutes by default; below 0 is never.
+	// finds what changed without it: blocks that the server has evicted, or that were deleted by hand. 10
+	// minutes by default; below 0 is never.
 	Verify time.Duration
 	// Texts says that values of blocks may name pods by text, with which no feed is whole.
 	Texts bool
@@ -90,12 +90,12 @@ var (
 	errSink  = errors.New("redis: the feed's sink has failed")
 	// errTexts says that no feed can be whole: a writer of texts writes by SET, which
 	// is in no log.
-	errTexts = errors.New("redis: some blocks name pods by text, which the change log does not tell of")
+	errTexts = errors.New("redis: some blocks name pods by text, which the change log does not record")
 )
 
 // State is how a feed stands.
 type State struct {
-	// Whole is true when the sink has been told of all blocks and, since then, of
+	// Whole is true when the sink has got all blocks and, since then, of
 	// every change, up to Lag ago. Why is why not.
 	Whole bool
 	Why   error
@@ -111,7 +111,7 @@ type State struct {
 	Snapshots, Gaps, Entries uint64
 }
 
-// Feed tells a Sink of all blocks of an index and then of every change, in order,
+// Feed gives a Sink all blocks of an index and then of every change, in order,
 // and keeps the index's registry up to date meanwhile. It is made by Log.Follow.
 //
 // It reads the ends of all logs, then walks through the blocks (as Page does) while
@@ -162,7 +162,7 @@ type Feed struct {
 // following is one log and how far it has been told.
 type following struct {
 	place int
-	parts uint64 // the partitions that it tells of; 0 is the registry's of a cluster
+	parts uint64 // the partitions that it records; 0 is the registry's of a cluster
 	// attached is true when at is an entry that was there, and all up to it have
 	// been told, or are part of the walk.
 	attached bool
@@ -233,8 +233,7 @@ func (f *Feed) State() State {
 	return s
 }
 
-// Current returns the lag alone, below 0 when the sink is not whole. It is for who
-// asks often.
+// Current returns the lag alone, below 0 when the sink is not whole. It is for callers that ask often.
 func (f *Feed) Current() (lag time.Duration) {
 	if !f.whole.Load() {
 		return -1
@@ -255,7 +254,7 @@ func (f *Feed) lag() time.Duration {
 	return time.Duration(lag)
 }
 
-// CatchUp waits until the sink has been told of all that was written before the
+// CatchUp waits until the sink has got all that was written before the
 // call, and the registry is not older than it.
 func (f *Feed) CatchUp(ctx context.Context) error {
 	if err := f.space.Check(ctx, "catch up"); err != nil {

@@ -77,7 +77,7 @@ func (l *Log) set(ctx context.Context, entries int, keep bool) (inForce int, err
 	return inForce, keyspace.Failed(ctx, "log", err)
 }
 
-// logPlaces are where there are logs: in the slots of what they tell of.
+// logPlaces are where there are logs: in the slots of what they record.
 func (l *Log) places() []int {
 	if !l.space.Cluster {
 		return []int{keyspace.AtRegistry}
@@ -196,7 +196,7 @@ var errEntry = errors.New("redis: an entry of the change log is garbled")
 // entry is what an entry of a log tells: an epoch, or changes of blocks.
 type entry struct {
 	n       uint64
-	epoch   uint64 // 0 is none
+	epoch   uint64 // 0 means none
 	changes []logChange
 }
 
@@ -206,8 +206,8 @@ type logChange struct {
 	keys    []blockkey.StoreKey
 }
 
-// parseEntry reads an entry. within are the partitions that its log tells of. A
-// value that cannot be read is nobody's, as in a lookup, and counted by garbled.
+// parseEntry reads an entry. within are the partitions that its log records. A value that cannot be read has
+// no holder, as in a lookup, and counted by garbled.
 func parseEntry(values map[string]any, within uint64, garbled func()) (e entry, err error) {
 	var ok bool
 	if e.n, ok = entryNumber(values); !ok {

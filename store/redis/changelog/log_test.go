@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/blocks"
 )
 
-// TestParseEntry reads what nobody has written.
+// TestParseEntry reads what was never written.
 func TestParseEntry(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		values := map[string]any{}

@@ -210,9 +210,9 @@ func (g *group) tell(l *following, msgs []redis.XMessage) error {
 	return nil
 }
 
-// probe compares the logs with what has been told of them: all entries that they
-// have must be there, and the last one the same. It also reads the epoch, of which
-// writers that know no log do not tell.
+// probe compares the logs with what the sink has got of them: all entries that they
+// have must be there, and the last one the same. It also reads the epoch, which writers that know no log do
+// not record.
 func (g *group) probe(ctx context.Context) error {
 	f := g.f
 	ctx, cancel := context.WithTimeout(ctx, f.space.Timeout)

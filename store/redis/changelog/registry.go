@@ -54,7 +54,7 @@ func (f *Feed) keepRegistry() {
 }
 
 // leaseMargin is how long before a lease seems to run out the registry is looked
-// at again: leases are renewed without a word to anybody.
+// at again: leases are renewed without a word.
 const leaseMargin = time.Second
 
 func leaseEndsSoon(until time.Time) bool {

@@ -164,7 +164,7 @@ func usable(tails []tail) bool {
 	return true
 }
 
-// stillThere tells of each log whether the entries where it was left, and up to which pages
+// stillThere reports for each log whether the entries where it was left, and up to which pages
 // have been read, are still there.
 func (f *Feed) stillThere(ctx context.Context) ([]bool, error) {
 	type wanted struct {

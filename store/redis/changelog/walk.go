@@ -86,7 +86,7 @@ func (f *Feed) settle(ctx context.Context) error {
 			return err
 		}
 	}
-	// A registry that knows all holders told of.
+	// A registry that knows all holders of the page.
 	if _, err := f.roster.Load(ctx); err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (f *Feed) settle(ctx context.Context) error {
 }
 
 // page reads one page of one master and tells it: all holders that the blocks have, dead
-// or alive, as the log does. Who lives is for lookups to ask. A registry that has been set
+// or alive, as the log does. Which of them live is for lookups to ask. A registry that has been set
 // back brings holders to life again, and nothing would tell their blocks anew.
 func (f *Feed) page(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, f.space.Timeout)

@@ -69,7 +69,7 @@ func cmpMapKey(a, b store.MapKey) int {
 	return cmp.Or(cmp.Compare(placeOf(a.Hash), placeOf(b.Hash)), cmp.Compare(a.Part, b.Part))
 }
 
-// TestMapViews: what is kept of maps is bounded, and who was used last stays.
+// TestMapViews: what is kept of maps is bounded, and the last used one stays.
 func TestMapViews(t *testing.T) {
 	var s Views
 	const limit = 5000

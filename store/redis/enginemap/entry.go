@@ -25,11 +25,11 @@ type Entry struct {
 const pageFormat = 1
 
 // OpenPage returns the entries of a page. One that the server has evicted, or lost in a
-// failover, says nothing about what it had, and nobody can go on from there: the
+// failover, says nothing about what it had, and no owner can go on from there: the
 // generation is as good as ended.
 func OpenPage(page string) ([]byte, error) {
 	if page == "" || page[0] != pageFormat {
-		return nil, fmt.Errorf("%w: the server has lost a page of its map, or somebody else has written it: %q", store.ErrEnded, redisx.Clip(page))
+		return nil, fmt.Errorf("%w: the server has lost a page of its map, or another process has written it: %q", store.ErrEnded, redisx.Clip(page))
 	}
 	return []byte(page[1:]), nil
 }

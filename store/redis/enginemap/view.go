@@ -85,7 +85,7 @@ func (v *View) Bytes() int { return len(v.rows) }
 
 func (v *View) bytes() int { return cap(v.rows) + 4*cap(v.table) + 200 }
 
-// Views keeps views, those that were used last. Who uses one takes it out.
+// Views keeps views, those that were used last. A user takes one out.
 type Views struct {
 	mu    sync.Mutex // protects what follows
 	views map[store.Generation]*View

@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
-// LMCache may file in the same Redis who holds its chunks, under names of its own, and
+// LMCache may keep in the same Redis the holders of its chunks, under names of its own, and
 // put the chunks' tensors beside. A query of lmcache.EntryNames reads those, in the round
 // trips of the blocks. Nothing of them is ever written.
 //
@@ -188,8 +188,8 @@ func (e *read) takeReply(cmd redis.Cmder, n int) {
 	}
 }
 
-// readable tells the server's refusals of n entries, which are counted and make the
-// entries nobody's, from errors that the lookup fails by.
+// readable tells the server's refusals of n entries, which are counted and leave the entries without a
+// holder, from errors that the lookup fails by.
 func (s *Source) readable(err error, n int) error {
 	var refused redis.Error
 	switch {

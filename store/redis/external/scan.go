@@ -54,19 +54,19 @@ func (k *Key) note(err error) bool {
 type Scan struct {
 	// Match is a pattern of SCAN.
 	Match string
-	// MaxKeys bounds how many keys Each is told of, MaxSteps the steps of SCAN, of 1000
+	// MaxKeys bounds how many keys Each gets, MaxSteps the steps of SCAN, of 1000
 	// keys of the server each; of a cluster, for each of its masters.
 	MaxKeys, MaxSteps int
-	// Want reports whether Each is to be told of a name, and whether its value is to be
+	// Want reports whether Each is to get a name, and whether its value is to be
 	// read. It is called for each name that matches, by one goroutine at a time.
 	Want func(name string) (tell, read bool)
-	// Each is told of the keys, by one goroutine at a time. A key may come twice.
+	// Each receives the keys, by one goroutine at a time. A key may come twice.
 	Each func(Key)
 }
 
 // Scan walks the keys of other programs. Names of the index itself are left out.
 // It reads no value that is longer than Key says, whatever it is asked. all is
-// true when there are no more keys than Each was told of.
+// true when there are no more keys than Each got.
 func (s *Source) Scan(ctx context.Context, scan Scan) (all bool, err error) {
 	if err := s.space.Check(ctx, "scan"); err != nil {
 		return false, err
@@ -132,7 +132,7 @@ func (w *walk) walk(ctx context.Context) (all bool, err error) {
 	return false, nil
 }
 
-// look tells of the keys.
+// look reports the keys.
 func (w *walk) look(ctx context.Context, names []string, read map[string]bool) error {
 	for len(names) > 0 {
 		n := min(len(names), pipelineKeys)

@@ -18,8 +18,8 @@ import (
 )
 
 // A write that was given up does nothing later. Bytes that are held up on their way,
-// by a network or a proxy, can reach the server when its writer has long told somebody
-// that the write has failed, and others have written since:
+// by a network or a proxy, can reach the server when its writer has long reported that the write has failed,
+// and others have written since:
 //
 //	A: adds a block; the bytes are held up, and A gives up
 //	B: removes the block, which is acknowledged
@@ -30,7 +30,7 @@ import (
 // is seen from here.
 
 const (
-	// clockAge is how long what a server has told of its time is gone by.
+	// clockAge is how long a reading of a server's time is used.
 	clockAge = time.Minute
 	// clockDrift is by what part of the time since then two clocks may have gone apart.
 	clockDrift = 1000

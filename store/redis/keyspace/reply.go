@@ -11,7 +11,7 @@ import (
 // EpochOf reads an epoch; 0 is one that is lost, and one that no script has written.
 func (s *Space) EpochOf(text string) uint64 {
 	if text == "" {
-		return 0 // nobody has registered yet
+		return 0 // no pod has registered yet
 	}
 	e, err := strconv.ParseUint(text, 10, 64)
 	if err == nil && e >= MaxEpoch {

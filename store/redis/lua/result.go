@@ -19,7 +19,7 @@ const (
 	Outdated     Result = -5 // holders have other ids than the writer believes
 	Late         Result = -6 // a pod's lease has run out, and it must be retired first
 	Unregistered Result = -7 // there is no such pod
-	Compacted    Result = -8 // somebody else has compacted the map
+	Compacted    Result = -8 // another process has compacted the map
 )
 
 var resultNames = map[Result]string{

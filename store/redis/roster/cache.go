@@ -75,9 +75,9 @@ func (s *Snapshot) stale() bool {
 type Config struct {
 	// Texts says that values may name pods by text, Entries that entries of LMCache are read.
 	Texts, Entries bool
-	// Loaded is told of each load, and of how many pods and ranks are in it.
+	// Loaded receives each load, and how many pods and ranks are in it.
 	Loaded func(took time.Duration, pods, ranks int, err error)
-	// Late is told of pods whose leases a load has found to have run out, in the background.
+	// Late receives pods whose leases a load has found to have run out, in the background.
 	Late func(ctx context.Context, pods []string)
 }
 
@@ -92,7 +92,7 @@ type Cache struct {
 
 	mu     sync.Mutex // protects flight and whole
 	flight *flight    // the load that is running, if any
-	whole  bool       // the next load must read all: somebody waits for it
+	whole  bool       // the next load must read all: a lookup waits for it
 
 	guestMu sync.Mutex // protects guests
 	guests  []guestSet
@@ -150,8 +150,7 @@ func (c *Cache) loadEither(ctx context.Context, whole bool, enough func(*Snapsho
 	if mine || ctx.Err() != nil || (err == nil && enough(s)) {
 		return s, err
 	}
-	// The next one begins after this call did, whoever starts it, and reads all if
-	// this call wants that.
+	// The next one begins after this call did, and reads all if this call wants that.
 	s, _, err = c.await(ctx, whole)
 	return s, err
 }
@@ -187,8 +186,7 @@ func (c *Cache) join(whole bool) (f *flight, mine bool) {
 	return f, true
 }
 
-// fly makes the load of f. It has a deadline of its own: whoever waits may
-// leave without harm to the others.
+// fly makes the load of f. It has a deadline of its own: a waiter may leave without harm to the others.
 func (c *Cache) fly(f *flight) {
 	ctx, cancel := context.WithTimeout(c.space.Life, c.space.Timeout)
 	defer cancel()

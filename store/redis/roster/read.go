@@ -27,7 +27,7 @@ const (
 	// copiesAtOnce is how many pods' entries of gen one command reads at most. They
 	// are longer.
 	copiesAtOnce = 64
-	// scriptPods is how many pods roster.lua tells of at most.
+	// scriptPods is how many pods roster.lua returns at most.
 	scriptPods = 128
 )
 
@@ -228,7 +228,7 @@ func (c *Cache) take(ctx context.Context, a briefing, base *Snapshot) (snap *Sna
 		}
 		slices.SortFunc(r.members, func(a, b *member) int { return strings.Compare(a.name, b.name) })
 	default:
-		return nil, nil, fmt.Errorf("redis: roster.lua tells of %q", redisx.Clip(a.what))
+		return nil, nil, fmt.Errorf("redis: roster.lua returns %q", redisx.Clip(a.what))
 	}
 	return c.made(r, a), a.late, nil
 }
@@ -433,8 +433,7 @@ func parseCopy(pod, text string) (born uint64, holders []store.Holder, err error
 	return born, holders, err
 }
 
-// readMeta checks the schema and returns the models. An index that nobody has
-// written to yet has neither.
+// readMeta checks the schema and returns the models. An index that was never written to has neither.
 func (c *Cache) readMeta(meta map[string]string) (map[string]store.ModelInfo, error) {
 	models := map[string]store.ModelInfo{}
 	if len(meta) == 0 {

@@ -19,9 +19,8 @@ import (
 type need struct{ name, call string }
 
 // The commands that roles call, by whatever way, a script being one. Commands
-// that each connection begins with are not among them: who may not call those
-// is not connected. docs/operations.md grants what stands here, and TestUsers
-// holds both to what the index does.
+// that each connection begins with are not among them: a user that may not call those is not connected.
+// docs/operations.md grants what stands here, and TestUsers holds both to what the index does.
 var (
 	readerNeeds = []need{
 		{"mget", "MGET KEY"}, {"get", "GET REG"}, {"eval", "EVAL 0 1 REG"}, {"time", "TIME"},
@@ -40,8 +39,7 @@ var (
 	sweeperNeeds = []need{{"scan", "SCAN 0"}, {"dbsize", "DBSIZE"}, {"hkeys", "HKEYS REG"}, {"pttl", "PTTL KEY"}, {"pexpire", "PEXPIRE KEY 1"}}
 )
 
-// Needs returns the names of the commands that a reader calls, a writer besides, and who
-// sweeps besides.
+// Needs returns the names of the commands that a reader calls, a writer besides, and a sweeper besides.
 func Needs() (reader, writer, sweeper []string) {
 	names := func(needs []need) (out []string) {
 		for _, n := range needs {
@@ -125,7 +123,7 @@ func luaString(s string) string { return "'" + s + "'" }
 // queueRefused returns the calls that a transaction does not take. ok is false
 // when there can be no transaction.
 func queueRefused(ctx context.Context, node *redis.Client, keys []string, calls []any) (denied []string, ok bool, err error) {
-	// The connection is nobody else's, whatever state it is left in.
+	// The connection has no other user, whatever state it is left in.
 	options := *node.Options()
 	options.PoolSize, options.MinIdleConns = 1, 0
 	client := redis.NewClient(&options)

@@ -57,8 +57,7 @@ type Look struct {
 	sample sample
 }
 
-// Take looks at a server and judges what it tells. Its error is of the connection;
-// refusals are none.
+// Take looks at a server and judges what it finds. Its error is of the connection; refusals are findings.
 func (q Question) Take(ctx context.Context, node *redis.Client) (*Look, error) {
 	l := &Look{Question: q, Addr: node.Options().Addr}
 	if q.Target.Topology == redisx.Sentinel {
@@ -290,7 +289,7 @@ func (l *Look) judgeClients() {
 	switch {
 	case limit > 0 && now > limit-limit/5:
 		f.Level = check.Warn
-		f.Means = "soon further connections are refused: whoever starts then is degraded"
+		f.Means = "soon further connections are refused: a process that starts then is degraded"
 		f.Do = "raise maxclients, or lower redis-pool, of which each process may use so many"
 	case idle > 0 && idle < 60:
 		f.Level = check.Info

@@ -53,7 +53,7 @@ func evictionPolicy(policy string, limited bool, evicted int64) check.Finding {
 	}
 	const (
 		remedy    = "CONFIG SET maxmemory-policy noeviction, with memory enough"
-		evictsAll = "when the server is full, it evicts the keys of the registry too: nobody holds anything until each pod has registered and written again, and a pod that is dead may get another lease. Of the blocks that are left, so many cannot be reached, because one before them in their chain is gone: "
+		evictsAll = "when the server is full, it evicts the keys of the registry too: no pod holds anything until each has registered and written again, and a pod that is dead may get another lease. Of the blocks that are left, so many cannot be reached, because one before them in their chain is gone: "
 	)
 	switch {
 	case policy == "noeviction":
@@ -76,7 +76,7 @@ func evictionPolicy(policy string, limited bool, evicted int64) check.Finding {
 		f.Do = remedy
 	}
 	if !limited && f.Level > check.OK {
-		// It never acts, until somebody sets a limit.
+		// It never acts, until a limit is set.
 		f.Level = min(f.Level, check.Warn)
 		f.Found += ", without a limit"
 		f.Means = "nothing is evicted while there is no memory limit. With one: " + f.Means

@@ -7,9 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/check"
 )
 
-// Names are the names of all findings about an index in Redis, in the order in which they
-// are told. Those of the connection, the data model, the registry and a cluster are for who
-// has the index.
+// Names are the names of all findings about an index in Redis, in the order in which they are reported. Those
+// of the connection, the data model, the registry and a cluster are for the index's owner.
 var Names = []string{
 	"connection", "version", "access", "memory limit", "eviction policy", "memory of a block", "persistence", "replication",
 	"round trip", "clock", "clients", "output buffers", "background work", "keys", "information", "data model", "registry", "cluster",

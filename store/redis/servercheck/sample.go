@@ -129,7 +129,7 @@ func (l *Look) judgeSample() {
 		f.Do = "let kvatlas doctor run as a user with +scan"
 	case s.strangers > 0:
 		f.Level = check.Warn
-		f.Found = fmt.Sprintf("%s of %s are none: %s", Count(s.strangers, "key"), Count(s.blocks, "block"), strings.Join(s.foreign, "; "))
+		f.Found = fmt.Sprintf("%s of %s are no blocks: %s", Count(s.strangers, "key"), Count(s.blocks, "block"), strings.Join(s.foreign, "; "))
 		f.Means = "something else writes keys with the names of blocks; they count as held by no pod, and end the prefixes that they are in"
 		f.Do = "find out what writes them, or choose another prefix (redis-prefix)"
 	default:
