@@ -57,6 +57,13 @@ func (p *Proxy) Hold() {
 	p.holding = true
 }
 
+// Pass holds up nothing more on connections of which nothing is held up.
+func (p *Proxy) Pass() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.holding = false
+}
+
 // Held returns what is held up.
 func (p *Proxy) Held() []byte {
 	p.mu.Lock()
