@@ -1,10 +1,9 @@
 package server
 
 import (
-	"bytes"
 	_ "embed"
 	"fmt"
-	"html/template"
+	"html"
 	"net/http"
 	"strings"
 )
@@ -25,47 +24,45 @@ var tries = []struct{ Path, Does string }{
 	{"metrics", "has the metrics for Prometheus"},
 }
 
-var frontHTML = template.Must(template.New("front").Parse(`<!doctype html>
+// frontHead and frontRoutes are what stands around the lists of the page as HTML.
+const (
+	frontHead = `<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <title>kvatlas</title>
 <style>body{font:16px/1.5 system-ui,sans-serif;max-width:50em;margin:3em auto;padding:0 1em}td{padding-right:1.5em}code{font-size:.95em}</style>
 <h1>kvatlas</h1>
-<p>{{.About}}</p>
-<p>Version {{.Version}}, index: {{.Backend}}.</p>
+<p>%s</p>
+<p>Version %s, index: %s.</p>
 <ul>
-{{range .Tries}}<li><a href="{{.Path}}">/{{.Path}}</a> {{.Does}}</li>
-{{end}}</ul>
+`
+	frontRoutes = `</ul>
 <h2>Routes</h2>
 <p>Where callers have credentials, each needs the role beside it: <code>Authorization: Bearer TOKEN</code>. Routes for admins may be at an address of their own.</p>
 <table>
-{{range .Routes}}<tr><td><code>{{.Method}}</code><td><code>{{.Pattern}}</code><td>{{.Role}}</tr>
-{{end}}</table>
-</html>
-`))
+`
+)
 
-// makeFront makes the page out of the table of routes.
-func (s *Server) makeFront() (page frontPage, err error) {
-	type route struct{ Method, Pattern, Role string }
-	var routes []route
-	for _, r := range s.routeTable() {
-		routes = append(routes, route{r.method, r.pattern, r.role.String()})
-	}
-	var html bytes.Buffer
-	if err := frontHTML.Execute(&html, map[string]any{"About": aboutServer, "Version": s.cfg.Version, "Backend": s.cfg.Backend, "Tries": tries, "Routes": routes}); err != nil {
-		return page, fmt.Errorf("server: the page at /: %w", err)
-	}
-	var text strings.Builder
+// makeFront makes the page out of the table of routes. It is written by hand: html/template, which
+// calls methods by name, has the linker keep all methods of all packages.
+func (s *Server) makeFront() (page frontPage) {
+	var text, markup strings.Builder
+	safe := html.EscapeString
+	fmt.Fprintf(&markup, frontHead, safe(aboutServer), safe(s.cfg.Version), safe(s.cfg.Backend))
 	fmt.Fprintf(&text, "%s\n\nVersion %s, index: %s.\n\n", aboutServer, s.cfg.Version, s.cfg.Backend)
 	for _, t := range tries {
+		fmt.Fprintf(&markup, "<li><a href=\"%[1]s\">/%[1]s</a> %[2]s</li>\n", safe(t.Path), safe(t.Does))
 		fmt.Fprintf(&text, "  GET /%-13s %s\n", t.Path, t.Does)
 	}
+	markup.WriteString(frontRoutes)
 	text.WriteString("\nAll routes, and the role that a caller with credentials needs:\n\n")
-	for _, r := range routes {
-		fmt.Fprintf(&text, "  %-6s %-36s %s\n", r.Method, r.Pattern, r.Role)
+	for _, r := range s.routeTable() {
+		fmt.Fprintf(&markup, "<tr><td><code>%s</code><td><code>%s</code><td>%s</tr>\n", safe(r.method), safe(r.pattern), safe(r.role.String()))
+		fmt.Fprintf(&text, "  %-6s %-36s %s\n", r.method, r.pattern, r.role)
 	}
-	return frontPage{text: []byte(text.String()), html: html.Bytes()}, nil
+	markup.WriteString("</table>\n</html>\n")
+	return frontPage{text: []byte(text.String()), html: []byte(markup.String())}
 }
 
 // front is GET /: what this is, and where to go. It says no more than /healthz and

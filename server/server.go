@@ -143,9 +143,7 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.page, err = s.makeFront(); err != nil {
-		return nil, err
-	}
+	s.page = s.makeFront()
 	s.handler = s.routes()
 	return s, nil
 }
