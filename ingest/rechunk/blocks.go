@@ -97,25 +97,45 @@ func (c *Chunker) touch(b *block) {
 	}
 }
 
+// runSlab is how many runs are allocated together, and arena how many tokens or ends of them.
+const (
+	runSlab = 16
+	arena   = 1024
+)
+
+// allot returns an empty list with room for n, cut from what is left of an arena.
+func allot[T any](left *[]T, n int) []T {
+	if len(*left) < n {
+		*left = make([]T, max(n, arena))
+	}
+	list := (*left)[:0:n]
+	*left = (*left)[n:]
+	return list
+}
+
 // spareRuns is how many runs are kept to be used again at most.
 const spareRuns = 1024
 
 // newRun returns a run that b begins.
 func (c *Chunker) newRun(b *block, branch bool) *run {
-	var r *run
-	if n := len(c.runs); n > 0 {
-		r, c.runs = c.runs[n-1], c.runs[:n-1]
-	} else {
-		r = &run{}
+	if len(c.runs) == 0 {
+		for runs := make([]run, runSlab); len(runs) > 0; runs = runs[1:] {
+			c.runs = append(c.runs, &runs[0])
+		}
 	}
+	n := len(c.runs) - 1
+	r := c.runs[n]
+	c.runs = c.runs[:n]
 	r.ref, r.owner, r.tokensDirty, r.tokensCut = ref{b.hash, branch}, b, true, true
 	return r
 }
 
 // reuseRun keeps a run, which nothing refers to any more, and the room of its lists.
 func (c *Chunker) reuseRun(r *run) {
-	if len(c.runs) < spareRuns {
-		*r = run{ends: r.ends[:0], tokens: r.tokens[:0]}
-		c.runs = append(c.runs, r)
+	if len(c.runs) >= spareRuns {
+		*r = run{}
+		return
 	}
+	*r = run{ends: r.ends[:0], tokens: r.tokens[:0]}
+	c.runs = append(c.runs, r)
 }

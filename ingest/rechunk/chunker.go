@@ -100,7 +100,11 @@ type Chunker struct {
 	hand   int      // of the clock, over the numbers of blocks
 	buried []*block // dead and taken
 	ended  []*run   // that no block has any more
-	runs   []*run   // to be used again
+	runs   []*run   // to be used, for the first time or again
+	room   struct {
+		ends   []uint16
+		tokens []uint32
+	} // for lists of new runs
 
 	complete bool // what is not in blocks is not in the map
 	alone    bool // the map has nothing but perhaps its mark

@@ -172,7 +172,7 @@ func (d *decoder) run(b *block, i, size int) *run {
 	if r.child = flags&runChild != 0; r.child {
 		r.parent = ref{d.uint64(), flags&runBranch != 0}
 		r.fork = uint16(d.upTo(size))
-		r.place = d.upTo(maxKids)
+		r.place = int32(d.upTo(maxKids))
 		r.start = uint16(d.upTo(size))
 	}
 	if r.child != r.branch || r.child && (r.fork == 0 || r.start < r.fork) {

@@ -403,8 +403,12 @@ func (c *Chunker) put(b *block, p *place) bool {
 		if b.tail == nil {
 			r := c.newRun(b, false)
 			r.seed, r.prev, r.hasPrev = p.seed, p.prev, p.hasPrev
-			r.ends = append(slices.Grow(r.ends, max(1, min(8, c.size/len(p.tail)))), uint16(len(p.tail)))
-			r.tokens = append(slices.Grow(r.tokens, min(c.size, max(len(p.tail), c.size-len(p.tail)))), p.tail...)
+			if r.ends == nil { // it is new
+				r.ends = allot(&c.room.ends, max(1, min(8, c.size/len(p.tail))))
+				r.tokens = allot(&c.room.tokens, max(len(p.tail), c.size-len(p.tail)))
+			}
+			r.ends = append(r.ends, uint16(len(p.tail)))
+			r.tokens = append(r.tokens, p.tail...)
 			b.tail = r
 			for _, o := range p.tailObj {
 				b.tail.objects = append(b.tail.objects, object{hash: o.Hash})
@@ -464,18 +468,18 @@ func (c *Chunker) adopt(from, r *run) bool {
 		from.kin = k
 	}
 	if n := len(k.free); n > 0 {
-		r.place = k.free[n-1]
+		r.place = int32(k.free[n-1])
 		k.free = k.free[:n-1]
 		k.kids[r.place] = r.hash
 	} else {
 		if len(k.kids) >= maxKids {
 			return false
 		}
-		r.place = len(k.kids)
+		r.place = int32(len(k.kids))
 		k.kids = append(k.kids, r.hash)
 	}
 	k.count++
-	c.pageChanged(k, r.place)
+	c.pageChanged(k, int(r.place))
 	c.touch(from.owner)
 	return true
 }

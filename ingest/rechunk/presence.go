@@ -178,12 +178,12 @@ func (c *Chunker) settle(r *run) {
 		b.branch = nil
 		c.ended = append(c.ended, r)
 	}
-	if p := c.up(r); p != nil && r.place < len(p.kids()) && p.kin.kids[r.place] == r.hash {
+	if p := c.up(r); p != nil && int(r.place) < len(p.kids()) && p.kin.kids[r.place] == r.hash {
 		k := p.kin
 		k.kids[r.place] = 0
-		k.free = append(k.free, r.place)
+		k.free = append(k.free, int(r.place))
 		k.count--
-		c.pageChanged(k, r.place)
+		c.pageChanged(k, int(r.place))
 		if k.count == 0 {
 			k.kids, k.free = k.kids[:0], k.free[:0]
 		}

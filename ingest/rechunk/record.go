@@ -127,31 +127,28 @@ type ref struct {
 // row goes on in two ways, the second is a branch of the first.
 type run struct {
 	ref
+	parent  ref    // of a branch
 	owner   *block // whose record has it
 	seed    blockkey.Seed
 	prev    blockkey.Key // the index block before
-	hasPrev bool
 	key     blockkey.Key // of the index block, when closed
-	closed  bool
-	shared  bool // others can close with the same key
-	child   bool // a branch: the first fork parts are parent's
-	parent  ref
-	fork    uint16
-	place   int    // among parent's kids
-	start   uint16 // tokens of the index block before the first own part
-
-	ends    []uint16 // tokens of the index block up to the end of each own part
-	tokens  []uint32 // of the own parts but the one that closes the index block
+	kin     *kin         // nil for one that never had branches
+	ends    []uint16     // tokens of the index block up to the end of each own part
+	tokens  []uint32     // of the own parts but the one that closes the index block
 	objects []object
 	present tierSets // which own parts are held
 	lacking tierSets // which have a block that has copies there, and not of each group that a hit needs
 	placed  bitset   // which own parts a block is placed at: it is held, or lacking, somewhere
-	held    uint8    // tiers in which the index block is held
 
-	kin *kin // nil for one that never had branches
+	place int32  // among parent's kids
+	fork  uint16 // of a branch: the first fork parts are parent's
+	start uint16 // tokens of the index block before the first own part
 
-	tokensDirty bool // there are more, or, with tokensCut, less or others than in the map
-	tokensCut   bool
+	held                   uint8 // tiers in which the index block is held
+	hasPrev, closed, child bool  // child is one that is a branch
+	shared                 bool  // others can close with the same key
+	tokensDirty            bool  // there are more, or, with tokensCut, less or others than in the map
+	tokensCut              bool
 }
 
 // kin are the branches of a run.
