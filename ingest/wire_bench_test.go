@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"runtime"
@@ -33,13 +34,14 @@ func chain(rank, messages, blocks int) []zmq.Message {
 	out := make([]zmq.Message, messages)
 	tokens := make([]uint32, 16*blocks)
 	var parent event.Hash
+	random := rand.New(rand.NewPCG(16, uint64(rank))) // or else it is soon known how wide tokens are
 	for i := range out {
 		hashes := make([]event.Hash, blocks)
 		for j := range hashes {
 			hashes[j] = event.Hash((uint64(rank)<<32 + uint64(i*blocks+j+1)) * 0x9E3779B97F4A7C15)
 		}
 		for j := range tokens {
-			tokens[j] = uint32((uint64(rank*messages+i)*7919 + uint64(j)*131) % 150_000)
+			tokens[j] = random.Uint32N(150_000)
 		}
 		e := event.Event{Kind: event.Stored, Hashes: hashes, Tokens: tokens, BlockSize: 16, Medium: "GPU", Parent: parent, HasParent: i*blocks%promptBlocks != 0}
 		parent = hashes[blocks-1]

@@ -1,6 +1,7 @@
 package event_test
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"github.com/tinylib/msgp/msgp"
@@ -9,14 +10,23 @@ import (
 	"github.com/kvatlas/kvatlas/sim/encode"
 )
 
-// benchBatch is what one step of a busy engine stores: 16 blocks of 16 tokens.
-func benchBatch(form encode.Form) []byte {
+// benchBatches are what steps of a busy engine store, 16 blocks of 16 tokens each: so many
+// that nothing learns how wide their tokens are.
+func benchBatches(form encode.Form) (all [][]byte) {
+	r := rand.New(rand.NewPCG(16, 16))
+	for range 1024 {
+		all = append(all, benchBatch(form, r))
+	}
+	return all
+}
+
+func benchBatch(form encode.Form, r *rand.Rand) []byte {
 	e := event.Event{Kind: event.Stored, BlockSize: 16, Medium: "GPU", Parent: 0xfedcba9876543210, HasParent: true}
 	for i := range 16 {
 		e.Hashes = append(e.Hashes, event.Hash(0x9e3779b97f4a7c15*uint64(i+1)))
 	}
-	for i := range 256 {
-		e.Tokens = append(e.Tokens, uint32(i*997)%128000)
+	for range 256 {
+		e.Tokens = append(e.Tokens, r.Uint32N(128_000))
 	}
 	return encode.Append(nil, &event.Batch{Time: 1700000000.25, Events: []event.Event{e}}, form)
 }
@@ -24,15 +34,15 @@ func benchBatch(form encode.Form) []byte {
 func BenchmarkDecode(b *testing.B) {
 	for _, form := range []encode.Form{encode.VLLM33, encode.VLLM22, encode.SGLang520} {
 		b.Run(form.String(), func(b *testing.B) {
-			payload := benchBatch(form)
+			payloads := benchBatches(form)
 			var (
 				d     event.Decoder
 				batch event.Batch
 			)
 			b.ReportAllocs()
-			b.SetBytes(int64(len(payload)))
-			for b.Loop() {
-				if err := d.Decode(payload, &batch); err != nil {
+			b.SetBytes(int64(len(payloads[0])))
+			for i := 0; b.Loop(); i++ {
+				if err := d.Decode(payloads[i%len(payloads)], &batch); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -44,15 +54,15 @@ func BenchmarkDecode(b *testing.B) {
 // fastest general decoder we know: just the fields, into memory that is reused,
 // with none of what tells versions apart. It is there to be compared with.
 func BenchmarkDecodePeer(b *testing.B) {
-	payload := benchBatch(encode.VLLM33)
+	payloads := benchBatches(encode.VLLM33)
 	var p peer
-	if err := p.decode(payload); err != nil || len(p.hashes) != 16 || len(p.tokens) != 256 {
+	if err := p.decode(payloads[0]); err != nil || len(p.hashes) != 16 || len(p.tokens) != 256 {
 		b.Fatal(err, len(p.hashes), len(p.tokens))
 	}
 	b.ReportAllocs()
-	b.SetBytes(int64(len(payload)))
-	for b.Loop() {
-		if err := p.decode(payload); err != nil {
+	b.SetBytes(int64(len(payloads[0])))
+	for i := 0; b.Loop(); i++ {
+		if err := p.decode(payloads[i%len(payloads)]); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -141,7 +151,7 @@ func (p *peer) field(key string, b []byte) (_ []byte, err error) {
 
 func BenchmarkJSONPushes(b *testing.B) {
 	var batch event.Batch
-	if err := new(event.Decoder).Decode(benchBatch(encode.VLLM33), &batch); err != nil {
+	if err := new(event.Decoder).Decode(benchBatches(encode.VLLM33)[0], &batch); err != nil {
 		b.Fatal(err)
 	}
 	body := append(event.AppendJSON([]byte(`{"pod":"10.0.0.1:8000","model":"m","events":[`), &batch.Events[0]), `]}`...)

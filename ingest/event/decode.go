@@ -1,6 +1,7 @@
 package event
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -372,22 +373,18 @@ func (d *Decoder) tokens(field string) (tokens []uint32, bigram bool, _ fault) {
 	// all bytes are tokens.
 	b, at := d.b, d.i
 	for i := range out {
+		if at+5 <= len(b) {
+			// Two bytes or four, as it comes: no branch could be foretold.
+			if wide := b[at] - 0xcd; wide <= 1 {
+				out[i] = binary.BigEndian.Uint32(b[at+1:]) >> (16 * (1 - wide) & 31)
+				at += 3 + 2*int(wide)
+				continue
+			}
+		}
 		if at < len(b) && b[at] < 0x80 {
 			out[i] = uint32(b[at])
 			at++
 			continue
-		}
-		if at+5 <= len(b) {
-			if b[at] == 0xcd {
-				out[i] = uint32(b[at+1])<<8 | uint32(b[at+2])
-				at += 3
-				continue
-			}
-			if b[at] == 0xce {
-				out[i] = uint32(b[at+1])<<24 | uint32(b[at+2])<<16 | uint32(b[at+3])<<8 | uint32(b[at+4])
-				at += 5
-				continue
-			}
 		}
 		d.i = at
 		if isText(d.peek()) {
