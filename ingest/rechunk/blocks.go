@@ -126,7 +126,7 @@ func (c *Chunker) newRun(b *block, branch bool) *run {
 	n := len(c.runs) - 1
 	r := c.runs[n]
 	c.runs = c.runs[:n]
-	r.ref, r.owner, r.tokensDirty, r.tokensCut = ref{b.hash, branch}, b, true, true
+	r.hash, r.branch, r.owner, r.tokensDirty, r.tokensCut = b.hash, branch, b, true, true
 	return r
 }
 

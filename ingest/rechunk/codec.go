@@ -79,7 +79,7 @@ func appendRecord(dst []byte, b *block, size int, tokens [2]int) []byte {
 		}
 	}
 	set(&flags, isJoined, b.joined)
-	set(&flags, joinsBranch, b.joined && b.join.branch)
+	set(&flags, joinsBranch, b.joined && b.joinBranch)
 	set(&flags, isKeyed, b.keyed)
 	set(&flags, hasTail, b.tail != nil)
 	set(&flags, hasBranch, b.branch != nil)
@@ -108,7 +108,7 @@ func appendRecord(dst []byte, b *block, size int, tokens [2]int) []byte {
 		}
 	}
 	if b.joined {
-		dst = binary.BigEndian.AppendUint64(dst, b.join.hash)
+		dst = binary.BigEndian.AppendUint64(dst, b.joinHash)
 		dst = binary.AppendUvarint(dst, uint64(b.part))
 	}
 	if extra&hasSeed != 0 {
@@ -188,7 +188,7 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 	}
 	plain = plain && !lacking
 	var flags byte
-	for i, on := range [...]bool{r.hasPrev, r.closed, r.child, uniform, len(r.objects) > 0, plain, r.seed != plainSeed, r.parent.branch} {
+	for i, on := range [...]bool{r.hasPrev, r.closed, r.child, uniform, len(r.objects) > 0, plain, r.seed != plainSeed, r.parentBranch} {
 		if on {
 			flags |= 1 << i
 		}
@@ -204,7 +204,7 @@ func appendRun(dst []byte, r *run, size, tokens int) []byte {
 		dst = binary.BigEndian.AppendUint64(dst, uint64(r.key))
 	}
 	if r.child {
-		dst = binary.BigEndian.AppendUint64(dst, r.parent.hash)
+		dst = binary.BigEndian.AppendUint64(dst, r.parentHash)
 		dst = binary.AppendUvarint(dst, uint64(r.fork))
 		dst = binary.AppendUvarint(dst, uint64(r.place))
 		dst = binary.AppendUvarint(dst, uint64(r.start))

@@ -126,7 +126,7 @@ func decodeRecord(b *block, v []byte, size int) bool {
 	}
 	if flags&isJoined != 0 {
 		b.joined = true
-		b.join = ref{d.uint64(), flags&joinsBranch != 0}
+		b.setJoin(ref{d.uint64(), flags&joinsBranch != 0})
 		b.part = uint16(d.upTo(size))
 	}
 	b.seed = plainSeed
@@ -158,7 +158,7 @@ func decodeRecord(b *block, v []byte, size int) bool {
 
 // run reads the i-th run of b.
 func (d *decoder) run(b *block, i, size int) *run {
-	r := &run{ref: ref{b.hash, i == 1}, owner: b, seed: plainSeed}
+	r := &run{hash: b.hash, branch: i == 1, owner: b, seed: plainSeed}
 	flags := d.byte()
 	if flags&runSeed != 0 {
 		r.seed = blockkey.Seed(d.uint64())
@@ -170,7 +170,7 @@ func (d *decoder) run(b *block, i, size int) *run {
 		r.key = blockkey.Key(d.uint64())
 	}
 	if r.child = flags&runChild != 0; r.child {
-		r.parent = ref{d.uint64(), flags&runBranch != 0}
+		r.setParent(ref{d.uint64(), flags&runBranch != 0})
 		r.fork = uint16(d.upTo(size))
 		r.place = int32(d.upTo(maxKids))
 		r.start = uint16(d.upTo(size))

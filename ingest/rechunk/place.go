@@ -37,7 +37,7 @@ func (c *Chunker) after(b *block) cursor {
 		}
 		return cursor{ok: true, seed: b.seed, prev: last, hasPrev: true}
 	case b.joined:
-		r := c.run(b.join)
+		r := c.run(b.join())
 		if r == nil || int(b.part) >= r.parts() || b.part < r.fork {
 			return lost(NoParent)
 		}
@@ -170,7 +170,7 @@ func (c *Chunker) join(cur *cursor, known *block, p *place) {
 	}
 	// Another hash may have the same content at this place (vLLM mixes the tokens
 	// that follow into it): then each has a run of its own.
-	mine := known != nil && known.joined && known.join == r.ref && known.part == q
+	mine := known != nil && known.joined && known.join() == r.ref() && known.part == q
 	if c.same(r, q, p) && (mine || !r.placed.has(int(q-r.fork))) && (known == nil || known.branch == nil) {
 		p.how = matches
 		return
@@ -184,7 +184,7 @@ func (c *Chunker) join(cur *cursor, known *block, p *place) {
 
 // branchHow is how a block goes on that begins a branch already.
 func (c *Chunker) branchHow(b *run, from *run, part uint16, p *place) how {
-	if b.child && b.parent == from.ref && b.fork == part && c.same(b, part, p) {
+	if b.child && b.parent() == from.ref() && b.fork == part && c.same(b, part, p) {
 		p.run = b
 		return matches
 	}
@@ -330,7 +330,7 @@ func (b *block) is(p *place) bool {
 	switch {
 	case b.joined != (p.how != notAtAll), b.keyed != (len(p.keys) > 0), (b.tail != nil) != (len(p.tail) > 0):
 		return false
-	case b.joined && (p.how != matches || b.join != p.run.ref || b.part != p.part):
+	case b.joined && (p.how != matches || b.join() != p.run.ref() || b.part != p.part):
 		return false
 	case b.keyed && (b.key != p.keys[0] || !slices.Equal(b.more(), p.keys[1:])):
 		return false
@@ -377,7 +377,8 @@ func (c *Chunker) put(b *block, p *place) bool {
 	case forks:
 		r := c.newRun(b, true)
 		r.seed, r.prev, r.hasPrev = p.run.seed, p.run.prev, p.run.hasPrev
-		r.child, r.parent, r.fork, r.start = true, p.run.ref, p.part, uint16(c.endOf(p.run, p.part-1))
+		r.setParent(p.run.ref())
+		r.child, r.fork, r.start = true, p.part, uint16(c.endOf(p.run, p.part-1))
 		if !c.adopt(p.run, r) {
 			return false
 		}
@@ -392,7 +393,8 @@ func (c *Chunker) put(b *block, p *place) bool {
 	b.joined, b.keyed = p.how != notAtAll, len(p.keys) > 0
 	b.seed = p.seed
 	if b.joined {
-		b.join, b.part = p.run.ref, p.part
+		b.setJoin(p.run.ref())
+		b.part = p.part
 	}
 	b.shared = p.shared
 	if b.keyed {

@@ -109,13 +109,13 @@ func (c *Chunker) wantBlock(hash uint64, kind event.Kind, tier store.Tier) {
 		return
 	}
 	if b.joined {
-		c.wantRun(b.join, kind, tier, 0)
+		c.wantRun(b.join(), kind, tier, 0)
 	}
 	if b.tail != nil {
-		c.wantRun(b.tail.ref, kind, tier, 0)
+		c.wantRun(b.tail.ref(), kind, tier, 0)
 	}
 	if b.branch != nil {
-		c.wantRun(b.branch.ref, kind, tier, 0)
+		c.wantRun(b.branch.ref(), kind, tier, 0)
 	}
 }
 
@@ -135,7 +135,7 @@ func (c *Chunker) wantRun(r ref, kind event.Kind, tier store.Tier, depth int) {
 		return
 	}
 	if x.child {
-		c.wantRun(x.parent, kind, tier, depth+1)
+		c.wantRun(x.parent(), kind, tier, depth+1)
 	}
 	if x.branches() && (kind != event.Stored || b.era != c.meta.era || !x.present.of(int(tier)).full(len(x.ends))) {
 		c.wantKids(x, depth)

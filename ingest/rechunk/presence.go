@@ -12,7 +12,7 @@ func (c *Chunker) flip(b *block, old, now tiers) {
 	}
 	c.flipped = b.layer
 	if b.joined {
-		if r := c.run(b.join); r != nil && b.part >= r.fork && int(b.part) < r.parts() {
+		if r := c.run(b.join()); r != nil && b.part >= r.fork && int(b.part) < r.parts() {
 			c.turn(r, int(b.part), old, now)
 		}
 	}
@@ -96,7 +96,7 @@ func (c *Chunker) up(r *run) *run {
 	if !r.child {
 		return nil
 	}
-	p := c.run(r.parent)
+	p := c.run(r.parent())
 	if p == nil || p.fork >= r.fork || p.parts() < int(r.fork) {
 		return nil
 	}
@@ -110,7 +110,7 @@ func (c *Chunker) judgeKids(r *run, part int) {
 			continue
 		}
 		b := c.get(h)
-		if b == nil || b.branch == nil || b.branch.parent != r.ref {
+		if b == nil || b.branch == nil || b.branch.parent() != r.ref() {
 			continue
 		}
 		if k := b.branch; int(k.fork) > part && k.fork > r.fork {
@@ -126,7 +126,7 @@ func (c *Chunker) judgeKids(r *run, part int) {
 func (c *Chunker) leave(b *block) {
 	if b.joined {
 		b.joined = false
-		if r := c.run(b.join); r != nil && b.part >= r.fork && int(b.part) < r.parts() {
+		if r := c.run(b.join()); r != nil && b.part >= r.fork && int(b.part) < r.parts() {
 			r.placed.set(int(b.part-r.fork), false)
 			c.touch(r.owner)
 			c.settle(r)
@@ -149,7 +149,7 @@ func (c *Chunker) settle(r *run) {
 		return
 	}
 	n := r.placed.top()
-	if n == len(r.ends) || n == 0 && r.branch && c.blocks.get(r.parent.hash) == nil {
+	if n == len(r.ends) || n == 0 && r.branch && c.blocks.get(r.parentHash) == nil {
 		return // or its parent, which has to know, is not in memory
 	}
 	c.touch(r.owner)

@@ -20,10 +20,9 @@ type block struct {
 	// rest of an index block that was begun before (it is a part of join), whole
 	// index blocks (key and more), the beginning of another (the first part of tail).
 	// A block without a holder has no place but its runs.
-	join ref
-	part uint16 // of join, counted over its path
-	key  blockkey.Key
-	seed blockkey.Seed // of the chain; with join it is the run's
+	joinHash uint64 // see join
+	key      blockkey.Key
+	seed     blockkey.Seed // of the chain; with join it is the run's
 
 	tail   *run // begins with the tokens behind the last whole index block
 	branch *run // begins with this block, where a run that was there goes on otherwise
@@ -31,18 +30,25 @@ type block struct {
 	slot slot  // the first; copies 0, and none in slots, when there are none
 	wide *wide // nil where all of it is empty, as it is of most blocks
 
-	joined, keyed, ambiguous bool
-	shared                   bool // others can have the same last key
-	dead                     bool // deleted, and the map does not know yet
-	dirty                    bool // changed since the last Take
-	used                     bool // since the hand of the clock passed
-
-	layer  uint8  // of the groups that have it, if held
 	era    uint32 // of the last change
 	stamp  uint32 // the Take that wrote it last
 	number uint32 // in the table, 0 for a block that is free
+	part   uint16 // of join, counted over its path
 	stored lasting
+	layer  uint8 // of the groups that have it, if held
+
+	joined, joinBranch, keyed, ambiguous bool
+
+	shared bool // others can have the same last key
+	dead   bool // deleted, and the map does not know yet
+	dirty  bool // changed since the last Take
+	used   bool // since the hand of the clock passed
 }
+
+// join is the run that b is a part of, if it is joined.
+func (b *block) join() ref { return ref{b.joinHash, b.joinBranch} }
+
+func (b *block) setJoin(r ref) { b.joinHash, b.joinBranch = r.hash, r.branch }
 
 // wide is what few blocks have.
 type wide struct {
@@ -126,8 +132,7 @@ type ref struct {
 // it and the child of the one before. Runs of one index block form a tree: where a
 // row goes on in two ways, the second is a branch of the first.
 type run struct {
-	ref
-	parent  ref    // of a branch
+	hash    uint64 // of the block that it begins with
 	owner   *block // whose record has it
 	seed    blockkey.Seed
 	prev    blockkey.Key // the index block before
@@ -136,6 +141,9 @@ type run struct {
 	ends    []uint16     // tokens of the index block up to the end of each own part
 	tokens  []uint32     // of the own parts but the one that closes the index block
 	objects []object
+
+	parentHash uint64 // of a branch, see parent
+
 	present tierSets // which own parts are held
 	lacking tierSets // which have a block that has copies there, and not of each group that a hit needs
 	placed  bitset   // which own parts a block is placed at: it is held, or lacking, somewhere
@@ -145,11 +153,20 @@ type run struct {
 	start uint16 // tokens of the index block before the first own part
 
 	held                   uint8 // tiers in which the index block is held
-	hasPrev, closed, child bool  // child is one that is a branch
-	shared                 bool  // others can close with the same key
-	tokensDirty            bool  // there are more, or, with tokensCut, less or others than in the map
+	branch, parentBranch   bool
+	hasPrev, closed, child bool // child is one that is a branch
+	shared                 bool // others can close with the same key
+	tokensDirty            bool // there are more, or, with tokensCut, less or others than in the map
 	tokensCut              bool
 }
+
+// ref is the run's name.
+func (r *run) ref() ref { return ref{r.hash, r.branch} }
+
+// parent is the run that a branch branches from.
+func (r *run) parent() ref { return ref{r.parentHash, r.parentBranch} }
+
+func (r *run) setParent(p ref) { r.parentHash, r.parentBranch = p.hash, p.branch }
 
 // kin are the branches of a run.
 type kin struct {
