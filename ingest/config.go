@@ -72,7 +72,7 @@ type Config struct {
 	Media *event.Media
 	// Copies is what a repeated store of a block means.
 	Copies rechunk.Copies
-	// Records is how many engine blocks of a rank are kept in memory, 200 to 400 bytes
+	// Records is how many engine blocks of a rank are kept in memory, 100 to 250 bytes
 	// each; what is beyond is read from the index when it is needed. 256 Ki, at least
 	// rechunk.MinRecords.
 	Records int

@@ -47,7 +47,7 @@ type Config struct {
 	// lives. It writes nothing to the map while all of it fits in memory, but a mark by which Torn has others
 	// leave it. What does not fit is written, and from then on the map is kept as ever.
 	Alone bool
-	// MaxRecords is how many engine blocks are kept in memory, 200 to 400 bytes
+	// MaxRecords is how many engine blocks are kept in memory, 100 to 250 bytes
 	// each; the rest is read again when it is needed. It can be exceeded by what one Apply
 	// needs and by what Done has not been called for. 0 is 256 Ki, the least is
 	// MinRecords.

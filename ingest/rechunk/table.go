@@ -29,6 +29,8 @@ const (
 // of the block; 0 is a free one. Numbers begin with 1.
 func makeSlot(tag, number uint32) uint64 { return uint64(tag)<<32 | uint64(number) }
 
+func slotTag(s uint64) uint32 { return uint32(s >> 32) }
+
 func (t *blockTable) tag(hash uint64) uint32 {
 	hi, lo := bits.Mul64(hash^t.seed, 0x9e3779b97f4a7c15)
 	return uint32((hi ^ lo) >> 32)
@@ -78,7 +80,7 @@ func (t *blockTable) get(hash uint64) *block {
 		if s == 0 {
 			return nil
 		}
-		if uint32(s>>32) == tag {
+		if slotTag(s) == tag {
 			if b := t.block(uint32(s)); b.hash == hash {
 				return b
 			}
@@ -110,7 +112,7 @@ func (t *blockTable) add(hash uint64) *block {
 // place puts a slot into the first free one from its home on.
 func (t *blockTable) place(s uint64) {
 	mask := len(t.slots) - 1
-	i := t.home(uint32(s >> 32))
+	i := t.home(slotTag(s))
 	for t.slots[i&mask] != 0 {
 		i++
 	}
@@ -120,13 +122,13 @@ func (t *blockTable) place(s uint64) {
 // remove takes a block out, and empties it.
 func (t *blockTable) remove(b *block) {
 	mask, s := len(t.slots)-1, makeSlot(t.tag(b.hash), b.number)
-	i := t.home(uint32(s >> 32))
+	i := t.home(slotTag(s))
 	for t.slots[i] != s {
 		i = (i + 1) & mask
 	}
 	// What lies behind the hole, and could lie in it, moves there.
 	for j := (i + 1) & mask; t.slots[j] != 0; j = (j + 1) & mask {
-		if (j-t.home(uint32(t.slots[j]>>32)))&mask >= (j-i)&mask {
+		if (j-t.home(slotTag(t.slots[j])))&mask >= (j-i)&mask {
 			t.slots[i] = t.slots[j]
 			i = j
 		}

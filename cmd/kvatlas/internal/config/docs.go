@@ -40,7 +40,7 @@ var docs = map[string]string{
 	"IngestCurveServer":             "IngestCurveServer is the file with the public key of these engines (NAME.key).",
 	"IngestMedia":                   "IngestMedia are engines' words for where blocks are and the tiers that they mean, beyond those that are known, as in cxl=cpu,tape=disk.",
 	"IngestQueueBytes":              "IngestQueueBytes is the size of all events that wait to be applied; ranks that find no room are not read until there is some.",
-	"IngestRecords":                 "IngestRecords is the number of engine blocks of a rank that are kept in memory, 200 to 400 bytes each; others are read from the index when they are needed.",
+	"IngestRecords":                 "IngestRecords is the number of engine blocks of a rank that are kept in memory, 100 to 250 bytes each; others are read from the index when they are needed.",
 	"IngestRelayMessages":           "IngestRelayMessages is how many of the last messages of each rank are kept for clients that ask for recent events, 1 MiB of them at most. 0 keeps none.",
 	"IngestSilent":                  "IngestSilent is how long a rank may send nothing before its engine's /health is asked, and an engine that is healthy is counted as silent. 0 never asks.",
 	"IngestTTL":                     "IngestTTL is how long a process can be silent before others take over the ranks that it reads. It calls four times in that time.",

@@ -46,7 +46,7 @@ type ingestSettings struct {
 	// the engine and by what its stream shows, all counts each, none counts none.
 	IngestCopies rechunk.Copies `name:"ingest-copies" default:"infer" oneof:"infer,all,none"`
 	// IngestRecords is the number of engine blocks of a rank that are kept in memory,
-	// 200 to 400 bytes each; others are read from the index when they are needed.
+	// 100 to 250 bytes each; others are read from the index when they are needed.
 	IngestRecords int `name:"ingest-records" default:"262144" min:"64" max:"268435456"`
 }
 
