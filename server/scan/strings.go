@@ -42,12 +42,13 @@ func (s *Scanner) PeekQuoted() (b []byte, ok bool) {
 func (s *Scanner) SkipQuoted(b []byte) { s.pos += len(b) + 2 }
 
 // escaped reads on a string whose first escape (or fault) is at s.pos.
-func (s *Scanner) escaped(start int, ascii bool) ([]byte, error) {
+func (s *Scanner) escaped(start int, ascii bool) (_ []byte, err error) {
 	// A text without its escapes is shorter: there is room for all that can follow.
-	out := slices.Grow(s.plain[:0], len(s.data)-start)
+	out := slices.Grow(s.plain[:0], len(s.data)-start+copied)
 	out = append(out, s.data[start:s.pos]...)
 	defer func() { s.plain = out }()
-	for {
+	out, plain, err := s.copyBlocks(out)
+	for ascii = ascii && plain; err == nil; {
 		if s.pos == len(s.data) {
 			return nil, s.Syntax("the end of a string")
 		}
@@ -58,40 +59,109 @@ func (s *Scanner) escaped(start int, ascii bool) ([]byte, error) {
 			}
 			s.pos++
 			return out, nil
-		case c != '\\':
+		case c == '\\':
+			out, err = s.escape(out)
+		case c < ' ':
 			return nil, s.Syntax("no control character in a string (write it as an escape)")
-		}
-		s.pos++
-		if s.pos == len(s.data) {
-			return nil, s.Syntax("the rest of an escape")
-		}
-		switch c := s.data[s.pos]; c {
-		case '"', '\\', '/':
-			out = append(out, c)
-		case 'b':
-			out = append(out, '\b')
-		case 'f':
-			out = append(out, '\f')
-		case 'n':
-			out = append(out, '\n')
-		case 'r':
-			out = append(out, '\r')
-		case 't':
-			out = append(out, '\t')
-		case 'u':
-			r, err := s.unicode()
-			if err != nil {
-				return nil, err
-			}
-			out = utf8.AppendRune(out, r)
 		default:
-			return nil, s.Syntax("one of \"\\/bfnrtu after a backslash")
+			ascii = ascii && c < utf8.RuneSelf
+			out = append(out, c)
+			s.pos++
 		}
-		s.pos++
-		var plain bool
-		out, plain = s.copyRun(out)
-		ascii = ascii && plain
 	}
+	return nil, err
+}
+
+// shortEscapes are what letters behind a backslash stand for, 0 where that is nothing.
+var shortEscapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
+
+// escape appends to out what the escape at s.pos stands for.
+func (s *Scanner) escape(out []byte) ([]byte, error) {
+	if s.pos++; s.pos == len(s.data) {
+		return out, s.Syntax("the rest of an escape")
+	}
+	c := s.data[s.pos]
+	if short := shortEscapes[c]; short != 0 {
+		s.pos++
+		return append(out, short), nil
+	}
+	if c != 'u' {
+		return out, s.Syntax("one of \"\\/bfnrtu after a backslash")
+	}
+	r, err := s.unicode()
+	if err != nil {
+		return out, err
+	}
+	s.pos++
+	return utf8.AppendRune(out, r), nil
+}
+
+const (
+	// block is how many bytes copyBlocks searches at once.
+	block = 64
+	// copied is how many bytes it copies at once: what stands between escapes is mostly shorter.
+	copied = 16
+)
+
+// copyBlocks appends a string from s.pos on to out, which has room for all of it and what is
+// copied at once. It stops at what is no part of the string, or near the end of the data.
+// Where stops are is found for a whole block, so that none waits for the one before.
+func (s *Scanner) copyBlocks(out []byte) (_ []byte, ascii bool, err error) {
+	data, room := s.data, out[:cap(out)]
+	i, n := s.pos, len(out)
+	var high uint64
+	for from := i; len(data)-from >= block+copied; from += block {
+		stops, others := stopsOf((*[block]byte)(data[from:]))
+		high |= others
+		stops &^= 1<<uint(i-from) - 1 // of an escape that began in the block before
+		for stops != 0 {
+			bit := bits.TrailingZeros64(stops)
+			at := from + bit
+			*(*[copied]byte)(room[n:]) = *(*[copied]byte)(data[i:])
+			if at-i > copied {
+				copy(room[n:], data[i:at])
+			}
+			n += at - i
+			if data[at] != '\\' {
+				s.pos = at
+				return room[:n], high == 0, nil
+			}
+			if short := shortEscapes[data[at+1]]; short != 0 {
+				room[n] = short
+				i, n = at+2, n+1
+				stops &^= 3 << (bit & (block - 1))
+				continue
+			}
+			s.pos = at
+			out, err := s.escape(room[:n])
+			if err != nil {
+				return out, false, err
+			}
+			i, n = s.pos, len(out)
+			stops &^= 1<<uint(i-from) - 1
+		}
+		if end := from + block; i < end {
+			n += copy(room[n:], data[i:end])
+			i = end
+		}
+	}
+	s.pos = i
+	return room[:n], high == 0, nil
+}
+
+// stopsOf returns a bit for each byte that does not stand for itself in a string, and bits that
+// are 0 where all bytes are ASCII.
+func stopsOf(b *[block]byte) (stops, high uint64) {
+	const low = ones * 0x7f
+	for i := 0; i < block; i += 8 {
+		w := binary.LittleEndian.Uint64(b[i:])
+		l := w & low
+		// The top bit of each byte is set where it is no quote, no backslash and not below ' '.
+		others := ((l^ones*'"'+low)&(l^ones*'\\'+low)&(l+ones*(0x80-' ')) | w) & tops
+		stops |= ((others ^ tops) >> 7 * 0x0102040810204080 >> 56) << i
+		high |= w & tops
+	}
+	return stops, high
 }
 
 // unicode reads the digits of a \u escape, both halves of a pair, and leaves
@@ -116,47 +186,20 @@ func (s *Scanner) unicode() (rune, error) {
 
 func (s *Scanner) hex4() (rune, error) {
 	b := s.data[s.pos+1:]
-	var r rune
+	if len(b) >= 4 {
+		v, w, x, y := hexDigit[b[0]], hexDigit[b[1]], hexDigit[b[2]], hexDigit[b[3]]
+		if v|w|x|y <= 15 {
+			s.pos += 4
+			return rune(v)<<12 | rune(w)<<8 | rune(x)<<4 | rune(y), nil
+		}
+	}
 	for i := range 4 {
 		if i == len(b) || hexDigit[b[i]] > 15 {
 			s.pos += 1 + i
-			return 0, s.Syntax("4 hex digits after \\u")
-		}
-		r = r<<4 | rune(hexDigit[b[i]])
-	}
-	s.pos += 4
-	return r, nil
-}
-
-// copyRun is run for what stands behind an escape, which is mostly short: it appends the bytes
-// to out, which has room for all of the text, as it looks at them.
-func (s *Scanner) copyRun(out []byte) (_ []byte, ascii bool) {
-	data, i, n := s.data, s.pos, len(out)
-	room := out[:cap(out)]
-	var high uint64
-	for len(data)-i >= 8 && len(room)-n >= 8 {
-		w := binary.LittleEndian.Uint64(data[i:])
-		binary.LittleEndian.PutUint64(room[n:], w)
-		if stop := stops(w); stop != 0 {
-			k := bits.TrailingZeros64(stop) / 8
-			high |= w & (1<<(8*k) - 1)
-			s.pos = i + k
-			return room[:n+k], high&tops == 0
-		}
-		high |= w
-		i, n = i+8, n+8
-	}
-	out = room[:n]
-	for ; i < len(data); i++ {
-		c := data[i]
-		if c < 0x20 || c == '"' || c == '\\' {
 			break
 		}
-		out = append(out, c)
-		high |= uint64(c)
 	}
-	s.pos = i
-	return out, high&tops == 0
+	return 0, s.Syntax("4 hex digits after \\u")
 }
 
 const ones, tops = 0x0101010101010101, 0x8080808080808080

@@ -1,10 +1,12 @@
 package scan
 
 import (
-	"bytes"
 	"encoding/json"
+	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/cputime"
 )
 
 // TestEscapedStrings holds strings with escapes at all places to encoding/json, with a scanner
@@ -36,6 +38,48 @@ func TestEscapedStrings(t *testing.T) {
 	}
 }
 
+// TestLongEscapedStrings holds strings of many blocks, with all that stops a copy at all places
+// of them, to encoding/json.
+func TestLongEscapedStrings(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	pieces := []string{`\n`, `\"`, `\\`, `\/`, `\u00e9`, `\u2028`, `\ud83d\ude00`, "é", "\U0001F600", "x", "\x7f"}
+	wrong := []string{"\x00", "\x1f", `\x`, `\u12g4`, `\ud83d`, `"`, "\xff", "\xc3"}
+	var s Scanner
+	for range 20_000 {
+		var b strings.Builder
+		b.WriteByte('"')
+		for length := rng.IntN(300); b.Len() < length; {
+			b.WriteString(pieces[rng.IntN(len(pieces))])
+			b.WriteString(strings.Repeat("y", rng.IntN(1+rng.IntN(70))))
+		}
+		bad := ""
+		if rng.IntN(4) == 0 {
+			bad = wrong[rng.IntN(len(wrong))]
+		}
+		b.WriteString(bad)
+		b.WriteString(strings.Repeat("z", rng.IntN(3)))
+		text := b.String()
+		if rng.IntN(20) > 0 {
+			text += `"`
+		}
+		behind := strings.Repeat("é", rng.IntN(100))
+		var want string
+		dec := json.NewDecoder(strings.NewReader(text))
+		werr := dec.Decode(&want)
+		if bad == "\xff" || bad == "\xc3" || bad == `\ud83d` {
+			werr = ErrTooDeep // encoding/json puts U+FFFD there
+		}
+		if werr != nil {
+			behind = "" // else the string may go on
+		}
+		s.Start([]byte(text+behind), nil)
+		got, err := s.StringBytes("a string")
+		if (err == nil) != (werr == nil) || err == nil && (string(got) != want || s.pos != int(dec.InputOffset())) {
+			t.Fatalf("%q: %q to %d, %v; want %q, %v", text, got, s.pos, err, want, werr)
+		}
+	}
+}
+
 // TestReleaseLongPath has a scanner keep no room that the name of a field took, which may be as
 // long as a body.
 func TestReleaseLongPath(t *testing.T) {
@@ -57,23 +101,28 @@ func TestReleaseLongPath(t *testing.T) {
 	}
 }
 
-// BenchmarkEscapedText reads a text of 1 MB in lines of code, of which every sixth byte is an
-// escape, with a scanner that is used again.
+// BenchmarkEscapedText reads texts of 1 MB with a scanner that is used again: lines of code, of
+// which every sixth byte is an escape, and Chinese as Python writes it.
 func BenchmarkEscapedText(b *testing.B) {
 	line := "\tif err := open(\"file\", \"r\"); err != nil {\n\t\treturn \"\", err\n\t}\n"
-	body, err := json.Marshal(strings.Repeat(line, 1<<20/len(line)))
+	code, err := json.Marshal(strings.Repeat(line, 1<<20/len(line)))
 	if err != nil {
 		b.Fatal(err)
 	}
-	var s Scanner
-	b.SetBytes(int64(len(body)))
-	b.ReportAllocs()
-	for b.Loop() {
-		s.Start(body, nil)
-		text, err := s.StringBytes("a string")
-		if err != nil || !bytes.HasPrefix(text, []byte(line)) {
-			b.Fatal(err)
-		}
-		s.Release(4 << 20)
+	for name, body := range map[string][]byte{"code": code, "unicode": []byte(`"` + strings.Repeat(`\u4f60\u597d`, 1<<20/12) + `"`)} {
+		b.Run(name, func(b *testing.B) {
+			var s Scanner
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			before := cputime.Process()
+			for b.Loop() {
+				s.Start(body, nil)
+				if _, err := s.StringBytes("a string"); err != nil {
+					b.Fatal(err)
+				}
+				s.Release(4 << 20)
+			}
+			b.ReportMetric(float64((cputime.Process()-before).Microseconds())/float64(b.N), "cpu-us/op")
+		})
 	}
 }
