@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"slices"
 	"strconv"
+	"unsafe"
 
 	"github.com/kvatlas/kvatlas/blockkey"
 )
@@ -129,8 +130,12 @@ func readLanes(data []byte, dst []uint32, lanes *[tokenLanes + 1]lane) bool {
 	together := min(a.left, b.left)
 	into, intoB := dst[a.to:][:together], dst[b.to:][:together]
 	i, j := a.at, b.at
+	end := uint(len(data) - 8)
 	for k := range into {
-		v, w := binary.LittleEndian.Uint64(data[i:])^digitZeros, binary.LittleEndian.Uint64(data[j:])^digitZeros
+		if uint(i) > end || uint(j) > end {
+			return false
+		}
+		v, w := load(data, i)^digitZeros, load(data, j)^digitZeros
 		n, m := digitBits(v), digitBits(w)
 		if !isToken(v, n) || !isToken(w, m) {
 			return false
@@ -148,6 +153,12 @@ func readLanes(data []byte, dst []uint32, lanes *[tokenLanes + 1]lane) bool {
 		lane{j, b.to + together, b.left - together}.finish(data, dst, lanes[tokenLanes].at)
 }
 
+// load returns the 8 bytes from data[i:] on, which the caller has found to be there. What Go does
+// for a slice of them is a sixth of a token.
+func load(data []byte, i int) uint64 {
+	return binary.LittleEndian.Uint64((*[8]byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(data)), i))[:])
+}
+
 // finish reads the rest of a lane, and reports whether it ends where it should.
 func (l lane) finish(data []byte, dst []uint32, end int) bool {
 	at, n := shortTokens(data, dst[l.to:l.to+l.left], l.at)
@@ -159,7 +170,7 @@ func (l lane) finish(data []byte, dst []uint32, end int) bool {
 // end of data, is left to the caller.
 func shortTokens(data []byte, dst []uint32, at int) (end, n int) {
 	for n < len(dst) && len(data)-at > 8 {
-		w := binary.LittleEndian.Uint64(data[at:]) ^ digitZeros
+		w := load(data, at) ^ digitZeros
 		b := digitBits(w)
 		if !isToken(w, b) {
 			break
@@ -185,9 +196,10 @@ func digitBits(w uint64) int {
 }
 
 // isToken reports whether the b bits of digits are 1 to 7, without a zero before others, and
-// have a comma behind them.
+// have a comma behind them. What stands before the comma is digits, so that it is enough to look
+// at the first.
 func isToken(w uint64, b int) bool {
-	return byte(w>>(b&63)) == ','^'0' && b&63 != 0 && (byte(w) != 0 || b == 8)
+	return byte(w>>(b&63)) == ','^'0' && (byte(w)-1 < 9 || b == 8)
 }
 
 // tokenOf returns the number that the b bits of digits are.
