@@ -80,7 +80,7 @@ func DefaultWeights() Weights {
 }
 
 // validate refuses weights that would turn the ranking over.
-func (w Weights) validate() error {
+func (w *Weights) validate() error {
 	for t, v := range w {
 		if math.IsNaN(v) || v < 0 || v > 1000 {
 			return fmt.Errorf("scorer: weight of tier %s is %v, it must be within 0 and 1000", store.Tier(t), v)
@@ -91,7 +91,7 @@ func (w Weights) validate() error {
 
 // order returns for each tier its place among the tiers by falling weight,
 // ties to the faster tier: of two tiers the one with the lower place counts.
-func (w Weights) order() (place [store.NumTiers]uint8) {
+func (w *Weights) order() (place [store.NumTiers]uint8) {
 	for t := range w {
 		for u := range w {
 			if w[u] > w[t] || (w[u] == w[t] && u < t) {
