@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/gateway"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/sim/wire"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -344,7 +345,7 @@ func TestFrozenEngine(t *testing.T) {
 	if pod := <-admitted; pod != addresses[1] {
 		t.Errorf("%s is admitted", pod)
 	}
-	until(t, "answer of the engine that is back", func() bool {
+	eventually.True(t, "answer of the engine that is back", func() bool {
 		return f.post("/v1/chat/completions", chat(10, "")).header.Get("X-Kvatlas-Pod") == addresses[1] || f.post("/v1/chat/completions", chat(200, "")).header.Get("X-Kvatlas-Pod") == addresses[1]
 	})
 }
@@ -490,7 +491,7 @@ func TestListsModels(t *testing.T) {
 	}
 	f.register(store.Pod{Name: other, Model: "other"})
 	r := reply{}
-	until(t, "list with the models of both", func() bool {
+	eventually.True(t, "list with the models of both", func() bool {
 		r = f.send("GET", "/v1/models", nil, "Authorization", "key")
 		return strings.Contains(r.body, `"other"`)
 	})

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/gateway"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/route"
@@ -135,7 +136,7 @@ func (f *fleet) requests(pod string) int64 {
 // idle waits until nothing is booked anywhere.
 func (f *fleet) idle() {
 	f.t.Helper()
-	until(f.t, "end of all reservations", func() bool {
+	eventually.True(f.t, "end of all reservations", func() bool {
 		p, err := f.router.Loads(f.t.Context(), model)
 		if err != nil {
 			f.t.Fatal(err)
@@ -158,21 +159,6 @@ func (f *fleet) last() gateway.Served {
 	case <-time.After(time.Minute):
 		f.t.Fatal("no request has ended")
 		return gateway.Served{}
-	}
-}
-
-// until waits for something that nothing reports.
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	tick, deadline := time.NewTicker(time.Millisecond), time.NewTimer(time.Minute)
-	defer tick.Stop()
-	defer deadline.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("no %s", what)
-		}
 	}
 }
 

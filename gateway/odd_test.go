@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/gateway"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -143,7 +144,7 @@ func TestOddRequests(t *testing.T) {
 	}
 	f.idle()
 	// A client has its answer a moment before the request has ended.
-	until(t, "end of all requests", func() bool { s := f.g.Stats(); return s.Requests == 0 && s.Buffered == 0 })
+	eventually.True(t, "end of all requests", func() bool { s := f.g.Stats(); return s.Requests == 0 && s.Buffered == 0 })
 }
 
 // brokenStatus is an engine whose answers begin with a status line that net/http reads and cannot
@@ -238,7 +239,7 @@ func TestUpgrade(t *testing.T) {
 	if s := f.last(); s.Status != http.StatusSwitchingProtocols {
 		t.Errorf("%+v", s)
 	}
-	until(t, "end of the request", func() bool { return f.g.Stats().Requests == 0 })
+	eventually.True(t, "end of the request", func() bool { return f.g.Stats().Requests == 0 })
 }
 
 // A stream that an engine cuts within a character reaches the client as far as it came, and the
@@ -304,7 +305,7 @@ func TestClientsThatStall(t *testing.T) {
 			t.Fatal(err)
 		}
 		var s gateway.Served
-		until(t, x.what+" that is given up", func() bool {
+		eventually.True(t, x.what+" that is given up", func() bool {
 			later.Add(int64(time.Minute))
 			select {
 			case s = <-f.served:

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/gateway"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/sim/wire"
@@ -64,10 +65,10 @@ func TestOwedReports(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
-	until(t, "reports that are owed", func() bool { return f.g.Stats().Owed > 0 })
+	eventually.True(t, "reports that are owed", func() bool { return f.g.Stats().Owed > 0 })
 	a.is.Store(false)
 	base.idle()
-	until(t, "end of all that is owed", func() bool { return f.g.Stats().Owed == 0 })
+	eventually.True(t, "end of all that is owed", func() bool { return f.g.Stats().Owed == 0 })
 }
 
 // TestPodsThatComeLate: where no pod at all is known a request waits for one, as after a Redis
@@ -77,7 +78,7 @@ func TestPodsThatComeLate(t *testing.T) {
 	f := newFleet(t, gateway.Config{})
 	got := make(chan reply, 1)
 	go func() { got <- f.post("/v1/chat/completions", chat(10, "")) }()
-	until(t, "the request waits", func() bool { return f.g.Stats().Requests == 1 })
+	eventually.True(t, "the request waits", func() bool { return f.g.Stats().Requests == 1 })
 	f.register(store.Pod{Name: addresses[0], Model: model})
 	if r := <-got; r.status != http.StatusOK {
 		t.Fatalf("%d %s", r.status, r.body)

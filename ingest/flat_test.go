@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -87,11 +88,7 @@ func newFanIn(t *testing.T, x store.Index, ranks int, tcp bool) *fanIn {
 
 func (f *fanIn) until(what string, ok func() bool) {
 	f.t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			f.t.Fatalf("%s: it did not come", what)
-		}
-	}
+	eventually.True(f.t, what, ok)
 }
 
 // round is a message of each rank.

@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -144,15 +145,14 @@ func (s *stage) publish() {
 
 func (s *stage) until(what string, ok func() bool) {
 	s.t.Helper()
-	for range 6000 {
+	eventually.NoError(s.t, what, func() error {
 		if ok() {
-			return
+			return nil
 		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.t.Fatalf("waited for %s; told: %q", what, s.told)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return fmt.Errorf("told: %q", s.told)
+	})
 }
 
 // hears waits until a report has come that begins like each of these: those of a window come when the index
@@ -597,11 +597,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- in.Read(t.Context(), good, 1) }()
-	for end := time.Now().Add(2 * time.Minute); len(in.Stats().Ranks) == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it does not begin to read")
-		}
-	}
+	eventually.True(t, "the reading", func() bool { return len(in.Stats().Ranks) > 0 })
 	in.Close()
 	select {
 	case err := <-done:

@@ -1,7 +1,6 @@
 package scorer_test
 
 import (
-	"context"
 	"encoding/json"
 	"os"
 	"regexp"
@@ -12,6 +11,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/chunks"
@@ -463,17 +463,10 @@ func TestReplicaAndEntries(t *testing.T) {
 		r := score(t, s, scorer.Request{Model: recordedModel, Input: scorer.Tokens(tokens)})
 		return written(r), x.Status().Lookups[replica.Redis] - before
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	for {
-		if got, redis := ask(lmcache.NoEntries); got == "b 12.8 16 [0 16 0 0]" && redis == 0 {
-			break
-		}
-		if ctx.Err() != nil {
-			t.Fatal("the replica never answers from memory")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	eventually.True(t, "an answer of the replica from memory", func() bool {
+		got, redis := ask(lmcache.NoEntries)
+		return got == "b 12.8 16 [0 16 0 0]" && redis == 0
+	})
 	if got, redis := ask(lmcache.AutoEntries); got != "10.0.0.1:8000 9.6 12 [0 12 0 0]; b 12.8 16 [0 16 0 0]" || redis != 1 {
 		t.Errorf("%s, %d lookups of Redis", got, redis)
 	}

@@ -35,7 +35,19 @@ func reachable(url string) string {
 // postAs sends a body and returns the status and the answer.
 func postAs(t *testing.T, c *http.Client, url, token, body string) (int, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
+	return sendAs(t, c, http.MethodPost, url, token, strings.NewReader(body))
+}
+
+// getAs is a page, and its status, as the caller of a token gets it.
+func getAs(t *testing.T, url, token string) (int, string) {
+	t.Helper()
+	return sendAs(t, http.DefaultClient, http.MethodGet, url, token, http.NoBody)
+}
+
+// sendAs makes a request as the caller of a token, or without one where token is "".
+func sendAs(t *testing.T, c *http.Client, method, url, token string, body io.Reader) (int, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,26 +55,6 @@ func postAs(t *testing.T, c *http.Client, url, token, body string) (int, string)
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
 	resp, err := c.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, string(b)
-}
-
-// getAs is a page, and its status, as the caller of a token gets it.
-func getAs(t *testing.T, url, token string) (int, string) {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Authorization", "Bearer "+token)
-	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}

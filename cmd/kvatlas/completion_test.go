@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 )
 
 // everyCommand are the words of all commands that overviews list.
@@ -195,7 +196,7 @@ func (s *typed) call(t *testing.T, dir, line string) string {
 	if s.setup != "" {
 		write(s.setup + "\r")
 	}
-	eventually(t, "the prompt of "+s.shell[0], func() error {
+	eventually.NoError(t, "the prompt of "+s.shell[0], func() error {
 		if !strings.Contains(screen.String(), prompt) {
 			return fmt.Errorf("on the screen: %q", screen.String())
 		}
@@ -203,7 +204,7 @@ func (s *typed) call(t *testing.T, dir, line string) string {
 	})
 	write(line + "\r")
 	var got []byte
-	eventually(t, "the call of "+line, func() (err error) {
+	eventually.NoError(t, "the call of "+line, func() (err error) {
 		if got, err = os.ReadFile(called); err == nil && len(got) == 0 {
 			err = errors.New("nothing yet")
 		}

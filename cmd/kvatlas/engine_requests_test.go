@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 )
 
 // ask posts a body and returns the status and the answer.
@@ -155,7 +156,7 @@ func TestFailedPreloadIsTold(t *testing.T) {
 	t.Parallel() // it waits for seconds that no setting shortens
 	dir := t.TempDir()
 	r := start(t, "--tokenizers="+dir, "--preload=some/model")
-	eventually(t, "told", func() error {
+	eventually.NoError(t, "told", func() error {
 		if status, body := get(t, r.url+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "preload: no tokenizer of some/model (there is none)") {
 			return fmt.Errorf("/readyz is %d %s", status, body)
 		}
@@ -178,5 +179,5 @@ func TestFailedPreloadIsTold(t *testing.T) {
 	if err := os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "some", "model", "tokenizer.json")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "ready", func() error { return r.client().Ready(t.Context()) })
+	eventually.NoError(t, "ready", func() error { return r.client().Ready(t.Context()) })
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/encode"
 )
@@ -104,7 +105,7 @@ func serveProcess(t *testing.T, args ...string) *served {
 // awaitThat waits for what must come.
 func awaitThat(t *testing.T, what string, log fmt.Stringer, ok func() bool) {
 	t.Helper()
-	eventually(t, what, func() error {
+	eventually.NoError(t, what, func() error {
 		if !ok() {
 			return fmt.Errorf("it did not come\n%s", log)
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -23,6 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/encode"
 )
@@ -52,16 +52,6 @@ func engine(t *testing.T, replay string) (*zmq.Publisher, string) {
 		}
 	})
 	return p, endpoint
-}
-
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	eventually(t, what, func() error {
-		if !ok() {
-			return errors.New("it did not come")
-		}
-		return nil
-	})
 }
 
 // steps are the messages of an engine.
@@ -117,7 +107,7 @@ func TestInspectEvents(t *testing.T) {
 	end := inspecting(t, endpoint, "--count=4", "--explain", "--seed=0", "--media=cpu=disk", "--record", file)
 	machine := inspecting(t, endpoint, "--json", "--topic=kv@", "--count=4")
 	other := inspecting(t, endpoint, "--topic=other", "--timeout=1s")
-	until(t, "subscribers", func() bool { return p.Subscribers() == 3 })
+	eventually.True(t, "subscribers", func() bool { return p.Subscribers() == 3 })
 	for i, m := range steps() {
 		if i == 1 {
 			p.Publish(zmq.Message{Topic: m.Topic, Seq: 1, Payload: []byte("\xc1")})
@@ -197,7 +187,7 @@ func TestInspectReplay(t *testing.T) {
 		prog := &program{&cli.Program{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Name: "kvatlas"}}
 		done <- prog.run(t.Context(), []string{"inspect", "events", endpoint, "--replay", replay, "--count=5", "--timeout=5m"})
 	}()
-	until(t, "replay", func() bool { return strings.Contains(out.String(), "2 rank 2 cleared\n") && p.Subscribers() == 1 })
+	eventually.True(t, "replay", func() bool { return strings.Contains(out.String(), "2 rank 2 cleared\n") && p.Subscribers() == 1 })
 	more := steps()[2]
 	for _, more.Seq = range []uint64{2, 3} { // it has the first already
 		p.Publish(more)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
@@ -52,7 +53,7 @@ func TestLMCacheIsHeard(t *testing.T) {
 	}
 	scores := func(want string) {
 		t.Helper()
-		eventually(t, "scores", func() error {
+		eventually.NoError(t, "scores", func() error {
 			resp, err := c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: prompt})
 			if err != nil {
 				t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -50,7 +51,7 @@ func TestSharedPieces(t *testing.T) {
 	}
 	a := tokenize(serve())
 	b := serve()
-	eventually(t, "pieces beside the keys of the index", func() error {
+	eventually.NoError(t, "pieces beside the keys of the index", func() error {
 		keys, err := redis.Client().Keys(t.Context(), "*{t*}").Result()
 		if err == nil && len(keys) == 0 {
 			err = errors.New("there are none")

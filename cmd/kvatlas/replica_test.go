@@ -5,31 +5,12 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
-
-// eventually waits until f returns nil; in the end it says what it was told last.
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	again := time.NewTicker(5 * time.Millisecond)
-	defer again.Stop()
-	end := time.After(patience)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		select {
-		case <-again.C:
-		case <-end:
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
-}
 
 // TestReplica serves from a replica beside a server that asks Redis: from before
 // Redis is there until after it has gone.
@@ -42,7 +23,7 @@ func TestReplica(t *testing.T) {
 		t.Errorf("without Redis, /readyz is %d %s", status, body)
 	}
 	redis.Run()
-	eventually(t, "ready", func() error { return c.Ready(ctx) })
+	eventually.NoError(t, "ready", func() error { return c.Ready(ctx) })
 	if h, err := c.Health(ctx); err != nil || h.Backend != "replica" {
 		t.Errorf("got %+v, %v", h, err)
 	}
@@ -54,14 +35,14 @@ func TestReplica(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask := client.ScoreRequest{Model: "m", Tokens: tokens(70)}
-	eventually(t, "the replica sees it", func() error {
+	eventually.NoError(t, "the replica sees it", func() error {
 		got, err := c.Score(ctx, ask)
 		if err == nil && (got.Scores["p"] != 4 || got.Degraded != nil) {
 			err = fmt.Errorf("got %+v", got)
 		}
 		return err
 	})
-	eventually(t, "the figures", func() error { // in use it is while it does not lag
+	eventually.NoError(t, "the figures", func() error { // in use it is while it does not lag
 		_, body := get(t, r.url+"/metrics")
 		for _, want := range []string{"kvatlas_replica_in_use 1", "kvatlas_replica_blocks 4", `kvatlas_replica_lookups_total{from="stale"} 0`, "kvatlas_replica_lag_seconds 0", "kvatlas_index_blocks 4"} {
 			if !strings.Contains(body, want) {
@@ -71,7 +52,7 @@ func TestReplica(t *testing.T) {
 		return nil
 	})
 	redis.Kill()
-	eventually(t, "the answer is called stale", func() error {
+	eventually.NoError(t, "the answer is called stale", func() error {
 		got, err := c.Score(ctx, ask)
 		if err == nil && (got.Scores["p"] != 4 || got.Degraded == nil || got.Degraded.Reason != "index_stale" || got.Degraded.StaleMS < 100) {
 			err = fmt.Errorf("got %+v, %+v", got, got.Degraded)
@@ -81,7 +62,7 @@ func TestReplica(t *testing.T) {
 	if err := c.Ready(ctx); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
-	eventually(t, "the log tells of it", func() error {
+	eventually.NoError(t, "the log tells of it", func() error {
 		if log := r.stderr.String(); !strings.Contains(log, "answered from the replica in memory") || !strings.Contains(log, `"to":"stale"`) {
 			return fmt.Errorf("it says\n%s", log)
 		}

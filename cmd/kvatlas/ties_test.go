@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -32,7 +33,7 @@ func TestCaseTies(t *testing.T) {
 		for _, n := range []int{1, 2} {
 			name := fmt.Sprint(kind, n)
 			c := start(t, append(kinds[kind], "--block-size=16")...).client()
-			eventually(t, name+" is ready", func() error { return c.Ready(t.Context()) })
+			eventually.NoError(t, name+" is ready", func() error { return c.Ready(t.Context()) })
 			for _, pod := range pods {
 				if _, err := c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: pod, Tokens: shared}); err != nil {
 					t.Fatal(err)
@@ -40,7 +41,7 @@ func TestCaseTies(t *testing.T) {
 			}
 			for i := range prompts {
 				ask := client.ScoreRequest{Model: "m", Tokens: prompt(i)}
-				eventually(t, "all pods are known to "+name, func() error {
+				eventually.NoError(t, "all pods are known to "+name, func() error {
 					got, err := c.Score(t.Context(), ask)
 					if err == nil && fmt.Sprint(got.Scores) != "map[a:3 b:3 c:3]" {
 						err = fmt.Errorf("scores %v", got.Scores)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -92,7 +93,7 @@ func TestCaseSmallOnesUnderAttackDials(t *testing.T) {
 	connected := make(chan struct{})
 	run(live, watched{sync.OnceFunc(func() { close(connected) }), func() {}})
 	<-connected
-	waitFor(t, "the flood's connections", func() bool { return d.count() >= places })
+	eventually.True(t, "the flood's connections", func() bool { return d.count() >= places })
 	// Ours are taken after all that came before them.
 	for range places {
 		before := d.count()
@@ -101,7 +102,7 @@ func TestCaseSmallOnesUnderAttackDials(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = c.Close() })
-		waitFor(t, "our connection", func() bool { return d.count() > before })
+		eventually.True(t, "our connection", func() bool { return d.count() > before })
 	}
 	if n := d.count(); n > 2*places {
 		t.Errorf("%d connections were being made at once, %d may", n-places, places)

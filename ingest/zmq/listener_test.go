@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 )
 
 // inbox keeps what a Listener has received.
@@ -113,7 +114,7 @@ for i in range(2000):
     s.send_multipart([b"%d" % i] + [b"x" * (j * 37) for j in range(i % 50)])
 time.sleep(600)
 `, "tcp://"+l.Addr().String())
-	waitFor(t, "2000 messages", func() bool { return b.count() == 2000 })
+	eventually.True(t, "2000 messages", func() bool { return b.count() == 2000 })
 	b.mu.Lock()
 	last := [2]int{-2, -1}
 	for _, m := range b.messages {
@@ -141,13 +142,13 @@ time.sleep(600)
 	b.mu.Unlock()
 	for _, p := range peers {
 		before := p.conn.reads.Load()
-		waitFor(t, "answers to heartbeats", func() bool { return p.conn.reads.Load() > before+1 && !p.Closed() })
+		eventually.True(t, "answers to heartbeats", func() bool { return p.conn.reads.Load() > before+1 && !p.Closed() })
 		if err := p.Reply([]byte("x")); !errors.Is(err, ErrProtocol) {
 			t.Errorf("a reply to a PUSH socket: %v", err)
 		}
 	}
 	kill()
-	waitFor(t, "end of the peers", func() bool { return peers[0].Closed() && peers[1].Closed() && l.Peers() == 0 })
+	eventually.True(t, "end of the peers", func() bool { return peers[0].Closed() && peers[1].Closed() && l.Peers() == 0 })
 }
 
 // DEALER and REQ sockets get the replies to their own questions.
@@ -206,8 +207,8 @@ func TestListenerLimits(t *testing.T) {
 		if err := c.write(bad); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, fmt.Sprint("refusal of message ", i), refused(i+1))
-		waitFor(t, "end of the peer", func() bool { return l.Peers() == 1 })
+		eventually.True(t, fmt.Sprint("refusal of message ", i), refused(i+1))
+		eventually.True(t, "end of the peer", func() bool { return l.Peers() == 1 })
 	}
 	// A peer of the wrong kind, and one that speaks something else.
 	if nc, err := net.Dial("tcp", l.Addr().String()); err != nil {
@@ -217,7 +218,7 @@ func TestListenerLimits(t *testing.T) {
 	} else {
 		defer nc.Close()
 	}
-	waitFor(t, "refusal of HTTP", refused(6))
+	eventually.True(t, "refusal of HTTP", refused(6))
 	wrong, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -226,8 +227,8 @@ func TestListenerLimits(t *testing.T) {
 	if _, err := wrong.Write(append(greeting("NULL"), appendFrame(nil, flagCommand, appendMetadata(newCommand("READY"), "SUB"))...)); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "refusal of a SUB", refused(7))
-	waitFor(t, "end of the peers", func() bool { return l.Peers() == 1 })
+	eventually.True(t, "refusal of a SUB", refused(7))
+	eventually.True(t, "end of the peers", func() bool { return l.Peers() == 1 })
 	// Those that say nothing take the room there is, and no more.
 	for range 2 {
 		nc, err := net.Dial("tcp", l.Addr().String())
@@ -236,13 +237,13 @@ func TestListenerLimits(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = nc.Close() })
 	}
-	waitFor(t, "silent peers", func() bool { return l.Peers() == 3 })
+	eventually.True(t, "silent peers", func() bool { return l.Peers() == 3 })
 	nc, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	waitFor(t, "refusal of one peer more", refused(8))
+	eventually.True(t, "refusal of one peer more", refused(8))
 	b.mu.Lock()
 	if err := b.refused[7]; !errors.Is(err, ErrPeers) {
 		t.Errorf("refused for %v", err)
@@ -251,7 +252,7 @@ func TestListenerLimits(t *testing.T) {
 	if err := good.write(newMessage([]byte("well"))); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the message of the peer that does nothing wrong", func() bool { return b.count() == 1 })
+	eventually.True(t, "the message of the peer that does nothing wrong", func() bool { return b.count() == 1 })
 }
 
 // A peer whose messages are not handled is not read; the others go on, and
@@ -270,18 +271,18 @@ func TestListenerPushesBack(t *testing.T) {
 	if err := slow.write(append(newMessage([]byte("stay")), newMessage([]byte("stay"))...)); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "a message that is held", func() bool { return held.Load() == 1 })
+	eventually.True(t, "a message that is held", func() bool { return held.Load() == 1 })
 	for range 100 {
 		if err := fast.write(newMessage([]byte("go"))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	waitFor(t, "the others' messages", func() bool { return handled.Load() == 100 })
+	eventually.True(t, "the others' messages", func() bool { return handled.Load() == 100 })
 	if held.Load() != 1 {
 		t.Errorf("%d messages are held", held.Load())
 	}
 	close(release)
-	waitFor(t, "the rest", func() bool { return handled.Load() == 102 })
+	eventually.True(t, "the rest", func() bool { return handled.Load() == 102 })
 }
 
 // A peer that does not answer heartbeats is closed.
@@ -292,8 +293,8 @@ func TestListenerHeartbeat(t *testing.T) {
 	if err := c.write(newMessage([]byte("x"))); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "a message", func() bool { return b.count() == 1 })
-	waitFor(t, "end of the silent peer", func() bool { return l.Peers() == 0 })
+	eventually.True(t, "a message", func() bool { return b.count() == 1 })
+	eventually.True(t, "end of the silent peer", func() bool { return l.Peers() == 0 })
 }
 
 func TestListenerConfig(t *testing.T) {

@@ -6,18 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
-
-// waitFor waits until ok, for as long as a busy machine may take to start a process.
-func waitFor(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("no %s", what)
-		}
-	}
-}
 
 func newPublisher(t *testing.T, c PublisherConfig) *Publisher {
 	t.Helper()
@@ -40,7 +31,7 @@ func TestPublisher(t *testing.T) {
 	p := newPublisher(t, PublisherConfig{Endpoint: live, Replay: again, Keep: 100})
 	all := run(t, Config{Endpoint: live})
 	some := run(t, Config{Endpoint: live, Topic: "kv@b"})
-	waitFor(t, "subscribers", func() bool { return p.Subscribers() == 2 })
+	eventually.True(t, "subscribers", func() bool { return p.Subscribers() == 2 })
 	const n = 300
 	for i := range n {
 		p.Publish(Message{Topic: []string{"kv@a", "kv@b"}[i%2], Seq: uint64(i), Payload: bytes.Repeat([]byte{byte(i)}, i*7)})
@@ -86,7 +77,7 @@ func TestPublisherSlowSubscriber(t *testing.T) {
 	if err := slow.send(frame{0, []byte{1}}); err != nil { // as ZMTP 3.0 subscribes
 		t.Fatal(err)
 	}
-	waitFor(t, "subscriber", func() bool { return p.Subscribers() == 1 })
+	eventually.True(t, "subscriber", func() bool { return p.Subscribers() == 1 })
 	payload := make([]byte, 1<<20)
 	for i := uint64(0); p.Lost() == 0; i++ {
 		p.Publish(Message{Seq: i, Payload: payload})
@@ -94,7 +85,7 @@ func TestPublisherSlowSubscriber(t *testing.T) {
 	if err := slow.send(frame{0, []byte{0}}); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "end of the subscription", func() bool { return p.Subscribers() == 0 })
+	eventually.True(t, "end of the subscription", func() bool { return p.Subscribers() == 0 })
 }
 
 func TestPublisherRefuses(t *testing.T) {
@@ -138,7 +129,7 @@ func TestPublisherKeeps(t *testing.T) {
 		live, again := endpoint4("127.0.0.1", redistest.FreePort(t)), endpoint4("127.0.0.1", redistest.FreePort(t))
 		p := newPublisher(t, PublisherConfig{Endpoint: live, Replay: again, OldReplay: old})
 		all := run(t, Config{Endpoint: live})
-		waitFor(t, "subscriber", func() bool { return p.Subscribers() == 1 })
+		eventually.True(t, "subscriber", func() bool { return p.Subscribers() == 1 })
 		for i := range uint64(5) {
 			m := Message{Topic: "kv", Seq: i, Payload: []byte{byte(i)}}
 			if i == 2 {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -253,16 +254,13 @@ func TestSubscriberSilentPublisher(t *testing.T) {
 func TestBoundSubscriberSilentPeers(t *testing.T) {
 	port := redistest.FreePort(t)
 	r := run(t, Config{Endpoint: endpoint4("*", port), Bind: true, Heartbeat: -1})
-	dialled := func() net.Conn {
-		for range 200 {
-			if c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
-				t.Cleanup(func() { c.Close() })
-				return c
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		t.Fatal("nobody listens")
-		return nil
+	dialled := func() (c net.Conn) {
+		eventually.NoError(t, "the bound port", func() (err error) {
+			c, err = net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+			return err
+		})
+		t.Cleanup(func() { c.Close() })
+		return c
 	}
 	for i := range 3 + maxShaking/2 {
 		c := dialled()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
@@ -119,25 +120,18 @@ func (s *Stage) Held(name string, chunks ...lmcache.Hash) string {
 // Until waits until Held is want.
 func (s *Stage) Until(want, name string, chunks ...lmcache.Hash) {
 	s.tb.Helper()
-	got := ""
-	wait(s.tb, func() bool { got = s.Held(name, chunks...); return got == want }, func() string {
-		return fmt.Sprintf("%s holds %s, want %s", name, got, want)
+	eventually.NoError(s.tb, name, func() error {
+		if got := s.Held(name, chunks...); got != want {
+			return fmt.Errorf("it holds %s, want %s", got, want)
+		}
+		return nil
 	})
 }
 
-// WaitFor waits until ok, for 30 s at most.
+// WaitFor waits until ok, as eventually.True does.
 func WaitFor(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
-	wait(tb, ok, func() string { return "not in 30 s: " + what })
-}
-
-func wait(tb testing.TB, ok func() bool, failure func() string) {
-	tb.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			tb.Fatal(failure())
-		}
-	}
+	eventually.True(tb, what, ok)
 }
 
 // ReadGolden reads a file of JSON that gzip has packed.

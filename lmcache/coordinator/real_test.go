@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 )
 
@@ -42,13 +43,12 @@ func TestRealServer056(t *testing.T) {
 			}
 			want = append(want, letter)
 		}
-		got := ""
-		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-			if got = holds(t, c, all); got == strings.Join(want, " ") {
-				return
+		eventually.NoError(t, "the directory", func() error {
+			if got := holds(t, c, all); got != strings.Join(want, " ") {
+				return fmt.Errorf("it has\n%s, want\n%s", got, strings.Join(want, " "))
 			}
-		}
-		t.Fatalf("the directory has\n%s, want\n%s", got, strings.Join(want, " "))
+			return nil
+		})
 	}
 	rng := rand.New(rand.NewPCG(5, 6))
 	r := start(100)
@@ -68,9 +68,10 @@ func TestRealServer056(t *testing.T) {
 	r = start(101)
 	equal(r.Do("admit", strings.Repeat("61", 32)))
 	r.Do("share", strings.Repeat("62", 32))
-	for end := time.Now().Add(30 * time.Second); holds(t, c, "ab") != "d s"; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("the directory has %s", holds(t, c, "ab"))
+	eventually.NoError(t, "the directory", func() error {
+		if got := holds(t, c, "ab"); got != "d s" {
+			return fmt.Errorf("it has %s", got)
 		}
-	}
+		return nil
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -88,9 +89,7 @@ func TestSlowClients(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(30 * time.Second); c.flight.Load() == 0 && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
+	eventually.True(t, "a body on its way", func() bool { return c.flight.Load() > 0 })
 	if got := post(t, c, event(1, "store", "l1", "a")); got != "1 0 0" {
 		t.Error(got)
 	}

@@ -3,6 +3,7 @@ package entries_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/chunks"
@@ -500,21 +502,20 @@ func roundTrip(t *testing.T, url string) {
 			}
 			want := func(what string, blocks int) {
 				t.Helper()
-				var got int
-				for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				eventually.NoError(t, what, func() error {
 					resp, err := sc.Score(ctx, scorer.Request{Model: m, Input: scorer.Tokens(tokens(1024))})
 					if err != nil {
 						t.Fatal(err)
 					}
-					got = 0
+					got := 0
 					for i := range resp.Pods {
 						got = resp.Pods[i].Blocks
 					}
-					if got == blocks {
-						return
+					if got != blocks {
+						return fmt.Errorf("%d blocks, want %d", got, blocks)
 					}
-				}
-				t.Errorf("%s: %d blocks, want %d", what, got, blocks)
+					return nil
+				})
 			}
 			hashes, keys := chunksOf(t, c.config)
 			for _, h := range hashes {
@@ -543,19 +544,17 @@ func roundTrip(t *testing.T, url string) {
 			if _, err := x.Retire(ctx, names[1]); err != nil {
 				t.Fatal(err)
 			}
-			for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			eventually.NoError(t, "the end of all entries", func() error {
 				left := 0
 				if _, err := heard.External().Scan(ctx, external.Scan{Match: "*" + m + "@*", MaxKeys: 1000, MaxSteps: 1000,
 					Want: func(string) (bool, bool) { return true, false }, Each: func(external.Key) { left++ }}); err != nil {
 					t.Fatal(err)
 				}
-				if left == 0 {
-					break
+				if left > 0 {
+					return fmt.Errorf("%d keys are left", left)
 				}
-				if time.Now().After(end) {
-					t.Fatalf("%d keys are left", left)
-				}
-			}
+				return nil
+			})
 		})
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
@@ -71,21 +71,6 @@ func newPod(t *testing.T, c wire.Config) *wire.Pod {
 func freeEndpoint(t *testing.T) string {
 	t.Helper()
 	return fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
-}
-
-// until waits for something that nothing reports.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	tick, deadline := time.NewTicker(time.Millisecond), time.NewTimer(time.Minute)
-	defer tick.Stop()
-	defer deadline.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("no %s", what)
-		}
-	}
 }
 
 // call makes a request of a pod and returns the answer's status and body.
@@ -363,7 +348,7 @@ func TestGone(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	begin(ctx)
 	cancel()
-	until(t, "end of the request", func() bool { s, err := p.Stats(); return err == nil && s[0].Running+s[0].Waiting == 0 })
+	eventually.True(t, "end of the request", func() bool { s, err := p.Stats(); return err == nil && s[0].Running+s[0].Waiting == 0 })
 
 	r := begin(t.Context())
 	if err := p.Kill(); err != nil {

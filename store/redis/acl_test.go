@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
@@ -148,7 +149,7 @@ func TestUserIsLostInARestart(t *testing.T) {
 			do(t, plain, "ACL SETUSER u reset "+full)
 			all := roles(t, "redis://"+fault.user+s.Addr, other.URL())
 			for _, r := range all {
-				eventually(t, r.name, r.call)
+				eventually.NoError(t, r.name, r.call)
 			}
 			s.Kill()
 			s.Run()
@@ -157,7 +158,7 @@ func TestUserIsLostInARestart(t *testing.T) {
 			}
 			const refused = "does not let"
 			for _, r := range all {
-				eventually(t, r.name, func() error {
+				eventually.NoError(t, r.name, func() error {
 					switch err := r.call(); {
 					case err == nil && !r.goesOn:
 						return errors.New("the call succeeds")
@@ -198,7 +199,7 @@ func TestUserIsLostInARestart(t *testing.T) {
 			}
 			do(t, plain, "ACL SETUSER u reset "+full)
 			for _, r := range all {
-				eventually(t, r.name+" again", func() error {
+				eventually.NoError(t, r.name+" again", func() error {
 					err := r.call()
 					if err == nil && len(r.with("again, after")) == 0 { // a command that is seldom needed may be reported later
 						err = fmt.Errorf("it has said %q", r.with(""))
@@ -224,11 +225,11 @@ func TestUserIsLostOnCluster(t *testing.T) {
 	each("ACL SETUSER u on >secret ~* &* +@all")
 	all := roles(t, strings.Replace(c.URL(), "://", "://u:secret@", 1), "")
 	for _, r := range all {
-		eventually(t, r.name, r.call)
+		eventually.NoError(t, r.name, r.call)
 	}
 	each("ACL DELUSER u")
 	for _, r := range all {
-		eventually(t, r.name, func() error {
+		eventually.NoError(t, r.name, func() error {
 			if err := r.call(); err == nil {
 				return errors.New("the call succeeds")
 			}
@@ -240,7 +241,7 @@ func TestUserIsLostOnCluster(t *testing.T) {
 	}
 	each("ACL SETUSER u on >secret ~* &* +@all")
 	for _, r := range all {
-		eventually(t, r.name+" again", func() error {
+		eventually.NoError(t, r.name+" again", func() error {
 			err := r.call()
 			if err == nil && len(r.with("in again, after")) == 0 {
 				err = fmt.Errorf("it has said %q", r.with(""))

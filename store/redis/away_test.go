@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -38,7 +39,7 @@ func TestServerThatIsAwayIsToldOnce(t *testing.T) {
 		t.Errorf("%d lines: %q", n, lines)
 	}
 	s.Run()
-	eventually(t, "the registry", func() error { _, err := x.Registry(t.Context()); return err })
+	eventually.NoError(t, "the registry", func() error { _, err := x.Registry(t.Context()); return err })
 	if count("again, after") != 1 {
 		t.Errorf("no recovery in %q", lines)
 	}

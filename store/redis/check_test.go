@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -254,7 +255,7 @@ func TestCheckOnCluster(t *testing.T) {
 			}
 		}
 	}
-	eventually(t, "the check sees the moves", func() error {
+	eventually.NoError(t, "the check sees the moves", func() error {
 		list, err := x.Check(ctx, budget)
 		if err != nil {
 			return err
@@ -266,7 +267,7 @@ func TestCheckOnCluster(t *testing.T) {
 	})
 
 	c.Masters[1].Kill()
-	eventually(t, "the check misses a master", func() error {
+	eventually.NoError(t, "the check misses a master", func() error {
 		list, err := x.Check(ctx, budget)
 		if err == nil {
 			return errors.New("no error")
@@ -286,7 +287,7 @@ func TestCheckReplica(t *testing.T) {
 	master := redistest.Start(t, "--repl-diskless-sync-delay", "0")
 	host, port, _ := net.SplitHostPort(master.Addr)
 	replica := redistest.Start(t, "--replicaof", host, port)
-	eventually(t, "the replica follows", func() error {
+	eventually.NoError(t, "the replica follows", func() error {
 		if !strings.Contains(master.Client().Info(t.Context(), "replication").Val(), "state=online") {
 			return errors.New("not yet")
 		}

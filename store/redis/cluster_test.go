@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -88,9 +89,9 @@ func TestRegistryIsLost(t *testing.T) {
 		t.Fatalf("%d of %d blocks have survived", left, len(keys))
 	}
 	y := open(t, Config{URL: c.URL(), NoSweep: true, SweepDuty: 1})
-	eventually(t, "apply", func() error { return y.Apply(t.Context(), batchOf("b", store.Add, 7)) })
+	eventually.NoError(t, "apply", func() error { return y.Apply(t.Context(), batchOf("b", store.Add, 7)) })
 	for _, i := range []*Index{x, y} {
-		eventually(t, "lookup", func() error { _, err := i.Registry(t.Context()); return err })
+		eventually.NoError(t, "lookup", func() error { _, err := i.Registry(t.Context()); return err })
 		for j, b := range find(t, i, keys...) {
 			if b != "" {
 				t.Fatalf("block %d is credited to %s, who never held it", j, b)
@@ -253,7 +254,7 @@ func TestClusterFailsOver(t *testing.T) {
 		c.FailOver(m)
 		t.Logf("master %d: the cluster has failed over after %v", m, time.Since(begin))
 		for _, i := range []*Index{x, y} {
-			eventually(t, fmt.Sprintf("lookup after the end of master %d", m), func() error {
+			eventually.NoError(t, fmt.Sprintf("lookup after the end of master %d", m), func() error {
 				n := &counting{}
 				if err := i.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: n}); err != nil {
 					return err
@@ -266,8 +267,8 @@ func TestClusterFailsOver(t *testing.T) {
 		}
 		t.Logf("master %d: lookups go on after %v", m, time.Since(begin))
 		pod := fmt.Sprint("after", m)
-		eventually(t, "apply", func() error { return x.Apply(t.Context(), batchOf(pod, store.Add, keys[:10]...)) })
-		eventually(t, "the peer", func() error {
+		eventually.NoError(t, "apply", func() error { return x.Apply(t.Context(), batchOf(pod, store.Add, keys[:10]...)) })
+		eventually.NoError(t, "the peer", func() error {
 			if got := find(t, y, keys[0])[0]; got != "a "+pod {
 				return fmt.Errorf("found %q", got)
 			}
@@ -312,12 +313,12 @@ func TestSentinelsFailOver(t *testing.T) {
 	}
 	s.FailOver()
 	for _, i := range []*Index{x, y} {
-		eventually(t, "lookup", func() error {
+		eventually.NoError(t, "lookup", func() error {
 			return i.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: &firsts{}})
 		})
 		wantBlocks(t, i, keys[:2], "a", "a")
 	}
-	eventually(t, "apply", func() error { return x.Apply(t.Context(), batchOf("b", store.Add, keys[0])) })
+	eventually.NoError(t, "apply", func() error { return x.Apply(t.Context(), batchOf("b", store.Add, keys[0])) })
 	wantBlocks(t, y, keys[:2], "a b", "a")
 	// The new master has not given those ids, and does not know what the old one
 	// gave last.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/storetest"
@@ -59,26 +60,10 @@ func within(t *testing.T, d time.Duration, what string, f func() error) error {
 	}
 }
 
-// eventually waits until f succeeds.
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	end := time.Now().Add(patience)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s does not recover: %v", what, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
 // waitForLease waits until a pod's lease is over by the clock of the server, which no event announces.
 func waitForLease(t *testing.T, x *Index, pod string) {
 	t.Helper()
-	eventually(t, "the lease of "+pod, func() error {
+	eventually.NoError(t, "the lease of "+pod, func() error {
 		now, err := x.space.Client.Time(t.Context()).Result()
 		if err != nil {
 			return err
@@ -104,7 +89,7 @@ func TestServerDownAtStart(t *testing.T) {
 		}
 		s.Run()
 		for name, f := range calls(x) {
-			eventually(t, name, func() error { return f(t.Context()) })
+			eventually.NoError(t, name, func() error { return f(t.Context()) })
 		}
 		wantBlocks(t, x, []blockkey.Key{1}, "a")
 		s.Kill()
@@ -133,7 +118,7 @@ func TestServerRestarts(t *testing.T) {
 		}
 		s.Run()
 		for name, f := range calls(x) {
-			eventually(t, name, func() error { return f(t.Context()) })
+			eventually.NoError(t, name, func() error { return f(t.Context()) })
 		}
 	}
 }
@@ -155,7 +140,7 @@ func TestServerFreezes(t *testing.T) {
 		cancel()
 	}
 	s.Thaw()
-	eventually(t, "lookup", func() error { return calls(x)["lookup"](t.Context()) })
+	eventually.NoError(t, "lookup", func() error { return calls(x)["lookup"](t.Context()) })
 	wantBlocks(t, x, []blockkey.Key{1}, "a")
 }
 
@@ -189,7 +174,10 @@ func TestCloseWhileFrozen(t *testing.T) {
 		}
 		go func() { errs <- f(context.Background()) }()
 	}
-	time.Sleep(50 * time.Millisecond)
+	eventually.True(t, "calls in flight", func() bool {
+		p := x.space.Client.PoolStats()
+		return p.TotalConns > p.IdleConns
+	})
 	if err := within(t, patience, "Close", x.Close); err != nil {
 		t.Errorf("Close: %v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/changelog"
@@ -99,7 +100,7 @@ func pageAhead(t *testing.T, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the restart", func() error {
+	eventually.NoError(t, "the restart", func() error {
 		if err := f.CatchUp(t.Context()); err != nil {
 			return err
 		}

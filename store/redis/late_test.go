@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/lua"
@@ -93,8 +94,8 @@ func TestCaseALateWriteUndoesARemove(t *testing.T) {
 			c.URL, c.Timeout = s.URL(), patience
 			y := open(t, c)
 			keys := []blockkey.Key{1, 2}
-			eventually(t, "a", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
-			eventually(t, "a", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
+			eventually.NoError(t, "a", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
+			eventually.NoError(t, "a", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
 			wantBlocks(t, y, keys, "a", "")
 
 			p.Hold()
@@ -114,7 +115,7 @@ func TestCaseALateWriteUndoesARemove(t *testing.T) {
 			}
 			wantBlocks(t, y, keys, w.held...)
 			// The process goes on, and with what it knew before.
-			eventually(t, "the process", func() error { return x.Apply(t.Context(), batchOf("b", store.Add, 1)) })
+			eventually.NoError(t, "the process", func() error { return x.Apply(t.Context(), batchOf("b", store.Add, 1)) })
 			wantBlocks(t, y, keys[:1], strings.TrimSpace(w.held[0]+" b"))
 		})
 	}
@@ -129,8 +130,8 @@ func TestCutWriteIsOver(t *testing.T) {
 	x := open(t, c)
 	c.URL, c.Timeout = s.URL(), patience
 	y := open(t, c)
-	eventually(t, "a", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
-	eventually(t, "a", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
+	eventually.NoError(t, "a", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
+	eventually.NoError(t, "a", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
 	p.Hold()
 	failed := make(chan error)
 	go func() { failed <- x.Apply(t.Context(), batchOf("a", store.Add, 2)) }()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/storetest"
@@ -75,7 +76,7 @@ func TestFencesAfterLoss(t *testing.T) {
 	grow("strange leases")
 	s.Kill()
 	s.Run()
-	eventually(t, "lease", func() error {
+	eventually.NoError(t, "lease", func() error {
 		_, err := x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "o"}, TTL: time.Minute})
 		return err
 	})

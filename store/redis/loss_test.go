@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -180,7 +181,7 @@ func TestReaderSaysOnceThatItMayNotWrite(t *testing.T) {
 	}
 	// There is something to sweep, too, all the while.
 	apply(t, w, batchOf("a", store.Add, 1), batchOf("a", store.Clear))
-	eventually(t, "the reader", func() error {
+	eventually.NoError(t, "the reader", func() error {
 		if len(words()) == 0 {
 			return fmt.Errorf("it has said nothing")
 		}
@@ -262,7 +263,8 @@ func TestLostLeases(t *testing.T) {
 		t.Fatal(err)
 	}
 	register(t, x, store.Pod{Name: "c", Lease: store.Seconds(2 * time.Hour)}) // it lives and renews
-	time.Sleep(lease)
+	over := plain.Time(t.Context()).Val().Add(lease)
+	eventually.True(t, "the lease's end by the server's clock", func() bool { return plain.Time(t.Context()).Val().After(over) })
 	wantBlocks(t, y, []blockkey.Key{1}, "a b c")
 	if _, err := x.Sweep(t.Context()); err != nil {
 		t.Fatal(err)
@@ -271,7 +273,7 @@ func TestLostLeases(t *testing.T) {
 	if len(live) != 2 || live[0].Member != "a" || live[1].Score-live[0].Score < float64(time.Hour.Milliseconds()) {
 		t.Errorf("the leases are %v", live)
 	}
-	eventually(t, "the index", func() error {
+	eventually.NoError(t, "the index", func() error {
 		if got := find(t, y, 1); got[0] != "b c" {
 			return fmt.Errorf("found %q", got)
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -24,7 +25,7 @@ func TestPieces(t *testing.T) {
 				names = append(names, fmt.Sprintf("%016d", i))
 				values = append(values, []byte{byte(i), 0, 255})
 			}
-			eventually(t, "put", func() error { return p.PutPieces(t.Context(), names[:90], values[:90]) })
+			eventually.NoError(t, "put", func() error { return p.PutPieces(t.Context(), names[:90], values[:90]) })
 			if err := x.space.Client.RPush(t.Context(), p.key(names[95]), "x").Err(); err != nil {
 				t.Fatal(err)
 			}

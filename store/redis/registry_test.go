@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -102,19 +103,20 @@ func TestLeaseRunsOutForAll(t *testing.T) {
 	if until := y.Cached().ValidUntil; until.After(time.Now().Add(lease)) {
 		t.Errorf("valid for %v after a lease of %v", time.Until(until), lease)
 	}
-	for time.Since(begin) < 2*lease {
+	renewals := time.NewTicker(lease / 8)
+	defer renewals.Stop()
+	for ; time.Since(begin) < 2*lease; <-renewals.C {
 		if created, err := x.Register(t.Context(), pod); err != nil || created {
 			t.Fatal(created, err)
 		}
 		wantBlocks(t, y, []blockkey.Key{1}, "a")
-		time.Sleep(lease / 8)
 	}
 	// Without a renewal it is gone within the lease, to every reader.
-	time.Sleep(lease + lease/4)
-	wantBlocks(t, y, []blockkey.Key{1}, "")
+	waitForLease(t, x, "a")
+	eventually.True(t, "the end of the lease to a reader", func() bool { return find(t, y, 1)[0] == "" })
 	// And the reader has retired it for good.
 	plain := s.Client()
-	eventually(t, "the retirement, which is in the background,", func() error {
+	eventually.NoError(t, "the retirement, which is in the background,", func() error {
 		if n := plain.HLen(t.Context(), x.space.Names.Pods).Val(); n > 0 {
 			return fmt.Errorf("%d pods are left", n)
 		}
@@ -448,7 +450,7 @@ func TestManyLate(t *testing.T) {
 	if r, err := open(t, c).Registry(t.Context()); err != nil || len(r.Pods) != 2 {
 		t.Fatalf("%d pods, %v", len(r.Pods), err)
 	}
-	eventually(t, "the retirement", func() error {
+	eventually.NoError(t, "the retirement", func() error {
 		if n := plain.ZCard(t.Context(), x.space.Names.Live).Val(); n != 1 {
 			return fmt.Errorf("%d leases are left", n)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -224,7 +225,7 @@ func TestBackgroundSweep(t *testing.T) {
 	x := indexes[0]
 	apply(t, x, batchOf("a", store.Add, manyKeys(1000)...), batchOf("b", store.Add, 1))
 	apply(t, x, batchOf("a", store.Clear))
-	eventually(t, "the sweep", func() error {
+	eventually.NoError(t, "the sweep", func() error {
 		if n := len(blockValues(t, x, plain)); n != 1 {
 			return fmt.Errorf("%d blocks are left", n)
 		}

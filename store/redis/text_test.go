@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
@@ -257,7 +258,7 @@ func TestTextsAreSweptInTheBackground(t *testing.T) {
 	put(t, x, plain, 1, "a:1")
 	put(t, x, plain, 2, "a:1")
 	wantBlocks(t, x, []blockkey.Key{1}, "a:1")
-	eventually(t, "the index", func() error {
+	eventually.NoError(t, "the index", func() error {
 		if got := find(t, x, 1, 2); !slices.Equal(got, []string{"", ""}) {
 			return fmt.Errorf("found %q", got)
 		}

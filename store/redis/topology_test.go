@@ -21,6 +21,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -168,7 +169,7 @@ func TestTLS(t *testing.T) {
 			t.Errorf("got %v, want ErrUnavailable", err)
 		}
 		byIP.Run()
-		eventually(t, "apply", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
+		eventually.NoError(t, "apply", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
 	})
 	// The handshake with a server that has stopped answering ends with its caller.
 	t.Run("frozen", func(t *testing.T) {
@@ -209,7 +210,7 @@ func TestTLSFailsOver(t *testing.T) {
 	for _, w := range s.Sentinels {
 		w.Run()
 	}
-	eventually(t, "apply", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
+	eventually.NoError(t, "apply", func() error { return x.Apply(t.Context(), batchOf("a", store.Add, 1)) })
 	wantBlocks(t, y, []blockkey.Key{1}, "a")
 
 	ctx, stop := context.WithCancel(t.Context())
@@ -225,7 +226,7 @@ func TestTLSFailsOver(t *testing.T) {
 		t.Helper()
 		for what, o := range map[string]*outage{"lookups": lookups, "writes": writes} {
 			was := o.worked.Load()
-			eventually(t, what+" "+when, func() error {
+			eventually.NoError(t, what+" "+when, func() error {
 				if o.worked.Load() <= was {
 					return fmt.Errorf("none has worked; the last error is %v", o.failed.Load())
 				}

@@ -10,6 +10,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -96,14 +97,14 @@ func chaos(t *testing.T, s *redistest.Server, seed uint64) {
 			writes[rng.IntN(len(writes))]()
 		}
 		// Cut connections may make the first try of a lookup fail.
-		eventually(t, name, func() error { _, err := find(t, x, keys[0]); return err })
-		eventually(t, name, func() error {
+		eventually.NoError(t, name, func() error { _, err := find(t, x, keys[0]); return err })
+		eventually.NoError(t, name, func() error {
 			if st := r.Status(); st.Mode != Memory {
 				return fmt.Errorf("%+v", st)
 			}
 			return nil
 		})
-		eventually(t, name, func() error {
+		eventually.NoError(t, name, func() error {
 			catchUp(t, r)
 			got, err := find(t, r, keys...)
 			want, err2 := find(t, x, keys...)

@@ -9,6 +9,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -28,10 +29,10 @@ func TestClusterFailsOver(t *testing.T) {
 			t.Fatalf("master %d has no replica", m)
 		}
 		c.FailOver(m)
-		eventually(t, fmt.Sprintf("apply after the end of master %d", m), func() error {
+		eventually.NoError(t, fmt.Sprintf("apply after the end of master %d", m), func() error {
 			return x.Apply(t.Context(), store.Batch{Pod: fmt.Sprint("p", m), Model: model, Ops: []store.Op{{Kind: store.Add, Keys: keys[m*20:]}}})
 		})
-		eventually(t, "the replica goes on", func() error { return r.CatchUp(t.Context()) })
+		eventually.NoError(t, "the replica goes on", func() error { return r.CatchUp(t.Context()) })
 		same(t, r, x, keys...)
 	}
 	if st := r.Status(); st.Gaps != 0 {
@@ -53,7 +54,7 @@ func TestSentinelsFailOver(t *testing.T) {
 		t.Fatal("no replica")
 	}
 	s.FailOver()
-	eventually(t, "apply", func() error {
+	eventually.NoError(t, "apply", func() error {
 		return x.Apply(t.Context(), store.Batch{Pod: "b", Model: model, Ops: []store.Op{{Kind: store.Add, Keys: keys}}})
 	})
 	same(t, r, x, keys...)

@@ -10,6 +10,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/changelog"
@@ -21,7 +22,7 @@ func logOf(prefix string) string { return prefix + "{reg}:log" }
 // again waits until the replica has read one more snapshot than before.
 func again(t *testing.T, r *Replica, before uint64) {
 	t.Helper()
-	eventually(t, "a new snapshot", func() error {
+	eventually.NoError(t, "a new snapshot", func() error {
 		if s := r.Status(); s.Snapshots <= before || s.Mode != Memory {
 			return fmt.Errorf("%+v", s)
 		}
@@ -44,7 +45,7 @@ func TestTrimmed(t *testing.T) {
 	for i := range 1500 {
 		write(t, x, "b", store.Add, keys[i])
 	}
-	eventually(t, "the lag is noticed", func() error {
+	eventually.NoError(t, "the lag is noticed", func() error {
 		if r.Status().Mode != Redis {
 			return fmt.Errorf("%+v", r.Status())
 		}
@@ -135,7 +136,7 @@ func TestGoesOn(t *testing.T) {
 	}
 	s.Kill()
 	s.Run()
-	eventually(t, "apply", func() error {
+	eventually.NoError(t, "apply", func() error {
 		return x.Apply(t.Context(), store.Batch{Pod: "b", Model: model, Ops: []store.Op{{Kind: store.Add, Keys: keys[100:]}}})
 	})
 	same(t, r, x, keys...)
@@ -217,7 +218,7 @@ func TestLogOff(t *testing.T) {
 	if err := x.SetLog(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "off is noticed", func() error {
+	eventually.NoError(t, "off is noticed", func() error {
 		if s := r.Status(); s.Mode != Redis || !errors.Is(s.Why, changelog.ErrOff) {
 			return fmt.Errorf("%+v", s)
 		}
@@ -269,7 +270,7 @@ func TestRedisIsDown(t *testing.T) {
 	same(t, r, x, keys...)
 	want, _ := find(t, x, keys...)
 	s.Kill()
-	eventually(t, "the answer is called stale", func() error {
+	eventually.NoError(t, "the answer is called stale", func() error {
 		got, err := find(t, r, keys...)
 		var old *store.StaleError
 		if !errors.As(err, &old) {
@@ -283,7 +284,7 @@ func TestRedisIsDown(t *testing.T) {
 		}
 		return nil
 	})
-	eventually(t, "it ends", func() error {
+	eventually.NoError(t, "it ends", func() error {
 		got, err := find(t, r, keys...)
 		var old *store.StaleError
 		if errors.As(err, &old) || !errors.Is(err, store.ErrUnavailable) || len(got) != 0 {
@@ -310,7 +311,7 @@ func TestFrozen(t *testing.T) {
 	write(t, x, "a", store.Add, keys...)
 	same(t, r, x, keys...)
 	s.Freeze()
-	eventually(t, "the answer is called stale", func() error {
+	eventually.NoError(t, "the answer is called stale", func() error {
 		got, err := find(t, r, keys...)
 		var old *store.StaleError
 		if !errors.As(err, &old) || len(got) != 100 {
@@ -319,7 +320,7 @@ func TestFrozen(t *testing.T) {
 		return nil
 	})
 	s.Thaw()
-	eventually(t, "memory answers again", func() error {
+	eventually.NoError(t, "memory answers again", func() error {
 		if s := r.Status(); s.Mode != Memory {
 			return fmt.Errorf("%+v", s)
 		}
@@ -333,7 +334,7 @@ func TestDownAtStart(t *testing.T) {
 	s := redistest.Prepare(t)
 	p := newPrefix()
 	r := openReplica(t, s.URL(), p)
-	eventually(t, "it says why it is not ready", func() error {
+	eventually.NoError(t, "it says why it is not ready", func() error {
 		if err := r.Ready(); !errors.Is(err, store.ErrUnavailable) {
 			return fmt.Errorf("got %w", err)
 		}
@@ -343,7 +344,7 @@ func TestDownAtStart(t *testing.T) {
 		t.Errorf("Lookup: %v", err)
 	}
 	s.Run()
-	eventually(t, "it is ready", r.Ready)
+	eventually.NoError(t, "it is ready", r.Ready)
 	x := openRedis(t, s.URL(), p)
 	keys := keysOf(1, 10)
 	write(t, x, "a", store.Add, keys...)
@@ -360,7 +361,7 @@ func TestTooLarge(t *testing.T) {
 		write(t, x, "a", store.Add, keys[at:at+4000]...)
 	}
 	r := openReplica(t, s.URL(), p, func(c *Config) { c.MaxBytes, c.Retry = 1<<20, 50*time.Millisecond })
-	eventually(t, "it says so", func() error {
+	eventually.NoError(t, "it says so", func() error {
 		if err := r.Ready(); !errors.Is(err, errFull) {
 			return fmt.Errorf("got %w", err)
 		}
@@ -380,7 +381,7 @@ func TestTooLarge(t *testing.T) {
 	for at := 0; at < len(keys); at += 4000 {
 		write(t, x, "a", store.Add, keys[at:at+4000]...)
 	}
-	eventually(t, "it says so again", func() error {
+	eventually.NoError(t, "it says so again", func() error {
 		if st := r.Status(); st.Mode != Redis || !errors.Is(st.Why, errFull) {
 			return fmt.Errorf("%+v", st)
 		}
@@ -407,7 +408,7 @@ func TestVerify(t *testing.T) {
 	if n := plain.Del(t.Context(), gone...).Val(); n != 20 {
 		t.Fatalf("%d blocks deleted", n)
 	}
-	eventually(t, "the blocks are gone", func() error {
+	eventually.NoError(t, "the blocks are gone", func() error {
 		if st := r.Status(); st.Blocks != 80 {
 			return fmt.Errorf("%+v", st)
 		}
@@ -484,7 +485,7 @@ func TestDeath(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	eventually(t, "the pod is nobody", func() error {
+	eventually.NoError(t, "the pod is nobody", func() error {
 		got, err := find(t, r, keys[0])
 		if err == nil && len(got[0]) > 0 {
 			err = errors.New("it is alive")
@@ -511,7 +512,7 @@ func TestTexts(t *testing.T) {
 	}
 	s.Client().Set(t.Context(), name, "a", 0)
 	r := openReplica(t, s.URL(), p, func(c *Config) { c.Retry = 20 * time.Millisecond })
-	eventually(t, "it says so", func() error {
+	eventually.NoError(t, "it says so", func() error {
 		if err := r.Ready(); err == nil || !strings.Contains(err.Error(), "by text") {
 			return fmt.Errorf("got %w", err)
 		}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
 	"github.com/kvatlas/kvatlas/store/storetest"
@@ -70,22 +71,6 @@ func closed(tb testing.TB, x store.Index) {
 	}
 }
 
-// eventually waits until f returns nil.
-func eventually(tb testing.TB, what string, f func() error) {
-	tb.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			tb.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
 // catchUp waits until the replica shows all that has been written.
 func catchUp(tb testing.TB, r *Replica) {
 	tb.Helper()
@@ -131,7 +116,7 @@ func find(tb testing.TB, x store.Index, keys ...blockkey.Key) (storetest.Answer,
 // its MaxLag asks Redis, as it must: it is asked again.
 func same(tb testing.TB, r *Replica, x store.Index, keys ...blockkey.Key) {
 	tb.Helper()
-	eventually(tb, "the replica answers from memory", func() error {
+	eventually.NoError(tb, "the replica answers from memory", func() error {
 		catchUp(tb, r)
 		before := r.Status().Lookups[Memory]
 		got, err := find(tb, r, keys...)

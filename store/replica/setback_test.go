@@ -16,6 +16,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -104,7 +105,7 @@ func (b *setBack) play(t *testing.T, seed uint64) {
 		}
 		writes(1)
 		fresh := openRedis(t, b.url, p)
-		eventually(t, history, func() error {
+		eventually.NoError(t, history, func() error {
 			if st := r.Status(); st.Mode != Memory {
 				return fmt.Errorf("%+v", st)
 			}

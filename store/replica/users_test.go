@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -53,7 +54,7 @@ func TestUsers(t *testing.T) {
 		}
 	}
 	reader := openReplica(t, "redis://kvatlas-reader:READER_PASSWORD@"+s.Addr, "kva")
-	eventually(t, "the reader says why it cannot", func() error {
+	eventually.NoError(t, "the reader says why it cannot", func() error {
 		if err := reader.Ready(); err == nil || !strings.Contains(err.Error(), "changelog --on") {
 			return fmt.Errorf("got %w", err)
 		}
@@ -65,7 +66,7 @@ func TestUsers(t *testing.T) {
 	write(t, writer, "a", store.Add, keys...)
 	write(t, writer, "b", store.Add, keys[:50]...)
 	same(t, writer, writer.Index, keys...)
-	eventually(t, "the reader follows", reader.Ready)
+	eventually.NoError(t, "the reader follows", reader.Ready)
 	same(t, reader, writer.Index, keys...)
 	plain.Do(t.Context(), "ACL", "LOG", "RESET") // what the reader was refused in between
 	write(t, writer, "a", store.Remove, keys[20:]...)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
@@ -56,15 +57,6 @@ func keep(t *testing.T, cfg snapshot.KeeperConfig) (*snapshot.Keeper, *told) {
 	return k, o
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it does not come to pass that %s", what)
-		}
-	}
-}
-
 // What an index had when it was closed, it has when it is opened again.
 func TestKeeper(t *testing.T) {
 	ctx := t.Context()
@@ -86,13 +78,13 @@ func TestKeeper(t *testing.T) {
 			t.Errorf("it is written after 500 changes: %v", err)
 		}
 		add(t, k, "a", "m1", store.GPU, ks...)
-		eventually(t, "the file is there", func() bool { _, err := os.Stat(file); return err == nil })
+		eventually.True(t, "the file is there", func() bool { _, err := os.Stat(file); return err == nil })
 		// The removal of a pod is enough.
 		n := o.saves()
 		if known, err := k.Retire(ctx, "a"); !known || err != nil {
 			t.Fatal(known, err)
 		}
-		eventually(t, "it is written again", func() bool { return o.saves() > n })
+		eventually.True(t, "it is written again", func() bool { return o.saves() > n })
 		add(t, k, "b", "m1", store.CPU, ks[:10]...)
 		if err := k.Close(); err != nil {
 			t.Fatal(err)
@@ -256,11 +248,11 @@ func TestKeeperFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	add(t, k, "a", "m1", store.GPU, chain(1, 10)...)
-	eventually(t, "two saves have failed", func() bool { return o.saves() > 1 })
+	eventually.True(t, "two saves have failed", func() bool { return o.saves() > 1 })
 	if err := os.Mkdir(gone, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "one works", func() bool { _, err := os.Stat(filepath.Join(gone, "s")); return err == nil })
+	eventually.True(t, "one works", func() bool { _, err := os.Stat(filepath.Join(gone, "s")); return err == nil })
 	if err := k.Close(); err != nil || o.saved[0] == nil {
 		t.Errorf("got %v, %v", err, o.saved)
 	}

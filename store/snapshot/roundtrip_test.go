@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
@@ -344,9 +345,12 @@ func TestPodEndsDuringRestore(t *testing.T) {
 	r, w := io.Pipe()
 	go func() {
 		_, _ = w.Write(text[:cut])
-		for y.Stats().Blocks < 1000 { // its two pages are read, but not loaded yet
-			time.Sleep(time.Millisecond)
-		}
+		_ = eventually.Wait(ctx, func() error { // its two pages are read, but not loaded yet
+			if n := y.Stats().Blocks; n < 1000 {
+				return fmt.Errorf("%d blocks", n)
+			}
+			return nil
+		})
 		if known, err := y.Retire(ctx, "a"); !known || err != nil {
 			t.Errorf("got %v, %v", known, err)
 		}
