@@ -60,6 +60,12 @@ func TestRoute(t *testing.T) {
 	if rep, err := c.End(ctx, "letters", "r/1"); err != nil || rep.Known {
 		t.Errorf("got %+v, %v", rep, err)
 	}
+	if _, err := c.Route(ctx, client.RouteRequest{ScoreRequest: client.ScoreRequest{Model: "letters", Prompt: "abcdefgh"}, Reserve: true, ID: "r/2"}); err != nil {
+		t.Fatal(err)
+	}
+	if rep, err := c.Settle(ctx, "letters", "r/2", cached); err != nil || !rep.Known || !rep.First {
+		t.Errorf("got %+v, %v", rep, err)
+	}
 	usage := 0.5
 	if stale, err := c.PushLoad(ctx, got.Pod, client.EngineReport{Rank: got.Rank, Running: 3, Waiting: 2, KVUsage: &usage, KVTokens: 1000}); err != nil || stale != 10*time.Second {
 		t.Errorf("%v, %v", stale, err)

@@ -12,19 +12,19 @@ import (
 //
 // done is what Done has returned at the first token, where cached was not known yet. It is
 // nil of an answer that came in one piece: when its prefill ended is not known, so nothing is
-// learnt of the rank's speed.
+// learnt of the rank's speed, and cached counts unless a Done has come all the same.
 func (r *Router) Settle(ctx context.Context, model, id string, done *loads.Report, cached int) (loads.Report, error) {
-	if done == nil && cached >= 0 {
-		rep, err := r.c.Loads.Done(ctx, model, id, loads.Done{Cached: cached})
-		if err != nil {
-			return rep, err
-		}
-		done = &rep
-	}
 	if done != nil {
 		r.noteDone(model, done, cached, r.predictOf(model))
+		return r.End(ctx, model, id)
 	}
-	return r.End(ctx, model, id)
+	rep, err := r.End(ctx, model, id)
+	if err == nil && cached >= 0 {
+		whole := rep
+		whole.RankRef, whole.First = rep.Prefill, rep.WithoutDone
+		r.noteDone(model, &whole, cached, r.predictOf(model))
+	}
+	return rep, err
 }
 
 // predictOf is what the settings of a model say of predictions, nil while they are not known.

@@ -15,11 +15,11 @@ func TestSettle(t *testing.T) {
 	p := prompt(1, 1000)
 	w.hold("a", 0, store.GPU, p, 800)
 	for i, x := range []struct {
-		first     bool
-		cached    int
-		delivered uint64
-		samples   int64
-	}{{false, 600, 600, 0}, {true, 500, 1100, 1}, {true, -1, 1100, 2}, {false, -1, 1100, 2}} {
+		first, alone bool // alone is a Done whose report Settle does not get
+		cached       int
+		delivered    uint64
+		samples      int64
+	}{{cached: 600, delivered: 600}, {first: true, cached: 500, delivered: 1100, samples: 1}, {first: true, cached: -1, delivered: 1100, samples: 2}, {cached: -1, delivered: 1100, samples: 2}, {alone: true, cached: 300, delivered: 1400, samples: 3}} {
 		q := ask(p)
 		q.Reserve = true
 		d := w.route(q)
@@ -33,6 +33,11 @@ func TestSettle(t *testing.T) {
 				t.Fatal(err)
 			}
 			done = &rep
+		}
+		if x.alone {
+			if _, err := w.Done(t.Context(), "m", d.Reservation, x.cached); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if r, err := w.Settle(t.Context(), "m", d.Reservation, done, x.cached); err != nil || !r.Known {
 			t.Fatalf("%+v, %v", r, err)

@@ -42,7 +42,7 @@ func noting(t *testing.T, run func(r *routing)) {
 	}
 	t.Run("memory", func(t *testing.T) {
 		h := open(t, openIndex(t), loads.NewMemory(nil), notes.NewMemory(nil))
-		run(&routing{t, h, looks})
+		run(&routing{T: t, h: h, looks: looks})
 	})
 	t.Run("Redis", func(t *testing.T) {
 		redis := redistest.Start(t)
@@ -61,11 +61,11 @@ func noting(t *testing.T, run func(r *routing)) {
 			}
 			turn = append(turn, open(t, index, kept, noted))
 		}
-		run(&routing{t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		run(&routing{T: t, h: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			h := turn[0]
 			turn = append(turn[1:], h)
 			h.ServeHTTP(w, r)
-		}), looks})
+		}), looks: looks})
 	})
 }
 

@@ -110,7 +110,7 @@ func TestPrefixesWithoutIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &routing{t, s.Handler(), nil}
+	r := &routing{T: t, h: s.Handler()}
 	away := fmt.Errorf("%w: gone", store.ErrUnavailable)
 	index.set(away)
 	refused(t, r.do("GET", "/v1/prefixes", ""), 503, "index_unavailable") // no model was seen

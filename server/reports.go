@@ -23,17 +23,18 @@ func reportFields(more ...scan.Field[reportRequest]) scan.Fields[reportRequest] 
 }
 
 var (
-	doneFields = reportFields(scan.Field[reportRequest]{Name: "cached_tokens", Read: func(s *scan.Scanner, q *reportRequest) error {
+	cachedField = scan.Field[reportRequest]{Name: "cached_tokens", Read: func(s *scan.Scanner, q *reportRequest) error {
 		n, err := s.Uint(loads.MaxTokens, "a number of tokens")
 		q.cached = int(n)
 		return err
-	}})
+	}}
+	doneFields   = reportFields(cachedField)
 	outputFields = reportFields(scan.Field[reportRequest]{Name: "tokens", Read: func(s *scan.Scanner, q *reportRequest) error {
 		n, err := s.Uint(loads.MaxTokens, "a number of tokens")
 		q.tokens = int(n)
 		return err
 	}})
-	endFields = reportFields()
+	endFields = reportFields(cachedField)
 )
 
 // appendReport appends what became of a report.
@@ -65,7 +66,7 @@ func (c *call) requestOutput() error {
 // requestEnd is POST /v1/requests/{id}/end.
 func (c *call) requestEnd() error {
 	return c.report(endFields, func(q *reportRequest, id string) (loads.Report, error) {
-		return c.s.cfg.Router.End(c.ctx, q.model, id)
+		return c.s.cfg.Router.Settle(c.ctx, q.model, id, nil, q.cached)
 	})
 }
 

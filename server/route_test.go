@@ -18,8 +18,9 @@ import (
 // routing is a server that routes, with three pods of model demo.
 type routing struct {
 	*testing.T
-	h     http.Handler
-	looks []func() // what the upkeep of each server does
+	h      http.Handler
+	router *route.Router
+	looks  []func() // what the upkeep of each server does
 }
 
 func newRouting(t *testing.T, kept loads.Store) *routing {
@@ -37,7 +38,7 @@ func newRouting(t *testing.T, kept loads.Store) *routing {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &routing{T: t, h: s.Handler()}
+	r := &routing{T: t, h: s.Handler(), router: router}
 	r.ok("POST", "/v1/pods", `{"name":"a","model":"demo","labels":{"zone":"1"},"aliases":["nick"],"kv_tokens":1600}`)
 	r.ok("POST", "/v1/pods", `{"name":"b","model":"demo","ranks":2,"adapters":["poet"],"address":"10.0.0.2:8000"}`)
 	r.ok("POST", "/v1/pods", `{"name":"c","model":"demo","role":"prefill"}`)
@@ -154,12 +155,28 @@ func TestRouteReports(t *testing.T) {
 		{"done", `{"model":"nick","cached_tokens":64}`, `"known":true,"pod":"b","rank":1,"first":true`},
 		{"end", `{"model":"demo"}`, `"known":true`},
 		{"end", `{"model":"demo"}`, `"known":false`},
+		{"end", `{"model":"demo","cached_tokens":64}`, `"known":false`},
 		{"done", `{"model":"demo"}`, `"known":false`},
 	} {
 		w := r.do("POST", "/v1/requests/a%2Fb%20c/"+step.report, step.body)
 		if w.Code != 200 || !strings.Contains(w.Body.String(), step.want) {
 			t.Errorf("%s %s: %d %s", step.report, step.body, w.Code, w.Body)
 		}
+	}
+	if l := loadsOf(); strings.Contains(l, `"requests":1`) {
+		t.Error(l)
+	}
+	if o := r.router.Outcomes(); len(o) != 1 || o[0].Delivered != 64 {
+		t.Errorf("%+v", o)
+	}
+	// Of an answer that comes in one piece.
+	r.ok("POST", "/v1/route", body)
+	w := r.do("POST", "/v1/requests/a%2Fb%20c/end", `{"model":"nick","cached_tokens":32}`)
+	if want := `"known":true,"pod":"b","rank":1,"first":true,"predicted_tokens":64`; w.Code != 200 || !strings.Contains(w.Body.String(), want) {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	if o := r.router.Outcomes(); len(o) != 1 || o[0].Delivered != 96 {
+		t.Errorf("%+v", o)
 	}
 	if l := loadsOf(); strings.Contains(l, `"requests":1`) {
 		t.Error(l)

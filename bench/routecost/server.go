@@ -83,6 +83,9 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 	report := func(id int, kind string) error {
 		return s.post(ctx, fmt.Sprintf("/v1/requests/r%010d/%s", id, kind), []byte(`{"model":"m"}`))
 	}
+	settle := func(id int) error {
+		return s.post(ctx, fmt.Sprintf("/v1/requests/r%010d/end", id), []byte(`{"model":"m","cached_tokens":0}`))
+	}
 	book := func() error {
 		s.ids++
 		copy(id, fmt.Sprintf("%010d", s.ids))
@@ -104,6 +107,7 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 			return err
 		}},
 		{"whole", func() error { return errors.Join(book(), report(s.ids, "done"), report(s.ids, "end")) }, nil},
+		{"settled", func() error { return errors.Join(book(), settle(s.ids)) }, nil},
 	}
 	out := &times{map[string]time.Duration{}, map[string]time.Duration{}, map[string]time.Duration{}}
 	wall := map[string][]time.Duration{}

@@ -210,6 +210,11 @@ func (c *Client) End(ctx context.Context, model, id string) (*client.Report, err
 	return call(ctx, c.reports, func(ctx context.Context) (*client.Report, error) { return c.cfg.Client.End(ctx, model, id) })
 }
 
+// Settle reports that a request is over whose answer came in one piece, as Done does.
+func (c *Client) Settle(ctx context.Context, model, id string, cached int) (*client.Report, error) {
+	return call(ctx, c.reports, func(ctx context.Context) (*client.Report, error) { return c.cfg.Client.Settle(ctx, model, id, cached) })
+}
+
 func (c *Client) failed(err error) {
 	if c.cfg.Failed != nil {
 		c.cfg.Failed(err)

@@ -221,12 +221,13 @@ func TestReports(t *testing.T) {
 		"done":   func() (*client.Report, error) { return c.Done(t.Context(), "m", "r", &cached) },
 		"output": func() (*client.Report, error) { return c.Output(t.Context(), "m", "r", 1) },
 		"end":    func() (*client.Report, error) { return c.End(t.Context(), "m", "r") },
+		"settle": func() (*client.Report, error) { return c.Settle(t.Context(), "m", "r", 1) },
 	} {
 		if got, err := report(); err != nil || !got.Known {
 			t.Errorf("%s: got %+v, %v", name, got, err)
 		}
 	}
-	if s.calls.Load() != 6 {
+	if s.calls.Load() != 8 {
 		t.Errorf("%d calls", s.calls.Load())
 	}
 }

@@ -251,6 +251,10 @@ type Report struct {
 	Tokens int
 	// First says that the report changed something: it is not the second of its kind.
 	First bool
+	// Prefill is, after End, where it was prefilled.
+	Prefill store.RankRef
+	// WithoutDone says, after End, that no Done has told of its prefill.
+	WithoutDone bool
 }
 
 // Picture are the loads of a model at one moment.

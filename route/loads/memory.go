@@ -193,10 +193,15 @@ func (m *Memory) Output(_ context.Context, model, id string, tokens int) (Report
 
 // End implements Store.
 func (m *Memory) End(_ context.Context, model, id string) (Report, error) {
-	return m.report(model, id, func(b *book, r *reservation, _ int64) bool {
+	var at store.RankRef
+	without := false
+	out, err := m.report(model, id, func(b *book, r *reservation, _ int64) bool {
+		at, without = r.prefills().RankRef, !r.prefilled
 		b.end(r)
 		return true
 	})
+	out.Prefill, out.WithoutDone = at, without
+	return out, err
 }
 
 // Loads implements Store.

@@ -72,6 +72,8 @@ def test_route(client: kvatlas.Client) -> None:
     assert client.output("m", "r/1 ü", 3).known
     assert client.end("m", "r/1 ü").known
     assert not client.end("m", "r/1 ü").known
+    client.route("m", tokens=range(100), reserve=True, request_id="r/2")
+    assert client.end("m", "r/2", cached_tokens=64).first
     assert all(load.requests == 0 for load in client.loads()["m"])
 
     prefixes = client.prefixes("m", limit=3)["m"]

@@ -26,7 +26,7 @@ func bookAndEnd(t *testing.T, open Open) {
 	equal(t, loads.Load{Blocks: 11, Requests: 1, Since: l.Since}, l)
 	r, err = s.End(ctx, "m", "r1")
 	must(t, err)
-	equal(t, true, r.Known)
+	equal(t, loads.Report{Known: true, RankRef: a, Tokens: 163, First: true, Prefill: a}, r)
 	zero(t, load(t, s, a))
 }
 
@@ -41,7 +41,7 @@ func sharedBlocks(t *testing.T, open Open) {
 	equal(t, 51+51-33, load(t, s, a).Blocks)
 	book(t, s, call("r3", chain(1, 2, 40, 50), b))
 	equal(t, 51, load(t, s, b).Blocks, "another pod shares nothing")
-	end(t, s, "r1")
+	equal(t, loads.Report{Known: true, RankRef: a, Tokens: 803, First: true, Prefill: a, WithoutDone: true}, end(t, s, "r1"))
 	equal(t, 51, load(t, s, a).Blocks)
 	end(t, s, "r2")
 	zero(t, load(t, s, a))

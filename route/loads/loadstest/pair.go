@@ -79,14 +79,14 @@ func pairs(t *testing.T, open Open) {
 	must(t, err)
 	equal(t, d, r.RankRef)
 	equal(t, "23 21", fmt.Sprint(load(t, s, d).Blocks, load(t, s, p).Blocks))
-	equal(t, loads.Report{Known: true, RankRef: d, Tokens: 323, First: true}, end(t, s, "r"))
+	equal(t, loads.Report{Known: true, RankRef: d, Tokens: 323, First: true, Prefill: p}, end(t, s, "r"))
 	zero(t, load(t, s, d))
 	equal(t, 1, load(t, s, p).Requests)
 
 	// An end before the prefill has ended takes all off.
 	bookPair(t, s, pair("r", keys, one(p), one(d)))
 	equal(t, 2, load(t, s, p).Requests)
-	end(t, s, "r")
+	equal(t, loads.Report{Known: true, RankRef: d, Tokens: 323, First: true, Prefill: p, WithoutDone: true}, end(t, s, "r"))
 	zero(t, load(t, s, d))
 	equal(t, l, load(t, s, p))
 	audited(t, s)

@@ -281,10 +281,19 @@ func (s *Store) report(ctx context.Context, script *goredis.Script, model, id st
 	r := reader{reply: reply}
 	name := r.text()
 	out := loads.Report{Known: true, Predicted: int(r.int()), Tokens: int(r.int()), First: r.int() == 1}
+	other := ""
+	if r.more() { // of an end
+		other, out.WithoutDone = r.text(), r.int() == 1
+	}
 	if r.err != nil {
 		return loads.Report{}, r.err
 	}
-	out.RankRef, err = parseField(name)
+	if out.RankRef, err = parseField(name); err != nil || len(reply) == 4 {
+		return out, err
+	}
+	if out.Prefill = out.RankRef; other != "" {
+		out.Prefill, err = parseField(other)
+	}
 	return out, err
 }
 

@@ -167,9 +167,12 @@ class Client:
         """Report how many tokens the output of a request has so far, which renews its lease."""
         return self._send(_calls.report("output", model, request_id, {"tokens": tokens}))
 
-    def end(self, model: str, request_id: str) -> Report:
-        """Report that a request is over, however it ended."""
-        return self._send(_calls.report("end", model, request_id, {}))
+    def end(self, model: str, request_id: str, cached_tokens: Optional[int] = None) -> Report:
+        """Report that a request is over, however it ended.
+
+        cached_tokens is what done takes, for a request without done, whose answer came in one piece.
+        """
+        return self._send(_calls.report("end", model, request_id, {"cached_tokens": cached_tokens}))
 
     def loads(self, model: Optional[str] = None) -> Dict[str, List[RankLoad]]:
         """What runs on each rank, by model."""
@@ -432,9 +435,12 @@ class AsyncClient:
         """Report how many tokens the output of a request has so far, which renews its lease."""
         return await self._send(_calls.report("output", model, request_id, {"tokens": tokens}))
 
-    async def end(self, model: str, request_id: str) -> Report:
-        """Report that a request is over, however it ended."""
-        return await self._send(_calls.report("end", model, request_id, {}))
+    async def end(self, model: str, request_id: str, cached_tokens: Optional[int] = None) -> Report:
+        """Report that a request is over, however it ended.
+
+        cached_tokens is what done takes, for a request without done, whose answer came in one piece.
+        """
+        return await self._send(_calls.report("end", model, request_id, {"cached_tokens": cached_tokens}))
 
     async def loads(self, model: Optional[str] = None) -> Dict[str, List[RankLoad]]:
         """What runs on each rank, by model."""

@@ -2,7 +2,8 @@
 -- ARGV  2 'done', 'end', or 'overdue' for requests whose lease is over
 --       3 for done: cached tokens, negative if not known, quadratic, overhead, whether to learn; else ''
 --       4... ids
--- Reply {} | of the last one {name, predicted, tokens, whether it is the first such report}
+-- Reply {} | of the last one {name, predicted, tokens, whether it is the first such report} and, of
+--       an end, name of who has prefilled, '' if that is no other, whether no done has told of it
 local what = ARGV[2]
 if not (#ARGV >= 4 and #ARGV[3] == (what == 'done' and 32 or 0) and (what == 'done' or what == 'end' or what == 'overdue')) then
   error('arguments are wrong', 0)
@@ -39,8 +40,11 @@ for i = 4, #ARGV do
       if prefilled ~= 1 then to = from end
     end
     reply = {string.sub(v, 129, 128 + length), tokens - prefill, tokens, 1}
-    if what == 'done' then
-      if pairLength > 0 then reply[1] = string.sub(v, 129 + length, 128 + length + pairLength) end
+    local other = ''
+    if pairLength > 0 then other = string.sub(v, 129 + length, 128 + length + pairLength) end
+    if what == 'end' then reply[5], reply[6] = other, 1 - prefilled
+    else
+      if pairLength > 0 then reply[1] = other end
       if prefilled == 1 then reply[4] = 0 end
     end
   end
