@@ -1,7 +1,5 @@
 package blockkey
 
-import ()
-
 // LMCacheVLLMChain is a place in a chain of LMCache's chunks, from which it goes on,
 // under one of vLLM's hash functions, as LMCache 0.3.13 and later hash when
 // pre_caching_hash_algorithm names one:
