@@ -79,9 +79,8 @@ func (c *SGLangChain) Append(dst []Digest, tokens []uint32) []Digest {
 
 // SGLangNamespace mixes a namespace into the hashes that SGLang publishes: under
 // --kv-events-config with the format "dynamo" (0.5.22) the extra key and the salt of
-// a request, else only the internal key of an adapter with a name that is
-// registered (0.5.23), which no event tells. It is not part of the chain: only what
-// is sent differs.
+// a request, else only the internal key of a registered adapter (0.5.23), which is in no event. It is not
+// part of the chain: only what is sent differs.
 type SGLangNamespace struct {
 	seed Digest
 	some bool

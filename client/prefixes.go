@@ -20,8 +20,8 @@ type HotPrefix struct {
 	// an eighth more.
 	Blocks int `json:"blocks"`
 	Tokens int `json:"tokens"`
-	// Requests are those whose prompts begin so, Share their part of all of the model, and Missed
-	// those of them that were sent to a rank which did not hold all of it.
+	// Requests are those whose prompts begin so, and Share is their part of all of the model. Missed are
+	// those that were sent to a rank which did not hold all of it.
 	Requests float64 `json:"requests"`
 	Share    float64 `json:"share"`
 	Missed   float64 `json:"missed"`

@@ -51,10 +51,9 @@ type Config struct {
 	// missing before it counts as lost, 5, with growing pauses of together some
 	// seconds.
 	ReplayTries int
-	// ReplayPatience is how long what a rank holds is still credited while something is
-	// known to be missing of it, or what a replay has told is not what comes live, 1.5 s.
-	// It is the time of all questions together; then a generation begins with what comes
-	// live.
+	// ReplayPatience is how long a rank keeps its credit while events are known to be missing, or a replay
+	// contradicts the live stream: 1.5 s. It is the time of all questions together; then a generation begins
+	// with what comes live.
 	ReplayPatience time.Duration
 	// Quiet is how long a rank is silent before its replay socket is asked whether
 	// there is more, 2 s; while there is nothing the time doubles up to 1 minute.

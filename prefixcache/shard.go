@@ -53,9 +53,8 @@ func (c *chunk) mark() {
 	}
 }
 
-// add puts c under k unless an entry that does as well is there, and returns
-// the one that is there now, and how many bytes of those taken for c and for
-// the entry it replaced are free again.
+// add puts c under k unless an entry that does as well is there. It returns the one that is there now, and
+// how many bytes of those taken for c and for the entry it replaced are free again.
 func (s *shard) add(k key, c *chunk, exact bool, clock *atomic.Uint64) (kept *chunk, freed int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

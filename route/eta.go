@@ -17,9 +17,8 @@ const (
 	maxUse = 2
 )
 
-// eta takes the candidate that would begin to answer first, in milliseconds, with what is
-// prefilled weighed higher than the wait, since prefill that is done twice is time that the
-// fleet loses:
+// eta takes the candidate that would begin to answer first, in milliseconds. It weighs prefill higher than
+// the wait, since prefill that is done twice is time that the fleet loses:
 //
 //	cost = wait + (1 + beta) x prefill + evict + room + requests x request_ms
 //
@@ -101,9 +100,9 @@ func (c *Candidate) prefill(v *View, shape loads.Shape, fetched int) float64 {
 	return shape.Overhead + work/v.speedOf(c)
 }
 
-// fills returns how much was put into each candidate's cache lately, for its size, over the
-// mean of all, at most maxFill, and times the share of a cache that this mean fills, at most
-// all of it. Where the size of one is not known, all count as alike, of assumedCache tokens.
+// fills returns how much was put into each candidate's cache lately, for its size, over the mean of all, at
+// most maxFill. It is multiplied by the share of a cache that this mean fills, at most all of it. Where the
+// size of one is not known, all count as alike, of assumedCache tokens.
 func (v *View) fills() []float64 {
 	out := v.floats(len(v.Candidates))
 	sized, sum := true, 0.0

@@ -14,10 +14,9 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
-// MaxTextLimit is the largest Config.MaxTextBytes. A text of 10 MB that cannot be cut
-// takes up to two gigabytes while it is tokenized, and on about ten million equal
-// characters the regular expression engine under most tokenizers gives up, which is
-// ErrTokenizer.
+// MaxTextLimit is the largest Config.MaxTextBytes. A text of 10 MB that cannot be cut takes up to two
+// gigabytes while it is tokenized. On about ten million equal characters the regular expression engine under
+// most tokenizers gives up, which is ErrTokenizer.
 const MaxTextLimit = 32 << 20
 
 // Config configures a Pool. Zero fields take the default; New refuses values

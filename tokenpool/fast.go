@@ -123,9 +123,9 @@ func (p *Pool) wanted(t *tokenizer) bool {
 	return !t.dropped && !p.closed
 }
 
-// differ turns the fast encoder off, for all tokenizers of this content, for as long as the
-// pool lives, and where proofs are kept for as long as the program is the same. The tokenizer leaves, and comes back under another name in the prefix
-// store and among pieces, so that no tokens are used any more which may be wrong.
+// differ turns the fast encoder off for all tokenizers of this content, while the pool lives. Where proofs are kept it stays off as long as
+// the program is the same. The tokenizer leaves, and comes back under another name in the prefix store and among pieces, so that no tokens
+// are used any more which may be wrong.
 func (p *Pool) differ(t *tokenizer, err error) {
 	t.proven.fast.Store(nil)
 	p.n.differences.Add(1)

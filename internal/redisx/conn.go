@@ -1,7 +1,7 @@
 // Package redisx connects to Redis: URLs, topologies (one server, a cluster, sentinels), the
-// client with the settings that kvatlas needs, and log lines on connections that fail, each of which is
-// logged once and not in each try. The index, the checks of kvatlas doctor and whatever else kvatlas keeps in
-// Redis stand beside each other on it; it knows none of them.
+// client with the settings that kvatlas needs, and log lines on connections that fail, once and not in each
+// try. The index, the checks of kvatlas doctor and whatever else kvatlas keeps in Redis stand beside each
+// other on it; it knows none of them.
 package redisx
 
 import (

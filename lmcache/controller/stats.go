@@ -4,9 +4,8 @@ import "sync/atomic"
 
 // Stats are figures for metrics. Those without another word count since the start.
 type Stats struct {
-	// Workers is how many workers there are now, Unmapped how many of them have no pod, or
-	// no room in the index, Syncing how many are in a full sync, and Peers how many
-	// connections there are.
+	// Workers is how many workers there are now, and Unmapped how many of them have no pod, or no room in the
+	// index. Syncing is how many are in a full sync, and Peers how many connections there are.
 	Workers, Unmapped, Syncing, Peers int
 	// QueueKeys is how many keys wait to be written now, SyncKeys how many are gathered.
 	QueueKeys, SyncKeys int64
@@ -27,9 +26,9 @@ type Stats struct {
 	// Asked counts requests for full syncs, Synced those that were written, Unsynced
 	// those that ended otherwise.
 	Asked, Synced, Unsynced uint64
-	// Began counts lives, TookOver generations that another process had written,
-	// Fenced those that another one has taken from this one, Lapsed workers that fell
-	// silent, and Failures calls of the index that failed.
+	// Began counts lives, TookOver generations that another process had written, and Fenced those that
+	// another one has taken from this one. Lapsed counts workers that fell silent, and Failures calls of the
+	// index that failed.
 	Began, TookOver, Fenced, Lapsed, Failures uint64
 }
 

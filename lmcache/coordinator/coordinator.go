@@ -45,9 +45,9 @@ type Stats struct {
 	Instances int
 	// Applied, Duplicates and Stale count batches.
 	Applied, Duplicates, Stale uint64
-	// Stored and Deleted count entries, Skipped those with a salt, a further object
-	// group or one worker too many, Foreign those of models that the instance's pods do
-	// not serve, and Unplaced those of instances without a pod.
+	// Stored and Deleted count entries, Skipped those with a salt, a further object group or one worker too
+	// many. Foreign counts those of models that the instance's pods do not serve, and Unplaced those of
+	// instances without a pod.
 	Stored, Deleted, Skipped, Foreign, Unplaced uint64
 	// Gaps counts holes in the numbers of batches, TookOver instances that another
 	// process has written, Refused requests that could not be understood, and Failures

@@ -7,8 +7,8 @@
 // whether one of these hashes is among the keys of that model. What it finds is proof: a hash of 64 bits or
 // more has been recomputed. A learnt profile gives credit only by hashes that are recomputed for each prompt.
 //
-// No request waits for it, and where no key has such a name nothing is done but a bounded
-// SCAN, at the start and, while models without a profile are asked for, ever more seldom.
+// No request waits for it. Where no key has such a name nothing is done but a bounded SCAN: at the start and,
+// while models without a profile are asked for, ever more seldom.
 package learn
 
 import (

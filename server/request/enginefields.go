@@ -56,9 +56,9 @@ var skippedOf = []struct {
 	}},
 }
 
-// refusedFields are fields of engines that change the prompt, or what is cached of it,
-// in a way that is not done here, with the forms of the prompt that they belong to and
-// the reason. Beside other forms they are skipped. Null is like leaving one out.
+// refusedFields are fields of engines that change the prompt, or what is cached of it, in a way that is not
+// done here. Each has the forms of the prompt that it belongs to, and the reason. Beside other forms they are
+// skipped. Null is like leaving one out.
 var refusedFields = map[string]struct {
 	beside []string
 	why    string

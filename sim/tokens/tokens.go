@@ -1,6 +1,5 @@
-// Package tokens gives simulated engines the tokenizer and the chat template of a real
-// model, so that their tokens are those of an engine that serves it, and those by which a
-// server of kvatlas scores its prompts.
+// Package tokens gives simulated engines the tokenizer and the chat template of a real model. So their tokens
+// are those of an engine that serves it, and those by which a server of kvatlas scores its prompts.
 //
 // A Tokenizer is safe for concurrent use, and serves any number of pods.
 package tokens

@@ -16,9 +16,8 @@ import (
 // as a whole, tail first. Random or least-frequently-used eviction takes heads
 // as often as tails and leaves most of the survivors unreachable.
 //
-// The age moves by one with each eighth of the index that is filled anew, so a
-// block that no request asks for is gone after about eight ages, and 64 are enough
-// to tell old from young.
+// The age moves by one with each eighth of the index that is filled anew. So a block that no request asks for
+// is gone after about eight ages, and 64 are enough to tell old from young.
 const (
 	// agesOfALife is the number of ages in which the whole index is filled anew.
 	agesOfALife = 8

@@ -15,9 +15,8 @@ import (
 )
 
 const (
-	// callKeys is how many blocks one run of apply.lua changes at most, and
-	// callBytes how many bytes of values it may meet, so that it keeps the server
-	// from others for less than 2 ms.
+	// callKeys is how many blocks one run of apply.lua changes at most, and callBytes how many bytes of
+	// values it may meet. So it keeps the server from others for less than 2 ms.
 	callKeys  = 512
 	callBytes = 64 << 10
 	// tripCalls is how many runs go in one round trip at most.

@@ -251,9 +251,8 @@ type step struct {
 // block and id.
 //
 // The blocks stay in the order in which the batches name them, which is that of their
-// chains. A server puts keys that it gets one behind the other next to each other in its
-// memory, and a lookup, which reads them in that order again, takes two thirds of the
-// server's time where they are scattered.
+// chains. A server puts keys that it gets one behind the other next to each other in its memory. A lookup,
+// which reads them in that order again, takes two thirds of the time that it takes where they are scattered.
 func (p *plan) steps() []step {
 	out := make([]step, 0, len(p.changes))
 	blocks := make(map[blockkey.StoreKey]int, len(p.changes))

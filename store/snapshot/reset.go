@@ -45,9 +45,8 @@ const clearsAtOnce = 64
 // counts, and the memory comes back later, in small steps.
 //
 // A block does not tell its model, so what a model has in the index is what the
-// pods hold that are registered for it. So to reset a model takes from these pods
-// what they hold of other models too, and leaves what pods of other models hold
-// of this one, which is nothing unless one pod serves several.
+// pods hold that are registered for it. So a reset of a model takes from these pods what they hold of other
+// models too. It leaves what pods of other models hold of this one.
 //
 // What is not there is no error: the numbers are 0. A reset that ended with an
 // error can be made again.

@@ -14,12 +14,11 @@ import (
 )
 
 // Histories plays random histories of registrations, leases, retirements, adds,
-// removes and clears, generations and their takeovers, over few pods, ranks, tiers
-// and keys, so that they meet often, to an index and to [Model], and compares the
-// two after every step. Writers send batches twice, late, and under fences that
-// are over; where Subject has a Limit they die in the middle of a call, and
-// another takes over. Leases take part only where the test moves the clock. rapid's flags say how
-// many histories and how long.
+// removes and clears, generations and their takeovers, to an index and to [Model]. Pods, ranks, tiers and
+// keys are few, so that they meet often. It compares the two after every step. Writers send batches twice,
+// late, and under fences that are over; where Subject has a Limit they die in the middle of a call, and
+// another takes over. Leases take part only where the test moves the clock. rapid's flags say how many
+// histories and how long.
 func Histories(t *testing.T, open Open) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := open(t)

@@ -127,9 +127,9 @@ type State struct {
 // and only when all that were there at the end of the walk have been told is the
 // sink whole. Values in entries are absolute, so that none needs the one before it.
 //
-// Entries are numbered. Where a number is missing, or a server knows fewer entries
-// than it did, or another one under the same number, the partitions of that log
-// are walked through again, and the sink is not whole until then.
+// Entries are numbered. Where a number is missing, or a server knows fewer entries than it did, or another
+// one under the same number, the partitions of that log are walked through again. The sink is not whole until
+// then.
 type Feed struct {
 	log    *Log
 	space  *keyspace.Space

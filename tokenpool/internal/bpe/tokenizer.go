@@ -85,9 +85,9 @@ func (t *Tokenizer) release(w *worker) {
 	}
 }
 
-// Encode returns the tokens of a text, without those that go around it, and the byte at
-// which each ends, moved up to the end of a character where it is in the middle of one.
-// The text must be valid UTF-8. It returns false for one that normalization changes.
+// Encode returns the tokens of a text, without those that go around it, and the byte at which each ends. An
+// end in the middle of a character is moved up to its end. The text must be valid UTF-8. It returns false for
+// one that normalization changes.
 func (t *Tokenizer) Encode(text string) ([]uint32, []int, bool) {
 	if t.nfc && !isNFC(text) {
 		return nil, nil, false

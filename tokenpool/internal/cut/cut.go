@@ -2,12 +2,10 @@
 // of the parts, one after the other. The tokenization of a prefix is in general
 // not a prefix of the tokenization of the whole; at two kinds of places it is.
 //
-// Before an added token. The library first finds the added tokens in the text as
-// it stands, the longest one of those that begin first (leftmost-longest), and
-// then normalizes, splits and tokenizes each of the pieces between them on its
-// own. A cut before an occurrence of such a token changes nothing if the token is
-// found there in any case, and if nothing to its left looks beyond it. That holds
-// for a token which
+// Before an added token. The library first finds the added tokens in the text as it stands, the longest one
+// of those that begin first (leftmost-longest). Then it normalizes, splits and tokenizes each of the pieces
+// between them on its own. A cut before an occurrence of such a token changes nothing if the token is found
+// there in any case, and if nothing to its left looks beyond it. That holds for a token which
 //   - is looked for in the text as it stands (normalized is false),
 //   - takes no white space to its left and needs no edge of a word (lstrip and
 //     single_word are false), and begins with a sign: for a token to its left that
