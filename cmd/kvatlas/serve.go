@@ -31,8 +31,7 @@ func (p *program) serveAs(ctx context.Context, args []string, command string, us
 	defaults(loader)
 	printConfig := fs.Bool("print-config", false, "write the configuration in force and the origin of each value, then exit")
 	play := fs.Bool("demo", false, "play three engines and a scheduler on the server, show the ranking, then go on serving")
-	switch err := p.ReadSettings(fs, loader, args, func(w io.Writer) { usage(w, fs, loader) }); {
-	case err != nil:
+	if err := p.ReadSettings(fs, loader, args, func(w io.Writer) { usage(w, fs, loader) }); err != nil {
 		return p.Misuse(command, err)
 	}
 	if *play {
