@@ -1,8 +1,8 @@
 // Program kv-cache-aware-scorer is the place of kvatlas in an inference scheduler that
 // filters, scores and picks: one scorer among others, which asks a server by REST.
 //
-//	make run                                     # a server with a model and what its pods hold
-//	go run ./examples/kv-cache-aware-scorer --model demo --prompt "..."
+//	make run    # a server with a model and what its pods hold
+//	go run ./examples/kv-cache-aware-scorer --model meta-llama/Meta-Llama-3-8B-Instruct --prompt "..."
 //
 // It takes the pods of the model from the server and schedules the prompt with every queue
 // empty, then with the best one's full.
