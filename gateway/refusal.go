@@ -47,7 +47,7 @@ func refusalOf(err error) refusal {
 	case errors.Is(err, route.ErrBusy):
 		return refusal{http.StatusServiceUnavailable, "overloaded_error", "pods_busy", "every engine that may take the request is at its limits", 1}
 	case errors.Is(err, errNoPods), errors.Is(err, route.ErrNobody):
-		return refusal{http.StatusServiceUnavailable, "api_error", "no_pod", "no engine is known that serves this", 1}
+		return refusal{http.StatusServiceUnavailable, "api_error", "no_pod", "no engine is known that serves this; kvatlas pods lists those that are, and the gateway's log says why one is missing", 1}
 	case errors.Is(err, errHeaderTime), errors.Is(err, errFirstTime), isTimeout(err):
 		return refusal{http.StatusGatewayTimeout, "api_error", "engine_timeout", "the engine did not answer in time", 0}
 	}

@@ -37,7 +37,7 @@ var pages = []page{
 	{"loads", "list what runs where, as a running server has booked it", loadsUsage, "/v1/loads", "models", "only loads of this `model`",
 		"a load begins with POST /v1/route that has \"reserve\":true, with a request through the gateway, or with what an engine says", writeLoads},
 	{"prefixes", "list the prefixes that requests are routed with most, and their holders", prefixesUsage, "/v1/prefixes", "models", "only prefixes of this `model`",
-		"requests that are routed count, by POST /v1/route or through the gateway", writePrefixes},
+		"one is listed once two requests that are routed begin with it, by POST /v1/route or through the gateway", writePrefixes},
 }
 
 // Commands are the commands.
