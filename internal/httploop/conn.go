@@ -17,6 +17,10 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
+// freshFor is how long Shutdown waits for the first byte on a connection that has just come:
+// its request is on its way, as a rule. net/http waits as long.
+const freshFor = 5 * time.Second
+
 // headBytes is the longest head of a request that is served here.
 const headBytes = 4 << 10
 
@@ -30,7 +34,8 @@ type conn struct {
 	nc   net.Conn
 	base context.Context
 
-	phased atomic.Int64 // what it waits for, and since when
+	phased atomic.Int64  // what it waits for, and since when
+	began  time.Duration // when the request that is handled began; counts as phases do
 
 	in   []byte // what was read and not used
 	buf  []byte // which in is a part of
@@ -71,8 +76,31 @@ const (
 )
 
 // enter begins a phase.
-func (c *conn) enter(p phase) {
-	c.phased.Store(int64(time.Since(c.s.began))<<phaseBits | int64(p))
+func (c *conn) enter(p phase) { c.enterSince(p, time.Since(c.s.began)) }
+
+func (c *conn) enterSince(p phase, since time.Duration) {
+	c.phased.Store(int64(since)<<phaseBits | int64(p))
+}
+
+// enterRequest begins a phase in which Shutdown waits for the connection. It takes back what
+// a Shutdown did that saw it before.
+func (c *conn) enterRequest(p phase) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.enter(p)
+	if c.s.closing.Load() {
+		_ = c.nc.SetReadDeadline(time.Time{})
+	}
+}
+
+// endIdle ends a connection that is without a request.
+func (c *conn) endIdle() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch p, since := c.phase(); {
+	case p == idle, p == fresh && time.Since(since) > freshFor:
+		_ = c.nc.SetReadDeadline(longAgo)
+	}
 }
 
 // phase returns the phase and since when it lasts.
@@ -157,10 +185,12 @@ func (c *conn) end() {
 	c.s.drop(c)
 }
 
-// giveUp gives the connection to net/http.
+// giveUp gives the connection to net/http. Shutdown waits for it until net/http knows it.
 func (c *conn) giveUp() {
-	c.s.drop(c)
-	c.s.handOver.put(&begun{c.nc, c.in})
+	c.enterRequest(handling)
+	if !c.s.handOver.put(&begun{c.nc, c.in, func() { c.s.drop(c) }}) {
+		c.end()
+	}
 }
 
 // readHead reads until a head is there, and returns how long it is. It is 0 where there is
@@ -176,7 +206,10 @@ func (c *conn) readHead() (n int, err error) {
 		}
 		if len(c.in) > 0 {
 			if p, _ := c.phase(); p != heading {
-				c.enter(heading)
+				c.enterRequest(heading)
+			}
+			if c.isHalfHead() && !mayBePlain(c.in) {
+				return 0, nil
 			}
 		}
 		copy(c.buf, c.in)
@@ -185,15 +218,39 @@ func (c *conn) readHead() (n int, err error) {
 		c.in = c.buf[:len(c.in)+m]
 		switch {
 		case m > 0 || err == nil:
-		case errors.Is(err, io.EOF) && (len(c.in) >= 4 || !c.again && len(c.in) > 0):
-			return 0, nil // net/http has a word to say about half a head, if it is not the crumbs behind a request
+		case errors.Is(err, io.EOF) && c.isHalfHead():
+			return 0, nil // net/http has an answer to half a head
 		default:
 			return 0, err
 		}
 	}
 }
 
-var headEnd = []byte("\r\n\r\n")
+// isHalfHead reports whether what came is half a head, to which net/http has an answer: it is more than
+// the crumbs that may stand behind a request.
+func (c *conn) isHalfHead() bool { return len(c.in) >= 4 || !c.again && len(c.in) > 0 }
+
+var (
+	headEnd   = []byte("\r\n\r\n")
+	lineEnd   = []byte("\n")
+	firstEnd  = []byte(" HTTP/1.1\r")
+	headerEnd = []byte("\r")
+)
+
+// mayBePlain reports whether the lines of half a head can be a plain one's. net/http answers
+// others when it has read them, and takes some as the head's end that are not headEnd.
+func mayBePlain(in []byte) bool {
+	for end, colon := firstEnd, false; ; end, colon = headerEnd, true {
+		line, rest, whole := bytes.Cut(in, lineEnd)
+		switch {
+		case !whole:
+			return true
+		case !bytes.HasSuffix(line, end), colon && bytes.IndexByte(line, ':') < 0:
+			return false
+		}
+		in = rest
+	}
+}
 
 // parse returns the request that the first n bytes are the head of; nil if it is not plain.
 func (c *conn) parse(n int) *http.Request {
@@ -248,11 +305,11 @@ func (c *conn) handle(r *http.Request) (keep bool) {
 		r.Body = http.NoBody
 	}
 	w := writer{c: c, body: &b, header: http.Header{}}
+	c.enterRequest(handling)
+	c.began = time.Duration(c.phased.Load() >> phaseBits)
 	c.mu.Lock()
 	c.cancel, c.request = cancel, &w
 	c.mu.Unlock()
-
-	c.enter(handling)
 	c.s.rest.Handler.ServeHTTP(&w, r)
 	err := errors.Join(w.finish(), c.forgetRequest())
 	if w.ends && b.left > 0 {
@@ -332,7 +389,7 @@ func (c *conn) readBody(p []byte) (int, error) {
 		c.wanted, c.readSet = time.Time{}, true
 	}
 	c.mu.Unlock()
-	c.enter(reading)
+	c.enterSince(reading, c.began) // ReadTimeout is for all of a body
 	defer c.enter(handling)
 	return c.nc.Read(p)
 }

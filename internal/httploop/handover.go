@@ -18,12 +18,13 @@ func newHandOver(addr net.Addr) *handOver {
 	return &handOver{addr: addr, conns: make(chan net.Conn), closed: make(chan struct{})}
 }
 
-// put gives a connection to net/http, or closes it where that takes no more.
-func (h *handOver) put(c net.Conn) {
+// put gives a connection to net/http, and reports whether that takes any more.
+func (h *handOver) put(c net.Conn) bool {
 	select {
 	case h.conns <- c:
+		return true
 	case <-h.closed:
-		_ = c.Close()
+		return false
 	}
 }
 
@@ -46,14 +47,19 @@ func (h *handOver) Close() error {
 // Addr implements net.Listener.
 func (h *handOver) Addr() net.Addr { return h.addr }
 
-// begun is a connection of which some bytes have been read.
+// begun is a connection of which some bytes have been read, one at the least.
 type begun struct {
 	net.Conn
-	read []byte
+	read  []byte
+	taken func() // is called with the first Read: net/http knows the connection by then
 }
 
 // Read implements net.Conn.
 func (c *begun) Read(p []byte) (int, error) {
+	if c.taken != nil {
+		c.taken()
+		c.taken = nil
+	}
 	if len(c.read) > 0 {
 		n := copy(p, c.read)
 		c.read = c.read[n:]

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -202,6 +203,25 @@ func TestTimeouts(t *testing.T) {
 		c.send("POST /plain/a HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc")
 		c.ended()
 	})
+	t.Run("a body by the byte", func(t *testing.T) {
+		c := dial(t, addr)
+		c.send("POST /plain/a HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+		ended, tick := make(chan struct{}), time.NewTicker(limit/10)
+		defer tick.Stop()
+		go func() {
+			defer close(ended)
+			c.ended()
+		}()
+		for range 1000 {
+			select {
+			case <-ended:
+				return
+			case <-tick.C:
+				_, _ = c.Write([]byte("a")) // fails when the server has ended it
+			}
+		}
+		t.Error("1000 bytes were taken, each in time")
+	})
 	t.Run("the answer is not taken", func(t *testing.T) {
 		c := dial(t, addr)
 		c.send(request("a", "abc"))
@@ -269,7 +289,7 @@ func TestShutdown(t *testing.T) {
 		}
 		text(w, "ok")
 	})})
-	fresh, idle, running, other := dial(t, addr), dial(t, addr), dial(t, addr), dial(t, addr)
+	idle, running, other := dial(t, addr), dial(t, addr), dial(t, addr)
 	idle.send(request("a", ""))
 	idle.receive()
 	running.send(request("wait", "abc"))
@@ -284,7 +304,6 @@ func TestShutdown(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- s.Shutdown(t.Context()) }()
-	fresh.ended()
 	idle.ended()
 	if c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", addr); err == nil {
 		_ = c.Close()
@@ -304,6 +323,82 @@ func TestShutdown(t *testing.T) {
 		t.Error("serving again:", err)
 	}
 }
+
+// TestShutdownWaits: a request that comes on a connection which Shutdown has seen without one
+// is answered, if it was begun or can still be expected.
+func TestShutdownWaits(t *testing.T) {
+	for _, path := range []string{"/plain/echo", "/other/echo"} {
+		synctest.Test(t, func(t *testing.T) {
+			parsing, parse := make(chan struct{}), make(chan struct{})
+			s := httploop.New(&http.Server{Handler: http.HandlerFunc(handler), ErrorLog: silent}, func(method, path string) bool {
+				close(parsing)
+				<-parse
+				return plain(method, path)
+			})
+			l := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+			served, done := make(chan error, 1), make(chan error, 1)
+			go func() { served <- s.Serve(l) }()
+			unused, begun := l.dial(t), l.dial(t)
+			began := time.Now()
+			r := strings.Replace(request("echo", "abcdef"), "/plain/echo", path, 1)
+			begun.send(r[:len(r)-3])
+			<-parsing
+			go func() { done <- s.Shutdown(t.Context()) }()
+			synctest.Wait() // until Shutdown has looked
+			time.Sleep(time.Second)
+			close(parse)
+			synctest.Wait()
+			begun.send(r[len(r)-3:])
+			if status, got, ends := begun.receive(); status != http.StatusOK || !strings.Contains(got, " 6 6 ") || !ends {
+				t.Errorf("%s: got %d %q, connection ends: %t", path, status, got, ends)
+			}
+			begun.ended()
+			unused.ended()
+			if waited := time.Since(began).Round(time.Second); waited != 5*time.Second {
+				t.Errorf("a connection without a byte was kept for %v", waited)
+			}
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+				t.Error(err)
+			}
+			time.Sleep(time.Second) // of the bubble's clock: the watcher ends with its next tick
+		})
+	}
+}
+
+// pipes is a listener for tests with a clock of their own.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func (l *pipes) dial(t *testing.T) *client {
+	ours, theirs := net.Pipe()
+	l.conns <- theirs
+	t.Cleanup(func() { _ = ours.Close() })
+	if err := ours.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	return &client{t: t, Conn: ours, in: bufio.NewReader(ours)}
+}
+
+func (l *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipes) Close() error {
+	close(l.closed)
+	return nil
+}
+
+func (l *pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 type closedListener struct{ net.Listener }
 

@@ -185,9 +185,7 @@ func (s *Server) endIdle() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.conns {
-		if p, _ := c.phase(); p == idle || p == fresh {
-			_ = c.nc.SetReadDeadline(longAgo)
-		}
+		c.endIdle()
 	}
 	return len(s.conns)
 }
