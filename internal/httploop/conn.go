@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/kvatlas/kvatlas/internal/rawconn"
 )
 
 // freshFor is how long Shutdown waits for the first byte on a connection that has just come:
@@ -55,7 +57,7 @@ type conn struct {
 }
 
 func newConn(base context.Context, s *Server, nc net.Conn) *conn {
-	c := &conn{s: s, nc: nc, base: context.WithValue(base, http.LocalAddrContextKey, nc.LocalAddr())}
+	c := &conn{s: s, nc: rawconn.New(nc), base: context.WithValue(base, http.LocalAddrContextKey, nc.LocalAddr())}
 	c.buf = make([]byte, headBytes)
 	c.text = bufio.NewReaderSize(&c.head, headBytes)
 	c.enter(fresh)
@@ -188,7 +190,7 @@ func (c *conn) end() {
 // giveUp gives the connection to net/http. Shutdown waits for it until net/http knows it.
 func (c *conn) giveUp() {
 	c.enterRequest(handling)
-	if !c.s.handOver.put(&begun{c.nc, c.in, func() { c.s.drop(c) }}) {
+	if !c.s.handOver.put(&begun{rawconn.Unwrap(c.nc), c.in, func() { c.s.drop(c) }}) {
 		c.end()
 	}
 }

@@ -1,0 +1,175 @@
+package rawconn_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/rawconn"
+)
+
+// pair returns both ends of a TCP connection, the first one with raw calls.
+func pair(t *testing.T) (raw, peer net.Conn) {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if peer, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	raw = rawconn.New(c)
+	if raw == c && runtime.GOOS == "linux" {
+		t.Fatal("the connection has no raw calls")
+	}
+	if rawconn.Unwrap(raw) != c {
+		t.Fatal("Unwrap returns another connection")
+	}
+	t.Cleanup(func() { _, _ = raw.Close(), peer.Close() })
+	for _, c := range []net.Conn{raw, peer} {
+		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return raw, peer
+}
+
+// TestBytes: what is written arrives, in both directions at once and in pieces of any length.
+func TestBytes(t *testing.T) {
+	raw, peer := pair(t)
+	sent := make([]byte, 5<<20)
+	for i := range sent {
+		sent[i] = byte(i * 7 >> 3)
+	}
+	send := func(c net.Conn, done chan<- error) {
+		for rest := sent; len(rest) > 0; {
+			n := min(len(rest), 1+rand.IntN(300_000))
+			m, err := c.Write(rest[:n])
+			if err != nil || m != n {
+				done <- errors.Join(err, io.ErrShortWrite)
+				return
+			}
+			rest = rest[n:]
+		}
+		done <- c.(interface{ CloseWrite() error }).CloseWrite()
+	}
+	receive := func(c net.Conn, done chan<- error) {
+		var got bytes.Buffer
+		for b := make([]byte, 100_000); ; {
+			n, err := c.Read(b[:1+rand.IntN(len(b))])
+			got.Write(b[:n])
+			switch {
+			case err == nil:
+			case !errors.Is(err, io.EOF):
+				done <- err
+				return
+			case !bytes.Equal(got.Bytes(), sent):
+				done <- errors.New("other bytes came than were sent")
+				return
+			default:
+				done <- nil
+				return
+			}
+		}
+	}
+	done := make(chan error, 4)
+	for _, c := range []net.Conn{raw, peer} {
+		go send(c, done)
+		go receive(c, done)
+	}
+	for range 4 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if n, err := raw.Read(nil); n != 0 || err != nil {
+		t.Errorf("a read of nothing: %d, %v", n, err)
+	}
+}
+
+// TestWaits: deadlines and Close end a wait as they do on other connections, and a deadline
+// that is over does no harm once another one is set.
+func TestWaits(t *testing.T) {
+	raw, peer := pair(t)
+	buf := make([]byte, 1<<20)
+	check := func(what string, err, want error) {
+		t.Helper()
+		var e *net.OpError
+		if !errors.Is(err, want) || !errors.As(err, &e) {
+			t.Errorf("%s: got %v, want %v in a net.OpError", what, err, want)
+		}
+	}
+	set := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(raw.SetReadDeadline(time.Now().Add(20 * time.Millisecond)))
+	_, err := raw.Read(buf)
+	check("a read", err, os.ErrDeadlineExceeded)
+	set(raw.SetWriteDeadline(time.Now().Add(20 * time.Millisecond)))
+	for err = nil; err == nil; {
+		_, err = raw.Write(buf)
+	}
+	check("a write", err, os.ErrDeadlineExceeded)
+	set(raw.SetDeadline(time.Now().Add(time.Minute)))
+	if _, err := peer.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := raw.Read(buf); n != 1 || err != nil {
+		t.Errorf("read %d bytes, %v", n, err)
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := raw.Read(buf)
+		ended <- err
+	}()
+	_ = raw.Close()
+	check("a read of what is closed", <-ended, net.ErrClosed)
+	_, err = raw.Write(buf)
+	check("a write to what is closed", err, net.ErrClosed)
+}
+
+// TestPeerGone: errors of the calls are those that other connections have.
+func TestPeerGone(t *testing.T) {
+	raw, peer := pair(t)
+	if err := peer.(*net.TCPConn).SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	_ = peer.Close()
+	if _, err := raw.Read(make([]byte, 8)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("reading: %v", err)
+	}
+	var err error
+	for range 10 {
+		if _, err = raw.Write([]byte("x")); err != nil {
+			break
+		}
+	}
+	var call *os.SyscallError
+	if !errors.Is(err, syscall.EPIPE) || !errors.As(err, &call) {
+		t.Errorf("writing: %v", err)
+	}
+}
+
+// TestOthers: what is no TCP connection stays as it is.
+func TestOthers(t *testing.T) {
+	a, b := net.Pipe()
+	defer func() { _, _ = a.Close(), b.Close() }()
+	if rawconn.New(a) != a || rawconn.Unwrap(a) != a {
+		t.Error("a pipe was wrapped")
+	}
+}
