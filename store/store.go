@@ -188,9 +188,10 @@ type Batch struct {
 	// Ops are applied in order.
 	Ops []Op
 	// Reuse is what the writer knows of the rank's engine, which replaces what was known
-	// before. It ends with the generation. The zero value says nothing. Under a guard it may
-	// be written only when the writer says another thing than before: what another process
-	// says meanwhile of that rank, without the guard, may stand until then.
+	// before. It ends with the generation. The zero value says nothing, and nothing is kept of a
+	// rank that the pod does not have. Under a guard it may be written only when the writer
+	// says another thing than before: what another process says meanwhile of that rank, without
+	// the guard, may stand until then.
 	Reuse Reuse
 	// Guard makes the batch one of a series that a single writer owns; nil is a write that any caller may
 	// make at any time.

@@ -338,10 +338,11 @@ func (g *registry) enter(b *store.Batch) error {
 	if err != nil || p == nil || b.Told() == (store.Reuse{}) {
 		return err
 	}
-	if len(b.Ops) > 0 { // and one of them adds, which is refused: so is what is said with it
-		if err := p.reg.CheckRank(b.Rank); err != nil {
-			return err
+	if err := p.reg.CheckRank(b.Rank); err != nil {
+		if len(b.Ops) == 0 {
+			return nil // of an engine that the pod does not have
 		}
+		return err // one of them adds, which is refused: so is what is said with it
 	}
 	if r := p.rank(b.Rank, true); r.reuse != b.Reuse {
 		r.reuse = b.Reuse

@@ -251,7 +251,7 @@ func (m *Model) apply(b store.Batch) {
 		m.Register(store.Pod{Name: b.Pod, Model: b.Model})
 	}
 	p := m.pods[b.Pod]
-	if told := b.Told(); told != (store.Reuse{}) {
+	if told := b.Told(); told != (store.Reuse{}) && p.reg.CheckRank(b.Rank) == nil {
 		p.reuse[b.Rank] = told
 	}
 	for _, op := range b.Map {

@@ -81,6 +81,14 @@ var windowCases = []testCase{
 		b.add("b", 0, store.GPU, k...)
 		b.wantReuse("b", 0, store.Reuse{})
 	}},
+	{"nothing is kept of the engine of a rank that the pod does not have", func(b *bench) {
+		k := chain(1, 1)
+		b.register(store.Pod{Name: "a", Ranks: 2})
+		b.apply(store.Batch{Pod: "a", Rank: 2, Model: model, Reuse: store.Reuse{Block: 16, Window: 128}})
+		b.register(store.Pod{Name: "a", Ranks: 3})
+		b.add("a", 2, store.GPU, k...)
+		b.wantReuse("a", 2, store.Reuse{})
+	}},
 	{"a refused batch tells nothing of its engine", func(b *bench) {
 		k := chain(1, 1)
 		b.register(store.Pod{Name: "a"})

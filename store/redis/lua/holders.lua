@@ -142,9 +142,9 @@ for i = 1, tonumber(ARGV[at]) do
   out[guards + i] = id or '0'
 end
 for i = 1, problem and 0 or tonumber(ARGV[at + 1] or '0') do
-  local field, reuse = ARGV[at + 2 * i] .. '/reuse', ARGV[at + 2 * i + 1]
-  if redis.call('HGET', own, field) ~= reuse then
-    redis.call('HSET', own, field, reuse)
+  local rank, reuse = ARGV[at + 2 * i], ARGV[at + 2 * i + 1]
+  if redis.call('HGET', own, rank .. '/reuse') ~= reuse and not beyond(pod, rank) then
+    redis.call('HSET', own, rank .. '/reuse', reuse)
     change, kept = true, false
   end
 end
