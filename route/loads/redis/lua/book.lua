@@ -2,7 +2,7 @@
 -- ARGV  2 id  3 of the call: lease in us, tokens, tail, expected, block size, temperature, draw, most
 --       reservations, version of the settings, how many overdue ids are wanted where there are
 --       too many reservations, weights of wait, prefill, decode, blocks and requests, quadratic,
---       whether the loads are wanted  4 marks
+--       whether the loads are wanted  4 marks, no two of them alike: it does not look
 --       5 of each who may do it: gen, uncached, work, base, floor, factor, speed, limits of requests,
 --       prefill and blocks, what a unit is worth that a running request spares  6 the same of each who may prefill for another; '' for no pair
 --       7 of a pair: the weights of who prefills, how many options and last resorts, and of each: who
