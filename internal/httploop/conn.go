@@ -3,6 +3,7 @@ package httploop
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -126,9 +127,9 @@ func (c *conn) look(now time.Time) {
 		}
 		return
 	case idle:
-		limit = orElse(rest.IdleTimeout, rest.ReadTimeout)
+		limit = cmp.Or(rest.IdleTimeout, rest.ReadTimeout)
 	case fresh, heading:
-		limit = orElse(rest.ReadHeaderTimeout, rest.ReadTimeout)
+		limit = cmp.Or(rest.ReadHeaderTimeout, rest.ReadTimeout)
 	case reading:
 		limit = rest.ReadTimeout
 	case writing:
@@ -137,13 +138,6 @@ func (c *conn) look(now time.Time) {
 	if limit > 0 && now.Sub(since) > limit {
 		_ = c.nc.Close()
 	}
-}
-
-func orElse(d, other time.Duration) time.Duration {
-	if d != 0 {
-		return d
-	}
-	return other
 }
 
 // serve serves requests until the connection ends or goes to net/http.
@@ -339,9 +333,7 @@ func (c *conn) forgetRequest() (err error) {
 // end: a connection that is closed with something unread is reset, and what the client has
 // not read is lost. net/http waits as long.
 func (c *conn) letRead() {
-	if w, ok := c.nc.(interface{ CloseWrite() error }); ok {
-		_ = w.CloseWrite()
-	}
+	_ = closeWrite(c.nc)
 	time.Sleep(500 * time.Millisecond)
 }
 

@@ -69,8 +69,11 @@ func (c *begun) Read(p []byte) (int, error) {
 }
 
 // CloseWrite has net/http end its side alone, so that a client can read the last answer.
-func (c *begun) CloseWrite() error {
-	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+func (c *begun) CloseWrite() error { return closeWrite(c.Conn) }
+
+// closeWrite ends this side of a connection, where it has sides.
+func closeWrite(c net.Conn) error {
+	if w, ok := c.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()
 	}
 	return nil

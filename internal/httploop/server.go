@@ -43,10 +43,10 @@ type Server struct {
 	watched  bool // the watcher runs
 }
 
-// New returns a server of what rest serves, whose handler, timeouts, contexts and log it
-// has; rest needs a Handler, and says nothing without an ErrorLog. Requests for which plain says so are served here. Their handler
-// finds a ResponseWriter that has deadlines and Flush, and must declare the length of its
-// answer unless the connection is to end with it.
+// New returns a server of what rest serves, whose handler, timeouts, contexts and log it has;
+// rest needs a Handler, and says nothing without an ErrorLog. Requests for which plain returns
+// true are served here. Their handler finds a ResponseWriter that has deadlines and Flush, and
+// must declare the length of its answer unless the connection is to end with it.
 func New(rest *http.Server, plain func(method, path string) bool) *Server {
 	return &Server{rest: rest, plain: plain, began: time.Now(), conns: map[*conn]struct{}{}}
 }

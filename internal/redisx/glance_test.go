@@ -62,7 +62,7 @@ func TestGlances(t *testing.T) {
 	}
 }
 
-// TestFrozenServer: whoever waits for a server that has stopped, for a turn behind others, or for
+// TestFrozenServer: a caller that waits for a server that has stopped, for a turn behind others, or for
 // a connection does so for as long as its own budget, and no shorter.
 func TestFrozenServer(t *testing.T) {
 	s := redistest.Start(t)
