@@ -2,6 +2,8 @@ module github.com/kvatlas/kvatlas
 
 go 1.26.0
 
+toolchain go1.26.10
+
 require (
 	github.com/daulet/tokenizers v1.24.0
 	github.com/failsafe-go/failsafe-go v0.9.8
