@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -59,17 +60,10 @@ func (c *Config) validate() (*url.URL, error) {
 	if u.RawQuery != "" || u.Fragment != "" {
 		return nil, fmt.Errorf("client: Config.URL %q must end before ? and #", c.URL)
 	}
-	if c.Timeout == 0 {
-		c.Timeout = 30 * time.Second
-	}
-	if c.MaxResponseBytes == 0 {
-		c.MaxResponseBytes = 64 << 20
-	}
+	c.Timeout, c.MaxResponseBytes = cmp.Or(c.Timeout, 30*time.Second), cmp.Or(c.MaxResponseBytes, 64<<20)
+	c.UserAgent = cmp.Or(c.UserAgent, "kvatlas-client")
 	if c.MaxResponseBytes < 0 {
 		return nil, fmt.Errorf("client: Config.MaxResponseBytes is %d, it must be positive", c.MaxResponseBytes)
-	}
-	if c.UserAgent == "" {
-		c.UserAgent = "kvatlas-client"
 	}
 	return u, nil
 }
@@ -160,6 +154,23 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 		return fmt.Errorf("%w: %s %s: %w", ErrBadResponse, method, path, err)
 	}
 	return nil
+}
+
+// ask is Call for an answer of type T.
+func ask[T any](ctx context.Context, c *Client, method, path string, in any) (*T, error) {
+	out := new(T)
+	if err := c.Call(ctx, method, path, in, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// withQuery is a path with a query, if there is any.
+func withQuery(path string, q url.Values) string {
+	if len(q) == 0 {
+		return path
+	}
+	return path + "?" + q.Encode()
 }
 
 // read reads the whole body or fails. What is left of a body over the limit is

@@ -39,12 +39,8 @@ func (c *Client) Dump(ctx context.Context, r DumpRequest) (io.ReadCloser, error)
 	if r.Pages > 0 {
 		q.Set("limit", strconv.Itoa(r.Pages))
 	}
-	path := "/v1/dump"
-	if len(q) > 0 {
-		path += "?" + q.Encode()
-	}
 	s := c.stream(ctx)
-	resp, err := s.do(http.MethodGet, path, "", nil) //nolint:bodyclose // dumpBody closes it
+	resp, err := s.do(http.MethodGet, withQuery("/v1/dump", q), "", nil) //nolint:bodyclose // dumpBody closes it
 	if err != nil {
 		s.end()
 		return nil, err
@@ -130,11 +126,7 @@ func (c *Client) Reset(ctx context.Context, r ResetRequest) (*ResetReport, error
 	if err := checkTexts("model", r.Model, "pod", r.Pod); err != nil {
 		return nil, err
 	}
-	out := new(ResetReport)
-	if err := c.Call(ctx, http.MethodPost, "/v1/reset", r, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return ask[ResetReport](ctx, c, http.MethodPost, "/v1/reset", r)
 }
 
 // stream is a call that may take as long as it goes on.

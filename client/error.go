@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -75,10 +76,7 @@ func errorOf(resp *http.Response, text []byte) *Error {
 		}
 		return e
 	}
-	e.Message = excerpt(string(text))
-	if e.Message == "" {
-		e.Message = http.StatusText(resp.StatusCode)
-	}
+	e.Message = cmp.Or(excerpt(string(text)), http.StatusText(resp.StatusCode))
 	return e
 }
 

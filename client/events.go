@@ -127,9 +127,5 @@ type EventSkip struct {
 // PushEvents gives the server events of an engine, and returns when the index has
 // them.
 func (c *Client) PushEvents(ctx context.Context, r EventsRequest) (*EventsReport, error) {
-	out := new(EventsReport)
-	if err := c.Call(ctx, http.MethodPost, "/v1/events", r, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return ask[EventsReport](ctx, c, http.MethodPost, "/v1/events", r)
 }

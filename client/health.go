@@ -15,11 +15,7 @@ type Health struct {
 // Health returns what the server says of itself. It fails only when nothing
 // answers.
 func (c *Client) Health(ctx context.Context) (*Health, error) {
-	out := new(Health)
-	if err := c.Call(ctx, http.MethodGet, "/healthz", nil, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return ask[Health](ctx, c, http.MethodGet, "/healthz", nil)
 }
 
 // Ready returns nil when the server wants requests, and an *Error with status

@@ -31,12 +31,5 @@ func (c *Client) Models(ctx context.Context) ([]Model, error) {
 // that is not indexed yet gets the server's block size. The index in memory has no such
 // values: an *Error with status 501.
 func (c *Client) SetUnregistered(ctx context.Context, model string, on bool) (*Model, error) {
-	out := new(Model)
-	body := struct {
-		Unregistered bool `json:"unregistered"`
-	}{on}
-	if err := c.Call(ctx, http.MethodPut, "/v1/models/"+url.PathEscape(model), body, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return ask[Model](ctx, c, http.MethodPut, "/v1/models/"+url.PathEscape(model), map[string]bool{"unregistered": on})
 }

@@ -77,11 +77,7 @@ func (c *Client) Pods(ctx context.Context) ([]Pod, error) {
 // Pod returns one live pod. A pod that is not known is an *Error with status
 // 404.
 func (c *Client) Pod(ctx context.Context, name string) (*Pod, error) {
-	out := new(Pod)
-	if err := c.Call(ctx, http.MethodGet, "/v1/pods/"+url.PathEscape(name), nil, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return ask[Pod](ctx, c, http.MethodGet, "/v1/pods/"+url.PathEscape(name), nil)
 }
 
 // DeletePod removes a pod; its blocks are not credited any more. A pod that is

@@ -60,11 +60,7 @@ func (c *Client) RecentEvents(ctx context.Context, r RecentRequest) (*Recent, er
 			q.Set(name, strconv.FormatUint(*v, 10))
 		}
 	}
-	out := new(Recent)
-	if err := c.Call(ctx, http.MethodGet, rankPath(r.Pod, r.Rank, "events", q), nil, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return ask[Recent](ctx, c, http.MethodGet, rankPath(r.Pod, r.Rank, "events", q), nil)
 }
 
 // Held is a page of the blocks that the index holds of a rank.
@@ -92,17 +88,9 @@ func (c *Client) HeldBlocks(ctx context.Context, pod string, rank int, cursor st
 	if limit != 0 {
 		q.Set("limit", strconv.Itoa(limit))
 	}
-	out := new(Held)
-	if err := c.Call(ctx, http.MethodGet, rankPath(pod, rank, "blocks", q), nil, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return ask[Held](ctx, c, http.MethodGet, rankPath(pod, rank, "blocks", q), nil)
 }
 
 func rankPath(pod string, rank int, what string, q url.Values) string {
-	path := "/v1/ingest/" + url.PathEscape(pod) + "/" + strconv.Itoa(rank) + "/" + what
-	if len(q) > 0 {
-		path += "?" + q.Encode()
-	}
-	return path
+	return withQuery("/v1/ingest/"+url.PathEscape(pod)+"/"+strconv.Itoa(rank)+"/"+what, q)
 }

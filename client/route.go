@@ -292,11 +292,7 @@ type Report struct {
 // Route chooses the pod and rank for a request. When no pod may take it the error is an
 // *Error with status 404, when all are busy one with 503 and RetryAfter.
 func (c *Client) Route(ctx context.Context, r RouteRequest) (*RouteResponse, error) {
-	out := new(RouteResponse)
-	if err := c.Call(ctx, http.MethodPost, "/v1/route", r, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return ask[RouteResponse](ctx, c, http.MethodPost, "/v1/route", r)
 }
 
 // Done reports that the prefill of a request is over, most often with its first token.
@@ -331,11 +327,7 @@ func (c *Client) report(ctx context.Context, id, kind string, w reportWire) (*Re
 	if err := checkTexts("model", w.Model, "id", id); err != nil {
 		return nil, err
 	}
-	out := new(Report)
-	if err := c.Call(ctx, http.MethodPost, "/v1/requests/"+url.PathEscape(id)+"/"+kind, w, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return ask[Report](ctx, c, http.MethodPost, "/v1/requests/"+url.PathEscape(id)+"/"+kind, w)
 }
 
 // Loads returns the loads by model, in order of pod and rank; model "" is all models.
@@ -361,14 +353,10 @@ func (c *Client) Prefixes(ctx context.Context, model string, limit int) (map[str
 	if limit != 0 {
 		query.Set("limit", strconv.Itoa(limit))
 	}
-	path := "/v1/prefixes"
-	if len(query) > 0 {
-		path += "?" + query.Encode()
-	}
 	var out struct {
 		Models map[string]ModelPrefixes `json:"models"`
 	}
-	err := c.Call(ctx, http.MethodGet, path, nil, &out)
+	err := c.Call(ctx, http.MethodGet, withQuery("/v1/prefixes", query), nil, &out)
 	return out.Models, err
 }
 

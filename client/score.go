@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -246,23 +247,14 @@ type Degraded struct {
 // Ranking returns the pods of Scores, the highest score first and equal ones
 // by name, as the server orders them.
 func (r *ScoreResponse) Ranking() []string {
-	pods := make([]string, 0, len(r.Scores))
-	for p := range r.Scores {
-		pods = append(pods, p)
-	}
-	slices.SortFunc(pods, func(a, b string) int {
+	return slices.SortedFunc(maps.Keys(r.Scores), func(a, b string) int {
 		return cmp.Or(cmp.Compare(r.Scores[b], r.Scores[a]), cmp.Compare(a, b))
 	})
-	return pods
 }
 
 // Score ranks the pods for one prompt.
 func (c *Client) Score(ctx context.Context, r ScoreRequest) (*ScoreResponse, error) {
-	out := new(ScoreResponse)
-	if err := c.Call(ctx, http.MethodPost, "/v1/score", r, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return ask[ScoreResponse](ctx, c, http.MethodPost, "/v1/score", r)
 }
 
 // ScorePrompts ranks the pods for each of several texts in one call. The

@@ -55,9 +55,5 @@ func (r TokenizeRequest) MarshalJSON() ([]byte, error) {
 
 // Tokenize returns the tokens of a text or chat.
 func (c *Client) Tokenize(ctx context.Context, r TokenizeRequest) (*TokenizeResponse, error) {
-	out := new(TokenizeResponse)
-	if err := c.Call(ctx, http.MethodPost, "/v1/tokenize", r, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return ask[TokenizeResponse](ctx, c, http.MethodPost, "/v1/tokenize", r)
 }

@@ -11,11 +11,11 @@
 package steady
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -64,15 +64,7 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Client == nil {
 		return nil, errors.New("steady: Config.Client is missing")
 	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 250 * time.Millisecond
-	}
-	if cfg.Retries == 0 {
-		cfg.Retries = 2
-	}
-	if cfg.Budget == 0 {
-		cfg.Budget = 0.2
-	}
+	cfg.Timeout, cfg.Retries, cfg.Budget = cmp.Or(cfg.Timeout, 250*time.Millisecond), cmp.Or(cfg.Retries, 2), cmp.Or(cfg.Budget, 0.2)
 	if cfg.Timeout < 0 || cfg.HedgeAfter < 0 || cfg.Budget < 0 || cfg.Budget > 1 {
 		return nil, errors.New("steady: Config.Timeout and HedgeAfter must not be negative, Budget not above 1")
 	}
@@ -126,15 +118,7 @@ func mayPass(err error) bool {
 		return false
 	}
 	refused, ok := errors.AsType[*client.Error](err)
-	if !ok {
-		return true // it was not reached, or the connection broke
-	}
-	switch refused.Status {
-	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return !decides(err)
-	default:
-		return false
-	}
+	return !ok || refused.Temporary() && !decides(err) // without a refusal it was not reached, or the connection broke
 }
 
 // decides reports whether a refusal is the router's decision: no pod may take the request,
