@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -204,29 +205,25 @@ func (t *templates) readConfig(raw json.RawMessage) error {
 // readTokens takes the special tokens that have a name (bos_token, image_token,
 // ...), which templates see as variables.
 func (t *templates) readTokens(config []member, specialMap []byte) error {
-	take := func(ms []member) {
+	take := func(ms []member, suffix string) {
 		for _, m := range ms {
-			if !strings.HasSuffix(m.key, "_token") {
-				continue
-			}
-			if content := tokenContent(m.value); content != nil {
+			if content := tokenContent(m.value); content != nil && strings.HasSuffix(m.key, suffix) {
 				t.tokens = put(t.tokens, m.key, content)
 			}
 		}
+	}
+	takeAll := func(ms []member) {
+		take(ms, "_token")
 		if extra := get(ms, "extra_special_tokens"); first(extra) == '{' {
-			for _, m := range members(extra) {
-				if content := tokenContent(m.value); content != nil {
-					t.tokens = put(t.tokens, m.key, content)
-				}
-			}
+			take(members(extra), "")
 		}
 	}
-	take(config)
+	takeAll(config)
 	if get(config, "added_tokens_decoder") != nil {
 		return nil
 	}
 	ms, err := fileObject(specialMap, "special_tokens_map.json")
-	take(ms)
+	takeAll(ms)
 	return err
 }
 
@@ -285,10 +282,5 @@ func (t *templates) names() string {
 	if t.single || len(t.named) == 0 {
 		return ""
 	}
-	var names []string
-	for name := range t.named {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return "; it has " + strings.Join(names, ", ")
+	return "; it has " + strings.Join(slices.Sorted(maps.Keys(t.named)), ", ")
 }

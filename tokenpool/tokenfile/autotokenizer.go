@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -85,11 +86,9 @@ type namedToken struct {
 type namedTokens []namedToken
 
 func (n *namedTokens) set(name string, t given) {
-	for i := range *n {
-		if (*n)[i].name == name {
-			(*n)[i].given = t
-			return
-		}
+	if i := slices.IndexFunc(*n, func(o namedToken) bool { return o.name == name }); i >= 0 {
+		(*n)[i].given = t
+		return
 	}
 	*n = append(*n, namedToken{name, t})
 }
@@ -182,14 +181,9 @@ func (f Files) autoTokenizer() (data []byte, split bool, err error) {
 	if built && class.finish != nil {
 		class.finish(&file, s, all)
 	}
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(all); err != nil {
-		return nil, false, err
-	}
-	file.Set("added_tokens", b.Bytes())
-	return file.AppendJSON(make([]byte, 0, len(f.Tokenizer)+b.Len())), split, nil
+	added := toJSON(all)
+	file.Set("added_tokens", added)
+	return file.AppendJSON(make([]byte, 0, len(f.Tokenizer)+len(added))), split, nil
 }
 
 // tokenSettings reads the files beside tokenizer.json, which has the tokens added.
@@ -382,12 +376,7 @@ func (s *tokenSettings) addTo(tokens []AddedToken, again func(given) given) []Ad
 	for _, t := range tokens {
 		known[t.Content] = true
 	}
-	ids := make([]int64, 0, len(s.decoder))
-	for id := range s.decoder {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	for _, id := range ids {
+	for _, id := range slices.Sorted(maps.Keys(s.decoder)) {
 		more = append(more, s.decoder[id])
 		known[s.decoder[id].text] = true
 	}

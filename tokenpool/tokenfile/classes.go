@@ -3,6 +3,7 @@ package tokenfile
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -92,10 +93,8 @@ func (f Files) class(s *tokenSettings) *class {
 	case registered != "" && slices.Contains(corrected, model.Type):
 		name = registered
 	}
-	for i := range classes {
-		if classes[i].name == name {
-			return &classes[i]
-		}
+	if i := slices.IndexFunc(classes, func(c class) bool { return c.name == name }); i >= 0 {
+		return &classes[i]
 	}
 	return nil
 }
@@ -125,7 +124,7 @@ func (c *class) build(file *Object, s *tokenSettings) bool {
 	if c.wordPiece {
 		made[0].value = json.RawMessage(`"WordPiece"`)
 	}
-	for _, key := range slices.Sorted(keys(rest)) {
+	for _, key := range slices.Sorted(maps.Keys(rest)) {
 		made.Set(key, toJSON(rest[key]))
 	}
 	made.Set("vocab", model.Get("vocab"))
@@ -140,21 +139,11 @@ func (c *class) build(file *Object, s *tokenSettings) bool {
 	return true
 }
 
-func keys(d dict) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range d {
-			if !yield(k) {
-				return
-			}
-		}
-	}
-}
-
 func toJSON(v any) json.RawMessage {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(v) // of strings, booleans and the like
+	_ = enc.Encode(v) // of what has a JSON form
 	return bytes.TrimSpace(b.Bytes())
 }
 

@@ -6,6 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"unsafe"
+
+	"github.com/tidwall/gjson"
 )
 
 // Object is a JSON object whose members keep their order, as Python's do: transformers
@@ -25,74 +28,25 @@ func ReadObject(data []byte) (Object, error) {
 		err := json.Unmarshal(data, &v)
 		return nil, cmp.Or(err, errors.New("it is no JSON"))
 	}
-	i := skipSpace(data, 0)
-	if data[i] != '{' {
+	top := gjson.Parse(unsafe.String(unsafe.SliceData(data), len(data))) // it is never written to
+	if !top.IsObject() {
 		return nil, errors.New("it is no JSON object")
 	}
 	var o Object
-	for i = skipSpace(data, i+1); data[i] != '}'; i = skipSpace(data, i) {
-		if data[i] == ',' {
-			i = skipSpace(data, i+1)
-		}
-		end := skipValue(data, i)
+	var err error
+	top.ForEach(func(name, value gjson.Result) bool {
 		var key string
-		if err := json.Unmarshal(data[i:end], &key); err != nil {
-			return nil, err
+		if err = json.Unmarshal([]byte(name.Raw), &key); err == nil {
+			end := value.Index + len(value.Raw)
+			o.Set(key, data[value.Index:end:end])
 		}
-		i = skipSpace(data, skipSpace(data, end)+1) // over the colon
-		end = skipValue(data, i)
-		o.Set(key, data[i:end:end])
-		i = end
-	}
-	return o, nil
+		return err == nil
+	})
+	return o, err
 }
-
-// skipSpace returns the first place at i or behind it without white space.
-func skipSpace(data []byte, i int) int {
-	for data[i] == ' ' || data[i] == '\n' || data[i] == '\r' || data[i] == '\t' {
-		i++
-	}
-	return i
-}
-
-// skipValue returns the end of the value that begins at i, in what is valid JSON.
-func skipValue(data []byte, i int) int {
-	for depth := 0; ; i++ {
-		switch data[i] {
-		case '"':
-			for i++; data[i] != '"'; i++ {
-				if data[i] == '\\' {
-					i++
-				}
-			}
-		case '{', '[':
-			depth++
-			continue
-		case '}', ']':
-			depth--
-		case ' ', '\n', '\r', '\t', ',', ':':
-			continue
-		default: // a number or a word
-			for i+1 < len(data) && !bytes.ContainsRune(ends, rune(data[i+1])) {
-				i++
-			}
-		}
-		if depth == 0 {
-			return i + 1
-		}
-	}
-}
-
-// ends are what stands behind a number or a word.
-var ends = []byte(" \n\r\t,:]}")
 
 func (o *Object) find(key string) int {
-	for i := range *o {
-		if (*o)[i].key == key {
-			return i
-		}
-	}
-	return -1
+	return slices.IndexFunc(*o, func(m member) bool { return m.key == key })
 }
 
 // Get returns the value of key, nil if there is none.

@@ -279,11 +279,5 @@ func (k *tiktoken) json(data, config []byte) ([]byte, error) {
 	if k.normalize {
 		file["normalizer"] = object{"type": "NFC"}
 	}
-	var out bytes.Buffer
-	enc := json.NewEncoder(&out)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(file); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
+	return toJSON(file), nil
 }
