@@ -72,12 +72,7 @@ func (d *Decision) size(s *scorer.Request) int {
 }
 
 // Cached is how many tokens of the prompt the place can reuse.
-func (d *Decision) Cached() (n int) {
-	for _, held := range d.Held {
-		n += held
-	}
-	return n
-}
+func (d *Decision) Cached() int { return total(d.Held) }
 
 // PlaceCost is what a candidate costs.
 type PlaceCost struct {

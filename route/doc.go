@@ -1,6 +1,6 @@
 // Package route chooses the (pod, rank) that a request goes to.
 //
-// A Policy is a pure function of a View: the candidates, what each holds of the prompt, what runs there, the
+// A Policy weighs with a pure function of a View: the candidates, what each holds of the prompt, what runs there, the
 // time and the random numbers. It gives each candidate a cost in a form that the loads' own index can bring
 // up to date (loads.Weights), so that choice and booking are one step on loads that are true at that moment.
 //

@@ -88,12 +88,7 @@ type Half struct {
 }
 
 // Cached is how many tokens of the prompt the place can reuse.
-func (h *Half) Cached() (n int) {
-	for _, held := range h.Held {
-		n += held
-	}
-	return n
-}
+func (h *Half) Cached() int { return total(h.Held) }
 
 // PairCost is what two places cost together.
 type PairCost struct {

@@ -3,11 +3,9 @@ package route
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
@@ -53,17 +51,7 @@ func (p *pairing) call(version int64) (c *loads.PairCall, is, ks []int, err erro
 		}
 	}
 	v := p.decode
-	c = &loads.PairCall{
-		Call: loads.Call{
-			Model: p.q.Score.Model, ID: p.q.ID, Lease: v.Settings.lease(), Tokens: v.Tokens, Expected: p.q.Expected,
-			BlockSize: v.BlockSize, Keys: p.match.Keys, Settings: version, Quadratic: p.decode.Settings.Quadratic, Weights: p.wd, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
-			WantLoads: p.q.Explain,
-		},
-		PrefillWeights: p.wp,
-	}
-	if c.ID == "" {
-		c.ID = "r" + strconv.FormatUint(v.Rand.Uint64(), 36) + strconv.FormatUint(v.Rand.Uint64(), 36)
-	}
+	c = &loads.PairCall{Call: p.q.call(v, p.match, p.wd, version), PrefillWeights: p.wp}
 	for _, i := range is {
 		c.Prefill = append(c.Prefill, p.prefill.bookable(i, p.wp))
 	}
@@ -104,21 +92,15 @@ func (p *pairing) take(ctx context.Context, version int64, away bool, d *Decisio
 	var b loads.BookedPair
 	if p.q.Reserve && !away {
 		b, err = p.r.c.Loads.BookPair(ctx, c)
-		switch {
-		case err == nil:
+		if err == nil {
 			d.Reservation, d.Again = c.ID, b.Again
 			p.booked(&b, is, ks)
-			if err := p.conclude(c, &b, is, ks, d); err != nil {
-				return err
-			}
+			p.conclude(c, &b, is, ks, d)
 			p.predict(ctx, d)
 			return nil
-		case errors.Is(err, loads.ErrBusy):
-			return ErrBusy
-		case errors.Is(err, loads.ErrFull):
-			return fmt.Errorf("%w: %w", ErrBusy, err)
-		case !errors.Is(err, loads.ErrUnavailable):
-			return err
+		}
+		if why := unbooked(err); why != nil {
+			return why
 		}
 		p.r.tellAway(p.q.Score.Model, err)
 		away = true
@@ -139,7 +121,8 @@ func (p *pairing) take(ctx context.Context, version int64, away bool, d *Decisio
 			p.r.bookLocally(p.q.Score.Model, p.decode, k)
 		}
 	}
-	return p.conclude(c, &b, is, ks, d)
+	p.conclude(c, &b, is, ks, d)
+	return nil
 }
 
 func pickOf(all []float64, at []int) []float64 {
@@ -168,7 +151,7 @@ func (p *pairing) booked(b *loads.BookedPair, is, ks []int) {
 }
 
 // conclude writes the decision.
-func (p *pairing) conclude(c *loads.PairCall, b *loads.BookedPair, is, ks []int, d *Decision) error {
+func (p *pairing) conclude(c *loads.PairCall, b *loads.BookedPair, is, ks []int, d *Decision) {
 	k, i := p.decode.find(b.RankRef), p.prefill.find(b.Prefill)
 	p.r.conclude(p.q, p.decode, p.wd, p.match, p.td, k, d)
 	if b.Prefill == b.RankRef {
@@ -196,7 +179,6 @@ func (p *pairing) conclude(c *loads.PairCall, b *loads.BookedPair, is, ks []int,
 	if p.q.Explain {
 		d.Pairs = p.explain(c, b, is, ks)
 	}
-	return nil
 }
 
 // predict writes that both places will hold the prompt: what one has prefilled goes to the

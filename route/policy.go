@@ -1,11 +1,13 @@
 package route
 
 import (
+	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 
@@ -18,25 +20,14 @@ import (
 // ErrPolicy says that there is no policy of a name.
 var ErrPolicy = errors.New("route: unknown policy")
 
-// Policy gives each candidate of a view its cost. It is safe for concurrent use, and does no
-// I/O.
-type Policy interface {
-	// Weigh fills the Cost of each candidate and returns the factors of what changes with
-	// load. Lower is better. It keeps nothing of the view.
-	Weigh(v *View) loads.Weights
-}
-
-// Func is a Policy that is a function.
-type Func func(v *View) loads.Weights
-
-// Weigh implements Policy.
-func (f Func) Weigh(v *View) loads.Weights { return f(v) }
-
-// Entry is a policy and what it needs.
-type Entry struct {
-	Policy
+// Policy gives each candidate of a view its cost.
+type Policy struct {
 	// Name is what requests and settings call it.
 	Name string
+	// Weigh fills the Cost of each candidate and returns the factors of what changes with
+	// load. Lower is better. It keeps nothing of the view, does no I/O, and is safe for
+	// concurrent use.
+	Weigh func(v *View) loads.Weights
 	// Milliseconds says that its costs are times, to which those of transfers can be added.
 	Milliseconds bool
 	// Blind says that it takes no notice of the prompt's holders, so that the prompt need
@@ -47,30 +38,30 @@ type Entry struct {
 // registry are the policies by name.
 var registry = struct {
 	mu      sync.RWMutex // protects entries
-	entries map[string]Entry
-}{entries: map[string]Entry{}}
+	entries map[string]Policy
+}{entries: map[string]Policy{}}
 
 // Register adds a policy, so that requests and settings can name it. It panics if the name is
 // taken or empty, as that is a mistake of the program.
-func Register(e Entry) {
+func Register(p Policy) {
 	registry.mu.Lock()
 	defer registry.mu.Unlock()
-	if _, taken := registry.entries[e.Name]; taken || e.Name == "" || e.Policy == nil {
-		panic(fmt.Sprintf("route: policy %q cannot be registered", e.Name))
+	if _, taken := registry.entries[p.Name]; taken || p.Name == "" || p.Weigh == nil {
+		panic(fmt.Sprintf("route: policy %q cannot be registered", p.Name))
 	}
-	registry.entries[e.Name] = e
+	registry.entries[p.Name] = p
 }
 
 // ParsePolicy finds a policy by its name. Its error is ErrPolicy, with the names that there
 // are.
-func ParsePolicy(name string) (Entry, error) {
+func ParsePolicy(name string) (Policy, error) {
 	registry.mu.RLock()
 	defer registry.mu.RUnlock()
-	e, ok := registry.entries[name]
+	p, ok := registry.entries[name]
 	if !ok {
-		return Entry{}, fmt.Errorf("%w: %.40q is not one of %s%s", ErrPolicy, name, strings.Join(names(), ", "), nearest.Clause(name, names()))
+		return Policy{}, fmt.Errorf("%w: %.40q is not one of %s%s", ErrPolicy, name, strings.Join(names(), ", "), nearest.Clause(name, names()))
 	}
-	return e, nil
+	return p, nil
 }
 
 // Policies returns the names of all policies, sorted.
@@ -80,33 +71,26 @@ func Policies() []string {
 	return names()
 }
 
-func names() []string {
-	var out []string
-	for name := range registry.entries {
-		out = append(out, name)
-	}
-	sort.Strings(out)
-	return out
-}
+func names() []string { return slices.Sorted(maps.Keys(registry.entries)) }
 
 // DefaultPolicy decides where no policy is set.
 const DefaultPolicy = "eta"
 
 func init() {
-	for _, e := range []Entry{
-		{Name: DefaultPolicy, Policy: Func(eta), Milliseconds: true},
-		{Name: "dynamo", Policy: Func(dynamo)},
-		{Name: "llm_d", Policy: Func(llmD)},
-		{Name: "no_hit_lru", Policy: Func(noHitLRU)},
-		{Name: "cache_aware", Policy: Func(cacheAware)},
-		{Name: "longest_prefix", Policy: Func(longestPrefix)},
-		{Name: "consistent_hash", Policy: Func(consistentHash), Blind: true},
-		{Name: "least_requests", Policy: Func(leastRequests), Blind: true},
-		{Name: "least_tokens", Policy: Func(leastTokens), Blind: true},
-		{Name: "round_robin", Policy: Func(roundRobin), Blind: true},
-		{Name: "random", Policy: Func(random), Blind: true},
+	for _, p := range []Policy{
+		{Name: DefaultPolicy, Weigh: eta, Milliseconds: true},
+		{Name: "dynamo", Weigh: dynamo},
+		{Name: "llm_d", Weigh: llmD},
+		{Name: "no_hit_lru", Weigh: noHitLRU},
+		{Name: "cache_aware", Weigh: cacheAware},
+		{Name: "longest_prefix", Weigh: longestPrefix},
+		{Name: "consistent_hash", Weigh: consistentHash, Blind: true},
+		{Name: "least_requests", Weigh: leastRequests, Blind: true},
+		{Name: "least_tokens", Weigh: leastTokens, Blind: true},
+		{Name: "round_robin", Weigh: roundRobin, Blind: true},
+		{Name: "random", Weigh: random, Blind: true},
 	} {
-		Register(e)
+		Register(p)
 	}
 }
 
@@ -167,23 +151,15 @@ func consistentHash(v *View) loads.Weights {
 	var running int64
 	for i := range v.Candidates {
 		c := &v.Candidates[i]
-		b := blockBytes(uint64(v.Prefix))
-		h := xxh3.HashSeed(append(b[:], c.Pod...), uint64(c.Rank))
+		b := binary.LittleEndian.AppendUint64(make([]byte, 0, 8+len(c.Pod)), uint64(v.Prefix))
+		h := xxh3.HashSeed(append(b, c.Pod...), uint64(c.Rank))
 		if !v.HasPrefix {
 			h = v.Rand.Uint64()
 		}
 		order[i] = place{i, h}
 		running += c.Load.Requests
 	}
-	slices.SortFunc(order, func(a, b place) int {
-		switch {
-		case a.hash > b.hash:
-			return -1
-		case a.hash < b.hash:
-			return 1
-		}
-		return a.i - b.i
-	})
+	slices.SortFunc(order, func(a, b place) int { return cmp.Or(cmp.Compare(b.hash, a.hash), a.i-b.i) })
 	n := float64(len(order))
 	bound := math.Ceil(v.Settings.Bound * float64(running+1) / n)
 	for rank, p := range order {
@@ -196,11 +172,14 @@ func consistentHash(v *View) loads.Weights {
 	return loads.Weights{}
 }
 
-func blockBytes(k uint64) (b [8]byte) {
-	for i := range b {
-		b[i] = byte(k >> (8 * i))
+// requests are the fewest and the most requests that run on a candidate.
+func (v *View) requests() (low, high int64) {
+	low = math.MaxInt64
+	for i := range v.Candidates {
+		r := v.Candidates[i].Load.Requests
+		low, high = min(low, r), max(high, r)
 	}
-	return b
+	return low, high
 }
 
 // The defaults of SGLang's cache-aware router.
@@ -215,24 +194,15 @@ const (
 // the prompt, the best holder; else the one with the most room. Room is the fewest blocks in use here, where
 // SGLang takes the smallest tree.
 func cacheAware(v *View) loads.Weights {
-	low, high := int64(math.MaxInt64), int64(0)
-	for i := range v.Candidates {
-		r := v.Candidates[i].Load.Requests
-		low, high = min(low, r), max(high, r)
-	}
+	low, high := v.requests()
 	switch most := v.maxHeld(); {
 	case high-low > sglangAbsolute && float64(high) > sglangRelative*float64(low):
 		return leastRequests(v)
 	case float64(most) > sglangThreshold*float64(v.Tokens):
-		for i := range v.Candidates {
-			held := float64(v.Candidates[i].Cached())
-			v.set(i, -held, 0, Term{"held_tokens", -held})
-		}
+		longestPrefix(v)
 		return loads.Weights{}
 	}
-	for i := range v.Candidates {
-		v.set(i, 0, 0)
-	}
+	leastRequests(v)
 	return loads.Weights{Blocks: 1}
 }
 
@@ -247,11 +217,7 @@ type LLMD struct {
 // the share of the cache that is free, and the length of the queue between the shortest (1)
 // and the longest (0). A candidate whose capacity is not known has a free cache.
 func llmD(v *View) loads.Weights {
-	low, high := int64(math.MaxInt64), int64(math.MinInt64)
-	for i := range v.Candidates {
-		r := v.Candidates[i].Load.Requests
-		low, high = min(low, r), max(high, r)
-	}
+	low, high := v.requests()
 	for i := range v.Candidates {
 		c, w := &v.Candidates[i], &v.Settings.LLMD
 		held, free, queue := 0.0, 1.0, 1.0

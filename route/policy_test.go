@@ -389,7 +389,7 @@ func TestParsePolicy(t *testing.T) {
 	if _, err := ParsePolicy("nearest"); !errors.Is(err, ErrPolicy) {
 		t.Errorf("%v", err)
 	}
-	for _, e := range []Entry{{Name: "eta", Policy: Func(eta)}, {Policy: Func(eta)}, {Name: "nothing"}} {
+	for _, e := range []Policy{{Name: "eta", Weigh: eta}, {Weigh: eta}, {Name: "nothing"}} {
 		func() {
 			defer func() {
 				if recover() == nil {

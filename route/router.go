@@ -248,29 +248,18 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 	}
 	if q.Reserve && !away {
 		who := v.nominate(totals, order)
-		call := loads.Call{
-			Model: q.Score.Model, ID: q.ID, Lease: v.Settings.lease(), Tokens: v.Tokens, Expected: q.Expected,
-			BlockSize: v.BlockSize, Keys: match.Keys, Settings: version, Weights: w, Quadratic: v.Settings.Quadratic, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
-			WantLoads: q.Explain,
-		}
-		if call.ID == "" {
-			call.ID = "r" + strconv.FormatUint(v.Rand.Uint64(), 36) + strconv.FormatUint(v.Rand.Uint64(), 36)
-		}
+		call := q.call(v, match, w, version)
 		call.Candidates = make([]loads.Candidate, 0, len(who))
 		for _, i := range who {
 			call.Candidates = append(call.Candidates, v.bookable(i, w))
 		}
 		b, err := r.c.Loads.Book(ctx, &call)
-		switch {
-		case err == nil:
+		if err == nil {
 			d.Reservation, d.Again = call.ID, b.Again
-			return v.booked(b, who, w, totals, d)
-		case errors.Is(err, loads.ErrBusy):
-			return 0, ErrBusy
-		case errors.Is(err, loads.ErrFull):
-			return 0, fmt.Errorf("%w: %w", ErrBusy, err)
-		case !errors.Is(err, loads.ErrUnavailable):
-			return 0, err
+			return v.booked(b, who, w, totals), nil
+		}
+		if why := unbooked(err); why != nil {
+			return 0, why
 		}
 		r.tellAway(q.Score.Model, err)
 		away = true
@@ -290,8 +279,35 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 	return order[k], nil
 }
 
-// booked reads what a booking says into the view.
-func (v *View) booked(b loads.Booked, who []int, w loads.Weights, totals []float64, d *Decision) (chosen int, err error) {
+// call is the booking of a request, without the candidates.
+func (q *Request) call(v *View, match *scorer.Match, w loads.Weights, version int64) loads.Call {
+	c := loads.Call{
+		Model: q.Score.Model, ID: q.ID, Lease: v.Settings.lease(), Tokens: v.Tokens, Expected: q.Expected,
+		BlockSize: v.BlockSize, Keys: match.Keys, Settings: version, Weights: w, Quadratic: v.Settings.Quadratic, Temperature: v.Settings.Temperature, Draw: v.Rand.Float64(),
+		WantLoads: q.Explain,
+	}
+	if c.ID == "" {
+		c.ID = "r" + strconv.FormatUint(v.Rand.Uint64(), 36) + strconv.FormatUint(v.Rand.Uint64(), 36)
+	}
+	return c
+}
+
+// unbooked is the error of Route for that of a booking, nil where the loads are away: then the
+// request is routed without.
+func unbooked(err error) error {
+	switch {
+	case errors.Is(err, loads.ErrBusy):
+		return ErrBusy
+	case errors.Is(err, loads.ErrFull):
+		return fmt.Errorf("%w: %w", ErrBusy, err)
+	case errors.Is(err, loads.ErrUnavailable):
+		return nil
+	}
+	return err
+}
+
+// booked reads what a booking says into the view, and returns the candidate that has the request.
+func (v *View) booked(b loads.Booked, who []int, w loads.Weights, totals []float64) (chosen int) {
 	v.Now = b.Now
 	for k := range b.Costs {
 		totals[who[k]] = b.Costs[k]
@@ -306,13 +322,7 @@ func (v *View) booked(b loads.Booked, who []int, w loads.Weights, totals []float
 			}
 		}
 	}
-	chosen = slices.IndexFunc(v.Candidates, func(c Candidate) bool { return c.RankRef == b.RankRef })
-	if chosen < 0 { // of a call that is repeated, a place that may take no more by now
-		v.Candidates = append(v.Candidates, Candidate{RankRef: b.RankRef, Cost: Cost{Factor: 1}})
-		chosen = len(v.Candidates) - 1
-	}
-	d.Again = b.Again
-	return chosen, nil
+	return v.find(b.RankRef)
 }
 
 // nominate returns up to nominated candidates, in the order of the draw: the cheapest, the

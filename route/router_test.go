@@ -465,12 +465,12 @@ func (s noPrompt) Score(ctx context.Context, r scorer.Request) (*scorer.Response
 
 // TestOwnSelector routes by a policy that a user registers.
 func TestOwnSelector(t *testing.T) {
-	route.Register(route.Entry{Name: "test_last", Policy: route.Func(func(v *route.View) loads.Weights {
+	route.Register(route.Policy{Name: "test_last", Weigh: func(v *route.View) loads.Weights {
 		for i := range v.Candidates {
 			v.Candidates[i].Cost = route.Cost{Base: float64(-i), Factor: 1, Terms: []route.Term{{Name: "place", Value: float64(-i)}}}
 		}
 		return loads.Weights{}
-	})})
+	}})
 	w := newWorld(t, nil)
 	w.register(store.Pod{Name: "a"}, store.Pod{Name: "z"}, store.Pod{Name: "k"})
 	q := ask(prompt(1, 100))

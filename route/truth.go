@@ -62,11 +62,7 @@ func (r *Router) noteChoice(model string, d *Decision) {
 	if d.Prefill != nil {
 		at, held = d.Prefill.RankRef, d.Prefill.Held
 	}
-	chosen := 0
-	for _, n := range held {
-		chosen += n
-	}
-	chosen = min(chosen, d.Tokens)
+	chosen := min(total(held), d.Tokens)
 	r.outcomes.mu.Lock()
 	defer r.outcomes.mu.Unlock()
 	if o := r.outcomes.of(model, at); o != nil {

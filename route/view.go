@@ -50,9 +50,11 @@ type Candidate struct {
 }
 
 // Cached returns how many tokens of the prompt the candidate holds in any tier.
-func (c *Candidate) Cached() int {
-	n := 0
-	for _, held := range c.Held {
+func (c *Candidate) Cached() int { return total(c.Held) }
+
+// total adds up what is held by tier.
+func total(byTier [store.NumTiers]int) (n int) {
+	for _, held := range byTier {
 		n += held
 	}
 	return n

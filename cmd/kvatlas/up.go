@@ -40,7 +40,7 @@ type upCall struct {
 	sim      *simCall
 	listen   string
 	chats    int
-	policy   route.Entry
+	policy   route.Policy
 	compare  []string
 	seed     uint64
 	talks    []talks.Conversation

@@ -8,7 +8,7 @@ import (
 // policyName is what the model's settings call the policy of this program.
 const policyName = "skeleton"
 
-func init() { route.Register(route.Entry{Name: policyName, Policy: route.Func(weigh)}) }
+func init() { route.Register(route.Policy{Name: policyName, Weigh: weigh}) }
 
 // weigh is a cost function of one's own, in tokens. A prefill costs what the worker does not
 // hold of the prompt and what is booked before it; a decode costs the KV in use.
