@@ -119,26 +119,39 @@ func tokenizerFigures(read func() tokenpool.Stats) prometheus.Collector {
 	}}
 }
 
-// tokenizerMemory shows what each tokenizer in memory takes: as many series as
-// tokenizers may be loaded.
-type tokenizerMemory struct {
-	read func() []tokenpool.Model
-	desc *prometheus.Desc
+// labelled is a collector of series with labels: what read calls show with.
+type labelled struct {
+	descs []*prometheus.Desc
+	read  func(show showFunc)
 }
 
-func newTokenizerMemory(read func() []tokenpool.Model) prometheus.Collector {
-	return tokenizerMemory{read, prometheus.NewDesc("kvatlas_tokenizer_memory_bytes",
-		"By how much the memory of libraries grew while the tokenizer was read, and what its fast tables take.", []string{"model"}, nil)}
-}
+// showFunc shows a value with the values of its labels.
+type showFunc func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string)
 
 // Describe implements prometheus.Collector.
-func (t tokenizerMemory) Describe(ch chan<- *prometheus.Desc) { ch <- t.desc }
+func (l labelled) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range l.descs {
+		ch <- d
+	}
+}
 
 // Collect implements prometheus.Collector.
-func (t tokenizerMemory) Collect(ch chan<- prometheus.Metric) {
-	for _, m := range t.read() {
-		ch <- prometheus.MustNewConstMetric(t.desc, prometheus.GaugeValue, float64(m.MemoryBytes), m.Name)
-	}
+func (l labelled) Collect(ch chan<- prometheus.Metric) {
+	l.read(func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
+	})
+}
+
+// tokenizerMemory shows what each tokenizer in memory takes: as many series as
+// tokenizers may be loaded.
+func tokenizerMemory(read func() []tokenpool.Model) prometheus.Collector {
+	desc := prometheus.NewDesc("kvatlas_tokenizer_memory_bytes",
+		"By how much the memory of libraries grew while the tokenizer was read, and what its fast tables take.", []string{"model"}, nil)
+	return labelled{[]*prometheus.Desc{desc}, func(show showFunc) {
+		for _, m := range read() {
+			show(desc, prometheus.GaugeValue, float64(m.MemoryBytes), m.Name)
+		}
+	}}
 }
 
 func prefixFigures(read func() prefixcache.Stats) prometheus.Collector {

@@ -4,7 +4,6 @@ import (
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/kvatlas/kvatlas/gateway"
 )
@@ -24,22 +23,15 @@ var waits = []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 3
 
 // Gateway returns the counters of the gateway; it is called at most once.
 func (m *Metrics) Gateway() *Gateway {
-	auto := promauto.With(m.registry)
-	counter := func(name, help string) prometheus.Counter {
-		return auto.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-	}
-	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
-		return auto.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
-	}
 	g := &Gateway{
 		registry: m.registry,
-		requests: auto.NewCounterVec(prometheus.CounterOpts{Name: "kvatlas_gateway_requests_total", Help: "Requests that the gateway has answered or passed on, by the hundred of the status; gone are those whose client left before."}, []string{"status"}),
-		routed:   histogram("kvatlas_gateway_route_seconds", "Time until it was chosen where a request goes.", latency),
-		first:    histogram("kvatlas_gateway_first_byte_seconds", "Time from a request's header to the first byte of its answer's body.", waits),
-		cut:      counter("kvatlas_gateway_cut_total", "Answers that have begun and were not passed on to their end: the engine or the client has gone."),
-		retried:  counter("kvatlas_gateway_retries_total", "Times that a request was sent to another engine, as one had not answered."),
-		ejected:  counter("kvatlas_gateway_ejections_total", "Times that an engine was ejected."),
-		untold:   counter("kvatlas_gateway_unreported_total", "Reports on requests that the loads could not be told; ends are tried again."),
+		requests: m.counters("kvatlas_gateway_requests_total", "Requests that the gateway has answered or passed on, by the hundred of the status; gone are those whose client left before.", "status"),
+		routed:   m.histogram("kvatlas_gateway_route_seconds", "Time until it was chosen where a request goes.", latency),
+		first:    m.histogram("kvatlas_gateway_first_byte_seconds", "Time from a request's header to the first byte of its answer's body.", waits),
+		cut:      m.counter("kvatlas_gateway_cut_total", "Answers that have begun and were not passed on to their end: the engine or the client has gone."),
+		retried:  m.counter("kvatlas_gateway_retries_total", "Times that a request was sent to another engine, as one had not answered."),
+		ejected:  m.counter("kvatlas_gateway_ejections_total", "Times that an engine was ejected."),
+		untold:   m.counter("kvatlas_gateway_unreported_total", "Reports on requests that the loads could not be told; ends are tried again."),
 		statuses: map[int]prometheus.Counter{},
 	}
 	for class, name := range map[int]string{1: "1xx", 2: "2xx", 3: "3xx", 4: "4xx", 5: "5xx", 0: "gone"} {

@@ -68,28 +68,6 @@ var loadGauges = []loadGauge{
 	}),
 }
 
-// loadCollector has the gauges of some ranks.
-type loadCollector []RankLoad
-
-// Describe implements prometheus.Collector.
-func (loadCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, g := range loadGauges {
-		ch <- g.desc
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (c loadCollector) Collect(ch chan<- prometheus.Metric) {
-	for i := range c {
-		r := &c[i]
-		for _, g := range loadGauges {
-			if v, ok := g.value(r); ok {
-				ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, v, r.Model, r.Pod, strconv.Itoa(r.Rank))
-			}
-		}
-	}
-}
-
 // LoadsType is the content type of WriteLoads.
 var LoadsType = string(expfmt.NewFormat(expfmt.TypeTextPlain))
 
@@ -97,7 +75,20 @@ var LoadsType = string(expfmt.NewFormat(expfmt.TypeTextPlain))
 // once.
 func WriteLoads(w io.Writer, ranks []RankLoad) error {
 	registry := prometheus.NewRegistry()
-	if err := registry.Register(loadCollector(ranks)); err != nil {
+	c := labelled{read: func(show showFunc) {
+		for i := range ranks {
+			r := &ranks[i]
+			for _, g := range loadGauges {
+				if v, ok := g.value(r); ok {
+					show(g.desc, prometheus.GaugeValue, v, r.Model, r.Pod, strconv.Itoa(r.Rank))
+				}
+			}
+		}
+	}}
+	for _, g := range loadGauges {
+		c.descs = append(c.descs, g.desc)
+	}
+	if err := registry.Register(c); err != nil {
 		return err
 	}
 	families, err := registry.Gather()

@@ -51,46 +51,45 @@ var latency = []float64{20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 
 // NewMetrics returns the metrics, all zero.
 func NewMetrics() *Metrics {
 	m := &Metrics{registry: prometheus.NewRegistry()}
-	auto := promauto.With(m.registry)
-	counter := func(name, help string) prometheus.Counter {
-		return auto.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-	}
-	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-	}
-	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		return auto.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
-	}
-	one := func(name, help string, buckets []float64) prometheus.Histogram {
-		return auto.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
-	}
-
-	m.requests = counters("kvatlas_http_requests_total", "Requests answered.", "method", "route", "status")
-	m.seconds = histogram("kvatlas_http_request_seconds", "Time from a request's header to its answer.", latency, "method", "route")
-	m.panics = counter("kvatlas_http_panics_total", "Panics turned into 500.")
-	m.overloaded = counter("kvatlas_http_overloaded_total", "Requests refused because too many were in flight.")
-	m.slowClients = counter("kvatlas_http_slow_clients_total", "Clients cut off because they sent or took slowly and there was no room for others.")
-	m.scored = counters("kvatlas_scored_prompts_total", "Prompts scored, by what cut the answer short.", "degraded")
-	m.matched = one("kvatlas_matched_blocks_ratio", "Blocks that the best pod holds, of the blocks of the prompt.",
+	m.requests = m.counters("kvatlas_http_requests_total", "Requests answered.", "method", "route", "status")
+	m.seconds = m.histograms("kvatlas_http_request_seconds", "Time from a request's header to its answer.", latency, "method", "route")
+	m.panics = m.counter("kvatlas_http_panics_total", "Panics turned into 500.")
+	m.overloaded = m.counter("kvatlas_http_overloaded_total", "Requests refused because too many were in flight.")
+	m.slowClients = m.counter("kvatlas_http_slow_clients_total", "Clients cut off because they sent or took slowly and there was no room for others.")
+	m.scored = m.counters("kvatlas_scored_prompts_total", "Prompts scored, by what cut the answer short.", "degraded")
+	m.matched = m.histogram("kvatlas_matched_blocks_ratio", "Blocks that the best pod holds, of the blocks of the prompt.",
 		[]float64{0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.999, 1})
-	m.predicted = counter("kvatlas_predicted_blocks_total", "Blocks predicted to be held where a request was sent.")
-	m.unpredicted = counter("kvatlas_predictions_failed_total", "Requests whose blocks could not be predicted: the index or the notes could not be written in time.")
-	m.tokens = counters("kvatlas_scored_tokens_total", "Tokens of scored prompts, by where they came from.", "source")
-	m.stages = histogram("kvatlas_score_stage_seconds", "Time of each stage of scoring.", latency, "stage")
-	m.indexFailed = counter("kvatlas_index_failed_lookups_total", "Lookups that the index failed or did not finish in time.")
-	m.tokenizeRun = one("kvatlas_tokenizer_run_seconds", "Time of one run of a tokenizer.", latency)
-	m.tokenizeQueued = one("kvatlas_tokenizer_queued_seconds", "Time that a text waited for its run, loading included.", latency)
-	m.tokenizeFailed = counter("kvatlas_tokenizer_failed_runs_total", "Runs in which the tokenizer failed on the text.")
+	m.predicted = m.counter("kvatlas_predicted_blocks_total", "Blocks predicted to be held where a request was sent.")
+	m.unpredicted = m.counter("kvatlas_predictions_failed_total", "Requests whose blocks could not be predicted: the index or the notes could not be written in time.")
+	m.tokens = m.counters("kvatlas_scored_tokens_total", "Tokens of scored prompts, by where they came from.", "source")
+	m.stages = m.histograms("kvatlas_score_stage_seconds", "Time of each stage of scoring.", latency, "stage")
+	m.indexFailed = m.counter("kvatlas_index_failed_lookups_total", "Lookups that the index failed or did not finish in time.")
+	m.tokenizeRun = m.histogram("kvatlas_tokenizer_run_seconds", "Time of one run of a tokenizer.", latency)
+	m.tokenizeQueued = m.histogram("kvatlas_tokenizer_queued_seconds", "Time that a text waited for its run, loading included.", latency)
+	m.tokenizeFailed = m.counter("kvatlas_tokenizer_failed_runs_total", "Runs in which the tokenizer failed on the text.")
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.exporter = promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
 	return m
 }
 
+func (m *Metrics) counter(name, help string) prometheus.Counter {
+	return promauto.With(m.registry).NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+}
+
+func (m *Metrics) counters(name, help string, labels ...string) *prometheus.CounterVec {
+	return promauto.With(m.registry).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+func (m *Metrics) histogram(name, help string, buckets []float64) prometheus.Histogram {
+	return promauto.With(m.registry).NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
+}
+
+func (m *Metrics) histograms(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	return promauto.With(m.registry).NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+}
+
 // Handler serves the metrics in Prometheus' text format or OpenMetrics.
 func (m *Metrics) Handler() http.Handler { return m.exporter }
-
-// Register adds a collector, for what the program around the server counts.
-func (m *Metrics) Register(c prometheus.Collector) error { return m.registry.Register(c) }
 
 // The values of labels that come from the packages below. Any other value counts as "other", so that no
 // series is ever made by a caller.
@@ -202,7 +201,7 @@ func (m *Metrics) Watch(s Server) error {
 		all = append(all, tokenizerFigures(s.Tokenizers))
 	}
 	if s.Models != nil {
-		all = append(all, newTokenizerMemory(s.Models))
+		all = append(all, tokenizerMemory(s.Models))
 	}
 	for _, c := range all {
 		if err := m.registry.Register(c); err != nil {

@@ -11,7 +11,11 @@ func (m *Metrics) Replica(status func() replica.Status) error {
 	if err := m.registry.Register(replicaFigures(status)); err != nil {
 		return err
 	}
-	return m.registry.Register(replicaLookups{status})
+	return m.registry.Register(labelled{[]*prometheus.Desc{replicaLookups}, func(show showFunc) {
+		for mode, n := range status().Lookups {
+			show(replicaLookups, prometheus.CounterValue, float64(n), replica.Mode(mode).String())
+		}
+	}})
 }
 
 func replicaFigures(read func() replica.Status) prometheus.Collector {
@@ -34,18 +38,5 @@ func replicaFigures(read func() replica.Status) prometheus.Collector {
 	}}
 }
 
-// replicaLookups shows where lookups were answered from.
-type replicaLookups struct{ status func() replica.Status }
-
-var replicaLookupsDesc = prometheus.NewDesc("kvatlas_replica_lookups_total",
+var replicaLookups = prometheus.NewDesc("kvatlas_replica_lookups_total",
 	"Lookups by where they were answered from: memory, redis, or stale, which is memory while Redis is away.", []string{"from"}, nil)
-
-// Describe implements prometheus.Collector.
-func (replicaLookups) Describe(ch chan<- *prometheus.Desc) { ch <- replicaLookupsDesc }
-
-// Collect implements prometheus.Collector.
-func (r replicaLookups) Collect(ch chan<- prometheus.Metric) {
-	for mode, n := range r.status().Lookups {
-		ch <- prometheus.MustNewConstMetric(replicaLookupsDesc, prometheus.CounterValue, float64(n), replica.Mode(mode).String())
-	}
-}

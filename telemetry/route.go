@@ -19,11 +19,6 @@ func (m *Metrics) EngineLoads(read func() scrape.Stats) error {
 	}})
 }
 
-// outcomes are what requests came to, by pod.
-type outcomes struct {
-	read func() []route.Outcome
-}
-
 var (
 	routedTokens    = prometheus.NewDesc("kvatlas_route_prompt_tokens_total", "Tokens of prompts that were booked at the pod.", []string{"pod"}, nil)
 	heldTokens      = prometheus.NewDesc("kvatlas_route_held_tokens_total", "Tokens of those that any candidate held, and that the chosen pod held.", []string{"pod", "by"}, nil)
@@ -32,17 +27,10 @@ var (
 	lostTokens      = prometheus.NewDesc("kvatlas_route_lost_tokens_total", "Tokens that were computed anew, by cause: workload, as no pod held them; routing, as another pod did; index, as the engine did not have what it said.", []string{"pod", "cause"}, nil)
 )
 
-// Describe implements prometheus.Collector.
-func (o outcomes) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{routedTokens, heldTokens, predictedTokens, deliveredTokens, lostTokens} {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector. Only pods that are registered have series.
-func (o outcomes) Collect(ch chan<- prometheus.Metric) {
+// showOutcomes shows what requests came to, by pod. Only pods that are registered have series.
+func showOutcomes(all []route.Outcome, show showFunc) {
 	sums := map[string]*route.Outcome{}
-	for _, one := range o.read() {
+	for _, one := range all {
 		s := sums[one.Pod]
 		if s == nil {
 			s = &route.Outcome{}
@@ -53,7 +41,7 @@ func (o outcomes) Collect(ch chan<- prometheus.Metric) {
 	}
 	for pod, s := range sums {
 		count := func(d *prometheus.Desc, n uint64, more ...string) {
-			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), append([]string{pod}, more...)...)
+			show(d, prometheus.CounterValue, float64(n), append([]string{pod}, more...)...)
 		}
 		count(routedTokens, s.Prompt)
 		count(heldTokens, s.Anybody, "anybody")
@@ -75,20 +63,17 @@ type Upkeep struct {
 // Routing shows what requests came to, and returns the counters of the upkeep; it is called
 // at most once.
 func (m *Metrics) Routing(read func() []route.Outcome) (*Upkeep, error) {
-	if err := m.registry.Register(outcomes{read}); err != nil {
+	err := m.registry.Register(labelled{[]*prometheus.Desc{routedTokens, heldTokens, predictedTokens, deliveredTokens, lostTokens}, func(show showFunc) {
+		showOutcomes(read(), show)
+	}})
+	if err != nil {
 		return nil, err
 	}
-	counter := func(name, help string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-		m.registry.MustRegister(c)
-		return c
-	}
-	lies := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvatlas_route_lies_total", Help: "Ranks that had less than half of what the index said, and were read anew or cannot be."}, []string{"mended"})
-	m.registry.MustRegister(lies)
+	lies := m.counters("kvatlas_route_lies_total", "Ranks that had less than half of what the index said, and were read anew or cannot be.", "mended")
 	return &Upkeep{
-		audits:    counter("kvatlas_loads_audits_total", "Audits of the loads of a model by this server."),
-		differing: counter("kvatlas_loads_differences_total", "Ranks whose load was not the sum of its reservations, and was set right."),
-		requests:  counter("kvatlas_loads_difference_requests_total", "By how many requests those were off."),
+		audits:    m.counter("kvatlas_loads_audits_total", "Audits of the loads of a model by this server."),
+		differing: m.counter("kvatlas_loads_differences_total", "Ranks whose load was not the sum of its reservations, and was set right."),
+		requests:  m.counter("kvatlas_loads_difference_requests_total", "By how many requests those were off."),
 		mended:    lies.WithLabelValues("true"), unmended: lies.WithLabelValues("false"),
 	}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
@@ -11,12 +12,9 @@ import (
 // Snapshots is the observer for snapshot.KeeperConfig; it is called at most once.
 func (m *Metrics) Snapshots() snapshot.Observer {
 	gauge := func(name, help string) prometheus.Gauge {
-		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-		m.registry.MustRegister(g)
-		return g
+		return promauto.With(m.registry).NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
-	saves := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvatlas_snapshot_saves_total", Help: "Snapshots of the index in memory, saved or failed."}, []string{"result"})
-	m.registry.MustRegister(saves)
+	saves := m.counters("kvatlas_snapshot_saves_total", "Snapshots of the index in memory, saved or failed.", "result")
 	saved, failed := saves.WithLabelValues("saved"), saves.WithLabelValues("failed")
 	last := gauge("kvatlas_snapshot_last_save_timestamp_seconds", "When the last snapshot was saved, in seconds since 1970; 0 is not since the start.")
 	blocks := gauge("kvatlas_snapshot_blocks", "Blocks in the last snapshot saved.")
