@@ -159,21 +159,25 @@ func TestAbusePage(t *testing.T) {
 		"TestSaltOfAClient", "TestSaltOfAReader", "TestAddressForms", "TestNetworks", "TestRebinding", "TestRedirects",
 	}
 	rows := regexp.MustCompile("(?m)^\\| (.+?) \\| (.+?) \\| `(Test\\w+)` \\|$").FindAllStringSubmatch(text, -1)
-	if said := fmt.Sprintf(" %d cases", len(rows)); len(rows) < 200 || !strings.Contains(text, said) {
-		t.Errorf("there are %d rows, and the page says another number", len(rows))
-	}
 	gets := map[string]string{}
+	cases := 0
 	for _, r := range rows {
-		words := strings.Trim(r[1], "`")
-		switch source := files[r[3]]; {
-		case source == "":
-			t.Errorf("%q: there is no %s", words, r[3])
-		case slices.Contains(tables, r[3]) && !strings.Contains(source, words):
-			t.Errorf("%s has no case %q", r[3], words)
+		for words := range strings.SplitSeq(r[1], "; ") {
+			cases++
+			words = strings.Trim(words, "`")
+			switch source := files[r[3]]; {
+			case source == "":
+				t.Errorf("%q: there is no %s", words, r[3])
+			case slices.Contains(tables, r[3]) && !strings.Contains(source, words):
+				t.Errorf("%s has no case %q", r[3], words)
+			}
+			if r[3] == "TestAbuse" {
+				gets[words] = r[2]
+			}
 		}
-		if r[3] == "TestAbuse" {
-			gets[words] = r[2]
-		}
+	}
+	if said := fmt.Sprintf(" %d cases", cases); cases < 200 || !strings.Contains(text, said) {
+		t.Errorf("there are %d cases, and the page says another number", cases)
 	}
 	for name, c := range abuse {
 		if want := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.want), "[]"), " ", ", "); gets[name] != want {

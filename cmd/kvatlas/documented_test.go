@@ -236,7 +236,7 @@ func TestDocumentedCommands(t *testing.T) {
 		}
 	}
 	t.Logf("%v", seen)
-	for what, least := range map[string]int{"commands": 90, "flags": 180, "paths": 180, "make": 30, "files": 30, "tests": 400} {
+	for what, least := range map[string]int{"commands": 90, "flags": 180, "paths": 180, "make": 30, "files": 30, "tests": 250} {
 		if seen[what] < least {
 			t.Errorf("only %d %s are found in the pages", seen[what], what)
 		}
