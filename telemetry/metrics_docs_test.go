@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the table of docs/http-api.md anew")
+var rewrite = flag.Bool("rewrite", false, "write the table of docs/metrics.md anew")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -81,11 +81,11 @@ func described(t *testing.T) []string {
 	return rows
 }
 
-// TestMetricsAreDocumented holds the table of docs/http-api.md against the HELP texts of
+// TestMetricsAreDocumented holds the table of docs/metrics.md against the HELP texts of
 // all series. With -rewrite it writes the table.
 func TestMetricsAreDocumented(t *testing.T) {
 	rows := described(t)
-	const path, begin, end = "../docs/http-api.md", "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"
+	const path, begin, end = "../docs/metrics.md", "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"
 	page, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
