@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -158,22 +159,11 @@ func (c *Config) validate() error {
 		{"Connect", &c.Connect, 2 * time.Second}, {"Header", &c.Header, 10 * time.Minute}, {"FirstToken", &c.FirstToken, 10 * time.Minute},
 		{"Idle", &c.Idle, 2 * time.Minute}, {"Probe", &c.Probe, time.Second},
 	} {
-		if *d.is == 0 {
-			*d.is = d.def
-		}
-		if *d.is < time.Millisecond {
+		if *d.is = cmp.Or(*d.is, d.def); *d.is < time.Millisecond {
 			return fmt.Errorf("gateway: Config.%s is %v, it must be at least 1 ms", d.name, *d.is)
 		}
 	}
-	if c.MaxBody == 0 {
-		c.MaxBody = 64 << 20
-	}
-	if c.MaxBuffered == 0 {
-		c.MaxBuffered = 512 << 20
-	}
-	if c.MaxRequests == 0 {
-		c.MaxRequests = 4096
-	}
+	c.MaxBody, c.MaxBuffered, c.MaxRequests = cmp.Or(c.MaxBody, 64<<20), cmp.Or(c.MaxBuffered, 512<<20), cmp.Or(c.MaxRequests, 4096)
 	if c.MaxBody < 1 || c.MaxBuffered < c.MaxBody || c.MaxRequests < 1 {
 		return fmt.Errorf("gateway: MaxBody is %d, MaxBuffered %d, MaxRequests %d: all must be above 0, and a body must find room", c.MaxBody, c.MaxBuffered, c.MaxRequests)
 	}

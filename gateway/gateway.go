@@ -169,17 +169,9 @@ func (g *Gateway) health(w http.ResponseWriter) {
 
 // askHealth asks a pod for its health. That it has no such page is an answer, too.
 func (g *Gateway) askHealth(ctx context.Context, p *store.Pod) error {
-	at, err := g.placeOf(g.c.Index.Cached(), store.RankRef{Pod: p.Name}, p.Address, "")
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, 2*g.c.Probe)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at.url.JoinPath("health").String(), http.NoBody)
-	if err != nil {
-		return err
-	}
-	resp, err := g.transport.RoundTrip(req)
+	resp, err := g.page(ctx, p, "health", "")
 	if err != nil {
 		return err
 	}
@@ -189,6 +181,22 @@ func (g *Gateway) askHealth(ctx context.Context, p *store.Pod) error {
 		return fmt.Errorf("gateway: /health of the pod: status %d", resp.StatusCode)
 	}
 	return nil
+}
+
+// page asks a pod for a page of its own, with the Authorization of a client or "".
+func (g *Gateway) page(ctx context.Context, p *store.Pod, path, authorization string) (*http.Response, error) {
+	at, err := g.placeOf(g.c.Index.Cached(), store.RankRef{Pod: p.Name}, p.Address, "")
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at.url.JoinPath(path).String(), http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	if authorization != "" {
+		req.Header.Set("Authorization", authorization)
+	}
+	return g.transport.RoundTrip(req)
 }
 
 // buffers are what answers pass through, of copyBytes each.

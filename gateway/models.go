@@ -80,18 +80,7 @@ func (g *Gateway) listModels(x *exchange, w http.ResponseWriter, r *http.Request
 
 // askModels returns the cards that a pod lists, none where it does not answer.
 func (g *Gateway) askModels(ctx context.Context, p *store.Pod, header http.Header) []json.RawMessage {
-	at, err := g.placeOf(g.c.Index.Cached(), store.RankRef{Pod: p.Name}, p.Address, "")
-	if err != nil {
-		return nil
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at.url.JoinPath("v1", "models").String(), http.NoBody)
-	if err != nil {
-		return nil
-	}
-	if key := header.Get("Authorization"); key != "" {
-		req.Header.Set("Authorization", key)
-	}
-	resp, err := g.transport.RoundTrip(req)
+	resp, err := g.page(ctx, p, "v1/models", header.Get("Authorization"))
 	if err != nil {
 		return nil
 	}

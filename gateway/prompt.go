@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"encoding/json"
 	"errors"
 	"math"
 	"slices"
@@ -47,8 +48,7 @@ type asked struct {
 type usageAsked struct {
 	told     bool // include_usage is there, true or false
 	from, to int  // the bytes of stream_options; 0, 0 if it is missing
-	empty    bool // it has no members
-	null     bool // it is null
+	empty    bool // it has no members, or is null
 }
 
 // errNoObject is a body that is no JSON object.
@@ -147,36 +147,37 @@ func (r *reader) read(name string, v gjson.Result) {
 
 // rawField is where the JSON of a field goes on as it is: templates write out keys and numbers
 // as they were sent.
-func (r *reader) rawField(name string) *rawJSON {
+func (r *reader) rawField(name string) *json.RawMessage {
 	c := &r.chat
 	switch name {
 	case "messages":
-		return (*rawJSON)(&c.Messages)
+		return &c.Messages
 	case "tools":
-		return (*rawJSON)(&c.Tools)
+		return &c.Tools
 	case "documents":
-		return (*rawJSON)(&c.Documents)
+		return &c.Documents
 	case "chat_template_kwargs":
-		return (*rawJSON)(&c.ChatTemplateKwargs)
+		return &c.ChatTemplateKwargs
 	case "system":
-		return (*rawJSON)(&c.System)
+		return &c.System
 	case "thinking":
-		return (*rawJSON)(&c.Thinking)
+		return &c.Thinking
 	case "output_config":
-		return (*rawJSON)(&c.OutputConfig)
+		return &c.OutputConfig
 	case "input":
-		return (*rawJSON)(&c.Input)
+		return &c.Input
 	case "reasoning":
-		return (*rawJSON)(&c.Reasoning)
+		return &c.Reasoning
 	}
 	return nil
 }
 
-type rawJSON = []byte
-
 func (r *reader) readStreamOptions(v gjson.Result) {
 	u := &r.usage
-	u.from, u.to, u.null, u.empty = v.Index, v.Index+len(v.Raw), v.Type == gjson.Null, true
+	u.from, u.to, u.empty = v.Index, v.Index+len(v.Raw), true
+	if v.Type == gjson.Null {
+		return
+	}
 	v.ForEach(func(key, value gjson.Result) bool {
 		u.empty = false
 		u.told = u.told || key.String() == "include_usage" && value.Type != gjson.Null
@@ -317,8 +318,6 @@ func (a *asked) withUsage(body []byte) []byte {
 	case u.to == 0:
 		at := slices.Index(body, '{') + 1
 		return splice(body, at, at, `"stream_options":{`+ask+`},`)
-	case u.null:
-		return splice(body, u.from, u.to, `{`+ask+`}`)
 	case u.empty:
 		return splice(body, u.from, u.to, `{`+ask+`}`)
 	}
