@@ -64,9 +64,9 @@ func (v autoVariant) of(families map[string]tokenfile.Object) Files {
 	for key, value := range v.Tokenizer {
 		file.Set(key, value)
 	}
-	f := Files{
+	f := Files{Files: tokenfile.Files{
 		Tokenizer: file.AppendJSON(nil), Added: v.Files[tokenfile.AddedTokensFile], SpecialTokens: v.Files[tokenfile.SpecialTokensFile], Model: v.Files[modelFile],
-	}
+	}}
 	if !tokenfile.IsNull(v.Config) {
 		f.Config = v.Config
 	}

@@ -113,11 +113,11 @@ func TestCaseTokensOfTokenizerConfig(t *testing.T) {
 func TestSplitSpecialTokens(t *testing.T) {
 	qwen := autoFamilies(t)["qwen3"]
 	family := qwen.AppendJSON(nil)
-	plain, split, err := Files{Tokenizer: family}.JSON()
+	plain, split, err := tokenfile.Files{Tokenizer: family}.JSON()
 	if err != nil || split || !bytes.Equal(plain, family) {
 		t.Fatalf("split %v, %v; the file as it is: %v", split, err, bytes.Equal(plain, family))
 	}
-	again, split, err := Files{Tokenizer: family, Config: []byte(`{"split_special_tokens":true}`)}.JSON()
+	again, split, err := tokenfile.Files{Tokenizer: family, Config: []byte(`{"split_special_tokens":true}`)}.JSON()
 	if err != nil || !split || !bytes.Equal(again, family) {
 		t.Fatalf("split %v, %v", split, err)
 	}

@@ -85,17 +85,13 @@ func (d *Directory) Fetch(_ context.Context, model string) (Files, error) {
 	if err != nil {
 		return Files{}, d.failed(model, name, err)
 	}
-	config, err := readConfig(d.path(model, tokenfile.ConfigFile))
-	if err != nil {
-		return Files{}, d.failed(model, tokenfile.ConfigFile, err)
-	}
 	rules, err := readOptional(d.path(model, media.File), media.MaxFileBytes)
 	if err != nil {
 		return Files{}, d.failed(model, media.File, err)
 	}
-	files := Files{Tokenizer: data, Name: name, Config: config, Media: rules, From: "directory", Version: v + others}
+	files := Files{Files: tokenfile.Files{Tokenizer: data, Name: name}, Media: rules, From: "directory", Version: v + others}
 	for name, to := range map[string]*[]byte{
-		tokenfile.AddedTokensFile: &files.Added, tokenfile.SpecialTokensFile: &files.SpecialTokens, modelFile: &files.Model,
+		tokenfile.ConfigFile: &files.Config, tokenfile.AddedTokensFile: &files.Added, tokenfile.SpecialTokensFile: &files.SpecialTokens, modelFile: &files.Model,
 	} {
 		if *to, err = readOptional(d.path(model, name), maxConfigFile); err != nil {
 			return Files{}, d.failed(model, name, err)
@@ -179,9 +175,6 @@ func readFile(path string, limit int64) ([]byte, string, error) {
 	}
 	return data, version(fi), nil
 }
-
-// readConfig reads a tokenizer_config.json that need not be there.
-func readConfig(path string) ([]byte, error) { return readOptional(path, maxConfigFile) }
 
 // readOptional reads a file of at most limit bytes; nil when there is none.
 func readOptional(path string, limit int64) ([]byte, error) {

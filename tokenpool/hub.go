@@ -219,11 +219,7 @@ func (h *Hub) Fetch(ctx context.Context, model string) (Files, error) {
 		return Files{}, fmt.Errorf("%w: model %s: hub cache: %w", tokenfile.ErrLoad, tokenfile.Quote(model), err)
 	}
 	files := Files{
-		Tokenizer: data,
-		Name:      d.file,
-		From:      "hub",
-		Revision:  cmp.Or(meta.Commit, d.revision),
-		Version:   v,
+		Files: tokenfile.Files{Tokenizer: data, Name: d.file}, From: "hub", Revision: cmp.Or(meta.Commit, d.revision), Version: v,
 	}
 	if err := h.fetchTokens(ctx, d, &files); err != nil {
 		return Files{}, err
@@ -241,7 +237,7 @@ func (h *Hub) fetchTokens(ctx context.Context, d download, files *Files) error {
 		if err := d.fetchOptional(ctx); err != nil {
 			return nil, err
 		}
-		return readConfig(d.path(""))
+		return readOptional(d.path(""), maxConfigFile)
 	}
 	var err error
 	if files.Config, err = get(tokenfile.ConfigFile); err != nil {

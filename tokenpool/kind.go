@@ -62,13 +62,3 @@ func globEscape(path string) string {
 // IsTokenizerFile reports whether a file of that name can hold a tokenizer that a Pool
 // runs.
 func IsTokenizerFile(name string) bool { return slices.Contains(tokenizerFiles, name) }
-
-// JSON returns the tokenizer.json that gives the tokens of the files: the one that they
-// have, with the tokens that transformers takes from the others, or one made of their
-// tiktoken file. split says that special tokens in a text are text.
-func (f Files) JSON() (data []byte, split bool, err error) { return f.sources().JSON() }
-
-// sources are the files that make the tokenizer.
-func (f Files) sources() tokenfile.Files {
-	return tokenfile.Files{Tokenizer: f.Tokenizer, Name: f.Name, Config: f.Config, Added: f.Added, SpecialTokens: f.SpecialTokens, Model: f.Model}
-}

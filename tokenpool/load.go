@@ -228,7 +228,7 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 	}
 	src, err := p.findSource(files)
 	if err != nil {
-		return nil, tokenfile.OfModel(model, cmp.Or(files.sources().Check(), err))
+		return nil, tokenfile.OfModel(model, cmp.Or(files.Check(), err))
 	}
 	if err := p.makeRoom(ctx); err != nil {
 		return nil, fmt.Errorf("%w: model %s: wait for one of %d tokenizers to end its work: %w",
@@ -240,7 +240,7 @@ func (p *Pool) loadTokenizer(ctx context.Context, model string) (*tokenizer, err
 		p.mu.Lock()
 		p.vacate()
 		p.mu.Unlock()
-		return nil, tokenfile.OfModel(model, cmp.Or(files.sources().Check(), err))
+		return nil, tokenfile.OfModel(model, cmp.Or(files.Check(), err))
 	}
 	if src.proof == nil {
 		src.vocabulary = enc.vocabulary()

@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
+	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -83,7 +84,7 @@ func (f *fakes) Fetch(ctx context.Context, model string) (Files, error) {
 	if !ok {
 		return Files{}, unknown(model, "no fake of it")
 	}
-	files := Files{Tokenizer: []byte(content), From: "fake", Version: content}
+	files := Files{Files: tokenfile.Files{Tokenizer: []byte(content)}, From: "fake", Version: content}
 	if f.chats != nil {
 		files.Chat, files.ChatErr = f.chats(model, content)
 	}

@@ -27,18 +27,8 @@ type Origin interface {
 
 // Files are what an Origin has of a model.
 type Files struct {
-	// Tokenizer is the content of the file that holds the tokenizer, and Name the
-	// name of that file: tokenizer.json (or empty, which is the same), tiktoken.model
-	// or qwen.tiktoken.
-	Tokenizer []byte
-	Name      string
-	// Config is the content of tokenizer_config.json, nil when there is none.
-	Config []byte
-	// Added is the content of added_tokens.json, and SpecialTokens that of
-	// special_tokens_map.json: older files, which say something of tokens where Config
-	// has no added_tokens_decoder. Model is that of config.json, whose model_type has a
-	// say in which class transformers takes. Those that there are not are nil.
-	Added, SpecialTokens, Model []byte
+	// Files are those that make the tokenizer.
+	tokenfile.Files
 	// Chat are the other files that say how chats are rendered; its Config may
 	// be nil. ChatErr says why they could not be read, which does not keep the
 	// tokenizer from being used.

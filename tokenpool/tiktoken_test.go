@@ -182,7 +182,7 @@ func TestTiktokenMerges(t *testing.T) {
 				r[w] = id
 			}
 		}
-		data, _, err := Files{Tokenizer: []byte(fileOf(r)), Name: "qwen.tiktoken"}.JSON()
+		data, _, err := tokenfile.Files{Tokenizer: []byte(fileOf(r)), Name: "qwen.tiktoken"}.JSON()
 		if err != nil {
 			t.Fatal(err)
 		}
