@@ -92,9 +92,12 @@ func verdicts(r *client.ScoreResponse, late string) (lines []string) {
 // tokenizationBudget is the reason whose words depend on what the server has loaded.
 const tokenizationBudget = "tokenization_budget"
 
+// tokenizationBusy is the reason where the tokenizer's queue is full.
+const tokenizationBusy = "tokenization_busy"
+
 // degradations are the other reasons of incomplete answers, and what to do.
 var degradations = map[string]string{
-	"tokenization_busy": "the tokenizer's queue is full: ask again",
+	tokenizationBusy:    "the tokenizer's queue is full: ask again",
 	"multimodal":        "media in the chat whose tokens the server cannot know: what comes before them is scored",
 	"index_unavailable": "the server cannot reach its index; this says nothing about the pods",
 	"index_timeout":     "the index did not answer in time",
@@ -119,6 +122,11 @@ func lateness(loaded, known, chat bool) string {
 // indexFailed reports whether the index could not be asked at all.
 func indexFailed(r *client.ScoreResponse) bool {
 	return r.Degraded != nil && (r.Degraded.Reason == "index_unavailable" || r.Degraded.Reason == "index_timeout")
+}
+
+// promptUnread reports whether nothing of the prompt was tokenized in time.
+func promptUnread(r *client.ScoreResponse) bool {
+	return r.Tokens.Total == 0 && r.Degraded != nil && (r.Degraded.Reason == tokenizationBudget || r.Degraded.Reason == tokenizationBusy)
 }
 
 // stages are the server's stages in their order.

@@ -87,7 +87,8 @@ func TestScoreSaysWhichPodsAreNotRegistered(t *testing.T) {
 	}
 }
 
-// TestScoreSaysWhatIsLate asks for a text and for a chat that are not tokenized in time.
+// TestScoreSaysWhatIsLate asks for a text and for a chat that are not tokenized in time: a script
+// must not take that for a prompt that no pod holds, unless it has asked not to wait.
 func TestScoreSaysWhatIsLate(t *testing.T) {
 	const late = `{"scores":{},"blocks":{"total":0,"size":64},"tokens":{"total":0,"source":"none","exact":false},"degraded":{"reason":"tokenization_budget"}}`
 	for name, tc := range map[string]struct {
@@ -115,8 +116,11 @@ func TestScoreSaysWhatIsLate(t *testing.T) {
 			args[4] = "--chat-file=-"
 		}
 		status, stdout, stderr := call(t, `[{"role":"user","content":"hi"}]`, args...)
+		if status, _, _ := call(t, `[{"role":"user","content":"hi"}]`, append(args, "--mode=async")...); status != cli.ExitOK {
+			t.Errorf("%s, without a wait: ends with %d", name, status)
+		}
 		s.Close()
-		if status != cli.ExitOK || stderr != "" || !strings.HasPrefix(stdout, "this answer is incomplete, its scores are lower bounds: "+tc.want) {
+		if status != cli.ExitFailed || stderr != "" || !strings.HasPrefix(stdout, "this answer is incomplete, its scores are lower bounds: "+tc.want) {
 			t.Errorf("%s: ends with %d\n%s%s\nwant %q", name, status, stdout, stderr, tc.want)
 		}
 	}

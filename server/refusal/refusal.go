@@ -104,7 +104,7 @@ var mapping = []struct {
 	{is: scorer.ErrCut, status: 400, code: CodeInvalidRequest, param: "truncate_prompt_tokens"},
 	{is: scorer.ErrNoTokenizer, status: 501, code: "no_tokenizer", param: "prompt", message: "this server has no tokenizers: send tokens, tokens_b64 or block_keys"},
 	{is: tokenpool.ErrUnsupported, status: 501, code: "tokenizer_unsupported", param: "model"},
-	{is: tokenpool.ErrUnknownModel, status: 404, code: "unknown_model", param: "model", message: "there is no tokenizer for this model: send tokens, or put it at DIR/<org>/<model>/tokenizer.json of the server's --tokenizers DIR"},
+	{is: tokenpool.ErrUnknownModel, status: 404, code: "unknown_model", param: "model", message: "there is no tokenizer for this model: send tokens, or put it at DIR/<org>/<model>/tokenizer.json of the server's --tokenizers DIR; a path is no name, engines that serve one take --served-model-name"},
 	{is: tokenpool.ErrInvalidText, status: 400, code: "invalid_text", param: "prompt"},
 	{is: tokenpool.ErrInvalidTokens, status: 400, code: "invalid_tokens", param: "tokens"},
 	{is: tokenpool.ErrMedia, status: 400, code: CodeInvalidRequest, param: "mm_items"},

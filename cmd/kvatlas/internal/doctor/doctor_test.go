@@ -136,7 +136,7 @@ func TestTruthOfTheIndex(t *testing.T) {
 		level check.Level
 		found string
 	}{
-		{`{"requests":40,"predicted_tokens":4000,"delivered_tokens":3900,"lies":false}`, check.OK, "1 ranks have told"},
+		{`{"requests":40,"predicted_tokens":4000,"delivered_tokens":3900,"lies":false}`, check.OK, "had cached: 1; none"},
 		{`{"requests":40,"predicted_tokens":4000,"delivered_tokens":10,"lies":true}`, check.Warn, "p rank 3 (10 of 4000 tokens)"},
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

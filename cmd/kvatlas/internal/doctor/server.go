@@ -91,7 +91,7 @@ func truthOf(ctx context.Context, at *client.Client) (f check.Finding, ok bool) 
 		}
 	}
 	slices.Sort(lies)
-	f = check.Finding{What: "truth of the index", Found: fmt.Sprintf("%d ranks have told what their engines had cached, none much less than the index said", told)}
+	f = check.Finding{What: "truth of the index", Found: fmt.Sprintf("ranks that have told what their engines had cached: %d; none had much less than the index said", told)}
 	if len(lies) > 0 {
 		const most = 5
 		f.Level, f.Found = check.Warn, strings.Join(lies[:min(len(lies), most)], ", ")

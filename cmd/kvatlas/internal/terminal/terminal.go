@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"strings"
 	"unicode"
 
@@ -21,6 +22,9 @@ func ServerError(server string, err error) error {
 		text += ": " + Printable(e.Message)
 		if e.Param != "" {
 			text += " (" + Printable(e.Param) + ")"
+		}
+		if e.Status == http.StatusUnauthorized {
+			text += "\nThe token is taken from $KVATLAS_TOKEN; kvatlas token makes one"
 		}
 		return errors.New(text)
 	}
