@@ -58,9 +58,9 @@ func (p *program) doctor(ctx context.Context, args []string) int {
 	case d.Timeout <= 0:
 		return p.Misuse("doctor", fmt.Errorf("--timeout is %v, it must be positive", d.Timeout))
 	}
-	cfg, err := loader.Load(p.Env, config.ReadFile)
+	cfg, err := p.Load(loader)
 	if err != nil {
-		return p.Misuse("doctor", fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  ")))
+		return p.Misuse("doctor", err)
 	}
 	d.Redis, d.RedisName, d.ScoreBudget = redisConfig(cfg), cfg.Redis.String(), cfg.ScoreBudget
 	d.Tokenizers, d.TokenizersGiven = cfg.Tokenizers, cfg.Given("tokenizers")

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
@@ -39,7 +38,6 @@ type doctorLMCache struct {
 	tokens  string // a file
 	prompt  string
 	server  string
-	token   string
 	keys    int
 	timeout time.Duration
 	json    bool
@@ -55,7 +53,7 @@ func (p *program) doctorLMCache(ctx context.Context, args []string) int {
 	}
 	within, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
-	tokens, err := d.readTokens(within)
+	tokens, err := d.readTokens(within, p)
 	if err != nil {
 		return p.Fail("doctor lmcache", err)
 	}
@@ -85,7 +83,6 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 	flags.StringVar(&d.model, "model", "", "the `MODEL` of the prompt")
 	flags.StringVar(&d.tokens, "tokens-file", "", "a prompt that an engine has had, a `FILE` of token ids in JSON: [1,2,...]")
 	flags.StringVar(&d.prompt, "prompt", "", "the same as `TEXT`, which --server makes into tokens")
-	d.token = p.Getenv("KVATLAS_TOKEN")
 	flags.StringVar(&d.server, "server", p.Getenv("KVATLAS_SERVER"), "the server to ask, host:port or a `URL` [$KVATLAS_SERVER]")
 	flags.IntVar(&d.keys, "keys", 100_000, "how many of LMCache's keys to look at")
 	flags.DurationVar(&d.timeout, "timeout", 15*time.Second, "how long to look at most")
@@ -111,8 +108,8 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 		return nil, errors.New("--prompt needs --server, which makes tokens of it; --tokens-file does not")
 	}
 	var err error
-	if d.cfg, err = loader.Load(p.Env, config.ReadFile); err != nil {
-		return nil, fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  "))
+	if d.cfg, err = p.Load(loader); err != nil {
+		return nil, err
 	}
 	if len(d.profiles) == 0 {
 		d.profiles = d.cfg.LMCacheModels.Profiles()
@@ -124,7 +121,7 @@ func (p *program) readDoctorLMCache(args []string) (*doctorLMCache, error) {
 }
 
 // readTokens are those of the prompt; nil without a prompt.
-func (d *doctorLMCache) readTokens(ctx context.Context) ([]uint32, error) {
+func (d *doctorLMCache) readTokens(ctx context.Context, p *program) ([]uint32, error) {
 	switch {
 	case d.tokens != "":
 		text, err := os.ReadFile(d.tokens)
@@ -137,7 +134,7 @@ func (d *doctorLMCache) readTokens(ctx context.Context) ([]uint32, error) {
 		}
 		return tokens, nil
 	case d.prompt != "":
-		c, err := client.New(client.Config{Token: d.token, URL: d.server, Timeout: d.timeout, UserAgent: "kvatlas-doctor/" + versionWord()})
+		c, err := p.Client("doctor", d.server, d.timeout)
 		if err != nil {
 			return nil, err
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"flag"
 	"io"
-	"net"
 	"net/http"
 
 	"github.com/rs/zerolog"
@@ -80,6 +79,18 @@ func (s *service) makeGateway(router *route.Router) (err error) {
 	return count.Watch(s.gateway.Stats)
 }
 
+// tellNoPods says of a gateway that looks for no pods where it is to have them from.
+func (s *service) tellNoPods() {
+	if s.gateway == nil || s.ingest != nil && s.ingest.registrar != nil || len(s.index.Cached().Pods) > 0 {
+		return
+	}
+	level, others := zerolog.WarnLevel, ""
+	if s.redis != nil {
+		level, others = zerolog.InfoLevel, " here or at another server of this Redis"
+	}
+	s.log.WithLevel(level).Msg("no engines are named: the gateway has those that register with POST /v1/pods" + others + "; --pods, --pods-dns and --pods-kubernetes find them")
+}
+
 // logServed writes the line of a request.
 func (s *service) logServed(r *gateway.Served) {
 	level := zerolog.InfoLevel
@@ -105,20 +116,11 @@ func (s *service) logServed(r *gateway.Served) {
 	e.Msg("passed on")
 }
 
-// listenGateway listens for clients. Bodies and answers have clocks of their own, so the
-// server has none for them.
-func (l *listeners) listenGateway(ctx context.Context, s *service) (err error) {
-	if s.gateway == nil {
-		return nil
-	}
-	var lc net.ListenConfig
-	if l.gateway, err = lc.Listen(ctx, "tcp", s.cfg.GatewayListen); err != nil {
-		return listenError("gateway-listen", s.cfg.GatewayListen, err)
-	}
-	s.tellOpenGateway(l.gateway.Addr())
-	l.gatewayServer = withTLS(&http.Server{
+// gatewayServer serves clients. Bodies and answers have clocks of their own, so the server has
+// none for them.
+func (s *service) gatewayServer() httpServer {
+	return withTLS(&http.Server{
 		Handler: s.admitClients(s.gateway), TLSConfig: s.tlsConfig(), ReadHeaderTimeout: config.ReadHeaderTimeout, IdleTimeout: s.cfg.IdleTimeout,
 		MaxHeaderBytes: int(config.MaxHeaderBytes), ErrorLog: httpLog(s.log),
 	})
-	return nil
 }

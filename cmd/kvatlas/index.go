@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
-	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -58,7 +58,7 @@ func (s *service) makeRedis(c redis.Config) (x store.Index, backend string, err 
 		MaxLag:     s.cfg.ReplicaMaxLag,
 		MaxStale:   s.cfg.ReplicaMaxStale,
 		LogEntries: config.ReplicaLogEntries,
-		Verify:     orNever(s.cfg.ReplicaVerify),
+		Verify:     cmp.Or(s.cfg.ReplicaVerify, none),
 		Poll:       config.ReplicaPoll,
 		Changed: func(from, to replica.Mode, why error) {
 			if to == replica.Memory {
@@ -75,22 +75,6 @@ func (s *service) makeRedis(c redis.Config) (x store.Index, backend string, err 
 		return nil, "", errors.Join(err, s.replica.Close())
 	}
 	return s.replica, "replica", nil
-}
-
-// shared returns what only the index in Redis can do; nil for the one in memory.
-func (s *service) shared() server.SharedIndex {
-	if s.redis == nil {
-		return nil
-	}
-	return s.redis
-}
-
-// replicaReady is what /readyz waits for besides the start; nil for nothing.
-func (s *service) replicaReady() func() error {
-	if s.replica == nil {
-		return nil
-	}
-	return s.replica.Ready
 }
 
 // makeMemory makes the index in memory, with what keeps it over a restart.
@@ -155,21 +139,13 @@ func redisConfig(c *config.Loaded) redis.Config {
 		PoolSize:   c.RedisPool,
 		Timeout:    config.RedisTimeout,
 		MapCache:   int(config.RedisMapCache),
-		TextAge:    orNever(c.PlainMaxAge),
+		TextAge:    cmp.Or(c.PlainMaxAge, none),
 		MaxPods:    c.IndexMaxPods,
 		MaxHolders: c.IndexMaxHolders(),
 		MaxModels:  config.IndexMaxModels,
 		EntryAge:   c.LMCacheMaxAge,
 		EntriesURL: string(c.LMCacheRedis),
 	}
-}
-
-// orNever is a time as the packages below take it, for which 0 is a default.
-func orNever(setting time.Duration) time.Duration {
-	if setting == 0 {
-		return -1
-	}
-	return setting
 }
 
 // The times of the checks that serve makes.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/fleet"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/scorer"
-	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -45,8 +45,8 @@ func (s *service) makeIngest() (err error) {
 		Index: s.index, InProcess: s.cfg.Redis == "", BlockSize: c.BlockSize, TotalBytes: int64(c.IngestQueueBytes), QueueBytes: c.IngestRankQueueBytes(),
 		Replays: config.IngestReplays, ReplayBytes: int64(config.IngestReplayBytes),
 		Wire: zmq.Config{Filter: s.networks}, Media: media, Copies: c.IngestCopies, Records: c.IngestRecords,
-		RelayMessages: orNone(c.IngestRelayMessages), RelayBytes: int64(config.IngestRelayBytes),
-		Unremoved: orNone(c.IngestUnremovedBlocks),
+		RelayMessages: cmp.Or(c.IngestRelayMessages, none), RelayBytes: int64(config.IngestRelayBytes),
+		Unremoved: cmp.Or(c.IngestUnremovedBlocks, none),
 		Observer: ingest.Observer{
 			Connected:    func(pod string, rank int, peer string) { in.links.connected(pod, rank, peer, time.Now()) },
 			Disconnected: func(pod string, rank int, err error) { in.links.disconnected(pod, rank, err, time.Now()) },
@@ -97,13 +97,8 @@ func (s *service) makeIngest() (err error) {
 	return s.metrics.Ingest(in.ingester.Stats, in.fleet.Stats, in.silent.Load)
 }
 
-// orNone is how ingest.Config says that nothing is to be kept.
-func orNone(n int) int {
-	if n == 0 {
-		return -1
-	}
-	return n
-}
+// none is a setting of 0, or never, for the packages below, to which 0 is a default.
+const none = -1
 
 // makeRegistrar makes what finds pods, if there is something to look at.
 func (s *service) makeRegistrar(in *ingesting) error {
@@ -210,22 +205,6 @@ func (s *service) watchScorer() scorer.Observer {
 		}
 	}
 	return o
-}
-
-// pusher is what takes events over HTTP; nil without the role.
-func (s *service) pusher() server.Pusher {
-	if s.ingest == nil {
-		return nil
-	}
-	return s.ingest.ingester
-}
-
-// relay is what gives out recent events; nil without the role.
-func (s *service) relay() server.Relay {
-	if s.ingest == nil {
-		return nil
-	}
-	return s.ingest.ingester
 }
 
 // runIngest reads until ctx is done, and gives up what it reads before it returns. A

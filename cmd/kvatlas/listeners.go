@@ -28,34 +28,57 @@ func dialable(a net.Addr) string {
 	return net.JoinHostPort("127.0.0.1", fmt.Sprint(t.Port))
 }
 
-// listeners are the API's listener and, perhaps, the admin's and the gateway's.
-type listeners struct {
-	api, admin, gateway                   net.Listener
-	apiServer, adminServer, gatewayServer httpServer
+// listener is an address with what is served there.
+type listener struct {
+	net.Listener
+	server httpServer
 }
 
-func (s *service) listen(ctx context.Context) (*listeners, error) {
-	l := &listeners{}
-	var lc net.ListenConfig
-	var err error
-	if l.api, err = lc.Listen(ctx, "tcp", s.cfg.Listen); err != nil {
-		return nil, listenError("listen", s.cfg.Listen, err)
+// listeners are the API's and, perhaps, the admin's and the gateway's.
+type listeners struct{ api, admin, gateway *listener }
+
+// all are those that there are.
+func (l *listeners) all() []*listener {
+	return slices.DeleteFunc([]*listener{l.api, l.admin, l.gateway}, func(one *listener) bool { return one == nil })
+}
+
+func (s *service) listen(ctx context.Context) (l *listeners, err error) {
+	l = &listeners{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.close())
+		}
+	}()
+	api := s.api.Handler()
+	if s.cfg.AdminListen != "" {
+		api = withoutAdmin(api)
 	}
-	l.apiServer = s.apiServer(s.api.Handler())
+	if l.api, err = listenAt(ctx, "listen", s.cfg.Listen, s.apiServer(api)); err != nil {
+		return l, err
+	}
 	s.tellAnonymous("listen", l.api.Addr())
-	if err := l.listenGateway(ctx, s); err != nil {
-		return nil, errors.Join(err, l.close())
+	if s.gateway != nil {
+		if l.gateway, err = listenAt(ctx, "gateway-listen", s.cfg.GatewayListen, s.gatewayServer()); err != nil {
+			return l, err
+		}
+		s.tellOpenGateway(l.gateway.Addr())
 	}
-	if s.cfg.AdminListen == "" {
-		return l, nil
+	if s.cfg.AdminListen != "" {
+		if l.admin, err = listenAt(ctx, "admin-listen", s.cfg.AdminListen, withTLS(s.httpServer(adminHandler(s.api.Handler())))); err != nil {
+			return l, err
+		}
+		s.tellAnonymous("admin-listen", l.admin.Addr())
 	}
-	if l.admin, err = lc.Listen(ctx, "tcp", s.cfg.AdminListen); err != nil {
-		return nil, errors.Join(listenError("admin-listen", s.cfg.AdminListen, err), l.close())
-	}
-	s.tellAnonymous("admin-listen", l.admin.Addr())
-	l.apiServer = s.apiServer(withoutAdmin(s.api.Handler()))
-	l.adminServer = withTLS(s.httpServer(adminHandler(s.api.Handler())))
 	return l, nil
+}
+
+// listenAt listens on the address of a setting.
+func listenAt(ctx context.Context, setting, address string, server httpServer) (*listener, error) {
+	on, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, listenError(setting, address, err)
+	}
+	return &listener{on, server}, nil
 }
 
 // listenError says what to do about an address that cannot be listened on.
@@ -133,11 +156,8 @@ func adminHandler(h http.Handler) http.Handler {
 	})
 }
 
-func (l *listeners) adminAddress() string   { return listenAddress(l.admin) }
-func (l *listeners) gatewayAddress() string { return listenAddress(l.gateway) }
-
-// listenAddress is where a listener listens, if there is one.
-func listenAddress(l net.Listener) string {
+// address is where it listens, "" for none.
+func (l *listener) address() string {
 	if l == nil {
 		return ""
 	}
@@ -145,32 +165,20 @@ func listenAddress(l net.Listener) string {
 }
 
 // close gives up listeners that nothing was served on.
-func (l *listeners) close() error {
-	err := l.api.Close()
-	for _, other := range []net.Listener{l.admin, l.gateway} {
-		if other != nil {
-			err = errors.Join(err, other.Close())
-		}
+func (l *listeners) close() (err error) {
+	for _, one := range l.all() {
+		err = errors.Join(err, one.Close())
 	}
 	return err
 }
 
-// serve begins to serve. A listener that breaks reports to failed.
-func (l *listeners) serve(failed chan<- error) {
-	start := func(srv httpServer, on net.Listener) {
-		go func() {
-			if err := srv.Serve(on); !errors.Is(err, http.ErrServerClosed) {
-				failed <- err
-			}
-		}()
-	}
-	start(l.apiServer, l.api)
-	if l.admin != nil {
-		start(l.adminServer, l.admin)
-	}
-	if l.gateway != nil {
-		start(l.gatewayServer, l.gateway)
-	}
+// serve begins to serve. One that breaks reports to failed.
+func (l *listener) serve(failed chan<- error) {
+	go func() {
+		if err := l.server.Serve(l.Listener); !errors.Is(err, http.ErrServerClosed) {
+			failed <- err
+		}
+	}()
 }
 
 // errCutOff says that the drain timeout ended requests.
@@ -188,28 +196,24 @@ func (l *listeners) drain(s *service) error {
 
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
 	defer cancel()
-	err := l.drainGateway(ctx)
-	err = errors.Join(err, l.apiServer.Shutdown(ctx))
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = errors.Join(errCutOff, l.apiServer.Close())
-	}
-	if l.adminServer != nil {
-		// No request is lost with it.
-		err = errors.Join(err, l.adminServer.Close())
+	// The API answers until the gateway's requests have ended, streams among them, so that what
+	// runs can be seen. No request is lost with the admin's.
+	err := errors.Join(l.gateway.drain(ctx), l.api.drain(ctx))
+	if l.admin != nil {
+		err = errors.Join(err, l.admin.server.Close())
 	}
 	s.log.Info().Dur("took", time.Since(start)).Msg("drained")
 	return err
 }
 
-// drainGateway waits until the gateway's requests have ended, streams among them. Until then
-// the API answers, so that what runs can be seen.
-func (l *listeners) drainGateway(ctx context.Context) error {
-	if l.gatewayServer == nil {
+// drain waits until the requests have ended, or cuts them off with ctx.
+func (l *listener) drain(ctx context.Context) error {
+	if l == nil {
 		return nil
 	}
-	err := l.gatewayServer.Shutdown(ctx)
+	err := l.server.Shutdown(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = errors.Join(errCutOff, l.gatewayServer.Close())
+		err = errors.Join(errCutOff, l.server.Close())
 	}
 	return err
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -15,14 +14,13 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache/coordinator"
 	"github.com/kvatlas/kvatlas/lmcache/entries"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
-	"github.com/kvatlas/kvatlas/server"
 )
 
 // lmcacheFeed is what LMCache's workers and servers talk to.
 type lmcacheFeed struct {
 	controller    *controller.Controller // nil when it is not set
 	coordinator   *coordinator.Coordinator
-	listener      net.Listener    // of the coordinator; nil when it is not set
+	listener      *listener       // of the coordinator; nil when it is not set
 	entries       *entries.Writer // nil when none are written
 	failing       atomic.Bool     // the index cannot be written to, and that is in the log
 	lastMalformed atomic.Int64    // when that was told last, in Unix seconds
@@ -80,24 +78,14 @@ func (s *service) listenLMCache(ctx context.Context) error {
 		err = s.metrics.LMCacheCoordinator(f.coordinator.Stats)
 	}
 	if err == nil {
-		if f.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", c.LMCacheCoordinatorListen); err != nil {
-			err = listenError("lmcache-coordinator-listen", c.LMCacheCoordinatorListen, err)
-		}
+		f.listener, err = listenAt(ctx, "lmcache-coordinator-listen", c.LMCacheCoordinatorListen, withTLS(s.httpServer(f.coordinator)))
 	}
 	if err != nil {
 		return errors.Join(err, s.closeController())
 	}
-	f.listener = s.networks.Listener(f.listener)
+	f.listener.Listener = s.networks.Listener(f.listener.Listener)
 	s.log.Info().Stringer("address", f.listener.Addr()).Msg("standing in for the coordinator of LMCache's MP mode")
 	return nil
-}
-
-// syncer asks the controller's workers, nil if there is to be none.
-func (s *service) syncer() server.Syncer {
-	if s.cfg.LMCacheControllerPull == "" {
-		return nil
-	}
-	return &s.lmcache
 }
 
 // AskSync implements server.Syncer. The controller is there before the API is served.
@@ -155,18 +143,12 @@ func (s *service) runLMCache(ctx context.Context, failed chan<- error) {
 		<-ctx.Done()
 		return
 	}
-	srv := withTLS(s.httpServer(f.coordinator))
-	go func() {
-		if err := srv.Serve(f.listener); !errors.Is(err, http.ErrServerClosed) {
-			failed <- err
-		}
-	}()
+	f.listener.serve(failed)
 	<-ctx.Done()
 	within, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
 	defer cancel()
-	if err := srv.Shutdown(within); err != nil {
+	if err := f.listener.drain(within); err != nil {
 		s.log.Warn().Err(err).Msg("events of LMCache were still coming after drain-timeout")
-		_ = srv.Close()
 	}
 }
 

@@ -44,14 +44,6 @@ func (s *service) newLearner(x *redis.Index) *learn.Learner {
 	})
 }
 
-// learn is what the scorer asks for models that the settings do not have; nil for nothing.
-func (s *service) learn() func(string, []uint32) *lmcache.Reader {
-	if s.learner == nil {
-		return nil
-	}
-	return s.learner.Reader
-}
-
 // writeLMCache returns the index that LMCache's controller and coordinator write to, and the function that
 // they report hashes to. Where entries of LMCache are to be written, both pass through their writer.
 func (s *service) writeLMCache() (index store.Index, heard func(lmcache.Hash), err error) {

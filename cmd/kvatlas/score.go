@@ -52,9 +52,9 @@ func (p *program) score(ctx context.Context, args []string) int {
 	if err != nil {
 		return p.Misuse("score", err)
 	}
-	c, err := client.New(client.Config{Token: p.Getenv("KVATLAS_TOKEN"), URL: call.server, Timeout: call.timeout, UserAgent: "kvatlas-score/" + versionWord()})
+	c, err := p.Client("score", call.server, call.timeout)
 	if err != nil {
-		return p.Misuse("score", fmt.Errorf("--server: %s", strings.TrimPrefix(err.Error(), "client: Config.URL: ")))
+		return p.Misuse("score", err)
 	}
 	defer c.Close()
 
@@ -73,7 +73,7 @@ func (p *program) score(ctx context.Context, args []string) int {
 	}
 	status := cli.ExitOK
 	for i := range answers {
-		if indexFailed(&answers[i]) {
+		if indexFailed(&answers[i]) || promptUnread(&answers[i]) && call.request.Mode != "async" {
 			status = cli.ExitFailed // a script must not take this for "no pod holds it"
 		}
 		if call.json {

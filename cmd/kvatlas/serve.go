@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
-	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
@@ -42,9 +40,9 @@ func (p *program) serveAs(ctx context.Context, args []string, command string, us
 		loader.SetDefault("log-format", "console")
 		loader.SetDefault("log-level", "warn")
 	}
-	cfg, err := loader.Load(p.Env, config.ReadFile)
+	cfg, err := p.Load(loader)
 	if err != nil {
-		return p.Misuse(command, fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  ")))
+		return p.Misuse(command, err)
 	}
 	if *play && cfg.Redis != "" {
 		return p.Misuse(command, errors.New("--demo adds pods of its own and is for the index in memory: leave redis out"))
@@ -69,7 +67,7 @@ func (p *program) serveAs(ctx context.Context, args []string, command string, us
 		if err := svc.hasTokenizer(demo.Model); err != nil {
 			return p.Fail(command, errors.Join(err, svc.close()))
 		}
-		after = func(ctx context.Context, url string) error { return p.demo(ctx, url) }
+		after = p.demo
 	}
 	if err := svc.run(ctx, after); err != nil {
 		return p.Fail(command, err)
@@ -79,7 +77,7 @@ func (p *program) serveAs(ctx context.Context, args []string, command string, us
 
 // demo plays the demo on the running server and stays until ctx ends.
 func (p *program) demo(ctx context.Context, url string) error {
-	c, err := client.New(client.Config{Token: p.Getenv("KVATLAS_TOKEN"), URL: url, UserAgent: "kvatlas-demo/" + versionWord()})
+	c, err := p.Client("demo", url, 0)
 	if err != nil {
 		return err
 	}

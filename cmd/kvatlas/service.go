@@ -88,6 +88,10 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	if err != nil {
 		return nil, fmt.Errorf("lmcache-models (from %s): %w", cfg.Origins["lmcache-models"], err)
 	}
+	learnt := &chunks.Source{Readers: lmcacheReaders}
+	if s.learner != nil {
+		learnt.Learn = s.learner.Reader
+	}
 	sc, err := scorer.New(scorer.Config{
 		Index:     s.index,
 		Tokenizer: s.pool,
@@ -96,7 +100,7 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 		BlockSize: cfg.BlockSize,
 		Budget:    cfg.ScoreBudget,
 		Usage:     usage,
-		Chunks:    &chunks.Source{Readers: lmcacheReaders, Learn: s.learn()},
+		Chunks:    learnt,
 		Observer:  s.watchScorer(),
 	})
 	if err != nil {
@@ -112,20 +116,23 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 	if err := s.makeGateway(router); err != nil {
 		return nil, err
 	}
-	s.api, err = server.New(server.Config{
+	s.api, err = server.New(s.serverConfig(sc, router))
+	return s, err
+}
+
+// serverConfig is what the API is made of.
+func (s *service) serverConfig(sc *scorer.Scorer, router *route.Router) server.Config {
+	cfg := s.cfg
+	c := server.Config{
 		Router:      router,
 		Access:      s.guard,
-		Events:      s.pusher(),
-		Relay:       s.relay(),
-		Syncer:      s.syncer(),
 		Scorer:      sc,
 		Index:       s.index,
-		Shared:      s.shared(),
 		Tokenizer:   s.pool,
 		Tokenizers:  s.pool,
 		Detokenizer: s.pool,
 		BlockSize:   cfg.BlockSize,
-		Log:         log,
+		Log:         s.log,
 
 		LogEveryRequest: cfg.AccessLog == "all",
 
@@ -133,7 +140,6 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 		StrictReady: cfg.StrictReady,
 		Version:     versionWord(),
 		Backend:     s.backend,
-		Ready:       s.replicaReady(),
 		Limits: server.Limits{
 			MaxBodyBytes:     int64(cfg.MaxBodyBytes),
 			MaxTokens:        cfg.MaxTokens,
@@ -148,8 +154,21 @@ func newService(cfg *config.Loaded, log zerolog.Logger) (_ *service, err error) 
 			MaxRelayBytes:    int64(config.MaxRelayBytes),
 			StreamStall:      config.StreamStall,
 		},
-	})
-	return s, err
+	}
+	// An interface that holds a nil pointer is not nil, so what there is not is left out.
+	if s.redis != nil {
+		c.Shared = s.redis
+	}
+	if s.replica != nil {
+		c.Ready = s.replica.Ready
+	}
+	if s.ingest != nil {
+		c.Events, c.Relay = s.ingest.ingester, s.ingest.ingester
+	}
+	if cfg.LMCacheControllerPull != "" {
+		c.Syncer = &s.lmcache
+	}
+	return c
 }
 
 // errRestoring is why /readyz says no while the snapshot is restored.
@@ -229,15 +248,18 @@ func (s *service) run(ctx context.Context, after func(context.Context, string) e
 	if err := s.listenLMCache(ctx); err != nil {
 		return errors.Join(err, l.close())
 	}
-	l.serve(failed)
+	for _, one := range l.all() {
+		one.serve(failed)
+	}
 	cold := s.keeper != nil || len(s.cfg.Preload) > 0
 	if !cold {
 		s.api.SetReady(nil)
 	}
 	warnOfMemory(s.log, &s.cfg.Config, debug.SetMemoryLimit(-1))
-	s.log.Info().Str("version", versionWord()).Str("index", s.backend).Str("address", l.api.Addr().String()).Str("admin_address", l.adminAddress()).Str("gateway_address", l.gatewayAddress()).
+	s.log.Info().Str("version", versionWord()).Str("index", s.backend).Str("address", l.api.address()).Str("admin_address", l.admin.address()).Str("gateway_address", l.gateway.address()).
 		Str("config", s.cfg.File).Msg("listening")
 
+	s.tellNoPods()
 	var playing sync.WaitGroup
 	playing.Go(func() { s.checkIndex(ctx) })
 	playing.Go(func() { s.runIngest(ctx, failed) })

@@ -57,7 +57,7 @@ func (s *service) makeTokenizers() error {
 		QueueBytes:    c.TokenizerQueueBytes(),
 		WorkBytes:     c.TokenizerWorkBytes(),
 		MaxTextBytes:  int(c.MaxPromptBytes),
-		PieceBytes:    cmp.Or(int64(c.PieceCacheBytes), -1),
+		PieceBytes:    cmp.Or(int64(c.PieceCacheBytes), none),
 		Shared:        s.pieces,
 		SharedSecret:  []byte(c.PieceSecret),
 		SharedTimeout: c.PieceTimeout(),

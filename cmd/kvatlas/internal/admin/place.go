@@ -49,20 +49,15 @@ func (at *place) open(p *cli.Program, fs *flag.FlagSet, command string) error {
 	if at.timeout <= 0 {
 		return fmt.Errorf("--timeout is %v, it must be positive", at.timeout)
 	}
-	given := map[string]bool{}
-	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	var err error
 	if at.redis == "" {
-		if given["redis-prefix"] {
+		if cli.FlagGiven(fs, "redis-prefix") {
 			return errors.New("--redis-prefix is for --redis, which is not given")
 		}
-		at.client, err = client.New(client.Config{Token: p.Getenv("KVATLAS_TOKEN"), URL: at.server, Timeout: at.timeout, UserAgent: "kvatlas-" + command + "/" + p.Version})
-		if err != nil {
-			return fmt.Errorf("--server: %s", strings.TrimPrefix(err.Error(), "client: Config.URL: "))
-		}
-		return nil
+		at.client, err = p.Client(command, at.server, at.timeout)
+		return err
 	}
-	if given["server"] {
+	if cli.FlagGiven(fs, "server") {
 		return errors.New("--server and --redis are both given: the index is at one of them")
 	}
 	if at.redis == "-" {

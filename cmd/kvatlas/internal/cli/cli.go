@@ -9,7 +9,11 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"time"
+
+	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
 )
 
 // The exit statuses.
@@ -53,11 +57,29 @@ func (p *Program) Fail(command string, err error) int {
 func (p *Program) Getenv(name string) string {
 	value := ""
 	for _, kv := range p.Env {
-		if n := len(name); len(kv) > n && kv[n] == '=' && kv[:n] == name {
-			value = kv[n+1:]
+		if text, is := strings.CutPrefix(kv, name+"="); is {
+			value = text
 		}
 	}
 	return value
+}
+
+// Client returns a client of the server that --server of a command names.
+func (p *Program) Client(command, server string, timeout time.Duration) (*client.Client, error) {
+	c, err := client.New(client.Config{Token: p.Getenv("KVATLAS_TOKEN"), URL: server, Timeout: timeout, UserAgent: "kvatlas-" + command + "/" + p.Version})
+	if err != nil {
+		return nil, fmt.Errorf("--server: %s", strings.TrimPrefix(err.Error(), "client: Config.URL: "))
+	}
+	return c, nil
+}
+
+// Load makes the configuration of a command that has read its settings.
+func (p *Program) Load(l *config.Loader) (*config.Loaded, error) {
+	cfg, err := l.Load(p.Env, config.ReadFile)
+	if err != nil {
+		return nil, fmt.Errorf("the configuration is wrong:\n  %s", strings.ReplaceAll(err.Error(), "\n", "\n  "))
+	}
+	return cfg, nil
 }
 
 // SleepUntil waits, and returns false when ctx ends before.

@@ -29,13 +29,10 @@ func ReadFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxFile+1))
 }
 
-// fileValue is a setting's text in the file; place is file:line.
-type fileValue = value
-
 // readYAML reads the settings of one YAML file: one mapping of setting names
-// to scalars. A list is the same as its members with commas between, a mapping
+// to scalars. The place of each is file:line. A list is the same as its members with commas between, a mapping
 // the same as its members as name=value.
-func readYAML(path string, readFile func(string) ([]byte, error), settings []Setting) (map[string]fileValue, error) {
+func readYAML(path string, readFile func(string) ([]byte, error), settings []Setting) (map[string]value, error) {
 	text, err := readFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("config file: %w", err)
@@ -52,7 +49,7 @@ func readYAML(path string, readFile func(string) ([]byte, error), settings []Set
 	for i := range settings {
 		known[i] = settings[i].Name
 	}
-	out := map[string]fileValue{}
+	out := map[string]value{}
 	var errs []error
 	for i, doc := range f.Docs {
 		pairs, err := pairsOf(doc.Body)
@@ -78,7 +75,7 @@ func readYAML(path string, readFile func(string) ([]byte, error), settings []Set
 			case twice:
 				errs = append(errs, fmt.Errorf("%s: %s is there twice", place, key))
 			default:
-				out[key] = fileValue{text: v, place: place}
+				out[key] = value{text: v, place: place}
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -68,7 +69,7 @@ func (l *Loader) Load(env []string, readFile func(string) ([]byte, error)) (*Loa
 	vars, err := l.readEnv(env)
 	errs = append(errs, err)
 
-	var file map[string]fileValue
+	var file map[string]value
 	path := cmp.Or(l.flags["config"], vars["config"].text)
 	if path != "" {
 		file, err = readYAML(path, readFile, l.settings)
@@ -188,7 +189,7 @@ func (l *Loader) readEnv(env []string) (map[string]value, error) {
 		case refuseRemoved(name, settingOf(name)) != nil:
 			errs = append(errs, refuseRemoved(name, settingOf(name)))
 		default:
-			errs = append(errs, fmt.Errorf("%s: no such setting%s", name, nearest.Clause(name, mapKeys(byEnv))))
+			errs = append(errs, fmt.Errorf("%s: no such setting%s", name, nearest.Clause(name, slices.Sorted(maps.Keys(byEnv)))))
 		}
 	}
 	return out, errors.Join(errs...)
@@ -228,13 +229,4 @@ func FlagError(fs *flag.FlagSet, err error) error {
 		near = " (did you mean --" + near + "?)"
 	}
 	return fmt.Errorf("--%s: no such flag%s", name, near)
-}
-
-func mapKeys[V any](m map[string]V) []string {
-	out := make([]string, 0, len(m))
-	for k := range m {
-		out = append(out, k)
-	}
-	slices.Sort(out)
-	return out
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -131,10 +132,8 @@ func (s *Setting) set(c *Config, text string) error {
 }
 
 func (s *Setting) checkWord(text string) error {
-	for _, w := range s.OneOf {
-		if text == w {
-			return nil
-		}
+	if slices.Contains(s.OneOf, text) {
+		return nil
 	}
 	return fmt.Errorf("%q is not one of %s%s", text, strings.Join(s.OneOf, ", "), nearest.Clause(text, s.OneOf))
 }

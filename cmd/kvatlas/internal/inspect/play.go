@@ -45,16 +45,13 @@ type playCall struct {
 	speed      float64
 	wait, hold time.Duration
 	server     string
-	token      string
 	timeout    time.Duration
 	pod, model string
-	errs       io.Writer
-	version    string
 }
 
 func readPlayCall(p *cli.Program, args []string) (*playCall, error) {
 	fs := flag.NewFlagSet("kvatlas inspect play", flag.ContinueOnError)
-	c := &playCall{errs: p.Stderr, version: p.Version, token: p.Getenv("KVATLAS_TOKEN")}
+	c := &playCall{}
 	fs.StringVar(&c.publish.Endpoint, "bind", "", "publish at this `ENDPOINT`")
 	fs.StringVar(&c.publish.Replay, "replay", "", "with --bind: have a replay socket at this `ENDPOINT`")
 	fs.DurationVar(&c.wait, "wait", time.Minute, "with --bind: how long to wait for the first subscriber")
@@ -99,7 +96,7 @@ func inspectPlay(ctx context.Context, p *cli.Program, args []string) int {
 	if err := call.look(); err != nil {
 		return p.Fail("inspect play", err)
 	}
-	send, end, err := call.sender(ctx)
+	send, end, err := call.sender(ctx, p)
 	if err != nil {
 		return p.Fail("inspect play", err)
 	}
@@ -198,9 +195,9 @@ func (c *playCall) play(ctx context.Context, send sendFunc) (n int, err error) {
 }
 
 // sender returns what sends entries, and what ends it: wholly, or at once.
-func (c *playCall) sender(ctx context.Context) (sendFunc, func(whole bool) error, error) {
+func (c *playCall) sender(ctx context.Context, p *cli.Program) (sendFunc, func(whole bool) error, error) {
 	if c.server != "" {
-		cl, err := client.New(client.Config{Token: c.token, URL: c.server, Timeout: c.timeout, UserAgent: "kvatlas-inspect/" + c.version})
+		cl, err := p.Client("inspect", c.server, c.timeout)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -211,7 +208,7 @@ func (c *playCall) sender(ctx context.Context) (sendFunc, func(whole bool) error
 	if err != nil {
 		return nil, nil, err
 	}
-	fmt.Fprintf(c.errs, "# waiting up to %v for a subscriber: kvatlas serve --pods '%s'\n", c.wait, podOf(c.publish))
+	fmt.Fprintf(p.Stderr, "# waiting up to %v for a subscriber: kvatlas serve --pods '%s'\n", c.wait, podOf(c.publish))
 	within, cancel := context.WithTimeout(ctx, c.wait)
 	defer cancel()
 	for pub.Subscribers() == 0 {

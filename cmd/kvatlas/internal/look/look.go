@@ -14,7 +14,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/terminal"
 )
@@ -67,9 +66,9 @@ func (g *page) run(ctx context.Context, p *cli.Program, args []string) int {
 	case *asJSON && *model != "":
 		return p.Misuse(g.name, errors.New("--json writes the answer as it is: --model is for the table"))
 	}
-	c, err := client.New(client.Config{Token: p.Getenv("KVATLAS_TOKEN"), URL: *server, Timeout: *timeout, UserAgent: "kvatlas-" + g.name + "/" + p.Version})
+	c, err := p.Client(g.name, *server, *timeout)
 	if err != nil {
-		return p.Misuse(g.name, fmt.Errorf("--server: %s", strings.TrimPrefix(err.Error(), "client: Config.URL: ")))
+		return p.Misuse(g.name, err)
 	}
 	defer c.Close()
 	var answer json.RawMessage
