@@ -27,6 +27,8 @@ import (
 	"unicode/utf8"
 
 	"go.uber.org/goleak"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -34,17 +36,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // write puts text into a file, and makes the change one that is seen.
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func line(t *testing.T, role Role, token, name string) string {
 	t.Helper()
-	d, err := Digest(token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(Digest(token))(t)
 	return fmt.Sprintf("%s %s %s\n", role, d, name)
 }
 
@@ -53,10 +50,7 @@ func open(t *testing.T, text string, failed func(error)) (*Credentials, string) 
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "credentials")
 	write(t, path, text)
-	c, err := Open(path, failed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Open(path, failed))(t)
 	return c, path
 }
 
@@ -71,10 +65,7 @@ func request(authorization ...string) *http.Request {
 // TestFilesThatAreRefused: nothing of a wrong file counts, and its error has the line and no
 // digest.
 func TestFilesThatAreRefused(t *testing.T) {
-	digest, err := Digest("a token of twenty bytes and more")
-	if err != nil {
-		t.Fatal(err)
-	}
+	digest := must.Get(Digest("a token of twenty bytes and more"))(t)
 	good := "read " + digest + " a\n"
 	for name, c := range map[string]struct{ text, want string }{
 		"two words":         {good + "read " + digest + "\n", "line 2: 2 words"},
@@ -296,9 +287,7 @@ func TestRotation(t *testing.T) {
 	change := func(text string) {
 		write(t, path, text)
 		now = now.Add(2 * lookEvery)
-		if err := os.Chtimes(path, now, now); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chtimes(path, now, now))
 		creds.watch.look(now)
 	}
 	change(line(t, Read, before, "a") + line(t, Read, after, "a"))
@@ -313,9 +302,7 @@ func TestRotation(t *testing.T) {
 	if len(failures) != 1 || !errors.Is(failures[0], ErrCredentials) || !known(after) {
 		t.Fatalf("a broken file: %v", failures)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(path))
 	creds.watch.look(now.Add(4 * lookEvery))
 	if len(failures) != 2 || !errors.Is(failures[1], os.ErrNotExist) || !known(after) {
 		t.Fatalf("a file that is gone: %v", failures)
@@ -438,10 +425,7 @@ func TestLimiter(t *testing.T) {
 // TestNetworks: where a server connects to, whatever the form of the address.
 func TestNetworks(t *testing.T) {
 	parse := func(list ...string) *Networks {
-		n, err := ParseNetworks(list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Get(ParseNetworks(list))(t)
 		return n
 	}
 	usual, all, own := parse("loopback", "private"), parse("any"), parse("203.0.113.0/24", "10.1.2.3", "2001:db8::/32")
@@ -534,15 +518,9 @@ func TestNetworks(t *testing.T) {
 
 // TestDialedNames: a name is judged by what it is resolved to, at each connection.
 func TestDialedNames(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	n, err := ParseNetworks([]string{"10.0.0.0/8"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(ParseNetworks([]string{"10.0.0.0/8"}))(t)
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	d := net.Dialer{Control: n.Control}
 	for _, host := range []string{"localhost", "127.0.0.1", "0x7f.1", "2130706433", "::ffff:127.0.0.1"} {
@@ -563,15 +541,9 @@ func TestDialedNames(t *testing.T) {
 
 // TestListener: an address outside the networks gets no connection, and the next one does.
 func TestListener(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	n, err := ParseNetworks([]string{"127.0.0.2"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(ParseNetworks([]string{"127.0.0.2"}))(t)
 	accepted := make(chan string, 2)
 	go func() {
 		c, err := n.Listener(l).Accept()
@@ -584,10 +556,7 @@ func TestListener(t *testing.T) {
 	}()
 	for _, from := range []string{"127.0.0.3", "127.0.0.2"} {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-		c, err := d.DialContext(t.Context(), "tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(d.DialContext(t.Context(), "tcp", l.Addr().String()))(t)
 		t.Cleanup(func() { _ = c.Close() })
 	}
 	if got := <-accepted; !strings.HasPrefix(got, "127.0.0.2:") {
@@ -612,10 +581,7 @@ func newAuthority(t *testing.T) *authority {
 
 func (a *authority) sign(name string, dns []string, ca bool, life time.Duration) (*x509.Certificate, *ecdsa.PrivateKey, string, string) {
 	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(a.t)
 	serial, _ := rand.Int(rand.Reader, big.NewInt(1<<62))
 	c := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: name}, DNSNames: dns, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
@@ -627,18 +593,9 @@ func (a *authority) sign(name string, dns []string, ca bool, life time.Duration)
 	if a.cert != nil {
 		parent, signer = a.cert, a.key
 	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	private, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer))(a.t)
+	cert := must.Get(x509.ParseCertificate(der))(a.t)
+	private := must.Get(x509.MarshalECPrivateKey(key))(a.t)
 	text := func(kind string, b []byte) string {
 		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}))
 	}
@@ -656,10 +613,7 @@ func TestCertificates(t *testing.T) {
 	write(t, path("ca"), ours.pem)
 	var failures []error
 	files := CertificateFiles{Cert: path("cert"), Key: path("key"), ClientCA: path("ca")}
-	certs, err := OpenCertificates(files, func(err error) { failures = append(failures, err) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	certs := must.Get(OpenCertificates(files, func(err error) { failures = append(failures, err) }))(t)
 	creds, _ := open(t, "write cert:ingester one\nread cert:by.dns two\n", nil)
 	g := &Guard{Credentials: creds}
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -674,10 +628,7 @@ func TestCertificates(t *testing.T) {
 	ask := func(clientCert, clientKey string) (body, serverName string, err error) {
 		config := &tls.Config{RootCAs: roots, ServerName: "kvatlas", MinVersion: tls.VersionTLS12}
 		if clientCert != "" {
-			pair, err := tls.X509KeyPair([]byte(clientCert), []byte(clientKey))
-			if err != nil {
-				t.Fatal(err)
-			}
+			pair := must.Get(tls.X509KeyPair([]byte(clientCert), []byte(clientKey)))(t)
 			// Whether the server's authorities know it or not.
 			config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 		}
@@ -741,9 +692,7 @@ func TestCertificates(t *testing.T) {
 		write(t, path("key"), key)
 		now = now.Add(2 * lookEvery)
 		for _, p := range []string{path("cert"), path("key")} {
-			if err := os.Chtimes(p, now, now); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Chtimes(p, now, now))
 		}
 		certs.watch.look(now)
 	}

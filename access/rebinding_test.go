@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // resolver answers each question for an IPv4 address with the next of a list, and the last one
@@ -20,10 +22,7 @@ type resolver struct {
 
 func newResolver(t *testing.T, turns ...[]netip.Addr) *resolver {
 	t.Helper()
-	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 	r := &resolver{turns: turns}
 	r.Resolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "udp", conn.LocalAddr().String())
@@ -75,16 +74,10 @@ func (r *resolver) answer(question []byte) []byte {
 // TestRebinding: a name is judged by the address that is connected to, whatever it meant a
 // moment ago, and none of several addresses lets another in.
 func TestRebinding(t *testing.T) {
-	l, err := net.Listen("tcp", "0.0.0.0:0") // all of 127.0.0.0/8 arrive here
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "0.0.0.0:0"))(t) // all of 127.0.0.0/8 arrive here
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
-	n, err := ParseNetworks([]string{"127.0.0.2", "127.0.0.3"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(ParseNetworks([]string{"127.0.0.2", "127.0.0.3"}))(t)
 	good, other, inside, metadata := netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("169.254.169.254")
 	for name, c := range map[string]struct {
 		turns [][]netip.Addr

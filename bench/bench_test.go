@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,20 +28,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func startServer(tb testing.TB, masters int) *server {
 	tb.Helper()
 	url := startURL(tb, masters)
-	s, err := connect(tb.Context(), url)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	s := must.Get(connect(tb.Context(), url))(tb)
 	tb.Cleanup(func() { _ = s.close() })
 	return s
 }
 
 func startURL(tb testing.TB, masters int) string {
 	tb.Helper()
-	st, err := Start(tb.Context(), "redis-server", masters)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	st := must.Get(Start(tb.Context(), "redis-server", masters))(tb)
 	tb.Cleanup(func() {
 		if err := st.Close(); err != nil {
 			tb.Error(err)
@@ -58,10 +53,7 @@ func smallConfig(url string) RedisConfig {
 
 func wantEmpty(tb testing.TB, url string) {
 	tb.Helper()
-	s, err := connect(context.WithoutCancel(tb.Context()), url)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	s := must.Get(connect(context.WithoutCancel(tb.Context()), url))(tb)
 	defer func() { _ = s.close() }()
 	if err := s.mustBeEmpty(context.WithoutCancel(tb.Context())); err != nil {
 		tb.Error(err)
@@ -82,10 +74,7 @@ func side(tb testing.TB, sides []Side, name string) Side {
 
 func TestRedis(t *testing.T) {
 	url := startURL(t, 1)
-	r, err := Redis(t.Context(), smallConfig(url))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(Redis(t.Context(), smallConfig(url)))(t)
 	wantEmpty(t, url)
 
 	if n := len(r.Memory); n != 8 {
@@ -150,9 +139,7 @@ func TestRedis(t *testing.T) {
 	}
 
 	var text bytes.Buffer
-	if err := r.Write(&text); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Write(&text))
 	for _, want := range []string{"### Memory", "### Lookup", "### Half a hit", "1,024 blocks, half held", "### Ingest", "### Evict", "### Ingest of a full cache", "### Retire", "1,024 blocks, 100 % held: JSON fields, decoded"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the report has no %q:\n%s", want, &text)
@@ -167,10 +154,7 @@ func TestRedisCluster(t *testing.T) {
 	url := startURL(t, 3)
 	c := smallConfig(url) // what is measured of one server is not looked at again
 	c.Sizes, c.Keys, c.MemoryKeys, c.EventBurst = []int{64}, 512, 512, 256
-	r, err := Redis(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(Redis(t.Context(), c))(t)
 	wantEmpty(t, url)
 	if !strings.Contains(r.Server, "cluster of 3 masters") {
 		t.Errorf("the server is %s", r.Server)
@@ -183,10 +167,7 @@ func TestRedisCluster(t *testing.T) {
 // TestRefuses runs on a database that has keys.
 func TestRefuses(t *testing.T) {
 	url := startURL(t, 1)
-	s, err := connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(connect(t.Context(), url))(t)
 	defer func() { _ = s.close() }()
 	s.client.Set(t.Context(), "mine", 1, 0)
 	if _, err := Redis(t.Context(), smallConfig(url)); !errors.Is(err, ErrNotEmpty) {
@@ -249,10 +230,7 @@ func TestRedisConfig(t *testing.T) {
 // TestLayouts plays a random history on all layouts and on a map.
 func TestLayouts(t *testing.T) {
 	s := startServer(t, 1)
-	o, err := openOurs("unix://" + s.nodes[0].Options().Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Get(openOurs("unix://" + s.nodes[0].Options().Addr))(t)
 	defer func() { _ = o.x.Close() }()
 	layouts := []layout{o, newPeer(s, false, true), newPeer(s, true, true), newPeer(s, true, false)}
 	pods := podNames(4)
@@ -326,9 +304,7 @@ func TestPeerForm(t *testing.T) {
 	const key = blockkey.Key(0x1234)
 	short, js := newPeer(s, false, true), newPeer(s, true, true)
 	for _, p := range []*peer{short, js} {
-		if err := p.store(ctx, "10.0.0.1:8000", []blockkey.Key{key}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.store(ctx, "10.0.0.1:8000", []blockkey.Key{key}))
 		if _, err := strconv.ParseUint(p.blockName(key), 10, 64); err != nil {
 			t.Errorf("the block's name is %q", p.blockName(key))
 		}
@@ -347,9 +323,7 @@ func TestPeerForm(t *testing.T) {
 		t.Errorf("the engine key of JSON fields has %q", v)
 	}
 	for _, p := range []*peer{short, js} {
-		if err := p.remove(ctx, "10.0.0.1:8000", []blockkey.Key{key}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.remove(ctx, "10.0.0.1:8000", []blockkey.Key{key}))
 	}
 	if n := s.client.DBSize(ctx).Val(); n != 0 {
 		t.Errorf("%d keys are left", n)
@@ -434,10 +408,7 @@ func TestFigures(t *testing.T) {
 }
 
 func TestMemory(t *testing.T) {
-	r, err := Memory(t.Context(), MemoryConfig{Blocks: 4_000, Sizes: []int{32, 128}, Holders: []int{1, 4}, Events: []int{1, 16}, Rounds: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(Memory(t.Context(), MemoryConfig{Blocks: 4_000, Sizes: []int{32, 128}, Holders: []int{1, 4}, Events: []int{1, 16}, Rounds: 2}))(t)
 	if len(r.Find) != 12 || len(r.Apply) != 2 || len(r.Size) != 4 {
 		t.Fatalf("%d, %d and %d rows", len(r.Find), len(r.Apply), len(r.Size))
 	}

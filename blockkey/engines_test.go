@@ -13,22 +13,15 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func unzip(t *testing.T, name string, into any) {
 	t.Helper()
-	f, err := os.Open("testdata/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open("testdata/" + name))(t)
 	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.NewDecoder(z).Decode(into); err != nil {
-		t.Fatal(err)
-	}
+	z := must.Get(gzip.NewReader(f))(t)
+	must.OK(t, json.NewDecoder(z).Decode(into))
 }
 
 type vllmVector struct {
@@ -46,10 +39,7 @@ type vllmVector struct {
 // vllmKeys is the form of the extra keys of a version.
 func vllmKeys(t *testing.T, version string) blockkey.VLLMKeys {
 	parts := strings.Split(version, ".")
-	minor, err := strconv.Atoi(parts[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	minor := must.Get(strconv.Atoi(parts[1]))(t)
 	switch {
 	case minor >= 31:
 		return blockkey.VLLMKeys31
@@ -221,10 +211,7 @@ func TestSGLangVectors(t *testing.T) {
 	}
 	unknown := 0
 	for _, v := range file.Vectors {
-		minor, err := strconv.Atoi(strings.TrimPrefix(v.Version, "0.5."))
-		if err != nil {
-			t.Fatal(err)
-		}
+		minor := must.Get(strconv.Atoi(strings.TrimPrefix(v.Version, "0.5.")))(t)
 		n := 256
 		if v.PageSize == 1 {
 			n = 8

@@ -11,6 +11,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestObjectHashGolden(t *testing.T) {
@@ -104,9 +106,7 @@ func TestHashesAreNotModified(t *testing.T) {
 func TestObjectJSON(t *testing.T) {
 	const good = `[{"mm_hash":18446744073709551615,"offsets":[[0,3],[4,4],[5,9]]},{"mm_hash":0,"offsets":[]}]`
 	var v []Object
-	if err := json.Unmarshal([]byte(good), &v); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(good), &v))
 	want := []Object{{Hash: math.MaxUint64, Ranges: []Range{{0, 3}, {4, 4}, {5, 9}}}, {Ranges: []Range{}}}
 	if len(v) != 2 || v[0].Hash != want[0].Hash || !slices.Equal(v[0].Ranges, want[0].Ranges) || len(v[1].Ranges) != 0 {
 		t.Fatalf("%+v, want %+v", v, want)

@@ -3,6 +3,8 @@ package check
 import (
 	"encoding/json"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestLevels(t *testing.T) {
@@ -12,10 +14,7 @@ func TestLevels(t *testing.T) {
 		}
 	}
 	in := []Finding{{Level: Info, What: "a", Found: "b"}, {Level: Fail, What: "c", Where: "d", Found: "e", Means: "f", Do: "g"}, {Level: Warn}}
-	b, err := json.Marshal(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(json.Marshal(in))(t)
 	var out []Finding
 	if err := json.Unmarshal(b, &out); err != nil || len(out) != 3 || out[1] != in[1] {
 		t.Errorf("%s reads as %+v, %v", b, out, err)

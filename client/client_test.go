@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // serve starts a server for one test and returns a client of it.
@@ -24,10 +25,7 @@ func serve(t *testing.T, cfg client.Config, h http.HandlerFunc) *client.Client {
 	srv := httptest.NewServer(h)
 	t.Cleanup(srv.Close)
 	cfg.URL = srv.URL
-	c, err := client.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.New(cfg))(t)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -62,10 +60,7 @@ func TestConfig(t *testing.T) {
 func TestURLWithoutScheme(t *testing.T) {
 	s := httptest.NewServer(answer(200, "application/json", `{"pods":[{"name":"a","model":"m"}]}`))
 	defer s.Close()
-	c, err := client.New(client.Config{URL: strings.TrimPrefix(s.URL, "http://")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.New(client.Config{URL: strings.TrimPrefix(s.URL, "http://")}))(t)
 	defer c.Close()
 	if pods, err := c.Pods(t.Context()); err != nil || len(pods) != 1 {
 		t.Errorf("got %v, %v", pods, err)
@@ -258,16 +253,10 @@ func TestTimeoutAndCancel(t *testing.T) {
 }
 
 func TestNobodyListens(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	url := "http://" + l.Addr().String()
 	_ = l.Close()
-	c, err := client.New(client.Config{URL: url})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.New(client.Config{URL: url}))(t)
 	defer c.Close()
 	var op *net.OpError
 	if err := c.Ready(t.Context()); !errors.As(err, &op) {
@@ -293,10 +282,7 @@ func TestConnectionsAreReused(t *testing.T) {
 	}
 	srv.Start()
 	defer srv.Close()
-	c, err := client.New(client.Config{URL: srv.URL + "/x/"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.New(client.Config{URL: srv.URL + "/x/"}))(t)
 	defer c.Close()
 	const workers = 8
 	var wg sync.WaitGroup

@@ -11,26 +11,20 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestDumpAndRestore(t *testing.T) {
 	ctx := t.Context()
 	c := dial(t)
 	for _, pod := range []string{"a", "b"} {
-		if _, err := c.Blocks(ctx, client.BlocksRequest{Op: client.OpAdd, Model: "letters", Pod: pod, Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Blocks(ctx, client.BlocksRequest{Op: client.OpAdd, Model: "letters", Pod: pod, Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}}))(t)
 	}
 	dump := func(r client.DumpRequest) string {
 		t.Helper()
-		body, err := c.Dump(ctx, r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := must.Get(c.Dump(ctx, r))(t)
 		text, err := io.ReadAll(body)
-		if err := errors.Join(err, body.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(err, body.Close()))
 		return string(text)
 	}
 	whole := dump(client.DumpRequest{})
@@ -92,15 +86,9 @@ func TestStreamsTimeOut(t *testing.T) {
 	}))
 	defer ts.Close()
 	defer close(hang)
-	c, err := client.New(client.Config{URL: ts.URL, Timeout: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.New(client.Config{URL: ts.URL, Timeout: time.Second}))(t)
 	defer c.Close()
-	body, err := c.Dump(t.Context(), client.DumpRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := must.Get(c.Dump(t.Context(), client.DumpRequest{}))(t)
 	text, err := io.ReadAll(body)
 	if string(text) != strings.Repeat("line\n", 5) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nothing moved for 1s") {
 		t.Errorf("got %q, %v", text, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/rechunk"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -33,26 +34,14 @@ func (p *taker) Push(_ context.Context, in ingest.Pushed) (ingest.PushResult, er
 }
 
 func TestPushEvents(t *testing.T) {
-	index, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	index := must.Get(memory.New(memory.Config{}))(t)
 	defer index.Close()
-	sc, err := scorer.New(scorer.Config{Index: index})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: index}))(t)
 	var took taker
-	api, err := server.New(server.Config{Scorer: sc, Index: index, Events: &took})
-	if err != nil {
-		t.Fatal(err)
-	}
+	api := must.Get(server.New(server.Config{Scorer: sc, Index: index, Events: &took}))(t)
 	srv := httptest.NewServer(api.Handler())
 	defer srv.Close()
-	c, err := client.New(client.Config{URL: srv.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.New(client.Config{URL: srv.URL}))(t)
 	defer c.Close()
 
 	parent, seq := uint64(1<<64-1), uint64(1<<53-2)

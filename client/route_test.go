@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestRoute(t *testing.T) {
@@ -18,19 +19,12 @@ func TestRoute(t *testing.T) {
 		{Name: "a", Model: "letters", Labels: map[string]string{"zone": "1"}},
 		{Name: "b/c", Model: "letters", Address: "http://b", Ranks: 2},
 	} {
-		if err := c.RegisterPod(ctx, p); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.RegisterPod(ctx, p))
 	}
 	one := 1
-	if _, err := c.Blocks(ctx, client.BlocksRequest{Op: client.OpAdd, Model: "letters", Pod: "b/c", Rank: &one, Tokens: []uint32{'a', 'b', 'c', 'd'}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Blocks(ctx, client.BlocksRequest{Op: client.OpAdd, Model: "letters", Pod: "b/c", Rank: &one, Tokens: []uint32{'a', 'b', 'c', 'd'}}))(t)
 	ask := client.RouteRequest{ScoreRequest: client.ScoreRequest{Model: "letters", Prompt: "abcdefgh", Explain: true, Strategy: "coverage", EarlyExit: true}, Reserve: true, ID: "r/1", ExpectedOutputTokens: 8}
-	got, err := c.Route(ctx, ask)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(c.Route(ctx, ask))(t)
 	if got.Place != (client.Place{Pod: "b/c", Rank: 1}) || got.Address != "http://b" || got.Policy != "eta" || got.Reservation != "r/1" || got.Again ||
 		got.Overlap.Tokens != 4 || got.Overlap.Blocks != 1 || got.Overlap.BestTokens != 4 || got.Overlap.Tiers["gpu"] != 4 || got.Tokens.Total != 8 ||
 		len(got.Fallbacks) != 2 || len(got.Costs) != 3 || got.Costs[0].Terms["prefill_ms"] <= 0 || got.Costs[0].Total == nil || got.Costs[0].HeldTokens["gpu"] != 4 {
@@ -60,9 +54,7 @@ func TestRoute(t *testing.T) {
 	if rep, err := c.End(ctx, "letters", "r/1"); err != nil || rep.Known {
 		t.Errorf("got %+v, %v", rep, err)
 	}
-	if _, err := c.Route(ctx, client.RouteRequest{ScoreRequest: client.ScoreRequest{Model: "letters", Prompt: "abcdefgh"}, Reserve: true, ID: "r/2"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Route(ctx, client.RouteRequest{ScoreRequest: client.ScoreRequest{Model: "letters", Prompt: "abcdefgh"}, Reserve: true, ID: "r/2"}))(t)
 	if rep, err := c.Settle(ctx, "letters", "r/2", cached); err != nil || !rep.Known || !rep.First {
 		t.Errorf("got %+v, %v", rep, err)
 	}
@@ -86,9 +78,7 @@ func TestRoute(t *testing.T) {
 		t.Errorf("got %+v, %v", hot, err)
 	}
 	for range 3 {
-		if _, err := c.Route(ctx, client.RouteRequest{ScoreRequest: client.ScoreRequest{Model: "letters", Prompt: strings.Repeat("a", 200)}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Route(ctx, client.RouteRequest{ScoreRequest: client.ScoreRequest{Model: "letters", Prompt: strings.Repeat("a", 200)}}))(t)
 	}
 	hot, err = c.Prefixes(ctx, "", 0)
 	if m := hot["letters"]; err != nil || len(m.Prefixes) == 0 || m.Prefixes[0].Requests < 2.9 || len(m.Prefixes[0].Key) != 16 || m.Prefixes[0].Tokens != m.Prefixes[0].Blocks*m.BlockSize || len(m.Prefixes[0].Sent) == 0 {

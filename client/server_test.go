@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -59,14 +60,9 @@ func newServer() (url string, stop func(), err error) {
 func dial(t *testing.T) *client.Client {
 	t.Helper()
 	url, stop, err := newServer()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(stop)
-	c, err := client.New(client.Config{URL: url})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.New(client.Config{URL: url}))(t)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -77,17 +73,13 @@ func TestWholeAPI(t *testing.T) {
 	if h, err := c.Health(ctx); err != nil || *h != (client.Health{Version: "v1", Backend: "memory"}) {
 		t.Fatalf("got %+v, %v", h, err)
 	}
-	if err := c.Ready(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Ready(ctx))
 
 	pod := client.Pod{
 		Name: "10.0.0.1:8000", Model: "letters", Address: "http://a", Role: "both", Ranks: 2, Engine: "vllm",
 		Events: "tcp://a:1", Replay: "tcp://a:11", BlockSize: 4, Labels: map[string]string{"zone": "z"}, LeaseSeconds: 90.5,
 	}
-	if err := c.RegisterPod(ctx, pod); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.RegisterPod(ctx, pod))
 	got, err := c.Pod(ctx, pod.Name)
 	if err != nil || fmt.Sprint(*got) != fmt.Sprint(pod) {
 		t.Errorf("got  %+v, %v\nwant %+v", got, err, pod)
@@ -113,10 +105,7 @@ func TestWholeAPI(t *testing.T) {
 		t.Errorf("got %+v, %v", pods, err)
 	}
 
-	resp, err := c.Score(ctx, client.ScoreRequest{Model: "letters", Prompt: "abcdefghijkl", Pods: []string{"b/c", "none", pod.Name}, Explain: true, Mode: "sync"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(c.Score(ctx, client.ScoreRequest{Model: "letters", Prompt: "abcdefghijkl", Pods: []string{"b/c", "none", pod.Name}, Explain: true, Mode: "sync"}))(t)
 	if resp.Best != pod.Name || fmt.Sprint(resp.Scores) != "map[10.0.0.1:8000:2 b/c:0.8 none:0]" ||
 		!slices.Equal(resp.Ranking(), []string{pod.Name, "b/c", "none"}) ||
 		matched(resp) != "10.0.0.1:8000 2 8 8 map[gpu:2] map[1:2], b/c 1 4 4 map[cpu:1] map[0:1]" ||
@@ -148,12 +137,8 @@ func TestWholeAPI(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 
-	if _, err := c.Blocks(ctx, client.BlocksRequest{Op: client.OpRemove, Model: "letters", Pod: pod.Name, Rank: &rank, BlockKeys: ex.BlockKeys[1:2]}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Blocks(ctx, client.BlocksRequest{Op: client.OpClear, Model: "letters", Pod: "b/c"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Blocks(ctx, client.BlocksRequest{Op: client.OpRemove, Model: "letters", Pod: pod.Name, Rank: &rank, BlockKeys: ex.BlockKeys[1:2]}))(t)
+	must.Get(c.Blocks(ctx, client.BlocksRequest{Op: client.OpClear, Model: "letters", Pod: "b/c"}))(t)
 	if got, err := c.Score(ctx, client.ScoreRequest{Model: "letters", Prompt: "abcdefgh"}); err != nil || fmt.Sprint(got.Scores) != "map[10.0.0.1:8000:1]" {
 		t.Errorf("after remove and clear: got %+v, %v", got, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/gateway"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // BenchmarkRequest is a request and its answer through the gateway, and through a bare
@@ -32,10 +33,7 @@ func BenchmarkRequest(b *testing.B) {
 		_, _ = io.WriteString(w, "data: [DONE]\n\n")
 	}))
 	defer engine.Close()
-	to, err := url.Parse(engine.URL)
-	if err != nil {
-		b.Fatal(err)
-	}
+	to := must.Get(url.Parse(engine.URL))(b)
 	bare := httptest.NewServer(&httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to); r.SetXForwarded() }, FlushInterval: -1,
 		Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true},
@@ -48,13 +46,8 @@ func BenchmarkRequest(b *testing.B) {
 				b.ReportAllocs()
 				for n := range b.N {
 					body := fmt.Sprintf(`{"model":%q,"stream":%v,"prompt":[%d%s]}`, model, stream, n, strings.Repeat(",1234", 511))
-					resp, err := http.Post(x.url+"/v1/completions", "application/json", strings.NewReader(body))
-					if err != nil {
-						b.Fatal(err)
-					}
-					if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-						b.Fatal(err)
-					}
+					resp := must.Get(http.Post(x.url+"/v1/completions", "application/json", strings.NewReader(body)))(b)
+					must.Get(io.Copy(io.Discard, resp.Body))(b)
 					resp.Body.Close()
 				}
 			})

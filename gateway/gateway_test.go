@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/gateway"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/wire"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -157,10 +158,7 @@ func TestNothingIsBuffered(t *testing.T) {
 	})
 	f := newFleet(t, gateway.Config{}, address)
 	for _, body := range []string{chat(1, `,"stream":true`), chat(1, `,"stream":true,"stream_options":{"include_usage":true}`)} {
-		resp, err := http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(body)))(t)
 		buf := make([]byte, 1024)
 		for i := range 20 {
 			n, err := resp.Body.Read(buf)
@@ -199,10 +197,7 @@ func TestCancelReachesTheEngine(t *testing.T) {
 		})
 		f := newFleet(t, gateway.Config{}, address)
 		ctx, cancel := context.WithCancel(t.Context())
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/chat/completions", strings.NewReader(chat(50, `,"stream":true`)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/chat/completions", strings.NewReader(chat(50, `,"stream":true`))))(t)
 		ended := make(chan error, 1)
 		begun := make(chan struct{})
 		go func() {
@@ -323,9 +318,7 @@ func TestFrozenEngine(t *testing.T) {
 	pods, addresses := startSims(t, 2, wire.Config{})
 	admitted := make(chan string, 8)
 	f := newFleet(t, gateway.Config{Probe: 20 * time.Millisecond, Observer: gateway.Observer{Admitted: func(pod string) { admitted <- pod }}}, addresses...)
-	if err := pods[1].Apply(wire.Fault{Kind: wire.Freeze}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, pods[1].Apply(wire.Fault{Kind: wire.Freeze}))
 	moved := 0
 	for i := range 8 {
 		r := f.post("/v1/chat/completions", strings.Replace(chat(10, `,"stream":true`), "word", fmt.Sprint(i), 1))
@@ -339,9 +332,7 @@ func TestFrozenEngine(t *testing.T) {
 	if moved == 0 {
 		t.Error("no request was at the frozen engine")
 	}
-	if err := pods[1].Apply(wire.Fault{Kind: wire.Thaw}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, pods[1].Apply(wire.Fault{Kind: wire.Thaw}))
 	if pod := <-admitted; pod != addresses[1] {
 		t.Errorf("%s is admitted", pod)
 	}
@@ -375,10 +366,7 @@ func TestTimeouts(t *testing.T) {
 		}, 200, true},
 	} {
 		f := newFleet(t, x.c, fake(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body); x.h(w, r) }))
-		resp, err := http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(chat(1, `,"stream":true`)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(chat(1, `,"stream":true`))))(t)
 		b, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		s := f.last()
@@ -496,9 +484,7 @@ func TestListsModels(t *testing.T) {
 		return strings.Contains(r.body, `"other"`)
 	})
 	var list struct{ Data []struct{ ID string } }
-	if err := json.Unmarshal([]byte(r.body), &list); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(r.body), &list))
 	var ids []string
 	for _, c := range list.Data {
 		ids = append(ids, c.ID)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/gateway"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/route"
@@ -56,20 +57,12 @@ func newFleet(t testing.TB, c gateway.Config, addresses ...string) *fleet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.index.Close() })
-	if _, err := f.index.EnsureModel(t.Context(), store.ModelInfo{Name: model, BlockSize: 16, Scheme: store.SchemeNative}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.index.EnsureModel(t.Context(), store.ModelInfo{Name: model, BlockSize: 16, Scheme: store.SchemeNative}))(t)
 	for _, a := range addresses {
 		f.register(store.Pod{Name: a, Model: model, Approximate: true})
 	}
-	sc, err := scorer.New(scorer.Config{Index: f.index, Tokenizer: scorer.TokenizerFunc(tokenize), Budget: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.router, err = route.New(route.Config{Scorer: sc, Pods: f.index, Loads: loads.NewMemory(nil), Index: f.index, Notes: notes.NewMemory(nil), Seed: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: f.index, Tokenizer: scorer.TokenizerFunc(tokenize), Budget: time.Minute}))(t)
+	f.router = must.Get(route.New(route.Config{Scorer: sc, Pods: f.index, Loads: loads.NewMemory(nil), Index: f.index, Notes: notes.NewMemory(nil), Seed: 1}))(t)
 	if c.Router == nil {
 		c.Router = f.router
 	}
@@ -118,17 +111,12 @@ func tokenize(ctx context.Context, r prompt.Request) (prompt.Result, error) {
 
 func (f *fleet) register(p store.Pod) {
 	f.t.Helper()
-	if _, err := f.index.Register(f.t.Context(), p); err != nil {
-		f.t.Fatal(err)
-	}
+	must.Get(f.index.Register(f.t.Context(), p))(f.t)
 }
 
 // requests is how many requests are booked at a pod.
 func (f *fleet) requests(pod string) int64 {
-	p, err := f.router.Loads(f.t.Context(), model)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	p := must.Get(f.router.Loads(f.t.Context(), model))(f.t)
 	l := p.Loads[store.RankRef{Pod: pod}]
 	return l.Requests
 }
@@ -137,10 +125,7 @@ func (f *fleet) requests(pod string) int64 {
 func (f *fleet) idle() {
 	f.t.Helper()
 	eventually.True(f.t, "end of all reservations", func() bool {
-		p, err := f.router.Loads(f.t.Context(), model)
-		if err != nil {
-			f.t.Fatal(err)
-		}
+		p := must.Get(f.router.Loads(f.t.Context(), model))(f.t)
 		for _, l := range p.Loads {
 			if l.Requests != 0 {
 				return false
@@ -177,17 +162,11 @@ func (f *fleet) post(path, body string, headers ...string) reply {
 
 func (f *fleet) send(method, path string, body io.Reader, headers ...string) reply {
 	f.t.Helper()
-	req, err := http.NewRequestWithContext(f.t.Context(), method, f.url+path, body)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	req := must.Get(http.NewRequestWithContext(f.t.Context(), method, f.url+path, body))(f.t)
 	for i := 0; i < len(headers); i += 2 {
 		req.Header.Set(headers[i], headers[i+1])
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	resp := must.Get(http.DefaultClient.Do(req))(f.t)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
@@ -220,9 +199,7 @@ func startSims(t *testing.T, n int, c wire.Config) (pods []*wire.Pod, addresses 
 		if err == nil {
 			err = p.Start()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() {
 			if err := p.Kill(); err != nil {
 				t.Error(err)

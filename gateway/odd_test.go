@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/gateway"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -22,15 +23,10 @@ import (
 // methods.
 func (f *fleet) raw(t *testing.T, text string, methods ...string) (out []reply) {
 	t.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.Dial("tcp", strings.TrimPrefix(f.url, "http://")))(t)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-	if _, err := io.WriteString(c, text); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(c, text))(t)
 	r := bufio.NewReader(c)
 	for len(out) < len(methods) {
 		resp, err := http.ReadResponse(r, &http.Request{Method: methods[len(out)]})
@@ -211,10 +207,7 @@ func TestUpgrade(t *testing.T) {
 		}
 	})
 	f := newFleet(t, gateway.Config{Idle: 50 * time.Millisecond, Header: 50 * time.Millisecond}, address)
-	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.Dial("tcp", strings.TrimPrefix(f.url, "http://")))(t)
 	defer c.Close()
 	_, _ = io.WriteString(c, "GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: words\r\n\r\n")
 	r := bufio.NewReader(c)
@@ -256,10 +249,7 @@ func TestStreamCutWithinACharacter(t *testing.T) {
 	})
 	f := newFleet(t, gateway.Config{}, address)
 	for _, more := range []string{`,"stream":true`, `,"stream":true,"stream_options":{"include_usage":true}`} {
-		resp, err := http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(chat(2, more)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(chat(2, more))))(t)
 		b, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
 		if err == nil || string(b) != part+part[:cut] {
@@ -297,13 +287,8 @@ func TestClientsThatStall(t *testing.T) {
 		{"body", "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", http.StatusRequestTimeout},
 		{"answer", fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(chat(2, `,"stream":true`)), chat(2, `,"stream":true`)), http.StatusOK},
 	} {
-		c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.WriteString(c, x.text); err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(net.Dial("tcp", strings.TrimPrefix(f.url, "http://")))(t)
+		must.Get(io.WriteString(c, x.text))(t)
 		var s gateway.Served
 		eventually.True(t, x.what+" that is given up", func() bool {
 			later.Add(int64(time.Minute))

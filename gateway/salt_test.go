@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/gateway"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // configOf is that of a gateway all of whose requests are one caller's.
@@ -129,9 +130,7 @@ func TestSaltOfAClient(t *testing.T) {
 				t.Errorf("%s: the engine gets %s, %v", name, g.body, err)
 			}
 			var asked map[string]any
-			if err := json.Unmarshal([]byte(c.body), &asked); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal([]byte(c.body), &asked))
 			for k, v := range asked {
 				if b, a := compact(t, v), compact(t, fields[k]); k != "cache_salt" && a != b {
 					t.Errorf("%s: %s becomes %s", name, b, a)
@@ -253,10 +252,7 @@ func TestSaltOfNames(t *testing.T) {
 
 func compact(t *testing.T, v any) string {
 	t.Helper()
-	b, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(json.Marshal(v))(t)
 	return string(b)
 }
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // passed is what of an engine's stream reaches a client that did not ask for its usage.
@@ -22,13 +24,8 @@ func passed(t *testing.T, stream string, cuts func(io.Reader) io.Reader) string 
 	x := &exchange{g: g, of: apiChat, asks: true, isStream: true, delivered: -1}
 	a := &attempt{x: x, pod: &pod{}, work: &work{ctx: t.Context(), cancel: func(error) {}}}
 	b := &answer{attempt: a, body: io.NopCloser(cuts(strings.NewReader(stream))), resp: &http.Response{ContentLength: -1}, plain: true}
-	if err := b.begin(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := io.ReadAll(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.begin())
+	out := must.Get(io.ReadAll(b))(t)
 	if x.delivered != 7 {
 		t.Fatalf("%d tokens were delivered", x.delivered)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/cputime"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
@@ -73,19 +74,13 @@ func residentBytes() int64 {
 // takes outside of this process.
 func benchIndexes(b *testing.B, run func(b *testing.B, x store.Index, other func() time.Duration)) {
 	b.Run("memory", func(b *testing.B) {
-		x, err := memory.New(memory.Config{})
-		if err != nil {
-			b.Fatal(err)
-		}
+		x := must.Get(memory.New(memory.Config{}))(b)
 		defer x.Close()
 		run(b, x, func() time.Duration { return 0 })
 	})
 	b.Run("redis", func(b *testing.B) {
 		server := redistest.Start(b)
-		x, err := redis.Open(redis.Config{URL: "redis://" + server.Addr})
-		if err != nil {
-			b.Fatal(err)
-		}
+		x := must.Get(redis.Open(redis.Config{URL: "redis://" + server.Addr}))(b)
 		defer x.Close()
 		run(b, x, server.CPUTime)
 	})
@@ -102,19 +97,11 @@ func inProcess(x store.Index) bool {
 // made before, and sent by another goroutine, whose CPU time is in the figure.
 func BenchmarkWire(b *testing.B) {
 	benchIndexes(b, func(b *testing.B, x store.Index, other func() time.Duration) {
-		if _, err := x.Register(b.Context(), store.Pod{Name: "pod", Model: testModel}); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(x.Register(b.Context(), store.Pod{Name: "pod", Model: testModel}))(b)
 		endpoint := fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(b))
-		pub, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Queue: 1 << 16, Keep: 1})
-		if err != nil {
-			b.Fatal(err)
-		}
+		pub := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Queue: 1 << 16, Keep: 1}))(b)
 		defer pub.Close()
-		in, err := New(Config{Index: x, InProcess: inProcess(x), QueueMessages: 1 << 16, QueueBytes: 128 << 20, RelayMessages: -1})
-		if err != nil {
-			b.Fatal(err)
-		}
+		in := must.Get(New(Config{Index: x, InProcess: inProcess(x), QueueMessages: 1 << 16, QueueBytes: 128 << 20, RelayMessages: -1}))(b)
 		defer in.Close()
 		var wg sync.WaitGroup
 		ctx, cancel := context.WithCancel(context.Background())
@@ -175,9 +162,7 @@ func BenchmarkFanIn(b *testing.B) {
 		dir := b.TempDir()
 		for i := range pubs {
 			pod := store.Pod{Name: fmt.Sprintf("pod-%d", i), Model: testModel}
-			if _, err := x.Register(b.Context(), pod); err != nil {
-				b.Fatal(err)
-			}
+			must.Get(x.Register(b.Context(), pod))(b)
 			s := Source{Pod: pod.Name, Model: testModel, Events: fmt.Sprintf("ipc://%s/%d", dir, i), Replay: fmt.Sprintf("ipc://%s/r%d", dir, i)}
 			var err error
 			if pubs[i], err = zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16, Queue: 512}); err != nil {
@@ -188,10 +173,7 @@ func BenchmarkFanIn(b *testing.B) {
 		}
 		debug.FreeOSMemory()
 		base := residentBytes()
-		in, err := New(Config{Index: x, InProcess: inProcess(x), RelayMessages: 32})
-		if err != nil {
-			b.Fatal(err)
-		}
+		in := must.Get(New(Config{Index: x, InProcess: inProcess(x), RelayMessages: 32}))(b)
 		defer in.Close()
 		var wg sync.WaitGroup
 		ctx, cancel := context.WithCancel(context.Background())
@@ -261,20 +243,12 @@ func BenchmarkFanIn(b *testing.B) {
 // time as percent of a core, and the memory beside the index.
 func BenchmarkOneEngine(b *testing.B) {
 	benchIndexes(b, func(b *testing.B, x store.Index, other func() time.Duration) {
-		if _, err := x.Register(b.Context(), store.Pod{Name: "pod", Model: testModel}); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(x.Register(b.Context(), store.Pod{Name: "pod", Model: testModel}))(b)
 		dir := b.TempDir()
 		s := Source{Pod: "pod", Model: testModel, Events: "ipc://" + dir + "/e", Replay: "ipc://" + dir + "/r"}
-		pub, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16, Queue: 512})
-		if err != nil {
-			b.Fatal(err)
-		}
+		pub := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16, Queue: 512}))(b)
 		defer pub.Close()
-		in, err := New(Config{Index: x, InProcess: inProcess(x)})
-		if err != nil {
-			b.Fatal(err)
-		}
+		in := must.Get(New(Config{Index: x, InProcess: inProcess(x)}))(b)
 		defer in.Close()
 		var wg sync.WaitGroup
 		ctx, cancel := context.WithCancel(context.Background())

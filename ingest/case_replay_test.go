@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -104,9 +105,7 @@ func newClocked() (*follower, *clocked) {
 func follow(t *testing.T, f *follower, c *clocked, engine string, from, to uint64, apart time.Duration) {
 	t.Helper()
 	for _, m := range messagesOf(engine, from, to) {
-		if err := f.receive(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.receive(t.Context(), m))
 		c.elapse(apart)
 	}
 }
@@ -180,9 +179,7 @@ func TestCaseReplayThatNeverAnswers(t *testing.T) {
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {
 			f, c := newClocked()
-			if err := f.connect(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, f.connect(t.Context()))
 			follow(t, f, c, "P", 0, 110, 0)
 			c.credited(t, "P", 110)
 			c.answer = func(from uint64) answer { return lie(c.asked, from) }
@@ -196,9 +193,7 @@ func TestCaseReplayThatNeverAnswers(t *testing.T) {
 			follow(t, f, c, "P", 112, 120, 0)
 			for seq := uint64(120); seq < 130; seq++ {
 				before := c.clock
-				if err := f.probe(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, f.probe(t.Context()))
 				if took := c.clock.Sub(before); took > 2*time.Second {
 					t.Errorf("the stream stands still for %v", took)
 				}
@@ -227,9 +222,7 @@ func TestCaseReplayOfAnotherEngine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f, c := newClocked()
 			c.answer = func(from uint64) answer { return lie(c.asked, from) }
-			if err := f.connect(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, f.connect(t.Context()))
 			heard := c.clock
 			follow(t, f, c, "P", 300, 308, 250*time.Millisecond)
 			c.credited(t, "P", 308)
@@ -241,9 +234,7 @@ func TestCaseReplayOfAnotherEngine(t *testing.T) {
 			}
 			// After a new connection it is no more believed than before.
 			doubted := f.doubted
-			if err := f.connect(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, f.connect(t.Context()))
 			follow(t, f, c, "P", 308, 309, 250*time.Millisecond)
 			if doubted {
 				c.credited(t, "P", 309)
@@ -258,9 +249,7 @@ func TestCaseReplayOfAnotherEngine(t *testing.T) {
 // missing: the time of all of them counts.
 func TestPatienceOutlivesConnections(t *testing.T) {
 	f, c := newClocked()
-	if err := f.connect(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.connect(t.Context()))
 	follow(t, f, c, "P", 0, 110, 0)
 	c.answer = func(uint64) answer { return answer{took: 200 * time.Millisecond, err: zmq.ErrProtocol} }
 	c.stale = true
@@ -278,9 +267,7 @@ func TestPatienceOutlivesConnections(t *testing.T) {
 func TestReviewOfOneMessage(t *testing.T) {
 	f, c := newClocked()
 	c.answer = func(from uint64) answer { return answer{messages: messagesOf("Q", from, 2000), took: 1} }
-	if err := f.connect(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.connect(t.Context()))
 	follow(t, f, c, "P", 5, 6, patience-1)
 	if err := f.review(t.Context()); err != nil || len(c.taken) != 2000 {
 		t.Fatalf("too early: %d, %v", len(c.taken), err)
@@ -297,9 +284,7 @@ func TestReviewOfOneMessage(t *testing.T) {
 func TestHonestOverlap(t *testing.T) {
 	f, c := newClocked()
 	c.answer = func(from uint64) answer { return answer{messages: messagesOf("P", max(from, 40), 100), took: 1} }
-	if err := f.connect(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.connect(t.Context()))
 	follow(t, f, c, "P", 20, 110, patience/90)
 	c.elapse(time.Hour)
 	if err := f.review(t.Context()); err != nil || len(c.began) > 0 || c.doubts > 0 || len(c.taken) != 70 {
@@ -311,10 +296,7 @@ func TestHonestOverlap(t *testing.T) {
 func TestReplayOfAnotherEngine(t *testing.T) {
 	s := newStage(t, newIndex(t), false, Config{ReplayPatience: 20 * time.Millisecond})
 	dir := t.TempDir()
-	other, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: "ipc://" + filepath.Join(dir, "e"), Replay: "ipc://" + filepath.Join(dir, "r")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: "ipc://" + filepath.Join(dir, "e"), Replay: "ipc://" + filepath.Join(dir, "r")}))(t)
 	t.Cleanup(func() { other.Close() })
 	s.source.Replay = "ipc://" + filepath.Join(dir, "r")
 	// Its blocks would be credited.
@@ -338,10 +320,7 @@ func TestReplayOfAnotherEngine(t *testing.T) {
 
 // TestReplayThatHangs has a replay socket that takes connections and says nothing.
 func TestReplayThatHangs(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	s := newStage(t, newIndex(t), false, Config{ReplayPatience: 50 * time.Millisecond, Wire: zmq.Config{ConnectTimeout: time.Second}, ReplayTries: 1})
 	s.source.Replay = "tcp://" + l.Addr().String()

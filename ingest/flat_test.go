@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -66,13 +67,8 @@ func newFanIn(t *testing.T, x store.Index, ranks int, tcp bool) *fanIn {
 		if tcp {
 			s.Events, s.Replay = fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)), fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
 		}
-		if _, err := x.Register(t.Context(), store.Pod{Name: s.Pod, Model: testModel}); err != nil {
-			t.Fatal(err)
-		}
-		p, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16, Queue: 512})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Register(t.Context(), store.Pod{Name: s.Pod, Model: testModel}))(t)
+		p := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16, Queue: 512}))(t)
 		f.pubs, f.pods = append(f.pubs, p), append(f.pods, s.Pod)
 		reading.Go(func() {
 			if err := f.in.Read(ctx, s, 1); ctx.Err() == nil {
@@ -158,19 +154,13 @@ func TestFanInIsFlat(t *testing.T) {
 	}
 	indexes := map[string]func(t *testing.T) store.Index{"memory": func(t *testing.T) store.Index {
 		t.Helper()
-		x, err := memory.New(memory.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(memory.New(memory.Config{}))(t)
 		return x
 	}}
 	if long != "" {
 		indexes["redis"] = func(t *testing.T) store.Index {
 			t.Helper()
-			x, err := redis.Open(redis.Config{URL: redistest.Start(t).URL()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			x := must.Get(redis.Open(redis.Config{URL: redistest.Start(t).URL()}))(t)
 			return x
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -17,10 +18,7 @@ import (
 // TestUnknownMedia: each pod and medium is reported once, by whatever way it comes, and all
 // its blocks are counted, over generations too.
 func TestUnknownMedia(t *testing.T) {
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{}))(t)
 	t.Cleanup(func() { _ = x.Close() })
 	var mu sync.Mutex
 	var told []string
@@ -33,14 +31,10 @@ func TestUnknownMedia(t *testing.T) {
 		return event.Event{Kind: event.Stored, Hashes: []event.Hash{1, 2}, Tokens: make([]uint32, 32), BlockSize: 16, Medium: medium}
 	}
 	for _, pod := range []string{"a", "b"} {
-		if _, err := x.Register(t.Context(), store.Pod{Name: pod, Model: testModel, Ranks: 2}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Register(t.Context(), store.Pod{Name: pod, Model: testModel, Ranks: 2}))(t)
 		for rank := range 2 {
 			p := Pushed{Pod: pod, Rank: rank, Model: testModel, Ranks: []RankEvents{{rank, []event.Event{stored("tape"), stored("GPU"), stored("tape"), stored("punch cards")}}}}
-			if _, err := in.Push(t.Context(), p); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(in.Push(t.Context(), p))(t)
 		}
 	}
 	want := []string{"a 0 tape", "a 0 punch cards", "b 0 tape", "b 0 punch cards"}
@@ -50,9 +44,7 @@ func TestUnknownMedia(t *testing.T) {
 
 	// A rank that is read: a second life of its engine does not begin to count anew.
 	dir := t.TempDir()
-	if _, err := x.Register(t.Context(), store.Pod{Name: "c", Model: testModel}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), store.Pod{Name: "c", Model: testModel}))(t)
 	s := &stage{t: t, x: x, in: in, ended: make(chan error, 1), source: Source{Pod: "c", Model: testModel, Events: "ipc://" + dir + "/e", Replay: "ipc://" + dir + "/r"}}
 	s.o = zmq.PublisherConfig{Endpoint: s.source.Events, Replay: s.source.Replay}
 	s.publisher()

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // wire is an engine, and the way to it, as a follower sees them: it loses, repeats and
@@ -219,9 +220,7 @@ func TestFollowerSameLife(t *testing.T) {
 		f := &follower{act: w, tries: 50, patience: time.Hour}
 		try := func(err error) {
 			w.pauses = 0
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 		}
 		try(f.connect(ctx))
 		try(f.receive(ctx, w.publish(false)))
@@ -255,22 +254,16 @@ func TestFollowerRestartAhead(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &wire{t: t, up: true, buffer: 1 << 20}
 		f := &follower{act: w, tries: 2, patience: time.Hour}
-		if err := f.connect(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.connect(t.Context()))
 		for range 3 {
-			if err := f.receive(t.Context(), w.publish(false)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, f.receive(t.Context(), w.publish(false)))
 		}
 		w.restart()
 		ahead := rapid.IntRange(0, 8).Draw(t, "ahead")
 		for range ahead {
 			w.publish(false)
 		}
-		if err := f.connect(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.connect(t.Context()))
 		if !slices.Equal(w.began, []Reason{Restarted}) || len(w.taken) != ahead {
 			t.Fatalf("%d published: %d taken, %v", ahead, len(w.taken), w.began)
 		}

@@ -3,6 +3,7 @@ package ingest
 import (
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -17,14 +18,9 @@ func TestParkedAndMoved(t *testing.T) {
 	}
 	s.settled()
 	s.stop()
-	life, err := x.Life(t.Context(), "pod", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	life := must.Get(x.Life(t.Context(), "pod", 0))(t)
 	b := store.Batch{Pod: "pod", Model: testModel, Guard: &store.Guard{Generation: life.Generation, Fence: 1, Seq: life.Seq + 1}}
-	if err := x.Apply(t.Context(), b); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Apply(t.Context(), b))
 	s.publish()
 	s.read(2)
 	s.settled()
@@ -49,17 +45,11 @@ func TestParkedAndEnded(t *testing.T) {
 			t.Fatalf("%d ranks are parked", n)
 		}
 	}
-	if _, err := x.Retire(t.Context(), "pod"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := x.Register(t.Context(), store.Pod{Name: "pod", Model: testModel}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "pod"))(t)
+	must.Get(x.Register(t.Context(), store.Pod{Name: "pod", Model: testModel}))(t)
 	other := s.source
 	other.Pod = "other"
-	if _, err := x.Register(t.Context(), store.Pod{Name: "other", Model: testModel}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), store.Pod{Name: "other", Model: testModel}))(t)
 	s.source = other
 	s.read(1)
 	s.publish()

@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/rechunk"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -48,26 +49,16 @@ func ofRank0(events []event.Event) []RankEvents { return []RankEvents{{Events: e
 // newIndex returns an index in memory with one pod.
 func newIndex(t testing.TB) *memory.Index {
 	t.Helper()
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{}))(t)
 	t.Cleanup(func() { x.Close() })
-	if _, err := x.EnsureModel(t.Context(), store.ModelInfo{Name: testModel, BlockSize: indexBlock, Scheme: store.SchemeNative}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := x.Register(t.Context(), store.Pod{Name: "pod", Model: testModel}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.EnsureModel(t.Context(), store.ModelInfo{Name: testModel, BlockSize: indexBlock, Scheme: store.SchemeNative}))(t)
+	must.Get(x.Register(t.Context(), store.Pod{Name: "pod", Model: testModel}))(t)
 	return x
 }
 
 func newIngester(t testing.TB, c Config) *Ingester {
 	t.Helper()
-	in, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(New(c))(t)
 	t.Cleanup(func() { in.Close() })
 	return in
 }
@@ -80,10 +71,7 @@ func checkHeld(t *testing.T, x store.Index, m *plain) {
 // checkHeldOf is checkHeld where the blocks are filed under some model's name, and no other.
 func checkHeldOf(t *testing.T, x store.Index, m *plain, model string) {
 	t.Helper()
-	got, err := held(t.Context(), x, "pod", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(held(t.Context(), x, "pod", 0))(t)
 	want := m.keys()
 	other := blockkey.ModelOf(testModel) ^ blockkey.ModelOf(model)
 	for tier := range want {
@@ -108,10 +96,7 @@ func TestPushInOrder(t *testing.T) {
 	seq := uint64(0)
 	push := func(seq uint64, told []enginetest.Event) PushResult {
 		t.Helper()
-		res, err := replicas[rng.IntN(2)].Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &seq, Ranks: ofRank0(eventsOf(told)), Skipped: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := must.Get(replicas[rng.IntN(2)].Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Seq: &seq, Ranks: ofRank0(eventsOf(told)), Skipped: 1}))(t)
 		if res.Applied+res.Skipped != len(told)+1 {
 			t.Fatalf("%+v of %d events", res, len(told))
 		}
@@ -152,16 +137,12 @@ func TestPushLoose(t *testing.T) {
 	m := &plain{blocks: map[int64]*cached{}}
 	for step := range 200 {
 		if step == 100 {
-			if err := x.Apply(t.Context(), store.Batch{Pod: "pod", Model: testModel, Ops: []store.Op{{Kind: store.Clear, Tier: store.AllTiers, AllRanks: true}}}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, x.Apply(t.Context(), store.Batch{Pod: "pod", Model: testModel, Ops: []store.Op{{Kind: store.Clear, Tier: store.AllTiers, AllRanks: true}}}))
 			cache = newFakeCache(rng, true)
 			m.blocks = map[int64]*cached{}
 		}
 		told := []enginetest.Event{cache.event(), cache.event()}
-		if _, err := in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Ranks: ofRank0(eventsOf(told))}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(in.Push(t.Context(), Pushed{Pod: "pod", Model: testModel, Ranks: ofRank0(eventsOf(told))}))(t)
 		m.apply(told)
 		checkHeld(t, x, m)
 	}
@@ -261,9 +242,7 @@ func TestPushModelIsForgotten(t *testing.T) {
 		}
 	}
 	push(0)
-	if _, err := x.Forget(t.Context(), testModel); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Forget(t.Context(), testModel))(t)
 	push(7) // after a hole
 	reg, err := x.Registry(t.Context())
 	if err != nil || reg.Models[testModel].BlockSize != indexBlock {
@@ -279,10 +258,7 @@ type lossy struct {
 
 func (x *lossy) lose(t *testing.T) {
 	t.Helper()
-	life, err := x.Life(t.Context(), "pod", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	life := must.Get(x.Life(t.Context(), "pod", 0))(t)
 	x.lost = life.Generation
 }
 
@@ -345,25 +321,15 @@ func (x stopping) Apply(ctx context.Context, batches ...store.Batch) error {
 // and the other one stopped by something else: neither may be told what is the other's.
 func TestWriterTellsApart(t *testing.T) {
 	ctx := t.Context()
-	x, err := memory.New(memory.Config{MaxMapEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{MaxMapEntries: 1}))(t)
 	t.Cleanup(func() { _ = x.Close() })
-	if _, err := x.Register(ctx, store.Pod{Name: "pod", Model: testModel}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(ctx, store.Pod{Name: "pod", Model: testModel}))(t)
 	var guards [2]store.Guard
 	for rank := range guards {
-		gen, err := x.Begin(ctx, "pod", rank, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		gen := must.Get(x.Begin(ctx, "pod", rank, 1))(t)
 		guards[rank] = store.Guard{Generation: gen, Fence: 1, Seq: 1}
 	}
-	if _, err := x.TakeOver(ctx, guards[0].Generation, 2); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.TakeOver(ctx, guards[0].Generation, 2))(t)
 	call := func(index store.Index) (fenced, other error) {
 		w := newWriter(&Config{Index: index, Writers: 1})
 		list := make([]*write, len(guards))

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -294,13 +295,8 @@ func readAndTakeOver(t *testing.T, inProcess bool) {
 	s.settled()
 	s.hears("began restarted")
 	// Another process reads, under a higher fence.
-	life, err := x.Life(t.Context(), "pod", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := x.TakeOver(t.Context(), life.Generation, 9); err != nil {
-		t.Fatal(err)
-	}
+	life := must.Get(x.Life(t.Context(), "pod", 0))(t)
+	must.Get(x.TakeOver(t.Context(), life.Generation, 9))(t)
 	s.publish()
 	if err := <-s.ended; !errors.Is(err, store.ErrFenced) {
 		t.Errorf("under an old fence: %v", err)
@@ -320,15 +316,11 @@ func TestReadRenamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			xs := open(t)
 			for _, m := range []string{testModel, "renamed"} {
-				if _, err := xs[0].EnsureModel(t.Context(), store.ModelInfo{Name: m, BlockSize: indexBlock, Scheme: store.SchemeNative}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(xs[0].EnsureModel(t.Context(), store.ModelInfo{Name: m, BlockSize: indexBlock, Scheme: store.SchemeNative}))(t)
 			}
 			register := func(x store.Index, model string) {
 				t.Helper()
-				if _, err := x.Register(t.Context(), store.Pod{Name: "pod", Model: model}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(x.Register(t.Context(), store.Pod{Name: "pod", Model: model}))(t)
 			}
 			register(xs[0], testModel)
 			s := newStage(t, xs[0], true, Config{})
@@ -413,21 +405,15 @@ func TestReadEndedElsewhere(t *testing.T) {
 	}
 	s.settled()
 	// The pod is deleted and registered anew.
-	if _, err := x.Retire(t.Context(), "pod"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := x.Register(t.Context(), store.Pod{Name: "pod", Model: testModel}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "pod"))(t)
+	must.Get(x.Register(t.Context(), store.Pod{Name: "pod", Model: testModel}))(t)
 	for range 20 {
 		s.publish()
 	}
 	s.settled()
 	s.hears("began ended")
 	// And for good.
-	if _, err := x.Retire(t.Context(), "pod"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "pod"))(t)
 	s.publish()
 	if err := <-s.ended; !errors.Is(err, store.ErrUnknownPod) {
 		t.Errorf("a pod that is gone: %v", err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -34,10 +35,7 @@ type link struct {
 
 func newLink(t testing.TB, target int) *link {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	k := &link{port: l.Addr().(*net.TCPAddr).Port, target: target}
 	var wg sync.WaitGroup
 	t.Cleanup(func() {
@@ -262,18 +260,13 @@ func TestReleasesUnderFaults(t *testing.T) {
 		total = n
 	}
 	server := redistest.Start(t)
-	x, err := redis.Open(redis.Config{URL: "redis://" + server.Addr})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: "redis://" + server.Addr}))(t)
 	defer x.Close()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
 
-	if _, err := x.EnsureModel(t.Context(), store.ModelInfo{Name: testModel, BlockSize: indexBlock, Scheme: store.SchemeNative}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.EnsureModel(t.Context(), store.ModelInfo{Name: testModel, BlockSize: indexBlock, Scheme: store.SchemeNative}))(t)
 	var pods []*enginePod
 	for i, r := range enginetest.Releases {
 		ports := [2]int{redistest.FreePort(t), redistest.FreePort(t)}
@@ -284,9 +277,7 @@ func TestReleasesUnderFaults(t *testing.T) {
 		for j := range p.links {
 			p.links[j] = newLink(t, ports[j])
 		}
-		if _, err := x.Register(t.Context(), store.Pod{Name: p.name, Model: testModel}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Register(t.Context(), store.Pod{Name: p.name, Model: testModel}))(t)
 		p.start(t, rng)
 		pods = append(pods, p)
 	}
@@ -390,16 +381,10 @@ func TestReleasesUnderFaults(t *testing.T) {
 		}
 		deadline := time.Now().Add(90 * time.Second)
 		for {
-			life, err := x.Life(t.Context(), p.name, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			life := must.Get(x.Life(t.Context(), p.name, 0))(t)
 			diff := fmt.Sprintf("the watermark is %d, not %d", life.Seq, next)
 			if life.Seq == next {
-				got, err := held(t.Context(), x, p.name, 0)
-				if err != nil {
-					t.Fatal(err)
-				}
+				got := must.Get(held(t.Context(), x, p.name, 0))(t)
 				if diff = differ(got, p.want().keys()); diff == "" {
 					p.mu.Lock()
 					if life.Generation != p.gen {

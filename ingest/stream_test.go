@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -58,10 +59,7 @@ func newRedis(t *testing.T, n int) (out []pagedIndex) {
 	t.Helper()
 	url := redistest.Start(t).URL()
 	for range n {
-		x, err := redis.Open(redis.Config{URL: url})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(redis.Open(redis.Config{URL: url}))(t)
 		t.Cleanup(func() { _ = x.Close() })
 		out = append(out, x)
 	}
@@ -77,12 +75,8 @@ func TestPushStreams(t *testing.T) {
 		"memory": func(t *testing.T) []pagedIndex { x := newIndex(t); return []pagedIndex{x, x} },
 		"redis": func(t *testing.T) []pagedIndex {
 			xs := newRedis(t, 2)
-			if _, err := xs[0].EnsureModel(t.Context(), store.ModelInfo{Name: testModel, BlockSize: indexBlock, Scheme: store.SchemeNative}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := xs[0].Register(t.Context(), store.Pod{Name: "pod", Model: testModel}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(xs[0].EnsureModel(t.Context(), store.ModelInfo{Name: testModel, BlockSize: indexBlock, Scheme: store.SchemeNative}))(t)
+			must.Get(xs[0].Register(t.Context(), store.Pod{Name: "pod", Model: testModel}))(t)
 			return xs
 		},
 	} {
@@ -169,10 +163,7 @@ func pushStreams(t *testing.T, xs []pagedIndex) {
 		}
 		seq++
 		for rank, m := range models {
-			got, err := held(t.Context(), xs[0], "pod", rank)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(held(t.Context(), xs[0], "pod", rank))(t)
 			if diff := differ(got, m.keys()); diff != "" {
 				t.Fatalf("step %d, rank %d: %s", step, rank, diff)
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/cputime"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -100,17 +101,9 @@ func BenchmarkPublished(b *testing.B) {
 				child := exec.CommandContext(b.Context(), os.Args[0])
 				child.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %d %d", publishVariable, dir, ranks, b.N, blocks))
 				child.Stderr = os.Stderr
-				stdin, err := child.StdinPipe()
-				if err != nil {
-					b.Fatal(err)
-				}
-				stdout, err := child.StdoutPipe()
-				if err != nil {
-					b.Fatal(err)
-				}
-				if err := child.Start(); err != nil {
-					b.Fatal(err)
-				}
+				stdin := must.Get(child.StdinPipe())(b)
+				stdout := must.Get(child.StdoutPipe())(b)
+				must.OK(b, child.Start())
 				defer func() {
 					_ = stdin.Close()
 					_ = child.Wait()
@@ -120,17 +113,14 @@ func BenchmarkPublished(b *testing.B) {
 				}
 				var applied atomic.Int64
 				connected, done := make(chan struct{}, ranks), make(chan struct{})
-				in, err := New(Config{Index: x, InProcess: inProcess(x), RelayMessages: -1, Observer: Observer{
+				in := must.Get(New(Config{Index: x, InProcess: inProcess(x), RelayMessages: -1, Observer: Observer{
 					Connected: func(string, int, string) { connected <- struct{}{} },
 					Events: func(_ string, _ int, _ event.Kind, n int) {
 						if applied.Add(int64(n)) == int64(ranks*b.N) {
 							close(done)
 						}
 					},
-				}})
-				if err != nil {
-					b.Fatal(err)
-				}
+				}}))(b)
 				defer in.Close()
 				var wg sync.WaitGroup
 				ctx, cancel := context.WithCancel(b.Context())
@@ -138,9 +128,7 @@ func BenchmarkPublished(b *testing.B) {
 				defer cancel()
 				for i := range ranks {
 					pod := fmt.Sprintf("pod-%d", i)
-					if _, err := x.Register(b.Context(), store.Pod{Name: pod, Model: testModel}); err != nil {
-						b.Fatal(err)
-					}
+					must.Get(x.Register(b.Context(), store.Pod{Name: pod, Model: testModel}))(b)
 					wg.Go(func() {
 						_ = in.Read(ctx, Source{Pod: pod, Model: testModel, Events: fmt.Sprintf("ipc://%s/%d", dir, i)}, 1)
 					})
@@ -152,9 +140,7 @@ func BenchmarkPublished(b *testing.B) {
 				b.ReportAllocs()
 				b.ResetTimer()
 				before, server := cputime.Process(), other()
-				if _, err := io.WriteString(stdin, "go\n"); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(io.WriteString(stdin, "go\n"))(b)
 				<-done
 				used := cputime.Process() - before
 				b.StopTimer()

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
 
@@ -16,10 +17,7 @@ func TestChunkKey(t *testing.T) {
 		"8b81dbad38c4b07b71e4def300d2cc1cf7e45ae1ee2ec983e0f92070d955e2dc": 0x8b81dbad38c4b07b,
 		"00112233445566778899aabbccddeeff":                                 0x0011223344556677,
 	} {
-		h, err := lmcache.ParseHash(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Get(lmcache.ParseHash(text))(t)
 		if got := h.ChunkKey() ^ mask; got != want {
 			t.Errorf("%s: %s, want %s", text, got, want)
 		}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestGolden(t *testing.T) {
@@ -98,14 +100,8 @@ func TestKeysAreThoseInRedis(t *testing.T) {
 		tokens[i] = uint32(i)
 	}
 	target := Target{Model: goldenModel, WorldSize: 1}
-	a, err := Keys(Config{Version: V031}, target, tokens)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := Keys(Config{Version: VFork}, target, tokens)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(Keys(Config{Version: V031}, target, tokens))(t)
+	b := must.Get(Keys(Config{Version: VFork}, target, tokens))(t)
 	written := readGolden(t).RedisKeys
 	if len(written) == 0 {
 		t.Fatal("no keys")
@@ -185,10 +181,7 @@ func TestTargetRefused(t *testing.T) {
 		"MP, 256":       {Config{Version: V046, MP: true}, Target{Model: "m", WorldSize: 256}},
 	} {
 		dst := []string{"before"}
-		h, err := New(tc.c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Get(New(tc.c))(t)
 		got, err := h.AppendKeys(dst, tc.t, make([]uint32, 600))
 		if !errors.Is(err, ErrKey) && !errors.Is(err, ErrHash) || len(got) != 1 {
 			t.Errorf("%s: %v, %v", name, got, err)
@@ -213,10 +206,7 @@ func TestPrefixChain(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := rapid.SampledFrom(configs).Draw(t, "config")
 		c.ChunkSize = rapid.IntRange(1, 40).Draw(t, "chunk size")
-		h, err := New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Get(New(c))(t)
 		tokens := rapid.SliceOfN(rapid.Uint32(), 1, 200).Draw(t, "tokens")
 		all := h.Append(nil, tokens)
 		if len(all) != h.Chunks(len(tokens)) {
@@ -245,15 +235,9 @@ func TestKeysParse(t *testing.T) {
 		if c.MP {
 			target.Model = strings.ReplaceAll(target.Model, "@", "")
 		}
-		h, err := New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Get(New(c))(t)
 		tokens := rapid.SliceOfN(rapid.Uint32(), 0, 20).Draw(t, "tokens")
-		keys, err := h.AppendKeys(nil, target, tokens)
-		if err != nil {
-			t.Fatal(err)
-		}
+		keys := must.Get(h.AppendKeys(nil, target, tokens))(t)
 		for i, want := range h.Append(nil, tokens) {
 			var model string
 			var got Hash
@@ -293,10 +277,7 @@ func BenchmarkAppend(b *testing.B) {
 	for _, c := range []Config{
 		{Version: V031}, {Version: V046}, {Version: V046, Algorithm: SHA256CBOR, VLLM: true, Seed: "0"}, {Version: V046, MP: true},
 	} {
-		h, err := New(c)
-		if err != nil {
-			b.Fatal(err)
-		}
+		h := must.Get(New(c))(b)
 		b.Run(c.Version.String()+"/"+h.c.Algorithm.String(), func(b *testing.B) {
 			b.ReportAllocs()
 			var dst []Hash

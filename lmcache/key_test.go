@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 const hash64 = "8808405eec6fbe306fe3369f88daed79dd5613ddbb5e801f632b01d6218c5f08"
@@ -29,10 +30,7 @@ func (p Parsed) String() string {
 
 func mustHash(t testing.TB, s string) Hash {
 	t.Helper()
-	h, err := ParseHash(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(ParseHash(s))(t)
 	return h
 }
 
@@ -205,9 +203,7 @@ func TestKeyRoundTrip(t *testing.T) {
 				k.Tags = append(k.Tags, Tag{genTag.Draw(t, "name"), rapid.StringMatching(`[a-z%=]{0,5}`).Draw(t, "value")})
 			}
 		}
-		if err := k.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, k.Validate())
 		got, err := v.ParseKey(k.String())
 		if err != nil || !reflect.DeepEqual(got, k) {
 			t.Fatalf("%q: %+v, want %+v (%v)", k.String(), got, k, err)

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -40,19 +42,11 @@ type golden struct {
 
 func readGolden(t testing.TB) golden {
 	t.Helper()
-	f, err := os.Open("testdata/hashes.json.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open("testdata/hashes.json.gz"))(t)
 	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := must.Get(gzip.NewReader(f))(t)
 	var g golden
-	if err := json.NewDecoder(z).Decode(&g); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.NewDecoder(z).Decode(&g))
 	return g
 }
 
@@ -61,20 +55,11 @@ func goldenHash(t testing.TB, raw json.RawMessage) Hash {
 	t.Helper()
 	var text string
 	if json.Unmarshal(raw, &text) == nil {
-		b, err := hex.DecodeString(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		h, err := BytesHash(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(hex.DecodeString(text))(t)
+		h := must.Get(BytesHash(b))(t)
 		return h
 	}
-	h, err := parseHash(string(raw), 10)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(parseHash(string(raw), 10))(t)
 	return h
 }
 
@@ -86,10 +71,7 @@ func rowVersion(t testing.TB, s string) Version {
 	case "alpha":
 		s = "0.1.2-alpha"
 	}
-	v, err := VersionOf(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must.Get(VersionOf(s))(t)
 	return v
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestReader(t *testing.T) {
@@ -48,10 +50,7 @@ func TestReader(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			r, err := NewReader("m", c.mode, c.p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(NewReader("m", c.mode, c.p))(t)
 			if len(r.Groups()) != 1 {
 				t.Fatalf("%d groups", len(r.Groups()))
 			}
@@ -69,10 +68,7 @@ func TestReader(t *testing.T) {
 				// They are what AppendKeys makes, where that makes them.
 				if e.Kind == OwnerString && c.p.Version != VFork {
 					for id := range e.Parts {
-						want, err := g.Hasher.AppendKeys(nil, Target{Model: "m", WorldSize: e.Parts, WorkerID: id}, tokens)
-						if err != nil {
-							t.Fatal(err)
-						}
+						want := must.Get(g.Hasher.AppendKeys(nil, Target{Model: "m", WorldSize: e.Parts, WorkerID: id}, tokens))(t)
 						for i := range want {
 							if got := names[1+i*e.Parts+id]; got != want[i] {
 								t.Errorf("chunk %d: %q, AppendKeys has %q", i, got, want[i])
@@ -88,10 +84,7 @@ func TestReader(t *testing.T) {
 	}
 
 	t.Run("one chain of equal profiles", func(t *testing.T) {
-		r, err := NewReader("m", AutoEntries, Profile{Config: Config{Version: V031}}, Profile{Config: Config{Version: V031}, WorldSizes: []int{2}}, Profile{Config: Config{Version: V031, ChunkSize: 16}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(NewReader("m", AutoEntries, Profile{Config: Config{Version: V031}}, Profile{Config: Config{Version: V031}, WorldSizes: []int{2}}, Profile{Config: Config{Version: V031, ChunkSize: 16}}))(t)
 		if g := r.Groups(); len(g) != 2 || len(g[0].Entries) != 2 || g[1].Hasher.ChunkSize() != 16 {
 			t.Errorf("groups: %+v", g)
 		}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // sizes of text: a prompt of 8k characters, and one of 131,072 tokens.
@@ -23,15 +25,11 @@ func eachSize(b *testing.B, f func(b *testing.B, s Store, text string, tokens []
 				for i := range uint64(8) {
 					text := words(size.bytes, i+10)
 					tokens, ends := split(text, i)
-					if err := s.Put("m", text, tokens, ends); err != nil {
-						b.Fatal(err)
-					}
+					must.OK(b, s.Put("m", text, tokens, ends))
 				}
 				text := words(size.bytes, 1)
 				tokens, ends := split(text, 1)
-				if err := s.Put("m", text, tokens, ends); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, s.Put("m", text, tokens, ends))
 				b.ReportAllocs()
 				b.SetBytes(int64(len(text)))
 				b.ResetTimer()
@@ -118,9 +116,7 @@ func BenchmarkPut(b *testing.B) {
 			buf := []byte(text)
 			for i := uint64(0); b.Loop(); i++ {
 				copy(buf, fmt.Sprintf("%08d", i))
-				if err := s.Put("m", string(buf), tokens, ends); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, s.Put("m", string(buf), tokens, ends))
 			}
 			st := s.Stats()
 			b.ReportMetric(float64(st.Bytes)/float64(st.Entries), "B/entry")
@@ -131,18 +127,14 @@ func BenchmarkPut(b *testing.B) {
 			buf := []byte(text)
 			for i := uint64(0); b.Loop(); i++ {
 				copy(buf[len(buf)*9/10:], fmt.Sprintf("%08d", i))
-				if err := s.Put("m", string(buf), tokens, ends); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, s.Put("m", string(buf), tokens, ends))
 			}
 		})
 	})
 	b.Run("known", func(b *testing.B) {
 		eachSize(b, func(b *testing.B, s Store, text string, tokens []uint32, ends []int) {
 			for b.Loop() {
-				if err := s.Put("m", text, tokens, ends); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, s.Put("m", text, tokens, ends))
 			}
 		})
 	})
@@ -159,9 +151,7 @@ func BenchmarkMemory(b *testing.B) {
 				var st Stats
 				for b.Loop() {
 					s := newStore(b, kind, Config{MaxBytes: 64 << 20})
-					if err := s.Put("m", text, tokens, ends); err != nil {
-						b.Fatal(err)
-					}
+					must.OK(b, s.Put("m", text, tokens, ends))
 					st = s.Stats()
 				}
 				b.ReportMetric(float64(st.Bytes)/float64(len(tokens)), "B/token")

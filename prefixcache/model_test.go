@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // model is the naive reference: all texts ever put, in order.
@@ -177,11 +179,8 @@ func each(t *testing.T, f func(t *testing.T, kind string)) {
 }
 
 // small makes a store with small chunks, and a bound below what New allows.
-func small(t interface{ Fatal(...any) }, kind string, maxBytes int64) (audited, *model) {
-	s, err := New(kind, Config{ChunkBytes: minChunkBytes, MaxBytes: max(maxBytes, minMaxBytes)})
-	if err != nil {
-		t.Fatal(err)
-	}
+func small(t must.TB, kind string, maxBytes int64) (audited, *model) {
+	s := must.Get(New(kind, Config{ChunkBytes: minChunkBytes, MaxBytes: max(maxBytes, minMaxBytes)}))(t)
 	m := new(model)
 	switch s := s.(type) {
 	case *LRU:
@@ -220,9 +219,7 @@ func TestModel(t *testing.T) {
 					x := tokenized{scope: rapid.SampledFrom([]string{"", "m", "m2"}).Draw(t, "scope"), text: genText(t, earlier, 40)}
 					x.tokens, x.ends = genTokens(t, x.text)
 					tokens, ends := slices.Clone(x.tokens), slices.Clone(x.ends)
-					if err := s.Put(x.scope, x.text, tokens, ends); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, s.Put(x.scope, x.text, tokens, ends))
 					if !slices.Equal(ends, x.ends) {
 						t.Fatal("Put changed the ends it was given")
 					}
@@ -253,9 +250,7 @@ func TestModel(t *testing.T) {
 					}
 				},
 				"": func(t *rapid.T) {
-					if err := s.audit(); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, s.audit())
 					if st := s.Stats(); st.Evicted != 0 || st.Whole != whole || st.Partial != partial || st.Miss != miss {
 						t.Fatalf("%+v, want %d whole, %d partial, %d miss", st, whole, partial, miss)
 					}
@@ -293,9 +288,7 @@ func TestModelWithEviction(t *testing.T) {
 					// What was put just now is there, whatever had to go. (A text that
 					// corrects many tokens of others may be larger than it looks.)
 					x := m.texts[len(m.texts)-1]
-					if err := s.Put(x.scope, x.text, x.tokens, x.ends); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, s.Put(x.scope, x.text, x.tokens, x.ends))
 					if got := s.Find(nil, x.scope, x.text); !got.Whole && kind == KindTrie {
 						t.Fatalf("%q is not known after Put: %v", x.text, got)
 					}
@@ -320,9 +313,7 @@ func TestModelWithEviction(t *testing.T) {
 					}
 				},
 				"": func(t *rapid.T) {
-					if err := s.audit(); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, s.audit())
 				},
 			})
 			evicted += s.Stats().Evicted

@@ -9,24 +9,21 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // readSpans reads what real tokenizers gave, see testdata/README.md.
 func readSpans(t *testing.T) (texts []tokenized) {
 	t.Helper()
-	data, err := os.ReadFile("testdata/spans.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile("testdata/spans.jsonl"))(t)
 	for sc := bufio.NewScanner(bytes.NewReader(data)); sc.Scan(); {
 		var x struct {
 			Tokenizer, Text string
 			Tokens          []uint32
 			Ends            []int
 		}
-		if err := json.Unmarshal(sc.Bytes(), &x); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(sc.Bytes(), &x))
 		texts = append(texts, tokenized{x.Tokenizer, x.Text, x.Tokens, x.Ends})
 	}
 	if len(texts) < 100 {
@@ -95,9 +92,7 @@ func TestNoHalfCharacter(t *testing.T) {
 				if len(tokens) == 0 {
 					continue
 				}
-				if err := s.Put("m", text, tokens, ends); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, s.Put("m", text, tokens, ends))
 				for n := range len(text) {
 					got := len(s.Find(nil, "m", text[:n]+"\x01").Tokens)
 					if got > 0 && got < len(ends) && ends[got] == ends[got-1] {

@@ -13,14 +13,13 @@ import (
 	"unsafe"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func newStore(t testing.TB, kind string, cfg Config) Store {
 	t.Helper()
-	s, err := New(kind, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(kind, cfg))(t)
 	return s
 }
 
@@ -101,9 +100,7 @@ func TestPutRefuses(t *testing.T) {
 func TestRefusedTooLargeKeepsTheRest(t *testing.T) {
 	each(t, func(t *testing.T, kind string) {
 		s := newStore(t, kind, Config{MaxBytes: minMaxBytes})
-		if err := s.Put("m", "small", []uint32{1}, []int{5}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Put("m", "small", []uint32{1}, []int{5}))
 		long := strings.Repeat("small ", minMaxBytes/6)
 		tokens, ends := split(long, 1)
 		if err := s.Put("m", long, tokens, ends); !errors.Is(err, ErrTooLarge) {
@@ -263,9 +260,7 @@ func TestLongTexts(t *testing.T) {
 		for i, cut := range []int{100_000, 70_000, 99_999, 4096, 4097, 8192, 1} {
 			text := base[:cut] + strings.Repeat("é", i) + words(3000*i, uint64(i))
 			tokens, ends := split(text, uint64(i)) // each its own tokenization
-			if err := s.Put("m", text, tokens, ends); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.Put("m", text, tokens, ends))
 		}
 		for i, cut := range []int{100_000, 70_000, 99_999, 4096, 4097, 8192, 1} {
 			text := base[:cut] + strings.Repeat("é", i) + words(3000*i, uint64(i))
@@ -286,9 +281,7 @@ func TestEvictsByRecency(t *testing.T) {
 		put := func(i int) {
 			text := words(8000, uint64(i))
 			tokens, ends := split(text, 1)
-			if err := s.Put("m", text, tokens, ends); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.Put("m", text, tokens, ends))
 		}
 		whole := func(i int) bool { return s.Find(nil, "m", words(8000, uint64(i))).Whole }
 		put(0)
@@ -328,17 +321,13 @@ func TestEvictsFromTheEnd(t *testing.T) {
 		s := newStore(t, kind, Config{MaxBytes: 1 << 20})
 		text := words(300_000, 1)
 		tokens, ends := split(text, 1)
-		if err := s.Put("m", text, tokens, ends); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Put("m", text, tokens, ends))
 		piece := map[string]int{KindLRU: defaultChunkBytes, KindTrie: defaultMaxLabel}[kind]
 		for i, left := uint64(2), len(text); left > 0; i++ {
 			other := words(5000, i)
 			tokens, ends := split(other, 1)
 			before := s.Stats().Evicted
-			if err := s.Put("m", other, tokens, ends); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.Put("m", other, tokens, ends))
 			dropped := int(s.Stats().Evicted - before)
 			known := s.Find(nil, "m", text).Bytes
 			forgetReads(s)
@@ -403,14 +392,9 @@ func TestTrieMerge(t *testing.T) {
 		{"takes back more than there is", []put{ones(head + "abcdef"), ones(head + "Z"), {head + "abQ", []uint32{7, 8}, []int{9, 13}}}, 4, head + "aX", []uint32{7}},
 		{"a text ends between", []put{ones(head + "abcdef"), ones(head + "Z"), ones(head + "abQ"), ones(head + "ab")}, 5, head + "abX", ones(head + "ab").tokens},
 	} {
-		s, err := NewTrie(Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(NewTrie(Config{}))(t)
 		for _, p := range c.puts {
-			if err := s.Put("m", p.text, p.tokens, p.ends); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.Put("m", p.text, p.tokens, p.ends))
 		}
 		forgetReads(s)
 		s.evict()
@@ -439,9 +423,7 @@ func TestTrieMerge(t *testing.T) {
 func TestTrieInsertRefusesAStalePlace(t *testing.T) {
 	put := func(s *Trie, text string) {
 		tokens, ends := split(text, 1)
-		if err := s.Put("m", text, tokens, ends); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Put("m", text, tokens, ends))
 	}
 	for _, c := range []struct {
 		name          string
@@ -467,10 +449,7 @@ func TestTrieInsertRefusesAStalePlace(t *testing.T) {
 		{"purged and back", "abcdef", "abcxyz", func(s *Trie) { s.Purge(); put(s, "abcdef") }, false},
 		{"the scope's first text", "", "abcxyz", func(s *Trie) { put(s, "xyz") }, false},
 	} {
-		s, err := NewTrie(Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(NewTrie(Config{}))(t)
 		if c.before != "" {
 			put(s, c.before)
 		}
@@ -484,9 +463,7 @@ func TestTrieInsertRefusesAStalePlace(t *testing.T) {
 		if err := s.audit(); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if err := s.Put("m", c.text, tokens, ends); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Put("m", c.text, tokens, ends))
 		if got := s.Find(nil, "m", c.text); !got.Whole || !slices.Equal(got.Tokens, tokens) {
 			t.Errorf("%s: %v, want %v", c.name, got, tokens)
 		}
@@ -518,9 +495,7 @@ func TestHeap(t *testing.T) {
 						text = corpus[:c.bytes/2] + text[:c.bytes/2]
 					}
 					tokens, ends := split(text, 1)
-					if err := s.Put("m", text, tokens, ends); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, s.Put("m", text, tokens, ends))
 					left -= len(text) + 4*len(tokens) + 200
 				}
 				grown := heap() - before
@@ -546,10 +521,7 @@ func TestSizes(t *testing.T) {
 	if n := unsafe.Sizeof(chunk{}); n > chunkSize {
 		t.Errorf("a chunk takes %d bytes, not %d", n, chunkSize)
 	}
-	l, err := simplelru.NewLRU[key, *chunk](1<<20, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(simplelru.NewLRU[key, *chunk](1<<20, nil))(t)
 	const n = 1000
 	c := new(chunk)
 	for i := range uint64(n) {
@@ -573,9 +545,7 @@ func TestFindAllocatesNothing(t *testing.T) {
 		s := newStore(t, kind, Config{})
 		text := words(50_000, 1)
 		tokens, ends := split(text, 1)
-		if err := s.Put("m", text, tokens, ends); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Put("m", text, tokens, ends))
 		dst := make([]uint32, 0, len(tokens))
 		for _, q := range []string{text, text[:30_000] + "!", text[:100], "other", ""} {
 			if n := testing.AllocsPerRun(20, func() { s.Find(dst, "m", q) }); n != 0 {

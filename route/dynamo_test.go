@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -73,14 +74,9 @@ type dynamoConfig struct {
 
 func readDynamo(t *testing.T) dynamoCases {
 	t.Helper()
-	data, err := os.ReadFile("testdata/dynamo_selector.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile("testdata/dynamo_selector.json"))(t)
 	var d dynamoCases
-	if err := json.Unmarshal(data, &d); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(data, &d))
 	return d
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
@@ -17,9 +18,7 @@ import (
 // tell has the engine of a pod say what runs at its rank 0.
 func (w *world) tell(pod string, e loads.Engine) {
 	w.Helper()
-	if err := w.PutEngine(w.Context(), "m", pod, []loads.Engine{e}); err != nil {
-		w.Fatal(err)
-	}
+	must.OK(w, w.PutEngine(w.Context(), "m", pod, []loads.Engine{e}))
 	w.clock = w.clock.Add(time.Second) // the picture is older than may be
 }
 
@@ -104,9 +103,7 @@ func TestBusyByTheEngine(t *testing.T) {
 	first := ask(prompt(1, 500))
 	first.Reserve, first.ID = true, "first"
 	at := w.route(first).RankRef
-	if _, err := w.PutSettings(t.Context(), "m", []byte(`{"busy":{"engine_waiting":3,"engine_kv_usage":0.9}}`)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.PutSettings(t.Context(), "m", []byte(`{"busy":{"engine_waiting":3,"engine_kv_usage":0.9}}`)))(t)
 	w.tell("a", loads.Engine{Waiting: 3, KVUsage: -1})
 	if got := w.chosen(10); got["a"] != 0 {
 		t.Errorf("%v: three wait at a", got)
@@ -126,9 +123,7 @@ func TestBusyByTheEngine(t *testing.T) {
 		t.Errorf("%v: b is free again", got)
 	}
 	// Limits on what is booked count what runs besides.
-	if _, err := w.PutSettings(t.Context(), "m", []byte(`{"busy":{"kv_fraction":0.5,"requests":4}}`)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.PutSettings(t.Context(), "m", []byte(`{"busy":{"kv_fraction":0.5,"requests":4}}`)))(t)
 	w.tell("a", loads.Engine{Running: 4, KVUsage: -1})
 	w.tell("b", loads.Engine{KVUsage: 0.51})
 	for _, q.Reserve = range []bool{false, true} {
@@ -142,19 +137,14 @@ func TestBusyByTheEngine(t *testing.T) {
 func TestEngineOfAnEarlierLife(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
-	gen, err := w.index.Begin(t.Context(), "a", 0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	gen := must.Get(w.index.Begin(t.Context(), "a", 0, 1))(t)
 	w.hold("a", 0, store.GPU, prompt(9, 16), 16) // so that the rank has a slot
 	told := loads.Engine{Generation: gen, Waiting: 9, WaitingTokens: 90_000, KVUsage: -1}
 	w.tell("a", told)
 	if got := w.chosen(10); got["a"] != 0 {
 		t.Errorf("%v", got)
 	}
-	if _, err := w.index.Begin(t.Context(), "a", 0, 2); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.index.Begin(t.Context(), "a", 0, 2))(t)
 	w.hold("a", 0, store.GPU, prompt(9, 16), 16)
 	if got := w.chosen(20); got["a"] == 0 {
 		t.Errorf("%v: the requests of the life before have ended with it", got)

@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
@@ -41,18 +42,13 @@ func pod(name, role string, labels ...string) store.Pod {
 
 func (w *world) settings(object string) {
 	w.Helper()
-	if _, err := w.PutSettings(w.Context(), "m", []byte(object)); err != nil {
-		w.Fatal(err)
-	}
+	must.Get(w.PutSettings(w.Context(), "m", []byte(object)))(w)
 	w.clock = w.clock.Add(time.Second) // queries see it
 }
 
 func (w *world) load(at store.RankRef) loads.Load {
 	w.Helper()
-	p, err := w.Loads(w.Context(), "m")
-	if err != nil {
-		w.Fatal(err)
-	}
+	p := must.Get(w.Loads(w.Context(), "m"))(w)
 	return p.Loads[at]
 }
 
@@ -338,25 +334,16 @@ func BenchmarkPair(b *testing.B) {
 				for _, role := range []string{"prefill", "decode"} {
 					p := pod(fmt.Sprint(role, i), role, fmt.Sprint("zone=", i%4))
 					p.Model = "m"
-					if _, err := index.Register(b.Context(), p); err != nil {
-						b.Fatal(err)
-					}
+					must.Get(index.Register(b.Context(), p))(b)
 				}
 			}
-			if _, err := r.PutSettings(b.Context(), "m", []byte(`{"pair":{"prefer_same":{"zone":1}}}`)); err != nil {
-				b.Fatal(err)
-			}
+			must.Get(r.PutSettings(b.Context(), "m", []byte(`{"pair":{"prefer_same":{"zone":1}}}`)))(b)
 			q := ask(prompt(1, 2048))
 			q.Role, q.Reserve = route.RolePair, true
 			b.ReportAllocs()
 			for b.Loop() {
-				d, err := r.Route(b.Context(), q)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if _, err := r.End(b.Context(), "m", d.Reservation); err != nil {
-					b.Fatal(err)
-				}
+				d := must.Get(r.Route(b.Context(), q))(b)
+				must.Get(r.End(b.Context(), "m", d.Reservation))(b)
 			}
 		})
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -38,19 +39,13 @@ func cheapest(v *View, w loads.Weights) int {
 // decide returns the place that a policy takes.
 func decide(t *testing.T, policy string, v *View) int {
 	t.Helper()
-	p, err := ParsePolicy(policy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(ParsePolicy(policy))(t)
 	return cheapest(v, p.Weigh(v))
 }
 
 // TestLLMDsChoice holds policy llm_d to a table made by scripts/make-llmd-goldens.py.
 func TestLLMDsChoice(t *testing.T) {
-	data, err := os.ReadFile("testdata/llm_d.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile("testdata/llm_d.json"))(t)
 	var cases []struct {
 		Weights [3]float64 `json:"weights"`
 		Size    int        `json:"block_size"`
@@ -365,10 +360,7 @@ func TestEveryPolicy(t *testing.T) {
 			c.CapacityBlocks, c.Preference, c.Turn = r.IntN(2)*50_000, float64(r.IntN(3)-1), r.Uint64()
 		}
 		for _, name := range Policies() {
-			p, err := ParsePolicy(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := must.Get(ParsePolicy(name))(t)
 			w := p.Weigh(v)
 			for i := range v.Candidates {
 				if total := v.Total(i, w); math.IsNaN(total) || math.IsInf(total, 0) {
@@ -403,13 +395,8 @@ func TestParsePolicy(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	s := DefaultSettings()
-	if err := s.Validate(); err != nil {
-		t.Fatal(err)
-	}
-	data, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Validate())
+	data := must.Get(json.Marshal(s))(t)
 	back, err := (&Settings{}).Merge(data)
 	if err != nil || fmt.Sprint(back) != fmt.Sprint(s) {
 		t.Errorf("%+v, %v, expected %+v", back, err, s)

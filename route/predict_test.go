@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -37,10 +38,7 @@ func fleets(t *testing.T, settings string, run func(f *fleet)) {
 		now := time.UnixMilli(1_800_000_000_000)
 		clock := func() time.Time { return now }
 		f.pass = func(d time.Duration) { now = now.Add(d) }
-		index, err := memory.New(memory.Config{Clock: clock})
-		if err != nil {
-			t.Fatal(err)
-		}
+		index := must.Get(memory.New(memory.Config{Clock: clock}))(t)
 		f.index = index
 		t.Cleanup(func() { _ = index.Close() })
 		f.add(index, loads.NewMemory(clock), notes.NewMemory(clock), clock)
@@ -51,17 +49,12 @@ func fleets(t *testing.T, settings string, run func(f *fleet)) {
 		f := &fleet{T: t}
 		server := redistest.Start(t)
 		for range 2 {
-			index, err := storeredis.Open(storeredis.Config{URL: server.URL(), Timeout: 10 * time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
+			index := must.Get(storeredis.Open(storeredis.Config{URL: server.URL(), Timeout: 10 * time.Second}))(t)
 			t.Cleanup(func() { _ = index.Close() })
 			f.index = index
 			kept, err1 := loadsredis.New(loadsredis.Config{Client: server.Client(), Prefix: storeredis.DefaultPrefix, Timeout: 10 * time.Second})
 			noted, err2 := notesredis.New(notesredis.Config{Client: server.Client(), Prefix: storeredis.DefaultPrefix, Timeout: 10 * time.Second})
-			if err := errors.Join(err1, err2); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(err1, err2))
 			f.add(index, kept, noted, nil)
 		}
 		f.begin(settings)
@@ -71,17 +64,11 @@ func fleets(t *testing.T, settings string, run func(f *fleet)) {
 
 func (f *fleet) add(index store.Index, kept loads.Store, noted notes.Store, now func() time.Time) {
 	f.Helper()
-	s, err := scorer.New(scorer.Config{Index: index, BlockSize: 16, Budget: 10 * time.Second})
-	if err != nil {
-		f.Fatal(err)
-	}
-	r, err := route.New(route.Config{
+	s := must.Get(scorer.New(scorer.Config{Index: index, BlockSize: 16, Budget: 10 * time.Second}))(f)
+	r := must.Get(route.New(route.Config{
 		Scorer: s, Pods: index, Loads: kept, Index: index, Notes: noted, Now: now, Seed: uint64(len(f.routers) + 1),
 		Predicted: func(_ int, err error) { f.told = append(f.told, err) },
-	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	}))(f)
 	f.routers, f.scorers = append(f.routers, r), append(f.scorers, s)
 }
 
@@ -91,17 +78,13 @@ func (f *fleet) begin(settings string) {
 	for _, name := range []string{"a", "b", "c", "d"} {
 		f.register(store.Pod{Name: name})
 	}
-	if _, err := f.routers[0].PutSettings(f.Context(), "m", []byte(settings)); err != nil {
-		f.Fatal(err)
-	}
+	must.Get(f.routers[0].PutSettings(f.Context(), "m", []byte(settings)))(f)
 }
 
 func (f *fleet) register(p store.Pod) {
 	f.Helper()
 	p.Model = "m"
-	if _, err := f.index.Register(f.Context(), p); err != nil {
-		f.Fatal(err)
-	}
+	must.Get(f.index.Register(f.Context(), p))(f)
 }
 
 // words are blocks of 16 tokens that only prompts with the same seed have.
@@ -119,13 +102,8 @@ func (f *fleet) book(q route.Request) *route.Decision {
 	r := f.routers[0]
 	f.routers = append(f.routers[1:], r)
 	q.Score.Model, q.Reserve = "m", true
-	d, err := r.Route(f.Context(), q)
-	if err != nil {
-		f.Fatal(err)
-	}
-	if _, err := r.End(f.Context(), "m", d.Reservation); err != nil {
-		f.Fatal(err)
-	}
+	d := must.Get(r.Route(f.Context(), q))(f)
+	must.Get(r.End(f.Context(), "m", d.Reservation))(f)
 	return d
 }
 
@@ -139,10 +117,7 @@ func (f *fleet) held(pod string, tokens []uint32) (with, without int) {
 	for i, predicted := range []bool{true, false} {
 		s := f.scorers[0]
 		f.scorers = append(f.scorers[1:], s)
-		r, err := s.Score(f.Context(), scorer.Request{Model: "m", Input: scorer.Tokens(tokens), Pods: []string{pod}, Predicted: predicted})
-		if err != nil {
-			f.Fatal(err)
-		}
+		r := must.Get(s.Score(f.Context(), scorer.Request{Model: "m", Input: scorer.Tokens(tokens), Pods: []string{pod}, Predicted: predicted}))(f)
 		if i == 0 {
 			with = r.Pods[0].Blocks
 			if r.Pods[0].Predicted > with {
@@ -350,10 +325,7 @@ func TestBurstGoesToOnePod(t *testing.T) {
 				f.routers = append(f.routers[1:], r)
 				q := of(words(1, 400))
 				q.Score.Model, q.Reserve = "m", true
-				d, err := r.Route(f.Context(), q)
-				if err != nil {
-					f.Fatal(err)
-				}
+				d := must.Get(r.Route(f.Context(), q))(f)
 				pods[d.Pod]++
 			}
 			if together := len(pods) == 1; together != c.together {
@@ -365,9 +337,7 @@ func TestBurstGoesToOnePod(t *testing.T) {
 
 func (f *fleet) apply(pod string, ops ...store.Op) {
 	f.Helper()
-	if err := f.index.Apply(f.Context(), store.Batch{Pod: pod, Model: "m", Ops: ops}); err != nil {
-		f.Fatal(err)
-	}
+	must.OK(f, f.index.Apply(f.Context(), store.Batch{Pod: pod, Model: "m", Ops: ops}))
 }
 
 func keysOf(tokens []uint32) []blockkey.Key {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/scorer"
@@ -25,9 +26,7 @@ func TestPrefixes(t *testing.T) {
 			}
 			r := f.routers[i%len(f.routers)]
 			q := route.Request{Score: scorer.Request{Model: "m", Input: scorer.Tokens(p)}}
-			if _, err := r.Route(t.Context(), q); err != nil {
-				f.Fatal(err)
-			}
+			must.Get(r.Route(t.Context(), q))(f)
 		}
 		for _, r := range f.routers {
 			u := &route.Upkeep{Router: r, Index: f.index, Failed: func(model string, err error) { f.Errorf("%s: %v", model, err) }}
@@ -64,9 +63,7 @@ func TestPrefixesAlone(t *testing.T) {
 		"broken notes": {func(c *route.Config) { c.Notes = brokenNotes{notes.NewMemory(nil)} }, route.Prefixes{Alone: true}},
 		"a later version": {func(c *route.Config) {
 			n := notes.NewMemory(nil)
-			if err := n.PutDemand(t.Context(), "m", "later", []byte("v2")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, n.PutDemand(t.Context(), "m", "later", []byte("v2")))
 			c.Notes = n
 		}, route.Prefixes{Alone: true}},
 	} {

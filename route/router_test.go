@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	tokens "github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -33,15 +34,10 @@ func newWorld(t *testing.T, with func(*route.Config)) *world {
 	t.Helper()
 	w := &world{T: t, clock: time.UnixMicro(1_800_000_000_000_000)}
 	index, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = index.Close() })
 	w.index = index
-	s, err := scorer.New(scorer.Config{Index: index, BlockSize: 16, Budget: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(scorer.New(scorer.Config{Index: index, BlockSize: 16, Budget: 10 * time.Second}))(t)
 	now := func() time.Time { w.clock = w.clock.Add(time.Microsecond); return w.clock }
 	w.loads = loads.NewMemory(now)
 	c := route.Config{Scorer: s, Pods: index, Loads: w.loads, Now: now, Seed: 1}
@@ -51,9 +47,7 @@ func newWorld(t *testing.T, with func(*route.Config)) *world {
 	if w.Router, err = route.New(c); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := index.EnsureModel(t.Context(), store.ModelInfo{Name: "m", BlockSize: 16, Scheme: store.SchemeNative}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(index.EnsureModel(t.Context(), store.ModelInfo{Name: "m", BlockSize: 16, Scheme: store.SchemeNative}))(t)
 	return w
 }
 
@@ -61,9 +55,7 @@ func (w *world) register(pods ...store.Pod) {
 	w.Helper()
 	for _, p := range pods {
 		p.Model = "m"
-		if _, err := w.index.Register(w.Context(), p); err != nil {
-			w.Fatal(err)
-		}
+		must.Get(w.index.Register(w.Context(), p))(w)
 	}
 }
 
@@ -71,10 +63,7 @@ func (w *world) register(pods ...store.Pod) {
 func (w *world) hold(pod string, rank int, tier store.Tier, prompt []uint32, n int) {
 	w.Helper()
 	keys := blockkey.AppendNative(nil, prompt[:n], 16, blockkey.NativeSeed("", ""))
-	err := w.index.Apply(w.Context(), store.Batch{Pod: pod, Rank: rank, Model: "m", Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: keys}}})
-	if err != nil {
-		w.Fatal(err)
-	}
+	must.OK(w, w.index.Apply(w.Context(), store.Batch{Pod: pod, Rank: rank, Model: "m", Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: keys}}}))
 }
 
 func prompt(seed uint32, n int) []uint32 {
@@ -91,10 +80,7 @@ func ask(p []uint32) route.Request {
 
 func (w *world) route(q route.Request) *route.Decision {
 	w.Helper()
-	d, err := w.Route(w.Context(), q)
-	if err != nil {
-		w.Fatal(err)
-	}
+	d := must.Get(w.Route(w.Context(), q))(w)
 	return d
 }
 
@@ -212,9 +198,7 @@ func TestEligible(t *testing.T) {
 			t.Errorf("%s: %v, expected %s", c.what, got, c.want)
 		}
 	}
-	if _, err := w.index.Retire(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.index.Retire(t.Context(), "a"))(t)
 	for range 20 {
 		if d := w.route(ask(p)); d.Pod == "a" {
 			t.Fatal("a pod that has gone is chosen")
@@ -263,9 +247,7 @@ func TestBusy(t *testing.T) {
 			}
 		}
 		for _, id := range ids {
-			if _, err := w.End(t.Context(), "m", id); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(w.End(t.Context(), "m", id))(t)
 		}
 	}
 }
@@ -276,14 +258,9 @@ func TestRestartVoidsLoad(t *testing.T) {
 	w.register(store.Pod{Name: "a"})
 	p := prompt(1, 160)
 	live := func() {
-		gen, err := w.index.Begin(t.Context(), "a", 0, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		gen := must.Get(w.index.Begin(t.Context(), "a", 0, 1))(t)
 		keys := blockkey.AppendNative(nil, p, 16, blockkey.NativeSeed("", ""))
-		if err := w.index.Apply(t.Context(), store.Batch{Pod: "a", Model: "m", Guard: &store.Guard{Generation: gen, Fence: 1, Seq: 1}, Ops: []store.Op{{Kind: store.Add, Keys: keys}}}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, w.index.Apply(t.Context(), store.Batch{Pod: "a", Model: "m", Guard: &store.Guard{Generation: gen, Fence: 1, Seq: 1}, Ops: []store.Op{{Kind: store.Add, Keys: keys}}}))
 	}
 	live()
 	q := ask(p)
@@ -304,22 +281,14 @@ func TestRestartVoidsLoad(t *testing.T) {
 func TestSettingsAreSeen(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
-	s, err := scorer.New(scorer.Config{Index: w.index, BlockSize: 16, Budget: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := route.New(route.Config{Scorer: s, Pods: w.index, Loads: w.loads, Seed: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(scorer.New(scorer.Config{Index: w.index, BlockSize: 16, Budget: 10 * time.Second}))(t)
+	other := must.Get(route.New(route.Config{Scorer: s, Pods: w.index, Loads: w.loads, Seed: 2}))(t)
 	q := ask(prompt(1, 100))
 	q.Reserve = true
 	if d := w.route(q); d.Policy != "eta" {
 		t.Errorf("%+v", d)
 	}
-	if _, err := other.PutSettings(t.Context(), "m", []byte(`{"policy":"least_requests"}`)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(other.PutSettings(t.Context(), "m", []byte(`{"policy":"least_requests"}`)))(t)
 	if d := w.route(q); d.Policy != "least_requests" {
 		t.Errorf("the next booking goes by %s", d.Policy)
 	}
@@ -397,18 +366,12 @@ func TestBurst(t *testing.T) {
 	for i := range 16 {
 		w.register(store.Pod{Name: fmt.Sprint("p", i)})
 	}
-	s, err := scorer.New(scorer.Config{Index: w.index, BlockSize: 16, Budget: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(scorer.New(scorer.Config{Index: w.index, BlockSize: 16, Budget: 10 * time.Second}))(t)
 	shared := loads.NewMemory(func() time.Time { return time.UnixMicro(1) }) // no prefill goes on meanwhile
 	var wg sync.WaitGroup
 	errs := make(chan error, 8)
 	for g := range 8 {
-		r, err := route.New(route.Config{Scorer: s, Pods: w.index, Loads: shared, Seed: uint64(g + 1)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(route.New(route.Config{Scorer: s, Pods: w.index, Loads: shared, Seed: uint64(g + 1)}))(t)
 		wg.Go(func() {
 			for i := range 100 {
 				q := ask(prompt(uint32(g*100+i)*1000, 512))
@@ -425,10 +388,7 @@ func TestBurst(t *testing.T) {
 	if err := <-errs; err != nil {
 		t.Fatal(err)
 	}
-	p, err := shared.Loads(t.Context(), "m")
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(shared.Loads(t.Context(), "m"))(t)
 	for at, l := range p.Loads {
 		if l.Requests > 55 { // fewer may be: for 50 ms a router goes by one picture of the candidates worth weighing
 			t.Errorf("%v has %d of 800 requests, an even share is 50", at, l.Requests)
@@ -499,10 +459,7 @@ func TestPinnedBeforeCost(t *testing.T) {
 func TestNotTokenizedInTime(t *testing.T) {
 	w := newWorld(t, func(c *route.Config) {
 		late := scorer.TokenizerFunc(func(context.Context, tokens.Request) (tokens.Result, error) { return tokens.Result{}, nil })
-		s, err := scorer.New(scorer.Config{Index: c.Pods.(store.Index), Tokenizer: late, BlockSize: 16, Budget: 10 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(scorer.New(scorer.Config{Index: c.Pods.(store.Index), Tokenizer: late, BlockSize: 16, Budget: 10 * time.Second}))(t)
 		c.Scorer = s
 	})
 	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
@@ -522,18 +479,13 @@ func TestNotTokenizedInTime(t *testing.T) {
 		q := route.Request{Score: scorer.Request{Model: "m", Input: scorer.Prompt(text)}, Reserve: true, ID: x.what}
 		x.change(&q)
 		d := w.route(q)
-		p, err := w.Loads(t.Context(), "m")
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(w.Loads(t.Context(), "m"))(t)
 		if got := p.Loads[d.RankRef].Prefill; got < x.want || got > x.want+10 {
 			t.Errorf("%s: %d tokens are booked, want %d", x.what, got, x.want)
 		}
 		if d.Tokens != 0 || d.Score.Exact {
 			t.Errorf("%s: the answer says %d tokens, exact %v", x.what, d.Tokens, d.Score.Exact)
 		}
-		if _, err := w.End(t.Context(), "m", x.what); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(w.End(t.Context(), "m", x.what))(t)
 	}
 }

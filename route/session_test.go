@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/scorer"
@@ -23,10 +24,7 @@ func (f *fleet) say(session string, with func(*route.Request)) *route.Decision {
 	if with != nil {
 		with(&q)
 	}
-	d, err := r.Route(f.Context(), q)
-	if err != nil {
-		f.Fatal(err)
-	}
+	d := must.Get(r.Route(f.Context(), q))(f)
 	return d
 }
 
@@ -41,9 +39,7 @@ func (f *fleet) wantState(d *route.Decision, want route.SessionState) {
 func (f *fleet) refresh() {
 	f.Helper()
 	for _, r := range f.routers {
-		if _, err := r.Settings(f.Context(), "m"); err != nil {
-			f.Fatal(err)
-		}
+		must.Get(r.Settings(f.Context(), "m"))(f)
 	}
 }
 
@@ -111,9 +107,7 @@ func TestSessionMoves(t *testing.T) {
 		if d := f.say("chat", nil); d.RankRef != moved {
 			f.Errorf("it went on to %v, want %v", d.RankRef, moved)
 		}
-		if _, err := f.index.Retire(f.Context(), moved.Pod); err != nil {
-			f.Fatal(err)
-		}
+		must.Get(f.index.Retire(f.Context(), moved.Pod))(f)
 		d = f.say("chat", nil)
 		f.wantState(d, route.SessionGone)
 		if d.RankRef == moved {

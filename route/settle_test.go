@@ -3,6 +3,7 @@ package route_test
 import (
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -28,24 +29,16 @@ func TestSettle(t *testing.T) {
 		}
 		var done *loads.Report
 		if x.first {
-			rep, err := w.Done(t.Context(), "m", d.Reservation, -1)
-			if err != nil {
-				t.Fatal(err)
-			}
+			rep := must.Get(w.Done(t.Context(), "m", d.Reservation, -1))(t)
 			done = &rep
 		}
 		if x.alone {
-			if _, err := w.Done(t.Context(), "m", d.Reservation, x.cached); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(w.Done(t.Context(), "m", d.Reservation, x.cached))(t)
 		}
 		if r, err := w.Settle(t.Context(), "m", d.Reservation, done, x.cached); err != nil || !r.Known {
 			t.Fatalf("%+v, %v", r, err)
 		}
-		pic, err := w.Loads(t.Context(), "m")
-		if err != nil {
-			t.Fatal(err)
-		}
+		pic := must.Get(w.Loads(t.Context(), "m"))(t)
 		if l := pic.Loads[d.RankRef]; l.Requests != 0 || x.samples == 0 && l.Samples != 0 {
 			t.Errorf("request %d: load %+v", i, l)
 		}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
@@ -15,9 +16,7 @@ func liar(t *testing.T) (w *world, p []uint32) {
 	w = newWorld(t, nil)
 	w.register(store.Pod{Name: "a", Events: "tcp://127.0.0.1:5557"}, store.Pod{Name: "b"}, store.Pod{Name: "c", Events: "tcp://127.0.0.1:5558"})
 	for _, pod := range []string{"a", "c"} {
-		if _, err := w.index.Begin(t.Context(), pod, 0, 7); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(w.index.Begin(t.Context(), pod, 0, 7))(t)
 	}
 	p = prompt(1, 1000)
 	for _, pod := range []string{"a", "b", "c"} {
@@ -33,12 +32,8 @@ func (w *world) serve(pod string, p []uint32, n, cached int) {
 		q := ask(p)
 		q.Reserve, q.Pinned = true, &store.RankRef{Pod: pod}
 		d := w.route(q)
-		if _, err := w.Done(w.Context(), "m", d.Reservation, cached); err != nil {
-			w.Fatal(err)
-		}
-		if _, err := w.End(w.Context(), "m", d.Reservation); err != nil {
-			w.Fatal(err)
-		}
+		must.Get(w.Done(w.Context(), "m", d.Reservation, cached))(w)
+		must.Get(w.End(w.Context(), "m", d.Reservation))(w)
 	}
 }
 
@@ -69,10 +64,7 @@ func TestLiarsAreMended(t *testing.T) {
 	if held("a") != 0 || held("b") == 0 || held("c") == 0 {
 		t.Errorf("a holds %d, b %d, c %d tokens", held("a"), held("b"), held("c"))
 	}
-	truths, err := w.Truths(t.Context(), "m")
-	if err != nil {
-		t.Fatal(err)
-	}
+	truths := must.Get(w.Truths(t.Context(), "m"))(t)
 	if b := truths[store.RankRef{Pod: "b"}]; !b.Lies() {
 		t.Errorf("b is not flagged: %+v", b)
 	}
@@ -110,9 +102,7 @@ func TestHonestRanksAreLeftAlone(t *testing.T) {
 	w.serve("c", p, 100, 600) // more than the index knows
 	u.Look(t.Context())
 	// Of what is predicted an engine may have nothing yet.
-	if _, err := w.PutSettings(t.Context(), "m", []byte(`{"predict":{"bridge_s":2}}`)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.PutSettings(t.Context(), "m", []byte(`{"predict":{"bridge_s":2}}`)))(t)
 	w.clock = w.clock.Add(time.Second)
 	w.hold("c", 0, store.GPU, p, 640)
 	w.serve("c", p, 100, 0)
@@ -145,9 +135,7 @@ func TestOutcomes(t *testing.T) {
 	if n := len(w.Outcomes()); n != 1 {
 		t.Errorf("%d outcomes", n)
 	}
-	if _, err := w.index.Retire(t.Context(), "d"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.index.Retire(t.Context(), "d"))(t)
 	w.route(ask(p))
 	if n := len(w.Outcomes()); n != 0 {
 		t.Errorf("%d outcomes of a pod that is gone", n)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
@@ -25,46 +26,25 @@ func BenchmarkChatTurns(b *testing.B) {
 	const turns, model = 20, "Qwen/Qwen3-8B"
 	for name, bytes := range map[string]int64{"pieces": 0, "full": -1} {
 		b.Run(name, func(b *testing.B) {
-			dir, err := tokenpool.NewDirectory("../.cache/tokenizers")
-			if err != nil {
-				b.Fatal(err)
-			}
-			prefixes, err := prefixcache.NewLRU(prefixcache.Config{})
-			if err != nil {
-				b.Fatal(err)
-			}
-			pool, err := tokenpool.New(tokenpool.Config{Origin: dir, Store: prefixes, PieceBytes: bytes})
-			if err != nil {
-				b.Fatal(err)
-			}
+			dir := must.Get(tokenpool.NewDirectory("../.cache/tokenizers"))(b)
+			prefixes := must.Get(prefixcache.NewLRU(prefixcache.Config{}))(b)
+			pool := must.Get(tokenpool.New(tokenpool.Config{Origin: dir, Store: prefixes, PieceBytes: bytes}))(b)
 			defer func() { _ = pool.Close() }()
-			index, err := memory.New(memory.Config{})
-			if err != nil {
-				b.Fatal(err)
-			}
+			index := must.Get(memory.New(memory.Config{}))(b)
 			defer func() { _ = index.Close() }()
-			s, err := scorer.New(scorer.Config{Index: index, Tokenizer: pool})
-			if err != nil {
-				b.Fatal(err)
-			}
+			s := must.Get(scorer.New(scorer.Config{Index: index, Tokenizer: pool}))(b)
 			took := make([][]time.Duration, turns)
 			fresh, tokens := uint64(0), 0
 			for round := 0; b.Loop(); round++ {
 				var messages []json.RawMessage
 				say := func(role, text string) {
-					m, err := json.Marshal(map[string]string{"role": role, "content": text})
-					if err != nil {
-						b.Fatal(err)
-					}
+					m := must.Get(json.Marshal(map[string]string{"role": role, "content": text}))(b)
 					messages = append(messages, m)
 				}
 				say("system", fmt.Sprintf("You are assistant %d of %s.", round, name))
 				for turn := range turns {
 					say("user", prose(round, 2*turn, 6200))
-					all, err := json.Marshal(messages)
-					if err != nil {
-						b.Fatal(err)
-					}
+					all := must.Get(json.Marshal(messages))(b)
 					before := pool.Stats().Tokens
 					start := time.Now()
 					r, err := s.Score(b.Context(), scorer.Request{Model: model, Input: scorer.Chat(prompt.Chat{Messages: all}), Mode: prompt.Sync})

@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
@@ -389,10 +390,7 @@ func TestCrowd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := rapid.SampledFrom(crowdWeights).Draw(t, "weights")
 		x := &crowds{}
-		s, err := scorer.New(scorer.Config{Index: x, Chunks: x, Weights: &w, BlockSize: crowdBlock, Budget: scorer.Unbounded})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(scorer.New(scorer.Config{Index: x, Chunks: x, Weights: &w, BlockSize: crowdBlock, Budget: scorer.Unbounded}))(t)
 		for range rapid.IntRange(1, 3).Draw(t, "crowds") {
 			x.crowd = drawCrowd(t, false)
 			tokens := firstTokens(len(x.blocks)*crowdBlock + rapid.IntRange(0, crowdBlock-1).Draw(t, "rest"))
@@ -406,10 +404,7 @@ func TestCrowd(t *testing.T) {
 					reqs[i].Input, rooms[i] = scorer.Tokens(tokens), max(len(tokens)-1, 0)
 				}
 			}
-			got, err := s.ScoreAll(ctx, reqs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(s.ScoreAll(ctx, reqs))(t)
 			for i := range reqs {
 				x.check(t, &reqs[i], got[i], &w, rooms[i])
 			}
@@ -422,16 +417,9 @@ type crowds struct{ *crowd }
 
 // checkIn puts a crowd into an index, and asks that one.
 func (c *crowd) checkIn(ctx context.Context, t *rapid.T, x store.Index) {
-	must := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, err := x.EnsureModel(ctx, store.ModelInfo{Name: "m", BlockSize: crowdBlock, Scheme: store.SchemeNative})
-	must(err)
+	must.Get(x.EnsureModel(ctx, store.ModelInfo{Name: "m", BlockSize: crowdBlock, Scheme: store.SchemeNative}))(t)
 	for _, p := range c.pods {
-		_, err := x.Register(ctx, p)
-		must(err)
+		must.Get(x.Register(ctx, p))(t)
 	}
 	lora := rapid.SampledFrom([]string{"", "adapter"}).Draw(t, "adapter")
 	tokens := firstTokens(len(c.blocks)*crowdBlock + rapid.IntRange(0, crowdBlock-1).Draw(t, "rest"))
@@ -454,24 +442,21 @@ func (c *crowd) checkIn(ctx context.Context, t *rapid.T, x store.Index) {
 		}
 	}
 	for part := range slices.Chunk(slices.DeleteFunc(batches, func(b store.Batch) bool { return b.Ops == nil }), 32) {
-		must(x.Apply(ctx, part...))
+		must.OK(t, x.Apply(ctx, part...))
 	}
 	w := rapid.SampledFrom(crowdWeights).Draw(t, "weights")
-	s, err := scorer.New(scorer.Config{Index: x, Weights: &w, Budget: scorer.Unbounded})
-	must(err)
+	s := must.Get(scorer.New(scorer.Config{Index: x, Weights: &w, Budget: scorer.Unbounded}))(t)
 	reqs := make([]scorer.Request, rapid.IntRange(1, 6).Draw(t, "requests"))
 	for i := range reqs {
 		reqs[i] = c.drawRequest(t)
 		reqs[i].Input, reqs[i].LoRA = scorer.Tokens(tokens), lora
 	}
-	got, err := s.ScoreAll(ctx, reqs)
-	must(err)
+	got := must.Get(s.ScoreAll(ctx, reqs))(t)
 	for i := range reqs {
 		c.check(t, &reqs[i], got[i], &w, max(len(tokens)-1, 0))
 	}
 	// Blocks of one adapter do not match another's.
-	other, err := s.Score(ctx, scorer.Request{Model: "m", Input: scorer.Tokens(tokens), LoRA: "other"})
-	must(err)
+	other := must.Get(s.Score(ctx, scorer.Request{Model: "m", Input: scorer.Tokens(tokens), LoRA: "other"}))(t)
 	if len(other.Pods) > 0 {
 		t.Fatalf("another adapter's blocks are held by %+v", other.Pods)
 	}
@@ -480,10 +465,7 @@ func (c *crowd) checkIn(ctx context.Context, t *rapid.T, x store.Index) {
 func TestCrowdMemory(t *testing.T) {
 	ctx := t.Context()
 	rapid.Check(t, func(t *rapid.T) {
-		x, err := memory.New(memory.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(memory.New(memory.Config{}))(t)
 		defer x.Close()
 		drawCrowd(t, true).checkIn(ctx, t, x)
 	})
@@ -495,13 +477,10 @@ func TestCrowdRedis(t *testing.T) {
 	var n atomic.Int64
 	rapid.Check(t, func(t *rapid.T) {
 		windows := []int{rapid.IntRange(1, 8).Draw(t, "window"), rapid.IntRange(1, 40).Draw(t, "windows")}
-		x, err := redis.Open(redis.Config{
+		x := must.Get(redis.Open(redis.Config{
 			URL: url, Prefix: fmt.Sprintf("crowd%d", n.Add(1)), NoSweep: true, Windows: windows,
 			DialTimeout: 20 * time.Second, Timeout: 20 * time.Second, // of a loaded machine
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		defer x.Close()
 		drawCrowd(t, true).checkIn(ctx, t, x)
 	})

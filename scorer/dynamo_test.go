@@ -11,6 +11,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -74,18 +75,10 @@ type dynamoData struct {
 
 func loadDynamo(t *testing.T) (f dynamoFile) {
 	t.Helper()
-	file, err := os.Open("testdata/dynamo_index.json.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Open("testdata/dynamo_index.json.gz"))(t)
 	defer file.Close()
-	z, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.NewDecoder(z).Decode(&f); err != nil {
-		t.Fatal(err)
-	}
+	z := must.Get(gzip.NewReader(file))(t)
+	must.OK(t, json.NewDecoder(z).Decode(&f))
 	return f
 }
 
@@ -142,9 +135,7 @@ func (d *dynamoReplay) apply(t *testing.T, op dynamoOp) {
 		}
 		return
 	}
-	if err := json.Unmarshal(op.Event.Event.Data, &data); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(op.Event.Event.Data, &data))
 	if s := data.Stored; s != nil {
 		var prev blockkey.Key
 		if s.Parent != nil {

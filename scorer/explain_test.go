@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -35,10 +36,7 @@ func TestCaseSmallOnesUnderAttackExplain(t *testing.T) {
 			for i := range all {
 				all[i] = scorer.Request{Model: "m", Input: scorer.BlockKeys(keys), Explain: true}
 			}
-			rs, err := s.ScoreAll(t.Context(), all)
-			if err != nil {
-				t.Fatal(err)
-			}
+			rs := must.Get(s.ScoreAll(t.Context(), all))(t)
 			for _, r := range rs {
 				ex := r.Explanation
 				if len(ex.Blocks) != c.blocks || ex.LeftOut != c.keys-c.blocks || len(ex.Keys) != c.keys || ex.Keys[c.keys-1] != keys[c.keys-1] {

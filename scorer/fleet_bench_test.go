@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/cputime"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
@@ -17,10 +18,7 @@ import (
 // stairs, where each pod holds another part of the beginning, and whole, where all hold all of it.
 func BenchmarkScoreOfFleet(b *testing.B) {
 	inMemory := func(b *testing.B) (store.Index, func() time.Duration) {
-		x, err := memory.New(memory.Config{})
-		if err != nil {
-			b.Fatal(err)
-		}
+		x := must.Get(memory.New(memory.Config{}))(b)
 		b.Cleanup(func() { _ = x.Close() })
 		return x, func() time.Duration { return 0 }
 	}
@@ -71,9 +69,7 @@ func fillFleet(b *testing.B, x store.Index, shape string, pods int, keys []block
 	}
 	for len(batches) > 0 {
 		n := min(len(batches), 32)
-		if err := x.Apply(b.Context(), batches[:n]...); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, x.Apply(b.Context(), batches[:n]...))
 		batches = batches[n:]
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/chunks"
@@ -29,19 +30,13 @@ func profile(chunk int, tail bool) lmcache.Profile {
 	return lmcache.Profile{Config: lmcache.Config{Version: lmcache.V031, ChunkSize: chunk, Tail: tail}}
 }
 
-func reader(t interface{ Fatal(...any) }, mode lmcache.Mode, profiles ...lmcache.Profile) *chunks.Source {
-	r, err := lmcache.NewReader("m", mode, profiles...)
-	if err != nil {
-		t.Fatal(err)
-	}
+func reader(t must.TB, mode lmcache.Mode, profiles ...lmcache.Profile) *chunks.Source {
+	r := must.Get(lmcache.NewReader("m", mode, profiles...))(t)
 	return &chunks.Source{Readers: map[string]*lmcache.Reader{"m": r}}
 }
 
-func chunkKeys(t interface{ Fatal(...any) }, p lmcache.Profile, tokens []uint32) []blockkey.Key {
-	h, err := lmcache.New(p.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+func chunkKeys(t must.TB, p lmcache.Profile, tokens []uint32) []blockkey.Key {
+	h := must.Get(lmcache.New(p.Config))(t)
 	var keys []blockkey.Key
 	for _, hash := range h.Append(nil, tokens) {
 		keys = append(keys, hash.ChunkKey())
@@ -322,19 +317,12 @@ func (w *joinWorld) each(t *rapid.T, add func(pod string, rank int, tier store.T
 
 // fill puts the world into an index.
 func (w *joinWorld) fill(ctx context.Context, t *rapid.T, x store.Index) {
-	must := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, err := x.EnsureModel(ctx, store.ModelInfo{Name: "m", BlockSize: w.size, Scheme: store.SchemeNative})
-	must(err)
+	must.Get(x.EnsureModel(ctx, store.ModelInfo{Name: "m", BlockSize: w.size, Scheme: store.SchemeNative}))(t)
 	for _, p := range w.registrations() {
-		_, err := x.Register(ctx, p)
-		must(err)
+		must.Get(x.Register(ctx, p))(t)
 	}
 	w.each(t, func(pod string, rank int, tier store.Tier, keys []blockkey.Key) {
-		must(x.Apply(ctx, store.Batch{Pod: pod, Rank: rank, Model: "m", Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: keys}}}))
+		must.OK(t, x.Apply(ctx, store.Batch{Pod: pod, Rank: rank, Model: "m", Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: keys}}}))
 	})
 }
 
@@ -344,10 +332,7 @@ func (w *joinWorld) check(ctx context.Context, t *rapid.T, x scorer.Looker) {
 	if rapid.Bool().Draw(t, "turned weights") {
 		weights = scorer.Weights{store.GPU: 1, store.CPU: 0.3, store.Disk: 0.8, store.Shared: 0.3}
 	}
-	s, err := scorer.New(scorer.Config{Index: x, Chunks: reader(t, lmcache.NoEntries, w.profiles...), Weights: &weights, BlockSize: w.size, Budget: 30e9})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(scorer.New(scorer.Config{Index: x, Chunks: reader(t, lmcache.NoEntries, w.profiles...), Weights: &weights, BlockSize: w.size, Budget: 30e9}))(t)
 	for _, st := range scorer.Strategies() {
 		for _, explain := range []bool{false, true} {
 			r, err := s.Score(ctx, scorer.Request{Model: "m", Input: scorer.Tokens(w.tokens), Strategy: st, Explain: explain})
@@ -390,10 +375,7 @@ func (w *joinWorld) checkExplanation(t *rapid.T, ex *scorer.Explanation, weights
 func TestJoinIsPlainMemory(t *testing.T) {
 	ctx := t.Context()
 	rapid.Check(t, func(t *rapid.T) {
-		x, err := memory.New(memory.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(memory.New(memory.Config{}))(t)
 		defer x.Close()
 		w := drawWorld(t)
 		w.fill(ctx, t, x)
@@ -407,10 +389,7 @@ func TestJoinIsPlainRedis(t *testing.T) {
 	var n atomic.Int64
 	rapid.Check(t, func(t *rapid.T) {
 		windows := []int{rapid.IntRange(1, 8).Draw(t, "window"), rapid.IntRange(1, 20).Draw(t, "windows")}
-		x, err := redis.Open(redis.Config{URL: url, Prefix: fmt.Sprintf("k%d", n.Add(1)), NoSweep: true, Windows: windows})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(redis.Open(redis.Config{URL: url, Prefix: fmt.Sprintf("k%d", n.Add(1)), NoSweep: true, Windows: windows}))(t)
 		defer x.Close()
 		w := drawWorld(t)
 		w.fill(ctx, t, x)

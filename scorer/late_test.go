@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
@@ -17,15 +18,9 @@ import (
 // TestBudgetThatWasSleptThrough asks indexes in memory when the time is over, as after
 // the process has not been running: the answer costs no time, and is given whole.
 func TestBudgetThatWasSleptThrough(t *testing.T) {
-	plain, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plain := must.Get(memory.New(memory.Config{}))(t)
 	defer plain.Close()
-	copied, err := replica.New(replica.Config{Index: openRedis(t, redistest.Start(t).URL())})
-	if err != nil {
-		t.Fatal(err)
-	}
+	copied := must.Get(replica.New(replica.Config{Index: openRedis(t, redistest.Start(t).URL())}))(t)
 	t.Cleanup(func() { _ = copied.Close() })
 	for name, x := range map[string]store.Index{"memory": plain, "replica": copied} {
 		t.Run(name, func(t *testing.T) {
@@ -35,9 +30,7 @@ func TestBudgetThatWasSleptThrough(t *testing.T) {
 			if r, ok := x.(*replica.Replica); ok {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				if err := r.CatchUp(ctx); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, r.CatchUp(ctx))
 			}
 			s := newScorer(t, scorer.Config{Index: x})
 			late, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
@@ -73,15 +66,12 @@ func TestLateBeforeTheIndex(t *testing.T) {
 	over, end := context.WithTimeout(t.Context(), 0)
 	defer end()
 	<-over.Done()
-	s, err := scorer.New(scorer.Config{
+	s := must.Get(scorer.New(scorer.Config{
 		Index: farIndex{},
 		Tokenizer: scorer.TokenizerFunc(func(context.Context, prompt.Request) (prompt.Result, error) {
 			return prompt.Result{Behind: prompt.BehindBudget}, nil
 		}),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	for _, in := range []scorer.Input{scorer.Prompt("x"), scorer.Tokens([]uint32{1, 2})} {
 		if _, err := s.Score(over, scorer.Request{Model: "m", Input: in}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v, want %v", err, context.DeadlineExceeded)
@@ -102,10 +92,7 @@ func (d *deadlines) Lookup(ctx context.Context, queries ...*store.Query) error {
 
 // TestUnbounded leaves a lookup the deadline of its caller, and gives it none of its own.
 func TestUnbounded(t *testing.T) {
-	plain, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plain := must.Get(memory.New(memory.Config{}))(t)
 	defer plain.Close()
 	bounded, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()

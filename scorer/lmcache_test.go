@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/chunks"
@@ -38,26 +39,18 @@ func blockKeys(size int, tokens []uint32) []blockkey.Key {
 func registerPods(t testing.TB, x store.Index, pods ...store.Pod) {
 	t.Helper()
 	for _, p := range pods {
-		if _, err := x.Register(t.Context(), p); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Register(t.Context(), p))(t)
 	}
 }
 
 func change(t testing.TB, x store.Index, kind store.OpKind, model, pod string, tier store.Tier, keys ...blockkey.Key) {
 	t.Helper()
-	err := x.Apply(t.Context(), store.Batch{Pod: pod, Model: model, Ops: []store.Op{{Kind: kind, Tier: tier, Keys: keys}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Apply(t.Context(), store.Batch{Pod: pod, Model: model, Ops: []store.Op{{Kind: kind, Tier: tier, Keys: keys}}}))
 }
 
 func memoryIndex(t testing.TB) *memory.Index {
 	t.Helper()
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{}))(t)
 	t.Cleanup(func() { _ = x.Close() })
 	return x
 }
@@ -115,9 +108,7 @@ func TestChunksThatDoNotCount(t *testing.T) {
 		change(t, x, store.Add, "m", "c", store.Disk, chunkKeys(t, p, tokens[:600])...)
 		want(t, score(t, s, scorer.Request{Model: "m", Input: scorer.Tokens(tokens), Objects: image(600, 700)}),
 			"a 6.4 8 [0 8 0 0]; b 4 8 [0 0 8 0]; c 4.5 9 [0 0 9 0]")
-		if _, err := x.Retire(t.Context(), "c"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Retire(t.Context(), "c"))(t)
 		// The tail of 188 tokens is no part of a chunk of 256.
 		want(t, score(t, s, scorer.Request{Model: "m", Input: scorer.Tokens(tokens)}), "a 12.8 16 [0 16 0 0]; b 4 8 [0 0 8 0]")
 	})
@@ -175,14 +166,10 @@ func TestTwoWorkers(t *testing.T) {
 	}
 
 	// The pod of a worker is gone, and what it holds with it.
-	if _, err := x.Retire(t.Context(), "b"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "b"))(t)
 	want(t, ask(), "a 13.7 16 [9 4 3 0]")
 	// So is a worker of the other.
-	if _, err := x.Retire(t.Context(), a[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), a[0]))(t)
 	want(t, ask(), "a 9 9 [9 0 0 0]")
 }
 
@@ -222,13 +209,8 @@ type recorded struct {
 
 func readRecorded(t *testing.T) (r recorded) {
 	t.Helper()
-	text, err := os.ReadFile("testdata/lmcache_redis.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(text, &r); err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("testdata/lmcache_redis.json"))(t)
+	must.OK(t, json.Unmarshal(text, &r))
 	return r
 }
 
@@ -257,20 +239,14 @@ const recordedModel = "meta-llama/Llama-3.1-8B-Instruct"
 
 func openRedis(t testing.TB, url string) *redis.Index {
 	t.Helper()
-	x, err := redis.Open(redis.Config{URL: url, NoSweep: true, Entries: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: url, NoSweep: true, Entries: true}))(t)
 	t.Cleanup(func() { _ = x.Close() })
 	return x
 }
 
 func readers(t *testing.T, mode lmcache.Mode, profiles ...lmcache.Profile) *chunks.Source {
 	t.Helper()
-	r, err := lmcache.NewReader(recordedModel, mode, profiles...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(lmcache.NewReader(recordedModel, mode, profiles...))(t)
 	return &chunks.Source{Readers: map[string]*lmcache.Reader{recordedModel: r}}
 }
 
@@ -356,9 +332,7 @@ func TestRemoteStore(t *testing.T) {
 			registerPods(t, x, store.Pod{Name: "a", Model: recordedModel}, store.Pod{Name: "b", Model: recordedModel, Ranks: 2}, store.Pod{Name: "c", Model: "other"})
 			tensors := make([]byte, 2048)
 			for _, name := range rec.Remote[c.name] {
-				if err := server.Client().Set(t.Context(), name, tensors, 0).Err(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, server.Client().Set(t.Context(), name, tensors, 0).Err())
 			}
 			blocks := blockKeys(64, firstTokens(1024))
 			change(t, x, store.Add, recordedModel, "a", store.GPU, blocks[:3]...)
@@ -397,14 +371,10 @@ func TestMixed(t *testing.T) {
 			}
 			change(t, x, store.Add, recordedModel, "10.0.0.1:8000", store.GPU, blockKeys(64, tokens)[:2]...)
 			for _, key := range []string{"8808405eec6fbe306fe3369f88daed79dd5613ddbb5e801f632b01d6218c5f08", "dbae33ee1bee4f1e12ac7a0dd1197e46648b8d9d9d908577a53fd38741bcf119"} {
-				if err := client.HSet(ctx, recordedModel+"@"+key, "10.0.0.1", "vllm@1@0@1795815737.6425018").Err(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, client.HSet(ctx, recordedModel+"@"+key, "10.0.0.1", "vllm@1@0@1795815737.6425018").Err())
 			}
 			for _, key := range rec.Remote["resp"] {
-				if err := client.Set(ctx, key, make([]byte, 64), 0).Err(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, client.Set(ctx, key, make([]byte, 64), 0).Err())
 			}
 			r := askOnce(t, x, readers(t, lmcache.AutoEntries, fork, now), scorer.Request{})
 			want(t, r, "10.0.0.1:8000 9.2 16 [2 6 0 8]; 10.0.0.2:8000 6.4 16 [0 0 8 8]; 10.0.0.3:8000 4.8 16 [0 0 0 16]")
@@ -447,10 +417,7 @@ func TestMemoryHasNoEntries(t *testing.T) {
 func TestReplicaAndEntries(t *testing.T) {
 	server := redistest.Start(t)
 	in := openRedis(t, server.URL())
-	x, err := replica.New(replica.Config{Index: in})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(replica.New(replica.Config{Index: in}))(t)
 	t.Cleanup(func() { _ = x.Close() })
 	fork := lmcache.Profile{Config: lmcache.Config{Version: lmcache.VFork}}
 	tokens := firstTokens(1024)
@@ -508,9 +475,7 @@ func BenchmarkScoreWithLMCache(b *testing.B) {
 				req := scorer.Request{Model: "m", Input: scorer.Tokens(tokens)}
 				b.ReportAllocs()
 				for b.Loop() {
-					if _, err := s.Score(b.Context(), req); err != nil {
-						b.Fatal(err)
-					}
+					must.Get(s.Score(b.Context(), req))(b)
 				}
 			})
 		}

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -136,19 +137,13 @@ func (x *plainIndex) at(q *store.Query, i int) []store.HolderID {
 
 func newScorer(t testing.TB, cfg scorer.Config) *scorer.Scorer {
 	t.Helper()
-	s, err := scorer.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(scorer.New(cfg))(t)
 	return s
 }
 
 func score(t testing.TB, s *scorer.Scorer, r scorer.Request) *scorer.Response {
 	t.Helper()
-	resp, err := s.Score(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(s.Score(t.Context(), r))(t)
 	return resp
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -18,10 +19,7 @@ type predicting struct {
 }
 
 func newPredicting(t *testing.T) predicting {
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{}))(t)
 	t.Cleanup(func() { _ = x.Close() })
 	return predicting{t, x}
 }
@@ -32,9 +30,7 @@ func (x predicting) hold(pod string, tier store.Tier, reuse store.Reuse, keys ..
 	if tier == store.Predicted {
 		op.Until = time.Now().Add(time.Hour)
 	}
-	if err := x.Apply(x.Context(), store.Batch{Pod: pod, Model: "m", Reuse: reuse, Ops: []store.Op{op}}); err != nil {
-		x.Fatal(err)
-	}
+	must.OK(x, x.Apply(x.Context(), store.Batch{Pod: pod, Model: "m", Reuse: reuse, Ops: []store.Op{op}}))
 }
 
 func chainOf(n int) []blockkey.Key {

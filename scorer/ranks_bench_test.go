@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -70,9 +71,7 @@ func BenchmarkScoreOfManyRanks(b *testing.B) {
 				req := scorer.Request{Model: "m", Input: scorer.BlockKeys(keys), Strategy: strategy}
 				b.ReportAllocs()
 				for b.Loop() {
-					if _, err := s.Score(b.Context(), req); err != nil {
-						b.Fatal(err)
-					}
+					must.Get(s.Score(b.Context(), req))(b)
 				}
 			})
 		}
@@ -96,9 +95,7 @@ func BenchmarkScoreBesideIdlePods(b *testing.B) {
 			req := scorer.Request{Model: "m", Input: scorer.BlockKeys(keys)}
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := s.Score(b.Context(), req); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(s.Score(b.Context(), req))(b)
 			}
 		})
 	}

@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
@@ -430,18 +431,15 @@ func TestText(t *testing.T) {
 
 	answer = prompt.Result{Exact: true}
 	before := x.lookups
-	rs, err := s.ScoreAll(t.Context(), []scorer.Request{
+	rs := must.Get(s.ScoreAll(t.Context(), []scorer.Request{
 		{Model: "m", Input: scorer.Prompt("abcdefgh")},
 		{Model: "m", Input: scorer.Prompt("")},
 		{Model: "m", Input: scorer.Prompt("abcdxxxx")},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	if x.lookups-before != 2 || rs[0].Pods[0].Blocks != 2 || len(rs[1].Pods) != 0 || rs[2].Pods[0].Blocks != 1 {
 		t.Errorf("three prompts in %d lookups, want 2, of which one brings the registry: %+v %+v %+v", x.lookups-before, rs[0], rs[1], rs[2])
 	}
-	_, err = s.ScoreAll(t.Context(), []scorer.Request{{Model: "m", Input: scorer.Prompt("a")}, {Model: "gone", Input: scorer.Prompt("b")}})
+	_, err := s.ScoreAll(t.Context(), []scorer.Request{{Model: "m", Input: scorer.Prompt("a")}, {Model: "gone", Input: scorer.Prompt("b")}})
 	var in *scorer.InputError
 	if !errors.As(err, &in) || in.Index != 1 || !errors.Is(err, errUnknownModel) {
 		t.Errorf("got %v", err)
@@ -471,10 +469,7 @@ func TestUsage(t *testing.T) {
 	x := newPlainIndex(t)
 	x.add("m", "p", 0, store.GPU, chain8[:4]...)
 	now := time.Unix(1000, 0)
-	u, err := scorer.NewUsage(16*time.Second, 1024)
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := must.Get(scorer.NewUsage(16*time.Second, 1024))(t)
 	s := newScorer(t, scorer.Config{Index: x, Usage: u, Now: func() time.Time { return now }})
 	ask := func(keys []blockkey.Key, st scorer.Strategy) []int {
 		return score(t, s, scorer.Request{Model: "m", Input: scorer.BlockKeys(keys), Strategy: st}).Frequencies
@@ -498,10 +493,7 @@ func TestUsage(t *testing.T) {
 			t.Fatalf("step %d: got %v, want %v", i, got, step.want)
 		}
 	}
-	small, err := scorer.NewUsage(time.Minute, 16)
-	if err != nil {
-		t.Fatal(err)
-	}
+	small := must.Get(scorer.NewUsage(time.Minute, 16))(t)
 	many := make([]blockkey.Key, 10_000)
 	for i := range many {
 		many[i] = blockkey.Key(i) << 32
@@ -560,9 +552,7 @@ func BenchmarkScore(b *testing.B) {
 			req := scorer.Request{Model: "m", Input: scorer.Tokens(make([]uint32, n))}
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := s.Score(b.Context(), req); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(s.Score(b.Context(), req))(b)
 			}
 		})
 	}

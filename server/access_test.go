@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/access"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/server"
 )
 
@@ -38,20 +39,12 @@ func TestRoles(t *testing.T) {
 	tokens := map[access.Role]string{access.Read: "the token of a reader here", access.Write: "the token of a writer here", access.Admin: "the token of an admin here"}
 	var file strings.Builder
 	for role, token := range tokens {
-		digest, err := access.Digest(token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		digest := must.Get(access.Digest(token))(t)
 		file.WriteString(role.String() + " " + digest + " the-" + role.String() + "\n")
 	}
 	path := filepath.Join(t.TempDir(), "credentials")
-	if err := os.WriteFile(path, []byte(file.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	creds, err := access.Open(path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(file.String()), 0o600))
+	creds := must.Get(access.Open(path, nil))(t)
 	s := newServer(t, openIndex(t), func(c *server.Config) { c.Access = &access.Guard{Credentials: creds} })
 	if got := server.RouteCount(); got != len(needs) {
 		t.Fatalf("there are %d routes, and this test knows the roles of %d", got, len(needs))

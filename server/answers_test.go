@@ -18,6 +18,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/chunks"
@@ -81,9 +82,7 @@ func chainOf(size int, lora, salt string, tokens []uint32) []blockkey.Key {
 func (w *answerWorld) register(pods ...store.Pod) {
 	w.t.Helper()
 	for _, p := range pods {
-		if _, err := w.index.Register(w.t.Context(), p); err != nil {
-			w.t.Fatal(err)
-		}
+		must.Get(w.index.Register(w.t.Context(), p))(w.t)
 	}
 }
 
@@ -94,25 +93,19 @@ func (w *answerWorld) add(model, pod string, rank int, tier store.Tier, keys ...
 
 func (w *answerWorld) tell(b store.Batch) {
 	w.t.Helper()
-	if err := w.index.Apply(w.t.Context(), b); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, w.index.Apply(w.t.Context(), b))
 }
 
 func (w *answerWorld) do(args ...any) {
 	w.t.Helper()
-	if err := w.plain.Do(w.t.Context(), args...).Err(); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, w.plain.Do(w.t.Context(), args...).Err())
 }
 
 // fill puts everything in.
 func (w *answerWorld) fill() {
 	w.t.Helper()
 	for _, m := range []store.ModelInfo{{Name: wideModel, BlockSize: 16, Scheme: store.SchemeNative}, {Name: "m", BlockSize: 4, Scheme: store.SchemeNative}} {
-		if _, err := w.index.EnsureModel(w.t.Context(), m); err != nil {
-			w.t.Fatal(err)
-		}
+		must.Get(w.index.EnsureModel(w.t.Context(), m))(w.t)
 	}
 	// Tiers, ranks, gaps, ties, an adapter and a salt.
 	for _, model := range []string{"m", downModel, staleModel} {
@@ -185,9 +178,7 @@ func (w *answerWorld) fillRedis() {
 	w.register(store.Pod{Name: one, Model: plainModel})
 	for i, k := range chainOf(4, "", "", numbers(1, 48)) {
 		name, _, err := keyspace.BlockName(redis.DefaultPrefix, k.In(blockkey.ModelOf(plainModel)))
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		switch {
 		case i < 3:
 			w.do("SET", name, one+","+two)
@@ -202,17 +193,11 @@ func (w *answerWorld) fillRedis() {
 
 	tokens := numbers(1, 48)
 	keys := func(p lmcache.Profile, n int) []string {
-		names, err := lmcache.Keys(p.Config, lmcache.Target{Model: chunkModel, WorldSize: 1, DType: p.DType}, tokens[:n])
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		names := must.Get(lmcache.Keys(p.Config, lmcache.Target{Model: chunkModel, WorldSize: 1, DType: p.DType}, tokens[:n]))(w.t)
 		return names
 	}
 	chunks := func(p lmcache.Profile) (keys []blockkey.Key) {
-		h, err := lmcache.New(p.Config)
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		h := must.Get(lmcache.New(p.Config))(w.t)
 		for _, hash := range h.Append(nil, tokens) {
 			keys = append(keys, hash.ChunkKey())
 		}
@@ -383,21 +368,12 @@ func runAnswers(t *testing.T, w *answerWorld, asked func(model any) bool) string
 	t.Helper()
 	w.fill()
 	now := func() time.Time { return time.Unix(1_700_000_000, 0) }
-	usage, err := scorer.NewUsage(time.Hour, 1<<16)
-	if err != nil {
-		t.Fatal(err)
-	}
-	reader, err := lmcache.NewReader(chunkModel, lmcache.AutoEntries, chunkProfiles...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sc, err := scorer.New(scorer.Config{
+	usage := must.Get(scorer.NewUsage(time.Hour, 1<<16))(t)
+	reader := must.Get(lmcache.NewReader(chunkModel, lmcache.AutoEntries, chunkProfiles...))(t)
+	sc := must.Get(scorer.New(scorer.Config{
 		Index: failing{w.index}, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 4, Budget: time.Minute, Usage: usage, Now: now,
 		Chunks: &chunks.Source{Readers: map[string]*lmcache.Reader{chunkModel: reader}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	s := newServer(t, w.index, func(c *server.Config) { c.Scorer = sc })
 	var out strings.Builder
 	all := answerRequests()
@@ -405,17 +381,12 @@ func runAnswers(t *testing.T, w *answerWorld, asked func(model any) bool) string
 	for i, a := range all {
 		if i == leave {
 			// Before it, no life has ended: addresses count at once then.
-			if _, err := w.index.Retire(t.Context(), "m-gone"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(w.index.Retire(t.Context(), "m-gone"))(t)
 		}
 		if !asked(a["model"]) {
 			continue
 		}
-		body, err := json.Marshal(a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := must.Get(json.Marshal(a))(t)
 		r := s.do(http.MethodPost, "/v1/score", strings.NewReader(string(body)))
 		answer := stages.ReplaceAllString(strings.TrimSuffix(r.Body.String(), "\n"), "$1}")
 		if len(body) > 1000 {
@@ -430,10 +401,7 @@ func runAnswers(t *testing.T, w *answerWorld, asked func(model any) bool) string
 // kinds of what an index has against the file, byte for byte.
 func TestScoreAnswers(t *testing.T) {
 	rs := redistest.Start(t)
-	index, err := redis.Open(redis.Config{URL: rs.URL(), Timeout: time.Minute, NoSweep: true, Entries: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	index := must.Get(redis.Open(redis.Config{URL: rs.URL(), Timeout: time.Minute, NoSweep: true, Entries: true}))(t)
 	t.Cleanup(func() {
 		if err := index.Close(); err != nil {
 			t.Error(err)
@@ -469,9 +437,6 @@ func TestScoreAnswersMemory(t *testing.T) {
 
 func readAnswers(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(answersFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(answersFile))(t)
 	return string(text)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/cputime"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/server/request"
@@ -41,21 +42,13 @@ func benchBodies(tb testing.TB, index store.Index, n int) map[string]string {
 	for p := range benchPods {
 		batches = append(batches, store.Batch{Pod: fmt.Sprintf("10.0.0.%d:8000", p), Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: keys}}})
 	}
-	if err := index.Apply(tb.Context(), batches...); err != nil {
-		tb.Fatal(err)
-	}
-	list, err := json.Marshal(tokens)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, index.Apply(tb.Context(), batches...))
+	list := must.Get(json.Marshal(tokens))(tb)
 	hexKeys := make([]string, len(keys))
 	for i, k := range keys {
 		hexKeys[i] = k.String()
 	}
-	hexList, err := json.Marshal(hexKeys)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	hexList := must.Get(json.Marshal(hexKeys))(tb)
 	return map[string]string{
 		"tokens":     `{"model":"m","tokens":` + string(list) + `}`,
 		"tokens_b64": `{"model":"m","tokens_b64":"` + base64.StdEncoding.EncodeToString(raw) + `"}`,
@@ -68,14 +61,8 @@ func benchBodies(tb testing.TB, index store.Index, n int) map[string]string {
 func benchServer(b *testing.B, index store.Index) *server.Server {
 	b.Helper()
 	metrics := telemetry.NewMetrics()
-	sc, err := scorer.New(scorer.Config{Index: index, Observer: metrics.Scorer(), Budget: time.Second})
-	if err != nil {
-		b.Fatal(err)
-	}
-	s, err := server.New(server.Config{Scorer: sc, Index: index, Metrics: metrics})
-	if err != nil {
-		b.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: index, Observer: metrics.Scorer(), Budget: time.Second}))(b)
+	s := must.Get(server.New(server.Config{Scorer: sc, Index: index, Metrics: metrics}))(b)
 	return s
 }
 
@@ -147,17 +134,12 @@ func BenchmarkScoreHTTP(b *testing.B) {
 		b.ReportAllocs()
 		before := cputime.Process()
 		for b.Loop() {
-			resp, err := client.Post(ts.URL+"/v1/score", kind, strings.NewReader(body))
-			if err != nil {
-				b.Fatal(err)
-			}
+			resp := must.Get(client.Post(ts.URL+"/v1/score", kind, strings.NewReader(body)))(b)
 			answer.Reset()
 			if _, err := io.Copy(answer, resp.Body); err != nil || resp.StatusCode != http.StatusOK {
 				b.Fatal(resp.StatusCode, err)
 			}
-			if err := resp.Body.Close(); err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, resp.Body.Close())
 		}
 		reportCPU(b, before)
 	})

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -133,14 +134,8 @@ func modelsBesideEachOther(l *lives) {
 
 // onReplica runs a test over a copy of Redis in memory.
 func onReplica(t *testing.T, f func(l *lives)) {
-	x, err := redis.Open(redis.Config{URL: redistest.Start(t).URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	copied, err := replica.New(replica.Config{Index: x})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: redistest.Start(t).URL()}))(t)
+	copied := must.Get(replica.New(replica.Config{Index: x}))(t)
 	t.Cleanup(func() {
 		if err := copied.Close(); err != nil {
 			t.Error(err)
@@ -148,19 +143,14 @@ func onReplica(t *testing.T, f func(l *lives)) {
 	})
 	l := newLives(t, copied)
 	l.settle = func() {
-		if err := copied.CatchUp(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, copied.CatchUp(t.Context()))
 	}
 	f(l)
 }
 
 // onCluster runs a test over a Redis Cluster.
 func onCluster(t *testing.T, f func(l *lives)) {
-	x, err := redis.Open(redis.Config{URL: redistest.StartCluster(t, 3, false).URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: redistest.StartCluster(t, 3, false).URL()}))(t)
 	t.Cleanup(func() {
 		if err := x.Close(); err != nil {
 			t.Error(err)
@@ -200,9 +190,7 @@ func TestRouteBeside(t *testing.T) {
 				Requests int
 			}
 		}
-		if err := json.Unmarshal([]byte(text("GET", "/v1/loads?model="+model, "")), &all); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(text("GET", "/v1/loads?model="+model, "")), &all))
 		for _, at := range all.Models[model] {
 			if at.Pod == "b" && at.Requests != n {
 				t.Errorf("%d requests of model %s on the pod, want %d", at.Requests, model, n)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
@@ -50,10 +51,7 @@ func eachLives(t *testing.T, f func(l *lives)) {
 		url := redistest.Start(t).URL()
 		var xs []store.Index
 		for range 2 {
-			x, err := redis.Open(redis.Config{URL: url})
-			if err != nil {
-				t.Fatal(err)
-			}
+			x := must.Get(redis.Open(redis.Config{URL: url}))(t)
 			t.Cleanup(func() {
 				if err := x.Close(); err != nil {
 					t.Error(err)
@@ -68,10 +66,7 @@ func eachLives(t *testing.T, f func(l *lives)) {
 func newLives(t *testing.T, xs ...store.Index) *lives {
 	l := &lives{t: t}
 	for _, x := range xs {
-		in, err := ingest.New(ingest.Config{Index: x, BlockSize: 4})
-		if err != nil {
-			t.Fatal(err)
-		}
+		in := must.Get(ingest.New(ingest.Config{Index: x, BlockSize: 4}))(t)
 		t.Cleanup(func() {
 			if err := in.Close(); err != nil {
 				t.Error(err)
@@ -115,9 +110,7 @@ func (l *lives) held(model string, n int) string {
 	var resp struct {
 		Matched map[string]struct{ Ranks map[string]int }
 	}
-	if err := json.Unmarshal([]byte(l.post("/v1/score", fmt.Sprintf(`{"model":%q,"tokens":[%s]}`, model, counted(1, n)))), &resp); err != nil {
-		l.t.Fatal(err)
-	}
+	must.OK(l.t, json.Unmarshal([]byte(l.post("/v1/score", fmt.Sprintf(`{"model":%q,"tokens":[%s]}`, model, counted(1, n)))), &resp))
 	var out []string
 	for _, pod := range slices.Sorted(maps.Keys(resp.Matched)) {
 		ranks := resp.Matched[pod].Ranks

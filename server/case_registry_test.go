@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -20,10 +21,7 @@ func TestCaseRegistryKeyPodsIsLost(t *testing.T) {
 					s := redistest.Start(t)
 					var xs []store.Index
 					for range 2 {
-						x, err := redis.Open(redis.Config{URL: s.URL(), NoSweep: true})
-						if err != nil {
-							t.Fatal(err)
-						}
+						x := must.Get(redis.Open(redis.Config{URL: s.URL(), NoSweep: true}))(t)
 						t.Cleanup(func() { _ = x.Close() })
 						xs = append(xs, x)
 					}
@@ -33,13 +31,9 @@ func TestCaseRegistryKeyPodsIsLost(t *testing.T) {
 					b.score("m", 4, "x:1/0=1")
 					name := "kva{reg}:" + key
 					c := s.Client()
-					if err := c.Del(t.Context(), name).Err(); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, c.Del(t.Context(), name).Err())
 					if spoil != "lost" {
-						if err := c.SAdd(t.Context(), name, "x").Err(); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, c.SAdd(t.Context(), name, "x").Err())
 					}
 					// What A does may be refused while a key is of another type; then it is not acknowledged.
 					a.call(http.MethodPost, "/v1/blocks", `{"op":"remove","model":"m","pod":"y:1","tokens":[1,2,3,4]}`)

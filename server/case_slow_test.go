@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/server"
 )
 
@@ -17,22 +18,15 @@ import (
 func slowClients(t *testing.T, address string, n int) {
 	t.Helper()
 	for range n {
-		c, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(net.Dial("tcp", address))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		// The server asks for the body when it reads it: then the request is where it waits.
-		if _, err := io.WriteString(c, "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\nExpect: 100-continue\r\n\r\n"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(io.WriteString(c, "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\nExpect: 100-continue\r\n\r\n"))(t)
 		answer := make([]byte, len("HTTP/1.1 100 Continue\r\n\r\n"))
 		if _, err := io.ReadFull(c, answer); err != nil || !strings.Contains(string(answer), "100 Continue") {
 			t.Fatalf("%q, %v", answer, err)
 		}
-		if _, err := io.WriteString(c, `{"model":`); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(io.WriteString(c, `{"model":`))(t)
 	}
 }
 
@@ -45,15 +39,9 @@ func TestCaseSlowBodies(t *testing.T) {
 	t.Cleanup(h.Close)
 	address := h.Listener.Addr().String()
 	ask := func() (int, string) {
-		resp, err := http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(`{"model":"m","tokens":[1,2,3,4]}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(`{"model":"m","tokens":[1,2,3,4]}`)))(t)
 		defer func() { _ = resp.Body.Close() }()
-		body, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := must.Get(io.ReadAll(resp.Body))(t)
 		return resp.StatusCode, string(body)
 	}
 	slowClients(t, address, 5*inFlight)
@@ -74,31 +62,20 @@ func TestCaseMemoryByDefault(t *testing.T) {
 	})
 	h := httptest.NewServer(s.Handler())
 	defer h.Close()
-	c, err := net.Dial("tcp", h.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.Dial("tcp", h.Listener.Addr().String()))(t)
 	defer func() { _ = c.Close() }()
 	// A body of 800 KB is on its way: as it comes it takes what it has.
-	if _, err := fmt.Fprintf(c, "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n%s", strings.Repeat(" ", 800_000)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(fmt.Fprintf(c, "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n%s", strings.Repeat(" ", 800_000)))(t)
 	awaitMetric(t, s, func(n int) bool { return n >= 800_000-16<<10 })
 	// One of 100 KB takes 400 KB, which is more than there is room for.
 	body := `{"model":"m","tokens":[1` + strings.Repeat(",1", 50_000) + `]}`
-	resp, err := http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(body)))(t)
 	_ = resp.Body.Close()
 	if resp.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("status %d, want 503", resp.StatusCode)
 	}
 	// A small one is answered.
-	resp, err = http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(`{"model":"m","tokens":[1,2,3,4]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp = must.Get(http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(`{"model":"m","tokens":[1,2,3,4]}`)))(t)
 	_ = resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("status %d of a small one", resp.StatusCode)
@@ -113,9 +90,7 @@ func awaitMetric(t *testing.T, s subject, ok func(n int) bool) {
 		text := s.do(http.MethodGet, "/metrics", nil).Body.String()
 		_, rest, _ := strings.Cut(text, "\nkvatlas_http_in_flight_bytes ")
 		var v float64
-		if _, err := fmt.Sscan(rest, &v); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(fmt.Sscan(rest, &v))(t)
 		if n = int(v); ok(n) {
 			return
 		}

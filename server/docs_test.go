@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -28,32 +29,17 @@ func TestDocumentedExamples(t *testing.T) {
 			t.Skip(err)
 		}
 	}
-	page, err := os.ReadFile("../docs/http-api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../docs/http-api.md"))(t)
 	index := openIndex(t)
 	tokenizer := scorer.TokenizerFunc(func(ctx context.Context, r prompt.Request) (prompt.Result, error) {
 		r.Model = textModel
 		return bytewise(ctx, r)
 	})
-	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: tokenizer})
-	if err != nil {
-		t.Fatal(err)
-	}
-	events, err := ingest.New(ingest.Config{Index: index})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: index, Tokenizer: tokenizer}))(t)
+	events := must.Get(ingest.New(ingest.Config{Index: index}))(t)
 	defer func() { _ = events.Close() }()
-	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Seed: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, Events: events, Router: router})
-	if err != nil {
-		t.Fatal(err)
-	}
+	router := must.Get(route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Seed: 1}))(t)
+	s := must.Get(server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, Events: events, Router: router}))(t)
 	ts := httptest.NewServer(s.Handler())
 	defer ts.Close()
 

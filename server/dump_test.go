@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -30,9 +31,7 @@ func fill(t testing.TB, x store.Index, pod, model string, blocks int) {
 		for j := i; j < min(i+4096, blocks); j++ {
 			keys = append(keys, blockkey.Key(uint64(j+1)*0x9e3779b97f4a7c15))
 		}
-		if err := x.Apply(t.Context(), store.Batch{Pod: pod, Model: model, Ops: []store.Op{{Kind: store.Add, Keys: keys}}}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, x.Apply(t.Context(), store.Batch{Pod: pod, Model: model, Ops: []store.Op{{Kind: store.Add, Keys: keys}}}))
 	}
 }
 
@@ -104,9 +103,7 @@ func TestDumpInParts(t *testing.T) {
 			_ = resp.Body.Close()
 			resp, err = http.Get(url + "/v1/dump?limit=1&model=m")
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		text, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
 		if err != nil || resp.StatusCode != http.StatusOK {
@@ -159,10 +156,7 @@ func openSlow(t *testing.T) slow {
 // begin begins a dump and returns once its first page has come.
 func begin(t *testing.T, url string) (rest *bufio.Reader, end func()) {
 	t.Helper()
-	resp, err := http.Get(url + "/v1/dump") //nolint:bodyclose // end closes it
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(http.Get(url + "/v1/dump"))(t) //nolint:bodyclose // end closes it
 	rest = bufio.NewReader(resp.Body)
 	if line, err := rest.ReadString('\n'); err != nil || !strings.Contains(line, `"kvatlas":"dump"`) {
 		t.Fatalf("%q, %v", line, err)
@@ -208,10 +202,7 @@ func TestDumpEndsEarly(t *testing.T) {
 	rest, end := begin(t, s.listen(t))
 	defer end()
 	s.Drain()
-	text, err := io.ReadAll(rest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(io.ReadAll(rest))(t)
 	lines := bytes.Split(bytes.TrimSpace(text), []byte("\n"))
 	if got, want := string(lines[len(lines)-1]), `{"error":{"code":"closing","message":"the server is shutting down, try another","param":null}}`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -230,10 +221,7 @@ func TestDumpEndsEarly(t *testing.T) {
 		}
 	}
 	// Before the first page it is an error as any other.
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{}))(t)
 	_ = x.Close()
 	if w := newServer(t, x).do("GET", "/v1/dump", nil); w.Code != 503 || !strings.Contains(w.Body.String(), "closing") {
 		t.Errorf("%d %s", w.Code, w.Body)
@@ -245,9 +233,7 @@ func TestRestoreStreams(t *testing.T) {
 	from := openIndex(t)
 	fill(t, from, "a", "m", 40_000)
 	var text bytes.Buffer
-	if _, err := snapshot.Dump(t.Context(), &text, from, snapshot.Options{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(snapshot.Dump(t.Context(), &text, from, snapshot.Options{}))(t)
 	index := openIndex(t)
 	s := newServer(t, index, func(c *server.Config) {
 		c.Limits.MaxBodyBytes = 64 << 10 // does not count here
@@ -268,15 +254,10 @@ func TestRestoreStreams(t *testing.T) {
 			}
 			_ = w.Close()
 		}()
-		resp, err := http.Post(url+"/v1/restore", "application/x-ndjson", r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(http.Post(url+"/v1/restore", "application/x-ndjson", r))(t)
 		body, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return resp.StatusCode, string(body)
 	}
 	b := text.Bytes()
@@ -298,16 +279,10 @@ func TestRestoreStreams(t *testing.T) {
 	}
 
 	stalled := newServer(t, openIndex(t), func(c *server.Config) { c.Limits.StreamStall = 100 * time.Millisecond }).listen(t)
-	conn, err := net.Dial("tcp", strings.TrimPrefix(stalled, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(net.Dial("tcp", strings.TrimPrefix(stalled, "http://")))(t)
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST /v1/restore HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(b), b[:10])
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 	defer resp.Body.Close()
 	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(body), "body_timeout") {
 		t.Errorf("%d %s", resp.StatusCode, body)

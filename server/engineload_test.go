@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -82,10 +83,7 @@ func TestLoadsForPrometheus(t *testing.T) {
 		t.Error(w.Header())
 	}
 	parser := expfmt.NewTextParser(model.LegacyValidation)
-	families, err := parser.TextToMetricFamilies(w.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(parser.TextToMetricFamilies(w.Body))(t)
 	values := map[string]float64{}
 	for name, f := range families {
 		for _, m := range f.Metric {
@@ -123,9 +121,7 @@ func TestTruthInLoads(t *testing.T) {
 	kept := loads.NewMemory(nil)
 	r := newRouting(t, kept)
 	add := func(gen store.Generation) {
-		if err := kept.AddTruth(t.Context(), "demo", []loads.Truth{{RankRef: store.RankRef{Pod: "b", Rank: 1}, Generation: gen, Requests: 40, Predicted: 4000, Delivered: 100}}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, kept.AddTruth(t.Context(), "demo", []loads.Truth{{RankRef: store.RankRef{Pod: "b", Rank: 1}, Generation: gen, Requests: 40, Predicted: 4000, Delivered: 100}}))
 	}
 	add(0)
 	body := r.do("GET", "/v1/loads?model=demo", "").Body.String()

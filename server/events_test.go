@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/server"
 	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
@@ -104,9 +105,7 @@ func TestEvents(t *testing.T) {
 			var e struct {
 				Error struct{ Message, Param string }
 			}
-			if err := json.Unmarshal([]byte(answer), &e); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal([]byte(answer), &e))
 			answer = e.Error.Param + ": " + e.Error.Message
 		}
 		if status != test.status || answer != test.answer && (status == 200 || !strings.HasPrefix(answer, test.answer)) {
@@ -122,18 +121,13 @@ func TestEvents(t *testing.T) {
 func TestEventsRegister(t *testing.T) {
 	index := openIndex(t)
 	s := newServer(t, index, func(c *server.Config) { c.Events = &pusher{} })
-	if _, err := index.Register(t.Context(), store.Pod{Name: "there", Model: "m", Engine: "vllm"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(index.Register(t.Context(), store.Pod{Name: "there", Model: "m", Engine: "vllm"}))(t)
 	for _, pod := range []string{"there", "new", "new"} {
 		if status, answer := s.push(t, "application/json", "", `{"pod":"`+pod+`","model":"m","events":[`+removed+`]}`); status != 200 {
 			t.Fatal(status, answer)
 		}
 	}
-	reg, err := index.Registry(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	reg := must.Get(index.Registry(t.Context()))(t)
 	for name, engine := range map[string]string{"there": "vllm", "new": ""} {
 		if i, ok := reg.PodIndex(name); !ok || reg.Pods[i].Model != "m" || reg.Pods[i].Engine != engine {
 			t.Errorf("%s: %v %+v", name, ok, reg.Pods)
@@ -157,9 +151,7 @@ func TestEventsRegisterAgain(t *testing.T) {
 		}
 		if index.cached == nil {
 			index.cached = index.Index.Cached()
-			if _, err := index.Index.Retire(t.Context(), "p"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(index.Index.Retire(t.Context(), "p"))(t)
 		}
 	}
 }
@@ -217,10 +209,7 @@ func TestEventsFail(t *testing.T) {
 // TensorRT-LLM's JSON, with sequences and without.
 func TestEventsAreScored(t *testing.T) {
 	index := openIndex(t)
-	in, err := ingest.New(ingest.Config{Index: index, BlockSize: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(ingest.New(ingest.Config{Index: index, BlockSize: 4}))(t)
 	defer func() {
 		if err := in.Close(); err != nil {
 			t.Error(err)
@@ -237,9 +226,7 @@ func TestEventsAreScored(t *testing.T) {
 		t.Helper()
 		w := s.do(http.MethodPost, "/v1/score", strings.NewReader(`{"model":"m","tokens":[1,2,3,4,5,6,7,8]}`))
 		var resp struct{ Scores map[string]float64 }
-		if err := json.Unmarshal(w.Body.Bytes(), &resp); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(w.Body.Bytes(), &resp))
 		return fmt.Sprint(resp.Scores)
 	}
 	push("application/json", "", `{"pod":"vllm","model":"m","seq":0,"events":[

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/scorer"
@@ -29,18 +30,9 @@ func newExplained(t *testing.T) *explained {
 	e := &explained{at: time.UnixMicro(1_800_000_000_000_000)}
 	now := func() time.Time { return e.at }
 	index := openIndex(t)
-	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16})
-	if err != nil {
-		t.Fatal(err)
-	}
-	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(now), Seed: 1, Now: now})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Router: router, BlockSize: 16})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16}))(t)
+	router := must.Get(route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(now), Seed: 1, Now: now}))(t)
+	s := must.Get(server.New(server.Config{Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Router: router, BlockSize: 16}))(t)
 	e.routing = &routing{T: t, h: s.Handler()}
 	for _, pod := range []string{
 		`{"name":"a","model":"m","labels":{"zone":"1"},"kv_tokens":64000,"address":"http://10.0.0.1:8000"}`,
@@ -133,14 +125,9 @@ func TestExplanations(t *testing.T) {
 	}
 	const file = "testdata/explanations.txt"
 	if *updateExplanations {
-		if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, got.Bytes(), 0o644))
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(os.ReadFile(file))(t)
 	if bytes.Equal(want, got.Bytes()) {
 		return
 	}

@@ -7,15 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
 
 // TestFrontPage is HTML to a browser and text to others, and names every route and its role.
 func TestFrontPage(t *testing.T) {
-	index, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	index := must.Get(memory.New(memory.Config{}))(t)
 	t.Cleanup(func() { _ = index.Close() })
 	s := newServer(t, index)
 	for accept, want := range map[string]string{

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -31,15 +32,9 @@ func (w *workers) AskSync(instance string, worker int) (heard, asked int) {
 }
 
 func TestLMCacheSync(t *testing.T) {
-	index, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	index := must.Get(memory.New(memory.Config{}))(t)
 	defer func() { _ = index.Close() }()
-	sc, err := scorer.New(scorer.Config{Index: index})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: index}))(t)
 	d := readDocument(t)
 	for _, tc := range []struct {
 		body   string
@@ -78,10 +73,7 @@ func TestLMCacheSync(t *testing.T) {
 func postSync(t *testing.T, d *openAPI, c Config, body string) (int, string) {
 	t.Helper()
 	const path = "/v1/lmcache/sync"
-	s, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(c))(t)
 	w := httptest.NewRecorder()
 	s.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, strings.NewReader(body)))
 	answer, ok := d.Paths[path]["post"].Responses[strconv.Itoa(w.Code)]

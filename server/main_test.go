@@ -17,6 +17,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
@@ -130,10 +131,7 @@ type subject struct {
 func newServer(t testing.TB, index store.Index, edit ...func(*server.Config)) subject {
 	t.Helper()
 	metrics := telemetry.NewMetrics()
-	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 4, Budget: time.Minute, Observer: metrics.Scorer()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 4, Budget: time.Minute, Observer: metrics.Scorer()}))(t)
 	log := new(bytes.Buffer)
 	cfg := server.Config{
 		Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Detokenizer: bytewiseText{}, BlockSize: 4,
@@ -142,10 +140,7 @@ func newServer(t testing.TB, index store.Index, edit ...func(*server.Config)) su
 	for _, f := range edit {
 		f(&cfg)
 	}
-	s, err := server.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(server.New(cfg))(t)
 	s.SetReady(nil)
 	return subject{Server: s, metrics: metrics, log: log}
 }
@@ -170,10 +165,7 @@ func (s subject) post(t testing.TB, path, body string) string {
 // openIndex opens an empty index in memory.
 func openIndex(t testing.TB) store.Index {
 	t.Helper()
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{}))(t)
 	t.Cleanup(func() {
 		if err := x.Close(); err != nil {
 			t.Error(err)

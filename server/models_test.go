@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
@@ -11,10 +12,7 @@ import (
 )
 
 func TestSetModel(t *testing.T) {
-	index, err := redis.Open(redis.Config{URL: redistest.Start(t).URL(), NoSweep: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	index := must.Get(redis.Open(redis.Config{URL: redistest.Start(t).URL(), NoSweep: true}))(t)
 	t.Cleanup(func() { _ = index.Close() })
 	s := newServer(t, index, func(c *server.Config) { c.Shared = index })
 	put := func(path, body string) (int, string) {
@@ -60,20 +58,14 @@ func TestSetModel(t *testing.T) {
 func TestBlockSizeIsKnownBefore(t *testing.T) {
 	url := redistest.Start(t).URL()
 	open := func() *redis.Index {
-		x, err := redis.Open(redis.Config{URL: url, NoSweep: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(redis.Open(redis.Config{URL: url, NoSweep: true}))(t)
 		t.Cleanup(func() { _ = x.Close() })
 		return x
 	}
 	tokens := strings.TrimSuffix(strings.Repeat("1,", 64), ",")
 	newServer(t, open()).post(t, "/v1/blocks", `{"op":"add","model":"m","pod":"p","tokens":[`+tokens+`]}`) // in blocks of 4
 	x := open()
-	sc, err := scorer.New(scorer.Config{Index: x, BlockSize: 32})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: x, BlockSize: 32}))(t)
 	s := newServer(t, x, func(c *server.Config) { c.Scorer, c.BlockSize = sc, 32 })
 	if got := s.post(t, "/v1/score", `{"model":"m","tokens":[`+tokens+`]}`); !strings.Contains(got, `"p":16`) || !strings.Contains(got, `"size":4}`) {
 		t.Errorf("got %s", got)

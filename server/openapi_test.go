@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server/request"
 	"github.com/kvatlas/kvatlas/server/scan"
@@ -65,9 +66,7 @@ type openAPI struct {
 func readDocument(t *testing.T) *openAPI {
 	t.Helper()
 	d := new(openAPI)
-	if err := json.Unmarshal(document, d); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(document, d))
 	return d
 }
 
@@ -108,15 +107,12 @@ func TestDocumentHasTheRoutes(t *testing.T) {
 	}
 	s := &Server{metrics: telemetry.NewMetrics()}
 	routes, _ := s.routes().(chi.Routes)
-	err := chi.Walk(routes, func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
+	must.OK(t, chi.Walk(routes, func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
 		if method != http.MethodHead { // goes with every GET
 			routed = append(routed, method+" "+route)
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	slices.Sort(documented)
 	slices.Sort(routed)
 	if !slices.Equal(documented, routed) {
@@ -186,9 +182,7 @@ func TestDocumentHasTheFields(t *testing.T) {
 func TestDocumentHasTheEdges(t *testing.T) {
 	d := readDocument(t)
 	var all Limits
-	if err := all.validate(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, all.validate())
 	bounds := all.requests()
 	limits := &bounds
 	read := map[string]func(body string) error{
@@ -284,9 +278,7 @@ func (d *openAPI) check(t *testing.T, s *schema, v any, at string) []string {
 				if err == nil {
 					err = json.Unmarshal(raw, &p)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				bad = append(bad, d.check(t, &p, e, at+"."+n)...)
 			}
 		}
@@ -329,16 +321,10 @@ func kindOf(v any) string {
 // the document: its status is listed there, and its body has that form.
 func TestDocumentFitsTheAnswers(t *testing.T) {
 	d := readDocument(t)
-	files, err := filepath.Glob("testdata/traces/*.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("testdata/traces/*.txt"))(t)
 	checked := 0
 	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(f))(t)
 		for entry := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
 			for strings.HasPrefix(entry, "#") {
 				_, entry, _ = strings.Cut(entry, "\n")
@@ -384,10 +370,7 @@ func TestDocumentHasTheCodes(t *testing.T) {
 	var used []string
 	var files []string
 	for _, dir := range []string{".", "refusal", "scan", "request"} {
-		some, err := filepath.Glob(dir + "/*.go")
-		if err != nil {
-			t.Fatal(err)
-		}
+		some := must.Get(filepath.Glob(dir + "/*.go"))(t)
 		files = append(files, some...)
 	}
 	written := regexp.MustCompile(`(?:[cC]ode:|[cC]ode[A-Z]\w+ += ) ?"([a-z_]+)"`)
@@ -395,10 +378,7 @@ func TestDocumentHasTheCodes(t *testing.T) {
 		if strings.HasSuffix(f, "_test.go") {
 			continue
 		}
-		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(f))(t)
 		for _, m := range written.FindAllStringSubmatch(string(text), -1) {
 			used = append(used, m[1])
 		}
@@ -408,10 +388,7 @@ func TestDocumentHasTheCodes(t *testing.T) {
 	if got := slices.Sorted(slices.Values(listed)); !slices.Equal(got, used) {
 		t.Errorf("listed %v\nused   %v", got, used)
 	}
-	page, err := os.ReadFile("../docs/http-api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../docs/http-api.md"))(t)
 	for _, c := range used {
 		if !strings.Contains(string(page), "`"+c+"`") {
 			t.Errorf("docs/http-api.md does not name %s", c)
@@ -433,10 +410,7 @@ func TestDocumentHasTheCodes(t *testing.T) {
 
 // TestStrategiesAreDocumented holds the document and the HTTP API's page against the scorer's list.
 func TestStrategiesAreDocumented(t *testing.T) {
-	page, err := os.ReadFile("../docs/http-api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../docs/http-api.md"))(t)
 	var names []string
 	for _, s := range scorer.Strategies() {
 		names = append(names, string(s))

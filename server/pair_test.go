@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 )
 
@@ -34,9 +35,7 @@ func (r *routing) pair(body string) (out paired) {
 	if w.Code != 200 {
 		r.Fatalf("%s: %d %s", body, w.Code, w.Body)
 	}
-	if err := json.Unmarshal(w.Body.Bytes(), &out); err != nil {
-		r.Fatal(err)
-	}
+	must.OK(r, json.Unmarshal(w.Body.Bytes(), &out))
 	return out
 }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -24,18 +25,9 @@ import (
 func noting(t *testing.T, run func(r *routing)) {
 	var looks []func()
 	open := func(t *testing.T, index store.Index, kept loads.Store, noted notes.Store) http.Handler {
-		sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16, Budget: 10 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: kept, Index: index, Notes: noted})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Router: router, BlockSize: 16})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sc := must.Get(scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16, Budget: 10 * time.Second}))(t)
+		router := must.Get(route.New(route.Config{Scorer: sc, Pods: index, Loads: kept, Index: index, Notes: noted}))(t)
+		s := must.Get(server.New(server.Config{Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Router: router, BlockSize: 16}))(t)
 		u := &route.Upkeep{Router: router, Index: index, Failed: func(_ string, err error) { t.Error(err) }}
 		looks = append(looks, func() { u.Look(t.Context()) })
 		return s.Handler()
@@ -49,16 +41,11 @@ func noting(t *testing.T, run func(r *routing)) {
 		looks = nil
 		var turn []http.Handler
 		for range 2 {
-			index, err := storeredis.Open(storeredis.Config{URL: redis.URL(), Timeout: 10 * time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
+			index := must.Get(storeredis.Open(storeredis.Config{URL: redis.URL(), Timeout: 10 * time.Second}))(t)
 			t.Cleanup(func() { _ = index.Close() })
 			kept, err1 := loadsredis.New(loadsredis.Config{Client: redis.Client(), Prefix: storeredis.DefaultPrefix, Timeout: 10 * time.Second})
 			noted, err2 := notesredis.New(notesredis.Config{Client: redis.Client(), Prefix: storeredis.DefaultPrefix, Timeout: 10 * time.Second})
-			if err := errors.Join(err1, err2); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(err1, err2))
 			turn = append(turn, open(t, index, kept, noted))
 		}
 		run(&routing{T: t, h: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -90,9 +77,7 @@ func TestPredictionsOverHTTP(t *testing.T) {
 			}
 		}
 		score := func(more string, into any) {
-			if err := json.Unmarshal(r.do("POST", "/v1/score", `{`+prompt+more+`}`).Body.Bytes(), into); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal(r.do("POST", "/v1/score", `{`+prompt+more+`}`).Body.Bytes(), into))
 		}
 		score(``, &plain)
 		score(`,"predicted":true,"explain":true`, &asked)
@@ -109,9 +94,7 @@ func TestPredictionsOverHTTP(t *testing.T) {
 				Predicted int `json:"predicted_tokens"`
 			}
 		}
-		if err := json.Unmarshal(r.do("POST", "/v1/route", `{`+prompt+`}`).Body.Bytes(), &d); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(r.do("POST", "/v1/route", `{`+prompt+`}`).Body.Bytes(), &d))
 		if d.Pod != "silent" || d.Overlap.Tokens != 96 || d.Overlap.Predicted != 96 {
 			t.Errorf("%+v", d)
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/notes"
@@ -30,9 +31,7 @@ func TestPrefixes(t *testing.T) {
 			}
 		}
 		body := r.do("POST", "/v1/score", `{"model":"text-model","prompt":"`+secret+`","explain":true}`).Body.Bytes()
-		if err := json.Unmarshal(body, &scored); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(body, &scored))
 		r.ok("POST", "/v1/blocks", `{"op":"add","model":"text-model","pod":"b","block_keys":["`+strings.Join(scored.Explain.Keys, `","`)+`"]}`)
 		for i := range 40 {
 			body := fmt.Sprintf(`{"model":"text-model","prompt":"%s and %d and then some more","pods":["a"]}`, secret, i)
@@ -98,18 +97,9 @@ func TestPrefixes(t *testing.T) {
 // holders are not known.
 func TestPrefixesWithoutIndex(t *testing.T) {
 	index := &faulty{Index: openIndex(t)}
-	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16})
-	if err != nil {
-		t.Fatal(err)
-	}
-	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Index: index, Notes: notes.NewMemory(nil)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Router: router, BlockSize: 16})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16}))(t)
+	router := must.Get(route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Index: index, Notes: notes.NewMemory(nil)}))(t)
+	s := must.Get(server.New(server.Config{Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Router: router, BlockSize: 16}))(t)
 	r := &routing{T: t, h: s.Handler()}
 	away := fmt.Errorf("%w: gone", store.ErrUnavailable)
 	index.set(away)

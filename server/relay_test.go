@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/store"
@@ -64,17 +65,10 @@ func (k *kept) Held(_ context.Context, pod string, rank int, cursor string, limi
 func relayServer(t *testing.T, r Relay, edit ...func(*Config)) (s *Server, ask func(path string) (int, string)) {
 	t.Helper()
 	index, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = index.Close() })
-	if _, err := index.Register(t.Context(), store.Pod{Name: "a/b", Model: "m", Ranks: 2}); err != nil {
-		t.Fatal(err)
-	}
-	sc, err := scorer.New(scorer.Config{Index: index})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(index.Register(t.Context(), store.Pod{Name: "a/b", Model: "m", Ranks: 2}))(t)
+	sc := must.Get(scorer.New(scorer.Config{Index: index}))(t)
 	c := Config{Scorer: sc, Index: index, Relay: r}
 	for _, f := range edit {
 		f(&c)

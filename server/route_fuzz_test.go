@@ -10,6 +10,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -23,22 +24,11 @@ import (
 // nothing that an operator would look into, and the loads stay the sum of the reservations.
 func FuzzRouteBodies(f *testing.F) {
 	index := openIndex(f)
-	if _, err := index.Register(f.Context(), store.Pod{Name: "a", Model: "demo", Ranks: 2}); err != nil {
-		f.Fatal(err)
-	}
-	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Get(index.Register(f.Context(), store.Pod{Name: "a", Model: "demo", Ranks: 2}))(f)
+	sc := must.Get(scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16}))(f)
 	kept := loads.NewMemory(nil)
-	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: kept, Seed: 1})
-	if err != nil {
-		f.Fatal(err)
-	}
-	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Router: router, BlockSize: 16})
-	if err != nil {
-		f.Fatal(err)
-	}
+	router := must.Get(route.New(route.Config{Scorer: sc, Pods: index, Loads: kept, Seed: 1}))(f)
+	s := must.Get(server.New(server.Config{Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Router: router, BlockSize: 16}))(f)
 	h := s.Handler()
 	paths := []struct{ method, path string }{
 		{"POST", "/v1/route"},
@@ -79,15 +69,10 @@ func FuzzRouteBodies(f *testing.F) {
 // booked, and the answers say so.
 func TestRouteReadOnly(t *testing.T) {
 	redisServer := redistest.Start(t)
-	if err := redisServer.Client().ACLSetUser(t.Context(), "reader", "on", ">secret", "~*", "+@read", "+hello", "+client").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, redisServer.Client().ACLSetUser(t.Context(), "reader", "on", ">secret", "~*", "+@read", "+hello", "+client").Err())
 	client := goredis.NewClient(&goredis.Options{Addr: redisServer.Addr, Username: "reader", Password: "secret"})
 	t.Cleanup(func() { _ = client.Close() })
-	kept, err := redis.New(redis.Config{Client: client, Prefix: "kva", Timeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kept := must.Get(redis.New(redis.Config{Client: client, Prefix: "kva", Timeout: 10 * time.Second}))(t)
 	r := newRouting(t, kept)
 	for range 4 {
 		w := r.do("POST", "/v1/route", `{"model":"demo","tokens":[`+upTo(32)+`],"reserve":true,"request_id":"r"}`)

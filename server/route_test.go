@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/scorer"
@@ -26,18 +27,9 @@ type routing struct {
 func newRouting(t *testing.T, kept loads.Store) *routing {
 	t.Helper()
 	index := openIndex(t)
-	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16})
-	if err != nil {
-		t.Fatal(err)
-	}
-	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: kept, Seed: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Router: router, BlockSize: 16})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), BlockSize: 16}))(t)
+	router := must.Get(route.New(route.Config{Scorer: sc, Pods: index, Loads: kept, Seed: 1}))(t)
+	s := must.Get(server.New(server.Config{Scorer: sc, Index: index, Tokenizer: scorer.TokenizerFunc(bytewise), Router: router, BlockSize: 16}))(t)
 	r := &routing{T: t, h: s.Handler(), router: router}
 	r.ok("POST", "/v1/pods", `{"name":"a","model":"demo","labels":{"zone":"1"},"aliases":["nick"],"kv_tokens":1600}`)
 	r.ok("POST", "/v1/pods", `{"name":"b","model":"demo","ranks":2,"adapters":["poet"],"address":"10.0.0.2:8000"}`)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -29,10 +30,7 @@ func TestSaltOfACaller(t *testing.T) {
 	var file strings.Builder
 	for _, name := range []string{"writer", "one", "two", "free"} {
 		tokens[name] = access.NewToken()
-		digest, err := access.Digest(tokens[name])
-		if err != nil {
-			t.Fatal(err)
-		}
+		digest := must.Get(access.Digest(tokens[name]))(t)
 		switch {
 		case name == "writer":
 			fmt.Fprintf(&file, "write %s writer\n", digest)
@@ -43,27 +41,13 @@ func TestSaltOfACaller(t *testing.T) {
 		}
 	}
 	path := filepath.Join(t.TempDir(), "credentials")
-	if err := os.WriteFile(path, []byte(file.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	creds, err := access.Open(path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(file.String()), 0o600))
+	creds := must.Get(access.Open(path, nil))(t)
 	index := openIndex(t)
 	tokenizer := scorer.TokenizerFunc(bytewise)
-	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: tokenizer})
-	if err != nil {
-		t.Fatal(err)
-	}
-	router, err := route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Notes: notes.NewMemory(nil), Seed: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, Router: router, Access: &access.Guard{Credentials: creds}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: index, Tokenizer: tokenizer}))(t)
+	router := must.Get(route.New(route.Config{Scorer: sc, Pods: index, Loads: loads.NewMemory(nil), Notes: notes.NewMemory(nil), Seed: 1}))(t)
+	s := must.Get(server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, Router: router, Access: &access.Guard{Credentials: creds}}))(t)
 	ask := func(caller, path, body string, headers ...string) (int, string) {
 		r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
 		r.Header.Set("Authorization", "Bearer "+tokens[caller])
@@ -75,14 +59,8 @@ func TestSaltOfACaller(t *testing.T) {
 		return w.Code, w.Body.String()
 	}
 	text := strings.Repeat("Of a secret that one tenant has sent. ", 8)
-	tokenized, err := bytewise(t.Context(), prompt.Request{Model: textModel, Text: text})
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := json.Marshal(tokenized.Tokens)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tokenized := must.Get(bytewise(t.Context(), prompt.Request{Model: textModel, Text: text}))(t)
+	list := must.Get(json.Marshal(tokenized.Tokens))(t)
 	// Each of these pods holds the text under one salt.
 	for pod, salt := range map[string]string{"of-none": "", "of-one": salts["one"], "of-two": salts["two"], "of-ones-user": access.Caller{Salt: salts["one"]}.CacheSalt("user")} {
 		if status, body := ask("writer", "/v1/blocks", fmt.Sprintf(`{"op":"add","model":%q,"pod":%q,"tokens":%s,"cache_salt":%q}`, textModel, pod, list, salt)); status != http.StatusOK {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
@@ -76,9 +77,7 @@ func TestConfig(t *testing.T) {
 			tc.edit(&cfg)
 			_, err := server.New(cfg)
 			if tc.want == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -129,10 +128,7 @@ func TestSlowBody(t *testing.T) {
 	ts := httptest.NewServer(s.Handler())
 	defer ts.Close()
 	begin := func(header string) net.Conn {
-		conn, err := net.Dial("tcp", ts.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.Dial("tcp", ts.Listener.Addr().String()))(t)
 		t.Cleanup(func() { _ = conn.Close() })
 		fmt.Fprintf(conn, "POST /v1/score HTTP/1.1\r\nHost: x\r\n%sContent-Length: 100\r\n\r\n{\"model\":", header)
 		return conn
@@ -140,10 +136,7 @@ func TestSlowBody(t *testing.T) {
 	end := func(conn net.Conn, status int, code string) {
 		t.Helper()
 		r := bufio.NewReader(conn)
-		resp, err := http.ReadResponse(r, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(http.ReadResponse(r, nil))(t)
 		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)
 		if err != nil || resp.StatusCode != status || !strings.Contains(string(text), code) {
@@ -262,9 +255,7 @@ func TestReady(t *testing.T) {
 	cfg := configOf(t)
 	cfg.Index = index
 	s, err := server.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	sub := subject{Server: s}
 	message := func() string { return refused(t, sub.do("GET", "/readyz", nil), 503, "not_ready").Error.Message }
 	if m := message(); m != "starting" {
@@ -413,9 +404,7 @@ func TestModelSettings(t *testing.T) {
 	index := openIndex(t)
 	s := newServer(t, index)
 	for _, m := range []store.ModelInfo{{Name: "two", BlockSize: 2, Scheme: store.SchemeNative}, {Name: "other", BlockSize: 4, Scheme: "vllm"}} {
-		if _, err := index.EnsureModel(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(index.EnsureModel(t.Context(), m))(t)
 	}
 	if body := s.post(t, "/v1/blocks", `{"op":"add","model":"two","pod":"p","tokens":[1,2,3,4,5]}`); body != "{\"blocks\":2}\n" {
 		t.Errorf("blocks of 2: %s", body)
@@ -466,10 +455,7 @@ func TestManyKeys(t *testing.T) {
 func TestNoTokenizer(t *testing.T) {
 	cfg := configOf(t)
 	cfg.Tokenizer = nil
-	s, err := server.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(server.New(cfg))(t)
 	refused(t, subject{Server: s}.do("POST", "/v1/tokenize", strings.NewReader(`{"model":"m","prompt":"x"}`)), 501, "no_tokenizer")
 }
 
@@ -633,10 +619,7 @@ func TestHead(t *testing.T) {
 	s := newServer(t, openIndex(t))
 	ts := httptest.NewServer(s.Handler())
 	defer ts.Close()
-	resp, err := http.Head(ts.URL + "/healthz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(http.Head(ts.URL + "/healthz"))(t)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("HEAD /healthz: %d", resp.StatusCode)
@@ -648,14 +631,8 @@ func TestHead(t *testing.T) {
 // TestFrequencies checks that uses are told when they are counted.
 func TestFrequencies(t *testing.T) {
 	index := openIndex(t)
-	usage, err := scorer.NewUsage(time.Hour, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sc, err := scorer.New(scorer.Config{Index: index, BlockSize: 4, Usage: usage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	usage := must.Get(scorer.NewUsage(time.Hour, 1000))(t)
+	sc := must.Get(scorer.New(scorer.Config{Index: index, BlockSize: 4, Usage: usage}))(t)
 	s := newServer(t, index, func(c *server.Config) { c.Scorer = sc })
 	s.post(t, "/v1/blocks", `{"op":"add","model":"m","pod":"a","tokens":[1,2,3,4,5,6,7,8]}`)
 	for _, tc := range []struct{ tokens, want string }{

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -26,9 +27,7 @@ func TestToolsByEngine(t *testing.T) {
 		{store.Pod{Name: "c", Model: textModel, Engine: "vllm"}, rebuilt},
 		{store.Pod{Name: "c", Model: textModel, Engine: "sglang"}, sent},
 	} {
-		if _, err := index.Register(t.Context(), step.pod); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(index.Register(t.Context(), step.pod))(t)
 		if _, err := index.Registry(t.Context()); err != nil { // which is what is cached from then on
 			t.Fatal(err)
 		}

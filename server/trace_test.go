@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -29,10 +30,7 @@ var renderIDs = regexp.MustCompile(`("request_id":"(?:cmpl-|chatcmpl-|resp_))[0-
 // interest, its body, an empty line. Lines with # before an entry are comments.
 func runTrace(t *testing.T, file string, index store.Index) (got, want string) {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(t)
 	s := newServer(t, index)
 	var out strings.Builder
 	for entry := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
@@ -101,10 +99,7 @@ func TestTraces(t *testing.T) {
 func TestTracesRedis(t *testing.T) {
 	rs := redistest.Start(t)
 	eachTrace(t, func(t *testing.T, file string) {
-		index, err := redis.Open(redis.Config{URL: rs.URL(), Prefix: strings.TrimSuffix(filepath.Base(file), ".txt"), Timeout: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
+		index := must.Get(redis.Open(redis.Config{URL: rs.URL(), Prefix: strings.TrimSuffix(filepath.Base(file), ".txt"), Timeout: time.Minute}))(t)
 		t.Cleanup(func() {
 			if err := index.Close(); err != nil {
 				t.Error(err)

@@ -7,19 +7,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
 // TestServing finds the registration of a pod for a model.
 func TestServing(t *testing.T) {
-	two, err := store.BesideName("a", "two")
-	if err != nil {
-		t.Fatal(err)
-	}
-	alone, err := store.BesideName("b", "m/odd?model=x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	two := must.Get(store.BesideName("a", "two"))(t)
+	alone := must.Get(store.BesideName("b", "m/odd?model=x"))(t)
 	r := store.NewRegistry(1, []store.Pod{
 		{Name: "a", Model: "one", Aliases: []string{"uno"}}, {Name: two, Model: "two", Aliases: []string{"due", "uno"}},
 		{Name: "a-other", Model: "two"}, {Name: "ab", Model: "two"}, {Name: alone, Model: "m/odd?model=x"},

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/fleet"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestCaseSmallOnesUnderAttackLabels reads more ranks than may have series. Those that have
@@ -13,9 +14,7 @@ import (
 func TestCaseSmallOnesUnderAttackLabels(t *testing.T) {
 	var stats ingest.Stats
 	m := NewMetrics()
-	if err := m.Ingest(func() ingest.Stats { return stats }, func() fleet.Stats { return fleet.Stats{} }, func() int64 { return 0 }); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.Ingest(func() ingest.Stats { return stats }, func() fleet.Stats { return fleet.Stats{} }, func() int64 { return 0 }))
 	read := func(names ...string) {
 		stats.Ranks = nil
 		for _, n := range names {
@@ -25,10 +24,7 @@ func TestCaseSmallOnesUnderAttackLabels(t *testing.T) {
 	const each = 20 // series of a rank at least
 	check := func(shown, hidden int, has, hasNot string) {
 		t.Helper()
-		families, err := m.registry.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		families := must.Get(m.registry.Gather())(t)
 		pods, series := map[string]bool{}, 0
 		for _, f := range families {
 			if f.GetName() == "kvatlas_ingest_hidden_ranks" && f.Metric[0].Gauge.GetValue() != float64(hidden) {

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
@@ -29,9 +30,7 @@ func described(t *testing.T) []string {
 	m := NewMetrics()
 	var n atomic.Int64
 	m.Snapshots()
-	if _, err := m.Routing(nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(m.Routing(nil))(t)
 	for _, err := range []error{
 		m.Watch(Server{
 			Version: "v", Backend: "b", InFlight: &n, InFlightBytes: &n, Streams: &n,
@@ -40,9 +39,7 @@ func described(t *testing.T) []string {
 		}),
 		m.PrefixStore(nil), m.Ingest(nil, nil, nil), m.LMCacheController(nil), m.LMCacheCoordinator(nil), m.LMCacheEntries(nil), m.Replica(nil), m.EngineLoads(nil), m.Gateway().Watch(nil),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	descs := make(chan *prometheus.Desc)
 	go func() {
@@ -86,10 +83,7 @@ func described(t *testing.T) []string {
 func TestMetricsAreDocumented(t *testing.T) {
 	rows := described(t)
 	const path, begin, end = "../docs/metrics.md", "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"
-	page, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile(path))(t)
 	before, rest, ok1 := bytes.Cut(page, []byte(begin))
 	table, after, ok2 := bytes.Cut(rest, []byte(end))
 	if !ok1 || !ok2 {
@@ -117,10 +111,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 			if strings.HasSuffix(f, "_test.go") {
 				continue
 			}
-			text, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(f))(t)
 			for _, m := range name.FindAllStringSubmatch(string(text), -1) {
 				if !strings.Contains(want, "`"+m[1]+"`") && !strings.Contains(want, "`"+m[1]+"{") {
 					t.Errorf("%s: %s is not in the table", f, m[1])

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/tokenpool"
@@ -32,9 +33,7 @@ func TestMetrics(t *testing.T) {
 		},
 		Models: func() []tokenpool.Model { return []tokenpool.Model{{Name: "org/m", MemoryBytes: 5}} },
 	}
-	if err := m.Watch(seen); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.Watch(seen))
 	if err := m.Watch(seen); err == nil {
 		t.Error("it watches two servers")
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/tokenpool/internal/bpe"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
@@ -34,21 +35,11 @@ type autoVariant struct {
 func autoFamilies(t testing.TB) map[string]tokenfile.Object {
 	t.Helper()
 	packed, err := os.ReadFile(filepath.Join(autoTokenizerDir, "families.json.gz"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	z, err := gzip.NewReader(bytes.NewReader(packed))
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	z := must.Get(gzip.NewReader(bytes.NewReader(packed)))(t)
+	data := must.Get(io.ReadAll(z))(t)
 	var raw map[string]json.RawMessage
-	if err := json.Unmarshal(data, &raw); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(data, &raw))
 	out := map[string]tokenfile.Object{}
 	for name, r := range raw {
 		if out[name], err = tokenfile.ReadObject(r); err != nil {

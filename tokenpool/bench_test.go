@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cputime"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -74,9 +75,7 @@ func BenchmarkTokens(b *testing.B) {
 // warm has a text tokenized and stored.
 func (p *Pool) warm(b *testing.B, model, text string) {
 	b.Helper()
-	if _, err := p.Tokens(b.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync}); err != nil {
-		b.Fatal(err)
-	}
+	must.Get(p.Tokens(b.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync}))(b)
 	p.settle()
 }
 
@@ -144,9 +143,7 @@ func benchPool(b *testing.B, cfg Config, model string) *Pool {
 	cfg.Observer.Proven = func(_ string, err error) { ready <- err }
 	p := realPool(b, cfg)
 	b.Cleanup(func() { _ = p.Close() })
-	if _, err := p.Tokens(b.Context(), prompt.Request{Model: model, Text: "a", Mode: prompt.Sync}); err != nil {
-		b.Fatal(err)
-	}
+	must.Get(p.Tokens(b.Context(), prompt.Request{Model: model, Text: "a", Mode: prompt.Sync}))(b)
 	if cfg.Fast {
 		if err := <-ready; err != nil {
 			b.Skip(err)
@@ -179,13 +176,8 @@ func BenchmarkGoroutines(b *testing.B) {
 	m := realModels(b)[0]
 	p := realPool(b, Config{PieceBytes: -1, Workers: 8})
 	defer func() { _ = p.Close() }()
-	if _, err := p.Tokens(b.Context(), prompt.Request{Model: m.Model, Text: "a", Mode: prompt.Sync}); err != nil {
-		b.Fatal(err)
-	}
-	t, err := p.hold(b.Context(), m.Model)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Get(p.Tokens(b.Context(), prompt.Request{Model: m.Model, Text: "a", Mode: prompt.Sync}))(b)
+	t := must.Get(p.hold(b.Context(), m.Model))(b)
 	defer p.release(t)
 	var number atomic.Int64
 	text := benchText(4 << 10)
@@ -236,9 +228,7 @@ func BenchmarkGrowing(b *testing.B) {
 		for name, pieces := range map[string]int64{"pieces": 0, "without": -1} {
 			p := benchPool(b, Config{PieceBytes: pieces, MaxTextBytes: MaxTextLimit, WorkBytes: bytesPerByte * MaxTextLimit, Fast: fast}, model)
 			ask := func(text string) {
-				if _, err := p.Tokens(b.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync}); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(p.Tokens(b.Context(), prompt.Request{Model: model, Text: text, Mode: prompt.Sync}))(b)
 			}
 			for _, size := range []int{2 << 10, 8 << 10, 64 << 10, 1 << 20} {
 				text := benchText(size)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/internal/cut"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
@@ -68,38 +69,24 @@ func TestCaseTokensOfTokenizerConfig(t *testing.T) {
 		},
 	} {
 		dir := filepath.Join(root, c.name)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(dir, 0o755))
 		for name, edit := range map[string]func(map[string]any){tokenfile.TokenizerFile: c.file, tokenfile.ConfigFile: c.config} {
 			data, err := os.ReadFile(filepath.Join(tokenizerDir, "meta-llama", "Meta-Llama-3-8B-Instruct", name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if edit != nil {
 				var m map[string]any
 				dec := json.NewDecoder(bytes.NewReader(data))
 				dec.UseNumber()
-				if err := dec.Decode(&m); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, dec.Decode(&m))
 				edit(m)
 				if data, err = json.Marshal(m); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(filepath.Join(dir, name), data, 0o644))
 		}
-		origin, err := NewDirectory(root)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := New(Config{Origin: origin})
-		if err != nil {
-			t.Fatal(err)
-		}
+		origin := must.Get(NewDirectory(root))(t)
+		p := must.Get(New(Config{Origin: origin}))(t)
 		got, err := p.Tokens(t.Context(), prompt.Request{Model: c.name, Text: text, Mode: prompt.Sync})
 		if err != nil || !got.Exact || !slices.Equal(got.Tokens, c.want) {
 			t.Errorf("%s: %v\ngot  %d\nwant %d", c.name, err, got.Tokens, c.want)

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
@@ -99,32 +100,20 @@ func TestCaseBrokenTokenizerFiles(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			root := t.TempDir()
 			folder := filepath.Join(root, "org", "model")
-			if err := os.MkdirAll(folder, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.MkdirAll(folder, 0o755))
 			for name, content := range c.files {
 				writeFile(t, content, folder, name)
 			}
 			file := filepath.Join(folder, tokenfile.TokenizerFile)
 			switch c.name {
 			case "a link":
-				if err := os.Symlink("../blobs/none", file); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.Symlink("../blobs/none", file))
 			case "huge":
 				writeFile(t, "{", folder, tokenfile.TokenizerFile)
-				if err := os.Truncate(file, maxTokenizerFile+1); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.Truncate(file, maxTokenizerFile+1))
 			}
-			origin, err := NewDirectory(root)
-			if err != nil {
-				t.Fatal(err)
-			}
-			p, err := New(Config{Origin: origin})
-			if err != nil {
-				t.Fatal(err)
-			}
+			origin := must.Get(NewDirectory(root))(t)
+			p := must.Get(New(Config{Origin: origin}))(t)
 			defer func() { _ = p.Close() }()
 			ask := func() error {
 				_, err := p.Tokens(t.Context(), prompt.Request{Model: "org/model", Text: "ab", Mode: prompt.Sync})
@@ -153,9 +142,7 @@ func TestCaseBrokenTokenizerFiles(t *testing.T) {
 				whole, content = c.cured, "{}"
 			}
 			writeFile(t, content, folder, "new")
-			if err := os.Rename(filepath.Join(folder, "new"), filepath.Join(folder, whole)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Rename(filepath.Join(folder, "new"), filepath.Join(folder, whole)))
 			if err := ask(); err != nil {
 				t.Errorf("repaired: %v", err)
 			}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestCaseFoldersInTheTokenizerCache asks for models that the hub does not have: nothing of
@@ -24,10 +26,7 @@ func TestCaseFoldersInTheTokenizerCache(t *testing.T) {
 		})
 	}
 	all.Wait()
-	entries, err := os.ReadDir(hub.cfg.CacheDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir(hub.cfg.CacheDir))(t)
 	for _, e := range entries {
 		left, _ := filepath.Glob(filepath.Join(hub.cfg.CacheDir, e.Name(), "*", "*"))
 		t.Errorf("%s is left, with %v", e.Name(), left)

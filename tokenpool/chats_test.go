@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
@@ -136,10 +137,7 @@ func TestChatTokens(t *testing.T) {
 		return chat.Files{Template: []byte("<{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}>")}, nil
 	}
 	p := f.pool(Config{Store: &mapStore{}})
-	want, err := p.Tokens(t.Context(), prompt.Request{Model: "a", Text: "<user:Hi>", NoSpecialTokens: true, Mode: prompt.Sync})
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(p.Tokens(t.Context(), prompt.Request{Model: "a", Text: "<user:Hi>", NoSpecialTokens: true, Mode: prompt.Sync}))(t)
 	for _, mode := range []prompt.Mode{prompt.Sync, prompt.Wait, prompt.Async} {
 		got, err := p.Tokens(t.Context(), prompt.Request{Model: "a", Chat: &hello, Mode: mode, Budget: time.Minute})
 		if err != nil || !got.Exact || !slices.Equal(got.Tokens, want.Tokens) || got.Bytes != len("<user:Hi>") {
@@ -147,10 +145,7 @@ func TestChatTokens(t *testing.T) {
 		}
 	}
 	media := prompt.Chat{Messages: []byte(`[{"role":"user","content":"Hi"},{"role":"user","content":[{"type":"image"}]}]`)}
-	before, err := p.Tokens(t.Context(), prompt.Request{Model: "a", Text: "<user:Hiuser:", NoSpecialTokens: true, Mode: prompt.Sync})
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(p.Tokens(t.Context(), prompt.Request{Model: "a", Text: "<user:Hiuser:", NoSpecialTokens: true, Mode: prompt.Sync}))(t)
 	got, err := p.Tokens(t.Context(), prompt.Request{Model: "a", Chat: &media, Mode: prompt.Sync})
 	if err != nil || got.Exact || got.Behind != prompt.BehindMedia || !slices.Equal(got.Tokens, before.Tokens) {
 		t.Errorf("media: %+v, %v; want the tokens of %+v", got, err, before)
@@ -176,10 +171,7 @@ func TestChatTokens(t *testing.T) {
 		t.Errorf("async, not loaded: %+v, %v", got, err)
 	}
 	for {
-		got, err := p.Tokens(t.Context(), prompt.Request{Model: "late", Chat: &hello, Mode: prompt.Async})
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(p.Tokens(t.Context(), prompt.Request{Model: "late", Chat: &hello, Mode: prompt.Async}))(t)
 		if got.Exact {
 			break
 		}
@@ -216,14 +208,8 @@ func TestDirectoryChats(t *testing.T) {
 	root := t.TempDir()
 	writeFile(t, "1", root, "m", tokenfile.TokenizerFile)
 	writeFile(t, `{"chat_template":"config"}`, root, "m", tokenfile.ConfigFile)
-	d, err := NewDirectory(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := newPool(Config{Origin: d}, newFakes(t).read)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(NewDirectory(root))(t)
+	p := must.Get(newPool(Config{Origin: d}, newFakes(t).read))(t)
 	defer func() { _ = p.Close() }()
 	check := func(want string) {
 		t.Helper()
@@ -237,15 +223,11 @@ func TestDirectoryChats(t *testing.T) {
 	check("jinja")
 	writeFile(t, "another", root, "m", "chat_template.jinja") // of another size, in the same tick of the clock
 	check("another")
-	if err := os.Remove(filepath.Join(root, "m", "chat_template.jinja")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(filepath.Join(root, "m", "chat_template.jinja")))
 	check("config")
-	if err := os.Mkdir(filepath.Join(root, "m", "chat_template.jinja"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(filepath.Join(root, "m", "chat_template.jinja"), 0o755))
 	p.recheck()
-	_, err = p.RenderChat(t.Context(), "m", hello)
+	_, err := p.RenderChat(t.Context(), "m", hello)
 	if err == nil || !strings.Contains(err.Error(), "chat_template.jinja is not a regular file") || strings.Contains(err.Error(), root) {
 		t.Errorf("a folder for a template: %v", err)
 	}
@@ -262,10 +244,7 @@ func TestHubChats(t *testing.T) {
 	h.files[base+"chat_template.jinja"] = "jinja {{ bos_token }}{{ eos_token }}"
 	h.files[base+toolTemplate] = "tools"
 	h.files[base+"special_tokens_map.json"] = `{"eos_token":"</s>"}`
-	p, err := newPool(Config{Origin: h.client(HubConfig{})}, newFakes(t).read)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(newPool(Config{Origin: h.client(HubConfig{})}, newFakes(t).read))(t)
 	defer func() { _ = p.Close() }()
 	if prompt, err := p.RenderChat(t.Context(), "org/model", hello); err != nil || prompt.Text != "jinja <s></s>" {
 		t.Errorf("%q, %v", prompt.Text, err)

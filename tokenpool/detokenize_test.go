@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -65,10 +66,7 @@ func TestRealText(t *testing.T) {
 			continue
 		}
 		for _, text := range []string{"Hello, wörld\n\n  日本語 👩‍👩‍👧", "<|im_start|>user\n", "a\tb  ", "\u2028 é"} {
-			res, err := p.Tokens(t.Context(), prompt.Request{Model: m.Model, Text: text, NoSpecialTokens: true, Mode: prompt.Sync})
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := must.Get(p.Tokens(t.Context(), prompt.Request{Model: m.Model, Text: text, NoSpecialTokens: true, Mode: prompt.Sync}))(t)
 			got, err := p.Text(t.Context(), m.Model, res.Tokens, false)
 			if err != nil || got != text {
 				t.Errorf("%s: %q, %v, want %q", m.Model, got, err, text)

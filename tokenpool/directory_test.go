@@ -8,18 +8,15 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 func writeFile(t testing.TB, content string, path ...string) {
 	t.Helper()
 	name := filepath.Join(path...)
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	must.OK(t, os.WriteFile(name, []byte(content), 0o644))
 }
 
 func TestDirectory(t *testing.T) {
@@ -31,22 +28,11 @@ func TestDirectory(t *testing.T) {
 	writeFile(t, "{c}", root, "org", "model", tokenfile.ConfigFile)
 	writeFile(t, "{2}", root, "plain", tokenfile.TokenizerFile)
 	writeFile(t, "x", root, "file")
-	if err := os.MkdirAll(filepath.Join(root, "folder", tokenfile.TokenizerFile), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Join(root, "pipe"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mkfifo(filepath.Join(root, "pipe", tokenfile.TokenizerFile), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(filepath.Join(top, "other"), filepath.Join(root, "linked")); err != nil {
-		t.Fatal(err)
-	}
-	d, err := NewDirectory(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Join(root, "folder", tokenfile.TokenizerFile), 0o755))
+	must.OK(t, os.MkdirAll(filepath.Join(root, "pipe"), 0o755))
+	must.OK(t, syscall.Mkfifo(filepath.Join(root, "pipe", tokenfile.TokenizerFile), 0o644))
+	must.OK(t, os.Symlink(filepath.Join(top, "other"), filepath.Join(root, "linked")))
+	d := must.Get(NewDirectory(root))(t)
 	for _, c := range []struct{ model, content, config string }{
 		{"org/model", "{1}", "{c}"},
 		{"plain", "{2}", ""},
@@ -103,9 +89,7 @@ func TestDirectory(t *testing.T) {
 	// Another content of the same size is another version.
 	before, _ := d.Stat("plain")
 	writeFile(t, "{3}", root, "new")
-	if err := os.Rename(filepath.Join(root, "new"), filepath.Join(root, "plain", tokenfile.TokenizerFile)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(filepath.Join(root, "new"), filepath.Join(root, "plain", tokenfile.TokenizerFile)))
 	if after, err := d.Stat("plain"); err != nil || after == before {
 		t.Errorf("version %s, before %s, %v", after, before, err)
 	}
@@ -121,21 +105,14 @@ func TestDirectory(t *testing.T) {
 func TestDirectoryUnreadable(t *testing.T) {
 	root := t.TempDir()
 	writeFile(t, "{}", root, "big", tokenfile.TokenizerFile)
-	if err := os.Truncate(filepath.Join(root, "big", tokenfile.TokenizerFile), maxTokenizerFile+1); err != nil {
-		t.Fatal(err)
-	}
-	d, err := NewDirectory(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Truncate(filepath.Join(root, "big", tokenfile.TokenizerFile), maxTokenizerFile+1))
+	d := must.Get(NewDirectory(root))(t)
 	if _, err := d.Fetch(t.Context(), "big"); !errors.Is(err, tokenfile.ErrLoad) || !strings.Contains(err.Error(), "the limit is") {
 		t.Errorf("too large: %v", err)
 	}
 	writeFile(t, "{}", root, "loop", tokenfile.TokenizerFile)
 	loop := filepath.Join(root, "loop", tokenfile.TokenizerFile)
-	if err := errors.Join(os.Remove(loop), os.Symlink(loop, loop)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Remove(loop), os.Symlink(loop, loop)))
 	if _, err := d.Stat("loop"); !errors.Is(err, tokenfile.ErrLoad) || strings.Contains(err.Error(), root) {
 		t.Errorf("cannot be read: %v", err)
 	}

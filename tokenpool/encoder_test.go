@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // moduleFile reads test data that the tokenizer library's module carries.
@@ -18,10 +20,7 @@ func moduleFile(t testing.TB, name string) []byte {
 	if err != nil {
 		t.Fatalf("where is the module github.com/daulet/tokenizers: %v", err)
 	}
-	data, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "test", "data", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "test", "data", name)))(t)
 	return data
 }
 
@@ -49,10 +48,7 @@ func TestPlain(t *testing.T) {
 // TestTruncationIsOff: this file says to cut at 256 tokens and to pad to a
 // multiple of eight.
 func TestTruncationIsOff(t *testing.T) {
-	e, err := newLibrary(moduleFile(t, "all-minilm-l6-v2.json"), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(newLibrary(moduleFile(t, "all-minilm-l6-v2.json"), false))(t)
 	defer e.close()
 	for _, n := range []int{1, 5, 1000} {
 		ids, ends, err := tokenize(e, strings.Repeat("word ", n), true)
@@ -65,10 +61,7 @@ func TestTruncationIsOff(t *testing.T) {
 // TestNoTokens tells texts that rightly have no tokens from failures, which the
 // library reports in the same way.
 func TestNoTokens(t *testing.T) {
-	bert, err := newLibrary(moduleFile(t, "bert-base-uncased.json"), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	bert := must.Get(newLibrary(moduleFile(t, "bert-base-uncased.json"), false))(t)
 	defer bert.close()
 	for _, text := range []string{"", " ", " \t\n\r  ", "\u200b\u200d", "\x01\x02\x7f", "\ufffd", "\u0301", strings.Repeat(" ", 1<<20)} {
 		ids, _, err := tokenize(bert, text, false)
@@ -86,10 +79,7 @@ func TestNoTokens(t *testing.T) {
 	strips := `{"version":"1.0","added_tokens":[],"normalizer":{"type":"Replace","pattern":{"Regex":"[^a-z ]"},"content":""},
 		"pre_tokenizer":{"type":"WhitespaceSplit"},"post_processor":null,"decoder":null,
 		"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"a"}}`
-	e, err := newLibrary([]byte(strips), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(newLibrary([]byte(strips), false))(t)
 	defer e.close()
 	for text, n := range map[string]int{"": 0, "123": 0, "   ": 0, "a b x": 3} {
 		for _, special := range []bool{false, true} {
@@ -101,10 +91,7 @@ func TestNoTokens(t *testing.T) {
 
 	// This one fails on every word it does not know: its unknown token is not
 	// in its vocabulary.
-	broken, err := newLibrary(moduleFile(t, "sentence-transformers-labse.json"), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	broken := must.Get(newLibrary(moduleFile(t, "sentence-transformers-labse.json"), false))(t)
 	defer broken.close()
 	for _, special := range []bool{false, true} {
 		if ids, _, err := tokenize(broken, "hello world", special); !errors.Is(err, ErrTokenizer) {

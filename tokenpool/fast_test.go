@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/internal/bpe"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
@@ -38,7 +39,7 @@ func smallBPE(t *testing.T) []byte {
 		merges = append(merges, pair)
 	}
 	type m = map[string]any
-	data, err := json.Marshal(m{
+	data := must.Get(json.Marshal(m{
 		"version": "1.0", "truncation": nil, "padding": nil,
 		"added_tokens": []any{m{"id": 300, "content": "<|end|>", "special": true, "normalized": false, "single_word": false, "lstrip": false, "rstrip": false}},
 		"normalizer":   nil,
@@ -48,10 +49,7 @@ func smallBPE(t *testing.T) []byte {
 		}},
 		"post_processor": nil, "decoder": m{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
 		"model": m{"type": "BPE", "dropout": nil, "unk_token": nil, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": merges},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	return data
 }
 
@@ -73,17 +71,14 @@ func poolOf(t *testing.T, tokenizer, dir string, every int, read func([]byte, bo
 	f := newFakes(t)
 	f.models["m"] = tokenizer
 	proven, differed = make(chan error, 8), make(chan error, 8)
-	p, err := newPool(Config{
+	p = must.Get(newPool(Config{
 		Origin: f, Fast: true, CheckEvery: every, ProofDir: dir,
 		Observer: Observer{
 			Proven:       func(_ string, err error) { proven <- err },
 			Differed:     func(_ string, err error) { differed <- err },
 			ProofNotKept: func(_ string, err error) { t.Error(err) },
 		},
-	}, read)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, read))(t)
 	t.Cleanup(func() { _ = p.Close() })
 	return p, proven, differed
 }
@@ -112,9 +107,7 @@ func receive(t *testing.T, from chan error) error {
 func TestFastIsProven(t *testing.T) {
 	p, proven, differed := fastPool(t, 1, newLibrary)
 	want := p.tokensOf(t, "the inn<|end|> 12")
-	if err := receive(t, proven); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, receive(t, proven))
 	before := p.Stats().Fast
 	if got := p.tokensOf(t, "the inn<|end|> 12"); !slices.Equal(got, want) {
 		t.Errorf("tokens %v, want %v", got, want)
@@ -134,9 +127,7 @@ func TestFastCharacters(t *testing.T) {
 		family := autoFamilies(t)[name]
 		p, proven, differed := poolOf(t, string(family.AppendJSON(nil)), "", 1, newLibrary)
 		want := p.tokensOf(t, text)
-		if err := receive(t, proven); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, receive(t, proven))
 		before := p.Stats().Fast
 		if got := p.tokensOf(t, text); !slices.Equal(got, want) {
 			t.Errorf("%s: tokens %v, want %v", name, got, want)
@@ -184,9 +175,7 @@ func TestFastThatDiffers(t *testing.T) {
 			p.tokensOf(t, "the inn")
 			const text = "HTTPServer, tell no lies"
 			if name == "later" {
-				if err := receive(t, proven); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, receive(t, proven))
 				p.tokensOf(t, text)
 			}
 			var d *bpe.DifferenceError
@@ -198,10 +187,7 @@ func TestFastThatDiffers(t *testing.T) {
 			}
 			used := p.Stats().Fast
 			got := p.tokensOf(t, text)
-			e, err := newLibrary(smallBPE(t), false)
-			if err != nil {
-				t.Fatal(err)
-			}
+			e := must.Get(newLibrary(smallBPE(t), false))(t)
 			defer e.close()
 			want, _ := lying{e, about}.encode(text, true)
 			if !slices.Equal(got, want) {
@@ -227,17 +213,12 @@ func TestFastGoldens(t *testing.T) {
 		defer func() { _ = file.Close() }()
 		for dec := json.NewDecoder(file); dec.More(); {
 			var line struct{ Text string }
-			if err := dec.Decode(&line); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, dec.Decode(&line))
 			vectors = append(vectors, line.Text)
 		}
 	}
 	for _, m := range realModels(t) {
-		data, err := os.ReadFile(filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), "tokenizer.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(os.ReadFile(filepath.Join(tokenizerDir, filepath.FromSlash(m.Model), "tokenizer.json")))(t)
 		tables, err := bpe.Read(data)
 		if m.Name == "bert" {
 			if !errors.Is(err, bpe.ErrUnsupported) {
@@ -245,13 +226,8 @@ func TestFastGoldens(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		fast, err := bpe.New(tables)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		fast := must.Get(bpe.New(tables))(t)
 		left := 0
 		lines := readGolden[goldenLine](t, m.Name+".jsonl.gz")
 		for i, text := range texts {
@@ -264,10 +240,7 @@ func TestFastGoldens(t *testing.T) {
 				t.Errorf("%s, text %d: %v, ends %v", m.Model, text.ID, err, ends)
 			}
 		}
-		e, err := newLibrary(data, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := must.Get(newLibrary(data, false))(t)
 		for i, text := range vectors {
 			if err := fast.Compare(&proven{encoder: e}, text); err != nil {
 				t.Errorf("%s, vector %d: %v", m.Model, i, err)

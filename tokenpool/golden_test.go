@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
@@ -77,15 +78,9 @@ func readGolden[T any](t testing.TB, name string) []T {
 // readGoldenOf reads a file of JSON lines anywhere.
 func readGoldenOf[T any](t testing.TB, name string) []T {
 	t.Helper()
-	f, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open(name))(t)
 	defer func() { _ = f.Close() }()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := must.Get(gzip.NewReader(f))(t)
 	var out []T
 	dec := json.NewDecoder(bufio.NewReader(z))
 	for dec.More() {
@@ -113,10 +108,7 @@ func realModels(t testing.TB) []realModel {
 	if testing.Short() {
 		t.Skip("needs real tokenizers, which -short leaves out")
 	}
-	models, err := verifiedModels()
-	if err != nil {
-		t.Fatal(err)
-	}
+	models := must.Get(verifiedModels())(t)
 	return models
 }
 
@@ -156,15 +148,9 @@ func (m realModel) path() string {
 // realPool returns a pool over the real tokenizers, to be closed by the caller.
 func realPool(t testing.TB, cfg Config) *Pool {
 	t.Helper()
-	dir, err := NewDirectory(tokenizerDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(NewDirectory(tokenizerDir))(t)
 	cfg.Origin = dir
-	p, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(New(cfg))(t)
 	return p
 }
 

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
@@ -170,10 +171,7 @@ func (h *fakeHub) client(cfg HubConfig) *Hub {
 		cfg.CacheDir = h.t.TempDir()
 	}
 	cfg.Backoff = cmp.Or(cfg.Backoff, time.Millisecond)
-	c, err := NewHub(cfg)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	c := must.Get(NewHub(cfg))(h.t)
 	h.t.Cleanup(c.Close)
 	return c
 }
@@ -206,10 +204,7 @@ func TestHub(t *testing.T) {
 	if v, err := c.Stat("org/model"); v != "" || err != nil {
 		t.Errorf("before: %q, %v", v, err)
 	}
-	files, err := c.Fetch(t.Context(), "org/model")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(c.Fetch(t.Context(), "org/model"))(t)
 	if string(files.Tokenizer) != h.files[hubPath] || string(files.Config) != `{"chat_template":""}` || files.Revision != commit || files.From != "hub" {
 		t.Errorf("files %.100v", files)
 	}
@@ -422,9 +417,7 @@ func TestHubFallsBackOnCache(t *testing.T) {
 	content := large(1000, "a")
 	h.files[hubPath] = content
 	first := h.client(HubConfig{})
-	if _, err := first.Fetch(t.Context(), "org/model"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(first.Fetch(t.Context(), "org/model"))(t)
 	for name, prepare := range map[string]func(h *fakeHub){
 		"500":     func(h *fakeHub) { h.status = []int{500} },
 		"401":     func(h *fakeHub) { h.status = []int{401} },
@@ -496,9 +489,7 @@ func TestHubDamagedCache(t *testing.T) {
 			_ = os.Remove(filepath.Join(dir, tokenfile.TokenizerFile))
 		},
 	} {
-		if _, err := hub.Fetch(t.Context(), "org/model"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(hub.Fetch(t.Context(), "org/model"))(t)
 		damage()
 		files, err := hub.Fetch(t.Context(), "org/model")
 		if err != nil || string(files.Tokenizer) != content {
@@ -526,10 +517,7 @@ func TestHubShared(t *testing.T) {
 	wg.Wait()
 	// A lock that is not given up ends with the context.
 	hub := h.client(HubConfig{CacheDir: dir})
-	unlock, err := lockDir(t.Context(), hub.dir("org/model"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	unlock := must.Get(lockDir(t.Context(), hub.dir("org/model")))(t)
 	defer unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

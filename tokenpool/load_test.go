@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
@@ -278,10 +279,7 @@ func TestRemoteFlood(t *testing.T) {
 		p.cfg.Origin = Chain(f, hub)
 		busy := 0
 		for i := range 200 {
-			res, err := p.Tokens(t.Context(), prompt.Request{Model: fmt.Sprint("made-up-", i), Text: "x", Mode: prompt.Async})
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := must.Get(p.Tokens(t.Context(), prompt.Request{Model: fmt.Sprint("made-up-", i), Text: "x", Mode: prompt.Async}))(t)
 			if res.Behind == prompt.BehindBusy {
 				busy++
 			}

@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
@@ -139,10 +140,7 @@ func (f *fakes) runs() (n int64) {
 func (f *fakes) pool(cfg Config) *Pool {
 	f.t.Helper()
 	cfg.Origin = f
-	p, err := newPool(cfg, f.read)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	p := must.Get(newPool(cfg, f.read))(f.t)
 	f.t.Cleanup(func() {
 		_ = p.Close()
 		f.check(p)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 	"github.com/kvatlas/kvatlas/tokenpool/internal/media"
@@ -43,13 +44,10 @@ func mediaModel(t testing.TB, root, name, rules string) {
 			"id": visionStart + i, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true,
 		})
 	}
-	data, err := json.Marshal(map[string]any{
+	data := must.Get(json.Marshal(map[string]any{
 		"version": "1.0", "added_tokens": added, "pre_tokenizer": map[string]any{"type": "WhitespaceSplit"},
 		"model": map[string]any{"type": "WordLevel", "vocab": vocab, "unk_token": "w0"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	writeFile(t, string(data), root, name, tokenfile.TokenizerFile)
 	writeFile(t, mediaTemplate, root, name, "chat_template.jinja")
 	if rules != "" {
@@ -98,14 +96,8 @@ func mediaPool(t testing.TB) *Pool {
 		{"kind":"video","target":"<|video|>","before":"w1 w2","repeat":"w3","after":"w4"},
 		{"kind":"image","target":"<|vision_start|><|image_pad|><|vision_end|>","repeat":"<|image_pad|>"}]`)
 	mediaModel(t, root, "bad", `[{"kind":"image","target":"<|nothing|>","repeat":"w1"}]`)
-	dir, err := NewDirectory(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := New(Config{Origin: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(NewDirectory(root))(t)
+	p := must.Get(New(Config{Origin: dir}))(t)
 	t.Cleanup(func() { _ = p.Close() })
 	return p
 }
@@ -223,15 +215,9 @@ func TestMediaAsVLLM(t *testing.T) {
 	for _, m := range res.Media {
 		objects = append(objects, blockkey.VLLMObject{ID: m.Hash, Offset: m.Offset, Length: m.Length})
 	}
-	f, err := os.Open("../blockkey/testdata/vllm_hashes.json.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open("../blockkey/testdata/vllm_hashes.json.gz"))(t)
 	defer func() { _ = f.Close() }()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := must.Get(gzip.NewReader(f))(t)
 	var file struct {
 		Vectors []struct {
 			Versions  []string `json:"versions_run"`
@@ -242,9 +228,7 @@ func TestMediaAsVLLM(t *testing.T) {
 			Hashes    []string `json:"hashes"`
 		} `json:"vectors"`
 	}
-	if err := json.NewDecoder(z).Decode(&file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.NewDecoder(z).Decode(&file))
 	checked := 0
 	for _, v := range file.Vectors {
 		if v.Case != "mm" || v.Seed == nil || v.Algorithm != "sha256" && v.Algorithm != "sha256_cbor" {

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/tokenpool/internal/bpe"
 	"github.com/kvatlas/kvatlas/tokenpool/internal/cut"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
@@ -30,14 +31,8 @@ func realTokenizer(t testing.TB, file string) *tokenizer {
 	if tok := realTokenizers.loaded[file]; tok != nil {
 		return tok
 	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	enc, err := newLibrary(data, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(file))(t)
+	enc := must.Get(newLibrary(data, false))(t)
 	tok := &tokenizer{enc: enc, cuts: cut.New(data, false), frame: newFrame(enc)}
 	if strings.HasPrefix(file, tokenizerDir) {
 		realTokenizers.loaded[file] = tok
@@ -92,9 +87,7 @@ func comparePieces(t *testing.T, name string, tok *tokenizer, text string, every
 		p := part{from: from, to: to}
 		p.space, p.bare = tok.cuts.Bare(text, from)
 		ids, ends, err := p.tokenize(tok.enc, text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got = append(got, ids...)
 		for _, e := range ends {
 			gotEnds = append(gotEnds, from+e)
@@ -173,18 +166,9 @@ func TestSpaceCutsAreExact(t *testing.T) {
 				file.Set("normalizer", json.RawMessage(stages[0]))
 				file.Set("pre_tokenizer", json.RawMessage(stages[1]))
 				data := file.AppendJSON(nil)
-				tables, err := bpe.Read(data)
-				if err != nil {
-					t.Fatal(err)
-				}
-				fast, err := bpe.New(tables)
-				if err != nil {
-					t.Fatal(err)
-				}
-				library, err := newLibrary(data, false)
-				if err != nil {
-					t.Fatal(err)
-				}
+				tables := must.Get(bpe.Read(data))(t)
+				fast := must.Get(bpe.New(tables))(t)
+				library := must.Get(newLibrary(data, false))(t)
 				defer library.close()
 				both := &proven{encoder: library, texts: new(atomic.Uint64)}
 				both.fast.Store(fast)
@@ -230,10 +214,7 @@ func TestSpaceCutsAreExact(t *testing.T) {
 
 // cutRounds is how many texts each tokenizer gets.
 func cutRounds(t *testing.T) int {
-	n, err := strconv.Atoi(cmp.Or(os.Getenv("KVATLAS_TEST_CUTS"), "1000"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(strconv.Atoi(cmp.Or(os.Getenv("KVATLAS_TEST_CUTS"), "1000")))(t)
 	return n
 }
 
@@ -411,10 +392,7 @@ func TestSyntheticCutsAreExact(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			data := []byte(`{"version":"1.0","added_tokens":` + added + `,"pre_tokenizer":` + s[0] + `,"normalizer":` + s[1] + `,"post_processor":null,"decoder":null,"model":` + s[2] + `}`)
-			enc, err := newLibrary(data, false)
-			if err != nil {
-				t.Fatal(err)
-			}
+			enc := must.Get(newLibrary(data, false))(t)
 			defer enc.close()
 			tok := &tokenizer{enc: enc, cuts: cut.New(data, false)}
 			if got := slices.Sorted(maps.Keys(tok.cuts.Tokens)); !slices.Equal(got, []string{"<unk>", "<|b|>", "<|right|>", "[c]"}) || tok.cuts.Lines {

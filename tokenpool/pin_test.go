@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
@@ -30,10 +31,7 @@ func TestPins(t *testing.T) {
 	root := t.TempDir()
 	good, other := words(0, "a b"), words(5, "a b c") // of other sizes, in one tick of the clock
 	writeFile(t, good, root, "org", "model", tokenfile.TokenizerFile)
-	dir, err := NewDirectory(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(NewDirectory(root))(t)
 	h := newFakeHub(t)
 	h.files["/org/model/resolve/main/tokenizer.json"] = good
 	h.files["/org/model/resolve/"+commit+"/tokenizer.json"] = good
@@ -96,14 +94,8 @@ func TestPinHolds(t *testing.T) {
 	root := t.TempDir()
 	good, other := words(0, "a b"), words(5, "a b c") // of other sizes, in one tick of the clock
 	writeFile(t, good, root, "m", tokenfile.TokenizerFile)
-	dir, err := NewDirectory(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := New(Config{Origin: dir, Pins: map[string]Pin{"m": {SHA256: sha256Hex([]byte(good))}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(NewDirectory(root))(t)
+	p := must.Get(New(Config{Origin: dir, Pins: map[string]Pin{"m": {SHA256: sha256Hex([]byte(good))}}}))(t)
 	defer func() { _ = p.Close() }()
 	for i := range 6 {
 		content := good
@@ -129,28 +121,20 @@ func TestHotReload(t *testing.T) {
 			const line = "a b c d e f g h"
 			put := func(version int) {
 				writeFile(t, words(1000*version, line), root, "m", "next")
-				if err := replaceFile(root, "m"); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, replaceFile(root, "m"))
 			}
 			put(0)
-			dir, err := NewDirectory(root)
-			if err != nil {
-				t.Fatal(err)
-			}
+			dir := must.Get(NewDirectory(root))(t)
 			var before []string
 			var mu sync.Mutex // protects before
-			p, err := New(Config{Origin: dir, Store: s.open(t), Recheck: time.Millisecond, Observer: Observer{Loaded: func(m Model, err error) {
+			p := must.Get(New(Config{Origin: dir, Store: s.open(t), Recheck: time.Millisecond, Observer: Observer{Loaded: func(m Model, err error) {
 				mu.Lock()
 				defer mu.Unlock()
 				if err != nil {
 					t.Error(err)
 				}
 				before = append(before, m.Before, m.Fingerprint)
-			}}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}}}))(t)
 			defer func() { _ = p.Close() }()
 
 			var seen atomic.Int64 // the newest version that an answer has been of
@@ -235,16 +219,10 @@ func TestManyModels(t *testing.T) {
 	for i := range models {
 		writeFile(t, words(100*i, "a b"), root, fmt.Sprint("m", i), tokenfile.TokenizerFile)
 	}
-	dir, err := NewDirectory(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	store, err := prefixcache.NewLRU(prefixcache.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(NewDirectory(root))(t)
+	store := must.Get(prefixcache.NewLRU(prefixcache.Config{}))(t)
 	var live, most atomic.Int64
-	p, err := newPool(Config{Origin: dir, MaxTokenizers: 3, Store: store}, func(data []byte, split bool) (encoder, error) {
+	p := must.Get(newPool(Config{Origin: dir, MaxTokenizers: 3, Store: store}, func(data []byte, split bool) (encoder, error) {
 		e, err := newLibrary(data, split)
 		if err != nil {
 			return nil, err
@@ -253,10 +231,7 @@ func TestManyModels(t *testing.T) {
 		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 		}
 		return counted{e, &live}, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	if st := p.Stats(); st.Loads != 0 || st.Tokenizers != 0 || live.Load() != 0 {
 		t.Errorf("at the beginning: %+v", st)
 	}
@@ -305,9 +280,7 @@ func TestMemoryBytes(t *testing.T) {
 	var said int64
 	before := memoryBytes()
 	for _, m := range models {
-		if _, err := p.Tokens(t.Context(), prompt.Request{Model: m.Model, Text: "a", Mode: prompt.Sync}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(p.Tokens(t.Context(), prompt.Request{Model: m.Model, Text: "a", Mode: prompt.Sync}))(t)
 	}
 	for _, m := range p.Models() {
 		if said += m.MemoryBytes; m.MemoryBytes < 2<<20 || m.MemoryBytes > 400<<20 {

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 )
@@ -318,9 +319,7 @@ func TestOwnerLeaves(t *testing.T) {
 		f := newFakes(t, "m")
 		f.took = 10 * time.Second
 		p := f.pool(Config{Workers: 1, Queue: 1})
-		if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "x", Mode: prompt.Sync}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "x", Mode: prompt.Sync}))(t)
 		for _, text := range []string{"in work", "queued"} {
 			_, _ = p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text, Mode: prompt.Async})
 			synctest.Wait()
@@ -424,9 +423,7 @@ func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakes(t, "m", "slow")
 		p := f.pool(Config{Workers: 2, Queue: 2})
-		if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "x", Mode: prompt.Sync}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "x", Mode: prompt.Sync}))(t)
 		f.took, f.slow = time.Minute, time.Hour
 		// In work, in the queue, before the queue, behind a load, before that.
 		var wg sync.WaitGroup

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
@@ -17,9 +18,7 @@ func prove(t *testing.T, dir string) (tokens []uint32) {
 	t.Helper()
 	p, proven, _ := keepingPool(t, dir, 0, newLibrary)
 	tokens = p.tokensOf(t, "the inn<|end|> 12")
-	if err := receive(t, proven); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, receive(t, proven))
 	_ = p.Close() // and what is kept is there
 	if found, _ := filepath.Glob(filepath.Join(dir, "*.proof")); len(found) != 1 {
 		t.Fatalf("%d proofs are kept", len(found))
@@ -65,12 +64,9 @@ func TestProofOfOtherFiles(t *testing.T) {
 	prove(t, dir)
 	f := newFakes(t)
 	f.models["m"] = strings.Replace(string(smallBPE(t)), "|end|", "|eos|", 1)
-	p, err := newPool(Config{Origin: f, Fast: true, ProofDir: dir}, func([]byte, bool) (encoder, error) {
+	p := must.Get(newPool(Config{Origin: f, Fast: true, ProofDir: dir}, func([]byte, bool) (encoder, error) {
 		return nil, errors.New("the reference is asked")
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	defer func() { _ = p.Close() }()
 	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "a", Mode: prompt.Sync}); err == nil || !strings.Contains(err.Error(), "the reference is asked") {
 		t.Errorf("loaded with %v", err)
@@ -107,7 +103,7 @@ func TestReferenceThatCannotBeRead(t *testing.T) {
 	f := newFakes(t)
 	f.models["m"] = string(smallBPE(t))
 	gone := make(chan error, 1)
-	p, err := newPool(Config{Origin: f, Fast: true, ProofDir: dir, Observer: Observer{
+	p := must.Get(newPool(Config{Origin: f, Fast: true, ProofDir: dir, Observer: Observer{
 		Loaded: func(_ Model, err error) {
 			if err != nil && len(gone) == 0 {
 				gone <- err
@@ -115,10 +111,7 @@ func TestReferenceThatCannotBeRead(t *testing.T) {
 		},
 	}}, func([]byte, bool) (encoder, error) {
 		return nil, tokenfile.Wrong(tokenfile.TokenizerFile, "is damaged", tokenfile.CureAgain)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	defer func() { _ = p.Close() }()
 	p.tokensOf(t, "the inn")
 	if err := receive(t, gone); !strings.Contains(err.Error(), "is damaged") {
@@ -135,19 +128,14 @@ func TestReferenceThatCannotBeRead(t *testing.T) {
 // TestProofsCannotBeKept has a folder that takes no files: all else works.
 func TestProofsCannotBeKept(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, nil, 0o600))
 	f := newFakes(t)
 	f.models["m"] = string(smallBPE(t))
 	proven, refused := make(chan error, 1), make(chan error, 1)
-	p, err := newPool(Config{Origin: f, Fast: true, ProofDir: filepath.Join(file, "proofs"), Observer: Observer{
+	p := must.Get(newPool(Config{Origin: f, Fast: true, ProofDir: filepath.Join(file, "proofs"), Observer: Observer{
 		Proven:       func(_ string, err error) { proven <- err },
 		ProofNotKept: func(_ string, err error) { refused <- err },
-	}}, newLibrary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}, newLibrary))(t)
 	defer func() { _ = p.Close() }()
 	p.tokensOf(t, "the inn")
 	if err := receive(t, refused); err == nil {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
@@ -18,18 +19,9 @@ func TestRealOrigins(t *testing.T) {
 	h.files["/bert/resolve/main/tokenizer.json"] = bert
 	h.cut, h.cuts = 300_000, 2
 	root := t.TempDir()
-	dir, err := NewDirectory(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	store, err := prefixcache.NewLRU(prefixcache.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := New(Config{Origin: Chain(dir, h.client(HubConfig{})), Store: store})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(NewDirectory(root))(t)
+	store := must.Get(prefixcache.NewLRU(prefixcache.Config{}))(t)
+	p := must.Get(New(Config{Origin: Chain(dir, h.client(HubConfig{})), Store: store}))(t)
 	defer func() { _ = p.Close() }()
 	ask := func(model string, from prompt.Source, tokens ...uint32) {
 		t.Helper()

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -164,10 +165,7 @@ func TestSharedConfig(t *testing.T) {
 
 // FuzzSealedPiece opens what was never sealed, and what has another length.
 func FuzzSealedPiece(f *testing.F) {
-	fl, err := newFleet(&mapShared{}, make([]byte, 16), time.Second)
-	if err != nil {
-		f.Fatal(err)
-	}
+	fl := must.Get(newFleet(&mapShared{}, make([]byte, 16), time.Second))(f)
 	f.Add([]byte{1, 2, 3}, 7)
 	f.Add([]byte{255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1}, 1)
 	f.Fuzz(func(t *testing.T, plain []byte, n int) {

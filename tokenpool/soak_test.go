@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 )
@@ -22,14 +23,8 @@ import (
 // holds the process's memory to what it was when the stores were full.
 // KVATLAS_SOAK is how many; `make soak` takes ten million.
 func TestSoak(t *testing.T) {
-	total, err := strconv.ParseInt(cmp.Or(os.Getenv("KVATLAS_SOAK"), "30000"), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	store, err := prefixcache.NewLRU(prefixcache.Config{MaxBytes: 4 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	total := must.Get(strconv.ParseInt(cmp.Or(os.Getenv("KVATLAS_SOAK"), "30000"), 10, 64))(t)
+	store := must.Get(prefixcache.NewLRU(prefixcache.Config{MaxBytes: 4 << 20}))(t)
 	p := realPool(t, Config{Store: store, PieceBytes: 2 << 20})
 	defer func() { _ = p.Close() }()
 	models := realModels(t)
@@ -86,9 +81,7 @@ func TestTenMegabytes(t *testing.T) {
 	p := realPool(t, Config{MaxTextBytes: 12 << 20})
 	defer func() { _ = p.Close() }()
 	model := "Qwen/Qwen3-8B"
-	if _, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: "a", Mode: prompt.Sync}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(p.Tokens(t.Context(), prompt.Request{Model: model, Text: "a", Mode: prompt.Sync}))(t)
 	text := benchText(size)
 	before := p.Stats().Runs
 	res, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: text, Budget: time.Millisecond})

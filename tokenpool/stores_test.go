@@ -3,6 +3,7 @@ package tokenpool
 import (
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prefixcache"
 )
 
@@ -17,10 +18,7 @@ func stores() []namedStore {
 	opener := func(kind string) func(testing.TB) prefixcache.Store {
 		return func(t testing.TB) prefixcache.Store {
 			t.Helper()
-			s, err := prefixcache.New(kind, prefixcache.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(prefixcache.New(kind, prefixcache.Config{}))(t)
 			return s
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
@@ -23,18 +24,13 @@ import (
 func tiktokenFile(t testing.TB, model string) string {
 	t.Helper()
 	realModels(t) // is it there
-	data, err := os.ReadFile(filepath.Join(tokenizerDir, filepath.FromSlash(model), tokenfile.TokenizerFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(filepath.Join(tokenizerDir, filepath.FromSlash(model), tokenfile.TokenizerFile)))(t)
 	var file struct {
 		Model struct {
 			Vocab map[string]uint32 `json:"vocab"`
 		} `json:"model"`
 	}
-	if err := json.Unmarshal(data, &file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(data, &file))
 	byteOf := map[rune]byte{}
 	for b, c := range &tokenfile.ByteChars {
 		byteOf[c] = byte(b)
@@ -67,26 +63,17 @@ func TestTiktokenGolden(t *testing.T) {
 	const golden = "../testdata/tokens"
 	root := t.TempDir()
 	writeFile(t, tiktokenFile(t, "meta-llama/Meta-Llama-3-8B-Instruct"), root, "kimi", "tiktoken.model")
-	config, err := os.ReadFile(filepath.Join(golden, "tiktoken-kimi-config.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(os.ReadFile(filepath.Join(golden, "tiktoken-kimi-config.json")))(t)
 	writeFile(t, string(config), root, "kimi", tokenfile.ConfigFile)
 	writeFile(t, tiktokenFile(t, "Qwen/Qwen3-8B"), root, "qwen", "qwen.tiktoken")
-	dir, err := NewDirectory(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(NewDirectory(root))(t)
 	folders := map[string][]goldenText{golden: readGolden[goldenText](t, "texts.jsonl.gz")}
 	if more := os.Getenv("KVATLAS_TEST_TIKTOKEN"); more != "" {
 		folders[more] = nil
 	}
 	pools := map[string]*Pool{}
 	for folder := range folders {
-		p, err := New(Config{Origin: dir, MaxTextBytes: 4 << 20})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(New(Config{Origin: dir, MaxTextBytes: 4 << 20}))(t)
 		t.Cleanup(func() {
 			if err := p.Close(); err != nil {
 				t.Error(err)
@@ -94,9 +81,7 @@ func TestTiktokenGolden(t *testing.T) {
 		})
 		pools[folder] = p
 		for _, model := range []string{"kimi", "qwen"} {
-			if _, err := p.Tokens(t.Context(), prompt.Request{Model: model, Text: "a", Mode: prompt.Sync}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(p.Tokens(t.Context(), prompt.Request{Model: model, Text: "a", Mode: prompt.Sync}))(t)
 		}
 		for _, m := range p.Models() {
 			if m.File != "tiktoken.model" && m.File != "qwen.tiktoken" || m.Vocabulary < 128_256 || len(m.SHA256) != 64 || m.MemoryBytes < 10<<20 {
@@ -183,13 +168,8 @@ func TestTiktokenMerges(t *testing.T) {
 			}
 		}
 		data, _, err := tokenfile.Files{Tokenizer: []byte(fileOf(r)), Name: "qwen.tiktoken"}.JSON()
-		if err != nil {
-			t.Fatal(err)
-		}
-		e, err := newLibrary(data, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		e := must.Get(newLibrary(data, false))(t)
 		for range 500 {
 			text := word(1 + rnd.IntN(24))
 			if got, _ := e.encode(text, false); !slices.Equal(got, mergeAsTiktoken(r, text)) {
@@ -207,16 +187,10 @@ func TestSlowOnly(t *testing.T) {
 		writeFile(t, "x", root, "slow", f, f)
 	}
 	writeFile(t, "{}", root, "empty", modelFile)
-	dir, err := NewDirectory(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(NewDirectory(root))(t)
 	h := newFakeHub(t)
 	hub := h.client(HubConfig{})
-	p, err := New(Config{Origin: Chain(dir, hub)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(New(Config{Origin: Chain(dir, hub)}))(t)
 	defer func() { _ = p.Close() }()
 	for _, f := range []string{"tokenizer.model", "spiece.model", "vocab.txt", "merges.txt", "glm.tiktoken", "tekken.json"} {
 		_, err := p.Tokens(t.Context(), prompt.Request{Model: "slow/" + f, Text: "x", Mode: prompt.Sync})
@@ -229,7 +203,7 @@ func TestSlowOnly(t *testing.T) {
 	}
 	// A hub that says that the model is there.
 	h.set(func(h *fakeHub) { h.status, h.errCode = []int{404, 404, 404}, "EntryNotFound" })
-	_, err = hub.Fetch(t.Context(), "gguf")
+	_, err := hub.Fetch(t.Context(), "gguf")
 	if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "nor tiktoken.model or qwen.tiktoken") {
 		t.Errorf("another form on the hub: %v", err)
 	}
@@ -249,10 +223,7 @@ func TestHubTiktoken(t *testing.T) {
 	h.files["/page/resolve/main/tiktoken.model"] = "<html>sign in</html>"
 	cfg := HubConfig{CacheDir: t.TempDir()}
 	ask := func(o Origin, model string) (prompt.Result, error) {
-		p, err := New(Config{Origin: o})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(New(Config{Origin: o}))(t)
 		defer func() { _ = p.Close() }()
 		return p.Tokens(t.Context(), prompt.Request{Model: model, Text: "[BOS]Hi", Mode: prompt.Sync})
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -69,14 +70,11 @@ func TestTogether(t *testing.T) {
 		f := newFakes(t)
 		f.models["m"] = string(smallBPE(t))
 		w := &watched{meet: workers > 1, met: make(chan struct{})}
-		p, err := newPool(Config{Origin: f, Workers: workers}, func(data []byte, split bool) (encoder, error) {
+		p := must.Get(newPool(Config{Origin: f, Workers: workers}, func(data []byte, split bool) (encoder, error) {
 			e, err := newLibrary(data, split)
 			w.encoder = e
 			return w, err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: text, Mode: prompt.Sync})
 		if err != nil || !res.Exact {
 			t.Fatal(err)

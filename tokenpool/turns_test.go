@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -35,9 +36,7 @@ func gatedPool(t *testing.T, cfg Config) (p *Pool, begun chan struct{}, gate cha
 		return time.Unix(0, 0)
 	}
 	p = f.pool(cfg)
-	if _, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "x", Mode: prompt.Sync}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "x", Mode: prompt.Sync}))(t)
 	return p, begun, gate
 }
 

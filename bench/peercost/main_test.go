@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestHeld reads answers in the forms of all services.
@@ -44,9 +45,7 @@ func TestStored(t *testing.T) {
 		for _, p := range payloads {
 			var b event.Batch
 			var d event.Decoder
-			if err := d.Decode(p, &b); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, d.Decode(p, &b))
 			e := &b.Events[0]
 			if e.HasParent != (len(hashes) > 0) || e.HasParent && e.Parent != hashes[len(hashes)-1] {
 				t.Errorf("block %d has parent %v", len(hashes), e.Parent)

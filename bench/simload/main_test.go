@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // Messages are counted however the bytes of a stream come.
@@ -45,13 +47,8 @@ func TestLoad(t *testing.T) {
 	}))
 	defer s.Close()
 	_, port, err := net.SplitHostPort(s.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := strconv.Atoi(port)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	n := must.Get(strconv.Atoi(port))(t)
 	for answer, failed := range map[int]int{5: 0, 6: 20} {
 		l := newLoad(&options{port: n, pods: 1, prompt: 600, answer: answer, rate: 1e4, length: 2 * time.Millisecond})
 		l.send(t.Context())

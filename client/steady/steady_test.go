@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/client/steady"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // server answers each call by the function, which gets its number from 1.
@@ -41,16 +42,10 @@ func newServer(t *testing.T, answer func(n int64, w http.ResponseWriter, r *http
 
 func (s *server) client(t *testing.T, cfg steady.Config) *steady.Client {
 	t.Helper()
-	plain, err := client.New(client.Config{URL: s.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plain := must.Get(client.New(client.Config{URL: s.URL}))(t)
 	t.Cleanup(plain.Close)
 	cfg.Client, cfg.Failed = plain, func(error) { s.failed.Add(1) }
-	c, err := steady.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(steady.New(cfg))(t)
 	return c
 }
 
@@ -233,10 +228,7 @@ func TestReports(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	plain, err := client.New(client.Config{URL: "http://127.0.0.1:1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plain := must.Get(client.New(client.Config{URL: "http://127.0.0.1:1"}))(t)
 	for name, cfg := range map[string]steady.Config{"no client": {}, "budget": {Client: plain, Budget: 2}, "timeout": {Client: plain, Timeout: -1}} {
 		if _, err := steady.New(cfg); err == nil {
 			t.Errorf("%s: no error", name)

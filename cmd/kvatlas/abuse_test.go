@@ -16,20 +16,16 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // raw sends bytes over a connection of their own and returns the status of each answer that
 // comes until the server closes it. With halfClose it sends that no more will come.
 func raw(t *testing.T, address, text string, halfClose bool) (statuses []int) {
 	t.Helper()
-	c, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.Dial("tcp", address))(t)
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.SetDeadline(time.Now().Add(patience)))
 	// A server that has refused need not read the rest.
 	go func() {
 		_, _ = io.WriteString(c, text)
@@ -275,13 +271,8 @@ func TestSlowHeaders(t *testing.T) {
 	for _, address := range []string{strings.TrimPrefix(r.url, "http://"), gateway} {
 		for i, text := range []string{"", "G", "GET /healthz HTTP/1.1\r\n", "GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: ", "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n"} {
 			for range 20 {
-				c, err := net.Dial("tcp", address)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := io.WriteString(c, text); err != nil {
-					t.Fatal(err)
-				}
+				c := must.Get(net.Dial("tcp", address))(t)
+				must.Get(io.WriteString(c, text))(t)
 				slow.Go(func() {
 					defer c.Close()
 					_ = c.SetReadDeadline(time.Now().Add(patience))

@@ -20,6 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -47,22 +48,13 @@ func getAs(t *testing.T, url, token string) (int, string) {
 // sendAs makes a request as the caller of a token, or without one where token is "".
 func sendAs(t *testing.T, c *http.Client, method, url, token string, body io.Reader) (int, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, url, body))(t)
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
-	resp, err := c.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(c.Do(r))(t)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(b)
 }
 
@@ -116,18 +108,11 @@ func TestCredentials(t *testing.T) {
 		t.Fatalf("%d %q %q", status, line, token)
 	}
 	path := filepath.Join(t.TempDir(), "credentials")
-	if err := os.WriteFile(path, []byte(line), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(line), 0o600))
 	r := start(t, "--block-size=4", "--credentials="+path, "--rate-limit=1000")
-	c, err := client.New(client.Config{URL: r.url, Token: token})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.New(client.Config{URL: r.url, Token: token}))(t)
 	defer c.Close()
-	if _, err := c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "p", Tokens: tokens(8)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "p", Tokens: tokens(8)}))(t)
 	ask := func(token string) (int, string) {
 		var out, errs output
 		p := &program{&cli.Program{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Name: "kvatlas", Env: []string{"KVATLAS_TOKEN=" + token}}}
@@ -148,9 +133,7 @@ func TestCredentials(t *testing.T) {
 	if strings.Contains(r.stderr.String(), token) || !strings.Contains(r.stderr.String(), `"caller":"ingester"`) {
 		t.Errorf("the log names the caller and not its token: %s", r.stderr)
 	}
-	if err := os.WriteFile(path, []byte("# nobody\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("# nobody\n"), 0o600))
 	r.await(func() map[string]any {
 		if status, _ := ask(token); status == cli.ExitFailed {
 			return map[string]any{}
@@ -171,15 +154,10 @@ func TestServeTLS(t *testing.T) {
 	model := httptest.NewTLSServer(http.NotFoundHandler())
 	defer model.Close()
 	pair := model.TLS.Certificates[0]
-	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(x509.MarshalPKCS8PrivateKey(pair.PrivateKey))(t)
 	dir := t.TempDir()
 	for name, block := range map[string]*pem.Block{"cert": {Type: "CERTIFICATE", Bytes: pair.Certificate[0]}, "key": {Type: "PRIVATE KEY", Bytes: key}} {
-		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600))
 	}
 	r := start(t, "--block-size=4", "--tls-cert="+filepath.Join(dir, "cert"), "--tls-key="+filepath.Join(dir, "key"))
 	url := "https" + strings.TrimPrefix(r.url, "http")
@@ -209,9 +187,7 @@ func TestServeTLS(t *testing.T) {
 func countConnections(t *testing.T, address string) (port string, connected *atomic.Int32) {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	connected = new(atomic.Int32)
 	go func() {
@@ -225,9 +201,7 @@ func countConnections(t *testing.T, address string) (port string, connected *ato
 		}
 	}()
 	_, port, err = net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return port, connected
 }
 
@@ -333,10 +307,7 @@ func TestNoPromptIsWritten(t *testing.T) {
 		t.Fatalf("%d keys: %v", len(keys), err)
 	}
 	for _, key := range keys {
-		value, err := db.Dump(ctx, key).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		value := must.Get(db.Dump(ctx, key).Result())(t)
 		if strings.Contains(key, mark) || strings.Contains(value, mark) {
 			t.Errorf("Redis has it in %q: %q", key, value)
 		}
@@ -369,9 +340,7 @@ func TestTenants(t *testing.T) {
 		tenants = append(tenants, struct{ token, salt string }{strings.TrimSpace(token), salt})
 	}
 	path := filepath.Join(t.TempDir(), "credentials")
-	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(file), 0o600))
 	r := start(t, "--roles=score,ingest,gateway", "--gateway-listen=127.0.0.1:0", "--block-size=4", "--credentials="+path, "--log-level=debug", "--pods-approximate",
 		"--pods="+strings.TrimPrefix(engine.URL, "http://")+"?model=m")
 	at, _ := r.logged("listening")["gateway_address"].(string)
@@ -455,9 +424,7 @@ func TestGatewayCallers(t *testing.T) {
 	defer engine.Close()
 	_, line, token := call(t, "", "token", "client")
 	path := filepath.Join(t.TempDir(), "credentials")
-	if err := os.WriteFile(path, []byte(line), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(line), 0o600))
 	for name, c := range map[string]struct {
 		args   []string
 		token  string

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // everyCommand are the words of all commands that overviews list.
@@ -130,26 +131,13 @@ func TestCompletionOffersEveryFlag(t *testing.T) {
 // pty is a terminal: what is written to ours is typed at its other end.
 func pty(t *testing.T) (ours, end *os.File) {
 	t.Helper()
-	ours, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ours = must.Get(os.OpenFile("/dev/ptmx", os.O_RDWR, 0))(t)
 	t.Cleanup(func() { _ = ours.Close() })
-	if err := unix.IoctlSetPointerInt(int(ours.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(int(ours.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	end, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.IoctlSetPointerInt(int(ours.Fd()), unix.TIOCSPTLCK, 0))
+	n := must.Get(unix.IoctlGetInt(int(ours.Fd()), unix.TIOCGPTN))(t)
+	end = must.Get(os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0))(t)
 	t.Cleanup(func() { _ = end.Close() })
-	if err := unix.IoctlSetWinsize(int(ours.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 50, Col: 200}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.IoctlSetWinsize(int(ours.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 50, Col: 200}))
 	return ours, end
 }
 
@@ -170,9 +158,7 @@ func (s *typed) call(t *testing.T, dir, line string) string {
 	cmd.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH"), "HOME=" + dir, "TERM=vt100", "LC_ALL=C.UTF-8", "CALLED=" + called, "PS1=" + prompt, runAsProgram + "=1"}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = end, end, end
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Setctty: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	var screen output
 	read := make(chan struct{})
 	go func() {
@@ -188,9 +174,7 @@ func (s *typed) call(t *testing.T, dir, line string) string {
 	}()
 	write := func(text string) {
 		t.Helper()
-		if _, err := ours.WriteString(text); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(ours.WriteString(text))(t)
 	}
 	if s.setup != "" {
 		write(s.setup + "\r")
@@ -224,16 +208,11 @@ func (s *typed) call(t *testing.T, dir, line string) string {
 func TestShellsComplete(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	// It stands in for the program when a shell completes, and writes down any other call.
 	program := "#!/bin/sh\nif [ \"$1\" = __complete ] || [ \"$1\" = completion ]; then exec '" + self + "' \"$@\"; fi\necho \"$*\" >>\"$CALLED\"\n"
 	for name, text := range map[string]string{"kvatlas": program, "dump.jsonl": "", ".bashrc": "source <(kvatlas completion bash)\nPS1='ready>'\n", ".zshrc": "autoload -Uz compinit && compinit -u -D\nsource <(kvatlas completion zsh)\nPS1='ready>'\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o777))
 	}
 	shells := map[string]*typed{
 		"bash": {shell: []string{"bash", "--noprofile", "-i"}},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestConnectionsAreTold goes through the life of a connection by a clock of its own.
@@ -96,10 +97,7 @@ func TestUnreachableEngineIsTold(t *testing.T) {
 	if text := fmt.Sprint(away["error"]); away["level"] != "warn" || away["events"] != endpoint || !strings.Contains(text, "connection refused") {
 		t.Errorf("it says %v", away)
 	}
-	p, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint}))(t)
 	t.Cleanup(func() { _ = p.Close() })
 	if here := await("connected to the engine's events"); here["level"] != "info" || "tcp://"+fmt.Sprint(here["peer"]) != endpoint {
 		t.Errorf("it says %v", here)

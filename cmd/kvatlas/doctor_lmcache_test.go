@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
@@ -18,22 +19,12 @@ func TestDoctorOfLMCache(t *testing.T) {
 	const model = "meta-llama/Llama-3.1-8B-Instruct"
 	s := redistest.Start(t)
 	tokens := make([]uint32, 1024)
-	text, err := json.Marshal(tokens)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(tokens))(t)
 	file := filepath.Join(t.TempDir(), "tokens.json")
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	names, err := lmcache.Keys(lmcache.Config{Version: lmcache.V031}, lmcache.Target{Model: model, WorldSize: 1}, tokens)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, text, 0o600))
+	names := must.Get(lmcache.Keys(lmcache.Config{Version: lmcache.V031}, lmcache.Target{Model: model, WorldSize: 1}, tokens))(t)
 	for _, name := range names {
-		if err := s.Client().Set(t.Context(), name, "10.0.0.1:8000", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Client().Set(t.Context(), name, "10.0.0.1:8000", 0).Err())
 	}
 	report := func(version string) (int, check.Level, []check.Finding) {
 		t.Helper()

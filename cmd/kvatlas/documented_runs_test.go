@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -177,19 +178,11 @@ type desk struct {
 
 func newDesk(t *testing.T) *desk {
 	d := &desk{t: t, dir: t.TempDir(), ports: map[string]string{}}
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	entries, err := os.ReadDir(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(filepath.Abs("../.."))(t)
+	entries := must.Get(os.ReadDir(root))(t)
 	for _, e := range entries {
 		if name := e.Name(); name != "bin" && name != ".git" {
-			if err := os.Symlink(filepath.Join(root, name), filepath.Join(d.dir, name)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Symlink(filepath.Join(root, name), filepath.Join(d.dir, name)))
 		}
 	}
 	r := start(t, "--tokenizers="+tokenizers(t), "--preload="+demo.Model) // as make run has it, which has asked before
@@ -206,13 +199,8 @@ func newDesk(t *testing.T) *desk {
 		d.ports[strconv.Itoa(8000+i)] = strconv.Itoa(sim + i)
 	}
 	d.ports["7999"] = strconv.Itoa(sim + 8)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Join(d.dir, "bin"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
+	must.OK(t, os.MkdirAll(filepath.Join(d.dir, "bin"), 0o700))
 	// The program, with ports of its own where the page leaves them at their defaults. A score is
 	// asked for until there is one, as the page says.
 	wrapper := fmt.Sprintf(`#!/bin/bash
@@ -276,9 +264,7 @@ func (d *desk) run(script string) string {
 func portOf(t *testing.T, url string) string {
 	t.Helper()
 	_, port, err := net.SplitHostPort(url[strings.LastIndex(url, "/")+1:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return port
 }
 

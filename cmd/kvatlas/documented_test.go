@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // page is a document of the repository.
@@ -149,10 +150,7 @@ var programs = regexp.MustCompile(`(?:^|[\s;|&(="$])(?:bin/)?kvatlas ([a-z][^\n]
 func TestDocumentedCommands(t *testing.T) {
 	h := &helps{t, map[string]string{}}
 	api := apiPaths(t)
-	makefile, err := os.ReadFile("../../Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	makefile := must.Get(os.ReadFile("../../Makefile"))(t)
 	usage, _ := h.help("help")
 	var all strings.Builder // the helps of all commands
 	words := []string{"inspect events", "inspect play", "inspect keys", "doctor lmcache"}
@@ -304,7 +302,7 @@ func checkGo(line string, seen map[string]int, wrong func(string, ...any)) {
 func testFiles(t *testing.T) map[string]string {
 	t.Helper()
 	files := map[string]string{}
-	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+	must.OK(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -318,20 +316,14 @@ func testFiles(t *testing.T) map[string]string {
 			files[f[1]] += string(source)
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return files
 }
 
 // TestFaults holds docs/faults.md to the tests: each that it names is there, and each test of
 // a case is named.
 func TestFaults(t *testing.T) {
-	page, err := os.ReadFile("../../docs/faults.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../../docs/faults.md"))(t)
 	named := map[string]bool{}
 	for _, name := range regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(string(page), -1) {
 		named[name] = true
@@ -421,16 +413,11 @@ func inSource(dir, text string) (found bool) {
 // apiPaths are the methods of each path of the API's description.
 func apiPaths(t *testing.T) map[string][]string {
 	t.Helper()
-	text, err := os.ReadFile("../../server/openapi.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../server/openapi.json"))(t)
 	var doc struct {
 		Paths map[string]map[string]json.RawMessage
 	}
-	if err := json.Unmarshal(text, &doc); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &doc))
 	paths := map[string][]string{}
 	for path, methods := range doc.Paths {
 		for m := range methods {

@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -21,18 +22,13 @@ import (
 // holds returns the best pod for tokens(n).
 func holds(t *testing.T, c *client.Client, n int) string {
 	t.Helper()
-	resp, err := c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens(n)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens(n)}))(t)
 	return resp.Best
 }
 
 func give(t *testing.T, c *client.Client, pod string, n int) {
 	t.Helper()
-	if _, err := c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: pod, Tokens: tokens(n)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: pod, Tokens: tokens(n)}))(t)
 }
 
 // A dump goes from a server into Redis, from there into another server, with
@@ -41,7 +37,7 @@ func TestDumpAndRestore(t *testing.T) {
 	server := redistest.Start(t)
 	dir := t.TempDir()
 	plain, packed := filepath.Join(dir, "d.ndjson"), filepath.Join(dir, "d.ndjson.gz")
-	must := func(stdin string, args ...string) string {
+	run := func(stdin string, args ...string) string {
 		t.Helper()
 		status, stdout, stderr := call(t, stdin, args...)
 		if status != cli.ExitOK {
@@ -52,20 +48,20 @@ func TestDumpAndRestore(t *testing.T) {
 
 	from := start(t)
 	give(t, from.client(), "a", 6400)
-	if out := must("", "dump", "--server", from.url, "-o", packed); !strings.Contains(out, "100 blocks in ") {
+	if out := run("", "dump", "--server", from.url, "-o", packed); !strings.Contains(out, "100 blocks in ") {
 		t.Errorf("got %s", out)
 	}
-	if out := must("", "restore", "--redis", server.URL(), packed); !strings.Contains(out, "100 blocks, and 1 pods") {
+	if out := run("", "restore", "--redis", server.URL(), packed); !strings.Contains(out, "100 blocks, and 1 pods") {
 		t.Errorf("got %s", out)
 	}
-	must("", "dump", "--redis", server.URL(), "--rate=1000000", "-o", plain)
+	run("", "dump", "--redis", server.URL(), "--rate=1000000", "-o", plain)
 	text, err := os.ReadFile(plain)
 	if err != nil || !bytes.HasPrefix(text, []byte(`{"kvatlas":"dump"`)) {
 		t.Fatalf("%.100s, %v", text, err)
 	}
-	piped := must("", "dump", "--redis", server.URL(), "--model", "m", "--pod", "a")
+	piped := run("", "dump", "--redis", server.URL(), "--model", "m", "--pod", "a")
 	to := start(t)
-	must(piped, "restore", "--server", to.url, "-")
+	run(piped, "restore", "--server", to.url, "-")
 	if best := holds(t, to.client(), 6400); best != "a" {
 		t.Errorf("the best pod is %q", best)
 	}
@@ -80,16 +76,14 @@ func TestDumpAndRestore(t *testing.T) {
 	if status != cli.ExitFailed || !strings.Contains(stderr, "Type all to go on") || !strings.Contains(stderr, "nothing was changed") || holds(t, to.client(), 12800) != "b" {
 		t.Errorf("ends with %d\n%s", status, stderr)
 	}
-	must("all\n", "restore", plain, "--server", to.url, "--mode=replace")
+	run("all\n", "restore", plain, "--server", to.url, "--mode=replace")
 	if best := holds(t, to.client(), 12800); best != "a" {
 		t.Errorf("the best pod is %q", best)
 	}
 
 	// What is not a dump is refused before anything is sent.
 	bad := filepath.Join(dir, "bad")
-	if err := os.WriteFile(bad, text[:len(text)-50], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(bad, text[:len(text)-50], 0o600))
 	status, _, stderr = call(t, "", "restore", "--server", to.url, "--mode=replace", "--yes", bad)
 	if status != cli.ExitFailed || !strings.Contains(stderr, "cut off") || !strings.Contains(stderr, bad) || holds(t, to.client(), 6400) != "a" {
 		t.Errorf("ends with %d\n%s", status, stderr)
@@ -109,26 +103,17 @@ func TestDumpResumes(t *testing.T) {
 		for j := range 8192 {
 			keys = append(keys, fmt.Sprintf("%016x", uint64(i*8192+j+1)*0x9e3779b97f4a7c15))
 		}
-		if _, err := over.client().Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "a", BlockKeys: keys}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(over.client().Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "a", BlockKeys: keys}))(t)
 	}
 	for _, name := range []string{"d.ndjson", "d.ndjson.gz"} {
 		file := filepath.Join(t.TempDir(), name)
 		if status, _, stderr := call(t, "", "dump", "--server", over.url, "-o", file); status != cli.ExitOK {
 			t.Fatalf("ends with %d\n%s", status, stderr)
 		}
-		whole, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		whole := must.Get(os.ReadFile(file))(t)
 		for _, n := range []int{0, 10, len(whole) * 3 / 4, len(whole)} {
-			if err := os.Remove(file); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(file+".part", whole[:n], 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(file))
+			must.OK(t, os.WriteFile(file+".part", whole[:n], 0o600))
 			// Another machine goes on, without the server.
 			status, _, stderr := call(t, "", "dump", "--redis", redis.URL(), "-o", file, "--resume")
 			if status != cli.ExitOK {
@@ -148,9 +133,7 @@ func TestDumpResumes(t *testing.T) {
 			to.end()
 		}
 		// What it is limited to cannot change on the way.
-		if err := os.WriteFile(file+".part", whole[:len(whole)*3/4], 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file+".part", whole[:len(whole)*3/4], 0o600))
 		status, _, stderr := call(t, "", "dump", "--redis", redis.URL(), "-o", file, "--resume", "--pod=b")
 		if status != cli.ExitFailed || !strings.Contains(stderr, "was begun with --pod") {
 			t.Errorf("ends with %d\n%s", status, stderr)
@@ -166,9 +149,7 @@ func TestDumpResumes(t *testing.T) {
 	if err != nil || status != cli.ExitOK {
 		t.Fatal(status, err)
 	}
-	if err := os.WriteFile(file+".part", whole[:len(whole)*3/4], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file+".part", whole[:len(whole)*3/4], 0o600))
 	status, _, stderr := call(t, "", "dump", "--server", to.url, "-o", file, "--resume")
 	if status != cli.ExitFailed || !strings.Contains(stderr, "dump anew, without --resume") {
 		t.Errorf("ends with %d\n%s", status, stderr)
@@ -331,9 +312,7 @@ func TestSnapshotFile(t *testing.T) {
 	}
 
 	// A file that is not right is put aside, with a line that says where.
-	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("x"), 0o600))
 	r = start(t, flags...)
 	ready(r)
 	line := r.logged("snapshot not restored")
@@ -351,9 +330,7 @@ func TestSnapshotFile(t *testing.T) {
 	if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(file, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(file, 0o700))
 	for _, args := range [][]string{flags, {"--snapshot-file=" + filepath.Join(file, "none", "s")}, {"--snapshot-file=x", "--redis=redis://x"}} {
 		began := time.Now()
 		status, _, stderr := call(t, "", append([]string{"serve", "--listen=127.0.0.1:0", "--hub-offline", "--drain-delay=0s", "--hub-cache=" + t.TempDir()}, args...)...)
@@ -383,26 +360,16 @@ func TestDumpUsers(t *testing.T) {
 	}
 	writer, reader := "redis://kvatlas-writer:WRITER_PASSWORD@"+s.Addr, "redis://kvatlas-reader:READER_PASSWORD@"+s.Addr
 	// A rank that has a generation, with a lease, and blocks.
-	x, err := redis.Open(redis.Config{URL: writer, NoSweep: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: writer, NoSweep: true}))(t)
 	t.Cleanup(func() { _ = x.Close() })
-	if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}); err != nil {
-		t.Fatal(err)
-	}
-	gen, err := x.Begin(t.Context(), "a", 0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}))(t)
+	gen := must.Get(x.Begin(t.Context(), "a", 0, 1))(t)
 	for pod := range 150 { // more than a script returns: they are read in pages
 		b := store.Batch{Pod: fmt.Sprint("more", pod), Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: []blockkey.Key{1, 2}}}}
 		if pod == 0 {
 			b.Pod, b.Guard = "a", &store.Guard{Generation: gen, Fence: 1, Seq: 1}
 		}
-		if err := x.Apply(t.Context(), b); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, x.Apply(t.Context(), b))
 	}
 	dump := func(url string, flags ...string) (int, string) {
 		t.Helper()
@@ -453,9 +420,7 @@ func TestCaseSmallOnesUnderAttackLastSnapshot(t *testing.T) {
 				give(t, r.client(), "a", 640)
 			}
 			// A folder in the place of the file that is written first stands for a full disk.
-			if err := os.Mkdir(file+".tmp", 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Mkdir(file+".tmp", 0o700))
 			status, line := r.end(), r.logged("snapshot not saved")
 			if failed := status == cli.ExitFailed; failed != changed || (line != nil) != changed {
 				t.Errorf("ends with %d, logged %v\n%s", status, line, r.stderr)

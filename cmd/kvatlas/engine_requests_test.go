@@ -14,20 +14,15 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // ask posts a body and returns the status and the answer.
 func ask(t *testing.T, url, body string) (status int, answer string) {
 	t.Helper()
-	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(url, "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(url, "application/json", strings.NewReader(body)))(t)
 	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(b)
 }
 
@@ -165,19 +160,10 @@ func TestFailedPreloadIsTold(t *testing.T) {
 	if _, err := r.client().Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens(4)}); err != nil {
 		t.Errorf("tokens are not scored: %v", err)
 	}
-	file, err := os.ReadFile(filepath.Join(tokenizers(t), demo.Model, "tokenizer.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Join(dir, "some", "model"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.ReadFile(filepath.Join(tokenizers(t), demo.Model, "tokenizer.json")))(t)
+	must.OK(t, os.MkdirAll(filepath.Join(dir, "some", "model"), 0o777))
 	// In one step, so that no half of it is read.
-	if err := os.WriteFile(filepath.Join(dir, "new"), file, 0o666); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "some", "model", "tokenizer.json")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "new"), file, 0o666))
+	must.OK(t, os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "some", "model", "tokenizer.json")))
 	eventually.NoError(t, "ready", func() error { return r.client().Ready(t.Context()) })
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 const (
@@ -52,18 +53,12 @@ func TestExampleEvents(t *testing.T) {
 		{"what was evicted in part", exampleOther, 5.6}, // 2 of its 6 blocks are in the CPU's memory alone
 	} {
 		awaitThat(t, want.name, r.stderr, func() bool {
-			resp, err := c.Score(t.Context(), client.ScoreRequest{Model: demo.Model, Prompt: want.text, Mode: "sync"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := must.Get(c.Score(t.Context(), client.ScoreRequest{Model: demo.Model, Prompt: want.text, Mode: "sync"}))(t)
 			return resp.Scores[pod] == want.score
 		})
 	}
 	// Its hashes are vLLM's, with a seed that is found.
-	f, err := os.Open(exampleEvents)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open(exampleEvents))(t)
 	defer func() { _ = f.Close() }()
 	var decoder event.Decoder
 	var batch event.Batch
@@ -75,9 +70,7 @@ func TestExampleEvents(t *testing.T) {
 			}
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if err := decoder.Decode(e.Message.Payload, &batch); err != nil || batch.Skipped > 0 {
 			t.Fatalf("message %d: %v, %+v", e.Message.Seq, err, batch.Skips)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // What is asked and answered when something is not as it should be at the first try.
@@ -43,10 +44,7 @@ func TestDumpThatFailsAtOnceLeavesNothing(t *testing.T) {
 
 func TestRestoreKnowsARecordOfEvents(t *testing.T) {
 	const record = "../../examples/events.jsonl"
-	text, err := os.ReadFile(record)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(record))(t)
 	for _, name := range []string{record, "-"} {
 		status, _, stderr := call(t, string(text), "restore", "--server=127.0.0.1:9", name)
 		if status != cli.ExitFailed || !strings.Contains(stderr, "this is a record of events") || !strings.Contains(stderr, "kvatlas inspect play") {
@@ -93,9 +91,7 @@ func TestChatFileNamesTheModel(t *testing.T) {
 func TestStartSaysWhatToDo(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	file := filepath.Join(t.TempDir(), "k.yaml")
-	if err := os.WriteFile(file, []byte("roles: score\ntokenizers: /no/such/dir\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("roles: score\ntokenizers: /no/such/dir\n"), 0o600))
 	for flags, want := range map[string]string{
 		"--tokenizers=/no/such/dir":  "Make the directory, or correct --tokenizers\n",
 		"--config=" + file:           "Make the directory, or correct tokenizers (k.yaml:2)\n",

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -66,10 +67,7 @@ func fuzzNumber(t *testing.T, variable string, otherwise int) int {
 	if s == "" {
 		return otherwise
 	}
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(strconv.Atoi(s))(t)
 	return n
 }
 
@@ -248,10 +246,7 @@ func (f *fuzzer) score() (fuzzRequest, map[string]float64) {
 }
 
 func (f *fuzzer) post(path string, body any) fuzzRequest {
-	text, err := json.Marshal(body)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(body))(f.t)
 	return fuzzRequest{method: "POST", path: path, body: text}
 }
 
@@ -276,10 +271,7 @@ func (f *fuzzer) checkScores(n int, r fuzzRequest, body string, want map[string]
 
 // send sends a request and checks what all answers must be.
 func (f *fuzzer) send(url string, r fuzzRequest) fuzzAnswer {
-	req, err := http.NewRequestWithContext(f.t.Context(), r.method, url+r.path, bytes.NewReader(r.body))
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	req := must.Get(http.NewRequestWithContext(f.t.Context(), r.method, url+r.path, bytes.NewReader(r.body)))(f.t)
 	if r.header != nil {
 		req.Header = r.header
 	}
@@ -337,9 +329,7 @@ var valid = []struct{ path, body string }{
 func (f *fuzzer) hostile() fuzzRequest {
 	v := valid[f.rng.IntN(len(valid))]
 	var tree any
-	if err := json.Unmarshal([]byte(v.body), &tree); err != nil {
-		f.t.Fatal(err)
-	}
+	must.OK(f.t, json.Unmarshal([]byte(v.body), &tree))
 	for range f.rng.IntN(4) {
 		tree = f.mutate(tree)
 	}

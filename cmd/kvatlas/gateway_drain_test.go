@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/wire"
 )
 
@@ -121,9 +122,7 @@ func TestGatewayDrains(t *testing.T) {
 	if status, err := ask(kept); status != http.StatusOK || err != nil {
 		t.Fatal(status, err)
 	}
-	if err := g.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, g.cmd.Process.Signal(syscall.SIGTERM))
 	awaitThat(t, "it says that it drains", g.log, func() bool { return strings.Contains(g.log.String(), `"draining"`) })
 	if status, _ := get(t, g.gateway+"/health"); status != http.StatusServiceUnavailable {
 		t.Errorf("/health of a gateway that drains: %d", status)
@@ -173,9 +172,7 @@ func TestGatewayDrainTimeout(t *testing.T) {
 	e := holdStreams(t)
 	g := startGateway(t, 1, "--pods="+strings.TrimPrefix(e.URL, "http://"), "--pods-metrics=false", "--drain-timeout=1s", "--log-level=info")
 	ended := startStreams(t, g, e, 3)
-	if err := g.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, g.cmd.Process.Signal(syscall.SIGTERM))
 	var exit *exec.ExitError
 	if err := g.cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("%v\n%s", err, g.log)
@@ -193,9 +190,7 @@ func TestGatewaySlowEngine(t *testing.T) {
 	f := startEngines(t, 3, func(c *wire.Config) { c.Speed = 5 })
 	g := startGateway(t, 3, f.setting(), "--log-level=info")
 	const slow, together, requests = 0, 6, 120
-	if err := f.pods[slow].Apply(wire.Fault{Kind: wire.Throttle, Factor: 100}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.pods[slow].Apply(wire.Fault{Kind: wire.Throttle, Factor: 100}))
 	type answer struct {
 		pod, body string
 		err       error

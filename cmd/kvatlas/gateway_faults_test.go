@@ -22,6 +22,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 	"github.com/kvatlas/kvatlas/internal/interop"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	simengine "github.com/kvatlas/kvatlas/sim/engine"
 	simtokens "github.com/kvatlas/kvatlas/sim/tokens"
@@ -48,24 +49,15 @@ func (s seeing) Chat(ctx context.Context, body []byte) ([]uint32, error) {
 // openaiPython is a Python with OpenAI's client.
 func openaiPython(t *testing.T) string {
 	t.Helper()
-	python, err := filepath.Abs(filepath.Join("..", "..", ".cache", "venv-openai", "bin", "python"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	python := must.Get(filepath.Abs(filepath.Join("..", "..", ".cache", "venv-openai", "bin", "python")))(t)
 	return interop.Python(t, python, "scripts/venv.sh openai sim/wire/testdata/requirements.txt")
 }
 
 // startSeeing starts engines that have the tokenizer of the demo's model.
 func startSeeing(t *testing.T, dir string, n int) *simFleet {
 	t.Helper()
-	origin, err := tokenpool.NewDirectory(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tok, err := simtokens.Open(t.Context(), origin, demo.Model, simengine.VLLM)
-	if err != nil {
-		t.Fatal(err)
-	}
+	origin := must.Get(tokenpool.NewDirectory(dir))(t)
+	tok := must.Get(simtokens.Open(t.Context(), origin, demo.Model, simengine.VLLM))(t)
 	t.Cleanup(func() { _ = tok.Close() })
 	return startEngines(t, n, func(c *wire.Config) { c.Model, c.Tokenizer = demo.Model, seeing{tok} })
 }
@@ -78,13 +70,8 @@ func TestGatewayOpenAIClient(t *testing.T) {
 	ask := func(url string) (out map[string]any) {
 		cmd := exec.CommandContext(t.Context(), python, filepath.Join("testdata", "gateway_client.py"), "once", demo.Model, url)
 		cmd.Stderr = os.Stderr
-		b, err := cmd.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal(b, &out); err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(cmd.Output())(t)
+		must.OK(t, json.Unmarshal(b, &out))
 		return out
 	}
 	want, got := ask("http://"+direct.pods[0].Address()), ask(g.gateway)
@@ -109,17 +96,9 @@ func TestGatewayFaults(t *testing.T) {
 	}
 	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
 	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdin := must.Get(cmd.StdinPipe())(t)
+	stdout := must.Get(cmd.StdoutPipe())(t)
+	must.OK(t, cmd.Start())
 	fault := func(pod int, kind wire.FaultKind) func() {
 		return func() {
 			if err := f.pods[pod].Apply(wire.Fault{Kind: kind}); err != nil {
@@ -149,9 +128,7 @@ func TestGatewayFaults(t *testing.T) {
 	n, lost, cut, kinds := 0, []ended{}, 0, map[string]int{}
 	for s := bufio.NewScanner(stdout); s.Scan(); {
 		var e ended
-		if err := json.Unmarshal(s.Bytes(), &e); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(s.Bytes(), &e))
 		n++
 		kinds[e.Kind]++
 		switch {
@@ -188,9 +165,7 @@ func TestGatewayIsKilled(t *testing.T) {
 	redis := redistest.Start(t)
 	f := startEngines(t, 2, func(c *wire.Config) { c.Speed = 0.2 })
 	g, other := startGateway(t, 2, f.setting(), "--redis="+redis.URL()), startGateway(t, 2, f.setting(), "--redis="+redis.URL())
-	if err := other.tell(t, http.MethodPut, "/v1/models/"+url.PathEscape(gatewayModel)+"/routing", map[string]any{"lease_s": 2}, &struct{}{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, other.tell(t, http.MethodPut, "/v1/models/"+url.PathEscape(gatewayModel)+"/routing", map[string]any{"lease_s": 2}, &struct{}{}))
 	const streams = 8
 	begun := make(chan error, streams)
 	for i := range streams {
@@ -215,9 +190,7 @@ func TestGatewayIsKilled(t *testing.T) {
 	if n := other.booked(t); n != streams {
 		t.Errorf("%d requests are booked of %d", n, streams)
 	}
-	if err := g.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, g.cmd.Process.Kill())
 	awaitThat(t, "the lease ends them", other.log, func() bool { return other.booked(t) == 0 })
 }
 
@@ -259,10 +232,7 @@ func TestGatewayStreams(t *testing.T) {
 	t.Cleanup(engine.Close)
 	g := startGateway(t, 1, "--pods="+strings.TrimPrefix(engine.URL, "http://"), "--pods-metrics=false", "--gateway-connect-timeout=1m", "--log-level=info")
 	memory := func() float64 {
-		n, err := strconv.ParseFloat(g.figure(t, "process_resident_memory_bytes"), 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Get(strconv.ParseFloat(g.figure(t, "process_resident_memory_bytes"), 64))(t)
 		return n / (1 << 20)
 	}
 	empty := memory()

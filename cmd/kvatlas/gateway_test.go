@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	simengine "github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
@@ -41,9 +42,7 @@ func startEngines(t *testing.T, n int, change func(c *wire.Config)) *simFleet {
 		if err == nil {
 			err = p.Start()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { _ = p.Kill() })
 		f.pods = append(f.pods, p)
 	}
@@ -75,9 +74,7 @@ func startGateway(t *testing.T, pods int, args ...string) *gatewayProcess {
 	}, args...)...)
 	g.cmd.Env = []string{runAsProgram + "=1"}
 	g.cmd.Stderr = g.log
-	if err := g.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, g.cmd.Start())
 	t.Cleanup(func() {
 		_ = g.cmd.Process.Kill()
 		_ = g.cmd.Wait()
@@ -133,9 +130,7 @@ func (g *gatewayProcess) bookedOf(t *testing.T, model string) (n int) {
 	var out struct {
 		Models map[string][]struct{ Requests int }
 	}
-	if err := g.tell(t, http.MethodGet, "/v1/loads?model="+url.QueryEscape(model), nil, &out); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, g.tell(t, http.MethodGet, "/v1/loads?model="+url.QueryEscape(model), nil, &out))
 	for _, pods := range out.Models {
 		for _, p := range pods {
 			n += p.Requests
@@ -167,10 +162,7 @@ func TestGatewayCommand(t *testing.T) {
 				}
 			})
 			g := startGateway(t, 3, f.setting())
-			list, err := g.c.Pods(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			list := must.Get(g.c.Pods(t.Context()))(t)
 			for _, p := range list {
 				if p.Model != gatewayModel || p.Engine != "vllm" || (p.Events != "") != x.events || p.Approximate == x.events {
 					t.Errorf("registered is %+v", p)

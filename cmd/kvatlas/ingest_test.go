@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/encode"
 )
@@ -77,9 +78,7 @@ func serveProcess(t *testing.T, args ...string) *served {
 	s.cmd = exec.Command(os.Args[0], append([]string{"serve", "--listen=127.0.0.1:0", "--log-format=json", "--log-level=info", "--hub-offline", "--hub-cache=" + t.TempDir(), "--drain-delay=0s", "--score-budget=5s"}, args...)...)
 	s.cmd.Env = []string{runAsProgram + "=1"}
 	s.cmd.Stderr = s.log
-	if err := s.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.cmd.Start())
 	t.Cleanup(func() {
 		_ = s.cmd.Process.Kill()
 		_ = s.cmd.Wait()
@@ -129,10 +128,7 @@ func (s *served) figure(t *testing.T, name string) string {
 func (s *served) best(t *testing.T, tokens []uint32, want map[string]float64) {
 	t.Helper()
 	awaitThat(t, fmt.Sprint("the ranking ", want), s.log, func() bool {
-		resp, err := s.c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens})
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(s.c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens}))(t)
 		return fmt.Sprint(resp.Scores) == fmt.Sprint(want)
 	})
 }
@@ -148,9 +144,7 @@ func TestIngest(t *testing.T) {
 	// One engine is in a list, the other registers over HTTP.
 	first := serveProcess(t, append(args, "--pods=10.0.0.1:8000?model=m&events="+long.events+"&replay="+long.replay)...)
 	second := serveProcess(t, args...)
-	if err := second.c.RegisterPod(t.Context(), client.Pod{Name: "10.0.0.2:8000", Model: "m", Events: short.events, Replay: short.replay}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, second.c.RegisterPod(t.Context(), client.Pod{Name: "10.0.0.2:8000", Model: "m", Events: short.events, Replay: short.replay}))
 	awaitThat(t, "each replica reads one rank", second.log, func() bool {
 		return first.figure(t, "kvatlas_ingest_reading_ranks") == "1" && second.figure(t, "kvatlas_ingest_reading_ranks") == "1"
 	})
@@ -165,9 +159,7 @@ func TestIngest(t *testing.T) {
 	}
 
 	// What is published while no replica reads comes by the replay.
-	if err := first.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, first.cmd.Process.Kill())
 	killed := time.Now()
 	other := make([]uint32, 64)
 	for i := range other {
@@ -184,9 +176,7 @@ func TestIngest(t *testing.T) {
 
 	// An orderly end leaves nothing behind that others would have to wait for.
 	third := serveProcess(t, args...)
-	if err := second.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, second.cmd.Process.Signal(syscall.SIGTERM))
 	if err := second.cmd.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v\n%s", err, second.log)
 	}

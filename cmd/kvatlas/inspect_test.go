@@ -23,6 +23,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/encode"
 )
@@ -30,10 +31,7 @@ import (
 // freeEndpoint is a TCP endpoint that was free a moment ago.
 func freeEndpoint(t *testing.T) string {
 	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	return "tcp://" + l.Addr().String()
 }
@@ -42,10 +40,7 @@ func freeEndpoint(t *testing.T) string {
 func engine(t *testing.T, replay string) (*zmq.Publisher, string) {
 	t.Helper()
 	endpoint := freeEndpoint(t)
-	p, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Replay: replay})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Replay: replay}))(t)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
 			t.Error(err)
@@ -125,9 +120,7 @@ func TestInspectEvents(t *testing.T) {
 `
 	first := steps()[0]
 	var b event.Batch
-	if err := new(event.Decoder).Decode(first.Payload, &b); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, new(event.Decoder).Decode(first.Payload, &b))
 	for _, h := range []event.Hash{b.Events[0].Hashes[0], b.Events[0].Hashes[1], b.Events[0].Hashes[1], b.Events[0].Hashes[0]} {
 		want = strings.Replace(want, "HASH", fmt.Sprintf("%016x", uint64(h)), 1)
 	}
@@ -203,18 +196,11 @@ func TestInspectReplay(t *testing.T) {
 func TestInspectPlay(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "r.jsonl")
-	w, err := record.Create(record.Config{Path: file, MaxBytes: 300, MaxFiles: 9})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(record.Create(record.Config{Path: file, MaxBytes: 300, MaxFiles: 9}))(t)
 	for _, m := range steps() {
-		if err := w.Write(m); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, w.Write(m))
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Close())
 	endpoint := freeEndpoint(t)
 	again := filepath.Join(dir, "again")
 	end := inspecting(t, endpoint, "--record", again, "--count=4")
@@ -226,15 +212,9 @@ func TestInspectPlay(t *testing.T) {
 		t.Fatalf("ends with %d\n%s%s", status, stdout, stderr)
 	}
 	payloads := func(path string) (out []string) {
-		files, err := record.Files(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := must.Get(record.Files(path))(t)
 		for _, f := range files {
-			text, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(f))(t)
 			for line := range strings.Lines(string(text)) {
 				_, line, _ = strings.Cut(line, ",")
 				out = append(out, line)
@@ -254,9 +234,7 @@ func TestInspectPlayDynamo(t *testing.T) {
 	const stored = `{"timestamp":0,"event":{"worker_id":7,"storage_tier":"%s","event":{"event_id":3,"data":{"stored":{"parent_hash":%s,"blocks":[{"block_hash":%d,"tokens_hash":%d}]}},"dp_rank":1}}}` + "\n"
 	text := fmt.Sprintf(stored, "device", "null", 1, uint64(14643705804678351452)) + fmt.Sprintf(stored, "host_pinned", "1", 2, uint64(16777012769546811212)) +
 		fmt.Sprintf(stored, "device", "99", 3, 5) // whose parent is unknown
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	play := func() {
 		t.Helper()
 		if status, _, stderr := call(t, "", "inspect", "play", file, "--server", r.url, "--model=m", "--speed=0"); status != cli.ExitOK {
@@ -265,10 +243,7 @@ func TestInspectPlayDynamo(t *testing.T) {
 	}
 	score := func() string {
 		t.Helper()
-		resp, err := r.client().Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(r.client().Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}}))(t)
 		return fmt.Sprint(resp.Scores)
 	}
 	play()
@@ -276,16 +251,12 @@ func TestInspectPlayDynamo(t *testing.T) {
 		t.Error(got)
 	}
 	text += `{"timestamp":9,"event":{"worker_id":7,"storage_tier":"host_pinned","event":{"event_id":4,"data":{"removed":{"block_hashes":[2,5]}},"dp_rank":1}}}` + "\n"
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	if play(); !strings.Contains(score(), "1") || strings.Contains(score(), "1.8") {
 		t.Error(score())
 	}
 	text += `{"timestamp":9,"event":{"worker_id":7,"storage_tier":"device","event":{"event_id":5,"data":"cleared","dp_rank":1}}}` + "\n"
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	if play(); strings.Contains(score(), "worker-7") {
 		t.Error(score())
 	}
@@ -317,18 +288,11 @@ func TestInspectPlayToServer(t *testing.T) {
 	}))
 	defer srv.Close()
 	file := filepath.Join(t.TempDir(), "r.jsonl")
-	w, err := record.Create(record.Config{Path: file})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(record.Create(record.Config{Path: file}))(t)
 	for _, m := range steps() {
-		if err := w.Write(m); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, w.Write(m))
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Close())
 	if status, _, stderr := call(t, "", "inspect", "play", file, "--server", srv.URL, "--pod=p", "--model=m", "--speed=0"); status != cli.ExitOK {
 		t.Fatalf("ends with %d\n%s", status, stderr)
 	}
@@ -369,9 +333,7 @@ func TestInspectKeys(t *testing.T) {
 	for _, tok := range tokens(2 * blocks) {
 		list = append(list, fmt.Sprint(tok))
 	}
-	if _, err := r.client().Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "a", LoRA: "l", CacheSalt: "s", Tokens: tokens(2 * blocks)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(r.client().Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "a", LoRA: "l", CacheSalt: "s", Tokens: tokens(2 * blocks)}))(t)
 	status, stdout, stderr := call(t, "", "inspect", "keys", "--model=m", "--block-size=2", "--lora=l", "--cache-salt=s", "--redis-prefix=ours", "--tokens="+strings.Join(list, ","))
 	if status != cli.ExitOK {
 		t.Fatalf("ends with %d\n%s", status, stderr)

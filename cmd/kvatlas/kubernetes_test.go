@@ -14,6 +14,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // container is what is read of a container.
@@ -128,10 +129,7 @@ func (c *container) port(name string) int {
 
 func manifests(t *testing.T, file string) map[string]manifest {
 	t.Helper()
-	text, err := os.ReadFile("../../deploy/kubernetes/" + file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../deploy/kubernetes/" + file))(t)
 	out := map[string]manifest{}
 	for doc := range bytes.SplitSeq(text, []byte("\n---\n")) {
 		var m manifest
@@ -276,10 +274,7 @@ func TestHubToken(t *testing.T) {
 
 // TestPodMonitor: it names the port that has the metrics, of all pods.
 func TestPodMonitor(t *testing.T) {
-	text, err := os.ReadFile("../../deploy/kubernetes/podmonitor.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../deploy/kubernetes/podmonitor.yaml"))(t)
 	var m struct {
 		Metadata struct{ Namespace string }
 		Spec     struct {
@@ -312,10 +307,7 @@ func TestPodMonitor(t *testing.T) {
 // TestManifestFiles checks that the docs on how to apply manifests name each one.
 func TestManifestFiles(t *testing.T) {
 	manifests(t, "namespace.yaml")
-	text, err := os.ReadFile("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../docs/operations.md"))(t)
 	files, err := os.ReadDir("../../deploy/kubernetes")
 	if err != nil || len(files) < 5 {
 		t.Fatalf("%d files, %v", len(files), err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -26,10 +27,7 @@ type lmcacheEvent struct {
 
 func lmcacheEvents(t *testing.T) (out []lmcacheEvent) {
 	t.Helper()
-	text, err := os.ReadFile("testdata/lmcache-kv-events.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("testdata/lmcache-kv-events.json"))(t)
 	if err := json.Unmarshal(text, &out); err != nil || len(out) != 4 {
 		t.Fatalf("%d events, %v", len(out), err)
 	}
@@ -110,10 +108,7 @@ func (s *served) tiersOf(t *testing.T, what string, prompt []uint32, pod string,
 	t.Helper()
 	var got map[string]int
 	awaitThat(t, what, stringer(func() string { return fmt.Sprint("the last were ", got, "\n", s.log) }), func() bool {
-		resp, err := s.c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: prompt})
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(s.c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: prompt}))(t)
 		got = map[string]int{}
 		for tier, blocks := range resp.Matched[pod].Tiers {
 			got[tier] = blocks * resp.Blocks.Size

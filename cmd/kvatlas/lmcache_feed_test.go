@@ -10,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
@@ -24,16 +25,11 @@ func TestLMCacheIsHeard(t *testing.T) {
 		"--lmcache-models=m?version=0.5.6&vllm=false,m?version=0.5.6&mp=true")
 	c := r.client()
 	for _, p := range []string{"pod-two", "pod-one", "mp"} {
-		if err := c.RegisterPod(t.Context(), client.Pod{Name: p, Model: "m"}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.RegisterPod(t.Context(), client.Pod{Name: p, Model: "m"}))
 	}
 	prompt := tokens(1024)
 	ints := func(config lmcache.Config) (keys []any) {
-		h, err := lmcache.New(config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Get(lmcache.New(config))(t)
 		for _, hash := range h.Append(nil, prompt) {
 			switch v, negative, ok := hash.Int(); {
 			case !ok:
@@ -54,10 +50,7 @@ func TestLMCacheIsHeard(t *testing.T) {
 	scores := func(want string) {
 		t.Helper()
 		eventually.NoError(t, "scores", func() error {
-			resp, err := c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: prompt})
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := must.Get(c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: prompt}))(t)
 			// In chunks of 256 tokens; an index block has 64.
 			list := make([]string, 0, 3)
 			for _, p := range []string{"pod-two", "pod-one", "mp"} {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
@@ -65,18 +66,13 @@ func TestLMCacheIsLearnt(t *testing.T) {
 					s := redistest.Start(t)
 					url, plain = s.URL(), s.Client()
 				}
-				h, err := lmcache.New(c.config)
-				if err != nil {
-					t.Fatal(err)
-				}
+				h := must.Get(lmcache.New(c.config))(t)
 				file := func(model string, prompt []uint32) {
 					for worker := range max(1, c.target.WorldSize) {
 						target := c.target
 						target.Model, target.WorkerID = model, worker
 						keys, err := h.AppendKeys(nil, target, prompt)
-						if err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, err)
 						for _, key := range keys {
 							switch {
 							case c.config.Version == lmcache.VFork:
@@ -86,9 +82,7 @@ func TestLMCacheIsLearnt(t *testing.T) {
 							default:
 								err = plain.Set(t.Context(), key+strings.TrimSuffix(c.suffix, "none"), "x", 0).Err()
 							}
-							if err != nil {
-								t.Fatal(err)
-							}
+							must.OK(t, err)
 						}
 					}
 				}
@@ -97,13 +91,9 @@ func TestLMCacheIsLearnt(t *testing.T) {
 				r := start(t, "--redis="+url)
 				for _, pod := range []string{one, two} {
 					for _, model := range []string{"m", "third"} {
-						if err := r.client().RegisterPod(t.Context(), client.Pod{Name: strings.Replace(pod, ":8", ":"+fmt.Sprint(len(model)), 1), Model: model}); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, r.client().RegisterPod(t.Context(), client.Pod{Name: strings.Replace(pod, ":8", ":"+fmt.Sprint(len(model)), 1), Model: model}))
 					}
-					if err := r.client().RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, r.client().RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}))
 				}
 				ask := func(model string, prompt []uint32, pods ...string) map[string]float64 {
 					t.Helper()
@@ -131,14 +121,9 @@ func TestLMCacheIsLearnt(t *testing.T) {
 						}
 					}
 				}
-				list, err := json.Marshal(prompt)
-				if err != nil {
-					t.Fatal(err)
-				}
+				list := must.Get(json.Marshal(prompt))(t)
 				path := filepath.Join(t.TempDir(), "prompt.json")
-				if err := os.WriteFile(path, list, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(path, list, 0o600))
 				_, stdout, _ := call(t, "", "doctor", "lmcache", "--redis="+url, "--model=m", "--tokens-file="+path, "--json")
 				if !strings.Contains(stdout, "learnt from the entries") || !strings.Contains(strings.ReplaceAll(stdout, `\u0026`, "&"), c.log) {
 					t.Errorf("the doctor says\n%s", stdout)

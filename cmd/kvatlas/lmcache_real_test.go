@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
@@ -17,10 +18,7 @@ import (
 // keysIn is all keys of a Redis in order that are not kvatlas' own.
 func keysIn(t *testing.T, s *redistest.Server) (out []string) {
 	t.Helper()
-	keys, err := s.Client().Keys(t.Context(), "*@*@*").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	keys := must.Get(s.Client().Keys(t.Context(), "*@*@*").Result())(t)
 	slices.Sort(keys)
 	return keys
 }
@@ -31,9 +29,7 @@ func entriesOf(t *testing.T, holds []json.RawMessage) (keys []string, owners map
 	owners = map[string]int{}
 	for _, h := range holds {
 		var pair [2]string
-		if err := json.Unmarshal(h, &pair); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(h, &pair))
 		keys = append(keys, pair[0])
 		owners[pair[1]]++
 	}
@@ -52,9 +48,7 @@ func TestLMCacheLookupServers(t *testing.T) {
 			s := &served{url: r.url, log: r.stderr, c: r.client()}
 			register := func(pod string) {
 				t.Helper()
-				if err := s.c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, s.c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}))
 			}
 			register(one)
 			register(two)
@@ -79,10 +73,7 @@ func TestLMCacheLookupServers(t *testing.T) {
 			if version == "0.3.6" {
 				config = lmcache.Config{Version: lmcache.V036, Python: 12}
 			}
-			names, err := lmcache.Keys(config, lmcache.Target{Model: "m", WorldSize: 1}, prompt)
-			if err != nil {
-				t.Fatal(err)
-			}
+			names := must.Get(lmcache.Keys(config, lmcache.Target{Model: "m", WorldSize: 1}, prompt))(t)
 			slices.Sort(names)
 
 			a := run("10.0.0.1:8200", 0, 1)
@@ -115,9 +106,7 @@ func TestLMCacheLookupServers(t *testing.T) {
 
 			// A dead process's entries are not taken back; they end with the pod.
 			a.Kill()
-			if err := s.c.DeletePod(t.Context(), one); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.c.DeletePod(t.Context(), one))
 			both("crashed", 0, 0)
 			register(one)
 			both("its entries are there still", 1024, 0)
@@ -158,15 +147,10 @@ func TestLMCacheRemoteStores(t *testing.T) {
 			s := &served{url: r.url, log: r.stderr, c: r.client()}
 			pods := []string{"10.0.0.1:8000", "10.0.0.2:8000"}
 			for _, pod := range pods {
-				if err := s.c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, s.c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}))
 			}
 			prompt := tokensFrom(0, 1024)
-			names, err := lmcache.Keys(c.config, lmcache.Target{Model: "m", WorldSize: 1, DType: c.dtype}, prompt)
-			if err != nil {
-				t.Fatal(err)
-			}
+			names := must.Get(lmcache.Keys(c.config, lmcache.Target{Model: "m", WorldSize: 1, DType: c.dtype}, prompt))(t)
 			run := func() *lmcachetest.Client {
 				return lmcachetest.Start(t, lmcachetest.Options{Kind: c.kind, Model: "m", Redis: redis.Addr, Prompt: prompt})
 			}
@@ -186,9 +170,7 @@ func TestLMCacheRemoteStores(t *testing.T) {
 				var got []string
 				for _, h := range holds {
 					var name string
-					if err := json.Unmarshal(h, &name); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, json.Unmarshal(h, &name))
 					got = append(got, name)
 				}
 				slices.Sort(got)
@@ -204,9 +186,7 @@ func TestLMCacheRemoteStores(t *testing.T) {
 				if c.config.MP {
 					return a.Do("evict", number)
 				}
-				if err := redis.Client().Del(t.Context(), names[number]).Err(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, redis.Client().Del(t.Context(), names[number]).Err())
 				return a.Do("holds")
 			}
 			held("nothing", a.Do("holds"))
@@ -248,9 +228,7 @@ func TestLMCacheEngine(t *testing.T) {
 		fmt.Sprintf("--lmcache-controller-heartbeat=tcp://127.0.0.1:%d", beat), "--pods="+two+"?model=m&events="+v.events+"&replay="+v.replay,
 		"--lmcache-models=m?version=0.5.6&vllm=false&dtype=bfloat16&remote=redis")
 	s := &served{url: r.url, log: r.stderr, c: r.client()}
-	if err := s.c.RegisterPod(t.Context(), client.Pod{Name: one, Model: "m"}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.c.RegisterPod(t.Context(), client.Pod{Name: one, Model: "m"}))
 	run := func() *lmcachetest.Client {
 		return lmcachetest.Start(t, lmcachetest.Options{
 			Kind: "engine-0.5.6", Instance: "engine", Model: "m", Redis: redis.Addr, Heartbeat: 1, Port: redistest.FreePort(t),
@@ -259,10 +237,7 @@ func TestLMCacheEngine(t *testing.T) {
 	}
 	// Prompts of 4, 3 and 2 chunks.
 	rows := [][2]int{{0, 4 * chunk}, {5000, 3 * chunk}, {9000, 2 * chunk}}
-	h, err := lmcache.New(lmcache.Config{Version: lmcache.V046})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(lmcache.New(lmcache.Config{Version: lmcache.V046}))(t)
 	// equal looks at all prompts: in CPU memory is what the engine holds, in the remote
 	// store what is in Redis, and a chunk in both is the nearer one's.
 	equal := func(what string, holds []json.RawMessage, chunks int) {
@@ -270,9 +245,7 @@ func TestLMCacheEngine(t *testing.T) {
 		held := map[string]bool{}
 		for _, k := range holds {
 			var v int64
-			if err := json.Unmarshal(k, &v); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal(k, &v))
 			held[lmcache.IntHash(v).String()] = true
 		}
 		if len(held) != chunks {
@@ -282,10 +255,7 @@ func TestLMCacheEngine(t *testing.T) {
 			prompt := tokensFrom(uint32(row[0]), row[1])
 			want := map[string]int{}
 			for _, hash := range h.Append(nil, prompt) {
-				n, err := redis.Client().Exists(t.Context(), "m@1@0@"+hash.String()+"@bfloat16metadata").Result()
-				if err != nil {
-					t.Fatal(err)
-				}
+				n := must.Get(redis.Client().Exists(t.Context(), "m@1@0@"+hash.String()+"@bfloat16metadata").Result())(t)
 				tier := "cpu"
 				if !held[hash.String()] {
 					tier = "shared"
@@ -320,9 +290,7 @@ func TestLMCacheEngine(t *testing.T) {
 	}
 	for _, text := range events {
 		var told lmcacheEvent
-		if err := json.Unmarshal(text, &told); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(text, &told))
 		v.publish(told.bytes(msgp.AppendString(nil, told.Medium)))
 	}
 	// They are nearer than the remote store, which all pods have.
@@ -347,9 +315,7 @@ func TestLMCacheEngine(t *testing.T) {
 	if err != nil || len(names) != 18 {
 		t.Fatalf("%q, %v", names, err)
 	}
-	if err := redis.Client().Del(t.Context(), names...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, redis.Client().Del(t.Context(), names...).Err())
 	equal("no remote store", e.Do("holds"), 1)
 	e.Do("admit", rows[0][0], rows[0][1])
 	remote(4)

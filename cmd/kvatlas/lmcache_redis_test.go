@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -49,16 +50,12 @@ func TestLMCacheInAnotherRedis(t *testing.T) {
 				{"HSET", "demo@" + first, "10.0.0.3", "vllm@1@0@1795815737.64"},
 				{"SET", "demo@1@0@2b763dd00afa89c8@bfloat16metadata", "x"},
 			} {
-				if err := entries.Do(t.Context(), args...).Err(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, entries.Do(t.Context(), args...).Err())
 			}
 			r := start(t, "--redis="+c.index, "--lmcache-redis="+url, "--lmcache-max-age=0s", "--redis-prefix="+strings.ReplaceAll(name, ", ", "-"), "--score-budget=2s",
 				"--lmcache-models=demo?version=0.3.1,demo?version=fork,demo?version=0.5.6&vllm=false&python=3.12&dtype=bfloat16&remote=redis")
 			for _, pod := range []string{"10.0.0.1:8000", "10.0.0.2:8000"} {
-				if err := r.client().RegisterPod(t.Context(), client.Pod{Name: pod, Model: "demo"}); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, r.client().RegisterPod(t.Context(), client.Pod{Name: pod, Model: "demo"}))
 			}
 			ask := func(pods ...string) map[string]float64 {
 				t.Helper()

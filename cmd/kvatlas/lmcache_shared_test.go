@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
@@ -40,10 +41,7 @@ func (w *sharedWorker) message(kind string, more map[string]any) []byte {
 	for k, v := range more {
 		m[k] = v
 	}
-	b, err := msgp.AppendIntf(nil, m)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	b := must.Get(msgp.AppendIntf(nil, m))(w.t)
 	return b
 }
 
@@ -70,10 +68,7 @@ func (w *sharedWorker) peer(key uint64) string {
 func TestCaseTwoPodsWithOneInstanceID(t *testing.T) {
 	const first, second, third = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.9:8000"
 	prompt := tokens(512)
-	h, err := lmcache.New(lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.SHA256CBOR, VLLM: true, Seed: "0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(lmcache.New(lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.SHA256CBOR, VLLM: true, Seed: "0"}))(t)
 	var chunks []uint64
 	for _, hash := range h.Append(nil, prompt) {
 		v, _, _ := hash.Int()
@@ -96,9 +91,7 @@ func TestCaseTwoPodsWithOneInstanceID(t *testing.T) {
 			profile := "m?version=0.5.6&algorithm=sha256_cbor&seed=0"
 			r := start(t, "--redis="+redis.URL(), "--lmcache-models="+profile, "--lmcache-controller-pull=tcp://"+pull, "--lmcache-controller-reply=tcp://"+reply)
 			for _, pod := range []string{first, second, third} {
-				if err := r.client().RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, r.client().RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}))
 			}
 			worker := func(host, instance, ip string) *sharedWorker {
 				w := &sharedWorker{t, lmcachetest.Connect(t, host, reply, "DEALER"), lmcachetest.Connect(t, host, pull, "PUSH"), instance}
@@ -153,14 +146,9 @@ func TestLMCacheWorkersWithOneID(t *testing.T) {
 	r := start(t, "--redis="+redistest.Start(t).URL(), "--lmcache-lease=6s", "--lmcache-models=m?version=0.5.6&vllm=false",
 		fmt.Sprintf("--lmcache-controller-pull=tcp://127.0.0.1:%d", pull), fmt.Sprintf("--lmcache-controller-reply=tcp://127.0.0.1:%d", reply),
 		fmt.Sprintf("--lmcache-controller-heartbeat=tcp://127.0.0.1:%d", beat))
-	if err := r.client().RegisterPod(t.Context(), client.Pod{Name: "inst", Model: "m"}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.client().RegisterPod(t.Context(), client.Pod{Name: "inst", Model: "m"}))
 	prompt := tokens(1024)
-	h, err := lmcache.New(lmcache.Config{Version: lmcache.V046})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(lmcache.New(lmcache.Config{Version: lmcache.V046}))(t)
 	var chunks []any
 	for _, hash := range h.Append(nil, prompt) {
 		v, _, _ := hash.Int()

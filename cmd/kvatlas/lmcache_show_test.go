@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
@@ -31,14 +32,9 @@ func TestLMCacheInOneScore(t *testing.T) {
 		"--pods="+one+"?model=m&events="+v.events+"&replay="+v.replay,
 		"--lmcache-models=m?version=fork&name="+recorded+",m?version=0.5.6&vllm=false&name="+recorded+"&dtype=bfloat16&remote=resp")
 	s := &served{url: r.url, log: r.stderr, c: r.client()}
-	if err := s.c.RegisterPod(t.Context(), client.Pod{Name: two, Model: model}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.c.RegisterPod(t.Context(), client.Pod{Name: two, Model: model}))
 	prompt := tokensFrom(0, 1024)
-	h, err := lmcache.New(lmcache.Config{Version: lmcache.V046})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(lmcache.New(lmcache.Config{Version: lmcache.V046}))(t)
 	hashes := h.Append(nil, prompt)
 	chunks := make([]any, len(hashes))
 	for i, hash := range hashes {
@@ -48,10 +44,7 @@ func TestLMCacheInOneScore(t *testing.T) {
 
 	// The fork's commands, as they were recorded: four chunks, and the last one's end.
 	plain := redis.Client()
-	data, err := os.ReadFile("../../scorer/testdata/lmcache_redis.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile("../../scorer/testdata/lmcache_redis.json"))(t)
 	var record struct{ Fork []string }
 	if err := json.Unmarshal(data, &record); err != nil || len(record.Fork) < 5 {
 		t.Fatal(len(record.Fork), err)
@@ -84,16 +77,11 @@ func TestLMCacheInOneScore(t *testing.T) {
 	worker.Do("admit", chunks[:2]...)
 	s.tiersOf(t, "the worker", prompt, two, map[string]int{"cpu": 512})
 	for _, hash := range hashes {
-		if err := plain.Set(t.Context(), recorded+"@1@0@"+hash.String()+"@bfloat16", "tensors", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, plain.Set(t.Context(), recorded+"@1@0@"+hash.String()+"@bfloat16", "tensors", 0).Err())
 	}
 	s.tiersOf(t, "all of it", prompt, one, map[string]int{"gpu": 512, "cpu": 256, "shared": 256})
 	s.tiersOf(t, "all of it", prompt, two, map[string]int{"cpu": 512, "shared": 512})
-	resp, err := s.c.Score(t.Context(), client.ScoreRequest{Model: model, Tokens: prompt})
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(s.c.Score(t.Context(), client.ScoreRequest{Model: model, Tokens: prompt}))(t)
 	// In blocks of 64: 8 + 4*0.8 + 4*0.3, and 8*0.8 + 8*0.3.
 	if resp.Best != one || fmt.Sprintf("%.1f %.1f", resp.Scores[one], resp.Scores[two]) != "12.4 8.8" {
 		t.Errorf("%+v", resp)
@@ -116,30 +104,18 @@ func TestLMCacheRoundTrips(t *testing.T) {
 	// Only scores: nothing else calls Redis by the index's own count.
 	r := start(t, "--redis="+redis.URL(), "--roles=score", "--score-budget=5s", "--lmcache-models=m?version=fork,m?version=0.3.1,m?version=0.5.6&vllm=false&dtype=half&remote=redis")
 	s := &served{url: r.url, log: r.stderr, c: r.client()}
-	if err := s.c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}))
 	trips := func() (n int) {
-		if _, err := fmt.Sscan(s.figure(t, "kvatlas_index_round_trips_total"), &n); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(fmt.Sscan(s.figure(t, "kvatlas_index_round_trips_total"), &n))(t)
 		return n
 	}
 	// Blocks are of 64 tokens: the pod has the first in its GPU and the rest in LMCache, of
 	// which the last quarter is in the remote store alone.
 	for i, c := range []struct{ blocks, gpu, windows int }{{16, 4, 1}, {128, 64, 1}, {200, 100, 2}, {640, 200, 3}} {
 		prompt := tokensFrom(uint32(100_000*i), 64*c.blocks)
-		if _, err := s.c.Blocks(t.Context(), client.BlocksRequest{Op: "add", Model: "m", Pod: pod, Tokens: prompt[:64*c.gpu]}); err != nil {
-			t.Fatal(err)
-		}
-		names, err := lmcache.Keys(lmcache.Config{Version: lmcache.V031}, lmcache.Target{Model: "m", WorldSize: 1}, prompt)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tensors, err := lmcache.Keys(lmcache.Config{Version: lmcache.V046}, lmcache.Target{Model: "m", WorldSize: 1, DType: "half"}, prompt)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.c.Blocks(t.Context(), client.BlocksRequest{Op: "add", Model: "m", Pod: pod, Tokens: prompt[:64*c.gpu]}))(t)
+		names := must.Get(lmcache.Keys(lmcache.Config{Version: lmcache.V031}, lmcache.Target{Model: "m", WorldSize: 1}, prompt))(t)
+		tensors := must.Get(lmcache.Keys(lmcache.Config{Version: lmcache.V046}, lmcache.Target{Model: "m", WorldSize: 1, DType: "half"}, prompt))(t)
 		last := len(names) * 3 / 4
 		pipe := redis.Client().Pipeline()
 		for _, name := range names[c.gpu/4 : last] {
@@ -148,9 +124,7 @@ func TestLMCacheRoundTrips(t *testing.T) {
 		for _, name := range tensors[last:] {
 			pipe.Set(t.Context(), name+"metadata", "x", 0)
 		}
-		if _, err := pipe.Exec(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(pipe.Exec(t.Context()))(t)
 		want := map[string]int{"gpu": 64 * c.gpu, "cpu": 256*last - 64*c.gpu, "shared": 64*c.blocks - 256*last}
 		what := fmt.Sprintf("%d blocks", c.blocks)
 		s.tiersOf(t, what, prompt, pod, want)

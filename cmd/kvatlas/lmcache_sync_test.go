@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
@@ -28,9 +29,7 @@ func TestLMCacheIsAsked(t *testing.T) {
 		r = start(t, append(more, "--redis="+s.URL(), "--score-budget=5s", "--lmcache-models=m?version=0.5.6&vllm=false",
 			fmt.Sprintf("--lmcache-controller-pull=tcp://127.0.0.1:%d", pull), fmt.Sprintf("--lmcache-controller-reply=tcp://127.0.0.1:%d", reply),
 			fmt.Sprintf("--lmcache-controller-heartbeat=tcp://127.0.0.1:%d", beat))...)
-		if err := r.client().RegisterPod(t.Context(), client.Pod{Name: instance, Model: "m"}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.client().RegisterPod(t.Context(), client.Pod{Name: instance, Model: "m"}))
 		worker = lmcachetest.Start(t, lmcachetest.Options{
 			Kind: "0.5.6", Instance: instance, Heartbeat: 1, Port: redistest.FreePort(t), Pull: fmt.Sprintf("127.0.0.1:%d", pull), Reply: fmt.Sprintf("127.0.0.1:%d", reply),
 		})
@@ -40,10 +39,7 @@ func TestLMCacheIsAsked(t *testing.T) {
 	two, b, podB := replica()
 
 	prompt := tokensFrom(0, 1024)
-	h, err := lmcache.New(lmcache.Config{Version: lmcache.V046})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(lmcache.New(lmcache.Config{Version: lmcache.V046}))(t)
 	hashes := h.Append(nil, prompt)
 	chunks := make([]any, len(hashes))
 	for i, hash := range hashes {
@@ -64,18 +60,13 @@ func TestLMCacheIsAsked(t *testing.T) {
 	holds("stored", podA, 768)
 	holds("stored", podB, 1024)
 
-	x, err := redis.Open(redis.Config{URL: s.URL(), Timeout: 20 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: s.URL(), Timeout: 20 * time.Second}))(t)
 	defer func() { _ = x.Close() }()
 	damage := func(instance string, kind store.OpKind, chunk int) {
 		t.Helper()
 		var ops filing.Ops
 		ops.Key(kind, store.CPU, hashes[chunk].ChunkKey())
-		if err := x.Apply(t.Context(), store.Batch{Pod: lmcache.WorkerName(instance, "", 0), Model: "m", Ops: ops.List}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, x.Apply(t.Context(), store.Batch{Pod: lmcache.WorkerName(instance, "", 0), Model: "m", Ops: ops.List}))
 	}
 	damage(podA, store.Add, 3)
 	holds("more than it holds", podA, 1024)
@@ -87,10 +78,7 @@ func TestLMCacheIsAsked(t *testing.T) {
 	type answer struct{ Workers, Asked int }
 	ask := func(url string, body map[string]any) (got answer, err error) {
 		t.Helper()
-		c, err := client.New(client.Config{URL: url})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(client.New(client.Config{URL: url}))(t)
 		defer c.Close()
 		err = c.Call(t.Context(), http.MethodPost, "/v1/lmcache/sync", body, &got)
 		return got, err

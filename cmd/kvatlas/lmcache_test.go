@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -26,15 +27,11 @@ func TestLMCache(t *testing.T) {
 		{"HSET", "demo@" + first, "10.0.0.2", "vllm@1@0@1795815737.64"},
 		{"SET", "demo@1@0@2b763dd00afa89c8@bfloat16metadata", "x"},
 	} {
-		if err := plain.Do(t.Context(), args...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, plain.Do(t.Context(), args...).Err())
 	}
 	file := filepath.Join(t.TempDir(), "kvatlas.yaml")
 	text := "lmcache-max-age: 0s\nlmcache-models:\n  - demo?version=0.3.1\n  - demo?version=fork\n  - demo?version=0.5.6&vllm=false&python=3.12&dtype=bfloat16&remote=redis\n"
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	prompt := make([]uint32, 1024)
 	for i := range prompt {
 		prompt[i] = uint32(i)
@@ -53,14 +50,9 @@ func TestLMCache(t *testing.T) {
 		r := start(t, append(c.args, "--redis="+s.URL())...)
 		cl := r.client()
 		for _, pod := range []string{"10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"} {
-			if err := cl.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "demo"}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, cl.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "demo"}))
 		}
-		resp, err := cl.Score(t.Context(), client.ScoreRequest{Model: "demo", Tokens: prompt})
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(cl.Score(t.Context(), client.ScoreRequest{Model: "demo", Tokens: prompt}))(t)
 		if !maps.Equal(resp.Scores, c.want) || !maps.Equal(resp.Matched["10.0.0.1:8000"].Tiers, c.tier) {
 			t.Errorf("%q: %+v, %+v; want %v, %v", c.args, resp.Scores, resp.Matched, c.want, c.tier)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
@@ -24,15 +25,10 @@ func TestLMCacheIsWritten(t *testing.T) {
 	reader := start(t, "--redis="+s.URL(), "--redis-prefix=other", "--lmcache-models=m?version=0.3.1,m?version=fork", "--score-budget=5s")
 	other := &served{url: reader.url, log: reader.stderr, c: reader.client()}
 	for _, c := range []*client.Client{r.client(), other.c} {
-		if err := c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m"}))
 	}
 	prompt := tokensFrom(0, 1024)
-	h, err := lmcache.New(lmcache.Config{Version: lmcache.V031})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(lmcache.New(lmcache.Config{Version: lmcache.V031}))(t)
 	hashes := h.Append(nil, prompt)
 
 	worker := lmcachetest.Start(t, lmcachetest.Options{Kind: "0.3.1", Instance: "inst", Pull: fmt.Sprintf("127.0.0.1:%d", pull), Port: redistest.FreePort(t)})
@@ -49,10 +45,7 @@ func TestLMCacheIsWritten(t *testing.T) {
 	there := func() []string {
 		var out []string
 		for _, pattern := range []string{"m@*", "vllm@*"} {
-			keys, err := s.Client().Keys(t.Context(), pattern).Result()
-			if err != nil {
-				t.Fatal(err)
-			}
+			keys := must.Get(s.Client().Keys(t.Context(), pattern).Result())(t)
 			out = append(out, keys...)
 		}
 		slices.Sort(out)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestLogFitsItsReader has lines for people on a terminal, with colours where they are wanted,
@@ -34,10 +35,7 @@ func TestLogFitsItsReader(t *testing.T) {
 			p.Stderr = end
 			read = func() string {
 				b := make([]byte, 4096)
-				n, err := ours.Read(b)
-				if err != nil {
-					t.Fatal(err)
-				}
+				n := must.Get(ours.Read(b))(t)
 				return string(b[:n])
 			}
 		} else {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // squeezed is a table with one blank between its columns.
@@ -31,26 +32,16 @@ func TestLookAtAServer(t *testing.T) {
 		{Name: "10.0.0.2:8000", Model: "other", Role: "prefill", Approximate: true},
 		{Name: "worker", Model: "m", PartOf: &client.PartOf{Pod: "10.0.0.1:8000", Worker: 0, Workers: 1}},
 	} {
-		if err := c.RegisterPod(t.Context(), p); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.RegisterPod(t.Context(), p))
 	}
-	if _, err := c.Blocks(t.Context(), client.BlocksRequest{Op: "add", Model: "m", Pod: "10.0.0.1:8000", Tokens: []uint32{1, 2, 3, 4}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Blocks(t.Context(), client.BlocksRequest{Op: "add", Model: "m", Pod: "10.0.0.1:8000", Tokens: []uint32{1, 2, 3, 4}}))(t)
 	reserve := client.RouteRequest{ScoreRequest: client.ScoreRequest{Model: "m", Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}}, Reserve: true, ID: "r1"}
-	if _, err := c.Route(t.Context(), reserve); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Route(t.Context(), reserve))(t)
 	for range 2 { // a prefix is one once several requests have begun so
-		if _, err := c.Route(t.Context(), client.RouteRequest{ScoreRequest: reserve.ScoreRequest}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Route(t.Context(), client.RouteRequest{ScoreRequest: reserve.ScoreRequest}))(t)
 	}
 	usage := 0.25
-	if _, err := c.PushLoad(t.Context(), "10.0.0.1:8000", client.EngineReport{Rank: 1, Running: 3, Waiting: 1, KVUsage: &usage}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.PushLoad(t.Context(), "10.0.0.1:8000", client.EngineReport{Rank: 1, Running: 3, Waiting: 1, KVUsage: &usage}))(t)
 	for _, look := range []struct {
 		args []string
 		want []string // lines, as regular expressions
@@ -100,9 +91,7 @@ func TestLookWithAToken(t *testing.T) {
 	const token = "a-token-that-cannot-be-guessed"
 	_, line, _ := call(t, "", "token", "--role=read", "--token="+token, "reader")
 	file := filepath.Join(t.TempDir(), "credentials")
-	if err := os.WriteFile(file, []byte(line), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(line), 0o600))
 	r := start(t, "--credentials="+file, "--anonymous=none")
 	if status, body := get(t, r.url+"/v1/pods"); status != http.StatusUnauthorized {
 		t.Fatalf("without a token: %d %s", status, body)

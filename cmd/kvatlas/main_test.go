@@ -19,6 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestMain is the program itself when the test binary is started with this
@@ -151,10 +152,7 @@ func (r *running) end() int {
 
 func (r *running) client() *client.Client {
 	r.t.Helper()
-	c, err := client.New(client.Config{URL: r.url, Timeout: 5 * time.Minute})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	c := must.Get(client.New(client.Config{URL: r.url, Timeout: 5 * time.Minute}))(r.t)
 	r.t.Cleanup(c.Close)
 	return c
 }
@@ -163,15 +161,9 @@ func (r *running) client() *client.Client {
 func get(t *testing.T, url string) (status int, body string) {
 	t.Helper()
 	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := c.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(c.Get(url))(t)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(b)
 }
 
@@ -185,16 +177,12 @@ func tokenizers(t *testing.T) string {
 	}
 	dir := t.TempDir()
 	folder := filepath.Join(dir, filepath.FromSlash(demo.Model))
-	if err := os.MkdirAll(folder, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(folder, 0o777))
 	for from, to := range map[string]string{
 		"Meta-Llama-3-8B-Instruct.json":                  "tokenizer.json",
 		"meta-llama-3-8b-instruct/tokenizer_config.json": "tokenizer_config.json",
 	} {
-		if err := os.Symlink(filepath.Join(strings.TrimSpace(string(module)), "test", "data", from), filepath.Join(folder, to)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Symlink(filepath.Join(strings.TrimSpace(string(module)), "test", "data", from), filepath.Join(folder, to)))
 	}
 	return dir
 }

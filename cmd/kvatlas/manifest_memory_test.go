@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 const (
@@ -44,13 +45,8 @@ func settingsOf(t *testing.T, flags []string, env map[string]string) *config.Loa
 	}
 	fs := flag.NewFlagSet("serve", flag.ContinueOnError)
 	loader := config.NewLoader(fs)
-	if err := fs.Parse(flags); err != nil {
-		t.Fatal(err)
-	}
-	c, err := loader.Load(vars, config.ReadFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Parse(flags))
+	c := must.Get(loader.Load(vars, config.ReadFile))(t)
 	return c
 }
 
@@ -58,10 +54,7 @@ func settingsOf(t *testing.T, flags []string, env map[string]string) *config.Loa
 // Helm chart to.
 func chartObjects(t *testing.T, file string) (deployment, settings manifest) {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(t)
 	for doc := range bytes.SplitSeq(text, []byte("---\n")) {
 		var m manifest
 		if err := yaml.Unmarshal(doc, &m); err != nil {
@@ -125,10 +118,7 @@ func TestManifestsHaveTheMemory(t *testing.T) {
 		hold(file, env["GOMEMLIMIT"], c.Resources.Limits.Memory, settingsOf(t, nil, env))
 	}
 
-	text, err := os.ReadFile("../../docker-compose.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../docker-compose.yml"))(t)
 	var compose struct {
 		Scorer struct {
 			Command     []string
@@ -136,9 +126,7 @@ func TestManifestsHaveTheMemory(t *testing.T) {
 			Memory      string `yaml:"mem_limit"`
 		} `yaml:"x-scorer"`
 	}
-	if err := yaml.Unmarshal(text, &compose); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.Unmarshal(text, &compose))
 	s := compose.Scorer
 	if i := slices.Index(s.Command, "serve"); i != 0 {
 		t.Fatalf("compose starts %q", s.Command)

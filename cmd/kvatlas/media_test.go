@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestMultimodal has an engine publish the events of a chat with two images, as vLLM 0.19
@@ -24,24 +25,13 @@ func TestMultimodal(t *testing.T) {
 	const template = `{%- for m in messages %}{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}{%- for p in m.content %}{%- if p.type == 'image' %}{{- '` + marker + `' }}{%- else %}{{- p.text }}{%- endif %}{%- endfor %}{{- '<|eot_id|>' }}{%- endfor %}`
 	dir := tokenizers(t)
 	rule := `[{"kind":"image","target":"` + marker + `","repeat":"` + marker + `"}]`
-	if err := os.WriteFile(filepath.Join(dir, filepath.FromSlash(demo.Model), "media.json"), []byte(rule), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, filepath.FromSlash(demo.Model), "media.json"), []byte(rule), 0o600))
 	r := start(t, "--tokenizers="+dir, "--tokenizer-budget=1m", "--request-timeout=5m")
 	ask := func(path string, body, into any) {
 		t.Helper()
-		data, err := json.Marshal(body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.url+path, bytes.NewReader(data))
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(json.Marshal(body))(t)
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, r.url+path, bytes.NewReader(data)))(t)
+		resp := must.Get((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req))(t)
 		defer func() { _ = resp.Body.Close() }()
 		answer, err := io.ReadAll(resp.Body)
 		if err != nil || resp.StatusCode != http.StatusOK {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestMemoryOfRaisedLimits floods a process of its own, whose limit of a body is raised, with
@@ -82,13 +83,8 @@ func startLimited(t *testing.T, args ...string) (url string, peak func() int) {
 	cmd := exec.Command(os.Args[0], append([]string{"serve", "--listen=127.0.0.1:0", "--hub-offline", "--hub-cache=" + t.TempDir(), "--tokenizers=" + tokenizers(t),
 		"--drain-delay=0s", "--preload=" + demo.Model, "--request-timeout=5m"}, args...)...)
 	cmd.Env = []string{runAsProgram + "=1"}
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stderr := must.Get(cmd.StderrPipe())(t)
+	must.OK(t, cmd.Start())
 	drained := make(chan struct{})
 	lines := bufio.NewScanner(stderr)
 	for url == "" && lines.Scan() {
@@ -107,14 +103,9 @@ func startLimited(t *testing.T, args ...string) (url string, peak func() int) {
 	}
 	return url, func() (kib int) {
 		t.Helper()
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)))(t)
 		_, rest, _ := strings.Cut(string(b), "VmHWM:")
-		if _, err := fmt.Sscan(rest, &kib); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(fmt.Sscan(rest, &kib))(t)
 		return kib
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -25,15 +26,9 @@ func TestSharedPieces(t *testing.T) {
 	fleet := regexp.MustCompile(`(?m)^kvatlas_tokenizer_tokens_fleet_total (\d+)$`)
 	reused := func(r *running) string {
 		t.Helper()
-		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get(r.url + "/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get(r.url + "/metrics"))(t)
 		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(io.ReadAll(resp.Body))(t)
 		m := fleet.FindSubmatch(text)
 		if m == nil {
 			t.Fatalf("no such metric:\n%s", text)
@@ -43,10 +38,7 @@ func TestSharedPieces(t *testing.T) {
 	text := strings.Repeat("The quick brown fox\njumps over the lazy dog.\n", 200)
 	tokenize := func(r *running) *client.TokenizeResponse {
 		t.Helper()
-		toks, err := r.client().Tokenize(t.Context(), client.TokenizeRequest{Model: demo.Model, Prompt: text})
-		if err != nil {
-			t.Fatal(err)
-		}
+		toks := must.Get(r.client().Tokenize(t.Context(), client.TokenizeRequest{Model: demo.Model, Prompt: text}))(t)
 		return toks
 	}
 	a := tokenize(serve())

@@ -12,16 +12,14 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
 // blockNames are the names of a prompt's blocks, as kvatlas inspect keys prints them.
 func blockNames(t *testing.T, model string, size int, prompt []uint32) (names []string) {
 	t.Helper()
-	list, err := json.Marshal(prompt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(json.Marshal(prompt))(t)
 	status, stdout, stderr := call(t, "", "inspect", "keys", "--model", model, "--block-size", fmt.Sprint(size), "--tokens", strings.Trim(string(list), "[]"))
 	if status != cli.ExitOK {
 		t.Fatal(status, stderr)
@@ -53,13 +51,9 @@ func TestPlainValuesOfUnregisteredPods(t *testing.T) {
 				t.Fatalf("%d blocks", len(names))
 			}
 			for i, key := range names {
-				if err := s.plain.Append(t.Context(), key, ","+one).Err(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, s.plain.Append(t.Context(), key, ","+one).Err())
 				if i < 2 {
-					if err := s.plain.Append(t.Context(), key, ","+two).Err(); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, s.plain.Append(t.Context(), key, ","+two).Err())
 				}
 			}
 			ask := func(pods ...string) string {
@@ -85,9 +79,7 @@ func TestPlainValuesOfUnregisteredPods(t *testing.T) {
 				t.Errorf("registered are %s", body)
 			}
 			// One that is registered after all is found without being named.
-			if err := r.client().RegisterPod(t.Context(), client.Pod{Name: two, Model: "m"}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.client().RegisterPod(t.Context(), client.Pod{Name: two, Model: "m"}))
 			if got, want := ask(), two+"map["+two+":2]"; got != want {
 				t.Errorf("registered: %s, want %s", got, want)
 			}
@@ -114,9 +106,7 @@ func TestPlainValuesOfAllowedModels(t *testing.T) {
 				if i < 2 {
 					value += "," + two
 				}
-				if err := s.plain.Set(t.Context(), key, value, 0).Err(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, s.plain.Set(t.Context(), key, value, 0).Err())
 			}
 			ask := func(want string, pods ...string) {
 				t.Helper()
@@ -149,13 +139,9 @@ func TestPlainValuesOfAllowedModels(t *testing.T) {
 				}
 				ask("map[]")
 			}
-			if _, err := r.client().SetUnregistered(t.Context(), model, true); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(r.client().SetUnregistered(t.Context(), model, true))(t)
 			// Registered or not, both are found, and their names are theirs.
-			if err := r.client().RegisterPod(t.Context(), client.Pod{Name: "decode-0", Address: "http://" + two, Model: model}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.client().RegisterPod(t.Context(), client.Pod{Name: "decode-0", Address: "http://" + two, Model: model}))
 			ask("map[" + one + ":4 decode-0:2]")
 		})
 	}

@@ -8,22 +8,18 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/interop"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestPythonClient runs the tests of clients/python, the examples of its README among them,
 // against this program.
 func TestPythonClient(t *testing.T) {
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(filepath.Abs("../.."))(t)
 	python := interop.Python(t, filepath.Join(root, ".cache", "venv-clients", "bin", "python"), "scripts/venv.sh clients clients/python/requirements-test.txt")
 	s := start(t)
 	_, line, token := call(t, "", "token", "--role=write", "python")
 	credentials := filepath.Join(t.TempDir(), "credentials")
-	if err := os.WriteFile(credentials, []byte(line), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(credentials, []byte(line), 0o600))
 	guarded := start(t, "--credentials="+credentials)
 	for _, args := range [][]string{{"-m", "mypy"}, {"-m", "pytest", "-q", "-p", "no:cacheprovider"}} {
 		cmd := exec.CommandContext(t.Context(), python, args...)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -36,14 +37,9 @@ func recordedRuns(t *testing.T) (runs []*recordedRun, pods string) {
 	}
 	var all []string
 	for _, path := range paths {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(os.ReadFile(path))(t)
 		r := &recordedRun{path: path}
-		if err := json.Unmarshal(b, r); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(b, r))
 		port := redistest.FreePort(t)
 		args := append(strings.Fields(r.Sim), "--model="+r.Asked.Model, "--speed=1000",
 			fmt.Sprintf("--port=%d", port), fmt.Sprintf("--events-port=%d", redistest.FreePort(t)), fmt.Sprintf("--replay-port=%d", redistest.FreePort(t)))

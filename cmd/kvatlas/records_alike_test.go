@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/ingest/record"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -34,10 +35,7 @@ type recorded struct {
 // readRecorded reads a record of one rank.
 func readRecorded(t *testing.T, path string) (out recorded) {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open(path))(t)
 	defer func() { _ = f.Close() }()
 	numbers := map[json.Number]int{}
 	for reader, seq := record.NewReader(f, path), uint64(0); ; seq++ {
@@ -45,19 +43,13 @@ func readRecorded(t *testing.T, path string) (out recorded) {
 		if errors.Is(err, io.EOF) {
 			return out
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var message bytes.Buffer
-		if _, err := msgp.UnmarshalAsJSON(&message, e.Message.Payload); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(msgp.UnmarshalAsJSON(&message, e.Message.Payload))(t)
 		var batch []json.RawMessage
 		var at float64
 		var events []json.RawMessage
-		if err := errors.Join(json.Unmarshal(message.Bytes(), &batch), json.Unmarshal(batch[0], &at), json.Unmarshal(batch[1], &events)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(json.Unmarshal(message.Bytes(), &batch), json.Unmarshal(batch[0], &at), json.Unmarshal(batch[1], &events)))
 		if len(batch) != 3 || at < 1e9 || string(batch[2]) != "0" || e.Message.Topic != "" || e.Message.Seq != seq {
 			t.Fatalf("%s: message %d of topic %q has %d fields, time %v and rank %s", path, e.Message.Seq, e.Message.Topic, len(batch), at, batch[2])
 		}
@@ -76,9 +68,7 @@ func (r *recorded) add(t *testing.T, raw json.RawMessage, numbers map[json.Numbe
 		Tokens []uint32      `json:"token_ids"`
 		Medium string
 	}
-	if err := json.Unmarshal(raw, &e); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(raw, &e))
 	number := func(h json.Number) int {
 		n, ok := numbers[h]
 		if !ok {
@@ -94,9 +84,7 @@ func (r *recorded) add(t *testing.T, raw json.RawMessage, numbers map[json.Numbe
 	var line strings.Builder
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
-	if _, err := d.Token(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(d.Token())(t)
 	for d.More() {
 		name, err := d.Token()
 		var value json.RawMessage
@@ -188,10 +176,7 @@ func TestRecordsAlike(t *testing.T) {
 	c := r.client()
 	for i, tokens := range prompts {
 		awaitThat(t, fmt.Sprintf("prompt %d is scored alike", i), r.stderr, func() bool {
-			s, err := c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens}))(t)
 			return s.Scores["10.0.0.1:8000"] > 0 && s.Scores["10.0.0.1:8000"] == s.Scores["10.0.0.2:8000"]
 		})
 	}

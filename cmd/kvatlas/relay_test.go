@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -19,19 +20,14 @@ func TestRelay(t *testing.T) {
 	args := []string{"--redis=" + redis.URL(), "--block-size=16", "--admin-listen=127.0.0.1:0", "--ingest-relay-messages=8"}
 	first := start(t, args...)
 	s := &served{url: first.url, log: first.stderr, c: first.client()}
-	if err := s.c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m", Events: e.events, Replay: e.replay}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.c.RegisterPod(t.Context(), client.Pod{Name: pod, Model: "m", Events: e.events, Replay: e.replay}))
 	prompt := tokens(160)
 	e.store(prompt[:96])
 	s.best(t, prompt, map[string]float64{pod: 6})
 	second := start(t, args...)
 
 	admin := func(r *running) *client.Client {
-		c, err := client.New(client.Config{URL: r.admin})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(client.New(client.Config{URL: r.admin}))(t)
 		t.Cleanup(c.Close)
 		return c
 	}
@@ -75,9 +71,7 @@ func TestRelay(t *testing.T) {
 	// The event is one that a server takes, and it says the same there.
 	copied := start(t, "--block-size=16")
 	c := copied.client()
-	if _, err := c.PushEvents(t.Context(), client.EventsRequest{Pod: "copy", Model: "m", Events: []client.Event{{Raw: got.Messages[0].Events[0]}}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.PushEvents(t.Context(), client.EventsRequest{Pod: "copy", Model: "m", Events: []client.Event{{Raw: got.Messages[0].Events[0]}}}))(t)
 	score := func(c *client.Client, r client.ScoreRequest, want float64) {
 		t.Helper()
 		r.Model = "m"
@@ -88,19 +82,13 @@ func TestRelay(t *testing.T) {
 	score(c, client.ScoreRequest{Tokens: prompt}, 6)
 
 	// The blocks are the same from both, and those of the prompt.
-	explained, err := s.c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: prompt[:96], Explain: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	explained := must.Get(s.c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: prompt[:96], Explain: true}))(t)
 	want := slices.Sorted(slices.Values(explained.Explain.BlockKeys))
 	for i, c := range clients {
 		var keys []string
 		pages := 0
 		for cursor := ""; pages == 0 || cursor != ""; pages++ {
-			h, err := c.HeldBlocks(t.Context(), pod, 0, cursor, 2)
-			if err != nil {
-				t.Fatal(err)
-			}
+			h := must.Get(c.HeldBlocks(t.Context(), pod, 0, cursor, 2))(t)
 			if h.Seq != 1 || h.Generation == 0 {
 				t.Errorf("the page of %d is of %d, %d", i, h.Generation, h.Seq)
 			}

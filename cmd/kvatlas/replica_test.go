@@ -9,6 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -28,12 +29,8 @@ func TestReplica(t *testing.T) {
 		t.Errorf("got %+v, %v", h, err)
 	}
 	writer := start(t, flags...).client()
-	if err := writer.RegisterPod(ctx, client.Pod{Name: "p", Model: "m"}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := writer.Blocks(ctx, client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "p", Tokens: tokens(64)}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, writer.RegisterPod(ctx, client.Pod{Name: "p", Model: "m"}))
+	must.Get(writer.Blocks(ctx, client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: "p", Tokens: tokens(64)}))(t)
 	ask := client.ScoreRequest{Model: "m", Tokens: tokens(70)}
 	eventually.NoError(t, "the replica sees it", func() error {
 		got, err := c.Score(ctx, ask)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -46,9 +47,7 @@ func (s *served) requests(t *testing.T) map[string]int {
 			Requests int
 		}
 	}
-	if err := s.tell(t, http.MethodGet, "/v1/loads", nil, &answer); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.tell(t, http.MethodGet, "/v1/loads", nil, &answer))
 	n := map[string]int{}
 	for _, l := range answer.Models["m"] {
 		n[l.Pod] += l.Requests
@@ -75,13 +74,9 @@ func TestRouteOfManyProcesses(t *testing.T) {
 		servers = append(servers, serveProcess(t, "--redis="+redis.URL(), "--block-size=16"))
 	}
 	for i := range pods {
-		if err := servers[0].c.RegisterPod(t.Context(), client.Pod{Name: fmt.Sprintf("10.0.0.%d:8000", i), Model: "m"}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, servers[0].c.RegisterPod(t.Context(), client.Pod{Name: fmt.Sprintf("10.0.0.%d:8000", i), Model: "m"}))
 	}
-	if err := servers[0].tell(t, http.MethodPut, "/v1/models/m/routing", map[string]any{"policy": "eta", "lease_s": 20}, &struct{}{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, servers[0].tell(t, http.MethodPut, "/v1/models/m/routing", map[string]any{"policy": "eta", "lease_s": 20}, &struct{}{}))
 	type routed struct{ Pod, Reservation string }
 	booked := make([][]routed, processes)
 	var wg sync.WaitGroup
@@ -118,9 +113,7 @@ func TestRouteOfManyProcesses(t *testing.T) {
 	t.Logf("the most requests of a pod are %d, an even share is %d", most, share)
 
 	for _, s := range servers[1:min(processes, 4)] { // three of them
-		if err := s.cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.cmd.Process.Kill())
 	}
 	// What the dead ones had booked, the last one ends.
 	for _, r := range booked[1][:10] {
@@ -158,9 +151,7 @@ func TestEnginesAreAsked(t *testing.T) {
 	two := serveProcess(t, "--redis="+redis.URL(), "--block-size=16")
 	blind := serveProcess(t, "--redis="+redis.URL(), "--block-size=16", "--pods-metrics=false")
 	for name, address := range map[string]string{"busy": engine.URL, "idle": "127.0.0.1:1"} {
-		if err := one.c.RegisterPod(t.Context(), client.Pod{Name: name, Model: "m", Engine: "vllm", Address: address}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, one.c.RegisterPod(t.Context(), client.Pod{Name: name, Model: "m", Engine: "vllm", Address: address}))
 	}
 	for _, s := range []*served{one, two, blind} {
 		awaitThat(t, "the engine's load is seen", s.log, func() bool {
@@ -170,12 +161,8 @@ func TestEnginesAreAsked(t *testing.T) {
 					Engine *struct{ Running, Waiting int }
 				}
 			}
-			if err := s.tell(t, http.MethodPost, "/v1/route", map[string]any{"model": "m", "tokens": []int{1}}, &struct{}{}); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.tell(t, http.MethodGet, "/v1/loads", nil, &answer); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.tell(t, http.MethodPost, "/v1/route", map[string]any{"model": "m", "tokens": []int{1}}, &struct{}{}))
+			must.OK(t, s.tell(t, http.MethodGet, "/v1/loads", nil, &answer))
 			l := answer.Models["m"]
 			return len(l) == 2 && l[0].Pod == "busy" && l[0].Engine != nil && l[0].Engine.Running == 3 && l[0].Engine.Waiting == 4 && l[1].Engine == nil
 		})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestScoreCommand(t *testing.T) {
@@ -20,27 +21,17 @@ func TestScoreCommand(t *testing.T) {
 	const model = "meta-llama/Meta-Llama-3-8B-Instruct"
 	prompt := strings.Repeat("The quick brown fox jumps over the lazy dog. ", 60) // 602 tokens
 	c := r.client()
-	toks, err := c.Tokenize(t.Context(), client.TokenizeRequest{Model: model, Prompt: prompt})
-	if err != nil {
-		t.Fatal(err)
-	}
+	toks := must.Get(c.Tokenize(t.Context(), client.TokenizeRequest{Model: model, Prompt: prompt}))(t)
 	for pod, q := range map[string]client.BlocksRequest{
 		"a:1": {Tokens: toks.Tokens},
 		"b:1": {Tokens: toks.Tokens[:130], Tier: "cpu"},
 	} {
 		q.Op, q.Model, q.Pod = client.OpAdd, model, pod
-		if _, err := c.Blocks(t.Context(), q); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Blocks(t.Context(), q))(t)
 	}
 	file := filepath.Join(t.TempDir(), "prompt")
-	if err := os.WriteFile(file, []byte(prompt), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	numbers, err := json.Marshal(toks.Tokens)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(prompt), 0o666))
+	numbers := must.Get(json.Marshal(toks.Tokens))(t)
 	list := strings.Trim(string(numbers), "[]")
 
 	score := func(stdin string, args ...string) string {
@@ -84,18 +75,11 @@ func TestScoreCommand(t *testing.T) {
 	// A chat scores as the text that its template makes of it.
 	chat := filepath.Join(t.TempDir(), "chat.json")
 	messages := `[{"role":"system","content":"` + prompt + `"},{"role":"user","content":"Hello"}]`
-	if err := os.WriteFile(chat, []byte(`{"model":"m","temperature":0.1,"messages":`+messages+`}`), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(chat, []byte(`{"model":"m","temperature":0.1,"messages":`+messages+`}`), 0o666))
 	rendered := "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n" + strings.TrimSpace(prompt) +
 		"<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-	text, err := c.Tokenize(t.Context(), client.TokenizeRequest{Model: model, Prompt: rendered, AddSpecialTokens: new(bool)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: model, Pod: "chat:1", Tokens: text.Tokens}); err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(c.Tokenize(t.Context(), client.TokenizeRequest{Model: model, Prompt: rendered, AddSpecialTokens: new(bool)}))(t)
+	must.Get(c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: model, Pod: "chat:1", Tokens: text.Tokens}))(t)
 	for name, got := range map[string]string{
 		"chat":     score("", "--chat-file", chat),
 		"messages": score(messages, "--chat-file=-"),
@@ -108,25 +92,18 @@ func TestScoreCommand(t *testing.T) {
 
 	// --json is the server's answer, byte for byte.
 	body := `{"model":"` + model + `","tokens":[` + list + `]}`
-	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(r.url+"/v1/score", "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(r.url+"/v1/score", "application/json", strings.NewReader(body)))(t)
 	want := new(strings.Builder)
-	_, err = io.Copy(want, resp.Body)
+	_, err := io.Copy(want, resp.Body)
 	_ = resp.Body.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got := score("", "--json", "--tokens="+list); got != want.String() {
 		t.Errorf("--json gives\n%s\nwant\n%s", got, want)
 	}
 
 	// The keys of an explanation score as the prompt does.
 	var explained client.ScoreResponse
-	if err := json.Unmarshal([]byte(score("", "--json", "--explain", prompt)), &explained); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(score("", "--json", "--explain", prompt)), &explained))
 	keys := strings.Join(explained.Explain.BlockKeys, ",")
 	if got := score("", "--block-keys="+keys); !strings.HasPrefix(got, table) {
 		t.Errorf("by block keys:\n%s", got)
@@ -182,9 +159,7 @@ func TestScoreErrors(t *testing.T) {
 		if status != 1 || !strings.Contains(stderr, c.want) {
 			t.Errorf("%s: ends with %d\n%s\nwant %s", c.model, status, stderr, c.want)
 		}
-		if err := known.client().RegisterPod(t.Context(), client.Pod{Name: "a:1", Model: "org/second"}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, known.client().RegisterPod(t.Context(), client.Pod{Name: "a:1", Model: "org/second"}))
 	}
 	if status, stdout, _ := call(t, "", "score", "--help"); status != 0 || !strings.Contains(stdout, "--prompt-file FILE") || !strings.Contains(stdout, "$KVATLAS_SERVER") {
 		t.Errorf("--help ends with %d\n%s", status, stdout)

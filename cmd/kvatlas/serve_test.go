@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -34,12 +35,8 @@ func TestServe(t *testing.T) {
 	c := r.client()
 	ctx := t.Context()
 	for i, n := range []int{64, 40} {
-		if err := c.RegisterPod(ctx, client.Pod{Name: fmt.Sprintf("p%d", i), Model: "m"}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Blocks(ctx, client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: fmt.Sprintf("p%d", i), Tier: []string{"gpu", "cpu"}[i], Tokens: tokens(n)}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.RegisterPod(ctx, client.Pod{Name: fmt.Sprintf("p%d", i), Model: "m"}))
+		must.Get(c.Blocks(ctx, client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: fmt.Sprintf("p%d", i), Tier: []string{"gpu", "cpu"}[i], Tokens: tokens(n)}))(t)
 	}
 	var resp *client.ScoreResponse
 	for range 2 {
@@ -83,19 +80,14 @@ func TestAdminListener(t *testing.T) {
 	// A name that needs escapes reaches the API whole.
 	name := "a//b/../c"
 	c := r.client()
-	if err := c.RegisterPod(t.Context(), client.Pod{Name: name, Model: "m"}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.RegisterPod(t.Context(), client.Pod{Name: name, Model: "m"}))
 	if p, err := c.Pod(t.Context(), name); err != nil || p.Name != name {
 		t.Errorf("got %+v, %v", p, err)
 	}
 }
 
 func TestPortIsTaken(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	taken := l.Addr().String()
 	for _, args := range [][]string{{"--listen=" + taken}, {"--listen=127.0.0.1:0", "--admin-listen=" + taken}} {
@@ -164,10 +156,7 @@ func TestDrainTimeout(t *testing.T) {
 func slowRequest(t *testing.T, url string) (finish func(), answered <-chan string) {
 	t.Helper()
 	const body = `{"model":"m","tokens":[1]}`
-	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(net.Dial("tcp", strings.TrimPrefix(url, "http://")))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	// The server asks for the body when it reads it.
 	fmt.Fprintf(conn, "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", len(body))
@@ -226,14 +215,10 @@ func TestMemoryAndRedisAgree(t *testing.T) {
 		c := r.client()
 		for i, n := range []int{640, 200, 64} {
 			for _, salt := range []string{"", "s"} {
-				if _, err := c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: fmt.Sprint("p", i), CacheSalt: salt, Tokens: tokens(n)}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: fmt.Sprint("p", i), CacheSalt: salt, Tokens: tokens(n)}))(t)
 			}
 		}
-		if _, err := c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpClear, Model: "m", Pod: "p2"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpClear, Model: "m", Pod: "p2"}))(t)
 		for _, q := range []client.ScoreRequest{
 			{Model: "m", Tokens: tokens(1000)},
 			{Model: "m", Tokens: tokens(500), CacheSalt: "s", Pods: []string{"p2", "p1", "nobody"}},
@@ -241,9 +226,7 @@ func TestMemoryAndRedisAgree(t *testing.T) {
 			{Model: "other", Tokens: tokens(500), Strategy: "highest_block"},
 		} {
 			var raw json.RawMessage
-			if err := c.Call(t.Context(), http.MethodPost, "/v1/score", q, &raw); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.Call(t.Context(), http.MethodPost, "/v1/score", q, &raw))
 			answers[name] = append(answers[name], string(raw))
 		}
 	}
@@ -282,14 +265,8 @@ func TestDemo(t *testing.T) {
 	if m == nil {
 		t.Fatalf("no curl line\n%s", out)
 	}
-	f, err := os.Open(m[4])
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(m[1], m[3], f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open(m[4]))(t)
+	resp := must.Get((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(m[1], m[3], f))(t)
 	body, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(body), `"best":"10.0.0.3:8000"`) {
@@ -319,9 +296,7 @@ func TestSignals(t *testing.T) {
 		cmd := exec.Command(os.Args[0], append([]string{"serve", "--listen=127.0.0.1:0", "--log-level=info", "--hub-offline", "--hub-cache=" + t.TempDir()}, args...)...)
 		cmd.Env = []string{runAsProgram + "=1"}
 		cmd.Stderr = out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Start())
 		t.Cleanup(func() { _ = cmd.Process.Kill() }) // it is gone unless the test failed
 		return cmd, out
 	}
@@ -332,9 +307,7 @@ func TestSignals(t *testing.T) {
 
 	cmd, out := process("--drain-delay=0s")
 	await(out, `"listening"`)
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Process.Signal(syscall.SIGTERM))
 	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), `"drained"`) {
 		t.Errorf("after SIGTERM: %v\n%s", err, out)
 	}
@@ -343,13 +316,9 @@ func TestSignals(t *testing.T) {
 	await(out, `"listening"`)
 	// Not SIGINT: a parent that runs in the background may have it ignored, and
 	// a process inherits that.
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Process.Signal(syscall.SIGTERM))
 	await(out, `"draining"`)
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Process.Signal(syscall.SIGTERM))
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
 		t.Errorf("after a second SIGTERM: %v\n%s", err, out)

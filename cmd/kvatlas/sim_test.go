@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -60,16 +61,10 @@ func TestSim(t *testing.T) {
 			}
 		}
 		post(t, "http://"+name+"/v1/completions", body, &answer)
-		c, err := client.New(client.Config{URL: r.url})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(client.New(client.Config{URL: r.url}))(t)
 		t.Cleanup(c.Close)
 		r.await(func() map[string]any {
-			s, err := c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens}))(t)
 			if s.Scores[name] == 6 {
 				return map[string]any{}
 			}
@@ -82,10 +77,7 @@ func TestSim(t *testing.T) {
 		// The engine ends and begins anew: nothing that it held is scored.
 		post(t, "http://"+control+"/pods/sim-0/faults", map[string]any{"fault": "restart"}, nil)
 		r.await(func() map[string]any {
-			s, err := c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens}))(t)
 			if s.Scores[name] == 0 {
 				return map[string]any{}
 			}
@@ -97,27 +89,16 @@ func TestSim(t *testing.T) {
 // post posts JSON and reads the answer.
 func post(t *testing.T, url string, body, out any) {
 	t.Helper()
-	b, err := json.Marshal(body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(string(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(json.Marshal(body))(t)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(string(b))))(t)
 	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(http.DefaultClient.Do(req))(t)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Fatalf("%s: %s", url, resp.Status)
 	}
 	if out != nil {
-		if err := json.NewDecoder(resp.Body).Decode(out); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.NewDecoder(resp.Body).Decode(out))
 	}
 }
 
@@ -146,10 +127,7 @@ func TestSimUsage(t *testing.T) {
 
 // TestSimPortTaken says which port is taken, and which flags choose others.
 func TestSimPortTaken(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	taken := l.Addr().(*net.TCPAddr).Port
 	for _, command := range []string{"sim", "up"} {

@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -70,10 +71,7 @@ func TestSimTokenizer(t *testing.T) {
 			if body["messages"] != nil {
 				path = "/v1/chat/completions"
 			}
-			asked, err := json.Marshal(body)
-			if err != nil {
-				t.Fatal(err)
-			}
+			asked := must.Get(json.Marshal(body))(t)
 			body["max_tokens"] = 5
 			var answer simAnswer
 			post(t, "http://"+name+path, body, &answer)
@@ -85,10 +83,7 @@ func TestSimTokenizer(t *testing.T) {
 			}
 			whole := len(tokens.Tokens) / 16
 			r.await(func() map[string]any {
-				s, err := c.Score(t.Context(), client.ScoreRequest{Body: asked, Mode: "sync"})
-				if err != nil {
-					t.Fatal(err)
-				}
+				s := must.Get(c.Score(t.Context(), client.ScoreRequest{Body: asked, Mode: "sync"}))(t)
 				if s.Scores[name] == float64(whole) && s.Blocks.Total == whole {
 					return map[string]any{}
 				}
@@ -143,10 +138,7 @@ func TestSimTokenizerErrors(t *testing.T) {
 		"/v1/completions": {"prompt": "a\x00b"}, "/v1/chat/completions": {"messages": picture},
 		"/tokenize": {"messages": []any{map[string]any{"role": "user", "content": "x"}}, "chat_template": "{{ raise_exception('no') }}"},
 	} {
-		b, err := json.Marshal(body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(json.Marshal(body))(t)
 		if status, said := ask(t, fmt.Sprintf("http://127.0.0.1:%d%s", port, path), string(b)); status != 400 {
 			t.Errorf("%s: %d %s", path, status, said)
 		}

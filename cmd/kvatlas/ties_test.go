@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -35,9 +36,7 @@ func TestCaseTies(t *testing.T) {
 			c := start(t, append(kinds[kind], "--block-size=16")...).client()
 			eventually.NoError(t, name+" is ready", func() error { return c.Ready(t.Context()) })
 			for _, pod := range pods {
-				if _, err := c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: pod, Tokens: shared}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: pod, Tokens: shared}))(t)
 			}
 			for i := range prompts {
 				ask := client.ScoreRequest{Model: "m", Tokens: prompt(i)}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	simengine "github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
@@ -19,25 +20,18 @@ import (
 // simulated starts an engine that registers with a server, and returns its pod's name.
 func simulated(t *testing.T, s *served, events bool) string {
 	t.Helper()
-	pod, err := wire.NewPod(wire.Config{
+	pod := must.Get(wire.NewPod(wire.Config{
 		Name: "sim", Model: "m", Listen: "127.0.0.1:0", Events: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)),
 		Replay: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)), Engine: simengine.Config{Kind: simengine.VLLM, BlockSize: 16, Blocks: 1000},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := pod.Start(); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
+	must.OK(t, pod.Start())
 	t.Cleanup(func() { _ = pod.Kill() })
 	c := pod.Config()
 	registration := client.Pod{Name: pod.Address(), Model: "m", Engine: "vllm"}
 	if events {
 		registration.Events, registration.Replay = c.Events, c.Replay
 	}
-	if err := s.c.RegisterPod(t.Context(), registration); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.c.RegisterPod(t.Context(), registration))
 	return pod.Address()
 }
 
@@ -55,9 +49,7 @@ func (s *served) book(t *testing.T, ask map[string]any) (r routed) {
 	ask["model"], ask["reserve"] = "m", true
 	awaitThat(t, "the request is booked", s.log, func() bool {
 		r = routed{}
-		if err := s.tell(t, http.MethodPost, "/v1/route", ask, &r); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.tell(t, http.MethodPost, "/v1/route", ask, &r))
 		return r.Reservation != ""
 	})
 	return r
@@ -67,10 +59,7 @@ func (s *served) book(t *testing.T, ask map[string]any) (r routed) {
 func cachedOf(t *testing.T, engine string, tokens []int) int {
 	t.Helper()
 	body := fmt.Sprintf(`{"model":"m","max_tokens":1,"prompt":%s}`, strings.ReplaceAll(fmt.Sprint(tokens), " ", ","))
-	resp, err := http.Post("http://"+engine+"/v1/completions", "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(http.Post("http://"+engine+"/v1/completions", "application/json", strings.NewReader(body)))(t)
 	defer func() { _ = resp.Body.Close() }()
 	var answer struct {
 		Usage struct {
@@ -108,9 +97,7 @@ func TestThreeNumbers(t *testing.T) {
 		for _, report := range []map[string]any{{"kind": "done", "model": "m", "cached_tokens": cachedOf(t, r.Pod, tokens)}, {"kind": "end", "model": "m"}} {
 			kind := report["kind"].(string)
 			delete(report, "kind")
-			if err := s.tell(t, http.MethodPost, "/v1/requests/"+r.Reservation+"/"+kind, report, &struct{}{}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.tell(t, http.MethodPost, "/v1/requests/"+r.Reservation+"/"+kind, report, &struct{}{}))
 		}
 		return r.Pod
 	}
@@ -118,9 +105,7 @@ func TestThreeNumbers(t *testing.T) {
 	query := func(tokens []int, more map[string]any) (r routed) {
 		ask := map[string]any{"model": "m", "tokens": tokens}
 		maps.Copy(ask, more)
-		if err := s.tell(t, http.MethodPost, "/v1/route", ask, &r); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.tell(t, http.MethodPost, "/v1/route", ask, &r))
 		return r
 	}
 
@@ -148,13 +133,9 @@ func TestThreeNumbers(t *testing.T) {
 	wrong := prompt(3)
 	for i := range 40 {
 		tokens := append(slices.Clone(wrong[:304]), prompt(4 + i)[:16]...)
-		if err := s.tell(t, http.MethodPost, "/v1/blocks", map[string]any{"op": "add", "model": "m", "pod": silent, "tokens": tokens}, &struct{}{}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.tell(t, http.MethodPost, "/v1/blocks", map[string]any{"op": "add", "model": "m", "pod": silent, "tokens": tokens}, &struct{}{}))
 		r := s.book(t, map[string]any{"tokens": tokens, "pinned": map[string]any{"pod": silent}})
-		if err := s.tell(t, http.MethodPost, "/v1/requests/"+r.Reservation+"/done", map[string]any{"model": "m", "cached_tokens": 0}, &struct{}{}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.tell(t, http.MethodPost, "/v1/requests/"+r.Reservation+"/done", map[string]any{"model": "m", "cached_tokens": 0}, &struct{}{}))
 	}
 
 	_, page := get(t, s.url+"/metrics")
@@ -202,16 +183,12 @@ func TestLyingIndexIsReadAnew(t *testing.T) {
 	}
 	cached := func(tokens []int) int {
 		var r struct{ Overlap struct{ Tokens int } }
-		if err := s.tell(t, http.MethodPost, "/v1/route", map[string]any{"model": "m", "tokens": tokens}, &r); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.tell(t, http.MethodPost, "/v1/route", map[string]any{"model": "m", "tokens": tokens}, &r))
 		return r.Overlap.Tokens
 	}
 	cachedOf(t, name, right)
 	awaitThat(t, "the engine's blocks are read", s.log, func() bool { return cached(right) == 320 })
-	if err := s.tell(t, http.MethodPost, "/v1/blocks", map[string]any{"op": "add", "model": "m", "pod": name, "tokens": wrong}, &struct{}{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.tell(t, http.MethodPost, "/v1/blocks", map[string]any{"op": "add", "model": "m", "pod": name, "tokens": wrong}, &struct{}{}))
 	if got := cached(wrong); got != 320 {
 		t.Fatalf("the index says %d tokens", got)
 	}
@@ -222,9 +199,7 @@ func TestLyingIndexIsReadAnew(t *testing.T) {
 			if report == "done" {
 				body["cached_tokens"] = 0
 			}
-			if err := s.tell(t, http.MethodPost, "/v1/requests/"+r.Reservation+"/"+report, body, &struct{}{}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.tell(t, http.MethodPost, "/v1/requests/"+r.Reservation+"/"+report, body, &struct{}{}))
 		}
 	}
 	awaitThat(t, "what is wrong is gone", s.log, func() bool { return cached(wrong) == 0 })

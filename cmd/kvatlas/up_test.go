@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/trial"
 )
@@ -73,10 +74,7 @@ func TestUp(t *testing.T) {
 // What is left at its default makes way for what listens there already; what is named does not.
 func TestUpLeavesTakenPorts(t *testing.T) {
 	t.Parallel()
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	taken := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = taken.Close() })
 	port := taken.Addr().(*net.TCPAddr).Port
 	if port+portTries*portStep > 65000 {
@@ -117,10 +115,7 @@ func TestCompare(t *testing.T) {
 // that is printed, which with the race detector is one, as each takes it a quarter of a minute.
 func TestCompareDocumented(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/sim.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../../docs/sim.md"))(t)
 	said := regexp.MustCompile("(?s)`kvatlas up --compare (\\S+)`.*?```\n(.*?)```").FindSubmatch(page)
 	if said == nil {
 		t.Fatal("docs/sim.md has no table of policies with its command")
@@ -143,10 +138,7 @@ func TestCompareDocumented(t *testing.T) {
 			t.Errorf("%s: the page says %q, the command %q", name, want[name], cells)
 		}
 	}
-	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	readme := must.Get(os.ReadFile("../../README.md"))(t)
 	for _, name := range []string{"of the prompts", "TTFT mean"} {
 		if len(got[name]) == 0 || !strings.Contains(string(readme), "**"+got[name][0]+"**") {
 			t.Errorf("the README does not say %s: %q", name, got[name])
@@ -170,18 +162,9 @@ func columns(text string) map[string][]string {
 func TestTrialPredicts(t *testing.T) {
 	for _, engine := range []string{"vllm", "sglang", "trtllm"} {
 		p := &program{&cli.Program{}}
-		c, err := p.readUpCall([]string{"--compare=eta", "--chats=1", "--pods=2", "--blocks=1000", "--engine=" + engine})
-		if err != nil {
-			t.Fatal(err)
-		}
-		config, err := c.trialOf("eta")
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := trial.Run(t.Context(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(p.readUpCall([]string{"--compare=eta", "--chats=1", "--pods=2", "--blocks=1000", "--engine=" + engine}))(t)
+		config := must.Get(c.trialOf("eta"))(t)
+		r := must.Get(trial.Run(t.Context(), config))(t)
 		if r.Predicted != r.Cached || r.Cached == 0 || r.Turns < 50 {
 			t.Errorf("%s: %d tokens of %d turns were predicted, %d were cached", engine, r.Predicted, r.Turns, r.Cached)
 		}

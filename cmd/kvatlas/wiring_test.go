@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -29,10 +30,7 @@ func storedEvent(tokens []uint32, first int, medium any) enginetest.Event {
 // keyPair is a pair of keys for CURVE in Z85.
 func keyPair(t *testing.T) (public, secret string) {
 	t.Helper()
-	k, err := ecdh.X25519().GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Get(ecdh.X25519().GenerateKey(rand.Reader))(t)
 	z85 := func(key []byte) string {
 		const digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 		var out []byte
@@ -53,9 +51,7 @@ func serveEngine(t *testing.T, pod client.Pod, args ...string) *served {
 	r := start(t, append([]string{"--block-size=16"}, args...)...)
 	s := &served{url: r.url, log: r.stderr, c: r.client()}
 	pod.Name, pod.Model = "pod", "m"
-	if err := s.c.RegisterPod(t.Context(), pod); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.c.RegisterPod(t.Context(), pod))
 	return s
 }
 
@@ -66,10 +62,7 @@ func (s *served) publishUntil(t *testing.T, p *enginetest.Publisher, prompt []ui
 	awaitThat(t, "blocks", s.log, func() bool {
 		p.Publish(1, storedEvent(prompt, 1, "GPU"))
 		p.Flush()
-		resp, err := s.c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: prompt})
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(s.c.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: prompt}))(t)
 		return resp.Scores["pod"] == float64(len(prompt)/16)
 	})
 }
@@ -89,9 +82,7 @@ func TestBind(t *testing.T) {
 
 	// Without the setting nothing listens.
 	r := start(t)
-	if err := r.client().RegisterPod(t.Context(), client.Pod{Name: "pod", Model: "m", Events: pod.Events}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.client().RegisterPod(t.Context(), client.Pod{Name: "pod", Model: "m", Events: pod.Events}))
 	line := r.await(func() map[string]any { return r.logged("the pod's events cannot be read") })
 	if text := fmt.Sprint(line["error"]); !strings.Contains(text, "lets no engine connect") {
 		t.Errorf("the log says %s", text)
@@ -103,9 +94,7 @@ func TestCurve(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	server, serverSecret := keyPair(t)
@@ -192,9 +181,7 @@ func TestRechunkSettings(t *testing.T) {
 	} {
 		r := start(t, append(c.args, "--block-size=16")...)
 		x := r.client()
-		if _, err := x.PushEvents(t.Context(), client.EventsRequest{Pod: "pod", Model: "m", Events: c.events}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.PushEvents(t.Context(), client.EventsRequest{Pod: "pod", Model: "m", Events: c.events}))(t)
 		resp, err := x.Score(t.Context(), client.ScoreRequest{Model: "m", Tokens: tokens(32), Pods: []string{"pod"}})
 		if err != nil || resp.Scores["pod"] != c.want {
 			t.Errorf("%v: got %+v, %v, want %v", c.args, resp, err, c.want)

@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/scorer"
 )
@@ -14,9 +15,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestRun(t *testing.T) {
 	var out strings.Builder
-	if err := run(t.Context(), &out); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, run(t.Context(), &out))
 	const want = `a question on a document     2148 tokens,    0 cached, as predicted: true  p-1 -> d-1
 another one on it            2348 tokens, 2048 cached, as predicted: true  p-1 -> d-1
 the first one goes on        2238 tokens, 2192 cached, as predicted: true  d-1 alone: short
@@ -31,18 +30,10 @@ when a worker has died       1000 tokens,    0 cached, as predicted: true  d-2 a
 
 // TestFleet looks at what a request leaves behind, and at the costs of the policy.
 func TestFleet(t *testing.T) {
-	f, err := startFleet(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(startFleet(t.Context()))(t)
 	defer func() { _ = f.close() }()
-	if _, err := f.serve(t.Context(), &request{id: "a", tokens: numbers(1, 1000), maxTokens: 3, prefill: "p-1"}); err != nil {
-		t.Fatal(err)
-	}
-	p, err := f.router.Loads(t.Context(), model)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.serve(t.Context(), &request{id: "a", tokens: numbers(1, 1000), maxTokens: 3, prefill: "p-1"}))(t)
+	p := must.Get(f.router.Loads(t.Context(), model))(t)
 	for at, l := range p.Loads {
 		if l.Requests != 0 || l.Work != 0 || l.Blocks != 0 {
 			t.Errorf("%v has %+v when all has ended", at, l)
@@ -51,10 +42,7 @@ func TestFleet(t *testing.T) {
 	if len(p.Engines) != 4 {
 		t.Errorf("%d workers have told their load", len(p.Engines))
 	}
-	d, err := f.router.Route(t.Context(), route.Request{Score: scorer.Request{Model: model, Input: scorer.Tokens(numbers(1, 1000))}, Role: route.RolePair, Explain: true, PinnedPrefill: pin("p-1")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(f.router.Route(t.Context(), route.Request{Score: scorer.Request{Model: model, Input: scorer.Tokens(numbers(1, 1000))}, Role: route.RolePair, Explain: true, PinnedPrefill: pin("p-1")}))(t)
 	if d.Policy != policyName || d.Prefill.Costs[0].Total != 8 || d.Prefill.Costs[0].Terms[0].Value != 8 || d.Pod != "d-1" {
 		t.Errorf("%+v, %+v", d, d.Prefill)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server"
@@ -27,36 +28,20 @@ func letters(_ context.Context, r prompt.Request) (prompt.Result, error) {
 // pod c serves another model.
 func serve(t *testing.T, text string) string {
 	t.Helper()
-	index, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	index := must.Get(memory.New(memory.Config{}))(t)
 	t.Cleanup(func() { _ = index.Close() })
 	tokenizer := scorer.TokenizerFunc(letters)
-	sc, err := scorer.New(scorer.Config{Index: index, Tokenizer: tokenizer, BlockSize: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	api, err := server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, BlockSize: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: index, Tokenizer: tokenizer, BlockSize: 4}))(t)
+	api := must.Get(server.New(server.Config{Scorer: sc, Index: index, Tokenizer: tokenizer, BlockSize: 4}))(t)
 	srv := httptest.NewServer(api.Handler())
 	t.Cleanup(srv.Close)
-	c, err := client.New(client.Config{URL: srv.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.New(client.Config{URL: srv.URL}))(t)
 	defer c.Close()
 	for pod, n := range map[string]int{"a": len(text) / 2, "b": len(text)} {
 		tokens, _ := letters(t.Context(), prompt.Request{Text: text[:n]})
-		if _, err := c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: pod, Tokens: tokens.Tokens}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Blocks(t.Context(), client.BlocksRequest{Op: client.OpAdd, Model: "m", Pod: pod, Tokens: tokens.Tokens}))(t)
 	}
-	if err := c.RegisterPod(t.Context(), client.Pod{Name: "c", Model: "another"}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.RegisterPod(t.Context(), client.Pod{Name: "c", Model: "another"}))
 	return srv.URL
 }
 
@@ -77,10 +62,7 @@ func TestRun(t *testing.T) {
 func TestWithoutServer(t *testing.T) {
 	srv := httptest.NewServer(nil)
 	srv.Close()
-	c, err := client.New(client.Config{URL: srv.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.New(client.Config{URL: srv.URL}))(t)
 	defer c.Close()
 	failed := 0
 	s := &Scheduler{

@@ -3,13 +3,13 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestRun(t *testing.T) {
 	var out strings.Builder
-	if err := run(t.Context(), &out); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, run(t.Context(), &out))
 	const want = `both engines have worked on this prompt:
   10.0.0.1:8000  score 3.0  48 of 70 tokens  [{gpu 3}]
   10.0.0.2:8000  score 2.0  32 of 70 tokens  [{gpu 2}]

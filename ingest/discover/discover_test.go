@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/access"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -48,10 +49,7 @@ func TestParsePod(t *testing.T) {
 		t.Errorf("twice: got %v", err)
 	}
 	// Another model of one pod stands beside it, and is not read where that is.
-	l, err := ParseList([]string{"h:1?model=a&role=decode", "h:1?model=b"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(ParseList([]string{"h:1?model=a&role=decode", "h:1?model=b"}))(t)
 	template := Template{EventsPort: 5557}
 	for i, want := range []store.Pod{{Name: "h:1", Model: "a", Role: "decode", Events: "tcp://h:5557"}, {Name: "h:1?model=b", Model: "b", Address: "h:1"}} {
 		if template.fill(&l[i]); !reflect.DeepEqual(l[i], want) {
@@ -114,10 +112,7 @@ func ips(list ...string) (out []netip.Addr) {
 func TestDNS(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &names{ips: map[string][]netip.Addr{"svc": ips("10.0.0.2", "10.0.0.1", "::ffff:10.0.0.2", "fd00::1")}}
-		d, err := NewDNS("svc:80?model=m&ranks=2", n, time.Second, 3)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Get(NewDNS("svc:80?model=m&ranks=2", n, time.Second, 3))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var got []string
 		var failed []error
@@ -173,10 +168,7 @@ func TestDNS(t *testing.T) {
 
 func TestSRV(t *testing.T) {
 	n := &names{ips: map[string][]netip.Addr{"a.svc": ips("10.0.0.1"), "b.svc": ips("10.0.0.2")}}
-	d, err := NewDNS("_http._tcp.svc", n, time.Second, 10)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(NewDNS("_http._tcp.svc", n, time.Second, 10))(t)
 	if got, missing, err := d.resolve(t.Context()); err != nil || len(got) != 0 || missing != "_http._tcp.svc" {
 		t.Errorf("no records: got %v, %q, %v", got, missing, err)
 	}
@@ -325,10 +317,7 @@ func (x *refusing) Register(ctx context.Context, p store.Pod) (bool, error) {
 // TestIndexThatRefusesIsToldOnce has many pods, of which each is refused.
 func TestIndexThatRefusesIsToldOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		in, err := memory.New(memory.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		in := must.Get(memory.New(memory.Config{}))(t)
 		x := &refusing{Index: in}
 		var list List
 		for i := range 100 {
@@ -337,13 +326,10 @@ func TestIndexThatRefusesIsToldOnce(t *testing.T) {
 		var mu sync.Mutex
 		var told []string
 		found := 0
-		r, err := New(Config{Index: x, Sources: []Source{list}, Lease: 9 * time.Second, Observer: Observer{
+		r := must.Get(New(Config{Index: x, Sources: []Source{list}, Lease: 9 * time.Second, Observer: Observer{
 			Registered: func(store.Pod) { mu.Lock(); defer mu.Unlock(); found++ },
 			Failed:     func(err error) { mu.Lock(); defer mu.Unlock(); told = append(told, err.Error()) },
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		x.away.Store(true)
@@ -377,18 +363,12 @@ func TestIndexThatRefusesIsToldOnce(t *testing.T) {
 // TestTooManyPods: too many pods are reported when they begin to be too many, not in each pass.
 func TestTooManyPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		x, err := memory.New(memory.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(memory.New(memory.Config{}))(t)
 		source := &tap{pods: make(chan []Found)}
 		var told []string // read when all rest
-		r, err := New(Config{Index: x, Sources: []Source{source}, MaxPods: 2, Template: Template{Model: "m"}, Observer: Observer{
+		r := must.Get(New(Config{Index: x, Sources: []Source{source}, MaxPods: 2, Template: Template{Model: "m"}, Observer: Observer{
 			Failed: func(err error) { told = append(told, err.Error()) },
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { _ = r.Run(ctx) })
@@ -440,10 +420,7 @@ func TestSame(t *testing.T) {
 
 func TestRegistrar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		x, err := memory.New(memory.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(memory.New(memory.Config{}))(t)
 		stays, ends := &tap{pods: make(chan []Found)}, &tap{ends: true, pods: make(chan []Found)}
 		var mu sync.Mutex
 		var told []string
@@ -456,10 +433,7 @@ func TestRegistrar(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		for range 2 { // replicas of which one finds nothing by itself
-			r, err := New(config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(New(config))(t)
 			running.Go(func() { _ = r.Run(ctx) })
 			config.Sources = nil
 		}
@@ -467,10 +441,7 @@ func TestRegistrar(t *testing.T) {
 			t.Helper()
 			time.Sleep(after)
 			synctest.Wait()
-			reg, err := x.Registry(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			reg := must.Get(x.Registry(t.Context()))(t)
 			got := ""
 			for _, p := range reg.Pods {
 				got += p.Name + " "
@@ -497,10 +468,7 @@ func TestRegistrar(t *testing.T) {
 			t.Errorf("b is %+v", p)
 		}
 		want(time.Minute, "a:1 b:1 ") // renewed
-		gen, err := x.Begin(t.Context(), "b:1", 0, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		gen := must.Get(x.Begin(t.Context(), "b:1", 0, 1))(t)
 		b.Life = "2"
 		ends.pods <- []Found{b}
 		want(time.Second, "a:1 b:1 ", "+b:1")
@@ -545,15 +513,9 @@ func TestTemplateApproximate(t *testing.T) {
 // and one that was taken out alone does with its next renewal.
 func TestRegistryThatIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		x, err := memory.New(memory.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(memory.New(memory.Config{}))(t)
 		list := List{{Name: "a:1", Model: "m"}, {Name: "b:1", Model: "m"}}
-		r, err := New(Config{Index: x, Sources: []Source{list}, Lease: 30 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(New(Config{Index: x, Sources: []Source{list}, Lease: 30 * time.Second}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { _ = r.Run(ctx) })
@@ -568,9 +530,7 @@ func TestRegistryThatIsLost(t *testing.T) {
 		}
 		retire := func(names ...string) {
 			for _, name := range names {
-				if _, err := x.Retire(ctx, name); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(x.Retire(ctx, name))(t)
 			}
 			if _, err := x.Registry(ctx); err != nil { // as a lookup reads it
 				t.Fatal(err)
@@ -584,9 +544,7 @@ func TestRegistryThatIsLost(t *testing.T) {
 		want(10*time.Second, 2)
 		cancel()
 		running.Wait()
-		if err := x.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, x.Close())
 	})
 }
 
@@ -614,15 +572,9 @@ func (s *starting) RoundTrip(r *http.Request) (*http.Response, error) {
 // that never can much more often than its registration would be renewed.
 func TestEngineThatStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		x, err := memory.New(memory.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(memory.New(memory.Config{}))(t)
 		engine := &starting{at: time.Now().Add(1200 * time.Millisecond)}
-		r, err := New(Config{Index: x, Sources: []Source{List{{Name: "a:1"}}}, Lease: 30 * time.Second, Asker: &Asker{Client: &http.Client{Transport: engine}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(New(Config{Index: x, Sources: []Source{List{{Name: "a:1"}}}, Lease: 30 * time.Second, Asker: &Asker{Client: &http.Client{Transport: engine}}}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { _ = r.Run(ctx) })
@@ -635,10 +587,7 @@ func TestEngineThatStarts(t *testing.T) {
 		running.Wait()
 
 		never := &starting{at: time.Now().Add(time.Hour)}
-		r, err = New(Config{Index: x, Sources: []Source{List{{Name: "b:1"}}}, Lease: 30 * time.Second, Asker: &Asker{Client: &http.Client{Transport: never}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r = must.Get(New(Config{Index: x, Sources: []Source{List{{Name: "b:1"}}}, Lease: 30 * time.Second, Asker: &Asker{Client: &http.Client{Transport: never}}}))(t)
 		ctx, cancel = context.WithCancel(t.Context())
 		running.Go(func() { _ = r.Run(ctx) })
 		time.Sleep(105 * time.Second)
@@ -649,8 +598,6 @@ func TestEngineThatStarts(t *testing.T) {
 		}
 		cancel()
 		running.Wait()
-		if err := x.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, x.Close())
 	})
 }

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/dynamic/fake"
 	kubetesting "k8s.io/client-go/testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -69,16 +70,12 @@ func (k *kube) put(r schema.GroupVersionResource, o *unstructured.Unstructured) 
 	if apierrors.IsAlreadyExists(err) {
 		err = k.Tracker().Update(r, o, o.GetNamespace())
 	}
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	must.OK(k.t, err)
 }
 
 func (k *kube) remove(r schema.GroupVersionResource, name string) {
 	k.t.Helper()
-	if err := k.Tracker().Delete(r, "ns", name); err != nil {
-		k.t.Fatal(err)
-	}
+	must.OK(k.t, k.Tracker().Delete(r, "ns", name))
 }
 
 // kubePod is a ready pod of one container beside its proxy.
@@ -168,10 +165,7 @@ func (d *told) want(t *testing.T, after time.Duration, pods, fault string) {
 // watching runs a source over f, which may cancel nothing; all of it ends with f.
 func watching(t *testing.T, c KubernetesConfig, f func(d *told)) {
 	t.Helper()
-	s, err := NewKubernetes(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(NewKubernetes(c))(t)
 	d := &told{}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -333,18 +327,9 @@ func TestKubernetesPool(t *testing.T) {
 func TestKubernetesRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKube(t)
-		x, err := memory.New(memory.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := NewKubernetes(KubernetesConfig{Client: k, Selector: "app in (vllm)", Port: 8000})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := New(Config{Index: x, Sources: []Source{s}, Template: Template{Model: "m", EventsPort: 5557}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(memory.New(memory.Config{}))(t)
+		s := must.Get(NewKubernetes(KubernetesConfig{Client: k, Selector: "app in (vllm)", Port: 8000}))(t)
+		r := must.Get(New(Config{Index: x, Sources: []Source{s}, Template: Template{Model: "m", EventsPort: 5557}}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { _ = r.Run(ctx) })
@@ -352,10 +337,7 @@ func TestKubernetesRegistered(t *testing.T) {
 			t.Helper()
 			time.Sleep(time.Second)
 			synctest.Wait()
-			reg, err := x.Registry(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			reg := must.Get(x.Registry(t.Context()))(t)
 			return reg.Pods
 		}
 		o := kubePod("a", "u1", "10.0.0.1", 0)
@@ -367,10 +349,7 @@ func TestKubernetesRegistered(t *testing.T) {
 			got[0].Role != "both" || got[0].Engine != "vllm" || got[0].Labels[LifeLabel] != "u1/0" || got[0].Labels["kubernetes.io/pod"] != "a" || got[0].Labels["kubernetes.io/namespace"] != "ns" {
 			t.Fatalf("got %+v", got)
 		}
-		gen, err := x.Begin(t.Context(), "10.0.0.1:8000", 0, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		gen := must.Get(x.Begin(t.Context(), "10.0.0.1:8000", 0, 1))(t)
 		k.put(podResource, kubePod("a", "u1", "10.0.0.1", 1))
 		if got := pods(); len(got) != 1 || got[0].Labels[LifeLabel] != "u1/1" || got[0].Events != "tcp://10.0.0.1:5557" {
 			t.Errorf("after a restart: got %+v", got)
@@ -380,9 +359,7 @@ func TestKubernetesRegistered(t *testing.T) {
 		}
 		// Another replica has seen the next pod of this address first.
 		next := store.Pod{Name: "10.0.0.1:8000", Model: "m", Labels: map[string]string{LifeLabel: "u2/0"}}
-		if _, err := x.Register(t.Context(), next); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Register(t.Context(), next))(t)
 		k.remove(podResource, "a")
 		if got := pods(); len(got) != 1 || got[0].Labels[LifeLabel] != "u2/0" {
 			t.Errorf("the next life was retired: %+v", got)
@@ -424,9 +401,7 @@ func TestKubernetesConfig(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "config")
 	const text = `{"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}],"contexts":[{"name":"x","context":{"cluster":"c"}}],"current-context":"x"}`
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	if _, err := KubernetesClient(file); err != nil {
 		t.Error(err)
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/goccy/go-yaml"
 	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // role is a Role of deploy/kubernetes.
@@ -31,18 +33,13 @@ type role struct {
 // readRole is the one Role of a manifest, and the settings of its ConfigMap.
 func readRole(t *testing.T, file string) (r role, settings map[string]string) {
 	t.Helper()
-	text, err := os.ReadFile("../../deploy/kubernetes/" + file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../deploy/kubernetes/" + file))(t)
 	for doc := range bytes.SplitSeq(text, []byte("\n---\n")) {
 		var kind struct {
 			Kind string            `yaml:"kind"`
 			Data map[string]string `yaml:"data"`
 		}
-		if err := yaml.Unmarshal(doc, &kind); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, yaml.Unmarshal(doc, &kind))
 		switch kind.Kind {
 		case "ConfigMap":
 			settings = kind.Data
@@ -50,9 +47,7 @@ func readRole(t *testing.T, file string) (r role, settings map[string]string) {
 			if r.Kind != "" {
 				t.Fatalf("%s has two roles", file)
 			}
-			if err := yaml.UnmarshalWithOptions(doc, &r, yaml.Strict()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, yaml.UnmarshalWithOptions(doc, &r, yaml.Strict()))
 		}
 	}
 	if r.APIVersion != "rbac.authorization.k8s.io/v1" || settings == nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/encode"
 )
 
@@ -42,9 +43,7 @@ func BenchmarkDecode(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(payloads[0])))
 			for i := 0; b.Loop(); i++ {
-				if err := d.Decode(payloads[i%len(payloads)], &batch); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, d.Decode(payloads[i%len(payloads)], &batch))
 			}
 		})
 	}
@@ -62,9 +61,7 @@ func BenchmarkDecodePeer(b *testing.B) {
 	b.ReportAllocs()
 	b.SetBytes(int64(len(payloads[0])))
 	for i := 0; b.Loop(); i++ {
-		if err := p.decode(payloads[i%len(payloads)]); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, p.decode(payloads[i%len(payloads)]))
 	}
 }
 
@@ -151,16 +148,12 @@ func (p *peer) field(key string, b []byte) (_ []byte, err error) {
 
 func BenchmarkJSONPushes(b *testing.B) {
 	var batch event.Batch
-	if err := new(event.Decoder).Decode(benchBatches(encode.VLLM33)[0], &batch); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, new(event.Decoder).Decode(benchBatches(encode.VLLM33)[0], &batch))
 	body := append(event.AppendJSON([]byte(`{"pod":"10.0.0.1:8000","model":"m","events":[`), &batch.Events[0]), `]}`...)
 	var d event.Decoder
 	b.ReportAllocs()
 	b.SetBytes(int64(len(body)))
 	for b.Loop() {
-		if _, err := d.JSONPushes(body); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(d.JSONPushes(body))(b)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -185,10 +186,7 @@ func TestForms(t *testing.T) {
 
 // Mooncake's times are milliseconds; a map can be a message too.
 func TestMessageMap(t *testing.T) {
-	body, err := appendPacked(nil, []byte(`{"ts":1700000000250,"x":1,"events":[`+good+`],"attn_dp_rank":3}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := must.Get(appendPacked(nil, []byte(`{"ts":1700000000250,"x":1,"events":[`+good+`],"attn_dp_rank":3}`)))(t)
 	var b Batch
 	if err := new(Decoder).Decode(body, &b); err != nil || b.Time != 1700000000.25 || b.Rank != 3 || !b.HasRank || len(b.Events) != 1 {
 		t.Errorf("%v %+v", err, bare(b))
@@ -220,10 +218,7 @@ func TestMalformed(t *testing.T) {
 		"a text of 2^32-1":        "92019192dbffffffff",
 		"nested 2^16 in 2^16":     "9201dcffffdcffffdcffff",
 	} {
-		p, err := hex.DecodeString(payload)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(hex.DecodeString(payload))(t)
 		b := decode(t, new(Decoder), good)
 		if err := new(Decoder).Decode(p, &b); !errors.Is(err, ErrMalformed) || len(b.Events) != 0 || b.HasRank || b.Time != 0 {
 			t.Errorf("%s: %v, %+v", name, err, bare(b))
@@ -246,10 +241,7 @@ func TestMalformed(t *testing.T) {
 
 // A size that is only claimed costs nothing.
 func TestClaimedSizes(t *testing.T) {
-	p, err := hex.DecodeString("92019194ab426c6f636b53746f72656491" + "01c0ddffffffff")
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(hex.DecodeString("92019194ab426c6f636b53746f72656491" + "01c0ddffffffff"))(t)
 	var (
 		b             Batch
 		before, after runtime.MemStats
@@ -292,9 +284,7 @@ func TestDecodeAllocations(t *testing.T) {
 	)
 	allocations := testing.AllocsPerRun(50, func() {
 		for _, p := range payloads {
-			if err := d.Decode(p, &b); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, d.Decode(p, &b))
 		}
 	})
 	if allocations != 0 {
@@ -314,9 +304,7 @@ func TestBatchMemory(t *testing.T) {
 	}
 	short := packed(t, good)
 	for range idleDecodings + 2 {
-		if err := d.Decode(short, &b); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, d.Decode(short, &b))
 	}
 	if n := cap(b.arena.tokens); n > 4096 {
 		t.Errorf("room for %d tokens is kept", n)
@@ -338,10 +326,7 @@ func TestWords(t *testing.T) {
 }
 
 func TestMedia(t *testing.T) {
-	m, err := NewMedia(map[string]store.Tier{"cxl": store.CPU, "Storage": store.Shared})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(NewMedia(map[string]store.Tier{"cxl": store.CPU, "Storage": store.Shared}))(t)
 	for _, test := range []struct {
 		media *Media
 		e     Event

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // unexplained are messages whose hashes go by what they do not tell: an adapter's
@@ -23,9 +24,7 @@ func TestExplainMessages(t *testing.T) {
 			continue
 		}
 		var b Batch
-		if err := new(Decoder).Decode(m.Bytes(t), &b); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, new(Decoder).Decode(m.Bytes(t), &b))
 		for i := range b.Events {
 			e := &b.Events[i]
 			x, err := Explain(e, nil, "/adapters/sql-lora")

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // message is a line of testdata/messages.jsonl.
@@ -24,26 +25,18 @@ type message struct {
 
 // Bytes are the payload.
 func (m *message) Bytes(t testing.TB) []byte {
-	b, err := hex.DecodeString(m.Payload)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(hex.DecodeString(m.Payload))(t)
 	return b
 }
 
 func messages(t testing.TB) []message {
-	b, err := os.ReadFile("testdata/messages.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("testdata/messages.jsonl"))(t)
 	var out []message
 	for line := range bytes.Lines(b) {
 		d := json.NewDecoder(bytes.NewReader(line))
 		d.UseNumber()
 		var m message
-		if err := d.Decode(&m); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, d.Decode(&m))
 		out = append(out, m)
 	}
 	return out
@@ -86,10 +79,7 @@ func meantHash(t *testing.T, v any) Hash {
 			t.Fatal(v)
 		}
 	case map[string]any:
-		b, err := hex.DecodeString(v["bytes"].(string))
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(hex.DecodeString(v["bytes"].(string)))(t)
 		n.SetBytes(b)
 	default:
 		t.Fatalf("a hash of type %T", v)
@@ -102,10 +92,7 @@ func meantInt(t *testing.T, v any) int {
 	if v == nil {
 		return 0
 	}
-	n, err := v.(json.Number).Int64()
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(v.(json.Number).Int64())(t)
 	return int(n)
 }
 
@@ -206,10 +193,7 @@ func TestDecodeMessages(t *testing.T) {
 		}
 		decoded++
 		want := Batch{Events: []Event{}}
-		at, err := m.Decoded[0].(json.Number).Float64()
-		if err != nil {
-			t.Fatal(err)
-		}
+		at := must.Get(m.Decoded[0].(json.Number).Float64())(t)
 		want.Time = at
 		for _, e := range m.Decoded[1].([]any) {
 			want.Events = append(want.Events, meant(t, m.ID, e))
@@ -299,9 +283,7 @@ func TestJSONMessages(t *testing.T) {
 			continue
 		}
 		var b Batch
-		if err := new(Decoder).Decode(m.Bytes(t), &b); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, new(Decoder).Decode(m.Bytes(t), &b))
 		body := []byte(`{"pod":"p","model":"m","rank":3,"events":[`)
 		for i := range b.Events {
 			body = AppendJSON(comma(body, i), &b.Events[i])

@@ -8,6 +8,8 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // anyValue writes some value as another implementation does.
@@ -36,10 +38,7 @@ func anyValue(t *rapid.T, b []byte, depth int) []byte {
 	case 8:
 		return msgp.AppendTime(b, time.Unix(rapid.Int64Range(0, 1e9).Draw(t, "time"), 0))
 	case 9:
-		b, err := msgp.AppendExtension(b, &msgp.RawExtension{Type: 9, Data: make([]byte, rapid.IntRange(0, 300).Draw(t, "extension"))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(msgp.AppendExtension(b, &msgp.RawExtension{Type: 9, Data: make([]byte, rapid.IntRange(0, 300).Draw(t, "extension"))}))(t)
 		return b
 	case 10:
 		return msgp.AppendBytes(b, make([]byte, rapid.SampledFrom([]int{255, 256, 65535, 65536}).Draw(t, "length")))
@@ -138,9 +137,7 @@ func TestExtraKeyTypes(t *testing.T) {
 			b = f(b)
 		}
 		var out Batch
-		if err := new(Decoder).Decode(b, &out); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, new(Decoder).Decode(b, &out))
 		return out
 	}
 	digest := func(b []byte) []byte { return msgp.AppendBytes(b, make([]byte, 32)) }

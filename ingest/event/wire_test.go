@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/encode"
 )
 
@@ -50,9 +51,7 @@ func TestAppendMessages(t *testing.T) {
 		}
 		n++
 		var b event.Batch
-		if err := new(event.Decoder).Decode(m.Bytes(t), &b); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, new(event.Decoder).Decode(m.Bytes(t), &b))
 		if got := hex.EncodeToString(encode.Append(nil, &b, form)); got != m.Payload {
 			t.Errorf("message %d (%s %s, %s)\n got %s\nwant %s", m.ID, m.Engine, m.Version, m.What, got, m.Payload)
 		}

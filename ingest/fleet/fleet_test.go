@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -48,10 +49,7 @@ func pass(d time.Duration) {
 func newScene(t *testing.T) *scene { return sceneOf(t, memory.Config{}) }
 
 func sceneOf(t *testing.T, c memory.Config) *scene {
-	x, err := memory.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(c))(t)
 	return &scene{t: t, index: x, cut: map[string]bool{}, reading: map[store.RankRef]map[string]uint64{}, highest: map[store.RankRef]uint64{}, fault: make(chan error)}
 }
 
@@ -149,10 +147,7 @@ func (s *scene) replica(name string, change ...func(*Config)) *replica {
 	for _, f := range change {
 		f(&c)
 	}
-	f, err := New(c)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	f := must.Get(New(c))(s.t)
 	r.Fleet = f
 	ctx, cancel := context.WithCancel(s.t.Context())
 	r.stop = cancel
@@ -169,9 +164,7 @@ func (s *scene) pods(n, ranks int) {
 
 func (s *scene) register(p store.Pod) {
 	s.t.Helper()
-	if _, err := s.index.Register(s.t.Context(), p); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Get(s.index.Register(s.t.Context(), p))(s.t)
 }
 
 // loads is how many ranks each replica reads.
@@ -360,9 +353,7 @@ func TestPodsComeAndGo(t *testing.T) {
 		if !slices.Equal(a.told, []string{"odd"}) {
 			t.Errorf("told of %v", a.told)
 		}
-		if _, err := s.index.Retire(t.Context(), "10.0.0.2:8000"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.index.Retire(t.Context(), "10.0.0.2:8000"))(t)
 		pass(2 * time.Second)
 		s.once(3)
 		v, err := s.index.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "test"}, TTL: time.Second})
@@ -388,9 +379,7 @@ func TestReadingFails(t *testing.T) {
 		s := newScene(t)
 		s.pods(1, 1)
 		const pod = "10.0.0.0:8000"
-		if _, err := s.index.Begin(t.Context(), pod, 0, 1<<40); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.index.Begin(t.Context(), pod, 0, 1<<40))(t)
 		var refused, fence uint64
 		s.answer = func(_ ingest.Source, f uint64) error {
 			if f <= 1<<40 {
@@ -431,9 +420,7 @@ func TestFencesCannotBeHad(t *testing.T) {
 		s.pods(20, 1)
 		const high = 1 << 40
 		for i := range 20 {
-			if _, err := s.index.Begin(t.Context(), fmt.Sprintf("10.0.0.%d:8000", i), 0, high); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(s.index.Begin(t.Context(), fmt.Sprintf("10.0.0.%d:8000", i), 0, high))(t)
 		}
 		s.answer = func(_ ingest.Source, fence uint64) error {
 			if fence <= high {
@@ -576,10 +563,7 @@ func TestHandOverWaits(t *testing.T) {
 		if n := s.loads()["a"]; n != 8 || s.starts != 8 {
 			t.Errorf("a reads %d, %d readings began", n, s.starts)
 		}
-		v, err := s.index.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "a", Ranks: 10_000}, TTL: 2 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Get(s.index.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "a", Ranks: 10_000}, TTL: 2 * time.Second}))(t)
 		for r, l := range v.Leases {
 			if l.Reader != "a" {
 				t.Errorf("%v is %s's", r, l.Reader)
@@ -615,19 +599,13 @@ func (c *calls) Lease(ctx context.Context, l store.LeaseCall) (store.LeaseView, 
 // Ranks to be given up are given up as fast as the calls allow, and none of them is
 // begun again, not even one that waits for its next try.
 func TestGivingUpMany(t *testing.T) {
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{}))(t)
 	defer x.Close()
 	c := &calls{Leases: x}
-	f, err := New(Config{Index: x, Leases: c, Name: "a", TTL: time.Minute, Read: func(ctx context.Context, s ingest.Source, _ uint64) error {
+	f := must.Get(New(Config{Index: x, Leases: c, Name: "a", TTL: time.Minute, Read: func(ctx context.Context, s ingest.Source, _ uint64) error {
 		t.Errorf("%v is read", s)
 		return nil
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}))(t)
 	const extra = 100
 	ranks := make([]store.RankRef, store.MaxLeaseRanks+extra)
 	for i := range ranks {
@@ -642,9 +620,7 @@ func TestGivingUpMany(t *testing.T) {
 		return c.got[len(c.got)-1]
 	}
 	for _, some := range [][]store.RankRef{ranks[:extra], ranks[extra:]} {
-		if _, err := x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "a"}, TTL: time.Minute, Acquire: some}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "a"}, TTL: time.Minute, Acquire: some}))(t)
 	}
 	call(plan{})
 	if len(f.failed) != len(ranks) {
@@ -682,10 +658,7 @@ func TestStubbornReading(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{}))(t)
 	defer x.Close()
 	read := func(context.Context, ingest.Source, uint64) error { return nil }
 	for what, c := range map[string]Config{

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -147,13 +148,8 @@ func startProcess(t *testing.T, name, url string, said chan<- saying) *process {
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0])
 	cmd.Env = append(os.Environ(), runAsReplica+"="+name, redisOfReplica+"="+url)
 	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.OK(t, cmd.Start())
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		lines := bufio.NewScanner(out)
@@ -223,20 +219,12 @@ func (b *board) count(name string) (n int) {
 // says in the end is one unbroken series.
 func TestProcesses(t *testing.T) {
 	s := redistest.Start(t)
-	x, err := redis.Open(redis.Config{URL: s.URL(), NoSweep: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: s.URL(), NoSweep: true}))(t)
 	defer x.Close()
 	const ranks = 12
-	if _, err := x.Register(t.Context(), store.Pod{Name: "a:1", Model: "m", Events: "tcp://*:5557", Ranks: ranks}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), store.Pod{Name: "a:1", Model: "m", Events: "tcp://*:5557", Ranks: ranks}))(t)
 	life := func(rank int) store.Life {
-		l, err := x.Life(t.Context(), "a:1", rank)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(x.Life(t.Context(), "a:1", rank))(t)
 		return l
 	}
 	b := &board{t: t, said: make(chan saying, 10000), reads: map[store.RankRef]saying{}, newest: map[store.RankRef]uint64{}}
@@ -253,9 +241,7 @@ func TestProcesses(t *testing.T) {
 	}
 
 	// One is killed as by kill -9.
-	if err := all["one"].Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, all["one"].Process.Kill())
 	killed := time.Now()
 	b.until("the takeover of the dead", func() bool { return b.count("two")+b.count("three") == ranks })
 	t.Logf("the ranks of a killed replica were taken over in %v", time.Since(killed).Round(time.Millisecond))
@@ -272,13 +258,9 @@ func TestProcesses(t *testing.T) {
 	// Another is stopped, so long that it is taken for dead. When it goes on, it
 	// writes under the fences that it had.
 	stop := all["two"].Process
-	if err := stop.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, stop.Signal(syscall.SIGSTOP))
 	b.until("the takeover of the stopped", func() bool { return b.count("three") == ranks })
-	if err := stop.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, stop.Signal(syscall.SIGCONT))
 	b.until("an even spread again", func() bool { return b.count("two") == ranks/2 && b.count("three") == ranks/2 })
 	stale := 0
 	for _, s := range b.log {
@@ -295,9 +277,7 @@ func TestProcesses(t *testing.T) {
 	t.Logf("%d readings of the stopped replica were refused by their fence", stale)
 
 	// The last of all ends in order.
-	if err := all["three"].Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, all["three"].Process.Signal(syscall.SIGTERM))
 	ended := time.Now()
 	b.until("the takeover of the ended", func() bool { return b.count("two") == ranks })
 	t.Logf("those of one that ended, in %v", time.Since(ended).Round(time.Millisecond))

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -59,12 +60,8 @@ func BenchmarkStream(b *testing.B) {
 					c = mustNew(b, Config{BlockSize: 64, Fresh: true, MaxRecords: 1 << 20})
 				}
 				seq++
-				if err := c.Apply(b.Context(), m, nil); err != nil {
-					b.Fatal(err)
-				}
-				if _, err := c.Take(b.Context(), seq, nil); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, c.Apply(b.Context(), m, nil))
+				must.Get(c.Take(b.Context(), seq, nil))(b)
 				c.Done()
 				for _, e := range m.Events {
 					blocks += len(e.Hashes)
@@ -94,13 +91,8 @@ func BenchmarkMap(b *testing.B) {
 				s := newSink()
 				blocks := 0
 				for i, m := range stream(size, 100) {
-					if err := c.Apply(b.Context(), &m, nil); err != nil {
-						b.Fatal(err)
-					}
-					ch, err := c.Take(b.Context(), uint64(i+1), nil)
-					if err != nil {
-						b.Fatal(err)
-					}
+					must.OK(b, c.Apply(b.Context(), &m, nil))
+					ch := must.Get(c.Take(b.Context(), uint64(i+1), nil))(b)
 					s.write(b, ch)
 					c.Done()
 					blocks += len(m.Events[0].Hashes)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -208,13 +209,8 @@ func TestUnchainedRandom(t *testing.T) {
 				have[name] = e
 			}
 			r.seq++
-			if err := r.c.Apply(t.Context(), &event.Batch{Events: []event.Event{e}}, r.read); err != nil {
-				t.Fatal(err)
-			}
-			ch, err := r.c.Take(t.Context(), r.seq, r.read)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.c.Apply(t.Context(), &event.Batch{Events: []event.Event{e}}, r.read))
+			ch := must.Get(r.c.Take(t.Context(), r.seq, r.read))(t)
 			r.sink.write(t, ch)
 			r.c.Done()
 			r.check()
@@ -302,13 +298,8 @@ func TestObjects(t *testing.T) {
 				return
 			}
 			r.seq++
-			if err := r.c.Apply(t.Context(), &event.Batch{Events: []event.Event{e}}, r.read); err != nil {
-				t.Fatal(err)
-			}
-			ch, err := r.c.Take(t.Context(), r.seq, r.read)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.c.Apply(t.Context(), &event.Batch{Events: []event.Event{e}}, r.read))
+			ch := must.Get(r.c.Take(t.Context(), r.seq, r.read))(t)
 			r.sink.write(t, ch)
 			r.c.Done()
 			r.check()
@@ -410,17 +401,13 @@ func TestFewReads(t *testing.T) {
 	tokens := count(0, 6400)
 	for i := 0; i < 400; i += 4 {
 		e := storedOf(tokens[:(i+4)*16], 16, i)
-		if err := r.c.Apply(t.Context(), &event.Batch{Events: []event.Event{e}}, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.c.Apply(t.Context(), &event.Batch{Events: []event.Event{e}}, nil))
 	}
 	r.write0()
 	r.takeOver()
 	r.sink.reads = 0
 	e := storedOf(count(0, 12800), 16, 399)
-	if err := r.c.Apply(t.Context(), &event.Batch{Events: []event.Event{e, removed(prompt(tokens, 16)...)}}, r.read); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.c.Apply(t.Context(), &event.Batch{Events: []event.Event{e, removed(prompt(tokens, 16)...)}}, r.read))
 	if s := r.c.Stats(); s.Reads > 6 || s.Reads != uint64(r.sink.reads) {
 		t.Errorf("%d reads for a message of 800 blocks", s.Reads)
 	}
@@ -428,10 +415,7 @@ func TestFewReads(t *testing.T) {
 
 // write0 writes without comparing.
 func (r *rig) write0() {
-	ch, err := r.c.Take(r.t.Context(), r.seq, r.read)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	ch := must.Get(r.c.Take(r.t.Context(), r.seq, r.read))(r.t)
 	r.sink.write(r.t, ch)
 	r.c.Done()
 	r.unwritten = nil

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -86,9 +87,7 @@ func TestCaseSelfDescribingOffloadWithSalt(t *testing.T) {
 					apply := func(events ...event.Event) { // the model keeps no objects
 						t.Helper()
 						r.seq++
-						if err := r.c.Apply(t.Context(), batch(events...), r.read); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, r.c.Apply(t.Context(), batch(events...), r.read))
 						r.write0()
 						r.takeOver()
 					}
@@ -213,9 +212,7 @@ func TestSpecOfAGroup(t *testing.T) {
 	apply := func(events ...event.Event) {
 		t.Helper()
 		r.seq++
-		if err := r.c.Apply(t.Context(), batch(events...), r.read); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.c.Apply(t.Context(), batch(events...), r.read))
 		r.write0()
 		r.takeOver()
 	}

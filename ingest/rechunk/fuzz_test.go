@@ -7,6 +7,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -21,13 +22,8 @@ func garbled(t *rapid.T) {
 	s := newSink()
 	c := mustNew(t, Config{BlockSize: index})
 	do := func() {
-		if err := c.Apply(t.Context(), &event.Batch{Events: h.draw(t)}, s.read); err != nil {
-			t.Fatal(err)
-		}
-		ch, err := c.Take(t.Context(), 1, s.read)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.Apply(t.Context(), &event.Batch{Events: h.draw(t)}, s.read))
+		ch := must.Get(c.Take(t.Context(), 1, s.read))(t)
 		for _, op := range ch.Map {
 			if op.Value == nil {
 				delete(s.kept, op.MapKey)

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -118,10 +119,7 @@ func count(from, n int) []uint32 {
 
 func mustNew(t failer, c Config) *Chunker {
 	t.Helper()
-	ch, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ch := must.Get(New(c))(t)
 	return ch
 }
 
@@ -166,9 +164,7 @@ func (r *rig) takeOver() {
 	next.config.MaxRecords = r.c.config.MaxRecords // tests go below MinRecords
 	r.c = next
 	for _, b := range r.unwritten { // the owner before has not come to write these
-		if err := r.c.Apply(r.t.Context(), b, r.read); err != nil {
-			r.t.Fatal(err)
-		}
+		must.OK(r.t, r.c.Apply(r.t.Context(), b, r.read))
 	}
 }
 
@@ -176,9 +172,7 @@ func (r *rig) takeOver() {
 func (r *rig) apply(events ...event.Event) {
 	r.t.Helper()
 	b := &event.Batch{Events: events}
-	if err := r.c.Apply(r.t.Context(), b, r.read); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, r.c.Apply(r.t.Context(), b, r.read))
 	r.unwritten = append(r.unwritten, b)
 	r.model.apply(b)
 	r.seq++
@@ -187,10 +181,7 @@ func (r *rig) apply(events ...event.Event) {
 // write writes what has been applied and compares.
 func (r *rig) write() {
 	r.t.Helper()
-	ch, err := r.c.Take(r.t.Context(), r.seq, r.read)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	ch := must.Get(r.c.Take(r.t.Context(), r.seq, r.read))(r.t)
 	r.sink.write(r.t, ch)
 	if r.to != nil {
 		r.to(ch, r.seq)
@@ -240,9 +231,7 @@ func (r *rig) check() {
 			continue
 		}
 		other := mustNew(r.t, Config{BlockSize: r.c.size})
-		if err := other.load(r.t.Context(), r.sink.read, []uint64{h}); err != nil {
-			r.t.Fatal(err)
-		}
+		must.OK(r.t, other.load(r.t.Context(), r.sink.read, []uint64{h}))
 		o := other.blocks.get(h)
 		if o == nil {
 			tail, branch := run{}, run{}

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -22,10 +23,7 @@ import (
 // a generation goes on under another owner.
 
 func TestMemoryIndex(t *testing.T) {
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{}))(t)
 	t.Cleanup(func() { _ = x.Close() })
 	indexed(t, x, 12)
 }
@@ -41,10 +39,7 @@ func TestClusterIndex(t *testing.T) {
 }
 
 func openRedis(t *testing.T, url string) store.Index {
-	x, err := redis.Open(redis.Config{URL: url, DialTimeout: 20 * time.Second, Timeout: 20 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: url, DialTimeout: 20 * time.Second, Timeout: 20 * time.Second}))(t)
 	t.Cleanup(func() { _ = x.Close() })
 	return x
 }
@@ -54,13 +49,8 @@ var pods atomic.Int64
 func indexed(t *testing.T, x store.Index, messages int) {
 	rapid.Check(t, func(t *rapid.T) {
 		pod := fmt.Sprintf("pod-%d", pods.Add(1))
-		if _, err := x.Register(t.Context(), store.Pod{Name: pod, Model: "m"}); err != nil {
-			t.Fatal(err)
-		}
-		gen, err := x.Begin(t.Context(), pod, 0, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Register(t.Context(), store.Pod{Name: pod, Model: "m"}))(t)
+		gen := must.Get(x.Begin(t.Context(), pod, 0, 1))(t)
 		index := rapid.SampledFrom([]int{4, 8}).Draw(t, "index block")
 		h := drawHistory(t, index)
 		r := newRig(t, Config{BlockSize: index})
@@ -70,9 +60,7 @@ func indexed(t *testing.T, x store.Index, messages int) {
 		ever := map[blockkey.Key]bool{}
 		r.to = func(ch Changes, seq uint64) {
 			b := store.Batch{Pod: pod, Model: "m", Guard: &store.Guard{Generation: gen, Fence: 1, Seq: seq}}
-			if err := x.Apply(t.Context(), ch.AppendBatches(nil, b)...); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, x.Apply(t.Context(), ch.AppendBatches(nil, b)...))
 			for _, op := range ch.Ops {
 				for _, k := range op.Keys {
 					ever[k] = true
@@ -90,9 +78,7 @@ func indexed(t *testing.T, x store.Index, messages int) {
 		}
 		slices.Sort(keys)
 		got := storetest.Collector{Keys: len(keys)}
-		if err := x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: &got}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: &got}))
 		held := map[credit]bool{}
 		for i, places := range got.Answer {
 			for _, at := range places {
@@ -104,8 +90,6 @@ func indexed(t *testing.T, x store.Index, messages int) {
 		if d := diff(held, r.model.credits()); d != "" {
 			t.Fatalf("in the index %s", d)
 		}
-		if _, err := x.Retire(t.Context(), pod); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Retire(t.Context(), pod))(t)
 	})
 }

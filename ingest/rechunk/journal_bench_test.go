@@ -13,6 +13,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -97,10 +98,7 @@ func cost(b *testing.B, s *redistest.Server) (memory, cpu float64) {
 	b.Helper()
 	_, rest, _ := strings.Cut(s.Client().Info(b.Context(), "memory").Val(), "used_memory:")
 	text, _, _ := strings.Cut(rest, "\r\n")
-	memory, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		b.Fatal(err)
-	}
+	memory = must.Get(strconv.ParseFloat(text, 64))(b)
 	return memory, s.CPUTime().Seconds()
 }
 
@@ -127,21 +125,10 @@ func takeover(b *testing.B, kind string, blocks int) {
 	ctx := b.Context()
 	s := redistest.Start(b)
 	plain := s.Client()
-	x, err := redis.Open(redis.Config{URL: s.URL(), NoSweep: true, DialTimeout: 20 * time.Second, Timeout: 20 * time.Second})
-	if err != nil {
-		b.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: s.URL(), NoSweep: true, DialTimeout: 20 * time.Second, Timeout: 20 * time.Second}))(b)
 	defer func() { _ = x.Close() }()
-	must := func(err error) {
-		if err != nil {
-			b.Helper()
-			b.Fatal(err)
-		}
-	}
-	_, err = x.Register(ctx, store.Pod{Name: "a", Model: "m"})
-	must(err)
-	gen, err := x.Begin(ctx, "a", 0, 1)
-	must(err)
+	must.Get(x.Register(ctx, store.Pod{Name: "a", Model: "m"}))(b)
+	gen := must.Get(x.Begin(ctx, "a", 0, 1))(b)
 	memory, cpu := cost(b, s)
 
 	c := mustNew(b, Config{BlockSize: 64, Fresh: true, MaxRecords: 1 << 21})
@@ -156,9 +143,8 @@ func takeover(b *testing.B, kind string, blocks int) {
 		}
 		came += 64
 		seq++
-		must(c.Apply(ctx, &m, nil))
-		ch, err := c.Take(ctx, seq, nil)
-		must(err)
+		must.OK(b, c.Apply(ctx, &m, nil))
+		ch := must.Get(c.Take(ctx, seq, nil))(b)
 		if kind == "journal" {
 			for _, op := range ch.Map {
 				bytes -= len(state[op.MapKey])
@@ -173,7 +159,7 @@ func takeover(b *testing.B, kind string, blocks int) {
 		if kind != "map" {
 			ch.Map = nil
 		}
-		must(x.Apply(ctx, ch.AppendBatches(nil, store.Batch{Pod: "a", Model: "m", Guard: &store.Guard{Generation: gen, Fence: 1, Seq: seq}})...))
+		must.OK(b, x.Apply(ctx, ch.AppendBatches(nil, store.Batch{Pod: "a", Model: "m", Guard: &store.Guard{Generation: gen, Fence: 1, Seq: seq}})...))
 		c.Done()
 		if kind != "journal" {
 			return
@@ -182,7 +168,7 @@ func takeover(b *testing.B, kind string, blocks int) {
 		for i := range m.Events {
 			message = appendEvent(message, &m.Events[i])
 		}
-		must(plain.RPush(ctx, "journal", message).Err())
+		must.OK(b, plain.RPush(ctx, "journal", message).Err())
 		if journal += len(message); journal < max(1<<20, last/2) {
 			return
 		}
@@ -190,7 +176,7 @@ func takeover(b *testing.B, kind string, blocks int) {
 		n := 0
 		flush := func() {
 			name := fmt.Sprintf("checkpoint:%d", n)
-			must(plain.Set(ctx, name, part, 0).Err())
+			must.OK(b, plain.Set(ctx, name, part, 0).Err())
 			if n++; n > len(parts) {
 				parts = append(parts, name)
 			}
@@ -208,10 +194,10 @@ func takeover(b *testing.B, kind string, blocks int) {
 		}
 		flush()
 		for _, name := range parts[n:] {
-			must(plain.Unlink(ctx, name).Err())
+			must.OK(b, plain.Unlink(ctx, name).Err())
 		}
 		parts = parts[:n]
-		must(plain.Unlink(ctx, "journal").Err())
+		must.OK(b, plain.Unlink(ctx, "journal").Err())
 		journal = 0
 	})
 	memoryNow, cpuNow := cost(b, s)
@@ -222,20 +208,17 @@ func takeover(b *testing.B, kind string, blocks int) {
 	}
 
 	// Another process takes over.
-	y, err := redis.Open(redis.Config{URL: s.URL(), NoSweep: true, DialTimeout: 20 * time.Second, Timeout: 20 * time.Second})
-	must(err)
+	y := must.Get(redis.Open(redis.Config{URL: s.URL(), NoSweep: true, DialTimeout: 20 * time.Second, Timeout: 20 * time.Second}))(b)
 	defer func() { _ = y.Close() }()
 	begin := time.Now()
-	_, err = y.TakeOver(ctx, gen, 2)
-	must(err)
+	must.Get(y.TakeOver(ctx, gen, 2))(b)
 	next := mustNew(b, Config{BlockSize: 64, MaxRecords: 1 << 21})
 	read := Reader(func(ctx context.Context, keys ...store.MapKey) ([][]byte, error) { return y.ReadMap(ctx, gen, keys...) })
 	if kind == "journal" {
 		read = readJournal(b, plain, parts, next)
 	}
-	must(next.Apply(ctx, &final, read))
-	_, err = next.Take(ctx, seq+1, read)
-	must(err)
+	must.OK(b, next.Apply(ctx, &final, read))
+	must.Get(next.Take(ctx, seq+1, read))(b)
 	b.ReportMetric(float64(time.Since(begin).Microseconds())/1000, "takeover-ms")
 }
 
@@ -244,10 +227,7 @@ func readJournal(b *testing.B, c *goredis.Client, parts []string, next *Chunker)
 	ctx := b.Context()
 	kept := map[store.MapKey][]byte{}
 	for _, name := range parts {
-		part, err := c.Get(ctx, name).Bytes()
-		if err != nil {
-			b.Fatal(err)
-		}
+		part := must.Get(c.Get(ctx, name).Bytes())(b)
 		for len(part) > 0 {
 			k := store.MapKey{Hash: binary.LittleEndian.Uint64(part)}
 			p, n := binary.Uvarint(part[8:])
@@ -266,19 +246,11 @@ func readJournal(b *testing.B, c *goredis.Client, parts []string, next *Chunker)
 	}
 	const step = 256 // messages at a time
 	for from := int64(0); ; from += step {
-		messages, err := c.LRange(ctx, "journal", from, from+step-1).Result()
-		if err != nil {
-			b.Fatal(err)
-		}
+		messages := must.Get(c.LRange(ctx, "journal", from, from+step-1).Result())(b)
 		for i, text := range messages {
 			m := readEvents([]byte(text))
-			if err := next.Apply(ctx, &m, read); err != nil {
-				b.Fatal(err)
-			}
-			ch, err := next.Take(ctx, uint64(from)+uint64(i)+1, read)
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, next.Apply(ctx, &m, read))
+			ch := must.Get(next.Take(ctx, uint64(from)+uint64(i)+1, read))(b)
 			for _, op := range ch.Map {
 				if op.Value == nil {
 					delete(kept, op.MapKey)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // BenchmarkMemory reports what a Chunker takes for each engine block that it keeps in
@@ -18,12 +20,8 @@ func BenchmarkMemory(b *testing.B) {
 				runtime.ReadMemStats(&before)
 				c := mustNew(b, Config{BlockSize: 64, Fresh: true})
 				for i := range messages {
-					if err := c.Apply(b.Context(), &messages[i], nil); err != nil {
-						b.Fatal(err)
-					}
-					if _, err := c.Take(b.Context(), uint64(i+1), nil); err != nil {
-						b.Fatal(err)
-					}
+					must.OK(b, c.Apply(b.Context(), &messages[i], nil))
+					must.Get(c.Take(b.Context(), uint64(i+1), nil))(b)
 					c.Done()
 				}
 				runtime.GC()

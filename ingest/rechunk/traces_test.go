@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -38,10 +39,7 @@ func TestTraces(t *testing.T) {
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(file))(t)
 			h := &trace{t: t, prompts: map[string][]uint32{}, names: map[blockkey.Key]string{}}
 			var out bytes.Buffer
 			for s := bufio.NewScanner(bytes.NewReader(text)); s.Scan(); {
@@ -60,9 +58,7 @@ func TestTraces(t *testing.T) {
 			switch {
 			case bytes.Equal(out.Bytes(), text):
 			case *rewrite:
-				if err := os.WriteFile(file, out.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(file, out.Bytes(), 0o644))
 			default:
 				t.Errorf("%s is otherwise now (-rewrite writes it):\n%s", file, out.Bytes())
 			}
@@ -105,10 +101,7 @@ func (h *trace) play(words []string) []string {
 }
 
 func (h *trace) number(s string) int {
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	n := must.Get(strconv.Atoi(s))(h.t)
 	return n
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -22,16 +23,11 @@ type message struct {
 }
 
 func messages(t testing.TB) (out []message) {
-	f, err := os.Open("../event/testdata/messages.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open("../event/testdata/messages.jsonl"))(t)
 	defer func() { _ = f.Close() }()
 	for s := bufio.NewScanner(f); s.Scan(); {
 		var m message
-		if err := json.Unmarshal(s.Bytes(), &m); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(s.Bytes(), &m))
 		if m.Payload != "" {
 			out = append(out, m)
 		}
@@ -40,10 +36,7 @@ func messages(t testing.TB) (out []message) {
 }
 
 func (m *message) decode(t testing.TB) *event.Batch {
-	payload, err := hex.DecodeString(m.Payload)
-	if err != nil {
-		t.Fatal(err)
-	}
+	payload := must.Get(hex.DecodeString(m.Payload))(t)
 	b := new(event.Batch)
 	if err := new(event.Decoder).Decode(payload, b); err != nil {
 		t.Fatalf("message %d: %v", m.ID, err)
@@ -67,13 +60,8 @@ func play(t testing.TB, c Config) *played {
 func (p *played) do(b *event.Batch) {
 	p.t.Helper()
 	p.seq++
-	if err := p.c.Apply(p.t.Context(), b, p.sink.read); err != nil {
-		p.t.Fatal(err)
-	}
-	ch, err := p.c.Take(p.t.Context(), p.seq, p.sink.read)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, p.c.Apply(p.t.Context(), b, p.sink.read))
+	ch := must.Get(p.c.Take(p.t.Context(), p.seq, p.sink.read))(p.t)
 	p.sink.write(p.t, ch)
 	p.c.Done()
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -26,29 +27,19 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func readAll(t *testing.T, path string) (entries []record.Entry) {
 	t.Helper()
-	files, err := record.Files(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(record.Files(path))(t)
 	for _, name := range files {
-		f, err := os.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(os.Open(name))(t)
 		r := record.NewReader(f, name)
 		for {
 			e, err := r.Next()
 			if errors.Is(err, io.EOF) {
 				break
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			entries = append(entries, e)
 		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.Close())
 	}
 	return entries
 }
@@ -57,10 +48,7 @@ func readAll(t *testing.T, path string) (entries []record.Entry) {
 func TestWriteRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "r.jsonl")
 	now := time.Unix(1e9, 0)
-	w, err := record.Create(record.Config{Path: path, MaxBytes: 2000, MaxFiles: 3, Now: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(record.Create(record.Config{Path: path, MaxBytes: 2000, MaxFiles: 3, Now: func() time.Time { return now }}))(t)
 	r := rand.New(rand.NewPCG(1, 1))
 	var want []record.Entry
 	for i := range 200 {
@@ -70,14 +58,10 @@ func TestWriteRead(t *testing.T) {
 		}
 		m := zmq.Message{Topic: "kv@\"é\n", Seq: 1<<63 + uint64(i), Payload: payload}
 		want = append(want, record.Entry{At: now.Sub(time.Unix(1e9, 0)), Message: m})
-		if err := w.Write(m); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, w.Write(m))
 		now = now.Add(time.Duration(r.IntN(1000)) * time.Millisecond)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Close())
 	if err := w.Write(zmq.Message{}); !errors.Is(err, os.ErrClosed) {
 		t.Error(err)
 	}
@@ -95,33 +79,19 @@ func TestWriteRead(t *testing.T) {
 		}
 	}
 	// Another record of the name leaves the one before.
-	w, err = record.Create(record.Config{Path: path, MaxFiles: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(w.Write(want[0].Message), w.Flush()); err != nil {
-		t.Fatal(err)
-	}
+	w = must.Get(record.Create(record.Config{Path: path, MaxFiles: 3}))(t)
+	must.OK(t, errors.Join(w.Write(want[0].Message), w.Flush()))
 	again := readAll(t, path)
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Close())
 	if last := again[len(again)-1]; last.Message.Seq != want[0].Message.Seq || again[len(again)-2].Message.Seq != want[199].Message.Seq {
 		t.Errorf("%d entries, the last %+v", len(again), last)
 	}
 	// A large message has a file of its own.
-	w, err = record.Create(record.Config{Path: filepath.Join(t.TempDir(), "x"), MaxBytes: 10, MaxFiles: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w = must.Get(record.Create(record.Config{Path: filepath.Join(t.TempDir(), "x"), MaxBytes: 10, MaxFiles: 1}))(t)
 	for range 3 {
-		if err := w.Write(want[0].Message); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, w.Write(want[0].Message))
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Close())
 }
 
 func TestCreateRefuses(t *testing.T) {
@@ -157,9 +127,7 @@ func TestReadErrors(t *testing.T) {
 		`{"timestamp":1,"event":{"event":{"data":5}}}`:                            "cannot unmarshal",
 	} {
 		r := record.NewReader(strings.NewReader(good+"\n\n"+bad+"\n"+good), "file")
-		if _, err := r.Next(); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(r.Next())(t)
 		if _, err := r.Next(); !errors.Is(err, record.ErrFormat) || !strings.Contains(err.Error(), "file, line 3: ") || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", bad, err, want)
 		}
@@ -199,10 +167,7 @@ func TestDynamo(t *testing.T) {
 		{store.Clear, store.CPU, nil, nil},
 		{store.Remove, store.CPU, nil, nil},
 	} {
-		e, err := r.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := must.Get(r.Next())(t)
 		keys, err := c.Keys(e.Event)
 		if e.Event.Kind != want.kind || e.Event.Tier != want.tier || !slices.Equal(keys, want.keys) || !errors.Is(err, want.err) || e.Event.Worker != 7 {
 			t.Errorf("event %d: %+v: %v %v, want %+v", i, e.Event, keys, err, want)
@@ -229,9 +194,7 @@ func FuzzReader(f *testing.F) {
 				continue
 			}
 			if e.Event == nil {
-				if _, err := json.Marshal(e.Message.Topic); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(json.Marshal(e.Message.Topic))(t)
 				continue
 			}
 			keys, err := c.Keys(e.Event)

@@ -7,6 +7,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestPeerPatience: a process that is stopped for a while keeps its connections, since
@@ -18,9 +20,7 @@ func TestPeerPatience(t *testing.T) {
 	done := make(chan struct{})
 	defer close(done)
 	go (&conn{net: ours, minor: 1}).beat(100*time.Millisecond, done)
-	if err := theirs.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, theirs.SetReadDeadline(time.Now().Add(30*time.Second)))
 	// A command of 7 bytes: the length of its name, the name, 3.0 s.
 	want := []byte("\x04\x07\x04PING\x00\x1e")
 	got := make([]byte, len(want))
@@ -40,9 +40,7 @@ func TestBeatWhileHandling(t *testing.T) {
 	c := &conn{net: ours, minor: 1}
 	c.handling.Store(true)
 	go c.beat(10*time.Millisecond, done)
-	if err := theirs.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, theirs.SetReadDeadline(time.Now().Add(30*time.Second)))
 	ping := make([]byte, 9)
 	for range 10 {
 		if _, err := io.ReadFull(theirs, ping); err != nil {
@@ -57,23 +55,12 @@ func TestBeatWhileHandling(t *testing.T) {
 
 // TestBeatLeavesTheRest: a peer that has gone is given up where what it has sent ends.
 func TestBeatLeavesTheRest(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	ours, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ours := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	defer ours.Close()
-	theirs, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := theirs.Write([]byte("the rest")); err != nil {
-		t.Fatal(err)
-	}
+	theirs := must.Get(l.Accept())(t)
+	must.Get(theirs.Write([]byte("the rest")))(t)
 	theirs.Close()
 	c := &conn{net: ours, minor: 1}
 	c.handling.Store(true)

@@ -7,15 +7,15 @@ import (
 	"testing"
 
 	"golang.org/x/crypto/nacl/box"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // curveKeys makes a key pair.
 func curveKeys(t testing.TB) (public, secret [32]byte) {
 	t.Helper()
 	p, s, err := box.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return *p, *s
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -56,10 +57,7 @@ func (watched) Malformed(error)      {}
 // connections are being made at once, and an engine that comes then is reached all the same.
 func TestCaseSmallOnesUnderAttackDials(t *testing.T) {
 	const places, floods = 4, 200
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	d := &deaf{Listener: l}
 	var running, failing sync.WaitGroup
 	running.Go(d.accept)
@@ -73,10 +71,7 @@ func TestCaseSmallOnesUnderAttackDials(t *testing.T) {
 	dials := NewDials(places)
 	run := func(endpoint string, h Handler) {
 		// A held connection stays until the test ends.
-		s, err := NewSubscriber(Config{Endpoint: endpoint, Dials: dials, ConnectTimeout: time.Hour, MinBackoff: time.Millisecond, MaxBackoff: 2 * time.Millisecond}, h)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(NewSubscriber(Config{Endpoint: endpoint, Dials: dials, ConnectTimeout: time.Hour, MinBackoff: time.Millisecond, MaxBackoff: 2 * time.Millisecond}, h))(t)
 		running.Go(func() { _ = s.Run(t.Context()) })
 	}
 	for range floods {
@@ -97,10 +92,7 @@ func TestCaseSmallOnesUnderAttackDials(t *testing.T) {
 	// Ours are taken after all that came before them.
 	for range places {
 		before := d.count()
-		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		eventually.True(t, "our connection", func() bool { return d.count() > before })
 	}

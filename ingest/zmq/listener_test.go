@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // inbox keeps what a Listener has received.
@@ -52,10 +53,7 @@ func (b *inbox) count() int {
 func listen(t *testing.T, c ListenerConfig) *Listener {
 	t.Helper()
 	c.Endpoint = "tcp://127.0.0.1:0"
-	l, err := Listen(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Listen(t.Context(), c))(t)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
@@ -69,15 +67,10 @@ func listen(t *testing.T, c ListenerConfig) *Listener {
 func python(t *testing.T, script string, args ...string) (lines <-chan string, kill func()) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), enginetest.Python(t), append([]string{"-c", "import sys, time, zmq\nctx = zmq.Context()\n" + script}, args...)...)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	c := make(chan string, 1000)
 	done := make(chan struct{})
 	go func() {
@@ -119,9 +112,7 @@ time.sleep(600)
 	last := [2]int{-2, -1}
 	for _, m := range b.messages {
 		var i int
-		if _, err := fmt.Sscan(string(m[0]), &i); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(fmt.Sscan(string(m[0]), &i))(t)
 		if i != last[i%2]+2 || len(m) != 1+i%50 {
 			t.Errorf("message %d after %d has %d frames", i, last[i%2], len(m))
 		}
@@ -180,10 +171,7 @@ func hello(t *testing.T, l *Listener, socket string) *conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	c, err := dial(ctx, endpoint{"tcp", l.Addr().String()}, socket, []string{"PULL", "ROUTER"}, nil, nil, 1024, 30*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(dial(ctx, endpoint{"tcp", l.Addr().String()}, socket, []string{"PULL", "ROUTER"}, nil, nil, 1024, 30*time.Second))(t)
 	t.Cleanup(func() { _ = c.net.Close() })
 	return c
 }
@@ -204,9 +192,7 @@ func TestListenerLimits(t *testing.T) {
 		{0xf8, 0},
 	} {
 		c := hello(t, l, "PUSH")
-		if err := c.write(bad); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.write(bad))
 		eventually.True(t, fmt.Sprint("refusal of message ", i), refused(i+1))
 		eventually.True(t, "end of the peer", func() bool { return l.Peers() == 1 })
 	}
@@ -219,29 +205,18 @@ func TestListenerLimits(t *testing.T) {
 		defer nc.Close()
 	}
 	eventually.True(t, "refusal of HTTP", refused(6))
-	wrong, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	wrong := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	defer wrong.Close()
-	if _, err := wrong.Write(append(greeting("NULL"), appendFrame(nil, flagCommand, appendMetadata(newCommand("READY"), "SUB"))...)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(wrong.Write(append(greeting("NULL"), appendFrame(nil, flagCommand, appendMetadata(newCommand("READY"), "SUB"))...)))(t)
 	eventually.True(t, "refusal of a SUB", refused(7))
 	eventually.True(t, "end of the peers", func() bool { return l.Peers() == 1 })
 	// Those that say nothing take the room there is, and no more.
 	for range 2 {
-		nc, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		nc := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 		t.Cleanup(func() { _ = nc.Close() })
 	}
 	eventually.True(t, "silent peers", func() bool { return l.Peers() == 3 })
-	nc, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	nc := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	defer nc.Close()
 	eventually.True(t, "refusal of one peer more", refused(8))
 	b.mu.Lock()
@@ -249,9 +224,7 @@ func TestListenerLimits(t *testing.T) {
 		t.Errorf("refused for %v", err)
 	}
 	b.mu.Unlock()
-	if err := good.write(newMessage([]byte("well"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, good.write(newMessage([]byte("well"))))
 	eventually.True(t, "the message of the peer that does nothing wrong", func() bool { return b.count() == 1 })
 }
 
@@ -268,14 +241,10 @@ func TestListenerPushesBack(t *testing.T) {
 		handled.Add(1)
 	}})
 	slow, fast := hello(t, l, "PUSH"), hello(t, l, "PUSH")
-	if err := slow.write(append(newMessage([]byte("stay")), newMessage([]byte("stay"))...)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, slow.write(append(newMessage([]byte("stay")), newMessage([]byte("stay"))...)))
 	eventually.True(t, "a message that is held", func() bool { return held.Load() == 1 })
 	for range 100 {
-		if err := fast.write(newMessage([]byte("go"))); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, fast.write(newMessage([]byte("go"))))
 	}
 	eventually.True(t, "the others' messages", func() bool { return handled.Load() == 100 })
 	if held.Load() != 1 {
@@ -290,9 +259,7 @@ func TestListenerHeartbeat(t *testing.T) {
 	var b inbox
 	l := listen(t, ListenerConfig{Kind: Pull, Handle: b.handle, Heartbeat: 500 * time.Millisecond})
 	c := hello(t, l, "PUSH")
-	if err := c.write(newMessage([]byte("x"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.write(newMessage([]byte("x"))))
 	eventually.True(t, "a message", func() bool { return b.count() == 1 })
 	eventually.True(t, "end of the silent peer", func() bool { return l.Peers() == 0 })
 }

@@ -7,15 +7,13 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
 func newPublisher(t *testing.T, c PublisherConfig) *Publisher {
 	t.Helper()
-	p, err := NewPublisher(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(NewPublisher(c))(t)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
 			t.Error(err)
@@ -47,10 +45,7 @@ func TestPublisher(t *testing.T) {
 		t.Errorf("%d bytes, first %d, %d lost, %d waiting", all.bytes, some.seqs[0], p.Lost(), p.Waiting())
 	}
 	for _, from := range []uint64{0, 250, n} {
-		seqs, err := collect(t.Context(), ReplayConfig{Endpoint: again}, from)
-		if err != nil {
-			t.Fatal(err)
-		}
+		seqs := must.Get(collect(t.Context(), ReplayConfig{Endpoint: again}, from))(t)
 		var want []uint64
 		for i := max(from, n-100); i < n; i++ {
 			want = append(want, i)
@@ -65,14 +60,8 @@ func TestPublisher(t *testing.T) {
 func TestPublisherSlowSubscriber(t *testing.T) {
 	live := endpoint4("127.0.0.1", redistest.FreePort(t))
 	p := newPublisher(t, PublisherConfig{Endpoint: live, Queue: 2})
-	to, err := parseEndpoint(live, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	slow, err := dial(t.Context(), to, "SUB", publishers, nil, nil, 1<<20, 5*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	to := must.Get(parseEndpoint(live, false))(t)
+	slow := must.Get(dial(t.Context(), to, "SUB", publishers, nil, nil, 1<<20, 5*time.Second))(t)
 	defer slow.net.Close()
 	if err := slow.send(frame{0, []byte{1}}); err != nil { // as ZMTP 3.0 subscribes
 		t.Fatal(err)
@@ -82,9 +71,7 @@ func TestPublisherSlowSubscriber(t *testing.T) {
 	for i := uint64(0); p.Lost() == 0; i++ {
 		p.Publish(Message{Seq: i, Payload: payload})
 	}
-	if err := slow.send(frame{0, []byte{0}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, slow.send(frame{0, []byte{0}}))
 	eventually.True(t, "end of the subscription", func() bool { return p.Subscribers() == 0 })
 }
 
@@ -105,10 +92,7 @@ func TestPublisherRefuses(t *testing.T) {
 		t.Error("a port twice")
 	}
 	// A peer that is no subscriber is sent away.
-	to, err := parseEndpoint(endpoint4("127.0.0.1", port), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	to := must.Get(parseEndpoint(endpoint4("127.0.0.1", port), false))(t)
 	c, err := dial(t.Context(), to, "PUSH", publishers, nil, nil, 1<<20, 5*time.Second)
 	if err != nil {
 		return

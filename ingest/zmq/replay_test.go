@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -62,10 +63,7 @@ func TestReplayWithLibzmq(t *testing.T) {
 			}
 			p.Flush()
 			for _, from := range []uint64{0, 1, 2999, 3000, 1 << 40} {
-				seqs, err = collect(t.Context(), c, from)
-				if err != nil {
-					t.Fatal(err)
-				}
+				seqs = must.Get(collect(t.Context(), c, from))(t)
 				checkRun(t, seqs, min(from, 3000), 3000)
 			}
 			// Cut: it ends as if it were whole.
@@ -110,10 +108,7 @@ func TestReplayOfReleases(t *testing.T) {
 			p.Generate(500, 2, 16, 0)
 			want := p.Flush()
 			r.until(t, "the last", func() bool { return r.seqs[len(r.seqs)-1] == want-1 })
-			seqs, err := collect(t.Context(), ReplayConfig{Endpoint: endpoint4("127.0.0.1", replay), Idle: 20 * time.Second}, 7)
-			if err != nil {
-				t.Fatal(err)
-			}
+			seqs := must.Get(collect(t.Context(), ReplayConfig{Endpoint: endpoint4("127.0.0.1", replay), Idle: 20 * time.Second}, 7))(t)
 			checkRun(t, seqs, 7, want)
 		})
 	}
@@ -124,10 +119,7 @@ func TestReplayOfNobody(t *testing.T) {
 	if _, err := collect(t.Context(), ReplayConfig{Endpoint: endpoint4("127.0.0.1", port)}, 0); err == nil || errors.Is(err, ErrCut) {
 		t.Errorf("nobody there: %v", err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	// It accepts and says nothing.
 	c := ReplayConfig{Endpoint: "tcp://" + l.Addr().String(), ConnectTimeout: 50 * time.Millisecond}
@@ -146,10 +138,7 @@ func TestReplayMalformed(t *testing.T) {
 		"two frames": {"", "12345678"}, "short sequence": {"", "1234", "x"}, "five frames": {"", "", "", "12345678", "x"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 			defer l.Close()
 			go func() {
 				peer, err := l.Accept()
@@ -168,7 +157,7 @@ func TestReplayMalformed(t *testing.T) {
 				peer.Write(out)
 				io.Copy(io.Discard, peer)
 			}()
-			_, err = collect(t.Context(), ReplayConfig{Endpoint: "tcp://" + l.Addr().String()}, 0)
+			_, err := collect(t.Context(), ReplayConfig{Endpoint: "tcp://" + l.Addr().String()}, 0)
 			if !errors.Is(err, ErrProtocol) || !strings.Contains(fmt.Sprint(err), "a reply of") {
 				t.Errorf("%v", err)
 			}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/enginetest"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -80,10 +81,7 @@ func (r *tape) until(t *testing.T, what string, ok func() bool) {
 func run(t *testing.T, c Config) *tape {
 	t.Helper()
 	r := newTape()
-	s, err := NewSubscriber(c, r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(NewSubscriber(c, r))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- s.Run(ctx) }()
@@ -287,10 +285,7 @@ type link struct {
 }
 
 func newLink(t *testing.T, target int) *link {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	k := &link{port: l.Addr().(*net.TCPAddr).Port, target: target}
 	var wg sync.WaitGroup
 	t.Cleanup(func() {
@@ -383,10 +378,7 @@ func TestSubscriberRefuses(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 			defer l.Close()
 			go func() {
 				for {
@@ -415,10 +407,7 @@ func TestSubscriberRefuses(t *testing.T) {
 }
 
 func TestSubscriberMalformed(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	go func() {
 		peer, err := l.Accept()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
@@ -164,18 +165,12 @@ func TestCaches(t *testing.T) {
 // compare runs a setup for so many requests.
 func compare(t *testing.T, s setup, requests int) {
 	f := follow(t, s)
-	sc, err := scorer.New(scorer.Config{Index: f.index, Budget: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: f.index, Budget: 10 * time.Second}))(t)
 	var hits, misses, rounded, short, over int
 	for i := range requests {
 		q := f.cache.Next()
 		f.wait(q.Published)
-		r, err := sc.Score(t.Context(), scorer.Request{Model: model, Input: scorer.Tokens(append(slices.Clone(q.Tokens), 0)), LoRA: q.LoRA, Salt: q.Salt, Pods: []string{pod}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(sc.Score(t.Context(), scorer.Request{Model: model, Input: scorer.Tokens(append(slices.Clone(q.Tokens), 0)), LoRA: q.LoRA, Salt: q.Salt, Pods: []string{pod}}))(t)
 		if r.Degraded != "" {
 			t.Fatalf("request %d: degraded: %s", i, r.Degraded)
 		}
@@ -226,12 +221,8 @@ type follower struct {
 func follow(t *testing.T, s setup) *follower {
 	t.Helper()
 	f := &follower{t: t, index: openIndex(t, s.redis), applied: make(chan struct{}, 1)}
-	if _, err := f.index.EnsureModel(t.Context(), store.ModelInfo{Name: model, BlockSize: s.indexBlock, Scheme: store.SchemeNative}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.index.Register(t.Context(), store.Pod{Name: pod, Model: model}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.index.EnsureModel(t.Context(), store.ModelInfo{Name: model, BlockSize: s.indexBlock, Scheme: store.SchemeNative}))(t)
+	must.Get(f.index.Register(t.Context(), store.Pod{Name: pod, Model: model}))(t)
 	ports := [2]int{redistest.FreePort(t), redistest.FreePort(t)}
 	s.cache.Endpoint, s.cache.Replay = fmt.Sprintf("tcp://*:%d", ports[0]), fmt.Sprintf("tcp://*:%d", ports[1])
 	f.cache = enginetest.StartCache(t, s.cache)
@@ -252,9 +243,7 @@ func openIndex(t *testing.T, inRedis bool) store.Index {
 	} else {
 		x, err = memory.New(memory.Config{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { x.Close() })
 	return x
 }
@@ -262,7 +251,7 @@ func openIndex(t *testing.T, inRedis bool) store.Index {
 // read reads the cache's events into the index until the test ends.
 func (f *follower) read(source ingest.Source) {
 	f.t.Helper()
-	in, err := ingest.New(ingest.Config{Index: f.index, Observer: ingest.Observer{
+	in := must.Get(ingest.New(ingest.Config{Index: f.index, Observer: ingest.Observer{
 		Lag: func(string, int, time.Duration) {
 			select {
 			case f.applied <- struct{}{}:
@@ -277,10 +266,7 @@ func (f *follower) read(source ingest.Source) {
 		Undecodable: func(_ string, _ int, seq uint64, n int, err error) {
 			f.t.Errorf("message %d: %d events: %v", seq, n, err)
 		},
-	}})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	}}))(f.t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var reading sync.WaitGroup
 	reading.Go(func() {
@@ -304,10 +290,7 @@ func (f *follower) wait(messages uint64) {
 	deadline := time.NewTimer(time.Minute)
 	defer deadline.Stop()
 	for {
-		life, err := f.index.Life(f.t.Context(), pod, 0)
-		if err != nil {
-			f.t.Fatal(err)
-		}
+		life := must.Get(f.index.Life(f.t.Context(), pod, 0))(f.t)
 		if life.Seq >= messages {
 			return
 		}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/interop"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // DirVariable is the environment variable that names another folder than
@@ -71,17 +72,9 @@ func startProcess(tb testing.TB, name, script string, args []string) *process {
 	p.cmd.Stderr = os.Stderr
 	// Hashes that begin with a random seed begin with this one.
 	p.cmd.Env = append(os.Environ(), "PYTHONHASHSEED=0")
-	in, err := p.cmd.StdinPipe()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		tb.Fatal(err)
-	}
+	in := must.Get(p.cmd.StdinPipe())(tb)
+	out := must.Get(p.cmd.StdoutPipe())(tb)
+	must.OK(tb, p.cmd.Start())
 	p.inC, p.in, p.out = in, bufio.NewWriterSize(in, 1<<20), bufio.NewReaderSize(out, 1<<16)
 	tb.Cleanup(p.Kill)
 	var r struct{ Ready bool }

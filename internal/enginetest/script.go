@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 //go:embed script.py
@@ -43,10 +45,7 @@ func (s *Script) Play(steps ...Step) (payloads [][]byte) {
 		var r struct{ Payloads []string }
 		s.ask(step, time.Minute, &r)
 		for _, p := range r.Payloads {
-			b, err := hex.DecodeString(p)
-			if err != nil {
-				s.tb.Fatal(err)
-			}
+			b := must.Get(hex.DecodeString(p))(s.tb)
 			payloads = append(payloads, b)
 		}
 	}

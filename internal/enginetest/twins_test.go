@@ -8,6 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -133,13 +134,8 @@ func TestCopiesThatLookLikeAReport(t *testing.T) {
 func credit(t *testing.T, payloads [][]byte, prompt []uint32) int {
 	t.Helper()
 	index := openIndex(t, false)
-	if _, err := index.Register(t.Context(), store.Pod{Name: pod, Model: model, Engine: "vllm"}); err != nil {
-		t.Fatal(err)
-	}
-	in, err := ingest.New(ingest.Config{Index: index, BlockSize: 16})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(index.Register(t.Context(), store.Pod{Name: pod, Model: model, Engine: "vllm"}))(t)
+	in := must.Get(ingest.New(ingest.Config{Index: index, BlockSize: 16}))(t)
 	defer in.Close()
 	var d event.Decoder
 	for i, p := range payloads {
@@ -148,18 +144,10 @@ func credit(t *testing.T, payloads [][]byte, prompt []uint32) int {
 			t.Fatalf("%v, %d events are skipped", err, b.Skipped)
 		}
 		seq := uint64(i)
-		if _, err := in.Push(t.Context(), ingest.Pushed{Pod: pod, Model: model, Seq: &seq, Ranks: []ingest.RankEvents{{Events: b.Events}}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(in.Push(t.Context(), ingest.Pushed{Pod: pod, Model: model, Seq: &seq, Ranks: []ingest.RankEvents{{Events: b.Events}}}))(t)
 	}
-	sc, err := scorer.New(scorer.Config{Index: index})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := sc.Score(t.Context(), scorer.Request{Model: model, Input: scorer.Tokens(append(slices.Clone(prompt), 0)), Pods: []string{pod}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc := must.Get(scorer.New(scorer.Config{Index: index}))(t)
+	r := must.Get(sc.Score(t.Context(), scorer.Request{Model: model, Input: scorer.Tokens(append(slices.Clone(prompt), 0)), Pods: []string{pod}}))(t)
 	return r.Pods[0].Reusable
 }
 

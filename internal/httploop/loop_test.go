@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/internal/httploop"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,35 +46,23 @@ type client struct {
 
 func dial(t *testing.T, addr string) *client {
 	t.Helper()
-	c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get((&net.Dialer{}).DialContext(t.Context(), "tcp", addr))(t)
 	t.Cleanup(func() { _ = c.Close() })
-	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.SetDeadline(time.Now().Add(time.Minute)))
 	return &client{t: t, Conn: c, in: bufio.NewReader(c)}
 }
 
 func (c *client) send(s string) {
 	c.t.Helper()
-	if _, err := io.WriteString(c, s); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Get(io.WriteString(c, s))(c.t)
 }
 
 // receive returns the status and the body of the next answer, and whether the connection ends.
 func (c *client) receive() (status int, body string, ends bool) {
 	c.t.Helper()
-	r, err := http.ReadResponse(c.in, nil)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	r := must.Get(http.ReadResponse(c.in, nil))(c.t)
 	b, err := io.ReadAll(r.Body)
-	if err := errors.Join(err, r.Body.Close()); err != nil {
-		c.t.Fatal(err)
-	}
+	must.OK(c.t, errors.Join(err, r.Body.Close()))
 	return r.StatusCode, string(b), r.Close
 }
 
@@ -378,9 +367,7 @@ func (l *pipes) dial(t *testing.T) *client {
 	ours, theirs := net.Pipe()
 	l.conns <- theirs
 	t.Cleanup(func() { _ = ours.Close() })
-	if err := ours.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, ours.SetDeadline(time.Now().Add(time.Minute)))
 	return &client{t: t, Conn: ours, in: bufio.NewReader(ours)}
 }
 
@@ -500,10 +487,7 @@ func TestAcceptFails(t *testing.T) {
 	}
 
 	broken := httploop.New(&http.Server{Handler: http.HandlerFunc(handler), ErrorLog: silent}, plain)
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	_ = l.Close()
 	if err := broken.Serve(l); !errors.Is(err, net.ErrClosed) {
 		t.Error("a listener that is broken:", err)

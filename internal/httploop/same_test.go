@@ -20,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/internal/httploop"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // plain is what the loop has in the tests.
@@ -76,10 +77,7 @@ func handler(w http.ResponseWriter, r *http.Request) {
 // start serves on a port of its own until the test ends.
 func start(t testing.TB, serve func(net.Listener) error, end func() error) (addr string) {
 	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	done := make(chan error, 1)
 	go func() { done <- serve(l) }()
 	t.Cleanup(func() {

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/interop"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // DirVariable is the environment variable that says where fetch-lmcache.sh has put
@@ -115,23 +116,16 @@ func Start(tb testing.TB, o Options) *Client {
 		o.World = 1
 	}
 	args, err := json.Marshal(o)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, err)
 	c := &Client{tb: tb, cmd: exec.CommandContext(tb.Context(), python, "-c", script, string(args))}
 	c.cmd.Env = append(os.Environ(), "PYTHONPATH="+path, "LD_LIBRARY_PATH="+libraries, "LMCACHE_TRACK_USAGE=false", "PYTHONDONTWRITEBYTECODE=1")
 	c.cmd.Stderr = &c.stderr
 	if c.in, err = c.cmd.StdinPipe(); err != nil {
 		tb.Fatal(err)
 	}
-	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	out := must.Get(c.cmd.StdoutPipe())(tb)
 	c.out = bufio.NewReader(out)
-	if err := c.cmd.Start(); err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, c.cmd.Start())
 	tb.Cleanup(c.Kill)
 	c.answer()
 	return c

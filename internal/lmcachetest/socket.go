@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // Socket is the least of a ZMTP 3.0 peer (https://rfc.zeromq.org/spec/23).
@@ -21,10 +23,7 @@ type Socket struct {
 func Connect(t testing.TB, host, to, kind string) *Socket {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(host)}}
-	nc, err := d.DialContext(t.Context(), "tcp", to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nc := must.Get(d.DialContext(t.Context(), "tcp", to))(t)
 	s := &Socket{t: t, nc: nc, in: bufio.NewReader(nc)}
 	t.Cleanup(func() { _ = nc.Close() })
 	hello := make([]byte, 64)
@@ -32,12 +31,8 @@ func Connect(t testing.TB, host, to, kind string) *Socket {
 	copy(hello[12:], "NULL")
 	ready := append([]byte("\x05READY\x0bSocket-Type\x00\x00\x00"), byte(len(kind)))
 	ready = append(ready, kind...)
-	if _, err := nc.Write(slices.Concat(hello, []byte{4, byte(len(ready))}, ready)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(s.in, hello); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(nc.Write(slices.Concat(hello, []byte{4, byte(len(ready))}, ready)))(t)
+	must.Get(io.ReadFull(s.in, hello))(t)
 	if flags, _ := s.frame(); flags != 4 {
 		t.Fatalf("a frame with the flags %d, want READY", flags)
 	}
@@ -46,27 +41,19 @@ func Connect(t testing.TB, host, to, kind string) *Socket {
 
 func (s *Socket) frame() (flags byte, body []byte) {
 	s.t.Helper()
-	if err := s.nc.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, s.nc.SetReadDeadline(time.Now().Add(30*time.Second)))
 	head := make([]byte, 2)
-	if _, err := io.ReadFull(s.in, head); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Get(io.ReadFull(s.in, head))(s.t)
 	size := int(head[1])
 	if head[0]&2 != 0 {
 		more := make([]byte, 7)
-		if _, err := io.ReadFull(s.in, more); err != nil {
-			s.t.Fatal(err)
-		}
+		must.Get(io.ReadFull(s.in, more))(s.t)
 		for _, b := range more {
 			size = size<<8 | int(b)
 		}
 	}
 	body = make([]byte, size)
-	if _, err := io.ReadFull(s.in, body); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Get(io.ReadFull(s.in, body))(s.t)
 	return head[0], body
 }
 
@@ -82,9 +69,7 @@ func (s *Socket) Send(frames ...[]byte) {
 		out = append(out, flags, 0, 0, 0, 0, byte(len(f)>>24), byte(len(f)>>16), byte(len(f)>>8), byte(len(f)))
 		out = append(out, f...)
 	}
-	if _, err := s.nc.Write(out); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Get(s.nc.Write(out))(s.t)
 }
 
 // Ask sends a message as DEALER does and returns the reply.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
@@ -48,9 +49,7 @@ func NewRedisStage(tb testing.TB, pods ...string) *Stage {
 
 func newStage(tb testing.TB, x store.Index, err error, pods []string) *Stage {
 	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, err)
 	tb.Cleanup(func() {
 		if err := x.Close(); err != nil {
 			tb.Error(err)
@@ -66,9 +65,7 @@ func newStage(tb testing.TB, x store.Index, err error, pods []string) *Stage {
 // Register adds an engine.
 func (s *Stage) Register(pod string) {
 	s.tb.Helper()
-	if _, err := s.Index.Register(s.tb.Context(), store.Pod{Name: pod, Model: Model}); err != nil {
-		s.tb.Fatal(err)
-	}
+	must.Get(s.Index.Register(s.tb.Context(), store.Pod{Name: pod, Model: Model}))(s.tb)
 }
 
 // Tell notes what an observer was told.
@@ -88,10 +85,7 @@ func (s *Stage) Told() []string {
 // Pod is a registration as the index has it, nil if it has none.
 func (s *Stage) Pod(name string) *store.Pod {
 	s.tb.Helper()
-	reg, err := s.Index.Registry(s.tb.Context())
-	if err != nil {
-		s.tb.Fatal(err)
-	}
+	reg := must.Get(s.Index.Registry(s.tb.Context()))(s.tb)
 	if i, ok := reg.PodIndex(name); ok {
 		return &reg.Pods[i]
 	}
@@ -105,9 +99,7 @@ func (s *Stage) Held(name string, chunks ...lmcache.Hash) string {
 	out := ""
 	for _, h := range chunks {
 		f := holder{name: name}
-		if err := s.Index.Lookup(s.tb.Context(), &store.Query{Model: blockkey.ModelOf(Model), Keys: []blockkey.Key{h.ChunkKey()}, Fold: &f}); err != nil {
-			s.tb.Fatal(err)
-		}
+		must.OK(s.tb, s.Index.Lookup(s.tb.Context(), &store.Query{Model: blockkey.ModelOf(Model), Keys: []blockkey.Key{h.ChunkKey()}, Fold: &f}))
 		if f.held {
 			out += f.tier.String()[:1]
 		} else {
@@ -137,10 +129,7 @@ func WaitFor(tb testing.TB, what string, ok func() bool) {
 // ReadGolden reads a file of JSON that gzip has packed.
 func ReadGolden(tb testing.TB, file string, into any) {
 	tb.Helper()
-	f, err := os.Open(file) //nolint:gosec // of the tests' own directory
-	if err != nil {
-		tb.Fatal(err)
-	}
+	f := must.Get(os.Open(file))(tb) //nolint:gosec // of the tests' own directory
 	defer func() { _ = f.Close() }()
 	z, err := gzip.NewReader(f)
 	if err == nil {

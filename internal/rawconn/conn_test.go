@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/rawconn"
 )
 
@@ -19,14 +20,9 @@ import (
 func pair(t *testing.T) (raw, peer net.Conn) {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer func() { _ = l.Close() }()
-	c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get((&net.Dialer{}).DialContext(t.Context(), "tcp", l.Addr().String()))(t)
 	if peer, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
@@ -39,9 +35,7 @@ func pair(t *testing.T) (raw, peer net.Conn) {
 	}
 	t.Cleanup(func() { _, _ = raw.Close(), peer.Close() })
 	for _, c := range []net.Conn{raw, peer} {
-		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.SetDeadline(time.Now().Add(time.Minute)))
 	}
 	return raw, peer
 }
@@ -113,9 +107,7 @@ func TestWaits(t *testing.T) {
 	}
 	set := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	set(raw.SetReadDeadline(time.Now().Add(20 * time.Millisecond)))
 	_, err := raw.Read(buf)
@@ -126,9 +118,7 @@ func TestWaits(t *testing.T) {
 	}
 	check("a write", err, os.ErrDeadlineExceeded)
 	set(raw.SetDeadline(time.Now().Add(time.Minute)))
-	if _, err := peer.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(peer.Write([]byte("x")))(t)
 	if n, err := raw.Read(buf); n != 1 || err != nil {
 		t.Errorf("read %d bytes, %v", n, err)
 	}
@@ -146,9 +136,7 @@ func TestWaits(t *testing.T) {
 // TestPeerGone: errors of the calls are those that other connections have.
 func TestPeerGone(t *testing.T) {
 	raw, peer := pair(t)
-	if err := peer.(*net.TCPConn).SetLinger(0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, peer.(*net.TCPConn).SetLinger(0))
 	_ = peer.Close()
 	if _, err := raw.Read(make([]byte, 8)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("reading: %v", err)

@@ -4,15 +4,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // DocumentedACL returns the commands that a document has between two marks, as words.
 func DocumentedACL(tb testing.TB, file, mark string) (lines [][]string) {
 	tb.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(tb)
 	_, rest, ok1 := strings.Cut(string(text), "<!-- "+mark+": begin -->\n```\n")
 	block, _, ok2 := strings.Cut(rest, "```\n<!-- "+mark+": end -->")
 	if !ok1 || !ok2 {

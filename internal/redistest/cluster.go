@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // Cluster is a Redis Cluster on this machine.
@@ -60,9 +62,7 @@ func (c *Cluster) join() {
 	ctx := c.tb.Context()
 	first := c.Masters[0]
 	host, port, err := net.SplitHostPort(first.Addr)
-	if err != nil {
-		c.tb.Fatal(err)
-	}
+	must.OK(c.tb, err)
 	for i, s := range c.nodes() {
 		conn := s.Client()
 		if i < len(c.Masters) {

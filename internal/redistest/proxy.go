@@ -6,6 +6,8 @@ import (
 	"net"
 	"sync"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // Proxy stands between clients and a server, and can hold up what clients send, as a
@@ -37,10 +39,7 @@ type line struct {
 // StartProxy starts a proxy of a server's address. It ends with the test.
 func StartProxy(tb testing.TB, server string) *Proxy {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(tb)
 	p := &Proxy{Addr: l.Addr().String(), tb: tb, server: server, listener: l, lines: map[*line]bool{}}
 	p.running.Go(p.accept)
 	tb.Cleanup(p.close)

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestProxy holds up a command until its client has given it up: it is done all the same.
@@ -13,9 +15,7 @@ func TestProxy(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: p.Addr, Protocol: 2, DisableIdentity: true, MaxRetries: -1})
 	plain := s.Client()
 	ctx := t.Context()
-	if err := c.Set(ctx, "k", "1", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Set(ctx, "k", "1", 0).Err())
 	p.Hold()
 	sent := make(chan error)
 	go func() { sent <- c.Incr(ctx, "k").Err() }()

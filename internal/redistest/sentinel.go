@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // Sentinels are a master, its replica, and three sentinels that watch them.
@@ -34,9 +36,7 @@ func StartSentinels(tb testing.TB, args ...string) *Sentinels {
 	args = append([]string{"--repl-diskless-sync-delay", "0"}, args...)
 	s := &Sentinels{tb: tb, Master: Start(tb, args...)}
 	host, port, err := net.SplitHostPort(s.Master.Addr)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, err)
 	s.Replica = Start(tb, append([]string{"--replicaof", host, port}, args...)...)
 	s.until("the replica follows", func() bool { return s.Replica.has("REPLICATION", "master_link_status:up") })
 	for range 3 {
@@ -46,9 +46,7 @@ func StartSentinels(tb testing.TB, args ...string) *Sentinels {
 		}
 		w := prepare(tb, "sentinel", tls...)
 		conf := fmt.Sprintf("sentinel monitor %s %s %s 2\nsentinel down-after-milliseconds %s 1000\nsentinel failover-timeout %s 5000\n", MasterName, host, port, MasterName, MasterName)
-		if err := os.WriteFile(filepath.Join(w.dir, "sentinel.conf"), []byte(conf), 0o600); err != nil {
-			tb.Fatal(err)
-		}
+		must.OK(tb, os.WriteFile(filepath.Join(w.dir, "sentinel.conf"), []byte(conf), 0o600))
 		w.Run()
 		s.Sentinels = append(s.Sentinels, w)
 	}

@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // ProgramVariable is the environment variable that names another program to
@@ -127,10 +129,7 @@ func Version(tb testing.TB) int {
 // socket, which tb.TempDir is not under a long test name.
 func shortDir(tb testing.TB) string {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "rt")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "rt"))(tb)
 	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }

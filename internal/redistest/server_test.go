@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -36,9 +38,7 @@ func TestCluster(t *testing.T) {
 	c := StartCluster(t, 3, true)
 	plain := c.Client()
 	for _, k := range []string{"a", "b", "c", "d"} {
-		if err := plain.Set(t.Context(), k, "v", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, plain.Set(t.Context(), k, "v", 0).Err())
 	}
 	for i, s := range c.Masters {
 		if !s.has("REPLICATION", "connected_slaves:1") {
@@ -54,9 +54,7 @@ func TestCluster(t *testing.T) {
 func TestSentinels(t *testing.T) {
 	s := StartSentinels(t)
 	plain := s.Client()
-	if err := plain.Set(t.Context(), "k", "v", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.Set(t.Context(), "k", "v", 0).Err())
 	s.FailOver()
 	if v := s.Replica.Client().ConfigGet(t.Context(), "port").Val()["port"]; !strings.HasSuffix(s.Replica.Addr, ":"+v) {
 		t.Errorf("the replica's port is %s, its address %s", v, s.Replica.Addr)

@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // Authority is a certificate authority of a test, in PEM files.
@@ -37,9 +39,7 @@ func NewAuthority(tb testing.TB) *Authority {
 	}
 	a.key = newKey(tb)
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &a.key.PublicKey, a.key)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, err)
 	if a.cert, err = x509.ParseCertificate(der); err != nil {
 		tb.Fatal(err)
 	}
@@ -65,14 +65,8 @@ func (a *Authority) Issue(file string, names ...string) (cert, key string) {
 		}
 	}
 	k := newKey(a.tb)
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &k.PublicKey, a.key)
-	if err != nil {
-		a.tb.Fatal(err)
-	}
-	secret, err := x509.MarshalECPrivateKey(k)
-	if err != nil {
-		a.tb.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, a.cert, &k.PublicKey, a.key))(a.tb)
+	secret := must.Get(x509.MarshalECPrivateKey(k))(a.tb)
 	return a.write(file+".crt", "CERTIFICATE", der), a.write(file+".key", "EC PRIVATE KEY", secret)
 }
 
@@ -94,17 +88,12 @@ func (a *Authority) Args(clients string, names ...string) []string {
 func (a *Authority) write(name, kind string, der []byte) string {
 	a.tb.Helper()
 	path := filepath.Join(a.dir, name)
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-		a.tb.Fatal(err)
-	}
+	must.OK(a.tb, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 	return path
 }
 
 func newKey(tb testing.TB) *ecdsa.PrivateKey {
 	tb.Helper()
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	k := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(tb)
 	return k
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestLazyDeadline: the poller gets a deadline that is sooner than the one it has, and no other.
@@ -62,14 +64,9 @@ func TestLazyDeadline(t *testing.T) {
 func lazyPair(t *testing.T) (lazy *lazyConn, peer net.Conn, rearmed chan struct{}) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	if peer, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
@@ -91,18 +88,11 @@ func lazyPair(t *testing.T) (lazy *lazyConn, peer net.Conn, rearmed chan struct{
 	return lazy, peer, rearmed
 }
 
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestLazyReads: a wait ends with the deadline that counts, or with what is read before it.
 func TestLazyReads(t *testing.T) {
 	c, peer, rearmed := lazyPair(t)
 	began := time.Now()
-	must(t, c.SetReadDeadline(began.Add(5*time.Millisecond)), c.SetReadDeadline(began.Add(60*time.Millisecond)))
+	must.OK(t, c.SetReadDeadline(began.Add(5*time.Millisecond)), c.SetReadDeadline(began.Add(60*time.Millisecond)))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("got %v, want %v", err, os.ErrDeadlineExceeded)
 	}
@@ -111,7 +101,7 @@ func TestLazyReads(t *testing.T) {
 	}
 
 	// One that is put off, and then taken away, does not end the wait.
-	must(t, c.SetDeadline(time.Now().Add(5*time.Millisecond)), c.SetDeadline(time.Time{}))
+	must.OK(t, c.SetDeadline(time.Now().Add(5*time.Millisecond)), c.SetDeadline(time.Time{}))
 	<-rearmed
 	go func() {
 		<-rearmed
@@ -122,17 +112,17 @@ func TestLazyReads(t *testing.T) {
 	}
 
 	// A sooner one ends a wait that is on.
-	must(t, c.SetReadDeadline(time.Now().Add(time.Hour)))
+	must.OK(t, c.SetReadDeadline(time.Now().Add(time.Hour)))
 	ended := make(chan error)
 	go func() {
 		_, err := c.Read(make([]byte, 1))
 		ended <- err
 	}()
-	must(t, c.SetReadDeadline(time.Now()))
+	must.OK(t, c.SetReadDeadline(time.Now()))
 	if err := <-ended; !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("got %v, want %v", err, os.ErrDeadlineExceeded)
 	}
-	must(t, c.SetDeadline(time.Time{}), peer.Close())
+	must.OK(t, c.SetDeadline(time.Time{}), peer.Close())
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("got %v, want %v", err, io.EOF)
 	}
@@ -142,7 +132,7 @@ func TestLazyReads(t *testing.T) {
 func TestLazyWrites(t *testing.T) {
 	c, peer, rearmed := lazyPair(t)
 	text := bytes.Repeat([]byte("0123456789"), 1<<20) // more than the kernel takes
-	must(t, c.SetWriteDeadline(time.Now().Add(5*time.Millisecond)), c.SetWriteDeadline(time.Now().Add(time.Hour)))
+	must.OK(t, c.SetWriteDeadline(time.Now().Add(5*time.Millisecond)), c.SetWriteDeadline(time.Now().Add(time.Hour)))
 	<-rearmed
 	got := make(chan []byte)
 	go func() {
@@ -157,7 +147,7 @@ func TestLazyWrites(t *testing.T) {
 	if !bytes.Equal(<-got, text) {
 		t.Error("other bytes came than were sent")
 	}
-	must(t, c.SetWriteDeadline(time.Now().Add(time.Millisecond)))
+	must.OK(t, c.SetWriteDeadline(time.Now().Add(time.Millisecond)))
 	if n, err := c.Write(text); n == len(text) || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("wrote %d bytes, %v, to a peer that does not read", n, err)
 	}
@@ -167,16 +157,15 @@ func TestLazyWrites(t *testing.T) {
 // looked at.
 func TestLazyLook(t *testing.T) {
 	c, _, _ := lazyPair(t)
-	must(t, c.SetDeadline(time.Now().Add(-time.Second)), c.SetDeadline(time.Time{}))
-	raw, err := c.SyscallConn()
-	must(t, err)
+	must.OK(t, c.SetDeadline(time.Now().Add(-time.Second)), c.SetDeadline(time.Time{}))
+	raw := must.Get(c.SyscallConn())(t)
 	looks := 0
 	look := func(uintptr) bool { looks++; return true }
-	must(t, raw.Read(look), raw.Write(look), raw.Control(func(uintptr) { looks++ }))
+	must.OK(t, raw.Read(look), raw.Write(look), raw.Control(func(uintptr) { looks++ }))
 	if looks != 3 {
 		t.Errorf("%d looks, want 3", looks)
 	}
-	must(t, c.SetDeadline(time.Now().Add(-time.Second)))
+	must.OK(t, c.SetDeadline(time.Now().Add(-time.Second)))
 	if err := errors.Join(raw.Read(look), raw.Write(look)); !errors.Is(err, os.ErrDeadlineExceeded) || looks != 3 {
 		t.Errorf("got %v after %d looks, want %v", err, looks, os.ErrDeadlineExceeded)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -28,10 +29,7 @@ func (c *counted) Done() <-chan struct{} {
 // openServer connects to a server with one connection.
 func openServer(t *testing.T, s *redistest.Server) *Conn {
 	t.Helper()
-	target, err := ParseURL(s.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	target := must.Get(ParseURL(s.URL()))(t)
 	c := Open(Config{Target: target, Protocol: 3, PoolSize: 1, DialTimeout: time.Minute, Timeout: time.Minute})
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -46,10 +44,10 @@ func TestGlances(t *testing.T) {
 		return err
 	}
 	incr := func(ctx context.Context) error { return c.Client.Incr(ctx, "n").Err() }
-	must(t, incr(t.Context()))
+	must.OK(t, incr(t.Context()))
 	within, cancel := context.WithTimeout(t.Context(), time.Minute)
 	ctx := &counted{Context: within}
-	must(t, incr(ctx), pipe(ctx))
+	must.OK(t, incr(ctx), pipe(ctx))
 	if n := ctx.waits.Load(); n != 0 {
 		t.Errorf("%d waits for the context, want none", n)
 	}
@@ -83,13 +81,13 @@ func TestFrozenServer(t *testing.T) {
 	}
 	for _, wait := range []time.Duration{time.Hour, budget, time.Hour} { // what the poller has from before
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
-		must(t, c.Client.Set(ctx, "y", 1, 0).Err())
+		must.OK(t, c.Client.Set(ctx, "y", 1, 0).Err())
 		cancel()
 	}
 	s.Freeze()
 	outlast("the server has stopped")
 	s.Thaw()
-	must(t, c.Client.Ping(t.Context()).Err())
+	must.OK(t, c.Client.Ping(t.Context()).Err())
 
 	s.Freeze()
 	first := make(chan error)
@@ -106,7 +104,7 @@ func TestFrozenServer(t *testing.T) {
 		t.Errorf("got %v, want %v", err, context.Canceled)
 	}
 	s.Thaw()
-	must(t, <-first)
+	must.OK(t, <-first)
 
 	release := make(chan struct{})
 	away := openServer(t, s)

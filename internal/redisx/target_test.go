@@ -3,6 +3,8 @@ package redisx
 import (
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestParseURL(t *testing.T) {
@@ -32,10 +34,7 @@ func TestParseURL(t *testing.T) {
 			t.Errorf("%s is %q, want %q", url, got, want)
 		}
 	}
-	u, err := ParseURL("redis+sentinel://us%40er:p%3Aa@ss@a:1,b:2/m/2?sentinel_username=su&sentinel_password=s@p")
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := must.Get(ParseURL("redis+sentinel://us%40er:p%3Aa@ss@a:1,b:2/m/2?sentinel_username=su&sentinel_password=s@p"))(t)
 	if u.username != "us@er" || u.password != "p:a@ss" || u.sentinelUsername != "su" || u.sentinelPassword != "s@p" || u.db != 2 {
 		t.Fatalf("got %+v", u)
 	}

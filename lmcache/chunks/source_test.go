@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/chunks"
 	"github.com/kvatlas/kvatlas/scorer"
@@ -24,10 +25,7 @@ func numbers(n int) []uint32 {
 
 func reader(t testing.TB, profiles ...lmcache.Profile) *lmcache.Reader {
 	t.Helper()
-	r, err := lmcache.NewReader("m", lmcache.AutoEntries, profiles...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(lmcache.NewReader("m", lmcache.AutoEntries, profiles...))(t)
 	return r
 }
 
@@ -112,10 +110,7 @@ func TestMemoryIsUsedAgain(t *testing.T) {
 
 // Asking for chunk keys allocates no more than hashing, once there is room.
 func TestAllocations(t *testing.T) {
-	r, err := lmcache.NewReader("m", lmcache.NoEntries, strung)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(lmcache.NewReader("m", lmcache.NoEntries, strung))(t)
 	s := &chunks.Source{Readers: map[string]*lmcache.Reader{"m": r}}
 	tokens := numbers(64)
 	room, hashes := s.AppendQueries(nil, "m", tokens, 64), make([]lmcache.Hash, 0, 8)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
@@ -57,10 +58,7 @@ func TestRecorded(t *testing.T) {
 					}
 					push.Send(frames...)
 					for _, f := range frames {
-						d, err := decode(f)
-						if err != nil {
-							t.Fatal(err)
-						}
+						d := must.Get(decode(f))(t)
 						if d.Key != nil {
 							d.Ops = append(d.Ops, kvOp{map[string]string{"KVAdmitMsg": "admit", "KVEvictMsg": "evict"}[d.Type], d.Key, nil})
 						}
@@ -86,10 +84,7 @@ func TestRecorded(t *testing.T) {
 						t.Errorf("message %d: the reply is\n%x, want\n%x", i, got, want)
 					}
 				default:
-					d, err := decode(b)
-					if err != nil {
-						t.Fatal(err)
-					}
+					d := must.Get(decode(b))(t)
 					if d.Type == "HeartbeatMsg" && i < 5 {
 						c.wantAll("controller_restart")
 					}
@@ -108,10 +103,7 @@ func TestRecorded(t *testing.T) {
 
 func hashOf(t *testing.T, text string) lmcache.Hash {
 	t.Helper()
-	h, err := lmcache.ParseHash(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(lmcache.ParseHash(text))(t)
 	return h
 }
 
@@ -183,10 +175,7 @@ func TestMalformed(t *testing.T) {
 	x.push.Send(pack(t, map[string]any{"type": "BatchedKVOperationMsg", "instance_id": "inst", "worker_id": 0, "location": cpu, "operations": []any{
 		map[string]any{"op_type": "admit", "key": h, "seq_num": 1},
 	}}))
-	key, err := lmcache.BytesHash(h)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(lmcache.BytesHash(h))(t)
 	s.Until("c", "inst/lmcache/0", key)
 	for _, b := range append(bad[1:], refused[0], pack(t, map[string]any{"type": "ClearMsg"})) {
 		if r := unpack(t, x.deal.Ask(b)); r["type"] != "ErrorMsg" {
@@ -343,9 +332,7 @@ func TestTakeOver(t *testing.T) {
 			const name = "inst/lmcache/0"
 			x.say(cpu, 0, "+1", "+2")
 			s.Until("cc", name, ints(1, 2)...)
-			if err := a.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, a.Close())
 			s.Until("cc", name, ints(1, 2)...) // nothing is lost between the two
 			b := s.controller()
 			y := s.client(b, "inst", 0, false)
@@ -509,10 +496,7 @@ func TestLimits(t *testing.T) {
 // Questions of peers and of orchestrators.
 func TestQuestions(t *testing.T) {
 	s := newStage(t, "a", "b")
-	h, err := lmcache.New(lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.Builtin, ChunkSize: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(lmcache.New(lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.Builtin, ChunkSize: 2}))(t)
 	c := s.controller(func(c *Config) { c.Hashers = map[string]*lmcache.Hasher{model: h} })
 	tokens := []uint32{1, 2, 3, 4, 5, 6, 7}
 	hashes := h.Append(nil, tokens)

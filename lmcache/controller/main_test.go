@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
@@ -47,10 +48,7 @@ type golden struct {
 
 func unhex(t testing.TB, s string) []byte {
 	t.Helper()
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(hex.DecodeString(s))(t)
 	return b
 }
 
@@ -80,10 +78,7 @@ func (s *stage) controller(change ...func(*Config)) *Controller {
 	for _, f := range change {
 		f(&c)
 	}
-	x, err := New(s.t.Context(), c)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	x := must.Get(New(s.t.Context(), c))(s.t)
 	s.t.Cleanup(func() {
 		if err := x.Close(); err != nil {
 			s.t.Error(err)
@@ -117,10 +112,7 @@ func (s *socket) request(m map[string]any) map[string]any {
 
 func pack(t testing.TB, m map[string]any) []byte {
 	t.Helper()
-	b, err := msgp.AppendIntf(nil, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(msgp.AppendIntf(nil, m))(t)
 	return b
 }
 
@@ -140,9 +132,7 @@ func ops(t testing.TB, instance string, worker int, location string, seq int, te
 	var list []any
 	for i, text := range texts {
 		var n uint64
-		if _, err := fmt.Sscan(text[1:], &n); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(fmt.Sscan(text[1:], &n))(t)
 		op := map[string]any{"op_type": map[byte]string{'+': "admit", '-': "evict"}[text[0]], "key": n}
 		if seq >= 0 {
 			op["seq_num"] = seq + i

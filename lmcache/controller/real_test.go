@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
@@ -29,10 +30,7 @@ func (s *stage) released(c *Controller, kind string, worker, world int, heartbea
 	for i := range 40 {
 		if kind == "0.3.1" {
 			text := strings.Repeat(fmt.Sprintf("%02x", i+1), 32)
-			h, err := lmcache.ParseHash(text)
-			if err != nil {
-				s.t.Fatal(err)
-			}
+			h := must.Get(lmcache.ParseHash(text))(s.t)
 			r.keys, r.hashes = append(r.keys, text), append(r.hashes, h)
 			continue
 		}
@@ -104,9 +102,7 @@ func TestRealWorker031(t *testing.T) {
 	}
 	// It never registers again, and nothing tells what another controller has missed of it:
 	// with its next message it begins anew.
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Close())
 	c = s.controller(config)
 	r.Do("admit", r.keys[0])
 	r.equal(r.Do("evict", r.keys[1:]...))
@@ -150,9 +146,7 @@ func TestRealWorker056(t *testing.T) {
 	}
 	// Another controller comes in its place. What was lost meanwhile comes with the sync
 	// that it asks for.
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Close())
 	r.Do("lose", r.keys[10:20]...)
 	c = s.controller(config)
 	lmcachetest.WaitFor(t, "a full sync", func() bool { return c.Stats().Synced > 0 })
@@ -185,9 +179,7 @@ func TestRealWorkersTensorParallel(t *testing.T) {
 	lmcachetest.WaitFor(t, "the number of workers", func() bool { return s.Pod(a.name).PartOf.Workers == 2 && s.Pod(b.name).PartOf.Workers == 2 })
 	// Another controller hears them first by what they store, since they never register
 	// again, and goes on with what they hold.
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Close())
 	c = s.controller(config)
 	a.equal(a.Do("admit", a.keys[10:15]...))
 	b.equal(b.Do("admit", b.keys[10:15]...))

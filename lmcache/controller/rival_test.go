@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 )
@@ -248,9 +249,7 @@ func TestOneIDAfterTheControllersRestart(t *testing.T) {
 		p.say(cpu, 0, fmt.Sprint("+", i+1))
 		s.Until("c", workerOf("llama", host+":8000", 0), ints(uint64(i+1))...)
 	}
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.Close())
 	b := s.controller()
 	one, two := s.from(b, "127.0.0.2", "127.0.0.2", 9000, "llama", 0), s.from(b, "127.0.0.3", "127.0.0.3", 9000, "llama", 0)
 	two.say(cpu, 1, "+4")

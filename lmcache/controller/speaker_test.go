@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -75,9 +76,7 @@ func TestStrangerAfterRestart(t *testing.T) {
 	x := s.client(a, "inst", 0, true)
 	x.say(cpu, 0, "+1")
 	s.Until("c", "inst/lmcache/0", ints(1)...)
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.Close())
 	b := s.controller(config)
 	y := s.client(b, "inst", 0, false)
 	y.push.Send(ops(t, "insu", 0, cpu, 1, "+2"))
@@ -121,10 +120,7 @@ func TestWorkersOfTheIndex(t *testing.T) {
 
 // An index that has no room at all holds no other up.
 func TestIndexFull(t *testing.T) {
-	x, err := memory.New(memory.Config{MaxPods: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{MaxPods: 2}))(t)
 	defer func() { _ = x.Close() }()
 	s := newStage(t)
 	s.Index = x
@@ -246,9 +242,7 @@ func TestAskedSyncMends(t *testing.T) {
 	var wrong filing.Ops
 	wrong.Key(store.Remove, store.CPU, keys[0].ChunkKey())
 	wrong.Key(store.Add, store.CPU, keys[1].ChunkKey())
-	if err := s.Index.Apply(t.Context(), store.Batch{Pod: name, Model: model, Ops: wrong.List}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Index.Apply(t.Context(), store.Batch{Pod: name, Model: model, Ops: wrong.List}))
 	s.Until("-ccc", name, ints(1, 2, 3, 4)...)
 	if heard, asked := c.AskSync("", -1); heard != 1 || asked != 1 {
 		t.Errorf("%d, %d", heard, asked)

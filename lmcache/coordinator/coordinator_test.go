@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
@@ -56,10 +57,7 @@ func (s *stage) coordinator(change ...func(*Config)) *Coordinator {
 	for _, f := range change {
 		f(&c)
 	}
-	x, err := New(c)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	x := must.Get(New(c))(s.t)
 	return x
 }
 
@@ -96,9 +94,7 @@ func post(t testing.TB, c http.Handler, batches ...string) string {
 		return fmt.Sprint(status, " ", got)
 	}
 	var s summary
-	if err := json.Unmarshal([]byte(got), &s); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(got), &s))
 	return fmt.Sprint(s.Applied, s.Duplicates, s.Stale)
 }
 
@@ -136,9 +132,7 @@ func TestRecorded(t *testing.T) {
 		t.Errorf("registration: %d %s, want %s", status, got, g.HTTP["register"])
 	}
 	var answers []json.RawMessage
-	if err := json.Unmarshal(g.HTTP["events"], &answers); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(g.HTTP["events"], &answers))
 	for i, e := range g.Events {
 		if status, got := call(t, c, "POST", e.Path, e.Body); !same(t, answers[i], status, got) {
 			t.Errorf("events %d: %d %s, want %s", i, status, got, answers[i])
@@ -166,18 +160,13 @@ func TestRecorded(t *testing.T) {
 		t.Fatal(status, got, err)
 	}
 	list.Instances[0].Registered = 1795815511.0978346
-	b, err := json.Marshal(map[string]any{"instances": list.Instances})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(json.Marshal(map[string]any{"instances": list.Instances}))(t)
 	if !same(t, g.HTTP["instances"], status, string(b)) {
 		t.Errorf("instances: %s, want %s", b, g.HTTP["instances"])
 	}
 	// The paths that LMCache's has are here too.
 	var paths map[string][]string
-	if err := json.Unmarshal(g.HTTP["paths"], &paths); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(g.HTTP["paths"], &paths))
 	for path, methods := range paths {
 		if path == "/metrics" {
 			continue
@@ -195,9 +184,7 @@ func TestRecorded(t *testing.T) {
 func same(t testing.TB, want json.RawMessage, status int, got string) bool {
 	t.Helper()
 	var a, b any
-	if err := json.Unmarshal(want, &a); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(want, &a))
 	if err := json.Unmarshal(fmt.Appendf(nil, "[%d,%s]", status, got), &b); err != nil {
 		t.Fatalf("%s: %v", got, err)
 	}
@@ -279,19 +266,14 @@ func TestWorkers(t *testing.T) {
 		c.Pods.Map = map[string][]filing.Target{"mp": {{Pod: "p1"}, {Pod: "p2", Rank: 1}}}
 	})
 	rank := func(b string, rank int) string {
-		kv, err := lmcache.NewKVRank(2, rank, 2, rank)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kv := must.Get(lmcache.NewKVRank(2, rank, 2, rank))(t)
 		return strings.ReplaceAll(b, "16777472", fmt.Sprint(uint32(kv)))
 	}
 	if got := post(t, c, rank(event(1, "store", "l1", "a"), 0), rank(event(2, "store", "l1", "a"), 1)); got != "2 0 0" {
 		t.Error(got)
 	}
 	reg, err := s.Index.Registry(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	got := map[string]store.PartOf{}
 	for _, p := range reg.Pods {
 		if p.PartOf != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -80,23 +81,16 @@ func TestSlowClients(t *testing.T) {
 		}
 	}()
 	for range 4 {
-		nc, err := net.Dial("tcp", srv.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		nc := must.Get(net.Dial("tcp", srv.Listener.Addr().String()))(t)
 		conns = append(conns, nc)
-		if _, err := fmt.Fprintf(nc, "POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(fmt.Fprintf(nc, "POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"))(t)
 	}
 	eventually.True(t, "a body on its way", func() bool { return c.flight.Load() > 0 })
 	if got := post(t, c, event(1, "store", "l1", "a")); got != "1 0 0" {
 		t.Error(got)
 	}
 	for _, nc := range conns {
-		if err := nc.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, nc.SetReadDeadline(time.Now().Add(30*time.Second)))
 		if got, err := io.ReadAll(nc); err != nil || !strings.HasPrefix(string(got), "HTTP/1.1 408") {
 			t.Errorf("%s %v", got, err)
 		}
@@ -127,14 +121,9 @@ func TestWorkersHaveAShare(t *testing.T) {
 	if got := post(t, other, of("mp2")); got != "1 0 0" || other.Stats().Skipped != 1 {
 		t.Error(got, other.Stats())
 	}
-	x, err := memory.New(memory.Config{MaxPods: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{MaxPods: 1}))(t)
 	defer func() { _ = x.Close() }()
-	if _, err := x.Register(t.Context(), store.Pod{Name: "mp", Model: model}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), store.Pod{Name: "mp", Model: model}))(t)
 	full := s.coordinator(func(c *Config) { c.Index = x })
 	if got := post(t, full, of("mp")); !strings.HasPrefix(got, "507") || strings.Contains(got, "does not answer") {
 		t.Error(got)

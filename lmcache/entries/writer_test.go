@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/chunks"
@@ -42,10 +43,7 @@ func tokens(n int) []uint32 {
 // chunksOf returns the hashes of the chunks of tokens, and their keys.
 func chunksOf(t *testing.T, c lmcache.Config) (hashes []lmcache.Hash, keys []blockkey.Key) {
 	t.Helper()
-	h, err := lmcache.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(lmcache.New(c))(t)
 	for _, hash := range h.Append(nil, tokens(1024)) {
 		hashes = append(hashes, hash)
 		keys = append(keys, hash.ChunkKey())
@@ -115,9 +113,7 @@ type rig struct {
 func newRig(t *testing.T, c entries.Config) *rig {
 	t.Helper()
 	mem, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r := &rig{t: t, server: &server{kept: map[string]string{}}}
 	c.Write, c.Registry = r.server.write, mem.Cached
 	if r.w, err = entries.New(c); err != nil {
@@ -129,13 +125,9 @@ func newRig(t *testing.T, c entries.Config) *rig {
 	go func() { defer close(done); r.w.Run(ctx) }()
 	r.stop = func() { cancel(); <-done; _ = mem.Close() }
 	for _, p := range []store.Pod{{Name: "10.0.0.1:8000", Model: model}, {Name: "p2", Model: model, Address: "http://[fd00::2]:8000/"}} {
-		if _, err := r.x.Register(t.Context(), p); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(r.x.Register(t.Context(), p))(t)
 	}
-	if _, err := mem.Registry(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(mem.Registry(t.Context()))(t)
 	return r
 }
 
@@ -144,17 +136,13 @@ func (r *rig) worker(instance, pod string, n, of int, lease time.Duration) strin
 	r.t.Helper()
 	name := lmcache.WorkerName(instance, "", n)
 	p := store.Pod{Name: name, Model: model, Lease: store.Seconds(lease), PartOf: &store.PartOf{Pod: pod, Worker: n, Workers: of}}
-	if _, err := r.x.Register(r.t.Context(), p); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Get(r.x.Register(r.t.Context(), p))(r.t)
 	return name
 }
 
 func (r *rig) apply(worker string, ops ...store.Op) {
 	r.t.Helper()
-	if err := r.x.Apply(r.t.Context(), store.Batch{Pod: worker, Model: model, Ops: ops}); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, r.x.Apply(r.t.Context(), store.Batch{Pod: worker, Model: model, Ops: ops}))
 }
 
 // want waits until exactly these keys are there.
@@ -221,18 +209,12 @@ func TestLife(t *testing.T) {
 		if v := r.server.kept[s("0", 0)]; v != one {
 			t.Errorf("the string names %q", v)
 		}
-		if _, err := r.x.Retire(t.Context(), d); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(r.x.Retire(t.Context(), d))(t)
 
 		// A worker that retires, and one that begins anew.
-		if _, err := r.x.Retire(t.Context(), a); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(r.x.Retire(t.Context(), a))(t)
 		r.want("retired", s("1", 0))
-		if _, err := r.x.Begin(t.Context(), b, 0, 1); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(r.x.Begin(t.Context(), b, 0, 1))(t)
 		r.want("begun anew")
 		if n := r.w.Stats(); n.Entries != 0 || len(r.w.Names()) != 0 {
 			t.Errorf("%+v, %q", n, r.w.Names())
@@ -351,18 +333,11 @@ func TestFenced(t *testing.T) {
 		hashes, keys := chunksOf(t, v031)
 		r.w.Heard(hashes[0])
 		a := r.worker("i", "10.0.0.1:8000", 0, 1, 0)
-		gen, err := r.x.Begin(t.Context(), a, 0, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		gen := must.Get(r.x.Begin(t.Context(), a, 0, 1))(t)
 		batch := store.Batch{Pod: a, Model: model, Ops: []store.Op{add(store.CPU, keys[0])}, Guard: &store.Guard{Generation: gen, Fence: 1, Seq: 1}}
-		if err := r.x.Apply(t.Context(), batch); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.x.Apply(t.Context(), batch))
 		time.Sleep(time.Second) // it is written
-		if _, err := r.x.TakeOver(t.Context(), gen, 2); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(r.x.TakeOver(t.Context(), gen, 2))(t)
 		batch.Guard.Seq, batch.Ops = 2, []store.Op{remove(store.CPU, keys[0])}
 		if err := r.x.Apply(t.Context(), batch); !errors.Is(err, store.ErrFenced) {
 			t.Fatal(err)
@@ -385,10 +360,7 @@ func TestMeanwhile(t *testing.T) {
 		r.w.Heard(hashes[0])
 		name := "vllm@" + model + "@1@0@" + hashes[0].String()
 		a := r.worker("i", "10.0.0.1:8000", 0, 1, 0)
-		gen, err := r.x.Begin(t.Context(), a, 0, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		gen := must.Get(r.x.Begin(t.Context(), a, 0, 1))(t)
 		seq := uint64(0)
 		apply := func(op store.Op) error {
 			seq++
@@ -445,10 +417,7 @@ func TestRoundTrip(t *testing.T) {
 
 func roundTrip(t *testing.T, url string) {
 	open := func(prefix string) *redis.Index {
-		x, err := redis.Open(redis.Config{URL: url, Prefix: prefix, NoSweep: true, Entries: true, Timeout: 20 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(redis.Open(redis.Config{URL: url, Prefix: prefix, NoSweep: true, Entries: true, Timeout: 20 * time.Second}))(t)
 		t.Cleanup(func() { _ = x.Close() })
 		return x
 	}
@@ -469,15 +438,12 @@ func roundTrip(t *testing.T, url string) {
 		t.Run(c.name, func(t *testing.T) {
 			m := "org/" + strings.ReplaceAll(c.name, " ", "-")
 			profile := lmcache.Profile{Config: c.config, WorldSizes: []int{2}}
-			w, err := entries.New(entries.Config{
+			w := must.Get(entries.New(entries.Config{
 				Shapes: c.shapes, Profiles: map[string]lmcache.Profile{m: profile}, Registry: heard.Cached, Timeout: 20 * time.Second, TTL: time.Hour,
 				Write: func(ctx context.Context, ttl time.Duration, list []entries.Write) error {
 					return writeTo(ctx, heard, ttl, list)
 				},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() { defer close(done); w.Run(ctx) }()
@@ -485,28 +451,15 @@ func roundTrip(t *testing.T, url string) {
 			x := w.Index(heard)
 			pod := store.Pod{Name: "10.0.0.1:8000", Model: m}
 			for _, in := range []store.Index{x, scored} {
-				if _, err := in.Register(ctx, pod); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(in.Register(ctx, pod))(t)
 			}
-			if _, err := heard.Registry(ctx); err != nil {
-				t.Fatal(err)
-			}
-			reader, err := lmcache.NewReader(m, c.mode, profile)
-			if err != nil {
-				t.Fatal(err)
-			}
-			sc, err := scorer.New(scorer.Config{Index: scored, BlockSize: 64, Budget: 20 * time.Second, Chunks: &chunks.Source{Readers: map[string]*lmcache.Reader{m: reader}}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Get(heard.Registry(ctx))(t)
+			reader := must.Get(lmcache.NewReader(m, c.mode, profile))(t)
+			sc := must.Get(scorer.New(scorer.Config{Index: scored, BlockSize: 64, Budget: 20 * time.Second, Chunks: &chunks.Source{Readers: map[string]*lmcache.Reader{m: reader}}}))(t)
 			want := func(what string, blocks int) {
 				t.Helper()
 				eventually.NoError(t, what, func() error {
-					resp, err := sc.Score(ctx, scorer.Request{Model: m, Input: scorer.Tokens(tokens(1024))})
-					if err != nil {
-						t.Fatal(err)
-					}
+					resp := must.Get(sc.Score(ctx, scorer.Request{Model: m, Input: scorer.Tokens(tokens(1024))}))(t)
 					got := 0
 					for i := range resp.Pods {
 						got = resp.Pods[i].Blocks
@@ -525,31 +478,19 @@ func roundTrip(t *testing.T, url string) {
 			for n := range 2 {
 				names = append(names, lmcache.WorkerName(m, "", n))
 				p := store.Pod{Name: names[n], Model: m, PartOf: &store.PartOf{Pod: pod.Name, Worker: n, Workers: 2}}
-				if _, err := x.Register(ctx, p); err != nil {
-					t.Fatal(err)
-				}
-				if err := x.Apply(ctx, store.Batch{Pod: p.Name, Model: m, Ops: []store.Op{add(store.CPU, keys...)}}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(x.Register(ctx, p))(t)
+				must.OK(t, x.Apply(ctx, store.Batch{Pod: p.Name, Model: m, Ops: []store.Op{add(store.CPU, keys...)}}))
 			}
 			want("both workers", 16)
-			if err := x.Apply(ctx, store.Batch{Pod: names[1], Model: m, Ops: []store.Op{remove(store.CPU, keys[2:]...)}}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, x.Apply(ctx, store.Batch{Pod: names[1], Model: m, Ops: []store.Op{remove(store.CPU, keys[2:]...)}}))
 			want("one evicts", 8)
-			if _, err := x.Retire(ctx, names[0]); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Retire(ctx, names[0]))(t)
 			want("the other retires", 0)
-			if _, err := x.Retire(ctx, names[1]); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Retire(ctx, names[1]))(t)
 			eventually.NoError(t, "the end of all entries", func() error {
 				left := 0
-				if _, err := heard.External().Scan(ctx, external.Scan{Match: "*" + m + "@*", MaxKeys: 1000, MaxSteps: 1000,
-					Want: func(string) (bool, bool) { return true, false }, Each: func(external.Key) { left++ }}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(heard.External().Scan(ctx, external.Scan{Match: "*" + m + "@*", MaxKeys: 1000, MaxSteps: 1000,
+					Want: func(string) (bool, bool) { return true, false }, Each: func(external.Key) { left++ }}))(t)
 				if left > 0 {
 					return fmt.Errorf("%d keys are left", left)
 				}

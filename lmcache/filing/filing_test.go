@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -50,10 +51,7 @@ func TestIDValidate(t *testing.T) {
 }
 
 func TestParseMap(t *testing.T) {
-	m, err := ParseMap([]string{"a=10.0.0.1:8000", "b=p#3", "c=x=y", "a=q#0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(ParseMap([]string{"a=10.0.0.1:8000", "b=p#3", "c=x=y", "a=q#0"}))(t)
 	if got, want := fmt.Sprint(m), "map[a:[{10.0.0.1:8000 0 } {q 0 }] b:[{p 3 }] c:[{x=y 0 }]]"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -103,17 +101,12 @@ func TestFind(t *testing.T) {
 
 // A takeover goes on where the other writer was, and shuts it out; two fences are never the same.
 func TestTakeOver(t *testing.T) {
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{}))(t)
 	defer x.Close()
 	c := Config{Index: x, Lease: time.Minute, Timeout: time.Minute}
 	id, target := ID{"i", 0}, Target{Pod: "p", Model: "m"}
 	a, b := NewWorker(c, id, target, false), NewWorker(c, id, target, false)
-	if err := a.Begin(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.Begin(t.Context()))
 	var ops Ops
 	ops.Key(store.Add, store.CPU, 1)
 	ops.Key(store.Add, store.CPU, 2)
@@ -121,9 +114,7 @@ func TestTakeOver(t *testing.T) {
 	if len(ops.List) != 2 {
 		t.Errorf("%v", ops.List)
 	}
-	if err := a.Write(t.Context(), ops.List, Mark{1, 7}, Mark{2, 9}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.Write(t.Context(), ops.List, Mark{1, 7}, Mark{2, 9}))
 	marks, took, err := b.TakeOver(t.Context(), 2, 1, 3)
 	if err != nil || !took || !slices.Equal(marks, []uint64{9, 7, 0}) {
 		t.Fatal(marks, took, err)

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
 
@@ -75,10 +76,7 @@ func tokens(first, n int) (out []uint32) {
 
 func keysOf(t *testing.T, c lmcache.Config, target lmcache.Target, prompt []uint32) []string {
 	t.Helper()
-	keys, err := lmcache.Keys(c, target, prompt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	keys := must.Get(lmcache.Keys(c, target, prompt))(t)
 	return keys
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
@@ -35,10 +36,7 @@ func keys(t *testing.T, c lmcache.Config, target lmcache.Target) []string {
 	if target.WorldSize == 0 {
 		target.WorldSize = 1
 	}
-	out, err := lmcache.Keys(c, target, tokens())
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(lmcache.Keys(c, target, tokens()))(t)
 	return out
 }
 
@@ -225,10 +223,7 @@ func TestExplain(t *testing.T) {
 		{"old chain", v031, mine, []string{"sha256 in a chain of hex", "0.3.1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h, err := lmcache.New(c.has)
-			if err != nil {
-				t.Fatal(err)
-			}
+			h := must.Get(lmcache.New(c.has))(t)
 			key := h.Append(nil, tokens()[:h.ChunkSize()])[0].ChunkKey()
 			s := survey(Config{Profiles: profiles(lmcache.Profile{Config: c.mine}), Mode: lmcache.AutoEntries})
 			e := s.Explain(model, tokens())
@@ -246,10 +241,7 @@ func TestExplain(t *testing.T) {
 
 			// Where the profile's own is there too, some engines differ.
 			for i, k := range e.Keys() {
-				own, err := lmcache.New(c.mine)
-				if err != nil {
-					t.Fatal(err)
-				}
+				own := must.Get(lmcache.New(c.mine))(t)
 				held[i] = held[i] || k == own.Append(nil, tokens()[:own.ChunkSize()])[0].ChunkKey()
 			}
 			list = e.Findings(held, nil)
@@ -316,10 +308,7 @@ func TestRefusedProfile(t *testing.T) {
 	refused := lmcache.Profile{Config: lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.SHA256CBOR, VLLM: true}} // no seed
 	has := refused.Config
 	has.Seed = "42"
-	h, err := lmcache.New(has)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(lmcache.New(has))(t)
 	s := survey(Config{Profiles: profiles(refused), Mode: lmcache.AutoEntries}, owned(keys(t, v031, lmcache.Target{}), "h"))
 	list := s.Findings(true)
 	want(t, list, "lmcache profile", check.Fail, "PYTHONHASHSEED")
@@ -411,10 +400,7 @@ func TestBounds(t *testing.T) {
 }
 
 func TestNamesAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../docs/operations.md"))(t)
 	for _, n := range Names {
 		if !strings.Contains(string(text), "\n### "+n+"\n") {
 			t.Errorf("docs/operations.md has no paragraph %q", n)

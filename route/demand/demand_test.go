@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/demand"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -121,9 +122,7 @@ func TestMerge(t *testing.T) {
 	for _, s := range eight {
 		c := s.Counted(now)
 		b, err := c.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if c, err = demand.Decode(b); err != nil {
 			t.Fatal(err)
 		}
@@ -230,10 +229,7 @@ func FuzzDecode(f *testing.F) {
 	s.Skips()
 	s.Add(chain(1, 4, 4, 0), at("a"), 0, 1)
 	c := s.Counted(2)
-	b, err := c.Encode()
-	if err != nil {
-		f.Fatal(err)
-	}
+	b := must.Get(c.Encode())(f)
 	f.Add(b)
 	f.Add([]byte(`{"nodes":[{"key":1,"parent":1,"blocks":1,"requests":9}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/route/notes/notestest"
 	"github.com/kvatlas/kvatlas/store"
@@ -21,9 +22,7 @@ func TestMemoryBoundsSessions(t *testing.T) {
 	const more = 1000
 	for i := range notes.MaxSessions + more {
 		lease := time.Hour + time.Duration(i)*time.Millisecond
-		if err := m.Bind(t.Context(), "m", fmt.Sprint(i), store.RankRef{Pod: "a"}, lease); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, m.Bind(t.Context(), "m", fmt.Sprint(i), store.RankRef{Pod: "a"}, lease))
 	}
 	for i, known := range map[int]bool{0: false, more - 1: false, more: true, notes.MaxSessions + more - 1: true} {
 		if at, err := m.Session(t.Context(), "m", fmt.Sprint(i)); err != nil || (at.Left > 0) != known {

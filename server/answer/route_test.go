@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/server/request"
@@ -54,17 +55,12 @@ func TestAppendRouted(t *testing.T) {
 			d.Session = &route.Session{State: route.SessionKept, Was: &was}
 		}
 		a := Route(q, d)
-		got, err := a.Append([]byte("before"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(a.Append([]byte("before")))(t)
 		var want bytes.Buffer
 		want.WriteString("before")
 		enc := json.NewEncoder(&want)
 		enc.SetEscapeHTML(false)
-		if err := enc.Encode(a); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, enc.Encode(a))
 		if bytes.Equal(got, want.Bytes()) {
 			return
 		}

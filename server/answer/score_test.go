@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server/answer"
 	"github.com/kvatlas/kvatlas/server/request"
@@ -19,9 +20,7 @@ func TestAppendScore(t *testing.T) {
 		Scores, Matched map[string]json.RawMessage
 	}
 	encoded := func(t *rapid.T, pods ...scorer.PodScore) (s scores) {
-		if err := json.Unmarshal(answer.AppendScore(nil, &scorer.Response{Pods: pods}, &request.Input{}), &s); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(answer.AppendScore(nil, &scorer.Response{Pods: pods}, &request.Input{}), &s))
 		return s
 	}
 	few := rapid.IntRange(0, 2)

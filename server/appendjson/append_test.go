@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestAppendString holds appendString against encoding/json.
@@ -16,10 +18,7 @@ func TestAppendString(t *testing.T) {
 		if err := json.Unmarshal(b, &got); err != nil {
 			t.Fatalf("%q became %q: %v", s, b, err)
 		}
-		std, err := json.Marshal(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		std := must.Get(json.Marshal(s))(t)
 		if err := json.Unmarshal(std, &want); err != nil || got != want {
 			t.Fatalf("%q became %q, want %q", s, got, want)
 		}

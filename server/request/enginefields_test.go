@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/server/scan"
 )
@@ -65,14 +66,9 @@ func TestSkippedFields(t *testing.T) {
 // field that no engine has; so a new release in scripts/engines/fields.py shows what to
 // think about.
 func TestCaseRequestsThatEnginesTake(t *testing.T) {
-	raw, err := os.ReadFile("testdata/engine_fields.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Get(os.ReadFile("testdata/engine_fields.json"))(t)
 	var releases map[string]map[string][]string
-	if err := json.Unmarshal(raw, &releases); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(raw, &releases))
 	if len(releases) < 10 {
 		t.Fatalf("%d releases", len(releases))
 	}

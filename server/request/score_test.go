@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server/refusal"
@@ -177,10 +178,7 @@ func traceBodies(t testing.TB) (bodies [][]byte) {
 		t.Fatal("no traces", err)
 	}
 	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(f))(t)
 		for line := range bytes.Lines(text) {
 			if len(line) > 0 && line[0] == '{' {
 				bodies = append(bodies, bytes.TrimSpace(line))
@@ -277,15 +275,10 @@ func TestScannerValues(t *testing.T) {
 		v["wait_ms"] = rapid.IntRange(0, 10_000).Draw(t, "wait")
 		v["top"] = rapid.IntRange(0, math.MaxInt32).Draw(t, "top")
 		v["early_exit"] = rapid.Bool().Draw(t, "early")
-		body, err := json.Marshal(v)
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := must.Get(json.Marshal(v))(t)
 		if rapid.Bool().Draw(t, "indented") {
 			var b bytes.Buffer
-			if err := json.Indent(&b, body, "", "\t"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Indent(&b, body, "", "\t"))
 			body = b.Bytes()
 		}
 		if _, err := scanned(s, q, body); err != nil {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/cputime"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestEscapedStrings holds strings with escapes at all places to encoding/json, with a scanner
@@ -105,10 +106,7 @@ func TestReleaseLongPath(t *testing.T) {
 // which every sixth byte is an escape, and Chinese as Python writes it.
 func BenchmarkEscapedText(b *testing.B) {
 	line := "\tif err := open(\"file\", \"r\"); err != nil {\n\t\treturn \"\", err\n\t}\n"
-	code, err := json.Marshal(strings.Repeat(line, 1<<20/len(line)))
-	if err != nil {
-		b.Fatal(err)
-	}
+	code := must.Get(json.Marshal(strings.Repeat(line, 1<<20/len(line))))(b)
 	for name, body := range map[string][]byte{"code": code, "unicode": []byte(`"` + strings.Repeat(`\u4f60\u597d`, 1<<20/12) + `"`)} {
 		b.Run(name, func(b *testing.B) {
 			var s Scanner
@@ -117,9 +115,7 @@ func BenchmarkEscapedText(b *testing.B) {
 			before := cputime.Process()
 			for b.Loop() {
 				s.Start(body, nil)
-				if _, err := s.StringBytes("a string"); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(s.StringBytes("a string"))(b)
 				s.Release(4 << 20)
 			}
 			b.ReportMetric(float64((cputime.Process()-before).Microseconds())/float64(b.N), "cpu-us/op")

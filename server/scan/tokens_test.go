@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/cputime"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // FuzzTokens holds arrays of tokens against encoding/json: both take the same, and read the
@@ -97,9 +98,7 @@ func BenchmarkTokens(b *testing.B) {
 			dst := make([]uint32, 0, len(words))
 			before := cputime.Process()
 			for b.Loop() {
-				if _, err := New("tokens", text).Tokens(dst, len(words)); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(New("tokens", text).Tokens(dst, len(words)))(b)
 			}
 			b.ReportMetric(float64((cputime.Process()-before).Nanoseconds())/float64(b.N)/float64(len(words)), "cpu-ns/token")
 		})

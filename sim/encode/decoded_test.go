@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/encode"
 	"github.com/kvatlas/kvatlas/sim/engine"
 )
@@ -31,10 +32,7 @@ func TestReleasesDecode(t *testing.T) {
 		t.Run(x.release.String(), func(t *testing.T) {
 			d := enginetest.StartDecoder(t, x.release)
 			x.config.Blocks = 40
-			e, err := engine.New(x.config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			e := must.Get(engine.New(x.config))(t)
 			var r engine.Report
 			for id := range uint64(30) {
 				q := engine.Request{ID: id, Output: []uint32{1, 2, 3}}
@@ -47,9 +45,7 @@ func TestReleasesDecode(t *testing.T) {
 				if id%4 == 2 {
 					q.Salt = "tenant"
 				}
-				if err := e.Submit(0, q); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, e.Submit(0, q))
 				for at, ok := e.Due(); ok; at, ok = e.Due() {
 					e.Advance(at, &r)
 				}

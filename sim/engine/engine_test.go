@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // reader is what a reader of the events knows: how many copies of a block there are
@@ -219,10 +220,7 @@ func TestEventsTellWhatIsReused(t *testing.T) {
 
 // play has an engine do random things.
 func play(t *rapid.T, c Config) {
-	e, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(New(c))(t)
 	c = e.Config()
 	rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
 	known := reader{}
@@ -234,9 +232,7 @@ func play(t *rapid.T, c Config) {
 		var r Report
 		e.Advance(now, &r)
 		for _, b := range r.Batches {
-			if err := known.read(b, c.Kind); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, known.read(b, c.Kind))
 		}
 		for _, o := range r.Outputs {
 			if open[o.ID]--; (open[o.ID] == 0) != o.Last || open[o.ID] < 0 {
@@ -246,9 +242,7 @@ func play(t *rapid.T, c Config) {
 				delete(open, o.ID)
 			}
 		}
-		if err := check(e); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, check(e))
 	}
 	request := func() Request {
 		p := texts[rng.IntN(len(texts))]
@@ -272,9 +266,7 @@ func play(t *rapid.T, c Config) {
 			for range 1 + rng.IntN(20) {
 				r.Output = append(r.Output, 100+rng.Uint32N(100))
 			}
-			if err := e.Submit(now, r); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, e.Submit(now, r))
 			open[id] = len(r.Output)
 			if texts = append(texts, slices.Concat(r.Tokens, r.Output)); len(texts) > 12 {
 				texts = texts[1:]
@@ -309,9 +301,7 @@ func play(t *rapid.T, c Config) {
 		t.Fatalf("%d requests have not ended: %+v", len(open), e.Stats())
 	}
 	// A request by itself, so that an idle vLLM reports a clear.
-	if err := e.Submit(now, Request{ID: id + 1, Tokens: []uint32{77}, Output: []uint32{1}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, e.Submit(now, Request{ID: id + 1, Tokens: []uint32{77}, Output: []uint32{1}}))
 	open[id+1] = 1
 	for at, ok := e.Due(); ok; at, ok = e.Due() {
 		now = at
@@ -329,9 +319,7 @@ func play(t *rapid.T, c Config) {
 	r.ID, r.Output = id+2, []uint32{1}
 	open[id+2] = 1
 	want := e.Reusable(r)
-	if err := e.Submit(now, r); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, e.Submit(now, r))
 	var report Report
 	for at, ok := e.Due(); ok; at, ok = e.Due() {
 		e.Advance(at, &report)
@@ -346,16 +334,11 @@ func play(t *rapid.T, c Config) {
 
 // A throttled engine takes so many times as long for the same, until that is over.
 func TestThrottle(t *testing.T) {
-	e, err := New(Config{Blocks: 1000})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(New(Config{Blocks: 1000}))(t)
 	at := time.Duration(0)
 	took := func() time.Duration {
 		began := at
-		if err := e.Submit(at, Request{ID: 1, Tokens: []uint32{1, 2, 3}, Output: []uint32{4, 5}}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, e.Submit(at, Request{ID: 1, Tokens: []uint32{1, 2, 3}, Output: []uint32{4, 5}}))
 		for {
 			due, ok := e.Due()
 			if !ok {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // count returns the tokens from a to b.
@@ -34,9 +35,7 @@ func finish(t *testing.T, e *Engine) Report {
 func answer(t *testing.T, e *Engine, prompt []uint32, n int) (Hit, []event.Event) {
 	t.Helper()
 	id := e.counts.Requests + 1
-	if err := e.Submit(e.until, Request{ID: id, Tokens: prompt, Output: count(1000, 1000+n)}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, e.Submit(e.until, Request{ID: id, Tokens: prompt, Output: count(1000, 1000+n)}))
 	r := finish(t, e)
 	var events []event.Event
 	for _, b := range r.Batches {
@@ -53,10 +52,7 @@ func answer(t *testing.T, e *Engine, prompt []uint32, n int) (Hit, []event.Event
 
 func started(t *testing.T, c Config) *Engine {
 	t.Helper()
-	e, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(New(c))(t)
 	return e
 }
 
@@ -87,10 +83,7 @@ func TestHashes(t *testing.T) {
 
 func digestEnd(t *testing.T, s string) uint64 {
 	t.Helper()
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(hex.DecodeString(s))(t)
 	var n uint64
 	for _, c := range b {
 		n = n<<8 | uint64(c)
@@ -139,9 +132,7 @@ func TestTwoAtOnce(t *testing.T) {
 	for k, want := range map[Kind]int{VLLM: 48, SGLang: 0, TRTLLM: 0} {
 		e := started(t, Config{Kind: k})
 		for id := range uint64(2) {
-			if err := e.Submit(0, Request{ID: id, Tokens: count(0, 64), Output: []uint32{1}}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, e.Submit(0, Request{ID: id, Tokens: count(0, 64), Output: []uint32{1}}))
 		}
 		r := finish(t, e)
 		if len(r.Outputs) != 2 || r.Outputs[1].Hit.GPU != want {
@@ -263,9 +254,7 @@ func TestClear(t *testing.T) {
 	for k, want := range map[Kind]int{VLLM: 0, SGLang: 1, TRTLLM: 1} {
 		e := started(t, Config{Kind: k})
 		answer(t, e, count(0, 64), 1)
-		if err := e.Submit(e.until, Request{ID: 9, Tokens: count(0, 64), Output: []uint32{1, 2}}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, e.Submit(e.until, Request{ID: 9, Tokens: count(0, 64), Output: []uint32{1, 2}}))
 		e.Advance(e.until, &Report{})
 		if e.Clear() {
 			t.Errorf("%v: cleared under a request", k)
@@ -288,9 +277,7 @@ func TestEventsWhileGenerating(t *testing.T) {
 	e := started(t, Config{Kind: SGLang, Blocks: 6, BlockSize: 4})
 	answer(t, e, count(0, 12), 1)
 	// Generating evicts the page of the prompt before.
-	if err := e.Submit(e.until, Request{ID: 9, Tokens: count(50, 54), Output: count(100, 118)}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, e.Submit(e.until, Request{ID: 9, Tokens: count(50, 54), Output: count(100, 118)}))
 	r := finish(t, e)
 	if n := len(r.Batches); n != 2 || r.Batches[1].At != r.Outputs[17].At {
 		t.Errorf("%d batches, the last at %v: want one of the prompt and one of the end", n, r.Batches[n-1].At)
@@ -300,9 +287,7 @@ func TestEventsWhileGenerating(t *testing.T) {
 // The times are those of the model: prompts in chunks, and generation by how full it is.
 func TestTiming(t *testing.T) {
 	e := started(t, Config{Timing: Timing{Prefill: 1, Decode: 1}})
-	if err := e.Submit(0, Request{ID: 1, Tokens: count(0, 10_000), Output: []uint32{1, 2}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, e.Submit(0, Request{ID: 1, Tokens: count(0, 10_000), Output: []uint32{1, 2}}))
 	r := finish(t, e)
 	ms := func(c, n float64) float64 {
 		return prefillSquare*((c+n)*(c+n)-c*c) + prefillToken*n + prefillBatch
@@ -335,9 +320,7 @@ func TestPreemption(t *testing.T) {
 	} {
 		e := started(t, x.config)
 		for id := range 2 {
-			if err := e.Submit(0, Request{ID: uint64(id), Tokens: count(100*id, 100*id+60), Output: count(1000, 1040)}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, e.Submit(0, Request{ID: uint64(id), Tokens: count(100*id, 100*id+60), Output: count(1000, 1040)}))
 		}
 		r := finish(t, e)
 		var said [2][]uint32
@@ -362,9 +345,7 @@ func TestDeterministic(t *testing.T) {
 		run := func() Report {
 			e := started(t, c)
 			for id := range 40 {
-				if err := e.Submit(time.Duration(id)*time.Millisecond, Request{ID: uint64(id), Tokens: count(id%7, id%7+30), Output: count(0, 9)}); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, e.Submit(time.Duration(id)*time.Millisecond, Request{ID: uint64(id), Tokens: count(id%7, id%7+30), Output: count(0, 9)}))
 			}
 			return finish(t, e)
 		}

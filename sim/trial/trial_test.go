@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/trial"
@@ -24,10 +25,7 @@ func run(t *testing.T, policy string, n, blocks, talks, together int) trial.Resu
 	for i := range n {
 		c.Pods = append(c.Pods, trial.Pod{Name: fmt.Sprint("p", i), Engine: engine.Config{Blocks: blocks, BlockSize: 16}})
 	}
-	r, err := trial.Run(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(trial.Run(t.Context(), c))(t)
 	return r
 }
 
@@ -66,15 +64,12 @@ func TestETA(t *testing.T) {
 // TestTrace: rows of a session are one talk, what is too long ends it, equal ids are equal
 // tokens, and times are scaled.
 func TestTrace(t *testing.T) {
-	talks, err := trial.ReadTrace(strings.NewReader(`{"timestamp":1000,"input_length":10,"output_length":3,"hash_ids":[1,2,9]}
+	talks := must.Get(trial.ReadTrace(strings.NewReader(`{"timestamp":1000,"input_length":10,"output_length":3,"hash_ids":[1,2,9]}
 {"timestamp":2000,"input_length":8,"output_length":0,"hash_ids":[1,3],"session_id":"s","think_ms":70}
 {"timestamp":3000,"input_length":11,"output_length":2,"hash_ids":[1,3],"session_id":"s","think_ms":70}
 {"timestamp":4000,"input_length":99,"output_length":2,"hash_ids":[1,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25],"session_id":"s"}
 {"timestamp":5000,"input_length":4,"output_length":2,"hash_ids":[1],"session_id":"s"}
-`), 4, 50, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+`), 4, 50, 2))(t)
 	if len(talks) != 2 || talks[0].At != 2*time.Second || len(talks[1].Turns) != 2 || talks[1].Turns[1].Think != 140*time.Millisecond || talks[1].Turns[0].Think != 0 || talks[1].Turns[0].Output != 1 {
 		t.Fatalf("%+v", talks)
 	}

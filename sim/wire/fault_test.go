@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
 )
@@ -76,16 +77,12 @@ func TestRepair(t *testing.T) {
 				talkTo(t, p, k, 30)
 				f.wait(0)
 				before := f.life().Generation
-				if err := p.Apply(x.fault); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, p.Apply(x.fault))
 				http.DefaultClient.CloseIdleConnections() // to a process that may have ended
 				talkTo(t, p, k, 20)
 				if x.fault.Count > 1000 {
 					// Nothing that follows shows the loss.
-					if err := p.Apply(wire.Fault{Kind: wire.Lose}); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, p.Apply(wire.Fault{Kind: wire.Lose}))
 				}
 				began := time.Now()
 				if x.begun != ingest.First {
@@ -107,38 +104,25 @@ func TestRepair(t *testing.T) {
 // A process that is frozen answers nothing until it goes on.
 func TestFreeze(t *testing.T) {
 	p := start(t, wire.Config{})
-	if err := p.Apply(wire.Fault{Kind: wire.Freeze}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Apply(wire.Fault{Kind: wire.Freeze}))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.Address()+"/health", http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.Address()+"/health", http.NoBody))(t)
 	if resp, err := http.DefaultClient.Do(req); err == nil {
 		resp.Body.Close()
 		t.Error("a frozen pod is healthy")
 	}
-	if err := p.Apply(wire.Fault{Kind: wire.Thaw}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Apply(wire.Fault{Kind: wire.Thaw}))
 	if status, _ := call(t, p, http.MethodGet, "/health", nil); status != http.StatusOK {
 		t.Errorf("a pod that goes on: %d", status)
 	}
 	// A second time, with a request under way, and killed in it.
-	if err := p.Apply(wire.Fault{Kind: wire.Freeze}); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Apply(wire.Fault{Kind: wire.Kill}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Apply(wire.Fault{Kind: wire.Freeze}))
+	must.OK(t, p.Apply(wire.Fault{Kind: wire.Kill}))
 	if err := p.Apply(wire.Fault{Kind: wire.Thaw}); !errors.Is(err, wire.ErrDead) {
 		t.Errorf("a dead pod is thawed: %v", err)
 	}
-	if err := p.Apply(wire.Fault{Kind: wire.Revive}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Apply(wire.Fault{Kind: wire.Revive}))
 	if status, _ := call(t, p, http.MethodGet, "/health", nil); status != http.StatusOK {
 		t.Errorf("a pod that lives again: %d", status)
 	}
@@ -150,27 +134,16 @@ func TestControl(t *testing.T) {
 	for _, name := range []string{"sim-0", "sim-1"} {
 		configs = append(configs, wire.Config{Name: name, Model: model, Listen: "127.0.0.1:0", Events: freeEndpoint(t), Engine: engine.Config{Blocks: 100}})
 	}
-	f, err := wire.StartFleet(configs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(wire.StartFleet(configs))(t)
 	defer f.Close()
 	s := httptest.NewServer(f.Handler())
 	defer s.Close()
 	post := func(path, body string) (int, string) {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := s.Client().Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+path, strings.NewReader(body)))(t)
+		resp := must.Get(s.Client().Do(req))(t)
 		defer resp.Body.Close()
 		var b bytes.Buffer
-		if _, err := b.ReadFrom(resp.Body); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(b.ReadFrom(resp.Body))(t)
 		return resp.StatusCode, b.String()
 	}
 	for _, x := range []struct {

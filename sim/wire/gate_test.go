@@ -8,28 +8,21 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
 // A flood of requests of a pod that does not go on waits up to a limit; those beyond it are
 // refused at once, and when the others have gone there is room again.
 func TestFlood(t *testing.T) {
-	p, err := NewPod(Config{Model: "m", Listen: "127.0.0.1:0", Events: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(NewPod(Config{Model: "m", Listen: "127.0.0.1:0", Events: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))}))(t)
+	must.OK(t, p.Start())
 	defer func() {
 		if err := p.Kill(); err != nil {
 			t.Error(err)
 		}
 	}()
-	l, err := p.current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(p.current())(t)
 	l.clock.freeze()
 	handler := l.handler()
 	ask := func(ctx context.Context) int {

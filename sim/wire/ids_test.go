@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
 )
@@ -70,10 +71,7 @@ func TestTokenIDs(t *testing.T) {
 
 // The control page says how many messages each rank has sent.
 func TestPublishedMessages(t *testing.T) {
-	f, err := wire.StartFleet([]wire.Config{{Name: "a", Model: model, Listen: "127.0.0.1:0", Events: freeEndpoint(t), Engine: engine.Config{Blocks: 100, Timing: noTime}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(wire.StartFleet([]wire.Config{{Name: "a", Model: model, Listen: "127.0.0.1:0", Events: freeEndpoint(t), Engine: engine.Config{Blocks: 100, Timing: noTime}}}))(t)
 	t.Cleanup(func() {
 		if err := f.Close(); err != nil {
 			t.Error(err)
@@ -82,10 +80,7 @@ func TestPublishedMessages(t *testing.T) {
 	for _, tokens := range []int{16, 48} {
 		before := f.State()[0].Ranks[0].Published
 		ask(t, f.Pods()[0], http.MethodPost, "/v1/completions", fields{"prompt": make([]int, tokens), "max_tokens": 1})
-		want, err := f.Pods()[0].Published(0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(f.Pods()[0].Published(0))(t)
 		if got := f.State()[0].Ranks[0].Published; got != want || got <= before {
 			t.Errorf("%d messages, it has sent %d, before the request %d", got, want, before)
 		}

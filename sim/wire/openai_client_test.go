@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/interop"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
 )
@@ -50,10 +51,7 @@ func TestOpenAIClient(t *testing.T) {
 	}
 	cmd := exec.CommandContext(t.Context(), python, args...)
 	cmd.Stderr = os.Stderr
-	b, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(cmd.Output())(t)
 	lines := bytes.Split(bytes.TrimSpace(b), []byte("\n"))
 	if len(lines) != len(pods) {
 		t.Fatalf("%d answers of %d engines", len(lines), len(pods))

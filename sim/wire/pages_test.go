@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/ingest/discover"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
 	"github.com/kvatlas/kvatlas/store"
@@ -54,10 +55,7 @@ func scrape(t *testing.T, p *wire.Pod, path string) func(name string, label ...s
 	t.Helper()
 	_, b := call(t, p, http.MethodGet, path, nil)
 	parser := expfmt.NewTextParser(prom.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(b))
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(parser.TextToMetricFamilies(bytes.NewReader(b)))(t)
 	return func(name string, label ...string) float64 {
 		f := families[name]
 		if f == nil {
@@ -131,10 +129,7 @@ func TestMetricsOfReleases(t *testing.T) {
 	until := map[string]string{"vllm:time_per_output_token_seconds": "0.12.0", "vllm:gpu_cache_usage_perc": "0.11.0", "vllm:gpu_prefix_cache_hits_total": "0.11.0"}
 	number := func(v string) (n int) {
 		for part := range strings.SplitSeq(v, ".") {
-			i, err := strconv.Atoi(part)
-			if err != nil {
-				t.Fatal(err)
-			}
+			i := must.Get(strconv.Atoi(part))(t)
 			n = n*1000 + i
 		}
 		return n
@@ -186,9 +181,7 @@ func TestDiscovered(t *testing.T) {
 			t.Errorf("%v: %v", x.kind, err)
 		}
 		got := store.Pod{Name: p.Address()}
-		if err := (&discover.Asker{Client: (*access.Networks)(nil).Client()}).Ask(t.Context(), &got); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, (&discover.Asker{Client: (*access.Networks)(nil).Client()}).Ask(t.Context(), &got))
 		c := p.Config()
 		want := store.Pod{Name: p.Address(), Model: c.Model, Engine: x.kind.String()}
 		if x.events {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
@@ -57,17 +58,11 @@ type follower struct {
 func follow(t *testing.T, p *wire.Pod, indexBlock int) *follower {
 	t.Helper()
 	x, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { x.Close() })
 	f := &follower{t: t, pod: p, name: p.Address(), index: x, applied: make(chan struct{}, 1)}
-	if _, err := x.EnsureModel(t.Context(), store.ModelInfo{Name: model, BlockSize: indexBlock, Scheme: store.SchemeNative}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := x.Register(t.Context(), store.Pod{Name: f.name, Model: model, Ranks: p.Config().Ranks}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.EnsureModel(t.Context(), store.ModelInfo{Name: model, BlockSize: indexBlock, Scheme: store.SchemeNative}))(t)
+	must.Get(x.Register(t.Context(), store.Pod{Name: f.name, Model: model, Ranks: p.Config().Ranks}))(t)
 	if f.scorer, err = scorer.New(scorer.Config{Index: x, Budget: 10 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +72,7 @@ func follow(t *testing.T, p *wire.Pod, indexBlock int) *follower {
 		default:
 		}
 	}
-	in, err := ingest.New(ingest.Config{Index: x, Observer: ingest.Observer{
+	in := must.Get(ingest.New(ingest.Config{Index: x, Observer: ingest.Observer{
 		Lag: func(string, int, time.Duration) { moved() },
 		Began: func(_ string, _ int, _ store.Generation, r ingest.Reason) {
 			f.mu.Lock()
@@ -88,10 +83,7 @@ func follow(t *testing.T, p *wire.Pod, indexBlock int) *follower {
 		Undecodable: func(_ string, _ int, seq uint64, n int, err error) {
 			t.Errorf("message %d: %d events: %v", seq, n, err)
 		},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var reading sync.WaitGroup
 	c := p.Config()
@@ -111,10 +103,7 @@ func follow(t *testing.T, p *wire.Pod, indexBlock int) *follower {
 // life returns the life of rank 0 that the index knows.
 func (f *follower) life() store.Life {
 	f.t.Helper()
-	life, err := f.index.Life(f.t.Context(), f.name, 0)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	life := must.Get(f.index.Life(f.t.Context(), f.name, 0))(f.t)
 	return life
 }
 
@@ -122,10 +111,7 @@ func (f *follower) life() store.Life {
 // the one given.
 func (f *follower) wait(behind store.Generation) {
 	f.t.Helper()
-	n, err := f.pod.Published(0)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	n := must.Get(f.pod.Published(0))(f.t)
 	deadline := time.NewTimer(time.Minute)
 	defer deadline.Stop()
 	for {
@@ -144,10 +130,7 @@ func (f *follower) wait(behind store.Generation) {
 // predict returns how many tokens the index says will be reused.
 func (f *follower) predict(tokens []uint32, lora, salt string) int {
 	f.t.Helper()
-	r, err := f.scorer.Score(f.t.Context(), scorer.Request{Model: model, Input: scorer.Tokens(tokens), LoRA: lora, Salt: salt, Pods: []string{f.name}})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	r := must.Get(f.scorer.Score(f.t.Context(), scorer.Request{Model: model, Input: scorer.Tokens(tokens), LoRA: lora, Salt: salt, Pods: []string{f.name}}))(f.t)
 	if r.Degraded != "" {
 		f.t.Fatalf("degraded: %s", r.Degraded)
 	}
@@ -314,14 +297,10 @@ func predict(t *testing.T, s setup, p *wire.Pod, requests int, seed uint64) {
 		switch i % 1000 {
 		case 180:
 			behind = f.life().Generation
-			if err := p.Restart(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, p.Restart())
 			http.DefaultClient.CloseIdleConnections() // to the process that has ended
 		case 700:
-			if err := p.Apply(wire.Fault{Kind: wire.Clear}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, p.Apply(wire.Fault{Kind: wire.Clear}))
 			// An idle vLLM reports it when it has something to do.
 			complete(t, p, k.text(1), &conversation{}, 1)
 		}

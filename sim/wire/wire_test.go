@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
@@ -33,9 +34,7 @@ var noTime = engine.Timing{Prefill: -1, Decode: -1, Host: -1, Disk: -1}
 func start(t *testing.T, c wire.Config) *wire.Pod {
 	t.Helper()
 	p := newPod(t, c)
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Start())
 	return p
 }
 
@@ -56,10 +55,7 @@ func newPod(t *testing.T, c wire.Config) *wire.Pod {
 	if c.Engine.Blocks == 0 {
 		c.Engine.Blocks = 2000
 	}
-	p, err := wire.NewPod(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(wire.NewPod(c))(t)
 	t.Cleanup(func() {
 		if err := p.Kill(); err != nil {
 			t.Error(err)
@@ -76,23 +72,11 @@ func freeEndpoint(t *testing.T) string {
 // call makes a request of a pod and returns the answer's status and body.
 func call(t *testing.T, p *wire.Pod, method, path string, body any) (int, []byte) {
 	t.Helper()
-	b, err := json.Marshal(body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+p.Address()+path, bytes.NewReader(b))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(json.Marshal(body))(t)
+	req := must.Get(http.NewRequestWithContext(t.Context(), method, "http://"+p.Address()+path, bytes.NewReader(b)))(t)
+	resp := must.Get(http.DefaultClient.Do(req))(t)
 	defer resp.Body.Close()
-	out, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, out
 }
 
@@ -330,14 +314,8 @@ func TestGone(t *testing.T) {
 	p := start(t, wire.Config{Engine: engine.Config{Timing: engine.Timing{Prefill: 1, Decode: 10}}})
 	begin := func(ctx context.Context) *bufio.Reader {
 		b, _ := json.Marshal(fields{"prompt": "abc", "max_tokens": 1000, "stream": true}) // it is JSON
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.Address()+"/v1/completions", bytes.NewReader(b))
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.Address()+"/v1/completions", bytes.NewReader(b)))(t)
+		resp := must.Get(http.DefaultClient.Do(req))(t)
 		t.Cleanup(func() { resp.Body.Close() })
 		r := bufio.NewReader(resp.Body)
 		if _, err := r.ReadString('\n'); err != nil { // the first token
@@ -351,9 +329,7 @@ func TestGone(t *testing.T) {
 	eventually.True(t, "end of the request", func() bool { s, err := p.Stats(); return err == nil && s[0].Running+s[0].Waiting == 0 })
 
 	r := begin(t.Context())
-	if err := p.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Kill())
 	if _, err := io.ReadAll(r); err == nil {
 		t.Error("the stream of an engine that was killed has an end")
 	}

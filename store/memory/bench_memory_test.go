@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -142,10 +143,7 @@ func BenchmarkMemory(b *testing.B) {
 			gone = gone[:total/10*9]
 			for b.Loop() {
 				before := heap()
-				x, err := New(Config{})
-				if err != nil {
-					b.Fatal(err)
-				}
+				x := must.Get(New(Config{}))(b)
 				each := func(kind store.OpKind, keys []blockkey.Key) {
 					for p := range holders {
 						for part := range slices.Chunk(keys, 4096) {
@@ -177,9 +175,7 @@ func BenchmarkRetire(b *testing.B) {
 		addChain(b, x, "a", keys)
 		x.janitor.mu.Lock() // the sweep is timed apart
 		time := startCPU()
-		if _, err := x.Retire(context.Background(), "a"); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(x.Retire(context.Background(), "a"))(b)
 		if at := find(b, x, keys[:1]); len(at[0]) != 0 {
 			b.Fatal("still credited")
 		}
@@ -205,10 +201,7 @@ func BenchmarkMemoryOfMixedHolders(b *testing.B) {
 	keys := randomKeys(rng, total)
 	for b.Loop() {
 		before := heap()
-		x, err := New(Config{})
-		if err != nil {
-			b.Fatal(err)
-		}
+		x := must.Get(New(Config{}))(b)
 		for part := range slices.Chunk(keys, chain) {
 			for i, pod := range rng.Perm(pods)[:holders] {
 				n := chain

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -30,9 +31,7 @@ func benchBatch(pod string, kind store.OpKind, keys []blockkey.Key) store.Batch 
 
 func mustApply(tb testing.TB, x *Index, batches ...store.Batch) {
 	tb.Helper()
-	if err := x.Apply(context.Background(), batches...); err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, x.Apply(context.Background(), batches...))
 }
 
 // addChain adds a chain in events of 1,024 blocks.
@@ -150,9 +149,7 @@ func benchFind(b *testing.B, c *corpus) {
 				time := startCPU()
 				for b.Loop() {
 					q.Keys = chains[rng.IntN(len(chains))]
-					if err := c.x.Lookup(ctx, qs...); err != nil {
-						b.Fatal(err)
-					}
+					must.OK(b, c.x.Lookup(ctx, qs...))
 					blocks += len(q.Keys)
 				}
 				d := time.stop()
@@ -177,10 +174,7 @@ func BenchmarkApply(b *testing.B) {
 				b.ReportAllocs()
 				var used time.Duration
 				for b.Loop() {
-					x, err := New(Config{})
-					if err != nil {
-						b.Fatal(err)
-					}
+					x := must.Get(New(Config{}))(b)
 					if what != "add" {
 						addChain(b, x, pod, keys)
 					}
@@ -191,9 +185,7 @@ func BenchmarkApply(b *testing.B) {
 					time := startCPU()
 					for i := 0; i < total; i += n {
 						bt[0].Ops[0].Keys = keys[i : i+n]
-						if err := x.Apply(ctx, bt...); err != nil {
-							b.Fatal(err)
-						}
+						must.OK(b, x.Apply(ctx, bt...))
 					}
 					used += time.stop()
 					_ = x.Close()

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/storetest"
 )
@@ -16,21 +17,15 @@ import (
 func find(tb testing.TB, x store.Index, keys []blockkey.Key) storetest.Answer {
 	tb.Helper()
 	c := &storetest.Collector{Keys: len(keys)}
-	if err := x.Lookup(tb.Context(), &store.Query{Model: benchMask, Keys: keys, Fold: c}); err != nil {
-		tb.Fatal(err)
-	}
-	if err := c.Err(); err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, x.Lookup(tb.Context(), &store.Query{Model: benchMask, Keys: keys, Fold: c}))
+	must.OK(tb, c.Err())
 	return c.Answer
 }
 
 // lookup is find for its effect only.
 func lookup(tb testing.TB, x store.Index, keys []blockkey.Key) {
 	tb.Helper()
-	if err := x.Lookup(tb.Context(), &store.Query{Model: benchMask, Keys: keys, Fold: &nullFolder{}}); err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, x.Lookup(tb.Context(), &store.Query{Model: benchMask, Keys: keys, Fold: &nullFolder{}}))
 }
 
 func heap() int64 {
@@ -76,16 +71,12 @@ func TestRegistryIsBounded(t *testing.T) {
 	if _, err := x.Register(ctx, store.Pod{Name: "c", Model: benchModel}); !errors.Is(err, store.ErrFull) {
 		t.Fatalf("got %v, want ErrFull", err)
 	}
-	if _, err := x.Retire(ctx, "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(ctx, "a"))(t)
 	if err := errors.Join(add("c", store.GPU), add("c", store.Disk)); err != nil {
 		t.Fatalf("after a retirement there is room: %v", err)
 	}
 	info := store.ModelInfo{Name: "m", BlockSize: 64, Scheme: store.SchemeNative}
-	if _, err := x.EnsureModel(ctx, info); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.EnsureModel(ctx, info))(t)
 	info.Name = "n"
 	if _, err := x.EnsureModel(ctx, info); !errors.Is(err, store.ErrFull) {
 		t.Fatalf("got %v, want ErrFull", err)
@@ -103,9 +94,7 @@ func TestLookupAllocatesNothing(t *testing.T) {
 	qs := []*store.Query{{Model: benchMask, Keys: c.chains[0], Fold: f}, {Model: benchMask, Keys: lone, Fold: null}, {Keys: lone, Fold: null}}
 	ctx := t.Context()
 	if n := testing.AllocsPerRun(100, func() {
-		if err := c.x.Lookup(ctx, qs...); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.x.Lookup(ctx, qs...))
 	}); n != 0 {
 		t.Fatalf("a lookup allocates %v times", n)
 	}
@@ -185,9 +174,7 @@ func TestRetirementGivesMemoryBack(t *testing.T) {
 	}
 	full := x.Stats()
 	for p := range 3 {
-		if _, err := x.Retire(t.Context(), fmt.Sprint("pod", p)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Retire(t.Context(), fmt.Sprint("pod", p)))(t)
 		want := 3 - p
 		if at := find(t, x, shared)[77]; len(at) != want {
 			t.Fatalf("%v hold it, want %d pods", at, want)
@@ -202,9 +189,7 @@ func TestRetirementGivesMemoryBack(t *testing.T) {
 	if s.Bytes > full.Bytes*9/20 {
 		t.Errorf("%d bytes, of %d for all four", s.Bytes, full.Bytes)
 	}
-	if _, err := x.Retire(t.Context(), "pod3"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "pod3"))(t)
 	x.janitor.clean()
 	if s := x.Stats(); s.Blocks != 0 || s.Bytes > 128<<10 {
 		t.Errorf("%d blocks and %d bytes are left", s.Blocks, s.Bytes)
@@ -216,9 +201,7 @@ func TestRetirementGivesMemoryBack(t *testing.T) {
 func TestJanitorWakes(t *testing.T) {
 	x := open(t, Config{})
 	addChain(t, x, "a", randomKeys(rand.New(rand.NewPCG(1, 1)), 10_000))
-	if _, err := x.Retire(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "a"))(t)
 	for x.Stats().Blocks != 0 { // the test's own time-out ends a janitor that sleeps
 		runtime.Gosched()
 	}
@@ -230,9 +213,7 @@ func TestManyClearsDoNotPileUp(t *testing.T) {
 	k := randomKeys(rand.New(rand.NewPCG(1, 1)), 3)
 	bt := store.Batch{Pod: "a", Model: benchModel, Ops: []store.Op{{Kind: store.Add, Keys: k}, {Kind: store.Clear}}}
 	for range maxEnded + 100 {
-		if err := x.Apply(ctx, bt); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, x.Apply(ctx, bt))
 	}
 	if n := x.registry.ended.Load(); n > maxEnded+1 {
 		t.Fatalf("%d ended holders wait", n)

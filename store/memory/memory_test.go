@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store/storetest"
 )
 
@@ -33,10 +34,7 @@ func (c *clock) Advance(d time.Duration) {
 // open makes an index that is closed when the test ends.
 func open(tb testing.TB, cfg Config) *Index {
 	tb.Helper()
-	x, err := New(cfg)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	x := must.Get(New(cfg))(tb)
 	tb.Cleanup(func() { _ = x.Close() })
 	return x
 }

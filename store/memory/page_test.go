@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -20,10 +21,7 @@ func walkPages(tb testing.TB, x *Index, limit int, between func(page int)) map[b
 	seen := map[blockkey.StoreKey]int{}
 	cursor := ""
 	for n := 0; n == 0 || cursor != ""; n++ {
-		p, err := x.Page(tb.Context(), cursor, limit)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		p := must.Get(x.Page(tb.Context(), cursor, limit))(tb)
 		for _, b := range p.Blocks {
 			seen[b.Key]++
 			if len(b.Holders) == 0 || !slices.IsSorted(b.Holders) {
@@ -66,9 +64,7 @@ func pageApply(tb testing.TB, x *Index, batches ...store.Batch) {
 		for _, op := range ops {
 			for part := range slices.Chunk(op.Keys, store.MaxOpKeys) {
 				b.Ops = []store.Op{{Kind: op.Kind, Tier: op.Tier, Keys: part}}
-				if err := x.Apply(tb.Context(), b); err != nil {
-					tb.Fatal(err)
-				}
+				must.OK(tb, x.Apply(tb.Context(), b))
 			}
 		}
 	}
@@ -127,9 +123,7 @@ func TestPageLeavesOutEndedHolders(t *testing.T) {
 	keys := pageKeys(1, 300)
 	pageApply(t, x, pageBatch("a", store.Add, keys...), pageBatch("b", store.Add, keys[:100]...))
 	// The janitor may or may not have swept by then.
-	if _, err := x.Retire(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "a"))(t)
 	if seen := walkPages(t, x, 10, nil); len(seen) != 100 {
 		t.Errorf("%d blocks", len(seen))
 	}
@@ -200,9 +194,7 @@ func TestPageRefuses(t *testing.T) {
 			t.Errorf("limit %d: %v", limit, err)
 		}
 	}
-	if err := x.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Close())
 	if _, err := x.Page(t.Context(), "", 0); !errors.Is(err, store.ErrClosed) {
 		t.Errorf("got %v", err)
 	}
@@ -211,13 +203,8 @@ func TestPageRefuses(t *testing.T) {
 func TestForget(t *testing.T) {
 	x := open(t, Config{})
 	m := store.ModelInfo{Name: "m", BlockSize: 16, Scheme: store.SchemeNative}
-	if _, err := x.EnsureModel(t.Context(), m); err != nil {
-		t.Fatal(err)
-	}
-	before, err := x.Registry(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.EnsureModel(t.Context(), m))(t)
+	before := must.Get(x.Registry(t.Context()))(t)
 	for _, want := range []bool{true, false} {
 		if known, err := x.Forget(t.Context(), "m"); known != want || err != nil {
 			t.Errorf("got %v, %v", known, err)
@@ -240,10 +227,7 @@ func BenchmarkPage(b *testing.B) {
 	for b.Loop() {
 		cursor := ""
 		for n := 0; n == 0 || cursor != ""; n++ {
-			p, err := x.Page(b.Context(), cursor, 0)
-			if err != nil {
-				b.Fatal(err)
-			}
+			p := must.Get(x.Page(b.Context(), cursor, 0))(b)
 			cursor = p.Next
 		}
 	}

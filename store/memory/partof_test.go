@@ -3,23 +3,19 @@ package memory
 import (
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
 // A renewal that changes what a cache worker counts for is seen, and what the caller does
 // to its own copy later is not.
 func TestRenewalChangesPartOf(t *testing.T) {
-	x, err := New(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(New(Config{}))(t)
 	defer x.Close()
 	p := store.Pod{Name: "a/lmcache/0", Model: "m", PartOf: &store.PartOf{Pod: "a", Workers: 1}}
 	for workers := 1; workers < 4; workers++ {
 		p.PartOf.Workers = workers
-		if _, err := x.Register(t.Context(), p); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Register(t.Context(), p))(t)
 		if got := partOf(t, x).Workers; got != workers {
 			t.Errorf("%d workers, want %d", got, workers)
 		}
@@ -32,9 +28,6 @@ func TestRenewalChangesPartOf(t *testing.T) {
 
 func partOf(t *testing.T, x *Index) store.PartOf {
 	t.Helper()
-	reg, err := x.Registry(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	reg := must.Get(x.Registry(t.Context()))(t)
 	return *reg.Pods[0].PartOf
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -26,9 +27,7 @@ func TestAcksOfTheLivingStay(t *testing.T) {
 		apply(t, x, guardedBatch("a", a, 1, uint64(i+1), store.Add, manyKeys(1)...))
 		mustBegin(t, x, fmt.Sprintf("other-%d", i), 1)
 	}
-	if err := s.Client().HSet(t.Context(), x.space.Names.Records, fmt.Sprint(a), "1,2").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Client().HSet(t.Context(), x.space.Names.Records, fmt.Sprint(a), "1,2").Err())
 	for range 2 { // the writer may try again, and the server would take it now
 		err := x.Apply(t.Context(), guardedBatch("a", a, 1, 6, store.Add, manyKeys(1)...))
 		if !errors.Is(err, store.ErrEnded) {
@@ -57,9 +56,7 @@ func TestEndedGenerationsAreForgotten(t *testing.T) {
 			for range 3 {
 				ended, gen = gen, mustBegin(t, x, "a", 1)
 				apply(t, x, mapBatch("a", gen, 1))
-				if _, err := x.ReadMap(t.Context(), gen, store.MapKey{}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(x.ReadMap(t.Context(), gen, store.MapKey{}))(t)
 			}
 			wantKnown("after Begin of a later one", x, gen)
 
@@ -69,9 +66,7 @@ func TestEndedGenerationsAreForgotten(t *testing.T) {
 			wantKnown("after a straggler", x, gen)
 
 			// It goes over to another process, which begins the next one.
-			if _, err := y.TakeOver(t.Context(), gen, 1); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(y.TakeOver(t.Context(), gen, 1))(t)
 			apply(t, y, mapBatch("a", gen, 2))
 			next := mustBegin(t, y, "a", 1)
 			wantKnown("after the other's Begin", y, next)
@@ -80,9 +75,7 @@ func TestEndedGenerationsAreForgotten(t *testing.T) {
 			}
 			wantKnown("after TakeOver in vain", x)
 
-			if _, err := y.Retire(t.Context(), "a"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(y.Retire(t.Context(), "a"))(t)
 			wantKnown("after Retire", y)
 		})
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
@@ -107,10 +108,7 @@ func roles(t *testing.T, url, other string) []*role {
 	})
 	r := &role{name: "replica"}
 	x := open(t, Config{URL: url, NoSweep: true, Observer: Observer{Log: r.log}})
-	f, err := x.Follow(changelog.Config{Sink: noSink{}, Entries: changelog.DefaultEntries})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(x.Follow(changelog.Config{Sink: noSink{}, Entries: changelog.DefaultEntries}))(t)
 	r.call = func() error {
 		soon, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		defer cancel()

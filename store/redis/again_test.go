@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
@@ -21,9 +22,7 @@ func TestLookupIsMadeAgain(t *testing.T) {
 			x := open(t, Config{URL: p.URL(), NoSweep: true, Entries: true, Timeout: patience})
 			register(t, x, store.Pod{Name: "10.0.0.1:8000"})
 			apply(t, x, batchOf("10.0.0.1:8000", store.Add, 1, 2))
-			if err := x.space.Client.Set(t.Context(), entry, "10.0.0.1:8200", 0).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, x.space.Client.Set(t.Context(), entry, "10.0.0.1:8200", 0).Err())
 			look := func(blocks, entries *holdings) error {
 				queries := []*store.Query{{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1, 2}, Fold: blocks}}
 				if beside {

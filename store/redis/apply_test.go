@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -27,9 +28,7 @@ func find(tb testing.TB, x *Index, keys ...blockkey.Key) (blocks []string) {
 	if err := x.Lookup(tb.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: c}); err != nil {
 		tb.Fatalf("Lookup: %v", err)
 	}
-	if err := c.Err(); err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, c.Err())
 	for _, at := range c.Answer {
 		var pods []string
 		for _, a := range at {
@@ -116,9 +115,7 @@ func TestForeignValues(t *testing.T) {
 			x := open(t, Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true})
 			keys := []blockkey.Key{1, 2, 3}
 			apply(t, x, batchOf("a", store.Add, 1, 3))
-			if err := put(nameOf(x, 2)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, put(nameOf(x, 2)))
 			wantBlocks(t, x, keys, "a", "", "a")
 			apply(t, x, batchOf("a", store.Remove, keys...))
 			wantBlocks(t, x, keys, "", "", "")
@@ -133,9 +130,7 @@ func TestScriptFlush(t *testing.T) {
 	plain := s.Client()
 	x := open(t, Config{URL: s.URL()})
 	for i := range blockkey.Key(5) {
-		if err := plain.ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, plain.ScriptFlush(t.Context()).Err())
 		// Two parts, and the registry's script with them.
 		keys := make([]blockkey.Key, callKeys+10)
 		for j := range keys {
@@ -143,12 +138,8 @@ func TestScriptFlush(t *testing.T) {
 		}
 		apply(t, x, batchOf("a", store.Clear), batchOf("a", store.Add, keys...))
 		wantBlocks(t, x, []blockkey.Key{keys[0], keys[callKeys+9]}, "a", "a")
-		if err := plain.ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := x.Retire(t.Context(), "a"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, plain.ScriptFlush(t.Context()).Err())
+		must.Get(x.Retire(t.Context(), "a"))(t)
 	}
 }
 
@@ -178,9 +169,7 @@ func TestWriterWithEndedHolder(t *testing.T) {
 				plain.FlushAll(t.Context())
 				x, y := open(t, Config{URL: s.URL()}), open(t, Config{URL: s.URL()})
 				apply(t, x, batchOf("a", store.Add, 1, 2))
-				if err := end(y, plain); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, end(y, plain))
 				apply(t, x, batchOf("a", kind, 3))
 				want := ""
 				if kind == store.Add {
@@ -211,10 +200,7 @@ func TestLateWriterRegisters(t *testing.T) {
 			t.Fatal(known, err)
 		}
 		apply(t, x, b)
-		r, err := y.Registry(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(y.Registry(t.Context()))(t)
 		if _, ok := r.PodIndex("a"); ok != b.Enrols() {
 			t.Errorf("%s: registered is %v", name, ok)
 		}

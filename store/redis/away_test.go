@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
@@ -26,9 +27,7 @@ func TestServerThatIsAwayIsToldOnce(t *testing.T) {
 		}
 		return n
 	}
-	if _, err := x.Registry(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Registry(t.Context()))(t)
 	s.Stop()
 	for range 50 {
 		if _, err := x.Registry(t.Context()); err == nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/cputime"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -71,10 +72,7 @@ func BenchmarkLookup(b *testing.B) {
 	keys := benchChain(8192)
 	x := open(b, Config{URL: s.URL(), NoSweep: true})
 	for p := range benchPods {
-		err := x.Apply(ctx, store.Batch{Pod: benchPod(p), Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: keys}}})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, x.Apply(ctx, store.Batch{Pod: benchPod(p), Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: keys}}}))
 	}
 	for _, l := range layouts {
 		l.fill(b, plain, keys, benchPods)
@@ -92,9 +90,7 @@ func BenchmarkLookup(b *testing.B) {
 				q := &store.Query{Model: blockkey.ModelOf("m"), Keys: chain, Fold: f}
 				report := cpu(b, plain)
 				for b.Loop() {
-					if err := x.Lookup(ctx, q); err != nil {
-						b.Fatal(err)
-					}
+					must.OK(b, x.Lookup(ctx, q))
 				}
 				report()
 				if what == "hit" && f.blocks[3] != n {

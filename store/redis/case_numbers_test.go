@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -28,10 +29,7 @@ func TestCaseCountersByHand(t *testing.T) {
 				given := map[store.HolderID]string{}
 				note := func(life string) {
 					t.Helper()
-					reg, err := y.Registry(t.Context())
-					if err != nil {
-						t.Fatal(err)
-					}
+					reg := must.Get(y.Registry(t.Context()))(t)
 					for _, h := range reg.Holders() {
 						if was, ok := given[h.ID]; ok && was != h.Pod+life {
 							t.Fatalf("id %d is given to %s, after %s", h.ID, h.Pod+life, was)
@@ -44,9 +42,7 @@ func TestCaseCountersByHand(t *testing.T) {
 				}
 				note("1")
 				for _, pod := range []string{"a", "b", "c"} {
-					if _, err := x.Retire(t.Context(), pod); err != nil {
-						t.Fatal(err)
-					}
+					must.Get(x.Retire(t.Context(), pod))(t)
 				}
 				wantBlocks(t, y, keys[:3], "", "", "")
 				key, del, set := x.space.Names.Count, []any{"hdel", x.space.Names.Count, field}, []any{"hset", x.space.Names.Count, field, value}
@@ -57,13 +53,8 @@ func TestCaseCountersByHand(t *testing.T) {
 				if value == "gone" {
 					do = del
 				}
-				if err := plain.Do(t.Context(), do...).Err(); err != nil {
-					t.Fatal(err)
-				}
-				found, err := x.Check(t.Context(), 0)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, plain.Do(t.Context(), do...).Err())
+				found := must.Get(x.Check(t.Context(), 0))(t)
 				impossible := field != "run" && field != "lease" && value != "gone" && value != "0" && value != "1" && value != "4026531840" && (field != "epoch" || value != "") && (value != "9007199254740993" || field == "holder" || field == "reserved" || field == "epoch")
 				if named := slices.ContainsFunc(found, func(f check.Finding) bool {
 					return f.Level == check.Warn && strings.Contains(f.Found, key) && strings.Contains(f.Found, fmt.Sprintf("%q", value)) && f.Do != ""
@@ -83,9 +74,7 @@ func TestCaseCountersByHand(t *testing.T) {
 				for _, i := range []*Index{x, y} {
 					wantBlocks(t, i, keys, "", "", "", "", "", "")
 				}
-				if _, err := y.Retire(t.Context(), "e"); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(y.Retire(t.Context(), "e"))(t)
 				if p, err := x.Sweep(t.Context()); err != nil || !p.Done {
 					t.Fatalf("sweep: %+v, %v", p, err)
 				}
@@ -112,16 +101,9 @@ func TestCaseModelThatCannotBe(t *testing.T) {
 		t.Run(value, func(t *testing.T) {
 			x := open(t, Config{URL: s.URL(), Prefix: newPrefix(), NoSweep: true})
 			want := store.ModelInfo{Name: "x", BlockSize: 4, Scheme: "native"}
-			if _, err := x.EnsureModel(t.Context(), store.ModelInfo{Name: "other", BlockSize: 8, Scheme: "native"}); err != nil {
-				t.Fatal(err)
-			}
-			if err := plain.HSet(t.Context(), x.space.Names.Meta, "model:x", value).Err(); err != nil {
-				t.Fatal(err)
-			}
-			found, err := x.Check(t.Context(), 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.EnsureModel(t.Context(), store.ModelInfo{Name: "other", BlockSize: 8, Scheme: "native"}))(t)
+			must.OK(t, plain.HSet(t.Context(), x.space.Names.Meta, "model:x", value).Err())
+			found := must.Get(x.Check(t.Context(), 0))(t)
 			if !slices.ContainsFunc(found, func(f check.Finding) bool {
 				return f.Level == check.Warn && strings.Contains(f.Found, "model:x") && strings.Contains(f.Do, "HDEL "+x.space.Names.Meta)
 			}) {
@@ -208,34 +190,26 @@ func testAnotherHistory(t *testing.T, inPlace bool) {
 	x, y := open(t, Config{URL: s.URL(), NoSweep: true}), open(t, Config{URL: s.URL(), NoSweep: true})
 	register(t, x, store.Pod{Name: "a"}, store.Pod{Name: "b"}, store.Pod{Name: "c"})
 	apply(t, x, batchOf("a", store.Add, 1), batchOf("b", store.Add, 1))
-	if err := plain.Save(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.Save(t.Context()).Err())
 	for _, key := range plain.Keys(t.Context(), "*").Val() {
 		dump[key] = plain.Dump(t.Context(), key).Val()
 	}
 	epochs := map[uint64]bool{}
 	for i := range 3 {
 		// The second reader learns of a change that is then undone.
-		if _, err := x.Retire(t.Context(), []string{"a", "b", "a"}[i]); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Retire(t.Context(), []string{"a", "b", "a"}[i]))(t)
 		wantBlocks(t, y, []blockkey.Key{1}, []string{"b", "a", "b"}[i])
 		if inPlace {
 			plain.FlushAll(t.Context())
 			for key, value := range dump {
-				if err := plain.Restore(t.Context(), key, 0, value).Err(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, plain.Restore(t.Context(), key, 0, value).Err())
 			}
 		} else {
 			s.Kill()
 			s.Run()
 		}
 		// It does not look before there is news of another pod.
-		if _, err := x.Retire(t.Context(), "c"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Retire(t.Context(), "c"))(t)
 		wantBlocks(t, y, []blockkey.Key{1}, "a b")
 		e := y.Cached().Epoch
 		if epochs[e] {
@@ -262,9 +236,7 @@ func TestHealedWithoutId(t *testing.T) {
 			if _, err := open(t, c).Begin(t.Context(), "a", 0, 1); err == nil {
 				t.Fatal("a generation begins without an id")
 			}
-			if err := open(t, c).Apply(t.Context(), batchOf("a", store.Remove, 1)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, open(t, c).Apply(t.Context(), batchOf("a", store.Remove, 1)))
 			for _, i := range []*Index{x, y} {
 				if got := find(t, i, 1); strings.Contains(got[0], "a") {
 					t.Fatalf("found %q", got)

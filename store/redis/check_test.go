@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -24,10 +25,7 @@ import (
 
 // TestNamesAreDocumented wants a paragraph on each finding, in their order.
 func TestNamesAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../docs/operations.md"))(t)
 	_, text2, ok := strings.Cut(string(text), "\n## What each finding means\n")
 	if !ok {
 		t.Fatal("docs/operations.md has no section on findings")
@@ -59,10 +57,7 @@ func find1(t *testing.T, list []check.Finding, what string) check.Finding {
 
 func checked(t *testing.T, x *Index) []check.Finding {
 	t.Helper()
-	list, err := x.Check(t.Context(), budget)
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(x.Check(t.Context(), budget))(t)
 	return list
 }
 
@@ -143,9 +138,7 @@ func TestCheck(t *testing.T) {
 func TestLookupRefused(t *testing.T) {
 	s := redistest.Start(t)
 	apply(t, open(t, Config{URL: s.URL(), NoSweep: true}), batchOf("a", store.Add, 1))
-	if err := s.Client().Do(t.Context(), "ACL", "SETUSER", "half", "on", ">p", "~kva{*", "+@all", "-mget").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Client().Do(t.Context(), "ACL", "SETUSER", "half", "on", ">p", "~kva{*", "+@all", "-mget").Err())
 	x := open(t, Config{URL: "redis://half:p@" + s.Addr, NoSweep: true})
 	err := x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1}, Fold: &storetest.Collector{Keys: 1}})
 	if !errors.Is(err, store.ErrRefused) || !errors.Is(err, store.ErrUnavailable) {
@@ -160,9 +153,7 @@ func TestCheckAsUser(t *testing.T) {
 	plain := s.Client()
 	user := func(name string, rules ...any) {
 		t.Helper()
-		if err := plain.Do(t.Context(), append([]any{"ACL", "SETUSER", name, "reset", "on", ">p"}, rules...)...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, plain.Do(t.Context(), append([]any{"ACL", "SETUSER", name, "reset", "on", ">p"}, rules...)...).Err())
 	}
 	user("others-keys", "~other:*", "+@all")
 	user("no-scripts", "~kva{*", "+@all", "-eval", "-evalsha")
@@ -250,9 +241,7 @@ func TestCheckOnCluster(t *testing.T) {
 			m.Client().FlushAll(ctx)
 		}
 		for _, m := range []*redistest.Server{to, from, c.Masters[1]} {
-			if err := m.Client().Do(ctx, "CLUSTER", "SETSLOT", s, "NODE", id(to)).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, m.Client().Do(ctx, "CLUSTER", "SETSLOT", s, "NODE", id(to)).Err())
 		}
 	}
 	eventually.NoError(t, "the check sees the moves", func() error {

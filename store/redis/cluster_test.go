@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -73,10 +74,7 @@ func TestRegistryIsLost(t *testing.T) {
 	if id := x.idsOf(t, keys...)[0]; id != 1 {
 		t.Fatalf("the first id is %d", id)
 	}
-	owner, err := plain.MasterForKey(t.Context(), x.space.Names.Gen)
-	if err != nil {
-		t.Fatal(err)
-	}
+	owner := must.Get(plain.MasterForKey(t.Context(), x.space.Names.Gen))(t)
 	for _, m := range c.Masters {
 		if m.Addr == owner.Options().Addr {
 			m.Kill()
@@ -106,9 +104,7 @@ func TestRegistryIsLost(t *testing.T) {
 	if !y.dueSweep() {
 		t.Error("nothing is to be swept")
 	}
-	if _, err := y.Sweep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(y.Sweep(t.Context()))(t)
 	if n := len(blockValues(t, x, plain)); n != 2 {
 		t.Errorf("%d blocks are left after a sweep, want 2", n)
 	}
@@ -118,9 +114,7 @@ func TestRegistryIsLost(t *testing.T) {
 func (x *Index) idsOf(tb testing.TB, keys ...blockkey.Key) []store.HolderID {
 	tb.Helper()
 	f := &firsts{}
-	if err := x.Lookup(tb.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: f}); err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, x.Lookup(tb.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: f}))
 	return f.ids
 }
 
@@ -202,19 +196,13 @@ func TestSlotMoves(t *testing.T) {
 	s := keyspace.Slot(keyspace.Tags[partition : partition+1])
 	from, to := c.Masters[0].Client(), c.Masters[2].Client()
 	id := func(c *redis.Client) string { return c.Do(ctx, "CLUSTER", "MYID").Val().(string) }
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(to.Do(ctx, "CLUSTER", "SETSLOT", s, "IMPORTING", id(from)).Err())
-	must(from.Do(ctx, "CLUSTER", "SETSLOT", s, "MIGRATING", id(to)).Err())
+	must.OK(t, to.Do(ctx, "CLUSTER", "SETSLOT", s, "IMPORTING", id(from)).Err())
+	must.OK(t, from.Do(ctx, "CLUSTER", "SETSLOT", s, "MIGRATING", id(to)).Err())
 	migrate := func(n int) {
 		names := from.Do(ctx, "CLUSTER", "GETKEYSINSLOT", s, n).Val().([]any)
 		host, port := "127.0.0.1", c.Masters[2].Addr[len("127.0.0.1:"):]
 		args := append([]any{"MIGRATE", host, port, "", 0, 5000, "KEYS"}, names...)
-		must(from.Do(ctx, args...).Err())
+		must.OK(t, from.Do(ctx, args...).Err())
 	}
 	migrate(15)
 	expect("half way", "a")
@@ -230,7 +218,7 @@ func TestSlotMoves(t *testing.T) {
 	}
 	migrate(100)
 	for _, m := range []*redis.Client{to, from, c.Masters[1].Client()} {
-		must(m.Do(ctx, "CLUSTER", "SETSLOT", s, "NODE", id(to)).Err())
+		must.OK(t, m.Do(ctx, "CLUSTER", "SETSLOT", s, "NODE", id(to)).Err())
 	}
 	expect("after", "b")
 	apply(t, x, batchOf("a", store.Add, keys...))
@@ -275,9 +263,7 @@ func TestClusterFailsOver(t *testing.T) {
 			return nil
 		})
 		t.Logf("master %d: writes go on after %v", m, time.Since(begin))
-		if _, err := y.Retire(t.Context(), pod); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(y.Retire(t.Context(), pod))(t)
 		wantBlocks(t, x, keys[:1], "a")
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/storetest"
@@ -161,10 +162,7 @@ func (r *rank) wantMap(t *testing.T, x *Index) {
 		}
 	}
 	keys := slices.Collect(maps.Keys(want))
-	got, err := x.ReadMap(t.Context(), r.gen, keys...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(x.ReadMap(t.Context(), r.gen, keys...))(t)
 	for i, k := range keys {
 		if string(got[i]) != want[k] {
 			t.Fatalf("entry %v of %s/%d is %q, want %q", k, r.pod, r.rank, got[i], want[k])
@@ -220,9 +218,7 @@ func states(tb testing.TB, ranks []*rank) []*storetest.Model {
 		}
 		for _, r := range ranks {
 			for seq := range n {
-				if err := m.Apply(store.Batch{Pod: r.pod, Rank: r.rank, Model: "m", Ops: r.told[seq]}); err != nil {
-					tb.Fatal(err)
-				}
+				must.OK(tb, m.Apply(store.Batch{Pod: r.pod, Rank: r.rank, Model: "m", Ops: r.told[seq]}))
 			}
 		}
 		out = append(out, m)
@@ -238,9 +234,7 @@ func answer(tb testing.TB, x *Index) storetest.Answer {
 	if err := x.Lookup(tb.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: k, Fold: c}); err != nil {
 		tb.Fatalf("Lookup: %v", err)
 	}
-	if err := c.Err(); err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, c.Err())
 	return c.Answer
 }
 
@@ -367,14 +361,10 @@ func dies(t *testing.T, url string, n int, all []*storetest.Model, final storete
 	x, line := mortal(t, c)
 	defer func() { _ = x.Close() }()
 	for _, pod := range []string{"a", "b"} {
-		if _, err := x.Register(ctx, store.Pod{Name: pod, Model: "m"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Register(ctx, store.Pod{Name: pod, Model: "m"}))(t)
 	}
 	// The first ids and generations but one are not what dies here.
-	if err := begin(ctx, x, 1, ranks[:2]); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, begin(ctx, x, 1, ranks[:2]))
 	line.limit(n, false)
 	done := 0
 	err := begin(ctx, x, 1, ranks)
@@ -455,13 +445,9 @@ func TestWriterTriesAgain(t *testing.T) {
 				ranks := crashStory()
 				x, line := mortal(t, Config{URL: url, Prefix: newPrefix()})
 				for _, pod := range []string{"a", "b"} {
-					if _, err := x.Register(ctx, store.Pod{Name: pod, Model: "m"}); err != nil {
-						t.Fatal(err)
-					}
+					must.Get(x.Register(ctx, store.Pod{Name: pod, Model: "m"}))(t)
 				}
-				if err := begin(ctx, x, 1, ranks); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, begin(ctx, x, 1, ranks))
 				failures := 0
 				line.limit(n, n%2 == 0)
 				for seq := uint64(1); seq <= uint64(len(ranks[0].told)); {

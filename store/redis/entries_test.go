@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
@@ -58,9 +59,7 @@ func lookEntries(t *testing.T, x *Index, form lmcache.EntryKind, parts int, name
 	f := &holdings{}
 	before := x.Stats()
 	q := &store.Query{Model: blockkey.ModelOf("m"), Fold: f, Beside: &lmcache.EntryNames{Kind: form, Names: names, Parts: parts}}
-	if err := x.Lookup(t.Context(), q); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Lookup(t.Context(), q))
 	if trips := x.Stats().RoundTrips - before.RoundTrips; trips != 1 {
 		t.Errorf("%d round trips, want 1", trips)
 	}
@@ -87,15 +86,7 @@ func TestEntries(t *testing.T) {
 			store.Pod{Name: "10.0.0.6:8000", Model: "other"},
 			store.Pod{Name: "10.0.0.1:8000/lmcache/0", PartOf: &store.PartOf{Pod: "10.0.0.1:8000", Workers: 1}},
 		)
-		if _, err := x.Registry(ctx); err != nil {
-			t.Fatal(err)
-		}
-		must := func(err error) {
-			t.Helper()
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
+		must.Get(x.Registry(ctx))(t)
 		owners := []struct{ text, want string }{
 			{"10.0.0.1:8200", "10.0.0.1:8000/0/cpu"},
 			{"10.0.0.1:8000", "10.0.0.1:8000/0/cpu"},
@@ -116,11 +107,11 @@ func TestEntries(t *testing.T) {
 			var names, want []string
 			for i, c := range owners {
 				name := fmt.Sprintf("vllm@m@1@0@%x", i)
-				must(plain.Set(ctx, name, c.text, 0).Err())
+				must.OK(t, plain.Set(ctx, name, c.text, 0).Err())
 				names, want = append(names, name), append(want, c.want)
 			}
-			must(plain.HSet(ctx, "vllm@m@1@0@hash", "10.0.0.1", "x").Err())
-			must(plain.Set(ctx, "vllm@m@1@0@last", "10.0.0.1:8200", 0).Err())
+			must.OK(t, plain.HSet(ctx, "vllm@m@1@0@hash", "10.0.0.1", "x").Err())
+			must.OK(t, plain.Set(ctx, "vllm@m@1@0@last", "10.0.0.1:8200", 0).Err())
 			names, want = append(names, "vllm@m@1@0@none", "vllm@m@1@0@hash", "vllm@m@1@0@last"), append(want, "", "", "10.0.0.1:8000/0/cpu")
 			before := x.Stats()
 			wantHoldings(t, lookEntries(t, x, lmcache.OwnerString, 1, names...), want...)
@@ -142,7 +133,7 @@ func TestEntries(t *testing.T) {
 				names := []string{fmt.Sprintf("vllm@m@2@0@%x", i), fmt.Sprintf("vllm@m@2@1@%x", i)}
 				for k, v := range []string{a, b} {
 					if v != "" {
-						must(plain.Set(ctx, names[k], v, 0).Err())
+						must.OK(t, plain.Set(ctx, names[k], v, 0).Err())
 					}
 				}
 				return names
@@ -154,11 +145,11 @@ func TestEntries(t *testing.T) {
 		})
 
 		t.Run("owners", func(t *testing.T) {
-			must(plain.HSet(ctx, "m@0", "10.0.0.2", "vllm@1@0@1.5", "10.0.0.1:8200", "", "nobody", "x").Err())
-			must(plain.HSet(ctx, "m@1", "fd00::1", "vllm@1@0@1.5", "[fd00::1]:8200", "x").Err())
-			must(plain.Set(ctx, "m@2", "10.0.0.1", 0).Err())
-			must(plain.LPush(ctx, "m@3", "10.0.0.1").Err())
-			must(plain.HSet(ctx, "m@5", "a b", "x", "10.0.0.1", "x").Err())
+			must.OK(t, plain.HSet(ctx, "m@0", "10.0.0.2", "vllm@1@0@1.5", "10.0.0.1:8200", "", "nobody", "x").Err())
+			must.OK(t, plain.HSet(ctx, "m@1", "fd00::1", "vllm@1@0@1.5", "[fd00::1]:8200", "x").Err())
+			must.OK(t, plain.Set(ctx, "m@2", "10.0.0.1", 0).Err())
+			must.OK(t, plain.LPush(ctx, "m@3", "10.0.0.1").Err())
+			must.OK(t, plain.HSet(ctx, "m@5", "a b", "x", "10.0.0.1", "x").Err())
 			before := x.Stats().Garbled
 			wantHoldings(t, lookEntries(t, x, lmcache.OwnerHash, 1, "m@0", "m@1", "m@2", "m@3", "m@4", "m@5"),
 				"10.0.0.1:8000/0/cpu 10.0.0.2:8000/0/cpu", "[fd00::1]:8000/0/cpu", "", "", "", "10.0.0.1:8000/0/cpu")
@@ -174,16 +165,14 @@ func TestEntries(t *testing.T) {
 				for i := 1; i < n; i++ {
 					args = append(args, fmt.Sprintf("10.1.%d.%d", i>>8, i&255), "vllm@1@0@1.5")
 				}
-				must(plain.HSet(ctx, name, args...).Err())
+				must.OK(t, plain.HSet(ctx, name, args...).Err())
 			}
 			fill("m@d", external.MaxFields)
 			fill("m@e", external.MaxFields+1)
 			fill("m@f", 60_000)
-			must(plain.HSet(ctx, "m@g", "10.0.0.2", "vllm@1@0@1.5").Err())
+			must.OK(t, plain.HSet(ctx, "m@g", "10.0.0.2", "vllm@1@0@1.5").Err())
 			aged := open(t, Config{URL: url, NoSweep: true, Entries: true, EntryAge: 100 * 365 * 24 * time.Hour})
-			if _, err := aged.Registry(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(aged.Registry(ctx))(t)
 			for _, by := range []*Index{x, aged} {
 				before := by.Stats().Garbled
 				wantHoldings(t, lookEntries(t, by, lmcache.OwnerHash, 1, "m@d", "m@e", "m@f", "m@g"), "10.0.0.1:8000/0/cpu", "", "", "10.0.0.2:8000/0/cpu")
@@ -195,16 +184,14 @@ func TestEntries(t *testing.T) {
 
 		t.Run("age", func(t *testing.T) {
 			old := open(t, Config{URL: url, NoSweep: true, Entries: true, EntryAge: time.Hour})
-			if _, err := old.Registry(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(old.Registry(ctx))(t)
 			at := func(age time.Duration) string {
 				return fmt.Sprintf("vllm@2@1@%.7f", float64(time.Now().Add(-age).UnixNano())/1e9)
 			}
-			must(plain.HSet(ctx, "m@a", "10.0.0.1", at(30*time.Minute), "10.0.0.2", at(2*time.Hour), "llama-0", "vllm@1@0@soon").Err())
-			must(plain.HSet(ctx, "m@b", "10.0.0.1", at(2*time.Hour), "10.0.0.2", at(-time.Minute)).Err())
-			must(plain.LPush(ctx, "m@c", "10.0.0.1").Err())
-			must(plain.HSet(ctx, "m@h", "10.0.0.1", "vllm@1@0@inf", "10.0.0.2", at(-2*time.Hour), "llama-0", "vllm@1@0@nan").Err())
+			must.OK(t, plain.HSet(ctx, "m@a", "10.0.0.1", at(30*time.Minute), "10.0.0.2", at(2*time.Hour), "llama-0", "vllm@1@0@soon").Err())
+			must.OK(t, plain.HSet(ctx, "m@b", "10.0.0.1", at(2*time.Hour), "10.0.0.2", at(-time.Minute)).Err())
+			must.OK(t, plain.LPush(ctx, "m@c", "10.0.0.1").Err())
+			must.OK(t, plain.HSet(ctx, "m@h", "10.0.0.1", "vllm@1@0@inf", "10.0.0.2", at(-2*time.Hour), "llama-0", "vllm@1@0@nan").Err())
 			wantHoldings(t, lookEntries(t, old, lmcache.OwnerHash, 1, "m@a", "m@b", "m@c", "m@h"), "10.0.0.1:8000/0/cpu", "10.0.0.2:8000/0/cpu", "", "")
 			wantHoldings(t, lookEntries(t, x, lmcache.OwnerHash, 1, "m@a"), "10.0.0.1:8000/0/cpu 10.0.0.2:8000/0/cpu llama-0/0/cpu")
 			if n := old.Stats().Garbled; n != 5 {
@@ -214,10 +201,10 @@ func TestEntries(t *testing.T) {
 
 		t.Run("present", func(t *testing.T) {
 			for _, name := range []string{"m@2@0@0metadata", "m@2@1@0metadata", "m@2@0@1metadata", "m@2@1@2metadata"} {
-				must(plain.Set(ctx, name, "\x00\x08", 0).Err())
+				must.OK(t, plain.Set(ctx, name, "\x00\x08", 0).Err())
 			}
-			must(plain.LPush(ctx, "m@2@0@3metadata", "any type").Err())
-			must(plain.LPush(ctx, "m@2@1@3metadata", "any type").Err())
+			must.OK(t, plain.LPush(ctx, "m@2@0@3metadata", "any type").Err())
+			must.OK(t, plain.LPush(ctx, "m@2@1@3metadata", "any type").Err())
 			var names []string
 			for i := range 5 {
 				names = append(names, fmt.Sprintf("m@2@0@%dmetadata", i), fmt.Sprintf("m@2@1@%dmetadata", i))
@@ -226,14 +213,10 @@ func TestEntries(t *testing.T) {
 		})
 
 		t.Run("a pod that is gone", func(t *testing.T) {
-			if _, err := x.Retire(ctx, "10.0.0.2:8000"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Retire(ctx, "10.0.0.2:8000"))(t)
 			f := &holdings{}
 			q := &store.Query{Model: blockkey.ModelOf("m"), Fold: f, Beside: &lmcache.EntryNames{Kind: lmcache.OwnerHash, Names: []string{"m@0"}}}
-			if err := x.Lookup(ctx, q); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, x.Lookup(ctx, q))
 			wantHoldings(t, f.blocks, "10.0.0.1:8000/0/cpu")
 		})
 	})
@@ -245,18 +228,14 @@ func TestEntriesGoAlong(t *testing.T) {
 		ctx := t.Context()
 		x := open(t, Config{URL: url, NoSweep: true, Entries: true, Windows: []int{8, 16}})
 		register(t, x, store.Pod{Name: "10.0.0.1:8000"})
-		if _, err := x.Registry(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Registry(ctx))(t)
 		const blocks = 64 // of 4 tokens: chunks of 16 are 16, of 3 tokens 86
 		keys := benchChain(blocks)
 		big, small := benchChain(16), benchChain(86)
 		names := make([]string, 2*16)
 		for i := range names {
 			names[i] = fmt.Sprintf("vllm@m@2@%d@%x", i%2, i/2)
-			if err := x.space.Client.Set(ctx, names[i], "10.0.0.1:8200", 0).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, x.space.Client.Set(ctx, names[i], "10.0.0.1:8200", 0).Err())
 		}
 		look := func(stop int) (trips, read uint64, folds [4]*holdings) {
 			m := blockkey.ModelOf("m")
@@ -266,14 +245,11 @@ func TestEntriesGoAlong(t *testing.T) {
 			folds[3].stop = stop
 			lead := &store.Query{Model: m, Keys: keys, Fold: folds[3], Span: 4}
 			before := x.Stats()
-			err := x.Lookup(ctx,
+			must.OK(t, x.Lookup(ctx,
 				&store.Query{Model: m, Keys: big, Fold: folds[0], Span: 16, Lead: lead},
 				&store.Query{Model: m, Keys: small, Fold: folds[1], Span: 3, Lead: lead},
 				&store.Query{Model: m, Beside: &lmcache.EntryNames{Kind: lmcache.OwnerString, Names: names, Parts: 2}, Fold: folds[2], Span: 16, Lead: lead},
-				lead)
-			if err != nil {
-				t.Fatal(err)
-			}
+				lead))
 			after := x.Stats()
 			return after.RoundTrips - before.RoundTrips, after.KeysRead - before.KeysRead, folds
 		}
@@ -332,12 +308,8 @@ func TestEntriesRefused(t *testing.T) {
 	register(t, x, store.Pod{Name: "10.0.0.1:8000"})
 	apply(t, x, batchOf("10.0.0.1:8000", store.Add, 1, 2))
 	admin := s.Client()
-	if err := admin.Do(ctx, "ACL", "SETUSER", "reader", "on", ">secret", "~kva*", "+@all").Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := admin.Set(ctx, "theirs", "10.0.0.1:8200", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, admin.Do(ctx, "ACL", "SETUSER", "reader", "on", ">secret", "~kva*", "+@all").Err())
+	must.OK(t, admin.Set(ctx, "theirs", "10.0.0.1:8200", 0).Err())
 	var logged []string
 	reader := open(t, Config{URL: strings.Replace(s.URL(), "redis://", "redis://reader:secret@", 1), NoSweep: true, Entries: true,
 		Observer: Observer{Log: func(msg string) { logged = append(logged, msg) }}})
@@ -345,11 +317,8 @@ func TestEntriesRefused(t *testing.T) {
 		for form := lmcache.OwnerString; form <= lmcache.Tensors; form++ {
 			blocks, entries := &holdings{}, &holdings{}
 			m := blockkey.ModelOf("m")
-			err := reader.Lookup(ctx, &store.Query{Model: m, Fold: entries, Beside: &lmcache.EntryNames{Kind: form, Names: []string{"theirs"}}},
-				&store.Query{Model: m, Keys: []blockkey.Key{1, 2}, Fold: blocks})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, reader.Lookup(ctx, &store.Query{Model: m, Fold: entries, Beside: &lmcache.EntryNames{Kind: form, Names: []string{"theirs"}}},
+				&store.Query{Model: m, Keys: []blockkey.Key{1, 2}, Fold: blocks}))
 			wantHoldings(t, blocks.blocks, "10.0.0.1:8000/0/gpu", "10.0.0.1:8000/0/gpu")
 			wantHoldings(t, entries.blocks, "")
 		}
@@ -366,14 +335,10 @@ func TestEntriesRefused(t *testing.T) {
 	}
 
 	// docs/operations.md says what lets the user read them, and nothing else of others.
-	if err := admin.Do(ctx, "ACL", "SETUSER", "reader", "reset", "on", ">secret", "~kva{*", "%R~*@*", "+client|setname", "+mget", "+get", "+eval", "+time",
-		"+hgetall", "+hmget", "+hscan", "+zrange", "+hlen", "+hrandfield", "+exists").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, admin.Do(ctx, "ACL", "SETUSER", "reader", "reset", "on", ">secret", "~kva{*", "%R~*@*", "+client|setname", "+mget", "+get", "+eval", "+time",
+		"+hgetall", "+hmget", "+hscan", "+zrange", "+hlen", "+hrandfield", "+exists").Err())
 	for _, args := range [][]any{{"SET", "vllm@m@1@0@0", "10.0.0.1:8200"}, {"HSET", "m@0", "10.0.0.1", "vllm@1@0@1.5"}} {
-		if err := admin.Do(ctx, args...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, admin.Do(ctx, args...).Err())
 	}
 	wantHoldings(t, lookEntries(t, reader, lmcache.OwnerString, 1, "vllm@m@1@0@0"), "10.0.0.1:8000/0/cpu")
 	wantHoldings(t, lookEntries(t, reader, lmcache.OwnerHash, 1, "m@0"), "10.0.0.1:8000/0/cpu")
@@ -397,16 +362,13 @@ func BenchmarkEntries(b *testing.B) {
 	for i := range chunks {
 		owner, owners = append(owner, fmt.Sprintf("vllm@m@1@0@%064x", i)), append(owners, fmt.Sprintf("m@%064x", i))
 	}
-	_, err := plain.Pipelined(b.Context(), func(p redis.Pipeliner) error {
+	must.Get(plain.Pipelined(b.Context(), func(p redis.Pipeliner) error {
 		for i := range chunks {
 			p.Set(b.Context(), owner[i], "10.0.0.1:8200", 0)
 			p.HSet(b.Context(), owners[i], "10.0.0.1", fmt.Sprintf("vllm@1@0@%d.5", time.Now().Unix()))
 		}
 		return nil
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	}))(b)
 	for _, c := range []struct {
 		name  string
 		age   time.Duration
@@ -423,9 +385,7 @@ func BenchmarkEntries(b *testing.B) {
 			report := cpu(b, plain)
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := x.Lookup(b.Context(), q); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, x.Lookup(b.Context(), q))
 			}
 			report()
 		})

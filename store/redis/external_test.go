@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/external"
@@ -27,28 +28,19 @@ func TestForeign(t *testing.T) {
 }
 
 func testForeign(t *testing.T, url string, client redis.UniversalClient) {
-	x, err := Open(Config{URL: url, NoSweep: true, Entries: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(Open(Config{URL: url, NoSweep: true, Entries: true}))(t)
 	t.Cleanup(func() { _ = x.Close() })
 	ctx := t.Context()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	for i := range 1200 {
-		must(client.Set(ctx, fmt.Sprintf("a@%d", i), "10.0.0.1:8000", 0).Err())
+		must.OK(t, client.Set(ctx, fmt.Sprintf("a@%d", i), "10.0.0.1:8000", 0).Err())
 	}
-	must(client.Set(ctx, "big@0", strings.Repeat("x", external.MaxText+1), 0).Err())
-	must(client.Set(ctx, "unread@0", "x", 0).Err())
-	must(client.HSet(ctx, "hash@0", "10.0.0.1", "v").Err())
-	must(client.LPush(ctx, "list@0", "x").Err())
-	must(client.Set(ctx, "plain", "x", 0).Err())
-	must(client.Set(ctx, x.space.Names.Prefix+"{own}@", "x", 0).Err())
-	must(client.PExpire(ctx, "hash@0", 1e12).Err())
+	must.OK(t, client.Set(ctx, "big@0", strings.Repeat("x", external.MaxText+1), 0).Err())
+	must.OK(t, client.Set(ctx, "unread@0", "x", 0).Err())
+	must.OK(t, client.HSet(ctx, "hash@0", "10.0.0.1", "v").Err())
+	must.OK(t, client.LPush(ctx, "list@0", "x").Err())
+	must.OK(t, client.Set(ctx, "plain", "x", 0).Err())
+	must.OK(t, client.Set(ctx, x.space.Names.Prefix+"{own}@", "x", 0).Err())
+	must.OK(t, client.PExpire(ctx, "hash@0", 1e12).Err())
 
 	seen := map[string]external.Key{}
 	scan := external.Scan{
@@ -93,9 +85,7 @@ func testForeign(t *testing.T, url string, client redis.UniversalClient) {
 	}
 
 	for _, p := range []store.Pod{{Name: "p0", Model: "m", Address: "http://10.0.0.1:8000/"}, {Name: "10.0.0.2:8000", Model: "m"}, {Name: "10.0.0.2:8001", Model: "m"}} {
-		if _, err := x.Register(ctx, p); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Register(ctx, p))(t)
 	}
 	// The port is LMCache's: a host alone is enough where one pod of the model has it.
 	owners, err := x.EntryOwners(ctx, "m", []string{"10.0.0.1:8000", "10.0.0.1", "10.0.0.1:8200", "10.0.0.2", "10.0.0.2:8001", "10.0.0.2:8200", "x"})

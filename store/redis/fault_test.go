@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/storetest"
@@ -195,9 +196,7 @@ func TestOutOfMemory(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, Config{URL: s.URL()})
 	apply(t, x, batchOf("a", store.Add, 1))
-	if err := s.Client().ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Client().ConfigSet(t.Context(), "maxmemory", "1").Err())
 	err := x.Apply(t.Context(), batchOf("a", store.Add, 2))
 	if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "OOM") {
 		t.Errorf("got %v, want ErrUnavailable that says OOM", err)
@@ -209,16 +208,11 @@ func TestOutOfMemory(t *testing.T) {
 func TestClientLogsToObserver(t *testing.T) {
 	stderr := os.Stderr
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	os.Stderr = w
 	defer func() { os.Stderr = stderr }()
 	heard := make(chan string, 100)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	addr := l.Addr().String()
 	_ = l.Close()
 	x := open(t, Config{URL: "redis://:secret@" + addr, Observer: Observer{Log: func(m string) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/changelog"
@@ -74,7 +75,7 @@ func pageAhead(t *testing.T, n int) {
 	}
 	apply(t, x, batchOf("b", store.Add, 1)) // so that its registration is not what is lost
 	applyMany(t, x, "a", store.Add, keys)
-	must := func(err error) {
+	check := func(err error) {
 		if err != nil {
 			t.Error(err)
 		}
@@ -85,21 +86,18 @@ func pageAhead(t *testing.T, n int) {
 		switch pages++; pages {
 		case 1: // All that follows waits for the page: the log gets far ahead of its reader.
 			for i := range 4 * feedRead {
-				must(x.Apply(t.Context(), batchOf("b", []store.OpKind{store.Remove, store.Add}[i%2], 1)))
+				check(x.Apply(t.Context(), batchOf("b", []store.OpKind{store.Remove, store.Add}[i%2], 1)))
 			}
-			must(s.Client().Save(t.Context()).Err())
+			check(s.Client().Save(t.Context()).Err())
 			for part := range slices.Chunk(keys, store.MaxOpKeys) {
-				must(x.Apply(t.Context(), batchOf("b", store.Add, part...)))
+				check(x.Apply(t.Context(), batchOf("b", store.Add, part...)))
 			}
 		case 2:
 			s.Kill()
 			s.Run()
 		}
 	}
-	f, err := y.Follow(changelog.Config{Sink: sink, Entries: changelog.DefaultEntries, Verify: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(y.Follow(changelog.Config{Sink: sink, Entries: changelog.DefaultEntries, Verify: -1}))(t)
 	eventually.NoError(t, "the restart", func() error {
 		if err := f.CatchUp(t.Context()); err != nil {
 			return err

@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/enginemap"
@@ -93,9 +94,7 @@ func TestFoldDies(t *testing.T) {
 						s.write(t, x, rng, 2000, few)
 						s.check(t, "before", next)
 						x.lists.least = 1
-						if err := x.fold(ctx, s.gen, s.fence); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, x.fold(ctx, s.gen, s.fence))
 						s.check(t, "folded once", next)
 						many := few
 						if grows {
@@ -114,9 +113,7 @@ func TestFoldDies(t *testing.T) {
 
 						// The next owner.
 						s.fence++
-						if _, err := next.TakeOver(ctx, s.gen, s.fence); err != nil {
-							t.Fatal(err)
-						}
+						must.Get(next.TakeOver(ctx, s.gen, s.fence))(t)
 						next.lists.open(s.gen, s.fence, 0) // or it would look by itself
 						s.check(t, "taken over", next)
 						s.write(t, next, rng, 1500, many)
@@ -129,9 +126,7 @@ func TestFoldDies(t *testing.T) {
 							t.Fatalf("a zombie has made the state %q of %q", now, before)
 						}
 						s.check(t, "after a zombie", next)
-						if err := next.fold(ctx, s.gen, s.fence); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, next.fold(ctx, s.gen, s.fence))
 						s.check(t, "folded by the next", next)
 						s.check(t, "as another reads it", x)
 						state, err := enginemap.ParseState(x.space.Client.LRange(ctx, x.space.Names.Changes(s.gen), 0, 0).Val())
@@ -191,18 +186,14 @@ func TestFoldOfAFullServer(t *testing.T) {
 		b.Map = append(b.Map, store.MapOp{MapKey: keys[i], Value: []byte("a value")})
 	}
 	apply(t, x, b)
-	if err := x.fold(ctx, gen, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.fold(ctx, gen, 1))
 	full(t, s.Client())
 	b = guardedBatch("a", gen, 1, 2, store.Remove, 1)
 	for _, k := range keys[:500] {
 		b.Map = append(b.Map, store.MapOp{MapKey: k})
 	}
 	apply(t, x, b)
-	if err := x.fold(ctx, gen, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.fold(ctx, gen, 1))
 	got, err := x.ReadMap(ctx, gen, keys...)
 	if err != nil || got[0] != nil || got[499] != nil || string(got[500]) != "a value" {
 		t.Errorf("%q, %q, %q, %v", got[0], got[499], got[500], err)
@@ -225,10 +216,7 @@ func TestListOfAWriterThatTriesAgain(t *testing.T) {
 	ctx := t.Context()
 	gen := mustBegin(t, x, "a", 1)
 	list := x.space.Names.Changes(gen)
-	home, err := c.Client().MasterForKey(ctx, list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	home := must.Get(c.Client().MasterForKey(ctx, list))(t)
 	var keys []blockkey.Key
 	for i := range uint64(300) { // in all partitions
 		keys = append(keys, blockkey.Key(i))
@@ -238,15 +226,12 @@ func TestListOfAWriterThatTriesAgain(t *testing.T) {
 	for i := range uint64(300) {
 		b.Map = append(b.Map, store.MapOp{MapKey: store.MapKey{Hash: i << 32}, Value: []byte("a value")})
 	}
-	err = c.Client().ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
+	must.OK(t, c.Client().ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
 		if node.Options().Addr == home.Options().Addr {
 			return nil
 		}
 		return node.ConfigSet(ctx, "maxmemory", "1").Err()
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	x.lists.least = 1000
 	longest := int64(0)
 	for range 100 {
@@ -294,13 +279,9 @@ func TestMapIsLost(t *testing.T) {
 			}
 			story.write(t, x, rng, 2000, 700)
 			x.lists.least = 1
-			if err := x.fold(ctx, story.gen, 1); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, x.fold(ctx, story.gen, 1))
 			story.check(t, "folded", x)
-			if err := lose(x, story.gen); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, lose(x, story.gen))
 			for _, r := range []*Index{x, open(t, Config{URL: s.URL(), NoSweep: true})} {
 				if _, err := r.ReadMap(ctx, story.gen, story.keys...); !errors.Is(err, store.ErrEnded) {
 					t.Errorf("the map is read with %v, want ErrEnded", err)
@@ -341,9 +322,7 @@ func TestFoldsOverlap(t *testing.T) {
 	}
 	story.write(t, a, rng, 4000, 3000)
 	a.lists.least = 1
-	if err := a.fold(ctx, story.gen, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.fold(ctx, story.gen, 1))
 	begin := func(x *Index) (f fold, list enginemap.Changes) {
 		t.Helper()
 		f = fold{x: x, gen: story.gen, fence: 1}
@@ -351,16 +330,12 @@ func TestFoldsOverlap(t *testing.T) {
 		if err == nil {
 			err = f.announce(ctx)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return f, changes.Last()
 	}
 	story.write(t, a, rng, 1000, 3000)
 	slow, old := begin(a)
-	if _, err := b.TakeOver(ctx, story.gen, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.TakeOver(ctx, story.gen, 1))(t)
 	story.write(t, b, rng, 1000, 3000)
 	quick, list := begin(b)
 	if err := slow.change(ctx, old); !errors.Is(err, errFolded) {
@@ -379,9 +354,7 @@ func TestFoldsOverlap(t *testing.T) {
 	story.write(t, b, rng, 1000, 3000)
 	cut, list := begin(b)
 	names := s.Client()
-	if err := names.LTrim(ctx, b.space.Names.Changes(story.gen), 0, int64(cut.elements)-1).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, names.LTrim(ctx, b.space.Names.Changes(story.gen), 0, int64(cut.elements)-1).Err())
 	if err := cut.change(ctx, list); !errors.Is(err, errFolded) {
 		t.Errorf("a fold of more than there is writes with %v", err)
 	}
@@ -395,9 +368,7 @@ func TestFoldOfNoList(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	gen := mustBegin(t, x, "a", 1)
-	if err := s.Client().Set(t.Context(), x.space.Names.Changes(gen), "x", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Client().Set(t.Context(), x.space.Names.Changes(gen), "x", 0).Err())
 	f := fold{x: x, gen: gen, fence: 1}
 	if _, err := f.read(t.Context()); !errors.Is(err, store.ErrEnded) || !f.lost {
 		t.Errorf("it is read with %v, lost %v", err, f.lost)
@@ -425,16 +396,12 @@ func TestViewOfAFormerOwner(t *testing.T) {
 	if v, err := a.ReadMap(ctx, gen, k); err != nil || string(v[0]) != "lost" {
 		t.Fatalf("%q, %v", v, err)
 	}
-	if err := errors.Join(plain.RestoreReplace(ctx, a.space.Names.Changes(gen), 0, list).Err(), plain.HSet(ctx, a.space.Names.Records, fmt.Sprint(gen), record).Err()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(plain.RestoreReplace(ctx, a.space.Names.Changes(gen), 0, list).Err(), plain.HSet(ctx, a.space.Names.Records, fmt.Sprint(gen), record).Err()))
 	if w, err := b.TakeOver(ctx, gen, 2); err != nil || w != 1 {
 		t.Fatal(w, err)
 	}
 	put(b, 2, 2, "two")
-	if _, err := a.TakeOver(ctx, gen, 3); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(a.TakeOver(ctx, gen, 3))(t)
 	if v, err := a.ReadMap(ctx, gen, k); err != nil || string(v[0]) != "two" {
 		t.Errorf("%q, %v; want two", v, err)
 	}
@@ -481,10 +448,7 @@ func (d *deadlines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 func TestFoldTimeIsItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var logged []string
-		x, err := Open(Config{URL: "redis://127.0.0.1:1", NoSweep: true, Observer: Observer{Log: func(msg string) { logged = append(logged, msg) }}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(Open(Config{URL: "redis://127.0.0.1:1", NoSweep: true, Observer: Observer{Log: func(msg string) { logged = append(logged, msg) }}}))(t)
 		defer func() { _ = x.Close() }()
 		var server deadlines
 		x.space.Client.AddHook(&server)
@@ -499,9 +463,7 @@ func TestFoldTimeIsItsOwn(t *testing.T) {
 		} {
 			server.left, logged = nil, nil
 			x.folding <- struct{}{} // another one
-			if err := x.foldDue(t.Context(), []*guardPlan{&guard}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, x.foldDue(t.Context(), []*guardPlan{&guard}))
 			time.Sleep(tc.wait)
 			<-x.folding
 			synctest.Wait()
@@ -529,14 +491,10 @@ func TestLongList(t *testing.T) {
 		story.write(t, a, rng, 100, 2000)
 	}
 	b := open(t, Config{URL: s.URL(), NoSweep: true})
-	if _, err := b.TakeOver(ctx, story.gen, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.TakeOver(ctx, story.gen, 1))(t)
 	story.check(t, "taken over", b)
 	a.lists.least = 1
-	if err := a.fold(ctx, story.gen, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.fold(ctx, story.gen, 1))
 	if n, err := s.Client().LLen(ctx, a.space.Names.Changes(story.gen)).Result(); err != nil || n != 1 {
 		t.Errorf("after the fold the list has %d elements, %v, want its state alone", n, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -18,9 +19,7 @@ import (
 // full makes a server refuse whatever takes memory, by a limit below what it uses.
 func full(t *testing.T, plain *redis.Client) {
 	t.Helper()
-	if err := plain.ConfigSet(t.Context(), "maxmemory", "500kb").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.ConfigSet(t.Context(), "maxmemory", "500kb").Err())
 	if err := plain.Eval(t.Context(), "return redis.call('SET', '{' .. ARGV[1] .. '}', 'y')", nil, "x").Err(); err == nil || !strings.Contains(err.Error(), "OOM") && !strings.Contains(err.Error(), "cluster") {
 		t.Fatalf("the server is not full: %v", err)
 	}
@@ -92,13 +91,8 @@ func TestWritesToAFullServer(t *testing.T) {
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	ctx := t.Context()
 	pod := store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}
-	if _, err := x.Register(ctx, pod); err != nil {
-		t.Fatal(err)
-	}
-	gen, err := x.Begin(ctx, "a", 0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(ctx, pod))(t)
+	gen := must.Get(x.Begin(ctx, "a", 0, 1))(t)
 	keys := manyKeys(10)
 	entry := func(n uint64, v string) store.MapOp {
 		op := store.MapOp{MapKey: store.MapKey{Hash: n}}
@@ -133,7 +127,7 @@ func TestWritesToAFullServer(t *testing.T) {
 	mixed := guardedBatch("a", gen, 2, 5, store.Remove, keys[2], keys[7])
 	mixed.Ops = append(mixed.Ops, store.Op{Kind: store.Add, Keys: []blockkey.Key{100, 101}})
 	mixed.Map = []store.MapOp{entry(3, "z"), entry(2, "")}
-	err = x.Apply(ctx, mixed)
+	err := x.Apply(ctx, mixed)
 	if !errors.Is(err, store.ErrUnavailable) || !errors.Is(err, store.ErrNoMemory) || !strings.Contains(err.Error(), "OOM") {
 		t.Fatalf("adds: got %v, want ErrUnavailable that says OOM", err)
 	}
@@ -152,9 +146,7 @@ func TestWritesToAFullServer(t *testing.T) {
 	wantBlocks(t, x, look, "", "", "", "", "", "", "", "", "", "", "", "")
 
 	// With memory again, the batch that was refused is made whole.
-	if err := plain.ConfigSet(ctx, "maxmemory", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.ConfigSet(ctx, "maxmemory", "0").Err())
 	mixed.Guard = &store.Guard{Generation: gen, Fence: 3, Seq: 5}
 	apply(t, x, mixed)
 	wantBlocks(t, x, []blockkey.Key{100, 101}, "a", "a")

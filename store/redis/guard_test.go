@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -29,13 +30,8 @@ func guardedBatch(pod string, gen store.Generation, fence, seq uint64, kind stor
 // mustBegin registers a pod and begins a generation of its rank 0.
 func mustBegin(tb testing.TB, x *Index, pod string, fence uint64) store.Generation {
 	tb.Helper()
-	if _, err := x.Register(tb.Context(), store.Pod{Name: pod, Model: "m"}); err != nil {
-		tb.Fatal(err)
-	}
-	gen, err := x.Begin(tb.Context(), pod, 0, fence)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Get(x.Register(tb.Context(), store.Pod{Name: pod, Model: "m"}))(tb)
+	gen := must.Get(x.Begin(tb.Context(), pod, 0, fence))(tb)
 	return gen
 }
 
@@ -52,16 +48,12 @@ func TestRecordsAreSwept(t *testing.T) {
 	}
 	other := mustBegin(t, x, "b", 1)
 	mustBegin(t, x, "c", 1)
-	if _, err := x.Retire(ctx, "c"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(ctx, "c"))(t)
 	apply(t, x, guardedBatch("a", last, 5, 1, store.Add, manyKeys(200)...))
 	if !x.dueSweep() {
 		t.Error("nothing is to be swept")
 	}
-	if _, err := x.Sweep(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Sweep(ctx))(t)
 	for p := range blockkey.Partitions {
 		got := plain.HGetAll(ctx, x.space.Names.Guards(p)).Val()
 		if len(got) != 2 || got[fmt.Sprint(last)] == "" || got[fmt.Sprint(other)] != "1,0" {
@@ -116,9 +108,7 @@ func TestLostWrites(t *testing.T) {
 				for seq := range uint64(4) {
 					apply(t, x, guardedBatch("a", gen, 1, seq+1, store.Add, k[0]))
 				}
-				if err := set(lose(x, gen)); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, set(lose(x, gen)))
 				err := x.Apply(ctx, guardedBatch("a", gen, 1, 5, store.Add, k[0], k[1]))
 				if !errors.Is(err, store.ErrEnded) {
 					t.Fatalf("got %v, want ErrEnded", err)
@@ -151,9 +141,7 @@ func TestMapsAreSwept(t *testing.T) {
 				b := guardedBatch("a", last, fence+1, 1, store.Add, 1)
 				b.Map = ops
 				apply(t, x, b)
-				if err := x.fold(ctx, last, fence+1); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, x.fold(ctx, last, fence+1))
 			}
 			names := func() (n int) {
 				count := func(ctx context.Context, c *redis.Client) error {
@@ -162,22 +150,18 @@ func TestMapsAreSwept(t *testing.T) {
 				}
 				if c, ok := x.space.Client.(*redis.ClusterClient); ok {
 					var mu sync.Mutex
-					if err := c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+					must.OK(t, c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
 						mu.Lock()
 						defer mu.Unlock()
 						return count(ctx, c)
-					}); err != nil {
-						t.Fatal(err)
-					}
+					}))
 					return n
 				}
 				_ = count(ctx, x.space.Client.(*redis.Client))
 				return n
 			}
 			before := names()
-			if _, err := x.Sweep(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Sweep(ctx))(t)
 			if n := names(); n*3 != before || n < 4 {
 				t.Errorf("%d keys of maps are left of %d of three generations", n, before)
 			}
@@ -200,10 +184,7 @@ func BenchmarkMapMemory(b *testing.B) {
 			used := func() int64 {
 				for line := range strings.Lines(plain.Info(b.Context(), "memory").Val()) {
 					if v, ok := strings.CutPrefix(strings.TrimSpace(line), "used_memory:"); ok {
-						n, err := strconv.ParseInt(v, 10, 64)
-						if err != nil {
-							b.Fatal(err)
-						}
+						n := must.Get(strconv.ParseInt(v, 10, 64))(b)
 						return n
 					}
 				}
@@ -241,10 +222,7 @@ func TestMissingPart(t *testing.T) {
 		c := &keyspace.Call{Script: lua.Apply, Keys: []string{x.space.Names.Records, "b" + part}, Args: []string{
 			"0", "1", "0", fmt.Sprint(gen), "1", "5", "0", "0", attempt, part, parts, "+7", "1",
 		}}
-		cmds, err := x.space.Run(ctx, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		cmds := must.Get(x.space.Run(ctx, c))(t)
 		if v, _ := cmds[0].Slice(); len(v) != 2 || v[1] != int64(want) {
 			t.Fatalf("part %s of attempt %s: got %v, want %d", part, attempt, v, want)
 		}

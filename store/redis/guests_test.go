@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
@@ -55,9 +56,7 @@ func TestGuests(t *testing.T) {
 			want := func(what string, pods []string, want ...string) {
 				t.Helper()
 				f := &named{}
-				if err := x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: f, Named: pods}); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: keys, Fold: f, Named: pods}))
 				if fmt.Sprint(f.held) != fmt.Sprint(want) {
 					t.Errorf("%s:\n%q, want\n%q", what, f.held, want)
 				}
@@ -78,9 +77,7 @@ func TestGuests(t *testing.T) {
 				t.Errorf("registered are %v, %v", r.Pods, err)
 			}
 			// A sweep without lives to sweep leaves them to age.
-			if _, err := x.Sweep(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Sweep(t.Context()))(t)
 			if ttl := x.space.Client.PTTL(t.Context(), nameOf(x, 0)).Val(); ttl <= 0 {
 				t.Errorf("a text of nobody lives for %v", ttl)
 			}
@@ -88,13 +85,9 @@ func TestGuests(t *testing.T) {
 			// 10.0.0.1:8000 was registered, and its life has ended: what it had counts for no pod.
 			register(t, x, store.Pod{Name: "10.0.0.1:8000"})
 			apply(t, x, batchOf("10.0.0.1:8000", store.Add, 100))
-			if _, err := x.Retire(t.Context(), "10.0.0.1:8000"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Retire(t.Context(), "10.0.0.1:8000"))(t)
 			want("a life has ended", []string{"10.0.0.1:8000", "decode-0"}, "", "", "", nine, "", nine)
-			if _, err := x.Sweep(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Sweep(t.Context()))(t)
 			want("and is swept", []string{"10.0.0.1:8000", "decode-0"}, "", "", "", "", "", nine)
 			write()
 			want("what is written then", []string{"10.0.0.1:8000"}, one, one, "", both(one, nine), "", nine)
@@ -107,9 +100,7 @@ func both(one, nine string) string { return one + " " + nine }
 // letIn sets whether texts of a model count for unregistered pods.
 func letIn(t *testing.T, x *Index, model string, on bool) {
 	t.Helper()
-	if _, err := x.SetUnregistered(t.Context(), store.ModelInfo{Name: model, BlockSize: 16, Scheme: store.SchemeNative, Unregistered: on}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.SetUnregistered(t.Context(), store.ModelInfo{Name: model, BlockSize: 16, Scheme: store.SchemeNative, Unregistered: on}))(t)
 }
 
 // heldBy looks a chain up that names no pods, by default of model m.
@@ -117,9 +108,7 @@ func heldBy(t *testing.T, x *Index, keys []blockkey.Key, model ...string) (held 
 	t.Helper()
 	f := &named{}
 	q := &store.Query{Model: blockkey.ModelOf(strings.Join(append(model, "m")[:1], "")), Keys: keys, Fold: f}
-	if err := x.Lookup(t.Context(), q); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Lookup(t.Context(), q))
 	return f.held, f.reg
 }
 
@@ -187,16 +176,12 @@ func TestMetGuests(t *testing.T) {
 		claimed[0], claimed[1], claimed[2] = "late/gpu", "late/gpu", "late/gpu llama-0/gpu"
 		want("one has a lease", claimed...)
 		apply(t, x, batchOf("late", store.Add, 100))
-		if _, err := x.Retire(t.Context(), "late"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Retire(t.Context(), "late"))(t)
 		got, _ := heldBy(t, x, keys)
 		if got[0] != "" || got[1] != "" || got[5] != "" {
 			t.Errorf("a life has ended: %q", got)
 		}
-		if _, err := x.Sweep(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Sweep(t.Context()))(t)
 		if got, _ = heldBy(t, x, keys); got[0] != "" || got[5] != "" {
 			t.Errorf("what was written before is swept: %q", got)
 		}
@@ -225,9 +210,7 @@ func TestMetGuestsAreBounded(t *testing.T) {
 		keys = append(keys, blockkey.Key(i))
 		pipe.Set(t.Context(), nameOf(x, keys[i]), "192.168.0.1:8000,192.168.0.2:8000", 0)
 	}
-	if _, err := pipe.Exec(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(pipe.Exec(t.Context()))(t)
 	const both = "192.168.0.1:8000/gpu 192.168.0.2:8000/gpu"
 	for i := range blocks {
 		held, reg := heldBy(t, x, append(slices.Clone(flood[i:]), keys...))
@@ -249,9 +232,7 @@ func TestMetGuestsAreBounded(t *testing.T) {
 		queries = append(queries, &store.Query{Model: blockkey.ModelOf("m"), Keys: flood[10*i : 10*i+10], Fold: folds[i]})
 	}
 	x = open(t, x.config) // which has met none
-	if err := x.Lookup(t.Context(), queries...); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Lookup(t.Context(), queries...))
 	for i, f := range folds {
 		if n := len(strings.Fields(f.held[0])); n != addresses/blocks {
 			t.Errorf("the first block of chain %d is of %d pods", i, n)
@@ -287,21 +268,15 @@ func TestMetOwners(t *testing.T) {
 		var names, hashes []string
 		for i, text := range texts {
 			names, hashes = append(names, fmt.Sprint("owner-", i)), append(hashes, fmt.Sprint("owners-", i))
-			if err := errors.Join(x.space.Client.Set(ctx, names[i], text, 0).Err(), x.space.Client.HSet(ctx, hashes[i], text, "fmt@1@0@1", "10.0.0.9:8200", "fmt@1@0@1").Err()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(x.space.Client.Set(ctx, names[i], text, 0).Err(), x.space.Client.HSet(ctx, hashes[i], text, "fmt@1@0@1", "10.0.0.9:8200", "fmt@1@0@1").Err()))
 		}
 		register(t, x, store.Pod{Name: "10.0.0.2:8000"}, store.Pod{Name: "10.0.0.3:8000", Model: "other"})
-		if _, err := x.Registry(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Registry(ctx))(t)
 		const nine = "10.0.0.9:8200/0/cpu"
 		two := "10.0.0.2:8000/0/cpu"
 		wantHoldings(t, lookEntries(t, x, lmcache.OwnerString, 1, names...), "", two, "", "", "", "")
 		letIn(t, x, "m", true)
-		if _, err := x.Registry(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Registry(ctx))(t)
 		wantHoldings(t, lookEntries(t, x, lmcache.OwnerString, 1, names...), "10.0.0.1:8200/0/cpu", two, "", "10.0.0.4/0/cpu", "", "")
 		got := lookEntries(t, x, lmcache.OwnerHash, 1, hashes...)
 		for i, block := range got {
@@ -311,9 +286,7 @@ func TestMetOwners(t *testing.T) {
 		}
 		wantHoldings(t, got, "10.0.0.1:8200/0/cpu "+nine, two+" "+nine, nine, "10.0.0.4/0/cpu "+nine, nine, nine)
 		letIn(t, x, "m", false)
-		if _, err := x.Registry(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Registry(ctx))(t)
 		wantHoldings(t, lookEntries(t, x, lmcache.OwnerString, 1, names...), "", two, "", "", "", "")
 	})
 }

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store/storetest"
 )
@@ -24,10 +25,7 @@ func open(tb testing.TB, c Config) *Index {
 	if _, test := tb.(*testing.T); test && c.compactAt == 0 {
 		c.compactAt = 24 // so that maps are compacted all the time
 	}
-	x, err := Open(c)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	x := must.Get(Open(c))(tb)
 	tb.Cleanup(func() {
 		if err := x.Close(); err != nil {
 			tb.Errorf("close: %v", err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/lua"
@@ -82,9 +83,7 @@ func TestCaseALateWriteUndoesARemove(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()
 	for _, known := range []*lua.Script{lua.Apply, lua.Holders, lua.Register, lua.Retire, lua.Begin, lua.Model} {
-		if err := plain.ScriptLoad(t.Context(), known.Source).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, plain.ScriptLoad(t.Context(), known.Source).Err())
 	}
 	for name, w := range lateWrites() {
 		t.Run(name, func(t *testing.T) {
@@ -105,9 +104,7 @@ func TestCaseALateWriteUndoesARemove(t *testing.T) {
 			if !bytes.Contains(bytes.ToLower(p.Held()), []byte("eval")) {
 				t.Fatalf("nothing was held up: %q", p.Held())
 			}
-			if err := w.meanwhile(t.Context(), y); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, w.meanwhile(t.Context(), y))
 			before := state(t, s, c.Prefix)
 			p.Release()
 			if after := state(t, s, c.Prefix); !slices.Equal(before, after) {
@@ -159,10 +156,7 @@ func TestCutWriteIsOver(t *testing.T) {
 func state(t *testing.T, s *redistest.Server, prefix string) []string {
 	t.Helper()
 	plain := s.Client()
-	names, err := plain.Keys(t.Context(), prefix+"{*").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	names := must.Get(plain.Keys(t.Context(), prefix+"{*").Result())(t)
 	slices.Sort(names)
 	for i, name := range names {
 		names[i] += " " + plain.Dump(t.Context(), name).Val()

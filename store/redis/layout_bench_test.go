@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // layout is another way to keep a block index in Redis, which the benchmarks run
@@ -66,9 +67,7 @@ func (l *layout) fill(b *testing.B, c *redis.Client, keys []blockkey.Key, pods i
 		}
 		pipe.HSet(b.Context(), l.key(k), fv...)
 		if i%512 == 511 || i == len(keys)-1 {
-			if _, err := pipe.Exec(b.Context()); err != nil {
-				b.Fatal(err)
-			}
+			must.Get(pipe.Exec(b.Context()))(b)
 		}
 	}
 }
@@ -81,16 +80,11 @@ func (l *layout) lookup(b *testing.B, c *redis.Client, names []string) map[strin
 	for i := range names {
 		cmds[i] = pipe.HKeys(b.Context(), names[i])
 	}
-	if _, err := pipe.Exec(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	must.Get(pipe.Exec(b.Context()))(b)
 	blocks := map[string]int{}
 	for _, c := range cmds {
 		for _, f := range c.Val() {
-			pod, err := l.pod(f)
-			if err != nil {
-				b.Fatal(err)
-			}
+			pod := must.Get(l.pod(f))(b)
 			blocks[pod]++
 		}
 	}
@@ -111,7 +105,5 @@ func (l *layout) apply(b *testing.B, c *redis.Client, keys []blockkey.Key, pod i
 			pipe.Del(b.Context(), "engine:"+l.key(k))
 		}
 	}
-	if _, err := pipe.Exec(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	must.Get(pipe.Exec(b.Context()))(b)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/storetest"
@@ -32,10 +33,7 @@ func TestLeases(t *testing.T) {
 // leaseOf acquires a rank and returns its fence.
 func leaseOf(t *testing.T, x *Index, name string, ranks ...store.RankRef) uint64 {
 	t.Helper()
-	v, err := x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: name, Ranks: 10}, TTL: time.Minute, Acquire: ranks})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must.Get(x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: name, Ranks: 10}, TTL: time.Minute, Acquire: ranks}))(t)
 	if l := v.Leases[ranks[0]]; l.Reader != name {
 		t.Fatalf("the lease is %+v", l)
 	}
@@ -70,9 +68,7 @@ func TestFencesAfterLoss(t *testing.T) {
 	plain.Del(t.Context(), x.space.Names.Count)
 	grow("no counters")
 	_, leases := x.space.Names.Readers()
-	if err := plain.HSet(t.Context(), leases, "x", "y", "0 b", "words", "0 ", "1 z", "1 c", "5").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.HSet(t.Context(), leases, "x", "y", "0 b", "words", "0 ", "1 z", "1 c", "5").Err())
 	grow("strange leases")
 	s.Kill()
 	s.Run()
@@ -119,9 +115,7 @@ func TestLeaseIsBounded(t *testing.T) {
 	if err := call("o", nil); err != nil {
 		t.Errorf("one of them: %v", err)
 	}
-	if err := plain.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	if err := call("o", nil); err != nil {
 		t.Errorf("a full server: %v", err)
 	}
@@ -222,10 +216,7 @@ func BenchmarkLease(b *testing.B) {
 			report := cpu(b, s.Client())
 			each := slowlog(b, s.Client(), "evalsha", "hscan")
 			for b.Loop() {
-				v, err := x.Lease(b.Context(), c)
-				if err != nil {
-					b.Fatal(err)
-				}
+				v := must.Get(x.Lease(b.Context(), c))(b)
 				if c.Version = v.Version; name == "renew" {
 					c.Acquire = nil
 				}

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -28,10 +29,7 @@ func replay(t *rapid.T, x *Index, c redis.UniversalClient) map[blockkey.StoreKey
 	}
 	for _, place := range places {
 		names := x.space.Names.Logs[place]
-		msgs, err := c.XRange(x.space.Life, names.Log, "-", "+").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		msgs := must.Get(c.XRange(x.space.Life, names.Log, "-", "+").Result())(t)
 		last := uint64(0)
 		for _, m := range msgs {
 			var n uint64
@@ -67,21 +65,11 @@ func TestLogTells(t *testing.T) {
 	for name, url := range map[string]string{"single": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL()} {
 		t.Run(name, func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
-				x, err := Open(Config{URL: url, Prefix: newPrefix(), NoSweep: true, SweepDuty: 1, DialTimeout: patience, Timeout: patience})
-				if err != nil {
-					rt.Fatal(err)
-				}
+				x := must.Get(Open(Config{URL: url, Prefix: newPrefix(), NoSweep: true, SweepDuty: 1, DialTimeout: patience, Timeout: patience}))(rt)
 				defer func() { _ = x.Close() }()
-				if err := x.SetLog(t.Context(), 10_000); err != nil {
-					rt.Fatal(err)
-				}
-				if _, err := x.Register(t.Context(), store.Pod{Name: "g", Model: "m"}); err != nil {
-					rt.Fatal(err)
-				}
-				gen, err := x.Begin(t.Context(), "g", 0, 1)
-				if err != nil {
-					rt.Fatal(err)
-				}
+				must.OK(rt, x.SetLog(t.Context(), 10_000))
+				must.Get(x.Register(t.Context(), store.Pod{Name: "g", Model: "m"}))(rt)
+				gen := must.Get(x.Begin(t.Context(), "g", 0, 1))(rt)
 				keys := rapid.SliceOfN(rapid.SampledFrom(manyKeys(40)), 1, 30)
 				kind := rapid.SampledFrom([]store.OpKind{store.Add, store.Add, store.Remove})
 				for seq := range rapid.IntRange(1, 8).Draw(rt, "writes") {
@@ -92,17 +80,11 @@ func TestLogTells(t *testing.T) {
 					if b.Pod == "g" {
 						b.Guard = &store.Guard{Generation: gen, Fence: 1, Seq: uint64(seq) + 1}
 					}
-					if err := x.Apply(t.Context(), b); err != nil {
-						rt.Fatal(err)
-					}
+					must.OK(rt, x.Apply(t.Context(), b))
 				}
 				if rapid.Bool().Draw(rt, "sweep") {
-					if _, err := x.Retire(t.Context(), "a"); err != nil {
-						rt.Fatal(err)
-					}
-					if _, err := x.Sweep(t.Context()); err != nil {
-						rt.Fatal(err)
-					}
+					must.Get(x.Retire(t.Context(), "a"))(rt)
+					must.Get(x.Sweep(t.Context()))(rt)
 				}
 				got, want := replay(rt, x, x.space.Client), map[blockkey.StoreKey]string{}
 				for _, k := range manyKeys(40) {
@@ -123,9 +105,7 @@ func TestLogTells(t *testing.T) {
 func TestLogIsBounded(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
-	if err := x.SetLog(t.Context(), 100); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.SetLog(t.Context(), 100))
 	for i := range 1000 {
 		apply(t, x, batchOf("a", store.Add, blockkey.Key(i)))
 	}
@@ -150,9 +130,7 @@ func TestLogOffLeavesNothing(t *testing.T) {
 func TestLogIsNoStream(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
-	if err := x.SetLog(t.Context(), 100); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.SetLog(t.Context(), 100))
 	s.Client().Set(t.Context(), "kva{reg}:log", "mine", 0)
 	apply(t, x, batchOf("a", store.Add, 1, 2, 3))
 	wantBlocks(t, x, []blockkey.Key{1, 2, 3}, "a", "a", "a")
@@ -183,9 +161,7 @@ func BenchmarkLogKeys(b *testing.B) {
 			for b.Loop() {
 				c.Args[3] = []string{"+7", "-7"}[at%2]
 				at++
-				if _, err := x.space.Run(b.Context(), c); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(x.space.Run(b.Context(), c))(b)
 			}
 			_, rest, _ := strings.Cut(s.Client().Info(b.Context(), "commandstats").Val(), "cmdstat_evalsha:")
 			_, rest, _ = strings.Cut(rest, "usec_per_call=")

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -112,9 +113,7 @@ type lossGen struct {
 
 func newLossRound(t *testing.T, s *redistest.Server, plain *redis.Client, seed uint64) *lossRound {
 	r := &lossRound{T: t, plain: plain, rng: rand.New(rand.NewPCG(seed, 1)), may: map[lossHolding]bool{}, keys: manyKeys(lossBlocks)}
-	if err := plain.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.FlushAll(t.Context()).Err())
 	c := Config{URL: s.URL(), NoSweep: true, SweepDuty: 1}
 	for range 2 {
 		x := open(t, c)

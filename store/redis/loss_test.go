@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -22,17 +23,13 @@ func TestRegistryKeysAreLost(t *testing.T) {
 	plain := s.Client()
 	ends := map[string]func(*testing.T, *Index){
 		"retire": func(t *testing.T, x *Index) {
-			if _, err := x.Retire(t.Context(), "a"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Retire(t.Context(), "a"))(t)
 		},
 		"clear": func(t *testing.T, x *Index) { apply(t, x, batchOf("a", store.Clear)) },
 		"begin": func(t *testing.T, x *Index) { mustBegin(t, x, "a", 9) },
 		"the lease": func(t *testing.T, x *Index) {
 			pod := store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Millisecond)}
-			if _, err := x.Register(t.Context(), pod); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Register(t.Context(), pod))(t)
 			waitForLease(t, x, "a")
 		},
 	}
@@ -44,9 +41,7 @@ func TestRegistryKeysAreLost(t *testing.T) {
 				keys := manyKeys(3)
 				apply(t, x, batchOf("a", store.Add, keys...), batchOf("b", store.Add, keys[0]))
 				wantBlocks(t, y, keys, "a b", "a", "a")
-				if err := plain.Del(t.Context(), x.config.Prefix+"{reg}:"+key).Err(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, plain.Del(t.Context(), x.config.Prefix+"{reg}:"+key).Err())
 				if key == "own:a" {
 					// It is not needed for reading.
 					wantBlocks(t, y, keys, "a b", "a", "a")
@@ -58,9 +53,7 @@ func TestRegistryKeysAreLost(t *testing.T) {
 					}
 				}
 				// The next life, under the same name.
-				if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m"}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(x.Register(t.Context(), store.Pod{Name: "a", Model: "m"}))(t)
 				apply(t, x, batchOf("a", store.Add, keys[1]), batchOf("b", store.Add, keys[2]))
 				for _, i := range []*Index{x, y, open(t, c)} {
 					got := find(t, i, keys...)
@@ -85,9 +78,7 @@ func TestLostOwnIsHealed(t *testing.T) {
 		apply(t, x, store.Batch{Pod: "a", Rank: 3, Model: "m", Reuse: store.Reuse{Block: 16, Window: 128}, Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: keys[3:]}}})
 	}
 	before := plain.HGetAll(t.Context(), x.space.Names.Own("a")).Val()
-	if err := plain.Del(t.Context(), x.space.Names.Own("a")).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.Del(t.Context(), x.space.Names.Own("a")).Err())
 	apply(t, x, guardedBatch("a", gen, 1, 2, store.Add, keys[2]))
 	wantBlocks(t, x, keys, "a", "a", "a", "a a a a a a a a")
 	if after := plain.HGetAll(t.Context(), x.space.Names.Own("a")).Val(); fmt.Sprint(after) != fmt.Sprint(before) {
@@ -113,9 +104,7 @@ func TestEvictionsWithoutFalseCredit(t *testing.T) {
 				pod := fmt.Sprint("pod", rng.IntN(4))
 				switch rng.IntN(6) {
 				case 0:
-					if _, err := x.Retire(t.Context(), pod); err != nil {
-						t.Fatal(err)
-					}
+					must.Get(x.Retire(t.Context(), pod))(t)
 					held[pod] = nil
 				case 1:
 					apply(t, x, batchOf(pod, store.Clear))
@@ -170,9 +159,7 @@ func TestReaderSaysOnceThatItMayNotWrite(t *testing.T) {
 	words := func() []string { mu.Lock(); defer mu.Unlock(); return slices.Clone(said) }
 	for i := range 5 {
 		pod := fmt.Sprint("pod", i)
-		if _, err := w.Register(t.Context(), store.Pod{Name: pod, Model: "m", Lease: store.Seconds(time.Millisecond)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(w.Register(t.Context(), store.Pod{Name: pod, Model: "m", Lease: store.Seconds(time.Millisecond)}))(t)
 		waitForLease(t, w, pod)
 		if reg, err := r.Registry(t.Context()); err != nil || len(reg.Pods) != 0 {
 			t.Fatalf("got %v, %v", reg, err)
@@ -217,10 +204,7 @@ func TestClearBetweenTries(t *testing.T) {
 				line.limit(n, n%2 == 1)
 				err := x.Apply(t.Context(), guardedBatch("a", gen, 1, 2, store.Add, keys...))
 				line.limit(-1, false)
-				life, lerr := x.Life(t.Context(), "a", 0)
-				if lerr != nil {
-					t.Fatal(lerr)
-				}
+				life := must.Get(x.Life(t.Context(), "a", 0))(t)
 				apply(t, x, batchOf("a", store.Clear))
 				// The same process knows the new holder before it tries again.
 				apply(t, x, batchOf("a", store.Add, 1<<50))
@@ -259,16 +243,12 @@ func TestLostLeases(t *testing.T) {
 	const lease = 300 * time.Millisecond
 	register(t, x, store.Pod{Name: "a", Lease: store.Seconds(lease)}, store.Pod{Name: "b"}, store.Pod{Name: "c", Lease: store.Seconds(time.Hour)})
 	apply(t, x, batchOf("a", store.Add, 1), batchOf("b", store.Add, 1), batchOf("c", store.Add, 1))
-	if err := plain.Del(t.Context(), x.space.Names.Live).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.Del(t.Context(), x.space.Names.Live).Err())
 	register(t, x, store.Pod{Name: "c", Lease: store.Seconds(2 * time.Hour)}) // it lives and renews
 	over := plain.Time(t.Context()).Val().Add(lease)
 	eventually.True(t, "the lease's end by the server's clock", func() bool { return plain.Time(t.Context()).Val().After(over) })
 	wantBlocks(t, y, []blockkey.Key{1}, "a b c")
-	if _, err := x.Sweep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Sweep(t.Context()))(t)
 	live := plain.ZRangeWithScores(t.Context(), x.space.Names.Live, 0, -1).Val()
 	if len(live) != 2 || live[0].Member != "a" || live[1].Score-live[0].Score < float64(time.Hour.Milliseconds()) {
 		t.Errorf("the leases are %v", live)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -17,10 +18,7 @@ func usedMemory(b *testing.B, c *redis.Client) float64 {
 	b.Helper()
 	for line := range strings.Lines(c.Info(b.Context(), "memory").Val()) {
 		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "used_memory:"); ok {
-			n, err := strconv.ParseFloat(v, 64)
-			if err != nil {
-				b.Fatal(err)
-			}
+			n := must.Get(strconv.ParseFloat(v, 64))(b)
 			return n
 		}
 	}

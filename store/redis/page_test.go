@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/blocks"
@@ -77,9 +78,7 @@ func wantAll(tb testing.TB, seen map[blockkey.StoreKey]int, keys []blockkey.Key)
 func applyMany(tb testing.TB, x *Index, pod string, kind store.OpKind, keys []blockkey.Key) {
 	tb.Helper()
 	for part := range slices.Chunk(keys, store.MaxOpKeys) {
-		if err := x.Apply(tb.Context(), store.Batch{Pod: pod, Model: "m", Ops: []store.Op{{Kind: kind, Keys: part}}}); err != nil {
-			tb.Fatal(err)
-		}
+		must.OK(tb, x.Apply(tb.Context(), store.Batch{Pod: pod, Model: "m", Ops: []store.Op{{Kind: kind, Keys: part}}}))
 	}
 }
 
@@ -96,9 +95,7 @@ func TestPage(t *testing.T) {
 	applyMany(t, x, "a", store.Add, keys)
 	applyMany(t, x, "gone", store.Add, append(ended, keys[:10]...))
 	applyMany(t, other, "other", store.Add, pageKeys(3, 100))
-	if _, err := x.Retire(t.Context(), "gone"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "gone"))(t)
 	// What only looks like blocks.
 	name := func(k blockkey.StoreKey) string { return string(x.space.Names.AppendBlock(nil, k)) }
 	for _, err := range []error{
@@ -106,9 +103,7 @@ func TestPage(t *testing.T) {
 		plain.Set(t.Context(), name(2), "1,,2", 0).Err(),
 		plain.Set(t.Context(), name(3), "4000000000", 0).Err(),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	for _, limit := range []int{1, 1000, 0} {
 		seen := walkPages(t, x, limit, nil)
@@ -141,9 +136,7 @@ func TestPageAmongOthersKeys(t *testing.T) {
 	const step = 1 << 12 // on a busy machine all at once would keep the server for too long
 	for from := 0; from < others; from += step {
 		script := "for i = 1, tonumber(ARGV[2]) do redis.call('SET', 'other:' .. ARGV[1] + i, '') end return 1"
-		if err := s.Client().Eval(t.Context(), script, nil, from, step).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Client().Eval(t.Context(), script, nil, from, step).Err())
 	}
 	pages, before := 0, x.Stats().RoundTrips
 	wantAll(t, walkPages(t, x, 0, func(int) {
@@ -192,9 +185,7 @@ func TestPageRefuses(t *testing.T) {
 			t.Errorf("limit %d: %v", limit, err)
 		}
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, z.Close())
 	if _, err := z.Page(t.Context(), "", 0); !errors.Is(err, store.ErrClosed) {
 		t.Errorf("got %v", err)
 	}
@@ -239,9 +230,7 @@ func TestPageAfterAFailover(t *testing.T) {
 	applyMany(t, x, "a", store.Add, keys)
 	for i := range c.Masters {
 		// Replication is not synchronous.
-		if err := c.Masters[i].Client().Wait(t.Context(), 1, 10*time.Second).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.Masters[i].Client().Wait(t.Context(), 1, 10*time.Second).Err())
 	}
 	failed := false
 	seen := walkPages(t, x, 500, func(page int) {
@@ -273,19 +262,13 @@ func TestPageWhileASlotMoves(t *testing.T) {
 		}
 	}
 	id := func(c *redis.Client) string {
-		v, err := c.Do(t.Context(), "CLUSTER", "MYID").Text()
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Get(c.Do(t.Context(), "CLUSTER", "MYID").Text())(t)
 		return v
 	}
 	host, port, _ := strings.Cut(c.Masters[0].Addr, ":")
 	begun, over := false, false
 	move := func(n int) (left bool) {
-		names, err := from.ClusterGetKeysInSlot(t.Context(), slot, n).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		names := must.Get(from.ClusterGetKeysInSlot(t.Context(), slot, n).Result())(t)
 		for _, k := range names {
 			do(from, "MIGRATE", host, port, k, 0, 5000)
 		}
@@ -315,9 +298,7 @@ func TestForget(t *testing.T) {
 	c := Config{URL: s.URL(), Prefix: newPrefix()}
 	x, peer := open(t, c), open(t, c)
 	m := store.ModelInfo{Name: "m", BlockSize: 16, Scheme: store.SchemeNative}
-	if _, err := x.EnsureModel(t.Context(), m); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.EnsureModel(t.Context(), m))(t)
 	for _, want := range []bool{true, false} {
 		if known, err := x.Forget(t.Context(), "m"); known != want || err != nil {
 			t.Errorf("got %v, %v", known, err)
@@ -343,10 +324,7 @@ func BenchmarkPage(b *testing.B) {
 	for b.Loop() {
 		cursor := ""
 		for n := 0; n == 0 || cursor != ""; n++ {
-			p, err := x.Page(b.Context(), cursor, 0)
-			if err != nil {
-				b.Fatal(err)
-			}
+			p := must.Get(x.Page(b.Context(), cursor, 0))(b)
 			cursor = p.Next
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -26,9 +27,7 @@ func TestPieces(t *testing.T) {
 				values = append(values, []byte{byte(i), 0, 255})
 			}
 			eventually.NoError(t, "put", func() error { return p.PutPieces(t.Context(), names[:90], values[:90]) })
-			if err := x.space.Client.RPush(t.Context(), p.key(names[95]), "x").Err(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, x.space.Client.RPush(t.Context(), p.key(names[95]), "x").Err())
 			got, err := p.GetPieces(t.Context(), names)
 			if err != nil || len(got) != 100 {
 				t.Fatalf("%d values, %v", len(got), err)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -20,9 +21,7 @@ func BenchmarkRegistry(b *testing.B) {
 	x := open(b, Config{URL: s.URL(), NoSweep: true})
 	name := func(i int) string { return fmt.Sprintf("10.0.%d.%d:8000", i/250, i%250) }
 	for p := range pods {
-		if _, err := x.Register(ctx, store.Pod{Name: name(p), Model: "meta-llama/Llama-3.1-8B", Ranks: ranks, Engine: "vllm", Labels: map[string]string{"zone": "a"}}); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(x.Register(ctx, store.Pod{Name: name(p), Model: "meta-llama/Llama-3.1-8B", Ranks: ranks, Engine: "vllm", Labels: map[string]string{"zone": "a"}}))(b)
 		var batches []store.Batch
 		for r := range ranks {
 			batches = append(batches, store.Batch{Pod: name(p), Rank: r, Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: []blockkey.Key{1}}}})
@@ -39,13 +38,8 @@ func BenchmarkRegistry(b *testing.B) {
 		b.ReportAllocs()
 		report := cpu(b, plain)
 		for b.Loop() {
-			y, err := Open(Config{URL: s.URL(), NoSweep: true})
-			if err != nil {
-				b.Fatal(err)
-			}
-			if _, err := y.Registry(ctx); err != nil {
-				b.Fatal(err)
-			}
+			y := must.Get(Open(Config{URL: s.URL(), NoSweep: true}))(b)
+			must.Get(y.Registry(ctx))(b)
 			check(b, y)
 			_ = y.Close()
 		}
@@ -56,9 +50,7 @@ func BenchmarkRegistry(b *testing.B) {
 		b.ReportAllocs()
 		report := cpu(b, plain)
 		for b.Loop() {
-			if _, err := y.Registry(ctx); err != nil {
-				b.Fatal(err)
-			}
+			must.Get(y.Registry(ctx))(b)
 		}
 		report()
 		check(b, y)
@@ -66,9 +58,7 @@ func BenchmarkRegistry(b *testing.B) {
 	b.Run("change", func(b *testing.B) {
 		y := open(b, Config{URL: s.URL(), NoSweep: true})
 		q := &store.Query{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1}, Fold: &tallyAll{}}
-		if err := y.Lookup(ctx, q); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, y.Lookup(ctx, q))
 		b.ReportAllocs()
 		loads := y.Stats().RegistryLoads
 		n := 0
@@ -77,9 +67,7 @@ func BenchmarkRegistry(b *testing.B) {
 			apply(b, x, batchOf(name(n%pods), store.Clear), batchOf(name(n%pods), store.Add, 1))
 			n++
 			b.StartTimer()
-			if err := y.Lookup(ctx, q); err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, y.Lookup(ctx, q))
 		}
 		if got := y.Stats().RegistryLoads - loads; got != uint64(n) {
 			b.Fatalf("%d loads for %d changes", got, n)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -39,19 +40,13 @@ func TestPeerSeesDeathAtItsNextLookup(t *testing.T) {
 	trips(1, "a b", "a")
 	apply(t, x, batchOf("b", store.Add, 2))
 	trips(1, "a b", "a b") // a known holder is no news
-	if _, err := x.Retire(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "a"))(t)
 	trips(2, "b", "b")
 	trips(1, "b", "b")
-	if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}))(t)
 	trips(2, "b", "b")
 	for range 3 { // a renewal that changes nothing moves nothing either
-		if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}))(t)
 		trips(1, "b", "b")
 	}
 }
@@ -94,9 +89,7 @@ func TestLeaseRunsOutForAll(t *testing.T) {
 	x, y := open(t, Config{URL: s.URL()}), open(t, Config{URL: s.URL()})
 	const lease = 2 * time.Second // a busy machine must not miss it
 	pod := store.Pod{Name: "a", Model: "m", Lease: store.Seconds(lease)}
-	if _, err := x.Register(t.Context(), pod); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), pod))(t)
 	apply(t, x, batchOf("a", store.Add, 1))
 	begin := time.Now()
 	wantBlocks(t, y, []blockkey.Key{1}, "a")
@@ -139,9 +132,7 @@ func TestIdsAfterARewind(t *testing.T) {
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	reader := open(t, Config{URL: s.URL(), NoSweep: true})
 	apply(t, x, batchOf("a", store.Add, 1))
-	if err := plain.Save(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.Save(t.Context()).Err())
 	for range 5 {
 		apply(t, x, batchOf("a", store.Clear), batchOf("a", store.Add, 1, 2))
 	}
@@ -172,16 +163,12 @@ func TestRegistryIsDeleted(t *testing.T) {
 	keys := manyKeys(100)
 	apply(t, x, batchOf("a", store.Add, keys...))
 	wantBlocks(t, y, keys[:1], "a")
-	if err := plain.Del(t.Context(), plain.Keys(t.Context(), "kva{reg}:*").Val()...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.Del(t.Context(), plain.Keys(t.Context(), "kva{reg}:*").Val()...).Err())
 	apply(t, y, batchOf("b", store.Add, 1))
 	for _, i := range []*Index{x, y} {
 		wantBlocks(t, i, []blockkey.Key{1, keys[0], keys[99]}, "b", "", "")
 	}
-	if _, err := x.Sweep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Sweep(t.Context()))(t)
 	if n := len(blockValues(t, x, plain)); n != 1 {
 		t.Errorf("%d blocks are left after a sweep, want 1", n)
 	}
@@ -202,9 +189,7 @@ func TestEpochAfterFlush(t *testing.T) {
 		} else {
 			last = e
 		}
-		if err := plain.FlushAll(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, plain.FlushAll(t.Context()).Err())
 	}
 	wantBlocks(t, y, []blockkey.Key{1}, "")
 }
@@ -218,9 +203,7 @@ func TestSchemaMismatch(t *testing.T) {
 		`schema ""`:         {"partitions", "64"},
 	} {
 		x := open(t, Config{URL: s.URL(), Prefix: newPrefix()})
-		if err := plain.HSet(t.Context(), x.space.Names.Meta, meta...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, plain.HSet(t.Context(), x.space.Names.Meta, meta...).Err())
 		c := &storetest.Collector{Keys: 1}
 		lookup := x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1}, Fold: c})
 		_, register := x.Register(t.Context(), store.Pod{Name: "a", Model: "m"})
@@ -274,15 +257,11 @@ func TestUnreadableRegistry(t *testing.T) {
 	}
 	wantSaid(12)
 	for range 2 { // no reload says it again
-		if _, err := x.Registry(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Registry(ctx))(t)
 		wantSaid(12)
 	}
 	plain.HSet(ctx, x.space.Names.Pods, "b", "}")
-	if _, err := x.Registry(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Registry(ctx))(t)
 	wantSaid(13)
 	plain.Set(ctx, x.space.Names.Epoch, "soon", 0)
 	for range 2 { // it counts as lost: the registry is loaded each time, and it is said once
@@ -327,9 +306,7 @@ func TestGenerations(t *testing.T) {
 	apply(t, x, batchOf("a b", store.Clear))
 	add(0, store.GPU)
 	want(map[string]string{"4": "gpu 0 1", "2": "cpu 0 1", "3": "gpu 1 3"})
-	if _, err := x.Retire(t.Context(), "a b"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "a b"))(t)
 	want(map[string]string{})
 	add(0, store.GPU)
 	want(map[string]string{"5": "gpu 0 5"})
@@ -345,17 +322,11 @@ func TestExpiredIsCheckedAgain(t *testing.T) {
 	plain := s.Client()
 	x := open(t, Config{URL: s.URL()})
 	apply(t, x, batchOf("a", store.Add, 1))
-	if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}); err != nil {
-		t.Fatal(err)
-	}
-	if err := x.retireLate(t.Context(), []string{"a", "nobody"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}))(t)
+	must.OK(t, x.retireLate(t.Context(), []string{"a", "nobody"}))
 	wantBlocks(t, x, []blockkey.Key{1}, "a")
 	plain.ZAdd(t.Context(), x.space.Names.Live, redis.Z{Score: 1, Member: "a"})
-	if err := x.retireLate(t.Context(), []string{"a"}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.retireLate(t.Context(), []string{"a"}))
 	wantBlocks(t, x, []blockkey.Key{1}, "")
 }
 
@@ -407,9 +378,7 @@ func TestNewsTellAll(t *testing.T) {
 		}
 		switch rng.IntN(50) {
 		case 0:
-			if _, err := x.Sweep(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Sweep(t.Context()))(t)
 		case 1: // it is lost
 			plain.Del(t.Context(), x.space.Names.Epoch)
 		case 2: // a hand moves the epoch
@@ -418,10 +387,7 @@ func TestNewsTellAll(t *testing.T) {
 			plain.HSet(t.Context(), x.space.Names.Count, "run", strings.Repeat("0", 40))
 		}
 		find(t, y, 1)
-		want, err := open(t, c).Registry(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(open(t, c).Registry(t.Context()))(t)
 		got := y.Cached()
 		if fmt.Sprint(got.Pods, got.Slots, got.Holders(), got.Models, got.Epoch) != fmt.Sprint(want.Pods, want.Slots, want.Holders(), want.Models, want.Epoch) {
 			t.Fatalf("step %d: the reader has\n%v %v %v %v, there is\n%v %v %v %v", step, got.Pods, got.Holders(), got.Models, got.Epoch, want.Pods, want.Holders(), want.Models, want.Epoch)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -20,10 +21,7 @@ func schemaDocument(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
 	for _, name := range []string{"redis-schema.md", "redis-internals.md", "redis-log.md"} {
-		b, err := os.ReadFile(filepath.Join("..", "..", "docs", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(os.ReadFile(filepath.Join("..", "..", "docs", name)))(t)
 		all.Write(b)
 	}
 	return all.String()
@@ -72,10 +70,7 @@ func TestStrangersScript(t *testing.T) {
 	plain := s.Client()
 	ctx := t.Context()
 	read := func(name string) string {
-		b, err := os.ReadFile(filepath.Join("lua", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(os.ReadFile(filepath.Join("lua", name)))(t)
 		return string(b)
 	}
 	const pod, model = "10.0.0.1:8000", "meta-llama/Llama-3.1-8B"
@@ -106,16 +101,11 @@ func TestStrangersScript(t *testing.T) {
 	x := open(t, Config{URL: s.URL()})
 	var keys []blockkey.Key
 	for _, k := range []string{"1675479374679433266", "15138076886435007231"} {
-		v, err := strconv.ParseUint(k, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Get(strconv.ParseUint(k, 10, 64))(t)
 		keys = append(keys, blockkey.Key(v))
 	}
 	f := &firsts{}
-	if err := x.Lookup(ctx, &store.Query{Model: blockkey.ModelOf(model), Keys: keys, Fold: f}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Lookup(ctx, &store.Query{Model: blockkey.ModelOf(model), Keys: keys, Fold: f}))
 	if !slices.Equal(f.ids, []store.HolderID{1, 1}) || f.reg.Pods[0].Name != pod {
 		t.Fatalf("found the holders %v of the pods %v", f.ids, f.reg.Pods)
 	}

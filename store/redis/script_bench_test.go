@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -20,9 +21,7 @@ func slowlog(b *testing.B, plain *redis.Client, commands ...string) (report func
 	b.Helper()
 	ctx := b.Context()
 	for k, v := range map[string]string{"slowlog-log-slower-than": "0", "slowlog-max-len": "100000"} {
-		if err := plain.ConfigSet(ctx, k, v).Err(); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, plain.ConfigSet(ctx, k, v).Err())
 	}
 	plain.Do(ctx, "SLOWLOG", "RESET")
 	return func() {
@@ -117,9 +116,7 @@ func BenchmarkRegistryLoad(b *testing.B) {
 			const ranks = 8
 			for p := range pods {
 				pod := store.Pod{Name: fmt.Sprintf("10.0.%d.%d:8000", p/256, p%256), Model: "meta-llama/Llama-3.1-8B", Ranks: ranks, Engine: "vllm", Lease: store.Seconds(3600e9)}
-				if _, err := x.Register(b.Context(), pod); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(x.Register(b.Context(), pod))(b)
 				var batches []store.Batch
 				for rank := range ranks {
 					batches = append(batches, store.Batch{Pod: pod.Name, Rank: rank, Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: []blockkey.Key{1}}}})
@@ -129,9 +126,7 @@ func BenchmarkRegistryLoad(b *testing.B) {
 			report := slowlog(b, plain, "hgetall", "hscan")
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := x.Registry(b.Context()); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(x.Registry(b.Context()))(b)
 			}
 			report()
 		})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -47,9 +48,7 @@ func blockValues(tb testing.TB, x *Index, plain redis.UniversalClient) map[block
 	case *redis.Client:
 		err = add(tb.Context(), c)
 	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, err)
 	return out
 }
 
@@ -73,18 +72,13 @@ func TestSweep(t *testing.T) {
 	apply(t, x, batchOf("a", store.Add, keys...), batchOf("b", store.Add, keys[:1000]...), batchOf("c", store.Add, keys[500:600]...))
 	apply(t, other, batchOf("a", store.Add, keys[:10]...))
 	apply(t, other, batchOf("a", store.Clear))
-	if _, err := x.Retire(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "a"))(t)
 	apply(t, x, batchOf("b", store.Clear))
 	apply(t, x, batchOf("a", store.Add, keys[:5]...)) // the next life
 	plain.Set(t.Context(), nameOf(x, 12345), "garbage,", 0)
 	plain.HSet(t.Context(), nameOf(x, 12346), "f", "v")
 
-	p, err := x.Sweep(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(x.Sweep(t.Context()))(t)
 	if p != last || !p.Done || p.Ended != 2 || p.Cleaned != 3001 || p.Foreign != 1 || p.Scanned < 3000 || p.Keys < 3000 {
 		t.Errorf("got %+v, last told %+v", p, last)
 	}
@@ -110,9 +104,7 @@ func TestSweep(t *testing.T) {
 	if x.dueSweep() {
 		t.Error("there is still something to sweep")
 	}
-	if _, err := x.Retire(t.Context(), "c"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "c"))(t)
 	if !x.dueSweep() {
 		t.Error("there is nothing to sweep after a retirement")
 	}
@@ -166,9 +158,7 @@ func TestSweepBesideWriters(t *testing.T) {
 	writers.Wait()
 	close(stop)
 	sweeps.Wait()
-	if _, err := x.Sweep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Sweep(t.Context()))(t)
 	values := blockValues(t, x, plain)
 	if len(values) != len(keys) {
 		t.Errorf("%d blocks, want %d", len(values), len(keys))
@@ -193,14 +183,10 @@ func TestOneSweepsAtATime(t *testing.T) {
 		t.Fatalf("the right to sweep is %q's", v)
 	}
 	plain.Del(t.Context(), x.space.Names.Sweep)
-	if _, err := x.Sweep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Sweep(t.Context()))(t)
 	// A sweep that loses its right stops before it says that all is swept.
 	s1 := &sweeper{x: x, token: "one"}
-	if err := s1.hold(t.Context(), ""); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s1.hold(t.Context(), ""))
 	if ttl := plain.PTTL(t.Context(), x.space.Names.Sweep).Val(); ttl <= 0 || ttl > sweepLease {
 		t.Errorf("the right to sweep is for %v", ttl)
 	}

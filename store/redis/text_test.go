@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
@@ -24,18 +25,14 @@ func register(tb testing.TB, x *Index, pods ...store.Pod) {
 		if p.Model == "" {
 			p.Model = "m"
 		}
-		if _, err := x.Register(tb.Context(), p); err != nil {
-			tb.Fatal(err)
-		}
+		must.Get(x.Register(tb.Context(), p))(tb)
 	}
 }
 
 // put writes a value as an engine does that knows nothing else.
 func put(tb testing.TB, x *Index, plain redis.UniversalClient, k blockkey.Key, text string) {
 	tb.Helper()
-	if err := plain.Set(tb.Context(), nameOf(x, k), text, 0).Err(); err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, plain.Set(tb.Context(), nameOf(x, k), text, 0).Err())
 }
 
 func TestTexts(t *testing.T) {
@@ -86,10 +83,7 @@ func TestTexts(t *testing.T) {
 				t.Errorf("%d texts, %d unknown, %d garbled", s.Texts, s.UnknownTexts, s.Garbled)
 			}
 			// They are in rank 0 and tier gpu, are no holders, and no pod's ids change.
-			r, err := x.Registry(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(x.Registry(t.Context()))(t)
 			if n := len(r.Holders()); n != 2 {
 				t.Errorf("%d holders, want 2", n)
 			}
@@ -111,10 +105,7 @@ func TestTexts(t *testing.T) {
 			// A page has none of them.
 			held := 0
 			for cursor := ""; ; {
-				p, err := x.Page(t.Context(), cursor, 0)
-				if err != nil {
-					t.Fatal(err)
-				}
+				p := must.Get(x.Page(t.Context(), cursor, 0))(t)
 				held += len(p.Blocks)
 				if cursor = p.Next; cursor == "" {
 					break
@@ -127,9 +118,7 @@ func TestTexts(t *testing.T) {
 			// A sweep with lives to sweep lets those age that count, and deletes the others.
 			register(t, x, store.Pod{Name: "ended"})
 			apply(t, x, batchOf("ended", store.Add, 102))
-			if _, err := x.Retire(t.Context(), "ended"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Retire(t.Context(), "ended"))(t)
 			p, err := x.Sweep(t.Context())
 			if err != nil || p.Texts != uint64(len(cases)-4) {
 				t.Fatalf("%+v, %v", p, err)
@@ -147,9 +136,7 @@ func TestTexts(t *testing.T) {
 			// A write begins anew; a look does not.
 			plain.PExpire(t.Context(), nameOf(x, 0), time.Minute)
 			put(t, x, plain, 1, cases[1].text)
-			if _, err := x.Sweep(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Sweep(t.Context()))(t)
 			for k, least := range map[blockkey.Key]time.Duration{0: 0, 1: 40 * time.Minute} {
 				if ttl := plain.PTTL(t.Context(), nameOf(x, k)).Val(); ttl <= least || ttl > least+time.Minute+5*time.Minute {
 					t.Errorf("block %d lives for %v", k, ttl)
@@ -166,9 +153,7 @@ func TestTextsAndIds(t *testing.T) {
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	register(t, x, store.Pod{Name: "a:1"}, store.Pod{Name: "b"})
 	put(t, x, plain, 1, "a:1")
-	if err := plain.PExpire(t.Context(), nameOf(x, 1), time.Hour).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.PExpire(t.Context(), nameOf(x, 1), time.Hour).Err())
 	apply(t, x, batchOf("b", store.Add, 2))
 	apply(t, x, batchOf("b", store.Remove, 1)) // b does not hold it
 	wantBlocks(t, x, []blockkey.Key{1}, "a:1")
@@ -198,9 +183,7 @@ func TestTextsOfAFormerLife(t *testing.T) {
 	const pod = "10.0.0.7:8000"
 	ends := map[string]func(t *testing.T, x *Index){
 		"retired": func(t *testing.T, x *Index) {
-			if _, err := x.Retire(t.Context(), pod); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Retire(t.Context(), pod))(t)
 			wantBlocks(t, x, []blockkey.Key{1, 2}, "", "")
 			register(t, x, store.Pod{Name: pod})
 		},
@@ -232,9 +215,7 @@ func TestTextsOfAFormerLife(t *testing.T) {
 				if !x.dueSweep() {
 					t.Error("there is nothing to sweep")
 				}
-				if _, err := x.Sweep(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(x.Sweep(t.Context()))(t)
 				for _, i := range []*Index{x, y, open(t, c)} {
 					wantBlocks(t, i, []blockkey.Key{1, 2, 3}, "", "", "other")
 				}

@@ -22,6 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -274,10 +275,7 @@ func (o *outage) watch(ctx context.Context) {
 // documented returns the commands that the documentation has between two marks.
 func documented(t *testing.T, mark string) [][]any {
 	t.Helper()
-	f, err := os.Open("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open("../../docs/operations.md"))(t)
 	defer f.Close()
 	var out [][]any
 	inside := false
@@ -333,10 +331,7 @@ func refusals(t *testing.T, on ...*redistest.Server) []string {
 	t.Helper()
 	var out []string
 	for _, s := range on {
-		list, err := s.Client().Do(t.Context(), "ACL", "LOG").Slice()
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := must.Get(s.Client().Do(t.Context(), "ACL", "LOG").Slice())(t)
 		for _, e := range list {
 			out = append(out, fmt.Sprint(e))
 		}
@@ -360,9 +355,7 @@ func TestUsers(t *testing.T) {
 	// for one index.
 	fresh := func() {
 		t.Helper()
-		if err := plain.FlushAll(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, plain.FlushAll(t.Context()).Err())
 	}
 	calls := func(name string) (n int64) {
 		_, rest, _ := strings.Cut(plain.Info(t.Context(), "commandstats").Val(), "cmdstat_"+name+":calls=")
@@ -395,9 +388,7 @@ func TestUsers(t *testing.T) {
 	})
 	fresh()
 	w := open(t, Config{URL: as(asWriter), NoSweep: true, SweepDuty: 1})
-	if _, err := w.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.Register(t.Context(), store.Pod{Name: "a", Model: "m", Lease: store.Seconds(time.Hour)}))(t)
 	apply(t, w, batchOf("a", store.Add, 1, 2), batchOf("b", store.Add, 1), batchOf("c", store.Add, 1))
 	apply(t, w, batchOf("c", store.Clear))
 	for i := range rosterPods { // so many that they are read in pages
@@ -494,26 +485,18 @@ func TestUsersOnCluster(t *testing.T) {
 		c.Masters[to].Client().Do(ctx, "CLUSTER", "SETSLOT", s, "IMPORTING", id(from)).Err(),
 		c.Masters[from].Client().Do(ctx, "CLUSTER", "SETSLOT", s, "MIGRATING", id(to)).Err(),
 	} {
-		if e != nil {
-			t.Fatal(e)
-		}
+		must.OK(t, e)
 	}
 	host, port, _ := strings.Cut(c.Masters[to].Addr, ":")
-	if err := c.Masters[from].Client().Do(ctx, "MIGRATE", host, port, nameOf(w, keys[0]), 0, 5000).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Masters[from].Client().Do(ctx, "MIGRATE", host, port, nameOf(w, keys[0]), 0, 5000).Err())
 	wantBlocks(t, r, keys[:2], "b", "b")
 	apply(t, w, batchOf("c", store.Add, keys...))
 	wantBlocks(t, r, keys[:2], "b c", "b c")
 	if _, err := w.Sweep(ctx); err != nil {
 		t.Errorf("sweep: %v", err)
 	}
-	if err := c.Masters[from].Client().Do(ctx, "CLUSTER", "SETSLOT", s, "STABLE").Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Masters[to].Client().Do(ctx, "CLUSTER", "SETSLOT", s, "STABLE").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Masters[from].Client().Do(ctx, "CLUSTER", "SETSLOT", s, "STABLE").Err())
+	must.OK(t, c.Masters[to].Client().Do(ctx, "CLUSTER", "SETSLOT", s, "STABLE").Err())
 	pageThrough(t, w)
 	for _, name := range granted(documented(t, "acl-cluster"), "kvatlas-writer") {
 		n := 0
@@ -549,10 +532,7 @@ func TestNeeds(t *testing.T) {
 	}
 	reader, writer, sweeper := servercheck.Needs()
 	for _, f := range scripts {
-		src, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		src := must.Get(os.ReadFile(f))(t)
 		for _, m := range regexp.MustCompile(`redis\.p?call\('(\w+)'`).FindAllSubmatch(src, -1) {
 			name := strings.ToLower(string(m[1]))
 			if slices.Contains(forLogs, name) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/bound"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -24,9 +25,7 @@ func BenchmarkTrip(b *testing.B) {
 	keys := benchChain(blocks)
 	x := open(b, Config{URL: s.URL(), NoSweep: true})
 	for p := range benchPods {
-		if err := x.Apply(b.Context(), store.Batch{Pod: benchPod(p), Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: keys}}}); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, x.Apply(b.Context(), store.Batch{Pod: benchPod(p), Model: "m", Ops: []store.Op{{Kind: store.Add, Keys: keys}}}))
 	}
 	b.Run("lookup", func(b *testing.B) {
 		b.ReportAllocs()
@@ -37,9 +36,7 @@ func BenchmarkTrip(b *testing.B) {
 		report := cpu(b, plain)
 		for b.Loop() {
 			ctx, cancel := bound.WithTimeout(parent, 50*time.Millisecond)
-			if err := x.Lookup(ctx, q); err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, x.Lookup(ctx, q))
 			cancel()
 		}
 		report()
@@ -48,10 +45,7 @@ func BenchmarkTrip(b *testing.B) {
 		}
 	})
 	b.Run("bare", func(b *testing.B) {
-		conn, err := new(net.Dialer).DialContext(b.Context(), "tcp", s.Addr)
-		if err != nil {
-			b.Fatal(err)
-		}
+		conn := must.Get(new(net.Dialer).DialContext(b.Context(), "tcp", s.Addr))(b)
 		defer func() { _ = conn.Close() }()
 		ask := fmt.Appendf(nil, "*%d\r\n$4\r\nmget\r\n", blocks+1)
 		for _, k := range keys {
@@ -61,13 +55,9 @@ func BenchmarkTrip(b *testing.B) {
 		r := bufio.NewReaderSize(conn, 32<<10)
 		report := cpu(b, plain)
 		for b.Loop() {
-			if _, err := conn.Write(ask); err != nil {
-				b.Fatal(err)
-			}
+			must.Get(conn.Write(ask))(b)
 			for range 1 + 2*blocks {
-				if _, err := r.ReadSlice('\n'); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(r.ReadSlice('\n'))(b)
 			}
 		}
 		report()

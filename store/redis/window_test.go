@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -28,9 +29,7 @@ func (f *none) Run(n int, holders []store.HolderID) bool {
 // one takes a rest that is no longer than itself, and no more; those behind the last of them grow.
 func TestWindows(t *testing.T) {
 	x := open(t, Config{URL: redistest.Start(t).URL(), NoSweep: true, Windows: []int{4, 16}})
-	if _, err := x.Registry(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Registry(t.Context()))(t)
 	for _, c := range []struct {
 		blocks      int
 		trips, keys uint64 // of a lookup that sees all

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/cputime"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/changelog"
@@ -36,9 +37,7 @@ func fill(b *testing.B, x store.Index, pods int, keys []blockkey.Key) {
 		for p := range pods {
 			batches = append(batches, store.Batch{Pod: fmt.Sprint("pod", p), Model: model, Ops: []store.Op{{Kind: store.Add, Keys: part}}})
 		}
-		if err := x.Apply(b.Context(), batches...); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, x.Apply(b.Context(), batches...))
 	}
 }
 
@@ -107,9 +106,7 @@ func BenchmarkApply(b *testing.B) {
 		for _, entries := range []int{0, changelog.DefaultEntries} {
 			b.Run(fmt.Sprintf("%s/log=%v", on.name, entries > 0), func(b *testing.B) {
 				x := openRedis(b, on.url, newPrefix())
-				if err := x.SetLog(b.Context(), entries); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, x.SetLog(b.Context(), entries))
 				all := keysOf(1, 1<<17)
 				b.ReportAllocs()
 				at := 0
@@ -121,9 +118,7 @@ func BenchmarkApply(b *testing.B) {
 						kind = store.Remove
 					}
 					op := store.Op{Kind: kind, Keys: all[at%len(all):][:16]}
-					if err := x.Apply(b.Context(), store.Batch{Pod: "a", Model: model, Ops: []store.Op{op}}); err != nil {
-						b.Fatal(err)
-					}
+					must.OK(b, x.Apply(b.Context(), store.Batch{Pod: "a", Model: model, Ops: []store.Op{op}}))
 					at += 16
 				}
 				b.ReportMetric((scriptTime(b, on.servers)-before)/float64(b.N), "server-us/op")
@@ -169,14 +164,9 @@ func lag(b *testing.B, url string, rate int) {
 	p := newPrefix()
 	x, y := openRedis(b, url, p), openRedis(b, url, p)
 	s := &seen{table: newTable(1 << 30), began: time.Now()}
-	f, err := y.Follow(changelog.Config{Sink: s, Entries: changelog.DefaultEntries})
-	if err != nil {
-		b.Fatal(err)
-	}
+	f := must.Get(y.Follow(changelog.Config{Sink: s, Entries: changelog.DefaultEntries}))(b)
 	write(b, x, "a", store.Add, 1)
-	if err := f.CatchUp(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, f.CatchUp(b.Context()))
 	type event struct {
 		sent, done int64
 		seen       *atomic.Int64
@@ -213,9 +203,7 @@ func lag(b *testing.B, url string, rate int) {
 	}
 	writing.Wait()
 	took := time.Since(begin)
-	if err := f.CatchUp(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, f.CatchUp(b.Context()))
 	b.StopTimer()
 	var lags, writes []int64
 	for _, e := range events {

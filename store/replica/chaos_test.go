@@ -11,6 +11,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -45,9 +46,7 @@ func chaos(t *testing.T, s *redistest.Server, seed uint64) {
 		func() { i, j := some(); write(t, x, fmt.Sprint("p", rng.IntN(4)), store.Remove, keys[i:j]...) },
 		func() { write(t, x, fmt.Sprint("p", rng.IntN(4)), store.Clear) },
 		func() {
-			if _, err := x.Retire(ctx, fmt.Sprint("p", rng.IntN(4))); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Retire(ctx, fmt.Sprint("p", rng.IntN(4))))(t)
 		},
 	}
 	accidents := map[string]func(){
@@ -70,9 +69,7 @@ func chaos(t *testing.T, s *redistest.Server, seed uint64) {
 		"the log is another key":      func() { plain.Del(ctx, log); plain.HSet(ctx, log, "a", "b") },
 		"off and on": func() {
 			for _, n := range []int{0, 50 + rng.IntN(100)} {
-				if err := x.SetLog(ctx, n); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, x.SetLog(ctx, n))
 				writes[rng.IntN(3)]()
 			}
 		},

@@ -10,6 +10,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -76,9 +77,7 @@ func TestSlotMoves(t *testing.T) {
 	log := p + "{\x04}:log" // of partition 0
 	slot := plain.ClusterKeySlot(ctx, log).Val()
 	owner, err := plain.MasterForKey(ctx, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var from, to *goredis.Client
 	var host, port string
 	for _, m := range c.Masters {
@@ -91,16 +90,10 @@ func TestSlotMoves(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	id := func(n *goredis.Client) string { return n.ClusterMyID(ctx).Val() }
 	s := strconv.FormatInt(slot, 10)
-	must(to.Do(ctx, "CLUSTER", "SETSLOT", s, "IMPORTING", id(from)).Err())
-	must(from.Do(ctx, "CLUSTER", "SETSLOT", s, "MIGRATING", id(to)).Err())
+	must.OK(t, to.Do(ctx, "CLUSTER", "SETSLOT", s, "IMPORTING", id(from)).Err())
+	must.OK(t, from.Do(ctx, "CLUSTER", "SETSLOT", s, "MIGRATING", id(to)).Err())
 	for {
 		names := from.ClusterGetKeysInSlot(ctx, int(slot), 10).Val()
 		if len(names) == 0 {
@@ -110,13 +103,13 @@ func TestSlotMoves(t *testing.T) {
 		for _, n := range names {
 			args = append(args, n)
 		}
-		must(from.Do(ctx, args...).Err())
+		must.OK(t, from.Do(ctx, args...).Err())
 		if got, err := find(t, r, keys[:50]...); err != nil || len(got) != 50 {
 			t.Fatalf("found %d, %v", len(got), err)
 		}
 	}
 	for _, m := range c.Masters {
-		must(m.Client().Do(ctx, "CLUSTER", "SETSLOT", s, "NODE", id(to)).Err())
+		must.OK(t, m.Client().Do(ctx, "CLUSTER", "SETSLOT", s, "NODE", id(to)).Err())
 	}
 	write(t, x, "b", store.Add, keys[:1000]...)
 	same(t, r, x, keys...)
@@ -137,16 +130,11 @@ func TestClusterLosesANode(t *testing.T) {
 	keys := keysOf(1, 300)
 	write(t, x, "a", store.Add, keys...)
 	same(t, r, x, keys...)
-	reg, err := c.Client().MasterForKey(t.Context(), p+"{reg}:meta")
-	if err != nil {
-		t.Fatal(err)
-	}
+	reg := must.Get(c.Client().MasterForKey(t.Context(), p+"{reg}:meta"))(t)
 	before := r.Status().Snapshots
 	for _, m := range c.Masters {
 		if m.Addr != reg.Options().Addr {
-			if err := m.Client().FlushAll(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, m.Client().FlushAll(t.Context()).Err())
 			break
 		}
 	}

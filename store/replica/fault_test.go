@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/changelog"
@@ -59,9 +60,7 @@ func TestTrimmed(t *testing.T) {
 	if why := r.Status().Why; why == nil || !strings.Contains(why.Error(), "lags") {
 		t.Errorf("the replica says %v", why)
 	}
-	if err := s.Client().XTrimMaxLen(t.Context(), logOf(p), 1).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Client().XTrimMaxLen(t.Context(), logOf(p), 1).Err())
 	r.table.mu.Unlock()
 	again(t, r, before.Snapshots)
 	same(t, r, x, keys...)
@@ -82,9 +81,7 @@ func TestFlushAll(t *testing.T) {
 	write(t, x, "a", store.Add, keys...)
 	same(t, r, x, keys...)
 	before := r.Status()
-	if err := s.Client().FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Client().FlushAll(t.Context()).Err())
 	again(t, r, before.Snapshots)
 	same(t, r, x, keys...)
 	if n := r.Status().Blocks; n != 0 {
@@ -103,9 +100,7 @@ func TestLostWrites(t *testing.T) {
 	r := openReplica(t, s.URL(), p)
 	keys := keysOf(1, 300)
 	write(t, x, "a", store.Add, keys[:100]...)
-	if err := s.Client().Save(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Client().Save(t.Context()).Err())
 	write(t, x, "a", store.Add, keys[100:200]...)
 	write(t, x, "a", store.Remove, keys[:50]...)
 	same(t, r, x, keys...)
@@ -131,9 +126,7 @@ func TestGoesOn(t *testing.T) {
 	write(t, x, "a", store.Add, keys[:100]...)
 	same(t, r, x, keys...)
 	before := r.Status()
-	if err := s.Client().Save(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Client().Save(t.Context()).Err())
 	s.Kill()
 	s.Run()
 	eventually.NoError(t, "apply", func() error {
@@ -167,9 +160,7 @@ func TestGarbledEntry(t *testing.T) {
 		"no epoch":       {"n", next(), "e", "-"},
 	} {
 		before := r.Status()
-		if err := plain.XAdd(t.Context(), &goredis.XAddArgs{Stream: logOf(p), Values: values}).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, plain.XAdd(t.Context(), &goredis.XAddArgs{Stream: logOf(p), Values: values}).Err())
 		again(t, r, before.Snapshots)
 		write(t, x, "b", store.Add, keys[:10]...)
 		same(t, r, x, keys...)
@@ -215,9 +206,7 @@ func TestLogOff(t *testing.T) {
 	keys := keysOf(1, 100)
 	write(t, x, "a", store.Add, keys...)
 	same(t, r, x, keys...)
-	if err := x.SetLog(t.Context(), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.SetLog(t.Context(), 0))
 	eventually.NoError(t, "off is noticed", func() error {
 		if s := r.Status(); s.Mode != Redis || !errors.Is(s.Why, changelog.ErrOff) {
 			return fmt.Errorf("%+v", s)
@@ -234,18 +223,14 @@ func TestLogOff(t *testing.T) {
 	if n, err := x.EnsureLog(t.Context(), 100); n != 0 || err != nil {
 		t.Errorf("EnsureLog overrides SetLog(0): %d, %v", n, err)
 	}
-	if err := x.SetLog(t.Context(), 100); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.SetLog(t.Context(), 100))
 	same(t, r, x, keys...)
 	if n := r.Status().Blocks; n != 50 {
 		t.Errorf("%d blocks", n)
 	}
 	// Another length goes on with the same numbers.
 	before := r.Status()
-	if err := x.SetLog(t.Context(), 200); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.SetLog(t.Context(), 200))
 	write(t, x, "b", store.Add, keys...)
 	same(t, r, x, keys...)
 	if s := r.Status(); s.Gaps != before.Gaps || s.Snapshots != before.Snapshots {
@@ -431,17 +416,13 @@ func TestSweep(t *testing.T) {
 	write(t, x, "a", store.Add, keys[:6000]...)
 	write(t, x, "b", store.Add, keys[5000:]...)
 	same(t, r, x, keys...)
-	if _, err := x.Retire(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "a"))(t)
 	write(t, x, "c", store.Add, keys[:10]...)
 	same(t, r, x, keys...)
 	if st := r.Status(); st.Blocks != 10_000 {
 		t.Errorf("before the sweep: %+v", st)
 	}
-	if _, err := x.Sweep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Sweep(t.Context()))(t)
 	same(t, r, x, keys...)
 	if st := r.Status(); st.Blocks != 5010 || st.Snapshots != 1 {
 		t.Errorf("after it: %+v", st)
@@ -460,9 +441,7 @@ func TestTwoReplicas(t *testing.T) {
 		write(t, x, fmt.Sprint("p", i%5), store.Add, keys[i*20:i*20+60]...)
 		write(t, one, fmt.Sprint("p", (i+2)%5), store.Remove, keys[i*10:i*20+40]...)
 		if i%7 == 3 {
-			if _, err := two.Retire(t.Context(), fmt.Sprint("p", i%5)); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(two.Retire(t.Context(), fmt.Sprint("p", i%5)))(t)
 		}
 		same(t, one, x, keys...)
 		same(t, two, x, keys...)
@@ -481,9 +460,7 @@ func TestDeath(t *testing.T) {
 	keys := keysOf(1, 100)
 	write(t, x, "a", store.Add, keys...)
 	same(t, r, x, keys...)
-	if _, err := x.Retire(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "a"))(t)
 	begin := time.Now()
 	eventually.NoError(t, "the pod is nobody", func() error {
 		got, err := find(t, r, keys[0])
@@ -526,9 +503,7 @@ func TestTexts(t *testing.T) {
 	pods := func(named ...string) string {
 		t.Helper()
 		f := &begun{}
-		if err := r.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf(model), Keys: keys, Fold: f, Named: named}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf(model), Keys: keys, Fold: f, Named: named}))
 		return fmt.Sprint(f.pods)
 	}
 	if got := pods(); got != "[a]" {
@@ -538,9 +513,7 @@ func TestTexts(t *testing.T) {
 		t.Errorf("two are named: %s", got)
 	}
 	for _, on := range []bool{true, false} {
-		if _, err := r.SetUnregistered(t.Context(), store.ModelInfo{Name: model, BlockSize: 16, Scheme: store.SchemeNative, Unregistered: on}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(r.SetUnregistered(t.Context(), store.ModelInfo{Name: model, BlockSize: 16, Scheme: store.SchemeNative, Unregistered: on}))(t)
 		if got, want := pods(), map[bool]string{true: "[a b]", false: "[a]"}[on]; got != want {
 			t.Errorf("others are let in is %v: %s", on, got)
 		}
@@ -575,9 +548,7 @@ func TestLostEntry(t *testing.T) {
 	before := r.Status()
 	// As the server is after the entry of a write has been deleted.
 	limit, n := loggedUpTo(t, plain, p)
-	if err := plain.Set(t.Context(), p+"{reg}:logged", fmt.Sprint(limit, " ", n+1), 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, plain.Set(t.Context(), p+"{reg}:logged", fmt.Sprint(limit, " ", n+1), 0).Err())
 	again(t, r, before.Snapshots)
 	if s := r.Status(); s.Gaps == before.Gaps {
 		t.Errorf("no gap was seen: %+v", s)
@@ -589,8 +560,6 @@ func TestLostEntry(t *testing.T) {
 // loggedUpTo reads the length that the log is cut to, and the number of its last entry.
 func loggedUpTo(t *testing.T, plain *goredis.Client, prefix string) (limit, n uint64) {
 	t.Helper()
-	if _, err := fmt.Sscan(plain.Get(t.Context(), prefix+"{reg}:logged").Val(), &limit, &n); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(fmt.Sscan(plain.Get(t.Context(), prefix+"{reg}:logged").Val(), &limit, &n))(t)
 	return limit, n
 }

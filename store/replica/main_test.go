@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
 	"github.com/kvatlas/kvatlas/store/storetest"
@@ -41,10 +42,7 @@ func openRedis(tb testing.TB, url, prefix string) *redis.Index {
 func openIndex(tb testing.TB, c redis.Config) *redis.Index {
 	tb.Helper()
 	c.DialTimeout, c.NoSweep = patience, true
-	x, err := redis.Open(c)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	x := must.Get(redis.Open(c))(tb)
 	tb.Cleanup(func() { closed(tb, x) })
 	return x
 }
@@ -56,10 +54,7 @@ func openReplica(tb testing.TB, url, prefix string, change ...func(*Config)) *Re
 	for _, f := range change {
 		f(&c)
 	}
-	r, err := New(c)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	r := must.Get(New(c))(tb)
 	tb.Cleanup(func() { closed(tb, r) })
 	return r
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -181,9 +182,7 @@ func (b *setBack) masters(t *testing.T, f func(context.Context, *goredis.Client)
 	case *goredis.Client:
 		err = f(t.Context(), c)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 }
 
 func (b *setBack) empty(t *testing.T) {
@@ -209,9 +208,7 @@ func (b *setBack) dump(t *testing.T) map[string]string {
 		dump[key] = b.plain.Dump(t.Context(), key).Val()
 	}
 	if b.server != nil {
-		if err := b.server.Client().Save(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.server.Client().Save(t.Context()).Err())
 	}
 	return dump
 }
@@ -244,9 +241,7 @@ func (b *setBack) restore(t *testing.T, prefix string, rng *rand.Rand, dump map[
 		slot(count).HSet(t.Context(), count, "run", fmt.Sprintf("%040x", rng.Uint64()))
 	}
 	for _, pipe := range slots {
-		if _, err := pipe.Exec(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(pipe.Exec(t.Context()))(t)
 	}
 	// Ids of a log's entries are times in ms. No server is back within one, in which the next
 	// entry would get the id and the number of one that is gone.
@@ -267,14 +262,10 @@ func TestHoldersLiveAgain(t *testing.T) {
 	write(t, x, "a", store.Add, keys...)
 	same(t, before, x, keys...)
 	dump := b.dump(t)
-	if _, err := x.Retire(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Retire(t.Context(), "a"))(t)
 	write(t, x, "b", store.Add, keys[50:]...)
 	predicted := store.Op{Kind: store.Add, Tier: store.Predicted, Keys: keys[:60], Until: time.Now().Add(time.Hour)}
-	if err := x.Apply(t.Context(), store.Batch{Pod: "b", Model: model, Ops: []store.Op{predicted}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Apply(t.Context(), store.Batch{Pod: "b", Model: model, Ops: []store.Op{predicted}}))
 	after := openReplica(t, s.URL(), p)
 	for _, r := range []*Replica{before, after} {
 		same(t, r, x, keys...)

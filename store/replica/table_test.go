@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -104,9 +105,7 @@ func TestTable(t *testing.T) {
 				}), 0, 4, rapid.ID).Draw(rt, "holders")
 				slices.Sort(ids)
 				those := rapid.SliceOfN(key, 1, 40).Draw(rt, "keys")
-				if err := tab.Set(those, ids); err != nil {
-					rt.Fatal(err)
-				}
+				must.OK(rt, tab.Set(those, ids))
 				for _, k := range those {
 					delete(model, k)
 					if len(ids) > 0 {
@@ -190,16 +189,12 @@ func TestTableShrinks(t *testing.T) {
 	for _, k := range keysOf(1, 100_000) {
 		keys = append(keys, blockkey.StoreKey(k))
 	}
-	if err := tab.Set(keys, []store.HolderID{7}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, tab.Set(keys, []store.HolderID{7}))
 	full := tab.size()
 	if per := full / int64(len(keys)); per > 40 {
 		t.Errorf("a block takes %d bytes", per)
 	}
-	if err := tab.Set(keys[100:], nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, tab.Set(keys[100:], nil))
 	checkTable(t, tab)
 	if size := tab.size(); size > full/40 {
 		t.Errorf("100 blocks take %d bytes, %d took %d", size, len(keys), full)
@@ -243,9 +238,7 @@ func TestTableConcurrently(t *testing.T) {
 		if rng.IntN(3) > 0 {
 			ids = []store.HolderID{store.HolderID(i + blocks*rng.IntN(100) + blocks)}
 		}
-		if err := tab.Set(keys[i:i+1], ids); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, tab.Set(keys[i:i+1], ids))
 	}
 	close(stop)
 	readers.Wait()
@@ -265,9 +258,7 @@ func BenchmarkTableSet(b *testing.B) {
 					batch[i] = blockkey.StoreKey(all[(at+i)%len(all)])
 				}
 				at += n
-				if err := tab.Set(batch, []store.HolderID{store.HolderID(at/len(all)%8 + 1)}); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, tab.Set(batch, []store.HolderID{store.HolderID(at/len(all)%8 + 1)}))
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/block")
 		})

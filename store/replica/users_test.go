@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -15,10 +16,7 @@ import (
 // documented returns the commands that docs/operations.md has between two marks.
 func documented(t *testing.T, mark string) (out [][]any) {
 	t.Helper()
-	f, err := os.Open("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open("../../docs/operations.md"))(t)
 	defer f.Close()
 	inside := false
 	for lines := bufio.NewScanner(f); lines.Scan(); {
@@ -70,9 +68,7 @@ func TestUsers(t *testing.T) {
 	same(t, reader, writer.Index, keys...)
 	plain.Do(t.Context(), "ACL", "LOG", "RESET") // what the reader was refused in between
 	write(t, writer, "a", store.Remove, keys[20:]...)
-	if _, err := writer.Retire(t.Context(), "b"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(writer.Retire(t.Context(), "b"))(t)
 	for _, r := range []*Replica{reader, writer} {
 		same(t, r, writer.Index, keys...)
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
@@ -47,20 +48,11 @@ func (n *tally) Write(b []byte) (int, error) { *n += tally(len(b)); return len(b
 func BenchmarkDump(b *testing.B) {
 	eachBench(b, func(b *testing.B, _ opener, full store.Index) {
 		var plain, packed tally
-		z, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if _, err := snapshot.Dump(b.Context(), io.MultiWriter(&plain, z), full, snapshot.Options{}); err != nil {
-			b.Fatal(err)
-		}
-		if err := z.Close(); err != nil {
-			b.Fatal(err)
-		}
+		z := must.Get(gzip.NewWriterLevel(&packed, gzip.BestSpeed))(b)
+		must.Get(snapshot.Dump(b.Context(), io.MultiWriter(&plain, z), full, snapshot.Options{}))(b)
+		must.OK(b, z.Close())
 		for b.Loop() {
-			if _, err := snapshot.Dump(b.Context(), io.Discard, full, snapshot.Options{}); err != nil {
-				b.Fatal(err)
-			}
+			must.Get(snapshot.Dump(b.Context(), io.Discard, full, snapshot.Options{}))(b)
 		}
 		b.ReportMetric(float64(plain)/benchBlocks, "bytes/block")
 		b.ReportMetric(float64(packed)/benchBlocks, "gzip-bytes/block")
@@ -74,9 +66,7 @@ func BenchmarkRestore(b *testing.B) {
 			b.StopTimer()
 			x := open(b)
 			b.StartTimer()
-			if _, err := snapshot.Restore(b.Context(), bytes.NewReader(text), x, snapshot.Merge); err != nil {
-				b.Fatal(err)
-			}
+			must.Get(snapshot.Restore(b.Context(), bytes.NewReader(text), x, snapshot.Merge))(b)
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
 
@@ -18,24 +19,14 @@ func TestResume(t *testing.T) {
 	x, ks := sample(t)
 	for _, name := range []string{"d.ndjson", "d.ndjson.gz"} {
 		whole := filepath.Join(t.TempDir(), name)
-		if _, err := snapshot.Save(ctx, whole, x, snapshot.Options{PageBlocks: 40}); err != nil {
-			t.Fatal(err)
-		}
-		raw, err := os.ReadFile(whole)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Get(snapshot.Save(ctx, whole, x, snapshot.Options{PageBlocks: 40}))(t)
+		raw := must.Get(os.ReadFile(whole))(t)
 		step := len(raw) / 40
 		kept := 0
 		for n := 0; n < len(raw); n += step + n%7 {
 			part := whole + ".part"
-			if err := os.WriteFile(part, raw[:n], 0o600); err != nil {
-				t.Fatal(err)
-			}
-			f, err := os.OpenFile(part, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(part, raw[:n], 0o600))
+			f := must.Get(os.OpenFile(part, os.O_RDWR, 0))(t)
 			_, cursor, err := snapshot.Resume(f)
 			if err != nil {
 				t.Fatalf("%s cut at %d: %v", name, n, err)
@@ -48,20 +39,10 @@ func TestResume(t *testing.T) {
 				kept++
 			}
 			out := snapshot.NewWriter(f, snapshot.Compressed(name))
-			if _, err := snapshot.Dump(ctx, out, x, snapshot.Options{PageBlocks: 40, After: cursor}); err != nil {
-				t.Fatal(err)
-			}
-			if err := errors.Join(out.EndPage(), f.Close()); err != nil {
-				t.Fatal(err)
-			}
-			text, err := os.ReadFile(part)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r, err := snapshot.Decompress(bytes.NewReader(text))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Get(snapshot.Dump(ctx, out, x, snapshot.Options{PageBlocks: 40, After: cursor}))(t)
+			must.OK(t, errors.Join(out.EndPage(), f.Close()))
+			text := must.Get(os.ReadFile(part))(t)
+			r := must.Get(snapshot.Decompress(bytes.NewReader(text)))(t)
 			y := openMemory(t)
 			if _, err := snapshot.Restore(ctx, r, y, snapshot.Merge); err != nil {
 				t.Fatalf("%s cut at %d: %v", name, n, err)
@@ -74,10 +55,7 @@ func TestResume(t *testing.T) {
 		if kept < 25 {
 			t.Errorf("%s: of 40 cuts only %d were gone on with", name, kept)
 		}
-		f, err := os.OpenFile(whole, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(os.OpenFile(whole, os.O_RDWR, 0))(t)
 		if _, _, err := snapshot.Resume(f); !errors.Is(err, io.EOF) {
 			t.Errorf("a whole dump: %v", err)
 		}
@@ -93,13 +71,8 @@ func TestSaveFails(t *testing.T) {
 	x, _ := sample(t)
 	dir := t.TempDir()
 	name := filepath.Join(dir, "s")
-	if _, err := snapshot.Save(t.Context(), name, x, snapshot.Options{}); err != nil {
-		t.Fatal(err)
-	}
-	old, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(snapshot.Save(t.Context(), name, x, snapshot.Options{}))(t)
+	old := must.Get(os.ReadFile(name))(t)
 	_ = x.Close()
 	if _, err := snapshot.Save(t.Context(), name, x, snapshot.Options{}); err == nil {
 		t.Fatal("a closed index is saved")

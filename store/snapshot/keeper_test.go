@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 )
@@ -49,10 +50,7 @@ func keep(t *testing.T, cfg snapshot.KeeperConfig) (*snapshot.Keeper, *told) {
 	t.Helper()
 	o := &told{}
 	cfg.Index, cfg.Observer = openMemory(t), o.observer()
-	k, err := snapshot.NewKeeper(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Get(snapshot.NewKeeper(cfg))(t)
 	t.Cleanup(func() { _ = k.Close() })
 	return k, o
 }
@@ -65,9 +63,7 @@ func TestKeeper(t *testing.T) {
 		ks := chain(1, 3000)
 
 		k, o := keep(t, snapshot.KeeperConfig{File: file, Changes: 1000, Interval: 10 * time.Millisecond})
-		if err := k.Restore(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, k.Restore(ctx))
 		if len(o.restored) != 1 || o.restored[0] != nil || o.reports[0].Lines != 0 {
 			t.Errorf("got %+v", o.restored)
 		}
@@ -86,9 +82,7 @@ func TestKeeper(t *testing.T) {
 		}
 		eventually.True(t, "it is written again", func() bool { return o.saves() > n })
 		add(t, k, "b", "m1", store.CPU, ks[:10]...)
-		if err := k.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, k.Close())
 		for _, err := range o.saved {
 			if err != nil {
 				t.Error(err)
@@ -96,19 +90,12 @@ func TestKeeper(t *testing.T) {
 		}
 
 		k, o = keep(t, snapshot.KeeperConfig{File: file})
-		if err := k.Restore(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, k.Restore(ctx))
 		if o.restored[0] != nil || o.reports[0].Blocks != 10 || o.reports[0].Pods != 1 {
 			t.Errorf("got %+v, %v", o.reports, o.restored)
 		}
-		before, err := os.Stat(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := k.Close(); err != nil {
-			t.Fatal(err)
-		}
+		before := must.Get(os.Stat(file))(t)
+		must.OK(t, k.Close())
 		// Nothing has changed: the file has not either.
 		if after, err := os.Stat(file); err != nil || !os.SameFile(before, after) {
 			t.Errorf("it is written although nothing has changed, %v", err)
@@ -120,9 +107,7 @@ func TestKeeper(t *testing.T) {
 func TestKeeperRefusesUntilRestored(t *testing.T) {
 	ctx := t.Context()
 	file := filepath.Join(t.TempDir(), "s")
-	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("x"), 0o600))
 	k, _ := keep(t, snapshot.KeeperConfig{File: file})
 	changes := map[string]func() error{
 		"Apply":    func() error { return k.Apply(ctx, store.Batch{Pod: "a", Model: "m1"}) },
@@ -142,9 +127,7 @@ func TestKeeperRefusesUntilRestored(t *testing.T) {
 		}
 	}
 	found(t, k, chain(1, 3))
-	if err := k.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.Close())
 	if text, err := os.ReadFile(file); err != nil || string(text) != "x" {
 		t.Errorf("the file is %q, %v", text, err)
 	}
@@ -170,13 +153,9 @@ func TestKeeperPutsAside(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			dir := t.TempDir()
 			file := filepath.Join(dir, "s")
-			if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, []byte(c.text), 0o600))
 			k, o := keep(t, snapshot.KeeperConfig{File: file, MaxAge: c.age})
-			if err := k.Restore(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, k.Restore(ctx))
 			if c.is != nil && !errors.Is(o.restored[0], c.is) || o.restored[0] == nil || !strings.Contains(o.restored[0].Error(), file+".refused-") {
 				t.Errorf("told %v", o.restored[0])
 			}
@@ -184,9 +163,7 @@ func TestKeeperPutsAside(t *testing.T) {
 				t.Errorf("%d blocks are loaded", n)
 			}
 			add(t, k, "a", "m1", store.GPU, chain(1, 10)...)
-			if err := k.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, k.Close())
 			files, err := filepath.Glob(file + "*")
 			if err != nil || len(files) != 2 {
 				t.Fatalf("files %v, %v", files, err)
@@ -211,9 +188,7 @@ func TestKeeperFails(t *testing.T) {
 		}
 	}
 	// A folder in the place of the file is for the operator to look at.
-	if err := os.Mkdir(file, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(file, 0o700))
 	k, _ := keep(t, snapshot.KeeperConfig{File: file})
 	if err := k.Restore(t.Context()); err == nil {
 		t.Error("a folder is restored")
@@ -222,9 +197,7 @@ func TestKeeperFails(t *testing.T) {
 	// So it is with a start that is broken off.
 	other := filepath.Join(dir, "other")
 	y, _ := sample(t)
-	if _, err := snapshot.Save(t.Context(), other, y, snapshot.Options{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(snapshot.Save(t.Context(), other, y, snapshot.Options{}))(t)
 	k, _ = keep(t, snapshot.KeeperConfig{File: other})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -237,21 +210,13 @@ func TestKeeperFails(t *testing.T) {
 
 	// A save that fails is told, and the next one tries again.
 	gone := filepath.Join(t.TempDir(), "gone")
-	if err := os.Mkdir(gone, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(gone, 0o700))
 	k, o := keep(t, snapshot.KeeperConfig{File: filepath.Join(gone, "s"), Changes: 1, Interval: 10 * time.Millisecond})
-	if err := k.Restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(gone); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.Restore(t.Context()))
+	must.OK(t, os.Remove(gone))
 	add(t, k, "a", "m1", store.GPU, chain(1, 10)...)
 	eventually.True(t, "two saves have failed", func() bool { return o.saves() > 1 })
-	if err := os.Mkdir(gone, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(gone, 0o700))
 	eventually.True(t, "one works", func() bool { _, err := os.Stat(filepath.Join(gone, "s")); return err == nil })
 	if err := k.Close(); err != nil || o.saved[0] == nil {
 		t.Errorf("got %v, %v", err, o.saved)

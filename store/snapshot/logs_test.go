@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -21,22 +22,13 @@ func TestTrueAtLogs(t *testing.T) {
 		if on {
 			entries = 100
 		}
-		if err := x.SetLog(t.Context(), entries); err != nil {
-			t.Fatal(err)
-		}
-		if err := x.Apply(t.Context(), add); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, x.SetLog(t.Context(), entries))
+		must.OK(t, x.Apply(t.Context(), add))
 		var out bytes.Buffer
-		sum, err := snapshot.Dump(t.Context(), &out, x, snapshot.Options{Logs: x.LogOffsets})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sum := must.Get(snapshot.Dump(t.Context(), &out, x, snapshot.Options{Logs: x.LogOffsets}))(t)
 		line, _, _ := bytes.Cut(out.Bytes(), []byte("\n"))
 		var head snapshot.Header
-		if err := json.Unmarshal(line, &head); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(line, &head))
 		var names []string
 		for name, id := range head.TrueAt.Logs {
 			names = append(names, name)

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
@@ -36,10 +37,7 @@ type opener func(tb testing.TB) store.Index
 
 func openMemory(tb testing.TB) store.Index {
 	tb.Helper()
-	x, err := memory.New(memory.Config{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	x := must.Get(memory.New(memory.Config{}))(tb)
 	tb.Cleanup(func() { _ = x.Close() })
 	return x
 }
@@ -49,10 +47,7 @@ var prefixes atomic.Int64
 func openRedis(url string) opener {
 	return func(tb testing.TB) store.Index {
 		tb.Helper()
-		x, err := redis.Open(redis.Config{URL: url, Prefix: fmt.Sprintf("t%d", prefixes.Add(1)), NoSweep: true, Timeout: time.Minute})
-		if err != nil {
-			tb.Fatal(err)
-		}
+		x := must.Get(redis.Open(redis.Config{URL: url, Prefix: fmt.Sprintf("t%d", prefixes.Add(1)), NoSweep: true, Timeout: time.Minute}))(tb)
 		tb.Cleanup(func() {
 			if err := x.Close(); err != nil {
 				tb.Error(err)
@@ -223,9 +218,7 @@ func add(tb testing.TB, x store.Index, pod, model string, tier store.Tier, ks ..
 	tb.Helper()
 	for len(ks) > 0 {
 		n := min(len(ks), store.MaxOpKeys)
-		if err := x.Apply(tb.Context(), store.Batch{Pod: pod, Model: model, Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: ks[:n]}}}); err != nil {
-			tb.Fatal(err)
-		}
+		must.OK(tb, x.Apply(tb.Context(), store.Batch{Pod: pod, Model: model, Ops: []store.Op{{Kind: store.Add, Tier: tier, Keys: ks[:n]}}}))
 		ks = ks[n:]
 	}
 }

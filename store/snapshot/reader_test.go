@@ -14,6 +14,7 @@ import (
 	"testing/iotest"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
 	"github.com/kvatlas/kvatlas/store/storetest"
@@ -23,9 +24,7 @@ import (
 func sample(t *testing.T) (store.Index, []blockkey.Key) {
 	t.Helper()
 	x := openMemory(t)
-	if _, err := x.EnsureModel(t.Context(), store.ModelInfo{Name: "m1", BlockSize: 64, Scheme: store.SchemeNative}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.EnsureModel(t.Context(), store.ModelInfo{Name: "m1", BlockSize: 64, Scheme: store.SchemeNative}))(t)
 	ks := chain(9, 500)
 	add(t, x, "a", "m1", store.GPU, ks...)
 	add(t, x, "b", "m1", store.CPU, ks[:120]...)
@@ -224,10 +223,7 @@ func TestReadFails(t *testing.T) {
 
 // Another program may write its lines with other spaces and in another order.
 func TestForeignWriter(t *testing.T) {
-	text, err := os.ReadFile("testdata/foreign.ndjson")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("testdata/foreign.ndjson"))(t)
 	x := openMemory(t)
 	report := restore(t, x, text, snapshot.Merge)
 	if report.Blocks != 3 || report.Credits != 4 {
@@ -246,12 +242,8 @@ var volatile = regexp.MustCompile(`"(created|time|next|sum)":"[^"]*"|"epoch":\d+
 func TestGolden(t *testing.T) {
 	ctx := t.Context()
 	x := openMemory(t)
-	if _, err := x.EnsureModel(ctx, store.ModelInfo{Name: "m1", BlockSize: 64, Scheme: store.SchemeNative}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := x.Register(ctx, store.Pod{Name: "10.0.0.1:8000", Model: "m1", Engine: "vllm", Lease: store.Seconds(30e9)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.EnsureModel(ctx, store.ModelInfo{Name: "m1", BlockSize: 64, Scheme: store.SchemeNative}))(t)
+	must.Get(x.Register(ctx, store.Pod{Name: "10.0.0.1:8000", Model: "m1", Engine: "vllm", Lease: store.Seconds(30e9)}))(t)
 	mask := blockkey.Key(blockkey.ModelOf("m1"))
 	add(t, x, "10.0.0.1:8000", "m1", store.GPU, 0xa1^mask)
 	add(t, x, "10.0.0.1:8000", "m1", store.CPU, 0xa1^mask)
@@ -271,10 +263,7 @@ func TestGolden(t *testing.T) {
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	page, err := os.ReadFile("../../docs/snapshots.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../../docs/snapshots.md"))(t)
 	for line := range strings.Lines(want) {
 		if !strings.Contains(string(page), strings.TrimSpace(line)) {
 			t.Errorf("docs/snapshots.md does not show %s", line)
@@ -283,10 +272,7 @@ func TestGolden(t *testing.T) {
 }
 
 func FuzzReader(f *testing.F) {
-	text, err := os.ReadFile("testdata/foreign.ndjson")
-	if err != nil {
-		f.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("testdata/foreign.ndjson"))(f)
 	f.Add(text)
 	f.Add([]byte(`{"kvatlas":"dump","version":1,"schema":1,"partitions":64}` + "\n" + `{"k":["00000000000000a1"],"h":[1,2]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -364,9 +350,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		_, err := snapshot.Dump(t.Context(), restored, x, snapshot.Options{})
 		_ = w.CloseWithError(err)
 	}()
-	if _, err := snapshot.Restore(t.Context(), r, y, snapshot.Merge); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(snapshot.Restore(t.Context(), r, y, snapshot.Merge))(t)
 	// The index itself grows, and its tables with some garbage.
 	if grown := int64(restored.most) - int64(before) - 2*y.Stats().Bytes; grown > most {
 		t.Errorf("beside the index the heap has grown by %d bytes, the limit is %d", grown, most)
@@ -377,10 +361,7 @@ func TestWriter(t *testing.T) {
 	ctx := t.Context()
 	x, ks := sample(t)
 	name := t.TempDir() + "/s.gz"
-	s, err := snapshot.Save(ctx, name, x, snapshot.Options{PageBlocks: 40})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(snapshot.Save(ctx, name, x, snapshot.Options{PageBlocks: 40}))(t)
 	raw, err := os.ReadFile(name)
 	if err != nil || int64(len(raw)) != s.Bytes {
 		t.Fatalf("%d bytes, %+v, %v", len(raw), s, err)
@@ -390,21 +371,13 @@ func TestWriter(t *testing.T) {
 	if members < 8 {
 		t.Errorf("%d members", members)
 	}
-	z, err := gzip.NewReader(bytes.NewReader(raw))
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := must.Get(gzip.NewReader(bytes.NewReader(raw)))(t)
 	if _, _, err := snapshot.Verify(z); err != nil {
 		t.Error(err)
 	}
-	r, err := snapshot.Decompress(bytes.NewReader(raw))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(snapshot.Decompress(bytes.NewReader(raw)))(t)
 	y := openMemory(t)
-	if _, err := snapshot.Restore(ctx, r, y, snapshot.Merge); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(snapshot.Restore(ctx, r, y, snapshot.Merge))(t)
 	if got, want := found(t, y, ks), found(t, x, ks); !got["m1"].Equal(want["m1"]) {
 		t.Error("the index is another")
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/eventually"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/snapshot"
@@ -120,9 +121,7 @@ func TestModelsAndPods(t *testing.T) {
 			ctx := t.Context()
 			x := open(t)
 			for i, m := range models {
-				if _, err := x.EnsureModel(ctx, store.ModelInfo{Name: m, BlockSize: 16 << i, Scheme: store.SchemeNative}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(x.EnsureModel(ctx, store.ModelInfo{Name: m, BlockSize: 16 << i, Scheme: store.SchemeNative}))(t)
 			}
 			ks := chain(1, 3)
 			add(t, x, "a", "m1", store.GPU, ks[0], ks[1])
@@ -131,17 +130,12 @@ func TestModelsAndPods(t *testing.T) {
 
 			y := open(t)
 			// A pod that is there keeps what is known of it.
-			if _, err := y.Register(ctx, store.Pod{Name: "a", Model: "m1", Engine: "sglang"}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(y.Register(ctx, store.Pod{Name: "a", Model: "m1", Engine: "sglang"}))(t)
 			report := restore(t, y, dump(t, x, snapshot.Options{Model: "m1"}), snapshot.Merge)
 			if report.Models != 1 || report.Pods != 1 || report.Blocks != 2 || report.Credits != 3 || report.Skipped != 0 || report.TrueAt.Time.IsZero() {
 				t.Errorf("got %+v", report)
 			}
-			reg, err := y.Registry(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			reg := must.Get(y.Registry(ctx))(t)
 			if fmt.Sprint(reg.Models) != "map[m1:{m1 16 native false}]" || len(reg.Pods) != 2 || reg.Pods[0].Engine != "sglang" {
 				t.Errorf("got %v, %+v", reg.Models, reg.Pods)
 			}
@@ -159,9 +153,7 @@ func TestModelsAndPods(t *testing.T) {
 			// Another block size is refused, at the line where it is, unless all is
 			// replaced.
 			w := open(t)
-			if _, err := w.EnsureModel(ctx, store.ModelInfo{Name: "m2", BlockSize: 128, Scheme: store.SchemeNative}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(w.EnsureModel(ctx, store.ModelInfo{Name: "m2", BlockSize: 128, Scheme: store.SchemeNative}))(t)
 			text := dump(t, x, snapshot.Options{})
 			if _, err := snapshot.Restore(ctx, bytes.NewReader(text), w, snapshot.Merge); !errors.Is(err, store.ErrModelConflict) || !strings.Contains(err.Error(), "line 3") {
 				t.Errorf("got %v", err)
@@ -256,31 +248,19 @@ func TestSequences(t *testing.T) {
 			x, y := open(t), open(t)
 			ks := chain(1, 100)
 			for _, pod := range []string{"a", "b", "kept"} {
-				if _, err := x.Register(ctx, store.Pod{Name: pod, Model: "m1", Ranks: 2}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(x.Register(ctx, store.Pod{Name: pod, Model: "m1", Ranks: 2}))(t)
 			}
 			for pod, seq := range map[string]uint64{"a": 4711, "kept": 8} {
-				gen, err := x.Begin(ctx, pod, 1, 7)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := x.Apply(ctx, store.Batch{
+				gen := must.Get(x.Begin(ctx, pod, 1, 7))(t)
+				must.OK(t, x.Apply(ctx, store.Batch{
 					Pod: pod, Rank: 1, Model: "m1", Ops: []store.Op{{Kind: store.Add, Keys: ks}},
 					Guard: &store.Guard{Generation: gen, Fence: 7, Seq: seq},
-				}); err != nil {
-					t.Fatal(err)
-				}
+				}))
 			}
 			add(t, x, "b", "m1", store.GPU, ks...)
 			// A pod that is there has an owner of its own.
-			if _, err := y.Register(ctx, store.Pod{Name: "kept", Model: "m1"}); err != nil {
-				t.Fatal(err)
-			}
-			own, err := y.Begin(ctx, "kept", 1, 3)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Get(y.Register(ctx, store.Pod{Name: "kept", Model: "m1"}))(t)
+			own := must.Get(y.Begin(ctx, "kept", 1, 3))(t)
 
 			text := dump(t, x, snapshot.Options{PageBlocks: 10})
 			if n := bytes.Count(text, []byte(`{"seq":{`)); n != 2 {

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -268,9 +269,7 @@ var guardCases = []testCase{
 		want("", "new", "", v(3), v(4), v(5))
 		b.clear("a", 0, store.AllTiers)
 		want("", "new", "", v(3), v(4), v(5))
-		if _, err := b.Index.TakeOver(b.ctx, gen, 2); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(b.Index.TakeOver(b.ctx, gen, 2))(b)
 		b.refused(gen, store.ErrFenced, b.tryMapped(gen, 1, 9, set...))
 		want("", "new", "", v(3), v(4), v(5))
 		b.mapped(gen, 2, 3, set...)
@@ -302,10 +301,7 @@ var guardCases = []testCase{
 			}
 		}
 		b.mapped(gen, 1, 2, ops...)
-		got, err := b.Index.ReadMap(b.ctx, gen, keys...)
-		if err != nil {
-			b.Fatal(err)
-		}
+		got := must.Get(b.Index.ReadMap(b.ctx, gen, keys...))(b)
 		for i, v := range got {
 			if !bytes.Equal(v, ops[i].Value) {
 				b.Fatalf("entry %d is %q, want %q", i, v, ops[i].Value)

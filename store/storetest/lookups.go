@@ -6,21 +6,18 @@ import (
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
 var lookupCases = []testCase{
 	{"no queries are no error", func(b *bench) {
-		if err := b.Index.Lookup(b.ctx); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, b.Index.Lookup(b.ctx))
 	}},
 	{"a chain of no blocks gets Begin and no Run", func(b *bench) {
 		b.add("a", 0, store.GPU, chain(1, 1)...)
 		c := &Collector{}
-		if err := b.Index.Lookup(b.ctx, &store.Query{Model: mask, Fold: c}); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, b.Index.Lookup(b.ctx, &store.Query{Model: mask, Fold: c}))
 		b.checked(c)
 		if _, ok := c.Registry.PodIndex("a"); !ok {
 			b.Fatal("the registry does not know the pod")
@@ -31,15 +28,12 @@ var lookupCases = []testCase{
 		b.add("a", 0, store.GPU, k[:20]...)
 		b.apply(store.Batch{Pod: "b", Model: "other", Ops: []store.Op{adds(store.CPU, k[10:]...)}})
 		a, o, none, part := &Collector{Keys: 40}, &Collector{Keys: 40}, &Collector{Keys: 0}, &Collector{Keys: 5}
-		err := b.Index.Lookup(b.ctx,
+		must.OK(b, b.Index.Lookup(b.ctx,
 			&store.Query{Model: mask, Keys: k, Fold: a},
 			&store.Query{Model: blockkey.ModelOf("other"), Keys: k, Fold: o},
 			&store.Query{Model: mask, Fold: none},
 			&store.Query{Model: mask, Keys: k[18:23], Fold: part},
-		)
-		if err != nil {
-			b.Fatal(err)
-		}
+		))
 		for _, c := range []*Collector{a, o, none, part} {
 			b.checked(c)
 			if c.Registry != a.Registry {
@@ -59,10 +53,7 @@ var lookupCases = []testCase{
 		}
 		for _, stop := range []int{1, 2, 63, 64, 65, 1000, 2999, 3000} {
 			c, all := &Collector{Keys: len(k), Stop: stop}, &Collector{Keys: len(k)}
-			err := b.Index.Lookup(b.ctx, &store.Query{Model: mask, Keys: k, Fold: c}, &store.Query{Model: mask, Keys: k, Fold: all})
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, b.Index.Lookup(b.ctx, &store.Query{Model: mask, Keys: k, Fold: c}, &store.Query{Model: mask, Keys: k, Fold: all}))
 			b.checked(c)
 			b.checked(all) // the other query is answered in full
 			if len(c.Answer) < stop || !all.Answer[:len(c.Answer)].Equal(c.Answer) {
@@ -103,9 +94,7 @@ var lookupCases = []testCase{
 		b.add("a", 0, store.GPU, k...)
 		for _, x := range []store.Index{b.Index, b.peer()} {
 			c := &Collector{Keys: 1}
-			if err := x.Lookup(b.ctx, &store.Query{Model: mask, Keys: k, Fold: c}); err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, x.Lookup(b.ctx, &store.Query{Model: mask, Keys: k, Fold: c}))
 			b.checked(c)
 			if got := x.Cached(); got.Epoch != c.Registry.Epoch {
 				b.Fatalf("cached registry of epoch %d after a lookup with %d", got.Epoch, c.Registry.Epoch)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -356,9 +357,7 @@ var modelCases = []testCase{
 	}},
 	{"models outlive their pods", func(b *bench) {
 		want := store.ModelInfo{Name: model, BlockSize: 64, Scheme: store.SchemeNative}
-		if _, err := b.Index.EnsureModel(b.ctx, want); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(b.Index.EnsureModel(b.ctx, want))(b)
 		b.register(store.Pod{Name: "a"})
 		b.retire("a")
 		if got := b.registry().Models[model]; got != want {

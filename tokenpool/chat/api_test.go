@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -36,9 +37,7 @@ func apiCases(t *testing.T, api string) (out []apiCase) {
 	t.Helper()
 	for lines := json.NewDecoder(golden(t, "api.jsonl.gz")); lines.More(); {
 		var c apiCase
-		if err := lines.Decode(&c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lines.Decode(&c))
 		if c.API == api {
 			out = append(out, c)
 		}
@@ -67,9 +66,7 @@ func TestCaseToolsThatTheServerRewrites(t *testing.T) {
 		n := 0
 		for _, c := range apiCases(t, "chat") {
 			var req prompt.Chat
-			if err := json.Unmarshal([]byte(c.Body), &req); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal([]byte(c.Body), &req))
 			if c.Err != "" {
 				continue // it never comes to an engine's cache
 			}
@@ -97,9 +94,7 @@ func TestAPIs(t *testing.T) {
 				r := newRenderer(t, Files{Template: []byte(template)}, Options{})
 				for _, c := range apiCases(t, string(api)) {
 					var req prompt.Chat
-					if err := json.Unmarshal([]byte(c.Body), &req); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, json.Unmarshal([]byte(c.Body), &req))
 					req.API = api
 					r.systemsFirst = func() bool { return c.Merge }
 					r.thinkingOff = func() string { return c.Off }
@@ -132,9 +127,7 @@ func TestAPIs(t *testing.T) {
 func TestAPIOfIsSafe(t *testing.T) {
 	for _, c := range apiCases(t, "chat") {
 		var req prompt.Chat
-		if err := json.Unmarshal([]byte(c.Body), &req); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(c.Body), &req))
 		if api := APIOf(&req); api != prompt.APIChat {
 			t.Errorf("%s is %q", c.Body, api)
 		}
@@ -143,9 +136,7 @@ func TestAPIOfIsSafe(t *testing.T) {
 	alike := 0
 	for _, c := range apiCases(t, "messages") {
 		var req prompt.Chat
-		if err := json.Unmarshal([]byte(c.Body), &req); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(c.Body), &req))
 		odd := strings.Contains(c.Body, `[]`) || strings.Contains(c.Body, `""`) || strings.Contains(c.Body, `"system"`)
 		if c.Err != "" || odd || APIOf(&req) == prompt.APIMessages {
 			continue
@@ -169,9 +160,7 @@ func TestProbes(t *testing.T) {
 			T     string
 			Merge bool
 		}
-		if err := lines.Decode(&c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lines.Decode(&c))
 		r := newRenderer(t, Files{Template: []byte(source(t, c.T))}, Options{})
 		if got := r.systemsFirst(); got != c.Merge {
 			t.Errorf("%s: %v, want %v", c.T, got, c.Merge)
@@ -224,9 +213,7 @@ func TestAPIOf(t *testing.T) {
 		`{"input":"x"}`: prompt.APIResponses, `{"input":[]}`: prompt.APIResponses,
 	} {
 		var req prompt.Chat
-		if err := json.Unmarshal([]byte(body), &req); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(body), &req))
 		if got := APIOf(&req); got != want {
 			t.Errorf("%s: %q, want %q", body, got, want)
 		}
@@ -259,9 +246,7 @@ func TestAPIErrors(t *testing.T) {
 		`{"input":[{"role":"user","content":"` + strings.Repeat(" ", 3) + `"},7]}`: "input: element 1",
 	} {
 		var req prompt.Chat
-		if err := json.Unmarshal([]byte(body), &req); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(body), &req))
 		if req.API = prompt.APIMessages; req.Input != nil {
 			req.API = prompt.APIResponses
 		}

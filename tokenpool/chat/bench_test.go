@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -39,9 +40,7 @@ func BenchmarkRender(b *testing.B) {
 				b.ReportAllocs()
 				b.SetBytes(int64(len(context)))
 				for b.Loop() {
-					if _, err := tmpl.Render(context, Limits{}, noon); err != nil {
-						b.Fatal(err)
-					}
+					must.Get(tmpl.Render(context, Limits{}, noon))(b)
 				}
 			})
 		}
@@ -57,9 +56,7 @@ func BenchmarkRequest(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(req.Messages)))
 			for b.Loop() {
-				if _, err := r.Render(req); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(r.Render(req))(b)
 			}
 		})
 	}

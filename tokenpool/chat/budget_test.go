@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -143,9 +144,7 @@ func TestValues(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		raw := json.RawMessage(anyJSON(3).Draw(t, "json"))
 		var v any
-		if err := json.Unmarshal(raw, &v); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(raw, &v))
 		b := newBudget(context.Background(), Limits{})
 		if err := b.value("x", raw, 0); err != nil || b.values < count(v) {
 			t.Fatalf("%d values of %s, want %d or more (repeated keys): %v", b.values, raw, count(v), err)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -18,10 +19,7 @@ func newRenderer(t testing.TB, f Files, o Options) *Renderer {
 	if o.Now == nil {
 		o.Now = fixed
 	}
-	r, err := NewRenderer(f, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(NewRenderer(f, o))(t)
 	return r
 }
 
@@ -138,12 +136,8 @@ func TestReadFiles(t *testing.T) {
 	write := func(name, text string) {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.OK(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	f, err := ReadFiles(dir)
 	if err != nil || f.Config != nil || f.Template != nil || f.Named != nil {
@@ -168,9 +162,7 @@ func TestReadFiles(t *testing.T) {
 		t.Error("a template of any length is read")
 	}
 	write("chat_template.jinja", "J")
-	if err := os.Mkdir(filepath.Join(dir, "additional_chat_templates", "x.jinja"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(filepath.Join(dir, "additional_chat_templates", "x.jinja"), 0o755))
 	if _, err = ReadFiles(dir); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("a folder for a template: %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -17,10 +18,7 @@ func TestFuelOfGivenTemplates(t *testing.T) {
 	loop := func(n int) string {
 		return fmt.Sprintf(`{%% for i in range(%d) %%}{%% endfor %%}{{ messages[0].role }}`, n)
 	}
-	own, err := NewRenderer(Files{Template: []byte(loop(90_000))}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must.Get(NewRenderer(Files{Template: []byte(loop(90_000))}, Options{}))(t)
 	messages := []byte(`[{"role":"user","content":"hi"}]`)
 	if _, err := own.Render(prompt.Chat{Messages: messages}); err != nil {
 		t.Errorf("the model's template: %v", err)
@@ -46,19 +44,13 @@ func TestFuelOfGivenTemplates(t *testing.T) {
 func TestTemplatesAreBounded(t *testing.T) {
 	c := NewTemplates()
 	source := func(i, n int) string { return fmt.Sprintf("{{ %d }}", i) + strings.Repeat("x", n) }
-	first, err := c.borrow(source(0, maxKeptSource/2))
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(c.borrow(source(0, maxKeptSource/2)))(t)
 	if again, err := c.borrow(source(0, maxKeptSource/2)); err != nil || again != first {
 		t.Errorf("it is compiled twice: %v", err)
 	}
 	c.giveBack(first)
 	for i := range 100 {
-		l, err := c.borrow(source(i+1, maxKeptSource/2))
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(c.borrow(source(i+1, maxKeptSource/2)))(t)
 		c.giveBack(l)
 		if c.sources > maxKeptSources {
 			t.Fatalf("%d bytes of sources are kept, want at most %d", c.sources, maxKeptSources)
@@ -71,10 +63,7 @@ func TestTemplatesAreBounded(t *testing.T) {
 	if first.ptr != nil {
 		t.Error("it is not closed after its last use")
 	}
-	long, err := c.borrow(source(0, maxKeptSource))
-	if err != nil {
-		t.Fatal(err)
-	}
+	long := must.Get(c.borrow(source(0, maxKeptSource)))(t)
 	c.giveBack(long)
 	if long.ptr != nil || c.kept.Len() == 0 {
 		t.Error("a long one is kept, or replaces the others")
@@ -86,10 +75,7 @@ func TestTemplatesAtOnce(t *testing.T) {
 	shared := NewTemplates()
 	var all sync.WaitGroup
 	for g := range 4 {
-		r, err := NewRenderer(Files{}, Options{Given: shared})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(NewRenderer(Files{}, Options{Given: shared}))(t)
 		all.Go(func() {
 			for i := range 100 {
 				word := fmt.Sprint((i + g) % 20)

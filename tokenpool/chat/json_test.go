@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // anyJSON draws a JSON text, with white space and escapes.
@@ -50,9 +52,7 @@ func TestWalk(t *testing.T) {
 		switch first(raw) {
 		case '{':
 			var want map[string]json.RawMessage
-			if err := json.Unmarshal(raw, &want); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal(raw, &want))
 			got := members(raw)
 			for _, m := range got {
 				if w, ok := want[m.key]; !ok || !bytes.Equal(m.value, bytes.TrimSpace(w)) {
@@ -67,9 +67,7 @@ func TestWalk(t *testing.T) {
 			}
 		case '[':
 			var want []json.RawMessage
-			if err := json.Unmarshal(raw, &want); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal(raw, &want))
 			got := elements(raw)
 			if len(got) != len(want) {
 				t.Fatalf("%d elements, want %d", len(got), len(want))
@@ -81,9 +79,7 @@ func TestWalk(t *testing.T) {
 			}
 		case '"':
 			var want string
-			if err := json.Unmarshal(raw, &want); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal(raw, &want))
 			if got := text(bytes.TrimSpace(raw)); got != want {
 				t.Fatalf("text %q, want %q", got, want)
 			}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -21,18 +23,12 @@ var noon = time.Date(2026, time.November, 27, 12, 3, 4, 0, time.UTC)
 // golden reads a file of testdata, unpacked if it is packed.
 func golden(t testing.TB, name string) io.Reader {
 	t.Helper()
-	f, err := os.Open(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open(filepath.Join("testdata", name)))(t)
 	t.Cleanup(func() { _ = f.Close() })
 	if filepath.Ext(name) != ".gz" {
 		return f
 	}
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := must.Get(gzip.NewReader(f))(t)
 	return z
 }
 
@@ -53,10 +49,7 @@ var templateSources = sync.OnceValues(func() (map[string]string, error) {
 // source returns the source of one of the real templates.
 func source(t testing.TB, name string) string {
 	t.Helper()
-	all, err := templateSources()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(templateSources())(t)
 	src, ok := all[name]
 	if !ok {
 		t.Fatalf("testdata has no template %q", name)

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestRender(t *testing.T) {
@@ -89,10 +91,7 @@ func TestConcurrent(t *testing.T) {
 	var wg sync.WaitGroup
 	for _, name := range []string{"trl/llama3_1", "npm/qwen3", "trl/gptoss"} {
 		tmpl := compile(t, source(t, name))
-		want, err := tmpl.Render(context, Limits{}, noon)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(tmpl.Render(context, Limits{}, noon))(t)
 		for range 8 {
 			wg.Go(func() {
 				for range 50 {
@@ -112,9 +111,7 @@ func TestMemory(t *testing.T) {
 	src := source(t, "trl/gptoss")
 	round := func() {
 		for range 200 {
-			if _, err := compile(t, src).Render(conversation(2), Limits{}, noon); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(compile(t, src).Render(conversation(2), Limits{}, noon))(t)
 		}
 		runtime.GC()
 		runtime.GC()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
@@ -21,9 +22,7 @@ func TestVectors(t *testing.T) {
 			T, C, Ctx string
 			Out, Err  *string
 		}
-		if err := json.Unmarshal(lines.Bytes(), &v); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(lines.Bytes(), &v))
 		tmpl := compiled[v.T]
 		if tmpl == nil {
 			tmpl = compile(t, source(t, v.T))
@@ -44,9 +43,7 @@ func TestVectors(t *testing.T) {
 			rendered++
 		}
 	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lines.Err())
 	if len(compiled) != 102 || rendered != 3383 || refused != 493 {
 		t.Errorf("%d templates, %d texts equal, %d refusals; want 102, 3383, 493", len(compiled), rendered, refused)
 	}
@@ -85,9 +82,7 @@ func TestExpressions(t *testing.T) {
 			Err  string
 		}
 	}
-	if err := json.NewDecoder(golden(t, "expressions.json")).Decode(&all); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.NewDecoder(golden(t, "expressions.json")).Decode(&all))
 	left := len(unlike)
 	for _, row := range all.Rows {
 		tmpl, err := Compile("{{ " + row.Expr + " }}")
@@ -132,9 +127,7 @@ func TestRequests(t *testing.T) {
 			T, Fmt, Req      string
 			V, Verr, H, Herr *string // vLLM, transformers
 		}
-		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(lines.Bytes(), &row))
 		if row.Fmt != "" {
 			src := source(t, row.T)
 			if got := compile(t, src).Format(); string(got) != row.Fmt {
@@ -148,9 +141,7 @@ func TestRequests(t *testing.T) {
 			continue
 		}
 		var req prompt.Chat
-		if err := json.Unmarshal([]byte(row.Req), &req); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(row.Req), &req))
 		for e, want := range map[Engine][2]*string{EngineVLLM: {row.V, row.Verr}, EngineTransformers: {row.H, row.Herr}} {
 			got, err := renderers[e].Render(req)
 			switch {
@@ -168,9 +159,7 @@ func TestRequests(t *testing.T) {
 			}
 		}
 	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lines.Err())
 	if formats != 102 || equal != 2*4*102 {
 		t.Errorf("%d formats, %d answers equal; want 102, %d", formats, equal, 2*4*102)
 	}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestReadObject reads objects as encoding/json does, and in their order.
@@ -18,9 +20,7 @@ func TestReadObject(t *testing.T) {
 			continue
 		}
 		var want map[string]json.RawMessage
-		if err := json.Unmarshal([]byte(text), &want); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(text), &want))
 		if len(o) != len(want) {
 			t.Errorf("%s: %d members, want %d", text, len(o), len(want))
 		}

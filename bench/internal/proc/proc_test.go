@@ -7,23 +7,18 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cputime"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestCPU(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("there is no /proc")
 	}
-	before, err := CPU(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(CPU(os.Getpid()))(t)
 	const work = 100 * time.Millisecond
 	for began := cputime.Process(); cputime.Process()-began < work; {
 	}
-	after, err := CPU(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	after := must.Get(CPU(os.Getpid()))(t)
 	// The kernel brings a running thread's up to date with its next tick.
 	if got, all := after-before, cputime.Process(); got < work/2 || after > all+work {
 		t.Errorf("%v of %v, and %v of %v in all", got, work, after, all)

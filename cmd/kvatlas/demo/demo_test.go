@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/client"
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -46,10 +47,7 @@ func fake(t *testing.T, tokenize http.HandlerFunc) Config {
 		_, _ = io.WriteString(w, `{"version":"v","backend":"memory"}`)
 	}))
 	t.Cleanup(srv.Close)
-	c, err := client.New(client.Config{URL: srv.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.New(client.Config{URL: srv.URL}))(t)
 	t.Cleanup(c.Close)
 	return Config{Client: c, URL: srv.URL, Out: io.Discard}
 }

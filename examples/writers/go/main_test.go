@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/interop"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -64,27 +65,16 @@ func start(t *testing.T, language, url, pod, lease string) *process {
 	args := []string{"--redis", url, "--scripts", scripts, "--pod", pod, "--model", testModel, "--block-size", "4", "--lease"}
 	var cmd *exec.Cmd
 	if language == "go" {
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
+		self := must.Get(os.Executable())(t)
 		cmd = exec.Command(self, append(args, lease+"s")...)
 		cmd.Env = append(os.Environ(), isWriter+"=1")
 	} else {
 		cmd = exec.Command(python(t), append([]string{filepath.Join("..", "python", "writer.py")}, append(args, lease)...)...)
 	}
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.OK(t, cmd.Start())
 	p := &process{t: t, pod: pod, cmd: cmd, in: in, out: bufio.NewScanner(out)}
 	t.Cleanup(p.kill)
 	p.hears("ready")
@@ -101,9 +91,7 @@ func (p *process) hears(want string) {
 // do gives the writer a command.
 func (p *process) do(format string, args ...any) {
 	p.t.Helper()
-	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Get(fmt.Fprintf(p.in, format+"\n", args...))(p.t)
 	p.hears("ok")
 }
 
@@ -122,10 +110,7 @@ func hex(keys []blockkey.Key) string {
 
 func open(t *testing.T, url string) *redis.Index {
 	t.Helper()
-	x, err := redis.Open(redis.Config{URL: url, NoSweep: true, SweepDuty: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: url, NoSweep: true, SweepDuty: 1}))(t)
 	t.Cleanup(func() { _ = x.Close() })
 	return x
 }
@@ -133,12 +118,8 @@ func open(t *testing.T, url string) *redis.Index {
 func find(t *testing.T, x store.Index, keys []blockkey.Key) storetest.Answer {
 	t.Helper()
 	c := &storetest.Collector{Keys: len(keys)}
-	if err := x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf(testModel), Keys: keys, Fold: c}); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Lookup(t.Context(), &store.Query{Model: blockkey.ModelOf(testModel), Keys: keys, Fold: c}))
+	must.OK(t, c.Err())
 	return c.Answer
 }
 
@@ -192,24 +173,16 @@ func TestWriters(t *testing.T) {
 		case 6: // by kvatlas, behind the writer's back
 			what = "clear by somebody else"
 			batch.Ops = []store.Op{{Kind: store.Clear, Tier: tier}}
-			if err := x.Apply(t.Context(), batch); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, x.Apply(t.Context(), batch))
 		}
 		if len(batch.Ops) > 0 {
-			if err := m.Apply(batch); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, m.Apply(batch))
 		}
 		if rng.IntN(25) == 0 {
-			if err := plain.ScriptFlush(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, plain.ScriptFlush(t.Context()).Err())
 		}
 		if rng.IntN(50) == 0 {
-			if _, err := x.Sweep(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(x.Sweep(t.Context()))(t)
 		}
 		look := pool[:64]
 		if step%20 == 0 {
@@ -355,14 +328,8 @@ func TestPlainTogether(t *testing.T) {
 
 // TestPlainScriptsAreDocumented: the two lines of both writers are those of the document.
 func TestPlainScriptsAreDocumented(t *testing.T) {
-	document, err := os.ReadFile("../../../docs/redis-internals.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	writer, err := os.ReadFile("../python/writer.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	document := must.Get(os.ReadFile("../../../docs/redis-internals.md"))(t)
+	writer := must.Get(os.ReadFile("../python/writer.py"))(t)
 	for _, script := range []string{addText, removeText} {
 		if !strings.Contains(string(document), `"`+script+`"`) || !strings.Contains(string(writer), script) {
 			t.Errorf("not in the document, or not in writer.py: %s", script)
@@ -398,9 +365,7 @@ func TestErrors(t *testing.T) {
 		s := redistest.Start(t)
 		w := start(t, language, s.URL(), "a:1", "60")
 		for _, line := range []string{"hold 0 gpu 1", "add 0 gpu", "add 0 gpu x", "clear 0", "plain g", "plain 10000000000000000", "add 0 gpu -1", "tokens 0 gpu 1 2 3 4294967296", "tokens 0 gpu 1 2 3 -4"} {
-			if _, err := fmt.Fprintln(w.in, line); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(fmt.Fprintln(w.in, line))(t)
 			if !w.out.Scan() || !strings.HasPrefix(w.out.Text(), "error ") {
 				t.Errorf("%q: the writer says %q", line, w.out.Text())
 			}
@@ -412,9 +377,7 @@ func TestErrors(t *testing.T) {
 				if strings.HasPrefix(line, "clear") && strings.Contains(place, "*") {
 					continue // all ranks, all tiers
 				}
-				if _, err := fmt.Fprintln(w.in, line); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(fmt.Fprintln(w.in, line))(t)
 				if !w.out.Scan() || !strings.HasPrefix(w.out.Text(), "error rank ") && !strings.HasPrefix(w.out.Text(), "error tier ") {
 					t.Errorf("%q: the writer says %q", line, w.out.Text())
 				}

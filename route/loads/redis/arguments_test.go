@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
@@ -22,10 +23,7 @@ import (
 func TestWrongArguments(t *testing.T) {
 	client, ctx := redistest.Start(t).Client(), context.Background()
 	clock := time.UnixMicro(1_800_000_000_000_000)
-	s, err := New(Config{Client: client, Prefix: "kva", Now: func() time.Time { return clock }, Timeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(Config{Client: client, Prefix: "kva", Now: func() time.Time { return clock }, Timeout: 10 * time.Second}))(t)
 	call := func(id string) *loads.PairCall {
 		c := &loads.PairCall{Options: []loads.Option{{Factor: 1}, {Prefill: 1, Factor: 1}}, Resorts: []loads.Option{{Factor: 1}}}
 		c.Call = loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: 100, BlockSize: 16, Keys: []blockkey.Key{1, 2, 3}}
@@ -77,9 +75,7 @@ func TestWrongArguments(t *testing.T) {
 		client.FlushAll(ctx)
 		clock = time.UnixMicro(1_800_000_000_000_000) // that of the arguments
 		for _, c := range []*loads.PairCall{single("1"), call("2"), single("3")} {
-			if _, err := s.book(ctx, c); err != nil {
-				r.Fatal(err)
-			}
+			must.Get(s.book(ctx, c))(r)
 		}
 		c := scripts[rapid.IntRange(0, len(scripts)-1).Draw(r, "script")]
 		args, names := slices.Clone(c.args), keys
@@ -124,9 +120,7 @@ func TestWrongArguments(t *testing.T) {
 			r.Fatalf("%s took %q; loads are not the sum of reservations any more: %+v, %v", c.name, args, d, err)
 		}
 		for _, id := range client.HKeys(ctx, keys[1]).Val() {
-			if err := leaveScript.Run(ctx, client, keys[:5], s.now(), "end", "", id).Err(); err != nil {
-				r.Fatal(err)
-			}
+			must.OK(r, leaveScript.Run(ctx, client, keys[:5], s.now(), "end", "", id).Err())
 		}
 		clock = clock.Add(loads.MaxLease) // what had ended before is overdue by now
 		p, err := s.Loads(ctx, "m")

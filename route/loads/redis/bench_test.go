@@ -11,6 +11,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/loads/redis"
@@ -23,10 +24,7 @@ func serverCPU(b *testing.B, client *goredis.Client) (seconds float64) {
 	for line := range strings.Lines(client.Info(b.Context(), "cpu").Val()) {
 		for _, name := range []string{"used_cpu_sys:", "used_cpu_user:"} {
 			if v, ok := strings.CutPrefix(strings.TrimSpace(line), name); ok {
-				f, err := strconv.ParseFloat(v, 64)
-				if err != nil {
-					b.Fatal(err)
-				}
+				f := must.Get(strconv.ParseFloat(v, 64))(b)
 				seconds += f
 			}
 		}
@@ -44,10 +42,7 @@ func BenchmarkServerCPU(b *testing.B) {
 	server := redistest.Start(b)
 	client := goredis.NewClient(&goredis.Options{Network: "unix", Addr: server.Socket})
 	b.Cleanup(func() { _ = client.Close() })
-	s, err := redis.New(redis.Config{Client: client, Prefix: "kva", Timeout: 10 * time.Second})
-	if err != nil {
-		b.Fatal(err)
-	}
+	s := must.Get(redis.New(redis.Config{Client: client, Prefix: "kva", Timeout: 10 * time.Second}))(b)
 	run := func(name string, one func(i int)) {
 		b.Run(name, func(b *testing.B) {
 			var took []float64
@@ -94,20 +89,12 @@ func BenchmarkServerCPU(b *testing.B) {
 		for p := range 8 { // what runs on each pod
 			c := call(-1 - p)
 			c.ID, c.Candidates = fmt.Sprint("runs", p, tokens), c.Candidates[p:p+1]
-			if _, err := s.Book(b.Context(), c); err != nil {
-				b.Fatal(err)
-			}
+			must.Get(s.Book(b.Context(), c))(b)
 		}
 		run(fmt.Sprint("request/", tokens), func(i int) {
-			if _, err := s.Book(b.Context(), call(i)); err != nil {
-				b.Fatal(err)
-			}
-			if _, err := s.Done(b.Context(), "m", "bench", loads.Done{Cached: -1, Shape: loads.DefaultShape}); err != nil {
-				b.Fatal(err)
-			}
-			if _, err := s.End(b.Context(), "m", "bench"); err != nil {
-				b.Fatal(err)
-			}
+			must.Get(s.Book(b.Context(), call(i)))(b)
+			must.Get(s.Done(b.Context(), "m", "bench", loads.Done{Cached: -1, Shape: loads.DefaultShape}))(b)
+			must.Get(s.End(b.Context(), "m", "bench"))(b)
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/loads/loadstest"
@@ -34,10 +35,7 @@ func writeAll(t *testing.T, s *redistest.Server, clock *loadstest.Clock) {
 	if clock != nil {
 		c.Now = clock.Now
 	}
-	n, err := notesredis.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(notesredis.New(c))(t)
 	ctx, at := t.Context(), store.RankRef{Pod: "10.0.0.1:8000", Rank: 3}
 	single := request("single", at.Pod)
 	single.Keys, single.Expected = []blockkey.Key{1 << 8, 2 << 8, 3 << 8}, 160
@@ -63,18 +61,13 @@ func writeAll(t *testing.T, s *redistest.Server, clock *loadstest.Clock) {
 		n.Bind(ctx, "m", "chat", at, time.Hour),
 		n.PutDemand(ctx, "m", "process", []byte("counted")),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 }
 
 // TestDocument compares the tables of docs/redis-internals.md with the keys that are written.
 func TestDocument(t *testing.T) {
-	doc, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "redis-internals.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := must.Get(os.ReadFile(filepath.Join("..", "..", "..", "docs", "redis-internals.md")))(t)
 	_, part, _ := strings.Cut(string(doc), "\n## Loads and notes\n")
 	part, _, _ = strings.Cut(part, "\n## ")
 	documented := map[string]string{}
@@ -130,10 +123,7 @@ func TestForm(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(os.ReadFile(file))(t)
 	if got.String() != string(want) {
 		t.Errorf("loads or reservations are written in another form than %s has:\n%s", file, got.String())
 	}

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/loads/loadstest"
@@ -102,9 +103,7 @@ func (h *history) loads(s loads.Store) map[store.RankRef]load {
 	for end := time.Now().Add(10 * time.Second); errors.Is(err, loads.ErrUnavailable) && time.Now().Before(end); {
 		p, err = s.Loads(context.Background(), "m") // the masters do not agree yet which of them has the slot
 	}
-	if err != nil {
-		h.r.Fatal(err)
-	}
+	must.OK(h.r, err)
 	out := map[store.RankRef]load{}
 	for at, l := range p.Loads {
 		if runs := (load{l.Work, l.Prefill, l.Blocks, l.Requests}); runs != (load{}) {
@@ -181,10 +180,7 @@ func TestSlotMoves(t *testing.T) {
 func keysOf(t *testing.T, c *redistest.Cluster, prefix string) (keys []string) {
 	t.Helper()
 	for _, m := range c.Masters {
-		k, err := m.Client().Keys(context.Background(), prefix+"{*").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		k := must.Get(m.Client().Keys(context.Background(), prefix+"{*").Result())(t)
 		keys = append(keys, k...)
 	}
 	return keys
@@ -211,9 +207,7 @@ func TestLostTail(t *testing.T) {
 		}
 		client.FlushAll(ctx)
 		for k, v := range dumped {
-			if err := client.Restore(ctx, k, 0, v).Err(); err != nil {
-				r.Fatal(err)
-			}
+			must.OK(r, client.Restore(ctx, k, 0, v).Err())
 		}
 		if now := h.loads(h.s); h.clock.Now().Sub(at) < time.Second && !maps.Equal(now, then) {
 			r.Fatalf("%v, before it was %v", now, then)
@@ -249,22 +243,15 @@ func (h *history) lenient() {
 	case 4:
 		h.clock.Advance(time.Duration(rapid.IntRange(1, 15).Draw(h.r, "seconds")) * time.Second)
 	}
-	if err != nil {
-		h.r.Fatal(err)
-	}
+	must.OK(h.r, err)
 }
 
 // TestEarlierForm has a process of an earlier version book beside this one.
 func TestEarlierForm(t *testing.T) {
 	client := redistest.Start(t).Client()
-	s, err := redis.New(redis.Config{Client: client, Prefix: "kva", Timeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(redis.New(redis.Config{Client: client, Prefix: "kva", Timeout: 10 * time.Second}))(t)
 	call := &loads.Call{Model: "m", ID: "r", Lease: time.Minute, Tokens: 10, BlockSize: 16, Candidates: []loads.Candidate{{RankRef: store.RankRef{Pod: "a"}, Factor: 1}}}
-	if _, err := s.Book(t.Context(), call); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Book(t.Context(), call))(t)
 	ours := client.Keys(t.Context(), "kva{*}:t2:*").Val()
 	if len(ours) != 1 {
 		t.Fatalf("leases are %q", ours)

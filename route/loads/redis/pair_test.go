@@ -8,6 +8,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/loads/loadstest"
@@ -27,13 +28,9 @@ func TestPairDrift(t *testing.T) {
 	ctx := context.Background()
 	s := newStore(t, client, "kva", loadstest.NewClock())
 	for i := range 3 {
-		if _, err := s.BookPair(ctx, pair(fmt.Sprint(i), "p", "d")); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.BookPair(ctx, pair(fmt.Sprint(i), "p", "d")))(t)
 	}
-	if _, err := s.Done(ctx, "m", "1", loads.Done{Cached: -1}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Done(ctx, "m", "1", loads.Done{Cached: -1}))(t)
 	before, err := s.Loads(ctx, "m")
 	if err != nil || before.Loads[store.RankRef{Pod: "p"}].Requests != 2 || before.Loads[store.RankRef{Pod: "d"}].Requests != 3 {
 		t.Fatalf("%+v, %v", before.Loads, err)
@@ -67,9 +64,7 @@ func TestPairOfTwoProcesses(t *testing.T) {
 	server := redistest.Start(t)
 	clock := loadstest.NewClock()
 	one, two := newStore(t, server.Client(), "kva", clock), newStore(t, server.Client(), "kva", clock)
-	if _, err := one.BookPair(context.Background(), pair("r", "p", "d")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(one.BookPair(context.Background(), pair("r", "p", "d")))(t)
 	if b, err := two.BookPair(context.Background(), pair("r", "x", "y")); err != nil || !b.Again || b.Prefill.Pod != "p" || b.Pod != "d" {
 		t.Errorf("%+v, %v", b, err)
 	}

@@ -15,6 +15,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/loads/loadstest"
@@ -27,10 +28,7 @@ var prefixes atomic.Int64
 // open returns a way to stores that begin empty, each under a prefix of its own.
 func open(client goredis.UniversalClient) loadstest.Open {
 	return func(t *testing.T, c *loadstest.Clock) loads.Store {
-		s, err := redis.New(redis.Config{Client: client, Prefix: fmt.Sprintf("k%d", prefixes.Add(1)), Now: c.Now, Timeout: 10 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(redis.New(redis.Config{Client: client, Prefix: fmt.Sprintf("k%d", prefixes.Add(1)), Now: c.Now, Timeout: 10 * time.Second}))(t)
 		return s
 	}
 }
@@ -55,10 +53,7 @@ func request(id string, places ...string) *loads.Call {
 
 func isKnown(t *testing.T, s loads.Store, id string) bool {
 	t.Helper()
-	r, err := s.End(context.Background(), "m", id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(s.End(context.Background(), "m", id))(t)
 	return r.Known
 }
 
@@ -67,9 +62,7 @@ func TestTwoProcesses(t *testing.T) {
 	server := redistest.Start(t)
 	clock := loadstest.NewClock()
 	one, two := newStore(t, server.Client(), "kva", clock), newStore(t, server.Client(), "kva", clock)
-	if _, err := one.Book(context.Background(), request("r", "a")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(one.Book(context.Background(), request("r", "a")))(t)
 	if b, err := two.Book(context.Background(), request("r", "b")); err != nil || !b.Again || b.Pod != "a" {
 		t.Errorf("%+v, %v", b, err)
 	}
@@ -84,10 +77,7 @@ func newStore(t *testing.T, client goredis.UniversalClient, prefix string, clock
 	if clock != nil {
 		c.Now = clock.Now
 	}
-	s, err := redis.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(redis.New(c))(t)
 	return s
 }
 
@@ -96,14 +86,9 @@ func TestServersClock(t *testing.T) {
 	s := newStore(t, redistest.Start(t).Client(), "kva", nil)
 	c := request("r", "a")
 	c.Lease = 30 * time.Millisecond
-	if _, err := s.Book(context.Background(), c); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Book(context.Background(), c))(t)
 	for deadline := time.Now().Add(10 * time.Second); ; {
-		p, err := s.Loads(context.Background(), "m")
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(s.Loads(context.Background(), "m"))(t)
 		if p.Loads[store.RankRef{Pod: "a"}].Requests == 0 {
 			break
 		}
@@ -126,14 +111,9 @@ func TestLostKeys(t *testing.T) {
 				c := request(fmt.Sprint(i), "a", "b")
 				c.Keys = []blockkey.Key{1, 2, 3, blockkey.Key(i) << 9}
 				c.Candidates[i%2].Base = -1
-				if _, err := s.Book(ctx, c); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(s.Book(ctx, c))(t)
 			}
-			keys, err := client.Keys(ctx, "lost"+kind+"{*}:"+kind+":*").Result()
-			if err != nil {
-				t.Fatal(err)
-			}
+			keys := must.Get(client.Keys(ctx, "lost"+kind+"{*}:"+kind+":*").Result())(t)
 			if len(keys) == 0 {
 				t.Fatal("there is no such key")
 			}
@@ -144,9 +124,7 @@ func TestLostKeys(t *testing.T) {
 				isKnown(t, s, fmt.Sprint(i))
 			}
 			for range 2 {
-				if _, err := s.Audit(ctx, "m"); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(s.Audit(ctx, "m"))(t)
 			}
 			if d, err := s.Audit(ctx, "m"); err != nil || len(d) > 0 {
 				t.Errorf("after an audit there are still differences: %v, %v", d, err)
@@ -178,9 +156,7 @@ func TestDrift(t *testing.T) {
 	ctx := context.Background()
 	s := newStore(t, client, "kva", loadstest.NewClock())
 	for i := range 3 {
-		if _, err := s.Book(ctx, request(fmt.Sprint(i), "a")); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.Book(ctx, request(fmt.Sprint(i), "a")))(t)
 	}
 	before, _ := s.Loads(ctx, "m")
 	key := client.Keys(ctx, "kva{*}:l2:*").Val()[0]
@@ -206,12 +182,8 @@ func TestReadOnly(t *testing.T) {
 	server := redistest.Start(t)
 	admin, ctx := server.Client(), context.Background()
 	s := newStore(t, admin, "kva", nil)
-	if _, err := s.Book(ctx, request("r", "a")); err != nil {
-		t.Fatal(err)
-	}
-	if err := admin.ACLSetUser(ctx, "reader", "on", ">secret", "~*", "+@read", "+hello", "+client").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Book(ctx, request("r", "a")))(t)
+	must.OK(t, admin.ACLSetUser(ctx, "reader", "on", ">secret", "~*", "+@read", "+hello", "+client").Err())
 	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Username: "reader", Password: "secret"})
 	t.Cleanup(func() { _ = client.Close() })
 	reader := newStore(t, client, "kva", nil)
@@ -234,9 +206,7 @@ func TestDocumentedUsers(t *testing.T) {
 		for i, word := range line {
 			args[i] = word
 		}
-		if err := admin.Do(ctx, args...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, admin.Do(ctx, args...).Err())
 	}
 	writer := goredis.NewClient(&goredis.Options{Addr: server.Addr, Username: "kvatlas-writer", Password: "WRITER_PASSWORD", Protocol: 2, DisableIdentity: true})
 	t.Cleanup(func() { _ = writer.Close() })
@@ -254,10 +224,7 @@ func TestAway(t *testing.T) {
 	server := redistest.Start(t)
 	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 	t.Cleanup(func() { _ = client.Close() })
-	s, err := redis.New(redis.Config{Client: client, Prefix: "kva", Timeout: 50 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(redis.New(redis.Config{Client: client, Prefix: "kva", Timeout: 50 * time.Millisecond}))(t)
 	server.Freeze()
 	for range 2 {
 		if _, err := s.Book(context.Background(), request("r", "a")); !errors.Is(err, loads.ErrUnavailable) {
@@ -281,17 +248,13 @@ func TestKeysOfAnotherType(t *testing.T) {
 		_, err := s.Book(ctx, request(id, "a"))
 		return err
 	}
-	if err := book("first"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, book("first"))
 	keys, err := client.Keys(ctx, "kva*").Result()
 	if err != nil || len(keys) < 3 {
 		t.Fatalf("%q, %v", keys, err)
 	}
 	for i, key := range keys {
-		if err := errors.Join(client.Del(ctx, key).Err(), client.LPush(ctx, key, "x").Err()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(client.Del(ctx, key).Err(), client.LPush(ctx, key, "x").Err()))
 		_, read := s.Loads(ctx, "m")
 		failed := 0
 		for _, err := range []error{book(fmt.Sprint("r", i)), read} {
@@ -306,9 +269,7 @@ func TestKeysOfAnotherType(t *testing.T) {
 		if failed == 0 && !strings.Contains(key, ":m:") {
 			t.Errorf("%q may be of any type", key)
 		}
-		if err := client.Unlink(ctx, key).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, client.Unlink(ctx, key).Err())
 		if err := book(fmt.Sprint("again", i)); err != nil {
 			t.Errorf("%q is gone: %v", key, err)
 		}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/access"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/loads/loadstest"
@@ -39,10 +40,7 @@ type fleet struct {
 
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	index, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	index := must.Get(memory.New(memory.Config{}))(t)
 	t.Cleanup(func() { _ = index.Close() })
 	f := &fleet{T: t, index: index, clock: loadstest.NewClock(), failed: map[string]error{}, read: map[string]int{}}
 	f.loads = loads.NewMemory(f.clock.Now)
@@ -53,9 +51,7 @@ func (f *fleet) register(pods ...store.Pod) {
 	f.Helper()
 	for _, p := range pods {
 		p.Model = "m"
-		if _, err := f.index.Register(f.Context(), p); err != nil {
-			f.Fatal(err)
-		}
+		must.Get(f.index.Register(f.Context(), p))(f)
 	}
 	if _, err := f.index.Registry(f.Context()); err != nil { // as the router has seen it
 		f.Fatal(err)
@@ -64,7 +60,7 @@ func (f *fleet) register(pods ...store.Pod) {
 
 func (f *fleet) scraper() *Scraper {
 	f.Helper()
-	s, err := New(Config{
+	s := must.Get(New(Config{
 		Client: (*access.Networks)(nil).Client(), Loads: f.loads, Pods: f.index.Cached, Models: func() []string { return []string{"m", "none"} },
 		Failed: func(pod string, err error) {
 			f.mu.Lock()
@@ -76,10 +72,7 @@ func (f *fleet) scraper() *Scraper {
 			defer f.mu.Unlock()
 			f.read[pod]++
 		},
-	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	}))(f)
 	f.Cleanup(s.c.Client.CloseIdleConnections)
 	return s
 }
@@ -92,10 +85,7 @@ func (s *Scraper) round(ctx context.Context) {
 
 func (f *fleet) engines() map[store.RankRef]loads.Engine {
 	f.Helper()
-	p, err := f.loads.Loads(f.Context(), "m")
-	if err != nil {
-		f.Fatal(err)
-	}
+	p := must.Get(f.loads.Loads(f.Context(), "m"))(f)
 	return p.Engines
 }
 
@@ -109,17 +99,12 @@ func TestSimulatedEngines(t *testing.T) {
 		t.Run(fmt.Sprint(c.kind, c.version, c.ranks), func(t *testing.T) {
 			// More requests come than run at once, and all the time some end, as the numbers of
 			// TensorRT-LLM move only then.
-			p, err := wire.NewPod(wire.Config{
+			p := must.Get(wire.NewPod(wire.Config{
 				Name: "sim", Model: "m", Version: c.version, Ranks: c.ranks, Listen: "127.0.0.1:0",
 				Events: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)),
 				Engine: engine.Config{Kind: c.kind, BatchRequests: 2, Blocks: 100_000},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := p.Start(); err != nil {
-				t.Fatal(err)
-			}
+			}))(t)
+			must.OK(t, p.Start())
 			t.Cleanup(func() { _ = p.Kill() })
 			f := newFleet(t)
 			f.register(store.Pod{Name: p.Address(), Engine: c.kind.String(), Ranks: c.ranks})
@@ -139,9 +124,7 @@ func TestSimulatedEngines(t *testing.T) {
 				}
 				return resp.Body.Close()
 			}
-			if err := post(t.Context(), 1); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, post(t.Context(), 1))
 			ctx, cancel := context.WithCancel(t.Context())
 			var busy sync.WaitGroup
 			for range 5 * c.ranks {
@@ -184,12 +167,8 @@ func TestBadEngines(t *testing.T) {
 	t.Cleanup(elsewhere.Close)
 	var bomb bytes.Buffer // a megabyte in a kilobyte, as often as it is read
 	z := gzip.NewWriter(&bomb)
-	if _, err := z.Write(make([]byte, 1<<20)); err != nil {
-		t.Fatal(err)
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(z.Write(make([]byte, 1<<20)))(t)
+	must.OK(t, z.Close())
 	handlers := map[string]http.HandlerFunc{
 		"fine":     func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(fine)) },
 		"500":      func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },

@@ -11,6 +11,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/route/notes/notestest"
@@ -24,10 +25,7 @@ var prefixes atomic.Int64
 
 func open(t *testing.T, client goredis.UniversalClient, now func() time.Time) *redis.Store {
 	t.Helper()
-	s, err := redis.New(redis.Config{Client: client, Prefix: fmt.Sprintf("n%d", prefixes.Add(1)), Timeout: 10 * time.Second, Now: now})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(redis.New(redis.Config{Client: client, Prefix: fmt.Sprintf("n%d", prefixes.Add(1)), Timeout: 10 * time.Second, Now: now}))(t)
 	return s
 }
 
@@ -51,9 +49,7 @@ func TestKeysEnd(t *testing.T) {
 	if in := time.Until(got.Until); err != nil || in < 59*time.Minute || in > 76*time.Minute {
 		t.Fatalf("ends in %v, %v", in, err)
 	}
-	if err := s.Bind(t.Context(), "m", "alice@example.org", at, time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Bind(t.Context(), "m", "alice@example.org", at, time.Hour))
 	if b, err := s.Session(t.Context(), "m", "alice@example.org"); err != nil || b.RankRef != at || b.Left < 59*time.Minute {
 		t.Fatalf("bound %v, %v", b, err)
 	}

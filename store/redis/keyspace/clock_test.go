@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
@@ -18,10 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // open opens the keys at a URL, and closes them when the test ends.
 func open(t *testing.T, url string) *Space {
 	t.Helper()
-	target, err := redisx.ParseURL(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	target := must.Get(redisx.ParseURL(url))(t)
 	s := Open(redisx.Config{Target: target, Protocol: 3, PoolSize: 4, DialTimeout: 20 * time.Second, Timeout: 20 * time.Second}, "kva")
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {

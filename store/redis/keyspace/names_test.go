@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -156,9 +157,7 @@ func TestWorkedExample(t *testing.T) {
 func TestModelKeys(t *testing.T) {
 	for _, model := range []string{"m", "org/model", ""} {
 		_, tag, err := BlockName("kva", blockkey.StoreKey(blockkey.ModelOf(model)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got := ModelKeys("kva", model)("l")
 		if want := "kva" + "{" + tag + "}:l:" + blockkey.Key(blockkey.ModelOf(model)).String(); got != want {
 			t.Errorf("%q: got %q, want %q", model, got, want)

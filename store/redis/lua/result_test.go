@@ -7,18 +7,14 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestResultsAgree: Go, guard.lua and the document give each result one number.
 func TestResultsAgree(t *testing.T) {
-	guard, err := files.ReadFile("guard.lua")
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "redis-schema.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	guard := must.Get(files.ReadFile("guard.lua"))(t)
+	doc := must.Get(os.ReadFile(filepath.Join("..", "..", "..", "docs", "redis-schema.md")))(t)
 	inLua := map[string]string{}
 	for _, m := range regexp.MustCompile(`(?m)^local ([A-Z]+) = (-?\d+)`).FindAllStringSubmatch(string(guard), -1) {
 		inLua[m[1]] = m[2]

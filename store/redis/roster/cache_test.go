@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
@@ -17,10 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // TestNextLoadReadsAll: a caller that wants all to be read, and finds a load running, gets the
 // next one, even where that is started for less.
 func TestNextLoadReadsAll(t *testing.T) {
-	target, err := redisx.ParseURL(redistest.Start(t).URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	target := must.Get(redisx.ParseURL(redistest.Start(t).URL()))(t)
 	space := keyspace.Open(redisx.Config{Target: target, Protocol: 3, PoolSize: 4, DialTimeout: 20 * time.Second, Timeout: 20 * time.Second}, "kva")
 	defer func() { _ = space.Close() }()
 	c := New(space, Config{})

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 type object = map[string]any
@@ -15,28 +17,17 @@ type object = map[string]any
 // families are real tokenizers, cut down to some hundred tokens.
 func families(t *testing.T) map[string]object {
 	t.Helper()
-	file, err := os.Open("../../../testdata/autotokenizer/families.json.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Open("../../../testdata/autotokenizer/families.json.gz"))(t)
 	defer func() { _ = file.Close() }()
-	z, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := must.Get(gzip.NewReader(file))(t)
 	var out map[string]object
-	if err := json.NewDecoder(z).Decode(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.NewDecoder(z).Decode(&out))
 	return out
 }
 
 func toJSON(t *testing.T, v any) []byte {
 	t.Helper()
-	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(json.Marshal(v))(t)
 	return data
 }
 
@@ -173,21 +164,13 @@ func TestCharsAreCut(t *testing.T) {
 
 // TestGoldenTexts compares the goldens' texts with the reference, for each family.
 func TestGoldenTexts(t *testing.T) {
-	file, err := os.Open("../../../testdata/tokens/texts.jsonl.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Open("../../../testdata/tokens/texts.jsonl.gz"))(t)
 	defer func() { _ = file.Close() }()
-	z, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := must.Get(gzip.NewReader(file))(t)
 	var texts []string
 	for dec := json.NewDecoder(z); dec.More(); {
 		var line struct{ Text string }
-		if err := dec.Decode(&line); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, dec.Decode(&line))
 		texts = append(texts, line.Text)
 	}
 	var loaded []both

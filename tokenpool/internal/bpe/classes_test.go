@@ -13,6 +13,8 @@ import (
 	"github.com/daulet/tokenizers"
 
 	_ "github.com/kvatlas/kvatlas/tokenpool/internal/link"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write classes.txt anew")
@@ -28,19 +30,13 @@ func matches(t *testing.T, expression string) []bool {
 		}
 	}
 	type m = map[string]any
-	data, err := json.Marshal(m{
+	data := must.Get(json.Marshal(m{
 		"version": "1.0", "added_tokens": []any{},
 		"normalizer":    m{"type": "Replace", "pattern": m{"Regex": expression}, "content": "x"},
 		"pre_tokenizer": m{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
 		"model":         m{"type": "BPE", "vocab": vocab, "merges": []any{}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tok, err := tokenizers.FromBytes(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
+	tok := must.Get(tokenizers.FromBytes(data))(t)
 	defer func() { _ = tok.Close() }()
 	is := make([]bool, 0x110000)
 	const part = 1 << 12
@@ -114,9 +110,7 @@ func TestClasses(t *testing.T) {
 			}
 			fmt.Fprintf(&b, "%x %x\n", r, c)
 		}
-		if err := os.WriteFile("classes.txt", b.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile("classes.txt", b.Bytes(), 0o644))
 		t.Skip("classes.txt is written")
 	}
 	table := classes()

@@ -5,26 +5,21 @@ import (
 	"os"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
 // withExpressions is a tokenizer.json with other expressions in place of its own.
 func withExpressions(t *testing.T, data []byte, expressions ...string) []byte {
 	t.Helper()
-	o, err := tokenfile.ReadObject(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Get(tokenfile.ReadObject(data))(t)
 	type m = map[string]any
 	var stages []any
 	for _, e := range expressions {
 		stages = append(stages, m{"type": "Split", "pattern": m{"Regex": e}, "behavior": "Isolated", "invert": false})
 	}
 	stages = append(stages, m{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false})
-	text, err := json.Marshal(m{"type": "Sequence", "pretokenizers": stages})
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(m{"type": "Sequence", "pretokenizers": stages}))(t)
 	o.Set("pre_tokenizer", text)
 	return o.AppendJSON(nil)
 }

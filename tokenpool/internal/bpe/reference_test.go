@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/daulet/tokenizers"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // reference is the library that this package is held to.
@@ -61,10 +63,7 @@ func all(t testing.TB) (out []both) {
 		paths = append(paths, more...)
 	}
 	for _, path := range paths {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(os.ReadFile(path))(t)
 		name := filepath.Base(filepath.Dir(path))
 		if strings.HasPrefix(name, "bert") {
 			continue

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
@@ -24,10 +25,7 @@ func fileWith(t *testing.T, edit func(map[string]any)) []byte {
 	if edit != nil {
 		edit(file)
 	}
-	data, err := json.Marshal(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(json.Marshal(file))(t)
 	return data
 }
 

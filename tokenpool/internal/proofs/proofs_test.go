@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/tokenpool/internal/bpe"
 )
 
@@ -16,10 +17,7 @@ func keyOf(t *testing.T, f *Folder, files ...string) Key {
 	for _, s := range files {
 		all = append(all, []byte(s))
 	}
-	k, err := f.Key(all...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Get(f.Key(all...))(t)
 	return k
 }
 
@@ -36,9 +34,7 @@ func TestFolder(t *testing.T) {
 	if p := f.Load(key); p != nil {
 		t.Fatalf("there is %+v", p)
 	}
-	if err := f.Save(key, example); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.Save(key, example))
 	again := NewFolder(dir)
 	if p := again.Load(keyOf(t, again, "tokenizer", "config")); !reflect.DeepEqual(p, example) {
 		t.Errorf("read %+v", p)
@@ -61,18 +57,11 @@ func TestFolder(t *testing.T) {
 func TestDamagedFiles(t *testing.T) {
 	f := NewFolder(t.TempDir())
 	key := keyOf(t, f, "a")
-	if err := f.Save(key, example); err != nil {
-		t.Fatal(err)
-	}
-	whole, err := os.ReadFile(f.file(key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.Save(key, example))
+	whole := must.Get(os.ReadFile(f.file(key)))(t)
 	write := func(key Key, data []byte) {
 		t.Helper()
-		if err := os.WriteFile(f.file(key), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(f.file(key), data, 0o600))
 	}
 	for i := range whole {
 		write(key, whole[:i])
@@ -103,31 +92,18 @@ func TestShrink(t *testing.T) {
 	var keys []Key
 	for i, name := range []string{"a", "b", "c"} {
 		keys = append(keys, keyOf(t, f, name))
-		if err := f.Save(keys[i], example); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.Save(keys[i], example))
 		when := time.Unix(int64(1000+i), 0)
-		if err := os.Chtimes(f.file(keys[i]), when, when); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chtimes(f.file(keys[i]), when, when))
 	}
 	part := filepath.Join(f.path, "1.part")
-	if err := os.WriteFile(part, []byte("cut off"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chtimes(part, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(part, []byte("cut off"), 0o600))
+	must.OK(t, os.Chtimes(part, time.Unix(1, 0), time.Unix(1, 0)))
 	if f.Load(keys[0]) == nil {
 		t.Fatal("not read")
 	}
-	info, err := os.Stat(f.file(keys[0]))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.shrink(2 * info.Size()); err != nil {
-		t.Fatal(err)
-	}
+	info := must.Get(os.Stat(f.file(keys[0])))(t)
+	must.OK(t, f.shrink(2*info.Size()))
 	if _, err := os.Stat(part); err == nil {
 		t.Error("what was cut off is still there")
 	}

@@ -12,21 +12,17 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // The help texts are the doc comments of Config's fields, so that there is one text that
 // can be right or wrong.
 func TestDocsAreTheComments(t *testing.T) {
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("*.go"))(t)
 	comments := map[string]string{}
 	for _, name := range files {
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments))(t)
 		ast.Inspect(f, func(n ast.Node) bool {
 			field, ok := n.(*ast.Field)
 			if ok && field.Tag != nil { // only Config's fields have tags
@@ -42,9 +38,6 @@ func TestDocsAreTheComments(t *testing.T) {
 		fmt.Fprintf(&b, "%q: %q,\n", field, comments[field])
 	}
 	b.WriteString("}\n")
-	text, err := gofmt.Source(b.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(gofmt.Source(b.Bytes()))(t)
 	golden(t, "docs.go", text)
 }

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestReadFile: a device without end is read as far as it takes to refuse it.
@@ -13,9 +15,7 @@ func TestReadFile(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
 	path := filepath.Join(t.TempDir(), "kvatlas.yaml")
-	if err := os.WriteFile(path, []byte("listen: :1\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("listen: :1\n"), 0o600))
 	if text, err = ReadFile(path); err != nil || string(text) != "listen: :1\n" {
 		t.Errorf("%q, %v", text, err)
 	}

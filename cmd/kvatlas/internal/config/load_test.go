@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/scorer"
 )
 
@@ -75,10 +76,7 @@ func TestPrecedence(t *testing.T) {
 		{"last flag", []string{"--score-budget=2ms", "-score-budget", "1ms"}, nil, time.Millisecond, "--score-budget"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := load(t, tc.args, tc.env, file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(load(t, tc.args, tc.env, file))(t)
 			if got.ScoreBudget != tc.want || got.Origins["score-budget"] != tc.origin {
 				t.Errorf("got %v from %s, want %v from %s", got.ScoreBudget, got.Origins["score-budget"], tc.want, tc.origin)
 			}
@@ -88,9 +86,7 @@ func TestPrecedence(t *testing.T) {
 
 func TestAliases(t *testing.T) {
 	got, err := load(t, nil, []string{"HF_TOKEN=hf_x", "HF_ENDPOINT=http://mirror:81", "HF_HUB_OFFLINE=1", "KVATLAS_HUB_ENDPOINT=https://ours"}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if string(got.HubToken) != "hf_x" || got.Origins["hub-token"] != "HF_TOKEN" {
 		t.Errorf("token %q from %s", string(got.HubToken), got.Origins["hub-token"])
 	}
@@ -124,10 +120,7 @@ prefix-cache-bytes: 2GiB
 max-body-bytes: 10MB
 strategy: coverage
 `
-	got, err := load(t, []string{"--config=/etc/k.yaml"}, nil, file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(load(t, []string{"--config=/etc/k.yaml"}, nil, file))(t)
 	c := got.Config
 	if c.Listen != "[::1]:9000" || c.AdminListen != ":9001" || !slices.Equal(c.Roles, Roles{"score"}) || !c.StrictReady ||
 		string(c.Redis) != "redis://user:pa:ss@host:6379/3" || c.DrainDelay != 0 || c.IndexMaxPods != 5000 ||

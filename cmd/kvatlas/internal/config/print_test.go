@@ -11,20 +11,17 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 func TestWriteYAML(t *testing.T) {
-	got, err := load(t,
+	got := must.Get(load(t,
 		[]string{"--config=/etc/k.yaml", "--listen=:9000"},
 		[]string{"KVATLAS_REDIS=rediss://kv:hunter2@redis.example:6380/1", "HF_TOKEN=hf_abcdef"},
-		"block-size: 16\ntier-weights: {disk: 0}\nredis-prefix: 'true'\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+		"block-size: 16\ntier-weights: {disk: 0}\nredis-prefix: 'true'\n"))(t)
 	var b bytes.Buffer
-	if err := got.WriteYAML(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, got.WriteYAML(&b))
 	golden(t, filepath.Join("testdata", "print-config.yaml"), b.Bytes())
 }
 
@@ -41,14 +38,9 @@ func TestWrittenYAMLReadsBack(t *testing.T) {
 			fmt.Sprintf("--prefix-cache-bytes=%d", rapid.Int64Range(1<<20, 1<<40).Draw(t, "bytes")),
 			fmt.Sprintf("--strict-ready=%v", false),
 		}
-		want, err := load(t, args, nil, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(load(t, args, nil, ""))(t)
 		var b bytes.Buffer
-		if err := want.WriteYAML(&b); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, want.WriteYAML(&b))
 		got, err := load(t, []string{"--config=/etc/k.yaml"}, nil, b.String())
 		if err != nil {
 			t.Fatalf("%v\n%s", err, b.String())
@@ -64,10 +56,7 @@ func TestWrittenYAMLReadsBack(t *testing.T) {
 // that are refused as settings.
 func TestDocument(t *testing.T) {
 	path := filepath.Join("..", "..", "..", "..", "docs", "configuration.md")
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(path))(t)
 	doc := string(text)
 	for name, table := range map[string]string{"settings": settingsTable(), "fixed": fixedTable()} {
 		begin, end := "<!-- "+name+": begin -->\n", "<!-- "+name+": end -->\n"
@@ -128,18 +117,11 @@ func settingsTable() string {
 func golden(t *testing.T, path string, got []byte) {
 	t.Helper()
 	if *rewrite {
-		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, got, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(path), 0o777))
+		must.OK(t, os.WriteFile(path, got, 0o666))
 		return
 	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(os.ReadFile(path))(t)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s is out of date: look at the difference and run go test with -rewrite\ngot:\n%s\nwant:\n%s", path, got, want)
 	}
@@ -149,10 +131,7 @@ func golden(t *testing.T, path string, got []byte) {
 func TestExample(t *testing.T) {
 	l := NewLoader(flag.NewFlagSet("", flag.ContinueOnError))
 	l.flags["config"] = filepath.Join("..", "..", "..", "..", "examples", "kvatlas.yaml")
-	got, err := l.Load(nil, os.ReadFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(l.Load(nil, os.ReadFile))(t)
 	if string(got.Redis) != "redis://redis:6379/0" || got.DrainDelay != 10*time.Second {
 		t.Errorf("got %+v", got.Config)
 	}

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvatlas/kvatlas/check"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
@@ -77,12 +78,8 @@ func TestTokenizers(t *testing.T) {
 	put := func(model, text string) {
 		t.Helper()
 		dir := filepath.Join(root, model)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(dir, 0o755))
+		must.OK(t, os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(text), 0o600))
 	}
 	worst, sections := look(t, Config{Tokenizers: root})
 	if f := has(t, sections["tokenizers"], "directory", ""); worst == check.Fail || f.Level != check.Warn {
@@ -95,9 +92,7 @@ func TestTokenizers(t *testing.T) {
 	good := `{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":[]}}`
 	put("org/good", good)
 	put("single", good)
-	if err := os.Symlink(filepath.Join(root, "org", "good"), filepath.Join(root, "org", "link")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink(filepath.Join(root, "org", "good"), filepath.Join(root, "org", "link")))
 	if worst, sections = look(t, Config{Tokenizers: root}); worst == check.Fail || len(sections["tokenizers"]) != 3 {
 		t.Errorf("the worst is %v, %+v", worst, sections)
 	}
@@ -253,26 +248,17 @@ func TestPodsOfAServer(t *testing.T) {
 func TestFormsOfLoads(t *testing.T) {
 	s := redistest.Start(t, "--maxmemory", "100mb")
 	url := "redis://" + s.Addr
-	x, err := redis.Open(redis.Config{URL: url})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: url}))(t)
 	t.Cleanup(func() { _ = x.Close() })
-	if _, err := x.Register(t.Context(), store.Pod{Name: "a", Model: "m"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), store.Pod{Name: "a", Model: "m"}))(t)
 	for form, want := range map[string]check.Level{"": check.Warn, "2": check.OK, "3": check.Warn} {
 		key := keyspace.ModelKeys(redis.DefaultPrefix, "m")("t" + form)
-		if err := s.Client().ZAdd(t.Context(), key, goredis.Z{Score: float64(time.Now().Add(time.Hour).UnixMicro()), Member: "r"}).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Client().ZAdd(t.Context(), key, goredis.Z{Score: float64(time.Now().Add(time.Hour).UnixMicro()), Member: "r"}).Err())
 		_, sections := look(t, Config{Redis: redis.Config{URL: url}, ScoreBudget: time.Second})
 		if f := has(t, sections["redis"], "forms of loads", ""); f.Level != want || want == check.Warn && (!strings.HasSuffix(f.Found, ": m") || f.Do == "") {
 			t.Errorf("form %q: %+v", form, f)
 		}
-		if err := s.Client().Del(t.Context(), key).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Client().Del(t.Context(), key).Err())
 	}
 }
 

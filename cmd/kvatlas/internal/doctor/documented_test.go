@@ -9,32 +9,25 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/must"
 )
 
 // TestFindingsAreDocumented has a paragraph for each finding that the doctor's own files
 // make; those of the packages that it calls are held by tests of theirs.
 func TestFindingsAreDocumented(t *testing.T) {
-	text, err := os.ReadFile(operations)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(operations))(t)
 	_, paragraphs, ok := strings.Cut(string(text), "\n## What each finding means\n")
 	if !ok {
 		t.Fatal("docs/operations.md has no section on findings")
 	}
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("*.go"))(t)
 	named := map[string]bool{}
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(parser.ParseFile(token.NewFileSet(), name, nil, 0))(t)
 		ast.Inspect(f, func(n ast.Node) bool {
 			pair, ok := n.(*ast.KeyValueExpr)
 			if !ok {
@@ -48,10 +41,7 @@ func TestFindingsAreDocumented(t *testing.T) {
 				t.Errorf("%s: a finding whose name is not written where it is made", name)
 				return true
 			}
-			word, err := strconv.Unquote(what.Value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			word := must.Get(strconv.Unquote(what.Value))(t)
 			named[word] = true
 			return true
 		})

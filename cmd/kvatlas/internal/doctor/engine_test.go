@@ -10,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/encode"
 )
@@ -24,10 +25,7 @@ func freeEndpoint(t *testing.T) string {
 func engine(t *testing.T, replay string) (*zmq.Publisher, string) {
 	t.Helper()
 	endpoint := freeEndpoint(t)
-	p, err := zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Replay: replay})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Replay: replay}))(t)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
 			t.Error(err)

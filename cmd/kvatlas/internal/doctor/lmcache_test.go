@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/store"
@@ -24,9 +25,7 @@ func lookAtLMCache(t *testing.T, l LMCache, profiles ...string) []check.Finding 
 	l.Profiles, l.Mode, l.Learns, l.Keys = map[string][]lmcache.Profile{}, lmcache.AutoEntries, true, 100_000
 	for _, text := range profiles {
 		model, p, err := config.ParseLMCacheProfile(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		l.Profiles[model] = append(l.Profiles[model], p)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
@@ -42,27 +41,17 @@ func TestLMCache(t *testing.T) {
 	for i := range tokens {
 		tokens[i] = uint32(i)
 	}
-	x, err := redis.Open(redis.Config{URL: "redis://" + s.Addr, NoSweep: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: "redis://" + s.Addr, NoSweep: true}))(t)
 	t.Cleanup(func() { _ = x.Close() })
-	if _, err := x.Register(t.Context(), store.Pod{Name: "10.0.0.1:8000", Model: model}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), store.Pod{Name: "10.0.0.1:8000", Model: model}))(t)
 	old := lmcache.Config{Version: lmcache.V031}
-	names, err := lmcache.Keys(old, lmcache.Target{Model: model, WorldSize: 1}, tokens)
-	if err != nil {
-		t.Fatal(err)
-	}
+	names := must.Get(lmcache.Keys(old, lmcache.Target{Model: model, WorldSize: 1}, tokens))(t)
 	for i, name := range names {
 		owner := "10.0.0.1:8000"
 		if i == 3 {
 			owner = "10.0.0.9"
 		}
-		if err := c.Set(t.Context(), name, owner, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.Set(t.Context(), name, owner, 0).Err())
 	}
 
 	profile := func(params string) string { return model + "?" + params }
@@ -95,24 +84,15 @@ func TestLMCache(t *testing.T) {
 	}
 
 	// What a controller's worker holds is in the index alone.
-	if err := c.Del(t.Context(), names...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Del(t.Context(), names...).Err())
 	worker := store.Pod{Name: lmcache.WorkerName("i", "", 0), Model: model, PartOf: &store.PartOf{Pod: "10.0.0.1:8000", Workers: 1}}
-	if _, err := x.Register(t.Context(), worker); err != nil {
-		t.Fatal(err)
-	}
-	h, err := lmcache.New(lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.SHA256CBOR, VLLM: true, Seed: "42"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), worker))(t)
+	h := must.Get(lmcache.New(lmcache.Config{Version: lmcache.V046, Algorithm: lmcache.SHA256CBOR, VLLM: true, Seed: "42"}))(t)
 	var chunks []blockkey.Key
 	for _, hash := range h.Append(nil, tokens) {
 		chunks = append(chunks, hash.ChunkKey())
 	}
-	if err := x.Apply(t.Context(), store.Batch{Pod: worker.Name, Model: model, Ops: []store.Op{{Kind: store.Add, Tier: store.CPU, Keys: chunks}}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Apply(t.Context(), store.Batch{Pod: worker.Name, Model: model, Ops: []store.Op{{Kind: store.Add, Tier: store.CPU, Keys: chunks}}}))
 	worst, list = report(sha)
 	if f := has(t, list, "lmcache chain", model); worst != check.Fail || !strings.Contains(f.Means, "your seed differs: theirs is 42, the profile's 0") {
 		t.Errorf("the worst is %v: %+v", worst, f)
@@ -130,29 +110,14 @@ func TestLMCacheIsRefused(t *testing.T) {
 	s := redistest.Start(t)
 	c := s.Client()
 	tokens := make([]uint32, 256)
-	x, err := redis.Open(redis.Config{URL: "redis://" + s.Addr, NoSweep: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(redis.Open(redis.Config{URL: "redis://" + s.Addr, NoSweep: true}))(t)
 	t.Cleanup(func() { _ = x.Close() })
-	if _, err := x.Register(t.Context(), store.Pod{Name: "10.0.0.1:8000", Model: model}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Register(t.Context(), store.Pod{Name: "10.0.0.1:8000", Model: model}))(t)
 	// A string of 0.3.1, and a hash of the fork.
-	names, err := lmcache.Keys(lmcache.Config{Version: lmcache.V031}, lmcache.Target{Model: model, WorldSize: 1}, tokens)
-	if err != nil {
-		t.Fatal(err)
-	}
-	fork, err := lmcache.Keys(lmcache.Config{Version: lmcache.VFork}, lmcache.Target{Model: model, WorldSize: 1}, tokens)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Set(t.Context(), names[0], "10.0.0.1:8000", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.HSet(t.Context(), fork[0], "10.0.0.1:8000", "vllm@1@0@1795815008.5").Err(); err != nil {
-		t.Fatal(err)
-	}
+	names := must.Get(lmcache.Keys(lmcache.Config{Version: lmcache.V031}, lmcache.Target{Model: model, WorldSize: 1}, tokens))(t)
+	fork := must.Get(lmcache.Keys(lmcache.Config{Version: lmcache.VFork}, lmcache.Target{Model: model, WorldSize: 1}, tokens))(t)
+	must.OK(t, c.Set(t.Context(), names[0], "10.0.0.1:8000", 0).Err())
+	must.OK(t, c.HSet(t.Context(), fork[0], "10.0.0.1:8000", "vllm@1@0@1795815008.5").Err())
 	do := func(words ...string) {
 		t.Helper()
 		redistest.Do(t, c, words...)
@@ -203,9 +168,7 @@ func TestLMCacheAsReader(t *testing.T) {
 		redistest.Do(t, c, words...)
 	}
 	for _, key := range []string{"vllm@m@1@0@00000000000000000000000000000001@half", "vllm@m@1@0@0000000000000000000000000000000000000000000000000000000000000002"} {
-		if err := c.Set(t.Context(), key, "10.0.0.1:8000", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.Set(t.Context(), key, "10.0.0.1:8000", 0).Err())
 	}
 	for _, line := range redistest.DocumentedACL(t, operations, "acl") {
 		do(line...)
@@ -278,9 +241,7 @@ func TestLMCacheSuggests(t *testing.T) {
 				e.suffixes = []string{""}
 			}
 			names, err := lmcache.Keys(e.c, e.t, tokens)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for _, n := range names {
 				if e.c.Version == lmcache.VFork {
 					err = c.HSet(t.Context(), n, "10.0.0.1", "vllm@1@0@1795815008.5").Err()
@@ -289,9 +250,7 @@ func TestLMCacheSuggests(t *testing.T) {
 						err = errors.Join(err, c.Set(t.Context(), n+suffix, "x", 0).Err())
 					}
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 			}
 			defer func() {
 				if err := c.FlushAll(t.Context()).Err(); err != nil {

@@ -1,0 +1,33 @@
+// Package must ends a test at the first step that fails and without which the rest of it
+// says nothing: it stands where four lines would call Fatal with an error.
+//
+//	index := must.Get(redis.Open(config))(t)
+//	must.OK(t, index.Ping(ctx))
+package must
+
+// TB is what it needs of a *testing.T, a *testing.B and a *rapid.T.
+type TB interface {
+	Helper()
+	Fatal(args ...any)
+}
+
+// OK ends the test with the first of errs that is not nil. Like Fatal, it is for the test's
+// own goroutine.
+func OK(tb TB, errs ...error) {
+	tb.Helper()
+	for _, err := range errs {
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
+
+// Get takes the results of a call, and returns a func that returns the value; if there is an
+// error, it ends the test with that instead.
+func Get[T any](v T, err error) func(TB) T {
+	return func(tb TB) T {
+		tb.Helper()
+		OK(tb, err)
+		return v
+	}
+}

@@ -1,0 +1,30 @@
+package must
+
+import (
+	"errors"
+	"strconv"
+	"testing"
+)
+
+// watched notes what a test is ended with.
+type watched struct {
+	testing.TB
+	ended []any
+}
+
+func (w *watched) Helper()           {}
+func (w *watched) Fatal(args ...any) { w.ended = append(w.ended, args...) }
+
+func TestMust(t *testing.T) {
+	w := &watched{}
+	OK(w, nil)
+	if got := Get(strconv.Atoi("7"))(w); got != 7 || w.ended != nil {
+		t.Errorf("%d, ended with %v", got, w.ended)
+	}
+	err := errors.New("no")
+	OK(w, err)
+	Get(0, err)(w)
+	if len(w.ended) != 2 || w.ended[0] != err || w.ended[1] != err {
+		t.Errorf("ended with %v", w.ended)
+	}
+}
