@@ -2,6 +2,7 @@ package enginetest
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -11,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -31,11 +31,7 @@ var loadScript string
 
 // dir is where fetch-engines.sh has put things.
 func dir() string {
-	if d := os.Getenv(DirVariable); d != "" {
-		return d
-	}
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..", ".cache", "engines")
+	return cmp.Or(os.Getenv(DirVariable), interop.Cache("engines"))
 }
 
 // module returns the folder of a release's modules.

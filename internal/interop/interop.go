@@ -5,6 +5,7 @@ package interop
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 )
 
@@ -40,4 +41,22 @@ func Python(tb testing.TB, path, command string) string {
 		tb.Fatalf("%v\nThis test runs other projects' code: `make test-all` prepares all of it, `%s` this; -short leaves such tests out.", err, command)
 	}
 	return path
+}
+
+// Cache returns a directory of the checkout's .cache, in which scripts prepare code. It is
+// looked for above the directory that a test runs in, since a program built with -trimpath
+// does not know where its sources are.
+func Cache(name string) string {
+	dir, err := os.Getwd()
+	if err != nil {
+		return filepath.Join(".cache", name)
+	}
+	for at := dir; ; at = filepath.Dir(at) {
+		if _, err := os.Stat(filepath.Join(at, "go.mod")); err == nil {
+			return filepath.Join(at, ".cache", name)
+		}
+		if at == filepath.Dir(at) {
+			return filepath.Join(dir, ".cache", name)
+		}
+	}
 }

@@ -7,13 +7,13 @@ package lmcachetest
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -72,11 +72,7 @@ type Client struct {
 }
 
 func dir() string {
-	if d := os.Getenv(DirVariable); d != "" {
-		return d
-	}
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..", ".cache", "lmcache")
+	return cmp.Or(os.Getenv(DirVariable), interop.Cache("lmcache"))
 }
 
 // needs is for what only some machines can have: there is the file in the directory, or
