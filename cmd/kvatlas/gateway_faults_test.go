@@ -21,6 +21,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/interop"
 	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
@@ -269,7 +270,7 @@ func TestGatewayStreams(t *testing.T) {
 			}
 		}()
 	}
-	early, late := 0.0, 0.0
+	early := 0.0
 	for i := range parts {
 		if i > 0 {
 			close(next[i])
@@ -282,13 +283,17 @@ func TestGatewayStreams(t *testing.T) {
 		switch i {
 		case 4:
 			early = memory()
-		case parts - 1:
-			late = memory()
+		case parts - 2: // all streams are open still
+			// A busy machine collects later, and gives memory back later: what the streams keep stays.
+			eventually.NoError(t, "memory that does not grow with the streams' length", func() error {
+				late := memory()
+				if late > early*growth+8 {
+					return fmt.Errorf("%.0f MiB after 5 parts, %.0f after %d", early, late, parts-1)
+				}
+				t.Logf("%.0f MiB before, %.0f with %d streams after 5 parts, %.0f after %d", empty, early, streams, late, parts-1)
+				return nil
+			})
 		}
-	}
-	t.Logf("%.0f MiB before, %.0f with %d streams after 5 parts, %.0f after %d", empty, early, streams, late, parts)
-	if late > early*growth+8 {
-		t.Errorf("the memory grows with the streams' length: %.0f MiB, then %.0f", early, late)
 	}
 	awaitThat(t, "all reservations end", g.log, func() bool { return g.bookedOf(t, "m") == 0 })
 }
