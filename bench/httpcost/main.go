@@ -65,22 +65,46 @@ func run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	o.programs, o.extra = strings.Split(*programs, ","), fs.Args()
+	memory, inRedis := o.wanted(o.kinds(false)), o.wanted(o.kinds(true))
+	if len(memory)+len(inRedis) == 0 {
+		return fmt.Errorf("--only=%s names no kind of request; there are %s", o.only, names(append(o.kinds(false), o.kinds(true)...)))
+	}
+	fmt.Printf("| request, on %d connections | bare net/http | bare loop | %s |\n|---|---|---|%s\n", o.connections, strings.Join(o.programs, " | "), strings.Repeat("---|", len(o.programs)))
+	if err := o.measureMode(ctx, "", memory); err != nil || len(inRedis) == 0 {
+		return err
+	}
 	started, err := bench.Start(ctx, o.redisServer, 1)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = started.Close() }() // nothing of it is kept
-	fmt.Printf("| request, on %d connections | bare net/http | bare loop | %s |\n|---|---|---|%s\n", o.connections, strings.Join(o.programs, " | "), strings.Repeat("---|", len(o.programs)))
-	for _, redis := range []string{"", started.URL} {
-		if err := o.measureMode(ctx, redis); err != nil {
-			return err
-		}
-	}
-	return nil
+	return o.measureMode(ctx, started.URL, inRedis)
 }
 
-// measureMode measures all kinds of requests with the index in memory, or in Redis.
-func (o *options) measureMode(ctx context.Context, redis string) (err error) {
+// wanted are those of the kinds that --only names, or all of them.
+func (o *options) wanted(kinds []kind) []kind {
+	if o.only == "" {
+		return kinds
+	}
+	only := strings.Split(o.only, ",")
+	return slices.DeleteFunc(kinds, func(k kind) bool { return !slices.Contains(only, k.name) })
+}
+
+// names are those of kinds, with commas.
+func names(kinds []kind) string {
+	var out []string
+	for _, k := range kinds {
+		out = append(out, k.name)
+	}
+	return strings.Join(out, ", ")
+}
+
+// measureMode measures kinds of requests with the index in memory, or in Redis. Without a kind
+// it starts no server.
+func (o *options) measureMode(ctx context.Context, redis string, kinds []kind) (err error) {
+	if len(kinds) == 0 {
+		return nil
+	}
 	var servers []*server
 	defer func() {
 		for _, s := range servers {
@@ -102,10 +126,7 @@ func (o *options) measureMode(ctx context.Context, redis string) (err error) {
 		servers = append(servers, s)
 	}
 	var all []*measured
-	for _, k := range o.kinds(redis != "") {
-		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), k.name) {
-			continue
-		}
+	for _, k := range kinds {
 		m, err := k.begin(ctx, servers)
 		if err != nil {
 			return fmt.Errorf("%s: %w", k.name, err)
