@@ -56,9 +56,28 @@ func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*run) {
 		place = keyspace.AtMap
 	}
 	for _, g := range guards {
-		bytes := 0
+		bytes, removed := 0, 0
 		for i := range g.ops {
 			bytes += 12 + len(g.ops[i].Value)
+			if g.ops[i].Value == nil {
+				removed++
+			}
+		}
+		if bytes <= callBytes/2 && (removed == 0 || removed == len(g.ops)) {
+			// They go behind the list as they come, in one run, and the last one of a key counts there:
+			// nothing needs to be sorted.
+			g.entries = len(g.ops)
+			m := mapEdit{gen: g.Generation}
+			switch rows := rowsOf(g.ops, bytes); {
+			case len(g.ops) == 0:
+			case removed == 0:
+				m.sets = rows
+				sets = append(sets, mapRun(place, g, m))
+			default:
+				m.dels = rows
+				dels = append(dels, mapRun(place, g, m))
+			}
+			continue
 		}
 		all := enginemap.NewChanges(len(g.ops), bytes)
 		for _, op := range g.ops {
@@ -90,6 +109,16 @@ func (x *Index) mapCalls(guards []*guardPlan) (sets, dels []*run) {
 		flush()
 	}
 	return sets, dels
+}
+
+// rowsOf are the rows of changes, which take at most so many bytes.
+func rowsOf(ops []store.MapOp, most int) string {
+	rows := make([]byte, 0, most)
+	for i := range ops {
+		e := enginemap.Entry{MapKey: ops[i].MapKey, Value: ops[i].Value}
+		rows = e.AppendTo(rows)
+	}
+	return string(rows)
 }
 
 // beginMap makes the list of a generation that has begun.

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"cmp"
+	"math/bits"
 	"slices"
 	"strconv"
 
@@ -255,16 +256,11 @@ type step struct {
 // which reads them in that order again, takes two thirds of the time that it takes where they are scattered.
 func (p *plan) steps() []step {
 	out := make([]step, 0, len(p.changes))
-	blocks := make(map[blockkey.StoreKey]int, len(p.changes))
+	blocks := newBlockTable(len(p.changes))
 	for i, c := range p.changes {
 		// A rank without an id holds nothing that could be removed.
 		if r := p.refs[c.ref]; i >= r.from && r.id != 0 && !r.dropped() {
-			block, ok := blocks[c.key]
-			if !ok {
-				block = len(blocks)
-				blocks[c.key] = block
-			}
-			out = append(out, step{c.key, r.id, c.add, r.guard, block, i})
+			out = append(out, step{c.key, r.id, c.add, r.guard, blocks.number(c.key), i})
 		}
 	}
 	// Steps of an event are in order already, which the sort notices.
@@ -281,6 +277,33 @@ func (p *plan) steps() []step {
 		n++
 	}
 	return out[:n]
+}
+
+// blockTable numbers blocks in the order in which they are first asked for. A product is
+// enough of a hash, since the keys are hashes already.
+type blockTable struct {
+	slots []int32 // 1 + an index in keys, 0 for none; their number is a power of 2
+	keys  []blockkey.StoreKey
+}
+
+// newBlockTable makes one for at most so many blocks.
+func newBlockTable(most int) *blockTable {
+	return &blockTable{slots: make([]int32, 2<<bits.Len(uint(most))), keys: make([]blockkey.StoreKey, 0, most)}
+}
+
+// number returns the block's.
+func (t *blockTable) number(k blockkey.StoreKey) int {
+	mask := len(t.slots) - 1
+	for i := int(uint64(k)*0x9e3779b97f4a7c15>>32) & mask; ; i = (i + 1) & mask {
+		switch n := t.slots[i]; {
+		case n == 0:
+			t.keys = append(t.keys, k)
+			t.slots[i] = int32(len(t.keys)) //nolint:gosec // a call has far fewer
+			return len(t.keys) - 1
+		case t.keys[n-1] == k:
+			return int(n) - 1
+		}
+	}
 }
 
 // edit is a block and its ops.
