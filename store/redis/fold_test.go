@@ -37,10 +37,11 @@ func (s *mapStory) write(t *testing.T, x *Index, rng *rand.Rand, changes, n int)
 	s.seq++
 	b := guardedBatch("a", s.gen, s.fence, s.seq, store.Add)
 	next := maps.Clone(s.want)
+	sets := []int{0, 3, 3, 3, 3, 4, 4, 4}[rng.IntN(8)] // of four changes: some batches only set, or only delete
 	for range changes {
 		op := store.MapOp{MapKey: s.keys[rng.IntN(n)]}
 		delete(next, op.MapKey)
-		if rng.IntN(4) > 0 {
+		if rng.IntN(4) < sets {
 			op.Value = fmt.Appendf(nil, "%d/%d", s.seq, rng.IntN(1000))
 			next[op.MapKey] = string(op.Value)
 		}

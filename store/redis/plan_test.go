@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -42,6 +43,23 @@ func TestBlocksStayInOrder(t *testing.T) {
 		for place := range want {
 			if !slices.Equal(got[place], want[place]) {
 				t.Errorf("cluster %v: the blocks written at %d are not in the order of their chain", cluster, place)
+			}
+		}
+	}
+}
+
+// TestBlockTable compares the table with a Go map, on keys that come again.
+func TestBlockTable(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	for _, n := range []int{0, 1, 2, 31, 32, 1000} {
+		table, want := newBlockTable(n), map[blockkey.StoreKey]int{}
+		for range n {
+			k := blockkey.StoreKey(rng.IntN(n)) << (32 * rng.IntN(2))
+			if _, ok := want[k]; !ok {
+				want[k] = len(want)
+			}
+			if got := table.number(k); got != want[k] {
+				t.Fatalf("block %x has number %d among %d, want %d", k, got, n, want[k])
 			}
 		}
 	}
