@@ -46,7 +46,8 @@ type conn struct {
 	text *bufio.Reader // of head
 	out  []byte
 
-	again   bool // it has had a request
+	again   bool // it has had a request, and nothing has come of the next one
+	post    bool // its last request was a POST
 	mu      sync.Mutex
 	cancel  context.CancelFunc // of the request that is handled
 	request *writer            // its answer
@@ -161,7 +162,7 @@ func (c *conn) serve() {
 			c.giveUp()
 			return
 		}
-		c.in, c.again = c.in[n:], true
+		c.in, c.again, c.post = c.in[n:], true, r.Method == http.MethodPost
 		if keep := c.handle(r); !keep {
 			c.end()
 			return
@@ -193,6 +194,9 @@ func (c *conn) giveUp() {
 // none in as many bytes as one may have, or as came.
 func (c *conn) readHead() (n int, err error) {
 	for looked := 0; ; {
+		if c.again && len(c.in) >= firstBytes {
+			c.beginNext()
+		}
 		if i := bytes.Index(c.in[looked:], headEnd); i >= 0 {
 			return looked + i + len(headEnd), nil
 		}
@@ -222,9 +226,20 @@ func (c *conn) readHead() (n int, err error) {
 	}
 }
 
-// isHalfHead reports whether what came is half a head, to which net/http has an answer: it is more than
-// the crumbs that may stand behind a request.
-func (c *conn) isHalfHead() bool { return len(c.in) >= 4 || !c.again && len(c.in) > 0 }
+// isHalfHead reports whether what came is half a head, to which net/http has an answer.
+func (c *conn) isHalfHead() bool { return !c.again && len(c.in) > 0 }
+
+// firstBytes is how many bytes must come behind a request before net/http looks at them.
+const firstBytes = 4
+
+// beginNext begins another request with the first bytes of it. Behind a POST net/http leaves
+// line ends among them out, which old clients send.
+func (c *conn) beginNext() {
+	c.again = false
+	if first := c.in[:firstBytes]; c.post {
+		c.in = c.in[firstBytes-len(bytes.TrimLeft(first, "\r\n")):]
+	}
+}
 
 var (
 	headEnd   = []byte("\r\n\r\n")
