@@ -268,8 +268,8 @@ const base64URL = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345678
 func TestSaltOfAReplacedToken(t *testing.T) {
 	salt := NewSalt()
 	creds, _ := open(t, "read cert:a a salt="+salt+"\nread cert:b a salt="+salt+"\nread cert:c c salt="+NewSalt()+"\nread cert:d d\n", nil)
-	if creds.Len() != 4 {
-		t.Errorf("%d credentials", creds.Len())
+	if len(*creds.all.Load()) != 4 {
+		t.Errorf("%d credentials", len(*creds.all.Load()))
 	}
 }
 
@@ -291,7 +291,7 @@ func TestRotation(t *testing.T) {
 		creds.watch.look(now)
 	}
 	change(line(t, Read, before, "a") + line(t, Read, after, "a"))
-	if !known(before) || !known(after) || creds.Len() != 2 {
+	if !known(before) || !known(after) || len(*creds.all.Load()) != 2 {
 		t.Fatal("not both tokens count during a rotation")
 	}
 	change(line(t, Read, after, "a"))

@@ -65,9 +65,6 @@ func (c *Credentials) Caller(r *http.Request) (_ Caller, ok bool, err error) {
 	return Caller{}, false, nil
 }
 
-// Len is how many credentials there are.
-func (c *Credentials) Len() int { return len(*c.all.Load()) }
-
 // readBounded reads a file of at most maxFileBytes.
 func readBounded(path string) ([]byte, error) {
 	f, err := os.Open(path) //nolint:gosec // the operator names it

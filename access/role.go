@@ -41,6 +41,3 @@ func (r *Role) UnmarshalText(text []byte) (err error) {
 	*r, err = ParseRole(string(text))
 	return err
 }
-
-// MarshalText implements encoding.TextMarshaler.
-func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
