@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -29,9 +29,8 @@ type metrics struct {
 	// Of vLLM alone: what was asked for, what of prompts was computed, and an old name.
 	maxTokens, mostTokens, answers, computed, oldITL *prometheus.HistogramVec
 
-	mu      sync.Mutex // protects all below
-	aborted []uint64   // by rank
-	stopped []uint64   // by rank: answers that ended by themselves
+	aborted []atomic.Uint64 // by rank
+	stopped []atomic.Uint64 // by rank: answers that ended by themselves
 }
 
 // series is a gauge or a counter whose value is read from a rank.
@@ -53,7 +52,7 @@ var (
 )
 
 func newMetrics(kind engine.Kind, r release, c Config, l *life) *metrics {
-	m := &metrics{kind: kind, release: r, config: c, life: l, registry: prometheus.NewRegistry(), aborted: make([]uint64, c.Ranks), stopped: make([]uint64, c.Ranks)}
+	m := &metrics{kind: kind, release: r, config: c, life: l, registry: prometheus.NewRegistry(), aborted: make([]atomic.Uint64, c.Ranks), stopped: make([]atomic.Uint64, c.Ranks)}
 	switch kind {
 	case engine.VLLM:
 		m.vllm()
@@ -144,7 +143,7 @@ func (m *metrics) histogram(name string, buckets []float64) *prometheus.Histogra
 	return v
 }
 
-func part01(n, of int) float64 {
+func part01[N int | uint64](n, of N) float64 {
 	if of == 0 {
 		return 0
 	}
@@ -179,8 +178,6 @@ func (m *metrics) vllm() {
 			return float64(s.Prompt - s.Reused.GPU)
 		})
 		m.counter("vllm:external_prefix_cache_hits_total", below)
-	}
-	if r >= v0(11, 1) {
 		m.counter("vllm:mm_cache_queries_total", func(*engine.Stats) float64 { return 0 })
 		m.counter("vllm:mm_cache_hits_total", func(*engine.Stats) float64 { return 0 })
 		for state, v := range map[string]float64{"awake": 1, "weights_offloaded": 0, "discard_all": 0} {
@@ -206,7 +203,7 @@ func (m *metrics) vllm() {
 	m.counter("vllm:generation_tokens_total", func(s *engine.Stats) float64 { return float64(s.Generated) })
 	m.counter("vllm:num_preemptions_total", func(s *engine.Stats) float64 { return float64(s.Preempted) })
 	m.finished("vllm:request_success_total")
-	m.add("vllm:request_success_total", prometheus.CounterValue, func(rank int, _ *engine.Stats) float64 { return m.abortedOf(rank) }, "finished_reason", "abort")
+	m.add("vllm:request_success_total", prometheus.CounterValue, func(rank int, _ *engine.Stats) float64 { return float64(m.aborted[rank].Load()) }, "finished_reason", "abort")
 	c := &m.config.Engine
 	info := []string{
 		"block_size", strconv.Itoa(c.BlockSize), "num_gpu_blocks", strconv.Itoa(c.Blocks), "enable_prefix_caching", "True",
@@ -265,8 +262,9 @@ func retentionText(retention int) string {
 
 // finished adds how many answers have ended, by why.
 func (m *metrics) finished(name string) {
-	m.add(name, prometheus.CounterValue, func(rank int, _ *engine.Stats) float64 { return m.stoppedOf(rank) }, "finished_reason", "stop")
-	m.add(name, prometheus.CounterValue, func(rank int, s *engine.Stats) float64 { return max(0, float64(s.Finished)-m.stoppedOf(rank)) }, "finished_reason", "length")
+	stopped := func(rank int) float64 { return float64(m.stopped[rank].Load()) }
+	m.add(name, prometheus.CounterValue, func(rank int, _ *engine.Stats) float64 { return stopped(rank) }, "finished_reason", "stop")
+	m.add(name, prometheus.CounterValue, func(rank int, s *engine.Stats) float64 { return max(0, float64(s.Finished)-stopped(rank)) }, "finished_reason", "length")
 }
 
 func (m *metrics) sglang() {
@@ -309,12 +307,7 @@ func (m *metrics) trtllm() {
 	m.gauge("trtllm_num_requests_running", func(s *engine.Stats) float64 { return float64(s.Running) })
 	m.gauge("trtllm_num_requests_waiting", func(s *engine.Stats) float64 { return float64(s.Waiting) })
 	m.gauge("trtllm_kv_cache_utilization", func(s *engine.Stats) float64 { return part01(s.Used, s.Total) })
-	m.gauge("trtllm_kv_cache_hit_rate", func(s *engine.Stats) float64 {
-		if s.Prompt == 0 {
-			return 0
-		}
-		return float64(s.Reused.Tokens()) / float64(s.Prompt)
-	})
+	m.gauge("trtllm_kv_cache_hit_rate", func(s *engine.Stats) float64 { return part01(s.Reused.Tokens(), s.Prompt) })
 	m.gauge("trtllm_kv_cache_max_blocks", func(s *engine.Stats) float64 { return float64(s.Total) })
 	m.gauge("trtllm_kv_cache_free_blocks", func(s *engine.Stats) float64 { return float64(s.Total - s.Used) })
 	m.gauge("trtllm_kv_cache_used_blocks", func(s *engine.Stats) float64 { return float64(s.Used) })
@@ -381,18 +374,6 @@ func (m *metrics) collectLoRAs(out chan<- prometheus.Metric) {
 	out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(time.Now().UnixMicro())/1e6)
 }
 
-func (m *metrics) abortedOf(rank int) float64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return float64(m.aborted[rank])
-}
-
-func (m *metrics) stoppedOf(rank int) float64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return float64(m.stopped[rank])
-}
-
 // observe adds to a histogram that the engine has.
 func (m *metrics) observe(v *prometheus.HistogramVec, rank int, x float64) {
 	if v != nil {
@@ -401,11 +382,7 @@ func (m *metrics) observe(v *prometheus.HistogramVec, rank int, x float64) {
 }
 
 // abort counts a request whose client has gone.
-func (m *metrics) abort(rank int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.aborted[rank]++
-}
+func (m *metrics) abort(rank int) { m.aborted[rank].Add(1) }
 
 // output counts a token of an answer.
 func (m *metrics) output(rank int, a *answer, o engine.Output) {
@@ -422,9 +399,7 @@ func (m *metrics) output(rank int, a *answer, o engine.Output) {
 		return
 	}
 	if a.stops {
-		m.mu.Lock()
-		m.stopped[rank]++
-		m.mu.Unlock()
+		m.stopped[rank].Add(1)
 	}
 	m.observe(m.e2e, rank, (o.At - a.arrived).Seconds())
 	m.observe(m.queue, rank, (o.Admitted - a.arrived).Seconds())

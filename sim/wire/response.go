@@ -3,7 +3,6 @@ package wire
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -35,20 +34,17 @@ func (l *life) usageOf(prompt, completion, cached int) *usage {
 	return u
 }
 
-// errGone says that there will be no answer: the client or the engine has gone.
-var errGone = errors.New("wire: the engine has gone")
-
-// next waits for the next token of an answer.
-func (p *part) next(ctx context.Context) (engine.Output, error) {
+// next waits for the next token of an answer. Where the client or the engine has gone, it ends the
+// connection as a process that died does.
+func (p *part) next(ctx context.Context) engine.Output {
 	select {
 	case o, ok := <-p.answer.outputs:
-		if !ok {
-			return o, errGone
+		if ok {
+			return o
 		}
-		return o, nil
 	case <-ctx.Done():
-		return engine.Output{}, context.Cause(ctx)
 	}
+	panic(http.ErrAbortHandler)
 }
 
 // piece is the text of the n-th token: its share of all of it.
@@ -128,10 +124,7 @@ func (j *job) writeWhole(ctx context.Context, w http.ResponseWriter) {
 	for i := range j.parts {
 		p := &j.parts[i]
 		for {
-			o, err := p.next(ctx)
-			if err != nil {
-				panic(http.ErrAbortHandler) // as a process that died
-			}
+			o := p.next(ctx)
 			if o.First {
 				cached += o.Hit.Tokens()
 			}
@@ -183,10 +176,7 @@ func (j *job) writeStream(ctx context.Context, w http.ResponseWriter) {
 	for i := range j.parts {
 		p := &j.parts[i]
 		for n := 0; ; n++ {
-			o, err := p.next(ctx)
-			if err != nil {
-				panic(http.ErrAbortHandler)
-			}
+			o := p.next(ctx)
 			if o.First {
 				cached += o.Hit.Tokens()
 				prompt += len(p.prompt)
