@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -61,6 +62,7 @@ type Decoder struct {
 	batch  *Batch
 	words  words
 	fields fields // of the event that is being read
+	fault  fault  // of the same
 
 	// Of Pushes: what is being read, and the rank of each of its events, -1 for none.
 	push    *Push
@@ -212,10 +214,10 @@ func (d *Decoder) events() error {
 		if i >= d.limits.Events {
 			d.skip()
 			d.skipped(i, fault{OverLimit, "events"})
-		} else if f := d.one(); f.reason != 0 && !d.broken {
+		} else if d.one(); d.fault.reason != 0 && !d.broken {
 			d.i = start
 			d.skip()
-			d.skipped(i, f)
+			d.skipped(i, d.fault)
 		}
 		if d.broken {
 			return d.end()
@@ -239,18 +241,29 @@ type fault struct {
 	field  string
 }
 
+// refuse notes a fault of the event that is being read; the first counts. As with a broken
+// cursor a method goes on or not, and who has read the event looks once.
+func (d *Decoder) refuse(reason Reason, field string) {
+	if d.fault.reason == 0 {
+		d.fault = fault{reason, field}
+	}
+}
+
+// refused reports whether the event is left out, whatever follows.
+func (d *Decoder) refused() bool { return d.fault.reason != 0 || d.broken }
+
 // one reads one event. With a fault the cursor is anywhere and the batch as before.
-func (d *Decoder) one() fault {
+func (d *Decoder) one() {
 	b := d.batch
 	marks := b.arena.mark()
 	events := len(b.Events)
-	f := d.event()
-	if f.reason != 0 || d.broken {
+	d.fault = fault{}
+	d.event()
+	if d.refused() {
 		b.arena.release(marks)
 		clear(b.Events[events:])
 		b.Events = b.Events[:events]
 	}
-	return f
 }
 
 // add appends an event to the batch.
@@ -259,19 +272,71 @@ func (d *Decoder) add() *Event {
 	return &d.batch.Events[len(d.batch.Events)-1]
 }
 
+// names reads a map and gives its names, behind each of which the cursor is at the value.
+func (d *Decoder) names(field string) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		n, ok := d.mapping()
+		for ; ok && n > 0; n-- {
+			var key []byte
+			if key, ok = d.text(); ok && (!yield(key) || d.refused()) {
+				return
+			}
+		}
+		if !ok {
+			d.refuse(BadField, field)
+		}
+	}
+}
+
+// list reads the head of an array of at most so many values.
+func (d *Decoder) list(field string, most int) (n int) {
+	switch n, ok := d.array(); {
+	case !ok:
+		d.refuse(BadField, field)
+	case n > most:
+		d.refuse(OverLimit, field)
+	default:
+		return n
+	}
+	return 0
+}
+
 // name reads a text, or nil as "".
-func (d *Decoder) name(field string) (string, fault) {
+func (d *Decoder) name(field string) string {
+	s, reason := d.word()
+	if reason != 0 {
+		d.refuse(reason, field)
+	}
+	return s
+}
+
+// word is name without a field, which returns what is wrong.
+func (d *Decoder) word() (string, Reason) {
 	if d.null() {
-		return "", fault{}
+		return "", 0
 	}
-	s, ok := d.text()
+	switch s, ok := d.text(); {
+	case !ok:
+		return "", BadField
+	case len(s) > d.limits.Text:
+		return "", OverLimit
+	default:
+		return d.words.get(s), 0
+	}
+}
+
+// whole reads an integer from 0 to most, unless there is nil.
+func (d *Decoder) whole(field string, most uint64, to *int) (told bool) {
+	if d.null() {
+		return false
+	}
+	v, ok := d.natural(most)
 	if !ok {
-		return "", fault{BadField, field}
+		d.refuse(BadField, field)
+		return false
 	}
-	if len(s) > d.limits.Text {
-		return "", fault{OverLimit, field}
-	}
-	return d.words.get(s), fault{}
+	*to = v
+	return true
 }
 
 // hash reads a hash: an integer, the bytes of a digest, or its hex digits.
@@ -325,22 +390,26 @@ func hexHash(s []byte) (Hash, bool) {
 	return Hash(v), true
 }
 
-// hashes reads the hashes of an event.
-func (d *Decoder) hashes(field string) ([]Hash, fault) {
-	n, ok := d.array()
+// oneHash reads a hash.
+func (d *Decoder) oneHash(field string) Hash {
+	h, ok := d.hash()
 	if !ok {
-		return nil, fault{BadField, field}
+		d.refuse(BadField, field)
 	}
-	if n > d.limits.Hashes {
-		return nil, fault{OverLimit, field}
-	}
-	out := d.batch.arena.newHashes(n)
+	return h
+}
+
+// hashes reads the hashes of an event.
+func (d *Decoder) hashes(field string) []Hash {
+	out := d.batch.arena.newHashes(d.list(field, d.limits.Hashes))
 	for i := range out {
+		var ok bool
 		if out[i], ok = d.hash(); !ok {
-			return nil, fault{BadField, field}
+			d.refuse(BadField, field)
+			break
 		}
 	}
-	return out, fault{}
+	return out
 }
 
 // token reads a token.
@@ -352,20 +421,14 @@ func (d *Decoder) token() (uint32, bool) {
 // tokens reads the tokens of an event: numbers; pairs of them, each with the token
 // that follows; or, where TensorRT-LLM puts an object's digest in place of a
 // token, texts among them, of which no key can be made: then there are none.
-func (d *Decoder) tokens(field string) (tokens []uint32, bigram bool, _ fault) {
-	n, ok := d.array()
-	if !ok {
-		return nil, false, fault{BadField, field}
-	}
-	if n > d.limits.Tokens {
-		return nil, false, fault{OverLimit, field}
-	}
+func (d *Decoder) tokens(field string) (tokens []uint32, bigram bool) {
+	n := d.list(field, d.limits.Tokens)
 	if n > 0 && isArray(d.peek()) {
-		tokens, ok = d.pairs(n)
+		tokens, ok := d.pairs(n)
 		if !ok {
-			return nil, false, fault{BadField, field}
+			d.refuse(BadField, field)
 		}
-		return tokens, true, fault{}
+		return tokens, true
 	}
 	opaque := false
 	out := d.batch.arena.newTokens(n)
@@ -390,16 +453,19 @@ func (d *Decoder) tokens(field string) (tokens []uint32, bigram bool, _ fault) {
 		if isText(d.peek()) {
 			opaque = true
 			d.skip()
-		} else if out[i], ok = d.token(); !ok {
-			return nil, false, fault{BadField, field}
+		} else if v, ok := d.token(); ok {
+			out[i] = v
+		} else {
+			d.refuse(BadField, field)
+			return nil, false
 		}
 		at = d.i
 	}
 	d.i = at
 	if opaque {
-		return nil, false, fault{}
+		return nil, false
 	}
-	return out, false, fault{}
+	return out, false
 }
 
 // pairs reads n pairs of tokens, of which each begins with what the one before

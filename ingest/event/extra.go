@@ -17,38 +17,32 @@ const dynamoSalt = "dynamo-cache-salt:"
 // a salt for an object, or for nothing, would let tenants see each other's
 // blocks, so what cannot be told apart is kept apart: as an object of that name,
 // which no other prompt has.
-func (d *Decoder) extras(f *fields) fault {
-	if f.extraKeys != 0 {
-		d.i = f.extraKeys
-		if bad := d.rows(f, "extra_keys", (*Decoder).extraKeys); bad.reason != 0 {
-			return bad
+func (d *Decoder) extras(f *fields) {
+	for _, list := range [...]struct {
+		at    int
+		field string
+		row   func(d *Decoder, f *fields, block int) bool
+	}{
+		{f.extraKeys, "extra_keys", (*Decoder).extraKeys},
+		{f.objectInfos, "block_mm_infos", (*Decoder).objectInfo},
+		{f.objectKeys, "mm_keys", (*Decoder).objectKeys},
+	} {
+		if d.i = list.at; d.i != 0 && !d.refused() && !d.rows(f, list.row) {
+			d.refuse(BadField, list.field)
 		}
 	}
-	if f.objectInfos != 0 {
-		d.i = f.objectInfos
-		if bad := d.rows(f, "block_mm_infos", (*Decoder).objectInfo); bad.reason != 0 {
-			return bad
-		}
-	}
-	if f.objectKeys != 0 {
-		d.i = f.objectKeys
-		if bad := d.rows(f, "mm_keys", (*Decoder).objectKeys); bad.reason != 0 {
-			return bad
-		}
-	}
-	return fault{}
 }
 
 // rows reads a list with one value for each block, each of them by row, which
 // appends the block's objects to the arena. Objects of a list that is read later
 // take the place of those before: they say the same with more care.
-func (d *Decoder) rows(f *fields, field string, row func(d *Decoder, f *fields, block int) bool) fault {
+func (d *Decoder) rows(f *fields, row func(d *Decoder, f *fields, block int) bool) bool {
 	if d.null() {
-		return fault{}
+		return true
 	}
 	n, ok := d.array()
 	if !ok {
-		return fault{BadField, field}
+		return false
 	}
 	e, a := f.e, &d.batch.arena
 	for block := range n {
@@ -56,12 +50,11 @@ func (d *Decoder) rows(f *fields, field string, row func(d *Decoder, f *fields, 
 			continue
 		}
 		if block >= len(e.Hashes) {
-			// Of which block it is cannot be known.
-			return fault{BadField, field}
+			return false // of which block it is cannot be known
 		}
 		from := len(a.objects)
 		if !row(d, f, block) || d.broken || len(a.objects)-from > d.limits.Tokens {
-			return fault{BadField, field}
+			return false
 		}
 		if len(a.objects) > from {
 			if e.Extra == nil {
@@ -70,10 +63,7 @@ func (d *Decoder) rows(f *fields, field string, row func(d *Decoder, f *fields, 
 			e.Extra[block].Objects = a.objects[from:len(a.objects):len(a.objects)]
 		}
 	}
-	if n < len(e.Hashes) && e.Extra != nil {
-		return fault{BadField, field}
-	}
-	return fault{}
+	return n >= len(e.Hashes) || e.Extra == nil
 }
 
 // extraKeys reads the extra keys of a block.
@@ -182,15 +172,15 @@ func (d *Decoder) tagged(f *fields) bool {
 	}
 	switch {
 	case n == 2 && isText(d.peek()):
-		s, bad := d.name("extra_keys")
-		if string(word) != "cache_salt" || bad.reason != 0 {
+		s, wrong := d.word()
+		if string(word) != "cache_salt" || wrong != 0 {
 			return false
 		}
 		e.Salt = s
 		return true
 	case n == 3 && string(word) == "lora":
-		s, bad := d.name("extra_keys")
-		if bad.reason != 0 || e.LoRA != "" && e.LoRA != s {
+		s, wrong := d.word()
+		if wrong != 0 || e.LoRA != "" && e.LoRA != s {
 			return false
 		}
 		e.LoRA = s

@@ -41,114 +41,102 @@ func kindOf(word []byte) Kind {
 }
 
 // event reads an event, in either form.
-func (d *Decoder) event() fault {
+func (d *Decoder) event() {
 	f := &d.fields // not on the stack: rows calls through a func
 	*f = fields{e: d.add(), rank: -1}
-	var bad fault
 	switch t := d.peek(); {
 	case isMap(t):
-		bad = d.eventMap(f)
+		d.eventMap(f)
 	case isArray(t):
 		f.e.Positional = true
-		bad = d.eventArray(f)
+		d.eventArray(f)
 	default:
-		bad = fault{BadField, "event"}
+		d.refuse(BadField, "event")
 	}
-	if bad.reason != 0 || d.broken {
-		return bad
+	switch {
+	case d.refused():
+		return
+	case f.data != 0:
+		d.eventTRT(f)
+	default:
+		d.finish(f)
 	}
-	if f.data != 0 {
-		bad = d.eventTRT(f)
-	} else {
-		bad = d.finish(f)
-	}
-	for d.push != nil && bad.reason == 0 && len(d.ranks) < len(d.batch.Events) {
+	for d.push != nil && d.fault.reason == 0 && len(d.ranks) < len(d.batch.Events) {
 		d.ranks = append(d.ranks, f.rank)
 	}
-	return bad
 }
 
 // eventMap reads the fields of an event by their names.
-func (d *Decoder) eventMap(f *fields) fault {
+func (d *Decoder) eventMap(f *fields) {
 	n, ok := d.mapping()
 	if !ok {
-		return fault{BadField, "event"}
+		d.refuse(BadField, "event")
 	}
-	for range n {
+	for ; n > 0 && !d.refused(); n-- {
 		key, ok := d.text()
 		if !ok { // no engine's, whatever it is
 			d.skip()
 			d.skip()
 			continue
 		}
-		if bad := d.field(f, key); bad.reason != 0 {
-			return bad
-		}
+		d.field(f, key)
 	}
-	return fault{}
 }
 
 // field reads the value of a field; one that is not known is passed over.
-func (d *Decoder) field(f *fields, key []byte) (bad fault) {
+func (d *Decoder) field(f *fields, key []byte) {
 	e := f.e
 	switch string(key) {
 	case "type", "event_type":
 		// Mooncake sends both, the first for old readers.
 		word, ok := d.text()
 		if !ok {
-			return fault{BadField, "type"}
-		}
-		if kind := kindOf(word); kind != 0 {
+			d.refuse(BadField, "type")
+		} else if kind := kindOf(word); kind != 0 {
 			f.kind = kind
 		} else {
 			f.unknown = true
 		}
 	case "block_hashes":
-		if f.chained || d.null() {
-			if f.chained {
-				d.skip()
-			}
-			return fault{}
+		if f.chained {
+			d.skip()
+		} else if !d.null() {
+			e.Hashes, f.hasHashes = d.hashes("block_hashes"), true
 		}
-		e.Hashes, bad = d.hashes("block_hashes")
-		f.hasHashes = true
 	case "seq_hashes":
-		if d.null() {
-			return fault{}
+		if !d.null() {
+			e.Hashes, f.hasHashes, f.chained = d.hashes("seq_hashes"), true, true
 		}
-		e.Hashes, bad = d.hashes("seq_hashes")
-		f.hasHashes, f.chained = true, true
 	case "parent_block_hash":
-		return d.parent(e)
+		d.parent(e)
 	case "token_ids":
-		return d.tokenIDs(e)
+		d.tokenIDs(e)
 	case "block_size":
-		return d.blockSize(e)
+		d.whole("block_size", math.MaxInt32, &e.BlockSize)
 	case "lora_id":
-		return d.loraID(e)
+		d.loraID(e)
 	case "lora_name":
-		e.LoRA, bad = d.name("lora_name")
+		e.LoRA = d.name("lora_name")
 	case "cache_salt":
-		e.Salt, bad = d.name("cache_salt")
+		e.Salt = d.name("cache_salt")
 	case "medium":
-		e.Medium, bad = d.name("medium")
+		e.Medium = d.name("medium")
 	case "locality":
-		e.Locality, bad = d.name("locality")
+		e.Locality = d.name("locality")
 	case "group_idx":
-		return d.group(e)
+		d.group(e)
 	case "kv_cache_spec_kind":
-		e.Spec, bad = d.name("kv_cache_spec_kind")
+		e.Spec = d.name("kv_cache_spec_kind")
 	case "kv_cache_spec_sliding_window":
-		return d.slidingWindow(e)
+		d.slidingWindow(e)
 	case "lookahead_token_ids":
 		e.Lookahead = d.lookahead()
 	case "is_eagle":
-		if d.null() {
-			return fault{}
-		}
-		var ok bool
-		if f.eagle, ok = d.boolean(); !ok {
-			return fault{BadField, "is_eagle"}
+		if !d.null() {
+			var ok bool
+			if f.eagle, ok = d.boolean(); !ok {
+				d.refuse(BadField, "is_eagle")
+			}
 		}
 	case "extra_keys":
 		f.extraKeys = d.i
@@ -165,57 +153,41 @@ func (d *Decoder) field(f *fields, key []byte) (bad fault) {
 		}
 		d.skip()
 	case "window_size":
-		if d.null() {
-			return fault{}
-		}
-		var ok bool
-		if f.window, ok = d.natural(math.MaxInt32); !ok {
-			return fault{BadField, "window_size"}
-		}
+		d.whole("window_size", math.MaxInt32, &f.window)
 	case "layer_group_id":
-		if d.null() {
-			return fault{}
-		}
-		if f.layerGroup, f.hasLayerGroup = d.natural(math.MaxInt32); !f.hasLayerGroup {
-			return fault{BadField, "layer_group_id"}
-		}
+		f.hasLayerGroup = d.whole("layer_group_id", math.MaxInt32, &f.layerGroup)
 	case "attention_dp_rank":
-		if d.null() {
-			return fault{}
-		}
-		var ok bool
-		if f.rank, ok = d.natural(maxRank); !ok {
-			return fault{BadField, "attention_dp_rank"}
-		}
+		d.whole("attention_dp_rank", maxRank, &f.rank)
 	default:
 		d.skip()
 	}
-	return bad
 }
 
 // eventArray reads the fields of an event by their places, of which each version
 // of vLLM has more than the one before.
-func (d *Decoder) eventArray(f *fields) fault {
+func (d *Decoder) eventArray(f *fields) {
 	n, ok := d.array()
 	if !ok || n == 0 {
-		return fault{BadField, "event"}
+		d.refuse(BadField, "event")
+		return
 	}
 	word, ok := d.text()
 	if !ok {
-		return fault{BadField, "type"}
+		d.refuse(BadField, "type")
+		return
 	}
 	switch f.kind = kindOf(word); f.kind {
 	case Stored:
-		return d.storedArray(f, n)
+		d.storedArray(f, n)
 	case Removed:
-		return d.removedArray(f, n)
+		d.removedArray(f, n)
 	case Cleared:
 		for range n - 1 {
 			d.skip()
 		}
-		return fault{}
+	default:
+		d.refuse(UnknownKind, "type")
 	}
-	return fault{UnknownKind, "type"}
 }
 
 // The fields of a Stored event in an array of vLLM 0.22; before it arrays are
@@ -235,13 +207,13 @@ const (
 	numStored
 )
 
-func (d *Decoder) storedArray(f *fields, n int) (bad fault) {
+func (d *Decoder) storedArray(f *fields, n int) {
 	// In vLLM 0.17 to 0.18 an object is a bare name; an array of that length can
 	// also be 0.19's.
 	f.bare = n == atExtraKeys+1
 	e := f.e
 	shift := 0 // Dynamo has block_mm_infos in front of group_idx
-	for i := 1; i < n && bad.reason == 0 && !d.broken; i++ {
+	for i := 1; i < n && !d.refused(); i++ {
 		at := i - shift
 		if at == atGroup && shift == 0 && (isArray(d.peek()) || n > numStored) {
 			f.objectInfos = d.i
@@ -251,123 +223,83 @@ func (d *Decoder) storedArray(f *fields, n int) (bad fault) {
 		}
 		switch at {
 		case atHashes:
-			e.Hashes, bad = d.hashes("block_hashes")
-			f.hasHashes = true
+			e.Hashes, f.hasHashes = d.hashes("block_hashes"), true
 		case atParent:
-			bad = d.parent(e)
+			d.parent(e)
 		case atTokens:
-			bad = d.tokenIDs(e)
+			d.tokenIDs(e)
 		case atBlockSize:
-			bad = d.blockSize(e)
+			d.whole("block_size", math.MaxInt32, &e.BlockSize)
 		case atLoRAID:
-			bad = d.loraID(e)
+			d.loraID(e)
 		case atMedium:
-			e.Medium, bad = d.name("medium")
+			e.Medium = d.name("medium")
 		case atLoRA:
 			if isMap(d.peek()) {
-				bad = d.eventMap(f)
+				d.eventMap(f)
 			} else {
-				e.LoRA, bad = d.name("lora_name")
+				e.LoRA = d.name("lora_name")
 			}
 		case atExtraKeys:
 			f.extraKeys = d.i
 			d.skip()
 		case atGroup:
-			bad = d.group(e)
+			d.group(e)
 		case atSpec:
-			e.Spec, bad = d.name("kv_cache_spec_kind")
+			e.Spec = d.name("kv_cache_spec_kind")
 		case atWindow:
-			bad = d.slidingWindow(e)
+			d.slidingWindow(e)
 		default:
 			d.skip()
 		}
 	}
-	return bad
 }
 
-func (d *Decoder) removedArray(f *fields, n int) (bad fault) {
+func (d *Decoder) removedArray(f *fields, n int) {
 	e := f.e
-	for i := 1; i < n && bad.reason == 0 && !d.broken; i++ {
+	for i := 1; i < n && !d.refused(); i++ {
 		switch i {
 		case 1:
-			e.Hashes, bad = d.hashes("block_hashes")
-			f.hasHashes = true
+			e.Hashes, f.hasHashes = d.hashes("block_hashes"), true
 		case 2:
-			e.Medium, bad = d.name("medium")
+			e.Medium = d.name("medium")
 		case 3:
-			bad = d.group(e)
+			d.group(e)
 		default:
 			d.skip()
 		}
 	}
-	return bad
 }
 
-func (d *Decoder) parent(e *Event) fault {
-	if d.null() {
-		e.HasParent = false
-		return fault{}
+func (d *Decoder) parent(e *Event) {
+	if e.HasParent = !d.null(); e.HasParent {
+		e.Parent = d.oneHash("parent_block_hash")
 	}
-	var ok bool
-	if e.Parent, ok = d.hash(); !ok {
-		return fault{BadField, "parent_block_hash"}
-	}
-	e.HasParent = true
-	return fault{}
 }
 
-func (d *Decoder) tokenIDs(e *Event) (bad fault) {
-	if d.null() {
-		return fault{}
+func (d *Decoder) tokenIDs(e *Event) {
+	if !d.null() {
+		e.Tokens, e.Bigram = d.tokens("token_ids")
 	}
-	e.Tokens, e.Bigram, bad = d.tokens("token_ids")
-	return bad
 }
 
-func (d *Decoder) blockSize(e *Event) fault {
+func (d *Decoder) loraID(e *Event) {
 	if d.null() {
-		return fault{}
-	}
-	var ok bool
-	if e.BlockSize, ok = d.natural(math.MaxInt32); !ok {
-		return fault{BadField, "block_size"}
-	}
-	return fault{}
-}
-
-func (d *Decoder) loraID(e *Event) fault {
-	if d.null() {
-		return fault{}
+		return
 	}
 	v, negative, ok := d.integer()
 	if !ok || v > math.MaxInt64 && !negative {
-		return fault{BadField, "lora_id"}
+		d.refuse(BadField, "lora_id")
 	}
 	e.LoRAID = int64(v)
-	return fault{}
 }
 
-func (d *Decoder) group(e *Event) fault {
-	if d.null() {
-		return fault{}
-	}
-	var ok bool
-	if e.Group, ok = d.natural(math.MaxInt32); !ok {
-		return fault{BadField, "group_idx"}
-	}
-	e.HasGroup = true
-	return fault{}
+func (d *Decoder) group(e *Event) {
+	e.HasGroup = d.whole("group_idx", math.MaxInt32, &e.Group)
 }
 
-func (d *Decoder) slidingWindow(e *Event) fault {
-	if d.null() {
-		return fault{}
-	}
-	var ok bool
-	if e.SlidingWindow, ok = d.natural(math.MaxInt32); !ok {
-		return fault{BadField, "kv_cache_spec_sliding_window"}
-	}
-	return fault{}
+func (d *Decoder) slidingWindow(e *Event) {
+	d.whole("kv_cache_spec_sliding_window", math.MaxInt32, &e.SlidingWindow)
 }
 
 // lookahead reads the tokens behind each block. They explain hashes and nothing
@@ -409,24 +341,27 @@ func (d *Decoder) lookaheadRows() ([]uint32, bool) {
 }
 
 // finish makes an event of what was read, or says why it cannot.
-func (d *Decoder) finish(f *fields) fault {
+func (d *Decoder) finish(f *fields) {
 	e := f.e
 	e.Kind = f.kind
 	switch {
 	case e.Kind == 0 && f.unknown:
-		return fault{UnknownKind, "type"}
+		d.refuse(UnknownKind, "type")
+		return
 	case e.Kind == 0:
-		return fault{MissingField, "type"}
+		d.refuse(MissingField, "type")
+		return
 	case e.Kind == Cleared:
 		// It has no other field in any engine; what else is there means nothing.
 		*e = Event{Kind: Cleared, Medium: e.Medium}
-		return fault{}
+		return
 	case !f.hasHashes:
-		return fault{MissingField, "block_hashes"}
+		d.refuse(MissingField, "block_hashes")
+		return
 	case e.Kind == Removed:
 		*e = Event{Kind: Removed, Hashes: e.Hashes, Medium: e.Medium, Locality: e.Locality,
 			Group: e.Group, HasGroup: e.HasGroup, Spec: e.Spec, SlidingWindow: e.SlidingWindow, Positional: e.Positional}
-		return fault{}
+		return
 	}
 	size := len(e.Hashes) * e.BlockSize
 	switch {
@@ -443,7 +378,6 @@ func (d *Decoder) finish(f *fields) fault {
 		e.Lookahead = nil
 	}
 	end := d.i
-	bad := d.extras(f)
+	d.extras(f)
 	d.i = end
-	return bad
 }

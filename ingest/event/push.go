@@ -130,20 +130,19 @@ func (d *Decoder) onePush(p *Push, prefix string) error {
 		return bad("body", "is no object")
 	}
 	events := 0
-	d.created = none
+	d.created, d.fault = none, fault{}
 	for range n {
 		key, ok := d.text()
 		if !ok {
 			return bad("body", "has names that are no text")
 		}
-		var f fault
 		switch string(key) {
 		case "pod":
-			p.Pod, f = d.name("pod")
+			p.Pod = d.name("pod")
 		case "model":
-			p.Model, f = d.name("model")
+			p.Model = d.name("model")
 		case "engine":
-			p.Engine, f = d.name("engine")
+			p.Engine = d.name("engine")
 		case "rank":
 			if d.null() {
 				continue
@@ -173,7 +172,7 @@ func (d *Decoder) onePush(p *Push, prefix string) error {
 		default:
 			return bad(clip(key), "is not known")
 		}
-		if f.reason != 0 {
+		if f := d.fault; f.reason != 0 {
 			return bad(f.field, map[Reason]string{BadField: "is no text", OverLimit: "is too long"}[f.reason])
 		}
 	}

@@ -15,15 +15,14 @@ import "math"
 // other. All are of SpecWidest: which window holds whole prefixes, and which blocks are
 // whole, is told by what else the engine has sent, which the reader remembers. Its layer
 // groups are groups: each has its own copy of a block.
-func (d *Decoder) eventTRT(f *fields) fault {
+func (d *Decoder) eventTRT(f *fields) {
 	end := d.i
 	d.i = f.data
 	d.batch.Events = d.batch.Events[:len(d.batch.Events)-1] // the one of f
-	bad := d.dataTRT(f)
+	d.dataTRT(f)
 	if !d.broken {
 		d.i = end
 	}
-	return bad
 }
 
 // trt is the data of an event.
@@ -38,10 +37,10 @@ type trt struct {
 	form      Event // what all of its events say of their group
 }
 
-func (d *Decoder) dataTRT(f *fields) fault {
+func (d *Decoder) dataTRT(f *fields) {
 	t := trt{from: -1, to: -1, form: Event{Spec: SpecWidest, SlidingWindow: f.window, Group: f.layerGroup, HasGroup: f.hasLayerGroup}}
-	if bad := d.fieldsTRT(&t); bad.reason != 0 {
-		return bad
+	if d.fieldsTRT(&t); d.refused() {
+		return
 	}
 	anew := d.beginsAnew(t.kind, f.rank)
 	switch t.kind {
@@ -52,7 +51,8 @@ func (d *Decoder) dataTRT(f *fields) fault {
 		d.addTRT(&t, Event{Kind: Stored})
 	case "removed":
 		if !t.hasHashes {
-			return fault{MissingField, "block_hashes"}
+			d.refuse(MissingField, "block_hashes")
+			return
 		}
 		// It does not say from which level. TensorRT-LLM moves a block down before it
 		// drops it, and says so; a block that it drops at once is on the GPU. Both
@@ -60,26 +60,26 @@ func (d *Decoder) dataTRT(f *fields) fault {
 		d.addTRT(&t, Event{Kind: Removed, Hashes: t.hashes, Medium: levelMedium(0)})
 		d.addTRT(&t, Event{Kind: Removed, Hashes: t.hashes, Medium: levelMedium(1)})
 	case "updated":
-		if !t.hasHashes {
-			return fault{MissingField, "block_hash"}
-		}
-		if t.from < 0 || t.to < 0 || t.from == t.to {
-			return fault{NotIndexed, "cache_level"} // a change of priority
+		switch {
+		case !t.hasHashes:
+			d.refuse(MissingField, "block_hash")
+			return
+		case t.from < 0 || t.to < 0 || t.from == t.to:
+			d.refuse(NotIndexed, "cache_level") // a change of priority
+			return
 		}
 		d.addTRT(&t, Event{Kind: Stored, Hashes: t.hashes, Medium: levelMedium(t.to)})
 		d.addTRT(&t, Event{Kind: Removed, Hashes: t.hashes, Medium: levelMedium(t.from)})
 	case "stored":
 		if t.blocks == 0 {
-			return fault{MissingField, "blocks"}
+			d.refuse(MissingField, "blocks")
+			return
 		}
 		d.i = t.blocks
-		if bad := d.blocksTRT(&t); bad.reason != 0 {
-			return bad
-		}
+		d.blocksTRT(&t)
 	default:
-		return fault{UnknownKind, "type"}
+		d.refuse(UnknownKind, "type")
 	}
-	return fault{}
 }
 
 // none is no rank, and not that of an event without one either.
@@ -114,76 +114,47 @@ func levelMedium(level int) string {
 	return "CPU"
 }
 
-func (d *Decoder) fieldsTRT(t *trt) (bad fault) {
-	n, ok := d.mapping()
-	if !ok {
-		return fault{BadField, "data"}
-	}
-	for range n {
-		key, ok := d.text()
-		if !ok {
-			return fault{BadField, "data"}
-		}
+func (d *Decoder) fieldsTRT(t *trt) {
+	for key := range d.names("data") {
 		switch string(key) {
 		case "type":
-			t.kind, bad = d.name("type")
+			t.kind = d.name("type")
 		case "block_hashes":
-			t.hashes, bad = d.hashes("block_hashes")
-			t.hasHashes = true
+			t.hashes, t.hasHashes = d.hashes("block_hashes"), true
 		case "block_hash":
-			t.hashes = d.batch.arena.newHashes(1)
-			t.hasHashes = true
-			if t.hashes[0], ok = d.hash(); !ok {
-				bad = fault{BadField, "block_hash"}
-			}
+			t.hashes, t.hasHashes = d.batch.arena.newHashes(1), true
+			t.hashes[0] = d.oneHash("block_hash")
 		case "parent_hash":
-			if d.null() {
-				continue
-			}
-			if t.parent, t.hasParent = d.hash(); !t.hasParent {
-				bad = fault{BadField, "parent_hash"}
+			if t.hasParent = !d.null(); t.hasParent {
+				t.parent = d.oneHash("parent_hash")
 			}
 		case "blocks":
 			t.blocks = d.i
 			d.skip()
 		case "cache_level":
 			if isMap(d.peek()) {
-				t.from, t.to, bad = d.moveTRT()
+				d.moveTRT(t)
 			} else {
 				d.skip()
 			}
 		default:
 			d.skip()
 		}
-		if bad.reason != 0 {
-			return bad
-		}
 	}
-	return fault{}
 }
 
 // moveTRT reads {"old_value":n,"new_value":m}.
-func (d *Decoder) moveTRT() (from, to int, _ fault) {
-	from, to = -1, -1
-	n, _ := d.mapping()
-	for range n {
-		key, ok := d.text()
-		if !ok {
-			return from, to, fault{BadField, "cache_level"}
-		}
+func (d *Decoder) moveTRT(t *trt) {
+	for key := range d.names("cache_level") {
 		switch string(key) {
 		case "old_value":
-			from, ok = d.natural(math.MaxUint16)
+			d.whole("cache_level", math.MaxUint16, &t.from)
 		case "new_value":
-			to, ok = d.natural(math.MaxUint16)
+			d.whole("cache_level", math.MaxUint16, &t.to)
 		default:
 			d.skip()
 		}
-		if !ok {
-			return from, to, fault{BadField, "cache_level"}
-		}
 	}
-	return from, to, fault{}
 }
 
 // blockTRT is one stored block.
@@ -199,32 +170,25 @@ type blockTRT struct {
 // of one size. A block with fewer tokens than a full one is partial: the engine goes on
 // filling it under another hash. Where the push says how many a full one has it is left
 // out here, and with it whatever follows; else the reader knows.
-func (d *Decoder) blocksTRT(t *trt) fault {
-	n, ok := d.array()
-	if !ok {
-		return fault{BadField, "blocks"}
-	}
-	if n > d.limits.Hashes {
-		return fault{OverLimit, "blocks"}
-	}
+func (d *Decoder) blocksTRT(t *trt) {
 	var (
-		a     = &d.batch.arena
+		n     = d.list("blocks", d.limits.Hashes)
 		e     *Event
 		level int
 		used  int
 	)
 	for i := range n {
-		b, bad := d.oneTRT(d.limits.Tokens - used)
-		if bad.reason != 0 {
-			return bad
+		b := d.oneTRT(d.limits.Tokens - used)
+		if d.refused() {
+			return
 		}
-		used += len(b.tokens)
 		size := len(b.tokens)
+		used += size
 		if d.push != nil && size < d.push.BlockSize {
 			if i == 0 {
-				return fault{NotIndexed, "tokens"}
+				d.refuse(NotIndexed, "tokens")
 			}
-			break
+			return
 		}
 		if e == nil || b.level != level || b.opaque != (len(e.Tokens) == 0) || size != e.BlockSize {
 			prev := e
@@ -241,40 +205,25 @@ func (d *Decoder) blocksTRT(t *trt) fault {
 			e.Tokens = append(e.Tokens, b.tokens...)
 		}
 		if len(b.object) > 0 && e.Extra == nil {
-			e.Extra = a.newExtra(n)[:len(e.Hashes)-1]
+			e.Extra = d.batch.arena.newExtra(n)[:len(e.Hashes)-1]
 		}
 		if e.Extra != nil {
 			e.Extra = append(e.Extra, Extra{Objects: b.object})
 		}
 	}
-	return fault{}
 }
 
 // oneTRT reads one stored block of at most room tokens.
-func (d *Decoder) oneTRT(room int) (b blockTRT, bad fault) {
-	n, ok := d.mapping()
-	if !ok {
-		return b, fault{BadField, "blocks"}
-	}
+func (d *Decoder) oneTRT(room int) (b blockTRT) {
 	named := false
-	for range n {
-		key, ok := d.text()
-		if !ok {
-			return b, fault{BadField, "blocks"}
-		}
+	for key := range d.names("blocks") {
 		switch string(key) {
 		case "block_hash":
-			if b.hash, named = d.hash(); !named {
-				return b, fault{BadField, "block_hash"}
-			}
+			b.hash, named = d.oneHash("block_hash"), true
 		case "tokens":
-			if b.tokens, b.opaque, bad = d.tokensTRT(room); bad.reason != 0 {
-				return b, bad
-			}
+			b.tokens, b.opaque = d.tokensTRT(room)
 		case "cache_level":
-			if b.level, ok = d.natural(math.MaxUint16); !ok {
-				return b, fault{BadField, "cache_level"}
-			}
+			d.whole("cache_level", math.MaxUint16, &b.level)
 		case "mm_keys":
 			if d.null() {
 				continue
@@ -282,7 +231,7 @@ func (d *Decoder) oneTRT(room int) (b blockTRT, bad fault) {
 			a := &d.batch.arena
 			from := len(a.objects)
 			if !d.objectKeys(nil, 0) {
-				return b, fault{BadField, "mm_keys"}
+				d.refuse(BadField, "mm_keys")
 			}
 			b.object = a.objects[from:len(a.objects):len(a.objects)]
 		default:
@@ -290,48 +239,37 @@ func (d *Decoder) oneTRT(room int) (b blockTRT, bad fault) {
 		}
 	}
 	if !named {
-		return b, fault{MissingField, "block_hash"}
+		d.refuse(MissingField, "block_hash")
 	}
-	return b, fault{}
+	return b
 }
 
 // tokensTRT reads [{"token_id":n,"token_extra_id":m}...], or plain numbers. A token
 // with an extra id stands for a part of an object: of such a block no key can be
 // made.
-func (d *Decoder) tokensTRT(room int) (tokens []uint32, opaque bool, _ fault) {
-	n, ok := d.array()
-	if !ok {
-		return nil, false, fault{BadField, "tokens"}
-	}
-	if n > room {
-		return nil, false, fault{OverLimit, "tokens"}
-	}
-	tokens = d.batch.arena.newTokens(n)
+func (d *Decoder) tokensTRT(room int) (tokens []uint32, opaque bool) {
+	tokens = d.batch.arena.newTokens(d.list("tokens", room))
 	for i := range tokens {
+		if d.refused() {
+			break
+		}
 		if !isMap(d.peek()) {
-			if tokens[i], ok = d.token(); !ok {
-				return nil, false, fault{BadField, "tokens"}
-			}
+			tokens[i] = d.oneToken("tokens")
 			continue
 		}
-		k, _ := d.mapping()
-		for range k {
-			key, ok := d.text()
-			if !ok {
-				return nil, false, fault{BadField, "tokens"}
-			}
+		for key := range d.names("tokens") {
 			switch string(key) {
 			case "token_id":
 				if isText(d.peek()) {
 					opaque = true
 					d.skip()
-				} else if tokens[i], ok = d.token(); !ok {
-					return nil, false, fault{BadField, "token_id"}
+				} else {
+					tokens[i] = d.oneToken("token_id")
 				}
 			case "token_extra_id":
 				v, _, ok := d.integer()
 				if !ok {
-					return nil, false, fault{BadField, "token_extra_id"}
+					d.refuse(BadField, "token_extra_id")
 				}
 				opaque = opaque || v != 0
 			default:
@@ -339,5 +277,14 @@ func (d *Decoder) tokensTRT(room int) (tokens []uint32, opaque bool, _ fault) {
 			}
 		}
 	}
-	return tokens, opaque, fault{}
+	return tokens, opaque
+}
+
+// oneToken reads a token.
+func (d *Decoder) oneToken(field string) uint32 {
+	v, ok := d.token()
+	if !ok {
+		d.refuse(BadField, field)
+	}
+	return v
 }
