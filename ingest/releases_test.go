@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"strconv"
 	"sync"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/enginetest"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/store"
@@ -24,72 +24,6 @@ import (
 // eventsVariable is the environment variable that says how many events
 // TestReleasesUnderFaults publishes altogether.
 const eventsVariable = "KVATLAS_TEST_EVENTS"
-
-// link is a way to a port that can be cut or held up.
-type link struct {
-	port, target int
-	held         atomic.Bool
-	mu           sync.Mutex // protects open
-	open         []net.Conn
-}
-
-func newLink(t testing.TB, target int) *link {
-	t.Helper()
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	k := &link{port: l.Addr().(*net.TCPAddr).Port, target: target}
-	var wg sync.WaitGroup
-	t.Cleanup(func() {
-		l.Close()
-		k.held.Store(false)
-		k.cut()
-		wg.Wait()
-	})
-	pipe := func(to, from net.Conn) {
-		defer to.Close()
-		defer from.Close()
-		buf := make([]byte, 32<<10)
-		for {
-			n, err := from.Read(buf)
-			for k.held.Load() {
-				time.Sleep(time.Millisecond)
-			}
-			if err != nil {
-				return
-			}
-			if _, err := to.Write(buf[:n]); err != nil {
-				return
-			}
-		}
-	}
-	wg.Go(func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			out, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", target))
-			if err != nil {
-				in.Close()
-				continue
-			}
-			k.mu.Lock()
-			k.open = append(k.open, in, out)
-			k.mu.Unlock()
-			wg.Go(func() { pipe(out, in) })
-			wg.Go(func() { pipe(in, out) })
-		}
-	})
-	return k
-}
-
-func (k *link) cut() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, c := range k.open {
-		c.Close()
-	}
-	k.open = nil
-}
 
 // pagedIndex is an index that can be walked through.
 type pagedIndex interface {
@@ -127,8 +61,8 @@ type enginePod struct {
 	cache   *fakeCache
 	log     [][]enginetest.Event // of this life, by sequence
 	ts      float64
-	links   [2]*link   // events, replay
-	mu      sync.Mutex // protects gen, from, began
+	links   [2]*enginetest.Link // events, replay
+	mu      sync.Mutex          // protects gen, from, began
 	gen     store.Generation
 	from    uint64 // with which sequence the generation's events begin
 	started bool
@@ -169,7 +103,7 @@ func (p *enginePod) want() *plain {
 func (p *enginePod) source() Source {
 	return Source{
 		Pod: p.name, Model: testModel, Engine: p.o.Release.Engine,
-		Events: fmt.Sprintf("tcp://127.0.0.1:%d", p.links[0].port), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", p.links[1].port), Topic: "kv",
+		Events: fmt.Sprintf("tcp://127.0.0.1:%d", p.links[0].Port), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", p.links[1].Port), Topic: "kv",
 	}
 }
 
@@ -275,7 +209,7 @@ func TestReleasesUnderFaults(t *testing.T) {
 			BufferSteps: []int{200, 10_000, 10_000}[i%3],
 		}}
 		for j := range p.links {
-			p.links[j] = newLink(t, ports[j])
+			p.links[j] = enginetest.NewLink(t, ports[j])
 		}
 		must.Get(x.Register(t.Context(), store.Pod{Name: p.name, Model: testModel}))(t)
 		p.start(t, rng)
@@ -310,15 +244,15 @@ func TestReleasesUnderFaults(t *testing.T) {
 			faults[fault]++
 			next := len(p.log)
 			p.pub.Kill()
-			p.links[0].held.Store(true)
+			p.links[0].Hold()
 			p.start(t, rng)
 			for range min(next+rng.IntN(10), 300) {
 				p.publish(1)
 				published++
 			}
 			p.pub.Flush()
-			p.links[0].held.Store(false)
-			p.links[0].cut()
+			p.links[0].Release()
+			p.links[0].Cut()
 		case "pause":
 			faults[fault]++
 			f.index.paused.Lock()
@@ -337,21 +271,20 @@ func TestReleasesUnderFaults(t *testing.T) {
 			f = startFleet(t, x, config, pods, fence)
 		case "cut link":
 			faults[fault]++
-			p.links[0].cut()
+			p.links[0].Cut()
 		case "cut replay link":
 			faults[fault]++
-			p.links[1].cut()
+			p.links[1].Cut()
 		case "hold link":
 			faults[fault]++
-			p.links[0].held.Store(true)
+			p.links[0].Hold()
 			for range 150 {
 				p.publish(1)
 				published++
 			}
 			p.pub.Flush()
-			time.Sleep(200 * time.Millisecond)
-			p.links[0].cut()
-			p.links[0].held.Store(false)
+			p.links[0].Cut()
+			p.links[0].Release()
 		case "cut replays":
 			faults[fault]++
 			p.pub.Cut(rng.IntN(50), rng.IntN(2) == 0)
@@ -379,27 +312,22 @@ func TestReleasesUnderFaults(t *testing.T) {
 		if next != uint64(len(p.log)) {
 			t.Fatalf("%s has published %d messages, not %d", p.name, next, len(p.log))
 		}
-		deadline := time.Now().Add(90 * time.Second)
-		for {
+		eventually.NoError(t, p.name, func() error {
 			life := must.Get(x.Life(t.Context(), p.name, 0))(t)
-			diff := fmt.Sprintf("the watermark is %d, not %d", life.Seq, next)
-			if life.Seq == next {
-				got := must.Get(held(t.Context(), x, p.name, 0))(t)
-				if diff = differ(got, p.want().keys()); diff == "" {
-					p.mu.Lock()
-					if life.Generation != p.gen {
-						t.Errorf("%s: generation %d, and %d was the last that began", p.name, life.Generation, p.gen)
-					}
-					t.Logf("%-14s %5d messages of its last life, generation from %d; %d keys in gpu, %d in cpu; began %v", p.name, len(p.log), p.from, len(got[store.GPU]), len(got[store.CPU]), p.began)
-					p.mu.Unlock()
-					break
-				}
+			if life.Seq != next {
+				return fmt.Errorf("the watermark is %d, not %d; generations began %v; %+v", life.Seq, next, p.began, f.in.Stats())
 			}
-			if time.Now().After(deadline) {
-				t.Errorf("%s: %s; generations began %v; %+v", p.name, diff, p.began, f.in.Stats())
-				break
+			got := must.Get(held(t.Context(), x, p.name, 0))(t)
+			if diff := differ(got, p.want().keys()); diff != "" {
+				return fmt.Errorf("%s; generations began %v; %+v", diff, p.began, f.in.Stats())
 			}
-			time.Sleep(50 * time.Millisecond)
-		}
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if life.Generation != p.gen {
+				t.Errorf("%s: generation %d, and %d was the last that began", p.name, life.Generation, p.gen)
+			}
+			t.Logf("%-14s %5d messages of its last life, generation from %d; %d keys in gpu, %d in cpu; began %v", p.name, len(p.log), p.from, len(got[store.GPU]), len(got[store.CPU]), p.began)
+			return nil
+		})
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -101,18 +100,13 @@ func tellOne(t *testing.T, p *enginetest.Publisher, r *tape) {
 	r.mu.Lock()
 	had := len(r.seqs)
 	r.mu.Unlock()
-	for range 600 {
+	eventually.True(t, "a message of the publisher", func() bool {
 		p.Publish(1)
 		p.Flush()
 		r.mu.Lock()
-		n := len(r.seqs)
-		r.mu.Unlock()
-		if n > had {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	t.Fatal("nothing comes from the publisher")
+		defer r.mu.Unlock()
+		return len(r.seqs) > had
+	})
 }
 
 func endpoint4(host string, port int) string { return fmt.Sprintf("tcp://%s:%d", host, port) }
@@ -222,22 +216,22 @@ func TestSubscriberReconnects(t *testing.T) {
 func TestSubscriberSilentPublisher(t *testing.T) {
 	port := redistest.FreePort(t)
 	r := run(t, Config{Endpoint: endpoint4("127.0.0.1", port), Heartbeat: 10 * time.Second})
-	link := newLink(t, port)
-	through := run(t, Config{Endpoint: endpoint4("127.0.0.1", link.port), Heartbeat: 500 * time.Millisecond})
+	link := enginetest.NewLink(t, port)
+	through := run(t, Config{Endpoint: endpoint4("127.0.0.1", link.Port), Heartbeat: 500 * time.Millisecond})
 	p := enginetest.Start(t, enginetest.Options{Endpoint: endpoint4("*", port)})
 	tellOne(t, p, r)
 	through.until(t, "a connection", func() bool { return through.on })
 	through.mu.Lock()
 	ended := len(through.ended)
 	through.mu.Unlock()
-	link.hold(true)
+	link.Hold()
 	through.until(t, "silence", func() bool { return len(through.ended) > ended })
 	through.mu.Lock()
 	if err := through.ended[ended]; !errors.Is(err, ErrSilent) {
 		t.Errorf("the silent connection ended by %v", err)
 	}
 	through.mu.Unlock()
-	link.hold(false)
+	link.Release()
 	through.until(t, "another connection", func() bool { return through.on })
 	tellOne(t, p, through)
 	r.mu.Lock()
@@ -273,74 +267,6 @@ func TestBoundSubscriberSilentPeers(t *testing.T) {
 	}
 	want := p.Flush()
 	r.until(t, "500 messages", func() bool { return r.seqs[len(r.seqs)-1] == want-1 })
-}
-
-// link is a connection that can be held up or cut between two others.
-type link struct {
-	port   int
-	target int
-	held   atomic.Bool
-	mu     sync.Mutex // protects open
-	open   []net.Conn
-}
-
-func newLink(t *testing.T, target int) *link {
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	k := &link{port: l.Addr().(*net.TCPAddr).Port, target: target}
-	var wg sync.WaitGroup
-	t.Cleanup(func() {
-		l.Close()
-		k.held.Store(false)
-		k.cut()
-		wg.Wait()
-	})
-	wg.Go(func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			out, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", target))
-			if err != nil {
-				in.Close()
-				continue
-			}
-			k.mu.Lock()
-			k.open = append(k.open, in, out)
-			k.mu.Unlock()
-			for _, p := range [][2]net.Conn{{in, out}, {out, in}} {
-				wg.Go(func() {
-					defer p[0].Close()
-					defer p[1].Close()
-					buf := make([]byte, 4096)
-					for {
-						n, err := p[0].Read(buf)
-						for k.held.Load() {
-							time.Sleep(time.Millisecond)
-						}
-						if err != nil {
-							return
-						}
-						if _, err := p[1].Write(buf[:n]); err != nil {
-							return
-						}
-					}
-				})
-			}
-		}
-	})
-	return k
-}
-
-func (k *link) hold(on bool) { k.held.Store(on) }
-
-func (k *link) cut() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, c := range k.open {
-		c.Close()
-	}
-	k.open = nil
 }
 
 func TestSubscriberRefuses(t *testing.T) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -16,6 +15,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/interop"
 	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
@@ -243,14 +243,7 @@ func TestLease(t *testing.T) {
 			}
 		}
 		w.kill()
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		defer cancel()
-		for !find(t, x, keys).Equal([][]storetest.At{nil}) {
-			if err := ctx.Err(); err != nil {
-				t.Fatal("the pod outlives its writer")
-			}
-			time.Sleep(50 * time.Millisecond)
-		}
+		eventually.True(t, "the end of the pod", func() bool { return find(t, x, keys).Equal([][]storetest.At{nil}) })
 	})
 }
 
