@@ -46,7 +46,8 @@ func BenchmarkRequest(b *testing.B) {
 				b.ReportAllocs()
 				for n := range b.N {
 					body := fmt.Sprintf(`{"model":%q,"stream":%v,"prompt":[%d%s]}`, model, stream, n, strings.Repeat(",1234", 511))
-					resp := must.Get(http.Post(x.url+"/v1/completions", "application/json", strings.NewReader(body)))(b)
+					resp, err := http.Post(x.url+"/v1/completions", "application/json", strings.NewReader(body))
+					must.OK(b, err)
 					must.Get(io.Copy(io.Discard, resp.Body))(b)
 					resp.Body.Close()
 				}

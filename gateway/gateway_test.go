@@ -158,7 +158,8 @@ func TestNothingIsBuffered(t *testing.T) {
 	})
 	f := newFleet(t, gateway.Config{}, address)
 	for _, body := range []string{chat(1, `,"stream":true`), chat(1, `,"stream":true,"stream_options":{"include_usage":true}`)} {
-		resp := must.Get(http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(body)))(t)
+		resp, err := http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(body))
+		must.OK(t, err)
 		buf := make([]byte, 1024)
 		for i := range 20 {
 			n, err := resp.Body.Read(buf)
@@ -366,7 +367,8 @@ func TestTimeouts(t *testing.T) {
 		}, 200, true},
 	} {
 		f := newFleet(t, x.c, fake(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body); x.h(w, r) }))
-		resp := must.Get(http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(chat(1, `,"stream":true`))))(t)
+		resp, err := http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(chat(1, `,"stream":true`)))
+		must.OK(t, err)
 		b, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		s := f.last()

@@ -166,7 +166,8 @@ func (f *fleet) send(method, path string, body io.Reader, headers ...string) rep
 	for i := 0; i < len(headers); i += 2 {
 		req.Header.Set(headers[i], headers[i+1])
 	}
-	resp := must.Get(http.DefaultClient.Do(req))(f.t)
+	resp, err := http.DefaultClient.Do(req)
+	must.OK(f.t, err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {

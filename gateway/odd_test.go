@@ -249,7 +249,8 @@ func TestStreamCutWithinACharacter(t *testing.T) {
 	})
 	f := newFleet(t, gateway.Config{}, address)
 	for _, more := range []string{`,"stream":true`, `,"stream":true,"stream_options":{"include_usage":true}`} {
-		resp := must.Get(http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(chat(2, more))))(t)
+		resp, err := http.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(chat(2, more)))
+		must.OK(t, err)
 		b, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
 		if err == nil || string(b) != part+part[:cut] {

@@ -134,7 +134,8 @@ func BenchmarkScoreHTTP(b *testing.B) {
 		b.ReportAllocs()
 		before := cputime.Process()
 		for b.Loop() {
-			resp := must.Get(client.Post(ts.URL+"/v1/score", kind, strings.NewReader(body)))(b)
+			resp, err := client.Post(ts.URL+"/v1/score", kind, strings.NewReader(body))
+			must.OK(b, err)
 			answer.Reset()
 			if _, err := io.Copy(answer, resp.Body); err != nil || resp.StatusCode != http.StatusOK {
 				b.Fatal(resp.StatusCode, err)

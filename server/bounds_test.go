@@ -56,7 +56,8 @@ func TestHalfClosed(t *testing.T) {
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 26\r\n\r\n{\"model\":\"")
 	must.OK(t, conn.(*net.TCPConn).CloseWrite())
-	resp := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	must.OK(t, err)
 	defer resp.Body.Close()
 	if text, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusBadRequest || !strings.Contains(string(text), "invalid_body") {
 		t.Errorf("%d %s %v", resp.StatusCode, text, err)

@@ -39,7 +39,8 @@ func TestCaseSlowBodies(t *testing.T) {
 	t.Cleanup(h.Close)
 	address := h.Listener.Addr().String()
 	ask := func() (int, string) {
-		resp := must.Get(http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(`{"model":"m","tokens":[1,2,3,4]}`)))(t)
+		resp, err := http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(`{"model":"m","tokens":[1,2,3,4]}`))
+		must.OK(t, err)
 		defer func() { _ = resp.Body.Close() }()
 		body := must.Get(io.ReadAll(resp.Body))(t)
 		return resp.StatusCode, string(body)
@@ -69,13 +70,15 @@ func TestCaseMemoryByDefault(t *testing.T) {
 	awaitMetric(t, s, func(n int) bool { return n >= 800_000-16<<10 })
 	// One of 100 KB takes 400 KB, which is more than there is room for.
 	body := `{"model":"m","tokens":[1` + strings.Repeat(",1", 50_000) + `]}`
-	resp := must.Get(http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(body)))(t)
+	resp, err := http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(body))
+	must.OK(t, err)
 	_ = resp.Body.Close()
 	if resp.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("status %d, want 503", resp.StatusCode)
 	}
 	// A small one is answered.
-	resp = must.Get(http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(`{"model":"m","tokens":[1,2,3,4]}`)))(t)
+	resp, err = http.Post(h.URL+"/v1/score", "application/json", strings.NewReader(`{"model":"m","tokens":[1,2,3,4]}`))
+	must.OK(t, err)
 	_ = resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("status %d of a small one", resp.StatusCode)

@@ -254,7 +254,8 @@ func TestRestoreStreams(t *testing.T) {
 			}
 			_ = w.Close()
 		}()
-		resp := must.Get(http.Post(url+"/v1/restore", "application/x-ndjson", r))(t)
+		resp, err := http.Post(url+"/v1/restore", "application/x-ndjson", r)
+		must.OK(t, err)
 		body, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
 		must.OK(t, err)
@@ -282,7 +283,8 @@ func TestRestoreStreams(t *testing.T) {
 	conn := must.Get(net.Dial("tcp", strings.TrimPrefix(stalled, "http://")))(t)
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST /v1/restore HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(b), b[:10])
-	resp := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	must.OK(t, err)
 	defer resp.Body.Close()
 	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(body), "body_timeout") {
 		t.Errorf("%d %s", resp.StatusCode, body)

@@ -136,7 +136,8 @@ func TestSlowBody(t *testing.T) {
 	end := func(conn net.Conn, status int, code string) {
 		t.Helper()
 		r := bufio.NewReader(conn)
-		resp := must.Get(http.ReadResponse(r, nil))(t)
+		resp, err := http.ReadResponse(r, nil)
+		must.OK(t, err)
 		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)
 		if err != nil || resp.StatusCode != status || !strings.Contains(string(text), code) {
@@ -619,7 +620,8 @@ func TestHead(t *testing.T) {
 	s := newServer(t, openIndex(t))
 	ts := httptest.NewServer(s.Handler())
 	defer ts.Close()
-	resp := must.Get(http.Head(ts.URL + "/healthz"))(t)
+	resp, err := http.Head(ts.URL + "/healthz")
+	must.OK(t, err)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("HEAD /healthz: %d", resp.StatusCode)

@@ -52,7 +52,8 @@ func sendAs(t *testing.T, c *http.Client, method, url, token string, body io.Rea
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
-	resp := must.Get(c.Do(r))(t)
+	resp, err := c.Do(r)
+	must.OK(t, err)
 	defer resp.Body.Close()
 	b := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(b)

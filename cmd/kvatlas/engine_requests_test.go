@@ -20,7 +20,8 @@ import (
 // ask posts a body and returns the status and the answer.
 func ask(t *testing.T, url, body string) (status int, answer string) {
 	t.Helper()
-	resp := must.Get((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(url, "application/json", strings.NewReader(body)))(t)
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(url, "application/json", strings.NewReader(body))
+	must.OK(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	b := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(b)

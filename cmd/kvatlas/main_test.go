@@ -161,7 +161,8 @@ func (r *running) client() *client.Client {
 func get(t *testing.T, url string) (status int, body string) {
 	t.Helper()
 	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp := must.Get(c.Get(url))(t)
+	resp, err := c.Get(url)
+	must.OK(t, err)
 	defer resp.Body.Close()
 	b := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(b)

@@ -31,7 +31,8 @@ func TestMultimodal(t *testing.T) {
 		t.Helper()
 		data := must.Get(json.Marshal(body))(t)
 		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, r.url+path, bytes.NewReader(data)))(t)
-		resp := must.Get((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req))(t)
+		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+		must.OK(t, err)
 		defer func() { _ = resp.Body.Close() }()
 		answer, err := io.ReadAll(resp.Body)
 		if err != nil || resp.StatusCode != http.StatusOK {

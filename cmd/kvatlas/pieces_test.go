@@ -26,7 +26,8 @@ func TestSharedPieces(t *testing.T) {
 	fleet := regexp.MustCompile(`(?m)^kvatlas_tokenizer_tokens_fleet_total (\d+)$`)
 	reused := func(r *running) string {
 		t.Helper()
-		resp := must.Get((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get(r.url + "/metrics"))(t)
+		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get(r.url + "/metrics")
+		must.OK(t, err)
 		defer resp.Body.Close()
 		text := must.Get(io.ReadAll(resp.Body))(t)
 		m := fleet.FindSubmatch(text)

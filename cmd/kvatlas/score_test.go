@@ -92,9 +92,10 @@ func TestScoreCommand(t *testing.T) {
 
 	// --json is the server's answer, byte for byte.
 	body := `{"model":"` + model + `","tokens":[` + list + `]}`
-	resp := must.Get((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(r.url+"/v1/score", "application/json", strings.NewReader(body)))(t)
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(r.url+"/v1/score", "application/json", strings.NewReader(body))
+	must.OK(t, err)
 	want := new(strings.Builder)
-	_, err := io.Copy(want, resp.Body)
+	_, err = io.Copy(want, resp.Body)
 	_ = resp.Body.Close()
 	must.OK(t, err)
 	if got := score("", "--json", "--tokens="+list); got != want.String() {

@@ -266,7 +266,8 @@ func TestDemo(t *testing.T) {
 		t.Fatalf("no curl line\n%s", out)
 	}
 	f := must.Get(os.Open(m[4]))(t)
-	resp := must.Get((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(m[1], m[3], f))(t)
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post(m[1], m[3], f)
+	must.OK(t, err)
 	body, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(body), `"best":"10.0.0.3:8000"`) {

@@ -92,7 +92,8 @@ func post(t *testing.T, url string, body, out any) {
 	b := must.Get(json.Marshal(body))(t)
 	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(string(b))))(t)
 	req.Close = true
-	resp := must.Get(http.DefaultClient.Do(req))(t)
+	resp, err := http.DefaultClient.Do(req)
+	must.OK(t, err)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Fatalf("%s: %s", url, resp.Status)

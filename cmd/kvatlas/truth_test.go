@@ -59,7 +59,8 @@ func (s *served) book(t *testing.T, ask map[string]any) (r routed) {
 func cachedOf(t *testing.T, engine string, tokens []int) int {
 	t.Helper()
 	body := fmt.Sprintf(`{"model":"m","max_tokens":1,"prompt":%s}`, strings.ReplaceAll(fmt.Sprint(tokens), " ", ","))
-	resp := must.Get(http.Post("http://"+engine+"/v1/completions", "application/json", strings.NewReader(body)))(t)
+	resp, err := http.Post("http://"+engine+"/v1/completions", "application/json", strings.NewReader(body))
+	must.OK(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	var answer struct {
 		Usage struct {

@@ -60,7 +60,8 @@ func (c *client) send(s string) {
 // receive returns the status and the body of the next answer, and whether the connection ends.
 func (c *client) receive() (status int, body string, ends bool) {
 	c.t.Helper()
-	r := must.Get(http.ReadResponse(c.in, nil))(c.t)
+	r, err := http.ReadResponse(c.in, nil)
+	must.OK(c.t, err)
 	b, err := io.ReadAll(r.Body)
 	must.OK(c.t, errors.Join(err, r.Body.Close()))
 	return r.StatusCode, string(b), r.Close

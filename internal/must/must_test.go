@@ -2,6 +2,7 @@ package must
 
 import (
 	"errors"
+	"slices"
 	"strconv"
 	"testing"
 )
@@ -24,7 +25,7 @@ func TestMust(t *testing.T) {
 	err := errors.New("no")
 	OK(w, err)
 	Get(0, err)(w)
-	if len(w.ended) != 2 || w.ended[0] != err || w.ended[1] != err {
+	if !slices.Equal(w.ended, []any{err, err}) {
 		t.Errorf("ended with %v", w.ended)
 	}
 }

@@ -140,7 +140,8 @@ func TestControl(t *testing.T) {
 	defer s.Close()
 	post := func(path, body string) (int, string) {
 		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+path, strings.NewReader(body)))(t)
-		resp := must.Get(s.Client().Do(req))(t)
+		resp, err := s.Client().Do(req)
+		must.OK(t, err)
 		defer resp.Body.Close()
 		var b bytes.Buffer
 		must.Get(b.ReadFrom(resp.Body))(t)

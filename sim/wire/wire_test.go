@@ -74,7 +74,8 @@ func call(t *testing.T, p *wire.Pod, method, path string, body any) (int, []byte
 	t.Helper()
 	b := must.Get(json.Marshal(body))(t)
 	req := must.Get(http.NewRequestWithContext(t.Context(), method, "http://"+p.Address()+path, bytes.NewReader(b)))(t)
-	resp := must.Get(http.DefaultClient.Do(req))(t)
+	resp, err := http.DefaultClient.Do(req)
+	must.OK(t, err)
 	defer resp.Body.Close()
 	out := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, out
@@ -315,7 +316,8 @@ func TestGone(t *testing.T) {
 	begin := func(ctx context.Context) *bufio.Reader {
 		b, _ := json.Marshal(fields{"prompt": "abc", "max_tokens": 1000, "stream": true}) // it is JSON
 		req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.Address()+"/v1/completions", bytes.NewReader(b)))(t)
-		resp := must.Get(http.DefaultClient.Do(req))(t)
+		resp, err := http.DefaultClient.Do(req)
+		must.OK(t, err)
 		t.Cleanup(func() { resp.Body.Close() })
 		r := bufio.NewReader(resp.Body)
 		if _, err := r.ReadString('\n'); err != nil { // the first token
