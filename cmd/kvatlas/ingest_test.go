@@ -154,9 +154,7 @@ func TestIngest(t *testing.T) {
 	for _, s := range []*served{first, second} {
 		s.best(t, prompt, map[string]float64{"10.0.0.1:8000": 6, "10.0.0.2:8000": 2})
 	}
-	if n := first.figure(t, "kvatlas_ingest_replicas"); n != "2" {
-		t.Errorf("%s replicas", n)
-	}
+	awaitThat(t, "both replicas are counted", first.log, func() bool { return first.figure(t, "kvatlas_ingest_replicas") == "2" })
 
 	// What is published while no replica reads comes by the replay.
 	must.OK(t, first.cmd.Process.Kill())
