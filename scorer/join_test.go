@@ -144,7 +144,7 @@ func drawWorld(t *rapid.T) *joinWorld {
 }
 
 // plain has the holders of each block and their best tier, found token by token.
-func (w *joinWorld) plain(weights scorer.Weights) []map[rank]store.Tier {
+func (w *joinWorld) plain(t *rapid.T, weights scorer.Weights) []map[rank]store.Tier {
 	better := func(a, b store.Tier) bool { return weights[a] > weights[b] || weights[a] == weights[b] && a < b }
 	bestOf := func(c cache, piece int) (best store.Tier, has bool) {
 		for tier, pieces := range c {
@@ -168,7 +168,7 @@ func (w *joinWorld) plain(weights scorer.Weights) []map[rank]store.Tier {
 			}
 		}
 		for i, p := range w.profiles {
-			chunks := len(chunkKeys(nil, p, w.tokens))
+			chunks := len(chunkKeys(t, p, w.tokens))
 			// whole reports whether all that a unit consists of have every token.
 			whole := func(parts ...cache) (worst store.Tier, all bool) {
 				first := true
@@ -209,8 +209,8 @@ func (w *joinWorld) plain(weights scorer.Weights) []map[rank]store.Tier {
 }
 
 // expect writes the ranking of the plain model as "pod score blocks tiers; ...".
-func (w *joinWorld) expect(st scorer.Strategy, weights scorer.Weights) string {
-	blocks := w.plain(weights)
+func (w *joinWorld) expect(t *rapid.T, st scorer.Strategy, weights scorer.Weights) string {
+	blocks := w.plain(t, weights)
 	type result struct {
 		score  float64
 		blocks int
@@ -339,7 +339,7 @@ func (w *joinWorld) check(ctx context.Context, t *rapid.T, x scorer.Looker) {
 			if err != nil || r.Degraded != "" {
 				t.Fatal(err, r)
 			}
-			if got, want := written(r), w.expect(st, weights); got != want {
+			if got, want := written(r), w.expect(t, st, weights); got != want {
 				t.Fatalf("%s, explain %v:\ngot  %s\nwant %s", st, explain, got, want)
 			}
 			if explain {
@@ -350,7 +350,7 @@ func (w *joinWorld) check(ctx context.Context, t *rapid.T, x scorer.Looker) {
 }
 
 func (w *joinWorld) checkExplanation(t *rapid.T, ex *scorer.Explanation, weights scorer.Weights) {
-	blocks := w.plain(weights)
+	blocks := w.plain(t, weights)
 	if len(ex.Blocks) != len(blocks) {
 		t.Fatalf("%d blocks explained of %d", len(ex.Blocks), len(blocks))
 	}
