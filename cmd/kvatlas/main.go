@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -82,6 +83,9 @@ func commands(of *cli.Program) *cli.Command {
 		// As other programs are asked.
 		{Name: "--version", Hidden: true, Run: p.tellVersion},
 		{Name: "-version", Hidden: true, Run: p.tellVersion},
+		{Name: "bench", Hidden: true, Run: func(context.Context, []string) int {
+			return p.Fail("bench", errors.New("it is a program of its own now: go run ./cmd/kvbench in a checkout"))
+		}},
 		completion.Asked(of, commands),
 	}
 	return &cli.Command{About: about, Commands: slices.Concat(first, look.Commands(of), rest)}

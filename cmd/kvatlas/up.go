@@ -49,6 +49,9 @@ type upCall struct {
 	given    func(flag string) bool
 }
 
+// The values of --choose, which was there before --policy: what they mean.
+var chosenPolicies = map[string]string{"prefix": "eta", "turns": "round_robin"}
+
 // The bounds of a call of kvatlas up.
 const (
 	maxChats    = 10_000
@@ -70,12 +73,20 @@ func (p *program) readUpCall(args []string) (*upCall, error) {
 	fs.IntVar(&c.chats, "chats", 24, "how many conversations go on at a time")
 	policy := fs.String("policy", "eta", "the policy by which a pod is chosen: `"+strings.Join(route.Policies(), "|")+"`")
 	compare := fs.String("compare", "", "have the conversations by each policy of a `LIST` with commas, and print what came of it")
+	choose := fs.String("choose", "", "an older name of --policy, `prefix|turns`: prefix is eta, turns is round_robin")
 	fs.Uint64Var(&c.seed, "seed", 1, "in which order conversations come")
 	fs.DurationVar(&c.interval, "interval", time.Second, "how often the picture is drawn")
 	fs.DurationVar(&c.length, "for", 0, "for how long; 0 is until Ctrl-C")
 	words, err := p.ReadFlags(fs, args, upUsage)
 	if err != nil {
 		return nil, err
+	}
+	if *choose != "" {
+		name, ok := chosenPolicies[*choose]
+		if !ok || cli.FlagGiven(fs, "policy", "compare") {
+			return nil, fmt.Errorf("--choose is %q: it must be prefix or turns, without --policy and --compare", *choose)
+		}
+		*policy = name
 	}
 	switch {
 	case len(words) > 0:

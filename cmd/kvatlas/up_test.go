@@ -27,6 +27,8 @@ func TestUp(t *testing.T) {
 		{nil, "eta", false},
 		{[]string{"--policy=round_robin", "--engine=sglang"}, "round_robin", true},
 		{[]string{"--policy=dynamo", "--engine=trtllm", "--seed=7"}, "dynamo", false},
+		{[]string{"--choose=prefix"}, "eta", false}, // how policies were called before there were more than two
+		{[]string{"--choose=turns"}, "round_robin", true},
 	} {
 		ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 		var out, errs output
@@ -62,7 +64,7 @@ func TestUp(t *testing.T) {
 		}
 	}
 	for _, args := range []string{
-		"--policy=luck", "--compare=eta,luck", "--compare=eta --policy=eta", "--compare=eta --for=1s", "--chats=0", "--interval=1ms",
+		"--choose=luck", "--choose=turns --policy=eta", "--policy=luck", "--compare=eta,luck", "--compare=eta --policy=eta", "--compare=eta --for=1s", "--chats=0", "--interval=1ms",
 		"--engine=tgi", "--blocks=300", "--compare=" + strings.Repeat("eta,", 17), "now",
 	} {
 		if status, _, errs := call(t, "", append([]string{"up"}, strings.Fields(args)...)...); status != cli.ExitUsage {
