@@ -18,7 +18,7 @@ func (m *Metrics) LMCacheController(read func() controller.Stats) error {
 		gauge("kvatlas_lmcache_sync_keys", "Keys of the full syncs under way.", func(s s) int64 { return s.SyncKeys }),
 		counter("kvatlas_lmcache_messages_total", "Messages of workers that were understood.", func(s s) uint64 { return s.Messages }),
 		counter("kvatlas_lmcache_malformed_total", "Frames that were no messages, and peers disconnected for what they sent.", func(s s) uint64 { return s.Malformed }),
-		counter("kvatlas_lmcache_refused_total", "Messages that asked for what there is not, or went beyond a limit.", func(s s) uint64 { return s.Refused }),
+		counter("kvatlas_lmcache_refused_total", "Messages that asked for something that does not exist, or went beyond a limit.", func(s s) uint64 { return s.Refused }),
 		counter("kvatlas_lmcache_stale_messages_total", "Messages that did not count: on connections that had spoken for a worker before it registered on another one.", func(s s) uint64 { return s.Stale }),
 		counter("kvatlas_lmcache_admitted_keys_total", "Chunks admitted.", func(s s) uint64 { return s.Admitted }),
 		counter("kvatlas_lmcache_evicted_keys_total", "Chunks evicted.", func(s s) uint64 { return s.Evicted }),

@@ -155,7 +155,7 @@ func (s *service) serverConfig(sc *scorer.Scorer, router *route.Router) server.C
 			StreamStall:      config.StreamStall,
 		},
 	}
-	// An interface that holds a nil pointer is not nil, so what there is not is left out.
+	// An interface that holds a nil pointer is not nil, so these stay unset where they do not exist.
 	if s.redis != nil {
 		c.Shared = s.redis
 	}

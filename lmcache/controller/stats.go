@@ -10,7 +10,7 @@ type Stats struct {
 	// QueueKeys is how many keys wait to be written now, SyncKeys how many are gathered.
 	QueueKeys, SyncKeys int64
 	// Messages counts those that were understood, Malformed frames that were not, and
-	// Refused messages that asked for what there is not, or went beyond a limit.
+	// Refused messages that asked for something that does not exist, or went beyond a limit.
 	Messages, Malformed, Refused uint64
 	// Stale counts messages that did not count: on connections that have spoken for a worker
 	// before it registered on another one.
