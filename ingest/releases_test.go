@@ -314,17 +314,17 @@ func TestReleasesUnderFaults(t *testing.T) {
 		}
 		eventually.NoError(t, p.name, func() error {
 			life := must.Get(x.Life(t.Context(), p.name, 0))(t)
-			if life.Seq != next {
-				return fmt.Errorf("the watermark is %d, not %d; generations began %v; %+v", life.Seq, next, p.began, f.in.Stats())
-			}
 			got := must.Get(held(t.Context(), x, p.name, 0))(t)
-			if diff := differ(got, p.want().keys()); diff != "" {
-				return fmt.Errorf("%s; generations began %v; %+v", diff, p.began, f.in.Stats())
-			}
-			p.mu.Lock()
+			diff := differ(got, p.want().keys())
+			p.mu.Lock() // the reader may still begin generations
 			defer p.mu.Unlock()
-			if life.Generation != p.gen {
-				t.Errorf("%s: generation %d, and %d was the last that began", p.name, life.Generation, p.gen)
+			switch {
+			case life.Seq != next:
+				return fmt.Errorf("the watermark is %d, not %d; generations began %v; %+v", life.Seq, next, p.began, f.in.Stats())
+			case diff != "":
+				return fmt.Errorf("%s; generations began %v; %+v", diff, p.began, f.in.Stats())
+			case life.Generation != p.gen:
+				return fmt.Errorf("generation %d, and %d was the last that began", life.Generation, p.gen)
 			}
 			t.Logf("%-14s %5d messages of its last life, generation from %d; %d keys in gpu, %d in cpu; began %v", p.name, len(p.log), p.from, len(got[store.GPU]), len(got[store.CPU]), p.began)
 			return nil
