@@ -18,6 +18,6 @@ static size_t kvatlas_allocated(void) { return 0; }
 */
 import "C"
 
-// allocatedBytes is the memory that has been allocated outside of Go's heap and not
-// been given back, in bytes; 0 where the system does not tell.
+// allocatedBytes returns how many bytes are allocated outside of Go's heap and not
+// given back. It is 0 where the system does not tell.
 func allocatedBytes() int64 { return int64(C.kvatlas_allocated()) }

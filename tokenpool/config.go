@@ -31,10 +31,10 @@ type Config struct {
 	// its own. As many chats are rendered beside them, and half as many that are
 	// long or bring their template. Default GOMAXPROCS, limit 1024.
 	Workers int
-	// WorkBytes bounds the memory outside of Go's heap that the texts being
-	// tokenized take, in bytes: 350 for each byte of a part that cannot be cut. A
-	// text with a part that would take more is ErrTooLong, but for parts of up to
-	// 16 KiB. Default 350 MiB, a part of one mebibyte; at least 1 MiB.
+	// WorkBytes bounds the memory outside of Go's heap that texts take while they
+	// are tokenized. It counts 350 bytes for each byte of a part that cannot be
+	// cut. A text with a part that would take more is ErrTooLong, but for parts
+	// of up to 16 KiB. Default 350 MiB, a part of one mebibyte; at least 1 MiB.
 	WorkBytes int64
 	// Queue is how many texts may wait for a worker, and as many again for a
 	// tokenizer that is being loaded. Default 1024, limit 1,000,000.
@@ -47,9 +47,9 @@ type Config struct {
 	// 250,000 tokens of English and takes 0.5 to 0.9 s. Default 1 MiB, limit
 	// MaxTextLimit.
 	MaxTextBytes int
-	// PieceBytes bounds the memory for the tokens of pieces of texts, in bytes: with
-	// them a text that goes on where another ended, as that of a chat's next turn,
-	// costs what is new in it. Default 64 MiB; less than 0 keeps none.
+	// PieceBytes bounds the memory for the tokens of pieces of texts, in bytes. With them
+	// a text that goes on where another ended, such as a chat's next turn, costs only what
+	// is new. Default 64 MiB; less than 0 keeps none.
 	PieceBytes int64
 	// Shared keeps pieces for other pools as well; nil does not. Its values are
 	// sealed under SharedSecret, of MinSharedSecret bytes or more, which all pools of
@@ -59,16 +59,16 @@ type Config struct {
 	// SharedTimeout is how long a text waits for an answer of Shared before it is
 	// tokenized. Default 20 ms, limit 10 s.
 	SharedTimeout time.Duration
-	// Fast tokenizes byte-level BPE with code of this project's own, which is ten times as
-	// fast or more, once it is proven for a tokenizer that Hugging Face's gives the same
-	// tokens. False leaves all to Hugging Face's.
+	// Fast tokenizes byte-level BPE with code of this project's own, which is at least ten
+	// times as fast. A tokenizer uses it once it is proven to give the same tokens as
+	// Hugging Face's. False leaves all to Hugging Face's.
 	Fast bool
 	// CheckEvery is of how many texts one is tokenized by Hugging Face's library as well,
-	// behind its answer; one difference leaves the tokenizer to that library from then
-	// on. 0 checks none, the limit is 1,000,000,000.
+	// behind its answer. One difference leaves the tokenizer to that library from then on.
+	// 0 checks none, the limit is 1,000,000,000.
 	CheckEvery int
 	// ProofDir is a folder that keeps what is proven of fast tokenizers, and their tables,
-	// for later pools of the same program: they serve at once, and the library is read
+	// for later pools of the same program. These serve at once, and read the library
 	// behind. Only this program may be able to write to it. It is made when it is needed,
 	// and has 256 MiB at most. Empty keeps nothing.
 	ProofDir string
@@ -151,9 +151,9 @@ func (c *Config) validate() error {
 	return errors.Join(err, shared, errors.Join(pins...), limits)
 }
 
-// Observer is told what a Pool does. Its funcs are called without a lock held,
-// by many goroutines at once; they should return quickly, since they hold up
-// the worker or load that calls them. None is given any prompt text.
+// Observer is told what a Pool does. Its funcs are called without a lock held, by many
+// goroutines at once. They should return quickly, since they hold up the worker or load
+// that calls them. None is given any prompt text.
 type Observer struct {
 	// Tokenized is called when the tokenizer has run over a text.
 	Tokenized func(TokenizedEvent)
@@ -180,9 +180,8 @@ type Observer struct {
 type TokenizedEvent struct {
 	// Model is the model asked for.
 	Model string
-	// Bytes is the length of the text, Tokens how many came of it; Fresh how many
-	// of these the tokenizer has made, the others being known from pieces of
-	// earlier texts.
+	// Bytes is the length of the text, Tokens how many came of it, and Fresh how many of
+	// these the tokenizer has made. The others are known from pieces of earlier texts.
 	Bytes, Tokens, Fresh int
 	// Queued is the time from the request to the run, the load of the
 	// tokenizer included; Took is the run itself.

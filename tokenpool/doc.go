@@ -1,8 +1,8 @@
 // Package tokenpool turns prompts into the tokens that an engine would see.
 //
-// A Pool keeps a bounded number of tokenizers in memory, runs a fixed number
-// of workers over a bounded queue, and asks a prefixcache.Store first, so that
-// a text is not tokenized twice. It guarantees:
+// A Pool keeps a bounded number of tokenizers in memory and runs a fixed number
+// of workers over a bounded queue. It asks a prefixcache.Store first, so that
+// no text is tokenized twice. It guarantees:
 //
 //   - Tokens are those of the model's own tokenizer.json, special tokens
 //     included, with the truncation and padding of the file switched off, as

@@ -118,13 +118,13 @@ func (p parted) check(text string) error {
 }
 
 // tokenize runs e over text. The library swallows errors and panics of the
-// tokenizer and returns no tokens, which is also the right answer to some texts
-// that are not empty: BERT's normalizer strips white space and control
-// characters, a vocabulary may know none of the characters.
+// tokenizer and returns no tokens. That is also the right answer to some texts
+// that are not empty. BERT's normalizer strips white space and control
+// characters, and a vocabulary may know none of the characters.
 //
-// Both can be told apart, since a failure leaves nothing of the whole text: if
-// the same text gets special tokens around it, or gives tokens for a letter put
-// behind it, the tokenizer did not fail on it.
+// Both can be told apart, since a failure leaves nothing of the whole text. The tokenizer
+// did not fail if the same text gets special tokens around it. Nor did it if the text with
+// a letter behind it gives tokens.
 func tokenize(e encoder, text string, special bool) ([]uint32, []int, error) {
 	if err := e.check(text); err != nil {
 		return nil, nil, err
@@ -185,7 +185,7 @@ func hasNUL(data []byte) bool {
 
 // plain returns a tokenizer.json without its truncation and padding. Files of
 // embedding models carry both, and the library would cut every text at, say,
-// 256 tokens without a word; transformers, and with it the engines, switches
+// 256 tokens without a word. Transformers, and with it the engines, switches
 // both off.
 func plain(data []byte) ([]byte, error) {
 	dec := json.NewDecoder(bytes.NewReader(data))

@@ -31,11 +31,11 @@ var (
 	ErrInvalidTokens = errors.New("tokenpool: invalid tokens")
 	// ErrTokenizer says that the tokenizer failed on the text.
 	ErrTokenizer = errors.New("tokenpool: tokenizer failed")
-	// ErrLoad says that there is a tokenizer for the model, as far as known, but
-	// that it could not be fetched or read; try again later.
+	// ErrLoad says that a tokenizer for the model exists, as far as known, but could
+	// not be fetched or read. Try again later.
 	ErrLoad = tokenfile.ErrLoad
-	// ErrBroken says, beside ErrLoad, that a file of the model will not be read however
-	// often it is tried: the error names the file, what is wrong and what to do.
+	// ErrBroken says, beside ErrLoad, that a file of the model cannot be read however
+	// often it is tried. The error names the file, what is wrong and what to do.
 	ErrBroken = tokenfile.ErrBroken
 	// ErrClosed says that the pool has been closed.
 	ErrClosed = errors.New("tokenpool: pool closed")

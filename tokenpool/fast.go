@@ -13,9 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool/internal/proofs"
 )
 
-// proven is an encoder that has the fast one of package bpe in its place, as soon as it is
-// proven that both agree, and until they once do not. What the fast one leaves out goes to
-// the reference.
+// proven is an encoder that puts the fast one of package bpe in its place. It does so from the proof that both agree until they once do
+// not. What the fast one leaves out goes to the reference.
 type proven struct {
 	encoder
 	fast   atomic.Pointer[bpe.Tokenizer]
@@ -70,9 +69,8 @@ func (e *proven) Encode(text string) ([]uint32, []int) { return e.encoder.encode
 // Decode implements bpe.Reference.
 func (e *proven) Decode(ids []uint32) string { return e.decode(ids, false) }
 
-// prove checks the fast encoder of a tokenizer that has just been loaded, while the
-// reference serves the first texts: it takes a second or two, in which no request waits. The
-// tokenizer is held, and its memory given back at the end.
+// prove checks the fast encoder of a tokenizer that has just been loaded, while the reference serves the first texts. That takes a second
+// or two, in which no request waits. The tokenizer is held, and its memory given back at the end.
 func (p *Pool) prove(t *tokenizer, data []byte) {
 	defer p.release(t)
 	if p.proofs.Acquire(p.ctx, 1) != nil {
@@ -124,8 +122,8 @@ func (p *Pool) wanted(t *tokenizer) bool {
 }
 
 // differ turns the fast encoder off for all tokenizers of this content, while the pool lives. Where proofs are kept it stays off as long as
-// the program is the same. The tokenizer leaves, and comes back under another name in the prefix store and among pieces, so that no tokens
-// are used any more which may be wrong.
+// the program is the same. The tokenizer leaves, and comes back under another name in the prefix store and among pieces. So tokens that may
+// be wrong are not used any more.
 func (p *Pool) differ(t *tokenizer, err error) {
 	t.proven.fast.Store(nil)
 	p.n.differences.Add(1)

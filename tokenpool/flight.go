@@ -192,9 +192,8 @@ func (p *Pool) leftQueue(err error) error {
 	return fmt.Errorf("%w: %w", ErrBusy, err)
 }
 
-// tryEnter takes a place among the waiters for a load. Models that may not
-// exist, since only the network can tell, get half of them: a flood of made-up
-// names leaves room for those at hand.
+// tryEnter takes a place among the waiters for a load. Models that may not exist, since only the network can
+// tell, get half of the places. So a flood of made-up names leaves room for models at hand.
 func (p *Pool) tryEnter(want place) bool {
 	if want == remotePlace && !p.remote.TryAcquire(1) {
 		return false
@@ -366,8 +365,8 @@ func (p *Pool) takeHelper() bool {
 }
 
 // fly tokenizes the text of f. The order is: the waiters get the result, the store is filled, the flight
-// goes. So a caller in between finds either the flight or the store's entry. endedSince serves the one that
-// looked into the store too early and for the flight too late.
+// goes. So a caller in between finds either the flight or the store's entry. A caller may look into the
+// store too early and for the flight too late: endedSince serves it.
 func (p *Pool) fly(f *flight) {
 	start := time.Now()
 	ids, ends, fresh, err := p.pieces.tokenize(f.tok, f.text, f.key.special, p.together)

@@ -332,7 +332,7 @@ func sumOf(data []byte, split bool) [sha256.Size]byte {
 // makeRoom takes room for one more tokenizer. When there is none it drops the
 // tokenizer that was not asked for longest, and waits until a dropped one has
 // finished its work. Those that come for the dropped one meanwhile wait for a
-// load of it, behind this one, so that a busy model cannot keep others out.
+// load of it, behind this one. So a busy model cannot keep others out.
 func (p *Pool) makeRoom(ctx context.Context) error {
 	p.mu.Lock()
 	if p.live < p.cfg.MaxTokenizers && len(p.wanting) == 0 {
@@ -362,7 +362,7 @@ func (p *Pool) makeRoom(ctx context.Context) error {
 }
 
 // makeWay drops tokenizers until as many are about to go as loads want room.
-// The rest comes with loads that end: a tokenizer just loaded has flights that
+// The rest comes with loads that end. A tokenizer just loaded has flights that
 // wait for it, so each load is of use even if it is dropped at once. Callers
 // hold mu, and send off what it returns.
 func (p *Pool) makeWay() (out []dropped) {

@@ -131,8 +131,8 @@ func (u *unknownEverywhere) err() error {
 // unknownError is an ErrUnknownModel with its reason.
 type unknownError struct {
 	model, reason string
-	// slow says that the model is there, without a tokenizer that can be run; entry
-	// that it is there, without a file; maybe that it may be.
+	// slow says that the model is there, without a tokenizer that can be run. By
+	// entry it is there without a file; by maybe it may be there.
 	slow, entry, maybe bool
 }
 

@@ -17,8 +17,8 @@ const pieceBytes = 512
 
 // pieces remembers the tokens of pieces of texts, so that of a text which goes on
 // only what is new is tokenized. The pieces begin where the cutter of their
-// tokenizer allows it, and end pieceBytes or more behind that at the next such
-// place: what a text begins with is cut in the same way whatever follows.
+// tokenizer allows it, and end at the next such place at least pieceBytes later.
+// So the beginning of a text is cut in the same way whatever follows.
 //
 // A piece is found by a 128-bit hash of its bytes under seeds that are drawn when
 // the process begins. It is safe for concurrent use.
@@ -45,8 +45,8 @@ type piece struct {
 	steps  []uint16
 }
 
-// pieceOverhead is what an entry takes beside its tokens: the piece, its element
-// of the list, its share of the map and of what allocations are rounded up to.
+// pieceOverhead is what an entry takes beside its tokens. It counts the piece, its element
+// of the list, and its share of the map and of rounded-up allocations.
 const pieceOverhead = 48 + 80 + 48 + 32
 
 func (p *piece) cost() int64 { return pieceOverhead + 6*int64(len(p.tokens)) }
@@ -103,8 +103,8 @@ func (s *pieces) put(k xxh3.Uint128, p *piece) {
 	}
 }
 
-// tokenize is tokenize of t's encoder, piece by piece, with the tokens of those
-// that are known. fresh is how many tokens the tokenizer has made for it. together has
+// tokenize is tokenize of t's encoder, piece by piece, with the tokens of those that are
+// known. Result fresh is how many tokens the tokenizer has made for it. Func together has
 // other goroutines help with a long text.
 func (s *pieces) tokenize(t *tokenizer, text string, special bool, together func(work func(leave func() bool))) (ids []uint32, ends []int, fresh int, err error) {
 	first := t.cuts.Next(text, min(pieceBytes, len(text)))
@@ -178,8 +178,8 @@ type part struct {
 	// itself is token space.
 	bare  bool
 	space uint32
-	// keep says that it is a piece: the last part of a text ends with the text, not
-	// at a cut, and is no piece of any other one.
+	// keep says that it is a piece. The last part of a text is none: it ends with the text,
+	// not at a cut, and is no piece of any other text.
 	keep  bool
 	key   xxh3.Uint128
 	piece *piece // nil if it is not known
@@ -245,8 +245,8 @@ func (p *part) sum(t *tokenizer) uint64 {
 	return t.sum
 }
 
-// chunkBytes is how much of a text one goroutine takes at a time, in bytes: about 0.3 ms of
-// a fast tokenizer, and 20 of the reference.
+// chunkBytes is how much of a text one goroutine takes at a time, in bytes. That is about
+// 0.3 ms of a fast tokenizer, and 20 ms of the reference.
 const chunkBytes = 32 << 10
 
 // chunksOf are stretches of parts that have chunkBytes or more to be tokenized, but for the

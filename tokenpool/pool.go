@@ -315,9 +315,8 @@ func (p *Pool) find(scope string, req *prompt.Request) prefixcache.Match {
 	return p.cfg.Store.Find(make([]uint32, 0, p.guess(len(req.Text))), scope+req.Scope, req.Text)
 }
 
-// guess says how many tokens a text of n bytes may have, going by those seen so
-// far: growing a slice of 100,000 tokens step by step costs as much as finding
-// them.
+// guess estimates how many tokens a text of n bytes has, going by those seen so far.
+// Growing a slice of 100,000 tokens step by step costs as much as finding them.
 func (p *Pool) guess(n int) int {
 	tokens, bytes := p.n.tokens.Load()+p.n.reused.Load(), p.n.textBytes.Load()
 	if bytes == 0 {

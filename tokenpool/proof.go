@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool/tokenfile"
 )
 
-// source is what a tokenizer is made of: the tokenizer.json of a model's files, or a proof
-// of an earlier process, by which it serves before the library has read that.
+// source is what a tokenizer is made of. It is the tokenizer.json of a model's files, or a
+// proof of an earlier process. By a proof it serves before the library has read that file.
 type source struct {
 	// data is the tokenizer.json; with a proof, what is left of it without its vocabulary.
 	data  []byte
@@ -95,8 +95,9 @@ func (p *Pool) keepProof(t *tokenizer, proof *proofs.Proof) {
 	}
 }
 
-// loadReference reads the reference of a tokenizer that serves by its proof, one at a time:
-// for texts that the fast one leaves out, and for spot checks. The tokenizer is held.
+// loadReference reads the reference of a tokenizer that serves by its proof, one at a time.
+// The reference does texts that the fast one leaves out, and spot checks. The tokenizer is
+// held.
 func (p *Pool) loadReference(t *tokenizer) {
 	defer p.release(t)
 	if p.proofs.Acquire(p.ctx, 1) != nil {

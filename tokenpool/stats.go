@@ -15,21 +15,21 @@ type Model struct {
 	Name string
 	// From is "directory" or "hub"; Revision is the hub's commit, or branch.
 	From, Revision string
-	// File is the name of the file that holds the tokenizer, SHA256 its content's
-	// hash in hex, which Config.Pins can ask for, and FileBytes its size.
+	// File is the name of the file that holds the tokenizer. SHA256 is its content's hash
+	// in hex, which Config.Pins can ask for; FileBytes is its size.
 	File, SHA256 string
 	FileBytes    int64
-	// Fingerprint is the first 8 bytes, in hex, of the SHA-256 of tokenizer.json, or
-	// of the one that has been made of a tiktoken file and its special tokens: of
-	// what decides about the tokens. Before is the one that the model had in this
-	// pool before, if that was another one: tokens of then are not used any more.
+	// Fingerprint is the first 8 bytes, in hex, of the SHA-256 of what decides about
+	// the tokens. That is tokenizer.json, or the one that was made of a tiktoken
+	// file and its special tokens. Before is the one that the model had in this pool
+	// before, if that was another one: tokens of then are not used any more.
 	Fingerprint, Before string
-	// MemoryBytes is what the fast tokenizer's tables take, and by how much the memory
-	// that libraries have allocated (glibc's malloc) grew while the tokenizer was read: the
-	// library does not tell its own. Other work at the same time counts too, so it is near
-	// the truth where tokenizers are loaded one at a time. Where the system does not
-	// tell that, it is the growth of the resident memory, which is rough. Both grow
-	// behind the load.
+	// MemoryBytes is what the fast tokenizer's tables take, plus the growth of the memory
+	// that libraries have allocated (glibc's malloc) while the tokenizer was read. The
+	// library does not report its own. Other work at the same time counts too, so it is
+	// near the truth where tokenizers are loaded one at a time. Where the system does not
+	// tell that, it is the growth of the resident memory, which is rough. Both grow behind
+	// the load.
 	MemoryBytes int64
 	// Vocabulary is the number of different tokens, added ones included.
 	Vocabulary int
@@ -73,13 +73,13 @@ type Stats struct {
 	// from pieces of earlier texts. Joined counts requests that waited for a run
 	// that another had begun.
 	Runs, TextBytes, Tokens, Reused, Joined uint64
-	// Fast counts texts and parts of texts that package bpe has tokenized, Checked texts
-	// that the reference has tokenized as well, and Differences tokenizers that have been
-	// left to the reference since, because it gave other tokens.
+	// Fast counts texts and parts of texts that package bpe has tokenized, and Checked
+	// texts that the reference has tokenized as well. Differences counts tokenizers left
+	// to the reference since, because it gave other tokens.
 	Fast, Checked, Differences uint64
-	// FleetReused counts those of Reused that the fleet knew, FleetErrors calls to it
-	// that failed or brought what could not be read, FleetDropped texts whose pieces
-	// were not given to it because too many waited.
+	// FleetReused counts those of Reused that the fleet knew. FleetErrors counts calls to
+	// it that failed or brought what could not be read. FleetDropped counts texts whose
+	// pieces were not given to it because too many waited.
 	FleetReused, FleetErrors, FleetDropped uint64
 	// PieceBytes is what these pieces take, of MaxPieceBytes.
 	PieceBytes, MaxPieceBytes int64
@@ -89,9 +89,8 @@ type Stats struct {
 	// dropped.
 	Loads, LoadErrors, Dropped uint64
 
-	// Queued is the number of texts that wait for a worker, of Queue at most;
-	// Running those in work, of Workers; Waiting those that wait for a
-	// tokenizer, of Queue.
+	// Queued is the number of texts that wait for a worker, of Queue at most. Running is
+	// those in work, of Workers; Waiting is those that wait for a tokenizer, of Queue.
 	Queued, Queue, Running, Workers, Waiting int
 	// HeldBytes is the size of all these texts, of QueueBytes at most.
 	HeldBytes, QueueBytes int64

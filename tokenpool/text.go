@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// checkText refuses what the tokenizer library would silently change: it cuts
-// a text at the first NUL, since it takes a C string, and it replaces invalid
-// UTF-8, after which its offsets count in a text that was not sent.
+// checkText refuses what the tokenizer library would silently change. The
+// library cuts a text at the first NUL, since it takes a C string. It replaces
+// invalid UTF-8, and its offsets then count in a text that was not sent.
 func checkText(text string, limit int) error {
 	if len(text) > limit {
 		return fmt.Errorf("%w: %d bytes, the limit is %d", ErrTooLong, len(text), limit)

@@ -8,7 +8,7 @@ import (
 )
 
 // bytesPerByte is what the library takes while it tokenizes, for each byte of a text
-// that it has in one piece: up to 340 were seen, of digits.
+// that it has in one piece. Up to 340 were seen, of digits.
 const bytesPerByte = 350
 
 // unweighed is the longest text that is tokenized whatever others take, in bytes.

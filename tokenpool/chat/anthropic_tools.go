@@ -6,8 +6,9 @@ import (
 	"fmt"
 )
 
-// anthropicTools converts the tools of a request of the messages API, as they are at
-// the end of the conversation: its messages may have added some and removed others.
+// anthropicTools converts the tools of a request of the messages API. They are those
+// at the end of the conversation, since its messages may have added and removed
+// tools.
 func anthropicTools(spend *budget, raw json.RawMessage, messages []json.RawMessage) (json.RawMessage, error) {
 	given, err := array(spend, raw, "tools")
 	if err != nil {

@@ -36,8 +36,8 @@ func APIOf(r *prompt.Chat) prompt.API {
 	}
 }
 
-// isChat reports whether a request has what only a chat completion has: thinking is
-// sent with those, too, and most engines do not look at it.
+// isChat reports whether a request has what only a chat completion has. Thinking does
+// not count: it is sent with other requests too, and most engines do not look at it.
 func isChat(r *prompt.Chat) bool {
 	if r.AddGenerationPrompt != nil || r.ContinueFinalMessage || r.ChatTemplate != "" || r.ReasoningEffort != "" || !isNull(r.Documents) || !isNull(r.Tools) {
 		return true // tools of Anthropic's have been seen before

@@ -8,14 +8,14 @@ import (
 )
 
 // Defaults of Limits for what a request may have. An item takes some 10 µs to
-// prepare and as much to render, and a value 0.2 µs, so a request at these limits
-// takes about a second.
+// prepare and as much to render, a value 0.2 µs. So a request at these limits takes
+// about a second.
 const (
 	defaultItems  = 1 << 16
 	defaultValues = 1 << 20
 )
 
-// maxDepth is how deep the JSON of a field may be nested: the library takes 200
+// maxDepth is how deep the JSON of a field may be nested. The library takes 200
 // (rust/hft_json.rs), and the field stands in the object of all variables.
 const maxDepth = 199
 
@@ -62,8 +62,8 @@ func (b *budget) list(where string, raw json.RawMessage) ([]json.RawMessage, err
 	return out, nil
 }
 
-// value spends the values in raw, which is valid JSON and stands so deep in a field
-// of the request, and holds its nesting against the library's.
+// value spends the values in raw and holds its nesting against the library's limit.
+// Raw is valid JSON, depth levels down in a field of the request.
 func (b *budget) value(where string, raw json.RawMessage, depth int) error {
 	if err := b.alive(); err != nil {
 		return err

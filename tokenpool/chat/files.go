@@ -249,8 +249,9 @@ func fileObject(data []byte, name string) ([]member, error) {
 	return members(data), nil
 }
 
-// choose returns the template for a request that asks for given (a name, or a
-// template itself; empty for neither), and whether it is one of the model's.
+// choose returns the template for a request that asks for given, and whether it
+// is one of the model's. Given is a name or a template itself; empty asks for
+// neither.
 func (t *templates) choose(given string, tools bool) (src string, own bool, err error) {
 	if given != "" {
 		if src, ok := t.named[given]; ok && !t.single {

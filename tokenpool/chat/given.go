@@ -6,8 +6,8 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// What is kept of templates that requests bring, by the length of their sources: a
-// compiled template takes up to 80 times its source, outside of Go's heap.
+// How much is kept of templates that requests bring, by the length of their sources.
+// A compiled template takes up to 80 times its source, outside of Go's heap.
 const (
 	maxKeptSource  = 32 << 10  // the longest known template has 20 KB
 	maxKeptSources = 256 << 10 // of all together

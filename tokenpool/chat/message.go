@@ -13,10 +13,10 @@ type Engine string
 
 // The engines.
 const (
-	// EngineVLLM prepares messages as vLLM 0.33 does: contents become strings or
-	// lists of parts, whichever the template wants; arguments of tool calls
-	// become objects; developers become systems for templates that know none;
-	// of each message only the fields that vLLM knows are kept.
+	// EngineVLLM prepares messages as vLLM 0.33 does. Contents become strings or
+	// lists of parts, whichever the template wants. Arguments of tool calls
+	// become objects. Developers become systems for templates that know no
+	// developers. Each message keeps only the fields that vLLM knows.
 	EngineVLLM Engine = "vllm"
 	// EngineTransformers prepares messages as apply_chat_template of
 	// transformers 5.24 does, and no more.
@@ -163,8 +163,8 @@ func (p *preparer) content(where, role string, raw json.RawMessage) (json.RawMes
 	return encodeArray(list), nil
 }
 
-// media are the types of parts that are no text, with the type that a template
-// sees, and the fields by which vLLM knows them without a type.
+// media are the types of parts that are no text, each with the type that a
+// template sees. By fields of these names vLLM also knows a part without a type.
 var media = []struct{ part, kind string }{
 	{"image_url", "image"},
 	{"input_image", "image"},
@@ -312,8 +312,8 @@ func (p *preparer) part(where, kind string, ms []member) (part, error) {
 }
 
 // billing begins a line that one client puts before its system prompts, with a
-// number that is another one in each request. vLLM drops it, so that prompts
-// have a prefix in common.
+// number that differs in each request. The line is dropped as vLLM drops it, so
+// that prompts have a prefix in common.
 const billing = "x-anthropic-billing-header"
 
 func dropBilling(parts []part) []part {

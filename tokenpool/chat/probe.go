@@ -9,8 +9,8 @@ import (
 )
 
 // Some of what vLLM's messages API does depends on what the model's template does.
-// vLLM finds it when it starts, by rendering; here it is found at the first request
-// that needs it.
+// There vLLM finds out by rendering when it starts; here the first request that needs
+// it finds out.
 
 // systemsProbe is the conversation that vLLM renders to see whether a template takes
 // a system's message that is not the first.

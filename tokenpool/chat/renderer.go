@@ -116,8 +116,9 @@ type Prompt struct {
 	// MediaIDs are the parts' own names of them (uuid, which vLLM takes for the
 	// hash of the content), empty for those without.
 	MediaIDs []string
-	// Sure is how many bytes of Text are the engine's in any case: all without
-	// media, else those before the content of the first message that has any.
+	// Sure is how many bytes of Text are certain to be the engine's. Without media
+	// these are all, else those before the content of the first message that has
+	// any.
 	Sure int
 }
 
@@ -133,9 +134,9 @@ func (r *Renderer) Render(req prompt.Chat) (Prompt, error) {
 	return r.RenderContext(context.Background(), req)
 }
 
-// RenderContext is Render for a caller whose time may end, which is then the error:
-// it is looked at while messages are prepared, and before the template runs, but not
-// while it does.
+// RenderContext is Render for a caller whose time may end; the error is the
+// context's then. It looks at the context while it prepares messages and before the
+// template runs, not while it runs.
 func (r *Renderer) RenderContext(ctx context.Context, req prompt.Chat) (Prompt, error) {
 	now := r.opts.Now()
 	req, err := r.completion(ctx, req)
@@ -180,7 +181,7 @@ func (r *Renderer) render(ctx context.Context, req prompt.Chat, now time.Time) (
 }
 
 // blame names the field that the library refuses to read, such as one with half of a
-// surrogate pair; it has seen all of them as one text.
+// surrogate pair. The library has seen all fields as one text.
 func blame(req prompt.Chat, err error) error {
 	empty, cerr := Compile("")
 	if cerr != nil {

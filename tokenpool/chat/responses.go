@@ -7,9 +7,9 @@ import (
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
-// This file makes a chat completion of a request of OpenAI's responses API, as vLLM
-// 0.33 does (vllm/entrypoints/openai/responses/utils.py) for models that it does not
-// serve with Harmony.
+// This file makes a chat completion of a request of OpenAI's responses API. It does
+// what vLLM 0.33 does (vllm/entrypoints/openai/responses/utils.py) for models that it
+// does not serve with Harmony.
 
 // fromResponses converts a request of the responses API.
 func fromResponses(spend *budget, req prompt.Chat) (prompt.Chat, error) {

@@ -47,10 +47,10 @@ const MaxTemplateBytes = 256 << 10
 
 // Limits bound one rendering. Zero fields take the default.
 type Limits struct {
-	// Fuel bounds the work, and with it time and memory: an instruction of the
+	// Fuel bounds the work, and with it time and memory. An instruction of the
 	// template takes one, and so do 64 bytes of text made or read. A million take
 	// 64 MB and some 0.1 s, at most. Default 1,000,000, and 6 more for each byte
-	// of the context, 20,000,000 at most: real templates need that much for tools,
+	// of the context, 20,000,000 at most. Real templates need that much for tools,
 	// and far less than 1 for a byte of text.
 	Fuel uint64
 	// GivenFuel is Fuel for templates that requests bring. Default 100,000, and 6
@@ -65,10 +65,9 @@ type Limits struct {
 	// Items is how many messages, parts of contents, tool calls, tools and documents
 	// a request may have together. Default 65,536. Templates alone do not look at it.
 	Items int
-	// Values is how many JSON values a request may have together, in messages,
-	// tools, documents and template kwargs: each object, array, string, number,
-	// boolean and null counts, keys do not. Default 1,048,576. Templates alone do not
-	// look at it.
+	// Values is how many JSON values a request may have together, in messages, tools,
+	// documents and template kwargs. Each object, array, string, number, boolean and
+	// null counts; keys do not. Default 1,048,576. Templates alone do not look at it.
 	Values int
 }
 
@@ -100,9 +99,9 @@ const (
 	FormatOpenAI Format = "openai"
 )
 
-// Template is a compiled chat template. It is safe for concurrent use, and its
-// memory outside of Go's heap (some 10 times the length of the source) is given
-// back when it is collected.
+// Template is a compiled chat template. It is safe for concurrent use. Its memory
+// outside of Go's heap, some 10 times the length of the source, is given back when it
+// is collected.
 type Template struct {
 	ptr     unsafe.Pointer
 	source  string
@@ -149,9 +148,10 @@ func (t *Template) Source() string { return t.source }
 func (t *Template) Format() Format { return t.format }
 
 // Render renders the template. The context is a JSON object whose members are
-// the template's variables; the order of keys is kept. now is what strftime_now
-// gives, in its location. The error is an *Error that wraps ErrRaised,
-// ErrTemplate, ErrLimit or ErrRequest (a context that is no JSON object).
+// the template's variables; the order of keys is kept. Argument now is what
+// strftime_now gives, in its location. The error is an *Error that wraps
+// ErrRaised, ErrTemplate, ErrLimit or ErrRequest (a context that is no JSON
+// object).
 func (t *Template) Render(context string, limits Limits, now time.Time) (string, error) {
 	c := C.hft_limits{
 		fuel:      C.uint64_t(cmp.Or(limits.Fuel, min(defaultFuel+fuelPerByte*uint64(len(context)), maxFuel))),

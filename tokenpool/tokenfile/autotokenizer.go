@@ -11,15 +11,16 @@ import (
 )
 
 // Engines load a tokenizer by transformers' AutoTokenizer, to which tokenizer.json is
-// one of several files: tokens and flags of the others are added to it, or replace
-// what it says. autoTokenizer makes the tokenizer.json that has the tokens of all of
-// them, so that one file says all from there on.
+// one of several files. Tokens and flags of the others are added to it, or replace
+// what it says. Here autoTokenizer makes the tokenizer.json that has the tokens of
+// all of them, so that one file says all from there on.
 //
-// It does step by step what transformers 5 does: PreTrainedTokenizerBase's
-// _from_pretrained, TokenizersBackend's __init__, and the classes of models that build
-// a tokenizer of their own (classes.go). The library numbers added tokens by their
-// order, whatever numbers the file has. So adding tokens to a loaded tokenizer, as
-// transformers does, is the same as having them at the end of the file's list.
+// It does step by step what three parts of transformers 5 do. They are
+// PreTrainedTokenizerBase's _from_pretrained, TokenizersBackend's __init__, and the
+// classes of models that build a tokenizer of their own (classes.go). The library
+// numbers added tokens by their order, whatever numbers the file has. So adding tokens
+// to a loaded tokenizer, as transformers does, is the same as having them at the end
+// of the file's list.
 
 // named are the tokens that every tokenizer may have (SPECIAL_TOKENS_ATTRIBUTES).
 var named = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}

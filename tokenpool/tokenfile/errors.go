@@ -10,11 +10,11 @@ import (
 
 // Errors that callers tell apart with errors.Is.
 var (
-	// ErrLoad says that there is a tokenizer for the model, as far as known, but
-	// that it could not be fetched or read; try again later.
+	// ErrLoad says that a tokenizer for the model exists, as far as known, but could
+	// not be fetched or read. Try again later.
 	ErrLoad = errors.New("tokenpool: tokenizer cannot be loaded")
-	// ErrBroken says, beside ErrLoad, that a file of the model will not be read however
-	// often it is tried: the error names the file, what is wrong and what to do.
+	// ErrBroken says, beside ErrLoad, that a file of the model cannot be read however
+	// often it is tried. The error names the file, what is wrong and what to do.
 	ErrBroken = errors.New("tokenpool: broken tokenizer file")
 )
 

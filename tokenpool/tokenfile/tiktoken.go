@@ -14,15 +14,15 @@ import (
 
 // A tiktoken file has a token a line, its bytes in base64 and its rank, which is
 // its number as well. Its tokenizer matches an expression over a text, looks each
-// match up, and merges what is not found: of all neighbours that are a token
-// together always those of the lowest rank, the first of equal ones.
+// match up, and merges what is not found. Of all neighbours that are a token
+// together it merges those of the lowest rank, the first of equal ones.
 //
 // Such a file is made into the tokenizer.json that gives the same tokens, and goes
 // the way of all others from there. A tokenizer.json names the pairs that are merged
 // to each token. One pair is enough. A token's bytes are merged in the same way
-// wherever they stand, as long as no merge goes over their ends, since what is
-// merged next among them depends on them alone; and when the token is made, no merge
-// has gone over its ends. So the last pair is always the one that its bytes by
+// wherever they stand, as long as no merge goes over their ends. For what is merged
+// next among them depends on them alone. And when the token is made, no merge has
+// gone over its ends. So the last pair is always the one that its bytes by
 // themselves come to. A token that its bytes do not come to is made by no merge, and
 // found as a whole match only (ignore_merges). Ranks need not grow with a token's
 // parts for that.
@@ -40,9 +40,9 @@ type tiktoken struct {
 	normalize bool
 	// special gives the special tokens by number, of a file with so many tokens.
 	special func(config []byte, tokens int) (map[uint32]specialToken, error)
-	// maxPart and maxRun are how many characters between two special tokens are
-	// tokenized at once, and how many of them in a row without (or of nothing but)
-	// white space. 0 is any.
+	// maxPart is how many characters between two special tokens are tokenized at
+	// once. Of these, maxRun is the most in a row without white space, or of nothing
+	// but it. 0 is any.
 	maxPart, maxRun int
 }
 
@@ -157,8 +157,8 @@ func ReadRanks(data []byte) (map[string]uint32, error) {
 	return out, nil
 }
 
-// lastMerge merges the bytes of a token as tiktoken does, and says where its last
-// two parts meet; 0 if they do not come to one.
+// lastMerge merges the bytes of a token as tiktoken does, and returns where its last
+// two parts meet. It returns 0 if they do not come to one.
 func (r ranks) lastMerge(token string) int {
 	ends := make([]int, len(token)) // of the parts
 	for i := range ends {

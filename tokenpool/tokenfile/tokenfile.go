@@ -1,6 +1,6 @@
-// Package tokenfile makes one tokenizer.json of the files that a model has, as
-// transformers' AutoTokenizer and the code of tiktoken models read them, and says what is
-// wrong with a file that cannot be used. It is a pure function of the files.
+// Package tokenfile makes one tokenizer.json of the files that a model has. It reads them as
+// transformers' AutoTokenizer and the code of tiktoken models do, and says what is wrong with
+// a file that cannot be used. It is a pure function of the files.
 package tokenfile
 
 import "fmt"
@@ -42,9 +42,9 @@ func tiktokenOf(name string) *tiktoken {
 	return nil
 }
 
-// JSON returns the tokenizer.json that gives the tokens of the files: the one that they
-// have, with the tokens that transformers takes from the others, or one made of their
-// tiktoken file. split says that special tokens in a text are text.
+// JSON returns the tokenizer.json that gives the tokens of the files. It is the one that they
+// have, with the tokens that transformers takes from the others, or one made of their tiktoken
+// file. Result split says that special tokens in a text are text.
 func (f Files) JSON() (data []byte, split bool, err error) {
 	k := tiktokenOf(f.Name)
 	if k == nil {
@@ -56,9 +56,9 @@ func (f Files) JSON() (data []byte, split bool, err error) {
 	return data, false, nil
 }
 
-// Parts says how a family tokenizes a long text: how many characters between two special
-// tokens at once, and how many of them in a row without (or of nothing but) white space.
-// 0 is any, as for all files that are no tiktoken file.
+// Parts says how a family tokenizes a long text. Result most is how many characters between
+// two special tokens it takes at once. Of these, run is the most in a row without white space,
+// or of nothing but it. Both are 0 for any number, as for all files that are no tiktoken file.
 func Parts(name string) (most, run int) {
 	if k := tiktokenOf(name); k != nil {
 		return k.maxPart, k.maxRun

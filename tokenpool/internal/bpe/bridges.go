@@ -6,15 +6,15 @@ import (
 )
 
 // bridges knows between which two characters a token can reach. Where none can, merging
-// never joins what stands on both sides, so that a long word is merged in parts: as
-// Chinese, which has no spaces, where most parts are words that the cache knows.
+// never joins what stands on both sides, so a long word is merged in parts. Chinese,
+// which has no spaces, is an example: most parts are words that the cache knows.
 //
-// Of every token each place before a character's first byte is kept, with what of the
-// token stands next to it: the character before, or the bytes of it that the token has,
-// and the character behind, or its first bytes. A place in a text is bridged if any of
-// these can be there. They are bits of a filter: that two fall together only means that a
-// word is not cut where it could be. Places between two ASCII characters are left out,
-// since tokens reach over most of them.
+// Each place before a character's first byte is kept of every token, with what of the
+// token stands next to it. On the left that is the character before, or those of its
+// bytes that the token has. On the right it is the character behind, or its first bytes.
+// A place in a text is bridged if any of these can be there. They are bits of a filter:
+// that two fall together only means that a word is not cut where it could be. Places
+// between two ASCII characters are left out, since tokens reach over most of them.
 type bridges struct {
 	bits [bridgeBits / 64]uint64
 	wide *wide // answers for characters of three bytes

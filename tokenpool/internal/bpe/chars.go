@@ -5,18 +5,18 @@ import (
 	"unsafe"
 )
 
-// chars is the vocabulary of SentencePiece's BPE, which merges characters: each that is a
-// token is one to begin with, and of others each byte is. A space stands for U+2581, by
-// which SentencePiece writes it.
+// chars is the vocabulary of SentencePiece's BPE, which merges characters. Merging begins
+// with a character where that is a token, else with each of its bytes. A space stands for
+// U+2581, by which SentencePiece writes it.
 //
 // It knows too between which two characters a token can reach. No expression splits a text
-// into words, but where no token reaches over, merging joins nothing: what stands on both
-// sides is merged by itself, to the same tokens. The places are computed from the products
-// of all merges, since no token comes about but by one of them; before a space there is
-// one nearly everywhere, so that parts are what words are to others.
+// into words. But where no token reaches over, merging joins nothing, so each side is
+// merged by itself, to the same tokens. The places are computed from the products of all
+// merges, since every token comes about by one of them. Nearly every space has such a
+// place before it, so the parts are what words are to others.
 type chars struct {
-	// pages has for each character its token and 1, 0 where there is none, by its upper and
-	// its lower bits; nil where a page has none.
+	// pages has each character's token plus 1, or 0 where there is none, by its upper and
+	// its lower bits. A page that has no token is nil.
 	pages [0x110000 >> pageBits]*[1 << pageBits]uint32
 	// bytes are the tokens of bytes.
 	bytes [256]uint32
@@ -148,7 +148,7 @@ func charAt(b []byte, i int) (r uint32, n int) {
 }
 
 // next returns where the part that begins at i ends: the first place behind it that no
-// token reaches over, or end. alone says that it is one character, r.
+// token reaches over, or end. Result alone reports whether it is one character, r.
 func (c *chars) next(b []byte, i, end int) (to int, r uint32, alone bool) {
 	r, n := charAt(b, i)
 	first, before := i+n, r

@@ -15,13 +15,13 @@ type Reference interface {
 	Decode(ids []uint32) string
 }
 
-// checkBytes is how much text of Corpus a tokenizer is checked on, beside what is made for
-// its vocabulary: the reference takes about half a second for it.
+// checkBytes is how much text of Corpus a tokenizer is checked on, beside what is made for its
+// vocabulary. The reference takes about half a second for it.
 const checkBytes = 256 << 10
 
 // Check compares t with the reference on texts that are made for its vocabulary, its added
 // tokens and its expression. An error says on what they differ. It goes on while goOn
-// reports true, which it asks before each text; if it ends early, there is no proof, which
+// reports true, and asks it before each text. If it ends early, there is no proof, which
 // is an error too.
 func (t *Tokenizer) Check(ref Reference, goOn func() bool) error {
 	check := func(texts ...string) error {

@@ -83,8 +83,9 @@ func (t *classTable) of(r rune) class {
 	return t.blocks[t.block[uint32(r)/blockSize]][uint32(r)%blockSize]
 }
 
-// at returns the class of the character that begins at b[i], and its length. b must have
-// padding bytes behind the text: of text that is not UTF-8 the answer is any, and in bounds.
+// at returns the class of the character that begins at b[i], and its length. Behind the
+// text b must have padding bytes. Where the text is not UTF-8 any class may come, but
+// reads stay in bounds.
 func (t *classTable) at(b []byte, i int) (class, int) {
 	c := b[i]
 	switch {
@@ -99,6 +100,6 @@ func (t *classTable) at(b []byte, i int) (class, int) {
 	}
 }
 
-// padding is how many zero bytes stand behind a text, so that what reads eight bytes
-// from any place in it, or a character that is cut off, stays in bounds.
+// padding is how many zero bytes stand behind a text. It keeps reads of eight bytes
+// from any place in bounds, and reads of a character that is cut off.
 const padding = 16

@@ -335,8 +335,8 @@ func splitterOf(p *tokenfile.Stage) (splitter, error) {
 }
 
 // numberAdded gives added tokens the numbers that the reference gives them, whatever the
-// file says: that of the vocabulary's token, or else the next one behind it. It returns
-// the highest one.
+// file says. That is the number of the vocabulary's token, or else the next one behind the
+// vocabulary. It returns the highest one.
 func numberAdded(added []tokenfile.AddedToken, vocab map[string]uint32) (top uint32) {
 	next := uint32(len(vocab))
 	for i := range added {

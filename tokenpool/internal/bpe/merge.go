@@ -1,7 +1,7 @@
 package bpe
 
-// merges has the pairs of tokens that BPE joins, with their ranks: of all pairs in a word,
-// the one of the lowest rank is joined first, the leftmost one of these.
+// merges has the pairs of tokens that BPE joins, with their ranks. Of all pairs in a word,
+// the one of the lowest rank is joined first, the leftmost of equal ones.
 type merges struct {
 	// bytes has the ranks of pairs of two bytes, which every word begins with.
 	bytes []uint32
@@ -71,8 +71,8 @@ func (m *merges) rank(left, right uint32) uint32 {
 	}
 }
 
-// shortWord is up to how many bytes a word is merged by looking through all its pairs for
-// each merge, which is faster than a heap there.
+// shortWord is the length in bytes up to which each merge of a word looks through all its
+// pairs. That is faster than a heap there.
 const shortWord = 64
 
 // merger is the memory that merging takes.

@@ -8,8 +8,9 @@ import (
 )
 
 // settled has a bit for each character below settledEnd that NFC leaves as it is, whatever
-// stands beside it: it is normal by itself, and composes with nothing before it. A text of
-// these alone is NFC, which is found in a third of the time that the library takes.
+// stands beside it. Such a character is normal by itself, and composes with nothing before
+// it. A text of these alone is NFC, which is found in a third of the time that the library
+// takes.
 var settled = sync.OnceValue(func() *[settledEnd / 64]uint64 {
 	var bits [settledEnd / 64]uint64
 	var b [4]byte

@@ -14,8 +14,8 @@ const bar = "\u2581"
 
 // spaces says where spaces are written as bars, and where one is put in front.
 type spaces struct {
-	// normalized says that it is done before added tokens are looked for that want
-	// normalized text, and not to each part of a text behind that.
+	// normalized says that this is done once, before the search for added tokens that want
+	// normalized text. Otherwise it is done to each part of a text behind that.
 	normalized bool
 	prepend    prepending
 	// split says that each space begins a word.
@@ -248,16 +248,16 @@ func (t *Tokenizer) shortPart(w *worker, i, j int) {
 // SpaceCut is how texts of SentencePiece's BPE can be cut before a space with an ASCII
 // letter or digit on both sides.
 type SpaceCut struct {
-	// Put says that the tokenizer puts a space before a text that begins with a letter, so
-	// that what is behind a cut is tokenized without its own.
+	// Put says that the tokenizer puts a space before a text that begins with a letter. So
+	// what is behind a cut is tokenized without its own space.
 	Put bool
 	// Token is a space by itself.
 	Token uint32
 }
 
 // SpaceCut reports whether, and how, texts can be cut before such a space. No merge reaches
-// from what is before it to it; no added token has such a place, begins where the space
-// or the letter behind it stands, or takes the space.
+// over from what is before it. No added token has such a place, begins where the space or
+// the letter behind it stands, or takes the space.
 func (t *Tokenizer) SpaceCut() (SpaceCut, bool) {
 	if t.chars == nil || t.spaceTokens {
 		return SpaceCut{}, false

@@ -32,8 +32,8 @@ const (
 	deepSeek
 )
 
-// next returns where the word that begins at i ends. b[i:end] must not be empty. piece is
-// kept from one word of a text to the next, and 0 at the first.
+// next returns where the word that begins at i ends. The range b[i:end] must not be empty.
+// Piece is 0 at the first word of a text, and kept from one word to the next.
 func (s *splitter) next(b []byte, i, end int, piece *int) int {
 	switch s.family {
 	case cl100k:
@@ -165,8 +165,8 @@ func (s *splitter) nextGPT2(b []byte, i, end int) int {
 	return s.white(b, i, end, false)
 }
 
-// nextDeepSeek splits by \p{N}{1,3}, then by a range of Chinese and kana, and each of the
-// pieces by the third expression, for which a text ends with its piece.
+// nextDeepSeek splits by \p{N}{1,3}, then by a range of Chinese and kana. It splits each of
+// the pieces by the third expression, for which a text ends with its piece.
 func (s *splitter) nextDeepSeek(b []byte, i, end int, piece *int) int {
 	if cls, n := s.classes.at(b, i); cls&number != 0 {
 		return s.numbers(b, i+n, end)

@@ -20,8 +20,8 @@ type vocabulary struct {
 	starts  []uint32
 	// longest is the length of the longest one, in bytes.
 	longest int
-	// long are the lengths and first bytes of those that are longer than maxCached: few,
-	// so that most long words are known not to be tokens without a look at the table.
+	// long has the lengths and first bytes of tokens longer than maxCached. They are few,
+	// so most long words are known not to be tokens without a look at the table.
 	long filter
 }
 

@@ -3,16 +3,17 @@ package bpe
 import "unicode/utf8"
 
 // wide is what is known of characters of three bytes, U+0800 to U+FFFF, which most of
-// Chinese, Japanese, Korean and Hindi are: which token each of them is where it stands
-// apart, and between which two of them a token can reach. Its tables are smaller than those
-// of bridges and than the cache of words, and are read once or twice for a character.
+// Chinese, Japanese, Korean and Hindi are. It knows which token each of them is where it
+// stands apart, and between which two of them a token can reach. Its tables are smaller
+// than those of bridges and than the cache of words, and are read once or twice for a
+// character.
 type wide struct {
 	// of has for each character its token and 1, 0 where there is none or several, and the
 	// bits below.
 	of [1 << 16]uint32
-	// pairs has the pairs of characters that a token has beside each other, whole; cuts has
-	// what a token has of two where it lacks bytes of one of them, or of both. Where they
-	// are wrong, a word is not cut where it could be.
+	// pairs has the pairs of characters that stand whole beside each other in a token. In
+	// cuts is what a token has of two where it lacks bytes of one or both. Where they are
+	// wrong, a word is not cut where it could be.
 	pairs, cuts filter
 }
 

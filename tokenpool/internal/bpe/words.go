@@ -6,9 +6,9 @@ import (
 )
 
 // wordCache remembers the tokens of short words. A word is found by all of its bytes, so
-// that no answer is another word's; where it is kept goes by a hash under a seed that is
-// drawn for each cache, and a word takes the place of one of few others, so that no choice
-// of words makes it slow or large. It is for one user at a time.
+// that no answer is another word's. Its slot goes by a hash under a seed that is drawn for
+// each cache. A word takes the place of one of few others, so no choice of words makes the
+// cache slow or large. It is for one user at a time.
 type wordCache struct {
 	seed uint64
 	sets [cacheSets][cacheWays]cachedWord

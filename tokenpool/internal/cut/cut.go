@@ -4,8 +4,9 @@
 //
 // Before an added token. The library first finds the added tokens in the text as it stands, the longest one
 // of those that begin first (leftmost-longest). Then it normalizes, splits and tokenizes each of the pieces
-// between them on its own. A cut before an occurrence of such a token changes nothing if the token is found
-// there in any case, and if nothing to its left looks beyond it. That holds for a token which
+// between them on its own. A cut before an occurrence of such a token changes nothing on two conditions.
+// The token must be found there in any case, and nothing to its left may look beyond it. That holds for a
+// token which
 //   - is looked for in the text as it stands (normalized is false),
 //   - takes no white space to its left and needs no edge of a word (lstrip and
 //     single_word are false), and begins with a sign: for a token to its left that
@@ -13,25 +14,25 @@
 //   - overlaps with no other added token, nor with itself: so no search finds
 //     another one in its place.
 //
-// The dummy prefix that sentencepiece models put before a text (Metaspace with
-// prepend_scheme first) goes by the place of the piece: the piece behind the cut
-// is the added token itself, so that none is put there, as in the whole.
+// The dummy prefix that sentencepiece models put before a text (Metaspace with prepend_scheme first) goes
+// by the place of the piece. The piece behind the cut is the added token itself, so it gets no prefix, as
+// in the whole.
 //
 // Between a line feed and an ASCII letter or digit, for tokenizers that split the
 // text with one of the expressions in tokenfile.LineSplits. None of their alternatives
-// matches a line feed with a letter or a digit behind it, so that a match ends
-// there in any case, and the one that takes line feeds at the end of white space
-// comes before the one that looks ahead, so that the match before the cut is the
-// same without what follows. Byte-level BPE then tokenizes each match on its own.
-// Normalization to NFC keeps its hands off: a line feed composes with nothing.
+// matches a line feed with a letter or digit behind it, so a match ends there in any
+// case. One alternative takes line feeds at the end of white space, and it comes
+// before the one that looks ahead. So the match before the cut is the same without
+// what follows. Byte-level BPE then tokenizes each match on its own. Normalization to
+// NFC keeps its hands off: a line feed composes with nothing.
 //
-// Between an ASCII letter or digit and a space or a comma, for the same reasons: no
-// alternative matches the one behind the other, and letters and digits before the cut
-// are matched in the same way whatever follows, since only white space is looked
-// beyond. (An apostrophe would not do: o200k has 's in the match of a word.) No added
-// token may have such a pair in it. These places are many, so that cuts at them lie
-// elsewhere whenever something in front has changed; they are taken only where there is
-// no other within wordsAfter bytes, as in a long line of numbers.
+// Between an ASCII letter or digit and a space or a comma, for the same reasons. No
+// alternative matches the one behind the other. Letters and digits before the cut match
+// in the same way whatever follows, since only white space is looked beyond. (An
+// apostrophe would not do: o200k has 's in the match of a word.) No added token may
+// have such a pair in it. These places are many, so cuts at them move whenever
+// something in front has changed. They are taken only where there is no other within
+// wordsAfter bytes, as in a long line of numbers.
 //
 // Before a space with an ASCII letter or digit on both sides, for SentencePiece's BPE where
 // no token reaches over such a place (space.go).
@@ -121,8 +122,8 @@ func New(data []byte, split bool) *Cutter {
 // wordsAfter is eight times the least piece that is kept: words are cut where lines are long.
 const wordsAfter = 4 << 10
 
-// wordEnd returns the first place at from (1 or more) or behind it that is between a
-// letter or digit and a space or comma, or the end of the text.
+// wordEnd returns the first place, at from (1 or more) or later, between a letter or digit and a space or
+// comma. Without one it returns the end of the text.
 func wordEnd(text string, from int) int {
 	for i := from; i < len(text); i++ {
 		if (text[i] == ' ' || text[i] == ',') && isAlnum(text[i-1]) {
@@ -146,8 +147,8 @@ func newContents(added []tokenfile.AddedToken) contents {
 	return contents{suffixarray.New(b)}
 }
 
-// apart says that no text has one of the contents where it has s but s itself:
-// none contains s, ends with the beginning of s, or begins with its end.
+// apart reports whether of the contents only s itself can overlap an s in any text. Then no other one
+// contains s, ends with the beginning of s, or begins with its end.
 func (c contents) apart(s string) bool {
 	if len(c.index.Lookup([]byte(s), 2)) > 1 || strings.IndexByte(s, 0) >= 0 {
 		return false

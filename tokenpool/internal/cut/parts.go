@@ -6,8 +6,8 @@ import (
 )
 
 // Parts cuts texts as the Python code of some families does, which does not tokenize long
-// texts at once, for fear of tiktoken's stack: what is between two added tokens is cut
-// behind Most characters, and a run with or without white space behind Run of them.
+// texts at once, for fear of tiktoken's stack. What is between two added tokens is cut
+// behind Most characters. A run with or without white space is cut behind Run of them.
 type Parts struct {
 	Added     *Cutter // has the added tokens
 	Most, Run int

@@ -9,10 +9,10 @@ type space struct {
 	token uint32
 }
 
-// CutSpaces has texts cut before spaces from now on that have an ASCII letter or digit on
-// both sides. put says that the tokenizer puts a space before a text that begins with a
-// letter, so that the part behind a cut is tokenized without its own; token is a space by
-// itself. It may be called while others use c.
+// CutSpaces has texts cut from now on before spaces that have an ASCII letter or digit on
+// both sides. Argument put says that the tokenizer puts a space before a text that begins
+// with a letter. Then the part behind a cut is tokenized without its own; token is a
+// space by itself. It may be called while others use c.
 func (c *Cutter) CutSpaces(put bool, token uint32) { c.space.Store(&space{put, token}) }
 
 // Bare reports whether the part of a text that begins at from is tokenized without the space
@@ -40,8 +40,8 @@ func (c *Cutter) nextSpace(text string, from, end int) int {
 	return end
 }
 
-// spaceEnd returns the first place at from (1 or more) or behind it that is before a space
-// with a letter or digit on both sides; end if there is none before that.
+// spaceEnd returns the first place, at from (1 or more) or later, before a space with a
+// letter or digit on both sides. It returns end if none comes before that.
 func spaceEnd(text string, from, end int) int {
 	for i := from; i < min(end, len(text)-1); i++ {
 		if text[i] == ' ' && isAlnum(text[i-1]) && isAlnum(text[i+1]) {

@@ -1,12 +1,12 @@
-// Package media places the media of chats in their tokens: what stands for an image, an
-// audio or a video is replaced by the tokens that the engine's processor puts there. It is
+// Package media places the media of chats in their tokens. It replaces what stands for an
+// image, an audio or a video by the tokens that the engine's processor puts there. It is
 // pure; plans are for one user at a time, rules for any number.
 //
 // A medium stands in a rendered chat as the marker that the template puts for it. The
 // engine's processor puts as many tokens there as the medium has, and its hash goes into
-// the block keys. What belongs where is known by rules, which are data (media.json, and the
-// file of that name that a model may have beside its tokenizer); how many tokens a medium
-// has, and its hash, by the caller.
+// the block keys. Rules say what belongs where. They are data: media.json, and the file of
+// that name that a model may have beside its tokenizer. The caller knows how many tokens a
+// medium has, and its hash.
 package media
 
 import (
@@ -43,9 +43,9 @@ type rule struct {
 	// Kind is the kind of medium. The first rule of a kind counts whose tokens the
 	// tokenizer has.
 	Kind string `json:"kind"`
-	// Target is what the template puts, added tokens of the tokenizer, all of which
-	// is replaced: by Before, Repeat as often as the medium has tokens (less those of
-	// Before and After), and After. Repeat is one token.
+	// Target is what the template puts: added tokens of the tokenizer, all of which is
+	// replaced. Before comes first, then Repeat as often as the medium has tokens (less
+	// those of Before and After), then After. Repeat is one token.
 	Target string `json:"target"`
 	Before string `json:"before"`
 	Repeat string `json:"repeat"`
@@ -182,8 +182,8 @@ func NewPlan(rules Rules, known []prompt.Medium, rendered chat.Prompt) (*Plan, e
 
 // Apply puts the media into the tokens of a rendered chat. Like vLLM it takes the
 // first markers of a kind, in their order, for its media. It reports whether all have
-// been placed; if not, the tokens end before the first that is not known. found is
-// false when the whole text has fewer markers than media.
+// been placed; if not, the tokens end before the first that is not known. Result
+// found is false when the whole text has fewer markers than media.
 func (p *Plan) Apply(ids []uint32) (out []uint32, placed []prompt.PlacedMedium, all, found bool) {
 	out = make([]uint32, 0, len(ids))
 	next := map[string]int{}

@@ -56,7 +56,7 @@ func NewFolder(path string) *Folder {
 	return &Folder{path: path, program: sync.OnceValues(programSum)}
 }
 
-// programSum is the SHA-256 of the program that runs: a proof is of its code, its tables of
+// programSum is the SHA-256 of the program that runs. A proof is of its code, its tables of
 // characters, its corpus, and the library that is linked into it.
 func programSum() (sum [sha256.Size]byte, err error) {
 	path, err := os.Executable()
