@@ -58,8 +58,8 @@ type Decision struct {
 	Estimated bool
 }
 
-// size returns how many tokens to reckon with: an estimate of a text that was not tokenized in
-// time, of which otherwise only the known beginning, often nothing, would be booked.
+// size returns how many tokens to reckon with. It estimates a text that was not tokenized in time.
+// Otherwise only the known beginning of it, often nothing, would be booked.
 func (d *Decision) size(s *scorer.Request) int {
 	if d.Score == nil || d.Score.Exact {
 		return d.Tokens

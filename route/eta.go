@@ -22,28 +22,28 @@ const (
 //
 //	cost = wait + (1 + beta) x prefill + evict + room + requests x request_ms
 //
-// wait is the work that is booked and not done over the rank's speed. prefill is that
-// of the tokens that the rank does not hold; a token in a slower tier counts for the share
-// that its tier's weight leaves. beta does not grow with the load: it would send the more to a holder the
-// longer its queue is already.
+// wait is the work that is booked and not done over the rank's speed. Term prefill is that of the tokens
+// that the rank does not hold. A token in a slower tier counts for the share that its tier's weight
+// leaves. Factor beta does not grow with the load: that would send the more to a holder the longer its
+// queue is already.
 //
-// evict is what the prompt takes from others: its tokens push as many out of the cache, which
-// are the younger, and the sooner asked for again, the faster the cache was filled of late. So
-// it is the prefill of these tokens at the mean speed of all, times how much more than
-// the mean was put into this cache, times a setting; as long as less than a cache was put into
-// each, it counts for that share. room is what it costs that running
-// requests need the cache: one that finds no room waits until others have put out all of
-// their answers. Both are 0 while nothing is known of what they depend on.
+// evict is what the prompt takes from others. Its tokens push as many out of the cache. The
+// faster the cache was filled of late, the younger these are, and the sooner asked for again.
+// So it is the prefill of these tokens at the mean speed of all, times a setting, times a
+// factor. The factor is how much more than the mean was put into this cache. As long as less
+// than a cache was put into each, it counts for that share. Term room is what it costs that
+// running requests need the cache. A request that finds no room waits until others have put
+// out all of their answers. Both are 0 while nothing is known of what they depend on.
 //
-// What a request that runs there already prefills of the prompt, or has prefilled without that it
-// was told, is spared: neither prefill nor evict count it. Only a booking call sees that, so of equal
-// prompts that come together the second waits for the first where that takes less time.
+// What a request that runs there already prefills of the prompt is spared, and so is what it has prefilled
+// without a report. Neither prefill nor evict count it. Only a booking call sees that, so of equal prompts
+// that come together the second waits for the first where that takes less time.
 //
 // Of a candidate that fetches part of the prompt, prefill is that of the rest, and the time of
 // the fetch is added.
 //
-// In a pair the prefill costs the wait, the prefill, evict and room, the decode room and what
-// the requests add: an engine decodes before it prefills what waits.
+// In a pair the prefill costs the wait, the prefill and evict and room. The decode costs room and what the
+// requests add, since an engine decodes before it prefills what waits.
 func eta(v *View) loads.Weights {
 	s := v.Settings
 	if v.Part == DecodePart {
@@ -133,9 +133,9 @@ func (v *View) fills() []float64 {
 }
 
 // room returns what it costs, in milliseconds, that running requests and this one need the
-// cache: full of what they take all of it, and little as long as half of it is free. It is 0 of
-// a rank that nothing runs on, since whatever is in its cache makes room, and where the size
-// of the cache is not known.
+// cache. That is full if they take all of it, and little as long as half of it is free. It is 0
+// of a rank that nothing runs on, since whatever is in its cache makes room. It is 0 too where
+// the size of the cache is not known.
 func (c *Candidate) room(full float64) float64 {
 	if c.CapacityBlocks <= 0 || c.Load.Requests <= 0 {
 		return 0
@@ -162,9 +162,9 @@ const (
 	// speedNoise is that of one request: what runs beside it, and how requests fall into
 	// batches, is not known here.
 	speedNoise = 0.25
-	// firstNoise is what the first request adds. An engine that has just begun compiles and
-	// allocates, and often others begin beside it: of two real engines that were alike, one
-	// looked 4.3 times as slow by its first request.
+	// firstNoise is what the first request adds. An engine that has just begun compiles and allocates, and
+	// often others begin beside it. Of two real engines that were alike, one looked 4.3 times as slow by
+	// its first request.
 	firstNoise = 1.5
 	// speedDrift is by how much a speed may have changed since it was last seen: the square
 	// of a deviation, in a second. Without it a rank that was slow for a while gets no prompt
@@ -172,12 +172,12 @@ const (
 	speedDrift = 1.0 / 2000
 )
 
-// learnSpeeds finds out how fast candidates are. What is learnt of each is off by chance, and
-// of several that are alike one always looks the fastest; it would then get every prompt that
-// no pod holds. So speeds are drawn towards their mean, by the share that chance has in how they
-// differ: wholly where that explains all of it, and hardly where pods are of two kinds
-// (the estimator of James and Stein). A speed of which little is known counts little in the
-// mean, and is drawn there the most. Of a rank that nothing was learnt of it is the mean.
+// learnSpeeds finds out how fast candidates are. What is learnt of each is off by chance, and of
+// several that are alike one always looks the fastest. It would then get every prompt that no
+// pod holds. So speeds are drawn towards their mean, by the share that chance has in how they
+// differ (the estimator of James and Stein). They are drawn wholly where chance explains all of
+// it, and hardly where pods are of two kinds. A speed of which little is known counts little in
+// the mean, and is drawn there the most. Of a rank that nothing was learnt of it is the mean.
 func (v *View) learnSpeeds() {
 	var n, sum, squares, noise float64
 	for i := range v.Candidates {
@@ -210,9 +210,9 @@ func (v *View) learnSpeeds() {
 	}
 }
 
-// speedVariance is how much chance there is by now in a speed that was learnt, as the variance
-// of its logarithm: that of a mean with the weights of loads.Load, in which the first request
-// is off by more, and what may have changed since.
+// speedVariance is how much chance there is by now in a speed that was learnt, as the variance of its
+// logarithm. It is the variance of a mean with the weights of loads.Load, in which the first request is off
+// by more. What may have changed since is added.
 func speedVariance(l *loads.Load, now int64) float64 {
 	const lasting = loads.MinSpeedWeight / (2 - loads.MinSpeedWeight)
 	n := float64(l.Samples)

@@ -24,7 +24,7 @@ type Pair struct {
 	// its pods share.
 	RequireSame []string           `json:"require_same"`
 	PreferSame  map[string]float64 `json:"prefer_same"`
-	// LocalTokens and LocalShare say when a pod that decodes prefills as well: when at most so
+	// LocalTokens and LocalShare say when a pod that decodes prefills as well. It does when at most so
 	// many tokens, or at most that share of the prompt, are not cached there.
 	LocalTokens int     `json:"local_tokens"`
 	LocalShare  float64 `json:"local_share"`

@@ -11,8 +11,9 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// call returns the booking of the pair, among at most nominated places of either part and the
-// same again of those that prefill for themselves, with the indexes of its candidates.
+// call returns the booking of the pair, with the indexes of its candidates. It chooses among
+// at most nominated places of either part and the same again of those that prefill for
+// themselves.
 func (p *pairing) call(version int64) (c *loads.PairCall, is, ks []int, err error) {
 	best, found := p.search()
 	inI, inK := map[int]int{}, map[int]int{}

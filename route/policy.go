@@ -189,9 +189,9 @@ const (
 	sglangThreshold = 0.5
 )
 
-// cacheAware decides as SGLang's router does: where the loads are out of balance, by more
-// than 32 requests and 1.1 times, it takes the shortest queue; else, where a place holds more than half of
-// the prompt, the best holder; else the one with the most room. Room is the fewest blocks in use here, where
+// cacheAware decides as SGLang's router does. Where loads are out of balance, by more than 32 requests and
+// 1.1 times, it takes the shortest queue. Else, where a place holds more than half of the prompt, it takes
+// the best holder. Else it takes the place with the most room. Room is the fewest blocks in use here, where
 // SGLang takes the smallest tree.
 func cacheAware(v *View) loads.Weights {
 	low, high := v.requests()
@@ -213,9 +213,9 @@ type LLMD struct {
 	Queue  float64 `json:"queue"`
 }
 
-// llmD adds llm-d's weighted scorers, each in [0, 1]: the share of the prompt that is held,
-// the share of the cache that is free, and the length of the queue between the shortest (1)
-// and the longest (0). A candidate whose capacity is not known has a free cache.
+// llmD adds llm-d's weighted scorers, each in [0, 1]. They are the share of the prompt that is held, the
+// share of the cache that is free, and the length of the queue. That counts 1 for the shortest and 0 for
+// the longest. A candidate whose capacity is not known has a free cache.
 func llmD(v *View) loads.Weights {
 	low, high := v.requests()
 	for i := range v.Candidates {

@@ -106,10 +106,10 @@ type holder struct {
 }
 
 // planPulls finds out for each candidate whether it is quicker to fetch what another rank
-// holds than to prefill it. More tokens take the same time each to fetch, and ever more to
-// prefill, so only the largest holder comes into question: of several the one with the fewest requests, then
-// one that is drawn. A rank that holds part of it in a tier that cannot be fetched from does not, since
-// nothing says which part.
+// holds than to prefill it. More tokens take the same time each to fetch, and ever more to prefill, so only
+// the largest holder comes into question. Of several it takes the one with the fewest requests, then one
+// that is drawn. A rank that holds part of it in a tier that cannot be fetched from does not, since nothing
+// says which part.
 func (v *View) planPulls(match *scorer.Match, model string, picture *loads.Picture) {
 	if !v.Settings.Pull.isOn() || match.Registry == nil {
 		return
@@ -201,7 +201,7 @@ type Way struct {
 
 // Ways are the cheapest places of each kind; one is nil where there is none.
 type Ways struct {
-	// Wait is to go to a rank that holds at least as much as could be fetched, Recompute to prefill
+	// Wait is to go to a rank that holds at least as much as could be fetched. Recompute is to prefill
 	// elsewhere, and Pull to fetch elsewhere.
 	Wait, Recompute, Pull *Way
 }

@@ -26,7 +26,7 @@ type Request struct {
 	Overrides []byte
 	// Expected is the length of the output in tokens; 0 is not known.
 	Expected int
-	// Session, if not empty, names what the request is a part of, such as a chat: requests of
+	// Session, if not empty, names what the request is a part of, such as a chat. Requests of
 	// one session go to one place while it may take them. Up to notes.MaxSession bytes.
 	Session string
 	// Role is what the pod is for: "prefill", "decode" or, for all of a request, "". With

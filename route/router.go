@@ -202,8 +202,9 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 	return d, nil
 }
 
-// match finds out which pods hold the prompt. For a policy that does not ask it looks up a prompt
-// without tokens: that reads no block, and brings which pods are registered up to date all the same.
+// match finds out which pods hold the prompt. For a policy that does not ask, it looks up a
+// prompt without tokens. That reads no block, and still brings up to date which pods are
+// registered.
 func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision) (*scorer.Match, error) {
 	ask := q.Score
 	ask.Strategy, ask.EarlyExit, ask.Match, ask.Predicted, ask.Top = scorer.LongestPrefix, false, true, true, 1
@@ -325,8 +326,8 @@ func (v *View) booked(b loads.Booked, who []int, w loads.Weights, totals []float
 	return v.find(b.RankRef)
 }
 
-// nominate returns up to nominated candidates, in the order of the draw: the cheapest, the
-// two with the fewest requests, and the first of the draw.
+// nominate returns up to nominated candidates, in the order of the draw. They are the cheapest,
+// the two with the fewest requests, and the first of the draw.
 func (v *View) nominate(totals []float64, order []int) []int {
 	if len(order) <= nominated {
 		return order
@@ -459,8 +460,8 @@ func (r *Router) PutSettings(ctx context.Context, model string, object []byte) (
 	return s, nil
 }
 
-// Done reports that a request's prefill has ended, or its first token has come. cached is
-// how many of its tokens the engine had cached, negative if that is not known.
+// Done reports that a request's prefill has ended, or its first token has come. Argument cached
+// is how many of its tokens the engine had cached, negative if that is not known.
 func (r *Router) Done(ctx context.Context, model, id string, cached int) (loads.Report, error) {
 	m := r.state(model)
 	m.mu.Lock()

@@ -15,8 +15,9 @@ type Affinity struct {
 	// TTLS is how long a session that no request names is remembered, in seconds; 0 keeps none
 	// together.
 	TTLS float64 `json:"ttl_s"`
-	// Absolute and Relative are the guard: a session leaves a place with more than Absolute
-	// requests more, and more than Relative times as many, as the place with the fewest.
+	// Absolute and Relative are the guard, both against the place with the fewest requests. A
+	// session leaves a place with more than Absolute requests more than that, and more than
+	// Relative times as many.
 	Absolute int64   `json:"absolute"`
 	Relative float64 `json:"relative"`
 }

@@ -32,8 +32,8 @@ type Settings struct {
 	TierWeights TierWeights `json:"tier_weights"`
 	// RequestMS is what policy eta adds for each request that runs, in milliseconds.
 	RequestMS float64 `json:"request_ms"`
-	// RoomMS is what policy eta adds for a rank of which running requests, with this one, take
-	// the whole cache, in milliseconds: how long one waits for others to end.
+	// RoomMS, in milliseconds, is what policy eta adds for a rank of which running requests,
+	// with this one, take the whole cache. It is how long a request waits for others to end.
 	RoomMS float64 `json:"room_ms"`
 	// Evict weighs what a prompt pushes out of a cache, of policy eta; 0 takes no notice of it.
 	Evict float64 `json:"evict"`

@@ -11,8 +11,9 @@ import (
 // the end of an answer.
 //
 // done is what Done has returned at the first token, where cached was not known yet. It is
-// nil of an answer that came in one piece: when its prefill ended is not known, so nothing is
-// learnt of the rank's speed, and cached counts unless a Done has come all the same.
+// nil for an answer that came in one piece. When its prefill ended is not known then, so
+// nothing is learnt of the rank's speed. Count cached is taken unless a Done has come all
+// the same.
 func (r *Router) Settle(ctx context.Context, model, id string, done *loads.Report, cached int) (loads.Report, error) {
 	if done != nil {
 		r.noteDone(model, done, cached, r.predictOf(model))

@@ -19,7 +19,7 @@ type topology struct {
 // domain is where a candidate is.
 type domain struct {
 	// number is of the values of the labels that must be the same; 0 is of a pod that lacks one.
-	// class is that of all labels that count.
+	// Number class is that of all labels that count.
 	number, class int
 	// values are numbers of the values of preferred labels, 0 without one.
 	values []int

@@ -24,18 +24,18 @@ const (
 	RoutedLately = time.Minute
 )
 
-// Upkeep looks after the models that a Router routes. It shares what requests were promised
-// and given, and what their prompts begin with; begins a rank anew whose index lies, so that the reader of
-// its events builds it up again from what the engine still has; and audits loads. Any number of processes run
-// one each, and claim each piece of work.
+// Upkeep looks after the models that a Router routes. It shares what requests were promised and given, and
+// what their prompts begin with. It begins a rank anew whose index lies, so that the reader of its events
+// builds it up again from what the engine still has. It audits loads. Any number of processes run one each,
+// and claim each piece of work.
 type Upkeep struct {
 	// Router and Index are required.
 	Router *Router
 	Index  store.Index
 	// Audited, if not nil, is told what an audit has found and set right.
 	Audited func(model string, found []loads.Difference)
-	// Lies, if not nil, receives each rank whose index lies, in the process that has claimed to
-	// mend it. mended reports whether it is read anew: a rank without events cannot be.
+	// Lies, if not nil, receives each rank whose index lies, in the process that has claimed to mend it.
+	// Argument mended reports whether it is read anew: a rank without events cannot be.
 	Lies func(model string, t loads.Truth, mended bool)
 	// Failed, if not nil, is told what could not be done.
 	Failed func(model string, err error)

@@ -25,8 +25,8 @@ type Candidate struct {
 	Booked loads.Load
 	Extra  loads.Extra
 	Added  int64
-	// Speed is the speed to reckon with, in units of prefill a millisecond: that which was
-	// learnt, as far as it differs from others' by more than chance, or that of the settings.
+	// Speed is the speed to reckon with, in units of prefill a millisecond. It is the learnt one,
+	// as far as that differs from others' by more than chance, or that of the settings.
 	Speed float64
 	// Engine is what the engine has told lately, nil for nothing.
 	Engine *loads.Engine
@@ -65,8 +65,8 @@ type Cost struct {
 	Base, Floor, Factor float64
 	// Without is what Base would be if nothing was fetched.
 	Without float64
-	// Twin is what each unit of prefill is worth that a request spares which runs there and has
-	// the same beginning: by so much the index of loads makes Base less.
+	// Twin is the value of each unit of prefill that is spared by a running request with the same
+	// beginning. The index of loads makes Base less by that.
 	Twin float64
 	// Terms are what it is made of, for an explanation.
 	Terms []Term
@@ -94,7 +94,7 @@ type View struct {
 	// Rand draws random numbers.
 	Rand *rand.Rand
 	// Part is what the request is weighed for. The cost of a pair is that of its prefill and that
-	// of its decode: a policy leaves out of the one what belongs to the other.
+	// of its decode. A policy leaves out of the one what belongs to the other.
 	Part Part
 	// Explain asks for Terms.
 	Explain bool
@@ -183,8 +183,8 @@ func (v *View) seeEngine(c *Candidate, e loads.Engine) {
 	c.Extra = e.Extra(v.Settings.shape(), c.CapacityBlocks)
 }
 
-// limits are those of a candidate for what is booked there: what runs besides takes its part
-// of them, and an engine that is busy by its own numbers takes nothing.
+// limits are those of a candidate for what is booked there. What runs besides takes its part of
+// them, and an engine that is busy by its own numbers takes nothing.
 func (v *View) limits(c *Candidate) loads.Limits {
 	m, b := v.Settings.limits(c), &v.Settings.Busy
 	less := func(limit *int64, by int64) {

@@ -45,10 +45,10 @@ type Sent struct {
 	Requests float64
 }
 
-// Merge adds up what processes have counted, as of a time, and returns the prefixes that are
+// Merge adds up what processes have counted, as of a time. It returns the prefixes that are
 // asked for most, most first, and how many requests there were. Of prefixes that are asked for
-// together only the longest is in it: one of which at least nine of ten requests go on alike is
-// left out.
+// together it returns only the longest. It leaves out one after which at least nine of ten
+// requests go on alike.
 func Merge(told []Counted, now int64, most int) (out []Prefix, requests float64) {
 	type sum struct {
 		Prefix
@@ -106,16 +106,16 @@ func Merge(told []Counted, now int64, most int) (out []Prefix, requests float64)
 	return out, requests
 }
 
-// Copies is how many of so many places should hold the prefix: as many as its share of all
-// requests fills when every place has an equal part, but one for each ten requests of late at
-// the most, and at least one.
+// Copies is how many of so many places should hold the prefix. They are as many as its share of
+// all requests fills when every place has an equal part. It is at most one for each ten recent
+// requests, and at least one.
 func (p *Prefix) Copies(places int) int {
 	return max(1, min(int(math.Ceil(p.Share*float64(places)-1e-9)), int(p.Requests/perCopy), places))
 }
 
-// Lacking returns which of the places should hold the prefix besides those that do, so that
-// there are as many as Copies says: those that requests with it are sent to already, most first,
-// and then by a hash of prefix and place, so that each caller gets the same.
+// Lacking returns which places should hold the prefix besides its holders, so that there are as
+// many as Copies says. First come those that requests with it are sent to already, most first.
+// Then a hash of prefix and place decides, so that each caller gets the same.
 func (p *Prefix) Lacking(places, holders []store.RankRef) []store.RankRef {
 	n := p.Copies(len(places)) - len(holders)
 	if n <= 0 {

@@ -1,10 +1,10 @@
 // Package demand counts which beginnings prompts share, in little memory and without their
-// texts: the block keys of what is routed go in, and the prefixes that are asked for most come
+// texts. The block keys of what is routed go in, and the prefixes that are asked for most come
 // out. Processes count apart, and what they have counted is merged.
 //
-// A Sketch is exact while few prompts come, and a lower bound otherwise: it keeps up to
-// MaxNodes blocks, counts up to a few hundred requests a second and lets them stand for the
-// others, and forgets half of each count in HalfLife. Nothing here does I/O.
+// A Sketch is exact while few prompts come, and a lower bound otherwise. It keeps up to MaxNodes
+// blocks, and forgets half of each count in HalfLife. It counts up to a few hundred requests a
+// second and lets them stand for the others. Nothing here does I/O.
 package demand
 
 import (
@@ -97,8 +97,8 @@ func (s *Sketch) Skips() bool {
 	return false
 }
 
-// Add counts a request with these blocks from its beginning on, sent to a place that held so
-// many of them, at a time in microseconds of the Unix epoch.
+// Add counts a request with these blocks from its beginning on. It was sent to a place that held
+// so many of them, at a time in microseconds of the Unix epoch.
 func (s *Sketch) Add(keys []blockkey.Key, at store.RankRef, held int, now int64) {
 	if len(keys) == 0 {
 		return
@@ -153,8 +153,8 @@ func (s *Sketch) pace(now int64) {
 	}
 }
 
-// weight is what a request counts at a time, in the units of the counts: twice as much with
-// each half-life, instead of all that was before it half as much.
+// weight is what a request counts at a time, in the units of the counts. It doubles with each
+// half-life, in place of halving all earlier counts.
 func (s *Sketch) weight(now int64) float64 {
 	if s.epoch == 0 {
 		s.epoch = now
@@ -186,8 +186,8 @@ func (s *Sketch) placeOf(at store.RankRef) uint16 {
 	return i
 }
 
-// addSent counts a request to a place. A place that is new takes the room, and the count, of the
-// one with the fewest, as a space-saving sketch does: its count is then an upper bound.
+// addSent counts a request to a place. A new place takes the room, and the count, of the one
+// with the fewest, as a space-saving sketch does. Its count is then an upper bound.
 func (n *node) addSent(place uint16, w float32) {
 	least := 0
 	for k := range n.sent {

@@ -71,7 +71,7 @@ func live(list []slice, now int64) []slice {
 	return list
 }
 
-// addSlice counts blocks in the last slice of a list, which it begins if need be, and
+// addSlice counts blocks in the last slice of a list, which it begins if need be. It
 // returns the list with the ends of the slices that are over with it. The last of the list
 // is the one for the blocks.
 func addSlice(list []slice, s *Slice, now int64) (_ []slice, over []int64) {

@@ -1,6 +1,5 @@
-// Package notes keeps what routers note for each other beside loads: under which time
-// their predictions end, where sessions are, and what each has counted of the demand for
-// prefixes.
+// Package notes keeps what routers note for each other beside loads. That is under which time their
+// predictions end, where sessions are, and what each has counted of the demand for prefixes.
 //
 // Memory keeps it in one process; notes/redis shares it. Both keep to one contract, the
 // suite in notes/notestest. What is lost of it costs placement and no more.
@@ -34,8 +33,8 @@ const (
 	MaxSessions = 1 << 18
 	// MaxLease is the longest lease of a session, and the longest life of a prediction.
 	MaxLease = 24 * time.Hour
-	// MaxDemand bounds a process's report on the demand for a model's prefixes, in bytes, and MaxTellers how
-	// many processes are kept: the one that told longest ago makes room.
+	// MaxDemand bounds a process's report on the demand for a model's prefixes, in bytes. MaxTellers bounds
+	// how many processes are kept: the one with the oldest report makes room.
 	MaxDemand  = 256 << 10
 	MaxTellers = 64
 	// MaxTeller is the longest name of a process in bytes.
