@@ -37,8 +37,8 @@ func PlainName(name string) string {
 	return plain
 }
 
-// Serving finds the registration of a pod for a model: the one that is for it, else the one
-// that has its name among its aliases, else the one under the pod's plain name.
+// Serving finds the registration of a pod for a model. It is the one for that model, else
+// the one that has its name among its aliases, else the one under the pod's plain name.
 func (r *Registry) Serving(pod, model string) (i int, known bool) {
 	plain, known := r.PodIndex(pod)
 	if known && r.Pods[plain].Model == model {

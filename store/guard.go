@@ -40,11 +40,11 @@ type Generation uint64
 //     ErrFenced.
 //
 // A writer sends the batches of a generation one after the other, each when the
-// last has returned. (generation, fence, sequence) stands for one content for
-// ever: a retry sends the same. After an error that leaves open what has
-// been applied, the same batch again completes it, and so does one with a newer
-// sequence that has all of its ops too. After TakeOver the sequences beyond the
-// watermark are free to be cut anew.
+// last has returned. The triple (generation, fence, sequence) stands for one
+// content for ever: a retry sends the same. An error may leave open what has
+// been applied. Then the same batch again completes it, and so does one with a
+// newer sequence that has all of its ops too. After TakeOver the sequences
+// beyond the watermark are free to be cut anew.
 type Guard struct {
 	// Generation is what Begin has returned.
 	Generation Generation
@@ -122,8 +122,8 @@ func (g *Guard) validate() error {
 	return nil
 }
 
-// ApplyRounds applies the batches of a call round by round, and returns what Index.Apply does:
-// apply puts the generations whose guards refuse into refused, and an error of it ends the call.
+// ApplyRounds applies the batches of a call round by round, and returns what Index.Apply does. Func apply
+// puts the generations whose guards refuse into refused; an error of it ends the call.
 func ApplyRounds(batches []Batch, apply func(round []Batch, refused *RefusedError) error) error {
 	var refused RefusedError
 	for _, round := range Rounds(batches) {
@@ -137,11 +137,11 @@ func ApplyRounds(batches []Batch, apply func(round []Batch, refused *RefusedErro
 	return refused.Stopped
 }
 
-// Rounds cuts the batches of a call into lists, in order, each of which an index
-// can fold into one change: all of its batches have guards or none has, and those
-// of one (pod, rank) have the same guard. Batches with one guard are one content
-// together. A batch that enrols a pod comes in a later list than predictions for that pod,
-// which do nothing if it is not there. It is for implementations of Index.
+// Rounds cuts the batches of a call into lists, in order, each of which an index can fold
+// into one change. In a list all batches have guards or none has, and those of one (pod,
+// rank) have the same guard. Batches with one guard are one content together. A batch that
+// enrols a pod comes in a later list than predictions for that pod, which do nothing if it
+// is not there. It is for implementations of Index.
 func Rounds(batches []Batch) [][]Batch {
 	type who struct {
 		pod  string

@@ -19,8 +19,8 @@ func (r RankRef) String() string { return r.Pod + "/" + strconv.Itoa(r.Rank) }
 
 // Reader is a process that reads ranks' events.
 type Reader struct {
-	// Name is the process's own in this one life of it: another process, and the
-	// same one started again, has another. 1 to 128 bytes without spaces.
+	// Name is the process's own for this one run of it. Another process, and the same
+	// one started again, has another name. It is 1 to 128 bytes without spaces.
 	Name string
 	// Ranks is how many ranks it will read at most; 0 means none.
 	Ranks int
@@ -79,9 +79,9 @@ type LeaseView struct {
 	// Leases are those of all ranks, of dead readers too. They are nil while
 	// Version is that of the call.
 	Leases map[RankRef]Lease
-	// Lapsed says that the caller was not alive when it called: it is new, or was
-	// silent for longer than its TTL, or the index has forgotten it. What it had
-	// then may be another's.
+	// Lapsed says that the index did not know the caller as alive when it called. It is
+	// new, or was silent for longer than its TTL, or the index has forgotten it. What
+	// it had then may be another's.
 	Lapsed bool
 }
 
@@ -92,16 +92,18 @@ type LeaseView struct {
 // small write. All times are the index's own. That two processes both believe to
 // read a rank cannot be ruled out: one of them may have been stopped for a while.
 // What keeps them apart is the fence that the leases are given under. It only
-// grows, and none is given twice, also when the index has lost its latest writes:
-// the process that begins or takes over the generation with the higher fence shuts the other one out.
+// grows, and none is given twice, also when the index has lost its latest writes.
+// The process that begins or takes over the generation with the higher fence
+// shuts the other one out.
 type Leases interface {
 	// Lease renews the life of the caller, releases, acquires, and returns what
 	// there is then, in one step and one round trip. It may be repeated: that costs
 	// fences, and changes nothing else. Beyond MaxReaders, or beyond the index's
 	// limit of holders, it gets ErrFull and has done nothing. An index may take a call
-	// of more than 128 ranks, or a view of more than 256 leases, in several steps: then
-	// an error can leave some of it done, the view may be of a time later than its
-	// Version, which the next one tells, and reading it may take further round trips.
+	// of more than 128 ranks, or a view of more than 256 leases, in several steps. Then
+	// an error can leave some of it done, and reading the view may take further round
+	// trips. The view may also be of a time later than its Version, which the next one
+	// tells.
 	Lease(ctx context.Context, c LeaseCall) (LeaseView, error)
 }
 

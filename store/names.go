@@ -41,9 +41,10 @@ func (p *Pod) validateNames() error {
 }
 
 // Read returns what a model's name in a request means by the registrations of the pods that
-// serve requests, and whether any of them has the name. A name that a pod is registered
-// for is that model. Else it is what most pods say, and of two that equally many say
-// the first by name: what the others hold under their reading is not found by this name.
+// serve requests. It reports whether any of them has the name. A name that a pod is
+// registered for is that model. Else it is what most pods say, and of two that equally many
+// say the first by name. What the others hold under their reading is not found by this
+// name.
 func (r *Registry) Read(name string) (reading Reading, known bool) {
 	if r.readings == nil {
 		return Reading{}, false

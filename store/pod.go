@@ -106,8 +106,8 @@ type Pod struct {
 	Name string `json:"name"`
 	// Model is the name of the model that the pod serves.
 	Model string `json:"model"`
-	// Aliases are other names that requests have for the model, and Adapters the names of
-	// LoRA adapters of it, by which requests and events name them: see Registry.Read.
+	// Aliases are other names that requests have for the model. Adapters are names of its LoRA
+	// adapters, by which requests and events name them: see Registry.Read.
 	Aliases  []string `json:"aliases,omitempty"`
 	Adapters []string `json:"adapters,omitempty"`
 	// Address is where the engine serves requests, when Name is not that.
@@ -133,9 +133,9 @@ type Pod struct {
 	Approximate bool `json:"approximate,omitempty"`
 	// Labels are free words to choose pods by.
 	Labels map[string]string `json:"labels,omitempty"`
-	// PartOf makes this the registration of a cache worker beside an engine: it
-	// serves no requests, is never scored itself, and what it holds counts for the
-	// pod that it is part of. Nil for engines.
+	// PartOf makes this the registration of a cache worker beside an engine. A worker serves no
+	// requests and is never scored itself; what it holds counts for the pod that it is part of.
+	// Nil for engines.
 	PartOf *PartOf `json:"part_of,omitempty"`
 	// Lease is how long the registration lives without renewal; 0 means until
 	// it is deleted. In JSON it is lease_s, in seconds.
@@ -143,11 +143,11 @@ type Pod struct {
 }
 
 // PartOf says which rank of which pod a cache worker works for. Each of a rank's
-// tensor-parallel workers holds a slice of a chunk, so that the rank has the chunk
-// when all Workers of them have it. Each has a registration of its own, and so a
-// lease, a generation and an end of its own. The names of an instance's workers differ
-// only in the worker's number, which stands at their end; a rank may have several
-// instances, and what one worker of each has makes nothing whole.
+// tensor-parallel workers holds a slice of a chunk. So the rank has the chunk when all
+// Workers of them have it. Each has a registration of its own, and so a lease, a
+// generation and an end of its own. The names of an instance's workers differ only in
+// the worker's number, which stands at their end. A rank may have several instances,
+// and one worker of each makes nothing whole.
 type PartOf struct {
 	// Pod is the name of the pod.
 	Pod string `json:"pod"`

@@ -38,9 +38,8 @@ type Holder struct {
 // Registry is an immutable picture of the pods, holders and models of an index
 // at one moment. It is safe for concurrent use.
 //
-// Liveness is part of it: a pod whose lease has run out is not in a registry
-// that is loaded afterwards, and ValidUntil says when the first lease of this
-// one runs out.
+// Liveness is part of it. A pod whose lease has run out is not in a registry that is loaded
+// afterwards. ValidUntil says when the first lease of this one runs out.
 type Registry struct {
 	// Epoch is the value of the epoch counter that it was loaded at.
 	Epoch uint64
@@ -58,8 +57,8 @@ type Registry struct {
 	// pages finds a holder by id: page id/pageSize, entry id%pageSize. Ids are
 	// never reused, so most of a long history is absent pages.
 	pages map[HolderID]*holderPage
-	// dense is the same as an array that begins with page first, for ids that
-	// are not too far apart: a fold asks for each holder of each run.
+	// dense is the same as an array that begins with page first, for ids that are not too
+	// far apart. A fold asks for each holder of each run.
 	dense []*holderPage
 	first HolderID
 
@@ -97,8 +96,8 @@ type Registry struct {
 // an id. Holder knows them, Holders leaves them out.
 const FirstLocal HolderID = 0xf0000000
 
-// Everyone stands in the answer to a query of Entries for all pods of the model, in
-// tier shared: what lies in a store that belongs to none of them. No registry knows it.
+// Everyone stands in the answer to a query of Entries for all pods of the model, in tier
+// shared. It means what lies in a store that belongs to none of them. No registry knows it.
 const Everyone = ^HolderID(0)
 
 // maxDense is the most pages that dense has, absent ones included.
@@ -186,16 +185,15 @@ func (r *Registry) densify() {
 	}
 }
 
-// Holder returns the slot and the tier of memory of a holder. live is false when the id
-// belongs to an ended life, or to a holder in a window tier.
+// Holder returns the slot and the tier of memory of a holder. Result live is false when the
+// id belongs to an ended generation, or to a holder in a window tier.
 func (r *Registry) Holder(id HolderID) (slot int, tier Tier, live bool) {
 	slot, tier, live = r.AnyHolder(id)
 	return slot, tier, live && tier < NumTiers
 }
 
 // AnyHolder returns the slot and the tier of a holder, which may be a window tier or
-// Predicted. live
-// is false when the id belongs to an ended life.
+// Predicted. Result live is false when the id belongs to an ended generation.
 func (r *Registry) AnyHolder(id HolderID) (slot int, tier Tier, live bool) {
 	var page *holderPage
 	if n := id/pageSize - r.first; n < HolderID(len(r.dense)) {
@@ -245,11 +243,11 @@ func (r *Registry) Predicted(pod string, rank int) []Holder {
 	return r.predicted[slot]
 }
 
-// HasGuests reports whether Pods has some that are not registered: they are there only
+// HasGuests reports whether Pods has some that are not registered. They are there only
 // because a query, or a value, names them, and have no model.
 func (r *Registry) HasGuests() bool { return r.guests }
 
-// EngineOf returns the kind of engine that all live pods of a model have, empty where
+// EngineOf returns the kind of engine that all live pods of a model have. It is empty where
 // they differ, or where one of them does not say.
 func (r *Registry) EngineOf(model string) string {
 	if r.engines == nil {

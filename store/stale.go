@@ -6,7 +6,7 @@ import (
 )
 
 // StaleError is what a Lookup returns that has answered from a copy of an index
-// that cannot be reached: all of it, as it was Age ago.
+// that cannot be reached. The whole answer is as the index was Age ago.
 type StaleError struct {
 	// Age is how long ago the copy was certainly true.
 	Age time.Duration

@@ -14,9 +14,9 @@ var (
 	// ErrUnavailable says that the index cannot be reached. The caller answers
 	// degraded and tries again at its next request.
 	ErrUnavailable = errors.New("store: index unavailable")
-	// ErrNoMemory says that the index's server has no memory left for what would be
-	// written, and ErrRefused that it refuses the call: it may only be read, asks for
-	// another user, or has something else under a name. Both are ErrUnavailable too.
+	// ErrNoMemory says that the index's server has no memory left for what would be written.
+	// ErrRefused says that it refuses the call: it may only be read, asks for another user, or
+	// has something else under a name. Both are ErrUnavailable too.
 	ErrNoMemory = errors.New("store: no memory")
 	ErrRefused  = errors.New("store: refused")
 	// ErrModelConflict says that a model is already written with another index
@@ -32,9 +32,8 @@ var (
 )
 
 // HolderID names one holder: a (pod, rank, tier) in one life. The tier may be a window
-// tier. Ids are given in
-// ascending order, begin at 1 and are never reused, so that a block which still
-// names a holder of an ended life gives no credit.
+// tier. Ids are given in ascending order, begin at 1 and are never reused. So a block
+// that still names a holder of an ended generation gives no credit.
 type HolderID uint32
 
 // Query asks for the holders of the blocks of one chain.
@@ -46,25 +45,25 @@ type Query struct {
 	// Fold receives what is found.
 	Fold Folder
 
-	// Lead, if not nil, is the query of the same Lookup that this one goes along with:
-	// another chain over the same tokens, which stands behind it in the list. An index
-	// that reads in windows reads of this one the tokens of the lead's window, reports them before the
-	// lead's, and stops when the lead's folder has enough. A lead has no lead.
+	// Lead, if not nil, is the query of the same Lookup that this one goes along with. The lead is
+	// another chain over the same tokens, and stands behind this query in the list. An index that
+	// reads in windows reads of this one the tokens of the lead's window, and reports them before
+	// the lead's. It stops when the lead's folder has enough. A lead has no lead.
 	Lead *Query
 	// Span is the number of tokens in a block of the chain. It need be set of a query
 	// with a lead and of the lead only.
 	Span int
-	// Named are pods that the caller knows by name. Those that are not registered count
-	// where an index has values that name pods by their addresses: the registry that Begin
-	// gets has them then, without a model. An index without such values ignores it.
+	// Named are pods that the caller knows by name. Those that are not registered count where an
+	// index has values that name pods by their addresses. The registry that Begin gets has them
+	// then, without a model. An index without such values ignores it.
 	//
-	// Where no query of a lookup has Named, not even an empty one, and the model's
-	// Unregistered is set, those count that the first blocks read name. The registry has
+	// A lookup may have no query with Named, not even an empty one, while the model's
+	// Unregistered is set. Then those count that the first blocks read name. The registry has
 	// them likewise, and perhaps others that earlier lookups have met.
 	Named []string
-	// Beside, if not nil, is what the query is about instead of Keys: what another program
-	// keeps beside the index's blocks, in a form that its own package has. An index that does
-	// not know the form refuses the query with ErrInvalid.
+	// Beside, if not nil, is what the query is about instead of Keys. It is what another program
+	// keeps beside the index's blocks, in a form that its own package has. An index that does not
+	// know the form refuses the query with ErrInvalid.
 	Beside Beside
 }
 
@@ -89,13 +88,13 @@ type Folder interface {
 	// the holders of this lookup their names. It is the same for all queries of
 	// one Lookup.
 	Begin(*Registry)
-	// Run tells that the next n blocks of the chain (n >= 1) are held by
-	// exactly these holders: ascending, without duplicates, valid only during
-	// the call, empty where the block has no holder. Ids that the registry does
-	// not know belong to ended lives and count for nothing. Neighbouring runs
-	// may have equal holders: where a run ends is the index's business alone.
-	// Run returns false when no later block can change its result; the index
-	// then reads no further for this query.
+	// Run receives that the next n blocks of the chain (n >= 1) are held by
+	// exactly these holders. They are ascending, without duplicates, valid only
+	// during the call, and empty where the block has no holder. Ids that the
+	// registry does not know belong to ended lives and count for nothing.
+	// Neighbouring runs may have equal holders: where a run ends is the index's
+	// business alone. Run returns false when no later block can change its
+	// result; the index then reads no further for this query.
 	Run(n int, holders []HolderID) (more bool)
 }
 
@@ -108,32 +107,29 @@ type Index interface {
 
 	// Lookup answers all queries, sharing round trips between them. An error
 	// means that the answer is cut short; what the folders have seen until
-	// then is right. Begin has always been called when Lookup returns, with
-	// the last known registry (possibly empty) if need be; only a query that
-	// is nil, has no Fold or is about what the index does not know is refused,
+	// then is right. Begin has always been called when Lookup returns, with the
+	// last known registry (possibly empty) if need be. Only a query that is
+	// nil, has no Fold or is about what the index does not know is refused,
 	// with ErrInvalid, before any Begin.
 	Lookup(ctx context.Context, queries ...*Query) error
 
-	// Apply makes the changes of the batches, each batch in order. A batch of
-	// a pod that is not registered registers it, without lease, for the
-	// batch's model, unless it only takes blocks away or predicts: then it changes nothing. A batch is applied whole or, when an error is returned,
-	// possibly in part; applying it again is harmless. All batches are
-	// validated first: on ErrInvalid nothing has been applied. When guards
-	// refuse batches the error is a *RefusedError, which also has what else went wrong.
-	// An Add for a rank that the pod's registration does not have is ErrNoRank.
+	// Apply makes the changes of the batches, each batch in order. A batch of a pod that is not registered registers it, without lease, for the
+	// batch's model. A batch that only takes blocks away or predicts changes nothing then. A batch is applied whole or, when an error is returned,
+	// possibly in part; applying it again is harmless. All batches are validated first: on ErrInvalid nothing has been applied. When guards refuse
+	// batches the error is a *RefusedError, which also has what else went wrong. An Add for a rank that the pod's registration does not have is
+	// ErrNoRank.
 	Apply(ctx context.Context, batches ...Batch) error
 
 	// Register registers a pod or renews it: it replaces what is known of the
 	// pod and begins a new lease. Blocks that the pod holds are kept. created
-	// is false for a renewal. A pod whose lease had run out has lost its
-	// blocks and is created anew, and so has one that was registered for another model:
-	// a pod's life is of one model. Ranks that a renewal does not have any more end at
+	// is false for a renewal. A pod whose lease had run out has lost its blocks and is
+	// created anew. So is one that was registered for another model, since a
+	// registration is for one model. Ranks that a renewal does not have any more end at
 	// once.
 	Register(ctx context.Context, p Pod) (created bool, err error)
 
-	// Retire removes a pod and ends the lives of all its holders, in O(1): its
-	// blocks are not credited any more from the next lookup on, and are swept
-	// later. known is false when there was no such pod.
+	// Retire removes a pod and ends the generations of all its holders, in O(1). Its blocks are not credited any more from the next lookup on,
+	// and are swept later. Result known is false when there was no such pod.
 	Retire(ctx context.Context, pod string) (known bool, err error)
 
 	// Begin ends all holders of a rank, in O(1), and begins a new generation of
@@ -142,8 +138,8 @@ type Index interface {
 	// ErrFenced.
 	Begin(ctx context.Context, pod string, rank int, fence uint64) (Generation, error)
 
-	// TakeOver makes the fence that of the generation, so that no writer with an
-	// older one changes anything any more once it has returned, and returns the
+	// TakeOver makes the fence that of the generation: once it has returned, no
+	// writer with an older one changes anything any more. It returns the
 	// watermark: all batches up to that sequence have been applied wholly. Of
 	// later ones any part may have been; the new owner applies them again. A
 	// fence older than the generation's is ErrFenced, a generation that is over
@@ -189,9 +185,9 @@ type Batch struct {
 	Ops []Op
 	// Reuse is what the writer knows of the rank's engine, which replaces what was known
 	// before. It ends with the generation. The zero value says nothing, and nothing is kept of a
-	// rank that the pod does not have. Under a guard it may be written only when the writer
-	// says another thing than before: what another process says meanwhile of that rank, without
-	// the guard, may stand until then.
+	// rank that the pod does not have. Under a guard it may be written only when the writer says
+	// another thing than before. What another process says meanwhile of that rank, without the
+	// guard, may stand until then.
 	Reuse Reuse
 	// Guard makes the batch one of a series that a single writer owns; nil is a write that any caller may
 	// make at any time.
@@ -207,8 +203,8 @@ func (b *Batch) Enrols() bool {
 	return len(b.Ops) == 0 || slices.ContainsFunc(b.Ops, func(op Op) bool { return op.Kind == Add && op.Tier != Predicted })
 }
 
-// Told returns what the batch says of the rank's engine: nothing where it registers no pod
-// and has no guard, since its pod may not be there.
+// Told returns what the batch says of the rank's engine. A batch that registers no pod and has no guard says nothing, since its pod may not be
+// there.
 func (b *Batch) Told() Reuse {
 	if b.Guard == nil && !b.Enrols() {
 		return Reuse{}
@@ -225,11 +221,11 @@ const (
 	Add OpKind = iota + 1
 	// Remove ends that for the blocks, in the tier or, with AllTiers, in all.
 	Remove
-	// Clear ends it for all blocks of the rank in the tier and its window tier or, with
-	// AllTiers, in all tiers, and with AllRanks for all ranks of the pod; of all models.
-	// What ends in tier GPU ends in tier Predicted, too, and so does what Remove ends there,
-	// of the predictions that are in Cached by then.
-	// It takes no keys and costs O(1): the holders' lives end.
+	// Clear ends it for all blocks of the rank in the tier and its window tier, of all
+	// models. With AllTiers it does so in all tiers, and with AllRanks for all ranks of the
+	// pod. What ends in tier GPU ends in tier Predicted, too. So does what Remove ends
+	// there, of the predictions that are in Cached by then. It takes no keys and costs O(1):
+	// the holders' lives end.
 	Clear
 )
 

@@ -9,8 +9,8 @@ import (
 
 // Worker says what a slot counts for whose pod is a cache worker (Pod.PartOf).
 type Worker struct {
-	// For is the slot of the (pod, rank) that the worker works for; -1 when it counts for no pod: that pod is
-	// not registered, or another worker has the same number.
+	// For is the slot of the (pod, rank) that the worker works for. It is -1 when the worker counts for no
+	// pod: that pod is not registered, or another worker has the same number.
 	For int
 	// Instance is a dense number of the worker's instance. All workers of an instance
 	// work for one (pod, rank), which may have several instances. Those of one instance
@@ -33,8 +33,8 @@ func (r *Registry) Worker(slot int) (w Worker, ok bool) {
 // it. 0 means that no slot is a cache worker's.
 func (r *Registry) Instances() int { return r.instances }
 
-// withTargets appends a holder without an id for each rank that a cache worker works
-// for, so that the rank has a slot also when the pod itself holds nothing.
+// withTargets appends a holder without an id for each rank that a cache worker works for. So the rank has
+// a slot also when the pod itself holds nothing.
 func withTargets(pods []Pod, holders []Holder) []Holder {
 	for i := range pods {
 		if p := pods[i].PartOf; p != nil {
