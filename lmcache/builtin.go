@@ -77,8 +77,9 @@ func builtin(prev int64, chunk []uint32, end third) int64 {
 	return int64(h.sum(n))
 }
 
-// pyString is hash() of an ASCII string under PYTHONHASHSEED: SipHash-1-3 from 3.11,
-// SipHash-2-4 before, with a key that a linear congruential generator makes of the seed.
+// pyString is hash() of an ASCII string under PYTHONHASHSEED. It is SipHash-1-3 from
+// 3.11, SipHash-2-4 before, with a key that a linear congruential generator makes of
+// the seed.
 func pyString(s string, seed uint32, python int) int64 {
 	if s == "" {
 		return 0

@@ -13,9 +13,9 @@ var ErrHash = errors.New("lmcache: bad chunk hash")
 
 const maxHash = 32 // bytes
 
-// Hash is the hash of a chunk and its whole prefix as LMCache holds it: bytes, 16 or
-// 32 of them, or a Python int from -2^63 to 2^64-1. Two hashes are equal when == says
-// so. The zero Hash is the int 0.
+// Hash is the hash of a chunk and its whole prefix as LMCache holds it. It is bytes,
+// 16 or 32 of them, or a Python int from -2^63 to 2^64-1. Two hashes are equal when
+// == says so. The zero Hash is the int 0.
 type Hash struct {
 	b        [maxHash]byte // the bytes, or the int's magnitude at the end
 	size     uint8         // how many bytes, 0 is an int
@@ -73,9 +73,9 @@ func (h Hash) magnitude() (v uint64) {
 	return v
 }
 
-// String returns the hash in hex, as LMCache writes it from 0.3.6: bytes with all
-// their digits, an int as Python's format "x", that is without leading zeros and
-// with its sign.
+// String returns the hash in hex, as LMCache writes it from 0.3.6. Bytes have all
+// their digits; an int is as in Python's format "x", without leading zeros and with
+// its sign.
 func (h Hash) String() string { return string(h.append(nil, 16)) }
 
 // append appends the hash to dst; base is that of ints, 10 or 16.

@@ -101,7 +101,7 @@ type Config struct {
 	// ChunkSize is the number of tokens in a chunk, at most MaxChunkSize; 0 means 256.
 	ChunkSize int
 	// Tail is save_unfull_chunk: the last tokens have a key when they do not fill a chunk.
-	// LMCache's default is on up to 0.3.10 and off from 0.3.12; the fork is always on, MP
+	// LMCache's default is on up to 0.3.10 and off from 0.3.12. The fork is always on, MP
 	// mode always off, and the setting is not read of either.
 	Tail bool
 }
@@ -115,8 +115,8 @@ type Hasher struct {
 	vllm blockkey.LMCacheVLLMChain
 }
 
-// New returns the hasher of an engine, an error that wraps ErrUnknowable when its hashes
-// cannot be known, and one that wraps ErrConfig when no LMCache can be set so.
+// New returns the hasher of an engine. The error wraps ErrUnknowable when its hashes
+// cannot be known, and ErrConfig when no LMCache can be set so.
 func New(c Config) (*Hasher, error) {
 	if c.Version >= numVersions {
 		return nil, fmt.Errorf("%w: %v", ErrVersion, c.Version)

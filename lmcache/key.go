@@ -168,9 +168,9 @@ func number(s string, limit int) (int, bool) {
 	return n, err == nil && n >= 0 && n < limit && strconv.Itoa(n) == s
 }
 
-// ParseKey reads a key of the line. Use it when the version is known: a decimal hash
-// that is also hex is then read as what it is, and a model whose name begins like a
-// fmt too.
+// ParseKey reads a key of the line. Use it when the version is known. It then reads a
+// decimal hash that is also hex as what it is, and a model whose name begins like a fmt
+// too.
 func (v Version) ParseKey(s string) (Key, error) {
 	if v >= numVersions {
 		return Key{}, fmt.Errorf("%w: %v", ErrVersion, v)
@@ -195,7 +195,7 @@ func (v Version) ParseKey(s string) (Key, error) {
 }
 
 // parseForm reads a key of one form, from the right: tags, layer, dtype, hash, worker,
-// world, and what is left is the model and its fmt.
+// world. What is left is the model and its fmt.
 func parseForm(s string, f Form) (Key, error) {
 	parts := strings.Split(s, sep)
 	k := Key{Form: f}

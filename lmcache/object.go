@@ -40,8 +40,8 @@ func (r KVRank) LocalRank() int { return int(r & 0xff) }
 // String returns the 8 hex digits that stand in a key.
 func (r KVRank) String() string { return fmt.Sprintf("%08x", uint32(r)) }
 
-// ObjectKey is the key of an object in LMCache's MP mode, as its second level writes it
-// to Redis and Valkey from 0.4.7 to 0.5.6, and as its coordinator events carry it:
+// ObjectKey is the key of an object in LMCache's MP mode. Its second level writes it so to Redis and Valkey
+// from 0.4.7 to 0.5.6, and its coordinator events carry it so:
 //
 //	model@kv_rank@object_group@hash[@cache_salt]
 type ObjectKey struct {
@@ -115,8 +115,8 @@ func ParseObjectKey(s string) (ObjectKey, error) {
 	return k, nil
 }
 
-// ForkKey is the name of the Redis hash in which the fork that llm-d v0.1 used keeps the holders of a chunk,
-// from its commit 0e03c6a: "model@hash". The holders are its fields.
+// ForkKey is the name of the Redis hash in which a fork keeps the holders of a chunk: "model@hash". The fork
+// is that of llm-d v0.1, from its commit 0e03c6a. The holders are its fields.
 type ForkKey struct {
 	Model string // may contain @
 	Hash  blockkey.Digest

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Profile is one way in which engines of a model run LMCache: what their chunk hashes
-// and the names of their entries in Redis follow from.
+// Profile is one way in which engines of a model run LMCache. Their chunk hashes and the
+// names of their entries in Redis follow from it.
 type Profile struct {
 	Config
 	// Model is the model's name in LMCache's keys; "" means the one that requests have.
@@ -80,9 +80,9 @@ const (
 	// OwnerString is a string, the host:port of the one pod that holds a worker's chunk:
 	// the lookup server of LMCache up to 0.3.6. Its holder is rank 0 of the pod, in tier cpu.
 	OwnerString EntryKind = iota + 1
-	// OwnerHash is a hash whose fields are host or host:port of the pods that hold a
-	// chunk, and whose values are fmt@world_size@worker_id@time: that of the fork. Holders
-	// are as of OwnerString.
+	// OwnerHash is a hash whose fields are host or host:port of the pods that hold a chunk.
+	// Its values are fmt@world_size@worker_id@time: that of the fork. Holders are as of
+	// OwnerString.
 	OwnerHash
 	// Tensors is a worker's chunk itself, in a store that all pods of the model read, so that
 	// its holder is store.Everyone. Only whether it is there is asked.

@@ -1,6 +1,6 @@
 // Package chunks says what to ask an index for, so that what LMCache holds of a prompt is
-// found: chunk keys that are in the index as block keys are, and entries that LMCache has
-// written to Redis itself.
+// found. That is chunk keys that are in the index as block keys are, and entries that
+// LMCache has written to Redis itself.
 //
 // A Source is what a scorer takes as its Config.Chunks. It makes the questions of tokens and
 // does no I/O; the index answers them along with those for blocks.
@@ -19,7 +19,7 @@ import (
 type Source struct {
 	// Readers says by the model's name how its engines run LMCache.
 	Readers map[string]*lmcache.Reader
-	// Learn returns how the engines of a model run LMCache that Readers does not have, and
+	// Learn returns how the engines of a model run LMCache that Readers does not have. It
 	// may learn from the prompt; nil is not known, or nothing. It must not keep the tokens.
 	Learn func(model string, tokens []uint32) *lmcache.Reader
 }

@@ -92,10 +92,10 @@ func (c *Controller) Addrs() (pull, reply, heartbeat net.Addr) {
 }
 
 // AskSync asks workers for a full sync with their next heartbeats: for an index that has
-// lost something, or has what is wrong. They are all that this process hears, those of an
-// instance if it is not "", or one of these if worker is not below 0. heard is how many
-// they are. asked leaves out those that cannot be asked: they have sent no heartbeat yet,
-// or have no pod; they are asked if that changes.
+// lost something, or has what is wrong. It asks all that this process hears, those of an
+// instance if it is not "", or one of these if worker is not below 0. Result heard is how
+// many they are. Result asked leaves out those that cannot be asked: they have sent no
+// heartbeat yet, or have no pod. They are asked if that changes.
 //
 // A worker is not asked while a full sync of it is under way, nor for Config.AskAgain after
 // it was asked last, but then.
@@ -176,7 +176,7 @@ func (c *Controller) workersOf(reg *store.Registry, id filing.ID, host string, t
 }
 
 // reviewID has all workers of an id look again which pod they work for, because there is
-// another one of them or one less; c.mu is held.
+// one of them more or less. The caller holds c.mu.
 func (c *Controller) reviewID(id filing.ID) {
 	for _, w := range c.roll.of[id] {
 		w.put(item{kind: doReview})

@@ -28,8 +28,8 @@ const (
 	maxTokens = 1 << 20
 )
 
-// message is any message of LMCache 0.3.1 to 0.5.6 that a controller gets: the union of
-// their fields by name, as msgspec writes them: a map that begins with "type".
+// message is any message of LMCache 0.3.1 to 0.5.6 that a controller gets. It is the
+// union of their fields by name, as msgspec writes them: a map that begins with "type".
 type message struct {
 	Type     string `json:"type"`
 	Instance string `json:"instance_id"`

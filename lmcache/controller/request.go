@@ -100,7 +100,7 @@ func (c *Controller) heartbeatURL(p *zmq.Peer) string {
 }
 
 // peerLookup answers which other instance has the most of the chunks, for a worker that
-// would fetch them: of the worker with the same number there.
+// would fetch them. It goes by the worker with the same number there.
 func (c *Controller) peerLookup(p *zmq.Peer, m *message) reply {
 	nobody := newReply("BatchedP2PLookupRetMsg", 1).list("layout_info", 1).values(4).item("").item("").int(0).item("")
 	c.mu.Lock()

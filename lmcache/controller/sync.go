@@ -154,8 +154,8 @@ func (w *worker) syncEnd(m *message) error {
 	return nil
 }
 
-// status answers FullSyncStatusMsg. A worker stands still until it may exit the freeze:
-// it may as soon as all of its keys are here, or when its sync is not under way.
+// status answers FullSyncStatusMsg. A worker stands still until it may exit the freeze.
+// It may as soon as all of its keys are here, or when its sync is not under way.
 func (w *worker) status(m *message) reply {
 	w.mu.Lock()
 	complete, exit := w.lastSync == m.SyncID && m.SyncID != "", true

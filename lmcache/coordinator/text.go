@@ -8,11 +8,11 @@ import (
 	"strconv"
 )
 
-// text reads a JSON text of a request, one value after another, so that what has too many
-// elements is refused at the first of them that is too much, and before there is memory
-// for more: with encoding/json an empty object of two bytes becomes a struct of a hundred.
-// As LMCache's own coordinator does it skips fields that are not needed, and of a name that
-// stands twice takes the last.
+// text reads a JSON text of a request, one value after another. So it refuses what has too
+// many elements at the first that is too much, before there is memory for more. With
+// encoding/json an empty object of two bytes becomes a struct of a hundred. As LMCache's
+// own coordinator does it skips fields that are not needed, and of a name that stands twice
+// takes the last.
 type text struct {
 	b  []byte // is valid JSON
 	at int

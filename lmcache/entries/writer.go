@@ -87,8 +87,8 @@ type Stats struct {
 	Entries int
 	// Written, Deleted and Renewed count changes that have been made.
 	Written, Deleted, Renewed uint64
-	// Full counts chunks that found no room, Nameless those that have no name in a
-	// shape or whose hash is not known, Failures calls of Write that failed.
+	// Full counts chunks that found no room. Nameless counts those that have no name in
+	// a shape or whose hash is not known, Failures calls of Write that failed.
 	Full, Nameless, Failures uint64
 }
 

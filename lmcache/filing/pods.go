@@ -68,9 +68,10 @@ func ParseMap(texts []string) (map[string][]Target, error) {
 	return m, nil
 }
 
-// Find returns the targets of an instance that tells this IP: those that are set; else
-// the pod that is called like the instance; else the one whose host is the IP, if it is
-// the only one. Pods that are not registered, and cache workers, are never returned.
+// Find returns the targets of an instance that tells this IP. They are those that are set,
+// else the pod that is called like the instance. Else it is the one pod whose host is the
+// IP, if there is only one. Pods that are not registered, and cache workers, are never
+// returned.
 func (p *Pods) Find(reg *store.Registry, instance, ip string) ([]Target, error) {
 	if set := p.Map[instance]; len(set) > 0 {
 		out := slices.Clone(set)
@@ -109,7 +110,7 @@ func (t Target) At(reg *store.Registry, ip string) bool {
 }
 
 // Doubt is ErrUnmapped for an instance that has the name of one pod and the address of
-// another, nil for any other: it has got that pod's id by mistake.
+// another. It has got that pod's id by mistake. It is nil for any other.
 func (p *Pods) Doubt(reg *store.Registry, instance, ip string) error {
 	pod := engine(reg, instance)
 	if pod == nil || len(p.Map[instance]) > 0 || !p.fits(pod) || !elsewhere(pod, ip) {
@@ -199,7 +200,8 @@ const (
 	// LabelHost is the host that the worker's connections come from.
 	LabelHost = "lmcache.host"
 	// LabelShared names the processes that use the worker's id and cannot be told apart,
-	// so that nothing is kept of what they say; not there when only one does.
+	// so that nothing is kept of what they say. It is not there when only one process
+	// does.
 	LabelShared = "lmcache.shared"
 	// LabelPeer is where its peers fetch chunks; not there when they do not.
 	LabelPeer = "lmcache.peer"

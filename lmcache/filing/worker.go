@@ -61,7 +61,7 @@ type Worker struct {
 	config Config
 	id     ID
 	target Target
-	// IP and Peer are what the worker reports itself, Host is where its connections come
+	// IP and Peer are what the worker reports itself. Host is where its connections come
 	// from, and Shared the others that have its id; see the labels.
 	IP, Peer, Host, Shared string
 	// Incarnation is the number of the instance's life, "" where it has none.
@@ -168,9 +168,9 @@ func (w *Worker) begin(ctx context.Context, last uint64) error {
 }
 
 // TakeOver registers the worker and goes on with its generation, wherever that was
-// written, and returns the marks of these kinds, 0 for each that is not there. took is
-// false when there was no generation, or one that has none of these marks and so cannot
-// be gone on with: then a new one has begun.
+// written. It returns the marks of these kinds, 0 for each that is not there. Result
+// took is false when a new generation has begun. Then there was none, or one that has
+// none of these marks and so cannot be gone on with.
 func (w *Worker) TakeOver(ctx context.Context, kinds ...uint64) (marks []uint64, took bool, err error) {
 	w.gen = 0
 	if _, err := w.Renew(ctx); err != nil {
@@ -219,7 +219,7 @@ func (w *Worker) TakeOver(ctx context.Context, kinds ...uint64) (marks []uint64,
 type Mark struct{ Kind, Value uint64 }
 
 // Batch is one write: ops and marks together. It is applied under the next sequence.
-// After an error that leaves open what has been applied the caller makes another one
+// An error may leave open what has been applied. Then the caller makes another batch
 // that has all of its ops too, or that clears what they change. Written tells how it
 // went.
 func (w *Worker) Batch(ops []store.Op, marks ...Mark) store.Batch {

@@ -70,8 +70,8 @@ func (s *Survey) judgeController(add func(check.Finding)) {
 	warn(halves, "%d instances lack workers: %s", "a chunk counts when all workers have it, so that nothing of theirs does", "let all workers of a pod reach the controller")
 }
 
-// sharedIDs are the ids of workers that several processes use, with their processes: those that cannot be
-// told apart, and those that can, by their addresses.
+// sharedIDs returns the ids of workers that several processes use, with their processes. These are first
+// those that cannot be told apart, then those that can, by their addresses.
 func (s *Survey) sharedIDs() (shared, apart []string) {
 	type id struct {
 		instance string

@@ -143,8 +143,8 @@ func (s *Survey) judgeModels(groups []*group, add func(check.Finding)) {
 	}
 }
 
-// alike reports whether two names may be of one model: but for case, the folders before
-// it, or the way in which a hub's cache writes it.
+// alike reports whether two names may be of one model. They may differ in case, in the
+// folders before the name, or in the way in which a hub's cache writes it.
 func alike(a, b string) bool {
 	return strings.EqualFold(a, b) || strings.EqualFold(last(a), last(b))
 }

@@ -47,7 +47,8 @@ func (s *Survey) whyUnread(g *group) check.Finding {
 }
 
 // nearestRead says in what a kind differs from what is read of the model that is most
-// like it, of any model where that is ""; nil when nothing is read.
+// like it. Where the model is "" any is compared; the result is nil when nothing is
+// read.
 func (s *Survey) nearestRead(k kind, model string) (best []string) {
 	score := -1
 	for _, r := range s.reads {
