@@ -33,10 +33,11 @@ var (
 	// ErrConfig says that a Config or a kind cannot be used as it stands.
 	ErrConfig = errors.New("prefixcache: invalid configuration")
 	// ErrInvalid says that Put was given a text, tokens and ends that do not
-	// belong together, or a text that tokenizers do not take as it stands.
+	// belong together. It also refuses a text that tokenizers do not take as it
+	// stands.
 	ErrInvalid = errors.New("prefixcache: not to be cached")
 	// ErrTooLarge says that a text would not fit into the store if it were
-	// there alone: raise Config.MaxBytes, or do not cache texts of this size.
+	// there alone. Raise Config.MaxBytes, or do not cache texts of this size.
 	ErrTooLarge = errors.New("prefixcache: text is too large for the store")
 )
 

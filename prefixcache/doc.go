@@ -23,36 +23,36 @@
 // # What Find promises
 //
 // A token belongs to the prefix of a text that holds the byte at which the
-// token ends. For a matched prefix of n bytes, Find gives exactly the leading
-// tokens, of one text that was put and that begins with these n bytes, whose
+// token ends. For a matched prefix of n bytes, Find takes one text that was put
+// and that begins with these n bytes. It gives exactly its leading tokens whose
 // ends are n or less: never a token more, never one less, never a mix of two
-// tokenizations. Tokens that share one character's span (a character that takes
-// several tokens has all of them end where it ends) come together or not at
-// all. Special tokens that the tokenizer puts before the text (end 0) come
-// with every match; those that it puts behind the text (end 0 again) only when
+// tokenizations. Tokens that share one character's span come together or not at
+// all. (Of a character that takes several tokens all end where it ends.)
+// Special tokens that the tokenizer puts before the text (end 0) come with
+// every match. Those that it puts behind the text (end 0 again) come only when
 // the text as a whole is known. A text none of whose tokens says where it ends
 // is known as a whole or not at all.
 //
-// That is a promise about the store, not about the tokenizer: the tokenization
-// of a prefix is not always a prefix of the tokenization. "foo ba" may be
-// [foo][ ba] while "foo bar" is [foo][ bar], and a text that goes on behind a
-// match may turn the last tokens given into others. Only Match.Whole says that
-// the tokens are those that the tokenizer gives for the text; what to make of
-// the others is the caller's choice. For the same reason two texts may disagree
-// about the tokens of the bytes they share. Such a text is kept as a correction
-// ("take back so many tokens, then add these") to the one that came first, so
-// both are given back unharmed. And a tokenizer that trims the spaces off its
-// offsets, as RoBERTa's does, has tokens that reach further than they say; its
-// partial matches are a little less sure.
+// That is a promise about the store, not about the tokenizer. The tokenization
+// of a prefix is not always a prefix of the tokenization. For example, "foo ba"
+// may be [foo][ ba] while "foo bar" is [foo][ bar]. A text that goes on behind
+// a match may turn the last tokens given into others. Only Match.Whole says
+// that the tokens are those that the tokenizer gives for the text; what to make
+// of the others is the caller's choice. For the same reason two texts may
+// disagree about the tokens of the bytes they share. Such a text is kept as a
+// correction to the one that came first ("take back so many tokens, then add
+// these"). So both are given back unharmed. And a tokenizer that trims the
+// spaces off its offsets, as RoBERTa's does, has tokens that reach further than
+// they say. Its partial matches are a little less sure.
 //
 // # Limits
 //
 // Config.MaxBytes bounds what a store takes, bookkeeping included; it is never
-// exceeded, not for a moment. Room is made by recency: a read marks what it
-// used, and the oldest entry that was not read since it was last looked at
-// goes first (second chance). A mark is a flag that is written once, so a hot
-// prefix is read without a write. Of one text the end goes before the
-// beginning, because an entry is of use only together with all before it.
+// exceeded, not for a moment. Room is made by recency (second chance). A read
+// marks what it used, and the oldest entry that was not read since it was last
+// looked at goes first. A mark is a flag that is written once, so a hot prefix
+// is read without a write. Of one text the end goes before the beginning,
+// because an entry is of use only together with all before it.
 //
 // # Tokens are kept as plain uint32
 //
@@ -66,6 +66,6 @@
 //	varint          2.2             4.5 ms
 //
 // With keys and bookkeeping, three bytes instead of four would make an LRU
-// chunk one eighth smaller and use up half of the millisecond that a hit on
-// such a prompt may take.
+// chunk one eighth smaller. They would use up half of the millisecond that a
+// hit on such a prompt may take.
 package prefixcache

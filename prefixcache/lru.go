@@ -22,7 +22,7 @@ import (
 //
 // An entry is the difference to the chunks before it: how many of their tokens
 // to take back, then which to add. A digest over these differences says which
-// tokens the difference is to: an entry whose predecessor was dropped and came
+// tokens the difference is to. An entry whose predecessor was dropped and came
 // back with other tokens is not used.
 //
 // Entries are spread over shards by their own keys, so that a prefix which all
@@ -60,9 +60,9 @@ type chunk struct {
 	tokens []uint32
 }
 
-// What an entry takes beside its tokens, in bytes: the chunk itself, the
-// element of golang-lru's list (80 bytes for a key of 16 and a pointer), and
-// its share of the map (slots of 25 bytes that are 44 to 88 % full).
+// What an entry takes beside its tokens, in bytes. That is the chunk itself, the element of golang-lru's
+// list (80 bytes for a key of 16 and a pointer), and its share of the map. A slot of the map has 25 bytes,
+// and 44 to 88 % of them are full.
 const (
 	chunkSize     = 64
 	elementSize   = 80
@@ -302,9 +302,9 @@ func (s *LRU) reserve(n int64) bool {
 }
 
 // evict drops the entry that was placed longest ago and not read since. It
-// returns false when there is none at all. Entries read since are placed anew;
-// readers cannot keep it going for ever, since after as many of these as there
-// were entries it drops the next one, read or not.
+// returns false when there is none at all. Entries read since are placed anew.
+// Readers cannot keep it going for ever: after as many of these as there were
+// entries it drops the next one, read or not.
 func (s *LRU) evict() bool {
 	chances := s.entries()
 	for {

@@ -12,9 +12,9 @@ import (
 //
 // Its tokens are the difference to those of the nodes above it: take back drop
 // of them, then add tokens. What the nodes from the root to this one give
-// together never changes while the node is in the tree, whatever happens
-// around it; so readers need no lock. data, label, tokens and drop are fixed
-// when a node is made; kids, term and ref are atomic; the rest belongs to the
+// together never changes while the node is in the tree, whatever happens around
+// it. So readers need no lock. Fields data, label, tokens and drop are fixed
+// when a node is made; kids, term and ref are atomic. The rest belongs to the
 // writer.
 type node struct {
 	data   string   // label, then the ends of tokens; in a root, the scope's name
@@ -39,8 +39,8 @@ type kid struct {
 }
 
 // terminal says how the tokens of a whole text differ from those of the nodes
-// down to its end: by the special tokens behind the text, or since another text
-// with the same bytes, but with other tokens, came first.
+// down to its end. They do by the special tokens behind the text, or since
+// another text with the same bytes, but other tokens, came first.
 type terminal struct {
 	drop   uint32
 	tokens []uint32
@@ -62,9 +62,9 @@ const (
 // newNode makes a node. ends are those of tokens in the text, and start is
 // where in the text the label begins.
 func newNode(label string, start int, drop int, tokens []uint32, ends []int) *node {
-	// The ends are written as the distance of the first one from start, which
-	// is negative where tokens of the nodes above are corrected, and then of
-	// each from the one before.
+	// The first end is written as its distance from start, which is negative
+	// where tokens of the nodes above are corrected. Each other end is written
+	// as its distance from the one before.
 	var stack [2 * defaultMaxLabel]byte
 	buf := append(stack[:0], label...)
 	if len(ends) > 0 {

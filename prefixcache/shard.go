@@ -9,10 +9,10 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// shard is one part of an LRU's entries. golang-lru keeps them in the order in
-// which they were placed; it is the unlocked simplelru, because a read must
-// not take the write lock to move what it found to the front. Reads mark the
-// entry instead, and eviction moves marked entries.
+// shard is one part of an LRU's entries. The list of golang-lru keeps them in
+// the order in which they were placed. It is the unlocked simplelru, because a
+// read must not take the write lock to move what it found to the front. Reads
+// mark the entry instead, and eviction moves marked entries.
 type shard struct {
 	mu  sync.RWMutex
 	lru *simplelru.LRU[key, *chunk] // guarded by mu
@@ -53,8 +53,8 @@ func (c *chunk) mark() {
 	}
 }
 
-// add puts c under k unless an entry that does as well is there. It returns the one that is there now, and
-// how many bytes of those taken for c and for the entry it replaced are free again.
+// add puts c under k unless an entry that does as well is there. It returns the entry that is there now.
+// Of the bytes taken for c and for the entry it replaced, it returns how many are free again.
 func (s *shard) add(k key, c *chunk, exact bool, clock *atomic.Uint64) (kept *chunk, freed int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,10 +8,10 @@ package prefixcache
 // revision, special tokens or not). The same text under two scopes is two
 // texts.
 type Store interface {
-	// Put remembers that text tokenizes to tokens. ends[i] is the byte offset
-	// in text at which tokens[i] ends, as the tokenizer reports it; ends is as
-	// long as tokens. Put copies what it keeps. It refuses, with an error and
-	// without keeping anything, what it could not give back rightly.
+	// Put remembers that text tokenizes to tokens. Each ends[i] is the byte
+	// offset in text at which tokens[i] ends, as the tokenizer reports it, and
+	// ends is as long as tokens. Put copies what it keeps. It refuses, with an
+	// error and without keeping anything, what it could not give back rightly.
 	Put(scope, text string, tokens []uint32, ends []int) error
 
 	// Find appends to dst the tokens of the longest known prefix of text.
@@ -30,7 +30,7 @@ type Match struct {
 	Tokens []uint32
 	// Bytes is the length of the matched prefix: no token given ends beyond it.
 	Bytes int
-	// Whole says that the text as a whole has been put before: Tokens are then
+	// Whole says that the text as a whole has been put before. Tokens are then
 	// exactly the tokens of the whole text, with those special tokens that the
 	// tokenizer puts behind it.
 	Whole bool

@@ -43,7 +43,7 @@ type Trie struct {
 }
 
 // defaultMaxLabel is the longest label of a node, in bytes. A longer text
-// becomes a row of nodes: a split or a merge copies no more than this, and a
+// becomes a row of nodes. So a split or a merge copies no more than this, and a
 // long text is dropped from its end, a piece at a time.
 const defaultMaxLabel = 4096
 
@@ -139,9 +139,9 @@ func (t *Trie) Put(scope, text string, tokens []uint32, ends []int) error {
 const defaultTries = 3
 
 // try puts a text in, unless it is there already. It returns false if the tree
-// has changed at the text's place since it was looked for. held says that the
-// caller holds mu; then what changes it is only the making of room, which
-// comes to an end when all is empty.
+// has changed at the text's place since it was looked for. Argument held says
+// that the caller holds mu. Then only the making of room changes the tree,
+// which comes to an end when all is empty.
 func (t *Trie) try(scope, text string, tokens []uint32, ends []int, body int, held bool) bool {
 	p := t.walk(scope, text, tokens, ends, body)
 	if p.known() {
@@ -343,9 +343,9 @@ func (t *Trie) newRoot(scope string) *node {
 	return n
 }
 
-// split cuts n, whose label begins at start in a text, in two after off bytes
-// of it, within which the first count of its tokens end. It returns the upper
-// part; the lower one takes over all that hangs on n.
+// split cuts n in two after off bytes of its label, which begins at start in a
+// text. Within these bytes the first count of its tokens end. It returns the
+// upper part; the lower one takes over all that hangs on n.
 func (t *Trie) split(n *node, start, off, count int) *node {
 	all := make([]int, len(n.tokens))
 	e := n.endsFrom(start)
@@ -375,9 +375,9 @@ func (t *Trie) replace(n, v *node) {
 }
 
 // evict drops the leaf that was placed longest ago and not read since. It
-// returns false when there is none at all. Leaves read since are placed anew;
-// readers cannot keep it going for ever, since after as many of these as there
-// are leaves it drops the next one, read or not.
+// returns false when there is none at all. Leaves read since are placed anew.
+// Readers cannot keep it going for ever: after as many of these as there are
+// leaves it drops the next one, read or not.
 func (t *Trie) evict() bool {
 	for range t.leaves.n {
 		v := t.leaves.oldest()
@@ -421,8 +421,8 @@ func (t *Trie) dropRoot(n *node) {
 	t.bytes.Add(-scopeSize)
 }
 
-// merge makes one node of p and its only child c, if no text ends between them
-// and the one is no larger than the two.
+// merge makes one node of p and its only child c. It does so if no text ends
+// between them and the one is no larger than the two.
 func (t *Trie) merge(p, c *node) {
 	if p.parent == nil || p.term.Load() != nil || len(p.edge())+len(c.edge()) > t.maxLabel {
 		return
