@@ -14,7 +14,7 @@
 //
 // Sums are modulo 2^64. Object hashes are those of the multimodal objects that
 // reach into the block, ascending. This is the public scheme of NVIDIA Dynamo's
-// KV router (crate dynamo-kv-router 1.6.1), bit for bit: hashes that its users
+// KV router (crate dynamo-kv-router 1.6.1), bit for bit. Hashes that its users
 // hold are keys here, and testdata holds vectors made by running that crate.
 // The model is not part of a key, only of the StoreKey that is formed last.
 //
@@ -32,11 +32,12 @@
 // # vLLM and SGLang
 //
 // A [VLLMChain] recomputes the block hashes of vLLM 0.9 to 0.33 by each of its
-// algorithms, an [SGLangChain] the page hashes of SGLang 0.5.6 to 0.5.23, bit for
-// bit: testdata holds what the engines' own code gave. They say whether an engine
-// hashes as one believes, its seed among it, and make keys of entries that engines
-// write themselves, with [WireKey]. The index does not need them: it keys blocks by
-// their tokens under the native scheme, whatever the engine's hash.
+// algorithms. An [SGLangChain] recomputes the page hashes of SGLang 0.5.6 to
+// 0.5.23. Both do so bit for bit: testdata holds what the engines' own code gave.
+// They say whether an engine hashes as one believes, its seed among it, and make
+// keys of entries that engines write themselves, with [WireKey]. The index does
+// not need them: it keys blocks by their tokens under the native scheme, whatever
+// the engine's hash.
 //
 // # Guarantees
 //
@@ -49,9 +50,9 @@
 //
 // XXH3 is fast and well distributed, and not cryptographic: who chooses the
 // tokens can make two blocks collide. The index is a hint, so a collision costs
-// a request that goes to a pod without its prefix, which then computes it: a
-// worse placement and never a wrong answer, for engines look up their own cache
-// by their own hash. By chance it takes some 600 million blocks for the odds of
-// one colliding pair to reach 1 in 100. A cache salt keeps tenants' keys apart,
-// but do not take a key for a secret or a proof of content.
+// a request that goes to a pod without its prefix, which then computes it. That
+// is a worse placement and never a wrong answer, for engines look up their own
+// cache by their own hash. By chance it takes some 600 million blocks for the
+// odds of one colliding pair to reach 1 in 100. A cache salt keeps tenants'
+// keys apart, but do not take a key for a secret or a proof of content.
 package blockkey

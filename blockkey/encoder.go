@@ -7,8 +7,8 @@ import (
 )
 
 // encoder writes the two serializations that vLLM hashes, of the few types it
-// hashes: Python's pickle, protocol 5, as CPython's C implementation writes it, and
-// canonical CBOR (RFC 8949, 4.2.1) as the cbor2 module does.
+// hashes. One is Python's pickle, protocol 5, as CPython's C implementation writes
+// it. The other is canonical CBOR (RFC 8949, 4.2.1) as the cbor2 module writes it.
 type encoder struct {
 	b       []byte
 	pickled bool

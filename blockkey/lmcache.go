@@ -20,18 +20,18 @@ type Digest [sha256.Size]byte
 // stands in LMCache's keys.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
-// Fold returns the block key of a digest under a scheme: the first 8 bytes as a
-// big-endian number, XORed with XXH3-64 of the scheme's name under seed 1337,
-// so that schemes with one hash never share a key, as models never share a
-// store key.
+// Fold returns the block key of a digest under a scheme. It is the first 8
+// bytes as a big-endian number, XORed with XXH3-64 of the scheme's name under
+// seed 1337. So schemes with one hash never share a key, as models never share
+// a store key.
 func (d Digest) Fold(scheme string) Key {
 	return Key(binary.BigEndian.Uint64(d[:8]) ^ nameMask(scheme))
 }
 
 // LMCacheChain is a place in a chain of LMCache's chunks, from which it goes
-// on, under the hash of LMCache 0.3.1, 0.3.2 and of the fork that llm-d v0.1
-// used: SHA-256 over the 64 hex digits of the chunk before (none for the
-// first) and the chunk's tokens as u32 little-endian.
+// on. It has the hash of LMCache 0.3.1, 0.3.2 and of the fork that llm-d v0.1
+// used. That is SHA-256 over the 64 hex digits of the chunk before (none for
+// the first) and the chunk's tokens as u32 little-endian.
 //
 // Like Chain it is a small value, copied to branch, and not safe for
 // concurrent use.

@@ -1,7 +1,7 @@
 package blockkey
 
 // LMCacheVLLMChain is a place in a chain of LMCache's chunks, from which it goes on,
-// under one of vLLM's hash functions, as LMCache 0.3.13 and later hash when
+// under one of vLLM's hash functions. LMCache 0.3.13 and later hash so when
 // pre_caching_hash_algorithm names one:
 //
 //	H((hash of the chunk before, tokens, None or ()))
@@ -11,7 +11,7 @@ package blockkey
 //
 // Like VLLMChain it is a small value, copied to branch, and not safe for concurrent
 // use. The hash of an algorithm with less than 32 bytes stands at the end of its
-// Digest, behind zeros, and so does a folded one with its 8 bytes.
+// Digest, behind zeros. So does a folded one with its 8 bytes.
 type LMCacheVLLMChain struct {
 	Algorithm VLLMAlgorithm
 	// ChunkSize is the number of tokens in a chunk; less than 1 has no chunks. Of the
@@ -23,8 +23,8 @@ type LMCacheVLLMChain struct {
 	// EmptyTuple says that the third element is the empty tuple, as from LMCache 0.4.1,
 	// and not None.
 	EmptyTuple bool
-	// Fold says that a hash is its first 8 bytes as an unsigned number, also where it
-	// goes into the next one's, as from LMCache 0.4.6.
+	// Fold says that a hash is its first 8 bytes as an unsigned number, as from LMCache
+	// 0.4.6. It goes into the next one's so, too.
 	Fold bool
 	// Parent is the hash of the chunk before the place, of the first None.
 	Parent Digest

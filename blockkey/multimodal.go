@@ -10,7 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Object is one multimodal object of a prompt, an image for example: engines
+// Object is one multimodal object of a prompt, an image for example. Engines
 // put placeholder tokens where it stands, so its content must come into the
 // keys by its hash. The JSON form is Dynamo's mm_objects entry,
 // {"mm_hash":7,"offsets":[[3,9]]}.
@@ -50,9 +50,9 @@ func (r *Range) UnmarshalJSON(b []byte) error {
 }
 
 // ObjectHash returns the hash of an object that an engine names by an
-// identifier: the number that the first 16 of 64 hex digits are (a SHA-256 in
-// either case), XXH3-64 under seed 0 of any other text. The empty identifier
-// names no object, ok is false.
+// identifier. It is the number that the first 16 of 64 hex digits are (a
+// SHA-256 in either case). Of any other text it is XXH3-64 under seed 0. The
+// empty identifier names no object, ok is false.
 func ObjectHash(identifier string) (hash uint64, ok bool) {
 	if identifier == "" {
 		return 0, false
@@ -92,10 +92,10 @@ func (c *Chain) AppendObjects(dst []Key, tokens []uint32, objects []Object) []Ke
 	})
 }
 
-// AppendHashes is Append for tokens whose blocks' object hashes are known,
-// as engines' events give them: hashes[i] are those of block i, in any order
-// and not always distinct. hashes may be shorter or longer than the blocks.
-// The hashes are not modified.
+// AppendHashes is Append for tokens whose blocks' object hashes are known, as
+// engines' events give them. Element hashes[i] has those of block i, in any
+// order and not always distinct. There may be fewer or more elements than
+// blocks. The hashes are not modified.
 func (c *Chain) AppendHashes(dst []Key, tokens []uint32, hashes [][]uint64) []Key {
 	return c.appendMixed(dst, tokens, func(block int, to []uint64) []uint64 {
 		if block < len(hashes) {

@@ -2,8 +2,8 @@ package blockkey
 
 import "github.com/zeebo/xxh3"
 
-// baseSeed is the seed of the native scheme: of local hashes before LoRA and
-// salt, of the chain, and of the hash of model and scheme names.
+// baseSeed is the seed of the native scheme. It is that of local hashes before
+// LoRA and salt, of the chain, and of the hash of model and scheme names.
 const baseSeed = 1337
 
 // Seeds under which the scope's names are hashed. They differ so that a LoRA
@@ -42,10 +42,10 @@ func AppendNative(dst []Key, tokens []uint32, blockSize int, seed Seed) []Key {
 	return c.Append(dst, tokens)
 }
 
-// Chain is a place in a native chain, from which it goes on. Each Append
-// takes the full blocks of the tokens it is given and moves the place behind
-// the last of them; the tokens of a block that is not full yet are the
-// caller's to keep and to give again.
+// Chain is a place in a native chain, from which it goes on. Each Append takes
+// the full blocks of the tokens it is given and moves the place behind the last
+// of them. The caller keeps the tokens of a block that is not full yet, and
+// gives them again.
 //
 // A Chain is a small value: copy it to branch. It is not safe for concurrent
 // use.
@@ -105,10 +105,11 @@ func (c *Chain) Append(dst []Key, tokens []uint32) []Key {
 	return dst
 }
 
-// AppendLocals appends to dst the keys of blocks whose local hashes are given:
-// the hash of each block's own content, which Dynamo calls tokens_hash and its
-// clients send instead of tokens. They begin at c's place, which moves behind
-// them. BlockSize, Seed and Eagle are already in the hashes and not read.
+// AppendLocals appends to dst the keys of blocks whose local hashes are given.
+// A local hash is that of the block's own content, which Dynamo calls
+// tokens_hash; its clients send it instead of tokens. They begin at c's place,
+// which moves behind them. BlockSize, Seed and Eagle are already in the hashes
+// and not read.
 func (c *Chain) AppendLocals(dst []Key, locals []uint64) []Key {
 	dst, out := grow(dst, len(locals))
 	for i, local := range locals {
@@ -168,9 +169,9 @@ var plain = func() (h hasher) {
 }()
 
 // chain16 fills out with the keys of blocks of 16 tokens after parent. The
-// local hashes do not depend on each other and the chain does, on each key
-// before it: in one loop the processor hashes the next blocks while it waits
-// for the chain, which in two loops it could not.
+// local hashes do not depend on each other; in the chain each key depends on
+// the one before it. In one loop the processor hashes the next blocks while it
+// waits for the chain, which in two loops it could not.
 func (h *hasher) chain16(out []Key, tokens []uint32, parent Key) {
 	w := (*[8]uint64)(h.words[:])
 	k := uint64(parent)

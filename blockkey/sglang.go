@@ -9,10 +9,10 @@ import (
 const SchemeSGLang = "sglang"
 
 // SGLangChain is a place in a chain of SGLang's page hashes, from which it goes on,
-// as SGLang 0.5.6 and later have it: SHA-256 over the digest of the page before
-// (nothing for the first of a prompt, the digest of the salt for the first of one
-// with a salt) and the page's tokens as u32 little-endian. SGLang sends the first 8
-// bytes in events, see Digest.SGLangWire.
+// as SGLang 0.5.6 and later have it. A hash is SHA-256 over the digest of the page
+// before and the page's tokens as u32 little-endian. The first page of a prompt has
+// nothing before it or, with a salt, the digest of the salt. SGLang sends the first
+// 8 bytes in events, see Digest.SGLangWire.
 //
 // Like Chain it is a small value, copied to branch, and not safe for concurrent
 // use.
@@ -20,8 +20,8 @@ type SGLangChain struct {
 	// PageSize is the number of tokens, with Bigram of pairs, in a page; less than 1
 	// has no pages.
 	PageSize int
-	// Bigram is EAGLE: a page has pairs of a token and the next, so that PageSize+1
-	// tokens are needed, and both of each pair are hashed.
+	// Bigram is EAGLE. A page has pairs of a token and the next, so PageSize+1 tokens are needed, and
+	// both of each pair are hashed.
 	Bigram bool
 	// Parent is the digest before the place, meaningful when HasParent is set.
 	Parent    Digest
@@ -77,10 +77,10 @@ func (c *SGLangChain) Append(dst []Digest, tokens []uint32) []Digest {
 	return dst
 }
 
-// SGLangNamespace mixes a namespace into the hashes that SGLang publishes: under
-// --kv-events-config with the format "dynamo" (0.5.22) the extra key and the salt of
-// a request, else only the internal key of a registered adapter (0.5.23), which is in no event. It is not
-// part of the chain: only what is sent differs.
+// SGLangNamespace mixes a namespace into the hashes that SGLang publishes. Under --kv-events-config with
+// the format "dynamo" (0.5.22) it is the extra key and the salt of a request. Else it is only the
+// internal key of a registered adapter (0.5.23), which is in no event. It is not part of the chain: only
+// what is sent differs.
 type SGLangNamespace struct {
 	seed Digest
 	some bool

@@ -126,8 +126,8 @@ type VLLMLoRA struct {
 	Name, Path string
 }
 
-// VLLMObject is a multimodal object of a prompt: its identifier, the token at which
-// it begins, counted from the prompt's first, and its length in tokens.
+// VLLMObject is a multimodal object of a prompt. It has its identifier, the token at
+// which it begins, counted from the prompt's first, and its length in tokens.
 type VLLMObject struct {
 	ID             string
 	Offset, Length int
@@ -152,7 +152,7 @@ type VLLMChain struct {
 	// more than 13,000 tokens come out wrong.
 	BlockSize int
 	// Lookahead is how many tokens behind a block go into its hash too, for EAGLE
-	// and MTP from 0.33 without a KV connector; the last block is then one that has
+	// and MTP from 0.33 without a KV connector. The last block is then one that has
 	// them all.
 	Lookahead int
 	LoRA      VLLMLoRA
@@ -174,8 +174,8 @@ func NewVLLMChain(a VLLMAlgorithm, seed string, blockSize int) VLLMChain {
 // VLLMWire returns the number of the digest in vLLM's events: its last 8 bytes.
 func (d Digest) VLLMWire() uint64 { return binary.BigEndian.Uint64(d[len(d)-8:]) }
 
-// WireKey returns the block key of a hash as an engine sends it, XORed with XXH3-64
-// of the scheme's name under seed 1337 as Digest.Fold does.
+// WireKey returns the block key of a hash as an engine sends it. As in Digest.Fold
+// it is XORed with XXH3-64 of the scheme's name under seed 1337.
 func WireKey(scheme string, wire uint64) Key { return Key(wire ^ nameMask(scheme)) }
 
 // Append appends to dst the hashes of all full blocks of tokens, which begin at c's

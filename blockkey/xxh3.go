@@ -10,11 +10,11 @@ import (
 
 // This file is XXH3-64 for what block keys are made of: runs of u32 tokens
 // under one seed. It beats a general library at the block sizes that indexes
-// have most, because the secret is derived once a seed and not once a block,
-// these sizes are unrolled, and a chain is hashed in one loop. Tokens are read
-// as tokens, without a copy or a view of their bytes: every read of XXH3 falls
-// on a token boundary, and two adjacent tokens are one little-endian u64, which
-// the compiler turns into one load. So it is right on any byte order.
+// have most. The secret is derived once a seed and not once a block, these
+// sizes are unrolled, and a chain is hashed in one loop. Tokens are read as
+// tokens, without a copy or a view of their bytes. Every read of XXH3 falls on
+// a token boundary. Two adjacent tokens are one little-endian u64, which the
+// compiler turns into one load. So it is right on any byte order.
 //
 // From 33 tokens on, except for 64, the library does it where it has assembly:
 // its vector instructions make up for deriving the secret again.
@@ -69,11 +69,11 @@ type hasher struct {
 	// those to 240, and long ones read it.
 	words [24]uint64
 	// mid is what inputs of 129 to 240 bytes read beyond byte 128, from odd
-	// offsets of the plain secret: 14 words for pairs 8 to 14 and 2 for the
-	// last pair.
+	// offsets of the plain secret. It has 14 words for pairs 8 to 14 and 2 for
+	// the last pair.
 	mid [16]uint64
 	// last and merge are the words that long inputs read at odd offsets of the
-	// seeded secret: for the last stripe and for the final merge.
+	// seeded secret. One is for the last stripe, the other for the final merge.
 	last, merge [8]uint64
 }
 
@@ -85,8 +85,8 @@ func (h *hasher) init(seed uint64) {
 }
 
 // initLen makes h able to sum inputs of n tokens (or of any length of the same
-// class), and no more: a prompt of a few blocks must not pay for tables that
-// it does not read.
+// class), and no more. A prompt of a few blocks must not pay for tables that it
+// does not read.
 func (h *hasher) initLen(seed uint64, n int) {
 	h.seed = seed
 	for i := 0; i < len(h.words); i += 2 {
@@ -220,8 +220,8 @@ const (
 )
 
 // sum64 hashes 64 tokens, the default index block. It is sumLong unrolled and
-// taken pair by pair of accumulators: they meet only in the final merge, so
-// two at a time stay in registers where eight would be spilled.
+// taken pair by pair of accumulators. They meet only in the final merge, so two
+// at a time stay in registers where eight would be spilled.
 func (h *hasher) sum64(t *[64]uint32) uint64 {
 	acc := lengthTerm(64)
 	w, l, m := &h.words, &h.last, &h.merge
