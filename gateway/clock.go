@@ -23,7 +23,7 @@ const (
 const phaseBits = 3
 
 // await notes what the exchange waits for from now on, and for how long at most. Setting it is
-// two instructions: one goroutine watches over all exchanges, since timers and deadlines of
+// two instructions: one goroutine watches over all exchanges. Timers and deadlines of
 // connections of each would be a tenth of what a short answer costs.
 func (x *exchange) await(p phase, most time.Duration) {
 	x.due.Store(x.g.c.Now().Add(most).UnixNano()&^(1<<phaseBits-1) | int64(p))
@@ -32,8 +32,8 @@ func (x *exchange) await(p phase, most time.Duration) {
 // awaitNothing ends that.
 func (x *exchange) awaitNothing() { x.due.Store(0) }
 
-// watchEvery is how often exchanges are looked at: often enough that the shortest of the
-// times that were set is exceeded by a quarter at most.
+// watchEvery is how often exchanges are looked at. The shortest of the times that were set is
+// exceeded by a quarter at most.
 func (c *Config) watchEvery() time.Duration {
 	return min(lookEvery, max(time.Millisecond, min(c.Header, c.FirstToken, c.Idle)/4))
 }

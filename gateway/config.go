@@ -32,8 +32,8 @@ const (
 	lookEvery = 500 * time.Millisecond
 	// tellTokens is after how many more tokens of an answer the router is told.
 	tellTokens = 256
-	// wholeAnswer is up to which length an answer that tells it is read before it is passed
-	// on, so that its header can say how many tokens were cached.
+	// wholeAnswer is up to which length an answer that gives its length is read before it is
+	// passed on. So its header can say how many tokens were cached.
 	wholeAnswer = 1 << 20
 	// copyBytes is the size of the buffers that answers pass through.
 	copyBytes = 8 << 10
@@ -72,16 +72,16 @@ type Config struct {
 	// Control, if not nil, is asked before each connection to an engine, as net.Dialer's.
 	Control func(network, address string, c syscall.RawConn) error
 	// Salt, if not nil, returns the cache salt under which a request runs whose body asks for one,
-	// or for none (""). A client that gets one when it asks for none has it in all its requests:
-	// the gateway sends it to the engine, and refuses what has no place for it.
+	// or for none (""). A client that gets one when it asks for none has it in all its requests.
+	// The gateway sends it to the engine, and refuses what has no place for it.
 	Salt func(ctx context.Context, asked string) string
-	// Scoped is needed with Salt. It returns the name under which engines and the router know
-	// what such a client calls name, a request or a session: no other client has the same.
+	// Scoped is needed with Salt. It returns the name under which engines and the router know what
+	// such a client calls name, a request or a session. No other client has the same.
 	Scoped func(ctx context.Context, name string) string
 	// Connect is how long a connection to an engine may take to come up, 2 s.
 	Connect time.Duration
-	// Header is how long an engine may take from there until the header of its answer, 10
-	// minutes: an answer in one piece has it when all of it is there.
+	// Header is how long an engine may take from there until the header of its answer, 10 minutes.
+	// An answer in one piece has its header when all of it is there.
 	Header time.Duration
 	// FirstToken is how long it may take from the header until the first byte of the body, 10
 	// minutes.
@@ -95,8 +95,8 @@ type Config struct {
 	MaxBuffered int64
 	// MaxRequests is how many requests are passed on at a time, 4096.
 	MaxRequests int
-	// LeaveUsage leaves streams as they were asked for. Otherwise engines are asked for the
-	// usage at the end of each, and the chunk is taken out if the client did not ask for it.
+	// LeaveUsage leaves streams as they were asked for. Otherwise engines are asked for the usage
+	// at the end of each. The chunk with it is taken out if the client did not ask for it.
 	LeaveUsage bool
 	// Probe is how often the health of pods is asked, 1 s, and how long an answer may take is
 	// twice that.
@@ -136,11 +136,11 @@ type Served struct {
 	Attempts int
 	// Stream says that the answer was a stream, Cut that it was not passed on to its end.
 	Stream, Cut bool
-	// Prompt is the length of the prompt in tokens, Predicted how many of them the pod held
-	// by the index, Delivered how many it had; -1 is not known.
+	// Prompt is the length of the prompt in tokens. Predicted is how many of them the pod held by
+	// the index, Delivered how many it had; -1 is not known.
 	Prompt, Predicted, Delivered int
-	// Routed is how long it took to choose, First until the first byte of the answer came,
-	// 0 if none did, and Took until the end.
+	// Routed is how long it took to choose. First is how long until the first byte of the answer
+	// came, 0 if none did, and Took until the end.
 	Routed, First, Took time.Duration
 }
 

@@ -5,15 +5,15 @@
 //	defer g.Close()
 //	http.ListenAndServe("127.0.0.1:8000", g)
 //
-// A request whose prompt is understood is read whole before it is sent, so that it can be sent
-// again: to a place of the decision's fallback list, until the first byte of an answer has
+// A request whose prompt is understood is read whole before it is sent. So it can be sent
+// again to a place of the decision's fallback list, until the first byte of an answer has
 // come. All else is passed on as it comes, to a pod that is chosen without the prompt. An
-// answer is passed on as it comes, byte for byte; the one thing that is taken out of it is
-// the chunk with the usage of a stream that the client did not ask for.
+// answer is passed on as it comes, byte for byte. Only one thing is taken out of it: the chunk
+// with the usage of a stream that the client did not ask for.
 //
 // The forwarding itself is httputil.ReverseProxy's. A Gateway is its Transport: it chooses the
 // pod, repeats, watches the answer pass, and keeps the clocks.
 //
-// A fault of the router, of the tokenizer or of what they depend on never refuses a request:
-// it goes to the pod with the fewest requests of this gateway.
+// A fault of the router, of the tokenizer or of what they depend on never refuses a request.
+// The request goes to the pod with the fewest requests of this gateway.
 package gateway

@@ -294,7 +294,7 @@ func (g *Gateway) look() {
 // an answer, so that a request of which nothing was sent can go to another pod.
 //
 // It is not read beyond its length. A transport reads on there to find the end, beside the
-// answer: the server has closed the body by then, and for that error the transport would cut
+// answer. The server has closed the body by then, and for that error the transport would cut
 // the answer of an engine that was quick.
 type once struct {
 	io.ReadCloser

@@ -25,8 +25,8 @@ const (
 	headerDelivered = "X-Kvatlas-Delivered-Tokens"
 )
 
-// rewrite makes the headers that engines get: those of the client without the hop-by-hop ones,
-// which the ReverseProxy has dropped, and without ours, and the X-Forwarded ones.
+// rewrite makes the headers that engines get. They are those of the client and the X-Forwarded
+// ones. Left out are ours, and the hop-by-hop ones, which the ReverseProxy has dropped.
 func rewrite(pr *httputil.ProxyRequest) {
 	pr.Out.URL.RawQuery = pr.In.URL.RawQuery // as it is, also what does not parse
 	dropOwn(pr.Out.Header)

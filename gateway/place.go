@@ -184,7 +184,7 @@ func (x *exchange) chooseAlone(why string, because error) error {
 	return nil
 }
 
-// podsWait is how long a request waits where no pod at all is known: a gateway that has just
+// podsWait is how long a request waits where no pod at all is known. A gateway that has just
 // begun, or a Redis that has come back empty, knows them again within a second.
 const podsWait = 3 * time.Second
 

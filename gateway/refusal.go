@@ -67,8 +67,8 @@ func isTimeout(err error) bool {
 // refuse answers with an error in OpenAI's form, which its clients raise. A client that has left
 // gets none: its connection is cut, since net/http would answer 200 for a handler that returns.
 func (x *exchange) refuse(w http.ResponseWriter, err error) {
-	// The server ends the request's context when a read of its body fails; the client whose
-	// body did not come in time is still there to be told.
+	// The server ends the request's context when a read of its body fails. The client whose body
+	// did not come in time can still be answered.
 	if !errors.Is(err, errBodyStall) && (x.ctx.Err() != nil || errors.Is(err, context.Canceled)) {
 		x.status, x.cut = StatusGone, true
 		panic(http.ErrAbortHandler)

@@ -160,7 +160,7 @@ func (r *reports) retry() {
 	}
 }
 
-// spell is a context that reports of a queue share one after the other: with a timer for each
+// spell is a context that reports of a queue share one after the other. With a timer for each
 // of them a report would take twice as long.
 type spell struct {
 	ctx    context.Context

@@ -16,9 +16,9 @@ import (
 // from 0.11 (messages from 0.28), SGLang's from 0.5.3.
 var takesSalt = [...]bool{apiOther: false, apiCompletions: true, apiChat: true, apiEmbeddings: false, apiResponses: true, apiMessages: true}
 
-// checkSalted refuses a client with a salt what engines answer without it: all but the APIs that
-// have a place for it, and pages about an engine and not about requests. It refuses headers by
-// which a request reaches what others have sent, too.
+// checkSalted refuses a client with a salt what engines answer without it. It allows only the
+// APIs that have a place for it, and pages about an engine and not about requests. It refuses
+// headers by which a request reaches what others have sent, too.
 func checkSalted(of api, r *http.Request) error {
 	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
 		if namesEngine(name) {
@@ -36,10 +36,10 @@ func checkSalted(of api, r *http.Request) error {
 	return nil
 }
 
-// namesEngine reports whether a header tells llm-d's sidecar, which may stand before an engine,
-// which other engine to have blocks or encoded media from: x-prefiller-host-port,
-// x-kv-cache-source-host-port, x-encoder-hosts-ports and x-data-parallel-host-port, also behind
-// x-llm-d-, and x-prefiller-url before them.
+// namesEngine reports whether a header names another engine to have blocks or encoded media
+// from. The sidecar of llm-d, which may stand before an engine, reads x-prefiller-host-port,
+// x-kv-cache-source-host-port, x-encoder-hosts-ports and x-data-parallel-host-port. It reads
+// these also behind x-llm-d-, and before them x-prefiller-url.
 func namesEngine(header string) bool {
 	return strings.HasSuffix(header, "-Host-Port") || strings.HasSuffix(header, "-Hosts-Ports") || strings.HasSuffix(header, "-Prefiller-Url")
 }
@@ -56,8 +56,8 @@ func tellsOfNone(page string) bool {
 	return ok && model != "" && path.Clean(page) == page && !strings.ContainsAny(model, "\\%;?#")
 }
 
-// ofOthers are fields by which a request reaches what others have sent, or could be taken for one
-// of theirs, whatever its cache salt is, and why.
+// ofOthers are fields by which a request reaches what others have sent, or could be taken for
+// theirs, whatever its cache salt is. Each has the reason.
 var ofOthers = map[string]string{
 	"previous_response_id": "it names a response, which may be another's",
 	"conversation":         "it names a conversation, which may be another's",
@@ -101,8 +101,8 @@ func checkOther(name string, v gjson.Result) error {
 }
 
 // withSalt returns a copy of the body with the cache salt that it is to have, made of the one
-// that it asks for. The body must be JSON by the letter and have the field once at the most:
-// no parser of an engine may find another salt in it. It may have no field of ofOthers.
+// that it asks for. The body must be JSON by the letter and have the field once at the most. So
+// no parser of an engine finds another salt in it. It may have no field of ofOthers.
 func withSalt(body []byte, saltOf func(asked string) string) ([]byte, error) {
 	top := gjson.ParseBytes(body)
 	if !top.IsObject() || !json.Valid(body) {
