@@ -11,8 +11,8 @@ import (
 //	run 3   block  16     1 2 3 4 _ 6 7 8 _ ...
 //
 // So a fold looks at the holders that came or went, and credits a slot when it goes, or at
-// the end. Two kinds of folds look at all holders of each run instead: those with limits, which
-// depend on where runs end, and those that join blocks with chunks.
+// the end. Two kinds of folds look at all holders of each run instead. Those with limits depend
+// on where runs end; the others join blocks with chunks.
 
 // stretch is what a slot has held without a break up to the present run, all of it in one
 // tier. The zero value is nothing.

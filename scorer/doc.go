@@ -1,10 +1,10 @@
 // Package scorer ranks pods by how much of a prompt's KV cache they hold.
 //
 // A Scorer runs one pipeline: prompt -> tokens -> block keys -> index lookup
-// -> fold -> Match -> ranking. The index and the tokenizer are given to it, so that it
-// works in any process, with no HTTP and no Redis of its own: a scheduler can
-// embed it (see the example). The fold and the ranking are pure functions of
-// what the index answers; time is passed in.
+// -> fold -> Match -> ranking. The index and the tokenizer are given to it, so it
+// works in any process, with no HTTP and no Redis of its own. A scheduler can embed it
+// (see the example). The fold and the ranking are pure functions of what the index
+// answers; time is passed in.
 //
 //	s, err := scorer.New(scorer.Config{Index: index, Tokenizer: pool})
 //	...
@@ -15,11 +15,11 @@
 // fault or a budget cut off is missing credit, never false credit, and
 // Response.Degraded says so.
 //
-// Config.Chunks adds what another cache, such as LMCache, holds in chunks of its own: it is
-// asked for in the same lookup and joined with the blocks by tokens (join.go).
+// Config.Chunks adds what another cache, such as LMCache, holds in chunks of its own. It is asked for in
+// the same lookup and joined with the blocks by tokens (join.go).
 //
-// Nothing here, nor in the packages that it imports, needs cgo: a program that has tokens already builds
-// with CGO_ENABLED=0. package tokenpool, which makes tokens of texts, does.
+// Nothing here, nor in the packages that it imports, needs cgo. A program that has tokens already builds
+// with CGO_ENABLED=0. Package tokenpool, which makes tokens of texts, needs it.
 //
 // A Scorer is safe for concurrent use. Its methods allocate per pod and per
 // request, never per block.

@@ -161,8 +161,8 @@ func (f *fold) ask(pod int) {
 // unregistered reports whether a pod is there only because a query, or a value, names it.
 func unregistered(p *store.Pod) bool { return p.Model == "" }
 
-// wants reports whether the pod of a slot is asked for: those that the request names, or
-// all that are registered and, where the model allows it, all others.
+// wants reports whether the pod of a slot is asked for. Those are the ones that the request names, or all
+// that are registered and, where the model allows it, all others.
 func (f *fold) wants(slot int) bool {
 	if f.named {
 		return f.wanted[f.Registry.Slots[slot].Pod]
@@ -250,8 +250,8 @@ func (f *fold) holdAll(slots []int32, n int32) {
 	}
 }
 
-// holder returns the slot and the tier, perhaps a window tier, of a holder that can be
-// scored: one that lives and is no cache worker, nor a prediction that the request does not ask for.
+// holder returns the slot and the tier, perhaps a window tier, of a holder that can be scored. Such a holder
+// lives and is no cache worker, nor a prediction that the request does not ask for.
 func (f *fold) holder(id store.HolderID) (slot int, tier store.Tier, ok bool) {
 	slot, tier, ok = f.Registry.AnyHolder(id)
 	return slot, tier, ok && !f.isWorkers(slot) && (f.predicted || tier != store.Predicted)

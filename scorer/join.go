@@ -16,10 +16,10 @@ import (
 //	blocks   | | | | | | | | | | | | | | |
 //	         A B   (4) A     (4) none             and native holders of blocks besides
 //
-// A holder of a block holds every chunk that has a token of it, in the slowest of
-// the tiers that these are in: what it takes to have all of it. A chunk that the
-// source does not have, behind the prompt's last whole one or behind the first image,
-// has no holder.
+// A holder of a block holds every chunk that has a token of it. Its tier is the
+// slowest of the tiers that these are in: what it takes to have all of it. A chunk
+// that the source does not have, behind the prompt's last whole one or behind the
+// first image, has no holder.
 //
 // The sources are told of chunks before the fold is told of blocks, so that it decides
 // at once whether more can change the result. Where an index does it otherwise, blocks
@@ -28,17 +28,18 @@ import (
 // Chunks says in which chunks a prompt lies, beside its blocks. chunks.Source of LMCache is
 // one. It is safe for concurrent use.
 type Chunks interface {
-	// AppendQueries appends to dst a query for each chain of chunks that may hold a
-	// beginning of a prompt of the model: its Keys or Entries, and its Span. The tokens are
+	// AppendQueries appends to dst a query for each chain of chunks that may hold a beginning
+	// of a prompt of the model. A query has its Keys or Entries, and its Span. The tokens are
 	// those before the first image, audio or video of a prompt without adapter and salt, and
-	// must not be kept; chunks that begin behind the first covered of them count for nothing.
-	// What lies in dst behind its end is of an earlier call, and its memory may be used again.
+	// must not be kept. Chunks that begin behind the first covered of them count for nothing.
+	// What lies in dst behind its end is of an earlier call, and its memory may be used
+	// again.
 	AppendQueries(dst []store.Query, model string, tokens []uint32, covered int) []store.Query
 }
 
-// held is a slot that holds something, and the best tier that it does so in. unit is
-// the slot too or, of an instance of cache workers, a number above those of slots:
-// chunks of two instances do not complete each other.
+// held is a slot that holds something, and the best tier that it does so in. The unit is the slot
+// too or, of an instance of cache workers, a number above those of slots. For chunks of two
+// instances do not complete each other.
 type held struct {
 	unit, slot int32
 	tier       store.Tier
@@ -136,9 +137,9 @@ func (s *source) resolve(holders []store.HolderID) []held {
 	return kept[:len(kept):len(kept)]
 }
 
-// ahead finds the holders of the block by this source, which is then in now, and for
-// how many blocks from it on they are the same. ok is false when the source has not
-// been told yet.
+// ahead finds the holders of the block by this source, which are then in now. It returns for how
+// many blocks from it on they are the same. Result ok is false when the source has not been told
+// yet.
 func (s *source) ahead(block, size int) (blocks int, ok bool) {
 	if (block+1)*size > s.end {
 		s.now = nil
@@ -227,8 +228,8 @@ func (u *units) see(i int) (first bool) {
 	return true
 }
 
-// everyone returns all slots of the model's pods, and of those that are named and not
-// registered: they hold what lies in a store that they share.
+// everyone returns all slots of the model's pods, and of those that are named and not registered.
+// They hold what lies in a store that they share.
 func (f *fold) everyone(reg *store.Registry) []held {
 	if f.all != nil {
 		return f.all

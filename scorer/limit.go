@@ -134,7 +134,7 @@ func (f *fold) windowEnd(to int32, block int) int {
 }
 
 // windowHeld reports whether a row that comes up to the present run, or goes through it,
-// has begun by a token; 0 and below is the root.
+// has begun by a token. A token of 0 and below is the root.
 func (f *fold) windowHeld(t *tail, token, block int) bool {
 	token = max(token, 0)
 	if f.inward(block) {

@@ -23,8 +23,9 @@ type Extent uint8
 
 // The extents.
 const (
-	// Prefix counts blocks from the start of the prompt on, up to the first that the rank
-	// does not hold: what a prefix cache can reuse. The index is read as far as anyone goes on.
+	// Prefix counts blocks from the start of the prompt on, up to the first that the rank does
+	// not hold. That is what a prefix cache can reuse. The index is read as far as anyone goes
+	// on.
 	Prefix Extent = iota
 	// Anywhere counts all blocks. The index is read to the end of the prompt.
 	Anywhere
@@ -61,8 +62,9 @@ type Match struct {
 	limitOf []int32 // by slot: 1-based index in limits; empty where there are none
 }
 
-// Usable returns the blocks of Held that the engine of a slot can resume behind: of a prefix,
-// those before the last place where one of its own blocks ends and its windows are held.
+// Usable returns the blocks of Held that the engine of a slot can resume behind. Of a prefix
+// they are those before the last place where one of its own blocks ends and its windows are
+// held.
 func (m *Match) Usable(slot int) TierCounts {
 	if l := m.limitFor(int32(slot)); l != nil {
 		return l.sure

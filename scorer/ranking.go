@@ -116,8 +116,8 @@ func (f *fold) appendHolders(dst []int32) []int32 {
 	return dst
 }
 
-// bestOf returns the best of the slots of one pod, its score and its blocks: the highest
-// score, of equal ones the most blocks, then the lowest rank.
+// bestOf returns the best of the slots of one pod, its score and its blocks. The best has the
+// highest score, of equal ones the most blocks, then the lowest rank.
 func (m *Match) bestOf(r *rule, w *Weights, slots []int32) (best int32, score float64, blocks int32) {
 	best = -1
 	for _, s := range slots {
@@ -129,8 +129,8 @@ func (m *Match) bestOf(r *rule, w *Weights, slots []int32) (best int32, score fl
 	return best, score, blocks
 }
 
-// joinBeside sorts pods by their plain names, and keeps of two registrations of one pod the
-// one with the higher score: it is the same engine.
+// joinBeside sorts pods by their plain names. Of two registrations of one pod, which are the same
+// engine, it keeps the one with the higher score.
 func (r *ranking) joinBeside(m *Match) {
 	all := r.byName(m)
 	slices.SortFunc(all, func(a, b named) int {
@@ -173,9 +173,9 @@ func (m *Match) isWorker(name string) bool {
 	return known && m.Registry.Pods[p].PartOf != nil
 }
 
-// order makes the places of the top candidates; 0 is all of them. best, if it is not -1, has one of
-// the places: it has the highest score, so where it is not among them by its name all of them have
-// that score, and it takes the last one.
+// order makes the places of the top candidates; 0 is all of them. If best is not -1, it has one of
+// the places, since it has the highest score. It may not be among them by its name; then all of
+// them have that score, and it takes the last one.
 func (r *ranking) order(top, best int) {
 	r.places = r.places[:0]
 	for i := range r.all {

@@ -92,11 +92,11 @@ type Request struct {
 	Model string
 	// Input is the prompt.
 	Input Input
-	// Pods limits the answer to these pods, and has each of them in it even
-	// when it holds nothing. nil means every pod that holds something.
+	// Pods limits the answer to these pods, and has each of them in it even when it holds
+	// nothing. With nil it has every pod that holds something.
 	Pods []string
 	// Top limits the answer to this many pods, the first of the ranking; 0 is all. Best is
-	// of all, whatever Top is, and always one of them: of more equal pods than Top it is the
+	// of all, whatever Top is, and always one of them. Of more equal pods than Top it is the
 	// last one in the answer.
 	Top int
 	// Strategy is how blocks become scores; empty is the Scorer's default.
@@ -122,8 +122,8 @@ type Request struct {
 	NoSpecialTokens bool
 	// Truncation keeps a part of the prompt's tokens. Block keys have none.
 	Truncation Truncation
-	// EarlyExit stops a longest_prefix walk at the first block at which one
-	// candidate is left: the best pod is known, its score is a lower bound.
+	// EarlyExit stops a longest_prefix walk at the first block at which one candidate is
+	// left. The best pod is known then, and its score is a lower bound.
 	EarlyExit bool
 	// Explain asks for Response.Explanation. All blocks that it has room for are then read.
 	Explain bool
@@ -188,9 +188,8 @@ const (
 	TokenizationBudget Degradation = "tokenization_budget"
 	// TokenizationBusy: the tokenizer's queue is full.
 	TokenizationBusy Degradation = "tokenization_busy"
-	// Multimodal: the chat has images, audio or video of which neither the caller
-	// nor the model's rules say what stands in their place; what comes before them
-	// is scored.
+	// Multimodal: neither the caller nor the model's rules say what stands in the place of
+	// the chat's images, audio or video. What comes before them is scored.
 	Multimodal Degradation = "multimodal"
 )
 
@@ -207,14 +206,13 @@ type Response struct {
 	// Blocks is the number of full index blocks of the prompt (of as much of
 	// it as is tokenized), BlockSize the tokens in each.
 	Blocks, BlockSize int
-	// Tokens is the number of tokens that the blocks were cut from, Source
-	// where they come from, Exact whether they are those of the whole prompt.
+	// Tokens is the number of tokens that the blocks were cut from. Source is where they
+	// come from, and Exact whether they are those of the whole prompt.
 	Tokens int
 	Source string
 	Exact  bool
-	// Frequencies has for each leading block that a candidate holds how often
-	// it was asked for before, within the configured window; nil when that is
-	// not counted.
+	// Frequencies has how often each leading block that a candidate holds was asked for
+	// before, within the configured window. It is nil when that is not counted.
 	Frequencies []int
 	// Degraded is empty when nothing was cut off.
 	Degraded Degradation
@@ -243,9 +241,9 @@ type PodScore struct {
 	// Blocks and Tokens are what the best rank holds of what the strategy
 	// counts.
 	Blocks, Tokens int
-	// Reusable is how many tokens the best rank's engine can reuse of them: up to a
+	// Reusable is how many tokens the best rank's engine can reuse of them. They end at a
 	// boundary of its own blocks, below the prompt's last token and, with window groups,
-	// where these hold the window. -1 with strategies other than longest_prefix.
+	// where these hold the window. It is -1 with strategies other than longest_prefix.
 	Reusable int
 	// Predicted is how many of Blocks are only predicted: see Request.Predicted.
 	Predicted int

@@ -55,9 +55,9 @@ type Config struct {
 	Budget time.Duration
 	// Usage counts recent uses of blocks; nil does not count.
 	Usage *Usage
-	// Chunks says what else to ask the index for, so that what engines hold in chunks of
-	// another cache counts beside their blocks; nil is nothing. Entries, if it asks for any,
-	// need an Index that knows them.
+	// Chunks says what else to ask the index for; nil is nothing. With it what engines hold in
+	// chunks of another cache counts beside their blocks. Entries, if it asks for any, need an
+	// Index that knows them.
 	Chunks Chunks
 	// Now is the clock; default time.Now.
 	Now store.Clock
@@ -138,9 +138,9 @@ func New(cfg Config) (*Scorer, error) {
 // Score ranks the pods for one prompt.
 //
 // An unknown model scores nothing; its text is the tokenizer's error. Faults of the index are
-// not errors: the answer is degraded. A canceled context is an error, and so is a deadline
-// that has passed before an index is asked that cannot answer at once; one that passes
-// meanwhile is not.
+// not errors: the answer is degraded. A canceled context is an error. So is a deadline that
+// has passed before an index is asked that cannot answer at once; one that passes meanwhile
+// is not.
 func (s *Scorer) Score(ctx context.Context, r Request) (*Response, error) {
 	rs, err := s.ScoreAll(ctx, []Request{r})
 	if err != nil {
@@ -289,9 +289,8 @@ func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
 	return nil
 }
 
-// ToolForm is the form that a model's engines give to the tools of a chat: SGLang's,
-// which changes from release to release, is near to what clients send. Empty is not
-// known.
+// ToolForm is the form that a model's engines give to the tools of a chat. That of SGLang changes
+// from release to release, and is near to what clients send. Empty is not known.
 func ToolForm(reg *store.Registry, model string) prompt.ToolForm {
 	if reg.EngineOf(model) == "sglang" {
 		return prompt.ToolsAsSent

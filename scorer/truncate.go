@@ -24,7 +24,7 @@ type Truncation struct {
 // CutSide is a side of a prompt.
 type CutSide uint8
 
-// The sides. An engine that is not told one drops the tokens at the beginning, but
+// The sides. An engine that is not told one drops the tokens at the beginning. It
 // keeps the special tokens that the tokenizer has put around the text.
 const (
 	CutDefault CutSide = iota
