@@ -155,9 +155,9 @@ func saneID(id string) bool {
 	return true
 }
 
-// recovered answers a panic with 500. What a panic says can hold anything,
-// prompts included, so only runtime errors, which hold none, are logged in
-// full. abort says that the answer is already begun and must be cut off.
+// recovered answers a panic with 500. What a panic says can hold anything, prompts
+// included, so only runtime errors, which hold none, are logged in full. Result abort says
+// that the answer is already begun and must be cut off.
 func (c *call) recovered(v any) (abort bool) {
 	if v == nil {
 		return false
@@ -235,7 +235,7 @@ func (c *call) write(status int, body []byte) error {
 	}
 }
 
-// answerPart is how much of an answer is written before its client is given more time: it
+// answerPart is how much of an answer is written before its client is given more time. It
 // is more than what the kernel and net/http may hold back at the least.
 const answerPart = 64 << 10
 

@@ -22,8 +22,8 @@ import (
 // errDraining ends streams when the server drains.
 var errDraining = errors.New("the server is shutting down")
 
-// stream begins a dump, a restore or a reset: it may take as long as it goes on,
-// until the client leaves or the server drains.
+// stream begins a dump, a restore or a reset. Such a call may take as long as it
+// goes on, until the client leaves or the server drains.
 func (c *call) stream() (leave func(), err error) {
 	s := c.s
 	if s.streams.Add(1) > int64(s.cfg.Limits.MaxStreams) {
@@ -48,8 +48,9 @@ func (c *call) ended(err error) error {
 	return err
 }
 
-// allow gives the client time to take what is written next. net/http watches for
-// the client's leave by a read, whose deadline would end the call: it has none.
+// allow gives the client time to take what is written next. The package net/http
+// watches for the client's leave by a read. A deadline of that read would end the
+// call, so it has none.
 func (c *call) allow() {
 	r := http.NewResponseController(c.w)
 	// Recorders in tests have no deadlines, which is all that the errors can say.

@@ -34,11 +34,10 @@ type Limits struct {
 	// count; of these there may be eight times as many. Default 1,024, limit
 	// 1,000,000.
 	MaxInFlight int
-	// MaxInFlightBytes bounds the memory that all requests take at once: four bytes
-	// for each of a body beyond 16 KiB, for what is made of it, 160 for each JSON value
-	// of a chat, and answers. What would go beyond is refused like MaxInFlight; a request
-	// whose body takes more than all is let in alone, and a chat whose values do is refused. Default 256 MiB or twice MaxBodyBytes, whichever is more;
-	// not less than MaxBodyBytes.
+	// MaxInFlightBytes bounds the memory that all requests take at once. A request counts four bytes for each of its body beyond 16 KiB, for what is
+	// made of it. Each JSON value of a chat counts 160 more, and answers count too. What would go beyond is refused like MaxInFlight. A request whose
+	// body takes more than all is let in alone, and a chat whose values do is refused. Default 256 MiB or twice MaxBodyBytes, whichever is more; not
+	// less than MaxBodyBytes.
 	MaxInFlightBytes int64
 	// RequestTimeout is how long a request to /v1 may take, reading its body
 	// included. Default 10 s, limit 10 minutes.

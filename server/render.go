@@ -17,10 +17,10 @@ import (
 )
 
 // The routes of this file are those of vLLM's server (chats and completions from 0.18,
-// messages and responses from 0.33), for callers that send it whole requests and want
-// their tokens: a scheduler's token producer can point here. Their bodies are read as
-// vLLM reads them, so what does not change the tokens is not looked at; what would, and
-// is not done here, is refused.
+// messages and responses from 0.33). They are for callers that send it whole requests
+// and want their tokens: a scheduler's token producer can point here. Their bodies are
+// read as vLLM reads them, so what does not change the tokens is not looked at. What
+// would change them, and is not done here, is refused.
 
 // Detokenizer turns tokens back into text. *tokenpool.Pool is one.
 type Detokenizer interface {

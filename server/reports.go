@@ -71,7 +71,8 @@ func (c *call) requestEnd() error {
 }
 
 // report reads a report and answers it. Of a request that is not known the answer is 200
-// too: the report has come late, or twice, or the lease was over, and none of it needs care.
+// too. The report has come late, or twice, or the lease was over, and none of it needs
+// care.
 func (c *call) report(fs scan.Fields[reportRequest], tell func(q *reportRequest, id string) (loads.Report, error), need ...string) error {
 	if c.s.cfg.Router == nil {
 		return errNoRouter

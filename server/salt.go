@@ -8,9 +8,9 @@ import (
 	"github.com/kvatlas/kvatlas/server/request"
 )
 
-// forSalted are the patterns that a caller with a salt may use, beside those that need no role:
-// what answers from its own prompts, and names of pods and models. All others tell, or may one
-// day tell, of prompts of others: keys of prefixes, loads, metrics.
+// forSalted are the patterns that a caller with a salt may use, beside those that need no role. They
+// answer from its own prompts, and give names of pods and models. All others tell, or may one day tell,
+// of prompts of others: keys of prefixes, loads, metrics.
 var forSalted = map[string]bool{
 	"/v1/score": true, "/v1/route": true, "/v1/requests/{id}/done": true, "/v1/requests/{id}/output": true, "/v1/requests/{id}/end": true,
 	"/v1/tokenize": true, "/tokenize": true, "/detokenize": true,
@@ -35,9 +35,9 @@ func (c *call) applySalt(in *request.Input, kind string) error {
 	return nil
 }
 
-// keepSalt refuses what would show a caller its own salt, or keys from which it could be found:
-// keys add the hashes of salt and adapter, so that a caller that knows the one can choose the name of an
-// adapter that undoes it.
+// keepSalt refuses what would show a caller its own salt, or keys from which it could be found. Keys add
+// the hashes of salt and adapter. So a caller that knows the one can choose the name of an adapter that
+// undoes it.
 func (c *call) keepSalt(q *request.Score) error {
 	if c.caller.Salt != "" && (q.Explain || q.Returns == request.ReturnBody) {
 		return fmt.Errorf("%w: the credentials of %q have a salt, which explain, and return_tokens with body, would show", access.ErrForbidden, c.caller.Name)
@@ -45,9 +45,9 @@ func (c *call) keepSalt(q *request.Score) error {
 	return nil
 }
 
-// scopeID has a request run under an ID that no other tenant can name, if its caller has a
-// salt, and returns the one that the caller knows it by. A request that is booked without an
-// ID gets one here: the caller is to report by it.
+// scopeID has a request run under an ID that no other tenant can name, if its caller has a salt. It
+// returns the one that the caller knows it by. A request that is booked without an ID gets one here: the
+// caller is to report by it.
 func (c *call) scopeID(q *request.Route) (own string) {
 	if own = q.ID; own == "" && q.Reserve && c.caller.Salt != "" {
 		own = rand.Text()

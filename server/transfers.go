@@ -16,7 +16,7 @@ const (
 	// uncounted is how much of a request is not held against MaxInFlightBytes, so
 	// that a small one is answered beside large ones.
 	uncounted = 16 << 10
-	// madeOfBody is how many bytes a request takes for each of its body: the body,
+	// madeOfBody is how many bytes a request takes for each of its body. They hold the body,
 	// its tokens, their block keys, and what is needed to make one of the other.
 	madeOfBody = 4
 	// arrivals is how many bodies may be on their way for each request that may be
@@ -77,8 +77,8 @@ func (c *call) transfer(most int, until time.Time, cut func(), f func() error) (
 // watchTransfers has transfers cut off that are late, the first of them at a time. Callers
 // hold transfers.mu.
 //
-// There is one timer for all: all bodies have the same time to come, so that those behind the
-// first are due later, and one that starts while a timer runs need not touch it.
+// There is one timer for all. All bodies have the same time to come, so those behind the
+// first are due later. One that starts while a timer runs need not touch it.
 func (s *Server) watchTransfers(at time.Time) {
 	if t := &s.transfers; !t.watched {
 		t.watched = true
@@ -165,7 +165,7 @@ func (c *call) enter() error {
 	return nil
 }
 
-// takeTurn waits for a turn to read a body of n bytes, of which large ones have few:
+// takeTurn waits for a turn to read a body of n bytes. Large bodies have few turns, since
 // otherwise small requests would wait for all of them. The turn is to be given back.
 func (c *call) takeTurn(n int) (giveBack func(), err error) {
 	if n <= uncounted {
@@ -186,8 +186,8 @@ func (c *call) cutAnswer() {
 	_ = http.NewResponseController(c.w).SetWriteDeadline(time.Unix(1, 0)) // recorders in tests have none
 }
 
-// valueBytes is what a JSON value of a chat takes while its template is rendered, at most:
-// measured are 33 of a number, 105 of an empty object and 152 of an array in another. It is
+// valueBytes is what a JSON value of a chat takes while its template is rendered, at most.
+// Measured are 33 of a number, 105 of an empty object and 152 of an array in another. It is
 // up to 80 bytes for each of the body, which madeOfBody does not know.
 const valueBytes = 160
 

@@ -63,8 +63,8 @@ func String(b []byte, s string) []byte {
 	return append(append(b, s[from:]...), '"')
 }
 
-// plain returns how many of the first bytes are ASCII that needs no escape: a lower bound, of
-// which what is whole words of 8 bytes is known at once.
+// plain returns how many of the first bytes are ASCII that needs no escape. It is a lower
+// bound: a whole word of 8 bytes is judged at once.
 func plain(s string) (n int) {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
 	for ; n+8 <= len(s); n += 8 {

@@ -1,5 +1,5 @@
-// Package refusal is how the HTTP API says no: one shape of error, and which status and
-// code the errors of the packages below have in it. Errors are plain values.
+// Package refusal is how the HTTP API says no. It has one shape of error, and which
+// status and code the errors of the packages below have in it. Errors are plain values.
 package refusal
 
 import (

@@ -15,8 +15,9 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
 )
 
-// EngineForms are the fields that have the prompt in what a client sends an engine: of a
-// completion, of a chat completion or Anthropic's messages, of OpenAI's responses.
+// EngineForms are the fields that have the prompt in what a client sends an engine. They
+// are those of a completion, of a chat completion or Anthropic's messages, and of
+// OpenAI's responses.
 var EngineForms = []string{"prompt", "messages", "input"}
 
 // Fields that belong to some of the forms.
@@ -97,8 +98,8 @@ func readAddSpecialTokens(s *scan.Scanner, in *Input) error {
 	return err
 }
 
-// readTruncation reads how many tokens are left of a prompt. -1 is as many as the model
-// takes: what is longer is no prompt for an engine otherwise.
+// readTruncation reads how many tokens are left of a prompt. With -1 they are as many as
+// the model takes: what is longer is no prompt for an engine otherwise.
 func readTruncation(s *scan.Scanner, in *Input) error {
 	if s.IsAt('-') {
 		b, err := s.Raw("a whole number")
@@ -217,8 +218,8 @@ func BlamePrompt(list string, err error) error {
 	return err
 }
 
-// ChatError blames what a chat was refused for. from is the field that has it,
-// messages or input; own reports whether the template was the request's.
+// ChatError blames what a chat was refused for. Argument from is the field that has it,
+// messages or input, and own reports whether the template was the request's.
 func ChatError(from string, own bool, err error) error {
 	// why is what stands behind the sentinel: what wraps it is not the client's.
 	why := func(sentinel error) string {

@@ -8,14 +8,14 @@ import (
 )
 
 // A client of an engine can send /v1/score and /v1/tokenize the same body.
-// What of it makes the prompt is read; what is listed here changes nothing about the
-// tokens of the prompt (how the answer is sampled, sent, named, routed and paid for)
-// and is skipped, whatever its value is.
+// What of it makes the prompt is read. What is listed here changes nothing about the
+// tokens of the prompt: how the answer is sampled, sent, named, routed and paid for.
+// It is skipped, whatever its value is.
 //
 // It is a list, and not all that is unknown, since a field with a slip of the pen must
-// be refused: "tool" in the place of "tools" would be scored without them, and look
-// right. TestCaseRequestsThatEnginesTake holds the list against the fields of the
-// engines' own requests (testdata/engine_fields.json, made by scripts/engines).
+// be refused. With "tool" in the place of "tools" a chat would be scored without them,
+// and look right. TestCaseRequestsThatEnginesTake holds the list against the fields of
+// the engines' own requests (testdata/engine_fields.json, made by scripts/engines).
 
 // skippedOf are the fields that are skipped, by whose API has them. Of several it is
 // the first.

@@ -17,8 +17,8 @@ import (
 )
 
 // features are what vLLM's render routes report the images, audio and video of a
-// prompt beside its tokens: by kind, the hash of each, and the tokens that stand
-// in its place. Their further fields are let pass.
+// prompt beside its tokens. They are by kind, the hash of each, and the tokens that
+// stand in its place. Their further fields are let pass.
 type features struct {
 	Hashes       map[string][]string      `json:"mm_hashes"`
 	Placeholders map[string][]placeholder `json:"mm_placeholders"`
@@ -159,9 +159,9 @@ func overlap(at []blockkey.Range) int {
 	return -1
 }
 
-// mediaItem is what a caller knows of an image, audio or video of a chat: an
-// element of mm_items, which are in the order of the parts. null is one of which
-// nothing is known.
+// mediaItem is what a caller knows of an image, audio or video of a chat. It is an
+// element of mm_items, which are in the order of the parts, and null for one of
+// which nothing is known.
 type mediaItem struct {
 	Kind     string          `json:"kind"`
 	Hash     string          `json:"hash"`

@@ -1,6 +1,6 @@
-// Package request reads the bodies that have a prompt: what is scored, routed, tokenized
-// or rendered, in our own form or as a client sends it to an engine. It does no I/O: it
-// makes scorer.Inputs of bytes, and what is wrong is a refusal that names the field.
+// Package request reads the bodies that have a prompt. The prompt is scored, routed,
+// tokenized or rendered, in our own form or as a client sends it to an engine. It does no
+// I/O: it makes scorer.Inputs of bytes, and what is wrong is a refusal that names the field.
 //
 //	var s scan.Scanner
 //	q := &request.Route{}
@@ -33,8 +33,8 @@ type Limits struct {
 	MaxWait time.Duration
 }
 
-// Input is the prompt of a request in one of its forms, and what belongs to
-// it. /v1/score and /v1/tokenize share it, and /v1/blocks has a part.
+// Input is the prompt of a request in one of its forms, and what belongs to it. The routes
+// /v1/score and /v1/tokenize share it, and /v1/blocks has a part.
 type Input struct {
 	Limits *Limits
 

@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/server/scan"
 )
 
-// TokensType is the media type of a body whose prompt is tokens in binary: a JSON object with
-// the other fields in one line, a line feed, and the tokens up to the end of the body, u32
-// little-endian.
+// TokensType is the media type of a body whose prompt is tokens in binary. It has a JSON
+// object with the other fields in one line, and a line feed. The tokens follow, up to the end
+// of the body, u32 little-endian.
 const TokensType = "application/vnd.kvatlas.tokens"
 
 // IsTokensType reports whether a Content-Type is TokensType, with parameters or without.
@@ -105,7 +105,7 @@ func triple(b []byte) uint32 {
 }
 
 // digits are the bits of a digit of base64 in each of four places, within three bytes of which
-// the first is lowest; 1<<24 is no digit.
+// the first is lowest. A value of 1<<24 is no digit.
 var digits = func() (t [4][256]uint32) {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 	for c := range 256 {

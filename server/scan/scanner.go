@@ -16,14 +16,15 @@ import (
 )
 
 // Scanner reads one JSON text (RFC 8259) in one pass, straight into the fields
-// of a request. encoding/json takes 8 to 15 times as long over a long array of
-// tokens, since it looks at every byte twice and at every number through
-// reflection; that was most of the time of a request.
+// of a request. Package encoding/json takes 8 to 15 times as long over a long
+// array of tokens, which was most of the time of a request. It looks at every
+// byte twice and at every number through reflection.
 //
-// It takes exactly what encoding/json takes with DisallowUnknownFields, less
-// what that lets pass: repeated fields, names in another case, null, data
-// after the value, invalid UTF-8 and lone surrogates. FuzzDecode holds the two
-// against each other. Bodies of engines are read otherwise, see Skips.
+// It takes exactly what encoding/json takes with DisallowUnknownFields, but for
+// some faults that it refuses. These are repeated fields, names in another
+// case, null, data after the value, invalid UTF-8 and lone surrogates.
+// FuzzDecode holds the two against each other. Bodies of engines are read
+// otherwise, see Skips.
 type Scanner struct {
 	data  []byte
 	pos   int

@@ -27,9 +27,9 @@ func (s *Scanner) StringBytes(what string) ([]byte, error) {
 	return s.escaped(start, ascii)
 }
 
-// PeekQuoted returns what stands between the quotes of the string that is next, without
-// having looked at it; ok is false where no string is next, or it has no end. A caller that finds nothing but
-// an alphabet in it goes on by SkipQuoted.
+// PeekQuoted returns what stands between the quotes of the string that is next, without having looked at it.
+// Result ok is false where no string is next, or it has no end. A caller that finds nothing but an alphabet
+// in it goes on by SkipQuoted.
 func (s *Scanner) PeekQuoted() (b []byte, ok bool) {
 	if !s.IsAt('"') {
 		return nil, false
@@ -149,7 +149,7 @@ func (s *Scanner) copyBlocks(out []byte) (_ []byte, ascii bool, err error) {
 	return room[:n], high == 0, nil
 }
 
-// stopsOf returns a bit for each byte that does not stand for itself in a string, and bits that
+// stopsOf returns a bit for each byte that does not stand for itself in a string. It also returns bits that
 // are 0 where all bytes are ASCII.
 func stopsOf(b *[block]byte) (stops, high uint64) {
 	const low = ones * 0x7f
@@ -204,8 +204,8 @@ func (s *Scanner) hex4() (rune, error) {
 
 const ones, tops = 0x0101010101010101, 0x8080808080808080
 
-// stops returns the top bit of each byte of w that is below 0x20, a quote or a backslash; the
-// lowest bit set is always right, those above it may not be.
+// stops returns the top bit of each byte of w that is below 0x20, a quote or a backslash. The lowest bit set
+// is always right, those above it may not be.
 func stops(w uint64) uint64 {
 	quote, back := w^ones*'"', w^ones*'\\'
 	return (((w - ones*0x20) &^ w) | ((quote - ones) &^ quote) | ((back - ones) &^ back)) & tops

@@ -77,17 +77,17 @@ func (s *Scanner) Tokens(dst []uint32, limit int) ([]uint32, error) {
 	}
 }
 
-// tokenLanes is in how many parts a long array is read at once. Where an element begins is
-// known only when the one before it has been read; the processor works on several such
-// chains at the same time.
+// tokenLanes is in how many parts a long array is read at once. Where an element begins is known
+// only when the one before it has been read. The processor works on several such chains at the
+// same time.
 const tokenLanes = 2
 
 // lane is a part of an array: where its next element begins, where that goes, and how many
 // there are still.
 type lane struct{ at, to, left int }
 
-// manyTokens makes room in dst for the array that is next and reads the most of it, if it is
-// long and its elements are as shortTokens takes them. What it leaves is for the caller.
+// manyTokens makes room in dst for the array that is next. It reads the most of it, if it is long
+// and its elements are as shortTokens takes them. What it leaves is for the caller.
 func (s *Scanner) manyTokens(dst []uint32, limit int) []uint32 {
 	list := s.data[s.pos:]
 	if end := bytes.IndexByte(list, ']'); end >= 0 {
@@ -165,9 +165,9 @@ func (l lane) finish(data []byte, dst []uint32, end int) bool {
 	return n == l.left && at == end
 }
 
-// shortTokens reads elements of 1 to 7 digits, each with a comma and perhaps a space behind
-// it, from data[at:] into dst, for as long as there are such. What is otherwise, or near the
-// end of data, is left to the caller.
+// shortTokens reads elements from data[at:] into dst as long as they have 1 to 7 digits. Each
+// must have a comma and perhaps a space behind it. What is otherwise, or near the end of data, is
+// left to the caller.
 func shortTokens(data []byte, dst []uint32, at int) (end, n int) {
 	for n < len(dst) && len(data)-at > 8 {
 		w := load(data, at) ^ digitZeros
@@ -185,9 +185,9 @@ func shortTokens(data []byte, dst []uint32, at int) (end, n int) {
 	return at, n
 }
 
-// The digits of an element are taken together instead of one by one: their number varies
-// from token to token, so a loop over them is mispredicted at every end. Of eight bytes of
-// text in w, digitZeros makes digits 0 to 9.
+// The digits of an element are taken together instead of one by one. Their number varies from
+// token to token, so a loop over them is mispredicted at every end. Of eight bytes of text in w,
+// digitZeros makes digits 0 to 9.
 const digitZeros = 0x3030303030303030
 
 // digitBits returns how many of the bits of w are those of its leading digits.
