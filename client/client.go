@@ -105,10 +105,11 @@ func (c *Client) sign(req *http.Request) {
 // Close closes idle connections. The Client can still be used.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Call sends in as JSON (no body when nil) to path, which begins with a slash
-// and has its names percent-encoded, and decodes the answer into out (ignored
-// when nil). An out of type *json.RawMessage receives the answer as it is. The
-// other methods are this one with types; it is there for what they lack.
+// Call sends in as JSON (no body when nil) to path, and decodes the answer into
+// out (ignored when nil). The path begins with a slash and has its names
+// percent-encoded. An out of type *json.RawMessage receives the answer as it
+// is. The other methods are this one with types; it is there for what they
+// lack.
 func (c *Client) Call(ctx context.Context, method, path string, in, out any) error {
 	if c.cfg.Timeout > 0 {
 		var cancel context.CancelFunc

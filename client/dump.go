@@ -27,8 +27,8 @@ type DumpRequest struct {
 // Dump returns the lines of a dump, as docs/snapshots.md has them, to be closed.
 // Config.Timeout bounds the wait for each part of them, not for the whole, and
 // Config.MaxResponseBytes does not count. A dump is whole only when its last
-// line is the one with {"kvatlas":"end"}: what goes wrong on the way is told in
-// the last line, or in an error of Read.
+// line is the one with {"kvatlas":"end"}. What goes wrong on the way is in the
+// last line, or in an error of Read.
 func (c *Client) Dump(ctx context.Context, r DumpRequest) (io.ReadCloser, error) {
 	q := url.Values{}
 	for name, v := range map[string]string{"model": r.Model, "pod": r.Pod, "cursor": r.Cursor} {
@@ -63,8 +63,9 @@ type RestoreReport struct {
 	Lines  int `json:"lines"`
 	Models int `json:"models"`
 	Pods   int `json:"pods"`
-	// Blocks is how many blocks were loaded, Credits how many pairs of block and
-	// holder, Skipped how many pairs were not since their pod ended meanwhile.
+	// Blocks is how many blocks were loaded, and Credits how many pairs of block
+	// and holder. Skipped is how many pairs were not since their pod ended
+	// meanwhile.
 	Blocks  int64 `json:"blocks"`
 	Credits int64 `json:"credits"`
 	Skipped int64 `json:"skipped"`

@@ -64,8 +64,8 @@ type EventsRequest struct {
 	// Engine is the engine's kind; may be empty.
 	Engine string `json:"engine,omitempty"`
 	// Seq is the number of the push in its stream, from 0. With it each push is applied
-	// once, also when it is sent again after an error, and a hole begins a new
-	// generation of each rank that the stream has events of. nil applies it as it comes.
+	// once, also when it is sent again after an error. A hole begins a new generation of
+	// each rank that the stream has events of. If nil, the push is applied as it comes.
 	Seq *uint64 `json:"seq,omitempty"`
 	// BlockSize is the engine's block size in tokens, for TensorRT-LLM's events in
 	// Raw alone.

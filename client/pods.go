@@ -37,11 +37,12 @@ type Pod struct {
 	Approximate bool `json:"approximate,omitempty"`
 	// Labels are free words to choose pods by.
 	Labels map[string]string `json:"labels,omitempty"`
-	// PartOf makes this a cache worker beside an engine: it serves no requests, is
-	// never scored itself, and what it holds counts for the pod that it is part of.
+	// PartOf makes this a cache worker beside an engine. A worker serves no requests and is
+	// never scored itself; what it holds counts for the pod that it is part of.
 	PartOf *PartOf `json:"part_of,omitempty"`
-	// Beside makes this the registration of a further model of the pod, with a life, streams
-	// and a lease of its own; without it another model takes the place of the one before.
+	// Beside makes this the registration of a further model of the pod, with generations,
+	// streams and a lease of its own. Without it another model takes the place of the one
+	// before.
 	Beside bool `json:"beside,omitempty"`
 	// LeaseSeconds is how long the registration lives without renewal; 0 means
 	// until it is deleted.

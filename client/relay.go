@@ -25,8 +25,8 @@ type Recent struct {
 	// there is none.
 	First *uint64 `json:"first"`
 	Last  *uint64 `json:"last"`
-	// Messages are those of the range, the first of them when they are too many for
-	// one answer; Next is then the number to go on with, else nil.
+	// Messages are those of the range, the first of them when they are too many for one answer. Next is then
+	// the number to go on with, else nil.
 	Messages []RecentMessage `json:"messages"`
 	Next     *uint64         `json:"next"`
 }
@@ -49,8 +49,8 @@ type RecentMessage struct {
 }
 
 // RecentEvents returns recent messages of a rank that the server reads. A rank that it
-// does not read is an *Error with the code "rank_not_read"; a range that begins beyond the
-// newest message or before the oldest one that is kept has "range_too_new" or
+// does not read is an *Error with the code "rank_not_read". A range that begins beyond the
+// newest message has "range_too_new", and one that begins before the oldest kept one
 // "range_too_old". They have the tokens of prompts, so the server gives them on its admin
 // listener when it has one.
 func (c *Client) RecentEvents(ctx context.Context, r RecentRequest) (*Recent, error) {

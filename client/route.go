@@ -41,8 +41,8 @@ type RouteRequest struct {
 	Policy string
 	// Overrides are settings that this request has otherwise, a JSON object; may be nil.
 	Overrides json.RawMessage
-	// Session names what the request is a part of, up to 256 bytes: requests of one session go
-	// to one place while it may take them; "" means none.
+	// Session names what the request is a part of, up to 256 bytes; "" means none. Requests of one
+	// session go to one place while it may take them.
 	Session string
 	// Role is "prefill" or "decode" for a pod of that part alone, "pair" for one of each.
 	Role string
@@ -153,7 +153,7 @@ type PullSource struct {
 }
 
 // PullPlan is the cost of waiting at a holder of the prompt, of prefilling elsewhere, and of fetching
-// elsewhere; each nil where there is no such place.
+// elsewhere. Each is nil where there is no such place.
 type PullPlan struct {
 	Wait      *PullWay `json:"wait"`
 	Recompute *PullWay `json:"recompute"`
@@ -295,8 +295,8 @@ func (c *Client) Route(ctx context.Context, r RouteRequest) (*RouteResponse, err
 	return ask[RouteResponse](ctx, c, http.MethodPost, "/v1/route", r)
 }
 
-// Done reports that the prefill of a request is over, most often with its first token.
-// cached is how many tokens the engine says it has reused; nil is not known.
+// Done reports that the prefill of a request is over, most often with its first token. Argument cached
+// is how many tokens the engine says it has reused; nil is not known.
 func (c *Client) Done(ctx context.Context, model, id string, cached *int) (*Report, error) {
 	return c.report(ctx, id, "done", reportWire{Model: model, Cached: cached})
 }
@@ -311,8 +311,8 @@ func (c *Client) End(ctx context.Context, model, id string) (*Report, error) {
 	return c.report(ctx, id, "end", reportWire{Model: model})
 }
 
-// Settle reports that a request is over whose answer came in one piece, and how many tokens
-// the engine says it has reused: Done and End in one call. Nothing is learnt of the pod's speed.
+// Settle reports that a request is over whose answer came in one piece, and how many tokens the engine
+// says it has reused. It is Done and End in one call. Nothing is learnt of the pod's speed.
 func (c *Client) Settle(ctx context.Context, model, id string, cached int) (*Report, error) {
 	return c.report(ctx, id, "end", reportWire{Model: model, Cached: &cached})
 }
@@ -366,8 +366,8 @@ type EngineReport struct {
 	Rank    int   `json:"rank,omitempty"`
 	Running int64 `json:"running"`
 	Waiting int64 `json:"waiting"`
-	// WaitingTokens is what the waiting ones have to prefill, and KVUsage the share of the cache
-	// that requests have in use, 0 to 1; nil is not known.
+	// WaitingTokens is what the waiting ones have to prefill. KVUsage is the share of the cache that
+	// requests have in use, 0 to 1; nil is not known.
 	WaitingTokens *int64   `json:"waiting_tokens,omitempty"`
 	KVUsage       *float64 `json:"kv_usage,omitempty"`
 	// KVTokens is for how many tokens the rank's cache has room, 0 if that is not known.

@@ -11,16 +11,16 @@ import (
 	"time"
 )
 
-// ScoreRequest asks for the ranking of pods for one prompt, which is given in
-// one form: BlockKeys when not nil, else Tokens when not nil, else Body when not
-// nil, else Chat when not nil, else Prompt.
+// ScoreRequest asks for the ranking of pods for one prompt, which is given in one form.
+// That is the first that is not nil of BlockKeys, Tokens, Body and Chat, else Prompt.
 type ScoreRequest struct {
 	// Model is the model's name. Required, unless Body has it.
 	Model string
-	// Body is a request to an engine as a client has sent it: a JSON object with the
-	// fields of a completion, a chat completion, Anthropic's messages or OpenAI's
-	// responses. Those of it that are set here too are sent as they are here. With a
-	// list of prompts the answer has several results, which Score does not read.
+	// Body is a request to an engine as a client has sent it. It is a JSON object
+	// with the fields of a completion, a chat completion, Anthropic's messages or
+	// OpenAI's responses. Those of it that are set here too are sent as they are
+	// here. With a list of prompts the answer has several results, which Score does
+	// not read.
 	Body json.RawMessage
 	// Prompt is the text. It may be empty.
 	Prompt string
@@ -49,8 +49,8 @@ type ScoreRequest struct {
 	// ReturnTokens asks for the tokens of the prompt: "ids" for TokenIDs, "packed" for
 	// PackedTokens, "body" for Body; "" for none.
 	ReturnTokens string
-	// Mode is how long the server waits for the tokens of a text: "wait" (up to
-	// Wait; the default), "async" (not at all) or "sync" (until they are there).
+	// Mode is how long the server waits for the tokens of a text. It is "wait" (up to Wait;
+	// the default), "async" (not at all) or "sync" (until they are there).
 	Mode string
 	// Wait is the budget of mode "wait", in whole milliseconds, rounded up; 0 is
 	// the server's default.

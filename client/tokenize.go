@@ -16,9 +16,9 @@ type TokenizeRequest struct {
 	Prompt string
 	// Chat is the chat, if Body is nil.
 	Chat *Chat
-	// AddSpecialTokens says whether to put the tokenizer's special tokens
-	// around the text; nil does for a text, and does not for a chat, whose template
-	// has put some.
+	// AddSpecialTokens says whether to put the tokenizer's special tokens around
+	// the text. If nil, they are put around a text and not around a chat, whose
+	// template has put some.
 	AddSpecialTokens *bool
 }
 

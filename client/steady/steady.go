@@ -1,6 +1,6 @@
-// Package steady is a client for callers that need an answer in time more than the best one, such as a
-// scheduler on a request's path. Where package client retries nothing and returns every error, this one
-// retries and hedges within a budget and then falls open.
+// Package steady is a client for callers that need an answer in time more than the best one. A
+// scheduler on a request's path is one. Where package client retries nothing and returns every error,
+// this one retries and hedges within a budget and then falls open.
 //
 //	c, err := steady.New(steady.Config{Client: plain})
 //	...
@@ -41,9 +41,8 @@ type Config struct {
 	// HedgeAfter is how long a call may take before a second one is sent beside it; the
 	// first answer counts. 0 sends none. The p95 of the answers' times is a good value.
 	HedgeAfter time.Duration
-	// Budget is the share of the calls under way that may be retries, and the same of
-	// hedges, so that a server that is overloaded is not loaded more. Default 0.2; three at a
-	// time always may.
+	// Budget is the share of the calls under way that may be retries, and the same of hedges. So a
+	// server that is overloaded is not loaded more. Default 0.2; three at a time always may.
 	Budget float64
 	// Failed receives the error of each call that fell open, from the goroutine of the
 	// call. May be nil.
@@ -178,8 +177,8 @@ func (c *Client) Route(ctx context.Context, r client.RouteRequest, open ...clien
 	}, nil
 }
 
-// Done reports that the prefill of a request is over, with retries, within the context alone:
-// a report is not on a request's path, and told twice it changes nothing. See client.Client.
+// Done reports that the prefill of a request is over, with retries, within the context alone. A
+// report is not on a request's path, and sent twice it changes nothing. See client.Client.
 func (c *Client) Done(ctx context.Context, model, id string, cached *int) (*client.Report, error) {
 	return call(ctx, c.reports, func(ctx context.Context) (*client.Report, error) { return c.cfg.Client.Done(ctx, model, id, cached) })
 }
