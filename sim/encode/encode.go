@@ -95,11 +95,11 @@ func (f Form) stored() int {
 	}
 }
 
-// Append appends the payload of a message as an engine of the form writes it: the
-// time, the events, the rank (0 when there is none). What the form has no field
-// for is left out, so that an old form can lose the medium, the adapter's name or
-// the salt. Objects that have but a hash have no place in vLLM's and SGLang's
-// forms.
+// Append appends the payload of a message as an engine of the form writes it. It
+// has the time, the events, and the rank (0 when there is none). What the form
+// has no field for is left out, so that an old form can lose the medium, the
+// adapter's name or the salt. Objects that have but a hash have no place in
+// vLLM's and SGLang's forms.
 func Append(dst []byte, b *event.Batch, form Form) []byte {
 	dst = msgp.AppendArrayHeader(dst, 3)
 	dst = msgp.AppendFloat64(dst, b.Time)

@@ -6,9 +6,9 @@ import "github.com/kvatlas/kvatlas/ingest/event"
 type cache interface {
 	// begin is told that an iteration begins.
 	begin()
-	// admit finds what can be reused of q, pins it, brings it up from below, and sets
-	// q.computed to its length and q.hit to where it was. It returns false, and has
-	// changed nothing, where all tokens of q and the blocks that it is to reserve
+	// admit finds what can be reused of q, pins it and brings it up from below. It
+	// sets q.computed to its length and q.hit to where it was. It returns false, and
+	// has changed nothing, where all tokens of q and the blocks that it is to reserve
 	// behind them have no room.
 	admit(q *sequence, reserve int) bool
 	// extend gives q room for its first n tokens. It returns false where there is none.
@@ -33,9 +33,9 @@ type cache interface {
 
 // Usage counts an engine's blocks.
 type Usage struct {
-	// Total is how many the GPU has for requests, Used those of them that requests, or
-	// a fault, hold, Cached those that are in the prefix cache, used or not.
-	// Idle are those that are cached and that no request uses (of a tree; vLLM does not say).
+	// Total is how many the GPU has for requests, and Used those of them that requests, or
+	// a fault, hold. Cached are those that are in the prefix cache, used or not. Idle are
+	// those that are cached and that no request uses (of a tree; vLLM does not say).
 	Total, Used, Cached, Idle int
 	// Host and Disk are how many blocks are there, HostTotal and DiskTotal how many
 	// have room.

@@ -78,13 +78,13 @@ type Config struct {
 	// Window adds to a vLLM a group of layers with a sliding window of so many tokens;
 	// 0 means none. It goes with no host.
 	Window int
-	// State adds to a vLLM a group of layers with a state, as Mamba's, of which there is
-	// one for each block that a chunk of a prompt ends with (mamba_cache_mode align). It
-	// goes with no host.
+	// State adds to a vLLM a group of layers with a state, as Mamba's. There is one state
+	// for each block that a chunk of a prompt ends with (mamba_cache_mode align). It goes
+	// with no host.
 	State bool
 	// Retention is what vLLM keeps of windows and states to go on from: RetainAll,
-	// RetainEnds, or as RetainEnds and in addition each so many tokens, a multiple of
-	// BlockSize. The default is RetainAll.
+	// RetainEnds, or a number. A number, a multiple of BlockSize, is RetainEnds and in
+	// addition each so many tokens. The default is RetainAll.
 	Retention int
 	// Keys is how vLLM's version writes adapters and salts into its hashes.
 	Keys blockkey.VLLMKeys

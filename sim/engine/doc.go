@@ -1,9 +1,8 @@
-// Package engine is the core of a simulated inference engine: what vLLM, SGLang and
-// TensorRT-LLM do with a prefix cache, and how long a batch takes, without a model, a
-// clock, a socket or a goroutine.
+// Package engine is the core of a simulated inference engine. It does what vLLM, SGLang and TensorRT-LLM do
+// with a prefix cache, and knows how long a batch takes. It has no model, clock, socket or goroutine.
 //
-// An [Engine] lives in virtual time: the caller says what time it is and learns when something happens next,
-// so a server can run it at the speed of the day and a simulation of a trace as fast as the machine allows.
+// An [Engine] lives in virtual time: the caller says what time it is and learns when something happens next.
+// So a server can run it at the speed of the day and a simulation of a trace as fast as the machine allows.
 // The same calls with the same times give the same outputs and the same events.
 //
 //	e, _ := engine.New(engine.Config{Kind: engine.VLLM})
@@ -15,8 +14,8 @@
 //
 // # What is the engine's
 //
-// The chain of hashes, what of a prompt is reused, when a block enters the cache, in what
-// order blocks leave it, and what is told of it, are those of each engine:
+// Each engine has its own chain of hashes, reuse of prompts, and time when a block enters the cache. The
+// order in which blocks leave it, and what is told of it, are its own too:
 //
 //   - vLLM: blocks of a pool; a block is cached when a step has room for it, before it is
 //     computed; two requests may hold copies of one block, and each is told; at least a
@@ -30,8 +29,8 @@
 //     when there is no room. A request is admitted when all that it may become has room.
 //     Partial reuse (of a part of a block) is off.
 //
-// Of how a batch is made they share one form: first come first served, decoding before
-// chunks of prompts, up to so many tokens and requests an iteration.
+// Of how a batch is made they share one form. It is first come first served, decoding before chunks of
+// prompts, up to so many tokens and requests an iteration.
 //
 // An Engine is for one goroutine at a time.
 package engine

@@ -182,15 +182,15 @@ func (e *Engine) Cancel(id uint64) {
 // hold blocks. vLLM reports it with its next iteration, SGLang when Advance is called.
 func (e *Engine) Clear() bool { return e.cache.clear() }
 
-// Occupy holds n blocks that no request uses, or as many as can be had, so that the cache
-// is as good as full, and returns how many it holds. Occupy(0) gives them back.
+// Occupy holds n blocks that no request uses, or as many as can be had, and returns how many
+// it holds. So the cache is as good as full. Occupy(0) gives them back.
 func (e *Engine) Occupy(n int) int {
 	e.stuck = false
 	return e.cache.occupy(max(n, 0))
 }
 
-// Throttle has all that is computed from the next iteration on take factor times as long, as
-// of an engine whose cores or power are short. 1 ends that; what is less counts as 1.
+// Throttle has all that is computed from the next iteration on take factor times as long. An
+// engine is so whose cores or power are short. A factor of 1 ends that; less counts as 1.
 func (e *Engine) Throttle(factor float64) { e.throttled = max(1, factor) }
 
 // Stats returns what the engine is doing.
@@ -344,8 +344,8 @@ func (e *Engine) chunk(q *sequence, budget int) int {
 	return n
 }
 
-// stateChunk is how many of n tokens of q are computed where there are states: a chunk ends
-// where a state can be kept, and the state before a prompt's last token is.
+// stateChunk is how many of n tokens of q are computed where there are states. A chunk ends
+// where a state can be kept, and the state before a prompt's last token is kept.
 func (e *Engine) stateChunk(q *sequence, n int) int {
 	size, start := e.config.BlockSize, q.computed
 	prefill := max(len(q.Tokens), len(q.tokens)-1)

@@ -358,8 +358,8 @@ func (p *paged) keeps(q *sequence, kind, i int) bool {
 	return false
 }
 
-// cache puts the blocks of q up to the n-th into the cache of a group, those that it keeps,
-// and reports them: of those between, the tokens alone.
+// cache puts those blocks of q up to the n-th that a group keeps into the group's cache,
+// and reports them. Of those between it reports the tokens alone.
 func (p *paged) cache(q *sequence, kind, n int) {
 	from := q.cached[kind]
 	if n <= from {

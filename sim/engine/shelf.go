@@ -2,8 +2,8 @@ package engine
 
 import "github.com/kvatlas/kvatlas/ingest/event"
 
-// shelf is a tier below the GPU: copies of blocks by their hashes, of which the least
-// recently used goes down to the next shelf, or away.
+// shelf is a tier below the GPU. It has copies of blocks by their hashes, of which the
+// least recently used goes down to the next shelf, or away.
 type shelf struct {
 	medium  string
 	room    int
@@ -128,8 +128,8 @@ func (s *shelf) clear() {
 	}
 }
 
-// find returns how far the chain of hashes goes on from block from on the shelves, and
-// how many of those blocks are on the first and on the second.
+// find returns how far the chain of hashes goes on from block from on the shelves. It
+// returns how many of those blocks are on the first and on the second.
 func (s *shelf) find(keys []event.Hash, from, limit int) (to, host, disk int) {
 	for to = from; to < limit && s != nil; to++ {
 		switch {

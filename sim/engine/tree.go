@@ -4,8 +4,8 @@ import "github.com/kvatlas/kvatlas/ingest/event"
 
 // tree is a tree of pages, each with the content of one page and a place behind its
 // parent's: SGLang's radix tree and TensorRT-LLM's. A page is there once. A page that no
-// request holds is in the order of eviction; one is always before its parent in it, so
-// that what is evicted is a leaf.
+// request holds is in the order of eviction. There a page is always before its parent,
+// so that what is evicted is a leaf.
 //
 // A radix tree keeps runs of pages in nodes, and SGLang evicts whole nodes. Here a page is
 // in the node of its parent if it has joined it and the node was not cut behind the parent.

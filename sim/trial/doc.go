@@ -1,5 +1,5 @@
 // Package trial runs simulated engines, an index that follows their events, and a router on
-// it, with one clock of virtual time and without a socket, so that policies can be compared.
+// it, so that policies can be compared. It has one clock of virtual time and no socket.
 //
 // A trial is deterministic: the same Config gives the same Result.
 package trial

@@ -24,7 +24,7 @@ type Pod struct {
 	Name   string
 	Engine engine.Config
 	// Slow, if above 1, is how many times as long the engine takes for all that it computes
-	// until SlowUntil, as one that has just begun, or whose cores others use.
+	// until SlowUntil. An engine is so that has just begun, or whose cores others use.
 	Slow      float64
 	SlowUntil time.Duration
 }
@@ -45,8 +45,8 @@ type Result struct {
 	// Turns is how many requests there were, PodTurns how many on each pod.
 	Turns    int
 	PodTurns []int
-	// Prompt are the tokens of all prompts, Predicted those of them that the router said were
-	// cached where it sent them, and Cached those that were.
+	// Prompt are the tokens of all prompts. Predicted are those of them that the router said
+	// were cached where it sent them, and Cached those that were.
 	Prompt, Predicted, Cached int
 	// Firsts are the times from when each turn came to its first token, ascending.
 	Firsts []time.Duration

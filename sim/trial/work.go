@@ -75,8 +75,8 @@ const (
 	maxTraceRows   = 1 << 20
 )
 
-// ReadTrace reads a trace of Mooncake's form: on each line a JSON object with timestamp in
-// ms, input_length and output_length in tokens, and in hash_ids the prompt's blocks of
+// ReadTrace reads a trace of Mooncake's form. Each line is a JSON object with timestamp in
+// ms, input_length and output_length in tokens. Its hash_ids has the prompt's blocks of
 // blockSize tokens, where an id stands for a block and all before it. Rows with one
 // session_id are a talk, whose turns come think_ms after each other; other rows are talks of
 // their own. Times are multiplied by scale. A row that needs more than room tokens is left

@@ -103,8 +103,9 @@ func (l *life) complete(chat bool) http.HandlerFunc {
 // maxSalt bounds a cache salt, in characters.
 const maxSalt = 128
 
-// salt is the cache salt of a request, "" for none. vLLM takes no empty one, and since 0.32 (the oldest release
-// whose rule was read) neither a long one nor the characters that caches behind it write between their fields.
+// salt is the cache salt of a request, "" for none. In vLLM it may not be empty. Since 0.32 (the oldest release
+// whose rule was read) it may not be long either. Nor may it have the characters that caches behind it write
+// between their fields.
 func (l *life) salt(asked *string) (string, error) {
 	vllm := l.pod.config.Engine.Kind == engine.VLLM
 	switch {
@@ -319,8 +320,8 @@ func seedOf(prompt []uint32) uint64 {
 	return h.Sum64()
 }
 
-// rank returns the rank that a request goes to: the one that it names, or the one with the
-// least to do, as vLLM counts it.
+// rank returns the rank that a request goes to. It is the one that the request names, or the one with the least
+// to do, as vLLM counts it.
 func (l *life) rank(r *http.Request, b *body) (*rank, error) {
 	named := -1
 	if h := r.Header.Get("X-Data-Parallel-Rank"); h != "" {

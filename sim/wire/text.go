@@ -9,9 +9,9 @@ import (
 )
 
 // Bytes is a tokenizer without a vocabulary: each byte of a text is a token, by its
-// number. A chat is its messages, each as <|role|>, a line feed, its text and a line feed,
-// and <|assistant|> with a line feed at the end. No model has it; it is for trials in which
-// texts only have to come back as they went.
+// number. A chat is its messages, and <|assistant|> with a line feed at the end. Each
+// message is <|role|>, a line feed, its text and a line feed. No model has it; it is for
+// trials in which texts only have to come back as they went.
 type Bytes struct{}
 
 // Text is part of Tokenizer.
