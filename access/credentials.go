@@ -49,9 +49,9 @@ type Caller struct {
 }
 
 // CacheSalt returns the cache salt under which a request of the caller runs that asks for one
-// itself, or for none (""): its Salt, or the HMAC-SHA256 by it of what is asked, in base64url
-// without padding. Callers of different Salts never get the same one, and engines take all of
-// them, whatever is asked.
+// itself, or for none (""). It is the caller's Salt, or the HMAC-SHA256 by it of what is
+// asked, in base64url without padding. Callers of different Salts never get the same one, and
+// engines take all of them, whatever is asked.
 func (c Caller) CacheSalt(asked string) string {
 	switch {
 	case c.Salt == "":
@@ -62,9 +62,9 @@ func (c Caller) CacheSalt(asked string) string {
 	return keyedHash([]byte(c.Salt), asked)
 }
 
-// Scoped returns the name under which others keep what the caller calls name, such as a request
-// or a session: a keyed hash of 43 letters, digits, hyphens and underscores, so that callers of
-// different Salts never share one. Without a Salt, or without a name, it is the name itself.
+// Scoped returns the name under which others keep what the caller calls name, such as a request or a
+// session. It is a keyed hash of 43 letters, digits, hyphens and underscores, so callers of different
+// Salts never share one. Without a Salt, or without a name, it is the name itself.
 func (c Caller) Scoped(name string) string {
 	if c.Salt == "" || name == "" {
 		return name
@@ -122,8 +122,8 @@ func Digest(token string) (string, error) {
 	return "sha256:" + hex.EncodeToString(sum[:]), nil
 }
 
-// parse reads a file: a role, a digest or "cert:NAME", a name, and perhaps "salt=SALT" on each
-// line; blank lines and those that begin with # are comments. An error names the line, and never its secret.
+// parse reads a file. Each line has a role, a digest or "cert:NAME", a name, and perhaps "salt=SALT".
+// Blank lines and those that begin with # are comments. An error names the line, and never its secret.
 func parse(text []byte) ([]credential, error) {
 	var all []credential
 	lines := bufio.NewScanner(bytes.NewReader(text))

@@ -19,9 +19,9 @@ type Credentials struct {
 	all   atomic.Pointer[[]credential]
 }
 
-// Open reads a file of credentials. Requests look once a second whether it has changed: a new
-// one counts from then on, and one that cannot be read leaves the last one in force and goes
-// to failed, which may be nil. It must not block.
+// Open reads a file of credentials. Requests look once a second whether it has changed. A new
+// file counts from then on. One that cannot be read leaves the last one in force and goes to
+// failed, which may be nil. It must not block.
 func Open(path string, failed func(error)) (*Credentials, error) {
 	c := &Credentials{watch: watched{paths: []string{path}, failed: failed}}
 	c.watch.load = func() error {

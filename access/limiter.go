@@ -28,8 +28,8 @@ func NewLimiter(perSecond int) *Limiter {
 	return &Limiter{perSecond: rate.Limit(perSecond), burst: perSecond, callers: callers}
 }
 
-// Allow reports whether the caller may ask now, and if not, when it may again. remote is the
-// other end of its connection; addresses of one IPv6 network (/64) are one caller.
+// Allow reports whether the caller may ask now, and if not, when it may again. The other end
+// of its connection is remote; addresses of one IPv6 network (/64) are one caller.
 func (l *Limiter) Allow(caller Caller, remote string, now time.Time) (wait time.Duration, ok bool) {
 	key := "name " + caller.Name
 	if caller.Name == "" {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// ErrNetwork is what a connection meets that a server does not make or take: the other end is
-// in none of the networks where engines may be.
+// ErrNetwork is what a connection meets that a server does not make or take. The other end is in
+// none of the networks where engines may be.
 var ErrNetwork = errors.New("access: this address is not within engine-networks")
 
 // Networks are where engines and workers may be. A nil *Networks allows every address. It is
@@ -142,8 +142,8 @@ func (n *Networks) Allow(network, address string) error {
 	return nil
 }
 
-// Control is Allow for net.Dialer: it sees the address that a name was resolved to, at each
-// connection, so that a name which changes its address gains nothing.
+// Control is Allow for net.Dialer. It sees the address that a name was resolved to, at each
+// connection, so a name that changes its address gains nothing.
 func (n *Networks) Control(network, address string, _ syscall.RawConn) error {
 	return n.Allow(network, address)
 }
