@@ -1,7 +1,7 @@
 // Package telemetry turns what the packages of kvatlas report into Prometheus series. It
 // is the only one that knows the metrics library.
 //
-// A [Metrics] has a method for each part that reports: it returns the observer that the
+// A [Metrics] has a method for each part that reports. It returns the observer that the
 // part's Config takes, or takes the func that reads its figures at each scrape.
 //
 //	metrics := telemetry.NewMetrics()

@@ -14,10 +14,10 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// Ingest shows the figures of the reading of events; it is called at most once. silent
-// is the number of engines that are healthy and send nothing. The series with the labels
-// pod and rank are those of ranks that this process reads, and go with them. At most
-// maxShownRanks have any.
+// Ingest shows the figures of the reading of events; it is called at most once. Func
+// silent returns the number of engines that are healthy and send nothing. The series
+// with the labels pod and rank are those of ranks that this process reads, and go with
+// them. At most maxShownRanks have any.
 func (m *Metrics) Ingest(read func() ingest.Stats, shared func() fleet.Stats, silent func() int64) error {
 	type f = fleet.Stats
 	for _, c := range []prometheus.Collector{
