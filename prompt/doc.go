@@ -1,5 +1,6 @@
 // Package prompt has the words in which a prompt is handed to a tokenizer and its tokens
-// come back: a text or a Chat, how long to wait, the tokens, and whether they are all of them.
+// come back. These are a text or a Chat, how long to wait, the tokens, and whether they are
+// all of them.
 //
 // A tokenizer implements
 //

@@ -8,9 +8,9 @@ type Medium struct {
 	// Hash names the content, as the engine does (vLLM's mm_hashes). Empty is the
 	// uuid of the part, if it has one: vLLM takes that for the hash.
 	Hash string
-	// Tokens is how many tokens the processor puts in its place. TokenIDs are
-	// these tokens themselves, for models that put more than one token again and
-	// again, rows with breaks for example; Tokens is not looked at then.
+	// Tokens is how many tokens the processor puts in its place. TokenIDs are these
+	// tokens themselves, for models that put other tokens than one again and again,
+	// rows with breaks for example. Tokens is not looked at then.
 	Tokens   int
 	TokenIDs []uint32
 }
