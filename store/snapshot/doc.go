@@ -1,6 +1,6 @@
-// Package snapshot writes all that a block index holds as lines of JSON, reads
-// that back into the same or another index, and keeps such a file up to date for
-// an index in memory.
+// Package snapshot writes all that a block index holds as lines of JSON, and
+// reads that back into the same or another index. It keeps such a file up to
+// date for an index in memory.
 //
 // docs/snapshots.md is the format, line by line, for programs in any language.
 //

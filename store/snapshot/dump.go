@@ -77,8 +77,8 @@ type Summary struct {
 }
 
 // Dump writes a segment: one page a call of w, the first after all that can be
-// wrong with the options has been found. It returns with the first error of
-// w, of the index or of ctx; then the dump has no end, and can be gone on with
+// wrong with the options has been found. It returns with the first error of w,
+// of the index or of ctx. Then the dump has no end, and can be gone on with
 // behind its last whole page.
 func Dump(ctx context.Context, w io.Writer, from Source, o Options) (Summary, error) {
 	if err := o.validate(); err != nil {

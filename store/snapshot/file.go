@@ -17,9 +17,9 @@ import (
 // with .gz.
 func Compressed(name string) bool { return strings.HasSuffix(name, ".gz") }
 
-// Writer writes a dump, with gzip or without. With it, every page is a member of
-// its own, which gzip's readers join, so that a file that was cut off can be gone
-// on with behind its last whole member.
+// Writer writes a dump, with gzip or without. With it, every page is a member of its
+// own, which gzip's readers join. So a file that was cut off can be gone on with
+// behind its last whole member.
 type Writer struct {
 	w  io.Writer
 	gz *gzip.Writer
@@ -95,9 +95,9 @@ func (g gzipErrors) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Save writes a dump into a file, compressed if its name ends with .gz. The file
-// is the old one or the new one at every moment, also when the machine fails:
-// the dump goes into a file beside it, which then takes its place.
+// Save writes a dump into a file, compressed if its name ends with .gz. The file is
+// the old one or the new one at every moment, also when the machine fails. The dump
+// goes into a file beside it, which then takes its place.
 func Save(ctx context.Context, name string, from Source, o Options) (sum Summary, err error) {
 	f, err := os.OpenFile(name+".tmp", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -142,10 +142,10 @@ func Replaces(f *os.File, name string) error {
 }
 
 // Resume prepares a file that a dump was written into, and that was cut off, for
-// the rest: it cuts it behind the last whole page, where the rest is to be
-// written, and returns the header of its last segment and the cursor of the
-// rest. With the cursor "" there is no whole page, and the file is empty now. A
-// dump that is whole is io.EOF.
+// the rest. It cuts the file behind the last whole page, where the rest is to be
+// written. It returns the header of its last segment and the cursor of the rest.
+// With the cursor "" there is no whole page, and the file is empty now. A dump
+// that is whole is io.EOF.
 func Resume(f *os.File) (h Header, cursor string, err error) {
 	in := &countingReader{r: bufio.NewReaderSize(f, 64<<10)}
 	var ends *members

@@ -23,7 +23,7 @@ type KeeperConfig struct {
 	// ends with .gz it is compressed. Required.
 	File string
 	// Changes is how many blocks must have changed since the last snapshot before
-	// a new one is written: each key of an add or a removal counts, whether or not
+	// a new one is written. Each key of an add or a removal counts, whether or not
 	// it was news. A pod that is retired or cleared counts as enough. Default
 	// 10,000.
 	Changes int64
@@ -97,9 +97,9 @@ func NewKeeper(cfg KeeperConfig) (*Keeper, error) {
 //
 // The file is read twice: first to see that all of it is right. A file that is
 // not, or that is older than MaxAge or of another version, is renamed, and the
-// index is as it was; the error is told to the Observer and is no error here,
-// since the index works without. An error is what an operator must look at: a
-// file that cannot be read or renamed.
+// index is as it was. The Observer receives the error, which is no error here,
+// since the index works without the file. An error is what an operator must
+// look at: a file that cannot be read or renamed.
 func (k *Keeper) Restore(ctx context.Context) error {
 	began := time.Now()
 	report, err := k.load(ctx)

@@ -90,7 +90,8 @@ type TrueAt struct {
 	Time  time.Time `json:"time"`
 	Epoch uint64    `json:"epoch"`
 	// Logs has the id of the last entry that each log of changes had then, by the
-	// name of its stream, where there are logs: a reader of the dump that goes on behind them misses nothing.
+	// name of its stream, where there are logs. A reader of the dump that goes on
+	// behind them misses nothing.
 	Logs map[string]string `json:"logs,omitempty"`
 }
 
@@ -112,7 +113,7 @@ func (h *Holder) reuse() store.Reuse { return store.Reuse{Block: h.EngineBlock, 
 type Seq struct {
 	Pod  string `json:"pod"`
 	Rank int    `json:"rank"`
-	// Generation is the rank's life, by the index that was dumped; Seq is the
+	// Generation is that of the rank in the index that was dumped. Seq is the
 	// sequence up to which all of its batches had been applied wholly.
 	Generation store.Generation `json:"generation"`
 	Seq        uint64           `json:"seq"`

@@ -54,7 +54,7 @@ func (r *Reader) Lines() int { return r.lines }
 // Header is the header of the segment that the last line belongs to.
 func (r *Reader) Header() Header { return r.header }
 
-// Resume is where a dump that was cut off can be gone on with: its first so many
+// Resume is where a dump that was cut off can be gone on with. Its first so many
 // bytes are right and end a page, and the rest follows the cursor. It is 0 when
 // there is no such place.
 func (r *Reader) Resume() (bytes int64, cursor string) { return r.good, r.next }

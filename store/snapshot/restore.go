@@ -53,8 +53,8 @@ type Report struct {
 	// pairs.
 	Blocks  int64 `json:"blocks"`
 	Credits int64 `json:"credits"`
-	// Skipped is how many pairs were not, since their pod had been retired, or its
-	// lease had run out, while the restore went on, or is registered for another model.
+	// Skipped is how many pairs were not. Their pod had been retired, or its lease had run out, while the
+	// restore went on, or it is registered for another model.
 	Skipped int64 `json:"skipped"`
 	// TrueAt is the moment that the dump is true at: the first segment's.
 	TrueAt TrueAt `json:"true_at"`
@@ -185,8 +185,8 @@ func (d *restorer) line(ctx context.Context, l *Line) error {
 // begins: the lowest, so that any writer can take them over.
 const restoreFence = 1
 
-// beginRank begins a generation for a rank whose events were numbered, so that their reader can take it over
-// and go on where the dump is true at:
+// beginRank begins a generation for a rank whose events were numbered. So their reader can take it over and
+// go on where the dump is true at:
 //
 //	dump:    all batches up to 4711 are in it
 //	restore: begins generation 9, loads, and numbers it 4711
@@ -304,9 +304,9 @@ func (d *restorer) load(ctx context.Context) error {
 	return nil
 }
 
-// apply loads lines. The keys go in as block keys of the model that their pod is
-// registered for, whatever their own: XORed with its mask, which the index takes
-// off again, they are the store keys that the dump has.
+// apply loads lines. The keys go in as block keys of the model that their pod is registered for, whatever
+// their own. They are XORed with its mask, which the index takes off again: that gives the store keys that
+// the dump has.
 //
 // A pod that has ended since it was met stays so: its blocks are left out, since
 // to apply them would register it again. So are those of a pod that is registered for
