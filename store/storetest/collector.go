@@ -30,8 +30,8 @@ func compareAt(a, b At) int {
 	return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.Until, b.Until))
 }
 
-// Answer is what a lookup has told: for each block of the chain in order the
-// live places where it is, ascending by pod, rank and tier.
+// Answer is what a lookup has told. For each block of the chain in order it has
+// the live places where it is, ascending by pod, rank and tier.
 type Answer [][]At
 
 // Equal reports whether both answers say the same. The order within a block does

@@ -375,7 +375,7 @@ var guardCases = []testCase{
 		b.want(b.find(append(chain(1, 1), chain(2, 1)...)...), times(2, on("a", store.GPU))...)
 	}},
 	{"a writer that is taken over at any moment writes nothing afterwards", func(b *bench) {
-		// The old writer adds a new block with each batch; what it wrote after
+		// The old writer adds a new block with each batch. What it wrote after
 		// the takeover would be seen beyond what was there when it returned.
 		b.register(store.Pod{Name: "a"})
 		k := chain(1, 400)

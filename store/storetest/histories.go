@@ -16,7 +16,7 @@ import (
 // Histories plays random histories of registrations, leases, retirements, adds,
 // removes and clears, generations and their takeovers, to an index and to [Model]. Pods, ranks, tiers and
 // keys are few, so that they meet often. It compares the two after every step. Writers send batches twice,
-// late, and under fences that are over; where Subject has a Limit they die in the middle of a call, and
+// late, and under fences that are over. Where Subject has a Limit they die in the middle of a call, and
 // another takes over. Leases take part only where the test moves the clock. rapid's flags say how many
 // histories and how long.
 func Histories(t *testing.T, open Open) {
@@ -139,8 +139,8 @@ func (h *history) apply(t *rapid.T) {
 	}
 }
 
-// dropEarlyPredictions takes out predictions for a pod that a batch of the same call registers:
-// where that call is made again after it has died, the pod is there, and they count.
+// dropEarlyPredictions takes out predictions for a pod that a batch of the same call registers. Where that
+// call is made again after it has died, the pod is there, and they count.
 func (h *history) dropEarlyPredictions(batches []store.Batch) {
 	for i := range batches {
 		b := &batches[i]

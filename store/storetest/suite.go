@@ -7,9 +7,9 @@
 //		})
 //	}
 //
-// Two parts stand beside each other: named cases, each of which says in words
-// what it holds the index to, and [Histories], which plays random histories to
-// the index and to [Model], a plain map, and compares them after every step.
+// Two parts stand beside each other. Named cases each say in words what they hold the
+// index to. [Histories] plays random histories to the index and to [Model], a plain map,
+// and compares them after every step.
 package storetest
 
 import (
@@ -37,9 +37,9 @@ type Subject struct {
 	// Unregistered and PeerUnregistered are the handles as what lets pods count that are
 	// not registered; nil where no value names pods.
 	Unregistered, PeerUnregistered store.UnregisteredSetter
-	// Limit lets Index, not Peer, send so many more commands to where its data is,
-	// and fail with store.ErrUnavailable from then on; below 0 any number. It is
-	// nil when there is nothing to send.
+	// Limit lets Index, not Peer, send so many more commands to where its data is, and
+	// fail with store.ErrUnavailable from then on. Below 0 it is any number. It is nil
+	// when there is nothing to send.
 	Limit func(commands int)
 	// Advance lets time pass for the leases of this index. When it is nil the
 	// suite sleeps, and the cases about leases take some seconds.
@@ -225,8 +225,8 @@ func (b *bench) findBy(x store.Index, m blockkey.Model, keys ...blockkey.Key) An
 	return c.Answer
 }
 
-// checked fails the test when the index has broken the contract of Folder, or
-// has left a part of the chain unanswered without being told to stop.
+// checked fails the test when the index has broken the contract of Folder. It also fails
+// when a part of the chain has no answer though no folder said to stop.
 func (b *bench) checked(c *Collector) {
 	b.Helper()
 	if err := c.Err(); err != nil {
@@ -252,8 +252,8 @@ func (b *bench) pass(d time.Duration) {
 }
 
 // patiently runs f, which returns false when the machine was too slow for what f has to do
-// within b.Lease; then again with a lease twice as long, so that no case depends on how
-// busy a machine is.
+// within b.Lease. It then runs f again with a lease twice as long, so that no case depends
+// on how busy a machine is.
 func (b *bench) patiently(f func() (inTime bool)) {
 	b.Helper()
 	for most := 64 * b.Lease; !f(); b.Lease *= 2 {

@@ -147,8 +147,8 @@ type tenure struct {
 	fence uint64
 }
 
-// onlyOwnerTells lets a batch of a generation say what an engine can reuse only where it is
-// sent by the handle that has first written under the fence.
+// onlyOwnerTells lets a batch of a generation say what an engine can reuse in one case
+// only. The handle that has first written under the fence must send it.
 func (h *history) onlyOwnerTells(x store.Index, g *generation, b *store.Batch) {
 	l := h.m.life(g.id)
 	at := tenure{g.id, l.Fence}
@@ -179,8 +179,8 @@ func (h *history) draw(t *rapid.T, g *generation, fence, seq uint64) store.Batch
 }
 
 // followUp takes over from a writer that died while it sent the batches. It holds
-// what the dead one has left to what was before and what was to be, and brings
-// the index to where the dead one wanted it, or elsewhere: what lies behind the
+// what the dead one has left to what was before and what was to be. It brings the
+// index to where the dead one wanted it, or elsewhere: what lies behind the
 // watermark is free to be cut anew.
 func (h *history) followUp(t *rapid.T, gens []*generation, batches []store.Batch) {
 	after := h.m.clone()
