@@ -26,7 +26,7 @@ type Config struct {
 	// is MaxLag at least.
 	MaxStale time.Duration
 	// LogEntries is the length of the change log that the replica switches on where there is no decision
-	// about one; changelog.DefaultEntries by default, below 0 is never.
+	// about one. The default is changelog.DefaultEntries; below 0 is never.
 	LogEntries int
 	// Verify is how often all blocks are read anew; 10 minutes by default, below 0 is
 	// never. See changelog.Config.

@@ -3,9 +3,9 @@
 //
 // # What it guarantees
 //
-// The copy is disposable. Truth is in Redis; writes and the registry go there, and
-// what the copy has is a snapshot and all that the change log has had since (see
-// changelog.Feed). Whatever goes wrong with that, an answer is one of these:
+// The copy is disposable. Truth is in Redis, and writes and the registry go there. The
+// copy has a snapshot and all that the change log has had since (see changelog.Feed).
+// Whatever goes wrong with that, an answer is one of these:
 //
 //   - from memory, at most Config.MaxLag old. It is what Redis would have answered
 //     at a moment that long ago or later, dead holders included: the registry is
@@ -19,8 +19,8 @@
 // Replica.Status says which, and why; all of it recovers by itself.
 //
 // A holder whose life has ended counts for nothing from the moment the registry is
-// known, a few milliseconds after its end. The copy itself knows no lives: it has the
-// holders of blocks as Redis has them, so that a registry that is set back, and in which
+// known, a few milliseconds after its end. The copy itself knows no generations: it has
+// the holders of blocks as Redis has them. So a registry that is set back, and in which
 // holders live again, finds their blocks. They leave memory when Redis is swept.
 //
 // # How it is laid out
@@ -28,8 +28,8 @@
 //	64 shards, one a partition ─► open addressing: key u64 │ set u32 │ round u32
 //	sets: id ─► holder ids, ascending; equal ones are one
 //
-// Lookups take no lock and allocate nothing: a slot's key is written once and
-// before its set, a set is immutable, and a counter tells when a set's number could
-// mean another one. A writer holds one mutex, a few microseconds for each entry
-// of the log. A block takes 20 to 32 bytes.
+// Lookups take no lock and allocate nothing. A slot's key is written once and
+// before its set, and a set is immutable. A counter tells when a set's number could
+// mean another one. A writer holds one mutex, a few microseconds for each entry of
+// the log. A block takes 20 to 32 bytes.
 package replica

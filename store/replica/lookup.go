@@ -10,7 +10,7 @@ import (
 )
 
 // Lookup implements store.Index. From memory it makes no round trip, takes no lock
-// and allocates nothing, and a deadline that has passed does not end it. Entries that others have written to Redis are not in the copy:
+// and allocates nothing, and a deadline that has passed does not end it. Entries that others have written to Redis are not in the copy.
 // Redis is asked for queries about them, and for all queries that come with those.
 func (r *Replica) Lookup(ctx context.Context, queries ...*store.Query) error {
 	for i, q := range queries {

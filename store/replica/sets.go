@@ -118,9 +118,9 @@ func (s *sets) reapSome() {
 
 // reap frees the sets that no slot refers to.
 //
-// It moves freed before it frees the first. A reader that has read a slot before
-// its set was given up, and fetches what the number means by then, finds that freed
-// has moved since it began, and looks again.
+// It moves freed before it frees the first. A reader may have read a slot before
+// its set was given up, and fetch what the number means by then. It finds that
+// freed has moved since it began, and looks again.
 func (s *sets) reap() {
 	s.freed.Add(1)
 	for _, n := range s.zeros {
