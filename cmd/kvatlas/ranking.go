@@ -105,7 +105,7 @@ var degradations = map[string]string{
 }
 
 // lateness says why a prompt was not tokenized in time, as far as the server's list of
-// the tokenizers that it has loaded shows it; known is false where there is no list.
+// the tokenizers that it has loaded shows it. Without such a list known is false.
 func lateness(loaded, known, chat bool) string {
 	const again = ": ask again, or with --mode sync"
 	switch {

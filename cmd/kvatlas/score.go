@@ -122,8 +122,8 @@ func (s *scoreCall) write(ctx context.Context, out io.Writer, c *client.Client, 
 // asideBudget bounds what is asked beside the score: the answer is there already.
 const asideBudget = 2 * time.Second
 
-// models are the names of the models that the server indexes, and of the tokenizers that it has
-// in memory by now; known is false where it does not say.
+// models returns the names of the models that the server indexes, and of the tokenizers that it
+// has in memory by now. Where the server does not say, known is false.
 func (s *scoreCall) models(ctx context.Context, c *client.Client) (indexed, tokenizers []string, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, asideBudget)
 	defer cancel()

@@ -201,8 +201,8 @@ func (s *service) warmUp(ctx context.Context) error {
 	return nil
 }
 
-// warnOfMemory says when Go's limit of memory is below what the settings let this process
-// take: the collector would then work all the time under load.
+// warnOfMemory warns when Go's limit of memory is below what the settings let this
+// process take. The collector would then work all the time under load.
 func warnOfMemory(log zerolog.Logger, c *config.Config, limit int64) {
 	heap, native := c.MemoryBounds()
 	if limit >= heap {
@@ -231,10 +231,11 @@ func (s *service) close() error {
 	return nil
 }
 
-// run serves until ctx ends, then drains: /readyz turns to 503, after the
-// drain delay no connection is accepted any more, and requests under way have
-// the drain timeout to finish. after, when not nil, is called with the API's
-// URL once it is served; its context ends with ctx, and its error ends run.
+// run serves until ctx ends, then drains. First /readyz turns to 503, and after
+// the drain delay no connection is accepted any more. Requests under way have
+// the drain timeout to finish. Func after, when not nil, is called with the
+// API's URL once it is served. Its context ends with ctx, and its error ends
+// run.
 func (s *service) run(ctx context.Context, after func(context.Context, string) error) (err error) {
 	defer func() { err = errors.Join(err, s.close()) }()
 	ctx, cancel := context.WithCancel(ctx)

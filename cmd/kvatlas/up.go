@@ -176,8 +176,9 @@ func (p *program) up(ctx context.Context, args []string) int {
 }
 
 // leaveTakenPorts moves what the call has left at its default away from ports on which something
-// listens already, and returns what it has moved: many ports by portStep, a single one to any
-// that is free. Where it finds none it leaves them, and the listener fails with an error that says so.
+// listens already. It moves many ports by portStep, a single one to any that is free, and
+// returns what it has moved. Where it finds none it leaves them, and the listener fails with an
+// error that says so.
 func (c *upCall) leaveTakenPorts(ctx context.Context) (moved []string) {
 	for _, ports := range []struct {
 		flag, what string

@@ -1,5 +1,5 @@
 // Kvbench measures the indexes of kvatlas beside those of others and prints tables.
-// docs/performance.md has the figures of such runs and says how to read them.
+// The figures of such runs, and how to read them, are in docs/performance.md.
 //
 //	go run ./cmd/kvbench redis --start                   on a throw-away redis-server
 //	go run ./cmd/kvbench redis --start --masters 3       on a throw-away cluster

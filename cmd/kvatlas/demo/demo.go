@@ -1,7 +1,7 @@
 // Package demo shows what kvatlas does, on a running server and with nothing
-// made up: it plays the part of three engines that hold different prefixes of
-// one conversation in their KV cache, then that of a scheduler which asks where
-// the next turn of that conversation should go.
+// made up. It plays the part of three engines that hold different prefixes of
+// one conversation in their KV cache. Then it plays that of a scheduler which
+// asks where the next turn of that conversation should go.
 //
 // It speaks to the server over HTTP alone, as engines and schedulers do.
 package demo
@@ -34,7 +34,7 @@ const Model = "meta-llama/Meta-Llama-3-8B-Instruct"
 var conversation string
 
 // endOfTurn is Llama 3's special token behind each turn. Special tokens are cut
-// out of a text before anything else, so the tokens of a whole number of turns
+// out of a text before anything else. So the tokens of a whole number of turns
 // are a prefix of the tokens of more of them.
 const endOfTurn = "<|eot_id|>"
 
@@ -81,8 +81,8 @@ type Config struct {
 }
 
 // Run plays the demo. It puts the files that its last lines name into a folder,
-// which it returns (also beside an error, unless empty); the caller removes it
-// when the server ends.
+// which it returns (also beside an error, unless empty). The caller removes the
+// folder when the server ends.
 func Run(ctx context.Context, cfg Config) (files string, err error) {
 	d := &run{Config: cfg, ctx: ctx, pods: pods()}
 	steps := []func() error{d.greet, d.tokenize, d.register, d.fill, d.rank}

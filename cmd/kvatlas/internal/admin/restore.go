@@ -111,8 +111,8 @@ func openDump(p *cli.Program, name string) (in io.Reader, closeIn func(), err er
 	return in, func() { _ = f.Close() }, err
 }
 
-// notEvents is an error when what is to be read is a record of events, which is JSON by
-// lines, too, and often beside a dump. It consumes nothing.
+// notEvents is an error when what is to be read is a record of events. That is JSON by
+// lines, too, and often lies beside a dump. It consumes nothing.
 func notEvents(in *bufio.Reader) error {
 	begin, _ := in.Peek(in.Size()) // what cannot be read is told when it is
 	line, _, _ := bytes.Cut(begin, []byte("\n"))

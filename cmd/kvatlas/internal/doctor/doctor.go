@@ -1,6 +1,7 @@
-// Package doctor looks at what a server of kvatlas depends on: the Redis of its index,
-// its tokenizers, a server that runs, the events of an engine and what LMCache has filed.
-// It changes nothing there. It reads no flags and prints nothing: kvatlas doctor does.
+// Package doctor looks at what a server of kvatlas depends on. That is the Redis of its
+// index, its tokenizers, a server that runs, the events of an engine and what LMCache has
+// filed. It changes nothing there. It reads no flags and prints nothing: kvatlas doctor
+// does.
 //
 // What cannot be looked at is a finding, and no error.
 package doctor

@@ -28,7 +28,7 @@ type LMCache struct {
 	// Redis and RedisName are as in Config.
 	Redis     redis.Config
 	RedisName string
-	// Profiles are the ways in which engines run LMCache, by model; Mode is which entries
+	// Profiles are the ways in which engines run LMCache, by model. Mode is which entries
 	// a server reads, and Learns whether it learns profiles from them.
 	Profiles map[string][]lmcache.Profile
 	Mode     lmcache.Mode

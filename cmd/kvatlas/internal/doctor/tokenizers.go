@@ -21,8 +21,9 @@ import (
 const maxTokenizers = 1000
 
 // lookAtTokenizers reads the tokenizers of the directory, without loading them
-// into a tokenizer: that a file is JSON and has a model in it shows what goes
-// wrong in the field, downloads that were cut off and pointers of Git LFS.
+// into a tokenizer. It looks whether a file is JSON and has a model in it. That
+// shows what goes wrong in the field: downloads that were cut off and pointers
+// of Git LFS.
 func (c *Config) lookAtTokenizers(ctx context.Context) *Section {
 	if c.Tokenizers == "" {
 		return nil

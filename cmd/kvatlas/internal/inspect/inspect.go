@@ -155,8 +155,9 @@ type viewer struct {
 	line    []byte
 	next    uint64 // the sequence that should come
 	any     bool   // one has come
-	// replayed is the sequence up to which the replay has given what may come live,
-	// too; 0 once the live messages have passed it. live is behind the replay.
+	// replayed is the sequence up to which the replay has given what may come live, too.
+	// It is 0 once the live messages have passed it. From behind the replay on, live is
+	// true.
 	replayed uint64
 	live     bool
 	events   int

@@ -45,8 +45,9 @@ func ServerAnswer(server string, err error) string {
 	return line
 }
 
-// Printable keeps what another machine says from steering the terminal: by control characters,
-// and by those of Unicode that are not seen and turn text around, join it or break its line.
+// Printable keeps what another machine says from steering the terminal. It takes out control
+// characters, and those of Unicode that are not seen and turn text around, join it or break
+// its line.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) {
