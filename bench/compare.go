@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// minSample is how long a sample of operations should take at least: shorter ones
-// measure the clock, the scheduler, and caches that are full of what others have done.
+// minSample is how long a sample of operations should take at least. Shorter ones
+// measure the clock, the scheduler, and caches that are full of what others have
+// done.
 const minSample = 50 * time.Millisecond
 
 // maxBurst is the number of operations of a sample at most.

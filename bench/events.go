@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// A writer puts events of a rank that come within a few milliseconds into one call:
-	// fullCall is how many when more wait, an ingester's window, and someCall when not.
+	// A writer puts events of a rank that come within a few milliseconds into one call.
+	// They are fullCall when more wait, an ingester's window, and someCall when not.
 	fullCall = 64
 	someCall = 16
 	// eventRanks is how many ranks have the events, and maxEntries how many entries

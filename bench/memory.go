@@ -113,8 +113,8 @@ type SizeRow struct {
 const (
 	// shapeWhole has all pods hold all blocks.
 	shapeWhole = "whole"
-	// shapeForks has, at every 16th block, a sibling that one of the pods holds,
-	// so that an edge of a compressed tree is no longer than 16 blocks.
+	// shapeForks has, at every 16th block, a sibling that one of the pods holds.
+	// So an edge of a compressed tree is no longer than 16 blocks.
 	shapeForks = "forks"
 	// shapeStairs has forks, and pods that each hold another length of the chain,
 	// as evenly spread as 16 blocks allow.

@@ -115,7 +115,7 @@ func (o *ours) event(pod string, kind store.OpKind, keys []blockkey.Key) store.B
 	return b
 }
 
-// mapOps are the entries of an engine's hashes: of the value are the block key 8
+// mapOps are the entries of an engine's hashes. Of the value the block key takes 8
 // bytes, the part of the block and the copies one each.
 func mapOps(kind store.OpKind, keys []blockkey.Key) []store.MapOp {
 	ops := make([]store.MapOp, len(keys))
@@ -212,7 +212,7 @@ func (o *ours) useUp(ctx context.Context, ids int) error {
 }
 
 // prefixFolder counts for each (pod, rank) the blocks that it holds from the
-// start, and stops when none goes on: what a scorer does at least.
+// start, and stops when none goes on. A scorer does that at least.
 type prefixFolder struct {
 	reg    *store.Registry
 	length []int // by slot

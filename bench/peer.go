@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 )
 
-// peer is the layout of llm-d, written and read as its public source does
-// (pkg/kvcache/kvblock of llm-d-kv-cache and, since 2026, of llm-d-router), by
-// code of our own.
+// peer is the layout of llm-d, written and read as its public source does, by
+// code of our own. The source is pkg/kvcache/kvblock of llm-d-kv-cache and,
+// since 2026, of llm-d-router.
 //
 //	key    block key, in decimal
 //	HASH   field: the pod's entry; value: empty
@@ -24,9 +24,10 @@ import (
 //	       short form: STRING, the block key; present form: ZSET of block keys
 //
 // An event writes a pipeline with two commands a block. An eviction goes block
-// by block: read the engine key, HDEL, a script that drops an empty HASH (of the
-// present form) and a script that drops the engine key. A lookup is a pipeline
-// of HKEYS of all blocks, of which each field is then decoded.
+// by block. It reads the engine key and sends HDEL. Then come a script that
+// drops an empty HASH (of the present form) and a script that drops the engine
+// key. A lookup is a pipeline of HKEYS of all blocks, of which each field is
+// then decoded.
 //
 // The peer's client knows no cluster; ours does, so that the layouts can be
 // compared there too.

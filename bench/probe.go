@@ -104,7 +104,7 @@ func (s *server) during(ctx context.Context, f func() error) (Stalls, error) {
 }
 
 // Command is how long a kind of command kept a server, by the server's own clock
-// and in milliseconds: half of the calls at most Median, and so on.
+// and in milliseconds. Half of the calls took at most Median, and so on.
 type Command struct {
 	Name   string  `json:"name"`
 	Median float64 `json:"median_ms"`

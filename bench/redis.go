@@ -44,9 +44,9 @@ type RedisConfig struct {
 	// EventBurst is the number of events of a sample; 2048 by default: in each, the maps
 	// of all ranks are folded. Of evictions it is a quarter.
 	EventBurst int
-	// Track lets the sweep read how long the server has had for its commands, for
-	// which it resets the server's statistics and changes its configuration until
-	// it ends. It needs a server of version 7.
+	// Track lets the sweep read how long the server has had for its commands. For that
+	// it resets the server's statistics and changes its configuration until it ends. It
+	// needs a server of version 7.
 	Track bool
 	// Progress receives what is going on; it may be nil.
 	Progress func(string)

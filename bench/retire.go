@@ -41,19 +41,19 @@ type SweepRun struct {
 	Cleaned uint64  `json:"cleaned"`
 	// Steps is how many steps it took: a SCAN, an MGET and the scripts. StepCPU is
 	// the mean CPU time in milliseconds that the servers' main threads took for all
-	// of a step, without what an idle server takes for the PINGs: on a busy machine
-	// it says more than what others felt by the clock.
+	// of a step. It leaves out what an idle server takes for the PINGs. On a busy
+	// machine it says more than what others felt by the clock.
 	Steps   int     `json:"steps"`
 	StepCPU float64 `json:"step_cpu_ms"`
 	Stalls  Stalls  `json:"stalls"`
-	// Commands are those of the sweep: by the server's clock, so that on a busy
-	// machine the longest of them are those that lost the processor. Without
+	// Commands are those of the sweep, by the server's clock. So on a busy machine
+	// the longest of them are those that lost the processor. Without
 	// RedisConfig.Track there are none.
 	Commands []Command `json:"commands,omitempty"`
 }
 
-// PeerClear is how long the peer takes to clear a pod: it reads every HASH of
-// the database, and deletes the pod's field and the HASH if it is empty then.
+// PeerClear is how long the peer takes to clear a pod. It reads every HASH of the
+// database, and deletes the pod's field and the HASH if it is empty then.
 type PeerClear struct {
 	Blocks     int     `json:"blocks"`
 	Seconds    float64 `json:"seconds"`

@@ -270,9 +270,9 @@ func (s *server) settledMemory(ctx context.Context, interval time.Duration) (flo
 
 // settle lets the tables of keys become what they are in a server that has been running
 // for a while. Redis moves a table that has grown to its new size step by step, one with
-// each key that is looked up, and until that is done each key costs several times as much,
-// in every layout: five million keys that have just been written are in the middle of it.
-// So it looks up a key that is not there as often as there are keys, and a quarter more.
+// each key that is looked up. Until that is done each key costs several times as much, in
+// every layout. Five million keys that have just been written are in the middle of it. So
+// it looks up a key that is not there as often as there are keys, and a quarter more.
 func (s *server) settle(ctx context.Context) error {
 	for _, n := range s.nodes {
 		keys, err := n.DBSize(ctx).Result()

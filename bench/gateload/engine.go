@@ -62,10 +62,10 @@ func complete(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "data: [DONE]\n\n")
 }
 
-// sized is a body that is not read beyond its length. http.Transport reads on there to find
-// the end, which is an error once the server has closed the body, as it does with the first
-// byte of the answer. The transport then cuts that answer: of an engine that is quick, on a
-// machine that is busy, one in some hundred.
+// sized is a body that is not read beyond its length. A http.Transport reads on there to
+// find the end. That is an error once the server has closed the body, as it does with the
+// first byte of the answer. The transport then cuts that answer: of an engine that is
+// quick, on a machine that is busy, one in some hundred.
 type sized struct {
 	io.ReadCloser
 	left int64

@@ -4,10 +4,11 @@
 //	go build -o bin/kvatlas ./cmd/kvatlas
 //	go run ./bench/gateload --kvatlas bin/kvatlas
 //
-// All stand in front of one engine that answers at once, and take turns: answers in one piece
-// one after the other, whose time is what is added, and as many as go at a time, of which the
-// CPU time of the front alone is counted; then streams, in each part of which the engine
-// writes when it sent it. Prompts are token ids, so that nothing is tokenized.
+// All stand in front of one engine that answers at once, and take turns. First come answers
+// in one piece, one after the other, whose time is what is added. Then come as many as go at
+// a time, of which the CPU time of the front alone is counted. Last are streams, in each part
+// of which the engine writes when it sent it. Prompts are token ids, so that nothing is
+// tokenized.
 package main
 
 import (

@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// shapes of what a fleet holds of a prompt: in stairs each pod holds another part of its
+// shapes of what a fleet holds of a prompt. In stairs each pod holds another part of its
 // beginning, and the first pod all of it.
 var shapes = []string{"stairs", "whole"}
 

@@ -1,15 +1,14 @@
-// Command httpcost measures what a request costs a server in processor time, for several builds
-// of kvatlas in one run: the figures of docs/performance.md, "What HTTP costs".
+// Command httpcost measures what a request costs a server in processor time, for several builds of kvatlas in one run. These are
+// the figures of docs/performance.md, "What HTTP costs".
 //
 //	go build -o bin/before ./cmd/kvatlas    # at one commit
 //	go build -o bin/kvatlas ./cmd/kvatlas   # at another
 //	go run ./bench/httpcost --kvatlas bin/before,bin/kvatlas
 //
-// Each kind of request is sent to each server in turn, in every round: one after the other on one
-// connection, or on several at once. Beside them it sends them to two bare servers, of net/http
-// and of package httploop, each in a process of its own, that read the body and answer as many
-// bytes: what is left of a server whose handler does nothing. With --fleets they are about what a thousand pods cost that hold a
-// prompt, beside ten.
+// Each kind of request is sent to each server in turn, in every round. They go one after the other on one connection, or on
+// several at once. Beside them it sends them to two bare servers, of net/http and of package httploop, each in a process of its
+// own. These read the body and answer as many bytes: what is left of a server whose handler does nothing. With --fleets they
+// are about what a thousand pods cost that hold a prompt, beside ten.
 package main
 
 import (

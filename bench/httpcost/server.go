@@ -77,7 +77,7 @@ func (s *server) warmUp(ctx context.Context, k kind, n int) (answer int, err err
 }
 
 // send sends n requests on connections at once, and returns the processor time of the server and
-// the time by the clock of one. answer is how long a bare server's answers are.
+// the time by the clock of one. Argument answer is how long a bare server's answers are.
 func (s *server) send(ctx context.Context, k kind, n, connections, answer int) (cpu, wall time.Duration, err error) {
 	text := request(k.path, k.body, answer)
 	conns := make([]*conn, 0, connections)

@@ -8,9 +8,9 @@
 // It starts Dynamo's indexer and selection service, three servers of kvatlas, and a redis-server.
 // Ten engines publish the same events to all of them, so that they hold the same prompts. Then all
 // get the same prompts in turn, round by round: first on one connection, one call after the other,
-// then on eight at once. A cost is the processor time of the server's process by its schedstat; that of
-// kvatlas in Redis mode is told with that of Redis' main thread. Ratios are of samples of the same
-// round. At last each is told of new blocks by engines of its own, from the wire to its index.
+// then on eight at once. A cost is the processor time of the server's process by its schedstat. That of
+// kvatlas in Redis mode includes that of Redis' main thread. Ratios are of samples of the same round.
+// At last each is told of new blocks by engines of its own, from the wire to its index.
 package main
 
 import (

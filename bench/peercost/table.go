@@ -18,8 +18,8 @@ func (s *samples) add(c cost, peer float64) {
 	s.ratio = append(s.ratio, c.all()/peer)
 }
 
-// compare lets the sides of each work take turns, and prints what a call costs them: a line for each
-// of ours when the work has been measured.
+// compare lets the sides of each work take turns, and prints what a call costs them. It prints a
+// line for each of ours when the work has been measured.
 func compare(ctx context.Context, list []work, conns, rounds int) error {
 	fmt.Printf("\n### On %d connections, us of CPU a call: medians (quartiles); load %s\n\n", conns, bench.LoadAverage())
 	fmt.Println("| work | tokens | Dynamo | kvatlas | form | us, of the server and of Redis | ratio |")
@@ -39,8 +39,8 @@ func compare(ctx context.Context, list []work, conns, rounds int) error {
 	return nil
 }
 
-// turns takes a sample of each of n sides, the first of which is the peer, in each of the rounds:
-// forwards and backwards, so that what disturbs the machine disturbs all.
+// turns takes a sample of each of n sides, the first of which is the peer, in each of the rounds.
+// It goes forwards and backwards, so that what disturbs the machine disturbs all.
 func turns(rounds, n int, sample func(k int) (cost, error)) ([]samples, error) {
 	got := make([]samples, n)
 	order := make([]int, n)

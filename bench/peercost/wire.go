@@ -25,8 +25,8 @@ type stream struct {
 	model   string
 }
 
-// wire measures what it costs a side to hear of a block, from the wire to its index: each gets blocks that it
-// does not know, by engines of its own, until it answers that it has the last.
+// wire measures what it costs a side to hear of a block, from the wire to its index. Each side gets blocks
+// that it does not know, by engines of its own, until it answers that it has the last.
 func wire(ctx context.Context, list []*side, rounds int) error {
 	fmt.Printf("\n### Events of %d engines, us of CPU a block: medians (quartiles)\n\n", pods)
 	head, line := "| blocks an event |", "|---:|"

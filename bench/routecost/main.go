@@ -6,9 +6,10 @@
 //	go run ./bench/routecost --embedded
 //
 // It starts a redis-server and a server of kvatlas, and asks one call after the other on one
-// connection, each kind of call in turn in every round. The prompts are tokens of which one of
-// eight pods holds half. At last it asks a router in its own process, without Redis and HTTP.
-// bench/peercost compares the server's processor time with that of Dynamo's selection service.
+// connection. Each kind of call comes in turn in every round. The prompts are tokens of which
+// one of eight pods holds half. At last it asks a router in its own process, without Redis and
+// HTTP. Program bench/peercost compares the server's processor time with that of Dynamo's
+// selection service.
 package main
 
 import (

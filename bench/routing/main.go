@@ -1,6 +1,6 @@
 // Command routing compares routing policies on simulated engines, in virtual time, and prints
-// a table: how much of the prompts was cached, the mean time to first token in milliseconds,
-// and its 90th percentile.
+// a table. It has how much of the prompts was cached, the mean time to first token in
+// milliseconds, and its 90th percentile.
 //
 //	go run ./bench/routing
 //	go run ./bench/routing -policies eta,llm_d -only room -seeds 5

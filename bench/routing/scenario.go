@@ -79,9 +79,9 @@ func recorded(seeds int) (out []scenario) {
 	return append(out, bursts(seeds, "bursts of one document", 12_000), bursts(seeds, "bursts with one beginning", 4_000), small(10*seeds, "two small engines", 0), small(10*seeds, "two small engines, one slow at first", 5))
 }
 
-// bursts are eight engines that six requests with one beginning of so many tokens come to within
-// 50 ms, four times a second, as when a program asks several questions on one document. The
-// questions themselves are of 1,000 tokens each.
+// bursts are eight engines and six requests with one beginning of so many tokens. They come
+// within 50 ms, four times a second, as when a program asks several questions on one document.
+// The questions themselves are of 1,000 tokens each.
 func bursts(seeds int, name string, tokens uint32) scenario {
 	return scenario{name: name, trials: seeds, config: func(n int) trial.Config {
 		rng := rand.New(rand.NewPCG(uint64(n), 7))
@@ -107,9 +107,9 @@ func bursts(seeds int, name string, tokens uint32) scenario {
 	}}
 }
 
-// small is two small engines, as two that share a machine's CPU, with 16 chats of five turns,
-// of which about two wait for an answer at a time. The caches have room for all chats only
-// together.
+// small is two small engines, as two that share a machine's CPU. They get 16 chats of five
+// turns, of which about two wait for an answer at a time. The caches have room for all chats
+// only together.
 func small(seeds int, name string, slow float64) scenario {
 	return scenario{name: name, trials: seeds, config: func(n int) trial.Config {
 		pods := fleet(2, 1600, 16, 4)

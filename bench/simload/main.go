@@ -3,8 +3,8 @@
 //	go build -o bin/kvatlas ./cmd/kvatlas
 //	go run ./bench/simload --kvatlas bin/kvatlas
 //
-// It starts kvatlas sim as a process of its own, sends it streamed completions at a steady
-// rate, whether or not those before are answered, and says what the process took.
+// It starts kvatlas sim as a process of its own. It sends it streamed completions at a
+// steady rate, whether or not those before are answered, and says what the process took.
 package main
 
 import (

@@ -1,7 +1,8 @@
 // Command zmq4 compares ingest/zmq with libzmq (through pebbe/zmq4) as the receiver
-// of an engine's events: CPU time and losses for messages that a PUB of libzmq, in a
-// process of its own, publishes at a rate, and the most that comes through without
-// one. It is a module of its own so that kvatlas does not depend on libzmq.
+// of an engine's events. It measures CPU time and losses for messages that a PUB of
+// libzmq, in a process of its own, publishes at a rate. It also measures the most
+// that comes through without one. It is a module of its own so that kvatlas does not
+// depend on libzmq.
 //
 //	apt-get install libzmq3-dev pkg-config
 //	cd bench/peers/zmq4 && go run . [-n 150000] [-size 1024] [-rate 50000] [-runs 2]
