@@ -1,6 +1,6 @@
 // Package bound makes contexts with a deadline that cost nothing until something waits for
-// them. One of context.WithDeadline starts a timer and enters itself in its parent at once;
-// most requests ask only whether their time is over, and are done before anything waits.
+// them. One of context.WithDeadline starts a timer and enters itself in its parent at once.
+// Most requests ask only whether their time is over, and are done before anything waits.
 package bound
 
 import (
@@ -56,7 +56,7 @@ func (c *bounded) Err() error {
 }
 
 // Value implements context.Context. Of an armed context it also finds the one that has the
-// timer, which is how package context enters children there without a goroutine for each.
+// timer. By that package context enters children there without a goroutine for each.
 func (c *bounded) Value(key any) any {
 	if a := c.armed.Load(); a != nil {
 		return a.Value(key)

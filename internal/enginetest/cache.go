@@ -56,8 +56,8 @@ type Question struct {
 	// last token is computed always. FirstGroup is what its first group has alone.
 	Held, Whole, Reused int
 	FirstGroup          int `json:"first_group"`
-	// Doubted are the first tokens of blocks of Whole of which a copy was told by an event
-	// that may as well have been a report.
+	// Doubted are the first tokens of blocks of Whole that have a doubtful copy. The event
+	// that told of the copy may as well have been a report.
 	Doubted []int
 	// Published is how many messages have been published before.
 	Published uint64
@@ -97,8 +97,8 @@ func (c *Cache) Next() Question {
 	return q
 }
 
-// History returns what was published of the blocks of the last request's prompt, a line
-// an event, each block as the place of its first token.
+// History returns what was published of the blocks of the last request's prompt. It has a
+// line an event, and each block as the place of its first token.
 func (c *Cache) History() []string {
 	c.tb.Helper()
 	var r struct{ Lines []string }

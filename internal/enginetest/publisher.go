@@ -94,7 +94,7 @@ func (p *Publisher) PublishAs(rank int, ts float64, events ...Event) {
 	p.tell(map[string]any{"op": "publish", "ts": ts, "events": append([]Event{}, events...), "rank": rank})
 }
 
-// Generate publishes a load of stored blocks and returns when it is on the wire.
+// Generate publishes a load of stored blocks and returns when it is on the wire. The
 // rate is in messages a second, 0 as fast as it goes.
 func (p *Publisher) Generate(messages, blocks, blockSize, rate int) {
 	p.tb.Helper()

@@ -1,8 +1,8 @@
 // Package eventually waits in tests for what no channel announces: a state of another
 // process, or one that a package shows but does not report.
 //
-// It asks every two milliseconds, and gives up after two minutes: longer than any busy
-// machine takes, so that a test that fails here fails for another reason than time.
+// It asks every two milliseconds, and gives up after two minutes. That is longer than any
+// busy machine takes, so a test that fails here fails for another reason than time.
 package eventually
 
 import (

@@ -20,8 +20,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/rawconn"
 )
 
-// freshFor is how long Shutdown waits for the first byte on a connection that has just come:
-// its request is on its way, as a rule. net/http waits as long.
+// freshFor is how long Shutdown waits for the first byte on a connection that has just come,
+// as net/http does. Its request is on its way, as a rule.
 const freshFor = 5 * time.Second
 
 // headBytes is the longest head of a request that is served here.
@@ -52,7 +52,7 @@ type conn struct {
 	cancel  context.CancelFunc // of the request that is handled
 	request *writer            // its answer
 	// Of deadlines that the handler set: which one is not yet in force, since nothing had to
-	// be read, whether one is, and whether one was over.
+	// be read. Then whether one is in force, and whether one was over.
 	wanted            time.Time
 	readSet, writeSet bool
 	readOver          bool
@@ -248,8 +248,8 @@ var (
 	headerEnd = []byte("\r")
 )
 
-// mayBePlain reports whether the lines of half a head can be a plain one's. net/http answers
-// others when it has read them, and takes some as the head's end that are not headEnd.
+// mayBePlain reports whether the lines of half a head can be a plain one's. Others go to
+// net/http when it has read them; it takes some as the head's end that are not headEnd.
 func mayBePlain(in []byte) bool {
 	for end, colon := firstEnd, false; ; end, colon = headerEnd, true {
 		line, rest, whole := bytes.Cut(in, lineEnd)
@@ -275,8 +275,8 @@ func (c *conn) parse(n int) *http.Request {
 	return r
 }
 
-// isPlain reports whether a request is one to serve here: for one of the paths, and with
-// nothing in it that net/http treats in a way of its own.
+// isPlain reports whether a request is one to serve here. It is for one of the paths, and
+// has nothing in it that net/http treats in a way of its own.
 func (c *conn) isPlain(r *http.Request) bool {
 	if r.ProtoMajor != 1 || r.ProtoMinor != 1 || r.Close || len(r.TransferEncoding) > 0 || len(r.Trailer) > 0 || r.URL.Host != "" {
 		return false
@@ -344,9 +344,9 @@ func (c *conn) forgetRequest() (err error) {
 	return err
 }
 
-// letRead waits until a client has read the last answer, whose request was not read to its
-// end: a connection that is closed with something unread is reset, and what the client has
-// not read is lost. net/http waits as long.
+// letRead waits, as long as net/http does, until a client has read the last answer, whose
+// request was not read to its end. A connection that is closed with something unread is
+// reset, and what the client has not read is lost.
 func (c *conn) letRead() {
 	_ = closeWrite(c.nc)
 	time.Sleep(500 * time.Millisecond)

@@ -4,14 +4,14 @@
 // net/http starts a goroutine beside each request, which reads on to see the client go away,
 // and sets deadlines around each. Each of these can wake another thread, which costs more than
 // most requests of that length do (docs/performance.md, "What HTTP costs").
-// Here one goroutine reads, handles and writes, and one watcher looks after all connections
-// ten times a second: after those whose time is over, and after clients that have gone.
+// Here one goroutine reads, handles and writes. One watcher looks after all connections ten
+// times a second: after those whose time is over, and after clients that have gone.
 //
-// A request is plain if net/http's own parser reads it, it has nothing of a connection's in it
-// but keep-alive, and its head came within 4 KiB. With the first one that is not, or that is
-// for another path, its connection goes to net/http for good, with every byte that was read.
-// So nothing odd is decided here: not what is malformed, nor what is chunked, nor what is
-// HTTP/1.0 or an upgrade. A fuzz test compares both, byte by byte.
+// A request is plain if net/http's own parser reads it and its head came within 4 KiB. It must
+// have nothing of a connection's in it but keep-alive. With the first one that is not plain,
+// or is for another path, its connection goes to net/http for good. Every byte that was read
+// goes along. So nothing odd is decided here: not what is malformed, nor what is chunked, nor
+// what is HTTP/1.0 or an upgrade. A fuzz test compares both, byte by byte.
 package httploop
 
 import (
@@ -43,10 +43,11 @@ type Server struct {
 	watched  bool // the watcher runs
 }
 
-// New returns a server of what rest serves, whose handler, timeouts, contexts and log it has;
-// rest needs a Handler, and says nothing without an ErrorLog. Requests for which plain returns
-// true are served here. Their handler finds a ResponseWriter that has deadlines and Flush, and
-// must declare the length of its answer unless the connection is to end with it.
+// New returns a server of what rest serves, and has its handler, timeouts, contexts and log.
+// The server rest needs a Handler, and says nothing without an ErrorLog. Requests for which
+// plain returns true are served here. Their handler finds a ResponseWriter that has deadlines
+// and Flush. It must declare the length of its answer unless the connection is to end with
+// it.
 func New(rest *http.Server, plain func(method, path string) bool) *Server {
 	return &Server{rest: rest, plain: plain, began: time.Now(), conns: map[*conn]struct{}{}}
 }

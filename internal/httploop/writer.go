@@ -14,7 +14,7 @@ const (
 	// joinBytes is how long an answer is that goes out in one piece with its head.
 	joinBytes = 16 << 10
 	// restBytes is how much of a body that the handler left is read so that the connection
-	// can have another request: as much as in net/http.
+	// can have another request. It is as much as in net/http.
 	restBytes = 256 << 10
 )
 

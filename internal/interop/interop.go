@@ -14,7 +14,7 @@ import (
 // code is missing.
 const Variable = "KVATLAS_TEST_INTEROP"
 
-// Later puts tests off: they are skipped with the reason [PutOff], by which scripts/test.sh
+// Later puts tests off: they are skipped with the reason [PutOff]. By that scripts/test.sh
 // finds them, to run them and nothing else when the code is there.
 const Later = "later"
 

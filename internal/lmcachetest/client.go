@@ -1,7 +1,7 @@
-// Package lmcachetest runs LMCache's own code for tests: what its workers and MP servers
-// tell a controller or a coordinator with, unchanged, of the releases that
-// scripts/fetch-lmcache.sh has fetched. There is no GPU and no engine: a test says what is
-// admitted and evicted, and the client says what it holds.
+// Package lmcachetest runs LMCache's own code for tests, unchanged, of the releases that
+// scripts/fetch-lmcache.sh has fetched. It is the code by which workers and MP servers
+// report to a controller or a coordinator. There is no GPU and no engine: a test says what
+// is admitted and evicted, and the client says what it holds.
 package lmcachetest
 
 import (
@@ -32,10 +32,11 @@ var script string
 
 // Options say what to run. What a kind does not need is not read.
 type Options struct {
-	// Kind is the release: 0.3.1 and 0.5.6 are workers, mp-0.5.6 a server of MP mode,
-	// lookup-0.3.1 and lookup-0.3.6 lookup servers, resp-0.5.6 the client of a remote
-	// store resp://, mp-resp-0.5.6 that of MP mode's second level, engine-0.5.6 the whole
-	// of LMCache in an engine, with a remote store redis://.
+	// Kind is the release. Releases 0.3.1 and 0.5.6 are workers, and mp-0.5.6 is a server
+	// of MP mode. Releases lookup-0.3.1 and lookup-0.3.6 are lookup servers. The client
+	// of a remote store resp:// is resp-0.5.6, and that of MP mode's second level
+	// mp-resp-0.5.6. The whole of LMCache in an engine, with a remote store redis://, is
+	// engine-0.5.6.
 	Kind string `json:"kind"`
 	// Instance, Worker and World are LMCache's instance id, worker id and world size.
 	Instance string `json:"instance"`
@@ -146,12 +147,12 @@ func (c *Client) answer() []json.RawMessage {
 }
 
 // Do makes the client do something with keys, which are ints or, for 0.3.1 and MP mode,
-// texts in hex. It returns the keys that the client holds then, as JSON (of a lookup
-// server pairs, of the key's name in Redis and who is named there, of a remote store the
-// names of the prompt's keys that LMCache finds there): admit, evict (resp-0.5.6 has none),
-// lose (evict without telling), clear and events (engine-0.5.6: holds are the KV events
-// then, once), share (MP mode: into a shared second level), deregister,
-// holds.
+// texts in hex. It returns the keys that the client holds then, as JSON. Of a lookup server
+// they are pairs, of the key's name in Redis and who is named there. Of a remote store they
+// are the names of the prompt's keys that LMCache finds there. The order what is admit,
+// evict (resp-0.5.6 has none), lose (evict without telling), clear, deregister or holds.
+// With engine-0.5.6 it may be events: holds are the KV events then, once. In MP mode it may
+// be share, into a shared second level.
 func (c *Client) Do(what string, keys ...any) []json.RawMessage {
 	c.tb.Helper()
 	if keys == nil {

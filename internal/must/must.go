@@ -1,5 +1,5 @@
 // Package must ends a test at the first step that fails and without which the rest of it
-// says nothing: it stands where four lines would call Fatal with an error.
+// says nothing. It stands where four lines would call Fatal with an error.
 //
 //	index := must.Get(redis.Open(config))(t)
 //	must.OK(t, index.Ping(ctx))
@@ -22,8 +22,8 @@ func OK(tb TB, errs ...error) {
 	}
 }
 
-// Get takes the results of a call, and returns a func that returns the value; if there is an
-// error, it ends the test with that instead.
+// Get takes the results of a call, and returns a func that returns the value. If there is an
+// error, the func ends the test with it instead.
 func Get[T any](v T, err error) func(TB) T {
 	return func(tb TB) T {
 		tb.Helper()

@@ -4,13 +4,14 @@ package nearest
 
 import "strings"
 
-// maxLength is the longest word, in bytes, for which a near one is looked for: no name
-// that a person types is longer, and the cost grows with the square.
+// maxLength is the longest word, in bytes, for which a near one is looked for. No name that
+// a person types is longer, and the cost grows with the square.
 const maxLength = 64
 
-// Clause returns " (did you mean WORD?)" with the known word that is nearest to wrong, to be
-// put behind an error, or "" when none is near. Upper and lower case are alike. Near are one
-// or two letters that differ, more in a long word, or else the one word that begins with it.
+// Clause returns " (did you mean WORD?)" with the known word that is nearest to wrong, or ""
+// when none is near. It is to be put behind an error. Upper and lower case are alike. Near
+// are one or two letters that differ, more in a long word, or else the one word that begins
+// with it.
 func Clause(wrong string, known []string) string {
 	if w := Word(wrong, known); w != "" {
 		return " (did you mean " + w + "?)"

@@ -9,9 +9,9 @@ const size = 4096
 // Make returns n zero values in a slice, each page of which has been written.
 //
 // Memory that is new to the process has no pages yet. Where a page is read before it is
-// written, as a hash table does that looks for a free slot, the kernel maps a shared page of
-// zeros at first. The write replaces that, and all other processors must be told to forget
-// it: for tables that grow, that was a quarter of all that an ingest costs.
+// written, the kernel maps a shared page of zeros at first. A hash table does so that looks
+// for a free slot. The write replaces that, and all other processors must be told to forget
+// it. For tables that grow, that was a quarter of all that an ingest costs.
 func Make[T any](n int) []T {
 	s := make([]T, n)
 	var zero T

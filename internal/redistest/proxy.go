@@ -90,8 +90,8 @@ func (p *Proxy) Cut() int {
 	return n
 }
 
-// Release lets what was held up go on to the server, whose clients may have given it up,
-// and returns when the server has done all of it. The connections with bytes that were
+// Release lets what was held up go on to the server, whose clients may have given it up.
+// It returns when the server has done all of it. The connections with bytes that were
 // held up end; others, and new ones, go on.
 func (p *Proxy) Release() {
 	p.tb.Helper()
@@ -111,8 +111,8 @@ func (p *Proxy) Release() {
 	}
 }
 
-// deliver sends the held bytes of a line and waits until the server has closed it, which
-// it does when it has read and done all that came before the end.
+// deliver sends the held bytes of a line and waits until the server has closed it. The
+// server does that when it has read and done all that came before the end.
 func (p *Proxy) deliver(l *line) error {
 	defer p.drop(l)
 	if _, err := l.server.Write(l.held.Bytes()); err != nil {

@@ -48,7 +48,8 @@ func NewAuthority(tb testing.TB) *Authority {
 }
 
 // Issue makes a certificate that is good for servers and clients under these
-// names, which may be IP addresses, and returns the paths of it and its key.
+// names, which may be IP addresses. It returns the paths of the certificate and
+// its key.
 func (a *Authority) Issue(file string, names ...string) (cert, key string) {
 	a.tb.Helper()
 	template := &x509.Certificate{

@@ -1,7 +1,7 @@
-// Package redisx connects to Redis: URLs, topologies (one server, a cluster, sentinels), the
-// client with the settings that kvatlas needs, and log lines on connections that fail, once and not in each
-// try. The index, the checks of kvatlas doctor and whatever else kvatlas keeps in Redis stand beside each
-// other on it; it knows none of them.
+// Package redisx connects to Redis. It has URLs, topologies (one server, a cluster, sentinels), and the
+// client with the settings that kvatlas needs. It has log lines on connections that fail, once and not in
+// each try. The index, the checks of kvatlas doctor and whatever else kvatlas keeps in Redis stand beside
+// each other on it; it knows none of them.
 package redisx
 
 import (
@@ -75,7 +75,7 @@ func DialFailed(err error) bool {
 
 // newClient makes the client of a target, which connects by d. It does no I/O.
 //
-// What differs from go-redis's defaults is what made it fail late or loudly: it
+// It differs from go-redis's defaults in what made it fail late or loudly. It
 // heeds contexts, tries a dial once, repeats a command once, and learns of a
 // cluster's failover within a second. It does not tell the server which library
 // it is: not every version takes that, nor every user's ACL.

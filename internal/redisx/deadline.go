@@ -11,7 +11,7 @@ import (
 
 // lazyConn is a connection whose deadlines seldom reach the network poller. The client sets
 // some before each command, each a little later than the last. Each that reaches the poller is a
-// timer, and one that becomes the earliest of its processor wakes another thread of the process,
+// timer. One that becomes the earliest of its processor wakes another thread of the process,
 // which costs more than the command.
 //
 // So the poller keeps the deadline that it has where the new one is later or none. When that one

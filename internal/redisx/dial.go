@@ -18,10 +18,10 @@ const (
 	maxDialled = 1024        // addresses that are remembered
 )
 
-// dialer makes the connections of a client, and reports those that fail: one line when
-// an address cannot be reached any more, one a minute while that lasts, and one when it
-// can. A client dials several times a second while its server is away. It is safe for
-// concurrent use.
+// dialer makes the connections of a client, and reports those that fail. It reports one
+// line when an address cannot be reached any more, one a minute while that lasts, and
+// one when it can. A client dials several times a second while its server is away. It
+// is safe for concurrent use.
 type dialer struct {
 	dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	log  func(string)
@@ -56,8 +56,8 @@ func newDialer(c *Config) *dialer {
 	return d
 }
 
-// dialLazy returns a func that connects as go-redis does by itself, but to a [lazyConn], on which
-// TLS is spoken where secure is not nil. limit bounds the whole of it.
+// dialLazy returns a func that connects as go-redis does by itself, but to a [lazyConn]. TLS is
+// spoken on it where secure is not nil. The whole of it takes at most limit.
 func dialLazy(limit time.Duration, secure *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	// As go-redis has it: dead connections are found before balancers and NATs forget idle ones.
 	plain := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3}}

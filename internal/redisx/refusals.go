@@ -16,14 +16,14 @@ import (
 )
 
 // refusalQuiet is for how long a command must not have been refused before one that is
-// taken ends the spell: old connections may go on beside new ones that are refused.
+// taken ends the spell. Old connections may go on beside new ones that are refused.
 const refusalQuiet = time.Second
 
-// refusals reports what a server refuses to the client's user: that it is not let in
-// (WRONGPASS, NOAUTH), and commands that it may not call (NOPERM), as when a server has
-// been restarted without its ACL file. There is one line when a spell of it begins, and one
-// when it is over; a spell that comes and goes is reported once a minute. It is a hook of
-// clients, and safe for concurrent use.
+// refusals reports what a server refuses to the client's user. That is being let in
+// (WRONGPASS, NOAUTH), and commands that it may not call (NOPERM). A server that has been
+// restarted without its ACL file does so. There is one line when a spell of it begins, and
+// one when it is over. A spell that comes and goes is reported once a minute. It is a hook
+// of clients, and safe for concurrent use.
 type refusals struct {
 	user, where string
 	log         func(string)
@@ -76,14 +76,14 @@ func (r *refusals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-// RefusedEntry reports whether err says that the user is not let in: there is none of that
+// RefusedEntry reports whether err says that the user is not let in. There is none of that
 // name, its password is another, or there is a password and the URL has none.
 func RefusedEntry(err error) bool {
 	return redis.HasErrorPrefix(err, "WRONGPASS") || redis.HasErrorPrefix(err, "NOAUTH")
 }
 
-// RefusedCommand reports whether err says that the user may not call a command, or that a
-// script may not for it, or not with this key.
+// RefusedCommand reports whether err says that the user may not call a command. It also
+// holds when a script may not call one, or not with this key.
 func RefusedCommand(err error) bool {
 	return redis.HasErrorPrefix(err, "NOPERM") || err != nil &&
 		(strings.Contains(err.Error(), "can't run this command") || strings.Contains(err.Error(), "can't access at least one of the keys"))
