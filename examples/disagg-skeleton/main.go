@@ -1,6 +1,6 @@
-// Program disagg-skeleton is disaggregated serving in small: a processor asks a router with a cost function
-// of its own for a worker that prefills a request and one that decodes it, and sends it to simulated workers,
-// which tell the router what they hold and what runs there.
+// Program disagg-skeleton is disaggregated serving in small. A processor asks a router with a cost function
+// of its own for two workers: one prefills a request and one decodes it. It sends the request to simulated
+// workers, which report to the router what they hold and what runs there.
 //
 //	go run ./examples/disagg-skeleton
 //

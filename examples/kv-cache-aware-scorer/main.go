@@ -1,5 +1,5 @@
 // Program kv-cache-aware-scorer is the place of kvatlas in an inference scheduler that
-// filters, scores and picks: one scorer among others, which asks a server by REST.
+// filters, scores and picks. It is one scorer among others, and asks a server by REST.
 //
 //	make run    # a server with a model and what its pods hold
 //	go run ./examples/kv-cache-aware-scorer --model meta-llama/Meta-Llama-3-8B-Instruct --prompt "..."

@@ -1,11 +1,12 @@
-// Program kv-cache-index uses the index as a library, in one process and without cgo: it
-// takes in KV-cache events as engines publish them, ranks pods for a prompt of tokens, and
-// follows as blocks are evicted and a pod goes.
+// Program kv-cache-index uses the index as a library, in one process and without cgo. It
+// takes in KV-cache events as engines publish them and ranks pods for a prompt of tokens.
+// Then it follows as blocks are evicted and a pod goes.
 //
 //	go run ./examples/kv-cache-index
 //
 // A program that reads engines over ZMQ gives ingest.Ingester sources to read in place of
-// pushes; one that has texts gives scorer.Config a tokenizer (package tokenpool, which is cgo).
+// pushes. One that has texts gives scorer.Config a tokenizer (package tokenpool, which is
+// cgo).
 package main
 
 import (

@@ -1,7 +1,7 @@
 // Command go is a writer of the index from outside, as docs/redis-schema.md
-// describes it: an engine, or whatever stands beside one, tells Redis which blocks a
-// pod holds. It shares no code with kvatlas; it needs a Redis client, XXH3, and the
-// Lua scripts in store/redis/lua, which are the interface.
+// describes it. It is an engine, or whatever stands beside one, that writes into
+// Redis which blocks a pod holds. It shares no code with kvatlas; it needs a Redis
+// client, XXH3, and the Lua scripts in store/redis/lua, which are the interface.
 //
 //	go run ./examples/writers/go -redis redis://localhost:6379 -pod 10.0.0.1:8000 -model meta-llama/Llama-3.1-8B
 //
@@ -164,8 +164,8 @@ func (w *writer) retire(ctx context.Context) error {
 	return w.registry(ctx, "retire", w.pod, w.pod, "always").Err()
 }
 
-// holders makes a clear, unless it is nil, and returns the id of a holder, which is
-// given one if it has none; "" for no place at all.
+// holders makes a clear, unless it is nil, and returns the id of a holder. A holder without an id is given
+// one; place "" means no holder at all.
 func (w *writer) holders(ctx context.Context, clears []string, place string) (string, error) {
 	args := []any{w.pod, w.text, maxPods, maxHolders, 0}
 	if clears == nil {
@@ -319,8 +319,8 @@ func (w *writer) clear(ctx context.Context, rank, tier string) error {
 	return err
 }
 
-// The two lines of the plain form, from the document: they add a text to a block, and take
-// it out, and leave those of others as they are.
+// The two lines of the plain form, from the document. They add a text to a block, and take it out, and
+// leave those of others as they are.
 const (
 	addText    = `local v=redis.call('GET',KEYS[1]) or '' if v:find('^[%d,]+$') then v='' end if (','..v..','):find(','..ARGV[1]..',',1,true) then return redis.call('PERSIST',KEYS[1]) end redis.call('SET',KEYS[1],v..','..ARGV[1]) return 1`
 	removeText = `local o={} for t in (redis.call('GET',KEYS[1]) or ''):gmatch('[^,]+') do if t~=ARGV[1] then o[#o+1]=t end end if #o==0 then return redis.call('DEL',KEYS[1]) end redis.call('SET',KEYS[1],table.concat(o,','),'KEEPTTL') return #o`
@@ -369,8 +369,8 @@ func numbers(words []string, base, bits int) ([]uint64, error) {
 	return out, nil
 }
 
-// checkPlace refuses ranks and tiers that do not exist: the scripts take any word, and no lookup finds what
-// is held there. every allows "*" for all.
+// checkPlace refuses ranks and tiers that do not exist. The scripts take any word, and no lookup finds what
+// is held there. Argument every allows "*" for all.
 func checkPlace(rank, tier string, every bool) error {
 	if n, err := strconv.ParseUint(rank, 10, 16); (err != nil || n > maxRank || strconv.FormatUint(n, 10) != rank) && (!every || rank != "*") {
 		return fmt.Errorf("rank %q is no number from 0 to %d", rank, maxRank)
