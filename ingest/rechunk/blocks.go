@@ -84,6 +84,10 @@ func (c *Chunker) forget(b *block) {
 			c.reuseRun(r)
 		}
 	}
+	if w := b.wide; w != nil && cap(w.more) <= wideKeys && len(c.wides) < spareRuns {
+		*w = wide{more: w.more[:0]}
+		c.wides = append(c.wides, w)
+	}
 	c.blocks.remove(b)
 }
 
@@ -113,8 +117,23 @@ func allot[T any](left *[]T, n int) []T {
 	return list
 }
 
-// spareRuns is how many runs are kept to be used again at most.
-const spareRuns = 1024
+const (
+	// spareRuns is how many runs are kept to be used again at most, and how many wides.
+	spareRuns = 1024
+	// wideKeys is for how many keys a wide that is kept has room at most.
+	wideKeys = 64
+)
+
+// newWide returns an empty wide.
+func (c *Chunker) newWide() *wide {
+	last := len(c.wides) - 1
+	if last < 0 {
+		return new(wide)
+	}
+	w := c.wides[last]
+	c.wides = c.wides[:last]
+	return w
+}
 
 // newRun returns a run that b begins.
 func (c *Chunker) newRun(b *block, branch bool) *run {

@@ -101,6 +101,7 @@ type Chunker struct {
 	buried []*block // dead and taken
 	ended  []*run   // that no block has any more
 	runs   []*run   // to be used, for the first time or again
+	wides  []*wide  // to be used again
 	room   struct {
 		ends   []uint16
 		tokens []uint32
@@ -131,6 +132,7 @@ type Chunker struct {
 	keyBuf         []blockkey.Key
 	shares         map[blockkey.Key]*share
 	shareRing      []*share
+	spareShares    []*share // to be used, for the first time or again
 	shareHand      int
 	shareSweep     int
 	sharesComplete bool // what is not in shares is not in the map

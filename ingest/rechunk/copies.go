@@ -119,7 +119,7 @@ func (c *Chunker) tells(events []event.Event) (telling, int) {
 	reusable, sure := true, len(first.Hashes) > 1
 	for n < len(events) {
 		e := &events[n]
-		if !c.canReport(e) || !slices.Equal(e.Tokens, first.Tokens) || groups&c.form.bit(c.groupOf(e)) != 0 {
+		if n > 0 && (!c.canReport(e) || !slices.Equal(e.Tokens, first.Tokens)) || groups&c.form.bit(c.groupOf(e)) != 0 {
 			break
 		}
 		n++

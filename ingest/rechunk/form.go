@@ -34,6 +34,8 @@ type form struct {
 	// tiers of memory, window groups in window tiers. Bit i is groups[i]. It follows from
 	// groups.
 	need [maxLayers][numTiers]uint32
+	// needs are, by layer, the tiers in which need has groups.
+	needs [maxLayers]uint8
 }
 
 // group is one of the engine's cache groups.
@@ -97,7 +99,7 @@ func (f *form) layerOf(id uint8) uint8 {
 
 // derive works out what follows from groups.
 func (f *form) derive() {
-	f.need = [maxLayers][numTiers]uint32{}
+	f.need, f.needs = [maxLayers][numTiers]uint32{}, [maxLayers]uint8{}
 	for i := range f.groups {
 		g := &f.groups[i]
 		if !g.counts() {
@@ -106,6 +108,7 @@ func (f *form) derive() {
 		for t := range store.Tier(store.NumTiers) {
 			if g.tiers>>t&1 != 0 {
 				f.need[g.layer][g.tier(t)] |= 1 << min(i, maxGroups)
+				f.needs[g.layer] |= 1 << g.tier(t)
 			}
 		}
 	}

@@ -399,7 +399,10 @@ func (c *Chunker) put(b *block, p *place) bool {
 	b.shared = p.shared
 	if b.keyed {
 		b.key = p.keys[0]
-		b.setMore(slices.Clone(p.keys[1:]))
+		if len(p.keys) > 1 && b.wide == nil {
+			b.wide = c.newWide()
+		}
+		b.setMore(p.keys[1:])
 	}
 	if len(p.tail) > 0 {
 		if b.tail == nil {

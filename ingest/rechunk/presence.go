@@ -17,10 +17,8 @@ func (c *Chunker) flip(b *block, old, now tiers) {
 		}
 	}
 	if changed := old.present ^ now.present; b.keyed {
-		for t := range numTiers {
-			if changed>>t&1 != 0 {
-				b.ops(c, now.present>>t&1 != 0, t)
-			}
+		for t := range eachTier(changed) {
+			b.ops(c, now.present>>t&1 != 0, t)
 		}
 	}
 	if b.tail != nil {
@@ -68,10 +66,8 @@ func (c *Chunker) judge(r *run) {
 	if held == r.held {
 		return
 	}
-	for t := range numTiers {
-		if (held^r.held)>>t&1 != 0 {
-			c.op(held>>t&1 != 0, t, r.shared, r.key)
-		}
+	for t := range eachTier(held ^ r.held) {
+		c.op(held>>t&1 != 0, t, r.shared, r.key)
 	}
 	r.held = held
 	c.touch(r.owner)

@@ -1,6 +1,8 @@
 package rechunk
 
 import (
+	"iter"
+	"math/bits"
 	"slices"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -64,9 +66,10 @@ func (b *block) more() []blockkey.Key {
 	return b.wide.more
 }
 
+// setMore sets more to a copy of keys.
 func (b *block) setMore(keys []blockkey.Key) {
 	if b.widen(len(keys) > 0) {
-		b.wide.more = keys
+		b.wide.more = append(b.wide.more[:0], keys...)
 	}
 }
 
@@ -260,6 +263,17 @@ func (s *slot) certain() uint32 {
 // tiers are two sets of tiers of a block. It is present where each group that a hit
 // needs there has it. It is lacking where only some have.
 type tiers struct{ present, lacking uint8 }
+
+// eachTier are the tiers of a set.
+func eachTier(set uint8) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for ; set != 0; set &= set - 1 {
+			if !yield(bits.TrailingZeros8(set)) {
+				return
+			}
+		}
+	}
+}
 
 // tiersOf are the tiers of a block.
 func (c *Chunker) tiersOf(b *block) (t tiers) {

@@ -31,6 +31,13 @@ type share struct {
 	ring   int32
 }
 
+const (
+	// shareSlab is how many shares are allocated together.
+	shareSlab = 32
+	// maxSpareShares is how many shares are kept to be used again at most.
+	maxSpareShares = 1024
+)
+
 // tierCounts are counts by tier, layersCounts those of the layers from 1 on.
 type (
 	tierCounts   [numTiers]int32
@@ -81,11 +88,25 @@ func shareKey(k blockkey.Key) store.MapKey {
 func (c *Chunker) share(k blockkey.Key) *share {
 	s := c.shares[k]
 	if s == nil {
-		s = &share{key: k, known: c.sharesComplete, era: c.meta.era, ring: int32(len(c.shareRing))}
+		s = c.newShare()
+		*s = share{key: k, known: c.sharesComplete, era: c.meta.era, ring: int32(len(c.shareRing))}
 		c.shares[k] = s
 		c.shareRing = append(c.shareRing, s)
 	}
 	c.refreshShare(s)
+	return s
+}
+
+// newShare returns room for a share.
+func (c *Chunker) newShare() *share {
+	if len(c.spareShares) == 0 {
+		for shares := make([]share, shareSlab); len(shares) > 0; shares = shares[1:] {
+			c.spareShares = append(c.spareShares, &shares[0])
+		}
+	}
+	last := len(c.spareShares) - 1
+	s := c.spareShares[last]
+	c.spareShares = c.spareShares[:last]
 	return s
 }
 
@@ -144,14 +165,19 @@ func (c *Chunker) resolve(ctx context.Context, read Reader) error {
 		d := decoder{b: values[i]}
 		era := uint32(d.upTo(1<<32 - 1))
 		var counts [maxLayers]tierCounts
+		var has [maxLayers]uint8
 		for i := 0; i < maxLayers*numTiers && len(d.b) > 0; i++ {
-			counts[i/numTiers][i%numTiers] = int32(d.upTo(1 << 30))
+			n := int32(d.upTo(1 << 30))
+			counts[i/numTiers][i%numTiers] = n
+			if n > 0 {
+				has[i/numTiers] |= 1 << (i % numTiers)
+			}
 		}
 		if d.bad || len(d.b) > 0 {
 			c.stats.Garbled++
 			continue
 		}
-		s.was |= c.heldBy(&counts, era)
+		s.was |= c.heldBy(&has, era)
 		for i := range counts {
 			for t, n := range counts[i] {
 				if n > 0 && c.meta.cleared[t] <= era {
@@ -163,17 +189,20 @@ func (c *Chunker) resolve(ctx context.Context, read Reader) error {
 	return nil
 }
 
-// heldBy are the tiers in which counts that were written in an era say that the index has
-// a block: those in which each layer that a hit needs has it.
-func (c *Chunker) heldBy(counts *[maxLayers]tierCounts, era uint32) (tiers uint8) {
-	for t := range numTiers {
-		some, all := false, true
-		for i := range counts {
-			some = some || counts[i][t] > 0
-			all = all && (counts[i][t] > 0 || c.form.need[i][t] == 0)
-		}
-		if some && all && c.meta.cleared[t] <= era {
-			tiers |= 1 << t
+// heldBy are the tiers in which the index has a block: those in which each layer that a hit
+// needs has it. has are the tiers in which layers had it in an era.
+func (c *Chunker) heldBy(has *[maxLayers]uint8, era uint32) (tiers uint8) {
+	some, all := uint8(0), ^uint8(0)
+	for i, in := range has {
+		some |= in
+		all &= in | ^c.form.needs[i]
+	}
+	tiers = some & all
+	if era != c.meta.era {
+		for t, cleared := range c.meta.cleared {
+			if cleared > era {
+				tiers &^= 1 << t
+			}
 		}
 	}
 	return tiers
@@ -184,22 +213,20 @@ func (c *Chunker) writeShares() {
 	for _, s := range c.dirtyShares {
 		c.refreshShare(s)
 		s.dirty, s.stamp = false, c.taken
-		var counts [maxLayers]tierCounts
+		var has [maxLayers]uint8
 		last := -1
 		for i := range s.layers() {
 			l := s.layer(i)
 			for t := range l {
 				if l[t] = max(l[t], 0); l[t] > 0 { // below in a torn map alone
+					has[i] |= 1 << t
 					last = i*numTiers + t
 				}
 			}
-			counts[i] = *l
 		}
-		now := c.heldBy(&counts, s.era)
-		for t := range numTiers {
-			if (now^s.was)>>t&1 != 0 {
-				c.emit(now>>t&1 != 0, t, s.key)
-			}
+		now := c.heldBy(&has, s.era)
+		for t := range eachTier(now ^ s.was) {
+			c.emit(now>>t&1 != 0, t, s.key)
 		}
 		s.was = now
 		switch {
@@ -214,7 +241,7 @@ func (c *Chunker) writeShares() {
 			from := len(c.values)
 			c.values = binary.AppendUvarint(c.values, uint64(s.era))
 			for i := range last + 1 {
-				c.values = binary.AppendUvarint(c.values, uint64(counts[i/numTiers][i%numTiers]))
+				c.values = binary.AppendUvarint(c.values, uint64(s.layer(i / numTiers)[i%numTiers]))
 			}
 			c.put1(shareKey(s.key), from)
 		}
@@ -269,4 +296,7 @@ func (c *Chunker) dropShare(s *share) {
 	c.shareRing[s.ring].ring = s.ring
 	c.shareRing[last] = nil
 	c.shareRing = c.shareRing[:last]
+	if len(c.spareShares) < maxSpareShares {
+		c.spareShares = append(c.spareShares, s)
+	}
 }

@@ -60,8 +60,9 @@ func (c *Chunker) store(e *event.Event, told telling) {
 		at = cursor{ok: true, seed: c.seed(e.LoRA, e.Salt)}
 	}
 	at.shared = len(e.Lookahead) > 0
+	layer, group := c.layer(e), c.groupOf(e)
 	for i, h := range e.Hashes {
-		b := stored{hash: inLayer(c.layer(e), h), tier: tier, group: c.groupOf(e), told: told, reused: i >= reused}
+		b := stored{hash: inLayer(layer, h), tier: tier, group: group, told: told, reused: i >= reused}
 		if tokens != nil {
 			b.tokens = tokens[i*e.BlockSize : (i+1)*e.BlockSize]
 		}

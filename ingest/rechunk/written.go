@@ -269,6 +269,9 @@ func (c *Chunker) write(b *block) {
 	c.drop(b, partMore, max(record, 1)-1, max(int(b.stored.record), 1)-1)
 	b.stored.record = uint16(record)
 	for i, r := range [2]*run{b.tail, b.branch} {
+		if r == nil && b.stored.tokens[i] == 0 && b.stored.kids[i] == 0 {
+			continue
+		}
 		tokens, kids := 0, 0
 		if r != nil {
 			tokens = int(b.stored.tokens[i])
