@@ -11,13 +11,13 @@ import (
 
 // accessSettings say which callers may use the server, and which addresses it connects to.
 type accessSettings struct {
-	// Credentials is the file of tokens and client certificates that are known, a line each of
-	// role, sha256:DIGEST or cert:NAME, a name, and for a tenant salt=SALT; kvatlas token makes such
-	// lines. It may change while the server runs.
+	// Credentials is the file of known tokens and client certificates. Each has a line of role,
+	// sha256:DIGEST or cert:NAME, a name, and for a tenant salt=SALT; kvatlas token makes such
+	// lines. The file may change while the server runs.
 	Credentials string `name:"credentials" section:"Access"`
-	// Anonymous is the role of callers without credentials: none, read, write or admin. With auto the role is
-	// "none" where there is a file of credentials, else admin on a listener that only this machine reaches
-	// (loopback), and read on others.
+	// Anonymous is the role of callers without credentials. With auto it is none where there is
+	// a file of credentials, else admin on a listener that only this machine reaches (loopback),
+	// and read on others.
 	Anonymous string `name:"anonymous" default:"auto" oneof:"auto,none,read,write,admin"`
 	// TLSCert is the PEM file of the certificate that HTTP is served with. It may change while the
 	// server runs, as the two below.
@@ -29,9 +29,9 @@ type accessSettings struct {
 	// RateLimit is how many requests a second each caller may send, by its credentials' name or
 	// else its address; 0 is any number.
 	RateLimit int `name:"rate-limit" default:"0" min:"0" max:"10000000"`
-	// EngineNetworks are the networks that engines and LMCache's workers are in: others are not
-	// connected to, and may not connect to their ports. It takes networks such as 10.0.0.0/8, and the
-	// words loopback, private and any. Link-local addresses and those of clouds' metadata never are.
+	// EngineNetworks are the networks of engines and LMCache's workers, such as 10.0.0.0/8, loopback,
+	// private or any. The server connects to no others, and takes no connections from others.
+	// Link-local addresses and those of clouds' metadata are always refused.
 	EngineNetworks Names `name:"engine-networks" default:"loopback,private"`
 }
 

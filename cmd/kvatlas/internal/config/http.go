@@ -16,14 +16,13 @@ type httpSettings struct {
 	Listen string `name:"listen" default:"127.0.0.1:8080" section:"HTTP"`
 	// AdminListen is the address of a listener of its own for /metrics, /v1/dump,
 	// /v1/restore, /v1/reset, /v1/lmcache/sync and /v1/ingest, which the API's listener then
-	// has not, and for /healthz and /readyz. Empty serves them all on the API's listener.
+	// has not. It has the probes too. Empty serves all on the API's listener.
 	AdminListen string `name:"admin-listen"`
 	// Roles is the list of parts that this process plays: score answers requests,
 	// ingest reads the events of engines, gateway passes clients' requests on to engines.
 	Roles Roles `name:"roles" default:"score,ingest"`
 	// StrictReady makes /readyz answer 503 while Redis cannot be reached.
-	// Without it the process stays ready, since it goes on answering
-	// (degraded).
+	// Without it the process stays ready, and gives degraded answers.
 	StrictReady bool `name:"strict-ready" default:"false"`
 	// IdleTimeout is how long an idle connection is kept. Let it be longer
 	// than that of a load balancer in front.
@@ -50,8 +49,8 @@ type limitSettings struct {
 // shutdownSettings are how the process ends.
 type shutdownSettings struct {
 	// DrainDelay is how long the process goes on accepting requests after
-	// SIGTERM, while /readyz answers 503, so that load balancers see it and
-	// turn away. Let it be longer than their probe's period.
+	// SIGTERM, while /readyz answers 503. Let it be longer than the period of
+	// load balancers' probes.
 	DrainDelay time.Duration `name:"drain-delay" default:"1s" min:"0s" max:"10m" section:"Shutdown"`
 	// DrainTimeout is how long the requests that are under way may take to
 	// finish after that. Those still running then are cut off, and the process

@@ -21,8 +21,8 @@ type indexSettings struct {
 	RedisPrefix string `name:"redis-prefix" default:"kva"`
 	// RedisPool is the number of connections to each Redis server at most.
 	RedisPool int `name:"redis-pool" default:"32" min:"1" max:"4096"`
-	// PlainMaxAge is how old the value of a block in Redis may become that names
-	// pods by text, as engines write it that know nothing else; 0 lets none count.
+	// PlainMaxAge is the age to which values in Redis count that name pods by
+	// addresses; 0 lets none count.
 	PlainMaxAge time.Duration `name:"plain-max-age" default:"1h" min:"0s" max:"8760h"`
 	// IndexMaxBytes is the memory that the blocks of the index in memory may take, the garbage
 	// collector's overhead not counted. It has no effect with redis.

@@ -24,9 +24,9 @@ type ingestSettings struct {
 	// IngestSilent is how long a rank may send nothing before its engine's /health is
 	// asked, and an engine that is healthy is counted as silent. 0 never asks.
 	IngestSilent time.Duration `name:"ingest-silent" default:"0s" min:"0s" max:"24h"`
-	// IngestUnremovedBlocks is the number of engine blocks that count for a rank in a tier
-	// other than the GPU's in which its engine never reports a removal, as LMCache does
-	// through vLLM: the oldest go. 0 is no limit.
+	// IngestUnremovedBlocks is how many engine blocks of a rank count in a tier behind the
+	// GPU's in which its engine never reports a removal, such as LMCache through vLLM. The
+	// oldest go. 0 is no limit.
 	IngestUnremovedBlocks int `name:"ingest-unremoved-blocks" default:"262144" min:"0" max:"1000000000"`
 	// IngestTopic is the prefix of the topics that are read; {pod}, {host}, {model} and
 	// {rank} in it stand for those of each stream. Empty reads all.

@@ -21,16 +21,15 @@ type lmcacheSettings struct {
 	// MODEL?version=0.5.6&algorithm=sha256_cbor&seed=0; all parameters are in
 	// docs/lmcache.md. What LMCache holds of these models counts in their scores.
 	LMCacheModels LMCacheModels `name:"lmcache-models" section:"LMCache"`
-	// LMCache says which entries of LMCache in the Redis of the index are read: auto
-	// those that a model's version of LMCache writes, and of a model that is not in
-	// lmcache-models those that it learns to recompute from them; set its strings, hset the
-	// fork's hashes; off counts nothing of LMCache, be it in the index.
+	// LMCache says which entries of LMCache in the Redis of the index are read. Auto reads
+	// those that a model's version of LMCache writes, and learns of models that are not in
+	// lmcache-models. Set reads strings, hset the fork's hashes. Off counts nothing of LMCache.
 	LMCache string `name:"lmcache" default:"auto" oneof:"auto,off,set,hset"`
 	// LMCacheRedis is the URL of the Redis that LMCache writes to, in the forms of redis,
 	// if it is another than the index's: its lookup server's or its remote store's.
 	LMCacheRedis SecretURL `name:"lmcache-redis"`
-	// LMCacheMaxAge is how old an entry of LMCache may be that says when it was
-	// written, as the fork's do; 0 is any age.
+	// LMCacheMaxAge is the age to which entries of LMCache count that have the time
+	// of their writing, such as the fork's; 0 is any age.
 	LMCacheMaxAge time.Duration `name:"lmcache-max-age" default:"24h" min:"0s" max:"8760h"`
 }
 

@@ -35,11 +35,10 @@ type lmcacheFeedSettings struct {
 	// LMCacheWorkers is how many workers each instance has at least: a chunk counts when
 	// all have it, and until the last has registered there seem to be fewer.
 	LMCacheWorkers int `name:"lmcache-workers" default:"1" min:"1" max:"1024"`
-	// LMCacheLease is how long a worker keeps its blocks that is not heard any more.
+	// LMCacheLease is how long a silent worker keeps its blocks.
 	LMCacheLease time.Duration `name:"lmcache-lease" default:"30s" min:"100ms" max:"24h"`
-	// LMCacheWrite says in which of LMCache's shapes what the controller and the
-	// coordinator are told is written into the Redis of the index as well, for tools that
-	// read it: set is its strings, hset the fork's hashes.
+	// LMCacheWrite says in which of LMCache's shapes the workers' reports are also written
+	// into the Redis of the index, for other tools: set is strings, hset the fork's hashes.
 	LMCacheWrite string `name:"lmcache-write" default:"off" oneof:"off,set,hset,both"`
 }
 

@@ -22,8 +22,7 @@ type podSettings struct {
 	// or _service._proto.name for SRV records, with the same parameters. They are
 	// resolved every 5 seconds.
 	PodsDNS Names `name:"pods-dns"`
-	// PodsKubernetes are the labels of pods of Kubernetes that are found while they are
-	// ready, as kubectl takes them.
+	// PodsKubernetes are the labels of the pods to find in Kubernetes, as kubectl takes them.
 	PodsKubernetes string `name:"pods-kubernetes"`
 	// PodsKubernetesPool is the name of an InferencePool whose pods are found instead,
 	// at its target ports.
@@ -35,7 +34,7 @@ type podSettings struct {
 	// PodsKubernetesConfig is a kubeconfig file whose current context names the
 	// cluster. Empty is the cluster that this process runs in.
 	PodsKubernetesConfig string `name:"pods-kubernetes-config"`
-	// PodsLease is how long a pod stays that is not found any more.
+	// PodsLease is how long a pod stays once it is no longer found.
 	PodsLease time.Duration `name:"pods-lease" default:"30s" min:"1s" max:"24h"`
 	// PodsAsk lets engines be asked for what is not known of a pod: its model, and
 	// where its events are.

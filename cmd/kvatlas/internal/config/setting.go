@@ -205,5 +205,5 @@ func formatDuration(d time.Duration) string {
 // "the address that ...". It is in docs.go, which a test makes of the comments.
 func (s *Setting) Doc() string {
 	field := reflect.TypeFor[Config]().FieldByIndex(s.index).Name
-	return strings.TrimPrefix(strings.TrimPrefix(docs[field], field+" "), "is ")
+	return strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(docs[field], field+" "), "is "), "are ")
 }
