@@ -10,12 +10,12 @@ import (
 )
 
 // readOnlyFor is for how long a process whose user may not write leaves to
-// others what it would do unasked, before it tries again: the user's rights may
-// have been changed.
+// others what it would do unasked. Then it tries again, since the user's rights
+// may have been changed.
 const readOnlyFor = 10 * time.Minute
 
 // readOnly remembers that this process may not write. What is asked of it is
-// tried all the same; what it does of its own accord, the retiring of late pods
+// tried all the same. What it does of its own accord, the retiring of late pods
 // and sweeping, is left to others.
 type readOnly struct {
 	mu    sync.Mutex // protects until and told
@@ -30,8 +30,8 @@ func (r *readOnly) now() bool {
 	return time.Now().Before(r.until)
 }
 
-// notice takes in how an unasked write went. refused is true when the user may
-// not make it; news is true when it was otherwise before.
+// notice takes in how an unasked write went. Result refused is true when the
+// user may not make it; news is true when it was otherwise before.
 func (r *readOnly) notice(err error) (refused, news bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

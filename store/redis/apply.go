@@ -164,8 +164,8 @@ func (x *Index) carryOut(ctx context.Context, p *plan) (status lua.Result, err e
 	}
 	defer func() {
 		for _, g := range guards {
-			// A try that fails may have written to the map, on a cluster where the map's node
-			// has room and another is full each time anew.
+			// A try that fails may have written to the map. On a cluster the map's node may have room
+			// while another is full each time anew.
 			if g.done || !g.dup && (err != nil || status.Refused()) {
 				x.lists.add(g.Generation, g.Fence, g.entries)
 			}

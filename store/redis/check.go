@@ -23,13 +23,13 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/servercheck"
 )
 
-// Check looks at the servers of the index and says what it finds: what is as it
-// should be, and what will cost something, in words and with the remedy.
-// docs/operations.md has a paragraph on each. budget is the time that a lookup
-// may take, against which round trips are held.
+// Check looks at the servers of the index and says what it finds. It says what
+// is as it should be, and what will cost something, in words and with the
+// remedy; docs/operations.md has a paragraph on each. Round trips are held
+// against budget, the time that a lookup may take.
 //
 // It changes nothing and takes about a hundred round trips on connections of its
-// own; samples are bounded, so that it may be called on a busy server of any
+// own. Samples are bounded, so that it may be called on a busy server of any
 // size. What it is not allowed to look at, it says so.
 //
 // When servers cannot be reached, that is a finding, and the error is

@@ -33,11 +33,10 @@ type Config struct {
 	Protocol int
 
 	// Windows are the numbers of blocks that a lookup reads of a chain in its
-	// first, second, ... round trip. Each further one has half as many as were read
-	// before it, but no fewer than the last of these. {64, 256, 1024, 1536} by default. A window takes a rest
-	// that is no longer than itself along. Small first windows make misses cheap,
-	// large later ones save round trips, and what is read behind the last hit stays
-	// in proportion to it.
+	// first, second, ... round trip. Each further one has half as many as were read before it, but no fewer
+	// than the last of these. The default is {64, 256, 1024, 1536}. A window takes a rest that is no longer
+	// than itself along. Small first windows make misses cheap, large later ones save round trips, and what
+	// is read behind the last hit stays in proportion to it.
 	Windows []int
 
 	// MaxPods, MaxHolders and MaxModels bound what may be registered; beyond
@@ -48,9 +47,9 @@ type Config struct {
 	// more (ReadMap); 64 MiB by default.
 	MapCache int
 
-	// TextAge is how old a block's value may become that names pods by text instead
-	// of by id, from when it was last written, give or take the time that a sweep
-	// takes; 1 hour by default. Negative takes such values for garbled.
+	// TextAge is how old a block's value may become that names pods by text instead of by id. It counts
+	// from when the value was last written, give or take the time that a sweep takes. The default is 1
+	// hour. Negative takes such values for garbled.
 	TextAge time.Duration
 
 	// Entries lets lookups read what LMCache has written into the same Redis itself

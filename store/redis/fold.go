@@ -18,9 +18,8 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
-// Folding: the owner of a generation puts the changes of its map into the pages, when
-// there are foldEntries of them, or half of what the pages have, and no write waits
-// for it.
+// Folding: the owner of a generation puts the changes of its map into the pages, and no write
+// waits for it. It does so when there are foldEntries of them, or half of what the pages have.
 //
 //  1. read the list: its state, and changes; announce the fold (fold.lua)
 //  2. for some pages at a time: read them, put the changes in, write them (fold.lua)
@@ -28,19 +27,19 @@ import (
 //
 // A fold that stops anywhere leaves a map that is read as it was: the list still has all changes,
 // and wins over the pages. An owner whose fence is not the record's any more writes
-// nothing. Nor does a fold after which another has been announced: two processes may
-// write a generation in turn under one fence, and the slower would put older pages over
-// newer ones whose changes have been taken from the list. When there are more than
-// pageEntries entries a page, step 2 reads all pages and writes twice as many, or more,
-// under other names; after step 3 the old ones go.
+// nothing. Nor does a fold after which another has been announced. Two processes may write a
+// generation in turn under one fence. The slower would put older pages over newer ones whose
+// changes have been taken from the list. When there are more than pageEntries entries a page,
+// step 2 reads all pages and writes twice as many, or more, under other names. After step 3 the
+// old ones go.
 const (
 	foldEntries = 4096
 	pageEntries = 256
 	// foldBytes is how many bytes of pages one run of fold.lua writes, about.
 	foldBytes = 64 << 10
-	// foldElements is how many elements of a list are read at a time at most, firstElements
-	// how many while it is not known how long they are, and listBytes how many bytes, about:
-	// a megabyte takes a server half a millisecond.
+	// foldElements is how many elements of a list are read at a time at most. While it is not
+	// known how long they are, it is firstElements. About listBytes bytes are read at a time: a
+	// megabyte takes a server half a millisecond.
 	foldElements  = 1024
 	firstElements = 16
 	listBytes     = 256 << 10
@@ -55,8 +54,8 @@ const (
 	foldRest    = time.Second
 )
 
-// fold folds the map of a generation when those before it are done: the folds of a
-// process come one after the other, which bounds the memory that they take.
+// fold folds the map of a generation when those before it are done. The folds of a process come
+// one after the other, which bounds the memory that they take.
 func (x *Index) fold(ctx context.Context, gen store.Generation, fence uint64) error {
 	f := fold{x: x, gen: gen, fence: fence}
 	if err := f.turn(ctx); err != nil {
@@ -184,8 +183,8 @@ func (f *fold) read(ctx context.Context) (changes enginemap.Changes, err error) 
 	}
 }
 
-// listStep is how many elements of a list to read next, when so many have had so many
-// bytes: as many as keep the server from others for a part of a millisecond.
+// listStep is how many elements of a list to read next, when so many have had so many bytes. They
+// are as many as keep the server from others for a part of a millisecond.
 func listStep(elements, bytes int) int {
 	if elements < firstElements {
 		return firstElements

@@ -25,9 +25,9 @@ import (
 //
 // The record of a generation says which writer may write for it and how far it has been
 // written. On a single server there is one, at the registry, and each run of
-// apply.lua reads and writes it along with the blocks. On a cluster each
-// partition has one too, in the slot of the blocks that it guards, and the one at
-// the registry is the watermark:
+// apply.lua reads and writes it along with the blocks. On a cluster each partition has
+// one too, in the slot of the blocks that it guards. The one at the registry is the
+// watermark:
 //
 //	1. holders.lua makes the clears of the sequence, if it has some, and notes that
 //	2. apply.lua in each partition: blocks and the partition's record
@@ -35,8 +35,8 @@ import (
 //
 // A writer that dies anywhere leaves the watermark where it was. The next one
 // raises the fence at the registry, then in all partitions, where it sets the
-// records back to the watermark as well: what it applies from there on may be cut
-// otherwise than it was, and ids that it gets may be others.
+// records back to the watermark as well. For what it applies from there on may be
+// cut otherwise than it was, and ids that it gets may be others.
 
 // guardPlan is a guard of a plan and what has become of it.
 type guardPlan struct {
@@ -113,7 +113,8 @@ const noRank = -1
 // ackCache remembers acks, of the generations that were used last. A record that
 // says less than the writer knows to be written is one of a server that has lost
 // writes. What is forgotten of a living generation is learnt anew, but what is lost
-// before that is not noticed: so ended ones go when this process hears of the end.
+// before that is not noticed. So ended generations go when this process hears of
+// the end.
 type ackCache struct {
 	mu   sync.Mutex // protects what follows
 	acks *simplelru.LRU[store.Generation, *ack]

@@ -64,9 +64,10 @@ type held struct {
 }
 
 // fill gives the refs of a pod the ids that are known. It is false when the
-// server must be asked: for a pod that is not known, for a holder that needs an
-// id, for one that is not known to be of the guard's generation, and when no
-// holder has one, since nothing then shows that the pod is still registered.
+// server must be asked. So it is for an unknown pod, for a holder that needs an
+// id, and for one that is not known to be of the guard's generation. It is
+// false too when no holder has an id, since nothing then shows that the pod is
+// still registered.
 func (h *holderCache) fill(pod *podPlan) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -175,7 +176,7 @@ func (h *holderCache) drop(pod string) {
 	delete(h.pods, pod)
 }
 
-// resolve gives the refs of the plan their ids: from the cache where it knows
+// resolve gives the refs of the plan their ids. They come from the cache where it knows
 // the pod, else from the server, which makes the clears as well.
 func (x *Index) resolve(ctx context.Context, p *plan) error {
 	var asked []*podPlan

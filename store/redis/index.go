@@ -108,8 +108,8 @@ func (x *Index) Registry(ctx context.Context) (*store.Registry, error) {
 func (x *Index) Cached() *store.Registry { return x.roster.Current().Registry }
 
 // EntryOwners returns the names of the pods that entries of a model mean by texts, as
-// lookups of lmcache.EntryNames find them, in order; "" for a text that means no pod. It
-// needs Config.Entries.
+// lookups of lmcache.EntryNames find them. They are in order; "" is for a text that means
+// no pod. It needs Config.Entries.
 func (x *Index) EntryOwners(ctx context.Context, model string, owners []string) ([]string, error) {
 	if _, err := x.Registry(ctx); err != nil {
 		return nil, err

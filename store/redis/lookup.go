@@ -180,9 +180,9 @@ func (l *lookup) plan() {
 	l.x.keysRead.Add(uint64(keys + others))
 }
 
-// window returns how many blocks of a chain its next window has. One also takes a rest
-// that is no longer than itself: a chain of two windows is one round trip, for at most
-// as many keys again where it is not held.
+// window returns how many blocks of a chain its next window has. One also takes a rest that
+// is no longer than itself. So a chain of two windows is one round trip, for at most as many
+// keys again where it is not held.
 func (l *lookup) window(c *chain) int {
 	windows := l.x.config.Windows
 	n := windows[min(c.window, len(windows)-1)]

@@ -46,9 +46,9 @@ func (l *mapLogs) of(gen store.Generation, fence uint64) *mapLog {
 	return nil
 }
 
-// open begins with a list of so many changes, -1 when that is not known: what this process
-// knows of a list that others have written on meanwhile is as good as nothing, but enough
-// to keep it from growing without end.
+// open begins with a list of so many changes, -1 when that is not known. What this process
+// knows of a list that others have written on meanwhile is as good as nothing. But it is
+// enough to keep the list from growing without end.
 func (l *mapLogs) open(gen store.Generation, fence uint64, changes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

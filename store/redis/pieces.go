@@ -12,10 +12,10 @@ import (
 )
 
 // Pieces keeps sealed pieces of tokenized texts beside the index, for scorers that
-// share them (tokenpool.Shared). Each is a string of its own under
-// prefix + "{t" + the name in hex + "}", spread over the slots of a cluster, and is
-// dropped a while after it was put; the server's maxmemory bounds them, with the
-// index. It is safe for concurrent use.
+// share them (tokenpool.Shared). Each is a string of its own under prefix + "{t" +
+// the name in hex + "}", spread over the slots of a cluster. It is dropped a while
+// after it was put. The server's maxmemory bounds them, with the index. It is safe
+// for concurrent use.
 type Pieces struct {
 	x   *Index
 	ttl time.Duration

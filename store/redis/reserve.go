@@ -25,8 +25,8 @@ import (
 //
 // A policy that evicts what is seldom used evicts these memories first. So where
 // no partition remembers anything although there are blocks, ids begin at the
-// time: above all that can have been given, unless they were given faster than
-// timeIDs a second over the years.
+// time. That is above all that can have been given, unless they were given
+// faster than timeIDs a second over the years.
 
 // reserveStep is by how much the limit is raised.
 const reserveStep = 4096
@@ -34,8 +34,8 @@ const reserveStep = 4096
 const (
 	// timeIDs is how many ids there are for each second since timeZero, 2026.
 	timeIDs, timeZero = 8, 1767225600
-	// newSteps and newStep bound the search for blocks of an index that seems to be
-	// new: so many steps of SCAN on a node, of so many keys.
+	// newSteps and newStep bound the search for blocks of an index that seems to be new. It
+	// takes newSteps steps of SCAN on a node, of newStep keys each.
 	newSteps, newStep = 64, 1000
 )
 
@@ -142,7 +142,7 @@ func (x *Index) reserve(ctx context.Context, next uint64) error {
 }
 
 // raiseMarks raises the marks of all partitions to a limit that no other process has raised
-// them to, so that the ids above marked are for one registry to give:
+// them to. So the ids above marked are for one registry to give:
 //
 //	A and B: read 4097, as the counters have been lost
 //	A: raises the marks to 8193, gives 4098, and the counters are lost again

@@ -51,9 +51,8 @@ var unchecked = &run{Call: keyspace.Call{Args: []string{"0"}}}
 // must be acknowledged before the next.
 //
 // On a single server there is one, and each run checks the holders. On a cluster,
-// where blocks lie in other slots than the registry, a run of its own does that;
-// and entries of maps are there before the blocks that need them, and go after
-// them.
+// where blocks lie in other slots than the registry, a run of its own does that.
+// Entries of maps are there before the blocks that need them, and go after them.
 func (x *Index) applyCalls(p *plan, guards []*guardPlan, steps []step) (phases [][]*run) {
 	list, all := edits(steps, len(guards) > 1)
 	if x.space.Cluster {
@@ -245,8 +244,8 @@ func (x *Index) finish(check *run, all []ops, lists ...[]*run) {
 }
 
 // runSingly makes the runs of a cluster again, each block in a run of its own.
-// While a slot moves from one node to another, a script can only be run where
-// all of its keys are, which for a single key is one node or the other.
+// While a slot moves from one node to another, a script can only be run where all
+// of its keys are. For a single key that is one node or the other.
 func (x *Index) runSingly(ctx context.Context, calls []*run) ([]*redis.Cmd, error) {
 	var all []*redis.Cmd
 	for _, c := range calls {
@@ -299,7 +298,7 @@ func parts(list []edit, size int, byPartition bool) [][]edit {
 	return out
 }
 
-// checkCall is the check that runs of apply.lua begin with: the first of its args
+// checkCall is the check that runs of apply.lua begin with. The first of its args
 // is the number of pods, then comes what is believed of them.
 func (x *Index) checkCall(p *plan) *run {
 	c := &run{Call: keyspace.Call{Keys: []string{x.space.Names.Live}, Args: []string{""}}}

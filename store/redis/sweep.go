@@ -25,9 +25,10 @@ import (
 const (
 	// sweepStep is the COUNT of the sweeper's SCAN, cleanStep the number of blocks
 	// that one of its scripts cleans at most. Blocks that have not been read lately
-	// are in none of the processor's caches: in an index of a million with 10 holders
-	// each, a script for 512 of them keeps the server for 3.6 ms, and a SCAN for 2.7;
-	// one for 128 for 0.84, but for more than 2 once in 80 times.
+	// are in none of the processor's caches. In an index of a million with 10 holders
+	// each, a script for 512 of them keeps the server for 3.6 ms. A SCAN for 512
+	// keeps it for 2.7. One for 128 keeps it for 0.84, but for more than 2 once in 80
+	// times.
 	sweepStep = 128
 	cleanStep = 48
 	// agedParts is how a text's age is cut: a quarter may pass until the sweeper
@@ -78,7 +79,7 @@ func (x *Index) dueSweep() bool {
 
 // Sweep removes the ids of ended holders from the values of all blocks, and
 // values that cannot be read. It works in small steps and rests between them, so
-// that it takes no more of a server than Config.SweepDuty; on an index of
+// that it takes no more of a server than Config.SweepDuty. On an index of
 // millions of blocks it takes minutes. Only one process sweeps at a time; to the
 // others it is an error. Nothing depends on it but memory, since ended holders
 // count for nothing, and Open's background sweeper does it unless NoSweep.
@@ -166,9 +167,9 @@ func (s *sweeper) hold(ctx context.Context, done string) error {
 	return nil
 }
 
-// look finds out which holders are alive. The counters are read before the holders: an id
-// up to the counter that is then not among the holders has ended and will never
-// be given again, while one that is given in between is above it.
+// look finds out which holders are alive. The counters are read before the holders. An id
+// up to the counter that is then not among the holders has ended and will never be given
+// again. One that is given in between is above it.
 func (s *sweeper) look(ctx context.Context) error {
 	n := s.x.space.Names
 	pipe := s.x.space.Client.Pipeline()
@@ -179,8 +180,8 @@ func (s *sweeper) look(ctx context.Context) error {
 	if _, err := pipe.Exec(ctx); err != nil {
 		return err
 	}
-	// The pods are read after the number of lives that have ended: of a pod that is
-	// born since, former texts may be met where the sweep has been already.
+	// The pods are read after the number of lives that have ended. Of a pod that is born
+	// since, former texts may be met where the sweep has been already.
 	var err error
 	if s.snap, _, err = s.x.roster.Read(ctx, s.x.roster.Current()); err != nil {
 		return err
@@ -402,8 +403,8 @@ func (s *sweeper) sweepBlocks(ctx context.Context, keys []blockkey.StoreKey) err
 	return fmt.Errorf("redis: blocks have been moving between nodes all the while")
 }
 
-// textsDue reports whether texts that this process knows of have to be looked
-// after: at is when the last sweep was complete, by the server's time.
+// textsDue reports whether texts that this process knows of have to be looked after.
+// Argument at is when the last sweep was complete, by the server's time.
 func (x *Index) textsDue(at, now float64) bool {
 	return x.config.TextAge >= 0 && x.textsThere.Load() &&
 		now-at >= float64(x.config.TextAge/agedParts/time.Millisecond)

@@ -1,5 +1,5 @@
-// Package blocks reads the blocks of an index: many in one round trip, with a Rider beside
-// the MGETs, and all of them page by page, by SCAN.
+// Package blocks reads the blocks of an index. It reads many in one round trip, with a Rider
+// beside the MGETs, and all of them page by page, by SCAN.
 package blocks
 
 import (
@@ -105,8 +105,9 @@ func (b *Batch) split() {
 	}
 }
 
-// Read reads the blocks in one round trip, with the epoch of the registry if epoch is
-// true: on a single server in the same command as the first of them. rider is nil for none.
+// Read reads the blocks in one round trip, with the epoch of the registry if epoch is true.
+// On a single server the epoch is in the same command as the first of them. A nil rider means
+// none.
 func (b *Batch) Read(ctx context.Context, epoch bool, rider Rider) (uint64, error) {
 	b.split()
 	b.spans = b.spans[:0]
@@ -160,8 +161,8 @@ const tries = 2
 // stream reads the replies to commands, and those of the rider, one behind the other into the
 // batch's memory, and returns where each begins.
 //
-// The client would read a raw reply into a slice that grows by a quarter each time, which is
-// most of the work of a lookup where a value has a thousand holders. It does not repeat a
+// The client would read a raw reply into a slice that grows by a quarter each time. Where a
+// value has a thousand holders, that is most of the work of a lookup. It does not repeat a
 // command that writes its reply elsewhere, so that stream does.
 func (b *Batch) stream(ctx context.Context, lists [][]any, rider Rider) (begins []int, err error) {
 	cmds := make([]*redisx.RawInto, len(lists))

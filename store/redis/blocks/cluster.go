@@ -10,9 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 )
 
-// readCluster reads from a cluster: one MGET a partition, since a command can
-// name keys of one slot only, all in one pipeline, which the client splits by
-// node and sends to all of them at once.
+// readCluster reads from a cluster. It sends one MGET a partition, since a command can
+// name keys of one slot only. All are in one pipeline, which the client splits by node
+// and sends to all of them at once.
 func (b *Batch) readCluster(ctx context.Context, first bool, rider Rider) (epoch uint64, err error) {
 	for p := range b.groups {
 		b.groups[p] = b.groups[p][:0]
@@ -108,9 +108,9 @@ func (b *Batch) takePart(ctx context.Context, p part) (err error) {
 	b.joined = append(b.joined, p.cmd.Val()...)
 	b.spans, err = readArray(b.spans[:0], b.joined, at, len(p.keys))
 	if reply := replyError(""); errors.As(err, &reply) {
-		// The client does not look into raw replies, so that it has not followed
-		// a redirection, which is what this is while slots move or a master is
-		// new. Plain commands follow it, and make the client learn the new places.
+		// The client does not look into raw replies, so it has not followed a
+		// redirection. That is what this is while slots move or a master is new. Plain
+		// commands follow it, and make the client learn the new places.
 		return b.takeSingly(ctx, p.keys)
 	}
 	for j, i := range p.keys[:min(len(p.keys), len(b.spans))] {

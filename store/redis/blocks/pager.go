@@ -25,9 +25,9 @@ const (
 	// PageScan is the COUNT of a walk's SCAN, which takes the server up to 3 us a key when
 	// there are millions.
 	PageScan = 256
-	// PageSteps is how many of them a page takes at most: a server that is full of others'
-	// keys would keep a caller for as long as it takes to find a page of blocks, and a caller that has
-	// no such time would never get on.
+	// PageSteps is how many of them a page takes at most. A server that is full of others' keys would
+	// keep a caller for as long as it takes to find a page of blocks. A caller that has no such time
+	// would never get on.
 	PageSteps = 256
 	// MoveRest is how long to rest when slots are on the move.
 	MoveRest = 100 * time.Millisecond
@@ -42,7 +42,7 @@ const (
 //	scan  the cursor of its SCAN
 //
 // SCAN promises that it gives what is there from its beginning to its end, but
-// only if it is one server all along: another one, after a failover or a
+// only if it is one server all along. Another one, after a failover or a
 // restart, orders its keys otherwise. So the run id is read along with each
 // step, and when it has changed the partitions of Mask begin anew.
 //
@@ -138,8 +138,8 @@ func NewPager(space *keyspace.Space, texts bool, at Cursor) *Pager {
 // Room reports whether there may be more in the page.
 func (p *Pager) Room(limit int) bool { return len(p.Blocks) < limit && p.steps < PageSteps }
 
-// Walk goes on through one master until that has shown all, or the page is full. same is
-// false when the server is not the one that the SCAN began on.
+// Walk goes on through one master until that has shown all, or the page is full. Result same is false
+// when the server is not the one that the SCAN began on.
 func (p *Pager) Walk(ctx context.Context, limit int) (same bool, err error) {
 	if p.At.Mask == 0 {
 		if err := p.choose(ctx); err != nil {

@@ -36,7 +36,7 @@ func (s span) of(buf []byte) (v []byte, ok bool) {
 }
 
 // readArray reads a reply to MGET of want keys, in either version of RESP, and
-// appends where its values are. at is where in buf the reply begins.
+// appends where its values are. The reply begins at place at of buf.
 //
 // It is hand-written because it is the hot path of a lookup: go-redis would
 // make a string and an interface of each value.

@@ -38,20 +38,20 @@ type Config struct {
 	// Entries is the length of the log that the feed switches on where it has not been
 	// decided yet; 0 leaves it off.
 	Entries int
-	// Verify is how often all blocks are read anew while the log is followed, which
-	// finds what changed without it: blocks that the server has evicted, or that were deleted by hand. 10
-	// minutes by default; below 0 is never.
+	// Verify is how often all blocks are read anew while the log is followed. That finds what changed
+	// without it: blocks that the server has evicted, or that were deleted by hand. The default is 10
+	// minutes; below 0 is never.
 	Verify time.Duration
 	// Texts says that values of blocks may name pods by text, with which no feed is whole.
 	Texts bool
 	// VerifyDuty is the part of one connection's time that this may take; 0.1 by
 	// default.
 	VerifyDuty float64
-	// Wait is how long one read waits for entries; it bounds how late it is noticed
-	// that the server has gone. 250 ms by default, at most half of the index's timeout.
+	// Wait is how long one read waits for entries; it bounds how late it is noticed that the server has
+	// gone. The default is 250 ms, at most half of the index's timeout.
 	Wait time.Duration
-	// Poll is how long the logs of a cluster's node may rest while nothing comes from
-	// the one that is waited at; 5 ms by default.
+	// Poll is how long the logs of a cluster's node may rest while nothing comes from the one that is
+	// waited at. The default is 5 ms.
 	Poll time.Duration
 	// Retry is how long to rest after an error of Sink, or when blocks were found that
 	// name pods by text; 1 minute by default.
@@ -106,8 +106,8 @@ type State struct {
 	Lag time.Duration
 	// Behind is how many entries are known to be there that have not been told.
 	Behind uint64
-	// Snapshots, Gaps and Entries count complete walks over all blocks of some
-	// partitions, logs that were found not to go on where they were left, and entries told.
+	// Snapshots counts complete walks over all blocks of some partitions. Gaps counts logs that were found
+	// not to go on where they were left, and Entries entries told.
 	Snapshots, Gaps, Entries uint64
 }
 
@@ -122,14 +122,15 @@ type State struct {
 //	writer: k has no holder: entry 5
 //	feed: tells entry 5; must not tell 17 after that
 //
-// An entry that is told after a page, and was written before it, may for a moment
-// tell of an older state than the page did; the entries behind it make up for that,
-// and only when all that were there at the end of the walk have been told is the
-// sink whole. Values in entries are absolute, so that none needs the one before it.
+// An entry may be told after a page and have been written before it. For a moment
+// it may tell of an older state than the page did. The entries behind it make up
+// for that. Only when all that were there at the end of the walk have been told is
+// the sink whole. Values in entries are absolute, so that none needs the one before
+// it.
 //
-// Entries are numbered. Where a number is missing, or a server knows fewer entries than it did, or another
-// one under the same number, the partitions of that log are walked through again. The sink is not whole until
-// then.
+// Entries are numbered. A number may be missing, or a server know fewer entries than it did, or another one
+// under the same number. Then the partitions of that log are walked through again. The sink is not whole
+// until then.
 type Feed struct {
 	log    *Log
 	space  *keyspace.Space

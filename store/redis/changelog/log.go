@@ -1,6 +1,6 @@
-// Package changelog is the log of an index's changes in Redis, and the feed that follows it: a
-// Feed tells a Sink of all blocks, and then of every change in order, or says why it is not
-// whole. docs/redis-log.md has the form of the log.
+// Package changelog is the log of an index's changes in Redis, and the feed that follows it. A Feed tells a
+// Sink of all blocks, and then of every change in order, or says why it is not whole. The form of the log is
+// in docs/redis-log.md.
 package changelog
 
 import (
@@ -38,10 +38,11 @@ type Log struct{ space *keyspace.Space }
 func New(space *keyspace.Space) *Log { return &Log{space} }
 
 // Set switches the log of changes on, which replicas follow, or with 0 entries
-// off. It holds for all writers at once, whatever process they are in: the scripts
-// that change blocks look at it. entries is how many changes a log keeps at least,
-// MinEntries to MaxEntries; there is one on a single server, and one for each
-// partition and the registry on a cluster. It can be called again after an error.
+// off. It holds for all writers at once, whatever process they are in, since the
+// scripts that change blocks look at it. Argument entries is how many changes a
+// log keeps at least, MinEntries to MaxEntries. There is one log on a single
+// server, and one for each partition and the registry on a cluster. It can be
+// called again after an error.
 func (l *Log) Set(ctx context.Context, entries int) error {
 	_, err := l.set(ctx, entries, false)
 	return err

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// readEntries is how many entries of a log one read takes at most; on a cluster,
-	// where a node has a third of 65 logs or so, it is clusterEntries of each.
+	// readEntries is how many entries of a log one read takes at most. On a cluster, where a node has a
+	// third of 65 logs or so, it is clusterEntries of each.
 	readEntries, clusterEntries = 256, 64
 	// probeEvery is how often a follower looks at more than what comes.
 	probeEvery = 250 * time.Millisecond
@@ -26,16 +26,16 @@ const (
 //
 // On a single server it waits for the one log with XREAD BLOCK. A cluster refuses a
 // command with several keys unless they share a slot, which the logs cannot. So
-// there it reads them all in one pipeline, without waiting, and rests itself: a
-// server looks only ten times a second for clients that have waited long enough, so
-// that no command of the pipeline could wait for a few milliseconds.
+// there it reads them all in one pipeline, without waiting, and rests itself. A
+// server looks only ten times a second for clients that have waited long enough. So
+// no command of the pipeline could wait for a few milliseconds.
 type group struct {
 	f    *Feed
 	node redis.Cmdable
 	logs []*following
 
-	// confirmed is when a read was sent that came to the end of all logs; waiting is
-	// when the present one was sent, if the one before it did, else 0.
+	// confirmed is when a read was sent that came to the end of all logs. If the one before the present
+	// read did, waiting is when the present one was sent, else 0.
 	confirmed, waiting atomic.Int64
 	atEnd              bool // the last read came to the end of all logs
 	probed             time.Time
@@ -210,9 +210,8 @@ func (g *group) tell(l *following, msgs []redis.XMessage) error {
 	return nil
 }
 
-// probe compares the logs with what the sink has got of them: all entries that they
-// have must be there, and the last one the same. It also reads the epoch, which writers that know no log do
-// not record.
+// probe compares the logs with what the sink has got of them. All entries that they have must be there, and
+// the last one the same. It also reads the epoch, which writers that know no log do not record.
 func (g *group) probe(ctx context.Context) error {
 	f := g.f
 	ctx, cancel := context.WithTimeout(ctx, f.space.Timeout)

@@ -8,7 +8,7 @@ import (
 )
 
 // Registry returns the registry as the feed knows it, which is a moment old at
-// most; it is read anew when a lease has run out since.
+// most. It is read anew when a lease has run out since.
 func (f *Feed) Registry(ctx context.Context) (*store.Registry, error) {
 	s := f.roster.Current()
 	if s.Usable() {

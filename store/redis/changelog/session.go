@@ -103,9 +103,9 @@ func (f *Feed) session(ctx context.Context) error {
 	return err
 }
 
-// attach finds the places in all logs from which to go on: where they were left,
-// if the entry there is still the same one, and else their ends. An entry that is
-// still there proves that all before it are as they were: a server that takes over,
+// attach finds the places in all logs from which to go on. These are where they were
+// left, if the entry there is still the same one, and else their ends. An entry that is
+// still there proves that all before it are as they were. For a server that takes over,
 // or comes back from its file, has a beginning of what there was. Where pages have been
 // read ahead of the log, it is the last entry that they may show that must be there.
 func (f *Feed) attach(ctx context.Context) error {

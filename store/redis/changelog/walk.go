@@ -69,8 +69,8 @@ func (f *Feed) walkOnce(ctx context.Context, verify bool) error {
 	return nil
 }
 
-// settle waits until all that is in the logs by now has been told, and all that pages may
-// show already; the sink is whole then.
+// settle waits until all that is in the logs by now has been told, and all that pages may show
+// already. The sink is whole then.
 func (f *Feed) settle(ctx context.Context) error {
 	tails, err := f.tails(ctx)
 	if err != nil {

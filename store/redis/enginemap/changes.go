@@ -80,8 +80,8 @@ func (c *Changes) note(e Entry, at, next int) {
 // Last returns the last change of each entry, ascending by place and part, of changes in
 // the order in which they were made.
 func (c *Changes) Last() Changes {
-	// Places are even, so that cut by their highest bits they are some eight a piece,
-	// whose sorting takes no time that grows with their number.
+	// Places are even. So cut by their highest bits they are some eight a piece, whose
+	// sorting takes no time that grows with their number.
 	width := bits.Len(uint(len(c.list) / 8))
 	pieceOf := func(m change) uint64 { return m.place >> (64 - width) }
 	ends := make([]uint32, 1<<width+1)
@@ -138,7 +138,7 @@ func (c *Changes) ByPage(pages int) []PageChanges {
 }
 
 // Merge returns the page that comes of the entries of a page and changes of c, which
-// ascend and have each key once, and how many entries it has and had.
+// ascend and have each key once. It also returns how many entries it has and had.
 func (c *Changes) Merge(page []byte, changes PageChanges) (out []byte, entries, had int, ok bool) {
 	list := changes.list
 	size := 1 + len(page)

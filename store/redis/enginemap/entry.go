@@ -24,8 +24,8 @@ type Entry struct {
 // pageFormat begins a page. So no page is empty, and one that is not there has been lost.
 const pageFormat = 1
 
-// OpenPage returns the entries of a page. One that the server has evicted, or lost in a
-// failover, says nothing about what it had, and no owner can go on from there: the
+// OpenPage returns the entries of a page. A page that the server has evicted, or lost in a
+// failover, says nothing about what it had. No owner can go on from there, so the
 // generation is as good as ended.
 func OpenPage(page string) ([]byte, error) {
 	if page == "" || page[0] != pageFormat {
@@ -81,8 +81,8 @@ func Each(b []byte, f func(Entry)) bool {
 	return true
 }
 
-// PageOf is the page that has the entries of a hash, of so many, a power of 2: each has
-// an even part of all places. Of twice as many pages, 2i and 2i+1 have what i had.
+// PageOf is the page that has the entries of a hash, of so many, a power of 2. Each page
+// has an even part of all places. Of twice as many pages, 2i and 2i+1 have what i had.
 func PageOf(hash uint64, pages int) int { return pageAt(placeOf(hash), pages) }
 
 // pageAt is the same of the hash's place.

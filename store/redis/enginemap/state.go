@@ -7,9 +7,10 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// State is what is known of the pages of a map: how often they have been folded, how
-// many they are, a power of 2 or 0, and about how many entries they hold. The text is
-// the first element of the list, so that neither can be lost without the other.
+// State is what is known of the pages of a map. It has how often they have been
+// folded, how many they are, a power of 2 or 0, and about how many entries they hold.
+// The text is the first element of the list, so that neither can be lost without the
+// other.
 type State struct {
 	Folds          uint64
 	Pages, Entries int

@@ -6,8 +6,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// View is the list of changes of a map as far as it has been read, with a table of
-// the last change of each entry: 20 to 40 bytes an entry together.
+// View is the list of changes of a map as far as it has been read. It has a table of
+// the last change of each entry. Together they take 20 to 40 bytes an entry.
 type View struct {
 	State    State // that the list belongs to
 	Elements int   // of the list, without the state

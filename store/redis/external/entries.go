@@ -24,13 +24,13 @@ import (
 // They name pods by host or host:port, as values of texts do (text.go), with two
 // differences. The port is that of LMCache's own server, so that a host alone is
 // enough where one pod of the model has it. And they do not wait for a sweep: no sweep
-// of ours removes what an engine wrote in its former life. What is known of an
-// entry's age is what its writer put into it: the hashes have a time, the strings have
-// none, and to give them a time to live would be to delete LMCache's data.
+// of ours removes what an engine wrote in its former life. What is known of an entry's
+// age is what its writer put into it. The hashes have a time, the strings have none.
+// To give strings a time to live would be to delete LMCache's data.
 //
 // Their commands stand beside the MGETs of the blocks in one pipeline. An entry that
 // cannot be read, for its type or for want of permission, is nobody's; it is counted
-// and stops nothing. So is a hash of more than MaxFields fields: HRANDFIELD sends one more
+// and stops nothing. So is a hash of more than MaxFields fields. HRANDFIELD sends one more
 // than that at most, in random order, and all of a smaller one. HGETALL of 60,000 fields
 // holds a server up for 130 ms, which is the budget of all other credit; this for 2.7.
 
@@ -304,9 +304,9 @@ func (s *Source) named(names Names, text string) (store.HolderID, bool) {
 	return id, ok
 }
 
-// young reports whether a field's value, fmt@world_size@worker_id@time, is of no other time
-// than counts: not older than EntryAge, and not so far ahead that it would never become so.
-// The time is the writer's clock, in seconds.
+// young reports whether a field's value, fmt@world_size@worker_id@time, is of a time that counts. It
+// is not older than EntryAge, and not so far ahead that it would never become so. The time is the
+// writer's clock, in seconds.
 func (s *Source) young(meta string, now time.Time) bool {
 	at, err := strconv.ParseFloat(meta[strings.LastIndexByte(meta, '@')+1:], 64)
 	if err != nil || !(at <= float64(now.Add(maxAhead).UnixNano())/1e9) { // NaN neither

@@ -37,8 +37,8 @@ type Key struct {
 	// them and they are small: 512 bytes, 4096 fields.
 	Text   string
 	Fields map[string]string
-	// Refused is what the server says to a user that may not ask for some of that; what
-	// was refused is zero then. nil when nothing was.
+	// Refused is what the server says to a user that may not ask for some of that; nil
+	// when nothing was refused. What was refused is zero then.
 	Refused error
 }
 
@@ -54,8 +54,8 @@ func (k *Key) note(err error) bool {
 type Scan struct {
 	// Match is a pattern of SCAN.
 	Match string
-	// MaxKeys bounds how many keys Each gets, MaxSteps the steps of SCAN, of 1000
-	// keys of the server each; of a cluster, for each of its masters.
+	// MaxKeys bounds how many keys Each gets. MaxSteps bounds the steps of SCAN, of 1000
+	// keys of the server each, and of a cluster for each of its masters.
 	MaxKeys, MaxSteps int
 	// Want reports whether Each is to get a name, and whether its value is to be
 	// read. It is called for each name that matches, by one goroutine at a time.
@@ -65,7 +65,7 @@ type Scan struct {
 }
 
 // Scan walks the keys of other programs. Names of the index itself are left out.
-// It reads no value that is longer than Key says, whatever it is asked. all is
+// It reads no value that is longer than Key says, whatever it is asked. Result all is
 // true when there are no more keys than Each got.
 func (s *Source) Scan(ctx context.Context, scan Scan) (all bool, err error) {
 	if err := s.space.Check(ctx, "scan"); err != nil {

@@ -1,6 +1,6 @@
-// Package external reads and writes what other programs keep in Redis: entries of LMCache,
-// which lookups read in the round trips of the blocks, and keys of any kind, which it walks.
-// Values are bounded, and nothing is changed but what Write is told to.
+// Package external reads and writes what other programs keep in Redis. That is entries of LMCache, which
+// lookups read in the round trips of the blocks, and keys of any kind, which it walks. Values are bounded,
+// and nothing is changed but what Write is told to.
 package external
 
 import (
@@ -49,9 +49,9 @@ func (s *Source) Close() error {
 	return s.apart.conn.Close()
 }
 
-// apart is another Redis than the index's. It is read at the same time as the blocks. That it does not answer
-// costs the entries' credit and at most half of what is left of a lookup's time, and then
-// nothing for a second.
+// apart is another Redis than the index's. It is read at the same time as the blocks. If it does not answer,
+// that costs the entries' credit and at most half of what is left of a lookup's time. Then it costs nothing
+// for a second.
 type apart struct {
 	conn    *redisx.Conn
 	timeout time.Duration

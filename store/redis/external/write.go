@@ -22,8 +22,8 @@ type Write struct {
 }
 
 // The scripts are short and sent as they are: a cluster's nodes each would have to load
-// them. A field whose value ends with a time, in seconds behind the last @, is of
-// a worker that has died if that is ARGV[4] behind the one that is written: then it goes.
+// them. A field's value may end with a time, in seconds behind the last @. If that is
+// ARGV[4] behind the time that is written, its worker has died, and the field goes.
 const (
 	deleteScript = `if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end return 0`
 	fieldScript  = `redis.call('HSET',KEYS[1],ARGV[1],ARGV[2])
@@ -39,9 +39,9 @@ end
 return 1`
 )
 
-// Write makes the changes, each for itself and in no order, and returns how many
-// the server has refused, which is so of keys of another type. What is written lives for
-// ttl unless it is written again. A deleted string is deleted only as long as it has the
+// Write makes the changes, each for itself and in no order. It returns how many the
+// server has refused, as it does for keys of another type. What is written lives for ttl
+// unless it is written again. A deleted string is deleted only as long as it has the
 // value.
 func (s *Source) Write(ctx context.Context, ttl time.Duration, writes []Write) (refusals int, err error) {
 	if err := s.space.Check(ctx, "write entries"); err != nil {

@@ -17,9 +17,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
-// A write that was given up does nothing later. Bytes that are held up on their way,
-// by a network or a proxy, can reach the server when its writer has long reported that the write has failed,
-// and others have written since:
+// A write that was given up does nothing later. Bytes can be held up on their way, by a network or a proxy.
+// They can reach the server when its writer has long reported that the write has failed, and others have
+// written since:
 //
 //	A: adds a block; the bytes are held up, and A gives up
 //	B: removes the block, which is acknowledged
@@ -34,8 +34,8 @@ const (
 	clockAge = time.Minute
 	// clockDrift is by what part of the time since then two clocks may have gone apart.
 	clockDrift = 1000
-	// lateTries is how often a write is sent anew that the server calls too late although
-	// its time here is not over: the server's clock has been set.
+	// lateTries is how often a write is sent anew that the server calls too late although its time here is
+	// not over. The server's clock has been set then.
 	lateTries = 3
 )
 

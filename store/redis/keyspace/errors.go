@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// Failed wraps an error of a call to the server into what an index
-// promises: the context's error when that is why the call ended, and
+// Failed wraps an error of a call to the server into what an index promises.
+// That is the context's error when it is why the call ended. It is
 // store.ErrUnavailable for whatever the caller can do nothing about but try
 // again later.
 func Failed(ctx context.Context, doing string, err error) error {

@@ -14,10 +14,10 @@ import (
 const Schema = 1
 
 // Tags holds the hash tag of each partition, one byte each. The slot of tag p
-// is in [256p, 256p+255], so that any even split of the slots over masters is
-// an even split of the partitions. One byte is all it can be: with prefix
-// "kva" a key name then fits the 16 bytes of Redis's smallest string that can
-// hold it, and a block takes 56 bytes instead of 64.
+// is in [256p, 256p+255]. So any even split of the slots over masters is an
+// even split of the partitions. One byte is all it can be. With prefix "kva" a
+// key name then fits the 16 bytes of Redis's smallest string that can hold it.
+// So a block takes 56 bytes instead of 64.
 //
 // Of the bytes that qualify, digits come first, then letters, other printable
 // ones, control characters, and the rest.
@@ -45,8 +45,8 @@ func Slot(tag string) int {
 // SlotOf returns the slot of a partition.
 func SlotOf(partition int) int { return Slot(Tags[partition : partition+1]) }
 
-// registryTag is the hash tag of all keys of the registry: scripts change
-// several of them at once, so on a cluster they share a slot.
+// registryTag is the hash tag of all keys of the registry. Scripts change several of them at once, so on a
+// cluster they share a slot.
 const registryTag = "reg"
 
 // Names are the key names of one index.
@@ -140,8 +140,9 @@ func (n *Names) AppendBlock(dst []byte, k blockkey.StoreKey) []byte {
 }
 
 // BlockName returns the name of the key that holds a block in the index with this prefix
-// (redis.DefaultPrefix unless configured), and the hash tag in it, which is that of the block's partition:
-// one byte. Both can have bytes that are no text. The error says what is wrong with the prefix.
+// (redis.DefaultPrefix unless configured). It also returns the hash tag in the name, which is that of the
+// block's partition: one byte. Both can have bytes that are no text. The error says what is wrong with the
+// prefix.
 func BlockName(prefix string, k blockkey.StoreKey) (name, tag string, err error) {
 	if err := CheckPrefix(prefix); err != nil {
 		return "", "", err
@@ -150,9 +151,8 @@ func BlockName(prefix string, k blockkey.StoreKey) (name, tag string, err error)
 	return string(NewNames(prefix).AppendBlock(nil, k)), Tags[p : p+1], nil
 }
 
-// ModelKeys returns how keys of a model are named, by their kind, that lie beside the index
-// with a prefix which BlockName takes: all of them in one slot, that of the partition which the
-// model's own hash falls in.
+// ModelKeys returns how keys of a model are named, by their kind, that lie beside the index with a prefix
+// which BlockName takes. All are in one slot, that of the partition which the model's own hash falls in.
 func ModelKeys(prefix, model string) func(kind string) string {
 	mask := blockkey.ModelOf(model)
 	p := blockkey.StoreKey(mask).Partition()

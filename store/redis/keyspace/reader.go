@@ -44,8 +44,8 @@ func (r *HolderReader) Forget() { r.value = nil }
 func (r *HolderReader) Held() int { return cap(r.ids) + cap(r.spare) }
 
 // appendAlike appends the ids of v, which ascend, by comparing it with another value and its
-// ids. It gives up, with ok false, on a value that is not written by the rules, whose ids do not
-// ascend, or that differs so much that comparing does not pay.
+// ids. It gives up, with ok false, on a value that is not written by the rules or whose ids do
+// not ascend. It also gives up on one that differs so much that comparing does not pay.
 func appendAlike(dst []store.HolderID, v, other []byte, ids []store.HolderID) (_ []store.HolderID, ok bool) {
 	for left := 8 + len(v)/minAlike; left > 0; left-- {
 		n := sameBytes(v, other)
@@ -81,8 +81,8 @@ func appendAlike(dst []store.HolderID, v, other []byte, ids []store.HolderID) (_
 	return dst, false
 }
 
-// firstID reads the first id of a value. width is what it takes with the comma behind it; 0
-// where the value does not begin with an id, or ends with that comma.
+// firstID reads the first id of a value. Result width is what it takes with the comma behind it.
+// It is 0 where the value does not begin with an id, or ends with that comma.
 func firstID(v []byte) (id store.HolderID, width int) {
 	var n uint64
 	for i, c := range v {

@@ -66,9 +66,9 @@ func (c *Call) command(ctx context.Context, source bool) *redis.Cmd {
 }
 
 // Run runs the calls in one round trip and returns their replies; the error is
-// the first that any of them met. Calls must be harmless to repeat: one whose
-// script the server does not know, after a restart, a failover or SCRIPT FLUSH,
-// is made again with the source, which teaches it.
+// the first that any of them met. Calls must be harmless to repeat. After a
+// restart, a failover or SCRIPT FLUSH the server does not know a call's script.
+// The call is then made again with the source, which teaches it.
 //
 // Calls that are timed are done before Run returns, or never: see clock.go. Only when the
 // context is canceled it returns earlier, and they may be done for the timeout more.

@@ -1,5 +1,5 @@
-// Package keyspace is the keys of one index in Redis: their names and the forms of their
-// values, the connection to the server or cluster that has them, and the running of scripts
+// Package keyspace is the keys of one index in Redis. It has their names and the forms of
+// their values, and the connection to the server or cluster that has them. It runs scripts
 // on them, which a server does in time or never. It knows what no key is for.
 package keyspace
 
@@ -28,8 +28,8 @@ type Space struct {
 	// Life ends with Close. What runs in the background heeds it.
 	Life context.Context
 
-	// Trips counts round trips, Garbled values that cannot be read, Texts those that name
-	// pods by text, UnknownTexts those of them that name no pod that counts.
+	// Trips counts round trips, and Garbled values that cannot be read. Texts counts those
+	// that name pods by text, UnknownTexts those of them that name no pod that counts.
 	Trips, Garbled, Texts, UnknownTexts atomic.Uint64
 
 	clocks clocks

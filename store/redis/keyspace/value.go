@@ -8,8 +8,8 @@ import (
 )
 
 // AppendHolders appends the holder ids of a block's value, ascending and without
-// duplicates. A value that is not written by the rules, which are ids in decimal
-// without leading zeros, joined by single commas, is garbled: ok is false.
+// duplicates. A value that is not written by the rules is garbled: ok is false. The
+// rules are ids in decimal without leading zeros, joined by single commas.
 //
 // Ids that do not ascend are put in order: an engine-side writer may have
 // appended without looking.

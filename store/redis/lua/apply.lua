@@ -7,9 +7,9 @@
 --       then for each map: generation sets dels
 --       then for each group of blocks: ops blocks
 --
--- Behind pods, after a space, there may be a latest time, in ms of this server's TIME:
--- later nothing is done, and the answer is KVALATE with the time. Who writes without
--- guards gives one: nothing else keeps a call that was held up on its way from undoing
+-- Behind pods, after a space, there may be a latest time, in ms of this server's TIME.
+-- Later nothing is done, and the answer is KVALATE with the time. A writer without
+-- guards gives one. Nothing else keeps a call that was held up on its way from undoing
 -- what others have written since its writer gave it up.
 --
 -- The first part says what the writer believes: these fields of the pods' own
@@ -22,14 +22,15 @@
 -- looked at and nothing written down. With 0 guards there is no key of records.
 --
 -- Of a map, sets and dels are rows of changes of entries, "" for none, which go behind
--- the list that its key is; dels only delete. A list that is not there, or is none, has
--- been lost, and so has the map: LOST. Who writes maps is to keep the list short: see
--- fold.lua.
+-- the list that its key is. The rows of dels only delete. A list that is not there, or
+-- is none, has been lost, and so has the map: LOST. Who writes maps is to keep the list
+-- short: see fold.lua.
 --
--- The groups take the blocks in order; the ops are those of each block of the
--- group: "+17" adds holder 17, "-17" removes it, "+17-18" does both; "=text"
--- deletes a value that is exactly this text. With more than one guard each stands
--- before its ops: "@5+17@9-18" adds 17 under the guard of generation 5.
+-- The groups take the blocks in order, and the ops are those of each block of the
+-- group. The op "+17" adds holder 17, "-17" removes it, and "+17-18" does both.
+-- The op "=text" deletes a value that is exactly this text. With more than one
+-- guard each stands before its ops: "@5+17@9-18" adds 17 under the guard of
+-- generation 5.
 --
 -- The last two keys stand behind blocks only. If the log is on, which logged says by
 -- being there, the new values of blocks that change are added to it: see log.lua.
@@ -37,7 +38,7 @@
 --
 -- Returns the bytes of the values that have been looked at, so that the writer
 -- can keep its next runs short. With guards it is an array of that and what judge
--- says to each, or GAP where a part before this one is missing; nothing is done
+-- says to each, or GAP where a part before this one is missing. Nothing is done
 -- under a guard unless it is APPLIED. When nothing at all is done: OUTDATED, the ids
 -- are not what the writer believes, or LATE.
 
@@ -131,10 +132,10 @@ end
 local find, match, sub = string.find, string.match, string.sub
 
 -- A server that is full refuses (OOM) the first write of a script if it may take
--- memory, and only the first. So what takes memory goes first here; when it is
--- refused, what frees some is done all the same, and then the refusal returned,
+-- memory, and only the first. So what takes memory goes first here. When it is
+-- refused, what frees some is done all the same. Then the refusal is returned,
 -- with nothing in the records: the writer makes the batch again, when there is
--- room. grow makes such a write. It returns an error that is another.
+-- room. Func grow makes such a write. It returns an error that is another.
 local refusal
 local function grow(...)
   if refusal then return nil end
@@ -161,8 +162,8 @@ for _, m in ipairs(maps) do
   if wrong then return wrong end
 end
 -- shrink deletes entries of maps. What says so takes memory itself, which has to be
--- there on a full server too, or nothing could be taken from it; but not again and
--- again, for a batch that is refused and will be back.
+-- there on a full server too, or nothing could be taken from the map. But it must not
+-- be taken again and again, for a batch that is refused and will be back.
 local function shrink()
   for _, m in ipairs(maps) do
     if m[3] ~= '' and not refusal then

@@ -8,19 +8,20 @@
 -- old: who has read another one has read other pages.
 --
 -- A first call has no pages, and new is "": from it on, until the next one, only calls
--- with its token write. What is put into pages is to be read after it, or a fold that is
--- slow would write pages over those of one that came later. With new not "" it is the
--- last call: the state becomes new, and the first n changes go.
+-- with its token write. What is put into pages is to be read after it. Otherwise a fold
+-- that is slow would write pages over those of one that came later. With new not "" it
+-- is the last call: the state becomes new, and the first n changes go.
 --
--- Returns APPLIED, or, with nothing done: FENCED, the fence is not that of the record;
--- ENDED, there is no record; COMPACTED, the state, the token or the list is another.
+-- Returns APPLIED, or one of these with nothing done. FENCED: the fence is not that of
+-- the record. ENDED: there is no record. COMPACTED: the state, the token or the list is
+-- another.
 
 local record = redis.call('HGET', KEYS[1], ARGV[1])
 if not record then return ENDED end
 if string.match(record, '^%d+') ~= ARGV[2] then return FENCED end
 if redis.call('LINDEX', KEYS[2], 0) ~= ARGV[4] then return COMPACTED end
--- A fold hardly takes memory, and what it takes it gives back, so that a server that
--- is full should do it; it refuses only what comes first.
+-- A fold hardly takes memory, and what it takes it gives back, so a server that is full
+-- should do it. Such a server refuses only what comes first.
 redis.call('HDEL', KEYS[1], '')
 if #KEYS == 3 and ARGV[5] == '' then
   redis.call('SET', KEYS[3], ARGV[3])

@@ -12,14 +12,14 @@ local LATE = -6
 local UNREGISTERED = -7
 local COMPACTED = -8
 
--- A record is "fence,seq": all sequences up to seq have been applied; or
--- "fence,seq,next,attempt,parts" while next is being applied in parts, of which
--- so many have been by this attempt. Clears go before the first part.
+-- A record is "fence,seq" when all sequences up to seq have been applied. It is
+-- "fence,seq,next,attempt,parts" while next is being applied in parts, of which so many
+-- have been by this attempt. Clears go before the first part.
 
 -- judge compares a record with a guard. It returns APPLIED and the words of the record
--- when the guard may write, else DUPLICATE, FENCED (the fence is older than the record's),
--- ENDED (there is no record) or LOST (the record is older than what the writer knows to be
--- written). With again 1 the last sequence may be applied once more.
+-- when the guard may write, else DUPLICATE, FENCED, ENDED or LOST. FENCED: the fence is
+-- older than the record's. ENDED: there is no record. LOST: the record is older than what
+-- the writer knows to be written. With again 1 the last sequence may be applied once more.
 local function judge(record, fence, seq, after, again)
   local f, s, rest = string.match(record or '', '^(%d+),(%d+)(.*)$')
   if not f then return ENDED end

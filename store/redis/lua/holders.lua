@@ -1,6 +1,6 @@
--- Makes a pod ready to be written under: registers it when it is not, ends the
--- lives of the holders that a clear names, and gives the ids of holders. With an empty
--- json a pod that is not registered stays so, and has no holders.
+-- Makes a pod ready to be written under. It registers the pod when it is not, ends the
+-- holders that a clear names, and gives the ids of holders. With an empty json a pod
+-- that is not registered stays so, and has no holders.
 -- ARGV  schema partitions pod json max_pods max_holders
 --       guards  then so many times: rank generation fence seq after clears,
 --               which is 1 when clears of the sequence are among those below
@@ -12,9 +12,9 @@
 --               is known of the rank's engine
 -- Ids are given up to the limit that reserve.lua has set, and to ranks that the pod's
 -- registration has: KVARANK is the answer for others.
--- Returns what judge says to each guard, and if it is APPLIED to all of them the ids in
--- the order wanted, 0 for a holder that has none; else nothing is done. Clears
--- under a guard are made once a sequence, and say so in the record.
+-- Returns what judge says to each guard. If that is APPLIED to all of them, the ids
+-- follow in the order wanted, 0 for a holder that has none. Else nothing is done.
+-- Clears under a guard are made once a sequence, and say so in the record.
 
 local pod, json = ARGV[3], ARGV[4]
 local change = heal(pod)

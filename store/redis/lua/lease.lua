@@ -7,7 +7,7 @@
 -- time; leases has of each field "fence name". In count the field 'lease' is the last
 -- number given, fence or version, and the run_id of the server that gave it.
 -- Returns {version, 1 when the caller was not alive, {reader...}, {field, lease...}}.
--- The last is missing while the version is the one in ARGV, and when that is '-'; it is
+-- The last is missing while the version is the one in ARGV, and when that is '-'. It is
 -- the number of leases when they are more than 256, to be read by HSCAN: no script runs
 -- for long. For the same reason a call with more than 128 fields is made as several.
 

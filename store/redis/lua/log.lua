@@ -4,12 +4,12 @@
 -- ARGV  entries, the length that the log is cut to; 0 is off
 --
 -- A log is a stream. Each entry is numbered, ascending by 1 (field n), and tells of
--- one change: the new epoch (field e); or the new values of blocks, where a field "="
--- and a value, which is empty for blocks that are gone, has the last 8 bytes of
--- their names one after the other. logged says that the log is on: it is "entries n"
--- with the number of the last entry, and is written with each, so that a reader sees
--- what is missing. A log that is switched on begins with the time in us, so that no
--- number comes again in another life of it.
+-- one change. That is the new epoch (field e), or the new values of blocks. For each
+-- value a field, "=" and the value, has the last 8 bytes of the blocks' names one after
+-- the other. The value is empty for blocks that are gone. Key logged says that the log
+-- is on. It is "entries n" with the number of the last entry, and is written with each,
+-- so that a reader sees what is missing. A log that is switched on begins with the time
+-- in us, so that no number comes again in another life of it.
 -- Returns the number of the last entry, 0 for off.
 
 local last, n = string.match(redis.call('GET', KEYS[1]) or '', '^(%d+) (%d+)$')

@@ -4,15 +4,15 @@
 -- ARGV  schema partitions ...
 --
 -- Behind the schema, after a space, there may be a latest time, in ms of this server's
--- TIME: later nothing is done, and the answer is KVALATE with the time.
+-- TIME. Later nothing is done, and the answer is KVALATE with the time.
 --
 -- Times are this server's. An id or an epoch is never given twice, also when
 -- the server has lost its latest writes or all of them: see moved().
 --
--- gen has, beside the ids, of each pod the field '@' .. pod: "born" and a copy of
--- own, "born field id field id ...". born is the number of ended lives when the
--- pod's present one began. The field '@' is the latest news: a line with an epoch
--- before which nothing is known, then a line for each change, "epoch what".
+-- Beside the ids, gen has of each pod the field '@' .. pod: "born" and a copy of
+-- own, "born field id field id ...". The number born is how many lives had ended
+-- when the pod's present one began. The field '@' is the latest news: a line with
+-- an epoch before which nothing is known, then a line for each change: "epoch what".
 
 local meta, count, epoch, pods, live, gen, records, own = unpack(KEYS)
 
@@ -44,9 +44,9 @@ elseif found[1] ~= schema or found[2] ~= ARGV[2] then
   return redis.error_reply('KVASCHEMA ' .. tostring(found[1]) .. ' ' .. tostring(found[2]))
 end
 
--- freeing goes before what must also be done on a server that is full. Such a
--- server refuses the first write of a script if it may take memory, and only the
--- first: one that takes none, and does nothing, opens the way.
+-- freeing goes before what must also be done on a server that is full. Such a server
+-- refuses the first write of a script if it may take memory, and only the first. One
+-- that takes none, and does nothing, opens the way.
 local function freeing() redis.call('HDEL', own, '') end
 
 -- number reads what a script has written as a number; it is -1 for what is none.
@@ -62,9 +62,9 @@ local function more(field, n)
   return n
 end
 
--- Counters that are lost or cannot be: ids begin anew above all marks (see reserve.lua),
--- and more lives have ended than can ever have been counted, as pods remember how many
--- had when they were born.
+-- Counters that are lost or cannot be. Ids begin anew above all marks (see reserve.lua).
+-- More lives have ended than can ever have been counted, as pods remember how many had
+-- when they were born.
 local counted = redis.call('HMGET', count, 'holder', 'reserved', 'ended', 'swept')
 local holder, reserved, over, swept = number(counted[1]), number(counted[2]), number(counted[3]), number(counted[4])
 local copied, copiedOver = number(found[3]), number(found[4])
@@ -90,7 +90,7 @@ local function given()
   if last == run then return end
   if last then
     more('holder', 4096)
-    -- 18 minutes, and up to 5 more that are this process's and this moment's own: two that
+    -- 18 minutes, and up to 5 more that are this process's and this moment's own. Two that
     -- begin with the same dump, or one that does so twice, would give the same epochs to
     -- different histories.
     local own_part = (tonumber(string.sub(run, 1, 7), 16) + time[1] * 1000000 + time[2]) % 268435456
@@ -116,7 +116,7 @@ local function tell(e)
   end
 end
 
--- moved sets the epoch to the time in us, or one higher than it was, and writes
+-- moved sets the epoch to the time in us, or one higher than it was. It writes
 -- down what has changed: 'p' .. pod, 'm' the models, 's' how far it is swept, or
 -- 'a' anything. A reader whose registry is not older than the first line of the
 -- news reads only what they name.
@@ -128,7 +128,7 @@ local function moved(what)
   local told = math.max(number(news and string.match(news, '\n(%d+) [^\n]*\n$')), 0)
   local last = number(redis.call('GET', epoch) or text(told))
   if last < 0 then last = told end
-  -- In us, since more than one change comes in a ms: an epoch that runs ahead of the
+  -- In us, since more than one change comes in a ms. An epoch that runs ahead of the
   -- clock could come again when all is lost.
   local e = text(math.max(last + 1, told + 1, time[1] * 1000000 + time[2]))
   redis.call('SET', epoch, e)

@@ -1,10 +1,10 @@
 -- Raises the limit up to which ids may be given.
 -- ARGV  schema partitions marked limit
--- marked is the highest limit that any partition remembered, limit the new one, which
--- all of them remember by now, and which nobody else has: the ids in between are this
--- caller's to give. So where the limit is another than marked, because the registry is
--- new, or has been lost while blocks of its ids may live on elsewhere, ids go on above
--- what is marked. In the latter case there is something to sweep.
+-- marked is the highest limit that any partition remembered. The new one, limit, is
+-- remembered by all of them by now, and nobody else has it. So the ids in between are
+-- this caller's to give. So where the limit is another than marked, ids go on above
+-- what is marked. Then the registry is new, or has been lost while blocks of its ids
+-- may live on elsewhere. In the latter case there is something to sweep.
 
 freeing()
 local marked, limit = tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -2,8 +2,8 @@ package lua
 
 import "fmt"
 
-// Result is what a script answers where it may refuse. guard.lua gives the same numbers the
-// same names, and docs/redis-schema.md has the table; a test holds the three together.
+// Result is what a script answers where it may refuse. The same names have the same numbers
+// in guard.lua, and docs/redis-schema.md has the table; a test holds the three together.
 type Result int64
 
 // The results. Those below Duplicate refuse: the script has done nothing, or nothing for the

@@ -43,8 +43,8 @@ local function news(since, to)
   local text = redis.call('HMGET', gen, '@')[1]
   local floor = text and tonumber(string.match(text, '^(%d+)\n'))
   if not floor or floor > since or since > to then return nil end
-  -- A server that was set back has another history from there on: the reader's epoch must
-  -- be one of this one, or it knows changes that have been undone.
+  -- A server that was set back has another history from there on. The reader's epoch must
+  -- be one of this history, or it knows changes that have been undone.
   if floor ~= since and not string.find(text, '\n' .. from .. ' ', 1, true) then return nil end
   local names, seen, models, last = {}, {}, false, 0
   for e, what in string.gmatch(text, '(%d+) ([^\n]*)\n') do

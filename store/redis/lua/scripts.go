@@ -34,7 +34,7 @@ var (
 	Want     = timed("registry", "want")
 	Apply    = timed("guard", "apply")
 
-	// Lease takes no latest time: a late call keeps ranks from others for no longer than its
+	// Lease takes no latest time. A late call keeps ranks from others for no longer than its
 	// ttl, and what a reader writes is under guards.
 	Lease  = untimed("registry", "lease")
 	Life   = untimed("life")

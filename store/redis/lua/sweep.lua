@@ -4,7 +4,7 @@
 -- ARGV  schema partitions token lease_ms ended
 --
 -- The right is the key sweep with the token of its owner, for a time. With an
--- empty ended it is taken or renewed; else the sweep that knew so many ended
+-- empty ended it is taken or renewed. Else the sweep that knew so many ended
 -- lives is complete, which is written down, and the right given back.
 -- Returns 1, or 0 when the right is another's.
 

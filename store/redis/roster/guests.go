@@ -10,7 +10,7 @@ import (
 )
 
 // A query may name pods that are not registered (store.Query.Named): guests. They are in
-// the registry of that lookup alone, without a model, and count where a value, or an entry
+// the registry of that lookup alone, without a model. They count where a value, or an entry
 // of LMCache, names them by what they are called. Nothing of them is written.
 //
 // Values name others: where the model allows it (store.ModelInfo.Unregistered) these are

@@ -21,7 +21,8 @@ type owners struct {
 }
 
 // newOwners returns what entries can name, and the holders that the registry has to
-// know for it: rank 0 of each pod, in tier cpu. nil when entries are not read.
+// know for it: rank 0 of each pod, in tier cpu. When entries are not read it is
+// nil.
 func (c *Cache) newOwners(r roster, late map[string]bool) (o *owners, extra []store.Holder) {
 	if !c.c.Entries {
 		return nil, nil

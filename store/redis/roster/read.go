@@ -170,9 +170,9 @@ const firstLeases = 64
 // What is written as in base need not be parsed again.
 //
 // Where there are many pods the commands are separate, so that none blocks the
-// server for long, and the epoch is the first of them: when something changes
-// between two of them, the snapshot has an epoch that is over, and the next
-// lookup loads again.
+// server for long, and the epoch is the first of them. When something changes
+// between two of them, the snapshot has an epoch that is over. The next lookup
+// loads again then.
 func (c *Cache) Read(ctx context.Context, base *Snapshot) (snap *Snapshot, late []string, err error) {
 	a, err := c.ask(ctx, 0)
 	if err != nil {

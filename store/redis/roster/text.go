@@ -25,20 +25,18 @@ import (
 //     deletes the text
 //     4. it ends, and 7 are swept: what is written from now on counts
 //
-// A text that names no registered pod counts for a pod that a query names
-// (guests.go), or for the pod of that name where the model allows it, while all lives that
-// have ended are swept: a sweep that has lives to sweep deletes it, and one that has none
-// lets it age.
+// A text that names no registered pod counts for a pod that a query names (guests.go). Or
+// it counts for the pod of that name where the model allows it, while all ended lives are
+// swept. A sweep that has lives to sweep deletes it, and one that has none lets it age.
 //
-// The fold keeps no order between texts and ids: an id that is added takes the
-// place of texts, and a text takes that of ids, since its writer knows no better than
-// SET.
+// The fold keeps no order between texts and ids. An id that is added takes the place of
+// texts. A text takes that of ids, since its writer knows no better than SET.
 
-// texts are the texts that name pods, and the holders that they stand for: 0 where the pods
-// are registered and do not count, or are several.
+// texts are the texts that name pods, and the holders that they stand for. A holder is 0
+// where the pods are registered and do not count, or are several.
 type texts map[string]store.HolderID
 
-// newTexts finds out which texts name the pods that count: a pod's name, its
+// newTexts finds out which texts name the pods that count. They are a pod's name, its
 // address, and the host of either where no other pod has the same.
 func newTexts(r roster, late map[string]bool, ids map[string]store.HolderID) texts {
 	out := texts{}

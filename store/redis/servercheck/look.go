@@ -47,7 +47,7 @@ type Look struct {
 	Findings []check.Finding
 
 	// What follows is what Take has been told; judge and all that it calls are functions of it.
-	// info and config are nil when the user is not allowed to look.
+	// When the user is not allowed to look, info and config are nil.
 	info, config map[string]string
 	// trips are the times of some round trips, ascending.
 	trips []time.Duration

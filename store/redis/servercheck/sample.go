@@ -12,8 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
-// The bounds of a sample: so many keys of the index, for which so many steps of
-// SCAN look at so many keys each; and so many blocks whose memory is asked for.
+// The bounds of a sample. So many keys of the index are wanted, for which so
+// many steps of SCAN look at so many keys each. The memory of so many blocks is
+// asked for.
 const (
 	sampleKeys    = 1000
 	sampleSteps   = 64
