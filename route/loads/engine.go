@@ -23,7 +23,7 @@ const (
 	// MaxMissed is the longest time after which an engine is asked again that did not answer.
 	MaxMissed = time.Minute
 	// EngineDoubt is for how long an engine must have run fewer requests than are booked
-	// before those that it does not have count as gone: until then they may be on their way.
+	// before those that it does not have count as gone. Until then they may be on their way.
 	EngineDoubt = 5 * time.Second
 	// assumedPrompt is how many tokens a request of others is taken to prefill where the
 	// engine does not say it.
@@ -47,7 +47,8 @@ type Engine struct {
 	KVUsage  float64
 	KVTokens int64
 	// Progress is, of an engine whose numbers change only as it ends a request, 1 and how
-	// many it has ended: numbers told twice with the same one are old. 0 is of others.
+	// many it has ended. Numbers told twice with the same one are old. Of other engines it
+	// is 0.
 	Progress int64
 
 	// At is when it said so, in microseconds of the Unix epoch by the clock of the index.
@@ -87,9 +88,9 @@ func (e *Engine) Validate() error {
 	return nil
 }
 
-// follow fills in what the index knows: when it was told, what was booked then, and which
-// of that is gone. old is what the engine told before, nil for nothing. lua/engine.lua does
-// the same.
+// follow fills in what the index knows: when it was told, what was booked then, and which of
+// that is gone. Argument old is what the engine told before, nil for nothing. The script
+// lua/engine.lua does the same.
 func (e *Engine) follow(old *Engine, booked Load, now int64) {
 	e.At, e.put, e.Booked, e.since = now, now, booked, now
 	if e.Progress > 0 && (old == nil || old.Progress == e.Progress) {
@@ -124,8 +125,9 @@ type Extra struct {
 	Requests int64 `json:"requests"`
 }
 
-// Extra returns how the engine's load differs from what was booked when it said so, in a
-// rank whose cache has room for so many index blocks; 0 is not known. shape is the model's.
+// Extra returns how the engine's load differs from what was booked when it said so. The
+// rank's cache has room for so many index blocks. With a capacity of 0 that is not known;
+// the shape is the model's. A capacity of 0 is not known; the shape is the model's.
 func (e *Engine) Extra(shape Shape, capacity int) (x Extra) {
 	if more := e.Running + e.Waiting - e.Booked.Requests; more > 0 {
 		x.Requests = more

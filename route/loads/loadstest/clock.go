@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Clock is a time that the test moves; besides it moves by a microsecond whenever it is
+// Clock is a time that the test moves. Besides it moves by a microsecond whenever it is
 // read, as no two calls of a server are at one time.
 type Clock struct {
 	mu sync.Mutex // protects at

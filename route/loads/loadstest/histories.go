@@ -27,8 +27,8 @@ type running struct {
 	until     time.Time
 }
 
-// histories makes random calls, doubled, late and out of order, with restarts and with
-// leases that run out, and compares every load with the sum of what runs.
+// histories makes random calls, doubled, late and out of order, with restarts and with leases
+// that run out. It compares every load with the sum of what runs.
 func histories(t *testing.T, open Open) {
 	rapid.Check(t, func(r *rapid.T) {
 		clock := NewClock()
@@ -159,8 +159,8 @@ func looksForTwins(r *rapid.T, c *loads.Call, of *loads.Candidate) {
 	of.Twin, c.Quadratic = rapid.SampledFrom([]float64{0, 0.25}).Draw(r, "twin"), rapid.SampledFrom([]float64{0, 0.001}).Draw(r, "quadratic")
 }
 
-// workBeside is the work of a request at a place where others run, counted by hand: of what one
-// of them has nothing is left, up to a mark.
+// workBeside is the work of a request at a place where others run, counted by hand. Up to a
+// mark, nothing is left of what one of them has.
 func workBeside(all map[string]*running, clock *Clock, at store.RankRef, life int, c *loads.Call, of *loads.Candidate) int64 {
 	if of.Twin == 0 || of.Uncached < 256 {
 		return of.Work

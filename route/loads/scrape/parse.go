@@ -33,7 +33,7 @@ type kind struct {
 	room, blocks, size string
 	config             string // info whose labels have blocks and size
 	// prompt are the tokens of all prompts, cached those of them that were cached, both of so
-	// many requests. asked, if set, are the tokens that cached is a part of.
+	// many requests. If set, asked are the tokens that cached is a part of.
 	prompt, requests string
 	asked, cached    []string
 	further          string // cached tokens besides
@@ -142,7 +142,7 @@ func Parse(engine string, ranks int, text []byte) ([]loads.Engine, error) {
 	return out, nil
 }
 
-// read parses those lines of a page whose families are read: the rest, most of it buckets of
+// read parses those lines of a page whose families are read. The rest, most of it buckets of
 // histograms, is neither parsed nor need it be right.
 func (k *kind) read(text []byte) (page, error) {
 	var kept bytes.Buffer
@@ -186,8 +186,8 @@ func label(m *dto.Metric, name string) (string, bool) {
 	return "", false
 }
 
-// byRank adds up families by rank. Of the series of one family and rank the largest counts:
-// tensor-parallel workers tell the same each, and beside the parts by priority stands their
+// byRank adds up families by rank. Of the series of one family and rank the largest counts.
+// Tensor-parallel workers tell the same each, and beside the parts by priority stands their
 // sum.
 func (p page) byRank(rankLabel string, names ...string) (map[int]float64, error) {
 	out := map[int]float64{}
@@ -237,7 +237,7 @@ func (p page) first(names []string) float64 {
 }
 
 // uncachedEach is how many tokens a request has to prefill on the mean of all that the engine
-// has had; negative if it has had none.
+// has had. It is negative if the engine has had none.
 func (k *kind) uncachedEach(p page) float64 {
 	prompt, requests := p.sum(k.prompt), p.sum(k.requests)
 	if requests < 1 || prompt <= 0 {

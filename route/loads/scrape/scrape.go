@@ -108,8 +108,8 @@ func (s *Scraper) look(ctx context.Context) {
 	}
 }
 
-// askable are the pods of a model whose engine's metrics are known, in any order so that none
-// is always the last, and where in the registry they are.
+// askable returns the pods of a model whose engine's metrics are known, and where in the
+// registry they are. They are in any order so that none is always the last.
 func askable(reg *store.Registry, model string) (names []string, at map[string]int) {
 	at = map[string]int{}
 	for i := range reg.Pods {

@@ -12,11 +12,11 @@
 -- booked tokens tail expected blocksize lease, the length of the name, that of the name of who
 -- prefills, 0 if that is no other, and the life there; then both names, and the marks, 8
 -- bytes each. Its score in the leases may be before till, never behind it.
--- Lua makes a hash of every byte of a string that is new to it, those of replies included, in
--- a nanosecond each: what nobody needs is not put together.
--- Whatever is long keeps Redis from a listpack, which it searches from end to end: 14 marks
--- take 2 us in a table and 60 to 300 in a listpack. So an id in the leases has PAD behind it,
--- and marks have a field '' with PAD beside them.
+-- Lua makes a hash of every byte of a string that is new to it, those of replies included, in a
+-- nanosecond each. So what nobody needs is not put together. Whatever is long keeps Redis from a
+-- listpack, which it searches from end to end. Looking up 14 marks takes 2 us in a table and 60 to
+-- 300 in a listpack. So an id in the leases has PAD behind it, and marks have a field '' with PAD
+-- beside them.
 local LOAD, RES, LEASE, MARKS, SETTINGS, ENGINES, TURNS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local call, pack, numbers, max, floor = redis.call, struct.pack, struct.unpack, math.max, math.floor
 local HALF = 200000000 -- us in which half of filled fades: FillHalf in loads.go
