@@ -1,8 +1,8 @@
 // Package ingest keeps an index true to what engines say of their caches.
 //
-// An [Ingester] reads the event streams of ranks, one [Ingester.Read] for each
-// (pod, rank) that this process holds the fence of, and writes what they change
-// to one [store.Index]. What it guarantees of each stream:
+// An [Ingester] reads the event streams of ranks and writes what they change to one
+// [store.Index]. There is one [Ingester.Read] for each (pod, rank) that this
+// process holds the fence of. What it guarantees of each stream:
 //
 //   - Events are applied in their order, each once. A number that is missing is
 //     asked for again at the engine's replay socket, from the first hole, and what

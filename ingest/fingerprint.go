@@ -13,17 +13,17 @@ import (
 // engines leave out of replays.
 func fingerprint(payload []byte) uint64 { return xxh3.Hash(payload) }
 
-// lastKey is the entry of a generation's map in which the last messages stand that
-// have been applied, by which the next owner reports whether the engine is still the
-// same process. No block of an engine has as many parts.
+// lastKey is the entry of a generation's map in which the last messages stand that have
+// been applied. By it the next owner finds out whether the engine is still the same
+// process. No block of an engine has as many parts.
 var lastKey = store.MapKey{Hash: ^uint64(0), Part: 0xffff}
 
 // last is a message that has been applied.
 type last struct{ seq, mark uint64 }
 
-// A value of lastKey is the last message of a batch and that of the batch before, each
-// as 8 bytes of its sequence and 8 of its fingerprint, big endian. It has two because on
-// a cluster the map is written before the watermark: of a batch that was cut off there,
+// A value of lastKey is the last message of a batch and that of the batch before. Each
+// is 8 bytes of its sequence and 8 of its fingerprint, big endian. It has two because on
+// a cluster the map is written before the watermark. Of a batch that was cut off there,
 // the watermark is still that of the one before. Behind them comes the mask of the model
 // under which the generation's blocks are filed, 8 bytes.
 const lastSize = 16

@@ -25,11 +25,12 @@ type actions interface {
 	// gap receives the sequences that are missing, from first to before next.
 	gap(first, next uint64)
 	// doubt is told, once until it agrees again, that the replay contradicts the live
-	// stream: live is the last number that was heard, next is the one that was to come.
+	// stream. The last number that was heard is live; the one that was to come is next.
 	doubt(live, next uint64)
-	// pause waits before the n-th try in a row that has brought nothing, 1 or more; at
-	// most limit, where that is above 0. errStale says that the connection has ended
-	// meanwhile, and the next one will begin with a question to the replay socket anyway.
+	// pause waits before the n-th try in a row that has brought nothing, 1 or more. It
+	// waits at most limit, where that is above 0. Error errStale says that the connection
+	// has ended meanwhile. The next one will begin with a question to the replay socket
+	// anyway.
 	pause(ctx context.Context, n int, limit time.Duration) error
 }
 
@@ -42,14 +43,14 @@ var errStale = errors.New("ingest: the connection has ended")
 //
 // The live stream is the truth, and a replay fills its holes. What a rank holds is not
 // credited for longer than patience while it is not known to be whole, whatever the
-// replay does: then a new life begins with what comes live.
+// replay does. Then a new life begins with what comes live.
 type follower struct {
 	order
 	act actions
 	// tries is how often in a row a replay may bring nothing of what is missing.
 	tries int
-	// patience bounds the time of all questions that a life which is not whole may take,
-	// and for how long live messages may stay behind what a replay has told.
+	// patience bounds the time of all questions that a life which is not whole may take.
+	// It also bounds for how long live messages may stay behind what a replay has told.
 	patience time.Duration
 	// spent is how much of it was, since the life was whole or began.
 	spent time.Duration
@@ -199,9 +200,9 @@ func (f *follower) contradict(ctx context.Context, seq uint64) error {
 }
 
 // disown deals with an answer of which the last message that was taken is no part. It
-// reports whether all that the replay has is to be asked for, as of a new life; if not,
-// the question is done with. verified says that the answer is of the process that is
-// heard, again that the question led here before.
+// reports whether all that the replay has is to be asked for, as of a new life. If not,
+// the question is done with. Argument verified says that the answer is of the process
+// that is heard, again that the question led here before.
 func (f *follower) disown(ctx context.Context, q question, verified, again bool) (ask bool, err error) {
 	switch {
 	case again, q.gap && !verified:
@@ -234,8 +235,8 @@ func (q *question) has(messages []zmq.Message) (it, other bool) {
 }
 
 // catchUp asks for what there is, again from the first hole, until all before q.upto has
-// come, and, whatever it is, until the engine says that there is no more. What does
-// not come begins a new life.
+// come. In any case it asks until the engine says that there is no more. What does not
+// come begins a new life.
 func (f *follower) catchUp(ctx context.Context, q question) error {
 	if q.probing {
 		f.spent = 0

@@ -143,16 +143,17 @@ func (in *Ingester) Close() error {
 	return nil
 }
 
-// Read reads the stream of one rank until ctx is done, and writes it to the index
-// under the fence, which must not be lower than that of any reader of the rank before.
-// It connects, and connects again, by itself.
+// Read reads the stream of one rank until ctx is done, and writes it to the index under the fence. The
+// fence must not be lower than that of any reader of the rank before. It connects, and connects again, by
+// itself.
 //
-// It returns ctx's error, store.ErrFenced when another reader has taken over,
-// store.ErrUnknownPod when the pod is not registered any more, store.ErrNoRank when its
-// registration does not have the rank, store.ErrModelConflict
-// when the model's keys are of a scheme that engines' events do not give, ErrReading,
-// ErrClosed, store.ErrClosed, or an error of s.Validate; for all else it goes on trying.
-// When it has returned nothing more is written.
+// It returns ctx's error, ErrReading, ErrClosed, store.ErrClosed, or an error of
+// s.Validate. It returns store.ErrFenced when another reader has taken over, and
+// store.ErrUnknownPod when the pod is not registered any more. It returns
+// store.ErrNoRank when the registration does not have the rank. It returns
+// store.ErrModelConflict when the model's keys are of a scheme that engines' events do
+// not give. For all else it goes on trying. When it has returned nothing more is
+// written.
 func (in *Ingester) Read(ctx context.Context, s Source, fence uint64) error {
 	if err := s.Validate(); err != nil {
 		return err

@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// parked is what a reader has left that was called off, where the index is memory of this
-// process: its next reader here goes on with it, as the map has none of it. A change of the generation by
+// parked is what a reader has left that was called off, where the index is memory of this process. The
+// rank's next reader here goes on with it, as the map has none of it. A change of the generation by
 // another has moved its sequence.
 type parked struct {
 	gen   store.Generation

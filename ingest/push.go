@@ -16,8 +16,8 @@ import (
 // Pushed is one push of events.
 type Pushed struct {
 	Pod, Model, Engine string
-	// Rank names the stream of pushes that this one is of, and Seq is its number in
-	// that stream, from 0; nil is a push without order.
+	// Rank names the stream of pushes that this one is of. Seq is its number in that
+	// stream, from 0; nil is a push without order.
 	Rank int
 	Seq  *uint64
 	// Ranks are the events. A push may have some of any ranks, and of none: engines
@@ -38,8 +38,8 @@ type PushResult struct {
 	// Applied are events that have been applied, Skipped those that could not be understood, are not for an
 	// index or had been applied before.
 	Applied, Skipped int
-	// Ranks says it of each rank, ascending: of those that the push has events of, of
-	// the one that names the stream if there is a sequence, and of those whose
+	// Ranks says it of each rank that the push has events of, ascending. It has the
+	// one that names the stream too, if there is a sequence. It also has those whose
 	// generations ended because a push before this one is missing.
 	Ranks []RankResult
 }
@@ -65,22 +65,23 @@ const maxSeq = store.MaxSequence - 1
 // Push applies events that come in by another way than ZMQ and returns when the
 // index has them.
 //
-// With a sequence they are applied in order, each once: one that has been applied
-// is skipped, and as there is nothing to replay from, a hole, or a 0 that is not
-// the last one again, begins a new generation of each rank that the stream has
-// events of. A push that has nothing of a rank is no hole in it. Without a sequence
-// events are applied as they come, under no guard; what they need of blocks before is
-// known to this process alone then. A rank must not be both read and pushed: ErrReading.
+// With a sequence they are applied in order, each once: one that has been applied is
+// skipped. There is nothing to replay from. So a hole begins a new generation of
+// each rank that the stream has events of. A 0 that is not the last one again does
+// so too. A push that has nothing of a rank is no hole in it. Without a sequence
+// events are applied as they come, under no guard; what they need of blocks before
+// is known to this process alone then. A rank must not be both read and pushed:
+// ErrReading.
 //
-// Sequences are of one model, that of the pod's registration: a push of another is
+// Sequences are of one model, that of the pod's registration. A push of another is
 // ErrOtherModel, unless it goes on where the last one of a pod that only a push has
 // registered ended. That is the same stream with another name for its model: a new
 // generation begins, for the registration that says so.
 //
-// Other errors are those of the index: store.ErrUnknownPod when the pod is not
-// registered, store.ErrNoRank when its registration does not have a rank of the push,
-// store.ErrUnavailable, store.ErrInvalid and the like. A push with a
-// sequence can be tried again after any error.
+// Other errors are those of the index. The pod may not be registered
+// (store.ErrUnknownPod), or its registration may lack a rank of the push
+// (store.ErrNoRank). Others are store.ErrUnavailable, store.ErrInvalid and the like.
+// A push with a sequence can be tried again after any error.
 func (in *Ingester) Push(ctx context.Context, p Pushed) (PushResult, error) {
 	if err := p.validate(); err != nil {
 		return PushResult{}, err

@@ -43,8 +43,8 @@ func (p *pushers) get(key pushKey) *pusher {
 	return fresh
 }
 
-// pusher is what this process knows of a rank that pushes: a copy of what stands in the
-// index, which is read again whenever that has moved.
+// pusher is what this process knows of a rank that pushes. It is a copy of what stands in
+// the index, which is read again whenever that has moved.
 type pusher struct {
 	busy chan struct{} // holds a token while a push is under way; protects all below
 
@@ -62,9 +62,9 @@ type pusher struct {
 	holders []store.HolderID
 }
 
-// feeder says whose pushes a generation is made of, if they are not numbered in its
-// own rank's stream: the rank that names the stream, and that rank's generation. The
-// zero feeder is its own stream.
+// feeder says whose pushes a generation is made of, if they are not numbered in its own
+// rank's stream. It has the rank that names the stream, and that rank's generation. The zero
+// feeder is its own stream.
 type feeder struct {
 	rank int
 	gen  store.Generation

@@ -20,7 +20,7 @@ const maxReplay = 10 * time.Second
 // windowBytes bounds the payloads that are written as one batch.
 const windowBytes = 4 << 20
 
-// earliestEvent is 2020 in seconds since 1970: before it there was no engine, and what says so is no time,
+// earliestEvent is 2020 in seconds since 1970. Before it there was no engine: an earlier value is no time,
 // but the count of a record made by hand.
 const earliestEvent = 1577836800
 

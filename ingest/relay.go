@@ -26,8 +26,8 @@ var (
 
 // Recent are messages of a rank.
 type Recent struct {
-	// Messages are in order and without a hole, as the engine has sent them; event's
-	// Decoder reads their payloads, which are shared and must not be changed.
+	// Messages are in order and without a hole, as the engine has sent them. The Decoder of event reads their
+	// payloads, which are shared and must not be changed.
 	Messages []zmq.Message
 	// First and Last are the oldest and the newest that are kept.
 	First, Last uint64
@@ -105,10 +105,10 @@ func (r *ring) read(from, to uint64, limit int) (Recent, error) {
 // MaxRecent is the most messages that one call of Recent returns.
 const MaxRecent = 1024
 
-// Recent returns messages of a rank that this process reads, from one sequence of the
-// engine to another, both included, at most MaxRecent; ^uint64(0) is up to the newest.
-// The errors are ErrNotRead, ErrTooNew, ErrTooOld and ErrRange; with ErrTooNew and
-// ErrTooOld First and Last are set where there are any.
+// Recent returns messages of a rank that this process reads, at most MaxRecent. They
+// are from one sequence of the engine to another, both included; ^uint64(0) is up to
+// the newest. The errors are ErrNotRead, ErrTooNew, ErrTooOld and ErrRange; with
+// ErrTooNew and ErrTooOld First and Last are set where there are any.
 func (in *Ingester) Recent(pod string, rank int, from, to uint64) (Recent, error) {
 	r := in.reader(pod, rank)
 	if r == nil {
@@ -119,10 +119,10 @@ func (in *Ingester) Recent(pod string, rank int, from, to uint64) (Recent, error
 
 // Held is a page of what the index holds of a rank.
 type Held struct {
-	// Next is the cursor of the next page, "" after the last. Generation and Seq are the
-	// rank's life before the page was read: all of the engine's messages before Seq are
-	// in it, and of later ones some may be. All pages and then the messages from the first page's Seq on are
-	// the whole, unless the generation has changed.
+	// Next is the cursor of the next page, "" after the last. Generation and Seq are the rank's before the
+	// page was read. All of the engine's messages before Seq are in it, and of later ones some may be. All
+	// pages and then the messages from the first page's Seq on are the whole, unless the generation has
+	// changed.
 	Next       string
 	Generation store.Generation
 	Seq        uint64
@@ -130,9 +130,9 @@ type Held struct {
 	Keys [store.NumTiers][]blockkey.StoreKey
 }
 
-// Held returns a page of all blocks that the index holds of a rank, whichever process reads it: the dump that
-// Dynamo's worker query falls back to. It begins with the cursor ""; limit is how many blocks of the index,
-// of whatever rank, a page looks at, see store.Pager. Blocks may come twice.
+// Held returns a page of all blocks that the index holds of a rank, whichever process reads it. Dynamo's
+// worker query falls back to such a dump. It begins with the cursor ""; limit is how many blocks of the
+// index, of whatever rank, a page looks at, see store.Pager. Blocks may come twice.
 func (in *Ingester) Held(ctx context.Context, pod string, rank int, cursor string, limit int) (Held, error) {
 	life, err := in.config.Index.Life(ctx, pod, rank)
 	if err != nil {

@@ -33,8 +33,9 @@ type RankStats struct {
 	// Connected says that the publisher is; Connections counts how often it was.
 	Connected   bool
 	Connections uint64
-	// Messages counts those that were followed, Events those that are in the index, by
-	// kind, Undecodable those that were left out because they could not be understood.
+	// Messages counts those that were followed, and Events those that are in the index, by
+	// kind. Undecodable counts those that were left out because they could not be
+	// understood.
 	Messages    uint64
 	Events      [event.NumKinds]uint64
 	Undecodable uint64
@@ -51,7 +52,7 @@ type RankStats struct {
 	// QueueMessages and QueueBytes are what waits.
 	QueueMessages int
 	QueueBytes    int64
-	// Lag is how old the newest event was when it had been applied; 0 while none has
+	// Lag is how old the newest event was when it had been applied. It is 0 while none has
 	// told a time that can be (from 2020 on).
 	Lag time.Duration
 	// LastMessage is when the last message came, zero for never. A rank that is

@@ -26,10 +26,10 @@ const holeWait = 250 * time.Millisecond
 //  1. the other ranks' events are written, each under its generation and the sequence
 //  2. those of the own rank are written, which says that the whole push has been applied
 //
-// so a push that is tried again finds in the own rank whether all of it was done, and in
-// each other whether its part was. When a push is missing, the own generation ends
-// before anything else is done, and then those that it fed, whether they are in the push
-// or not: what is missing may have been about any of them.
+// so a push that is tried again finds in the own rank whether all of it was done. In
+// each other it finds whether that rank's part was. When a push is missing, the own
+// generation ends before anything else is done, and then those that it fed. They end
+// whether they are in the push or not: what is missing may have been about any of them.
 type stream struct {
 	in     *Ingester
 	p      *Pushed
@@ -152,7 +152,7 @@ func (s *stream) judge(ctx context.Context) (reason Reason, duplicate bool, err 
 }
 
 // claim makes sure that the pod is registered for the push's model before a generation of
-// it begins: what a pod's ranks hold is of one model, and two streams that end each other
+// it begins. What a pod's ranks hold is of one model, and two streams that end each other
 // would both get nothing. A registration that a push has made follows the stream that it
 // was made for; any other is for its maker to change.
 func (s *stream) claim(ctx context.Context) error {
@@ -260,8 +260,8 @@ func (s *stream) endFed(ctx context.Context, rank int, reason Reason) error {
 	return nil
 }
 
-// feed applies the events of a rank that does not name the stream. began is why the stream
-// has begun anew, 0 if it goes on.
+// feed applies the events of a rank that does not name the stream. Argument began is why
+// the stream has begun anew, 0 if it goes on.
 func (s *stream) feed(ctx context.Context, rank int, began Reason) error {
 	st := s.states[rank]
 	if err := s.in.refresh(ctx, st, s.p.Pod, rank); err != nil {

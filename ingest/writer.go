@@ -13,8 +13,8 @@ import (
 const maxCall = 1024
 
 // writer writes the batches of many ranks, those that come at about the same time in
-// one call: on a cluster that is what makes a call a partition carry many blocks.
-// A batch that comes when nothing is under way is written at once.
+// one call. On a cluster that makes a call a partition carry many blocks. A batch
+// that comes when nothing is under way is written at once.
 type writer struct {
 	index  store.Index
 	linger time.Duration

@@ -22,7 +22,7 @@ type Resolver interface {
 
 // DNS is a source of the pods behind a name, such as that of a headless service of
 // Kubernetes. The name is resolved again and again. While it cannot be, the last answer
-// stands; a name that does not exist has no pods, since a headless service without ready
+// stands. A name that does not exist has no pods, since a headless service without ready
 // pods has no name either. The Watcher gets each once, until it is something else.
 type DNS struct {
 	text     string
@@ -36,10 +36,11 @@ type DNS struct {
 	limit    int
 }
 
-// NewDNS reads what to resolve: host:port for A and AAAA records, or the name of SRV
-// records, which begins with _ (such as _http._tcp.vllm.default.svc) and brings the
-// ports along; and parameters as in ParsePod, which hold for all pods. A nil resolver is
-// the system's. interval is how often it is resolved, limit how many pods it may be.
+// NewDNS reads what to resolve. It is host:port for A and AAAA records, or the name of
+// SRV records. Such a name begins with _ (such as _http._tcp.vllm.default.svc) and
+// brings the ports along. Parameters as in ParsePod may follow, which hold for all pods.
+// A nil resolver is the system's. interval is how often it is resolved, limit how many
+// pods it may be.
 func NewDNS(text string, r Resolver, interval time.Duration, limit int) (*DNS, error) {
 	d := &DNS{text: text, resolver: r, interval: interval, timeout: min(interval, 5*time.Second), limit: limit}
 	if r == nil {

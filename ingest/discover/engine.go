@@ -94,11 +94,10 @@ func addressOf(p *store.Pod) string {
 	return p.Name
 }
 
-// Ask fills what is empty in a pod with what its engine says: the model, its other names, its
-// adapters and the kind by /v1/models, the endpoints, ranks and block size by vLLM's /kv_event_sources (0.31 and
-// later) or SGLang's /server_info (0.5.13 and later). What an engine does not have stays
-// empty. It returns an error, and leaves the pod as it was, when the engine cannot be
-// asked.
+// Ask fills what is empty in a pod with what its engine says. The model, its other names, its adapters and the
+// kind come by /v1/models. The endpoints, ranks and block size come by vLLM's /kv_event_sources (0.31 and later)
+// or SGLang's /server_info (0.5.13 and later). What an engine does not have stays empty. It returns an error,
+// and leaves the pod as it was, when the engine cannot be asked.
 func (a *Asker) Ask(ctx context.Context, p *store.Pod) error {
 	at := addressOf(p)
 	got := *p
@@ -128,8 +127,8 @@ func (a *Asker) Ask(ctx context.Context, p *store.Pod) error {
 // engines are the kinds by what they call themselves in /v1/models.
 var engines = map[string]string{"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
 
-// card is a model as an engine lists it: one for each name that it serves the model by, and
-// one for each LoRA adapter, whose parent is one of those.
+// card is a model as an engine lists it. There is one for each name that it serves the model by, and one for
+// each LoRA adapter, whose parent is one of those.
 type card struct {
 	ID      string  `json:"id"`
 	OwnedBy string  `json:"owned_by"`

@@ -60,8 +60,8 @@ type KubernetesConfig struct {
 }
 
 // Kubernetes is a source of the pods of a cluster that are ready. The API server sends it changes at once. A
-// pod that is being deleted, or whose engine does not run, has ended; one whose container was restarted
-// begins a new life when it is ready; one that is not ready any more, but runs, stays: its blocks are still
+// pod that is being deleted, or whose engine does not run, has ended. One whose container was restarted
+// begins a new life when it is ready. One that is not ready any more, but runs, stays: its blocks are still
 // there.
 //
 // Labels and annotations kvatlas.io/model, /engine, /role, /ranks, /events-port and
@@ -348,8 +348,8 @@ func slim(o any) (any, error) {
 	return u, nil
 }
 
-// found is what a pod of the cluster is: its life, "" when it has none or was not ready yet, and one engine
-// for each port. What err is about is left out of them.
+// found returns what a pod of the cluster is. That is its life, "" when it has none or was not ready yet,
+// and one engine for each port. What err is about is left out of them.
 func (k *Kubernetes) found(o *unstructured.Unstructured, t target) (life string, out []Found, err error) {
 	text := func(path ...string) string { s, _, _ := unstructured.NestedString(o.Object, path...); return s }
 	ip := text("status", "podIP")

@@ -62,8 +62,8 @@ var errConfig = errors.New("discover: invalid config")
 type Registrar struct {
 	config  Config
 	changed chan struct{}
-	// All belong to Run: that the index cannot be asked, that it can and refuses pods, and that
-	// there are too many of them, of which was told.
+	// All belong to Run. They say that the index cannot be asked, that it can and refuses pods,
+	// and that there are too many of them. Each was reported.
 	away, refuses, crowded bool
 	unasked                atomic.Bool // an engine of the last pass could not be asked
 
@@ -148,7 +148,7 @@ const firstPause = 500 * time.Millisecond
 const lookEvery = 250 * time.Millisecond
 
 // lost reports whether the registry has none of our pods any more, as that of a Redis that has
-// come back empty: no request finds a pod until they are registered again.
+// come back empty. No request finds a pod until they are registered again.
 func (r *Registrar) lost() bool {
 	reg := r.config.Index.Cached()
 	r.mu.Lock()

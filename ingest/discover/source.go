@@ -94,7 +94,7 @@ func endpoint(host string, port int) string {
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(port))
 }
 
-// ParsePod reads the text of a pod: host:port of its engine, which is its name, and
+// ParsePod reads the text of a pod. It is host:port of its engine, which is its name, and
 // perhaps parameters as in a URL, with the names and meaning of store.Pod:
 //
 //	10.0.0.1:8000?model=m&events=tcp://10.0.0.1:5557&replay=tcp://10.0.0.1:5558&ranks=2

@@ -6,8 +6,8 @@ import (
 )
 
 // AppendJSON appends an event as a JSON object with the names that vLLM and SGLang
-// use on the wire, which Decoder.JSONPushes reads back as it was: hashes and tokens
-// are numbers, of 64 bits where they are; fields that are empty are left out.
+// use on the wire. Decoder.JSONPushes reads it back as it was. Hashes and tokens
+// are numbers, of 64 bits where they are; empty fields are left out.
 func AppendJSON(dst []byte, e *Event) []byte {
 	dst = append(dst, `{"type":"`...)
 	dst = append(dst, e.Kind.String()...)
@@ -73,8 +73,9 @@ func appendJSONStored(dst []byte, e *Event) []byte {
 	return dst
 }
 
-// jsonObjects writes objects that have identifiers as vLLM's extra keys do, and all
-// others by their hashes as Dynamo's publisher does; of a mixture, hashes alone.
+// jsonObjects writes objects that have identifiers as vLLM's extra keys do. It
+// writes all others by their hashes as Dynamo's publisher does; of a mixture,
+// hashes alone.
 func jsonObjects(dst []byte, e *Event) []byte {
 	named := true
 	for _, x := range e.Extra {

@@ -15,7 +15,7 @@ type arena struct {
 }
 
 // idleDecodings is after how many decodings in a row that used less than an
-// eighth of its memory a Batch gives it back: one long prompt in an hour must not
+// eighth of its memory a Batch gives it back. One long prompt in an hour must not
 // cost its size for each of hundreds of ranks for ever.
 const idleDecodings = 256
 

@@ -1,13 +1,13 @@
 // Package event has the KV-cache events of inference engines: what vLLM, SGLang,
 // TensorRT-LLM, LMCache and Mooncake say of the blocks they keep, in one form.
 //
-// A [Decoder] reads what engines publish, in every form that vLLM 0.9 to 0.33 and
-// SGLang 0.4.6 to 0.5.23 have on the wire, Dynamo's TensorRT-LLM publisher,
-// TensorRT-LLM's own and Mooncake's: arrays with the kind first, of any length,
-// and maps by name, of which what is not known is passed over. It reads a message
-// once, allocates nothing once a [Batch] has grown to the messages it is used for,
-// and believes no size in a message before it has looked whether the bytes for it
-// are there and whether an operator's [Limits] allow it.
+// A [Decoder] reads what engines publish. It reads every form that vLLM 0.9 to
+// 0.33 and SGLang 0.4.6 to 0.5.23 have on the wire, Dynamo's TensorRT-LLM
+// publisher, TensorRT-LLM's own and Mooncake's. They are arrays with the kind
+// first, of any length, and maps by name. What is not known of a map is passed
+// over. It reads a message once, and allocates nothing once a [Batch] has grown to
+// the messages it is used for. It believes no size in a message unless the bytes
+// for it are there and an operator's [Limits] allow it.
 //
 //	var (
 //		d event.Decoder

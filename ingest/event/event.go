@@ -2,9 +2,9 @@ package event
 
 import "fmt"
 
-// Hash names a block as its engine does. It is the 64-bit number on the wire,
-// signed ones as two's complement; of a hash that is sent as bytes it is the last
-// eight, big endian, which is what vLLM itself cuts a digest to.
+// Hash names a block as its engine does. It is the 64-bit number on the wire, signed
+// ones as two's complement. Of a hash that is sent as bytes it is the last eight, big
+// endian: vLLM itself cuts a digest to that.
 type Hash uint64
 
 // Kind is what an event tells.
@@ -51,8 +51,8 @@ type Event struct {
 	// BlockSize is the engine's block size in tokens; 0 where the engine keeps it
 	// to itself.
 	BlockSize int
-	// Lookahead are the tokens behind each block that went into its hash beside its
-	// own (EAGLE and MTP with vLLM), as many for each block; empty for none. They
+	// Lookahead are the tokens behind each block that went into its hash beside its own
+	// (EAGLE and MTP with vLLM). There are as many for each block; empty for none. They
 	// explain a hash and are no part of the block.
 	Lookahead []uint32
 	// Medium is where the blocks are in the engine's own word, "" where it has
@@ -84,7 +84,7 @@ type Event struct {
 }
 
 // SpecWidest is the Spec of events of an engine that tells each group's window, and not
-// which group holds whole prefixes: that is the one of the widest window (TensorRT-LLM).
+// which group holds whole prefixes. That is the one of the widest window (TensorRT-LLM).
 // A Cleared of this Spec says that the engine begins anew, and a Stored without hashes
 // that there is a group of its window.
 const SpecWidest = "widest_window"
@@ -115,8 +115,8 @@ type Skip struct {
 }
 
 // Extra is what went into one block's hash beside its tokens, as far as the event
-// tells: multimodal objects by their ids, each with the token of the block at which
-// it begins (0 where the engine does not tell).
+// tells. It has multimodal objects by their ids, each with the token of the block at
+// which it begins (0 where the engine does not tell).
 type Extra struct {
 	Objects []Object
 }

@@ -13,8 +13,8 @@ import (
 // event's hashes.
 var ErrUnexplained = errors.New("event: no scheme and seed that were tried gives these hashes")
 
-// ErrNoStart is returned by Explain for an event from which nothing can be learnt:
-// it is not of the first blocks of a prompt, or has not all of their tokens.
+// Explain returns ErrNoStart for an event from which nothing can be learnt. The event is not of the first
+// blocks of a prompt, or has not all of their tokens.
 var ErrNoStart = errors.New("event: not the start of a prompt with its tokens")
 
 // Explanation is how an engine makes its hashes, as far as an event shows it.
@@ -58,11 +58,12 @@ const triedSeeds = 256
 const maxExplained = 4
 
 // Explain finds out how an engine came to the hashes of a Stored event, by trying
-// the schemes that blockkey knows: vLLM's algorithms with the given seeds, with
-// vLLM's default and with small numbers, and SGLang's. It needs an event with the
-// first blocks of a prompt and their tokens, else it is ErrNoStart; when nothing
-// fits, it is ErrUnexplained: the seed is another one, or goes by what no event
-// tells, as the path of an adapter from vLLM 0.31 on does, which loraPath may give.
+// the schemes that blockkey knows. It tries SGLang's, and vLLM's algorithms with
+// the given seeds, with vLLM's default and with small numbers. It needs an event
+// with the first blocks of a prompt and their tokens, else it is ErrNoStart. When
+// nothing fits, it is ErrUnexplained: the seed is another one, or goes by what no
+// event tells. The path of an adapter from vLLM 0.31 on does so, which loraPath
+// may give.
 //
 // It computes some thousands of hashes, for tools and not for each event.
 func Explain(e *Event, seeds []string, loraPath string) (Explanation, error) {
@@ -144,9 +145,8 @@ func explainVLLM(e *Event, n int, seed, loraPath string) (Explanation, bool) {
 	return Explanation{}, false
 }
 
-// vllmObjects are the event's objects by where they stand in the prompt. An event
-// tells where an object begins and which blocks it reaches into, so its length is
-// that up to the end of the last of them.
+// vllmObjects are the event's objects by where they stand in the prompt. An event tells where an object
+// begins and which blocks it reaches into. So its length is that up to the end of the last of them.
 func (e *Event) vllmObjects() []blockkey.VLLMObject {
 	var out []blockkey.VLLMObject
 	for i, x := range e.Extra {

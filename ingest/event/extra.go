@@ -11,12 +11,12 @@ import (
 const dynamoSalt = "dynamo-cache-salt:"
 
 // extras reads the extra keys of an event: what else went into each block's hash.
-// vLLM sends them without a tag: the adapter's name, objects as (identifier,
-// offset) or in old versions by their bare identifiers, in the first block of a
-// prompt the cache salt, and the digest of prompt embeddings. Taking an adapter or
-// a salt for an object, or for nothing, would let tenants see each other's
-// blocks, so what cannot be told apart is kept apart: as an object of that name,
-// which no other prompt has.
+// The engine vLLM sends them without a tag. They are the adapter's name, the
+// digest of prompt embeddings, and in the first block of a prompt the cache salt.
+// Objects are (identifier, offset), or in old versions bare identifiers. Taking an
+// adapter or a salt for an object, or for nothing, would let tenants see each
+// other's blocks. So what cannot be told apart is kept apart: as an object of that
+// name, which no other prompt has.
 func (d *Decoder) extras(f *fields) {
 	for _, list := range [...]struct {
 		at    int
@@ -157,9 +157,9 @@ func (d *Decoder) inNextRow(s []byte, lora string) bool {
 	return false
 }
 
-// tagged reads an extra key that is a tuple: (identifier, offset) of an object, or
-// what vLLM 0.31 hashes, ("lora", name, path), ("mm", identifier, offset),
-// ("cache_salt", salt).
+// tagged reads an extra key that is a tuple. It is (identifier, offset) of an
+// object, or what vLLM 0.31 hashes: ("lora", name, path), ("mm", identifier,
+// offset), ("cache_salt", salt).
 func (d *Decoder) tagged(f *fields) bool {
 	e := f.e
 	n, ok := d.array()

@@ -106,8 +106,8 @@ func (m *Media) String() string {
 }
 
 // Tier returns where blocks in medium are. Of a word that is not known it returns
-// false: its blocks may be slow to reach or far away, so they must weigh nothing
-// in a score until an operator says where they are.
+// false. Its blocks may be slow to reach or far away, so they must weigh nothing in
+// a score until an operator says where they are.
 func (m *Media) Tier(medium string) (tier store.Tier, known bool) {
 	if len(medium) > maxMedium {
 		return 0, false

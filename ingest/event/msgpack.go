@@ -6,9 +6,9 @@ import (
 )
 
 // cursor reads MessagePack. A method that reads a value of some type returns false
-// and leaves the cursor where it is when the value has another type. When the bytes
-// end before the value does, or are no MessagePack, the cursor is broken for good
-// and stands at the end; a reader checks that once.
+// and leaves the cursor where it is when the value has another type. The bytes may
+// end before the value does, or be no MessagePack. Then the cursor is broken for
+// good and stands at the end; a reader checks that once.
 type cursor struct {
 	b      []byte
 	i      int
@@ -212,7 +212,7 @@ func (c *cursor) number() (float64, bool) {
 	return float64(v), ok
 }
 
-// skip passes over one value, however deep, without a stack: it counts the values
+// skip passes over one value, however deep, without a stack. It counts the values
 // that are still to come, of which each has a byte at least.
 func (c *cursor) skip() {
 	for pending := 1; pending > 0; pending-- {

@@ -23,8 +23,9 @@ type Push struct {
 	// order and nothing to notice a loss by.
 	Seq    uint64
 	HasSeq bool
-	// BlockSize is the engine's block size in tokens, for TensorRT-LLM's events: smaller
-	// blocks are partial and left out. 0 leaves that to the caller that applies the events.
+	// BlockSize is the engine's block size in tokens, for TensorRT-LLM's events. Smaller
+	// blocks are partial and left out. 0 leaves that to the caller that applies the
+	// events.
 	BlockSize int
 	// Batches are the events, one for each rank that they are of; within it in order.
 	Batches []Batch
@@ -52,7 +53,7 @@ func (e *ParamError) Error() string { return fmt.Sprintf("event: %s %s", e.Param
 // ErrMalformed.
 //
 // With MessagePack the body may also be a message as engines publish it, [time,
-// [event...], rank]; the push then has no Pod, for the caller to fill in.
+// [event...], rank]. The push then has no Pod, for the caller to fill in.
 func (d *Decoder) Pushes(body []byte) ([]Push, error) {
 	d.limits = d.Limits.filled()
 	if len(body) > d.limits.Payload {

@@ -11,9 +11,10 @@ func (d *Decoder) token() (uint32, bool) {
 	return uint32(v), ok
 }
 
-// tokens reads the tokens of an event: numbers; pairs of them, each with the token
-// that follows; or, where TensorRT-LLM puts an object's digest in place of a
-// token, texts among them, of which no key can be made: then there are none.
+// tokens reads the tokens of an event. They are numbers, or pairs of them, each
+// with the token that follows. Where TensorRT-LLM puts an object's digest in place
+// of a token, there are texts among them. No key can be made of these: then there
+// are none.
 func (d *Decoder) tokens(field string) (tokens []uint32, bigram bool) {
 	n := d.list(field, d.limits.Tokens)
 	if n > 0 && isArray(d.peek()) {

@@ -10,11 +10,11 @@ import "math"
 //	{"data":{"type":"updated","block_hash":h,"cache_level":{"old_value":0,"new_value":1}}}
 //	{"data":{"type":"created",...}}
 //
-// It may become several events of this package: blocks in different levels of the
-// cache are different media, and a move is a store in one and a removal from the
-// other. All are of SpecWidest: which window holds whole prefixes, and which blocks are
-// whole, is told by what else the engine has sent, which the reader remembers. Its layer
-// groups are groups: each has its own copy of a block.
+// It may become several events of this package. Blocks in different levels of the cache
+// are different media, and a move is a store in one and a removal from the other. All
+// are of SpecWidest. Which window holds whole prefixes, and which blocks are whole, is
+// told by what else the engine has sent, which the reader remembers. Its layer groups
+// are groups: each has its own copy of a block.
 func (d *Decoder) eventTRT(f *fields) {
 	end := d.i
 	d.i = f.data
@@ -86,7 +86,7 @@ func (d *Decoder) dataTRT(f *fields) {
 const none = -2
 
 // beginsAnew reports whether an event is the first by which an engine, or one of its ranks,
-// says that it begins: it sends a "created" for each of its windows.
+// says that it begins. It sends a "created" for each of its windows.
 func (d *Decoder) beginsAnew(kind string, rank int) bool {
 	before := d.created
 	d.created = none

@@ -1,10 +1,9 @@
-// Package fleet decides which replica reads which rank: it gives each rank that sends events exactly
-// one reader among all replicas of kvatlas, and keeps it so while replicas and engines
-// come and go.
+// Package fleet decides which replica reads which rank. Each rank that sends events has exactly one reader
+// among all replicas of kvatlas. It stays so while replicas and engines come and go.
 //
-// Each replica runs a [Fleet]. A few times a second it says that it lives, sees which others do and what each
-// reads ([store.Leases]), and works out by itself what is to be done (plan.go, a pure function of that view).
-// All replicas that see the same come to the same, so no leader has to be chosen; where two see
+// Each replica runs a [Fleet]. A few times a second it says that it lives, and sees which others do and what
+// each reads ([store.Leases]). It works out by itself what is to be done (plan.go, a pure function of that
+// view). All replicas that see the same come to the same, so no leader has to be chosen. Where two see
 // different things, the index lets one of them have the rank. What it guarantees:
 //
 //   - A rank is read by one replica. Should one be stopped and come back, what it

@@ -292,9 +292,9 @@ func (f *Fleet) call(ctx context.Context, p *plan) (ok bool) {
 	return true
 }
 
-// callForLess calls again when there is no room for so many leases, and so nothing has been
-// done: our life, and what the dead have left, must not wait until there is. Of the free ranks it asks for
-// half as many each time, as the index does not say how many there is room for.
+// callForLess calls again when there is no room for so many leases, and so nothing has been done. Our
+// life, and what the dead have left, must not wait until there is room. Of the free ranks it asks for half
+// as many each time, as the index does not say how many there is room for.
 func (f *Fleet) callForLess(ctx context.Context, c *store.LeaseCall) (v store.LeaseView, err error) {
 	var leased, fresh []store.RankRef
 	for _, r := range c.Acquire {

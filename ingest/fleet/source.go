@@ -74,12 +74,12 @@ func Check(p *store.Pod) error {
 }
 
 // Sources are the event streams of a pod's ranks, in order; none when the pod has no
-// Events. Events and Replay are the endpoints of rank 0, and those of rank n are n
-// ports higher; or they are one endpoint for each rank, with commas between. A host
-// of *, 0.0.0.0 or [::], with which engines bind, stands for that of the pod's
-// Address, or of its Name. Events that begin with bind+ are where the engine connects to
-// us; see Wiring.Bind. No endpoint can be of events and of a replay socket, whatever the
-// ranks. What is wrong with them is an *EndpointError.
+// Events. Events and Replay are the endpoints of rank 0, and those of rank n are n ports
+// higher. Or they are one endpoint for each rank, with commas between. A host of *,
+// 0.0.0.0 or [::], with which engines bind, stands for that of the pod's Address, or of
+// its Name. Events that begin with bind+ are where the engine connects to us; see
+// Wiring.Bind. No endpoint can be of events and of a replay socket, whatever the ranks.
+// What is wrong with them is an *EndpointError.
 func (w *Wiring) Sources(p *store.Pod) ([]ingest.Source, error) {
 	if p.Events == "" {
 		return nil, nil

@@ -14,8 +14,8 @@ import (
 // Wiring is how the engines of a fleet are reached, beside what the registrations of
 // their pods say. The zero value connects to them, in the clear, and reads all topics.
 type Wiring struct {
-	// Bind is the address of this machine, without a port, at which engines may connect
-	// whose pod's endpoint is bind+tcp://*:PORT; * is all of its addresses. "" refuses such pods: a
+	// Bind is the address of this machine, without a port, at which engines may connect whose pod's
+	// endpoint is bind+tcp://*:PORT; * is all of its addresses. With "" such pods are refused: a
 	// registration would otherwise open ports here.
 	Bind string
 	// Topic is the prefix of the topics that are read, in which {pod}, {host}, {model}

@@ -11,7 +11,7 @@ import (
 )
 
 // RouterEvent is an event as Dynamo's KV router keeps it (crate dynamo-kv-router
-// 1.6.1, protocols.rs): with local block hashes, which are those of the native
+// 1.6.1, protocols.rs). It has local block hashes, which are those of the native
 // scheme, in the place of tokens.
 type RouterEvent struct {
 	// Worker is the id of the engine, Rank its data-parallel rank.

@@ -1,15 +1,15 @@
-// Package record keeps engines' messages in files and reads them back: to see later
-// what an engine said, to play it again, to hand it on.
+// Package record keeps engines' messages in files and reads them back. So one can
+// see later what an engine said, play it again, or hand it on.
 //
 // A record is JSONL. A line is a message as it came, with the time since the record
 // began:
 //
 //	{"timestamp":1250,"topic":"kv@10.0.0.1@m","seq":7,"payload":"<base64>"}
 //
-// in milliseconds; the payload is to the byte what the engine sent, so that a
+// in milliseconds. The payload is to the byte what the engine sent, so that a
 // decoder of tomorrow reads more of it than one of today. Files are rotated: the
-// newest has the name of the record, those before .1, .2 and so on, and no more than
-// a given number are kept.
+// newest has the name of the record, those before .1, .2 and so on. No more than a
+// given number are kept.
 //
 // Read are also the records of Dynamo's recorder, {"timestamp":ms,"event":{...}},
 // whose events have hashes in the place of tokens; see RouterEvent.

@@ -15,9 +15,9 @@ import (
 const maxCertificate = 64 << 10
 
 // ReadCurve reads the keys for CURVE from two files in the form (ZPL, RFC 4) that libzmq's
-// tools write, pyzmq's zmq.auth.create_certificates and czmq's zcert among them: own has
-// our public and secret key, server the engines' public key. Errors name the file and never
-// what is in it.
+// tools write. Among them are pyzmq's zmq.auth.create_certificates and czmq's zcert. File
+// own has our public and secret key, server the engines' public key. Errors name the file
+// and never what is in it.
 func ReadCurve(own, server string) (*Curve, error) {
 	c := &Curve{}
 	keys, err := readCertificate(own)

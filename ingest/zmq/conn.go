@@ -324,7 +324,7 @@ func (c *conn) beat(interval time.Duration, done <-chan struct{}) {
 	}
 	// When the peer may give us up, in tenths of seconds. That is ten times as late as
 	// we do. A process that was stopped for some seconds finds what was published
-	// meanwhile in its connection; without it, and without a replay socket, all that
+	// meanwhile in its connection. Without it, and without a replay socket, all that
 	// the engine has told would be lost.
 	ttl := binary.BigEndian.AppendUint16(nil, uint16(min(max(peerPatience*interval/(100*time.Millisecond), 1), 0xffff)))
 	ping := frame{flagCommand, newCommand("PING", ttl)}

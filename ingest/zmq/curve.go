@@ -8,8 +8,8 @@ import (
 	"golang.org/x/crypto/nacl/box"
 )
 
-// curveClient is the client's side of CURVE (RFC 26): four commands that agree on
-// keys of this connection, after which each frame travels in a box.
+// curveClient is the client's side of CURVE (RFC 26). It has four commands that
+// agree on keys of this connection, after which each frame travels in a box.
 //
 //	C, c   our key pair          S    the server's public key
 //	C', c' ours, this connection S'   the server's, this connection

@@ -15,8 +15,8 @@ const (
 	flagCommand = 0x04
 )
 
-// step is up to how many bytes are allocated before any have come: a peer that
-// states a large size and sends nothing gets no more than this.
+// step is up to how many bytes are allocated before any have come. A peer that states
+// a large size and sends nothing gets no more than this.
 const step = 64 << 10
 
 // readFrame reads a frame of at most limit bytes into memory of its own.

@@ -20,10 +20,10 @@ var ErrStop = errors.New("zmq: enough")
 // Replay asks an engine for its messages from a sequence on and gives each to fn,
 // in the order in which they come.
 //
-// It returns nil when the engine says that these were all, which it says too when
-// some were dropped on the way, or when fn returned ErrStop. ErrCut says that
-// nothing came for c.Idle, that c.Timeout is over or that the connection ended in
-// the middle; other errors are fn's, ctx's, and those of connecting.
+// It returns nil when the engine says that these were all, or when fn returned
+// ErrStop. The engine says so too when some were dropped on the way. ErrCut says
+// that nothing came for c.Idle, that c.Timeout is over or that the connection
+// ended in the middle. Other errors are fn's, ctx's, and those of connecting.
 //
 // fn must return quickly: engines drop what is not read at once, and say nothing.
 func Replay(ctx context.Context, c ReplayConfig, from uint64, fn func(Message) error) error {
