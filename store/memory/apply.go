@@ -12,7 +12,7 @@ import (
 )
 
 // Apply implements [store.Index]. A block that would need a set of holders for
-// which there is no memory loses credit instead: an add is forgotten, a removal
+// which there is no memory loses credit instead. An add is forgotten, a removal
 // takes the block from all its holders, and either counts as an eviction.
 func (x *Index) Apply(ctx context.Context, batches ...store.Batch) error {
 	if err := x.enter(ctx); err != nil {
@@ -251,7 +251,7 @@ func (w *writer) removeBlocks(keys []blockkey.Key, mask blockkey.Model) {
 }
 
 // removeBlock ends that the holders hold a block, and returns where the block
-// is or was. p is where it was a moment ago, or nowhere.
+// is or was. Argument p is where it was a moment ago, or nowhere.
 func (w *writer) removeBlock(k blockkey.StoreKey, hash uint64, p place) place {
 	x := w.x
 	s := &x.shards[shardOf(hash)]

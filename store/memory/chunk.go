@@ -32,8 +32,8 @@ type chunk struct {
 	refs [chunkSlots]uint32 // see makeRef; atomic
 }
 
-// A ref is what a slot says about its block: the age in the upper 6 bits, the
-// set of holders below; 0 is no block.
+// A ref is what a slot says about its block. It has the age in the upper 6 bits
+// and the set of holders below; 0 is no block.
 const (
 	setBits = 26
 	setMask = 1<<setBits - 1

@@ -11,7 +11,8 @@ import (
 // Config bounds an index. The zero Config is valid.
 type Config struct {
 	// MaxBlocks is the number of blocks that the index holds; what comes beyond
-	// evicts. 0 is 16 Mi blocks, which take about 420 MB; the least is 4096.
+	// evicts. The default for 0 is 16 Mi blocks, which take about 420 MB; the
+	// least is 4096.
 	MaxBlocks int
 	// MaxBytes bounds the memory of blocks and holder sets; sets can take half
 	// of it. Writes that run at the same time may together go some kilobytes
@@ -23,8 +24,8 @@ type Config struct {
 	// store.ErrFull. 0 is 10,000 pods, 100,000 holders and 10,000 models.
 	MaxPods, MaxHolders, MaxModels int
 	// MaxMapEntries bounds the entries of the maps of all generations together,
-	// which take about 60 bytes each beside MaxBytes; beyond it batches that set
-	// some are refused with store.ErrFull. 0 is 4 Mi.
+	// which take about 60 bytes each beside MaxBytes. Beyond it batches that set
+	// some are refused with store.ErrFull. The default for 0 is 4 Mi.
 	MaxMapEntries int
 	// Clock is what leases are measured by. nil is time.Now.
 	Clock store.Clock

@@ -8,9 +8,9 @@ import (
 )
 
 // entryMap is the map of a generation: from store.MapKey to 1 to store.MaxMapValue bytes.
-// It is a table of open addressing over cells of few sizes, neither of which has pointers:
-// the garbage collector looks at no entry, and a change of one allocates nothing. The zero
-// value is empty. It is not safe for concurrent use.
+// It is a table of open addressing over cells of few sizes, neither of which has pointers.
+// So the garbage collector looks at no entry, and a change of one allocates nothing. The
+// zero value is empty. It is not safe for concurrent use.
 type entryMap struct {
 	seed  uint64      // keeps engines, which choose hashes, from choosing slots
 	slots []entrySlot // a power of two of them; none while there is no entry

@@ -10,11 +10,11 @@ import (
 // has the oldest among a few chosen at random; of equals the last one goes first.
 //
 // Behind an evicted block a chain is unreachable, however many blocks are left
-// of it. So victims should be tails, or whole chains. A lookup walks a chain
-// from its head, and so renews the head whenever it renews a block behind it; a
-// chain that no request asks for grows old as a whole and lies together, and goes
-// as a whole, tail first. Random or least-frequently-used eviction takes heads
-// as often as tails and leaves most of the survivors unreachable.
+// of it. So victims should be tails, or whole chains. A lookup walks a chain from
+// its head, and so renews the head whenever it renews a block behind it. A chain
+// that no request asks for grows old as a whole and lies together, and goes as a
+// whole, tail first. Random or least-frequently-used eviction takes heads as
+// often as tails and leaves most of the survivors unreachable.
 //
 // The age moves by one with each eighth of the index that is filled anew. So a block that no request asks for
 // is gone after about eight ages, and 64 are enough to tell old from young.
@@ -55,8 +55,8 @@ func (w *writer) makeRoom() {
 	}
 	for over() > 0 && w.evict(int(over())) {
 	}
-	// Bytes come back in whole chunks, and from sets and tables later: a few
-	// chunks at a time will do, since the next writer looks again.
+	// Bytes come back in whole chunks, and from sets and tables later. A few chunks at a time will do, since
+	// the next writer looks again.
 	for i := 0; i < 4 && full() && w.evict(chunkSlots); i++ {
 		w.flush()
 	}

@@ -34,8 +34,8 @@ type Index struct {
 	blocks     atomic.Int64
 	bytes      atomic.Int64 // of chunks and tables
 
-	// gate is held shared to change slots, for one op at a time, and alone to free sets or to know that all
-	// changes have arrived.
+	// gate is held shared to change slots, for one op at a time. It is held alone to free sets or to know
+	// that all changes have arrived.
 	gate sync.RWMutex
 
 	maxBlocks, maxBytes int64

@@ -19,12 +19,11 @@ const (
 
 // janitor gives back the memory of what is gone, in short steps.
 //
-// It sweeps: a retirement or a clear only ends holder ids, in O(1), and no
-// lookup credits them from then on; what remains of them in the sets of blocks
-// is taken out later.
+// It sweeps. A retirement or a clear only ends holder ids, in O(1), and no lookup credits them from then on.
+// What remains of them in the sets of blocks is taken out later.
 //
-// It compacts: chunks that have more dead slots than live ones for long are
-// emptied into others, so that the log stays in proportion to its blocks.
+// It compacts. Chunks that have more dead slots than live ones for long are emptied into others, so that the
+// log stays in proportion to its blocks.
 //
 // It has a goroutine, so that an index at rest shrinks too, and writes cost the
 // same while it works. Should it fall far behind, writers lend a hand.

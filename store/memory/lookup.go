@@ -19,9 +19,9 @@ const (
 	checkEvery = 1024
 )
 
-// Lookup implements [store.Index]. It allocates nothing. A deadline does not end it:
-// nothing in it waits, so one that has passed says that this process was not running,
-// and the answer is there at once. A context that is canceled does.
+// Lookup implements [store.Index]. It allocates nothing. A deadline does not end it,
+// since nothing in it waits. One that has passed says that this process was not
+// running, and the answer is there at once. A context that is canceled does.
 func (x *Index) Lookup(ctx context.Context, queries ...*store.Query) error {
 	for i, q := range queries {
 		if q == nil || q.Fold == nil {
@@ -63,8 +63,8 @@ func (x *Index) going(ctx context.Context) error {
 // It goes along the log for as long as the chain does, and otherwise seeks the
 // next block. Each stretch of blocks with one set is a run. Between reading the
 // refs of a run and telling the folder, walk looks whether sets have been freed
-// (see sets.reap): the set's id may have another meaning by now, and the run is
-// read again.
+// (see sets.reap). If so, the set's id may have another meaning by now, and the
+// run is read again.
 func (x *Index) walk(ctx context.Context, q *store.Query) (read int, err error) {
 	var (
 		keys     = q.Keys
@@ -150,8 +150,8 @@ func (x *Index) run(p place, keys []blockkey.Key, mask blockkey.Model, set uint3
 // alike returns how many of the blocks at the beginning are those that the keys
 // are of, and have the set. The slices have the same length.
 //
-// It compares eight blocks at a time with one branch: most chains go on for as
-// long as a chunk does, so that a branch a block is most of what a block costs.
+// It compares eight blocks at a time with one branch. Most chains go on for as long
+// as a chunk does, so a branch a block would be most of what a block costs.
 func alike(ks []blockkey.StoreKey, ahead []blockkey.Key, refs []uint32, mask blockkey.Model, set uint32) (n int) {
 	for len(ks) >= 8 && len(ahead) >= 8 && len(refs) >= 8 {
 		k, a, r := (*[8]blockkey.StoreKey)(ks), (*[8]blockkey.Key)(ahead), (*[8]uint32)(refs)

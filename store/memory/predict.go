@@ -12,7 +12,7 @@ import (
 func (g *registry) sinceBegan(ms int64) int64 { return int64(time.UnixMilli(ms).Sub(g.began)) }
 
 // prediction returns the rank's holder in tier Predicted that ends then, which it begins if
-// there is none; the zero holder if that time is over. The caller holds mu.
+// there is none. It returns the zero holder if that time is over. The caller holds mu.
 func (g *registry) prediction(r *rank, b *store.Batch, until int64) (holder, error) {
 	end := g.sinceBegan(until)
 	if end <= g.now() {

@@ -98,9 +98,8 @@ func (s *sets) init(limit int64) {
 	s.limit = limit
 }
 
-// ids returns the holders of a set. A reader may ask for a set that has been
-// freed since, and must then find out by freed; what it gets is then nil or of
-// another set.
+// ids returns the holders of a set. A reader may ask for a set that has been freed since, and must then find
+// out by freed. What it gets is then nil or of another set.
 func (s *sets) ids(id uint32) []store.HolderID {
 	if p := s.get(id); p != nil {
 		return p.ids()
@@ -301,9 +300,9 @@ func (s *sets) addPage(n int) *setPage {
 // reap looks at up to limit sets that may be unused and frees those that are.
 // It returns whether there are others to look at. The caller holds the gate.
 //
-// It moves freed before it frees the first set. By then no slot refers to any of
-// them, so that a reader that reads refs after it meets none; and a reader that has read refs before it, and
-// finds freed as it was after fetching the sets, has fetched them before they went.
+// It moves freed before it frees the first set. By then no slot refers to any of them, so a reader that
+// reads refs after it meets none. A reader may have read refs before it, and find freed as it was after
+// fetching the sets. Then it has fetched them before they went.
 func (s *sets) reap(limit int) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

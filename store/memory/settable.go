@@ -1,7 +1,7 @@
 package memory
 
-// setTable finds sets by a hash of their holders. An entry has the hash in its upper half, so that a
-// table which grows need not look at sets, and the set's id in the lower; 0 is empty. Each lies at its
+// setTable finds sets by a hash of their holders. An entry has the hash in its upper half and the
+// set's id in the lower; 0 is empty. So a table that grows need not look at sets. Each lies at its
 // home or, where that is taken, at the next place that is free. The zero table is empty.
 type setTable struct {
 	entries []uint64

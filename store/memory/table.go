@@ -32,8 +32,8 @@ type bucket struct {
 
 const bucketBytes = 64
 
-// The hash of a block chooses its shard by the upper 8 bits. The next 32 are
-// its tag, which chooses its home bucket and is kept in the entry, so that a
+// The hash of a block chooses its shard by the upper 8 bits. The next 32 are its
+// tag, which chooses its home bucket. The tag is kept in the entry, so that a
 // resize need not look at keys.
 func shardOf(hash uint64) uint8 { return uint8(hash >> (64 - shardBits)) }
 
@@ -158,7 +158,7 @@ func (x *Index) redirect(id uint8, s *shard, tag, pos, to uint32) {
 	}
 	s.live--
 	// A table that shrinks early moves each entry more than twice while the shard
-	// empties; from a third on it is less than once, for 27 bytes a block at most.
+	// empties. From a third on it is less than once, for 27 bytes a block at most.
 	if n := len(s.t); n > 4 && s.live*3 < n*slots {
 		x.resize(id, s, s.live/5+1)
 	}
@@ -175,8 +175,8 @@ func (b *bucket) holds(e uint64, slot *int) bool {
 }
 
 // larger returns the size of the table to grow to: then it is two fifths full.
-// Growing by half instead saves two bytes a block on average, and moves each
-// entry twice while an index fills: new blocks take a fifth longer.
+// Growing by half instead saves two bytes a block on average, and moves each entry
+// twice while an index fills. New blocks then take a fifth longer.
 func larger(n int) int { return 2*n + 1 }
 
 // resize moves the shard's entries into a table of n buckets. Readers may go on
@@ -213,11 +213,11 @@ func (t table) put(e uint64) {
 
 // seek returns where a block is, without a lock; nowhere if it is not.
 //
-// The slot is the truth, the table only leads there. Writers keep to this order:
-// a new block gets its ref and then its entry; a removed one loses its entry and
-// then its ref; a moved one gets its new slot, its entry is exchanged, and then
+// The slot is the truth, the table only leads there. Writers keep to this order.
+// A new block gets its ref and then its entry. A removed one loses its entry and
+// then its ref. A moved one gets its new slot, its entry is exchanged, and then
 // the old slot loses its ref. So a slot that has the key and no ref tells that
-// the entry which led there is outdated, and another look finds the new one.
+// the entry which led there is outdated. Another look finds the new one.
 func (x *Index) seek(k blockkey.StoreKey, hash uint64) place {
 	tag := tagOf(hash)
 again:
