@@ -64,10 +64,10 @@ type held struct {
 }
 
 // fill gives the refs of a pod the ids that are known. It is false when the
-// server must be asked. So it is for an unknown pod, for a holder that needs an
-// id, and for one that is not known to be of the guard's generation. It is
-// false too when no holder has an id, since nothing then shows that the pod is
-// still registered.
+// server must be asked. So it is for an unknown pod, and for a holder that
+// needs an id or whose generation is not known to be the guard's. It is false
+// too when no holder has an id, since nothing then shows that the pod is still
+// registered.
 func (h *holderCache) fill(pod *podPlan) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

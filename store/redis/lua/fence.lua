@@ -4,7 +4,7 @@
 -- seq is what the record shall say, "" to leave what it says; a sequence that is
 -- under way is forgotten. Without a record it is an error unless create is 1.
 -- Returns {APPLIED, seq}. Or it returns, with seq 0: FENCED, the record has a
--- higher fence; ENDED, there is none; LATE, the lease of some pod has run out.
+-- higher fence; ENDED, there is none; LATE, some pod's lease has run out.
 
 if KEYS[2] then
   local next = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
