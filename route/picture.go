@@ -2,6 +2,7 @@ package route
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"sync"
 	"time"
@@ -12,9 +13,10 @@ import (
 
 // modelState is what is remembered of a model.
 type modelState struct {
-	mu       sync.Mutex // protects all below, and is held while a picture is read
+	mu       sync.Mutex // protects all below
 	picture  loads.Picture
-	read     time.Time // zero before the first
+	reading  *reading  // the try that is under way, nil for none
+	read     time.Time // when the last try began; zero before the first
 	seen     time.Time // when picture was read
 	failed   error     // of the last try; nil if it succeeded
 	settings *Settings // never changed, but replaced
@@ -64,35 +66,95 @@ func (r *Router) picture(ctx context.Context, model string, fresh bool) (p loads
 	return p, s, version, err != nil
 }
 
-// tellAway tells that the loads of a model can not be read or changed.
+// tellAway tells that the loads of a model can not be read or changed. That a caller has left
+// says nothing of them.
 func (r *Router) tellAway(model string, err error) {
-	if r.c.Away != nil {
+	if r.c.Away != nil && !errors.Is(err, context.Canceled) {
 		r.c.Away(model, err)
 	}
+}
+
+// reading is a try to read a picture. Requests that want one meanwhile wait for it: with loads
+// that do not answer, a try of each after the other would make them wait for all before them.
+type reading struct {
+	done chan struct{} // closed when it is over
+	// err is why it failed, gone that its caller left before it ended. Both are written before
+	// done is closed.
+	err  error
+	gone bool
 }
 
 // readPicture is picture, with why the loads are away.
 func (r *Router) readPicture(ctx context.Context, m *modelState, model string, fresh bool) (p loads.Picture, s *Settings, version int64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := r.c.Now()
-	if fresh || m.read.IsZero() || now.Sub(m.read) >= pictureAge {
-		bound, cancel := context.WithTimeout(ctx, pictureWait)
-		defer cancel()
-		picture, err := r.c.Loads.Loads(bound, model)
-		m.failed = err
-		m.read = now
-		switch {
-		case err == nil:
-			m.picture, m.seen = picture, now
-			m.adopt(r.c.Settings)
-		case m.picture.Loads == nil:
-			m.picture = loads.Picture{Now: now.UnixMicro(), Loads: map[store.RankRef]loads.Load{}}
-		case now.Sub(m.seen) > loads.EngineStale:
-			m.picture.Engines = nil
+	if fresh || m.reading != nil || m.read.IsZero() || r.c.Now().Sub(m.read) >= pictureAge {
+		older := m.reading != nil
+		err = r.awaitPicture(ctx, m, model)
+		if fresh && older && err == nil { // that one began before this call
+			err = r.awaitPicture(ctx, m, model)
 		}
+		if err != nil && m.picture.Loads == nil {
+			m.picture = loads.Picture{Now: r.c.Now().UnixMicro(), Loads: map[store.RankRef]loads.Load{}}
+		}
+		return m.picture, m.settings, m.picture.Version, err
 	}
 	return m.picture, m.settings, m.picture.Version, m.failed
+}
+
+// awaitPicture waits for the try that is under way, or makes one. It is called with m.mu held,
+// and lets go of it while it waits.
+func (r *Router) awaitPicture(ctx context.Context, m *modelState, model string) error {
+	wait, cancel := context.WithTimeout(ctx, pictureWait)
+	defer cancel()
+	for m.reading != nil {
+		t := m.reading
+		m.mu.Unlock()
+		select {
+		case <-t.done:
+		case <-wait.Done():
+			m.mu.Lock()
+			return wait.Err()
+		}
+		m.mu.Lock()
+		if !t.gone {
+			return t.err
+		}
+	}
+	return r.tryPicture(ctx, m, model)
+}
+
+// tryPicture reads a picture. It is called with m.mu held, and lets go of it meanwhile. That a
+// caller has left says nothing of the loads: what was known of them stands.
+func (r *Router) tryPicture(ctx context.Context, m *modelState, model string) error {
+	t := &reading{done: make(chan struct{})}
+	before, now := m.read, r.c.Now()
+	m.reading, m.read = t, now
+	defer func() { m.reading = nil; close(t.done) }()
+	picture, err := r.loadPicture(ctx, m, model)
+	t.err, t.gone = err, err != nil && ctx.Err() != nil
+	if t.gone {
+		m.read = before
+	} else {
+		m.failed = err
+	}
+	switch {
+	case err == nil:
+		m.picture, m.seen = picture, now
+		m.adopt(r.c.Settings)
+	case now.Sub(m.seen) > loads.EngineStale:
+		m.picture.Engines = nil
+	}
+	return err
+}
+
+// loadPicture reads a picture without m.mu, which its caller holds.
+func (r *Router) loadPicture(ctx context.Context, m *modelState, model string) (loads.Picture, error) {
+	m.mu.Unlock()
+	defer m.mu.Lock()
+	wait, cancel := context.WithTimeout(ctx, pictureWait)
+	defer cancel()
+	return r.c.Loads.Loads(wait, model)
 }
 
 // adopt takes over the settings that a picture has. Those that cannot be read, as a later
