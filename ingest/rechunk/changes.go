@@ -20,9 +20,9 @@ type Changes struct {
 func (c *Changes) Empty() bool { return len(c.Ops) == 0 && len(c.Map) == 0 }
 
 // AppendBatches appends the changes to dst as batches that the store accepts, all
-// with the pod, rank, model and guard of b: one, or more when there are more map
-// ops than a batch can carry. They are one content and go in one call of Apply.
-// There is always at least one, which carries the guard's sequence on.
+// with the pod, rank, model and guard of b. There is one, or more when there are
+// more map ops than a batch can carry. They are one content and go in one call of
+// Apply. There is always at least one, which carries the guard's sequence on.
 func (c *Changes) AppendBatches(dst []store.Batch, b store.Batch) []store.Batch {
 	b.Ops, b.Map, b.Reuse = c.Ops, c.Map, c.Reuse
 	for len(b.Map) > store.MaxMapOps {

@@ -33,24 +33,22 @@ type Config struct {
 	UnknownMedium func(medium string, n int)
 	// Copies is what repeated blocks mean.
 	Copies Copies
-	// Engine is the engine's kind as in store.Pod, "" if it is not known: then it is as
-	// the generation's owners before were told, or what the stream shows.
+	// Engine is the engine's kind as in store.Pod, "" if it is not known. Then it is as the generation's
+	// owners before were told, or what the stream shows.
 	Engine string
-	// Unremoved bounds how many copies of engine blocks are held in each tier but the
-	// GPU's whose removals the engine never tells; the oldest are taken for removed. 0 is
-	// no bound.
+	// Unremoved bounds how many copies of engine blocks are held in each tier, but the GPU's, whose
+	// removals the engine never tells. The oldest are taken for removed. 0 is no bound.
 	Unremoved int
-	// Fresh says that the generation has just begun and its map is empty, so that
-	// nothing has to be read as long as all of it fits in memory.
+	// Fresh says that the generation has just begun and its map is empty. So nothing has to be read as
+	// long as all of it fits in memory.
 	Fresh bool
 	// Alone says that only this Chunker, which is Fresh, will go on with the generation while this process
 	// lives. It writes nothing to the map while all of it fits in memory, but a mark by which Torn has others
 	// leave it. What does not fit is written, and from then on the map is kept as ever.
 	Alone bool
 	// MaxRecords is how many engine blocks are kept in memory, 100 to 250 bytes
-	// each; the rest is read again when it is needed. It can be exceeded by what one Apply
-	// needs and by what Done has not been called for. 0 is 256 Ki, the least is
-	// MinRecords.
+	// each; the rest is read again when it is needed. What one Apply needs, and what Done
+	// has not been called for, can exceed it. 0 is 256 Ki, the least is MinRecords.
 	MaxRecords int
 }
 
@@ -178,18 +176,18 @@ func (c *Chunker) Stats() Stats {
 // is of no use.
 func (c *Chunker) Alone() bool { return c.alone }
 
-// GoOn is for another owner of a Chunker that is alone, in place of New: its figures begin
-// anew, and the engine's kind is as with Tell.
+// GoOn is for another owner of a Chunker that is alone, in place of New. Its figures begin anew, and the
+// engine's kind is as with Tell.
 func (c *Chunker) GoOn(engine string) {
 	c.stats = Stats{}
 	c.Tell(engine)
 }
 
 // Apply takes in the events of one message. Their changes come on top of those that
-// Take has not given yet. read is used when something of the map is needed that is
-// not in memory, and not kept; a Chunker that is Fresh and has room does not need
-// it. The error is one of read, wrapped in ErrRead, and means that nothing has been
-// taken in.
+// Take has not given yet. Func read is used when something of the map is needed
+// that is not in memory, and not kept. A Chunker that is Fresh and has room does
+// not need it. The error is one of read, wrapped in ErrRead, and means that nothing
+// has been taken in.
 //
 // Events can say anything without harm. The batch is not kept.
 func (c *Chunker) Apply(ctx context.Context, b *event.Batch, read Reader) error {
@@ -235,8 +233,8 @@ func (c *Chunker) ApplyEach(ctx context.Context, b *event.Batch, read Reader, do
 	return nil
 }
 
-// op notes that an engine block of the layer that is flipped holds an index block from
-// now on, or not any more. shared says that others can hold it too.
+// op notes that an engine block of the layer that is flipped holds an index block from now on, or not any
+// more. Argument shared says that others can hold it too.
 func (c *Chunker) op(add bool, tier int, shared bool, key blockkey.Key) {
 	switch {
 	case !shared && !c.form.layered():

@@ -60,8 +60,8 @@ const (
 	runBranch // parent is a branch
 )
 
-// Set in a run's byte of tiers: sets of what is lacking follow; so does, behind the sets of
-// the tiers of memory, what is in window tiers.
+// Set in a run's byte of tiers. With isLacking, sets of what is lacking follow. With
+// hasWindows, behind the sets of the tiers of memory, so does what is in window tiers.
 const (
 	isLacking  = 0x80
 	hasWindows = 0x40
@@ -137,8 +137,8 @@ func appendRecord(dst []byte, b *block, size int, tokens [2]int) []byte {
 	return dst
 }
 
-// What is set in the group of a slot: that it is in a window tier, that it has doubtful
-// copies, that these are among the others.
+// What is set in the group of a slot. They say that it is in a window tier, that it has
+// doubtful copies, and that these are among the others.
 const (
 	windowGroup   = 1 << 8
 	doubtfulGroup = 1 << 9

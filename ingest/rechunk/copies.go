@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// Copies is what a Stored means that names a block which is held already: another copy
-// of it, of whose end the engine will tell as well, or the same again.
+// Copies is what a Stored means that names a block which is held already. It is another copy of the block,
+// of whose end the engine will tell as well, or the same again.
 type Copies uint8
 
 // The meanings.
@@ -91,9 +91,10 @@ const (
 // of one stretch: each of another group.
 //
 // vLLM reports two physical blocks of one content by two events, and each one's end. For requests that ask
-// for it (kv_cache_report_mode "full", 0.26 and later) it also reports what a request has found in its cache
-// as if it were new, and never takes that back: for each group an event that begins at the root, directly
-// before what it computes behind that. An event of what its lookup would not find is not one of these.
+// for it (kv_cache_report_mode "full", 0.26 and later) it does more. It also reports what a request has
+// found in its cache as if it were new. It never takes that back. There is an event for each group that
+// begins at the root, directly before what it computes behind that. An event of what its lookup would not
+// find is not one of these.
 //
 // What vLLM announces as computed begins at the root only where its lookup has found
 // nothing. So an event of what it could reuse is a report, with two exceptions. The last
@@ -101,9 +102,9 @@ const (
 // prompt whose first chunk was less than a block can be another request's meanwhile.
 //
 // So an event of what can be reused is of doubtful copies: the blocks are there, and how
-// often is open. Such copies count until the stream shows a report: an event of what the
-// cache holds for certain, up to a prompt that ends with it, and that a request goes on
-// directly behind.
+// often is open. Such copies count until the stream shows a report. That is an event of
+// what the cache holds for certain, up to a prompt that ends with it. A request must go
+// on directly behind it.
 //
 // Where the engine may hold blocks that were never told, nothing shows that it could not
 // reuse an event's.
@@ -188,9 +189,9 @@ func (c *Chunker) holds(e *event.Event, hashes []event.Hash) (can, does bool) {
 	return true, does
 }
 
-// NoteUnseen says that the engine can hold blocks that the Chunker does not hear of: its
-// stream has begun before the generation, or a part of it cannot be read. What a report
-// and what copies are is less certain then, until the engine clears its cache.
+// NoteUnseen says that the engine can hold blocks that the Chunker does not hear of. Its stream has begun
+// before the generation, or a part of it cannot be read. What a report and what copies are is less certain
+// then, until the engine clears its cache.
 func (c *Chunker) NoteUnseen() {
 	if !c.form.unseen {
 		c.form.unseen, c.form.dirty = true, true

@@ -85,7 +85,7 @@ func entries(v []byte) int {
 }
 
 // decodeRecord reads the record of a hash into b, without the tokens and kids of
-// its runs: of these it has the number of entries, and runs have places for kids.
+// its runs. Of these it has the number of entries, and runs have places for kids.
 // It returns false when that cannot be a record.
 func decodeRecord(b *block, v []byte, size int) bool {
 	d := decoder{b: v}

@@ -9,10 +9,10 @@
 // # What is held
 //
 // An index block is held in a tier when every engine block that has a token of it
-// is held in that tier. When one of them goes the index block goes; when it comes
+// is held in that tier. When one of them goes the index block goes. When it comes
 // back, so does the index block, and nothing has to be said of the others again.
-// An index block whose parts are in different tiers is held in neither: it loses
-// up to a block's length of credit at the place where a chain changes tiers, and a
+// An index block whose parts are in different tiers is held in neither. It loses
+// up to a block's length of credit at the place where a chain changes tiers. But a
 // clear of one tier never has to touch another.
 //
 // An engine block is held in a tier while there are copies of it. Copies are
@@ -26,13 +26,13 @@
 //
 // What a stream has shown of the engine's groups is the form of the generation. It is
 // part of its state. Each group of full attention that has stored in a tier must have a
-// block there, as the engine's own lookup demands; so a removal from one ends it.
+// block there, as the engine's own lookup demands. So a removal from one ends it.
 //
 // Groups with blocks of one size name the same stretch by the same hash. They share a
 // record, in which a slot is the copies of one group in one tier. Groups with blocks of
-// another size are another layer, with records of its own: vLLM names a larger block by
-// the hash of its last small one. With more than one layer an index block is held
-// where each layer holds it.
+// another size are another layer, with records of its own. For vLLM names a larger
+// block by the hash of its last small one. With more than one layer an index block is
+// held where each layer holds it.
 //
 // A message is looked through for what it shows before any of it is applied, for engines
 // announce a block for all groups at once. A group that turns up in a tier later ends
@@ -47,26 +47,26 @@
 // A block's place is its parent's end. A block whose parent is held nowhere, was
 // never announced, or has no place itself has none. It is counted with the reason,
 // left out, and never tried again; so are its descendants. The same goes for
-// blocks whose tokens are not told, unless their hash is known from another tier,
-// and for blocks into which something went that cannot be part of a key.
+// blocks whose tokens are not told, unless their hash is known from another tier.
+// It also goes for blocks into which something went that cannot be part of a key.
 //
 // Blocks without tokens stand for themselves: the order in which an event has them says
-// nothing. A hash that another tier knows is the known block, also where the event
-// leaves out the salt, the adapter or the images that went into it.
+// nothing. A hash that another tier knows is the known block. That holds also where the
+// event leaves out the salt, the adapter or the images that went into it.
 //
 // Engines whose hashes are not chained (SGLang before 0.5.6) give two places one
-// hash. When a hash that is held is announced at another place, it is open
-// any more which of them a removal means: the hash is Ambiguous from then on until
-// all of its copies are gone. Nothing is credited for it meanwhile, and its
-// children have no place.
+// hash. When a hash that is held is announced at another place, it is open any
+// more which of them a removal means. The hash is Ambiguous from then on until all
+// of its copies are gone. Nothing is credited for it meanwhile, and its children
+// have no place.
 //
 // # State
 //
 // Everything that is needed to go on is in the generation's map (docs/redis-schema.md
-// has its form): a Chunker that begins with nothing on a generation that is under way
-// does what one does that has seen all of it. Entries are absolute values. The
-// Chunker keeps what it has seen in memory, up to a limit, and reads the rest by
-// the func that Apply is given, a few calls for all of a message.
+// has its form). A Chunker that begins with nothing on a generation under way does
+// what one does that has seen all of it. Entries are absolute values. The Chunker
+// keeps what it has seen in memory, up to a limit. It reads the rest by the func that
+// Apply is given, a few calls for all of a message.
 //
 // A Chunker does no I/O of its own, knows no clock, and is a deterministic function
 // of the events. It belongs to one goroutine.

@@ -11,16 +11,16 @@ import (
 // which of them a hit needs. It is part of the generation's state, in the map, so that
 // every owner judges an event as the owner before would have.
 //
-// A message's events are looked through for it before any of them is applied: an
-// engine announces a block for all of its groups in one message. Where a message shows
-// something new that makes what is held already say too much, the tier is cleared.
+// A message's events are looked through for it before any of them is applied. For an engine
+// announces a block for all of its groups in one message. Where a message shows something new
+// that makes what is held already say too much, the tier is cleared.
 type form struct {
 	groups []group
 	// sizes are the block sizes of prefix groups, in the order in which they came: the
 	// layers.
 	sizes []uint16
-	// window is the widest window and full the largest block of an engine that tells
-	// neither which of its groups holds prefixes nor which blocks are whole
+	// window is the widest window and full the largest block. They are of an engine that
+	// tells neither which of its groups holds prefixes nor which blocks are whole
 	// (event.SpecWidest).
 	window, full uint32
 	engine       engine // as Config.Engine has told, here or to an owner before
@@ -181,10 +181,10 @@ func prefixSpec(spec string) bool {
 	return false
 }
 
-// windowOf is how many tokens before its end a hit needs of a group that holds no prefixes:
-// vLLM's sliding windows need all blocks that the next token sees, its states the last block,
-// its chunks what the chunk has so far, at most all of it. 0 is for a kind of which that is
-// not known.
+// windowOf is how many tokens before its end a hit needs of a group that holds no prefixes.
+// Of vLLM's sliding windows it needs all blocks that the next token sees, and of its states
+// the last block. Of its chunks it needs what the chunk has so far, at most all of it. For a
+// kind of which that is not known it is 0.
 func windowOf(e *event.Event) uint32 {
 	size := e.BlockSize
 	switch {

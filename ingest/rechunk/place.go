@@ -93,7 +93,7 @@ func (c *Chunker) locate(cur *cursor, known *block, tokens []uint32, objects []e
 	}
 	whole := len(rest) / c.size * c.size
 	p.tail = rest[whole:]
-	// Objects are told by where they begin, not by where they end: in a block that
+	// Objects are told by where they begin, not by where they end. In a block that
 	// covers several index blocks only one that begins in the last is certain.
 	var wholeObj []event.Object
 	if len(objects) > 0 {
@@ -169,7 +169,7 @@ func (c *Chunker) join(cur *cursor, known *block, p *place) {
 		return
 	}
 	// Another hash may have the same content at this place (vLLM mixes the tokens
-	// that follow into it): then each has a run of its own.
+	// that follow into it). Then each has a run of its own.
 	mine := known != nil && known.joined && known.join() == r.ref() && known.part == q
 	if c.same(r, q, p) && (mine || !r.placed.has(int(q-r.fork))) && (known == nil || known.branch == nil) {
 		p.how = matches
@@ -443,7 +443,7 @@ func (c *Chunker) extend(r *run, p *place) {
 
 // addObject notes that an object reaches into part, which comes next. It goes on
 // from the part before if it has begun there. Where engines do not tell offsets they
-// are 0, so the same image right behind itself, from a block's first token on, is
+// are 0. So the same image right behind itself, from a block's first token on, is
 // taken for one.
 func (r *run) addObject(c *Chunker, o event.Object, part uint16) {
 	if o.Offset <= 0 {

@@ -9,10 +9,11 @@ import (
 )
 
 // prefetch reads all that Apply will need of a batch and that is not in memory. It
-// goes in rounds, since what a record refers to is known when it is there: the
-// blocks and parents of all events, then their runs, then what those branch from,
-// and the branches that a change of a part reaches. Two to four rounds are usual,
-// of a read or two each; more than that takes branches of branches.
+// goes in rounds, since what a record refers to is known when it is there. First
+// come the blocks and parents of all events, then their runs. Then come what those
+// branch from, and the branches that a change of a part reaches. Two to four
+// rounds are usual, of a read or two each; more than that takes branches of
+// branches.
 func (c *Chunker) prefetch(ctx context.Context, b *event.Batch, read Reader) error {
 	clear(c.absent)
 	for {
@@ -119,8 +120,8 @@ func (c *Chunker) wantBlock(hash uint64, kind event.Kind, tier store.Tier) {
 	}
 }
 
-// wantRun collects what a change of a run's parts reaches: the runs that it branches
-// from, and its branches, unless a Stored finds all of it held already.
+// wantRun collects what a change of a run's parts reaches. That is the runs that it
+// branches from, and its branches, unless a Stored finds all of it held already.
 func (c *Chunker) wantRun(r ref, kind event.Kind, tier store.Tier, depth int) {
 	b := c.lookUp(r.hash)
 	if b == nil || b.dead || depth > c.size {

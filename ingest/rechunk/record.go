@@ -18,10 +18,11 @@ const numTiers = store.NumHolderTiers
 type block struct {
 	hash uint64
 
-	// The place. An engine block covers, in this order and each perhaps not: the
-	// rest of an index block that was begun before (it is a part of join), whole
-	// index blocks (key and more), the beginning of another (the first part of tail).
-	// A block without a holder has no place but its runs.
+	// The place. An engine block covers three things, in this order and each perhaps
+	// not. First comes the rest of an index block that was begun before (it is a part
+	// of join). Then come whole index blocks (key and more), and the beginning of
+	// another (the first part of tail). A block without a holder has no place but its
+	// runs.
 	joinHash uint64 // see join
 	key      blockkey.Key
 	seed     blockkey.Seed // of the chain; with join it is the run's
@@ -131,9 +132,9 @@ type ref struct {
 	branch bool
 }
 
-// run is a row of parts of one index block, each the stretch of an engine block in
-// it and the child of the one before. Runs of one index block form a tree: where a
-// row goes on in two ways, the second is a branch of the first.
+// run is a row of parts of one index block. Each part is the stretch of an engine block in
+// it and the child of the one before. Runs of one index block form a tree: where a row
+// goes on in two ways, the second is a branch of the first.
 type run struct {
 	hash    uint64 // of the block that it begins with
 	owner   *block // whose record has it

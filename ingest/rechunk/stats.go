@@ -12,8 +12,8 @@ const (
 	// Masked: the event's tokens are not those of its blocks, as with blocks at
 	// places that are not told.
 	Masked
-	// NoPrefix: the group is one of a sliding window, of a recurrent state or of a
-	// kind that is not known, which says nothing about a prefix.
+	// NoPrefix: the group says nothing about a prefix. It is one of a sliding window, of
+	// a recurrent state or of a kind that is not known.
 	NoPrefix
 	// UnknownMedium: the medium's tier is not known.
 	UnknownMedium
@@ -61,7 +61,7 @@ type Stats struct {
 	// engine's hashes are not chained.
 	Conflicts uint64
 	// Voided counts tiers that were taken for cleared because the stream has shown
-	// something new of the engine's groups, so that what was held said too much.
+	// something new of the engine's groups. What was held said too much then.
 	Voided uint64
 	// UnknownRemoved counts removals of blocks of which nothing is held; they have no
 	// effect. Blocks that were Skipped are among them.

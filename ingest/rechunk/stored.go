@@ -257,8 +257,8 @@ func (c *Chunker) ensure(b *block, s *slot) {
 	}
 }
 
-// tally returns how many copies of a slot are certain, or count as such, and how many more
-// are doubtful or among these: before the engine has reported, they count.
+// tally returns how many copies of a slot are certain, or count as such. It returns how
+// many more are doubtful or among these: before the engine has reported, they count.
 func (c *Chunker) tally(s *slot) (copies uint32, doubts uint8) {
 	if c.form.reports {
 		return s.certain(), s.doubts

@@ -6,9 +6,9 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// Tokens are kept in chunks of one entry each: a byte with the bits of a token, one
-// with their number, and the tokens, the first in the lowest bits. A chunk has as
-// many tokens as it can, so that more tokens change only the last.
+// Tokens are kept in chunks of one entry each. A chunk has a byte with the bits of
+// a token, one with their number, and the tokens, the first in the lowest bits. A
+// chunk has as many tokens as it can, so that more tokens change only the last.
 
 // chunkOf returns how many of tokens the first chunk takes and how wide they are.
 func chunkOf(tokens []uint32) (count, width int) {

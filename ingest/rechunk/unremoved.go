@@ -10,17 +10,17 @@ import (
 )
 
 // LMCache reports through vLLM what it stores in the host's memory and never what it evicts there. What such
-// an engine holds is bounded here, in each tier but the GPU's: the copies are numbered as they come, and
-// beyond Config.Unremoved of them the oldest counts as removed, which is the order in which a cache of that
-// size forgets what is not asked for again. A block that is stored again is a copy with a number of its own,
-// and so stays for as long as its youngest. An engine that reports one removal in a tier is believed to
-// report all, and its tier is counted no more.
+// an engine holds is bounded here, in each tier but the GPU's. The copies are numbered as they come, and
+// beyond Config.Unremoved of them the oldest counts as removed. In that order a cache of that size forgets
+// what is not asked for again. A block that is stored again is a copy with a number of its own, and so stays
+// for as long as its youngest. An engine that reports one removal in a tier is believed to report all, and
+// its tier is counted no more.
 //
 // The numbers are in the generation's map, an entry each, so that another owner goes on
 // with them.
 
-// aging is the numbered copies of a tier: tail to head-1, of which those before void
-// have ended by another way and are only to be forgotten. Numbers begin with 1.
+// aging is the numbered copies of a tier: tail to head-1. Of these, those before void have ended by another
+// way and are only to be forgotten. Numbers begin with 1.
 type aging struct {
 	head, tail, void uint64
 	// mem are the copies from base on; older ones are in the map alone, and in old

@@ -12,7 +12,7 @@ import (
 
 // meta is what there is once for a generation: it makes a clear O(1).
 type meta struct {
-	// era counts the clears. cleared is the era in which a tier was cleared last;
+	// era counts the clears. In cleared is the era in which a tier was cleared last;
 	// what records of older eras say of the tier is void.
 	era     uint32
 	cleared [numTiers]uint32
@@ -114,11 +114,11 @@ func (c *Chunker) sweepSome() {
 var markKey = store.MapKey{Part: partMark}
 
 // Torn reports whether a writer of the generation has stopped in the middle of a
-// write, so that its map is not that of its watermark, which TakeOver has returned.
-// A batch that store/redis can send in one call, and any to store/memory, is whole
-// or not there; a larger one, and any on a cluster, may be there in part. Events
-// that are taken in twice would count twice then: a generation whose map is torn has
-// to be given up for a new one.
+// write. Then its map is not that of its watermark, which TakeOver has returned. A
+// batch that store/redis can send in one call, and any to store/memory, is whole or
+// not there. A larger one, and any on a cluster, may be there in part. Events that
+// are taken in twice would count twice then: a generation whose map is torn has to
+// be given up for a new one.
 func Torn(ctx context.Context, watermark uint64, read Reader) (bool, error) {
 	values, err := read(ctx, markKey)
 	switch {
@@ -135,8 +135,8 @@ func Torn(ctx context.Context, watermark uint64, read Reader) (bool, error) {
 
 // Take returns what has changed since the last Take, to be written under the
 // sequence. It is valid, and must be kept for another try of a write that failed,
-// until Done. read is used as by Apply; the error is one of it, wrapped in ErrRead,
-// and means that nothing has been taken.
+// until Done. Func read is used as by Apply. The error is one of it, wrapped in
+// ErrRead, and means that nothing has been taken.
 func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, error) {
 	if c.alone && max(c.blocks.n, len(c.shareRing)) > c.config.MaxRecords {
 		c.beginMap()
