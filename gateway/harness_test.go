@@ -195,7 +195,7 @@ func startSims(t *testing.T, n int, c wire.Config) (pods []*wire.Pod, addresses 
 	}
 	for range n {
 		c.Listen = "127.0.0.1:0"
-		c.Events = fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
+		c.Events = redistest.FreeEndpoint(t, 1)
 		p, err := wire.NewPod(c)
 		if err == nil {
 			err = p.Start()

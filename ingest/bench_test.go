@@ -98,7 +98,7 @@ func inProcess(x store.Index) bool {
 func BenchmarkWire(b *testing.B) {
 	benchIndexes(b, func(b *testing.B, x store.Index, other func() time.Duration) {
 		must.Get(x.Register(b.Context(), store.Pod{Name: "pod", Model: testModel}))(b)
-		endpoint := fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(b))
+		endpoint := redistest.FreeEndpoint(b, 1)
 		pub := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Queue: 1 << 16, Keep: 1}))(b)
 		defer pub.Close()
 		in := must.Get(New(Config{Index: x, InProcess: inProcess(x), QueueMessages: 1 << 16, QueueBytes: 128 << 20, RelayMessages: -1}))(b)

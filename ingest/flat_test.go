@@ -65,7 +65,7 @@ func newFanIn(t *testing.T, x store.Index, ranks int, tcp bool) *fanIn {
 		f.loads[i].keep = 16
 		s := Source{Pod: fmt.Sprint("pod-", i), Model: testModel, Events: fmt.Sprintf("ipc://%s/%d", dir, i), Replay: fmt.Sprintf("ipc://%s/r%d", dir, i)}
 		if tcp {
-			s.Events, s.Replay = fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)), fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
+			s.Events, s.Replay = redistest.FreeEndpoint(t, 1), redistest.FreeEndpoint(t, 1)
 		}
 		must.Get(x.Register(t.Context(), store.Pod{Name: s.Pod, Model: testModel}))(t)
 		p := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: s.Events, Replay: s.Replay, Keep: 16, Queue: 512}))(t)

@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/must"
+	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
 // TestConnectionsAreTold goes through the life of a connection by a clock of its own.
@@ -87,7 +88,7 @@ func TestConnectionsAreTold(t *testing.T) {
 // TestUnreachableEngineIsTold has no engine at first.
 func TestUnreachableEngineIsTold(t *testing.T) {
 	t.Parallel() // it waits for seconds that no setting shortens
-	endpoint := freeEndpoint(t)
+	endpoint := redistest.FreeEndpoint(t, 1)
 	r := start(t, "--pods", "127.0.0.1:1?model=m&events="+endpoint)
 	await := func(message string) map[string]any {
 		t.Helper()

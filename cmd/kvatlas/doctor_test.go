@@ -111,7 +111,7 @@ func TestDoctorOfServer(t *testing.T) {
 }
 
 func TestDoctorOfEngine(t *testing.T) {
-	replay := freeEndpoint(t)
+	replay := redistest.FreeEndpoint(t, 1)
 	p, endpoint := engine(t, replay)
 	for _, m := range steps() {
 		p.Publish(m)

@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/record"
 	"github.com/kvatlas/kvatlas/internal/must"
+	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
 const (
@@ -31,7 +32,7 @@ var (
 // whose blocks are in it.
 func TestExampleEvents(t *testing.T) {
 	const pod = "10.0.0.1:8000"
-	events, replay := freeEndpoint(t), freeEndpoint(t)
+	events, replay := redistest.FreeEndpoint(t, 1), redistest.FreeEndpoint(t, 1)
 	r := start(t, "--tokenizers="+tokenizers(t), "--tokenizer-budget=1m", "--request-timeout=5m",
 		"--pods="+pod+"?model="+demo.Model+"&events="+events+"&replay="+replay)
 	c := r.client()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/must"
+	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
 // What is asked and answered when something is not as it should be at the first try.
@@ -32,7 +33,7 @@ func TestServerWithoutScheme(t *testing.T) {
 
 func TestDumpThatFailsAtOnceLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
-	at := "--server=" + strings.TrimPrefix(freeEndpoint(t), "tcp://")
+	at := "--server=" + strings.TrimPrefix(redistest.FreeEndpoint(t, 1), "tcp://")
 	status, _, stderr := call(t, "", "dump", at, "-o", filepath.Join(dir, "dump"))
 	if status != cli.ExitFailed || !strings.Contains(stderr, "no server can be reached") || strings.Contains(stderr, "--resume") {
 		t.Errorf("ends with %d\n%s", status, stderr)
@@ -114,7 +115,7 @@ func TestFirstSnapshotIsNone(t *testing.T) {
 
 // TestDoctorOfAnEngineThatIsAway has one thing to say.
 func TestDoctorOfAnEngineThatIsAway(t *testing.T) {
-	status, stdout, _ := call(t, "", "doctor", "--engine-events", freeEndpoint(t), "--timeout=500ms")
+	status, stdout, _ := call(t, "", "doctor", "--engine-events", redistest.FreeEndpoint(t, 1), "--timeout=500ms")
 	if status != cli.ExitFailed || !strings.Contains(stdout, "engine connection") || strings.Contains(stdout, "none came") || strings.Contains(stdout, "hash seed") {
 		t.Errorf("ends with %d\n%s", status, stdout)
 	}

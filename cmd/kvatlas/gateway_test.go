@@ -34,7 +34,7 @@ func startEngines(t *testing.T, n int, change func(c *wire.Config)) *simFleet {
 	f := &simFleet{t: t}
 	for range n {
 		c := wire.Config{
-			Model: gatewayModel, Listen: "127.0.0.1:0", Events: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)),
+			Model: gatewayModel, Listen: "127.0.0.1:0", Events: redistest.FreeEndpoint(t, 1), Replay: redistest.FreeEndpoint(t, 1),
 			Engine: simengine.Config{Kind: simengine.VLLM, BlockSize: 16, Blocks: 20_000}, Speed: 20,
 		}
 		change(&c)

@@ -31,7 +31,7 @@ type testEngine struct {
 
 func newTestEngine(t *testing.T) *testEngine {
 	t.Helper()
-	at := func() string { return fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)) }
+	at := func() string { return redistest.FreeEndpoint(t, 1) }
 	e := &testEngine{events: at(), replay: at()}
 	var err error
 	if e.pub, err = zmq.NewPublisher(zmq.PublisherConfig{Endpoint: e.events, Replay: e.replay}); err != nil {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -28,18 +27,10 @@ import (
 	"github.com/kvatlas/kvatlas/sim/encode"
 )
 
-// freeEndpoint is a TCP endpoint that was free a moment ago.
-func freeEndpoint(t *testing.T) string {
-	t.Helper()
-	l := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	return "tcp://" + l.Addr().String()
-}
-
 // engine publishes what an engine with the seed 0 would.
 func engine(t *testing.T, replay string) (*zmq.Publisher, string) {
 	t.Helper()
-	endpoint := freeEndpoint(t)
+	endpoint := redistest.FreeEndpoint(t, 1)
 	p := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Replay: replay}))(t)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
@@ -164,7 +155,7 @@ func TestInspectEvents(t *testing.T) {
 }
 
 func TestInspectReplay(t *testing.T) {
-	replay := freeEndpoint(t)
+	replay := redistest.FreeEndpoint(t, 1)
 	p, endpoint := engine(t, replay)
 	for _, m := range steps() {
 		p.Publish(m)
@@ -201,7 +192,7 @@ func TestInspectPlay(t *testing.T) {
 		must.OK(t, w.Write(m))
 	}
 	must.OK(t, w.Close())
-	endpoint := freeEndpoint(t)
+	endpoint := redistest.FreeEndpoint(t, 1)
 	again := filepath.Join(dir, "again")
 	end := inspecting(t, endpoint, "--record", again, "--count=4")
 	status, _, stderr := call(t, "", "inspect", "play", file, "--bind", endpoint, "--speed=0")
@@ -261,7 +252,7 @@ func TestInspectPlayDynamo(t *testing.T) {
 		t.Error(score())
 	}
 	// It has no tokens to publish.
-	endpoint := freeEndpoint(t)
+	endpoint := redistest.FreeEndpoint(t, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() {
@@ -402,14 +393,14 @@ func TestInspectMisuse(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"events tcp://127.0.0.1:9 --record /no/such/file":                            "no such file",
-		"play ../../examples/events.jsonl --bind " + freeEndpoint(t) + " --wait 1ms": "no subscriber came",
+		"events tcp://127.0.0.1:9 --record /no/such/file":                                         "no such file",
+		"play ../../examples/events.jsonl --bind " + redistest.FreeEndpoint(t, 1) + " --wait 1ms": "no subscriber came",
 		// A record that cannot be played waits for no subscriber.
-		"play /no/such/file --bind " + freeEndpoint(t) + " --wait 24h":   "no such file",
-		"play ../../README.md --bind " + freeEndpoint(t) + " --wait 24h": "README.md, line 1",
-		"play /dev/null --bind " + freeEndpoint(t) + " --wait 24h":       "has no entries",
-		"play /no/such/file --server 127.0.0.1:9 --model m":              "no such file",
-		"play ../../README.md --server 127.0.0.1:9 --model m":            "README.md, line 1",
+		"play /no/such/file --bind " + redistest.FreeEndpoint(t, 1) + " --wait 24h":   "no such file",
+		"play ../../README.md --bind " + redistest.FreeEndpoint(t, 1) + " --wait 24h": "README.md, line 1",
+		"play /dev/null --bind " + redistest.FreeEndpoint(t, 1) + " --wait 24h":       "has no entries",
+		"play /no/such/file --server 127.0.0.1:9 --model m":                           "no such file",
+		"play ../../README.md --server 127.0.0.1:9 --model m":                         "README.md, line 1",
 	} {
 		if status, _, stderr := call(t, "", append([]string{"inspect"}, strings.Fields(args)...)...); status != cli.ExitFailed || !strings.Contains(stderr, want) {
 			t.Errorf("%s: ends with %d\n%s\nwant %s", args, status, stderr, want)

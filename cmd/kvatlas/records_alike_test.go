@@ -164,7 +164,7 @@ func TestRecordsAlike(t *testing.T) {
 	pods := map[string]string{"10.0.0.1:8000": exampleEvents, "10.0.0.2:8000": path}
 	endpoints := map[string]string{}
 	for pod := range pods {
-		endpoints[pod] = freeEndpoint(t)
+		endpoints[pod] = redistest.FreeEndpoint(t, 1)
 		settings = append(settings, pod+"?model=m&engine=vllm&events="+endpoints[pod])
 	}
 	r := start(t, "--pods="+strings.Join(settings, ","), "--block-size=32")

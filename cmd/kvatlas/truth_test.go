@@ -21,8 +21,8 @@ import (
 func simulated(t *testing.T, s *served, events bool) string {
 	t.Helper()
 	pod := must.Get(wire.NewPod(wire.Config{
-		Name: "sim", Model: "m", Listen: "127.0.0.1:0", Events: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)),
-		Replay: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)), Engine: simengine.Config{Kind: simengine.VLLM, BlockSize: 16, Blocks: 1000},
+		Name: "sim", Model: "m", Listen: "127.0.0.1:0", Events: redistest.FreeEndpoint(t, 1),
+		Replay: redistest.FreeEndpoint(t, 1), Engine: simengine.Config{Kind: simengine.VLLM, BlockSize: 16, Blocks: 1000},
 	}))(t)
 	must.OK(t, pod.Start())
 	t.Cleanup(func() { _ = pod.Kill() })

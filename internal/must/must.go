@@ -12,11 +12,17 @@ type TB interface {
 }
 
 // OK ends the test with the first of errs that is not nil. Like Fatal, it is for the test's
-// own goroutine.
+// own goroutine. Without a test, as in a TestMain, tb is nil, and OK panics instead.
 func OK(tb TB, errs ...error) {
-	tb.Helper()
+	if tb != nil {
+		tb.Helper()
+	}
 	for _, err := range errs {
-		if err != nil {
+		switch {
+		case err == nil:
+		case tb == nil:
+			panic(err)
+		default:
 			tb.Fatal(err)
 		}
 	}
@@ -26,7 +32,9 @@ func OK(tb TB, errs ...error) {
 // error, the func ends the test with it instead.
 func Get[T any](v T, err error) func(TB) T {
 	return func(tb TB) T {
-		tb.Helper()
+		if tb != nil {
+			tb.Helper()
+		}
 		OK(tb, err)
 		return v
 	}

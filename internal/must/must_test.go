@@ -29,3 +29,18 @@ func TestMust(t *testing.T) {
 		t.Errorf("ended with %v", w.ended)
 	}
 }
+
+// Where there is no test a step that fails ends the program, and says why.
+func TestWithoutTest(t *testing.T) {
+	OK(nil, nil)
+	if got := Get(strconv.Atoi("7"))(nil); got != 7 {
+		t.Error(got)
+	}
+	err := errors.New("no")
+	defer func() {
+		if got := recover(); got != err {
+			t.Errorf("it panics with %v", got)
+		}
+	}()
+	Get(0, err)(nil)
+}

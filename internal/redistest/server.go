@@ -145,34 +145,51 @@ func isFree(p int) bool {
 
 // ports are those handed out by this process: one may be found free again before its
 // server has bound it.
-var ports struct {
+var ports = struct {
 	sync.Mutex
 	given map[int]bool
-}
+}{given: map[int]bool{}}
 
 // FreePort returns a TCP port of the loopback interface that is free, and that it has not returned before.
 func FreePort(tb testing.TB) int {
 	tb.Helper()
+	return freePorts(tb, 1)
+}
+
+// FreeEndpoint returns the ZeroMQ endpoint of a free port, and the ports above it are free for n-1 more ranks.
+func FreeEndpoint(tb testing.TB, n int) string {
+	tb.Helper()
+	return fmt.Sprintf("tcp://127.0.0.1:%d", freePorts(tb, n))
+}
+
+// freePorts returns the first of n ports in a row.
+func freePorts(tb testing.TB, n int) int {
+	tb.Helper()
 	for range 1000 {
 		// Below those that the kernel gives to connections, one of which could take the port
 		// before its server does. A cluster node listens at port+10000 too.
-		p := 10000 + rand.IntN(10000)
-		if !isFree(p) || !isFree(p+10000) {
-			continue
-		}
-		ports.Lock()
-		taken := ports.given[p]
-		if ports.given == nil {
-			ports.given = map[int]bool{}
-		}
-		ports.given[p] = true
-		ports.Unlock()
-		if !taken {
-			return p
+		first := 10000 + rand.IntN(10000-n)
+		if takePorts(first, n) {
+			return first
 		}
 	}
 	tb.Fatal("redistest: no free port found")
 	return 0
+}
+
+// takePorts hands out n ports in a row, if all are free and none was handed out before.
+func takePorts(first, n int) bool {
+	ports.Lock()
+	defer ports.Unlock()
+	for p := first; p < first+n; p++ {
+		if ports.given[p] || !isFree(p) || !isFree(p+10000) {
+			return false
+		}
+	}
+	for p := first; p < first+n; p++ {
+		ports.given[p] = true
+	}
+	return true
 }
 
 // URL is the server's redis:// URL.

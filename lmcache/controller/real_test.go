@@ -119,7 +119,7 @@ func fixedPorts(t *testing.T, change func(*Config)) func(*Config) {
 	t.Helper()
 	var ports [3]string
 	for i := range ports {
-		ports[i] = fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
+		ports[i] = redistest.FreeEndpoint(t, 1)
 	}
 	return func(c *Config) {
 		c.Pull, c.Reply, c.Heartbeat = ports[0], ports[1], ports[2]

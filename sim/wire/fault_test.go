@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/internal/must"
+	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
 )
@@ -132,7 +133,7 @@ func TestFreeze(t *testing.T) {
 func TestControl(t *testing.T) {
 	configs := []wire.Config{}
 	for _, name := range []string{"sim-0", "sim-1"} {
-		configs = append(configs, wire.Config{Name: name, Model: model, Listen: "127.0.0.1:0", Events: freeEndpoint(t), Engine: engine.Config{Blocks: 100}})
+		configs = append(configs, wire.Config{Name: name, Model: model, Listen: "127.0.0.1:0", Events: redistest.FreeEndpoint(t, 1), Engine: engine.Config{Blocks: 100}})
 	}
 	f := must.Get(wire.StartFleet(configs))(t)
 	defer f.Close()

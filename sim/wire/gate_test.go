@@ -2,7 +2,6 @@ package wire
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -15,7 +14,7 @@ import (
 // A flood of requests of a pod that does not go on waits up to a limit; those beyond it are
 // refused at once, and when the others have gone there is room again.
 func TestFlood(t *testing.T) {
-	p := must.Get(NewPod(Config{Model: "m", Listen: "127.0.0.1:0", Events: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))}))(t)
+	p := must.Get(NewPod(Config{Model: "m", Listen: "127.0.0.1:0", Events: redistest.FreeEndpoint(t, 1)}))(t)
 	must.OK(t, p.Start())
 	defer func() {
 		if err := p.Kill(); err != nil {

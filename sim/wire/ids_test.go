@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/must"
+	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/sim/engine"
 	"github.com/kvatlas/kvatlas/sim/wire"
 )
@@ -71,7 +72,7 @@ func TestTokenIDs(t *testing.T) {
 
 // The control page says how many messages each rank has sent.
 func TestPublishedMessages(t *testing.T) {
-	f := must.Get(wire.StartFleet([]wire.Config{{Name: "a", Model: model, Listen: "127.0.0.1:0", Events: freeEndpoint(t), Engine: engine.Config{Blocks: 100, Timing: noTime}}}))(t)
+	f := must.Get(wire.StartFleet([]wire.Config{{Name: "a", Model: model, Listen: "127.0.0.1:0", Events: redistest.FreeEndpoint(t, 1), Engine: engine.Config{Blocks: 100, Timing: noTime}}}))(t)
 	t.Cleanup(func() {
 		if err := f.Close(); err != nil {
 			t.Error(err)

@@ -47,7 +47,7 @@ func newPod(t *testing.T, c wire.Config) *wire.Pod {
 		c.Listen = "127.0.0.1:0"
 	}
 	if c.Events == "" {
-		c.Events, c.Replay = freeEndpoint(t), freeEndpoint(t)
+		c.Events, c.Replay = redistest.FreeEndpoint(t, max(c.Ranks, 1)), redistest.FreeEndpoint(t, max(c.Ranks, 1))
 	}
 	if c.Engine.Timing == (engine.Timing{}) {
 		c.Engine.Timing = noTime
@@ -62,11 +62,6 @@ func newPod(t *testing.T, c wire.Config) *wire.Pod {
 		}
 	})
 	return p
-}
-
-func freeEndpoint(t *testing.T) string {
-	t.Helper()
-	return fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
 }
 
 // call makes a request of a pod and returns the answer's status and body.

@@ -101,7 +101,7 @@ func TestSimulatedEngines(t *testing.T) {
 			// TensorRT-LLM move only then.
 			p := must.Get(wire.NewPod(wire.Config{
 				Name: "sim", Model: "m", Version: c.version, Ranks: c.ranks, Listen: "127.0.0.1:0",
-				Events: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t)),
+				Events: redistest.FreeEndpoint(t, c.ranks), Replay: redistest.FreeEndpoint(t, c.ranks),
 				Engine: engine.Config{Kind: c.kind, BatchRequests: 2, Blocks: 100_000},
 			}))(t)
 			must.OK(t, p.Start())

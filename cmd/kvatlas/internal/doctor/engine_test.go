@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -15,16 +14,10 @@ import (
 	"github.com/kvatlas/kvatlas/sim/encode"
 )
 
-// freeEndpoint is a TCP endpoint that was free a moment ago.
-func freeEndpoint(t *testing.T) string {
-	t.Helper()
-	return fmt.Sprintf("tcp://127.0.0.1:%d", redistest.FreePort(t))
-}
-
 // engine publishes what an engine would.
 func engine(t *testing.T, replay string) (*zmq.Publisher, string) {
 	t.Helper()
-	endpoint := freeEndpoint(t)
+	endpoint := redistest.FreeEndpoint(t, 1)
 	p := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Replay: replay}))(t)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
@@ -54,7 +47,7 @@ func steps() []zmq.Message {
 }
 
 func TestEngine(t *testing.T) {
-	replay := freeEndpoint(t)
+	replay := redistest.FreeEndpoint(t, 1)
 	p, endpoint := engine(t, replay)
 	for _, m := range steps() {
 		p.Publish(m)
@@ -86,7 +79,7 @@ func TestEngine(t *testing.T) {
 		{Kind: event.Stored, Hashes: []event.Hash{1}, Tokens: []uint32{1, 2}, BlockSize: 2, Group: 1, Medium: "GPU"},
 		{Kind: 9},
 	}}
-	replay = freeEndpoint(t)
+	replay = redistest.FreeEndpoint(t, 1)
 	p, endpoint = engine(t, replay)
 	p.Publish(zmq.Message{Seq: 5, Payload: encode.Append(nil, &odd, encode.VLLM33)})
 	p.Publish(zmq.Message{Seq: 9, Payload: []byte("\xc1")})
@@ -106,7 +99,7 @@ func TestEngine(t *testing.T) {
 
 func TestSilentEngine(t *testing.T) {
 	_, endpoint := engine(t, "")
-	nobody := freeEndpoint(t)
+	nobody := redistest.FreeEndpoint(t, 1)
 	worst, sections := look(t, Config{Engine: Engine{Endpoint: endpoint, Replay: nobody}, Timeout: 2 * time.Second})
 	if f := has(t, sections["engine"], "events", ""); worst != check.Warn || f.Level != check.Warn || f.Found != "none came" {
 		t.Errorf("the worst is %v, %+v", worst, f)
