@@ -5,6 +5,8 @@ import (
 	"math"
 	"net/http"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
@@ -34,16 +36,16 @@ type objectKey struct {
 
 // readBatches reads the body of POST /events, and refuses it at the first batch or entry
 // that is wrong or too much.
-func (c *Coordinator) readBatches(t *text) (list []batch, err error) {
+func (c *Coordinator) readBatches(v gjson.Result) (list []batch, err error) {
 	there, room := false, c.config.MaxEntries
-	err = t.object(func(name string) error {
+	err = readObject(v, func(name string, v gjson.Result) error {
 		if name != "batches" {
 			return nil
 		}
 		there, list = true, nil
-		return t.list(c.config.MaxBatches, func() error {
+		return readList(v, c.config.MaxBatches, func(v gjson.Result) error {
 			var b batch
-			err := b.read(t, &room)
+			err := b.read(v, &room)
 			if err == nil {
 				err = b.check()
 			}
@@ -58,30 +60,30 @@ func (c *Coordinator) readBatches(t *text) (list []batch, err error) {
 }
 
 // read reads a batch; room is how many entries there may be, which is lessened.
-func (b *batch) read(t *text, room *int) error {
+func (b *batch) read(v gjson.Result, room *int) error {
 	model := ""
-	return t.object(func(name string) error {
+	return readObject(v, func(name string, v gjson.Result) error {
 		switch name {
 		case "instance_id":
-			return set(&b.Instance, t.string)
+			return readText(v, &b.Instance)
 		case "incarnation":
-			return number(t, &b.Incarnation, store.MaxSequence-1)
+			return readNumber(v, &b.Incarnation, store.MaxSequence-1)
 		case "seq":
-			return number(t, &b.Seq, store.MaxSequence)
+			return readNumber(v, &b.Seq, store.MaxSequence)
 		case "event_type":
-			return set(&b.Type, t.string)
+			return readText(v, &b.Type)
 		case "tier":
-			return set(&b.Tier, t.string)
+			return readText(v, &b.Tier)
 		case "shared":
-			return set(&b.Shared, t.bool)
+			return readBool(v, &b.Shared)
 		case "entries":
 			b.Entries = nil
-			return t.list(*room, func() error {
+			return readList(v, *room, func(v gjson.Result) error {
 				*room--
 				var k objectKey
-				err := t.object(func(name string) error {
+				err := readObject(v, func(name string, v gjson.Result) error {
 					if name == "key" {
-						return k.read(t)
+						return k.read(v)
 					}
 					return nil
 				})
@@ -101,19 +103,19 @@ func (b *batch) read(t *text, room *int) error {
 }
 
 // read reads a key.
-func (k *objectKey) read(t *text) error {
-	return t.object(func(name string) error {
+func (k *objectKey) read(v gjson.Result) error {
+	return readObject(v, func(name string, v gjson.Result) error {
 		switch name {
 		case "chunk_hash_hex":
-			return set(&k.HashHex, t.string)
+			return readText(v, &k.HashHex)
 		case "model_name":
-			return set(&k.Model, t.string)
+			return readText(v, &k.Model)
 		case "kv_rank":
-			return number(t, &k.Rank, math.MaxUint32)
+			return readNumber(v, &k.Rank, math.MaxUint32)
 		case "object_group_id":
-			return number(t, &k.Group, math.MaxUint32)
+			return readNumber(v, &k.Group, math.MaxUint32)
 		case "cache_salt":
-			return set(&k.Salt, t.string)
+			return readText(v, &k.Salt)
 		}
 		return nil
 	})

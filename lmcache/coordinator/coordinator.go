@@ -17,6 +17,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
 	"github.com/kvatlas/kvatlas/store"
@@ -144,7 +146,7 @@ func fail(w http.ResponseWriter, status int, why string) {
 
 // read reads a body and has it decoded. It answers by itself when that cannot be. The
 // caller calls done when it needs the body's contents no more.
-func (c *Coordinator) read(w http.ResponseWriter, r *http.Request, decode func(*text) error) (done func(), ok bool) {
+func (c *Coordinator) read(w http.ResponseWriter, r *http.Request, decode func(gjson.Result) error) (done func(), ok bool) {
 	taken := int64(0)
 	done = func() { c.flight.Add(-taken) }
 	// A slow client holds what it has sent, for ReadTimeout, and takes no place of the others.
@@ -160,9 +162,9 @@ func (c *Coordinator) read(w http.ResponseWriter, r *http.Request, decode func(*
 			done()
 			return nil, false
 		}
-		var t *text
-		if t, err = newText(body); err == nil {
-			err = decode(t)
+		var v gjson.Result
+		if v, err = parse(body); err == nil {
+			err = decode(v)
 		}
 		<-c.bodies
 	}
@@ -285,8 +287,8 @@ func (in *instance) silent() time.Duration {
 // events handles POST /events.
 func (c *Coordinator) events(w http.ResponseWriter, r *http.Request) {
 	var batches []batch
-	done, ok := c.read(w, r, func(t *text) (err error) {
-		batches, err = c.readBatches(t)
+	done, ok := c.read(w, r, func(v gjson.Result) (err error) {
+		batches, err = c.readBatches(v)
 		return err
 	})
 	if !ok {

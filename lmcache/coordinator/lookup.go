@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/lmcache"
 	"github.com/kvatlas/kvatlas/lmcache/filing"
@@ -43,30 +45,29 @@ type query struct {
 	world       int
 }
 
-func (q *query) read(t *text, c Config) error {
-	return t.object(func(name string) error {
+func (q *query) read(v gjson.Result, c Config) error {
+	return readObject(v, func(name string, v gjson.Result) error {
 		switch name {
 		case "keys":
 			q.keys = nil
-			return t.list(c.MaxKeys, func() error {
+			return readList(v, c.MaxKeys, func(v gjson.Result) error {
 				var k objectKey
-				err := k.read(t)
+				err := k.read(v)
 				q.keys = append(q.keys, k)
 				return err
 			})
 		case "token_ids":
 			q.tokens = nil
-			return t.list(c.MaxTokens, func() error {
-				v, err := t.uint(math.MaxUint32)
-				q.tokens = append(q.tokens, uint32(v))
-				return err
+			return readList(v, c.MaxTokens, func(v gjson.Result) error {
+				q.tokens = append(q.tokens, 0)
+				return readNumber(v, &q.tokens[len(q.tokens)-1], math.MaxUint32)
 			})
 		case "model_name":
-			return set(&q.model, t.string)
+			return readText(v, &q.model)
 		case "cache_salt":
-			return set(&q.salt, t.string)
+			return readText(v, &q.salt)
 		case "world_size":
-			return number(t, &q.world, math.MaxInt32)
+			return readNumber(v, &q.world, math.MaxInt32)
 		}
 		return nil
 	})
@@ -75,7 +76,7 @@ func (q *query) read(t *text, c Config) error {
 // lookup handles POST /directory/lookup.
 func (c *Coordinator) lookup(w http.ResponseWriter, r *http.Request) {
 	q := query{world: 1}
-	done, ok := c.read(w, r, func(t *text) error { return q.read(t, c.config) })
+	done, ok := c.read(w, r, func(v gjson.Result) error { return q.read(v, c.config) })
 	if !ok {
 		return
 	}

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"strings"
+
+	"github.com/tidwall/gjson"
 
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -29,30 +32,30 @@ func (m *member) clone() member {
 const maxLabel = 512
 
 // read reads the body of POST /instances.
-func (m *member) read(t *text) error {
-	return t.object(func(name string) error {
+func (m *member) read(v gjson.Result) error {
+	return readObject(v, func(name string, v gjson.Result) error {
 		switch name {
 		case "instance_id":
-			return set(&m.ID, t.string)
+			return readText(v, &m.ID)
 		case "ip":
-			return set(&m.IP, t.string)
+			return readText(v, &m.IP)
 		case "http_port":
-			return number(t, &m.Port, 65535)
+			return readNumber(v, &m.Port, 65535)
 		case "p2p_advertised_url":
-			return set(&m.P2P, t.string)
+			return readText(v, &m.P2P)
 		case "mq_port":
-			return number(t, &m.MQPort, 65535)
+			return readNumber(v, &m.MQPort, 65535)
 		case "metadata":
 			m.Metadata = map[string]string{}
-			return t.object(func(field string) error {
-				v, err := t.string()
-				if err != nil {
+			return readObject(v, func(field string, v gjson.Result) error {
+				var text string
+				if err := readText(v, &text); err != nil {
 					return err
 				}
-				if len(field) > maxLabel || len(v) > maxLabel || len(m.Metadata) == store.MaxLabels {
+				if len(field) > maxLabel || len(text) > maxLabel || len(m.Metadata) == store.MaxLabels {
 					return &fault{status: http.StatusUnprocessableEntity, why: fmt.Sprintf("is too much: metadata can have %d fields, their names and values %d bytes each", store.MaxLabels, maxLabel)}
 				}
-				m.Metadata[field] = v
+				m.Metadata[strings.Clone(field)] = text
 				return nil
 			})
 		}

@@ -6,17 +6,11 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-)
+	"strings"
+	"unsafe"
 
-// text reads a JSON text of a request, one value after another. So it refuses what has too
-// many elements at the first that is too much, before there is memory for more. With
-// encoding/json an empty object of two bytes becomes a struct of a hundred. As LMCache's
-// own coordinator does it skips fields that are not needed, and of a name that stands twice
-// takes the last.
-type text struct {
-	b  []byte // is valid JSON
-	at int
-}
+	"github.com/tidwall/gjson"
+)
 
 // fault is what is wrong with a text, in words for its sender.
 type fault struct {
@@ -45,216 +39,98 @@ func under(name string, err error) error {
 	return &fault{f.status, name + sep + f.place, f.why}
 }
 
-// newText returns a text of what is valid JSON.
-func newText(b []byte) (*text, error) {
+// parse returns the value that a body is. It is read one part after another. So what has too
+// many elements is refused at the first that is too much, before there is memory for more.
+// With encoding/json an empty object of two bytes becomes a struct of a hundred. As LMCache's
+// own coordinator does it leaves out fields that are not needed, and of a name that stands
+// twice takes the last. Nothing that is read keeps the body.
+func parse(b []byte) (gjson.Result, error) {
 	if !json.Valid(b) {
 		var v json.RawMessage
 		err := json.Unmarshal(b, &v) // says where
-		return nil, &fault{status: http.StatusUnprocessableEntity, why: fmt.Sprintf("is not JSON: %v", err)}
+		return gjson.Result{}, &fault{status: http.StatusUnprocessableEntity, why: fmt.Sprintf("is not JSON: %v", err)}
 	}
-	return &text{b: b}, nil
+	return gjson.Parse(unsafe.String(unsafe.SliceData(b), len(b))), nil // it is never written to
 }
 
-// next is the first byte of the next value.
-func (t *text) next() byte {
-	for {
-		switch c := t.b[t.at]; c {
-		case ' ', '\t', '\n', '\r':
-			t.at++
-		default:
-			return c
-		}
-	}
-}
-
-// take passes over a byte, if it is the next.
-func (t *text) take(c byte) bool {
-	if t.next() != c {
-		return false
-	}
-	t.at++
-	return true
-}
-
-// null passes over null, if it is the next value.
-func (t *text) null() bool {
-	if t.next() != 'n' {
-		return false
-	}
-	t.at += len("null")
-	return true
-}
-
-// wrong says that the next value is of another kind than it must be.
-func (t *text) wrong(want string) error {
-	kind := "a number"
-	switch t.next() {
-	case '{':
+// wrong says that a value is of another kind than it must be.
+func wrong(v gjson.Result, want string) error {
+	kind := map[gjson.Type]string{gjson.Null: "null", gjson.False: "true or false", gjson.True: "true or false", gjson.Number: "a number", gjson.String: "a text"}[v.Type]
+	switch {
+	case v.IsObject():
 		kind = "an object"
-	case '[':
+	case v.IsArray():
 		kind = "a list"
-	case '"':
-		kind = "a text"
-	case 't', 'f':
-		kind = "true or false"
-	case 'n':
-		kind = "null"
 	}
 	return &fault{status: http.StatusUnprocessableEntity, why: "is " + kind + ", it must be " + want}
 }
 
-// object calls field for each field of an object that is not null. It reads the value, or
-// leaves it, and then it is skipped.
-func (t *text) object(field func(name string) error) error {
-	if t.next() != '{' {
-		return t.wrong("an object")
+// readObject calls field for each field of an object that is not null.
+func readObject(v gjson.Result, field func(name string, v gjson.Result) error) (err error) {
+	if !v.IsObject() {
+		return wrong(v, "an object")
 	}
-	t.at++
-	if t.take('}') {
-		return nil
-	}
-	for {
-		name, err := t.string()
-		if err != nil {
-			return err
+	v.ForEach(func(name, v gjson.Result) bool {
+		if v.Type == gjson.Null {
+			return true
 		}
-		t.take(':')
-		if !t.null() {
-			t.next()
-			start := t.at
-			if err := field(name); err != nil {
-				return under(clip(name, 64), err)
-			}
-			if t.at == start {
-				t.skip()
-			}
+		of := strings.ToValidUTF8(name.Str, "\ufffd")
+		if err = field(of, v); err != nil {
+			err = under(clip(of, 64), err)
 		}
-		if !t.take(',') {
-			t.take('}')
-			return nil
-		}
-	}
+		return err == nil
+	})
+	return err
 }
 
-// list calls element for each of a list's elements, which are room at most.
-func (t *text) list(room int, element func() error) error {
-	if t.next() != '[' {
-		return t.wrong("a list")
+// readList calls element for each of a list's elements, which are room at most.
+func readList(v gjson.Result, room int, element func(v gjson.Result) error) (err error) {
+	if !v.IsArray() {
+		return wrong(v, "a list")
 	}
-	t.at++
-	if t.take(']') {
-		return nil
-	}
-	for i := 0; ; i++ {
+	i := 0
+	v.ForEach(func(_, v gjson.Result) bool {
 		if i == room {
-			return &fault{status: http.StatusRequestEntityTooLarge, why: fmt.Sprintf("has more elements than there is room for: %d", room)}
+			err = &fault{status: http.StatusRequestEntityTooLarge, why: fmt.Sprintf("has more elements than there is room for: %d", room)}
+		} else if err = element(v); err != nil {
+			err = under("["+strconv.Itoa(i)+"]", err)
 		}
-		t.next()
-		if err := element(); err != nil {
-			return under("["+strconv.Itoa(i)+"]", err)
-		}
-		if !t.take(',') {
-			t.take(']')
-			return nil
-		}
-	}
+		i++
+		return err == nil
+	})
+	return err
 }
 
-// string reads a text.
-func (t *text) string() (string, error) {
-	if t.next() != '"' {
-		return "", t.wrong("a text")
+// readText reads a text.
+func readText(v gjson.Result, to *string) error {
+	if v.Type != gjson.String {
+		return wrong(v, "a text")
 	}
-	start, plain := t.at, true
-	for t.at++; t.b[t.at] != '"'; t.at++ {
-		if t.b[t.at] == '\\' {
-			t.at++
-			plain = false
-		}
-		plain = plain && t.b[t.at] < 0x80
-	}
-	t.at++
-	if plain {
-		return string(t.b[start+1 : t.at-1]), nil
-	}
-	var s string
-	err := json.Unmarshal(t.b[start:t.at], &s)
-	return s, err
+	*to = strings.Clone(strings.ToValidUTF8(v.Str, "\ufffd"))
+	return nil
 }
 
-// uint reads a whole number up to most.
-func (t *text) uint(most uint64) (uint64, error) {
+// readNumber reads a whole number up to most.
+func readNumber[T ~int | ~uint32 | ~uint64](v gjson.Result, to *T, most uint64) error {
 	want := fmt.Sprintf("a whole number from 0 to %d", most)
-	c := t.next()
-	if c != '-' && (c < '0' || c > '9') {
-		return 0, t.wrong(want)
+	if v.Type != gjson.Number {
+		return wrong(v, want)
 	}
-	start := t.at
-	t.skip()
-	v, err := strconv.ParseUint(string(t.b[start:t.at]), 10, 64)
-	if err != nil || v > most {
-		return 0, &fault{status: http.StatusUnprocessableEntity, why: "is " + clip(string(t.b[start:t.at]), 32) + ", it must be " + want}
+	n, err := strconv.ParseUint(v.Raw, 10, 64)
+	if err != nil || n > most {
+		return &fault{status: http.StatusUnprocessableEntity, why: "is " + clip(v.Raw, 32) + ", it must be " + want}
 	}
-	return v, nil
+	*to = T(n)
+	return nil
 }
 
-// bool reads true or false.
-func (t *text) bool() (bool, error) {
-	c := t.next()
-	if c != 't' && c != 'f' {
-		return false, t.wrong("true or false")
+// readBool reads true or false.
+func readBool(v gjson.Result, to *bool) error {
+	*to = v.Bool()
+	if !v.IsBool() {
+		return wrong(v, "true or false")
 	}
-	t.skip()
-	return c == 't', nil
-}
-
-// skip passes over a value.
-func (t *text) skip() {
-	depth := 0
-	for ; t.at < len(t.b); t.at++ {
-		switch t.b[t.at] {
-		case '{', '[':
-			depth++
-		case '"':
-			for t.at++; t.b[t.at] != '"'; t.at++ {
-				if t.b[t.at] == '\\' {
-					t.at++
-				}
-			}
-			if depth == 0 {
-				t.at++
-				return
-			}
-		case '}', ']':
-			if depth == 0 {
-				return // behind a number or a word
-			}
-			if depth--; depth == 0 {
-				t.at++
-				return
-			}
-		case ',', ' ', '\t', '\n', '\r':
-			if depth == 0 {
-				return
-			}
-		}
-	}
-}
-
-// set reads a value with read into what to points to.
-func set[T any](to *T, read func() (T, error)) error {
-	v, err := read()
-	if err == nil {
-		*to = v
-	}
-	return err
-}
-
-// number reads a whole number up to most.
-func number[T ~int | ~uint32 | ~uint64](t *text, to *T, most uint64) error {
-	v, err := t.uint(most)
-	*to = T(v)
-	return err
+	return nil
 }
 
 // clip shortens what a client has sent, for an error.
