@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/internal/jsonpack"
 	"github.com/kvatlas/kvatlas/server/answer"
 	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/server/scan"
@@ -108,7 +109,7 @@ func refusedEvents(err error) error {
 		return &refusal.Error{Status: http.StatusBadRequest, Code: code, Param: p.Param, Message: p.Param + " " + p.Problem}
 	}
 	code := refusal.CodeInvalidRequest
-	if errors.Is(err, event.ErrJSON) {
+	if errors.Is(err, jsonpack.ErrJSON) {
 		code = refusal.CodeInvalidJSON
 	}
 	return &refusal.Error{Status: http.StatusBadRequest, Code: code, Message: err.Error()}

@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/jsonpack"
 	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
 // packed is a payload of the events in JSON, at time 1 from rank 2.
 func packed(t testing.TB, events string) []byte {
-	b, err := appendPacked(nil, []byte(`[1.5,[`+events+`],2]`))
+	b, err := jsonpack.Append(nil, []byte(`[1.5,[`+events+`],2]`))
 	if err != nil {
 		t.Fatalf("%v in %s", err, events)
 	}
@@ -186,7 +187,7 @@ func TestForms(t *testing.T) {
 
 // Mooncake's times are milliseconds; a map can be a message too.
 func TestMessageMap(t *testing.T) {
-	body := must.Get(appendPacked(nil, []byte(`{"ts":1700000000250,"x":1,"events":[`+good+`],"attn_dp_rank":3}`)))(t)
+	body := must.Get(jsonpack.Append(nil, []byte(`{"ts":1700000000250,"x":1,"events":[`+good+`],"attn_dp_rank":3}`)))(t)
 	var b Batch
 	if err := new(Decoder).Decode(body, &b); err != nil || b.Time != 1700000000.25 || b.Rank != 3 || !b.HasRank || len(b.Events) != 1 {
 		t.Errorf("%v %+v", err, bare(b))

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/jsonpack"
 )
 
 // FuzzPushes: a body is refused or read, and JSON is taken exactly when the
@@ -21,12 +23,12 @@ func FuzzPushes(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		_, err := d.JSONPushes(body)
 		var param *ParamError
-		if err != nil && !errors.Is(err, ErrMalformed) && !errors.Is(err, ErrJSON) && !errors.As(err, &param) {
+		if err != nil && !errors.Is(err, ErrMalformed) && !errors.Is(err, jsonpack.ErrJSON) && !errors.As(err, &param) {
 			t.Fatal(err)
 		}
-		if valid := json.Valid(body); !valid && !errors.Is(err, ErrJSON) {
+		if valid := json.Valid(body); !valid && !errors.Is(err, jsonpack.ErrJSON) {
 			t.Fatalf("no JSON, and %v", err)
-		} else if valid && errors.Is(err, ErrJSON) && !deepOrWide(body) {
+		} else if valid && errors.Is(err, jsonpack.ErrJSON) && !deepOrWide(body) {
 			t.Fatalf("JSON, and %v", err)
 		}
 		if _, err := d.Pushes(body); err != nil && !errors.Is(err, ErrMalformed) && !errors.As(err, &param) {
@@ -58,5 +60,5 @@ func deepOrWide(body []byte) bool {
 		}
 	}
 	walk(v, 0)
-	return depth > maxDepth
+	return depth > jsonpack.MaxDepth
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/kvatlas/kvatlas/internal/jsonpack"
 )
 
 // Push is a batch of events that an engine, or someone for it, sends over HTTP:
@@ -90,14 +92,14 @@ func (d *Decoder) Pushes(body []byte) ([]Push, error) {
 	return pushes, d.end()
 }
 
-// JSONPushes is Pushes of a body in JSON. Text that is no JSON wraps ErrJSON.
+// JSONPushes is Pushes of a body in JSON. Text that is no JSON wraps [jsonpack.ErrJSON].
 func (d *Decoder) JSONPushes(body []byte) ([]Push, error) {
 	if limit := d.Limits.filled().Payload; len(body) > limit {
 		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", ErrMalformed, len(body), limit)
 	}
-	packed, err := appendPacked(make([]byte, 0, len(body)), body)
+	packed, err := jsonpack.Append(make([]byte, 0, len(body)), body)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("event: %w", err)
 	}
 	// The limit is that of the body, which has been held to it.
 	limit := d.Limits.Payload

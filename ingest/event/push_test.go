@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/jsonpack"
 )
 
 func pushes(t *testing.T, body string) []Push {
@@ -75,7 +76,7 @@ func TestPushErrors(t *testing.T) {
 		``: "byte 0", `{`: "byte 1", `{"a":1}}`: "byte 7", `[1 2]`: "byte 3", `{"pod":tru}`: "byte 7", `[01]`: "byte 3",
 		`["\x"]`: "byte 1", strings.Repeat("[", 40): "32 levels", `[1e999]`: "out of range",
 	} {
-		if _, err := d.JSONPushes([]byte(body)); !errors.Is(err, ErrJSON) || !strings.Contains(err.Error(), want) {
+		if _, err := d.JSONPushes([]byte(body)); !errors.Is(err, jsonpack.ErrJSON) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", body, err, want)
 		}
 	}

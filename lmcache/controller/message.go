@@ -1,16 +1,14 @@
 package controller
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
-	"math/big"
 	"strings"
 
 	"github.com/tinylib/msgp/msgp"
 
+	"github.com/kvatlas/kvatlas/internal/jsonpack"
 	"github.com/kvatlas/kvatlas/lmcache"
 )
 
@@ -31,36 +29,35 @@ const (
 // message is any message of LMCache 0.3.1 to 0.5.6 that a controller gets. It is the
 // union of their fields by name, as msgspec writes them: a map that begins with "type".
 type message struct {
-	Type     string `json:"type"`
-	Instance string `json:"instance_id"`
+	Type     string
+	Instance string
 	// worker is -1 when there is none.
-	Worker   int        `json:"worker_id"`
-	IP       string     `json:"ip"`
-	Port     int        `json:"port"`
-	PeerURL  string     `json:"peer_init_url"`
-	OldPeer  string     `json:"distributed_url"`
-	Location string     `json:"location"`
-	Key      *key       `json:"key"`
-	Seq      *uint64    `json:"seq_num"`
-	Ops      list[kvOp] `json:"operations"`
+	Worker   int
+	IP       string
+	Port     int
+	PeerURL  string
+	Location string
+	Key      *key
+	Seq      *uint64
+	Ops      []kvOp
 
-	SyncID  string    `json:"sync_id"`
-	Total   int       `json:"total_keys"`
-	Batches int       `json:"batch_count"`
-	Batch   int       `json:"batch_id"`
-	Keys    list[key] `json:"keys"`
-	Actual  int       `json:"actual_total_keys"`
+	SyncID  string
+	Total   int
+	Batches int
+	Batch   int
+	Keys    []key
+	Actual  int
 
-	Hashes  list[key] `json:"hashes"`
-	EventID string    `json:"event_id"`
-	Tokens  tokens    `json:"tokens"`
+	Hashes  []key
+	EventID string
+	Tokens  []uint32
 }
 
 // kvOp is an admission or an eviction.
 type kvOp struct {
-	Op  string  `json:"op_type"`
-	Key *key    `json:"key"`
-	Seq *uint64 `json:"seq_num"`
+	Op  string
+	Key *key
+	Seq *uint64
 }
 
 // key is the hash of a chunk in a message: a Python int from 0.3.3 on, before that its
@@ -68,112 +65,23 @@ type kvOp struct {
 // is what kills LMCache's own controller.
 type key struct{ lmcache.Hash }
 
-// list is a list whose length is bounded while it is read.
-type list[T any] []T
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (l *list[T]) UnmarshalJSON(b []byte) error {
-	d := json.NewDecoder(bytes.NewReader(b))
-	switch begin, err := d.Token(); {
-	case err != nil:
-		return err
-	case begin == nil: // null is as if it were not there
-		return nil
-	case begin != json.Delim('['):
-		return fmt.Errorf("a list is %.40q", b)
-	}
-	for d.More() {
-		if len(*l) == maxList {
-			return fmt.Errorf("a list of more than %d", maxList)
-		}
-		var v T
-		if err := d.Decode(&v); err != nil {
-			return err
-		}
-		*l = append(*l, v)
-	}
-	return nil
-}
-
-// tokens is a list of tokens.
-type tokens []uint32
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (t *tokens) UnmarshalJSON(b []byte) error {
-	if n := bytes.Count(b, []byte{','}) + 1; n > maxTokens {
-		return fmt.Errorf("a list of %d tokens, the limit is %d", n, maxTokens)
-	}
-	return json.Unmarshal(b, (*[]uint32)(t))
-}
-
-// check holds what was JSON to the limits that MessagePack is read with.
-func (m *message) check() error {
-	for name, text := range map[string]string{
-		"type": m.Type, "instance_id": m.Instance, "ip": m.IP, "peer_init_url": m.PeerURL, "distributed_url": m.OldPeer,
-		"location": m.Location, "sync_id": m.SyncID, "event_id": m.EventID,
-	} {
-		if len(text) > maxText {
-			return fmt.Errorf("%q: a text of %d bytes, the limit is %d", name, len(text), maxText)
-		}
-	}
-	for name, v := range map[string]int{
-		"worker_id": m.Worker, "port": m.Port, "total_keys": m.Total, "batch_count": m.Batches, "batch_id": m.Batch, "actual_total_keys": m.Actual,
-	} {
-		if v > math.MaxInt32 || v < 0 && (name != "worker_id" || v < -1) {
-			return fmt.Errorf("%q: %d, it can be 0 to %d", name, v, math.MaxInt32)
-		}
-	}
-	return nil
-}
-
 // decode reads a frame: JSON when it begins with a brace, MessagePack else.
 func decode(frame []byte) (*message, error) {
 	m := &message{Worker: -1}
 	var err error
 	if len(frame) > 0 && frame[0] == '{' {
-		d := json.NewDecoder(bytes.NewReader(frame))
-		if err = d.Decode(m); err == nil && d.InputOffset() != int64(len(bytes.TrimRight(frame, " \t\r\n"))) {
-			err = errors.New("something stands behind it")
-		}
-		if err == nil {
-			err = m.check()
-		}
-	} else {
+		frame, err = jsonpack.Append(make([]byte, 0, len(frame)), frame)
+	}
+	if err == nil {
 		err = m.unpack(frame)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
-	if m.PeerURL == "" {
-		m.PeerURL = m.OldPeer
-	}
 	if m.Type == "" {
 		return nil, fmt.Errorf("%w: it has no type", errMalformed)
 	}
 	return m, nil
-}
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (k *key) UnmarshalJSON(b []byte) error {
-	if len(b) > 0 && b[0] == '"' {
-		var text string
-		if err := json.Unmarshal(b, &text); err != nil {
-			return err
-		}
-		return k.text(text)
-	}
-	v, ok := new(big.Int).SetString(string(b), 10)
-	switch {
-	case !ok || len(b) > 24:
-		return fmt.Errorf("the key %.40q is neither an int nor a text", b)
-	case v.IsUint64():
-		k.Hash = lmcache.UintHash(v.Uint64())
-	case v.IsInt64():
-		k.Hash = lmcache.IntHash(v.Int64())
-	default:
-		return fmt.Errorf("the key %v has more than 64 bits", v)
-	}
-	return nil
 }
 
 func (k *key) text(s string) error {
@@ -233,7 +141,7 @@ func (m *message) field(name string, b []byte) ([]byte, error) {
 	case "seq_num":
 		return readSeq(b, &m.Seq)
 	case "operations":
-		return readList(b, (*[]kvOp)(&m.Ops), maxList, (*kvOp).unpack)
+		return readList(b, &m.Ops, maxList, (*kvOp).unpack)
 	case "sync_id":
 		return readText(b, &m.SyncID)
 	case "total_keys":
@@ -243,15 +151,15 @@ func (m *message) field(name string, b []byte) ([]byte, error) {
 	case "batch_id":
 		return readInt(b, &m.Batch)
 	case "keys":
-		return readList(b, (*[]key)(&m.Keys), maxList, (*key).unpack)
+		return readList(b, &m.Keys, maxList, (*key).unpack)
 	case "actual_total_keys":
 		return readInt(b, &m.Actual)
 	case "hashes":
-		return readList(b, (*[]key)(&m.Hashes), maxList, (*key).unpack)
+		return readList(b, &m.Hashes, maxList, (*key).unpack)
 	case "event_id":
 		return readText(b, &m.EventID)
 	case "tokens":
-		return readList(b, (*[]uint32)(&m.Tokens), maxTokens, func(t *uint32, b []byte) (_ []byte, err error) {
+		return readList(b, &m.Tokens, maxTokens, func(t *uint32, b []byte) (_ []byte, err error) {
 			*t, b, err = msgp.ReadUint32Bytes(b)
 			return b, err
 		})

@@ -1,6 +1,9 @@
-package event
+// Package jsonpack turns JSON into MessagePack, so that who gets both needs one reader and not
+// two.
+package jsonpack
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -8,19 +11,21 @@ import (
 	"math"
 	"strconv"
 	"unicode/utf8"
+
+	"github.com/tinylib/msgp/msgp"
 )
 
 // ErrJSON is wrapped by the errors about text that is no JSON.
-var ErrJSON = errors.New("event: not JSON")
+var ErrJSON = errors.New("not JSON")
 
-// maxDepth is how deep a JSON text may go. The deepest event, TensorRT-LLM's in a
-// list of pushes, goes to 9.
-const maxDepth = 32
+// MaxDepth is how deep a JSON text may go. The deepest that is known, TensorRT-LLM's events
+// in a list of pushes, goes to 9.
+const MaxDepth = 32
 
-// appendPacked appends the MessagePack of a JSON text, so that there is one reader
-// of events and not two. Integers of 64 bits, signed or not, stay exact, others
-// become floats. The result is at most about five times the text.
-func appendPacked(dst, text []byte) ([]byte, error) {
+// Append appends the MessagePack of a JSON text to dst. Integers of 64 bits, signed or not,
+// stay exact, others become floats. The result is at most about five times the text. On an
+// error dst is returned as it was.
+func Append(dst, text []byte) ([]byte, error) {
 	p := packer{b: text, out: dst}
 	p.space()
 	if err := p.value(0); err != nil {
@@ -63,7 +68,7 @@ func (p *packer) peek() byte {
 }
 
 func (p *packer) value(depth int) error {
-	if depth > maxDepth {
+	if depth > MaxDepth {
 		return p.fail("deeper than 32 levels")
 	}
 	switch c := p.peek(); {
@@ -88,7 +93,7 @@ func (p *packer) value(depth int) error {
 }
 
 func (p *packer) word(w string, code byte) error {
-	if len(p.b)-p.i < len(w) || string(p.b[p.i:p.i+len(w)]) != w {
+	if !bytes.HasPrefix(p.b[p.i:], []byte(w)) {
 		return p.fail("no value")
 	}
 	p.i += len(w)
@@ -161,10 +166,10 @@ func (p *packer) number() error {
 	}
 	if c := p.peek(); c != '.' && c != 'e' && c != 'E' {
 		if negative := first > start; fits && !negative {
-			p.out = appendUint(p.out, v)
+			p.out = msgp.AppendUint64(p.out, v)
 			return nil
 		} else if fits && v <= 1<<63 {
-			p.out = appendInt(p.out, int64(-v))
+			p.out = msgp.AppendInt64(p.out, int64(-v))
 			return nil
 		}
 	}
@@ -187,8 +192,7 @@ func (p *packer) number() error {
 	if err != nil {
 		return p.fail("a number out of range")
 	}
-	p.out = append(p.out, 0xcb)
-	p.out = binary.BigEndian.AppendUint64(p.out, math.Float64bits(f))
+	p.out = msgp.AppendFloat64(p.out, f)
 	return nil
 }
 
@@ -211,7 +215,7 @@ func (p *packer) text() error {
 			s := p.b[start+1 : p.i]
 			p.i++
 			if plain && utf8.Valid(s) {
-				p.out = appendText(p.out, s)
+				p.out = msgp.AppendStringFromBytes(p.out, s)
 				return nil
 			}
 			var unescaped string
@@ -219,7 +223,7 @@ func (p *packer) text() error {
 				p.i = start
 				return p.fail("no string")
 			}
-			p.out = appendText(p.out, unescaped)
+			p.out = msgp.AppendString(p.out, unescaped)
 			return nil
 		case c == '\\':
 			plain = false
@@ -230,48 +234,4 @@ func (p *packer) text() error {
 			p.i++
 		}
 	}
-}
-
-func appendUint(b []byte, v uint64) []byte {
-	switch {
-	case v < 0x80:
-		return append(b, byte(v))
-	case v <= math.MaxUint8:
-		return append(b, 0xcc, byte(v))
-	case v <= math.MaxUint16:
-		return binary.BigEndian.AppendUint16(append(b, 0xcd), uint16(v))
-	case v <= math.MaxUint32:
-		return binary.BigEndian.AppendUint32(append(b, 0xce), uint32(v))
-	}
-	return binary.BigEndian.AppendUint64(append(b, 0xcf), v)
-}
-
-func appendInt(b []byte, v int64) []byte {
-	switch {
-	case v >= 0:
-		return appendUint(b, uint64(v))
-	case v >= -32:
-		return append(b, byte(v))
-	case v >= math.MinInt8:
-		return append(b, 0xd0, byte(v))
-	case v >= math.MinInt16:
-		return binary.BigEndian.AppendUint16(append(b, 0xd1), uint16(v))
-	case v >= math.MinInt32:
-		return binary.BigEndian.AppendUint32(append(b, 0xd2), uint32(v))
-	}
-	return binary.BigEndian.AppendUint64(append(b, 0xd3), uint64(v))
-}
-
-func appendText[T string | []byte](b []byte, s T) []byte {
-	switch n := len(s); {
-	case n < 32:
-		b = append(b, 0xa0|byte(n))
-	case n <= math.MaxUint8:
-		b = append(b, 0xd9, byte(n))
-	case n <= math.MaxUint16:
-		b = binary.BigEndian.AppendUint16(append(b, 0xda), uint16(n))
-	default:
-		b = binary.BigEndian.AppendUint32(append(b, 0xdb), uint32(n))
-	}
-	return append(b, s...)
 }
