@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
@@ -148,6 +149,7 @@ func (c *Config) validate() error {
 	if c.Router == nil || c.Index == nil {
 		return errors.New("gateway: Router and Index are required")
 	}
+	defaults.Funcs(&c.Observer)
 	if (c.Salt == nil) != (c.Scoped == nil) {
 		return errors.New("gateway: Salt and Scoped go together")
 	}

@@ -210,9 +210,7 @@ func (x *exchange) chooseNext(failed error) bool {
 	}
 	x.place.why += "; fallback"
 	x.cut = false
-	if told := x.g.c.Observer.Retried; told != nil {
-		told(was.Pod, failed)
-	}
+	x.g.c.Observer.Retried(was.Pod, failed)
 	return true
 }
 
@@ -259,10 +257,6 @@ func (x *exchange) finish() {
 	x.giveUp(context.Canceled)
 	x.release(x.delivered)
 	x.dropBody()
-	told := g.c.Observer.Served
-	if told == nil {
-		return
-	}
 	s := Served{
 		RequestID: x.id, Method: x.method, Path: x.path, Model: x.model, Status: x.status, Attempts: len(x.tried), Stream: x.isStream, Cut: x.cut,
 		Prompt: x.tokens, Predicted: x.predicted, Delivered: x.delivered, Routed: x.routed, Took: g.c.Now().Sub(x.began),
@@ -274,7 +268,7 @@ func (x *exchange) finish() {
 	if !x.first.IsZero() {
 		s.First = x.first.Sub(x.began)
 	}
-	told(&s)
+	g.c.Observer.Served(&s)
 }
 
 // look tells the router of the answers that have gone on, and renews leases.

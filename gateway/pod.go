@@ -128,9 +128,7 @@ func (ps *pods) eject(p *pod, why error) {
 	p.down.Store(true)
 	ps.downs.Add(1)
 	p.mu.Unlock()
-	if told := ps.observer.Ejected; told != nil {
-		told(p.name, why)
-	}
+	ps.observer.Ejected(p.name, why)
 }
 
 // probed notes what a probe of a pod's health has found, and reports whether what waits there
@@ -157,7 +155,7 @@ func (ps *pods) probed(p *pod, began time.Time, err error) (gone bool) {
 	admitted := down && !p.down.Load()
 	gone = p.misses >= probesAfter
 	p.mu.Unlock()
-	if admitted && ps.observer.Admitted != nil {
+	if admitted {
 		ps.observer.Admitted(p.name)
 	}
 	if gone {

@@ -203,7 +203,7 @@ func (r *reports) tell(ctx context.Context, one report) {
 	if unreachable {
 		r.owe(one)
 	}
-	if err != nil && r.failed != nil {
+	if err != nil {
 		r.failed(err)
 	}
 }

@@ -91,6 +91,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Index == nil {
 		return c, fmt.Errorf("%w: no Index", errConfig)
 	}
+	defaults.Funcs(&c.Observer)
 	err := cmp.Or(
 		defaults.Within("BlockSize", &c.BlockSize, store.DefaultBlockSize, 1, store.MaxBlockSize),
 		defaults.Within("QueueMessages", &c.QueueMessages, 4096, 1, 1<<20),

@@ -67,18 +67,14 @@ type podMedium struct{ pod, medium string }
 // the log. Blocks in further ones are counted all the same.
 const maxUnknownMedia = 1024
 
-// unknownMedium is what the Chunker of a rank calls; nil where it is not observed.
+// unknownMedium is what the Chunker of a rank calls.
 func (in *Ingester) unknownMedium(pod string, rank int) func(string, int) {
-	tell := in.config.Observer.UnknownMedium
-	if tell == nil {
-		return nil
-	}
 	return func(medium string, _ int) {
 		if in.media.Len() == maxUnknownMedia {
 			return
 		}
 		if told, _ := in.media.ContainsOrAdd(podMedium{pod, medium}, struct{}{}); !told {
-			tell(pod, rank, medium)
+			in.config.Observer.UnknownMedium(pod, rank, medium)
 		}
 	}
 }
@@ -274,9 +270,7 @@ type inlet struct{ r *reader }
 func (i inlet) Connected(peer string) {
 	i.r.count.connections.Add(1)
 	i.r.q.connected()
-	if f := i.r.in.config.Observer.Connected; f != nil {
-		f(i.r.s.Pod, i.r.s.Rank, peer)
-	}
+	i.r.in.config.Observer.Connected(i.r.s.Pod, i.r.s.Rank, peer)
 }
 
 func (i inlet) Message(m zmq.Message) {
@@ -292,7 +286,5 @@ func (i inlet) Malformed(err error) { i.r.undecodable(0, 1, err) }
 
 func (i inlet) Disconnected(err error) {
 	i.r.q.disconnected()
-	if f := i.r.in.config.Observer.Disconnected; f != nil {
-		f(i.r.s.Pod, i.r.s.Rank, err)
-	}
+	i.r.in.config.Observer.Disconnected(i.r.s.Pod, i.r.s.Rank, err)
 }

@@ -117,17 +117,13 @@ func (in *Ingester) Push(ctx context.Context, p Pushed) (PushResult, error) {
 
 // countEvents tells the observer of a rank's events that have been applied.
 func (in *Ingester) countEvents(p *Pushed, rank int) {
-	f := in.config.Observer.Events
-	if f == nil {
-		return
-	}
 	var kinds [event.NumKinds]int
 	for _, e := range p.eventsOf(rank) {
 		kinds[e.Kind]++
 	}
 	for k, n := range kinds {
 		if n > 0 {
-			f(p.Pod, rank, event.Kind(k), n)
+			in.config.Observer.Events(p.Pod, rank, event.Kind(k), n)
 		}
 	}
 }

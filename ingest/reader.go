@@ -215,9 +215,7 @@ func (r *reader) resume(ctx context.Context) error {
 	r.wrote, r.written = true, last{next - 1, mark}
 	r.f.known, r.f.next, r.f.mark = true, next, mark
 	r.count.generation(r.gen)
-	if f := r.in.config.Observer.TookOver; f != nil {
-		f(r.s.Pod, r.s.Rank, r.gen, next)
-	}
+	r.in.config.Observer.TookOver(r.s.Pod, r.s.Rank, r.gen, next)
 	return nil
 }
 
@@ -269,9 +267,7 @@ func backoff(n int) time.Duration {
 
 func (r *reader) failed(err error) {
 	r.count.failures.Add(1)
-	if f := r.in.config.Observer.Failed; f != nil {
-		f(r.s.Pod, r.s.Rank, err)
-	}
+	r.in.config.Observer.Failed(r.s.Pod, r.s.Rank, err)
 }
 
 // replayable implements actions.
@@ -283,9 +279,7 @@ func (r *reader) now() time.Time { return time.Now() }
 // doubt implements actions.
 func (r *reader) doubt(live, next uint64) {
 	r.count.doubts.Add(1)
-	if f := r.in.config.Observer.Doubted; f != nil {
-		f(r.s.Pod, r.s.Rank, live, next)
-	}
+	r.in.config.Observer.Doubted(r.s.Pod, r.s.Rank, live, next)
 }
 
 // replay implements actions. Room for an answer is reserved while it comes, and what it
@@ -334,9 +328,7 @@ func (r *reader) replay(ctx context.Context, from uint64, limit time.Duration, g
 		err = zmq.ErrCut // by ourselves: there may be more
 	}
 	r.count.replays.Add(1)
-	if f := c.Observer.Replayed; f != nil {
-		f(r.s.Pod, r.s.Rank, from, len(messages), err)
-	}
+	c.Observer.Replayed(r.s.Pod, r.s.Rank, from, len(messages), err)
 	return messages, 0, err
 }
 
@@ -351,9 +343,7 @@ func (r *reader) settle() {
 // gap implements actions.
 func (r *reader) gap(first, next uint64) {
 	r.count.gaps.Add(1)
-	if f := r.in.config.Observer.Gap; f != nil {
-		f(r.s.Pod, r.s.Rank, first, next)
-	}
+	r.in.config.Observer.Gap(r.s.Pod, r.s.Rank, first, next)
 }
 
 // pause implements actions.
@@ -403,22 +393,17 @@ func (r *reader) begin(ctx context.Context, reason Reason) error {
 	r.count.generations.Add(1)
 	r.count.begun[reason].Add(1)
 	r.ring.reset()
-	if f := r.in.config.Observer.Began; f != nil {
-		f(r.s.Pod, r.s.Rank, r.gen, reason)
-	}
+	r.in.config.Observer.Began(r.s.Pod, r.s.Rank, r.gen, reason)
 	return r.newChunker(true)
 }
 
 // accept implements actions.
 func (r *reader) accept(ctx context.Context, m zmq.Message, mark uint64) error {
-	o := &r.in.config.Observer
 	if !r.wrote && r.flying == nil && r.window.messages == 0 {
 		if m.Seq > 0 {
 			r.chunk.NoteUnseen()
 		}
-		if o.Started != nil {
-			o.Started(r.s.Pod, r.s.Rank, r.gen, m.Seq)
-		}
+		r.in.config.Observer.Started(r.s.Pod, r.s.Rank, r.gen, m.Seq)
 	}
 	r.ring.add(m)
 	r.count.accepted(m.Seq)
@@ -454,19 +439,16 @@ func (r *reader) accept(ctx context.Context, m zmq.Message, mark uint64) error {
 const maxNamed = 8
 
 func (r *reader) otherRank(named int) {
-	f := r.in.config.Observer.OtherRank
-	if f == nil || len(r.named) == maxNamed || slices.Contains(r.named, named) {
+	if len(r.named) == maxNamed || slices.Contains(r.named, named) {
 		return
 	}
 	r.named = append(r.named, named)
-	f(r.s.Pod, r.s.Rank, named)
+	r.in.config.Observer.OtherRank(r.s.Pod, r.s.Rank, named)
 }
 
 func (r *reader) undecodable(seq uint64, n int, err error) {
 	r.count.undecodable.Add(uint64(n))
-	if f := r.in.config.Observer.Undecodable; f != nil {
-		f(r.s.Pod, r.s.Rank, seq, n, err)
-	}
+	r.in.config.Observer.Undecodable(r.s.Pod, r.s.Rank, seq, n, err)
 }
 
 // skipError says in words why the first event of a message was left out.

@@ -197,9 +197,7 @@ func (s *stream) begin(ctx context.Context, rank int, st *pusher, reason Reason)
 	if st.chunk, err = s.in.chunker(s.p.Pod, rank, st, true); err != nil {
 		return err
 	}
-	if f := s.in.config.Observer.Began; f != nil {
-		f(s.p.Pod, rank, gen, reason)
-	}
+	s.in.config.Observer.Began(s.p.Pod, rank, gen, reason)
 	return nil
 }
 
@@ -253,9 +251,7 @@ func (s *stream) endFed(ctx context.Context, rank int, reason Reason) error {
 	if err != nil {
 		return err
 	}
-	if f := s.in.config.Observer.Began; f != nil {
-		f(s.p.Pod, rank, gen, reason)
-	}
+	s.in.config.Observer.Began(s.p.Pod, rank, gen, reason)
 	s.done[rank] = RankResult{Rank: rank, Began: reason}
 	return nil
 }

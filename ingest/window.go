@@ -92,16 +92,14 @@ func (r *reader) landed(ctx context.Context, err error) error {
 	r.count.applied(&w, r.chunk.Stats())
 	o := &r.in.config.Observer
 	for kind, n := range w.kinds {
-		if n > 0 && o.Events != nil {
+		if n > 0 {
 			o.Events(r.s.Pod, r.s.Rank, event.Kind(kind), n)
 		}
 	}
 	if w.time >= earliestEvent {
 		lag := max(0, time.Since(time.UnixMicro(int64(w.time*1e6))))
 		r.count.lag.Store(int64(lag))
-		if o.Lag != nil {
-			o.Lag(r.s.Pod, r.s.Rank, lag)
-		}
+		o.Lag(r.s.Pod, r.s.Rank, lag)
 	}
 	return nil
 }

@@ -104,6 +104,7 @@ func (c *Config) validate() error {
 	if c.Origin == nil {
 		return errors.New("tokenpool: config: Origin is missing")
 	}
+	defaults.Funcs(&c.Observer)
 	text := defaults.Within("MaxTextBytes", &c.MaxTextBytes, 1<<20, 1, MaxTextLimit) // before what follows from it
 	if c.Chat.Limits.OutputBytes == 0 {
 		c.Chat.Limits.OutputBytes = uint64(max(c.MaxTextBytes, 0))

@@ -101,8 +101,8 @@ func (p *Pool) prove(t *tokenizer, data []byte) {
 		})
 		fallthrough
 	default:
-		if o := p.cfg.Observer.Proven; o != nil && (err == nil || errors.Is(err, bpe.ErrUnsupported)) {
-			o(t.info.Name, err)
+		if err == nil || errors.Is(err, bpe.ErrUnsupported) {
+			p.cfg.Observer.Proven(t.info.Name, err)
 		}
 	}
 }
@@ -137,9 +137,7 @@ func (p *Pool) differ(t *tokenizer, err error) {
 	}
 	p.mu.Unlock()
 	p.sendOff(out, "differs")
-	if o := p.cfg.Observer.Differed; o != nil {
-		o(t.info.Name, err)
-	}
+	p.cfg.Observer.Differed(t.info.Name, err)
 }
 
 // spotCheck has the reference tokenize one in Config.CheckEvery texts as well, whole, and

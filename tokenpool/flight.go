@@ -383,9 +383,7 @@ func (p *Pool) fly(f *flight) {
 	if p.cfg.Store != nil && err == nil && (len(ids) > 0 || f.text == "") {
 		if err := p.cfg.Store.Put(f.tok.scope(f.key.special)+f.key.scope, f.text, ids, ends); err != nil {
 			p.n.refusedPuts.Add(1)
-			if o := p.cfg.Observer.StoreRefused; o != nil {
-				o(f.key.model, err)
-			}
+			p.cfg.Observer.StoreRefused(f.key.model, err)
 		}
 	}
 	p.mu.Lock()
@@ -393,17 +391,15 @@ func (p *Pool) fly(f *flight) {
 	p.recent[p.ended%recentFlights] = f.key.hash
 	p.ended++
 	p.mu.Unlock()
-	if o := p.cfg.Observer.Tokenized; o != nil {
-		o(TokenizedEvent{
-			Model:  f.key.model,
-			Bytes:  len(f.text),
-			Tokens: len(ids),
-			Fresh:  fresh,
-			Queued: start.Sub(f.created),
-			Took:   took,
-			Err:    err,
-		})
-	}
+	p.cfg.Observer.Tokenized(TokenizedEvent{
+		Model:  f.key.model,
+		Bytes:  len(f.text),
+		Tokens: len(ids),
+		Fresh:  fresh,
+		Queued: start.Sub(f.created),
+		Took:   took,
+		Err:    err,
+	})
 	if err == nil {
 		p.spotCheck(f, ids, ends)
 	}

@@ -187,11 +187,9 @@ func (p *Pool) runLoad(l *load) {
 		}
 	}
 	p.mu.Unlock()
-	if o := p.cfg.Observer.Loaded; o != nil {
-		o(info, err)
-	}
-	if o := p.cfg.Observer.Proven; o != nil && err == nil && t.late != nil {
-		o(info.Name, nil)
+	p.cfg.Observer.Loaded(info, err)
+	if err == nil && t.late != nil {
+		p.cfg.Observer.Proven(info.Name, nil)
 	}
 	p.sendOff(out, "room")
 	for _, f := range waiting {
@@ -410,9 +408,7 @@ func (p *Pool) sendOff(out []dropped, reason string) {
 			p.closeTokenizer(d.t)
 		}
 		p.n.dropped.Add(1)
-		if o := p.cfg.Observer.Dropped; o != nil {
-			o(d.info, reason)
-		}
+		p.cfg.Observer.Dropped(d.info, reason)
 	}
 }
 

@@ -89,9 +89,7 @@ func (p *Pool) keepProof(t *tokenizer, proof *proofs.Proof) {
 		return
 	}
 	if err := p.kept.Save(*t.key, proof); err != nil {
-		if o := p.cfg.Observer.ProofNotKept; o != nil {
-			o(t.info.Name, err)
-		}
+		p.cfg.Observer.ProofNotKept(t.info.Name, err)
 	}
 }
 
@@ -121,7 +119,5 @@ func (p *Pool) loadReference(t *tokenizer) {
 	p.kept.Remove(*t.key)
 	p.n.loadErrors.Add(1)
 	p.sendOff(out, "reference")
-	if o := p.cfg.Observer.Loaded; o != nil {
-		o(Model{Name: t.info.Name}, tokenfile.OfModel(t.info.Name, err))
-	}
+	p.cfg.Observer.Loaded(Model{Name: t.info.Name}, tokenfile.OfModel(t.info.Name, err))
 }

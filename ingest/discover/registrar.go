@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -86,6 +87,7 @@ func New(c Config) (*Registrar, error) {
 	if c.Index == nil {
 		return nil, fmt.Errorf("%w: no Index", errConfig)
 	}
+	defaults.Funcs(&c.Observer)
 	c.Lease = cmp.Or(c.Lease, 30*time.Second)
 	c.MaxPods = cmp.Or(c.MaxPods, 10_000)
 	c.Parallel = cmp.Or(c.Parallel, 8)
@@ -176,9 +178,7 @@ func (r *Registrar) report(source int, pods []Found) {
 }
 
 func (r *Registrar) failed(err error) {
-	if told := r.config.Observer.Failed; told != nil {
-		told(err)
-	}
+	r.config.Observer.Failed(err)
 }
 
 // pass registers all that is found and retires what has ended.
@@ -308,7 +308,7 @@ func (r *Registrar) retire(ctx context.Context, name string) {
 		r.failed(fmt.Errorf("discover: retiring %s: %w", name, err)) // its lease ends it
 		return
 	}
-	if known && r.config.Observer.Retired != nil {
+	if known {
 		r.config.Observer.Retired(name)
 	}
 }
@@ -354,7 +354,7 @@ func (r *Registrar) register(ctx context.Context, f Found, ends bool, reg *store
 	r.mu.Lock()
 	r.pods[name] = p
 	r.mu.Unlock()
-	if created && r.config.Observer.Registered != nil {
+	if created {
 		r.config.Observer.Registered(p.reg)
 	}
 	return nil

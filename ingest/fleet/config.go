@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest"
+	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -70,6 +71,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Index == nil || c.Leases == nil || c.Read == nil {
 		return c, fmt.Errorf("%w: Index, Leases and Read are needed", errConfig)
 	}
+	defaults.Funcs(&c.Observer)
 	if c.Name == "" {
 		host, err := os.Hostname()
 		if err != nil || host == "" {

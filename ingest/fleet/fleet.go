@@ -174,7 +174,7 @@ func (f *Fleet) look(ctx context.Context) (ok bool) {
 		list, err := f.config.Wiring.Sources(p)
 		if err != nil {
 			text := fmt.Sprint(p.Events, " ", p.Replay, " ", p.Ranks, " ", p.Address)
-			if f.telling[p.Name] != text && f.config.Observer.Unreadable != nil {
+			if f.telling[p.Name] != text {
 				f.config.Observer.Unreadable(p.Name, err)
 			}
 			telling[p.Name] = text
@@ -192,8 +192,8 @@ func (f *Fleet) look(ctx context.Context) (ok bool) {
 }
 
 func (f *Fleet) fail(ctx context.Context, err error) {
-	if told := f.config.Observer.Failed; told != nil && !errors.Is(context.Cause(ctx), context.Canceled) {
-		told(err)
+	if !errors.Is(context.Cause(ctx), context.Canceled) {
+		f.config.Observer.Failed(err)
 	}
 }
 
@@ -274,17 +274,13 @@ func (f *Fleet) call(ctx context.Context, p *plan) (ok bool) {
 	if v.Lapsed && !f.lastCall.IsZero() {
 		// The others may be just coming back too.
 		f.patient = time.Now().Add(f.config.TTL + f.config.Beat)
-		if told := f.config.Observer.Lapsed; told != nil {
-			told(silent)
-		}
+		f.config.Observer.Lapsed(silent)
 	}
 	f.lastCall = time.Now()
 	f.version = v.Version
 	if !slices.Equal(v.Readers, f.readers) {
 		f.readers = v.Readers
-		if told := f.config.Observer.Readers; told != nil {
-			told(slices.Clone(v.Readers))
-		}
+		f.config.Observer.Readers(slices.Clone(v.Readers))
 	}
 	if v.Leases != nil {
 		f.take(v.Leases, c.Acquire)
@@ -337,9 +333,7 @@ func (f *Fleet) start(r store.RankRef, s ingest.Source, fence uint64, took strin
 	ctx, cancel := context.WithCancel(context.Background()) // its life ends with reap or end
 	g := &reading{source: s, fence: fence, cancel: cancel, done: make(chan struct{}), begun: time.Now()}
 	f.readings[r] = g
-	if told := f.config.Observer.Started; told != nil {
-		told(s, fence, took)
-	}
+	f.config.Observer.Started(s, fence, took)
 	go func() {
 		g.err = f.config.Read(ctx, s, fence)
 		if errors.Is(g.err, context.Canceled) && ctx.Err() != nil {
@@ -413,9 +407,7 @@ func (f *Fleet) reap() {
 		}
 		delete(f.readings, r)
 		g.cancel()
-		if told := f.config.Observer.Stopped; told != nil {
-			told(g.source, g.fence, g.err)
-		}
+		f.config.Observer.Stopped(g.source, g.fence, g.err)
 		switch {
 		case errors.Is(g.err, ingest.ErrClosed):
 			f.closed = true

@@ -1,9 +1,12 @@
-// Package defaults gives the numbers of configurations their defaults, and holds them to their
+// Package defaults gives fields of configurations their defaults, and holds numbers to their
 // limits. What it refuses is an error that names the field, its value and what it can be; the
 // caller wraps it.
 package defaults
 
-import "fmt"
+import (
+	"fmt"
+	"reflect"
+)
 
 // Number is what a field can be: a count, a size in bytes, a time.
 type Number interface{ ~int | ~int64 }
@@ -28,4 +31,14 @@ func AtLeast[T Number](name string, field *T, value, low T) error {
 		return fmt.Errorf("%s is %v, the least is %v", name, *field, low)
 	}
 	return nil
+}
+
+// Funcs sets each nil func of a struct, such as an Observer, to one that does nothing. The
+// funcs have no results.
+func Funcs[T any](of *T) {
+	for _, f := range reflect.ValueOf(of).Elem().Fields() {
+		if f.Kind() == reflect.Func && f.IsNil() {
+			f.Set(reflect.MakeFunc(f.Type(), func([]reflect.Value) []reflect.Value { return nil }))
+		}
+	}
 }

@@ -32,3 +32,17 @@ func TestAtLeast(t *testing.T) {
 		t.Errorf("%v, and none is %d", err, none)
 	}
 }
+
+func TestFuncs(t *testing.T) {
+	var told int
+	o := struct {
+		Name string
+		A    func(n int)
+		B    func(name string, err error)
+	}{A: func(n int) { told = n }}
+	Funcs(&o)
+	o.B("x", nil)
+	if o.A(7); told != 7 {
+		t.Errorf("what was set is called with %d", told)
+	}
+}

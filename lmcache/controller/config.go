@@ -106,6 +106,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Heartbeat != "" && c.Reply == "" {
 		return c, fmt.Errorf("%w: a socket for heartbeats without one for replies, which tells its address", ErrConfig)
 	}
+	defaults.Funcs(&c.Observer)
 	err := cmp.Or(
 		defaults.Within("Lease", &c.Lease, 30*time.Second, 100*time.Millisecond, store.MaxLease),
 		defaults.Within("SyncWait", &c.SyncWait, 2*time.Minute, 10*time.Millisecond, 24*time.Hour),

@@ -128,17 +128,13 @@ func (c *Controller) Close() error {
 
 func (c *Controller) malformed(addr string, err error) {
 	c.count.malformed.Add(1)
-	if told := c.config.Observer.Malformed; told != nil {
-		told(addr, err)
-	}
+	c.config.Observer.Malformed(addr, err)
 }
 
 // refused counts a message that asks for what cannot be.
 func (c *Controller) refused(addr string, err error) {
 	c.count.refused.Add(1)
-	if told := c.config.Observer.Malformed; told != nil {
-		told(addr, err)
-	}
+	c.config.Observer.Malformed(addr, err)
 }
 
 // remove ends a worker.
@@ -151,9 +147,7 @@ func (c *Controller) remove(w *worker, silent bool) {
 	if silent {
 		c.count.lapsed.Add(1)
 	}
-	if told := c.config.Observer.Gone; told != nil {
-		told(w.id, silent)
-	}
+	c.config.Observer.Gone(w.id, silent)
 }
 
 // workersOf is how many workers the instance of a worker at a host has, as far as is known.

@@ -61,9 +61,7 @@ func (w *worker) apply(ctx context.Context, it *item) {
 func (w *worker) suspect(at int, why string) {
 	l := &locations[at]
 	w.c.count.gaps.Add(1)
-	if told := w.c.config.Observer.Lost; told != nil {
-		told(w.id, l.name, why)
-	}
+	w.c.config.Observer.Lost(w.id, l.name, why)
 	w.mu.Lock()
 	canSync := l.synced && w.beats
 	w.mu.Unlock()

@@ -53,9 +53,7 @@ func (w *worker) failed(ctx context.Context, err error, try int) bool {
 		return false
 	}
 	w.c.count.failures.Add(1)
-	if told := w.c.config.Observer.Failed; told != nil {
-		told(w.id, err)
-	}
+	w.c.config.Observer.Failed(w.id, err)
 	if errors.Is(err, store.ErrInvalid) || errors.Is(err, store.ErrClosed) {
 		return false
 	}
@@ -69,8 +67,8 @@ func (w *worker) setUnmapped(err error) {
 	tell := w.told != why
 	w.told = why
 	w.mu.Unlock()
-	if told := w.c.config.Observer.Unmapped; tell && told != nil {
-		told(w.id, err)
+	if tell {
+		w.c.config.Observer.Unmapped(w.id, err)
 	}
 }
 
@@ -134,9 +132,7 @@ func (w *worker) tryOpen(ctx context.Context) error {
 	if took {
 		c.count.tookOver.Add(1)
 	}
-	if told := c.config.Observer.Began; told != nil {
-		told(w.id, target, took)
-	}
+	c.config.Observer.Began(w.id, target, took)
 	c.nudge(w.id)
 	return nil
 }
@@ -163,9 +159,7 @@ func (w *worker) lostLife(err error) {
 	if errors.Is(err, store.ErrFenced) {
 		w.c.count.fenced.Add(1)
 	}
-	if told := w.c.config.Observer.Lost; told != nil {
-		told(w.id, "", err.Error())
-	}
+	w.c.config.Observer.Lost(w.id, "", err.Error())
 	w.wantSync("controller_restart")
 }
 
@@ -191,16 +185,12 @@ func (w *worker) renew(ctx context.Context) {
 	case err != nil:
 		if ctx.Err() == nil {
 			c.count.failures.Add(1)
-			if told := c.config.Observer.Failed; told != nil {
-				told(w.id, err)
-			}
+			c.config.Observer.Failed(w.id, err)
 		}
 		return
 	case created:
 		w.forget()
-		if told := c.config.Observer.Lost; told != nil {
-			told(w.id, "", "its lease had run out")
-		}
+		c.config.Observer.Lost(w.id, "", "its lease had run out")
 		w.open(ctx)
 		return
 	}

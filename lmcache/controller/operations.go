@@ -68,8 +68,8 @@ func (c *Controller) operations(w *worker, m *message, ops []kvOp) error {
 			c.told[m.Location] = true
 		}
 		c.mu.Unlock()
-		if told := c.config.Observer.Location; tell && told != nil {
-			told(m.Location)
+		if tell {
+			c.config.Observer.Location(m.Location)
 		}
 		return nil
 	}

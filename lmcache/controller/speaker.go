@@ -65,8 +65,8 @@ func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
 		}
 	}
 	c.mu.Unlock()
-	if told := c.config.Observer.Shared; len(rivals) > 0 && told != nil {
-		told(id, rivals)
+	if len(rivals) > 0 {
+		c.config.Observer.Shared(id, rivals)
 	}
 	for _, g := range gone {
 		c.remove(g, true)
@@ -74,8 +74,8 @@ func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
 	if errors.Is(err, errStale) {
 		c.count.stale.Add(1)
 	}
-	if told := c.config.Observer.Stale; by != "" && told != nil {
-		told(id, p.Addr(), by)
+	if by != "" {
+		c.config.Observer.Stale(id, p.Addr(), by)
 	}
 	return w, err
 }

@@ -215,7 +215,5 @@ func (w *worker) finishSync(ctx context.Context, it *item) {
 		}
 	}
 	w.mu.Unlock()
-	if told := w.c.config.Observer.Synced; told != nil {
-		told(w.id, s.location, len(s.keys), time.Since(s.begun))
-	}
+	w.c.config.Observer.Synced(w.id, s.location, len(s.keys), time.Since(s.begun))
 }

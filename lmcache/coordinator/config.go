@@ -85,6 +85,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Index == nil {
 		return c, fmt.Errorf("%w: an Index is needed", ErrConfig)
 	}
+	defaults.Funcs(&c.Observer)
 	err := cmp.Or(
 		defaults.Within("Lease", &c.Lease, 30*time.Second, 100*time.Millisecond, store.MaxLease),
 		defaults.Within("Timeout", &c.Timeout, 1500*time.Millisecond, time.Millisecond, time.Hour),

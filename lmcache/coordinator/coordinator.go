@@ -219,18 +219,14 @@ func (c *Coordinator) refuse(w http.ResponseWriter, r *http.Request, status int,
 		err = errors.New(clip(why, 512))
 	}
 	c.count.refused.Add(1)
-	if told := c.config.Observer.Refused; told != nil {
-		told(r.RemoteAddr, err)
-	}
+	c.config.Observer.Refused(r.RemoteAddr, err)
 	fail(w, status, err.Error())
 }
 
 // unavailable answers that the index does not take something, and why.
 func (c *Coordinator) unavailable(w http.ResponseWriter, instance string, err error) {
 	c.count.failures.Add(1)
-	if told := c.config.Observer.Failed; told != nil {
-		told(instance, err)
-	}
+	c.config.Observer.Failed(instance, err)
 	switch {
 	case errors.Is(err, store.ErrFull):
 		fail(w, http.StatusInsufficientStorage, "the index has no room for another registration: "+err.Error())

@@ -132,9 +132,7 @@ func (in *instance) write(ctx context.Context, list []batch) (s summary, err err
 				suspect = fmt.Sprintf("the first batch of a new incarnation is number %d", b.Seq)
 			}
 			next = cursor{b.Incarnation + 1, 0}
-			if told := c.config.Observer.Began; told != nil {
-				told(in.id, b.Incarnation)
-			}
+			c.config.Observer.Began(in.id, b.Incarnation)
 		case b.Seq <= next.seq:
 			s.Duplicates++
 			continue
@@ -143,9 +141,7 @@ func (in *instance) write(ctx context.Context, list []batch) (s summary, err err
 		}
 		if suspect != "" {
 			count.gaps++
-			if told := c.config.Observer.Lost; told != nil {
-				told(in.id, suspect)
-			}
+			c.config.Observer.Lost(in.id, suspect)
 			// All of it ends, with what came before in this body.
 			clears = map[store.Tier]bool{store.AllTiers: true}
 			clear(changes)
@@ -261,8 +257,6 @@ func (in *instance) collect(b *batch, targets []filing.Target, changes map[worke
 func (in *instance) unmapped(err error) {
 	if why := err.Error(); why != in.told {
 		in.told = why
-		if told := in.c.config.Observer.Unmapped; told != nil {
-			told(in.id, err)
-		}
+		in.c.config.Observer.Unmapped(in.id, err)
 	}
 }

@@ -24,8 +24,8 @@ func (in *instance) join(id workerID, shared, registered bool) *filing.Worker {
 		return nil
 	}
 	if !in.c.room(in, registered) {
-		if told := in.c.config.Observer.Unmapped; !in.full && told != nil {
-			told(in.id, fmt.Errorf("coordinator: there is no room for another worker of LMCache beside %d (2/5 of index-max-pods)", in.c.config.MaxRegistrations))
+		if !in.full {
+			in.c.config.Observer.Unmapped(in.id, fmt.Errorf("coordinator: there is no room for another worker of LMCache beside %d (2/5 of index-max-pods)", in.c.config.MaxRegistrations))
 		}
 		in.full = true
 		return nil

@@ -62,8 +62,8 @@ func (in *instance) tellShared(one, other string) {
 	tell := in.toldRival != pair
 	in.toldRival = pair
 	in.memberMu.Unlock()
-	if told := in.c.config.Observer.Shared; tell && told != nil {
-		told(in.id, []string{one, other})
+	if tell {
+		in.c.config.Observer.Shared(in.id, []string{one, other})
 	}
 }
 

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -65,12 +67,8 @@ type Keeper struct {
 
 // NewKeeper returns a Keeper; Restore is to be called next.
 func NewKeeper(cfg KeeperConfig) (*Keeper, error) {
-	if cfg.Changes == 0 {
-		cfg.Changes = 10_000
-	}
-	if cfg.Interval == 0 {
-		cfg.Interval = time.Minute
-	}
+	defaults.Funcs(&cfg.Observer)
+	cfg.Changes, cfg.Interval = cmp.Or(cfg.Changes, 10_000), cmp.Or(cfg.Interval, time.Minute)
 	switch {
 	case cfg.Index == nil || cfg.File == "":
 		return nil, errors.New("snapshot: KeeperConfig.Index and File are required")
@@ -112,9 +110,7 @@ func (k *Keeper) Restore(ctx context.Context) error {
 		}
 		aside = fmt.Errorf("%s cannot be restored and is %s now: %w", k.cfg.File, away, aside)
 	}
-	if told := k.cfg.Observer.Restored; told != nil {
-		told(report, time.Since(began), errors.Join(aside, err))
-	}
+	k.cfg.Observer.Restored(report, time.Since(began), errors.Join(aside, err))
 	if err != nil {
 		return err
 	}
@@ -212,8 +208,8 @@ func (k *Keeper) save(ctx context.Context) error {
 	if err != nil {
 		k.changes.Add(changes)
 	}
-	if told := k.cfg.Observer.Saved; told != nil && !errors.Is(err, context.Canceled) { // Close tries again
-		told(s, time.Since(began), err)
+	if !errors.Is(err, context.Canceled) { // Close tries again
+		k.cfg.Observer.Saved(s, time.Since(began), err)
 	}
 	return err
 }
