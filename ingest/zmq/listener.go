@@ -89,14 +89,8 @@ func (c ListenerConfig) withDefaults() (ListenerConfig, error) {
 // Listener is a bound PULL or ROUTER socket. It keeps no queue: what is not handled yet
 // stays with the peers.
 type Listener struct {
-	config   ListenerConfig
-	listener net.Listener
-	end      context.CancelFunc
-	wg       sync.WaitGroup
-
-	mu    sync.Mutex // protects conns, done
-	conns map[net.Conn]struct{}
-	done  bool
+	config ListenerConfig
+	peers  acceptor
 }
 
 // Peer is one connection to a Listener. It is safe for concurrent use.
@@ -154,87 +148,22 @@ func Listen(ctx context.Context, c ListenerConfig) (*Listener, error) {
 	if free && to.network == "tcp" {
 		to.address = strings.TrimSuffix(to.address, "1") + "0"
 	}
-	l := &Listener{config: c, conns: map[net.Conn]struct{}{}}
-	if l.listener, err = (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, to.network, to.address); err != nil {
-		return nil, fmt.Errorf("zmq: %w", err)
+	l := &Listener{config: c}
+	l.peers = acceptor{filter: c.Filter, room: c.Peers, refused: l.refuse, serve: l.serve}
+	if err := l.peers.listen(ctx, to); err != nil {
+		return nil, err
 	}
-	inner, end := context.WithCancel(context.WithoutCancel(ctx))
-	l.end = end
-	l.wg.Go(func() { l.accept(inner) })
 	return l, nil
 }
 
 // Addr is what the socket is bound to.
-func (l *Listener) Addr() net.Addr { return l.listener.Addr() }
+func (l *Listener) Addr() net.Addr { return l.peers.listener.Addr() }
 
 // Peers returns how many connections there are, those in their handshakes included.
-func (l *Listener) Peers() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.conns)
-}
+func (l *Listener) Peers() int { return l.peers.count() }
 
 // Close ends all connections and waits for what handles their messages.
-func (l *Listener) Close() error {
-	l.end()
-	err := l.listener.Close()
-	l.mu.Lock()
-	l.done = true
-	for nc := range l.conns {
-		_ = nc.Close()
-	}
-	l.mu.Unlock()
-	l.wg.Wait()
-	if errors.Is(err, net.ErrClosed) {
-		return nil
-	}
-	return err
-}
-
-func (l *Listener) accept(ctx context.Context) {
-	for {
-		nc, err := l.listener.Accept()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			// Out of file descriptors or the like: it passes.
-			sleep(ctx, 100*time.Millisecond)
-			continue
-		}
-		if err := admit(l.config.Filter, nc); err != nil {
-			l.refuse(nc, err)
-			_ = nc.Close()
-			continue
-		}
-		if !l.enter(nc) {
-			l.refuse(nc, ErrPeers)
-			_ = nc.Close()
-			continue
-		}
-		l.wg.Go(func() {
-			defer l.leave(nc)
-			l.serve(ctx, nc)
-		})
-	}
-}
-
-func (l *Listener) enter(nc net.Conn) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.done || len(l.conns) >= l.config.Peers {
-		return false
-	}
-	l.conns[nc] = struct{}{}
-	return true
-}
-
-func (l *Listener) leave(nc net.Conn) {
-	_ = nc.Close()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.conns, nc)
-}
+func (l *Listener) Close() error { return l.peers.close() }
 
 func (l *Listener) refuse(nc net.Conn, err error) {
 	if l.config.Refused != nil {
@@ -243,7 +172,7 @@ func (l *Listener) refuse(nc net.Conn, err error) {
 }
 
 // serve handles the messages of a connection until it ends.
-func (l *Listener) serve(ctx context.Context, nc net.Conn) {
+func (l *Listener) serve(ctx context.Context, nc net.Conn) (kept bool) {
 	within, cancel := context.WithTimeout(ctx, l.config.ConnectTimeout)
 	c, err := shake(within, nc, string(l.config.Kind), kindPeers[l.config.Kind], nil, l.config.MaxMessage)
 	cancel()
@@ -251,7 +180,7 @@ func (l *Listener) serve(ctx context.Context, nc net.Conn) {
 		if errors.Is(err, ErrProtocol) {
 			l.refuse(nc, err)
 		}
-		return
+		return false
 	}
 	c.frames = l.config.MaxFrames
 	p := &Peer{conn: c, kind: l.config.Kind}
@@ -270,10 +199,11 @@ func (l *Listener) serve(ctx context.Context, nc net.Conn) {
 			if errors.Is(err, ErrProtocol) {
 				l.refuse(nc, err)
 			}
-			return
+			return false
 		}
 		c.handling.Store(true)
 		l.config.Handle(p, frames)
 		c.handling.Store(false)
 	}
+	return false
 }

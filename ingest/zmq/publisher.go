@@ -54,14 +54,12 @@ func (c PublisherConfig) withDefaults() (PublisherConfig, error) {
 // for players of records, simulated engines and tests. Its methods are safe for
 // concurrent use.
 type Publisher struct {
-	config    PublisherConfig
-	end       context.CancelFunc
-	wg        sync.WaitGroup
-	listeners []net.Listener
+	config  PublisherConfig
+	wg      sync.WaitGroup
+	sockets []*acceptor
 
 	mu    sync.Mutex // protects all below
 	subs  map[*subscription]struct{}
-	conns map[net.Conn]struct{}
 	kept  []Message
 	bytes int64
 	lost  uint64
@@ -83,13 +81,12 @@ func NewPublisher(c PublisherConfig) (*Publisher, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, end := context.WithCancel(context.Background())
-	p := &Publisher{config: c, end: end, subs: map[*subscription]struct{}{}, conns: map[net.Conn]struct{}{}}
-	if err := p.bind(ctx, c.Endpoint, "PUB", []string{"SUB", "XSUB"}, p.subscriber); err != nil {
+	p := &Publisher{config: c, subs: map[*subscription]struct{}{}}
+	if err := p.bind(c.Endpoint, "PUB", []string{"SUB", "XSUB"}, p.subscriber); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	if c.Replay != "" {
-		if err := p.bind(ctx, c.Replay, "ROUTER", []string{"DEALER", "REQ"}, p.replay); err != nil {
+		if err := p.bind(c.Replay, "ROUTER", []string{"DEALER", "REQ"}, p.replay); err != nil {
 			return nil, errors.Join(err, p.Close())
 		}
 	}
@@ -97,59 +94,22 @@ func NewPublisher(c PublisherConfig) (*Publisher, error) {
 }
 
 // bind listens and gives each connection that has shaken hands to serve.
-func (p *Publisher) bind(ctx context.Context, endpoint, socket string, peers []string, serve func(context.Context, *conn)) error {
+func (p *Publisher) bind(endpoint, socket string, peers []string, serve func(context.Context, *conn)) error {
 	to, err := parseEndpoint(endpoint, true)
 	if err != nil {
 		return err
 	}
-	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, to.network, to.address)
-	if err != nil {
-		return fmt.Errorf("zmq: %w", err)
-	}
-	p.listeners = append(p.listeners, l)
-	room := make(chan struct{}, p.config.Peers)
-	p.wg.Go(func() {
-		for {
-			nc, err := l.Accept()
-			if err != nil {
-				if errors.Is(err, net.ErrClosed) {
-					return
-				}
-				sleep(ctx, 100*time.Millisecond)
-				continue
-			}
-			select {
-			case room <- struct{}{}:
-			default:
-				_ = nc.Close()
-				continue
-			}
-			p.wg.Go(func() {
-				defer func() { <-room }()
-				p.connection(ctx, nc, socket, peers, serve)
-			})
+	a := &acceptor{room: p.config.Peers, serve: func(ctx context.Context, nc net.Conn) (kept bool) {
+		within, cancel := context.WithTimeout(ctx, 5*time.Second)
+		c, err := shake(within, nc, socket, peers, nil, maxHandshake)
+		cancel()
+		if err == nil && ctx.Err() == nil {
+			serve(ctx, c)
 		}
-	})
-	return nil
-}
-
-// connection serves one connection to its end.
-func (p *Publisher) connection(ctx context.Context, nc net.Conn, socket string, peers []string, serve func(context.Context, *conn)) {
-	p.mu.Lock()
-	p.conns[nc] = struct{}{}
-	p.mu.Unlock()
-	defer func() {
-		p.mu.Lock()
-		delete(p.conns, nc)
-		p.mu.Unlock()
-		_ = nc.Close()
-	}()
-	within, cancel := context.WithTimeout(ctx, 5*time.Second)
-	c, err := shake(within, nc, socket, peers, nil, maxHandshake)
-	cancel()
-	if err == nil && ctx.Err() == nil {
-		serve(ctx, c)
-	}
+		return false
+	}}
+	p.sockets = append(p.sockets, a)
+	return a.listen(context.Background(), to)
 }
 
 // subscriber serves one subscriber.
@@ -384,15 +344,9 @@ func (p *Publisher) answer(c *conn, m Message) error {
 // Close closes the sockets and waits for all that serves them. What waits in queues
 // is lost.
 func (p *Publisher) Close() error {
-	p.end()
-	for _, l := range p.listeners {
-		_ = l.Close()
+	for _, a := range p.sockets {
+		_ = a.close()
 	}
-	p.mu.Lock()
-	for nc := range p.conns {
-		_ = nc.Close()
-	}
-	p.mu.Unlock()
 	p.wg.Wait()
 	return nil
 }

@@ -60,7 +60,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	next, stop := s.dial, func() {}
 	if s.config.Bind {
 		b := &binder{Subscriber: s, ready: make(chan *conn)}
-		next, stop = b.accept, b.stop
+		next, stop = b.accept, func() { _ = b.peers.close() }
 	}
 	defer stop()
 	pause := s.config.MinBackoff
@@ -203,24 +203,17 @@ func malformed(frames [][]byte) error {
 // hands in a goroutine of its own.
 type binder struct {
 	*Subscriber
-	ready    chan *conn
-	listener net.Listener
-	cancel   context.CancelFunc
-	wg       sync.WaitGroup
+	ready chan *conn
+	peers acceptor
 }
 
 // accept waits for the next connection that has shaken hands.
 func (b *binder) accept(ctx context.Context) (*conn, error) {
-	if b.listener == nil {
-		lc := net.ListenConfig{KeepAliveConfig: keepAlive}
-		l, err := lc.Listen(ctx, b.to.network, b.to.address)
-		if err != nil {
-			return nil, fmt.Errorf("zmq: %w", err)
+	if b.peers.listener == nil {
+		b.peers = acceptor{filter: b.config.Filter, room: maxShaking, serve: b.shake}
+		if err := b.peers.listen(ctx, b.to); err != nil {
+			return nil, err
 		}
-		b.listener = l
-		inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		b.cancel = cancel
-		b.wg.Go(func() { b.listen(inner) })
 	}
 	select {
 	case c := <-b.ready:
@@ -230,49 +223,18 @@ func (b *binder) accept(ctx context.Context) (*conn, error) {
 	}
 }
 
-func (b *binder) listen(ctx context.Context) {
-	shaking := make(chan struct{}, maxShaking)
-	for {
-		nc, err := b.listener.Accept()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			// Out of file descriptors or the like: it passes.
-			sleep(ctx, 100*time.Millisecond)
-			continue
-		}
-		if admit(b.config.Filter, nc) != nil {
-			_ = nc.Close()
-			continue
-		}
-		select {
-		case shaking <- struct{}{}:
-		default:
-			_ = nc.Close()
-			continue
-		}
-		b.wg.Go(func() {
-			defer func() { <-shaking }()
-			within, cancel := context.WithTimeout(ctx, b.config.ConnectTimeout)
-			defer cancel()
-			c, err := shake(within, nc, "SUB", publishers, nil, b.config.MaxMessage)
-			if err != nil {
-				return
-			}
-			select {
-			case b.ready <- c:
-			case <-ctx.Done():
-				_ = c.net.Close()
-			}
-		})
+// shake makes the handshake on a connection, and keeps it for accept.
+func (b *binder) shake(ctx context.Context, nc net.Conn) (kept bool) {
+	within, cancel := context.WithTimeout(ctx, b.config.ConnectTimeout)
+	defer cancel()
+	c, err := shake(within, nc, "SUB", publishers, nil, b.config.MaxMessage)
+	if err != nil {
+		return false
 	}
-}
-
-func (b *binder) stop() {
-	if b.listener != nil {
-		b.cancel()
-		_ = b.listener.Close()
-		b.wg.Wait()
+	select {
+	case b.ready <- c:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
